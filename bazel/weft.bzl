@@ -1,0 +1,128 @@
+"""Build rules of Weft: cc_* with the house's flags, and op() for a folder of kernels."""
+
+# No -march: CPU kernels choose their instruction set at run time. No contraction: a*b+c rounds twice
+# unless the source asks for fma, so that every instruction set and compiler gives the same bits.
+_COPTS = [
+    "-std=c++20",
+    "-fopenmp",
+    "-ffp-contract=off",
+    "-fno-math-errno",
+    "-fno-trapping-math",
+    "-Wall",
+    "-Wextra",
+    "-Werror",
+    "-Wno-missing-field-initializers",  # problems are built with designated initialisers
+]
+
+_LINKOPTS = [
+    "-fopenmp",
+    "-ldl",
+]
+
+def weft_cc_library(name, optimize = "-O3", copts = [], **kwargs):
+    native.cc_library(
+        name = name,
+        copts = _COPTS + [optimize] + copts,
+        linkstatic = True,
+        **kwargs
+    )
+
+def weft_cc_binary(name, copts = [], linkopts = [], **kwargs):
+    native.cc_binary(
+        name = name,
+        copts = _COPTS + ["-O2"] + copts,
+        linkopts = _LINKOPTS + linkopts,
+        **kwargs
+    )
+
+def weft_cc_test(name, srcs = None, deps = [], copts = [], linkopts = [], size = "small", **kwargs):
+    """A Catch2 test; its source is NAME.cc unless said otherwise."""
+    native.cc_test(
+        name = name,
+        srcs = srcs or [name + ".cc"],
+        deps = deps + [
+            "//bazel/system:catch2",
+            "//tests:skip",
+        ],
+        copts = _COPTS + ["-O1"] + copts,
+        linkopts = _LINKOPTS + linkopts,
+        size = size,
+        **kwargs
+    )
+
+def op(name, srcs = [], hdrs = [], deps = [], system = [], test_size = "medium"):
+    """A kernel folder: the library, a test of every listed variant over every case, and a bench.
+
+    By convention the folder holds NAME.h, NAME.inc, NAME_reference.cc, NAME_cases.h and its variants,
+    NAME_<device>_<algorithm>.cc. Nothing else needs to be told about a new variant.
+
+    Args:
+      name: the op; also its folder's name.
+      srcs: variants and other sources besides the conventional ones; none in most folders.
+      hdrs: public headers besides NAME.h.
+      deps: libraries the variants need.
+      system: names in //bazel/system that the variants need.
+      test_size: Bazel's size of the test.
+    """
+    weft_cc_library(
+        name = name,
+        srcs = native.glob(
+            [
+                name + "_reference.cc",
+                name + "_cpu_*.cc",
+                name + ".cc",
+                "*_inl.h",
+            ],
+        ) + srcs,
+        hdrs = [name + ".h"] + hdrs,
+        textual_hdrs = native.glob(
+            ["*.inc", name + "_cpu_*.cc"],
+        ),
+        visibility = ["//visibility:public"],
+        deps = [
+            "//core",
+            "//kernels:op",
+            "//kernels/simd",
+            "//numerics",
+        ] + deps + ["//bazel/system:" + s for s in system],
+    )
+    weft_cc_library(
+        name = name + "_cases",
+        hdrs = [name + "_cases.h"],
+        visibility = ["//visibility:public"],
+        deps = [
+            ":" + name,
+            "//kernels/testing",
+        ],
+    )
+    native.genrule(
+        name = name + "_main",
+        outs = [name + "_op_main.cc"],
+        cmd = "printf '#include \"kernels/%s/%s_cases.h\"\\n#include \"kernels/testing/op_main.h\"\\nWEFT_OP_MAIN(%s)\\n' " +
+              " ".join([name] * 3) + " > $@",
+    )
+    common = dict(
+        srcs = [name + "_op_main.cc"],
+        copts = _COPTS + ["-O1"],
+        linkopts = _LINKOPTS,
+        deps = [
+            ":" + name + "_cases",
+            "//kernels/testing:op_main",
+        ],
+    )
+    native.cc_binary(name = name + "_bench", **common)
+    native.cc_test(
+        name = name + "_test",
+        args = ["check"],
+        size = test_size,
+        **common
+    )
+    native.cc_test(
+        name = name + "_bench_test",
+        args = [
+            "bench",
+            "--smoke",
+        ],
+        size = test_size,
+        **common
+    )

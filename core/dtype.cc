@@ -1,0 +1,89 @@
+#include "core/dtype.h"
+
+#include <cmath>
+#include <iterator>
+#include <string>
+
+namespace weft {
+namespace {
+
+struct Traits {
+  std::string_view name;
+  size_t itemsize;
+  int precision;  // significand bits, the implicit one included; 0: not floating
+};
+
+constexpr Traits kTraits[] = {
+    {"f64", 8, 53}, {"f32", 4, 24},   {"tf32", 4, 11},  {"f16", 2, 11},
+    {"bf16", 2, 8}, {"f8e4m3", 1, 4}, {"f8e5m2", 1, 3}, {"i64", 8, 0},
+    {"i32", 4, 0},  {"u8", 1, 0},     {"bool", 1, 0},
+};
+static_assert(std::size(kTraits) == std::size(kAllDTypes));
+
+const Traits& traits(DType dtype) { return kTraits[static_cast<size_t>(dtype)]; }
+
+}  // namespace
+
+std::string_view name(DType dtype) { return traits(dtype).name; }
+size_t itemsize(DType dtype) { return traits(dtype).itemsize; }
+bool is_floating(DType dtype) { return traits(dtype).precision > 0; }
+bool is_integral(DType dtype) { return !is_floating(dtype) && dtype != DType::boolean; }
+
+DType parse_dtype(std::string_view text) {
+  std::string known;
+  for (DType dtype : kAllDTypes) {
+    if (name(dtype) == text) return dtype;
+    known += (known.empty() ? "" : ", ") + std::string(name(dtype));
+  }
+  WEFT_FAIL("unknown dtype \"{}\": expected one of {}", text, known);
+}
+
+double unit_roundoff(DType dtype) {
+  WEFT_ASSERT(is_floating(dtype));
+  return std::ldexp(1.0, -traits(dtype).precision);
+}
+
+DType promote(DType a, DType b) {
+  if (a == b) return a;
+  if (a == DType::boolean) return b;
+  if (b == DType::boolean) return a;
+  if (is_floating(a) != is_floating(b)) return is_floating(a) ? a : b;
+  if (!is_floating(a)) return itemsize(a) > itemsize(b) ? a : b;
+  const auto is_fp8 = [](DType t) { return itemsize(t) == 1; };
+  if (is_fp8(a) && is_fp8(b)) return DType::f32;
+  if (is_fp8(a)) return b;
+  if (is_fp8(b)) return a;
+  if (itemsize(a) == itemsize(b)) return DType::f32;  // f16 with bf16, f32 with tf32
+  return itemsize(a) > itemsize(b) ? a : b;
+}
+
+template <class T>
+T from_double(double x) {
+  if constexpr (std::is_same_v<T, bool>) {
+    return x != 0;
+  } else if constexpr (std::is_arithmetic_v<T>) {
+    return static_cast<T>(x);
+  } else {
+    float y = static_cast<float>(x);
+    if (static_cast<double>(y) != x && std::isfinite(y)) {
+      // Round to odd: of the two floats around x take the one with an odd last bit.
+      if (std::abs(static_cast<double>(y)) > std::abs(x)) y = std::nextafter(y, 0.0f);
+      y = std::bit_cast<float>(std::bit_cast<uint32_t>(y) | 1u);
+    }
+    return T(y);
+  }
+}
+
+template double from_double(double);
+template float from_double(double);
+template tf32 from_double(double);
+template f16 from_double(double);
+template bf16 from_double(double);
+template f8e4m3 from_double(double);
+template f8e5m2 from_double(double);
+template int64_t from_double(double);
+template int32_t from_double(double);
+template uint8_t from_double(double);
+template bool from_double(double);
+
+}  // namespace weft

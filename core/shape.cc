@@ -1,0 +1,72 @@
+#include "core/shape.h"
+
+namespace weft {
+
+Shape::Shape(std::span<const int64_t> values) {
+  WEFT_CHECK(values.size() <= kMaxDims, "a tensor has at most {} dimensions, got {}", kMaxDims,
+             values.size());
+  size_ = static_cast<int>(values.size());
+  std::copy(values.begin(), values.end(), values_.begin());
+}
+
+Shape Shape::filled(int n, int64_t value) {
+  Shape shape;
+  for (int i = 0; i < n; ++i) shape.push_back(value);
+  return shape;
+}
+
+void Shape::push_back(int64_t value) { insert(size_, value); }
+
+void Shape::insert(int position, int64_t value) {
+  WEFT_CHECK(size_ < kMaxDims, "a tensor has at most {} dimensions", kMaxDims);
+  std::copy_backward(begin() + position, end(), end() + 1);
+  values_[position] = value;
+  ++size_;
+}
+
+void Shape::erase(int position) {
+  std::copy(begin() + position + 1, end(), begin() + position);
+  --size_;
+}
+
+int64_t numel(const Shape& shape) {
+  int64_t n = 1;
+  for (int64_t size : shape) n *= size;
+  return n;
+}
+
+Strides contiguous_strides(const Shape& shape) {
+  Strides strides = shape;
+  int64_t step = 1;
+  for (int i = shape.size() - 1; i >= 0; --i) {
+    strides[i] = step;
+    step *= std::max<int64_t>(shape[i], 1);
+  }
+  return strides;
+}
+
+Shape broadcast_shapes(const Shape& a, const Shape& b, std::string_view op) {
+  const int dims = std::max(a.size(), b.size());
+  Shape result = Shape::filled(dims, 1);
+  for (int i = 1; i <= dims; ++i) {
+    const int64_t x = i <= a.size() ? a[a.size() - i] : 1;
+    const int64_t y = i <= b.size() ? b[b.size() - i] : 1;
+    WEFT_CHECK(x == y || x == 1 || y == 1, "{}: shapes {} and {} do not broadcast", op, a, b);
+    result[dims - i] = x == 1 ? y : x;
+  }
+  return result;
+}
+
+int wrap_dim(int64_t dim, int dims, std::string_view op) {
+  WEFT_CHECK(dim >= -dims && dim < dims,
+             "{}: dimension {} is out of range for a tensor of {} dimensions", op, dim, dims);
+  return static_cast<int>(dim < 0 ? dim + dims : dim);
+}
+
+std::string to_string(const Shape& shape) {
+  std::string text = "[";
+  for (int i = 0; i < shape.size(); ++i) text += (i ? ", " : "") + std::to_string(shape[i]);
+  return text + "]";
+}
+
+}  // namespace weft

@@ -1,0 +1,129 @@
+#include "core/tensor.h"
+
+#include "core/allocator.h"
+
+namespace weft {
+
+Storage::Storage(size_t bytes, Device device)
+    : data_(allocator(device).allocate(bytes)), bytes_(bytes), device_(device) {}
+
+Storage::Storage(void* data, size_t bytes, Device device, std::function<void()> release)
+    : data_(data), bytes_(bytes), device_(device), release_(std::move(release)) {}
+
+Storage::~Storage() {
+  if (release_) {
+    release_();
+  } else {
+    allocator(device_).deallocate(data_, bytes_);
+  }
+}
+
+namespace {
+
+bool has_contiguous_strides(const Shape& shape, const Strides& strides) {
+  int64_t step = 1;
+  for (int i = shape.size() - 1; i >= 0; --i) {
+    if (shape[i] == 0) return true;
+    if (shape[i] != 1 && strides[i] != step) return false;
+    step *= shape[i];
+  }
+  return true;
+}
+
+}  // namespace
+
+Tensor Tensor::view_of(std::shared_ptr<Storage> storage, const Shape& shape, const Strides& strides,
+                       int64_t offset, DType dtype) {
+  Tensor tensor;
+  tensor.impl_ = std::make_shared<Impl>();
+  Impl& impl = *tensor.impl_;
+  impl.storage = std::move(storage);
+  impl.shape = shape;
+  impl.strides = strides;
+  impl.offset = offset;
+  impl.numel = weft::numel(shape);
+  impl.dtype = dtype;
+  impl.contiguous = has_contiguous_strides(shape, strides);
+  return tensor;
+}
+
+Tensor Tensor::empty(const Shape& shape, DType dtype, Device device) {
+  for (int64_t size : shape) {
+    WEFT_CHECK(size >= 0, "Tensor::empty: sizes must not be negative, got {}", shape);
+  }
+  const size_t bytes = static_cast<size_t>(weft::numel(shape)) * weft::itemsize(dtype);
+  return view_of(std::make_shared<Storage>(bytes, device), shape, contiguous_strides(shape), 0,
+                 dtype);
+}
+
+Tensor Tensor::zeros(const Shape& shape, DType dtype, Device device) {
+  Tensor tensor = empty(shape, dtype, device);
+  if (tensor.numel() > 0) std::memset(tensor.raw(), 0, tensor.nbytes());
+  return tensor;
+}
+
+Tensor Tensor::full(const Shape& shape, double value, DType dtype) {
+  Tensor tensor = empty(shape, dtype);
+  visit_dtype(dtype, [&](auto tag) {
+    using T = typename decltype(tag)::type;
+    std::fill_n(tensor.data<T>(), tensor.numel(), from_double<T>(value));
+  });
+  return tensor;
+}
+
+double Tensor::item() const {
+  WEFT_CHECK(numel() == 1, "item: expected a tensor of one element, got {}", *this);
+  return to_vector()[0];
+}
+
+std::vector<double> Tensor::to_vector() const {
+  std::vector<double> values;
+  values.reserve(numel());
+  visit_dtype(dtype(), [&](auto tag) {
+    using T = typename decltype(tag)::type;
+    const T* first = data<T>();
+    for_each_offset(shape(), strides(), [&](int64_t i) { values.push_back(to_double(first[i])); });
+  });
+  return values;
+}
+
+Tensor Tensor::alias() const { return view_of(storage(), shape(), strides(), offset(), dtype()); }
+
+void Tensor::set_data(const Tensor& other) {
+  WEFT_CHECK(defined() && other.defined(), "set_data: undefined tensor");
+  std::shared_ptr<AutogradMeta> kept = impl_->autograd;
+  *impl_ = *other.impl_;
+  impl_->autograd = std::move(kept);
+}
+
+bool Tensor::requires_grad() const {
+  const AutogradMeta* meta = autograd();
+  return meta && (meta->requires_grad || meta->grad_fn);
+}
+
+AutogradMeta& Tensor::make_autograd() const {
+  WEFT_CHECK(defined(), "an undefined tensor has no gradient");
+  if (!impl_->autograd) impl_->autograd = std::make_shared<AutogradMeta>();
+  return *impl_->autograd;
+}
+
+Tensor& Tensor::set_requires_grad(bool value) {
+  WEFT_CHECK(!value || is_floating(dtype()),
+             "set_requires_grad: only floating-point tensors have gradients, got {}", *this);
+  AutogradMeta& meta = make_autograd();
+  WEFT_CHECK(!meta.grad_fn || value,
+             "set_requires_grad(false): {} is the result of a recorded op; use detach()", *this);
+  if (!meta.grad_fn) meta.requires_grad = value;
+  return *this;
+}
+
+Tensor Tensor::grad() const { return autograd() ? autograd()->grad : Tensor(); }
+
+void Tensor::set_grad(const Tensor& grad) const { make_autograd().grad = grad; }
+
+std::string describe(const Tensor& tensor) {
+  if (!tensor.defined()) return "undefined tensor";
+  return fmt::format("{} {} on {}", tensor.dtype(), tensor.shape(), tensor.device());
+}
+
+}  // namespace weft

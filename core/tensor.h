@@ -1,0 +1,194 @@
+// Tensor: a cheap handle on storage, shape, strides, offset, dtype and device.
+//
+//   Tensor x = Tensor::zeros({2, 3}, DType::f32);
+//   x.data<float>()[0] = 1;
+//   Tensor row = view::select(x, 0, 1);   // shares x's storage
+//
+// Copying a Tensor copies the handle: both name the same data and the same gradient. The views in
+// core/view.h never copy elements. Nothing here computes; see kernels/ and autograd/.
+#pragma once
+
+#include <atomic>
+#include <cstring>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "core/device.h"
+#include "core/dtype.h"
+#include "core/shape.h"
+
+namespace weft {
+
+class Node;  // a recorded operation: autograd/node.h
+struct AutogradMeta;
+
+/// A block of device memory with the count of in-place changes made to it.
+class Storage {
+ public:
+  Storage(size_t bytes, Device device);
+  /// Wraps memory that someone else owns and `release` gives back.
+  Storage(void* data, size_t bytes, Device device, std::function<void()> release);
+  ~Storage();
+  Storage(const Storage&) = delete;
+  Storage& operator=(const Storage&) = delete;
+
+  void* data() const { return data_; }
+  size_t bytes() const { return bytes_; }
+  Device device() const { return device_; }
+  uint64_t version() const { return version_.load(std::memory_order_relaxed); }
+  void bump_version() { version_.fetch_add(1, std::memory_order_relaxed); }
+
+ private:
+  void* data_;
+  size_t bytes_;
+  Device device_;
+  std::function<void()> release_;
+  std::atomic<uint64_t> version_{0};
+};
+
+class Tensor {
+ public:
+  Tensor() = default;
+
+  /// Uninitialised, contiguous.
+  static Tensor empty(const Shape& shape, DType dtype = DType::f32, Device device = {});
+  static Tensor zeros(const Shape& shape, DType dtype = DType::f32, Device device = {});
+  /// Every element `value`, rounded to the dtype. CPU only; ops::full serves every device.
+  static Tensor full(const Shape& shape, double value, DType dtype = DType::f32);
+  /// A copy of `values` on the CPU, in row-major order. Throws Error when the count is not the
+  /// shape's.
+  template <class T>
+  static Tensor from(std::span<const T> values, const Shape& shape);
+  template <class T>
+  static Tensor from(const std::vector<T>& values, const Shape& shape) {
+    return from(std::span<const T>(values), shape);
+  }
+  static Tensor scalar(double value, DType dtype = DType::f32) { return full({}, value, dtype); }
+  /// A view of a storage; strides and offset in elements.
+  static Tensor view_of(std::shared_ptr<Storage> storage, const Shape& shape,
+                        const Strides& strides, int64_t offset, DType dtype);
+
+  bool defined() const { return impl_ != nullptr; }
+  explicit operator bool() const { return defined(); }
+  const Shape& shape() const { return impl_->shape; }
+  const Strides& strides() const { return impl_->strides; }
+  int dim() const { return impl_->shape.size(); }
+  /// Size or stride of a dimension; negative ones count from the back.
+  int64_t size(int64_t dim) const { return shape()[wrap_dim(dim, this->dim(), "size")]; }
+  int64_t stride(int64_t dim) const { return strides()[wrap_dim(dim, this->dim(), "stride")]; }
+  int64_t numel() const { return impl_->numel; }
+  int64_t offset() const { return impl_->offset; }
+  DType dtype() const { return impl_->dtype; }
+  Device device() const { return impl_->storage->device(); }
+  size_t itemsize() const { return weft::itemsize(dtype()); }
+  size_t nbytes() const { return numel() * itemsize(); }
+  bool is_contiguous() const { return impl_->contiguous; }
+  const std::shared_ptr<Storage>& storage() const { return impl_->storage; }
+
+  /// The first element. The typed form requires T to be the dtype's type.
+  void* raw() const {
+    return static_cast<char*>(impl_->storage->data()) +
+           impl_->offset * static_cast<int64_t>(itemsize());
+  }
+  template <class T>
+  T* data() const {
+    WEFT_ASSERT(dtype_of<T>() == dtype());
+    return static_cast<T*>(raw());
+  }
+  /// The only element as a double; throws Error unless there is exactly one. CPU only.
+  double item() const;
+  /// Elements in row-major order as doubles. CPU only.
+  std::vector<double> to_vector() const;
+
+  /// Same storage and metadata, no autograd history.
+  Tensor alias() const;
+  /// Makes this tensor, and every handle on it, stand for `other`'s data; autograd metadata stays.
+  void set_data(const Tensor& other);
+  /// Says that the elements were changed in place.
+  void bump_version() const { impl_->storage->bump_version(); }
+  uint64_t version() const { return impl_->storage->version(); }
+  bool is_same(const Tensor& other) const { return impl_ == other.impl_; }
+
+  // Autograd. A leaf that requires a gradient is a parameter; others carry the Node that made them.
+  bool requires_grad() const;
+  Tensor& set_requires_grad(bool value);
+  /// The accumulated gradient; undefined until backward() has run.
+  Tensor grad() const;
+  void set_grad(const Tensor& grad) const;
+  AutogradMeta* autograd() const { return impl_ ? impl_->autograd.get() : nullptr; }
+  AutogradMeta& make_autograd() const;
+  const void* id() const { return impl_.get(); }
+
+ private:
+  struct Impl {
+    std::shared_ptr<Storage> storage;
+    Shape shape;
+    Strides strides;
+    int64_t offset = 0;
+    int64_t numel = 0;
+    DType dtype = DType::f32;
+    bool contiguous = true;
+    std::shared_ptr<AutogradMeta> autograd;
+  };
+
+  std::shared_ptr<Impl> impl_;
+};
+
+/// What the tape knows of a tensor.
+struct AutogradMeta {
+  bool requires_grad = false;
+  std::shared_ptr<Node> grad_fn;  // null for leaves
+  int output_index = 0;           // which of grad_fn's outputs
+  std::weak_ptr<Node> grad_accumulator;
+  Tensor grad;
+  bool is_view = false;
+  /// Called with the gradient of this tensor as backward reaches it; may return a replacement.
+  std::vector<std::function<Tensor(const Tensor&)>> hooks;
+  /// Called once per backward, when a leaf's gradient is complete.
+  std::vector<std::function<void(const Tensor&)>> ready_hooks;
+};
+
+/// "f32 [2, 3] on cpu", for messages.
+std::string describe(const Tensor& tensor);
+
+/// Calls f(offset) with the element offset of every index, in row-major order.
+template <class F>
+void for_each_offset(const Shape& shape, const Strides& strides, F&& f) {
+  const int dims = shape.size();
+  if (numel(shape) == 0) return;
+  int64_t index[kMaxDims] = {};
+  int64_t offset = 0;
+  while (true) {
+    f(offset);
+    int d = dims - 1;
+    for (; d >= 0; --d) {
+      offset += strides[d];
+      if (++index[d] < shape[d]) break;
+      offset -= strides[d] * shape[d];
+      index[d] = 0;
+    }
+    if (d < 0) return;
+  }
+}
+
+template <class T>
+Tensor Tensor::from(std::span<const T> values, const Shape& shape) {
+  WEFT_CHECK(static_cast<int64_t>(values.size()) == weft::numel(shape),
+             "Tensor::from: shape {} holds {} elements, got {}", shape, weft::numel(shape),
+             values.size());
+  Tensor tensor = empty(shape, dtype_of<T>());
+  std::copy(values.begin(), values.end(), tensor.data<T>());
+  return tensor;
+}
+
+}  // namespace weft
+
+template <>
+struct fmt::formatter<weft::Tensor> : weft::PlainFormatter {
+  auto format(const weft::Tensor& tensor, fmt::format_context& context) const {
+    return write(weft::describe(tensor), context);
+  }
+};

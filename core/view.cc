@@ -1,0 +1,174 @@
+#include "core/view.h"
+
+namespace weft::view {
+namespace {
+
+Tensor with(const Tensor& x, const Shape& shape, const Strides& strides, int64_t offset) {
+  return Tensor::view_of(x.storage(), shape, strides, offset, x.dtype());
+}
+
+}  // namespace
+
+Tensor slice(const Tensor& x, int64_t dim, int64_t begin, int64_t end, int64_t step) {
+  const int d = wrap_dim(dim, x.dim(), "slice");
+  WEFT_CHECK(step > 0, "slice: step must be positive, got {}", step);
+  const int64_t size = x.shape()[d];
+  const auto clamp = [size](int64_t i) {
+    return std::clamp<int64_t>(i < 0 ? i + size : i, 0, size);
+  };
+  begin = clamp(begin);
+  end = std::max(clamp(end), begin);
+  Shape shape = x.shape();
+  Strides strides = x.strides();
+  shape[d] = (end - begin + step - 1) / step;
+  strides[d] *= step;
+  return with(x, shape, strides, x.offset() + begin * x.strides()[d]);
+}
+
+Tensor narrow(const Tensor& x, int64_t dim, int64_t begin, int64_t length) {
+  const int d = wrap_dim(dim, x.dim(), "narrow");
+  WEFT_CHECK(begin >= 0 && length >= 0 && begin + length <= x.shape()[d],
+             "narrow: [{}, {}) lies outside dimension {} of {}", begin, begin + length, d, x);
+  return slice(x, d, begin, begin + length);
+}
+
+Tensor select(const Tensor& x, int64_t dim, int64_t index) {
+  const int d = wrap_dim(dim, x.dim(), "select");
+  const int64_t size = x.shape()[d];
+  WEFT_CHECK(index >= -size && index < size, "select: index {} is outside dimension {} of {}",
+             index, d, x);
+  Shape shape = x.shape();
+  Strides strides = x.strides();
+  shape.erase(d);
+  strides.erase(d);
+  return with(x, shape, strides, x.offset() + (index < 0 ? index + size : index) * x.strides()[d]);
+}
+
+Tensor transpose(const Tensor& x, int64_t dim0, int64_t dim1) {
+  const int a = wrap_dim(dim0, x.dim(), "transpose");
+  const int b = wrap_dim(dim1, x.dim(), "transpose");
+  Shape shape = x.shape();
+  Strides strides = x.strides();
+  std::swap(shape[a], shape[b]);
+  std::swap(strides[a], strides[b]);
+  return with(x, shape, strides, x.offset());
+}
+
+Tensor permute(const Tensor& x, const Shape& order) {
+  WEFT_CHECK(order.size() == x.dim(), "permute: order {} does not have the {} dimensions of {}",
+             order, x.dim(), x);
+  Shape shape = x.shape();
+  Strides strides = x.strides();
+  bool seen[kMaxDims] = {};
+  for (int i = 0; i < order.size(); ++i) {
+    const int d = wrap_dim(order[i], x.dim(), "permute");
+    WEFT_CHECK(!seen[d], "permute: order {} names dimension {} twice", order, d);
+    seen[d] = true;
+    shape[i] = x.shape()[d];
+    strides[i] = x.strides()[d];
+  }
+  return with(x, shape, strides, x.offset());
+}
+
+Shape infer_shape(const Shape& shape, int64_t numel, std::string_view op) {
+  Shape result = shape;
+  int unknown = -1;
+  int64_t known = 1;
+  for (int i = 0; i < shape.size(); ++i) {
+    if (shape[i] == -1) {
+      WEFT_CHECK(unknown < 0, "{}: at most one size may be -1, got {}", op, shape);
+      unknown = i;
+    } else {
+      WEFT_CHECK(shape[i] >= 0, "{}: sizes must not be negative, got {}", op, shape);
+      known *= shape[i];
+    }
+  }
+  if (unknown >= 0 && known > 0) result[unknown] = numel / known;
+  WEFT_CHECK(weft::numel(result) == numel && (unknown < 0 || known > 0),
+             "{}: {} elements do not fit shape {}", op, numel, shape);
+  return result;
+}
+
+std::optional<Tensor> try_reshape(const Tensor& x, const Shape& wanted) {
+  const Shape shape = infer_shape(wanted, x.numel(), "reshape");
+  if (x.is_contiguous() || x.numel() == 0) {
+    return with(x, shape, contiguous_strides(shape), x.offset());
+  }
+  // Old dimensions fall into runs that are contiguous among themselves; each new dimension must lie
+  // within one run.
+  Strides strides = Strides::filled(shape.size(), 0);
+  int old_dim = x.dim() - 1;
+  int new_dim = shape.size() - 1;
+  while (old_dim >= 0) {
+    int64_t run = x.shape()[old_dim];
+    int64_t step = x.strides()[old_dim];
+    while (old_dim > 0 && (x.shape()[old_dim - 1] == 1 ||
+                           (run > 1 ? x.strides()[old_dim - 1] == step * run : run == 1))) {
+      if (run == 1) step = x.strides()[old_dim - 1];
+      --old_dim;
+      run *= x.shape()[old_dim];
+    }
+    --old_dim;
+    while (new_dim >= 0 && (run > 1 || shape[new_dim] == 1)) {
+      if (run % shape[new_dim] != 0) return std::nullopt;
+      strides[new_dim] = step;
+      step *= shape[new_dim];
+      run /= shape[new_dim];
+      --new_dim;
+    }
+    if (run != 1) return std::nullopt;
+  }
+  return with(x, shape, strides, x.offset());
+}
+
+Tensor reshape(const Tensor& x, const Shape& shape) {
+  std::optional<Tensor> result = try_reshape(x, shape);
+  WEFT_CHECK(result, "reshape: {} with strides {} cannot become {} without a copy", x, x.strides(),
+             shape);
+  return *std::move(result);
+}
+
+Tensor expand(const Tensor& x, const Shape& wanted) {
+  const int extra = wanted.size() - x.dim();
+  WEFT_CHECK(extra >= 0, "expand: {} has more dimensions than {}", x, wanted);
+  Shape shape = wanted;
+  Strides strides = Strides::filled(wanted.size(), 0);
+  for (int i = extra; i < wanted.size(); ++i) {
+    const int64_t size = x.shape()[i - extra];
+    if (shape[i] == -1) shape[i] = size;
+    WEFT_CHECK(size == shape[i] || size == 1, "expand: {} does not expand to {}", x, wanted);
+    strides[i] = size == shape[i] ? x.strides()[i - extra] : 0;
+  }
+  for (int i = 0; i < extra; ++i) {
+    WEFT_CHECK(shape[i] >= 0, "expand: a new dimension needs a size, got {}", wanted);
+  }
+  return with(x, shape, strides, x.offset());
+}
+
+Tensor squeeze(const Tensor& x, int64_t dim) {
+  const int d = wrap_dim(dim, x.dim(), "squeeze");
+  if (x.shape()[d] != 1) return with(x, x.shape(), x.strides(), x.offset());
+  return select(x, d, 0);
+}
+
+Tensor squeeze(const Tensor& x) {
+  Shape shape;
+  Strides strides;
+  for (int i = 0; i < x.dim(); ++i) {
+    if (x.shape()[i] == 1) continue;
+    shape.push_back(x.shape()[i]);
+    strides.push_back(x.strides()[i]);
+  }
+  return with(x, shape, strides, x.offset());
+}
+
+Tensor unsqueeze(const Tensor& x, int64_t dim) {
+  const int d = wrap_dim(dim, x.dim() + 1, "unsqueeze");
+  Shape shape = x.shape();
+  Strides strides = x.strides();
+  strides.insert(d, d < x.dim() ? x.strides()[d] * x.shape()[d] : 1);
+  shape.insert(d, 1);
+  return with(x, shape, strides, x.offset());
+}
+
+}  // namespace weft::view

@@ -1,0 +1,79 @@
+#include "kernels/op.h"
+
+#include <atomic>
+#include <cstdlib>
+#include <map>
+#include <mutex>
+
+namespace weft::kernels {
+namespace {
+
+struct ForcedVariants {
+  std::mutex mutex;
+  std::map<std::string, std::string, std::less<>> by_op;
+  std::atomic<bool> any{false};
+
+  ForcedVariants() {
+    const char* text = std::getenv("WEFT_VARIANT");
+    if (!text) return;
+    std::string_view rest = text;
+    while (!rest.empty()) {
+      const std::string_view entry = rest.substr(0, rest.find(','));
+      rest.remove_prefix(std::min(rest.size(), entry.size() + 1));
+      const size_t equals = entry.find('=');
+      WEFT_CHECK(equals != std::string_view::npos,
+                 "WEFT_VARIANT: expected op=variant[,op=variant...], got \"{}\"", entry);
+      by_op.emplace(entry.substr(0, equals), entry.substr(equals + 1));
+    }
+    any = !by_op.empty();
+  }
+};
+
+ForcedVariants& forced_variants() {
+  static ForcedVariants variants;
+  return variants;
+}
+
+std::atomic<LaunchHook*> the_hook{nullptr};
+
+}  // namespace
+
+bool any_variant_forced() { return forced_variants().any.load(std::memory_order_relaxed); }
+
+std::string forced_variant(std::string_view op) {
+  ForcedVariants& forced = forced_variants();
+  std::lock_guard lock(forced.mutex);
+  const auto entry = forced.by_op.find(op);
+  return entry == forced.by_op.end() ? std::string() : entry->second;
+}
+
+ForcedVariant::ForcedVariant(std::string_view op, std::string_view variant)
+    : op_(op), previous_(forced_variant(op)) {
+  ForcedVariants& forced = forced_variants();
+  std::lock_guard lock(forced.mutex);
+  forced.by_op[op_] = variant;
+  forced.any = true;
+}
+
+ForcedVariant::~ForcedVariant() {
+  ForcedVariants& forced = forced_variants();
+  std::lock_guard lock(forced.mutex);
+  if (previous_.empty()) {
+    forced.by_op.erase(op_);
+  } else {
+    forced.by_op[op_] = previous_;
+  }
+  forced.any = !forced.by_op.empty();
+}
+
+void set_launch_hook(LaunchHook* hook) { the_hook = hook; }
+LaunchHook* launch_hook() { return the_hook.load(std::memory_order_relaxed); }
+
+void fail_no_variant(std::string_view op, const std::string& problem, std::string_view forced,
+                     const std::string& known) {
+  if (forced.empty()) WEFT_FAIL("{}: no variant fits {}; known variants: {}", op, problem, known);
+  WEFT_FAIL("{}: the forced variant {} does not fit {}; known variants: {}", op, forced, problem,
+            known);
+}
+
+}  // namespace weft::kernels

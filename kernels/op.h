@@ -1,0 +1,141 @@
+// What every op of kernels/ is made of: a problem, a list of variants, and one way in.
+//
+// A problem is a struct of tensors and options with three members: dtype() and device(), by which
+// variants are chosen, and describe() for messages. A variant is a function on a problem that fits
+// it. Dispatch takes the first row of the op's list that fits; WEFT_VARIANT=gemm=gemm_cpu_eigen
+// (comma-separated) or a ForcedVariant takes another.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <initializer_list>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "core/tensor.h"
+
+namespace weft::kernels {
+
+/// A set of dtypes.
+class DTypeSet {
+ public:
+  constexpr DTypeSet() = default;
+  constexpr DTypeSet(std::initializer_list<DType> dtypes) {
+    for (DType dtype : dtypes) bits_ |= 1u << static_cast<int>(dtype);
+  }
+  constexpr bool contains(DType dtype) const { return bits_ >> static_cast<int>(dtype) & 1u; }
+  constexpr DTypeSet operator|(DTypeSet other) const {
+    DTypeSet result;
+    result.bits_ = bits_ | other.bits_;
+    return result;
+  }
+
+ private:
+  uint32_t bits_ = 0;
+};
+
+inline constexpr DTypeSet kFloatTypes = {DType::f64,  DType::f32,    DType::tf32,  DType::f16,
+                                         DType::bf16, DType::f8e4m3, DType::f8e5m2};
+/// The types that training computes in.
+inline constexpr DTypeSet kComputeTypes = {DType::f64, DType::f32, DType::f16, DType::bf16};
+inline constexpr DTypeSet kIntegerTypes = {DType::i64, DType::i32, DType::u8, DType::boolean};
+inline constexpr DTypeSet kAnyType = kFloatTypes | kIntegerTypes;
+
+/// One way to compute an op.
+template <class Problem>
+struct Variant {
+  std::string_view name;  // <op>_<device>_<algorithm>
+  DeviceType device;
+  DTypeSet dtypes;
+  bool (*fits)(const Problem&);
+  void (*run)(const Problem&);
+};
+
+/// An op: its name and all its variants, best first.
+template <class Problem>
+struct Op {
+  std::string_view name;
+  std::span<const Variant<Problem>> variants;
+};
+
+template <class Problem>
+bool fits_any(const Problem&) {
+  return true;
+}
+
+/// What the reference says of one output: values in row-major order, and how far each element of a
+/// correct variant's output may lie from it. A bound of 0 demands equality.
+struct Expected {
+  std::vector<double> values;
+  std::vector<double> bounds;
+};
+
+/// The variant that was forced for an op by the environment or a ForcedVariant; empty if none.
+std::string forced_variant(std::string_view op);
+
+/// Forces a variant of an op in all threads for as long as it lives.
+class ForcedVariant {
+ public:
+  ForcedVariant(std::string_view op, std::string_view variant);
+  ~ForcedVariant();
+  ForcedVariant(const ForcedVariant&) = delete;
+  ForcedVariant& operator=(const ForcedVariant&) = delete;
+
+ private:
+  std::string op_;
+  std::string previous_;
+};
+
+/// Called around every kernel when set: the one place where tracing and profiling attach.
+struct LaunchHook {
+  virtual ~LaunchHook() = default;
+  virtual void begin(std::string_view op, std::string_view variant, const std::string& problem) = 0;
+  virtual void end() = 0;
+};
+void set_launch_hook(LaunchHook* hook);
+LaunchHook* launch_hook();
+
+[[noreturn]] void fail_no_variant(std::string_view op, const std::string& problem,
+                                  std::string_view forced, const std::string& known);
+bool any_variant_forced();
+
+/// The row of the list that dispatch runs; throws Error naming the problem and the variants when
+/// none fits.
+template <class Problem>
+const Variant<Problem>& select_variant(const Op<Problem>& op, const Problem& problem) {
+  const std::string forced = any_variant_forced() ? forced_variant(op.name) : std::string();
+  for (const Variant<Problem>& variant : op.variants) {
+    if (!forced.empty() && variant.name != forced) continue;
+    if (variant.device == problem.device().type && variant.dtypes.contains(problem.dtype()) &&
+        variant.fits(problem)) {
+      return variant;
+    }
+  }
+  std::string known;
+  for (const Variant<Problem>& variant : op.variants) {
+    known += (known.empty() ? "" : ", ") + std::string(variant.name);
+  }
+  fail_no_variant(op.name, problem.describe(), forced, known);
+}
+
+template <class Problem>
+void dispatch(const Op<Problem>& op, const Problem& problem) {
+  const Variant<Problem>& variant = select_variant(op, problem);
+  if (LaunchHook* hook = launch_hook()) [[unlikely]] {
+    hook->begin(op.name, variant.name, problem.describe());
+    variant.run(problem);
+    hook->end();
+  } else {
+    variant.run(problem);
+  }
+}
+
+}  // namespace weft::kernels
+
+/// A row of an op's list; the .inc file of each op is made of these. The variant is a function
+/// `void name(const Problem&)` in weft::kernels: a row without one is a link error.
+#define WEFT_DECLARE_VARIANT(Problem, name) void name(const Problem&);
+#define WEFT_VARIANT_ROW(Problem, name, device, dtypes, fits) \
+  Variant<Problem>{#name, DeviceType::device, dtypes, fits, name},

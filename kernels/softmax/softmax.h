@@ -1,0 +1,32 @@
+// Softmax and log-softmax along one axis, and their gradients.
+//
+//   y = exp(x - max(x)) / sum(exp(x - max(x)))            log: y = x - max(x) - log(sum(...))
+//   dx = y * (dy - sum(dy * y))                           log: dx = dy - exp(y) * sum(dy)
+//
+// x, y, dy, dx: the same shape and dtype (f64 f32 f16 bf16), any strides; y and dx are assigned
+// (=). Arithmetic is in f32 (f64 for f64) whatever the dtype; a row of -inf gives NaN, as in
+// PyTorch.
+#pragma once
+
+#include "kernels/op.h"
+
+namespace weft::kernels {
+
+struct SoftmaxProblem {
+  Tensor x;       // forward: the input; backward: the gradient dy
+  Tensor y;       // forward: the output; backward: the forward's output
+  Tensor dx;      // backward only: its output
+  int axis = -1;  // wrapped by the op; -1 is the last
+  bool log = false;
+
+  bool backward() const { return dx.defined(); }
+  DType dtype() const { return x.dtype(); }
+  Device device() const { return x.device(); }
+  std::string describe() const;
+};
+
+void softmax(const SoftmaxProblem& problem);
+const Op<SoftmaxProblem>& softmax_op();
+std::vector<Expected> softmax_reference(const SoftmaxProblem& problem);
+
+}  // namespace weft::kernels

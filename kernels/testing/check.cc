@@ -1,0 +1,99 @@
+#include <cmath>
+
+#include "core/parallel.h"
+#include "kernels/testing/op_table.h"
+
+namespace weft::kernels {
+namespace {
+
+std::vector<unsigned char> bits_of(const std::vector<Tensor>& outputs) {
+  std::vector<unsigned char> bits;
+  for (const Tensor& output : outputs) {
+    const size_t size = output.itemsize();
+    for_each_offset(output.shape(), output.strides(), [&](int64_t i) {
+      const auto* first = static_cast<const unsigned char*>(output.raw()) + i * size;
+      bits.insert(bits.end(), first, first + size);
+    });
+  }
+  return bits;
+}
+
+void compare(const std::vector<Tensor>& outputs, const std::vector<Expected>& expected,
+             CheckResult& result) {
+  if (outputs.size() != expected.size()) {
+    result.failure =
+        fmt::format("{} outputs, but the reference has {}", outputs.size(), expected.size());
+    return;
+  }
+  for (size_t k = 0; k < outputs.size(); ++k) {
+    const std::vector<double> values = outputs[k].to_vector();
+    const Expected& want = expected[k];
+    WEFT_ASSERT(values.size() == want.values.size() && values.size() == want.bounds.size());
+    size_t wrong = 0, worst = 0;
+    double worst_excess = 0;
+    for (size_t i = 0; i < values.size(); ++i) {
+      const bool equal =
+          values[i] == want.values[i] || (std::isnan(values[i]) && std::isnan(want.values[i]));
+      const double error = equal ? 0 : std::abs(values[i] - want.values[i]);
+      if (std::isfinite(error)) {
+        result.max_error = std::max(result.max_error, error);
+        if (error > 0) result.bound_used = std::max(result.bound_used, error / want.bounds[i]);
+      }
+      if (error <= want.bounds[i]) continue;
+      ++wrong;
+      const double excess = std::isfinite(error) ? error - want.bounds[i] : INFINITY;
+      if (wrong == 1 || excess > worst_excess) {
+        worst_excess = excess;
+        worst = i;
+      }
+    }
+    if (wrong > 0) {
+      result.failure = fmt::format(
+          "output {} {}: {} of {} elements out of bounds; worst at {}: got {:.9g}, expected {:.9g} "
+          "+- {:.3g}",
+          k, describe(outputs[k]), wrong, values.size(), worst, values[worst], want.values[worst],
+          want.bounds[worst]);
+      return;
+    }
+  }
+}
+
+}  // namespace
+
+CheckResult check_case(const OpTable&, const CaseEntry& entry, const std::string& variant,
+                       const std::vector<Expected>& expected) {
+  CheckResult result;
+  const int threads = num_threads();
+  std::vector<unsigned char> first_bits;
+  for (int run_threads : {threads, threads, 1, 2, 3, 8}) {
+    Inputs in(entry.seed);
+    const auto run = entry.make(in);
+    set_num_threads(run_threads);
+    bool ran = false;
+    try {
+      ran = run(variant);
+    } catch (const std::exception& error) {
+      result.failure = fmt::format("threw: {}", error.what());
+    }
+    set_num_threads(threads);
+    if (!result.failure.empty()) return result;
+    if (!ran) return result;
+    if (!in.guards_are_intact()) {
+      result.failure = "wrote outside its outputs";
+      return result;
+    }
+    std::vector<unsigned char> bits = bits_of(in.outputs());
+    if (!result.ran) {
+      result.ran = true;
+      first_bits = std::move(bits);
+      compare(in.outputs(), expected, result);
+      if (!result.failure.empty()) return result;
+    } else if (bits != first_bits) {
+      result.failure = fmt::format("other bits with {} threads than with {}", run_threads, threads);
+      return result;
+    }
+  }
+  return result;
+}
+
+}  // namespace weft::kernels

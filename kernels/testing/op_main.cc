@@ -1,0 +1,97 @@
+#include <benchmark/benchmark.h>
+
+#include <cstdio>
+#include <cstring>
+
+#include "kernels/testing/op_table.h"
+
+namespace weft::kernels {
+namespace {
+
+int check(const OpTable& table, const std::string& only_variant, const std::string& only_case) {
+  int checked = 0, failed = 0;
+  std::vector<bool> variant_ran(table.variants.size(), false);
+  for (const CaseEntry& entry : table.cases) {
+    if (!only_case.empty() && entry.name != only_case) continue;
+    const std::vector<Expected> expected = entry.expected();
+    bool any_ran = false;
+    for (size_t v = 0; v < table.variants.size(); ++v) {
+      const std::string& variant = table.variants[v];
+      if (!only_variant.empty() && variant != only_variant) continue;
+      const CheckResult result = check_case(table, entry, variant, expected);
+      if (!result.ran && result.failure.empty()) continue;
+      any_ran = true;
+      variant_ran[v] = true;
+      ++checked;
+      if (result.failure.empty()) continue;
+      ++failed;
+      std::printf("FAILED %s %s %s (seed %016lx): %s\n", table.name.c_str(), variant.c_str(),
+                  entry.name.c_str(), entry.seed, result.failure.c_str());
+    }
+    if (!any_ran && only_variant.empty()) {
+      ++failed;
+      std::printf("FAILED %s %s: no variant fits\n", table.name.c_str(), entry.name.c_str());
+    }
+  }
+  for (size_t v = 0; v < table.variants.size(); ++v) {
+    if (variant_ran[v] || !only_variant.empty() || !only_case.empty()) continue;
+    ++failed;
+    std::printf("FAILED %s %s: no case fits this variant\n", table.name.c_str(),
+                table.variants[v].c_str());
+  }
+  std::printf("%s: %d checked, %d failed\n", table.name.c_str(), checked, failed);
+  return failed == 0 && checked > 0 ? 0 : 1;
+}
+
+int bench(const OpTable& table, bool smoke, int argc, char** argv) {
+  int registered = 0;
+  for (const CaseEntry& entry : table.cases) {
+    if (entry.cost.flops == 0 && entry.cost.bytes == 0) continue;
+    for (const std::string& variant : table.variants) {
+      const auto body = [&entry, variant](benchmark::State& state) {
+        Inputs in(entry.seed);
+        const auto run = entry.make(in);
+        if (!run(variant)) {
+          state.SkipWithError("does not fit");
+          return;
+        }
+        for (auto _ : state) run(variant);
+        using benchmark::Counter;
+        state.counters["GFLOP/s"] =
+            Counter(entry.cost.flops * 1e-9, Counter::kIsIterationInvariantRate);
+        state.counters["GB/s"] =
+            Counter(entry.cost.bytes * 1e-9, Counter::kIsIterationInvariantRate);
+      };
+      auto* entry_bench = benchmark::RegisterBenchmark((variant + "/" + entry.name).c_str(), body);
+      entry_bench->UseRealTime()->Unit(benchmark::kMicrosecond);
+      if (smoke) entry_bench->Iterations(1);
+      ++registered;
+    }
+  }
+  if (registered == 0) {
+    std::printf("%s: no case states its cost, so nothing is benchmarked\n", table.name.c_str());
+    return 1;
+  }
+  benchmark::Initialize(&argc, argv);
+  benchmark::RunSpecifiedBenchmarks();
+  return 0;
+}
+
+}  // namespace
+
+int run_op_main(const OpTable& table, int argc, char** argv) {
+  const std::string command = argc > 1 ? argv[1] : "check";
+  std::string variant, only_case;
+  bool smoke = false;
+  for (int i = 2; i < argc; ++i) {
+    if (!std::strcmp(argv[i], "--smoke")) smoke = true;
+    if (!std::strcmp(argv[i], "--variant") && i + 1 < argc) variant = argv[++i];
+    if (!std::strcmp(argv[i], "--case") && i + 1 < argc) only_case = argv[++i];
+  }
+  if (command == "check") return check(table, variant, only_case);
+  if (command == "bench") return bench(table, smoke, argc, argv);
+  std::printf("usage: %s check [--variant V] [--case C] | bench [--smoke]\n", argv[0]);
+  return 2;
+}
+
+}  // namespace weft::kernels

@@ -1,0 +1,150 @@
+// An op with its cases, type-erased: what the generic test, the bench and the kernel lab run over.
+//
+// An op's NAME_cases.h defines `OpTable NAME_table()`. A case makes a problem from an Inputs, which
+// fills every tensor from a seed that depends on the op and the case alone:
+//
+//   inline OpTable softmax_table() {
+//     std::vector<Case<SoftmaxProblem>> cases;
+//     for (DType dtype : {DType::f32, DType::bf16}) {
+//       cases.push_back({fmt::format("33x127_{}", dtype), [=](Inputs& in) {
+//                          Tensor x = in.normal({33, 127}, dtype);
+//                          return SoftmaxProblem{.x = x, .y = in.output({33, 127}, dtype), .axis =
+//                          1};
+//                        }});
+//     }
+//     return make_table(softmax_op(), std::move(cases), softmax_reference);
+//   }
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "core/philox.h"
+#include "kernels/op.h"
+
+namespace weft::kernels {
+
+/// Makes the tensors of one case. Outputs come back in the order they were made; the reference's
+/// Expected list has the same order.
+class Inputs {
+ public:
+  explicit Inputs(uint64_t seed) : random_(seed) {}
+
+  /// Standard normal times scale plus shift, rounded to the dtype.
+  Tensor normal(const Shape& shape, DType dtype, double scale = 1, double shift = 0);
+  /// Integers in [low, high]: small enough that sums are exact.
+  Tensor integers(const Shape& shape, DType dtype, int64_t low = -3, int64_t high = 3);
+  /// Uniform in [low, high).
+  Tensor uniform(const Shape& shape, DType dtype, double low, double high);
+  /// These values, cycled through as often as the shape needs.
+  Tensor values(const std::vector<double>& values, const Shape& shape, DType dtype);
+  /// The same values with gaps: every dimension is strided, the gaps hold NaN (or -1), and the
+  /// first element lies off any alignment but its own.
+  Tensor strided(const Tensor& x);
+
+  /// An output: contiguous, filled with NaN (or 0x7f.. integers), with guard words on both sides.
+  Tensor output(const Shape& shape, DType dtype);
+  /// An output that starts as `initial` because the op reads it: `+=` ops and in-place updates.
+  Tensor inout(const Tensor& initial);
+  /// An output of a strided layout; its gaps must stay untouched.
+  Tensor strided_output(const Shape& shape, DType dtype);
+
+  const std::vector<Tensor>& outputs() const { return outputs_; }
+  /// True when nothing was written outside the outputs.
+  bool guards_are_intact() const;
+
+ private:
+  Tensor guarded(const Shape& shape, const Strides& strides, int64_t span, DType dtype);
+
+  Philox random_;
+  std::vector<Tensor> outputs_;
+};
+
+/// Work of a case: what the roofline and the rates are computed from.
+struct Cost {
+  double flops = 0;
+  double bytes = 0;
+};
+
+template <class Problem>
+struct Case {
+  std::string name;
+  std::function<Problem(Inputs&)> make;
+  Cost cost = {};  // 0: not benchmarked
+};
+
+/// A case bound to its op.
+struct CaseEntry {
+  std::string name;
+  Cost cost;
+  uint64_t seed = 0;
+  /// Fills `in` and returns a function that runs a variant (empty: what dispatch takes); false when
+  /// the variant does not fit.
+  std::function<std::function<bool(std::string_view variant)>(Inputs& in)> make;
+  std::function<std::vector<Expected>()> expected;
+};
+
+struct OpTable {
+  std::string name;
+  std::vector<std::string> variants;
+  std::vector<CaseEntry> cases;
+};
+
+/// FNV-1a of "op/case": printed on failure, so that one case can be repeated.
+uint64_t case_seed(std::string_view op, std::string_view name);
+
+template <class Problem>
+OpTable make_table(const Op<Problem>& op, std::vector<Case<Problem>> cases,
+                   std::vector<Expected> (*reference)(const Problem&)) {
+  OpTable table{std::string(op.name), {}, {}};
+  for (const Variant<Problem>& variant : op.variants) table.variants.emplace_back(variant.name);
+  for (Case<Problem>& c : cases) {
+    CaseEntry entry{c.name, c.cost, case_seed(op.name, c.name), {}, {}};
+    entry.make = [&op, make = c.make](Inputs& in) -> std::function<bool(std::string_view)> {
+      return [&op, problem = make(in)](std::string_view name) {
+        if (name.empty()) {
+          dispatch(op, problem);
+          return true;
+        }
+        for (const Variant<Problem>& variant : op.variants) {
+          if (variant.name != name) continue;
+          if (variant.device != problem.device().type ||
+              !variant.dtypes.contains(problem.dtype()) || !variant.fits(problem)) {
+            return false;
+          }
+          variant.run(problem);
+          return true;
+        }
+        return false;
+      };
+    };
+    entry.expected = [reference, make = c.make, seed = entry.seed] {
+      Inputs in(seed);
+      return reference(make(in));
+    };
+    table.cases.push_back(std::move(entry));
+  }
+  return table;
+}
+
+/// Result of checking one variant on one case.
+struct CheckResult {
+  bool ran = false;
+  std::string failure;  // empty when it passed
+  double max_error = 0;
+  double bound_used = 0;  // largest error divided by its bound
+};
+
+/// Runs a variant twice and at 1, 2, 3 and 8 threads; compares with the reference, the runs with
+/// each other bit for bit, and looks at the guards.
+CheckResult check_case(const OpTable& table, const CaseEntry& entry, const std::string& variant,
+                       const std::vector<Expected>& expected);
+
+/// The program behind every op's test and bench:
+///   check [--variant V] [--case C]     every variant on every case; exit status 1 on a failure
+///   bench [--smoke] [Google Benchmark's options]
+int run_op_main(const OpTable& table, int argc, char** argv);
+
+}  // namespace weft::kernels

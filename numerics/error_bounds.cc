@@ -1,0 +1,1 @@
+#include "numerics/error_bounds.h"

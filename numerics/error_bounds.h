@@ -1,0 +1,48 @@
+// Rounding-error bounds that kernel tests use as tolerances. None is tuned: each follows from the
+// standard model fl(a op b) = (a op b)(1 + d), |d| <= u, in Higham, "Accuracy and Stability of
+// Numerical Algorithms", 2nd edition, chapters 2 and 3.
+#pragma once
+
+#include <cmath>
+#include <limits>
+
+#include "core/dtype.h"
+
+namespace weft::numerics {
+
+/// gamma_n = n u / (1 - n u): relative error of n successive roundings (Higham, lemma 3.1).
+inline double gamma(double n, double u) { return n * u / (1 - n * u); }
+
+/// Smallest positive subnormal of a format: an absolute error of half of it is possible in any
+/// result near zero.
+inline double smallest_subnormal(DType dtype) {
+  switch (dtype) {
+    case DType::f64:
+      return std::numeric_limits<double>::denorm_min();
+    case DType::f32:
+      return 0x1p-149;
+    case DType::tf32:
+      return 0x1p-136;
+    case DType::f16:
+      return 0x1p-24;
+    case DType::bf16:
+      return 0x1p-133;
+    case DType::f8e4m3:
+      return 0x1p-9;
+    case DType::f8e5m2:
+      return 0x1p-16;
+    default:
+      return 0;
+  }
+}
+
+/// Largest error of rounding a value of this magnitude to the format.
+inline double rounding_error(double magnitude, DType dtype) {
+  return magnitude * unit_roundoff(dtype) + smallest_subnormal(dtype);
+}
+
+/// Sum of n terms in any order with unit roundoff u: gamma_{n-1} sum|x| (Higham, section 4.2).
+/// magnitude is sum|x|; for a dot product of n terms sum|a||b| and n + 1 roundings.
+inline double sum_bound(double n, double u, double magnitude) { return gamma(n, u) * magnitude; }
+
+}  // namespace weft::numerics
