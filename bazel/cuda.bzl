@@ -1,0 +1,127 @@
+"""cuda_library: .cu files compiled by nvcc in the cuda flavour, nothing at all in the others."""
+
+load("@cuda//:toolkit.bzl", "NVCC", "NVCC_VERSION")
+load("@bazel_tools//tools/cpp:toolchain_utils.bzl", "find_cpp_toolchain")
+
+# No contraction of a*b+c, as on the CPU: a kernel that wants an fma says so.
+_NVCC_OPTIONS = [
+    "-std=c++20",
+    "-O3",
+    "--fmad=false",
+    "--expt-relaxed-constexpr",
+    "--extended-lambda",
+    "-lineinfo",
+    "-DFMT_USE_CONSTEXPR=1",  # which fmt 9 takes nvcc not to have; without it formats are not checked
+    "-Werror=all-warnings",
+    "-Xcompiler=-fPIC,-fopenmp,-ffp-contract=off,-Wall,-Wextra,-Werror,-Wno-missing-field-initializers",
+]
+
+DEFAULT_ARCHS = ["sm_80", "sm_90", "compute_90"]
+
+def _gencode(arch):
+    number = arch.split("_")[1]
+    return "-gencode=arch=compute_%s,code=%s" % (number, arch)
+
+def _cuda_objects_impl(ctx):
+    if ctx.files.srcs and not NVCC:
+        fail("the cuda flavour needs nvcc: set CUDA_HOME to a CUDA toolkit, or build --config=cpu")
+    dependencies = cc_common.merge_cc_infos(cc_infos = [dep[CcInfo] for dep in ctx.attr.deps])
+    context = dependencies.compilation_context
+    headers = depset(ctx.files.hdrs, transitive = [context.headers])
+
+    objects = []
+    for source in ctx.files.srcs:
+        output = ctx.actions.declare_file("_cuda/%s/%s.o" % (ctx.label.name, source.basename))
+        arguments = ctx.actions.args()
+        arguments.add_all(_NVCC_OPTIONS)
+        arguments.add_all([_gencode(arch) for arch in ctx.attr.archs])
+        arguments.add_all(ctx.attr.copts)
+        arguments.add_all(depset(transitive = [context.defines, context.local_defines]), format_each = "-D%s")
+        arguments.add_all([".", ctx.bin_dir.path], before_each = "-I")
+        arguments.add_all(context.quote_includes, before_each = "-I")
+        arguments.add_all(context.includes, before_each = "-I")
+        arguments.add_all(context.system_includes, before_each = "-isystem")
+        arguments.add_all(["-c", source, "-o", output])
+        ctx.actions.run(
+            executable = NVCC,
+            arguments = [arguments],
+            inputs = depset([source], transitive = [headers]),
+            outputs = [output],
+            env = {
+                "PATH": "/usr/bin:/bin",
+                "WEFT_NVCC_VERSION": NVCC_VERSION,  # another toolkit compiles anew
+            },
+            mnemonic = "NvccCompile",
+            progress_message = "Compiling %s for %s" % (source.short_path, ", ".join(ctx.attr.archs)),
+        )
+        objects.append(output)
+
+    toolchain = find_cpp_toolchain(ctx)
+    features = cc_common.configure_features(
+        ctx = ctx,
+        cc_toolchain = toolchain,
+        requested_features = ctx.features,
+        unsupported_features = ctx.disabled_features,
+    )
+    linking_context, _ = cc_common.create_linking_context_from_compilation_outputs(
+        actions = ctx.actions,
+        name = ctx.label.name,
+        feature_configuration = features,
+        cc_toolchain = toolchain,
+        compilation_outputs = cc_common.create_compilation_outputs(
+            objects = depset(objects),
+            pic_objects = depset(objects),
+        ),
+        disallow_dynamic_library = True,
+    )
+    own = CcInfo(
+        compilation_context = cc_common.create_compilation_context(headers = depset(ctx.files.hdrs)),
+        linking_context = linking_context,
+    )
+    return [
+        DefaultInfo(files = depset(objects)),
+        cc_common.merge_cc_infos(cc_infos = [own, dependencies]),
+    ]
+
+_cuda_objects = rule(
+    implementation = _cuda_objects_impl,
+    attrs = {
+        "srcs": attr.label_list(allow_files = [".cu"]),
+        "hdrs": attr.label_list(allow_files = True),
+        "deps": attr.label_list(providers = [CcInfo]),
+        "archs": attr.string_list(),
+        "copts": attr.string_list(),
+        "_cc_toolchain": attr.label(default = "@bazel_tools//tools/cpp:current_cc_toolchain"),
+    },
+    fragments = ["cpp"],
+    toolchains = ["@bazel_tools//tools/cpp:toolchain_type"],
+)
+
+def cuda_library(name, srcs, hdrs = [], deps = [], archs = DEFAULT_ARCHS, copts = [], tags = [], **kwargs):
+    """A library of .cu files, each compiled once for its list of architectures.
+
+    Outside the cuda flavour it has headers but no objects, and nvcc is not needed.
+
+    Args:
+      name: the target.
+      srcs: .cu files.
+      hdrs: headers that the sources and dependents include, .cuh among them.
+      deps: cc_library or cuda_library targets.
+      archs: "sm_90" compiles machine code for it, "compute_90" its PTX.
+      copts: more options for nvcc.
+      tags: the usual; "cuda" is added, which `./weft test` builds wherever nvcc is found.
+      **kwargs: the usual.
+    """
+    _cuda_objects(
+        name = name,
+        srcs = select({
+            "//bazel:cuda": srcs,
+            "//conditions:default": [],
+        }),
+        hdrs = hdrs,
+        deps = deps + ["@cuda//:runtime"],
+        archs = archs,
+        copts = copts,
+        tags = tags + ["cuda"],
+        **kwargs
+    )

@@ -1,0 +1,32 @@
+// The CUDA devices of this machine, and whether the kernels compiled into this program run on them.
+//
+// Asking is safe anywhere: without a driver, or in a build without CUDA, the answer is a reason.
+#pragma once
+
+#include <cstddef>
+#include <string>
+#include <vector>
+
+namespace weft::kernels {
+
+struct CudaDevice {
+  int index = 0;
+  std::string name;
+  int compute_capability = 0;  // 10 * major + minor
+  size_t memory_bytes = 0;
+  int multiprocessors = 0;
+  /// Why our kernels do not run on it; empty when a test kernel ran and gave the right answer.
+  std::string problem;
+
+  bool usable() const { return problem.empty(); }
+};
+
+struct CudaDevices {
+  std::vector<CudaDevice> devices;
+  /// Why there are none; empty otherwise.
+  std::string reason;
+};
+
+CudaDevices probe_cuda_devices();
+
+}  // namespace weft::kernels
