@@ -1,0 +1,39 @@
+#include "kernels/pool2d/pool2d.h"
+
+namespace weft::kernels {
+
+#define WEFT_VARIANT(name, device, dtypes, fits) WEFT_DECLARE_VARIANT(Pool2dProblem, name)
+#include "kernels/pool2d/pool2d.inc"
+#undef WEFT_VARIANT
+
+const Op<Pool2dProblem>& pool2d_op() {
+#define WEFT_VARIANT(name, device, dtypes, fits) \
+  WEFT_VARIANT_ROW(Pool2dProblem, name, device, dtypes, fits)
+  static constexpr Variant<Pool2dProblem> kVariants[] = {
+#include "kernels/pool2d/pool2d.inc"
+  };
+#undef WEFT_VARIANT
+  static constexpr Op<Pool2dProblem> kOp = {"pool2d", kVariants};
+  return kOp;
+}
+
+void pool2d(const Pool2dProblem& problem) { dispatch(pool2d_op(), problem); }
+
+std::string Pool2dProblem::describe() const {
+  return fmt::format(
+      "pool2d({}, {}, kernel=[{}, {}], stride=[{}, {}], padding=[{}, {}], dilation=[{}, {}], "
+      "backward={})",
+      kind == PoolKind::kMax ? "max" : "average", image(), kernel[0], kernel[1], stride[0],
+      stride[1], padding[0], padding[1], dilation[0], dilation[1], backward());
+}
+
+int64_t pool2d_output_size(int64_t size, int64_t kernel, int64_t stride, int64_t padding,
+                           int64_t dilation, bool ceil_mode) {
+  const int64_t room = size + 2 * padding - dilation * (kernel - 1) - 1;
+  if (room < 0) return 0;
+  if (!ceil_mode) return room / stride + 1;
+  const int64_t windows = (room + stride - 1) / stride + 1;
+  return (windows - 1) * stride >= size + padding ? windows - 1 : windows;
+}
+
+}  // namespace weft::kernels
