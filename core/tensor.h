@@ -110,6 +110,8 @@ class Tensor {
   /// Says that the elements were changed in place.
   void bump_version() const { impl_->storage->bump_version(); }
   uint64_t version() const { return impl_->storage->version(); }
+  /// True when no other handle, view or saved tensor shares the elements.
+  bool is_unique() const { return impl_.use_count() == 1 && storage().use_count() == 1; }
   bool is_same(const Tensor& other) const { return impl_ == other.impl_; }
 
   // Autograd. A leaf that requires a gradient is a parameter; others carry the Node that made them.
@@ -120,6 +122,10 @@ class Tensor {
   void set_grad(const Tensor& grad) const;
   AutogradMeta* autograd() const { return impl_ ? impl_->autograd.get() : nullptr; }
   AutogradMeta& make_autograd() const;
+  const std::shared_ptr<AutogradMeta>& autograd_handle() const { return impl_->autograd; }
+  void set_autograd_handle(std::shared_ptr<AutogradMeta> meta) {
+    impl_->autograd = std::move(meta);
+  }
   const void* id() const { return impl_.get(); }
 
  private:
@@ -142,13 +148,11 @@ struct AutogradMeta {
   bool requires_grad = false;
   std::shared_ptr<Node> grad_fn;  // null for leaves
   int output_index = 0;           // which of grad_fn's outputs
-  std::weak_ptr<Node> grad_accumulator;
   Tensor grad;
-  bool is_view = false;
-  /// Called with the gradient of this tensor as backward reaches it; may return a replacement.
+  bool is_view = false;  // made by a differentiable view of another tensor
+  // Of leaves: see register_hook and register_ready_hook in autograd/backward.h.
   std::vector<std::function<Tensor(const Tensor&)>> hooks;
-  /// Called once per backward, when a leaf's gradient is complete.
-  std::vector<std::function<void(const Tensor&)>> ready_hooks;
+  std::vector<std::function<void()>> ready_hooks;
 };
 
 /// "f32 [2, 3] on cpu", for messages.

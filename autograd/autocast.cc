@@ -1,0 +1,88 @@
+#include "autograd/autocast.h"
+
+#include <unordered_map>
+
+#include "autograd/ops.h"
+#include "autograd/ops/raw.h"
+
+namespace weft {
+namespace {
+
+struct CachedCast {
+  std::weak_ptr<Storage> source;
+  uint64_t version = 0;
+  Tensor cast;
+};
+
+struct State {
+  DType dtype = DType::f32;
+  int depth = 0;
+  // A weight's casts, by its metadata: recorded ones for ops that see an ordinary tensor, raw ones
+  // for those that return its gradient themselves.
+  std::unordered_map<const void*, CachedCast> recorded, raw;
+};
+
+State& state() {
+  thread_local State instance;
+  return instance;
+}
+
+bool is_parameter(const Tensor& x) { return x.autograd() && x.autograd()->requires_grad; }
+
+/// The cast of a leaf, made at most once per version of its data.
+template <class Make>
+Tensor cached(std::unordered_map<const void*, CachedCast>& cache, const Tensor& x, DType dtype,
+              Make make) {
+  CachedCast& entry = cache[x.autograd()];
+  if (!entry.cast.defined() || entry.cast.dtype() != dtype || entry.source.lock() != x.storage() ||
+      entry.version != x.version()) {
+    entry = {x.storage(), x.version(), make()};
+  }
+  return entry.cast;
+}
+
+bool is_castable(const Tensor& x) {
+  return x.dtype() == DType::f32 || x.dtype() == DType::f16 || x.dtype() == DType::bf16;
+}
+
+}  // namespace
+
+Autocast::Autocast(DType dtype) : previous_(state().dtype) {
+  WEFT_CHECK(dtype == DType::f32 || dtype == DType::bf16 || dtype == DType::f16,
+             "Autocast: expected bf16, f16 or f32, got {}", dtype);
+  state().dtype = dtype;
+  ++state().depth;
+}
+
+Autocast::~Autocast() {
+  State& s = state();
+  s.dtype = previous_;
+  if (--s.depth == 0) {
+    s.recorded.clear();
+    s.raw.clear();
+  }
+}
+
+DType autocast_dtype() { return state().dtype; }
+
+Tensor autocast_cast(const Tensor& x) {
+  State& s = state();
+  if (s.dtype == DType::f32 || x.dtype() == s.dtype || !is_castable(x)) return x;
+  // A cast made while nothing is recorded carries no history: it must not serve a recorded use.
+  if (!is_parameter(x) || !grad_enabled()) return ops::cast(x, s.dtype);
+  return cached(s.recorded, x, s.dtype, [&] { return ops::cast(x, s.dtype); });
+}
+
+Tensor autocast_f32(const Tensor& x) {
+  if (state().dtype == DType::f32 || !is_castable(x)) return x;
+  return ops::cast(x, DType::f32);
+}
+
+Tensor autocast_weight(const Tensor& weight, DType dtype) {
+  if (weight.dtype() == dtype) return detach(weight);
+  State& s = state();
+  if (s.depth == 0 || !weight.autograd()) return raw::contiguous(weight, dtype);
+  return cached(s.raw, weight, dtype, [&] { return raw::contiguous(weight, dtype); });
+}
+
+}  // namespace weft

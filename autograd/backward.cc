@@ -1,0 +1,314 @@
+#include "autograd/backward.h"
+
+#include <algorithm>
+#include <cmath>
+#include <unordered_map>
+
+#include "autograd/ops.h"
+
+namespace weft {
+namespace {
+
+/// A gradient on its way: the first contribution is held as it came, later ones are added to a
+/// buffer of our own.
+struct Accumulator {
+  Tensor value;
+  bool owned = false;
+
+  void add(const Tensor& gradient, bool create_graph) {
+    if (!value.defined()) {
+      value = gradient;
+      return;
+    }
+    if (create_graph || !owned) {
+      value = ops::add(value, gradient);
+      owned = !create_graph;
+    } else {
+      ops::add_(value, gradient);
+    }
+  }
+};
+
+/// A leaf met in this pass: contributions still to come, and what has arrived.
+struct LeafState {
+  std::shared_ptr<AutogradMeta> meta;
+  int pending = 0;
+  Accumulator gradient;
+};
+
+struct NodeState {
+  std::shared_ptr<Node> node;
+  std::vector<Accumulator> gradients;  // one per output
+  bool needed = true;
+};
+
+class Pass {
+ public:
+  Pass(const Tensors& roots, const Tensors& gradients, const BackwardOptions& options)
+      : options_(options) {
+    for (size_t i = 0; i < roots.size(); ++i) {
+      WEFT_CHECK(roots[i].defined() && roots[i].requires_grad(),
+                 "backward: {} does not require a gradient and has no history", roots[i]);
+      Tensor gradient = i < gradients.size() ? gradients[i] : Tensor();
+      if (!gradient.defined()) {
+        WEFT_CHECK(roots[i].numel() == 1,
+                   "backward: a root of several elements, {}, needs a gradient of its shape",
+                   roots[i]);
+        gradient = ops::full_like(roots[i], 1);
+      }
+      WEFT_CHECK(gradient.shape() == roots[i].shape(),
+                 "backward: the gradient {} does not have the shape of the root {}", gradient,
+                 roots[i]);
+      roots_.push_back({roots[i], gradient});
+    }
+    for (const auto& [root, gradient] : roots_) {
+      const AutogradMeta& meta = *root.autograd();
+      if (meta.grad_fn) visit(meta.grad_fn);
+    }
+    std::sort(order_.begin(), order_.end(),
+              [](const Node* a, const Node* b) { return a->sequence > b->sequence; });
+  }
+
+  /// Only nodes that lead to these tensors run; their gradients are kept, not accumulated.
+  void capture(const Tensors& inputs) {
+    captures_leaves_ = true;
+    for (const Tensor& input : inputs) {
+      const AutogradMeta* meta = input.autograd();
+      WEFT_CHECK(meta && input.requires_grad(), "grad: input {} does not require a gradient",
+                 input);
+      if (meta->grad_fn) {
+        captured_outputs_[{meta->grad_fn.get(), meta->output_index}];
+      } else {
+        captured_leaves_[meta];
+      }
+    }
+    for (auto node = order_.rbegin(); node != order_.rend(); ++node) {  // oldest first
+      NodeState& state = states_.at(*node);
+      state.needed = std::any_of((*node)->edges.begin(), (*node)->edges.end(),
+                                 [&](const Edge& edge) { return leads_to_capture(edge); });
+    }
+  }
+
+  void run() {
+    count_leaf_uses();
+    for (auto& [root, gradient] : roots_) {
+      const AutogradMeta& meta = *root.autograd();
+      send({meta.grad_fn, meta.output_index, meta.grad_fn ? nullptr : root.autograd_handle()},
+           gradient);
+    }
+    for (Node* node : order_) run_node(states_.at(node));
+  }
+
+  Tensor captured(const Tensor& input) const {
+    const AutogradMeta* meta = input.autograd();
+    if (meta->grad_fn) return captured_outputs_.at({meta->grad_fn.get(), meta->output_index});
+    return captured_leaves_.at(meta);
+  }
+
+ private:
+  struct OutputHash {
+    size_t operator()(const std::pair<Node*, int>& key) const {
+      return std::hash<void*>()(key.first) * 31 + key.second;
+    }
+  };
+
+  void visit(const std::shared_ptr<Node>& root) {
+    std::vector<std::shared_ptr<Node>> stack = {root};
+    while (!stack.empty()) {
+      const std::shared_ptr<Node> node = std::move(stack.back());
+      stack.pop_back();
+      if (!states_.try_emplace(node.get()).second) continue;
+      NodeState& state = states_.at(node.get());
+      state.node = node;
+      state.gradients.resize(node->outputs);
+      order_.push_back(node.get());
+      for (const Edge& edge : node->edges) {
+        if (edge.node) stack.push_back(edge.node);
+      }
+    }
+  }
+
+  bool leads_to_capture(const Edge& edge) const {
+    if (edge.leaf) return captured_leaves_.count(edge.leaf.get()) > 0;
+    if (!edge.node) return false;
+    return captured_outputs_.count({edge.node.get(), edge.index}) > 0 ||
+           states_.at(edge.node.get()).needed;
+  }
+
+  bool is_wanted(const Edge& edge) const {
+    return edge.is_needed() && (!captures_leaves_ || leads_to_capture(edge));
+  }
+
+  void count_leaf_uses() {
+    const auto count = [&](const std::shared_ptr<AutogradMeta>& leaf) {
+      LeafState& state = leaves_[leaf.get()];
+      state.meta = leaf;
+      ++state.pending;
+    };
+    for (const auto& [root, gradient] : roots_) {
+      if (!root.autograd()->grad_fn) count(root.autograd_handle());
+    }
+    for (const Node* node : order_) {
+      if (!states_.at(const_cast<Node*>(node)).needed) continue;
+      for (const Edge& edge : node->edges) {
+        if (edge.leaf && is_wanted(edge)) count(edge.leaf);
+      }
+    }
+  }
+
+  void send(const Edge& edge, const Tensor& gradient) {
+    if (edge.leaf) {
+      LeafState& leaf = leaves_.at(edge.leaf.get());
+      if (gradient.defined()) leaf.gradient.add(gradient, options_.create_graph);
+      if (--leaf.pending == 0) finish_leaf(leaf);
+    } else if (edge.node && gradient.defined()) {
+      states_.at(edge.node.get()).gradients[edge.index].add(gradient, options_.create_graph);
+    }
+  }
+
+  void finish_leaf(LeafState& leaf) {
+    Tensor gradient = std::move(leaf.gradient.value);
+    if (!gradient.defined()) return;
+    AutogradMeta& meta = *leaf.meta;
+    for (const auto& hook : meta.hooks) {
+      if (Tensor replaced = hook(gradient); replaced.defined()) gradient = replaced;
+    }
+    if (captures_leaves_) {
+      if (auto entry = captured_leaves_.find(&meta); entry != captured_leaves_.end()) {
+        entry->second = gradient;
+      }
+      return;
+    }
+    if (!meta.grad.defined()) {
+      // The gradient may be shared with another leaf or with the caller; .grad() must not be.
+      const bool keeps = options_.create_graph || gradient.is_unique();
+      meta.grad = keeps && gradient.is_contiguous() ? gradient : ops::clone(gradient);
+    } else if (options_.create_graph) {
+      meta.grad = ops::add(meta.grad, gradient);
+    } else {
+      ops::add_(meta.grad, gradient);
+    }
+    for (const auto& hook : meta.ready_hooks) hook();
+  }
+
+  void run_node(NodeState& state) {
+    Node& node = *state.node;
+    Tensors gradients;
+    bool any = false;
+    for (size_t i = 0; i < state.gradients.size(); ++i) {
+      Tensor& gradient = state.gradients[i].value;
+      for (const auto& [output, hook] : node.hooks) {
+        if (output != static_cast<int>(i) || !gradient.defined()) continue;
+        if (Tensor replaced = hook(gradient); replaced.defined()) gradient = replaced;
+      }
+      if (auto entry = captured_outputs_.find({&node, static_cast<int>(i)});
+          entry != captured_outputs_.end()) {
+        entry->second = gradient;
+      }
+      any = any || gradient.defined();
+      gradients.push_back(std::move(gradient));
+    }
+    if (!state.needed) return;
+    if (!any) {
+      for (const Edge& edge : node.edges) {
+        if (is_wanted(edge)) send(edge, {});
+      }
+      return;
+    }
+    WEFT_CHECK(!node.released,
+               "{}: backward was run through it already and its saved tensors were freed; pass "
+               "retain_graph to the first backward",
+               node.name);
+    std::vector<bool> needs;
+    for (const Edge& edge : node.edges) needs.push_back(is_wanted(edge));
+    Tensors results;
+    {
+      const GradMode mode(options_.create_graph);
+      results =
+          node.backward(Backward(state.node, std::move(gradients), needs, options_.create_graph));
+    }
+    WEFT_CHECK(results.size() == node.edges.size(),
+               "{}: its gradient function returned {} tensors for {} inputs", node.name,
+               results.size(), node.edges.size());
+    if (AnomalyMode::enabled()) check_gradients(node, results);
+    if (!options_.retain_graph && !options_.create_graph) {
+      node.released = true;
+      node.saved.clear();
+      node.backward = nullptr;
+    }
+    for (size_t i = 0; i < results.size(); ++i) {
+      if (needs[i]) send(node.edges[i], results[i]);
+      results[i] = {};
+    }
+  }
+
+  static void check_gradients(const Node& node, const Tensors& results) {
+    for (size_t i = 0; i < results.size(); ++i) {
+      if (!results[i].defined()) continue;
+      for (double value : results[i].to_vector()) {
+        WEFT_CHECK(!std::isnan(value),
+                   "anomaly: the gradient of {} with respect to its input {}, {}, holds a NaN",
+                   node.name, i, results[i]);
+      }
+    }
+  }
+
+  BackwardOptions options_;
+  std::vector<std::pair<Tensor, Tensor>> roots_;
+  std::unordered_map<Node*, NodeState> states_;
+  std::vector<Node*> order_;
+  std::unordered_map<const AutogradMeta*, LeafState> leaves_;
+  bool captures_leaves_ = false;
+  std::unordered_map<const AutogradMeta*, Tensor> captured_leaves_;
+  std::unordered_map<std::pair<Node*, int>, Tensor, OutputHash> captured_outputs_;
+};
+
+}  // namespace
+
+void backward(const Tensor& root, const Tensor& gradient, const BackwardOptions& options) {
+  Pass({root}, {gradient}, options).run();
+}
+
+Tensors grad(const Tensors& outputs, const Tensors& inputs, const Tensors& gradients,
+             const BackwardOptions& options) {
+  Pass pass(outputs, gradients, options);
+  pass.capture(inputs);
+  pass.run();
+  Tensors results;
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    results.push_back(pass.captured(inputs[i]));
+    WEFT_CHECK(results.back().defined() || options.allow_unused,
+               "grad: input {}, {}, played no part in the outputs; allow_unused gives an undefined "
+               "gradient",
+               i, inputs[i]);
+  }
+  return results;
+}
+
+void register_hook(const Tensor& tensor, std::function<Tensor(const Tensor&)> hook) {
+  WEFT_CHECK(tensor.requires_grad(), "register_hook: {} does not require a gradient", tensor);
+  AutogradMeta& meta = *tensor.autograd();
+  if (meta.grad_fn) {
+    meta.grad_fn->hooks.emplace_back(meta.output_index, std::move(hook));
+  } else {
+    meta.hooks.push_back(std::move(hook));
+  }
+}
+
+void register_ready_hook(const Tensor& leaf, std::function<void()> hook) {
+  WEFT_CHECK(leaf.requires_grad() && !leaf.autograd()->grad_fn,
+             "register_ready_hook: {} is not a leaf that requires a gradient", leaf);
+  leaf.autograd()->ready_hooks.push_back(std::move(hook));
+}
+
+void retain_grad(const Tensor& tensor) {
+  WEFT_CHECK(tensor.requires_grad(), "retain_grad: {} does not require a gradient", tensor);
+  if (!tensor.autograd()->grad_fn) return;
+  const std::weak_ptr<AutogradMeta> meta = tensor.autograd_handle();
+  register_hook(tensor, [meta](const Tensor& gradient) {
+    if (const auto alive = meta.lock()) alive->grad = gradient;
+    return Tensor();
+  });
+}
+
+}  // namespace weft

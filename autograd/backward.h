@@ -1,0 +1,34 @@
+// Running the tape backwards.
+#pragma once
+
+#include "autograd/tape.h"
+
+namespace weft {
+
+struct BackwardOptions {
+  bool retain_graph = false;  // keep saved tensors for another backward
+  bool create_graph = false;  // record the gradient computation itself; implies retain_graph
+  bool allow_unused = false;  // grad(): an input that played no part gets an undefined gradient
+};
+
+/// Adds d(root)/d(leaf) to .grad() of every leaf that requires a gradient. `gradient` is
+/// d(loss)/d(root), by default 1, for which root must have one element. Nodes run in the reverse
+/// order of recording, so sums of gradients are formed in one order always. Throws Error when root
+/// has no history or its graph was already freed.
+void backward(const Tensor& root, const Tensor& gradient = {}, const BackwardOptions& options = {});
+
+/// The gradients of sum_i <outputs[i], gradients[i]> with respect to the inputs, which may be
+/// leaves or intermediate results. No .grad() is touched and no ready hook runs.
+Tensors grad(const Tensors& outputs, const Tensors& inputs, const Tensors& gradients = {},
+             const BackwardOptions& options = {});
+
+/// Calls hook(gradient) when backward has the gradient of this tensor; a defined result replaces
+/// it.
+void register_hook(const Tensor& tensor, std::function<Tensor(const Tensor&)> hook);
+/// Calls hook() once per backward, when a leaf's .grad() is complete. A hook that holds the leaf
+/// itself keeps it alive for ever.
+void register_ready_hook(const Tensor& leaf, std::function<void()> hook);
+/// Keeps the gradient of an intermediate result in its .grad().
+void retain_grad(const Tensor& tensor);
+
+}  // namespace weft

@@ -1,0 +1,63 @@
+#include "autograd/checkpoint.h"
+
+#include "autograd/autocast.h"
+#include "autograd/backward.h"
+#include "autograd/random.h"
+
+namespace weft {
+namespace {
+
+/// This thread's generator set to another position for as long as it lives.
+class GeneratorGuard {
+ public:
+  explicit GeneratorGuard(const Generator& position) : saved_(generator()) {
+    generator() = position;
+  }
+  ~GeneratorGuard() { generator() = saved_; }
+
+ private:
+  Generator saved_;
+};
+
+}  // namespace
+
+Tensor checkpoint(const std::function<Tensor(const Tensors&)>& function, const Tensors& inputs) {
+  if (!grad_enabled()) return function(inputs);
+  const Generator position = generator();
+  const DType autocast = autocast_dtype();
+  Tensor output;
+  {
+    NoGrad guard;
+    output = function(inputs);
+    WEFT_CHECK(output.defined(), "checkpoint: the function returned an undefined tensor");
+    // An input handed through must not carry its own history out.
+    output = output.alias();
+  }
+  // Parameters used inside are not inputs of the node; a node is recorded when there may be any.
+  static const Tensor marker = Tensor::zeros({}).set_requires_grad(true);
+  Tensors all = inputs;
+  all.push_back(marker);
+  return record("checkpoint", all, output, inputs,
+                [=, count = inputs.size()](const Backward& b) -> Tensors {
+                  b.require_no_graph();
+                  Tensors leaves;
+                  for (size_t i = 0; i < count; ++i) {
+                    leaves.push_back(b.saved(static_cast<int>(i)));
+                    if (!leaves[i].defined()) continue;
+                    leaves[i] = leaves[i].alias();
+                    if (b.needs(static_cast<int>(i))) leaves[i].set_requires_grad(true);
+                  }
+                  const GeneratorGuard generator_guard(position);
+                  const GradMode recording(true);
+                  const Autocast mode(autocast);
+                  const Tensor again = function(leaves);
+                  if (again.requires_grad()) backward(again, b.dy());
+                  Tensors gradients;
+                  for (const Tensor& leaf : leaves)
+                    gradients.push_back(leaf.defined() ? leaf.grad() : Tensor());
+                  gradients.emplace_back();
+                  return gradients;
+                });
+}
+
+}  // namespace weft

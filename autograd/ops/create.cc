@@ -1,0 +1,77 @@
+#include "autograd/ops.h"
+#include "autograd/ops/raw.h"
+#include "autograd/random.h"
+#include "core/view.h"
+#include "kernels/fill/fill.h"
+#include "kernels/index/index.h"
+#include "kernels/random/random.h"
+
+namespace weft::ops {
+
+Tensor full(const Shape& shape, double value, DType dtype, Device device) {
+  Tensor y = Tensor::empty(shape, dtype, device);
+  kernels::fill({.y = y, .value = value});
+  return y;
+}
+
+Tensor full_like(const Tensor& x, double value) {
+  return full(x.shape(), value, x.dtype(), x.device());
+}
+Tensor zeros_like(const Tensor& x) { return full_like(x, 0); }
+Tensor ones(const Shape& shape, DType dtype, Device device) {
+  return full(shape, 1, dtype, device);
+}
+
+Tensor arange(int64_t begin, int64_t end, DType dtype) {
+  WEFT_CHECK(begin <= end, "arange: begin {} lies behind end {}", begin, end);
+  std::vector<int64_t> values;
+  for (int64_t i = begin; i < end; ++i) values.push_back(i);
+  return raw::contiguous(Tensor::from(values, {end - begin}), dtype);
+}
+
+Tensor eye(int64_t n, DType dtype) {
+  WEFT_CHECK(n >= 0, "eye: the size must not be negative, got {}", n);
+  Tensor y = raw::zeros({n, n}, dtype, {});
+  const Tensor diagonal = Tensor::view_of(y.storage(), {n}, {n + 1}, 0, dtype);
+  kernels::fill({.y = diagonal, .value = 1});
+  return y;
+}
+
+Tensor one_hot(const Tensor& indices, int64_t classes, DType dtype) {
+  WEFT_CHECK(!is_floating(indices.dtype()) && classes > 0,
+             "one_hot: expected integer indices and a positive number of classes, got {} and {}",
+             indices, classes);
+  Shape shape = indices.shape();
+  shape.push_back(classes);
+  Tensor y = raw::zeros(shape, dtype, indices.device());
+  const Tensor index = view::unsqueeze(raw::contiguous(indices, DType::i64), indices.dim());
+  kernels::index({.kind = kernels::IndexKind::kScatter,
+                  .x = full(index.shape(), 1, dtype, indices.device()),
+                  .index = index,
+                  .y = y,
+                  .axis = indices.dim()});
+  return y;
+}
+
+namespace {
+
+Tensor draw(const Shape& shape, DType dtype, kernels::Distribution distribution) {
+  kernels::RandomProblem problem{.y = Tensor::empty(shape, dtype), .distribution = distribution};
+  Generator& g = generator();
+  problem.seed = g.seed;
+  problem.stream = g.stream;
+  problem.offset = g.take(problem.y.numel());
+  kernels::random(problem);
+  return problem.y;
+}
+
+}  // namespace
+
+Tensor rand(const Shape& shape, DType dtype) {
+  return draw(shape, dtype, kernels::Distribution::uniform);
+}
+Tensor randn(const Shape& shape, DType dtype) {
+  return draw(shape, dtype, kernels::Distribution::normal);
+}
+
+}  // namespace weft::ops

@@ -1,0 +1,72 @@
+#include "kernels/cross_entropy/cross_entropy.h"
+
+#include <cmath>
+
+#include "autograd/autocast.h"
+#include "autograd/ops.h"
+#include "autograd/ops/raw.h"
+#include "core/view.h"
+
+namespace weft::ops {
+
+Tensor cross_entropy(const Tensor& logits, const Tensor& labels,
+                     const CrossEntropyOptions& options) {
+  raw::check_floating("cross_entropy", logits);
+  raw::check_devices("cross_entropy", {logits, labels});
+  WEFT_CHECK(logits.dim() == 2, "cross_entropy: expected logits [N, C], got {}", logits);
+  const int64_t rows = logits.size(0), classes = logits.size(1);
+  const bool hard = !is_floating(labels.dtype());
+  WEFT_CHECK(labels.shape() == (hard ? Shape{rows} : logits.shape()),
+             "cross_entropy: labels must be integers [{}] or probabilities {}, got {}", rows,
+             logits.shape(), labels);
+  WEFT_CHECK(options.label_smoothing >= 0 && options.label_smoothing <= 1,
+             "cross_entropy: label_smoothing must lie in [0, 1], got {}", options.label_smoothing);
+  const Tensor targets = hard ? raw::contiguous(labels, DType::i64) : labels;
+  int64_t counted = rows;
+  if (hard) {
+    const int64_t* label = targets.data<int64_t>();
+    for (int64_t i = 0; i < rows; ++i) {
+      if (label[i] == options.ignore_index) {
+        --counted;
+        continue;
+      }
+      WEFT_CHECK(label[i] >= 0 && label[i] < classes,
+                 "cross_entropy: label {} at position {} is not one of the {} classes", label[i], i,
+                 classes);
+    }
+  }
+  const DType dtype = logits.dtype() == DType::f64 ? DType::f64 : DType::f32;
+  Tensor losses = Tensor::empty({rows}, dtype, logits.device());
+  Tensor lse = Tensor::empty({rows}, dtype, logits.device());
+  kernels::cross_entropy({.logits = logits,
+                          .labels = targets,
+                          .loss = losses,
+                          .lse = lse,
+                          .label_smoothing = options.label_smoothing,
+                          .ignore_index = options.ignore_index});
+  // 0/0 = NaN when every row is ignored, as in PyTorch.
+  const double scale = 1.0 / static_cast<double>(counted);
+  Tensor loss;
+  {
+    NoGrad guard;
+    loss = counted == 0 ? full({}, NAN, dtype, logits.device()) : sum(losses) * scale;
+  }
+  return record("cross_entropy", {logits, labels}, loss, {logits, targets, lse},
+                [=](const Backward& b) -> Tensors {
+                  b.require_no_graph();
+                  const Tensor logits = b.saved(0), lse = b.saved(2);
+                  Tensor dlogits = Tensor::empty(logits.shape(), logits.dtype(), logits.device());
+                  const Tensor dloss = view::expand(cast(b.dy() * scale, lse.dtype()), lse.shape());
+                  kernels::cross_entropy({.logits = logits,
+                                          .labels = b.saved(1),
+                                          .lse = lse,
+                                          .dloss = dloss,
+                                          .dlogits = dlogits,
+                                          .label_smoothing = options.label_smoothing,
+                                          .ignore_index = options.ignore_index});
+                  WEFT_CHECK(!b.needs(1), "cross_entropy: soft labels have no gradient");
+                  return {dlogits, {}};
+                });
+}
+
+}  // namespace weft::ops

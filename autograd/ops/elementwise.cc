@@ -1,0 +1,399 @@
+// Elementwise ops: each is one kernel call and the rule of its derivative beside it.
+#include <cmath>
+#include <numbers>
+
+#include "autograd/autocast.h"
+#include "autograd/ops.h"
+#include "autograd/ops/raw.h"
+#include "core/view.h"
+#include "kernels/binary/binary.h"
+#include "kernels/fill/fill.h"
+#include "kernels/unary/unary.h"
+#include "kernels/where/where.h"
+
+namespace weft {
+namespace ops {
+namespace {
+
+using kernels::BinaryOp;
+using kernels::UnaryOp;
+
+Tensor compute(UnaryOp op, const Tensor& x, double alpha = 1) {
+  WEFT_CHECK(x.defined(), "{}: undefined tensor", name(op));
+  WEFT_CHECK(is_floating(x.dtype()) || takes_integers(op),
+             "{}: expected a floating-point tensor, got {}", name(op), x);
+  Tensor y = Tensor::empty(x.shape(), is_test(op) ? DType::boolean : x.dtype(), x.device());
+  kernels::unary({.op = op, .x = x, .y = y, .alpha = alpha});
+  return y;
+}
+
+Tensor compute(BinaryOp op, const Tensor& a, const Tensor& b, double alpha = 1) {
+  WEFT_CHECK(a.defined() && b.defined(), "{}: undefined tensor", name(op));
+  raw::check_devices(name(op), {a, b});
+  const Shape shape = broadcast_shapes(a.shape(), b.shape(), name(op));
+  const DType dtype = is_test(op) ? DType::boolean : promote(a.dtype(), b.dtype());
+  Tensor y = Tensor::empty(shape, dtype, a.device());
+  kernels::binary(
+      {.op = op, .a = view::expand(a, shape), .b = view::expand(b, shape), .y = y, .alpha = alpha});
+  return y;
+}
+
+/// A number as a 0-dim tensor beside x.
+Tensor scalar_like(const Tensor& x, double value) {
+  return full({}, value, is_floating(x.dtype()) ? x.dtype() : DType::f32, x.device());
+}
+
+/// The gradient of a broadcast operand: summed to its shape, in its dtype.
+Tensor reduce_to(const Tensor& gradient, const Shape& shape, DType dtype) {
+  return cast(sum_to(gradient, shape), dtype);
+}
+
+/// An operand's shape and dtype: all that backward needs of it when its values do not matter.
+struct Meta {
+  Shape shape;
+  DType dtype;
+  explicit Meta(const Tensor& x) : shape(x.shape()), dtype(x.dtype()) {}
+  Tensor fit(const Tensor& gradient) const { return reduce_to(gradient, shape, dtype); }
+};
+
+using Derivative = Tensor (*)(const Tensor& dy, const Tensor& x, const Tensor& y);
+
+/// y = f(x) with dx = derivative(dy, x, y); saves what the derivative reads.
+enum class Saves { kInput, kOutput };
+Tensor differentiable(UnaryOp op, const Tensor& x, Saves saves, Derivative derivative) {
+  Tensor y = compute(op, x);
+  const bool input = saves == Saves::kInput;
+  return record(name(op), {x}, y, {input ? x : y}, [=](const Backward& b) -> Tensors {
+    const Tensor kept = b.saved(0);
+    return {derivative(b.dy(), input ? kept : Tensor(), input ? Tensor() : kept)};
+  });
+}
+
+/// The fused gradient kernel `op` on (kept, dy), or its composition when it must be differentiable.
+Tensor gradient(const Backward& b, BinaryOp op,
+                const std::function<Tensor(const Tensor& kept)>& composed) {
+  const Tensor kept = b.saved(0);
+  if (b.create_graph()) return mul(b.dy(), composed(kept));
+  Tensor dx = Tensor::empty(kept.shape(), kept.dtype(), kept.device());
+  kernels::binary({.op = op, .a = kept, .b = b.dy(), .y = dx});
+  return dx;
+}
+
+}  // namespace
+
+Tensor add(const Tensor& a, const Tensor& b, double alpha) {
+  Tensor y = alpha == 1 ? compute(BinaryOp::add, a, b) : compute(BinaryOp::add_scaled, a, b, alpha);
+  return record("add", {a, b}, y, {},
+                [ma = Meta(a), mb = Meta(b), alpha](const Backward& g) -> Tensors {
+                  const Tensor& dy = g.dy();
+                  return {g.needs(0) ? ma.fit(dy) : Tensor(),
+                          g.needs(1) ? mb.fit(alpha == 1 ? dy : dy * alpha) : Tensor()};
+                });
+}
+
+Tensor sub(const Tensor& a, const Tensor& b) {
+  return record("sub", {a, b}, compute(BinaryOp::sub, a, b), {},
+                [ma = Meta(a), mb = Meta(b)](const Backward& g) -> Tensors {
+                  return {g.needs(0) ? ma.fit(g.dy()) : Tensor(),
+                          g.needs(1) ? mb.fit(neg(g.dy())) : Tensor()};
+                });
+}
+
+Tensor mul(const Tensor& a, const Tensor& b) {
+  return record("mul", {a, b}, compute(BinaryOp::mul, a, b), {a, b},
+                [ma = Meta(a), mb = Meta(b)](const Backward& g) -> Tensors {
+                  return {g.needs(0) ? ma.fit(mul(g.dy(), g.saved(1))) : Tensor(),
+                          g.needs(1) ? mb.fit(mul(g.dy(), g.saved(0))) : Tensor()};
+                });
+}
+
+Tensor div(const Tensor& first, const Tensor& second) {
+  // Integers divide to f32, as Python's / does.
+  const bool integers = !is_floating(first.dtype()) && !is_floating(second.dtype());
+  const Tensor a = integers ? cast(first, DType::f32) : first;
+  const Tensor b = integers ? cast(second, DType::f32) : second;
+  return record("div", {a, b}, compute(BinaryOp::div, a, b), {a, b},
+                [ma = Meta(a), mb = Meta(b)](const Backward& g) -> Tensors {
+                  const Tensor a = g.saved(0), b = g.saved(1);
+                  const Tensor da = div(g.dy(), b);
+                  return {g.needs(0) ? ma.fit(da) : Tensor(),
+                          g.needs(1) ? mb.fit(neg(mul(da, div(a, b)))) : Tensor()};
+                });
+}
+
+Tensor pow(const Tensor& first, const Tensor& second) {
+  const Tensor a = autocast_f32(first), b = autocast_f32(second);
+  Tensor y = compute(BinaryOp::pow, a, b);
+  return record(
+      "pow", {a, b}, y, {a, b, y}, [ma = Meta(a), mb = Meta(b)](const Backward& g) -> Tensors {
+        const Tensor a = g.saved(0), b = g.saved(1), y = g.saved(2);
+        Tensor da, db;
+        // b a^(b-1), which is 0 for b = 0 also at a = 0.
+        if (g.needs(0)) {
+          const Tensor slope = mul(b, pow(a, b - 1.0));
+          da = ma.fit(mul(g.dy(), where(eq(b, scalar_like(b, 0)), scalar_like(slope, 0), slope)));
+        }
+        // y log a, which is 0 where a = 0 and b >= 0.
+        if (g.needs(1)) {
+          const Tensor at_zero = logical_and(eq(a, scalar_like(a, 0)), ge(b, scalar_like(b, 0)));
+          db = mb.fit(mul(g.dy(), where(at_zero, scalar_like(y, 0), mul(y, log(a)))));
+        }
+        return {da, db};
+      });
+}
+
+namespace {
+
+Tensor extreme(std::string_view op, BinaryOp kernel, const Tensor& a, const Tensor& b) {
+  return record(op, {a, b}, compute(kernel, a, b), {a, b},
+                [kernel, ma = Meta(a), mb = Meta(b)](const Backward& g) -> Tensors {
+                  const Tensor a = g.saved(0), b = g.saved(1);
+                  const Tensor& dy = g.dy();
+                  const Tensor first = kernel == BinaryOp::maximum ? gt(a, b) : lt(a, b);
+                  const Tensor half = cast(eq(a, b), dy.dtype()) * 0.5;
+                  const Tensor weight = add(cast(first, dy.dtype()), half);
+                  return {g.needs(0) ? ma.fit(mul(dy, weight)) : Tensor(),
+                          g.needs(1) ? mb.fit(mul(dy, 1.0 - weight)) : Tensor()};
+                });
+}
+
+}  // namespace
+
+Tensor maximum(const Tensor& a, const Tensor& b) {
+  return extreme("maximum", BinaryOp::maximum, a, b);
+}
+Tensor minimum(const Tensor& a, const Tensor& b) {
+  return extreme("minimum", BinaryOp::minimum, a, b);
+}
+
+Tensor where(const Tensor& condition, const Tensor& a, const Tensor& b) {
+  raw::check_devices("where", {condition, a, b});
+  WEFT_CHECK(condition.dtype() == DType::boolean, "where: the condition must be bool, got {}",
+             condition);
+  const Shape shape =
+      broadcast_shapes(condition.shape(), broadcast_shapes(a.shape(), b.shape(), "where"), "where");
+  const DType dtype = promote(a.dtype(), b.dtype());
+  const Tensor x = cast(a, dtype), z = cast(b, dtype);
+  Tensor y = Tensor::empty(shape, dtype, a.device());
+  kernels::where({.condition = view::expand(condition, shape),
+                  .a = view::expand(x, shape),
+                  .b = view::expand(z, shape),
+                  .y = y});
+  return record("where", {x, z}, y, {condition},
+                [ma = Meta(x), mb = Meta(z)](const Backward& g) -> Tensors {
+                  const Tensor condition = g.saved(0), zero = scalar_like(g.dy(), 0);
+                  return {g.needs(0) ? ma.fit(where(condition, g.dy(), zero)) : Tensor(),
+                          g.needs(1) ? mb.fit(where(condition, zero, g.dy())) : Tensor()};
+                });
+}
+
+Tensor neg(const Tensor& x) {
+  return differentiable(UnaryOp::neg, x, Saves::kInput,
+                        [](const Tensor& dy, const Tensor&, const Tensor&) { return neg(dy); });
+}
+Tensor abs(const Tensor& x) {
+  return differentiable(
+      UnaryOp::abs, x, Saves::kInput,
+      [](const Tensor& dy, const Tensor& x, const Tensor&) { return mul(dy, sign(x)); });
+}
+Tensor exp(const Tensor& x) {
+  return differentiable(
+      UnaryOp::exp, autocast_f32(x), Saves::kOutput,
+      [](const Tensor& dy, const Tensor&, const Tensor& y) { return mul(dy, y); });
+}
+Tensor log(const Tensor& x) {
+  return differentiable(
+      UnaryOp::log, autocast_f32(x), Saves::kInput,
+      [](const Tensor& dy, const Tensor& x, const Tensor&) { return div(dy, x); });
+}
+Tensor sqrt(const Tensor& x) {
+  return differentiable(
+      UnaryOp::sqrt, x, Saves::kOutput,
+      [](const Tensor& dy, const Tensor&, const Tensor& y) { return div(dy, y * 2.0); });
+}
+Tensor rsqrt(const Tensor& x) {
+  return differentiable(UnaryOp::rsqrt, autocast_f32(x), Saves::kOutput,
+                        [](const Tensor& dy, const Tensor&, const Tensor& y) {
+                          return mul(dy, mul(square(y), y)) * -0.5;
+                        });
+}
+Tensor reciprocal(const Tensor& x) {
+  return differentiable(
+      UnaryOp::reciprocal, x, Saves::kOutput,
+      [](const Tensor& dy, const Tensor&, const Tensor& y) { return neg(mul(dy, square(y))); });
+}
+Tensor square(const Tensor& x) {
+  return differentiable(
+      UnaryOp::square, x, Saves::kInput,
+      [](const Tensor& dy, const Tensor& x, const Tensor&) { return mul(dy, x * 2.0); });
+}
+Tensor sin(const Tensor& x) {
+  return differentiable(
+      UnaryOp::sin, x, Saves::kInput,
+      [](const Tensor& dy, const Tensor& x, const Tensor&) { return mul(dy, cos(x)); });
+}
+Tensor cos(const Tensor& x) {
+  return differentiable(
+      UnaryOp::cos, x, Saves::kInput,
+      [](const Tensor& dy, const Tensor& x, const Tensor&) { return neg(mul(dy, sin(x))); });
+}
+Tensor erf(const Tensor& x) {
+  return differentiable(UnaryOp::erf, x, Saves::kInput,
+                        [](const Tensor& dy, const Tensor& x, const Tensor&) {
+                          return mul(dy, exp(neg(square(x))) * (2 * std::numbers::inv_sqrtpi));
+                        });
+}
+Tensor tanh(const Tensor& x) {
+  Tensor y = compute(UnaryOp::tanh, x);
+  return record("tanh", {x}, y, {y}, [](const Backward& b) -> Tensors {
+    return {gradient(b, BinaryOp::tanh_grad, [](const Tensor& y) { return 1.0 - square(y); })};
+  });
+}
+Tensor sigmoid(const Tensor& x) {
+  Tensor y = compute(UnaryOp::sigmoid, x);
+  return record("sigmoid", {x}, y, {y}, [](const Backward& b) -> Tensors {
+    return {gradient(b, BinaryOp::sigmoid_grad, [](const Tensor& y) { return mul(y, 1.0 - y); })};
+  });
+}
+Tensor relu(const Tensor& x) {
+  Tensor y = compute(UnaryOp::relu, x);
+  return record("relu", {x}, y, {y}, [](const Backward& b) -> Tensors {
+    return {gradient(b, BinaryOp::relu_grad,
+                     [](const Tensor& y) { return cast(gt(y, scalar_like(y, 0)), y.dtype()); })};
+  });
+}
+Tensor silu(const Tensor& x) {
+  return record("silu", {x}, compute(UnaryOp::silu, x), {x}, [](const Backward& b) -> Tensors {
+    return {gradient(b, BinaryOp::silu_grad, [](const Tensor& x) {
+      const Tensor s = sigmoid(x);
+      return mul(s, 1.0 + mul(x, 1.0 - s));
+    })};
+  });
+}
+
+namespace {
+
+/// gelu'(x) in recorded ops.
+Tensor gelu_slope(const Tensor& x, Gelu form) {
+  if (form == Gelu::kErf) {
+    const Tensor cdf = (1.0 + erf(x * (1 / std::numbers::sqrt2))) * 0.5;
+    const double density = std::numbers::inv_sqrtpi / std::numbers::sqrt2;
+    return add(cdf, mul(x, exp(square(x) * -0.5) * density));
+  }
+  const double k = std::sqrt(2 / std::numbers::pi);
+  const Tensor t = tanh(add(x, mul(square(x), x), 0.044715) * k);
+  const Tensor inner = (1.0 + square(x) * (3 * 0.044715)) * k;
+  return add((1.0 + t) * 0.5, mul(mul(x, 1.0 - square(t)), inner) * 0.5);
+}
+
+}  // namespace
+
+Tensor gelu(const Tensor& x, Gelu form) {
+  const bool erf_form = form == Gelu::kErf;
+  Tensor y = compute(erf_form ? UnaryOp::gelu_erf : UnaryOp::gelu_tanh, x);
+  return record("gelu", {x}, y, {x}, [=](const Backward& b) -> Tensors {
+    return {gradient(b, erf_form ? BinaryOp::gelu_erf_grad : BinaryOp::gelu_tanh_grad,
+                     [form](const Tensor& x) { return gelu_slope(x, form); })};
+  });
+}
+
+Tensor clamp(const Tensor& x, double low, double high) {
+  WEFT_CHECK(low <= high, "clamp: low {} is above high {}", low, high);
+  Tensor y;
+  {
+    NoGrad guard;
+    y = minimum(maximum(x, scalar_like(x, low)), scalar_like(x, high));
+  }
+  return record("clamp", {x}, y, {x}, [low, high](const Backward& b) -> Tensors {
+    const Tensor x = b.saved(0);
+    const Tensor inside = logical_and(ge(x, scalar_like(x, low)), le(x, scalar_like(x, high)));
+    return {where(inside, b.dy(), scalar_like(b.dy(), 0))};
+  });
+}
+
+Tensor eq(const Tensor& a, const Tensor& b) { return compute(BinaryOp::eq, a, b); }
+Tensor ne(const Tensor& a, const Tensor& b) { return compute(BinaryOp::ne, a, b); }
+Tensor lt(const Tensor& a, const Tensor& b) { return compute(BinaryOp::lt, a, b); }
+Tensor le(const Tensor& a, const Tensor& b) { return compute(BinaryOp::le, a, b); }
+Tensor gt(const Tensor& a, const Tensor& b) { return compute(BinaryOp::gt, a, b); }
+Tensor ge(const Tensor& a, const Tensor& b) { return compute(BinaryOp::ge, a, b); }
+Tensor logical_and(const Tensor& a, const Tensor& b) {
+  return compute(BinaryOp::logical_and, a, b);
+}
+Tensor logical_or(const Tensor& a, const Tensor& b) { return compute(BinaryOp::logical_or, a, b); }
+Tensor logical_not(const Tensor& x) { return compute(UnaryOp::logical_not, x); }
+Tensor is_nan(const Tensor& x) { return compute(UnaryOp::is_nan, x); }
+Tensor sign(const Tensor& x) { return compute(UnaryOp::sign, x); }
+Tensor floor(const Tensor& x) { return compute(UnaryOp::floor, x); }
+Tensor ceil(const Tensor& x) { return compute(UnaryOp::ceil, x); }
+Tensor round(const Tensor& x) { return compute(UnaryOp::round, x); }
+
+namespace {
+
+void check_target(std::string_view op, const Tensor& target, const Tensor& x) {
+  check_in_place(op, target);
+  raw::check_devices(op, {target, x});
+  WEFT_CHECK(broadcast_shapes(target.shape(), x.shape(), op) == target.shape(),
+             "{}: {} does not broadcast to the target {}", op, x, target);
+}
+
+}  // namespace
+
+Tensor& add_(Tensor& target, const Tensor& x, double alpha) {
+  check_target("add_", target, x);
+  kernels::binary({.op = BinaryOp::add_scaled,
+                   .a = target,
+                   .b = view::expand(x, target.shape()),
+                   .y = target,
+                   .alpha = alpha});
+  record_in_place("add_", {target, x}, target, {},
+                  [m = Meta(x), alpha](const Backward& b) -> Tensors {
+                    return {b.dy(), b.needs(1) ? m.fit(b.dy() * alpha) : Tensor()};
+                  });
+  return target;
+}
+
+Tensor& mul_(Tensor& target, const Tensor& x) {
+  check_target("mul_", target, x);
+  // The old value is needed for x's gradient only.
+  const Tensor old = is_recording({x}) ? clone(detach(target)) : Tensor();
+  kernels::binary(
+      {.op = BinaryOp::mul, .a = target, .b = view::expand(x, target.shape()), .y = target});
+  record_in_place(
+      "mul_", {target, x}, target, {x, old}, [m = Meta(x)](const Backward& b) -> Tensors {
+        return {mul(b.dy(), b.saved(0)), b.needs(1) ? m.fit(mul(b.dy(), b.saved(1))) : Tensor()};
+      });
+  return target;
+}
+
+Tensor& fill_(Tensor& target, double value) {
+  check_in_place("fill_", target);
+  kernels::fill({.y = target, .value = value});
+  record_in_place("fill_", {target}, target, {},
+                  [](const Backward&) -> Tensors { return {Tensor()}; });
+  return target;
+}
+
+Tensor& zero_(Tensor& target) { return fill_(target, 0); }
+
+Tensor& copy_(Tensor& target, const Tensor& x) {
+  check_target("copy_", target, x);
+  raw::copy(view::expand(x, target.shape()), target);
+  record_in_place("copy_", {target, x}, target, {}, [m = Meta(x)](const Backward& b) -> Tensors {
+    return {Tensor(), b.needs(1) ? m.fit(b.dy()) : Tensor()};
+  });
+  return target;
+}
+
+}  // namespace ops
+
+Tensor operator+(const Tensor& a, double b) { return ops::add(a, ops::scalar_like(a, b)); }
+Tensor operator+(double a, const Tensor& b) { return ops::add(b, ops::scalar_like(b, a)); }
+Tensor operator-(const Tensor& a, double b) { return ops::sub(a, ops::scalar_like(a, b)); }
+Tensor operator-(double a, const Tensor& b) { return ops::sub(ops::scalar_like(b, a), b); }
+Tensor operator*(const Tensor& a, double b) { return ops::mul(a, ops::scalar_like(a, b)); }
+Tensor operator*(double a, const Tensor& b) { return ops::mul(b, ops::scalar_like(b, a)); }
+Tensor operator/(const Tensor& a, double b) { return ops::div(a, ops::scalar_like(a, b)); }
+Tensor operator/(double a, const Tensor& b) { return ops::div(ops::scalar_like(b, a), b); }
+
+}  // namespace weft

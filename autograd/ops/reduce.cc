@@ -1,0 +1,166 @@
+// Reductions. Kernels keep reduced dimensions with size 1; keepdim = false drops them afterwards.
+#include "kernels/reduce/reduce.h"
+
+#include "autograd/autocast.h"
+#include "autograd/ops.h"
+#include "autograd/ops/raw.h"
+#include "core/view.h"
+
+namespace weft::ops {
+namespace {
+
+using kernels::Reduction;
+
+/// A set of dimensions and the shapes it leads to.
+struct Axes {
+  Shape kept;         // size 1 where reduced
+  Shape dropped;      // reduced dimensions gone
+  int64_t count = 1;  // elements per result
+
+  Axes(const Tensor& x, const Shape& dims, std::string_view op) : kept(x.shape()) {
+    bool reduced[kMaxDims] = {};
+    for (int i = 0; i < x.dim(); ++i) reduced[i] = dims.empty();
+    for (int64_t dim : dims) {
+      const int d = wrap_dim(dim, x.dim(), op);
+      WEFT_CHECK(!reduced[d], "{}: dimension {} is named twice in {}", op, d, dims);
+      reduced[d] = true;
+    }
+    for (int i = 0; i < x.dim(); ++i) {
+      if (reduced[i]) {
+        count *= x.shape()[i];
+        kept[i] = 1;
+      } else {
+        dropped.push_back(x.shape()[i]);
+      }
+    }
+  }
+
+  const Shape& result(bool keepdim) const { return keepdim ? kept : dropped; }
+};
+
+Tensor compute(const Tensor& x, const Axes& axes, Reduction reduction, DType dtype, bool keepdim,
+               double correction = 0) {
+  Tensor y = Tensor::empty(axes.kept, dtype, x.device());
+  kernels::reduce({.x = x, .y = y, .reduction = reduction, .correction = correction});
+  return view::reshape(y, axes.result(keepdim));
+}
+
+DType sum_dtype(const Tensor& x) { return is_floating(x.dtype()) ? x.dtype() : DType::i64; }
+
+/// Gradient of max and min: dy to the elements equal to the result, shared among equals.
+Tensor extreme(const Tensor& input, const Shape& dims, bool keepdim, Reduction reduction) {
+  const std::string_view op = name(reduction);
+  const Axes axes(input, dims, op);
+  WEFT_CHECK(axes.count > 0, "{}: expected at least one element to reduce, got {}", op, input);
+  Tensor y = compute(input, axes, reduction, input.dtype(), keepdim);
+  return record(op, {input}, y, {input, y}, [kept = axes.kept](const Backward& b) -> Tensors {
+    const Tensor x = b.saved(0);
+    const Tensor hits = cast(eq(x, view(b.saved(1), kept)), x.dtype());
+    Shape dims;
+    for (int i = 0; i < x.dim(); ++i) {
+      if (kept[i] == 1) dims.push_back(i);
+    }
+    const Tensor shared = div(view(b.dy(), kept), sum(hits, dims, true));
+    return {mul(hits, shared)};
+  });
+}
+
+Tensor arg_extreme(const Tensor& x, int64_t dim, bool keepdim, Reduction reduction) {
+  const Axes axes(x, {wrap_dim(dim, x.dim(), name(reduction))}, name(reduction));
+  WEFT_CHECK(axes.count > 0, "{}: expected at least one element to reduce, got {}", name(reduction),
+             x);
+  return compute(x, axes, reduction, DType::i64, keepdim);
+}
+
+}  // namespace
+
+Tensor sum(const Tensor& input, const Shape& dims, bool keepdim) {
+  const Tensor x = autocast_f32(input);
+  const Axes axes(x, dims, "sum");
+  Tensor y = compute(x, axes, Reduction::sum, sum_dtype(x), keepdim);
+  return record("sum", {x}, y, {},
+                [kept = axes.kept, shape = x.shape()](const Backward& b) -> Tensors {
+                  return {expand(reshape(b.dy(), kept), shape)};
+                });
+}
+
+Tensor mean(const Tensor& input, const Shape& dims, bool keepdim) {
+  raw::check_floating("mean", input);
+  const Tensor x = autocast_f32(input);
+  const Axes axes(x, dims, "mean");
+  Tensor y = compute(x, axes, Reduction::mean, x.dtype(), keepdim);
+  const double scale = 1.0 / static_cast<double>(axes.count);
+  return record("mean", {x}, y, {},
+                [=, kept = axes.kept, shape = x.shape()](const Backward& b) -> Tensors {
+                  return {expand(reshape(b.dy() * scale, kept), shape)};
+                });
+}
+
+Tensor prod(const Tensor& input, const Shape& dims, bool keepdim) {
+  const Tensor x = autocast_f32(input);
+  const Axes axes(x, dims, "prod");
+  Tensor y = compute(x, axes, Reduction::prod, sum_dtype(x), keepdim);
+  return record("prod", {x}, y, {x, y}, [kept = axes.kept](const Backward& b) -> Tensors {
+    // dy * (product of the others). Without zeros that is y / x; with one zero only its own place
+    // gets the product of the rest; with two every place gets 0.
+    const Tensor x = b.saved(0);
+    const Tensor zero = cast(eq(x, full_like(x, 0)), x.dtype());
+    Shape dims;
+    for (int i = 0; i < x.dim(); ++i) {
+      if (kept[i] == 1) dims.push_back(i);
+    }
+    const Tensor zeros = sum(zero, dims, true);
+    const Tensor filled = where(cast(zero, DType::boolean), ops::full_like(x, 1), x);
+    const Tensor rest = prod(filled, dims, true);
+    const Tensor none = eq(zeros, full_like(zeros, 0));
+    const Tensor one = eq(zeros, full_like(zeros, 1));
+    const Tensor others =
+        where(none, div(rest, filled), where(one, mul(rest, zero), full_like(x, 0)));
+    return {mul(view(b.dy(), kept), others)};
+  });
+}
+
+Tensor max(const Tensor& x, const Shape& dims, bool keepdim) {
+  return extreme(x, dims, keepdim, Reduction::max);
+}
+
+Tensor min(const Tensor& x, const Shape& dims, bool keepdim) {
+  return extreme(x, dims, keepdim, Reduction::min);
+}
+
+Tensor var(const Tensor& input, const Shape& dims, double correction, bool keepdim) {
+  raw::check_floating("var", input);
+  const Tensor x = autocast_f32(input);
+  const Axes axes(x, dims, "var");
+  Tensor y = compute(x, axes, Reduction::var, x.dtype(), keepdim, correction);
+  const double scale = 2.0 / std::max(0.0, static_cast<double>(axes.count) - correction);
+  return record("var", {x}, y, {x}, [=, kept = axes.kept](const Backward& b) -> Tensors {
+    const Tensor x = b.saved(0);
+    Shape dims;
+    for (int i = 0; i < x.dim(); ++i) {
+      if (kept[i] == 1) dims.push_back(i);
+    }
+    const Tensor centred = sub(x, mean(x, dims, true));
+    return {mul(centred, reshape(b.dy() * scale, kept))};
+  });
+}
+
+Tensor argmax(const Tensor& x, int64_t dim, bool keepdim) {
+  return arg_extreme(x, dim, keepdim, Reduction::argmax);
+}
+
+Tensor argmin(const Tensor& x, int64_t dim, bool keepdim) {
+  return arg_extreme(x, dim, keepdim, Reduction::argmin);
+}
+
+Tensor sum_to(const Tensor& x, const Shape& shape) {
+  if (x.shape() == shape) return x;
+  const int extra = x.dim() - shape.size();
+  Shape dims;
+  for (int i = 0; i < x.dim(); ++i) {
+    if (i < extra || (shape[i - extra] == 1 && x.shape()[i] != 1)) dims.push_back(i);
+  }
+  return dims.empty() ? reshape(x, shape) : reshape(sum(x, dims, true), shape);
+}
+
+}  // namespace weft::ops

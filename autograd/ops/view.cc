@@ -1,0 +1,180 @@
+// Views: new shapes and strides on the same storage. Each gradient is the opposite view, or a zero
+// tensor into whose view the gradient is copied.
+#include "core/view.h"
+
+#include "autograd/ops.h"
+#include "autograd/ops/raw.h"
+
+namespace weft::ops {
+namespace {
+
+Tensor record_view(std::string_view name, const Tensor& x, Tensor y, BackwardFunction backward) {
+  y = record(name, {x}, std::move(y), {}, std::move(backward));
+  if (x.autograd() && grad_enabled()) y.make_autograd().is_view = true;
+  return y;
+}
+
+/// The gradient of taking a part of a tensor: zeros of the whole's shape, and dy in the part.
+Tensor embed(const Tensor& dy, const Shape& shape, int dim, int64_t begin, int64_t step) {
+  Tensor dx = raw::zeros(shape, dy.dtype(), dy.device());
+  raw::copy(dy, view::slice(dx, dim, begin, begin + (dy.shape()[dim] - 1) * step + 1, step));
+  return record("embed", {dy}, dx, {},
+                [dim, begin, step, n = dy.shape()[dim]](const Backward& b) -> Tensors {
+                  return {slice(b.dy(), dim, begin, begin + (n - 1) * step + 1, step)};
+                });
+}
+
+}  // namespace
+
+Tensor view(const Tensor& x, const Shape& shape) {
+  return record_view(
+      "view", x, view::reshape(x, shape),
+      [old = x.shape()](const Backward& b) -> Tensors { return {reshape(b.dy(), old)}; });
+}
+
+Tensor reshape(const Tensor& x, const Shape& shape) {
+  if (view::try_reshape(x, shape)) return view(x, shape);
+  return view(contiguous(x), shape);
+}
+
+Tensor flatten(const Tensor& x, int64_t first, int64_t last) {
+  const int begin = wrap_dim(first, x.dim(), "flatten");
+  const int end = wrap_dim(last, x.dim(), "flatten");
+  WEFT_CHECK(begin <= end, "flatten: first dimension {} lies behind the last, {}", first, last);
+  Shape shape;
+  int64_t merged = 1;
+  for (int i = 0; i < x.dim(); ++i) {
+    if (i < begin || i > end) {
+      shape.push_back(x.shape()[i]);
+    } else {
+      merged *= x.shape()[i];
+      if (i == end) shape.push_back(merged);
+    }
+  }
+  return reshape(x, shape);
+}
+
+Tensor transpose(const Tensor& x, int64_t dim0, int64_t dim1) {
+  return record_view("transpose", x, view::transpose(x, dim0, dim1),
+                     [=](const Backward& b) -> Tensors { return {transpose(b.dy(), dim0, dim1)}; });
+}
+
+Tensor permute(const Tensor& x, const Shape& order) {
+  Tensor y = view::permute(x, order);
+  Shape inverse = order;
+  for (int i = 0; i < order.size(); ++i) inverse[wrap_dim(order[i], x.dim(), "permute")] = i;
+  return record_view("permute", x, y, [inverse](const Backward& b) -> Tensors {
+    return {permute(b.dy(), inverse)};
+  });
+}
+
+Tensor expand(const Tensor& x, const Shape& shape) {
+  Tensor y = view::expand(x, shape);
+  if (y.shape() == x.shape()) return x;
+  return record_view("expand", x, y, [old = x.shape()](const Backward& b) -> Tensors {
+    return {sum_to(b.dy(), old)};
+  });
+}
+
+Tensor squeeze(const Tensor& x, int64_t dim) {
+  const int d = wrap_dim(dim, x.dim(), "squeeze");
+  if (x.shape()[d] != 1) return x;
+  return record_view("squeeze", x, view::squeeze(x, d),
+                     [d](const Backward& b) -> Tensors { return {unsqueeze(b.dy(), d)}; });
+}
+
+Tensor unsqueeze(const Tensor& x, int64_t dim) {
+  const int d = wrap_dim(dim, x.dim() + 1, "unsqueeze");
+  return record_view("unsqueeze", x, view::unsqueeze(x, d),
+                     [d](const Backward& b) -> Tensors { return {squeeze(b.dy(), d)}; });
+}
+
+Tensor slice(const Tensor& x, int64_t dim, int64_t begin, int64_t end, int64_t step) {
+  Tensor y = view::slice(x, dim, begin, end, step);
+  const int d = wrap_dim(dim, x.dim(), "slice");
+  const int64_t size = x.shape()[d];
+  const int64_t first = std::clamp<int64_t>(begin < 0 ? begin + size : begin, 0, size);
+  return record_view("slice", x, y, [=, shape = x.shape()](const Backward& b) -> Tensors {
+    return {embed(b.dy(), shape, d, first, step)};
+  });
+}
+
+Tensor narrow(const Tensor& x, int64_t dim, int64_t begin, int64_t length) {
+  view::narrow(x, dim, begin, length);  // its checks are stricter than slice's
+  return slice(x, dim, begin, begin + length);
+}
+
+Tensor select(const Tensor& x, int64_t dim, int64_t index) {
+  Tensor y = view::select(x, dim, index);
+  const int d = wrap_dim(dim, x.dim(), "select");
+  const int64_t i = index < 0 ? index + x.shape()[d] : index;
+  return record_view("select", x, y, [=, shape = x.shape()](const Backward& b) -> Tensors {
+    return {embed(unsqueeze(b.dy(), d), shape, d, i, 1)};
+  });
+}
+
+Tensors split(const Tensor& x, int64_t size, int64_t dim) {
+  WEFT_CHECK(size > 0, "split: the size of a piece must be positive, got {}", size);
+  const int64_t total = x.size(dim);
+  Tensors pieces;
+  for (int64_t begin = 0; begin < total; begin += size) {
+    pieces.push_back(narrow(x, dim, begin, std::min(size, total - begin)));
+  }
+  return pieces;
+}
+
+Tensors chunk(const Tensor& x, int64_t pieces, int64_t dim) {
+  WEFT_CHECK(pieces > 0, "chunk: the number of pieces must be positive, got {}", pieces);
+  return split(x, std::max<int64_t>(1, (x.size(dim) + pieces - 1) / pieces), dim);
+}
+
+Tensor cat(const Tensors& tensors, int64_t dim) {
+  WEFT_CHECK(!tensors.empty(), "cat: expected at least one tensor");
+  const int d = wrap_dim(dim, tensors[0].dim(), "cat");
+  Shape shape = tensors[0].shape();
+  DType dtype = tensors[0].dtype();
+  std::vector<int64_t> sizes;
+  for (const Tensor& tensor : tensors) {
+    Shape expected = shape;
+    if (tensor.dim() == expected.size()) expected[d] = tensor.shape()[d];
+    WEFT_CHECK(tensor.shape() == expected, "cat: {} and {} differ in another dimension than {}",
+               tensors[0], tensor, d);
+    WEFT_CHECK(tensor.device() == tensors[0].device(), "cat: {} and {} are on different devices",
+               tensors[0], tensor);
+    dtype = promote(dtype, tensor.dtype());
+    sizes.push_back(tensor.shape()[d]);
+  }
+  shape[d] = 0;
+  for (int64_t size : sizes) shape[d] += size;
+  Tensor y = Tensor::empty(shape, dtype, tensors[0].device());
+  int64_t begin = 0;
+  for (const Tensor& tensor : tensors) {
+    raw::copy(tensor, view::narrow(y, d, begin, tensor.shape()[d]));
+    begin += tensor.shape()[d];
+  }
+  std::vector<DType> dtypes;
+  for (const Tensor& tensor : tensors) dtypes.push_back(tensor.dtype());
+  return record("cat", tensors, y, {}, [d, sizes, dtypes](const Backward& b) -> Tensors {
+    Tensors gradients;
+    int64_t begin = 0;
+    for (size_t i = 0; i < sizes.size(); ++i) {
+      gradients.push_back(b.needs(i) ? cast(narrow(b.dy(), d, begin, sizes[i]), dtypes[i])
+                                     : Tensor());
+      begin += sizes[i];
+    }
+    return gradients;
+  });
+}
+
+Tensor stack(const Tensors& tensors, int64_t dim) {
+  WEFT_CHECK(!tensors.empty(), "stack: expected at least one tensor");
+  Tensors rows;
+  for (const Tensor& tensor : tensors) {
+    WEFT_CHECK(tensor.shape() == tensors[0].shape(), "stack: {} and {} differ in shape", tensors[0],
+               tensor);
+    rows.push_back(unsqueeze(tensor, dim));
+  }
+  return cat(rows, wrap_dim(dim, tensors[0].dim() + 1, "stack"));
+}
+
+}  // namespace weft::ops
