@@ -1,0 +1,213 @@
+#include "data/loader.h"
+
+#include <algorithm>
+#include <condition_variable>
+#include <exception>
+#include <map>
+#include <mutex>
+#include <numeric>
+#include <thread>
+
+#include "core/error.h"
+#include "data/mix.h"
+#include "data/random.h"
+
+namespace weft::data {
+
+std::vector<int64_t> epoch_order(int64_t size, bool shuffle, uint64_t seed, int64_t epoch) {
+  std::vector<int64_t> order(size);
+  std::iota(order.begin(), order.end(), 0);
+  if (!shuffle) return order;
+  Philox random = random_stream(seed, Purpose::kShuffle, epoch);
+  for (int64_t i = size - 1; i > 0; --i) std::swap(order[i], order[random.below(i + 1)]);
+  return order;
+}
+
+// Workers take the batches of one epoch in turn, at most `prefetch` ahead of the consumer. A batch
+// is made by one worker, so no two write the same memory. A new epoch or a seek changes
+// `generation_`, which makes workers drop what they have in hand.
+class Loader::Workers {
+ public:
+  Workers(const Dataset& dataset, const LoaderOptions& options, int64_t batches)
+      : dataset_(dataset), options_(options), batches_(batches) {
+    for (int i = 0; i < options.workers; ++i) threads_.emplace_back([this] { work(); });
+  }
+
+  ~Workers() {
+    {
+      std::lock_guard lock(mutex_);
+      stop_ = true;
+      ++generation_;
+    }
+    wake_workers_.notify_all();
+    for (std::thread& thread : threads_) thread.join();
+  }
+
+  /// Begins at `position`; what was prepared before is dropped.
+  void begin(LoaderPosition position) {
+    auto order = std::make_shared<const std::vector<int64_t>>(
+        epoch_order(dataset_.size(), options_.shuffle, options_.seed, position.epoch));
+    std::lock_guard lock(mutex_);
+    ++generation_;
+    epoch_ = position.epoch;
+    order_ = std::move(order);
+    next_to_claim_ = next_to_take_ = position.batch;
+    done_.clear();
+    wake_workers_.notify_all();
+  }
+
+  bool is_at(LoaderPosition position) const {
+    return order_ && position.epoch == epoch_ && position.batch == next_to_take_;
+  }
+
+  Batch take() {
+    std::unique_lock lock(mutex_);
+    wake_consumer_.wait(lock, [&] { return done_.contains(next_to_take_); });
+    const auto entry = done_.find(next_to_take_);
+    if (entry->second.failure) {
+      // begin() makes the batch again, should the caller ask again.
+      const std::exception_ptr failure = entry->second.failure;
+      ++generation_;
+      order_ = nullptr;
+      std::rethrow_exception(failure);
+    }
+    Batch batch = std::move(entry->second.batch);
+    done_.erase(entry);
+    ++next_to_take_;
+    lock.unlock();
+    wake_workers_.notify_one();
+    return batch;
+  }
+
+ private:
+  struct Result {
+    Batch batch;
+    std::exception_ptr failure;
+  };
+
+  bool has_work() const {
+    return order_ && next_to_claim_ < std::min(batches_, next_to_take_ + options_.prefetch);
+  }
+
+  void work() {
+    std::unique_lock lock(mutex_);
+    while (true) {
+      wake_workers_.wait(lock, [&] { return stop_ || has_work(); });
+      if (stop_) return;
+      const int64_t index = next_to_claim_++;
+      const uint64_t generation = generation_;
+      const int64_t epoch = epoch_;
+      const auto order = order_;
+      lock.unlock();
+      Result result;
+      try {
+        result.batch = make_batch(*order, epoch, index, generation);
+      } catch (...) {
+        result.failure = std::current_exception();
+      }
+      lock.lock();
+      if (generation != generation_) continue;
+      done_.emplace(index, std::move(result));
+      wake_consumer_.notify_one();
+    }
+  }
+
+  // Incomplete, and never handed out, when the generation changes on the way.
+  Batch make_batch(const std::vector<int64_t>& order, int64_t epoch, int64_t index,
+                   uint64_t generation) const {
+    const int64_t begin = index * options_.batch_size;
+    const int64_t count = std::min(options_.batch_size, static_cast<int64_t>(order.size()) - begin);
+    const int size = options_.preprocess.size;
+    const int64_t image_size = int64_t{3} * size * size;
+    Batch batch;
+    batch.index = index;
+    batch.images = Tensor::empty({count, 3, size, size}, DType::f32);
+    batch.labels = Tensor::empty({count}, DType::i64);
+    float* images = batch.images.data<float>();
+    int64_t* labels = batch.labels.data<int64_t>();
+    for (int64_t i = 0; i < count; ++i) {
+      if (generation != generation_) return {};
+      const int64_t sample = order[begin + i];
+      const Example example = dataset_.example(sample);
+      Philox random = random_stream(options_.seed, Purpose::kAugment, epoch, sample);
+      prepare_image(example.image, options_.preprocess, options_.augmentation, random,
+                    images + i * image_size);
+      labels[i] = example.label;
+    }
+    if (options_.augmentation.mixes()) {
+      const auto classes = static_cast<int64_t>(dataset_.class_names().size());
+      batch.soft_labels = Tensor::empty({count, classes}, DType::f32);
+      float* soft_labels = batch.soft_labels.data<float>();
+      one_hot({labels, static_cast<size_t>(count)}, classes, soft_labels);
+      Philox random = random_stream(options_.seed, Purpose::kMix, epoch, index);
+      mix({images, soft_labels, count, size, classes}, options_.augmentation.mixup,
+          options_.augmentation.cutmix, random);
+    }
+    return batch;
+  }
+
+  const Dataset& dataset_;
+  const LoaderOptions& options_;
+  const int64_t batches_;
+
+  std::mutex mutex_;
+  std::condition_variable wake_workers_, wake_consumer_;
+  bool stop_ = false;
+  std::atomic<uint64_t> generation_ = 0;  // written under the mutex
+  int64_t epoch_ = 0;
+  std::shared_ptr<const std::vector<int64_t>> order_;  // null: nothing to do
+  int64_t next_to_claim_ = 0;
+  int64_t next_to_take_ = 0;
+  std::map<int64_t, Result> done_;
+  std::vector<std::thread> threads_;
+};
+
+Loader::Loader(DatasetPtr dataset, LoaderOptions options)
+    : dataset_(std::move(dataset)), options_(std::move(options)) {
+  WEFT_CHECK(options_.batch_size > 0, "loader: batch size must be positive, got {}",
+             options_.batch_size);
+  WEFT_CHECK(options_.workers > 0, "loader: workers must be positive, got {}", options_.workers);
+  WEFT_CHECK(options_.prefetch > 0, "loader: prefetch must be positive, got {}", options_.prefetch);
+  WEFT_CHECK(options_.preprocess.size > 0, "loader: image size must be positive, got {}",
+             options_.preprocess.size);
+  WEFT_CHECK(dataset_->size() > 0, "loader: the data set is empty");
+  WEFT_CHECK(!options_.drop_last || options_.batch_size <= dataset_->size(),
+             "loader: batch size {} is larger than the data set of {} images", options_.batch_size,
+             dataset_->size());
+  workers_ = std::make_unique<Workers>(*dataset_, options_, batches());
+}
+
+Loader::~Loader() = default;
+
+int64_t Loader::batches() const {
+  const int64_t full = dataset_->size() / options_.batch_size;
+  return full + (!options_.drop_last && dataset_->size() % options_.batch_size ? 1 : 0);
+}
+
+int64_t Loader::examples() const {
+  return options_.drop_last ? batches() * options_.batch_size : dataset_->size();
+}
+
+const Dataset& Loader::dataset() const { return *dataset_; }
+
+std::optional<Batch> Loader::next() {
+  if (position_.batch == batches()) {
+    position_ = {position_.epoch + 1, 0};
+    return std::nullopt;
+  }
+  if (!workers_->is_at(position_)) workers_->begin(position_);
+  Batch batch = workers_->take();
+  ++position_.batch;
+  return batch;
+}
+
+LoaderPosition Loader::position() const { return position_; }
+
+void Loader::seek(LoaderPosition position) {
+  WEFT_CHECK(position.epoch >= 0 && position.batch >= 0 && position.batch <= batches(),
+             "loader: cannot continue at epoch {}, batch {}: an epoch has {} batches",
+             position.epoch, position.batch, batches());
+  position_ = position;
+}
+
+}  // namespace weft::data

@@ -1,0 +1,86 @@
+// Batches of a data set, prepared ahead by worker threads.
+//
+//   Loader loader(splits.train, {.batch_size = 64, .shuffle = true, .drop_last = true,
+//                                .seed = seed, .workers = 2});
+//   while (auto batch = loader.next()) step(batch->images, batch->labels);   // epoch 0
+//   while (auto batch = loader.next()) step(batch->images, batch->labels);   // epoch 1
+//
+// What a batch holds depends on (data set, options, epoch, index) alone: the order of an epoch is a
+// Philox shuffle keyed by (seed, epoch), a sample's augmentation is keyed by (seed, epoch, sample).
+// `workers` and `prefetch` change nothing but the speed.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+
+#include "core/tensor.h"
+#include "data/dataset.h"
+#include "data/transforms.h"
+
+namespace weft::data {
+
+struct LoaderOptions {
+  int64_t batch_size = 1;
+  bool shuffle = false;
+  bool drop_last = false;  // leave out a last batch that is not full
+  uint64_t seed = 0;
+  int workers = 1;
+  int prefetch = 4;  // batches prepared ahead, at least 1
+  Preprocess preprocess = {};
+  Augmentation augmentation = {};
+};
+
+struct Batch {
+  Tensor images;       // f32 [B, 3, size, size]
+  Tensor labels;       // i64 [B]
+  Tensor soft_labels;  // f32 [B, classes] with mixup or cutmix, else undefined
+  int64_t index = 0;   // in its epoch
+  int64_t size() const { return labels.size(0); }
+};
+
+/// The next batch to come. Saved and sought, it continues a run exactly.
+struct LoaderPosition {
+  int64_t epoch = 0;
+  int64_t batch = 0;
+  bool operator==(const LoaderPosition&) const = default;
+};
+
+/// Not thread safe: one thread calls.
+class Loader {
+ public:
+  /// Throws Error for options out of range, and for a batch larger than the data set when the last
+  /// batch is dropped.
+  Loader(DatasetPtr dataset, LoaderOptions options);
+  /// Stops and joins the workers; waits for the examples in their hands, not for whole batches.
+  ~Loader();
+  Loader(const Loader&) = delete;
+  Loader& operator=(const Loader&) = delete;
+
+  /// Batches, and examples in them, of one epoch.
+  int64_t batches() const;
+  int64_t examples() const;
+  const Dataset& dataset() const;
+
+  /// The next batch; nullopt once at the end of an epoch, after which the next epoch begins.
+  /// Rethrows what a worker threw over this batch; the position then stays.
+  std::optional<Batch> next();
+
+  /// After the last batch of an epoch has been taken: (epoch, batches()).
+  LoaderPosition position() const;
+  /// Continues at `position`, its batch in [0, batches()].
+  void seek(LoaderPosition position);
+
+ private:
+  class Workers;
+
+  DatasetPtr dataset_;
+  LoaderOptions options_;
+  LoaderPosition position_;
+  std::unique_ptr<Workers> workers_;
+};
+
+/// The order in which an epoch takes the examples 0..size-1.
+std::vector<int64_t> epoch_order(int64_t size, bool shuffle, uint64_t seed, int64_t epoch);
+
+}  // namespace weft::data

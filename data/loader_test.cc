@@ -1,0 +1,242 @@
+#include "data/loader.h"
+
+#include <atomic>
+#include <catch2/catch.hpp>
+#include <chrono>
+#include <ctime>
+#include <functional>
+#include <numeric>
+#include <thread>
+
+#include "data/fixtures.h"
+#include "data/open.h"
+
+namespace weft::data {
+namespace {
+
+// `size` images of 32 x 32 pixels, all of value index % 256 unless `before` throws or waits.
+class Counting : public Dataset {
+ public:
+  explicit Counting(int64_t size, std::function<void(int64_t)> before = {})
+      : size_(size), before_(std::move(before)) {}
+  int64_t size() const override { return size_; }
+  const std::vector<std::string>& class_names() const override { return names_; }
+  ImageFormat format() const override { return {32, 32, {}}; }
+  int64_t label(int64_t index) const override { return index % 5; }
+  Example example(int64_t index) const override {
+    if (before_) before_(index);
+    Example example{formula_image(32, 32), index % 5};
+    for (uint8_t& byte : example.image.pixels) byte = static_cast<uint8_t>(byte / 2 + index % 128);
+    return example;
+  }
+
+ private:
+  int64_t size_;
+  std::function<void(int64_t)> before_;
+  std::vector<std::string> names_ = {"a", "b", "c", "d", "e"};
+};
+
+DatasetPtr counting(int64_t size, std::function<void(int64_t)> before = {}) {
+  return std::make_shared<Counting>(size, std::move(before));
+}
+
+LoaderOptions everything(int workers) {
+  return {
+      .batch_size = 10,
+      .shuffle = true,
+      .seed = 42,
+      .workers = workers,
+      .preprocess = {.size = 16},
+      .augmentation = {
+          .shift = 2, .flip = true, .rand_augment = 2, .erase = 0.5, .mixup = 0.8, .cutmix = 1.0}};
+}
+
+using Bytes = std::vector<uint8_t>;
+
+void append(Bytes& bytes, const Tensor& tensor) {
+  const auto* data = static_cast<const uint8_t*>(tensor.raw());
+  bytes.insert(bytes.end(), data, data + tensor.nbytes());
+}
+
+// Everything the rest of the current epoch holds. Compared in double parentheses: a failed CHECK
+// would print megabytes.
+std::vector<Bytes> rest_of_epoch(Loader& loader) {
+  std::vector<Bytes> batches;
+  while (auto batch = loader.next()) {
+    Bytes& bytes = batches.emplace_back();
+    append(bytes, batch->images);
+    append(bytes, batch->labels);
+    if (batch->soft_labels) append(bytes, batch->soft_labels);
+  }
+  return batches;
+}
+
+TEST_CASE("an epoch's order is a permutation that seed and epoch choose") {
+  std::vector<int64_t> all(1000);
+  std::iota(all.begin(), all.end(), 0);
+  CHECK(epoch_order(1000, false, 1, 0) == all);
+  std::vector<int64_t> order = epoch_order(1000, true, 1, 0);
+  CHECK(order == epoch_order(1000, true, 1, 0));
+  CHECK(order != epoch_order(1000, true, 1, 1));
+  CHECK(order != epoch_order(1000, true, 2, 0));
+  int fixed = 0;
+  for (int64_t i = 0; i < 1000; ++i) fixed += order[i] == i;
+  CHECK(fixed < 10);  // Poisson(1)
+  std::sort(order.begin(), order.end());
+  CHECK(order == all);
+}
+
+TEST_CASE("batches have the promised shapes, values and count") {
+  Loader loader(counting(23), {.batch_size = 10, .preprocess = {.size = 32}});
+  CHECK(loader.batches() == 3);
+  CHECK(loader.examples() == 23);
+  for (int64_t index = 0; index < 3; ++index) {
+    const auto batch = loader.next();
+    REQUIRE(batch);
+    CHECK(batch->index == index);
+    CHECK(batch->size() == (index < 2 ? 10 : 3));
+    CHECK(batch->images.shape() == Shape{batch->size(), 3, 32, 32});
+    CHECK(!batch->soft_labels);
+    for (int64_t i = 0; i < batch->size(); ++i) {
+      const int64_t sample = 10 * index + i;
+      CHECK(batch->labels.data<int64_t>()[i] == sample % 5);
+      // Red of the upper left pixel: 0 / 2 + sample.
+      CHECK(batch->images.data<float>()[i * 3072] == static_cast<float>(sample) / 255.0f);
+    }
+  }
+  CHECK(!loader.next());
+  CHECK(loader.position() == LoaderPosition{1, 0});
+  CHECK(loader.next()->index == 0);
+  CHECK(loader.position() == LoaderPosition{1, 1});
+
+  Loader dropping(counting(23), {.batch_size = 10, .drop_last = true});
+  CHECK(dropping.batches() == 2);
+  CHECK(dropping.examples() == 20);
+  CHECK(rest_of_epoch(dropping).size() == 2);
+}
+
+TEST_CASE("soft labels are weights that sum to one") {
+  Loader loader(counting(23), everything(1));
+  const auto batch = loader.next();
+  CHECK(batch->soft_labels.shape() == Shape{10, 5});
+  for (int64_t i = 0; i < 10; ++i) {
+    const float* row = batch->soft_labels.data<float>() + 5 * i;
+    CHECK(std::accumulate(row, row + 5, 0.0f) == Approx(1));
+  }
+}
+
+TEST_CASE("1, 2 and 8 workers give the same bits, epoch after epoch") {
+  Loader one(counting(203), everything(1));
+  const std::vector<std::vector<Bytes>> expected = {rest_of_epoch(one), rest_of_epoch(one)};
+  CHECK(expected[0].size() == 21);
+  CHECK((expected[0] != expected[1]));
+  for (const int workers : {2, 8}) {
+    LoaderOptions options = everything(workers);
+    options.prefetch = workers == 2 ? 1 : 7;
+    Loader loader(counting(203), options);
+    for (const auto& epoch : expected) CHECK((rest_of_epoch(loader) == epoch));
+  }
+  LoaderOptions other = everything(1);
+  other.seed = 43;
+  Loader reseeded(counting(203), other);
+  CHECK((rest_of_epoch(reseeded) != expected[0]));
+}
+
+TEST_CASE("seeking a saved position continues the run") {
+  Loader whole(counting(55), everything(2));
+  (void)rest_of_epoch(whole);
+  const std::vector<Bytes> second = rest_of_epoch(whole);
+
+  Loader interrupted(counting(55), everything(2));
+  interrupted.seek({1, 0});
+  for (int i = 0; i < 4; ++i) REQUIRE(interrupted.next());
+  const LoaderPosition saved = interrupted.position();
+  CHECK(saved == LoaderPosition{1, 4});
+  Loader resumed(counting(55), everything(3));
+  resumed.seek(saved);
+  CHECK((rest_of_epoch(resumed) == std::vector<Bytes>(second.begin() + 4, second.end())));
+
+  // Back in the same loader, and from the very end of an epoch.
+  resumed.seek({1, 2});
+  CHECK((rest_of_epoch(resumed) == std::vector<Bytes>(second.begin() + 2, second.end())));
+  resumed.seek({0, 6});
+  CHECK(!resumed.next());
+  CHECK((rest_of_epoch(resumed) == second));
+  CHECK(error_of([&] {
+          resumed.seek({0, 7});
+        }) == "loader: cannot continue at epoch 0, batch 7: an epoch has 6 batches");
+}
+
+TEST_CASE("a worker's error reaches the consumer at its batch") {
+  const TemporaryFolder folder;
+  for (int i = 0; i < 30; ++i) {
+    write_file(folder / fmt::format("x/{:02}.png", i), encode_png(formula_image(4, 4)));
+  }
+  const std::string bad = folder / "x/17.png";
+  write_file(bad, {'b', 'a', 'd', '!'});
+  Loader loader(open_evaluation("folder:" + folder.path()).dataset,
+                {.batch_size = 5, .workers = 2, .preprocess = {.size = 4}});
+  for (int i = 0; i < 3; ++i) REQUIRE(loader.next());
+  const std::string expected = bad + ": not a JPEG or PNG image (it begins with 62 61 64 21)";
+  CHECK(error_of([&] { loader.next(); }) == expected);
+  CHECK(error_of([&] { loader.next(); }) == expected);
+  CHECK(loader.position() == LoaderPosition{0, 3});
+  write_file(bad, encode_png(formula_image(4, 4)));
+  CHECK(loader.next()->index == 3);
+  loader.seek({0, 5});
+  CHECK(loader.next()->index == 5);
+}
+
+TEST_CASE("options out of range are refused") {
+  const auto refusal = [](LoaderOptions options, int64_t size) {
+    return error_of([&] { Loader(counting(size), options); });
+  };
+  CHECK(refusal({.batch_size = 64, .drop_last = true}, 10) ==
+        "loader: batch size 64 is larger than the data set of 10 images");
+  CHECK(refusal({.batch_size = 0}, 10) == "loader: batch size must be positive, got 0");
+  CHECK(refusal({.workers = 0}, 10) == "loader: workers must be positive, got 0");
+  CHECK(refusal({.prefetch = 0}, 10) == "loader: prefetch must be positive, got 0");
+  CHECK(refusal({}, 0) == "loader: the data set is empty");
+  CHECK(refusal({.batch_size = 64}, 10).empty());
+}
+
+TEST_CASE("the loader ends without finishing batches") {
+  // Two workers hold batches of 5,000 examples, a millisecond each. The first example fails once
+  // the other worker is in the midst of its batch.
+  std::atomic<int> prepared = 0;
+  const auto slow = counting(10000, [&](int64_t index) {
+    ++prepared;
+    if (index == 0) {
+      while (prepared < 10) std::this_thread::yield();
+      WEFT_FAIL("stopped");
+    }
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  });
+  {
+    Loader loader(slow, {.batch_size = 5000, .workers = 2});
+    CHECK(error_of([&] { loader.next(); }) == "stopped");
+  }
+  CHECK(prepared < 2500);
+}
+
+TEST_CASE("one worker prepares more than 10,000 small images a second") {
+  const DatasetPtr images = open_data("builtin", 0).test;
+  Loader loader(images, {.batch_size = 64,
+                         .shuffle = true,
+                         .preprocess = {.size = 32},
+                         .augmentation = {.shift = 4, .flip = true}});
+  // Processor time of all threads, which other programs on the machine do not change.
+  const std::clock_t start = std::clock();
+  int64_t count = 0;
+  for (int epoch = 0; epoch < 5; ++epoch) {
+    while (const auto batch = loader.next()) count += batch->size();
+  }
+  const double seconds = static_cast<double>(std::clock() - start) / CLOCKS_PER_SEC;
+  CAPTURE(count / seconds);
+  CHECK(count == 10000);
+  CHECK(seconds < 1);
+  std::printf("loader: %.0f images per processor second\n", count / seconds);
+}
+
+}  // namespace
+}  // namespace weft::data

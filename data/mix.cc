@@ -1,0 +1,75 @@
+#include "data/mix.h"
+
+#include <algorithm>
+#include <cmath>
+#include <vector>
+
+#include "core/error.h"
+#include "data/random.h"
+
+namespace weft::data {
+namespace {
+
+// rows_i = keep * rows_i + (1 - keep) * rows_{i-1}, from the values before the call.
+void blend_with_previous(float* rows, int64_t count, int64_t length, float keep) {
+  if (count < 2) return;
+  const std::vector<float> last(rows + (count - 1) * length, rows + count * length);
+  for (int64_t i = count - 1; i >= 0; --i) {
+    float* row = rows + i * length;
+    const float* previous = i > 0 ? row - length : last.data();
+    for (int64_t k = 0; k < length; ++k) row[k] = keep * row[k] + (1 - keep) * previous[k];
+  }
+}
+
+}  // namespace
+
+void one_hot(std::span<const int64_t> labels, int64_t classes, float* soft_labels) {
+  std::fill_n(soft_labels, static_cast<int64_t>(labels.size()) * classes, 0.0f);
+  for (const int64_t label : labels) {
+    WEFT_CHECK(label >= 0 && label < classes, "one_hot: label {} of {} classes", label, classes);
+    soft_labels[label] = 1;
+    soft_labels += classes;
+  }
+}
+
+void mixup(const MixedBatch& batch, float lambda) {
+  blend_with_previous(batch.images, batch.batch, int64_t{3} * batch.size * batch.size, lambda);
+  blend_with_previous(batch.soft_labels, batch.batch, batch.classes, lambda);
+}
+
+void cutmix(const MixedBatch& batch, float lambda, Philox& random) {
+  const int size = batch.size;
+  const auto centre_x = static_cast<int>(random.below(size));
+  const auto centre_y = static_cast<int>(random.below(size));
+  const auto half = static_cast<int>(0.5f * std::sqrt(1 - lambda) * static_cast<float>(size));
+  const int left = std::max(centre_x - half, 0), right = std::min(centre_x + half, size);
+  const int top = std::max(centre_y - half, 0), bottom = std::min(centre_y + half, size);
+  const int64_t image = int64_t{3} * size * size;
+  // The last image is needed once more when the first is reached.
+  const std::vector<float> last(batch.images + (batch.batch - 1) * image,
+                                batch.images + batch.batch * image);
+  for (int64_t i = batch.batch - 1; i >= 0; --i) {
+    float* target = batch.images + i * image;
+    const float* source = i > 0 ? target - image : last.data();
+    for (int c = 0; c < 3; ++c) {
+      for (int y = top; y < bottom; ++y) {
+        const int64_t row = (int64_t{c} * size + y) * size;
+        std::copy(source + row + left, source + row + right, target + row + left);
+      }
+    }
+  }
+  const float cut = static_cast<float>((right - left) * (bottom - top)) /
+                    (static_cast<float>(size) * static_cast<float>(size));
+  blend_with_previous(batch.soft_labels, batch.batch, batch.classes, 1 - cut);
+}
+
+void mix(const MixedBatch& batch, double mixup_alpha, double cutmix_alpha, Philox& random) {
+  const bool take_mixup = mixup_alpha > 0 && (cutmix_alpha <= 0 || chance(random, 0.5));
+  if (take_mixup) {
+    mixup(batch, static_cast<float>(beta_variable(random, mixup_alpha)));
+  } else if (cutmix_alpha > 0) {
+    cutmix(batch, static_cast<float>(beta_variable(random, cutmix_alpha)), random);
+  }
+}
+
+}  // namespace weft::data

@@ -1,0 +1,39 @@
+// Blending the images of a batch with one another, labels with them.
+//
+// Each example is paired with the one before it in the batch, the first with the last, as in
+// torchvision: the order of a batch is random already.
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+#include "core/philox.h"
+
+namespace weft::data {
+
+/// A batch in place: images [batch, 3, size, size], soft labels [batch, classes], row-major.
+struct MixedBatch {
+  float* images;
+  float* soft_labels;
+  int64_t batch;
+  int size;
+  int64_t classes;
+};
+
+/// One-hot rows.
+void one_hot(std::span<const int64_t> labels, int64_t classes, float* soft_labels);
+
+/// Zhang et al., "mixup: Beyond Empirical Risk Minimization", 2017:
+/// x_i = lambda x_i + (1 - lambda) x_{i-1}, labels likewise.
+void mixup(const MixedBatch& batch, float lambda);
+
+/// Yun et al., "CutMix", 2019: a rectangle of area about 1 - lambda around a random centre, cut off
+/// at the border, comes from x_{i-1}; labels are weighted by the areas. The same rectangle for the
+/// whole batch.
+void cutmix(const MixedBatch& batch, float lambda, Philox& random);
+
+/// Draws lambda from Beta(alpha, alpha) and applies mixup, cutmix or, when both alphas are
+/// positive, one of the two with equal probability.
+void mix(const MixedBatch& batch, double mixup_alpha, double cutmix_alpha, Philox& random);
+
+}  // namespace weft::data

@@ -1,0 +1,124 @@
+#include "data/transforms.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "core/error.h"
+#include "data/rand_augment.h"
+#include "data/random.h"
+
+namespace weft::data {
+
+Image crop(const Image& image, int top, int left, int height, int width) {
+  WEFT_CHECK(height > 0 && width > 0, "crop: size must be positive, got {} x {}", height, width);
+  Image result(height, width);
+  const int first = std::max(0, -left), last = std::min(width, image.width - left);
+  for (int y = std::max(0, -top); y < std::min(height, image.height - top) && first < last; ++y) {
+    std::memcpy(result.at(y, first), image.at(top + y, left + first), size_t{3} * (last - first));
+  }
+  return result;
+}
+
+Image centre_crop(const Image& image, int height, int width) {
+  // torchvision rounds the corner to nearest even; so does lrint.
+  const auto corner = [](int outer, int inner) {
+    return static_cast<int>(std::lrint((outer - inner) / 2.0));
+  };
+  return crop(image, corner(image.height, height), corner(image.width, width), height, width);
+}
+
+Image random_crop(const Image& image, int height, int width, Philox& random) {
+  WEFT_CHECK(image.height >= height && image.width >= width,
+             "random_crop: a {} x {} window does not fit in an image of {} x {}", height, width,
+             image.height, image.width);
+  const auto top = static_cast<int>(random.below(image.height - height + 1));
+  const auto left = static_cast<int>(random.below(image.width - width + 1));
+  return crop(image, top, left, height, width);
+}
+
+Image random_shift(const Image& image, int reach, Philox& random) {
+  const auto offset = [&] { return static_cast<int>(random.below(2 * reach + 1)) - reach; };
+  const int top = offset(), left = offset();
+  return crop(image, top, left, image.height, image.width);
+}
+
+Image flip_horizontal(const Image& image) {
+  Image result(image.height, image.width);
+  for (int y = 0; y < image.height; ++y) {
+    const uint8_t* source = image.at(y, 0);
+    uint8_t* target = result.at(y, 0) + 3 * image.width;
+    for (int x = 0; x < image.width; ++x, source += 3) {
+      target -= 3;
+      for (int c = 0; c < 3; ++c) target[c] = source[c];
+    }
+  }
+  return result;
+}
+
+void normalize(const Image& image, const Normalization& normalization, float* out) {
+  const size_t plane = static_cast<size_t>(image.height) * image.width;
+  for (int c = 0; c < 3; ++c) {
+    // A byte has 256 values: the divisions happen once for each.
+    float value[256];
+    for (int i = 0; i < 256; ++i) {
+      value[i] = (static_cast<float>(i) / 255.0f - normalization.mean[c]) / normalization.std[c];
+    }
+    const uint8_t* source = image.pixels.data() + c;
+    for (size_t p = 0; p < plane; ++p) out[c * plane + p] = value[source[3 * p]];
+  }
+}
+
+void random_erase(float* image, int height, int width, Philox& random) {
+  const double area = static_cast<double>(height) * width;
+  for (int attempt = 0; attempt < 10; ++attempt) {
+    const double target = area * random.uniform(0.02f, 0.33f);
+    const double ratio = std::exp(random.uniform(std::log(0.3f), std::log(3.3f)));
+    const auto h = static_cast<int>(std::lrint(std::sqrt(target * ratio)));
+    const auto w = static_cast<int>(std::lrint(std::sqrt(target / ratio)));
+    if (h >= height || w >= width) continue;
+    const auto top = static_cast<int>(random.below(height - h + 1));
+    const auto left = static_cast<int>(random.below(width - w + 1));
+    for (int c = 0; c < 3; ++c) {
+      for (int y = top; y < top + h; ++y) {
+        std::fill_n(image + (static_cast<size_t>(c) * height + y) * width + left, w, 0.0f);
+      }
+    }
+    return;
+  }
+}
+
+namespace {
+
+// The size x size window of `image`; `random` null takes it from the centre.
+Image fit(const Image& image, const Preprocess& preprocess, Philox* random) {
+  const int size = preprocess.size;
+  if (preprocess.fit == Fit::kStretch) return resize(image, size, size, preprocess.filter);
+  const int side = preprocess.resize > 0 ? preprocess.resize : size;
+  WEFT_CHECK(side >= size, "preprocessing: cannot crop {} pixels from a shorter side of {}", size,
+             side);
+  const Image scaled = resize_shorter_side(image, side, preprocess.filter);
+  return random ? random_crop(scaled, size, size, *random) : centre_crop(scaled, size, size);
+}
+
+}  // namespace
+
+void prepare_image(const Image& image, const Preprocess& preprocess,
+                   const Augmentation& augmentation, Philox& random, float* out) {
+  Image fitted = fit(image, preprocess, augmentation.random_crop ? &random : nullptr);
+  if (augmentation.shift > 0) fitted = random_shift(fitted, augmentation.shift, random);
+  if (augmentation.flip && chance(random, 0.5)) fitted = flip_horizontal(fitted);
+  if (augmentation.rand_augment > 0) {
+    fitted = rand_augment(fitted, augmentation.rand_augment, augmentation.magnitude, random);
+  }
+  normalize(fitted, preprocess.normalization, out);
+  if (augmentation.erase > 0 && chance(random, augmentation.erase)) {
+    random_erase(out, fitted.height, fitted.width, random);
+  }
+}
+
+void prepare_image(const Image& image, const Preprocess& preprocess, float* out) {
+  normalize(fit(image, preprocess, nullptr), preprocess.normalization, out);
+}
+
+}  // namespace weft::data

@@ -1,0 +1,76 @@
+// From an image to the floats a model reads: resize, crop, flip, augment, normalise.
+//
+// Everything random takes a Philox reader, which data/loader.h keys by (seed, epoch, sample): what
+// happens to a sample does not depend on workers, batches or order.
+#pragma once
+
+#include <cstdint>
+
+#include "core/philox.h"
+#include "data/dataset.h"
+#include "data/image.h"
+
+namespace weft::data {
+
+enum class Filter { kBilinear, kBicubic };  // bicubic: a = -1/2, Keys 1981
+
+/// Resamples to height x width with the filter widened by the reduction, so that shrinking does not
+/// alias. The same bits as Image.resize of Pillow 10: horizontal pass first, 22-bit fixed-point
+/// weights, 8-bit intermediate.
+Image resize(const Image& image, int height, int width, Filter filter);
+
+/// Resizes so that the shorter side becomes `side`; the longer is rounded down.
+Image resize_shorter_side(const Image& image, int side, Filter filter);
+
+/// The height x width window whose upper left corner is (top, left); black outside the image.
+Image crop(const Image& image, int top, int left, int height, int width);
+Image centre_crop(const Image& image, int height, int width);
+/// A window at a uniformly random place inside the image, which must be at least as large.
+Image random_crop(const Image& image, int height, int width, Philox& random);
+/// Moves the content by up to `reach` pixels along each axis: padding, then a random crop.
+Image random_shift(const Image& image, int reach, Philox& random);
+
+Image flip_horizontal(const Image& image);
+
+/// out[c][y][x] = (pixel / 255 - mean[c]) / std[c].
+void normalize(const Image& image, const Normalization& normalization, float* out);
+
+/// Zhong et al., "Random Erasing Data Augmentation", 2017, as torchvision's: sets a rectangle of
+/// 2-33% of the area and aspect ratio 0.3-3.3 of a [3, height, width] image to 0.
+void random_erase(float* image, int height, int width, Philox& random);
+
+enum class Fit {
+  kStretch,      // resize to size x size
+  kShorterSide,  // resize the shorter side to `resize`, then crop size x size
+};
+
+/// How any image becomes a [3, size, size] input, in training and evaluation alike.
+struct Preprocess {
+  int size = 32;
+  Fit fit = Fit::kStretch;
+  int resize = 0;  // of kShorterSide; 0 means `size`
+  Filter filter = Filter::kBilinear;
+  Normalization normalization = {};
+};
+
+/// What training changes at random. Applied in this order.
+struct Augmentation {
+  bool random_crop = false;  // kShorterSide crops at random instead of from the centre
+  int shift = 0;             // pixels
+  bool flip = false;         // left-right, with probability 1/2
+  int rand_augment = 0;      // RandAugment operations per image
+  int magnitude = 9;         // of RandAugment, 0..30
+  double erase = 0;          // probability of random erasing
+  double mixup = 0;          // alpha of the Beta distribution, 0 for none
+  double cutmix = 0;         // alpha; with mixup too, each batch takes one of the two at random
+
+  bool mixes() const { return mixup > 0 || cutmix > 0; }
+};
+
+/// Fits, augments and normalises one image into 3 * size * size floats at `out`.
+void prepare_image(const Image& image, const Preprocess& preprocess,
+                   const Augmentation& augmentation, Philox& random, float* out);
+/// The same without augmentation.
+void prepare_image(const Image& image, const Preprocess& preprocess, float* out);
+
+}  // namespace weft::data
