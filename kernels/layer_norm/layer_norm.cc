@@ -1,0 +1,27 @@
+#include "kernels/layer_norm/layer_norm.h"
+
+namespace weft::kernels {
+
+#define WEFT_VARIANT(name, device, dtypes, fits) WEFT_DECLARE_VARIANT(LayerNormProblem, name)
+#include "kernels/layer_norm/layer_norm.inc"
+#undef WEFT_VARIANT
+
+const Op<LayerNormProblem>& layer_norm_op() {
+#define WEFT_VARIANT(name, device, dtypes, fits) \
+  WEFT_VARIANT_ROW(LayerNormProblem, name, device, dtypes, fits)
+  static constexpr Variant<LayerNormProblem> kVariants[] = {
+#include "kernels/layer_norm/layer_norm.inc"
+  };
+#undef WEFT_VARIANT
+  static constexpr Op<LayerNormProblem> kOp = {"layer_norm", kVariants};
+  return kOp;
+}
+
+void layer_norm(const LayerNormProblem& problem) { dispatch(layer_norm_op(), problem); }
+
+std::string LayerNormProblem::describe() const {
+  return fmt::format("layer_norm({}, residual={}, affine={}, backward={})", x, residual.defined(),
+                     gamma.defined(), backward());
+}
+
+}  // namespace weft::kernels

@@ -1,0 +1,156 @@
+// Rows of tensors whose dtype is known at run time only, read as f32 (or f64) and written from it.
+//
+// A kernel that widens a row into a buffer in L1, computes there, and rounds on the way out needs
+// no instantiation per combination of dtypes. Included once per Highway target, as convert_inl.h
+// is.
+
+// Per-target include guard, as Highway's own -inl headers have.
+#if defined(WEFT_KERNELS_SIMD_ROWS_INL_H) == defined(HWY_TARGET_TOGGLE)
+#ifdef WEFT_KERNELS_SIMD_ROWS_INL_H
+#undef WEFT_KERNELS_SIMD_ROWS_INL_H
+#else
+#define WEFT_KERNELS_SIMD_ROWS_INL_H
+#endif
+
+#include <hwy/highway.h>
+
+#include <type_traits>
+
+#include "core/dtype.h"
+#include "kernels/simd/convert_inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace weft::kernels::HWY_NAMESPACE {
+
+/// m <= Lanes elements of Acc; the lanes beyond are 0.
+template <class D>
+HWY_INLINE hn::Vec<D> load_part(D d, const hn::TFromD<D>* p, size_t m) {
+  return m == hn::Lanes(d) ? hn::LoadU(d, p) : hn::MaskedLoad(hn::FirstN(d, m), d, p);
+}
+
+template <class D>
+HWY_INLINE void store_part(D d, hn::Vec<D> v, hn::TFromD<D>* p, size_t m) {
+  if (m == hn::Lanes(d)) return hn::StoreU(v, d, p);
+  hn::BlendedStore(v, hn::FirstN(d, m), d, p);
+}
+
+/// The sum of f(i, m), a vector of the elements [i, i + m), over [0, n): in four accumulators of
+/// Lanes parts each, added in a fixed order.
+template <class D, class F>
+HWY_INLINE hn::TFromD<D> sum_vectors(D d, size_t n, F&& f) {
+  const size_t lanes = hn::Lanes(d);
+  auto a0 = hn::Zero(d), a1 = a0, a2 = a0, a3 = a0;
+  size_t i = 0;
+  for (; i + 4 * lanes <= n; i += 4 * lanes) {
+    a0 = hn::Add(a0, f(i, lanes));
+    a1 = hn::Add(a1, f(i + lanes, lanes));
+    a2 = hn::Add(a2, f(i + 2 * lanes, lanes));
+    a3 = hn::Add(a3, f(i + 3 * lanes, lanes));
+  }
+  for (; i + lanes <= n; i += lanes) a0 = hn::Add(a0, f(i, lanes));
+  if (i < n) a1 = hn::Add(a1, hn::IfThenElseZero(hn::FirstN(d, n - i), f(i, n - i)));
+  return hn::GetLane(hn::SumOfLanes(d, hn::Add(hn::Add(a0, a1), hn::Add(a2, a3))));
+}
+
+template <class T>
+HWY_INLINE void widen_row(const T* p, int64_t stride, int64_t n, float* row) {
+  if (stride != 1 || sizeof(T) == 1) {
+    for (int64_t i = 0; i < n; ++i) row[i] = static_cast<float>(p[i * stride]);
+    return;
+  }
+  if constexpr (sizeof(T) > 1) {
+    const F32 d;
+    for_each_vector(d, n, [&](size_t i, size_t m) HWY_ATTR {
+      if (m == hn::Lanes(d)) return hn::StoreU(load_f32(d, p + i), d, row + i);
+      for (size_t j = i; j < i + m; ++j) row[j] = static_cast<float>(p[j]);
+    });
+  }
+}
+
+template <class T>
+HWY_INLINE void narrow_row(const float* row, int64_t n, T* p, int64_t stride) {
+  if (stride != 1) {
+    for (int64_t i = 0; i < n; ++i) p[i * stride] = T(row[i]);
+    return;
+  }
+  const F32 d;
+  for_each_vector(d, n, [&](size_t i, size_t m) HWY_ATTR {
+    if (m == hn::Lanes(d)) return store_f32(d, hn::LoadU(d, row + i), p + i);
+    for (size_t j = i; j < i + m; ++j) p[j] = T(row[j]);
+  });
+}
+
+/// Elements offset, offset + stride, ... of the memory at `base`, n of them, as Acc: float for any
+/// floating dtype but f64, double for f64. The result is the memory itself where it can be, and
+/// otherwise `buffer`, which has room for n.
+template <class Acc>
+const Acc* read_row(DType dtype, const void* base, int64_t offset, int64_t stride, int64_t n,
+                    Acc* buffer) {
+  const auto widened = [&](auto tag) HWY_ATTR -> const Acc* {
+    using T = typename decltype(tag)::type;
+    const T* p = static_cast<const T*>(base) + offset;
+    if constexpr (std::is_same_v<T, Acc>) {
+      if (stride == 1) return p;
+      for (int64_t i = 0; i < n; ++i) buffer[i] = p[i * stride];
+    } else if constexpr (std::is_same_v<Acc, float>) {
+      widen_row(p, stride, n, buffer);
+    }
+    return buffer;
+  };
+  if constexpr (std::is_same_v<Acc, double>) {
+    WEFT_ASSERT(dtype == DType::f64);
+    return widened(TypeTag<double>{});
+  } else {
+    switch (dtype) {
+      case DType::f32:
+        return widened(TypeTag<float>{});
+      case DType::bf16:
+        return widened(TypeTag<bf16>{});
+      case DType::f16:
+        return widened(TypeTag<f16>{});
+      case DType::tf32:
+        return widened(TypeTag<tf32>{});
+      case DType::f8e4m3:
+        return widened(TypeTag<f8e4m3>{});
+      case DType::f8e5m2:
+        return widened(TypeTag<f8e5m2>{});
+      default:
+        WEFT_ASSERT(false);
+    }
+  }
+}
+
+/// Where a row of Acc is to be computed: the memory itself when it holds Acc side by side, else
+/// `buffer`. write_row then finishes the job.
+template <class Acc>
+Acc* row_target(DType dtype, void* base, int64_t offset, int64_t stride, Acc* buffer) {
+  return dtype == dtype_of<Acc>() && stride == 1 ? static_cast<Acc*>(base) + offset : buffer;
+}
+
+/// Rounds n elements of `row` to f64, f32, bf16 or f16 memory; does nothing when row_target said
+/// that the row lies there already.
+template <class Acc>
+void write_row(const Acc* row, int64_t n, DType dtype, void* base, int64_t offset, int64_t stride) {
+  if (dtype == dtype_of<Acc>()) {
+    Acc* p = static_cast<Acc*>(base) + offset;
+    if (p == row) return;
+    for (int64_t i = 0; i < n; ++i) p[i * stride] = row[i];
+    return;
+  }
+  if constexpr (std::is_same_v<Acc, float>) {
+    switch (dtype) {
+      case DType::bf16:
+        return narrow_row(row, n, static_cast<bf16*>(base) + offset, stride);
+      case DType::f16:
+        return narrow_row(row, n, static_cast<f16*>(base) + offset, stride);
+      default:
+        break;
+    }
+  }
+  WEFT_ASSERT(false);
+}
+
+}  // namespace weft::kernels::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#endif  // include guard
