@@ -1,0 +1,106 @@
+// Shapes and dtypes that cross_entropy is tested and timed on.
+#pragma once
+
+#include "kernels/cross_entropy/cross_entropy.h"
+#include "kernels/testing/op_table.h"
+
+namespace weft::kernels {
+
+struct CrossEntropyForm {
+  DType dtype = DType::f32;
+  bool hard = true;
+  bool backward = false;
+  bool strided = false;
+  double smoothing = 0;
+};
+
+inline CrossEntropyProblem cross_entropy_case(Inputs& in, int64_t rows, int64_t classes,
+                                              const CrossEntropyForm& form) {
+  const DType wide = form.dtype == DType::f64 ? DType::f64 : DType::f32;
+  const auto layout = [&](Tensor t) { return form.strided ? in.strided(t) : t; };
+  const auto output = [&](const Shape& shape, DType dtype) {
+    return form.strided ? in.strided_output(shape, dtype) : in.output(shape, dtype);
+  };
+  CrossEntropyProblem p{.logits = layout(in.normal({rows, classes}, form.dtype, 3, 5)),
+                        .label_smoothing = form.smoothing};
+  if (form.hard) {
+    Tensor labels = in.integers({rows}, DType::i64, 0, classes - 1);
+    for (int64_t r = 3; r < rows; r += 7) labels.data<int64_t>()[r] = p.ignore_index;
+    p.labels = layout(labels);
+  } else {
+    p.labels =
+        layout(in.uniform({rows, classes}, form.dtype, 0, 2.0 / static_cast<double>(classes)));
+  }
+  if (form.backward) {
+    // Near the log-sum-exp of normal(5, 3) logits, so that the softmax has its usual size.
+    p.lse = layout(in.normal({rows}, wide, 0.5, 10 + std::log(static_cast<double>(classes))));
+    p.dloss = layout(in.normal({rows}, wide));
+    p.dlogits = output({rows, classes}, form.dtype);
+  } else {
+    p.loss = output({rows}, wide);
+    p.lse = output({rows}, wide);
+  }
+  return p;
+}
+
+inline OpTable cross_entropy_table() {
+  using Problem = CrossEntropyProblem;
+  std::vector<Case<Problem>> cases;
+  const auto add = [&](int64_t rows, int64_t classes, CrossEntropyForm form, Cost cost = {}) {
+    std::string name =
+        fmt::format("{}x{}_{}_{}{}{}{}", rows, classes, form.dtype, form.hard ? "hard" : "soft",
+                    form.backward ? "_backward" : "", form.smoothing == 0 ? "" : "_smoothed",
+                    form.strided ? "_strided" : "");
+    cases.push_back(
+        {name, [=](Inputs& in) { return cross_entropy_case(in, rows, classes, form); }, cost});
+  };
+  for (DType dtype : {DType::f64, DType::f32, DType::f16, DType::bf16}) {
+    for (bool hard : {true, false}) {
+      for (bool backward : {false, true}) {
+        for (double smoothing : {0.0, 0.1}) {
+          const CrossEntropyForm form{dtype, hard, backward, false, smoothing};
+          for (int64_t classes : {1, 10, 15, 16, 17, 31, 32, 33, 127}) add(13, classes, form);
+          add(0, 10, form);
+          add(1, 1000, form);
+          CrossEntropyForm strided = form;
+          strided.strided = true;
+          add(11, 37, strided);
+        }
+      }
+    }
+  }
+  // ImageNet's and CIFAR's classes at usual batches, and a vocabulary.
+  for (auto [rows, classes] : {std::pair{64, 10}, std::pair{64, 1000}, std::pair{32, 50257}}) {
+    for (bool backward : {false, true}) {
+      const double elements = static_cast<double>(rows) * classes;
+      add(rows, classes, {DType::f32, true, backward, false, 0.1},
+          {.flops = 4 * elements, .bytes = (1 + backward) * elements * 4});
+    }
+  }
+  // A scalar gradient expanded over the rows; a bf16 gradient of f32 logits.
+  cases.push_back({"expanded_dloss", [](Inputs& in) {
+                     Problem p = cross_entropy_case(in, 9, 20, {.backward = true});
+                     p.dloss = Tensor::view_of(p.dloss.storage(), {9}, {0}, 0, DType::f32);
+                     return p;
+                   }});
+  cases.push_back({"bf16_dlogits", [](Inputs& in) {
+                     return Problem{.logits = in.normal({9, 20}, DType::f32),
+                                    .labels = in.integers({9}, DType::i64, 0, 19),
+                                    .lse = in.normal({9}, DType::f32, 0.1, 3),
+                                    .dloss = in.normal({9}, DType::f32),
+                                    .dlogits = in.output({9, 20}, DType::bf16)};
+                   }});
+  // A row far from zero, one class at -inf that is not the label, one that is, a NaN, an infinity.
+  cases.push_back({"special_f32", [](Inputs& in) {
+                     Tensor x =
+                         in.values({1e6, 1e6 + 1, 1e6 - 2, 0, -INFINITY, 1, 0, -INFINITY, 1,  //
+                                    0, NAN, 1, INFINITY, 0, 1},
+                                   {5, 3}, DType::f32);
+                     return Problem{.logits = x,
+                                    .labels = in.values({0, 2, 1, 0, 1}, {5}, DType::i64),
+                                    .loss = in.output({5}, DType::f32)};
+                   }});
+  return make_table(cross_entropy_op(), std::move(cases), cross_entropy_reference);
+}
+
+}  // namespace weft::kernels

@@ -1,0 +1,58 @@
+#include "kernels/multi_tensor/chunks.h"
+
+#include <algorithm>
+
+namespace weft::kernels {
+
+std::vector<TensorChunk> tensor_chunks(std::span<const Tensor> tensors) {
+  std::vector<TensorChunk> chunks;
+  for (size_t t = 0; t < tensors.size(); ++t) {
+    const int64_t n = tensors[t].numel();
+    for (int64_t begin = 0; begin < n; begin += kChunkElements) {
+      chunks.push_back({static_cast<int64_t>(t), begin, std::min(n, begin + kChunkElements)});
+    }
+  }
+  return chunks;
+}
+
+std::vector<int64_t> chunk_tasks(std::span<const TensorChunk> chunks) {
+  std::vector<int64_t> tasks;
+  int64_t elements = kChunkElements;  // of the task so far; the first chunk begins one
+  for (size_t c = 0; c < chunks.size(); ++c) {
+    const int64_t count = chunks[c].end - chunks[c].begin;
+    if (elements + count > kChunkElements) {
+      tasks.push_back(static_cast<int64_t>(c));
+      elements = 0;
+    }
+    elements += count;
+  }
+  tasks.push_back(static_cast<int64_t>(chunks.size()));
+  return tasks;
+}
+
+std::vector<Tensor> contiguous_list(std::span<const Tensor> tensors) {
+  std::vector<Tensor> result(tensors.begin(), tensors.end());
+  for (Tensor& tensor : result) {
+    if (tensor.is_contiguous()) continue;
+    const Tensor copy = Tensor::empty(tensor.shape(), tensor.dtype(), tensor.device());
+    visit_dtype(tensor.dtype(), [&](auto tag) {
+      using T = typename decltype(tag)::type;
+      T* out = copy.data<T>();
+      const T* in = tensor.data<T>();
+      for_each_offset(tensor.shape(), tensor.strides(), [&](int64_t i) { *out++ = in[i]; });
+    });
+    tensor = copy;
+  }
+  return result;
+}
+
+void assert_matching(std::span<const Tensor> tensors, std::span<const Tensor> others) {
+  WEFT_ASSERT(tensors.size() == others.size());
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    WEFT_ASSERT(others[i].is_contiguous());
+    WEFT_ASSERT(others[i].shape() == tensors[i].shape());
+    WEFT_ASSERT(others[i].device() == tensors[i].device());
+  }
+}
+
+}  // namespace weft::kernels

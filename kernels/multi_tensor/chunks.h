@@ -1,0 +1,38 @@
+// Lists of tensors cut into chunks, so that one parallel loop serves many small tensors and few
+// large ones alike.
+#pragma once
+
+#include <span>
+#include <vector>
+
+#include "core/tensor.h"
+
+namespace weft::kernels {
+
+/// Elements [begin, end) of tensor number `tensor` of a list.
+struct TensorChunk {
+  int64_t tensor;
+  int64_t begin;
+  int64_t end;
+};
+
+/// Elements of a chunk: the state of an optimizer for so many stays in L2, and a chunk takes long
+/// enough (about 20 us) that starting it costs nothing.
+inline constexpr int64_t kChunkElements = 32768;
+
+/// Every element of every tensor once, in order; no chunk is empty. The cut depends on the sizes
+/// alone.
+std::vector<TensorChunk> tensor_chunks(std::span<const Tensor> tensors);
+
+/// The chunks of runs of small tensors taken together: indices into the list of chunks at which
+/// tasks of about kChunkElements begin, with the end at last.
+std::vector<int64_t> chunk_tasks(std::span<const TensorChunk> chunks);
+
+/// The tensors with their elements side by side in row-major order: a copy where one is needed.
+std::vector<Tensor> contiguous_list(std::span<const Tensor> tensors);
+
+/// That the lists are as long as `tensors`, and that tensor i of each is contiguous and has tensor
+/// i's shape and device. An internal error otherwise.
+void assert_matching(std::span<const Tensor> tensors, std::span<const Tensor> others);
+
+}  // namespace weft::kernels
