@@ -1,0 +1,74 @@
+#include "kernels/index/index.h"
+
+namespace weft::kernels {
+
+#define WEFT_VARIANT(name, device, dtypes, fits) WEFT_DECLARE_VARIANT(IndexProblem, name)
+#include "kernels/index/index.inc"
+#undef WEFT_VARIANT
+
+const Op<IndexProblem>& index_op() {
+#define WEFT_VARIANT(name, device, dtypes, fits) \
+  WEFT_VARIANT_ROW(IndexProblem, name, device, dtypes, fits)
+  static constexpr Variant<IndexProblem> kVariants[] = {
+#include "kernels/index/index.inc"
+  };
+#undef WEFT_VARIANT
+  static constexpr Op<IndexProblem> kOp = {"index", kVariants};
+  return kOp;
+}
+
+void index(const IndexProblem& problem) { dispatch(index_op(), problem); }
+
+std::string IndexProblem::describe() const {
+  return fmt::format("{}(x {}, index {}, y {}, axis={})", name(kind), x, index, y, axis);
+}
+
+std::string_view name(IndexKind kind) {
+  switch (kind) {
+    case IndexKind::kGather:
+      return "gather";
+    case IndexKind::kSelect:
+      return "index_select";
+    case IndexKind::kScatter:
+      return "scatter";
+    case IndexKind::kScatterAdd:
+      return "scatter_add";
+    case IndexKind::kAdd:
+      return "index_add";
+  }
+  WEFT_ASSERT(false);
+}
+
+std::vector<int64_t> checked_indices(const IndexProblem& p) {
+  const int axis = wrap_dim(p.axis, p.indexed().dim(), name(p.kind));
+  const int64_t size = p.indexed().shape()[axis];
+  std::vector<int64_t> indices;
+  indices.reserve(p.index.numel());
+  const auto read = [&](const auto* data) {
+    for_each_offset(p.index.shape(), p.index.strides(), [&](int64_t offset) {
+      const int64_t i = data[offset];
+      const int64_t wrapped = p.wrap_negative && i < 0 ? i + size : i;
+      if (wrapped < 0 || wrapped >= size) [[unlikely]] {
+        // The position as a list of indices, from the row-major count of elements before it.
+        Shape position = p.index.shape();
+        int64_t rest = static_cast<int64_t>(indices.size());
+        for (int d = position.size() - 1; d >= 0; --d) {
+          const int64_t n = position[d];
+          position[d] = rest % n;
+          rest /= n;
+        }
+        WEFT_FAIL("{}: index {} at position {} is outside dimension {} of size {} of {}",
+                  name(p.kind), i, position, axis, size, p.indexed());
+      }
+      indices.push_back(wrapped);
+    });
+  };
+  if (p.index.dtype() == DType::i64) {
+    read(p.index.data<int64_t>());
+  } else {
+    read(p.index.data<int32_t>());
+  }
+  return indices;
+}
+
+}  // namespace weft::kernels

@@ -1,0 +1,62 @@
+// Moving elements by index along one axis. For an axis in the middle:
+//
+//   gather:       y[a,i,b] = x[a, index[a,i,b], b]       index: [.., I, ..] as y
+//   select:       y[a,i,b] = x[a, index[i], b]           index: [I]  (axis 0: an embedding)
+//   scatter:      y[a, index[a,i,b], b]  = x[a,i,b]      index: [.., I, ..] as x; the last one wins
+//   scatter_add:  y[a, index[a,i,b], b] += x[a,i,b]
+//   add:          y[a, index[i], b]     += x[a,i,b]      index: [I]
+//
+// gather and select read x and assign y (=); the others read x and y and change y in place (+=, or
+// = at the indexed positions alone). Besides the axis x and y have the same sizes; for gather and
+// scatter the index, and with it its y or x, may be smaller than the other tensor there (as in
+// PyTorch). Additions happen in the order of increasing i, in f32 for f16 and bf16 (i64 for
+// integers, f64 for f64) with one rounding at the end: gradients of embeddings are deterministic.
+//
+// x, y: the same dtype (additions: f64 f32 f16 bf16 i64 i32); index: i64 or i32. All may have any
+// strides. An index outside [0, size of the axis) throws Error naming the index, its position and
+// the size, before anything is written; with wrap_negative [-size, 0) counts from the back.
+#pragma once
+
+#include "kernels/op.h"
+
+namespace weft::kernels {
+
+enum class IndexKind { kGather, kSelect, kScatter, kScatterAdd, kAdd };
+
+/// "gather", "index_select", "scatter", "scatter_add", "index_add"
+std::string_view name(IndexKind kind);
+
+struct IndexProblem {
+  IndexKind kind = IndexKind::kGather;
+  Tensor x;
+  Tensor index;
+  Tensor y;
+  int axis = 0;  // wrapped by the op
+  bool wrap_negative = false;
+
+  /// True when x is read at the indices, false when y is written at them.
+  bool reads() const { return kind == IndexKind::kGather || kind == IndexKind::kSelect; }
+  bool adds() const { return kind == IndexKind::kScatterAdd || kind == IndexKind::kAdd; }
+  /// True when the index is a list along the axis, false when every element has its own.
+  bool by_slice() const { return kind == IndexKind::kSelect || kind == IndexKind::kAdd; }
+  /// The tensor that the indices point into.
+  const Tensor& indexed() const { return reads() ? x : y; }
+  DType dtype() const { return x.dtype(); }
+  Device device() const { return x.device(); }
+  std::string describe() const;
+};
+
+inline constexpr DTypeSet kIndexAddTypes = kComputeTypes | DTypeSet{DType::i64, DType::i32};
+inline bool index_is_supported(const IndexProblem& p) {
+  return !p.adds() || kIndexAddTypes.contains(p.dtype());
+}
+
+void index(const IndexProblem& problem);
+const Op<IndexProblem>& index_op();
+std::vector<Expected> index_reference(const IndexProblem& problem);
+
+/// All indices as i64 in row-major order, wrapped if allowed; throws Error on the first one outside
+/// the axis. Every variant's first pass.
+std::vector<int64_t> checked_indices(const IndexProblem& problem);
+
+}  // namespace weft::kernels

@@ -1,0 +1,215 @@
+// The tensors are seen as [outer, axis, inner]. Reads are independent: threads share them by
+// (outer, i), and a slice whose elements lie side by side is one memcpy. Writes keep the order of
+// i: threads share them by (outer, block of inner), and each runs through all i. f16 and bf16 sums
+// live in a widened copy of the block, rounded at the end. The limiter is memory.
+#include <algorithm>
+#include <cstring>
+#include <type_traits>
+
+#include "core/parallel.h"
+#include "kernels/index/index.h"
+
+namespace weft::kernels {
+namespace {
+
+/// Offsets of one tensor's elements, split at the axis.
+struct Offsets {
+  Offsets(const Tensor& t, const Shape& shape, int axis) : step(t.strides()[axis]) {
+    const auto list = [&](int begin, int end, std::vector<int64_t>& offsets) {
+      Shape sizes;
+      Strides strides;
+      for (int d = begin; d < end; ++d) {
+        sizes.push_back(shape[d]);
+        strides.push_back(t.strides()[d]);
+      }
+      for_each_offset(sizes, strides, [&](int64_t offset) { offsets.push_back(offset); });
+    };
+    list(0, axis, outer);
+    list(axis + 1, shape.size(), inner);
+    for (size_t b = 0; b < inner.size(); ++b) {
+      inner_is_contiguous = inner_is_contiguous && inner[b] == static_cast<int64_t>(b);
+    }
+  }
+
+  std::vector<int64_t> outer, inner;
+  int64_t step;  // from one i to the next
+  bool inner_is_contiguous = true;
+};
+
+struct Lines {
+  explicit Lines(const IndexProblem& p)
+      : axis(wrap_dim(p.axis, p.x.dim(), name(p.kind))),
+        shape(!p.by_slice() ? p.index.shape()
+              : p.reads()   ? p.y.shape()
+                            : p.x.shape()),
+        indices(checked_indices(p)),
+        by_slice(p.by_slice()),
+        count(shape[axis]),
+        x(p.x, shape, axis),
+        y(p.y, shape, axis) {
+    WEFT_ASSERT(p.x.dim() == p.y.dim() && shape.size() == p.x.dim());
+    WEFT_ASSERT(!by_slice || static_cast<int64_t>(indices.size()) == count);
+  }
+
+  int64_t outer() const { return static_cast<int64_t>(x.outer.size()); }
+  int64_t inner() const { return static_cast<int64_t>(x.inner.size()); }
+  int64_t index(int64_t a, int64_t i, int64_t b) const {
+    return indices[by_slice ? i : (a * count + i) * inner() + b];
+  }
+
+  int axis;
+  Shape shape;  // of what is moved
+  std::vector<int64_t> indices;
+  bool by_slice;
+  int64_t count;  // elements of a line
+  Offsets x, y;
+};
+
+template <class T>
+void read(const IndexProblem& p, const Lines& lines) {
+  const int64_t inner = lines.inner();
+  if (inner == 0) return;
+  const T* x = static_cast<const T*>(p.x.raw());
+  T* y = static_cast<T*>(p.y.raw());
+  const bool whole_rows =
+      lines.by_slice && lines.x.inner_is_contiguous && lines.y.inner_is_contiguous;
+  const int64_t grain = std::max<int64_t>(1, (1 << 14) / inner);
+  parallel_for(lines.outer() * lines.count, grain, [&](int64_t begin, int64_t end) {
+    for (int64_t row = begin; row < end; ++row) {
+      const int64_t a = row / lines.count, i = row % lines.count;
+      const T* from = x + lines.x.outer[a];
+      T* to = y + lines.y.outer[a] + i * lines.y.step;
+      if (whole_rows) {
+        std::memcpy(to, from + lines.indices[i] * lines.x.step, inner * sizeof(T));
+        continue;
+      }
+      for (int64_t b = 0; b < inner; ++b) {
+        to[lines.y.inner[b]] = from[lines.index(a, i, b) * lines.x.step + lines.x.inner[b]];
+      }
+    }
+  });
+}
+
+/// Calls f(a, first, last) for blocks [first, last) of the inner elements of every outer one.
+template <class F>
+void for_each_block(const Lines& lines, int64_t block, F&& f) {
+  const int64_t blocks = (lines.inner() + block - 1) / block;
+  parallel_for(lines.outer() * blocks, 1, [&](int64_t begin, int64_t end) {
+    for (int64_t k = begin; k < end; ++k) {
+      const int64_t first = k % blocks * block;
+      f(k / blocks, first, std::min(lines.inner(), first + block));
+    }
+  });
+}
+
+// Enough for whole cache lines and for many threads to share a row of an embedding.
+constexpr int64_t kBlock = 64;
+
+template <class T>
+void scatter(const IndexProblem& p, const Lines& lines) {
+  const T* x = static_cast<const T*>(p.x.raw());
+  T* y = static_cast<T*>(p.y.raw());
+  for_each_block(lines, kBlock, [&](int64_t a, int64_t first, int64_t last) {
+    for (int64_t i = 0; i < lines.count; ++i) {
+      const T* from = x + lines.x.outer[a] + i * lines.x.step;
+      for (int64_t b = first; b < last; ++b) {
+        y[lines.y.outer[a] + lines.index(a, i, b) * lines.y.step + lines.y.inner[b]] =
+            from[lines.x.inner[b]];
+      }
+    }
+  });
+}
+
+template <class T>
+void add(const IndexProblem& p, const Lines& lines) {
+  constexpr bool kIsNarrow = std::is_same_v<T, f16> || std::is_same_v<T, bf16>;
+  const T* x = p.x.data<T>();
+  T* y = p.y.data<T>();
+  const int64_t size = p.y.shape()[lines.axis];
+  if constexpr (kIsNarrow) {
+    // The widened block stays below about 4 MiB however long the axis is.
+    const int64_t block = std::clamp<int64_t>((1 << 20) / std::max<int64_t>(1, size), 1, kBlock);
+    for_each_block(lines, block, [&](int64_t a, int64_t first, int64_t last) {
+      const int64_t width = last - first;
+      std::vector<float> sums(size * width);
+      T* out = y + lines.y.outer[a];
+      const auto for_each_sum = [&](auto&& f) {
+        for (int64_t s = 0; s < size; ++s) {
+          for (int64_t b = 0; b < width; ++b) {
+            f(sums[s * width + b], out[s * lines.y.step + lines.y.inner[first + b]]);
+          }
+        }
+      };
+      for_each_sum([](float& sum, T& element) { sum = static_cast<float>(element); });
+      for (int64_t i = 0; i < lines.count; ++i) {
+        const T* from = x + lines.x.outer[a] + i * lines.x.step;
+        for (int64_t b = 0; b < width; ++b) {
+          sums[lines.index(a, i, first + b) * width + b] +=
+              static_cast<float>(from[lines.x.inner[first + b]]);
+        }
+      }
+      for_each_sum([](float& sum, T& element) { element = static_cast<T>(sum); });
+    });
+  } else {
+    const bool whole_rows =
+        lines.by_slice && lines.x.inner_is_contiguous && lines.y.inner_is_contiguous;
+    for_each_block(lines, kBlock, [&](int64_t a, int64_t first, int64_t last) {
+      for (int64_t i = 0; i < lines.count; ++i) {
+        const T* from = x + lines.x.outer[a] + i * lines.x.step;
+        T* out = y + lines.y.outer[a];
+        if (whole_rows) {
+          T* to = out + lines.indices[i] * lines.y.step;
+          for (int64_t b = first; b < last; ++b) to[b] += from[b];
+          continue;
+        }
+        for (int64_t b = first; b < last; ++b) {
+          out[lines.index(a, i, b) * lines.y.step + lines.y.inner[b]] += from[lines.x.inner[b]];
+        }
+      }
+    });
+  }
+}
+
+/// Elements that are only moved need no type but a size.
+template <class T>
+void move(const IndexProblem& p, const Lines& lines) {
+  p.reads() ? read<T>(p, lines) : scatter<T>(p, lines);
+}
+
+}  // namespace
+
+void index_cpu_lines(const IndexProblem& p) {
+  const Lines lines(p);
+  if (p.adds()) {
+    switch (p.dtype()) {
+      case DType::f64:
+        return add<double>(p, lines);
+      case DType::f32:
+        return add<float>(p, lines);
+      case DType::f16:
+        return add<f16>(p, lines);
+      case DType::bf16:
+        return add<bf16>(p, lines);
+      case DType::i64:
+        return add<int64_t>(p, lines);
+      case DType::i32:
+        return add<int32_t>(p, lines);
+      default:
+        WEFT_ASSERT(false);
+    }
+  }
+  switch (itemsize(p.dtype())) {
+    case 1:
+      return move<uint8_t>(p, lines);
+    case 2:
+      return move<uint16_t>(p, lines);
+    case 4:
+      return move<uint32_t>(p, lines);
+    case 8:
+      return move<uint64_t>(p, lines);
+    default:
+      WEFT_ASSERT(false);
+  }
+}
+
+}  // namespace weft::kernels
