@@ -1,0 +1,44 @@
+// Checkpoints: directories that are complete or absent.
+//
+//   OUT/step-1200/model.safetensors      the model's parameters and buffers
+//                 optimizer.safetensors  the optimizer's state
+//                 state.json             format version, a CRC-32 per file, and what else to resume
+//   OUT/latest                           "step-1200"
+//
+// A checkpoint is written to a hidden directory, brought to the disk, then renamed, and `latest`
+// moves after it: wherever the program stops, the last complete checkpoint is there to load.
+#pragma once
+
+#include <cstdint>
+#include <nlohmann/json.hpp>
+
+#include "train/safetensors.h"
+
+namespace weft::train {
+
+struct Checkpoint {
+  int64_t step = 0;
+  NamedTensors model;
+  NamedTensors optimizer;
+  /// Whatever the trainer needs: random streams, position in the data, schedule, configuration.
+  nlohmann::json state;
+};
+
+/// Saves output/step-N, replacing one of that number, and returns its path. Afterwards removes
+/// older checkpoints (of lower steps) but the last `keep_last`, this one counted; 0 keeps all.
+/// Throws Error naming the file that could not be written; what was there before stays.
+Path save_checkpoint(const Path& output, const Checkpoint& checkpoint, int keep_last = 0);
+
+enum class CheckpointParts { kAll, kModel };
+
+/// Loads output/step-N, or of a directory that holds several the one `latest` names. Without
+/// `latest`, which is missing only when the first save was interrupted, the highest step.
+/// kModel neither reads nor checks the optimizer's file and leaves `optimizer` empty.
+/// The tensors are views of the files (see read_safetensors).
+/// Throws Error naming the file that is missing, damaged or of another format version.
+Checkpoint load_checkpoint(const Path& path, CheckpointParts parts = CheckpointParts::kAll);
+
+/// The step's directory that load_checkpoint(path) would read. Throws Error when there is none.
+Path find_checkpoint(const Path& path);
+
+}  // namespace weft::train

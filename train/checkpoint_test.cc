@@ -1,0 +1,236 @@
+#include "train/checkpoint.h"
+
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <catch2/catch.hpp>
+#include <cstdlib>
+#include <fstream>
+
+using namespace weft;
+using namespace weft::train;
+using Catch::Matchers::Contains;
+
+namespace {
+
+Path fresh_directory(const std::string& name) {
+  const char* directory = std::getenv("TEST_TMPDIR");
+  const Path path = Path(directory ? directory : "/tmp") / name;
+  std::filesystem::remove_all(path);
+  return path;
+}
+
+/// A checkpoint whose tensors and state all say `step`.
+Checkpoint checkpoint_of(int64_t step, double marker = 0) {
+  const double value = static_cast<double>(step) + marker;
+  return {.step = step,
+          .model = {{"weight", Tensor::full({8, 8}, value)}, {"bias", Tensor::full({8}, value)}},
+          .optimizer = {{"weight.m", Tensor::full({8, 8}, -value)}},
+          .state = {{"value", value}, {"seed", 0xffffffffffffffffu}}};
+}
+
+/// The step of a checkpoint after checking that all its parts belong together.
+double consistent_value(const Checkpoint& checkpoint) {
+  const double value = checkpoint.state.at("value");
+  REQUIRE(checkpoint.step == static_cast<int64_t>(value));
+  for (const auto& [name, tensor] : checkpoint.model) {
+    for (double x : tensor.to_vector()) REQUIRE(x == value);
+  }
+  for (double x : checkpoint.optimizer.at(0).second.to_vector()) REQUIRE(x == -value);
+  return value;
+}
+
+std::vector<std::string> listing(const Path& directory) {
+  std::vector<std::string> names;
+  for (const auto& entry : std::filesystem::directory_iterator(directory)) {
+    names.push_back(entry.path().filename().string());
+  }
+  std::sort(names.begin(), names.end());
+  return names;
+}
+
+/// Runs save_checkpoint in a child process that dies before its k-th file operation. True when it
+/// got through all of them.
+bool save_and_die(const Path& output, const Checkpoint& checkpoint, int keep_last, int k) {
+  const pid_t child = ::fork();
+  if (child == 0) {
+    int operations = 0;
+    set_file_operation_hook([&](std::string_view, const Path&) {
+      if (operations++ == k) ::_exit(1);
+    });
+    save_checkpoint(output, checkpoint, keep_last);
+    ::_exit(0);
+  }
+  int status = 0;
+  REQUIRE(::waitpid(child, &status, 0) == child);
+  REQUIRE(WIFEXITED(status));
+  return WEXITSTATUS(status) == 0;
+}
+
+}  // namespace
+
+TEST_CASE("A checkpoint is read back whole, by its own name and by its parent's") {
+  const Path output = fresh_directory("whole");
+  const Path saved = save_checkpoint(output, checkpoint_of(5));
+  CHECK(saved == output / "step-5");
+  CHECK(listing(output) == std::vector<std::string>{"latest", "step-5"});
+  CHECK(listing(saved) ==
+        std::vector<std::string>{"model.safetensors", "optimizer.safetensors", "state.json"});
+  save_checkpoint(output, checkpoint_of(10));
+  CHECK(consistent_value(load_checkpoint(output)) == 10);
+  CHECK(consistent_value(load_checkpoint(output / "step-5")) == 5);
+  CHECK(load_checkpoint(output).state.at("seed") == 0xffffffffffffffffu);
+  const Checkpoint model_only = load_checkpoint(output, CheckpointParts::kModel);
+  CHECK(model_only.model.size() == 2);
+  CHECK(model_only.optimizer.empty());
+}
+
+TEST_CASE("`latest` decides, not the highest number") {
+  const Path output = fresh_directory("latest");
+  save_checkpoint(output, checkpoint_of(20));
+  save_checkpoint(output, checkpoint_of(15));
+  CHECK(find_checkpoint(output) == output / "step-15");
+}
+
+TEST_CASE("Saving a step again replaces it") {
+  const Path output = fresh_directory("again");
+  save_checkpoint(output, checkpoint_of(3));
+  Checkpoint other = checkpoint_of(3, 0.5);
+  save_checkpoint(output, other);
+  CHECK(consistent_value(load_checkpoint(output)) == 3.5);
+  CHECK(listing(output) == std::vector<std::string>{"latest", "step-3"});
+}
+
+TEST_CASE("Only the last k checkpoints stay, and steps to come are left alone") {
+  const Path output = fresh_directory("keep");
+  save_checkpoint(output, checkpoint_of(100));
+  for (int step = 1; step <= 4; ++step) save_checkpoint(output, checkpoint_of(step), 2);
+  CHECK(listing(output) == std::vector<std::string>{"latest", "step-100", "step-3", "step-4"});
+}
+
+TEST_CASE("Wherever a save is interrupted, a complete checkpoint can be loaded") {
+  struct Scenario {
+    const char* name;
+    int64_t step;
+    double marker;
+  };
+  for (const Scenario& scenario :
+       {Scenario{"a new step", 3, 0}, Scenario{"the same step", 2, 0.5}}) {
+    int interruptions = 0;
+    for (bool completed = false; !completed; ++interruptions) {
+      INFO(scenario.name << ", operation " << interruptions);
+      const Path output = fresh_directory("crash");
+      save_checkpoint(output, checkpoint_of(1), 2);
+      save_checkpoint(output, checkpoint_of(2), 2);
+      completed =
+          save_and_die(output, checkpoint_of(scenario.step, scenario.marker), 2, interruptions);
+      const double value = consistent_value(load_checkpoint(output));
+      const double fresh = static_cast<double>(scenario.step) + scenario.marker;
+      CHECK((value == 2 || value == fresh));
+      if (completed) CHECK(value == fresh);
+      // The next save cleans up and works.
+      save_checkpoint(output, checkpoint_of(4), 2);
+      CHECK(consistent_value(load_checkpoint(output)) == 4);
+      CHECK(listing(output).size() == 3);
+      if (interruptions > 100) FAIL("the save never completes");
+    }
+    CHECK(interruptions > 15);
+  }
+}
+
+TEST_CASE("Interrupting the very first save leaves nothing or a complete checkpoint") {
+  int loadable = 0;
+  bool completed = false;
+  for (int k = 0; !completed; ++k) {
+    INFO("operation " << k);
+    const Path output = fresh_directory("first");
+    completed = save_and_die(output, checkpoint_of(1), 0, k);
+    try {
+      const Checkpoint loaded = load_checkpoint(output);
+      CHECK(consistent_value(loaded) == 1);
+      ++loadable;
+    } catch (const Error& error) {
+      CHECK_THAT(error.what(), Contains("no checkpoint"));
+      CHECK(loadable == 0);  // once one is there, it stays
+    }
+  }
+  CHECK(loadable > 1);
+}
+
+TEST_CASE("A disk that fails at any operation is an Error and harms nothing") {
+  int failures = 0;
+  for (bool completed = false; !completed; ++failures) {
+    INFO("operation " << failures);
+    const Path output = fresh_directory("failing");
+    save_checkpoint(output, checkpoint_of(1));
+    int operations = 0;
+    set_file_operation_hook([&](std::string_view operation, const Path& path) {
+      if (operations++ == failures) WEFT_FAIL("{} {}: disk gone", operation, path.string());
+    });
+    try {
+      save_checkpoint(output, checkpoint_of(2));
+      completed = true;
+    } catch (const Error& error) {
+      CHECK_THAT(error.what(), Contains("disk gone"));
+    }
+    set_file_operation_hook(nullptr);
+    const double value = consistent_value(load_checkpoint(output));
+    CHECK((value == 1 || value == 2));
+    for (const std::string& name : listing(output)) CHECK(name[0] != '.');
+  }
+  CHECK(failures > 10);
+}
+
+TEST_CASE("A damaged file is named") {
+  const Path output = fresh_directory("damaged");
+  const auto damage = [&](const std::string& file, size_t offset, const std::string& bytes) {
+    const Path step = save_checkpoint(output, checkpoint_of(1));
+    std::fstream stream(step / file, std::ios::in | std::ios::out | std::ios::binary);
+    stream.seekp(static_cast<std::streamoff>(offset));
+    stream << bytes;
+  };
+  damage("model.safetensors", 200, "?");
+  CHECK_THROWS_WITH(load_checkpoint(output),
+                    Contains("step-1/model.safetensors is damaged: its CRC-32"));
+  damage("optimizer.safetensors", 100, "?");
+  CHECK_THROWS_WITH(load_checkpoint(output), Contains("step-1/optimizer.safetensors is damaged"));
+  CHECK_NOTHROW(load_checkpoint(output, CheckpointParts::kModel));
+
+  const Path state = output / "step-1" / "state.json";
+  const auto edit = [&](const std::string& from, const std::string& to) {
+    save_checkpoint(output, checkpoint_of(1));
+    std::string text = read_text(state);
+    text.replace(text.find(from), from.size(), to);
+    write_file_atomically(state, [&](FileWriter& writer) { writer.write(text); });
+  };
+  edit("\"value\": 1.0", "\"value\": 1.5");
+  CHECK_THROWS_WITH(load_checkpoint(output), Contains("state.json is damaged: its state's CRC-32"));
+  edit("\"version\": 1", "\"version\": 2");
+  CHECK_THROWS_WITH(load_checkpoint(output),
+                    Contains("has format version 2; this program reads version 1"));
+  edit("weft-checkpoint", "else");
+  CHECK_THROWS_WITH(load_checkpoint(output), Contains("state.json is not a Weft checkpoint's"));
+  edit("{", "[");
+  CHECK_THROWS_WITH(load_checkpoint(output), Contains("state.json is damaged"));
+  edit("\"bytes\"", "\"bites\"");
+  CHECK_THROWS_WITH(load_checkpoint(output), Contains("state.json: \"bytes\" is missing"));
+
+  save_checkpoint(output, checkpoint_of(1));
+  std::filesystem::resize_file(output / "step-1" / "model.safetensors", 50);
+  CHECK_THROWS_WITH(load_checkpoint(output),
+                    Contains("model.safetensors is damaged: it has 50 bytes"));
+  std::filesystem::remove(output / "step-1" / "model.safetensors");
+  CHECK_THROWS_WITH(load_checkpoint(output),
+                    Contains("cannot read ") && Contains("model.safetensors: No such file"));
+}
+
+TEST_CASE("Places without a checkpoint say what is missing") {
+  const Path output = fresh_directory("none");
+  CHECK_THROWS_WITH(load_checkpoint(output), Contains("none: no such directory"));
+  make_directories(output);
+  CHECK_THROWS_WITH(load_checkpoint(output), Contains("holds neither state.json nor step-N"));
+  write_file_atomically(output / "latest", [](FileWriter& writer) { writer.write("step-9\n"); });
+  CHECK_THROWS_WITH(load_checkpoint(output), Contains("latest names step-9, which is not there"));
+  write_file_atomically(output / "latest", [](FileWriter& writer) { writer.write("../step-9"); });
+  CHECK_THROWS_WITH(load_checkpoint(output), Contains("latest is damaged"));
+}

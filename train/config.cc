@@ -1,0 +1,171 @@
+#include "train/config.h"
+
+#include <functional>
+
+#include "core/error.h"
+
+namespace weft::train {
+namespace {
+
+struct Recipe {
+  const char* name;
+  const char* summary;
+  Config config;
+};
+
+const std::vector<Recipe>& recipes() {
+  static const std::vector<Recipe> list = {
+      {"builtin-quick",
+       "the default: a compact ViT on the built-in images in a few minutes",
+       {.data = "builtin",
+        .model = "vit_lite",
+        .epochs = 10,
+        .batch_size = 64,
+        .lr = 2e-3,
+        .weight_decay = 0.05,
+        .augmentation = {.shift = 2, .flip = true}}},
+      {"cifar10-quick",
+       "a compact convolutional transformer on CIFAR-10 in ten minutes on two cores",
+       {.data = "cifar10:cifar-10-batches-bin",
+        .model = "cct",
+        .epochs = 12,
+        .batch_size = 128,
+        .lr = 2e-3,
+        .weight_decay = 0.05,
+        .label_smoothing = 0.1,
+        .augmentation = {.shift = 4, .flip = true}}},
+      {"cvpr2023-scratch",
+       "ViT-B/16 from random weights on CIFAR-10 at 224 pixels, as the CVPR 2023 runs",
+       {.data = "cifar10:cifar-10-batches-bin",
+        .model = "vit_b_16",
+        .image_size = 224,
+        .epochs = 10,
+        .batch_size = 16,
+        .optimizer = "adam",
+        .lr = 5e-5,
+        .weight_decay = 0,
+        .clip_norm = 0,
+        .schedule = "constant",
+        .warmup = 0,
+        .normalize = false,
+        .seed = 123}},
+  };
+  return list;
+}
+
+const Recipe& find(const std::string& name) {
+  std::string known;
+  for (const Recipe& recipe : recipes()) {
+    if (recipe.name == name) return recipe;
+    known += (known.empty() ? "" : ", ") + std::string(recipe.name);
+  }
+  WEFT_FAIL("unknown recipe \"{}\": expected one of {}", name, known);
+}
+
+void check_choice(const char* setting, const std::string& value,
+                  const std::vector<std::string>& known) {
+  std::string list;
+  for (const std::string& name : known) {
+    if (name == value) return;
+    list += (list.empty() ? "" : ", ") + name;
+  }
+  WEFT_FAIL("{}: \"{}\" is not one of {}", setting, value, list);
+}
+
+/// Calls f(key, member) for every setting: the one list that JSON is written from and read by.
+template <class C, class F>
+void for_each_setting(C& c, F&& f) {
+  f("recipe", c.recipe);
+  f("data", c.data);
+  f("model", c.model);
+  f("image_size", c.image_size);
+  f("epochs", c.epochs);
+  f("batch_size", c.batch_size);
+  f("accumulate", c.accumulate);
+  f("limit_batches", c.limit_batches);
+  f("optimizer", c.optimizer);
+  f("lr", c.lr);
+  f("weight_decay", c.weight_decay);
+  f("momentum", c.momentum);
+  f("clip_norm", c.clip_norm);
+  f("schedule", c.schedule);
+  f("warmup", c.warmup);
+  f("label_smoothing", c.label_smoothing);
+  f("drop_path", c.drop_path);
+  f("random_crop", c.augmentation.random_crop);
+  f("shift", c.augmentation.shift);
+  f("flip", c.augmentation.flip);
+  f("rand_augment", c.augmentation.rand_augment);
+  f("magnitude", c.augmentation.magnitude);
+  f("erase", c.augmentation.erase);
+  f("mixup", c.augmentation.mixup);
+  f("cutmix", c.augmentation.cutmix);
+  f("normalize", c.normalize);
+  f("precision", c.precision);
+  f("checkpoint_activations", c.checkpoint_activations);
+  f("seed", c.seed);
+}
+
+}  // namespace
+
+Config recipe(const std::string& name) {
+  Config config = find(name).config;
+  config.recipe = name;
+  return config;
+}
+
+std::string recipe_summary(const std::string& name) { return find(name).summary; }
+
+std::vector<std::string> recipe_names() {
+  std::vector<std::string> names;
+  for (const Recipe& recipe : recipes()) names.emplace_back(recipe.name);
+  return names;
+}
+
+void validate(const Config& c) {
+  const auto positive = [](const char* setting, int64_t value) {
+    WEFT_CHECK(value > 0, "{}: expected a positive number, got {}", setting, value);
+  };
+  const auto share = [](const char* setting, double value) {
+    WEFT_CHECK(value >= 0 && value < 1, "{}: expected a number in [0, 1), got {}", setting, value);
+  };
+  const auto not_negative = [](const char* setting, double value) {
+    WEFT_CHECK(value >= 0, "{}: must not be negative, got {}", setting, value);
+  };
+  positive("epochs", c.epochs);
+  positive("batch-size", c.batch_size);
+  positive("accumulate", c.accumulate);
+  not_negative("limit-batches", static_cast<double>(c.limit_batches));
+  not_negative("image-size", static_cast<double>(c.image_size));
+  check_choice("optimizer", c.optimizer, {"adamw", "adam", "sgd"});
+  check_choice("schedule", c.schedule, {"one-cycle", "cosine", "constant"});
+  check_choice("precision", c.precision, {"fp32", "bf16"});
+  WEFT_CHECK(c.lr > 0, "lr: expected a positive number, got {}", c.lr);
+  not_negative("weight-decay", c.weight_decay);
+  not_negative("clip-norm", c.clip_norm);
+  share("momentum", c.momentum);
+  share("warmup", c.warmup);
+  share("label-smoothing", c.label_smoothing);
+  share("drop-path", c.drop_path);
+}
+
+nlohmann::json to_json(const Config& config) {
+  nlohmann::json json = nlohmann::json::object();
+  for_each_setting(config, [&](const char* key, const auto& value) { json[key] = value; });
+  return json;
+}
+
+Config config_from_json(const nlohmann::json& json) {
+  Config config;
+  for_each_setting(config, [&](const char* key, auto& value) {
+    WEFT_CHECK(json.contains(key), "configuration: key \"{}\" is missing", key);
+    try {
+      json.at(key).get_to(value);
+    } catch (const nlohmann::json::exception&) {
+      WEFT_FAIL("configuration: key \"{}\" has the unexpected value {}", key, json.at(key).dump());
+    }
+  });
+  return config;
+}
+
+}  // namespace weft::train

@@ -1,0 +1,56 @@
+// Everything that decides a training run, as one value: what the command line sets, what a recipe
+// presets, and what a checkpoint records.
+#pragma once
+
+#include <cstdint>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "data/transforms.h"
+
+namespace weft::train {
+
+struct Config {
+  std::string recipe;
+  std::string data = "builtin";  // data/open.h
+  std::string model = "vit_lite";
+  int64_t image_size = 0;  // pixels; 0: that of the data
+
+  int64_t epochs = 10;
+  int64_t batch_size = 64;
+  int64_t accumulate = 1;     // batches whose gradients make one step
+  int64_t limit_batches = 0;  // per epoch, and per evaluation; 0: all
+
+  std::string optimizer = "adamw";     // adamw, adam, sgd
+  double lr = 1e-3;                    // the schedule's highest
+  double weight_decay = 0.05;          // not on biases and normalisation
+  double momentum = 0.9;               // sgd
+  double clip_norm = 1;                // 0: no clipping
+  std::string schedule = "one-cycle";  // one-cycle, cosine, constant
+  double warmup = 0.1;                 // share of all steps
+  double label_smoothing = 0;
+  double drop_path = 0;
+
+  data::Augmentation augmentation = {};
+  bool normalize = true;  // with the data's own mean and deviation; else pixels in [0, 1]
+
+  std::string precision = "fp32";  // fp32, bf16
+  bool checkpoint_activations = false;
+  uint64_t seed = 0;
+};
+
+/// The preset of that name; throws Error listing all names.
+Config recipe(const std::string& name);
+std::vector<std::string> recipe_names();
+/// One line on what a recipe is for.
+std::string recipe_summary(const std::string& name);
+
+/// Throws Error naming the first setting that is out of range, its value and what was expected.
+void validate(const Config& config);
+
+nlohmann::json to_json(const Config& config);
+/// Throws Error naming a missing key.
+Config config_from_json(const nlohmann::json& json);
+
+}  // namespace weft::train
