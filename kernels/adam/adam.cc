@@ -1,0 +1,27 @@
+#include "kernels/adam/adam.h"
+
+namespace weft::kernels {
+
+#define WEFT_VARIANT(name, device, dtypes, fits) WEFT_DECLARE_VARIANT(AdamProblem, name)
+#include "kernels/adam/adam.inc"
+#undef WEFT_VARIANT
+
+const Op<AdamProblem>& adam_op() {
+#define WEFT_VARIANT(name, device, dtypes, fits) \
+  WEFT_VARIANT_ROW(AdamProblem, name, device, dtypes, fits)
+  static constexpr Variant<AdamProblem> kVariants[] = {
+#include "kernels/adam/adam.inc"
+  };
+#undef WEFT_VARIANT
+  static constexpr Op<AdamProblem> kOp = {"adam", kVariants};
+  return kOp;
+}
+
+void adam(const AdamProblem& problem) { dispatch(adam_op(), problem); }
+
+std::string AdamProblem::describe() const {
+  return fmt::format("adam({} parameters of {}, step={}, lr={}, decoupled={})", parameters.size(),
+                     dtype(), step, lr, decoupled);
+}
+
+}  // namespace weft::kernels

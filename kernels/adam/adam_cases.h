@@ -1,0 +1,70 @@
+// Lists of parameters that adam is tested and timed on.
+#pragma once
+
+#include "kernels/adam/adam.h"
+#include "kernels/testing/op_table.h"
+
+namespace weft::kernels {
+
+inline AdamProblem adam_case(Inputs& in, const std::vector<Shape>& shapes, DType dtype,
+                             DType gradient, const AdamProblem& options) {
+  AdamProblem a = options;
+  for (const Shape& shape : shapes) {
+    a.parameters.push_back(in.inout(in.uniform(shape, dtype, -1, 1)));
+    a.m.push_back(in.inout(in.uniform(shape, dtype, -1e-2, 1e-2)));
+    a.v.push_back(in.inout(in.uniform(shape, dtype, 0, 1e-3)));
+    a.gradients.push_back(in.uniform(shape, gradient, -0.1, 0.1));
+  }
+  return a;
+}
+
+inline OpTable adam_table() {
+  using Problem = AdamProblem;
+  std::vector<Case<Problem>> cases;
+  const auto add = [&](std::string name, std::vector<Shape> shapes, DType dtype, DType gradient,
+                       Problem options, Cost cost = {}) {
+    cases.push_back({fmt::format("{}_{}_{}", name, dtype, gradient),
+                     [=](Inputs& in) { return adam_case(in, shapes, dtype, gradient, options); },
+                     cost});
+  };
+  const std::vector<Shape> shapes = {{},     {0},    {1},    {15},       {16},
+                                     {17},   {31},   {32},   {33},       {3, 5, 7},
+                                     {1021}, {1024}, {1025}, {3, 32768}, {32769}};
+  const std::pair<DType, DType> dtypes[] = {{DType::f64, DType::f64},
+                                            {DType::f32, DType::f32},
+                                            {DType::f32, DType::bf16},
+                                            {DType::f32, DType::f16}};
+  for (auto [dtype, gradient] : dtypes) {
+    add("adamw", shapes, dtype, gradient, {.step = 3, .weight_decay = 0.05});
+    add("adamw_first", shapes, dtype, gradient, {.step = 1, .lr = 0.1, .beta2 = 0.98});
+    add("adamw_clipped", shapes, dtype, gradient,
+        {.step = 1000, .weight_decay = 0.3, .gradient_scale = 0.37});
+    add("adam", shapes, dtype, gradient, {.step = 7, .weight_decay = 0.1, .decoupled = false});
+    add("adam_small_beta1", shapes, dtype, gradient,
+        {.step = 7, .beta1 = 0.5, .eps = 1e-3, .decoupled = false});
+  }
+  cases.push_back({"empty", [](Inputs&) { return Problem{}; }});
+  cases.push_back({"strided_gradient", [](Inputs& in) {
+                     Problem a = adam_case(in, {{37, 41}, {5}}, DType::f32, DType::f32, {});
+                     for (Tensor& g : a.gradients) g = in.strided(g);
+                     return a;
+                   }});
+  // A zero gradient, an infinity, a NaN, subnormal and huge squares.
+  cases.push_back(
+      {"special", [](Inputs& in) {
+         Problem a = adam_case(in, {{6}}, DType::f32, DType::f32, {});
+         a.v[0].data<float>()[0] = 0;
+         a.gradients[0] = in.values({0, INFINITY, NAN, 1e-30, 1e30, -0.0}, {6}, DType::f32);
+         return a;
+       }});
+  // Matrices and vectors of a block of ViT-B/16.
+  for (DType gradient : {DType::f32, DType::bf16}) {
+    const double elements = 3072.0 * 768 + 3072 + 768;
+    add("mlp", {{3072, 768}, {3072}, {768}}, DType::f32, gradient, {.weight_decay = 0.05},
+        {.flops = 14 * elements,
+         .bytes = (24.0 + static_cast<double>(itemsize(gradient))) * elements});
+  }
+  return make_table(adam_op(), std::move(cases), adam_reference);
+}
+
+}  // namespace weft::kernels

@@ -1,0 +1,95 @@
+// One pass over parameters, gradients and moments, cut into chunks over the whole list. Separate
+// multiplications and additions, never fused, so that every instruction set gives the bits that
+// adam.h states. The limiter is memory: 28 bytes per f32 element.
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "kernels/adam/adam_cpu_highway.cc"
+#include "kernels/simd/targets.h"
+// The order matters: foreach_target re-includes this file once per instruction set.
+#include <hwy/foreach_target.h>
+#include <hwy/highway.h>
+
+#include <cmath>
+
+#include "core/parallel.h"
+#include "kernels/adam/adam.h"
+#include "kernels/multi_tensor/chunks.h"
+#include "kernels/simd/rows_inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace weft::kernels::HWY_NAMESPACE {
+namespace {
+
+template <class T>
+void run(const AdamProblem& a) {
+  const hn::ScalableTag<T> d;
+  using V = hn::Vec<decltype(d)>;
+  const auto constant = [&](double x) HWY_ATTR { return hn::Set(d, static_cast<T>(x)); };
+  const double step = static_cast<double>(a.step);
+  const double correction1 = 1 - std::pow(a.beta1, step);
+  const double correction2 = 1 - std::pow(a.beta2, step);
+  const bool scales = a.gradient_scale != 1, decays = a.weight_decay != 0;
+  const bool lerps_from_m = a.beta1 > 0.5;
+  const std::vector<Tensor> gradients = contiguous_list(a.gradients);
+  const std::vector<TensorChunk> chunks = tensor_chunks(a.parameters);
+  const std::vector<int64_t> tasks = chunk_tasks(chunks);
+  const auto update = [&](const TensorChunk& chunk) HWY_ATTR {
+    const V scale = constant(a.gradient_scale), l2 = constant(a.weight_decay);
+    const V decay = constant(1 - a.lr * a.weight_decay);
+    const V beta1 = constant(a.beta1), beta2 = constant(a.beta2);
+    const V weight1 = constant(1 - a.beta1), weight2 = constant(1 - a.beta2);
+    const V step_size = constant(a.lr / correction1);
+    const V root_correction2 = constant(std::sqrt(correction2)), eps = constant(a.eps);
+    const Tensor& gradient = gradients[chunk.tensor];
+    T* const p = a.parameters[chunk.tensor].data<T>();
+    T* const m = a.m[chunk.tensor].data<T>();
+    T* const v = a.v[chunk.tensor].data<T>();
+    constexpr int64_t kBlock = 1024;  // gradients of another dtype are widened in L1
+    HWY_ALIGN T buffer[kBlock];
+    for (int64_t begin = chunk.begin; begin < chunk.end; begin += kBlock) {
+      const int64_t n = std::min(kBlock, chunk.end - begin);
+      const T* const g = read_row(gradient.dtype(), gradient.raw(), begin, 1, n, buffer);
+      for_each_vector(d, n, [&](size_t i, size_t count) HWY_ATTR {
+        const size_t at = begin + i;
+        V pi = load_part(d, p + at, count), gi = load_part(d, g + i, count);
+        V mi = load_part(d, m + at, count), vi = load_part(d, v + at, count);
+        if (scales) gi = hn::Mul(gi, scale);
+        if (decays && a.decoupled) pi = hn::Mul(pi, decay);
+        if (decays && !a.decoupled) gi = hn::Add(gi, hn::Mul(l2, pi));
+        const V difference = hn::Sub(gi, mi);
+        mi = lerps_from_m ? hn::Add(mi, hn::Mul(weight1, difference))
+                          : hn::Sub(gi, hn::Mul(difference, beta1));
+        vi = hn::Add(hn::Mul(vi, beta2), hn::Mul(hn::Mul(weight2, gi), gi));
+        const V denominator = hn::Add(hn::Div(hn::Sqrt(vi), root_correction2), eps);
+        pi = hn::Sub(pi, hn::Div(hn::Mul(step_size, mi), denominator));
+        store_part(d, pi, p + at, count);
+        store_part(d, mi, m + at, count);
+        store_part(d, vi, v + at, count);
+      });
+    }
+  };
+  parallel_for(static_cast<int64_t>(tasks.size()) - 1, 1, [&](int64_t task, int64_t) {
+    for (int64_t c = tasks[task]; c < tasks[task + 1]; ++c) update(chunks[c]);
+  });
+}
+
+void adam_chunks(const AdamProblem& a) {
+  assert_matching(a.parameters, a.parameters);
+  assert_matching(a.parameters, a.m);
+  assert_matching(a.parameters, a.v);
+  WEFT_ASSERT(a.gradients.size() == a.parameters.size() && a.step > 0);
+  a.dtype() == DType::f64 ? run<double>(a) : run<float>(a);
+}
+
+}  // namespace
+}  // namespace weft::kernels::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace weft::kernels {
+
+HWY_EXPORT(adam_chunks);
+
+void adam_cpu_highway(const AdamProblem& problem) { HWY_DYNAMIC_DISPATCH(adam_chunks)(problem); }
+
+}  // namespace weft::kernels
+#endif

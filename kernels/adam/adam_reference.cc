@@ -1,0 +1,50 @@
+// A plain loop in the parameters' own dtype, because the bits themselves are specified: the bound
+// is 0.
+#include <cmath>
+
+#include "kernels/adam/adam.h"
+
+namespace weft::kernels {
+namespace {
+
+template <class T>
+std::vector<Expected> run(const AdamProblem& a) {
+  const double step = static_cast<double>(a.step);
+  const double correction1 = 1 - std::pow(a.beta1, step);
+  const double correction2 = 1 - std::pow(a.beta2, step);
+  const T decay = static_cast<T>(1 - a.lr * a.weight_decay);
+  const T weight1 = static_cast<T>(1 - a.beta1), weight2 = static_cast<T>(1 - a.beta2);
+  const T beta1 = static_cast<T>(a.beta1), beta2 = static_cast<T>(a.beta2);
+  const T step_size = static_cast<T>(a.lr / correction1);
+  const T root_correction2 = static_cast<T>(std::sqrt(correction2)), eps = static_cast<T>(a.eps);
+  std::vector<Expected> result;
+  for (size_t t = 0; t < a.parameters.size(); ++t) {
+    std::vector<double> p = a.parameters[t].to_vector(), g = a.gradients[t].to_vector();
+    std::vector<double> m = a.m[t].to_vector(), v = a.v[t].to_vector();
+    for (size_t i = 0; i < p.size(); ++i) {
+      T pi = static_cast<T>(p[i]), gi = static_cast<T>(g[i]);
+      T mi = static_cast<T>(m[i]), vi = static_cast<T>(v[i]);
+      if (a.gradient_scale != 1) gi = gi * static_cast<T>(a.gradient_scale);
+      if (a.weight_decay != 0 && a.decoupled) pi = pi * decay;
+      if (a.weight_decay != 0 && !a.decoupled) gi = gi + static_cast<T>(a.weight_decay) * pi;
+      mi = a.beta1 > 0.5 ? mi + weight1 * (gi - mi) : gi - (gi - mi) * beta1;
+      vi = vi * beta2 + (weight2 * gi) * gi;
+      pi = pi - (step_size * mi) / (std::sqrt(vi) / root_correction2 + eps);
+      p[i] = pi;
+      m[i] = mi;
+      v[i] = vi;
+    }
+    for (const std::vector<double>& values : {p, m, v}) {
+      result.push_back({values, std::vector<double>(values.size())});
+    }
+  }
+  return result;
+}
+
+}  // namespace
+
+std::vector<Expected> adam_reference(const AdamProblem& problem) {
+  return problem.dtype() == DType::f64 ? run<double>(problem) : run<float>(problem);
+}
+
+}  // namespace weft::kernels
