@@ -1,0 +1,46 @@
+#include "kernels/batch_norm/batch_norm.h"
+
+namespace weft::kernels {
+
+#define WEFT_VARIANT(name, device, dtypes, fits) WEFT_DECLARE_VARIANT(BatchNormProblem, name)
+#include "kernels/batch_norm/batch_norm.inc"
+#undef WEFT_VARIANT
+
+const Op<BatchNormProblem>& batch_norm_op() {
+#define WEFT_VARIANT(name, device, dtypes, fits) \
+  WEFT_VARIANT_ROW(BatchNormProblem, name, device, dtypes, fits)
+  static constexpr Variant<BatchNormProblem> kVariants[] = {
+#include "kernels/batch_norm/batch_norm.inc"
+  };
+#undef WEFT_VARIANT
+  static constexpr Op<BatchNormProblem> kOp = {"batch_norm", kVariants};
+  return kOp;
+}
+
+void batch_norm(const BatchNormProblem& problem) { dispatch(batch_norm_op(), problem); }
+
+std::string BatchNormProblem::describe() const {
+  return fmt::format("batch_norm({}, weight {}, mean {}, training={}, backward={})", x, weight,
+                     mean, training, backward());
+}
+
+void update_running_statistics(const Tensor& mean, const Tensor& variance, int64_t elements,
+                               double momentum, const Tensor& running_mean,
+                               const Tensor& running_variance) {
+  const double unbiased = static_cast<double>(elements) / static_cast<double>(elements - 1);
+  const auto blend = [&](const Tensor& batch, double scale, const Tensor& running) {
+    const auto update = [&](auto tag) {
+      using T = typename decltype(tag)::type;
+      T* r = running.data<T>();
+      for (int64_t c = 0; c < running.numel(); ++c) {
+        r[c] = static_cast<T>((1 - momentum) * r[c] + momentum * scale * batch.data<T>()[c]);
+      }
+    };
+    running.dtype() == DType::f64 ? update(TypeTag<double>{}) : update(TypeTag<float>{});
+    running.bump_version();
+  };
+  blend(mean, 1, running_mean);
+  blend(variance, unbiased, running_variance);
+}
+
+}  // namespace weft::kernels
