@@ -2,6 +2,9 @@
 // classifiers that know nothing of shape stay far below what a vision transformer reaches.
 #include "data/builtin.h"
 
+// Eigen's own threads would wait for one another at every small product.
+#define EIGEN_DONT_PARALLELIZE
+
 #include <catch2/catch.hpp>
 #include <eigen3/Eigen/Core>
 #include <set>

@@ -28,7 +28,7 @@ std::vector<std::string> batch_files(Cifar10Part part) {
 
 fs::path batches_directory(const std::string& directory) {
   const fs::path inner = fs::path(directory) / "cifar-10-batches-bin";
-  return fs::is_directory(inner) ? inner : fs::path(directory);
+  return is_folder(inner) ? inner : fs::path(directory);
 }
 
 }  // namespace
@@ -37,7 +37,7 @@ bool has_cifar10_batches(const std::string& directory) {
   const fs::path batches = batches_directory(directory);
   for (const Cifar10Part part : {Cifar10Part::kTrain, Cifar10Part::kTest}) {
     for (const std::string& file : batch_files(part)) {
-      if (fs::exists(batches / file)) return true;
+      if (is_present(batches / file)) return true;
     }
   }
   return false;

@@ -4,6 +4,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 
@@ -57,6 +58,31 @@ std::vector<uint8_t> read_file_of_size(const std::string& path, int64_t bytes,
   const int64_t found = status_of(file, path).st_size;
   WEFT_CHECK(found == bytes, "{}: expected {} bytes ({}), found {}", path, bytes, what, found);
   return read_all(file, path, bytes);
+}
+
+std::vector<std::filesystem::path> sorted_entries(const std::filesystem::path& directory) {
+  std::error_code error;
+  std::vector<std::filesystem::path> entries;
+  for (std::filesystem::directory_iterator it(directory, error), end; !error && it != end;
+       it.increment(error)) {
+    if (it->path().filename().native().front() != '.') entries.push_back(it->path());
+  }
+  WEFT_CHECK(!error, "{}: cannot read the directory: {}", directory.string(), error.message());
+  std::sort(entries.begin(), entries.end(),
+            [](const std::filesystem::path& a, const std::filesystem::path& b) {
+              return a.filename().native() < b.filename().native();
+            });
+  return entries;
+}
+
+bool is_folder(const std::filesystem::path& path) {
+  std::error_code error;
+  return std::filesystem::is_directory(path, error);
+}
+
+bool is_present(const std::filesystem::path& path) {
+  std::error_code error;
+  return std::filesystem::exists(path, error);
 }
 
 }  // namespace weft::data

@@ -1,7 +1,8 @@
-// Reading whole files with errors that name them.
+// Files and folders with errors that name them.
 #pragma once
 
 #include <cstdint>
+#include <filesystem>
 #include <string>
 #include <vector>
 
@@ -13,5 +14,13 @@ std::vector<uint8_t> read_file(const std::string& path);
 /// As read_file; throws unless the file has exactly `bytes` bytes, naming `what` was expected.
 std::vector<uint8_t> read_file_of_size(const std::string& path, int64_t bytes,
                                        const std::string& what);
+
+/// The entries of a directory, names with a leading dot left out, in byte order of their names.
+/// Throws Error naming the directory.
+std::vector<std::filesystem::path> sorted_entries(const std::filesystem::path& directory);
+
+/// False also for what cannot be examined; opening it then says why.
+bool is_folder(const std::filesystem::path& path);
+bool is_present(const std::filesystem::path& path);
 
 }  // namespace weft::data

@@ -7,24 +7,12 @@
 #include <mutex>
 
 #include "core/error.h"
+#include "data/files.h"
 
 namespace weft::data {
 namespace {
 
 namespace fs = std::filesystem;
-
-std::vector<fs::path> sorted_entries(const fs::path& directory) {
-  std::error_code error;
-  std::vector<fs::path> entries;
-  for (fs::directory_iterator it(directory, error), end; !error && it != end; it.increment(error)) {
-    if (it->path().filename().native().front() != '.') entries.push_back(it->path());
-  }
-  WEFT_CHECK(!error, "{}: cannot read the directory: {}", directory.string(), error.message());
-  std::sort(entries.begin(), entries.end(), [](const fs::path& a, const fs::path& b) {
-    return a.filename().native() < b.filename().native();
-  });
-  return entries;
-}
 
 bool is_image_name(const fs::path& path) {
   std::string extension = path.extension().string();
@@ -35,9 +23,9 @@ bool is_image_name(const fs::path& path) {
 class ImageFolder : public Dataset {
  public:
   ImageFolder(const std::string& directory, int64_t cache_bytes) : root_(directory) {
-    WEFT_CHECK(fs::is_directory(root_), "{}: no such directory", directory);
+    WEFT_CHECK(is_folder(root_), "{}: no such directory", directory);
     for (const fs::path& folder : sorted_entries(root_)) {
-      if (fs::is_directory(folder)) add_class(folder);
+      if (is_folder(folder)) add_class(folder);
     }
     WEFT_CHECK(!class_names_.empty(), "{}: expected one folder of images per class, found none",
                directory);

@@ -30,7 +30,7 @@ Idx read_idx(const std::string& directory, const std::string& stem, int dims) {
   Idx idx;
   idx.path = (fs::path(directory) / fmt::format("{}-idx{}-ubyte", stem, dims)).string();
   const fs::path dotted = fs::path(directory) / fmt::format("{}.idx{}-ubyte", stem, dims);
-  if (!fs::exists(idx.path) && fs::exists(dotted)) idx.path = dotted.string();
+  if (!is_present(idx.path) && is_present(dotted)) idx.path = dotted.string();
   idx.bytes = read_file(idx.path);
   idx.offset = 4 + 4 * dims;
   WEFT_CHECK(idx.bytes.size() >= idx.offset, "{}: expected an IDX header of {} bytes, found {}",

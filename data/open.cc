@@ -7,6 +7,7 @@
 #include "core/error.h"
 #include "data/builtin.h"
 #include "data/cifar10.h"
+#include "data/files.h"
 #include "data/image_folder.h"
 #include "data/mnist.h"
 #include "data/random.h"
@@ -31,16 +32,12 @@ Source parse(const std::string& spec) {
     if (!spec.starts_with(prefix)) continue;
     const std::string directory = spec.substr(std::string(prefix).size());
     WEFT_CHECK(!directory.empty(), "data '{}': expected a directory after the colon", spec);
-    WEFT_CHECK(fs::is_directory(directory), "data '{}': {} is not a directory", spec, directory);
+    WEFT_CHECK(is_folder(directory), "data '{}': {} is not a directory", spec, directory);
     // CIFAR-10 is also passed on as images: one folder per class instead of the binary batches.
-    const auto holds_folders = [](const std::string& parent) {
-      for (const auto& entry : fs::directory_iterator(parent)) {
-        if (entry.is_directory() && entry.path().filename().native().front() != '.') return true;
+    if (kind == Kind::kCifar10 && !has_cifar10_batches(directory)) {
+      for (const fs::path& entry : sorted_entries(directory)) {
+        if (is_folder(entry)) return {Kind::kFolder, directory};
       }
-      return false;
-    };
-    if (kind == Kind::kCifar10 && !has_cifar10_batches(directory) && holds_folders(directory)) {
-      return {Kind::kFolder, directory};
     }
     return {kind, directory};
   }
@@ -52,7 +49,7 @@ struct FolderSplits {
   explicit FolderSplits(const std::string& directory) {
     const auto existing = [&](const char* name) {
       const fs::path path = fs::path(directory) / name;
-      return fs::is_directory(path) ? path.string() : std::string();
+      return is_folder(path) ? path.string() : std::string();
     };
     train = existing("train");
     validation = existing("val");
