@@ -1,0 +1,28 @@
+// The 2-norm of all elements of a list of tensors.
+//
+//   norm = sqrt(sum over tensors and elements of x^2)
+//
+// Tensors are f64, f32, bf16 or f16, in any mixture, of any strides. Squares are taken and added in
+// f64 over fixed chunks that are joined in order, so that the result neither overflows early nor
+// depends on threads. norm is a scalar [] of dtype f32 or f64 and assigned (=); it is 0 for no
+// elements, and infinite or NaN when an element is.
+#pragma once
+
+#include "kernels/op.h"
+
+namespace weft::kernels {
+
+struct MultiTensorNormProblem {
+  std::vector<Tensor> tensors;
+  Tensor norm;
+
+  DType dtype() const { return tensors.empty() ? DType::f32 : tensors[0].dtype(); }
+  Device device() const { return norm.device(); }
+  std::string describe() const;
+};
+
+void multi_tensor_norm(const MultiTensorNormProblem& problem);
+const Op<MultiTensorNormProblem>& multi_tensor_norm_op();
+std::vector<Expected> multi_tensor_norm_reference(const MultiTensorNormProblem& problem);
+
+}  // namespace weft::kernels

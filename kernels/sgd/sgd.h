@@ -1,0 +1,43 @@
+// One step of stochastic gradient descent on a list of parameters, in one pass over memory.
+//
+// For every element, in PyTorch's order, each operation rounded to the parameters' dtype:
+//
+//   g = g * gradient_scale                     only where gradient_scale is not 1
+//   g = g + weight_decay * p                   only where weight_decay is not 0
+//   b = first_step ? g : b * momentum + (1 - dampening) * g       only where momentum is not 0
+//   g = nesterov ? g + momentum * b : b                           only where momentum is not 0
+//   p = p - lr * g
+//
+// The result equals a scalar loop's bit for bit on every instruction set.
+//
+// Parameters and momentum buffers are contiguous and f32 (or f64), and updated in place; element i
+// of the lists belongs together and has one shape. Gradients are f32, bf16 or f16 (f64 for f64), of
+// any strides, and only read.
+#pragma once
+
+#include "kernels/op.h"
+
+namespace weft::kernels {
+
+struct SgdProblem {
+  std::vector<Tensor> parameters;
+  std::vector<Tensor> gradients;
+  std::vector<Tensor> buffers;  // b; empty where momentum is 0
+  double lr = 1e-3;
+  double momentum = 0;
+  double dampening = 0;
+  double weight_decay = 0;
+  bool nesterov = false;
+  bool first_step = false;    // the buffers hold nothing yet
+  double gradient_scale = 1;  // clipping's coefficient, or the inverse of the loss scale
+
+  DType dtype() const { return parameters.empty() ? DType::f32 : parameters[0].dtype(); }
+  Device device() const { return parameters.empty() ? Device{} : parameters[0].device(); }
+  std::string describe() const;
+};
+
+void sgd(const SgdProblem& problem);
+const Op<SgdProblem>& sgd_op();
+std::vector<Expected> sgd_reference(const SgdProblem& problem);
+
+}  // namespace weft::kernels

@@ -1,0 +1,71 @@
+// Lists of parameters that sgd is tested and timed on.
+#pragma once
+
+#include "kernels/sgd/sgd.h"
+#include "kernels/testing/op_table.h"
+
+namespace weft::kernels {
+
+inline SgdProblem sgd_case(Inputs& in, const std::vector<Shape>& shapes, DType dtype,
+                           DType gradient, const SgdProblem& options) {
+  SgdProblem s = options;
+  for (const Shape& shape : shapes) {
+    s.parameters.push_back(in.inout(in.uniform(shape, dtype, -1, 1)));
+    if (s.momentum != 0) {
+      // A first step must not read what the buffers hold: NaN.
+      s.buffers.push_back(s.first_step ? in.output(shape, dtype)
+                                       : in.inout(in.uniform(shape, dtype, -1, 1)));
+    }
+    s.gradients.push_back(in.uniform(shape, gradient, -1, 1));
+  }
+  return s;
+}
+
+inline OpTable sgd_table() {
+  using Problem = SgdProblem;
+  std::vector<Case<Problem>> cases;
+  const auto add = [&](std::string name, std::vector<Shape> shapes, DType dtype, DType gradient,
+                       Problem options, Cost cost = {}) {
+    cases.push_back({fmt::format("{}_{}_{}", name, dtype, gradient),
+                     [=](Inputs& in) { return sgd_case(in, shapes, dtype, gradient, options); },
+                     cost});
+  };
+  const std::vector<Shape> shapes = {{},   {0},  {1},       {15},   {16},   {17},   {31},
+                                     {32}, {33}, {3, 5, 7}, {1021}, {1024}, {1025}, {32769}};
+  const std::pair<DType, DType> dtypes[] = {{DType::f64, DType::f64},
+                                            {DType::f32, DType::f32},
+                                            {DType::f32, DType::bf16},
+                                            {DType::f32, DType::f16}};
+  for (auto [dtype, gradient] : dtypes) {
+    add("plain", shapes, dtype, gradient, {.lr = 0.1});
+    add("decayed_clipped", shapes, dtype, gradient,
+        {.lr = 0.1, .weight_decay = 0.01, .gradient_scale = 0.37});
+    add("momentum", shapes, dtype, gradient, {.lr = 0.1, .momentum = 0.9, .weight_decay = 1e-4});
+    add("dampened", shapes, dtype, gradient, {.lr = 0.1, .momentum = 0.9, .dampening = 0.3});
+    add("nesterov", shapes, dtype, gradient, {.lr = 0.1, .momentum = 0.9, .nesterov = true});
+    add("nesterov_first", shapes, dtype, gradient,
+        {.momentum = 0.9, .weight_decay = 0.1, .nesterov = true, .first_step = true});
+  }
+  cases.push_back({"empty", [](Inputs&) { return Problem{}; }});
+  cases.push_back({"strided_gradient", [](Inputs& in) {
+                     Problem s = sgd_case(in, {{37, 41}, {5}}, DType::f32, DType::f32, {});
+                     for (Tensor& g : s.gradients) g = in.strided(g);
+                     return s;
+                   }});
+  cases.push_back({"special", [](Inputs& in) {
+                     Problem s = sgd_case(in, {{5}}, DType::f32, DType::f32, {.momentum = 0.9});
+                     s.gradients[0] = in.values({0, INFINITY, NAN, 1e-40, 1e38}, {5}, DType::f32);
+                     return s;
+                   }});
+  // Matrices and vectors of a block of ViT-B/16.
+  for (DType gradient : {DType::f32, DType::bf16}) {
+    const double elements = 3072.0 * 768 + 3072 + 768;
+    add("mlp", {{3072, 768}, {3072}, {768}}, DType::f32, gradient,
+        {.momentum = 0.9, .weight_decay = 1e-4},
+        {.flops = 7 * elements,
+         .bytes = (16.0 + static_cast<double>(itemsize(gradient))) * elements});
+  }
+  return make_table(sgd_op(), std::move(cases), sgd_reference);
+}
+
+}  // namespace weft::kernels

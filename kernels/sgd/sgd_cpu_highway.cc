@@ -1,0 +1,83 @@
+// One pass over parameters, gradients and momentum, cut into chunks over the whole list. Separate
+// multiplications and additions, never fused, so that every instruction set gives the bits that
+// sgd.h states. The limiter is memory: 20 bytes per f32 element.
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "kernels/sgd/sgd_cpu_highway.cc"
+#include "kernels/simd/targets.h"
+// The order matters: foreach_target re-includes this file once per instruction set.
+#include <hwy/foreach_target.h>
+#include <hwy/highway.h>
+
+#include "core/parallel.h"
+#include "kernels/multi_tensor/chunks.h"
+#include "kernels/sgd/sgd.h"
+#include "kernels/simd/rows_inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace weft::kernels::HWY_NAMESPACE {
+namespace {
+
+template <class T>
+void run(const SgdProblem& s) {
+  const hn::ScalableTag<T> d;
+  using V = hn::Vec<decltype(d)>;
+  const auto constant = [&](double x) HWY_ATTR { return hn::Set(d, static_cast<T>(x)); };
+  const bool scales = s.gradient_scale != 1, decays = s.weight_decay != 0;
+  const bool has_momentum = s.momentum != 0;
+  const std::vector<Tensor> gradients = contiguous_list(s.gradients);
+  const std::vector<TensorChunk> chunks = tensor_chunks(s.parameters);
+  const std::vector<int64_t> tasks = chunk_tasks(chunks);
+  const auto update = [&](const TensorChunk& chunk) HWY_ATTR {
+    const V scale = constant(s.gradient_scale), decay = constant(s.weight_decay);
+    const V momentum = constant(s.momentum), share = constant(1 - s.dampening);
+    const V lr = constant(s.lr);
+    const Tensor& gradient = gradients[chunk.tensor];
+    T* const p = s.parameters[chunk.tensor].data<T>();
+    T* const b = has_momentum ? s.buffers[chunk.tensor].data<T>() : nullptr;
+    constexpr int64_t kBlock = 1024;  // gradients of another dtype are widened in L1
+    HWY_ALIGN T buffer[kBlock];
+    for (int64_t begin = chunk.begin; begin < chunk.end; begin += kBlock) {
+      const int64_t n = std::min(kBlock, chunk.end - begin);
+      const T* const g = read_row(gradient.dtype(), gradient.raw(), begin, 1, n, buffer);
+      for_each_vector(d, n, [&](size_t i, size_t count) HWY_ATTR {
+        const size_t at = begin + i;
+        V pi = load_part(d, p + at, count), gi = load_part(d, g + i, count);
+        if (scales) gi = hn::Mul(gi, scale);
+        if (decays) gi = hn::Add(gi, hn::Mul(decay, pi));
+        if (has_momentum) {
+          V bi = gi;
+          if (!s.first_step) {
+            bi = hn::Add(hn::Mul(load_part(d, b + at, count), momentum), hn::Mul(share, gi));
+          }
+          store_part(d, bi, b + at, count);
+          gi = s.nesterov ? hn::Add(gi, hn::Mul(momentum, bi)) : bi;
+        }
+        store_part(d, hn::Sub(pi, hn::Mul(lr, gi)), p + at, count);
+      });
+    }
+  };
+  parallel_for(static_cast<int64_t>(tasks.size()) - 1, 1, [&](int64_t task, int64_t) {
+    for (int64_t c = tasks[task]; c < tasks[task + 1]; ++c) update(chunks[c]);
+  });
+}
+
+void sgd_chunks(const SgdProblem& s) {
+  assert_matching(s.parameters, s.parameters);
+  if (s.momentum != 0) assert_matching(s.parameters, s.buffers);
+  WEFT_ASSERT(s.gradients.size() == s.parameters.size());
+  s.dtype() == DType::f64 ? run<double>(s) : run<float>(s);
+}
+
+}  // namespace
+}  // namespace weft::kernels::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace weft::kernels {
+
+HWY_EXPORT(sgd_chunks);
+
+void sgd_cpu_highway(const SgdProblem& problem) { HWY_DYNAMIC_DISPATCH(sgd_chunks)(problem); }
+
+}  // namespace weft::kernels
+#endif

@@ -1,0 +1,40 @@
+// A plain loop in the parameters' own dtype, because the bits themselves are specified: the bound
+// is 0.
+#include "kernels/sgd/sgd.h"
+
+namespace weft::kernels {
+namespace {
+
+template <class T>
+std::vector<Expected> run(const SgdProblem& s) {
+  const T lr = static_cast<T>(s.lr), momentum = static_cast<T>(s.momentum);
+  const T share = static_cast<T>(1 - s.dampening), decay = static_cast<T>(s.weight_decay);
+  std::vector<Expected> result;
+  for (size_t t = 0; t < s.parameters.size(); ++t) {
+    std::vector<double> p = s.parameters[t].to_vector(), g = s.gradients[t].to_vector();
+    std::vector<double> b;
+    if (s.momentum != 0) b = s.buffers[t].to_vector();
+    for (size_t i = 0; i < p.size(); ++i) {
+      T pi = static_cast<T>(p[i]), gi = static_cast<T>(g[i]);
+      if (s.gradient_scale != 1) gi = gi * static_cast<T>(s.gradient_scale);
+      if (s.weight_decay != 0) gi = gi + decay * pi;
+      if (s.momentum != 0) {
+        const T bi = s.first_step ? gi : static_cast<T>(b[i]) * momentum + share * gi;
+        gi = s.nesterov ? gi + momentum * bi : bi;
+        b[i] = bi;
+      }
+      p[i] = pi - lr * gi;
+    }
+    result.push_back({p, std::vector<double>(p.size())});
+    if (s.momentum != 0) result.push_back({b, std::vector<double>(b.size())});
+  }
+  return result;
+}
+
+}  // namespace
+
+std::vector<Expected> sgd_reference(const SgdProblem& problem) {
+  return problem.dtype() == DType::f64 ? run<double>(problem) : run<float>(problem);
+}
+
+}  // namespace weft::kernels
