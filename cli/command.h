@@ -1,0 +1,29 @@
+// What a subcommand of `weft` is: a function that declares its options and says what to run.
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <functional>
+#include <stdexcept>
+
+namespace weft::cli {
+
+/// What the chosen subcommand does; its value is the program's exit code.
+using Action = std::function<int()>;
+
+// Exit codes: 0 done; 1 an error, told in one line on standard error; 2 a mistake in the command
+// line, told likewise. Commands with other meanings of 1 and 2 say so in their help.
+inline constexpr int kFailure = 1;
+inline constexpr int kUsage = 2;
+
+/// A mistake in the command line that only the command itself can see: unknown recipe, ...
+class UsageError : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
+
+// One file each. They add a subcommand to `app` whose callback sets `action`.
+void add_devices(CLI::App& app, Action& action);
+void add_diff(CLI::App& app, Action& action);
+void add_inspect(CLI::App& app, Action& action);
+
+}  // namespace weft::cli

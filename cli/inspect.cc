@@ -1,0 +1,126 @@
+// weft inspect FILE: what a safetensors file holds.
+
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <nlohmann/json.hpp>
+
+#include "cli/command.h"
+#include "train/progress.h"
+#include "train/safetensors.h"
+
+namespace weft::cli {
+namespace {
+
+struct Statistics {
+  double min = std::numeric_limits<double>::infinity();
+  double max = -std::numeric_limits<double>::infinity();
+  double mean = 0;
+  double std = 0;  // of the elements as a whole population
+  int64_t non_finite = 0;
+};
+
+/// Of the finite elements; NaN in all fields when there are none.
+Statistics statistics_of(const Tensor& tensor) {
+  Statistics result;
+  visit_dtype(tensor.dtype(), [&](auto tag) {
+    using T = typename decltype(tag)::type;
+    const T* values = tensor.data<T>();
+    double sum = 0, squares = 0;
+    for (int64_t i = 0; i < tensor.numel(); ++i) {
+      const double x = to_double(values[i]);
+      if (!std::isfinite(x)) {
+        ++result.non_finite;
+        continue;
+      }
+      result.min = std::min(result.min, x);
+      result.max = std::max(result.max, x);
+      sum += x;
+    }
+    const auto count = static_cast<double>(tensor.numel() - result.non_finite);
+    if (count == 0) {
+      result.min = result.max = result.mean = result.std = std::nan("");
+      return;
+    }
+    result.mean = sum / count;
+    for (int64_t i = 0; i < tensor.numel(); ++i) {
+      const double distance = to_double(values[i]) - result.mean;
+      if (std::isfinite(distance)) squares += distance * distance;
+    }
+    result.std = std::sqrt(squares / count);
+  });
+  return result;
+}
+
+int inspect(const std::string& path, bool as_json) {
+  const train::SafeTensors file = train::read_safetensors(path);
+  int64_t elements = 0;
+  size_t bytes = 0;
+  for (const auto& [name, tensor] : file.tensors) {
+    elements += tensor.numel();
+    bytes += tensor.nbytes();
+  }
+  if (as_json) {
+    nlohmann::ordered_json tensors = nlohmann::ordered_json::array();
+    for (const auto& [name, tensor] : file.tensors) {
+      const Statistics s = statistics_of(tensor);
+      tensors.push_back(
+          {{"name", name},
+           {"dtype", weft::name(tensor.dtype())},
+           {"shape", std::vector<int64_t>(tensor.shape().begin(), tensor.shape().end())},
+           {"min", s.min},
+           {"max", s.max},
+           {"mean", s.mean},
+           {"std", s.std},
+           {"non_finite", s.non_finite}});
+    }
+    const nlohmann::ordered_json all = {{"tensors", tensors},
+                                        {"metadata", file.metadata},
+                                        {"elements", elements},
+                                        {"bytes", bytes}};
+    fmt::print("{}\n", all.dump());
+    return 0;
+  }
+
+  size_t name_width = 4, shape_width = 5;
+  for (const auto& [name, tensor] : file.tensors) {
+    name_width = std::max(name_width, name.size());
+    shape_width = std::max(shape_width, to_string(tensor.shape()).size());
+  }
+  constexpr auto kLeft = train::Table::Align::kLeft;
+  train::Table table({{"name", static_cast<int>(name_width), kLeft},
+                      {"dtype", 6, kLeft},
+                      {"shape", static_cast<int>(shape_width), kLeft},
+                      {"min", 11},
+                      {"max", 11},
+                      {"mean", 11},
+                      {"std", 11},
+                      {"", 0, kLeft}});
+  for (const auto& [name, tensor] : file.tensors) {
+    const Statistics s = statistics_of(tensor);
+    table.row({name, std::string(weft::name(tensor.dtype())), to_string(tensor.shape()),
+               fmt::format("{:.4g}", s.min), fmt::format("{:.4g}", s.max),
+               fmt::format("{:.4g}", s.mean), fmt::format("{:.4g}", s.std),
+               s.non_finite ? fmt::format("{} not finite", s.non_finite) : ""});
+  }
+  for (const auto& [key, value] : file.metadata) fmt::print("metadata {}: {}\n", key, value);
+  fmt::print("{} tensors, {} elements, {} bytes\n", file.tensors.size(), elements, bytes);
+  return 0;
+}
+
+}  // namespace
+
+void add_inspect(CLI::App& app, Action& action) {
+  CLI::App* command = app.add_subcommand(
+      "inspect", "List the tensors of a safetensors file: names, dtypes, shapes, statistics");
+  auto path = std::make_shared<std::string>();
+  auto as_json = std::make_shared<bool>(false);
+  command->add_option("FILE", *path, "A .safetensors file")->required();
+  command->add_flag("--json", *as_json, "Print one JSON object");
+  command->callback(
+      [&action, path, as_json] { action = [=] { return inspect(*path, *as_json); }; });
+}
+
+}  // namespace weft::cli

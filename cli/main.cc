@@ -1,0 +1,77 @@
+// The `weft` program: finds the subcommand, runs it, turns errors into one line and an exit code.
+
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <exception>
+#include <string>
+#include <string_view>
+
+#include "cli/command.h"
+#include "core/error.h"
+
+namespace weft::cli {
+namespace {
+
+constexpr void (*kCommands[])(CLI::App&, Action&) = {add_inspect, add_diff, add_devices};
+
+int report(std::string message, int code) {
+  std::ranges::replace(message, '\n', ' ');
+  fmt::print(stderr, "weft: error: {}\n", message);
+  return code;
+}
+
+/// The first word that is no option, when it names no subcommand; CLI11 would only say that a
+/// subcommand is missing.
+std::string unknown_command(const CLI::App& app, int argc, char** argv) {
+  for (int i = 1; i < argc; ++i) {
+    const std::string_view word = argv[i];
+    if (word.starts_with("-")) continue;
+    const auto commands = app.get_subcommands([](const CLI::App*) { return true; });
+    const bool known = std::ranges::any_of(
+        commands, [&](const CLI::App* command) { return command->get_name() == word; });
+    return known ? "" : std::string(word);
+  }
+  return "";
+}
+
+int run(int argc, char** argv) {
+  CLI::App app("Weft: tensors, automatic differentiation and vision transformers.", "weft");
+  app.footer(
+      "./weft test [--all] runs the tests; ./weft --flavor cpu|cuda|simt COMMAND says what to "
+      "build.");
+  app.require_subcommand(1);
+  Action action;
+  for (const auto add : kCommands) add(app, action);
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::Success& request) {
+    return app.exit(request);  // --help
+  } catch (const CLI::ParseError& error) {
+    const std::string command = unknown_command(app, argc, argv);
+    if (!command.empty()) {
+      return report(fmt::format("unknown command \"{}\"; weft --help lists them", command), kUsage);
+    }
+    return report(fmt::format("{}; see --help", error.what()), kUsage);
+  }
+  return action();
+}
+
+}  // namespace
+}  // namespace weft::cli
+
+int main(int argc, char** argv) {
+  try {
+    const int code = weft::cli::run(argc, argv);
+    // Standard output may be a full disk or a closed pipe: what was promised there is then missing.
+    if (std::fflush(stdout) != 0 || std::ferror(stdout)) {
+      return weft::cli::report("cannot write to standard output", weft::cli::kFailure);
+    }
+    return code;
+  } catch (const weft::cli::UsageError& error) {
+    return weft::cli::report(error.what(), weft::cli::kUsage);
+  } catch (const std::exception& error) {
+    return weft::cli::report(error.what(), weft::cli::kFailure);
+  }
+}
