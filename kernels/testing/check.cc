@@ -10,6 +10,11 @@ std::vector<unsigned char> bits_of(const std::vector<Tensor>& outputs) {
   std::vector<unsigned char> bits;
   for (const Tensor& output : outputs) {
     const size_t size = output.itemsize();
+    if (output.is_contiguous()) {
+      const auto* first = static_cast<const unsigned char*>(output.raw());
+      bits.insert(bits.end(), first, first + output.nbytes());
+      continue;
+    }
     for_each_offset(output.shape(), output.strides(), [&](int64_t i) {
       const auto* first = static_cast<const unsigned char*>(output.raw()) + i * size;
       bits.insert(bits.end(), first, first + size);

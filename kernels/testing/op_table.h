@@ -50,6 +50,8 @@ class Inputs {
   Tensor inout(const Tensor& initial);
   /// An output of a strided layout; its gaps must stay untouched.
   Tensor strided_output(const Shape& shape, DType dtype);
+  /// An output whose rows (the last dimension) are dense but lie apart: columns of a wider buffer.
+  Tensor row_strided_output(const Shape& shape, DType dtype);
 
   const std::vector<Tensor>& outputs() const { return outputs_; }
   /// True when nothing was written outside the outputs.

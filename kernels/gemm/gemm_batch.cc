@@ -1,0 +1,75 @@
+#include "kernels/gemm/gemm_batch.h"
+
+#include "core/parallel.h"
+
+namespace weft::kernels {
+namespace {
+
+constexpr int64_t kElementsPerTask = 32768;
+
+/// Calls f(first row, rows, matrix) in parallel over blocks of rows of all matrices.
+template <class F>
+void for_row_blocks(int64_t matrices, int64_t rows, int64_t cols, F&& f) {
+  const int64_t block = std::max<int64_t>(1, kElementsPerTask / std::max<int64_t>(cols, 1));
+  const int64_t blocks = (rows + block - 1) / block;
+  parallel_for(matrices * blocks, 1, [&](int64_t begin, int64_t end) {
+    for (int64_t task = begin; task < end; ++task) {
+      const int64_t row = task % blocks * block;
+      f(row, std::min(block, rows - row), task / blocks);
+    }
+  });
+}
+
+}  // namespace
+
+void gemm_epilogue(const GemmProblem& p, const GemmBatch& batch) {
+  if (p.epilogue == Epilogue::none) return;
+  for_row_blocks(
+      batch.size(), batch.c.rows, batch.c.cols, [&](int64_t row, int64_t rows, int64_t i) {
+        const Matrix aux =
+            batch.aux.shifted(batch.aux_offsets[i]).block(row, rows, 0, batch.aux.cols);
+        const Matrix c = batch.c.shifted(batch.c_offsets[i]).block(row, rows, 0, batch.c.cols);
+        p.epilogue == Epilogue::gelu ? gelu_matrix(aux, c) : dgelu_matrix(aux, c);
+      });
+}
+
+void copy_matrix_in_parallel(const Matrix& from, const Matrix& to) {
+  if (from.row_stride == 1 && from.col_stride != 1) {
+    return for_row_blocks(1, from.cols, from.rows, [&](int64_t col, int64_t cols, int64_t) {
+      copy_matrix(from.block(0, from.rows, col, cols), to.block(0, to.rows, col, cols));
+    });
+  }
+  for_row_blocks(1, from.rows, from.cols, [&](int64_t row, int64_t rows, int64_t) {
+    copy_matrix(from.block(row, rows, 0, from.cols), to.block(row, rows, 0, to.cols));
+  });
+}
+
+void gemm_without_products(const GemmProblem& p, const GemmBatch& batch) {
+  if (p.accumulate && !p.bias.defined()) return;
+  const Tensor bias = gemm_bias(p);
+  const bool wide = p.dtype() == DType::f64;
+  const Tensor zeros = Tensor::zeros({p.n()}, wide ? DType::f64 : DType::f32);
+  const Matrix row = {zeros.dtype(), zeros.raw(), 1, p.n(), 0, 1};
+  for (int64_t i = 0; i < batch.size(); ++i) {
+    const Matrix target = p.epilogue == Epilogue::gelu ? batch.aux.shifted(batch.aux_offsets[i])
+                                                       : batch.c.shifted(batch.c_offsets[i]);
+    for (int64_t m = 0; m < target.rows; ++m) {
+      add_bias_matrix(row, bias.defined() ? bias.raw() : nullptr, p.accumulate,
+                      target.block(m, 1, 0, target.cols));
+    }
+  }
+}
+
+Tensor gemm_bias(const GemmProblem& p) {
+  if (!p.bias.defined()) return {};
+  WEFT_ASSERT(p.bias.dim() == 1 && p.bias.size(0) == p.n());
+  const DType wanted = p.dtype() == DType::f64 ? DType::f64 : DType::f32;
+  if (p.bias.dtype() == wanted && p.bias.is_contiguous()) return p.bias;
+  if (wanted == DType::f64) return Tensor::from(p.bias.to_vector(), {p.n()});
+  const Tensor bias = Tensor::empty({p.n()}, wanted);
+  copy_matrix({p.bias.dtype(), p.bias.raw(), 1, p.n(), 0, p.bias.stride(0)},
+              dense_matrix(wanted, bias.raw(), 1, p.n()));
+  return bias;
+}
+
+}  // namespace weft::kernels

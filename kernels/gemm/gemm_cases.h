@@ -1,0 +1,257 @@
+// Shapes, layouts and dtypes that gemm is tested and timed on.
+#pragma once
+
+#include <cmath>
+
+#include "core/view.h"
+#include "kernels/gemm/gemm.h"
+#include "kernels/testing/op_table.h"
+
+namespace weft::kernels {
+
+/// What a case varies; everything else follows.
+struct GemmCase {
+  Shape batch;
+  int64_t m, n, k;
+  DType dtype = DType::f32;
+  DType output = DType::f32;
+  char a_layout = 'N', b_layout = 'N';  // N, T: transposed, S: strided, R: repeated over the batch
+  bool bias = false;
+  Epilogue epilogue = Epilogue::none;
+  bool accumulate = false;
+  bool integers = false;
+  char c_layout = 'N';  // N, S: strided, W: columns of a wider buffer
+
+  std::string name() const {
+    const char* const epilogues[] = {"", "_gelu", "_dgelu"};
+    return fmt::format("{}{}x{}x{}_{}_{}_{}{}{}{}{}{}{}", batch.empty() ? "" : to_string(batch), m,
+                       n, k, weft::name(dtype), weft::name(output), a_layout, b_layout, c_layout,
+                       bias ? "_bias" : "", epilogues[static_cast<int>(epilogue)],
+                       accumulate ? "_accumulate" : "", integers ? "_integers" : "");
+  }
+
+  Tensor operand(Inputs& in, int64_t rows, int64_t cols, char layout) const {
+    Shape shape = layout == 'R' ? Shape::filled(batch.size(), 1) : batch;
+    shape.push_back(layout == 'T' ? cols : rows);
+    shape.push_back(layout == 'T' ? rows : cols);
+    // Entries of size K^(-1/4) each keep the argument of a GELU near 1.
+    const double scale = std::pow(std::max<double>(1, static_cast<double>(k)), -0.25);
+    Tensor t =
+        integers ? in.integers(shape, dtype) : in.uniform(shape, dtype, -2 * scale, 2 * scale);
+    if (layout == 'T') return view::transpose(t, -1, -2);
+    if (layout == 'S') return in.strided(t);
+    Shape expanded = batch;
+    expanded.push_back(rows);
+    expanded.push_back(cols);
+    return layout == 'R' ? view::expand(t, expanded) : t;
+  }
+
+  GemmProblem make(Inputs& in) const {
+    Shape shape = batch;
+    shape.push_back(m);
+    shape.push_back(n);
+    const auto values = [&] {
+      return integers ? in.integers(shape, output) : in.uniform(shape, output, -2, 2);
+    };
+    GemmProblem p{.a = operand(in, m, k, a_layout), .b = operand(in, k, n, b_layout)};
+    const Tensor old = accumulate ? values() : Tensor();
+    p.c = c_layout == 'S'   ? in.strided_output(shape, output)
+          : c_layout == 'W' ? in.row_strided_output(shape, output)
+                            : in.output(shape, output);
+    if (accumulate) {
+      visit_dtype(output, [&](auto tag) {
+        using T = typename decltype(tag)::type;
+        const T* next = old.data<T>();
+        for_each_offset(shape, p.c.strides(), [&](int64_t i) { p.c.data<T>()[i] = *next++; });
+      });
+    }
+    if (bias) p.bias = integers ? in.integers({n}, DType::f32) : in.uniform({n}, dtype, -1, 1);
+    p.epilogue = epilogue;
+    p.accumulate = accumulate;
+    if (epilogue == Epilogue::gelu) p.aux = in.output(shape, output);
+    if (epilogue == Epilogue::dgelu) p.aux = in.uniform(shape, output, -6, 6);
+    return p;
+  }
+};
+
+inline OpTable gemm_table() {
+  std::vector<Case<GemmProblem>> cases;
+  const auto add = [&](const GemmCase& c, bool timed = false) {
+    const double products =
+        static_cast<double>(numel(c.batch)) * static_cast<double>(c.m * c.n * c.k);
+    const double bytes = static_cast<double>(numel(c.batch)) *
+                         static_cast<double>((c.m * c.k + c.k * c.n) * itemsize(c.dtype) +
+                                             c.m * c.n * itemsize(c.output));
+    cases.push_back({c.name(), [c](Inputs& in) { return c.make(in); },
+                     timed ? Cost{.flops = 2 * products, .bytes = bytes} : Cost{}});
+  };
+  struct Types {
+    DType in, out;
+  };
+  constexpr Types kTypes[] = {{DType::f64, DType::f64},   {DType::f32, DType::f32},
+                              {DType::f16, DType::f16},   {DType::f16, DType::f32},
+                              {DType::bf16, DType::bf16}, {DType::bf16, DType::f32}};
+  constexpr Epilogue kEpilogues[] = {Epilogue::none, Epilogue::gelu, Epilogue::dgelu};
+  for (const auto [in, out] : kTypes) {
+    // Every layout of the operands, on integers that add up exactly.
+    for (char a : {'N', 'T', 'S'}) {
+      for (char b : {'N', 'T', 'S'}) {
+        add({.batch = {},
+             .m = 33,
+             .n = 17,
+             .k = 63,
+             .dtype = in,
+             .output = out,
+             .a_layout = a,
+             .b_layout = b,
+             .bias = true,
+             .integers = true});
+        add({.batch = {2, 3},
+             .m = 15,
+             .n = 16,
+             .k = 33,
+             .dtype = in,
+             .output = out,
+             .a_layout = a,
+             .b_layout = b,
+             .bias = true,
+             .accumulate = true,
+             .integers = true});
+      }
+    }
+    // Odd sizes, each as every dimension.
+    for (int64_t size : {0, 1, 15, 16, 17, 33, 97}) {
+      add({.batch = {}, .m = size, .n = 33, .k = 17, .dtype = in, .output = out, .b_layout = 'T'});
+      add({.batch = {}, .m = 17, .n = size, .k = 33, .dtype = in, .output = out, .a_layout = 'T'});
+      add({.batch = {}, .m = 33, .n = 17, .k = size, .dtype = in, .output = out, .bias = true});
+    }
+    add({.batch = {}, .m = 9, .n = 8, .k = 0, .dtype = in, .output = out, .accumulate = true});
+    // Long sums: where libraries split K.
+    for (int64_t k : {1000, 1024, 2048, 2113, 4160}) {
+      add({.batch = {}, .m = 48, .n = 17, .k = k, .dtype = in, .output = out, .a_layout = 'T'});
+    }
+    add({.batch = {}, .m = 17, .n = 33, .k = 4160, .dtype = in, .output = out});
+    add({.batch = {}, .m = 1, .n = 17, .k = 4160, .dtype = in, .output = out, .accumulate = true});
+    add({.batch = {}, .m = 17, .n = 1, .k = 4160, .dtype = in, .output = out, .a_layout = 'T'});
+    add({.batch = {},
+         .m = 16,
+         .n = 8,
+         .k = 12608,
+         .dtype = in,
+         .output = out,
+         .a_layout = 'T',
+         .accumulate = true});
+    // Batches: repeated operands, groups in one call, C that is not dense.
+    for (char a : {'N', 'R'}) {
+      for (char b : {'N', 'R', 'T'}) {
+        add({.batch = {3, 2},
+             .m = 17,
+             .n = 33,
+             .k = 16,
+             .dtype = in,
+             .output = out,
+             .a_layout = a,
+             .b_layout = b});
+      }
+    }
+    add({.batch = {40}, .m = 65, .n = 65, .k = 32, .dtype = in, .output = out, .b_layout = 'T'});
+    for (char c : {'S', 'W'}) {
+      for (Epilogue epilogue : kEpilogues) {
+        add({.batch = {},
+             .m = 33,
+             .n = 40,
+             .k = 65,
+             .dtype = in,
+             .output = out,
+             .bias = true,
+             .epilogue = epilogue,
+             .c_layout = c});
+        add({.batch = {4},
+             .m = 33,
+             .n = 40,
+             .k = 65,
+             .dtype = in,
+             .output = out,
+             .b_layout = 'R',
+             .bias = true,
+             .epilogue = epilogue,
+             .c_layout = c});
+      }
+    }
+    for (char c : {'S', 'W'}) {
+      add({.batch = {},
+           .m = 33,
+           .n = 40,
+           .k = 65,
+           .dtype = in,
+           .output = out,
+           .bias = true,
+           .accumulate = true,
+           .c_layout = c});
+      add({.batch = {},
+           .m = 33,
+           .n = 40,
+           .k = 2065,
+           .dtype = in,
+           .output = out,
+           .a_layout = 'T',
+           .accumulate = true,
+           .c_layout = c});
+    }
+    for (Epilogue epilogue : kEpilogues) {
+      add({.batch = {2},
+           .m = 197,
+           .n = 96,
+           .k = 48,
+           .dtype = in,
+           .output = out,
+           .b_layout = 'R',
+           .bias = true,
+           .epilogue = epilogue});
+    }
+  }
+  // Timed: products of a training step of ViT-B/16 with 4 images of 197 tokens and of the compact
+  // model with 64 of 65.
+  for (DType dtype : {DType::f32, DType::bf16}) {
+    const auto forward = [&](int64_t tokens, int64_t in, int64_t out, Epilogue epilogue) {
+      add({.batch = {},
+           .m = tokens,
+           .n = out,
+           .k = in,
+           .dtype = dtype,
+           .output = dtype,
+           .b_layout = 'T',
+           .bias = true,
+           .epilogue = epilogue},
+          true);
+    };
+    const auto data_gradient = [&](int64_t tokens, int64_t in, int64_t out, Epilogue epilogue) {
+      add({.batch = {},
+           .m = tokens,
+           .n = in,
+           .k = out,
+           .dtype = dtype,
+           .output = dtype,
+           .epilogue = epilogue},
+          true);
+    };
+    const auto weight_gradient = [&](int64_t tokens, int64_t in, int64_t out) {
+      add({.batch = {}, .m = out, .n = in, .k = tokens, .dtype = dtype, .a_layout = 'T'}, true);
+    };
+    forward(788, 768, 2304, Epilogue::none);
+    forward(788, 768, 3072, Epilogue::gelu);
+    forward(788, 3072, 768, Epilogue::none);
+    data_gradient(788, 3072, 768, Epilogue::dgelu);
+    weight_gradient(788, 768, 3072);
+    forward(4160, 128, 256, Epilogue::gelu);
+    data_gradient(4160, 128, 384, Epilogue::none);
+    weight_gradient(4160, 128, 384);
+    // Attention's scores and values.
+    add({.batch = {48}, .m = 197, .n = 197, .k = 64, .dtype = dtype, .b_layout = 'T'}, true);
+    add({.batch = {48}, .m = 197, .n = 64, .k = 197, .dtype = dtype, .output = dtype}, true);
+    add({.batch = {256}, .m = 65, .n = 65, .k = 32, .dtype = dtype, .b_layout = 'T'}, true);
+  }
+  return make_table(gemm_op(), std::move(cases), gemm_reference);
+}
+
+}  // namespace weft::kernels

@@ -1,0 +1,189 @@
+#include "kernels/gemm/onednn_matmul.h"
+
+#include <omp.h>
+
+#include <dnnl.hpp>
+#include <memory>
+#include <mutex>
+#include <shared_mutex>
+#include <string_view>
+#include <unordered_map>
+
+#include "core/parallel.h"
+#include "core/tensor.h"
+
+namespace weft::kernels {
+namespace {
+
+using dnnl::memory;
+
+constexpr size_t kMaxCachedPrimitives = 4096;
+
+const dnnl::engine& cpu_engine() {
+  static const dnnl::engine engine(dnnl::engine::kind::cpu, 0);
+  return engine;
+}
+
+memory::data_type data_type(DType dtype) {
+  WEFT_ASSERT(dtype == DType::f32 || dtype == DType::bf16);
+  return dtype == DType::f32 ? memory::data_type::f32 : memory::data_type::bf16;
+}
+
+/// [batch, rows, cols] without gaps; [rows, cols] when there is one matrix.
+memory::desc matrix_desc(DType dtype, int64_t batch, bool repeated, int64_t rows, int64_t cols,
+                         bool transposed) {
+  const int64_t row_stride = transposed ? 1 : cols, col_stride = transposed ? rows : 1;
+  if (batch == 1) return {{rows, cols}, data_type(dtype), {row_stride, col_stride}};
+  return {
+      {repeated ? 1 : batch, rows, cols}, data_type(dtype), {rows * cols, row_stride, col_stride}};
+}
+
+/// OpenMP's thread count as oneDNN sees it, for as long as this lives.
+class ThreadCount {
+ public:
+  explicit ThreadCount(int threads) : previous_(omp_get_max_threads()) {
+    if (threads != previous_) omp_set_num_threads(threads);
+    changed_ = threads != previous_;
+  }
+  ~ThreadCount() {
+    if (changed_) omp_set_num_threads(previous_);
+  }
+  ThreadCount(const ThreadCount&) = delete;
+  ThreadCount& operator=(const ThreadCount&) = delete;
+
+ private:
+  int previous_;
+  bool changed_ = false;
+};
+
+struct Primitive {
+  memory::desc a, b, b_plain, c, bias, scratchpad, reorder_scratchpad;
+  dnnl::matmul matmul;
+  dnnl::reorder reorder;  // of B; set when b differs from b_plain
+  bool is_brgemm = false;
+
+  explicit Primitive(const MatmulKey& key) {
+    a = matrix_desc(key.input, key.batch, key.a_repeated, key.m, key.k, key.a_transposed);
+    b_plain = matrix_desc(key.input, key.batch, key.b_repeated, key.k, key.n, key.b_transposed);
+    c = matrix_desc(key.output, key.batch, false, key.m, key.n, false);
+    b = key.reorders_b ? memory::desc(b_plain.dims(), data_type(key.input), memory::format_tag::any)
+                       : b_plain;
+    dnnl::primitive_attr attributes;
+    attributes.set_scratchpad_mode(dnnl::scratchpad_mode::user);
+    if (key.sum) {
+      dnnl::post_ops post_ops;
+      post_ops.append_sum();
+      attributes.set_post_ops(post_ops);
+    }
+    if (key.bias) {
+      bias = key.batch == 1
+                 ? memory::desc({1, key.n}, memory::data_type::f32, memory::format_tag::ab)
+                 : memory::desc({1, 1, key.n}, memory::data_type::f32, memory::format_tag::abc);
+    }
+    const dnnl::matmul::desc desc =
+        key.bias ? dnnl::matmul::desc(a, b, bias, c) : dnnl::matmul::desc(a, b, c);
+    const dnnl::matmul::primitive_desc primitive_desc(desc, attributes, cpu_engine());
+    matmul = dnnl::matmul(primitive_desc);
+    b = primitive_desc.weights_desc();
+    scratchpad = primitive_desc.scratchpad_desc();
+    is_brgemm = std::string_view(primitive_desc.impl_info_str()).substr(0, 3) == "brg";
+    if (b == b_plain) return;
+    dnnl::primitive_attr reorder_attributes;
+    reorder_attributes.set_scratchpad_mode(dnnl::scratchpad_mode::user);
+    const dnnl::reorder::primitive_desc reorder_desc(cpu_engine(), b_plain, cpu_engine(), b,
+                                                     reorder_attributes);
+    reorder = dnnl::reorder(reorder_desc);
+    reorder_scratchpad = reorder_desc.scratchpad_desc();
+  }
+
+  bool reorders() const { return static_cast<bool>(reorder); }
+};
+
+struct KeyHash {
+  size_t operator()(const MatmulKey& key) const {
+    uint64_t hash = 0xcbf29ce484222325u;
+    const int flags = key.a_transposed | key.b_transposed << 1 | key.a_repeated << 2 |
+                      key.b_repeated << 3 | key.bias << 4 | key.sum << 5 | key.reorders_b << 6;
+    for (int64_t value :
+         {static_cast<int64_t>(key.input), static_cast<int64_t>(key.output), key.batch, key.m,
+          key.n, key.k, static_cast<int64_t>(flags), static_cast<int64_t>(key.threads)}) {
+      hash = (hash ^ static_cast<uint64_t>(value)) * 0x100000001b3u;
+      hash ^= hash >> 29;
+    }
+    return hash;
+  }
+};
+
+std::shared_ptr<const Primitive> cached_primitive(const MatmulKey& key) {
+  static std::shared_mutex mutex;
+  static std::unordered_map<MatmulKey, std::shared_ptr<const Primitive>, KeyHash> cache;
+  {
+    std::shared_lock lock(mutex);
+    const auto entry = cache.find(key);
+    if (entry != cache.end()) return entry->second;
+  }
+  auto primitive = std::make_shared<const Primitive>(key);
+  std::unique_lock lock(mutex);
+  if (cache.size() >= kMaxCachedPrimitives) cache.clear();
+  return cache.emplace(key, std::move(primitive)).first->second;
+}
+
+/// Uninitialised memory of a description, from the caching allocator.
+struct Scratch {
+  Tensor bytes;
+  memory object;
+
+  explicit Scratch(const memory::desc& desc)
+      : bytes(Tensor::empty({static_cast<int64_t>(desc.get_size())}, DType::u8)),
+        object(desc, cpu_engine(), bytes.raw()) {}
+};
+
+}  // namespace
+
+int matmul_threads() {
+  return omp_in_parallel() ? 1 : std::min(num_threads(), omp_get_thread_limit());
+}
+
+bool onednn_has_bf16() {
+  static const bool has = [] {
+    // The values are sets of bits.
+    const auto isa = static_cast<unsigned>(dnnl::get_effective_cpu_isa());
+    const auto wanted = static_cast<unsigned>(dnnl::cpu_isa::avx512_core);
+    return (isa & wanted) == wanted;
+  }();
+  return has;
+}
+
+bool onednn_keeps_bits(const MatmulKey& key) {
+  const ThreadCount threads(key.threads);
+  return cached_primitive(key)->is_brgemm;
+}
+
+void onednn_matmul(const MatmulKey& key, const void* a, const void* b, void* c, const float* bias) {
+  const ThreadCount threads(key.threads);
+  const std::shared_ptr<const Primitive> primitive = cached_primitive(key);
+  dnnl::stream stream(cpu_engine());
+  const auto wrap = [](const memory::desc& desc, const void* data) {
+    return memory(desc, cpu_engine(), const_cast<void*>(data));
+  };
+  memory weights = wrap(primitive->b_plain, b);
+  Tensor blocked;
+  if (primitive->reorders()) {
+    Scratch scratchpad(primitive->reorder_scratchpad);
+    Scratch target(primitive->b);
+    primitive->reorder.execute(stream, {{DNNL_ARG_FROM, weights},
+                                        {DNNL_ARG_TO, target.object},
+                                        {DNNL_ARG_SCRATCHPAD, scratchpad.object}});
+    weights = target.object;
+    blocked = target.bytes;
+  }
+  Scratch scratchpad(primitive->scratchpad);
+  std::unordered_map<int, memory> arguments = {{DNNL_ARG_SRC, wrap(primitive->a, a)},
+                                               {DNNL_ARG_WEIGHTS, weights},
+                                               {DNNL_ARG_DST, wrap(primitive->c, c)},
+                                               {DNNL_ARG_SCRATCHPAD, scratchpad.object}};
+  if (key.bias) arguments.emplace(DNNL_ARG_BIAS, wrap(primitive->bias, bias));
+  primitive->matmul.execute(stream, arguments);
+}
+
+}  // namespace weft::kernels

@@ -1,0 +1,46 @@
+// oneDNN's matmul on plain memory, through a cache of primitives.
+//
+// Creating a primitive costs 0.2 to 0.4 ms, so each is made once per description and kept. A
+// primitive belongs to a thread count: oneDNN divides the work when it is created, and one that
+// meets fewer threads when it runs would leave parts of C untouched.
+//
+// oneDNN 2.6.3 sums each element's products in an order that depends on the description and not on
+// the threads, with one exception, which the caller avoids: with more than one thread, a transposed
+// A, one matrix and K >= 2048 it may split K among threads.
+#pragma once
+
+#include "core/dtype.h"
+
+namespace weft::kernels {
+
+/// C = A B + bias (+ C when sum), for `batch` products that lie one after another. A is [M, K]
+/// row-major, or [K, M] when transposed; B is [K, N] or [N, K]; C is [M, N]; all without gaps.
+struct MatmulKey {
+  DType input = DType::f32;   // of A and B: f32, or bf16 where onednn_has_bf16()
+  DType output = DType::f32;  // f32, or bf16 for bf16 inputs
+  int64_t batch = 1, m = 0, n = 0, k = 0;
+  bool a_transposed = false, b_transposed = false;
+  bool a_repeated = false, b_repeated = false;  // one A or B for the whole batch
+  bool bias = false;                            // f32 [N]
+  bool sum = false;
+  /// B is brought into oneDNN's own blocked layout first. That pays from some hundred rows on.
+  bool reorders_b = false;
+  int threads = 1;
+
+  friend bool operator==(const MatmulKey&, const MatmulKey&) = default;
+};
+
+/// Threads that a matmul called from here may use: 1 inside a parallel region.
+int matmul_threads();
+/// Whether the CPU has bf16 matmuls: from AVX-512 on, on some CPUs emulated.
+bool onednn_has_bf16();
+/// Whether the matmul gives the same bits for any key.threads, as oneDNN's "brgemm" driver does.
+/// The older drivers, which serve CPUs without AVX-512, split K among threads: cut the problem
+/// yourself and use threads = 1 there.
+bool onednn_keeps_bits(const MatmulKey& key);
+
+/// Safe to call from several threads at once.
+void onednn_matmul(const MatmulKey& key, const void* a, const void* b, void* c,
+                   const float* bias = nullptr);
+
+}  // namespace weft::kernels
