@@ -1,0 +1,36 @@
+#include "kernels/conv2d/conv2d.h"
+
+namespace weft::kernels {
+
+#define WEFT_VARIANT(name, device, dtypes, fits) WEFT_DECLARE_VARIANT(Conv2dProblem, name)
+#include "kernels/conv2d/conv2d.inc"
+#undef WEFT_VARIANT
+
+const Op<Conv2dProblem>& conv2d_op() {
+#define WEFT_VARIANT(name, device, dtypes, fits) \
+  WEFT_VARIANT_ROW(Conv2dProblem, name, device, dtypes, fits)
+  static constexpr Variant<Conv2dProblem> kVariants[] = {
+#include "kernels/conv2d/conv2d.inc"
+  };
+#undef WEFT_VARIANT
+  static constexpr Op<Conv2dProblem> kOp = {"conv2d", kVariants};
+  return kOp;
+}
+
+void conv2d(const Conv2dProblem& problem) { dispatch(conv2d_op(), problem); }
+
+std::string Conv2dProblem::describe() const {
+  constexpr const char* kPasses[] = {"forward", "data gradient", "weight gradient"};
+  return fmt::format(
+      "conv2d({}, {}, filter {}, stride=[{}, {}], padding=[{}, {}], dilation=[{}, {}], groups={})",
+      kPasses[static_cast<int>(pass())], image(), filter(), stride[0], stride[1], padding[0],
+      padding[1], dilation[0], dilation[1], groups);
+}
+
+int64_t conv2d_output_size(int64_t size, int64_t kernel, int64_t stride, int64_t padding,
+                           int64_t dilation) {
+  const int64_t room = size + 2 * padding - dilation * (kernel - 1) - 1;
+  return room < 0 ? 0 : room / stride + 1;
+}
+
+}  // namespace weft::kernels

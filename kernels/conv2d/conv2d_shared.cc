@@ -1,0 +1,60 @@
+#include "kernels/conv2d/conv2d_shared.h"
+
+#include <algorithm>
+
+#include "core/parallel.h"
+#include "core/view.h"
+#include "kernels/copy/copy.h"
+#include "kernels/reduce/reduce.h"
+
+namespace weft::kernels {
+
+Conv2dSizes::Conv2dSizes(const Conv2dProblem& p)
+    : N(p.image().shape()[0]),
+      C(p.image().shape()[1]),
+      H(p.image().shape()[2]),
+      W(p.image().shape()[3]),
+      K(p.filter().shape()[0]),
+      R(p.filter().shape()[2]),
+      S(p.filter().shape()[3]),
+      P(p.result().shape()[2]),
+      Q(p.result().shape()[3]),
+      G(p.groups) {
+  WEFT_ASSERT(p.result().shape()[0] == N && p.result().shape()[1] == K);
+  WEFT_ASSERT(G > 0 && K % G == 0 && p.filter().shape()[1] * G == C);
+}
+
+void write_through(const Tensor& out, DType dtype,
+                   const std::function<void(const Tensor&)>& write) {
+  if (out.is_contiguous() && out.dtype() == dtype) return write(out);
+  const Tensor scratch = Tensor::empty(out.shape(), dtype);
+  write(scratch);
+  copy({.x = scratch, .y = out});
+}
+
+void conv2d_bias_gradient(const Conv2dProblem& p) {
+  if (!p.dbias.defined()) return;
+  const Tensor sums =
+      view::unsqueeze(view::unsqueeze(view::unsqueeze(p.dbias, 0), 2), 3);  // [1, K, 1, 1]
+  reduce({.x = p.dy, .y = sums, .reduction = Reduction::sum});
+}
+
+int64_t conv2d_images_per_part(int64_t images, int64_t weight_elements) {
+  const int64_t parts =
+      std::clamp<int64_t>((int64_t{1} << 22) / std::max<int64_t>(1, weight_elements), 2, 16);
+  return std::max<int64_t>(1, (images + parts - 1) / parts);
+}
+
+void add_parts(DType dtype, void* parts, int64_t count, int64_t elements) {
+  const auto add = [&](auto* first) {
+    parallel_for(elements, 4096, [&](int64_t begin, int64_t end) {
+      for (int64_t part = 1; part < count; ++part) {
+        const auto* more = first + part * elements;
+        for (int64_t i = begin; i < end; ++i) first[i] += more[i];
+      }
+    });
+  };
+  dtype == DType::f64 ? add(static_cast<double*>(parts)) : add(static_cast<float*>(parts));
+}
+
+}  // namespace weft::kernels

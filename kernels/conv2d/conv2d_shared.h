@@ -1,0 +1,33 @@
+// What the variants of conv2d share: sizes, outputs of other layouts, the bias gradient, and sums
+// of partial weight gradients.
+#pragma once
+
+#include <functional>
+
+#include "kernels/conv2d/conv2d.h"
+
+namespace weft::kernels {
+
+/// The sizes of a problem, by the names of conv2d.h.
+struct Conv2dSizes {
+  explicit Conv2dSizes(const Conv2dProblem& p);
+
+  int64_t N, C, H, W, K, R, S, P, Q, G;
+  int64_t patch() const { return C / G * R * S; }  // elements that one output reads
+};
+
+/// Calls write(t) with a contiguous tensor of out's shape and of `dtype`: out itself if it is one,
+/// else a scratch tensor that is copied to out afterwards.
+void write_through(const Tensor& out, DType dtype, const std::function<void(const Tensor&)>& write);
+
+/// dbias[k] = sum of dy[n,k]; nothing when dbias is undefined.
+void conv2d_bias_gradient(const Conv2dProblem& p);
+
+/// Images in each part of a weight gradient: parts are summed alone and then in order, so that the
+/// bits depend on the shape only. At most 16 parts, and about 16 MiB of partial gradients.
+int64_t conv2d_images_per_part(int64_t images, int64_t weight_elements);
+
+/// parts[0] += parts[1] + parts[2] + ..., in that order; each `elements` f32 or f64 after another.
+void add_parts(DType dtype, void* parts, int64_t count, int64_t elements);
+
+}  // namespace weft::kernels
