@@ -1,0 +1,65 @@
+#include "kernels/binary/binary.h"
+
+#include <iterator>
+
+namespace weft::kernels {
+
+#define WEFT_VARIANT(name, device, dtypes, fits) WEFT_DECLARE_VARIANT(BinaryProblem, name)
+#include "kernels/binary/binary.inc"
+#undef WEFT_VARIANT
+
+const Op<BinaryProblem>& binary_op() {
+#define WEFT_VARIANT(name, device, dtypes, fits) \
+  WEFT_VARIANT_ROW(BinaryProblem, name, device, dtypes, fits)
+  static constexpr Variant<BinaryProblem> kVariants[] = {
+#include "kernels/binary/binary.inc"
+  };
+#undef WEFT_VARIANT
+  static constexpr Op<BinaryProblem> kOp = {"binary", kVariants};
+  return kOp;
+}
+
+void binary(const BinaryProblem& problem) { dispatch(binary_op(), problem); }
+
+std::string_view name(BinaryOp op) {
+  static constexpr std::string_view kNames[] = {"add",
+                                                "add_scaled",
+                                                "sub",
+                                                "mul",
+                                                "div",
+                                                "pow",
+                                                "maximum",
+                                                "minimum",
+                                                "eq",
+                                                "ne",
+                                                "lt",
+                                                "le",
+                                                "gt",
+                                                "ge",
+                                                "logical_and",
+                                                "logical_or",
+                                                "logical_xor",
+                                                "relu_grad",
+                                                "leaky_relu_grad",
+                                                "sigmoid_grad",
+                                                "tanh_grad",
+                                                "silu_grad",
+                                                "gelu_erf_grad",
+                                                "gelu_tanh_grad"};
+  static_assert(std::size(kNames) == static_cast<size_t>(BinaryOp::gelu_tanh_grad) + 1);
+  return kNames[static_cast<size_t>(op)];
+}
+
+bool is_test(BinaryOp op) { return op >= BinaryOp::eq && op <= BinaryOp::logical_xor; }
+bool takes_integers(BinaryOp op) { return op <= BinaryOp::logical_xor; }
+
+bool binary_fits(const BinaryProblem& p) {
+  return (!is_test(p.op) || p.y.dtype() == DType::boolean) &&
+         (is_floating(p.dtype()) || takes_integers(p.op));
+}
+
+std::string BinaryProblem::describe() const {
+  return fmt::format("{}({}, {} to {})", name(op), a, b, y.dtype());
+}
+
+}  // namespace weft::kernels

@@ -1,0 +1,74 @@
+// Elementwise functions of two tensors: y[i] = f(a[i], b[i]).
+//
+// a, b, y: the same shape, any strides; broadcasting is view::expand, whose stride 0 costs nothing,
+// and a scalar is an expanded 0-dim tensor. y has no repeated elements, is assigned (=) and may be
+// a or b itself. Any dtypes, mixed too: arithmetic is in f64 when a or b is f64, else in f32 when
+// one is floating, else in i64 (wrapping around); the result is rounded once to y's dtype as the
+// copy kernel converts. Comparisons and logical ops give bool and count every nonzero number, NaN
+// included, as true.
+//
+// Integers: div truncates toward zero; a division by zero and a negative exponent throw Error. The
+// ops that only floats have (the gradients) fit no variant on integers.
+//
+//   binary({.op = BinaryOp::add, .a = x, .b = view::expand(bias, x.shape()), .y = y});
+#pragma once
+
+#include "kernels/op.h"
+
+namespace weft::kernels {
+
+enum class BinaryOp : uint8_t {
+  add,
+  add_scaled,  // a + alpha b, the product rounded before the sum
+  sub,
+  mul,
+  div,
+  pow,
+  maximum,  // NaN if either is
+  minimum,
+  // y is bool.
+  eq,
+  ne,
+  lt,
+  le,
+  gt,
+  ge,
+  logical_and,
+  logical_or,
+  logical_xor,
+  // Gradients dx = f'(a) b, where a is the input x of the function or, where said, its result, and
+  // b is the gradient dy of its result.
+  relu_grad,        // a: x or y; a > 0 ? b : 0
+  leaky_relu_grad,  // a: x; a > 0 ? b : alpha b
+  sigmoid_grad,     // a: y; b a (1 - a)
+  tanh_grad,        // a: y; b (1 - a) (1 + a)
+  silu_grad,        // a: x
+  gelu_erf_grad,    // a: x
+  gelu_tanh_grad,   // a: x
+};
+
+std::string_view name(BinaryOp op);
+/// Whether the result is bool.
+bool is_test(BinaryOp op);
+/// Whether the op is defined on integers and bool.
+bool takes_integers(BinaryOp op);
+
+struct BinaryProblem;
+/// A test has a bool y, and integers an op that takes integers.
+bool binary_fits(const BinaryProblem& problem);
+
+struct BinaryProblem {
+  BinaryOp op;
+  Tensor a, b, y;
+  double alpha = 1;  // add_scaled, leaky_relu_grad; rounded to the type of the arithmetic
+
+  DType dtype() const { return promote(a.dtype(), b.dtype()); }
+  Device device() const { return y.device(); }
+  std::string describe() const;
+};
+
+void binary(const BinaryProblem& problem);
+const Op<BinaryProblem>& binary_op();
+std::vector<Expected> binary_reference(const BinaryProblem& problem);
+
+}  // namespace weft::kernels

@@ -1,0 +1,89 @@
+// Functions of two numbers that have no vector form here: pow from the C library, integers'
+// division and powers with their errors, and f64's gradients, where accuracy counts and speed does
+// not.
+#include <algorithm>
+#include <cmath>
+#include <numbers>
+#include <type_traits>
+
+#include "kernels/binary/binary_loops.h"
+
+namespace weft::kernels {
+namespace {
+
+int64_t divide(int64_t a, int64_t b) {
+  WEFT_CHECK(b != 0, "div: integer division of {} by zero", a);
+  // The one quotient that overflows, of the smallest number and -1, wraps around.
+  if (b == -1) return static_cast<int64_t>(0 - static_cast<uint64_t>(a));
+  return a / b;
+}
+
+int64_t power(int64_t a, int64_t b) {
+  WEFT_CHECK(b >= 0, "pow: an integer has no negative integer power, got {}^{}", a, b);
+  uint64_t result = 1;
+  for (uint64_t base = static_cast<uint64_t>(a); b > 0; b >>= 1, base *= base) {
+    if (b & 1) result *= base;
+  }
+  return static_cast<int64_t>(result);
+}
+
+/// exp(-|x|) and its sigmoids: 1 / (1 + exp(-x)) and 1 minus that, both without cancellation.
+struct Sigmoids {
+  explicit Sigmoids(double x) {
+    const double e = std::exp(-std::abs(x));
+    sigmoid = (x < 0 ? e : 1) / (1 + e);
+    complement = (x < 0 ? 1 : e) / (1 + e);
+  }
+  double sigmoid, complement;
+};
+
+// Derivatives that are 1 or 0 beyond the bounds to which x is kept; NaN passes through clamp.
+double silu_grad(double x, double dy) {
+  x = std::clamp(x, -800.0, 800.0);
+  const Sigmoids s(x);
+  return dy * s.sigmoid * (1 + x * s.complement);
+}
+double gelu_erf_grad(double x, double dy) {
+  x = std::clamp(x, -40.0, 40.0);
+  constexpr double kDensity = std::numbers::inv_sqrtpi / std::numbers::sqrt2;
+  return dy *
+         (0.5 * std::erfc(x * -std::numbers::sqrt2 / 2) + kDensity * x * std::exp(-0.5 * x * x));
+}
+double gelu_tanh_grad(double x, double dy) {
+  x = std::clamp(x, -40.0, 40.0);
+  constexpr double kFactor = 2 * 0.79788456080286535588;  // 2 sqrt(2 / pi)
+  const Sigmoids s(kFactor * x * (1 + 0.044715 * x * x));
+  return dy * s.sigmoid * (1 + kFactor * x * (1 + 3 * 0.044715 * x * x) * s.complement);
+}
+
+template <class T, T (*f)(T, T)>
+void loop(const void* left, const void* right, void* target, int64_t n, double) {
+  const T* a = static_cast<const T*>(left);
+  const T* b = static_cast<const T*>(right);
+  T* y = static_cast<T*>(target);
+  for (int64_t i = 0; i < n; ++i) y[i] = f(a[i], b[i]);
+}
+
+}  // namespace
+
+BinaryLoop binary_scalar_loop(BinaryOp op, DType type) {
+  if (op == BinaryOp::pow) {
+    if (type == DType::f64) return loop<double, std::pow>;
+    if (type == DType::f32) return loop<float, std::pow>;
+    return loop<int64_t, power>;
+  }
+  if (op == BinaryOp::div && type == DType::i64) return loop<int64_t, divide>;
+  if (type != DType::f64) return nullptr;
+  switch (op) {
+    case BinaryOp::silu_grad:
+      return loop<double, silu_grad>;
+    case BinaryOp::gelu_erf_grad:
+      return loop<double, gelu_erf_grad>;
+    case BinaryOp::gelu_tanh_grad:
+      return loop<double, gelu_tanh_grad>;
+    default:
+      return nullptr;
+  }
+}
+
+}  // namespace weft::kernels

@@ -1,0 +1,107 @@
+// Copies whose two sides have unit stride in different dimensions: transposes and most
+// permutations.
+//
+// A tile is as many rows and columns as a cache line has elements. It is read whole lines at a time
+// into a buffer and written whole lines at a time from it, so that strides of a power of two, which
+// map all rows to one set of the cache, cost no line twice. Limiter: the element-wise turn in the
+// buffer, about one element per cycle.
+#include <algorithm>
+
+#include "core/view.h"
+#include "kernels/copy/copy.h"
+#include "kernels/elementwise/walk.h"
+
+namespace weft::kernels {
+namespace {
+
+/// The dimension, other than the last, along which x has unit stride; -1 if none.
+int column_dimension(const Walk& walk) {
+  const Strides& y = walk.strides(0);
+  const Strides& x = walk.strides(1);
+  if (walk.numel() == 0 || y.back() != 1 || x.back() == 1) return -1;
+  for (int d = 0; d + 1 < x.size(); ++d) {
+    if (x[d] == 1) return d;
+  }
+  return -1;
+}
+
+template <class Word>
+void copy_tiles(const Walk& walk, const Word* x, Word* y) {
+  constexpr int64_t kTile = 64 / sizeof(Word);
+  const int a = column_dimension(walk), b = walk.shape().size() - 1;
+  const int64_t size_a = walk.shape()[a], size_b = walk.shape()[b];
+  const int64_t x_stride = walk.strides(1)[b], y_stride = walk.strides(0)[a];
+  // What remains when both dimensions of the tile are taken out, and strips of tiles along b.
+  Shape outer = walk.shape();
+  Strides x_outer = walk.strides(1), y_outer = walk.strides(0);
+  for (Shape* s : {&outer, &x_outer, &y_outer}) {
+    s->erase(b);
+    s->erase(a);
+  }
+  const int64_t strips = (size_a + kTile - 1) / kTile;
+  const int64_t elements = std::max<int64_t>(1, std::min(kTile, size_a) * size_b);
+  parallel_for(numel(outer) * strips, std::max<int64_t>(1, 32768 / elements),
+               [&](int64_t begin, int64_t end) {
+                 alignas(64) Word tile[kTile * kTile];  // (a, b)
+                 for (int64_t task = begin; task < end; ++task) {
+                   const Word* source = x;
+                   Word* target = y;
+                   int64_t rest = task / strips;
+                   for (int d = outer.size() - 1; d >= 0; --d) {
+                     source += rest % outer[d] * x_outer[d];
+                     target += rest % outer[d] * y_outer[d];
+                     rest /= outer[d];
+                   }
+                   const int64_t a0 = task % strips * kTile, na = std::min(kTile, size_a - a0);
+                   source += a0;
+                   target += a0 * y_stride;
+                   for (int64_t b0 = 0; b0 < size_b; b0 += kTile) {
+                     const int64_t nb = std::min(kTile, size_b - b0);
+                     if (na == kTile && nb == kTile) {
+                       for (int64_t j = 0; j < kTile; ++j) {
+                         const Word* row = source + (b0 + j) * x_stride;
+                         for (int64_t i = 0; i < kTile; ++i) tile[i * kTile + j] = row[i];
+                       }
+                       for (int64_t i = 0; i < kTile; ++i) {
+                         std::copy_n(tile + i * kTile, kTile, target + i * y_stride + b0);
+                       }
+                     } else {
+                       for (int64_t i = 0; i < na; ++i) {
+                         for (int64_t j = 0; j < nb; ++j) {
+                           target[i * y_stride + b0 + j] = source[i + (b0 + j) * x_stride];
+                         }
+                       }
+                     }
+                   }
+                 }
+               });
+}
+
+}  // namespace
+
+bool is_transposition(const CopyProblem& p) {
+  if (p.x.dtype() != p.y.dtype()) return false;
+  const Walk walk({p.y, p.x});
+  const int column = column_dimension(walk);
+  return column >= 0 && walk.shape()[column] >= 4 && walk.shape().back() >= 4;
+}
+
+void copy_cpu_tiles(const CopyProblem& p) {
+  const Walk walk({p.y, p.x});
+  const auto run = [&](auto tag) {
+    using Word = decltype(tag);
+    copy_tiles(walk, static_cast<const Word*>(p.x.raw()), static_cast<Word*>(p.y.raw()));
+  };
+  switch (p.x.itemsize()) {
+    case 1:
+      return run(uint8_t{});
+    case 2:
+      return run(uint16_t{});
+    case 4:
+      return run(uint32_t{});
+    default:
+      return run(uint64_t{});
+  }
+}
+
+}  // namespace weft::kernels

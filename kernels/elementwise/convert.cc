@@ -1,0 +1,177 @@
+// Every pair of dtypes of which one is f64, f32 or i64 has its own loop; the others pass through
+// the arithmetic type of the source, which holds it exactly. f32 <-> f16, bf16 are vectors; the
+// plain loops between f64, f32 and integers are left to the compiler's vectoriser.
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "kernels/elementwise/convert.cc"
+#include "kernels/simd/targets.h"
+// The order matters: foreach_target re-includes this file once per instruction set.
+#include <hwy/foreach_target.h>
+#include <hwy/highway.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <type_traits>
+
+#include "kernels/elementwise/convert.h"
+#include "kernels/simd/convert_inl.h"
+
+#ifndef WEFT_KERNELS_ELEMENTWISE_CONVERT_SCALAR
+#define WEFT_KERNELS_ELEMENTWISE_CONVERT_SCALAR
+namespace weft::kernels {
+namespace {
+
+template <class T>
+constexpr bool kIsArithmetic =
+    std::is_same_v<T, double> || std::is_same_v<T, float> || std::is_same_v<T, int64_t>;
+
+/// bool as stored: any nonzero byte is true.
+template <class T>
+using Stored = std::conditional_t<std::is_same_v<T, bool>, uint8_t, T>;
+
+template <class To, class From>
+To saturate(From x) {
+  using Limits = std::numeric_limits<To>;
+  // The first floating number beyond To: 2^31, 2^63, ...
+  constexpr From kBeyond = static_cast<From>(Limits::max() / 2 + 1) * From{2};
+  if (x != x) return 0;
+  if (x >= kBeyond) return Limits::max();
+  if (x <= static_cast<From>(Limits::min())) return Limits::min();
+  return static_cast<To>(x);
+}
+
+/// An i64 as a narrow float, rounded once: low bits that a double cannot hold are joined into one
+/// that is out of the narrow format's sight.
+template <class To>
+To narrow_integer(int64_t x) {
+  uint64_t magnitude = x < 0 ? 0 - static_cast<uint64_t>(x) : static_cast<uint64_t>(x);
+  if (magnitude >> 53) {
+    constexpr uint64_t kLow = (uint64_t{1} << 14) - 1;
+    magnitude = (magnitude & ~kLow) | ((magnitude & kLow) ? (kLow + 1) / 2 : 0);
+  }
+  const double value = static_cast<double>(magnitude);
+  return from_double<To>(x < 0 ? -value : value);
+}
+
+template <class From, class To>
+Stored<To> convert_one(Stored<From> x) {
+  if constexpr (std::is_same_v<To, bool>) {
+    if constexpr (std::is_arithmetic_v<From>)
+      return x != 0;
+    else
+      return static_cast<float>(x) != 0;
+  } else if constexpr (std::is_same_v<From, bool>) {
+    return convert_one<int64_t, To>(x != 0);
+  } else if constexpr (std::is_same_v<From, To>) {
+    return x;
+  } else if constexpr (std::is_arithmetic_v<From> && std::is_integral_v<To>) {
+    if constexpr (std::is_integral_v<From>)
+      return static_cast<To>(x);
+    else
+      return saturate<To>(x);
+  } else if constexpr (std::is_arithmetic_v<From> && std::is_arithmetic_v<To>) {
+    return static_cast<To>(x);
+  } else if constexpr (std::is_integral_v<From>) {
+    return narrow_integer<To>(x);
+  } else if constexpr (std::is_same_v<From, double>) {
+    return from_double<To>(x);
+  } else if constexpr (std::is_same_v<From, float>) {
+    return To(x);
+  } else {
+    return convert_one<float, To>(static_cast<float>(x));
+  }
+}
+
+template <class T>
+const std::array<float, 256>& fp8_values() {
+  static const std::array<float, 256> kValues = [] {
+    std::array<float, 256> values{};
+    for (int i = 0; i < 256; ++i) {
+      values[i] = static_cast<float>(T::from_bits(static_cast<uint8_t>(i)));
+    }
+    return values;
+  }();
+  return kValues;
+}
+
+}  // namespace
+}  // namespace weft::kernels
+#endif
+
+HWY_BEFORE_NAMESPACE();
+namespace weft::kernels::HWY_NAMESPACE {
+namespace {
+
+template <class From, class To>
+void convert_loop(const void* source, void* target, int64_t n) {
+  const auto* x = static_cast<const Stored<From>*>(source);
+  auto* y = static_cast<Stored<To>*>(target);
+  int64_t i = 0;
+  if constexpr (std::is_same_v<To, float> && std::is_same_v<From, tf32>) {
+    std::memcpy(y, x, n * sizeof(float));
+    return;
+  } else if constexpr (std::is_same_v<To, float> &&
+                       (std::is_same_v<From, f16> || std::is_same_v<From, bf16>)) {
+    const F32 d;
+    const int64_t lanes = hn::Lanes(d);
+    for (; i + lanes <= n; i += lanes) hn::StoreU(load_f32(d, x + i), d, y + i);
+  } else if constexpr (std::is_same_v<From, float> &&
+                       (std::is_same_v<To, f16> || std::is_same_v<To, bf16>)) {
+    const F32 d;
+    const int64_t lanes = hn::Lanes(d);
+    for (; i + lanes <= n; i += lanes) store_f32(d, hn::LoadU(d, x + i), y + i);
+  } else if constexpr (sizeof(From) == 1 && !std::is_arithmetic_v<From> &&
+                       std::is_floating_point_v<To>) {
+    const std::array<float, 256>& values = fp8_values<From>();
+    for (; i < n; ++i) y[i] = static_cast<To>(values[x[i].bits]);
+    return;
+  }
+  for (; i < n; ++i) y[i] = convert_one<From, To>(x[i]);
+}
+
+bool convert_direct(const void* x, DType from, void* y, DType to, int64_t n) {
+  return visit_dtype(from, [&](auto from_tag) {
+    return visit_dtype(to, [&](auto to_tag) {
+      using From = typename decltype(from_tag)::type;
+      using To = typename decltype(to_tag)::type;
+      if constexpr (kIsArithmetic<From> || kIsArithmetic<To>) {
+        convert_loop<From, To>(x, y, n);
+        return true;
+      } else {
+        return false;
+      }
+    });
+  });
+}
+
+}  // namespace
+}  // namespace weft::kernels::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace weft::kernels {
+
+HWY_EXPORT(convert_direct);
+
+void convert(const void* x, DType from, void* y, DType to, int64_t n) {
+  if (from == to) {
+    std::memcpy(y, x, n * itemsize(from));
+    return;
+  }
+  if (HWY_DYNAMIC_DISPATCH(convert_direct)(x, from, y, to, n)) return;
+  constexpr int64_t kChunk = 512;
+  alignas(64) unsigned char exact[kChunk * sizeof(double)];
+  const DType middle = arithmetic_type(from);
+  for (int64_t i = 0; i < n; i += kChunk) {
+    const int64_t m = std::min(kChunk, n - i);
+    const auto* source = static_cast<const unsigned char*>(x) + i * itemsize(from);
+    auto* target = static_cast<unsigned char*>(y) + i * itemsize(to);
+    HWY_DYNAMIC_DISPATCH(convert_direct)(source, from, exact, middle, m);
+    HWY_DYNAMIC_DISPATCH(convert_direct)(exact, middle, target, to, m);
+  }
+}
+
+}  // namespace weft::kernels
+#endif

@@ -1,0 +1,32 @@
+#include "kernels/elementwise/reference.h"
+
+#include <algorithm>
+#include <cmath>
+
+namespace weft::kernels {
+
+double as_stored(double value, DType from, DType to) {
+  if (to == DType::boolean) return value != 0;
+  if (is_floating(to)) {
+    return visit_dtype(
+        to, [&](auto tag) { return to_double(from_double<typename decltype(tag)::type>(value)); });
+  }
+  const int bits = 8 * static_cast<int>(itemsize(to));
+  const bool is_unsigned = to == DType::u8;
+  if (!is_floating(from)) {
+    if (to == DType::i64) return value;
+    const double range = std::ldexp(1.0, bits);
+    const double wrapped = value - range * std::floor(value / range);
+    return is_unsigned || wrapped < range / 2 ? wrapped : wrapped - range;
+  }
+  if (std::isnan(value)) return 0;
+  const double low = is_unsigned ? 0 : -std::ldexp(1.0, bits - 1);
+  const double high = std::ldexp(1.0, is_unsigned ? bits : bits - 1) - 1;
+  return std::clamp(std::trunc(value), low, high);
+}
+
+double rounded_to(double value, DType arithmetic_type) {
+  return arithmetic_type == DType::f32 ? static_cast<double>(static_cast<float>(value)) : value;
+}
+
+}  // namespace weft::kernels

@@ -1,0 +1,47 @@
+#include "kernels/unary/unary.h"
+
+#include <iterator>
+
+namespace weft::kernels {
+
+#define WEFT_VARIANT(name, device, dtypes, fits) WEFT_DECLARE_VARIANT(UnaryProblem, name)
+#include "kernels/unary/unary.inc"
+#undef WEFT_VARIANT
+
+const Op<UnaryProblem>& unary_op() {
+#define WEFT_VARIANT(name, device, dtypes, fits) \
+  WEFT_VARIANT_ROW(UnaryProblem, name, device, dtypes, fits)
+  static constexpr Variant<UnaryProblem> kVariants[] = {
+#include "kernels/unary/unary.inc"
+  };
+#undef WEFT_VARIANT
+  static constexpr Op<UnaryProblem> kOp = {"unary", kVariants};
+  return kOp;
+}
+
+void unary(const UnaryProblem& problem) { dispatch(unary_op(), problem); }
+
+std::string_view name(UnaryOp op) {
+  static constexpr std::string_view kNames[] = {
+      "neg",         "abs",    "sign",    "square",   "relu",       "floor",      "ceil",
+      "round",       "trunc",  "scale",   "shift",    "leaky_relu", "reciprocal", "sqrt",
+      "rsqrt",       "exp",    "expm1",   "log",      "log1p",      "sin",        "cos",
+      "tanh",        "erf",    "sigmoid", "softplus", "silu",       "gelu_erf",   "gelu_tanh",
+      "logical_not", "is_nan", "is_inf",  "is_finite"};
+  static_assert(std::size(kNames) == static_cast<size_t>(UnaryOp::is_finite) + 1);
+  return kNames[static_cast<size_t>(op)];
+}
+
+bool is_test(UnaryOp op) { return op >= UnaryOp::logical_not; }
+bool takes_integers(UnaryOp op) { return op <= UnaryOp::shift || is_test(op); }
+
+bool unary_fits(const UnaryProblem& p) {
+  return (!is_test(p.op) || p.y.dtype() == DType::boolean) &&
+         (is_floating(p.x.dtype()) || takes_integers(p.op));
+}
+
+std::string UnaryProblem::describe() const {
+  return fmt::format("{}({} to {})", name(op), x, y.dtype());
+}
+
+}  // namespace weft::kernels

@@ -1,0 +1,72 @@
+// Transcendental functions one by one from the C library: f64 is for checking gradients, where
+// accuracy counts and speed does not, and sin and cos need the library's reduction of large
+// arguments.
+#include <cmath>
+#include <limits>
+#include <numbers>
+
+#include "kernels/unary/unary_loops.h"
+
+namespace weft::kernels {
+namespace {
+
+template <class T, T (*f)(T)>
+void loop(const void* source, void* target, int64_t n, double) {
+  const T* x = static_cast<const T*>(source);
+  T* y = static_cast<T*>(target);
+  for (int64_t i = 0; i < n; ++i) y[i] = f(x[i]);
+}
+
+double sigmoid(double x) {
+  const double e = std::exp(-std::abs(x));
+  return (x < 0 ? e : 1) / (1 + e);
+}
+double softplus(double x) {
+  return std::isnan(x) ? x : std::fmax(x, 0) + std::log1p(std::exp(-std::abs(x)));
+}
+/// x times a factor that has vanished at -inf.
+double times(double x, double factor) { return std::isinf(x) && x < 0 ? -0.0 : x * factor; }
+double silu(double x) { return times(x, sigmoid(x)); }
+double gelu_erf(double x) { return times(x, 0.5 * std::erfc(x * -std::numbers::sqrt2 / 2)); }
+double gelu_tanh(double x) {
+  constexpr double kFactor = 2 * 0.79788456080286535588;  // 2 sqrt(2 / pi)
+  return times(x, sigmoid(kFactor * x * (1 + 0.044715 * x * x)));
+}
+
+}  // namespace
+
+UnaryLoop unary_libm_loop(UnaryOp op, DType type) {
+  if (op == UnaryOp::sin)
+    return type == DType::f64 ? loop<double, std::sin> : loop<float, std::sin>;
+  if (op == UnaryOp::cos)
+    return type == DType::f64 ? loop<double, std::cos> : loop<float, std::cos>;
+  if (type != DType::f64) return nullptr;
+  switch (op) {
+    case UnaryOp::exp:
+      return loop<double, std::exp>;
+    case UnaryOp::expm1:
+      return loop<double, std::expm1>;
+    case UnaryOp::log:
+      return loop<double, std::log>;
+    case UnaryOp::log1p:
+      return loop<double, std::log1p>;
+    case UnaryOp::tanh:
+      return loop<double, std::tanh>;
+    case UnaryOp::erf:
+      return loop<double, std::erf>;
+    case UnaryOp::sigmoid:
+      return loop<double, sigmoid>;
+    case UnaryOp::softplus:
+      return loop<double, softplus>;
+    case UnaryOp::silu:
+      return loop<double, silu>;
+    case UnaryOp::gelu_erf:
+      return loop<double, gelu_erf>;
+    case UnaryOp::gelu_tanh:
+      return loop<double, gelu_tanh>;
+    default:
+      return nullptr;
+  }
+}
+
+}  // namespace weft::kernels

@@ -1,0 +1,25 @@
+// Choice by element: y[i] = condition[i] ? a[i] : b[i].
+//
+// condition (bool), a, b, y: the same shape, any strides (view::expand broadcasts); a, b and y of
+// one dtype, any. y has no repeated elements, is assigned (=) and may be a or b itself. No number
+// is changed: NaN payloads and signs of zeros survive.
+#pragma once
+
+#include "kernels/op.h"
+
+namespace weft::kernels {
+
+struct WhereProblem {
+  Tensor condition, a, b, y;
+
+  DType dtype() const { return y.dtype(); }
+  Device device() const { return y.device(); }
+  std::string describe() const;
+};
+
+bool has_one_dtype(const WhereProblem& problem);
+void where(const WhereProblem& problem);
+const Op<WhereProblem>& where_op();
+std::vector<Expected> where_reference(const WhereProblem& problem);
+
+}  // namespace weft::kernels
