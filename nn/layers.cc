@@ -1,0 +1,133 @@
+#include "nn/layers.h"
+
+#include <cmath>
+
+#include "nn/init.h"
+
+namespace weft::nn {
+namespace {
+
+/// U(-1/sqrt(fan_in), 1/sqrt(fan_in)): PyTorch's default for weights and biases alike.
+Tensor uniform_of_fan_in(const Shape& shape, int64_t fan_in) {
+  const double bound = fan_in > 0 ? 1.0 / std::sqrt(static_cast<double>(fan_in)) : 0;
+  return init::uniform(Tensor::empty(shape), -bound, bound);
+}
+
+void check_positive(std::string_view layer, std::string_view what, int64_t value) {
+  WEFT_CHECK(value > 0, "{}: {} must be positive, got {}", layer, what, value);
+}
+
+void check_probability(std::string_view layer, double p) {
+  WEFT_CHECK(p >= 0 && p <= 1, "{}: the probability must lie in [0, 1], got {}", layer, p);
+}
+
+}  // namespace
+
+Linear::Linear(int64_t in, int64_t out, bool with_bias) {
+  check_positive("Linear", "in", in);
+  check_positive("Linear", "out", out);
+  weight = parameter("weight", uniform_of_fan_in({out, in}, in));
+  if (with_bias) bias = parameter("bias", uniform_of_fan_in({out}, in));
+}
+
+LayerNorm::LayerNorm(int64_t width, double eps)
+    : weight(parameter("weight", ops::ones({width}))),
+      bias(parameter("bias", Tensor::zeros({width}))),
+      eps(eps) {}
+
+BatchNorm2d::BatchNorm2d(int64_t channels, double eps, double momentum)
+    : weight(parameter("weight", ops::ones({channels}))),
+      bias(parameter("bias", Tensor::zeros({channels}))),
+      running_mean(buffer("running_mean", Tensor::zeros({channels}))),
+      running_var(buffer("running_var", ops::ones({channels}))),
+      num_batches_tracked(buffer("num_batches_tracked", Tensor::zeros({}, DType::i64))),
+      eps(eps),
+      momentum(momentum) {}
+
+Tensor BatchNorm2d::forward(const Tensor& x) {
+  WEFT_CHECK(x.dim() == 4, "BatchNorm2d: expected images [N, C, H, W], got {}", x);
+  if (is_training()) {
+    const NoGrad guard;
+    ops::add_(num_batches_tracked, ops::full_like(num_batches_tracked, 1));
+  }
+  return ops::batch_norm(x, weight, bias, running_mean, running_var, is_training(), momentum, eps);
+}
+
+Conv2d::Conv2d(int64_t in, int64_t out, Size2d kernel, const Conv2dOptions& given) {
+  check_positive("Conv2d", "in", in);
+  check_positive("Conv2d", "out", out);
+  check_positive("Conv2d", "groups", given.groups);
+  check_positive("Conv2d", "the kernel", std::min(kernel.height, kernel.width));
+  WEFT_CHECK(in % given.groups == 0 && out % given.groups == 0,
+             "Conv2d: {} groups do not divide {} and {} channels", given.groups, in, out);
+  options = {.stride = given.stride.array(),
+             .padding = given.padding.array(),
+             .dilation = given.dilation.array(),
+             .groups = given.groups};
+  const Shape shape = {out, in / given.groups, kernel.height, kernel.width};
+  const int64_t fan_in = shape[1] * shape[2] * shape[3];
+  weight = parameter("weight", uniform_of_fan_in(shape, fan_in));
+  if (given.bias) bias = parameter("bias", uniform_of_fan_in({out}, fan_in));
+}
+
+Embedding::Embedding(int64_t count, int64_t width)
+    : weight(parameter("weight", init::normal(Tensor::empty({count, width})))) {}
+
+Dropout::Dropout(double p) : p(p) { check_probability("Dropout", p); }
+
+DropPath::DropPath(double p) : p(p) { check_probability("DropPath", p); }
+
+Tensor DropPath::forward(const Tensor& x) {
+  if (!is_training() || p == 0) return x;
+  WEFT_CHECK(x.dim() > 0, "DropPath: expected a batch, got {}", x);
+  Shape samples = Shape::filled(x.dim(), 1);
+  samples[0] = x.size(0);
+  return x * ops::dropout(ops::ones(samples, x.dtype(), x.device()), p);
+}
+
+MaxPool2d::MaxPool2d(Size2d kernel, std::optional<Size2d> stride, Size2d padding)
+    : options{.kernel = kernel.array(),
+              .stride = stride.value_or(kernel).array(),
+              .padding = padding.array()} {}
+
+AvgPool2d::AvgPool2d(Size2d kernel, std::optional<Size2d> stride, Size2d padding,
+                     bool count_include_pad)
+    : options{.kernel = kernel.array(),
+              .stride = stride.value_or(kernel).array(),
+              .padding = padding.array(),
+              .count_include_pad = count_include_pad} {}
+
+MultiheadAttention::MultiheadAttention(int64_t width, int64_t heads,
+                                       const AttentionOptions& options)
+    : out_proj(add<Linear>("out_proj", width, width, options.bias)),
+      heads(heads),
+      options(options) {
+  WEFT_CHECK(heads > 0 && width % heads == 0,
+             "MultiheadAttention: width {} is not a multiple of {} heads", width, heads);
+  check_probability("MultiheadAttention", options.dropout);
+  in_proj_weight =
+      parameter("in_proj_weight", init::xavier_uniform(Tensor::empty({3 * width, width})));
+  if (options.bias) {
+    in_proj_bias = parameter("in_proj_bias", Tensor::zeros({3 * width}));
+    init::zeros(out_proj.bias);
+  }
+}
+
+Tensor MultiheadAttention::forward(const Tensor& x) {
+  const Tensor qkv = ops::linear(x, in_proj_weight, in_proj_bias);
+  return out_proj(ops::self_attention(
+      qkv, heads, {.causal = options.causal, .dropout = is_training() ? options.dropout : 0}));
+}
+
+Tensor Sequential::forward(const Tensor& x) {
+  Tensor y = x;
+  for (const auto& [name, child] : children()) y = (*child)(y);
+  return y;
+}
+
+Module& Sequential::operator[](int64_t i) {
+  WEFT_CHECK(i >= 0 && i < size(), "Sequential: no child {} of {}", i, size());
+  return *children()[i].second;
+}
+
+}  // namespace weft::nn

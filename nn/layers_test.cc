@@ -1,0 +1,141 @@
+#include "nn/layers.h"
+
+#include <algorithm>
+#include <catch2/catch.hpp>
+#include <cmath>
+
+#include "autograd/random.h"
+#include "nn/init.h"
+
+namespace weft::nn {
+namespace {
+
+double largest(const Tensor& x) {
+  double result = 0;
+  for (double v : x.to_vector()) result = std::max(result, std::abs(v));
+  return result;
+}
+
+Tensor counting(const Shape& shape) {
+  std::vector<float> values(numel(shape));
+  for (size_t i = 0; i < values.size(); ++i) values[i] = static_cast<float>(i);
+  return Tensor::from(values, shape);
+}
+
+TEST_CASE("Linear is x W^T + b") {
+  Linear layer(2, 3);
+  CHECK(layer.weight.shape() == Shape{3, 2});
+  CHECK(largest(layer.weight) <= 1 / std::sqrt(2.0));
+  CHECK(largest(layer.bias) <= 1 / std::sqrt(2.0));
+  layer.load_state_dict({{"weight", counting({3, 2})}, {"bias", counting({3})}});
+  const Tensor x = Tensor::from(std::vector<float>{1, 10}, {1, 2});
+  CHECK(layer(x).to_vector() == std::vector<double>{10, 33, 56});
+  CHECK_FALSE(Linear(2, 3, false).bias.defined());
+  CHECK_THROWS_WITH(Linear(0, 3), "Linear: in must be positive, got 0");
+}
+
+TEST_CASE("LayerNorm normalises rows and adds a residual on request") {
+  LayerNorm layer(2, 0);
+  const Tensor x = Tensor::from(std::vector<float>{1, 3, -2, 6}, {2, 2});
+  CHECK(layer(x).to_vector() == std::vector<double>{-1, 1, -1, 1});
+  const auto [s, y] = layer.forward_add(x, x);
+  CHECK(s.to_vector() == std::vector<double>{2, 6, -4, 12});
+  CHECK(y.to_vector() == std::vector<double>{-1, 1, -1, 1});
+}
+
+TEST_CASE("BatchNorm2d uses the batch in training and its running statistics in evaluation") {
+  BatchNorm2d layer(1, 0);
+  const Tensor x = Tensor::from(std::vector<float>{1, 3, 1, 3}, {2, 1, 1, 2});
+  CHECK(layer(x).to_vector() == std::vector<double>{-1, 1, -1, 1});
+  // running = 0.9 running + 0.1 batch: mean 2, unbiased variance 4/3.
+  CHECK(layer.running_mean.item() == Approx(0.2).epsilon(1e-6));
+  CHECK(layer.running_var.item() == Approx(0.9 + 0.1 * 4 / 3).epsilon(1e-6));
+  CHECK(layer.num_batches_tracked.item() == 1);
+  layer.eval();
+  init::constant(layer.running_mean, 1);
+  init::constant(layer.running_var, 4);
+  CHECK(layer(x).to_vector() == std::vector<double>{0, 1, 0, 1});
+  CHECK(layer.num_batches_tracked.item() == 1);
+  CHECK_THROWS_WITH(layer(Tensor::zeros({2, 1})), Catch::Contains("BatchNorm2d: expected images"));
+}
+
+TEST_CASE("Conv2d slides its kernel") {
+  Conv2d layer(2, 4, {1, 3}, {.stride = {1, 2}, .padding = {0, 1}, .groups = 2});
+  CHECK(layer.weight.shape() == Shape{4, 1, 1, 3});
+  CHECK(largest(layer.weight) <= 1 / std::sqrt(3.0));
+  CHECK(layer(Tensor::zeros({1, 2, 5, 7})).shape() == Shape{1, 4, 5, 4});
+
+  Conv2d box(1, 1, 2, {.bias = false});
+  init::ones(box.weight);
+  CHECK(box(counting({1, 1, 3, 3})).to_vector() == std::vector<double>{8, 12, 20, 24});
+  CHECK_FALSE(box.bias.defined());
+  CHECK_THROWS_WITH(Conv2d(3, 4, 1, {.groups = 2}),
+                    "Conv2d: 2 groups do not divide 3 and 4 channels");
+}
+
+TEST_CASE("Embedding looks rows up") {
+  Embedding layer(3, 2);
+  layer.load_state_dict({{"weight", counting({3, 2})}});
+  const Tensor indices = Tensor::from(std::vector<int64_t>{2, 0}, {2});
+  CHECK(layer(indices).to_vector() == std::vector<double>{4, 5, 0, 1});
+}
+
+TEST_CASE("pooling: windows lie side by side unless a stride is given") {
+  const Tensor x = counting({1, 1, 4, 4});
+  CHECK(MaxPool2d(2)(x).to_vector() == std::vector<double>{5, 7, 13, 15});
+  CHECK(AvgPool2d(2)(x).to_vector() == std::vector<double>{2.5, 4.5, 10.5, 12.5});
+  CHECK(MaxPool2d(3, 2, 1)(x).to_vector() == std::vector<double>{5, 7, 13, 15});
+  CHECK(AvgPool2d(3, 3, 1, false)(x).to_vector() == std::vector<double>{2.5, 4.5, 10.5, 12.5});
+}
+
+TEST_CASE("Dropout and DropPath act in training only") {
+  manual_seed(21);
+  const Tensor x = ops::ones({64, 3, 2});
+  Dropout dropout(0.25);
+  int64_t zeros = 0;
+  for (double v : dropout(x).to_vector()) {
+    CHECK((v == 0 || v == Approx(4.0 / 3).epsilon(1e-6)));
+    zeros += v == 0;
+  }
+  CHECK(zeros > 50);
+  CHECK(zeros < 150);
+
+  DropPath path(0.5);
+  const std::vector<double> y = path(x).to_vector();
+  int64_t dropped = 0;
+  for (size_t sample = 0; sample < 64; ++sample) {
+    const double first = y[sample * 6];
+    CHECK((first == 0 || first == 2));
+    CHECK(std::all_of(&y[sample * 6], &y[sample * 6] + 6, [&](double v) { return v == first; }));
+    dropped += first == 0;
+  }
+  CHECK(dropped > 16);
+  CHECK(dropped < 48);
+  CHECK(path.eval()(x).is_same(x));
+  CHECK(dropout.eval()(x).is_same(x));
+  CHECK_THROWS_WITH(DropPath(1.5), "DropPath: the probability must lie in [0, 1], got 1.5");
+}
+
+TEST_CASE("Sequential applies its children in order") {
+  Sequential net(std::make_unique<Linear>(4, 3), std::make_unique<ReLU>());
+  net.append<Linear>(3, 2, false);
+  net.add<Flatten>("last", 0);
+  CHECK(net.size() == 4);
+  CHECK(net.named_parameters()[2].first == "2.weight");
+  CHECK(net(Tensor::zeros({5, 4})).shape() == Shape{10});
+  CHECK(&net[2] == net.named_modules()[3].second);
+  CHECK_THROWS_WITH(net[4], "Sequential: no child 4 of 4");
+}
+
+TEST_CASE("activations and shapes") {
+  const Tensor x = Tensor::from(std::vector<float>{-1, 0, 2}, {3});
+  CHECK(ReLU()(x).to_vector() == std::vector<double>{0, 0, 2});
+  CHECK(Identity()(x).is_same(x));
+  CHECK(GELU()(x).to_vector()[2] == Approx(2 * 0.5 * (1 + std::erf(std::sqrt(2.0)))));
+  CHECK(SiLU()(x).to_vector()[2] == Approx(2 / (1 + std::exp(-2.0))));
+  CHECK(Tanh()(x).to_vector()[2] == Approx(std::tanh(2.0)));
+  CHECK(Flatten()(Tensor::zeros({2, 3, 4})).shape() == Shape{2, 12});
+}
+
+}  // namespace
+}  // namespace weft::nn

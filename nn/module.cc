@@ -1,0 +1,195 @@
+#include "nn/module.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <unordered_map>
+#include <unordered_set>
+
+#include "autograd/ops.h"
+
+namespace weft::nn {
+
+Tensor Module::forward(const Tensor&) {
+  WEFT_FAIL("Module: this module has no forward of one tensor");
+}
+
+void Module::check_name(std::string_view name) const {
+  WEFT_CHECK(!name.empty() && name.find('.') == std::string_view::npos,
+             "Module: a name must not be empty or contain a dot, got \"{}\"", name);
+  const auto is_taken = [&](const auto& list) {
+    return std::any_of(list.begin(), list.end(), [&](const auto& e) { return e.first == name; });
+  };
+  WEFT_CHECK(!is_taken(parameters_) && !is_taken(buffers_) && !is_taken(children_),
+             "Module: \"{}\" is registered already", name);
+}
+
+void Module::add_child(std::string_view name, std::unique_ptr<Module> child) {
+  check_name(name);
+  WEFT_CHECK(child != nullptr, "Module: child \"{}\" is null", name);
+  children_.emplace_back(name, std::move(child));
+}
+
+Tensor Module::parameter(std::string_view name, Tensor tensor) {
+  if (!tensor.defined()) return tensor;
+  check_name(name);
+  tensor.set_requires_grad(true);
+  parameters_.emplace_back(name, tensor);
+  return tensor;
+}
+
+Tensor Module::buffer(std::string_view name, Tensor tensor) {
+  if (!tensor.defined()) return tensor;
+  check_name(name);
+  buffers_.emplace_back(name, tensor);
+  return tensor;
+}
+
+/// Calls visitor(prefix, module) for this module and its descendants.
+template <class Visit>
+void Module::visit(const std::string& prefix, Visit&& visitor) const {
+  visitor(prefix, *this);
+  for (const auto& [name, child] : children_) child->visit(prefix + name + ".", visitor);
+}
+
+NamedTensors Module::named_parameters() const {
+  NamedTensors all;
+  std::unordered_set<const void*> seen;
+  visit("", [&](const std::string& prefix, const Module& module) {
+    for (const auto& [name, tensor] : module.parameters_) {
+      if (seen.insert(tensor.id()).second) all.emplace_back(prefix + name, tensor);
+    }
+  });
+  return all;
+}
+
+Tensors Module::parameters() const {
+  Tensors all;
+  for (auto& [name, tensor] : named_parameters()) all.push_back(tensor);
+  return all;
+}
+
+NamedTensors Module::named_buffers() const {
+  NamedTensors all;
+  visit("", [&](const std::string& prefix, const Module& module) {
+    for (const auto& [name, tensor] : module.buffers_) all.emplace_back(prefix + name, tensor);
+  });
+  return all;
+}
+
+std::vector<std::pair<std::string, Module*>> Module::named_modules() {
+  std::vector<std::pair<std::string, Module*>> all = {{"", this}};
+  for (const auto& [name, child] : children_) {
+    for (auto& [path, module] : child->named_modules()) {
+      all.emplace_back(path.empty() ? name : name + "." + path, module);
+    }
+  }
+  return all;
+}
+
+int64_t Module::num_parameters() const {
+  int64_t count = 0;
+  for (const Tensor& tensor : parameters()) count += tensor.numel();
+  return count;
+}
+
+NamedTensors Module::state_dict() const {
+  NamedTensors state;
+  visit("", [&](const std::string& prefix, const Module& module) {
+    for (const auto& [name, tensor] : module.parameters_)
+      state.emplace_back(prefix + name, tensor.alias());
+    for (const auto& [name, tensor] : module.buffers_)
+      state.emplace_back(prefix + name, tensor.alias());
+  });
+  return state;
+}
+
+void Module::adapt_state(const std::string&, NamedTensors&) const {}
+
+LoadResult Module::load_state_dict(const NamedTensors& state, const LoadOptions& options) {
+  NamedTensors source = state;
+  visit("", [&](const std::string& prefix, const Module& module) {
+    module.adapt_state(prefix, source);
+  });
+  std::unordered_map<std::string, Tensor> by_name;
+  for (const auto& [name, tensor] : source) {
+    WEFT_CHECK(tensor.defined(), "load_state_dict: \"{}\" is undefined", name);
+    WEFT_CHECK(by_name.emplace(name, tensor).second, "load_state_dict: \"{}\" occurs twice", name);
+  }
+  LoadResult result;
+  std::vector<std::string> mismatches;
+  std::vector<std::pair<Tensor, Tensor>> copies;  // from, to
+  std::unordered_set<std::string> known;
+  for (const auto& [name, target] : state_dict()) {
+    known.insert(name);
+    const auto found = by_name.find(name);
+    if (found == by_name.end()) {
+      result.missing.push_back(name);
+    } else if (found->second.shape() != target.shape()) {
+      mismatches.push_back(fmt::format("{} (expected {}, got {})", name, to_string(target.shape()),
+                                       to_string(found->second.shape())));
+    } else {
+      copies.emplace_back(found->second, target);
+    }
+  }
+  for (const auto& [name, tensor] : source) {
+    if (!known.count(name)) result.unexpected.push_back(name);
+  }
+
+  std::string problems;
+  const auto report = [&](std::string_view what, const std::vector<std::string>& names) {
+    if (names.empty()) return;
+    problems += fmt::format("{}{}: {}", problems.empty() ? "" : "; ", what, fmt::join(names, ", "));
+  };
+  if (options.strict) {
+    report("missing keys", result.missing);
+    report("unexpected keys", result.unexpected);
+  }
+  report("shape mismatches", mismatches);
+  WEFT_CHECK(problems.empty(), "load_state_dict: {}", problems);
+
+  const NoGrad guard;
+  for (auto& [from, to] : copies) ops::copy_(to, ops::to(from, to.device()));
+  return result;
+}
+
+Module& Module::train(bool mode) {
+  training_ = mode;
+  for (const auto& [name, child] : children_) child->train(mode);
+  return *this;
+}
+
+template <class Convert>
+void Module::convert(Convert&& converted) {
+  const NoGrad guard;
+  for (Tensor& tensor : parameters()) {
+    const Tensor gradient = tensor.grad();
+    tensor.set_data(converted(tensor));
+    if (gradient.defined()) tensor.set_grad(converted(gradient));
+  }
+  for (auto& [name, tensor] : named_buffers()) tensor.set_data(converted(tensor));
+}
+
+Module& Module::to(Device device) {
+  convert([&](const Tensor& x) { return ops::to(x, device); });
+  return *this;
+}
+
+Module& Module::to(DType dtype) {
+  WEFT_CHECK(is_floating(dtype), "Module::to: expected a floating dtype, got {}", dtype);
+  convert([&](const Tensor& x) { return is_floating(x.dtype()) ? ops::cast(x, dtype) : x; });
+  return *this;
+}
+
+void Module::zero_grad() {
+  for (const Tensor& tensor : parameters()) {
+    if (tensor.grad().defined()) tensor.set_grad({});
+  }
+}
+
+Module& Module::requires_grad_(bool value) {
+  for (Tensor& tensor : parameters()) tensor.set_requires_grad(value);
+  return *this;
+}
+
+}  // namespace weft::nn

@@ -1,0 +1,112 @@
+// Module: a tree of layers with named parameters and buffers.
+//
+//   class Mlp : public nn::Module {
+//    public:
+//     Mlp(int64_t width, int64_t hidden)
+//         : fc1(add<nn::Linear>("fc1", width, hidden)), fc2(add<nn::Linear>("fc2", hidden, width))
+//         {}
+//     Tensor forward(const Tensor& x) override { return fc2(ops::gelu(fc1(x))); }
+//     nn::Linear &fc1, &fc2;
+//   };
+//
+// A module owns its children and holds handles on its tensors. Names are dotted paths as in
+// PyTorch: "fc1.weight". Everything is listed in order of registration, a module's own tensors
+// before its children's. Tensors are replaced only through Tensor::set_data or in place, so that
+// handles kept elsewhere, as in an optimizer, follow; never assign to a registered member.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "autograd/tape.h"
+#include "nn/named_tensors.h"
+
+namespace weft::nn {
+
+struct LoadOptions {
+  bool strict = true;  // false: missing and unexpected keys are reported, not refused
+};
+
+/// Keys that a load left out; both empty after a strict one.
+struct LoadResult {
+  std::vector<std::string> missing;     // of the module, not in the state
+  std::vector<std::string> unexpected;  // in the state, not of the module
+};
+
+class Module {
+ public:
+  Module() = default;
+  virtual ~Module() = default;
+  Module(const Module&) = delete;
+  Module& operator=(const Module&) = delete;
+
+  /// The module's function. Throws Error when a subclass defines none of one tensor.
+  virtual Tensor forward(const Tensor& x);
+  Tensor operator()(const Tensor& x) { return forward(x); }
+
+  /// Each parameter once, under its first name.
+  NamedTensors named_parameters() const;
+  Tensors parameters() const;
+  NamedTensors named_buffers() const;
+  /// This module, named "", then its descendants, each before its children.
+  std::vector<std::pair<std::string, Module*>> named_modules();
+  int64_t num_parameters() const;  // elements
+
+  /// Handles, without history, on the data of all parameters and buffers.
+  NamedTensors state_dict() const;
+  /// Copies a state into the parameters and buffers, converting dtypes. All keys and shapes are
+  /// checked first: on an Error, which names every offending key, nothing has changed.
+  LoadResult load_state_dict(const NamedTensors& state, const LoadOptions& options = {});
+
+  Module& train(bool mode = true);
+  Module& eval() { return train(false); }
+  bool is_training() const { return training_; }
+
+  /// Moves parameters, their gradients and buffers.
+  Module& to(Device device);
+  /// Converts parameters, their gradients and buffers that are floating.
+  Module& to(DType dtype);
+  /// Drops the gradients: they are undefined until the next backward.
+  void zero_grad();
+  /// Freezes (false) or unfreezes all parameters.
+  Module& requires_grad_(bool value);
+
+ protected:
+  /// Constructs a child T(arguments...) under a name without dots, and returns it.
+  template <class T, class... Args>
+  T& add(std::string_view name, Args&&... arguments) {
+    auto child = std::make_unique<T>(std::forward<Args>(arguments)...);
+    T& reference = *child;
+    add_child(name, std::move(child));
+    return reference;
+  }
+  void add_child(std::string_view name, std::unique_ptr<Module> child);
+  const std::vector<std::pair<std::string, std::unique_ptr<Module>>>& children() const {
+    return children_;
+  }
+
+  /// Registers a tensor that is trained, and returns it. An undefined one is not registered.
+  Tensor parameter(std::string_view name, Tensor tensor);
+  /// Registers a tensor that is saved but not trained, and returns it.
+  Tensor buffer(std::string_view name, Tensor tensor);
+
+  /// Renames keys of states that were saved under older names. `prefix` is this module's path, with
+  /// its final dot. Called before a state's keys are checked.
+  virtual void adapt_state(const std::string& prefix, NamedTensors& state) const;
+
+ private:
+  void check_name(std::string_view name) const;
+  template <class Visit>
+  void visit(const std::string& prefix, Visit&& visitor) const;
+  template <class Convert>
+  void convert(Convert&& converted);
+
+  NamedTensors parameters_, buffers_;
+  std::vector<std::pair<std::string, std::unique_ptr<Module>>> children_;
+  bool training_ = true;
+};
+
+}  // namespace weft::nn

@@ -1,0 +1,7 @@
+// Everything of weft::nn.
+#pragma once
+
+#include "nn/init.h"    // IWYU pragma: export
+#include "nn/layers.h"  // IWYU pragma: export
+#include "nn/loss.h"    // IWYU pragma: export
+#include "nn/module.h"  // IWYU pragma: export
