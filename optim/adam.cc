@@ -1,0 +1,45 @@
+#include "optim/adam.h"
+
+#include "kernels/adam/adam.h"
+
+namespace weft::optim {
+
+Adam::Adam(std::string kind, bool decoupled, const ParameterGroups& groups,
+           const AdamOptions& options)
+    : Optimizer(std::move(kind), {{"lr", options.lr},
+                                  {"beta1", options.beta1},
+                                  {"beta2", options.beta2},
+                                  {"eps", options.eps},
+                                  {"weight_decay", options.weight_decay}}),
+      decoupled_(decoupled) {
+  add_groups(groups);
+}
+
+void Adam::check(const ParameterGroup& group) const {
+  check_range(group, "lr", 0);
+  check_range(group, "beta1", 0, 1);
+  check_range(group, "beta2", 0, 1);
+  check_range(group, "eps", 0);
+  check_range(group, "weight_decay", 0);
+}
+
+std::vector<std::string> Adam::state_names(const ParameterGroup&) const {
+  return {"exp_avg", "exp_avg_sq"};
+}
+
+void Adam::update(const ParameterGroup& group, const Batch& batch, double gradient_scale) {
+  kernels::adam({.parameters = batch.parameters,
+                 .gradients = batch.gradients,
+                 .m = batch.state[0],
+                 .v = batch.state[1],
+                 .step = batch.step,
+                 .lr = group["lr"],
+                 .beta1 = group["beta1"],
+                 .beta2 = group["beta2"],
+                 .eps = group["eps"],
+                 .weight_decay = group["weight_decay"],
+                 .decoupled = decoupled_,
+                 .gradient_scale = gradient_scale});
+}
+
+}  // namespace weft::optim

@@ -1,0 +1,47 @@
+// Adam (weight decay added to the gradient) and AdamW (decoupled), in PyTorch's order of
+// operations. Equations: kernels/adam/adam.h.
+#pragma once
+
+#include "optim/optimizer.h"
+
+namespace weft::optim {
+
+struct AdamOptions {
+  double lr = 1e-3;
+  double beta1 = 0.9;
+  double beta2 = 0.999;
+  double eps = 1e-8;
+  double weight_decay = 0;
+};
+
+struct AdamWOptions {
+  double lr = 1e-3;
+  double beta1 = 0.9;
+  double beta2 = 0.999;
+  double eps = 1e-8;
+  double weight_decay = 1e-2;
+};
+
+class Adam : public Optimizer {
+ public:
+  explicit Adam(const ParameterGroups& groups, const AdamOptions& options = {})
+      : Adam("Adam", false, groups, options) {}
+
+ protected:
+  Adam(std::string kind, bool decoupled, const ParameterGroups& groups, const AdamOptions& options);
+  void check(const ParameterGroup& group) const override;
+  std::vector<std::string> state_names(const ParameterGroup& group) const override;
+  void update(const ParameterGroup& group, const Batch& batch, double gradient_scale) override;
+
+ private:
+  bool decoupled_;
+};
+
+class AdamW : public Adam {
+ public:
+  explicit AdamW(const ParameterGroups& groups, const AdamWOptions& options = {})
+      : Adam("AdamW", true, groups,
+             {options.lr, options.beta1, options.beta2, options.eps, options.weight_decay}) {}
+};
+
+}  // namespace weft::optim

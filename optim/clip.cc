@@ -1,0 +1,63 @@
+#include "optim/clip.h"
+
+#include <cmath>
+
+#include "autograd/ops.h"
+#include "kernels/multi_tensor_norm/multi_tensor_norm.h"
+#include "kernels/multi_tensor_scale/multi_tensor_scale.h"
+
+namespace weft::optim {
+namespace {
+
+Tensors gradients_of(const Tensors& parameters) {
+  Tensors gradients;
+  for (const Tensor& parameter : parameters) {
+    if (parameter.grad().defined()) gradients.push_back(parameter.grad());
+  }
+  return gradients;
+}
+
+}  // namespace
+
+double grad_norm(const Tensors& parameters) {
+  const Tensors gradients = gradients_of(parameters);
+  if (gradients.empty()) return 0;
+  const Tensor norm = Tensor::empty({}, DType::f64, gradients[0].device());
+  kernels::multi_tensor_norm({.tensors = gradients, .norm = norm});
+  return norm.item();
+}
+
+double clip_coefficient(double norm, double max_norm) {
+  WEFT_CHECK(max_norm >= 0, "clip_grad_norm: max_norm must not be negative, got {}", max_norm);
+  const double coefficient = max_norm / (norm + 1e-6);
+  return coefficient > 1 ? 1 : coefficient;  // a NaN stays one, as in PyTorch
+}
+
+double clip_grad_norm(const Tensors& parameters, double max_norm, bool error_if_nonfinite) {
+  const double norm = grad_norm(parameters);
+  const double coefficient = clip_coefficient(norm, max_norm);
+  WEFT_CHECK(std::isfinite(norm) || !error_if_nonfinite,
+             "clip_grad_norm: the norm of the gradients is {}", norm);
+  if (coefficient == 1) return norm;
+  Tensors contiguous;
+  for (const Tensor& parameter : parameters) {
+    Tensor gradient = parameter.grad();
+    if (!gradient.defined()) continue;
+    const NoGrad guard;
+    if (!gradient.is_contiguous()) parameter.set_grad(ops::clone(gradient));
+    contiguous.push_back(parameter.grad());
+  }
+  kernels::multi_tensor_scale({.tensors = contiguous, .factor = coefficient});
+  for (const Tensor& gradient : contiguous) gradient.bump_version();
+  return norm;
+}
+
+void clip_grad_value(const Tensors& parameters, double limit) {
+  WEFT_CHECK(limit >= 0, "clip_grad_value: the limit must not be negative, got {}", limit);
+  const NoGrad guard;
+  for (Tensor& gradient : gradients_of(parameters)) {
+    ops::copy_(gradient, ops::clamp(gradient, -limit, limit));
+  }
+}
+
+}  // namespace weft::optim

@@ -1,0 +1,19 @@
+// Gradient clipping. Parameters without a gradient are skipped; gradients change in place.
+#pragma once
+
+#include "autograd/tape.h"
+
+namespace weft::optim {
+
+/// The 2-norm of all gradients together; 0 when there are none.
+double grad_norm(const Tensors& parameters);
+/// min(1, max_norm / (norm + 1e-6)): what clip_grad_norm multiplies by. Handing it to
+/// Optimizer::step instead saves a pass over the gradients.
+double clip_coefficient(double norm, double max_norm);
+/// Scales all gradients so that their common norm is at most max_norm, and returns the norm they
+/// had. Throws Error, changing nothing, when that is not finite and error_if_nonfinite is set.
+double clip_grad_norm(const Tensors& parameters, double max_norm, bool error_if_nonfinite = false);
+/// Clamps every element of every gradient to [-limit, limit].
+void clip_grad_value(const Tensors& parameters, double limit);
+
+}  // namespace weft::optim

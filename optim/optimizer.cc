@@ -1,0 +1,238 @@
+#include "optim/optimizer.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <set>
+#include <tuple>
+
+#include "autograd/ops.h"
+
+namespace weft::optim {
+
+double& ParameterGroup::operator[](std::string_view option) {
+  const auto found = options.find(option);
+  WEFT_CHECK(found != options.end(), "optimizer: no option \"{}\"", option);
+  return found->second;
+}
+
+double ParameterGroup::operator[](std::string_view option) const {
+  return const_cast<ParameterGroup&>(*this)[option];
+}
+
+ParameterGroups::ParameterGroups(const NamedTensors& parameters) : vector(1) {
+  front().parameters = parameters;
+}
+
+ParameterGroups::ParameterGroups(const Tensors& parameters) : vector(1) {
+  for (size_t i = 0; i < parameters.size(); ++i) {
+    front().parameters.emplace_back(std::to_string(i), parameters[i]);
+  }
+}
+
+ParameterGroups without_decay_of_vectors(const NamedTensors& parameters,
+                                         const std::vector<std::string>& exempt) {
+  ParameterGroup decayed, others;
+  for (const auto& [name, tensor] : parameters) {
+    const std::string last = name.substr(name.rfind('.') + 1);
+    const bool is_exempt = std::find(exempt.begin(), exempt.end(), last) != exempt.end();
+    (tensor.dim() < 2 || is_exempt ? others : decayed).parameters.emplace_back(name, tensor);
+  }
+  others.options["weight_decay"] = 0;
+  return {decayed, others};
+}
+
+void Optimizer::add_groups(ParameterGroups groups) {
+  for (ParameterGroup& group : groups) add_group(std::move(group));
+}
+
+void Optimizer::add_group(ParameterGroup group) {
+  for (const auto& [option, value] : group.options) {
+    WEFT_CHECK(defaults_.count(option), "{}: unknown option \"{}\"", kind_, option);
+  }
+  group.options.insert(defaults_.begin(), defaults_.end());
+  check(group);
+  std::set<const void*> ids;
+  std::set<std::string> names;
+  for (const ParameterGroup& other : groups_) {
+    for (const auto& [name, tensor] : other.parameters) {
+      ids.insert(tensor.id());
+      names.insert(name);
+    }
+  }
+  for (const auto& [name, tensor] : group.parameters) {
+    WEFT_CHECK(tensor.defined(), "{}: parameter \"{}\" is undefined", kind_, name);
+    WEFT_CHECK(!tensor.autograd() || !tensor.autograd()->grad_fn,
+               "{}: parameter \"{}\" is the result of a recorded op, not a leaf", kind_, name);
+    WEFT_CHECK(ids.insert(tensor.id()).second && names.insert(name).second,
+               "{}: parameter \"{}\" appears twice", kind_, name);
+  }
+  groups_.push_back(std::move(group));
+}
+
+void Optimizer::check_range(const ParameterGroup& group, std::string_view option,
+                            double low) const {
+  WEFT_CHECK(group[option] >= low, "{}: {} must be at least {}, got {}", kind_, option, low,
+             group[option]);
+}
+
+void Optimizer::check_range(const ParameterGroup& group, std::string_view option, double low,
+                            double high) const {
+  WEFT_CHECK(group[option] >= low && group[option] < high, "{}: {} must lie in [{}, {}), got {}",
+             kind_, option, low, high, group[option]);
+}
+
+Tensors Optimizer::parameters() const {
+  Tensors all;
+  for (const ParameterGroup& group : groups_) {
+    for (const auto& [name, tensor] : group.parameters) all.push_back(tensor);
+  }
+  return all;
+}
+
+double Optimizer::lr() const {
+  WEFT_CHECK(!groups_.empty(), "{}: no parameters", kind_);
+  return groups_[0]["lr"];
+}
+
+void Optimizer::set_lr(double lr) {
+  for (ParameterGroup& group : groups_) group["lr"] = lr;
+}
+
+void Optimizer::zero_grad() {
+  for (const Tensor& tensor : parameters()) {
+    if (tensor.grad().defined()) tensor.set_grad({});
+  }
+}
+
+Optimizer::ParameterState& Optimizer::state_of(const ParameterGroup& group,
+                                               const Tensor& parameter) {
+  ParameterState& state = states_[parameter.id()];
+  const size_t count = state_names(group).size();
+  if (state.tensors.size() != count) {
+    state = {};
+    for (size_t i = 0; i < count; ++i) state.tensors.push_back(ops::zeros_like(parameter));
+  }
+  return state;
+}
+
+void Optimizer::step(double gradient_scale) {
+  const NoGrad guard;
+  for (const ParameterGroup& group : groups_) {
+    check(group);
+    std::map<std::tuple<DType, DeviceType, int, int64_t>, Batch> batches;
+    for (const auto& [name, parameter] : group.parameters) {
+      const Tensor gradient = parameter.grad();
+      if (!gradient.defined()) continue;
+      WEFT_CHECK(parameter.dtype() == DType::f32 || parameter.dtype() == DType::f64,
+                 "{}: parameter \"{}\" is {}; expected f32 or f64 (for narrow matrix products keep "
+                 "f32 weights and use Autocast)",
+                 kind_, name, parameter);
+      WEFT_CHECK(parameter.is_contiguous(), "{}: parameter \"{}\" is not contiguous", kind_, name);
+      WEFT_CHECK(gradient.shape() == parameter.shape() && gradient.device() == parameter.device(),
+                 "{}: the gradient of \"{}\", {}, does not fit the parameter, {}", kind_, name,
+                 gradient, parameter);
+      ParameterState& state = state_of(group, parameter);
+      for (const Tensor& tensor : state.tensors) {
+        WEFT_CHECK(tensor.shape() == parameter.shape() && tensor.dtype() == parameter.dtype() &&
+                       tensor.device() == parameter.device(),
+                   "{}: parameter \"{}\" became {} after steps as {}", kind_, name, parameter,
+                   tensor);
+      }
+      ++state.step;
+      const Device device = parameter.device();
+      Batch& batch = batches[{parameter.dtype(), device.type, device.index, state.step}];
+      batch.step = state.step;
+      batch.parameters.push_back(parameter);
+      batch.gradients.push_back(gradient);
+      batch.state.resize(state.tensors.size());
+      for (size_t i = 0; i < state.tensors.size(); ++i) batch.state[i].push_back(state.tensors[i]);
+    }
+    for (const auto& [key, batch] : batches) {
+      update(group, batch, gradient_scale);
+      for (const Tensor& parameter : batch.parameters) parameter.bump_version();
+    }
+  }
+}
+
+OptimizerState Optimizer::state_dict() const {
+  OptimizerState result;
+  result.groups = {{"kind", kind_}, {"groups", nlohmann::json::array()}};
+  for (const ParameterGroup& group : groups_) {
+    nlohmann::json names = nlohmann::json::array();
+    const std::vector<std::string> kinds = state_names(group);
+    for (const auto& [name, parameter] : group.parameters) {
+      names.push_back(name);
+      const auto found = states_.find(parameter.id());
+      if (found == states_.end() || found->second.tensors.size() != kinds.size()) continue;
+      for (size_t i = 0; i < kinds.size(); ++i) {
+        result.tensors.emplace_back(name + "." + kinds[i], found->second.tensors[i]);
+      }
+      const std::vector<int64_t> step = {found->second.step};
+      result.tensors.emplace_back(name + ".step", Tensor::from(step, {}));
+    }
+    result.groups["groups"].push_back({{"options", group.options}, {"parameters", names}});
+  }
+  return result;
+}
+
+void Optimizer::load_state_dict(const OptimizerState& state) {
+  std::vector<ParameterGroup> groups = groups_;
+  try {
+    const std::string kind = state.groups.at("kind");
+    WEFT_CHECK(kind == kind_, "{}: the state is that of {}", kind_, kind);
+    const nlohmann::json& saved = state.groups.at("groups");
+    WEFT_CHECK(saved.size() == groups.size(), "{}: expected {} parameter groups, the state has {}",
+               kind_, groups.size(), saved.size());
+    for (size_t i = 0; i < groups.size(); ++i) {
+      const std::vector<std::string> names = saved[i].at("parameters");
+      for (size_t j = 0; j < std::max(names.size(), groups[i].parameters.size()); ++j) {
+        const std::string ours =
+            j < groups[i].parameters.size() ? groups[i].parameters[j].first : "none";
+        const std::string theirs = j < names.size() ? names[j] : "none";
+        WEFT_CHECK(ours == theirs,
+                   "{}: parameter {} of group {} is \"{}\", in the state it is \"{}\"", kind_, j, i,
+                   ours, theirs);
+      }
+      for (auto& [option, value] : groups[i].options) value = saved[i].at("options").at(option);
+      check(groups[i]);
+    }
+  } catch (const nlohmann::json::exception& e) {
+    WEFT_FAIL("{}: malformed state: {}", kind_, e.what());
+  }
+
+  std::unordered_map<std::string, Tensor> by_name(state.tensors.begin(), state.tensors.end());
+  std::unordered_map<const void*, ParameterState> states;
+  size_t used = 0;
+  for (const ParameterGroup& group : groups) {
+    for (const auto& [name, parameter] : group.parameters) {
+      const auto step = by_name.find(name + ".step");
+      if (step == by_name.end()) continue;  // it never had a gradient
+      ++used;
+      ParameterState& entry = states[parameter.id()];
+      entry.step = static_cast<int64_t>(step->second.item());
+      for (const std::string& kind : state_names(group)) {
+        const auto found = by_name.find(name + "." + kind);
+        WEFT_CHECK(found != by_name.end(), "{}: the state lacks \"{}.{}\"", kind_, name, kind);
+        WEFT_CHECK(found->second.shape() == parameter.shape(),
+                   "{}: \"{}.{}\" in the state is {}, expected shape {}", kind_, name, kind,
+                   found->second, parameter.shape());
+        ++used;
+        Tensor copy = ops::zeros_like(parameter);
+        const NoGrad guard;
+        ops::copy_(copy, ops::to(found->second, parameter.device()));
+        entry.tensors.push_back(copy);
+      }
+    }
+  }
+  for (const auto& [name, tensor] : state.tensors) {
+    const std::string parameter = name.substr(0, name.rfind('.'));
+    WEFT_CHECK(by_name.count(parameter + ".step"), "{}: unexpected \"{}\" in the state", kind_,
+               name);
+  }
+  WEFT_CHECK(used == by_name.size(), "{}: the state holds tensors of other parameters", kind_);
+  groups_ = std::move(groups);
+  states_ = std::move(states);
+}
+
+}  // namespace weft::optim

@@ -1,0 +1,120 @@
+// Optimizers: parameter groups, the state of each parameter, and one update per step.
+//
+//   optim::AdamW optimizer(model.named_parameters(), {.lr = 1e-3});
+//   ...
+//   optimizer.zero_grad();
+//   backward(loss);
+//   optim::clip_grad_norm(model.parameters(), 1.0);
+//   optimizer.step();
+//
+// A step calls one kernel for all parameters of a group that stand at the same step count; nothing
+// is recorded. Parameters without a gradient are skipped, state and all.
+#pragma once
+
+#include <map>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "autograd/tape.h"
+#include "nn/named_tensors.h"
+
+namespace weft::optim {
+
+/// Hyperparameters by PyTorch's names: "lr", "weight_decay", "momentum", ...; flags are 0 or 1.
+using Options = std::map<std::string, double, std::less<>>;
+
+struct ParameterGroup {
+  NamedTensors parameters;
+  Options options;  // those left out take the optimizer's
+
+  /// An option; throws Error naming it when the optimizer has none of that name.
+  double& operator[](std::string_view option);
+  double operator[](std::string_view option) const;
+};
+
+/// Groups from whatever the caller has. Tensors without names are called "0", "1", ...
+struct ParameterGroups : std::vector<ParameterGroup> {
+  ParameterGroups(const Tensors& parameters);
+  ParameterGroups(const NamedTensors& parameters);
+  ParameterGroups(std::vector<ParameterGroup> groups) : vector(std::move(groups)) {}
+  ParameterGroups(std::initializer_list<ParameterGroup> groups) : vector(groups) {}
+};
+
+/// Two groups: matrices and larger, and, without weight decay, vectors and scalars (biases and the
+/// weights of normalisations) and tensors whose last name is one of `exempt`.
+ParameterGroups without_decay_of_vectors(const NamedTensors& parameters,
+                                         const std::vector<std::string>& exempt = {});
+
+/// What a checkpoint keeps: tensors "<parameter>.exp_avg" and the like, "<parameter>.step" (i64
+/// []), and the groups' options.
+struct OptimizerState {
+  NamedTensors tensors;
+  nlohmann::json groups;
+};
+
+class Optimizer {
+ public:
+  virtual ~Optimizer() = default;
+  Optimizer(const Optimizer&) = delete;
+  Optimizer& operator=(const Optimizer&) = delete;
+
+  /// One update. Gradients are multiplied by gradient_scale on the way: a clipping coefficient, or
+  /// the inverse of a loss scale, at no extra pass over memory.
+  void step(double gradient_scale = 1);
+  /// Drops the gradients: they are undefined until the next backward.
+  void zero_grad();
+
+  /// Throws Error for unknown options, values outside their range, and a parameter given twice.
+  void add_group(ParameterGroup group);
+  std::vector<ParameterGroup>& groups() { return groups_; }
+  const std::vector<ParameterGroup>& groups() const { return groups_; }
+  Tensors parameters() const;
+
+  /// Of the first group.
+  double lr() const;
+  /// Of all groups.
+  void set_lr(double lr);
+
+  /// Handles on the state; clone them to keep a state beyond the next step.
+  OptimizerState state_dict() const;
+  /// Copies a state of an optimizer of the same kind on parameters of the same names and shapes.
+  /// Throws Error, and changes nothing, otherwise.
+  void load_state_dict(const OptimizerState& state);
+
+ protected:
+  /// Parameters that are updated together, with their state tensors in the order of state_names().
+  struct Batch {
+    Tensors parameters, gradients;
+    std::vector<Tensors> state;
+    int64_t step = 0;  // this step's number, from 1
+  };
+
+  Optimizer(std::string kind, Options defaults) : kind_(std::move(kind)), defaults_(defaults) {}
+  void add_groups(ParameterGroups groups);
+
+  virtual void check(const ParameterGroup& group) const = 0;
+  virtual std::vector<std::string> state_names(const ParameterGroup& group) const = 0;
+  virtual void update(const ParameterGroup& group, const Batch& batch, double gradient_scale) = 0;
+
+  /// Throws Error naming the option unless low <= value (and value < high).
+  void check_range(const ParameterGroup& group, std::string_view option, double low) const;
+  void check_range(const ParameterGroup& group, std::string_view option, double low,
+                   double high) const;
+
+ private:
+  struct ParameterState {
+    int64_t step = 0;
+    Tensors tensors;
+  };
+
+  ParameterState& state_of(const ParameterGroup& group, const Tensor& parameter);
+
+  std::string kind_;
+  Options defaults_;
+  std::vector<ParameterGroup> groups_;
+  std::unordered_map<const void*, ParameterState> states_;  // by Tensor::id()
+};
+
+}  // namespace weft::optim
