@@ -53,7 +53,8 @@ struct Conv2dProblem {
 
 /// Windows that lie side by side and cover more than a point: kernel = stride, no padding.
 bool conv2d_is_patch_embedding(const Conv2dProblem& problem);
-/// No empty tensor, output sizes that follow from the padding, bf16 only where the CPU has it.
+/// No empty tensor, output sizes that follow from the padding, bf16 only where the CPU has it, and
+/// not the gradient of an image of a few channels.
 bool conv2d_fits_onednn(const Conv2dProblem& problem);
 
 void conv2d(const Conv2dProblem& problem);
