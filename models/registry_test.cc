@@ -1,0 +1,69 @@
+#include "models/registry.h"
+
+#include <catch2/catch.hpp>
+
+#include "autograd/random.h"
+
+namespace weft::models {
+namespace {
+
+TEST_CASE("unknown models and options are named") {
+  CHECK_THROWS_WITH(make_model("vit_b16"),
+                    "unknown model \"vit_b16\"; known are vit_b_16, vit_b_32, vit_l_16, vit_lite, "
+                    "cct, vit_lite_7_4, cct_6_3x1, cct_7_3x1, resnet8, resnet50");
+  CHECK_THROWS_WITH(make_model("resnet8", {.drop_path = 0.1}),
+                    "model resnet8 has no option \"drop_path\"");
+  CHECK_THROWS_WITH(make_model("cct", {.patch = 4}), "model cct has no option \"patch\"");
+  CHECK_THROWS_WITH(make_model("cct", {.representation = 4}),
+                    "model cct has no option \"representation\"");
+  CHECK_THROWS_WITH(make_model("vit_b_16", {.class_token = false}),
+                    "model vit_b_16 has no option \"class_token\"");
+}
+
+TEST_CASE("options survive JSON, and only those that were set are written") {
+  const ModelOptions options = {
+      .image_size = 16, .classes = 7, .layers = 1, .class_token = true, .drop_path = 0.125};
+  const nlohmann::json json = to_json(options);
+  CHECK(json.dump() ==
+        R"({"class_token":true,"classes":7,"drop_path":0.125,"image_size":16,"layers":1})");
+  const ModelOptions again = model_options_from_json(nlohmann::json::parse(json.dump()));
+  CHECK(to_json(again) == json);
+  CHECK_FALSE(again.dropout.has_value());
+  manual_seed(71);
+  const auto model = make_model("vit_lite", again);
+  CHECK(model->image_size() == 16);
+  CHECK(model->classes() == 7);
+  CHECK(model->channels() == 3);
+  CHECK_THROWS_WITH(model_options_from_json({{"depth", 3}}),
+                    "model options: unknown option \"depth\"");
+  CHECK_THROWS_WITH(model_options_from_json({{"layers", "three"}}),
+                    Catch::Contains("model options: \"layers\": "));
+  CHECK_THROWS_WITH(model_options_from_json(3),
+                    "model options: expected a JSON object, got number");
+}
+
+TEST_CASE("the seed alone decides a model's parameters") {
+  const auto draw = [](uint64_t seed) {
+    manual_seed(seed);
+    std::vector<double> all;
+    for (const Tensor& p : make_model("cct")->parameters()) {
+      for (double v : p.to_vector()) all.push_back(v);
+    }
+    return all;
+  };
+  CHECK(draw(7) == draw(7));
+  CHECK(draw(7) != draw(8));
+}
+
+TEST_CASE("the matrix products of a batch are as many times those of an image") {
+  for (const std::string name : {"vit_lite", "cct", "resnet8"}) {
+    CAPTURE(name);
+    const auto model = make_model(name);
+    double batch = 0;
+    for (const Matmul& matmul : model->forward_matmuls(5)) batch += matmul.flops();
+    CHECK(batch == 5 * model->forward_matmul_flops());
+  }
+}
+
+}  // namespace
+}  // namespace weft::models

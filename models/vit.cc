@@ -1,0 +1,155 @@
+#include "models/vit.h"
+
+#include <cmath>
+
+#include "autograd/checkpoint.h"
+#include "nn/init.h"
+
+namespace weft::models {
+
+MlpBlock::MlpBlock(int64_t width, int64_t hidden, double dropout)
+    : fc1(add<nn::Linear>("0", width, hidden)),
+      fc2(add<nn::Linear>("3", hidden, width)),
+      dropout(dropout) {
+  for (nn::Linear* layer : {&fc1, &fc2}) {
+    nn::init::xavier_uniform(layer->weight);
+    nn::init::normal(layer->bias, 0, 1e-6);
+  }
+}
+
+Tensor MlpBlock::forward(const Tensor& x) {
+  const Tensor h = ops::dropout(fc1.forward_gelu(x), dropout, is_training());  // [B, T, hidden]
+  return ops::dropout(fc2(h), dropout, is_training());
+}
+
+void MlpBlock::adapt_state(const std::string& prefix, NamedTensors& state) const {
+  for (auto& [name, tensor] : state) {
+    for (const auto& [older, ours] : {std::pair("linear_1.", "0."), std::pair("linear_2.", "3.")}) {
+      if (name.starts_with(prefix + older)) {
+        name = prefix + ours + name.substr(prefix.size() + std::string_view(older).size());
+      }
+    }
+  }
+}
+
+EncoderBlock::EncoderBlock(const EncoderConfig& config, double drop_path)
+    : ln_1(add<nn::LayerNorm>("ln_1", config.width, 1e-6)),
+      self_attention(
+          add<nn::MultiheadAttention>("self_attention", config.width, config.heads,
+                                      nn::AttentionOptions{.dropout = config.attention_dropout})),
+      ln_2(add<nn::LayerNorm>("ln_2", config.width, 1e-6)),
+      mlp(add<MlpBlock>("mlp", config.width, config.hidden, config.dropout)),
+      dropout(add<nn::Dropout>("dropout", config.dropout)),
+      drop_path(add<nn::DropPath>("drop_path", drop_path)) {}
+
+EncoderBlock::Stream EncoderBlock::forward_stream(const Stream& in) {
+  const auto [x, normalized] =
+      in.branch.defined() ? ln_1.forward_add(in.branch, in.x) : std::pair(in.x, ln_1(in.x));
+  const Tensor attended = drop_path(dropout(self_attention(normalized)));
+  const auto [y, normalized_again] = ln_2.forward_add(attended, x);
+  return {y, drop_path(mlp(normalized_again))};
+}
+
+Tensor EncoderBlock::forward(const Tensor& x) {
+  const auto [stream, branch] = forward_stream({x, {}});
+  return stream + branch;
+}
+
+Encoder::Encoder(const EncoderConfig& config, int64_t tokens)
+    : config(config),
+      tokens(tokens),
+      pos_embedding(parameter("pos_embedding",
+                              nn::init::normal(Tensor::empty({1, tokens, config.width}), 0, 0.02))),
+      dropout(add<nn::Dropout>("dropout", config.dropout)),
+      layers(add<nn::Sequential>("layers")),
+      ln(add<nn::LayerNorm>("ln", config.width, 1e-6)) {
+  WEFT_CHECK(config.layers > 0, "Encoder: the number of layers must be positive, got {}",
+             config.layers);
+  for (int64_t i = 0; i < config.layers; ++i) {
+    const double depth = config.layers > 1 ? static_cast<double>(i) / (config.layers - 1) : 1;
+    blocks_.push_back(&layers.add<EncoderBlock>("encoder_layer_" + std::to_string(i), config,
+                                                config.drop_path * depth));
+  }
+}
+
+Tensor Encoder::forward(const Tensor& input) {
+  EncoderBlock::Stream stream = {dropout(input + pos_embedding), {}};
+  for (EncoderBlock* block : blocks_) {
+    if (config.checkpoint_activations) {
+      stream.x = checkpoint([block](const Tensors& x) { return (*block)(x[0]); }, {stream.x});
+    } else {
+      stream = block->forward_stream(stream);
+    }
+  }
+  return stream.branch.defined() ? ln.forward_add(stream.branch, stream.x).second : ln(stream.x);
+}
+
+Matmuls Encoder::forward_matmuls(int64_t images) const {
+  const int64_t rows = images * tokens, n = config.layers, w = config.width, h = config.hidden,
+                depth = w / config.heads, batch = images * config.heads;
+  return {{.name = "in_proj", .m = rows, .n = 3 * w, .k = w, .count = n},
+          {.name = "scores", .m = tokens, .n = tokens, .k = depth, .batch = batch, .count = n},
+          {.name = "mixture", .m = tokens, .n = depth, .k = tokens, .batch = batch, .count = n},
+          {.name = "out_proj", .m = rows, .n = w, .k = w, .count = n},
+          {.name = "mlp.0", .m = rows, .n = h, .k = w, .count = n},
+          {.name = "mlp.3", .m = rows, .n = w, .k = h, .count = n}};
+}
+
+VisionTransformer::VisionTransformer(const VitConfig& config)
+    : Classifier(config.image_size, config.channels, config.classes),
+      config(config),
+      class_token(parameter("class_token", Tensor::zeros({1, 1, config.encoder.width}))),
+      conv_proj(add<nn::Conv2d>("conv_proj", config.channels, config.encoder.width, config.patch,
+                                nn::Conv2dOptions{.stride = config.patch})),
+      encoder(add<Encoder>("encoder", config.encoder,
+                           1 + patch_count("VisionTransformer", config.image_size, config.patch))),
+      heads(add<nn::Sequential>("heads")) {
+  const double fan_in = config.channels * config.patch * config.patch;
+  nn::init::trunc_normal(conv_proj.weight, 0, std::sqrt(1 / fan_in));
+  nn::init::zeros(conv_proj.bias);
+
+  int64_t width = config.encoder.width;
+  if (config.representation > 0) {
+    auto& pre_logits = heads.add<nn::Linear>("pre_logits", width, config.representation);
+    nn::init::trunc_normal(pre_logits.weight, 0, std::sqrt(1.0 / width));
+    nn::init::zeros(pre_logits.bias);
+    heads.add<nn::Tanh>("act");
+    width = config.representation;
+  }
+  auto& head = heads.add<nn::Linear>("head", width, config.classes);
+  nn::init::zeros(head.weight);
+  nn::init::zeros(head.bias);
+}
+
+Tensor VisionTransformer::forward(const Tensor& images) {
+  check_images("VisionTransformer", images);
+  const Tensor patches = tokens_of(conv_proj(images));            // [B, T - 1, W]
+  const Tensor x = encoder(prepend_token(class_token, patches));  // [B, T, W]
+  return heads(ops::select(x, 1, 0));                             // [B, classes]
+}
+
+Matmuls VisionTransformer::forward_matmuls(int64_t images) const {
+  const int64_t width = config.encoder.width, r = config.representation;
+  Matmuls all = encoder.forward_matmuls(images);
+  all.insert(all.begin(), {.name = "conv_proj",
+                           .m = images * (encoder.tokens - 1),
+                           .n = width,
+                           .k = config.channels * config.patch * config.patch});
+  if (r > 0) all.push_back({.name = "pre_logits", .m = images, .n = r, .k = width});
+  all.push_back({.name = "head", .m = images, .n = config.classes, .k = r > 0 ? r : width});
+  return all;
+}
+
+Tensor tokens_of(const Tensor& maps) { return ops::transpose(ops::flatten(maps, 2), 1, 2); }
+
+Tensor prepend_token(const Tensor& token, const Tensor& x) {
+  return ops::cat({ops::expand(token, {x.size(0), 1, x.size(2)}), x}, 1);
+}
+
+int64_t patch_count(std::string_view model, int64_t image_size, int64_t patch) {
+  WEFT_CHECK(patch > 0 && image_size % patch == 0,
+             "{}: patches of {} pixels do not tile images of {}", model, patch, image_size);
+  return (image_size / patch) * (image_size / patch);
+}
+
+}  // namespace weft::models
