@@ -14,63 +14,12 @@
 #include <type_traits>
 
 #include "core/parallel.h"
-#include "core/view.h"
 #include "kernels/layer_norm/layer_norm.h"
 #include "kernels/simd/rows_inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace weft::kernels::HWY_NAMESPACE {
 namespace {
-
-/// A tensor as rows of its last dimension.
-class Rows {
- public:
-  Rows() = default;
-  explicit Rows(const Tensor& t) {
-    if (!t.defined()) return;
-    base_ = t.raw();
-    dtype_ = t.dtype();
-    stride_ = t.strides().back();
-    const Tensor first = view::select(t, -1, 0);
-    if (const auto flat = view::try_reshape(first, {first.numel()})) {
-      step_ = flat->strides()[0];
-    } else {
-      offsets_.reserve(first.numel());
-      for_each_offset(first.shape(), first.strides(), [&](int64_t i) { offsets_.push_back(i); });
-    }
-  }
-  /// One number per row.
-  static Rows of_scalars(const Tensor& t) {
-    return t.defined() ? Rows(view::unsqueeze(t, t.dim())) : Rows();
-  }
-
-  explicit operator bool() const { return base_ != nullptr; }
-  template <class Acc>
-  const Acc* read(int64_t row, int64_t n, Acc* buffer) const {
-    return read_row(dtype_, base_, offset(row), stride_, n, buffer);
-  }
-  template <class Acc>
-  Acc* target(int64_t row, Acc* buffer) const {
-    return row_target(dtype_, base_, offset(row), stride_, buffer);
-  }
-  template <class Acc>
-  void write(int64_t row, const Acc* values, int64_t n) const {
-    write_row(values, n, dtype_, base_, offset(row), stride_);
-  }
-  template <class Acc>
-  Acc& scalar(int64_t row) const {
-    WEFT_ASSERT(dtype_ == dtype_of<Acc>());
-    return static_cast<Acc*>(base_)[offset(row)];
-  }
-
- private:
-  int64_t offset(int64_t row) const { return offsets_.empty() ? row * step_ : offsets_[row]; }
-
-  void* base_ = nullptr;
-  DType dtype_ = DType::f32;
-  int64_t step_ = 0, stride_ = 1;
-  std::vector<int64_t> offsets_;  // of the rows; empty when they are step_ apart
-};
 
 /// gamma or beta as Acc, or `otherwise` everywhere when absent.
 template <class Acc>

@@ -15,8 +15,10 @@
 #include <hwy/highway.h>
 
 #include <type_traits>
+#include <vector>
 
 #include "core/dtype.h"
+#include "core/view.h"
 #include "kernels/simd/convert_inl.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -52,32 +54,34 @@ HWY_INLINE hn::TFromD<D> sum_vectors(D d, size_t n, F&& f) {
   return hn::GetLane(hn::SumOfLanes(d, hn::Add(hn::Add(a0, a1), hn::Add(a2, a3))));
 }
 
+/// Calls f(i) so that [i, i + Lanes) covers [0, n), the last time over again where n is no multiple
+/// of Lanes; false when n < Lanes.
+template <class D, class F>
+HWY_INLINE bool cover(D d, int64_t n, F&& f) {
+  const int64_t lanes = static_cast<int64_t>(hn::Lanes(d));
+  if (n < lanes) return false;
+  int64_t i = 0;
+  for (; i + lanes <= n; i += lanes) f(i);
+  if (i < n) f(n - lanes);
+  return true;
+}
+
 template <class T>
 HWY_INLINE void widen_row(const T* p, int64_t stride, int64_t n, float* row) {
-  if (stride != 1 || sizeof(T) == 1) {
-    for (int64_t i = 0; i < n; ++i) row[i] = static_cast<float>(p[i * stride]);
-    return;
-  }
+  const F32 d;
   if constexpr (sizeof(T) > 1) {
-    const F32 d;
-    for_each_vector(d, n, [&](size_t i, size_t m) HWY_ATTR {
-      if (m == hn::Lanes(d)) return hn::StoreU(load_f32(d, p + i), d, row + i);
-      for (size_t j = i; j < i + m; ++j) row[j] = static_cast<float>(p[j]);
-    });
+    const auto convert = [&](int64_t i) HWY_ATTR { hn::StoreU(load_f32(d, p + i), d, row + i); };
+    if (stride == 1 && cover(d, n, convert)) return;
   }
+  for (int64_t i = 0; i < n; ++i) row[i] = static_cast<float>(p[i * stride]);
 }
 
 template <class T>
 HWY_INLINE void narrow_row(const float* row, int64_t n, T* p, int64_t stride) {
-  if (stride != 1) {
-    for (int64_t i = 0; i < n; ++i) p[i * stride] = T(row[i]);
-    return;
-  }
   const F32 d;
-  for_each_vector(d, n, [&](size_t i, size_t m) HWY_ATTR {
-    if (m == hn::Lanes(d)) return store_f32(d, hn::LoadU(d, row + i), p + i);
-    for (size_t j = i; j < i + m; ++j) p[j] = T(row[j]);
-  });
+  const auto convert = [&](int64_t i) HWY_ATTR { store_f32(d, hn::LoadU(d, row + i), p + i); };
+  if (stride == 1 && cover(d, n, convert)) return;
+  for (int64_t i = 0; i < n; ++i) p[i * stride] = T(row[i]);
 }
 
 /// Elements offset, offset + stride, ... of the memory at `base`, n of them, as Acc: float for any
@@ -149,6 +153,57 @@ void write_row(const Acc* row, int64_t n, DType dtype, void* base, int64_t offse
   }
   WEFT_ASSERT(false);
 }
+
+/// A tensor as rows along one of its axes, numbered in row-major order of the other axes. An
+/// undefined tensor has none and is false.
+class Rows {
+ public:
+  Rows() = default;
+  explicit Rows(const Tensor& t, int axis = -1) {
+    if (!t.defined() || t.numel() == 0) return;
+    base_ = t.raw();
+    dtype_ = t.dtype();
+    stride_ = t.stride(axis);
+    const Tensor first = view::select(t, axis, 0);
+    if (const auto flat = view::try_reshape(first, {first.numel()})) {
+      step_ = flat->strides()[0];
+    } else {
+      offsets_.reserve(first.numel());
+      for_each_offset(first.shape(), first.strides(), [&](int64_t i) { offsets_.push_back(i); });
+    }
+  }
+  /// One number per row.
+  static Rows of_scalars(const Tensor& t) {
+    return t.defined() ? Rows(view::unsqueeze(t, t.dim())) : Rows();
+  }
+
+  explicit operator bool() const { return base_ != nullptr; }
+  template <class Acc>
+  const Acc* read(int64_t row, int64_t n, Acc* buffer) const {
+    return read_row(dtype_, base_, offset(row), stride_, n, buffer);
+  }
+  template <class Acc>
+  Acc* target(int64_t row, Acc* buffer) const {
+    return row_target(dtype_, base_, offset(row), stride_, buffer);
+  }
+  template <class Acc>
+  void write(int64_t row, const Acc* values, int64_t n) const {
+    write_row(values, n, dtype_, base_, offset(row), stride_);
+  }
+  template <class Acc>
+  Acc& scalar(int64_t row) const {
+    WEFT_ASSERT(dtype_ == dtype_of<Acc>());
+    return static_cast<Acc*>(base_)[offset(row)];
+  }
+
+ private:
+  int64_t offset(int64_t row) const { return offsets_.empty() ? row * step_ : offsets_[row]; }
+
+  void* base_ = nullptr;
+  DType dtype_ = DType::f32;
+  int64_t step_ = 0, stride_ = 1;
+  std::vector<int64_t> offsets_;  // of the rows; empty when they are step_ apart
+};
 
 }  // namespace weft::kernels::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();

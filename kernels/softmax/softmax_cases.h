@@ -57,6 +57,15 @@ inline OpTable softmax_table() {
          Tensor x = in.values({-INFINITY, 0, 1, 88, 1000, 1000, 1000, 1000}, {2, 4}, DType::f32);
          return Problem{.x = x, .y = in.output({2, 4}, DType::f32), .axis = 1};
        }});
+  // A NaN makes its row NaN and no other.
+  for (bool log : {false, true}) {
+    cases.push_back(
+        {log ? "nan_log_f32" : "nan_f32", [=](Inputs& in) {
+           Tensor x = in.normal({3, 20}, DType::f32);
+           x.data<float>()[23] = NAN;
+           return Problem{.x = x, .y = in.output({3, 20}, DType::f32), .axis = 1, .log = log};
+         }});
+  }
   return make_table(softmax_op(), std::move(cases), softmax_reference);
 }
 

@@ -26,7 +26,9 @@ std::vector<Expected> softmax_reference(const SoftmaxProblem& p) {
     const auto put = [&](int64_t j, double value, double error) {
       expected.values[at(j)] = value;
       expected.bounds[at(j)] =
-          error + numerics::rounding_error(std::abs(value) + error, output.dtype());
+          std::isfinite(value)
+              ? error + numerics::rounding_error(std::abs(value) + error, output.dtype())
+              : 0;
     };
     if (!p.backward()) {
       double max = -INFINITY, sum = 0;
@@ -40,7 +42,8 @@ std::vector<Expected> softmax_reference(const SoftmaxProblem& p) {
           const double value = std::exp(shifted) / sum;
           // Below float's normal range the exponential may flush to zero.
           const double flushed = u > 0x1p-30 ? 0x1p-126 : 0;
-          put(j, value, flushed + (value > 0 ? value * (row_error + 2 * std::abs(shifted) * u) : 0));
+          put(j, value,
+              flushed + (value > 0 ? value * (row_error + 2 * std::abs(shifted) * u) : 0));
         }
       }
     } else {

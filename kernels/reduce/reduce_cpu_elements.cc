@@ -1,0 +1,122 @@
+// One output at a time, its elements one by one in row-major order, as f64 or i64: every reduction
+// of every dtype and layout. The limiter is the chain of scalar operations.
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <type_traits>
+
+#include "core/parallel.h"
+#include "kernels/reduce/reduce.h"
+#include "kernels/reduce/reduce_layout.h"
+
+namespace weft::kernels {
+namespace {
+
+template <class Value>
+void store(const Tensor& y, int64_t offset, Value value) {
+  visit_dtype(y.dtype(), [&](auto tag) {
+    using T = typename decltype(tag)::type;
+    if constexpr (std::is_same_v<Value, double> && !std::is_integral_v<T>) {
+      y.data<T>()[offset] = from_double<T>(value);
+    } else {
+      y.data<T>()[offset] = static_cast<T>(value);
+    }
+  });
+}
+
+template <class T>
+auto widened(T x) {
+  if constexpr (std::is_integral_v<T>) {
+    return static_cast<int64_t>(x);
+  } else {
+    return to_double(x);
+  }
+}
+
+bool is_nan(double x) { return std::isnan(x); }
+bool is_nan(int64_t) { return false; }
+
+/// The reduction of the elements that for_each(f) calls f with, stored at y[offset].
+template <class Value, class ForEach>
+void reduce_one(const ReduceProblem& p, int64_t count, int64_t offset, ForEach&& for_each) {
+  // Integers wrap, for which C++ has only the unsigned types.
+  using Sum = std::conditional_t<std::is_same_v<Value, double>, double, uint64_t>;
+  const auto sum = [&] {
+    Sum total = 0;
+    for_each([&](Value x) { total += static_cast<Sum>(x); });
+    return static_cast<Value>(total);
+  };
+  switch (p.reduction) {
+    case Reduction::sum:
+      return store(p.y, offset, sum());
+    case Reduction::mean:
+      return store(p.y, offset, static_cast<double>(sum()) / static_cast<double>(count));
+    case Reduction::prod: {
+      Sum product = 1;
+      for_each([&](Value x) { product *= static_cast<Sum>(x); });
+      return store(p.y, offset, static_cast<Value>(product));
+    }
+    case Reduction::var: {
+      const double n = static_cast<double>(count), mean = static_cast<double>(sum()) / n;
+      double squares = 0;
+      for_each([&](Value x) {
+        const double centred = static_cast<double>(x) - mean;
+        squares += centred * centred;
+      });
+      return store(p.y, offset, squares / std::max(0.0, n - p.correction));
+    }
+    case Reduction::max:
+    case Reduction::min:
+    case Reduction::argmax:
+    case Reduction::argmin: {
+      const bool largest = p.reduction == Reduction::max || p.reduction == Reduction::argmax;
+      int64_t place = -1, index = 0;
+      Value best = 0;
+      for_each([&](Value x) {
+        const bool better = largest ? x > best : x < best;
+        if (place < 0 || (!is_nan(best) && (better || is_nan(x)))) {
+          best = x;
+          place = index;
+        }
+        ++index;
+      });
+      if (p.reduction == Reduction::max || p.reduction == Reduction::min) {
+        return store(p.y, offset, best);
+      }
+      return store(p.y, offset, place);
+    }
+    case Reduction::any:
+    case Reduction::all: {
+      int64_t nonzero = 0;
+      for_each([&](Value x) { nonzero += x != 0; });
+      const bool result = p.reduction == Reduction::any ? nonzero > 0 : nonzero == count;
+      return store(p.y, offset, static_cast<int64_t>(result));
+    }
+  }
+}
+
+}  // namespace
+
+void reduce_cpu_elements(const ReduceProblem& p) {
+  const ReduceLayout layout = reduce_layout(p.x, p.y, false);
+  const bool selects = p.reduction == Reduction::max || p.reduction == Reduction::min ||
+                       p.reduction == Reduction::argmax || p.reduction == Reduction::argmin;
+  WEFT_ASSERT(layout.count > 0 || layout.outputs == 0 || !selects);
+  const int64_t grain = std::max<int64_t>(1, 16384 / std::max<int64_t>(layout.count, 1));
+  visit_dtype(p.x.dtype(), [&](auto tag) {
+    using T = typename decltype(tag)::type;
+    using Value = decltype(widened(T{}));
+    const T* const x = p.x.data<T>();
+    parallel_for(layout.outputs, grain, [&](int64_t begin, int64_t end) {
+      OffsetWalk in(layout.kept, layout.kept_x, begin), out(layout.kept, layout.kept_y, begin);
+      for (int64_t o = begin; o < end; ++o, in.next(), out.next()) {
+        reduce_one<Value>(p, layout.count, out.offset(), [&](auto&& f) {
+          for_each_offset(layout.reduced, layout.reduced_x,
+                          [&](int64_t i) { f(widened(x[in.offset() + i])); });
+        });
+      }
+    });
+  });
+}
+
+}  // namespace weft::kernels

@@ -1,0 +1,321 @@
+// Sums, means, variances and extremes of floating tensors in vectors, rows or columns.
+//
+// Rows (the reduced axis is the closer one): each run of a row in blocks that are widened to f32 in
+// L1, summed in 4 vectors of accumulators, and added to the row's f64 total. Columns (a kept axis
+// is the closer one): up to 1024 columns at a time, f32 accumulators for 16 rows, then added to f64
+// totals. Either way long reductions are cut into chunks that depend on the shape alone; chunks of
+// one output are joined in order. The variance takes a second pass about the mean. The limiter is
+// memory.
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "kernels/reduce/reduce_cpu_highway.cc"
+#include "kernels/simd/targets.h"
+// The order matters: foreach_target re-includes this file once per instruction set.
+#include <hwy/foreach_target.h>
+#include <hwy/highway.h>
+
+#include <algorithm>
+#include <cmath>
+#include <functional>
+#include <limits>
+#include <type_traits>
+
+#include "core/parallel.h"
+#include "kernels/reduce/reduce.h"
+#include "kernels/reduce/reduce_layout.h"
+#include "kernels/simd/rows_inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace weft::kernels::HWY_NAMESPACE {
+namespace {
+
+/// What one pass over x folds: x, (x - centre)^2, or the larger or smaller of two.
+enum class Fold { kSum, kSquares, kMax, kMin };
+
+template <Fold kFold, class Acc>
+constexpr Acc initial() {
+  if (kFold == Fold::kMax) return -std::numeric_limits<Acc>::infinity();
+  if (kFold == Fold::kMin) return std::numeric_limits<Acc>::infinity();
+  return 0;
+}
+
+/// A NaN, once met, stays.
+template <Fold kFold>
+double join(double a, double b) {
+  if constexpr (kFold == Fold::kMax) return b > a || std::isnan(b) ? b : a;
+  if constexpr (kFold == Fold::kMin) return b < a || std::isnan(b) ? b : a;
+  return a + b;
+}
+
+template <Fold kFold, class D, class V>
+HWY_INLINE V fold(D, V total, V x, V centre) {
+  if constexpr (kFold == Fold::kMax) {
+    return hn::IfThenElse(hn::Or(hn::Gt(x, total), hn::IsNaN(x)), x, total);
+  } else if constexpr (kFold == Fold::kMin) {
+    return hn::IfThenElse(hn::Or(hn::Lt(x, total), hn::IsNaN(x)), x, total);
+  } else if constexpr (kFold == Fold::kSquares) {
+    const V centred = hn::Sub(x, centre);
+    return hn::Add(total, hn::Mul(centred, centred));
+  } else {
+    return hn::Add(total, x);
+  }
+}
+
+/// read_row, compiled once.
+template <class Acc>
+HWY_NOINLINE const Acc* read_block(const Tensor& x, int64_t offset, int64_t stride, int64_t n,
+                                   Acc* buffer) {
+  return read_row(x.dtype(), x.raw(), offset, stride, n, buffer);
+}
+
+/// Elements of a block of a row: 16 for each lane of each of 4 accumulators.
+template <class Acc>
+HWY_INLINE int64_t row_block() {
+  return 64 * static_cast<int64_t>(hn::Lanes(hn::ScalableTag<Acc>()));
+}
+
+template <Fold kFold, class Acc>
+double fold_block(const Acc* x, int64_t n, Acc centre) {
+  const hn::ScalableTag<Acc> d;
+  using V = hn::Vec<decltype(d)>;
+  const V c = hn::Set(d, centre);
+  if constexpr (kFold == Fold::kSum) {
+    return sum_vectors(d, n, [&](size_t i, size_t m) HWY_ATTR { return load_part(d, x + i, m); });
+  } else if constexpr (kFold == Fold::kSquares) {
+    return sum_vectors(d, n, [&](size_t i, size_t m) HWY_ATTR {
+      const V centred = hn::Sub(load_part(d, x + i, m), c);
+      return hn::Mul(centred, centred);
+    });
+  } else {
+    const int64_t lanes = static_cast<int64_t>(hn::Lanes(d));
+    V a = hn::Set(d, initial<kFold, Acc>()), b = a;
+    int64_t i = 0;
+    for (; i + 2 * lanes <= n; i += 2 * lanes) {
+      a = fold<kFold>(d, a, hn::LoadU(d, x + i), c);
+      b = fold<kFold>(d, b, hn::LoadU(d, x + i + lanes), c);
+    }
+    HWY_ALIGN Acc parts[HWY_MAX_BYTES / sizeof(Acc)];
+    hn::Store(fold<kFold>(d, a, b, c), d, parts);
+    double result = initial<kFold, Acc>();
+    if (i > 0) {
+      for (int64_t j = 0; j < lanes; ++j) result = join<kFold>(result, parts[j]);
+    }
+    for (; i < n; ++i) result = join<kFold>(result, x[i]);
+    return result;
+  }
+}
+
+/// One pass: partial[chunk * outputs + output], the fold of the chunk's elements of each output.
+/// centres: one per output, for kSquares.
+class Partials {
+ public:
+  explicit Partials(const ReduceLayout& layout) : layout_(layout) {
+    by_rows_ = layout.kept.empty() ||
+               (!layout.reduced.empty() && layout.reduced_x.back() <= layout.kept_x.back());
+    // A row's chunk is long enough to start a thread for; a column's keeps the partial results
+    // small beside x.
+    chunk_ = by_rows_ ? 65536 : std::max<int64_t>(128, (layout.count + 31) / 32);
+    chunks_ = (layout.count + chunk_ - 1) / chunk_;
+    values_ = Tensor::empty({chunks_, layout.outputs}, DType::f64);
+  }
+
+  template <Fold kFold, class Acc>
+  void fill(const Tensor& x, const double* centres) {
+    by_rows_ ? fill_rows<kFold, Acc>(x, centres) : fill_columns<kFold, Acc>(x, centres);
+  }
+  /// The chunks of outputs [begin, begin + n) joined in order.
+  template <Fold kFold>
+  void join_chunks(int64_t begin, int64_t n, double* result) const {
+    const double* partial = values_.data<double>() + begin;
+    std::copy_n(partial, n, result);
+    for (int64_t c = 1; c < chunks_; ++c) {
+      partial += layout_.outputs;
+      for (int64_t j = 0; j < n; ++j) result[j] = join<kFold>(result[j], partial[j]);
+    }
+  }
+
+ private:
+  template <Fold kFold, class Acc>
+  void fill_rows(const Tensor& x, const double* centres) {
+    const ReduceLayout& l = layout_;
+    const int64_t run = l.reduced.empty() ? 1 : l.reduced.back();
+    const int64_t stride = l.reduced.empty() ? 1 : l.reduced_x.back();
+    double* const partial = values_.data<double>();
+    const int64_t grain = std::max<int64_t>(1, 16384 / std::min(l.count, chunk_));
+    parallel_for(l.outputs * chunks_, grain, [&](int64_t begin, int64_t end) HWY_ATTR {
+      HWY_ALIGN Acc buffer[64 * HWY_MAX_BYTES / sizeof(Acc)];
+      const int64_t block = row_block<Acc>();
+      OffsetWalk outputs(l.kept, l.kept_x, begin / chunks_);
+      for (int64_t task = begin; task < end; ++task) {
+        const int64_t output = task / chunks_, chunk = task % chunks_;
+        const Acc centre = centres ? static_cast<Acc>(centres[output]) : 0;
+        const int64_t last = std::min(l.count, (chunk + 1) * chunk_);
+        double total = initial<kFold, Acc>();
+        int64_t at = chunk * chunk_;
+        while (at < last) {
+          const int64_t n = std::min({last - at, run - at % run, block});
+          const int64_t offset = outputs.offset() + offset_at(l.reduced, l.reduced_x, at);
+          const Acc* const row = read_block(x, offset, stride, n, buffer);
+          total = join<kFold>(total, fold_block<kFold>(row, n, centre));
+          at += n;
+        }
+        partial[chunk * l.outputs + output] = total;
+        if (chunk == chunks_ - 1) outputs.next();
+      }
+    });
+  }
+
+  template <Fold kFold, class Acc>
+  void fill_columns(const Tensor& x, const double* centres) {
+    const ReduceLayout& l = layout_;
+    constexpr int64_t kColumns = 1024, kRows = 16;
+    const int64_t columns = l.kept.back(), stride = l.kept_x.back();
+    const int64_t blocks = (columns + kColumns - 1) / kColumns;
+    const int64_t outer = l.outputs / columns;
+    double* const partial = values_.data<double>();
+    // Tasks next to each other read memory next to each other.
+    const int64_t work = std::min(l.count, chunk_) * std::min(columns, kColumns);
+    const int64_t grain = std::max<int64_t>(1, 16384 / work);
+    parallel_for(outer * chunks_ * blocks, grain, [&](int64_t begin, int64_t end) HWY_ATTR {
+      const hn::ScalableTag<Acc> d;
+      HWY_ALIGN Acc buffer[kColumns], totals[kColumns], centre[kColumns];
+      for (int64_t task = begin; task < end; ++task) {
+        const int64_t block = task % blocks, chunk = task / blocks % chunks_;
+        const int64_t row = task / blocks / chunks_;
+        const int64_t first = block * kColumns, n = std::min(kColumns, columns - first);
+        const int64_t output = row * columns + first;
+        const int64_t base = offset_at(l.kept, l.kept_x, output);
+        double* const out = partial + chunk * l.outputs + output;
+        std::fill_n(out, n, initial<kFold, double>());
+        if (centres) {
+          for (int64_t j = 0; j < n; ++j) centre[j] = static_cast<Acc>(centres[output + j]);
+        }
+        const int64_t last = std::min(l.count, (chunk + 1) * chunk_);
+        OffsetWalk rows(l.reduced, l.reduced_x, chunk * chunk_);
+        for (int64_t r = chunk * chunk_; r < last;) {
+          std::fill_n(totals, n, initial<kFold, Acc>());
+          for (const int64_t until = std::min(last, r + kRows); r < until; ++r, rows.next()) {
+            const Acc* const p = read_block(x, base + rows.offset(), stride, n, buffer);
+            for_each_vector(d, n, [&](size_t j, size_t m) HWY_ATTR {
+              const auto c = kFold == Fold::kSquares ? hn::LoadU(d, centre + j) : hn::Zero(d);
+              const auto total = hn::LoadU(d, totals + j);
+              hn::StoreU(fold<kFold>(d, total, load_part(d, p + j, m), c), d, totals + j);
+            });
+          }
+          for (int64_t j = 0; j < n; ++j) out[j] = join<kFold>(out[j], totals[j]);
+        }
+      }
+    });
+  }
+
+  const ReduceLayout& layout_;
+  bool by_rows_;
+  int64_t chunk_, chunks_;
+  Tensor values_;
+};
+
+/// from_double without a call where the conversion is the compiler's.
+template <class T>
+HWY_INLINE T rounded(double x) {
+  if constexpr (std::is_arithmetic_v<T>) {
+    return static_cast<T>(x);
+  } else {
+    return from_double<T>(x);
+  }
+}
+
+/// y = what finish(begin, n, values) puts into values for outputs [begin, begin + n).
+void store_outputs(const ReduceLayout& l, const Tensor& y,
+                   const std::function<void(int64_t, int64_t, double*)>& finish) {
+  constexpr int64_t kBlock = 1024;
+  const int64_t stride = l.kept.empty() ? 1 : l.kept_y.back();
+  const int64_t run = l.kept.empty() ? 1 : l.kept.back();
+  visit_dtype(y.dtype(), [&](auto tag) {
+    using T = typename decltype(tag)::type;
+    if constexpr (!std::is_integral_v<T>) {
+      parallel_for(l.outputs, 8 * kBlock, [&](int64_t begin, int64_t end) HWY_ATTR {
+        double values[kBlock];
+        for (int64_t o = begin; o < end;) {
+          const int64_t n = std::min({kBlock, end - o, run - o % run});
+          finish(o, n, values);
+          T* const out = y.data<T>() + offset_at(l.kept, l.kept_y, o);
+          if (stride == 1) {
+            for (int64_t j = 0; j < n; ++j) out[j] = rounded<T>(values[j]);
+          } else {
+            for (int64_t j = 0; j < n; ++j) out[j * stride] = rounded<T>(values[j]);
+          }
+          o += n;
+        }
+      });
+    } else {
+      WEFT_ASSERT(false);
+    }
+  });
+}
+
+template <Fold kFold, class Acc>
+void extreme(const ReduceProblem& p, const ReduceLayout& layout) {
+  WEFT_ASSERT(layout.count > 0);
+  Partials partials(layout);
+  partials.fill<kFold, Acc>(p.x, nullptr);
+  store_outputs(layout, p.y, [&](int64_t begin, int64_t n, double* values) HWY_ATTR {
+    partials.join_chunks<kFold>(begin, n, values);
+  });
+}
+
+template <class Acc>
+void sum_or_variance(const ReduceProblem& p, const ReduceLayout& layout) {
+  const double count = static_cast<double>(layout.count);
+  Partials partials(layout);
+  partials.fill<Fold::kSum, Acc>(p.x, nullptr);
+  const double divisor = p.reduction == Reduction::sum ? 1 : count;
+  const auto means = [&](int64_t begin, int64_t n, double* values) HWY_ATTR {
+    partials.join_chunks<Fold::kSum>(begin, n, values);
+    if (divisor == 1) return;
+    for (int64_t j = 0; j < n; ++j) values[j] /= divisor;
+  };
+  if (p.reduction != Reduction::var) return store_outputs(layout, p.y, means);
+  std::vector<double> mean(layout.outputs);
+  means(0, layout.outputs, mean.data());
+  partials.fill<Fold::kSquares, Acc>(p.x, mean.data());
+  store_outputs(layout, p.y, [&](int64_t begin, int64_t n, double* values) HWY_ATTR {
+    partials.join_chunks<Fold::kSquares>(begin, n, values);
+    for (int64_t j = 0; j < n; ++j) {
+      // The squares were taken about the mean as Acc has it.
+      const double m = mean[begin + j], shift = m - static_cast<double>(static_cast<Acc>(m));
+      const double squares = values[j] - count * shift * shift;
+      values[j] = (squares < 0 ? 0 : squares) / std::max(0.0, count - p.correction);
+    }
+  });
+}
+
+template <class Acc>
+void run(const ReduceProblem& p) {
+  const ReduceLayout layout = reduce_layout(p.x, p.y, true);
+  if (layout.outputs == 0) return;
+  if (p.reduction == Reduction::max) return extreme<Fold::kMax, Acc>(p, layout);
+  if (p.reduction == Reduction::min) return extreme<Fold::kMin, Acc>(p, layout);
+  if (layout.count > 0) return sum_or_variance<Acc>(p, layout);
+  const double empty = p.reduction == Reduction::sum ? 0 : NAN;
+  store_outputs(layout, p.y,
+                [&](int64_t, int64_t n, double* values) { std::fill_n(values, n, empty); });
+}
+
+void reduce_floats(const ReduceProblem& p) {
+  p.dtype() == DType::f64 ? run<double>(p) : run<float>(p);
+}
+
+}  // namespace
+}  // namespace weft::kernels::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace weft::kernels {
+
+HWY_EXPORT(reduce_floats);
+
+void reduce_cpu_highway(const ReduceProblem& problem) {
+  HWY_DYNAMIC_DISPATCH(reduce_floats)(problem);
+}
+
+}  // namespace weft::kernels
+#endif
