@@ -29,10 +29,9 @@ constexpr std::array<uint32_t, 4> philox4x32(uint64_t seed, uint64_t stream, uin
   return c;
 }
 
-/// A number in (0, 1): (bits + 1/2) 2^-32, rounded to float's 24 bits from below so that 1 is never
-/// reached.
+/// A number in (0, 1): the middle of one of 2^23 equal intervals, which a float holds exactly.
 constexpr float uniform_from_bits(uint32_t bits) {
-  return (static_cast<float>(bits >> 8) + 0.5f) * 0x1p-24f;
+  return (static_cast<float>(bits >> 9) + 0.5f) * 0x1p-23f;
 }
 
 /// A sequential reader of one stream.

@@ -1,5 +1,5 @@
-// Sixteen Philox blocks at a time, one per lane, so that the rounds are vector multiplications; the
-// generator, not memory, is the limiter.
+// 1024 Philox words at a time in vectors (kernels/simd/philox_inl.h), then a loop that the compiler
+// vectorises. The generator, not memory, is the limiter.
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/dropout/dropout_cpu_philox.cc"
 #include "kernels/simd/targets.h"
@@ -7,66 +7,37 @@
 #include <hwy/foreach_target.h>
 #include <hwy/highway.h>
 
-#include <cstring>
+#include <algorithm>
+#include <cmath>
 #include <type_traits>
 
 #include "core/parallel.h"
-#include "core/philox.h"
 #include "kernels/copy/copy.h"
 #include "kernels/dropout/dropout.h"
+#include "kernels/simd/philox_inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace weft::kernels::HWY_NAMESPACE {
 namespace {
 
-constexpr int kLanes = 16;
-constexpr int64_t kWords = 4 * kLanes;  // of one call to philox_words
-
-/// The words of blocks offset, ..., offset + 15 in order.
-void philox_words(uint64_t seed, uint64_t stream, uint64_t offset, uint32_t* words) {
-  uint32_t c0[kLanes], c1[kLanes], c2[kLanes], c3[kLanes];
-  for (int i = 0; i < kLanes; ++i) {
-    const uint64_t block = offset + static_cast<uint64_t>(i);
-    c0[i] = static_cast<uint32_t>(block);
-    c1[i] = static_cast<uint32_t>(block >> 32);
-    c2[i] = static_cast<uint32_t>(stream);
-    c3[i] = static_cast<uint32_t>(stream >> 32);
-  }
-  uint32_t key0 = static_cast<uint32_t>(seed), key1 = static_cast<uint32_t>(seed >> 32);
-  for (int round = 0; round < 10; ++round) {
-    for (int i = 0; i < kLanes; ++i) {
-      const uint64_t p0 = uint64_t{0xD2511F53u} * c0[i];
-      const uint64_t p1 = uint64_t{0xCD9E8D57u} * c2[i];
-      c0[i] = static_cast<uint32_t>(p1 >> 32) ^ c1[i] ^ key0;
-      c1[i] = static_cast<uint32_t>(p1);
-      c2[i] = static_cast<uint32_t>(p0 >> 32) ^ c3[i] ^ key1;
-      c3[i] = static_cast<uint32_t>(p0);
-    }
-    key0 += 0x9E3779B9u;
-    key1 += 0xBB67AE85u;
-  }
-  for (int i = 0; i < kLanes; ++i) {
-    words[4 * i] = c0[i];
-    words[4 * i + 1] = c1[i];
-    words[4 * i + 2] = c2[i];
-    words[4 * i + 3] = c3[i];
-  }
-}
-
 template <class T>
 void run(const DropoutProblem& p, const T* x, T* y) {
   using Acc = std::conditional_t<std::is_same_v<T, double>, double, float>;
   const Acc factor = p.p < 1 ? static_cast<Acc>(1 / (1 - p.p)) : Acc{0};
-  const double threshold = p.p;
-  constexpr int64_t kGrain = 256 * kWords;
+  // uniform_from_bits(w) = ((w >> 9) + 1/2) 2^-23 >= p, as a comparison of integers.
+  const uint32_t threshold = static_cast<uint32_t>(std::max(0.0, std::ceil(p.p * 0x1p23 - 0.5)));
+  constexpr int64_t kWords = 1024, kGrain = 16 * kWords;
   parallel_for(p.x.numel(), kGrain, [&](int64_t begin, int64_t end) HWY_ATTR {
-    uint32_t words[kWords];
+    alignas(64) uint32_t words[kWords];
     for (int64_t first = begin; first < end; first += kWords) {
-      philox_words(p.seed, p.stream, p.offset + static_cast<uint64_t>(first / 4), words);
       const int64_t n = std::min(kWords, end - first);
+      philox_words(p.seed, p.stream, p.offset + static_cast<uint64_t>(first / 4), (n + 3) / 4,
+                   words);
+      // y is x or apart from it: every element depends on its own place only.
+#pragma GCC ivdep
       for (int64_t i = 0; i < n; ++i) {
-        const bool keep = uniform_from_bits(words[i]) >= threshold;
-        y[first + i] = keep ? static_cast<T>(static_cast<Acc>(x[first + i]) * factor) : T{};
+        const Acc scaled = static_cast<Acc>(x[first + i]) * factor;
+        y[first + i] = static_cast<T>(words[i] >> 9 >= threshold ? scaled : Acc{0});
       }
     }
   });
