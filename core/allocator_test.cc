@@ -1,0 +1,122 @@
+#include "core/allocator.h"
+
+#include <catch2/catch.hpp>
+#include <cstring>
+#include <thread>
+
+#include "core/tensor.h"
+
+namespace weft {
+namespace {
+
+TEST_CASE("a freed block serves the next request of about its size") {
+  CachingAllocator allocator{Device{}};
+  void* first = allocator.allocate(100000);
+  allocator.deallocate(first, 100000);
+  CHECK(allocator.allocate(100000) == first);
+  allocator.deallocate(first, 100000);
+  void* slightly_smaller = allocator.allocate(95000);
+  CHECK(slightly_smaller == first);
+  // Half of a block would waste the rest of it.
+  void* half = allocator.allocate(50000);
+  CHECK(half != first);
+  allocator.deallocate(slightly_smaller, 95000);
+  void* other = allocator.allocate(50000);
+  CHECK(other != first);
+  allocator.deallocate(half, 50000);
+  allocator.deallocate(other, 50000);
+  CHECK(allocator.stats().allocations == 5);
+  CHECK(allocator.stats().system_requests == 3);
+}
+
+TEST_CASE("live, reserved and peak bytes are counted") {
+  CachingAllocator allocator{Device{}};
+  CHECK(allocator.allocate(0) == nullptr);
+  allocator.deallocate(nullptr, 0);
+  void* a = allocator.allocate(1000);
+  void* b = allocator.allocate(5000);
+  MemoryStats stats = allocator.stats();
+  CHECK(stats.live == 6000);
+  CHECK(stats.reserved == 1024 + 8192);  // whole cache lines, whole pages
+  CHECK(stats.peak_live == 6000);
+  CHECK(stats.peak_reserved == stats.reserved);
+  allocator.deallocate(b, 5000);
+  stats = allocator.stats();
+  CHECK(stats.live == 1000);
+  CHECK(stats.reserved == 1024 + 8192);
+  CHECK(stats.peak_live == 6000);
+  allocator.reset_peak();
+  CHECK(allocator.stats().peak_live == 1000);
+  CHECK(allocator.stats().peak_reserved == 1024 + 8192);
+  allocator.release_pool();
+  CHECK(allocator.stats().reserved == 1024);
+  allocator.reset_peak();
+  CHECK(allocator.stats().peak_reserved == 1024);
+  allocator.deallocate(a, 1000);
+  CHECK(allocator.stats().live == 0);
+  allocator.release_pool();
+  CHECK(allocator.stats().reserved == 0);
+}
+
+TEST_CASE("blocks are aligned and apart") {
+  CachingAllocator allocator{Device{}};
+  std::vector<std::pair<unsigned char*, size_t>> blocks;
+  for (size_t bytes : {1u, 63u, 64u, 65u, 4095u, 4097u, 3u << 20}) {
+    auto* block = static_cast<unsigned char*>(allocator.allocate(bytes));
+    CHECK(reinterpret_cast<uintptr_t>(block) % 64 == 0);
+    std::memset(block, static_cast<int>(blocks.size()), bytes);
+    blocks.emplace_back(block, bytes);
+  }
+  for (size_t i = 0; i < blocks.size(); ++i) {
+    const auto [block, bytes] = blocks[i];
+    CHECK(block[0] == i);
+    CHECK(block[bytes - 1] == i);
+    allocator.deallocate(block, bytes);
+  }
+}
+
+TEST_CASE("memory that the system does not have is an error with figures") {
+  CachingAllocator allocator{Device{}};
+  void* held = allocator.allocate(100);
+  void* pooled = allocator.allocate(200);
+  allocator.deallocate(pooled, 200);
+  CHECK_THROWS_WITH(allocator.allocate(size_t{1} << 62),
+                    Catch::StartsWith("out of memory on cpu: requested 4611686018427387904 bytes; "
+                                      "live 100, reserved 128, peak 300"));
+  CHECK(allocator.stats().live == 100);
+  allocator.deallocate(held, 100);
+}
+
+TEST_CASE("threads share an allocator") {
+  CachingAllocator allocator{Device{}};
+  std::vector<std::thread> threads;
+  for (int t = 0; t < 4; ++t) {
+    threads.emplace_back([&allocator] {
+      for (size_t i = 1; i <= 500; ++i) allocator.deallocate(allocator.allocate(i * 64), i * 64);
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  CHECK(allocator.stats().allocations == 2000);
+  CHECK(allocator.stats().live == 0);
+}
+
+TEST_CASE("tensors give their memory back with the last handle") {
+  const size_t before = allocator(Device{}).stats().live;
+  {
+    const Tensor x = Tensor::empty({1000}, DType::f64);
+    const Tensor alias = x;
+    CHECK(allocator(Device{}).stats().live == before + 8000);
+  }
+  CHECK(allocator(Device{}).stats().live == before);
+}
+
+TEST_CASE("each CPU index counts its own memory; other devices are refused") {
+  const Device second{DeviceType::cpu, 1};
+  const size_t before = allocator(second).stats().live;
+  const Tensor x = Tensor::empty({16}, DType::f32, second);
+  CHECK(allocator(second).stats().live == before + 64);
+  CHECK(&allocator(second) != &allocator(Device{}));
+}
+
+}  // namespace
+}  // namespace weft
