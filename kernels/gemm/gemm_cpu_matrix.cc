@@ -7,7 +7,6 @@
 #include <hwy/highway.h>
 
 #include <cmath>
-#include <cstring>
 #include <numbers>
 
 #include "kernels/gemm/matrix.h"
@@ -35,7 +34,12 @@ void move_rows(const Matrix& from, const Matrix& to) {
     const T* p = static_cast<const T*>(from.at(i, 0));
     T* q = static_cast<T*>(to.at(i, 0));
     if (from.col_stride == 1 && to.col_stride == 1) {
-      std::memcpy(q, p, from.cols * sizeof(T));
+      // Rows are often one head of 64 or 128 bytes: too short for a call of memcpy.
+      const hn::ScalableTag<T> d;
+      const auto lanes = static_cast<int64_t>(hn::Lanes(d));
+      int64_t j = 0;
+      for (; j + lanes <= from.cols; j += lanes) hn::StoreU(hn::LoadU(d, p + j), d, q + j);
+      for (; j < from.cols; ++j) q[j] = p[j];
     } else {
       for (int64_t j = 0; j < from.cols; ++j) q[j * to.col_stride] = p[j * from.col_stride];
     }

@@ -1,0 +1,53 @@
+// Scaled dot-product attention and its gradient, per batch b and head h.
+//
+//   S = scale Q K^T                    [Tq, Tk]; causal: query i sees the keys j <= i only
+//   P = softmax(S), lse = log sum exp(S) along the keys
+//   out = dropout(P) V                 dropout keeps an element with probability 1 - p, times
+//   1/(1-p)
+//
+// Backward, from lse instead of a stored P (Dao et al., "FlashAttention", NeurIPS 2022, appendix
+// B):
+//   P = exp(S - lse), dP = dropout(dout V^T), D = sum(dout * out) along the head dimension,
+//   dS = P * (dP - D), dq = scale dS K, dk = scale dS^T Q, dv = dropout(P)^T dout
+//
+// q, out, dout, dq: [B, H, Tq, D]; k, v, dk, dv: [B, H, Tk, D]; one dtype (f64 f32 f16 bf16). Any
+// batch, head and token strides, so views of a fused [B, T, 3, H, D] buffer and of a [B, T, H, D]
+// output need no copy; the head dimension has unit stride. lse: contiguous [B, H, Tq], f32 (f64 for
+// f64). Outputs are assigned (=). The softmax is in f32 (f64 for f64). Tk = 0 gives out = 0 and
+// lse = -inf.
+//
+// Element n of the row-major [B, H, Tq, Tk] scores is dropped when
+// uniform_from_bits(philox4x32(seed, stream, offset + n / 4)[n % 4]) < p: backward draws the same
+// numbers, and dropout of kernels/dropout drops the same elements.
+#pragma once
+
+#include "kernels/op.h"
+
+namespace weft::kernels {
+
+struct AttentionProblem {
+  Tensor q, k, v;
+  Tensor out;         // forward: written; backward: the forward's output
+  Tensor lse;         // forward: written; backward: the forward's
+  Tensor dout;        // backward only: the gradient of out
+  Tensor dq, dk, dv;  // backward only: written
+  double scale = 1;   // usually 1 / sqrt(D)
+  bool causal = false;
+  double dropout = 0;  // p, in [0, 1)
+  uint64_t seed = 0, stream = 0, offset = 0;
+
+  /// Philox blocks that dropout uses: the next draw from the stream starts at offset + blocks().
+  uint64_t blocks() const {
+    return dropout > 0 ? (q.size(0) * q.size(1) * q.size(2) * k.size(2) + 3) / 4 : 0;
+  }
+  bool backward() const { return dout.defined(); }
+  DType dtype() const { return q.dtype(); }
+  Device device() const { return q.device(); }
+  std::string describe() const;
+};
+
+void attention(const AttentionProblem& problem);
+const Op<AttentionProblem>& attention_op();
+std::vector<Expected> attention_reference(const AttentionProblem& problem);
+
+}  // namespace weft::kernels

@@ -1,0 +1,113 @@
+// Shapes, layouts and dtypes that attention is tested and timed on.
+#pragma once
+
+#include <cmath>
+
+#include "core/view.h"
+#include "kernels/attention/attention.h"
+#include "kernels/testing/op_table.h"
+
+namespace weft::kernels {
+
+/// What a case varies; everything else follows.
+struct AttentionCase {
+  int64_t batch, heads, queries, keys, width;
+  DType dtype = DType::f32;
+  bool backward = false, causal = false;
+  double dropout = 0;
+  /// q, k and v are views of one [B, T, 3, H, D] buffer (needs queries = keys), the outputs of
+  /// [B, T, H D] buffers with a gap behind each row.
+  bool fused = false;
+
+  std::string name() const {
+    return fmt::format("{}x{}x{}x{}x{}_{}{}{}{}{}", batch, heads, queries, keys, width,
+                       weft::name(dtype), backward ? "_backward" : "", causal ? "_causal" : "",
+                       dropout > 0 ? "_dropout" : "", fused ? "_fused" : "");
+  }
+
+  Tensor output(Inputs& in, int64_t tokens) const {
+    if (!fused) return in.output({batch, heads, tokens, width}, dtype);
+    const Tensor rows = in.row_strided_output({batch, tokens, heads * width}, dtype);
+    const Shape shape = {batch, heads, tokens, width};
+    return Tensor::view_of(rows.storage(), shape, {rows.stride(0), width, rows.stride(1), 1},
+                           rows.offset(), dtype);
+  }
+
+  AttentionProblem make(Inputs& in) const {
+    AttentionProblem p{.scale = 1 / std::sqrt(static_cast<double>(width)),
+                       .causal = causal,
+                       .dropout = dropout,
+                       .seed = 7,
+                       .stream = 3,
+                       .offset = 5};
+    const auto random = [&](int64_t tokens, double size) {
+      return in.uniform({batch, heads, tokens, width}, dtype, -size, size);
+    };
+    if (fused) {
+      const Tensor qkv = in.uniform({batch, queries, 3, heads, width}, dtype, -2, 2);
+      const auto part = [&](int64_t i) {
+        return view::permute(view::select(qkv, 2, i), {0, 2, 1, 3});
+      };
+      p.q = part(0), p.k = part(1), p.v = part(2);
+    } else {
+      p.q = random(queries, 2), p.k = random(keys, 2), p.v = random(keys, 2);
+    }
+    const DType sums = dtype == DType::f64 ? DType::f64 : DType::f32;
+    if (!backward) {
+      p.out = output(in, queries);
+      p.lse = in.output({batch, heads, queries}, sums);
+      return p;
+    }
+    // lse near that of the forward pass, out of the size of a mean of v.
+    const double log_keys = std::log(static_cast<double>(std::max<int64_t>(keys, 1)));
+    p.out = random(queries, 0.5);
+    p.dout = random(queries, 1);
+    p.lse = in.uniform({batch, heads, queries}, sums, log_keys, log_keys + 2);
+    p.dq = output(in, queries);
+    p.dk = output(in, keys);
+    p.dv = output(in, keys);
+    return p;
+  }
+};
+
+inline OpTable attention_table() {
+  std::vector<Case<AttentionProblem>> cases;
+  const auto add = [&](AttentionCase c, bool timed = false) {
+    for (bool backward : {false, true}) {
+      c.backward = backward;
+      const double scores =
+          static_cast<double>(c.batch * c.heads) * static_cast<double>(c.queries * c.keys);
+      const double tokens = static_cast<double>(c.batch * c.heads) *
+                            static_cast<double>((c.queries + c.keys) * c.width);
+      const Cost cost{.flops = (backward ? 10.0 : 4.0) * scores * static_cast<double>(c.width),
+                      .bytes = (backward ? 4.5 : 2.0) * tokens * itemsize(c.dtype)};
+      cases.push_back({c.name(), [c](Inputs& in) { return c.make(in); }, timed ? cost : Cost{}});
+    }
+  };
+  for (DType dtype : {DType::f64, DType::f32, DType::f16, DType::bf16}) {
+    for (int64_t tokens : {1, 17, 65, 197}) {
+      add({1, 2, tokens, tokens, 32, dtype});
+      add({2, 1, tokens, tokens, 24, dtype, false, true});
+    }
+    for (int64_t width : {64, 128}) {
+      add({2, 3, 65, 65, width, dtype, false, false, 0, true});
+    }
+    add({1, 1, 300, 300, 32, dtype, false, true, 0.25, true});
+    add({1, 2, 17, 300, 24, dtype, false, false, 0.1});
+    add({1, 2, 300, 17, 24, dtype, false, true});
+    add({5, 3, 17, 17, 32, dtype, false, false, 0.5, true});
+    add({1, 1, 130, 1100, 16, dtype});
+    add({1, 1, 3, 0, 8, dtype});
+    add({1, 1, 0, 3, 8, dtype});
+  }
+  // Timed: ViT-B/16 with 4 images and the compact model with 64, each from a fused buffer.
+  for (DType dtype : {DType::f32, DType::bf16}) {
+    add({4, 12, 197, 197, 64, dtype, false, false, 0, true}, true);
+    add({64, 4, 65, 65, 32, dtype, false, false, 0, true}, true);
+    add({1, 4, 1024, 1024, 64, dtype, false, false, 0, true}, true);
+    add({1, 4, 1024, 1024, 64, dtype, false, true, 0, true}, true);
+  }
+  return make_table(attention_op(), std::move(cases), attention_reference);
+}
+
+}  // namespace weft::kernels

@@ -1,0 +1,321 @@
+// Attention without a stored score matrix (Dao et al., "FlashAttention", NeurIPS 2022; the online
+// softmax is Milakov and Gimelshein's, 2018): any length, f32 and f64 arithmetic, no library.
+//
+// A thread owns a (batch, head) pair: it packs the pair's operands once, then walks blocks of
+// queries against blocks of keys, and never holds more than one block of scores (two in backward).
+// In forward a block of O is rescaled whenever the running maximum grows; backward recomputes P
+// from lse, and adds to dk and dv in the order of the query blocks. The limiter is the matrix
+// product.
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "kernels/attention/attention_cpu_flash.cc"
+#include "kernels/simd/targets.h"
+// The order matters: foreach_target re-includes this file once per instruction set.
+#include <hwy/foreach_target.h>
+#include <hwy/highway.h>
+
+#include <cmath>
+#include <limits>
+
+#include "core/parallel.h"
+#include "kernels/attention/attention_rows_inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace weft::kernels::HWY_NAMESPACE {
+namespace {
+
+constexpr int64_t kQueries = 48, kKeys = 128;  // a block of scores: 24 KiB in f32
+
+/// An operand of multiply(): element (i, k) lies at data[i * row_stride + k * k_stride].
+template <class Acc>
+struct Left {
+  const Acc* data;
+  int64_t row_stride, k_stride;
+};
+
+/// C [R, V vectors] += A [R, depth] B [depth, V vectors], held in registers.
+template <int R, int V, class Acc>
+HWY_INLINE void multiply_tile(int64_t depth, Left<Acc> a, const Acc* b, int64_t b_stride, Acc* c,
+                              int64_t c_stride) {
+  const hn::ScalableTag<Acc> d;
+  const size_t lanes = hn::Lanes(d);
+  hn::Vec<decltype(d)> sum[R][V];
+  for (int r = 0; r < R; ++r) {
+    for (int v = 0; v < V; ++v) sum[r][v] = hn::LoadU(d, c + r * c_stride + v * lanes);
+  }
+  for (int64_t k = 0; k < depth; ++k) {
+    hn::Vec<decltype(d)> row[V];
+    for (int v = 0; v < V; ++v) row[v] = hn::LoadU(d, b + k * b_stride + v * lanes);
+    for (int r = 0; r < R; ++r) {
+      const auto x = hn::Set(d, a.data[r * a.row_stride + k * a.k_stride]);
+      for (int v = 0; v < V; ++v) sum[r][v] = hn::MulAdd(x, row[v], sum[r][v]);
+    }
+  }
+  for (int r = 0; r < R; ++r) {
+    for (int v = 0; v < V; ++v) hn::StoreU(sum[r][v], d, c + r * c_stride + v * lanes);
+  }
+}
+
+template <int R, class Acc>
+void multiply_rows(int64_t cols, int64_t depth, Left<Acc> a, const Acc* b, int64_t b_stride, Acc* c,
+                   int64_t c_stride) {
+  const auto lanes = static_cast<int64_t>(hn::Lanes(hn::ScalableTag<Acc>()));
+  int64_t j = 0;
+#if HWY_TARGET == HWY_AVX3
+  // 24 of its 32 registers.
+  for (; j + 4 * lanes <= cols; j += 4 * lanes) {
+    multiply_tile<R, 4>(depth, a, b + j, b_stride, c + j, c_stride);
+  }
+#endif
+  for (; j + 2 * lanes <= cols; j += 2 * lanes) {
+    multiply_tile<R, 2>(depth, a, b + j, b_stride, c + j, c_stride);
+  }
+  for (; j < cols; j += lanes) multiply_tile<R, 1>(depth, a, b + j, b_stride, c + j, c_stride);
+}
+
+/// C [rows, cols] += A [rows, depth] B [depth, cols]; cols in whole vectors.
+template <class Acc>
+void multiply(int64_t rows, int64_t cols, int64_t depth, Left<Acc> a, const Acc* b,
+              int64_t b_stride, Acc* c, int64_t c_stride) {
+  int64_t i = 0;
+  const auto next = [&](int64_t n) {
+    i += n;
+    a.data += n * a.row_stride;
+    c += n * c_stride;
+  };
+  for (; i + 6 <= rows; next(6)) multiply_rows<6>(cols, depth, a, b, b_stride, c, c_stride);
+  for (; i + 2 <= rows; next(2)) multiply_rows<2>(cols, depth, a, b, b_stride, c, c_stride);
+  for (; i < rows; next(1)) multiply_rows<1>(cols, depth, a, b, b_stride, c, c_stride);
+}
+
+/// Memory of a thread's operands and results, handed out in turn.
+template <class Acc>
+class Arena {
+ public:
+  explicit Arena(int64_t elements) : bytes_(Tensor::empty({elements * kSize}, DType::u8)) {}
+  Acc* take(int64_t elements) {
+    Acc* p = reinterpret_cast<Acc*>(static_cast<char*>(bytes_.raw()) + used_ * kSize);
+    used_ += elements;
+    WEFT_ASSERT(used_ * kSize <= bytes_.numel());
+    return p;
+  }
+
+ private:
+  static constexpr int64_t kSize = sizeof(Acc);
+  Tensor bytes_;
+  int64_t used_ = 0;
+};
+
+/// Sizes, rounded up to whole vectors where rows are vectors.
+template <class Acc>
+struct Sizes {
+  int64_t queries, keys, width, padded_width, padded_keys;
+
+  explicit Sizes(const AttentionProblem& p)
+      : queries(p.q.size(2)), keys(p.k.size(2)), width(p.q.size(3)) {
+    const auto lanes = static_cast<int64_t>(hn::Lanes(hn::ScalableTag<Acc>()));
+    padded_width = (width + lanes - 1) / lanes * lanes;
+    padded_keys = (keys + lanes - 1) / lanes * lanes;
+  }
+};
+
+/// Rows of a matrix as Acc, `padded` apart, zeros behind each.
+template <class Acc>
+void pack_rows(const Matrix& m, int64_t padded, Acc* to) {
+  for (int64_t i = 0; i < m.rows; ++i) {
+    Acc* row = to + i * padded;
+    const Acc* source = read_row(m.dtype, m.at(i, 0), 0, m.col_stride, m.cols, row);
+    if (source != row) {
+      const hn::ScalableTag<Acc> d;
+      for_each_vector(d, m.cols, [&](size_t j, size_t n) HWY_ATTR {
+        store_part(d, load_part(d, source + j, n), row + j, n);
+      });
+    }
+    for (int64_t j = m.cols; j < padded; ++j) row[j] = 0;
+  }
+}
+
+/// The transpose of [rows, padded_width] packed rows: [width, padded], zeros behind each row.
+template <class Acc>
+void transpose_rows(const Acc* from, int64_t rows, int64_t width, int64_t padded_width,
+                    int64_t padded, Acc* to) {
+  constexpr int64_t kTile = 16;
+  for (int64_t i = 0; i < rows; i += kTile) {
+    const int64_t i_end = std::min(rows, i + kTile);
+    for (int64_t j = 0; j < width; ++j) {
+      for (int64_t k = i; k < i_end; ++k) to[j * padded + k] = from[k * padded_width + j];
+    }
+  }
+  for (int64_t j = 0; j < width; ++j) {
+    std::fill(to + j * padded + rows, to + (j + 1) * padded, Acc{0});
+  }
+}
+
+template <class Acc>
+void store_rows(const Acc* from, int64_t padded, const Matrix& to) {
+  for (int64_t i = 0; i < to.rows; ++i) {
+    write_row(from + i * padded, to.cols, to.dtype, to.at(i, 0), 0, to.col_stride);
+  }
+}
+
+template <class Acc>
+void forward_pair(const AttentionProblem& p, int64_t pair) {
+  const hn::ScalableTag<Acc> d;
+  const Sizes<Acc> s(p);
+  const int64_t width = s.padded_width;
+  Arena<Acc> arena((s.queries + 2 * s.keys) * width + s.width * s.padded_keys +
+                   kQueries * (width + kKeys) + kKeys);
+  Acc* q = arena.take(s.queries * width);
+  Acc* k = arena.take(s.keys * width);
+  Acc* v = arena.take(s.keys * width);
+  Acc* k_transposed = arena.take(s.width * s.padded_keys);
+  Acc* scores = arena.take(kQueries * kKeys);
+  Acc* out = arena.take(kQueries * width);
+  Acc* factors = arena.take(kKeys);
+  pack_rows(head_matrix(p.q, pair), width, q);
+  pack_rows(head_matrix(p.k, pair), width, k);
+  pack_rows(head_matrix(p.v, pair), width, v);
+  transpose_rows(k, s.keys, s.width, width, s.padded_keys, k_transposed);
+  const auto scale = static_cast<Acc>(p.scale);
+  const Matrix target = head_matrix(p.out, pair);
+  Acc* lse = p.lse.data<Acc>() + pair * s.queries;
+  for (int64_t first = 0; first < s.queries; first += kQueries) {
+    const int64_t rows = std::min(kQueries, s.queries - first);
+    Acc max[kQueries], sum[kQueries];
+    std::fill(max, max + rows, -std::numeric_limits<Acc>::infinity());
+    std::fill(sum, sum + rows, Acc{0});
+    std::fill(out, out + rows * width, Acc{0});
+    const int64_t keys = visible_keys(p, first + rows - 1);
+    for (int64_t key = 0; key < keys; key += kKeys) {
+      const int64_t n = std::min(kKeys, keys - key);
+      const auto lanes = static_cast<int64_t>(hn::Lanes(d));
+      const int64_t cols = std::min((n + lanes - 1) / lanes * lanes, s.padded_keys - key);
+      std::fill(scores, scores + rows * kKeys, Acc{0});
+      multiply<Acc>(rows, cols, s.width, {q + first * width, width, 1}, k_transposed + key,
+                    s.padded_keys, scores, kKeys);
+      for (int64_t i = 0; i < rows; ++i) {
+        const int64_t seen = std::clamp<int64_t>(visible_keys(p, first + i) - key, 0, n);
+        Acc* row = scores + i * kKeys;
+        std::fill(row + seen, row + n, Acc{0});
+        if (seen == 0) continue;
+        const Acc block_max = max_score(row, seen, scale);
+        // A NaN score must reach the sum, not hide behind the maximum.
+        const Acc new_max = block_max > max[i] ? block_max : max[i];
+        const Acc shrink = std::exp(max[i] - new_max);
+        sum[i] = sum[i] * shrink + exponentials(row, seen, scale, new_max);
+        if (shrink != 1) {
+          for (int64_t j = 0; j < width; ++j) out[i * width + j] *= shrink;
+        }
+        max[i] = new_max;
+        if (p.dropout > 0) {
+          dropout_factors(p, pair, first + i, key, seen, factors);
+          for (int64_t j = 0; j < seen; ++j) row[j] *= factors[j];
+        }
+      }
+      multiply<Acc>(rows, width, n, {scores, kKeys, 1}, v + key * width, width, out, width);
+    }
+    for (int64_t i = 0; i < rows; ++i) {
+      const Acc inverse = keys == 0 ? 0 : 1 / sum[i];
+      for (int64_t j = 0; j < width; ++j) out[i * width + j] *= inverse;
+      lse[first + i] = max[i] + std::log(sum[i]);
+    }
+    store_rows(out, width, target.block(first, rows, 0, s.width));
+  }
+}
+
+template <class Acc>
+void backward_pair(const AttentionProblem& p, int64_t pair) {
+  const Sizes<Acc> s(p);
+  const int64_t width = s.padded_width;
+  Arena<Acc> arena((2 * s.queries + 4 * s.keys) * width + 2 * s.width * s.padded_keys +
+                   kQueries * (width + 2 * kKeys) + kKeys + 2 * width + s.queries);
+  Acc* q = arena.take(s.queries * width);
+  Acc* dout = arena.take(s.queries * width);
+  Acc* k = arena.take(s.keys * width);
+  Acc* v = arena.take(s.keys * width);
+  Acc* dk = arena.take(s.keys * width);
+  Acc* dv = arena.take(s.keys * width);
+  Acc* k_transposed = arena.take(s.width * s.padded_keys);
+  Acc* v_transposed = arena.take(s.width * s.padded_keys);
+  Acc* probabilities = arena.take(kQueries * kKeys);
+  Acc* gradients = arena.take(kQueries * kKeys);
+  Acc* dq = arena.take(kQueries * width);
+  Acc* factors = arena.take(kKeys);
+  Acc* row_a = arena.take(width);
+  Acc* row_b = arena.take(width);
+  Acc* delta = arena.take(s.queries);
+  pack_rows(head_matrix(p.q, pair), width, q);
+  pack_rows(head_matrix(p.dout, pair), width, dout);
+  pack_rows(head_matrix(p.k, pair), width, k);
+  pack_rows(head_matrix(p.v, pair), width, v);
+  transpose_rows(k, s.keys, s.width, width, s.padded_keys, k_transposed);
+  transpose_rows(v, s.keys, s.width, width, s.padded_keys, v_transposed);
+  std::fill(dk, dk + s.keys * width, Acc{0});
+  std::fill(dv, dv + s.keys * width, Acc{0});
+  const Matrix out = head_matrix(p.out, pair), gradient = head_matrix(p.dout, pair);
+  for (int64_t i = 0; i < s.queries; ++i) {
+    delta[i] = dot_of_rows(out.dtype, out.at(i, 0), gradient.at(i, 0), s.width, row_a, row_b);
+  }
+  const auto scale = static_cast<Acc>(p.scale);
+  const auto lanes = static_cast<int64_t>(hn::Lanes(hn::ScalableTag<Acc>()));
+  const Acc* lse = p.lse.data<Acc>() + pair * s.queries;
+  const Matrix target = head_matrix(p.dq, pair);
+  for (int64_t first = 0; first < s.queries; first += kQueries) {
+    const int64_t rows = std::min(kQueries, s.queries - first);
+    std::fill(dq, dq + rows * width, Acc{0});
+    const int64_t keys = visible_keys(p, first + rows - 1);
+    for (int64_t key = 0; key < keys; key += kKeys) {
+      const int64_t n = std::min(kKeys, keys - key);
+      const int64_t cols = std::min((n + lanes - 1) / lanes * lanes, s.padded_keys - key);
+      std::fill(probabilities, probabilities + rows * kKeys, Acc{0});
+      std::fill(gradients, gradients + rows * kKeys, Acc{0});
+      multiply<Acc>(rows, cols, s.width, {q + first * width, width, 1}, k_transposed + key,
+                    s.padded_keys, probabilities, kKeys);
+      multiply<Acc>(rows, cols, s.width, {dout + first * width, width, 1}, v_transposed + key,
+                    s.padded_keys, gradients, kKeys);
+      for (int64_t i = 0; i < rows; ++i) {
+        const int64_t seen = std::clamp<int64_t>(visible_keys(p, first + i) - key, 0, n);
+        Acc* row = probabilities + i * kKeys;
+        Acc* dp = gradients + i * kKeys;
+        if (p.dropout > 0) dropout_factors(p, pair, first + i, key, seen, factors);
+        backward_row(row, dp, seen, scale, lse[first + i], delta[first + i],
+                     p.dropout > 0 ? factors : nullptr);
+        std::fill(row + seen, row + n, Acc{0});
+        std::fill(dp + seen, dp + n, Acc{0});
+      }
+      multiply<Acc>(n, width, rows, {probabilities, 1, kKeys}, dout + first * width, width,
+                    dv + key * width, width);
+      multiply<Acc>(n, width, rows, {gradients, 1, kKeys}, q + first * width, width,
+                    dk + key * width, width);
+      multiply<Acc>(rows, width, n, {gradients, kKeys, 1}, k + key * width, width, dq, width);
+    }
+    store_rows(dq, width, target.block(first, rows, 0, s.width));
+  }
+  store_rows(dk, width, head_matrix(p.dk, pair));
+  store_rows(dv, width, head_matrix(p.dv, pair));
+}
+
+void attention_pair(const AttentionProblem& p, int64_t pair) {
+  if (p.dtype() == DType::f64) {
+    return p.backward() ? backward_pair<double>(p, pair) : forward_pair<double>(p, pair);
+  }
+  p.backward() ? backward_pair<float>(p, pair) : forward_pair<float>(p, pair);
+}
+
+}  // namespace
+}  // namespace weft::kernels::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace weft::kernels {
+
+HWY_EXPORT(attention_pair);
+
+void attention_cpu_flash(const AttentionProblem& p) {
+  check_attention(p);
+  parallel_for(attention_pairs(p), 1, [&](int64_t begin, int64_t end) {
+    for (int64_t pair = begin; pair < end; ++pair) HWY_DYNAMIC_DISPATCH(attention_pair)(p, pair);
+  });
+}
+
+}  // namespace weft::kernels
+#endif

@@ -1,0 +1,33 @@
+// The (batch, head) pairs of an attention problem as matrices in memory.
+#pragma once
+
+#include "kernels/attention/attention.h"
+#include "kernels/gemm/matrix.h"
+
+namespace weft::kernels {
+
+inline int64_t attention_pairs(const AttentionProblem& p) { return p.q.size(0) * p.q.size(1); }
+
+/// Pair b * H + h of a [B, H, T, D] tensor: its [T, D] matrix.
+inline Matrix head_matrix(const Tensor& t, int64_t pair) {
+  const int64_t heads = t.size(1);
+  const Matrix first = {t.dtype(), t.raw(), t.size(2), t.size(3), t.stride(2), t.stride(3)};
+  return first.shifted(pair / heads * t.stride(0) + pair % heads * t.stride(1));
+}
+
+/// Keys that query i sees.
+inline int64_t visible_keys(const AttentionProblem& p, int64_t i) {
+  const int64_t keys = p.k.size(2);
+  return p.causal ? std::min(keys, i + 1) : keys;
+}
+
+inline void check_attention(const AttentionProblem& p) {
+  WEFT_ASSERT(p.q.dim() == 4 && p.k.dim() == 4 && p.v.shape() == p.k.shape());
+  WEFT_ASSERT(p.out.shape() == p.q.shape() && p.q.size(3) == p.k.size(3));
+  WEFT_ASSERT(p.q.size(0) == p.k.size(0) && p.q.size(1) == p.k.size(1));
+  WEFT_ASSERT(p.lse.is_contiguous() && p.lse.numel() == attention_pairs(p) * p.q.size(2));
+  WEFT_ASSERT(p.lse.dtype() == (p.dtype() == DType::f64 ? DType::f64 : DType::f32));
+  WEFT_ASSERT(p.dropout >= 0 && p.dropout < 1);
+}
+
+}  // namespace weft::kernels

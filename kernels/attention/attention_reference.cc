@@ -1,0 +1,238 @@
+// Plain loops in f64. The bounds, with u of f32 (f64 for f64) and v of the dtype that the products
+// take P and dS in (u_bf16 for bf16, else 0):
+//
+//   S   |error| <= s = gamma_(D+3) |scale| sum |q||k|, and every subtraction of a maximum or of lse
+//       rounds by u of its operands
+//   P   relative error e^(2 s') - 1 + gamma_(Tk+16), s' the largest s plus those roundings; an
+//       online softmax makes one more subtraction per block of keys (at most Tk / 16 blocks)
+//   out, dq, dk, dv: the errors of the factors, gamma of the sum's length, and v
+//
+// from Higham, sections 2.2 and 3.1. Backward takes out and lse as given. Results below the normal
+// range may be flushed (exponentials; oneDNN's bf16 operands): 2^-126 for each term. Outputs come
+// in the order of memory: [B, T, H, D] where tokens lie further apart than heads. Of large problems
+// a sample of (batch, head) pairs is checked; the others must be finite.
+#include <cmath>
+
+#include "core/philox.h"
+#include "kernels/attention/attention_heads.h"
+#include "numerics/error_bounds.h"
+
+namespace weft::kernels {
+namespace {
+
+constexpr double kMaxProducts = 0x1p24;
+
+/// A [rows, cols] matrix in f64 and how far each element of a computed one may lie from it.
+struct Values {
+  int64_t rows, cols;
+  std::vector<double> value, error;
+
+  Values(int64_t rows, int64_t cols)
+      : rows(rows), cols(cols), value(rows * cols), error(rows * cols) {}
+  double& at(int64_t i, int64_t j) { return value[i * cols + j]; }
+  double at(int64_t i, int64_t j) const { return value[i * cols + j]; }
+  double& error_at(int64_t i, int64_t j) { return error[i * cols + j]; }
+  double error_at(int64_t i, int64_t j) const { return error[i * cols + j]; }
+};
+
+Values read(const Matrix& m) {
+  Values result(m.rows, m.cols);
+  visit_dtype(m.dtype, [&](auto tag) {
+    using T = typename decltype(tag)::type;
+    for (int64_t i = 0; i < m.rows; ++i) {
+      for (int64_t j = 0; j < m.cols; ++j) {
+        result.at(i, j) = to_double(*static_cast<const T*>(m.at(i, j)));
+      }
+    }
+  });
+  return result;
+}
+
+Values transpose(const Values& m) {
+  Values result(m.cols, m.rows);
+  for (int64_t i = 0; i < m.rows; ++i) {
+    for (int64_t j = 0; j < m.cols; ++j) {
+      result.at(j, i) = m.at(i, j);
+      result.error_at(j, i) = m.error_at(i, j);
+    }
+  }
+  return result;
+}
+
+struct Precision {
+  double u;        // of the arithmetic
+  double v;        // of P and dS as operands
+  double flushed;  // what a vanishing term may lose
+};
+
+/// A B, with the errors of A and of the sums.
+Values multiply(const Values& a, const Values& b, const Precision& precision) {
+  Values result(a.rows, b.cols);
+  const double g = numerics::gamma(static_cast<double>(a.cols) + 2, precision.u);
+  for (int64_t i = 0; i < a.rows; ++i) {
+    for (int64_t k = 0; k < a.cols; ++k) {
+      const double x = a.at(i, k), e = a.error_at(i, k) + g * (std::abs(x) + a.error_at(i, k));
+      for (int64_t j = 0; j < b.cols; ++j) {
+        const double y = b.at(k, j);
+        result.at(i, j) += x * y;
+        result.error_at(i, j) +=
+            e * std::abs(y) + precision.flushed * (1 + std::abs(x) + std::abs(y));
+      }
+    }
+  }
+  return result;
+}
+
+/// Expected values of one output, of which only some pairs are known.
+class Output {
+ public:
+  explicit Output(const Tensor& t)
+      : dtype_(t.dtype()),
+        heads_(t.size(1)),
+        tokens_(t.size(2)),
+        width_(t.dim() == 4 ? t.size(3) : 1),
+        is_token_major_(t.dim() == 4 && t.stride(2) > t.stride(1)),
+        expected_{std::vector<double>(t.numel()), std::vector<double>(t.numel(), INFINITY)} {}
+
+  void put(int64_t pair, const Values& m) {
+    for (int64_t i = 0; i < m.rows; ++i) {
+      for (int64_t j = 0; j < m.cols; ++j) {
+        const int64_t b = pair / heads_, h = pair % heads_;
+        const int64_t row = is_token_major_ ? (b * tokens_ + i) * heads_ + h : pair * tokens_ + i;
+        const double value = m.at(i, j), error = m.error_at(i, j);
+        expected_.values[row * width_ + j] = value;
+        expected_.bounds[row * width_ + j] =
+            std::isfinite(value) ? error + numerics::rounding_error(std::abs(value) + error, dtype_)
+                                 : 0;
+      }
+    }
+  }
+  Expected take() { return std::move(expected_); }
+
+ private:
+  DType dtype_;
+  int64_t heads_, tokens_, width_;
+  bool is_token_major_;
+  Expected expected_;
+};
+
+/// Key j <= i under a causal mask, else all.
+int64_t keys_of_query(const AttentionProblem& p, int64_t i) {
+  return p.causal ? std::min(p.k.size(2), i + 1) : p.k.size(2);
+}
+
+/// dropout's factor of a score.
+double dropout_factor(const AttentionProblem& p, int64_t pair, int64_t i, int64_t j) {
+  if (p.dropout == 0) return 1;
+  const uint64_t n = (pair * p.q.size(2) + i) * p.k.size(2) + j;
+  const auto words = philox4x32(p.seed, p.stream, p.offset + n / 4);
+  const bool is_dropped = uniform_from_bits(words[n % 4]) < static_cast<float>(p.dropout);
+  return is_dropped ? 0 : 1 / (1 - p.dropout);
+}
+
+/// scale Q K^T
+Values scores(const AttentionProblem& p, int64_t pair, const Precision& precision) {
+  Values s =
+      multiply(read(head_matrix(p.q, pair)), transpose(read(head_matrix(p.k, pair))), precision);
+  for (double& x : s.value) x *= p.scale;
+  for (double& x : s.error) x *= std::abs(p.scale);
+  for (size_t i = 0; i < s.value.size(); ++i) s.error[i] += 2 * precision.u * std::abs(s.value[i]);
+  return s;
+}
+
+void forward_pair(const AttentionProblem& p, int64_t pair, const Precision& precision, Output& out,
+                  Output& lse) {
+  Values s = scores(p, pair, precision);
+  Values sums(s.rows, 1);
+  for (int64_t i = 0; i < s.rows; ++i) {
+    const int64_t n = keys_of_query(p, i);
+    double max = -INFINITY, largest = 0, worst = 0, sum = 0;
+    for (int64_t j = 0; j < n; ++j) {
+      max = std::max(max, s.at(i, j));
+      largest = std::max(largest, std::abs(s.at(i, j)));
+      worst = std::max(worst, s.error_at(i, j));
+    }
+    for (int64_t j = 0; j < n; ++j) sum += std::exp(s.at(i, j) - max);
+    const double blocks = std::ceil(static_cast<double>(n) / 16) + 1;
+    const double argument = worst + blocks * 2 * largest * precision.u;
+    const double g = numerics::gamma(static_cast<double>(n) + 16 + 4 * blocks, precision.u);
+    for (int64_t j = 0; j < s.cols; ++j) {
+      const double value = j < n ? std::exp(s.at(i, j) - max) / sum : 0;
+      const double factor = j < n ? dropout_factor(p, pair, i, j) : 0;
+      s.at(i, j) = value * factor;
+      s.error_at(i, j) =
+          factor * (value * (std::expm1(2 * argument) + g + precision.v) + precision.flushed);
+    }
+    sums.at(i, 0) = max + std::log(sum);
+    sums.error_at(i, 0) = 2 * argument + g + 4 * precision.u * (largest + std::abs(std::log(sum)));
+  }
+  out.put(pair, multiply(s, read(head_matrix(p.v, pair)), precision));
+  lse.put(pair, sums);
+}
+
+void backward_pair(const AttentionProblem& p, int64_t pair, const Precision& precision, Output& dq,
+                   Output& dk, Output& dv) {
+  const Values q = read(head_matrix(p.q, pair)), k = read(head_matrix(p.k, pair));
+  const Values out = read(head_matrix(p.out, pair)), dout = read(head_matrix(p.dout, pair));
+  const Values dp = multiply(dout, transpose(read(head_matrix(p.v, pair))), precision);
+  Values weights = scores(p, pair, precision);
+  Values ds(weights.rows, weights.cols);
+  const double u = precision.u;
+  for (int64_t i = 0; i < ds.rows; ++i) {
+    const int64_t n = keys_of_query(p, i);
+    const int64_t at = pair * ds.rows + i;
+    const double lse = p.dtype() == DType::f64 ? p.lse.data<double>()[at] : p.lse.data<float>()[at];
+    double delta = 0, magnitude = 0;
+    for (int64_t d = 0; d < out.cols; ++d) {
+      delta += out.at(i, d) * dout.at(i, d);
+      magnitude += std::abs(out.at(i, d) * dout.at(i, d));
+    }
+    const double delta_error = numerics::gamma(static_cast<double>(out.cols) + 2, u) * magnitude;
+    for (int64_t j = 0; j < ds.cols; ++j) {
+      const double s = weights.at(i, j);
+      const double value = j < n ? std::exp(s - lse) : 0;
+      const double factor = j < n ? dropout_factor(p, pair, i, j) : 0;
+      const double argument = weights.error_at(i, j) + u * (std::abs(s) + std::abs(lse));
+      const double relative = std::expm1(argument) + 8 * u;
+      const double error = j < n ? value * relative + precision.flushed : 0;
+      weights.at(i, j) = value * factor;
+      weights.error_at(i, j) = factor * (error + value * precision.v);
+      const double slope = factor * dp.at(i, j) - delta;
+      const double size = factor * std::abs(dp.at(i, j)) + std::abs(delta);
+      const double slope_error = factor * dp.error_at(i, j) + delta_error + 4 * u * size;
+      const double total =
+          std::abs(p.scale) * (error * (std::abs(slope) + slope_error) + value * slope_error +
+                               4 * u * value * std::abs(slope));
+      ds.at(i, j) = p.scale * value * slope;
+      ds.error_at(i, j) = total + precision.v * (std::abs(ds.at(i, j)) + total);
+    }
+  }
+  dq.put(pair, multiply(ds, k, precision));
+  dk.put(pair, multiply(transpose(ds), q, precision));
+  dv.put(pair, multiply(transpose(weights), dout, precision));
+}
+
+}  // namespace
+
+std::vector<Expected> attention_reference(const AttentionProblem& p) {
+  const bool is_f64 = p.dtype() == DType::f64;
+  const Precision precision{is_f64 ? 0x1p-53 : 0x1p-24,
+                            p.dtype() == DType::bf16 ? unit_roundoff(DType::bf16) : 0,
+                            is_f64 ? 0x1p-1022 : 0x1p-126};
+  const int64_t pairs = attention_pairs(p);
+  const double products = static_cast<double>(pairs) * static_cast<double>(p.q.size(2)) *
+                          static_cast<double>(p.k.numel() / std::max<int64_t>(pairs, 1));
+  const auto step = static_cast<int64_t>(std::max(1.0, std::ceil(products / kMaxProducts)));
+  if (p.backward()) {
+    Output dq(p.dq), dk(p.dk), dv(p.dv);
+    for (int64_t pair = 0; pair < pairs; pair += step) {
+      backward_pair(p, pair, precision, dq, dk, dv);
+    }
+    return {dq.take(), dk.take(), dv.take()};
+  }
+  Output out(p.out), lse(p.lse);
+  for (int64_t pair = 0; pair < pairs; pair += step) forward_pair(p, pair, precision, out, lse);
+  return {out.take(), lse.take()};
+}
+
+}  // namespace weft::kernels
