@@ -92,6 +92,18 @@ TEST_CASE("stochastic depth grows linearly with the layer") {
   for (int i = 0; i < 5; ++i) CHECK(rates[i] == Approx(0.05 * i));
 }
 
+TEST_CASE("with every path dropped an encoder adds its positions and normalises, no more") {
+  manual_seed(54);
+  const EncoderConfig config = {.layers = 1, .heads = 2, .width = 8, .hidden = 16, .drop_path = 1};
+  Encoder encoder(config, 5);
+  const NoGrad guard;
+  const Tensor x = ops::randn({2, 5, 8});
+  const Tensor expected = encoder.ln(x + encoder.pos_embedding);
+  CHECK(encoder(x).to_vector() == expected.to_vector());
+  encoder.eval();
+  CHECK(encoder(x).to_vector() != expected.to_vector());
+}
+
 TEST_CASE("a small cct learns 16 random images by heart") {
   manual_seed(53);
   CompactConfig config;

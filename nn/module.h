@@ -69,6 +69,7 @@ class Module {
   Module& to(Device device);
   /// Converts parameters, their gradients and buffers that are floating.
   Module& to(DType dtype);
+  Module& to(Device device, DType dtype) { return to(device).to(dtype); }
   /// Drops the gradients: they are undefined until the next backward.
   void zero_grad();
   /// Freezes (false) or unfreezes all parameters.

@@ -154,6 +154,9 @@ TEST_CASE("to converts parameters, gradients and floating buffers behind existin
   net.to(Device{DeviceType::cpu, 1});
   CHECK(held.device() == Device{DeviceType::cpu, 1});
   CHECK(net.table.device().index == 1);
+  net.to(Device{}, DType::f32);
+  CHECK(held.device() == Device{});
+  CHECK(held.dtype() == DType::f32);
   CHECK_THROWS_WITH(net.to(DType::i64), "Module::to: expected a floating dtype, got i64");
 }
 
