@@ -1,4 +1,5 @@
-// Blocks of 1024 elements in the arithmetic type (kernels/elementwise), one loop per op and type.
+// Blocks of 1024 elements in the arithmetic type (kernels/elementwise), one loop per op and type;
+// arithmetic on bf16 alone skips the conversion of whole blocks.
 // Memory-bound but for pow and integers' division.
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/binary/binary_cpu_blocks.cc"
@@ -144,16 +145,21 @@ struct TanhGrad {
   }
 };
 
+/// T is the type of the arithmetic, or bf16, whose arithmetic is in float.
 template <class F, class T>
 void plain_loop(const void* left, const void* right, void* target, int64_t n, double factor) {
-  using Result = decltype(F{}(T{}, T{}, T{}));
+  using Acc = std::conditional_t<std::is_same_v<T, bf16>, float, T>;
+  constexpr bool kIsTest = std::is_same_v<decltype(F{}(Acc{}, Acc{}, Acc{})), bool>;
+  using Result = std::conditional_t<kIsTest, bool, T>;
   const T* a = static_cast<const T*>(left);
   const T* b = static_cast<const T*>(right);
   Result* y = static_cast<Result*>(target);
-  const T alpha = static_cast<T>(factor);
+  const Acc alpha = static_cast<Acc>(factor);
   // y is a or b or apart from them: every element depends on its own place only.
 #pragma GCC ivdep
-  for (int64_t i = 0; i < n; ++i) y[i] = F{}(a[i], b[i], alpha);
+  for (int64_t i = 0; i < n; ++i) {
+    y[i] = static_cast<Result>(F{}(static_cast<Acc>(a[i]), static_cast<Acc>(b[i]), alpha));
+  }
 }
 
 /// b times the derivative at a.
@@ -179,14 +185,32 @@ template <class F>
 BinaryLoop plain(DType type) {
   if (type == DType::f64) return plain_loop<F, double>;
   if (type == DType::f32) return plain_loop<F, float>;
+  if (type == DType::bf16) return plain_loop<F, bf16>;
   return plain_loop<F, int64_t>;
 }
 
 template <class F>
 BinaryLoop plain_floating(DType type) {
-  return type == DType::f64 ? plain_loop<F, double> : plain_loop<F, float>;
+  if (type == DType::f64) return plain_loop<F, double>;
+  return type == DType::bf16 ? plain_loop<F, bf16> : plain_loop<F, float>;
 }
 
+/// Functions of f32 in vectors.
+BinaryLoop vector_loop_of(BinaryOp op) {
+  switch (op) {
+    case BinaryOp::silu_grad:
+      return gradient_loop<silu_derivative_f32>;
+    case BinaryOp::gelu_erf_grad:
+      return gradient_loop<gelu_erf_derivative_f32>;
+    case BinaryOp::gelu_tanh_grad:
+      return gradient_loop<gelu_tanh_derivative_f32>;
+    default:
+      break;
+  }
+  WEFT_ASSERT(false);
+}
+
+/// The loop of an op; of bf16 none where the arithmetic is worth more than the conversion.
 BinaryLoop binary_loop(BinaryOp op, DType type) {
   if (BinaryLoop loop = binary_scalar_loop(op, type)) return loop;
   switch (op) {
@@ -230,16 +254,9 @@ BinaryLoop binary_loop(BinaryOp op, DType type) {
       return plain_floating<SigmoidGrad>(type);
     case BinaryOp::tanh_grad:
       return plain_floating<TanhGrad>(type);
-    case BinaryOp::silu_grad:
-      return gradient_loop<silu_derivative_f32>;
-    case BinaryOp::gelu_erf_grad:
-      return gradient_loop<gelu_erf_derivative_f32>;
-    case BinaryOp::gelu_tanh_grad:
-      return gradient_loop<gelu_tanh_derivative_f32>;
-    case BinaryOp::pow:
-      break;
+    default:
+      return type == DType::bf16 ? nullptr : vector_loop_of(op);
   }
-  WEFT_ASSERT(false);
 }
 
 }  // namespace
@@ -253,9 +270,15 @@ HWY_EXPORT(binary_loop);
 
 void binary_cpu_blocks(const BinaryProblem& p) {
   const Walk walk({p.y, p.a, p.b});
-  const DType type = arithmetic_type(p.a.dtype(), p.b.dtype());
+  DType type = arithmetic_type(p.a.dtype(), p.b.dtype());
+  BinaryLoop loop = nullptr;
+  if (p.a.dtype() == DType::bf16 && p.b.dtype() == DType::bf16 &&
+      (p.y.dtype() == DType::bf16 || is_test(p.op))) {
+    loop = HWY_DYNAMIC_DISPATCH(binary_loop)(p.op, DType::bf16);
+    if (loop) type = DType::bf16;
+  }
+  if (!loop) loop = HWY_DYNAMIC_DISPATCH(binary_loop)(p.op, type);
   const DType result = is_test(p.op) ? DType::boolean : type;
-  const BinaryLoop loop = HWY_DYNAMIC_DISPATCH(binary_loop)(p.op, type);
   parallel_blocks(walk, [&](int64_t first, int64_t last) {
     BlockReader a(walk, 1, p.a, type), b(walk, 2, p.b, type);
     BlockWriter y(walk, 0, p.y, result);

@@ -67,6 +67,7 @@ void loop(const void* left, const void* right, void* target, int64_t n, double) 
 }  // namespace
 
 BinaryLoop binary_scalar_loop(BinaryOp op, DType type) {
+  if (type == DType::bf16) return nullptr;
   if (op == BinaryOp::pow) {
     if (type == DType::f64) return loop<double, std::pow>;
     if (type == DType::f32) return loop<float, std::pow>;

@@ -1,4 +1,5 @@
-// Blocks of 1024 elements in the arithmetic type (kernels/elementwise), one loop per op and type.
+// Blocks of 1024 elements in the arithmetic type (kernels/elementwise), one loop per op and type;
+// arithmetic on bf16 alone skips the conversion of whole blocks.
 // Memory-bound for arithmetic and, on AVX-512, nearly so for exp and GELU in f32.
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/unary/unary_cpu_blocks.cc"
@@ -166,15 +167,20 @@ struct IsFinite {
   }
 };
 
+/// T is the type of the arithmetic, or bf16, whose arithmetic is in float.
 template <class F, class T>
 void plain_loop(const void* source, void* target, int64_t n, double factor) {
-  using Result = decltype(F{}(T{}, T{}));
+  using Acc = std::conditional_t<std::is_same_v<T, bf16>, float, T>;
+  constexpr bool kIsTest = std::is_same_v<decltype(F{}(Acc{}, Acc{})), bool>;
+  using Result = std::conditional_t<kIsTest, bool, T>;
   const T* x = static_cast<const T*>(source);
   Result* y = static_cast<Result*>(target);
-  const T alpha = static_cast<T>(factor);
+  const Acc alpha = static_cast<Acc>(factor);
   // y is x or apart from it: every element depends on its own place only.
 #pragma GCC ivdep
-  for (int64_t i = 0; i < n; ++i) y[i] = F{}(x[i], alpha);
+  for (int64_t i = 0; i < n; ++i) {
+    y[i] = static_cast<Result>(F{}(static_cast<Acc>(x[i]), alpha));
+  }
 }
 
 template <hn::Vec<F32> (*f)(F32, hn::Vec<F32>)>
@@ -192,14 +198,48 @@ template <class F>
 UnaryLoop plain(DType type) {
   if (type == DType::f64) return plain_loop<F, double>;
   if (type == DType::f32) return plain_loop<F, float>;
+  if (type == DType::bf16) return plain_loop<F, bf16>;
   return plain_loop<F, int64_t>;
 }
 
 template <class F>
 UnaryLoop plain_floating(DType type) {
-  return type == DType::f64 ? plain_loop<F, double> : plain_loop<F, float>;
+  if (type == DType::f64) return plain_loop<F, double>;
+  return type == DType::bf16 ? plain_loop<F, bf16> : plain_loop<F, float>;
 }
 
+/// Functions of f32 in vectors.
+UnaryLoop vector_loop_of(UnaryOp op) {
+  switch (op) {
+    case UnaryOp::exp:
+      return vector_loop<exp_f32>;
+    case UnaryOp::expm1:
+      return vector_loop<expm1_f32>;
+    case UnaryOp::log:
+      return vector_loop<log_f32>;
+    case UnaryOp::log1p:
+      return vector_loop<log1p_f32>;
+    case UnaryOp::tanh:
+      return vector_loop<tanh_f32>;
+    case UnaryOp::erf:
+      return vector_loop<erf_f32>;
+    case UnaryOp::sigmoid:
+      return vector_loop<sigmoid_f32>;
+    case UnaryOp::softplus:
+      return vector_loop<softplus_f32>;
+    case UnaryOp::silu:
+      return vector_loop<silu_f32>;
+    case UnaryOp::gelu_erf:
+      return vector_loop<gelu_erf_f32>;
+    case UnaryOp::gelu_tanh:
+      return vector_loop<gelu_tanh_f32>;
+    default:
+      break;
+  }
+  WEFT_ASSERT(false);
+}
+
+/// The loop of an op; of bf16 none where the arithmetic is worth more than the conversion.
 UnaryLoop unary_loop(UnaryOp op, DType type) {
   if (UnaryLoop loop = unary_libm_loop(op, type)) return loop;
   switch (op) {
@@ -241,33 +281,9 @@ UnaryLoop unary_loop(UnaryOp op, DType type) {
       return plain<IsInf>(type);
     case UnaryOp::is_finite:
       return plain<IsFinite>(type);
-    case UnaryOp::exp:
-      return vector_loop<exp_f32>;
-    case UnaryOp::expm1:
-      return vector_loop<expm1_f32>;
-    case UnaryOp::log:
-      return vector_loop<log_f32>;
-    case UnaryOp::log1p:
-      return vector_loop<log1p_f32>;
-    case UnaryOp::tanh:
-      return vector_loop<tanh_f32>;
-    case UnaryOp::erf:
-      return vector_loop<erf_f32>;
-    case UnaryOp::sigmoid:
-      return vector_loop<sigmoid_f32>;
-    case UnaryOp::softplus:
-      return vector_loop<softplus_f32>;
-    case UnaryOp::silu:
-      return vector_loop<silu_f32>;
-    case UnaryOp::gelu_erf:
-      return vector_loop<gelu_erf_f32>;
-    case UnaryOp::gelu_tanh:
-      return vector_loop<gelu_tanh_f32>;
-    case UnaryOp::sin:
-    case UnaryOp::cos:
-      break;
+    default:
+      return type == DType::bf16 ? nullptr : vector_loop_of(op);
   }
-  WEFT_ASSERT(false);
 }
 
 }  // namespace
@@ -281,9 +297,14 @@ HWY_EXPORT(unary_loop);
 
 void unary_cpu_blocks(const UnaryProblem& p) {
   const Walk walk({p.y, p.x});
-  const DType type = arithmetic_type(p.x.dtype());
+  DType type = arithmetic_type(p.x.dtype());
+  UnaryLoop loop = nullptr;
+  if (p.x.dtype() == DType::bf16 && (p.y.dtype() == DType::bf16 || is_test(p.op))) {
+    loop = HWY_DYNAMIC_DISPATCH(unary_loop)(p.op, DType::bf16);
+    if (loop) type = DType::bf16;
+  }
+  if (!loop) loop = HWY_DYNAMIC_DISPATCH(unary_loop)(p.op, type);
   const DType result = is_test(p.op) ? DType::boolean : type;
-  const UnaryLoop loop = HWY_DYNAMIC_DISPATCH(unary_loop)(p.op, type);
   parallel_blocks(walk, [&](int64_t first, int64_t last) {
     BlockReader x(walk, 1, p.x, type);
     BlockWriter y(walk, 0, p.y, result);

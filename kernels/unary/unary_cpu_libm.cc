@@ -36,6 +36,7 @@ double gelu_tanh(double x) {
 }  // namespace
 
 UnaryLoop unary_libm_loop(UnaryOp op, DType type) {
+  if (type == DType::bf16) return nullptr;
   if (op == UnaryOp::sin)
     return type == DType::f64 ? loop<double, std::sin> : loop<float, std::sin>;
   if (op == UnaryOp::cos)
