@@ -33,10 +33,11 @@ bool is_parameter(const Tensor& x) { return x.autograd() && x.autograd()->requir
 template <class Make>
 Tensor cached(std::unordered_map<const void*, CachedCast>& cache, const Tensor& x, DType dtype,
               Make make) {
+  const uint64_t version = x.version();
   CachedCast& entry = cache[x.autograd()];
   if (!entry.cast.defined() || entry.cast.dtype() != dtype || entry.source.lock() != x.storage() ||
-      entry.version != x.version()) {
-    entry = {x.storage(), x.version(), make()};
+      entry.version != version) {
+    entry = {x.storage(), version, make()};
   }
   return entry.cast;
 }

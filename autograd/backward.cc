@@ -224,6 +224,8 @@ class Pass {
     Tensors results;
     {
       const GradMode mode(options_.create_graph);
+      // A NaN made on the way is blamed on this node, below, not on the ops its gradient consists of.
+      const AnomalyMode unchecked(false);
       results =
           node.backward(Backward(state.node, std::move(gradients), needs, options_.create_graph));
     }

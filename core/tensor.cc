@@ -18,6 +18,9 @@ Storage::~Storage() {
   }
 }
 
+uint64_t Storage::version() const { return version_.load(std::memory_order_relaxed); }
+void Storage::bump_version() { version_.fetch_add(1, std::memory_order_relaxed); }
+
 namespace {
 
 bool has_contiguous_strides(const Shape& shape, const Strides& strides) {

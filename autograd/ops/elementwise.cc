@@ -356,7 +356,7 @@ Tensor& add_(Tensor& target, const Tensor& x, double alpha) {
 Tensor& mul_(Tensor& target, const Tensor& x) {
   check_target("mul_", target, x);
   // The old value is needed for x's gradient only.
-  const Tensor old = is_recording({x}) ? clone(detach(target)) : Tensor();
+  const Tensor old = is_recording({x}) ? clone(target) : Tensor();
   kernels::binary(
       {.op = BinaryOp::mul, .a = target, .b = view::expand(x, target.shape()), .y = target});
   record_in_place(

@@ -1,0 +1,214 @@
+#include <catch2/catch.hpp>
+#include <cmath>
+#include <thread>
+
+#include "autograd/autocast.h"
+#include "autograd/backward.h"
+#include "autograd/checkpoint.h"
+#include "autograd/ops.h"
+#include "autograd/random.h"
+
+namespace weft {
+namespace {
+
+using Values = std::vector<double>;
+
+Tensor leaf(const std::vector<float>& values) {
+  Tensor x = Tensor::from(values, {static_cast<int64_t>(values.size())});
+  x.set_requires_grad(true);
+  return x;
+}
+
+TEST_CASE("backward accumulates into leaves, and only there") {
+  Tensor x = leaf({1, 2, 3});
+  const Tensor y = x * x;
+  backward(ops::sum(y));
+  CHECK(x.grad().to_vector() == Values{2, 4, 6});
+  CHECK_FALSE(y.grad().defined());
+  backward(ops::sum(x * 3.0));
+  CHECK(x.grad().to_vector() == Values{5, 7, 9});
+}
+
+TEST_CASE("leaves that receive one gradient do not share it") {
+  Tensor a = leaf({1, 2}), b = leaf({3, 4});
+  backward(a + b, Tensor::from(std::vector<float>{1, 1}, {2}));
+  {
+    NoGrad guard;
+    Tensor g = a.grad();
+    ops::mul_(g, Tensor::scalar(5));
+  }
+  CHECK(b.grad().to_vector() == Values{1, 1});
+}
+
+TEST_CASE("nothing is recorded under NoGrad or for inputs that need no gradient") {
+  Tensor x = leaf({1});
+  {
+    NoGrad guard;
+    CHECK_FALSE((x * x).requires_grad());
+    GradMode on(true);
+    CHECK((x * x).requires_grad());
+  }
+  CHECK_FALSE((detach(x) * 2.0).requires_grad());
+  CHECK_THROWS_WITH(backward(detach(x)), Catch::Contains("does not require a gradient"));
+}
+
+TEST_CASE("a second backward needs retain_graph") {
+  Tensor x = leaf({2});
+  Tensor y = ops::exp(x);
+  backward(y, {}, {.retain_graph = true});
+  backward(y);
+  CHECK(x.grad().item() == Approx(2 * std::exp(2.0)));
+  CHECK_THROWS_WITH(backward(y), Catch::Contains("exp: backward was run through it already") &&
+                                     Catch::Contains("retain_graph"));
+}
+
+TEST_CASE("an in-place change of a saved tensor is named") {
+  Tensor x = leaf({1, 2});
+  Tensor h = x * 2.0;
+  const Tensor y = ops::square(h);
+  {
+    NoGrad guard;
+    ops::add_(h, Tensor::scalar(1));
+  }
+  CHECK_THROWS_WITH(backward(ops::sum(y)),
+                    Catch::Contains("square: a tensor needed for its gradient, f32 [2]") &&
+                        Catch::Contains("version 1, was saved at version 0"));
+}
+
+TEST_CASE("in-place ops refuse leaves and tracked views") {
+  Tensor x = leaf({1, 2});
+  CHECK_THROWS_WITH(ops::add_(x, Tensor::scalar(1)),
+                    Catch::Contains("leaf that requires a gradient"));
+  Tensor h = x * 2.0;
+  Tensor v = ops::narrow(h, 0, 0, 1);
+  CHECK_THROWS_WITH(ops::add_(v, Tensor::scalar(1)),
+                    Catch::Contains("add_") && Catch::Contains("view"));
+}
+
+TEST_CASE("hooks see and replace gradients; ready hooks run once, when the gradient is complete") {
+  Tensor x = leaf({1, 2});
+  int ready = 0;
+  Values seen;
+  register_ready_hook(x, [&, weak = x.autograd()] {
+    ++ready;
+    seen = weak->grad.to_vector();
+  });
+  Tensor h = x * 2.0;
+  register_hook(h, [](const Tensor& g) { return g * 10.0; });
+  backward(ops::sum(h) + ops::sum(x * x));
+  CHECK(ready == 1);
+  CHECK(seen == Values{22, 24});
+}
+
+TEST_CASE("retain_grad keeps an intermediate gradient") {
+  Tensor x = leaf({3});
+  Tensor h = x * x;
+  retain_grad(h);
+  backward(h * 5.0);
+  CHECK(h.grad().item() == 5);
+}
+
+TEST_CASE("grad() leaves .grad() alone and names unused inputs") {
+  Tensor x = leaf({3}), z = leaf({1});
+  const Tensor h = x * x;
+  const Tensors g = grad({h * 2.0}, {x, h});
+  CHECK(g[0].item() == 12);
+  CHECK(g[1].item() == 2);
+  CHECK_FALSE(x.grad().defined());
+  CHECK_THROWS_WITH(grad({x * 1.0}, {z}), Catch::Contains("played no part"));
+  CHECK_FALSE(grad({x * 1.0}, {z}, {}, {.allow_unused = true})[0].defined());
+}
+
+TEST_CASE("third derivatives") {
+  Tensor x = leaf({2});
+  Tensor d = x * x * x * x;
+  for (int order = 0; order < 3; ++order) d = grad({d}, {x}, {}, {.create_graph = true})[0];
+  CHECK(d.item() == 48);
+}
+
+TEST_CASE("a user-defined function is an op like ours") {
+  const auto cube = [](const Tensor& x) {
+    return record(
+        "cube", {x}, x.alias() * x.alias() * x.alias(), {x},
+        [](const Backward& b) -> Tensors { return {b.dy() * b.saved(0) * b.saved(0) * 3.0}; });
+  };
+  Tensor x = leaf({2});
+  const Tensor g = grad({cube(x)}, {x}, {}, {.create_graph = true})[0];
+  CHECK(g.item() == 12);
+  CHECK(grad({g}, {x})[0].item() == 12);  // 6 x
+}
+
+TEST_CASE("anomaly mode names the forward op that made the first NaN") {
+  AnomalyMode anomaly;
+  Tensor x = leaf({-1});
+  CHECK_THROWS_WITH(ops::exp(ops::log(x)), Catch::Contains("anomaly: log made a NaN"));
+  Tensor zero = leaf({0});
+  const Tensor y = ops::sqrt(zero) * 0.0;
+  CHECK_THROWS_WITH(backward(y), Catch::Contains("anomaly: the gradient of sqrt"));
+}
+
+TEST_CASE("checkpointing gives the same bits and replays the random numbers") {
+  const auto block = [](const Tensors& in) { return ops::dropout(ops::gelu(in[0] * in[1]), 0.5); };
+  const auto run = [&](bool with_checkpoint) {
+    manual_seed(11);
+    Tensor x = leaf({1, 2, 3, 4, 5, 6, 7, 8}), w = leaf({8, 7, 6, 5, 4, 3, 2, 1});
+    Tensor h = with_checkpoint ? checkpoint(block, {x, w}) : block({x, w});
+    backward(ops::sum(ops::dropout(h, 0.25)));
+    return std::make_tuple(x.grad().to_vector(), w.grad().to_vector(), generator().offset);
+  };
+  CHECK(run(true) == run(false));
+}
+
+TEST_CASE("checkpointing reaches parameters that are not among its inputs") {
+  Tensor w = leaf({2});
+  const Tensor x = Tensor::from(std::vector<float>{3}, {1});
+  backward(checkpoint([&](const Tensors& in) { return in[0] * w; }, {x}));
+  CHECK(w.grad().item() == 3);
+}
+
+TEST_CASE("a tape of a hundred thousand ops is freed without recursion") {
+  Tensor x = leaf({1});
+  Tensor y = x;
+  for (int i = 0; i < 100000; ++i) y = y + x;
+  backward(y);
+  CHECK(x.grad().item() == 100001);
+}
+
+TEST_CASE("autocast narrows products and keeps weights' gradients in f32") {
+  Tensor x = Tensor::full({4, 8}, 1.0 / 3), w = Tensor::full({2, 8}, 1.0 / 3),
+         b = Tensor::zeros({2});
+  w.set_requires_grad(true);
+  b.set_requires_grad(true);
+  {
+    Autocast mode(DType::bf16);
+    const Tensor y = ops::linear(x, w, b);
+    CHECK(y.dtype() == DType::bf16);
+    CHECK(ops::softmax(y, 1).dtype() == DType::f32);
+    {
+      Autocast off(DType::f32);
+      CHECK(ops::linear(x, w, b).dtype() == DType::f32);
+    }
+    backward(ops::sum(y));
+  }
+  CHECK(autocast_dtype() == DType::f32);
+  CHECK(w.grad().dtype() == DType::f32);
+  // 4 rows of the bf16 nearest to 1/3.
+  CHECK(w.grad().to_vector()[0] == 4 * static_cast<double>(static_cast<float>(bf16(1.0f / 3))));
+  CHECK(b.grad().to_vector() == Values{4, 4});
+}
+
+TEST_CASE("the same backward twice gives the same bits") {
+  const auto run = [] {
+    manual_seed(1);
+    Tensor x = ops::randn({64, 32}), w = ops::randn({32, 32});
+    w.set_requires_grad(true);
+    Tensor h = x;
+    for (int i = 0; i < 4; ++i) h = ops::softmax(ops::linear(h, w), 1) + h;
+    backward(ops::mean(h * h));
+    return w.grad().to_vector();
+  };
+  CHECK(run() == run());
+}
+
+}  // namespace
+}  // namespace weft
