@@ -1,0 +1,75 @@
+// weft eval: the accuracy of a checkpoint on a data set.
+#include <fmt/core.h>
+
+#include <memory>
+#include <nlohmann/json.hpp>
+
+#include "cli/command.h"
+#include "core/parallel.h"
+#include "data/open.h"
+#include "train/progress.h"
+#include "train/trained_model.h"
+
+namespace weft::cli {
+namespace {
+
+struct Arguments {
+  std::string checkpoint, data, precision;
+  int64_t batch_size = 128, limit_batches = 0;
+  int threads = 0;
+  bool json = false;
+};
+
+int run_eval(const Arguments& a) {
+  if (a.threads > 0) set_num_threads(a.threads);
+  train::TrainedModel trained = train::load_trained_model(a.checkpoint);
+  if (!a.precision.empty()) trained.config.precision = a.precision;
+  const std::string spec = a.data.empty() ? trained.config.data : a.data;
+  const data::Evaluation opened = data::open_evaluation(spec);
+  const data::DatasetPtr dataset = data::relabel(opened.dataset, trained.classes);
+  data::Loader loader(dataset, {.batch_size = a.batch_size,
+                                .workers = std::max(1, num_threads()),
+                                .preprocess = trained.preprocess});
+  train::Score score;
+  {
+    train::Progress progress("eval", loader.batches());
+    score =
+        train::evaluate(trained, loader, a.limit_batches, [&](int64_t done, const train::Score& s) {
+          progress.update(done, s.examples, s.loss, s.accuracy);
+        });
+  }
+  if (a.json) {
+    const nlohmann::ordered_json result = {
+        {"event", "done"},          {"data", spec},       {"split", opened.split},
+        {"images", score.examples}, {"loss", score.loss}, {"test_accuracy", score.accuracy}};
+    fmt::print("{}\n", result.dump());
+  } else {
+    fmt::print("{} ({}, {} images): accuracy {:.2f}%, loss {:.4f}\n", spec, opened.split,
+               score.examples, 100 * score.accuracy, score.loss);
+  }
+  return 0;
+}
+
+}  // namespace
+
+void add_eval(CLI::App& app, Action& action) {
+  CLI::App& command = *app.add_subcommand("eval", "Measure a checkpoint's accuracy");
+  const auto a = std::make_shared<Arguments>();
+  command.add_option("--checkpoint", a->checkpoint, "A run's directory, or one of its checkpoints")
+      ->required();
+  command.add_option(
+      "--data", a->data,
+      "builtin, cifar10:DIR, mnist:DIR or folder:DIR; default: the test split of the "
+      "data it was trained on");
+  command.add_option("--precision", a->precision, "fp32 or bf16; default: the training's")
+      ->check(CLI::IsMember({"fp32", "bf16"}));
+  command.add_option("--batch-size", a->batch_size, "Images per forward pass")
+      ->check(CLI::PositiveNumber);
+  command.add_option("--limit-batches", a->limit_batches, "Stop after so many; 0: all")
+      ->check(CLI::NonNegativeNumber);
+  command.add_option("--threads", a->threads, "Default: one per core")->check(CLI::PositiveNumber);
+  command.add_flag("--json", a->json, "Print one JSON object");
+  command.callback([a, &action] { action = [a] { return run_eval(*a); }; });
+}
+
+}  // namespace weft::cli

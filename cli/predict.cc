@@ -1,0 +1,96 @@
+// weft predict: what a checkpoint sees in images.
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <numeric>
+
+#include "autograd/autocast.h"
+#include "autograd/ops.h"
+#include "cli/command.h"
+#include "data/image.h"
+#include "train/progress.h"
+#include "train/trained_model.h"
+
+namespace weft::cli {
+namespace {
+
+struct Arguments {
+  std::string checkpoint;
+  std::vector<std::string> images;
+  int top = 3;
+  bool json = false;
+};
+
+struct Guess {
+  std::string name;
+  double probability;
+};
+
+std::vector<Guess> predict(train::TrainedModel& trained, const std::string& path, int top) {
+  const data::Image image = data::read_image(path);
+  const int64_t size = trained.preprocess.size;
+  Tensor input = Tensor::empty({1, 3, size, size});
+  data::prepare_image(image, trained.preprocess, input.data<float>());
+  NoGrad guard;
+  const Autocast mode(train::autocast_of(trained.config.precision));
+  const Tensor logits = ops::cast((*trained.model)(input), DType::f32);
+  const std::vector<double> probabilities = ops::softmax(logits, 1).to_vector();
+  std::vector<size_t> order(probabilities.size());
+  std::iota(order.begin(), order.end(), size_t{0});
+  std::ranges::stable_sort(order,
+                           [&](size_t a, size_t b) { return probabilities[a] > probabilities[b]; });
+  std::vector<Guess> guesses;
+  for (size_t i : order) {
+    if (static_cast<int>(guesses.size()) == top) break;
+    guesses.push_back({trained.classes[i], probabilities[i]});
+  }
+  return guesses;
+}
+
+int run_predict(const Arguments& a) {
+  train::TrainedModel trained = train::load_trained_model(a.checkpoint);
+  trained.model->eval();
+  size_t path_width = 5, class_width = 5;
+  for (const std::string& path : a.images) path_width = std::max(path_width, path.size());
+  for (const std::string& name : trained.classes) class_width = std::max(class_width, name.size());
+  std::optional<train::Table> table;
+  if (!a.json) {
+    table.emplace(std::vector<train::Table::Column>{{"image", -static_cast<int>(path_width)},
+                                                    {"class", -static_cast<int>(class_width)},
+                                                    {"probability", 11}});
+  }
+  for (const std::string& path : a.images) {
+    const std::vector<Guess> guesses = predict(trained, path, a.top);
+    if (a.json) {
+      nlohmann::ordered_json line = {
+          {"image", path}, {"class", guesses[0].name}, {"probability", guesses[0].probability}};
+      for (const Guess& guess : guesses) {
+        line["top"].push_back({{"class", guess.name}, {"probability", guess.probability}});
+      }
+      fmt::print("{}\n", line.dump());
+      continue;
+    }
+    for (size_t i = 0; i < guesses.size(); ++i) {
+      table->row({i == 0 ? path : "", guesses[i].name,
+                  fmt::format("{:.2f}%", 100 * guesses[i].probability)});
+    }
+  }
+  return 0;
+}
+
+}  // namespace
+
+void add_predict(CLI::App& app, Action& action) {
+  CLI::App& command = *app.add_subcommand("predict", "Classify images");
+  const auto a = std::make_shared<Arguments>();
+  command.add_option("--checkpoint", a->checkpoint, "A run's directory, or one of its checkpoints")
+      ->required();
+  command.add_option("IMAGE", a->images, "JPEG or PNG files")->required();
+  command.add_option("--top", a->top, "Classes to show for each image")->check(CLI::PositiveNumber);
+  command.add_flag("--json", a->json, "Print one JSON object a line");
+  command.callback([a, &action] { action = [a] { return run_predict(*a); }; });
+}
+
+}  // namespace weft::cli

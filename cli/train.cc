@@ -1,0 +1,107 @@
+// weft train: options on top of a recipe.
+#include <fmt/core.h>
+
+#include <functional>
+#include <vector>
+
+#include "cli/command.h"
+#include "core/error.h"
+#include "train/trainer.h"
+
+namespace weft::cli {
+namespace {
+
+/// What the command line says. A setting that it names replaces the recipe's.
+struct Arguments {
+  std::string recipe;
+  std::vector<std::function<void(train::Config&)>> overrides;
+  train::RunOptions run;
+  bool list_recipes = false;
+};
+
+/// An option that replaces one setting of the recipe.
+template <class T>
+CLI::Option* setting(CLI::App& command, Arguments& arguments, const std::string& name,
+                     T train::Config::*member, const std::string& help) {
+  return command
+      .add_option_function<T>(
+          name,
+          [&arguments, member](const T& value) {
+            arguments.overrides.push_back([member, value](train::Config& c) { c.*member = value; });
+          },
+          help)
+      ->type_name(CLI::detail::type_name<T>());
+}
+
+std::string recipes_help() {
+  std::string text = "Settings to start from:";
+  for (const std::string& name : train::recipe_names()) {
+    text += fmt::format("\n{:<18} {}", name, train::recipe_summary(name));
+  }
+  return text;
+}
+
+int run_train(const Arguments& arguments) {
+  if (!arguments.run.resume.empty() &&
+      (!arguments.recipe.empty() || !arguments.overrides.empty())) {
+    throw UsageError(
+        "--resume continues a run with its own settings; leave out --recipe and the settings of "
+        "the run");
+  }
+  train::RunOptions run = arguments.run;
+  if (!run.resume.empty()) return train::resume(run).exit_code();
+  train::Config config;
+  try {
+    config = train::recipe(arguments.recipe.empty() ? "builtin-quick" : arguments.recipe);
+    for (const auto& apply : arguments.overrides) apply(config);
+    train::validate(config);
+  } catch (const Error& error) {
+    throw UsageError(error.what());
+  }
+  return train::train(config, run).exit_code();
+}
+
+}  // namespace
+
+void add_train(CLI::App& app, Action& action) {
+  CLI::App& command = *app.add_subcommand("train", "Train a model and save checkpoints");
+  const auto arguments = std::make_shared<Arguments>();
+  Arguments& a = *arguments;
+  using C = train::Config;
+  command.add_option("--recipe", a.recipe, recipes_help());
+  setting(command, a, "--data", &C::data, "builtin, cifar10:DIR, mnist:DIR or folder:DIR");
+  setting(command, a, "--model", &C::model,
+          "vit_lite, cct, vit_b_16, vit_b_32, vit_l_16, resnet8, resnet50");
+  setting(command, a, "--image-size", &C::image_size, "Pixels; default: the data's own size");
+  setting(command, a, "--epochs", &C::epochs, "Passes over the training images");
+  setting(command, a, "--batch-size", &C::batch_size, "Images per forward pass");
+  setting(command, a, "--accumulate", &C::accumulate, "Batches whose gradients make one step");
+  setting(command, a, "--limit-batches", &C::limit_batches,
+          "Batches per epoch and per evaluation; 0: all");
+  setting(command, a, "--optimizer", &C::optimizer, "adamw, adam or sgd");
+  setting(command, a, "--lr", &C::lr, "Highest learning rate of the schedule");
+  setting(command, a, "--weight-decay", &C::weight_decay,
+          "Not applied to biases and normalisation");
+  setting(command, a, "--clip-norm", &C::clip_norm, "Largest gradient norm; 0: no clipping");
+  setting(command, a, "--schedule", &C::schedule, "one-cycle, cosine or constant");
+  setting(command, a, "--warmup", &C::warmup,
+          "Share of the steps in which the learning rate rises");
+  setting(command, a, "--label-smoothing", &C::label_smoothing, "In [0, 1)");
+  setting(command, a, "--precision", &C::precision,
+          "fp32, or bf16: products in bf16 on f32 weights, gradients and optimizer state");
+  setting(command, a, "--seed", &C::seed, "Of weights, order, augmentation and dropout");
+  command.add_flag_callback(
+      "--checkpoint-activations",
+      [&a] { a.overrides.push_back([](C& c) { c.checkpoint_activations = true; }); },
+      "Compute activations twice instead of keeping them");
+  command.add_option("--threads", a.run.threads, "Default: one per core")
+      ->check(CLI::PositiveNumber);
+  command.add_option("--output", a.run.output, "Directory of checkpoints; default runs/RECIPE-N");
+  command.add_option("--resume", a.run.resume, "Continue the run of this directory, bit for bit")
+      ->excludes("--output");
+  command.add_flag("--json", a.run.json, "One JSON object a line on standard output");
+  command.callback(
+      [arguments, &action] { action = [arguments] { return run_train(*arguments); }; });
+}
+
+}  // namespace weft::cli

@@ -1,0 +1,101 @@
+#include "train/trained_model.h"
+
+#include "autograd/autocast.h"
+#include "autograd/ops.h"
+#include "autograd/random.h"
+#include "models/registry.h"
+
+namespace weft::train {
+
+DType autocast_of(const std::string& precision) {
+  return precision == "bf16" ? DType::bf16 : DType::f32;
+}
+
+TrainedModel make_trained_model(const Config& config, const data::Preprocess& preprocess,
+                                const std::vector<std::string>& classes) {
+  manual_seed(config.seed);
+  return {
+      config, preprocess, classes,
+      models::make_model(config.model, {.image_size = preprocess.size,
+                                        .classes = static_cast<int64_t>(classes.size()),
+                                        .drop_path = config.drop_path,
+                                        .checkpoint_activations = config.checkpoint_activations})};
+}
+
+nlohmann::json describe(const TrainedModel& m) {
+  const data::Preprocess& p = m.preprocess;
+  return {{"config", to_json(m.config)},
+          {"classes", m.classes},
+          {"preprocess",
+           {{"size", p.size},
+            {"fit", p.fit == data::Fit::kStretch ? "stretch" : "shorter-side"},
+            {"resize", p.resize},
+            {"filter", p.filter == data::Filter::kBilinear ? "bilinear" : "bicubic"},
+            {"mean", p.normalization.mean},
+            {"std", p.normalization.std}}}};
+}
+
+TrainedModel restore_model(const Checkpoint& checkpoint) {
+  Config config;
+  data::Preprocess preprocess;
+  std::vector<std::string> classes;
+  try {
+    const nlohmann::json& state = checkpoint.state;
+    config = config_from_json(state.at("config"));
+    state.at("classes").get_to(classes);
+    const nlohmann::json& p = state.at("preprocess");
+    p.at("size").get_to(preprocess.size);
+    p.at("resize").get_to(preprocess.resize);
+    preprocess.fit = p.at("fit") == "stretch" ? data::Fit::kStretch : data::Fit::kShorterSide;
+    preprocess.filter =
+        p.at("filter") == "bilinear" ? data::Filter::kBilinear : data::Filter::kBicubic;
+    p.at("mean").get_to(preprocess.normalization.mean);
+    p.at("std").get_to(preprocess.normalization.std);
+  } catch (const nlohmann::json::exception& error) {
+    WEFT_FAIL("checkpoint: its state is not one of a training run: {}", error.what());
+  }
+  TrainedModel trained = make_trained_model(config, preprocess, classes);
+  trained.model->load_state_dict(checkpoint.model);
+  return trained;
+}
+
+TrainedModel load_trained_model(const Path& path) {
+  return restore_model(load_checkpoint(path, CheckpointParts::kModel));
+}
+
+int64_t count_correct(const Tensor& logits, const Tensor& labels) {
+  NoGrad guard;
+  return static_cast<int64_t>(ops::sum(ops::eq(ops::argmax(logits, 1), labels)).item());
+}
+
+Score evaluate(TrainedModel& trained, data::Loader& loader, int64_t limit,
+               const std::function<void(int64_t, const Score&)>& progress) {
+  NoGrad guard;
+  // One scope for all batches: the weights are cast once.
+  Autocast mode(autocast_of(trained.config.precision));
+  const bool was_training = trained.model->is_training();
+  trained.model->eval();
+  Score score;
+  double loss_sum = 0, correct = 0;
+  const auto position = loader.position();
+  loader.seek({position.epoch, 0});
+  int64_t batches = 0;
+  while (auto batch = loader.next()) {
+    const Tensor logits = ops::cast((*trained.model)(batch->images), DType::f32);
+    const int64_t n = batch->size();
+    loss_sum += ops::cross_entropy(logits, batch->labels).item() * static_cast<double>(n);
+    correct += static_cast<double>(count_correct(logits, batch->labels));
+    score.examples += n;
+    score.loss = loss_sum / static_cast<double>(score.examples);
+    score.accuracy = correct / static_cast<double>(score.examples);
+    if (progress)
+      progress(++batches, score);
+    else
+      ++batches;
+    if (limit > 0 && batches == limit) break;
+  }
+  trained.model->train(was_training);
+  return score;
+}
+
+}  // namespace weft::train

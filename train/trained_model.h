@@ -1,0 +1,50 @@
+// A model together with what turns an image into its input: what checkpoints hold, eval and predict
+// read.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "data/loader.h"
+#include "nn/module.h"
+#include "train/checkpoint.h"
+#include "train/config.h"
+
+namespace weft::train {
+
+struct TrainedModel {
+  Config config;
+  data::Preprocess preprocess;
+  std::vector<std::string> classes;
+  std::unique_ptr<nn::Module> model;
+};
+
+/// A fresh model for these settings; its weights come from config.seed.
+TrainedModel make_trained_model(const Config& config, const data::Preprocess& preprocess,
+                                const std::vector<std::string>& classes);
+
+/// The part of a checkpoint's state that load_trained_model reads.
+nlohmann::json describe(const TrainedModel& model);
+/// The model of a checkpoint. Throws Error naming the file, the key or the tensor that is wrong.
+TrainedModel load_trained_model(const Path& path);
+TrainedModel restore_model(const Checkpoint& checkpoint);
+
+struct Score {
+  double loss = 0;      // mean cross-entropy
+  double accuracy = 0;  // a fraction
+  int64_t examples = 0;
+};
+
+/// The model on every batch of the loader's next epoch (the first `limit` of them when not 0), in
+/// evaluation mode and in config.precision. Calls progress(batches done, score so far) after each.
+Score evaluate(TrainedModel& model, data::Loader& loader, int64_t limit = 0,
+               const std::function<void(int64_t, const Score&)>& progress = {});
+
+/// bf16 for "bf16", else f32: what an Autocast takes.
+DType autocast_of(const std::string& precision);
+
+/// Rows of `logits` [N, C] whose largest entry stands at their label.
+int64_t count_correct(const Tensor& logits, const Tensor& labels);
+
+}  // namespace weft::train

@@ -1,0 +1,40 @@
+// Training runs: data, model, optimizer and schedule from a Config, checkpoints on the way.
+//
+// A run is a function of its Config alone: the order of images, their augmentation, the initial
+// weights and dropout come from the seed, and no result depends on the number of threads. A run
+// that was interrupted and resumed ends with the same bits as one that was not.
+#pragma once
+
+#include <optional>
+#include <string>
+
+#include "train/config.h"
+
+namespace weft::train {
+
+/// Where and how a run happens; changes nothing of its result but `threads`' speed.
+struct RunOptions {
+  std::string output;  // directory of checkpoints; empty: runs/<recipe>-<n>, the first free n
+  std::string resume;  // a run's directory, or one of its checkpoints
+  int threads = 0;     // 0: one per core
+  bool json = false;   // JSON lines on standard output instead of a table
+};
+
+struct RunResult {
+  bool interrupted = false;
+  std::optional<double> test_accuracy;  // a fraction; none without a test split
+  double validation_accuracy = 0;
+  double seconds = 0;
+  std::string checkpoint;
+
+  int exit_code() const { return interrupted ? 130 : 0; }
+};
+
+/// Runs a configuration to its end, or until Ctrl-C: then the step at hand is finished and saved.
+/// Throws Error for a bad setting or data set before anything is written.
+RunResult train(const Config& config, const RunOptions& options);
+
+/// Continues the run in options.resume with its own configuration.
+RunResult resume(const RunOptions& options);
+
+}  // namespace weft::train
