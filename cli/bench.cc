@@ -1,0 +1,252 @@
+// weft bench step: one training step, timed beside oneDNN's best time for its matrix products.
+//
+// A step is zero_grad, forward, loss, backward and AdamW on resident data. Its rate counts three
+// times the forward pass's matmul FLOPs; recomputation is not counted. The yardstick is the same
+// number of FLOPs over the sum of oneDNN's best time for each product of the step: forward, data
+// gradient and weight gradient, each in its own layout, with plain weights or blocked ones
+// (reordering counted). Steps and products are timed in turn, at the same thread count, so that
+// both see the same machine.
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <chrono>
+#include <map>
+#include <memory>
+#include <nlohmann/json.hpp>
+
+#include "autograd/autocast.h"
+#include "autograd/backward.h"
+#include "autograd/ops.h"
+#include "autograd/random.h"
+#include "cli/command.h"
+#include "core/allocator.h"
+#include "core/parallel.h"
+#include "kernels/gemm/onednn_matmul.h"
+#include "kernels/profile.h"
+#include "models/registry.h"
+#include "optim/adam.h"
+#include "train/progress.h"
+#include "train/trained_model.h"
+
+namespace weft::cli {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+struct Arguments {
+  std::string model = "cct", precision = "fp32";
+  int64_t batch = 64, image_size = 0, classes = 0;
+  int steps = 7, warmup = 2, threads = 0;
+  bool checkpoint_activations = false, json = false, profile = false;
+};
+
+double seconds_of(const std::function<void()>& work) {
+  const Clock::time_point start = Clock::now();
+  work();
+  return std::chrono::duration<double>(Clock::now() - start).count();
+}
+
+double median(std::vector<double> values) {
+  std::ranges::sort(values);
+  const size_t n = values.size();
+  return n % 2 ? values[n / 2] : (values[n / 2 - 1] + values[n / 2]) / 2;
+}
+
+/// A training step of a model on one resident batch.
+class Step {
+ public:
+  explicit Step(const Arguments& a) : precision_(train::autocast_of(a.precision)) {
+    manual_seed(0);
+    models::ModelOptions options;
+    if (a.image_size > 0) options.image_size = a.image_size;
+    if (a.classes > 0) options.classes = a.classes;
+    if (a.checkpoint_activations) options.checkpoint_activations = true;
+    model_ = models::make_model(a.model, options);
+    const int64_t size = model_->image_size();
+    images_ = ops::randn({a.batch, model_->channels(), size, size});
+    std::vector<int64_t> labels(a.batch);
+    for (int64_t i = 0; i < a.batch; ++i) labels[i] = i % model_->classes();
+    labels_ = Tensor::from(labels, {a.batch});
+    optimizer_ =
+        std::make_unique<optim::AdamW>(model_->named_parameters(), optim::AdamWOptions{.lr = 1e-4});
+  }
+
+  void run() {
+    optimizer_->zero_grad();
+    {
+      const Autocast mode(precision_);
+      const Tensor logits = ops::cast((*model_)(images_), DType::f32);
+      backward(ops::cross_entropy(logits, labels_));
+    }
+    optimizer_->step();
+  }
+
+  const models::Classifier& model() const { return *model_; }
+
+ private:
+  DType precision_;
+  std::unique_ptr<models::Classifier> model_;
+  Tensor images_, labels_;
+  std::unique_ptr<optim::AdamW> optimizer_;
+};
+
+/// One matrix product of a step, timed through oneDNN alone.
+class Product {
+ public:
+  Product(const kernels::MatmulKey& key, double count) : count_(count) {
+    keys_.push_back(key);
+    // Blocked weights: only one matrix can be reordered ahead of many rows.
+    if (key.batch == 1) {
+      keys_.push_back(key);
+      keys_.back().reorders_b = true;
+    }
+    times_.resize(keys_.size());
+    const auto draw = [](int64_t n, DType dtype) { return ops::cast(ops::randn({n}), dtype); };
+    a_ = draw(key.batch * key.m * key.k, key.input);
+    b_ = draw(key.batch * key.k * key.n, key.input);
+    c_ = Tensor::empty({key.batch * key.m * key.n}, key.output);
+  }
+
+  void time() {
+    for (size_t i = 0; i < keys_.size(); ++i) {
+      const auto run = [&] { kernels::onednn_matmul(keys_[i], a_.raw(), b_.raw(), c_.raw()); };
+      if (times_[i].empty()) run();  // creates the primitive
+      times_[i].push_back(std::min(seconds_of(run), seconds_of(run)));
+    }
+  }
+
+  double seconds() const {
+    double best = median(times_[0]);
+    for (const auto& times : times_) best = std::min(best, median(times));
+    return count_ * best;
+  }
+
+ private:
+  double count_;
+  std::vector<kernels::MatmulKey> keys_;
+  std::vector<std::vector<double>> times_;
+  Tensor a_, b_, c_;
+};
+
+/// The products of a step: forward C = A B^T as linear layers have it, and both gradients.
+std::vector<Product> products_of(const models::Classifier& model, int64_t batch, DType dtype) {
+  std::vector<Product> products;
+  for (const models::Matmul& f : model.forward_matmuls(batch)) {
+    kernels::MatmulKey key{
+        .input = dtype, .output = dtype, .batch = f.batch, .threads = num_threads()};
+    const auto add = [&](int64_t m, int64_t n, int64_t k, bool a_transposed, bool b_transposed,
+                         DType output) {
+      key.m = m, key.n = n, key.k = k;
+      key.a_transposed = a_transposed, key.b_transposed = b_transposed;
+      key.output = output;
+      products.emplace_back(key, static_cast<double>(f.count));
+    };
+    add(f.m, f.n, f.k, false, true, dtype);                              // y = x W^T
+    add(f.m, f.k, f.n, false, false, dtype);                             // dx = dy W
+    add(f.n, f.k, f.m, true, false, f.batch == 1 ? DType::f32 : dtype);  // dW = dy^T x
+  }
+  return products;
+}
+
+void print_profile(const kernels::Profile& profile, double seconds) {
+  train::Table table({{"kernel", -100}, {"calls", 6}, {"ms", 9}, {"share", 7}}, stderr);
+  for (const auto& row : profile.rows()) {
+    if (row.seconds < 0.003 * seconds) continue;
+    table.row({row.name.substr(0, 100), std::to_string(row.calls),
+               fmt::format("{:.2f}", 1e3 * row.seconds),
+               fmt::format("{:.1f}%", 100 * row.seconds / seconds)});
+  }
+  fmt::print(stderr, "kernels {:.2f} ms of a step of {:.2f} ms\n", 1e3 * profile.total_seconds(),
+             1e3 * seconds);
+}
+
+int run_bench(const Arguments& a) {
+  if (a.threads > 0) set_num_threads(a.threads);
+  Step step(a);
+  for (int i = 0; i < a.warmup; ++i) step.run();
+  CachingAllocator& memory = allocator({});
+  memory.reset_peak();
+  step.run();
+  const size_t peak_bytes = memory.stats().peak_live;
+  const size_t reserved_bytes = memory.stats().peak_reserved;
+  if (a.profile) {
+    kernels::Profile profile(true);
+    const double seconds = seconds_of([&] { step.run(); });
+    print_profile(profile, seconds);
+  }
+
+  const double flops = 3 * step.model().forward_matmul_flops() * static_cast<double>(a.batch);
+  const DType dtype = train::autocast_of(a.precision);
+  std::vector<Product> products;
+  const bool has_yardstick = dtype == DType::f32 || kernels::onednn_has_bf16();
+  if (has_yardstick) products = products_of(step.model(), a.batch, dtype);
+  std::vector<double> times;
+  for (int i = 0; i < a.steps; ++i) {
+    times.push_back(seconds_of([&] { step.run(); }));
+    for (Product& product : products) product.time();
+  }
+  double gemm_seconds = 0;
+  for (const Product& product : products) gemm_seconds += product.seconds();
+  const double step_seconds = median(times);
+  const double tflops = flops / step_seconds * 1e-12;
+  const double gemm_tflops = has_yardstick ? flops / gemm_seconds * 1e-12 : 0;
+  const auto [fastest, slowest] = std::ranges::minmax(times);
+
+  nlohmann::ordered_json result = {
+      {"model", a.model},
+      {"batch", a.batch},
+      {"precision", a.precision},
+      {"threads", num_threads()},
+      {"parameters", step.model().num_parameters()},
+      {"images_per_second", static_cast<double>(a.batch) / step_seconds},
+      {"step_ms", {{"median", 1e3 * step_seconds}, {"min", 1e3 * fastest}, {"max", 1e3 * slowest}}},
+      {"tflops", tflops},
+      {"gemm_tflops", gemm_tflops},
+      {"gemm_fraction", has_yardstick ? tflops / gemm_tflops : 0},
+      {"peak_bytes", peak_bytes},
+      {"reserved_bytes", reserved_bytes}};
+  if (a.json) {
+    fmt::print("{}\n", result.dump());
+    return 0;
+  }
+  fmt::print("{} ({} parameters), batch {}, {}, {} threads\n", a.model,
+             step.model().num_parameters(), a.batch, a.precision, num_threads());
+  fmt::print("step {:.1f} ms (min {:.1f}, max {:.1f}), {:.2f} images/s\n", 1e3 * step_seconds,
+             1e3 * fastest, 1e3 * slowest, static_cast<double>(a.batch) / step_seconds);
+  fmt::print("{:.3f} TFLOP/s, {:.0f}% of oneDNN's {:.3f} on the same products\n", tflops,
+             has_yardstick ? 100 * tflops / gemm_tflops : 0, gemm_tflops);
+  fmt::print("peak memory {:.1f} MB ({:.1f} MB reserved)\n", 1e-6 * static_cast<double>(peak_bytes),
+             1e-6 * static_cast<double>(reserved_bytes));
+  return 0;
+}
+
+}  // namespace
+
+void add_bench(CLI::App& app, Action& action) {
+  CLI::App& bench = *app.add_subcommand("bench", "Measure speed and memory");
+  bench.require_subcommand(1);
+  CLI::App& command =
+      *bench.add_subcommand("step", "One training step against oneDNN on its matrix products");
+  const auto a = std::make_shared<Arguments>();
+  command.add_option("--model", a->model, "A model's name")->capture_default_str();
+  command.add_option("--batch", a->batch, "Images")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  command.add_option("--precision", a->precision, "fp32 or bf16")
+      ->check(CLI::IsMember({"fp32", "bf16"}));
+  command.add_option("--image-size", a->image_size, "Default: the model's own")
+      ->check(CLI::PositiveNumber);
+  command.add_option("--classes", a->classes, "Default: the model's own")
+      ->check(CLI::PositiveNumber);
+  command.add_option("--steps", a->steps, "Timed steps")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  command.add_option("--threads", a->threads, "Default: one per core")->check(CLI::PositiveNumber);
+  command.add_flag("--checkpoint-activations", a->checkpoint_activations,
+                   "Compute activations twice");
+  command.add_flag("--profile", a->profile, "Time by kernel, on standard error");
+  command.add_flag("--json", a->json, "Print one JSON object");
+  command.callback([a, &action] { action = [a] { return run_bench(*a); }; });
+}
+
+}  // namespace weft::cli
