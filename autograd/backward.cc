@@ -15,9 +15,9 @@ struct Accumulator {
   Tensor value;
   bool owned = false;
 
-  void add(const Tensor& gradient, bool create_graph) {
+  void add(Tensor gradient, bool create_graph) {
     if (!value.defined()) {
-      value = gradient;
+      value = std::move(gradient);
       return;
     }
     if (create_graph || !owned) {
@@ -156,13 +156,16 @@ class Pass {
     }
   }
 
-  void send(const Edge& edge, const Tensor& gradient) {
+  /// Takes the gradient: a leaf that gets the only handle on it keeps it without a copy.
+  void send(const Edge& edge, Tensor gradient) {
     if (edge.leaf) {
       LeafState& leaf = leaves_.at(edge.leaf.get());
-      if (gradient.defined()) leaf.gradient.add(gradient, options_.create_graph);
+      if (gradient.defined()) leaf.gradient.add(std::move(gradient), options_.create_graph);
       if (--leaf.pending == 0) finish_leaf(leaf);
     } else if (edge.node && gradient.defined()) {
-      states_.at(edge.node.get()).gradients[edge.index].add(gradient, options_.create_graph);
+      states_.at(edge.node.get())
+          .gradients[edge.index]
+          .add(std::move(gradient), options_.create_graph);
     }
   }
 
@@ -224,7 +227,8 @@ class Pass {
     Tensors results;
     {
       const GradMode mode(options_.create_graph);
-      // A NaN made on the way is blamed on this node, below, not on the ops its gradient consists of.
+      // A NaN made on the way is blamed on this node, below, not on the ops its gradient consists
+      // of.
       const AnomalyMode unchecked(false);
       results =
           node.backward(Backward(state.node, std::move(gradients), needs, options_.create_graph));
@@ -239,7 +243,7 @@ class Pass {
       node.backward = nullptr;
     }
     for (size_t i = 0; i < results.size(); ++i) {
-      if (needs[i]) send(node.edges[i], results[i]);
+      if (needs[i]) send(node.edges[i], std::move(results[i]));
       results[i] = {};
     }
   }
