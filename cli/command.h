@@ -15,6 +15,9 @@ using Action = std::function<int()>;
 inline constexpr int kFailure = 1;
 inline constexpr int kUsage = 2;
 
+/// The most that --threads takes.
+inline constexpr int kMostThreads = 1024;
+
 /// A mistake in the command line that only the command itself can see: unknown recipe, ...
 class UsageError : public std::runtime_error {
  public:

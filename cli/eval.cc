@@ -1,10 +1,12 @@
 // weft eval: the accuracy of a checkpoint on a data set.
 #include <fmt/core.h>
 
+#include <algorithm>
 #include <memory>
 #include <nlohmann/json.hpp>
 
 #include "cli/command.h"
+#include "core/error.h"
 #include "core/parallel.h"
 #include "data/open.h"
 #include "train/progress.h"
@@ -15,27 +17,38 @@ namespace {
 
 struct Arguments {
   std::string checkpoint, data, precision;
-  int64_t batch_size = 128, limit_batches = 0;
+  int64_t batch_size = 0, limit_batches = 0;
   int threads = 0;
   bool json = false;
 };
 
 int run_eval(const Arguments& a) {
+  if (!a.data.empty()) {
+    try {
+      data::check_data_spec(a.data);
+    } catch (const Error& error) {
+      throw UsageError(error.what());
+    }
+  }
   if (a.threads > 0) set_num_threads(a.threads);
   train::TrainedModel trained = train::load_trained_model(a.checkpoint);
   if (!a.precision.empty()) trained.config.precision = a.precision;
   const std::string spec = a.data.empty() ? trained.config.data : a.data;
   const data::Evaluation opened = data::open_evaluation(spec);
   const data::DatasetPtr dataset = data::relabel(opened.dataset, trained.classes);
-  data::Loader loader(dataset, {.batch_size = a.batch_size,
+  const int64_t batch_size = a.batch_size > 0 ? a.batch_size : trained.config.batch_size;
+  data::Loader loader(dataset, {.batch_size = batch_size,
                                 .workers = std::max(1, num_threads()),
                                 .preprocess = trained.preprocess});
   train::Score score;
   {
-    train::Progress progress("eval", loader.batches());
+    const int64_t total =
+        a.limit_batches > 0 ? std::min(a.limit_batches, loader.batches()) : loader.batches();
+    train::Progress progress("eval", total);
     score =
         train::evaluate(trained, loader, a.limit_batches, [&](int64_t done, const train::Score& s) {
           progress.update(done, s.examples, s.loss, s.accuracy);
+          return true;
         });
   }
   if (a.json) {
@@ -63,11 +76,13 @@ void add_eval(CLI::App& app, Action& action) {
       "data it was trained on");
   command.add_option("--precision", a->precision, "fp32 or bf16; default: the training's")
       ->check(CLI::IsMember({"fp32", "bf16"}));
-  command.add_option("--batch-size", a->batch_size, "Images per forward pass")
+  command
+      .add_option("--batch-size", a->batch_size, "Images per forward pass; default: the training's")
       ->check(CLI::PositiveNumber);
   command.add_option("--limit-batches", a->limit_batches, "Stop after so many; 0: all")
       ->check(CLI::NonNegativeNumber);
-  command.add_option("--threads", a->threads, "Default: one per core")->check(CLI::PositiveNumber);
+  command.add_option("--threads", a->threads, "Default: one per core")
+      ->check(CLI::Range(1, kMostThreads));
   command.add_flag("--json", a->json, "Print one JSON object");
   command.callback([a, &action] { action = [a] { return run_eval(*a); }; });
 }

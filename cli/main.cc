@@ -3,6 +3,7 @@
 #include <fmt/core.h>
 
 #include <algorithm>
+#include <csignal>
 #include <cstdio>
 #include <exception>
 #include <string>
@@ -63,6 +64,8 @@ int run(int argc, char** argv) {
 }  // namespace weft::cli
 
 int main(int argc, char** argv) {
+  // A file that grows beyond the process's limit is then an error of write(), as on a full disk.
+  std::signal(SIGXFSZ, SIG_IGN);
   try {
     const int code = weft::cli::run(argc, argv);
     // Standard output may be a full disk or a closed pipe: what was promised there is then missing.

@@ -9,6 +9,7 @@
 #include "autograd/autocast.h"
 #include "autograd/ops.h"
 #include "cli/command.h"
+#include "core/parallel.h"
 #include "data/image.h"
 #include "train/progress.h"
 #include "train/trained_model.h"
@@ -19,7 +20,7 @@ namespace {
 struct Arguments {
   std::string checkpoint;
   std::vector<std::string> images;
-  int top = 3;
+  int top = 3, threads = 0;
   bool json = false;
 };
 
@@ -50,6 +51,7 @@ std::vector<Guess> predict(train::TrainedModel& trained, const std::string& path
 }
 
 int run_predict(const Arguments& a) {
+  if (a.threads > 0) set_num_threads(a.threads);
   train::TrainedModel trained = train::load_trained_model(a.checkpoint);
   trained.model->eval();
   size_t path_width = 5, class_width = 5;
@@ -89,6 +91,8 @@ void add_predict(CLI::App& app, Action& action) {
       ->required();
   command.add_option("IMAGE", a->images, "JPEG or PNG files")->required();
   command.add_option("--top", a->top, "Classes to show for each image")->check(CLI::PositiveNumber);
+  command.add_option("--threads", a->threads, "Default: one per core")
+      ->check(CLI::Range(1, kMostThreads));
   command.add_flag("--json", a->json, "Print one JSON object a line");
   command.callback([a, &action] { action = [a] { return run_predict(*a); }; });
 }

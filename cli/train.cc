@@ -1,11 +1,13 @@
 // weft train: options on top of a recipe.
-#include <fmt/core.h>
+#include <fmt/format.h>
 
 #include <functional>
+#include <type_traits>
 #include <vector>
 
 #include "cli/command.h"
 #include "core/error.h"
+#include "models/registry.h"
 #include "train/trainer.h"
 
 namespace weft::cli {
@@ -19,18 +21,22 @@ struct Arguments {
   bool list_recipes = false;
 };
 
-/// An option that replaces one setting of the recipe.
-template <class T>
-CLI::Option* setting(CLI::App& command, Arguments& arguments, const std::string& name,
-                     T train::Config::*member, const std::string& help) {
-  return command
-      .add_option_function<T>(
-          name,
-          [&arguments, member](const T& value) {
-            arguments.overrides.push_back([member, value](train::Config& c) { c.*member = value; });
-          },
-          help)
-      ->type_name(CLI::detail::type_name<T>());
+/// An option that replaces one setting of the recipe: a member of Config, or a function from a
+/// Config to a reference.
+template <class Member>
+void setting(CLI::App& command, Arguments& arguments, const std::string& name, Member member,
+             const std::string& help) {
+  using T = std::decay_t<std::invoke_result_t<Member, train::Config&>>;
+  const auto replace = [&arguments, member](const T& value) {
+    arguments.overrides.push_back(
+        [member, value](train::Config& c) { std::invoke(member, c) = value; });
+  };
+  if constexpr (std::is_same_v<T, bool>) {
+    command.add_flag_function(
+        name, [replace](int64_t count) { replace(count > 0); }, help);
+  } else {
+    command.add_option_function<T>(name, replace, help)->type_name(CLI::detail::type_name<T>());
+  }
 }
 
 std::string recipes_help() {
@@ -71,8 +77,9 @@ void add_train(CLI::App& app, Action& action) {
   command.add_option("--recipe", a.recipe, recipes_help());
   setting(command, a, "--data", &C::data, "builtin, cifar10:DIR, mnist:DIR or folder:DIR");
   setting(command, a, "--model", &C::model,
-          "vit_lite, cct, vit_b_16, vit_b_32, vit_l_16, resnet8, resnet50");
-  setting(command, a, "--image-size", &C::image_size, "Pixels; default: the data's own size");
+          fmt::format("{}", fmt::join(models::model_names(), ", ")));
+  setting(command, a, "--image-size", &C::image_size,
+          "Pixels; default: the data's own size, up to 224");
   setting(command, a, "--epochs", &C::epochs, "Passes over the training images");
   setting(command, a, "--batch-size", &C::batch_size, "Images per forward pass");
   setting(command, a, "--accumulate", &C::accumulate, "Batches whose gradients make one step");
@@ -87,16 +94,28 @@ void add_train(CLI::App& app, Action& action) {
   setting(command, a, "--warmup", &C::warmup,
           "Share of the steps in which the learning rate rises");
   setting(command, a, "--label-smoothing", &C::label_smoothing, "In [0, 1)");
+  setting(command, a, "--momentum", &C::momentum, "Of sgd");
+  setting(command, a, "--drop-path", &C::drop_path,
+          "Probability of skipping the last block; of transformers");
+  const auto augmentation = [&](const char* name, auto member, const char* help) {
+    setting(
+        command, a, name, [member](C & c) -> auto& { return c.augmentation.*member; }, help);
+  };
+  using A = data::Augmentation;
+  augmentation("--shift", &A::shift, "Move training images by up to so many pixels");
+  augmentation("--flip,!--no-flip", &A::flip, "Mirror half of the training images");
+  augmentation("--rand-augment", &A::rand_augment, "RandAugment operations per image");
+  augmentation("--erase", &A::erase, "Probability of erasing a rectangle");
+  augmentation("--mixup", &A::mixup, "Alpha of mixup; 0: none");
+  augmentation("--cutmix", &A::cutmix, "Alpha of cutmix; 0: none");
   setting(command, a, "--precision", &C::precision,
           "fp32, or bf16: products in bf16 on f32 weights, gradients and optimizer state");
   setting(command, a, "--seed", &C::seed, "Of weights, order, augmentation and dropout");
-  command.add_flag_callback(
-      "--checkpoint-activations",
-      [&a] { a.overrides.push_back([](C& c) { c.checkpoint_activations = true; }); },
-      "Compute activations twice instead of keeping them");
+  setting(command, a, "--checkpoint-activations", &C::checkpoint_activations,
+          "Compute activations twice instead of keeping them");
   command.add_option("--threads", a.run.threads, "Default: one per core")
-      ->check(CLI::PositiveNumber);
-  command.add_option("--output", a.run.output, "Directory of checkpoints; default runs/RECIPE-N");
+      ->check(CLI::Range(1, kMostThreads));
+  command.add_option("--output", a.run.output, "Directory of checkpoints; default: runs/RECIPE-N");
   command.add_option("--resume", a.run.resume, "Continue the run of this directory, bit for bit")
       ->excludes("--output");
   command.add_flag("--json", a.run.json, "One JSON object a line on standard output");

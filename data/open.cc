@@ -24,6 +24,7 @@ struct Source {
   std::string directory;
 };
 
+// What the words of a spec say, before anything is looked up.
 Source parse(const std::string& spec) {
   if (spec == "builtin") return {Kind::kBuiltin, ""};
   constexpr std::pair<const char*, Kind> kPrefixes[] = {
@@ -32,16 +33,24 @@ Source parse(const std::string& spec) {
     if (!spec.starts_with(prefix)) continue;
     const std::string directory = spec.substr(std::string(prefix).size());
     WEFT_CHECK(!directory.empty(), "data '{}': expected a directory after the colon", spec);
-    WEFT_CHECK(is_folder(directory), "data '{}': {} is not a directory", spec, directory);
-    // CIFAR-10 is also passed on as images: one folder per class instead of the binary batches.
-    if (kind == Kind::kCifar10 && !has_cifar10_batches(directory)) {
-      for (const fs::path& entry : sorted_entries(directory)) {
-        if (is_folder(entry)) return {Kind::kFolder, directory};
-      }
-    }
     return {kind, directory};
   }
   WEFT_FAIL("unknown data '{}': expected builtin, cifar10:DIR, folder:DIR or mnist:DIR", spec);
+}
+
+// The source that a spec stands for on this disk.
+Source locate(const std::string& spec) {
+  const Source source = parse(spec);
+  if (source.kind == Kind::kBuiltin) return source;
+  WEFT_CHECK(is_folder(source.directory), "data '{}': {} is not a directory", spec,
+             source.directory);
+  // CIFAR-10 is also passed on as images: one folder per class instead of the binary batches.
+  if (source.kind == Kind::kCifar10 && !has_cifar10_batches(source.directory)) {
+    for (const fs::path& entry : sorted_entries(source.directory)) {
+      if (is_folder(entry)) return {Kind::kFolder, source.directory};
+    }
+  }
+  return source;
 }
 
 // Which of DIR/train, DIR/val and DIR/test exist; none means that DIR holds class folders.
@@ -116,8 +125,10 @@ HoldOut stratified_hold_out(const Dataset& dataset, double fraction, uint64_t se
   return parts;
 }
 
+void check_data_spec(const std::string& spec) { parse(spec); }
+
 Splits open_data(const std::string& spec, uint64_t seed) {
-  const Source source = parse(spec);
+  const Source source = locate(spec);
   switch (source.kind) {
     case Kind::kBuiltin:
       return {builtin_images(BuiltinPart::kTrain), builtin_images(BuiltinPart::kValidation),
@@ -136,7 +147,7 @@ Splits open_data(const std::string& spec, uint64_t seed) {
 }
 
 Evaluation open_evaluation(const std::string& spec) {
-  const Source source = parse(spec);
+  const Source source = locate(spec);
   switch (source.kind) {
     case Kind::kBuiltin:
       return {builtin_images(BuiltinPart::kTest), "test"};

@@ -25,6 +25,9 @@ struct Splits {
   DatasetPtr test;  // null where the data has none
 };
 
+/// Throws Error listing the accepted specs unless `spec` reads like one of them. Touches no file.
+void check_data_spec(const std::string& spec);
+
 /// Opens the splits that `spec` names. `seed` chooses the images held out of a folder and nothing
 /// else. Labels of every split count in the training set's class names. Throws Error naming the
 /// spec and the accepted ones, or the file or folder that is wrong.

@@ -1,11 +1,16 @@
 #include "train/config.h"
 
+#include <cmath>
 #include <functional>
 
 #include "core/error.h"
+#include "data/open.h"
+#include "models/registry.h"
 
 namespace weft::train {
 namespace {
+
+constexpr int64_t kLargestImage = 4096;
 
 struct Recipe {
   const char* name;
@@ -132,21 +137,38 @@ void validate(const Config& c) {
   const auto not_negative = [](const char* setting, double value) {
     WEFT_CHECK(value >= 0, "{}: must not be negative, got {}", setting, value);
   };
+  data::check_data_spec(c.data);
+  check_choice("model", c.model, models::model_names());
   positive("epochs", c.epochs);
   positive("batch-size", c.batch_size);
   positive("accumulate", c.accumulate);
   not_negative("limit-batches", static_cast<double>(c.limit_batches));
-  not_negative("image-size", static_cast<double>(c.image_size));
+  WEFT_CHECK(c.image_size >= 0 && c.image_size <= kLargestImage,
+             "image-size: expected a number of pixels up to {}, got {}", kLargestImage,
+             c.image_size);
   check_choice("optimizer", c.optimizer, {"adamw", "adam", "sgd"});
   check_choice("schedule", c.schedule, {"one-cycle", "cosine", "constant"});
   check_choice("precision", c.precision, {"fp32", "bf16"});
   WEFT_CHECK(c.lr > 0, "lr: expected a positive number, got {}", c.lr);
   not_negative("weight-decay", c.weight_decay);
   not_negative("clip-norm", c.clip_norm);
+  WEFT_CHECK(std::isfinite(c.lr) && std::isfinite(c.weight_decay) && std::isfinite(c.clip_norm),
+             "lr, weight-decay and clip-norm: expected finite numbers, got {}, {} and {}", c.lr,
+             c.weight_decay, c.clip_norm);
   share("momentum", c.momentum);
   share("warmup", c.warmup);
   share("label-smoothing", c.label_smoothing);
   share("drop-path", c.drop_path);
+  const data::Augmentation& a = c.augmentation;
+  WEFT_CHECK(a.shift >= 0 && a.shift <= kLargestImage, "shift: expected 0 to {} pixels, got {}",
+             kLargestImage, a.shift);
+  WEFT_CHECK(a.rand_augment >= 0 && a.rand_augment <= 100,
+             "rand-augment: expected 0 to 100 operations, got {}", a.rand_augment);
+  WEFT_CHECK(a.magnitude >= 0 && a.magnitude <= 30, "magnitude: expected 0 to 30, got {}",
+             a.magnitude);
+  WEFT_CHECK(a.erase >= 0 && a.erase <= 1, "erase: expected a probability, got {}", a.erase);
+  not_negative("mixup", a.mixup);
+  not_negative("cutmix", a.cutmix);
 }
 
 nlohmann::json to_json(const Config& config) {

@@ -15,7 +15,7 @@ struct Config {
   std::string recipe;
   std::string data = "builtin";  // data/open.h
   std::string model = "vit_lite";
-  int64_t image_size = 0;  // pixels; 0: that of the data
+  int64_t image_size = 0;  // pixels; 0: the data's own, at most 224
 
   int64_t epochs = 10;
   int64_t batch_size = 64;

@@ -50,7 +50,8 @@ double Progress::now() const { return options_.clock ? options_.clock() : steady
 
 double Progress::images_per_second() const {
   const double seconds = now() - start_;
-  return seconds > 0 ? static_cast<double>(images_) / seconds : 0;
+  const int64_t images = images_ - options_.first_image;
+  return seconds > 0 && images > 0 ? static_cast<double>(images) / seconds : 0;
 }
 
 void Progress::update(int64_t step, int64_t images, double loss, double accuracy) {
@@ -85,10 +86,11 @@ std::string Progress::line(int width) const {
   if (!std::isnan(loss_)) text += fmt::format("  loss {:.4f}", loss_);
   if (!std::isnan(accuracy_)) text += fmt::format("  accuracy {:.1f}%", 100 * accuracy_);
   text += fmt::format("  {:.0f} images/s", images_per_second());
-  if (step_ > 0) {
+  const int64_t steps = step_ - options_.first_step;
+  if (steps > 0) {
     const auto left = static_cast<double>(total_steps_ - step_ + options_.steps_after);
     text += fmt::format("  {} left",
-                        format_duration((now() - start_) / static_cast<double>(step_) * left));
+                        format_duration((now() - start_) / static_cast<double>(steps) * left));
   }
   // The bar takes the columns that the figures leave: a line that wrapped could not be redrawn.
   const int spare = width - static_cast<int>(label_.size() + text.size()) - 3;

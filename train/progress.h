@@ -16,6 +16,9 @@ std::string format_duration(double seconds);
 
 struct ProgressOptions {
   std::FILE* out = stderr;
+  /// Steps, and images in them, that were done before: they count in neither rate nor time left.
+  int64_t first_step = 0;
+  int64_t first_image = 0;
   /// Steps that follow those of this bar, counted in the time left.
   int64_t steps_after = 0;
   /// Whether `out` is a terminal; asked of the system when not set.

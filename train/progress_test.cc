@@ -65,6 +65,21 @@ TEST_CASE("On a terminal the bar is drawn in place, at most ten times a second, 
                           erase);
 }
 
+TEST_CASE("A bar that starts late counts only its own steps in rate and time left") {
+  Capture out;
+  double time = 0;
+  Progress progress(
+      "epoch 1/1", 10,
+      {.out = out.file(), .first_step = 6, .first_image = 600, .terminal = true, .clock = [&] {
+         return time;
+       }});
+  CHECK(progress.images_per_second() == 0);
+  time = 5;
+  progress.update(7, 700);
+  CHECK(progress.images_per_second() == 20);
+  CHECK_THAT(out.text(), Catch::Matchers::Contains(" 70%  20 images/s  15s left"));
+}
+
 TEST_CASE("Elsewhere a whole plain line is printed every 20 seconds") {
   Capture out;
   double time = 0;

@@ -13,13 +13,13 @@ DType autocast_of(const std::string& precision) {
 
 TrainedModel make_trained_model(const Config& config, const data::Preprocess& preprocess,
                                 const std::vector<std::string>& classes) {
+  models::ModelOptions options = {.image_size = preprocess.size,
+                                  .classes = static_cast<int64_t>(classes.size())};
+  // Only transformers have these: asked of another model they are refused by name.
+  if (config.drop_path > 0) options.drop_path = config.drop_path;
+  if (config.checkpoint_activations) options.checkpoint_activations = true;
   manual_seed(config.seed);
-  return {
-      config, preprocess, classes,
-      models::make_model(config.model, {.image_size = preprocess.size,
-                                        .classes = static_cast<int64_t>(classes.size()),
-                                        .drop_path = config.drop_path,
-                                        .checkpoint_activations = config.checkpoint_activations})};
+  return {config, preprocess, classes, models::make_model(config.model, options)};
 }
 
 nlohmann::json describe(const TrainedModel& m) {
@@ -35,7 +35,7 @@ nlohmann::json describe(const TrainedModel& m) {
             {"std", p.normalization.std}}}};
 }
 
-TrainedModel restore_model(const Checkpoint& checkpoint) {
+TrainedModel restore_model(const Checkpoint& checkpoint, const Path& path) {
   Config config;
   data::Preprocess preprocess;
   std::vector<std::string> classes;
@@ -51,16 +51,19 @@ TrainedModel restore_model(const Checkpoint& checkpoint) {
         p.at("filter") == "bilinear" ? data::Filter::kBilinear : data::Filter::kBicubic;
     p.at("mean").get_to(preprocess.normalization.mean);
     p.at("std").get_to(preprocess.normalization.std);
+    TrainedModel trained = make_trained_model(config, preprocess, classes);
+    trained.model->load_state_dict(checkpoint.model);
+    return trained;
   } catch (const nlohmann::json::exception& error) {
-    WEFT_FAIL("checkpoint: its state is not one of a training run: {}", error.what());
+    WEFT_FAIL("{}: the state is not that of a training run: {}", path.string(), error.what());
+  } catch (const Error& error) {
+    WEFT_FAIL("{}: {}", path.string(), error.what());
   }
-  TrainedModel trained = make_trained_model(config, preprocess, classes);
-  trained.model->load_state_dict(checkpoint.model);
-  return trained;
 }
 
 TrainedModel load_trained_model(const Path& path) {
-  return restore_model(load_checkpoint(path, CheckpointParts::kModel));
+  const Path step = find_checkpoint(path);
+  return restore_model(load_checkpoint(step, CheckpointParts::kModel), step);
 }
 
 int64_t count_correct(const Tensor& logits, const Tensor& labels) {
@@ -69,7 +72,7 @@ int64_t count_correct(const Tensor& logits, const Tensor& labels) {
 }
 
 Score evaluate(TrainedModel& trained, data::Loader& loader, int64_t limit,
-               const std::function<void(int64_t, const Score&)>& progress) {
+               const std::function<bool(int64_t, const Score&)>& progress) {
   NoGrad guard;
   // One scope for all batches: the weights are cast once.
   Autocast mode(autocast_of(trained.config.precision));
@@ -88,11 +91,9 @@ Score evaluate(TrainedModel& trained, data::Loader& loader, int64_t limit,
     score.examples += n;
     score.loss = loss_sum / static_cast<double>(score.examples);
     score.accuracy = correct / static_cast<double>(score.examples);
-    if (progress)
-      progress(++batches, score);
-    else
-      ++batches;
-    if (limit > 0 && batches == limit) break;
+    ++batches;
+    if (progress && !progress(batches, score)) break;
+    if (batches == limit) break;
   }
   trained.model->train(was_training);
   return score;

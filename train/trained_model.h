@@ -2,6 +2,7 @@
 // read.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -26,9 +27,11 @@ TrainedModel make_trained_model(const Config& config, const data::Preprocess& pr
 
 /// The part of a checkpoint's state that load_trained_model reads.
 nlohmann::json describe(const TrainedModel& model);
-/// The model of a checkpoint. Throws Error naming the file, the key or the tensor that is wrong.
+/// The model of a run's directory or of one of its checkpoints. Throws Error naming the file, the
+/// key or the tensor that is wrong.
 TrainedModel load_trained_model(const Path& path);
-TrainedModel restore_model(const Checkpoint& checkpoint);
+/// The same of a checkpoint in memory; errors name `path`.
+TrainedModel restore_model(const Checkpoint& checkpoint, const Path& path);
 
 struct Score {
   double loss = 0;      // mean cross-entropy
@@ -37,9 +40,10 @@ struct Score {
 };
 
 /// The model on every batch of the loader's next epoch (the first `limit` of them when not 0), in
-/// evaluation mode and in config.precision. Calls progress(batches done, score so far) after each.
+/// evaluation mode and in config.precision. After each it calls progress(batches done, score so
+/// far) and stops where that returns false.
 Score evaluate(TrainedModel& model, data::Loader& loader, int64_t limit = 0,
-               const std::function<void(int64_t, const Score&)>& progress = {});
+               const std::function<bool(int64_t, const Score&)>& progress = {});
 
 /// bf16 for "bf16", else f32: what an Autocast takes.
 DType autocast_of(const std::string& precision);

@@ -3,8 +3,11 @@
 #include <fmt/core.h>
 #include <signal.h>
 
+#include <algorithm>
+#include <cerrno>
 #include <chrono>
 #include <cmath>
+#include <cstring>
 
 #include "autograd/autocast.h"
 #include "autograd/backward.h"
@@ -63,10 +66,21 @@ struct EpochStatistics {
   }
 };
 
+/// What an epoch came to; NaN before the first.
+struct EpochResult {
+  double loss = NAN;
+  double train_accuracy = NAN;
+  Score validation = {NAN, NAN, 0};
+};
+
 data::Preprocess preprocess_for(const Config& config, const data::Dataset& dataset) {
+  // Photographs are larger than any model here reads.
+  constexpr int kLargestDefault = 224;
   const data::ImageFormat format = dataset.format();
+  const int own_size = std::min({format.height, format.width, kLargestDefault});
   data::Preprocess preprocess;
-  preprocess.size = static_cast<int>(config.image_size > 0 ? config.image_size : format.height);
+  preprocess.size = config.image_size > 0 ? static_cast<int>(config.image_size) : own_size;
+  preprocess.fit = data::Fit::kShorterSide;  // of a square image all of it
   if (config.normalize) preprocess.normalization = format.normalization;
   return preprocess;
 }
@@ -94,7 +108,8 @@ optim::Schedule make_schedule(const Config& config, int64_t steps) {
   if (config.schedule == "one-cycle") {
     return optim::one_cycle(steps, {.warmup_fraction = config.warmup});
   }
-  const auto rising = static_cast<int64_t>(std::lround(config.warmup * static_cast<double>(steps)));
+  const auto rising = std::min(
+      steps - 1, static_cast<int64_t>(std::lround(config.warmup * static_cast<double>(steps))));
   const optim::Schedule rest =
       config.schedule == "cosine" ? optim::cosine(steps - rising) : optim::constant();
   if (rising == 0) return rest;
@@ -102,61 +117,88 @@ optim::Schedule make_schedule(const Config& config, int64_t steps) {
                            {rising});
 }
 
-Path free_run_directory(const std::string& name) {
+/// Creates and returns runs/NAME-N with the first N that is free; no other run gets the same.
+Path make_run_directory(const std::string& name) {
+  make_directories("runs");
   for (int n = 1;; ++n) {
     const Path path = Path("runs") / fmt::format("{}-{}", name, n);
-    if (!std::filesystem::exists(path)) return path;
+    std::error_code error;
+    if (std::filesystem::create_directory(path, error)) return path;
+    WEFT_CHECK(!error, "cannot create the directory {}: {}", path.string(), error.message());
   }
+}
+
+/// A full or read-only disk is better found before the first epoch than after it.
+void check_writable(const Path& output, int64_t checkpoint_bytes) {
+  FileWriter(output / ".writable");  // its destructor removes it
+  std::error_code error;
+  const std::filesystem::space_info space = std::filesystem::space(output, error);
+  if (error || space.capacity == 0) return;  // some file systems do not say
+  WEFT_CHECK(space.available >= static_cast<uintmax_t>(checkpoint_bytes),
+             "cannot save checkpoints in {}: {}: one takes {} bytes, {} are free", output.string(),
+             std::strerror(ENOSPC), checkpoint_bytes, space.available);
+}
+
+/// The run's directory that a checkpoint found under `path` belongs to.
+Path run_directory(const Path& path, const Path& step) {
+  return std::filesystem::equivalent(path, step) ? std::filesystem::canonical(step).parent_path()
+                                                 : path;
 }
 
 int loader_workers() { return std::max(1, num_threads()); }
 
 class Run {
  public:
-  Run(const Config& config, const RunOptions& options, const Checkpoint* checkpoint);
+  /// A new run, or with a checkpoint, read from `step`, the one that it belongs to.
+  Run(const Config& config, const RunOptions& options, const Checkpoint* checkpoint = nullptr,
+      const Path& step = {});
   RunResult execute();
 
  private:
-  bool train_epoch(Progress& progress);
+  void run_epoch();
+  void train_batches(Progress& progress);
   void train_step();
   double lr() const { return config_.lr * schedule_(step_); }
-  Score validate(data::Loader& loader, const std::string& label);
-  void report_epoch(const Score& validation, double seconds);
-  Path save();
+  std::optional<Score> validate(data::Loader& loader, const std::string& label);
+  void claim_output();
+  void save();
   nlohmann::json state() const;
-  void restore(const Checkpoint& checkpoint);
-  void print_heading() const;
+  void restore(const Checkpoint& checkpoint, const Path& step);
+  void print_heading();
+  void report_epoch(double seconds);
+  void report_interrupted() const;
+  void report_done(const RunResult& result) const;
 
-  Config config_;
-  RunOptions options_;
+  const Config config_;
+  const RunOptions options_;
   data::Splits splits_;
   TrainedModel trained_;
   std::unique_ptr<data::Loader> train_loader_, validation_loader_;
   std::unique_ptr<optim::Optimizer> optimizer_;
   optim::Schedule schedule_;
   int64_t batches_per_epoch_ = 0, steps_per_epoch_ = 0;
-  Path output_;
-  EventLog log_;
+  Path output_, checkpoint_;
+  const EventLog log_;
   std::optional<Table> table_;
 
   int64_t step_ = 0;
   int64_t epoch_ = 0;
-  int64_t batch_ = 0;  // of the epoch: batches done
-  EpochStatistics epoch_statistics_;
-  double last_loss_ = NAN;
-  Score last_validation_;
+  int64_t batch_ = 0;             // of the epoch: batches done
+  EpochStatistics statistics_;    // of the epoch
+  double last_loss_ = NAN;        // of the last step
+  double images_per_second_ = 0;  // of the last epoch trained here
+  EpochResult last_epoch_;
 };
 
-Run::Run(const Config& config, const RunOptions& options, const Checkpoint* checkpoint)
-    : config_(config),
-      options_(options),
-      splits_(data::open_data(config.data, config.seed)),
-      log_(options.json ? stdout : nullptr) {
+Run::Run(const Config& config, const RunOptions& options, const Checkpoint* checkpoint,
+         const Path& step)
+    : config_(config), options_(options), log_(options.json ? stdout : nullptr) {
   if (options.threads > 0) set_num_threads(options.threads);
+  splits_ = data::open_data(config.data, config.seed);
   if (checkpoint) {
-    trained_ = restore_model(*checkpoint);
+    trained_ = restore_model(*checkpoint, step);
     WEFT_CHECK(trained_.classes == splits_.train->class_names(),
-               "resume: the checkpoint's classes are not those of {}", config.data);
+               "resume: the classes of {} are not those of {}", config.data, step.string());
   } else {
     trained_ = make_trained_model(config, preprocess_for(config, *splits_.train),
                                   splits_.train->class_names());
@@ -179,51 +221,93 @@ Run::Run(const Config& config, const RunOptions& options, const Checkpoint* chec
   steps_per_epoch_ = (batches_per_epoch_ + config.accumulate - 1) / config.accumulate;
   optimizer_ = make_optimizer(config, *trained_.model);
   schedule_ = make_schedule(config, config.epochs * steps_per_epoch_);
-  if (checkpoint) restore(*checkpoint);
+  if (checkpoint) {
+    restore(*checkpoint, step);
+    checkpoint_ = step;
+    output_ = run_directory(options.resume, step);
+  }
+  claim_output();
+}
 
-  const std::string name = config.recipe.empty() ? config.model : config.recipe;
-  output_ = options.output.empty() ? free_run_directory(name) : Path(options.output);
-  WEFT_CHECK(checkpoint || !std::filesystem::exists(output_ / "latest"),
-             "{} already holds a run; continue it with --resume {} or choose another --output",
-             output_.string(), output_.string());
-  make_directories(output_);
+/// Last of all that can fail before the first step: a run that cannot start leaves nothing behind.
+void Run::claim_output() {
+  if (output_.empty() && options_.output.empty()) {
+    output_ = make_run_directory(config_.recipe.empty() ? config_.model : config_.recipe);
+  } else if (output_.empty()) {
+    output_ = options_.output;
+    WEFT_CHECK(!std::filesystem::exists(output_ / "latest"),
+               "{} already holds a run; continue it with --resume {} or choose another --output",
+               output_.string(), output_.string());
+    make_directories(output_);
+  }
+  int64_t bytes = 0;
+  for (const auto& [name, tensor] : trained_.model->state_dict()) {
+    bytes += static_cast<int64_t>(tensor.nbytes());
+  }
+  // Each optimizer keeps as much again: Adam its two moments, SGD its momentum.
+  check_writable(output_, bytes * (config_.optimizer == "sgd" ? 2 : 3));
 }
 
 nlohmann::json Run::state() const {
   nlohmann::json state = describe(trained_);
   const Generator& g = generator();
   state["generator"] = {{"seed", g.seed}, {"stream", g.stream}, {"offset", g.offset}};
+  state["images"] = {{"train", splits_.train->size()}, {"validation", splits_.validation->size()}};
   state["progress"] = {{"step", step_},
                        {"epoch", epoch_},
                        {"batch", batch_},
-                       {"loss_sum", epoch_statistics_.loss_sum},
-                       {"correct", epoch_statistics_.correct},
-                       {"images", epoch_statistics_.images}};
+                       {"loss_sum", statistics_.loss_sum},
+                       {"correct", statistics_.correct},
+                       {"images", statistics_.images}};
+  state["last_epoch"] = {{"loss", last_epoch_.loss},
+                         {"train_accuracy", last_epoch_.train_accuracy},
+                         {"val_loss", last_epoch_.validation.loss},
+                         {"val_accuracy", last_epoch_.validation.accuracy}};
   state["optimizer"] = optimizer_->state_dict().groups;
   return state;
 }
 
-void Run::restore(const Checkpoint& checkpoint) {
-  optimizer_->load_state_dict({checkpoint.optimizer, checkpoint.state.at("optimizer")});
-  const nlohmann::json& g = checkpoint.state.at("generator");
-  generator() = {g.at("seed"), g.at("stream"), g.at("offset")};
-  const nlohmann::json& p = checkpoint.state.at("progress");
-  p.at("step").get_to(step_);
-  p.at("epoch").get_to(epoch_);
-  p.at("batch").get_to(batch_);
-  p.at("loss_sum").get_to(epoch_statistics_.loss_sum);
-  p.at("correct").get_to(epoch_statistics_.correct);
-  p.at("images").get_to(epoch_statistics_.images);
+void Run::restore(const Checkpoint& checkpoint, const Path& step) {
+  const nlohmann::json& state = checkpoint.state;
+  try {
+    const nlohmann::json& images = state.at("images");
+    WEFT_CHECK(images.at("train") == splits_.train->size() &&
+                   images.at("validation") == splits_.validation->size(),
+               "{} has changed: {} images to train and {} to validate, the run had {} and {}",
+               config_.data, splits_.train->size(), splits_.validation->size(),
+               images.at("train").dump(), images.at("validation").dump());
+    optimizer_->load_state_dict({checkpoint.optimizer, state.at("optimizer")});
+    const nlohmann::json& g = state.at("generator");
+    generator() = {g.at("seed"), g.at("stream"), g.at("offset")};
+    const nlohmann::json& p = state.at("progress");
+    p.at("step").get_to(step_);
+    p.at("epoch").get_to(epoch_);
+    p.at("batch").get_to(batch_);
+    p.at("loss_sum").get_to(statistics_.loss_sum);
+    p.at("correct").get_to(statistics_.correct);
+    p.at("images").get_to(statistics_.images);
+    if (epoch_ > 0) {
+      const nlohmann::json& last = state.at("last_epoch");
+      last.at("loss").get_to(last_epoch_.loss);
+      last.at("train_accuracy").get_to(last_epoch_.train_accuracy);
+      last.at("val_loss").get_to(last_epoch_.validation.loss);
+      last.at("val_accuracy").get_to(last_epoch_.validation.accuracy);
+    }
+  } catch (const nlohmann::json::exception& error) {
+    WEFT_FAIL("{}: the state is not that of a training run: {}", step.string(), error.what());
+  } catch (const Error& error) {
+    WEFT_FAIL("{}: {}", step.string(), error.what());
+  }
 }
 
-Path Run::save() {
+void Run::save() {
   constexpr int kKeptCheckpoints = 2;
-  return save_checkpoint(output_,
-                         {.step = step_,
-                          .model = trained_.model->state_dict(),
-                          .optimizer = optimizer_->state_dict().tensors,
-                          .state = state()},
-                         kKeptCheckpoints);
+  checkpoint_ = save_checkpoint(output_,
+                                {.step = step_,
+                                 .model = trained_.model->state_dict(),
+                                 .optimizer = optimizer_->state_dict().tensors,
+                                 .state = state()},
+                                kKeptCheckpoints);
 }
 
 void Run::train_step() {
@@ -246,9 +330,9 @@ void Run::train_step() {
     WEFT_CHECK(std::isfinite(value),
                "training diverged: the loss is {} at step {}; try a lower --lr", value, step_ + 1);
     loss_sum += value;
-    epoch_statistics_.loss_sum += value * static_cast<double>(batch->size());
-    epoch_statistics_.correct += count_correct(logits, batch->labels);
-    epoch_statistics_.images += batch->size();
+    statistics_.loss_sum += value * static_cast<double>(batch->size());
+    statistics_.correct += count_correct(logits, batch->labels);
+    statistics_.images += batch->size();
     ++batch_;
   }
   last_loss_ = loss_sum / static_cast<double>(parts);
@@ -262,55 +346,80 @@ void Run::train_step() {
   ++step_;
 }
 
-/// True when the epoch is complete, false when a stop was requested.
-bool Run::train_epoch(Progress& progress) {
+/// Trains what is left of the epoch; returns early when a stop was requested.
+void Run::train_batches(Progress& progress) {
   trained_.model->train();
   train_loader_->seek({epoch_, batch_});
-  while (batch_ < batches_per_epoch_) {
+  while (batch_ < batches_per_epoch_ && !stop_requested) {
     train_step();
-    progress.update(batch_, epoch_statistics_.images, epoch_statistics_.loss(),
-                    epoch_statistics_.accuracy());
+    progress.update(batch_, statistics_.images, statistics_.loss(), statistics_.accuracy());
     log_.write("step", {{"epoch", epoch_ + 1},
                         {"step", step_},
                         {"loss", last_loss_},
-                        {"train_accuracy", epoch_statistics_.accuracy()},
+                        {"train_accuracy", statistics_.accuracy()},
+                        {"val_accuracy", last_epoch_.validation.accuracy},
                         {"lr", optimizer_->lr()},
                         {"images_per_second", progress.images_per_second()}});
-    if (stop_requested) return false;
   }
-  return true;
+  images_per_second_ = progress.images_per_second();
 }
 
-Score Run::validate(data::Loader& loader, const std::string& label) {
+/// Nothing when a stop was requested on the way.
+std::optional<Score> Run::validate(data::Loader& loader, const std::string& label) {
   int64_t total = loader.batches();
   if (config_.limit_batches > 0) total = std::min(total, config_.limit_batches);
   Progress progress(label, total);
-  return evaluate(trained_, loader, config_.limit_batches, [&](int64_t done, const Score& score) {
-    progress.update(done, score.examples, score.loss, score.accuracy);
-  });
+  const Score score =
+      evaluate(trained_, loader, config_.limit_batches, [&](int64_t done, const Score& so_far) {
+        progress.update(done, so_far.examples, so_far.loss, so_far.accuracy);
+        return !stop_requested;
+      });
+  if (stop_requested) return std::nullopt;
+  return score;
 }
 
-void Run::report_epoch(const Score& validation, double seconds) {
-  const double rate = static_cast<double>(epoch_statistics_.images) / seconds;
+/// Trains and validates one epoch, or what is left of it, and saves.
+void Run::run_epoch() {
+  const Clock::time_point start = Clock::now();
+  {
+    Progress progress(fmt::format("epoch {}/{}", epoch_ + 1, config_.epochs), batches_per_epoch_,
+                      {.first_step = batch_,
+                       .first_image = statistics_.images,
+                       .steps_after = (config_.epochs - epoch_ - 1) * batches_per_epoch_});
+    train_batches(progress);
+  }
+  std::optional<Score> validation;
+  if (!stop_requested) validation = validate(*validation_loader_, "validation");
+  if (validation) {
+    last_epoch_ = {statistics_.loss(), statistics_.accuracy(), *validation};
+    report_epoch(seconds_since(start));
+    ++epoch_;  // the checkpoint's position is the next epoch's start
+    batch_ = 0;
+    statistics_ = {};
+  }
+  save();
+}
+
+void Run::report_epoch(double seconds) {
+  const EpochResult& e = last_epoch_;
   if (table_) {
-    table_->row({fmt::format("{}/{}", epoch_ + 1, config_.epochs),
-                 fmt::format("{:.4f}", epoch_statistics_.loss()),
-                 fmt::format("{:.1f}%", 100 * epoch_statistics_.accuracy()),
-                 fmt::format("{:.4f}", validation.loss),
-                 fmt::format("{:.1f}%", 100 * validation.accuracy), fmt::format("{:.0f}", rate),
-                 format_duration(seconds)});
+    table_->row({fmt::format("{}/{}", epoch_ + 1, config_.epochs), fmt::format("{:.4f}", e.loss),
+                 fmt::format("{:.1f}%", 100 * e.train_accuracy),
+                 fmt::format("{:.4f}", e.validation.loss),
+                 fmt::format("{:.1f}%", 100 * e.validation.accuracy),
+                 fmt::format("{:.0f}", images_per_second_), format_duration(seconds)});
   }
   log_.write("epoch", {{"epoch", epoch_ + 1},
                        {"step", step_},
-                       {"loss", epoch_statistics_.loss()},
-                       {"train_accuracy", epoch_statistics_.accuracy()},
-                       {"val_loss", validation.loss},
-                       {"val_accuracy", validation.accuracy},
-                       {"images_per_second", rate},
+                       {"loss", e.loss},
+                       {"train_accuracy", e.train_accuracy},
+                       {"val_loss", e.validation.loss},
+                       {"val_accuracy", e.validation.accuracy},
+                       {"images_per_second", images_per_second_},
                        {"seconds", seconds}});
 }
 
-void Run::print_heading() const {
+void Run::print_heading() {
   const auto count = [](const data::DatasetPtr& d) { return d ? d->size() : 0; };
   fmt::print("{}: {} parameters, {} classes, {} x {} pixels, {}, {} threads\n", config_.model,
              trained_.model->num_parameters(), trained_.classes.size(), trained_.preprocess.size,
@@ -323,80 +432,73 @@ void Run::print_heading() const {
              config_.accumulate > 1 ? fmt::format(" x {}", config_.accumulate) : "",
              config_.optimizer, config_.lr, config_.schedule);
   std::fflush(stdout);
+  table_.emplace(std::vector<Table::Column>{{"epoch", 7},
+                                            {"loss", 8},
+                                            {"train", 7},
+                                            {"val loss", 9},
+                                            {"val", 7},
+                                            {"images/s", 9},
+                                            {"time", 8}});
+}
+
+void Run::report_interrupted() const {
+  fmt::print(stderr, "stopped after step {}; continue with: ./weft train --resume {}\n", step_,
+             output_.string());
+  log_.write("interrupted", {{"step", step_}, {"checkpoint", checkpoint_.string()}});
+}
+
+void Run::report_done(const RunResult& result) const {
+  nlohmann::ordered_json done = {{"step", step_},
+                                 {"loss", last_epoch_.loss},
+                                 {"train_accuracy", last_epoch_.train_accuracy},
+                                 {"val_accuracy", result.validation_accuracy},
+                                 {"test_accuracy", nullptr},
+                                 {"images_per_second", images_per_second_},
+                                 {"seconds", result.seconds},
+                                 {"checkpoint", result.checkpoint}};
+  if (result.test_accuracy) done["test_accuracy"] = *result.test_accuracy;
+  log_.write("done", done);
+  if (options_.json) return;
+  if (result.test_accuracy) {
+    fmt::print("\ntest accuracy {:.2f}% on {} images never seen before, after {}\n",
+               100 * *result.test_accuracy, result.test_images, format_duration(result.seconds));
+  } else {
+    fmt::print("\nvalidation accuracy {:.2f}% (the data has no test split), after {}\n",
+               100 * result.validation_accuracy, format_duration(result.seconds));
+  }
+  fmt::print("checkpoint {}\nweights    {}\n", result.checkpoint,
+             (output_ / "model.safetensors").string());
 }
 
 RunResult Run::execute() {
   const Clock::time_point start = Clock::now();
   const StopSignals signals;
-  if (!options_.json) {
-    print_heading();
-    table_.emplace(std::vector<Table::Column>{{"epoch", 7},
-                                              {"loss", 8},
-                                              {"train", 7},
-                                              {"val loss", 9},
-                                              {"val", 7},
-                                              {"images/s", 9},
-                                              {"time", 8}});
-  }
+  if (!options_.json) print_heading();
   RunResult result;
-  for (; epoch_ < config_.epochs && !result.interrupted; ++epoch_) {
-    const Clock::time_point epoch_start = Clock::now();
-    bool complete = false;
-    {
-      Progress progress(fmt::format("epoch {}/{}", epoch_ + 1, config_.epochs), batches_per_epoch_);
-      complete = train_epoch(progress);
+  while (epoch_ < config_.epochs && !stop_requested) run_epoch();
+  result.interrupted = stop_requested;
+  if (!result.interrupted) {
+    write_safetensors(output_ / "model.safetensors", trained_.model->state_dict(),
+                      {{"format", "pt"}});
+    if (splits_.test) {
+      data::Loader loader(splits_.test, {.batch_size = config_.batch_size,
+                                         .workers = loader_workers(),
+                                         .preprocess = trained_.preprocess});
+      const std::optional<Score> test = validate(loader, "test");
+      result.interrupted = !test;
+      if (test) {
+        result.test_accuracy = test->accuracy;
+        result.test_images = test->examples;
+      }
     }
-    if (!complete) {
-      result.interrupted = true;
-      result.checkpoint = save().string();
-      break;
-    }
-    const double seconds = seconds_since(epoch_start);
-    last_validation_ = validate(*validation_loader_, "validation");
-    report_epoch(last_validation_, seconds);
-    batch_ = 0;
-    epoch_statistics_ = {};
-    ++epoch_;  // the checkpoint's position is the next epoch's start
-    result.checkpoint = save().string();
-    --epoch_;
-    result.interrupted = stop_requested && epoch_ + 1 < config_.epochs;
   }
-  result.validation_accuracy = last_validation_.accuracy;
+  result.validation_accuracy = last_epoch_.validation.accuracy;
+  result.checkpoint = checkpoint_.string();
   result.seconds = seconds_since(start);
   if (result.interrupted) {
-    fmt::print(stderr, "stopped after step {}; continue with: ./weft train --resume {}\n", step_,
-               output_.string());
-    log_.write("interrupted", {{"step", step_}, {"checkpoint", result.checkpoint}});
-    return result;
-  }
-  write_safetensors(output_ / "model.safetensors", trained_.model->state_dict(),
-                    {{"format", "pt"}});
-  if (splits_.test) {
-    data::Loader loader(splits_.test, {.batch_size = config_.batch_size,
-                                       .workers = loader_workers(),
-                                       .preprocess = trained_.preprocess});
-    result.test_accuracy = validate(loader, "test").accuracy;
-  }
-  result.seconds = seconds_since(start);
-  nlohmann::ordered_json done = {{"test_accuracy", nullptr},
-                                 {"val_accuracy", result.validation_accuracy},
-                                 {"seconds", result.seconds},
-                                 {"checkpoint", result.checkpoint}};
-  if (result.test_accuracy) done["test_accuracy"] = *result.test_accuracy;
-  log_.write("done", done);
-  if (!options_.json) {
-    if (result.test_accuracy) {
-      fmt::print("\ntest accuracy {:.2f}% on {} images never seen before, after {}\n",
-                 100 * *result.test_accuracy, splits_.test->size(),
-                 format_duration(result.seconds));
-    } else {
-      fmt::print(
-          "\nvalidation accuracy {:.2f}% on {} images (the data has no test split), after {}\n",
-          100 * result.validation_accuracy, splits_.validation->size(),
-          format_duration(result.seconds));
-    }
-    fmt::print("checkpoint {}\nweights    {}\n", result.checkpoint,
-               (output_ / "model.safetensors").string());
+    report_interrupted();
+  } else {
+    report_done(result);
   }
   return result;
 }
@@ -405,7 +507,7 @@ RunResult Run::execute() {
 
 RunResult train(const Config& config, const RunOptions& options) {
   validate(config);
-  return Run(config, options, nullptr).execute();
+  return Run(config, options).execute();
 }
 
 RunResult resume(const RunOptions& options) {
@@ -413,10 +515,7 @@ RunResult resume(const RunOptions& options) {
   const Checkpoint checkpoint = load_checkpoint(step);
   WEFT_CHECK(checkpoint.state.contains("config"), "resume: {} holds no configuration",
              step.string());
-  const Config config = config_from_json(checkpoint.state.at("config"));
-  RunOptions continued = options;
-  continued.output = step.parent_path().string();
-  return Run(config, continued, &checkpoint).execute();
+  return Run(config_from_json(checkpoint.state.at("config")), options, &checkpoint, step).execute();
 }
 
 }  // namespace weft::train

@@ -5,6 +5,7 @@
 // that was interrupted and resumed ends with the same bits as one that was not.
 #pragma once
 
+#include <cstdint>
 #include <optional>
 #include <string>
 
@@ -23,14 +24,16 @@ struct RunOptions {
 struct RunResult {
   bool interrupted = false;
   std::optional<double> test_accuracy;  // a fraction; none without a test split
+  int64_t test_images = 0;
   double validation_accuracy = 0;
   double seconds = 0;
-  std::string checkpoint;
+  std::string checkpoint;  // the last one saved
 
   int exit_code() const { return interrupted ? 130 : 0; }
 };
 
-/// Runs a configuration to its end, or until Ctrl-C: then the step at hand is finished and saved.
+/// Runs a configuration to its end, or until Ctrl-C or SIGTERM: then the step at hand is finished
+/// and saved, and standard error says how to resume. A second signal ends the program at once.
 /// Throws Error for a bad setting or data set before anything is written.
 RunResult train(const Config& config, const RunOptions& options);
 
