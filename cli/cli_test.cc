@@ -9,18 +9,6 @@ using namespace weft;
 using namespace weft::cli;
 using Catch::Matchers::Contains;
 
-namespace {
-
-/// An error is one line, on standard error alone.
-void check_error(const Outcome& outcome, int code, const std::string& message) {
-  CHECK(outcome.code == code);
-  CHECK(outcome.out == "");
-  CHECK_THAT(outcome.err, Catch::Matchers::StartsWith("weft: error: ") && Contains(message));
-  CHECK(std::count(outcome.err.begin(), outcome.err.end(), '\n') == 1);
-}
-
-}  // namespace
-
 TEST_CASE("Mistakes in the command line exit with 2 and name the word") {
   check_error(run_weft(""), 2, "A subcommand is required");
   check_error(run_weft("trian"), 2, "unknown command \"trian\"");

@@ -14,7 +14,7 @@ namespace weft::train {
 struct Config {
   std::string recipe;
   std::string data = "builtin";  // data/open.h
-  std::string model = "vit_lite";
+  std::string model = "cct";
   int64_t image_size = 0;  // pixels; 0: the data's own, at most 224
 
   int64_t epochs = 10;
