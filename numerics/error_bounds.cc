@@ -1,1 +1,0 @@
-#include "numerics/error_bounds.h"
