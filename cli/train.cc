@@ -35,7 +35,10 @@ void setting(CLI::App& command, Arguments& arguments, const std::string& name, M
     command.add_flag_function(
         name, [replace](int64_t count) { replace(count > 0); }, help);
   } else {
-    command.add_option_function<T>(name, replace, help)->type_name(CLI::detail::type_name<T>());
+    CLI::Option* option = command.add_option_function<T>(name, replace, help);
+    option->type_name(CLI::detail::type_name<T>());
+    // CLI11 reads -1 as the largest unsigned number.
+    if constexpr (std::is_unsigned_v<T>) option->check(CLI::NonNegativeNumber);
   }
 }
 
