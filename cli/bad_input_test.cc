@@ -167,7 +167,8 @@ TEST_CASE("On a full disk the last checkpoint stays good") {
   const std::string disk = fresh_scratch("disk");
   std::filesystem::create_directories(disk);
   const auto on_small_disk = [&](const std::string& size, const std::string& commands) {
-    return run_shell("unshare -m sh -c 'mount -t tmpfs -o size=" + size + " tmpfs " + disk +
+    const std::string unshare = ::geteuid() == 0 ? "unshare -m" : "unshare -rm";
+    return run_shell(unshare + " sh -c 'mount -t tmpfs -o size=" + size + " tmpfs " + disk +
                      " && { " + commands + "; }'");
   };
   if (on_small_disk("64k", "true").code != 0) {
