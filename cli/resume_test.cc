@@ -94,6 +94,32 @@ TEST_CASE("A run that is stopped and resumed, twice, has the bits of one that is
   CHECK(diff_weights("whole", "stopped") == 0);
 }
 
+TEST_CASE("A stop during validation is one before it: resuming validates all of it") {
+  const std::string folder = fresh_scratch("long_validation");
+  std::filesystem::create_directories(folder);
+  std::filesystem::rename(make_colour_folders("few", 2, 16, 16), folder + "/train");
+  std::filesystem::rename(make_colour_folders("many", 400, 16, 16), folder + "/val");
+  const std::string arguments = "--model resnet8 --batch-size 3 --epochs 2 --data folder:" + folder;
+  const auto whole = run_train("validated", arguments);
+  const std::string run = fresh_scratch("unvalidated");
+  {
+    BackgroundWeft weft("train --json --output " + run + " " + arguments);
+    await(weft, "step", 2);
+    weft.send(SIGINT);
+    const Outcome outcome = weft.finish();
+    CHECK(outcome.code == 130);
+    CHECK(events_of(parse_lines(outcome.out), "epoch").empty());
+    CHECK(progress_of(run + "/step-2").at("epoch") == 0);
+    CHECK(progress_of(run + "/step-2").at("batch") == 2);
+  }
+  const auto rest = parse_lines(run_weft("train --json --resume " + run).out);
+  REQUIRE(rest.size() == 5);  // the epoch that was cut short, two steps, an epoch, the end
+  for (const char* field : {"event", "loss", "train_accuracy", "val_loss", "val_accuracy"}) {
+    CHECK(rest[0].at(field) == whole[2].at(field));
+  }
+  CHECK(diff_weights("validated", "unvalidated") == 0);
+}
+
 TEST_CASE("The seed decides the weights, the number of threads does not") {
   const std::string settings =
       "--model cct" + kSmall + GENERATE(as<std::string>(), "--precision fp32", "--precision bf16");
