@@ -42,8 +42,8 @@ inline double rounding_error(double magnitude, DType dtype) {
 }
 
 /// Sum of n terms in any order with unit roundoff u: gamma_{n-1} sum|x| (Higham, section 4.2).
-/// n is the number of roundings: terms - 1 of a plain sum; magnitude is sum|x|, or sum|a||b| of a dot
-/// product, which has as many roundings as terms.
+/// n is the number of roundings: terms - 1 of a plain sum; magnitude is sum|x|, or sum|a||b| of a
+/// dot product, which has as many roundings as terms.
 inline double sum_bound(double n, double u, double magnitude) { return gamma(n, u) * magnitude; }
 
 }  // namespace weft::numerics
