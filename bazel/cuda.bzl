@@ -1,4 +1,5 @@
-"""cuda_library: .cu files compiled by nvcc in the cuda flavour, nothing at all in the others."""
+"""cuda_library: .cu files compiled by nvcc in the cuda flavour and, against the emulator of
+kernels/simt, by the host compiler in the simt flavour."""
 
 load("@cuda//:toolkit.bzl", "NVCC", "NVCC_VERSION")
 load("@bazel_tools//tools/cpp:toolchain_utils.bzl", "find_cpp_toolchain")
@@ -16,34 +17,68 @@ _NVCC_OPTIONS = [
     "-Xcompiler=-fPIC,-fopenmp,-ffp-contract=off,-Wall,-Wextra,-Werror,-Wno-missing-field-initializers",
 ]
 
+# -fsanitize=thread makes every access call a hook; kernels/simt provides the hooks. Accesses stay as
+# the source has them: no vectors of several, no merged stores.
+_SIMT_OPTIONS = [
+    "-x",
+    "c++",
+    "-std=c++20",
+    "-O2",
+    "-g1",
+    "-fPIC",
+    "-fopenmp",
+    "-ffp-contract=off",
+    "-fno-math-errno",
+    "-fno-trapping-math",
+    "-fno-tree-vectorize",
+    "-fno-store-merging",
+    "-fsanitize=thread",
+    "--param=tsan-instrument-func-entry-exit=0",
+    "-Wall",
+    "-Wextra",
+    "-Werror",
+    "-Wno-missing-field-initializers",
+    "-Wno-unknown-pragmas",  # #pragma unroll
+    "-Wno-tsan",
+]
+
 DEFAULT_ARCHS = ["sm_80", "sm_90", "compute_90"]
 
 def _gencode(arch):
     number = arch.split("_")[1]
     return "-gencode=arch=compute_%s,code=%s" % (number, arch)
 
+def _includes(context, bin_dir):
+    return (
+        ["-I", ".", "-I", bin_dir] +
+        [word for path in context.quote_includes.to_list() for word in ["-I", path]] +
+        [word for path in context.includes.to_list() for word in ["-I", path]] +
+        [word for path in context.system_includes.to_list() for word in ["-isystem", path]]
+    )
+
 def _cuda_objects_impl(ctx):
-    if ctx.files.srcs and not NVCC:
+    if ctx.files.srcs and not ctx.attr.emulated and not NVCC:
         fail("the cuda flavour needs nvcc: set CUDA_HOME to a CUDA toolkit, or build --config=cpu")
     dependencies = cc_common.merge_cc_infos(cc_infos = [dep[CcInfo] for dep in ctx.attr.deps])
     context = dependencies.compilation_context
     headers = depset(ctx.files.hdrs, transitive = [context.headers])
+    toolchain = find_cpp_toolchain(ctx)
 
     objects = []
     for source in ctx.files.srcs:
         output = ctx.actions.declare_file("_cuda/%s/%s.o" % (ctx.label.name, source.basename))
         arguments = ctx.actions.args()
-        arguments.add_all(_NVCC_OPTIONS)
-        arguments.add_all([_gencode(arch) for arch in ctx.attr.archs])
-        arguments.add_all(ctx.attr.copts)
+        if ctx.attr.emulated:
+            arguments.add_all(_SIMT_OPTIONS)
+        else:
+            arguments.add_all(_NVCC_OPTIONS)
+            arguments.add_all([_gencode(arch) for arch in ctx.attr.archs])
+            arguments.add_all(ctx.attr.copts)
         arguments.add_all(depset(transitive = [context.defines, context.local_defines]), format_each = "-D%s")
-        arguments.add_all([".", ctx.bin_dir.path], before_each = "-I")
-        arguments.add_all(context.quote_includes, before_each = "-I")
-        arguments.add_all(context.includes, before_each = "-I")
-        arguments.add_all(context.system_includes, before_each = "-isystem")
+        arguments.add_all(_includes(context, ctx.bin_dir.path))
         arguments.add_all(["-c", source, "-o", output])
         ctx.actions.run(
-            executable = NVCC,
+            executable = toolchain.compiler_executable if ctx.attr.emulated else NVCC,
             arguments = [arguments],
             inputs = depset([source], transitive = [headers]),
             outputs = [output],
@@ -51,12 +86,14 @@ def _cuda_objects_impl(ctx):
                 "PATH": "/usr/bin:/bin",
                 "WEFT_NVCC_VERSION": NVCC_VERSION,  # another toolkit compiles anew
             },
-            mnemonic = "NvccCompile",
-            progress_message = "Compiling %s for %s" % (source.short_path, ", ".join(ctx.attr.archs)),
+            mnemonic = "SimtCompile" if ctx.attr.emulated else "NvccCompile",
+            progress_message = "Compiling %s for %s" % (
+                source.short_path,
+                "the emulator" if ctx.attr.emulated else ", ".join(ctx.attr.archs),
+            ),
         )
         objects.append(output)
 
-    toolchain = find_cpp_toolchain(ctx)
     features = cc_common.configure_features(
         ctx = ctx,
         cc_toolchain = toolchain,
@@ -91,16 +128,27 @@ _cuda_objects = rule(
         "deps": attr.label_list(providers = [CcInfo]),
         "archs": attr.string_list(),
         "copts": attr.string_list(),
+        "emulated": attr.bool(),
         "_cc_toolchain": attr.label(default = "@bazel_tools//tools/cpp:current_cc_toolchain"),
     },
     fragments = ["cpp"],
     toolchains = ["@bazel_tools//tools/cpp:toolchain_type"],
 )
 
-def cuda_library(name, srcs, hdrs = [], deps = [], archs = DEFAULT_ARCHS, copts = [], tags = [], **kwargs):
+def cuda_library(
+        name,
+        srcs,
+        hdrs = [],
+        deps = [],
+        archs = DEFAULT_ARCHS,
+        copts = [],
+        simt = True,
+        tags = [],
+        **kwargs):
     """A library of .cu files, each compiled once for its list of architectures.
 
-    Outside the cuda flavour it has headers but no objects, and nvcc is not needed.
+    In the simt flavour the host compiler compiles them against the emulator; in the cpu flavour the
+    library has headers but no objects.
 
     Args:
       name: the target.
@@ -109,6 +157,7 @@ def cuda_library(name, srcs, hdrs = [], deps = [], archs = DEFAULT_ARCHS, copts 
       deps: cc_library or cuda_library targets.
       archs: "sm_90" compiles machine code for it, "compute_90" its PTX.
       copts: more options for nvcc.
+      simt: False leaves the sources out of the simt flavour: they speak to CUDA itself.
       tags: the usual; "cuda" is added, which `./weft test` builds wherever nvcc is found.
       **kwargs: the usual.
     """
@@ -116,12 +165,20 @@ def cuda_library(name, srcs, hdrs = [], deps = [], archs = DEFAULT_ARCHS, copts 
         name = name,
         srcs = select({
             "//bazel:cuda": srcs,
+            "//bazel:simt": srcs if simt else [],
             "//conditions:default": [],
         }),
         hdrs = hdrs,
-        deps = deps + ["@cuda//:runtime"],
+        deps = deps + select({
+            "//bazel:cuda": ["@cuda//:runtime"],
+            "//conditions:default": [],
+        }),
         archs = archs,
         copts = copts,
+        emulated = select({
+            "//bazel:simt": True,
+            "//conditions:default": False,
+        }),
         tags = tags + ["cuda"],
         **kwargs
     )

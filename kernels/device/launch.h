@@ -1,0 +1,44 @@
+// The choke point of all kernel launches: WEFT_LAUNCH of kernels/device/cuda.h ends here.
+#pragma once
+
+#include <cstddef>
+#include <tuple>
+#include <utility>
+
+#ifdef __CUDACC__
+#include <cuda_runtime.h>
+#else
+#include "kernels/simt/emulator.h"
+#endif
+
+namespace weft::kernels {
+
+struct LaunchConfig {
+  const char* kernel;  // its name in the source
+  dim3 grid, block, cluster;
+  size_t shared_bytes;  // dynamic
+  void* stream;         // a cudaStream_t
+};
+
+/// Launches the kernel of that address; arguments points to a pointer to each parameter. Throws
+/// Error when CUDA refuses.
+void launch_on_device(const LaunchConfig& config, const void* kernel, void** arguments);
+
+template <class... Parameters, class... Arguments>
+void launch(const LaunchConfig& config, void (*kernel)(Parameters...), Arguments&&... arguments) {
+  static_assert(sizeof...(Parameters) == sizeof...(Arguments), "a kernel got too many or too few");
+  std::tuple<std::remove_cv_t<Parameters>...> values(std::forward<Arguments>(arguments)...);
+#ifdef __CUDACC__
+  std::apply(
+      [&](auto&... value) {
+        void* pointers[] = {static_cast<void*>(&value)..., nullptr};
+        launch_on_device(config, reinterpret_cast<const void*>(kernel), pointers);
+      },
+      values);
+#else
+  simt::run_grid(config.kernel, {config.grid, config.block, config.cluster, config.shared_bytes},
+                 [&] { std::apply(kernel, values); });
+#endif
+}
+
+}  // namespace weft::kernels

@@ -1,0 +1,139 @@
+// A CUDA grid on the host: one fiber per CUDA thread, one scheduler over the blocks of a cluster.
+//
+// The clusters of a grid run one after another, the threads of a cluster in turns: a thread runs
+// until it waits for others. Options choose the order; a correct kernel gives the same bits in all.
+// A fault ends the launch with simt::KernelError, which names the kernel, the block, the threads
+// and the place in the source.
+//
+// The functions here are what kernels/simt/builtins.h, the device's vocabulary, is made of. One
+// launch runs at a time; launches from several host threads wait for each other.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <source_location>
+#include <string>
+#include <vector>
+
+#include "core/error.h"
+#include "kernels/simt/fiber.h"
+#include "kernels/simt/types.h"
+
+namespace weft::simt {
+
+inline constexpr int kWarpSize = 32;
+inline constexpr uint32_t kFullMask = 0xffffffffu;
+/// What a block may use on sm_80 to sm_100; sm_90 has it all.
+inline constexpr size_t kMaxSharedBytes = 227 << 10;
+inline constexpr size_t kArenaBytes = 228 << 10;
+inline constexpr int kNamedBarriers = 16;
+
+using Site = std::source_location;
+
+/// A fault that the emulator found in a kernel.
+class KernelError : public Error {
+ public:
+  using Error::Error;
+};
+
+enum class Order : uint8_t { forward, reverse, random };
+
+/// How launches run from now on.
+struct Options {
+  Order order = Order::forward;
+  uint64_t seed = 1;  // of Order::random
+};
+Options& options();
+
+struct Block;
+struct Warp;
+
+/// A CUDA thread.
+struct Thread {
+  uint3 index{};
+  Block* block = nullptr;
+  Warp* warp = nullptr;
+  int linear = 0;  // in its block
+  int lane = 0;
+  bool exited = false;
+  const char* waits_for = nullptr;  // an operation, for messages; null while runnable
+  Site site;                        // where it waits
+  uint64_t in = 0, out = 0;         // its operand and result in a warp operation
+  void* pointers[4] = {};           // operands of operations on arrays
+  Fiber fiber;
+};
+
+/// Lanes of a warp that have reached a collective operation and wait for the rest of its mask.
+struct Meeting {
+  uint32_t mask = 0;
+  uint32_t arrived = 0;
+  const char* operation = nullptr;
+  Site site;
+};
+
+struct Warp {
+  Block* block = nullptr;
+  Thread* lanes = nullptr;
+  int size = 0;
+  uint32_t exited = 0;
+  std::vector<Meeting> meetings;
+
+  uint32_t existing() const { return size == kWarpSize ? kFullMask : (1u << size) - 1; }
+};
+
+/// barrier 0 is __syncthreads'.
+struct Barrier {
+  int arrived = 0;
+  int expected = 0;
+  std::vector<Thread*> waiting;
+};
+
+struct Block {
+  uint3 index{};
+  int live = 0;
+  char* arena = nullptr;  // its shared memory: dynamic first, then static arrays as they are met
+  size_t dynamic_bytes = 0;
+  size_t shared_bytes = 0;
+  struct StaticArray {
+    const void* key;
+    size_t offset;
+  };
+  std::vector<StaticArray> static_arrays;
+  std::vector<Thread> threads;
+  std::vector<Warp> warps;
+  Barrier barriers[kNamedBarriers];
+};
+
+struct LaunchShape {
+  dim3 grid, block, cluster;
+  size_t dynamic_shared_bytes = 0;
+};
+
+/// The thread that runs, and null in host code. Every emulated access looks at it.
+extern constinit thread_local Thread* current __attribute__((tls_model("initial-exec")));
+/// Of the launch that runs.
+extern LaunchShape launch_shape;
+
+/// Runs body once per thread of the grid. Throws KernelError.
+void run_grid(const char* kernel, const LaunchShape& shape, const std::function<void()>& body);
+
+/// Ends the launch with a KernelError. To be called by an emulated thread.
+[[noreturn]] void fail_kernel(const std::string& message, const Site& site);
+
+/// Lets the other threads run.
+void yield();
+/// bar.sync: waits until `threads` threads (0: all live ones of the block) have arrived.
+void barrier_sync(int id, int threads, const Site& site);
+/// bar.arrive: arrives without waiting.
+void barrier_arrive(int id, int threads, const Site& site);
+
+/// Waits until all lanes of the mask have arrived at the same operation; the last one calls
+/// run(warp, mask), which reads their operands and writes their results.
+using WarpFunction = void (*)(Warp& warp, uint32_t mask);
+void meet(uint32_t mask, const char* operation, const Site& site, WarpFunction run);
+
+/// The static shared array of a declaration, identified by `key`, in the current block.
+void* static_shared(const void* key, size_t bytes, size_t alignment);
+void* dynamic_shared();
+
+}  // namespace weft::simt

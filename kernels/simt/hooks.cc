@@ -1,0 +1,89 @@
+// What -fsanitize=thread makes instrumented code call. Weft links these instead of the sanitizer's
+// own runtime; outside emulated threads they return at once.
+#include <cstddef>
+#include <cstdint>
+
+#include "kernels/simt/emulator.h"
+#include "kernels/simt/memory.h"
+
+using weft::simt::current;
+
+#define WEFT_HOOK(name, bytes, kind)                                  \
+  extern "C" void name(void* address);                                \
+  void name(void* address) {                                          \
+    if (current != nullptr) {                                         \
+      weft::simt::on_access(address, bytes, weft::simt::Access::kind, \
+                            __builtin_return_address(0));             \
+    }                                                                 \
+  }
+#define WEFT_HOOKS(bytes)                              \
+  WEFT_HOOK(__tsan_read##bytes, bytes, read)           \
+  WEFT_HOOK(__tsan_write##bytes, bytes, write)         \
+  WEFT_HOOK(__tsan_unaligned_read##bytes, bytes, read) \
+  WEFT_HOOK(__tsan_unaligned_write##bytes, bytes, write)
+WEFT_HOOKS(1)
+WEFT_HOOKS(2)
+WEFT_HOOKS(4)
+WEFT_HOOKS(8)
+WEFT_HOOKS(16)
+
+extern "C" {
+
+void __tsan_init() {}
+void __tsan_func_entry(void*) {}
+void __tsan_func_exit() {}
+void __tsan_vptr_update(void**, void*) {}
+void __tsan_vptr_read(void**) {}
+
+void __tsan_read_range(void* address, size_t bytes) {
+  if (current == nullptr) return;
+  weft::simt::on_access(address, bytes, weft::simt::Access::read, __builtin_return_address(0));
+}
+
+void __tsan_write_range(void* address, size_t bytes) {
+  if (current == nullptr) return;
+  weft::simt::on_access(address, bytes, weft::simt::Access::write, __builtin_return_address(0));
+}
+
+// Host code in instrumented units (reference counts and the like) has its atomics replaced, too.
+#define WEFT_ATOMIC(bits, T)                                                                       \
+  T __tsan_atomic##bits##_load(const volatile T* p, int) { return __atomic_load_n(p, 5); }         \
+  void __tsan_atomic##bits##_store(volatile T* p, T v, int) { __atomic_store_n(p, v, 5); }         \
+  T __tsan_atomic##bits##_exchange(volatile T* p, T v, int) {                                      \
+    return __atomic_exchange_n(p, v, 5);                                                           \
+  }                                                                                                \
+  T __tsan_atomic##bits##_fetch_add(volatile T* p, T v, int) {                                     \
+    return __atomic_fetch_add(p, v, 5);                                                            \
+  }                                                                                                \
+  T __tsan_atomic##bits##_fetch_sub(volatile T* p, T v, int) {                                     \
+    return __atomic_fetch_sub(p, v, 5);                                                            \
+  }                                                                                                \
+  T __tsan_atomic##bits##_fetch_and(volatile T* p, T v, int) {                                     \
+    return __atomic_fetch_and(p, v, 5);                                                            \
+  }                                                                                                \
+  T __tsan_atomic##bits##_fetch_or(volatile T* p, T v, int) { return __atomic_fetch_or(p, v, 5); } \
+  T __tsan_atomic##bits##_fetch_xor(volatile T* p, T v, int) {                                     \
+    return __atomic_fetch_xor(p, v, 5);                                                            \
+  }                                                                                                \
+  T __tsan_atomic##bits##_fetch_nand(volatile T* p, T v, int) {                                    \
+    return __atomic_fetch_nand(p, v, 5);                                                           \
+  }                                                                                                \
+  int __tsan_atomic##bits##_compare_exchange_strong(volatile T* p, T* expected, T v, int, int) {   \
+    return __atomic_compare_exchange_n(p, expected, v, false, 5, 5);                               \
+  }                                                                                                \
+  int __tsan_atomic##bits##_compare_exchange_weak(volatile T* p, T* expected, T v, int, int) {     \
+    return __atomic_compare_exchange_n(p, expected, v, true, 5, 5);                                \
+  }                                                                                                \
+  T __tsan_atomic##bits##_compare_exchange_val(volatile T* p, T expected, T v, int, int) {         \
+    __atomic_compare_exchange_n(p, &expected, v, false, 5, 5);                                     \
+    return expected;                                                                               \
+  }
+WEFT_ATOMIC(8, uint8_t)
+WEFT_ATOMIC(16, uint16_t)
+WEFT_ATOMIC(32, uint32_t)
+WEFT_ATOMIC(64, uint64_t)
+
+void __tsan_atomic_thread_fence(int) { __atomic_thread_fence(5); }
+void __tsan_atomic_signal_fence(int) {}
+
+}  // extern "C"
