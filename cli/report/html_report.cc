@@ -1,0 +1,150 @@
+#include "cli/report/html_report.h"
+
+#include <fmt/core.h>
+
+#include <utility>
+
+#include "cli/report/svg_plot.h"
+#include "train/files.h"
+
+namespace weft::report {
+namespace {
+
+// Eight colours that keep apart for readers without full colour vision, a set for each background.
+constexpr const char* kStyle = R"css(
+:root { color-scheme: light dark; --back: #ffffff; --text: #1d2430; --soft: #5b6472;
+  --grid: #e3e6eb; --axis: #8a93a0; --box: #f5f6f8;
+  --c0: #0b62b8; --c1: #c8500a; --c2: #1a7f4b; --c3: #8b3fa8; --c4: #a87a00; --c5: #0e8a94;
+  --c6: #c2255c; --c7: #5c636e; }
+@media (prefers-color-scheme: dark) { :root { --back: #14171c; --text: #e4e7ec; --soft: #9aa3b0;
+  --grid: #2a2f38; --axis: #6b7482; --box: #1c2027;
+  --c0: #6cb2ff; --c1: #ff9557; --c2: #5fd39a; --c3: #d296ec; --c4: #ebc04b; --c5: #58d3dd;
+  --c6: #ff7fab; --c7: #b3bac5; } }
+body { background: var(--back); color: var(--text); margin: 2rem auto; max-width: 60rem;
+  padding: 0 1rem; font: 15px/1.5 system-ui, sans-serif; }
+h1 { font-size: 1.6rem; margin: 0; } h2 { font-size: 1.2rem; margin: 2rem 0 .5rem; }
+.subtitle, figcaption, caption { color: var(--soft); }
+figure { margin: 1.5rem 0; } figure h3 { font-size: 1rem; margin: 0 0 .3rem; }
+figcaption { font-size: .9rem; }
+svg { width: 100%; max-width: 52rem; height: auto; display: block; }
+svg text { fill: var(--text); font: 12px system-ui, sans-serif; }
+svg text.small { fill: var(--soft); font-size: 10px; }
+.cell { shape-rendering: crispEdges; }
+.grid { stroke: var(--grid); } .axis { stroke: var(--axis); }
+.line, .dots, .tickmark { fill: none; } .line { stroke-width: 2; stroke-linejoin: round; }
+.dashed { stroke-dasharray: 6 4; stroke-width: 1.5; }
+.dots { stroke-width: 5; stroke-linecap: round; } .tickmark { stroke-width: 1; }
+.legend { display: flex; flex-wrap: wrap; gap: .2rem 1.2rem; font-size: .85rem; margin: 0 0 .3rem; }
+.legend svg { width: 22px; height: 10px; display: inline; margin-right: .3rem; }
+.scroll { overflow-x: auto; }
+table { border-collapse: collapse; font-size: .9rem; font-variant-numeric: tabular-nums; }
+caption { text-align: left; padding-bottom: .3rem; }
+th, td { padding: .2rem .8rem .2rem 0; border-bottom: 1px solid var(--grid); text-align: left;
+  white-space: nowrap; }
+th.number, td.number { text-align: right; }
+pre { background: var(--box); padding: .6rem .8rem; overflow-x: auto; border-radius: 4px; }
+)css";
+
+std::string style() {
+  std::string text = kStyle;
+  for (int i = 0; i < kColors; ++i) {
+    text +=
+        fmt::format("path.c{0} {{ stroke: var(--c{0}); }} rect.c{0} {{ fill: var(--c{0}); }}\n", i);
+  }
+  return text;
+}
+
+std::string legend_html(const std::vector<LegendEntry>& entries) {
+  std::string html;
+  for (const LegendEntry& entry : entries) {
+    const bool dots = entry.mark == Mark::kPoints || entry.mark == Mark::kLineAndPoints;
+    html += "<span><svg viewBox=\"0 0 22 10\" aria-hidden=\"true\">";
+    if (entry.mark != Mark::kPoints) {
+      html += fmt::format("<path class=\"line{} c{}\" d=\"M0 5H22\"/>",
+                          entry.mark == Mark::kDashed ? " dashed" : "", entry.color);
+    }
+    if (dots) html += fmt::format("<path class=\"dots c{}\" d=\"M11 5h0\"/>", entry.color);
+    html += "</svg>" + escape(entry.name) + "</span>";
+  }
+  return html.empty() ? html : "<div class=\"legend\">" + html + "</div>\n";
+}
+
+/// Whether a cell reads as a number: its column is then aligned right.
+bool is_number(const std::string& cell) {
+  if (cell.empty()) return true;
+  const char first = cell[0];
+  return (first >= '0' && first <= '9') || first == '-' || first == '+' || first == '.' ||
+         cell == "nan" || cell == "inf";
+}
+
+}  // namespace
+
+Page::Page(std::string title, std::string subtitle)
+    : title_(std::move(title)), subtitle_(std::move(subtitle)) {}
+
+void Page::heading(const std::string& text) { body_ += "<h2>" + escape(text) + "</h2>\n"; }
+
+void Page::paragraph(const std::string& text) { body_ += "<p>" + escape(text) + "</p>\n"; }
+
+void Page::code(const std::string& text) { body_ += "<pre>" + escape(text) + "</pre>\n"; }
+
+void Page::figure(const std::string& title, const std::string& legend, const std::string& svg,
+                  const std::string& caption) {
+  body_ += "<figure>\n<h3>" + escape(title) + "</h3>\n" + legend + svg + "\n";
+  if (!caption.empty()) body_ += "<figcaption>" + escape(caption) + "</figcaption>\n";
+  body_ += "</figure>\n";
+}
+
+void Page::add(const LinePlot& plot) {
+  const Drawing drawing = draw(plot);
+  figure(plot.title, legend_html(drawing.legend), drawing.svg, plot.caption);
+}
+
+void Page::add(const BarChart& chart) {
+  const Drawing drawing = draw(chart);
+  figure(chart.title, legend_html(drawing.legend), drawing.svg, chart.caption);
+}
+
+void Page::add(const HeatMap& map) { figure(map.title, "", draw(map).svg, map.caption); }
+
+void Page::add(const NumberLine& line) { figure(line.title, "", draw(line).svg, line.caption); }
+
+void Page::add(const Table& table) {
+  std::vector<const char*> kinds(table.columns.size(), " class=\"number\"");
+  for (const auto& row : table.rows) {
+    for (size_t i = 0; i < std::min(row.size(), kinds.size()); ++i) {
+      if (!is_number(row[i])) kinds[i] = "";
+    }
+  }
+  body_ += "<div class=\"scroll\"><table>\n";
+  if (!table.caption.empty()) body_ += "<caption>" + escape(table.caption) + "</caption>\n";
+  body_ += "<thead><tr>";
+  for (size_t i = 0; i < table.columns.size(); ++i) {
+    body_ += fmt::format("<th{}>{}</th>", kinds[i], escape(table.columns[i]));
+  }
+  body_ += "</tr></thead>\n<tbody>\n";
+  for (const auto& row : table.rows) {
+    body_ += "<tr>";
+    for (size_t i = 0; i < std::min(row.size(), kinds.size()); ++i) {
+      body_ += fmt::format("<td{}>{}</td>", kinds[i], escape(row[i]));
+    }
+    body_ += "</tr>\n";
+  }
+  body_ += "</tbody></table></div>\n";
+}
+
+std::string Page::html() const {
+  std::string html = "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n";
+  html += "<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n";
+  html +=
+      "<title>" + escape(title_) + "</title>\n<style>" + style() + "</style>\n</head>\n<body>\n";
+  html += "<h1>" + escape(title_) + "</h1>\n";
+  if (!subtitle_.empty()) html += "<p class=\"subtitle\">" + escape(subtitle_) + "</p>\n";
+  return html + body_ + "</body>\n</html>\n";
+}
+
+void Page::write(const std::string& path) const {
+  train::write_file_atomically(path, [&](train::FileWriter& file) { file.write(html()); });
+}
+
+}  // namespace weft::report

@@ -1,0 +1,122 @@
+// One self-contained HTML page: text, tables and plots, readable in light and dark. No script, no
+// network, no file beside it.
+//
+//   report::Page page("Dot products", "error against the exact result");
+//   page.paragraph("Each point is the mean of 100 dot products.");
+//   page.add(report::LinePlot{.title = "Error",
+//                             .x = {.label = "K", .unit = "terms", .scale = Scale::kLog2},
+//                             .y = {.label = "relative error", .scale = Scale::kLog10},
+//                             .series = {{.name = "bf16", .x = ks, .y = errors}}});
+//   page.write("dot.html");
+//
+// Text is plain: it is escaped. Values that are not finite, or not positive on a logarithmic axis,
+// are left out of a plot. The plots are SVG; colours are the page's, so that they follow the
+// reader's preference.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace weft::report {
+
+enum class Scale { kLinear, kLog2, kLog10 };
+
+struct Axis {
+  std::string label;
+  std::string unit;  // shown in brackets; empty for a pure number
+  Scale scale = Scale::kLinear;
+  std::optional<double> min, max;  // else from the data
+};
+
+/// How a series is drawn. Bounds and references are dashed, measurements solid.
+enum class Mark { kLine, kDashed, kPoints, kLineAndPoints };
+
+struct Series {
+  std::string name;
+  std::vector<double> x, y;
+  Mark mark = Mark::kLine;
+  /// One of the page's colours, 0 to 7; -1: the next in turn. A bound shares its measurement's.
+  int color = -1;
+};
+
+/// Lines, dashed lines and points over two axes; also a scatter plot.
+struct LinePlot {
+  std::string title;
+  Axis x, y;
+  std::vector<Series> series;
+  std::string caption;
+};
+
+struct BarGroup {
+  std::string name;            // of the series
+  std::vector<double> values;  // one per category
+};
+
+/// Horizontal bars, grouped by category. On a logarithmic axis they start at its lower end.
+struct BarChart {
+  std::string title;
+  Axis x;  // of the values
+  std::vector<std::string> categories;
+  std::vector<BarGroup> groups;
+  std::string caption;
+};
+
+/// A matrix in colours, the first row on top. At most about 100 x 100 cells are drawn: a larger
+/// matrix is reduced by the largest value of each block.
+struct HeatMap {
+  std::string title;
+  std::string x_label, y_label;
+  Axis value;
+  std::vector<std::vector<double>> rows;
+  std::string caption;
+};
+
+struct NumberLineRow {
+  std::string name;
+  std::vector<double> points;
+  /// Drawn taller: powers of two, limits.
+  std::vector<double> tall;
+};
+
+/// The values that formats can hold, a row each over one axis.
+struct NumberLine {
+  std::string title;
+  Axis x;
+  std::vector<NumberLineRow> rows;
+  std::string caption;
+};
+
+/// Cells are text; numeric columns are aligned right.
+struct Table {
+  std::vector<std::string> columns;
+  std::vector<std::vector<std::string>> rows;
+  std::string caption;
+};
+
+class Page {
+ public:
+  explicit Page(std::string title, std::string subtitle = "");
+
+  void heading(const std::string& text);
+  void paragraph(const std::string& text);
+  /// A command line, or other text in its own lines.
+  void code(const std::string& text);
+  void add(const LinePlot& plot);
+  void add(const BarChart& chart);
+  void add(const HeatMap& map);
+  void add(const NumberLine& line);
+  void add(const Table& table);
+
+  std::string html() const;
+  /// The whole page in its place, or an Error and no file.
+  void write(const std::string& path) const;
+
+ private:
+  void figure(const std::string& title, const std::string& legend, const std::string& svg,
+              const std::string& caption);
+
+  std::string title_, subtitle_, body_;
+};
+
+}  // namespace weft::report

@@ -1,0 +1,346 @@
+#include "cli/report/svg_plot.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <iterator>
+
+#include "cli/report/axis_scale.h"
+
+namespace weft::report {
+namespace {
+
+// Units of the view box; the page scales it to its width.
+constexpr double kWidth = 720;
+// A character of the labels' 12-unit font is about so wide.
+constexpr double kCharacter = 7.4;
+
+struct Box {
+  double left, top, right, bottom;
+  double width() const { return right - left; }
+  double height() const { return bottom - top; }
+};
+
+class Svg {
+ public:
+  explicit Svg(const std::string& title, double height) {
+    put("<svg viewBox=\"0 0 {} {}\" role=\"img\" aria-label=\"{}\">", kWidth, height,
+        escape(title));
+  }
+  template <class... Args>
+  void put(fmt::format_string<Args...> format, Args&&... arguments) {
+    fmt::format_to(std::back_inserter(text_), format, std::forward<Args>(arguments)...);
+  }
+  void text(double x, double y, const char* anchor, const std::string& what) {
+    put("<text x=\"{:.1f}\" y=\"{:.1f}\" text-anchor=\"{}\">{}</text>", x, y, anchor, escape(what));
+  }
+  void line(const char* style, double x1, double y1, double x2, double y2) {
+    put("<line class=\"{}\" x1=\"{:.1f}\" y1=\"{:.1f}\" x2=\"{:.1f}\" y2=\"{:.1f}\"/>", style, x1,
+        y1, x2, y2);
+  }
+  std::string finish() {
+    text_ += "</svg>";
+    return std::move(text_);
+  }
+
+ private:
+  std::string text_;
+};
+
+/// Characters as the reader sees them, not bytes.
+double text_width(const std::string& text) {
+  const auto is_character = [](char c) { return (c & 0xc0) != 0x80; };
+  return kCharacter * static_cast<double>(std::ranges::count_if(text, is_character));
+}
+
+double widest(const std::vector<std::string>& texts) {
+  double width = 0;
+  for (const std::string& text : texts) width = std::max(width, text_width(text));
+  return width;
+}
+
+void draw_x_axis(Svg& svg, const Box& box, const AxisScale& scale, const Axis& axis) {
+  for (const Tick& tick : scale.ticks()) {
+    const double x = box.left + scale.at(tick.value) * box.width();
+    svg.line("grid", x, box.top, x, box.bottom);
+    svg.text(x, box.bottom + 16, "middle", tick.label);
+  }
+  svg.line("axis", box.left, box.bottom, box.right, box.bottom);
+  svg.text((box.left + box.right) / 2, box.bottom + 34, "middle", axis_title(axis));
+}
+
+void draw_y_title(Svg& svg, const Box& box, const std::string& title) {
+  const double y = (box.top + box.bottom) / 2;
+  svg.put("<text transform=\"translate(13 {:.1f}) rotate(-90)\" text-anchor=\"middle\">{}</text>",
+          y, escape(title));
+}
+
+int color_of(const Series& series, int& next) {
+  return (series.color >= 0 ? series.color : next++) % kColors;
+}
+
+// Five samples of the viridis map (van der Walt and Smith, 2015): equal steps look equal, also
+// without colour vision.
+constexpr std::array<std::array<double, 3>, 5> kViridis = {
+    {{68, 1, 84}, {59, 82, 139}, {33, 145, 140}, {94, 201, 98}, {253, 231, 37}}};
+
+std::string heat_color(double position) {
+  const double at = std::clamp(position, 0.0, 1.0) * (kViridis.size() - 1);
+  const size_t low = std::min(static_cast<size_t>(at), kViridis.size() - 2);
+  std::array<int, 3> rgb;
+  for (size_t i = 0; i < 3; ++i) {
+    rgb[i] = static_cast<int>(
+        std::lround(kViridis[low][i] +
+                    (at - static_cast<double>(low)) * (kViridis[low + 1][i] - kViridis[low][i])));
+  }
+  return fmt::format("#{:02x}{:02x}{:02x}", rgb[0], rgb[1], rgb[2]);
+}
+
+/// At most `limit` rows and columns: each cell the largest finite value of its block.
+std::vector<std::vector<double>> reduced(const std::vector<std::vector<double>>& rows,
+                                         size_t limit) {
+  const size_t columns = rows.empty() ? 0 : rows[0].size();
+  const size_t by = std::max<size_t>(1, (std::max(rows.size(), columns) + limit - 1) / limit);
+  std::vector<std::vector<double>> result((rows.size() + by - 1) / by);
+  for (size_t i = 0; i < result.size(); ++i) {
+    result[i].assign((columns + by - 1) / by, NAN);
+    for (size_t r = i * by; r < std::min(rows.size(), (i + 1) * by); ++r) {
+      for (size_t c = 0; c < columns; ++c) {
+        double& cell = result[i][c / by];
+        if (!(cell >= rows[r][c]) && !std::isnan(rows[r][c])) cell = rows[r][c];
+      }
+    }
+  }
+  return result;
+}
+
+}  // namespace
+
+std::string escape(const std::string& text) {
+  std::string result;
+  for (char c : text) {
+    switch (c) {
+      case '&':
+        result += "&amp;";
+        break;
+      case '<':
+        result += "&lt;";
+        break;
+      case '>':
+        result += "&gt;";
+        break;
+      case '"':
+        result += "&quot;";
+        break;
+      default:
+        result += c;
+    }
+  }
+  return result;
+}
+
+Drawing draw(const LinePlot& plot) {
+  std::vector<double> xs, ys;
+  for (const Series& series : plot.series) {
+    xs.insert(xs.end(), series.x.begin(), series.x.end());
+    ys.insert(ys.end(), series.y.begin(), series.y.end());
+  }
+  const AxisScale x_scale(plot.x, xs), y_scale(plot.y, ys);
+  std::vector<std::string> labels;
+  for (const Tick& tick : y_scale.ticks()) labels.push_back(tick.label);
+  constexpr double kHeight = 380;
+  const Box box = {32 + widest(labels), 10, kWidth - 30, kHeight - 42};
+
+  Drawing drawing;
+  Svg svg(plot.title, kHeight);
+  for (const Tick& tick : y_scale.ticks()) {
+    const double y = box.bottom - y_scale.at(tick.value) * box.height();
+    svg.line("grid", box.left, y, box.right, y);
+    svg.text(box.left - 6, y + 4, "end", tick.label);
+  }
+  draw_x_axis(svg, box, x_scale, plot.x);
+  draw_y_title(svg, box, axis_title(plot.y));
+
+  int next_color = 0;
+  for (const Series& series : plot.series) {
+    const int color = color_of(series, next_color);
+    const bool points = series.mark == Mark::kPoints || series.mark == Mark::kLineAndPoints;
+    std::string path, dots;
+    bool pen_down = false;
+    for (size_t i = 0; i < std::min(series.x.size(), series.y.size()); ++i) {
+      if (!x_scale.shows(series.x[i]) || !y_scale.shows(series.y[i])) {
+        pen_down = false;
+        continue;
+      }
+      const double x = box.left + x_scale.at(series.x[i]) * box.width();
+      const double y = box.bottom - y_scale.at(series.y[i]) * box.height();
+      fmt::format_to(std::back_inserter(path), "{}{:.1f} {:.1f}", pen_down ? "L" : "M", x, y);
+      fmt::format_to(std::back_inserter(dots), "M{:.1f} {:.1f}h0", x, y);
+      pen_down = true;
+    }
+    const std::string name = escape(series.name);
+    if (series.mark != Mark::kPoints) {
+      svg.put("<path class=\"line{} c{}\" d=\"{}\"><title>{}</title></path>",
+              series.mark == Mark::kDashed ? " dashed" : "", color, path, name);
+    }
+    if (points) {
+      svg.put("<path class=\"dots c{}\" d=\"{}\"><title>{}</title></path>", color, dots, name);
+    }
+    drawing.legend.push_back({series.name, color, series.mark});
+  }
+  drawing.svg = svg.finish();
+  return drawing;
+}
+
+Drawing draw(const BarChart& chart) {
+  std::vector<double> values;
+  for (const BarGroup& group : chart.groups) {
+    values.insert(values.end(), group.values.begin(), group.values.end());
+  }
+  Axis axis = chart.x;
+  if (axis.scale == Scale::kLinear) {
+    values.push_back(0);
+  } else if (!axis.min) {
+    // Room for the shortest bar to be seen.
+    double least = HUGE_VAL;
+    for (double value : values) {
+      if (value > 0) least = std::min(least, value);
+    }
+    if (std::isfinite(least)) values.push_back(least / 2);
+  }
+  const AxisScale scale(axis, values);
+  const double bar = chart.groups.size() > 3 ? 8 : 12;
+  const double band = bar * static_cast<double>(chart.groups.size()) + 8;
+  const double height = 52 + band * static_cast<double>(chart.categories.size());
+  const Box box = {12 + widest(chart.categories), 6, kWidth - 70, height - 42};
+
+  Drawing drawing;
+  Svg svg(chart.title, height);
+  draw_x_axis(svg, box, scale, axis);
+  const double origin =
+      box.left + (scale.shows(0) ? scale.at(std::max(0.0, scale.min())) : 0) * box.width();
+  for (size_t i = 0; i < chart.categories.size(); ++i) {
+    const double top = box.top + band * static_cast<double>(i) + 4;
+    svg.text(box.left - 6, top + band / 2 - 1, "end", chart.categories[i]);
+    for (size_t g = 0; g < chart.groups.size(); ++g) {
+      const double value = i < chart.groups[g].values.size() ? chart.groups[g].values[i] : NAN;
+      const double y = top + bar * static_cast<double>(g);
+      if (!scale.shows(value)) {
+        svg.put("<text class=\"small\" x=\"{:.1f}\" y=\"{:.1f}\">{}</text>", origin + 4,
+                y + bar - 2, std::isnan(value) ? "–" : format_number(value));
+        continue;
+      }
+      const double x = box.left + scale.at(value) * box.width();
+      const double left = std::min(x, origin), width = std::abs(x - origin);
+      svg.put(
+          "<rect class=\"c{}\" x=\"{:.1f}\" y=\"{:.1f}\" width=\"{:.1f}\" height=\"{:.1f}\">"
+          "<title>{}: {}</title></rect>",
+          g % kColors, left, y, width, bar - 1,
+          escape(chart.categories[i] + ", " + chart.groups[g].name), format_number(value));
+      svg.put("<text class=\"small\" x=\"{:.1f}\" y=\"{:.1f}\">{}</text>", left + width + 4,
+              y + bar - 2, format_number(value));
+    }
+  }
+  for (size_t g = 0; g < chart.groups.size(); ++g) {
+    drawing.legend.push_back({chart.groups[g].name, static_cast<int>(g % kColors), Mark::kPoints});
+  }
+  if (drawing.legend.size() == 1) drawing.legend.clear();
+  drawing.svg = svg.finish();
+  return drawing;
+}
+
+Drawing draw(const HeatMap& map) {
+  const std::vector<std::vector<double>> rows = reduced(map.rows, 100);
+  std::vector<double> values;
+  for (const auto& row : rows) values.insert(values.end(), row.begin(), row.end());
+  Axis axis = map.value;
+  if (axis.scale == Scale::kLinear && !axis.min) values.push_back(0);
+  const AxisScale scale(axis, values);
+  const size_t columns = rows.empty() ? 0 : rows[0].size();
+  const double cell =
+      std::min(420.0 / static_cast<double>(std::max<size_t>({rows.size(), columns, 1})), 24.0);
+  const Box box = {60, 22, 60 + cell * static_cast<double>(columns),
+                   22 + cell * static_cast<double>(rows.size())};
+  const double height = std::max(box.bottom + 40, 260.0);
+
+  Svg svg(map.title, height);
+  for (size_t i = 0; i < rows.size(); ++i) {
+    for (size_t j = 0; j < columns; ++j) {
+      const double value = rows[i][j];
+      const std::string color = std::isnan(value)    ? "none"
+                                : scale.shows(value) ? heat_color(scale.at(value))
+                                : value > 0          ? heat_color(1)
+                                                     : heat_color(0);
+      svg.put(
+          "<rect class=\"cell\" x=\"{:.2f}\" y=\"{:.2f}\" width=\"{:.2f}\" height=\"{:.2f}\" "
+          "fill=\"{}\">",
+          box.left + cell * static_cast<double>(j), box.top + cell * static_cast<double>(i), cell,
+          cell, color);
+      svg.put("<title>{}</title></rect>", format_number(value));
+    }
+  }
+  const size_t full_columns = map.rows.empty() ? 0 : map.rows[0].size();
+  svg.text(box.left, box.bottom + 16, "start", "0");
+  svg.text(box.right, box.bottom + 16, "end",
+           std::to_string(std::max<size_t>(full_columns, 1) - 1));
+  svg.text((box.left + box.right) / 2, box.bottom + 30, "middle", map.x_label);
+  svg.text(box.left - 6, box.top + 11, "end", "0");
+  svg.text(box.left - 6, box.bottom, "end",
+           std::to_string(std::max<size_t>(map.rows.size(), 1) - 1));
+  draw_y_title(svg, box, map.y_label);
+
+  // The scale of colours, its largest value on top.
+  const double bar_left = box.right + 40, bar_top = box.top,
+               bar_height = std::max(box.height(), 180.0);
+  constexpr int kSteps = 64;
+  for (int i = 0; i < kSteps; ++i) {
+    const double y = bar_top + bar_height * (1 - (i + 1.0) / kSteps);
+    svg.put(
+        "<rect class=\"cell\" x=\"{:.1f}\" y=\"{:.2f}\" width=\"16\" height=\"{:.2f}\" "
+        "fill=\"{}\"/>",
+        bar_left, y, bar_height / kSteps + 0.4, heat_color((i + 0.5) / kSteps));
+  }
+  for (const Tick& tick : scale.ticks()) {
+    svg.text(bar_left + 22, bar_top + (1 - scale.at(tick.value)) * bar_height + 4, "start",
+             tick.label);
+  }
+  svg.text(bar_left, 12, "start", axis_title(axis));
+  return {svg.finish(), {}};
+}
+
+Drawing draw(const NumberLine& line) {
+  std::vector<double> values;
+  std::vector<std::string> names;
+  for (const NumberLineRow& row : line.rows) {
+    values.insert(values.end(), row.points.begin(), row.points.end());
+    names.push_back(row.name);
+  }
+  const AxisScale scale(line.x, values);
+  constexpr double kRow = 30;
+  const double height = 52 + kRow * static_cast<double>(line.rows.size());
+  const Box box = {14 + widest(names), 6, kWidth - 30, height - 42};
+
+  Svg svg(line.title, height);
+  draw_x_axis(svg, box, scale, line.x);
+  for (size_t i = 0; i < line.rows.size(); ++i) {
+    const NumberLineRow& row = line.rows[i];
+    const double middle = box.top + kRow * (static_cast<double>(i) + 0.5);
+    svg.text(box.left - 8, middle + 4, "end", row.name);
+    svg.line("axis", box.left, middle, box.right, middle);
+    for (const auto* points : {&row.points, &row.tall}) {
+      const double half = points == &row.tall ? 10 : 5;
+      std::string path;
+      for (double value : *points) {
+        if (!scale.shows(value) || value < scale.min() || value > scale.max()) continue;
+        fmt::format_to(std::back_inserter(path), "M{:.1f} {:.1f}v{}",
+                       box.left + scale.at(value) * box.width(), middle - half, 2 * half);
+      }
+      svg.put("<path class=\"tickmark c{}\" d=\"{}\"/>", i % kColors, path);
+    }
+  }
+  return {svg.finish(), {}};
+}
+
+}  // namespace weft::report
