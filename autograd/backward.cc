@@ -4,10 +4,27 @@
 #include <cmath>
 #include <unordered_map>
 
+#include "autograd/op_hook.h"
 #include "autograd/ops.h"
 
 namespace weft {
 namespace {
+
+/// Tells the op hook that a node runs, for as long as it does.
+class HookedNode {
+ public:
+  explicit HookedNode(const Node& node) : hook_(op_hook()) {
+    if (hook_) [[unlikely]]
+      hook_->begin_backward(node.name);
+  }
+  ~HookedNode() {
+    if (hook_) [[unlikely]]
+      hook_->end_backward();
+  }
+
+ private:
+  OpHook* hook_;
+};
 
 /// A gradient on its way: the first contribution is held as it came, later ones are added to a
 /// buffer of our own.
@@ -224,6 +241,7 @@ class Pass {
                node.name);
     std::vector<bool> needs;
     for (const Edge& edge : node.edges) needs.push_back(is_wanted(edge));
+    const HookedNode hooked(node);
     Tensors results;
     {
       const GradMode mode(options_.create_graph);

@@ -3,6 +3,8 @@
 #include <atomic>
 #include <cmath>
 
+#include "autograd/op_hook.h"
+
 namespace weft {
 namespace {
 
@@ -116,6 +118,8 @@ bool is_recording(const Tensors& inputs) {
 
 Tensors record(std::string_view name, const Tensors& inputs, Tensors outputs, const Tensors& saved,
                BackwardFunction backward) {
+  if (OpHook* hook = op_hook()) [[unlikely]]
+    hook->computed(name);
   if (checks_anomalies) check_for_nan(name, outputs);
   if (!is_recording(inputs)) return outputs;
   const std::shared_ptr<Node> node = make_node(name, inputs, outputs, saved, std::move(backward));
@@ -130,7 +134,11 @@ Tensors record(std::string_view name, const Tensors& inputs, Tensors outputs, co
 
 Tensor record(std::string_view name, const Tensors& inputs, Tensor output, const Tensors& saved,
               BackwardFunction backward) {
-  if (!recording && !checks_anomalies) return output;
+  if (!recording && !checks_anomalies) {
+    if (OpHook* hook = op_hook()) [[unlikely]]
+      hook->computed(name);
+    return output;
+  }
   return record(name, inputs, Tensors{std::move(output)}, saved, std::move(backward))[0];
 }
 
@@ -148,6 +156,8 @@ void check_in_place(std::string_view name, const Tensor& target) {
 Tensor record_in_place(std::string_view name, const Tensors& inputs, Tensor target,
                        const Tensors& saved, BackwardFunction backward) {
   target.bump_version();
+  if (OpHook* hook = op_hook()) [[unlikely]]
+    hook->computed(name);
   if (!is_recording(inputs)) return target;
   check_in_place(name, target);
   WEFT_CHECK(!target.autograd() || !target.autograd()->is_view,

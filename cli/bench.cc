@@ -14,17 +14,13 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 
-#include "autograd/autocast.h"
-#include "autograd/backward.h"
 #include "autograd/ops.h"
-#include "autograd/random.h"
 #include "cli/command.h"
+#include "cli/training_step.h"
 #include "core/allocator.h"
 #include "core/parallel.h"
 #include "kernels/gemm/onednn_matmul.h"
 #include "kernels/profile.h"
-#include "models/registry.h"
-#include "optim/adam.h"
 #include "train/progress.h"
 #include "train/trained_model.h"
 
@@ -51,44 +47,6 @@ double median(std::vector<double> values) {
   const size_t n = values.size();
   return n % 2 ? values[n / 2] : (values[n / 2 - 1] + values[n / 2]) / 2;
 }
-
-/// A training step of a model on one resident batch.
-class Step {
- public:
-  explicit Step(const Arguments& a) : precision_(train::autocast_of(a.precision)) {
-    manual_seed(0);
-    models::ModelOptions options;
-    if (a.image_size > 0) options.image_size = a.image_size;
-    if (a.classes > 0) options.classes = a.classes;
-    if (a.checkpoint_activations) options.checkpoint_activations = true;
-    model_ = models::make_model(a.model, options);
-    const int64_t size = model_->image_size();
-    images_ = ops::randn({a.batch, model_->channels(), size, size});
-    std::vector<int64_t> labels(a.batch);
-    for (int64_t i = 0; i < a.batch; ++i) labels[i] = i % model_->classes();
-    labels_ = Tensor::from(labels, {a.batch});
-    optimizer_ =
-        std::make_unique<optim::AdamW>(model_->named_parameters(), optim::AdamWOptions{.lr = 1e-4});
-  }
-
-  void run() {
-    optimizer_->zero_grad();
-    {
-      const Autocast mode(precision_);
-      const Tensor logits = ops::cast((*model_)(images_), DType::f32);
-      backward(ops::cross_entropy(logits, labels_));
-    }
-    optimizer_->step();
-  }
-
-  const models::Classifier& model() const { return *model_; }
-
- private:
-  DType precision_;
-  std::unique_ptr<models::Classifier> model_;
-  Tensor images_, labels_;
-  std::unique_ptr<optim::AdamW> optimizer_;
-};
 
 /// One matrix product of a step, timed through oneDNN alone.
 class Product {
@@ -149,8 +107,9 @@ std::vector<Product> products_of(const models::Classifier& model, int64_t batch,
 }
 
 void print_profile(const kernels::Profile& profile, double seconds) {
-  train::Table table({{"kernel", -100}, {"calls", 6}, {"ms", 9}, {"share", 7}}, stderr);
-  for (const auto& row : profile.rows()) {
+  train::Table table(
+      {{"kernel", 100, train::Table::Align::kLeft}, {"calls", 6}, {"ms", 9}, {"share", 7}}, stderr);
+  for (const auto& row : profile.rows(/*by_problem=*/true)) {
     if (row.seconds < 0.003 * seconds) continue;
     table.row({row.name.substr(0, 100), std::to_string(row.calls),
                fmt::format("{:.2f}", 1e3 * row.seconds),
@@ -162,7 +121,11 @@ void print_profile(const kernels::Profile& profile, double seconds) {
 
 int run_bench(const Arguments& a) {
   if (a.threads > 0) set_num_threads(a.threads);
-  Step step(a);
+  StepOptions options{.model = a.model, .precision = a.precision, .batch = a.batch};
+  if (a.image_size > 0) options.options.image_size = a.image_size;
+  if (a.classes > 0) options.options.classes = a.classes;
+  if (a.checkpoint_activations) options.options.checkpoint_activations = true;
+  TrainingStep step(options);
   for (int i = 0; i < a.warmup; ++i) step.run();
   CachingAllocator& memory = allocator({});
   memory.reset_peak();
@@ -170,7 +133,7 @@ int run_bench(const Arguments& a) {
   const size_t peak_bytes = memory.stats().peak_live;
   const size_t reserved_bytes = memory.stats().peak_reserved;
   if (a.profile) {
-    kernels::Profile profile(true);
+    const kernels::Profile profile;
     const double seconds = seconds_of([&] { step.run(); });
     print_profile(profile, seconds);
   }

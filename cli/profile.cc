@@ -1,0 +1,325 @@
+// weft profile: where a training step's time goes, as a table by op and as a Chrome trace.
+//
+// Kernels are timed where they are launched; the tape says for which op (autograd/op_hook.h). Time
+// outside kernels is dispatch, allocation and the tape itself. The trace is for chrome://tracing or
+// https://ui.perfetto.dev; its format is "Trace Event Format", complete events ("ph": "X"), times
+// in microseconds.
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <chrono>
+#include <map>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <tuple>
+
+#include "autograd/op_hook.h"
+#include "cli/command.h"
+#include "cli/training_step.h"
+#include "core/parallel.h"
+#include "kernels/profile.h"
+#include "train/files.h"
+#include "train/progress.h"
+
+namespace weft::cli {
+namespace {
+
+using nlohmann::ordered_json;
+
+struct Arguments {
+  StepOptions step;
+  int64_t image_size = 0, classes = 0;
+  int steps = 3, warmup = 2, threads = 0;
+  bool inference = false, checkpoint_activations = false, by_shape = false, all = false,
+       json = false;
+  std::string trace;
+};
+
+/// Rows below this share of a step are left out of the table unless all are asked for.
+constexpr double kLeastShare = 0.003;
+
+/// Records phases, ops and kernels on this thread for as long as it lives.
+class Recorder : public OpHook {
+ public:
+  struct Span {
+    std::string phase, op;
+    double begin = 0, end = 0;
+  };
+  struct Owner {
+    std::string phase, op;
+  };
+
+  Recorder() { set_op_hook(this); }
+  ~Recorder() override { set_op_hook(nullptr); }
+
+  void enter(const char* phase) {
+    leave();
+    phase_ = phase;
+    phases_.push_back({phase_, "", profile_.now(), 0});
+    since_ = phases_.back().begin;
+  }
+  void leave() {
+    if (phase_.empty()) return;
+    claim("");
+    phases_.back().end = profile_.now();
+    phase_.clear();
+  }
+
+  // Ops within a node's gradient function, and nodes within another's (a checkpoint's), are part of
+  // the outermost: it is the op that the reader wrote.
+  void computed(std::string_view op) override {
+    if (depth_ == 0) claim(op);
+  }
+  void begin_backward(std::string_view op) override {
+    if (depth_++ > 0) return;
+    claim("");
+    node_ = op;
+  }
+  void end_backward() override {
+    if (--depth_ == 0) claim(node_);
+  }
+
+  const kernels::Profile& kernels() const { return profile_; }
+  const std::vector<Span>& phases() const { return phases_; }
+  const std::vector<Span>& ops() const { return ops_; }
+  /// Of launch i. A kernel that no op asked for, as the optimizer's, has its own op's name.
+  Owner owner(size_t i) const {
+    Owner owner = owners_[i];
+    if (owner.op.empty()) owner.op = profile_.launches()[i].op;
+    return owner;
+  }
+
+ private:
+  /// What was launched since the last claim was for `op`.
+  void claim(std::string_view op) {
+    const double time = profile_.now();
+    if (!op.empty()) ops_.push_back({phase_, std::string(op), since_, time});
+    owners_.resize(profile_.launches().size(), {phase_, std::string(op)});
+    since_ = time;
+  }
+
+  kernels::Profile profile_;
+  std::string phase_, node_;
+  int depth_ = 0;
+  double since_ = 0;
+  std::vector<Span> phases_, ops_;
+  std::vector<Owner> owners_;
+};
+
+struct Row {
+  std::string phase, op, kernel;
+  int64_t calls = 0;
+  double seconds = 0;
+};
+
+std::vector<Row> rows_of(const Recorder& recorder, bool by_shape) {
+  std::map<std::tuple<std::string, std::string, std::string>, Row> sums;
+  const auto& launches = recorder.kernels().launches();
+  for (size_t i = 0; i < launches.size(); ++i) {
+    const Recorder::Owner owner = recorder.owner(i);
+    const std::string kernel =
+        by_shape ? launches[i].variant + " " + launches[i].problem : launches[i].variant;
+    Row& row = sums[{owner.phase, owner.op, kernel}];
+    row.phase = owner.phase, row.op = owner.op, row.kernel = kernel;
+    ++row.calls;
+    row.seconds += launches[i].own_seconds;
+  }
+  std::vector<Row> rows;
+  for (auto& [key, row] : sums) rows.push_back(std::move(row));
+  std::ranges::stable_sort(rows, [](const Row& a, const Row& b) { return a.seconds > b.seconds; });
+  return rows;
+}
+
+ordered_json trace_of(const Recorder& recorder, const ordered_json& about) {
+  constexpr int kProcess = 1;
+  // Phases and ops stand above the first thread's kernels: events of one thread nest by time.
+  ordered_json events = ordered_json::array();
+  const auto add = [&](const std::string& name, const char* category, double begin, double end,
+                       int thread, ordered_json args) {
+    events.push_back({{"name", name},
+                      {"cat", category},
+                      {"ph", "X"},
+                      {"ts", 1e6 * begin},
+                      {"dur", 1e6 * std::max(0.0, end - begin)},
+                      {"pid", kProcess},
+                      {"tid", thread},
+                      {"args", std::move(args)}});
+  };
+  for (const Recorder::Span& phase : recorder.phases()) {
+    add(phase.phase, "phase", phase.begin, phase.end, 0, ordered_json::object());
+  }
+  for (const Recorder::Span& op : recorder.ops()) {
+    add(op.op, "op", op.begin, op.end, 0, {{"phase", op.phase}});
+  }
+  int threads = 1;
+  const auto& launches = recorder.kernels().launches();
+  for (size_t i = 0; i < launches.size(); ++i) {
+    const kernels::Profile::Launch& launch = launches[i];
+    threads = std::max(threads, launch.thread + 1);
+    add(launch.variant, "kernel", launch.begin, launch.begin + launch.seconds, launch.thread,
+        {{"problem", launch.problem},
+         {"kernel_op", launch.op},
+         {"op", recorder.owner(i).op},
+         {"phase", recorder.owner(i).phase},
+         {"own_us", 1e6 * launch.own_seconds},
+         {"threads", num_threads()}});
+  }
+  const auto name = [&](const char* what, int thread, const std::string& text) {
+    events.push_back({{"name", what},
+                      {"ph", "M"},
+                      {"pid", kProcess},
+                      {"tid", thread},
+                      {"args", {{"name", text}}}});
+  };
+  name("process_name", 0, "weft");
+  for (int i = 0; i < threads; ++i) {
+    name("thread_name", i, i == 0 ? "main" : fmt::format("thread {}", i));
+  }
+  return {{"traceEvents", events}, {"displayTimeUnit", "ms"}, {"otherData", about}};
+}
+
+int profile(Arguments a) {
+  if (a.threads > 0) set_num_threads(a.threads);
+  if (a.image_size > 0) a.step.options.image_size = a.image_size;
+  if (a.classes > 0) a.step.options.classes = a.classes;
+  if (a.checkpoint_activations) a.step.options.checkpoint_activations = true;
+  TrainingStep step(a.step);
+  if (a.inference) step.model().eval();
+  const auto work = [&](Recorder* recorder) {
+    const auto start = std::chrono::steady_clock::now();
+    const auto enter = [&](const char* phase) {
+      if (recorder) recorder->enter(phase);
+    };
+    if (a.inference) {
+      enter("forward");
+      step.infer();
+    } else {
+      step.run(enter);
+    }
+    if (recorder) recorder->leave();
+    return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  };
+  double plain = 0;  // of the last step before the recorder watches
+  for (int i = 0; i <= a.warmup; ++i) plain = work(nullptr);
+
+  Recorder recorder;
+  double total = 0;
+  for (int i = 0; i < a.steps; ++i) total += work(&recorder);
+  const double step_seconds = total / a.steps;
+  const double kernel_seconds = recorder.kernels().total_seconds() / a.steps;
+  std::vector<std::pair<std::string, double>> phases;  // per step
+  for (const Recorder::Span& span : recorder.phases()) {
+    auto phase = std::ranges::find(phases, span.phase, &std::pair<std::string, double>::first);
+    if (phase == phases.end()) phase = phases.insert(phase, {span.phase, 0});
+    phase->second += (span.end - span.begin) / a.steps;
+  }
+
+  ordered_json result = {{"model", a.step.model},
+                         {"parameters", step.model().num_parameters()},
+                         {"batch", a.step.batch},
+                         {"precision", a.step.precision},
+                         {"work", a.inference ? "inference" : "training step"},
+                         {"threads", num_threads()},
+                         {"steps", a.steps},
+                         {"step_ms", 1e3 * step_seconds},
+                         {"unprofiled_step_ms", 1e3 * plain},
+                         {"kernel_ms", 1e3 * kernel_seconds},
+                         {"outside_kernels_ms", 1e3 * (step_seconds - kernel_seconds)}};
+  for (const auto& [phase, seconds] : phases) result["phases_ms"][phase] = 1e3 * seconds;
+  if (!a.trace.empty()) {
+    const std::string text = trace_of(recorder, result).dump();
+    train::write_file_atomically(a.trace, [&](train::FileWriter& file) { file.write(text); });
+  }
+
+  const std::vector<Row> rows = rows_of(recorder, a.by_shape);
+  if (a.json) {
+    ordered_json ops = ordered_json::array();
+    for (const Row& row : rows) {
+      ops.push_back({{"phase", row.phase},
+                     {"op", row.op},
+                     {"kernel", row.kernel},
+                     {"calls", static_cast<double>(row.calls) / a.steps},
+                     {"ms", 1e3 * row.seconds / a.steps},
+                     {"share", row.seconds / total}});
+    }
+    result["ops"] = std::move(ops);
+    if (!a.trace.empty()) result["trace"] = a.trace;
+    fmt::print("{}\n", result.dump());
+    return 0;
+  }
+  fmt::print("{} of {} ({} parameters), batch {}, {}, {} threads; {} steps\n",
+             a.inference ? "inference" : "training step", a.step.model,
+             step.model().num_parameters(), a.step.batch, a.step.precision, num_threads(), a.steps);
+  const int width = a.by_shape ? 90 : 28;
+  constexpr auto kLeft = train::Table::Align::kLeft;
+  train::Table table({{"phase", 8, kLeft},
+                      {"op", 20, kLeft},
+                      {"kernel", width, kLeft},
+                      {"calls", 6},
+                      {"ms", 9},
+                      {"share", 6}});
+  size_t hidden = 0;
+  double hidden_seconds = 0;
+  for (const Row& row : rows) {
+    if (!a.all && row.seconds < kLeastShare * total) {
+      ++hidden;
+      hidden_seconds += row.seconds;
+      continue;
+    }
+    table.row({row.phase, row.op, row.kernel.substr(0, static_cast<size_t>(width)),
+               fmt::format("{:g}", static_cast<double>(row.calls) / a.steps),
+               fmt::format("{:.3f}", 1e3 * row.seconds / a.steps),
+               fmt::format("{:.1f}%", 100 * row.seconds / total)});
+  }
+  if (hidden > 0) {
+    table.row({"", "", fmt::format("{} smaller ones (--all)", hidden), "",
+               fmt::format("{:.3f}", 1e3 * hidden_seconds / a.steps),
+               fmt::format("{:.1f}%", 100 * hidden_seconds / total)});
+  }
+  table.row({"", "", "outside kernels", "",
+             fmt::format("{:.3f}", 1e3 * (step_seconds - kernel_seconds)),
+             fmt::format("{:.1f}%", 100 * (1 - kernel_seconds / step_seconds))});
+  std::string parts;
+  for (const auto& [phase, seconds] : phases) {
+    parts += fmt::format("{}{} {:.2f}", parts.empty() ? "" : ", ", phase, 1e3 * seconds);
+  }
+  fmt::print("a step {:.2f} ms ({:.2f} unprofiled): {} ms\n", 1e3 * step_seconds, 1e3 * plain,
+             parts);
+  if (!a.trace.empty()) {
+    fmt::print("trace {}: open it in https://ui.perfetto.dev or chrome://tracing\n", a.trace);
+  }
+  return 0;
+}
+
+}  // namespace
+
+void add_profile(CLI::App& app, Action& action) {
+  CLI::App& command = *app.add_subcommand(
+      "profile", "Where a training step's time goes: by op as a table and a Chrome trace");
+  const auto a = std::make_shared<Arguments>();
+  command.add_option("--model", a->step.model, "A model's name")->capture_default_str();
+  command.add_option("--batch", a->step.batch, "Images")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  command.add_option("--precision", a->step.precision, "fp32 or bf16")
+      ->check(CLI::IsMember({"fp32", "bf16"}));
+  command.add_option("--image-size", a->image_size, "Default: the model's own")
+      ->check(CLI::PositiveNumber);
+  command.add_option("--classes", a->classes, "Default: the model's own")
+      ->check(CLI::PositiveNumber);
+  command.add_option("--steps", a->steps, "Recorded steps")
+      ->check(CLI::Range(1, 1000))
+      ->capture_default_str();
+  command.add_option("--threads", a->threads, "Default: one per core")
+      ->check(CLI::Range(1, kMostThreads));
+  command.add_flag("--inference", a->inference, "The forward pass alone, nothing recorded");
+  command.add_flag("--checkpoint-activations", a->checkpoint_activations,
+                   "Compute activations twice");
+  command.add_flag("--by-shape", a->by_shape, "A row for each shape of a kernel");
+  command.add_flag("--all", a->all, "Small rows too");
+  command.add_option("--trace", a->trace, "Write a Chrome trace to this file");
+  command.add_flag("--json", a->json, "Print one JSON object");
+  command.callback([a, &action] { action = [a] { return profile(*a); }; });
+}
+
+}  // namespace weft::cli
