@@ -26,11 +26,13 @@ class UsageError : public std::runtime_error {
 
 // One file each. They add a subcommand to `app` whose callback sets `action`.
 void add_bench(CLI::App& app, Action& action);
+void add_compare(CLI::App& app, Action& action);
 void add_devices(CLI::App& app, Action& action);
 void add_diff(CLI::App& app, Action& action);
 void add_eval(CLI::App& app, Action& action);
 void add_inspect(CLI::App& app, Action& action);
 void add_predict(CLI::App& app, Action& action);
+void add_profile(CLI::App& app, Action& action);
 void add_train(CLI::App& app, Action& action);
 
 }  // namespace weft::cli

@@ -1,0 +1,223 @@
+#include "cli/compare_cases.h"
+
+#include <fmt/format.h>
+
+#include <cmath>
+
+#include "core/philox.h"
+#include "data/image.h"
+#include "models/compact.h"
+#include "models/registry.h"
+#include "train/files.h"
+
+namespace weft::cli {
+namespace {
+
+using nlohmann::ordered_json;
+
+constexpr const char* kPrecisions[] = {"fp32", "bf16"};
+
+ordered_json encoder_of(const models::EncoderConfig& config) {
+  return {{"layers", config.layers},
+          {"heads", config.heads},
+          {"width", config.width},
+          {"hidden", config.hidden}};
+}
+
+/// All that the peer needs to build the same model.
+ordered_json architecture_of(const std::string& model) {
+  if (model == "vit_b_16") {
+    const models::VitConfig config = models::VitConfig::b_16();
+    ordered_json result = encoder_of(config.encoder);
+    result["image_size"] = config.image_size;
+    result["channels"] = config.channels;
+    result["patch"] = config.patch;
+    result["classes"] = config.classes;
+    return result;
+  }
+  const auto made = models::make_model(model);
+  const auto& compact = dynamic_cast<const models::CompactTransformer&>(*made);
+  ordered_json result = encoder_of(compact.config.encoder);
+  result["image_size"] = compact.config.image_size;
+  result["channels"] = compact.config.channels;
+  result["stages"] = compact.config.stages;
+  result["classes"] = compact.config.classes;
+  return result;
+}
+
+class List {
+ public:
+  explicit List(std::string directory) : directory_(std::move(directory)) {
+    for (const char* kind : {"train", "infer"}) {
+      for (const int64_t batch : {1, 4, 16}) add_model(kind, "vit_b_16", batch);
+      for (const int64_t batch : {64, 256}) add_model(kind, "cct", batch);
+    }
+    add_ops();
+    add_dispatch();
+    add_pipeline();
+    add_memory();
+  }
+
+  std::vector<CompareCase> take() { return std::move(cases_); }
+
+ private:
+  using Measure = CompareCase::Measure;
+
+  void add_model(const std::string& kind, const std::string& model, int64_t batch) {
+    for (const char* precision : kPrecisions) {
+      cases_.push_back({.group = kind == "train" ? "training step" : "inference",
+                        .name = fmt::format("{} {} batch {} {}", kind, model, batch, precision),
+                        .work = {{"kind", kind},
+                                 {"model", model},
+                                 {"batch", batch},
+                                 {"precision", precision},
+                                 {"architecture", architecture_of(model)}},
+                        .sides = {"eager", "compile"},
+                        .seconds = 0.6});
+    }
+  }
+
+  /// An op in both precisions, alone and with its gradient.
+  void add_op(const std::string& kind, const std::string& shape, const ordered_json& work,
+              const std::vector<std::string>& sides = {"eager"}) {
+    for (const char* precision : kPrecisions) {
+      for (const bool backward : {false, true}) {
+        ordered_json all = {{"kind", kind}, {"precision", precision}, {"backward", backward}};
+        all.update(work);
+        cases_.push_back(
+            {.group = "ops",
+             .name = fmt::format("{} {} {}{}", kind, shape, precision, backward ? " + grad" : ""),
+             .work = std::move(all),
+             .sides = sides});
+      }
+    }
+  }
+
+  void add_ops() {
+    // vit_b_16 at batch 4: 4 * 197 tokens of width 768; cct at batch 64.
+    constexpr int64_t kRows = 4 * 197, kWidth = 768, kHidden = 3072;
+    const auto add_gemm = [&](int64_t m, int64_t n, int64_t k) {
+      add_op("gemm", fmt::format("{}x{}x{}", m, n, k), {{"m", m}, {"n", n}, {"k", k}});
+    };
+    add_gemm(kRows, 3 * kWidth, kWidth);
+    add_gemm(kRows, kWidth, kWidth);
+    add_gemm(kRows, kHidden, kWidth);
+    add_gemm(kRows, kWidth, kHidden);
+    const auto add_shaped = [&](const std::string& kind, const std::vector<int64_t>& shape,
+                                const std::vector<std::string>& sides = {"eager"}) {
+      add_op(kind, fmt::format("{}", fmt::join(shape, "x")), {{"shape", shape}}, sides);
+    };
+    add_shaped("softmax", {4 * 12 * 197, 197});
+    add_shaped("layer_norm", {kRows, kWidth});
+    add_shaped("gelu", {kRows, kHidden});
+    const auto add_attention = [&](int64_t batch, int64_t heads, int64_t tokens, int64_t depth) {
+      add_op("attention", fmt::format("{}x{}x{}x{}", batch, heads, tokens, depth),
+             {{"batch", batch}, {"heads", heads}, {"tokens", tokens}, {"depth", depth}});
+    };
+    add_attention(64, 4, 65, 32);
+    add_attention(4, 12, 197, 64);
+    add_attention(1, 12, 1024, 64);
+    add_shaped("cross_entropy", {16, 1000});
+    add_shaped("cross_entropy", {256, 10});
+    add_shaped("max_pool", {64, 64, 32, 32});
+    add_shaped("chain", {kRows, kHidden}, {"eager", "compile"});
+    const std::vector<int64_t> shape = {kRows, kHidden};
+    add_op("sum", "788x3072 over rows", {{"shape", shape}, {"dims", {0}}});
+    add_op("sum", "788x3072 over all", {{"shape", shape}, {"dims", ordered_json::array()}});
+    for (const auto& [from, to] : {std::pair("fp32", "bf16"), std::pair("bf16", "fp32")}) {
+      cases_.push_back({.group = "ops",
+                        .name = fmt::format("cast 788x3072 {} to {}", from, to),
+                        .work = {{"kind", "cast"},
+                                 {"shape", shape},
+                                 {"from", from},
+                                 {"to", to},
+                                 {"backward", false}},
+                        .sides = {"eager"}});
+    }
+    cases_.push_back({.group = "ops",
+                      .name = "adamw of vit_b_16's 86 M parameters",
+                      .work = {{"kind", "adamw"},
+                               {"model", "vit_b_16"},
+                               {"architecture", architecture_of("vit_b_16")}},
+                      .sides = {"eager", "fused"},
+                      .seconds = 0.5});
+  }
+
+  void add_dispatch() {
+    constexpr int64_t kRepeats = 1000;
+    for (const bool tape : {false, true}) {
+      cases_.push_back(
+          {.group = "dispatch",
+           .name = fmt::format("1000 additions of one element{}", tape ? ", recorded" : ""),
+           .work = {{"kind", "dispatch"}, {"tape", tape}, {"repeats", kRepeats}},
+           .sides = {"eager"}});
+    }
+  }
+
+  void add_pipeline() {
+    cases_.push_back({.group = "data",
+                      .name = "JPEG 500x375 to tensor, one thread",
+                      .work = {{"kind", "jpeg"}, {"path", directory_ + "/photo.jpg"}},
+                      .sides = {"eager"}});
+    for (const char* kind : {"save", "load"}) {
+      cases_.push_back({.group = "files",
+                        .name = fmt::format("{} vit_b_16", kind),
+                        .work = {{"kind", kind},
+                                 {"model", "vit_b_16"},
+                                 {"architecture", architecture_of("vit_b_16")}},
+                        .sides = {"eager"}});
+    }
+    cases_.push_back({.group = "start",
+                      .name = "start-up to a first addition",
+                      .measure = Measure::kStartUp,
+                      .sides = {"eager"}});
+  }
+
+  void add_memory() {
+    const auto add = [&](const std::string& model, int64_t batch) {
+      for (const char* precision : kPrecisions) {
+        cases_.push_back(
+            {.group = "peak memory",
+             .name = fmt::format("memory of train {} batch {} {}", model, batch, precision),
+             .measure = Measure::kMemory,
+             .work = {{"kind", "train"},
+                      {"model", model},
+                      {"batch", batch},
+                      {"precision", precision},
+                      {"architecture", architecture_of(model)}},
+             .sides = {"eager"}});
+      }
+    };
+    add("vit_b_16", 4);
+    add("cct", 64);
+  }
+
+  const std::string directory_;
+  std::vector<CompareCase> cases_;
+};
+
+}  // namespace
+
+std::vector<CompareCase> compare_cases(const std::string& directory) {
+  return List(directory).take();
+}
+
+void write_compare_files(const std::string& directory) {
+  // Smooth shapes with a little noise: about as many bytes a pixel as a photograph.
+  data::Image image(375, 500);
+  Philox random(0, 0);
+  for (int y = 0; y < image.height; ++y) {
+    for (int x = 0; x < image.width; ++x) {
+      for (int c = 0; c < 3; ++c) {
+        const double wave = std::sin(0.02 * (c + 1) * x) * std::cos(0.03 * y + c);
+        image.at(y, x)[c] = static_cast<uint8_t>(128 + 90 * wave + 24 * (random.uniform() - 0.5));
+      }
+    }
+  }
+  const std::vector<uint8_t> bytes = data::encode_jpeg(image, 90);
+  train::write_file_atomically(directory + "/photo.jpg", [&](train::FileWriter& file) {
+    file.write(bytes.data(), bytes.size());
+  });
+}
+
+}  // namespace weft::cli

@@ -1,0 +1,31 @@
+// What `weft compare` measures.
+#pragma once
+
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+namespace weft::cli {
+
+struct CompareCase {
+  enum class Measure {
+    kTime,     // of one iteration, in processes that live as long as the run
+    kStartUp,  // of a fresh process, until it has added two numbers
+    kMemory,   // most memory of a fresh process that has done the work three times
+  };
+
+  std::string group;  // "training", "inference", "ops", ...
+  std::string name;   // unique
+  Measure measure = Measure::kTime;
+  nlohmann::ordered_json work;     // what both programs are told: cli/compare_work.h
+  std::vector<std::string> sides;  // of the peer: "eager", "compile", "fused"
+  double seconds = 0.15;           // of a turn, before --seconds scales it
+};
+
+/// All of them; `directory` holds the files that they read.
+std::vector<CompareCase> compare_cases(const std::string& directory);
+
+/// Writes those files.
+void write_compare_files(const std::string& directory);
+
+}  // namespace weft::cli
