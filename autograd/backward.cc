@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <unordered_map>
+#include <utility>
 
 #include "autograd/op_hook.h"
 #include "autograd/ops.h"
@@ -287,17 +288,49 @@ class Pass {
   std::unordered_map<std::pair<Node*, int>, Tensor, OutputHash> captured_outputs_;
 };
 
+/// The passes running on this thread, one inside the other where activations are recomputed, and
+/// what is to follow the outermost.
+struct RunningPasses {
+  int depth = 0;
+  std::vector<std::function<void()>> afterwards;
+};
+
+RunningPasses& running_passes() {
+  thread_local RunningPasses instance;
+  return instance;
+}
+
+void run_pass(Pass& pass) {
+  RunningPasses& running = running_passes();
+  ++running.depth;
+  try {
+    pass.run();
+  } catch (...) {
+    if (--running.depth == 0) running.afterwards.clear();
+    throw;
+  }
+  if (--running.depth > 0) return;
+  const auto afterwards = std::exchange(running.afterwards, {});
+  for (const auto& function : afterwards) function();
+}
+
 }  // namespace
 
 void backward(const Tensor& root, const Tensor& gradient, const BackwardOptions& options) {
-  Pass({root}, {gradient}, options).run();
+  Pass pass({root}, {gradient}, options);
+  run_pass(pass);
+}
+
+void after_backward(std::function<void()> function) {
+  WEFT_CHECK(running_passes().depth > 0, "after_backward: no backward is running on this thread");
+  running_passes().afterwards.push_back(std::move(function));
 }
 
 Tensors grad(const Tensors& outputs, const Tensors& inputs, const Tensors& gradients,
              const BackwardOptions& options) {
   Pass pass(outputs, gradients, options);
   pass.capture(inputs);
-  pass.run();
+  run_pass(pass);
   Tensors results;
   for (size_t i = 0; i < inputs.size(); ++i) {
     results.push_back(pass.captured(inputs[i]));

@@ -28,6 +28,10 @@ void register_hook(const Tensor& tensor, std::function<Tensor(const Tensor&)> ho
 /// Calls hook() once per backward, when a leaf's .grad() is complete. A hook that holds the leaf
 /// itself keeps it alive for ever.
 void register_ready_hook(const Tensor& leaf, std::function<void()> hook);
+/// To be called from a hook: runs function() once, on this thread, when the outermost backward() or
+/// grad() that is running there is over. Not when that fails. Functions run in the order of the
+/// calls.
+void after_backward(std::function<void()> function);
 /// Keeps the gradient of an intermediate result in its .grad().
 void retain_grad(const Tensor& tensor);
 

@@ -212,3 +212,19 @@ TEST_CASE("the same backward twice gives the same bits") {
 
 }  // namespace
 }  // namespace weft
+
+TEST_CASE("after_backward runs once the outermost pass is over") {
+  std::vector<std::string> events;
+  Tensor w = Tensor::scalar(3).set_requires_grad(true);
+  Tensor v = Tensor::scalar(2).set_requires_grad(true);
+  register_ready_hook(w, [&] {
+    events.push_back("w");
+    after_backward([&] { events.push_back("after"); });
+  });
+  register_ready_hook(v, [&] { events.push_back("v"); });
+  // w's gradient is made in a pass inside the pass; v's comes later.
+  const Tensor y = checkpoint([&](const Tensors& x) { return x[0] * w; }, {v * 5.0});
+  backward(y);
+  CHECK(events == std::vector<std::string>{"w", "v", "after"});
+  CHECK_THROWS_WITH(after_backward([] {}), Contains("no backward is running"));
+}

@@ -1,0 +1,14 @@
+// What every engine of collectives promises, as one program that each rank runs.
+//
+// Integer-valued data compares bit for bit, in every dtype; real data is compared with the written
+// order of summation, bit for bit too. Throws Error naming the check that failed. Free of a test
+// framework's assertions, which are not made for several threads or processes.
+#pragma once
+
+#include "dist/communicator.h"
+
+namespace weft::dist {
+
+void run_conformance(Communicator& world);
+
+}  // namespace weft::dist
