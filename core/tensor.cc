@@ -10,6 +10,27 @@ Storage::Storage(size_t bytes, Device device)
 Storage::Storage(void* data, size_t bytes, Device device, std::function<void()> release)
     : data_(data), bytes_(bytes), device_(device), release_(std::move(release)) {}
 
+Storage::Storage(size_t bytes, Device device, std::function<void()> on_touch)
+    : data_(nullptr), bytes_(bytes), device_(device), on_touch_(std::move(on_touch)) {}
+
+void Storage::allocate() {
+  WEFT_ASSERT(on_touch_ && !data_);
+  data_ = allocator(device_).allocate(bytes_);
+}
+
+void Storage::free() {
+  WEFT_ASSERT(on_touch_);
+  allocator(device_).deallocate(data_, bytes_);
+  data_ = nullptr;
+}
+
+void* Storage::touch() const {
+  if (bytes_ == 0) return nullptr;
+  on_touch_();
+  WEFT_ASSERT(data_.load());
+  return data_;
+}
+
 Storage::~Storage() {
   if (release_) {
     release_();

@@ -31,21 +31,36 @@ class Storage {
   Storage(size_t bytes, Device device);
   /// Wraps memory that someone else owns and `release` gives back.
   Storage(void* data, size_t bytes, Device device, std::function<void()> release);
+  /// Memory that comes and goes while handles on it remain: parameters that a rank gathers and lets
+  /// go again. It begins without; data() then calls `on_touch`, which is to call allocate().
+  Storage(size_t bytes, Device device, std::function<void()> on_touch);
   ~Storage();
   Storage(const Storage&) = delete;
   Storage& operator=(const Storage&) = delete;
 
-  void* data() const { return data_; }
+  void* data() const {
+    void* const data = data_.load(std::memory_order_acquire);
+    if (!data && on_touch_) [[unlikely]]
+      return touch();
+    return data;
+  }
+  /// Of memory that comes and goes: takes a block, uninitialised; gives it back; whether there is
+  /// one.
+  void allocate();
+  void free();
+  bool is_resident() const { return data_ != nullptr || bytes_ == 0; }
   size_t bytes() const { return bytes_; }
   Device device() const { return device_; }
   uint64_t version() const;
   void bump_version();
 
  private:
-  void* data_;
+  void* touch() const;
+
+  std::atomic<void*> data_;
   size_t bytes_;
   Device device_;
-  std::function<void()> release_;
+  std::function<void()> release_, on_touch_;
   std::atomic<uint64_t> version_{0};
 };
 

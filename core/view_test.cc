@@ -3,6 +3,8 @@
 #include <catch2/catch.hpp>
 #include <numeric>
 
+#include "core/allocator.h"
+
 namespace weft {
 namespace {
 
@@ -144,6 +146,28 @@ TEST_CASE("writing through a view changes the tensor") {
   const uint64_t version = x.version();
   view::transpose(x, 0, 1).bump_version();
   CHECK(x.version() == version + 1);
+}
+
+TEST_CASE("memory that comes and goes is brought back by a touch") {
+  Storage* self = nullptr;
+  int touches = 0;
+  const auto storage = std::make_shared<Storage>(4 * sizeof(float), Device{}, [&] {
+    ++touches;
+    self->allocate();
+    static_cast<float*>(self->data())[0] = 7;
+  });
+  self = storage.get();
+  const Tensor x = Tensor::view_of(storage, {4}, {1}, 0, DType::f32);
+  CHECK(!storage->is_resident());
+  CHECK(x.data<float>()[0] == 7);
+  CHECK(x.data<float>()[0] == 7);
+  CHECK(touches == 1);
+  const size_t live = allocator(Device{}).stats().live;
+  storage->free();
+  CHECK(allocator(Device{}).stats().live == live - 16);
+  CHECK(!storage->is_resident());
+  CHECK(x.to_vector()[0] == 7);
+  CHECK(touches == 2);
 }
 
 }  // namespace
