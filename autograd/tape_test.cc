@@ -210,9 +210,6 @@ TEST_CASE("the same backward twice gives the same bits") {
   CHECK(run() == run());
 }
 
-}  // namespace
-}  // namespace weft
-
 TEST_CASE("after_backward runs once the outermost pass is over") {
   std::vector<std::string> events;
   Tensor w = Tensor::scalar(3).set_requires_grad(true);
@@ -226,5 +223,8 @@ TEST_CASE("after_backward runs once the outermost pass is over") {
   const Tensor y = checkpoint([&](const Tensors& x) { return x[0] * w; }, {v * 5.0});
   backward(y);
   CHECK(events == std::vector<std::string>{"w", "v", "after"});
-  CHECK_THROWS_WITH(after_backward([] {}), Contains("no backward is running"));
+  CHECK_THROWS_WITH(after_backward([] {}), Catch::Matchers::Contains("no backward is running"));
 }
+
+}  // namespace
+}  // namespace weft

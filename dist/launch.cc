@@ -3,6 +3,7 @@
 #include <fmt/core.h>
 #include <omp.h>
 #include <signal.h>
+#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -26,9 +27,10 @@ bool is_in_path(const std::string& program) {
 }
 
 volatile pid_t running = 0;
+volatile sig_atomic_t stop_signal = SIGTERM;
 
-void pass_on(int signal) {
-  if (running > 0) ::kill(running, signal);
+void stop(int) {
+  if (running > 0) ::kill(running, stop_signal);
 }
 
 /// Runs a program to its end.
@@ -39,6 +41,9 @@ int run(const std::vector<std::string>& words) {
   const pid_t pid = ::fork();
   WEFT_CHECK(pid >= 0, "launch: cannot start a process: {}", std::strerror(errno));
   if (pid == 0) {
+    // Apart from the terminal's Ctrl-C, which reaches the ranks through the launcher alone.
+    ::setpgid(0, 0);
+    ::prctl(PR_SET_PDEATHSIG, SIGTERM);
     ::execvp(arguments[0], arguments.data());
     fmt::print(stderr, "weft: error: launch: cannot run {}: {}\n", words[0], std::strerror(errno));
     ::_exit(127);
@@ -65,7 +70,7 @@ std::vector<std::string> mpirun_command(const LaunchOptions& options) {
   }
   words.insert(words.end(), {"mpirun", "--oversubscribe", "--bind-to", "none", "--mca",
                              "mpi_yield_when_idle", "1", "--mca", "btl_vader_single_copy_mechanism",
-                             "none", "--mca", "odls_base_sigkill_timeout", "30"});
+                             "none", "--mca", "odls_base_sigkill_timeout", "3"});
   if (!options.hostfile.empty()) {
     words.insert(words.end(), {"--hostfile", options.hostfile, "-x", "PATH"});
   }
@@ -81,7 +86,8 @@ int launch(const LaunchOptions& options, const std::vector<std::string>& command
            const std::vector<std::string>& restart_command) {
   WEFT_CHECK(!command.empty(), "launch: no command to run");
   struct sigaction action = {}, interrupt = {}, terminate = {};
-  action.sa_handler = pass_on;
+  action.sa_handler = stop;
+  stop_signal = options.stop_signal;
   ::sigaction(SIGINT, &action, &interrupt);
   ::sigaction(SIGTERM, &action, &terminate);
   int code = 0;

@@ -4,10 +4,11 @@
 //
 // What mpirun must be told to work everywhere: as root, in containers (no cross-memory attach),
 // with more ranks than cores (no binding, waiting ranks yield). When a rank fails, mpirun sends
-// SIGTERM to the others and SIGKILL half a minute later: in between they find out who is missing,
+// SIGTERM to the others and SIGKILL three seconds later: in between they find out who is missing,
 // say in which collective, and end (mpi.h), or save what they have, as training does.
 #pragma once
 
+#include <csignal>
 #include <string>
 #include <vector>
 
@@ -17,13 +18,16 @@ struct LaunchOptions {
   int ranks = 1;
   std::string hostfile;            // mpirun's; empty: this host
   std::vector<std::string> extra;  // further words for mpirun
+  /// What launch() sends to mpirun on SIGINT and SIGTERM. SIGTERM ends the ranks; SIGUSR1 and
+  /// SIGUSR2 mpirun passes on to them.
+  int stop_signal = SIGTERM;
 };
 
 /// The words to put in front of a program and its arguments. Throws Error when there is no mpirun.
 std::vector<std::string> mpirun_command(const LaunchOptions& options);
 
 /// Runs `command` as ranks and returns the exit code: the first that is not 0, 128 + the number of
-/// a signal that ended mpirun. SIGINT and SIGTERM go on to the ranks. With max_restarts > 0 a run
+/// a signal that ended mpirun. With max_restarts > 0 a run
 /// that failed is started again, all ranks of it, at most so many times; `restart_command` then
 /// takes the place of `command`, where it is not empty.
 int launch(const LaunchOptions& options, const std::vector<std::string>& command,

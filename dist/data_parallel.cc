@@ -1,0 +1,170 @@
+#include "dist/data_parallel.h"
+
+#include <omp.h>
+
+#include <algorithm>
+#include <bit>
+#include <exception>
+#include <thread>
+
+#include "autograd/autocast.h"
+#include "autograd/backward.h"
+#include "autograd/ops.h"
+#include "autograd/random.h"
+#include "core/parallel.h"
+#include "dist/communicator.h"
+
+namespace weft::dist {
+namespace {
+
+/// Runs body(0), ..., body(n - 1) on a thread each and rethrows the first failure. The cores are
+/// shared among the threads.
+void on_threads(int n, const std::function<void(int)>& body) {
+  std::vector<std::exception_ptr> failures(n);
+  std::vector<std::thread> threads;
+  const int before = num_threads();
+  set_num_threads(std::max(1, before / n));
+  for (int i = 0; i < n; ++i) {
+    threads.emplace_back([&, i] {
+      try {
+        body(i);
+      } catch (...) {
+        failures[i] = std::current_exception();
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  set_num_threads(before);
+  for (const std::exception_ptr& failure : failures) {
+    if (failure) std::rethrow_exception(failure);
+  }
+}
+
+/// What a replica holds between forward and backward.
+struct Part {
+  Tensor x, y;
+  uint64_t offset = 0;  // of its random stream
+};
+
+Tensor tree_sum(const Tensors& terms, size_t begin, size_t end) {
+  if (end - begin == 1) return terms[begin];
+  const size_t middle = begin + std::bit_floor(end - begin - 1);
+  return ops::add(tree_sum(terms, begin, middle), tree_sum(terms, middle, end));
+}
+
+}  // namespace
+
+DataParallel::DataParallel(nn::Module& module,
+                           const std::function<std::unique_ptr<nn::Module>()>& make, int replicas)
+    : module_(module) {
+  WEFT_CHECK(replicas > 0, "DataParallel: the number of replicas must be positive, got {}",
+             replicas);
+  const NamedTensors ours = module.state_dict();
+  for (int r = 0; r < replicas; ++r) {
+    replicas_.push_back(make());
+    const NamedTensors theirs = replicas_.back()->state_dict();
+    bool same = ours.size() == theirs.size();
+    for (size_t i = 0; same && i < ours.size(); ++i) {
+      same = ours[i].first == theirs[i].first && ours[i].second.shape() == theirs[i].second.shape();
+    }
+    WEFT_CHECK(same,
+               "DataParallel: the modules that were made do not have the tensors of the "
+               "module they are to replicate");
+  }
+}
+
+Tensor DataParallel::operator()(const Tensor& x) {
+  WEFT_CHECK(x.dim() > 0 && x.size(0) > 0, "DataParallel: expected a batch, got {}", x);
+  std::vector<int64_t> counts = split_evenly(x.size(0), static_cast<int>(replicas_.size()));
+  std::erase(counts, 0);
+  const int n = static_cast<int>(counts.size());
+  const Tensors parameters = module_.parameters();
+  const bool records = grad_enabled();
+  const DType autocast = autocast_dtype();
+  const Generator position = generator();
+
+  auto parts = std::make_shared<std::vector<Part>>(n);
+  for (int r = 0; r < n; ++r) {
+    nn::Module& replica = *replicas_[r];
+    replica.train(module_.is_training());
+    Tensors theirs = replica.parameters();
+    for (size_t i = 0; i < parameters.size(); ++i) {
+      theirs[i].set_data(parameters[i].alias());
+      theirs[i].set_requires_grad(parameters[i].requires_grad());
+    }
+    NamedTensors from = module_.named_buffers(), to = replica.named_buffers();
+    const NoGrad guard;
+    for (size_t i = 0; i < from.size(); ++i) {
+      // The first replica works on the module's own buffers.
+      to[i].second.set_data(r == 0 ? from[i].second.alias() : ops::clone(from[i].second));
+    }
+  }
+  int64_t begin = 0;
+  for (int r = 0; r < n; ++r) {
+    (*parts)[r].x = ops::narrow(detach(x), 0, begin, counts[r]);
+    begin += counts[r];
+    if (records && x.requires_grad()) (*parts)[r].x.set_requires_grad(true);
+  }
+  on_threads(n, [&](int r) {
+    const GradMode mode(records);
+    const Autocast precision(autocast);
+    // Dropout differs from replica to replica.
+    generator() = {position.seed, position.stream + (static_cast<uint64_t>(r) << 32),
+                   position.offset};
+    Part& part = (*parts)[r];
+    part.y = (*replicas_[r])(part.x);
+    part.offset = generator().offset;
+  });
+  // The next forward draws behind all that was drawn here.
+  for (const Part& part : *parts) {
+    generator().offset = std::max(generator().offset, part.offset);
+  }
+
+  Tensors outputs;
+  for (const Part& part : *parts) outputs.push_back(detach(part.y));
+  Tensor y;
+  {
+    const NoGrad guard;
+    y = ops::cat(outputs, 0);
+  }
+  Tensors inputs = {x};
+  inputs.insert(inputs.end(), parameters.begin(), parameters.end());
+  return record(
+      "data_parallel", inputs, y, {},
+      [parts, counts, n, replicas = replicas_](const Backward& b) -> Tensors {
+        b.require_no_graph();
+        Tensors pieces;
+        int64_t begin = 0;
+        for (int r = 0; r < n; ++r) {
+          pieces.push_back(ops::contiguous(ops::narrow(b.dy(), 0, begin, counts[r])));
+          begin += counts[r];
+        }
+        on_threads(n, [&](int r) {
+          Part& part = (*parts)[r];
+          replicas[r]->zero_grad();
+          if (part.y.requires_grad()) backward(part.y, pieces[r]);
+        });
+        Tensors gradients = {Tensor()};
+        if (b.needs(0)) {
+          Tensors dx;
+          for (const Part& part : *parts) {
+            dx.push_back(part.x.grad().defined() ? part.x.grad() : ops::zeros_like(part.x));
+          }
+          gradients[0] = ops::cat(dx, 0);
+        }
+        std::vector<Tensors> theirs;
+        for (int r = 0; r < n; ++r) theirs.push_back(replicas[r]->parameters());
+        for (size_t i = 0; i < theirs[0].size(); ++i) {
+          Tensors terms;
+          for (int r = 0; r < n; ++r) {
+            if (theirs[r][i].grad().defined()) terms.push_back(theirs[r][i].grad());
+          }
+          gradients.push_back(terms.empty() ? Tensor() : tree_sum(terms, 0, terms.size()));
+        }
+        for (int r = 0; r < n; ++r) replicas[r]->zero_grad();
+        for (Part& part : *parts) part = {};
+        return gradients;
+      });
+}
+
+}  // namespace weft::dist
