@@ -77,7 +77,8 @@ TEST_CASE("every parameter of every variant receives a gradient") {
     if (parameter == "attention_pool.bias") continue;
     CHECK(ops::max(ops::abs(tensor.grad())).item() > 0);
   }
-  CHECK(model->state_dict().size() == model->parameters().size());
+  // A batch norm has three buffers.
+  CHECK(model->state_dict().size() == model->parameters().size() + (name == "cct_2_3x3" ? 9 : 0));
 }
 
 TEST_CASE("sequence pooling with equal scores is the mean of the tokens") {
