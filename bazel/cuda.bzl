@@ -32,6 +32,7 @@ _SIMT_OPTIONS = [
     "-fno-trapping-math",
     "-fno-tree-vectorize",
     "-fno-store-merging",
+    "-fno-tree-sra",
     "-fsanitize=thread",
     "--param=tsan-instrument-func-entry-exit=0",
     "-Wall",

@@ -4,7 +4,7 @@
 #include <catch2/catch.hpp>
 #include <vector>
 
-#include "kernels/simt/emulator.h"
+#include "kernels/simt/memory.h"
 
 using namespace weft::simt;
 using Catch::Matchers::Contains;
@@ -29,6 +29,7 @@ TEST_CASE("Shuffles, shared memory, barriers and atomics add up") {
   for (size_t i = 0; i < x.size(); ++i) x[i] = static_cast<float>(i);
   in_all_orders([&] {
     float y = 0;
+    const DeviceView x_view(x.data(), x.size() * sizeof(float)), y_view(&y, sizeof(y));
     run_sum(x.data(), &y, 1000);
     CHECK(y == 499500);
   });
@@ -40,6 +41,8 @@ TEST_CASE("Dynamic shared memory transposes a ragged matrix") {
   for (size_t i = 0; i < x.size(); ++i) x[i] = static_cast<int>(i);
   in_all_orders([&] {
     std::vector<int> y(x.size(), -1);
+    const DeviceView x_view(x.data(), x.size() * sizeof(int)),
+        y_view(y.data(), y.size() * sizeof(int));
     run_transpose(x.data(), y.data(), kN);
     int wrong = 0;
     for (int i = 0; i < kN; ++i) {
@@ -52,6 +55,7 @@ TEST_CASE("Dynamic shared memory transposes a ragged matrix") {
 TEST_CASE("Exited threads count as arrived at __syncthreads") {
   in_all_orders([&] {
     std::vector<int> y(40);
+    const DeviceView view(y.data(), y.size() * sizeof(int));
     run_early_exit(y.data());
     CHECK(y == std::vector<int>(40, 40));
   });
@@ -60,6 +64,7 @@ TEST_CASE("Exited threads count as arrived at __syncthreads") {
 TEST_CASE("Warp operations give every lane its value") {
   in_all_orders([&] {
     std::vector<unsigned> y(7 * 32);
+    const DeviceView view(y.data(), y.size() * sizeof(unsigned));
     run_warp(y.data());
     unsigned thirds = 0;
     for (unsigned lane = 0; lane < 32; lane += 3) thirds |= 1u << lane;
@@ -78,9 +83,10 @@ TEST_CASE("Warp operations give every lane its value") {
 TEST_CASE("Deadlocks and divergent collectives are named") {
   CHECK_THROWS_WITH(run_deadlock(), Contains("deadlock_kernel: deadlock") &&
                                         Contains("__syncwarp") && Contains("basics_test.cu:"));
-  std::vector<int> y(32);
+  std::vector<int> y(40);
+  const DeviceView view(y.data(), y.size() * sizeof(int));
   CHECK_THROWS_WITH(run_divergent(y.data()),
                     Contains("divergent collective") && Contains("__shfl_xor_sync"));
   // The emulator works on after a failure.
-  CHECK_NOTHROW(run_early_exit(std::vector<int>(40).data()));
+  CHECK_NOTHROW(run_early_exit(y.data()));
 }

@@ -2,6 +2,8 @@
 
 #include <bit>
 
+#include "kernels/simt/watch.h"
+
 namespace weft::simt {
 namespace {
 
@@ -103,7 +105,16 @@ uint32_t reduce(uint32_t mask, uint32_t value, Reduction reduction, const Site& 
 }
 
 void sync_warp(uint32_t mask, const Site& site) {
-  meet(mask, "__syncwarp", site, [](Warp&, uint32_t) {});
+  meet(mask, "__syncwarp", site, [](Warp& warp, uint32_t mask) {
+    if (!state().watches()) return;
+    Release release;
+    for_each_lane(warp, mask, [&](Thread& lane) {
+      release.add(lane.known, lane.agent, lane.clock);
+      tick(lane);
+    });
+    const KnowledgePtr known = release.take();
+    for_each_lane(warp, mask, [&](Thread& lane) { learn(lane, known); });
+  });
 }
 
 int sync_vote(Vote vote, bool predicate, const Site& site) {
@@ -129,8 +140,58 @@ int sync_vote(Vote vote, bool predicate, const Site& site) {
   return 0;
 }
 
-void fence(Scope, const Site&) {}
+void fence(Scope scope, const Site&) {
+  State& s = state();
+  if (!s.watches()) return;
+  Thread& self = *current;
+  const auto cluster = static_cast<uint32_t>(s.cluster_starts.size() - 1);
+  for (const auto& [from, known] : self.acquired) {
+    if (from == cluster) {
+      learn(self, known);
+    } else if (scope != Scope::block) {
+      auto earlier =
+          self.known->earlier ? *self.known->earlier : std::map<uint32_t, KnowledgePtr>();
+      KnowledgePtr& mine = earlier[from];
+      mine = mine ? join(mine, known) : known;
+      auto next = std::make_shared<Knowledge>(*self.known);
+      next->earlier = std::make_shared<std::map<uint32_t, KnowledgePtr>>(std::move(earlier));
+      self.known = std::move(next);
+    }
+  }
+  self.acquired.clear();
+  self.fenced = with_event(self.known, self.agent, self.clock);
+  if (scope != Scope::block) self.fenced_device = self.fenced;
+  self.fence_clock = self.clock;
+  tick(self);
+}
 
-void atomic_access(void*, size_t, const Site&) {}
+void atomic_access(const volatile void* address, size_t bytes, const Site& site) {
+  State& s = state();
+  if (!s.watches()) return;
+  Thread& self = *current;
+  const void* const plain = const_cast<const void*>(address);
+  // Who has acquired through this location has seen the atomic itself, not only what the fence
+  // before it released: it counts as of that fence.
+  const Clock clock = self.clock;
+  if (self.fence_clock != 0) self.clock = self.fence_clock;
+  access_memory(self, plain, bytes, bytes, Access::atomic, site);
+  self.clock = clock;
+  const KnowledgePtr& fenced = is_shared(plain) ? self.fenced : self.fenced_device;
+  const auto cluster = static_cast<uint32_t>(s.cluster_starts.size() - 1);
+  auto& released = s.released[plain];
+  for (const auto& [from, known] : released) {
+    KnowledgePtr& mine = self.acquired[from];
+    mine = mine ? join(mine, known) : known;
+  }
+  if (!fenced) return;
+  const auto release = [&](uint32_t from, const KnowledgePtr& known) {
+    KnowledgePtr& theirs = released[from];
+    theirs = theirs ? join(theirs, known) : known;
+  };
+  release(cluster, fenced);
+  if (fenced->earlier) {
+    for (const auto& [from, known] : *fenced->earlier) release(from, known);
+  }
+}
 
 }  // namespace weft::simt

@@ -36,6 +36,6 @@ void fence(Scope scope, const Site& site);
 
 /// Announces an atomic access and returns; the caller then reads and writes *address at once, since
 /// no other thread runs meanwhile.
-void atomic_access(void* address, size_t bytes, const Site& site);
+void atomic_access(const volatile void* address, size_t bytes, const Site& site);
 
 }  // namespace weft::simt

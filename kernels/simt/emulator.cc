@@ -3,10 +3,11 @@
 #include <sys/mman.h>
 
 #include <algorithm>
+#include <bit>
 #include <cstring>
-#include <deque>
-#include <memory>
-#include <mutex>
+
+#include "kernels/simt/tensor_core.h"
+#include "kernels/simt/watch.h"
 
 namespace weft::simt {
 
@@ -15,213 +16,195 @@ LaunchShape launch_shape;
 
 namespace {
 
-constexpr int kMaxThreadsPerBlock = 1024;
-constexpr unsigned kMaxBlocksPerCluster = 16;
 // Shared memory that was never written holds NaN in every floating format.
 constexpr int kPoison = 0xff;
-
-/// The cluster that runs.
-struct Cluster {
-  std::vector<Block> blocks;
-  std::deque<Thread*> ready;
-  int live = 0;
-  Fiber host;
-  std::string failure;
-};
-
-struct State {
-  std::mutex mutex;
-  Options options;
-  std::string kernel;
-  const std::function<void()>* body = nullptr;
-  Cluster cluster;
-  FiberStacks stacks;
-  std::vector<char*> arenas;
-  uint64_t random = 1;
-
-  uint64_t next_random() {
-    random ^= random << 13;
-    random ^= random >> 7;
-    random ^= random << 17;
-    return random;
-  }
-};
-
-State& state() {
-  static State state;
-  return state;
-}
-
-std::string place(const Site& site) { return fmt::format("{}:{}", site.file_name(), site.line()); }
-
-std::string describe(const Thread& thread) {
-  const uint3 b = thread.block->index;
-  return fmt::format("thread {} of block ({}, {}, {})", thread.linear, b.x, b.y, b.z);
-}
+constexpr size_t kMaxFindings = 8;
+// Clocks have 32 bits: beyond this the shadow is forgotten and they start anew.
+constexpr Clock kLastClock = 1u << 31;
 
 void resume_host(bool thread_ends) {
   Thread* const self = current;
   current = nullptr;
-  switch_fiber(self->fiber, state().cluster.host, thread_ends);
+  switch_fiber(self->fiber, state().host, thread_ends);
 }
 
 /// Runs the next thread that can; back to the host when there is none.
 void run_next(bool thread_ends = false) {
   State& s = state();
-  std::deque<Thread*>& ready = s.cluster.ready;
-  if (ready.empty()) {
+  if (s.ready.empty()) {
     resume_host(thread_ends);
     return;
   }
-  size_t next = 0;
-  if (s.options.order == Order::random) next = s.next_random() % ready.size();
-  Thread* const thread = ready[next];
-  if (next != 0) ready[next] = ready.front();
-  ready.pop_front();
+  if (s.options.order == Order::random) {
+    std::swap(s.ready.front(), s.ready[s.next_random() % s.ready.size()]);
+  }
+  Thread* const thread = s.ready.front();
+  s.ready.pop_front();
   Thread* const self = current;
   if (thread == self) return;
   current = thread;
   switch_fiber(self->fiber, thread->fiber, thread_ends);
 }
 
-void make_ready(std::vector<Thread*>& threads) {
-  State& s = state();
-  if (s.options.order == Order::reverse) std::reverse(threads.begin(), threads.end());
-  for (Thread* thread : threads) {
-    thread->waits_for = nullptr;
-    s.cluster.ready.push_back(thread);
+/// Lets the threads that wait at a barrier go on, with what all who arrived knew.
+void open_barrier(Barrier& barrier) {
+  barrier.arrived = 0;
+  if (const KnowledgePtr known = barrier.release.take()) {
+    for (Thread* thread : barrier.waiting) learn(*thread, known);
+    learn(*current, known);
   }
-  threads.clear();
-}
-
-void wait(const char* operation, const Site& site) {
-  current->waits_for = operation;
-  current->site = site;
-  run_next();
+  make_ready(barrier.waiting);
 }
 
 /// Opens barrier 0 when the threads that are left have all arrived: those that exited count.
 void release_exited(Block& block) {
   Barrier& barrier = block.barriers[0];
-  if (barrier.arrived == 0 || barrier.arrived < block.live) return;
-  barrier.arrived = 0;
-  make_ready(barrier.waiting);
+  if (barrier.arrived > 0 && barrier.arrived >= block.live) open_barrier(barrier);
 }
 
 void thread_entry() {
   fiber_started();
-  (*state().body)();
+  state().body(state().context);
   Thread& self = *current;
+  finish_copies(self);
   self.exited = true;
   self.warp->exited |= 1u << self.lane;
   --self.block->live;
-  --state().cluster.live;
+  --state().live;
+  if (state().watches()) self.block->barriers[0].release.add(self.known, self.agent, self.clock);
   release_exited(*self.block);
   run_next(true);
   __builtin_unreachable();
 }
 
 void check_shape(const LaunchShape& shape) {
+  const std::string& kernel = state().kernel;
   const auto count = [](dim3 d) { return uint64_t{d.x} * d.y * d.z; };
   WEFT_CHECK(count(shape.grid) > 0 && shape.grid.y < 65536 && shape.grid.z < 65536 &&
                  shape.grid.x < 1u << 31,
-             "{}: a grid of {} x {} x {} blocks cannot be launched", state().kernel, shape.grid.x,
+             "{}: a grid of {} x {} x {} blocks cannot be launched", kernel, shape.grid.x,
              shape.grid.y, shape.grid.z);
   WEFT_CHECK(
       count(shape.block) > 0 && count(shape.block) <= kMaxThreadsPerBlock && shape.block.z <= 64,
-      "{}: a block of {} x {} x {} threads cannot be launched; expected 1 to {}", state().kernel,
+      "{}: a block of {} x {} x {} threads cannot be launched; expected 1 to {}", kernel,
       shape.block.x, shape.block.y, shape.block.z, kMaxThreadsPerBlock);
   WEFT_CHECK(count(shape.cluster) > 0 && count(shape.cluster) <= kMaxBlocksPerCluster &&
                  shape.grid.x % shape.cluster.x == 0 && shape.grid.y % shape.cluster.y == 0 &&
                  shape.grid.z % shape.cluster.z == 0,
-             "{}: a cluster of {} x {} x {} blocks does not divide the grid", state().kernel,
+             "{}: a cluster of {} x {} x {} blocks does not divide the grid", kernel,
              shape.cluster.x, shape.cluster.y, shape.cluster.z);
   WEFT_CHECK(shape.dynamic_shared_bytes <= kMaxSharedBytes,
-             "{}: {} bytes of dynamic shared memory, of which a block has {}", state().kernel,
+             "{}: {} bytes of dynamic shared memory, of which a block has {}", kernel,
              shape.dynamic_shared_bytes, kMaxSharedBytes);
 }
 
-void prepare_block(Block& block, uint3 index, char* arena, size_t first_stack) {
+void prepare_block(int rank, uint3 index) {
+  State& s = state();
   const dim3 d = launch_shape.block;
-  const int threads = static_cast<int>(d.x * d.y * d.z);
+  const size_t threads = size_t{d.x} * d.y * d.z;
+  Block& block = s.blocks[rank];
+  block = Block{};
   block.index = index;
-  block.live = threads;
-  block.arena = arena;
+  block.rank = rank;
+  block.live = static_cast<int>(threads);
+  block.arena = s.workspace.arena(rank);
   block.dynamic_bytes = launch_shape.dynamic_shared_bytes;
   block.shared_bytes = block.dynamic_bytes;
-  block.static_arrays.clear();
-  std::memset(arena, kPoison, kArenaBytes);
-  for (Barrier& barrier : block.barriers) barrier = Barrier{};
-  block.threads.assign(threads, Thread{});
+  std::memset(block.arena, kPoison, block.dynamic_bytes);
+  block.threads = {s.workspace.threads() + rank * threads, threads};
   block.warps.assign((threads + kWarpSize - 1) / kWarpSize, Warp{});
-  for (int t = 0; t < threads; ++t) {
-    Thread& thread = block.threads[t];
+  for (size_t t = 0; t < threads; ++t) {
+    Thread& thread = *new (&block.threads[t]) Thread{};
     Warp& warp = block.warps[t / kWarpSize];
     const auto u = static_cast<unsigned>(t);
     thread.index = {u % d.x, u / d.x % d.y, u / (d.x * d.y)};
     thread.block = &block;
     thread.warp = &warp;
-    thread.linear = t;
-    thread.lane = t % kWarpSize;
+    thread.linear = static_cast<int>(t);
+    thread.lane = static_cast<int>(t % kWarpSize);
+    thread.agent = static_cast<int>(rank * threads + t);
     if (thread.lane == 0) warp.lanes = &thread;
     warp.block = &block;
     ++warp.size;
-    state().stacks.prepare(first_stack + t, thread.fiber, thread_entry);
+    prepare_fiber(thread.fiber, s.workspace.stack(rank * threads + t), Workspace::kStackBytes,
+                  thread_entry);
   }
 }
 
 std::string deadlock_message() {
   constexpr int kShown = 4;
-  const Cluster& cluster = state().cluster;
-  std::string message = fmt::format("deadlock: {} threads wait for ever:", cluster.live);
+  State& s = state();
+  std::string message = fmt::format("deadlock: {} threads wait for ever:", s.live);
   int shown = 0;
   const char* last = nullptr;
   unsigned last_line = 0;
-  for (const Block& block : cluster.blocks) {
-    for (const Thread& thread : block.threads) {
+  for (int b = 0; b < s.n_blocks; ++b) {
+    for (const Thread& thread : s.blocks[b].threads) {
       if (thread.exited || (thread.waits_for == last && thread.site.line() == last_line)) continue;
       last = thread.waits_for;
       last_line = thread.site.line();
       if (++shown > kShown) return message + " ...";
-      message +=
-          fmt::format(" {} at {} ({});", describe(thread), thread.waits_for, place(thread.site));
+      message += fmt::format(" {} at {} ({});", describe(thread), thread.waits_for,
+                             to_string(thread.site));
     }
   }
   message.pop_back();
   return message;
 }
 
+/// Gives every thread of the cluster its clock and what it knows: the end of earlier launches.
+void start_clocks() {
+  State& s = state();
+  s.cluster_start = s.last_clock;
+  s.cluster_starts.push_back(s.cluster_start);
+  auto known = std::make_shared<Knowledge>();
+  known->seen.assign(s.agents(), s.cluster_start);
+  known->fenced.assign(s.agents(), s.cluster_start);
+  std::fill_n(s.pool_clocks, kPoolAgents, s.cluster_start);
+  s.next_pool_agent = 0;
+  for (int b = 0; b < s.n_blocks; ++b) {
+    for (Thread& thread : s.blocks[b].threads) {
+      thread.clock = next_clock(s.cluster_start);
+      thread.known = known;
+    }
+  }
+}
+
 void run_cluster(uint3 first) {
   State& s = state();
-  Cluster& cluster = s.cluster;
   const dim3 c = launch_shape.cluster;
-  const size_t blocks = size_t{c.x} * c.y * c.z;
-  cluster.blocks.resize(blocks);
-  cluster.ready.clear();
-  cluster.live = 0;
-  cluster.failure.clear();
-  const size_t threads_per_block =
-      size_t{launch_shape.block.x} * launch_shape.block.y * launch_shape.block.z;
-  for (size_t b = 0; b < blocks; ++b) {
+  s.n_blocks = static_cast<int>(c.x * c.y * c.z);
+  s.n_threads = s.n_blocks * static_cast<int>(launch_shape.block.x * launch_shape.block.y *
+                                              launch_shape.block.z);
+  s.workspace.guard_stacks(s.n_threads);
+  s.ready.clear();
+  s.failure.clear();
+  s.mbarriers.clear();
+  s.cluster_barrier = Barrier{};
+  s.live = s.n_threads;
+  for (int b = 0; b < s.n_blocks; ++b) {
     const auto u = static_cast<unsigned>(b);
-    const uint3 index = {first.x + u % c.x, first.y + u / c.x % c.y, first.z + u / (c.x * c.y)};
-    prepare_block(cluster.blocks[b], index, s.arenas[b], b * threads_per_block);
-    cluster.live += cluster.blocks[b].live;
+    prepare_block(b, {first.x + u % c.x, first.y + u / c.x % c.y, first.z + u / (c.x * c.y)});
   }
-  for (Block& block : cluster.blocks) {
-    for (Thread& thread : block.threads) cluster.ready.push_back(&thread);
+  begin_watching_cluster();
+  start_clocks();
+  for (int b = 0; b < s.n_blocks; ++b) {
+    for (Thread& thread : s.blocks[b].threads) s.ready.push_back(&thread);
   }
-  if (s.options.order == Order::reverse) std::reverse(cluster.ready.begin(), cluster.ready.end());
-
-  // The host's own flow is the fiber that starts the first thread.
-  size_t next = 0;
-  if (s.options.order == Order::random) next = s.next_random() % cluster.ready.size();
-  std::swap(cluster.ready.front(), cluster.ready[next]);
-  current = cluster.ready.front();
-  cluster.ready.pop_front();
-  switch_fiber(cluster.host, current->fiber);
-  if (cluster.failure.empty() && cluster.live > 0) cluster.failure = deadlock_message();
-  if (!cluster.failure.empty()) throw KernelError(s.kernel + ": " + cluster.failure);
+  if (s.options.order == Order::reverse) std::reverse(s.ready.begin(), s.ready.end());
+  if (s.options.order == Order::random) {
+    std::swap(s.ready.front(), s.ready[s.next_random() % s.ready.size()]);
+  }
+  current = s.ready.front();
+  s.ready.pop_front();
+  switch_fiber(s.host, current->fiber);
+  if (s.failure.empty() && s.live > 0) s.failure = deadlock_message();
+  if (s.failure.empty()) fold_traffic();
+  for (int b = 0; b < s.n_blocks; ++b) {
+    std::destroy(s.blocks[b].threads.begin(), s.blocks[b].threads.end());
+    s.blocks[b] = Block{};
+  }
+  if (!s.failure.empty()) report(s.failure, s.failure);
 }
 
 void check_barrier(int id, int threads, const Site& site) {
@@ -244,66 +227,191 @@ bool arrive(int id, int threads, const Site& site) {
                 site);
   }
   barrier.expected = expected;
+  if (state().watches()) {
+    barrier.release.add(current->known, current->agent, current->clock);
+    tick(*current);
+  }
   if (++barrier.arrived < expected) return false;
-  barrier.arrived = 0;
-  make_ready(barrier.waiting);
   return true;
+}
+
+/// Lanes of a warp must meet at one __syncthreads: bar.sync is .aligned.
+void check_aligned(const Site& site) {
+  for (const Thread* other = current->warp->lanes;
+       other != current->warp->lanes + current->warp->size; ++other) {
+    if (other->waits_for == nullptr || std::strcmp(other->waits_for, "__syncthreads") != 0 ||
+        other->site.line() == site.line()) {
+      continue;
+    }
+    fail_kernel(fmt::format("divergent collective: lanes of a warp wait at different "
+                            "__syncthreads, another at {}",
+                            to_string(other->site)),
+                site);
+  }
 }
 
 }  // namespace
 
+Workspace::Workspace() {
+  void* const memory = mmap(nullptr, kBytes, PROT_READ | PROT_WRITE,
+                            MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  WEFT_CHECK(memory != MAP_FAILED, "the SIMT emulator found no address space for {} MiB",
+             kBytes >> 20);
+  base_ = static_cast<char*>(memory);
+}
+
+void Workspace::guard_stacks(size_t n) {
+  for (; guarded_ < n; ++guarded_) mprotect(stack(guarded_) - kPage, kPage, PROT_NONE);
+}
+
+State& state() {
+  // In the program's image, which kernels may read: blockIdx lies here.
+  alignas(State) static char memory[sizeof(State)];
+  static State& state = *new (memory) State;
+  return state;
+}
+
 Options& options() { return state().options; }
 
-void run_grid(const char* kernel, const LaunchShape& shape, const std::function<void()>& body) {
+void run_grid(const char* kernel, const LaunchShape& shape, void (*body)(void*), void* context) {
   WEFT_ASSERT(current == nullptr);
   State& s = state();
   const std::lock_guard lock(s.mutex);
   s.kernel = kernel;
   check_shape(shape);
   launch_shape = shape;
-  s.body = &body;
+  s.body = body;
+  s.context = context;
   s.random = s.options.seed * 0x9E3779B97F4A7C15u | 1;
-  const dim3 c = shape.cluster;
-  while (s.arenas.size() < size_t{c.x} * c.y * c.z) {
-    void* arena = mmap(nullptr, kArenaBytes, PROT_READ | PROT_WRITE,
-                       MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    WEFT_CHECK(arena != MAP_FAILED, "the SIMT emulator found no memory for shared memory");
-    s.arenas.push_back(static_cast<char*>(arena));
+  s.findings.clear();
+  s.released.clear();
+  s.cluster_starts.clear();
+  if (s.last_clock > kLastClock) {
+    s.last_clock = 0;
+    s.global.clear();
+    s.granules.clear();
   }
+  s.launch_start = s.last_clock;
+  if (s.global.pages() > 4096) s.global.clear();
+  const dim3 c = shape.cluster;
   const dim3 clusters = {shape.grid.x / c.x, shape.grid.y / c.y, shape.grid.z / c.z};
   const uint64_t count = uint64_t{clusters.x} * clusters.y * clusters.z;
-  for (uint64_t step = 0; step < count; ++step) {
+  for (uint64_t step = 0; step < count && s.failure.empty(); ++step) {
     const uint64_t i = s.options.order == Order::reverse ? count - 1 - step : step;
     run_cluster({static_cast<unsigned>(i % clusters.x) * c.x,
                  static_cast<unsigned>(i / clusters.x % clusters.y) * c.y,
                  static_cast<unsigned>(i / (uint64_t{clusters.x} * clusters.y)) * c.z});
   }
+  s.failure.clear();
+  if (s.findings.empty()) return;
+  std::string message = s.kernel + ":";
+  for (size_t i = 0; i < std::min(s.findings.size(), kMaxFindings); ++i) {
+    const State::Finding& finding = s.findings[i];
+    message += (s.findings.size() > 1 ? "\n  " : " ") + finding.message;
+    if (finding.count > 1) message += fmt::format(" ({} times)", finding.count);
+  }
+  if (s.findings.size() > kMaxFindings) {
+    message += fmt::format("\n  and {} more", s.findings.size() - kMaxFindings);
+  }
+  throw KernelError(message);
 }
 
-void fail_kernel(const std::string& message, const Site& site) {
-  Cluster& cluster = state().cluster;
-  cluster.failure = fmt::format("{}: {} ({})", place(site), message, describe(*current));
+void fail_kernel(const std::string& message, const std::string& place, const Thread& thread) {
+  state().failure = fmt::format("{}: {} ({})", place, message, describe(thread));
   resume_host(true);
   __builtin_unreachable();
 }
 
+void fail_kernel(const std::string& message, const Site& site) {
+  fail_kernel(message, to_string(site), *current);
+}
+
+void report(const std::string& key, const std::string& message) {
+  std::vector<State::Finding>& findings = state().findings;
+  const auto same = std::find_if(findings.begin(), findings.end(),
+                                 [&](const State::Finding& f) { return f.key == key; });
+  if (same != findings.end()) {
+    ++same->count;
+  } else {
+    findings.push_back({key, message});
+  }
+}
+
+std::string describe(const Thread& thread) {
+  const uint3 b = thread.block->index;
+  return fmt::format("thread {} of block ({}, {}, {})", thread.linear, b.x, b.y, b.z);
+}
+
+std::string describe_agent(int agent) {
+  State& s = state();
+  if (agent < s.n_threads) return describe(s.workspace.threads()[agent]);
+  if (agent < 2 * s.n_threads) {
+    return "cp.async of " + describe(s.workspace.threads()[agent - s.n_threads]);
+  }
+  return "an asynchronous operation";
+}
+
+void tick(Thread& thread) { thread.clock = next_clock(thread.clock); }
+
+Clock next_clock(Clock clock) {
+  State& s = state();
+  s.last_clock = std::max(s.last_clock, clock + 1);
+  return clock + 1;
+}
+
+void learn(Thread& thread, const KnowledgePtr& known) {
+  // Threads that leave a barrier together knew the same before it, most often.
+  static KnowledgePtr last_a, last_b, last_joined;
+  if (thread.known == known || !known) return;
+  if (thread.known != last_a || known != last_b) {
+    last_a = thread.known;
+    last_b = known;
+    last_joined = join(thread.known, known);
+  }
+  thread.known = last_joined;
+}
+
+void make_ready(std::vector<Thread*>& threads) {
+  State& s = state();
+  if (s.options.order == Order::reverse) std::reverse(threads.begin(), threads.end());
+  for (Thread* thread : threads) {
+    thread->waits_for = nullptr;
+    s.ready.push_back(thread);
+  }
+  threads.clear();
+}
+
+void wait(const char* operation, const Site& site) {
+  current->waits_for = operation;
+  current->site = site;
+  run_next();
+}
+
 void yield() {
-  state().cluster.ready.push_back(current);
+  state().ready.push_back(current);
   run_next();
 }
 
 void barrier_sync(int id, int threads, const Site& site) {
   check_barrier(id, threads, site);
-  const char* const operation = threads == 0 ? "__syncthreads" : "bar.sync";
-  if (!arrive(id, threads, site)) {
-    current->block->barriers[id].waiting.push_back(current);
-    wait(operation, site);
+  if (threads == 0) check_aligned(site);
+  Barrier& barrier = current->block->barriers[id];
+  if (arrive(id, threads, site)) {
+    open_barrier(barrier);
+  } else {
+    barrier.waiting.push_back(current);
+    wait(threads == 0 ? "__syncthreads" : "bar.sync", site);
   }
 }
 
 void barrier_arrive(int id, int threads, const Site& site) {
   check_barrier(id, threads, site);
-  arrive(id, threads, site);
+  Barrier& barrier = current->block->barriers[id];
+  if (!arrive(id, threads, site)) return;
+  // The last one to arrive does not wait, so it learns nothing.
+  const KnowledgePtr known = current->known;
+  open_barrier(barrier);
+  current->known = known;
 }
 
 void meet(uint32_t mask, const char* operation, const Site& site, WarpFunction run) {
@@ -311,13 +419,15 @@ void meet(uint32_t mask, const char* operation, const Site& site, WarpFunction r
   const uint32_t self = 1u << current->lane;
   mask &= warp.existing();
   if (!(mask & self)) {
-    fail_kernel(
-        fmt::format("{}: lane {} is not in its own mask {:08x}", operation, current->lane, mask),
-        site);
+    fail_kernel(fmt::format("divergent collective: {} by lane {}, which is not in its own mask "
+                            "{:08x}",
+                            operation, current->lane, mask),
+                site);
   }
   if (mask & warp.exited) {
-    fail_kernel(fmt::format("{}: the mask {:08x} names lanes {:08x}, which have exited", operation,
-                            mask, mask & warp.exited),
+    fail_kernel(fmt::format("divergent collective: {} with a mask {:08x} that names lanes {:08x}, "
+                            "which have exited",
+                            operation, mask, mask & warp.exited),
                 site);
   }
   auto meeting = std::find_if(warp.meetings.begin(), warp.meetings.end(),
@@ -330,7 +440,7 @@ void meet(uint32_t mask, const char* operation, const Site& site, WarpFunction r
     fail_kernel(fmt::format("divergent collective: lane {} is at {} with mask {:08x}, lanes {:08x} "
                             "are at {} with mask {:08x} ({})",
                             current->lane, operation, mask, meeting->arrived, meeting->operation,
-                            meeting->mask, place(meeting->site)),
+                            meeting->mask, to_string(meeting->site)),
                 site);
   }
   meeting->arrived |= self;
@@ -341,25 +451,30 @@ void meet(uint32_t mask, const char* operation, const Site& site, WarpFunction r
   warp.meetings.erase(meeting);
   run(warp, mask);
   std::vector<Thread*> others;
-  for (int lane = 0; lane < warp.size; ++lane) {
-    if ((mask & ~self) >> lane & 1u) others.push_back(&warp.lanes[lane]);
+  for (uint32_t rest = mask & ~self; rest != 0; rest &= rest - 1) {
+    others.push_back(&warp.lanes[std::countr_zero(rest)]);
   }
   make_ready(others);
 }
 
 void* static_shared(const void* key, size_t bytes, size_t alignment) {
+  // Keeps arrays apart, so that an access beyond one's end does not meet the next.
+  constexpr size_t kGap = 64;
   Block& block = *current->block;
   for (const Block::StaticArray& array : block.static_arrays) {
     if (array.key == key) return block.arena + array.offset;
   }
-  const size_t offset = (block.shared_bytes + alignment - 1) / alignment * alignment;
+  const size_t offset = (block.shared_bytes + kGap + alignment - 1) / alignment * alignment;
+  const size_t gaps = kGap * (block.static_arrays.size() + 1);
   block.shared_bytes = offset + bytes;
-  if (block.shared_bytes > kMaxSharedBytes) {
+  if (block.shared_bytes > kMaxSharedBytes + gaps || block.shared_bytes > kArenaBytes) {
     fail_kernel(fmt::format("{} bytes of shared memory, of which a block has {}",
-                            block.shared_bytes, kMaxSharedBytes),
+                            block.shared_bytes - gaps, kMaxSharedBytes),
                 Site::current());
   }
   block.static_arrays.push_back({key, offset});
+  std::memset(block.arena + offset, kPoison, bytes);
+  open_shared(block, offset, bytes);
   return block.arena + offset;
 }
 

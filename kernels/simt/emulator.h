@@ -10,13 +10,17 @@
 #pragma once
 
 #include <cstdint>
-#include <functional>
+#include <map>
+#include <memory>
 #include <source_location>
+#include <span>
 #include <string>
 #include <vector>
 
 #include "core/error.h"
 #include "kernels/simt/fiber.h"
+#include "kernels/simt/knowledge.h"
+#include "kernels/simt/symbol.h"
 #include "kernels/simt/types.h"
 
 namespace weft::simt {
@@ -28,8 +32,6 @@ inline constexpr size_t kMaxSharedBytes = 227 << 10;
 inline constexpr size_t kArenaBytes = 228 << 10;
 inline constexpr int kNamedBarriers = 16;
 
-using Site = std::source_location;
-
 /// A fault that the emulator found in a kernel.
 class KernelError : public Error {
  public:
@@ -37,16 +39,26 @@ class KernelError : public Error {
 };
 
 enum class Order : uint8_t { forward, reverse, random };
+/// When asynchronous copies and tensor-core operations take effect: as early or as late as allowed.
+enum class Completion : uint8_t { eager, on_wait };
+/// How mma and wgmma compute: in f32, or as an H100 does, bit for bit.
+enum class TensorCore : uint8_t { fast, h100 };
 
 /// How launches run from now on.
 struct Options {
   Order order = Order::forward;
   uint64_t seed = 1;  // of Order::random
+  Completion completion = Completion::eager;
+  TensorCore tensor_core = TensorCore::fast;
+  bool races = true;     // watch every access: races, bounds, unwritten shared memory
+  bool traffic = false;  // count bank conflicts and sectors: see traffic()
 };
 Options& options();
 
 struct Block;
 struct Warp;
+struct AsyncQueue;
+struct WarpgroupQueue;
 
 /// A CUDA thread.
 struct Thread {
@@ -61,6 +73,18 @@ struct Thread {
   uint64_t in = 0, out = 0;         // its operand and result in a warp operation
   void* pointers[4] = {};           // operands of operations on arrays
   Fiber fiber;
+
+  int agent = 0;  // in the cluster; see knowledge.h
+  Clock clock = 0;
+  KnowledgePtr known;
+  KnowledgePtr fenced;         // at its last fence: what its next atomics on shared memory release
+  KnowledgePtr fenced_device;  // at its last device-wide fence: what those on global memory do
+  Clock fence_clock = 0;       // what those fences released
+  std::map<uint32_t, KnowledgePtr> acquired;         // by atomics, for the next fence; by cluster
+  uint64_t cluster_phase = 0;                        // of the cluster's barrier, at its arrival
+  std::vector<std::pair<float*, float*>> in_flight;  // accumulators that a wgmma works on
+  std::shared_ptr<AsyncQueue> copies;                // cp.async
+  std::shared_ptr<AsyncQueue> bulk_copies;           // TMA stores
 };
 
 /// Lanes of a warp that have reached a collective operation and wait for the rest of its mask.
@@ -86,10 +110,12 @@ struct Barrier {
   int arrived = 0;
   int expected = 0;
   std::vector<Thread*> waiting;
+  Release release;
 };
 
 struct Block {
   uint3 index{};
+  int rank = 0;  // in its cluster
   int live = 0;
   char* arena = nullptr;  // its shared memory: dynamic first, then static arrays as they are met
   size_t dynamic_bytes = 0;
@@ -99,9 +125,10 @@ struct Block {
     size_t offset;
   };
   std::vector<StaticArray> static_arrays;
-  std::vector<Thread> threads;
+  std::span<Thread> threads;
   std::vector<Warp> warps;
   Barrier barriers[kNamedBarriers];
+  std::vector<std::shared_ptr<WarpgroupQueue>> warpgroups;
 };
 
 struct LaunchShape {
@@ -114,8 +141,8 @@ extern constinit thread_local Thread* current __attribute__((tls_model("initial-
 /// Of the launch that runs.
 extern LaunchShape launch_shape;
 
-/// Runs body once per thread of the grid. Throws KernelError.
-void run_grid(const char* kernel, const LaunchShape& shape, const std::function<void()>& body);
+/// Runs body(context) once per thread of the grid. Throws KernelError.
+void run_grid(const char* kernel, const LaunchShape& shape, void (*body)(void*), void* context);
 
 /// Ends the launch with a KernelError. To be called by an emulated thread.
 [[noreturn]] void fail_kernel(const std::string& message, const Site& site);

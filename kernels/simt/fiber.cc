@@ -1,10 +1,6 @@
 #include "kernels/simt/fiber.h"
 
-#include <sys/mman.h>
-
 #include <cstring>
-
-#include "core/error.h"
 
 #ifdef __SANITIZE_ADDRESS__
 #include <sanitizer/asan_interface.h>
@@ -39,9 +35,6 @@ weft_simt_switch:
 namespace weft::simt {
 namespace {
 
-constexpr size_t kPage = 4096;
-// Frames of instrumented code are large; pages that no frame reaches are never touched.
-constexpr size_t kStackBytes = 256 << 10;
 constexpr int kSavedRegisters = 6;
 
 }  // namespace
@@ -63,27 +56,15 @@ void fiber_started() {
 #endif
 }
 
-FiberStacks::~FiberStacks() {
-  for (void* stack : stacks_) munmap(stack, kStackBytes + kPage);
-}
-
-void FiberStacks::prepare(size_t index, Fiber& fiber, void (*entry)()) {
-  while (stacks_.size() <= index) {
-    void* stack = mmap(nullptr, kStackBytes + kPage, PROT_READ | PROT_WRITE,
-                       MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    WEFT_CHECK(stack != MAP_FAILED, "the SIMT emulator found no memory for the stack of thread {}",
-               stacks_.size());
-    mprotect(stack, kPage, PROT_NONE);
-    stacks_.push_back(stack);
-  }
+void prepare_fiber(Fiber& fiber, void* stack, size_t bytes, void (*entry)()) {
   fiber = Fiber{};
-  fiber.stack_bottom = static_cast<char*>(stacks_[index]) + kPage;
-  fiber.stack_bytes = kStackBytes;
+  fiber.stack_bottom = stack;
+  fiber.stack_bytes = bytes;
 #ifdef __SANITIZE_ADDRESS__
-  __asan_unpoison_memory_region(fiber.stack_bottom, kStackBytes);
+  __asan_unpoison_memory_region(stack, bytes);
 #endif
   // As a call leaves it: the return address on top, 8 bytes off a multiple of 16 inside the callee.
-  auto* top = reinterpret_cast<void**>(static_cast<char*>(fiber.stack_bottom) + kStackBytes) - 2;
+  auto* top = reinterpret_cast<void**>(static_cast<char*>(stack) + bytes) - 2;
   *top = reinterpret_cast<void*>(entry);
   std::memset(top - kSavedRegisters, 0, kSavedRegisters * sizeof(void*));
   fiber.stack_pointer = top - kSavedRegisters;

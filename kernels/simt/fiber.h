@@ -4,11 +4,8 @@
 #pragma once
 
 #include <cstddef>
-#include <vector>
 
 namespace weft::simt {
-
-class FiberStacks;
 
 /// A suspended flow of control. The host thread that runs the fibers is one too.
 struct Fiber {
@@ -21,21 +18,8 @@ struct Fiber {
 /// Suspends `from`, the running fiber, and resumes `to`. `from_ends` says that it never runs again.
 void switch_fiber(Fiber& from, Fiber& to, bool from_ends = false);
 
-/// Memory for stacks, reused from launch to launch. Below each lies a page without access, so that
-/// an overflow is a fault at once.
-class FiberStacks {
- public:
-  FiberStacks() = default;
-  ~FiberStacks();
-  FiberStacks(const FiberStacks&) = delete;
-  FiberStacks& operator=(const FiberStacks&) = delete;
-
-  /// Makes fiber `index` start in `entry`, which must not return.
-  void prepare(size_t index, Fiber& fiber, void (*entry)());
-
- private:
-  std::vector<void*> stacks_;
-};
+/// Makes the fiber start in `entry`, which must not return, on a stack of that memory.
+void prepare_fiber(Fiber& fiber, void* stack, size_t bytes, void (*entry)());
 
 /// To be called first thing by a fiber's entry.
 void fiber_started();

@@ -8,19 +8,21 @@
 
 using weft::simt::current;
 
-#define WEFT_HOOK(name, bytes, kind)                                  \
-  extern "C" void name(void* address);                                \
-  void name(void* address) {                                          \
-    if (current != nullptr) {                                         \
-      weft::simt::on_access(address, bytes, weft::simt::Access::kind, \
-                            __builtin_return_address(0));             \
-    }                                                                 \
+#define WEFT_HOOK(name, bytes, alignment, kind)                                  \
+  extern "C" void name(void* address);                                           \
+  void name(void* address) {                                                     \
+    if (current != nullptr) {                                                    \
+      weft::simt::on_access(address, bytes, alignment, weft::simt::Access::kind, \
+                            __builtin_return_address(0));                        \
+    }                                                                            \
   }
-#define WEFT_HOOKS(bytes)                              \
-  WEFT_HOOK(__tsan_read##bytes, bytes, read)           \
-  WEFT_HOOK(__tsan_write##bytes, bytes, write)         \
-  WEFT_HOOK(__tsan_unaligned_read##bytes, bytes, read) \
-  WEFT_HOOK(__tsan_unaligned_write##bytes, bytes, write)
+// "unaligned" ones are those that the source makes without claiming an alignment: memcpy and
+// packed.
+#define WEFT_HOOKS(bytes)                                 \
+  WEFT_HOOK(__tsan_read##bytes, bytes, bytes, read)       \
+  WEFT_HOOK(__tsan_write##bytes, bytes, bytes, write)     \
+  WEFT_HOOK(__tsan_unaligned_read##bytes, bytes, 1, read) \
+  WEFT_HOOK(__tsan_unaligned_write##bytes, bytes, 1, write)
 WEFT_HOOKS(1)
 WEFT_HOOKS(2)
 WEFT_HOOKS(4)
@@ -37,12 +39,12 @@ void __tsan_vptr_read(void**) {}
 
 void __tsan_read_range(void* address, size_t bytes) {
   if (current == nullptr) return;
-  weft::simt::on_access(address, bytes, weft::simt::Access::read, __builtin_return_address(0));
+  weft::simt::on_access(address, bytes, 1, weft::simt::Access::read, __builtin_return_address(0));
 }
 
 void __tsan_write_range(void* address, size_t bytes) {
   if (current == nullptr) return;
-  weft::simt::on_access(address, bytes, weft::simt::Access::write, __builtin_return_address(0));
+  weft::simt::on_access(address, bytes, 1, weft::simt::Access::write, __builtin_return_address(0));
 }
 
 // Host code in instrumented units (reference counts and the like) has its atomics replaced, too.

@@ -1,7 +1,273 @@
 #include "kernels/simt/memory.h"
 
-namespace weft::simt {
+#include <algorithm>
+#include <bit>
+#include <cstring>
 
-void on_access(void*, size_t, Access, void*) {}
+#include "kernels/simt/watch.h"
+
+// The program's image: its code, constants and static variables.
+extern "C" const char __executable_start;
+extern "C" const char _end;
+
+namespace weft::simt {
+namespace {
+
+/// Live memory that kernels may touch.
+struct Region {
+  uintptr_t begin = 0, end = 0;
+};
+std::map<uintptr_t, Region>& device_views() {
+  static std::map<uintptr_t, Region> views;
+  return views;
+}
+
+/// The region that an address belongs to; empty when none does.
+Region find_region(uintptr_t address) {
+  const auto& views = device_views();
+  if (views.empty()) return {0, ~uintptr_t{0}};  // nobody has said what device memory is
+  auto next = views.upper_bound(address);
+  if (next != views.begin()) {
+    --next;
+    if (address < next->second.end) return next->second;
+  }
+  return {};
+}
+
+Region last_region;
+
+/// Where an address lies that is in no region.
+std::string describe_outside(uintptr_t address) {
+  constexpr uintptr_t kNear = 4096;
+  const auto& views = device_views();
+  auto next = views.lower_bound(address);
+  if (next != views.end() && next->second.begin - address <= kNear) {
+    return fmt::format("before the start of device memory: {} bytes before a block",
+                       next->second.begin - address);
+  }
+  if (next != views.begin() && address - (--next)->second.end <= kNear) {
+    return fmt::format("beyond the end of device memory: {} bytes after a block of {}",
+                       address - next->second.end, next->second.end - next->second.begin);
+  }
+  return fmt::format("at {:#x}, which is not device memory", address);
+}
+
+const char* name(Access access) {
+  switch (access) {
+    case Access::read:
+      return "read";
+    case Access::write:
+      return "write";
+    case Access::atomic:
+      return "atomic";
+  }
+  return "";
+}
+
+/// Who accesses and on what grounds.
+struct Visitor {
+  Event event;
+  Thread* thread;  // the issuer, for agents
+  bool is_hook;    // an ordinary access of the current thread
+};
+
+[[noreturn]] void fail_access(const Visitor& visitor, const std::string& message) {
+  fail_kernel(message, to_string(visitor.event.place), *visitor.thread);
+}
+
+std::string where(const Visitor& visitor) {
+  return fmt::format("{} by {} at {}", name(visitor.event.access),
+                     describe_agent(visitor.event.agent), to_string(visitor.event.place));
+}
+
+void report_race(const char* space, const Visitor& visitor, const Record& record) {
+  const bool is_same_cluster = record.clock > state().cluster_start;
+  report(
+      fmt::format("race {} {}", visitor.event.place, record.place),
+      fmt::format("data race in {} memory: {}, and {} by {} at {}, with nothing that orders them",
+                  space, where(visitor), name(record.access),
+                  is_same_cluster ? describe_agent(record.agent) : "another block",
+                  to_string(record.place)));
+}
+
+/// Calls f(granule address, mask) for the granules of a range.
+template <class F>
+void for_each_granule(uintptr_t begin, size_t bytes, F&& f) {
+  const uintptr_t end = begin + bytes;
+  for (uintptr_t at = begin; at < end;) {
+    const uintptr_t granule = at / kGranuleBytes * kGranuleBytes;
+    const uintptr_t stop = std::min(end, granule + kGranuleBytes);
+    const auto mask = static_cast<uint8_t>(((1u << (stop - at)) - 1) << (at - granule));
+    f(granule, mask);
+    at = stop;
+  }
+}
+
+void visit_shared(const Visitor& visitor, size_t offset, size_t bytes) {
+  State& s = state();
+  ByteState* const states = &s.bytes[offset];
+  if (offset % kArenaBytes + bytes > kArenaBytes ||
+      std::find(states, states + bytes, ByteState::outside) != states + bytes) {
+    const Block& block = s.blocks[offset / kArenaBytes];
+    fail_access(
+        visitor,
+        fmt::format("{} of {} bytes outside shared memory, {} bytes after its start "
+                    "(the block has {} bytes of dynamic shared memory)",
+                    name(visitor.event.access), bytes, offset % kArenaBytes, block.dynamic_bytes));
+  }
+  if (visitor.event.access != Access::write &&
+      std::find(states, states + bytes, ByteState::unwritten) != states + bytes) {
+    report(fmt::format("uninitialised {}", visitor.event.place),
+           fmt::format("uninitialised shared memory: {}, {} bytes after its start", where(visitor),
+                       offset % kArenaBytes));
+  }
+  if (visitor.event.access != Access::read) std::fill_n(states, bytes, ByteState::written);
+  const Timeline timeline{s.launch_start, s.cluster_start, true, &s.cluster_starts};
+  for_each_granule(offset, bytes, [&](uintptr_t granule, uint8_t mask) {
+    enter(s.granules[granule / kGranuleBytes], mask, visitor.event, timeline,
+          static_cast<uint32_t>(s.next_random()),
+          [&](const Record& record) { report_race("shared", visitor, record); });
+  });
+}
+
+void visit_global(const Visitor& visitor, uintptr_t address, size_t bytes) {
+  State& s = state();
+  if (address < last_region.begin || address + bytes > last_region.end) {
+    // Constants, and the emulator's own variables seen through threadIdx and its like.
+    const auto image_begin = reinterpret_cast<uintptr_t>(&__executable_start);
+    const auto image_end = reinterpret_cast<uintptr_t>(&_end);
+    if (visitor.is_hook && address >= image_begin && address < image_end) return;
+    const Region region = find_region(address);
+    if (region.end == 0) {
+      fail_access(visitor, fmt::format("{} of {} bytes {}", name(visitor.event.access), bytes,
+                                       describe_outside(address)));
+    }
+    if (address + bytes > region.end) {
+      fail_access(
+          visitor,
+          fmt::format("{} of {} bytes beyond the end of device memory: {} bytes into a block "
+                      "of {}",
+                      name(visitor.event.access), bytes, address - region.begin,
+                      region.end - region.begin));
+    }
+    if (region.begin != 0) last_region = region;
+  }
+  const Timeline timeline{s.launch_start, s.cluster_start, false, &s.cluster_starts};
+  for_each_granule(address, bytes, [&](uintptr_t granule, uint8_t mask) {
+    enter(s.global.at(granule), mask, visitor.event, timeline,
+          static_cast<uint32_t>(s.next_random()),
+          [&](const Record& record) { report_race("global", visitor, record); });
+  });
+}
+
+void visit(const Visitor& visitor, const void* pointer, size_t bytes, size_t alignment) {
+  if (bytes == 0) return;
+  State& s = state();
+  const auto address = reinterpret_cast<uintptr_t>(pointer);
+  const size_t offset = s.workspace.offset_of(pointer);
+  if (offset >= Workspace::kArenasBytes && offset < Workspace::kBytes) {
+    if (visitor.is_hook) check_registers(*visitor.thread, pointer, bytes, visitor.event.place);
+    return;
+  }
+  if (address % alignment != 0) {
+    fail_access(visitor, fmt::format("misaligned {} of {} bytes at {:#x}",
+                                     name(visitor.event.access), bytes, address));
+  }
+  if (offset < Workspace::kArenasBytes) {
+    visit_shared(visitor, offset, bytes);
+  } else {
+    visit_global(visitor, address, bytes);
+  }
+  if (s.options.traffic) count_traffic(*visitor.thread, visitor.event, pointer, bytes);
+}
+
+}  // namespace
+
+void on_access(const void* address, size_t bytes, size_t alignment, Access access, const void* pc) {
+  // threadIdx and its like look at this variable first.
+  if (address == &current || !state().watches()) return;
+  Thread& self = *current;
+  visit({{self.clock, place_of(pc), static_cast<uint16_t>(self.agent), access, self.known.get()},
+         &self,
+         true},
+        address, bytes, alignment);
+}
+
+void access_memory(Thread& thread, const void* address, size_t bytes, size_t alignment,
+                   Access access, const Site& site) {
+  if (!state().watches()) return;
+  visit({{thread.clock, place_of(site), static_cast<uint16_t>(thread.agent), access,
+          thread.known.get()},
+         &thread,
+         false},
+        address, bytes, alignment);
+}
+
+void access_memory(const AsyncAgent& agent, const void* address, size_t bytes, size_t alignment,
+                   Access access) {
+  if (!state().watches()) return;
+  if (agent.is_async_proxy && access == Access::read && is_shared(address)) {
+    check_proxy_fence(agent, address, bytes);
+  }
+  visit({{agent.clock, place_of(agent.site), static_cast<uint16_t>(agent.agent), access,
+          agent.known.get(), agent.follows_issuer ? agent.issuer->agent : -1},
+         agent.issuer,
+         false},
+        address, bytes, alignment);
+}
+
+bool is_shared(const void* address) {
+  return state().workspace.offset_of(address) < Workspace::kArenasBytes;
+}
+
+void begin_watching_cluster() {
+  State& s = state();
+  if (!s.watches()) return;
+  const size_t arenas = std::max(s.bytes.size(), s.n_blocks * kArenaBytes);
+  s.bytes.resize(arenas);
+  s.granules.resize(arenas / kGranuleBytes);
+  for (int b = 0; b < s.n_blocks; ++b) {
+    std::fill_n(s.bytes.begin() + b * kArenaBytes, kArenaBytes, ByteState::outside);
+    open_shared(s.blocks[b], 0, s.blocks[b].dynamic_bytes);
+  }
+  last_region = {};
+}
+
+void open_shared(const Block& block, size_t offset, size_t bytes) {
+  State& s = state();
+  if (!s.watches()) return;
+  std::fill_n(s.bytes.begin() + block.rank * kArenaBytes + offset, bytes, ByteState::unwritten);
+}
+
+void check_proxy_fence(const AsyncAgent& agent, const void* address, size_t bytes) {
+  State& s = state();
+  const size_t offset = s.workspace.offset_of(address);
+  for_each_granule(offset, bytes, [&](uintptr_t granule, uint8_t mask) {
+    for (const Record& record : s.granules[granule / kGranuleBytes].records) {
+      if ((record.mask & mask) == 0 || record.mask > 0xf || record.access == Access::read) continue;
+      const bool is_generic = record.agent < 2 * s.n_threads;
+      if (!is_generic || record.clock <= s.cluster_start ||
+          agent.known->fenced[record.agent] >= record.clock) {
+        continue;
+      }
+      report(fmt::format("proxy {} {}", place_of(agent.site), record.place),
+             fmt::format("missing fence.proxy.async: {} at {} reads through the asynchronous proxy "
+                         "what {} wrote at {} through the generic one",
+                         describe_agent(agent.agent), to_string(agent.site),
+                         describe_agent(record.agent), to_string(record.place)));
+    }
+  });
+}
+
+DeviceView::DeviceView(const void* begin, size_t bytes) : begin_(begin) {
+  const auto address = reinterpret_cast<uintptr_t>(begin);
+  const std::lock_guard lock(state().mutex);
+  device_views()[address] = {address, address + bytes};
+}
+
+DeviceView::~DeviceView() {
+  const std::lock_guard lock(state().mutex);
+  device_views().erase(reinterpret_cast<uintptr_t>(begin_));
+}
 
 }  // namespace weft::simt

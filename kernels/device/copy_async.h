@@ -1,0 +1,128 @@
+// Copies between global and shared memory that run beside the threads.
+//
+// cp.async (sm_80) copies 4 to 16 bytes per thread, in groups that the same thread waits for.
+// TMA (sm_90) copies a box of a tensor described by a TensorMap, issued by one thread; loads end on
+// an mbarrier, stores in groups. Coordinates go from the innermost dimension out.
+#pragma once
+
+#include "kernels/device/ptx.h"
+#include "kernels/device/tensor_map.h"
+
+namespace weft::ptx {
+
+/// Copies kBytes (4, 8, 16), of which `source_bytes` come from `from` and the rest are zeros.
+template <int kBytes>
+__device__ __forceinline__ void cp_async(void* to, const void* from,
+                                         int source_bytes = kBytes WEFT_AND_SITE) {
+  static_assert(kBytes == 4 || kBytes == 8 || kBytes == 16);
+#ifdef __CUDACC__
+  if constexpr (kBytes == 16) {  // past the first-level cache
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)),
+                 "l"(from), "r"(source_bytes)
+                 : "memory");
+  } else {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(shared_address(to)),
+                 "l"(from), "n"(kBytes), "r"(source_bytes)
+                 : "memory");
+  }
+#else
+  simt::cp_async(to, from, kBytes, static_cast<size_t>(source_bytes), site);
+#endif
+}
+
+__device__ __forceinline__ void cp_async_commit(WEFT_SITE) {
+  WEFT_PTX(asm volatile("cp.async.commit_group;" ::: "memory"), simt::cp_async_commit(site));
+}
+
+/// Waits until at most kPending of this thread's groups are under way.
+template <int kPending>
+__device__ __forceinline__ void cp_async_wait(WEFT_SITE) {
+  WEFT_PTX(asm volatile("cp.async.wait_group %0;" ::"n"(kPending)
+                        : "memory"),
+           simt::cp_async_wait(kPending, site));
+}
+
+/// The barrier counts an arrival once this thread's copies so far are complete.
+__device__ __forceinline__ void cp_async_mbarrier_arrive(uint64_t* barrier WEFT_AND_SITE) {
+  WEFT_PTX(asm volatile(
+               "cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(shared_address(barrier))
+               : "memory"),
+           simt::cp_async_mbarrier_arrive(barrier, site));
+}
+
+/// Fills a box in shared memory; what lies outside the tensor becomes zero. The whole box counts on
+/// the barrier.
+__device__ __forceinline__ void tma_load_2d(void* to, const TensorMap* map, uint64_t* barrier,
+                                            int x, int y WEFT_AND_SITE) {
+#ifdef __CUDACC__
+  asm volatile(
+      "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
+      " [%0], [%1, {%3, %4}], [%2];" ::"r"(shared_address(to)),
+      "l"(map), "r"(shared_address(barrier)), "r"(x), "r"(y)
+      : "memory");
+#else
+  const int at[] = {x, y};
+  simt::tma_load(to, *map, at, barrier, site);
+#endif
+}
+__device__ __forceinline__ void tma_load_3d(void* to, const TensorMap* map, uint64_t* barrier,
+                                            int x, int y, int z WEFT_AND_SITE) {
+#ifdef __CUDACC__
+  asm volatile(
+      "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
+      " [%0], [%1, {%3, %4, %5}], [%2];" ::"r"(shared_address(to)),
+      "l"(map), "r"(shared_address(barrier)), "r"(x), "r"(y), "r"(z)
+      : "memory");
+#else
+  const int at[] = {x, y, z};
+  simt::tma_load(to, *map, at, barrier, site);
+#endif
+}
+
+/// Writes a box; what lies outside the tensor is left out. Reads shared memory until
+/// tma_store_wait_read, writes global memory until tma_store_wait.
+__device__ __forceinline__ void tma_store_2d(const TensorMap* map, const void* from, int x,
+                                             int y WEFT_AND_SITE) {
+#ifdef __CUDACC__
+  asm volatile(
+      "cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group [%0, {%2, %3}], [%1];" ::"l"(map),
+      "r"(shared_address(from)), "r"(x), "r"(y)
+      : "memory");
+#else
+  const int at[] = {x, y};
+  simt::tma_store(*map, at, from, site);
+#endif
+}
+__device__ __forceinline__ void tma_store_3d(const TensorMap* map, const void* from, int x, int y,
+                                             int z WEFT_AND_SITE) {
+#ifdef __CUDACC__
+  asm volatile(
+      "cp.async.bulk.tensor.3d.global.shared::cta.tile.bulk_group [%0, {%2, %3, %4}], [%1];" ::"l"(
+          map),
+      "r"(shared_address(from)), "r"(x), "r"(y), "r"(z)
+      : "memory");
+#else
+  const int at[] = {x, y, z};
+  simt::tma_store(*map, at, from, site);
+#endif
+}
+
+__device__ __forceinline__ void tma_store_commit(WEFT_SITE) {
+  WEFT_PTX(asm volatile("cp.async.bulk.commit_group;" ::: "memory"), simt::bulk_commit(site));
+}
+/// Until at most kPending of this thread's groups still read shared memory.
+template <int kPending>
+__device__ __forceinline__ void tma_store_wait_read(WEFT_SITE) {
+  WEFT_PTX(asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(kPending)
+                        : "memory"),
+           simt::bulk_wait(kPending, true, site));
+}
+/// Until at most kPending of this thread's groups are not yet in global memory.
+template <int kPending>
+__device__ __forceinline__ void tma_store_wait(WEFT_SITE) {
+  WEFT_PTX(asm volatile("cp.async.bulk.wait_group %0;" ::"n"(kPending)
+                        : "memory"),
+           simt::bulk_wait(kPending, false, site));
+}
+
+}  // namespace weft::ptx

@@ -1,0 +1,40 @@
+// How the PTX wrappers of this folder are written: the instruction, and beside it its emulation.
+//
+//   __device__ __forceinline__ void cp_async_commit(WEFT_SITE) {
+//     WEFT_PTX(asm volatile("cp.async.commit_group;" ::: "memory"), simt::cp_async_commit(site));
+//   }
+//
+// nvcc sees the first argument, the host compiler the second; `site` is the caller's place in the
+// source, which the emulator names in its findings. Wrappers have PTX's names and one statement.
+// They need the architecture that PTX gives the instruction to: a .cu that calls one says so in its
+// cuda_library's `archs`.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/device/cuda.h"
+
+#ifndef __CUDACC__
+#include "kernels/simt/async.h"
+#include "kernels/simt/tensor_core.h"
+#endif
+
+#ifdef __CUDACC__
+#define WEFT_PTX(instruction, emulation) instruction
+#define WEFT_SITE
+#define WEFT_AND_SITE
+#else
+#define WEFT_PTX(instruction, emulation) emulation
+#define WEFT_SITE ::weft::simt::Site site = ::weft::simt::Site::current()
+#define WEFT_AND_SITE , WEFT_SITE
+#endif
+
+namespace weft::ptx {
+
+/// The 32-bit address of shared memory that instructions and descriptors take.
+__device__ __forceinline__ uint32_t shared_address(const void* pointer) {
+  return WEFT_PTX(static_cast<uint32_t>(__cvta_generic_to_shared(pointer)),
+                  simt::shared_address(pointer));
+}
+
+}  // namespace weft::ptx

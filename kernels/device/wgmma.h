@@ -1,0 +1,172 @@
+// Matrix instructions of a warpgroup (sm_90a): d [64, N] += a [64, K] b [K, N] in f32, both
+// operands in shared memory, asynchronously.
+//
+//   wgmma_fence();  // registers are written; fence_proxy_async said so of shared memory
+//   wgmma<Bf16, 128>(d, a_descriptor, b_descriptor, true);
+//   wgmma_commit();
+//   wgmma_wait<0>();  // d may be read, shared memory overwritten
+//
+// K is 32 bytes: 16 elements of 16 bits, 32 of 8. Thread t = 32 w + 4 g + q of the warpgroup holds
+// in d[i] row 16 w + g + 8 (i / 2 % 2), column 8 (i / 4) + 2 q + i % 2.
+//
+// A descriptor names a tile of 8-row atoms in shared memory as TMA writes it (PTX ISA, "Matrix
+// Descriptor Format"): K-major, rows of 128 bytes swizzled by 128, atoms 1024 bytes apart. A step
+// of K within the row adds its bytes to the address.
+#pragma once
+
+#include "kernels/device/ptx.h"
+
+namespace weft::ptx {
+
+/// K-major: rows of 128 bytes along K, swizzled by 128 bytes; `start` lies in a tile aligned to
+/// 1024.
+__device__ __forceinline__ uint64_t wgmma_descriptor_k_major(const void* start) {
+  constexpr uint64_t kAtomBytes = 1024, kSwizzle128 = 1;
+  return (static_cast<uint64_t>(shared_address(start)) >> 4 & 0x3fff) | uint64_t{1} << 16 |
+         (kAtomBytes >> 4) << 32 | kSwizzle128 << 62;
+}
+
+/// M- or N-major, 16-bit elements: rows of 128 bytes (64 elements) along M or N, one per k,
+/// swizzled by 128 bytes. 8 rows are an atom; atoms of the next 8 k follow at 1024 bytes, those of
+/// the next 64 elements of M or N at `column_bytes`.
+__device__ __forceinline__ uint64_t wgmma_descriptor_mn_major(const void* start,
+                                                              uint32_t column_bytes) {
+  constexpr uint64_t kAtomBytes = 1024, kSwizzle128 = 1;
+  return (static_cast<uint64_t>(shared_address(start)) >> 4 & 0x3fff) |
+         static_cast<uint64_t>(column_bytes >> 4) << 16 | (kAtomBytes >> 4) << 32 |
+         kSwizzle128 << 62;
+}
+
+__device__ __forceinline__ void wgmma_fence(WEFT_SITE) {
+  WEFT_PTX(asm volatile("wgmma.fence.sync.aligned;" ::: "memory"), simt::wgmma_fence(site));
+}
+__device__ __forceinline__ void wgmma_commit(WEFT_SITE) {
+  WEFT_PTX(asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"), simt::wgmma_commit(site));
+}
+/// Until at most kPending groups are under way.
+template <int kPending>
+__device__ __forceinline__ void wgmma_wait(WEFT_SITE) {
+  WEFT_PTX(asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending)
+                        : "memory"),
+           simt::wgmma_wait(kPending, site));
+}
+
+/// Element types of an operation, A's and B's.
+struct Bf16 {};
+struct F16 {};
+struct E4m3 {};
+struct E5m2 {};
+
+enum class Major : int { k = 0, mn = 1 };
+
+/// d = a b + (accumulate ? d : 0). M- and N-major operands: 16-bit types alone.
+template <class Type, int kN, Major kA = Major::k, Major kB = Major::k>
+struct WgmmaInstruction;
+
+#ifdef __CUDACC__
+
+#define WEFT_D8(i)                                                                            \
+  "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), \
+      "+f"(d[i + 6]), "+f"(d[i + 7])
+#define WEFT_D32(i) WEFT_D8(i), WEFT_D8(i + 8), WEFT_D8(i + 16), WEFT_D8(i + 24)
+#define WEFT_D64(i) WEFT_D32(i), WEFT_D32(i + 32)
+#define WEFT_D32_TEXT                                                                          \
+  "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24," \
+  "%25,%26,%27,%28,%29,%30,%31"
+#define WEFT_D64_TEXT                                                                          \
+  "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24," \
+  "%25,%26,%27,%28,%29,%30,%31,%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,"   \
+  "%47,%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63"
+#define WEFT_D96_TEXT                                                                          \
+  "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24," \
+  "%25,%26,%27,%28,%29,%30,%31,%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,"   \
+  "%47,%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63,%64,%65,%66,%67,%68,"   \
+  "%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79,%80,%81,%82,%83,%84,%85,%86,%87,%88,%89,%90,"   \
+  "%91,%92,%93,%94,%95"
+#define WEFT_D128_TEXT                                                                          \
+  "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,"  \
+  "%25,%26,%27,%28,%29,%30,%31,%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,"    \
+  "%47,%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63,%64,%65,%66,%67,%68,"    \
+  "%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79,%80,%81,%82,%83,%84,%85,%86,%87,%88,%89,%90,"    \
+  "%91,%92,%93,%94,%95,%96,%97,%98,%99,%100,%101,%102,%103,%104,%105,%106,%107,%108,%109,%110," \
+  "%111,%112,%113,%114,%115,%116,%117,%118,%119,%120,%121,%122,%123,%124,%125,%126,%127"
+
+// Operands after those of d: descriptors of a and b, accumulate, and which operands are transposed.
+#define WEFT_WGMMA_16(Type, type, n, text, a, b, accumulates, ta, tb, ...)                    \
+  template <Major kA, Major kB>                                                               \
+  struct WgmmaInstruction<Type, n, kA, kB> {                                                  \
+    static __device__ __forceinline__ void run(float (&d)[n / 2], uint64_t a_descriptor,      \
+                                               uint64_t b_descriptor, bool accumulate) {      \
+      asm volatile("{\n .reg .pred accumulates;\n setp.ne.b32 accumulates, " accumulates      \
+                   ", 0;\n"                                                                   \
+                   " wgmma.mma_async.sync.aligned.m64n" #n "k16.f32." type "." type " {" text \
+                   "}, " a ", " b ", accumulates, 1, 1, " ta ", " tb ";\n}"                   \
+                   : __VA_ARGS__                                                              \
+                   : "l"(a_descriptor), "l"(b_descriptor), "r"(static_cast<int>(accumulate)), \
+                     "n"(static_cast<int>(kA)), "n"(static_cast<int>(kB)));                   \
+    }                                                                                         \
+  };
+#define WEFT_WGMMA_8(Type, type, n, text, a, b, accumulates, ...)                              \
+  template <>                                                                                  \
+  struct WgmmaInstruction<Type, n> {                                                           \
+    static __device__ __forceinline__ void run(float (&d)[n / 2], uint64_t a_descriptor,       \
+                                               uint64_t b_descriptor, bool accumulate) {       \
+      asm volatile("{\n .reg .pred accumulates;\n setp.ne.b32 accumulates, " accumulates       \
+                   ", 0;\n"                                                                    \
+                   " wgmma.mma_async.sync.aligned.m64n" #n "k32.f32." type "." type " {" text  \
+                   "}, " a ", " b ", accumulates, 1, 1;\n}"                                    \
+                   : __VA_ARGS__                                                               \
+                   : "l"(a_descriptor), "l"(b_descriptor), "r"(static_cast<int>(accumulate))); \
+    }                                                                                          \
+  };
+#define WEFT_WGMMA_SIZES_16(Type, type)                                                          \
+  WEFT_WGMMA_16(Type, type, 64, WEFT_D32_TEXT, "%32", "%33", "%34", "%35", "%36", WEFT_D32(0))   \
+  WEFT_WGMMA_16(Type, type, 128, WEFT_D64_TEXT, "%64", "%65", "%66", "%67", "%68", WEFT_D64(0))  \
+  WEFT_WGMMA_16(Type, type, 192, WEFT_D96_TEXT, "%96", "%97", "%98", "%99", "%100", WEFT_D64(0), \
+                WEFT_D32(64))                                                                    \
+  WEFT_WGMMA_16(Type, type, 256, WEFT_D128_TEXT, "%128", "%129", "%130", "%131", "%132",         \
+                WEFT_D64(0), WEFT_D64(64))
+#define WEFT_WGMMA_SIZES_8(Type, type)                                          \
+  WEFT_WGMMA_8(Type, type, 64, WEFT_D32_TEXT, "%32", "%33", "%34", WEFT_D32(0)) \
+  WEFT_WGMMA_8(Type, type, 128, WEFT_D64_TEXT, "%64", "%65", "%66", WEFT_D64(0))
+WEFT_WGMMA_SIZES_16(Bf16, "bf16")
+WEFT_WGMMA_SIZES_16(F16, "f16")
+WEFT_WGMMA_SIZES_8(E4m3, "e4m3")
+WEFT_WGMMA_SIZES_8(E5m2, "e5m2")
+#undef WEFT_WGMMA_SIZES_8
+#undef WEFT_WGMMA_SIZES_16
+#undef WEFT_WGMMA_8
+#undef WEFT_WGMMA_16
+#undef WEFT_D128_TEXT
+#undef WEFT_D96_TEXT
+#undef WEFT_D64_TEXT
+#undef WEFT_D32_TEXT
+#undef WEFT_D64
+#undef WEFT_D32
+#undef WEFT_D8
+
+#else
+
+template <class Type>
+inline constexpr simt::MatrixType kMatrixType = simt::MatrixType::bf16;
+template <>
+inline constexpr simt::MatrixType kMatrixType<F16> = simt::MatrixType::f16;
+template <>
+inline constexpr simt::MatrixType kMatrixType<E4m3> = simt::MatrixType::e4m3;
+template <>
+inline constexpr simt::MatrixType kMatrixType<E5m2> = simt::MatrixType::e5m2;
+
+#endif
+
+template <class Type, int kN, Major kA = Major::k, Major kB = Major::k>
+__device__ __forceinline__ void wgmma(float (&d)[kN / 2], uint64_t a_descriptor,
+                                      uint64_t b_descriptor, bool accumulate WEFT_AND_SITE) {
+#ifdef __CUDACC__
+  WgmmaInstruction<Type, kN, kA, kB>::run(d, a_descriptor, b_descriptor, accumulate);
+#else
+  simt::wgmma({kMatrixType<Type>, kN, accumulate, kA == Major::mn, kB == Major::mn}, d, nullptr,
+              a_descriptor, b_descriptor, site);
+#endif
+}
+
+}  // namespace weft::ptx

@@ -1,0 +1,99 @@
+// Every kind of fault that the emulator promises to find, in the smallest kernel that has it; the
+// same kernel without the fault must pass under all schedules.
+#include "kernels/simt/faults_test.h"
+
+#include <catch2/catch.hpp>
+#include <string>
+#include <vector>
+
+#include "kernels/simt/memory.h"
+
+using namespace weft::simt;
+using Catch::Matchers::Contains;
+using weft::kernels::run_fault_kernel;
+
+namespace {
+
+struct Fault {
+  const char* kernel;
+  const char* finding;
+};
+
+const Fault kFaults[] = {
+    {"missing_barrier", "data race in shared memory"},
+    {"missing_barrier_before_overwrite", "data race in shared memory"},
+    {"race_in_header_helper", "faults_test_helper.h:"},
+    {"missing_warp_sync", "data race in shared memory"},
+    {"narrow_stores", "data race in shared memory"},
+    {"named_barrier_too_few", "data race in shared memory"},
+    {"missing_copy_wait", "cp.async of thread"},
+    {"copy_wait_too_late", "cp.async of thread"},
+    {"copy_overwrites_buffer", "cp.async of thread"},
+    {"shared_out_of_bounds", "outside shared memory"},
+    {"global_out_of_bounds", "beyond the end of device memory"},
+    {"misaligned", "misaligned read of 16 bytes"},
+    {"uninitialised", "uninitialised shared memory"},
+    {"divergent_barrier", "divergent collective"},
+    {"race_between_blocks", "another block"},
+    {"mbarrier_never_completes", "deadlock"},
+    {"ring0", "data race in shared memory"},
+    {"ring1", "data race in shared memory"},
+    {"tma0", "deadlock"},
+    {"tma1", "an asynchronous operation"},
+    {"tma2", "missing fence.proxy.async"},
+    {"tma3", "tma_store_wait is missing"},
+    {"tma4", "an asynchronous operation"},
+    {"tensor_core0", "missing fence.proxy.async"},
+    {"tensor_core1", "missing wgmma_fence"},
+    {"tensor_core2", "missing wgmma_wait"},
+    {"early_overwrite", "an asynchronous operation"},
+    {"registers", "setmaxnreg"},
+    {"partial_mask", "divergent collective"},
+};
+
+template <class F>
+void in_all_schedules(F&& f) {
+  for (Completion completion : {Completion::eager, Completion::on_wait}) {
+    for (Order order : {Order::forward, Order::reverse, Order::random}) {
+      for (uint64_t seed : {1, 2}) {
+        if (seed == 2 && order != Order::random) continue;
+        INFO("order " << static_cast<int>(order) << ", seed " << seed << ", completion "
+                      << static_cast<int>(completion));
+        options() = {.order = order, .seed = seed, .completion = completion};
+        f();
+      }
+    }
+  }
+  options() = {};
+}
+
+}  // namespace
+
+TEST_CASE("Faults are found and named with their place") {
+  for (const Fault& fault : kFaults) {
+    INFO(fault.kernel);
+    in_all_schedules([&] {
+      std::vector<float> memory(4096, 1);
+      memory[2048] = 0;
+      const DeviceView view(memory.data(), memory.size() * sizeof(float));
+      CHECK_THROWS_WITH(run_fault_kernel(fault.kernel, true, memory.data()),
+                        Contains(fault.finding) && Contains("kernels/simt/faults_test"));
+    });
+  }
+}
+
+TEST_CASE("Sound kernels give no alarm and the same bits under all schedules") {
+  for (const Fault& fault : kFaults) {
+    INFO(fault.kernel);
+    std::vector<float> first;
+    in_all_schedules([&] {
+      std::vector<float> memory(4096);
+      for (size_t i = 0; i < memory.size(); ++i) memory[i] = static_cast<float>(i % 97);
+      memory[2048] = 0;
+      const DeviceView view(memory.data(), memory.size() * sizeof(float));
+      CHECK_NOTHROW(run_fault_kernel(fault.kernel, false, memory.data()));
+      if (first.empty()) first = memory;
+      CHECK(first == memory);
+    });
+  }
+}

@@ -1,0 +1,167 @@
+// Tensor-core and TMA operations against plain loops, under all schedules and both arithmetics.
+// Operands are small integers, so that every sum is exact.
+#include "kernels/simt/operations_test.h"
+
+#include <catch2/catch.hpp>
+#include <vector>
+
+#include "core/float_formats.h"
+#include "core/philox.h"
+#include "kernels/simt/memory.h"
+
+using namespace weft;
+using namespace weft::simt;
+using namespace weft::kernels;
+
+namespace {
+
+template <class F>
+void in_all_schedules(F&& f) {
+  for (TensorCore tensor_core : {TensorCore::fast, TensorCore::h100}) {
+    for (Completion completion : {Completion::eager, Completion::on_wait}) {
+      for (Order order : {Order::forward, Order::reverse, Order::random}) {
+        options() = {.order = order, .completion = completion, .tensor_core = tensor_core};
+        f();
+      }
+    }
+  }
+  options() = {};
+}
+
+template <class T>
+struct Matrix {
+  int rows, cols;
+  std::vector<T> bits;
+  std::vector<float> values;
+  DeviceView view;
+
+  Matrix(int n_rows, int n_cols, int seed)
+      : rows(n_rows),
+        cols(n_cols),
+        bits(n_rows * n_cols),
+        values(n_rows * n_cols),
+        view(bits.data(), bits.size() * sizeof(T)) {
+    Philox random(seed);
+    for (size_t i = 0; i < bits.size(); ++i) {
+      values[i] = static_cast<float>(static_cast<int>(random.below(7)) - 3);
+    }
+  }
+  template <class Format>
+  void encode() {
+    for (size_t i = 0; i < bits.size(); ++i) {
+      const Format x(values[i]);
+      std::memcpy(&bits[i], &x, sizeof(T));
+    }
+  }
+  float at(int i, int j) const { return values[i * cols + j]; }
+};
+
+/// The elements of c that are not a(i, k) b(k, j) summed over k.
+template <class A, class B>
+int wrong(const std::vector<float>& c, int n, int k, A&& a, B&& b) {
+  int count = 0;
+  for (size_t i = 0; i < c.size() / n; ++i) {
+    for (int j = 0; j < n; ++j) {
+      float sum = 0;
+      for (int l = 0; l < k; ++l) sum += a(static_cast<int>(i), l) * b(l, j);
+      count += c[i * n + j] != sum;
+    }
+  }
+  return count;
+}
+
+template <class Format, class T, class Run>
+void check_mma(int k, Run&& run) {
+  Matrix<T> a(16, k, 1), b(8, k, 2);
+  a.template encode<Format>();
+  b.template encode<Format>();
+  in_all_schedules([&] {
+    std::vector<float> c(128, -1);
+    const DeviceView view(c.data(), c.size() * sizeof(float));
+    run(a.bits.data(), b.bits.data(), c.data());
+    CHECK(wrong(
+              c, 8, k, [&](int i, int l) { return a.at(i, l); },
+              [&](int l, int j) { return b.at(j, l); }) == 0);
+  });
+}
+
+}  // namespace
+
+TEST_CASE("mma.sync multiplies fragments of every type") {
+  check_mma<bf16, uint16_t>(16, run_mma_bf16);
+  check_mma<f16, uint16_t>(8, run_mma_f16_k8);
+  check_mma<tf32, float>(8, run_mma_tf32);
+  check_mma<f8e4m3, uint8_t>(32, run_mma_e4m3);
+}
+
+TEST_CASE("ldmatrix loads and transposes") {
+  Matrix<uint16_t> a(16, 16, 1), b(16, 8, 2);
+  a.encode<bf16>();
+  b.encode<bf16>();
+  in_all_schedules([&] {
+    std::vector<float> c(128, -1);
+    const DeviceView view(c.data(), c.size() * sizeof(float));
+    run_ldmatrix(a.bits.data(), b.bits.data(), c.data());
+    CHECK(wrong(
+              c, 8, 16, [&](int i, int l) { return a.at(i, l); },
+              [&](int l, int j) { return b.at(l, j); }) == 0);
+  });
+}
+
+TEST_CASE("wgmma multiplies swizzled tiles of either major order") {
+  for (int n : {64, 128, 256}) {
+    for (bool a_mn : {false, true}) {
+      for (bool b_mn : {false, true}) {
+        CAPTURE(n, a_mn, b_mn);
+        Matrix<uint16_t> a(a_mn ? 32 : 64, a_mn ? 64 : 32, 1), b(b_mn ? 32 : n, b_mn ? n : 32, 2);
+        a.encode<bf16>();
+        b.encode<bf16>();
+        for (Completion completion : {Completion::eager, Completion::on_wait}) {
+          options() = {.order = Order::random, .completion = completion};
+          std::vector<float> c(64 * n, -1);
+          const DeviceView view(c.data(), c.size() * sizeof(float));
+          run_wgmma(a.bits.data(), b.bits.data(), c.data(), n, a_mn, b_mn);
+          CHECK(wrong(
+                    c, n, 32, [&](int i, int l) { return a_mn ? a.at(l, i) : a.at(i, l); },
+                    [&](int l, int j) { return b_mn ? b.at(l, j) : b.at(j, l); }) == 0);
+        }
+      }
+    }
+  }
+  options() = {};
+}
+
+TEST_CASE("TMA moves boxes that reach beyond the tensor") {
+  constexpr int kRows = 37;
+  std::vector<float> x(kRows * 64);
+  for (size_t i = 0; i < x.size(); ++i) x[i] = static_cast<float>(i);
+  for (int swizzle : {0, 1}) {
+    in_all_schedules([&] {
+      std::vector<float> y(x.size(), -1);
+      const DeviceView x_view(x.data(), x.size() * sizeof(float)),
+          y_view(y.data(), y.size() * sizeof(float));
+      run_tma_copy(x.data(), y.data(), kRows, swizzle);
+      CHECK(x == y);
+    });
+  }
+}
+
+TEST_CASE("A column of an array with a pitch of 32 meets one bank, with 33 all") {
+  std::vector<float> y(32);
+  const DeviceView view(y.data(), y.size() * sizeof(float));
+  for (int pitch : {32, 33}) {
+    options().traffic = true;
+    run_columns(y.data(), pitch);
+    bool found = false;
+    for (const Traffic& traffic : take_traffic()) {
+      if (!traffic.is_shared || traffic.access != Access::read) continue;
+      found = true;
+      CHECK(traffic.executions == 1);
+      CHECK(traffic.transactions == (pitch == 32 ? 32 : 1));
+      CHECK(traffic.ideal == 1);
+      CHECK_THAT(traffic.place, Catch::Matchers::Contains("operations_test.cu"));
+    }
+    CHECK(found);
+    options().traffic = false;
+  }
+}

@@ -1,0 +1,220 @@
+#include "kernels/simt/operations_test.h"
+
+#include "kernels/device/barrier.h"
+#include "kernels/device/copy_async.h"
+#include "kernels/device/mma.h"
+#include "kernels/device/wgmma.h"
+
+namespace weft::kernels {
+namespace {
+
+using namespace ptx;
+
+__device__ void store(const float (&d)[4], float* c) {
+  const unsigned g = threadIdx.x / 4, q = threadIdx.x % 4;
+  for (unsigned i = 0; i < 4; ++i) c[(g + 8 * (i / 2)) * 8 + 2 * q + i % 2] = d[i];
+}
+
+__device__ uint32_t pair(const uint16_t* x) { return x[0] | static_cast<uint32_t>(x[1]) << 16; }
+
+__global__ void mma_bf16_kernel(const uint16_t* a, const uint16_t* b, float* c) {
+  const unsigned g = threadIdx.x / 4, q = threadIdx.x % 4;
+  uint32_t ra[4], rb[2];
+  for (unsigned r = 0; r < 4; ++r) ra[r] = pair(a + (g + 8 * (r % 2)) * 16 + 2 * q + 8 * (r / 2));
+  for (unsigned r = 0; r < 2; ++r) rb[r] = pair(b + g * 16 + 2 * q + 8 * r);
+  float d[4] = {};
+  mma_m16n8k16_bf16(d, ra, rb);
+  store(d, c);
+}
+
+__global__ void mma_f16_k8_kernel(const uint16_t* a, const uint16_t* b, float* c) {
+  const unsigned g = threadIdx.x / 4, q = threadIdx.x % 4;
+  uint32_t ra[2], rb[1];
+  for (unsigned r = 0; r < 2; ++r) ra[r] = pair(a + (g + 8 * r) * 8 + 2 * q);
+  rb[0] = pair(b + g * 8 + 2 * q);
+  float d[4] = {};
+  mma_m16n8k8_f16(d, ra, rb);
+  store(d, c);
+}
+
+__global__ void mma_tf32_kernel(const float* a, const float* b, float* c) {
+  const unsigned g = threadIdx.x / 4, q = threadIdx.x % 4;
+  uint32_t ra[4], rb[2];
+  for (unsigned r = 0; r < 4; ++r) {
+    ra[r] = __float_as_uint(a[(g + 8 * (r % 2)) * 8 + q + 4 * (r / 2)]);
+  }
+  for (unsigned r = 0; r < 2; ++r) rb[r] = __float_as_uint(b[g * 8 + q + 4 * r]);
+  float d[4] = {};
+  mma_m16n8k8_tf32(d, ra, rb);
+  store(d, c);
+}
+
+__global__ void mma_e4m3_kernel(const uint8_t* a, const uint8_t* b, float* c) {
+  const unsigned g = threadIdx.x / 4, q = threadIdx.x % 4;
+  uint32_t ra[4] = {}, rb[2] = {};
+  for (unsigned i = 0; i < 16; ++i) {
+    const unsigned row = g + 8 * (i / 4 % 2), col = 4 * q + i % 4 + 16 * (i / 8);
+    ra[i / 4] |= static_cast<uint32_t>(a[row * 32 + col]) << (8 * (i % 4));
+  }
+  for (unsigned i = 0; i < 8; ++i) {
+    const unsigned k = 4 * q + i % 4 + 16 * (i / 4);
+    rb[i / 4] |= static_cast<uint32_t>(b[g * 32 + k]) << (8 * (i % 4));
+  }
+  float d[4] = {};
+  mma_m16n8k32_e4m3(d, ra, rb);
+  store(d, c);
+}
+
+__global__ void ldmatrix_kernel(const uint16_t* a, const uint16_t* b, float* c) {
+  struct alignas(16) Row {
+    uint16_t x[8];
+  };
+  WEFT_SHARED(Row, rows_a, [32]);  // matrices: rows 0-7, 8-15 of columns 0-7, then 8-15
+  WEFT_SHARED(Row, rows_b, [16]);
+  const unsigned lane = threadIdx.x;
+  for (unsigned j = 0; j < 8; ++j) {
+    rows_a[lane].x[j] = a[lane % 16 * 16 + lane / 16 * 8 + j];
+    if (lane < 16) rows_b[lane].x[j] = b[lane * 8 + j];
+  }
+  __syncwarp();
+  uint32_t ra[4], rb[2];
+  ldmatrix_x4(ra, &rows_a[lane]);
+  ldmatrix_x2_trans(rb, &rows_b[lane % 16]);
+  float d[4] = {};
+  mma_m16n8k16_bf16(d, ra, rb);
+  store(d, c);
+}
+
+template <int kN, Major kA, Major kB>
+__global__ void wgmma_kernel(const __grid_constant__ TensorMap a_map,
+                             const __grid_constant__ TensorMap b_map, float* c) {
+  WEFT_DYNAMIC_SHARED(char, tiles);
+  WEFT_SHARED(uint64_t, barrier);
+  constexpr int kBytesA = kA == Major::k ? 64 * 128 : 32 * 128;
+  char* const tile_b = tiles + 8192;
+  if (threadIdx.x == 0) {
+    mbarrier_init(&barrier, 1);
+    fence_mbarrier_init();
+    constexpr int kBytesB = kB == Major::k ? kN * 128 : kN / 64 * 32 * 128;
+    mbarrier_arrive_expect_tx(&barrier, kBytesA + kBytesB);
+    tma_load_2d(tiles, &a_map, &barrier, 0, 0);
+    for (int i = 0; kB == Major::mn && i < kN / 64; ++i) {
+      tma_load_2d(tile_b + i * 4096, &b_map, &barrier, i * 64, 0);
+    }
+    if (kB == Major::k) tma_load_2d(tile_b, &b_map, &barrier, 0, 0);
+  }
+  __syncthreads();
+  mbarrier_wait(&barrier, 0);
+  float d[kN / 2];
+  wgmma_fence();
+  for (int k = 0; k < 2; ++k) {
+    const uint64_t da = kA == Major::k ? wgmma_descriptor_k_major(tiles + 32 * k)
+                                       : wgmma_descriptor_mn_major(tiles + 2048 * k, 4096);
+    const uint64_t db = kB == Major::k ? wgmma_descriptor_k_major(tile_b + 32 * k)
+                                       : wgmma_descriptor_mn_major(tile_b + 2048 * k, 4096);
+    wgmma<Bf16, kN, kA, kB>(d, da, db, k > 0);
+  }
+  wgmma_commit();
+  wgmma_wait<0>();
+  const unsigned warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4, q = threadIdx.x % 4;
+  for (unsigned i = 0; i < kN / 2; ++i) {
+    c[(16 * warp + g + 8 * (i / 2 % 2)) * kN + 8 * (i / 4) + 2 * q + i % 2] = d[i];
+  }
+}
+
+TensorMap operand_map(const uint16_t* x, int rows, bool mn_major) {
+  const auto n = static_cast<uint64_t>(rows);
+  TensorMapSpec spec{.base = x, .dtype = DType::bf16, .swizzle = TmaSwizzle::bytes_128};
+  if (mn_major) {  // [32, rows], 64 at a time
+    spec.dims[0] = n;
+    spec.dims[1] = 32;
+    spec.strides[0] = n * 2;
+    spec.box[0] = 64;
+    spec.box[1] = 32;
+  } else {  // [rows, 32]; half of each row of 128 bytes stays zero
+    spec.dims[0] = 32;
+    spec.dims[1] = n;
+    spec.strides[0] = 64;
+    spec.box[0] = 64;
+    spec.box[1] = static_cast<uint32_t>(rows);
+  }
+  return make_tensor_map(spec);
+}
+
+template <int kN, Major kA, Major kB>
+void launch_wgmma(const uint16_t* a, const uint16_t* b, float* c) {
+  WEFT_LAUNCH((wgmma_kernel<kN, kA, kB>), 1, 128, 8192 + kN * 128, nullptr,
+              operand_map(a, 64, kA == Major::mn), operand_map(b, kN, kB == Major::mn), c);
+}
+
+template <int kN>
+void launch_wgmma(const uint16_t* a, const uint16_t* b, float* c, bool a_mn, bool b_mn) {
+  if (a_mn && b_mn) launch_wgmma<kN, Major::mn, Major::mn>(a, b, c);
+  if (a_mn && !b_mn) launch_wgmma<kN, Major::mn, Major::k>(a, b, c);
+  if (!a_mn && b_mn) launch_wgmma<kN, Major::k, Major::mn>(a, b, c);
+  if (!a_mn && !b_mn) launch_wgmma<kN, Major::k, Major::k>(a, b, c);
+}
+
+__global__ void tma_copy_kernel(const __grid_constant__ TensorMap from,
+                                const __grid_constant__ TensorMap to) {
+  WEFT_DYNAMIC_SHARED(char, tile);
+  WEFT_SHARED(uint64_t, barrier);
+  if (threadIdx.x != 0) return;
+  mbarrier_init(&barrier, 1);
+  fence_mbarrier_init();
+  const int x = static_cast<int>(blockIdx.x) * 8 - 3, y = static_cast<int>(blockIdx.y) * 16 - 5;
+  mbarrier_arrive_expect_tx(&barrier, 8 * 16 * 4);
+  tma_load_2d(tile, &from, &barrier, x, y);
+  mbarrier_wait(&barrier, 0);
+  tma_store_2d(&to, tile, x, y);
+  tma_store_commit();
+  tma_store_wait_read<0>();
+}
+
+__global__ void columns_kernel(float* y, int pitch) {
+  WEFT_DYNAMIC_SHARED(float, tile);
+  for (int i = 0; i < 32; ++i) tile[i * pitch + static_cast<int>(threadIdx.x)] = 1;
+  __syncwarp();
+  y[threadIdx.x] = tile[static_cast<int>(threadIdx.x) * pitch];
+}
+
+}  // namespace
+
+void run_mma_bf16(const uint16_t* a, const uint16_t* b, float* c) {
+  WEFT_LAUNCH(mma_bf16_kernel, 1, 32, 0, nullptr, a, b, c);
+}
+void run_mma_f16_k8(const uint16_t* a, const uint16_t* b, float* c) {
+  WEFT_LAUNCH(mma_f16_k8_kernel, 1, 32, 0, nullptr, a, b, c);
+}
+void run_mma_tf32(const float* a, const float* b, float* c) {
+  WEFT_LAUNCH(mma_tf32_kernel, 1, 32, 0, nullptr, a, b, c);
+}
+void run_mma_e4m3(const uint8_t* a, const uint8_t* b, float* c) {
+  WEFT_LAUNCH(mma_e4m3_kernel, 1, 32, 0, nullptr, a, b, c);
+}
+void run_ldmatrix(const uint16_t* a, const uint16_t* b, float* c) {
+  WEFT_LAUNCH(ldmatrix_kernel, 1, 32, 0, nullptr, a, b, c);
+}
+void run_wgmma(const uint16_t* a, const uint16_t* b, float* c, int n, bool a_mn, bool b_mn) {
+  if (n == 64) launch_wgmma<64>(a, b, c, a_mn, b_mn);
+  if (n == 128) launch_wgmma<128>(a, b, c, a_mn, b_mn);
+  if (n == 256) launch_wgmma<256>(a, b, c, a_mn, b_mn);
+}
+void run_tma_copy(const float* x, float* y, int rows, int swizzle) {
+  TensorMapSpec spec{.base = x,
+                     .dtype = DType::f32,
+                     .dims = {64, static_cast<uint64_t>(rows)},
+                     .strides = {256},
+                     .box = {8, 16},
+                     .swizzle = static_cast<TmaSwizzle>(swizzle)};
+  const TensorMap from = make_tensor_map(spec);
+  spec.base = y;
+  WEFT_LAUNCH(tma_copy_kernel, dim3(9, static_cast<unsigned>(rows / 16 + 1)), 32, 512, nullptr,
+              from, make_tensor_map(spec));
+}
+void run_columns(float* y, int pitch) {
+  WEFT_LAUNCH(columns_kernel, 1, 32, static_cast<size_t>(32 * pitch) * sizeof(float), nullptr, y,
+              pitch);
+}
+
+}  // namespace weft::kernels

@@ -1,0 +1,122 @@
+// What is known of every 4 bytes of memory that a launch touched: who read and wrote which of them,
+// when and where. Accesses that conflict and that nothing orders are races.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <unordered_map>
+#include <vector>
+
+#include "kernels/simt/knowledge.h"
+#include "kernels/simt/symbol.h"
+
+namespace weft::simt {
+
+enum class Access : uint8_t { read, write, atomic };
+
+/// Bytes `mask` of a granule, touched by an agent at a clock.
+struct Record {
+  Clock clock = 0;
+  Place place = 0;
+  uint16_t agent = 0;
+  uint8_t mask = 0;  // 0: empty
+  Access access = Access::read;
+};
+
+inline constexpr size_t kGranuleBytes = 4;
+
+/// Holds a few records: all writes that later accesses must be ordered after, and of concurrent
+/// readers as many as there is room for, chosen at random. A race with one of many readers is
+/// therefore seen in some granules of the array that they read, not in all.
+struct Granule {
+  std::array<Record, 5> records;
+};
+
+/// One access as it is being checked.
+struct Event {
+  Clock clock;
+  Place place;
+  uint16_t agent;
+  Access access;
+  const Knowledge* known;
+  int issuer = -1;  // of a copy: the thread whose whole past it comes after
+};
+
+/// Tells whether a record happened before an event.
+struct Timeline {
+  Clock launch_start = 0;         // clocks up to here belong to earlier launches
+  Clock cluster_start = 0;        // clocks up to here belong to clusters that ended
+  bool forgets_clusters = false;  // shared memory: what earlier clusters did is gone
+  const std::vector<Clock>* cluster_starts = nullptr;  // of the launch, ascending
+
+  bool is_ordered(const Record& record, const Event& event) const;
+};
+
+/// Enters the event for bytes `mask`; calls race(record) for each record that it races with.
+template <class OnRace>
+void enter(Granule& granule, uint8_t mask, const Event& event, const Timeline& timeline,
+           uint32_t random, OnRace&& race) {
+  constexpr uint8_t kSpent = 0x80;  // room for a new record; those behind it still count
+  const bool writes = event.access != Access::read;
+  Record* room = nullptr;
+  for (Record& record : granule.records) {
+    if (record.mask == 0 || record.mask == kSpent) {
+      if (room == nullptr) room = &record;
+      if (record.mask == 0) break;
+      continue;
+    }
+    if ((record.mask & mask) == 0) continue;
+    const bool is_ordered = timeline.is_ordered(record, event);
+    if (!is_ordered && (writes || record.access != Access::read) &&
+        !(event.access == Access::atomic && record.access == Access::atomic)) {
+      race(record);
+    }
+    // What comes after the new event comes after the old one, too. A read does not stand for the
+    // write before it, since a later read may lie beside it.
+    if (is_ordered && (writes || record.access == Access::read)) {
+      record.mask &= static_cast<uint8_t>(~mask);
+      if (record.mask == 0) {
+        record.mask = kSpent;
+        if (room == nullptr) room = &record;
+      }
+    }
+  }
+  for (size_t i = 0; room == nullptr && i < granule.records.size(); ++i) {
+    Record& record = granule.records[(random + i) % granule.records.size()];
+    if (record.access == Access::read) room = &record;
+  }
+  if (room == nullptr) room = &granule.records[random % granule.records.size()];
+  *room = {event.clock, event.place, event.agent, mask, event.access};
+}
+
+/// The granules of global memory, made as they are touched.
+class GlobalShadow {
+ public:
+  Granule& at(uintptr_t address) {
+    const uintptr_t page = address / kPageBytes;
+    if (page != last_page_) {
+      std::unique_ptr<Page>& entry = pages_[page];
+      if (!entry) entry = std::make_unique<Page>();
+      last_ = entry.get();
+      last_page_ = page;
+    }
+    return (*last_)[address % kPageBytes / kGranuleBytes];
+  }
+  size_t pages() const { return pages_.size(); }
+  void clear() {
+    pages_.clear();
+    last_page_ = ~uintptr_t{0};
+  }
+
+ private:
+  static constexpr size_t kPageBytes = 4096;
+  using Page = std::array<Granule, kPageBytes / kGranuleBytes>;
+
+  std::unordered_map<uintptr_t, std::unique_ptr<Page>> pages_;
+  Page* last_ = nullptr;
+  uintptr_t last_page_ = ~uintptr_t{0};
+};
+
+}  // namespace weft::simt
