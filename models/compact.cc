@@ -54,6 +54,7 @@ CompactTransformer::CompactTransformer(const CompactConfig& config)
     nn::init::kaiming_normal(conv.weight);
     // The maximum and the ReLU commute; behind the pooling there is a quarter of the elements.
     stem.append<nn::MaxPool2d>(3, 2, 1);
+    if (config.batch_norm) stem.append<nn::BatchNorm2d>(out);
     stem.append<nn::ReLU>();
     in = out;
   }
@@ -89,7 +90,7 @@ Matmuls CompactTransformer::forward_matmuls(int64_t images) const {
   }
   int64_t in = config.channels, side = config.image_size;
   for (size_t i = 0; i < config.stages.size(); ++i) {
-    all.push_back({.name = "stem." + std::to_string(3 * i),
+    all.push_back({.name = "stem." + std::to_string((config.batch_norm ? 4 : 3) * i),
                    .m = images * side * side,
                    .n = config.stages[i],
                    .k = in * 9});

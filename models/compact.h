@@ -1,8 +1,8 @@
 // Compact transformers for small images: ViT-Lite and the compact convolutional transformer.
 //
 //   vit_lite  images -> conv_proj: one token per patch -> encoder -> pooled token -> head
-//   cct       images -> stages of { convolution 3x3, max-pooling 3x3 of stride 2, ReLU } -> the
-//             same
+//   cct       images -> stages of { convolution 3x3, max-pooling 3x3 of stride 2, batch norm where
+//             asked for, ReLU } -> the same
 //
 // The encoder is that of models/vit.h. Pooling takes the class token, or, sequence pooling, the
 // mean of all tokens weighted by softmax(linear(token)). Hassani et al.: "Escaping the Big Data
@@ -19,6 +19,7 @@ struct CompactConfig {
   int64_t classes = 10;
   int64_t patch = 4;            // of a stem without convolution stages
   std::vector<int64_t> stages;  // channels of each convolution stage, the last one the width
+  bool batch_norm = false;      // in each convolution stage
   bool class_token = false;     // false: sequence pooling
   EncoderConfig encoder = {.layers = 2, .heads = 4, .width = 128, .hidden = 256};
 };

@@ -27,6 +27,21 @@ TEST_CASE("cct: two stages, two layers of width 128, 350,283 parameters") {
   CHECK((*model)(Tensor::zeros({2, 3, 32, 32})).shape() == Shape{2, 10});
 }
 
+TEST_CASE("cct_2_3x3: three stages with batch norm, 16 tokens of width 192, 897,035 parameters") {
+  const auto model = make_model("cct_2_3x3");
+  CHECK(model->num_parameters() == 897'035);
+  CHECK(model->named_parameters()[1].first == "stem.2.weight");  // of the batch norm
+  CHECK(model->named_parameters()[3].first == "stem.4.weight");
+  // The products in forward: stages of 32, 16 and 8 pixels a side, then the encoder on 4 x 4
+  // tokens.
+  const int64_t stem = 32 * 32 * 27 * 64 + 16 * 16 * 64 * 9 * 128 + 8 * 8 * 128 * 9 * 192;
+  const int64_t layer = 16 * 192 * (4 * 192 + 2 * 384) + 2 * 16 * 16 * 192;
+  CHECK(model->forward_matmul_flops() == 2 * (stem + 2 * layer + 2 * 16 * 192 + 192 * 10));
+  const NoGrad guard;
+  model->eval();
+  CHECK((*model)(Tensor::zeros({2, 3, 32, 32})).shape() == Shape{2, 10});
+}
+
 // Hassani et al., table 1: ViT-Lite-7/4 3.72 M, CCT-7/3x1 3.76 M parameters; theirs have no bias in
 // the fused projection: 3 x 256 less per layer.
 TEST_CASE("the published sizes") {
@@ -37,7 +52,7 @@ TEST_CASE("the published sizes") {
 
 TEST_CASE("every parameter of every variant receives a gradient") {
   manual_seed(51);
-  const auto name = GENERATE(std::string("vit_lite"), std::string("cct"));
+  const auto name = GENERATE(std::string("vit_lite"), std::string("cct"), std::string("cct_2_3x3"));
   const bool class_token = GENERATE(false, true);
   const auto model = make_model(name, {.image_size = 16,
                                        .classes = 4,
@@ -62,7 +77,8 @@ TEST_CASE("every parameter of every variant receives a gradient") {
     if (parameter == "attention_pool.bias") continue;
     CHECK(ops::max(ops::abs(tensor.grad())).item() > 0);
   }
-  CHECK(model->state_dict().size() == model->parameters().size());
+  // A batch norm has three buffers.
+  CHECK(model->state_dict().size() == model->parameters().size() + (name == "cct_2_3x3" ? 9 : 0));
 }
 
 TEST_CASE("sequence pooling with equal scores is the mean of the tokens") {

@@ -21,6 +21,7 @@
 #include "optim/sgd.h"
 #include "train/event_log.h"
 #include "train/progress.h"
+#include "train/tensorboard.h"
 #include "train/trained_model.h"
 
 namespace weft::train {
@@ -180,6 +181,7 @@ class Run {
   Path output_, checkpoint_;
   const EventLog log_;
   std::optional<Table> table_;
+  std::optional<TensorBoardWriter> curves_;
 
   int64_t step_ = 0;
   int64_t epoch_ = 0;
@@ -360,6 +362,8 @@ void Run::train_batches(Progress& progress) {
                         {"val_accuracy", last_epoch_.validation.accuracy},
                         {"lr", optimizer_->lr()},
                         {"images_per_second", progress.images_per_second()}});
+    curves_->scalar("loss/step", step_, last_loss_);
+    curves_->scalar("lr", step_, optimizer_->lr());
   }
   images_per_second_ = progress.images_per_second();
 }
@@ -417,6 +421,12 @@ void Run::report_epoch(double seconds) {
                        {"val_accuracy", e.validation.accuracy},
                        {"images_per_second", images_per_second_},
                        {"seconds", seconds}});
+  curves_->scalar("loss/train", step_, e.loss);
+  curves_->scalar("loss/validation", step_, e.validation.loss);
+  curves_->scalar("accuracy/train", step_, e.train_accuracy);
+  curves_->scalar("accuracy/validation", step_, e.validation.accuracy);
+  curves_->scalar("images_per_second", step_, images_per_second_);
+  curves_->flush();
 }
 
 void Run::print_heading() {
@@ -474,6 +484,7 @@ RunResult Run::execute() {
   const Clock::time_point start = Clock::now();
   const StopSignals signals;
   if (!options_.json) print_heading();
+  curves_.emplace(output_, step_ + 1);
   RunResult result;
   while (epoch_ < config_.epochs && !stop_requested) run_epoch();
   result.interrupted = stop_requested;

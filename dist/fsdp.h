@@ -1,0 +1,156 @@
+// Fully sharded data parallelism: every rank keeps a part of the parameters, of their gradients and
+// of the optimizer's state, and has the rest when it is needed.
+//
+//   FullySharded fsdp(model, {.shard = world}, wrap_modules<models::EncoderBlock>());
+//   optim::AdamW optimizer(fsdp.shard(optim::ParameterGroups(model.named_parameters())), {...});
+//   backward(ops::cross_entropy(model(images), labels));
+//   optimizer.step(optim::clip_coefficient(fsdp.grad_norm(), 1.0));
+//
+// The model is cut into units: the modules that a policy chooses, and the rest of the model. The
+// parameters of a unit lie one after another in a flat tensor, padded so that the F ranks of the
+// shard group each keep an equal part of it. A parameter of the model is a view of memory that
+// comes and goes (core/tensor.h): the first operation that touches it, in forward, backward or a
+// recomputation, gathers its unit. No module needs to know. A unit is let go when enough others
+// have been gathered behind it, and in backward as soon as its gradients are complete; those are
+// then summed over the ranks, each of which keeps its part. The order of gathering is remembered:
+// in the next iteration the unit that will follow is fetched while this one computes.
+//
+// All ranks have to touch the units in one order, so they run one program: a rank that is out of
+// samples runs one with weight 0. Reading the model's state_dict() on one rank alone would wait for
+// the others; full_state_dict() is for that.
+//
+// The optimizer works on the parts: shard() gives it, for each parameter, the flat slice of it that
+// this rank keeps, possibly empty, under the parameter's name.
+//
+//   strategy         parameters    gradients   optimizer
+//   kFullShard       1/F, gathered twice a step   1/F   1/F      ZeRO-3
+//   kShardGradOp     kept from forward to backward 1/F  1/F
+//   kZero2           whole         1/F         1/F               ZeRO-2
+//   kZero1           whole         whole in backward, then 1/F   ZeRO-1
+//
+// With a replicate group of R ranks, gradients are summed over it as well (HYBRID_SHARD: F inside a
+// node, R across; F = 1 is NO_SHARD, plain data parallelism).
+//
+// Rajbhandari et al.: "ZeRO", SC 2020; Zhao et al.: "PyTorch FSDP", VLDB 2023.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "dist/communicator.h"
+#include "nn/module.h"
+#include "optim/optimizer.h"
+
+namespace weft::dist {
+
+enum class Sharding : uint8_t { kFullShard, kShardGradOp, kZero2, kZero1 };
+
+/// True for modules that become units of their own. Units inside a unit are taken out of it.
+using WrapPolicy = std::function<bool(const std::string& name, nn::Module& module)>;
+
+/// Every module that is one of these classes.
+template <class... Classes>
+WrapPolicy wrap_modules() {
+  return [](const std::string&, nn::Module& module) {
+    return (... || (dynamic_cast<Classes*>(&module) != nullptr));
+  };
+}
+/// Modules with at least so many parameters that are not in a smaller such module.
+WrapPolicy wrap_by_size(int64_t parameters = 100'000'000);
+
+struct FsdpOptions {
+  CommunicatorPtr shard;      // the ranks that hold a copy together
+  CommunicatorPtr replicate;  // the ranks that hold the same part of other copies; may be null
+  Sharding sharding = Sharding::kFullShard;
+  /// kMean over all ranks, or kSum where the loss was weighted with the rank's share.
+  ReduceOp average = ReduceOp::kMean;
+  /// Of gathered parameters, and of the gradients that travel and are gathered under no_sync. f32:
+  /// those of the parameters. Parts, and with them the optimizer, keep the parameters' dtype.
+  DType param_dtype = DType::f32;
+  DType reduce_dtype = DType::f32;
+  bool prefetches = true;
+  /// Units gathered at a time, besides the one being fetched: at least 2.
+  int gathered_units = 2;
+};
+
+class FullySharded {
+ public:
+  /// Copies rank 0's parameters and buffers to all, then keeps the parts. At no time is more than
+  /// one unit held twice. Throws Error for a unit of several dtypes and for groups of no use.
+  FullySharded(nn::Module& module, const FsdpOptions& options, const WrapPolicy& policy = {});
+  ~FullySharded();
+  FullySharded(const FullySharded&) = delete;
+  FullySharded& operator=(const FullySharded&) = delete;
+
+  /// The slices that this rank keeps, by their parameters' names.
+  NamedTensors named_parameters() const;
+  /// Groups of the model's parameters as groups of their slices, options kept.
+  optim::ParameterGroups shard(const optim::ParameterGroups& groups) const;
+  /// To be called after each step of the optimizer: brings whole copies up to date (ZeRO-1 and -2).
+  void after_step();
+
+  /// The norm of the gradients of the whole model, exact and the same for any number of ranks.
+  double grad_norm() const;
+
+  /// While it lives, gradients stay whole on their rank and add up, in reduce_dtype.
+  class NoSync {
+   public:
+    explicit NoSync(FullySharded& fsdp);
+    ~NoSync();
+    NoSync(const NoSync&) = delete;
+    NoSync& operator=(const NoSync&) = delete;
+
+   private:
+    FullySharded& fsdp_;
+    bool previous_;
+  };
+  NoSync no_sync() { return NoSync(*this); }
+  /// Sums what was gathered under no_sync without a backward: for a rank without a sample.
+  void synchronize();
+
+  /// The whole state, unit by unit; every rank calls. Only the first rank of the shard group gets
+  /// it, the others an empty list, unless `everywhere`.
+  NamedTensors full_state_dict(bool everywhere = false);
+  /// Every rank calls, with the whole state.
+  void load_full_state_dict(const NamedTensors& state);
+  /// An optimizer's state on slices as that of the whole parameters, and back.
+  optim::OptimizerState full_optimizer_state(const optim::OptimizerState& sharded,
+                                             bool everywhere = false);
+  optim::OptimizerState shard_optimizer_state(const optim::OptimizerState& full) const;
+
+  /// A rank's part of a state, to be saved by the rank: slices by name, and in `layout` for each
+  /// name the whole shape and the slice's place. assemble() makes the whole of the parts of all
+  /// ranks, however many there were.
+  struct Part {
+    NamedTensors slices;
+    nlohmann::json layout;
+  };
+  Part sharded_state_dict() const;
+  static NamedTensors assemble(const std::vector<Part>& parts);
+
+  /// Bytes this rank holds, by kind.
+  struct Memory {
+    int64_t parameters = 0;  // parts
+    int64_t gradients = 0;   // parts
+    int64_t gathered = 0;    // whole units at hand
+    int64_t peak_gathered = 0;
+    int64_t peak_reducing = 0;  // gradients on their way
+  };
+  Memory memory() const;
+  void reset_peak_memory();
+  /// Names of the units with their elements, padding included.
+  std::vector<std::pair<std::string, int64_t>> units() const;
+  /// Gatherings since the construction.
+  int64_t gatherings() const;
+  /// Bytes of gatherings and reductions that left this rank since the construction, as counted
+  /// beneath the collectives.
+  int64_t bytes_sent() const;
+
+ private:
+  class Engine;
+  std::shared_ptr<Engine> engine_;
+};
+
+}  // namespace weft::dist

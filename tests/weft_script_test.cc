@@ -1,0 +1,163 @@
+// What the script ./weft installs, builds and runs, with stand-ins for apt-get, dpkg-query, bazel
+// and id that write down how they were called.
+#include <sys/wait.h>
+
+#include <catch2/catch.hpp>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <sstream>
+#include <string>
+#include <vector>
+
+namespace {
+
+namespace fs = std::filesystem;
+using Catch::Matchers::Contains;
+using Catch::Matchers::StartsWith;
+
+struct Outcome {
+  int code;
+  std::string out, err, calls;  // calls: of the stand-ins, a line each
+};
+
+std::string read(const fs::path& path) {
+  std::stringstream text;
+  text << std::ifstream(path).rdbuf();
+  return text.str();
+}
+
+/// A machine as the script sees it: a copy of the script, a PATH of the tools it may use, and
+/// packages that are installed.
+class Machine {
+ public:
+  explicit Machine(const std::string& name)
+      : root_(fs::path(std::getenv("TEST_TMPDIR")) / name), tools_(root_ / "tools") {
+    fs::remove_all(root_);
+    fs::create_directories(tools_);
+    fs::copy_file("weft", root_ / "weft");
+    for (const char* tool : {"bash", "dirname", "readlink", "grep", "cat", "env"}) {
+      for (const char* folder : {"/usr/bin/", "/bin/"}) {
+        if (fs::exists(std::string(folder) + tool) && !fs::exists(tools_ / tool)) {
+          fs::create_symlink(std::string(folder) + tool, tools_ / tool);
+        }
+      }
+    }
+    tool("id", "echo ${WEFT_TEST_UID:-0}");
+    // Installed is what the file says, and what apt-get install adds to it.
+    tool("dpkg-query",
+         "while read -r package; do echo \"installed $package\"; done < " + installed().string());
+    tool("apt-cache", "exit 0");
+    tool("apt-get", record("apt-get") +
+                        "[ \"${WEFT_TEST_APT:-works}\" = works ] || exit 100\n"
+                        "[ \"$1\" = install ] || exit 0\n"
+                        "for word; do case $word in -*|install) ;; *) echo $word >> " +
+                        installed().string() + ";; esac; done");
+    tool("bazel", record("bazel") + "exit ${WEFT_TEST_BAZEL:-0}");
+    fs::create_directories(root_ / "bazel-bin/cli");
+    script(root_ / "bazel-bin/cli/weft", "echo \"program: $*\"; exit 7");
+    std::ofstream(installed().string());
+  }
+
+  void install(const std::string& package) {
+    std::ofstream(installed().string(), std::ios::app) << package << "\n";
+  }
+  void remove(const std::string& tool) { fs::remove(tools_ / tool); }
+
+  Outcome run(const std::string& arguments, const std::string& settings = "") const {
+    const fs::path calls = root_ / "calls";
+    fs::remove(calls);
+    const std::string command = "timeout 60 env -i " + settings +
+                                " CUDA_HOME=/nonexistent PATH=" + tools_.string() + " " +
+                                (root_ / "weft").string() + " " + arguments + " > " +
+                                (root_ / "out").string() + " 2> " + (root_ / "err").string();
+    const int status = std::system(command.c_str());
+    return {WEXITSTATUS(status), read(root_ / "out"), read(root_ / "err"), read(calls)};
+  }
+
+ private:
+  fs::path installed() const { return root_ / "installed"; }
+  std::string record(const std::string& name) const {
+    return "echo \"" + name + " $*\" >> " + (root_ / "calls").string() + "\n";
+  }
+  void tool(const std::string& name, const std::string& body) { script(tools_ / name, body); }
+  static void script(const fs::path& path, const std::string& body) {
+    std::ofstream(path.string()) << "#!/bin/bash\n" << body << "\n";
+    fs::permissions(path, fs::perms::owner_all);
+  }
+
+  fs::path root_, tools_;
+};
+
+/// The packages the script names, read from it.
+std::vector<std::string> packages() {
+  const std::string text = read("weft");
+  const size_t begin = text.find("packages=(") + 10;
+  std::istringstream words(text.substr(begin, text.find(')', begin) - begin));
+  std::vector<std::string> all;
+  for (std::string word; words >> word;) all.push_back(word);
+  REQUIRE(all.size() > 10);
+  return all;
+}
+
+TEST_CASE("With everything present the script installs nothing and runs the program") {
+  Machine machine("present");
+  for (const std::string& package : packages()) machine.install(package);
+  const Outcome outcome = machine.run("train --epochs 3");
+  CHECK(outcome.code == 7);  // the program's own
+  CHECK(outcome.out == "program: train --epochs 3\n");
+  CHECK(outcome.err == "");
+  CHECK(outcome.calls == "bazel build --config=cpu --check_up_to_date //cli:weft\n");
+}
+
+TEST_CASE("As root the script installs what is missing, and only that") {
+  Machine machine("root");
+  std::vector<std::string> all = packages();
+  const std::string missing = all.back();
+  all.pop_back();
+  for (const std::string& package : all) machine.install(package);
+  CHECK_THAT(machine.run("train").calls,
+             StartsWith("apt-get install -y --no-install-recommends " + missing + "\n"));
+  CHECK(machine.run("train").calls.find("apt-get") == std::string::npos);  // it is there now
+}
+
+TEST_CASE("Without root the script says what to type, and changes nothing") {
+  Machine machine("user");
+  std::string all;
+  for (const std::string& package : packages()) all += " " + package;
+  const Outcome outcome = machine.run("train", "WEFT_TEST_UID=1000");
+  CHECK(outcome.code == 1);
+  CHECK(outcome.err ==
+        "weft: error: missing packages; run: sudo apt-get install -y --no-install-recommends" +
+            all + "\n");
+  CHECK(outcome.out == "");
+  CHECK(outcome.calls == "");
+}
+
+TEST_CASE("Errors of the script are one line") {
+  Machine machine("errors");
+  const auto last_line = [](const Outcome& outcome) {
+    const std::string text = outcome.err.substr(0, outcome.err.size() - 1);
+    return text.substr(text.rfind('\n') + 1);
+  };
+  CHECK(machine.run("--flavor metal train").code == 2);
+  CHECK(machine.run("--flavor metal train").err ==
+        "weft: error: unknown flavor \"metal\": expected cpu, cuda or simt\n");
+  const Outcome apt = machine.run("train", "WEFT_TEST_APT=fails");
+  CHECK(apt.code == 1);
+  CHECK_THAT(last_line(apt), StartsWith("weft: error: could not install the missing packages; "
+                                        "run: apt-get install"));
+  for (const std::string& package : packages()) machine.install(package);
+  const Outcome build = machine.run("train", "WEFT_TEST_BAZEL=1");
+  CHECK(build.code == 1);
+  CHECK(last_line(build) == "weft: error: the build failed");
+  const Outcome test = machine.run("test --most");
+  CHECK(test.code == 2);
+  CHECK(last_line(test) == "weft: error: unknown argument of test: --most");
+  machine.remove("dpkg-query");
+  const Outcome elsewhere = machine.run("train");
+  CHECK(elsewhere.code == 1);
+  CHECK_THAT(elsewhere.err, StartsWith("weft: error: this is not Debian; install the equivalents"));
+}
+
+}  // namespace
