@@ -1,5 +1,7 @@
 """Build rules of Weft: cc_* with the house's flags, and op() for a folder of kernels."""
 
+load("//bazel:cuda.bzl", "cuda_library")
+
 # No -march: CPU kernels choose their instruction set at run time. No contraction: a*b+c rounds twice
 # unless the source asks for fma, so that every instruction set and compiler gives the same bits.
 _COPTS = [
@@ -50,11 +52,11 @@ def weft_cc_test(name, srcs = None, deps = [], copts = [], linkopts = [], size =
         **kwargs
     )
 
-def op(name, srcs = [], hdrs = [], deps = [], system = [], test_size = "medium"):
+def op(name, srcs = [], hdrs = [], deps = [], system = [], test_size = "medium", sm_90a = []):
     """A kernel folder: the library, a test of every listed variant over every case, and a bench.
 
     By convention the folder holds NAME.h, NAME.inc, NAME_reference.cc, NAME_cases.h and its variants,
-    NAME_<device>_<algorithm>.cc. Nothing else needs to be told about a new variant.
+    NAME_<device>_<algorithm>.cc or .cu. Nothing else needs to be told about a new variant.
 
     Args:
       name: the op; also its folder's name.
@@ -63,7 +65,28 @@ def op(name, srcs = [], hdrs = [], deps = [], system = [], test_size = "medium")
       deps: libraries the variants need.
       system: names in //bazel/system that the variants need.
       test_size: Bazel's size of the test.
+      sm_90a: those .cu files that use what only compute capability 9.0 has.
     """
+
+    # Where a CUDA device, real or emulated, can exist.
+    cuda_deps = []
+    for suffix, sources, archs in [
+        ("_cuda", native.glob([name + "_cuda_*.cu"], exclude = sm_90a), None),
+        ("_cuda_sm90a", sm_90a, ["sm_90a"]),
+    ]:
+        if sources:
+            cuda_library(
+                name = name + suffix,
+                srcs = sources,
+                hdrs = [name + ".h"] + hdrs + native.glob(["*.cuh"]),
+                deps = [
+                    "//core",
+                    "//kernels:op",
+                    "//kernels/device",
+                ] + deps,
+                **({"archs": archs} if archs else {})
+            )
+            cuda_deps.append(":" + name + suffix)
     weft_cc_library(
         name = name,
         srcs = native.glob(
@@ -84,7 +107,11 @@ def op(name, srcs = [], hdrs = [], deps = [], system = [], test_size = "medium")
             "//kernels:op",
             "//kernels/simd",
             "//numerics",
-        ] + deps + ["//bazel/system:" + s for s in system],
+        ] + deps + ["//bazel/system:" + s for s in system] + select({
+            "//bazel:cuda": cuda_deps,
+            "//bazel:simt": cuda_deps,
+            "//conditions:default": [],
+        }),
     )
     weft_cc_library(
         name = name + "_cases",
@@ -115,6 +142,7 @@ def op(name, srcs = [], hdrs = [], deps = [], system = [], test_size = "medium")
         name = name + "_test",
         args = ["check"],
         size = test_size,
+        tags = ["simt"] if cuda_deps else [],
         **common
     )
     native.cc_test(

@@ -1,63 +1,58 @@
 #include "core/allocator.h"
 
-#include <sys/mman.h>
-
 #include <algorithm>
-#include <cstdlib>
-#include <memory>
+
+#include "core/stream.h"
 
 namespace weft {
 namespace {
 
-constexpr size_t kAlignment = 64;
-constexpr size_t kPage = 4096;
-constexpr size_t kHugePage = size_t{2} << 20;
-
-size_t round_up(size_t bytes, size_t multiple) {
-  return (bytes + multiple - 1) / multiple * multiple;
-}
-
-// Large blocks are whole pages. A pooled block serves requests down to 7/8 of its size: exact reuse
-// is the rule in training, and the waste of the exceptions is bounded.
-size_t capacity_for(size_t bytes) { return round_up(bytes, bytes < kPage ? kAlignment : kPage); }
+// A pooled block serves requests down to 7/8 of its size: exact reuse is the rule in training, and
+// the waste of the exceptions is bounded.
 bool is_reusable(size_t capacity, size_t wanted) { return capacity - wanted <= wanted / 7; }
 
 }  // namespace
 
-void* CachingAllocator::take_from_system(size_t capacity) {
-  const bool huge = capacity >= kHugePage;
-  void* block = std::aligned_alloc(huge ? kHugePage : kAlignment,
-                                   huge ? round_up(capacity, kHugePage) : capacity);
-  if (block && huge) madvise(block, capacity, MADV_HUGEPAGE);
-  return block;
+CachingAllocator::StreamHandle CachingAllocator::current_stream() const {
+  return current_stream_handle(device_);
 }
 
-void* CachingAllocator::allocate(size_t bytes) {
+void* CachingAllocator::take_locked(size_t wanted) {
+  void* block = source_->take(wanted);
+  if (block) return block;
+  wake_resting_locked(true);
+  release_pool_locked();
+  return source_->take(wanted);
+}
+
+void* CachingAllocator::allocate(size_t bytes, StreamHandle stream) {
   if (bytes == 0) return nullptr;
-  const size_t wanted = capacity_for(bytes);
+  const size_t wanted = source_->capacity_for(bytes);
   std::lock_guard lock(mutex_);
+  wake_resting_locked(false);
   void* block = nullptr;
   size_t capacity = wanted;
-  const auto pooled = pool_.lower_bound(wanted);
-  if (pooled != pool_.end() && is_reusable(pooled->first, wanted)) {
+  Pool& pool = pools_[stream];
+  const auto pooled = pool.lower_bound(wanted);
+  if (pooled != pool.end() && is_reusable(pooled->first, wanted)) {
     capacity = pooled->first;
     block = pooled->second;
-    pool_.erase(pooled);
+    pool.erase(pooled);
   } else {
-    block = take_from_system(capacity);
+    block = take_locked(capacity);
     if (!block) {
-      release_pool_locked();
-      block = take_from_system(capacity);
+      const std::string largest = largest_locked(5), system = source_->describe();
+      fail(
+          "out of memory on {}: requested {} bytes; live {}, reserved {}, peak {}{}{}. Try a "
+          "smaller batch, --accumulate or --checkpoint-activations",
+          device_, bytes, stats_.live, stats_.reserved, stats_.peak_live,
+          system.empty() ? "" : ", " + system, largest.empty() ? "" : "; most by op: " + largest);
     }
-    WEFT_CHECK(
-        block,
-        "out of memory on {}: requested {} bytes; live {}, reserved {}, peak {}. Try a smaller "
-        "batch, --accumulate or --checkpoint-activations",
-        device_, bytes, stats_.live, stats_.reserved, stats_.peak_live);
     stats_.reserved += capacity;
     ++stats_.system_requests;
   }
-  capacity_.emplace(block, capacity);
+  live_.emplace(block, Block{capacity, bytes, stream, {}, {}});
+  if (device_.type != DeviceType::cpu) unnamed_.push_back(block);
   ++stats_.allocations;
   stats_.live += bytes;
   stats_.peak_live = std::max(stats_.peak_live, stats_.live);
@@ -65,13 +60,78 @@ void* CachingAllocator::allocate(size_t bytes) {
   return block;
 }
 
+void CachingAllocator::pool_locked(void* block, size_t capacity, StreamHandle stream) {
+  if (source_->caches() || held_.contains(stream)) {
+    pools_[stream].emplace(capacity, block);
+    return;
+  }
+  source_->give_back(block);
+  stats_.reserved -= capacity;
+}
+
 void CachingAllocator::deallocate(void* block, size_t bytes) {
   if (!block) return;
   std::lock_guard lock(mutex_);
-  const auto entry = capacity_.find(block);
-  pool_.emplace(entry->second, block);
-  capacity_.erase(entry);
+  const auto entry = live_.find(block);
+  const Block freed = std::move(entry->second);
+  live_.erase(entry);
   stats_.live -= bytes;
+  if (freed.users.empty()) return pool_locked(block, freed.capacity, freed.stream);
+  Resting resting{block, freed.capacity, freed.stream, {}};
+  for (StreamHandle user : freed.users) {
+    resting.events.push_back(runtime::create_event(device_.index));
+    runtime::record(device_.index, resting.events.back(), user);
+  }
+  resting_.push_back(std::move(resting));
+}
+
+void CachingAllocator::record_use(void* block, StreamHandle stream) {
+  std::lock_guard lock(mutex_);
+  const auto entry = live_.find(block);
+  if (entry == live_.end() || entry->second.stream == stream) return;
+  auto& users = entry->second.users;
+  if (std::ranges::find(users, stream) == users.end()) users.push_back(stream);
+}
+
+void CachingAllocator::wake_resting_locked(bool wait) {
+  std::erase_if(resting_, [&](const Resting& r) {
+    for (runtime::EventHandle event : r.events) {
+      if (wait) {
+        runtime::synchronize_event(device_.index, event);
+      } else if (!runtime::is_done(device_.index, event)) {
+        return false;
+      }
+    }
+    for (runtime::EventHandle event : r.events) runtime::destroy_event(device_.index, event);
+    pool_locked(r.block, r.capacity, r.stream);
+    return true;
+  });
+}
+
+void CachingAllocator::hold(StreamHandle stream) {
+  std::lock_guard lock(mutex_);
+  held_.insert(stream);
+}
+
+void CachingAllocator::let_go(StreamHandle stream) {
+  std::lock_guard lock(mutex_);
+  held_.erase(stream);
+  // The stream is about to go: nobody could ask for its blocks again.
+  Pool& pool = pools_[stream];
+  for (const auto& [capacity, block] : pool) {
+    source_->give_back(block);
+    stats_.reserved -= capacity;
+  }
+  pools_.erase(stream);
+}
+
+void CachingAllocator::name_recent(std::string_view op) {
+  std::lock_guard lock(mutex_);
+  for (void* block : unnamed_) {
+    const auto entry = live_.find(block);
+    if (entry != live_.end() && entry->second.op.empty()) entry->second.op = op;
+  }
+  unnamed_.clear();
 }
 
 MemoryStats CachingAllocator::stats() const {
@@ -87,25 +147,60 @@ void CachingAllocator::reset_peak() {
 
 void CachingAllocator::release_pool() {
   std::lock_guard lock(mutex_);
+  wake_resting_locked(true);
   release_pool_locked();
 }
 
 void CachingAllocator::release_pool_locked() {
-  for (const auto& [capacity, block] : pool_) {
-    std::free(block);
-    stats_.reserved -= capacity;
+  for (auto& [stream, pool] : pools_) {
+    if (held_.contains(stream)) continue;
+    for (const auto& [capacity, block] : pool) {
+      source_->give_back(block);
+      stats_.reserved -= capacity;
+    }
+    pool.clear();
   }
-  pool_.clear();
+}
+
+std::string CachingAllocator::largest(size_t count) const {
+  std::lock_guard lock(mutex_);
+  return largest_locked(count);
+}
+
+std::string CachingAllocator::largest_locked(size_t count) const {
+  struct Total {
+    std::string op;
+    size_t bytes = 0, blocks = 0;
+  };
+  std::map<std::string, Total> by_op;
+  for (const auto& [block, info] : live_) {
+    if (info.op.empty()) continue;
+    Total& total = by_op[info.op];
+    total.op = info.op;
+    total.bytes += info.bytes;
+    ++total.blocks;
+  }
+  std::vector<Total> totals;
+  for (auto& [op, total] : by_op) totals.push_back(total);
+  std::ranges::stable_sort(totals, std::greater{}, &Total::bytes);
+  std::string text;
+  for (size_t i = 0; i < std::min(count, totals.size()); ++i) {
+    text += fmt::format("{}{} {} bytes in {} {}", i ? ", " : "", totals[i].op, totals[i].bytes,
+                        totals[i].blocks, totals[i].blocks == 1 ? "block" : "blocks");
+  }
+  return text;
 }
 
 CachingAllocator& allocator(Device device) {
-  WEFT_CHECK(device.type == DeviceType::cpu, "device {} is not available in this build", device);
   static std::mutex mutex;
   // Never destroyed: tensors in static storage may outlive every static of this file.
-  static auto& allocators = *new std::map<int, std::unique_ptr<CachingAllocator>>;
+  static auto& allocators = *new std::map<std::pair<DeviceType, int>, CachingAllocator*>;
   std::lock_guard lock(mutex);
-  auto& entry = allocators[device.index];
-  if (!entry) entry = std::make_unique<CachingAllocator>(device);
+  auto& entry = allocators[{device.type, device.index}];
+  if (!entry) {
+    require_device(device);
+    entry = new CachingAllocator(device);
+  }
   return *entry;
 }
 

@@ -1,6 +1,8 @@
 #include "core/tensor.h"
 
 #include "core/allocator.h"
+#include "core/stream.h"
+#include "core/transfer.h"
 
 namespace weft {
 
@@ -82,7 +84,13 @@ Tensor Tensor::empty(const Shape& shape, DType dtype, Device device) {
 
 Tensor Tensor::zeros(const Shape& shape, DType dtype, Device device) {
   Tensor tensor = empty(shape, dtype, device);
-  if (tensor.numel() > 0) std::memset(tensor.raw(), 0, tensor.nbytes());
+  if (tensor.numel() == 0) return tensor;
+  if (device.type == DeviceType::cpu) {
+    std::memset(tensor.raw(), 0, tensor.nbytes());
+  } else {
+    runtime::set_bytes(device.index, tensor.raw(), 0, tensor.nbytes(),
+                       current_stream_handle(device));
+  }
   return tensor;
 }
 
@@ -101,6 +109,7 @@ double Tensor::item() const {
 }
 
 std::vector<double> Tensor::to_vector() const {
+  if (device().type != DeviceType::cpu) return to_device(*this, Device{}).to_vector();
   std::vector<double> values;
   values.reserve(numel());
   visit_dtype(dtype(), [&](auto tag) {

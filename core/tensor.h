@@ -113,9 +113,9 @@ class Tensor {
     WEFT_ASSERT(dtype_of<T>() == dtype());
     return static_cast<T*>(raw());
   }
-  /// The only element as a double; throws Error unless there is exactly one. CPU only.
+  /// The only element as a double; throws Error unless there is exactly one. Waits for a device.
   double item() const;
-  /// Elements in row-major order as doubles. CPU only.
+  /// Elements in row-major order as doubles. Waits for a device.
   std::vector<double> to_vector() const;
 
   /// Same storage and metadata, no autograd history.

@@ -5,6 +5,10 @@
 #include <map>
 #include <mutex>
 
+#include "core/allocator.h"
+#include "core/runtime.h"
+#include "core/stream.h"
+
 namespace weft::kernels {
 namespace {
 
@@ -68,6 +72,40 @@ ForcedVariant::~ForcedVariant() {
 
 void set_launch_hook(LaunchHook* hook) { the_hook = hook; }
 LaunchHook* launch_hook() { return the_hook.load(std::memory_order_relaxed); }
+
+namespace {
+
+bool waits_for_each_launch() {
+  static const bool waits = [] {
+    const char* text = std::getenv("WEFT_CUDA_SYNC");
+    return text && std::string_view(text) == "1";
+  }();
+  return waits;
+}
+
+}  // namespace
+
+DeviceLaunch::DeviceLaunch(std::string_view op, std::string_view variant, Device device)
+    : variant_(variant), device_(device) {
+  allocator(device).name_recent(op);
+  runtime::push_range(variant.data());
+}
+
+DeviceLaunch::~DeviceLaunch() { runtime::pop_range(); }
+
+std::string DeviceLaunch::take_fault() {
+  try {
+    runtime::check_launch(device_.index);
+    if (waits_for_each_launch()) current_stream(device_).synchronize();
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return {};
+}
+
+void DeviceLaunch::report(const std::string& fault, const std::string& problem) {
+  WEFT_FAIL("{} on {}: {}", variant_, problem, fault);
+}
 
 void fail_no_variant(std::string_view op, const std::string& problem, std::string_view forced,
                      const std::string& known) {

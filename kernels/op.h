@@ -97,6 +97,33 @@ struct LaunchHook {
 void set_launch_hook(LaunchHook* hook);
 LaunchHook* launch_hook();
 
+/// The one place where work is submitted to a device: a range in the profiler's timeline, names for
+/// the memory of the op's outputs, and a check that the launches were accepted. With
+/// WEFT_CUDA_SYNC=1 it waits for them too, so that a fault is reported by the op that caused it.
+class DeviceLaunch {
+ public:
+  /// The names end in a zero, as the literals of a list's rows do.
+  DeviceLaunch(std::string_view op, std::string_view variant, Device device);
+  ~DeviceLaunch();
+  DeviceLaunch(const DeviceLaunch&) = delete;
+  DeviceLaunch& operator=(const DeviceLaunch&) = delete;
+
+  /// Throws Error naming the variant and the problem when a launch was refused or failed.
+  template <class Problem>
+  void finish(const Problem& problem) {
+    const std::string fault = take_fault();
+    if (!fault.empty()) [[unlikely]]
+      report(fault, problem.describe());
+  }
+
+ private:
+  std::string take_fault();
+  [[noreturn]] void report(const std::string& fault, const std::string& problem);
+
+  std::string_view variant_;
+  Device device_;
+};
+
 [[noreturn]] void fail_no_variant(std::string_view op, const std::string& problem,
                                   std::string_view forced, const std::string& known);
 bool any_variant_forced();
@@ -120,16 +147,26 @@ const Variant<Problem>& select_variant(const Op<Problem>& op, const Problem& pro
   fail_no_variant(op.name, problem.describe(), forced, known);
 }
 
+/// Runs a variant that fits the problem.
+template <class Problem>
+void run_variant(const Op<Problem>& op, const Variant<Problem>& variant, const Problem& problem) {
+  LaunchHook* const hook = launch_hook();
+  if (hook) [[unlikely]]
+    hook->begin(op.name, variant.name, problem.describe());
+  if (variant.device == DeviceType::cpu) {
+    variant.run(problem);
+  } else {
+    DeviceLaunch launch(op.name, variant.name, problem.device());
+    variant.run(problem);
+    launch.finish(problem);
+  }
+  if (hook) [[unlikely]]
+    hook->end();
+}
+
 template <class Problem>
 void dispatch(const Op<Problem>& op, const Problem& problem) {
-  const Variant<Problem>& variant = select_variant(op, problem);
-  if (LaunchHook* hook = launch_hook()) [[unlikely]] {
-    hook->begin(op.name, variant.name, problem.describe());
-    variant.run(problem);
-    hook->end();
-  } else {
-    variant.run(problem);
-  }
+  run_variant(op, select_variant(op, problem), problem);
 }
 
 }  // namespace weft::kernels
@@ -139,3 +176,16 @@ void dispatch(const Op<Problem>& op, const Problem& problem) {
 #define WEFT_DECLARE_VARIANT(Problem, name) void name(const Problem&);
 #define WEFT_VARIANT_ROW(Problem, name, device, dtypes, fits) \
   Variant<Problem>{#name, DeviceType::device, dtypes, fits, name},
+
+/// Rows of variants that are compiled in some flavours only: hand-written kernels where a CUDA
+/// device, real or emulated, can exist, and those that call CUDA's libraries.
+#ifdef WEFT_HAS_CUDA
+#define WEFT_CUDA_VARIANT(name, dtypes, fits) WEFT_VARIANT(name, cuda, dtypes, fits)
+#else
+#define WEFT_CUDA_VARIANT(name, dtypes, fits)
+#endif
+#ifdef WEFT_HAS_CUDA_LIBRARIES
+#define WEFT_CUDA_LIBRARY_VARIANT(name, dtypes, fits) WEFT_VARIANT(name, cuda, dtypes, fits)
+#else
+#define WEFT_CUDA_LIBRARY_VARIANT(name, dtypes, fits)
+#endif

@@ -1,5 +1,7 @@
 #include "autograd/ops.h"
 #include "autograd/ops/raw.h"
+#include "core/runtime.h"
+#include "core/transfer.h"
 
 namespace weft::ops {
 
@@ -14,11 +16,15 @@ Tensor cast(const Tensor& x, DType dtype) {
 
 Tensor to(const Tensor& x, Device device) {
   if (x.device() == device) return x;
-  WEFT_CHECK(x.device().type == DeviceType::cpu && device.type == DeviceType::cpu,
-             "to: device {} is not available in this build",
-             device.type == DeviceType::cpu ? x.device() : device);
-  Tensor y = Tensor::empty(x.shape(), x.dtype(), device);
-  raw::copy(x, y);
+  require_device(device);
+  // Between CPU addresses elements are copied; to and from CUDA the bytes travel as they lie.
+  Tensor y;
+  if (x.device().type == device.type && device.type == DeviceType::cpu) {
+    y = Tensor::empty(x.shape(), x.dtype(), device);
+    raw::copy(x, y);
+  } else {
+    y = to_device(raw::contiguous(x, x.dtype()), device);
+  }
   return record("to", {x}, y, {},
                 [old = x.device()](const Backward& b) -> Tensors { return {to(b.dy(), old)}; });
 }

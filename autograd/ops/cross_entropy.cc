@@ -22,8 +22,11 @@ Tensor cross_entropy(const Tensor& logits, const Tensor& labels,
   WEFT_CHECK(options.label_smoothing >= 0 && options.label_smoothing <= 1,
              "cross_entropy: label_smoothing must lie in [0, 1], got {}", options.label_smoothing);
   const Tensor targets = hard ? raw::contiguous(labels, DType::i64) : labels;
+  // On a device labels are neither looked at nor waited for: the kernel gives NaN for one that is
+  // not a class, and the number of counted rows stays there too.
+  const bool on_cpu = logits.device().type == DeviceType::cpu;
   int64_t counted = rows;
-  if (hard) {
+  if (hard && on_cpu) {
     const int64_t* label = targets.data<int64_t>();
     for (int64_t i = 0; i < rows; ++i) {
       if (label[i] == options.ignore_index) {
@@ -44,19 +47,26 @@ Tensor cross_entropy(const Tensor& logits, const Tensor& labels,
                           .lse = lse,
                           .label_smoothing = options.label_smoothing,
                           .ignore_index = options.ignore_index});
-  // 0/0 = NaN when every row is ignored, as in PyTorch.
-  const double scale = 1.0 / static_cast<double>(counted);
-  Tensor loss;
+  Tensor loss, scale;
   {
     NoGrad guard;
-    loss = counted == 0 ? full({}, NAN, dtype, logits.device()) : sum(losses) * scale;
+    // 0/0 = NaN when every row is ignored, as in PyTorch.
+    if (hard && !on_cpu) {
+      const Tensor ignored =
+          full({}, static_cast<double>(options.ignore_index), DType::i64, logits.device());
+      scale = reciprocal(cast(sum(ne(targets, ignored)), dtype));
+    } else {
+      scale = full({}, 1.0 / static_cast<double>(counted), dtype, logits.device());
+    }
+    loss = mul(sum(losses), scale);
   }
-  return record("cross_entropy", {logits, labels}, loss, {logits, targets, lse},
+  return record("cross_entropy", {logits, labels}, loss, {logits, targets, lse, scale},
                 [=](const Backward& b) -> Tensors {
                   b.require_no_graph();
                   const Tensor logits = b.saved(0), lse = b.saved(2);
                   Tensor dlogits = Tensor::empty(logits.shape(), logits.dtype(), logits.device());
-                  const Tensor dloss = view::expand(cast(b.dy() * scale, lse.dtype()), lse.shape());
+                  const Tensor dloss =
+                      view::expand(mul(cast(b.dy(), lse.dtype()), b.saved(3)), lse.shape());
                   kernels::cross_entropy({.logits = logits,
                                           .labels = b.saved(1),
                                           .lse = lse,

@@ -58,6 +58,11 @@ bool binary_fits(const BinaryProblem& p) {
          (is_floating(p.dtype()) || takes_integers(p.op));
 }
 
+bool binary_fits_cuda(const BinaryProblem& p) {
+  const bool may_throw = p.op == BinaryOp::div || p.op == BinaryOp::pow;
+  return binary_fits(p) && (is_floating(p.dtype()) || !may_throw);
+}
+
 std::string BinaryProblem::describe() const {
   return fmt::format("{}({}, {} to {})", name(op), a, b, y.dtype());
 }

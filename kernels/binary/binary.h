@@ -56,6 +56,8 @@ bool takes_integers(BinaryOp op);
 struct BinaryProblem;
 /// A test has a bool y, and integers an op that takes integers.
 bool binary_fits(const BinaryProblem& problem);
+/// And not integers' div or pow, which may throw.
+bool binary_fits_cuda(const BinaryProblem& problem);
 
 struct BinaryProblem {
   BinaryOp op;

@@ -16,6 +16,7 @@
 #include <type_traits>
 
 #include "kernels/elementwise/convert.h"
+#include "kernels/elementwise/convert_element.h"
 #include "kernels/simd/convert_inl.h"
 
 #ifndef WEFT_KERNELS_ELEMENTWISE_CONVERT_SCALAR
@@ -26,63 +27,6 @@ namespace {
 template <class T>
 constexpr bool kIsArithmetic =
     std::is_same_v<T, double> || std::is_same_v<T, float> || std::is_same_v<T, int64_t>;
-
-/// bool as stored: any nonzero byte is true.
-template <class T>
-using Stored = std::conditional_t<std::is_same_v<T, bool>, uint8_t, T>;
-
-template <class To, class From>
-To saturate(From x) {
-  using Limits = std::numeric_limits<To>;
-  // The first floating number beyond To: 2^31, 2^63, ...
-  constexpr From kBeyond = static_cast<From>(Limits::max() / 2 + 1) * From{2};
-  if (x != x) return 0;
-  if (x >= kBeyond) return Limits::max();
-  if (x <= static_cast<From>(Limits::min())) return Limits::min();
-  return static_cast<To>(x);
-}
-
-/// An i64 as a narrow float, rounded once: low bits that a double cannot hold are joined into one
-/// that is out of the narrow format's sight.
-template <class To>
-To narrow_integer(int64_t x) {
-  uint64_t magnitude = x < 0 ? 0 - static_cast<uint64_t>(x) : static_cast<uint64_t>(x);
-  if (magnitude >> 53) {
-    constexpr uint64_t kLow = (uint64_t{1} << 14) - 1;
-    magnitude = (magnitude & ~kLow) | ((magnitude & kLow) ? (kLow + 1) / 2 : 0);
-  }
-  const double value = static_cast<double>(magnitude);
-  return from_double<To>(x < 0 ? -value : value);
-}
-
-template <class From, class To>
-Stored<To> convert_one(Stored<From> x) {
-  if constexpr (std::is_same_v<To, bool>) {
-    if constexpr (std::is_arithmetic_v<From>)
-      return x != 0;
-    else
-      return static_cast<float>(x) != 0;
-  } else if constexpr (std::is_same_v<From, bool>) {
-    return convert_one<int64_t, To>(x != 0);
-  } else if constexpr (std::is_same_v<From, To>) {
-    return x;
-  } else if constexpr (std::is_arithmetic_v<From> && std::is_integral_v<To>) {
-    if constexpr (std::is_integral_v<From>)
-      return static_cast<To>(x);
-    else
-      return saturate<To>(x);
-  } else if constexpr (std::is_arithmetic_v<From> && std::is_arithmetic_v<To>) {
-    return static_cast<To>(x);
-  } else if constexpr (std::is_integral_v<From>) {
-    return narrow_integer<To>(x);
-  } else if constexpr (std::is_same_v<From, double>) {
-    return from_double<To>(x);
-  } else if constexpr (std::is_same_v<From, float>) {
-    return To(x);
-  } else {
-    return convert_one<float, To>(static_cast<float>(x));
-  }
-}
 
 template <class T>
 const std::array<float, 256>& fp8_values() {
@@ -128,7 +72,7 @@ void convert_loop(const void* source, void* target, int64_t n) {
     for (; i < n; ++i) y[i] = static_cast<To>(values[x[i].bits]);
     return;
   }
-  for (; i < n; ++i) y[i] = convert_one<From, To>(x[i]);
+  for (; i < n; ++i) y[i] = convert_element<From, To>(x[i]);
 }
 
 bool convert_direct(const void* x, DType from, void* y, DType to, int64_t n) {

@@ -17,6 +17,10 @@ const Op<RandomProblem>& random_op() {
   return kOp;
 }
 
+bool random_fits_cuda(const RandomProblem& p) {
+  return p.distribution != Distribution::trunc_normal;
+}
+
 void random(const RandomProblem& problem) { dispatch(random_op(), problem); }
 
 std::string_view name(Distribution distribution) {

@@ -37,6 +37,9 @@ struct RandomProblem {
   std::string describe() const;
 };
 
+/// No trunc_normal.
+bool random_fits_cuda(const RandomProblem& problem);
+
 void random(const RandomProblem& problem);
 const Op<RandomProblem>& random_op();
 std::vector<Expected> random_reference(const RandomProblem& problem);

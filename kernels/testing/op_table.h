@@ -22,7 +22,9 @@
 #include <vector>
 
 #include "core/philox.h"
+#include "core/runtime.h"
 #include "kernels/op.h"
+#include "kernels/testing/device_copies.h"
 
 namespace weft::kernels {
 
@@ -77,20 +79,27 @@ struct Case {
   Cost cost = {};  // 0: not benchmarked
 };
 
+/// Why a variant did not run: it does not take the problem, or this machine lacks its device.
+enum class Ran : uint8_t { yes, does_not_fit, no_device };
+
 /// A case bound to its op.
 struct CaseEntry {
   std::string name;
   Cost cost;
   uint64_t seed = 0;
-  /// Fills `in` and returns a function that runs a variant (empty: what dispatch takes); false when
-  /// the variant does not fit.
-  std::function<std::function<bool(std::string_view variant)>(Inputs& in)> make;
+  /// Fills `in` and returns a function that runs a variant (empty: what dispatch takes). A variant
+  /// of another device than the CPU gets the problem's memory copied there, and back.
+  std::function<std::function<Ran(std::string_view variant)>(Inputs& in)> make;
   std::function<std::vector<Expected>()> expected;
 };
 
 struct OpTable {
+  struct Row {
+    std::string name;
+    DeviceType device = DeviceType::cpu;
+  };
   std::string name;
-  std::vector<std::string> variants;
+  std::vector<Row> variants;
   std::vector<CaseEntry> cases;
 };
 
@@ -101,25 +110,36 @@ template <class Problem>
 OpTable make_table(const Op<Problem>& op, std::vector<Case<Problem>> cases,
                    std::vector<Expected> (*reference)(const Problem&)) {
   OpTable table{std::string(op.name), {}, {}};
-  for (const Variant<Problem>& variant : op.variants) table.variants.emplace_back(variant.name);
+  for (const Variant<Problem>& variant : op.variants) {
+    table.variants.push_back({std::string(variant.name), variant.device});
+  }
   for (Case<Problem>& c : cases) {
     CaseEntry entry{c.name, c.cost, case_seed(op.name, c.name), {}, {}};
-    entry.make = [&op, make = c.make](Inputs& in) -> std::function<bool(std::string_view)> {
+    entry.make = [&op, make = c.make](Inputs& in) -> std::function<Ran(std::string_view)> {
       return [&op, problem = make(in)](std::string_view name) {
         if (name.empty()) {
           dispatch(op, problem);
-          return true;
+          return Ran::yes;
         }
+        const auto run = [&op](const Variant<Problem>& variant, const Problem& p) {
+          if (variant.device != p.device().type || !variant.dtypes.contains(p.dtype()) ||
+              !variant.fits(p)) {
+            return Ran::does_not_fit;
+          }
+          run_variant(op, variant, p);
+          return Ran::yes;
+        };
         for (const Variant<Problem>& variant : op.variants) {
           if (variant.name != name) continue;
-          if (variant.device != problem.device().type ||
-              !variant.dtypes.contains(problem.dtype()) || !variant.fits(problem)) {
-            return false;
-          }
-          variant.run(problem);
-          return true;
+          if (variant.device == DeviceType::cpu) return run(variant, problem);
+          if (runtime::device_count() == 0) return Ran::no_device;
+          DeviceCopies copies(Device{variant.device, 0});
+          const Problem moved = copies.move(problem);
+          const Ran ran = run(variant, moved);
+          if (ran == Ran::yes) copies.bring_back();
+          return ran;
         }
-        return false;
+        return Ran::does_not_fit;
       };
     };
     entry.expected = [reference, make = c.make, seed = entry.seed] {
@@ -133,19 +153,21 @@ OpTable make_table(const Op<Problem>& op, std::vector<Case<Problem>> cases,
 
 /// Result of checking one variant on one case.
 struct CheckResult {
-  bool ran = false;
+  Ran ran = Ran::does_not_fit;
   std::string failure;  // empty when it passed
   double max_error = 0;
   double bound_used = 0;  // largest error divided by its bound
 };
 
-/// Runs a variant twice and at 1, 2, 3 and 8 threads; compares with the reference, the runs with
-/// each other bit for bit, and looks at the guards.
+/// Runs a variant twice and at 1, 2, 3 and 8 threads, one of another device twice; compares with
+/// the reference, the runs with each other bit for bit, and looks at the guards.
 CheckResult check_case(const OpTable& table, const CaseEntry& entry, const std::string& variant,
                        const std::vector<Expected>& expected);
 
 /// The program behind every op's test and bench:
 ///   check [--variant V] [--case C]     every variant on every case; exit status 1 on a failure
+/// On the emulated device check leaves out the CPU's variants, which the cpu flavour tests, and the
+/// timed cases that move more than 1 MiB or compute more than 4 MFLOP, unless one is named.
 ///   bench [--smoke] [Google Benchmark's options]
 int run_op_main(const OpTable& table, int argc, char** argv);
 

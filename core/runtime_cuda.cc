@@ -1,0 +1,238 @@
+// The cuda flavour: the CUDA runtime, linked statically.
+#include <cuda_runtime_api.h>
+#include <nvtx3/nvToolsExt.h>
+
+#include "core/runtime.h"
+
+namespace weft::runtime {
+namespace {
+
+void check(cudaError_t error, const char* call, int device) {
+  if (error == cudaSuccess) [[likely]]
+    return;
+  cudaGetLastError();  // an error that is not sticky must not be met again
+  fail("{} failed on cuda:{}: {} ({})", call, device, cudaGetErrorString(error),
+       cudaGetErrorName(error));
+}
+
+/// Makes a device the thread's current one while it lives.
+class OnDevice {
+ public:
+  explicit OnDevice(int device) {
+    check(cudaGetDevice(&previous_), "cudaGetDevice", device);
+    if (previous_ != device) check(cudaSetDevice(device), "cudaSetDevice", device);
+    changed_ = previous_ != device;
+  }
+  ~OnDevice() {
+    if (changed_) cudaSetDevice(previous_);
+  }
+  OnDevice(const OnDevice&) = delete;
+  OnDevice& operator=(const OnDevice&) = delete;
+
+ private:
+  int previous_ = 0;
+  bool changed_ = false;
+};
+
+cudaStream_t stream_of(StreamHandle stream) { return static_cast<cudaStream_t>(stream); }
+cudaEvent_t event_of(EventHandle event) { return static_cast<cudaEvent_t>(event); }
+
+std::string version(int number) { return fmt::format("{}.{}", number / 1000, number % 1000 / 10); }
+
+struct Devices {
+  int count = 0;
+  std::string reason;
+
+  Devices() {
+    int driver = 0;
+    cudaDriverGetVersion(&driver);
+    const cudaError_t error = cudaGetDeviceCount(&count);
+    if (error == cudaSuccess && count > 0) return;
+    count = 0;
+    cudaGetLastError();
+    if (driver == 0) {
+      reason = "no NVIDIA driver is loaded; install one, or use --device cpu";
+    } else if (error == cudaErrorInsufficientDriver || driver / 1000 < CUDART_VERSION / 1000) {
+      reason = fmt::format(
+          "the NVIDIA driver is too old: it serves CUDA {}, this program was built with {}; update "
+          "the driver, or build with an older toolkit ($CUDA_HOME)",
+          version(driver), version(CUDART_VERSION));
+    } else if (error == cudaErrorNoDevice || error == cudaSuccess) {
+      reason = "the driver shows no device; see nvidia-smi and $CUDA_VISIBLE_DEVICES";
+    } else {
+      reason = cudaGetErrorString(error);
+    }
+  }
+};
+
+const Devices& devices() {
+  static const Devices found;
+  return found;
+}
+
+}  // namespace
+
+int device_count() { return devices().count; }
+const std::string& no_device_reason() { return devices().reason; }
+bool is_emulated() { return false; }
+
+MemoryInfo memory_info(int device) {
+  const OnDevice guard(device);
+  MemoryInfo info;
+  check(cudaMemGetInfo(&info.free, &info.total), "cudaMemGetInfo", device);
+  return info;
+}
+
+void* allocate(int device, size_t bytes) {
+  const OnDevice guard(device);
+  // Allocating is legal while another stream is captured, if one says so.
+  cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
+  cudaThreadExchangeStreamCaptureMode(&mode);
+  void* block = nullptr;
+  const cudaError_t error = cudaMalloc(&block, bytes);
+  cudaThreadExchangeStreamCaptureMode(&mode);
+  if (error == cudaErrorMemoryAllocation) {
+    cudaGetLastError();
+    return nullptr;
+  }
+  check(error, "cudaMalloc", device);
+  return block;
+}
+
+void deallocate(int device, void* block) {
+  const OnDevice guard(device);
+  check(cudaFree(block), "cudaFree", device);
+}
+
+void* allocate_pinned(size_t bytes) {
+  void* block = nullptr;
+  check(cudaHostAlloc(&block, bytes, cudaHostAllocPortable), "cudaHostAlloc", 0);
+  return block;
+}
+void deallocate_pinned(void* block) { check(cudaFreeHost(block), "cudaFreeHost", 0); }
+
+StreamHandle create_stream(int device) {
+  const OnDevice guard(device);
+  cudaStream_t stream = nullptr;
+  check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "cudaStreamCreate", device);
+  return stream;
+}
+void destroy_stream(int device, StreamHandle stream) {
+  const OnDevice guard(device);
+  check(cudaStreamDestroy(stream_of(stream)), "cudaStreamDestroy", device);
+}
+void synchronize(int device, StreamHandle stream) {
+  const OnDevice guard(device);
+  check(cudaStreamSynchronize(stream_of(stream)), "cudaStreamSynchronize", device);
+}
+void synchronize(int device) {
+  const OnDevice guard(device);
+  check(cudaDeviceSynchronize(), "cudaDeviceSynchronize", device);
+}
+
+EventHandle create_event(int device) {
+  const OnDevice guard(device);
+  cudaEvent_t event = nullptr;
+  check(cudaEventCreate(&event), "cudaEventCreate", device);
+  return event;
+}
+void destroy_event(int device, EventHandle event) {
+  const OnDevice guard(device);
+  check(cudaEventDestroy(event_of(event)), "cudaEventDestroy", device);
+}
+void record(int device, EventHandle event, StreamHandle stream) {
+  const OnDevice guard(device);
+  check(cudaEventRecord(event_of(event), stream_of(stream)), "cudaEventRecord", device);
+}
+void wait(int device, StreamHandle stream, EventHandle event) {
+  const OnDevice guard(device);
+  check(cudaStreamWaitEvent(stream_of(stream), event_of(event), 0), "cudaStreamWaitEvent", device);
+}
+bool is_done(int device, EventHandle event) {
+  const OnDevice guard(device);
+  const cudaError_t error = cudaEventQuery(event_of(event));
+  if (error == cudaErrorNotReady) {
+    cudaGetLastError();
+    return false;
+  }
+  check(error, "cudaEventQuery", device);
+  return true;
+}
+void synchronize_event(int device, EventHandle event) {
+  const OnDevice guard(device);
+  check(cudaEventSynchronize(event_of(event)), "cudaEventSynchronize", device);
+}
+double elapsed_ms(int device, EventHandle begin, EventHandle end) {
+  const OnDevice guard(device);
+  float milliseconds = 0;
+  check(cudaEventElapsedTime(&milliseconds, event_of(begin), event_of(end)), "cudaEventElapsedTime",
+        device);
+  return milliseconds;
+}
+
+void copy(int device, void* to, const void* from, size_t bytes, StreamHandle stream) {
+  const OnDevice guard(device);
+  check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, stream_of(stream)), "cudaMemcpyAsync",
+        device);
+}
+void copy_peer(int to_device, void* to, int from_device, const void* from, size_t bytes,
+               StreamHandle stream) {
+  const OnDevice guard(to_device);
+  check(cudaMemcpyPeerAsync(to, to_device, from, from_device, bytes, stream_of(stream)),
+        "cudaMemcpyPeerAsync", to_device);
+}
+void set_bytes(int device, void* to, int value, size_t bytes, StreamHandle stream) {
+  const OnDevice guard(device);
+  check(cudaMemsetAsync(to, value, bytes, stream_of(stream)), "cudaMemsetAsync", device);
+}
+
+void begin_capture(int device, StreamHandle stream) {
+  const OnDevice guard(device);
+  check(cudaStreamBeginCapture(stream_of(stream), cudaStreamCaptureModeThreadLocal),
+        "cudaStreamBeginCapture", device);
+}
+GraphHandle end_capture(int device, StreamHandle stream) {
+  const OnDevice guard(device);
+  cudaGraph_t graph = nullptr;
+  check(cudaStreamEndCapture(stream_of(stream), &graph), "cudaStreamEndCapture", device);
+  cudaGraphExec_t executable = nullptr;
+  const cudaError_t error = cudaGraphInstantiate(&executable, graph, 0);
+  cudaGraphDestroy(graph);
+  check(error, "cudaGraphInstantiate", device);
+  return executable;
+}
+bool is_capturing(int device, StreamHandle stream) {
+  const OnDevice guard(device);
+  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+  check(cudaStreamIsCapturing(stream_of(stream), &status), "cudaStreamIsCapturing", device);
+  return status != cudaStreamCaptureStatusNone;
+}
+void launch_graph(int device, GraphHandle graph, StreamHandle stream) {
+  const OnDevice guard(device);
+  check(cudaGraphLaunch(static_cast<cudaGraphExec_t>(graph), stream_of(stream)), "cudaGraphLaunch",
+        device);
+}
+void destroy_graph(int device, GraphHandle graph) {
+  const OnDevice guard(device);
+  check(cudaGraphExecDestroy(static_cast<cudaGraphExec_t>(graph)), "cudaGraphExecDestroy", device);
+}
+
+void push_range(const char* name) { nvtxRangePushA(name); }
+void pop_range() { nvtxRangePop(); }
+
+void check_launch(int device) {
+  const cudaError_t error = cudaGetLastError();
+  if (error == cudaSuccess) [[likely]]
+    return;
+  if (error == cudaErrorNoKernelImageForDevice || error == cudaErrorUnsupportedPtxVersion) {
+    cudaDeviceProp properties = {};
+    cudaGetDeviceProperties(&properties, device);
+    fail(
+        "cuda:{} is a {} of compute capability {}.{}, for which no kernel was built; this program "
+        "serves 8.0 and later. Use --device cpu",
+        device, properties.name, properties.major, properties.minor);
+  }
+  check(error, "a kernel launch", device);
+}
+
+}  // namespace weft::runtime

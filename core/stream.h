@@ -1,0 +1,82 @@
+// Streams: the order in which a device works. Work of one stream runs in the order of submission,
+// beside that of others; events tie them together.
+//
+//   Stream copies(device);
+//   { StreamGuard guard(copies); next = to_device(batch, device); }
+//   Event ready(device);
+//   ready.record(copies);
+//   current_stream(device).wait(ready);
+//
+// Every thread has a current stream on each device, at first one that all threads share. The CPU
+// has a single stream that is always done.
+#pragma once
+
+#include <memory>
+
+#include "core/device.h"
+#include "core/runtime.h"
+
+namespace weft {
+
+class Event;
+
+/// A handle on a stream; the last one destroys it.
+class Stream {
+ public:
+  /// A new stream.
+  explicit Stream(Device device);
+
+  Device device() const;
+  runtime::StreamHandle handle() const;  // nullptr on the CPU
+  /// Waits in this thread until all submitted work is done; throws Error if some of it failed.
+  void synchronize() const;
+  /// Work submitted from now on waits for the event.
+  void wait(const Event& event) const;
+
+  friend bool operator==(const Stream& a, const Stream& b) { return a.impl_ == b.impl_; }
+
+ private:
+  struct Impl;
+  std::shared_ptr<Impl> impl_;
+};
+
+/// A point in a stream's work.
+class Event {
+ public:
+  explicit Event(Device device);
+  ~Event();
+  Event(const Event&) = delete;
+  Event& operator=(const Event&) = delete;
+
+  void record(const Stream& stream);
+  bool is_done() const;
+  void synchronize() const;
+  /// Milliseconds from `earlier` to this event, both done.
+  double ms_since(const Event& earlier) const;
+  runtime::EventHandle handle() const { return handle_; }
+
+ private:
+  Device device_;
+  runtime::EventHandle handle_ = nullptr;
+};
+
+/// This thread's current stream on the device: where kernels and copies go.
+Stream current_stream(Device device);
+runtime::StreamHandle current_stream_handle(Device device);
+
+/// Makes a stream the current one of its device in this thread while it lives.
+class StreamGuard {
+ public:
+  explicit StreamGuard(const Stream& stream);
+  ~StreamGuard();
+  StreamGuard(const StreamGuard&) = delete;
+  StreamGuard& operator=(const StreamGuard&) = delete;
+
+ private:
+  Stream previous_;
+};
+
+/// Waits for all work of all streams of the device.
+void synchronize(Device device);
+
+}  // namespace weft

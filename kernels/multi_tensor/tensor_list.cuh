@@ -1,0 +1,80 @@
+// Lists of tensors as arguments of one kernel: a chunk of some tensor for each block, without a
+// table in device memory, so that nothing is copied at a launch and a CUDA graph keeps working.
+//
+// A kernel may have 32,764 bytes of parameters (CUDA 12.1 and compute capability 7.0 on): a launch
+// takes as many tensors as fit, a longer list several launches.
+#pragma once
+
+#include "kernels/device/elements.cuh"
+#include "kernels/device/warp.cuh"
+
+namespace weft::kernels {
+
+inline constexpr int64_t kListChunk = 4096;  // elements of a block
+inline constexpr int kListThreads = 256;
+
+/// Per tensor: its chunks begin at block first_chunk; Fields are the pointers that the kernel
+/// wants.
+template <class Fields>
+struct ListEntry {
+  Fields fields;
+  int64_t numel;
+  uint32_t first_chunk;
+};
+
+template <class Fields>
+struct TensorList {
+  static constexpr int kCapacity = (32764 - 512) / static_cast<int>(sizeof(ListEntry<Fields>));
+  int count = 0;
+  uint32_t chunks = 0;
+  ListEntry<Fields> entries[kCapacity];
+
+  /// The tensor of a chunk: the last one that does not begin behind it.
+  __device__ const ListEntry<Fields>& of_chunk(uint32_t chunk) const {
+    int low = 0, high = count - 1;
+    while (low < high) {
+      const int middle = (low + high + 1) / 2;
+      if (entries[middle].first_chunk <= chunk) {
+        low = middle;
+      } else {
+        high = middle - 1;
+      }
+    }
+    return entries[low];
+  }
+};
+
+/// The elements of one tensor that a block works on.
+struct Chunk {
+  int64_t begin, end;
+};
+
+template <class Fields>
+__device__ Chunk chunk_of(const ListEntry<Fields>& entry, uint32_t chunk) {
+  const int64_t begin = static_cast<int64_t>(chunk - entry.first_chunk) * kListChunk;
+  return {begin, begin + kListChunk < entry.numel ? begin + kListChunk : entry.numel};
+}
+
+/// Calls launch(list, first_chunk) for lists that together hold each non-empty tensor once, in
+/// order; fields(i) gives the pointers of tensor i. first_chunk: chunks of the lists before.
+template <class Fields, class MakeFields, class Launch>
+void for_each_list(std::span<const Tensor> tensors, MakeFields&& fields, Launch&& launch) {
+  auto list = std::make_unique<TensorList<Fields>>();
+  uint32_t first_chunk = 0;
+  const auto flush = [&] {
+    if (list->count > 0) launch(*list, first_chunk);
+    first_chunk += list->chunks;
+    list->count = 0;
+    list->chunks = 0;
+  };
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    const int64_t numel = tensors[i].numel();
+    if (numel == 0) continue;
+    if (list->count == TensorList<Fields>::kCapacity) flush();
+    list->entries[list->count++] = {fields(i), numel, list->chunks};
+    list->chunks += static_cast<uint32_t>((numel + kListChunk - 1) / kListChunk);
+  }
+  flush();
+}
+
+}  // namespace weft::kernels

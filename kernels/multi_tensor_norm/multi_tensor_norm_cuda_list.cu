@@ -1,0 +1,79 @@
+// Squares are summed in f64 by one block for each chunk of some tensor
+// (kernels/multi_tensor/tensor_list.cuh); one more block adds the chunks' sums, each thread every
+// 1024th in order. Memory-bound.
+#include <span>
+
+#include "core/stream.h"
+#include "kernels/copy/copy.h"
+#include "kernels/multi_tensor/tensor_list.cuh"
+#include "kernels/multi_tensor_norm/multi_tensor_norm.h"
+
+namespace weft::kernels {
+namespace {
+
+struct NormFields {
+  Elements x;
+  bool aligned;
+};
+
+template <int n>
+__device__ __forceinline__ double squares(const Elements& x, int64_t i) {
+  double values[n], total = 0;
+  load(x, i, values);
+#pragma unroll
+  for (int k = 0; k < n; ++k) total += values[k] * values[k];
+  return total;
+}
+
+__global__ void __launch_bounds__(kListThreads)
+    chunk_squares_kernel(const __grid_constant__ TensorList<NormFields> list, double* sums) {
+  constexpr int kVector = 8;
+  const ListEntry<NormFields>& entry = list.of_chunk(blockIdx.x);
+  const Chunk chunk = chunk_of(entry, blockIdx.x);
+  double total = 0;
+  int64_t i = chunk.begin;
+  if (entry.fields.aligned) {
+    const int64_t whole = chunk.begin + (chunk.end - chunk.begin) / kVector * kVector;
+    for (i += threadIdx.x * kVector; i < whole; i += kListThreads * kVector) {
+      total += squares<kVector>(entry.fields.x, i);
+    }
+    i = whole;
+  }
+  for (i += threadIdx.x; i < chunk.end; i += kListThreads) total += squares<1>(entry.fields.x, i);
+  total = block_sum<kListThreads>(total);
+  if (threadIdx.x == 0) sums[blockIdx.x] = total;
+}
+
+constexpr int kJoinThreads = 1024;
+
+__global__ void __launch_bounds__(kJoinThreads)
+    join_squares_kernel(const double* sums, int64_t count, Elements norm) {
+  double total = 0;
+  for (int64_t i = threadIdx.x; i < count; i += kJoinThreads) total += sums[i];
+  total = block_sum<kJoinThreads>(total);
+  if (threadIdx.x == 0) store_one(norm, 0, std::sqrt(total));
+}
+
+}  // namespace
+
+void multi_tensor_norm_cuda_list(const MultiTensorNormProblem& p) {
+  std::vector<Tensor> tensors;
+  int64_t chunks = 0;
+  for (const Tensor& t : p.tensors) {
+    tensors.push_back(contiguous(t));
+    chunks += (t.numel() + kListChunk - 1) / kListChunk;
+  }
+  const Tensor sums = Tensor::empty({chunks}, DType::f64, p.device());
+  const runtime::StreamHandle stream = current_stream_handle(p.device());
+  const auto fields = [&](size_t i) {
+    return NormFields{Elements(tensors[i]), is_aligned(tensors[i], 8)};
+  };
+  for_each_list<NormFields>(tensors, fields, [&](const auto& list, uint32_t first_chunk) {
+    WEFT_LAUNCH(chunk_squares_kernel, list.chunks, kListThreads, 0, stream, list,
+                sums.data<double>() + first_chunk);
+  });
+  WEFT_LAUNCH(join_squares_kernel, 1, kJoinThreads, 0, stream, sums.data<double>(), chunks,
+              Elements(p.norm));
+}
+
+}  // namespace weft::kernels

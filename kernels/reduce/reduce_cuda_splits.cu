@@ -1,0 +1,318 @@
+// Every output's elements are cut into splits whose number depends on the shape alone; a kernel
+// reduces each split, another joins them in order. No atomics: the bits are the same on every GPU.
+//
+// Where the elements that lie side by side belong to one output (rows) a block of 256 threads takes
+// a split of one output; where they belong to neighbouring outputs (columns, as in the gradient of
+// a bias) the 32 lanes of a warp take 32 outputs and the 8 warps of a block every eighth element.
+//
+// Floats are summed in f64, integers in i64. Memory-bound where f64 additions are cheap (compute
+// capability 8.0 and 9.0).
+#include "core/stream.h"
+#include "kernels/device/elements.cuh"
+#include "kernels/device/warp.cuh"
+#include "kernels/reduce/reduce.h"
+#include "kernels/reduce/reduce_layout.h"
+
+namespace weft::kernels {
+namespace {
+
+/// What a split is reduced to. place: where an extreme lies among its output's elements.
+template <class Acc>
+struct Partial {
+  Acc value;
+  int64_t place;
+};
+
+enum class Kind : uint8_t { sum, product, squares, largest, smallest, count };
+
+template <class Acc>
+__device__ Partial<Acc> nothing(Kind kind) {
+  return {kind == Kind::product ? Acc{1} : Acc{0}, -1};
+}
+
+/// Whether an extreme at place a goes before one at place b. A NaN goes before all numbers.
+template <class Acc>
+__device__ bool goes_before(Kind kind, const Partial<Acc>& a, const Partial<Acc>& b) {
+  if (a.place < 0 || b.place < 0) return b.place < 0;
+  const bool a_nan = a.value != a.value, b_nan = b.value != b.value;
+  if (a_nan || b_nan) return a_nan && (!b_nan || a.place < b.place);
+  if (a.value == b.value) return a.place < b.place;
+  return kind == Kind::largest ? a.value > b.value : a.value < b.value;
+}
+
+template <class Acc>
+__device__ Partial<Acc> join(Kind kind, const Partial<Acc>& a, const Partial<Acc>& b) {
+  using Ring = std::conditional_t<std::is_integral_v<Acc>, uint64_t, Acc>;
+  switch (kind) {
+    case Kind::product:
+      return {static_cast<Acc>(static_cast<Ring>(a.value) * static_cast<Ring>(b.value)), -1};
+    case Kind::largest:
+    case Kind::smallest:
+      return goes_before(kind, b, a) ? b : a;
+    default:
+      return {static_cast<Acc>(static_cast<Ring>(a.value) + static_cast<Ring>(b.value)), -1};
+  }
+}
+
+/// One element as a partial result; centre: what squares are taken from.
+template <class Acc>
+__device__ Partial<Acc> of_element(Kind kind, Acc x, int64_t place, Acc centre) {
+  switch (kind) {
+    case Kind::squares:
+      return {(x - centre) * (x - centre), -1};
+    case Kind::count:
+      return {static_cast<Acc>(x != 0 ? 1 : 0), -1};
+    default:
+      return {x, place};
+  }
+}
+
+struct Axes {
+  int dims;
+  int64_t sizes[kMaxDims], strides[kMaxDims];
+
+  __device__ int64_t offset(int64_t index) const {
+    int64_t result = 0;
+    for (int d = dims - 1; d >= 0; --d) {
+      const int64_t size = sizes[d];
+      // Most tensors have fewer than 2^32 elements: 64-bit divisions are slow.
+      if (index < int64_t{1} << 32 && size < int64_t{1} << 32) {
+        const auto narrow = static_cast<uint32_t>(index), by = static_cast<uint32_t>(size);
+        result += narrow % by * strides[d];
+        index = narrow / by;
+      } else {
+        result += index % size * strides[d];
+        index /= size;
+      }
+    }
+    return result;
+  }
+};
+
+template <class Acc>
+struct Splits {
+  Elements x;
+  Kind kind;
+  Axes kept, reduced;
+  int64_t outputs, count, splits, split_size;
+  const double* means;     // of each output, for squares
+  Partial<Acc>* partials;  // [splits, outputs]
+
+  __device__ int64_t begin(int64_t split) const { return split * split_size; }
+  __device__ int64_t end(int64_t split) const {
+    const int64_t last = begin(split) + split_size;
+    return last < count ? last : count;
+  }
+  __device__ Acc centre(int64_t output) const {
+    return kind == Kind::squares ? static_cast<Acc>(means[output]) : Acc{0};
+  }
+};
+
+constexpr int kThreads = 256, kWarps = kThreads / kWarp;
+
+/// Block b: split b % splits of output b / splits.
+template <class Acc>
+__global__ void __launch_bounds__(kThreads) reduce_rows_kernel(Splits<Acc> p) {
+  WEFT_SHARED(Acc, values, [kWarps]);
+  WEFT_SHARED(int64_t, places, [kWarps]);
+  const int lane = static_cast<int>(threadIdx.x) % kWarp;
+  const int warp = static_cast<int>(threadIdx.x) / kWarp;
+  for (int64_t b = blockIdx.x; b < p.outputs * p.splits; b += gridDim.x) {
+    const int64_t output = b / p.splits, split = b % p.splits;
+    const int64_t base = p.kept.offset(output);
+    const Acc centre = p.centre(output);
+    Partial<Acc> mine = nothing<Acc>(p.kind);
+    for (int64_t i = p.begin(split) + threadIdx.x; i < p.end(split); i += kThreads) {
+      const Acc x = load_one<Acc>(p.x, base + p.reduced.offset(i));
+      mine = join(p.kind, mine, of_element(p.kind, x, i, centre));
+    }
+#pragma unroll
+    for (int distance = kWarp / 2; distance > 0; distance /= 2) {
+      const Partial<Acc> other = {__shfl_xor_sync(kAllLanes, mine.value, distance),
+                                  __shfl_xor_sync(kAllLanes, mine.place, distance)};
+      mine = join(p.kind, mine, other);
+    }
+    __syncthreads();  // the last round's values are read
+    if (lane == 0) {
+      values[warp] = mine.value;
+      places[warp] = mine.place;
+    }
+    __syncthreads();
+    if (threadIdx.x == 0) {
+      for (int w = 1; w < kWarps; ++w) {
+        mine = join(p.kind, mine, Partial<Acc>{values[w], places[w]});
+      }
+      p.partials[split * p.outputs + output] = mine;
+    }
+  }
+}
+
+/// Block (c, s): split s of the outputs 32 c .. 32 c + 31.
+template <class Acc>
+__global__ void __launch_bounds__(kThreads) reduce_columns_kernel(Splits<Acc> p) {
+  WEFT_SHARED(Acc, values, [kWarps][kWarp]);
+  WEFT_SHARED(int64_t, places, [kWarps][kWarp]);
+  const int lane = static_cast<int>(threadIdx.x) % kWarp;
+  const int warp = static_cast<int>(threadIdx.x) / kWarp;
+  const int64_t output = static_cast<int64_t>(blockIdx.x) * kWarp + lane, split = blockIdx.y;
+  Partial<Acc> mine = nothing<Acc>(p.kind);
+  if (output < p.outputs) {
+    const int64_t base = p.kept.offset(output);
+    const Acc centre = p.centre(output);
+    for (int64_t i = p.begin(split) + warp; i < p.end(split); i += kWarps) {
+      const Acc x = load_one<Acc>(p.x, base + p.reduced.offset(i));
+      mine = join(p.kind, mine, of_element(p.kind, x, i, centre));
+    }
+  }
+  values[warp][lane] = mine.value;
+  places[warp][lane] = mine.place;
+  __syncthreads();
+  if (warp == 0 && output < p.outputs) {
+    for (int w = 1; w < kWarps; ++w) {
+      mine = join(p.kind, mine, Partial<Acc>{values[w][lane], places[w][lane]});
+    }
+    p.partials[split * p.outputs + output] = mine;
+  }
+}
+
+struct Finish {
+  Elements y;
+  Axes kept_y;
+  Reduction reduction;
+  int64_t outputs, count, splits;
+  double correction;
+  double* means;        // written for the mean that variance needs; y is not
+  const double* exact;  // the means, of variance
+};
+
+/// Thread k joins the splits of output k and writes it.
+template <class Acc>
+__global__ void __launch_bounds__(kThreads)
+    reduce_join_kernel(const Partial<Acc>* partials, Kind kind, Finish f) {
+  const int64_t output = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
+  if (output >= f.outputs) return;
+  Partial<Acc> all = nothing<Acc>(kind);
+  for (int64_t s = 0; s < f.splits; ++s) {
+    all = join(kind, all, partials[s * f.outputs + output]);
+  }
+  const double n = static_cast<double>(f.count);
+  const int64_t at = f.kept_y.offset(output);
+  switch (f.reduction) {
+    case Reduction::mean:
+      if (f.means) {
+        f.means[output] = static_cast<double>(all.value) / n;
+      } else {
+        store_one(f.y, at, static_cast<double>(all.value) / n);
+      }
+      break;
+    case Reduction::var: {
+      const double divisor = n > f.correction ? n - f.correction : 0;
+      store_one(f.y, at, static_cast<double>(all.value) / divisor);
+      break;
+    }
+    case Reduction::argmax:
+    case Reduction::argmin:
+      store_one(f.y, at, all.place);
+      break;
+    case Reduction::any:
+      store_one(f.y, at, static_cast<int64_t>(all.value > 0));
+      break;
+    case Reduction::all:
+      store_one(f.y, at, static_cast<int64_t>(all.value == static_cast<Acc>(f.count)));
+      break;
+    default:
+      store_one(f.y, at, all.value);
+  }
+}
+
+Kind kind_of(Reduction reduction) {
+  switch (reduction) {
+    case Reduction::prod:
+      return Kind::product;
+    case Reduction::var:
+      return Kind::squares;
+    case Reduction::max:
+    case Reduction::argmax:
+      return Kind::largest;
+    case Reduction::min:
+    case Reduction::argmin:
+      return Kind::smallest;
+    case Reduction::any:
+    case Reduction::all:
+      return Kind::count;
+    default:
+      return Kind::sum;
+  }
+}
+
+Axes axes_of(const Shape& sizes, const Strides& strides) {
+  Axes axes = {};
+  axes.dims = sizes.size();
+  for (int d = 0; d < axes.dims; ++d) {
+    axes.sizes[d] = sizes[d];
+    axes.strides[d] = strides[d];
+  }
+  return axes;
+}
+
+/// One pass over x: means is written by the first of variance's two, exact read by the second.
+template <class Acc>
+void pass(const ReduceProblem& p, const ReduceLayout& layout, Reduction reduction, double* means,
+          const double* exact) {
+  Splits<Acc> s = {};
+  s.x = Elements(p.x);
+  s.kind = kind_of(reduction);
+  s.kept = axes_of(layout.kept, layout.kept_x);
+  s.reduced = axes_of(layout.reduced, layout.reduced_x);
+  s.outputs = layout.outputs;
+  s.count = layout.count;
+  s.means = exact;
+  const bool columns =
+      !layout.kept_x.empty() && std::abs(layout.kept_x.back()) == 1 && layout.outputs >= 8;
+  // Enough splits for a large GPU, none shorter than a thread's 16 elements.
+  const int64_t blocks = columns ? (s.outputs + kWarp - 1) / kWarp : s.outputs;
+  const int64_t shortest = columns ? 16 * kWarps : 16 * kThreads;
+  s.splits = std::clamp<int64_t>(std::min(1024 / blocks, s.count / shortest), 1, 1024);
+  s.split_size = (s.count + s.splits - 1) / s.splits;
+  const Tensor workspace = Tensor::empty(
+      {s.splits * s.outputs * static_cast<int64_t>(sizeof(Partial<Acc>))}, DType::u8, p.device());
+  s.partials = static_cast<Partial<Acc>*>(workspace.raw());
+  const runtime::StreamHandle stream = current_stream_handle(p.device());
+  if (columns) {
+    const dim3 grid(static_cast<unsigned>(blocks), static_cast<unsigned>(s.splits));
+    WEFT_LAUNCH(reduce_columns_kernel<Acc>, grid, kThreads, 0, stream, s);
+  } else {
+    WEFT_LAUNCH(reduce_rows_kernel<Acc>, blocks_for(s.outputs * s.splits, 1), kThreads, 0, stream,
+                s);
+  }
+  const Finish finish{Elements(p.y), axes_of(layout.kept, layout.kept_y),
+                      reduction,     s.outputs,
+                      s.count,       s.splits,
+                      p.correction,  means,
+                      exact};
+  const auto join_blocks = static_cast<unsigned>((s.outputs + kThreads - 1) / kThreads);
+  WEFT_LAUNCH(reduce_join_kernel<Acc>, join_blocks, kThreads, 0, stream, s.partials, s.kind,
+              finish);
+}
+
+}  // namespace
+
+void reduce_cuda_splits(const ReduceProblem& p) {
+  const bool places = p.reduction == Reduction::argmax || p.reduction == Reduction::argmin;
+  const ReduceLayout layout = reduce_layout(p.x, p.y, !places);
+  if (layout.outputs == 0) return;
+  WEFT_CHECK(layout.count > 0 ||
+                 (p.reduction != Reduction::max && p.reduction != Reduction::min && !places),
+             "{}: there are no elements to choose from", p.describe());
+  if (p.reduction == Reduction::var) {
+    const Tensor means = Tensor::empty({layout.outputs}, DType::f64, p.device());
+    pass<double>(p, layout, Reduction::mean, means.data<double>(), nullptr);
+    pass<double>(p, layout, Reduction::var, nullptr, means.data<double>());
+  } else if (is_floating(p.x.dtype())) {
+    pass<double>(p, layout, p.reduction, nullptr, nullptr);
+  } else {
+    pass<int64_t>(p, layout, p.reduction, nullptr, nullptr);
+  }
+}
+
+}  // namespace weft::kernels

@@ -1,0 +1,102 @@
+// One launch for all parameters (kernels/multi_tensor/tensor_list.cuh), 4 elements a thread at a
+// time where the tensors allow it. Memory-bound. The order of operations is the header's, without
+// contraction, so the bits are the CPU's.
+#include <span>
+
+#include "core/stream.h"
+#include "kernels/copy/copy.h"
+#include "kernels/multi_tensor/tensor_list.cuh"
+#include "kernels/sgd/sgd.h"
+
+namespace weft::kernels {
+namespace {
+
+struct SgdFields {
+  void *p, *b;  // b: null without momentum
+  Elements g;
+  bool aligned;
+};
+
+template <class Acc>
+struct SgdConstants {
+  Acc gradient_scale, weight_decay, momentum, one_minus_dampening, lr;
+  bool scales, decays, has_momentum, nesterov, first_step;
+};
+
+template <class Acc, int n>
+__device__ __forceinline__ void sgd_elements(const SgdConstants<Acc>& c, const SgdFields& f,
+                                             int64_t i) {
+  Acc g[n], p[n], b[n];
+  load(f.g, i, g);
+  elements::load_as<Acc, n>(f.p, i, p);
+  // A first step must not read what the buffer holds.
+  if (c.has_momentum && !c.first_step) elements::load_as<Acc, n>(f.b, i, b);
+#pragma unroll
+  for (int k = 0; k < n; ++k) {
+    if (c.scales) g[k] = g[k] * c.gradient_scale;
+    if (c.decays) g[k] = g[k] + c.weight_decay * p[k];
+    if (c.has_momentum) {
+      b[k] = c.first_step ? g[k] : b[k] * c.momentum + c.one_minus_dampening * g[k];
+      g[k] = c.nesterov ? g[k] + c.momentum * b[k] : b[k];
+    }
+    p[k] = p[k] - c.lr * g[k];
+  }
+  elements::store_as<Acc, n>(f.p, i, p);
+  if (c.has_momentum) elements::store_as<Acc, n>(f.b, i, b);
+}
+
+template <class Acc>
+__global__ void __launch_bounds__(kListThreads)
+    sgd_kernel(const __grid_constant__ TensorList<SgdFields> list,
+               const __grid_constant__ SgdConstants<Acc> constants) {
+  constexpr int kVector = 4;
+  const ListEntry<SgdFields>& entry = list.of_chunk(blockIdx.x);
+  const Chunk chunk = chunk_of(entry, blockIdx.x);
+  int64_t i = chunk.begin;
+  if (entry.fields.aligned) {
+    const int64_t whole = chunk.begin + (chunk.end - chunk.begin) / kVector * kVector;
+    for (i += threadIdx.x * kVector; i < whole; i += kListThreads * kVector) {
+      sgd_elements<Acc, kVector>(constants, entry.fields, i);
+    }
+    i = whole;
+  }
+  for (i += threadIdx.x; i < chunk.end; i += kListThreads) {
+    sgd_elements<Acc, 1>(constants, entry.fields, i);
+  }
+}
+
+template <class Acc>
+void run(const SgdProblem& p) {
+  const bool has_momentum = p.momentum != 0;
+  const SgdConstants<Acc> constants{static_cast<Acc>(p.gradient_scale),
+                                    static_cast<Acc>(p.weight_decay),
+                                    static_cast<Acc>(p.momentum),
+                                    static_cast<Acc>(1 - p.dampening),
+                                    static_cast<Acc>(p.lr),
+                                    p.gradient_scale != 1,
+                                    p.weight_decay != 0,
+                                    has_momentum,
+                                    p.nesterov,
+                                    p.first_step};
+  std::vector<Tensor> gradients;  // keeps copies alive until the launch
+  for (const Tensor& g : p.gradients) gradients.push_back(contiguous(g));
+  const auto fields = [&](size_t i) {
+    const Tensor buffer = has_momentum ? p.buffers[i] : Tensor();
+    const bool aligned =
+        is_aligned(p.parameters[i], 4) && is_aligned(buffer, 4) && is_aligned(gradients[i], 4);
+    return SgdFields{p.parameters[i].raw(), has_momentum ? buffer.raw() : nullptr,
+                     Elements(gradients[i]), aligned};
+  };
+  const runtime::StreamHandle stream = current_stream_handle(p.device());
+  for_each_list<SgdFields>(p.parameters, fields, [&](const auto& list, uint32_t) {
+    WEFT_LAUNCH(sgd_kernel<Acc>, list.chunks, kListThreads, 0, stream, list, constants);
+  });
+}
+
+}  // namespace
+
+void sgd_cuda_list(const SgdProblem& p) {
+  p.dtype() == DType::f64 ? run<double>(p) : run<float>(p);
+}
+
+}  // namespace weft::kernels
