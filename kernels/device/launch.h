@@ -8,6 +8,7 @@
 #ifdef __CUDACC__
 #include <cuda_runtime.h>
 #else
+#include "core/emulated.h"
 #include "kernels/simt/emulator.h"
 #endif
 
@@ -55,9 +56,11 @@ void launch(const LaunchConfig& config, void (*kernel)(Parameters...), Arguments
       },
       values);
 #else
-  KernelCall<Parameters...> call{kernel, values};
-  simt::run_grid(config.kernel, {config.grid, config.block, config.cluster, config.shared_bytes},
-                 call.run, &call);
+  emulated::submit(config.stream, [config, kernel, values = std::move(values)]() mutable {
+    KernelCall<Parameters...> call{kernel, values};
+    simt::run_grid(config.kernel, {config.grid, config.block, config.cluster, config.shared_bytes},
+                   call.run, &call);
+  });
 #endif
 }
 

@@ -26,7 +26,7 @@ struct SgdConstants {
 template <class Acc, int n>
 __device__ __forceinline__ void sgd_elements(const SgdConstants<Acc>& c, const SgdFields& f,
                                              int64_t i) {
-  Acc g[n], p[n], b[n];
+  Acc g[n], p[n], b[n] = {};
   load(f.g, i, g);
   elements::load_as<Acc, n>(f.p, i, p);
   // A first step must not read what the buffer holds.
