@@ -34,7 +34,7 @@ bool conv2d_is_patch_embedding(const Conv2dProblem& p) {
   return p.groups == 1 && filter[2] * filter[3] > 1;
 }
 
-void conv2d_cpu_patches(const Conv2dProblem& p) {
+void conv2d_as_patches(const Conv2dProblem& p) {
   const Conv2dSizes s(p);
   const int64_t rows = s.N * s.P * s.Q;
   const auto as_matrix = [&](const Tensor& t, int64_t columns) {
@@ -54,7 +54,8 @@ void conv2d_cpu_patches(const Conv2dProblem& p) {
       return;
     case Conv2dPass::kDataGradient: {
       if (s.P * s.R < s.H || s.Q * s.S < s.W) {
-        copy({.x = view::expand(Tensor::zeros({}, p.dtype()), p.dx.shape()), .y = p.dx});
+        copy(
+            {.x = view::expand(Tensor::zeros({}, p.dtype(), p.device()), p.dx.shape()), .y = p.dx});
       }
       write_through(patches_of(p.dx, s), p.dtype(), [&](const Tensor& dx) {
         gemm({.a = dy(), .b = weights(), .c = as_matrix(dx, s.patch())});
@@ -70,5 +71,7 @@ void conv2d_cpu_patches(const Conv2dProblem& p) {
       return conv2d_bias_gradient(p);
   }
 }
+
+void conv2d_cpu_patches(const Conv2dProblem& p) { conv2d_as_patches(p); }
 
 }  // namespace weft::kernels

@@ -27,7 +27,7 @@ Conv2dSizes::Conv2dSizes(const Conv2dProblem& p)
 void write_through(const Tensor& out, DType dtype,
                    const std::function<void(const Tensor&)>& write) {
   if (out.is_contiguous() && out.dtype() == dtype) return write(out);
-  const Tensor scratch = Tensor::empty(out.shape(), dtype);
+  const Tensor scratch = Tensor::empty(out.shape(), dtype, out.device());
   write(scratch);
   copy({.x = scratch, .y = out});
 }

@@ -20,6 +20,9 @@ struct Conv2dSizes {
 /// else a scratch tensor that is copied to out afterwards.
 void write_through(const Tensor& out, DType dtype, const std::function<void(const Tensor&)>& write);
 
+/// A patch embedding as copies and matrix products, on any device.
+void conv2d_as_patches(const Conv2dProblem& p);
+
 /// dbias[k] = sum of dy[n,k]; nothing when dbias is undefined.
 void conv2d_bias_gradient(const Conv2dProblem& p);
 

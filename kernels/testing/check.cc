@@ -3,6 +3,7 @@
 
 #include "core/parallel.h"
 #include "kernels/testing/op_table.h"
+#include "kernels/testing/schedule.h"
 
 namespace weft::kernels {
 namespace {
@@ -76,10 +77,12 @@ CheckResult check_case(const OpTable& table, const CaseEntry& entry, const std::
     runs.insert(runs.end(), {1, 2, 3, 8});
   }
   std::vector<unsigned char> first_bits;
-  for (int run_threads : runs) {
+  for (size_t i = 0; i < runs.size(); ++i) {
+    const int run_threads = runs[i];
     Inputs in(entry.seed);
     const auto run = entry.make(in);
     set_num_threads(run_threads);
+    use_schedule(static_cast<int>(i));
     Ran ran = Ran::does_not_fit;
     try {
       ran = run(variant);

@@ -1,0 +1,192 @@
+// Convolution as a matrix product on windows laid out as rows [n P Q, C/G R S], for so many images
+// at a time that the rows take at most 256 MiB. One kernel writes the rows (im2col), one gathers
+// the data gradient from them (col2im): a thread for each pixel adds the windows that hold it, in
+// the order of r and s, without atomics. The rows of the data gradient are f32, so that they are
+// rounded once. The copies are memory-bound; the product is the limiter from some 64 channels on.
+#include "core/stream.h"
+#include "core/view.h"
+#include "kernels/conv2d/conv2d_shared.h"
+#include "kernels/copy/copy.h"
+#include "kernels/device/elements.cuh"
+#include "kernels/device/warp.cuh"
+#include "kernels/gemm/gemm.h"
+
+namespace weft::kernels {
+namespace {
+
+constexpr int kThreads = 256;
+
+struct Windows {
+  Elements image, rows;  // rows [images P Q, channels R S], contiguous
+  int64_t image_strides[4];
+  int64_t images, channels, H, W, R, S, P, Q;
+  int64_t stride[2], padding[2], dilation[2];
+};
+
+/// Neighbouring threads write neighbouring elements of the rows.
+template <class Acc>
+__global__ void __launch_bounds__(kThreads) im2col_kernel(Windows t) {
+  const int64_t total = t.images * t.P * t.Q * t.channels * t.R * t.S;
+  for (int64_t i = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x; i < total;
+       i += static_cast<int64_t>(gridDim.x) * kThreads) {
+    int64_t rest = i;
+    const int64_t s = rest % t.S;
+    rest /= t.S;
+    const int64_t r = rest % t.R;
+    rest /= t.R;
+    const int64_t c = rest % t.channels;
+    rest /= t.channels;
+    const int64_t q = rest % t.Q;
+    rest /= t.Q;
+    const int64_t p = rest % t.P, n = rest / t.P;
+    const int64_t h = p * t.stride[0] - t.padding[0] + r * t.dilation[0];
+    const int64_t w = q * t.stride[1] - t.padding[1] + s * t.dilation[1];
+    Acc x = 0;
+    if (h >= 0 && h < t.H && w >= 0 && w < t.W) {
+      x = load_one<Acc>(t.image, n * t.image_strides[0] + c * t.image_strides[1] +
+                                     h * t.image_strides[2] + w * t.image_strides[3]);
+    }
+    store_one(t.rows, i, x);
+  }
+}
+
+template <class Acc>
+__global__ void __launch_bounds__(kThreads) col2im_kernel(Windows t) {
+  const int64_t total = t.images * t.channels * t.H * t.W;
+  for (int64_t i = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x; i < total;
+       i += static_cast<int64_t>(gridDim.x) * kThreads) {
+    const int64_t w = i % t.W, h = i / t.W % t.H;
+    const int64_t c = i / (t.W * t.H) % t.channels, n = i / (t.W * t.H * t.channels);
+    Acc sum = 0;
+    for (int64_t r = 0; r < t.R; ++r) {
+      const int64_t above = h + t.padding[0] - r * t.dilation[0];
+      if (above < 0 || above % t.stride[0] != 0 || above / t.stride[0] >= t.P) continue;
+      for (int64_t s = 0; s < t.S; ++s) {
+        const int64_t left = w + t.padding[1] - s * t.dilation[1];
+        if (left < 0 || left % t.stride[1] != 0 || left / t.stride[1] >= t.Q) continue;
+        const int64_t row = (n * t.P + above / t.stride[0]) * t.Q + left / t.stride[1];
+        sum += load_one<Acc>(t.rows, ((row * t.channels + c) * t.R + r) * t.S + s);
+      }
+    }
+    store_one(t.image,
+              n * t.image_strides[0] + c * t.image_strides[1] + h * t.image_strides[2] +
+                  w * t.image_strides[3],
+              sum);
+  }
+}
+
+/// The windows of some images' channels of one group.
+struct Part {
+  const Conv2dProblem& p;
+  const Conv2dSizes& s;
+
+  Windows windows(const Tensor& image, const Tensor& rows) const {
+    Windows t = {};
+    t.image = Elements(image);
+    t.rows = Elements(rows);
+    for (int d = 0; d < 4; ++d) t.image_strides[d] = image.strides()[d];
+    t.images = image.size(0);
+    t.channels = image.size(1);
+    t.H = s.H;
+    t.W = s.W;
+    t.R = s.R;
+    t.S = s.S;
+    t.P = s.P;
+    t.Q = s.Q;
+    for (int d = 0; d < 2; ++d) {
+      t.stride[d] = p.stride[d];
+      t.padding[d] = p.padding[d];
+      t.dilation[d] = p.dilation[d];
+    }
+    return t;
+  }
+  Tensor rows_of(const Tensor& image) const {
+    const Tensor rows =
+        Tensor::empty({image.size(0) * s.P * s.Q, s.patch()}, image.dtype(), image.device());
+    if (rows.numel() == 0) return rows;
+    const Windows t = windows(image, rows);
+    const runtime::StreamHandle stream = current_stream_handle(image.device());
+    const unsigned grid = blocks_for(rows.numel(), kThreads);
+    if (image.dtype() == DType::f64) {
+      WEFT_LAUNCH(im2col_kernel<double>, grid, kThreads, 0, stream, t);
+    } else {
+      WEFT_LAUNCH(im2col_kernel<float>, grid, kThreads, 0, stream, t);
+    }
+    return rows;
+  }
+  void gather(const Tensor& rows, const Tensor& image) const {
+    if (image.numel() == 0) return;
+    const Windows t = windows(image, rows);
+    const runtime::StreamHandle stream = current_stream_handle(image.device());
+    const unsigned grid = blocks_for(image.numel(), kThreads);
+    if (image.dtype() == DType::f64) {
+      WEFT_LAUNCH(col2im_kernel<double>, grid, kThreads, 0, stream, t);
+    } else {
+      WEFT_LAUNCH(col2im_kernel<float>, grid, kThreads, 0, stream, t);
+    }
+  }
+};
+
+/// [N, K, P, Q] as the rows [N P Q, K], a copy unless it lies so.
+Tensor result_rows(const Tensor& t) {
+  const Tensor last = contiguous(view::permute(t, {0, 2, 3, 1}));
+  return view::reshape(last, {t.size(0) * t.size(2) * t.size(3), t.size(1)});
+}
+
+}  // namespace
+
+void conv2d_cuda_im2col(const Conv2dProblem& p) {
+  const Conv2dSizes s(p);
+  const Part part{p, s};
+  const DType wide = p.dtype() == DType::f64 ? DType::f64 : DType::f32;
+  const int64_t row_bytes =
+      std::max<int64_t>(1, s.P * s.Q * s.patch()) * static_cast<int64_t>(itemsize(wide));
+  const int64_t most =
+      std::clamp<int64_t>((int64_t{256} << 20) / row_bytes, 1, std::max<int64_t>(1, s.N));
+  const int64_t channels = s.C / s.G, filters = s.K / s.G;
+  const Tensor dw = p.dw.defined() ? Tensor::zeros({s.K, s.patch()}, wide, p.device()) : Tensor();
+  for (int64_t g = 0; g < s.G; ++g) {
+    const auto of_group = [&](const Tensor& t, int64_t dim, int64_t size) {
+      return view::narrow(t, dim, g * size, size);
+    };
+    const auto weights = [&] {
+      return view::reshape(contiguous(of_group(p.w, 0, filters)), {filters, s.patch()});
+    };
+    for (int64_t first = 0; first < s.N; first += most) {
+      const int64_t images = std::min(most, s.N - first);
+      const auto some = [&](const Tensor& t, int64_t size) {
+        return of_group(view::narrow(t, 0, first, images), 1, size);
+      };
+      switch (p.pass()) {
+        case Conv2dPass::kForward: {
+          const Tensor y = some(p.y, filters), last = view::permute(y, {0, 2, 3, 1});
+          const Tensor target =
+              last.is_contiguous() ? last : Tensor::empty(last.shape(), y.dtype(), y.device());
+          gemm({.a = part.rows_of(some(p.x, channels)),
+                .b = view::transpose(weights(), 0, 1),
+                .c = view::reshape(target, {images * s.P * s.Q, filters}),
+                .bias = p.bias.defined() ? of_group(p.bias, 0, filters) : Tensor()});
+          if (!last.is_contiguous()) copy({.x = target, .y = last});
+          break;
+        }
+        case Conv2dPass::kDataGradient: {
+          const Tensor rows = Tensor::empty({images * s.P * s.Q, s.patch()}, wide, p.device());
+          gemm({.a = result_rows(some(p.dy, filters)), .b = weights(), .c = rows});
+          part.gather(rows, some(p.dx, channels));
+          break;
+        }
+        case Conv2dPass::kWeightGradient:
+          gemm({.a = view::transpose(result_rows(some(p.dy, filters)), 0, 1),
+                .b = part.rows_of(some(p.x, channels)),
+                .c = of_group(dw, 0, filters),
+                .accumulate = true});
+          break;
+      }
+    }
+  }
+  if (!p.dw.defined()) return;
+  copy({.x = view::reshape(dw, p.dw.shape()), .y = p.dw});
+  conv2d_bias_gradient(p);
+}
+
+}  // namespace weft::kernels
