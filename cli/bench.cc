@@ -16,9 +16,11 @@
 
 #include "autograd/ops.h"
 #include "cli/command.h"
+#include "cli/device_option.h"
 #include "cli/training_step.h"
 #include "core/allocator.h"
 #include "core/parallel.h"
+#include "core/stream.h"
 #include "kernels/gemm/onednn_matmul.h"
 #include "kernels/profile.h"
 #include "train/progress.h"
@@ -30,7 +32,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 struct Arguments {
-  std::string model = "cct", precision = "fp32";
+  std::string model = "cct", precision = "fp32", device;
   int64_t batch = 64, image_size = 0, classes = 0;
   int steps = 7, warmup = 2, threads = 0;
   bool checkpoint_activations = false, json = false, profile = false;
@@ -121,31 +123,38 @@ void print_profile(const kernels::Profile& profile, double seconds) {
 
 int run_bench(const Arguments& a) {
   if (a.threads > 0) set_num_threads(a.threads);
-  StepOptions options{.model = a.model, .precision = a.precision, .batch = a.batch};
+  const Device device = chosen_device(a.device);
+  StepOptions options{
+      .model = a.model, .precision = a.precision, .batch = a.batch, .device = device};
   if (a.image_size > 0) options.options.image_size = a.image_size;
   if (a.classes > 0) options.options.classes = a.classes;
   if (a.checkpoint_activations) options.options.checkpoint_activations = true;
   TrainingStep step(options);
-  for (int i = 0; i < a.warmup; ++i) step.run();
-  CachingAllocator& memory = allocator({});
+  const auto run_step = [&] {
+    step.run();
+    synchronize(device);
+  };
+  for (int i = 0; i < a.warmup; ++i) run_step();
+  CachingAllocator& memory = allocator(device);
   memory.reset_peak();
-  step.run();
+  run_step();
   const size_t peak_bytes = memory.stats().peak_live;
   const size_t reserved_bytes = memory.stats().peak_reserved;
   if (a.profile) {
     const kernels::Profile profile;
-    const double seconds = seconds_of([&] { step.run(); });
+    const double seconds = seconds_of(run_step);
     print_profile(profile, seconds);
   }
 
   const double flops = 3 * step.model().forward_matmul_flops() * static_cast<double>(a.batch);
   const DType dtype = train::autocast_of(a.precision);
   std::vector<Product> products;
-  const bool has_yardstick = dtype == DType::f32 || kernels::onednn_has_bf16();
+  const bool on_cpu = device.type == DeviceType::cpu;
+  const bool has_yardstick = on_cpu && (dtype == DType::f32 || kernels::onednn_has_bf16());
   if (has_yardstick) products = products_of(step.model(), a.batch, dtype);
   std::vector<double> times;
   for (int i = 0; i < a.steps; ++i) {
-    times.push_back(seconds_of([&] { step.run(); }));
+    times.push_back(seconds_of(run_step));
     for (Product& product : products) product.time();
   }
   double gemm_seconds = 0;
@@ -159,6 +168,7 @@ int run_bench(const Arguments& a) {
       {"model", a.model},
       {"batch", a.batch},
       {"precision", a.precision},
+      {"device", to_string(device)},
       {"threads", num_threads()},
       {"parameters", step.model().num_parameters()},
       {"images_per_second", static_cast<double>(a.batch) / step_seconds},
@@ -172,12 +182,17 @@ int run_bench(const Arguments& a) {
     fmt::print("{}\n", result.dump());
     return 0;
   }
-  fmt::print("{} ({} parameters), batch {}, {}, {} threads\n", a.model,
-             step.model().num_parameters(), a.batch, a.precision, num_threads());
+  fmt::print("{} ({} parameters), batch {}, {}, {}\n", a.model, step.model().num_parameters(),
+             a.batch, a.precision,
+             on_cpu ? fmt::format("{} threads", num_threads()) : to_string(device));
   fmt::print("step {:.1f} ms (min {:.1f}, max {:.1f}), {:.2f} images/s\n", 1e3 * step_seconds,
              1e3 * fastest, 1e3 * slowest, static_cast<double>(a.batch) / step_seconds);
-  fmt::print("{:.3f} TFLOP/s, {:.0f}% of oneDNN's {:.3f} on the same products\n", tflops,
-             has_yardstick ? 100 * tflops / gemm_tflops : 0, gemm_tflops);
+  if (on_cpu) {
+    fmt::print("{:.3f} TFLOP/s, {:.0f}% of oneDNN's {:.3f} on the same products\n", tflops,
+               has_yardstick ? 100 * tflops / gemm_tflops : 0, gemm_tflops);
+  } else {
+    fmt::print("{:.3f} TFLOP/s\n", tflops);
+  }
   fmt::print("peak memory {:.1f} MB ({:.1f} MB reserved)\n", 1e-6 * static_cast<double>(peak_bytes),
              1e-6 * static_cast<double>(reserved_bytes));
   return 0;
@@ -204,6 +219,7 @@ void add_bench(CLI::App& app, Action& action) {
   command.add_option("--steps", a->steps, "Timed steps")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
+  add_device_option(command, a->device);
   command.add_option("--threads", a->threads, "Default: one per core")->check(CLI::PositiveNumber);
   command.add_flag("--checkpoint-activations", a->checkpoint_activations,
                    "Compute activations twice");

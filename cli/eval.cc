@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "cli/command.h"
+#include "cli/device_option.h"
 #include "core/error.h"
 #include "core/parallel.h"
 #include "data/open.h"
@@ -16,7 +17,7 @@ namespace weft::cli {
 namespace {
 
 struct Arguments {
-  std::string checkpoint, data, precision;
+  std::string checkpoint, data, precision, device;
   int64_t batch_size = 0, limit_batches = 0;
   int threads = 0;
   bool json = false;
@@ -31,7 +32,9 @@ int run_eval(const Arguments& a) {
     }
   }
   if (a.threads > 0) set_num_threads(a.threads);
+  const Device device = chosen_device(a.device);
   train::TrainedModel trained = train::load_trained_model(a.checkpoint);
+  trained.move_to(device);
   if (!a.precision.empty()) trained.config.precision = a.precision;
   const std::string spec = a.data.empty() ? trained.config.data : a.data;
   const data::Evaluation opened = data::open_evaluation(spec);
@@ -81,6 +84,7 @@ void add_eval(CLI::App& app, Action& action) {
       ->check(CLI::PositiveNumber);
   command.add_option("--limit-batches", a->limit_batches, "Stop after so many; 0: all")
       ->check(CLI::NonNegativeNumber);
+  add_device_option(command, a->device);
   command.add_option("--threads", a->threads, "Default: one per core")
       ->check(CLI::Range(1, kMostThreads));
   command.add_flag("--json", a->json, "Print one JSON object");

@@ -9,6 +9,7 @@
 #include "autograd/autocast.h"
 #include "autograd/ops.h"
 #include "cli/command.h"
+#include "cli/device_option.h"
 #include "core/parallel.h"
 #include "data/image.h"
 #include "train/progress.h"
@@ -18,7 +19,7 @@ namespace weft::cli {
 namespace {
 
 struct Arguments {
-  std::string checkpoint;
+  std::string checkpoint, device;
   std::vector<std::string> images;
   int top = 3, threads = 0;
   bool json = false;
@@ -36,7 +37,7 @@ std::vector<Guess> predict(train::TrainedModel& trained, const std::string& path
   data::prepare_image(image, trained.preprocess, input.data<float>());
   NoGrad guard;
   const Autocast mode(train::autocast_of(trained.config.precision));
-  const Tensor logits = ops::cast((*trained.model)(input), DType::f32);
+  const Tensor logits = ops::cast((*trained.model)(ops::to(input, trained.device)), DType::f32);
   const std::vector<double> probabilities = ops::softmax(logits, 1).to_vector();
   std::vector<size_t> order(probabilities.size());
   std::iota(order.begin(), order.end(), size_t{0});
@@ -52,8 +53,10 @@ std::vector<Guess> predict(train::TrainedModel& trained, const std::string& path
 
 int run_predict(const Arguments& a) {
   if (a.threads > 0) set_num_threads(a.threads);
+  const Device device = chosen_device(a.device);
   train::TrainedModel trained = train::load_trained_model(a.checkpoint);
   trained.model->eval();
+  trained.move_to(device);
   size_t path_width = 5, class_width = 5;
   for (const std::string& path : a.images) path_width = std::max(path_width, path.size());
   for (const std::string& name : trained.classes) class_width = std::max(class_width, name.size());
@@ -91,6 +94,7 @@ void add_predict(CLI::App& app, Action& action) {
       ->required();
   command.add_option("IMAGE", a->images, "JPEG or PNG files")->required();
   command.add_option("--top", a->top, "Classes to show for each image")->check(CLI::PositiveNumber);
+  add_device_option(command, a->device);
   command.add_option("--threads", a->threads, "Default: one per core")
       ->check(CLI::Range(1, kMostThreads));
   command.add_flag("--json", a->json, "Print one JSON object a line");

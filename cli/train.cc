@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "cli/command.h"
+#include "cli/device_option.h"
 #include "core/error.h"
 #include "models/registry.h"
 #include "train/trainer.h"
@@ -15,7 +16,7 @@ namespace {
 
 /// What the command line says. A setting that it names replaces the recipe's.
 struct Arguments {
-  std::string recipe;
+  std::string recipe, device;
   std::vector<std::function<void(train::Config&)>> overrides;
   train::RunOptions run;
   bool list_recipes = false;
@@ -58,6 +59,7 @@ int run_train(const Arguments& arguments) {
         "the run");
   }
   train::RunOptions run = arguments.run;
+  run.device = chosen_device(arguments.device);
   if (!run.resume.empty()) return train::resume(run).exit_code();
   train::Config config;
   try {
@@ -116,6 +118,7 @@ void add_train(CLI::App& app, Action& action) {
   setting(command, a, "--seed", &C::seed, "Of weights, order, augmentation and dropout");
   setting(command, a, "--checkpoint-activations", &C::checkpoint_activations,
           "Compute activations twice instead of keeping them");
+  add_device_option(command, a.device);
   command.add_option("--threads", a.run.threads, "Default: one per core")
       ->check(CLI::Range(1, kMostThreads));
   command.add_option("--output", a.run.output, "Directory of checkpoints; default: runs/RECIPE-N");

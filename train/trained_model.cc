@@ -7,6 +7,11 @@
 
 namespace weft::train {
 
+void TrainedModel::move_to(Device to) {
+  model->to(to);
+  device = to;
+}
+
 DType autocast_of(const std::string& precision) {
   return precision == "bf16" ? DType::bf16 : DType::f32;
 }
@@ -68,7 +73,8 @@ TrainedModel load_trained_model(const Path& path) {
 
 int64_t count_correct(const Tensor& logits, const Tensor& labels) {
   NoGrad guard;
-  return static_cast<int64_t>(ops::sum(ops::eq(ops::argmax(logits, 1), labels)).item());
+  const Tensor there = ops::to(labels, logits.device());
+  return static_cast<int64_t>(ops::sum(ops::eq(ops::argmax(logits, 1), there)).item());
 }
 
 Score evaluate(TrainedModel& trained, data::Loader& loader, int64_t limit,
@@ -84,10 +90,12 @@ Score evaluate(TrainedModel& trained, data::Loader& loader, int64_t limit,
   loader.seek({position.epoch, 0});
   int64_t batches = 0;
   while (auto batch = loader.next()) {
-    const Tensor logits = ops::cast((*trained.model)(batch->images), DType::f32);
+    const Tensor images = ops::to(batch->images, trained.device);
+    const Tensor labels = ops::to(batch->labels, trained.device);
+    const Tensor logits = ops::cast((*trained.model)(images), DType::f32);
     const int64_t n = batch->size();
-    loss_sum += ops::cross_entropy(logits, batch->labels).item() * static_cast<double>(n);
-    correct += static_cast<double>(count_correct(logits, batch->labels));
+    loss_sum += ops::cross_entropy(logits, labels).item() * static_cast<double>(n);
+    correct += static_cast<double>(count_correct(logits, labels));
     score.examples += n;
     score.loss = loss_sum / static_cast<double>(score.examples);
     score.accuracy = correct / static_cast<double>(score.examples);

@@ -19,6 +19,10 @@ struct TrainedModel {
   data::Preprocess preprocess;
   std::vector<std::string> classes;
   std::unique_ptr<nn::Module> model;
+  Device device = {};
+
+  /// Moves the model; what is made of it later, an optimizer among it, follows.
+  void move_to(Device to);
 };
 
 /// A fresh model for these settings; its weights come from config.seed.

@@ -14,6 +14,7 @@
 #include "autograd/ops.h"
 #include "autograd/random.h"
 #include "core/parallel.h"
+#include "core/transfer.h"
 #include "data/open.h"
 #include "optim/adam.h"
 #include "optim/clip.h"
@@ -205,6 +206,7 @@ Run::Run(const Config& config, const RunOptions& options, const Checkpoint* chec
     trained_ = make_trained_model(config, preprocess_for(config, *splits_.train),
                                   splits_.train->class_names());
   }
+  trained_.move_to(options.device);
   train_loader_ = std::make_unique<data::Loader>(
       splits_.train, data::LoaderOptions{.batch_size = config.batch_size,
                                          .shuffle = true,
@@ -302,12 +304,18 @@ void Run::restore(const Checkpoint& checkpoint, const Path& step) {
   }
 }
 
+/// What a checkpoint holds is independent of the device.
+NamedTensors on_cpu(NamedTensors tensors) {
+  for (auto& [name, tensor] : tensors) tensor = to_device(tensor, Device{});
+  return tensors;
+}
+
 void Run::save() {
   constexpr int kKeptCheckpoints = 2;
   checkpoint_ = save_checkpoint(output_,
                                 {.step = step_,
-                                 .model = trained_.model->state_dict(),
-                                 .optimizer = optimizer_->state_dict().tensors,
+                                 .model = on_cpu(trained_.model->state_dict()),
+                                 .optimizer = on_cpu(optimizer_->state_dict().tensors),
                                  .state = state()},
                                 kKeptCheckpoints);
 }
@@ -320,11 +328,13 @@ void Run::train_step() {
   for (int64_t part = 0; part < parts; ++part) {
     const std::optional<data::Batch> batch = train_loader_->next();
     WEFT_ASSERT(batch.has_value());
-    const Tensor& targets = batch->soft_labels.defined() ? batch->soft_labels : batch->labels;
+    const Tensor images = ops::to(batch->images, options_.device);
+    const Tensor targets =
+        ops::to(batch->soft_labels.defined() ? batch->soft_labels : batch->labels, options_.device);
     Tensor loss, logits;
     {
       const Autocast mode(autocast_of(config_.precision));
-      logits = ops::cast((*trained_.model)(batch->images), DType::f32);
+      logits = ops::cast((*trained_.model)(images), DType::f32);
       loss = ops::cross_entropy(logits, targets, {.label_smoothing = config_.label_smoothing});
       backward(parts == 1 ? loss : loss * (1.0 / static_cast<double>(parts)));
     }
@@ -431,9 +441,12 @@ void Run::report_epoch(double seconds) {
 
 void Run::print_heading() {
   const auto count = [](const data::DatasetPtr& d) { return d ? d->size() : 0; };
-  fmt::print("{}: {} parameters, {} classes, {} x {} pixels, {}, {} threads\n", config_.model,
+  const std::string place = options_.device.type == DeviceType::cpu
+                                ? fmt::format("{} threads", num_threads())
+                                : to_string(options_.device);
+  fmt::print("{}: {} parameters, {} classes, {} x {} pixels, {}, {}\n", config_.model,
              trained_.model->num_parameters(), trained_.classes.size(), trained_.preprocess.size,
-             trained_.preprocess.size, config_.precision, num_threads());
+             trained_.preprocess.size, config_.precision, place);
   fmt::print("{}: {} images to train, {} to validate, {} to test\n", config_.data,
              count(splits_.train), count(splits_.validation), count(splits_.test));
   fmt::print("{}: {} epochs of {} steps, batch {}{}, {} with learning rate {} ({})\n\n",

@@ -9,6 +9,7 @@
 #include <optional>
 #include <string>
 
+#include "core/device.h"
 #include "train/config.h"
 
 namespace weft::train {
@@ -18,6 +19,7 @@ struct RunOptions {
   std::string output;  // directory of checkpoints; empty: runs/<recipe>-<n>, the first free n
   std::string resume;  // a run's directory, or one of its checkpoints
   int threads = 0;     // 0: one per core
+  Device device = {};  // where the model is trained; a run may go on on another one
   bool json = false;   // JSON lines on standard output instead of a table
 };
 

@@ -28,6 +28,12 @@ const Op<AttentionProblem>& attention_op() {
   return kOp;
 }
 
+bool attention_fits_shared_rows(const AttentionProblem& p) {
+  const auto size = static_cast<int64_t>(p.dtype() == DType::f64 ? sizeof(double) : sizeof(float));
+  const int64_t longest = p.backward() ? std::max(p.k.size(2), 2 * p.q.size(2)) : p.k.size(2);
+  return longest * size <= int64_t{227} << 10;
+}
+
 void attention(const AttentionProblem& problem) { dispatch(attention_op(), problem); }
 
 std::string AttentionProblem::describe() const {

@@ -46,6 +46,9 @@ struct AttentionProblem {
   std::string describe() const;
 };
 
+/// A row of scores, and two columns in backward, fit a GPU's shared memory.
+bool attention_fits_shared_rows(const AttentionProblem& problem);
+
 void attention(const AttentionProblem& problem);
 const Op<AttentionProblem>& attention_op();
 std::vector<Expected> attention_reference(const AttentionProblem& problem);

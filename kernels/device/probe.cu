@@ -1,5 +1,6 @@
 #include <cuda_runtime.h>
 
+#include "core/runtime.h"
 #include "kernels/device/probe.h"
 
 namespace weft::kernels {
@@ -37,12 +38,8 @@ std::string run_probe(int index) {
 
 CudaDevices probe_cuda_devices() {
   CudaDevices result;
-  int count = 0;
-  const cudaError_t error = cudaGetDeviceCount(&count);
-  if (error != cudaSuccess || count == 0) {
-    result.reason = error == cudaSuccess ? "the driver reports none" : cudaGetErrorString(error);
-    return result;
-  }
+  const int count = runtime::device_count();
+  result.reason = runtime::no_device_reason();
   for (int index = 0; index < count; ++index) {
     CudaDevice device;
     device.index = index;

@@ -7,6 +7,8 @@
 #include <string>
 #include <vector>
 
+#include "core/device.h"
+
 namespace weft::kernels {
 
 struct CudaDevice {
@@ -28,5 +30,10 @@ struct CudaDevices {
 };
 
 CudaDevices probe_cuda_devices();
+
+/// Throws Error unless kernels run on the device: it names what is missing and what else to do. The
+/// CPU is always usable.
+void require_usable(Device device);
+bool is_usable(Device device);
 
 }  // namespace weft::kernels

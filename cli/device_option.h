@@ -1,0 +1,18 @@
+// --device, the same for every command that computes.
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <string>
+
+#include "core/device.h"
+
+namespace weft::cli {
+
+/// Adds --device to a command.
+void add_device_option(CLI::App& command, std::string& text);
+
+/// The device that was asked for; without one the first usable GPU, or else the CPU. Throws
+/// UsageError for a text that names no device, Error for a device that cannot be used and why.
+Device chosen_device(const std::string& text);
+
+}  // namespace weft::cli

@@ -1,0 +1,239 @@
+// The definition, a warp at a time. Forward and dq: a warp owns a query and keeps its row of the
+// scores in shared memory. dk and dv: a warp owns a key and keeps its column. Nothing is shared
+// between warps, so there are no atomics; what a flash kernel saves is measured against this one.
+// Bound by the loads of K and V, once for each query. Rows of up to 58,000 tokens fit.
+#include "core/philox.h"
+#include "core/stream.h"
+#include "kernels/attention/attention.h"
+#include "kernels/device/elements.cuh"
+#include "kernels/device/warp.cuh"
+
+namespace weft::kernels {
+namespace {
+
+constexpr int kWarps = 4;
+
+/// [B, H, T, D] with dense heads.
+struct Heads {
+  Elements elements;
+  int64_t batch = 0, head = 0, token = 0;
+
+  Heads() = default;
+  explicit Heads(const Tensor& t) : elements(t) {
+    if (!t.defined()) return;
+    batch = t.strides()[0];
+    head = t.strides()[1];
+    token = t.strides()[2];
+  }
+  template <class Acc>
+  __device__ Acc at(int64_t b, int64_t h, int64_t t, int64_t d) const {
+    return load_one<Acc>(elements, b * batch + h * head + t * token + d);
+  }
+  template <class Acc>
+  __device__ void put(int64_t b, int64_t h, int64_t t, int64_t d, Acc x) const {
+    store_one(elements, b * batch + h * head + t * token + d, x);
+  }
+};
+
+struct NaiveAttention {
+  Heads q, k, v, out, dout, dq, dk, dv;
+  Elements lse, delta;  // [B, H, Tq]; delta: sum of dout out along the heads
+  int64_t batches, heads, queries, keys, width;
+  double scale;
+  bool causal;
+  double dropout;
+  uint64_t seed, stream, offset;
+};
+
+/// What a warp works on: token `token` of head h of batch b.
+template <class Acc>
+struct Work {
+  const NaiveAttention& p;
+  int64_t b, h, token;
+  int lane;
+
+  __device__ Work(const NaiveAttention& p, int64_t tokens)
+      : p(p), lane(static_cast<int>(threadIdx.x) % kWarp) {
+    const int64_t index =
+        static_cast<int64_t>(blockIdx.x) * (blockDim.x / kWarp) + threadIdx.x / kWarp;
+    token = index % tokens;
+    h = index / tokens % p.heads;
+    b = index / (tokens * p.heads);
+  }
+  __device__ bool exists() const { return b < p.batches; }
+  __device__ int64_t row(int64_t query) const { return (b * p.heads + h) * p.queries + query; }
+  __device__ bool sees(int64_t query, int64_t key) const { return !p.causal || key <= query; }
+  __device__ Acc dot(const Heads& x, int64_t i, const Heads& y, int64_t j) const {
+    Acc sum = 0;
+    for (int64_t d = 0; d < p.width; ++d) {
+      sum = std::fma(x.at<Acc>(b, h, i, d), y.at<Acc>(b, h, j, d), sum);
+    }
+    return sum;
+  }
+  __device__ Acc score(int64_t query, int64_t key) const {
+    return static_cast<Acc>(p.scale) * dot(p.q, query, p.k, key);
+  }
+  /// The factor of dropout: 0 or 1 / (1 - p).
+  __device__ Acc kept(int64_t query, int64_t key) const {
+    if (p.dropout == 0) return 1;
+    const auto n = static_cast<uint64_t>(row(query) * p.keys + key);
+    const auto words = philox4x32(p.seed, p.stream, p.offset + n / 4);
+    return uniform_from_bits(words[n % 4]) < p.dropout ? Acc{0}
+                                                       : static_cast<Acc>(1 / (1 - p.dropout));
+  }
+  __device__ Acc probability(int64_t query, int64_t key) const {
+    if (!sees(query, key)) return 0;
+    return std::exp(score(query, key) - load_one<Acc>(p.lse, row(query)));
+  }
+  /// dS of one pair whose probability is known.
+  __device__ Acc dscore(int64_t query, int64_t key, Acc probability) const {
+    if (probability == 0) return 0;
+    const Acc dp = kept(query, key) * dot(p.dout, query, p.v, key);
+    return probability * (dp - load_one<Acc>(p.delta, row(query)));
+  }
+};
+
+template <class Acc>
+__device__ Acc* shared_row(int64_t length, int rows) {
+  WEFT_DYNAMIC_SHARED(Acc, shared);
+  return shared + threadIdx.x / kWarp * length * rows;
+}
+
+template <class Acc>
+__global__ void attention_naive_kernel(NaiveAttention p) {
+  const Work<Acc> w(p, p.queries);
+  if (!w.exists()) return;
+  Acc* const scores = shared_row<Acc>(p.keys, 1);
+  Acc max = -INFINITY, total = 0;
+  for (int64_t j = w.lane; j < p.keys; j += kWarp) {
+    scores[j] = w.sees(w.token, j) ? w.score(w.token, j) : static_cast<Acc>(-INFINITY);
+    max = scores[j] > max ? scores[j] : max;
+  }
+  max = warp_max(max);
+  for (int64_t j = w.lane; j < p.keys; j += kWarp) {
+    const Acc e = std::exp(scores[j] - max);
+    total += e;
+    scores[j] = e * w.kept(w.token, j);
+  }
+  total = warp_sum(total);
+  __syncwarp();
+  for (int64_t d = w.lane; d < p.width; d += kWarp) {
+    Acc sum = 0;
+    for (int64_t j = 0; j < p.keys; ++j) {
+      sum = std::fma(scores[j], p.v.at<Acc>(w.b, w.h, j, d), sum);
+    }
+    p.out.put(w.b, w.h, w.token, d, p.keys == 0 ? Acc{0} : sum / total);
+  }
+  if (w.lane == 0) store_one(p.lse, w.row(w.token), max + std::log(total));
+}
+
+/// delta of a query.
+template <class Acc>
+__global__ void attention_delta_kernel(NaiveAttention p) {
+  const Work<Acc> w(p, p.queries);
+  if (!w.exists()) return;
+  Acc sum = 0;
+  for (int64_t d = w.lane; d < p.width; d += kWarp) {
+    sum += p.dout.at<Acc>(w.b, w.h, w.token, d) * p.out.at<Acc>(w.b, w.h, w.token, d);
+  }
+  sum = warp_sum(sum);
+  if (w.lane == 0) store_one(p.delta, w.row(w.token), sum);
+}
+
+template <class Acc>
+__global__ void attention_dq_kernel(NaiveAttention p) {
+  const Work<Acc> w(p, p.queries);
+  if (!w.exists()) return;
+  Acc* const ds = shared_row<Acc>(p.keys, 1);
+  for (int64_t j = w.lane; j < p.keys; j += kWarp) {
+    ds[j] = w.dscore(w.token, j, w.probability(w.token, j));
+  }
+  __syncwarp();
+  for (int64_t d = w.lane; d < p.width; d += kWarp) {
+    Acc sum = 0;
+    for (int64_t j = 0; j < p.keys; ++j) sum = std::fma(ds[j], p.k.at<Acc>(w.b, w.h, j, d), sum);
+    p.dq.put(w.b, w.h, w.token, d, static_cast<Acc>(p.scale) * sum);
+  }
+}
+
+template <class Acc>
+__global__ void attention_dkv_kernel(NaiveAttention p) {
+  const Work<Acc> w(p, p.keys);
+  if (!w.exists()) return;
+  Acc* const ds = shared_row<Acc>(p.queries, 2);
+  Acc* const dropped = ds + p.queries;
+  for (int64_t i = w.lane; i < p.queries; i += kWarp) {
+    const Acc probability = w.probability(i, w.token);
+    ds[i] = w.dscore(i, w.token, probability);
+    dropped[i] = probability * w.kept(i, w.token);
+  }
+  __syncwarp();
+  for (int64_t d = w.lane; d < p.width; d += kWarp) {
+    Acc dk = 0, dv = 0;
+    for (int64_t i = 0; i < p.queries; ++i) {
+      dk = std::fma(ds[i], p.q.at<Acc>(w.b, w.h, i, d), dk);
+      dv = std::fma(dropped[i], p.dout.at<Acc>(w.b, w.h, i, d), dv);
+    }
+    p.dk.put(w.b, w.h, w.token, d, static_cast<Acc>(p.scale) * dk);
+    p.dv.put(w.b, w.h, w.token, d, dv);
+  }
+}
+
+constexpr int64_t kSharedBytes = 227 << 10;
+
+/// Warps of a block whose rows of `bytes` fit shared memory together.
+int warps_for(int64_t bytes) {
+  return static_cast<int>(
+      std::clamp<int64_t>(kSharedBytes / std::max<int64_t>(bytes, 1), 1, kWarps));
+}
+
+template <class Acc>
+void run(const NaiveAttention& p, bool backward, runtime::StreamHandle stream) {
+  const auto launch = [&](auto kernel, int64_t tokens, int64_t row_elements) {
+    const int64_t work = p.batches * p.heads * tokens;
+    if (work == 0) return;
+    const int64_t bytes = row_elements * static_cast<int64_t>(sizeof(Acc));
+    const int warps = warps_for(bytes);
+    WEFT_LAUNCH(kernel, static_cast<unsigned>((work + warps - 1) / warps), warps * kWarp,
+                static_cast<size_t>(warps * bytes), stream, p);
+  };
+  if (!backward) return launch(attention_naive_kernel<Acc>, p.queries, p.keys);
+  launch(attention_delta_kernel<Acc>, p.queries, 0);
+  launch(attention_dq_kernel<Acc>, p.queries, p.keys);
+  launch(attention_dkv_kernel<Acc>, p.keys, 2 * p.queries);
+}
+
+}  // namespace
+
+void attention_cuda_naive(const AttentionProblem& problem) {
+  NaiveAttention p = {};
+  p.q = Heads(problem.q);
+  p.k = Heads(problem.k);
+  p.v = Heads(problem.v);
+  p.out = Heads(problem.out);
+  p.dout = Heads(problem.dout);
+  p.dq = Heads(problem.dq);
+  p.dk = Heads(problem.dk);
+  p.dv = Heads(problem.dv);
+  p.lse = Elements(problem.lse);
+  p.batches = problem.q.size(0);
+  p.heads = problem.q.size(1);
+  p.queries = problem.q.size(2);
+  p.keys = problem.k.size(2);
+  p.width = problem.q.size(3);
+  p.scale = problem.scale;
+  p.causal = problem.causal;
+  p.dropout = problem.dropout;
+  p.seed = problem.seed;
+  p.stream = problem.stream;
+  p.offset = problem.offset;
+  const bool wide = problem.dtype() == DType::f64;
+  const Tensor delta =
+      problem.backward() ? Tensor::empty(problem.lse.shape(), problem.lse.dtype(), problem.device())
+                         : Tensor();
+  p.delta = Elements(delta);
+  const runtime::StreamHandle stream = current_stream_handle(problem.device());
+  wide ? run<double>(p, problem.backward(), stream) : run<float>(p, problem.backward(), stream);
+}
+
+}  // namespace weft::kernels

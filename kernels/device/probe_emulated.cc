@@ -1,0 +1,20 @@
+// Flavours without CUDA: no device, or the emulated ones.
+#include "core/runtime.h"
+#include "kernels/device/probe.h"
+
+namespace weft::kernels {
+
+CudaDevices probe_cuda_devices() {
+  CudaDevices result;
+  result.reason = runtime::no_device_reason();
+  for (int index = 0; index < runtime::device_count(); ++index) {
+    result.devices.push_back({.index = index,
+                              .name = "emulated",
+                              .compute_capability = 90,
+                              .memory_bytes = runtime::memory_info(index).total,
+                              .multiprocessors = 1});
+  }
+  return result;
+}
+
+}  // namespace weft::kernels
