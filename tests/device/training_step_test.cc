@@ -1,0 +1,193 @@
+// A whole training step of a small vision transformer on a CUDA device, real or emulated.
+//
+// Beside the CPU. The truth is the same step in f64. A step is a sequence of R kernels; each
+// returns what exact arithmetic would make of operands that are off by gamma_K of themselves at
+// most, K being the longest sum (the references of the kernels, and Higham, section 3.1). To first
+// order the error of a result is the sum over the kernels of that times the result's sensitivity to
+// relative changes of the kernel's operands. The sensitivity to changes of the step's own inputs,
+// images and parameters, every one of which is the operand of some kernel, is measured: the largest
+// change of any element of a result over relative perturbations of 2^-20 with random signs. So R
+// gamma_K A bounds the error wherever intermediate results matter no more than inputs do. The CPU's
+// f32 step is held to the same bound.
+#include <catch2/catch.hpp>
+#include <cmath>
+
+#include "autograd/autocast.h"
+#include "autograd/backward.h"
+#include "autograd/ops.h"
+#include "autograd/random.h"
+#include "core/graph.h"
+#include "core/philox.h"
+#include "core/transfer.h"
+#include "kernels/op.h"
+#include "kernels/testing/schedule.h"
+#include "models/vit.h"
+#include "numerics/error_bounds.h"
+#include "optim/adam.h"
+#include "optim/sgd.h"
+#include "tests/skip.h"
+
+namespace weft {
+namespace {
+
+const Device kCuda{DeviceType::cuda, 0};
+constexpr int64_t kBatch = 3, kSize = 8, kClasses = 5;
+
+models::VitConfig tiny() {
+  return {.image_size = kSize,
+          .patch = 4,
+          .classes = kClasses,
+          .encoder = {.layers = 2, .heads = 2, .width = 32, .hidden = 48}};
+}
+// The longest sums: over 3 * 4 * 4 pixels of a patch or 48 hidden units; 15 tokens make fewer.
+constexpr double kLongestSum = 48;
+
+class Counter : public kernels::LaunchHook {
+ public:
+  Counter() { kernels::set_launch_hook(this); }
+  ~Counter() override { kernels::set_launch_hook(nullptr); }
+  void begin(std::string_view, std::string_view, const std::string&) override { ++count; }
+  void end() override {}
+  int count = 0;
+};
+
+/// The model, its images and labels on a device in a dtype. `change`: relative perturbation of
+/// every image and parameter, its signs drawn from `draw`.
+struct Setup {
+  Setup(Device device, DType dtype, double change = 0, uint64_t draw = 0) {
+    manual_seed(7);
+    model = std::make_unique<models::VisionTransformer>(tiny());
+    // PyTorch starts the head at zero, which would leave nothing to compare.
+    Philox random(99);
+    for (auto& [name, tensor] : model->named_parameters()) {
+      float* values = tensor.data<float>();
+      for (int64_t i = 0; i < tensor.numel(); ++i) {
+        values[i] += 0.1f * static_cast<float>(random.normal());
+      }
+    }
+    images = ops::randn({kBatch, 3, kSize, kSize});
+    model->to(dtype);
+    images = ops::cast(images, dtype);
+    if (change != 0) {
+      Philox signs(1234, draw);
+      const auto perturb = [&](const Tensor& t) {
+        double* values = t.data<double>();
+        for (int64_t i = 0; i < t.numel(); ++i) {
+          values[i] *= 1 + (signs.next_u32() & 1 ? change : -change);
+        }
+      };
+      perturb(images);
+      for (const Tensor& parameter : model->parameters()) perturb(parameter);
+    }
+    model->to(device);
+    images = ops::to(images, device);
+    labels = ops::to(Tensor::from(std::vector<int64_t>{1, 4, 0}, {kBatch}), device);
+  }
+
+  Tensor forward_backward() {
+    const Tensor loss = ops::cross_entropy((*model)(images), labels, {.label_smoothing = 0.1});
+    backward(loss);
+    return loss;
+  }
+
+  std::unique_ptr<models::VisionTransformer> model;
+  Tensor images, labels;
+};
+
+/// The loss, then the gradient of every parameter.
+std::vector<std::vector<double>> results_of(Setup&& setup) {
+  const Tensor loss = setup.forward_backward();
+  std::vector<std::vector<double>> results = {loss.to_vector()};
+  for (const Tensor& parameter : setup.model->parameters()) {
+    results.push_back(parameter.grad().to_vector());
+  }
+  return results;
+}
+
+double largest_difference(const std::vector<double>& a, const std::vector<double>& b) {
+  double largest = 0;
+  for (size_t i = 0; i < a.size(); ++i) {
+    largest = std::max(largest, std::isfinite(a[i]) ? std::abs(a[i] - b[i]) : INFINITY);
+  }
+  return largest;
+}
+
+std::vector<uint8_t> bits_of(const std::vector<Tensor>& tensors) {
+  std::vector<uint8_t> bits;
+  for (const Tensor& tensor : tensors) {
+    const Tensor here = to_device(tensor, Device{});
+    const auto* first = static_cast<const uint8_t*>(here.raw());
+    bits.insert(bits.end(), first, first + here.nbytes());
+  }
+  return bits;
+}
+
+TEST_CASE("a training step on a device lies within the derived bound of the exact one") {
+  const auto truth = results_of(Setup({}, DType::f64));
+  std::vector<double> sensitivity(truth.size());
+  constexpr double kChange = 0x1p-20;
+  for (uint64_t draw = 0; draw < 4; ++draw) {
+    const auto changed = results_of(Setup({}, DType::f64, kChange, draw));
+    for (size_t k = 0; k < truth.size(); ++k) {
+      sensitivity[k] = std::max(sensitivity[k], largest_difference(changed[k], truth[k]) / kChange);
+    }
+  }
+  const auto check = [&](Device device) {
+    Counter kernels_run;
+    const auto results = results_of(Setup(device, DType::f32));
+    const double factor = kernels_run.count * numerics::gamma(kLongestSum, 0x1p-24);
+    REQUIRE(results.size() == truth.size());
+    for (size_t k = 0; k < truth.size(); ++k) {
+      INFO("result " << k << " on " << to_string(device));
+      CHECK(largest_difference(results[k], truth[k]) <= factor * sensitivity[k]);
+    }
+  };
+  check({});
+  if (runtime::device_count() == 0) WEFT_SKIP("no CUDA device");
+  check(kCuda);
+}
+
+TEST_CASE("two runs of the same steps on a device give the same bits") {
+  if (runtime::device_count() == 0) WEFT_SKIP("no CUDA device");
+  const DType precision = GENERATE(DType::f32, DType::bf16);
+  std::vector<std::vector<uint8_t>> runs;
+  for (int schedule : {0, 1}) {
+    kernels::use_schedule(schedule);
+    Setup setup(kCuda, DType::f32);
+    optim::AdamW optimizer(setup.model->named_parameters(), {.lr = 1e-3});
+    for (int step = 0; step < 2; ++step) {
+      optimizer.zero_grad();
+      const Autocast mode(precision);
+      setup.forward_backward();
+      optimizer.step();
+    }
+    runs.push_back(bits_of(setup.model->parameters()));
+  }
+  kernels::use_schedule(0);
+  CHECK(runs[0] == runs[1]);
+}
+
+TEST_CASE("a captured training step repeats what eager steps compute") {
+  if (runtime::device_count() == 0) WEFT_SKIP("no CUDA device");
+  const auto run = [](bool captured) {
+    Setup setup(kCuda, DType::f32);
+    optim::SGD optimizer(setup.model->named_parameters(), {.lr = 0.1});
+    const auto step = [&] {
+      optimizer.zero_grad();
+      setup.forward_backward();
+      optimizer.step();
+    };
+    if (captured) {
+      DeviceGraph graph(kCuda);
+      graph.capture(step);
+      for (int i = 0; i < 2; ++i) graph.launch();
+      return bits_of(setup.model->parameters());
+    }
+    for (int i = 0; i < 2; ++i) step();
+    return bits_of(setup.model->parameters());
+  };
+  CHECK(run(true) == run(false));
+}
+
+}  // namespace
+}  // namespace weft
