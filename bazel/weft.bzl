@@ -16,10 +16,14 @@ _COPTS = [
     "-Wno-missing-field-initializers",  # problems are built with designated initialisers
 ]
 
+# A bundle for GPU machines (benchmarks/gpu/bundle) brings its libraries along in lib/.
 _LINKOPTS = [
     "-fopenmp",
     "-ldl",
-]
+] + select({
+    "//bazel:cuda": ["-Wl,-rpath,$$ORIGIN/lib"],
+    "//conditions:default": [],
+})
 
 def weft_cc_library(name, optimize = "-O3", copts = [], **kwargs):
     native.cc_library(
