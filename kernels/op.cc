@@ -86,12 +86,15 @@ bool waits_for_each_launch() {
 }  // namespace
 
 DeviceLaunch::DeviceLaunch(std::string_view op, std::string_view variant, Device device)
-    : variant_(variant), device_(device) {
-  allocator(device).name_recent(op);
-  runtime::push_range(variant.data());
+    : op_(op), variant_(variant), device_(device) {
+  allocator(device_).name_recent(op_);  // the outputs
+  runtime::push_range(variant_.data());
 }
 
-DeviceLaunch::~DeviceLaunch() { runtime::pop_range(); }
+DeviceLaunch::~DeviceLaunch() {
+  allocator(device_).name_recent(op_);  // what the variant needed beside them
+  runtime::pop_range();
+}
 
 std::string DeviceLaunch::take_fault() {
   try {

@@ -120,7 +120,7 @@ class DeviceLaunch {
   std::string take_fault();
   [[noreturn]] void report(const std::string& fault, const std::string& problem);
 
-  std::string_view variant_;
+  std::string_view op_, variant_;
   Device device_;
 };
 
