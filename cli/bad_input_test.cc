@@ -68,6 +68,15 @@ TEST_CASE("Mistakes in the command lines of eval and predict exit with 2") {
   check_error(run_weft("predict --checkpoint x --top 0 a.png"), 2, "--top");
 }
 
+TEST_CASE("A device that does not exist or cannot be used is named with the reason") {
+  for (const std::string command :
+       {"train", "eval --checkpoint x", "predict --checkpoint x a.png", "bench step"}) {
+    check_error(run_weft(command + " --device gpu"), 2,
+                "--device: unknown device \"gpu\": expected cpu, cpu:N, cuda or cuda:N");
+    check_error(run_weft(command + " --device cuda:99"), 1, "device cuda:99 is not available: ");
+  }
+}
+
 TEST_CASE("Data that is missing or damaged is named") {
   check_train_error("--data cifar10:/nowhere", 1, "/nowhere is not a directory");
   check_train_error("--data folder:/nowhere", 1, "/nowhere is not a directory");
