@@ -72,6 +72,9 @@ def op(name, srcs = [], hdrs = [], deps = [], system = [], test_size = "medium",
       sm_90a: those .cu files that use what only compute capability 9.0 has.
     """
 
+    # Variants that call CUDA's libraries, NAME_cublas.cc and NAME_cudnn.cc.
+    library_variants = native.glob([name + "_cublas.cc", name + "_cudnn.cc"])
+
     # Where a CUDA device, real or emulated, can exist.
     cuda_deps = []
     for suffix, sources, archs in [
@@ -100,7 +103,10 @@ def op(name, srcs = [], hdrs = [], deps = [], system = [], test_size = "medium",
                 name + ".cc",
                 "*_inl.h",
             ],
-        ) + srcs,
+        ) + srcs + select({
+            "//bazel:cuda": library_variants,
+            "//conditions:default": [],
+        }),
         hdrs = [name + ".h"] + hdrs,
         textual_hdrs = native.glob(
             ["*.inc", name + "_cpu_*.cc"],
@@ -112,7 +118,10 @@ def op(name, srcs = [], hdrs = [], deps = [], system = [], test_size = "medium",
             "//kernels/simd",
             "//numerics",
         ] + deps + ["//bazel/system:" + s for s in system] + select({
-            "//bazel:cuda": cuda_deps,
+            "//bazel:cuda": cuda_deps + ([
+                "//kernels/device:library",
+                "@cuda//:runtime",
+            ] if library_variants else []),
             "//bazel:simt": cuda_deps,
             "//conditions:default": [],
         }),

@@ -1,5 +1,7 @@
 #include "kernels/gemm/gemm.h"
 
+#include "kernels/gemm/gemm_cublas.h"
+
 namespace weft::kernels {
 
 #define WEFT_VARIANT(name, device, dtypes, fits) WEFT_DECLARE_VARIANT(GemmProblem, name)
