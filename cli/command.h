@@ -31,6 +31,7 @@ void add_devices(CLI::App& app, Action& action);
 void add_diff(CLI::App& app, Action& action);
 void add_eval(CLI::App& app, Action& action);
 void add_inspect(CLI::App& app, Action& action);
+void add_launch(CLI::App& app, Action& action);
 void add_predict(CLI::App& app, Action& action);
 void add_profile(CLI::App& app, Action& action);
 void add_train(CLI::App& app, Action& action);

@@ -1,13 +1,20 @@
 // weft train: options on top of a recipe.
 #include <fmt/format.h>
 
+#include <csignal>
+#include <filesystem>
+#include <fstream>
 #include <functional>
+#include <optional>
 #include <type_traits>
 #include <vector>
 
 #include "cli/command.h"
 #include "cli/device_option.h"
 #include "core/error.h"
+#include "dist/launch.h"
+#include "dist/mpi.h"
+#include "dist/strategy.h"
 #include "models/registry.h"
 #include "train/trainer.h"
 
@@ -19,6 +26,9 @@ struct Arguments {
   std::string recipe, device;
   std::vector<std::function<void(train::Config&)>> overrides;
   train::RunOptions run;
+  std::optional<int64_t> devices;
+  std::optional<std::string> strategy;
+  int max_restarts = 0;
   bool list_recipes = false;
 };
 
@@ -51,6 +61,20 @@ std::string recipes_help() {
   return text;
 }
 
+/// Runs this very command line as ranks.
+int launch_self(int devices, int max_restarts, const std::string& output) {
+  std::ifstream file("/proc/self/cmdline", std::ios::binary);
+  std::vector<std::string> command;
+  for (std::string word; std::getline(file, word, '\0');) command.push_back(word);
+  command.at(0) = std::filesystem::read_symlink("/proc/self/exe");
+  std::vector<std::string> again;
+  if (max_restarts > 0) {
+    if (output.empty()) throw UsageError("--max-restarts needs --output, to find the checkpoints");
+    again = {command[0], "train", "--resume", output, "--devices", std::to_string(devices)};
+  }
+  return dist::launch({.ranks = devices, .stop_signal = SIGUSR1}, command, max_restarts, again);
+}
+
 int run_train(const Arguments& arguments) {
   if (!arguments.run.resume.empty() &&
       (!arguments.recipe.empty() || !arguments.overrides.empty())) {
@@ -60,16 +84,36 @@ int run_train(const Arguments& arguments) {
   }
   train::RunOptions run = arguments.run;
   run.device = chosen_device(arguments.device);
-  if (!run.resume.empty()) return train::resume(run).exit_code();
-  train::Config config;
-  try {
-    config = train::recipe(arguments.recipe.empty() ? "builtin-quick" : arguments.recipe);
-    for (const auto& apply : arguments.overrides) apply(config);
-    train::validate(config);
-  } catch (const Error& error) {
-    throw UsageError(error.what());
+  run.devices = arguments.devices.value_or(0);
+  run.strategy = arguments.strategy.value_or("");
+  const bool is_rank = dist::is_mpi_rank();
+  if (is_rank) {
+    run.world = dist::make_mpi_world();
+    if (run.devices == 0) run.devices = run.world->size();
   }
-  return train::train(config, run).exit_code();
+  train::Config config;
+  if (!run.resume.empty()) {
+    config = train::resumed_config(run);
+  } else {
+    try {
+      config = train::recipe(arguments.recipe.empty() ? "builtin-quick" : arguments.recipe);
+      for (const auto& apply : arguments.overrides) apply(config);
+      if (run.devices > 0) config.devices = run.devices;
+      if (!run.strategy.empty()) config.strategy = run.strategy;
+      train::validate(config);
+    } catch (const Error& error) {
+      throw UsageError(error.what());
+    }
+  }
+  if (config.devices > 1 && run.device.type != DeviceType::cpu) {
+    throw UsageError(fmt::format("--devices {} --device {}: several ranks train on the CPU so far",
+                                 config.devices, run.device));
+  }
+  if (config.devices > 1 && !is_rank) {
+    return launch_self(static_cast<int>(config.devices), arguments.max_restarts, run.output);
+  }
+  const auto result = run.resume.empty() ? train::train(config, run) : train::resume(run);
+  return result.exit_code();
 }
 
 }  // namespace
@@ -119,6 +163,29 @@ void add_train(CLI::App& app, Action& action) {
   setting(command, a, "--checkpoint-activations", &C::checkpoint_activations,
           "Compute activations twice instead of keeping them");
   add_device_option(command, a.device);
+  command.add_option("--devices", a.devices,
+                     "Ranks, started through mpirun; under mpirun or srun those that are there");
+  command.add_option(
+      "--strategy", a.strategy,
+      fmt::format("{}; default: ddp on several devices", fmt::join(dist::strategy_names(), ", ")));
+  setting(command, a, "--global-batch-size", &C::global_batch_size,
+          "Images in a batch of all devices; default: --batch-size on each");
+  setting(command, a, "--shard-size", &C::shard_size,
+          "Devices that share one copy, of hsdp; default: the largest proper divisor");
+  setting(command, a, "--gradient-average", &C::gradient_average,
+          "samples: the true mean; ranks: the mean of the ranks' means, as PyTorch's DDP");
+  command.add_flag_function(
+      "--deterministic-reduce{8}",
+      [&a](int64_t pieces) {
+        a.overrides.push_back([pieces](train::Config& c) { c.deterministic_reduce = pieces; });
+      },
+      "Cut every batch into so many pieces and add their gradients in one fixed tree: the same "
+      "bits "
+      "on 1, 2, 4, ... devices");
+  command
+      .add_option("--max-restarts", a.max_restarts,
+                  "Start all ranks again, from the last checkpoint, when one fails")
+      ->check(CLI::Range(0, 1000));
   command.add_option("--threads", a.run.threads, "Default: one per core")
       ->check(CLI::Range(1, kMostThreads));
   command.add_option("--output", a.run.output, "Directory of checkpoints; default: runs/RECIPE-N");

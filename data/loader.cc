@@ -115,12 +115,18 @@ class Loader::Workers {
   // Incomplete, and never handed out, when the generation changes on the way.
   Batch make_batch(const std::vector<int64_t>& order, int64_t epoch, int64_t index,
                    uint64_t generation) const {
-    const int64_t begin = index * options_.batch_size;
-    const int64_t count = std::min(options_.batch_size, static_cast<int64_t>(order.size()) - begin);
+    // Of this rank: piece `piece` of the batch that begins at `first`.
+    const int64_t per_batch = options_.pieces / options_.ranks;
+    const int64_t piece = index % per_batch * options_.ranks + options_.rank;
+    const int64_t first = index / per_batch * options_.batch_size;
+    const int64_t whole = std::min(options_.batch_size, static_cast<int64_t>(order.size()) - first);
+    const int64_t share = (whole + options_.pieces - 1) / options_.pieces;
+    const int64_t begin = first + std::min(whole, piece * share);
+    const int64_t count = std::clamp<int64_t>(whole - piece * share, 0, share);
     const int size = options_.preprocess.size;
     const int64_t image_size = int64_t{3} * size * size;
     Batch batch;
-    batch.index = index;
+    batch.index = index / per_batch * options_.pieces + piece;
     batch.images = Tensor::empty({count, 3, size, size}, DType::f32);
     batch.labels = Tensor::empty({count}, DType::i64);
     float* images = batch.images.data<float>();
@@ -134,12 +140,12 @@ class Loader::Workers {
                     images + i * image_size);
       labels[i] = example.label;
     }
-    if (options_.augmentation.mixes()) {
+    if (options_.augmentation.mixes() && count > 0) {
       const auto classes = static_cast<int64_t>(dataset_.class_names().size());
       batch.soft_labels = Tensor::empty({count, classes}, DType::f32);
       float* soft_labels = batch.soft_labels.data<float>();
       one_hot({labels, static_cast<size_t>(count)}, classes, soft_labels);
-      Philox random = random_stream(options_.seed, Purpose::kMix, epoch, index);
+      Philox random = random_stream(options_.seed, Purpose::kMix, epoch, batch.index);
       mix({images, soft_labels, count, size, classes}, options_.augmentation.mixup,
           options_.augmentation.cutmix, random);
     }
@@ -170,6 +176,10 @@ Loader::Loader(DatasetPtr dataset, LoaderOptions options)
   WEFT_CHECK(options_.prefetch > 0, "loader: prefetch must be positive, got {}", options_.prefetch);
   WEFT_CHECK(options_.preprocess.size > 0, "loader: image size must be positive, got {}",
              options_.preprocess.size);
+  WEFT_CHECK(options_.ranks > 0 && options_.rank >= 0 && options_.rank < options_.ranks &&
+                 options_.pieces > 0 && options_.pieces % options_.ranks == 0,
+             "loader: rank {} of {} cannot share batches of {} pieces", options_.rank,
+             options_.ranks, options_.pieces);
   WEFT_CHECK(dataset_->size() > 0, "loader: the data set is empty");
   WEFT_CHECK(!options_.drop_last || options_.batch_size <= dataset_->size(),
              "loader: batch size {} is larger than the data set of {} images", options_.batch_size,
@@ -181,11 +191,14 @@ Loader::~Loader() = default;
 
 int64_t Loader::batches() const {
   const int64_t full = dataset_->size() / options_.batch_size;
-  return full + (!options_.drop_last && dataset_->size() % options_.batch_size ? 1 : 0);
+  const int64_t all =
+      full + (!options_.drop_last && dataset_->size() % options_.batch_size ? 1 : 0);
+  return all * (options_.pieces / options_.ranks);
 }
 
 int64_t Loader::examples() const {
-  return options_.drop_last ? batches() * options_.batch_size : dataset_->size();
+  return options_.drop_last ? dataset_->size() / options_.batch_size * options_.batch_size
+                            : dataset_->size();
 }
 
 const Dataset& Loader::dataset() const { return *dataset_; }

@@ -8,6 +8,11 @@
 // What a batch holds depends on (data set, options, epoch, index) alone: the order of an epoch is a
 // Philox shuffle keyed by (seed, epoch), a sample's augmentation is keyed by (seed, epoch, sample).
 // `workers` and `prefetch` change nothing but the speed.
+//
+// Several ranks share the batches: each is cut into `pieces` that are as equal as it goes, and rank
+// r of N takes the pieces r, r + N, ... of each in turn, as batches of its own. Together the ranks
+// see what one loader without pieces would yield, but for mixup and cutmix, which mix within a
+// piece. A piece may be empty.
 #pragma once
 
 #include <cstdint>
@@ -25,6 +30,9 @@ struct LoaderOptions {
   bool shuffle = false;
   bool drop_last = false;  // leave out a last batch that is not full
   uint64_t seed = 0;
+  int pieces = 1;  // a multiple of ranks
+  int ranks = 1;
+  int rank = 0;
   int workers = 1;
   int prefetch = 4;  // batches prepared ahead, at least 1
   Preprocess preprocess = {};
@@ -35,7 +43,7 @@ struct Batch {
   Tensor images;       // f32 [B, 3, size, size]
   Tensor labels;       // i64 [B]
   Tensor soft_labels;  // f32 [B, classes] with mixup or cutmix, else undefined
-  int64_t index = 0;   // in its epoch
+  int64_t index = 0;   // in its epoch; of a piece: batch * pieces + piece
   int64_t size() const { return labels.size(0); }
 };
 
@@ -57,7 +65,7 @@ class Loader {
   Loader(const Loader&) = delete;
   Loader& operator=(const Loader&) = delete;
 
-  /// Batches, and examples in them, of one epoch.
+  /// Batches of this rank, and examples in those of all ranks, of one epoch.
   int64_t batches() const;
   int64_t examples() const;
   const Dataset& dataset() const;

@@ -636,6 +636,10 @@ optim::ParameterGroups FullySharded::shard(const optim::ParameterGroups& groups)
 }
 
 void FullySharded::after_step() { engine_->after_step(); }
+void FullySharded::broadcast_buffers() {
+  for (const auto& [name, buffer] : engine_->module_.named_buffers()) engine_->synchronize(buffer);
+}
+
 double FullySharded::grad_norm() const { return engine_->grad_norm(); }
 
 FullySharded::NoSync::NoSync(FullySharded& fsdp)

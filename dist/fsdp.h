@@ -91,6 +91,9 @@ class FullySharded {
   /// To be called after each step of the optimizer: brings whole copies up to date (ZeRO-1 and -2).
   void after_step();
 
+  /// Copies rank 0's buffers to all, those that were changed in place and those that were replaced.
+  void broadcast_buffers();
+
   /// The norm of the gradients of the whole model, exact and the same for any number of ranks.
   double grad_norm() const;
 

@@ -5,6 +5,7 @@
 
 #include "core/error.h"
 #include "data/open.h"
+#include "dist/strategy.h"
 #include "models/registry.h"
 
 namespace weft::train {
@@ -111,6 +112,34 @@ void for_each_setting(C& c, F&& f) {
   f("precision", c.precision);
   f("checkpoint_activations", c.checkpoint_activations);
   f("seed", c.seed);
+  f("devices", c.devices);
+  f("strategy", c.strategy);
+  f("global_batch_size", c.global_batch_size);
+  f("shard_size", c.shard_size);
+  f("gradient_average", c.gradient_average);
+  f("deterministic_reduce", c.deterministic_reduce);
+}
+
+void validate_ranks(const Config& c) {
+  constexpr int64_t kMostDevices = 1 << 16;
+  WEFT_CHECK(c.devices > 0 && c.devices <= kMostDevices, "devices: expected 1 to {}, got {}",
+             kMostDevices, c.devices);
+  WEFT_CHECK(c.global_batch_size >= 0, "global-batch-size: must not be negative, got {}",
+             c.global_batch_size);
+  WEFT_CHECK(c.shard_size >= 0 && c.shard_size <= c.devices,
+             "shard-size: expected up to {} devices, got {}", c.devices, c.shard_size);
+  check_choice("gradient-average", c.gradient_average, {"samples", "ranks"});
+  dist::validate_strategy({.name = strategy_of(c), .shard_size = static_cast<int>(c.shard_size)},
+                          static_cast<int>(c.devices));
+  const int64_t m = c.deterministic_reduce;
+  if (m == 0) return;
+  WEFT_CHECK(m > 0 && m <= kMostDevices, "deterministic-reduce: expected 1 to {} pieces, got {}",
+             kMostDevices, m);
+  WEFT_CHECK(
+      (c.devices & (c.devices - 1)) == 0 && m % c.devices == 0,
+      "deterministic-reduce: {} pieces do not make a tree on {} devices; expected a power of "
+      "two of them that divides {}",
+      m, c.devices, m);
 }
 
 }  // namespace
@@ -171,6 +200,12 @@ void validate(const Config& c) {
   WEFT_CHECK(a.erase >= 0 && a.erase <= 1, "erase: expected a probability, got {}", a.erase);
   not_negative("mixup", a.mixup);
   not_negative("cutmix", a.cutmix);
+  validate_ranks(c);
+}
+
+std::string strategy_of(const Config& config) {
+  if (config.strategy != "auto") return config.strategy;
+  return config.devices > 1 ? "ddp" : "single";
 }
 
 nlohmann::json to_json(const Config& config) {

@@ -38,7 +38,18 @@ struct Config {
   std::string precision = "fp32";  // fp32, bf16
   bool checkpoint_activations = false;
   uint64_t seed = 0;
+
+  // Several ranks.
+  int64_t devices = 1;                       // ranks
+  std::string strategy = "auto";             // dist/strategy.h; auto: ddp on several devices
+  int64_t global_batch_size = 0;             // images of all ranks in a batch; 0: batch_size each
+  int64_t shard_size = 0;                    // of hsdp; 0: the largest proper divisor of devices
+  std::string gradient_average = "samples";  // of all samples, or as PyTorch's DDP of ranks
+  int64_t deterministic_reduce = 0;          // pieces of a batch in the fixed tree; 0: not fixed
 };
+
+/// config.strategy with "auto" resolved.
+std::string strategy_of(const Config& config);
 
 /// The preset of that name; throws Error listing all names.
 Config recipe(const std::string& name);

@@ -90,10 +90,17 @@ Score evaluate(TrainedModel& trained, data::Loader& loader, int64_t limit,
   loader.seek({position.epoch, 0});
   int64_t batches = 0;
   while (auto batch = loader.next()) {
-    const Tensor images = ops::to(batch->images, trained.device);
+    const int64_t n = batch->size();
+    // A rank that has no part in a batch goes along, so that sharded parameters can be gathered.
+    const int size = trained.preprocess.size;
+    const Tensor images =
+        ops::to(n > 0 ? batch->images : Tensor::zeros({1, 3, size, size}), trained.device);
     const Tensor labels = ops::to(batch->labels, trained.device);
     const Tensor logits = ops::cast((*trained.model)(images), DType::f32);
-    const int64_t n = batch->size();
+    if (n == 0) {
+      if (++batches == limit) break;
+      continue;
+    }
     loss_sum += ops::cross_entropy(logits, labels).item() * static_cast<double>(n);
     correct += static_cast<double>(count_correct(logits, labels));
     score.examples += n;

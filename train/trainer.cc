@@ -16,12 +16,15 @@
 #include "core/parallel.h"
 #include "core/transfer.h"
 #include "data/open.h"
+#include "models/resnet.h"
+#include "models/vit.h"
 #include "optim/adam.h"
 #include "optim/clip.h"
 #include "optim/schedule.h"
 #include "optim/sgd.h"
 #include "train/event_log.h"
 #include "train/progress.h"
+#include "train/ranks.h"
 #include "train/tensorboard.h"
 #include "train/trained_model.h"
 
@@ -46,14 +49,17 @@ class StopSignals {
     action.sa_flags = static_cast<int>(SA_RESETHAND | SA_RESTART);
     sigaction(SIGINT, &action, &previous_[0]);
     sigaction(SIGTERM, &action, &previous_[1]);
+    // What the launcher sends to the ranks on Ctrl-C.
+    sigaction(SIGUSR1, &action, &previous_[2]);
   }
   ~StopSignals() {
     sigaction(SIGINT, &previous_[0], nullptr);
     sigaction(SIGTERM, &previous_[1], nullptr);
+    sigaction(SIGUSR1, &previous_[2], nullptr);
   }
 
  private:
-  struct sigaction previous_[2];
+  struct sigaction previous_[3];
 };
 
 /// Means over the part of an epoch that is done.
@@ -87,9 +93,11 @@ data::Preprocess preprocess_for(const Config& config, const data::Dataset& datas
   return preprocess;
 }
 
-std::unique_ptr<optim::Optimizer> make_optimizer(const Config& config, const nn::Module& model) {
+std::unique_ptr<optim::Optimizer> make_optimizer(const Config& config, const nn::Module& model,
+                                                 dist::Strategy& strategy) {
   optim::ParameterGroups groups = optim::without_decay_of_vectors(
       model.named_parameters(), {"pos_embedding", "class_token", "positional_emb"});
+  groups = strategy.groups(groups);
   if (config.optimizer == "sgd") {
     return std::make_unique<optim::SGD>(groups,
                                         optim::SgdOptions{.lr = config.lr,
@@ -147,6 +155,12 @@ Path run_directory(const Path& path, const Path& step) {
                                                  : path;
 }
 
+/// Where progress is drawn: nowhere but on rank 0.
+std::FILE* progress_stream(bool is_main) {
+  static std::FILE* const nowhere = std::fopen("/dev/null", "w");
+  return is_main || !nowhere ? stderr : nowhere;
+}
+
 int loader_workers() { return std::max(1, num_threads()); }
 
 class Run {
@@ -161,6 +175,8 @@ class Run {
   void train_batches(Progress& progress);
   void train_step();
   double lr() const { return config_.lr * schedule_(step_); }
+  /// Several ranks stop together, when they have told each other.
+  bool stops() const { return ranks_.size() > 1 ? told_to_stop_ : stop_requested != 0; }
   std::optional<Score> validate(data::Loader& loader, const std::string& label);
   void claim_output();
   void save();
@@ -173,6 +189,7 @@ class Run {
 
   const Config config_;
   const RunOptions options_;
+  Ranks ranks_;
   data::Splits splits_;
   TrainedModel trained_;
   std::unique_ptr<data::Loader> train_loader_, validation_loader_;
@@ -191,11 +208,15 @@ class Run {
   double last_loss_ = NAN;        // of the last step
   double images_per_second_ = 0;  // of the last epoch trained here
   EpochResult last_epoch_;
+  bool told_to_stop_ = false;
 };
 
 Run::Run(const Config& config, const RunOptions& options, const Checkpoint* checkpoint,
          const Path& step)
-    : config_(config), options_(options), log_(options.json ? stdout : nullptr) {
+    : config_(config),
+      options_(options),
+      ranks_(config_, options.world),
+      log_(options.json && ranks_.is_main() ? stdout : nullptr) {
   if (options.threads > 0) set_num_threads(options.threads);
   splits_ = data::open_data(config.data, config.seed);
   if (checkpoint) {
@@ -207,23 +228,30 @@ Run::Run(const Config& config, const RunOptions& options, const Checkpoint* chec
                                   splits_.train->class_names());
   }
   trained_.move_to(options.device);
-  train_loader_ = std::make_unique<data::Loader>(
-      splits_.train, data::LoaderOptions{.batch_size = config.batch_size,
-                                         .shuffle = true,
-                                         .drop_last = true,
-                                         .seed = config.seed,
-                                         .workers = loader_workers(),
-                                         .preprocess = trained_.preprocess,
-                                         .augmentation = config.augmentation});
+  train_loader_ = std::make_unique<data::Loader>(splits_.train,
+                                                 ranks_.share({.shuffle = true,
+                                                               .drop_last = true,
+                                                               .seed = config.seed,
+                                                               .workers = loader_workers(),
+                                                               .preprocess = trained_.preprocess,
+                                                               .augmentation = config.augmentation},
+                                                              true));
   validation_loader_ = std::make_unique<data::Loader>(
-      splits_.validation, data::LoaderOptions{.batch_size = config.batch_size,
-                                              .workers = loader_workers(),
-                                              .preprocess = trained_.preprocess});
+      splits_.validation,
+      ranks_.share({.workers = loader_workers(), .preprocess = trained_.preprocess}, false));
+  // In pieces of this rank, of which a batch has `rounds`.
+  const int64_t rounds = ranks_.rounds();
   batches_per_epoch_ = train_loader_->batches();
   if (config.limit_batches > 0)
-    batches_per_epoch_ = std::min(batches_per_epoch_, config.limit_batches);
-  steps_per_epoch_ = (batches_per_epoch_ + config.accumulate - 1) / config.accumulate;
-  optimizer_ = make_optimizer(config, *trained_.model);
+    batches_per_epoch_ = std::min(batches_per_epoch_, config.limit_batches * rounds);
+  steps_per_epoch_ = (batches_per_epoch_ / rounds + config.accumulate - 1) / config.accumulate;
+  WEFT_CHECK(config.deterministic_reduce == 0 || trained_.model->named_buffers().empty(),
+             "deterministic-reduce: {} keeps running statistics, \"{}\" and others, of the batches "
+             "that a rank has seen",
+             config.model, trained_.model->named_buffers()[0].first);
+  ranks_.strategy().wrap(*trained_.model,
+                         dist::wrap_modules<models::EncoderBlock, models::ResidualBlock>());
+  optimizer_ = make_optimizer(config, *trained_.model, ranks_.strategy());
   schedule_ = make_schedule(config, config.epochs * steps_per_epoch_);
   if (checkpoint) {
     restore(*checkpoint, step);
@@ -235,6 +263,7 @@ Run::Run(const Config& config, const RunOptions& options, const Checkpoint* chec
 
 /// Last of all that can fail before the first step: a run that cannot start leaves nothing behind.
 void Run::claim_output() {
+  if (!ranks_.is_main()) return;
   if (output_.empty() && options_.output.empty()) {
     output_ = make_run_directory(config_.recipe.empty() ? config_.model : config_.recipe);
   } else if (output_.empty()) {
@@ -259,7 +288,7 @@ nlohmann::json Run::state() const {
   state["images"] = {{"train", splits_.train->size()}, {"validation", splits_.validation->size()}};
   state["progress"] = {{"step", step_},
                        {"epoch", epoch_},
-                       {"batch", batch_},
+                       {"batch", batch_ / ranks_.rounds()},
                        {"loss_sum", statistics_.loss_sum},
                        {"correct", statistics_.correct},
                        {"images", statistics_.images}};
@@ -280,13 +309,15 @@ void Run::restore(const Checkpoint& checkpoint, const Path& step) {
                "{} has changed: {} images to train and {} to validate, the run had {} and {}",
                config_.data, splits_.train->size(), splits_.validation->size(),
                images.at("train").dump(), images.at("validation").dump());
-    optimizer_->load_state_dict({checkpoint.optimizer, state.at("optimizer")});
+    ranks_.strategy().load_optimizer_state(*optimizer_,
+                                           {checkpoint.optimizer, state.at("optimizer")});
     const nlohmann::json& g = state.at("generator");
     generator() = {g.at("seed"), g.at("stream"), g.at("offset")};
     const nlohmann::json& p = state.at("progress");
     p.at("step").get_to(step_);
     p.at("epoch").get_to(epoch_);
     p.at("batch").get_to(batch_);
+    batch_ *= ranks_.rounds();
     p.at("loss_sum").get_to(statistics_.loss_sum);
     p.at("correct").get_to(statistics_.correct);
     p.at("images").get_to(statistics_.images);
@@ -312,49 +343,69 @@ NamedTensors on_cpu(NamedTensors tensors) {
 
 void Run::save() {
   constexpr int kKeptCheckpoints = 2;
-  checkpoint_ = save_checkpoint(output_,
-                                {.step = step_,
-                                 .model = on_cpu(trained_.model->state_dict()),
-                                 .optimizer = on_cpu(optimizer_->state_dict().tensors),
-                                 .state = state()},
-                                kKeptCheckpoints);
+  // Every rank brings its part.
+  const NamedTensors model = on_cpu(ranks_.strategy().model_state(*trained_.model));
+  const NamedTensors optimizer = on_cpu(ranks_.strategy().optimizer_state(*optimizer_).tensors);
+  if (ranks_.is_main()) {
+    checkpoint_ = save_checkpoint(
+        output_, {.step = step_, .model = model, .optimizer = optimizer, .state = state()},
+        kKeptCheckpoints);
+  }
+  ranks_.barrier();
 }
 
 void Run::train_step() {
   // The gradients of up to `accumulate` batches, each weighted by its share of the step's images.
-  const int64_t parts = std::min(config_.accumulate, batches_per_epoch_ - batch_);
+  const int64_t parts = std::min(config_.accumulate * ranks_.rounds(), batches_per_epoch_ - batch_);
   optimizer_->zero_grad();
-  double loss_sum = 0;
+  Ranks::Sums sums;
   for (int64_t part = 0; part < parts; ++part) {
     const std::optional<data::Batch> batch = train_loader_->next();
     WEFT_ASSERT(batch.has_value());
-    const Tensor images = ops::to(batch->images, options_.device);
-    const Tensor targets =
-        ops::to(batch->soft_labels.defined() ? batch->soft_labels : batch->labels, options_.device);
+    ranks_.begin_piece(epoch_, batch->index);
+    // A rank without a share of this batch goes along with an image that counts for nothing.
+    const int size = trained_.preprocess.size;
+    const bool is_empty = batch->size() == 0;
+    const Tensor images =
+        ops::to(is_empty ? Tensor::zeros({1, 3, size, size}) : batch->images, options_.device);
+    const Tensor targets = ops::to(is_empty                       ? Tensor::zeros({1}, DType::i64)
+                                   : batch->soft_labels.defined() ? batch->soft_labels
+                                                                  : batch->labels,
+                                   options_.device);
     Tensor loss, logits;
     {
+      const auto local = ranks_.accumulate(part == parts - 1);
       const Autocast mode(autocast_of(config_.precision));
-      logits = ops::cast((*trained_.model)(images), DType::f32);
+      logits = ops::cast(ranks_.strategy().forward(*trained_.model, images), DType::f32);
       loss = ops::cross_entropy(logits, targets, {.label_smoothing = config_.label_smoothing});
-      backward(parts == 1 ? loss : loss * (1.0 / static_cast<double>(parts)));
+      backward(loss * ranks_.weight(batch->size(), parts));
     }
-    const double value = loss.item();
-    WEFT_CHECK(std::isfinite(value),
-               "training diverged: the loss is {} at step {}; try a lower --lr", value, step_ + 1);
-    loss_sum += value;
-    statistics_.loss_sum += value * static_cast<double>(batch->size());
-    statistics_.correct += count_correct(logits, batch->labels);
-    statistics_.images += batch->size();
+    ranks_.end_piece(optimizer_->parameters());
+    if (!is_empty) {
+      sums.loss.add(loss.item() * static_cast<double>(batch->size()));
+      sums.correct += count_correct(logits, batch->labels);
+      sums.images += batch->size();
+    }
     ++batch_;
   }
-  last_loss_ = loss_sum / static_cast<double>(parts);
+  ranks_.end_step(optimizer_->parameters());
+  sums.stops = stop_requested;
+  sums = ranks_.sum(sums);
+  told_to_stop_ = sums.stops;
+  last_loss_ = sums.loss.value() / static_cast<double>(sums.images);
+  WEFT_CHECK(std::isfinite(last_loss_),
+             "training diverged: the loss is {} at step {}; try a lower --lr", last_loss_,
+             step_ + 1);
+  statistics_.loss_sum += sums.loss.value();
+  statistics_.correct += sums.correct;
+  statistics_.images += sums.images;
   double clip = 1;
   if (config_.clip_norm > 0) {
-    clip =
-        optim::clip_coefficient(optim::grad_norm(trained_.model->parameters()), config_.clip_norm);
+    clip = optim::clip_coefficient(ranks_.grad_norm(optimizer_->parameters()), config_.clip_norm);
   }
   optimizer_->set_lr(lr());
   optimizer_->step(clip);
+  ranks_.strategy().after_step();
   ++step_;
 }
 
@@ -362,7 +413,7 @@ void Run::train_step() {
 void Run::train_batches(Progress& progress) {
   trained_.model->train();
   train_loader_->seek({epoch_, batch_});
-  while (batch_ < batches_per_epoch_ && !stop_requested) {
+  while (batch_ < batches_per_epoch_ && !stops()) {
     train_step();
     progress.update(batch_, statistics_.images, statistics_.loss(), statistics_.accuracy());
     log_.write("step", {{"epoch", epoch_ + 1},
@@ -372,8 +423,10 @@ void Run::train_batches(Progress& progress) {
                         {"val_accuracy", last_epoch_.validation.accuracy},
                         {"lr", optimizer_->lr()},
                         {"images_per_second", progress.images_per_second()}});
-    curves_->scalar("loss/step", step_, last_loss_);
-    curves_->scalar("lr", step_, optimizer_->lr());
+    if (curves_) {
+      curves_->scalar("loss/step", step_, last_loss_);
+      curves_->scalar("lr", step_, optimizer_->lr());
+    }
   }
   images_per_second_ = progress.images_per_second();
 }
@@ -382,14 +435,25 @@ void Run::train_batches(Progress& progress) {
 std::optional<Score> Run::validate(data::Loader& loader, const std::string& label) {
   int64_t total = loader.batches();
   if (config_.limit_batches > 0) total = std::min(total, config_.limit_batches);
-  Progress progress(label, total);
+  Progress progress(label, total, {.out = progress_stream(ranks_.is_main())});
+  const bool is_alone = ranks_.size() == 1;
   const Score score =
       evaluate(trained_, loader, config_.limit_batches, [&](int64_t done, const Score& so_far) {
         progress.update(done, so_far.examples, so_far.loss, so_far.accuracy);
-        return !stop_requested;
+        return !is_alone || !stop_requested;
       });
-  if (stop_requested) return std::nullopt;
-  return score;
+  if (is_alone) return stop_requested ? std::nullopt : std::optional(score);
+  Ranks::Sums sums;
+  const auto n = static_cast<double>(score.examples);
+  if (score.examples > 0) sums.loss.add(score.loss * n);
+  sums.correct = std::llround(score.accuracy * n);
+  sums.images = score.examples;
+  sums.stops = stop_requested;
+  sums = ranks_.sum(sums);
+  told_to_stop_ = sums.stops;
+  if (told_to_stop_) return std::nullopt;
+  const auto all = static_cast<double>(sums.images);
+  return Score{sums.loss.value() / all, static_cast<double>(sums.correct) / all, sums.images};
 }
 
 /// Trains and validates one epoch, or what is left of it, and saves.
@@ -397,13 +461,14 @@ void Run::run_epoch() {
   const Clock::time_point start = Clock::now();
   {
     Progress progress(fmt::format("epoch {}/{}", epoch_ + 1, config_.epochs), batches_per_epoch_,
-                      {.first_step = batch_,
+                      {.out = progress_stream(ranks_.is_main()),
+                       .first_step = batch_,
                        .first_image = statistics_.images,
                        .steps_after = (config_.epochs - epoch_ - 1) * batches_per_epoch_});
     train_batches(progress);
   }
   std::optional<Score> validation;
-  if (!stop_requested) validation = validate(*validation_loader_, "validation");
+  if (!stops()) validation = validate(*validation_loader_, "validation");
   if (validation) {
     last_epoch_ = {statistics_.loss(), statistics_.accuracy(), *validation};
     report_epoch(seconds_since(start));
@@ -431,6 +496,7 @@ void Run::report_epoch(double seconds) {
                        {"val_accuracy", e.validation.accuracy},
                        {"images_per_second", images_per_second_},
                        {"seconds", seconds}});
+  if (!curves_) return;
   curves_->scalar("loss/train", step_, e.loss);
   curves_->scalar("loss/validation", step_, e.validation.loss);
   curves_->scalar("accuracy/train", step_, e.train_accuracy);
@@ -449,6 +515,14 @@ void Run::print_heading() {
              trained_.preprocess.size, config_.precision, place);
   fmt::print("{}: {} images to train, {} to validate, {} to test\n", config_.data,
              count(splits_.train), count(splits_.validation), count(splits_.test));
+  if (ranks_.is_active()) {
+    fmt::print("{}; batch {} of {}{}\n",
+               ranks_.strategy().describe(trained_.model->num_parameters()), ranks_.global_batch(),
+               config_.devices,
+               config_.deterministic_reduce > 0
+                   ? fmt::format(", in {} pieces of fixed order", config_.deterministic_reduce)
+                   : "");
+  }
   fmt::print("{}: {} epochs of {} steps, batch {}{}, {} with learning rate {} ({})\n\n",
              config_.recipe.empty() ? "settings" : config_.recipe, config_.epochs, steps_per_epoch_,
              config_.batch_size,
@@ -465,12 +539,14 @@ void Run::print_heading() {
 }
 
 void Run::report_interrupted() const {
+  if (!ranks_.is_main()) return;
   fmt::print(stderr, "stopped after step {}; continue with: ./weft train --resume {}\n", step_,
              output_.string());
   log_.write("interrupted", {{"step", step_}, {"checkpoint", checkpoint_.string()}});
 }
 
 void Run::report_done(const RunResult& result) const {
+  if (!ranks_.is_main()) return;
   nlohmann::ordered_json done = {{"step", step_},
                                  {"loss", last_epoch_.loss},
                                  {"train_accuracy", last_epoch_.train_accuracy},
@@ -496,18 +572,20 @@ void Run::report_done(const RunResult& result) const {
 RunResult Run::execute() {
   const Clock::time_point start = Clock::now();
   const StopSignals signals;
-  if (!options_.json) print_heading();
-  curves_.emplace(output_, step_ + 1);
+  if (!options_.json && ranks_.is_main()) print_heading();
+  if (ranks_.is_main()) curves_.emplace(output_, step_ + 1);
   RunResult result;
-  while (epoch_ < config_.epochs && !stop_requested) run_epoch();
-  result.interrupted = stop_requested;
+  while (epoch_ < config_.epochs && !stops()) run_epoch();
+  result.interrupted = stops();
   if (!result.interrupted) {
-    write_safetensors(output_ / "model.safetensors", trained_.model->state_dict(),
-                      {{"format", "pt"}});
+    const NamedTensors model = ranks_.strategy().model_state(*trained_.model);
+    if (ranks_.is_main()) {
+      write_safetensors(output_ / "model.safetensors", model, {{"format", "pt"}});
+    }
     if (splits_.test) {
-      data::Loader loader(splits_.test, {.batch_size = config_.batch_size,
-                                         .workers = loader_workers(),
-                                         .preprocess = trained_.preprocess});
+      data::Loader loader(
+          splits_.test,
+          ranks_.share({.workers = loader_workers(), .preprocess = trained_.preprocess}, false));
       const std::optional<Score> test = validate(loader, "test");
       result.interrupted = !test;
       if (test) {
@@ -534,12 +612,27 @@ RunResult train(const Config& config, const RunOptions& options) {
   return Run(config, options).execute();
 }
 
-RunResult resume(const RunOptions& options) {
+Config resumed_config(const RunOptions& options) {
   const Path step = find_checkpoint(options.resume);
-  const Checkpoint checkpoint = load_checkpoint(step);
+  const Checkpoint checkpoint = load_checkpoint(step, CheckpointParts::kModel);
   WEFT_CHECK(checkpoint.state.contains("config"), "resume: {} holds no configuration",
              step.string());
-  return Run(config_from_json(checkpoint.state.at("config")), options, &checkpoint, step).execute();
+  Config config = config_from_json(checkpoint.state.at("config"));
+  if (options.devices > 0 && options.devices != config.devices) {
+    if (config.global_batch_size == 0)
+      config.global_batch_size = config.batch_size * config.devices;
+    config.devices = options.devices;
+  }
+  if (!options.strategy.empty()) config.strategy = options.strategy;
+  validate(config);
+  return config;
+}
+
+RunResult resume(const RunOptions& options) {
+  const Config config = resumed_config(options);
+  const Path step = find_checkpoint(options.resume);
+  const Checkpoint checkpoint = load_checkpoint(step);
+  return Run(config, options, &checkpoint, step).execute();
 }
 
 }  // namespace weft::train

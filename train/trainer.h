@@ -10,6 +10,7 @@
 #include <string>
 
 #include "core/device.h"
+#include "dist/communicator.h"
 #include "train/config.h"
 
 namespace weft::train {
@@ -21,6 +22,11 @@ struct RunOptions {
   int threads = 0;     // 0: one per core
   Device device = {};  // where the model is trained; a run may go on on another one
   bool json = false;   // JSON lines on standard output instead of a table
+  /// The ranks of which this process is one; null: it is alone. Rank 0 prints and writes.
+  dist::CommunicatorPtr world;
+  // Of a run that is resumed: another number of ranks, another strategy. 0 and empty: its own.
+  int64_t devices = 0;
+  std::string strategy;
 };
 
 struct RunResult {
@@ -39,7 +45,11 @@ struct RunResult {
 /// Throws Error for a bad setting or data set before anything is written.
 RunResult train(const Config& config, const RunOptions& options);
 
-/// Continues the run in options.resume with its own configuration.
+/// The configuration of the run in options.resume, with options.devices and options.strategy
+/// applied: the batches stay as large as they were, on however many ranks.
+Config resumed_config(const RunOptions& options);
+
+/// Continues the run in options.resume with resumed_config().
 RunResult resume(const RunOptions& options);
 
 }  // namespace weft::train

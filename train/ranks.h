@@ -1,0 +1,73 @@
+// A training run's place among the ranks that share it.
+//
+// A step takes a global batch, cut into pieces: one per rank, or with a deterministic reduction M
+// whatever the number of ranks. Rank r of N takes the pieces r, r + N, ... in M / N rounds. Dropout
+// in a piece is drawn from a stream that belongs to the piece, not to the rank; losses are weighted
+// with the pieces' share of the samples; sums that are reported are exact (dist/exact_sum.h). So
+// with M pieces a run has the same bits on 1, 2, 4, ..., M ranks, and without on any number of
+// ranks the same mathematics.
+#pragma once
+
+#include <memory>
+
+#include "data/loader.h"
+#include "dist/exact_sum.h"
+#include "dist/strategy.h"
+#include "dist/tree_accumulator.h"
+#include "train/config.h"
+
+namespace weft::train {
+
+class Ranks {
+ public:
+  /// `world` is null in a run of one rank. Throws Error where the settings and the world's size do
+  /// not go together.
+  Ranks(const Config& config, dist::CommunicatorPtr world);
+
+  int rank() const { return world_ ? world_->rank() : 0; }
+  int size() const { return world_ ? world_->size() : 1; }
+  bool is_main() const { return rank() == 0; }
+  /// False: one rank, one piece, and nothing here changes anything.
+  bool is_active() const { return size() > 1 || pieces_ > 1; }
+  dist::Strategy& strategy() const { return *strategy_; }
+
+  /// Images of a step's batch on all ranks together.
+  int64_t global_batch() const { return global_batch_; }
+  /// Pieces that a rank takes of a batch.
+  int64_t rounds() const { return pieces_ / size(); }
+  /// Takes this rank's pieces of batches of all ranks together.
+  data::LoaderOptions share(data::LoaderOptions options, bool trains) const;
+
+  /// Before a piece's forward: its random stream.
+  void begin_piece(int64_t epoch, int64_t index) const;
+  /// What to weight the loss of a piece of `images` with, in a step of `parts` pieces per rank.
+  double weight(int64_t images, int64_t parts) const;
+  /// A guard for the pieces of a step but the last, whose gradients wait for it.
+  std::shared_ptr<void> accumulate(bool is_last) const;
+  /// After each piece's backward, and after the last: gradients in the order of the tree.
+  void end_piece(const Tensors& parameters);
+  void end_step(const Tensors& parameters);
+
+  /// What a rank counted, and what all counted together. The loss is summed exactly.
+  struct Sums {
+    dist::ExactSum loss;
+    int64_t correct = 0, images = 0;
+    bool stops = false;  // on any rank
+  };
+  Sums sum(Sums mine) const;
+  /// Of all gradients of all ranks.
+  double grad_norm(const Tensors& parameters) const;
+  void barrier() const;
+  /// A text of rank 0's on all.
+  std::string agree(const std::string& text) const;
+
+ private:
+  const Config& config_;
+  dist::CommunicatorPtr world_;
+  int64_t global_batch_;
+  int pieces_;
+  std::unique_ptr<dist::Strategy> strategy_;
+  dist::TreeAccumulator tree_;
+};
+
+}  // namespace weft::train
