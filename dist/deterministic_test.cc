@@ -38,8 +38,9 @@ NamedTensors train(Communicator& c, int strategy) {
   std::unique_ptr<FullySharded> fsdp;
   optim::ParameterGroups groups(model.named_parameters());
   if (strategy == 0) {
-    ddp = std::make_unique<DistributedDataParallel>(model, borrowed(c),
-                                                    DdpOptions{.average = ReduceOp::kSum});
+    ddp = std::make_unique<DistributedDataParallel>(
+        model, borrowed(c),
+        DdpOptions{.average = ReduceOp::kSum, .gradient_as_bucket_view = c.size() == 2});
   } else {
     FsdpOptions options{.shard = borrowed(c), .average = ReduceOp::kSum};
     if (strategy == 2) options.sharding = Sharding::kZero1;

@@ -40,10 +40,14 @@ Tensors TreeAccumulator::finish() {
 }
 
 Tensors take_gradients(const Tensors& parameters) {
+  const NoGrad guard;
   Tensors gradients;
   for (const Tensor& parameter : parameters) {
-    gradients.push_back(parameter.grad());
+    Tensor gradient = parameter.grad();
     parameter.set_grad({});
+    // A view, as of a bucket, changes with the next backward.
+    if (gradient.defined() && !gradient.is_unique()) gradient = ops::clone(gradient);
+    gradients.push_back(std::move(gradient));
   }
   return gradients;
 }

@@ -19,7 +19,7 @@ Ranks::Ranks(const Config& config, dist::CommunicatorPtr world)
 }
 
 data::LoaderOptions Ranks::share(data::LoaderOptions options, bool trains) const {
-  options.batch_size = trains ? global_batch_ : config_.batch_size * size();
+  options.batch_size = global_batch_;
   options.pieces = trains ? pieces_ : size();
   options.ranks = size();
   options.rank = rank();

@@ -1,0 +1,124 @@
+// Training on several ranks through the program itself: what stays the same, and what is refused.
+#include "cli/train_runs.h"
+#include "train/safetensors.h"
+
+using namespace weft;
+using namespace weft::cli;
+using Catch::Matchers::Contains;
+
+namespace {
+
+/// A tiny run: two steps of 24 images.
+std::string tiny(const std::string& more) {
+  static const std::string folder = make_colour_folders("devices_images", 30, 16, 16);
+  return "--model vit_lite --data folder:" + folder +
+         " --global-batch-size 24 --epochs 1 --limit-batches 2 --seed 5 --drop-path 0.1 --erase "
+         "0.3 " +
+         more;
+}
+
+/// The largest difference between two runs' final weights.
+double distance(const std::string& run_a, const std::string& run_b) {
+  const Outcome outcome = run_weft("diff --json " + weights(run_a) + " " + weights(run_b));
+  REQUIRE(outcome.code <= 1);
+  return parse_lines(outcome.out).back().at("max_abs");
+}
+
+json last(const std::vector<json>& events, const std::string& kind) {
+  return events_of(events, kind).back();
+}
+
+}  // namespace
+
+TEST_CASE("with a deterministic reduction every strategy has one rank's bits") {
+  const auto one = run_train("one", tiny("--deterministic-reduce=4"));
+  const json expected = last(one, "epoch");
+  const auto check = [&](const std::string& name, const std::string& more) {
+    INFO(more);
+    const auto run = run_train(name, tiny("--deterministic-reduce=4 " + more));
+    CHECK(diff_weights("one", name) == 0);
+    CHECK(last(run, "epoch").at("loss") == expected.at("loss"));
+    CHECK(last(run, "epoch").at("train_accuracy") == expected.at("train_accuracy"));
+    CHECK(last(run, "done").at("val_accuracy") == last(one, "done").at("val_accuracy"));
+  };
+  check("ddp2", "--devices 2");
+  check("fsdp2", "--devices 2 --strategy fsdp");
+  check("zero4", "--devices 4 --strategy zero1");
+  check("hsdp4", "--devices 4 --strategy hsdp");
+}
+
+TEST_CASE("uneven batches on three ranks train as one rank does") {
+  // 25 images on three ranks: 9, 9 and 7. The first step is the same but for the order of sums;
+  // later ones differ as far as Adam carries that.
+  const std::string settings =
+      tiny("--global-batch-size 25 --drop-path 0 --optimizer sgd --lr 0.01 --clip-norm 0");
+  run_train("alone", settings);
+  run_train("three", settings + " --devices 3 --strategy zero2");
+  CHECK(distance("alone", "three") < 1e-5);
+  CHECK(distance("alone", "three") > 0);
+}
+
+TEST_CASE("a run goes on with another number of ranks and another strategy") {
+  const std::string settings = tiny("--deterministic-reduce=4 --epochs 2");
+  run_train("whole2", settings);
+  const Outcome half = run_weft("train --json --output " + fresh_scratch("half") + " " + settings +
+                                " --devices 4 --strategy fsdp");
+  REQUIRE(half.code == 0);
+  // Back to the end of the first epoch.
+  const auto epochs = events_of(parse_lines(half.out), "epoch");
+  REQUIRE(epochs.size() == 2);
+  const std::string step =
+      fmt::format("{}/step-{}", scratch("half"), epochs[0].at("step").get<int>());
+  const Outcome rest = run_weft("train --json --resume " + step + " --devices 2 --strategy ddp");
+  INFO(rest.err);
+  REQUIRE(rest.code == 0);
+  CHECK(diff_weights("whole2", "half") == 0);
+}
+
+TEST_CASE("settings of ranks that cannot be are usage errors") {
+  const std::string ignored = "train --output " + scratch("none") + " ";
+  check_error(run_weft(ignored + "--devices 3 --strategy hsdp --shard-size 2"), 2,
+              "shard-size 2 does not divide 3 devices");
+  check_error(run_weft(ignored + "--devices 2 --strategy single"), 2, "runs on one device, got 2");
+  check_error(run_weft(ignored + "--strategy fastest"), 2, "unknown strategy \"fastest\"");
+  check_error(run_weft(ignored + "--devices 3 --deterministic-reduce"), 2,
+              "8 pieces do not make a tree on 3 devices");
+  check_error(run_weft(ignored + "--devices 2 --max-restarts 1 --output ''"), 2,
+              "--max-restarts needs --output");
+  CHECK(!std::filesystem::exists(scratch("none")));
+}
+
+TEST_CASE("a missing mpirun is an error that says what to install") {
+  const Outcome outcome = run_shell("PATH=/nowhere " + weft_program() + " train --devices 2");
+  check_error(outcome, 1, "there is no mpirun in PATH; install Open MPI");
+}
+
+TEST_CASE("launch runs any program and hands on its exit code") {
+  const Outcome ranks = run_weft("launch --devices 3 -- sh -c 'echo rank $OMPI_COMM_WORLD_RANK'");
+  CHECK(ranks.code == 0);
+  for (int r = 0; r < 3; ++r) CHECK_THAT(ranks.out, Contains(fmt::format("rank {}\n", r)));
+  CHECK(run_weft("launch --devices 2 -- sh -c 'exit 3'").code == 3);
+  check_error(run_weft("launch --devices 0 -- true"), 2, "--devices");
+}
+
+TEST_CASE("a rank that is killed ends the others, which say where they were") {
+  // The first rank kills itself once the run is under way; it is known by its environment.
+  const std::string run = fresh_scratch("killed");
+  const Outcome outcome = run_shell(
+      "WEFT_DIST_TIMEOUT=5 timeout 60 " + weft_program() + " train --output " + run + " " +
+      tiny("--global-batch-size 4 --epochs 1000") +
+      " --devices 2 --strategy ddp & run=$!; "
+      "for i in $(seq 100); do [ -e " +
+      run +
+      "/latest ] && break; sleep 0.2; done; "
+      "victim=$(pgrep -f -- '--output " +
+      run +
+      "' | while read p; do "
+      "grep -qz OMPI_COMM_WORLD_RANK=1 /proc/$p/environ 2>/dev/null && echo $p; done | head -1); "
+      "kill -9 $victim; wait $run");
+  INFO(outcome.err);
+  CHECK(outcome.code != 0);
+  CHECK_THAT(outcome.err, Contains("rank 1"));
+  CHECK_THAT(outcome.err,
+             Contains("all_reduce #") || Contains("broadcast #") || Contains("barrier #"));
+}
