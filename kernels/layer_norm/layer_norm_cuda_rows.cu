@@ -242,21 +242,24 @@ __global__ void __launch_bounds__(kThreads)
   store_one(out, column, total);
 }
 
-template <class Acc>
-void run_rows(const LayerNormRows& p, bool vectors, runtime::StreamHandle stream) {
-  const bool fits = with_row_tile(p.n, vectors, [&](auto vector, auto steps) {
+/// Rows of f32 arithmetic that fit registers; false for others.
+bool run_in_registers(const LayerNormRows& p, bool vectors, runtime::StreamHandle stream) {
+  return with_row_tile(p.n, vectors, [&](auto vector, auto steps) {
     constexpr int kVector = decltype(vector)::value, kSteps = decltype(steps)::value;
     const unsigned grid = blocks_for(p.rows, kRowWarps);
     if (p.dx) {
-      WEFT_LAUNCH((layer_norm_dx_kernel<Acc, kVector, kSteps>), grid, kWarp * kRowWarps, 0, stream,
-                  p);
+      WEFT_LAUNCH((layer_norm_dx_kernel<float, kVector, kSteps>), grid, kWarp * kRowWarps, 0,
+                  stream, p);
     } else {
-      WEFT_LAUNCH((layer_norm_kernel<Acc, kVector, kSteps>), grid, kWarp * kRowWarps, 0, stream, p);
+      WEFT_LAUNCH((layer_norm_kernel<float, kVector, kSteps>), grid, kWarp * kRowWarps, 0, stream,
+                  p);
     }
   });
-  if (!fits) {
-    WEFT_LAUNCH(layer_norm_long_kernel<Acc>, blocks_for(p.rows, 1), kThreads, 0, stream, p);
-  }
+}
+
+template <class Acc>
+void run_long(const LayerNormRows& p, runtime::StreamHandle stream) {
+  WEFT_LAUNCH(layer_norm_long_kernel<Acc>, blocks_for(p.rows, 1), kThreads, 0, stream, p);
 }
 
 template <class Acc>
@@ -308,7 +311,11 @@ void layer_norm_cuda_rows(const LayerNormProblem& p) {
   const bool wide = p.dtype() == DType::f64;
   const runtime::StreamHandle stream = current_stream_handle(p.device());
   if (rows.rows > 0 && (!p.backward() || dx.defined())) {
-    wide ? run_rows<double>(rows, vectors, stream) : run_rows<float>(rows, vectors, stream);
+    if (wide) {
+      run_long<double>(rows, stream);  // for checking gradients
+    } else if (!run_in_registers(rows, vectors, stream)) {
+      run_long<float>(rows, stream);
+    }
   }
   if (dgamma.defined() || dbeta.defined()) {
     const Elements gamma_out(dgamma), beta_out(dbeta);

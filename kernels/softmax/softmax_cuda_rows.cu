@@ -113,21 +113,23 @@ __global__ void __launch_bounds__(kThreads) softmax_long_kernel(SoftmaxRows p) {
   }
 }
 
-template <class Acc>
-void run(const SoftmaxRows& p, bool vectors, runtime::StreamHandle stream) {
-  const bool fits = with_row_tile(p.n, vectors, [&](auto vector, auto steps) {
+/// Rows of f32 arithmetic that fit registers; false for others.
+bool run_in_registers(const SoftmaxRows& p, bool vectors, runtime::StreamHandle stream) {
+  return with_row_tile(p.n, vectors, [&](auto vector, auto steps) {
     constexpr int kVector = decltype(vector)::value, kSteps = decltype(steps)::value;
     const unsigned grid = blocks_for(p.rows, kRowWarps);
     if (p.dx) {
-      WEFT_LAUNCH((softmax_backward_kernel<Acc, kVector, kSteps>), grid, kWarp * kRowWarps, 0,
+      WEFT_LAUNCH((softmax_backward_kernel<float, kVector, kSteps>), grid, kWarp * kRowWarps, 0,
                   stream, p);
     } else {
-      WEFT_LAUNCH((softmax_kernel<Acc, kVector, kSteps>), grid, kWarp * kRowWarps, 0, stream, p);
+      WEFT_LAUNCH((softmax_kernel<float, kVector, kSteps>), grid, kWarp * kRowWarps, 0, stream, p);
     }
   });
-  if (!fits) {
-    WEFT_LAUNCH(softmax_long_kernel<Acc>, blocks_for(p.rows, 1), kThreads, 0, stream, p);
-  }
+}
+
+template <class Acc>
+void run_long(const SoftmaxRows& p, runtime::StreamHandle stream) {
+  WEFT_LAUNCH(softmax_long_kernel<Acc>, blocks_for(p.rows, 1), kThreads, 0, stream, p);
 }
 
 }  // namespace
@@ -154,7 +156,11 @@ void softmax_cuda_rows(const SoftmaxProblem& p) {
                    p.log};
   const bool vectors = rows_fit_vectors(n, {x, y, result});
   const runtime::StreamHandle stream = current_stream_handle(p.device());
-  p.dtype() == DType::f64 ? run<double>(rows, vectors, stream) : run<float>(rows, vectors, stream);
+  if (p.dtype() == DType::f64) {
+    run_long<double>(rows, stream);  // for checking gradients
+  } else if (!run_in_registers(rows, vectors, stream)) {
+    run_long<float>(rows, stream);
+  }
   if (!target.is_contiguous()) copy({.x = result, .y = target});
 }
 

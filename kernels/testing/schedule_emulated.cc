@@ -9,6 +9,7 @@ void use_schedule(int run) {
                   : run % 2 ? simt::Order::random
                             : simt::Order::reverse;
   options.seed = static_cast<uint64_t>(run);
+  options.completion = run % 2 ? simt::Completion::on_wait : simt::Completion::eager;
 }
 
 }  // namespace weft::kernels
