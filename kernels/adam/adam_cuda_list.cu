@@ -13,7 +13,7 @@ namespace {
 
 struct AdamFields {
   void *p, *m, *v;
-  Elements g;
+  Numbers g;
   bool aligned;  // vectors of 4 are allowed
 };
 
@@ -94,7 +94,7 @@ void run(const AdamProblem& p) {
   const auto fields = [&](size_t i) {
     const bool aligned = is_aligned(p.parameters[i], 4) && is_aligned(p.m[i], 4) &&
                          is_aligned(p.v[i], 4) && is_aligned(gradients[i], 4);
-    return AdamFields{p.parameters[i].raw(), p.m[i].raw(), p.v[i].raw(), Elements(gradients[i]),
+    return AdamFields{p.parameters[i].raw(), p.m[i].raw(), p.v[i].raw(), Numbers(gradients[i]),
                       aligned};
   };
   const runtime::StreamHandle stream = current_stream_handle(p.device());

@@ -15,7 +15,7 @@ constexpr int kWarps = 4;
 
 /// [B, H, T, D] with dense heads.
 struct Heads {
-  Elements elements;
+  Numbers elements;
   int64_t batch = 0, head = 0, token = 0;
 
   Heads() = default;
@@ -37,7 +37,7 @@ struct Heads {
 
 struct NaiveAttention {
   Heads q, k, v, out, dout, dq, dk, dv;
-  Elements lse, delta;  // [B, H, Tq]; delta: sum of dout out along the heads
+  Numbers lse, delta;  // [B, H, Tq]; delta: sum of dout out along the heads
   int64_t batches, heads, queries, keys, width;
   double scale;
   bool causal;
@@ -215,7 +215,7 @@ void attention_cuda_naive(const AttentionProblem& problem) {
   p.dq = Heads(problem.dq);
   p.dk = Heads(problem.dk);
   p.dv = Heads(problem.dv);
-  p.lse = Elements(problem.lse);
+  p.lse = Numbers(problem.lse);
   p.batches = problem.q.size(0);
   p.heads = problem.q.size(1);
   p.queries = problem.q.size(2);
@@ -231,7 +231,7 @@ void attention_cuda_naive(const AttentionProblem& problem) {
   const Tensor delta =
       problem.backward() ? Tensor::empty(problem.lse.shape(), problem.lse.dtype(), problem.device())
                          : Tensor();
-  p.delta = Elements(delta);
+  p.delta = Numbers(delta);
   const runtime::StreamHandle stream = current_stream_handle(problem.device());
   wide ? run<double>(p, problem.backward(), stream) : run<float>(p, problem.backward(), stream);
 }

@@ -17,7 +17,7 @@ namespace {
 constexpr int kThreads = 256;
 
 struct Windows {
-  Elements image, rows;  // rows [images P Q, channels R S], contiguous
+  Numbers image, rows;  // rows [images P Q, channels R S], contiguous
   int64_t image_strides[4];
   int64_t images, channels, H, W, R, S, P, Q;
   int64_t stride[2], padding[2], dilation[2];
@@ -82,8 +82,8 @@ struct Part {
 
   Windows windows(const Tensor& image, const Tensor& rows) const {
     Windows t = {};
-    t.image = Elements(image);
-    t.rows = Elements(rows);
+    t.image = Numbers(image);
+    t.rows = Numbers(rows);
     for (int d = 0; d < 4; ++d) t.image_strides[d] = image.strides()[d];
     t.images = image.size(0);
     t.channels = image.size(1);

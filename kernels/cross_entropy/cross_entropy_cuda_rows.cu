@@ -11,7 +11,7 @@ namespace {
 
 /// A matrix of any strides.
 struct Matrix {
-  Elements elements;
+  Numbers elements;
   int64_t row = 0, column = 0;
 
   Matrix() = default;

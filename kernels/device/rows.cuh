@@ -14,7 +14,7 @@ namespace weft::kernels {
 
 /// Rows of n elements that lie side by side, `stride` elements apart.
 struct RowElements {
-  Elements elements;
+  Numbers elements;
   int64_t stride = 0;
 
   RowElements() = default;
@@ -95,6 +95,9 @@ bool with_row_tile(int64_t n, bool vectors, F&& f) {
   if (n <= 1024) return f(Int<1>(), Int<32>()), true;
   return false;
 }
+
+/// Elements of a lane's share of a row of which a thread holds two: 2 x 32 of 255 registers.
+inline constexpr int kMostForTwoRows = 32;
 
 /// Warps of a block whose warps take rows each for itself.
 inline constexpr int kRowWarps = 4;

@@ -14,7 +14,7 @@ namespace {
 constexpr int kThreads = 256, kWords = 4;
 
 struct DropoutArguments {
-  Elements x, y;
+  Numbers x, y;
   int64_t n;
   bool aligned;
   double factor;
@@ -57,8 +57,8 @@ void dropout_cuda_philox(const DropoutProblem& p) {
       p.y.is_contiguous() ? p.y : Tensor::empty(p.y.shape(), p.y.dtype(), p.y.device());
   // uniform_from_bits(w) = ((w >> 9) + 1/2) 2^-23.
   const auto threshold = static_cast<uint32_t>(std::max(0.0, std::ceil(p.p * 0x1p23 - 0.5)));
-  const DropoutArguments arguments{Elements(x),
-                                   Elements(y),
+  const DropoutArguments arguments{Numbers(x),
+                                   Numbers(y),
                                    x.numel(),
                                    is_aligned(x, kWords) && is_aligned(y, kWords),
                                    p.p < 1 ? 1 / (1 - p.p) : 0,

@@ -14,7 +14,7 @@ namespace {
 
 struct LayerNormRows {
   RowElements x, residual, sum, y, dy, ds, dx;
-  Elements gamma, beta, mean, rstd;
+  Numbers gamma, beta, mean, rstd;
   int64_t rows, n;
   double eps;
 };
@@ -194,7 +194,7 @@ constexpr int kColumnWarps = 8;
 
 struct LayerNormColumns {
   RowElements x, dy;
-  Elements mean, rstd;
+  Numbers mean, rstd;
   double* partial;  // [2, blocks, n]
   int64_t rows, n;
 };
@@ -244,12 +244,16 @@ __global__ void __launch_bounds__(kThreads)
 
 /// Rows of f32 arithmetic that fit registers; false for others.
 bool run_in_registers(const LayerNormRows& p, bool vectors, runtime::StreamHandle stream) {
+  if (p.dx && p.n > kMostForTwoRows * kWarp) return false;
   return with_row_tile(p.n, vectors, [&](auto vector, auto steps) {
     constexpr int kVector = decltype(vector)::value, kSteps = decltype(steps)::value;
     const unsigned grid = blocks_for(p.rows, kRowWarps);
     if (p.dx) {
-      WEFT_LAUNCH((layer_norm_dx_kernel<float, kVector, kSteps>), grid, kWarp * kRowWarps, 0,
-                  stream, p);
+      // Two rows in registers.
+      if constexpr (kVector * kSteps <= kMostForTwoRows) {
+        WEFT_LAUNCH((layer_norm_dx_kernel<float, kVector, kSteps>), grid, kWarp * kRowWarps, 0,
+                    stream, p);
+      }
     } else {
       WEFT_LAUNCH((layer_norm_kernel<float, kVector, kSteps>), grid, kWarp * kRowWarps, 0, stream,
                   p);
@@ -300,10 +304,10 @@ void layer_norm_cuda_rows(const LayerNormProblem& p) {
                            RowElements(dy, n),
                            RowElements(ds, n),
                            RowElements(dx, n),
-                           Elements(gamma),
-                           Elements(beta),
-                           Elements(mean),
-                           Elements(rstd),
+                           Numbers(gamma),
+                           Numbers(beta),
+                           Numbers(mean),
+                           Numbers(rstd),
                            p.x.numel() / n,
                            n,
                            p.eps};

@@ -13,7 +13,7 @@ namespace {
 constexpr int kThreads = 256;
 
 struct Pool {
-  Elements image, result;  // contiguous
+  Numbers image, result;  // contiguous
   int32_t* indices;
   int64_t planes, H, W, P, Q;
   int64_t kernel[2], stride[2], padding[2], dilation[2];
@@ -104,8 +104,8 @@ void pool2d_cuda_windows(const Pool2dProblem& p) {
   const Tensor image = p.backward() ? p.dx : contiguous(p.x);
   const Tensor result = p.backward() ? contiguous(p.dy) : p.y;
   Pool t = {};
-  t.image = Elements(image);
-  t.result = Elements(result);
+  t.image = Numbers(image);
+  t.result = Numbers(result);
   t.indices = p.indices.defined() ? p.indices.data<int32_t>() : nullptr;
   t.planes = image.size(0) * image.size(1);
   t.H = image.size(2);

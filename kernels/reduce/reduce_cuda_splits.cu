@@ -274,8 +274,8 @@ void pass(const ReduceProblem& p, const ReduceLayout& layout, Reduction reductio
   const int64_t shortest = columns ? 16 * kWarps : 16 * kThreads;
   s.splits = std::clamp<int64_t>(std::min(1024 / blocks, s.count / shortest), 1, 1024);
   s.split_size = (s.count + s.splits - 1) / s.splits;
-  const Tensor workspace = Tensor::empty(
-      {s.splits * s.outputs * static_cast<int64_t>(sizeof(Partial<Acc>))}, DType::u8, p.device());
+  const int64_t bytes = s.splits * s.outputs * static_cast<int64_t>(sizeof(Partial<Acc>));
+  const Tensor workspace = Tensor::empty(Shape{bytes}, DType::u8, p.device());
   s.partials = static_cast<Partial<Acc>*>(workspace.raw());
   const runtime::StreamHandle stream = current_stream_handle(p.device());
   if (columns) {

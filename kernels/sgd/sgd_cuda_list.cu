@@ -13,7 +13,7 @@ namespace {
 
 struct SgdFields {
   void *p, *b;  // b: null without momentum
-  Elements g;
+  Numbers g;
   bool aligned;
 };
 
@@ -85,7 +85,7 @@ void run(const SgdProblem& p) {
     const bool aligned =
         is_aligned(p.parameters[i], 4) && is_aligned(buffer, 4) && is_aligned(gradients[i], 4);
     return SgdFields{p.parameters[i].raw(), has_momentum ? buffer.raw() : nullptr,
-                     Elements(gradients[i]), aligned};
+                     Numbers(gradients[i]), aligned};
   };
   const runtime::StreamHandle stream = current_stream_handle(p.device());
   for_each_list<SgdFields>(p.parameters, fields, [&](const auto& list, uint32_t) {

@@ -115,12 +115,16 @@ __global__ void __launch_bounds__(kThreads) softmax_long_kernel(SoftmaxRows p) {
 
 /// Rows of f32 arithmetic that fit registers; false for others.
 bool run_in_registers(const SoftmaxRows& p, bool vectors, runtime::StreamHandle stream) {
+  if (p.dx && p.n > kMostForTwoRows * kWarp) return false;
   return with_row_tile(p.n, vectors, [&](auto vector, auto steps) {
     constexpr int kVector = decltype(vector)::value, kSteps = decltype(steps)::value;
     const unsigned grid = blocks_for(p.rows, kRowWarps);
     if (p.dx) {
-      WEFT_LAUNCH((softmax_backward_kernel<float, kVector, kSteps>), grid, kWarp * kRowWarps, 0,
-                  stream, p);
+      // Two rows in registers.
+      if constexpr (kVector * kSteps <= kMostForTwoRows) {
+        WEFT_LAUNCH((softmax_backward_kernel<float, kVector, kSteps>), grid, kWarp * kRowWarps, 0,
+                    stream, p);
+      }
     } else {
       WEFT_LAUNCH((softmax_kernel<float, kVector, kSteps>), grid, kWarp * kRowWarps, 0, stream, p);
     }
