@@ -109,6 +109,7 @@ class FullySharded::Engine : public std::enable_shared_from_this<Engine> {
     for (const auto& [name, buffer] : module.named_buffers()) synchronize(buffer);
     assign_units(policy);
     for (Unit& unit : units_) build(unit);
+    refreshed_ = kept_versions();
   }
 
   /// Apart from the constructor, which has no shared pointer to give.
@@ -443,7 +444,17 @@ class FullySharded::Engine : public std::enable_shared_from_this<Engine> {
   void after_step() {
     end_iteration();
     if (keeps_whole()) gather_whole();
+    refreshed_ = kept_versions();
   }
+
+  /// Counts the changes of the parts: the same on every rank, since each has a slice of every
+  /// parameter, be it empty.
+  uint64_t kept_versions() const {
+    uint64_t sum = 0;
+    for (const Unit& unit : units_) sum += unit.kept.version();
+    return sum;
+  }
+  bool is_stale() const { return kept_versions() != refreshed_; }
 
   void gather_whole() {
     std::vector<Work> works;
@@ -592,6 +603,7 @@ class FullySharded::Engine : public std::enable_shared_from_this<Engine> {
   std::vector<Unit*> residents_;           // in order of gathering
   std::vector<Unit*> order_, last_order_;  // of gatherings, in this iteration and the last
   std::vector<Unit*> reducing_;
+  uint64_t refreshed_ = 0;
   int64_t gatherings_ = 0;
   int64_t gathered_now_ = 0, peak_gathered_ = 0, reducing_now_ = 0, peak_reducing_ = 0;
   // Cleared when the engine goes; memory that is touched later cannot be gathered any more.
@@ -636,6 +648,10 @@ optim::ParameterGroups FullySharded::shard(const optim::ParameterGroups& groups)
 }
 
 void FullySharded::after_step() { engine_->after_step(); }
+void FullySharded::refresh() {
+  if (engine_->is_stale()) engine_->after_step();
+}
+
 void FullySharded::broadcast_buffers() {
   for (const auto& [name, buffer] : engine_->module_.named_buffers()) engine_->synchronize(buffer);
 }

@@ -90,6 +90,8 @@ class FullySharded {
   optim::ParameterGroups shard(const optim::ParameterGroups& groups) const;
   /// To be called after each step of the optimizer: brings whole copies up to date (ZeRO-1 and -2).
   void after_step();
+  /// after_step() if the optimizer has changed the parts since the last one.
+  void refresh();
 
   /// Copies rank 0's buffers to all, those that were changed in place and those that were replaced.
   void broadcast_buffers();

@@ -72,6 +72,7 @@ class Sharded : public Strategy {
     return fsdp_->shard(groups);
   }
   Tensor forward(nn::Module& module, const Tensor& x) override {
+    fsdp_->refresh();
     if (module.is_training()) fsdp_->broadcast_buffers();
     return module(x);
   }

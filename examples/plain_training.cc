@@ -1,0 +1,38 @@
+// A small classifier on the built-in images: a plain training loop.
+#include <fmt/core.h>
+
+#include "autograd/backward.h"
+#include "autograd/ops.h"
+#include "autograd/random.h"
+#include "data/loader.h"
+#include "data/open.h"
+#include "nn/nn.h"
+#include "optim/adam.h"
+#include "optim/clip.h"
+#include "train/safetensors.h"
+
+using namespace weft;
+
+int main(int argc, char** argv) {
+  const std::string path = argc > 1 ? argv[1] : "plain.safetensors";
+  manual_seed(1);
+  nn::Sequential model;
+  model.append<nn::Flatten>();
+  model.append<nn::Linear>(3 * 32 * 32, 64);
+  model.append<nn::GELU>();
+  model.append<nn::Linear>(64, 10);
+  optim::AdamW optimizer(model.named_parameters(), {.lr = 1e-3});
+
+  const data::DatasetPtr dataset = data::open_data("builtin", 1).train;
+  data::Loader loader(dataset, {.batch_size = 64, .drop_last = true, .preprocess = {.size = 32}});
+  for (int step = 0; step < 10; ++step) {
+    const auto batch = loader.next();
+    optimizer.zero_grad();
+    const Tensor loss = ops::cross_entropy(model(batch->images), batch->labels);
+    backward(loss);
+    optim::clip_grad_norm(model.parameters(), 1.0);
+    optimizer.step();
+    fmt::print("step {} loss {:.4f}\n", step + 1, loss.item());
+  }
+  train::write_safetensors(path, model.state_dict(), {{"format", "pt"}});
+}

@@ -1,0 +1,96 @@
+// A plain training loop on any number of ranks.
+//
+//   train::Fabric fabric({.devices = 4, .precision = "bf16-mixed", .strategy = "fsdp"});
+//   fabric.launch(argc, argv);                        // starts the ranks, or is one
+//   fabric.seed_everything(1);
+//   Net model;
+//   optim::AdamW optimizer(model.named_parameters(), {.lr = 1e-3});
+//   fabric.setup(model, optimizer);
+//   auto loader = fabric.setup_dataloader(dataset, {.batch_size = 64, .shuffle = true});
+//   while (auto batch = loader->next()) {
+//     optimizer.zero_grad();
+//     fabric.backward(ops::cross_entropy(fabric.forward(images), labels));
+//     fabric.clip_gradients(optimizer, 1.0);
+//     optimizer.step();
+//   }
+//   fabric.save("model.safetensors");
+//
+// examples/plain_training.cc and examples/scaled_training.cc are one program without and with it.
+#pragma once
+
+#include <fmt/core.h>
+
+#include <memory>
+#include <string>
+
+#include "data/loader.h"
+#include "dist/strategy.h"
+#include "nn/module.h"
+#include "optim/optimizer.h"
+
+namespace weft::train {
+
+struct FabricOptions {
+  std::string device = "cpu";
+  int devices = 1;
+  std::string precision = "32-true";  // 64-true, 32-true, bf16-mixed
+  std::string strategy = "auto";      // dist/strategy.h; auto: ddp on several devices
+  int shard_size = 0;                 // of hsdp
+};
+
+class Fabric {
+ public:
+  /// Throws Error for options that do not go together.
+  explicit Fabric(const FabricOptions& options);
+
+  /// With several devices, outside mpirun and srun: starts this program again as so many ranks,
+  /// waits, and ends the program with their exit code. Else joins the ranks that are there.
+  void launch(int argc, char** argv);
+
+  int rank() const { return world_ ? world_->rank() : 0; }
+  int size() const { return world_ ? world_->size() : 1; }
+  bool is_main() const { return rank() == 0; }
+
+  /// Takes over a model and its optimizer, which has not stepped yet.
+  void setup(nn::Module& model, optim::Optimizer& optimizer, const dist::WrapPolicy& policy = {});
+  /// Batches of options.batch_size on each rank, different ones.
+  std::unique_ptr<data::Loader> setup_dataloader(data::DatasetPtr dataset,
+                                                 data::LoaderOptions options) const;
+
+  /// The model on x, in the precision asked for; logits come back in f32 or f64.
+  Tensor forward(const Tensor& x);
+  /// Gradients of the mean over ranks of their losses.
+  void backward(const Tensor& loss);
+  /// While the result lives, gradients stay on their rank and add up: for accumulation.
+  std::shared_ptr<void> no_backward_sync() { return strategy_->no_sync(); }
+  /// Scales the gradients so that their norm over all ranks is at most max_norm; returns what it
+  /// was.
+  double clip_gradients(optim::Optimizer& optimizer, double max_norm);
+
+  /// In place, and waited for.
+  void all_reduce(const Tensor& x, dist::ReduceOp op = dist::ReduceOp::kMean) const;
+  /// [ranks, ...]: every rank's x.
+  Tensor all_gather(const Tensor& x) const;
+  void broadcast(const Tensor& x, int source = 0) const;
+  void barrier() const;
+
+  /// The whole model as a safetensors file, written by rank 0. Every rank calls both.
+  void save(const std::string& path);
+  void load(const std::string& path);
+
+  /// On rank 0 alone.
+  template <class... Args>
+  void print(fmt::format_string<Args...> format, Args&&... arguments) const {
+    if (is_main()) fmt::print(format, std::forward<Args>(arguments)...);
+  }
+  /// Weights of all ranks from one seed, dropout of each from its own stream: call it first.
+  void seed_everything(uint64_t seed) const;
+
+ private:
+  const FabricOptions options_;
+  dist::CommunicatorPtr world_;
+  std::unique_ptr<dist::Strategy> strategy_;
+  nn::Module* model_ = nullptr;
+};
+
+}  // namespace weft::train
