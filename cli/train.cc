@@ -180,8 +180,7 @@ void add_train(CLI::App& app, Action& action) {
         a.overrides.push_back([pieces](train::Config& c) { c.deterministic_reduce = pieces; });
       },
       "Cut every batch into so many pieces and add their gradients in one fixed tree: the same "
-      "bits "
-      "on 1, 2, 4, ... devices");
+      "bits on 1, 2, 4, ... devices");
   command
       .add_option("--max-restarts", a.max_restarts,
                   "Start all ranks again, from the last checkpoint, when one fails")

@@ -7,6 +7,7 @@
 #include "dist/ddp.h"
 #include "dist/device_mesh.h"
 #include "dist/exact_sum.h"
+#include "dist/in_process.h"
 #include "optim/clip.h"
 
 namespace weft::dist {
@@ -156,7 +157,8 @@ void validate_strategy(const StrategyOptions& options, int devices) {
 std::unique_ptr<Strategy> make_strategy(const StrategyOptions& options, CommunicatorPtr world) {
   validate_strategy(options, world ? world->size() : 1);
   if (options.name == "single") return std::make_unique<Single>();
-  WEFT_CHECK(world, "strategy {} needs ranks", options.name);
+  // Alone, the program takes the same paths.
+  if (!world) world = make_in_process_world(1)[0];
   if (options.name == "ddp") return std::make_unique<Ddp>(std::move(world));
   if (options.name == "hsdp") {
     const int size =

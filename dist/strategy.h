@@ -63,7 +63,7 @@ class Strategy {
   virtual std::string describe(int64_t parameters) const = 0;
 };
 
-/// `world` is null for "single" without ranks.
+/// `world` is null in a program of one rank.
 std::unique_ptr<Strategy> make_strategy(const StrategyOptions& options, CommunicatorPtr world);
 
 }  // namespace weft::dist

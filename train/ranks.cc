@@ -66,6 +66,13 @@ Ranks::Sums Ranks::sum(Sums mine) const {
   return {mine.loss, c[0], c[1], c[2] > 0};
 }
 
+bool Ranks::any(bool mine) const {
+  if (!world_) return mine;
+  const Tensor flag = Tensor::from(std::vector<int32_t>{mine}, {1});
+  world_->all_reduce(flag, dist::ReduceOp::kMax).wait();
+  return flag.data<int32_t>()[0] != 0;
+}
+
 double Ranks::grad_norm(const Tensors& parameters) const {
   if (world_ || !is_active()) return strategy_->grad_norm(parameters);
   // Alone, but with the bits that several ranks would have.

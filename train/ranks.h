@@ -55,6 +55,9 @@ class Ranks {
     bool stops = false;  // on any rank
   };
   Sums sum(Sums mine) const;
+  /// True on all ranks when it is on any: an overflow that one rank has met, before any skips a
+  /// step.
+  bool any(bool mine) const;
   /// Of all gradients of all ranks.
   double grad_norm(const Tensors& parameters) const;
   void barrier() const;
