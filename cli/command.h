@@ -32,6 +32,7 @@ void add_diff(CLI::App& app, Action& action);
 void add_eval(CLI::App& app, Action& action);
 void add_inspect(CLI::App& app, Action& action);
 void add_launch(CLI::App& app, Action& action);
+void add_numerics(CLI::App& app, Action& action);
 void add_predict(CLI::App& app, Action& action);
 void add_profile(CLI::App& app, Action& action);
 void add_train(CLI::App& app, Action& action);

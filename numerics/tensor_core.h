@@ -47,6 +47,8 @@ struct FusedStep {
   int alignment_floor;     // the least e
   int output_exponent;     // the output format's smallest normal exponent
   double output_overflow;  // results of at least this magnitude, after rounding, are infinite
+
+  friend bool operator==(const FusedStep&, const FusedStep&) = default;
 };
 
 /// How K is cut into steps.

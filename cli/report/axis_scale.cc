@@ -57,7 +57,10 @@ AxisScale::AxisScale(const Axis& axis, const std::vector<double>& values)
   const auto logarithm = [&](double x) { return base == 2 ? std::log2(x) : std::log10(x); };
   int first = static_cast<int>(std::floor(logarithm(min_) + 1e-9));
   int last = static_cast<int>(std::ceil(logarithm(max_) - 1e-9));
-  if (first == last) ++last;
+  if (first == last) {
+    --first;
+    ++last;
+  }
   if (!axis.min) min_ = std::pow(base, first);
   if (!axis.max) max_ = std::pow(base, last);
   const int stride = std::max(1, (last - first + kMostTicks - 1) / kMostTicks);

@@ -37,9 +37,9 @@ svg text.small { fill: var(--soft); font-size: 10px; }
 .legend { display: flex; flex-wrap: wrap; gap: .2rem 1.2rem; font-size: .85rem; margin: 0 0 .3rem; }
 .legend svg { width: 22px; height: 10px; display: inline; margin-right: .3rem; }
 .scroll { overflow-x: auto; }
-table { border-collapse: collapse; font-size: .9rem; font-variant-numeric: tabular-nums; }
+table { border-collapse: collapse; font-size: .85rem; font-variant-numeric: tabular-nums; }
 caption { text-align: left; padding-bottom: .3rem; }
-th, td { padding: .2rem .8rem .2rem 0; border-bottom: 1px solid var(--grid); text-align: left;
+th, td { padding: .2rem .7rem .2rem 0; border-bottom: 1px solid var(--grid); text-align: left;
   white-space: nowrap; }
 th.number, td.number { text-align: right; }
 pre { background: var(--box); padding: .6rem .8rem; overflow-x: auto; border-radius: 4px; }

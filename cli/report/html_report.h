@@ -38,6 +38,8 @@ struct Series {
   Mark mark = Mark::kLine;
   /// One of the page's colours, 0 to 7; -1: the next in turn. A bound shares its measurement's.
   int color = -1;
+  /// False for a companion that the caption explains.
+  bool in_legend = true;
 };
 
 /// Lines, dashed lines and points over two axes; also a scatter plot.

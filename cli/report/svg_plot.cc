@@ -188,7 +188,7 @@ Drawing draw(const LinePlot& plot) {
     if (points) {
       svg.put("<path class=\"dots c{}\" d=\"{}\"><title>{}</title></path>", color, dots, name);
     }
-    drawing.legend.push_back({series.name, color, series.mark});
+    if (series.in_legend) drawing.legend.push_back({series.name, color, series.mark});
   }
   drawing.svg = svg.finish();
   return drawing;
@@ -300,7 +300,7 @@ Drawing draw(const HeatMap& map) {
     svg.put(
         "<rect class=\"cell\" x=\"{:.1f}\" y=\"{:.2f}\" width=\"16\" height=\"{:.2f}\" "
         "fill=\"{}\"/>",
-        bar_left, y, bar_height / kSteps + 0.4, heat_color((i + 0.5) / kSteps));
+        bar_left, y, bar_height / kSteps + 1, heat_color((i + 0.5) / kSteps));
   }
   for (const Tick& tick : scale.ticks()) {
     svg.text(bar_left + 22, bar_top + (1 - scale.at(tick.value)) * bar_height + 4, "start",
