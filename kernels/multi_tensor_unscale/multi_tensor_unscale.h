@@ -1,0 +1,35 @@
+// A list of scaled gradients brought back to size in place, checked, and measured, in one pass.
+//
+//   found_inf = 1 if some element of some tensor is infinite or NaN before the multiplication, or 0
+//   x = x * factor                       for every element, rounded once to x's dtype
+//   norm = sqrt(sum of x^2)              over all elements as written
+//
+// That is PyTorch's _amp_foreach_non_finite_check_and_unscale_ with the norm that clipping needs.
+//
+// Tensors are contiguous and f64, f32, bf16 or f16, in any mixture; factor, the inverse of a loss
+// scale, is rounded to f32 (f64 for f64) first. found_inf is a scalar [] of dtype f32, norm one of
+// f32 or f64; both are optional and assigned (=). With a factor of 1 no element is written. Squares
+// are taken and added in f64 over fixed chunks that are joined in order, so that the norm neither
+// overflows early nor depends on threads; it is infinite or NaN when an element is.
+#pragma once
+
+#include "kernels/op.h"
+
+namespace weft::kernels {
+
+struct MultiTensorUnscaleProblem {
+  std::vector<Tensor> tensors;
+  double factor = 1;
+  Tensor found_inf;  // optional
+  Tensor norm;       // optional
+
+  DType dtype() const { return tensors.empty() ? DType::f32 : tensors[0].dtype(); }
+  Device device() const { return tensors.empty() ? Device{} : tensors[0].device(); }
+  std::string describe() const;
+};
+
+void multi_tensor_unscale(const MultiTensorUnscaleProblem& problem);
+const Op<MultiTensorUnscaleProblem>& multi_tensor_unscale_op();
+std::vector<Expected> multi_tensor_unscale_reference(const MultiTensorUnscaleProblem& problem);
+
+}  // namespace weft::kernels

@@ -1,0 +1,102 @@
+// Loss scaling for fp16: PyTorch's GradScaler, state machine, arithmetic and errors alike.
+//
+//   optim::GradScaler scaler;
+//   ...
+//   optimizer.zero_grad();
+//   backward(scaler.scale(loss));
+//   const double norm = scaler.unscale(optimizer);                    // optional, for clipping
+//   scaler.step(optimizer, optim::clip_coefficient(norm, max_norm));  // skipped on an infinity
+//   scaler.update();
+//
+// Gradients of fp16 activations below 2^-25 vanish; those of a loss multiplied by S survive down to
+// 2^-25 / S (Micikevicius et al., "Mixed Precision Training", arXiv:1710.03740). S is halved, and
+// the step skipped, whenever a gradient comes out infinite or NaN, and doubled after 2000 steps
+// without.
+//
+// Each optimizer goes READY -unscale-> UNSCALED -step-> STEPPED -update-> READY; step unscales what
+// is still READY. A second unscale, an unscale after step, and a second step are Errors, as are
+// fp16 gradients (master weights are f32), and a step or an update with nothing checked before.
+//
+// The scale is an f32; its inverse is taken in f64 and rounded to f32.
+//
+// DeepSpeed's dynamic loss scale is the same machine with `hysteresis` and `min_scale`. A scale
+// that would have to fall below min_scale is an Error: no scale helps gradients that are infinite
+// of themselves.
+#pragma once
+
+#include <nlohmann/json.hpp>
+#include <unordered_map>
+
+#include "optim/optimizer.h"
+
+namespace weft::optim {
+
+struct GradScalerOptions {
+  double init_scale = 65536;
+  double growth_factor = 2;        // > 1
+  double backoff_factor = 0.5;     // in (0, 1)
+  int64_t growth_interval = 2000;  // steps without an infinity before the scale grows
+  bool enabled = true;             // false: every call passes through
+  /// Steps with an infinity that it takes to shrink the scale; those used up are given back when
+  /// the scale grows. DeepSpeed's default is 2.
+  int64_t hysteresis = 1;
+  /// The least scale; DeepSpeed's default is 1. 0: none, as in PyTorch.
+  double min_scale = 0;
+};
+
+class GradScaler {
+ public:
+  /// Throws Error for an option out of range.
+  explicit GradScaler(const GradScalerOptions& options = {});
+
+  /// loss * S, recorded; f32 for narrower losses.
+  Tensor scale(const Tensor& loss);
+  /// Divides the optimizer's gradients by S in place, notes whether one was infinite or NaN, and
+  /// returns their common norm afterwards: one pass over memory.
+  double unscale(Optimizer& optimizer);
+  /// optimizer.step(gradient_scale), unless an infinity was found: then false, and nothing changed.
+  bool step(Optimizer& optimizer, double gradient_scale = 1);
+  /// The next step's scale, from what the optimizers found. Throws Error, changing nothing, when
+  /// the scale sticks at min_scale.
+  void update();
+  /// The same with a scale of the caller's choice.
+  void update(double new_scale);
+
+  /// What unscale found: 0, or 1 for an infinity. Where the gradients are sharded, the ranks take
+  /// the maximum of theirs and set it between unscale and step, so that all skip or none does.
+  double found_inf(const Optimizer& optimizer) const;
+  void set_found_inf(const Optimizer& optimizer, double found_inf);
+
+  bool is_enabled() const { return options_.enabled; }
+  /// S; 1 when disabled.
+  double get_scale() const { return options_.enabled ? scale_ : 1; }
+  /// growth_factor, backoff_factor, growth_interval, hysteresis, min_scale.
+  const GradScalerOptions& options() const { return options_; }
+
+  /// PyTorch's: scale, growth_factor, backoff_factor, growth_interval, _growth_tracker; with
+  /// hysteresis also _hysteresis_tracker. {} when disabled. To be taken after update().
+  nlohmann::json state_dict() const;
+  /// Throws Error, changing nothing, when the state is malformed or empty; ignored when disabled.
+  void load_state_dict(const nlohmann::json& state);
+
+ private:
+  enum class Stage { kReady, kUnscaled, kStepped };
+  struct OptimizerState {
+    Stage stage = Stage::kReady;
+    bool is_checked = false;  // unscale met a gradient
+    double found_inf = 0;
+    double norm = 0;
+  };
+
+  void check_scaled(std::string_view function) const;
+  void apply_unscale(Optimizer& optimizer, OptimizerState& state) const;
+
+  GradScalerOptions options_;
+  float scale_;
+  int64_t growth_tracker_ = 0;  // steps without an infinity since the scale changed
+  int64_t hysteresis_left_;
+  bool has_scaled_ = false;
+  std::unordered_map<const Optimizer*, OptimizerState> states_;  // since the last update
+};
+
+}  // namespace weft::optim
