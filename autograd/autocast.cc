@@ -74,9 +74,20 @@ Tensor autocast_cast(const Tensor& x) {
   return cached(s.recorded, x, s.dtype, [&] { return ops::cast(x, s.dtype); });
 }
 
+DType autocast_products(const Tensor& x, const Tensor& weight) {
+  const DType low = state().dtype, own = promote(x.dtype(), weight.dtype());
+  return low == DType::f32 || own == DType::f64 ? own : low;
+}
+
 Tensor autocast_f32(const Tensor& x) {
   if (state().dtype == DType::f32 || !is_castable(x)) return x;
   return ops::cast(x, DType::f32);
+}
+
+std::pair<Tensor, Tensor> autocast_promote(const Tensor& a, const Tensor& b) {
+  if (state().dtype == DType::f32) return {a, b};
+  const DType dtype = promote(a.dtype(), b.dtype());
+  return {ops::cast(a, dtype), ops::cast(b, dtype)};
 }
 
 Tensor autocast_weight(const Tensor& weight, DType dtype) {

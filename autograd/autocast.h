@@ -1,9 +1,26 @@
 // Mixed precision: inside an Autocast, matrix products run in a narrow dtype on f32 weights.
 //
-// Ops fall into PyTorch's three lists: low precision (linear, matmul, conv2d, attention), f32
-// (softmax, log_softmax, cross_entropy, layer_norm, exp, log, pow, sum, ...), and the rest, which
-// follow their inputs. A weight is cast once: the cast is kept until the outermost Autocast ends.
+//   {
+//     Autocast mode(DType::bf16);                  // or f16, then with optim::GradScaler
+//     loss = cross_entropy(model(images), labels);
+//     backward(loss);
+//   }
+//
+// Ops fall into PyTorch's lists of its CUDA autocast, the same on every device and for every dtype:
+//   low      operands cast to the narrow dtype: linear, matmul, conv2d, attention
+//   f32      operands widened to f32: exp, log, pow, rsqrt, reciprocal, sum, prod, softmax,
+//            log_softmax, layer_norm, losses
+//   promote  operands brought to the widest of theirs: cat, stack, scatter_add
+// All others follow their inputs. f64 operands are left alone. autograd/autocast_test.cc assigns
+// each op of autograd/ops.h to its list. layer_norm computes in f32 and writes the narrow dtype at
+// once: the product that follows would round its result the same way.
+//
+// A weight is cast once: the cast of an f32 leaf that requires a gradient is kept until the
+// outermost Autocast ends or the weight changes. Scopes nest; Autocast(f32) turns casting off until
+// it ends. One scope around all the micro-batches of a step casts each weight once per step.
 #pragma once
+
+#include <utility>
 
 #include "autograd/tape.h"
 
@@ -11,7 +28,8 @@ namespace weft {
 
 class Autocast {
  public:
-  /// Enters low precision on this thread; f32 turns it off.
+  /// Enters low precision on this thread; f32 turns it off. Throws Error for other dtypes than
+  /// bf16, f16 and f32.
   explicit Autocast(DType dtype);
   ~Autocast();
   Autocast(const Autocast&) = delete;
@@ -23,16 +41,21 @@ class Autocast {
 
 /// The low-precision dtype in force on this thread; f32 when there is none.
 DType autocast_dtype();
-/// The dtype in which a low-precision op computes on `x`: the one in force for f32, f16 and bf16
-/// inputs.
-DType autocast_low(const Tensor& x);
-/// x as an op of the low-precision list sees it; recorded, cached for leaves that require a
-/// gradient.
+
+// For ops: their operands as their list has them. Without an Autocast in force all but
+// autocast_products and autocast_weight return what they were given.
+
+/// Low: x in the dtype in force; recorded, cached for leaves that require a gradient.
 Tensor autocast_cast(const Tensor& x);
-/// x as an op of the f32 list sees it: widened to f32 when it is narrower, inside an Autocast only.
-Tensor autocast_f32(const Tensor& x);
-/// The raw cast of a weight, cached and not recorded: for ops that return its gradient in f32
-/// themselves.
+/// Low: the dtype in which a product of x and weight is formed: the one in force, or without one,
+/// or beside an f64, the wider of theirs.
+DType autocast_products(const Tensor& x, const Tensor& weight);
+/// Low: the raw cast of a weight, cached and not recorded: for ops that return its gradient in the
+/// weight's dtype themselves.
 Tensor autocast_weight(const Tensor& weight, DType dtype);
+/// f32: x widened, when it is narrower.
+Tensor autocast_f32(const Tensor& x);
+/// Promote: both in the wider dtype.
+std::pair<Tensor, Tensor> autocast_promote(const Tensor& a, const Tensor& b);
 
 }  // namespace weft

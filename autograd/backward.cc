@@ -256,7 +256,8 @@ class Pass {
                "{}: its gradient function returned {} tensors for {} inputs", node.name,
                results.size(), node.edges.size());
     if (AnomalyMode::enabled()) check_gradients(node, results);
-    if (!options_.retain_graph && !options_.create_graph) {
+    // A node that keeps nothing may run again: the cast of a weight serves several losses.
+    if (!options_.retain_graph && !options_.create_graph && !node.saved.empty()) {
       node.released = true;
       node.saved.clear();
       node.backward = nullptr;

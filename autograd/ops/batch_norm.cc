@@ -5,14 +5,24 @@
 
 namespace weft::ops {
 
-Tensor batch_norm(const Tensor& x, const Tensor& weight, const Tensor& bias, Tensor running_mean,
+namespace {
+
+/// A running statistic in the dtype that the kernel keeps statistics in; narrow ones belong to
+/// narrow models.
+Tensor widened(const Tensor& x, DType dtype) {
+  return x.defined() ? raw::contiguous(x, dtype) : Tensor();
+}
+
+}  // namespace
+
+Tensor batch_norm(const Tensor& x, const Tensor& scale, const Tensor& shift, Tensor running_mean,
                   Tensor running_var, bool training, double momentum, double eps) {
   raw::check_floating("batch_norm", x);
-  raw::check_devices("batch_norm", {x, weight, bias, running_mean, running_var});
+  raw::check_devices("batch_norm", {x, scale, shift, running_mean, running_var});
   WEFT_CHECK(x.dim() >= 2, "batch_norm: expected [N, C, ...], got {}", x);
   const Shape channels = {x.size(1)};
   for (const Tensor* t :
-       std::initializer_list<const Tensor*>{&weight, &bias, &running_mean, &running_var}) {
+       std::initializer_list<const Tensor*>{&scale, &shift, &running_mean, &running_var}) {
     WEFT_CHECK(!t->defined() || t->shape() == channels,
                "batch_norm: expected shape {} for {}, got {}", channels, x, *t);
   }
@@ -22,8 +32,11 @@ Tensor batch_norm(const Tensor& x, const Tensor& weight, const Tensor& bias, Ten
   WEFT_CHECK(training || (running_mean.defined() && running_var.defined()),
              "batch_norm: evaluation needs running statistics");
   const DType dtype = x.dtype() == DType::f64 ? DType::f64 : DType::f32;
-  Tensor mean = training ? Tensor::empty(channels, dtype, x.device()) : running_mean;
-  Tensor variance = training ? Tensor::empty(channels, dtype, x.device()) : running_var;
+  const Tensor weight = scale.defined() ? cast(scale, dtype) : scale;
+  const Tensor bias = shift.defined() ? cast(shift, dtype) : shift;
+  const Tensor wide_mean = widened(running_mean, dtype), wide_var = widened(running_var, dtype);
+  Tensor mean = training ? Tensor::empty(channels, dtype, x.device()) : wide_mean;
+  Tensor variance = training ? Tensor::empty(channels, dtype, x.device()) : wide_var;
   Tensor y = Tensor::empty(x.shape(), x.dtype(), x.device());
   kernels::batch_norm({.x = x,
                        .weight = weight,
@@ -34,8 +47,9 @@ Tensor batch_norm(const Tensor& x, const Tensor& weight, const Tensor& bias, Ten
                        .eps = eps,
                        .training = training});
   if (training && running_mean.defined()) {
-    kernels::update_running_statistics(mean, variance, elements, momentum, running_mean,
-                                       running_var);
+    kernels::update_running_statistics(mean, variance, elements, momentum, wide_mean, wide_var);
+    if (wide_mean.raw() != running_mean.raw()) raw::copy(wide_mean, running_mean);
+    if (wide_var.raw() != running_var.raw()) raw::copy(wide_var, running_var);
     running_mean.bump_version();
     running_var.bump_version();
   }

@@ -42,10 +42,7 @@ Tensor conv2d(const Tensor& input, const Tensor& weight, const Tensor& bias,
     WEFT_CHECK(shape.back() > 0, "conv2d: weight {} is larger than the padded images {}", weight,
                input);
   }
-  const DType low = autocast_dtype();
-  const DType dtype = low != DType::f32 && weight.dtype() != DType::f64
-                          ? low
-                          : promote(input.dtype(), weight.dtype());
+  const DType dtype = autocast_products(input, weight);
   const Tensor x = cast(input, dtype), w = autocast_weight(weight, dtype);
   Conv2dProblem p{.stride = options.stride,
                   .padding = options.padding,

@@ -65,7 +65,9 @@ Tensor differentiable(UnaryOp op, const Tensor& x, Saves saves, Derivative deriv
   const bool input = saves == Saves::kInput;
   return record(name(op), {x}, y, {input ? x : y}, [=](const Backward& b) -> Tensors {
     const Tensor kept = b.saved(0);
-    return {derivative(b.dy(), input ? kept : Tensor(), input ? Tensor() : kept)};
+    // Inside an Autocast a derivative made of exp or reciprocal comes out in f32.
+    return {
+        cast(derivative(b.dy(), input ? kept : Tensor(), input ? Tensor() : kept), kept.dtype())};
   });
 }
 
@@ -219,7 +221,7 @@ Tensor rsqrt(const Tensor& x) {
 }
 Tensor reciprocal(const Tensor& x) {
   return differentiable(
-      UnaryOp::reciprocal, x, Saves::kOutput,
+      UnaryOp::reciprocal, autocast_f32(x), Saves::kOutput,
       [](const Tensor& dy, const Tensor&, const Tensor& y) { return neg(mul(dy, square(y))); });
 }
 Tensor square(const Tensor& x) {

@@ -1,6 +1,7 @@
 // Lookup by index. The indices are checked by the kernel before anything is written.
 #include "kernels/index/index.h"
 
+#include "autograd/autocast.h"
 #include "autograd/ops.h"
 #include "autograd/ops/raw.h"
 
@@ -77,7 +78,8 @@ Tensor gather(const Tensor& x, int64_t dim, const Tensor& index) {
   });
 }
 
-Tensor scatter_add(const Tensor& x, int64_t dim, const Tensor& index, const Tensor& source) {
+Tensor scatter_add(const Tensor& target, int64_t dim, const Tensor& index, const Tensor& added) {
+  const auto [x, source] = autocast_promote(target, added);
   const int axis = wrap_dim(dim, x.dim(), "scatter_add");
   check_gather("scatter_add", x, axis, index, source);
   WEFT_CHECK(x.dtype() == source.dtype(), "scatter_add: {} and {} differ in dtype", x, source);

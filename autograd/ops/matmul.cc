@@ -79,10 +79,7 @@ Tensor linear_with(std::string_view op, const Tensor& input, const Tensor& weigh
              weight, weight.dim() == 2 ? weight.size(1) : -1);
   WEFT_CHECK(!bias.defined() || bias.shape() == Shape{weight.size(0)},
              "{}: expected a bias of shape [{}], got {}", op, weight.size(0), bias);
-  const DType low = autocast_dtype();
-  const DType dtype = low != DType::f32 && weight.dtype() != DType::f64
-                          ? low
-                          : promote(input.dtype(), weight.dtype());
+  const DType dtype = autocast_products(input, weight);
   const Tensor x = reshape(cast(input, dtype), {-1, input.size(-1)});
   const Tensor w = autocast_weight(weight, dtype);
   Shape shape = input.shape();

@@ -84,9 +84,8 @@ Tensor sum(const Tensor& input, const Shape& dims, bool keepdim) {
                 });
 }
 
-Tensor mean(const Tensor& input, const Shape& dims, bool keepdim) {
-  raw::check_floating("mean", input);
-  const Tensor x = autocast_f32(input);
+Tensor mean(const Tensor& x, const Shape& dims, bool keepdim) {
+  raw::check_floating("mean", x);
   const Axes axes(x, dims, "mean");
   Tensor y = compute(x, axes, Reduction::mean, x.dtype(), keepdim);
   const double scale = 1.0 / static_cast<double>(axes.count);
@@ -128,9 +127,8 @@ Tensor min(const Tensor& x, const Shape& dims, bool keepdim) {
   return extreme(x, dims, keepdim, Reduction::min);
 }
 
-Tensor var(const Tensor& input, const Shape& dims, double correction, bool keepdim) {
-  raw::check_floating("var", input);
-  const Tensor x = autocast_f32(input);
+Tensor var(const Tensor& x, const Shape& dims, double correction, bool keepdim) {
+  raw::check_floating("var", x);
   const Axes axes(x, dims, "var");
   Tensor y = compute(x, axes, Reduction::var, x.dtype(), keepdim, correction);
   const double scale = 2.0 / std::max(0.0, static_cast<double>(axes.count) - correction);
