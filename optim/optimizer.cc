@@ -7,6 +7,7 @@
 #include <tuple>
 
 #include "autograd/ops.h"
+#include "kernels/op.h"
 
 namespace weft::optim {
 
@@ -124,9 +125,9 @@ void Optimizer::step(double gradient_scale) {
     for (const auto& [name, parameter] : group.parameters) {
       const Tensor gradient = parameter.grad();
       if (!gradient.defined()) continue;
-      WEFT_CHECK(parameter.dtype() == DType::f32 || parameter.dtype() == DType::f64,
-                 "{}: parameter \"{}\" is {}; expected f32 or f64 (for narrow matrix products keep "
-                 "f32 weights and use Autocast)",
+      WEFT_CHECK(kernels::kComputeTypes.contains(parameter.dtype()),
+                 "{}: parameter \"{}\" is {}; expected f64, f32, bf16 or f16 (for narrower matrix "
+                 "products keep f32 weights and use Autocast)",
                  kind_, name, parameter);
       WEFT_CHECK(parameter.is_contiguous(), "{}: parameter \"{}\" is not contiguous", kind_, name);
       WEFT_CHECK(gradient.shape() == parameter.shape() && gradient.device() == parameter.device(),

@@ -1,6 +1,6 @@
 // One step of Adam or AdamW on a list of parameters, in one pass over memory.
 //
-// For every element, in PyTorch's order, each operation rounded to the parameters' dtype:
+// For every element, in PyTorch's order, each operation rounded to f32 (f64 for f64):
 //
 //   g = g * gradient_scale                              only where gradient_scale is not 1
 //   AdamW:  p = p * (1 - lr * weight_decay)             Adam:  g = g + weight_decay * p
@@ -14,9 +14,10 @@
 // a scalar loop's bit for bit on every instruction set. Kingma, Ba: "Adam", arXiv:1412.6980;
 // Loshchilov, Hutter: "Decoupled Weight Decay Regularization", arXiv:1711.05101.
 //
-// Parameters, m and v are contiguous and f32 (or f64), and updated in place; element i of the four
-// lists belongs together and has one shape. Gradients are f32, bf16 or f16 (f64 for f64), of any
-// strides, and only read.
+// Parameters, m and v are contiguous and of one dtype (f64 f32 bf16 f16), and updated in place; a
+// narrow one is widened when read and rounded once when written, as PyTorch's fused Adam does.
+// Element i of the four lists belongs together and has one shape. Gradients are f32, bf16 or f16
+// (f64 for f64), of any strides, and only read.
 #pragma once
 
 #include "kernels/op.h"

@@ -30,10 +30,10 @@ inline OpTable adam_table() {
   const std::vector<Shape> shapes = {{},     {0},    {1},    {15},       {16},
                                      {17},   {31},   {32},   {33},       {3, 5, 7},
                                      {1021}, {1024}, {1025}, {3, 32768}, {32769}};
-  const std::pair<DType, DType> dtypes[] = {{DType::f64, DType::f64},
-                                            {DType::f32, DType::f32},
-                                            {DType::f32, DType::bf16},
-                                            {DType::f32, DType::f16}};
+  const std::pair<DType, DType> dtypes[] = {{DType::f64, DType::f64},   {DType::f32, DType::f32},
+                                            {DType::f32, DType::bf16},  {DType::f32, DType::f16},
+                                            {DType::bf16, DType::bf16}, {DType::bf16, DType::f32},
+                                            {DType::f16, DType::f16}};
   for (auto [dtype, gradient] : dtypes) {
     add("adamw", shapes, dtype, gradient, {.step = 3, .weight_decay = 0.05});
     add("adamw_first", shapes, dtype, gradient, {.step = 1, .lr = 0.1, .beta2 = 0.98});

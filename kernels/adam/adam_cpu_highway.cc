@@ -40,18 +40,19 @@ void run(const AdamProblem& a) {
     const V step_size = constant(a.lr / correction1);
     const V root_correction2 = constant(std::sqrt(correction2)), eps = constant(a.eps);
     const Tensor& gradient = gradients[chunk.tensor];
-    T* const p = a.parameters[chunk.tensor].data<T>();
-    T* const m = a.m[chunk.tensor].data<T>();
-    T* const v = a.v[chunk.tensor].data<T>();
-    constexpr int64_t kBlock = 1024;  // gradients of another dtype are widened in L1
-    HWY_ALIGN T buffer[kBlock];
+    const Tensor &p_all = a.parameters[chunk.tensor], &m_all = a.m[chunk.tensor],
+                 &v_all = a.v[chunk.tensor];
+    constexpr int64_t kBlock = 1024;  // what is narrower than T is widened in L1
+    HWY_ALIGN T g_block[kBlock], p_block[kBlock], m_block[kBlock], v_block[kBlock];
     for (int64_t begin = chunk.begin; begin < chunk.end; begin += kBlock) {
       const int64_t n = std::min(kBlock, chunk.end - begin);
-      const T* const g = read_row(gradient.dtype(), gradient.raw(), begin, 1, n, buffer);
+      const T* const g = read_row(gradient.dtype(), gradient.raw(), begin, 1, n, g_block);
+      T* const p = open_row(p_all.dtype(), p_all.raw(), begin, n, p_block);
+      T* const m = open_row(m_all.dtype(), m_all.raw(), begin, n, m_block);
+      T* const v = open_row(v_all.dtype(), v_all.raw(), begin, n, v_block);
       for_each_vector(d, n, [&](size_t i, size_t count) HWY_ATTR {
-        const size_t at = begin + i;
-        V pi = load_part(d, p + at, count), gi = load_part(d, g + i, count);
-        V mi = load_part(d, m + at, count), vi = load_part(d, v + at, count);
+        V pi = load_part(d, p + i, count), gi = load_part(d, g + i, count);
+        V mi = load_part(d, m + i, count), vi = load_part(d, v + i, count);
         if (scales) gi = hn::Mul(gi, scale);
         if (decays && a.decoupled) pi = hn::Mul(pi, decay);
         if (decays && !a.decoupled) gi = hn::Add(gi, hn::Mul(l2, pi));
@@ -61,10 +62,13 @@ void run(const AdamProblem& a) {
         vi = hn::Add(hn::Mul(vi, beta2), hn::Mul(hn::Mul(weight2, gi), gi));
         const V denominator = hn::Add(hn::Div(hn::Sqrt(vi), root_correction2), eps);
         pi = hn::Sub(pi, hn::Div(hn::Mul(step_size, mi), denominator));
-        store_part(d, pi, p + at, count);
-        store_part(d, mi, m + at, count);
-        store_part(d, vi, v + at, count);
+        store_part(d, pi, p + i, count);
+        store_part(d, mi, m + i, count);
+        store_part(d, vi, v + i, count);
       });
+      write_row(p, n, p_all.dtype(), p_all.raw(), begin, 1);
+      write_row(m, n, m_all.dtype(), m_all.raw(), begin, 1);
+      write_row(v, n, v_all.dtype(), v_all.raw(), begin, 1);
     }
   };
   parallel_for(static_cast<int64_t>(tasks.size()) - 1, 1, [&](int64_t task, int64_t) {

@@ -1,11 +1,16 @@
-// A plain loop in the parameters' own dtype, because the bits themselves are specified: the bound
-// is 0.
+// A plain loop in f32 (f64), rounded to the parameters' dtype at the end, because the bits
+// themselves are specified: the bound is 0.
 #include <cmath>
 
 #include "kernels/adam/adam.h"
 
 namespace weft::kernels {
 namespace {
+
+double round_to(double x, DType dtype) {
+  return visit_dtype(
+      dtype, [&](auto tag) { return to_double(from_double<typename decltype(tag)::type>(x)); });
+}
 
 template <class T>
 std::vector<Expected> run(const AdamProblem& a) {
@@ -30,9 +35,9 @@ std::vector<Expected> run(const AdamProblem& a) {
       mi = a.beta1 > 0.5 ? mi + weight1 * (gi - mi) : gi - (gi - mi) * beta1;
       vi = vi * beta2 + (weight2 * gi) * gi;
       pi = pi - (step_size * mi) / (std::sqrt(vi) / root_correction2 + eps);
-      p[i] = pi;
-      m[i] = mi;
-      v[i] = vi;
+      p[i] = round_to(pi, a.dtype());
+      m[i] = round_to(mi, a.dtype());
+      v[i] = round_to(vi, a.dtype());
     }
     for (const std::vector<double>& values : {p, m, v}) {
       result.push_back({values, std::vector<double>(values.size())});

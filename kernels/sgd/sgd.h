@@ -1,6 +1,6 @@
 // One step of stochastic gradient descent on a list of parameters, in one pass over memory.
 //
-// For every element, in PyTorch's order, each operation rounded to the parameters' dtype:
+// For every element, in PyTorch's order, each operation rounded to f32 (f64 for f64):
 //
 //   g = g * gradient_scale                     only where gradient_scale is not 1
 //   g = g + weight_decay * p                   only where weight_decay is not 0
@@ -10,9 +10,10 @@
 //
 // The result equals a scalar loop's bit for bit on every instruction set.
 //
-// Parameters and momentum buffers are contiguous and f32 (or f64), and updated in place; element i
-// of the lists belongs together and has one shape. Gradients are f32, bf16 or f16 (f64 for f64), of
-// any strides, and only read.
+// Parameters and momentum buffers are contiguous and of one dtype (f64 f32 bf16 f16), and updated
+// in place; a narrow one is widened when read and rounded once when written, as PyTorch's fused SGD
+// does. Element i of the lists belongs together and has one shape. Gradients are f32, bf16 or f16
+// (f64 for f64), of any strides, and only read.
 #pragma once
 
 #include "kernels/op.h"

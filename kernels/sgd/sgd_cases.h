@@ -32,10 +32,10 @@ inline OpTable sgd_table() {
   };
   const std::vector<Shape> shapes = {{},   {0},  {1},       {15},   {16},   {17},   {31},
                                      {32}, {33}, {3, 5, 7}, {1021}, {1024}, {1025}, {32769}};
-  const std::pair<DType, DType> dtypes[] = {{DType::f64, DType::f64},
-                                            {DType::f32, DType::f32},
-                                            {DType::f32, DType::bf16},
-                                            {DType::f32, DType::f16}};
+  const std::pair<DType, DType> dtypes[] = {{DType::f64, DType::f64},   {DType::f32, DType::f32},
+                                            {DType::f32, DType::bf16},  {DType::f32, DType::f16},
+                                            {DType::bf16, DType::bf16}, {DType::bf16, DType::f32},
+                                            {DType::f16, DType::f16}};
   for (auto [dtype, gradient] : dtypes) {
     add("plain", shapes, dtype, gradient, {.lr = 0.1});
     add("decayed_clipped", shapes, dtype, gradient,

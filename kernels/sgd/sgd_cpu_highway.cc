@@ -32,28 +32,31 @@ void run(const SgdProblem& s) {
     const V momentum = constant(s.momentum), share = constant(1 - s.dampening);
     const V lr = constant(s.lr);
     const Tensor& gradient = gradients[chunk.tensor];
-    T* const p = s.parameters[chunk.tensor].data<T>();
-    T* const b = has_momentum ? s.buffers[chunk.tensor].data<T>() : nullptr;
-    constexpr int64_t kBlock = 1024;  // gradients of another dtype are widened in L1
-    HWY_ALIGN T buffer[kBlock];
+    const Tensor& p_all = s.parameters[chunk.tensor];
+    const Tensor b_all = has_momentum ? s.buffers[chunk.tensor] : Tensor();
+    constexpr int64_t kBlock = 1024;  // what is narrower than T is widened in L1
+    HWY_ALIGN T g_block[kBlock], p_block[kBlock], b_block[kBlock];
     for (int64_t begin = chunk.begin; begin < chunk.end; begin += kBlock) {
       const int64_t n = std::min(kBlock, chunk.end - begin);
-      const T* const g = read_row(gradient.dtype(), gradient.raw(), begin, 1, n, buffer);
+      const T* const g = read_row(gradient.dtype(), gradient.raw(), begin, 1, n, g_block);
+      T* const p = open_row(p_all.dtype(), p_all.raw(), begin, n, p_block);
+      T* const b = has_momentum ? open_row(b_all.dtype(), b_all.raw(), begin, n, b_block) : nullptr;
       for_each_vector(d, n, [&](size_t i, size_t count) HWY_ATTR {
-        const size_t at = begin + i;
-        V pi = load_part(d, p + at, count), gi = load_part(d, g + i, count);
+        V pi = load_part(d, p + i, count), gi = load_part(d, g + i, count);
         if (scales) gi = hn::Mul(gi, scale);
         if (decays) gi = hn::Add(gi, hn::Mul(decay, pi));
         if (has_momentum) {
           V bi = gi;
           if (!s.first_step) {
-            bi = hn::Add(hn::Mul(load_part(d, b + at, count), momentum), hn::Mul(share, gi));
+            bi = hn::Add(hn::Mul(load_part(d, b + i, count), momentum), hn::Mul(share, gi));
           }
-          store_part(d, bi, b + at, count);
+          store_part(d, bi, b + i, count);
           gi = s.nesterov ? hn::Add(gi, hn::Mul(momentum, bi)) : bi;
         }
-        store_part(d, hn::Sub(pi, hn::Mul(lr, gi)), p + at, count);
+        store_part(d, hn::Sub(pi, hn::Mul(lr, gi)), p + i, count);
       });
+      write_row(p, n, p_all.dtype(), p_all.raw(), begin, 1);
+      if (has_momentum) write_row(b, n, b_all.dtype(), b_all.raw(), begin, 1);
     }
   };
   parallel_for(static_cast<int64_t>(tasks.size()) - 1, 1, [&](int64_t task, int64_t) {

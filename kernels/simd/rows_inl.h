@@ -154,6 +154,15 @@ void write_row(const Acc* row, int64_t n, DType dtype, void* base, int64_t offse
   WEFT_ASSERT(false);
 }
 
+/// n side-by-side elements to be changed in place: the memory itself when it holds Acc, else
+/// `buffer` with the widened elements. write_row puts them back.
+template <class Acc>
+Acc* open_row(DType dtype, void* base, int64_t offset, int64_t n, Acc* buffer) {
+  Acc* const row = row_target(dtype, base, offset, 1, buffer);
+  read_row(dtype, base, offset, 1, n, row);
+  return row;
+}
+
 /// A tensor as rows along one of its axes, numbered in row-major order of the other axes. An
 /// undefined tensor has none and is false.
 class Rows {
