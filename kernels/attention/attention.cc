@@ -1,14 +1,21 @@
 #include "kernels/attention/attention.h"
 
+#include "kernels/gemm/gemm.h"
+
 namespace weft::kernels {
 namespace {
+
+bool attention_is_ieee(const AttentionProblem& p) {
+  return gemm_arithmetic(p.dtype(), p.numerics) == GemmArithmetic::ieee;
+}
 
 // oneDNN pays for bf16, whose products it forms at twice the rate of f32; in f32 the two variants
 // take the same time at 197 tokens, and attention_cpu_flash 5 to 12% less at 65. Its scores of a
 // block of queries against every key stay in a core's cache up to these lengths; under a causal
 // mask half of them are useless work that attention_cpu_flash skips.
 bool attention_has_short_rows(const AttentionProblem& p) {
-  return p.q.numel() > 0 && p.k.numel() > 0 && p.k.size(2) <= (p.causal ? 512 : 2048);
+  return attention_is_ieee(p) && p.q.numel() > 0 && p.k.numel() > 0 &&
+         p.k.size(2) <= (p.causal ? 512 : 2048);
 }
 
 }  // namespace

@@ -13,14 +13,15 @@
 // q, out, dout, dq: [B, H, Tq, D]; k, v, dk, dv: [B, H, Tk, D]; one dtype (f64 f32 f16 bf16). Any
 // batch, head and token strides, so views of a fused [B, T, 3, H, D] buffer and of a [B, T, H, D]
 // output need no copy; the head dimension has unit stride. lse: contiguous [B, H, Tq], f32 (f64 for
-// f64). Outputs are assigned (=). The softmax is in f32 (f64 for f64). Tk = 0 gives out = 0 and
-// lse = -inf.
+// f64). Outputs are assigned (=). The softmax is in f32 (f64 for f64), the products are as
+// `numerics` says (kernels/gemm/matmul_numerics.h). Tk = 0 gives out = 0 and lse = -inf.
 //
 // Element n of the row-major [B, H, Tq, Tk] scores is dropped when
 // uniform_from_bits(philox4x32(seed, stream, offset + n / 4)[n % 4]) < p: backward draws the same
 // numbers, and dropout of kernels/dropout drops the same elements.
 #pragma once
 
+#include "kernels/gemm/matmul_numerics.h"
 #include "kernels/op.h"
 
 namespace weft::kernels {
@@ -35,6 +36,7 @@ struct AttentionProblem {
   bool causal = false;
   double dropout = 0;  // p, in [0, 1)
   uint64_t seed = 0, stream = 0, offset = 0;
+  MatmulNumerics numerics = matmul_numerics();
 
   /// Philox blocks that dropout uses: the next draw from the stream starts at offset + blocks().
   uint64_t blocks() const {

@@ -18,11 +18,13 @@ struct AttentionCase {
   /// q, k and v are views of one [B, T, 3, H, D] buffer (needs queries = keys), the outputs of
   /// [B, T, H D] buffers with a gap behind each row.
   bool fused = false;
+  Accumulation accumulation = Accumulation::ieee;
 
   std::string name() const {
-    return fmt::format("{}x{}x{}x{}x{}_{}{}{}{}{}", batch, heads, queries, keys, width,
+    return fmt::format("{}x{}x{}x{}x{}_{}{}{}{}{}{}", batch, heads, queries, keys, width,
                        weft::name(dtype), backward ? "_backward" : "", causal ? "_causal" : "",
-                       dropout > 0 ? "_dropout" : "", fused ? "_fused" : "");
+                       dropout > 0 ? "_dropout" : "", fused ? "_fused" : "",
+                       accumulation == Accumulation::exact ? "_exact" : "");
   }
 
   Tensor output(Inputs& in, int64_t tokens) const {
@@ -39,7 +41,8 @@ struct AttentionCase {
                        .dropout = dropout,
                        .seed = 7,
                        .stream = 3,
-                       .offset = 5};
+                       .offset = 5,
+                       .numerics = {accumulation}};
     const auto random = [&](int64_t tokens, double size) {
       return in.uniform({batch, heads, tokens, width}, dtype, -size, size);
     };
@@ -99,6 +102,12 @@ inline OpTable attention_table() {
     add({1, 1, 130, 1100, 16, dtype});
     add({1, 1, 3, 0, 8, dtype});
     add({1, 1, 0, 3, 8, dtype});
+  }
+  // The bounds of ieee sums hold for exact ones.
+  for (DType dtype : {DType::f32, DType::f16, DType::bf16}) {
+    const Accumulation exact = Accumulation::exact;
+    add({2, 3, 65, 65, 32, dtype, false, false, 0, true, exact});
+    add({1, 2, 17, 33, 24, dtype, false, true, 0.25, false, exact});
   }
   // Timed: ViT-B/16 with 4 images and the compact model with 64, each from a fused buffer.
   for (DType dtype : {DType::f32, DType::bf16}) {

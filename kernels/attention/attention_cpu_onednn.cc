@@ -5,114 +5,13 @@
 // call; operands that are not dense (views of a fused qkv buffer) are packed first, into the same
 // cache. bf16 products take P and dS rounded to bf16, as on a GPU's tensor cores; CPUs without them
 // widen to f32. The limiter is the matrix product at 197 tokens and the exponential at 65.
-#undef HWY_TARGET_INCLUDE
-#define HWY_TARGET_INCLUDE "kernels/attention/attention_cpu_onednn.cc"
-#include "kernels/simd/targets.h"
-// The order matters: foreach_target re-includes this file once per instruction set.
-#include <hwy/foreach_target.h>
-#include <hwy/highway.h>
-
 #include <vector>
 
 #include "core/parallel.h"
-#include "kernels/attention/attention_rows_inl.h"
+#include "kernels/attention/attention_scores.h"
 #include "kernels/gemm/onednn_matmul.h"
 
-#ifndef WEFT_KERNELS_ATTENTION_CPU_ONEDNN_BLOCK
-#define WEFT_KERNELS_ATTENTION_CPU_ONEDNN_BLOCK
 namespace weft::kernels {
-namespace {
-
-/// Scores of `queries` queries from `first_query` on, for `pairs` pairs from `first_pair` on.
-struct ScoreBlock {
-  int64_t first_pair, pairs, first_query, queries;
-  float* scores;       // [pairs, queries, Tk]; becomes dropout(P)
-  float* gradients;    // backward: dP, becomes dS
-  const float* delta;  // backward: D of every query of the group's pairs, [pairs, Tq]
-};
-
-}  // namespace
-}  // namespace weft::kernels
-#endif
-
-HWY_BEFORE_NAMESPACE();
-namespace weft::kernels::HWY_NAMESPACE {
-namespace {
-
-/// Calls f(pair in the block, query, row of scores) for every row.
-template <class F>
-void for_each_row(const AttentionProblem& p, const ScoreBlock& b, F&& f) {
-  for (int64_t i = 0; i < b.pairs; ++i) {
-    for (int64_t q = 0; q < b.queries; ++q) {
-      f(i, b.first_query + q, (i * b.queries + q) * p.k.size(2));
-    }
-  }
-}
-
-void softmax_scores(const AttentionProblem& p, const ScoreBlock& b) {
-  const int64_t keys = p.k.size(2);
-  const auto scale = static_cast<float>(p.scale);
-  float* lse = p.lse.data<float>();
-  std::vector<float> factors(p.dropout > 0 ? keys : 0);
-  const F32 d;
-  for_each_row(p, b, [&](int64_t i, int64_t query, int64_t at) HWY_ATTR {
-    float* row = b.scores + at;
-    const int64_t n = visible_keys(p, query);
-    const float max = max_score(row, n, scale);
-    const float sum = exponentials(row, n, scale, max);
-    const auto inverse = hn::Set(d, 1 / sum);
-    const int64_t pair = b.first_pair + i;
-    if (!factors.empty()) dropout_factors(p, pair, query, 0, n, factors.data());
-    for_each_vector(d, n, [&](size_t j, size_t m) HWY_ATTR {
-      auto v = hn::Mul(load_part(d, row + j, m), inverse);
-      if (!factors.empty()) v = hn::Mul(v, load_part(d, factors.data() + j, m));
-      store_part(d, v, row + j, m);
-    });
-    std::fill(row + n, row + keys, 0.0f);
-    lse[pair * p.q.size(2) + query] = max + std::log(sum);
-  });
-}
-
-void score_gradients(const AttentionProblem& p, const ScoreBlock& b) {
-  const int64_t keys = p.k.size(2);
-  const float* lse = p.lse.data<float>();
-  std::vector<float> factors(p.dropout > 0 ? keys : 0);
-  for_each_row(p, b, [&](int64_t i, int64_t query, int64_t at) {
-    const int64_t n = visible_keys(p, query);
-    const int64_t pair = b.first_pair + i;
-    if (!factors.empty()) dropout_factors(p, pair, query, 0, n, factors.data());
-    backward_row(b.scores + at, b.gradients + at, n, static_cast<float>(p.scale),
-                 lse[pair * p.q.size(2) + query], b.delta[i * p.q.size(2) + query],
-                 factors.empty() ? nullptr : factors.data());
-    std::fill(b.scores + at + n, b.scores + at + keys, 0.0f);
-    std::fill(b.gradients + at + n, b.gradients + at + keys, 0.0f);
-  });
-}
-
-/// D = sum(dout * out) of every query of n pairs.
-void output_deltas(const AttentionProblem& p, int64_t first_pair, int64_t n, float* delta) {
-  const int64_t width = p.q.size(3);
-  std::vector<float> a(width), b(width);
-  for (int64_t i = 0; i < n; ++i) {
-    const Matrix out = head_matrix(p.out, first_pair + i);
-    const Matrix dout = head_matrix(p.dout, first_pair + i);
-    for (int64_t q = 0; q < out.rows; ++q) {
-      *delta++ = dot_of_rows(out.dtype, out.at(q, 0), dout.at(q, 0), width, a.data(), b.data());
-    }
-  }
-}
-
-}  // namespace
-}  // namespace weft::kernels::HWY_NAMESPACE
-HWY_AFTER_NAMESPACE();
-
-#if HWY_ONCE
-namespace weft::kernels {
-
-HWY_EXPORT(softmax_scores);
-HWY_EXPORT(score_gradients);
-HWY_EXPORT(output_deltas);
-
 namespace {
 
 // f32 scores of the pairs of one group: 128 KiB; and of a block of queries of one pair: 512 KiB.
@@ -236,8 +135,7 @@ void forward(const AttentionProblem& p, const Group& g, int64_t pair) {
   for (int64_t first = 0; first < g.queries; first += block) {
     const int64_t rows = std::min(block, g.queries - first);
     g.scores(rows, q.from(first), k.data, scores.data<float>());
-    HWY_DYNAMIC_DISPATCH(softmax_scores)
-    (p, {pair, g.pairs, first, rows, scores.data<float>(), nullptr, nullptr});
+    softmax_scores(p, {pair, g.pairs, first, rows, scores.data<float>(), nullptr, nullptr});
     const void* weights =
         as_operand(scores.data<float>(), g.pairs * rows * g.keys, g.input, rounded);
     g.from_rows(rows, weights, v.data, out.data() + first * g.width);
@@ -253,7 +151,7 @@ void backward(const AttentionProblem& p, const Group& g, int64_t pair) {
   const Heads dout = pack_heads(p.dout, pair, g.pairs, g.input);
   const OutputHeads dq(p.dq, pair, g.pairs), dk(p.dk, pair, g.pairs), dv(p.dv, pair, g.pairs);
   const Tensor delta = Tensor::empty({g.pairs, g.queries}, DType::f32);
-  HWY_DYNAMIC_DISPATCH(output_deltas)(p, pair, g.pairs, delta.data<float>());
+  output_deltas(p, pair, g.pairs, delta.data<float>());
   const Tensor scores = Tensor::empty({g.pairs * block * g.keys}, DType::f32);
   const Tensor gradients = Tensor::empty(scores.shape(), DType::f32);
   const Tensor rounded = Tensor::empty({g.input == DType::f32 ? 0 : scores.numel()}, g.input);
@@ -262,9 +160,8 @@ void backward(const AttentionProblem& p, const Group& g, int64_t pair) {
     const int64_t n = g.pairs * rows * g.keys;
     g.scores(rows, q.from(first), k.data, scores.data<float>());
     g.scores(rows, dout.from(first), v.data, gradients.data<float>());
-    HWY_DYNAMIC_DISPATCH(score_gradients)
-    (p, {pair, g.pairs, first, rows, scores.data<float>(), gradients.data<float>(),
-         delta.data<float>()});
+    score_gradients(p, {pair, g.pairs, first, rows, scores.data<float>(), gradients.data<float>(),
+                        delta.data<float>()});
     const void* weights = as_operand(scores.data<float>(), n, g.input, rounded);
     g.from_columns(rows, weights, dout.from(first), dv.data(), first > 0);
     const void* ds = as_operand(gradients.data<float>(), n, g.input, rounded);
@@ -291,4 +188,3 @@ void attention_cpu_onednn(const AttentionProblem& p) {
 }
 
 }  // namespace weft::kernels
-#endif

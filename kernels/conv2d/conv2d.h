@@ -12,11 +12,13 @@
 // All tensors have one dtype (f64 f32 f16 bf16), but that bias, dw and dbias may be f32 beside f16
 // and bf16 ones. Any strides; outputs are assigned (=). A y that lies as [N, P, Q, K], or a dy that
 // does, spares a patch embedding a copy; elsewhere contiguous tensors do. Sums are in f32 (f64 for
-// f64). The pass is told by the output that is defined: y, dx or dw.
+// f64); matrix products, of an image or of a batch of patches at a time, are as `numerics` says
+// (kernels/gemm/matmul_numerics.h). The pass is told by the output that is defined: y, dx or dw.
 #pragma once
 
 #include <array>
 
+#include "kernels/gemm/matmul_numerics.h"
 #include "kernels/op.h"
 
 namespace weft::kernels {
@@ -36,6 +38,7 @@ struct Conv2dProblem {
   std::array<int64_t, 2> padding = {0, 0};  // rows above, columns to the left
   std::array<int64_t, 2> dilation = {1, 1};
   int64_t groups = 1;
+  MatmulNumerics numerics = conv_numerics();
 
   Conv2dPass pass() const {
     return dx.defined()   ? Conv2dPass::kDataGradient
@@ -54,7 +57,7 @@ struct Conv2dProblem {
 /// Windows that lie side by side and cover more than a point: kernel = stride, no padding.
 bool conv2d_is_patch_embedding(const Conv2dProblem& problem);
 /// No empty tensor, output sizes that follow from the padding, bf16 only where the CPU has it, and
-/// not the gradient of an image of a few channels.
+/// not the gradient of an image of a few channels; ieee numerics.
 bool conv2d_fits_onednn(const Conv2dProblem& problem);
 
 void conv2d(const Conv2dProblem& problem);

@@ -16,7 +16,8 @@ struct ConvShape {
 
 struct ConvOptions {
   bool integers = false, strided = false, channels_last = false, bias = true;
-  bool wide = false;  // f32 bias, dw and dbias
+  bool wide = false;   // f32 bias, dw and dbias
+  bool exact = false;  // the bounds of ieee sums hold for exact ones
   bool timed = false;
 };
 
@@ -45,12 +46,12 @@ inline OpTable conv2d_table() {
                           conv2d_output_size(s.H, s.R, s.stride, s.padding, s.dilation) + s.extra,
                           conv2d_output_size(s.W, s.S, s.stride, s.padding, s.dilation) + s.extra};
     constexpr const char* kPasses[] = {"forward", "dx", "dw"};
-    const std::string name =
-        fmt::format("{}_{}_s{}_p{}_d{}_g{}{}_{}_{}{}{}{}{}{}", to_string(image), to_string(filter),
-                    s.stride, s.padding, s.dilation, s.groups, s.extra ? "_uneven" : "", dtype,
-                    kPasses[static_cast<int>(pass)], options.integers ? "_integers" : "",
-                    options.strided ? "_strided" : "", options.channels_last ? "_last" : "",
-                    options.bias ? "" : "_plain", options.wide ? "_wide" : "");
+    const std::string name = fmt::format(
+        "{}_{}_s{}_p{}_d{}_g{}{}_{}_{}{}{}{}{}{}{}", to_string(image), to_string(filter), s.stride,
+        s.padding, s.dilation, s.groups, s.extra ? "_uneven" : "", dtype,
+        kPasses[static_cast<int>(pass)], options.integers ? "_integers" : "",
+        options.strided ? "_strided" : "", options.channels_last ? "_last" : "",
+        options.bias ? "" : "_plain", options.wide ? "_wide" : "", options.exact ? "_exact" : "");
     Cost cost;
     if (options.timed) {
       cost = {.flops = 2.0 * numel(result) * numel(filter) / s.K,
@@ -71,6 +72,7 @@ inline OpTable conv2d_table() {
                      .padding = {s.padding, s.padding},
                      .dilation = {s.dilation, s.dilation},
                      .groups = s.groups};
+           if (options.exact) p.numerics = {Accumulation::exact};
            if (pass != Conv2dPass::kDataGradient) p.x = input(image, dtype);
            if (pass != Conv2dPass::kWeightGradient) p.w = input(filter, dtype);
            if (pass == Conv2dPass::kForward) {
@@ -117,6 +119,8 @@ inline OpTable conv2d_table() {
         add(shape, dtype, pass);
         add(shape, dtype, pass, {.integers = true, .wide = dtype != DType::f64});
       }
+      add(shapes[0], dtype, pass, {.exact = true});
+      add(shapes[7], dtype, pass, {.exact = true});
       add(shapes[1], dtype, pass, {.strided = true});
       add(shapes[7], dtype, pass, {.strided = true, .bias = false});
       add(shapes[7], dtype, pass, {.channels_last = true});

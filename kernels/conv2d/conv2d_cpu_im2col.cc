@@ -141,7 +141,8 @@ struct Im2col {
             gemm({.a = w,
                   .b = column_matrix(columns),
                   .c = result_matrix(out),
-                  .accumulate = bias.defined()});
+                  .accumulate = bias.defined(),
+                  .numerics = p.numerics});
           });
         }
       });
@@ -156,7 +157,8 @@ struct Im2col {
         for (int64_t n = begin; n < end; ++n) {
           gemm({.a = view::transpose(w, -2, -1),
                 .b = result_matrix(image_at(dy, n)),
-                .c = column_matrix(columns)});
+                .c = column_matrix(columns),
+                .numerics = p.numerics});
           write_through(image_at(dx, n), wide(p.dtype()),
                         [&](const Tensor& out) { scatter(columns, out); });
         }
@@ -178,7 +180,8 @@ struct Im2col {
         gemm({.a = result_matrix(image_at(dy, n)),
               .b = view::transpose(column_matrix(columns), -2, -1),
               .c = weight_matrix(image_at(sums, begin / images)),
-              .accumulate = n > begin});
+              .accumulate = n > begin,
+              .numerics = p.numerics});
       }
     });
     add_parts(sums.dtype(), sums.raw(), parts, elements);

@@ -21,6 +21,7 @@
 #include "core/view.h"
 #include "kernels/conv2d/conv2d_shared.h"
 #include "kernels/copy/copy.h"
+#include "kernels/gemm/gemm.h"
 #include "kernels/gemm/onednn_matmul.h"
 
 namespace weft::kernels {
@@ -311,6 +312,7 @@ void weight_gradient(const Conv2dProblem& p, const Conv2dSizes& s, const Tensor&
 }  // namespace
 
 bool conv2d_fits_onednn(const Conv2dProblem& p) {
+  if (gemm_arithmetic(p.dtype(), p.numerics) != GemmArithmetic::ieee) return false;
   if (p.dtype() == DType::bf16 && !onednn_has_bf16()) return false;
   // The blocked layout pads the channels of dx to a vector: for the three of an image im2col is
   // three times as quick.

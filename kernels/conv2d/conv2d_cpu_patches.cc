@@ -49,7 +49,8 @@ void conv2d_as_patches(const Conv2dProblem& p) {
         gemm({.a = patches(),
               .b = view::transpose(weights(), 0, 1),
               .c = as_matrix(y, s.K),
-              .bias = p.bias});
+              .bias = p.bias,
+              .numerics = p.numerics});
       });
       return;
     case Conv2dPass::kDataGradient: {
@@ -58,7 +59,7 @@ void conv2d_as_patches(const Conv2dProblem& p) {
             {.x = view::expand(Tensor::zeros({}, p.dtype(), p.device()), p.dx.shape()), .y = p.dx});
       }
       write_through(patches_of(p.dx, s), p.dtype(), [&](const Tensor& dx) {
-        gemm({.a = dy(), .b = weights(), .c = as_matrix(dx, s.patch())});
+        gemm({.a = dy(), .b = weights(), .c = as_matrix(dx, s.patch()), .numerics = p.numerics});
       });
       return;
     }
@@ -66,7 +67,8 @@ void conv2d_as_patches(const Conv2dProblem& p) {
       write_through(p.dw, p.dw.dtype(), [&](const Tensor& dw) {
         gemm({.a = view::transpose(dy(), 0, 1),
               .b = patches(),
-              .c = view::reshape(dw, {s.K, s.patch()})});
+              .c = view::reshape(dw, {s.K, s.patch()}),
+              .numerics = p.numerics});
       });
       return conv2d_bias_gradient(p);
   }

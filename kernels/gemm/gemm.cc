@@ -19,13 +19,31 @@ const Op<GemmProblem>& gemm_op() {
   return kOp;
 }
 
+GemmArithmetic gemm_arithmetic(DType operands, const MatmulNumerics& numerics) {
+  if (operands == DType::f64) return GemmArithmetic::ieee;
+  const bool is_f32 = operands == DType::f32, is_tf32 = is_f32 && numerics.tf32 != Tf32::off;
+  switch (numerics.accumulation) {
+    case Accumulation::ieee:
+      if (itemsize(operands) == 1) return GemmArithmetic::fp8;
+      return is_tf32 ? GemmArithmetic::tf32 : GemmArithmetic::ieee;
+    case Accumulation::exact:
+      return GemmArithmetic::exact;
+    default:
+      return is_f32 && !is_tf32 ? GemmArithmetic::ieee : GemmArithmetic::tensor_core;
+  }
+}
+
 void gemm(const GemmProblem& problem) { dispatch(gemm_op(), problem); }
 
 std::string GemmProblem::describe() const {
   const char* const epilogues[] = {"none", "gelu", "dgelu"};
-  return fmt::format("gemm({} x {} -> {}, bias={}, epilogue={}, accumulate={})", a, b, c,
+  return fmt::format("gemm({} x {} -> {}, bias={}, epilogue={}, accumulate={}{}{})", a, b, c,
                      bias.defined() ? name(bias.dtype()) : "none",
-                     epilogues[static_cast<int>(epilogue)], accumulate);
+                     epilogues[static_cast<int>(epilogue)], accumulate,
+                     numerics.accumulation == Accumulation::ieee
+                         ? ""
+                         : fmt::format(", numerics={}", name(numerics.accumulation)),
+                     numerics.tf32 == Tf32::off ? "" : ", tf32");
 }
 
 }  // namespace weft::kernels

@@ -11,15 +11,23 @@
 // copy or plain loops. c (and aux under gelu) must not overlap anything that is read.
 //
 // dtypes: a and b equal (f64 f32 f16 bf16); c that of a, or f32 when a is narrower; aux that of c;
-// bias that of a or c, or f32. Products are summed in f32 or wider (f64 for f64) and rounded
-// to c's dtype once per written value: under gelu the GELU is taken of aux as it was rounded, under
-// dgelu the product is rounded before and after the multiplication by gelu'. gelu is the exact one,
-// x (1 + erf(x / sqrt 2)) / 2. M, N and K may be 0; K = 0 gives the bias, or zeros.
+// bias that of a or c, or f32. Products are summed in f32 or wider (f64 for f64), or as `numerics`
+// says (kernels/gemm/matmul_numerics.h), and rounded to c's dtype once per written value: under
+// gelu the GELU is taken of aux as it was rounded, under dgelu the product is rounded before and
+// after the multiplication by gelu'. gelu is the exact one, x (1 + erf(x / sqrt 2)) / 2. M, N and K
+// may be 0; K = 0 gives the bias, or zeros.
+//
+// fp8: a and b are each f8e4m3 or f8e5m2, c is f32, bf16 or f16, and A B stands for scale A B,
+// which undoes the scaling of the operands. Products of 128 consecutive k are summed exactly (in
+// ieee: in f64, which holds them but for values 2^53 apart), rounded to f32, and those sums added
+// in f32 in ascending order: the promotion to f32 that Hopper's fp8 units need every 128 of K
+// (DeepSeek-V3, arXiv:2412.19437, section 3.3.2). Under a GPU's numerics its model sums the 128.
 //
 //   gemm({.a = x, .b = view::transpose(weight, 0, 1), .c = y, .bias = bias});      // y = x W^T + b
 //   gemm({.a = view::transpose(dy, 0, 1), .b = x, .c = dweight, .accumulate = true});
 #pragma once
 
+#include "kernels/gemm/matmul_numerics.h"
 #include "kernels/op.h"
 
 namespace weft::kernels {
@@ -32,6 +40,8 @@ struct GemmProblem {
   Epilogue epilogue = Epilogue::none;
   Tensor aux;               // gelu: written; dgelu: read
   bool accumulate = false;  // only with Epilogue::none
+  double scale = 1;         // fp8 only; rounded to f32
+  MatmulNumerics numerics = matmul_numerics();
 
   int64_t m() const { return c.size(-2); }
   int64_t n() const { return c.size(-1); }
@@ -40,6 +50,17 @@ struct GemmProblem {
   Device device() const { return a.device(); }
   std::string describe() const;
 };
+
+/// The arithmetic that operands of a dtype get; each is a family of variants.
+enum class GemmArithmetic : uint8_t { ieee, tf32, exact, tensor_core, fp8 };
+GemmArithmetic gemm_arithmetic(DType operands, const MatmulNumerics& numerics);
+template <GemmArithmetic arithmetic>
+bool gemm_is(const GemmProblem& problem) {
+  return gemm_arithmetic(problem.dtype(), problem.numerics) == arithmetic;
+}
+
+/// k whose products fp8 sums before it promotes them to f32.
+inline constexpr int64_t kFp8PromotionInterval = 128;
 
 void gemm(const GemmProblem& problem);
 const Op<GemmProblem>& gemm_op();

@@ -53,7 +53,9 @@ inline std::vector<int64_t> matrix_offsets(const Tensor& t) {
 /// The products of a problem that has elements. When every batch multiplies the same b, the batch
 /// dimensions become rows of one product, if the strides allow.
 inline GemmBatch gemm_batch(const GemmProblem& p) {
-  WEFT_ASSERT(p.a.dim() == p.c.dim() && p.b.dim() == p.c.dim() && p.a.dtype() == p.b.dtype());
+  WEFT_ASSERT(
+      p.a.dim() == p.c.dim() && p.b.dim() == p.c.dim() &&
+      (p.a.dtype() == p.b.dtype() || (itemsize(p.a.dtype()) == 1 && itemsize(p.b.dtype()) == 1)));
   WEFT_ASSERT(p.a.size(-2) == p.m() && p.b.size(-1) == p.n() && p.b.size(-2) == p.k());
   WEFT_ASSERT((p.epilogue != Epilogue::none) == p.aux.defined());
   WEFT_ASSERT(!p.accumulate || p.epilogue == Epilogue::none);

@@ -21,16 +21,25 @@ struct GemmCase {
   bool accumulate = false;
   bool integers = false;
   char c_layout = 'N';  // N, S: strided, W: columns of a wider buffer
+  MatmulNumerics numerics = {};
+  DType b_dtype = dtype;  // fp8 operands may differ
+  double scale = 1;
 
   std::string name() const {
     const char* const epilogues[] = {"", "_gelu", "_dgelu"};
-    return fmt::format("{}{}x{}x{}_{}_{}_{}{}{}{}{}{}{}", batch.empty() ? "" : to_string(batch), m,
-                       n, k, weft::name(dtype), weft::name(output), a_layout, b_layout, c_layout,
-                       bias ? "_bias" : "", epilogues[static_cast<int>(epilogue)],
-                       accumulate ? "_accumulate" : "", integers ? "_integers" : "");
+    return fmt::format(
+        "{}{}x{}x{}_{}{}_{}_{}{}{}{}{}{}{}{}{}", batch.empty() ? "" : to_string(batch), m, n, k,
+        weft::name(dtype), b_dtype == dtype ? "" : weft::name(b_dtype), weft::name(output),
+        a_layout, b_layout, c_layout, bias ? "_bias" : "", epilogues[static_cast<int>(epilogue)],
+        accumulate ? "_accumulate" : "", integers ? "_integers" : "",
+        numerics == MatmulNumerics{} ? ""
+                                     : fmt::format("_{}", kernels::name(numerics.accumulation)),
+        numerics.tf32 == Tf32::off        ? ""
+        : numerics.tf32 == Tf32::truncate ? "_tf32"
+                                          : "_tf32_nearest");
   }
 
-  Tensor operand(Inputs& in, int64_t rows, int64_t cols, char layout) const {
+  Tensor operand(Inputs& in, int64_t rows, int64_t cols, char layout, DType dtype) const {
     Shape shape = layout == 'R' ? Shape::filled(batch.size(), 1) : batch;
     shape.push_back(layout == 'T' ? cols : rows);
     shape.push_back(layout == 'T' ? rows : cols);
@@ -53,7 +62,10 @@ struct GemmCase {
     const auto values = [&] {
       return integers ? in.integers(shape, output) : in.uniform(shape, output, -2, 2);
     };
-    GemmProblem p{.a = operand(in, m, k, a_layout), .b = operand(in, k, n, b_layout)};
+    GemmProblem p{.a = operand(in, m, k, a_layout, dtype),
+                  .b = operand(in, k, n, b_layout, b_dtype),
+                  .scale = scale,
+                  .numerics = numerics};
     const Tensor old = accumulate ? values() : Tensor();
     p.c = c_layout == 'S'   ? in.strided_output(shape, output)
           : c_layout == 'W' ? in.row_strided_output(shape, output)
@@ -65,7 +77,9 @@ struct GemmCase {
         for_each_offset(shape, p.c.strides(), [&](int64_t i) { p.c.data<T>()[i] = *next++; });
       });
     }
-    if (bias) p.bias = integers ? in.integers({n}, DType::f32) : in.uniform({n}, dtype, -1, 1);
+    if (bias)
+      p.bias = integers ? in.integers({n}, DType::f32)
+                        : in.uniform({n}, itemsize(dtype) == 1 ? output : dtype, -1, 1);
     p.epilogue = epilogue;
     p.accumulate = accumulate;
     if (epilogue == Epilogue::gelu) p.aux = in.output(shape, output);
@@ -210,6 +224,72 @@ inline OpTable gemm_table() {
            .epilogue = epilogue});
     }
   }
+  // Numerics that a caller asks for.
+  const auto add_numerics = [&](DType in, DType out, MatmulNumerics numerics) {
+    const auto add_one = [&](GemmCase c) {
+      c.dtype = c.b_dtype = in, c.output = out, c.numerics = numerics;
+      add(c);
+    };
+    for (char a : {'N', 'T', 'S'}) {
+      add_one(
+          {.batch = {2}, .m = 5, .n = 19, .k = 37, .a_layout = a, .b_layout = 'T', .bias = true});
+      add_one({.batch = {}, .m = 3, .n = 16, .k = 260, .a_layout = a, .accumulate = true});
+    }
+    add_one({.batch = {}, .m = 33, .n = 17, .k = 63, .bias = true, .integers = true});
+    add_one({.batch = {3},
+             .m = 4,
+             .n = 7,
+             .k = 9,
+             .b_layout = 'R',
+             .bias = true,
+             .epilogue = Epilogue::gelu,
+             .c_layout = 'W'});
+    add_one({.batch = {}, .m = 6, .n = 7, .k = 40, .epilogue = Epilogue::dgelu});
+    add_one({.batch = {}, .m = 1, .n = 1, .k = 1});
+    add_one({.batch = {}, .m = 4, .n = 5, .k = 0, .bias = true});
+  };
+  const Accumulation ieee = Accumulation::ieee, exact = Accumulation::exact;
+  add_numerics(DType::f32, DType::f32, {ieee, Tf32::truncate});
+  add_numerics(DType::f32, DType::f32, {ieee, Tf32::nearest});
+  add_numerics(DType::f32, DType::f32, {exact});
+  add_numerics(DType::f32, DType::f32, {exact, Tf32::truncate});
+  for (DType in : {DType::f16, DType::bf16}) {
+    add_numerics(in, in, {exact});
+    add_numerics(in, DType::f32, {exact});
+  }
+  // fp8, of both formats, with a scale, beyond one interval of promotion.
+  for (Accumulation accumulation : {ieee, exact}) {
+    for (auto [a, b] : {std::pair(DType::f8e4m3, DType::f8e4m3),
+                        {DType::f8e5m2, DType::f8e4m3},
+                        {DType::f8e4m3, DType::f8e5m2}}) {
+      for (DType out : {DType::f32, DType::bf16}) {
+        for (int64_t k : {0, 1, 127, 128, 129, 400}) {
+          add({.batch = {},
+               .m = 5,
+               .n = 19,
+               .k = k,
+               .dtype = a,
+               .output = out,
+               .a_layout = k == 129 ? 'T' : 'N',
+               .b_layout = k == 127 ? 'T' : 'N',
+               .bias = k > 1,
+               .accumulate = k == 400,
+               .numerics = {accumulation},
+               .b_dtype = b,
+               .scale = 0.3});
+        }
+      }
+    }
+  }
+  add({.batch = {},
+       .m = 256,
+       .n = 256,
+       .k = 256,
+       .dtype = DType::f8e4m3,
+       .b_layout = 'T',
+       .b_dtype = DType::f8e4m3},
+      true);
+  add({.batch = {}, .m = 256, .n = 256, .k = 256, .numerics = {exact}}, true);
   // Timed: products of a training step of ViT-B/16 with 4 images of 197 tokens and of the compact
   // model with 64 of 65.
   for (DType dtype : {DType::f32, DType::bf16}) {

@@ -7,6 +7,11 @@
 // oneDNN's bf16 instructions flush subnormal operands and partial sums: each term may lose 2^-126
 // times the other operand, and each partial sum 2^-126.
 //
+// TF32 operands are rounded here by integer arithmetic of this file's own; then the bounds are
+// those of f32. Exact, fp8 and tensor-core products have their bits specified: the bound is 0. The
+// exact sum is taken in quadruple precision, whose error of K 2^-113 no case comes near, and its
+// nearest neighbour found by comparing distances.
+//
 // gelu has relative error 10 u on top (kernels/simd/math_inl.h), and carries the error e of its
 // argument times at most max |gelu'| = 1.13; under dgelu the product is rounded to C's dtype first.
 //
@@ -34,6 +39,74 @@ double normal_distribution(double x) { return 0.5 * std::erfc(-x / std::sqrt(2.0
 double gelu(double x) { return x * normal_distribution(x); }
 double normal_density(double x) { return std::exp(-x * x / 2) / std::sqrt(2 * M_PI); }
 
+/// p.a's or p.b's values, with TF32's operands as TF32 has them.
+std::vector<double> operand_values(const Tensor& x, Tf32 rounding) {
+  std::vector<double> values = x.to_vector();
+  if (x.dtype() != DType::f32 || rounding == Tf32::off) return values;
+  for (double& value : values) {
+    int exponent;
+    const double significand = std::ldexp(std::frexp(value, &exponent), 11);
+    const double kept =
+        rounding == Tf32::truncate ? std::trunc(significand) : std::round(significand);
+    value = std::ldexp(kept, exponent - 11);
+  }
+  return values;
+}
+
+/// The value of a dtype nearest to x, ties to even.
+double nearest(__float128 x, DType dtype) {
+  return visit_dtype(dtype, [&](auto tag) {
+    using T = typename decltype(tag)::type;
+    const auto distance = [&](double y) { return x < y ? y - x : x - y; };
+    const auto next = [&](double y, int steps) {
+      if constexpr (std::is_same_v<T, float>) {
+        return static_cast<double>(std::nextafter(static_cast<float>(y), steps * INFINITY));
+      } else if constexpr (sizeof(T) == 2) {
+        const T narrow = from_double<T>(y);
+        const int away = (y > 0) == (steps > 0) ? 1 : -1;
+        return to_double(T::from_bits(static_cast<uint16_t>(narrow.bits + away)));
+      } else {
+        return y;
+      }
+    };
+    double best = round_to(static_cast<double>(x), dtype);
+    if (!std::isfinite(best) || best == 0) return best;
+    for (double other : {next(best, 1), next(best, -1)}) {
+      const __float128 gain = distance(best) - distance(other);
+      // Of two equally near the even one is the one that halves of a step lead back to.
+      const bool is_even = round_to((best + other) / 2, dtype) == other;
+      if (gain > 0 || (gain == 0 && is_even)) best = other;
+    }
+    return best;
+  });
+}
+
+/// An element of C (aux under gelu) whose bits the arithmetic specifies.
+double specified_element(const GemmProblem& p, const double* a, const double* b, double bias,
+                         double old) {
+  const int64_t k = p.k(), n = p.n();
+  const auto scale = static_cast<float>(p.scale);
+  if (p.numerics.accumulation == Accumulation::exact) {
+    __float128 sum = static_cast<__float128>(bias) + old;
+    for (int64_t l = 0; l < k; ++l) {
+      sum += static_cast<__float128>(a[l]) * static_cast<double>(scale) * b[l * n];
+    }
+    return nearest(sum, p.c.dtype());
+  }
+  float sum = 0;
+  for (int64_t first = 0; first < k; first += kFp8PromotionInterval) {
+    long double block = 0;
+    for (int64_t l = first; l < std::min(k, first + kFp8PromotionInterval); ++l) {
+      block += static_cast<long double>(a[l]) * b[l * n];
+    }
+    sum += static_cast<float>(block);
+  }
+  float value = sum * scale;
+  if (p.bias.defined()) value += static_cast<float>(bias);
+  if (p.accumulate) value += static_cast<float>(old);
+  return round_to(value, p.c.dtype());
+}
+
 /// A sum with what its bound needs.
 template <class T>
 struct Sum {
@@ -53,7 +126,11 @@ struct Sum {
 template <class T>
 std::vector<Expected> reference(const GemmProblem& p) {
   const int64_t m = p.m(), n = p.n(), k = p.k();
-  const std::vector<double> a = p.a.to_vector(), b = p.b.to_vector();
+  const GemmArithmetic arithmetic = gemm_arithmetic(p.dtype(), p.numerics);
+  const bool is_specified =
+      arithmetic != GemmArithmetic::ieee && arithmetic != GemmArithmetic::tf32;
+  const std::vector<double> a = operand_values(p.a, p.numerics.tf32);
+  const std::vector<double> b = operand_values(p.b, p.numerics.tf32);
   const std::vector<double> c = p.accumulate ? p.c.to_vector() : std::vector<double>();
   const std::vector<double> bias = p.bias.defined() ? p.bias.to_vector() : std::vector<double>();
   const std::vector<double> aux =
@@ -89,6 +166,11 @@ std::vector<Expected> reference(const GemmProblem& p) {
         error = 0;
       } else {
         error += rounding;
+      }
+      if (is_specified) {
+        value = specified_element(p, a_row, b_matrix + j, bias.empty() ? 0 : bias[j],
+                                  c.empty() ? 0 : c[at]);
+        error = 0;
       }
       if (!std::isfinite(value)) error = 0;
       const auto put = [&](double x, double bound) {

@@ -1,0 +1,119 @@
+// fp8 operands, widened to f64, where the sum of 128 of their products is exact: a product has 8
+// bits or fewer and lies between 2^-18 and 2^18 for e4m3, between 2^-25 and 2^25 for e5m2 with
+// e4m3. (Sums of e5m2 with e4m3, or with e5m2, whose terms span more than 53 bits are rounded to
+// those.) Each such sum is rounded to f32 and added to the f32 accumulator.
+//
+// A thread owns tiles of 4 rows by a panel of columns; the f64 units limit it.
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "kernels/gemm/gemm_cpu_fp8.cc"
+#include "kernels/simd/targets.h"
+// The order matters: foreach_target re-includes this file once per instruction set.
+#include <hwy/foreach_target.h>
+#include <hwy/highway.h>
+
+#include "core/parallel.h"
+#include "kernels/gemm/f64_panels.h"
+#include "kernels/gemm/gemm_batch.h"
+
+#ifndef WEFT_KERNELS_GEMM_CPU_FP8_TILE
+#define WEFT_KERNELS_GEMM_CPU_FP8_TILE
+namespace weft::kernels {
+namespace {
+
+constexpr int64_t kTileRows = 4;
+
+}  // namespace
+}  // namespace weft::kernels
+#endif
+
+HWY_BEFORE_NAMESPACE();
+namespace weft::kernels::HWY_NAMESPACE {
+namespace hn = hwy::HWY_NAMESPACE;
+namespace {
+
+/// sums[i][j] += the sum over k of rows[i][k] panel[k][j], rounded to f32.
+void add_tile(const double* const* rows, const double* panel, int64_t k, float* sums) {
+  const hn::CappedTag<double, 8> d;
+  const auto lanes = static_cast<int64_t>(hn::Lanes(d));
+  HWY_ALIGN double exact[kTileRows][kPanelColumns];
+  for (int64_t j = 0; j < kPanelColumns; j += lanes) {
+    auto s0 = hn::Zero(d), s1 = s0, s2 = s0, s3 = s0;
+    for (int64_t i = 0; i < k; ++i) {
+      const auto b = hn::LoadU(d, panel + i * kPanelColumns + j);
+      s0 = hn::Add(s0, hn::Mul(hn::Set(d, rows[0][i]), b));
+      s1 = hn::Add(s1, hn::Mul(hn::Set(d, rows[1][i]), b));
+      s2 = hn::Add(s2, hn::Mul(hn::Set(d, rows[2][i]), b));
+      s3 = hn::Add(s3, hn::Mul(hn::Set(d, rows[3][i]), b));
+    }
+    hn::StoreU(s0, d, exact[0] + j);
+    hn::StoreU(s1, d, exact[1] + j);
+    hn::StoreU(s2, d, exact[2] + j);
+    hn::StoreU(s3, d, exact[3] + j);
+  }
+  const double* from = exact[0];
+  for (int64_t i = 0; i < kTileRows * kPanelColumns; ++i) sums[i] += static_cast<float>(from[i]);
+}
+
+}  // namespace
+}  // namespace weft::kernels::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace weft::kernels {
+
+HWY_EXPORT(add_tile);
+
+namespace {
+
+void multiply(const Matrix& a, const Matrix& b, float scale, const float* bias, bool accumulate,
+              const Matrix& c) {
+  const F64Rows rows = widen_rows(a);
+  const F64Panels panels = widen_panels(b);
+  const int64_t k = a.cols, row_tiles = (c.rows + kTileRows - 1) / kTileRows;
+  const int64_t grain = std::max<int64_t>(1, 65536 / (kTileRows * kPanelColumns * (k + 1)));
+  parallel_for(panel_count(c.cols) * row_tiles, grain, [&](int64_t begin, int64_t end) {
+    for (int64_t task = begin; task < end; ++task) {
+      const int64_t j0 = task / row_tiles * kPanelColumns, i0 = task % row_tiles * kTileRows;
+      const int64_t columns = std::min(kPanelColumns, c.cols - j0);
+      const int64_t count = std::min(kTileRows, c.rows - i0);
+      const double* const panel = panels.panel(task / row_tiles);
+      float sums[kTileRows][kPanelColumns] = {};
+      for (int64_t first = 0; first < k; first += kFp8PromotionInterval) {
+        const double* block[kTileRows];
+        for (int64_t i = 0; i < kTileRows; ++i) {
+          block[i] = rows.row(std::min(i0 + i, c.rows - 1)) + first;
+        }
+        HWY_DYNAMIC_DISPATCH(add_tile)
+        (block, panel + first * kPanelColumns, std::min(kFp8PromotionInterval, k - first), sums[0]);
+      }
+      for (auto& row : sums) {
+        for (float& sum : row) sum *= scale;
+      }
+      add_bias_matrix({DType::f32, sums, count, columns, kPanelColumns, 1},
+                      bias ? bias + j0 : nullptr, accumulate, c.block(i0, count, j0, columns));
+    }
+  });
+}
+
+}  // namespace
+
+void gemm_cpu_fp8(const GemmProblem& p) {
+  if (p.c.numel() == 0) return;
+  const GemmBatch batch = gemm_batch(p);
+  if (p.k() == 0) {
+    gemm_without_products(p, batch);
+    return gemm_epilogue(p, batch);
+  }
+  const Tensor bias = gemm_bias(p);
+  const bool to_aux = p.epilogue == Epilogue::gelu;
+  for (int64_t i = 0; i < batch.size(); ++i) {
+    multiply(
+        batch.a.shifted(batch.a_offsets[i]), batch.b.shifted(batch.b_offsets[i]),
+        static_cast<float>(p.scale), bias.defined() ? bias.data<float>() : nullptr, p.accumulate,
+        to_aux ? batch.aux.shifted(batch.aux_offsets[i]) : batch.c.shifted(batch.c_offsets[i]));
+  }
+  gemm_epilogue(p, batch);
+}
+
+}  // namespace weft::kernels
+#endif

@@ -1,0 +1,72 @@
+#include "kernels/gemm/matmul_numerics.h"
+
+#include <atomic>
+#include <bit>
+
+#include "core/error.h"
+
+namespace weft::kernels {
+namespace {
+
+static_assert(sizeof(MatmulSettings) == 4);  // so that threads read the settings whole
+
+std::atomic<MatmulSettings> the_settings{MatmulSettings{}};
+
+struct Name {
+  std::string_view name;
+  Accumulation accumulation;
+};
+
+constexpr Name kNames[] = {{"ieee", Accumulation::ieee}, {"exact", Accumulation::exact},
+                           {"v100", Accumulation::v100}, {"a2", Accumulation::a100},
+                           {"a100", Accumulation::a100}, {"ada", Accumulation::ada},
+                           {"l40s", Accumulation::ada},  {"h100", Accumulation::h100},
+                           {"h200", Accumulation::h100}, {"b200", Accumulation::b200}};
+
+}  // namespace
+
+MatmulSettings matmul_settings() { return the_settings.load(std::memory_order_relaxed); }
+
+MatmulNumerics matmul_numerics() {
+  const MatmulSettings s = matmul_settings();
+  return {s.accumulation, s.allow_tf32 ? s.tf32_rounding : Tf32::off};
+}
+
+MatmulNumerics conv_numerics(DeviceType device) {
+  const MatmulSettings s = matmul_settings();
+  const bool has_units = device == DeviceType::cuda || s.allow_tf32 || has_tf32(s.accumulation);
+  return {s.accumulation, s.conv_allow_tf32 && has_units ? s.tf32_rounding : Tf32::off};
+}
+
+MatmulScope::MatmulScope(const MatmulSettings& settings) : previous_(matmul_settings()) {
+  WEFT_CHECK(settings.tf32_rounding != Tf32::off,
+             "MatmulScope: tf32_rounding must be truncate or nearest; allow_tf32 turns TF32 off");
+  the_settings = settings;
+}
+
+MatmulScope::~MatmulScope() { the_settings = previous_; }
+
+std::string_view name(Accumulation accumulation) {
+  constexpr std::string_view kFirst[] = {"ieee", "exact", "v100", "a100", "ada", "h100", "b200"};
+  return kFirst[static_cast<int>(accumulation)];
+}
+
+Accumulation parse_accumulation(std::string_view text) {
+  std::string known;
+  for (const Name& entry : kNames) {
+    if (entry.name == text) return entry.accumulation;
+    known += (known.empty() ? "" : ", ") + std::string(entry.name);
+  }
+  WEFT_FAIL("matmul-numerics: \"{}\" is not one of {}", text, known);
+}
+
+const std::vector<std::string>& accumulation_names() {
+  static const std::vector<std::string> names = [] {
+    std::vector<std::string> list;
+    for (const Name& entry : kNames) list.emplace_back(entry.name);
+    return list;
+  }();
+  return names;
+}
+
+}  // namespace weft::kernels
