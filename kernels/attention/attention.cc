@@ -9,6 +9,8 @@ bool attention_is_ieee(const AttentionProblem& p) {
   return gemm_arithmetic(p.dtype(), p.numerics) == GemmArithmetic::ieee;
 }
 
+bool attention_has_numerics(const AttentionProblem& p) { return !attention_is_ieee(p); }
+
 // oneDNN pays for bf16, whose products it forms at twice the rate of f32; in f32 the two variants
 // take the same time at 197 tokens, and attention_cpu_flash 5 to 12% less at 65. Its scores of a
 // block of queries against every key stay in a core's cache up to these lengths; under a causal

@@ -257,8 +257,16 @@ inline OpTable gemm_table() {
     add_numerics(in, in, {exact});
     add_numerics(in, DType::f32, {exact});
   }
+  add_numerics(DType::f16, DType::f16, {Accumulation::v100});
+  for (Accumulation gpu :
+       {Accumulation::a100, Accumulation::ada, Accumulation::h100, Accumulation::b200}) {
+    add_numerics(DType::f16, DType::f32, {gpu});
+    add_numerics(DType::bf16, DType::bf16, {gpu});
+    add_numerics(DType::f32, DType::f32, {gpu, Tf32::truncate});
+  }
+  add_numerics(DType::f32, DType::f32, {Accumulation::h100, Tf32::nearest});
   // fp8, of both formats, with a scale, beyond one interval of promotion.
-  for (Accumulation accumulation : {ieee, exact}) {
+  for (Accumulation accumulation : {ieee, exact, Accumulation::ada, Accumulation::h100}) {
     for (auto [a, b] : {std::pair(DType::f8e4m3, DType::f8e4m3),
                         {DType::f8e5m2, DType::f8e4m3},
                         {DType::f8e4m3, DType::f8e5m2}}) {
@@ -290,6 +298,13 @@ inline OpTable gemm_table() {
        .b_dtype = DType::f8e4m3},
       true);
   add({.batch = {}, .m = 256, .n = 256, .k = 256, .numerics = {exact}}, true);
+  add({.batch = {},
+       .m = 256,
+       .n = 256,
+       .k = 256,
+       .dtype = DType::bf16,
+       .numerics = {Accumulation::h100}},
+      true);
   // Timed: products of a training step of ViT-B/16 with 4 images of 197 tokens and of the compact
   // model with 64 of 65.
   for (DType dtype : {DType::f32, DType::bf16}) {

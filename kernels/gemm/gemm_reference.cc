@@ -8,9 +8,10 @@
 // times the other operand, and each partial sum 2^-126.
 //
 // TF32 operands are rounded here by integer arithmetic of this file's own; then the bounds are
-// those of f32. Exact, fp8 and tensor-core products have their bits specified: the bound is 0. The
-// exact sum is taken in quadruple precision, whose error of K 2^-113 no case comes near, and its
-// nearest neighbour found by comparing distances.
+// those of f32. Exact, fp8 and tensor-core products have their bits specified: the bound is 0.
+// Those of tensor cores come from numerics' scalar model; the exact sum is taken in quadruple
+// precision, whose error of K 2^-113 no case comes near, and its nearest neighbour found by
+// comparing distances.
 //
 // gelu has relative error 10 u on top (kernels/simd/math_inl.h), and carries the error e of its
 // argument times at most max |gelu'| = 1.13; under dgelu the product is rounded to C's dtype first.
@@ -22,6 +23,7 @@
 #include "core/view.h"
 #include "kernels/gemm/gemm.h"
 #include "numerics/error_bounds.h"
+#include "numerics/tensor_core.h"
 
 namespace weft::kernels {
 namespace {
@@ -81,6 +83,40 @@ double nearest(__float128 x, DType dtype) {
   });
 }
 
+/// Exact sums of 128 products, rounded to f32 and added there.
+float fp8_sum(const double* a, const double* b, int64_t k, int64_t n) {
+  float sum = 0;
+  for (int64_t first = 0; first < k; first += kFp8PromotionInterval) {
+    long double block = 0;
+    for (int64_t l = first; l < std::min(k, first + kFp8PromotionInterval); ++l) {
+      block += static_cast<long double>(a[l]) * b[l * n];
+    }
+    sum += static_cast<float>(block);
+  }
+  return sum;
+}
+
+/// The scalar model's sum of a[k] b[k, 0]; of fp8 operands promoted every 128 of k.
+float tensor_core_sum(const GemmProblem& p, const double* a, const double* b) {
+  const int64_t k = p.k(), n = p.n();
+  const bool is_fp8 = itemsize(p.dtype()) == 1;
+  numerics::TensorCoreModel model = numerics::tensor_core_model(
+      name(p.numerics.accumulation), p.dtype() == DType::f32 ? DType::tf32 : p.dtype());
+  if (is_fp8) model.input = DType::f16;  // holds e4m3 and e5m2
+  const std::vector<float> row(a, a + k);
+  std::vector<float> column(k);
+  for (int64_t l = 0; l < k; ++l) column[l] = static_cast<float>(b[l * n]);
+  const int64_t interval = is_fp8 ? kFp8PromotionInterval : std::max<int64_t>(1, k);
+  float sum = 0;
+  for (int64_t first = 0; first < k; first += interval) {
+    const size_t count = std::min(interval, k - first);
+    const float block = numerics::tensor_core_dot(model, std::span(row).subspan(first, count),
+                                                  std::span(column).subspan(first, count), 0);
+    sum = is_fp8 ? sum + block : block;
+  }
+  return sum;
+}
+
 /// An element of C (aux under gelu) whose bits the arithmetic specifies.
 double specified_element(const GemmProblem& p, const double* a, const double* b, double bias,
                          double old) {
@@ -93,15 +129,8 @@ double specified_element(const GemmProblem& p, const double* a, const double* b,
     }
     return nearest(sum, p.c.dtype());
   }
-  float sum = 0;
-  for (int64_t first = 0; first < k; first += kFp8PromotionInterval) {
-    long double block = 0;
-    for (int64_t l = first; l < std::min(k, first + kFp8PromotionInterval); ++l) {
-      block += static_cast<long double>(a[l]) * b[l * n];
-    }
-    sum += static_cast<float>(block);
-  }
-  float value = sum * scale;
+  const bool is_modelled = is_gpu(p.numerics.accumulation);
+  float value = (is_modelled ? tensor_core_sum(p, a, b) : fp8_sum(a, b, k, n)) * scale;
   if (p.bias.defined()) value += static_cast<float>(bias);
   if (p.accumulate) value += static_cast<float>(old);
   return round_to(value, p.c.dtype());

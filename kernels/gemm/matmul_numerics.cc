@@ -1,16 +1,11 @@
 #include "kernels/gemm/matmul_numerics.h"
 
-#include <atomic>
-#include <bit>
-
 #include "core/error.h"
 
 namespace weft::kernels {
 namespace {
 
-static_assert(sizeof(MatmulSettings) == 4);  // so that threads read the settings whole
-
-std::atomic<MatmulSettings> the_settings{MatmulSettings{}};
+thread_local MatmulSettings the_settings;
 
 struct Name {
   std::string_view name;
@@ -25,7 +20,7 @@ constexpr Name kNames[] = {{"ieee", Accumulation::ieee}, {"exact", Accumulation:
 
 }  // namespace
 
-MatmulSettings matmul_settings() { return the_settings.load(std::memory_order_relaxed); }
+MatmulSettings matmul_settings() { return the_settings; }
 
 MatmulNumerics matmul_numerics() {
   const MatmulSettings s = matmul_settings();

@@ -1,5 +1,6 @@
-// How the products of matrices are rounded, in this process: by the CPU's own arithmetic, exactly,
+// How the products of matrices are rounded, in this thread: by the CPU's own arithmetic, exactly,
 // or as a GPU's tensor cores do. Every matrix product asks: linear layers, attention, convolutions.
+// A problem takes the settings when it is made, and keeps them in the threads that share its work.
 //
 //   MatmulScope scope({.accumulation = Accumulation::h100});   // a training as on an H100
 //   MatmulScope scope({.allow_tf32 = true});                   // f32 products on TF32 operands
@@ -43,7 +44,7 @@ struct MatmulNumerics {
   friend bool operator==(const MatmulNumerics&, const MatmulNumerics&) = default;
 };
 
-/// The process's settings.
+/// A thread's settings.
 struct MatmulSettings {
   Accumulation accumulation = Accumulation::ieee;
   bool allow_tf32 = false;      // matrix products and attention
@@ -58,7 +59,7 @@ MatmulSettings matmul_settings();
 MatmulNumerics matmul_numerics();
 MatmulNumerics conv_numerics(DeviceType device = DeviceType::cpu);
 
-/// Replaces the settings, in all threads, for as long as it lives.
+/// Replaces this thread's settings for as long as it lives.
 class MatmulScope {
  public:
   explicit MatmulScope(const MatmulSettings& settings);

@@ -1,0 +1,159 @@
+#include "kernels/gemm/matmul_numerics.h"
+
+#include <catch2/catch.hpp>
+#include <cmath>
+
+#include "core/philox.h"
+#include "core/view.h"
+#include "kernels/gemm/exact_sum.h"
+#include "kernels/gemm/gemm.h"
+#include "kernels/gemm/tf32_operand.h"
+
+namespace weft::kernels {
+namespace {
+
+TEST_CASE("settings nest and come back") {
+  CHECK(matmul_settings() == MatmulSettings{});
+  CHECK(matmul_numerics() == MatmulNumerics{});
+  {
+    const MatmulScope outer({.accumulation = Accumulation::h100});
+    CHECK(matmul_numerics() == MatmulNumerics{Accumulation::h100, Tf32::off});
+    {
+      const MatmulScope inner({.allow_tf32 = true, .tf32_rounding = Tf32::nearest});
+      CHECK(matmul_numerics() == MatmulNumerics{Accumulation::ieee, Tf32::nearest});
+    }
+    CHECK(GemmProblem{}.numerics.accumulation == Accumulation::h100);
+  }
+  CHECK(matmul_settings() == MatmulSettings{});
+  CHECK_THROWS_WITH(MatmulScope({.tf32_rounding = Tf32::off}),
+                    Catch::Contains("tf32_rounding must be truncate or nearest"));
+}
+
+TEST_CASE("TF32 is off for products and on for convolutions, which need something that has it") {
+  const auto conv = [](const MatmulSettings& s, DeviceType device = DeviceType::cpu) {
+    const MatmulScope scope(s);
+    return conv_numerics(device).tf32;
+  };
+  CHECK(conv({}) == Tf32::off);
+  CHECK(conv({}, DeviceType::cuda) == Tf32::truncate);
+  CHECK(conv({.conv_allow_tf32 = false}, DeviceType::cuda) == Tf32::off);
+  CHECK(conv({.allow_tf32 = true}) == Tf32::truncate);
+  CHECK(conv({.allow_tf32 = true, .conv_allow_tf32 = false}) == Tf32::off);
+  CHECK(conv({.accumulation = Accumulation::a100}) == Tf32::truncate);
+  CHECK(conv({.accumulation = Accumulation::v100}) == Tf32::off);
+  CHECK(conv({.accumulation = Accumulation::exact}) == Tf32::off);
+}
+
+TEST_CASE("names and aliases") {
+  CHECK(parse_accumulation("ieee") == Accumulation::ieee);
+  CHECK(parse_accumulation("exact") == Accumulation::exact);
+  CHECK(parse_accumulation("a2") == Accumulation::a100);
+  CHECK(parse_accumulation("l40s") == Accumulation::ada);
+  CHECK(parse_accumulation("h200") == Accumulation::h100);
+  for (const char* gpu : {"v100", "a100", "ada", "h100", "b200"}) {
+    CHECK(name(parse_accumulation(gpu)) == gpu);
+  }
+  CHECK(accumulation_names().size() == 10);
+  CHECK_THROWS_WITH(parse_accumulation("h300"),
+                    "matmul-numerics: \"h300\" is not one of ieee, exact, v100, a2, a100, ada, "
+                    "l40s, h100, h200, b200");
+}
+
+TEST_CASE("a GPU without units for a format says so") {
+  const Tensor a = Tensor::full({2, 2}, 1, DType::bf16), c = Tensor::empty({2, 2}, DType::bf16);
+  CHECK_THROWS_WITH(gemm({.a = a, .b = a, .c = c, .numerics = {Accumulation::v100}}),
+                    Catch::Contains("v100") && Catch::Contains("bf16"));
+}
+
+TEST_CASE("f32 products of a GPU are ieee unless TF32 is allowed, f64 ones always") {
+  CHECK(gemm_arithmetic(DType::f32, {Accumulation::h100}) == GemmArithmetic::ieee);
+  CHECK(gemm_arithmetic(DType::f32, {Accumulation::h100, Tf32::truncate}) ==
+        GemmArithmetic::tensor_core);
+  CHECK(gemm_arithmetic(DType::bf16, {Accumulation::ieee, Tf32::truncate}) == GemmArithmetic::ieee);
+  for (Accumulation a : {Accumulation::exact, Accumulation::b200}) {
+    CHECK(gemm_arithmetic(DType::f64, {a, Tf32::truncate}) == GemmArithmetic::ieee);
+  }
+  CHECK(gemm_arithmetic(DType::f8e5m2, {}) == GemmArithmetic::fp8);
+}
+
+TEST_CASE("TF32 operands keep ten bits, NaNs, infinities and their layout") {
+  const float third = 1.0f / 3, nan = std::bit_cast<float>(0x7f800001u);
+  const Tensor x =
+      Tensor::from(std::vector<float>{third, -third, INFINITY, nan, 0x1p-149f, 3}, {6});
+  const Tensor cut = tf32_operand(x, Tf32::truncate), near = tf32_operand(x, Tf32::nearest);
+  const float* c = cut.data<float>();
+  const float* n = near.data<float>();
+  CHECK(c[0] == 1365 * 0x1p-12f);  // 1/3 = 1365.33 / 2^12
+  CHECK(c[1] == -c[0]);
+  CHECK(c[2] == INFINITY);
+  CHECK(std::isnan(c[3]));
+  CHECK(std::isnan(n[3]));
+  CHECK(c[4] == 0);
+  CHECK(c[5] == 3);
+  const float tie = 1 + 0x1p-11f;
+  const Tensor t = Tensor::from(std::vector<float>{tie, -tie}, {2});
+  CHECK(tf32_operand(t, Tf32::truncate).to_vector() == std::vector<double>{1, -1});
+  CHECK(tf32_operand(t, Tf32::nearest).to_vector() ==
+        std::vector<double>{1 + 0x1p-10, -1 - 0x1p-10});
+  CHECK(tf32_operand(x, Tf32::off).is_same(x));
+  const Tensor half = Tensor::full({2}, third, DType::f16);
+  CHECK(tf32_operand(half, Tf32::truncate).is_same(half));
+  const Tensor matrix = Tensor::full({3, 4}, third);
+  const Tensor transposed = tf32_operand(view::transpose(matrix, 0, 1), Tf32::truncate);
+  CHECK(transposed.stride(0) == 1);
+  const Tensor repeated = tf32_operand(view::expand(matrix, {5, 3, 4}), Tf32::truncate);
+  CHECK(repeated.stride(0) == 0);
+  CHECK(repeated.to_vector() == std::vector<double>(60, c[0]));
+}
+
+TEST_CASE("the long accumulator loses nothing") {
+  ExactSum sum;
+  sum.add(0x1p250);
+  sum.add(0x1p-298);
+  sum.add(-0x1p250);
+  CHECK(sum.rounded(DType::f64) == 0x1p-298);
+  ExactSum tie;  // half way between 1 and 1 + 2^-23, and a breath more
+  tie.add(1);
+  tie.add(0x1p-24);
+  CHECK(tie.rounded(DType::f32) == 1);
+  tie.add(0x1p-280);
+  CHECK(tie.rounded(DType::f32) == 1 + 0x1p-23);
+  ExactSum negative;
+  negative.add(-3);
+  negative.add(1);
+  CHECK(negative.rounded(DType::bf16) == -2);
+  CHECK(ExactSum().rounded(DType::f32) == 0);
+  // Against f64, in any order, for integers that it holds.
+  Philox random(7);
+  for (int i = 0; i < 200; ++i) {
+    ExactSum integers;
+    double expected = 0;
+    for (int j = 0; j < 50; ++j) {
+      const double x = std::floor(std::ldexp(random.normal(), static_cast<int>(random.below(40))));
+      expected += x;
+      integers.add(x);
+    }
+    CHECK(integers.rounded(DType::f32) == static_cast<double>(static_cast<float>(expected)));
+  }
+}
+
+TEST_CASE("exact products survive what ieee sums lose") {
+  // 2^60 - 2^60 + 1, and a tie that only a term of 2^-60 decides.
+  const Tensor a =
+      Tensor::from(std::vector<float>{0x1p30f, -0x1p30f, 1, 1, 0x1p-24f, 0x1p-30f}, {2, 3});
+  const Tensor b = Tensor::from(std::vector<float>{0x1p30f, 1, 0x1p30f, 1, 1, 0x1p-30f}, {3, 2});
+  const Tensor c = Tensor::empty({2, 2});
+  gemm({.a = a, .b = b, .c = c, .numerics = {Accumulation::exact}});
+  CHECK(c.to_vector()[0] == 1);
+  CHECK(c.to_vector()[3] == 1 + 0x1p-23);
+  const Tensor inf = Tensor::from(std::vector<float>{INFINITY, 1, -INFINITY, 1}, {2, 2});
+  const Tensor ones = Tensor::full({2, 2}, 1), out = Tensor::empty({2, 2});
+  gemm({.a = inf, .b = ones, .c = out, .numerics = {Accumulation::exact}});
+  CHECK(out.to_vector() == std::vector<double>{INFINITY, INFINITY, -INFINITY, -INFINITY});
+  gemm({.a = ones, .b = inf, .c = out, .numerics = {Accumulation::exact}});
+  CHECK(std::isnan(out.to_vector()[0]));
+  CHECK(out.to_vector()[1] == 2);
+}
+
+}  // namespace
+}  // namespace weft::kernels
