@@ -2,6 +2,7 @@
 
 #include "autograd/autocast.h"
 #include "autograd/backward.h"
+#include "autograd/fp8.h"
 #include "autograd/random.h"
 
 namespace weft {
@@ -25,6 +26,7 @@ Tensor checkpoint(const std::function<Tensor(const Tensors&)>& function, const T
   if (!grad_enabled()) return function(inputs);
   const Generator position = generator();
   const DType autocast = autocast_dtype();
+  Fp8Scaling* const fp8 = fp8_in_force();
   Tensor output;
   {
     NoGrad guard;
@@ -50,6 +52,7 @@ Tensor checkpoint(const std::function<Tensor(const Tensors&)>& function, const T
                   const GeneratorGuard generator_guard(position);
                   const GradMode recording(true);
                   const Autocast mode(autocast);
+                  const Fp8Scope fp8_scope(fp8);
                   const Tensor again = function(leaves);
                   if (again.requires_grad()) backward(again, b.dy());
                   Tensors gradients;

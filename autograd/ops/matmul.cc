@@ -2,6 +2,7 @@
 // product in the weight's own dtype, so that f32 master weights get f32 gradients without a cast.
 #include "autograd/autocast.h"
 #include "autograd/backward.h"
+#include "autograd/fp8.h"
 #include "autograd/ops.h"
 #include "autograd/ops/raw.h"
 #include "core/view.h"
@@ -69,6 +70,60 @@ Tensor matmul(const Tensor& first, const Tensor& second) {
 
 namespace {
 
+/// gelu'(z) dy
+Tensor gelu_gradient(const Tensor& z, const Tensor& dy) {
+  const Tensor dz = Tensor::empty(dy.shape(), dy.dtype(), dy.device());
+  kernels::binary({.op = kernels::BinaryOp::gelu_erf_grad, .a = z, .b = dy, .y = dz});
+  return dz;
+}
+
+/// linear_with on fp8 codes; x, bias and results are of `dtype`.
+Tensor fp8_linear(std::string_view op, const Tensor& input, const Tensor& weight,
+                  const Tensor& bias, bool with_gelu, DType dtype, Fp8Scaling& scaling) {
+  using Role = Fp8Scaling::Role;
+  const Tensor x = reshape(cast(input, dtype), {-1, input.size(-1)});
+  const Fp8Scaling::Quantized qx = scaling.quantize(weight, Role::input, x);
+  const Fp8Scaling::Quantized qw = scaling.quantize(weight, Role::weight, weight);
+  Shape shape = input.shape();
+  shape[shape.size() - 1] = weight.size(0);
+  Tensor y = Tensor::empty({x.size(0), weight.size(0)}, dtype, x.device());
+  Tensor z;  // the pre-activation, kept only for backward
+  kernels::GemmProblem problem{.a = qx.codes,
+                               .b = transposed(qw.codes),
+                               .c = y,
+                               .bias = bias,
+                               .scale = qx.inverse_scale * qw.inverse_scale};
+  if (with_gelu) {
+    z = Tensor::empty(y.shape(), dtype, x.device());
+    problem.epilogue = kernels::Epilogue::gelu;
+    problem.aux = z;
+  }
+  kernels::gemm(problem);
+  y = record(
+      op, {x, weight, bias}, y, {qx.codes, qw.codes, weight, bias, z},
+      [=, &scaling, x_scale = qx.inverse_scale,
+       w_scale = qw.inverse_scale](const Backward& b) -> Tensors {
+        b.require_no_graph();
+        const Tensor x8 = b.saved(0), w8 = b.saved(1);
+        Tensor dz = raw::contiguous(b.dy(), dtype);
+        if (with_gelu) dz = gelu_gradient(b.saved(4), dz);
+        const Fp8Scaling::Quantized q = scaling.quantize(weight, Role::gradient, dz);
+        Tensor dx, dw, db;
+        if (b.needs(0)) {
+          dx = Tensor::empty(x8.shape(), dtype, dz.device());
+          kernels::gemm({.a = q.codes, .b = w8, .c = dx, .scale = q.inverse_scale * w_scale});
+        }
+        if (b.needs(1)) {
+          dw = Tensor::empty(weight.shape(), weight.dtype(), dz.device());
+          kernels::gemm(
+              {.a = transposed(q.codes), .b = x8, .c = dw, .scale = q.inverse_scale * x_scale});
+        }
+        if (b.needs(2)) db = raw::sum_rows(dz, b.saved(3).dtype());
+        return {dx, dw, db};
+      });
+  return view(y, shape);
+}
+
 Tensor linear_with(std::string_view op, const Tensor& input, const Tensor& weight,
                    const Tensor& bias, bool with_gelu) {
   raw::check_floating(op, input);
@@ -80,6 +135,9 @@ Tensor linear_with(std::string_view op, const Tensor& input, const Tensor& weigh
   WEFT_CHECK(!bias.defined() || bias.shape() == Shape{weight.size(0)},
              "{}: expected a bias of shape [{}], got {}", op, weight.size(0), bias);
   const DType dtype = autocast_products(input, weight);
+  if (Fp8Scaling* fp8 = fp8_in_force(); fp8 && dtype != DType::f64) {
+    return fp8_linear(op, input, weight, bias, with_gelu, dtype, *fp8);
+  }
   const Tensor x = reshape(cast(input, dtype), {-1, input.size(-1)});
   const Tensor w = autocast_weight(weight, dtype);
   Shape shape = input.shape();
@@ -112,12 +170,7 @@ Tensor linear_with(std::string_view op, const Tensor& input, const Tensor& weigh
                  return {dx, dw, db};
                }
                Tensor dz = raw::contiguous(b.dy(), x.dtype());
-               if (with_gelu) {
-                 const Tensor dy = dz;
-                 dz = Tensor::empty(dy.shape(), dy.dtype(), dy.device());
-                 kernels::binary(
-                     {.op = kernels::BinaryOp::gelu_erf_grad, .a = b.saved(4), .b = dy, .y = dz});
-               }
+               if (with_gelu) dz = gelu_gradient(b.saved(4), dz);
                if (b.needs(0)) dx = raw::matmul(dz, b.saved(1), x.dtype());
                if (b.needs(1)) dw = raw::matmul(transposed(dz), x, weight.dtype());
                if (b.needs(2)) db = raw::sum_rows(dz, bias.dtype());

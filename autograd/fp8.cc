@@ -1,0 +1,135 @@
+#include "autograd/fp8.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "kernels/fp8_quantize/fp8_quantize.h"
+
+namespace weft {
+namespace {
+
+thread_local Fp8Scaling* in_force = nullptr;
+
+constexpr const char* kRoles[] = {"input", "weight", "gradient"};
+
+DType format_of(Fp8Scaling::Role role) {
+  return role == Fp8Scaling::Role::gradient ? DType::f8e5m2 : DType::f8e4m3;
+}
+
+}  // namespace
+
+Fp8Scope::Fp8Scope(Fp8Scaling* scaling) : previous_(in_force) { in_force = scaling; }
+Fp8Scope::~Fp8Scope() { in_force = previous_; }
+
+Fp8Scaling* fp8_in_force() { return in_force; }
+
+Fp8Scaling::Fp8Scaling(const Fp8Options& options) : options_(options) {
+  WEFT_CHECK(options.history > 0, "Fp8Scaling: history must be positive, got {}", options.history);
+  WEFT_CHECK(options.margin >= 0 && options.margin <= 16,
+             "Fp8Scaling: margin must lie in [0, 16], got {}", options.margin);
+}
+
+double Fp8Scaling::scale_for(float amax, DType format, double previous) const {
+  if (!(amax > 0) || !std::isfinite(amax)) return previous;
+  const auto scale =
+      static_cast<float>(std::ldexp(kernels::fp8_max(format) / amax, -options_.margin));
+  return std::isfinite(scale) ? scale : std::numeric_limits<float>::max();
+}
+
+Fp8Scaling::Quantized Fp8Scaling::quantize(const Tensor& weight, Role role, const Tensor& x) {
+  Slot& slot = slots_[weight.id()][static_cast<size_t>(role)];
+  const bool is_weight = role == Role::weight;
+  if (is_weight && slot.cached.codes.defined() && slot.version == x.version()) return slot.cached;
+  const bool is_current = options_.scaling == Fp8Options::Scaling::current;
+  const Tensor amax = Tensor::empty({}, DType::f32, x.device());
+  if (is_current) {
+    kernels::fp8_quantize({.x = x, .amax = amax});
+    slot.scale = scale_for(static_cast<float>(amax.item()), format_of(role), slot.scale);
+  }
+  Quantized result{Tensor::empty(x.shape(), format_of(role), x.device()), 1 / slot.scale};
+  kernels::fp8_quantize(
+      {.x = x, .y = result.codes, .amax = is_current ? Tensor() : amax, .scale = slot.scale});
+  slot.was_met = true;
+  if (!is_current) {
+    const auto largest = static_cast<float>(amax.item());
+    // A NaN stays until the step ends.
+    slot.amax = std::isnan(slot.amax) || slot.amax > largest ? slot.amax : largest;
+  }
+  if (is_weight) {
+    slot.cached = result;
+    slot.version = x.version();
+  }
+  return result;
+}
+
+double Fp8Scaling::scale(const Tensor& weight, Role role) const {
+  const auto slots = slots_.find(weight.id());
+  return slots == slots_.end() ? 1 : slots->second[static_cast<size_t>(role)].scale;
+}
+
+void Fp8Scaling::update() {
+  for (auto& [weight, slots] : slots_) {
+    for (size_t role = 0; role < slots.size(); ++role) {
+      Slot& slot = slots[role];
+      slot.cached = {};
+      if (options_.scaling == Fp8Options::Scaling::current || !slot.was_met) continue;
+      slot.history.insert(slot.history.begin(), slot.amax);
+      if (static_cast<int64_t>(slot.history.size()) > options_.history) slot.history.pop_back();
+      slot.amax = 0;
+      const bool is_finite =
+          std::ranges::all_of(slot.history, [](float x) { return std::isfinite(x); });
+      if (!is_finite) continue;
+      slot.scale = scale_for(*std::ranges::max_element(slot.history),
+                             format_of(static_cast<Role>(role)), slot.scale);
+    }
+  }
+}
+
+Fp8Scaling::Named Fp8Scaling::state_dict(const Named& parameters) const {
+  Named state;
+  if (options_.scaling == Fp8Options::Scaling::current) return state;
+  for (const auto& [name, parameter] : parameters) {
+    const auto slots = slots_.find(parameter.id());
+    if (slots == slots_.end()) continue;
+    for (size_t role = 0; role < 3; ++role) {
+      const Slot& slot = slots->second[role];
+      if (!slot.was_met) continue;
+      std::vector<float> values = {static_cast<float>(slot.scale)};
+      values.insert(values.end(), slot.history.begin(), slot.history.end());
+      state.emplace_back(fmt::format("{}.fp8_{}", name, kRoles[role]),
+                         Tensor::from(values, {static_cast<int64_t>(values.size())}));
+    }
+  }
+  return state;
+}
+
+void Fp8Scaling::load_state_dict(const Named& state, const Named& parameters) {
+  std::unordered_map<const void*, std::array<Slot, 3>> slots;
+  size_t used = 0;
+  for (const auto& [name, parameter] : parameters) {
+    for (size_t role = 0; role < 3; ++role) {
+      const std::string key = fmt::format("{}.fp8_{}", name, kRoles[role]);
+      const auto entry =
+          std::ranges::find_if(state, [&](const auto& item) { return item.first == key; });
+      if (entry == state.end()) continue;
+      const Tensor& values = entry->second;
+      WEFT_CHECK(values.dim() == 1 && values.dtype() == DType::f32 && values.numel() > 0 &&
+                     values.numel() <= options_.history + 1,
+                 "Fp8Scaling: \"{}\" in the state is {}, expected f32 [1 + n] with n up to {}", key,
+                 values, options_.history);
+      const std::vector<double> numbers = values.to_vector();
+      WEFT_CHECK(std::isfinite(numbers[0]) && numbers[0] > 0,
+                 "Fp8Scaling: \"{}\" in the state has the scale {}", key, numbers[0]);
+      Slot& slot = slots[parameter.id()][role];
+      slot.scale = numbers[0];
+      slot.history.assign(numbers.begin() + 1, numbers.end());
+      slot.was_met = true;
+      ++used;
+    }
+  }
+  WEFT_CHECK(used == state.size(), "Fp8Scaling: the state holds tensors of other parameters");
+  slots_ = std::move(slots);
+}
+
+}  // namespace weft

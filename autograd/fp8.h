@@ -1,0 +1,104 @@
+// fp8 linear layers: operands scaled into an fp8 format, e4m3 forward and e5m2 for gradients.
+//
+//   Fp8Scaling scaling;                        // lives as long as the model
+//   for (...) {
+//     {
+//       Autocast mode(DType::bf16);            // everything but the linear layers
+//       Fp8Scope fp8(scaling);
+//       backward(loss_of(model, batch));
+//     }
+//     optimizer.step();
+//     scaling.update();
+//   }
+//
+// Under an Fp8Scope, linear and linear_gelu multiply codes: x and W in e4m3 forward, dy in e5m2
+// with W for dx and with x for dW. Each of a layer's three tensors x, W and dy has a scale of its
+// own, fp8_max / amax / 2^margin, so that its largest magnitude lands on the format's largest
+// number:
+//   current   amax is that of the tensor at hand (a second pass over it)
+//   delayed   amax is the largest of the tensor's last `history` steps, as TransformerEngine's
+//             DelayedScaling has it; a tensor that outgrows it saturates
+// Outputs are in the Autocast's dtype, weight gradients in the weight's. Sums are promoted to f32
+// every 128 of K (kernels/gemm/gemm.h). Activations are kept for backward as codes, a quarter of
+// f32. A scale is left as it was when amax is 0, infinite or NaN, and starts at 1.
+#pragma once
+
+#include <array>
+#include <unordered_map>
+#include <vector>
+
+#include "autograd/tape.h"
+#include "core/tensor.h"
+
+namespace weft {
+
+struct Fp8Options {
+  enum class Scaling { current, delayed };
+  Scaling scaling = Scaling::current;
+  int64_t history = 1024;  // delayed: steps, this one included
+  int margin = 0;          // powers of two kept free above amax
+};
+
+/// The scales of every layer that was met, by its weight.
+class Fp8Scaling {
+ public:
+  /// Throws Error for a history below 1 or a margin out of [0, 16].
+  explicit Fp8Scaling(const Fp8Options& options = {});
+  Fp8Scaling(const Fp8Scaling&) = delete;
+  Fp8Scaling& operator=(const Fp8Scaling&) = delete;
+
+  const Fp8Options& options() const { return options_; }
+  /// To be called after each optimizer step: histories move on, delayed scales follow.
+  void update();
+
+  /// For delayed scaling, of each named weight that was met: "<name>.fp8_<tensor>" with tensor one
+  /// of input, weight, gradient: f32 [1 + n], the scale, then the last n amax, newest first.
+  using Named = std::vector<std::pair<std::string, Tensor>>;
+  Named state_dict(const Named& parameters) const;
+  /// Throws Error for an unknown name or a malformed tensor.
+  void load_state_dict(const Named& state, const Named& parameters);
+
+  enum class Role { input, weight, gradient };
+  struct Quantized {
+    Tensor codes;
+    double inverse_scale = 1;
+  };
+  /// x in the format of its role. A weight's codes are kept until it changes.
+  Quantized quantize(const Tensor& weight, Role role, const Tensor& x);
+  /// The scale that a tensor was last quantised with.
+  double scale(const Tensor& weight, Role role) const;
+
+ private:
+  struct Slot {
+    double scale = 1;
+    std::vector<float> history;  // delayed: amax of past steps, newest first
+    float amax = 0;              // of this step so far
+    bool was_met = false;
+    Quantized cached;  // of a weight
+    uint64_t version = 0;
+  };
+
+  double scale_for(float amax, DType format, double previous) const;
+
+  Fp8Options options_;
+  std::unordered_map<const void*, std::array<Slot, 3>> slots_;  // by Tensor::id()
+};
+
+/// Makes linear layers on this thread run in fp8 for as long as it lives.
+class Fp8Scope {
+ public:
+  /// null: turns fp8 off.
+  explicit Fp8Scope(Fp8Scaling* scaling);
+  explicit Fp8Scope(Fp8Scaling& scaling) : Fp8Scope(&scaling) {}
+  ~Fp8Scope();
+  Fp8Scope(const Fp8Scope&) = delete;
+  Fp8Scope& operator=(const Fp8Scope&) = delete;
+
+ private:
+  Fp8Scaling* previous_;
+};
+
+/// The scaling in force on this thread; null outside of any scope.
+Fp8Scaling* fp8_in_force();
+
+}  // namespace weft

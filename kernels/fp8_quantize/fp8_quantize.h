@@ -1,0 +1,34 @@
+// A tensor scaled into the range of an fp8 format, and its largest magnitude: what scaled fp8
+// products are made of (Micikevicius et al., "FP8 formats for deep learning", arXiv:2209.05433).
+//
+//   y = x * scale            in f32, rounded to nearest even, saturated: also infinities become the
+//                            largest finite number; NaNs stay
+//   amax = max |x|           before the scaling; NaN when an element is NaN, 0 for no elements
+//
+// x: f32, bf16 or f16, any strides. y: f8e4m3 or f8e5m2, contiguous, of x's shape. amax: a scalar
+// [] of dtype f32. Both outputs are optional and assigned (=). scale is rounded to f32.
+#pragma once
+
+#include "kernels/op.h"
+
+namespace weft::kernels {
+
+struct Fp8QuantizeProblem {
+  Tensor x;
+  Tensor y;     // optional
+  Tensor amax;  // optional
+  double scale = 1;
+
+  DType dtype() const { return x.dtype(); }
+  Device device() const { return x.device(); }
+  std::string describe() const;
+};
+
+void fp8_quantize(const Fp8QuantizeProblem& problem);
+const Op<Fp8QuantizeProblem>& fp8_quantize_op();
+std::vector<Expected> fp8_quantize_reference(const Fp8QuantizeProblem& problem);
+
+/// The largest finite number of an fp8 format: 448 of e4m3, 57344 of e5m2.
+double fp8_max(DType format);
+
+}  // namespace weft::kernels
