@@ -1,5 +1,6 @@
 #include "train/config.h"
 
+#include <charconv>
 #include <cmath>
 #include <functional>
 
@@ -80,6 +81,26 @@ void check_choice(const char* setting, const std::string& value,
   WEFT_FAIL("{}: \"{}\" is not one of {}", setting, value, list);
 }
 
+void validate_precision(const Config& c) {
+  const Precision& precision = find_precision(c.precision);
+  check_supported(precision, capabilities_of(kernels::parse_accumulation(c.matmul_numerics)));
+  check_choice("tf32-rounding", c.tf32_rounding, {"truncate", "nearest"});
+  check_choice("fp8-scaling", c.fp8_scaling, {"current", "delayed"});
+  const bool is_dynamic = c.loss_scale == "dynamic";
+  WEFT_CHECK(is_dynamic || precision.scales_loss(),
+             "loss-scale: only precision fp16 scales the loss, not {}", c.precision);
+  if (!is_dynamic && c.loss_scale != "none") fixed_loss_scale(c);
+  WEFT_CHECK(std::isfinite(c.initial_loss_scale) && c.initial_loss_scale > 0,
+             "initial-loss-scale: expected a positive number, got {}", c.initial_loss_scale);
+  WEFT_CHECK(c.min_loss_scale >= 0 && c.min_loss_scale <= c.initial_loss_scale,
+             "min-loss-scale: expected a number in [0, initial-loss-scale = {}], got {}",
+             c.initial_loss_scale, c.min_loss_scale);
+  WEFT_CHECK(c.loss_scale_window > 0, "loss-scale-window: expected a positive number, got {}",
+             c.loss_scale_window);
+  WEFT_CHECK(c.loss_scale_hysteresis > 0,
+             "loss-scale-hysteresis: expected a positive number, got {}", c.loss_scale_hysteresis);
+}
+
 /// Calls f(key, member) for every setting: the one list that JSON is written from and read by.
 template <class C, class F>
 void for_each_setting(C& c, F&& f) {
@@ -110,6 +131,14 @@ void for_each_setting(C& c, F&& f) {
   f("cutmix", c.augmentation.cutmix);
   f("normalize", c.normalize);
   f("precision", c.precision);
+  f("matmul_numerics", c.matmul_numerics);
+  f("tf32_rounding", c.tf32_rounding);
+  f("loss_scale", c.loss_scale);
+  f("initial_loss_scale", c.initial_loss_scale);
+  f("loss_scale_window", c.loss_scale_window);
+  f("loss_scale_hysteresis", c.loss_scale_hysteresis);
+  f("min_loss_scale", c.min_loss_scale);
+  f("fp8_scaling", c.fp8_scaling);
   f("checkpoint_activations", c.checkpoint_activations);
   f("seed", c.seed);
   f("devices", c.devices);
@@ -143,6 +172,22 @@ void validate_ranks(const Config& c) {
 }
 
 }  // namespace
+
+PrecisionScope enter_precision(const Config& config, Fp8Scaling& fp8) {
+  return PrecisionScope(
+      find_precision(config.precision), kernels::parse_accumulation(config.matmul_numerics), &fp8,
+      config.tf32_rounding == "nearest" ? kernels::Tf32::nearest : kernels::Tf32::truncate);
+}
+
+double fixed_loss_scale(const Config& config) {
+  double scale = 0;
+  const char* const end = config.loss_scale.data() + config.loss_scale.size();
+  const auto [rest, error] = std::from_chars(config.loss_scale.data(), end, scale);
+  WEFT_CHECK(error == std::errc() && rest == end && std::isfinite(scale) && scale > 0,
+             "loss-scale: expected dynamic, none or a positive number, got \"{}\"",
+             config.loss_scale);
+  return scale;
+}
 
 Config recipe(const std::string& name) {
   Config config = find(name).config;
@@ -179,7 +224,7 @@ void validate(const Config& c) {
              c.image_size);
   check_choice("optimizer", c.optimizer, {"adamw", "adam", "sgd"});
   check_choice("schedule", c.schedule, {"one-cycle", "cosine", "constant"});
-  check_choice("precision", c.precision, {"fp32", "bf16"});
+  validate_precision(c);
   WEFT_CHECK(c.lr > 0, "lr: expected a positive number, got {}", c.lr);
   not_negative("weight-decay", c.weight_decay);
   not_negative("clip-norm", c.clip_norm);

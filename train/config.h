@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "data/transforms.h"
+#include "train/precision.h"
 
 namespace weft::train {
 
@@ -35,7 +36,15 @@ struct Config {
   data::Augmentation augmentation = {};
   bool normalize = true;  // with the data's own mean and deviation; else pixels in [0, 1]
 
-  std::string precision = "fp32";  // fp32, bf16
+  std::string precision = "fp32";          // train/precision.h, by our name
+  std::string matmul_numerics = "ieee";    // kernels/gemm/matmul_numerics.h
+  std::string tf32_rounding = "truncate";  // of tf32's operands: truncate, nearest
+  std::string loss_scale = "dynamic";      // of fp16: dynamic, none, or a fixed number
+  double initial_loss_scale = 65536;       // dynamic
+  int64_t loss_scale_window = 2000;        // dynamic: steps without an infinity before it doubles
+  int64_t loss_scale_hysteresis = 1;       // dynamic: infinities before it halves
+  double min_loss_scale = 1;               // dynamic: an infinity at this scale ends the run
+  std::string fp8_scaling = "current";     // current, delayed
   bool checkpoint_activations = false;
   uint64_t seed = 0;
 
@@ -59,6 +68,11 @@ std::string recipe_summary(const std::string& name);
 
 /// Throws Error naming the first setting that is out of range, its value and what was expected.
 void validate(const Config& config);
+
+/// config's precision, on this thread for as long as the scope lives.
+PrecisionScope enter_precision(const Config& config, Fp8Scaling& fp8);
+/// The number in config.loss_scale; throws Error when it is none.
+double fixed_loss_scale(const Config& config);
 
 nlohmann::json to_json(const Config& config);
 /// Throws Error naming a missing key.

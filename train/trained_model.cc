@@ -1,19 +1,15 @@
 #include "train/trained_model.h"
 
-#include "autograd/autocast.h"
 #include "autograd/ops.h"
 #include "autograd/random.h"
 #include "models/registry.h"
+#include "train/precision.h"
 
 namespace weft::train {
 
 void TrainedModel::move_to(Device to) {
   model->to(to);
   device = to;
-}
-
-DType autocast_of(const std::string& precision) {
-  return precision == "bf16" ? DType::bf16 : DType::f32;
 }
 
 TrainedModel make_trained_model(const Config& config, const data::Preprocess& preprocess,
@@ -24,7 +20,9 @@ TrainedModel make_trained_model(const Config& config, const data::Preprocess& pr
   if (config.drop_path > 0) options.drop_path = config.drop_path;
   if (config.checkpoint_activations) options.checkpoint_activations = true;
   manual_seed(config.seed);
-  return {config, preprocess, classes, models::make_model(config.model, options)};
+  TrainedModel trained{config, preprocess, classes, models::make_model(config.model, options)};
+  trained.model->to(find_precision(config.precision).parameters);
+  return trained;
 }
 
 nlohmann::json describe(const TrainedModel& m) {
@@ -81,7 +79,9 @@ Score evaluate(TrainedModel& trained, data::Loader& loader, int64_t limit,
                const std::function<bool(int64_t, const Score&)>& progress) {
   NoGrad guard;
   // One scope for all batches: the weights are cast once.
-  Autocast mode(autocast_of(trained.config.precision));
+  const Precision& precision = find_precision(trained.config.precision);
+  Fp8Scaling fp8;  // evaluation scales each tensor by its own amax
+  const PrecisionScope scope = enter_precision(trained.config, fp8);
   const bool was_training = trained.model->is_training();
   trained.model->eval();
   Score score;
@@ -96,7 +96,7 @@ Score evaluate(TrainedModel& trained, data::Loader& loader, int64_t limit,
     const Tensor images =
         ops::to(n > 0 ? batch->images : Tensor::zeros({1, 3, size, size}), trained.device);
     const Tensor labels = ops::to(batch->labels, trained.device);
-    const Tensor logits = ops::cast((*trained.model)(images), DType::f32);
+    const Tensor logits = forward_logits(*trained.model, images, precision);
     if (n == 0) {
       if (++batches == limit) break;
       continue;

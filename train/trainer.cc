@@ -9,7 +9,6 @@
 #include <cmath>
 #include <cstring>
 
-#include "autograd/autocast.h"
 #include "autograd/backward.h"
 #include "autograd/ops.h"
 #include "autograd/random.h"
@@ -20,9 +19,11 @@
 #include "models/vit.h"
 #include "optim/adam.h"
 #include "optim/clip.h"
+#include "optim/grad_scaler.h"
 #include "optim/schedule.h"
 #include "optim/sgd.h"
 #include "train/event_log.h"
+#include "train/precision.h"
 #include "train/progress.h"
 #include "train/ranks.h"
 #include "train/tensorboard.h"
@@ -32,6 +33,9 @@ namespace weft::train {
 namespace {
 
 using Clock = std::chrono::steady_clock;
+
+/// What tells Fp8Scaling's tensors from the optimizer's, which they lie beside in a checkpoint.
+constexpr const char* kFp8Key = ".fp8_";
 
 double seconds_since(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
@@ -113,6 +117,26 @@ std::unique_ptr<optim::Optimizer> make_optimizer(const Config& config, const nn:
       groups, optim::AdamWOptions{.lr = config.lr, .weight_decay = config.weight_decay});
 }
 
+/// Disabled where no loss is scaled; a fixed scale is put back after each step.
+optim::GradScaler make_scaler(const Config& config) {
+  optim::GradScalerOptions options;
+  options.enabled = find_precision(config.precision).scales_loss() && config.loss_scale != "none";
+  if (options.enabled && config.loss_scale != "dynamic") {
+    options.init_scale = fixed_loss_scale(config);
+    return optim::GradScaler(options);
+  }
+  options.init_scale = config.initial_loss_scale;
+  options.growth_interval = config.loss_scale_window;
+  options.hysteresis = config.loss_scale_hysteresis;
+  options.min_scale = config.min_loss_scale;
+  return optim::GradScaler(options);
+}
+
+Fp8Options fp8_options(const Config& config) {
+  return {.scaling = config.fp8_scaling == "delayed" ? Fp8Options::Scaling::delayed
+                                                     : Fp8Options::Scaling::current};
+}
+
 /// The factor on config.lr at each step.
 optim::Schedule make_schedule(const Config& config, int64_t steps) {
   if (config.schedule == "one-cycle") {
@@ -183,17 +207,22 @@ class Run {
   nlohmann::json state() const;
   void restore(const Checkpoint& checkpoint, const Path& step);
   void print_heading();
+  std::string describe_arithmetic() const;
   void report_epoch(double seconds);
   void report_interrupted() const;
   void report_done(const RunResult& result) const;
 
   const Config config_;
   const RunOptions options_;
+  const Precision& precision_;
+  const kernels::Accumulation accumulation_;
   Ranks ranks_;
   data::Splits splits_;
   TrainedModel trained_;
   std::unique_ptr<data::Loader> train_loader_, validation_loader_;
   std::unique_ptr<optim::Optimizer> optimizer_;
+  optim::GradScaler scaler_;
+  Fp8Scaling fp8_;
   optim::Schedule schedule_;
   int64_t batches_per_epoch_ = 0, steps_per_epoch_ = 0;
   Path output_, checkpoint_;
@@ -203,9 +232,11 @@ class Run {
 
   int64_t step_ = 0;
   int64_t epoch_ = 0;
-  int64_t batch_ = 0;             // of the epoch: batches done
-  EpochStatistics statistics_;    // of the epoch
-  double last_loss_ = NAN;        // of the last step
+  int64_t batch_ = 0;           // of the epoch: batches done
+  EpochStatistics statistics_;  // of the epoch
+  double last_loss_ = NAN;      // of the last step
+  double last_scale_ = 1;       // of its loss
+  bool last_was_skipped_ = false;
   double images_per_second_ = 0;  // of the last epoch trained here
   EpochResult last_epoch_;
   bool told_to_stop_ = false;
@@ -215,8 +246,14 @@ Run::Run(const Config& config, const RunOptions& options, const Checkpoint* chec
          const Path& step)
     : config_(config),
       options_(options),
+      precision_(find_precision(config.precision)),
+      accumulation_(kernels::parse_accumulation(config.matmul_numerics)),
       ranks_(config_, options.world),
+      scaler_(make_scaler(config)),
+      fp8_(fp8_options(config)),
       log_(options.json && ranks_.is_main() ? stdout : nullptr) {
+  WEFT_CHECK(!precision_.is_fp8() || !ranks_.is_active(),
+             "precision fp8 trains on one device: its scales are not shared between ranks");
   if (options.threads > 0) set_num_threads(options.threads);
   splits_ = data::open_data(config.data, config.seed);
   if (checkpoint) {
@@ -297,6 +334,7 @@ nlohmann::json Run::state() const {
                          {"val_loss", last_epoch_.validation.loss},
                          {"val_accuracy", last_epoch_.validation.accuracy}};
   state["optimizer"] = optimizer_->state_dict().groups;
+  state["loss_scaler"] = scaler_.state_dict();
   return state;
 }
 
@@ -309,8 +347,14 @@ void Run::restore(const Checkpoint& checkpoint, const Path& step) {
                "{} has changed: {} images to train and {} to validate, the run had {} and {}",
                config_.data, splits_.train->size(), splits_.validation->size(),
                images.at("train").dump(), images.at("validation").dump());
-    ranks_.strategy().load_optimizer_state(*optimizer_,
-                                           {checkpoint.optimizer, state.at("optimizer")});
+    NamedTensors optimizer, fp8;
+    for (const auto& [name, tensor] : checkpoint.optimizer) {
+      const bool is_fp8 = name.find(kFp8Key) != std::string::npos;
+      (is_fp8 ? fp8 : optimizer).emplace_back(name, tensor);
+    }
+    ranks_.strategy().load_optimizer_state(*optimizer_, {optimizer, state.at("optimizer")});
+    fp8_.load_state_dict(fp8, trained_.model->named_parameters());
+    scaler_.load_state_dict(state.at("loss_scaler"));
     const nlohmann::json& g = state.at("generator");
     generator() = {g.at("seed"), g.at("stream"), g.at("offset")};
     const nlohmann::json& p = state.at("progress");
@@ -345,7 +389,10 @@ void Run::save() {
   constexpr int kKeptCheckpoints = 2;
   // Every rank brings its part.
   const NamedTensors model = on_cpu(ranks_.strategy().model_state(*trained_.model));
-  const NamedTensors optimizer = on_cpu(ranks_.strategy().optimizer_state(*optimizer_).tensors);
+  NamedTensors optimizer = on_cpu(ranks_.strategy().optimizer_state(*optimizer_).tensors);
+  for (auto& entry : fp8_.state_dict(trained_.model->named_parameters())) {
+    optimizer.push_back(std::move(entry));
+  }
   if (ranks_.is_main()) {
     checkpoint_ = save_checkpoint(
         output_, {.step = step_, .model = model, .optimizer = optimizer, .state = state()},
@@ -359,6 +406,8 @@ void Run::train_step() {
   const int64_t parts = std::min(config_.accumulate * ranks_.rounds(), batches_per_epoch_ - batch_);
   optimizer_->zero_grad();
   Ranks::Sums sums;
+  // One scope for all parts: each weight is cast once.
+  std::unique_ptr<PrecisionScope> scope(new PrecisionScope(enter_precision(config_, fp8_)));
   for (int64_t part = 0; part < parts; ++part) {
     const std::optional<data::Batch> batch = train_loader_->next();
     WEFT_ASSERT(batch.has_value());
@@ -375,10 +424,12 @@ void Run::train_step() {
     Tensor loss, logits;
     {
       const auto local = ranks_.accumulate(part == parts - 1);
-      const Autocast mode(autocast_of(config_.precision));
-      logits = ops::cast(ranks_.strategy().forward(*trained_.model, images), DType::f32);
+      const auto forward = [&](const Tensor& x) {
+        return ranks_.strategy().forward(*trained_.model, x);
+      };
+      logits = forward_logits(forward, images, precision_);
       loss = ops::cross_entropy(logits, targets, {.label_smoothing = config_.label_smoothing});
-      backward(loss * ranks_.weight(batch->size(), parts));
+      backward(scaler_.scale(loss * ranks_.weight(batch->size(), parts)));
     }
     ranks_.end_piece(optimizer_->parameters());
     if (!is_empty) {
@@ -388,6 +439,7 @@ void Run::train_step() {
     }
     ++batch_;
   }
+  scope.reset();
   ranks_.end_step(optimizer_->parameters());
   sums.stops = stop_requested;
   sums = ranks_.sum(sums);
@@ -399,14 +451,27 @@ void Run::train_step() {
   statistics_.loss_sum += sums.loss.value();
   statistics_.correct += sums.correct;
   statistics_.images += sums.images;
-  double clip = 1;
+  double norm = 0, clip = 1;
+  if (scaler_.is_enabled()) {
+    norm = scaler_.unscale(*optimizer_);
+    scaler_.set_found_inf(*optimizer_, ranks_.any(scaler_.found_inf(*optimizer_) != 0));
+  }
   if (config_.clip_norm > 0) {
-    clip = optim::clip_coefficient(ranks_.grad_norm(optimizer_->parameters()), config_.clip_norm);
+    const bool is_known = scaler_.is_enabled() && !ranks_.is_active();
+    if (!is_known) norm = ranks_.grad_norm(optimizer_->parameters());
+    clip = optim::clip_coefficient(norm, config_.clip_norm);
   }
   optimizer_->set_lr(lr());
-  optimizer_->step(clip);
+  last_scale_ = scaler_.get_scale();
+  last_was_skipped_ = !scaler_.step(*optimizer_, clip);
   ranks_.strategy().after_step();
-  ++step_;
+  if (config_.loss_scale == "dynamic") {
+    scaler_.update();
+  } else {
+    scaler_.update(scaler_.get_scale());
+  }
+  fp8_.update();
+  ++step_;  // also of a skipped one: the schedule follows the data
 }
 
 /// Trains what is left of the epoch; returns early when a stop was requested.
@@ -416,16 +481,22 @@ void Run::train_batches(Progress& progress) {
   while (batch_ < batches_per_epoch_ && !stops()) {
     train_step();
     progress.update(batch_, statistics_.images, statistics_.loss(), statistics_.accuracy());
-    log_.write("step", {{"epoch", epoch_ + 1},
-                        {"step", step_},
-                        {"loss", last_loss_},
-                        {"train_accuracy", statistics_.accuracy()},
-                        {"val_accuracy", last_epoch_.validation.accuracy},
-                        {"lr", optimizer_->lr()},
-                        {"images_per_second", progress.images_per_second()}});
+    nlohmann::ordered_json event = {{"epoch", epoch_ + 1},
+                                    {"step", step_},
+                                    {"loss", last_loss_},
+                                    {"train_accuracy", statistics_.accuracy()},
+                                    {"val_accuracy", last_epoch_.validation.accuracy},
+                                    {"lr", optimizer_->lr()},
+                                    {"images_per_second", progress.images_per_second()}};
+    if (scaler_.is_enabled()) {
+      event["loss_scale"] = last_scale_;
+      event["skipped"] = last_was_skipped_;
+    }
+    log_.write("step", event);
     if (curves_) {
       curves_->scalar("loss/step", step_, last_loss_);
       curves_->scalar("lr", step_, optimizer_->lr());
+      if (scaler_.is_enabled()) curves_->scalar("loss_scale", step_, last_scale_);
     }
   }
   images_per_second_ = progress.images_per_second();
@@ -505,6 +576,12 @@ void Run::report_epoch(double seconds) {
   curves_->flush();
 }
 
+/// "bf16", "fp16 as on h100", ...
+std::string Run::describe_arithmetic() const {
+  if (accumulation_ == kernels::Accumulation::ieee) return config_.precision;
+  return fmt::format("{} as on {}", config_.precision, config_.matmul_numerics);
+}
+
 void Run::print_heading() {
   const auto count = [](const data::DatasetPtr& d) { return d ? d->size() : 0; };
   const std::string place = options_.device.type == DeviceType::cpu
@@ -512,7 +589,7 @@ void Run::print_heading() {
                                 : to_string(options_.device);
   fmt::print("{}: {} parameters, {} classes, {} x {} pixels, {}, {}\n", config_.model,
              trained_.model->num_parameters(), trained_.classes.size(), trained_.preprocess.size,
-             trained_.preprocess.size, config_.precision, place);
+             trained_.preprocess.size, describe_arithmetic(), place);
   fmt::print("{}: {} images to train, {} to validate, {} to test\n", config_.data,
              count(splits_.train), count(splits_.validation), count(splits_.test));
   if (ranks_.is_active()) {
