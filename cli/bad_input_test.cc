@@ -38,7 +38,6 @@ TEST_CASE("Mistakes in train's command line exit with 2") {
   check_train_error("--recipe nope", 2,
                     "unknown recipe \"nope\": expected one of builtin-quick, cifar10-quick");
   check_train_error("--model nope", 2, "model: \"nope\" is not one of vit_b_16, ");
-  check_train_error("--precision fp8", 2, "precision: \"fp8\" is not one of fp32, bf16");
   check_train_error("--optimizer lion", 2, "optimizer: \"lion\" is not one of adamw, adam, sgd");
   check_train_error("--schedule steps", 2, "schedule: \"steps\" is not one of one-cycle");
   check_train_error("--data imagenet", 2,
@@ -49,6 +48,20 @@ TEST_CASE("Mistakes in train's command line exit with 2") {
   check_train_error("--accumulate 0", 2, "accumulate");
   check_train_error("--limit-batches -1", 2, "limit-batches: must not be negative, got -1");
   check_train_error("--image-size 100000", 2, "image-size: expected a number of pixels up to");
+  check_train_error("--precision int8", 2, "precision: \"int8\" is not one of fp32, tf32");
+  check_train_error("--matmul-numerics h300", 2,
+                    "matmul-numerics: \"h300\" is not one of ieee, exact, v100");
+  check_train_error("--matmul-numerics v100 --precision bf16", 2,
+                    "--matmul-numerics v100 has no bf16 products; use --precision fp16");
+  check_train_error("--precision bf16 --loss-scale 8", 2,
+                    "loss-scale: only precision fp16 scales the loss, not bf16");
+  check_train_error("--precision fp16 --loss-scale much", 2,
+                    "loss-scale: expected dynamic, none or a positive number, got \"much\"");
+  check_train_error("--precision fp16 --loss-scale 0", 2, "loss-scale: expected dynamic");
+  check_train_error("--precision fp16 --min-loss-scale 1e9", 2, "min-loss-scale");
+  check_train_error("--precision fp16 --loss-scale-window 0", 2, "loss-scale-window");
+  check_train_error("--precision fp8 --fp8-scaling late", 2,
+                    "fp8-scaling: \"late\" is not one of current, delayed");
   check_train_error("--lr 0", 2, "lr: expected a positive number, got 0");
   check_train_error("--lr nan", 2, "lr");
   check_train_error("--lr much", 2, "--lr");
@@ -63,7 +76,12 @@ TEST_CASE("Mistakes in train's command line exit with 2") {
 TEST_CASE("Mistakes in the command lines of eval and predict exit with 2") {
   check_error(run_weft("eval"), 2, "--checkpoint is required");
   check_error(run_weft("eval --checkpoint x --data imagenet"), 2, "unknown data 'imagenet'");
-  check_error(run_weft("eval --checkpoint x --precision fp8"), 2, "fp8");
+  check_error(run_weft("eval --checkpoint x --precision int8"), 2,
+              "precision: \"int8\" is not one of fp32, tf32, bf16");
+  check_error(run_weft("eval --checkpoint x --matmul-numerics h300"), 2, "h300");
+  check_error(run_weft("bench step --precision int8"), 2, "int8");
+  check_error(run_weft("bench step --precision fp8 --matmul-numerics a100"), 2,
+              "use --precision bf16");
   check_error(run_weft("predict --checkpoint x"), 2, "IMAGE is required");
   check_error(run_weft("predict --checkpoint x --top 0 a.png"), 2, "--top");
 }
@@ -107,6 +125,13 @@ TEST_CASE("Data that is missing or damaged is named") {
       run_weft("train --json --batch-size 4 --model resnet8 --data folder:" + folder +
                " --output " + fresh_scratch("begun"));
   check_error(outcome, 1, folder + "/a/");
+}
+
+TEST_CASE("A loss scale that sticks at its minimum ends the run") {
+  check_error(run_weft("train --json --model resnet8 --precision 16-mixed --min-loss-scale 1e30 "
+                       "--initial-loss-scale 1e30" +
+                       kTiny + "--output " + fresh_scratch("stuck")),
+              1, "gradients are infinite at the smallest loss scale");
 }
 
 TEST_CASE("predict names what is no image") {

@@ -6,13 +6,14 @@
 // gradient and weight gradient, each in its own layout, with plain weights or blocked ones
 // (reordering counted). Steps and products are timed in turn, at the same thread count, so that
 // both see the same machine.
-#include <fmt/core.h>
+#include <fmt/format.h>
 
 #include <algorithm>
 #include <chrono>
 #include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <optional>
 
 #include "autograd/ops.h"
 #include "cli/command.h"
@@ -23,8 +24,8 @@
 #include "core/stream.h"
 #include "kernels/gemm/onednn_matmul.h"
 #include "kernels/profile.h"
+#include "train/precision.h"
 #include "train/progress.h"
-#include "train/trained_model.h"
 
 namespace weft::cli {
 namespace {
@@ -32,7 +33,8 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 struct Arguments {
-  std::string model = "cct", precision = "fp32", device;
+  std::string model = "cct", precision = "fp32", matmul_numerics = "ieee", device;
+  std::string against;  // another precision, timed in turn
   int64_t batch = 64, image_size = 0, classes = 0;
   int steps = 7, warmup = 2, threads = 0;
   bool checkpoint_activations = false, json = false, profile = false;
@@ -124,8 +126,19 @@ void print_profile(const kernels::Profile& profile, double seconds) {
 int run_bench(const Arguments& a) {
   if (a.threads > 0) set_num_threads(a.threads);
   const Device device = chosen_device(a.device);
-  StepOptions options{
-      .model = a.model, .precision = a.precision, .batch = a.batch, .device = device};
+  StepOptions options{.model = a.model,
+                      .precision = a.precision,
+                      .matmul_numerics = a.matmul_numerics,
+                      .batch = a.batch,
+                      .device = device};
+  try {
+    const auto numerics = kernels::parse_accumulation(a.matmul_numerics);
+    for (const std::string& name : {a.precision, a.against.empty() ? a.precision : a.against}) {
+      train::check_supported(train::find_precision(name), train::capabilities_of(numerics));
+    }
+  } catch (const Error& error) {
+    throw UsageError(error.what());
+  }
   if (a.image_size > 0) options.options.image_size = a.image_size;
   if (a.classes > 0) options.options.classes = a.classes;
   if (a.checkpoint_activations) options.options.checkpoint_activations = true;
@@ -146,15 +159,29 @@ int run_bench(const Arguments& a) {
     print_profile(profile, seconds);
   }
 
+  std::optional<TrainingStep> other;
+  const auto run_other = [&] {
+    other->run();
+    synchronize(device);
+  };
+  if (!a.against.empty()) {
+    options.precision = a.against;
+    other.emplace(options);
+    for (int i = 0; i < a.warmup; ++i) run_other();
+  }
   const double flops = 3 * step.model().forward_matmul_flops() * static_cast<double>(a.batch);
-  const DType dtype = train::autocast_of(a.precision);
+  const DType dtype = train::find_precision(a.precision).products;
   std::vector<Product> products;
   const bool on_cpu = device.type == DeviceType::cpu;
-  const bool has_yardstick = on_cpu && (dtype == DType::f32 || kernels::onednn_has_bf16());
+  // What oneDNN multiplies itself: simulated products have no equal there.
+  const bool has_yardstick =
+      on_cpu && a.matmul_numerics == "ieee" &&
+      (dtype == DType::f32 || (dtype == DType::bf16 && kernels::onednn_has_bf16()));
   if (has_yardstick) products = products_of(step.model(), a.batch, dtype);
-  std::vector<double> times;
+  std::vector<double> times, ratios;
   for (int i = 0; i < a.steps; ++i) {
     times.push_back(seconds_of(run_step));
+    if (other) ratios.push_back(seconds_of(run_other) / times.back());
     for (Product& product : products) product.time();
   }
   double gemm_seconds = 0;
@@ -169,6 +196,7 @@ int run_bench(const Arguments& a) {
       {"batch", a.batch},
       {"precision", a.precision},
       {"device", to_string(device)},
+      {"matmul_numerics", a.matmul_numerics},
       {"threads", num_threads()},
       {"parameters", step.model().num_parameters()},
       {"images_per_second", static_cast<double>(a.batch) / step_seconds},
@@ -178,20 +206,22 @@ int run_bench(const Arguments& a) {
       {"gemm_fraction", has_yardstick ? tflops / gemm_tflops : 0},
       {"peak_bytes", peak_bytes},
       {"reserved_bytes", reserved_bytes}};
+  if (other) result["speedup"] = {{"against", a.against}, {"median", median(ratios)}};
   if (a.json) {
     fmt::print("{}\n", result.dump());
     return 0;
   }
-  fmt::print("{} ({} parameters), batch {}, {}, {}\n", a.model, step.model().num_parameters(),
-             a.batch, a.precision,
+  fmt::print("{} ({} parameters), batch {}, {}{}, {}\n", a.model, step.model().num_parameters(),
+             a.batch, a.precision, a.matmul_numerics == "ieee" ? "" : " as on " + a.matmul_numerics,
              on_cpu ? fmt::format("{} threads", num_threads()) : to_string(device));
   fmt::print("step {:.1f} ms (min {:.1f}, max {:.1f}), {:.2f} images/s\n", 1e3 * step_seconds,
              1e3 * fastest, 1e3 * slowest, static_cast<double>(a.batch) / step_seconds);
-  if (on_cpu) {
-    fmt::print("{:.3f} TFLOP/s, {:.0f}% of oneDNN's {:.3f} on the same products\n", tflops,
-               has_yardstick ? 100 * tflops / gemm_tflops : 0, gemm_tflops);
-  } else {
-    fmt::print("{:.3f} TFLOP/s\n", tflops);
+  fmt::print("{:.3f} TFLOP/s{}\n", tflops,
+             has_yardstick ? fmt::format(", {:.0f}% of oneDNN's {:.3f} on the same products",
+                                         100 * tflops / gemm_tflops, gemm_tflops)
+                           : "");
+  if (other) {
+    fmt::print("{:.2f} times as fast as {}, steps in turn\n", median(ratios), a.against);
   }
   fmt::print("peak memory {:.1f} MB ({:.1f} MB reserved)\n", 1e-6 * static_cast<double>(peak_bytes),
              1e-6 * static_cast<double>(reserved_bytes));
@@ -210,8 +240,13 @@ void add_bench(CLI::App& app, Action& action) {
   command.add_option("--batch", a->batch, "Images")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
-  command.add_option("--precision", a->precision, "fp32 or bf16")
-      ->check(CLI::IsMember({"fp32", "bf16"}));
+  command.add_option("--precision", a->precision, train::precision_names())->capture_default_str();
+  command
+      .add_option("--matmul-numerics", a->matmul_numerics,
+                  fmt::format("{}", fmt::join(kernels::accumulation_names(), ", ")))
+      ->capture_default_str();
+  command.add_option("--against", a->against,
+                     "Another precision: time its steps in turn, and tell the speed-up");
   command.add_option("--image-size", a->image_size, "Default: the model's own")
       ->check(CLI::PositiveNumber);
   command.add_option("--classes", a->classes, "Default: the model's own")

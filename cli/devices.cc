@@ -1,21 +1,41 @@
 // weft devices: where tensors can live on this machine.
 
-#include <fmt/core.h>
+#include <fmt/format.h>
 
 #include <nlohmann/json.hpp>
 
 #include "cli/command.h"
 #include "core/parallel.h"
 #include "kernels/device/probe.h"
+#include "train/precision.h"
 
 namespace weft::cli {
 namespace {
 
+/// The names of the precisions that a device has.
+std::vector<std::string_view> precisions_of(const train::Capabilities& device) {
+  std::vector<std::string_view> names;
+  for (const train::Precision& precision : train::precisions()) {
+    if (train::has(device, precision)) names.push_back(precision.name);
+  }
+  return names;
+}
+
+train::Capabilities capabilities_of(const kernels::CudaDevice& device) {
+  return train::capabilities_of_compute_capability(device.name, device.compute_capability);
+}
+
 int devices(bool as_json) {
+  const train::Capabilities cpu = train::capabilities_of(Device{});
+  const bool has_bf16 = train::cpu_has_bf16_instructions();
   const kernels::CudaDevices cuda = kernels::probe_cuda_devices();
   if (as_json) {
     nlohmann::ordered_json list = nlohmann::ordered_json::array();
-    list.push_back({{"device", "cpu"}, {"usable", true}, {"threads", num_threads()}});
+    list.push_back({{"device", "cpu"},
+                    {"usable", true},
+                    {"threads", num_threads()},
+                    {"precisions", precisions_of(cpu)},
+                    {"bf16_instructions", has_bf16}});
     for (const kernels::CudaDevice& device : cuda.devices) {
       list.push_back({{"device", fmt::format("cuda:{}", device.index)},
                       {"usable", device.usable()},
@@ -23,6 +43,7 @@ int devices(bool as_json) {
                       {"compute_capability", device.compute_capability},
                       {"memory_bytes", device.memory_bytes},
                       {"multiprocessors", device.multiprocessors},
+                      {"precisions", precisions_of(capabilities_of(device))},
                       {"problem", device.problem}});
     }
     fmt::print("{}\n",
@@ -30,12 +51,15 @@ int devices(bool as_json) {
     return 0;
   }
   fmt::print("cpu     {} threads\n", num_threads());
+  fmt::print("        precisions: {}; bf16 products {}, tf32, fp16 and fp8 simulated\n",
+             fmt::join(precisions_of(cpu), ", "), has_bf16 ? "in hardware" : "emulated");
   for (const kernels::CudaDevice& device : cuda.devices) {
     fmt::print("cuda:{}  {}, compute capability {}.{}, {} multiprocessors, {:.1f} GiB: {}\n",
                device.index, device.name, device.compute_capability / 10,
                device.compute_capability % 10, device.multiprocessors,
                static_cast<double>(device.memory_bytes) / (1 << 30),
                device.usable() ? "usable" : "not usable: " + device.problem);
+    fmt::print("        precisions: {}\n", fmt::join(precisions_of(capabilities_of(device)), ", "));
   }
   if (cuda.devices.empty()) fmt::print("cuda    none: {}\n", cuda.reason);
   return 0;

@@ -1,5 +1,5 @@
 // weft eval: the accuracy of a checkpoint on a data set.
-#include <fmt/core.h>
+#include <fmt/format.h>
 
 #include <algorithm>
 #include <memory>
@@ -10,6 +10,7 @@
 #include "core/error.h"
 #include "core/parallel.h"
 #include "data/open.h"
+#include "train/precision.h"
 #include "train/progress.h"
 #include "train/trained_model.h"
 
@@ -17,7 +18,7 @@ namespace weft::cli {
 namespace {
 
 struct Arguments {
-  std::string checkpoint, data, precision, device;
+  std::string checkpoint, data, precision, matmul_numerics, device;
   int64_t batch_size = 0, limit_batches = 0;
   int threads = 0;
   bool json = false;
@@ -31,11 +32,24 @@ int run_eval(const Arguments& a) {
       throw UsageError(error.what());
     }
   }
+  try {
+    if (!a.precision.empty()) train::find_precision(a.precision);
+    if (!a.matmul_numerics.empty()) kernels::parse_accumulation(a.matmul_numerics);
+  } catch (const Error& error) {
+    throw UsageError(error.what());
+  }
   if (a.threads > 0) set_num_threads(a.threads);
   const Device device = chosen_device(a.device);
   train::TrainedModel trained = train::load_trained_model(a.checkpoint);
+  train::Config& config = trained.config;
+  if (!a.matmul_numerics.empty()) config.matmul_numerics = a.matmul_numerics;
+  if (!a.precision.empty()) config.precision = train::find_precision(a.precision).name;
+  const train::Precision& precision = train::find_precision(config.precision);
+  train::check_supported(precision, train::capabilities_of(device));
+  train::check_supported(
+      precision, train::capabilities_of(kernels::parse_accumulation(config.matmul_numerics)));
+  trained.model->to(precision.parameters);
   trained.move_to(device);
-  if (!a.precision.empty()) trained.config.precision = a.precision;
   const std::string spec = a.data.empty() ? trained.config.data : a.data;
   const data::Evaluation opened = data::open_evaluation(spec);
   const data::DatasetPtr dataset = data::relabel(opened.dataset, trained.classes);
@@ -77,8 +91,11 @@ void add_eval(CLI::App& app, Action& action) {
       "--data", a->data,
       "builtin, cifar10:DIR, mnist:DIR or folder:DIR; default: the test split of the "
       "data it was trained on");
-  command.add_option("--precision", a->precision, "fp32 or bf16; default: the training's")
-      ->check(CLI::IsMember({"fp32", "bf16"}));
+  command.add_option("--precision", a->precision,
+                     train::precision_names() + "; default: the training's");
+  command.add_option(
+      "--matmul-numerics", a->matmul_numerics,
+      fmt::format("{}; default: the training's", fmt::join(kernels::accumulation_names(), ", ")));
   command
       .add_option("--batch-size", a->batch_size, "Images per forward pass; default: the training's")
       ->check(CLI::PositiveNumber);

@@ -6,12 +6,12 @@
 #include <nlohmann/json.hpp>
 #include <numeric>
 
-#include "autograd/autocast.h"
 #include "autograd/ops.h"
 #include "cli/command.h"
 #include "cli/device_option.h"
 #include "core/parallel.h"
 #include "data/image.h"
+#include "train/precision.h"
 #include "train/progress.h"
 #include "train/trained_model.h"
 
@@ -36,8 +36,11 @@ std::vector<Guess> predict(train::TrainedModel& trained, const std::string& path
   Tensor input = Tensor::empty({1, 3, size, size});
   data::prepare_image(image, trained.preprocess, input.data<float>());
   NoGrad guard;
-  const Autocast mode(train::autocast_of(trained.config.precision));
-  const Tensor logits = ops::cast((*trained.model)(ops::to(input, trained.device)), DType::f32);
+  const train::Precision& precision = train::find_precision(trained.config.precision);
+  Fp8Scaling fp8;
+  const train::PrecisionScope scope = train::enter_precision(trained.config, fp8);
+  const Tensor logits =
+      train::forward_logits(*trained.model, ops::to(input, trained.device), precision);
   const std::vector<double> probabilities = ops::softmax(logits, 1).to_vector();
   std::vector<size_t> order(probabilities.size());
   std::iota(order.begin(), order.end(), size_t{0});

@@ -19,6 +19,7 @@
 #include "core/parallel.h"
 #include "kernels/profile.h"
 #include "train/files.h"
+#include "train/precision.h"
 #include "train/progress.h"
 
 namespace weft::cli {
@@ -301,8 +302,15 @@ void add_profile(CLI::App& app, Action& action) {
   command.add_option("--batch", a->step.batch, "Images")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
-  command.add_option("--precision", a->step.precision, "fp32 or bf16")
-      ->check(CLI::IsMember({"fp32", "bf16"}));
+  command.add_option("--precision", a->step.precision, train::precision_names())
+      ->check([](const std::string& name) -> std::string {
+        try {
+          train::find_precision(name);
+        } catch (const Error& error) {
+          return error.what();
+        }
+        return "";
+      });
   command.add_option("--image-size", a->image_size, "Default: the model's own")
       ->check(CLI::PositiveNumber);
   command.add_option("--classes", a->classes, "Default: the model's own")

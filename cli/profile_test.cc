@@ -112,7 +112,7 @@ TEST_CASE("The table names ops and kernels; inference has only a forward pass") 
 TEST_CASE("Mistakes in profile's arguments") {
   check_error(run_weft("profile --model nonsense"), 1, "nonsense");
   check_error(run_weft("profile --steps 0"), 2, "--steps");
-  check_error(run_weft("profile --precision fp8"), 2, "fp8");
+  check_error(run_weft("profile --precision int8"), 2, "int8");
   const std::string missing = scratch("no/such/directory/trace.json");
   check_error(run_weft(std::string(kSmall) + " --trace " + missing), 1, "no/such/directory");
   CHECK(!std::filesystem::exists(missing));

@@ -37,7 +37,10 @@ TEST_CASE("A run that is stopped and resumed, twice, has the bits of one that is
   // two. A page of lines is some 20 steps: the signals meet the middle of an epoch.
   static const std::string folder = make_colour_folders("resume_images", 90, 16, 16);
   const std::string settings = GENERATE(as<std::string>(), "--precision fp32 --optimizer adamw",
-                                        "--precision bf16 --optimizer sgd --lr 0.01");
+                                        "--precision bf16 --optimizer sgd --lr 0.01",
+                                        "--precision fp16 --initial-loss-scale 1e12 "
+                                        "--loss-scale-window 7 --loss-scale-hysteresis 2",
+                                        "--precision fp8 --fp8-scaling delayed");
   const std::string arguments = "--model vit_lite --data folder:" + folder +
                                 " --batch-size 2 --accumulate 2 --epochs 2 --seed 5 "
                                 "--drop-path 0.2 --mixup 0.2 --erase 0.3 " +

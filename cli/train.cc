@@ -16,6 +16,7 @@
 #include "dist/mpi.h"
 #include "dist/strategy.h"
 #include "models/registry.h"
+#include "train/precision.h"
 #include "train/trainer.h"
 
 namespace weft::cli {
@@ -98,6 +99,7 @@ int run_train(const Arguments& arguments) {
     try {
       config = train::recipe(arguments.recipe.empty() ? "builtin-quick" : arguments.recipe);
       for (const auto& apply : arguments.overrides) apply(config);
+      config.precision = train::find_precision(config.precision).name;
       if (run.devices > 0) config.devices = run.devices;
       if (!run.strategy.empty()) config.strategy = run.strategy;
       train::validate(config);
@@ -158,7 +160,21 @@ void add_train(CLI::App& app, Action& action) {
   augmentation("--mixup", &A::mixup, "Alpha of mixup; 0: none");
   augmentation("--cutmix", &A::cutmix, "Alpha of cutmix; 0: none");
   setting(command, a, "--precision", &C::precision,
-          "fp32, or bf16: products in bf16 on f32 weights, gradients and optimizer state");
+          train::precision_names() + "; Fabric's names too (bf16-mixed, ...)");
+  setting(command, a, "--matmul-numerics", &C::matmul_numerics,
+          fmt::format("Rounding of matrix products: {}",
+                      fmt::join(kernels::accumulation_names(), ", ")));
+  setting(command, a, "--tf32-rounding", &C::tf32_rounding, "Of tf32: truncate or nearest");
+  setting(command, a, "--loss-scale", &C::loss_scale, "Of fp16: dynamic, none or a number");
+  setting(command, a, "--initial-loss-scale", &C::initial_loss_scale, "Of the dynamic loss scale");
+  setting(command, a, "--loss-scale-window", &C::loss_scale_window,
+          "Steps without an infinity before the loss scale doubles");
+  setting(command, a, "--loss-scale-hysteresis", &C::loss_scale_hysteresis,
+          "Steps with an infinity before it halves");
+  setting(command, a, "--min-loss-scale", &C::min_loss_scale,
+          "An infinity at this loss scale ends the run; 0: none does");
+  setting(command, a, "--fp8-scaling", &C::fp8_scaling,
+          "current: by each tensor's own largest element; delayed: by that of its last 1024 steps");
   setting(command, a, "--seed", &C::seed, "Of weights, order, augmentation and dropout");
   setting(command, a, "--checkpoint-activations", &C::checkpoint_activations,
           "Compute activations twice instead of keeping them");

@@ -1,18 +1,20 @@
 #include "cli/training_step.h"
 
-#include "autograd/autocast.h"
 #include "autograd/backward.h"
 #include "autograd/ops.h"
 #include "autograd/random.h"
-#include "train/trained_model.h"
 
 namespace weft::cli {
 
 TrainingStep::TrainingStep(const StepOptions& options)
-    : precision_(train::autocast_of(options.precision)) {
+    : precision_(train::find_precision(options.precision)),
+      accumulation_(kernels::parse_accumulation(options.matmul_numerics)),
+      scaler_({.enabled = precision_.scales_loss()}) {
+  train::check_supported(precision_, train::capabilities_of(accumulation_));
+  train::check_supported(precision_, train::capabilities_of(options.device));
   manual_seed(0);
   model_ = models::make_model(options.model, options.options);
-  model_->to(options.device);
+  model_->to(options.device, precision_.parameters);
   const int64_t size = model_->image_size();
   images_ = ops::to(ops::randn({options.batch, model_->channels(), size, size}), options.device);
   std::vector<int64_t> labels(options.batch);
@@ -30,20 +32,22 @@ void TrainingStep::run(const std::function<void(const char*)>& entering) {
   optimizer_->zero_grad();
   {
     // Around both: a weight that was cast forward is used again backward.
-    const Autocast mode(precision_);
-    const Tensor logits = ops::cast((*model_)(images_), DType::f32);
+    const train::PrecisionScope scope(precision_, accumulation_, &fp8_);
+    const Tensor logits = train::forward_logits(*model_, images_, precision_);
     const Tensor loss = ops::cross_entropy(logits, labels_);
     enter("backward");
-    backward(loss);
+    backward(scaler_.scale(loss));
   }
   enter("update");
-  optimizer_->step();
+  scaler_.step(*optimizer_);
+  scaler_.update();
+  fp8_.update();
 }
 
 Tensor TrainingStep::infer() {
   const NoGrad guard;
-  const Autocast mode(precision_);
-  return (*model_)(images_);
+  const train::PrecisionScope scope(precision_, accumulation_, &fp8_);
+  return train::forward_logits(*model_, images_, precision_);
 }
 
 }  // namespace weft::cli

@@ -7,11 +7,14 @@
 
 #include "models/registry.h"
 #include "optim/adam.h"
+#include "optim/grad_scaler.h"
+#include "train/precision.h"
 
 namespace weft::cli {
 
 struct StepOptions {
-  std::string model = "cct", precision = "fp32";  // fp32 or bf16
+  std::string model = "cct";
+  std::string precision = "fp32", matmul_numerics = "ieee";  // as train::Config has them
   int64_t batch = 64;
   models::ModelOptions options = {};
   Device device = {};
@@ -20,9 +23,11 @@ struct StepOptions {
 /// Weights, images and moments are random, the same at every construction. Labels are 0, 1, 2, ...
 class TrainingStep {
  public:
+  /// Throws Error for an unknown precision, or one that the numerics' GPU lacks.
   explicit TrainingStep(const StepOptions& options);
 
-  /// zero_grad, forward, loss, backward and AdamW. Calls entering("forward"), ("backward") and
+  /// zero_grad, forward, loss, backward and AdamW; in fp16 with a scaled loss. Calls
+  /// entering("forward"), ("backward") and
   /// ("update") where each begins.
   void run(const std::function<void(const char* phase)>& entering = {});
   /// Logits alone, nothing recorded.
@@ -32,7 +37,10 @@ class TrainingStep {
   const models::Classifier& model() const { return *model_; }
 
  private:
-  DType precision_;
+  const train::Precision& precision_;
+  kernels::Accumulation accumulation_;
+  optim::GradScaler scaler_;
+  Fp8Scaling fp8_;
   std::unique_ptr<models::Classifier> model_;
   Tensor images_, labels_;
   std::unique_ptr<optim::AdamW> optimizer_;

@@ -252,6 +252,7 @@ Run::Run(const Config& config, const RunOptions& options, const Checkpoint* chec
       scaler_(make_scaler(config)),
       fp8_(fp8_options(config)),
       log_(options.json && ranks_.is_main() ? stdout : nullptr) {
+  check_supported(precision_, capabilities_of(options.device));
   WEFT_CHECK(!precision_.is_fp8() || !ranks_.is_active(),
              "precision fp8 trains on one device: its scales are not shared between ranks");
   if (options.threads > 0) set_num_threads(options.threads);

@@ -47,8 +47,7 @@ Tensor conv2d(const Tensor& input, const Tensor& weight, const Tensor& bias,
   Conv2dProblem p{.stride = options.stride,
                   .padding = options.padding,
                   .dilation = options.dilation,
-                  .groups = groups,
-                  .numerics = kernels::conv_numerics(x.device().type)};
+                  .groups = groups};
   Conv2dProblem forward = p;
   forward.x = x, forward.w = w, forward.bias = bias;
   forward.y = Tensor::empty(shape, dtype, x.device());

@@ -38,6 +38,7 @@ const Op<AttentionProblem>& attention_op() {
 }
 
 bool attention_fits_shared_rows(const AttentionProblem& p) {
+  if (!attention_is_ieee(p)) return false;
   const auto size = static_cast<int64_t>(p.dtype() == DType::f64 ? sizeof(double) : sizeof(float));
   const int64_t longest = p.backward() ? std::max(p.k.size(2), 2 * p.q.size(2)) : p.k.size(2);
   return longest * size <= int64_t{227} << 10;

@@ -21,7 +21,8 @@
 // which undoes the scaling of the operands. Products of 128 consecutive k are summed exactly (in
 // ieee: in f64, which holds them but for values 2^53 apart), rounded to f32, and those sums added
 // in f32 in ascending order: the promotion to f32 that Hopper's fp8 units need every 128 of K
-// (DeepSeek-V3, arXiv:2412.19437, section 3.3.2). Under a GPU's numerics its model sums the 128.
+// (DeepSeek-V3, arXiv:2412.19437, section 3.3.2). Under a GPU's numerics its model sums the 128,
+// or, on B200, whose fp8 sums have f32's precision, all.
 //
 //   gemm({.a = x, .b = view::transpose(weight, 0, 1), .c = y, .bias = bias});      // y = x W^T + b
 //   gemm({.a = view::transpose(dy, 0, 1), .b = x, .c = dweight, .accumulate = true});

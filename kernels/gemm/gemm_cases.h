@@ -266,7 +266,8 @@ inline OpTable gemm_table() {
   }
   add_numerics(DType::f32, DType::f32, {Accumulation::h100, Tf32::nearest});
   // fp8, of both formats, with a scale, beyond one interval of promotion.
-  for (Accumulation accumulation : {ieee, exact, Accumulation::ada, Accumulation::h100}) {
+  for (Accumulation accumulation :
+       {ieee, exact, Accumulation::ada, Accumulation::h100, Accumulation::b200}) {
     for (auto [a, b] : {std::pair(DType::f8e4m3, DType::f8e4m3),
                         {DType::f8e5m2, DType::f8e4m3},
                         {DType::f8e4m3, DType::f8e5m2}}) {

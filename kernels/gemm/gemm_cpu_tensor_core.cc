@@ -18,6 +18,11 @@ numerics::TensorCoreModel model_of(const GemmProblem& p) {
   return model;
 }
 
+/// fp8, but for the GPUs whose fp8 sums have f32's precision anyway: those that add c last.
+bool needs_promotion(const GemmProblem& p, const numerics::TensorCoreModel& model) {
+  return itemsize(p.dtype()) == 1 && model.split_block == 0;
+}
+
 numerics::TensorCoreOperand operand(const Matrix& m) {
   return {m.data, m.dtype, m.row_stride, m.col_stride};
 }
@@ -54,7 +59,7 @@ void gemm_cpu_tensor_core(const GemmProblem& problem) {
                       .b = operand(batch.b.shifted(batch.b_offsets[i])),
                       .d = product.data<float>(),
                       .d_row_stride = n,
-                      .promotion_interval = itemsize(p.dtype()) == 1 ? kFp8PromotionInterval : 0});
+                      .promotion_interval = needs_promotion(p, model) ? kFp8PromotionInterval : 0});
           if (scale != 1) {
             for (int64_t j = 0; j < m * n; ++j) product.data<float>()[j] *= scale;
           }

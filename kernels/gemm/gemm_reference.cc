@@ -96,7 +96,8 @@ float fp8_sum(const double* a, const double* b, int64_t k, int64_t n) {
   return sum;
 }
 
-/// The scalar model's sum of a[k] b[k, 0]; of fp8 operands promoted every 128 of k.
+/// The scalar model's sum of a[k] b[k, 0]; of fp8 operands promoted every 128 of k where that
+/// helps.
 float tensor_core_sum(const GemmProblem& p, const double* a, const double* b) {
   const int64_t k = p.k(), n = p.n();
   const bool is_fp8 = itemsize(p.dtype()) == 1;
@@ -106,13 +107,14 @@ float tensor_core_sum(const GemmProblem& p, const double* a, const double* b) {
   const std::vector<float> row(a, a + k);
   std::vector<float> column(k);
   for (int64_t l = 0; l < k; ++l) column[l] = static_cast<float>(b[l * n]);
-  const int64_t interval = is_fp8 ? kFp8PromotionInterval : std::max<int64_t>(1, k);
+  const bool promotes = is_fp8 && model.split_block == 0;
+  const int64_t interval = promotes ? kFp8PromotionInterval : std::max<int64_t>(1, k);
   float sum = 0;
   for (int64_t first = 0; first < k; first += interval) {
     const size_t count = std::min(interval, k - first);
     const float block = numerics::tensor_core_dot(model, std::span(row).subspan(first, count),
                                                   std::span(column).subspan(first, count), 0);
-    sum = is_fp8 ? sum + block : block;
+    sum = promotes ? sum + block : block;
   }
   return sum;
 }
