@@ -242,7 +242,7 @@ TEST_CASE("the pieces of the ranks together are the batches of one loader") {
   LoaderOptions whole = everything(1);
   whole.augmentation.mixup = whole.augmentation.cutmix = 0;  // these mix within a piece
   Loader one(counting(47), whole);
-  for (const auto [ranks, pieces] : {std::pair(2, 2), {3, 3}, {2, 8}, {8, 8}, {1, 4}}) {
+  for (const auto& [ranks, pieces] : {std::pair(2, 2), {3, 3}, {2, 8}, {8, 8}, {1, 4}}) {
     one.seek({1, 0});
     std::vector<std::unique_ptr<Loader>> loaders;
     for (int rank = 0; rank < ranks; ++rank) {
