@@ -58,7 +58,7 @@ void add_numerics(CLI::App& app, Action& action) {
       "numerics", "Number formats, tensor cores bit for bit, and rounding errors");
   numerics.require_subcommand(1);
   for (const auto add : {add_numerics_formats, add_numerics_dot, add_numerics_gemm,
-                         add_numerics_replay, add_numerics_probe}) {
+                         add_numerics_replay, add_numerics_probe, add_numerics_train}) {
     add(numerics, action);
   }
 }

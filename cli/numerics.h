@@ -16,6 +16,7 @@ void add_numerics_formats(CLI::App& numerics, Action& action);
 void add_numerics_gemm(CLI::App& numerics, Action& action);
 void add_numerics_probe(CLI::App& numerics, Action& action);
 void add_numerics_replay(CLI::App& numerics, Action& action);
+void add_numerics_train(CLI::App& numerics, Action& action);
 
 /// Runs f and makes its Error one of the command line: an unknown GPU or format.
 template <class F>

@@ -190,6 +190,22 @@ TEST_CASE("gemm: no element exceeds its bound") {
   check_error(run_weft("numerics gemm --m 0"), 2, "--m");
 }
 
+TEST_CASE("train: gradients that are zero in fp16 are not when the loss is scaled") {
+  const Outcome outcome = run_weft(
+      "numerics train --json --model resnet8 --steps 2 --batch-size 8 --precisions fp32,fp16");
+  REQUIRE(outcome.code == 0);
+  int layers = 0;
+  for (const json& row : json_lines(outcome.out)) {
+    if (!row.contains("layer")) continue;
+    ++layers;
+    INFO(row.dump());
+    CHECK(row["scaled_zero"] <= row["fp16_zero"]);
+    CHECK(row["scaled_subnormal"] <= row["fp16_subnormal"]);
+  }
+  CHECK(layers > 3);
+  check_error(run_weft("numerics train --precisions fp12"), 2, "fp12");
+}
+
 TEST_CASE("Each report writes one page that stands alone, or none") {
   const std::string page = scratch("page.html");
   for (const char* command : {"formats", "dot --max-k 32 --samples 2", "gemm --m 8 --n 8 --k 32"}) {
