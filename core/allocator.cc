@@ -62,7 +62,9 @@ void* CachingAllocator::allocate(size_t bytes, StreamHandle stream) {
 
 void CachingAllocator::pool_locked(void* block, size_t capacity, StreamHandle stream) {
   if (source_->caches() || held_.contains(stream)) {
-    pools_[stream].emplace(capacity, block);
+    // Before its equals: the block freed last, perhaps still in cache, is the first to be taken.
+    Pool& pool = pools_[stream];
+    pool.emplace_hint(pool.lower_bound(capacity), capacity, block);
     return;
   }
   source_->give_back(block);

@@ -29,6 +29,15 @@ TEST_CASE("a freed block serves the next request of about its size") {
   CHECK(allocator.stats().system_requests == 3);
 }
 
+TEST_CASE("of equal blocks the one freed last is taken first") {
+  CachingAllocator allocator{Device{}};
+  void* blocks[3];
+  for (void*& block : blocks) block = allocator.allocate(1 << 20);
+  for (void* block : blocks) allocator.deallocate(block, 1 << 20);
+  for (int i = 2; i >= 0; --i) CHECK(allocator.allocate(1 << 20) == blocks[i]);
+  for (void* block : blocks) allocator.deallocate(block, 1 << 20);
+}
+
 TEST_CASE("live, reserved and peak bytes are counted") {
   CachingAllocator allocator{Device{}};
   CHECK(allocator.allocate(0) == nullptr);
