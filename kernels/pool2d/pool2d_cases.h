@@ -110,6 +110,16 @@ inline OpTable pool2d_table() {
                                       .stride = {2, 2}};
                      }});
   }
+  // Inference asks for no positions.
+  for (DType dtype : {DType::f64, DType::f32, DType::bf16}) {
+    cases.push_back({fmt::format("special_without_indices_{}", dtype), [=](Inputs& in) {
+                       return Problem{.x = in.values(special, {2, 3, 9, 21}, dtype),
+                                      .y = in.output({2, 3, 5, 11}, dtype),
+                                      .kernel = {3, 3},
+                                      .stride = {2, 2},
+                                      .padding = {1, 1}};
+                     }});
+  }
   // The compact CCT's pools and ResNet's.
   for (DType dtype : {DType::f32, DType::bf16}) {
     for (bool backward : {false, true}) {

@@ -1,7 +1,9 @@
-// A plane (n, c) at a time. Its rows are widened to f32 (f64 for f64) and split by column phase:
-// column w of the padded plane lies at [w % stride][w / stride] of its row, so that what one window
-// column contributes to a row of outputs is contiguous whatever the stride, and every loop over
-// outputs runs over whole vectors. The split plane stays in cache; the limiter is memory.
+// A plane (n, c) at a time. It is widened to f32 (f64 for f64) and split by phase: element (h, w)
+// of the padded plane lies at [h % stride][w % stride] [h / stride][w / stride']. What one element
+// of the window contributes to the outputs is then contiguous whatever the stride, a row's outputs
+// following the last row's at a pitch that is the same for all phases, so every loop runs over the
+// outputs of a whole plane at once. The few between the rows are computed in vain. The split plane
+// stays in cache; the limiter is memory, and for the positions of maxima, compare and blend.
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/pool2d/pool2d_cpu_planes.cc"
 #include "kernels/simd/targets.h"
@@ -22,7 +24,7 @@ HWY_BEFORE_NAMESPACE();
 namespace weft::kernels::HWY_NAMESPACE {
 namespace {
 
-/// Sizes of a problem, and the range of window rows and columns that lie inside the image.
+/// Sizes of a problem and the layout of its split planes.
 struct Geometry {
   explicit Geometry(const Pool2dProblem& p)
       : H(p.image().shape()[2]),
@@ -33,22 +35,28 @@ struct Geometry {
         stride(p.stride),
         padding(p.padding),
         dilation(p.dilation),
-        phase_size((padding[1] + std::max(W, Q * stride[1])) / stride[1] +
-                   dilation[1] * (kernel[1] - 1) / stride[1] + 2),
-        row_size(phase_size * stride[1]) {
-    for (int64_t s = 0; s < kernel[1]; ++s) {
-      const int64_t at = s * dilation[1];
-      split_offset.push_back(at % stride[1] * phase_size + at / stride[1]);
-    }
-    first_column.resize(Q);
-    for (int64_t q = 0; q < Q; ++q) first_column[q] = static_cast<int32_t>(first_inside(q, 1));
-    count_columns.resize(Q);
-    for (int64_t q = 0; q < Q; ++q) count_columns[q] = inside(q, 1, p.count_include_pad);
-    count_rows.resize(P);
-    for (int64_t o = 0; o < P; ++o) count_rows[o] = inside(o, 0, p.count_include_pad);
-  }
+        pitch(phase_length(Q, 1)),
+        phase_size(phase_length(P, 0) * pitch),
+        split_size(stride[0] * stride[1] * phase_size),
+        outputs(P > 0 && Q > 0 ? (P - 1) * pitch + Q : 0) {}
 
   int64_t size(int d) const { return d == 0 ? H : W; }
+  /// Rows or columns of a phase: room for the image and for what `windows` windows read.
+  int64_t phase_length(int64_t windows, int d) const {
+    return std::max((size(d) - 1 + padding[d]) / stride[d] + 1,
+                    windows + dilation[d] * (kernel[d] - 1) / stride[d]);
+  }
+  /// Where row h of the image begins in a split plane.
+  int64_t split_row(int64_t h) const {
+    const int64_t at = h + padding[0];
+    return at % stride[0] * stride[1] * phase_size + at / stride[0] * pitch;
+  }
+  /// What output 0 reads as window element (r, s): output i reads what lies i further.
+  int64_t split_offset(int64_t r, int64_t s) const {
+    const int64_t row = r * dilation[0], column = s * dilation[1];
+    return (row % stride[0] * stride[1] + column % stride[1]) * phase_size +
+           row / stride[0] * pitch + column / stride[1];
+  }
   /// Position in the image of the window element (o, r), perhaps outside.
   int64_t position(int64_t o, int64_t r, int d) const {
     return o * stride[d] - padding[d] + r * dilation[d];
@@ -60,11 +68,6 @@ struct Geometry {
     }
     return 0;
   }
-  /// The divisor of an average.
-  template <class Acc>
-  Acc count(int64_t p, int64_t q) const {
-    return static_cast<Acc>(count_rows[p] * count_columns[q]);
-  }
   /// Elements of window o that lie in the image or, if asked, its padding.
   int64_t inside(int64_t o, int d, bool include_pad) const {
     const int64_t pad = include_pad ? padding[d] : 0;
@@ -75,15 +78,22 @@ struct Geometry {
     }
     return n;
   }
+  /// f(o, q) for every output, at a pitch; `rest` in between and for a vector behind.
+  template <class T, class F>
+  std::vector<T> at_pitch(T rest, int64_t slack, F&& f) const {
+    std::vector<T> values(outputs + slack, rest);
+    for (int64_t o = 0; o < P; ++o) {
+      for (int64_t q = 0; q < Q; ++q) values[o * pitch + q] = static_cast<T>(f(o, q));
+    }
+    return values;
+  }
 
   int64_t H, W, P, Q;
   std::array<int64_t, 2> kernel, stride, padding, dilation;
-  int64_t phase_size;  // columns of one phase, with room for every window
-  int64_t row_size;    // all phases
-  /// Where, in a split row, the elements begin that window column s reads for q = 0, 1, 2, ...
-  std::vector<int64_t> split_offset;
-  std::vector<int32_t> first_column;  // of window q inside the image
-  std::vector<int64_t> count_columns, count_rows;
+  int64_t pitch;       // from a row of a phase, or of outputs, to the next
+  int64_t phase_size;  // elements of a phase
+  int64_t split_size;  // of all phases
+  int64_t outputs;     // of a plane, at their pitch
 };
 
 /// One row of the image into its split place, or back (kJoin); `split` is that row's.
@@ -130,74 +140,98 @@ void split_row(const Geometry& g, std::conditional_t<kJoin, Acc, const Acc>* HWY
   }
 }
 
-/// What one element of the windows in a row of outputs reads: output q takes from[q], which lies at
-/// `at` + q stride in the plane.
-template <class Acc>
+/// One element of the window: where output 0 reads it in the split plane, and its position in the
+/// image, less what the output itself adds.
 struct Term {
-  Acc* from;
+  int64_t from;
   int64_t at;
 };
 
-/// The terms of output row p inside the image, window row by window row.
-template <class Acc>
-void list_terms(const Geometry& g, Acc* split, int64_t p, std::vector<Term<Acc>>& terms) {
-  terms.clear();
+/// Window row by window row.
+std::vector<Term> terms_of(const Geometry& g) {
+  std::vector<Term> terms;
   for (int64_t r = 0; r < g.kernel[0]; ++r) {
-    const int64_t h = g.position(p, r, 0);
-    if (h < 0 || h >= g.H) continue;
     for (int64_t s = 0; s < g.kernel[1]; ++s) {
-      terms.push_back({split + h * g.row_size + g.split_offset[s], h * g.W + g.position(0, s, 1)});
+      terms.push_back({g.split_offset(r, s), g.position(0, r, 0) * g.W + g.position(0, s, 1)});
     }
   }
+  return terms;
 }
 
 template <class Acc>
 using PositionOf = hn::TFromD<hn::RebindToSigned<hn::ScalableTag<Acc>>>;
 
-/// `where` enters as the first position inside the image of every window.
+/// What every plane of a problem has in common; lists are at the outputs' pitch.
 template <class Acc>
-void max_row(const Geometry& g, const std::vector<Term<const Acc>>& terms, Acc* HWY_RESTRICT y,
-             PositionOf<Acc>* HWY_RESTRICT where) {
+struct MaxPlan {
+  MaxPlan(const Geometry& g, int64_t slack)
+      : terms(terms_of(g)),
+        first(g.at_pitch<PositionOf<Acc>>(0, slack,
+                                          [&](int64_t o, int64_t q) {
+                                            return g.first_inside(o, 0) * g.W +
+                                                   g.first_inside(q, 1);
+                                          })),
+        moved(g.at_pitch<PositionOf<Acc>>(0, slack, [&](int64_t o, int64_t q) {
+          return o * g.stride[0] * g.W + q * g.stride[1];
+        })) {}
+
+  std::vector<Term> terms;
+  std::vector<PositionOf<Acc>> first;  // position inside the image of every window
+  std::vector<PositionOf<Acc>> moved;  // what an output adds to the position of a term
+};
+
+/// Maxima of a split plane and, if asked, where they lie.
+template <bool kWhere, class Acc>
+void max_plane(const Geometry& g, const MaxPlan<Acc>& plan, const Acc* HWY_RESTRICT split,
+               Acc* HWY_RESTRICT y, PositionOf<Acc>* HWY_RESTRICT where) {
   const hn::ScalableTag<Acc> d;
   const hn::RebindToSigned<decltype(d)> di;
   const int64_t lanes = hn::Lanes(d);
-  for (int64_t q = 0; q < g.Q; q += lanes) {
+  for (int64_t i = 0; i < g.outputs; i += lanes) {
     auto best = hn::Set(d, -std::numeric_limits<Acc>::infinity());
-    auto place = hn::LoadU(di, where + q);
-    const auto step = hn::Set(di, static_cast<PositionOf<Acc>>(g.stride[1]));
-    const auto first = hn::Mul(hn::Iota(di, static_cast<PositionOf<Acc>>(q)), step);
-    for (const Term<const Acc>& term : terms) {
-      const auto v = hn::LoadU(d, term.from + q);
+    auto place = hn::LoadU(di, plan.first.data() + i);
+    const auto moved = hn::LoadU(di, plan.moved.data() + i);
+    for (const Term& term : plan.terms) {
+      const auto v = hn::LoadU(d, split + term.from + i);
       // A NaN takes the place of a number, and nothing takes the place of a NaN.
       const auto stays = hn::Or(hn::Le(v, best), hn::IsNaN(best));
-      const auto at = hn::Add(first, hn::Set(di, static_cast<PositionOf<Acc>>(term.at)));
       best = hn::IfThenElse(stays, best, v);
-      place = hn::IfThenElse(hn::RebindMask(di, stays), place, at);
+      if constexpr (kWhere) {
+        const auto at = hn::Add(moved, hn::Set(di, static_cast<PositionOf<Acc>>(term.at)));
+        place = hn::IfThenElse(hn::RebindMask(di, stays), place, at);
+      }
     }
-    hn::StoreU(best, d, y + q);
-    hn::StoreU(place, di, where + q);
+    hn::StoreU(best, d, y + i);
+    if constexpr (kWhere) hn::StoreU(place, di, where + i);
   }
 }
 
 /// Sums by window row, then over rows: the error grows with R + S instead of R S.
 template <class Acc>
-void average_row(const Geometry& g, const std::vector<Term<const Acc>>& terms, int64_t p,
-                 Acc* HWY_RESTRICT y) {
+void average_plane(const Geometry& g, const std::vector<Term>& terms,
+                   const std::vector<Acc>& counts, const Acc* HWY_RESTRICT split,
+                   Acc* HWY_RESTRICT y) {
   const hn::ScalableTag<Acc> d;
   const int64_t lanes = hn::Lanes(d);
-  const int64_t rows = static_cast<int64_t>(terms.size()) / g.kernel[1];
-  for (int64_t q = 0; q < g.Q; q += lanes) {
+  for (int64_t i = 0; i < g.outputs; i += lanes) {
     auto sum = hn::Zero(d);
-    for (int64_t r = 0; r < rows; ++r) {
+    for (int64_t r = 0; r < g.kernel[0]; ++r) {
       auto row = hn::Zero(d);
       for (int64_t s = 0; s < g.kernel[1]; ++s) {
-        row = hn::Add(row, hn::LoadU(d, terms[r * g.kernel[1] + s].from + q));
+        row = hn::Add(row, hn::LoadU(d, split + terms[r * g.kernel[1] + s].from + i));
       }
       sum = hn::Add(sum, row);
     }
-    hn::StoreU(sum, d, y + q);
+    hn::StoreU(hn::Div(sum, hn::LoadU(d, counts.data() + i)), d, y + i);
   }
-  for (int64_t q = 0; q < g.Q; ++q) y[q] /= g.count<Acc>(p, q);
+}
+
+/// The divisors of averages, at the outputs' pitch.
+template <class Acc>
+std::vector<Acc> counts_of(const Geometry& g, bool include_pad, int64_t slack) {
+  return g.at_pitch<Acc>(1, slack, [&](int64_t o, int64_t q) {
+    return g.inside(o, 0, include_pad) * g.inside(q, 1, include_pad);
+  });
 }
 
 /// Calls f(plane) for every plane (n, c), several to a chunk: about 2^15 elements, whatever the
@@ -211,53 +245,62 @@ void for_each_plane(const Pool2dProblem& p, const Geometry& g, Make&& make, F&& 
   });
 }
 
-/// Row h of a plane of t, widened; `buffer` has room for it.
-template <class Acc>
-const Acc* plane_row(const Tensor& t, int64_t plane, int64_t h, Acc* buffer) {
+/// Calls f(h, row) for the rows of a plane of t, widened; `buffer` has room for the plane.
+template <class Acc, class F>
+void for_each_row(const Tensor& t, int64_t plane, Acc* buffer, F&& f) {
   const Strides& strides = t.strides();
-  const int64_t channels = t.shape()[1];
+  const int64_t channels = t.shape()[1], rows = t.shape()[2], columns = t.shape()[3];
   const int64_t first = plane / channels * strides[0] + plane % channels * strides[1];
-  return read_row(t.dtype(), t.raw(), first + h * strides[2], strides[3], t.shape()[3], buffer);
+  if (strides[3] == 1 && strides[2] == columns) {
+    const Acc* all = read_row(t.dtype(), t.raw(), first, 1, rows * columns, buffer);
+    for (int64_t h = 0; h < rows; ++h) f(h, all + h * columns);
+    return;
+  }
+  for (int64_t h = 0; h < rows; ++h) {
+    f(h, read_row(t.dtype(), t.raw(), first + h * strides[2], strides[3], columns, buffer));
+  }
+}
+
+/// The outputs without what lies between the rows.
+template <class T, class To>
+void close_ranks(const Geometry& g, const T* pitched, To* dense) {
+  for (int64_t o = 0; o < g.P; ++o) std::copy_n(pitched + o * g.pitch, g.Q, dense + o * g.Q);
 }
 
 template <class Acc>
 void forward(const Pool2dProblem& p) {
   const Geometry g(p);
   const bool is_max = p.kind == PoolKind::kMax;
-  struct Buffers {
-    std::vector<Acc> split, row, out;
-    std::vector<PositionOf<Acc>> where;
-    std::vector<Term<const Acc>> terms;
-  };
   const int64_t slack = hn::Lanes(hn::ScalableTag<Acc>());
+  const MaxPlan<Acc> plan(g, slack);
+  const std::vector<Acc> counts =
+      is_max ? std::vector<Acc>() : counts_of<Acc>(g, p.count_include_pad, slack);
+  struct Buffers {
+    std::vector<Acc> split, plane, pitched, out;
+    std::vector<PositionOf<Acc>> where;
+  };
   const auto make = [&] {
     const Acc outside = is_max ? -std::numeric_limits<Acc>::infinity() : Acc{0};
-    return Buffers{std::vector<Acc>(g.H * g.row_size + slack, outside),
-                   std::vector<Acc>(g.W),
-                   std::vector<Acc>(g.Q + slack),
-                   std::vector<PositionOf<Acc>>(g.Q + slack),
-                   {}};
+    return Buffers{std::vector<Acc>(g.split_size + slack, outside), std::vector<Acc>(g.H * g.W),
+                   std::vector<Acc>(g.outputs + slack), std::vector<Acc>(g.P * g.Q),
+                   std::vector<PositionOf<Acc>>(g.outputs + slack)};
   };
   for_each_plane(p, g, make, [&](int64_t plane, Buffers& b) {
-    for (int64_t h = 0; h < g.H; ++h) {
-      split_row<false, Acc>(g, plane_row(p.x, plane, h, b.row.data()),
-                            b.split.data() + h * g.row_size);
+    for_each_row(p.x, plane, b.plane.data(), [&](int64_t h, const Acc* row) {
+      split_row<false, Acc>(g, row, b.split.data() + g.split_row(h));
+    });
+    const int64_t first = plane * g.P * g.Q;
+    if (!is_max) {
+      average_plane(g, plan.terms, counts, b.split.data(), b.pitched.data());
+    } else if (p.indices.defined()) {
+      max_plane<true>(g, plan, b.split.data(), b.pitched.data(), b.where.data());
+      close_ranks(g, b.where.data(), p.indices.data<int32_t>() + first);
+    } else {
+      max_plane<false>(g, plan, b.split.data(), b.pitched.data(), b.where.data());
     }
-    for (int64_t o = 0; o < g.P; ++o) {
-      const int64_t at = (plane * g.P + o) * g.Q;
-      list_terms<const Acc>(g, b.split.data(), o, b.terms);
-      if (is_max) {
-        const int32_t first_row = static_cast<int32_t>(g.first_inside(o, 0) * g.W);
-        for (int64_t q = 0; q < g.Q; ++q) b.where[q] = first_row + g.first_column[q];
-        max_row(g, b.terms, b.out.data(), b.where.data());
-        if (p.indices.defined()) {
-          std::copy_n(b.where.begin(), g.Q, p.indices.data<int32_t>() + at);
-        }
-      } else {
-        average_row(g, b.terms, o, b.out.data());
-      }
-      write_row(b.out.data(), g.Q, p.y.dtype(), p.y.raw(), at, 1);
-    }
+    Acc* out = row_target(p.y.dtype(), p.y.raw(), first, 1, b.out.data());
+    close_ranks(g, b.pitched.data(), out);
+    write_row(out, g.P * g.Q, p.y.dtype(), p.y.raw(), first, 1);
   });
 }
 
@@ -266,18 +309,19 @@ void max_backward(const Pool2dProblem& p) {
   const Geometry g(p);
   const int32_t* indices = p.indices.data<int32_t>();
   struct Buffers {
-    std::vector<Acc> sums, row;
+    std::vector<Acc> sums, plane;
   };
-  const auto make = [&] { return Buffers{std::vector<Acc>(g.H * g.W), std::vector<Acc>(g.Q)}; };
+  const auto make = [&] {
+    return Buffers{std::vector<Acc>(g.H * g.W), std::vector<Acc>(g.P * g.Q)};
+  };
   for_each_plane(p, g, make, [&](int64_t plane, Buffers& b) {
     const int64_t first = plane * g.H * g.W;
     Acc* sums = row_target(p.dx.dtype(), p.dx.raw(), first, 1, b.sums.data());
     std::fill_n(sums, g.H * g.W, Acc{0});
-    for (int64_t o = 0; o < g.P; ++o) {
-      const Acc* row = plane_row(p.dy, plane, o, b.row.data());
+    for_each_row(p.dy, plane, b.plane.data(), [&](int64_t o, const Acc* row) {
       const int32_t* where = indices + (plane * g.P + o) * g.Q;
       for (int64_t q = 0; q < g.Q; ++q) sums[where[q]] += row[q];
-    }
+    });
     write_row(sums, g.H * g.W, p.dx.dtype(), p.dx.raw(), first, 1);
   });
 }
@@ -285,32 +329,31 @@ void max_backward(const Pool2dProblem& p) {
 template <class Acc>
 void average_backward(const Pool2dProblem& p) {
   const Geometry g(p);
+  const std::vector<Term> terms = terms_of(g);
+  const std::vector<Acc> counts = counts_of<Acc>(g, p.count_include_pad, 0);
   struct Buffers {
-    std::vector<Acc> split, row, scaled;
-    std::vector<Term<Acc>> terms;
+    std::vector<Acc> split, plane, scaled;
   };
   const auto make = [&] {
-    return Buffers{std::vector<Acc>(g.H * g.row_size),
-                   std::vector<Acc>(std::max(g.Q, g.W)),
-                   std::vector<Acc>(g.Q),
-                   {}};
+    return Buffers{std::vector<Acc>(g.split_size), std::vector<Acc>(std::max(g.P * g.Q, g.W)),
+                   std::vector<Acc>(g.outputs, Acc{0})};
   };
   for_each_plane(p, g, make, [&](int64_t plane, Buffers& b) {
     std::fill(b.split.begin(), b.split.end(), Acc{0});
-    for (int64_t o = 0; o < g.P; ++o) {
-      const Acc* dy = plane_row(p.dy, plane, o, b.row.data());
-      for (int64_t q = 0; q < g.Q; ++q) b.scaled[q] = dy[q] / g.count<Acc>(o, q);
-      list_terms<Acc>(g, b.split.data(), o, b.terms);
-      // Backwards: an element then gets its additions in the order of q.
-      for (auto term = b.terms.rbegin(); term != b.terms.rend(); ++term) {
-        Acc* HWY_RESTRICT to = term->from;
-        const Acc* HWY_RESTRICT add = b.scaled.data();
-        for (int64_t q = 0; q < g.Q; ++q) to[q] += add[q];
-      }
+    for_each_row(p.dy, plane, b.plane.data(), [&](int64_t o, const Acc* dy) {
+      const int64_t at = o * g.pitch;
+      for (int64_t q = 0; q < g.Q; ++q) b.scaled[at + q] = dy[q] / counts[at + q];
+    });
+    // Backwards: an element then gets its additions in the order of the outputs. What lies between
+    // the rows adds zeros.
+    for (auto term = terms.rbegin(); term != terms.rend(); ++term) {
+      Acc* HWY_RESTRICT to = b.split.data() + term->from;
+      const Acc* HWY_RESTRICT add = b.scaled.data();
+      for (int64_t i = 0; i < g.outputs; ++i) to[i] += add[i];
     }
     for (int64_t h = 0; h < g.H; ++h) {
-      split_row<true, Acc>(g, b.row.data(), b.split.data() + h * g.row_size);
-      write_row(b.row.data(), g.W, p.dx.dtype(), p.dx.raw(), (plane * g.H + h) * g.W, 1);
+      split_row<true, Acc>(g, b.plane.data(), b.split.data() + g.split_row(h));
+      write_row(b.plane.data(), g.W, p.dx.dtype(), p.dx.raw(), (plane * g.H + h) * g.W, 1);
     }
   });
 }
