@@ -167,7 +167,8 @@ class Partials {
   template <Fold kFold, class Acc>
   void fill_columns(const Tensor& x, const double* centres) {
     const ReduceLayout& l = layout_;
-    constexpr int64_t kColumns = 1024, kRows = 16;
+    // Rows in groups: a total stays in its register for all of them.
+    constexpr int64_t kColumns = 1024, kRows = 16, kGroup = 4;
     const int64_t columns = l.kept.back(), stride = l.kept_x.back();
     const int64_t blocks = (columns + kColumns - 1) / kColumns;
     const int64_t outer = l.outputs / columns;
@@ -177,7 +178,7 @@ class Partials {
     const int64_t grain = std::max<int64_t>(1, 16384 / work);
     parallel_for(outer * chunks_ * blocks, grain, [&](int64_t begin, int64_t end) HWY_ATTR {
       const hn::ScalableTag<Acc> d;
-      HWY_ALIGN Acc buffer[kColumns], totals[kColumns], centre[kColumns];
+      HWY_ALIGN Acc buffers[kGroup][kColumns], totals[kColumns], centre[kColumns];
       for (int64_t task = begin; task < end; ++task) {
         const int64_t block = task % blocks, chunk = task / blocks % chunks_;
         const int64_t row = task / blocks / chunks_;
@@ -193,13 +194,24 @@ class Partials {
         OffsetWalk rows(l.reduced, l.reduced_x, chunk * chunk_);
         for (int64_t r = chunk * chunk_; r < last;) {
           std::fill_n(totals, n, initial<kFold, Acc>());
-          for (const int64_t until = std::min(last, r + kRows); r < until; ++r, rows.next()) {
-            const Acc* const p = read_block(x, base + rows.offset(), stride, n, buffer);
-            for_each_vector(d, n, [&](size_t j, size_t m) HWY_ATTR {
-              const auto c = kFold == Fold::kSquares ? hn::LoadU(d, centre + j) : hn::Zero(d);
-              const auto total = hn::LoadU(d, totals + j);
-              hn::StoreU(fold<kFold>(d, total, load_part(d, p + j, m), c), d, totals + j);
-            });
+          const int64_t until = std::min(last, r + kRows);
+          while (r < until) {
+            const Acc* p[kGroup];
+            const int64_t group = std::min(kGroup, until - r);
+            for (int64_t k = 0; k < group; ++k, ++r, rows.next()) {
+              p[k] = read_block(x, base + rows.offset(), stride, n, buffers[k]);
+            }
+            const auto add = [&](auto count) HWY_ATTR {
+              for_each_vector(d, n, [&](size_t j, size_t m) HWY_ATTR {
+                const auto c = kFold == Fold::kSquares ? hn::LoadU(d, centre + j) : hn::Zero(d);
+                auto total = hn::LoadU(d, totals + j);
+                for (int64_t k = 0; k < count; ++k) {
+                  total = fold<kFold>(d, total, load_part(d, p[k] + j, m), c);
+                }
+                hn::StoreU(total, d, totals + j);
+              });
+            };
+            group == kGroup ? add(std::integral_constant<int64_t, kGroup>()) : add(group);
           }
           for (int64_t j = 0; j < n; ++j) out[j] = join<kFold>(out[j], totals[j]);
         }
