@@ -11,11 +11,12 @@
 
 #include <hwy/highway.h>
 
+#include <algorithm>
 #include <cmath>
 
-#include "core/philox.h"
 #include "kernels/attention/attention_heads.h"
 #include "kernels/simd/exp_inl.h"
+#include "kernels/simd/philox_inl.h"
 #include "kernels/simd/rows_inl.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -24,16 +25,21 @@ namespace weft::kernels::HWY_NAMESPACE {
 /// Factors of dropout, 0 or 1 / (1 - p), for the scores of keys [key, key + n) of a query.
 template <class Acc>
 void dropout_factors(const AttentionProblem& p, int64_t pair, int64_t query, int64_t key, int64_t n,
-                     Acc* factors) {
+                     Acc* HWY_RESTRICT factors) {
+  constexpr int64_t kWords = 1024;
+  alignas(64) uint32_t words[kWords];
   const auto kept = static_cast<Acc>(1 / (1 - p.dropout));
   const auto probability = static_cast<float>(p.dropout);
-  const uint64_t first = (pair * p.q.size(2) + query) * p.k.size(2) + key;
-  for (uint64_t i = first; i < first + n;) {
-    const auto words = philox4x32(p.seed, p.stream, p.offset + i / 4);
-    const uint64_t end = std::min(first + n, (i / 4 + 1) * 4);
-    for (; i < end; ++i) {
-      factors[i - first] = uniform_from_bits(words[i % 4]) < probability ? 0 : kept;
+  const int64_t first = (pair * p.q.size(2) + query) * p.k.size(2) + key;
+  for (int64_t done = 0; done < n;) {
+    // A block of Philox is four words; the row may begin within one.
+    const int64_t skip = (first + done) % 4, count = std::min(n - done, kWords - skip);
+    philox_words(p.seed, p.stream, p.offset + static_cast<uint64_t>((first + done) / 4),
+                 (skip + count + 3) / 4, words);
+    for (int64_t i = 0; i < count; ++i) {
+      factors[done + i] = uniform_from_bits(words[skip + i]) < probability ? 0 : kept;
     }
+    done += count;
   }
 }
 
