@@ -56,6 +56,27 @@ def weft_cc_test(name, srcs = None, deps = [], copts = [], linkopts = [], size =
         **kwargs
     )
 
+# Ops with kernels that choose their instruction set at run time. Their smaller cases are also tested
+# on the sets that a newer machine would pass over.
+_HIGHWAY_OPS = [
+    "adam",
+    "attention",
+    "batch_norm",
+    "binary",
+    "copy",
+    "cross_entropy",
+    "dropout",
+    "layer_norm",
+    "multi_tensor_norm",
+    "multi_tensor_scale",
+    "pool2d",
+    "reduce",
+    "sgd",
+    "softmax",
+    "unary",
+    "where",
+]
+
 def op(name, srcs = [], hdrs = [], deps = [], system = [], test_size = "medium", sm_90a = []):
     """A kernel folder: the library, a test of every listed variant over every case, and a bench.
 
@@ -167,3 +188,16 @@ def op(name, srcs = [], hdrs = [], deps = [], system = [], test_size = "medium",
         size = test_size,
         **common
     )
+    if name in _HIGHWAY_OPS:
+        for instruction_set in ["avx2", "baseline"]:
+            native.cc_test(
+                name = name + "_" + instruction_set + "_test",
+                args = [
+                    "check",
+                    "--small",
+                    "--instruction-set",
+                    instruction_set,
+                ],
+                size = test_size,
+                **common
+            )

@@ -43,6 +43,7 @@ using Clock = std::chrono::steady_clock;
 
 struct Arguments {
   std::string cases = ".*", python = "python3", device = "cpu", html;
+  std::vector<std::string> against = {"eager", "compile", "fused"};
   int pairs = 5, threads = 0;
   double scale = 1, timeout = 900;
   bool json = false, list = false, profile = false;
@@ -174,7 +175,11 @@ class Comparison {
   CaseResult measure(const CompareCase& about) {
     CaseResult result{.about = about};
     if (peer_) {
-      for (const std::string& side : about.sides) result.peers.push_back({.side = side});
+      for (const std::string& side : about.sides) {
+        if (std::ranges::find(a_.against, side) != a_.against.end()) {
+          result.peers.push_back({.side = side});
+        }
+      }
     }
     if (about.measure == CompareCase::Measure::kTime) {
       measure_times(result);
@@ -420,6 +425,11 @@ void add_compare(CLI::App& app, Action& action) {
       ->check(CLI::Range(0.0, 1000.0))
       ->capture_default_str();
   command.add_option("--python", a->python, "A Python with PyTorch")->capture_default_str();
+  command
+      .add_option("--against", a->against,
+                  "Forms of PyTorch: eager, compile, fused (of the optimizer); default: all")
+      ->delimiter(',')
+      ->check(CLI::IsMember({"eager", "compile", "fused"}));
   command.add_option("--device", a->device, "cpu or cuda")->capture_default_str();
   command.add_option("--threads", a->threads, "Default: one per core")
       ->check(CLI::Range(1, kMostThreads));

@@ -11,7 +11,7 @@ struct CompareCase {
   enum class Measure {
     kTime,     // of one iteration, in processes that live as long as the run
     kStartUp,  // of a fresh process, until it has added two numbers
-    kMemory,   // most memory of a fresh process that has done the work three times
+    kMemory,   // most memory of a fresh process that has done the work a few times
   };
 
   std::string group;  // "training", "inference", "ops", ...

@@ -169,6 +169,17 @@ TEST_CASE("Models of different size are not compared") {
   CHECK(cct["weft"]["values"].size() == 1);
 }
 
+TEST_CASE("Forms of PyTorch can be chosen") {
+  const std::string python = fake_peer("choice", 1);
+  const std::string command = "compare --json --pairs 1 --seconds 0 --threads 1 --python " +
+                              python + " --cases '^chain 788x3072 fp32$'";
+  CHECK(find(json::parse(run_weft(command).out), "chain 788x3072 fp32")["peers"].size() == 2);
+  const json chosen = json::parse(run_weft(command + " --against compile").out);
+  CHECK(find(chosen, "chain 788x3072 fp32")["peers"].size() == 1);
+  CHECK(find(chosen, "chain 788x3072 fp32")["peers"].contains("compile"));
+  check_error(run_weft("compare --against tensorflow"), 2, "tensorflow");
+}
+
 TEST_CASE("The list holds every kind of case") {
   const Outcome outcome = run_weft("compare --list");
   CHECK(outcome.code == 0);

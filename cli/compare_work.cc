@@ -10,9 +10,12 @@
 #include "autograd/ops.h"
 #include "autograd/random.h"
 #include "cli/training_step.h"
+#include "core/allocator.h"
 #include "core/parallel.h"
+#include "core/stream.h"
 #include "data/image.h"
 #include "data/transforms.h"
+#include "kernels/instruction_set.h"
 #include "kernels/profile.h"
 #include "train/safetensors.h"
 
@@ -288,6 +291,7 @@ class Server {
     return {{"program", "Weft"},
             {"threads", num_threads()},
             {"flavor", std::getenv("WEFT_FLAVOR") ? std::getenv("WEFT_FLAVOR") : "cpu"},
+            {"instruction_set", kernels::instruction_set()},
             {"compiler", __VERSION__},
             {"optimizer", "AdamW in one kernel"}};
   }
@@ -296,11 +300,13 @@ class Server {
     manual_seed(0);
     Work work = make_work(request.at("work"), options_.device, options_.directory);
     work.run();  // creates primitives, allocates
-    // Warm: two more, or as many as last a tenth of a second.
+    synchronize();
+    // Warm: another, or as many as last a tenth of a second.
     const Clock::time_point start = Clock::now();
     int count = 0;
-    while (count < 2 || (seconds_since(start) < 0.1 && count < 1000)) {
+    while (count < 1 || (seconds_since(start) < 0.1 && count < 1000)) {
       work.run();
+      synchronize();
       ++count;
     }
     ordered_json facts = work.facts;
@@ -317,6 +323,7 @@ class Server {
     while (times.empty() || seconds_since(start) < request.at("seconds").get<double>()) {
       const Clock::time_point begin = Clock::now();
       for (int i = 0; i < repeats; ++i) warm.work.run();
+      synchronize();
       times.push_back(seconds_since(begin) / repeats);
     }
     return {{"times", times}};
@@ -326,6 +333,7 @@ class Server {
     const Warm& warm = works_.at(request.at("side"));
     const kernels::Profile profile;
     warm.work.run();
+    synchronize();
     const double total = profile.now();
     ordered_json rows = ordered_json::array();
     const auto add = [&](const std::string& name, int64_t calls, double seconds) {
@@ -338,7 +346,12 @@ class Server {
     return {{"rows", rows}};
   }
 
-  static ordered_json memory() {
+  void synchronize() const { weft::synchronize(options_.device); }
+
+  ordered_json memory() const {
+    if (options_.device.type != DeviceType::cpu) {
+      return {{"peak_bytes", allocator(options_.device).stats().peak_reserved}};
+    }
     std::ifstream status("/proc/self/status");
     std::string word;
     int64_t kilobytes = 0;

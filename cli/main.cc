@@ -11,6 +11,7 @@
 
 #include "cli/command.h"
 #include "core/error.h"
+#include "kernels/instruction_set.h"
 
 namespace weft::cli {
 namespace {
@@ -68,6 +69,7 @@ int main(int argc, char** argv) {
   // A file that grows beyond the process's limit is then an error of write(), as on a full disk.
   std::signal(SIGXFSZ, SIG_IGN);
   try {
+    weft::kernels::apply_instruction_set_of_environment();
     const int code = weft::cli::run(argc, argv);
     // Standard output may be a full disk or a closed pipe: what was promised there is then missing.
     if (std::fflush(stdout) != 0 || std::ferror(stdout)) {

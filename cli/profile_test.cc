@@ -113,6 +113,8 @@ TEST_CASE("Mistakes in profile's arguments") {
   check_error(run_weft("profile --model nonsense"), 1, "nonsense");
   check_error(run_weft("profile --steps 0"), 2, "--steps");
   check_error(run_weft("profile --precision int8"), 2, "int8");
+  check_error(run_shell("WEFT_INSTRUCTION_SET=sse9 timeout 120 " + weft_program() + " " + kSmall),
+              1, "WEFT_INSTRUCTION_SET: expected avx512, avx2 or baseline, got \"sse9\"");
   const std::string missing = scratch("no/such/directory/trace.json");
   check_error(run_weft(std::string(kSmall) + " --trace " + missing), 1, "no/such/directory");
   CHECK(!std::filesystem::exists(missing));

@@ -166,6 +166,8 @@ CheckResult check_case(const OpTable& table, const CaseEntry& entry, const std::
 
 /// The program behind every op's test and bench:
 ///   check [--variant V] [--case C]     every variant on every case; exit status 1 on a failure
+///         [--small]                    without the cases that are benchmarked too
+///         [--instruction-set S]        kernels/instruction_set.h
 /// On the emulated device check leaves out the CPU's variants, which the cpu flavour tests, and the
 /// timed cases that move more than 1 MiB or compute more than 4 MFLOP, unless one is named.
 ///   bench [--smoke] [Google Benchmark's options]
