@@ -26,6 +26,7 @@
 #include "kernels/profile.h"
 #include "train/precision.h"
 #include "train/progress.h"
+#include "train/weights/pretrained.h"
 
 namespace weft::cli {
 namespace {
@@ -33,7 +34,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 struct Arguments {
-  std::string model = "cct", precision = "fp32", matmul_numerics = "ieee", device;
+  std::string model = "cct", precision = "fp32", matmul_numerics = "ieee", device, weights;
   std::string against;  // another precision, timed in turn
   int64_t batch = 64, image_size = 0, classes = 0;
   int steps = 7, warmup = 2, threads = 0;
@@ -142,7 +143,18 @@ int run_bench(const Arguments& a) {
   if (a.image_size > 0) options.options.image_size = a.image_size;
   if (a.classes > 0) options.options.classes = a.classes;
   if (a.checkpoint_activations) options.options.checkpoint_activations = true;
+  std::optional<train::Pretrained> weights;
+  if (!a.weights.empty()) {
+    weights = train::read_pretrained(a.weights);
+    if (weights->layer_norm_eps > 0) options.options.layer_norm_eps = weights->layer_norm_eps;
+  }
   TrainingStep step(options);
+  if (weights) {
+    for (const std::string& note : train::load_pretrained(step.model(), *weights)) {
+      fmt::print(stderr, "weights: {}\n", note);
+    }
+    weights.reset();  // the model has its own copy
+  }
   const auto run_step = [&] {
     step.run();
     synchronize(device);
@@ -167,6 +179,9 @@ int run_bench(const Arguments& a) {
   if (!a.against.empty()) {
     options.precision = a.against;
     other.emplace(options);
+    if (!a.weights.empty()) {
+      train::load_pretrained(other->model(), train::read_pretrained(a.weights));
+    }
     for (int i = 0; i < a.warmup; ++i) run_other();
   }
   const double flops = 3 * step.model().forward_matmul_flops() * static_cast<double>(a.batch);
@@ -237,6 +252,9 @@ void add_bench(CLI::App& app, Action& action) {
       *bench.add_subcommand("step", "One training step against oneDNN on its matrix products");
   const auto a = std::make_shared<Arguments>();
   command.add_option("--model", a->model, "A model's name")->capture_default_str();
+  command.add_option("--weights", a->weights,
+                     "Start from this file instead of random numbers (a step on trained weights "
+                     "meets other values, denormals among them)");
   command.add_option("--batch", a->batch, "Images")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();

@@ -50,6 +50,7 @@ TEST_CASE("inspect lists names, dtypes, shapes and statistics") {
         "weight  f32     [2, 2]            1            6            3        1.871\n"
         "empty   bf16    [0, 3]          nan          nan          nan          nan\n"
         "metadata format: pt\n"
+        "safetensors\n"
         "4 tensors, 9 elements, 56 bytes\n");
   CHECK(
       run_weft("inspect --json " + file).out ==
@@ -58,11 +59,11 @@ TEST_CASE("inspect lists names, dtypes, shapes and statistics") {
       R"({"name":"ids","dtype":"i64","shape":[2],"min":-4.0,"max":4.0,"mean":0.0,"std":4.0,"non_finite":0},)"
       R"({"name":"weight","dtype":"f32","shape":[2,2],"min":1.0,"max":6.0,"mean":3.0,"std":1.8708286933869707,"non_finite":0},)"
       R"({"name":"empty","dtype":"bf16","shape":[0,3],"min":null,"max":null,"mean":null,"std":null,"non_finite":0}],)"
-      R"("metadata":{"format":"pt"},"elements":9,"bytes":56})"
+      R"("metadata":{"format":"pt"},"elements":9,"bytes":56,"format":"safetensors","names":""})"
       "\n");
 }
 
-TEST_CASE("inspect of what is no safetensors file exits with 1") {
+TEST_CASE("inspect of what is no file of weights exits with 1") {
   check_error(run_weft("inspect /nonexistent"), 1, "cannot read /nonexistent: No such file");
   check_error(run_weft("inspect /etc/hostname"), 1, "/etc/hostname: ");
 }

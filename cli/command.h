@@ -27,6 +27,7 @@ class UsageError : public std::runtime_error {
 // One file each. They add a subcommand to `app` whose callback sets `action`.
 void add_bench(CLI::App& app, Action& action);
 void add_compare(CLI::App& app, Action& action);
+void add_convert(CLI::App& app, Action& action);
 void add_devices(CLI::App& app, Action& action);
 void add_diff(CLI::App& app, Action& action);
 void add_eval(CLI::App& app, Action& action);

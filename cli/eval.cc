@@ -13,18 +13,32 @@
 #include "train/precision.h"
 #include "train/progress.h"
 #include "train/trained_model.h"
+#include "train/weights/pretrained_model.h"
 
 namespace weft::cli {
 namespace {
 
 struct Arguments {
-  std::string checkpoint, data, precision, matmul_numerics, device;
+  std::string checkpoint, weights, data, precision, matmul_numerics, device;
   int64_t batch_size = 0, limit_batches = 0;
   int threads = 0;
   bool json = false;
 };
 
+/// The model of a file that does not name its classes takes the data's, when they are as many.
+void name_classes(train::TrainedModel& trained, const data::Dataset& dataset,
+                  const std::string& weights) {
+  if (train::has_class_names(trained)) return;
+  WEFT_CHECK(dataset.class_names().size() == trained.classes.size(),
+             "{}: a head of {} classes, the data has {}", weights, trained.classes.size(),
+             dataset.class_names().size());
+  trained.classes = dataset.class_names();
+}
+
 int run_eval(const Arguments& a) {
+  if (a.checkpoint.empty() && a.weights.empty()) {
+    throw UsageError("--checkpoint is required, or --weights");
+  }
   if (!a.data.empty()) {
     try {
       data::check_data_spec(a.data);
@@ -39,8 +53,12 @@ int run_eval(const Arguments& a) {
     throw UsageError(error.what());
   }
   if (a.threads > 0) set_num_threads(a.threads);
+  if (!a.weights.empty() && a.data.empty()) {
+    throw UsageError("--weights needs --data: a file of weights does not say what to measure on");
+  }
   const Device device = chosen_device(a.device);
-  train::TrainedModel trained = train::load_trained_model(a.checkpoint);
+  train::TrainedModel trained = a.weights.empty() ? train::load_trained_model(a.checkpoint)
+                                                  : train::load_pretrained_model(a.weights);
   train::Config& config = trained.config;
   if (!a.matmul_numerics.empty()) config.matmul_numerics = a.matmul_numerics;
   if (!a.precision.empty()) config.precision = train::find_precision(a.precision).name;
@@ -52,6 +70,7 @@ int run_eval(const Arguments& a) {
   trained.move_to(device);
   const std::string spec = a.data.empty() ? trained.config.data : a.data;
   const data::Evaluation opened = data::open_evaluation(spec);
+  if (!a.weights.empty()) name_classes(trained, *opened.dataset, a.weights);
   const data::DatasetPtr dataset = data::relabel(opened.dataset, trained.classes);
   const int64_t batch_size = a.batch_size > 0 ? a.batch_size : trained.config.batch_size;
   data::Loader loader(dataset, {.batch_size = batch_size,
@@ -85,8 +104,13 @@ int run_eval(const Arguments& a) {
 void add_eval(CLI::App& app, Action& action) {
   CLI::App& command = *app.add_subcommand("eval", "Measure a checkpoint's accuracy");
   const auto a = std::make_shared<Arguments>();
-  command.add_option("--checkpoint", a->checkpoint, "A run's directory, or one of its checkpoints")
-      ->required();
+  CLI::Option* checkpoint = command.add_option("--checkpoint", a->checkpoint,
+                                               "A run's directory, or one of its checkpoints");
+  command
+      .add_option("--weights", a->weights,
+                  "Instead: a vision transformer's weights, safetensors or torch.save's, under "
+                  "torchvision's, timm's or Hugging Face's names")
+      ->excludes(checkpoint);
   command.add_option(
       "--data", a->data,
       "builtin, cifar10:DIR, mnist:DIR or folder:DIR; default: the test split of the "

@@ -1,4 +1,4 @@
-// weft inspect FILE: what a safetensors file holds.
+// weft inspect FILE: what a file of weights holds.
 
 #include <fmt/core.h>
 
@@ -9,7 +9,8 @@
 
 #include "cli/command.h"
 #include "train/progress.h"
-#include "train/safetensors.h"
+#include "train/quote.h"
+#include "train/weights/pretrained.h"
 
 namespace weft::cli {
 namespace {
@@ -29,33 +30,34 @@ Statistics statistics_of(const Tensor& tensor) {
     using T = typename decltype(tag)::type;
     const T* values = tensor.data<T>();
     double sum = 0, squares = 0;
-    for (int64_t i = 0; i < tensor.numel(); ++i) {
+    for_each_offset(tensor.shape(), tensor.strides(), [&](int64_t i) {
       const double x = to_double(values[i]);
       if (!std::isfinite(x)) {
         ++result.non_finite;
-        continue;
+        return;
       }
       result.min = std::min(result.min, x);
       result.max = std::max(result.max, x);
       sum += x;
-    }
+    });
     const auto count = static_cast<double>(tensor.numel() - result.non_finite);
     if (count == 0) {
       result.min = result.max = result.mean = result.std = std::nan("");
       return;
     }
     result.mean = sum / count;
-    for (int64_t i = 0; i < tensor.numel(); ++i) {
+    for_each_offset(tensor.shape(), tensor.strides(), [&](int64_t i) {
       const double distance = to_double(values[i]) - result.mean;
       if (std::isfinite(distance)) squares += distance * distance;
-    }
+    });
     result.std = std::sqrt(squares / count);
   });
   return result;
 }
 
 int inspect(const std::string& path, bool as_json) {
-  const train::SafeTensors file = train::read_safetensors(path);
+  const train::WeightFile file = train::read_weight_file(path);
+  const auto names = train::recognise_vit(train::without_wrapper_prefixes(file.tensors));
   int64_t elements = 0;
   size_t bytes = 0;
   for (const auto& [name, tensor] : file.tensors) {
@@ -79,14 +81,16 @@ int inspect(const std::string& path, bool as_json) {
     const nlohmann::ordered_json all = {{"tensors", tensors},
                                         {"metadata", file.metadata},
                                         {"elements", elements},
-                                        {"bytes", bytes}};
-    fmt::print("{}\n", all.dump());
+                                        {"bytes", bytes},
+                                        {"format", file.is_pth ? "torch.save" : "safetensors"},
+                                        {"names", names ? train::name(*names) : ""}};
+    fmt::print("{}\n", all.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace));
     return 0;
   }
 
   size_t name_width = 4, shape_width = 5;
   for (const auto& [name, tensor] : file.tensors) {
-    name_width = std::max(name_width, name.size());
+    name_width = std::max(name_width, train::printable(name).size());
     shape_width = std::max(shape_width, to_string(tensor.shape()).size());
   }
   constexpr auto kLeft = train::Table::Align::kLeft;
@@ -100,12 +104,18 @@ int inspect(const std::string& path, bool as_json) {
                       {"", 0, kLeft}});
   for (const auto& [name, tensor] : file.tensors) {
     const Statistics s = statistics_of(tensor);
-    table.row({name, std::string(weft::name(tensor.dtype())), to_string(tensor.shape()),
-               fmt::format("{:.4g}", s.min), fmt::format("{:.4g}", s.max),
-               fmt::format("{:.4g}", s.mean), fmt::format("{:.4g}", s.std),
+    table.row({train::printable(name), std::string(weft::name(tensor.dtype())),
+               to_string(tensor.shape()), fmt::format("{:.4g}", s.min),
+               fmt::format("{:.4g}", s.max), fmt::format("{:.4g}", s.mean),
+               fmt::format("{:.4g}", s.std),
                s.non_finite ? fmt::format("{} not finite", s.non_finite) : ""});
   }
-  for (const auto& [key, value] : file.metadata) fmt::print("metadata {}: {}\n", key, value);
+  for (const auto& [key, value] : file.metadata) {
+    fmt::print("metadata {}: {}\n", train::printable(key), train::printable(value));
+  }
+  fmt::print(
+      "{}{}\n", train::describe_format(file),
+      names ? fmt::format("; a vision transformer under {}'s names", train::name(*names)) : "");
   fmt::print("{} tensors, {} elements, {} bytes\n", file.tensors.size(), elements, bytes);
   return 0;
 }
@@ -114,10 +124,10 @@ int inspect(const std::string& path, bool as_json) {
 
 void add_inspect(CLI::App& app, Action& action) {
   CLI::App* command = app.add_subcommand(
-      "inspect", "List the tensors of a safetensors file: names, dtypes, shapes, statistics");
+      "inspect", "List the tensors of a file of weights: names, dtypes, shapes, statistics");
   auto path = std::make_shared<std::string>();
   auto as_json = std::make_shared<bool>(false);
-  command->add_option("FILE", *path, "A .safetensors file")->required();
+  command->add_option("FILE", *path, "A .safetensors, .pth, .pt or .bin file")->required();
   command->add_flag("--json", *as_json, "Print one JSON object");
   command->callback(
       [&action, path, as_json] { action = [=] { return inspect(*path, *as_json); }; });

@@ -14,12 +14,13 @@
 #include "train/precision.h"
 #include "train/progress.h"
 #include "train/trained_model.h"
+#include "train/weights/pretrained_model.h"
 
 namespace weft::cli {
 namespace {
 
 struct Arguments {
-  std::string checkpoint, device;
+  std::string checkpoint, weights, device;
   std::vector<std::string> images;
   int top = 3, threads = 0;
   bool json = false;
@@ -55,9 +56,13 @@ std::vector<Guess> predict(train::TrainedModel& trained, const std::string& path
 }
 
 int run_predict(const Arguments& a) {
+  if (a.checkpoint.empty() && a.weights.empty()) {
+    throw UsageError("--checkpoint is required, or --weights");
+  }
   if (a.threads > 0) set_num_threads(a.threads);
   const Device device = chosen_device(a.device);
-  train::TrainedModel trained = train::load_trained_model(a.checkpoint);
+  train::TrainedModel trained = a.weights.empty() ? train::load_trained_model(a.checkpoint)
+                                                  : train::load_pretrained_model(a.weights);
   trained.model->eval();
   trained.move_to(device);
   size_t path_width = 5, class_width = 5;
@@ -93,8 +98,13 @@ int run_predict(const Arguments& a) {
 void add_predict(CLI::App& app, Action& action) {
   CLI::App& command = *app.add_subcommand("predict", "Classify images");
   const auto a = std::make_shared<Arguments>();
-  command.add_option("--checkpoint", a->checkpoint, "A run's directory, or one of its checkpoints")
-      ->required();
+  CLI::Option* checkpoint = command.add_option("--checkpoint", a->checkpoint,
+                                               "A run's directory, or one of its checkpoints");
+  command
+      .add_option("--weights", a->weights,
+                  "Instead: a vision transformer's weights, safetensors or torch.save's, under "
+                  "torchvision's, timm's or Hugging Face's names")
+      ->excludes(checkpoint);
   command.add_option("IMAGE", a->images, "JPEG or PNG files")->required();
   command.add_option("--top", a->top, "Classes to show for each image")->check(CLI::PositiveNumber);
   add_device_option(command, a->device);

@@ -131,6 +131,15 @@ void add_train(CLI::App& app, Action& action) {
           fmt::format("{}", fmt::join(models::model_names(), ", ")));
   setting(command, a, "--image-size", &C::image_size,
           "Pixels; default: the data's own size, up to 224");
+  setting(command, a, "--weights", &C::weights,
+          "Start from this file: safetensors or torch.save's, torchvision's, timm's or Hugging "
+          "Face's names");
+  setting(command, a, "--interpolation", &C::interpolation,
+          "Of the weights' position embeddings to another image size: torchvision or timm");
+  setting(command, a, "--freeze", &C::freeze,
+          "Leave these parameters as they are: names, modules or patterns with * and ?");
+  setting(command, a, "--layer-decay", &C::layer_decay,
+          "Factor on the learning rate from each transformer layer to the one before it");
   setting(command, a, "--epochs", &C::epochs, "Passes over the training images");
   setting(command, a, "--batch-size", &C::batch_size, "Images per forward pass");
   setting(command, a, "--accumulate", &C::accumulate, "Batches whose gradients make one step");

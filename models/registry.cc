@@ -27,6 +27,7 @@ void for_each_option(Options& o, Visit&& visit) {
   visit("dropout", o.dropout);
   visit("attention_dropout", o.attention_dropout);
   visit("drop_path", o.drop_path);
+  visit("layer_norm_eps", o.layer_norm_eps);
   visit("checkpoint_activations", o.checkpoint_activations);
 }
 
@@ -57,6 +58,7 @@ class Taker {
     take(&ModelOptions::dropout, config.dropout);
     take(&ModelOptions::attention_dropout, config.attention_dropout);
     take(&ModelOptions::drop_path, config.drop_path);
+    take(&ModelOptions::layer_norm_eps, config.layer_norm_eps);
     take(&ModelOptions::checkpoint_activations, config.checkpoint_activations);
   }
 

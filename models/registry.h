@@ -30,6 +30,7 @@ struct ModelOptions {
   std::optional<double> dropout = {};
   std::optional<double> attention_dropout = {};
   std::optional<double> drop_path = {};
+  std::optional<double> layer_norm_eps = {};
   std::optional<bool> checkpoint_activations = {};
 };
 

@@ -33,11 +33,11 @@ void MlpBlock::adapt_state(const std::string& prefix, NamedTensors& state) const
 }
 
 EncoderBlock::EncoderBlock(const EncoderConfig& config, double drop_path)
-    : ln_1(add<nn::LayerNorm>("ln_1", config.width, 1e-6)),
+    : ln_1(add<nn::LayerNorm>("ln_1", config.width, config.layer_norm_eps)),
       self_attention(
           add<nn::MultiheadAttention>("self_attention", config.width, config.heads,
                                       nn::AttentionOptions{.dropout = config.attention_dropout})),
-      ln_2(add<nn::LayerNorm>("ln_2", config.width, 1e-6)),
+      ln_2(add<nn::LayerNorm>("ln_2", config.width, config.layer_norm_eps)),
       mlp(add<MlpBlock>("mlp", config.width, config.hidden, config.dropout)),
       dropout(add<nn::Dropout>("dropout", config.dropout)),
       drop_path(add<nn::DropPath>("drop_path", drop_path)) {}
@@ -62,7 +62,7 @@ Encoder::Encoder(const EncoderConfig& config, int64_t tokens)
                               nn::init::normal(Tensor::empty({1, tokens, config.width}), 0, 0.02))),
       dropout(add<nn::Dropout>("dropout", config.dropout)),
       layers(add<nn::Sequential>("layers")),
-      ln(add<nn::LayerNorm>("ln", config.width, 1e-6)) {
+      ln(add<nn::LayerNorm>("ln", config.width, config.layer_norm_eps)) {
   WEFT_CHECK(config.layers > 0, "Encoder: the number of layers must be positive, got {}",
              config.layers);
   for (int64_t i = 0; i < config.layers; ++i) {

@@ -20,6 +20,7 @@ struct EncoderConfig {
   double dropout = 0;
   double attention_dropout = 0;
   double drop_path = 0;  // of the last layer; it grows linearly from 0 in the first
+  double layer_norm_eps = 1e-6;
   bool checkpoint_activations = false;
 };
 

@@ -93,11 +93,11 @@ Tensors Optimizer::parameters() const {
 
 double Optimizer::lr() const {
   WEFT_CHECK(!groups_.empty(), "{}: no parameters", kind_);
-  return groups_[0]["lr"];
+  return groups_[0]["lr"] / groups_[0].lr_scale;
 }
 
 void Optimizer::set_lr(double lr) {
-  for (ParameterGroup& group : groups_) group["lr"] = lr;
+  for (ParameterGroup& group : groups_) group["lr"] = lr * group.lr_scale;
 }
 
 void Optimizer::zero_grad() {

@@ -27,7 +27,8 @@ using Options = std::map<std::string, double, std::less<>>;
 
 struct ParameterGroup {
   NamedTensors parameters;
-  Options options;  // those left out take the optimizer's
+  Options options = {};  // those left out take the optimizer's
+  double lr_scale = 1;   // of set_lr's rate
 
   /// An option; throws Error naming it when the optimizer has none of that name.
   double& operator[](std::string_view option);
@@ -72,9 +73,9 @@ class Optimizer {
   const std::vector<ParameterGroup>& groups() const { return groups_; }
   Tensors parameters() const;
 
-  /// Of the first group.
+  /// The rate whose lr_scale-fold the first group learns at.
   double lr() const;
-  /// Of all groups.
+  /// Gives every group its lr_scale-fold.
   void set_lr(double lr);
 
   /// Handles on the state; clone them to keep a state beyond the next step.

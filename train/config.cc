@@ -58,6 +58,21 @@ const std::vector<Recipe>& recipes() {
         .warmup = 0,
         .normalize = false,
         .seed = 123}},
+      {"cvpr2023-finetune",
+       "the same from --weights FILE, torchvision's vit_b_16-c867db91.pth, in 3 epochs",
+       {.data = "cifar10:cifar-10-batches-bin",
+        .model = "vit_b_16",
+        .image_size = 224,
+        .epochs = 3,
+        .batch_size = 16,
+        .optimizer = "adam",
+        .lr = 5e-5,
+        .weight_decay = 0,
+        .clip_norm = 0,
+        .schedule = "constant",
+        .warmup = 0,
+        .normalize = false,
+        .seed = 123}},
   };
   return list;
 }
@@ -112,6 +127,11 @@ void for_each_setting(C& c, F&& f) {
   f("batch_size", c.batch_size);
   f("accumulate", c.accumulate);
   f("limit_batches", c.limit_batches);
+  f("weights", c.weights);
+  f("interpolation", c.interpolation);
+  f("layer_norm_eps", c.layer_norm_eps);
+  f("freeze", c.freeze);
+  f("layer_decay", c.layer_decay);
   f("optimizer", c.optimizer);
   f("lr", c.lr);
   f("weight_decay", c.weight_decay);
@@ -222,6 +242,17 @@ void validate(const Config& c) {
   WEFT_CHECK(c.image_size >= 0 && c.image_size <= kLargestImage,
              "image-size: expected a number of pixels up to {}, got {}", kLargestImage,
              c.image_size);
+  WEFT_CHECK(c.recipe != "cvpr2023-finetune" || !c.weights.empty(),
+             "weights: cvpr2023-finetune starts from a file; give --weights FILE");
+  check_choice("interpolation", c.interpolation, {"torchvision", "timm"});
+  // Sharded parameters are not those that the patterns and the layers name.
+  WEFT_CHECK(strategy_of(c) == "single" || (c.freeze.empty() && c.layer_decay == 1),
+             "freeze and layer-decay: only without data parallelism, not with strategy {}",
+             strategy_of(c));
+  WEFT_CHECK(c.layer_decay > 0 && c.layer_decay <= 1,
+             "layer-decay: expected a number in (0, 1], got {}", c.layer_decay);
+  WEFT_CHECK(c.layer_norm_eps >= 0 && c.layer_norm_eps < 1,
+             "layer-norm-eps: expected a number in [0, 1), got {}", c.layer_norm_eps);
   check_choice("optimizer", c.optimizer, {"adamw", "adam", "sgd"});
   check_choice("schedule", c.schedule, {"one-cycle", "cosine", "constant"});
   validate_precision(c);

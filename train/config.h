@@ -23,6 +23,13 @@ struct Config {
   int64_t accumulate = 1;     // batches whose gradients make one step
   int64_t limit_batches = 0;  // per epoch, and per evaluation; 0: all
 
+  // Where training starts from, and what of it is trained.
+  std::string weights;                        // a file; empty: fresh from the seed
+  std::string interpolation = "torchvision";  // of position embeddings: torchvision, timm
+  double layer_norm_eps = 0;                  // 0: the weights', or the model's own
+  std::vector<std::string> freeze = {};       // patterns, see train/fine_tuning.h
+  double layer_decay = 1;                     // of the learning rate, per layer from the head
+
   std::string optimizer = "adamw";     // adamw, adam, sgd
   double lr = 1e-3;                    // the schedule's highest
   double weight_decay = 0.05;          // not on biases and normalisation

@@ -9,6 +9,8 @@
 #include <optional>
 #include <unordered_set>
 
+#include "train/quote.h"
+
 namespace weft::train {
 namespace {
 
@@ -28,15 +30,6 @@ constexpr std::pair<std::string_view, DType> kNames[] = {
     {"U8", DType::u8},          {"BOOL", DType::boolean},
 };
 static_assert(std::size(kNames) == std::size(kAllDTypes));
-
-/// A name from a file, fit for a one-line message.
-std::string quote(std::string_view text) {
-  constexpr size_t kLongest = 120;
-  std::string shown =
-      json(text.substr(0, kLongest)).dump(-1, ' ', true, json::error_handler_t::replace);
-  if (text.size() > kLongest) shown += "...";
-  return shown;
-}
 
 struct Entry {
   std::string name;
@@ -198,13 +191,15 @@ void check_unique_names(const std::string& file, const std::vector<Entry>& entri
 
 /// Bytes of the tensor by its shape; throws when they exceed 64 bits.
 uint64_t expected_bytes(const std::string& file, const Entry& entry) {
+  // Sizes of 0 count as 1, so that strides can be computed from any shape that passes.
   uint64_t bytes = itemsize(*entry.dtype);
   for (int64_t size : *entry.shape) {
-    WEFT_CHECK(!__builtin_mul_overflow(bytes, static_cast<uint64_t>(size), &bytes) &&
-                   bytes <= static_cast<uint64_t>(std::numeric_limits<int64_t>::max()),
-               "{}: tensor {} of shape {} is too large", file, quote(entry.name), *entry.shape);
+    WEFT_CHECK(
+        !__builtin_mul_overflow(bytes, static_cast<uint64_t>(std::max<int64_t>(size, 1)), &bytes) &&
+            bytes <= static_cast<uint64_t>(std::numeric_limits<int64_t>::max()),
+        "{}: tensor {} of shape {} is too large", file, quote(entry.name), *entry.shape);
   }
-  return bytes;
+  return std::ranges::count(*entry.shape, 0) > 0 ? 0 : bytes;
 }
 
 /// Checks that entries, sorted by offset, tile [0, data_bytes).
@@ -238,7 +233,7 @@ void check_layout(const std::string& file, const std::vector<Entry>& entries, ui
              data_bytes - end, end);
 }
 
-Tensor tensor_over(const std::shared_ptr<MappedFile>& mapping, std::byte* data, const Entry& entry,
+Tensor tensor_over(const std::shared_ptr<void>& owner, std::byte* data, const Entry& entry,
                    const std::string& file) {
   const size_t bytes = entry.offsets[1] - entry.offsets[0];
   if (*entry.dtype == DType::boolean) {
@@ -252,7 +247,7 @@ Tensor tensor_over(const std::shared_ptr<MappedFile>& mapping, std::byte* data, 
     if (bytes > 0) std::memcpy(copy.raw(), data, bytes);
     return copy;
   }
-  auto storage = std::make_shared<Storage>(data, bytes, Device{}, [mapping] {});
+  auto storage = std::make_shared<Storage>(data, bytes, Device{}, [owner] {});
   return Tensor::view_of(std::move(storage), *entry.shape, contiguous_strides(*entry.shape), 0,
                          *entry.dtype);
 }
@@ -298,9 +293,13 @@ std::string_view safetensors_name(DType dtype) {
 }
 
 SafeTensors read_safetensors(const Path& path) {
-  const std::string file = path.string();
   auto mapping = std::make_shared<MappedFile>(path);
   const std::span<std::byte> bytes = mapping->bytes();
+  return read_safetensors(bytes, std::move(mapping), path.string());
+}
+
+SafeTensors read_safetensors(std::span<std::byte> bytes, std::shared_ptr<void> owner,
+                             const std::string& file) {
   WEFT_CHECK(bytes.size() >= kLengthBytes,
              "{}: not a safetensors file: {} bytes, too short for the header's length", file,
              bytes.size());
@@ -327,7 +326,7 @@ SafeTensors read_safetensors(const Path& path) {
 
   result.tensors.reserve(entries.size());
   for (Entry& entry : entries) {
-    Tensor tensor = tensor_over(mapping, data.data() + entry.offsets[0], entry, file);
+    Tensor tensor = tensor_over(owner, data.data() + entry.offsets[0], entry, file);
     result.tensors.emplace_back(std::move(entry.name), std::move(tensor));
   }
   return result;

@@ -10,6 +10,8 @@
 #pragma once
 
 #include <map>
+#include <memory>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -34,6 +36,10 @@ struct SafeTensors {
 /// Throws Error naming the file and the tensor or field for whatever the format forbids, and for
 /// dtypes and ranks that Weft lacks. Memory used before that is bounded by the header's size.
 SafeTensors read_safetensors(const Path& path);
+
+/// The same of a file's bytes in memory, which `owner` keeps alive. Errors name `file`.
+SafeTensors read_safetensors(std::span<std::byte> bytes, std::shared_ptr<void> owner,
+                             const std::string& file);
 
 /// Writes CPU tensors, strided ones too, sorted by descending element size and then by name, so
 /// that each is aligned. The file replaces an older one only when it is complete.

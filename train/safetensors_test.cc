@@ -210,6 +210,7 @@ TEST_CASE("What the format forbids is refused by name") {
       {tensor("F64", "[4294967296,4294967296]", "[0,0]"), "", "is too large"},
       {tensor("F64", "[1152921504606846976]", "[0,0]"), "", "is too large"},
       {tensor("U8", "[9223372036854775807,4,0]", "[0,0]"), "", "is too large"},
+      {tensor("U8", "[0,9223372036854775807,4]", "[0,0]"), "", "is too large"},
       {tensor("U8", "[1]", "[0]"), "a", "needs two data_offsets"},
       {tensor("U8", "[1]", "[0,1,2]"), "a", "needs two data_offsets"},
       {tensor("U8", "[1]", "[0,-1]"), "a", "-1 where"},

@@ -19,6 +19,7 @@ TrainedModel make_trained_model(const Config& config, const data::Preprocess& pr
   // Only transformers have these: asked of another model they are refused by name.
   if (config.drop_path > 0) options.drop_path = config.drop_path;
   if (config.checkpoint_activations) options.checkpoint_activations = true;
+  if (config.layer_norm_eps > 0) options.layer_norm_eps = config.layer_norm_eps;
   manual_seed(config.seed);
   TrainedModel trained{config, preprocess, classes, models::make_model(config.model, options)};
   trained.model->to(find_precision(config.precision).parameters);

@@ -23,11 +23,13 @@
 #include "optim/schedule.h"
 #include "optim/sgd.h"
 #include "train/event_log.h"
+#include "train/fine_tuning.h"
 #include "train/precision.h"
 #include "train/progress.h"
 #include "train/ranks.h"
 #include "train/tensorboard.h"
 #include "train/trained_model.h"
+#include "train/weights/pretrained.h"
 
 namespace weft::train {
 namespace {
@@ -78,6 +80,12 @@ struct EpochStatistics {
   }
 };
 
+int64_t count_elements(const NamedTensors& tensors) {
+  int64_t count = 0;
+  for (const auto& [name, tensor] : tensors) count += tensor.numel();
+  return count;
+}
+
 /// What an epoch came to; NaN before the first.
 struct EpochResult {
   double loss = NAN;
@@ -85,7 +93,8 @@ struct EpochResult {
   Score validation = {NAN, NAN, 0};
 };
 
-data::Preprocess preprocess_for(const Config& config, const data::Dataset& dataset) {
+data::Preprocess preprocess_for(const Config& config, const data::Dataset& dataset,
+                                const Pretrained* weights) {
   // Photographs are larger than any model here reads.
   constexpr int kLargestDefault = 224;
   const data::ImageFormat format = dataset.format();
@@ -93,14 +102,18 @@ data::Preprocess preprocess_for(const Config& config, const data::Dataset& datas
   data::Preprocess preprocess;
   preprocess.size = config.image_size > 0 ? static_cast<int>(config.image_size) : own_size;
   preprocess.fit = data::Fit::kShorterSide;  // of a square image all of it
-  if (config.normalize) preprocess.normalization = format.normalization;
+  if (config.normalize) {
+    const bool is_known = weights && weights->names;
+    preprocess.normalization = is_known ? weights->preprocess.normalization : format.normalization;
+  }
   return preprocess;
 }
 
 std::unique_ptr<optim::Optimizer> make_optimizer(const Config& config, const nn::Module& model,
                                                  dist::Strategy& strategy) {
   optim::ParameterGroups groups = optim::without_decay_of_vectors(
-      model.named_parameters(), {"pos_embedding", "class_token", "positional_emb"});
+      trained_parameters(model), {"pos_embedding", "class_token", "positional_emb"});
+  if (config.layer_decay < 1) groups = with_layer_decay(groups, config.layer_decay, model);
   groups = strategy.groups(groups);
   if (config.optimizer == "sgd") {
     return std::make_unique<optim::SGD>(groups,
@@ -187,11 +200,16 @@ std::FILE* progress_stream(bool is_main) {
 
 int loader_workers() { return std::max(1, num_threads()); }
 
+/// What a run continues or begins with, if anything.
+struct Start {
+  const Checkpoint* checkpoint = nullptr;  // of the same run, read from `step`
+  Path step = {};
+  const Pretrained* weights = nullptr;
+};
+
 class Run {
  public:
-  /// A new run, or with a checkpoint, read from `step`, the one that it belongs to.
-  Run(const Config& config, const RunOptions& options, const Checkpoint* checkpoint = nullptr,
-      const Path& step = {});
+  Run(const Config& config, const RunOptions& options, const Start& start = {});
   RunResult execute();
 
  private:
@@ -204,6 +222,7 @@ class Run {
   std::optional<Score> validate(data::Loader& loader, const std::string& label);
   void claim_output();
   void save();
+  Metadata model_metadata() const;
   nlohmann::json state() const;
   void restore(const Checkpoint& checkpoint, const Path& step);
   void print_heading();
@@ -229,6 +248,7 @@ class Run {
   const EventLog log_;
   std::optional<Table> table_;
   std::optional<TensorBoardWriter> curves_;
+  std::vector<std::string> weight_notes_;  // what was done to make them fit
 
   int64_t step_ = 0;
   int64_t epoch_ = 0;
@@ -242,8 +262,7 @@ class Run {
   bool told_to_stop_ = false;
 };
 
-Run::Run(const Config& config, const RunOptions& options, const Checkpoint* checkpoint,
-         const Path& step)
+Run::Run(const Config& config, const RunOptions& options, const Start& start)
     : config_(config),
       options_(options),
       precision_(find_precision(config.precision)),
@@ -252,6 +271,7 @@ Run::Run(const Config& config, const RunOptions& options, const Checkpoint* chec
       scaler_(make_scaler(config)),
       fp8_(fp8_options(config)),
       log_(options.json && ranks_.is_main() ? stdout : nullptr) {
+  const auto& [checkpoint, step, weights] = start;
   check_supported(precision_, capabilities_of(options.device));
   WEFT_CHECK(!precision_.is_fp8() || !ranks_.is_active(),
              "precision fp8 trains on one device: its scales are not shared between ranks");
@@ -262,9 +282,14 @@ Run::Run(const Config& config, const RunOptions& options, const Checkpoint* chec
     WEFT_CHECK(trained_.classes == splits_.train->class_names(),
                "resume: the classes of {} are not those of {}", config.data, step.string());
   } else {
-    trained_ = make_trained_model(config, preprocess_for(config, *splits_.train),
+    trained_ = make_trained_model(config, preprocess_for(config, *splits_.train, weights),
                                   splits_.train->class_names());
+    if (weights) {
+      weight_notes_ =
+          load_pretrained(*trained_.model, *weights, parse_interpolation(config.interpolation));
+    }
   }
+  freeze(*trained_.model, config.freeze);
   trained_.move_to(options.device);
   train_loader_ = std::make_unique<data::Loader>(splits_.train,
                                                  ranks_.share({.shuffle = true,
@@ -317,6 +342,15 @@ void Run::claim_output() {
   }
   // Each optimizer keeps as much again: Adam its two moments, SGD its momentum.
   check_writable(output_, bytes * (config_.optimizer == "sgd" ? 2 : 3));
+}
+
+/// Of model.safetensors. PyTorch's readers want to know who wrote the file.
+Metadata Run::model_metadata() const {
+  Metadata metadata = {{"format", "pt"}};
+  if (config_.layer_norm_eps > 0) {
+    metadata["layer_norm_eps"] = nlohmann::json(config_.layer_norm_eps).dump();
+  }
+  return metadata;
 }
 
 nlohmann::json Run::state() const {
@@ -591,6 +625,14 @@ void Run::print_heading() {
   fmt::print("{}: {} parameters, {} classes, {} x {} pixels, {}, {}\n", config_.model,
              trained_.model->num_parameters(), trained_.classes.size(), trained_.preprocess.size,
              trained_.preprocess.size, describe_arithmetic(), place);
+  if (!config_.weights.empty() && step_ == 0) {
+    fmt::print("weights: {}\n", config_.weights);
+    for (const std::string& note : weight_notes_) fmt::print("weights: {}\n", note);
+  }
+  if (!config_.freeze.empty()) {
+    fmt::print("frozen: {} parameters\n", trained_.model->num_parameters() -
+                                              count_elements(trained_parameters(*trained_.model)));
+  }
   fmt::print("{}: {} images to train, {} to validate, {} to test\n", config_.data,
              count(splits_.train), count(splits_.validation), count(splits_.test));
   if (ranks_.is_active()) {
@@ -652,13 +694,16 @@ RunResult Run::execute() {
   const StopSignals signals;
   if (!options_.json && ranks_.is_main()) print_heading();
   if (ranks_.is_main()) curves_.emplace(output_, step_ + 1);
+  if (!config_.weights.empty() && step_ == 0) {
+    log_.write("weights", {{"file", config_.weights}, {"notes", weight_notes_}});
+  }
   RunResult result;
   while (epoch_ < config_.epochs && !stops()) run_epoch();
   result.interrupted = stops();
   if (!result.interrupted) {
     const NamedTensors model = ranks_.strategy().model_state(*trained_.model);
     if (ranks_.is_main()) {
-      write_safetensors(output_ / "model.safetensors", model, {{"format", "pt"}});
+      write_safetensors(output_ / "model.safetensors", model, model_metadata());
     }
     if (splits_.test) {
       data::Loader loader(
@@ -687,7 +732,17 @@ RunResult Run::execute() {
 
 RunResult train(const Config& config, const RunOptions& options) {
   validate(config);
-  return Run(config, options).execute();
+  if (config.weights.empty()) return Run(config, options).execute();
+  std::optional<Pretrained> weights = read_pretrained(config.weights);
+  Config adapted = config;
+  if (weights->names) {
+    // A vision transformer goes on at the size of images it knows, with the eps it was trained at.
+    if (config.image_size == 0) adapted.image_size = weights->preprocess.size;
+    if (config.layer_norm_eps == 0) adapted.layer_norm_eps = weights->layer_norm_eps;
+  }
+  Run run(adapted, options, {.weights = &*weights});
+  weights.reset();  // the model has its own copy
+  return run.execute();
 }
 
 Config resumed_config(const RunOptions& options) {
@@ -710,7 +765,7 @@ RunResult resume(const RunOptions& options) {
   const Config config = resumed_config(options);
   const Path step = find_checkpoint(options.resume);
   const Checkpoint checkpoint = load_checkpoint(step);
-  return Run(config, options, &checkpoint, step).execute();
+  return Run(config, options, {.checkpoint = &checkpoint, .step = step}).execute();
 }
 
 }  // namespace weft::train

@@ -1,0 +1,83 @@
+// weft convert IN OUT: weights of any kind that is read, as safetensors; under other names, in
+// another dtype.
+#include <fmt/format.h>
+
+#include <memory>
+
+#include "autograd/ops.h"
+#include "cli/command.h"
+#include "core/error.h"
+#include "train/weights/pretrained.h"
+
+namespace weft::cli {
+namespace {
+
+struct Arguments {
+  std::string in, out, names, dtype;
+};
+
+int run_convert(const Arguments& a) {
+  std::optional<train::VitNames> names;
+  std::optional<DType> dtype;
+  try {
+    if (!a.names.empty()) names = train::parse_vit_names(a.names);
+    if (!a.dtype.empty()) dtype = parse_dtype(a.dtype);
+    WEFT_CHECK(!dtype || is_floating(*dtype), "dtype: {} is not a floating one", a.dtype);
+    WEFT_CHECK(std::filesystem::path(a.out).extension() == ".safetensors",
+               "{}: only safetensors files are written; PyTorch reads them with "
+               "safetensors.torch.load_file",
+               a.out);
+  } catch (const Error& error) {
+    throw UsageError(error.what());
+  }
+  const train::Pretrained in = train::read_pretrained(a.in);
+  WEFT_CHECK(in.names || !names,
+             "{}: the keys are not those of a vision transformer of torchvision, timm or Hugging "
+             "Face; without --names they stay as they are",
+             a.in);
+  train::NamedTensors tensors = names ? train::from_torchvision(in.state, *names)
+                                      : train::without_wrapper_prefixes(in.file.tensors);
+  if (dtype) {
+    const NoGrad guard;
+    for (auto& [name, tensor] : tensors) {
+      if (is_floating(tensor.dtype())) tensor = ops::cast(tensor, *dtype);
+    }
+  }
+  train::Metadata metadata = in.file.metadata;
+  for (const auto& [key, value] : train::source_metadata(in)) metadata[key] = value;
+  metadata["format"] = "pt";  // Hugging Face's readers want to know
+  const train::FileSummary written = train::write_safetensors(a.out, tensors, metadata);
+
+  fmt::print("read    {}: {}, {} tensors{}\n", a.in, train::describe_format(in.file),
+             in.file.tensors.size(),
+             in.names
+                 ? fmt::format(", a vision transformer under {}'s names", train::name(*in.names))
+                 : "");
+  if (names && !in.dropped.empty()) {
+    fmt::print("without {}\n", fmt::join(in.dropped, ", "));
+  }
+  fmt::print("wrote   {}: {} tensors, {} bytes\n", a.out, tensors.size(), written.bytes);
+  return 0;
+}
+
+}  // namespace
+
+void add_convert(CLI::App& app, Action& action) {
+  CLI::App& command = *app.add_subcommand(
+      "convert", "Rewrite weights, torch.save's or safetensors, as safetensors");
+  const auto a = std::make_shared<Arguments>();
+  command
+      .add_option("IN", a->in,
+                  "A .safetensors, .pth, .pt or .bin file, or a directory that holds "
+                  "model.safetensors or pytorch_model.bin")
+      ->required();
+  command.add_option("OUT", a->out, "A .safetensors file")->required();
+  command.add_option("--names", a->names,
+                     "torchvision, timm or huggingface: names of a vision transformer's "
+                     "parameters; default: as they are");
+  command.add_option("--dtype", a->dtype,
+                     "f64, f32, f16, bf16, ...: of the floating tensors; default: as they are");
+  command.callback([a, &action] { action = [a] { return run_convert(*a); }; });
+}
+
+}  // namespace weft::cli
