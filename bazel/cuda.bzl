@@ -110,6 +110,7 @@ def _cuda_objects_impl(ctx):
             objects = depset(objects),
             pic_objects = depset(objects),
         ),
+        alwayslink = ctx.attr.alwayslink,
         disallow_dynamic_library = True,
     )
     own = CcInfo(
@@ -130,6 +131,7 @@ _cuda_objects = rule(
         "archs": attr.string_list(),
         "copts": attr.string_list(),
         "emulated": attr.bool(),
+        "alwayslink": attr.bool(),
         "_cc_toolchain": attr.label(default = "@bazel_tools//tools/cpp:current_cc_toolchain"),
     },
     fragments = ["cpp"],

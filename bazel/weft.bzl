@@ -96,6 +96,8 @@ def op(name, srcs = [], hdrs = [], deps = [], system = [], test_size = "medium",
     # Variants that call CUDA's libraries, NAME_cublas.cc and NAME_cudnn.cc.
     library_variants = native.glob([name + "_cublas.cc", name + "_cudnn.cc"])
 
+    native.exports_files(native.glob([name + "_cuda_*.cu"]))  # kernels/mutations edits them
+
     # Where a CUDA device, real or emulated, can exist.
     cuda_deps = []
     for suffix, sources, archs in [
@@ -158,6 +160,7 @@ def op(name, srcs = [], hdrs = [], deps = [], system = [], test_size = "medium",
     )
     native.genrule(
         name = name + "_main",
+        visibility = ["//visibility:public"],
         outs = [name + "_op_main.cc"],
         cmd = "printf '#include \"kernels/%s/%s_cases.h\"\\n#include \"kernels/testing/op_main.h\"\\nWEFT_OP_MAIN(%s)\\n' " +
               " ".join([name] * 3) + " > $@",

@@ -10,9 +10,8 @@
 //   }
 //
 //   WEFT_LAUNCH(sum_kernel, grid, block, shared_bytes, stream, x, y, n);
-//   WEFT_LAUNCH((scale_kernel<float, 4>), grid, block, 0, stream, ...);   // commas need
-//   parentheses WEFT_LAUNCH_CLUSTER(sum_kernel, cluster, grid, block, shared_bytes, stream, x, y,
-//   n);
+//   WEFT_LAUNCH((scale_kernel<float, 4>), grid, block, 0, stream, ...);  // commas: parentheses
+//   WEFT_LAUNCH_CLUSTER(sum_kernel, cluster, grid, block, shared_bytes, stream, x, y, n);
 //
 // The second argument of WEFT_SHARED is a name, the third, if any, the array's dimensions. Dynamic
 // shared memory is aligned to 1024 bytes; a launch asks for what it needs up to 227 KiB. `stream`
@@ -30,6 +29,8 @@
 
 #include <cuda_runtime.h>
 
+// For a function that an unrolled loop calls often: inlined, its copies take ptxas minutes.
+#define WEFT_NOINLINE __noinline__
 #define WEFT_SHARED(type, name, ...) __shared__ type name __VA_ARGS__
 #define WEFT_DYNAMIC_SHARED(type, name)                          \
   extern __shared__ __align__(1024) unsigned char weft_shared[]; \
@@ -39,6 +40,7 @@
 
 #include "kernels/simt/builtins.h"
 
+#define WEFT_NOINLINE [[gnu::noinline]]
 #define WEFT_SHARED(type, name, ...)                                          \
   static const char name##_declaration = 0;                                   \
   using name##_type = type __VA_ARGS__;                                       \

@@ -30,6 +30,12 @@ struct Elements {
   explicit Elements(const Tensor& tensor)
       : data(tensor.defined() ? tensor.raw() : nullptr),
         dtype(tensor.defined() ? tensor.dtype() : DType::f32) {}
+  static __device__ Elements at(void* data, DType dtype) {
+    Elements elements;
+    elements.data = data;
+    elements.dtype = dtype;
+    return elements;
+  }
   __host__ __device__ explicit operator bool() const { return data != nullptr; }
 };
 

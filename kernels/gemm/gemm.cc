@@ -1,6 +1,7 @@
 #include "kernels/gemm/gemm.h"
 
 #include "kernels/gemm/gemm_cublas.h"
+#include "kernels/gemm/gemm_tma.h"
 
 namespace weft::kernels {
 

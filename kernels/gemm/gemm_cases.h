@@ -306,6 +306,60 @@ inline OpTable gemm_table() {
        .dtype = DType::bf16,
        .numerics = {Accumulation::h100}},
       true);
+  // What tensor cores take, whose rows are multiples of 16 bytes: every layout, several tiles in
+  // each dimension, tails in each, K beyond twice the depth of a pipeline of 4 stages of 64 and
+  // short of one step, K split.
+  for (const auto [in, out] : kTypes) {
+    if (itemsize(in) != 2) continue;
+    struct Size {
+      int64_t m, n, k;
+    };
+    for (char a : {'N', 'T'}) {
+      for (char b : {'N', 'T'}) {
+        for (const Size s : {Size{136, 264, 8}, Size{264, 200, 120}, Size{72, 136, 584}}) {
+          add({.batch = {},
+               .m = s.m,
+               .n = s.n,
+               .k = s.k,
+               .dtype = in,
+               .output = out,
+               .a_layout = a,
+               .b_layout = b,
+               .bias = true,
+               .integers = true});
+        }
+        add({.batch = {3},
+             .m = 40,
+             .n = 72,
+             .k = 88,
+             .dtype = in,
+             .output = out,
+             .a_layout = a,
+             .b_layout = b});
+      }
+    }
+    for (Epilogue epilogue : kEpilogues) {
+      add({.batch = {},
+           .m = 136,
+           .n = 200,
+           .k = 72,
+           .dtype = in,
+           .output = out,
+           .b_layout = 'T',
+           .bias = true,
+           .epilogue = epilogue});
+    }
+    add({.batch = {},
+         .m = 200,
+         .n = 72,
+         .k = 616,
+         .dtype = in,
+         .output = out,
+         .a_layout = 'T',
+         .accumulate = true});
+    add({.batch = {4}, .m = 72, .n = 40, .k = 64, .dtype = in, .output = out, .b_layout = 'R'});
+    add({.batch = {}, .m = 72, .n = 40, .k = 64, .dtype = in, .output = out, .c_layout = 'W'});
+  }
   // Timed: products of a training step of ViT-B/16 with 4 images of 197 tokens and of the compact
   // model with 64 of 65.
   for (DType dtype : {DType::f32, DType::bf16}) {

@@ -4,6 +4,7 @@
 #include <bit>
 #include <cstring>
 
+#include "core/emulated.h"
 #include "kernels/simt/watch.h"
 
 // The program's image: its code, constants and static variables.
@@ -25,16 +26,32 @@ std::map<uintptr_t, Region>& device_views() {
 /// The region that an address belongs to; empty when none does.
 Region find_region(uintptr_t address) {
   const auto& views = device_views();
-  if (views.empty()) return {0, ~uintptr_t{0}};  // nobody has said what device memory is
   auto next = views.upper_bound(address);
   if (next != views.begin()) {
     --next;
     if (address < next->second.end) return next->second;
   }
+  if (const auto block = emulated::block_of(reinterpret_cast<const void*>(address))) {
+    const auto begin = reinterpret_cast<uintptr_t>(block->begin);
+    return {begin, begin + block->bytes};
+  }
   return {};
 }
 
-Region last_region;
+/// The last few regions that were met.
+struct RegionCache {
+  Region regions[4];
+  size_t next = 0;
+
+  bool contains(uintptr_t address, size_t bytes) const {
+    for (const Region& region : regions) {
+      if (address >= region.begin && address + bytes <= region.end) return true;
+    }
+    return false;
+  }
+  void add(const Region& region) { regions[next++ % std::size(regions)] = region; }
+};
+RegionCache recent_regions;
 
 /// Where an address lies that is in no region.
 std::string describe_outside(uintptr_t address) {
@@ -48,6 +65,17 @@ std::string describe_outside(uintptr_t address) {
   if (next != views.begin() && address - (--next)->second.end <= kNear) {
     return fmt::format("beyond the end of device memory: {} bytes after a block of {}",
                        address - next->second.end, next->second.end - next->second.begin);
+  }
+  for (uintptr_t distance = 1; distance <= kNear; distance *= 2) {
+    if (const auto block = emulated::block_of(reinterpret_cast<const void*>(address - distance))) {
+      const auto end = reinterpret_cast<uintptr_t>(block->begin) + block->bytes;
+      return fmt::format("beyond the end of device memory: {} bytes after a block of {}",
+                         address - end, block->bytes);
+    }
+    if (const auto block = emulated::block_of(reinterpret_cast<const void*>(address + distance))) {
+      return fmt::format("before the start of device memory: {} bytes before a block of {}",
+                         reinterpret_cast<uintptr_t>(block->begin) - address, block->bytes);
+    }
   }
   return fmt::format("at {:#x}, which is not device memory", address);
 }
@@ -132,7 +160,7 @@ void visit_shared(const Visitor& visitor, size_t offset, size_t bytes) {
 
 void visit_global(const Visitor& visitor, uintptr_t address, size_t bytes) {
   State& s = state();
-  if (address < last_region.begin || address + bytes > last_region.end) {
+  if (!recent_regions.contains(address, bytes)) {
     // Constants, and the emulator's own variables seen through threadIdx and its like.
     const auto image_begin = reinterpret_cast<uintptr_t>(&__executable_start);
     const auto image_end = reinterpret_cast<uintptr_t>(&_end);
@@ -150,7 +178,7 @@ void visit_global(const Visitor& visitor, uintptr_t address, size_t bytes) {
                       name(visitor.event.access), bytes, address - region.begin,
                       region.end - region.begin));
     }
-    if (region.begin != 0) last_region = region;
+    recent_regions.add(region);
   }
   const Timeline timeline{s.launch_start, s.cluster_start, false, &s.cluster_starts};
   for_each_granule(address, bytes, [&](uintptr_t granule, uint8_t mask) {
@@ -230,7 +258,7 @@ void begin_watching_cluster() {
     std::fill_n(s.bytes.begin() + b * kArenaBytes, kArenaBytes, ByteState::outside);
     open_shared(s.blocks[b], 0, s.blocks[b].dynamic_bytes);
   }
-  last_region = {};
+  recent_regions = {};
 }
 
 void open_shared(const Block& block, size_t offset, size_t bytes) {

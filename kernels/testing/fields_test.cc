@@ -37,7 +37,7 @@ TEST_CASE("all tensors of a problem are found, those in lists too") {
   int count = 0;
   for_each_tensor(adam, [&](Tensor& tensor) { count += tensor.defined(); });
   CHECK(count == 8);
-  STATIC_REQUIRE(fields::count<Conv2dProblem>() == 12);
+  STATIC_REQUIRE(fields::count<Conv2dProblem>() == 13);
   Conv2dProblem conv{.x = x, .w = x, .y = x, .groups = 2};
   int defined = 0, absent = 0;
   for_each_tensor(conv, [&](Tensor& tensor) { ++(tensor.defined() ? defined : absent); });

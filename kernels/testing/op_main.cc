@@ -1,5 +1,7 @@
 #include <benchmark/benchmark.h>
 
+#include <algorithm>
+#include <cmath>
 #include <cstdio>
 #include <cstring>
 
@@ -12,9 +14,10 @@ namespace {
 /// The emulator needs some 100 ns for what a GPU does in no time.
 bool takes_long_to_emulate(const Cost& cost) { return cost.bytes > 1 << 20 || cost.flops > 4e6; }
 
-struct Selection {
+struct CheckOptions {
   std::string variant, only_case;  // empty: all
   bool small = false;              // no cases that are benchmarked too
+  bool as_json = false;
 
   bool takes(const CaseEntry& entry) const {
     const bool is_small = entry.cost.flops == 0 && entry.cost.bytes == 0;
@@ -23,47 +26,99 @@ struct Selection {
   bool is_everything() const { return variant.empty() && only_case.empty() && !small; }
 };
 
-int check(const OpTable& table, const Selection& selection) {
-  int checked = 0, failed = 0;
+/// One row of the lab's table.
+void print_result(const OpTable& table, const CaseEntry& entry, const std::string& variant,
+                  const CheckResult& result, const std::vector<Expected>& expected, bool as_json) {
+  const bool passed = result.failure.empty();
+  if (!as_json) {
+    if (passed) return;
+    std::printf("FAILED %s %s %s (seed %016lx): %s\n", table.name.c_str(), variant.c_str(),
+                entry.name.c_str(), entry.seed, result.failure.c_str());
+    return;
+  }
+  double bound = 0;
+  for (const Expected& output : expected) {
+    for (double b : output.bounds) {
+      if (std::isfinite(b)) bound = std::max(bound, b);
+    }
+  }
+  Inputs in(entry.seed);
+  const auto run = entry.make(in);
+  const std::string dtype =
+      in.outputs().empty() ? "" : std::string(name(in.outputs().front().dtype()));
+  std::string failure;
+  for (char c : result.failure) {
+    if (c == '"' || c == '\\') failure += '\\';
+    failure += c == '\n' ? ' ' : c;
+  }
+  fmt::print(
+      "{{\"op\":\"{}\",\"variant\":\"{}\",\"dtype\":\"{}\",\"case\":\"{}\",\"passed\":{},"
+      "\"max_error\":{:.9g},\"bound\":{:.9g}{}}}\n",
+      table.name, variant, dtype, entry.name, passed, result.max_error, bound,
+      passed ? "" : fmt::format(",\"failure\":\"{}\"", failure));
+}
+
+int check(const OpTable& table, const CheckOptions& options) {
+  const std::string& only_variant = options.variant;
+  int checked = 0, failed = 0, skipped = 0;
   const bool emulated = runtime::is_emulated();
+  const auto fault = [&](const std::string& message) {
+    ++failed;
+    if (!options.as_json) std::printf("FAILED %s %s\n", table.name.c_str(), message.c_str());
+  };
   std::vector<bool> variant_ran(table.variants.size(), false), no_device = variant_ran;
   for (const CaseEntry& entry : table.cases) {
-    if (!selection.takes(entry)) continue;
-    if (emulated && selection.only_case.empty() && takes_long_to_emulate(entry.cost)) continue;
+    if (!options.takes(entry)) continue;
+    if (emulated && options.only_case.empty() && takes_long_to_emulate(entry.cost)) {
+      ++skipped;
+      continue;
+    }
     const std::vector<Expected> expected = entry.expected();
     bool any_ran = false;
     for (size_t v = 0; v < table.variants.size(); ++v) {
       const std::string& variant = table.variants[v].name;
-      if (!selection.variant.empty() && variant != selection.variant) continue;
-      if (emulated && selection.variant.empty() && table.variants[v].device == DeviceType::cpu) {
+      if (!only_variant.empty() && variant != only_variant) continue;
+      if (emulated && only_variant.empty() && table.variants[v].device == DeviceType::cpu) {
         variant_ran[v] = any_ran = true;
         continue;
       }
       const CheckResult result = check_case(table, entry, variant, expected);
-      if (result.ran == Ran::no_device) no_device[v] = true;
+      if (result.ran == Ran::no_device) {
+        no_device[v] = true;
+        ++skipped;
+      }
       if (result.ran != Ran::yes && result.failure.empty()) continue;
       any_ran = true;
       variant_ran[v] = true;
       ++checked;
-      if (result.failure.empty()) continue;
-      ++failed;
-      std::printf("FAILED %s %s %s (seed %016lx): %s\n", table.name.c_str(), variant.c_str(),
-                  entry.name.c_str(), entry.seed, result.failure.c_str());
+      failed += !result.failure.empty();
+      print_result(table, entry, variant, result, expected, options.as_json);
     }
-    if (!any_ran && selection.variant.empty()) {
-      ++failed;
-      std::printf("FAILED %s %s: no variant fits\n", table.name.c_str(), entry.name.c_str());
-    }
+    if (!any_ran && only_variant.empty()) fault(entry.name + ": no variant fits");
   }
   for (size_t v = 0; v < table.variants.size(); ++v) {
     const std::string& variant = table.variants[v].name;
-    if (no_device[v]) std::printf("SKIPPED: %s needs a CUDA device\n", variant.c_str());
-    if (variant_ran[v] || no_device[v] || !selection.is_everything()) continue;
-    ++failed;
-    std::printf("FAILED %s %s: no case fits this variant\n", table.name.c_str(), variant.c_str());
+    if (no_device[v] && !options.as_json) {
+      std::printf("SKIPPED: %s needs a CUDA device\n", variant.c_str());
+    }
+    if (variant_ran[v] || no_device[v] || !options.is_everything()) continue;
+    fault(variant + ": no case fits this variant");
   }
-  std::printf("%s: %d checked, %d failed\n", table.name.c_str(), checked, failed);
+  if (options.as_json) {
+    std::printf("{\"checked\":%d,\"failed\":%d,\"skipped\":%d}\n", checked, failed, skipped);
+  } else {
+    std::printf("%s: %d checked, %d failed, %d skipped\n", table.name.c_str(), checked, failed,
+                skipped);
+  }
   return failed == 0 && checked > 0 ? 0 : 1;
+}
+
+int list(const OpTable& table) {
+  for (const OpTable::Row& row : table.variants) {
+    std::printf("%-20s %-36s %s\n", table.name.c_str(), row.name.c_str(),
+                std::string(name(row.device)).c_str());
+  }
+  return 0;
 }
 
 int bench(const OpTable& table, bool smoke, int argc, char** argv) {
@@ -106,14 +161,15 @@ int bench(const OpTable& table, bool smoke, int argc, char** argv) {
 
 int run_op_main(const OpTable& table, int argc, char** argv) {
   const std::string command = argc > 1 ? argv[1] : "check";
-  Selection selection;
+  CheckOptions options;
   std::string set;
   bool smoke = false;
   for (int i = 2; i < argc; ++i) {
     if (!std::strcmp(argv[i], "--smoke")) smoke = true;
-    if (!std::strcmp(argv[i], "--small")) selection.small = true;
-    if (!std::strcmp(argv[i], "--variant") && i + 1 < argc) selection.variant = argv[++i];
-    if (!std::strcmp(argv[i], "--case") && i + 1 < argc) selection.only_case = argv[++i];
+    if (!std::strcmp(argv[i], "--small")) options.small = true;
+    if (!std::strcmp(argv[i], "--json")) options.as_json = true;
+    if (!std::strcmp(argv[i], "--variant") && i + 1 < argc) options.variant = argv[++i];
+    if (!std::strcmp(argv[i], "--case") && i + 1 < argc) options.only_case = argv[++i];
     if (!std::strcmp(argv[i], "--instruction-set") && i + 1 < argc) set = argv[++i];
   }
   apply_instruction_set_of_environment();
@@ -126,12 +182,23 @@ int run_op_main(const OpTable& table, int argc, char** argv) {
       return 0;
     }
   }
-  if (command == "check") return check(table, selection);
+  if (!options.variant.empty() && std::ranges::find(table.variants, options.variant,
+                                                    &OpTable::Row::name) == table.variants.end()) {
+    std::string known;
+    for (const OpTable::Row& row : table.variants) {
+      known += (known.empty() ? "" : ", ") + row.name;
+    }
+    std::fprintf(stderr, "weft: error: %s has no variant \"%s\": expected one of %s\n",
+                 table.name.c_str(), options.variant.c_str(), known.c_str());
+    return 2;
+  }
+  if (command == "check") return check(table, options);
+  if (command == "list") return list(table);
   if (command == "bench") return bench(table, smoke, argc, argv);
-  std::printf(
-      "usage: %s check [--variant V] [--case C] [--small] [--instruction-set S] | bench "
-      "[--smoke]\n",
-      argv[0]);
+  std::fprintf(stderr,
+               "usage: %s list | check [--variant V] [--case C] [--small] [--instruction-set S] "
+               "[--json] | bench [--smoke]\n",
+               argv[0]);
   return 2;
 }
 

@@ -1,0 +1,56 @@
+// Rung 2, shared memory: 16 x 16 threads load a 16 x 16 tile of A and of B together and use each
+// element 16 times. Bound by shared memory: two loads for each multiply-add.
+//
+//   hazard                                         barrier
+//   a tile is read before it is complete           after the loads
+//   a tile is overwritten while others read it     after the products
+#include "core/stream.h"
+#include "kernels/gemm/gemm_cuda.cuh"
+
+namespace weft::kernels {
+namespace {
+
+constexpr int kTile = 16;
+
+template <class Acc>
+__global__ void __launch_bounds__(kTile* kTile) gemm_tiled_kernel(GemmArguments p) {
+  // The pad keeps a column of the tile in different banks.
+  WEFT_SHARED(Acc, tile_a, [kTile][kTile + 1]);
+  WEFT_SHARED(Acc, tile_b, [kTile][kTile + 1]);
+  const int i = static_cast<int>(threadIdx.y), j = static_cast<int>(threadIdx.x);
+  const int64_t row = static_cast<int64_t>(blockIdx.y) * kTile + i;
+  const int64_t column = static_cast<int64_t>(blockIdx.x) * kTile + j;
+  for (int64_t batch = blockIdx.z; batch < p.batches; batch += gridDim.z) {
+    const int64_t a = p.base(p.a, batch), b = p.base(p.b, batch);
+    Acc sum = 0;
+    for (int64_t l = 0; l < p.k; l += kTile) {
+      tile_a[i][j] = row < p.m && l + j < p.k
+                         ? load_one<Acc>(p.a.elements, a + row * p.a.row + (l + j) * p.a.column)
+                         : Acc(0);
+      tile_b[i][j] = l + i < p.k && column < p.n
+                         ? load_one<Acc>(p.b.elements, b + (l + i) * p.b.row + column * p.b.column)
+                         : Acc(0);
+      __syncthreads();
+#pragma unroll
+      for (int d = 0; d < kTile; ++d) sum = std::fma(tile_a[i][d], tile_b[d][j], sum);
+      __syncthreads();
+    }
+    if (row < p.m && column < p.n) p.finish(p.output(batch), row, column, sum);
+  }
+}
+
+}  // namespace
+
+void gemm_cuda_tiled(const GemmProblem& problem) {
+  if (problem.c.numel() == 0) return;
+  const GemmArguments p(problem);
+  const dim3 grid(tiles(p.n, kTile), tiles(p.m, kTile), grid_batches(p.batches));
+  const runtime::StreamHandle stream = current_stream_handle(problem.device());
+  if (problem.dtype() == DType::f64) {
+    WEFT_LAUNCH(gemm_tiled_kernel<double>, grid, dim3(kTile, kTile), 0, stream, p);
+  } else {
+    WEFT_LAUNCH(gemm_tiled_kernel<float>, grid, dim3(kTile, kTile), 0, stream, p);
+  }
+}
+
+}  // namespace weft::kernels

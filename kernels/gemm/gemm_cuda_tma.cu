@@ -1,0 +1,94 @@
+#include "kernels/gemm/gemm_tma.h"
+
+#include "kernels/device/capability.h"
+
+namespace weft::kernels {
+namespace {
+
+constexpr int64_t kAlignment = 16;
+
+struct Lines {
+  int64_t length, count, stride;  // stride in elements
+  bool is_transposed;
+};
+
+/// The last two dimensions as lines without gaps; nothing when both have gaps.
+std::optional<Lines> lines_of(const Tensor& t) {
+  const int64_t rows = t.size(-2), columns = t.size(-1);
+  // The stride of a dimension of one element is never used.
+  const int64_t row_stride = rows == 1 ? columns : t.stride(-2);
+  const int64_t column_stride = columns == 1 ? 1 : t.stride(-1);
+  if (column_stride == 1) return Lines{columns, rows, row_stride, false};
+  if (t.stride(-2) == 1) return Lines{rows, columns, column_stride, true};
+  return std::nullopt;
+}
+
+bool is_aligned(const Tensor& t, int64_t elements) {
+  return elements * static_cast<int64_t>(t.itemsize()) % kAlignment == 0;
+}
+
+bool has_aligned_base(const Tensor& t) {
+  return reinterpret_cast<uintptr_t>(t.raw()) % kAlignment == 0;
+}
+
+}  // namespace
+
+std::optional<TmaMatrix> tma_matrix(const Tensor& t) {
+  const auto lines = lines_of(t);
+  if (!lines || !has_aligned_base(t) || t.numel() == 0) return std::nullopt;
+  const auto size = static_cast<int64_t>(t.itemsize());
+  TmaMatrix matrix{t.raw(), lines->length, lines->count, 1, 0, 0, lines->is_transposed};
+  // A single line needs no stride; TMA wants one.
+  const int64_t padded = (lines->length * size + kAlignment - 1) / kAlignment * kAlignment;
+  matrix.line_bytes = lines->count == 1 ? padded : lines->stride * size;
+  matrix.batch_bytes = matrix.line_bytes * matrix.lines;
+  // Outer dimensions merge into one when each continues the next.
+  bool is_repeated = false;
+  int64_t stride = 0;
+  for (int d = t.dim() - 3; d >= 0; --d) {
+    if (t.size(d) == 1) continue;
+    if (matrix.batches == 1 && !is_repeated) {
+      is_repeated = t.stride(d) == 0;
+      stride = t.stride(d);
+      matrix.batches = t.size(d);
+    } else if (t.stride(d) == stride * matrix.batches) {
+      matrix.batches *= t.size(d);
+    } else {
+      return std::nullopt;
+    }
+  }
+  if (is_repeated) {
+    matrix.batches = 1;
+  } else if (matrix.batches > 1) {
+    matrix.batch_bytes = stride * size;
+  }
+  constexpr int64_t kMaxStride = int64_t{1} << 40, kMaxSize = int64_t{1} << 31;
+  const auto takes = [&](int64_t bytes) {
+    return bytes > 0 && bytes % kAlignment == 0 && bytes < kMaxStride;
+  };
+  if (!takes(matrix.line_bytes) || !takes(matrix.batch_bytes) || matrix.length >= kMaxSize ||
+      matrix.lines >= kMaxSize) {
+    return std::nullopt;
+  }
+  return matrix;
+}
+
+bool gemm_fits_mma(const GemmProblem& p) {
+  if (!gemm_is<GemmArithmetic::ieee>(p)) return false;
+  for (const Tensor* t : {&p.a, &p.b}) {
+    const auto lines = lines_of(*t);
+    if (!lines || !has_aligned_base(*t)) return false;
+    if (lines->count > 1 && !is_aligned(*t, lines->stride)) return false;
+    for (int d = 0; d + 2 < t->dim(); ++d) {
+      if (t->size(d) > 1 && !is_aligned(*t, t->stride(d))) return false;
+    }
+  }
+  return true;
+}
+
+bool gemm_fits_wgmma(const GemmProblem& p) {
+  return gemm_is<GemmArithmetic::ieee>(p) && p.k() > 0 && tma_matrix(p.a) && tma_matrix(p.b) &&
+         compute_capability(p.device().index) == 90;
+}
+
+}  // namespace weft::kernels

@@ -1,0 +1,30 @@
+// Which operands the tensor-core kernels of gemm take.
+#pragma once
+
+#include <optional>
+
+#include "core/tensor.h"
+#include "kernels/gemm/gemm.h"
+
+namespace weft::kernels {
+
+/// A matrix [..., rows, columns] as TMA addresses it: `lines` of `length` elements without gaps,
+/// rows, or columns when is_transposed; and one batch dimension.
+struct TmaMatrix {
+  const void* base = nullptr;
+  int64_t length = 0, lines = 0, batches = 1;
+  int64_t line_bytes = 0, batch_bytes = 0;
+  bool is_transposed = false;
+};
+
+/// Nothing when TMA cannot: no dimension of unit stride, addresses or strides that are not
+/// multiples of 16 bytes, batch dimensions that are not one. batches is 1 for a matrix repeated
+/// over its batch.
+std::optional<TmaMatrix> tma_matrix(const Tensor& t);
+
+/// Do 16-byte copies fit a and b? The condition of gemm_cuda_mma.
+bool gemm_fits_mma(const GemmProblem& problem);
+/// The condition of gemm_cuda_wgmma: what TMA can address, on a device of capability 9.0.
+bool gemm_fits_wgmma(const GemmProblem& problem);
+
+}  // namespace weft::kernels

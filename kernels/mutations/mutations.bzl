@@ -1,0 +1,75 @@
+"""mutation: a kernel with a deliberate fault, built into its op's test program."""
+
+load("//bazel:cuda.bzl", "cuda_library")
+load("//bazel:weft.bzl", "weft_cc_test")
+
+def mutations(name, faults):
+    """Builds every fault and a test that each is caught.
+
+    Args:
+      name: the test.
+      faults: rows of (fault's name, op, variant, text, which of its occurrences in the variant's
+        source, counted from 1, replacement, case); an empty case means all cases of the variant.
+    """
+    simt_only = select({
+        "//bazel:simt": [],
+        "//conditions:default": ["@platforms//:incompatible"],
+    })
+    programs = []
+    rows = []
+    for fault, op, variant, text, occurrence, replacement, case in faults:
+        native.genrule(
+            name = fault + "_source",
+            srcs = ["//kernels/%s:%s.cu" % (op, variant)],
+            outs = [fault + ".cu"],
+            cmd = "$(location :mutate) $< $@ '%s' %d '%s'" % (text, occurrence, replacement),
+            tools = [":mutate"],
+        )
+        cuda_library(
+            name = fault + "_kernel",
+            testonly = True,
+            srcs = [fault + ".cu"],
+            alwayslink = True,
+            target_compatible_with = simt_only,
+            deps = [
+                "//kernels/%s" % op,
+                "//kernels/device",
+            ],
+        )
+        native.cc_binary(
+            name = fault,
+            testonly = True,
+            srcs = ["//kernels/%s:%s_op_main.cc" % (op, op)],
+            linkopts = [
+                "-fopenmp",
+                "-ldl",
+            ],
+            copts = [
+                "-std=c++20",
+                "-fopenmp",
+                "-O1",
+            ],
+            target_compatible_with = simt_only,
+            deps = [
+                ":%s_kernel" % fault,
+                "//kernels/%s:%s_cases" % (op, op),
+                "//kernels/testing:op_main",
+            ],
+        )
+        programs.append(":" + fault)
+        rows.append("%s %s %s" % (fault, variant, case or "-"))
+    native.genrule(
+        name = name + "_list",
+        outs = [name + ".txt"],
+        cmd = "printf '%s\\n' > $@" % "\\n".join(rows),
+    )
+    weft_cc_test(
+        name = name,
+        size = "large",
+        data = programs + [":%s_list" % name],
+        tags = [
+            "long",  # builds a program per fault
+            "simt",
+        ],
+        target_compatible_with = simt_only,
+    )
