@@ -1,5 +1,7 @@
 #include "kernels/conv2d/conv2d.h"
 
+#include "kernels/gemm/gemm.h"
+
 namespace weft::kernels {
 
 #define WEFT_VARIANT(name, device, dtypes, fits) WEFT_DECLARE_VARIANT(Conv2dProblem, name)
@@ -15,6 +17,14 @@ const Op<Conv2dProblem>& conv2d_op() {
 #undef WEFT_VARIANT
   static constexpr Op<Conv2dProblem> kOp = {"conv2d", kVariants};
   return kOp;
+}
+
+bool conv2d_fits_cuda(const Conv2dProblem& p) {
+  return gemm_arithmetic(p.dtype(), p.numerics) == GemmArithmetic::ieee;
+}
+
+bool conv2d_fits_cuda_patches(const Conv2dProblem& p) {
+  return conv2d_fits_cuda(p) && conv2d_is_patch_embedding(p);
 }
 
 void conv2d(const Conv2dProblem& problem) { dispatch(conv2d_op(), problem); }

@@ -60,6 +60,10 @@ bool conv2d_is_patch_embedding(const Conv2dProblem& problem);
 /// not the gradient of an image of a few channels; ieee numerics.
 bool conv2d_fits_onednn(const Conv2dProblem& problem);
 
+/// The CUDA variants: ieee numerics, and for one of them patches.
+bool conv2d_fits_cuda(const Conv2dProblem& problem);
+bool conv2d_fits_cuda_patches(const Conv2dProblem& problem);
+
 void conv2d(const Conv2dProblem& problem);
 const Op<Conv2dProblem>& conv2d_op();
 std::vector<Expected> conv2d_reference(const Conv2dProblem& problem);
