@@ -18,15 +18,23 @@ struct InstructionSet {
 constexpr std::array kSets = {InstructionSet{"avx512", HWY_AVX3}, InstructionSet{"avx2", HWY_AVX2},
                               InstructionSet{"baseline", HWY_SCALAR}};
 
+/// Highway's answer chooses among all that the machine has, whatever the limit: choose again.
+int64_t supported_targets() {
+  const int64_t targets = hwy::SupportedTargets();
+  hwy::GetChosenTarget().Update(targets);
+  return targets;
+}
+
 }  // namespace
 
 void limit_instruction_set(std::string_view name) {
   for (const InstructionSet& set : kSets) {
     if (set.name != name) continue;
     hwy::DisableTargets(0);
-    WEFT_CHECK(set.target == HWY_SCALAR || (hwy::SupportedTargets() & set.target) != 0,
+    WEFT_CHECK(set.target == HWY_SCALAR || (supported_targets() & set.target) != 0,
                "WEFT_INSTRUCTION_SET: this machine has no {}", name);
     hwy::DisableTargets(set.target - 1);
+    supported_targets();
     return;
   }
   WEFT_FAIL("WEFT_INSTRUCTION_SET: expected avx512, avx2 or baseline, got \"{}\"", name);
@@ -42,7 +50,7 @@ void apply_instruction_set_of_environment() {
 
 std::string_view instruction_set() {
   for (const InstructionSet& set : kSets) {
-    if ((hwy::SupportedTargets() & set.target) != 0) return set.name;
+    if ((supported_targets() & set.target) != 0) return set.name;
   }
   return "baseline";
 }
