@@ -36,7 +36,8 @@ class Machine {
     fs::remove_all(root_);
     fs::create_directories(tools_);
     fs::copy_file("weft", root_ / "weft");
-    for (const char* tool : {"bash", "dirname", "readlink", "grep", "cat", "env"}) {
+    for (const char* tool : {"bash", "dirname", "readlink", "grep", "cat", "env", "mktemp", "rm",
+                             "sed", "sort", "uniq", "xargs"}) {
       for (const char* folder : {"/usr/bin/", "/bin/"}) {
         if (fs::exists(std::string(folder) + tool) && !fs::exists(tools_ / tool)) {
           fs::create_symlink(std::string(folder) + tool, tools_ / tool);
@@ -53,7 +54,13 @@ class Machine {
                         "[ \"$1\" = install ] || exit 0\n"
                         "for word; do case $word in -*|install) ;; *) echo $word >> " +
                         installed().string() + ";; esac; done");
-    tool("bazel", record("bazel") + "exit ${WEFT_TEST_BAZEL:-0}");
+    tool("bazel", record("bazel") +
+                      "for word; do case $word in --build_event_json_file=*)\n"
+                      "cat " +
+                      events().string() +
+                      " > \"${word#*=}\";; esac; done\n"
+                      "exit ${WEFT_TEST_BAZEL:-0}");
+    std::ofstream(events().string());
     fs::create_directories(root_ / "bazel-bin/cli");
     script(root_ / "bazel-bin/cli/weft", "echo \"program: $*\"; exit 7");
     std::ofstream(installed().string());
@@ -63,6 +70,8 @@ class Machine {
     std::ofstream(installed().string(), std::ios::app) << package << "\n";
   }
   void remove(const std::string& tool) { fs::remove(tools_ / tool); }
+  /// What bazel test is to say happened.
+  fs::path events() const { return root_ / "events"; }
 
   Outcome run(const std::string& arguments, const std::string& settings = "") const {
     const fs::path calls = root_ / "calls";
@@ -158,6 +167,39 @@ TEST_CASE("Errors of the script are one line") {
   const Outcome elsewhere = machine.run("train");
   CHECK(elsewhere.code == 1);
   CHECK_THAT(elsewhere.err, StartsWith("weft: error: this is not Debian; install the equivalents"));
+}
+
+TEST_CASE(
+    "A test run counts what passed, failed and was not built; what does not apply is neither") {
+  Machine machine("counts");
+  for (const std::string& package : packages()) machine.install(package);
+  const auto events = [&](const std::vector<std::string>& lines) {
+    std::ofstream file(machine.events().string());
+    // The form of Bazel 4.2's events.
+    for (const std::string& line : lines) file << line << "\n";
+  };
+  const std::string completed = R"({"id":{"targetCompleted":{"label":"//a:b"}},)";
+  const std::string summary = R"({"id":{"testSummary":{"label":"//a:b"}},"testSummary":)";
+  const std::string pass = summary + R"({"totalRunCount":1,"overallStatus":"PASSED"}})";
+  const std::string built = completed + R"("completed":{"success":true}})";
+  const std::string incompatible = completed + R"("aborted":{"reason":"SKIPPED"}})";
+  events({built, pass, incompatible});
+  Outcome outcome = machine.run("test");
+  CHECK(outcome.code == 0);
+  // Two flavours ran: the tests on the CPU and the kernels on the emulated device.
+  CHECK(outcome.out == "\nAll tests passed.\n2 passed, 0 failed, 0 skipped\n");
+  events({built, pass, completed + R"("aborted":{"reason":"ANALYSIS_FAILURE"}})"});
+  outcome = machine.run("test");
+  CHECK(outcome.code == 1);
+  CHECK(outcome.out == "\nTests or builds failed.\n2 passed, 2 failed, 0 skipped\n");
+  events({built, pass, completed + R"("completed":{}})"});
+  CHECK_THAT(machine.run("test").out, Contains("2 passed, 2 failed"));
+  events({built, summary + R"({"overallStatus":"TIMEOUT"}})"});
+  CHECK_THAT(machine.run("test").out, Contains("0 passed, 2 failed"));
+  events({pass});
+  CHECK(machine.run("test", "WEFT_TEST_BAZEL=1").code == 1);
+  events({});
+  CHECK_THAT(machine.run("test").out, Contains("Tests or builds failed.\n0 passed"));
 }
 
 }  // namespace
