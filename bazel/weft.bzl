@@ -69,6 +69,7 @@ _HIGHWAY_OPS = [
     "layer_norm",
     "multi_tensor_norm",
     "multi_tensor_scale",
+    "multi_tensor_unscale",
     "pool2d",
     "reduce",
     "sgd",

@@ -55,20 +55,10 @@ template <class Acc>
 __global__ void __launch_bounds__(kListThreads)
     adam_kernel(const __grid_constant__ TensorList<AdamFields> list,
                 const __grid_constant__ AdamConstants<Acc> constants) {
-  constexpr int kVector = 4;
   const ListEntry<AdamFields>& entry = list.of_chunk(blockIdx.x);
-  const Chunk chunk = chunk_of(entry, blockIdx.x);
-  int64_t i = chunk.begin;
-  if (entry.fields.aligned) {
-    const int64_t whole = chunk.begin + (chunk.end - chunk.begin) / kVector * kVector;
-    for (i += threadIdx.x * kVector; i < whole; i += kListThreads * kVector) {
-      adam_elements<Acc, kVector>(constants, entry.fields, i);
-    }
-    i = whole;
-  }
-  for (i += threadIdx.x; i < chunk.end; i += kListThreads) {
-    adam_elements<Acc, 1>(constants, entry.fields, i);
-  }
+  for_chunk_elements<4>(
+      chunk_of(entry, blockIdx.x), entry.fields.aligned,
+      [&](auto width, int64_t i) { adam_elements<Acc, width()>(constants, entry.fields, i); });
 }
 
 template <class Acc>

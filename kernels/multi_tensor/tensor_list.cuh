@@ -5,6 +5,9 @@
 // takes as many tensors as fit, a longer list several launches.
 #pragma once
 
+#include <span>
+#include <type_traits>
+
 #include "kernels/device/elements.cuh"
 #include "kernels/device/warp.cuh"
 
@@ -53,6 +56,41 @@ template <class Fields>
 __device__ Chunk chunk_of(const ListEntry<Fields>& entry, uint32_t chunk) {
   const int64_t begin = static_cast<int64_t>(chunk - entry.first_chunk) * kListChunk;
   return {begin, begin + kListChunk < entry.numel ? begin + kListChunk : entry.numel};
+}
+
+/// A number of elements, as an argument that the compiler knows.
+template <int n>
+using Width = std::integral_constant<int, n>;
+
+/// The walk of a block of kListThreads over its chunk: each thread calls f(Width<n>(), i) for
+/// elements i .. i + n, n being kVector where vectors are allowed and the chunk has a whole one
+/// left, else 1.
+template <int kVector, class F>
+__device__ __forceinline__ void for_chunk_elements(const Chunk& chunk, bool aligned, F&& f) {
+  int64_t i = chunk.begin;
+  if (aligned) {
+    const int64_t whole = chunk.begin + (chunk.end - chunk.begin) / kVector * kVector;
+    for (i += threadIdx.x * kVector; i < whole; i += kListThreads * kVector) {
+      f(Width<kVector>(), i);
+    }
+    i = whole;
+  }
+  for (i += threadIdx.x; i < chunk.end; i += kListThreads) f(Width<1>(), i);
+}
+
+/// The sum of what the chunks left, by one block of kThreads: each thread adds every kThreads-th in
+/// order.
+template <int kThreads>
+__device__ double sum_of_chunks(const double* sums, int64_t count) {
+  double total = 0;
+  for (int64_t i = threadIdx.x; i < count; i += kThreads) total += sums[i];
+  return block_sum<kThreads>(total);
+}
+
+inline int64_t count_chunks(std::span<const Tensor> tensors) {
+  int64_t chunks = 0;
+  for (const Tensor& t : tensors) chunks += (t.numel() + kListChunk - 1) / kListChunk;
+  return chunks;
 }
 
 /// Calls launch(list, first_chunk) for lists that together hold each non-empty tensor once, in

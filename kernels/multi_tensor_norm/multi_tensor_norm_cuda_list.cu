@@ -27,19 +27,11 @@ __device__ __forceinline__ double squares(const Elements& x, int64_t i) {
 
 __global__ void __launch_bounds__(kListThreads)
     chunk_squares_kernel(const __grid_constant__ TensorList<NormFields> list, double* sums) {
-  constexpr int kVector = 8;
   const ListEntry<NormFields>& entry = list.of_chunk(blockIdx.x);
-  const Chunk chunk = chunk_of(entry, blockIdx.x);
   double total = 0;
-  int64_t i = chunk.begin;
-  if (entry.fields.aligned) {
-    const int64_t whole = chunk.begin + (chunk.end - chunk.begin) / kVector * kVector;
-    for (i += threadIdx.x * kVector; i < whole; i += kListThreads * kVector) {
-      total += squares<kVector>(entry.fields.x, i);
-    }
-    i = whole;
-  }
-  for (i += threadIdx.x; i < chunk.end; i += kListThreads) total += squares<1>(entry.fields.x, i);
+  for_chunk_elements<8>(
+      chunk_of(entry, blockIdx.x), entry.fields.aligned,
+      [&](auto width, int64_t i) { total += squares<width()>(entry.fields.x, i); });
   total = block_sum<kListThreads>(total);
   if (threadIdx.x == 0) sums[blockIdx.x] = total;
 }
@@ -48,9 +40,7 @@ constexpr int kJoinThreads = 1024;
 
 __global__ void __launch_bounds__(kJoinThreads)
     join_squares_kernel(const double* sums, int64_t count, Elements norm) {
-  double total = 0;
-  for (int64_t i = threadIdx.x; i < count; i += kJoinThreads) total += sums[i];
-  total = block_sum<kJoinThreads>(total);
+  const double total = sum_of_chunks<kJoinThreads>(sums, count);
   if (threadIdx.x == 0) store_one(norm, 0, std::sqrt(total));
 }
 
@@ -58,11 +48,8 @@ __global__ void __launch_bounds__(kJoinThreads)
 
 void multi_tensor_norm_cuda_list(const MultiTensorNormProblem& p) {
   std::vector<Tensor> tensors;
-  int64_t chunks = 0;
-  for (const Tensor& t : p.tensors) {
-    tensors.push_back(contiguous(t));
-    chunks += (t.numel() + kListChunk - 1) / kListChunk;
-  }
+  for (const Tensor& t : p.tensors) tensors.push_back(contiguous(t));
+  const int64_t chunks = count_chunks(tensors);
   const Tensor sums = Tensor::empty({chunks}, DType::f64, p.device());
   const runtime::StreamHandle stream = current_stream_handle(p.device());
   const auto fields = [&](size_t i) {

@@ -33,19 +33,10 @@ __device__ __forceinline__ bool scale_elements(const Elements& x, int64_t i, Acc
 
 template <class Acc>
 __device__ bool scale_chunk(const ScaleFields& f, const Chunk& chunk, Acc factor, bool writes) {
-  constexpr int kVector = 8;
   bool nonfinite = false;
-  int64_t i = chunk.begin;
-  if (f.aligned) {
-    const int64_t whole = chunk.begin + (chunk.end - chunk.begin) / kVector * kVector;
-    for (i += threadIdx.x * kVector; i < whole; i += kListThreads * kVector) {
-      nonfinite |= scale_elements<Acc, kVector>(f.x, i, factor, writes);
-    }
-    i = whole;
-  }
-  for (i += threadIdx.x; i < chunk.end; i += kListThreads) {
-    nonfinite |= scale_elements<Acc, 1>(f.x, i, factor, writes);
-  }
+  for_chunk_elements<8>(chunk, f.aligned, [&](auto width, int64_t i) {
+    nonfinite |= scale_elements<Acc, width()>(f.x, i, factor, writes);
+  });
   return nonfinite;
 }
 
@@ -73,8 +64,7 @@ __global__ void __launch_bounds__(kListThreads)
 }  // namespace
 
 void multi_tensor_scale_cuda_list(const MultiTensorScaleProblem& p) {
-  int64_t chunks = 0;
-  for (const Tensor& t : p.tensors) chunks += (t.numel() + kListChunk - 1) / kListChunk;
+  const int64_t chunks = count_chunks(p.tensors);
   const bool asked = p.nonfinite.defined();
   const Tensor notes = Tensor::empty({asked ? chunks : 0}, DType::i32, p.device());
   const runtime::StreamHandle stream = current_stream_handle(p.device());

@@ -12,7 +12,7 @@
 
 #include "core/parallel.h"
 #include "kernels/multi_tensor/chunks.h"
-#include "kernels/multi_tensor/squares_inl.h"
+#include "kernels/multi_tensor/scale_inl.h"
 #include "kernels/multi_tensor_unscale/multi_tensor_unscale.h"
 
 #ifndef WEFT_KERNELS_MULTI_TENSOR_UNSCALE_SUMMARY
@@ -20,7 +20,7 @@
 namespace weft::kernels {
 namespace {
 
-/// What a run of elements says of itself.
+/// What a task's elements say of themselves.
 struct Summary {
   bool is_finite = true;
   double squares = 0;
@@ -34,44 +34,6 @@ HWY_BEFORE_NAMESPACE();
 namespace weft::kernels::HWY_NAMESPACE {
 namespace {
 
-/// out = x * factor, unless out is null; false when some x was not finite.
-template <class Acc>
-bool scale_block(const Acc* x, int64_t n, double factor, Acc* out) {
-  const hn::ScalableTag<Acc> d;
-  const auto f = hn::Set(d, static_cast<Acc>(factor));
-  // x - x is 0 for finite x and NaN otherwise, so the sum of all is 0 or NaN.
-  auto difference = hn::Zero(d);
-  for_each_vector(d, n, [&](size_t i, size_t m) HWY_ATTR {
-    const auto v = load_part(d, x + i, m);
-    difference = hn::Add(difference, hn::Sub(v, v));
-    if (out) store_part(d, hn::Mul(v, f), out + i, m);
-  });
-  return hn::AllTrue(d, hn::Eq(difference, hn::Zero(d)));
-}
-
-template <class Acc>
-Summary unscale_range(const Tensor& tensor, int64_t begin, int64_t end, double factor,
-                      bool wants_norm) {
-  constexpr int64_t kBlock = 1024;
-  HWY_ALIGN Acc buffer[kBlock];
-  const DType dtype = tensor.dtype();
-  Summary summary;
-  SumOfSquares squares;
-  for (int64_t first = begin; first < end; first += kBlock) {
-    const int64_t n = std::min(kBlock, end - first);
-    const Acc* x = read_row(dtype, tensor.raw(), first, 1, n, buffer);
-    Acc* const out = factor == 1 ? nullptr : row_target(dtype, tensor.raw(), first, 1, buffer);
-    summary.is_finite &= scale_block(x, n, factor, out);
-    if (out) {
-      write_row(out, n, dtype, tensor.raw(), first, 1);
-      if (wants_norm) x = read_row(dtype, tensor.raw(), first, 1, n, buffer);
-    }
-    if (wants_norm) squares.add(x, n);
-  }
-  if (wants_norm) summary.squares = squares.total();
-  return summary;
-}
-
 void multi_tensor_unscale_chunks(const MultiTensorUnscaleProblem& p) {
   assert_matching(p.tensors, p.tensors);
   const bool wants_norm = p.norm.defined();
@@ -82,11 +44,11 @@ void multi_tensor_unscale_chunks(const MultiTensorUnscaleProblem& p) {
   parallel_for(count, 1, [&](int64_t task, int64_t) {
     for (int64_t c = tasks[task]; c < tasks[task + 1]; ++c) {
       const Tensor& tensor = p.tensors[chunks[c].tensor];
-      const auto unscale =
-          tensor.dtype() == DType::f64 ? unscale_range<double> : unscale_range<float>;
-      const Summary s = unscale(tensor, chunks[c].begin, chunks[c].end, p.factor, wants_norm);
-      summaries[task].is_finite &= s.is_finite;
-      summaries[task].squares += s.squares;
+      const auto unscale = tensor.dtype() == DType::f64 ? scale_range<double> : scale_range<float>;
+      SumOfSquares squares;
+      summaries[task].is_finite &= unscale(tensor, chunks[c].begin, chunks[c].end, p.factor,
+                                           wants_norm ? &squares : nullptr);
+      if (wants_norm) summaries[task].squares += squares.total();
     }
   });
   if (p.found_inf.defined()) {

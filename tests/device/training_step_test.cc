@@ -24,6 +24,7 @@
 #include "models/vit.h"
 #include "numerics/error_bounds.h"
 #include "optim/adam.h"
+#include "optim/grad_scaler.h"
 #include "optim/sgd.h"
 #include "tests/skip.h"
 
@@ -165,6 +166,71 @@ TEST_CASE("two runs of the same steps on a device give the same bits") {
   }
   kernels::use_schedule(0);
   CHECK(runs[0] == runs[1]);
+}
+
+// fp16 with loss scaling. Beside the sums in f32, every kernel's operands and result are rounded to
+// f16, 2^-11 of themselves: twice that and gamma_K for each of R kernels, times the sensitivity as
+// above. Values below f16's normal range, whose rounding is absolute, are what the loss scale is
+// for; this model's gradients times 2^10 stay in range on both sides.
+TEST_CASE("fp16 steps with loss scaling run on a device") {
+  constexpr double kScale = 1024;
+  const auto truth = results_of(Setup({}, DType::f64));
+  std::vector<double> sensitivity(truth.size());
+  constexpr double kChange = 0x1p-20;
+  for (uint64_t draw = 0; draw < 4; ++draw) {
+    const auto changed = results_of(Setup({}, DType::f64, kChange, draw));
+    for (size_t k = 0; k < truth.size(); ++k) {
+      sensitivity[k] = std::max(sensitivity[k], largest_difference(changed[k], truth[k]) / kChange);
+    }
+  }
+  const auto check = [&](Device device) {
+    Setup setup(device, DType::f32);
+    optim::SGD optimizer(setup.model->named_parameters(), {.lr = 0.1});
+    const auto scaled_backward = [&](optim::GradScaler& scaler) {
+      optimizer.zero_grad();
+      const Autocast mode(DType::f16);
+      const Tensor loss =
+          ops::cross_entropy((*setup.model)(setup.images), setup.labels, {.label_smoothing = 0.1});
+      backward(scaler.scale(loss));
+      return loss;
+    };
+    INFO("on " << to_string(device));
+    {
+      optim::GradScaler scaler({.init_scale = kScale});
+      Counter kernels_run;
+      const Tensor loss = scaled_backward(scaler);
+      const double norm = scaler.unscale(optimizer);
+      const double factor = kernels_run.count * (0x1p-10 + numerics::gamma(kLongestSum, 0x1p-24));
+      double squares = 0;
+      CHECK(std::abs(loss.item() - truth[0][0]) <= factor * sensitivity[0]);
+      const Tensors parameters = setup.model->parameters();
+      for (size_t k = 0; k < parameters.size(); ++k) {
+        const std::vector<double> gradient = parameters[k].grad().to_vector();
+        for (double g : gradient) squares += g * g;
+        INFO("parameter " << k);
+        CHECK(largest_difference(gradient, truth[k + 1]) <= factor * sensitivity[k + 1]);
+      }
+      CHECK(norm == Approx(std::sqrt(squares)).epsilon(1e-12));
+      const std::vector<uint8_t> before = bits_of(parameters);
+      CHECK(scaler.step(optimizer, 0.5));
+      CHECK(bits_of(parameters) != before);
+      scaler.update();
+      CHECK(scaler.get_scale() == kScale);
+    }
+    {
+      // Gradients beyond 65504 are infinite: nothing moves, and the scale is halved.
+      optim::GradScaler scaler({.init_scale = 0x1p30});
+      scaled_backward(scaler);
+      const std::vector<uint8_t> before = bits_of(setup.model->parameters());
+      CHECK_FALSE(scaler.step(optimizer));
+      CHECK(bits_of(setup.model->parameters()) == before);
+      scaler.update();
+      CHECK(scaler.get_scale() == 0x1p29);
+    }
+  };
+  check({});
+  if (runtime::device_count() == 0) WEFT_SKIP("no CUDA device");
+  check(kCuda);
 }
 
 TEST_CASE("a captured training step repeats what eager steps compute") {
