@@ -31,6 +31,7 @@ void add_convert(CLI::App& app, Action& action);
 void add_devices(CLI::App& app, Action& action);
 void add_diff(CLI::App& app, Action& action);
 void add_eval(CLI::App& app, Action& action);
+void add_images(CLI::App& app, Action& action);
 void add_inspect(CLI::App& app, Action& action);
 void add_launch(CLI::App& app, Action& action);
 void add_numerics(CLI::App& app, Action& action);

@@ -1,0 +1,136 @@
+// `weft images`: what a model is trained on, as a picture to look at or as files.
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "cli/command.h"
+#include "core/error.h"
+#include "data/image.h"
+#include "data/open.h"
+#include "train/files.h"
+
+namespace weft::cli {
+namespace {
+
+struct Arguments {
+  std::string data = "builtin";
+  std::string split = "train";
+  int64_t per_class = 8;
+  std::string sheet, folder;
+};
+
+data::DatasetPtr open_split(const Arguments& a) {
+  const data::Splits splits = data::open_data(a.data, 0);
+  const data::DatasetPtr chosen = a.split == "train"        ? splits.train
+                                  : a.split == "validation" ? splits.validation
+                                                            : splits.test;
+  WEFT_CHECK(chosen, "{}: has no {} images", a.data, a.split);
+  return chosen;
+}
+
+/// The indices of the first images of each class.
+std::vector<std::vector<int64_t>> first_of_each_class(const data::Dataset& dataset, int64_t most) {
+  std::vector<std::vector<int64_t>> chosen(dataset.class_names().size());
+  for (int64_t i = 0; i < dataset.size(); ++i) {
+    std::vector<int64_t>& list = chosen[dataset.label(i)];
+    if (static_cast<int64_t>(list.size()) < most) list.push_back(i);
+  }
+  return chosen;
+}
+
+void write_png(const data::Image& image, const train::Path& path) {
+  const std::vector<uint8_t> bytes = data::encode_png(image);
+  train::write_file_atomically(
+      path, [&](train::FileWriter& file) { file.write(bytes.data(), bytes.size()); });
+}
+
+/// A row per class, on white, every image in a cell of the largest one's size.
+data::Image draw_sheet(const data::Dataset& dataset,
+                       const std::vector<std::vector<int64_t>>& chosen) {
+  constexpr int kGap = 2;
+  std::vector<std::vector<data::Image>> rows;
+  int height = 1, width = 1;
+  size_t columns = 1;
+  for (const std::vector<int64_t>& indices : chosen) {
+    rows.emplace_back();
+    for (const int64_t i : indices) {
+      const data::Image& image = rows.back().emplace_back(dataset.example(i).image);
+      height = std::max(height, image.height), width = std::max(width, image.width);
+    }
+    columns = std::max(columns, indices.size());
+  }
+  data::Image sheet(static_cast<int>(rows.size()) * (height + kGap) + kGap,
+                    static_cast<int>(columns) * (width + kGap) + kGap);
+  std::ranges::fill(sheet.pixels, uint8_t{255});
+  for (size_t row = 0; row < rows.size(); ++row) {
+    for (size_t column = 0; column < rows[row].size(); ++column) {
+      const data::Image& image = rows[row][column];
+      const int top = kGap + static_cast<int>(row) * (height + kGap);
+      const int left = kGap + static_cast<int>(column) * (width + kGap);
+      for (int y = 0; y < image.height; ++y) {
+        std::copy_n(image.at(y, 0), size_t{3} * image.width, sheet.at(top + y, left));
+      }
+    }
+  }
+  return sheet;
+}
+
+int images(const Arguments& a) {
+  const data::DatasetPtr dataset = open_split(a);
+  const auto chosen = first_of_each_class(*dataset, a.per_class);
+  const std::vector<std::string>& names = dataset->class_names();
+  if (!a.sheet.empty()) {
+    const data::Image sheet = draw_sheet(*dataset, chosen);
+    write_png(sheet, a.sheet);
+    fmt::print("{}: {} x {} pixels; from the top: {}\n", a.sheet, sheet.width, sheet.height,
+               fmt::join(names, ", "));
+  }
+  if (!a.folder.empty()) {
+    int64_t written = 0;
+    for (size_t label = 0; label < names.size(); ++label) {
+      const train::Path folder = train::Path(a.folder) / names[label];
+      train::make_directories(folder);
+      for (const int64_t i : chosen[label]) {
+        write_png(dataset->example(i).image, folder / fmt::format("{}-{:05}.png", a.split, i));
+        ++written;
+      }
+    }
+    fmt::print("{}: {} images in {} class folders\n", a.folder, written, names.size());
+  }
+  return 0;
+}
+
+}  // namespace
+
+void add_images(CLI::App& app, Action& action) {
+  CLI::App& command =
+      *app.add_subcommand("images", "Look at a data set: as a sheet, or as files to predict");
+  const auto a = std::make_shared<Arguments>();
+  command.add_option("--data", a->data, "builtin, cifar10:DIR, mnist:DIR or folder:DIR")
+      ->capture_default_str();
+  command.add_option("--split", a->split, "train, validation or test")
+      ->check(CLI::IsMember({"train", "validation", "test"}))
+      ->capture_default_str();
+  command.add_option("--per-class", a->per_class, "Images of each class, the first ones")
+      ->check(CLI::Range(int64_t{1}, int64_t{1} << 20))
+      ->capture_default_str();
+  command.add_option("--sheet", a->sheet, "Write one PNG file with a row of images per class");
+  command.add_option("--folder", a->folder, "Write PNG files into class folders under this one");
+  command.callback([&action, a] {
+    if (a->sheet.empty() && a->folder.empty()) {
+      throw UsageError("images: expected --sheet FILE or --folder DIR");
+    }
+    try {
+      data::check_data_spec(a->data);
+    } catch (const Error& error) {
+      throw UsageError(error.what());
+    }
+    action = [a] { return images(*a); };
+  });
+}
+
+}  // namespace weft::cli
