@@ -143,6 +143,7 @@ def op(name, srcs = [], hdrs = [], deps = [], system = [], test_size = "medium",
             "//numerics",
         ] + deps + ["//bazel/system:" + s for s in system] + select({
             "//bazel:cuda": cuda_deps + ([
+                "//kernels/device:cudnn",
                 "//kernels/device:library",
                 "@cuda//:runtime",
             ] if library_variants else []),

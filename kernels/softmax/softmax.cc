@@ -1,5 +1,7 @@
 #include "kernels/softmax/softmax.h"
 
+#include "kernels/softmax/softmax_cudnn.h"
+
 namespace weft::kernels {
 
 #define WEFT_VARIANT(name, device, dtypes, fits) WEFT_DECLARE_VARIANT(SoftmaxProblem, name)

@@ -1,0 +1,61 @@
+// cuDNN, opened when first asked for: the yardstick of our own rows kernel, and a choice.
+//
+// The axis is its channel: what lies before it is one dimension, what lies behind it another.
+#include "kernels/softmax/softmax_cudnn.h"
+
+#if __has_include(<cudnn.h>)
+
+#include <limits>
+
+#include "kernels/device/cudnn.h"
+
+namespace weft::kernels {
+namespace {
+
+CudnnOwned<cudnnTensorDescriptor_t> around_axis(const SoftmaxProblem& p) {
+  const int axis = p.axis < 0 ? p.axis + p.x.dim() : p.axis;
+  int64_t before = 1, behind = 1;
+  for (int d = 0; d < p.x.dim(); ++d) {
+    if (d < axis) before *= p.x.size(d);
+    if (d > axis) behind *= p.x.size(d);
+  }
+  return cudnn_dense(p.dtype(), before, p.x.size(axis), behind, 1);
+}
+
+}  // namespace
+
+bool softmax_fits_cudnn(const SoftmaxProblem& p) {
+  const int64_t count = p.x.numel();
+  return p.x.dim() > 0 && count > 0 && count <= std::numeric_limits<int>::max() &&
+         p.x.is_contiguous() && p.y.is_contiguous() && (!p.backward() || p.dx.is_contiguous()) &&
+         cudnn().library.is_open();
+}
+
+void softmax_cudnn(const SoftmaxProblem& p) {
+  Cudnn& dnn = cudnn();
+  const cudnnHandle_t handle = dnn.handle(p.device());
+  const auto form = around_axis(p);
+  const cudnnSoftmaxAlgorithm_t algorithm = p.log ? CUDNN_SOFTMAX_LOG : CUDNN_SOFTMAX_ACCURATE;
+  const CudnnScalar one(p.dtype(), 1), zero(p.dtype(), 0);
+  if (p.backward()) {
+    dnn.check(dnn.cudnnSoftmaxBackward(handle, algorithm, CUDNN_SOFTMAX_MODE_CHANNEL, one.get(),
+                                       form.get(), p.y.raw(), form.get(), p.x.raw(), zero.get(),
+                                       form.get(), p.dx.raw()),
+              "cudnnSoftmaxBackward");
+  } else {
+    dnn.check(dnn.cudnnSoftmaxForward(handle, algorithm, CUDNN_SOFTMAX_MODE_CHANNEL, one.get(),
+                                      form.get(), p.x.raw(), zero.get(), form.get(), p.y.raw()),
+              "cudnnSoftmaxForward");
+  }
+}
+
+}  // namespace weft::kernels
+
+#else  // a CUDA toolkit without cuDNN's headers: the variant takes no problem
+namespace weft::kernels {
+
+bool softmax_fits_cudnn(const SoftmaxProblem&) { return false; }
+void softmax_cudnn(const SoftmaxProblem& p) { WEFT_FAIL("built without cuDNN: {}", p.describe()); }
+
+}  // namespace weft::kernels
+#endif
