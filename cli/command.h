@@ -4,6 +4,9 @@
 #include <CLI/CLI.hpp>
 #include <functional>
 #include <stdexcept>
+#include <string>
+
+#include "core/error.h"
 
 namespace weft::cli {
 
@@ -23,6 +26,17 @@ class UsageError : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
 };
+
+/// Runs f, which checks what the command line says, and makes its Error a UsageError: an unknown
+/// GPU, a setting out of range. `option`, where the message does not name one: "--device".
+template <class F>
+auto as_usage(F&& f, const std::string& option = "") {
+  try {
+    return f();
+  } catch (const Error& error) {
+    throw UsageError(option.empty() ? error.what() : option + ": " + error.what());
+  }
+}
 
 // One file each. They add a subcommand to `app` whose callback sets `action`.
 void add_bench(CLI::App& app, Action& action);

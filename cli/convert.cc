@@ -19,7 +19,7 @@ struct Arguments {
 int run_convert(const Arguments& a) {
   std::optional<train::VitNames> names;
   std::optional<DType> dtype;
-  try {
+  as_usage([&] {
     if (!a.names.empty()) names = train::parse_vit_names(a.names);
     if (!a.dtype.empty()) dtype = parse_dtype(a.dtype);
     WEFT_CHECK(!dtype || is_floating(*dtype), "dtype: {} is not a floating one", a.dtype);
@@ -27,9 +27,7 @@ int run_convert(const Arguments& a) {
                "{}: only safetensors files are written; PyTorch reads them with "
                "safetensors.torch.load_file",
                a.out);
-  } catch (const Error& error) {
-    throw UsageError(error.what());
-  }
+  });
   const train::Pretrained in = train::read_pretrained(a.in);
   WEFT_CHECK(in.names || !names,
              "{}: the keys are not those of a vision transformer of torchvision, timm or Hugging "

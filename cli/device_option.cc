@@ -19,12 +19,7 @@ Device chosen_device(const std::string& text) {
     const bool exists = runtime::device_count() > 0 && !runtime::is_emulated();
     return exists && kernels::is_usable(gpu) ? gpu : Device{};
   }
-  Device device;
-  try {
-    device = parse_device(text);
-  } catch (const Error& error) {
-    throw UsageError(fmt::format("--device: {}", error.what()));
-  }
+  const Device device = as_usage([&] { return parse_device(text); }, "--device");
   kernels::require_usable(device);
   return device;
 }

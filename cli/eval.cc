@@ -39,19 +39,11 @@ int run_eval(const Arguments& a) {
   if (a.checkpoint.empty() && a.weights.empty()) {
     throw UsageError("--checkpoint is required, or --weights");
   }
-  if (!a.data.empty()) {
-    try {
-      data::check_data_spec(a.data);
-    } catch (const Error& error) {
-      throw UsageError(error.what());
-    }
-  }
-  try {
+  as_usage([&] {
+    if (!a.data.empty()) data::check_data_spec(a.data);
     if (!a.precision.empty()) train::find_precision(a.precision);
     if (!a.matmul_numerics.empty()) kernels::parse_accumulation(a.matmul_numerics);
-  } catch (const Error& error) {
-    throw UsageError(error.what());
-  }
+  });
   if (a.threads > 0) set_num_threads(a.threads);
   if (!a.weights.empty() && a.data.empty()) {
     throw UsageError("--weights needs --data: a file of weights does not say what to measure on");

@@ -18,16 +18,6 @@ void add_numerics_probe(CLI::App& numerics, Action& action);
 void add_numerics_replay(CLI::App& numerics, Action& action);
 void add_numerics_train(CLI::App& numerics, Action& action);
 
-/// Runs f and makes its Error one of the command line: an unknown GPU or format.
-template <class F>
-auto as_usage(F&& f) {
-  try {
-    return f();
-  } catch (const Error& error) {
-    throw UsageError(error.what());
-  }
-}
-
 /// x in a format, rounded as storage rounds; fp8 saturates, as operands are quantised in practice.
 float round_to(double x, DType format);
 

@@ -96,16 +96,14 @@ int run_train(const Arguments& arguments) {
   if (!run.resume.empty()) {
     config = train::resumed_config(run);
   } else {
-    try {
+    as_usage([&] {
       config = train::recipe(arguments.recipe.empty() ? "builtin-quick" : arguments.recipe);
       for (const auto& apply : arguments.overrides) apply(config);
       config.precision = train::find_precision(config.precision).name;
       if (run.devices > 0) config.devices = run.devices;
       if (!run.strategy.empty()) config.strategy = run.strategy;
       train::validate(config);
-    } catch (const Error& error) {
-      throw UsageError(error.what());
-    }
+    });
   }
   if (config.devices > 1 && run.device.type != DeviceType::cpu) {
     throw UsageError(fmt::format("--devices {} --device {}: several ranks train on the CPU so far",

@@ -20,7 +20,26 @@ struct Recipe {
   Config config;
 };
 
+Config with_epochs(Config config, int64_t epochs) {
+  config.epochs = epochs;
+  return config;
+}
+
 const std::vector<Recipe>& recipes() {
+  // What both reference runs share.
+  static const Config cvpr2023 = {.data = "cifar10:cifar-10-batches-bin",
+                                  .model = "vit_b_16",
+                                  .image_size = 224,
+                                  .epochs = 10,
+                                  .batch_size = 16,
+                                  .optimizer = "adam",
+                                  .lr = 5e-5,
+                                  .weight_decay = 0,
+                                  .clip_norm = 0,
+                                  .schedule = "constant",
+                                  .warmup = 0,
+                                  .normalize = false,
+                                  .seed = 123};
   static const std::vector<Recipe> list = {
       {"builtin-quick",
        "the default: a compact convolutional transformer on the built-in images, under 3 minutes",
@@ -44,35 +63,10 @@ const std::vector<Recipe>& recipes() {
         .augmentation = {.shift = 4, .flip = true},
         .precision = "bf16"}},
       {"cvpr2023-scratch",
-       "ViT-B/16 from random weights on CIFAR-10 at 224 pixels, as the CVPR 2023 runs",
-       {.data = "cifar10:cifar-10-batches-bin",
-        .model = "vit_b_16",
-        .image_size = 224,
-        .epochs = 10,
-        .batch_size = 16,
-        .optimizer = "adam",
-        .lr = 5e-5,
-        .weight_decay = 0,
-        .clip_norm = 0,
-        .schedule = "constant",
-        .warmup = 0,
-        .normalize = false,
-        .seed = 123}},
+       "ViT-B/16 from random weights on CIFAR-10 at 224 pixels, as the CVPR 2023 runs", cvpr2023},
       {"cvpr2023-finetune",
        "the same from --weights FILE, torchvision's vit_b_16-c867db91.pth, in 3 epochs",
-       {.data = "cifar10:cifar-10-batches-bin",
-        .model = "vit_b_16",
-        .image_size = 224,
-        .epochs = 3,
-        .batch_size = 16,
-        .optimizer = "adam",
-        .lr = 5e-5,
-        .weight_decay = 0,
-        .clip_norm = 0,
-        .schedule = "constant",
-        .warmup = 0,
-        .normalize = false,
-        .seed = 123}},
+       with_epochs(cvpr2023, 3)},
   };
   return list;
 }
