@@ -112,7 +112,9 @@ MappedFile::MappedFile(const Path& path) {
   const bool is_file = error == 0 && S_ISREG(status.st_mode);
   if (is_file && status.st_size > 0) {
     size_ = static_cast<size_t>(status.st_size);
-    void* mapped = ::mmap(nullptr, size_, PROT_READ | PROT_WRITE, MAP_PRIVATE, descriptor, 0);
+    // A file may be larger than the memory; only pages that are changed take any.
+    void* mapped =
+        ::mmap(nullptr, size_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_NORESERVE, descriptor, 0);
     if (mapped == MAP_FAILED) {
       error = errno;
     } else {

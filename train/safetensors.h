@@ -34,7 +34,8 @@ struct SafeTensors {
 /// dtype are copied. The mapping lives as long as any of them.
 ///
 /// Throws Error naming the file and the tensor or field for whatever the format forbids, and for
-/// dtypes and ranks that Weft lacks. Memory used before that is bounded by the header's size.
+/// dtypes and ranks that Weft lacks. Memory used before that is at most 24 times the
+/// header, which may have 100 MB.
 SafeTensors read_safetensors(const Path& path);
 
 /// The same of a file's bytes in memory, which `owner` keeps alive. Errors name `file`.

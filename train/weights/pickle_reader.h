@@ -50,9 +50,10 @@ struct Pickle {
   const PickleNode& operator[](PickleIndex index) const { return nodes[index]; }
 };
 
-/// The most of anything that a pickle may hold; far beyond a state dict's needs.
+/// The most of anything that a pickle may hold; far beyond a state dict's needs. Within these
+/// limits reading takes less than 256 MiB (bounded_memory_test).
 struct PickleLimits {
-  size_t bytes = size_t{64} << 20;
+  size_t bytes = size_t{16} << 20;
   size_t nodes = size_t{1} << 20;
   size_t memo = size_t{1} << 20;
   size_t text = size_t{1} << 16;  // bytes of one string

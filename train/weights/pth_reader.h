@@ -32,7 +32,8 @@ struct PthFile {
 /// model and model_state_dict is taken for the state dict.
 ///
 /// Throws Error naming the file and the offset, key or entry for whatever is not such a file. The
-/// memory used is bounded by the pickle's size, at most 64 MiB, and by four times the storages'.
+/// memory used is bounded: 256 MiB for the pickle, eight times the ZIP directory's bytes, and the
+/// storages that must be copied, i8 and i16 as i32.
 PthFile read_pth(const Path& path);
 
 /// The same of a file's bytes in memory, which `owner` keeps alive. Errors name `file`.
