@@ -1,10 +1,12 @@
 // Plain loops in f64, but for s itself, which is the f32 (f64) sum rounded to its dtype.
 //
-// Bounds, with u the unit roundoff of the arithmetic and N terms in a row: the mean is off by at
-// most e = gamma_{N+1} mean|s|. Since sum((s - m)^2) / N = variance + (m - mean)^2 for any m, the
-// variance is off by the factor gamma_{N+4} and by e^2, and rstd by half of that and three
-// roundings. Sums of backward are bounded by gamma times the sums of magnitudes
+// Bounds, with u the unit roundoff of the arithmetic and N terms in a row: variants add in at least
+// four parts, so that no term passes more than K = min(N, N / 4 + 10) additions, and the mean is
+// off by at most e = gamma_{K+1} mean|s|. Since sum((s - m)^2) / N = variance + (m - mean)^2 for
+// any m, the variance is off by the factor gamma_{K+4} and by e^2, and rstd by half of that and
+// three roundings. Sums of backward are bounded by gamma times the sums of magnitudes
 // (numerics/error_bounds.h).
+#include <algorithm>
 #include <cmath>
 
 #include "kernels/layer_norm/layer_norm.h"
@@ -65,9 +67,10 @@ std::vector<Expected> forward(const LayerNormProblem& p, int64_t n, int64_t rows
     }
     for (int64_t i = 0; i < n; ++i) variance += (row[i] - mean) * (row[i] - mean) / n;
     const double rstd = 1 / std::sqrt(variance + p.eps);
-    const double mean_error = gamma(n + 1.0, u) * magnitude;
+    const double additions = std::min<double>(n, n / 4.0 + 10);
+    const double mean_error = gamma(additions + 1, u) * magnitude;
     const double rstd_relative =
-        gamma(n + 8.0, u) + 0.5 * mean_error * mean_error / (variance + p.eps);
+        gamma(additions + 8, u) + 0.5 * mean_error * mean_error / (variance + p.eps);
     means.values[r] = mean;
     means.bounds[r] = mean_error;
     rstds.values[r] = rstd;
