@@ -176,7 +176,7 @@ def op(name, srcs = [], hdrs = [], deps = [], system = [], test_size = "medium",
             "//kernels/testing:op_main",
         ],
     )
-    native.cc_binary(name = name + "_bench", **common)
+    native.cc_binary(name = name + "_bench", visibility = ["//visibility:public"], **common)
     native.cc_test(
         name = name + "_test",
         args = ["check"],
@@ -188,9 +188,14 @@ def op(name, srcs = [], hdrs = [], deps = [], system = [], test_size = "medium",
         name = name + "_bench_test",
         args = [
             "bench",
-            "--smoke",
+            "--samples=1",
         ],
         size = test_size,
+        # The emulated device has no speed.
+        target_compatible_with = select({
+            "//bazel:simt": ["@platforms//:incompatible"],
+            "//conditions:default": [],
+        }),
         **common
     )
     if name in _HIGHWAY_OPS:

@@ -1,6 +1,7 @@
 // Shapes, layouts and dtypes that gemm is tested and timed on.
 #pragma once
 
+#include <charconv>
 #include <cmath>
 
 #include "core/view.h"
@@ -88,16 +89,45 @@ struct GemmCase {
   }
 };
 
+/// When a case is run.
+enum class Timing { none, timed, large };
+
+inline Case<GemmProblem> gemm_case(const GemmCase& c, Timing timing) {
+  const double products =
+      static_cast<double>(numel(c.batch)) * static_cast<double>(c.m * c.n * c.k);
+  // Each operand once; under a GELU also its argument, and an old C.
+  const int64_t outputs = 1 + (c.epilogue != Epilogue::none) + c.accumulate;
+  const double bytes = static_cast<double>(numel(c.batch)) *
+                       static_cast<double>((c.m * c.k + c.k * c.n) * itemsize(c.dtype) +
+                                           outputs * c.m * c.n * itemsize(c.output));
+  return {c.name(), [c](Inputs& in) { return c.make(in); },
+          timing == Timing::none ? Cost{} : Cost{.flops = 2 * products, .bytes = bytes},
+          timing == Timing::large};
+}
+
+/// "512x768x64": m, n and k of a product x W^T.
+inline std::optional<GemmCase> gemm_of_shape(std::string_view shape, DType dtype) {
+  int64_t sizes[3] = {};
+  const char *at = shape.data(), *const end = at + shape.size();
+  for (int i = 0; i < 3; ++i) {
+    const auto [next, error] = std::from_chars(at, end, sizes[i]);
+    if (error != std::errc() || sizes[i] < 1 || (i < 2 && (next == end || *next != 'x'))) return {};
+    at = i < 2 ? next + 1 : next;
+  }
+  if (at != end) return {};
+  return GemmCase{.batch = {},
+                  .m = sizes[0],
+                  .n = sizes[1],
+                  .k = sizes[2],
+                  .dtype = dtype,
+                  .output = dtype,
+                  .b_layout = 'T'};
+}
+
 inline OpTable gemm_table() {
   std::vector<Case<GemmProblem>> cases;
-  const auto add = [&](const GemmCase& c, bool timed = false) {
-    const double products =
-        static_cast<double>(numel(c.batch)) * static_cast<double>(c.m * c.n * c.k);
-    const double bytes = static_cast<double>(numel(c.batch)) *
-                         static_cast<double>((c.m * c.k + c.k * c.n) * itemsize(c.dtype) +
-                                             c.m * c.n * itemsize(c.output));
-    cases.push_back({c.name(), [c](Inputs& in) { return c.make(in); },
-                     timed ? Cost{.flops = 2 * products, .bytes = bytes} : Cost{}});
+  const auto add = [&](const GemmCase& c, Timing timing = Timing::none) {
+    cases.push_back(gemm_case(c, timing));
   };
   struct Types {
     DType in, out;
@@ -297,15 +327,15 @@ inline OpTable gemm_table() {
        .dtype = DType::f8e4m3,
        .b_layout = 'T',
        .b_dtype = DType::f8e4m3},
-      true);
-  add({.batch = {}, .m = 256, .n = 256, .k = 256, .numerics = {exact}}, true);
+      Timing::timed);
+  add({.batch = {}, .m = 256, .n = 256, .k = 256, .numerics = {exact}}, Timing::timed);
   add({.batch = {},
        .m = 256,
        .n = 256,
        .k = 256,
        .dtype = DType::bf16,
        .numerics = {Accumulation::h100}},
-      true);
+      Timing::timed);
   // What tensor cores take, whose rows are multiples of 16 bytes: every layout, several tiles in
   // each dimension, tails in each, K beyond twice the depth of a pipeline of 4 stages of 64 and
   // short of one step, K split.
@@ -361,9 +391,10 @@ inline OpTable gemm_table() {
     add({.batch = {}, .m = 72, .n = 40, .k = 64, .dtype = in, .output = out, .c_layout = 'W'});
   }
   // Timed: products of a training step of ViT-B/16 with 4 images of 197 tokens and of the compact
-  // model with 64 of 65.
+  // model with 64 of 65; on GPUs, of ViT-B/16 with 128 images.
   for (DType dtype : {DType::f32, DType::bf16}) {
-    const auto forward = [&](int64_t tokens, int64_t in, int64_t out, Epilogue epilogue) {
+    const auto forward = [&](int64_t tokens, int64_t in, int64_t out, Epilogue epilogue,
+                             Timing timing) {
       add({.batch = {},
            .m = tokens,
            .n = out,
@@ -373,9 +404,10 @@ inline OpTable gemm_table() {
            .b_layout = 'T',
            .bias = true,
            .epilogue = epilogue},
-          true);
+          timing);
     };
-    const auto data_gradient = [&](int64_t tokens, int64_t in, int64_t out, Epilogue epilogue) {
+    const auto data_gradient = [&](int64_t tokens, int64_t in, int64_t out, Epilogue epilogue,
+                                   Timing timing) {
       add({.batch = {},
            .m = tokens,
            .n = in,
@@ -383,25 +415,41 @@ inline OpTable gemm_table() {
            .dtype = dtype,
            .output = dtype,
            .epilogue = epilogue},
-          true);
+          timing);
     };
-    const auto weight_gradient = [&](int64_t tokens, int64_t in, int64_t out) {
-      add({.batch = {}, .m = out, .n = in, .k = tokens, .dtype = dtype, .a_layout = 'T'}, true);
+    const auto weight_gradient = [&](int64_t tokens, int64_t in, int64_t out, Timing timing) {
+      add({.batch = {}, .m = out, .n = in, .k = tokens, .dtype = dtype, .a_layout = 'T'}, timing);
     };
-    forward(788, 768, 2304, Epilogue::none);
-    forward(788, 768, 3072, Epilogue::gelu);
-    forward(788, 3072, 768, Epilogue::none);
-    data_gradient(788, 3072, 768, Epilogue::dgelu);
-    weight_gradient(788, 768, 3072);
-    forward(4160, 128, 256, Epilogue::gelu);
-    data_gradient(4160, 128, 384, Epilogue::none);
-    weight_gradient(4160, 128, 384);
+    const auto vit_b_16 = [&](int64_t images, Timing timing) {
+      const int64_t tokens = 197 * images;
+      forward(tokens, 768, 2304, Epilogue::none, timing);
+      forward(tokens, 768, 3072, Epilogue::gelu, timing);
+      forward(tokens, 3072, 768, Epilogue::none, timing);
+      data_gradient(tokens, 3072, 768, Epilogue::dgelu, timing);
+      weight_gradient(tokens, 768, 3072, timing);
+    };
+    vit_b_16(4, Timing::timed);
+    vit_b_16(128, Timing::large);
+    forward(25216, 768, 768, Epilogue::none, Timing::large);
+    weight_gradient(25216, 768, 768, Timing::large);
+    forward(4160, 128, 256, Epilogue::gelu, Timing::timed);
+    data_gradient(4160, 128, 384, Epilogue::none, Timing::timed);
+    weight_gradient(4160, 128, 384, Timing::timed);
     // Attention's scores and values.
-    add({.batch = {48}, .m = 197, .n = 197, .k = 64, .dtype = dtype, .b_layout = 'T'}, true);
-    add({.batch = {48}, .m = 197, .n = 64, .k = 197, .dtype = dtype, .output = dtype}, true);
-    add({.batch = {256}, .m = 65, .n = 65, .k = 32, .dtype = dtype, .b_layout = 'T'}, true);
+    add({.batch = {48}, .m = 197, .n = 197, .k = 64, .dtype = dtype, .b_layout = 'T'},
+        Timing::timed);
+    add({.batch = {48}, .m = 197, .n = 64, .k = 197, .dtype = dtype, .output = dtype},
+        Timing::timed);
+    add({.batch = {256}, .m = 65, .n = 65, .k = 32, .dtype = dtype, .b_layout = 'T'},
+        Timing::timed);
   }
-  return make_table(gemm_op(), std::move(cases), gemm_reference);
+  OpTable table = make_table(gemm_op(), cases, gemm_reference);
+  table.of_shape = [](std::string_view shape, DType dtype) -> std::optional<CaseEntry> {
+    const std::optional<GemmCase> c = gemm_of_shape(shape, dtype);
+    if (!c) return {};
+    return make_entry(gemm_op(), gemm_case(*c, Timing::timed), gemm_reference);
+  };
+  return table;
 }
 
 }  // namespace weft::kernels

@@ -3,14 +3,10 @@
 #include "core/transfer.h"
 
 namespace weft::kernels {
-namespace {
 
-/// All of a storage as bytes.
 Tensor bytes_of(const std::shared_ptr<Storage>& storage) {
   return Tensor::view_of(storage, {static_cast<int64_t>(storage->bytes())}, {1}, 0, DType::u8);
 }
-
-}  // namespace
 
 Tensor DeviceCopies::moved_tensor(const Tensor& tensor) {
   if (!tensor.defined()) return tensor;

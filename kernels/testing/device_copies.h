@@ -11,6 +11,9 @@
 
 namespace weft::kernels {
 
+/// All of a storage as bytes.
+Tensor bytes_of(const std::shared_ptr<Storage>& storage);
+
 class DeviceCopies {
  public:
   explicit DeviceCopies(Device device) : device_(device) {}
@@ -21,6 +24,11 @@ class DeviceCopies {
     Problem moved = problem;
     for_each_tensor(moved, [this](Tensor& tensor) { tensor = moved_tensor(tensor); });
     return moved;
+  }
+
+  /// Where a storage of a moved problem's tensor went.
+  std::shared_ptr<Storage> copy_of(const Tensor& home) const {
+    return storages_.at(home.storage());
   }
 
   /// Waits for the device and copies every storage home.

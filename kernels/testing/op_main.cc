@@ -1,11 +1,11 @@
-#include <benchmark/benchmark.h>
-
+#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
-#include <cstring>
 
+#include "kernels/device/probe.h"
 #include "kernels/instruction_set.h"
+#include "kernels/testing/bench.h"
 #include "kernels/testing/op_table.h"
 
 namespace weft::kernels {
@@ -20,8 +20,8 @@ struct CheckOptions {
   bool as_json = false;
 
   bool takes(const CaseEntry& entry) const {
-    const bool is_small = entry.cost.flops == 0 && entry.cost.bytes == 0;
-    return (only_case.empty() || entry.name == only_case) && (!small || is_small);
+    if (!only_case.empty()) return entry.name == only_case;
+    return !entry.is_large && (!small || !entry.is_timed());
   }
   bool is_everything() const { return variant.empty() && only_case.empty() && !small; }
 };
@@ -121,85 +121,109 @@ int list(const OpTable& table) {
   return 0;
 }
 
-int bench(const OpTable& table, bool smoke, int argc, char** argv) {
-  int registered = 0;
-  for (const CaseEntry& entry : table.cases) {
-    if (entry.cost.flops == 0 && entry.cost.bytes == 0) continue;
-    for (const auto& [variant, device] : table.variants) {
-      // Of other devices the kernel lab times the kernels alone, without the copies.
-      if (device != DeviceType::cpu) continue;
-      const auto body = [&entry, variant = variant](benchmark::State& state) {
-        Inputs in(entry.seed);
-        const auto run = entry.make(in);
-        if (run(variant) != Ran::yes) {
-          state.SkipWithError("does not fit");
-          return;
-        }
-        for (auto _ : state) run(variant);
-        using benchmark::Counter;
-        state.counters["GFLOP/s"] =
-            Counter(entry.cost.flops * 1e-9, Counter::kIsIterationInvariantRate);
-        state.counters["GB/s"] =
-            Counter(entry.cost.bytes * 1e-9, Counter::kIsIterationInvariantRate);
-      };
-      auto* entry_bench = benchmark::RegisterBenchmark((variant + "/" + entry.name).c_str(), body);
-      entry_bench->UseRealTime()->Unit(benchmark::kMicrosecond);
-      if (smoke) entry_bench->Iterations(1);
-      ++registered;
-    }
+int usage_error(const std::string& message) {
+  std::fprintf(stderr, "weft: error: %s\n", message.c_str());
+  return 2;
+}
+
+struct Arguments {
+  CheckOptions check;
+  BenchOptions bench;
+  std::string instruction_set, device, dtype;
+};
+
+/// What to time; throws Error for arguments that make no sense.
+BenchPlan bench_plan(const OpTable& table, const Arguments& a) {
+  WEFT_CHECK(!runtime::is_emulated(),
+             "bench: the emulated device has no speed to measure; time kernels in the cpu or the "
+             "cuda flavour");
+  BenchOptions options = a.bench;
+  if (!a.dtype.empty()) options.dtype = parse_dtype(a.dtype);
+  WEFT_CHECK(is_floating(options.dtype), "bench: --dtype {}: expected a floating dtype", a.dtype);
+  if (!a.device.empty()) {
+    options.device = parse_device(a.device);
+    require_usable(options.device);
+  } else if (runtime::device_count() > 0) {
+    options.device = {DeviceType::cuda, 0};
   }
-  if (registered == 0) {
-    std::printf("%s: no case states its cost, so nothing is benchmarked\n", table.name.c_str());
-    return 1;
-  }
-  benchmark::Initialize(&argc, argv);
-  benchmark::RunSpecifiedBenchmarks();
-  return 0;
+  return plan_bench(table, options);
 }
 
 }  // namespace
 
 int run_op_main(const OpTable& table, int argc, char** argv) {
-  const std::string command = argc > 1 ? argv[1] : "check";
-  CheckOptions options;
-  std::string set;
-  bool smoke = false;
-  for (int i = 2; i < argc; ++i) {
-    if (!std::strcmp(argv[i], "--smoke")) smoke = true;
-    if (!std::strcmp(argv[i], "--small")) options.small = true;
-    if (!std::strcmp(argv[i], "--json")) options.as_json = true;
-    if (!std::strcmp(argv[i], "--variant") && i + 1 < argc) options.variant = argv[++i];
-    if (!std::strcmp(argv[i], "--case") && i + 1 < argc) options.only_case = argv[++i];
-    if (!std::strcmp(argv[i], "--instruction-set") && i + 1 < argc) set = argv[++i];
+  Arguments a;
+  CLI::App app("Lists, checks or times the variants of " + table.name + ".", table.name);
+  app.require_subcommand(0, 1);
+  const CLI::App* const list_command = app.add_subcommand("list", "the variants");
+  CLI::App* const check_command =
+      app.add_subcommand("check", "every variant on every case, beside the reference");
+  check_command->add_option("--variant", a.check.variant, "this one alone");
+  check_command->add_option("--case", a.check.only_case, "this one alone");
+  check_command->add_flag("--small", a.check.small, "without the cases that are timed, too");
+  check_command->add_flag("--json", a.check.as_json, "a JSON object a line");
+  check_command->add_option("--instruction-set", a.instruction_set,
+                            "the best that CPU kernels may use");
+  CLI::App* const bench_command =
+      app.add_subcommand("bench", "times the variants on the timed cases, from a cold cache");
+  bench_command->add_option("--variant", a.bench.variant, "this one, and the vendor's");
+  bench_command->add_option("--shape", a.bench.shapes,
+                            "cases with this in their names, or a shape such as 512x512x64");
+  bench_command->add_option("--dtype", a.dtype, "of shapes that are no case; default f32");
+  bench_command->add_option("--device", a.device,
+                            "cpu, cuda or cuda:N; default: a GPU where there is one");
+  bench_command->add_option("--samples", a.bench.samples, "of each variant on each case")
+      ->check(CLI::Range(1, 100000))
+      ->capture_default_str();
+  bench_command->add_option("--seconds", a.bench.seconds, "at most, for a variant on a case")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  bench_command->add_option("--roofline", a.bench.roofline,
+                            "what the roofline program wrote: adds the share of it");
+  bench_command->add_flag("--json", a.bench.as_json, "a JSON object a line");
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::Success& request) {
+    return app.exit(request);
+  } catch (const CLI::ParseError& error) {
+    return usage_error(fmt::format("{}: {}", table.name, error.what()));
   }
   apply_instruction_set_of_environment();
-  if (!set.empty()) {
+  if (!a.instruction_set.empty()) {
     try {
-      limit_instruction_set(set);
+      limit_instruction_set(a.instruction_set);
     } catch (const Error& error) {
       // An older machine: it has tested what it can run.
       std::printf("SKIPPED: %s\n", error.what());
       return 0;
     }
   }
-  if (!options.variant.empty() && std::ranges::find(table.variants, options.variant,
-                                                    &OpTable::Row::name) == table.variants.end()) {
+  for (const std::string& variant : {a.check.variant, a.bench.variant}) {
+    if (variant.empty() || std::ranges::count(table.variants, variant, &OpTable::Row::name) > 0) {
+      continue;
+    }
     std::string known;
     for (const OpTable::Row& row : table.variants) {
       known += (known.empty() ? "" : ", ") + row.name;
     }
-    std::fprintf(stderr, "weft: error: %s has no variant \"%s\": expected one of %s\n",
-                 table.name.c_str(), options.variant.c_str(), known.c_str());
-    return 2;
+    return usage_error(
+        fmt::format("{} has no variant \"{}\": expected one of {}", table.name, variant, known));
   }
-  if (command == "check") return check(table, options);
-  if (command == "list") return list(table);
-  if (command == "bench") return bench(table, smoke, argc, argv);
-  std::fprintf(stderr,
-               "usage: %s list | check [--variant V] [--case C] [--small] [--instruction-set S] "
-               "[--json] | bench [--smoke]\n",
-               argv[0]);
-  return 2;
+  if (list_command->parsed()) return list(table);
+  if (!bench_command->parsed()) return check(table, a.check);
+  BenchPlan plan;
+  try {
+    plan = bench_plan(table, a);
+  } catch (const Error& error) {
+    return usage_error(error.what());
+  }
+  try {
+    run_bench(table, plan);
+    return 0;
+  } catch (const Error& error) {
+    std::fprintf(stderr, "weft: error: %s\n", error.what());
+    return 1;
+  }
 }
 
 }  // namespace weft::kernels

@@ -18,6 +18,8 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -77,20 +79,36 @@ struct Case {
   std::string name;
   std::function<Problem(Inputs&)> make;
   Cost cost = {};  // 0: not benchmarked
+  /// Timed on GPUs alone, and checked only where it is named: it would take a CPU minutes.
+  bool is_large = false;
 };
 
 /// Why a variant did not run: it does not take the problem, or this machine lacks its device.
 enum class Ran : uint8_t { yes, does_not_fit, no_device };
 
+/// A case ready to be timed on a device, its memory there and filled.
+struct Workload {
+  DType dtype;                  // by which dispatch, and the device's peak, are chosen
+  std::vector<Tensor> memory;   // every storage of the problem, as bytes
+  std::vector<Tensor> outputs;  // those of them that a run changes
+  std::function<bool(std::string_view variant)> fits;
+  /// Submits the variant's work; does not wait for a device.
+  std::function<void(std::string_view variant)> run;
+};
+
 /// A case bound to its op.
 struct CaseEntry {
   std::string name;
   Cost cost;
+  bool is_large = false;
   uint64_t seed = 0;
   /// Fills `in` and returns a function that runs a variant (empty: what dispatch takes). A variant
   /// of another device than the CPU gets the problem's memory copied there, and back.
   std::function<std::function<Ran(std::string_view variant)>(Inputs& in)> make;
   std::function<std::vector<Expected>()> expected;
+  std::function<Workload(Inputs& in, Device device)> prepare;
+
+  bool is_timed() const { return cost.flops != 0 || cost.bytes != 0; }
 };
 
 struct OpTable {
@@ -101,53 +119,107 @@ struct OpTable {
   std::string name;
   std::vector<Row> variants;
   std::vector<CaseEntry> cases;
+  /// A timed case of a shape that the caller wrote, such as 4096x4096x1024; nothing when the text
+  /// is none. Ops that cannot make one leave it empty.
+  std::function<std::optional<CaseEntry>(std::string_view shape, DType dtype)> of_shape;
 };
 
 /// FNV-1a of "op/case": printed on failure, so that one case can be repeated.
 uint64_t case_seed(std::string_view op, std::string_view name);
 
 template <class Problem>
-OpTable make_table(const Op<Problem>& op, std::vector<Case<Problem>> cases,
+bool takes(const Variant<Problem>& variant, const Problem& p) {
+  return variant.device == p.device().type && variant.dtypes.contains(p.dtype()) && variant.fits(p);
+}
+
+template <class Problem>
+const Variant<Problem>* find_variant(const Op<Problem>& op, std::string_view name) {
+  for (const Variant<Problem>& variant : op.variants) {
+    if (variant.name == name) return &variant;
+  }
+  return nullptr;
+}
+
+/// Runs a variant (empty: what dispatch takes) on the problem's copy on the variant's device.
+template <class Problem>
+Ran run_on_its_device(const Op<Problem>& op, const Problem& problem, std::string_view name) {
+  if (name.empty()) {
+    dispatch(op, problem);
+    return Ran::yes;
+  }
+  const auto run = [&op](const Variant<Problem>& variant, const Problem& p) {
+    if (!takes(variant, p)) return Ran::does_not_fit;
+    run_variant(op, variant, p);
+    return Ran::yes;
+  };
+  const Variant<Problem>* const variant = find_variant(op, name);
+  if (!variant) return Ran::does_not_fit;
+  if (variant->device == DeviceType::cpu) return run(*variant, problem);
+  if (runtime::device_count() == 0) return Ran::no_device;
+  DeviceCopies copies(Device{variant->device, 0});
+  const Problem moved = copies.move(problem);
+  const Ran ran = run(*variant, moved);
+  if (ran == Ran::yes) copies.bring_back();
+  return ran;
+}
+
+template <class Problem>
+Workload workload_on(const Op<Problem>& op, Problem problem, const std::vector<Tensor>& outputs,
+                     Device device) {
+  Workload work;
+  DeviceCopies copies(device);
+  if (device.type != DeviceType::cpu) problem = copies.move(problem);
+  std::set<std::shared_ptr<Storage>> seen;
+  for_each_tensor(problem, [&](Tensor& tensor) {
+    if (tensor.defined() && seen.insert(tensor.storage()).second) {
+      work.memory.push_back(bytes_of(tensor.storage()));
+    }
+  });
+  for (const Tensor& output : outputs) {
+    work.outputs.push_back(
+        bytes_of(device.type == DeviceType::cpu ? output.storage() : copies.copy_of(output)));
+  }
+  work.dtype = problem.dtype();
+  work.fits = [&op, problem](std::string_view name) {
+    const Variant<Problem>* const variant = find_variant(op, name);
+    return variant && takes(*variant, problem);
+  };
+  work.run = [&op, problem](std::string_view name) {
+    run_variant(op, *find_variant(op, name), problem);
+  };
+  return work;
+}
+
+template <class Problem>
+CaseEntry make_entry(const Op<Problem>& op, const Case<Problem>& c,
+                     std::vector<Expected> (*reference)(const Problem&)) {
+  CaseEntry entry{
+      .name = c.name, .cost = c.cost, .is_large = c.is_large, .seed = case_seed(op.name, c.name)};
+  entry.make = [&op, make = c.make](Inputs& in) -> std::function<Ran(std::string_view)> {
+    return [&op, problem = make(in)](std::string_view name) {
+      return run_on_its_device(op, problem, name);
+    };
+  };
+  entry.expected = [reference, make = c.make, seed = entry.seed] {
+    Inputs in(seed);
+    return reference(make(in));
+  };
+  entry.prepare = [&op, make = c.make](Inputs& in, Device device) {
+    Problem problem = make(in);
+    return workload_on(op, std::move(problem), in.outputs(), device);
+  };
+  return entry;
+}
+
+template <class Problem>
+OpTable make_table(const Op<Problem>& op, const std::vector<Case<Problem>>& cases,
                    std::vector<Expected> (*reference)(const Problem&)) {
-  OpTable table{std::string(op.name), {}, {}};
+  OpTable table;
+  table.name = std::string(op.name);
   for (const Variant<Problem>& variant : op.variants) {
     table.variants.push_back({std::string(variant.name), variant.device});
   }
-  for (Case<Problem>& c : cases) {
-    CaseEntry entry{c.name, c.cost, case_seed(op.name, c.name), {}, {}};
-    entry.make = [&op, make = c.make](Inputs& in) -> std::function<Ran(std::string_view)> {
-      return [&op, problem = make(in)](std::string_view name) {
-        if (name.empty()) {
-          dispatch(op, problem);
-          return Ran::yes;
-        }
-        const auto run = [&op](const Variant<Problem>& variant, const Problem& p) {
-          if (variant.device != p.device().type || !variant.dtypes.contains(p.dtype()) ||
-              !variant.fits(p)) {
-            return Ran::does_not_fit;
-          }
-          run_variant(op, variant, p);
-          return Ran::yes;
-        };
-        for (const Variant<Problem>& variant : op.variants) {
-          if (variant.name != name) continue;
-          if (variant.device == DeviceType::cpu) return run(variant, problem);
-          if (runtime::device_count() == 0) return Ran::no_device;
-          DeviceCopies copies(Device{variant.device, 0});
-          const Problem moved = copies.move(problem);
-          const Ran ran = run(variant, moved);
-          if (ran == Ran::yes) copies.bring_back();
-          return ran;
-        }
-        return Ran::does_not_fit;
-      };
-    };
-    entry.expected = [reference, make = c.make, seed = entry.seed] {
-      Inputs in(seed);
-      return reference(make(in));
-    };
-    table.cases.push_back(std::move(entry));
-  }
+  for (const Case<Problem>& c : cases) table.cases.push_back(make_entry(op, c, reference));
   return table;
 }
 
@@ -165,12 +237,14 @@ CheckResult check_case(const OpTable& table, const CaseEntry& entry, const std::
                        const std::vector<Expected>& expected);
 
 /// The program behind every op's test and bench:
-///   check [--variant V] [--case C]     every variant on every case; exit status 1 on a failure
-///         [--small]                    without the cases that are benchmarked too
-///         [--instruction-set S]        kernels/instruction_set.h
-/// On the emulated device check leaves out the CPU's variants, which the cpu flavour tests, and the
-/// timed cases that move more than 1 MiB or compute more than 4 MFLOP, unless one is named.
-///   bench [--smoke] [Google Benchmark's options]
+///   list                           the variants
+///   check [--variant V] [--case C] every variant on every case; exit status 1 on a failure
+///         [--small]                without the cases that are benchmarked too
+///         [--instruction-set S]    kernels/instruction_set.h
+///   bench ...                      kernels/testing/bench.h
+/// check comes without being asked for. On the emulated device it leaves out the CPU's variants,
+/// which the cpu flavour tests, and the timed cases that move more than 1 MiB or compute more than
+/// 4 MFLOP, unless one is named. Mistakes in the arguments are one line and exit status 2.
 int run_op_main(const OpTable& table, int argc, char** argv);
 
 }  // namespace weft::kernels

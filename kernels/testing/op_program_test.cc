@@ -1,0 +1,84 @@
+// An op's program as a person calls it: exit codes and messages.
+#include <sys/wait.h>
+
+#include <catch2/catch.hpp>
+#include <cstdio>
+#include <nlohmann/json.hpp>
+#include <string>
+
+namespace {
+
+using Catch::Matchers::Contains;
+
+struct Outcome {
+  int code;
+  std::string text;  // of both streams
+};
+
+Outcome run(const std::string& program, const std::string& arguments) {
+  const std::string command = "timeout 60 " + program + " " + arguments + " 2>&1";
+  std::FILE* const pipe = popen(command.c_str(), "r");
+  Outcome outcome;
+  char buffer[4096];
+  while (const size_t n = std::fread(buffer, 1, sizeof buffer, pipe))
+    outcome.text.append(buffer, n);
+  outcome.code = WEXITSTATUS(pclose(pipe));
+  return outcome;
+}
+
+Outcome softmax(const std::string& arguments) {
+  return run("kernels/softmax/softmax_bench", arguments);
+}
+
+int lines_of(const std::string& text) {
+  return static_cast<int>(std::count(text.begin(), text.end(), '\n'));
+}
+
+TEST_CASE("mistakes in the arguments are one line and exit status 2") {
+  const struct {
+    const char* arguments;
+    const char* message;
+  } kMistakes[] = {
+      {"bench --shape nonsense", "no timed case has \"nonsense\" in its name"},
+      {"bench --samples 0", "--samples"},
+      {"bench --samples many", "--samples"},
+      {"bench --seconds -1", "--seconds"},
+      {"bench --device tpu", "tpu"},
+      {"bench --dtype f33", "f33"},
+      {"bench --dtype i32", "expected a floating dtype"},
+      {"bench --roofline /nowhere", "/nowhere: cannot read the roofline"},
+      {"bench --variant softmax_cpu_none", "softmax has no variant \"softmax_cpu_none\""},
+      {"check --variant softmax_cpu_none", "expected one of softmax_cpu_highway"},
+      {"bench --smoke", "--smoke"},
+      {"time", "time"},
+  };
+  for (const auto& mistake : kMistakes) {
+    INFO(mistake.arguments);
+    const Outcome outcome = softmax(mistake.arguments);
+    CHECK(outcome.code == 2);
+    CHECK_THAT(outcome.text, Contains("weft: error: ") && Contains(mistake.message));
+    CHECK(lines_of(outcome.text) == 1);
+  }
+}
+
+TEST_CASE("the table has a line for each variant on each case, and totals") {
+  const Outcome outcome = softmax("bench --samples 1");
+  CHECK(outcome.code == 0);
+  CHECK_THAT(outcome.text, Contains("softmax on cpu") && Contains("softmax_cpu_highway") &&
+                               Contains(" timed, 0 skipped"));
+}
+
+TEST_CASE("the roofline that one program measures the other reads") {
+  const std::string path = std::string(std::getenv("TEST_TMPDIR")) + "/measured.json";
+  CHECK(run("kernels/testing/roofline", "--quick --device cpu >" + path).code == 0);
+  const Outcome outcome = softmax("bench --samples 1 --json --roofline " + path);
+  CHECK(outcome.code == 0);
+  const auto row = nlohmann::json::parse(outcome.text.substr(0, outcome.text.find('\n')));
+  CHECK(row["share"] > 0);
+  const Outcome wrong = run("kernels/testing/roofline", "--device tpu");
+  CHECK(wrong.code != 0);
+  CHECK_THAT(wrong.text, Contains("tpu"));
+  CHECK(run("kernels/testing/roofline", "--fast").code == 2);
+}
+
+}  // namespace

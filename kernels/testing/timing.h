@@ -1,0 +1,36 @@
+// Times of work on a device, from a cold cache.
+#pragma once
+
+#include <functional>
+#include <vector>
+
+#include "core/tensor.h"
+
+namespace weft::kernels {
+
+/// Takes memory out of a device's caches.
+class ColdCache {
+ public:
+  explicit ColdCache(Device device);
+  /// Submits it, on the current stream. `memory`: contiguous tensors of the device.
+  void evict(const std::vector<Tensor>& memory) const;
+
+ private:
+  Device device_;
+  Tensor sweep_;  // what is overwritten, where lines cannot be flushed one by one
+};
+
+/// Seconds that the device takes for the work that run submits to the current stream.
+double time_run(Device device, const std::function<void()>& run);
+
+/// Quartiles of samples.
+struct Spread {
+  double least = 0, lower = 0, median = 0, upper = 0;
+};
+/// Of at least one sample; between two samples it interpolates.
+Spread spread_of(std::vector<double> samples);
+
+/// "NVIDIA H200", "AMD EPYC 9R14".
+std::string device_name(Device device);
+
+}  // namespace weft::kernels
