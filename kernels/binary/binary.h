@@ -56,6 +56,9 @@ bool takes_integers(BinaryOp op);
 struct BinaryProblem;
 /// A test has a bool y, and integers an op that takes integers.
 bool binary_fits(const BinaryProblem& problem);
+/// A gradient by way of a slope, all tensors of one dtype.
+bool binary_fits_table(const BinaryProblem& problem);
+inline constexpr DTypeSet kBinaryTableTypes = {DType::f16, DType::bf16};
 /// And not integers' div or pow, which may throw.
 bool binary_fits_cuda(const BinaryProblem& problem);
 

@@ -1,11 +1,11 @@
 // Sums, means, variances and extremes of floating tensors in vectors, rows or columns.
 //
-// Rows (the reduced axis is the closer one): each run of a row in blocks that are widened to f32 in
-// L1, summed in 4 vectors of accumulators, and added to the row's f64 total. Columns (a kept axis
-// is the closer one): up to 1024 columns at a time, f32 accumulators for 16 rows, then added to f64
-// totals. Either way long reductions are cut into chunks that depend on the shape alone; chunks of
-// one output are joined in order. The variance takes a second pass about the mean. The limiter is
-// memory.
+// Rows (the reduced axis is the closer one): each run of a row in blocks, summed in 4 vectors of
+// accumulators and added to the row's f64 total. Columns (a kept axis is the closer one): up to
+// 1024 columns at a time, f32 accumulators for 16 rows, then added to f64 totals. Elements are
+// widened to f32 in L1 first; sums of bf16 widen them as they read. Either way long reductions are
+// cut into chunks that depend on the shape alone; chunks of one output are joined in order. The
+// variance takes a second pass about the mean. The limiter is memory.
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/reduce/reduce_cpu_highway.cc"
 #include "kernels/simd/targets.h"
@@ -60,6 +60,25 @@ HWY_INLINE V fold(D, V total, V x, V centre) {
   }
 }
 
+/// Whether sums of x read its bf16 memory themselves, without a buffer in between.
+template <Fold kFold, class Acc>
+constexpr bool kMayReadBf16 = std::is_same_v<Acc, float> &&
+                              (kFold == Fold::kSum || kFold == Fold::kSquares);
+template <Fold kFold, class Acc>
+bool reads_bf16(const Tensor& x, int64_t stride) {
+  return kMayReadBf16<kFold, Acc> && x.dtype() == DType::bf16 && stride == 1;
+}
+
+/// m <= Lanes elements as Acc; the lanes beyond are 0.
+template <class D>
+HWY_INLINE hn::Vec<D> load_terms(D d, const hn::TFromD<D>* p, size_t m) {
+  return load_part(d, p, m);
+}
+template <class D>
+HWY_INLINE hn::Vec<D> load_terms(D d, const bf16* p, size_t m) {
+  return m == hn::Lanes(d) ? load_f32(d, p) : load_f32_n(d, p, m);
+}
+
 /// read_row, compiled once.
 template <class Acc>
 HWY_NOINLINE const Acc* read_block(const Tensor& x, int64_t offset, int64_t stride, int64_t n,
@@ -73,16 +92,17 @@ HWY_INLINE int64_t row_block() {
   return 64 * static_cast<int64_t>(hn::Lanes(hn::ScalableTag<Acc>()));
 }
 
-template <Fold kFold, class Acc>
-double fold_block(const Acc* x, int64_t n, Acc centre) {
+/// x: of Acc, or of bf16 where reads_bf16.
+template <Fold kFold, class Acc, class T>
+double fold_block(const T* x, int64_t n, Acc centre) {
   const hn::ScalableTag<Acc> d;
   using V = hn::Vec<decltype(d)>;
   const V c = hn::Set(d, centre);
   if constexpr (kFold == Fold::kSum) {
-    return sum_vectors(d, n, [&](size_t i, size_t m) HWY_ATTR { return load_part(d, x + i, m); });
+    return sum_vectors(d, n, [&](size_t i, size_t m) HWY_ATTR { return load_terms(d, x + i, m); });
   } else if constexpr (kFold == Fold::kSquares) {
     return sum_vectors(d, n, [&](size_t i, size_t m) HWY_ATTR {
-      const V centred = hn::Sub(load_part(d, x + i, m), c);
+      const V centred = hn::Sub(load_terms(d, x + i, m), c);
       return hn::Mul(centred, centred);
     });
   } else {
@@ -102,6 +122,21 @@ double fold_block(const Acc* x, int64_t n, Acc centre) {
     for (; i < n; ++i) result = join<kFold>(result, x[i]);
     return result;
   }
+}
+
+/// totals[j] folded with rows[k][j] for the `group` rows in turn, j < n.
+template <Fold kFold, class Acc, class T>
+HWY_INLINE void fold_rows(const T* const* rows, int64_t group, int64_t n, const Acc* centre,
+                          Acc* totals) {
+  const hn::ScalableTag<Acc> d;
+  for_each_vector(d, n, [&](size_t j, size_t m) HWY_ATTR {
+    const auto c = kFold == Fold::kSquares ? hn::LoadU(d, centre + j) : hn::Zero(d);
+    auto total = hn::LoadU(d, totals + j);
+    for (int64_t k = 0; k < group; ++k) {
+      total = fold<kFold>(d, total, load_terms(d, rows[k] + j, m), c);
+    }
+    hn::StoreU(total, d, totals + j);
+  });
 }
 
 /// One pass: partial[chunk * outputs + output], the fold of the chunk's elements of each output.
@@ -141,6 +176,7 @@ class Partials {
     const int64_t stride = l.reduced.empty() ? 1 : l.reduced_x.back();
     double* const partial = values_.data<double>();
     const int64_t grain = std::max<int64_t>(1, 16384 / std::min(l.count, chunk_));
+    const bool direct = reads_bf16<kFold, Acc>(x, stride);
     parallel_for(l.outputs * chunks_, grain, [&](int64_t begin, int64_t end) HWY_ATTR {
       HWY_ALIGN Acc buffer[64 * HWY_MAX_BYTES / sizeof(Acc)];
       const int64_t block = row_block<Acc>();
@@ -154,8 +190,13 @@ class Partials {
         while (at < last) {
           const int64_t n = std::min({last - at, run - at % run, block});
           const int64_t offset = outputs.offset() + offset_at(l.reduced, l.reduced_x, at);
-          const Acc* const row = read_block(x, offset, stride, n, buffer);
-          total = join<kFold>(total, fold_block<kFold>(row, n, centre));
+          const auto add = [&](const auto* row) HWY_ATTR {
+            total = join<kFold>(total, fold_block<kFold, Acc>(row, n, centre));
+          };
+          if constexpr (kMayReadBf16<kFold, Acc>) {
+            if (direct) add(x.data<bf16>() + offset);
+          }
+          if (!direct) add(read_block(x, offset, stride, n, buffer));
           at += n;
         }
         partial[chunk * l.outputs + output] = total;
@@ -176,8 +217,8 @@ class Partials {
     // Tasks next to each other read memory next to each other.
     const int64_t work = std::min(l.count, chunk_) * std::min(columns, kColumns);
     const int64_t grain = std::max<int64_t>(1, 16384 / work);
+    const bool direct = reads_bf16<kFold, Acc>(x, stride);
     parallel_for(outer * chunks_ * blocks, grain, [&](int64_t begin, int64_t end) HWY_ATTR {
-      const hn::ScalableTag<Acc> d;
       HWY_ALIGN Acc buffers[kGroup][kColumns], totals[kColumns], centre[kColumns];
       for (int64_t task = begin; task < end; ++task) {
         const int64_t block = task % blocks, chunk = task / blocks % chunks_;
@@ -196,20 +237,22 @@ class Partials {
           std::fill_n(totals, n, initial<kFold, Acc>());
           const int64_t until = std::min(last, r + kRows);
           while (r < until) {
-            const Acc* p[kGroup];
             const int64_t group = std::min(kGroup, until - r);
+            const Acc* p[kGroup];
+            const bf16* narrow[kGroup];
             for (int64_t k = 0; k < group; ++k, ++r, rows.next()) {
-              p[k] = read_block(x, base + rows.offset(), stride, n, buffers[k]);
+              const int64_t offset = base + rows.offset();
+              if (direct) {
+                narrow[k] = x.data<bf16>() + offset;
+              } else {
+                p[k] = read_block(x, offset, stride, n, buffers[k]);
+              }
             }
             const auto add = [&](auto count) HWY_ATTR {
-              for_each_vector(d, n, [&](size_t j, size_t m) HWY_ATTR {
-                const auto c = kFold == Fold::kSquares ? hn::LoadU(d, centre + j) : hn::Zero(d);
-                auto total = hn::LoadU(d, totals + j);
-                for (int64_t k = 0; k < count; ++k) {
-                  total = fold<kFold>(d, total, load_part(d, p[k] + j, m), c);
-                }
-                hn::StoreU(total, d, totals + j);
-              });
+              if constexpr (kMayReadBf16<kFold, Acc>) {
+                if (direct) fold_rows<kFold, Acc>(narrow, count, n, centre, totals);
+              }
+              if (!direct) fold_rows<kFold, Acc>(p, count, n, centre, totals);
             };
             group == kGroup ? add(std::integral_constant<int64_t, kGroup>()) : add(group);
           }

@@ -60,6 +60,9 @@ bool takes_integers(UnaryOp op);
 struct UnaryProblem;
 /// A test has a bool y, and an integer x an op that takes integers.
 bool unary_fits(const UnaryProblem& problem);
+/// A transcendental function that costs more than exp does, from a dtype to the same.
+bool unary_fits_table(const UnaryProblem& problem);
+inline constexpr DTypeSet kUnaryTableTypes = {DType::f16, DType::bf16};
 
 struct UnaryProblem {
   UnaryOp op;
