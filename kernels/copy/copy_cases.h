@@ -70,6 +70,24 @@ inline OpTable copy_table() {
       const Tensor x = view::expand(numbers(in, {4, 1, 19}, dtype), {4, 300, 19});
       return Problem{x, in.output(x.shape(), dtype)};
     });
+    add(fmt::format("expand_long_rows_{}", dtype), [=](Inputs& in) {
+      const Tensor x = view::expand(numbers(in, {3, 1, 1057}, dtype), {3, 7, 1057});
+      return Problem{x, in.output(x.shape(), dtype)};
+    });
+    add(fmt::format("long_rows_{}", dtype), [=](Inputs& in) {
+      const Shape shape = {2, 5, 1057};
+      const Tensor x = view::slice(numbers(in, {2, 5, 2000}, dtype), 2, 3, 1060);
+      return Problem{x, in.row_strided_output(shape, dtype)};
+    });
+  }
+  // The gradient of a sum.
+  for (DType from : {DType::f64, DType::f32, DType::bf16, DType::f8e4m3, DType::i64}) {
+    for (DType to : kAllDTypes) {
+      add(fmt::format("expand_scalar_{}_to_{}", from, to), [=](Inputs& in) {
+        const Shape shape = {13, 1057};
+        return Problem{view::expand(numbers(in, {}, from), shape), in.output(shape, to)};
+      });
+    }
   }
 
   // The weights of a ViT-B/16 block cast and transposed, the heads of its attention moved.
@@ -90,6 +108,16 @@ inline OpTable copy_table() {
               [=](Inputs& in) {
                 return Problem{view::transpose(in.integers(weight, dtype), 0, 1),
                                in.output({768, 3072}, dtype)};
+              });
+    add_timed(fmt::format("expand_rows_{}", dtype), dtype, dtype, numel(weight) / 2,
+              [=](Inputs& in) {
+                return Problem{view::expand(in.integers({1, 768}, dtype), {3072, 768}),
+                               in.output({3072, 768}, dtype)};
+              });
+    add_timed(fmt::format("expand_scalar_{}", dtype), dtype, dtype, numel(weight) / 2,
+              [=](Inputs& in) {
+                return Problem{view::expand(in.integers({}, dtype), {3072, 768}),
+                               in.output({3072, 768}, dtype)};
               });
     add_timed(fmt::format("heads_{}", dtype), dtype, dtype, 8 * 197 * 768, [=](Inputs& in) {
       return Problem{view::permute(in.integers({8, 197, 12, 64}, dtype), {0, 2, 1, 3}),
