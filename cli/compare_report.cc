@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 #include <limits>
 
 #include "cli/report/html_report.h"
@@ -55,8 +56,9 @@ ordered_json json_of(const CaseResult& result) {
 report::BarChart chart_of(const std::vector<const CaseResult*>& results) {
   report::BarChart chart = {
       .title = "PyTorch's figure over Weft's",
-      .x = {.label = "ratio", .scale = report::Scale::kLog2, .min = 0.25},
-      .caption = "The longer, the better for Weft; at 1 they are equal. Medians of the pairs."};
+      .x = {.label = "ratio", .scale = report::Scale::kLog2},
+      .origin = 1,
+      .caption = "To the right of 1 Weft is ahead, to the left PyTorch is. Medians of the pairs."};
   std::vector<std::string> sides;
   for (const CaseResult* result : results) {
     chart.categories.push_back(result->about.name);
@@ -73,7 +75,7 @@ report::BarChart chart_of(const std::vector<const CaseResult*>& results) {
       for (const PeerResult& peer : result->peers) {
         if (peer.side == side && !peer.ratios.empty()) ratio = Spread::of(peer.ratios).median;
       }
-      bars.values.push_back(ratio);
+      bars.values.push_back(std::round(100 * ratio) / 100);
     }
     chart.groups.push_back(std::move(bars));
   }
@@ -239,9 +241,9 @@ std::string to_html(const CompareReport& report) {
       "above 1 Weft is ahead, below 1 PyTorch is.");
   size_t lost = 0;
   for (const CaseResult& result : report.cases) lost += result.is_lost();
-  page.paragraph(fmt::format("{} cases; PyTorch was ahead in {}.", report.cases.size(), lost));
-  page.add(table_of_setting(about));
-
+  page.paragraph(fmt::format("{} cases; PyTorch was ahead in {}. On {}, {} threads.",
+                             report.cases.size(), lost, about.value("processor", "this machine"),
+                             about.value("threads", 0)));
   std::vector<std::string> groups;
   for (const CaseResult& result : report.cases) {
     if (std::ranges::find(groups, result.about.group) == groups.end()) {
@@ -259,6 +261,8 @@ std::string to_html(const CompareReport& report) {
     page.add(table_of(results));
   }
   add_profiles(page, report.cases);
+  page.heading("Settings");
+  page.add(table_of_setting(about));
   page.heading("Commands");
   for (const char* program : {"weft", "pytorch"}) {
     if (about.contains(program) && about[program].contains("command")) {

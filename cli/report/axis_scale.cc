@@ -64,7 +64,7 @@ AxisScale::AxisScale(const Axis& axis, const std::vector<double>& values)
   if (!axis.min) min_ = std::pow(base, first);
   if (!axis.max) max_ = std::pow(base, last);
   const int stride = std::max(1, (last - first + kMostTicks - 1) / kMostTicks);
-  const bool plain = base == 2 ? first >= 0 && last <= 16 : first >= -3 && last <= 4;
+  const bool plain = base == 2 ? first >= -3 && last <= 16 : first >= -3 && last <= 4;
   for (int k = first; k <= last; ++k) {
     const double value = std::pow(base, k);
     if (k % stride != 0 || value < min_ * (1 - 1e-9) || value > max_ * (1 + 1e-9)) continue;

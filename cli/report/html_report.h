@@ -55,10 +55,12 @@ struct BarGroup {
   std::vector<double> values;  // one per category
 };
 
-/// Horizontal bars, grouped by category. On a logarithmic axis they start at its lower end.
+/// Horizontal bars, grouped by category. They start at 0 or, on a logarithmic axis, at its lower
+/// end; or at `origin`, to either side of it. Those of a single group are then of two colours.
 struct BarChart {
   std::string title;
   Axis x;  // of the values
+  std::optional<double> origin = {};
   std::vector<std::string> categories;
   std::vector<BarGroup> groups;
   std::string caption;

@@ -47,6 +47,8 @@ TEST_CASE("Axes end at round ticks and cover the data") {
         std::vector<std::string>{"0", "0.2", "0.4", "0.6", "0.8", "1"});
   CHECK(labels(AxisScale({.scale = Scale::kLog10}, {3e-7, 2e-4, 0, -1, NAN})) ==
         std::vector<std::string>{"10⁻⁷", "10⁻⁶", "10⁻⁵", "10⁻⁴", "10⁻³"});
+  CHECK(labels(AxisScale({.scale = Scale::kLog2}, {0.3, 2})) ==
+        std::vector<std::string>{"0.25", "0.5", "1", "2"});
   CHECK(labels(AxisScale({.scale = Scale::kLog2}, {64, 512})) ==
         std::vector<std::string>{"64", "128", "256", "512"});
   const AxisScale log({.scale = Scale::kLog10}, {1, 100});
@@ -134,4 +136,26 @@ TEST_CASE("A page that cannot be written is an error and no file") {
   text << std::ifstream(folder + "/page.html").rdbuf();
   CHECK(text.str() == page.html());
   std::filesystem::remove(folder + "/page.html");
+}
+
+TEST_CASE("Bars lie on both sides of an origin, in two colours") {
+  Page page("bars");
+  page.add(BarChart{.x = {.label = "ratio", .scale = Scale::kLog2},
+                    .origin = 1,
+                    .categories = {"behind", "ahead"},
+                    .groups = {{"against", {0.5, 2}}}});
+  const std::string html = page.html();
+  // Of the same width, the second begins where the first ends.
+  const auto bar = [&](const char* colour) {
+    const size_t at = html.find(std::string("<rect class=\"") + colour + "\"");
+    REQUIRE(at != std::string::npos);
+    double x = 0, y = 0, width = 0;
+    CHECK(std::sscanf(html.c_str() + at, "<rect class=\"c%*d\" x=\"%lf\" y=\"%lf\" width=\"%lf\"",
+                      &x, &y, &width) == 3);
+    return std::pair(x, width);
+  };
+  const auto [x, width] = bar("c0");
+  const auto [x_behind, width_behind] = bar("c1");
+  CHECK(width == Approx(width_behind).margin(0.11));
+  CHECK(x_behind + width_behind == Approx(x).margin(0.11));
 }

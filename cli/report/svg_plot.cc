@@ -200,7 +200,9 @@ Drawing draw(const BarChart& chart) {
     values.insert(values.end(), group.values.begin(), group.values.end());
   }
   Axis axis = chart.x;
-  if (axis.scale == Scale::kLinear) {
+  if (chart.origin) {
+    values.push_back(*chart.origin);
+  } else if (axis.scale == Scale::kLinear) {
     values.push_back(0);
   } else if (!axis.min) {
     // Room for the shortest bar to be seen.
@@ -219,8 +221,9 @@ Drawing draw(const BarChart& chart) {
   Drawing drawing;
   Svg svg(chart.title, height);
   draw_x_axis(svg, box, scale, axis);
-  const double origin =
-      box.left + (scale.shows(0) ? scale.at(std::max(0.0, scale.min())) : 0) * box.width();
+  const double start =
+      chart.origin.value_or(scale.shows(0) ? std::max(0.0, scale.min()) : scale.min());
+  const double origin = box.left + scale.at(start) * box.width();
   for (size_t i = 0; i < chart.categories.size(); ++i) {
     const double top = box.top + band * static_cast<double>(i) + 4;
     svg.text(box.left - 6, top + band / 2 - 1, "end", chart.categories[i]);
@@ -234,15 +237,17 @@ Drawing draw(const BarChart& chart) {
       }
       const double x = box.left + scale.at(value) * box.width();
       const double left = std::min(x, origin), width = std::abs(x - origin);
+      const bool is_behind = chart.origin && chart.groups.size() == 1 && value < start;
       svg.put(
           "<rect class=\"c{}\" x=\"{:.1f}\" y=\"{:.1f}\" width=\"{:.1f}\" height=\"{:.1f}\">"
           "<title>{}: {}</title></rect>",
-          g % kColors, left, y, width, bar - 1,
+          is_behind ? 1 : g % kColors, left, y, width, bar - 1,
           escape(chart.categories[i] + ", " + chart.groups[g].name), format_number(value));
       svg.put("<text class=\"small\" x=\"{:.1f}\" y=\"{:.1f}\">{}</text>", left + width + 4,
               y + bar - 2, format_number(value));
     }
   }
+  if (chart.origin) svg.line("axis", origin, box.top, origin, box.bottom);
   for (size_t g = 0; g < chart.groups.size(); ++g) {
     drawing.legend.push_back({chart.groups[g].name, static_cast<int>(g % kColors), Mark::kPoints});
   }
