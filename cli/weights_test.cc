@@ -260,13 +260,20 @@ TEST_CASE(
   check_error(run_weft("train --recipe cvpr2023-finetune"), 2, "give --weights FILE");
   const std::string folder = make_colour_folders("reference", 6, 32, 32);
   const std::string weights = make_vit_b_16("reference.safetensors", 14);
+  const std::string small = make_vit_b_16("small.safetensors", 7);  // of images of 112 pixels
   for (const std::string precision : {"fp32", "bf16"}) {
-    const std::vector<json> events =
-        run_train("reference_" + precision,
-                  "--recipe cvpr2023-finetune --batch-size 2 --limit-batches 1 "
-                  "--epochs 1 --data folder:" +
-                      folder + " --weights " + weights + " --precision " + precision);
-    CHECK(events_of(events, "weights")[0].at("notes").size() == 1);
+    const bool resized = precision == "bf16";
+    const std::vector<json> events = run_train(
+        "reference_" + precision,
+        "--recipe cvpr2023-finetune --batch-size 2 --limit-batches 1 --epochs 1 --data folder:" +
+            folder + " --precision " + precision + " --weights " +
+            (resized ? small + " --interpolation timm" : weights));
+    const json notes = events_of(events, "weights")[0].at("notes");
+    CHECK(notes[0] == "the head of 1000 classes is replaced by a fresh one of 3");
+    CHECK(notes.size() == (resized ? 2 : 1));
+    if (resized) {
+      CHECK(notes[1] == "position embeddings interpolated from 49 to 196 patches (timm's rule)");
+    }
     const json state =
         json::parse(read_file(scratch("reference_" + precision) + "/step-1/state.json"));
     const json& config = state.at("state").at("config");
@@ -283,4 +290,5 @@ TEST_CASE(
   }
   std::filesystem::remove_all(folder);
   std::filesystem::remove(weights);
+  std::filesystem::remove(small);
 }

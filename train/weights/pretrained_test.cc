@@ -392,6 +392,19 @@ TEST_CASE("the metadata of a converted file keeps what the source decided") {
   CHECK_THROWS_WITH(read_pretrained(path), Contains("metadata: \"layer_norm_eps\" has the"));
 }
 
+TEST_CASE("a directory's weights are its model.safetensors, else its pytorch_model.bin") {
+  const Path folder = scratch("folder");
+  std::filesystem::create_directories(folder);
+  const auto copy = [&](const char* from, const char* to) {
+    std::filesystem::copy_file(kData / from, folder / to);
+  };
+  copy("torchvision.pth", "pytorch_model.bin");
+  CHECK(read_weight_file(folder).is_pth);
+  copy("timm.safetensors", "model.safetensors");
+  CHECK(read_weight_file(folder).path == folder / "model.safetensors");
+  std::filesystem::remove_all(folder);
+}
+
 TEST_CASE("formats are told by their first bytes") {
   CHECK(describe_format(read_weight_file(kData / "timm.safetensors")) == "safetensors");
   CHECK(describe_format(read_weight_file(kData / "dtypes.pth")) == "torch.save");
