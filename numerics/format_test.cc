@@ -204,8 +204,9 @@ bool same(double a, double b) {
   return std::isnan(a) ? std::isnan(b) : a == b && std::signbit(a) == std::signbit(b);
 }
 
-/// Whether every rounding, flush and saturation of x agrees with MPFR's.
-bool agrees_with_mpfr(MpfrRounder& mpfr, const FloatFormat& format, float x) {
+/// Whether every rounding, flush and saturation of x, a float or a double, agrees with MPFR's.
+template <class T>
+bool agrees_with_mpfr(MpfrRounder& mpfr, const FloatFormat& format, T x) {
   using Mode = MpfrRounder::Mode;
   const double even = mpfr.round(x, format, Mode::kNearestEven);
   const double zero = mpfr.round(x, format, Mode::kTowardZero);
@@ -265,7 +266,8 @@ int64_t check_boundaries(const FloatFormat& format, uint64_t step) {
   return mismatches;
 }
 
-/// Random floats: half of them of any bits, half near the format's range.
+/// Random numbers: floats, half of them of any bits, half near the format's range; and of the
+/// latter half as many doubles again, whose lower bits floats lack.
 int64_t check_random(int64_t count) {
   std::vector<FloatFormat> formats = named_formats();
   formats.push_back(parse_format("e3m4fn"));
@@ -285,7 +287,12 @@ int64_t check_random(int64_t count) {
                        low + static_cast<int>(words[3] % static_cast<uint32_t>(range)));
         if (words[2] & 2) x = -x;
       }
-      if (std::isfinite(x)) mine += !agrees_with_mpfr(mpfr, format, x);
+      if (!std::isfinite(x)) continue;
+      mine += !agrees_with_mpfr(mpfr, format, x);
+      if ((words[2] & 5) == 5) {
+        const double below = static_cast<double>(words[2] >> 3) * 0x1p-53;
+        mine += !agrees_with_mpfr(mpfr, format, x * (1 + below));
+      }
     }
     mismatches += mine;
   });
