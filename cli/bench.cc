@@ -132,14 +132,12 @@ int run_bench(const Arguments& a) {
                       .matmul_numerics = a.matmul_numerics,
                       .batch = a.batch,
                       .device = device};
-  try {
+  as_usage([&] {
     const auto numerics = kernels::parse_accumulation(a.matmul_numerics);
     for (const std::string& name : {a.precision, a.against.empty() ? a.precision : a.against}) {
       train::check_supported(train::find_precision(name), train::capabilities_of(numerics));
     }
-  } catch (const Error& error) {
-    throw UsageError(error.what());
-  }
+  });
   if (a.image_size > 0) options.options.image_size = a.image_size;
   if (a.classes > 0) options.options.classes = a.classes;
   if (a.checkpoint_activations) options.options.checkpoint_activations = true;
