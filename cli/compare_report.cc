@@ -241,7 +241,7 @@ std::string to_html(const CompareReport& report) {
       "above 1 Weft is ahead, below 1 PyTorch is.");
   size_t lost = 0;
   for (const CaseResult& result : report.cases) lost += result.is_lost();
-  page.paragraph(fmt::format("{} cases; PyTorch was ahead in {}. On {}, {} threads.",
+  page.paragraph(fmt::format("{} cases; PyTorch was ahead in {}. Processor: {}; threads: {}.",
                              report.cases.size(), lost, about.value("processor", "this machine"),
                              about.value("threads", 0)));
   std::vector<std::string> groups;
