@@ -7,6 +7,7 @@
 
 #include "autograd/op_hook.h"
 #include "autograd/ops.h"
+#include "core/memory_account.h"
 
 namespace weft {
 namespace {
@@ -204,6 +205,7 @@ class Pass {
       // The gradient may be shared with another leaf or with the caller; .grad() must not be.
       const bool keeps = options_.create_graph || gradient.is_unique();
       meta.grad = keeps && gradient.is_contiguous() ? gradient : ops::clone(gradient);
+      assign_memory(meta.grad, MemoryKind::kGradients);
     } else if (options_.create_graph) {
       meta.grad = ops::add(meta.grad, gradient);
     } else {

@@ -16,6 +16,7 @@
 #include <optional>
 
 #include "autograd/ops.h"
+#include "cli/bench_sharding.h"
 #include "cli/command.h"
 #include "cli/device_option.h"
 #include "cli/training_step.h"
@@ -246,6 +247,7 @@ int run_bench(const Arguments& a) {
 void add_bench(CLI::App& app, Action& action) {
   CLI::App& bench = *app.add_subcommand("bench", "Measure speed and memory");
   bench.require_subcommand(1);
+  add_bench_sharding(bench, action);
   CLI::App& command =
       *bench.add_subcommand("step", "One training step against oneDNN on its matrix products");
   const auto a = std::make_shared<Arguments>();

@@ -51,7 +51,9 @@ void* CachingAllocator::allocate(size_t bytes, StreamHandle stream) {
     stats_.reserved += capacity;
     ++stats_.system_requests;
   }
-  live_.emplace(block, Block{capacity, bytes, stream, {}, {}});
+  const auto entry =
+      live_.emplace(block, Block{capacity, bytes, stream, {}, {}, memory::current_owner()});
+  memory::allocated(entry.first->second.owner, bytes);
   if (device_.type != DeviceType::cpu) unnamed_.push_back(block);
   ++stats_.allocations;
   stats_.live += bytes;
@@ -78,6 +80,7 @@ void CachingAllocator::deallocate(void* block, size_t bytes) {
   const Block freed = std::move(entry->second);
   live_.erase(entry);
   stats_.live -= bytes;
+  memory::freed(freed.owner, bytes);
   if (freed.users.empty()) return pool_locked(block, freed.capacity, freed.stream);
   Resting resting{block, freed.capacity, freed.stream, {}};
   for (StreamHandle user : freed.users) {
@@ -93,6 +96,16 @@ void CachingAllocator::record_use(void* block, StreamHandle stream) {
   if (entry == live_.end() || entry->second.stream == stream) return;
   auto& users = entry->second.users;
   if (std::ranges::find(users, stream) == users.end()) users.push_back(stream);
+}
+
+void CachingAllocator::assign(void* block, MemoryKind kind) {
+  std::lock_guard lock(mutex_);
+  const auto entry = live_.find(block);
+  if (entry == live_.end()) return;
+  memory::Owner& owner = entry->second.owner;
+  memory::freed(owner, entry->second.bytes);
+  owner.kind = kind;
+  memory::allocated(owner, entry->second.bytes);
 }
 
 void CachingAllocator::wake_resting_locked(bool wait) {

@@ -22,6 +22,7 @@
 #include <vector>
 
 #include "core/device.h"
+#include "core/memory_account.h"
 #include "core/runtime.h"
 
 namespace weft {
@@ -78,6 +79,9 @@ class CachingAllocator {
   /// Says that work of another stream than the block's uses it.
   void record_use(void* block, StreamHandle stream);
 
+  /// Gives a live block another kind; nothing happens to what is no block of this allocator.
+  void assign(void* block, MemoryKind kind);
+
   /// Blocks freed on a held stream stay its own: a captured graph writes to them whenever it runs.
   void hold(StreamHandle stream);
   void let_go(StreamHandle stream);
@@ -98,6 +102,7 @@ class CachingAllocator {
     StreamHandle stream = nullptr;
     std::vector<StreamHandle> users;  // other streams
     std::string op;
+    memory::Owner owner;
   };
   struct Resting {  // freed, but work of other streams may still use it
     void* block;

@@ -127,5 +127,42 @@ TEST_CASE("each CPU index counts its own memory; other devices are refused") {
   CHECK(&allocator(second) != &allocator(Device{}));
 }
 
+TEST_CASE("an account counts its threads' blocks by kind, wherever they are freed") {
+  MemoryAccount mine, other;
+  Tensor kept, gradient;
+  {
+    const MemoryAccount::Joined joined(mine);
+    {
+      const MemoryScope scope(MemoryKind::kParameters);
+      kept = Tensor::zeros({100});
+      const MemoryScope inner(MemoryKind::kBuckets);
+      Tensor::zeros({50});
+    }
+    gradient = Tensor::zeros({25});
+    CHECK(mine.bytes(MemoryKind::kActivations).live == 100);
+    assign_memory(gradient, MemoryKind::kGradients);
+    const MemoryAccount::Joined nested(other);
+    CHECK(other.total().live == 0);
+    const Tensor elsewhere = Tensor::zeros({10});
+    CHECK(other.total().live == 40);
+  }
+  CHECK(other.total().live == 0);
+  CHECK(other.total().peak == 40);
+  CHECK(mine.bytes(MemoryKind::kParameters).live == 400);
+  CHECK(mine.bytes(MemoryKind::kBuckets).live == 0);
+  CHECK(mine.bytes(MemoryKind::kBuckets).peak == 200);
+  CHECK(mine.bytes(MemoryKind::kActivations).live == 0);
+  CHECK(mine.bytes(MemoryKind::kGradients).live == 100);
+  CHECK(mine.state().live == 500);
+  CHECK(mine.state().peak == 600);
+  // Another thread frees what this one took; what nobody counts is nobody's.
+  std::thread([&] { kept = {}; }).join();
+  gradient = {};
+  const Tensor uncounted = Tensor::zeros({1000});
+  CHECK(mine.total().live == 0);
+  mine.reset_peak();
+  CHECK(mine.total().peak == 0);
+}
+
 }  // namespace
 }  // namespace weft

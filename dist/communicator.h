@@ -129,6 +129,8 @@ class Communicator {
   virtual void leave(const std::string& reason) = 0;
 
   virtual Traffic traffic() const = 0;
+  /// Of this rank in this communicator, in the one it was made from and in all groups beside it.
+  virtual Traffic family_traffic() const = 0;
   FlightRecorder& recorder() { return *recorder_; }
 
  protected:

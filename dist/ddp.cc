@@ -9,6 +9,7 @@
 
 #include "autograd/backward.h"
 #include "autograd/ops.h"
+#include "core/memory_account.h"
 #include "core/view.h"
 
 namespace weft::dist {
@@ -183,6 +184,7 @@ class DistributedDataParallel::Reducer : public std::enable_shared_from_this<Red
   }
 
   void build_buckets(const std::vector<int>& order) {
+    const MemoryScope scope(MemoryKind::kBuckets);
     buckets_.clear();
     slots_.assign(parameters_.size(), {});
     std::vector<int64_t> sizes;  // elements

@@ -13,6 +13,7 @@
 
 #include "autograd/backward.h"
 #include "autograd/ops.h"
+#include "core/memory_account.h"
 #include "core/view.h"
 #include "dist/ddp.h"
 #include "dist/exact_sum.h"
@@ -166,6 +167,7 @@ class FullySharded::Engine : public std::enable_shared_from_this<Engine> {
 
   void build(Unit& unit) {
     const NoGrad guard;
+    const MemoryScope scope(MemoryKind::kParameters);
     unit.dtype = unit.parameters[0].whole.dtype();
     int64_t offset = 0;
     for (Parameter& p : unit.parameters) {
@@ -250,6 +252,7 @@ class FullySharded::Engine : public std::enable_shared_from_this<Engine> {
   }
 
   void gather(Unit& unit) {
+    const MemoryScope scope(MemoryKind::kGathered);
     // A forward that no backward followed, in evaluation, is no part of the next iteration.
     const bool is_expected =
         order_.size() < last_order_.size() && last_order_[order_.size()] == &unit;
@@ -297,6 +300,7 @@ class FullySharded::Engine : public std::enable_shared_from_this<Engine> {
       return;
     Unit& next = *last_order_[place + 1];
     if (next.is_resident || next.incoming.defined()) return;
+    const MemoryScope scope(MemoryKind::kGathered);
     next.incoming = Tensor::empty({next.padded}, next.gathered_dtype);
     gathered_now_ += next.gathered_bytes();
     note_gathered();
@@ -308,6 +312,10 @@ class FullySharded::Engine : public std::enable_shared_from_this<Engine> {
   void begin() {
     if (is_running_) return;
     is_running_ = true;
+    // Gradients that zero_grad() has dropped make room for the new ones.
+    for (Unit& unit : units_) {
+      if (!has_slice_gradient(unit)) unit.kept_gradient = {};
+    }
     weft::after_backward([weak = weak_from_this()] {
       if (const auto self = weak.lock()) self->finish();
     });
@@ -353,8 +361,10 @@ class FullySharded::Engine : public std::enable_shared_from_this<Engine> {
   void reduce(Unit& unit) {
     // Two units' gradients on their way at a time.
     while (reducing_.size() >= 2) complete(*reducing_.front());
+    const MemoryScope scope(MemoryKind::kBuckets);
     Unit::Reduction r;
     r.whole = take_flat(unit);
+    assign_memory(r.whole, MemoryKind::kBuckets);  // it may have been gathered under no_sync
     r.part = Tensor::empty({unit.part}, unit.reduce_dtype);
     reducing_now_ += static_cast<int64_t>(r.whole.nbytes() + r.part.nbytes());
     peak_reducing_ = std::max(peak_reducing_, reducing_now_);
@@ -386,6 +396,7 @@ class FullySharded::Engine : public std::enable_shared_from_this<Engine> {
         ops::add_(unit.kept_gradient, part);
       } else {
         unit.kept_gradient = part;
+        assign_memory(part, MemoryKind::kGradients);
       }
       reducing_now_ -= static_cast<int64_t>(r.whole.nbytes() + r.part.nbytes());
     }
@@ -405,7 +416,9 @@ class FullySharded::Engine : public std::enable_shared_from_this<Engine> {
       if (!synchronizes_) {
         // Kept in the dtype in which gradients travel: the sum of many must not be rounded to the
         // parameters' narrow one each time.
-        if (has_gradients(unit)) unit.local = take_flat(unit);
+        if (!has_gradients(unit)) continue;
+        unit.local = take_flat(unit);
+        assign_memory(unit.local, MemoryKind::kGradients);
       } else if (!unit.was_reduced || has_gradients(unit)) {
         reduce(unit);  // also where this rank has none: others may
       }

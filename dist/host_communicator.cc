@@ -74,6 +74,7 @@ class HostCommunicator : public Communicator {
   void leave(const std::string& reason) override { transport_->leave(reason); }
 
   Traffic traffic() const override { return transport_->traffic(); }
+  Traffic family_traffic() const override { return transport_->family_traffic(); }
 
  protected:
   Work start(Operation operation) override {

@@ -88,14 +88,14 @@ class InProcessTransport : public Transport {
   RankStatus* status(int rank) override { return &group_->status[rank]; }
   void leave(const std::string& reason) override { group_->leave(rank(), reason); }
 
-  std::unique_ptr<Transport> group(const std::vector<int>& ranks) override {
+ protected:
+  std::unique_ptr<Transport> make_group(const std::vector<int>& ranks) override {
     const auto place = std::find(ranks.begin(), ranks.end(), rank());
     return std::make_unique<InProcessTransport>(group_->subgroup(ranks, instances_[ranks]++),
                                                 static_cast<int>(place - ranks.begin()),
                                                 static_cast<int>(ranks.size()));
   }
 
- protected:
   void do_exchange(std::span<const Message> sends, std::span<const Message> receives,
                    Clock::time_point deadline) override {
     std::vector<ParcelPtr> parcels;

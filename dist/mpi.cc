@@ -90,7 +90,8 @@ class MpiTransport : public Transport {
     statuses_[rank()]->left = true;
   }
 
-  std::unique_ptr<Transport> group(const std::vector<int>& ranks) override {
+ protected:
+  std::unique_ptr<Transport> make_group(const std::vector<int>& ranks) override {
     MPI_Group all, some;
     MPI_Comm comm;
     check(MPI_Comm_group(comm_, &all), "MPI_Comm_group");
@@ -104,7 +105,6 @@ class MpiTransport : public Transport {
                                           static_cast<int>(ranks.size()), largest_message_);
   }
 
- protected:
   void do_exchange(std::span<const Message> sends, std::span<const Message> receives,
                    Clock::time_point deadline) override {
     std::vector<MPI_Request> requests;

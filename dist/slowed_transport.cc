@@ -15,12 +15,13 @@ class SlowedTransport : public Transport {
         bandwidth_(bandwidth) {}
 
   RankStatus* status(int rank) override { return inner_->status(rank); }
-  std::unique_ptr<Transport> group(const std::vector<int>& ranks) override {
-    return slowed(inner_->group(ranks), latency_, bandwidth_);
-  }
   void leave(const std::string& reason) override { inner_->leave(reason); }
 
  protected:
+  std::unique_ptr<Transport> make_group(const std::vector<int>& ranks) override {
+    return slowed(inner_->group(ranks), latency_, bandwidth_);
+  }
+
   void do_exchange(std::span<const Message> sends, std::span<const Message> receives,
                    Clock::time_point deadline) override {
     const Clock::time_point begin = Clock::now();

@@ -51,6 +51,9 @@ class Ddp : public Strategy {
                        world_->size(), megabytes(16 * p),
                        megabytes(2.0 * (world_->size() - 1) / world_->size() * 4 * p));
   }
+  int64_t padded_elements() const override {
+    return ddp_->bucket_bytes() / static_cast<int64_t>(itemsize(DType::f32));
+  }
 
  private:
   const CommunicatorPtr world_;
@@ -101,6 +104,11 @@ class Sharded : public Strategy {
                             const optim::OptimizerState& state) override {
     optimizer.load_state_dict(fsdp_->shard_optimizer_state(state));
   }
+  int64_t padded_elements() const override {
+    int64_t elements = 0;
+    for (const auto& [name, padded] : fsdp_->units()) elements += padded;
+    return elements;
+  }
   std::string describe(int64_t parameters) const override {
     const double p = static_cast<double>(parameters), f = options_.shard->size();
     const int replicas = options_.replicate ? options_.replicate->size() : 1;
@@ -124,14 +132,14 @@ class Sharded : public Strategy {
   std::unique_ptr<FullySharded> fsdp_;
 };
 
+}  // namespace
+
 int default_shard_size(int ranks) {
   for (int size = ranks / 2; size > 1; --size) {
     if (ranks % size == 0) return size;
   }
   return 1;
 }
-
-}  // namespace
 
 const std::vector<std::string>& strategy_names() {
   static const auto& names =

@@ -29,6 +29,8 @@ struct StrategyOptions {
 
 /// single, ddp, fsdp, zero1, zero2, zero3, hsdp
 const std::vector<std::string>& strategy_names();
+/// Of hsdp: the largest proper divisor.
+int default_shard_size(int ranks);
 /// Throws Error naming the setting and what was expected.
 void validate_strategy(const StrategyOptions& options, int devices);
 
@@ -59,6 +61,8 @@ class Strategy {
                                     const optim::OptimizerState& state) {
     optimizer.load_state_dict(state);
   }
+  /// Elements of the buckets or units in which gradients travel, their padding included.
+  virtual int64_t padded_elements() const { return 0; }
   /// "fsdp on 4 ranks: 4P/N parameters, ..." with the bytes of a model of P parameters under Adam.
   virtual std::string describe(int64_t parameters) const = 0;
 };

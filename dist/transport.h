@@ -59,11 +59,13 @@ class Transport {
                 Clock::time_point deadline, bool is_control = false) {
     int64_t bytes = 0;
     for (const Message& message : sends) bytes += static_cast<int64_t>(message.bytes);
-    if (is_control) {
-      control_ += bytes;
-    } else {
-      sent_ += bytes;
-      messages_ += static_cast<int64_t>(sends.size());
+    for (Counters* counters : {&own_, family_.get()}) {
+      if (is_control) {
+        counters->control += bytes;
+      } else {
+        counters->sent += bytes;
+        counters->messages += static_cast<int64_t>(sends.size());
+      }
     }
     do_exchange(sends, receives, deadline);
   }
@@ -71,20 +73,33 @@ class Transport {
   /// The status of a rank; null when it cannot be known (another host).
   virtual RankStatus* status(int rank) = 0;
   /// A transport among some of these ranks; called by those alone.
-  virtual std::unique_ptr<Transport> group(const std::vector<int>& ranks) = 0;
+  std::unique_ptr<Transport> group(const std::vector<int>& ranks) {
+    std::unique_ptr<Transport> group = make_group(ranks);
+    group->family_ = family_;
+    return group;
+  }
   /// Tells the others that this rank has given up.
   virtual void leave(const std::string& reason) = 0;
 
-  Traffic traffic() const { return {sent_, messages_, control_}; }
+  Traffic traffic() const { return own_.read(); }
+  /// Of this rank in the world and in all groups made from it.
+  Traffic family_traffic() const { return family_->read(); }
 
  protected:
   Transport(int rank, int size) : rank_(rank), size_(size) {}
   virtual void do_exchange(std::span<const Message> sends, std::span<const Message> receives,
                            Clock::time_point deadline) = 0;
+  virtual std::unique_ptr<Transport> make_group(const std::vector<int>& ranks) = 0;
 
  private:
+  struct Counters {
+    std::atomic<int64_t> sent{0}, messages{0}, control{0};
+    Traffic read() const { return {sent, messages, control}; }
+  };
+
   const int rank_, size_;
-  std::atomic<int64_t> sent_{0}, messages_{0}, control_{0};
+  Counters own_;
+  std::shared_ptr<Counters> family_ = std::make_shared<Counters>();
 };
 
 /// A transport slowed down to a network's speed: each exchange takes `latency` seconds and the time

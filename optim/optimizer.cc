@@ -7,6 +7,7 @@
 #include <tuple>
 
 #include "autograd/ops.h"
+#include "core/memory_account.h"
 #include "kernels/op.h"
 
 namespace weft::optim {
@@ -112,6 +113,7 @@ Optimizer::ParameterState& Optimizer::state_of(const ParameterGroup& group,
   const size_t count = state_names(group).size();
   if (state.tensors.size() != count) {
     state = {};
+    const MemoryScope scope(MemoryKind::kOptimizer);
     for (size_t i = 0; i < count; ++i) state.tensors.push_back(ops::zeros_like(parameter));
   }
   return state;

@@ -1,0 +1,86 @@
+// What sharing a training over ranks costs each of them: bytes kept, and bytes sent in a step.
+//
+// P parameters are cut into units (dist/fsdp.h); F ranks share a copy, R such groups hold copies,
+// N = F R. The optimizer is Adam, everything travels and is kept in elements of 4 bytes. Formulas
+// with an asterisk walk through the schedule of a step, unit by unit, since units differ in size;
+// the text beside them says what comes out for units of one size U.
+//
+//             parameters  gradients            optimizer  gathered   buckets
+//   single    4 P         4 P                  8 P
+//   ddp       4 P         4 largest parameter  8 P                   4 P
+//   zero1     4 P         4 P                  8 P/F                 8 (1 + 1/F) U *
+//   zero2     4 P         4 P/F + 4 U *        8 P/F                 8 (1 + 1/F) U *
+//   zero3, fsdp, hsdp
+//             4 P/F       4 P/F + 4 U *        8 P/F      12 U *     8 (1 + 1/F) U *
+//
+// Sent by each rank, in a ring or straight, n bytes whose parts the ranks divide:
+//   all_reduce 2 (N-1)/N n;  all_gather, reduce_scatter (N-1)/N n.
+//   ddp: all_reduce of the buckets. zero1, zero2: reduce_scatter and all_gather of all units.
+//   fsdp: reduce_scatter of all units, all_gather of each as often as it is gathered: forward and
+//   backward, but for those that are still there when backward begins. hsdp: that among F ranks,
+//   and all_reduce of the parts among R.
+//
+// Rajbhandari et al.: "ZeRO", SC 2020, for the terms in P. Nothing here measures anything:
+// `weft bench sharding` holds these numbers against the allocator and the transport.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "core/memory_account.h"
+#include "dist/strategy.h"
+
+namespace weft::dist {
+
+/// A model as far as its sizes go. Elements.
+struct ModelLayout {
+  int64_t parameters = 0;
+  int64_t largest_parameter = 0;
+  /// Of the root, which is what no policy chose: how much comes before the first other unit in
+  /// order of registration, and how much behind it.
+  int64_t root_before = 0, root_behind = 0;
+  std::vector<int64_t> units;  // the others, in the order of a forward pass
+  std::vector<int64_t> sizes;  // of all parameters, in order of registration
+
+  int64_t root() const { return root_before + root_behind; }
+};
+/// Of a module whose parts are called in order of registration, as transformers' are.
+ModelLayout layout_of(nn::Module& module, const WrapPolicy& policy);
+
+/// How ranks share a model: N = shard * replicas.
+struct Sharing {
+  int shard = 1, replicas = 1;
+  int ranks() const { return shard * replicas; }
+};
+/// ddp: copies; hsdp: in groups of shard_size (0: the default); the others: one copy of all ranks.
+Sharing sharing_of(const std::string& strategy, int ranks, int shard_size = 0);
+
+/// Bytes by MemoryKind at each kind's peak in a step; activations are not known here.
+struct StateBytes {
+  std::array<int64_t, kMemoryKinds> kinds{};
+  int64_t operator[](MemoryKind kind) const { return kinds[static_cast<int>(kind)]; }
+  int64_t& operator[](MemoryKind kind) { return kinds[static_cast<int>(kind)]; }
+  int64_t total() const;
+};
+/// Throws Error for a strategy that is not in the table above.
+StateBytes state_bytes(const std::string& strategy, const ModelLayout& layout,
+                       const Sharing& sharing);
+/// The row of the table above: "4 P parameters + ...".
+std::string state_formula(const std::string& strategy);
+
+/// Bytes that rank 0 sends in a step; the others send as many, or a few less where R does not
+/// divide a part. `ddp_elements`: of ddp's buckets with their padding; 0: as
+/// the layout cuts them.
+int64_t sent_bytes(const std::string& strategy, const ModelLayout& layout, const Sharing& sharing,
+                   int64_t ddp_elements = 0);
+std::string sent_formula(const std::string& strategy);
+
+/// Elements of ddp's buckets (ddp.h) filled in reverse order of registration, padded for the ranks.
+std::vector<int64_t> bucket_elements(const ModelLayout& layout, int ranks);
+/// Elements of the units in the order in which a step of a fully sharded model gathers them.
+std::vector<int64_t> gathered_units(const ModelLayout& layout);
+
+}  // namespace weft::dist
