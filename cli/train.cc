@@ -12,8 +12,8 @@
 #include "cli/command.h"
 #include "cli/device_option.h"
 #include "core/error.h"
+#include "dist/join.h"
 #include "dist/launch.h"
-#include "dist/mpi.h"
 #include "dist/strategy.h"
 #include "models/registry.h"
 #include "train/precision.h"
@@ -87,9 +87,9 @@ int run_train(const Arguments& arguments) {
   run.device = chosen_device(arguments.device);
   run.devices = arguments.devices.value_or(0);
   run.strategy = arguments.strategy.value_or("");
-  const bool is_rank = dist::is_mpi_rank();
+  const bool is_rank = dist::is_rank();
   if (is_rank) {
-    run.world = dist::make_mpi_world();
+    run.world = dist::join_world();
     if (run.devices == 0) run.devices = run.world->size();
   }
   train::Config config;

@@ -8,8 +8,8 @@
 #include "autograd/backward.h"
 #include "autograd/ops.h"
 #include "autograd/random.h"
+#include "dist/join.h"
 #include "dist/launch.h"
-#include "dist/mpi.h"
 #include "optim/clip.h"
 #include "train/safetensors.h"
 
@@ -36,13 +36,13 @@ Fabric::Fabric(const FabricOptions& options) : options_(options) {
 
 void Fabric::launch(int argc, char** argv) {
   WEFT_CHECK(!strategy_, "fabric: launch() was called already");
-  if (options_.devices > 1 && !dist::is_mpi_rank()) {
+  if (options_.devices > 1 && !dist::is_rank()) {
     std::vector<std::string> command(argv, argv + argc);
     command.at(0) = std::filesystem::read_symlink("/proc/self/exe");
     std::exit(dist::launch({.ranks = options_.devices}, command));
   }
-  if (dist::is_mpi_rank()) {
-    world_ = dist::make_mpi_world();
+  if (dist::is_rank()) {
+    world_ = dist::join_world();
     WEFT_CHECK(world_->size() == options_.devices,
                "fabric: {} devices were asked for, {} ranks were started", options_.devices,
                world_->size());

@@ -1,0 +1,50 @@
+// A small table that ranks share before they can talk: where each listens, an id made by one.
+//
+//   auto store = make_tcp_store({.host = "10.0.0.1", .port = 29500, .serves = rank == 0});
+//   store->set("nccl/0", id);                  // on one rank
+//   const std::string id = store->get("nccl/0");   // on the others: waits for it
+//
+// The TCP store lives in a thread of the rank that serves it, until that rank's handle and those of
+// the connected ranks are gone; the file store is a directory that the ranks' hosts share. Safe to
+// use from several threads. Keys are set once.
+//
+// Errors: a port that is in use, a server that does not answer, a key that nobody sets, each within
+// timeout_seconds and with the address or the key.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+namespace weft::dist {
+
+class Store {
+ public:
+  virtual ~Store() = default;
+  Store(const Store&) = delete;
+  Store& operator=(const Store&) = delete;
+
+  virtual void set(const std::string& key, const std::string& value) = 0;
+  /// Waits until some rank has set it.
+  virtual std::string get(const std::string& key) = 0;
+  /// This host's address as the other ranks reach it.
+  virtual std::string own_address() const = 0;
+
+ protected:
+  Store() = default;
+};
+
+struct TcpStoreOptions {
+  std::string host = "127.0.0.1";
+  int port = 29500;     // 0, of a server: any that is free
+  bool serves = false;  // exactly one rank's
+  double timeout_seconds = 60;
+};
+std::shared_ptr<Store> make_tcp_store(const TcpStoreOptions& options);
+/// The port that a server of port 0 was given.
+int port_of(const Store& tcp_store);
+
+/// `directory` is made if need be; it must be empty at the start of a run.
+std::shared_ptr<Store> make_file_store(const std::string& directory, double timeout_seconds = 60);
+
+}  // namespace weft::dist
