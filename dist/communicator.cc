@@ -61,7 +61,10 @@ std::string describe(const Operation& operation) {
 void Work::wait() const {
   if (!state_) return;
   if (!state_->done.load(std::memory_order_acquire)) state_->block();
-  if (state_->failure) std::rethrow_exception(state_->failure);
+  // A device's collective may be waited for by the device alone, and not have ended yet.
+  if (state_->done.load(std::memory_order_acquire) && state_->failure) {
+    std::rethrow_exception(state_->failure);
+  }
 }
 
 bool Work::is_done() const { return !state_ || state_->done.load(std::memory_order_acquire); }

@@ -51,7 +51,9 @@ std::string_view name(Collective collective);
 class Work {
  public:
   Work() = default;  // done
-  /// Blocks until the collective is complete on this rank; throws its Error.
+  /// Blocks until the collective is complete on this rank; throws its Error. On a device what is
+  /// submitted from now on to the current stream runs behind the collective, and this thread goes
+  /// on.
   void wait() const;
   bool is_done() const;
 
@@ -132,14 +134,13 @@ class Communicator {
   /// Of this rank in this communicator, in the one it was made from and in all groups beside it.
   virtual Traffic family_traffic() const = 0;
   FlightRecorder& recorder() { return *recorder_; }
+  const std::shared_ptr<FlightRecorder>& shared_recorder() const { return recorder_; }
 
  protected:
   Communicator(std::string name, int rank, int size, std::shared_ptr<FlightRecorder> recorder)
       : name_(std::move(name)), rank_(rank), size_(size), recorder_(std::move(recorder)) {}
   /// Begins an operation whose arguments were checked.
   virtual Work start(Operation operation) = 0;
-
-  const std::shared_ptr<FlightRecorder>& shared_recorder() const { return recorder_; }
 
  private:
   Work begin(Operation operation);

@@ -210,7 +210,8 @@ class DistributedDataParallel::Reducer : public std::enable_shared_from_this<Red
       Bucket& bucket = buckets_[b];
       // Equal parts for all ranks.
       const int64_t padded = (sizes[b] + group_->size() - 1) / group_->size() * group_->size();
-      bucket.flat = Tensor::zeros({padded}, parameters_[bucket.parameters[0]].dtype());
+      const Tensor& first = parameters_[bucket.parameters[0]];
+      bucket.flat = Tensor::zeros({padded}, first.dtype(), first.device());
       int64_t offset = 0;
       for (int i : bucket.parameters) {
         const int64_t n = parameters_[i].numel();

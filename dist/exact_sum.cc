@@ -6,6 +6,7 @@
 #include <mutex>
 
 #include "core/parallel.h"
+#include "core/transfer.h"
 
 namespace weft::dist {
 namespace {
@@ -89,10 +90,11 @@ double ExactSum::value() const {
 void add_squares(ExactSum& sum, const Tensor& x) {
   WEFT_CHECK(is_floating(x.dtype()) && x.is_contiguous(),
              "add_squares: expected a contiguous floating tensor, got {}", x);
+  const Tensor values = to_device(x, Device{});
   std::mutex mutex;
   visit_dtype(x.dtype(), [&](auto tag) {
     using T = typename decltype(tag)::type;
-    const T* data = x.data<T>();
+    const T* data = values.data<T>();
     parallel_for(x.numel(), 1 << 16, [&](int64_t begin, int64_t end) {
       ExactSum part;
       for (int64_t i = begin; i < end; ++i) {

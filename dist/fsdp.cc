@@ -14,6 +14,7 @@
 #include "autograd/backward.h"
 #include "autograd/ops.h"
 #include "core/memory_account.h"
+#include "core/transfer.h"
 #include "core/view.h"
 #include "dist/ddp.h"
 #include "dist/exact_sum.h"
@@ -36,6 +37,7 @@ struct Unit {
   std::string name;
   std::vector<Parameter> parameters;
   DType dtype = DType::f32;  // of the parts
+  Device device;
   DType gathered_dtype = DType::f32;
   DType reduce_dtype = DType::f32;
   int64_t padded = 0;
@@ -169,6 +171,7 @@ class FullySharded::Engine : public std::enable_shared_from_this<Engine> {
     const NoGrad guard;
     const MemoryScope scope(MemoryKind::kParameters);
     unit.dtype = unit.parameters[0].whole.dtype();
+    unit.device = unit.parameters[0].whole.device();
     int64_t offset = 0;
     for (Parameter& p : unit.parameters) {
       WEFT_CHECK(p.whole.dtype() == unit.dtype,
@@ -185,7 +188,7 @@ class FullySharded::Engine : public std::enable_shared_from_this<Engine> {
     unit.missing = count_trained(unit);
 
     const bool in_place = keeps_whole() && unit.gathered_dtype == unit.dtype;
-    Tensor flat = Tensor::zeros({unit.padded}, unit.dtype);
+    Tensor flat = Tensor::zeros({unit.padded}, unit.dtype, unit.device);
     for (const Parameter& p : unit.parameters) {
       synchronize(p.whole);
       copy_into(view::narrow(flat, 0, p.offset, p.numel), view::reshape(p.whole, {p.numel}));
@@ -200,7 +203,7 @@ class FullySharded::Engine : public std::enable_shared_from_this<Engine> {
       flat = {};
       const size_t index = &unit - units_.data();
       unit.memory = std::make_shared<Storage>(
-          static_cast<size_t>(unit.gathered_bytes()), Device{},
+          static_cast<size_t>(unit.gathered_bytes()), unit.device,
           [alive = std::weak_ptr<Engine*>(alive_), index] {
             const auto engine = alive.lock();
             WEFT_CHECK(engine, "fsdp: a parameter is used after its FullySharded is gone");
@@ -260,7 +263,7 @@ class FullySharded::Engine : public std::enable_shared_from_this<Engine> {
     if (unit.incoming.defined()) {
       unit.fetch.wait();
       unit.memory->allocate();
-      std::memcpy(unit.memory->data(), unit.incoming.raw(), unit.incoming.nbytes());
+      copy_same_layout(unit.incoming, flat_view(unit));
       unit.incoming = {};
       unit.fetch = {};
       gathered_now_ -= unit.gathered_bytes();
@@ -301,7 +304,7 @@ class FullySharded::Engine : public std::enable_shared_from_this<Engine> {
     Unit& next = *last_order_[place + 1];
     if (next.is_resident || next.incoming.defined()) return;
     const MemoryScope scope(MemoryKind::kGathered);
-    next.incoming = Tensor::empty({next.padded}, next.gathered_dtype);
+    next.incoming = Tensor::empty({next.padded}, next.gathered_dtype, next.device);
     gathered_now_ += next.gathered_bytes();
     note_gathered();
     next.fetch = start_gather(next, next.incoming);
@@ -341,8 +344,9 @@ class FullySharded::Engine : public std::enable_shared_from_this<Engine> {
   /// The unit's gradients, and what was gathered of them under no_sync, as one flat tensor.
   Tensor take_flat(Unit& unit) {
     const NoGrad guard;
-    Tensor flat =
-        unit.local.defined() ? unit.local : Tensor::zeros({unit.padded}, unit.reduce_dtype);
+    Tensor flat = unit.local.defined()
+                      ? unit.local
+                      : Tensor::zeros({unit.padded}, unit.reduce_dtype, unit.device);
     for (Parameter& p : unit.parameters) {
       const Tensor gradient = p.whole.grad();
       if (!gradient.defined()) continue;
@@ -365,7 +369,7 @@ class FullySharded::Engine : public std::enable_shared_from_this<Engine> {
     Unit::Reduction r;
     r.whole = take_flat(unit);
     assign_memory(r.whole, MemoryKind::kBuckets);  // it may have been gathered under no_sync
-    r.part = Tensor::empty({unit.part}, unit.reduce_dtype);
+    r.part = Tensor::empty({unit.part}, unit.reduce_dtype, unit.device);
     reducing_now_ += static_cast<int64_t>(r.whole.nbytes() + r.part.nbytes());
     peak_reducing_ = std::max(peak_reducing_, reducing_now_);
     r.scatter = reduce_group_->reduce_scatter(r.part, r.whole);
@@ -385,7 +389,7 @@ class FullySharded::Engine : public std::enable_shared_from_this<Engine> {
       Tensor part = ops::cast(r.part, unit.dtype);
       if (options_.average == ReduceOp::kMean) {
         const double ranks = static_cast<double>(shard_size()) * replicas();
-        part = ops::div(part, Tensor::full({1}, ranks, unit.dtype));
+        part = ops::div(part, ops::to(Tensor::full({1}, ranks, unit.dtype), unit.device));
       }
       if (!unit.has_new_gradient) {
         // Gradients that zero_grad() has dropped do not count; others are added to.
@@ -504,7 +508,7 @@ class FullySharded::Engine : public std::enable_shared_from_this<Engine> {
     const bool keeps = everywhere || shard_rank() == 0;
     std::unordered_map<const Parameter*, Tensor> whole;
     for (Unit& unit : units_) {
-      const Tensor flat = Tensor::empty({unit.padded}, unit.dtype);
+      const Tensor flat = Tensor::empty({unit.padded}, unit.dtype, unit.device);
       gather_group_->all_gather(flat, unit.kept).wait();
       if (!keeps) continue;
       for (const Parameter& p : unit.parameters) {
@@ -571,7 +575,7 @@ class FullySharded::Engine : public std::enable_shared_from_this<Engine> {
         continue;
       }
       const auto [unit, p] = named(name.substr(0, dot));
-      const Tensor whole = Tensor::empty(p->shape, slice.dtype());
+      const Tensor whole = Tensor::empty(p->shape, slice.dtype(), slice.device());
       gather_group_->all_gather(whole, slice, counts_of(*unit, *p)).wait();
       if (everywhere || shard_rank() == 0) full.tensors.emplace_back(name, whole);
     }

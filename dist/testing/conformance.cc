@@ -1,11 +1,15 @@
 #include "dist/testing/conformance.h"
 
+#include <chrono>
 #include <cmath>
 #include <cstring>
 #include <functional>
 #include <numeric>
+#include <thread>
 
 #include "core/philox.h"
+#include "core/stream.h"
+#include "core/transfer.h"
 #include "core/view.h"
 #include "dist/device_mesh.h"
 #include "dist/reduce_tree.h"
@@ -16,13 +20,20 @@ namespace {
 constexpr DType kReducible[] = {DType::f64,  DType::f32, DType::f16,
                                 DType::bf16, DType::i64, DType::i32};
 
+/// Where this rank's tensors are, but for those that the check puts on the CPU.
+thread_local Device here;
+
+Tensor empty(int64_t n, DType dtype = DType::f32) { return Tensor::empty({n}, dtype, here); }
+Tensor zeros(int64_t n, DType dtype = DType::f32) { return Tensor::zeros({n}, dtype, here); }
+Tensor on_cpu(const Tensor& x) { return to_device(x, Device{}); }
+
 Tensor make(int64_t n, DType dtype, const std::function<double(int64_t)>& value) {
   Tensor x = Tensor::empty({n}, dtype);
   visit_dtype(dtype, [&](auto tag) {
     using T = typename decltype(tag)::type;
     for (int64_t i = 0; i < n; ++i) x.data<T>()[i] = from_double<T>(value(i));
   });
-  return x;
+  return to_device(x, here);
 }
 
 void expect(const Tensor& got, const std::function<double(int64_t)>& value,
@@ -37,7 +48,8 @@ void expect(const Tensor& got, const std::function<double(int64_t)>& value,
 }
 
 void expect_same_bits(const Tensor& a, const Tensor& b, const std::string& what) {
-  WEFT_CHECK(a.nbytes() == b.nbytes() && std::memcmp(a.raw(), b.raw(), a.nbytes()) == 0,
+  const Tensor x = on_cpu(a), y = on_cpu(b);
+  WEFT_CHECK(x.nbytes() == y.nbytes() && std::memcmp(x.raw(), y.raw(), x.nbytes()) == 0,
              "conformance: {}: {} and {} differ in their bits", what, a, b);
 }
 
@@ -85,7 +97,7 @@ void check_integers(Communicator& c, int64_t n) {
       expect(x, expected, "all_reduce " + what);
 
       const Tensor in = make(n * size, dtype, [&](int64_t i) { return held(rank, i); });
-      const Tensor out = Tensor::empty({n}, dtype);
+      const Tensor out = empty(n, dtype);
       c.reduce_scatter(out, in, op).wait();
       expect(
           out, [&](int64_t i) { return expected(rank * n + i); }, "reduce_scatter " + what);
@@ -102,7 +114,7 @@ void check_moves(Communicator& c, int64_t n) {
     };
     const std::string what = fmt::format("{} of {}", dtype, n);
     Tensor mine = make(n, dtype, [&](int64_t i) { return value(rank, i); });
-    Tensor all = Tensor::empty({size, n}, dtype);
+    Tensor all = Tensor::empty({size, n}, dtype, here);
     c.all_gather(all, mine).wait();
     expect(
         all, [&](int64_t i) { return value(static_cast<int>(i / n), i % n); },
@@ -126,7 +138,7 @@ void check_moves(Communicator& c, int64_t n) {
     const Tensor parts = make(n * size, dtype, [&](int64_t i) {
       return value(rank * size + static_cast<int>(i / n), i % n);
     });
-    const Tensor out = Tensor::empty({n * size}, dtype);
+    const Tensor out = empty(n * size, dtype);
     c.all_to_all(out, parts).wait();
     expect(
         out, [&](int64_t i) { return value(static_cast<int>(i / n) * size + rank, i % n); },
@@ -140,13 +152,13 @@ void check_uneven(Communicator& c, int64_t n) {
   const std::vector<int64_t> counts = split_evenly(n, size);
   const int64_t begin = std::accumulate(counts.begin(), counts.begin() + rank, int64_t{0});
   const Tensor mine = make(counts[rank], DType::f32, [&](int64_t i) { return 3.0 * (begin + i); });
-  const Tensor all = Tensor::full({n}, -1);
+  const Tensor all = make(n, DType::f32, [](int64_t) { return -1.0; });
   c.all_gather(all, mine, counts).wait();
   expect(
       all, [](int64_t i) { return 3.0 * i; }, fmt::format("uneven all_gather of {}", n));
 
   const Tensor in = make(n, DType::f16, [&](int64_t i) { return held(rank, i); });
-  const Tensor out = Tensor::empty({counts[rank]}, DType::f16);
+  const Tensor out = empty(counts[rank], DType::f16);
   c.reduce_scatter(out, in, counts).wait();
   expect(
       out, [&](int64_t i) { return over_ranks(size, begin + i, ReduceOp::kSum); },
@@ -158,21 +170,22 @@ void check_order(Communicator& c) {
   const int rank = c.rank(), size = c.size();
   const int64_t n = 3001;
   for (DType dtype : {DType::f64, DType::f32, DType::bf16}) {
-    std::vector<Tensor> held_by;
+    std::vector<Tensor> held_by, by_host;
     std::vector<const void*> pointers;
     for (int r = 0; r < size; ++r) {
       Philox random(7, r);
       held_by.push_back(make(n * size, dtype, [&](int64_t) { return random.normal(); }));
-      pointers.push_back(held_by.back().raw());
+      by_host.push_back(on_cpu(held_by.back()));
+      pointers.push_back(by_host.back().raw());
     }
     const Tensor expected = Tensor::empty({n * size}, dtype);
     reduce_tree(dtype, ReduceOp::kSum, pointers, expected.raw(), n * size);
-    const Tensor part = Tensor::empty({n}, dtype);
+    const Tensor part = empty(n, dtype);
     c.reduce_scatter(part, held_by[rank]).wait();
     expect_same_bits(part, view::narrow(expected, 0, rank * n, n), "reduce_scatter");
     // In place, into this rank's part of its own input.
-    Tensor copy = Tensor::empty({n * size}, dtype);
-    std::memcpy(copy.raw(), held_by[rank].raw(), copy.nbytes());
+    const Tensor copy = empty(n * size, dtype);
+    copy_same_layout(held_by[rank], copy);
     const Tensor own = view::narrow(copy, 0, rank * n, n);
     c.reduce_scatter(own, copy).wait();
     expect_same_bits(own, part, "reduce_scatter in place");
@@ -208,6 +221,11 @@ void check_asynchronous(Communicator& c) {
   }
   works.back().wait();
   for (int k = 0; k < 20; ++k) {
+    // A device's thread may have waited for nothing yet.
+    synchronize(here);
+    for (int i = 0; i < 1000 && !works[k].is_done() && here.type != DeviceType::cpu; ++i) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
     WEFT_CHECK(works[k].is_done(), "conformance: collective {} ended after a later one", k);
     works[k].wait();
     expect(
@@ -223,7 +241,7 @@ void check_send_recv(Communicator& c) {
   const int next = (rank + 1) % size, previous = (rank + size - 1) % size;
   const Tensor out =
       make(1000, DType::f32, [&](int64_t i) { return static_cast<double>(i + rank); });
-  const Tensor in = Tensor::empty({1000});
+  const Tensor in = empty(1000);
   const bool receives_first = rank % 2 == 1 || (rank == size - 1 && size % 2 == 1);
   if (receives_first) c.recv(in, previous).wait();
   c.send(out, next).wait();
@@ -270,7 +288,8 @@ void check_order_of_groups(Communicator& c) {
   std::vector<int> all(c.size());
   std::iota(all.begin(), all.end(), 0);
   const CommunicatorPtr a = c.group(all, "a"), b = c.group(all, "b");
-  const Tensor x = Tensor::full({10}, 1), y = Tensor::full({10}, 2);
+  const Tensor x = make(10, DType::f32, [](int64_t) { return 1.0; });
+  const Tensor y = make(10, DType::f32, [](int64_t) { return 2.0; });
   const bool odd = c.rank() % 2 == 1;
   const Work first = odd ? a->all_reduce(x) : b->all_reduce(y);
   const Work second = odd ? b->all_reduce(y) : a->all_reduce(x);
@@ -290,7 +309,7 @@ void check_traffic(Communicator& c) {
     collective();
     return c.traffic().sent - before.sent;
   };
-  const Tensor x = Tensor::zeros({n}), part = Tensor::zeros({64});
+  const Tensor x = zeros(n), part = zeros(64);
   const int64_t all_reduce = sent_by([&] { c.all_reduce(x).wait(); });
   WEFT_CHECK(all_reduce == 2 * others * 64 * 4, "conformance: all_reduce sent {} bytes",
              all_reduce);
@@ -333,7 +352,8 @@ void check_errors(Communicator& c) {
 
 }  // namespace
 
-void run_conformance(Communicator& world) {
+void run_conformance(Communicator& world, Device device) {
+  here = device;
   check_errors(world);
   for (int64_t n : {0, 1, 31, 1000}) {
     check_integers(world, n);

@@ -9,6 +9,7 @@
 
 namespace weft::dist {
 
-void run_conformance(Communicator& world);
+/// With tensors on `device`, each rank its own.
+void run_conformance(Communicator& world, Device device = {});
 
 }  // namespace weft::dist

@@ -1,0 +1,15 @@
+// The communicator for ranks that compute on a device.
+#pragma once
+
+#include "dist/communicator.h"
+
+namespace weft::dist {
+
+/// A communicator of the same ranks for tensors on `device`, and on the CPU as before: NCCL where
+/// it can be used, else through host memory. On the CPU `host` itself. Every rank calls it.
+CommunicatorPtr on_device(CommunicatorPtr host, Device device);
+
+/// The device of a rank that is the local_rank-th of its host, of the kind of `asked`.
+Device device_of_rank(Device asked, int local_rank);
+
+}  // namespace weft::dist
