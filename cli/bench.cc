@@ -16,6 +16,8 @@
 #include <optional>
 
 #include "autograd/ops.h"
+#include "cli/bench_overlap.h"
+#include "cli/bench_plan.h"
 #include "cli/bench_sharding.h"
 #include "cli/command.h"
 #include "cli/device_option.h"
@@ -248,6 +250,8 @@ void add_bench(CLI::App& app, Action& action) {
   CLI::App& bench = *app.add_subcommand("bench", "Measure speed and memory");
   bench.require_subcommand(1);
   add_bench_sharding(bench, action);
+  add_bench_overlap(bench, action);
+  add_bench_plan(bench, action);
   CLI::App& command =
       *bench.add_subcommand("step", "One training step against oneDNN on its matrix products");
   const auto a = std::make_shared<Arguments>();

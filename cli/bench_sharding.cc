@@ -14,21 +14,11 @@
 #include <nlohmann/json.hpp>
 #include <sstream>
 
-#include "autograd/backward.h"
-#include "autograd/ops.h"
-#include "autograd/random.h"
-#include "core/memory_account.h"
-#include "core/parallel.h"
+#include "cli/ranked_step.h"
 #include "dist/cost.h"
 #include "dist/in_process.h"
 #include "dist/launch.h"
 #include "dist/mpi.h"
-#include "models/compact.h"
-#include "models/registry.h"
-#include "models/resnet.h"
-#include "models/vit.h"
-#include "nn/loss.h"
-#include "optim/adam.h"
 #include "train/progress.h"
 
 namespace weft::cli {
@@ -48,16 +38,12 @@ struct Arguments {
 /// The largest deviation that --check allows, of bytes kept. Bytes sent are exact.
 constexpr double kTolerance = 0.05;
 
-dist::WrapPolicy policy() {
-  return dist::wrap_modules<models::EncoderBlock, models::ResidualBlock>();
-}
-
-std::unique_ptr<models::Classifier> make_model(const Arguments& a) {
-  models::ModelOptions options;
-  if (a.image_size > 0) options.image_size = a.image_size;
-  if (a.layers > 0) options.layers = a.layers;
-  manual_seed(0);
-  return models::make_model(a.model, options);
+RankedStepOptions step_options(const Arguments& a, const std::string& strategy = "single") {
+  RankedStepOptions options{
+      .model = a.model, .strategy = strategy, .batch = a.batch, .shard_size = a.shard_size};
+  if (a.image_size > 0) options.options.image_size = a.image_size;
+  if (a.layers > 0) options.options.layers = a.layers;
+  return options;
 }
 
 struct Measured {
@@ -70,46 +56,22 @@ struct Measured {
 /// A few steps of AdamW as rank `world.rank()`. Every rank returns the largest peaks of any.
 Measured measure(const Arguments& a, const std::string& strategy_name,
                  const dist::CommunicatorPtr& world) {
-  const MemoryAccount account;
-  const MemoryAccount::Joined joined(account);
-  std::unique_ptr<models::Classifier> model;
-  {
-    const MemoryScope scope(MemoryKind::kParameters);
-    model = make_model(a);
-  }
-  const auto strategy =
-      dist::make_strategy({.name = strategy_name, .shard_size = a.shard_size}, world);
-  strategy->wrap(*model, policy());
-  optim::AdamW optimizer(strategy->groups(optim::ParameterGroups(model->named_parameters())),
-                         {.lr = 1e-4});
-  const int64_t size = model->image_size();
-  const Tensor images = ops::randn({a.batch, model->channels(), size, size});
-  std::vector<int64_t> classes(a.batch);
-  for (int64_t i = 0; i < a.batch; ++i) classes[i] = i % model->classes();
-  const Tensor labels = Tensor::from(classes, {a.batch});
-
-  const auto step = [&] {
-    optimizer.zero_grad();
-    const Tensor logits = strategy->forward(*model, images);
-    backward(ops::cross_entropy(logits, labels) * (1.0 / world->size()));
-    optimizer.step();
-    strategy->after_step();
-  };
-  step();
-  step();
+  RankedStep step(step_options(a, strategy_name), world);
+  step.run();
+  step.run();
   world->barrier().wait();
-  account.reset_peak();
-  Measured measured{.padded_elements = strategy->padded_elements()};
+  step.account().reset_peak();
+  Measured measured{.padded_elements = step.strategy().padded_elements()};
   // Barriers send nothing that is counted: their messages are empty.
   const int64_t before = world->family_traffic().sent;
   const auto begin = std::chrono::steady_clock::now();
-  for (int i = 0; i < a.steps; ++i) step();
+  for (int i = 0; i < a.steps; ++i) step.run();
   measured.step_seconds =
       std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count() / a.steps;
   measured.sent = (world->family_traffic().sent - before) / a.steps;
   std::vector<int64_t> peaks;
   for (int kind = 0; kind < kMemoryKinds; ++kind) {
-    peaks.push_back(account.bytes(static_cast<MemoryKind>(kind)).peak);
+    peaks.push_back(step.account().bytes(static_cast<MemoryKind>(kind)).peak);
   }
   const Tensor all = Tensor::from(peaks, {kMemoryKinds});
   world->all_reduce(all, dist::ReduceOp::kMax).wait();
@@ -272,7 +234,7 @@ int run(const Arguments& a) {
   } catch (const Error& error) {
     throw UsageError(error.what());
   }
-  const dist::ModelLayout layout = [&] { return dist::layout_of(*make_model(a), policy()); }();
+  const dist::ModelLayout layout = layout_of_model(step_options(a));
   if (dist::is_mpi_rank()) return run_as_rank(a, layout);
   if (!a.json) {
     fmt::print("{}: {} parameters, {} units; MB kept by a rank at the peak, and sent in a step\n\n",

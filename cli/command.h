@@ -49,6 +49,7 @@ void add_images(CLI::App& app, Action& action);
 void add_inspect(CLI::App& app, Action& action);
 void add_launch(CLI::App& app, Action& action);
 void add_numerics(CLI::App& app, Action& action);
+void add_plan(CLI::App& app, Action& action);
 void add_predict(CLI::App& app, Action& action);
 void add_profile(CLI::App& app, Action& action);
 void add_train(CLI::App& app, Action& action);

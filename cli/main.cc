@@ -17,8 +17,8 @@ namespace weft::cli {
 namespace {
 
 constexpr void (*kCommands[])(CLI::App&, Action&) = {
-    add_train,   add_eval,    add_predict, add_images, add_inspect,  add_diff,   add_bench,
-    add_profile, add_compare, add_devices, add_launch, add_numerics, add_convert};
+    add_train,   add_eval,    add_predict, add_images, add_inspect, add_diff,     add_bench,
+    add_profile, add_compare, add_devices, add_launch, add_plan,    add_numerics, add_convert};
 
 int report(std::string message, int code) {
   std::ranges::replace(message, '\n', ' ');

@@ -6,8 +6,6 @@
 #include <unordered_map>
 #include <unordered_set>
 
-#include "dist/ddp.h"
-
 namespace weft::dist {
 namespace {
 
@@ -61,27 +59,13 @@ int64_t peak_of_gradients(const ModelLayout& layout, const std::vector<int64_t>&
   return std::max(peak, std::accumulate(units.begin(), units.end(), int64_t{0}) / shard);
 }
 
-/// Indices into layout.units, -1 for the root, in the order of gathering.
-std::vector<int> gather_order(const ModelLayout& layout) {
-  const int units = static_cast<int>(layout.units.size());
-  std::vector<int> order;
-  std::deque<int> resident;
-  const auto touch = [&](int unit) {
-    if (std::find(resident.begin(), resident.end(), unit) != resident.end()) return;
-    while (resident.size() >= 2) resident.pop_front();
-    resident.push_back(unit);
-    order.push_back(unit);
-  };
-  if (layout.root_before > 0) touch(-1);
-  for (int u = 0; u < units; ++u) touch(u);
-  if (layout.root_behind > 0) touch(-1);
-  // Backward: a unit goes when its gradients are complete; the root's last parameters, those of the
-  // input, need no values to get theirs.
-  for (int u = units - 1; u >= 0; --u) {
-    touch(u);
-    std::erase(resident, u);
+/// Elements of the units in the order of gathering, padded.
+std::vector<int64_t> gathered_units(const ModelLayout& layout, int shard) {
+  std::vector<int64_t> elements;
+  for (int unit : gather_order(layout)) {
+    elements.push_back(padded(unit < 0 ? layout.root() : layout.units[unit], shard));
   }
-  return order;
+  return elements;
 }
 
 }  // namespace
@@ -159,17 +143,48 @@ StateBytes state_bytes(const std::string& strategy, const ModelLayout& layout,
       kBytes * (family == Family::kZero1 ? p : peak_of_gradients(layout, units, sharing.shard));
   if (family != Family::kFull) return bytes;
   // Two units at hand and the next on its way.
-  const std::vector<int64_t> gathered = gathered_units(layout);
+  const std::vector<int64_t> gathered = gathered_units(layout, sharing.shard);
   int64_t peak = 0;
   for (size_t i = 0; i < gathered.size(); ++i) {
     int64_t three = 0;
-    for (size_t k = i; k < std::min(i + 3, gathered.size()); ++k) {
-      three += padded(gathered[k], sharing.shard);
-    }
+    for (size_t k = i; k < std::min(i + 3, gathered.size()); ++k) three += gathered[k];
     peak = std::max(peak, three);
   }
   bytes[MemoryKind::kGathered] = kBytes * peak;
   return bytes;
+}
+
+int64_t peak_bytes(const std::string& strategy, const ModelLayout& layout, const Sharing& sharing,
+                   int64_t activations) {
+  const Family family = family_of(strategy);
+  const StateBytes state = state_bytes(strategy, layout, sharing);
+  const int64_t kept = state[MemoryKind::kParameters] + state[MemoryKind::kOptimizer] +
+                       (family == Family::kDdp ? state[MemoryKind::kBuckets] : 0);
+  // Forward ends with all activations and what is gathered. Gradients of the step before are there
+  // as parts of ddp's buckets only: zero_grad() has dropped the others, or backward is about to.
+  int64_t peak = kept + activations + state[MemoryKind::kGathered];
+  const bool is_cut = family == Family::kZero2 || family == Family::kFull;
+  const auto units = static_cast<int64_t>(layout.units.size());
+  int64_t whole = layout.root_behind, parts = 0, on_the_way = 0;
+  for (int64_t i = 0; i < units; ++i) {
+    const int64_t unit = padded(layout.units[units - 1 - i], sharing.shard);
+    const int64_t left = activations / units * (units - i);
+    whole += unit;
+    if (family == Family::kDdp) whole = layout.largest_parameter;
+    int64_t now = kept + left + kBytes * (whole + parts + on_the_way);
+    if (family == Family::kFull) now += kBytes * (2 * unit + layout.root());
+    peak = std::max(peak, now);
+    if (!is_cut) continue;
+    // The unit's gradients move into a buffer; the one before last is complete.
+    if (i >= 2) parts += padded(layout.units[units + 1 - i], sharing.shard) / sharing.shard;
+    whole -= unit;
+    on_the_way = std::min<int64_t>(i + 1, 2) * (unit + unit / sharing.shard);
+  }
+  if (family == Family::kSingle || family == Family::kZero1) {
+    peak = std::max(peak, kept + kBytes * layout.parameters +
+                              (family == Family::kZero1 ? state[MemoryKind::kBuckets] : 0));
+  }
+  return peak;
 }
 
 std::string state_formula(const std::string& strategy) {
@@ -211,7 +226,7 @@ int64_t sent_bytes(const std::string& strategy, const ModelLayout& layout, const
   gathered = reduced;  // all units once, by zero1 and zero2
   if (family == Family::kFull) {
     gathered = 0;
-    for (int64_t unit : gathered_units(layout)) gathered += padded(unit, f) / f * (f - 1);
+    for (int64_t unit : gathered_units(layout, f)) gathered += unit / f * (f - 1);
   }
   return kBytes * (reduced + gathered + parts);
 }
@@ -232,26 +247,39 @@ std::string sent_formula(const std::string& strategy) {
   return "";
 }
 
-std::vector<int64_t> bucket_elements(const ModelLayout& layout, int ranks) {
-  const DdpOptions options;
+std::vector<int64_t> bucket_elements(const ModelLayout& layout, int ranks,
+                                     const BucketSizes& sizes) {
   std::vector<int64_t> buckets;
   bool is_open = false;
   for (auto size = layout.sizes.rbegin(); size != layout.sizes.rend(); ++size) {
     if (!is_open) buckets.push_back(0);
     buckets.back() += *size;
-    const int64_t limit = buckets.size() == 1 ? options.first_bucket_bytes : options.bucket_bytes;
-    is_open = buckets.back() * kBytes < limit;
+    is_open = buckets.back() * kBytes < (buckets.size() == 1 ? sizes.first : sizes.bytes);
   }
   for (int64_t& elements : buckets) elements = padded(elements, ranks);
   return buckets;
 }
 
-std::vector<int64_t> gathered_units(const ModelLayout& layout) {
-  std::vector<int64_t> elements;
-  for (int unit : gather_order(layout)) {
-    elements.push_back(unit < 0 ? layout.root() : layout.units[unit]);
+std::vector<int> gather_order(const ModelLayout& layout) {
+  const int units = static_cast<int>(layout.units.size());
+  std::vector<int> order;
+  std::deque<int> resident;
+  const auto touch = [&](int unit) {
+    if (std::find(resident.begin(), resident.end(), unit) != resident.end()) return;
+    while (resident.size() >= 2) resident.pop_front();
+    resident.push_back(unit);
+    order.push_back(unit);
+  };
+  if (layout.root_before > 0) touch(-1);
+  for (int u = 0; u < units; ++u) touch(u);
+  if (layout.root_behind > 0) touch(-1);
+  // Backward: a unit goes when its gradients are complete; the root's last parameters, those of the
+  // input, need no values to get theirs.
+  for (int u = units - 1; u >= 0; --u) {
+    touch(u);
+    std::erase(resident, u);
   }
-  return elements;
+  return order;
 }
 
 }  // namespace weft::dist

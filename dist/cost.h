@@ -68,6 +68,11 @@ struct StateBytes {
 /// Throws Error for a strategy that is not in the table above.
 StateBytes state_bytes(const std::string& strategy, const ModelLayout& layout,
                        const Sharing& sharing);
+/// Bytes at the peak of a step, all kinds together, of which `activations` are there when backward
+/// begins and go unit by unit. Less than the sum of the kinds' peaks, which come at different
+/// times.
+int64_t peak_bytes(const std::string& strategy, const ModelLayout& layout, const Sharing& sharing,
+                   int64_t activations);
 /// The row of the table above: "4 P parameters + ...".
 std::string state_formula(const std::string& strategy);
 
@@ -78,9 +83,14 @@ int64_t sent_bytes(const std::string& strategy, const ModelLayout& layout, const
                    int64_t ddp_elements = 0);
 std::string sent_formula(const std::string& strategy);
 
-/// Elements of ddp's buckets (ddp.h) filled in reverse order of registration, padded for the ranks.
-std::vector<int64_t> bucket_elements(const ModelLayout& layout, int ranks);
-/// Elements of the units in the order in which a step of a fully sharded model gathers them.
-std::vector<int64_t> gathered_units(const ModelLayout& layout);
+/// Of ddp, as DdpOptions has them. Bytes.
+struct BucketSizes {
+  int64_t bytes = 25 << 20, first = 1 << 20;
+};
+/// Elements of ddp's buckets filled in reverse order of registration, padded for the ranks.
+std::vector<int64_t> bucket_elements(const ModelLayout& layout, int ranks,
+                                     const BucketSizes& sizes = {});
+/// The units in the order in which a step of a fully sharded model gathers them; -1: the root.
+std::vector<int> gather_order(const ModelLayout& layout);
 
 }  // namespace weft::dist

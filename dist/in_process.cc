@@ -1,7 +1,5 @@
 #include "dist/in_process.h"
 
-#include <omp.h>
-
 #include <algorithm>
 #include <condition_variable>
 #include <cstring>
@@ -198,13 +196,13 @@ std::vector<CommunicatorPtr> make_in_process_world(int ranks, const InProcessOpt
 void run_ranks(int ranks, const std::function<void(Communicator&)>& body,
                const InProcessOptions& options) {
   std::vector<CommunicatorPtr> world = make_in_process_world(ranks, options);
-  const int threads_before = num_threads();
-  if (ranks > omp_get_num_procs()) set_num_threads(1);
+  const int share = std::max(1, num_threads() / ranks);
   std::mutex mutex;
   std::exception_ptr first;
   std::vector<std::thread> threads;
   for (int rank = 0; rank < ranks; ++rank) {
     threads.emplace_back([&, rank] {
+      set_num_threads(share);
       try {
         body(*world[rank]);
       } catch (...) {
@@ -224,7 +222,6 @@ void run_ranks(int ranks, const std::function<void(Communicator&)>& body,
     });
   }
   for (std::thread& thread : threads) thread.join();
-  set_num_threads(threads_before);
   if (first) std::rethrow_exception(first);
 }
 

@@ -23,8 +23,8 @@ struct InProcessOptions {
 /// plays rank r.
 std::vector<CommunicatorPtr> make_in_process_world(int ranks, const InProcessOptions& options = {});
 
-/// Calls body(communicator) on `ranks` threads and waits for all. Each runs its kernels on one
-/// OpenMP thread when there are fewer cores than ranks.
+/// Calls body(communicator) on `ranks` threads and waits for all. Each runs its kernels on its
+/// share of the caller's OpenMP threads, at least one.
 void run_ranks(int ranks, const std::function<void(Communicator&)>& body,
                const InProcessOptions& options = {});
 

@@ -1,0 +1,273 @@
+// Ranks as threads, through a network of a set latency and bandwidth (dist/slowed_transport.cc).
+// What the planner needs to know of the machine is measured in steps of a rank that talks to
+// nobody, on two small batches: seconds and bytes of activations, a constant and so much an image.
+// Held back are steps of all strategies on another batch through the network; none of their times
+// or bytes enters a prediction. Steps of both kinds are timed in turn and the fastest of each
+// counts, for other work on the machine only adds to them.
+#include "cli/bench_plan.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+#include <condition_variable>
+#include <memory>
+#include <mutex>
+#include <nlohmann/json.hpp>
+#include <thread>
+
+#include "cli/ranked_step.h"
+#include "core/parallel.h"
+#include "dist/cluster.h"
+#include "dist/in_process.h"
+#include "train/progress.h"
+
+namespace weft::cli {
+namespace {
+
+using nlohmann::ordered_json;
+
+struct Arguments {
+  std::string model = "vit_lite";
+  std::vector<std::string> strategies = {"ddp", "zero1", "zero2", "fsdp"};
+  int devices = 2, steps = 4;
+  std::vector<int64_t> small = {4, 8};
+  int64_t batch = 24;
+  double latency_ms = 0.5, bandwidth_mb = 40;
+  bool json = false, check = false;
+};
+
+constexpr double kTimeTolerance = 0.15, kMemoryTolerance = 0.05;
+
+struct Observed {
+  double seconds = 1e30;  // of the fastest step
+  int64_t activations = 0, peak = 0;
+};
+
+/// The ranks of a run, each with its step; run() takes one step on all of them at once.
+class Ranks {
+ public:
+  Ranks(const RankedStepOptions& options, int ranks, const dist::InProcessOptions& network,
+        bool alone)
+      : threads_per_rank_(std::max(1, num_threads() / ranks)),
+        world_(dist::make_in_process_world(ranks, network)) {
+    for (int r = 0; r < ranks; ++r) {
+      threads_.emplace_back([this, r, options, alone] { serve(r, options, alone); });
+    }
+  }
+  ~Ranks() {
+    start(false);
+    for (std::thread& thread : threads_) thread.join();
+  }
+
+  void run(bool counts) {
+    start(true);
+    std::unique_lock lock(mutex_);
+    wake_.wait(lock, [&] { return done_ == static_cast<int>(threads_.size()); });
+    if (failure_) std::rethrow_exception(failure_);
+    if (counts) observed_.seconds = std::min(observed_.seconds, seconds_);
+  }
+  Observed observed() {
+    std::lock_guard lock(mutex_);
+    return observed_;
+  }
+
+ private:
+  void start(bool goes_on) {
+    std::lock_guard lock(mutex_);
+    goes_on_ = goes_on;
+    ++turn_, done_ = 0;
+    seconds_ = 0;
+    wake_.notify_all();
+  }
+
+  void serve(int rank, const RankedStepOptions& options, bool alone) {
+    set_num_threads(threads_per_rank_);
+    int seen = 0;
+    std::unique_ptr<RankedStep> step;
+    std::vector<dist::CommunicatorPtr> own;
+    while (true) {
+      {
+        std::unique_lock lock(mutex_);
+        wake_.wait(lock, [&] { return turn_ > seen; });
+        seen = turn_;
+        if (!goes_on_) return;
+      }
+      double seconds = 0;
+      std::exception_ptr failure;
+      try {
+        if (!step) {
+          if (alone) own = dist::make_in_process_world(1);
+          step = std::make_unique<RankedStep>(options, alone ? own[0] : world_[rank]);
+          step->run();
+          step->run();
+          step->account().reset_peak();
+        }
+        world_[rank]->barrier().wait();
+        const auto begin = std::chrono::steady_clock::now();
+        step->run();
+        seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+      } catch (const std::exception& error) {
+        failure = std::current_exception();
+        world_[rank]->leave(error.what());
+      }
+      std::lock_guard lock(mutex_);
+      if (failure && !failure_) failure_ = failure;
+      seconds_ = std::max(seconds_, seconds);
+      if (step) {
+        const MemoryAccount& account = step->account();
+        observed_.activations =
+            std::max(observed_.activations, account.bytes(MemoryKind::kActivations).peak);
+        observed_.peak = std::max(observed_.peak, account.total().peak);
+      }
+      ++done_;
+      wake_.notify_all();
+    }
+  }
+
+  const int threads_per_rank_;
+  const std::vector<dist::CommunicatorPtr> world_;
+  std::mutex mutex_;
+  std::condition_variable wake_;
+  int turn_ = 0, done_ = 0;
+  bool goes_on_ = true;
+  double seconds_ = 0;
+  Observed observed_;
+  std::exception_ptr failure_;
+  std::vector<std::thread> threads_;
+};
+
+int run(const Arguments& a) {
+  try {
+    for (const std::string& strategy : a.strategies) {
+      dist::state_formula(strategy);
+      dist::validate_strategy({.name = strategy}, a.devices);
+    }
+    WEFT_CHECK(a.small.size() == 2 && a.small[0] != a.small[1],
+               "--small-batches: expected two different ones");
+  } catch (const Error& error) {
+    throw UsageError(error.what());
+  }
+  const dist::ModelLayout layout = layout_of_model({.model = a.model});
+  dist::InProcessOptions network;
+  network.latency_seconds = 1e-3 * a.latency_ms;
+  network.bytes_per_second = 1e6 * a.bandwidth_mb;
+  std::vector<std::unique_ptr<Ranks>> calibration, held_back;
+  for (int64_t batch : a.small) {
+    calibration.push_back(std::make_unique<Ranks>(
+        RankedStepOptions{.model = a.model, .strategy = "single", .batch = batch}, a.devices,
+        dist::InProcessOptions{}, true));
+  }
+  for (const std::string& strategy : a.strategies) {
+    held_back.push_back(std::make_unique<Ranks>(
+        RankedStepOptions{.model = a.model, .strategy = strategy, .batch = a.batch}, a.devices,
+        network, false));
+  }
+  for (int i = 0; i <= a.steps; ++i) {
+    for (auto* kind : {&calibration, &held_back}) {
+      for (auto& ranks : *kind) ranks->run(i > 0);
+    }
+  }
+  const Observed one = calibration[0]->observed(), two = calibration[1]->observed();
+  const auto extended = [&](double first, double second) {
+    const double slope = (second - first) / static_cast<double>(a.small[1] - a.small[0]);
+    return first + slope * static_cast<double>(a.batch - a.small[0]);
+  };
+  const double computation = extended(one.seconds, two.seconds);
+  const auto activations = static_cast<int64_t>(
+      extended(static_cast<double>(one.activations), static_cast<double>(two.activations)));
+
+  train::Table table({{"strategy", 8, train::Table::Align::kLeft},
+                      {"predicted", 10},
+                      {"measured", 10},
+                      {"error", 7},
+                      {"predicted", 10},
+                      {"measured", 10},
+                      {"error", 7}});
+  bool holds = true;
+  for (size_t i = 0; i < a.strategies.size(); ++i) {
+    const std::string& strategy = a.strategies[i];
+    const dist::Sharing sharing = dist::sharing_of(strategy, a.devices);
+    const auto seconds = [&](int ranks) {
+      return dist::host_collective_seconds(ranks, network.latency_seconds,
+                                           network.bytes_per_second);
+    };
+    // The optimizer is part of the computation that was measured.
+    const dist::Timeline timeline =
+        dist::step_timeline(strategy, layout, sharing,
+                            dist::deal_out({computation / 3, 2 * computation / 3}, layout, 0),
+                            {seconds(sharing.shard), seconds(sharing.replicas)});
+    const int64_t memory = dist::peak_bytes(strategy, layout, sharing, activations);
+    const Observed observed = held_back[i]->observed();
+    const double time_error = timeline.end / observed.seconds - 1;
+    const double memory_error =
+        static_cast<double>(memory) / static_cast<double>(observed.peak) - 1;
+    holds = holds && std::abs(time_error) <= kTimeTolerance &&
+            std::abs(memory_error) <= kMemoryTolerance;
+    if (a.json) {
+      fmt::print(
+          "{}\n",
+          ordered_json{
+              {"strategy", strategy},
+              {"model", a.model},
+              {"devices", a.devices},
+              {"batch", a.batch},
+              {"seconds",
+               {{"predicted", timeline.end},
+                {"measured", observed.seconds},
+                {"error", time_error}}},
+              {"bytes",
+               {{"predicted", memory}, {"measured", observed.peak}, {"error", memory_error}}}}
+              .dump());
+    } else {
+      const auto ms = [](double s) { return fmt::format("{:.1f} ms", 1e3 * s); };
+      const auto mb = [](int64_t bytes) {
+        return fmt::format("{:.2f} MB", 1e-6 * static_cast<double>(bytes));
+      };
+      table.row({strategy, ms(timeline.end), ms(observed.seconds),
+                 fmt::format("{:+.1f}%", 100 * time_error), mb(memory), mb(observed.peak),
+                 fmt::format("{:+.1f}%", 100 * memory_error)});
+    }
+  }
+  WEFT_CHECK(holds || !a.check,
+             "bench plan: a prediction is more than {}% off in time or {}% in "
+             "memory",
+             100 * kTimeTolerance, 100 * kMemoryTolerance);
+  return 0;
+}
+
+}  // namespace
+
+void add_bench_plan(CLI::App& bench, Action& action) {
+  CLI::App& command =
+      *bench.add_subcommand("plan", "The planner's time and memory against runs held back from it");
+  const auto a = std::make_shared<Arguments>();
+  command.add_option("--model", a->model, "A model's name")->capture_default_str();
+  command.add_option("--strategy", a->strategies, "Strategies held back")
+      ->delimiter(',')
+      ->capture_default_str();
+  command.add_option("--devices", a->devices, "Ranks, as threads")
+      ->check(CLI::Range(2, 64))
+      ->capture_default_str();
+  command.add_option("--small-batches", a->small, "Two batches to learn the machine on")
+      ->delimiter(',')
+      ->expected(2)
+      ->capture_default_str();
+  command.add_option("--batch", a->batch, "Images per rank in the runs held back")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  command.add_option("--steps", a->steps, "Timed steps of each")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  command.add_option("--latency", a->latency_ms, "Of the network, in milliseconds")
+      ->check(CLI::NonNegativeNumber)
+      ->capture_default_str();
+  command.add_option("--bandwidth", a->bandwidth_mb, "In MB/s")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  command.add_flag("--json", a->json, "One JSON object a line");
+  command.add_flag("--check", a->check, "Fail beyond 15% in time or 5% in memory");
+  command.callback([a, &action] { action = [a] { return run(*a); }; });
+}
+
+}  // namespace weft::cli
