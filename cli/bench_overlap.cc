@@ -201,14 +201,12 @@ Steps measure(const Arguments& a, const RankedStepOptions& options, double bandw
 }
 
 int run(const Arguments& a) {
-  try {
+  as_usage([&] {
     for (const std::string& strategy : a.strategies) {
       dist::state_formula(strategy);
       dist::validate_strategy({.name = strategy}, a.devices);
     }
-  } catch (const Error& error) {
-    throw UsageError(error.what());
-  }
+  });
   train::Table table({{"strategy", 8, train::Table::Align::kLeft},
                       {"alone", 9},
                       {"network", 9},

@@ -138,16 +138,14 @@ class Ranks {
 };
 
 int run(const Arguments& a) {
-  try {
+  as_usage([&] {
     for (const std::string& strategy : a.strategies) {
       dist::state_formula(strategy);
       dist::validate_strategy({.name = strategy}, a.devices);
     }
     WEFT_CHECK(a.small.size() == 2 && a.small[0] != a.small[1],
                "--small-batches: expected two different ones");
-  } catch (const Error& error) {
-    throw UsageError(error.what());
-  }
+  });
   const dist::ModelLayout layout = layout_of_model({.model = a.model});
   dist::InProcessOptions network;
   network.latency_seconds = 1e-3 * a.latency_ms;

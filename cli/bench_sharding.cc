@@ -224,16 +224,14 @@ void print_row(train::Table& table, const ordered_json& r) {
 }
 
 int run(const Arguments& a) {
-  try {
+  as_usage([&] {
     for (const std::string& name : a.strategies) {
       dist::state_formula(name);
       for (int ranks : a.devices) {
         if (name != "single") dist::validate_strategy({name, a.shard_size}, ranks);
       }
     }
-  } catch (const Error& error) {
-    throw UsageError(error.what());
-  }
+  });
   const dist::ModelLayout layout = layout_of_model(step_options(a));
   if (dist::is_mpi_rank()) return run_as_rank(a, layout);
   if (!a.json) {

@@ -223,7 +223,7 @@ void write_report(const Arguments& a, const Demand& demand, const dist::Cluster&
 
 int run(const Arguments& a) {
   dist::Cluster cluster;
-  try {
+  as_usage([&] {
     cluster.accelerator = dist::find_accelerator(a.accelerator);
     cluster.network = dist::find_network(a.network);
     WEFT_CHECK(a.devices % a.nodes == 0, "{} devices cannot be dealt out evenly to {} nodes",
@@ -241,9 +241,7 @@ int run(const Arguments& a) {
     const auto names = models::model_names();
     WEFT_CHECK(std::ranges::count(names, a.model) == 1, "unknown model \"{}\"; expected {}",
                a.model, fmt::join(names, ", "));
-  } catch (const Error& error) {
-    throw UsageError(error.what());
-  }
+  });
   const Demand demand = demand_of(a);
   const std::vector<Prediction> predictions = predict_all(a, demand, cluster, a.devices);
   if (!a.html.empty()) write_report(a, demand, cluster, predictions);
