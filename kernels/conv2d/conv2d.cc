@@ -21,11 +21,13 @@ const Op<Conv2dProblem>& conv2d_op() {
 }
 
 bool conv2d_fits_cuda(const Conv2dProblem& p) {
-  return gemm_arithmetic(p.dtype(), p.numerics) == GemmArithmetic::ieee;
+  const GemmArithmetic arithmetic = gemm_arithmetic(p.dtype(), p.numerics);
+  return arithmetic == GemmArithmetic::ieee || arithmetic == GemmArithmetic::tf32;
 }
 
 bool conv2d_fits_cuda_patches(const Conv2dProblem& p) {
-  return conv2d_fits_cuda(p) && conv2d_is_patch_embedding(p);
+  return gemm_arithmetic(p.dtype(), p.numerics) == GemmArithmetic::ieee &&
+         conv2d_is_patch_embedding(p);
 }
 
 void conv2d(const Conv2dProblem& problem) { dispatch(conv2d_op(), problem); }

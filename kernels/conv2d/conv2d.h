@@ -60,7 +60,7 @@ bool conv2d_is_patch_embedding(const Conv2dProblem& problem);
 /// not the gradient of an image of a few channels; ieee numerics.
 bool conv2d_fits_onednn(const Conv2dProblem& problem);
 
-/// The CUDA variants: ieee numerics, and for one of them patches.
+/// The CUDA variants: ieee numerics or TF32; patches in ieee.
 bool conv2d_fits_cuda(const Conv2dProblem& problem);
 bool conv2d_fits_cuda_patches(const Conv2dProblem& problem);
 

@@ -165,13 +165,17 @@ void conv2d_cuda_im2col(const Conv2dProblem& p) {
           gemm({.a = part.rows_of(some(p.x, channels)),
                 .b = view::transpose(weights(), 0, 1),
                 .c = view::reshape(target, {images * s.P * s.Q, filters}),
-                .bias = p.bias.defined() ? of_group(p.bias, 0, filters) : Tensor()});
+                .bias = p.bias.defined() ? of_group(p.bias, 0, filters) : Tensor(),
+                .numerics = p.numerics});
           if (!last.is_contiguous()) copy({.x = target, .y = last});
           break;
         }
         case Conv2dPass::kDataGradient: {
           const Tensor rows = Tensor::empty({images * s.P * s.Q, s.patch()}, wide, p.device());
-          gemm({.a = result_rows(some(p.dy, filters)), .b = weights(), .c = rows});
+          gemm({.a = result_rows(some(p.dy, filters)),
+                .b = weights(),
+                .c = rows,
+                .numerics = p.numerics});
           part.gather(rows, some(p.dx, channels));
           break;
         }
@@ -179,7 +183,8 @@ void conv2d_cuda_im2col(const Conv2dProblem& p) {
           gemm({.a = view::transpose(result_rows(some(p.dy, filters)), 0, 1),
                 .b = part.rows_of(some(p.x, channels)),
                 .c = of_group(dw, 0, filters),
-                .accumulate = true});
+                .accumulate = true,
+                .numerics = p.numerics});
           break;
       }
     }

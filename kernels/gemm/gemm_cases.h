@@ -295,6 +295,21 @@ inline OpTable gemm_table() {
     add_numerics(DType::f32, DType::f32, {gpu, Tf32::truncate});
   }
   add_numerics(DType::f32, DType::f32, {Accumulation::h100, Tf32::nearest});
+  // TF32 on tensor cores: several tiles, tails in each dimension, K beyond twice the depth of a
+  // pipeline of 4 stages of 16, lines that 16-byte copies do not fit, K split.
+  for (Tf32 rounding : {Tf32::truncate, Tf32::nearest}) {
+    const auto add_tf32 = [&](GemmCase c) {
+      c.numerics = {ieee, rounding};
+      add(c);
+    };
+    for (char a : {'N', 'T'}) {
+      for (char b : {'N', 'T'}) {
+        add_tf32({.batch = {2}, .m = 72, .n = 132, .k = 148, .a_layout = a, .b_layout = b});
+      }
+    }
+    add_tf32({.batch = {}, .m = 67, .n = 65, .k = 133, .b_layout = 'T', .integers = true});
+    add_tf32({.batch = {}, .m = 36, .n = 20, .k = 600, .a_layout = 'T', .accumulate = true});
+  }
   // fp8, of both formats, with a scale, beyond one interval of promotion.
   for (Accumulation accumulation :
        {ieee, exact, Accumulation::ada, Accumulation::h100, Accumulation::b200}) {

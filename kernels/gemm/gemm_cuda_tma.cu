@@ -73,17 +73,18 @@ std::optional<TmaMatrix> tma_matrix(const Tensor& t) {
   return matrix;
 }
 
-bool gemm_fits_mma(const GemmProblem& p) {
-  if (!gemm_is<GemmArithmetic::ieee>(p)) return false;
-  for (const Tensor* t : {&p.a, &p.b}) {
-    const auto lines = lines_of(*t);
-    if (!lines || !has_aligned_base(*t)) return false;
-    if (lines->count > 1 && !is_aligned(*t, lines->stride)) return false;
-    for (int d = 0; d + 2 < t->dim(); ++d) {
-      if (t->size(d) > 1 && !is_aligned(*t, t->stride(d))) return false;
-    }
+bool fits_16_byte_copies(const Tensor& t) {
+  const auto lines = lines_of(t);
+  if (!lines || !has_aligned_base(t)) return false;
+  if (lines->count > 1 && !is_aligned(t, lines->stride)) return false;
+  for (int d = 0; d + 2 < t.dim(); ++d) {
+    if (t.size(d) > 1 && !is_aligned(t, t.stride(d))) return false;
   }
   return true;
+}
+
+bool gemm_fits_mma(const GemmProblem& p) {
+  return gemm_is<GemmArithmetic::ieee>(p) && fits_16_byte_copies(p.a) && fits_16_byte_copies(p.b);
 }
 
 bool gemm_fits_wgmma(const GemmProblem& p) {

@@ -13,12 +13,16 @@ using namespace weft::kernels;
 TEST_CASE("Pipelined GEMM kernels give the same bits under every schedule") {
   const OpTable table = gemm_table();
   int runs = 0;
-  for (const char* variant : {"gemm_cuda_mma", "gemm_cuda_wgmma"}) {
+  const std::pair<const char*, const char*> kRuns[] = {
+      {"gemm_cuda_mma", "72x136x584_bf16_bf16_TTN_bias_integers"},
+      {"gemm_cuda_mma", "264x200x120_bf16_bf16_NNN_bias_integers"},
+      {"gemm_cuda_mma_tf32", "[2]72x132x148_f32_f32_NTN_ieee_tf32"},
+      {"gemm_cuda_mma_tf32", "67x65x133_f32_f32_NTN_integers_ieee_tf32_nearest"},
+      {"gemm_cuda_wgmma", "72x136x584_bf16_bf16_TTN_bias_integers"},
+      {"gemm_cuda_wgmma", "264x200x120_bf16_bf16_NNN_bias_integers"}};
+  for (const auto& [variant, name] : kRuns) {
     for (const CaseEntry& entry : table.cases) {
-      if (entry.name != "72x136x584_bf16_bf16_TTN_bias_integers" &&
-          entry.name != "264x200x120_bf16_bf16_NNN_bias_integers") {
-        continue;
-      }
+      if (entry.name != name) continue;
       std::vector<unsigned char> first;
       for (simt::Completion completion : {simt::Completion::eager, simt::Completion::on_wait}) {
         for (int order = 0; order < 4; ++order) {
@@ -40,5 +44,5 @@ TEST_CASE("Pipelined GEMM kernels give the same bits under every schedule") {
     }
   }
   simt::options() = {};
-  CHECK(runs == 2 * 2 * 8);
+  CHECK(runs == 6 * 8);
 }
