@@ -80,6 +80,8 @@ TEST_CASE("Mistakes in the command lines of eval and predict exit with 2") {
               "precision: \"int8\" is not one of fp32, tf32, bf16");
   check_error(run_weft("eval --checkpoint x --matmul-numerics h300"), 2, "h300");
   check_error(run_weft("bench step --precision int8"), 2, "int8");
+  check_error(run_weft("bench step --graph --device cpu"), 2,
+              "--graph: expected a CUDA device, got cpu");
   check_error(run_weft("bench step --precision fp8 --matmul-numerics a100"), 2,
               "use --precision bf16");
   check_error(run_weft("predict --checkpoint x"), 2, "IMAGE is required");

@@ -41,7 +41,7 @@ struct Arguments {
   std::string against;  // another precision, timed in turn
   int64_t batch = 64, image_size = 0, classes = 0;
   int steps = 7, warmup = 2, threads = 0;
-  bool checkpoint_activations = false, json = false, profile = false;
+  bool graph = false, checkpoint_activations = false, json = false, profile = false;
 };
 
 double seconds_of(const std::function<void()>& work) {
@@ -130,6 +130,9 @@ void print_profile(const kernels::Profile& profile, double seconds) {
 int run_bench(const Arguments& a) {
   if (a.threads > 0) set_num_threads(a.threads);
   const Device device = chosen_device(a.device);
+  if (a.graph && device.type != DeviceType::cuda) {
+    throw UsageError(fmt::format("--graph: expected a CUDA device, got {}", to_string(device)));
+  }
   StepOptions options{.model = a.model,
                       .precision = a.precision,
                       .matmul_numerics = a.matmul_numerics,
@@ -161,6 +164,7 @@ int run_bench(const Arguments& a) {
     synchronize(device);
   };
   for (int i = 0; i < a.warmup; ++i) run_step();
+  if (a.graph) step.capture();
   CachingAllocator& memory = allocator(device);
   memory.reset_peak();
   run_step();
@@ -213,6 +217,7 @@ int run_bench(const Arguments& a) {
       {"precision", a.precision},
       {"device", to_string(device)},
       {"matmul_numerics", a.matmul_numerics},
+      {"graph", a.graph},
       {"threads", num_threads()},
       {"parameters", step.model().num_parameters()},
       {"images_per_second", static_cast<double>(a.batch) / step_seconds},
@@ -229,7 +234,8 @@ int run_bench(const Arguments& a) {
   }
   fmt::print("{} ({} parameters), batch {}, {}{}, {}\n", a.model, step.model().num_parameters(),
              a.batch, a.precision, a.matmul_numerics == "ieee" ? "" : " as on " + a.matmul_numerics,
-             on_cpu ? fmt::format("{} threads", num_threads()) : to_string(device));
+             on_cpu ? fmt::format("{} threads", num_threads())
+                    : to_string(device) + (a.graph ? ", one CUDA graph" : ""));
   fmt::print("step {:.1f} ms (min {:.1f}, max {:.1f}), {:.2f} images/s\n", 1e3 * step_seconds,
              1e3 * fastest, 1e3 * slowest, static_cast<double>(a.batch) / step_seconds);
   fmt::print("{:.3f} TFLOP/s{}\n", tflops,
@@ -237,7 +243,8 @@ int run_bench(const Arguments& a) {
                                          100 * tflops / gemm_tflops, gemm_tflops)
                            : "");
   if (other) {
-    fmt::print("{:.2f} times as fast as {}, steps in turn\n", median(ratios), a.against);
+    fmt::print("{:.2f} times as fast as {}{}, steps in turn\n", median(ratios), a.against,
+               a.graph ? " launched kernel by kernel" : "");
   }
   fmt::print("peak memory {:.1f} MB ({:.1f} MB reserved)\n", 1e-6 * static_cast<double>(peak_bytes),
              1e-6 * static_cast<double>(reserved_bytes));
@@ -278,6 +285,9 @@ void add_bench(CLI::App& app, Action& action) {
       ->capture_default_str();
   add_device_option(command, a->device);
   command.add_option("--threads", a->threads, "Default: one per core")->check(CLI::PositiveNumber);
+  command.add_flag("--graph", a->graph,
+                   "Launch the step as one captured CUDA graph; with --against beside steps that "
+                   "are not");
   command.add_flag("--checkpoint-activations", a->checkpoint_activations,
                    "Compute activations twice");
   command.add_flag("--profile", a->profile, "Time by kernel, on standard error");

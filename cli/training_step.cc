@@ -25,6 +25,11 @@ TrainingStep::TrainingStep(const StepOptions& options)
 }
 
 void TrainingStep::run(const std::function<void(const char*)>& entering) {
+  if (graph_) {
+    optimizer_->advance();
+    graph_->launch();
+    return;
+  }
   const auto enter = [&](const char* phase) {
     if (entering) entering(phase);
   };
@@ -42,6 +47,17 @@ void TrainingStep::run(const std::function<void(const char*)>& entering) {
   scaler_.step(*optimizer_);
   scaler_.update();
   fp8_.update();
+}
+
+void TrainingStep::capture() {
+  const Device device = images_.device();
+  WEFT_CHECK(device.type == DeviceType::cuda, "graph: expected a CUDA device, got {}",
+             to_string(device));
+  WEFT_CHECK(!precision_.scales_loss() && !precision_.is_fp8(),
+             "graph: {} waits for the device in every step to choose its scale", precision_.name);
+  auto graph = std::make_unique<DeviceGraph>(device);
+  graph->capture([&] { run(); });
+  graph_ = std::move(graph);
 }
 
 Tensor TrainingStep::infer() {

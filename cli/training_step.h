@@ -5,6 +5,7 @@
 #include <memory>
 #include <string>
 
+#include "core/graph.h"
 #include "models/registry.h"
 #include "optim/adam.h"
 #include "optim/grad_scaler.h"
@@ -27,9 +28,11 @@ class TrainingStep {
   explicit TrainingStep(const StepOptions& options);
 
   /// zero_grad, forward, loss, backward and AdamW; in fp16 with a scaled loss. Calls
-  /// entering("forward"), ("backward") and
-  /// ("update") where each begins.
+  /// entering("forward"), ("backward") and ("update") where each begins.
   void run(const std::function<void(const char* phase)>& entering = {});
+  /// Captures the step, of which one was run before, in a CUDA graph: run() then launches that, and
+  /// calls nothing. Throws Error on the CPU, and in fp16 and fp8, whose scales wait for the device.
+  void capture();
   /// Logits alone, nothing recorded.
   Tensor infer();
 
@@ -44,6 +47,7 @@ class TrainingStep {
   std::unique_ptr<models::Classifier> model_;
   Tensor images_, labels_;
   std::unique_ptr<optim::AdamW> optimizer_;
+  std::unique_ptr<DeviceGraph> graph_;
 };
 
 }  // namespace weft::cli

@@ -1,7 +1,5 @@
 #include "optim/adam.h"
 
-#include "kernels/adam/adam.h"
-
 namespace weft::optim {
 
 Adam::Adam(std::string kind, bool decoupled, const ParameterGroups& groups,
@@ -27,19 +25,30 @@ std::vector<std::string> Adam::state_names(const ParameterGroup&) const {
   return {"exp_avg", "exp_avg_sq"};
 }
 
+kernels::AdamProblem Adam::problem(const ParameterGroup& group, const Batch& batch,
+                                   double gradient_scale) const {
+  return {.parameters = batch.parameters,
+          .gradients = batch.gradients,
+          .m = batch.state[0],
+          .v = batch.state[1],
+          .step = batch.step,
+          .lr = group["lr"],
+          .beta1 = group["beta1"],
+          .beta2 = group["beta2"],
+          .eps = group["eps"],
+          .weight_decay = group["weight_decay"],
+          .decoupled = decoupled_,
+          .gradient_scale = gradient_scale,
+          .constants = batch.constants};
+}
+
 void Adam::update(const ParameterGroup& group, const Batch& batch, double gradient_scale) {
-  kernels::adam({.parameters = batch.parameters,
-                 .gradients = batch.gradients,
-                 .m = batch.state[0],
-                 .v = batch.state[1],
-                 .step = batch.step,
-                 .lr = group["lr"],
-                 .beta1 = group["beta1"],
-                 .beta2 = group["beta2"],
-                 .eps = group["eps"],
-                 .weight_decay = group["weight_decay"],
-                 .decoupled = decoupled_,
-                 .gradient_scale = gradient_scale});
+  kernels::adam(problem(group, batch, gradient_scale));
+}
+
+Tensor Adam::constants(const ParameterGroup& group, const Batch& batch,
+                       double gradient_scale) const {
+  return kernels::adam_constants(problem(group, batch, gradient_scale));
 }
 
 }  // namespace weft::optim

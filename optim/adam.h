@@ -2,6 +2,7 @@
 // operations. Equations: kernels/adam/adam.h.
 #pragma once
 
+#include "kernels/adam/adam.h"
 #include "optim/optimizer.h"
 
 namespace weft::optim {
@@ -32,8 +33,13 @@ class Adam : public Optimizer {
   void check(const ParameterGroup& group) const override;
   std::vector<std::string> state_names(const ParameterGroup& group) const override;
   void update(const ParameterGroup& group, const Batch& batch, double gradient_scale) override;
+  Tensor constants(const ParameterGroup& group, const Batch& batch,
+                   double gradient_scale) const override;
 
  private:
+  kernels::AdamProblem problem(const ParameterGroup& group, const Batch& batch,
+                               double gradient_scale) const;
+
   bool decoupled_;
 };
 

@@ -8,9 +8,20 @@
 
 #include "autograd/ops.h"
 #include "core/memory_account.h"
+#include "core/runtime.h"
+#include "core/stream.h"
+#include "core/transfer.h"
 #include "kernels/op.h"
 
 namespace weft::optim {
+namespace {
+
+bool is_capturing(Device device) {
+  return device.type == DeviceType::cuda &&
+         runtime::is_capturing(device.index, current_stream_handle(device));
+}
+
+}  // namespace
 
 double& ParameterGroup::operator[](std::string_view option) {
   const auto found = options.find(option);
@@ -107,11 +118,14 @@ void Optimizer::zero_grad() {
   }
 }
 
-Optimizer::ParameterState& Optimizer::state_of(const ParameterGroup& group,
-                                               const Tensor& parameter) {
+Optimizer::ParameterState& Optimizer::state_of(const ParameterGroup& group, const Tensor& parameter,
+                                               bool captured) {
   ParameterState& state = states_[parameter.id()];
   const size_t count = state_names(group).size();
   if (state.tensors.size() != count) {
+    // A graph would set it to zero again at every launch.
+    WEFT_CHECK(!captured, "{}: take a step before the one that is captured: it makes the state",
+               kind_);
     state = {};
     const MemoryScope scope(MemoryKind::kOptimizer);
     for (size_t i = 0; i < count; ++i) state.tensors.push_back(ops::zeros_like(parameter));
@@ -121,7 +135,9 @@ Optimizer::ParameterState& Optimizer::state_of(const ParameterGroup& group,
 
 void Optimizer::step(double gradient_scale) {
   const NoGrad guard;
-  for (const ParameterGroup& group : groups_) {
+  const bool captured_before = !captured_.empty();
+  for (size_t index = 0; index < groups_.size(); ++index) {
+    const ParameterGroup& group = groups_[index];
     check(group);
     std::map<std::tuple<DType, DeviceType, int, int64_t>, Batch> batches;
     for (const auto& [name, parameter] : group.parameters) {
@@ -135,25 +151,60 @@ void Optimizer::step(double gradient_scale) {
       WEFT_CHECK(gradient.shape() == parameter.shape() && gradient.device() == parameter.device(),
                  "{}: the gradient of \"{}\", {}, does not fit the parameter, {}", kind_, name,
                  gradient, parameter);
-      ParameterState& state = state_of(group, parameter);
+      const Device device = parameter.device();
+      const bool captured = is_capturing(device);
+      WEFT_CHECK(!captured || !captured_before, "{}: a step is captured once", kind_);
+      ParameterState& state = state_of(group, parameter, captured);
       for (const Tensor& tensor : state.tensors) {
         WEFT_CHECK(tensor.shape() == parameter.shape() && tensor.dtype() == parameter.dtype() &&
                        tensor.device() == parameter.device(),
                    "{}: parameter \"{}\" became {} after steps as {}", kind_, name, parameter,
                    tensor);
       }
-      ++state.step;
-      const Device device = parameter.device();
-      Batch& batch = batches[{parameter.dtype(), device.type, device.index, state.step}];
-      batch.step = state.step;
+      const int64_t step = state.step + 1;
+      if (!captured) state.step = step;
+      Batch& batch = batches[{parameter.dtype(), device.type, device.index, step}];
+      batch.step = step;
       batch.parameters.push_back(parameter);
       batch.gradients.push_back(gradient);
       batch.state.resize(state.tensors.size());
       for (size_t i = 0; i < state.tensors.size(); ++i) batch.state[i].push_back(state.tensors[i]);
     }
-    for (const auto& [key, batch] : batches) {
+    for (auto& [key, batch] : batches) {
+      const Device device = batch.parameters[0].device();
+      if (is_capturing(device)) {
+        const Tensor constants = this->constants(group, batch, gradient_scale);
+        if (constants.defined()) {
+          batch.constants = Tensor::empty(constants.shape(), constants.dtype(), device);
+        }
+        captured_.push_back({index, batch, group.options, gradient_scale});
+        captured_.back().batch.gradients.clear();  // they are the graph's
+        --captured_.back().batch.step;
+      }
       update(group, batch, gradient_scale);
       for (const Tensor& parameter : batch.parameters) parameter.bump_version();
+    }
+  }
+}
+
+void Optimizer::advance(double gradient_scale) {
+  WEFT_CHECK(!captured_.empty(), "{}: advance() without a step inside DeviceGraph::capture()",
+             kind_);
+  for (Captured& captured : captured_) {
+    const ParameterGroup& group = groups_[captured.group];
+    Batch& batch = captured.batch;
+    check(group);
+    ++batch.step;
+    const Tensor constants = this->constants(group, batch, gradient_scale);
+    if (constants.defined()) {
+      copy_same_layout(constants, batch.constants);
+    } else {
+      WEFT_CHECK(group.options == captured.options && gradient_scale == captured.gradient_scale,
+                 "{}: options and gradient scale of a captured step stay what they were", kind_);
+    }
+    for (const Tensor& parameter : batch.parameters) {
+      states_.at(parameter.id()).step = batch.step;
+      parameter.bump_version();
     }
   }
 }
@@ -180,6 +231,8 @@ OptimizerState Optimizer::state_dict() const {
 }
 
 void Optimizer::load_state_dict(const OptimizerState& state) {
+  WEFT_CHECK(captured_.empty(), "{}: a state is loaded before a step is captured, not after",
+             kind_);
   std::vector<ParameterGroup> groups = groups_;
   try {
     const std::string kind = state.groups.at("kind");

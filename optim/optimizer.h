@@ -9,6 +9,13 @@
 //
 // A step calls one kernel for all parameters of a group that stand at the same step count; nothing
 // is recorded. Parameters without a gradient are skipped, state and all.
+//
+// A step can be part of a captured graph (core/graph.h), after at least one step that was not, by
+// which the state exists. The capture counts no step; advance() does, before each launch:
+//
+//   train_step();                                   // zero_grad, forward, backward, step
+//   graph.capture(train_step);
+//   for (...) { optimizer.set_lr(...); optimizer.advance(); graph.launch(); }
 #pragma once
 
 #include <map>
@@ -64,6 +71,10 @@ class Optimizer {
   /// One update. Gradients are multiplied by gradient_scale on the way: a clipping coefficient, or
   /// the inverse of a loss scale, at no extra pass over memory.
   void step(double gradient_scale = 1);
+  /// Counts the captured step and brings the groups' options, as they are now, to the device.
+  /// Throws Error without a captured step, and, for optimizers whose kernels cannot read them there
+  /// (SGD), when an option or the scale is no longer what it was at the capture.
+  void advance(double gradient_scale = 1);
   /// Drops the gradients: they are undefined until the next backward.
   void zero_grad();
 
@@ -90,6 +101,7 @@ class Optimizer {
     Tensors parameters, gradients;
     std::vector<Tensors> state;
     int64_t step = 0;  // this step's number, from 1
+    Tensor constants;  // of a captured step: on the device, what constants() gives
   };
 
   Optimizer(std::string kind, Options defaults) : kind_(std::move(kind)), defaults_(defaults) {}
@@ -98,6 +110,9 @@ class Optimizer {
   virtual void check(const ParameterGroup& group) const = 0;
   virtual std::vector<std::string> state_names(const ParameterGroup& group) const = 0;
   virtual void update(const ParameterGroup& group, const Batch& batch, double gradient_scale) = 0;
+  /// What the kernel of a captured update() reads from the device when it runs, on the CPU;
+  /// undefined where it keeps the options of the capture.
+  virtual Tensor constants(const ParameterGroup&, const Batch&, double) const { return {}; }
 
   /// Throws Error naming the option unless low <= value (and value < high).
   void check_range(const ParameterGroup& group, std::string_view option, double low) const;
@@ -110,12 +125,21 @@ class Optimizer {
     Tensors tensors;
   };
 
-  ParameterState& state_of(const ParameterGroup& group, const Tensor& parameter);
+  /// A batch of the step that was captured.
+  struct Captured {
+    size_t group;
+    Batch batch;
+    Options options;
+    double gradient_scale;
+  };
+
+  ParameterState& state_of(const ParameterGroup& group, const Tensor& parameter, bool captured);
 
   std::string kind_;
   Options defaults_;
   std::vector<ParameterGroup> groups_;
   std::unordered_map<const void*, ParameterState> states_;  // by Tensor::id()
+  std::vector<Captured> captured_;
 };
 
 }  // namespace weft::optim

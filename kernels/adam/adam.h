@@ -18,6 +18,10 @@
 // narrow one is widened when read and rounded once when written, as PyTorch's fused Adam does.
 // Element i of the four lists belongs together and has one shape. Gradients are f32, bf16 or f16
 // (f64 for f64), of any strides, and only read.
+//
+// A captured step (core/graph.h) runs many times, with other scalars each time: it reads them from
+// `constants` when it runs, and whoever launches the graph writes there what adam_constants()
+// gives.
 #pragma once
 
 #include "kernels/op.h"
@@ -37,6 +41,7 @@ struct AdamProblem {
   double weight_decay = 0;
   bool decoupled = true;      // AdamW; false is Adam with L2 regularisation
   double gradient_scale = 1;  // clipping's coefficient, or the inverse of the loss scale
+  Tensor constants;           // CUDA: what takes the place of the scalars above, if defined
 
   DType dtype() const { return parameters.empty() ? DType::f32 : parameters[0].dtype(); }
   Device device() const { return parameters.empty() ? Device{} : parameters[0].device(); }
@@ -44,6 +49,9 @@ struct AdamProblem {
 };
 
 void adam(const AdamProblem& problem);
+/// The problem's scalars, step and all, as its kernel on a CUDA device reads them: u8 on the CPU,
+/// of a size that depends on the dtype alone.
+Tensor adam_constants(const AdamProblem& problem);
 const Op<AdamProblem>& adam_op();
 std::vector<Expected> adam_reference(const AdamProblem& problem);
 

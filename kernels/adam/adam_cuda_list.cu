@@ -5,6 +5,7 @@
 
 #include "core/stream.h"
 #include "kernels/adam/adam.h"
+#include "kernels/adam/adam_constants.h"
 #include "kernels/copy/copy.h"
 #include "kernels/multi_tensor/tensor_list.cuh"
 
@@ -15,14 +16,6 @@ struct AdamFields {
   void *p, *m, *v;
   Numbers g;
   bool aligned;  // vectors of 4 are allowed
-};
-
-/// Scalars, each rounded once.
-template <class Acc>
-struct AdamConstants {
-  Acc gradient_scale, decay, l2, beta1, one_minus_beta1, beta2, one_minus_beta2, step_size,
-      root_correction, eps;
-  bool scales, decays, adds_l2, small_beta1;
 };
 
 template <class Acc>
@@ -54,7 +47,9 @@ __device__ __forceinline__ void adam_elements(const AdamConstants<Acc>& c, const
 template <class Acc>
 __global__ void __launch_bounds__(kListThreads)
     adam_kernel(const __grid_constant__ TensorList<AdamFields> list,
-                const __grid_constant__ AdamConstants<Acc> constants) {
+                const __grid_constant__ AdamConstants<Acc> arguments,
+                const AdamConstants<Acc>* captured) {
+  const AdamConstants<Acc> constants = captured ? *captured : arguments;
   const ListEntry<AdamFields>& entry = list.of_chunk(blockIdx.x);
   for_chunk_elements<4>(
       chunk_of(entry, blockIdx.x), entry.fields.aligned,
@@ -63,22 +58,9 @@ __global__ void __launch_bounds__(kListThreads)
 
 template <class Acc>
 void run(const AdamProblem& p) {
-  const double root_correction = std::sqrt(1 - std::pow(p.beta2, static_cast<double>(p.step)));
-  const AdamConstants<Acc> constants{
-      static_cast<Acc>(p.gradient_scale),
-      static_cast<Acc>(1 - p.lr * p.weight_decay),
-      static_cast<Acc>(p.weight_decay),
-      static_cast<Acc>(p.beta1),
-      static_cast<Acc>(1 - p.beta1),
-      static_cast<Acc>(p.beta2),
-      static_cast<Acc>(1 - p.beta2),
-      static_cast<Acc>(p.lr / (1 - std::pow(p.beta1, static_cast<double>(p.step)))),
-      static_cast<Acc>(root_correction),
-      static_cast<Acc>(p.eps),
-      p.gradient_scale != 1,
-      p.decoupled && p.weight_decay != 0,
-      !p.decoupled && p.weight_decay != 0,
-      p.beta1 <= 0.5};
+  const AdamConstants<Acc> constants(p);
+  const auto* captured =
+      p.constants.defined() ? static_cast<const AdamConstants<Acc>*>(p.constants.raw()) : nullptr;
   std::vector<Tensor> gradients;  // keeps copies alive until the launch
   for (const Tensor& g : p.gradients) gradients.push_back(contiguous(g));
   const auto fields = [&](size_t i) {
@@ -89,7 +71,7 @@ void run(const AdamProblem& p) {
   };
   const runtime::StreamHandle stream = current_stream_handle(p.device());
   for_each_list<AdamFields>(p.parameters, fields, [&](const auto& list, uint32_t) {
-    WEFT_LAUNCH(adam_kernel<Acc>, list.chunks, kListThreads, 0, stream, list, constants);
+    WEFT_LAUNCH(adam_kernel<Acc>, list.chunks, kListThreads, 0, stream, list, constants, captured);
   });
 }
 

@@ -235,24 +235,67 @@ TEST_CASE("fp16 steps with loss scaling run on a device") {
 
 TEST_CASE("a captured training step repeats what eager steps compute") {
   if (runtime::device_count() == 0) WEFT_SKIP("no CUDA device");
-  const auto run = [](bool captured) {
+  // Four steps, each with a learning rate and a gradient scale of its own; the last two by a graph.
+  constexpr std::pair<double, double> kSteps[] = {{0.1, 1}, {0.02, 0.5}, {0.05, 1}, {0.01, 0.25}};
+  const auto run = [&](bool captured) {
     Setup setup(kCuda, DType::f32);
-    optim::SGD optimizer(setup.model->named_parameters(), {.lr = 0.1});
+    optim::AdamW optimizer(optim::without_decay_of_vectors(setup.model->named_parameters()));
+    double scale = 1;
     const auto step = [&] {
       optimizer.zero_grad();
       setup.forward_backward();
-      optimizer.step();
+      optimizer.step(scale);
     };
-    if (captured) {
-      DeviceGraph graph(kCuda);
-      graph.capture(step);
-      for (int i = 0; i < 2; ++i) graph.launch();
-      return bits_of(setup.model->parameters());
+    DeviceGraph graph(kCuda);
+    for (int i = 0; i < 4; ++i) {
+      optimizer.set_lr(kSteps[i].first);
+      scale = kSteps[i].second;
+      if (captured && i == 2) graph.capture(step);
+      if (captured && i >= 2) {
+        optimizer.advance(scale);
+        graph.launch();
+      } else {
+        step();
+      }
     }
-    for (int i = 0; i < 2; ++i) step();
-    return bits_of(setup.model->parameters());
+    Tensors all = setup.model->parameters();
+    for (const auto& [name, tensor] : optimizer.state_dict().tensors) all.push_back(tensor);
+    return bits_of(all);
   };
   CHECK(run(true) == run(false));
+}
+
+TEST_CASE("what a captured step cannot do is refused") {
+  if (runtime::device_count() == 0) WEFT_SKIP("no CUDA device");
+  using Catch::Contains;
+  Tensor x = ops::to(ops::randn({3}), kCuda);
+  x.set_requires_grad(true);
+  const auto step = [&](optim::Optimizer& optimizer) {
+    optimizer.zero_grad();
+    backward(ops::sum(ops::mul(x, x)));
+    optimizer.step();
+  };
+  optim::AdamW adamw(Tensors{x});
+  CHECK_THROWS_WITH(adamw.advance(), Contains("AdamW: advance() without a step inside"));
+  {
+    DeviceGraph graph(kCuda);
+    CHECK_THROWS_WITH(graph.capture([&] { step(adamw); }),
+                      Contains("AdamW: take a step before the one that is captured"));
+  }
+  step(adamw);
+  DeviceGraph graph(kCuda), again(kCuda);
+  graph.capture([&] { step(adamw); });
+  CHECK_THROWS_WITH(again.capture([&] { step(adamw); }), Contains("captured once"));
+  CHECK_THROWS_WITH(adamw.load_state_dict(adamw.state_dict()),
+                    Contains("before a step is captured"));
+
+  optim::SGD sgd(Tensors{x}, {.lr = 0.1});
+  DeviceGraph of_sgd(kCuda);
+  of_sgd.capture([&] { step(sgd); });
+  sgd.advance();
+  of_sgd.launch();
+  sgd.set_lr(0.2);
+  CHECK_THROWS_WITH(sgd.advance(), Contains("SGD: options and gradient scale of a captured step"));
 }
 
 }  // namespace
