@@ -14,11 +14,11 @@ _NVCC_OPTIONS = [
     "-lineinfo",
     "-DFMT_USE_CONSTEXPR=1",  # which fmt 9 takes nvcc not to have; without it formats are not checked
     "-Werror=all-warnings",
+    "-Xptxas=-v",  # for nvcc_checked
     "-Xcompiler=-fPIC,-fopenmp,-ffp-contract=off,-Wall,-Wextra,-Werror,-Wno-missing-field-initializers",
 ]
 
-# -fsanitize=thread makes every access call a hook; kernels/simt provides the hooks. Accesses stay as
-# the source has them: no vectors of several, no merged stores.
+# Accesses stay as the source has them: no vectors of several, no merged stores.
 _SIMT_OPTIONS = [
     "-x",
     "c++",
@@ -33,14 +33,24 @@ _SIMT_OPTIONS = [
     "-fno-tree-vectorize",
     "-fno-store-merging",
     "-fno-tree-sra",
-    "-fsanitize=thread",
-    "--param=tsan-instrument-func-entry-exit=0",
     "-Wall",
     "-Wextra",
     "-Werror",
     "-Wno-missing-field-initializers",
     "-Wno-unknown-pragmas",  # #pragma unroll
+]
+
+# Every access calls a hook; kernels/simt provides the hooks.
+_HOOKS = [
+    "-fsanitize=thread",
+    "--param=tsan-instrument-func-entry-exit=0",
     "-Wno-tsan",
+]
+
+_ADDRESS_SANITIZER = [
+    "-fsanitize=address,alignment",
+    "-fno-sanitize-recover=alignment",
+    "-fno-omit-frame-pointer",
 ]
 
 DEFAULT_ARCHS = ["sm_80", "sm_90", "compute_90"]
@@ -71,7 +81,10 @@ def _cuda_objects_impl(ctx):
         arguments = ctx.actions.args()
         if ctx.attr.emulated:
             arguments.add_all(_SIMT_OPTIONS)
+            arguments.add_all(_ADDRESS_SANITIZER if ctx.attr.sanitized else _HOOKS)
         else:
+            arguments.add("none" if source.basename in ctx.attr.spill_free else "may_spill")
+            arguments.add(NVCC)
             arguments.add_all(_NVCC_OPTIONS)
             arguments.add_all([_gencode(arch) for arch in ctx.attr.archs])
             arguments.add_all(ctx.attr.copts)
@@ -79,7 +92,7 @@ def _cuda_objects_impl(ctx):
         arguments.add_all(_includes(context, ctx.bin_dir.path))
         arguments.add_all(["-c", source, "-o", output])
         ctx.actions.run(
-            executable = toolchain.compiler_executable if ctx.attr.emulated else NVCC,
+            executable = toolchain.compiler_executable if ctx.attr.emulated else ctx.executable._nvcc_checked,
             arguments = [arguments],
             inputs = depset([source], transitive = [headers]),
             outputs = [output],
@@ -131,7 +144,15 @@ _cuda_objects = rule(
         "archs": attr.string_list(),
         "copts": attr.string_list(),
         "emulated": attr.bool(),
+        "sanitized": attr.bool(),
         "alwayslink": attr.bool(),
+        "spill_free": attr.string_list(),
+        "_nvcc_checked": attr.label(
+            default = "//bazel:nvcc_checked",
+            allow_single_file = True,
+            executable = True,
+            cfg = "host",
+        ),
         "_cc_toolchain": attr.label(default = "@bazel_tools//tools/cpp:current_cc_toolchain"),
     },
     fragments = ["cpp"],
@@ -146,6 +167,7 @@ def cuda_library(
         archs = DEFAULT_ARCHS,
         copts = [],
         simt = True,
+        spill_free = [],
         tags = [],
         **kwargs):
     """A library of .cu files, each compiled once for its list of architectures.
@@ -161,6 +183,8 @@ def cuda_library(
       archs: "sm_90" compiles machine code for it, "compute_90" its PTX.
       copts: more options for nvcc.
       simt: False leaves the sources out of the simt flavour: they speak to CUDA itself.
+      spill_free: those of srcs whose kernels promise to spill no registers: one that does fails the build,
+        as does, in any file, wgmma that ptxas had to serialise (bazel/nvcc_checked).
       tags: the usual; "cuda" is added, which `./weft test` builds wherever nvcc is found.
       **kwargs: the usual.
     """
@@ -178,8 +202,13 @@ def cuda_library(
         }),
         archs = archs,
         copts = copts,
+        spill_free = spill_free,
         emulated = select({
             "//bazel:simt": True,
+            "//conditions:default": False,
+        }),
+        sanitized = select({
+            "//bazel:simt_asan": True,
             "//conditions:default": False,
         }),
         tags = tags + ["cuda"],

@@ -16,12 +16,14 @@ _COPTS = [
     "-Wno-missing-field-initializers",  # problems are built with designated initialisers
 ]
 
-# A bundle for GPU machines (benchmarks/gpu/bundle) brings its libraries along in lib/.
+# A bundle for GPU machines (benchmarks/gpu/bundle) brings its libraries along in lib/. Their own needs are looked for
+# there, too, with the old kind of tag alone.
 _LINKOPTS = [
     "-fopenmp",
     "-ldl",
 ] + select({
-    "//bazel:cuda": ["-Wl,-rpath,$$ORIGIN/lib"],
+    "//bazel:cuda": ["-Wl,-rpath,$$ORIGIN/lib,--disable-new-dtags"],
+    "//bazel:simt_asan": ["-fsanitize=address,alignment"],
     "//conditions:default": [],
 })
 
@@ -78,7 +80,7 @@ _HIGHWAY_OPS = [
     "where",
 ]
 
-def op(name, srcs = [], hdrs = [], deps = [], system = [], test_size = "medium", sm_90a = []):
+def op(name, srcs = [], hdrs = [], deps = [], system = [], test_size = "medium", sm_90a = [], spill_free = []):
     """A kernel folder: the library, a test of every listed variant over every case, and a bench.
 
     By convention the folder holds NAME.h, NAME.inc, NAME_reference.cc, NAME_cases.h and its variants,
@@ -92,6 +94,7 @@ def op(name, srcs = [], hdrs = [], deps = [], system = [], test_size = "medium",
       system: names in //bazel/system that the variants need.
       test_size: Bazel's size of the test.
       sm_90a: those .cu files that use what only compute capability 9.0 has.
+      spill_free: those .cu files whose kernels promise to spill no registers.
     """
 
     # Variants that call CUDA's libraries, NAME_cublas.cc and NAME_cudnn.cc.
@@ -110,6 +113,7 @@ def op(name, srcs = [], hdrs = [], deps = [], system = [], test_size = "medium",
                 name = name + suffix,
                 srcs = sources,
                 hdrs = [name + ".h"] + hdrs + native.glob(["*.cuh"]),
+                spill_free = spill_free,
                 deps = [
                     "//core",
                     "//kernels:op",
@@ -184,6 +188,21 @@ def op(name, srcs = [], hdrs = [], deps = [], system = [], test_size = "medium",
         tags = ["simt"] if cuda_deps else [],
         **common
     )
+    if cuda_deps:
+        native.cc_test(
+            name = name + "_asan_test",
+            args = [
+                "check",
+                "--small",
+            ],
+            size = test_size,
+            tags = ["asan"],
+            target_compatible_with = select({
+                "//bazel:simt_asan": [],
+                "//conditions:default": ["@platforms//:incompatible"],
+            }),
+            **common
+        )
     native.cc_test(
         name = name + "_bench_test",
         args = [
