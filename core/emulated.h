@@ -17,10 +17,14 @@ struct Block {
   const unsigned char* begin = nullptr;
   size_t bytes = 0;
   int device = 0;
+  bool* is_written = nullptr;  // for each byte: copies and kernels that watch say so
 };
 
 /// The live block of device memory that holds the address; nothing when none does.
 std::optional<Block> block_of(const void* address);
+
+/// Takes all of every block as written: after work that nobody watched.
+void forget_unwritten();
 
 /// Counts allocations and releases: as long as it stays, what block_of() said is still true.
 uint64_t block_generation();

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "core/emulated.h"
+#include "core/sanitizer.h"
 
 namespace weft {
 namespace {
@@ -47,6 +48,27 @@ EmulatedStream* stream_of(runtime::StreamHandle stream) {
   return static_cast<EmulatedStream*>(stream);
 }
 
+/// Bytes of device memory become what `from` says they are; anything from the host is written.
+void note_written(const void* to, const void* from, size_t bytes) {
+  if (bytes == 0) return;
+  const auto target = emulated::block_of(to);
+  if (!target) return;
+  const auto source = from ? emulated::block_of(from) : std::nullopt;
+  bool* const notes = target->is_written + (static_cast<const unsigned char*>(to) - target->begin);
+  if (source) {
+    std::memmove(notes,
+                 source->is_written + (static_cast<const unsigned char*>(from) - source->begin),
+                 bytes);
+  } else {
+    std::memset(notes, true, bytes);
+  }
+}
+
+void copy_now(void* to, const void* from, size_t bytes) {
+  std::memmove(to, from, bytes);
+  note_written(to, from, bytes);
+}
+
 }  // namespace
 
 namespace emulated {
@@ -60,6 +82,12 @@ std::optional<Block> block_of(const void* address) {
   const Block& block = std::prev(after)->second;
   if (at - reinterpret_cast<uintptr_t>(block.begin) >= block.bytes) return std::nullopt;
   return block;
+}
+
+void forget_unwritten() {
+  Memory& m = memory();
+  std::lock_guard lock(m.mutex);
+  for (const auto& [begin, block] : m.blocks) std::memset(block.is_written, true, block.bytes);
 }
 
 uint64_t block_generation() { return memory().generation.load(std::memory_order_relaxed); }
@@ -97,13 +125,22 @@ void* allocate(int device, size_t bytes) {
   }
   const size_t total = (bytes + 2 * kGuard + kGuard - 1) / kGuard * kGuard;
   auto* raw = static_cast<unsigned char*>(std::aligned_alloc(kGuard, total));
-  if (!raw) return nullptr;
+  auto* is_written = static_cast<bool*>(std::calloc(bytes + 1, sizeof(bool)));
+  if (!raw || !is_written) {
+    std::free(raw);
+    std::free(is_written);
+    return nullptr;
+  }
   std::memset(raw, kGuardByte, kGuard);
   std::memset(raw + kGuard, kFresh, bytes);
   std::memset(raw + kGuard + bytes, kGuardByte, total - kGuard - bytes);
+  if (sanitizer::poison) {
+    sanitizer::poison(raw, kGuard);
+    sanitizer::poison(raw + kGuard + bytes, total - kGuard - bytes);
+  }
   unsigned char* begin = raw + kGuard;
   std::lock_guard lock(m.mutex);
-  m.blocks[reinterpret_cast<uintptr_t>(begin)] = {begin, bytes, device};
+  m.blocks[reinterpret_cast<uintptr_t>(begin)] = {begin, bytes, device, is_written};
   m.used[device] += bytes;
   ++m.generation;
   return begin;
@@ -116,6 +153,7 @@ void deallocate(int device, void* block) {
   WEFT_ASSERT(entry != m.blocks.end() && entry->second.device == device);
   const size_t bytes = entry->second.bytes;
   unsigned char* raw = static_cast<unsigned char*>(block) - kGuard;
+  if (sanitizer::unpoison) sanitizer::unpoison(raw, bytes + 2 * kGuard);
   const auto is_guard = [](unsigned char byte) { return byte == kGuardByte; };
   // Nothing may throw where tensors die: a damaged guard ends the program.
   if (!std::all_of(raw, raw + kGuard, is_guard) ||
@@ -125,6 +163,7 @@ void deallocate(int device, void* block) {
     std::abort();
   }
   m.used[device] -= bytes;
+  std::free(entry->second.is_written);
   m.blocks.erase(entry);
   ++m.generation;
   std::free(raw);
@@ -156,13 +195,16 @@ double elapsed_ms(int, EventHandle begin, EventHandle end) {
 }
 
 void copy(int, void* to, const void* from, size_t bytes, StreamHandle stream) {
-  emulated::submit(stream, [=] { std::memmove(to, from, bytes); });
+  emulated::submit(stream, [=] { copy_now(to, from, bytes); });
 }
 void copy_peer(int, void* to, int, const void* from, size_t bytes, StreamHandle stream) {
-  emulated::submit(stream, [=] { std::memmove(to, from, bytes); });
+  emulated::submit(stream, [=] { copy_now(to, from, bytes); });
 }
 void set_bytes(int, void* to, int value, size_t bytes, StreamHandle stream) {
-  emulated::submit(stream, [=] { std::memset(to, value, bytes); });
+  emulated::submit(stream, [=] {
+    std::memset(to, value, bytes);
+    note_written(to, nullptr, bytes);
+  });
 }
 
 void begin_capture(int, StreamHandle stream) {

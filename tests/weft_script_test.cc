@@ -37,7 +37,7 @@ class Machine {
     fs::create_directories(tools_);
     fs::copy_file("weft", root_ / "weft");
     for (const char* tool : {"bash", "dirname", "readlink", "grep", "cat", "env", "mktemp", "rm",
-                             "sed", "sort", "uniq", "xargs"}) {
+                             "sed", "sort", "uniq", "xargs", "awk"}) {
       for (const char* folder : {"/usr/bin/", "/bin/"}) {
         if (fs::exists(std::string(folder) + tool) && !fs::exists(tools_ / tool)) {
           fs::create_symlink(std::string(folder) + tool, tools_ / tool);
@@ -70,6 +70,19 @@ class Machine {
     std::ofstream(installed().string(), std::ios::app) << package << "\n";
   }
   void remove(const std::string& tool) { fs::remove(tools_ / tool); }
+  /// An op of the kernel lab: its list, and its program as the build leaves it.
+  void add_op(const std::string& op, const std::string& body) {
+    for (const char* folder : {"kernels/", "bazel-bin/kernels/"}) {
+      fs::create_directories(root_ / folder / op);
+    }
+    std::ofstream((root_ / "kernels" / op / (op + ".inc")).string());
+    script(root_ / "bazel-bin/kernels" / op / (op + "_test"), body);
+  }
+  void add_program(const std::string& path, const std::string& body) {
+    fs::create_directories((root_ / "bazel-bin" / path).parent_path());
+    script(root_ / "bazel-bin" / path, body);
+  }
+  fs::path root() const { return root_; }
   /// What bazel test is to say happened.
   fs::path events() const { return root_ / "events"; }
 
@@ -186,20 +199,93 @@ TEST_CASE(
   events({built, pass, incompatible});
   Outcome outcome = machine.run("test");
   CHECK(outcome.code == 0);
-  // Two flavours ran: the tests on the CPU and the kernels on the emulated device.
-  CHECK(outcome.out == "\nAll tests passed.\n2 passed, 0 failed, 0 skipped\n");
+  // Three flavours ran: the tests on the CPU, and the kernels on the emulated device, watched and
+  // under AddressSanitizer.
+  CHECK(outcome.out == "\nAll tests passed.\n3 passed, 0 failed, 0 skipped\n");
   events({built, pass, completed + R"("aborted":{"reason":"ANALYSIS_FAILURE"}})"});
   outcome = machine.run("test");
   CHECK(outcome.code == 1);
-  CHECK(outcome.out == "\nTests or builds failed.\n2 passed, 2 failed, 0 skipped\n");
+  CHECK(outcome.out == "\nTests or builds failed.\n3 passed, 3 failed, 0 skipped\n");
   events({built, pass, completed + R"("completed":{}})"});
-  CHECK_THAT(machine.run("test").out, Contains("2 passed, 2 failed"));
+  CHECK_THAT(machine.run("test").out, Contains("3 passed, 3 failed"));
   events({built, summary + R"({"overallStatus":"TIMEOUT"}})"});
-  CHECK_THAT(machine.run("test").out, Contains("0 passed, 2 failed"));
+  CHECK_THAT(machine.run("test").out, Contains("0 passed, 3 failed"));
   events({pass});
   CHECK(machine.run("test", "WEFT_TEST_BAZEL=1").code == 1);
   events({});
   CHECK_THAT(machine.run("test").out, Contains("Tests or builds failed.\n0 passed"));
+}
+
+TEST_CASE("The kernel lab builds the op that is asked for, passes its arguments on and adds up") {
+  Machine machine("lab");
+  for (const std::string& package : packages()) machine.install(package);
+  machine.add_op("gemm",
+                 "echo \"gemm: $*\"; echo '{\"checked\":3,\"failed\":1,\"skipped\":2}'; exit 1");
+  machine.add_op("softmax",
+                 "echo \"softmax: $*\"; echo '{\"checked\":4,\"failed\":0,\"skipped\":0}'");
+  Outcome outcome = machine.run("kernels check softmax --json --small");
+  CHECK(outcome.code == 0);
+  CHECK(outcome.calls ==
+        "bazel build --config=cpu --check_up_to_date //kernels/softmax:softmax_test\n");
+  CHECK(outcome.out ==
+        "softmax: check --json --small\n{\"checked\":4,\"failed\":0,\"skipped\":0}\n");
+  outcome = machine.run("kernels check --json");
+  CHECK(outcome.code == 1);
+  CHECK(outcome.out ==
+        "gemm: check --json\nsoftmax: check --json\n{\"checked\":7,\"failed\":1,\"skipped\":2}\n");
+}
+
+TEST_CASE("The kernel lab measures a roofline before it times, and makes a page of the rows") {
+  Machine machine("bench");
+  for (const std::string& package : packages()) machine.install(package);
+  machine.add_op(
+      "softmax",
+      "echo \"{\\\"row\\\":\\\"$1 $2 $3\\\"}\"; cat ${@: -1}; echo '{\"timed\":1,\"skipped\":0}'");
+  machine.add_program("kernels/testing/roofline", "echo \"{\\\"roofline\\\":\\\"$*\\\"}\"");
+  machine.add_program("cli/kernel_report_main", "echo \"page of:\"; cat $1; echo \"in $2\"");
+  Outcome outcome = machine.run("kernels bench softmax --device cpu --json");
+  CHECK(outcome.code == 0);
+  CHECK_THAT(outcome.calls, Contains("//kernels/softmax:softmax_test //kernels/testing:roofline"));
+  const std::string roofline = "{\"roofline\":\"--device cpu\"}\n";
+  CHECK(outcome.out == roofline + "{\"row\":\"bench --device cpu\"}\n" + roofline +
+                           "{\"timed\":1,\"skipped\":0}\n");
+  const std::string page = (machine.root() / "page.html").string();
+  outcome = machine.run("kernels report softmax --html " + page);
+  CHECK(outcome.code == 0);
+  CHECK_THAT(outcome.out, StartsWith("page of:\n{\"roofline\"") && Contains("bench --json") &&
+                              Contains("in " + page + "\n"));
+  // The page of an earlier run's rows: nothing is timed.
+  outcome = machine.run("kernels report --html=" + page + " --rows=" + page + ".rows.jsonl");
+  CHECK(outcome.code == 0);
+  CHECK_THAT(outcome.out, StartsWith("page of:\n{\"roofline\""));
+  CHECK(outcome.calls.find("roofline") == std::string::npos);
+}
+
+TEST_CASE("Mistakes in the kernel lab's arguments exit with 2 and build nothing") {
+  Machine machine("mistakes");
+  for (const std::string& package : packages()) machine.install(package);
+  machine.add_op("gemm", "exit 0");
+  machine.add_op("softmax", "exit 0");
+  const struct {
+    const char* arguments;
+    const char* message;
+  } kMistakes[] = {
+      {"kernels", "kernels: expected list, check, bench or report, got \"\""},
+      {"kernels time", "expected list, check, bench or report, got \"time\""},
+      {"kernels check relu", "kernels: no op \"relu\": expected one of gemm softmax"},
+      {"kernels bench --shape 3x5", "kernels bench: --shape needs an op"},
+      {"kernels check --variant=a", "kernels check: --variant needs an op"},
+      {"--flavor simt kernels bench", "kernels bench: the emulated device has no speed to measure"},
+      {"--flavor simt kernels report gemm", "kernels report: the emulated device has no speed"},
+  };
+  for (const auto& mistake : kMistakes) {
+    INFO(mistake.arguments);
+    const Outcome outcome = machine.run(mistake.arguments);
+    CHECK(outcome.code == 2);
+    CHECK_THAT(outcome.err, StartsWith("weft: error: ") && Contains(mistake.message));
+    CHECK(outcome.calls == "");
+  }
+  CHECK(machine.run("kernels report gemm --html").code == 2);
 }
 
 }  // namespace

@@ -6,6 +6,7 @@
 #include <bit>
 #include <cstring>
 
+#include "core/emulated.h"
 #include "kernels/simt/tensor_core.h"
 #include "kernels/simt/watch.h"
 
@@ -110,6 +111,10 @@ void prepare_block(int rank, uint3 index) {
   block.arena = s.workspace.arena(rank);
   block.dynamic_bytes = launch_shape.dynamic_shared_bytes;
   block.shared_bytes = block.dynamic_bytes;
+  if (sanitizer::poison) {
+    sanitizer::poison(block.arena, kArenaBytes);
+    sanitizer::unpoison(block.arena, block.dynamic_bytes);
+  }
   std::memset(block.arena, kPoison, block.dynamic_bytes);
   block.threads = {s.workspace.threads() + rank * threads, threads};
   block.warps.assign((threads + kWarpSize - 1) / kWarpSize, Warp{});
@@ -292,6 +297,7 @@ void run_grid(const char* kernel, const LaunchShape& shape, void (*body)(void*),
     s.granules.clear();
   }
   s.launch_start = s.last_clock;
+  if (!s.watches()) emulated::forget_unwritten();
   if (s.global.pages() > 4096) s.global.clear();
   const dim3 c = shape.cluster;
   const dim3 clusters = {shape.grid.x / c.x, shape.grid.y / c.y, shape.grid.z / c.z};
@@ -473,6 +479,7 @@ void* static_shared(const void* key, size_t bytes, size_t alignment) {
                 Site::current());
   }
   block.static_arrays.push_back({key, offset});
+  if (sanitizer::unpoison) sanitizer::unpoison(block.arena + offset, bytes);
   std::memset(block.arena + offset, kPoison, bytes);
   open_shared(block, offset, bytes);
   return block.arena + offset;

@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "core/error.h"
+#include "core/sanitizer.h"
 #include "kernels/simt/fiber.h"
 #include "kernels/simt/knowledge.h"
 #include "kernels/simt/symbol.h"
@@ -50,7 +51,8 @@ struct Options {
   uint64_t seed = 1;  // of Order::random
   Completion completion = Completion::eager;
   TensorCore tensor_core = TensorCore::fast;
-  bool races = true;     // watch every access: races, bounds, unwritten shared memory
+  /// Watch every access: races, bounds, unwritten memory. AddressSanitizer's build has no hooks.
+  bool races = !sanitizer::is_linked();
   bool traffic = false;  // count bank conflicts and sectors: see traffic()
 };
 Options& options();

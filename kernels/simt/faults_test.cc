@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "core/runtime.h"
 #include "kernels/simt/memory.h"
 
 using namespace weft::simt;
@@ -96,4 +97,34 @@ TEST_CASE("Sound kernels give no alarm and the same bits under all schedules") {
       CHECK(first == memory);
     });
   }
+}
+
+TEST_CASE("Device memory that nobody wrote is not read unnoticed") {
+  constexpr size_t kFloats = 384, kBytes = kFloats * sizeof(float);
+  const std::vector<float> ones(128, 1);
+  auto* const data = static_cast<float*>(weft::runtime::allocate(0, kBytes));
+  auto* const copy = static_cast<float*>(weft::runtime::allocate(0, kBytes));
+  const auto run = [&](bool faulty, float* memory) {
+    run_fault_kernel("uninitialised_global", faulty, memory);
+  };
+  CHECK_THROWS_WITH(run(false, data), Contains("uninitialised device memory") &&
+                                          Contains("0 bytes into a block of 1536") &&
+                                          Contains("kernels/simt/faults_test.cu"));
+  // What comes from the host, or from a kernel, is written.
+  weft::runtime::copy(0, data, ones.data(), 128 * sizeof(float), nullptr);
+  CHECK_NOTHROW(run(false, data));
+  CHECK_THROWS_WITH(run(true, data), Contains("uninitialised device memory"));
+  // A copy within the device says of its target what is so of its source.
+  weft::runtime::copy(0, copy, data, kBytes, nullptr);
+  CHECK_NOTHROW(run(false, copy));
+  CHECK_THROWS_WITH(run(true, copy), Contains("uninitialised device memory"));
+  weft::runtime::set_bytes(0, copy, 0, kBytes, nullptr);
+  CHECK_NOTHROW(run(true, copy));
+  // Work that nobody watches may have written anything.
+  options().races = false;
+  run(false, data);
+  options() = {};
+  CHECK_NOTHROW(run(true, data));
+  weft::runtime::deallocate(0, data);
+  weft::runtime::deallocate(0, copy);
 }

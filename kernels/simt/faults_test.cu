@@ -68,6 +68,11 @@ __global__ void named_barrier_too_few(bool faulty, float* data) {
   }
 }
 
+/// data[0..128) is read, data[128..256) is written; the faulty one reads on.
+__global__ void uninitialised_global(bool faulty, float* data) {
+  data[128 + threadIdx.x] = data[threadIdx.x] + (faulty ? data[256 + threadIdx.x] : 0);
+}
+
 __global__ void missing_copy_wait(bool faulty, float* data) {
   WEFT_SHARED(float, tile, [128]);
   cp_async<4>(&tile[threadIdx.x], &data[threadIdx.x]);
@@ -294,6 +299,7 @@ void run_fault_kernel(const char* name, bool faulty, float* data) {
   WEFT_RUN(missing_warp_sync, 1, 32, 0);
   WEFT_RUN(narrow_stores, 1, 256, 0);
   WEFT_RUN(named_barrier_too_few, 1, 128, 0);
+  WEFT_RUN(uninitialised_global, 1, 128, 0);
   WEFT_RUN(missing_copy_wait, 1, 128, 0);
   WEFT_RUN(copy_wait_too_late, 1, 128, 0);
   WEFT_RUN(copy_overwrites_buffer, 1, 128, 0);

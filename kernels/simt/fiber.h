@@ -10,7 +10,7 @@ namespace weft::simt {
 /// A suspended flow of control. The host thread that runs the fibers is one too.
 struct Fiber {
   void* stack_pointer = nullptr;
-  void* stack_bottom = nullptr;  // lowest address; null for the host thread's own stack
+  void* stack_bottom = nullptr;  // lowest address; null: the host thread's, not asked for yet
   size_t stack_bytes = 0;
   void* sanitizer_stack = nullptr;  // AddressSanitizer's fake stack of a suspended fiber
 };

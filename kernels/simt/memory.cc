@@ -17,6 +17,7 @@ namespace {
 /// Live memory that kernels may touch.
 struct Region {
   uintptr_t begin = 0, end = 0;
+  bool* is_written = nullptr;  // for each byte; null: all is
 };
 std::map<uintptr_t, Region>& device_views() {
   static std::map<uintptr_t, Region> views;
@@ -33,7 +34,7 @@ Region find_region(uintptr_t address) {
   }
   if (const auto block = emulated::block_of(reinterpret_cast<const void*>(address))) {
     const auto begin = reinterpret_cast<uintptr_t>(block->begin);
-    return {begin, begin + block->bytes};
+    return {begin, begin + block->bytes, block->is_written};
   }
   return {};
 }
@@ -43,11 +44,11 @@ struct RegionCache {
   Region regions[4];
   size_t next = 0;
 
-  bool contains(uintptr_t address, size_t bytes) const {
+  const Region* find(uintptr_t address, size_t bytes) const {
     for (const Region& region : regions) {
-      if (address >= region.begin && address + bytes <= region.end) return true;
+      if (address >= region.begin && address + bytes <= region.end) return &region;
     }
-    return false;
+    return nullptr;
   }
   void add(const Region& region) { regions[next++ % std::size(regions)] = region; }
 };
@@ -160,12 +161,15 @@ void visit_shared(const Visitor& visitor, size_t offset, size_t bytes) {
 
 void visit_global(const Visitor& visitor, uintptr_t address, size_t bytes) {
   State& s = state();
-  if (!recent_regions.contains(address, bytes)) {
+  Region region;
+  if (const Region* const known = recent_regions.find(address, bytes)) {
+    region = *known;
+  } else {
     // Constants, and the emulator's own variables seen through threadIdx and its like.
     const auto image_begin = reinterpret_cast<uintptr_t>(&__executable_start);
     const auto image_end = reinterpret_cast<uintptr_t>(&_end);
     if (visitor.is_hook && address >= image_begin && address < image_end) return;
-    const Region region = find_region(address);
+    region = find_region(address);
     if (region.end == 0) {
       fail_access(visitor, fmt::format("{} of {} bytes {}", name(visitor.event.access), bytes,
                                        describe_outside(address)));
@@ -179,6 +183,16 @@ void visit_global(const Visitor& visitor, uintptr_t address, size_t bytes) {
                       region.end - region.begin));
     }
     recent_regions.add(region);
+  }
+  if (region.is_written) {
+    bool* const written = region.is_written + (address - region.begin);
+    if (visitor.event.access != Access::write &&
+        std::find(written, written + bytes, false) != written + bytes) {
+      report(fmt::format("uninitialised {}", visitor.event.place),
+             fmt::format("uninitialised device memory: {}, {} bytes into a block of {}",
+                         where(visitor), address - region.begin, region.end - region.begin));
+    }
+    if (visitor.event.access != Access::read) std::fill_n(written, bytes, true);
   }
   const Timeline timeline{s.launch_start, s.cluster_start, false, &s.cluster_starts};
   for_each_granule(address, bytes, [&](uintptr_t granule, uint8_t mask) {

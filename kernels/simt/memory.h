@@ -2,7 +2,7 @@
 //
 // Ordinary accesses come from the compiler's hooks (hooks.cc), those of PTX operations from the
 // operations. An access outside its allocation, or off its alignment, ends the launch; races and
-// reads of shared memory that nobody wrote are collected and reported at its end.
+// reads of memory that nobody wrote are collected and reported at its end.
 #pragma once
 
 #include <cstddef>

@@ -1,0 +1,56 @@
+// What AddressSanitizer and UBSan's alignment check find in emulated kernels, on fibers.
+#include <sys/wait.h>
+
+#include <catch2/catch.hpp>
+#include <cstdio>
+#include <string>
+
+namespace {
+
+using Catch::Matchers::Contains;
+
+struct Outcome {
+  int code;
+  std::string text;
+};
+
+Outcome run(const std::string& kernel, const std::string& kind) {
+  const std::string command = "timeout 60 kernels/simt/asan_fault " + kernel + " " + kind + " 2>&1";
+  std::FILE* const pipe = popen(command.c_str(), "r");
+  Outcome outcome;
+  char buffer[4096];
+  while (const size_t n = std::fread(buffer, 1, sizeof buffer, pipe))
+    outcome.text.append(buffer, n);
+  outcome.code = WEXITSTATUS(pclose(pipe));
+  return outcome;
+}
+
+TEST_CASE("the sanitizers find bad addresses in emulated kernels") {
+  const struct {
+    const char* kernel;
+    const char* finding;
+  } kFaults[] = {{"shared_out_of_bounds", "AddressSanitizer: use-after-poison"},
+                 {"global_out_of_bounds", "AddressSanitizer: use-after-poison"},
+                 {"misaligned", "misaligned address"}};
+  for (const auto& fault : kFaults) {
+    INFO(fault.kernel);
+    const Outcome faulty = run(fault.kernel, "faulty");
+    CHECK(faulty.code != 0);
+    CHECK_THAT(faulty.text, Contains(fault.finding) && Contains("faults_test.cu"));
+    const Outcome sound = run(fault.kernel, "sound");
+    CHECK(sound.code == 0);
+    CHECK(sound.text == "nothing found\n");
+  }
+}
+
+TEST_CASE("sound kernels that use every kind of operation pass on fibers") {
+  for (const char* kernel :
+       {"missing_barrier", "ring0", "tma0", "tensor_core0", "copy_overwrites_buffer"}) {
+    INFO(kernel);
+    const Outcome sound = run(kernel, "sound");
+    INFO(sound.text);
+    CHECK(sound.code == 0);
+  }
+}
+
+}  // namespace
