@@ -43,6 +43,8 @@ inline OpTable adam_table() {
     add("adam_small_beta1", shapes, dtype, gradient,
         {.step = 7, .beta1 = 0.5, .eps = 1e-3, .decoupled = false});
   }
+  // More tensors than one CUDA launch takes.
+  add("many", std::vector<Shape>(1000, Shape{3}), DType::f32, DType::f32, {});
   cases.push_back({"empty", [](Inputs&) { return Problem{}; }});
   cases.push_back({"strided_gradient", [](Inputs& in) {
                      Problem a = adam_case(in, {{37, 41}, {5}}, DType::f32, DType::f32, {});

@@ -1,5 +1,8 @@
 #include "kernels/gemm/gemm.h"
 
+#include <cstring>
+
+#include "core/stream.h"
 #include "kernels/gemm/gemm_cublas.h"
 #include "kernels/gemm/gemm_tma.h"
 
@@ -34,13 +37,28 @@ GemmArithmetic gemm_arithmetic(DType operands, const MatmulNumerics& numerics) {
   }
 }
 
+bool gemm_is_empty(const GemmProblem& problem) {
+  if (problem.c.numel() > 0) return false;
+  const Tensor& sums = problem.bias_gradient;
+  if (!sums.defined() || sums.numel() == 0) return true;
+  if (sums.device().type == DeviceType::cpu) {
+    std::memset(sums.raw(), 0, sums.nbytes());
+  } else {
+    runtime::set_bytes(sums.device().index, sums.raw(), 0, sums.nbytes(),
+                       current_stream_handle(sums.device()));
+  }
+  return true;
+}
+
 void gemm(const GemmProblem& problem) { dispatch(gemm_op(), problem); }
 
 std::string GemmProblem::describe() const {
   const char* const epilogues[] = {"none", "gelu", "dgelu"};
-  return fmt::format("gemm({} x {} -> {}, bias={}, epilogue={}, accumulate={}{}{})", a, b, c,
+  return fmt::format("gemm({} x {} -> {}, bias={}, epilogue={}, accumulate={}{}{}{}{})", a, b, c,
                      bias.defined() ? name(bias.dtype()) : "none",
                      epilogues[static_cast<int>(epilogue)], accumulate,
+                     residual.defined() ? ", residual" : "",
+                     bias_gradient.defined() ? ", bias_gradient" : "",
                      numerics.accumulation == Accumulation::ieee
                          ? ""
                          : fmt::format(", numerics={}", name(numerics.accumulation)),

@@ -1,21 +1,24 @@
 // Matrix product, batched, with the epilogues of a linear layer.
 //
-//   none:   C = A B + bias          (accumulate: C += A B + bias)
+//   none:   C = A B + bias + residual   (accumulate: C += A B + bias)
 //   gelu:   aux = A B + bias, C = gelu(aux)                 forward of linear + GELU
 //   dgelu:  C = (A B + bias) * gelu'(aux)                   its gradient; aux is read
+//           bias_gradient[n] = sum over all rows of C[.., n] as rounded
 //
-// a [..., M, K], b [..., K, N], c and aux [..., M, N], bias [N]. The batch dimensions are equal in
-// a, b, c and aux; view::expand repeats an operand over them with stride 0. A transposed operand is
-// a view::transpose: there are no flags. Any strides are correct; the fast paths want unit stride
-// in one of the last two dimensions of a and b and in the last of c, other layouts pass through a
-// copy or plain loops. c (and aux under gelu) must not overlap anything that is read.
+// a [..., M, K], b [..., K, N], c, aux and residual [..., M, N], bias and bias_gradient [N]. The
+// batch dimensions are equal in a, b, c, aux and residual; view::expand repeats an operand over
+// them with stride 0. A transposed operand is a view::transpose: there are no flags. Any strides
+// are correct; the fast paths want unit stride in one of the last two dimensions of a and b and in
+// the last of c, other layouts pass through a copy or plain loops. c (and aux under gelu, and
+// bias_gradient) must not overlap anything that is read.
 //
-// dtypes: a and b equal (f64 f32 f16 bf16); c that of a, or f32 when a is narrower; aux that of c;
-// bias that of a or c, or f32. Products are summed in f32 or wider (f64 for f64), or as `numerics`
-// says (kernels/gemm/matmul_numerics.h), and rounded to c's dtype once per written value: under
-// gelu the GELU is taken of aux as it was rounded, under dgelu the product is rounded before and
-// after the multiplication by gelu'. gelu is the exact one, x (1 + erf(x / sqrt 2)) / 2. M, N and K
-// may be 0; K = 0 gives the bias, or zeros.
+// dtypes: a and b equal (f64 f32 f16 bf16); c that of a, or f32 when a is narrower; aux and
+// residual that of c; bias that of a or c, or f32; bias_gradient f32 (f64 for f64) without gaps,
+// summed in it in an order that the shape decides. Products are summed in f32 or wider (f64 for
+// f64), or as `numerics` says (kernels/gemm/matmul_numerics.h), and rounded to c's dtype once per
+// written value: under gelu the GELU is taken of aux as it was rounded, under dgelu the product is
+// rounded before and after the multiplication by gelu'. gelu is the exact one, x (1 + erf(x / sqrt
+// 2)) / 2. M, N and K may be 0; K = 0 gives the bias, or zeros.
 //
 // fp8: a and b are each f8e4m3 or f8e5m2, c is f32, bf16 or f16, and A B stands for scale A B,
 // which undoes the scaling of the operands. Products of 128 consecutive k are summed exactly (in
@@ -41,6 +44,8 @@ struct GemmProblem {
   Epilogue epilogue = Epilogue::none;
   Tensor aux;               // gelu: written; dgelu: read
   bool accumulate = false;  // only with Epilogue::none
+  Tensor residual;          // optional; with Epilogue::none, not with accumulate
+  Tensor bias_gradient;     // optional; with Epilogue::dgelu
   double scale = 1;         // fp8 only; rounded to f32
   MatmulNumerics numerics = matmul_numerics();
 
@@ -59,6 +64,9 @@ template <GemmArithmetic arithmetic>
 bool gemm_is(const GemmProblem& problem) {
   return gemm_arithmetic(problem.dtype(), problem.numerics) == arithmetic;
 }
+
+/// Whether c has no elements: then nothing is left to do. A bias gradient of no rows is 0.
+bool gemm_is_empty(const GemmProblem& problem);
 
 /// k whose products fp8 sums before it promotes them to f32.
 inline constexpr int64_t kFp8PromotionInterval = 128;

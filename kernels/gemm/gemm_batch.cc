@@ -20,7 +20,43 @@ void for_row_blocks(int64_t matrices, int64_t rows, int64_t cols, F&& f) {
   });
 }
 
+/// Sums over blocks of rows, whose size the shape decides, then those in order.
+template <class Acc>
+void sum_columns(const GemmProblem& p, const GemmBatch& batch) {
+  const int64_t n = batch.c.cols, rows = batch.c.rows;
+  const int64_t block = std::max<int64_t>(1, kElementsPerTask / std::max<int64_t>(n, 1));
+  const int64_t blocks = (rows + block - 1) / block;
+  std::vector<Acc> partial(static_cast<size_t>(batch.size() * blocks * n));
+  for_row_blocks(batch.size(), rows, n, [&](int64_t row, int64_t count, int64_t i) {
+    std::vector<Acc> values(static_cast<size_t>(n));
+    Acc* const sums = partial.data() + (i * blocks + row / block) * n;
+    for (int64_t r = row; r < row + count; ++r) {
+      copy_matrix(batch.c.shifted(batch.c_offsets[i]).block(r, 1, 0, n),
+                  dense_matrix(dtype_of<Acc>(), values.data(), 1, n));
+      for (int64_t j = 0; j < n; ++j) sums[j] += values[j];
+    }
+  });
+  Acc* const total = p.bias_gradient.data<Acc>();
+  std::fill_n(total, n, Acc(0));
+  for (size_t i = 0; i < partial.size(); ++i) total[i % static_cast<size_t>(n)] += partial[i];
+}
+
 }  // namespace
+
+GemmProblem with_residual_in_c(const GemmProblem& p) {
+  if (!p.residual.defined()) return p;
+  WEFT_ASSERT(p.epilogue == Epilogue::none && !p.accumulate);
+  WEFT_ASSERT(p.residual.shape() == p.c.shape() && p.residual.dtype() == p.c.dtype());
+  const std::vector<int64_t> from = internal::matrix_offsets(p.residual);
+  const std::vector<int64_t> to = internal::matrix_offsets(p.c);
+  for (size_t i = 0; i < to.size(); ++i) {
+    copy_matrix_in_parallel(matrix_of(p.residual).shifted(from[i]), matrix_of(p.c).shifted(to[i]));
+  }
+  GemmProblem result = p;
+  result.accumulate = true;
+  result.residual = {};
+  return result;
+}
 
 void gemm_epilogue(const GemmProblem& p, const GemmBatch& batch) {
   if (p.epilogue == Epilogue::none) return;
@@ -31,6 +67,8 @@ void gemm_epilogue(const GemmProblem& p, const GemmBatch& batch) {
         const Matrix c = batch.c.shifted(batch.c_offsets[i]).block(row, rows, 0, batch.c.cols);
         p.epilogue == Epilogue::gelu ? gelu_matrix(aux, c) : dgelu_matrix(aux, c);
       });
+  if (!p.bias_gradient.defined()) return;
+  p.dtype() == DType::f64 ? sum_columns<double>(p, batch) : sum_columns<float>(p, batch);
 }
 
 void copy_matrix_in_parallel(const Matrix& from, const Matrix& to) {

@@ -59,6 +59,8 @@ inline GemmBatch gemm_batch(const GemmProblem& p) {
   WEFT_ASSERT(p.a.size(-2) == p.m() && p.b.size(-1) == p.n() && p.b.size(-2) == p.k());
   WEFT_ASSERT((p.epilogue != Epilogue::none) == p.aux.defined());
   WEFT_ASSERT(!p.accumulate || p.epilogue == Epilogue::none);
+  WEFT_ASSERT(!p.residual.defined());  // with_residual_in_c() was here
+  WEFT_ASSERT(!p.bias_gradient.defined() || p.epilogue == Epilogue::dgelu);
   WEFT_ASSERT(!p.aux.defined() || (p.aux.shape() == p.c.shape() && p.aux.dtype() == p.c.dtype()));
   Tensor a = p.a, b = p.b, c = p.c, aux = p.aux;
   if (p.c.dim() > 2 && p.k() > 0 && internal::is_repeated_over_batch(p.b)) {
@@ -84,9 +86,11 @@ inline GemmBatch gemm_batch(const GemmProblem& p) {
 
 /// K = 0: bias or zeros, or nothing to add. The epilogue is still to come.
 void gemm_without_products(const GemmProblem& p, const GemmBatch& batch);
-/// C = gelu(aux) or C *= gelu'(aux), for all matrices.
+/// C = gelu(aux) or C *= gelu'(aux), for all matrices; then the bias gradient.
 void gemm_epilogue(const GemmProblem& p, const GemmBatch& batch);
 void copy_matrix_in_parallel(const Matrix& from, const Matrix& to);
+/// The problem with its residual copied into c, to be accumulated onto: rounded once all the same.
+GemmProblem with_residual_in_c(const GemmProblem& p);
 /// The bias as contiguous f32 (f64 for f64); undefined without one.
 Tensor gemm_bias(const GemmProblem& p);
 

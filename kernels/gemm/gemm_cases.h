@@ -25,14 +25,18 @@ struct GemmCase {
   MatmulNumerics numerics = {};
   DType b_dtype = dtype;  // fp8 operands may differ
   double scale = 1;
+  bool residual = false;
+  bool bias_gradient = false;
+  const char* emulated_on = "";  // kernels/testing/op_table.h
 
   std::string name() const {
     const char* const epilogues[] = {"", "_gelu", "_dgelu"};
     return fmt::format(
-        "{}{}x{}x{}_{}{}_{}_{}{}{}{}{}{}{}{}{}", batch.empty() ? "" : to_string(batch), m, n, k,
+        "{}{}x{}x{}_{}{}_{}_{}{}{}{}{}{}{}{}{}{}{}", batch.empty() ? "" : to_string(batch), m, n, k,
         weft::name(dtype), b_dtype == dtype ? "" : weft::name(b_dtype), weft::name(output),
         a_layout, b_layout, c_layout, bias ? "_bias" : "", epilogues[static_cast<int>(epilogue)],
-        accumulate ? "_accumulate" : "", integers ? "_integers" : "",
+        accumulate ? "_accumulate" : "", residual ? "_residual" : "",
+        bias_gradient ? "_bias_gradient" : "", integers ? "_integers" : "",
         numerics == MatmulNumerics{} ? ""
                                      : fmt::format("_{}", kernels::name(numerics.accumulation)),
         numerics.tf32 == Tf32::off        ? ""
@@ -84,6 +88,10 @@ struct GemmCase {
     p.epilogue = epilogue;
     p.accumulate = accumulate;
     if (epilogue == Epilogue::gelu) p.aux = in.output(shape, output);
+    if (residual) p.residual = c_layout == 'S' ? in.strided(values()) : values();
+    if (bias_gradient) {
+      p.bias_gradient = in.output({n}, dtype == DType::f64 ? DType::f64 : DType::f32);
+    }
     if (epilogue == Epilogue::dgelu) p.aux = in.uniform(shape, output, -6, 6);
     return p;
   }
@@ -96,13 +104,13 @@ inline Case<GemmProblem> gemm_case(const GemmCase& c, Timing timing) {
   const double products =
       static_cast<double>(numel(c.batch)) * static_cast<double>(c.m * c.n * c.k);
   // Each operand once; under a GELU also its argument, and an old C.
-  const int64_t outputs = 1 + (c.epilogue != Epilogue::none) + c.accumulate;
+  const int64_t outputs = 1 + (c.epilogue != Epilogue::none) + c.accumulate + c.residual;
   const double bytes = static_cast<double>(numel(c.batch)) *
                        static_cast<double>((c.m * c.k + c.k * c.n) * itemsize(c.dtype) +
                                            outputs * c.m * c.n * itemsize(c.output));
   return {c.name(), [c](Inputs& in) { return c.make(in); },
           timing == Timing::none ? Cost{} : Cost{.flops = 2 * products, .bytes = bytes},
-          timing == Timing::large};
+          timing == Timing::large, c.emulated_on};
 }
 
 /// "512x768x64": m, n and k of a product x W^T.
@@ -172,9 +180,22 @@ inline OpTable gemm_table() {
     add({.batch = {}, .m = 9, .n = 8, .k = 0, .dtype = in, .output = out, .accumulate = true});
     // Long sums: where libraries split K.
     for (int64_t k : {1000, 1024, 2048, 2113, 4160}) {
-      add({.batch = {}, .m = 48, .n = 17, .k = k, .dtype = in, .output = out, .a_layout = 'T'});
+      add({.batch = {},
+           .m = 48,
+           .n = 17,
+           .k = k,
+           .dtype = in,
+           .output = out,
+           .a_layout = 'T',
+           .emulated_on = k == 1000 ? "" : "cpu"});
     }
-    add({.batch = {}, .m = 17, .n = 33, .k = 4160, .dtype = in, .output = out});
+    add({.batch = {},
+         .m = 17,
+         .n = 33,
+         .k = 4160,
+         .dtype = in,
+         .output = out,
+         .emulated_on = "cpu"});
     add({.batch = {}, .m = 1, .n = 17, .k = 4160, .dtype = in, .output = out, .accumulate = true});
     add({.batch = {}, .m = 17, .n = 1, .k = 4160, .dtype = in, .output = out, .a_layout = 'T'});
     add({.batch = {},
@@ -184,7 +205,8 @@ inline OpTable gemm_table() {
          .dtype = in,
          .output = out,
          .a_layout = 'T',
-         .accumulate = true});
+         .accumulate = true,
+         .emulated_on = "mma"});
     // Batches: repeated operands, groups in one call, C that is not dense.
     for (char a : {'N', 'R'}) {
       for (char b : {'N', 'R', 'T'}) {
@@ -198,7 +220,14 @@ inline OpTable gemm_table() {
              .b_layout = b});
       }
     }
-    add({.batch = {40}, .m = 65, .n = 65, .k = 32, .dtype = in, .output = out, .b_layout = 'T'});
+    add({.batch = {40},
+         .m = 65,
+         .n = 65,
+         .k = 32,
+         .dtype = in,
+         .output = out,
+         .b_layout = 'T',
+         .emulated_on = "cpu"});
     for (char c : {'S', 'W'}) {
       for (Epilogue epilogue : kEpilogues) {
         add({.batch = {},
@@ -242,6 +271,52 @@ inline OpTable gemm_table() {
            .accumulate = true,
            .c_layout = c});
     }
+    // What a linear layer adds or sums on its way out: one matrix, a batch, gaps in C, no rows.
+    for (char c : {'N', 'S', 'W'}) {
+      add({.batch = {},
+           .m = 33,
+           .n = 40,
+           .k = 65,
+           .dtype = in,
+           .output = out,
+           .bias = true,
+           .c_layout = c,
+           .residual = true});
+      add({.batch = {3},
+           .m = 33,
+           .n = 40,
+           .k = 64,
+           .dtype = in,
+           .output = out,
+           .epilogue = Epilogue::dgelu,
+           .c_layout = c,
+           .bias_gradient = true});
+    }
+    add({.batch = {2},
+         .m = 17,
+         .n = 24,
+         .k = 0,
+         .dtype = in,
+         .output = out,
+         .bias = true,
+         .residual = true});
+    add({.batch = {},
+         .m = 0,
+         .n = 33,
+         .k = 17,
+         .dtype = in,
+         .output = out,
+         .epilogue = Epilogue::dgelu,
+         .bias_gradient = true});
+    add({.batch = {},
+         .m = 49,
+         .n = 40,
+         .k = 584,
+         .dtype = in,
+         .output = out,
+         .epilogue = Epilogue::dgelu,
+         .bias_gradient = true,
+         .emulated_on = "mma"});
     for (Epilogue epilogue : kEpilogues) {
       add({.batch = {2},
            .m = 197,
@@ -251,7 +326,8 @@ inline OpTable gemm_table() {
            .output = out,
            .b_layout = 'R',
            .bias = true,
-           .epilogue = epilogue});
+           .epilogue = epilogue,
+           .emulated_on = "mma"});
     }
   }
   // Numerics that a caller asks for.
@@ -275,6 +351,9 @@ inline OpTable gemm_table() {
              .epilogue = Epilogue::gelu,
              .c_layout = 'W'});
     add_one({.batch = {}, .m = 6, .n = 7, .k = 40, .epilogue = Epilogue::dgelu});
+    add_one({.batch = {}, .m = 6, .n = 7, .k = 40, .bias = true, .residual = true});
+    add_one(
+        {.batch = {}, .m = 6, .n = 7, .k = 40, .epilogue = Epilogue::dgelu, .bias_gradient = true});
     add_one({.batch = {}, .m = 1, .n = 1, .k = 1});
     add_one({.batch = {}, .m = 4, .n = 5, .k = 0, .bias = true});
   };
@@ -361,6 +440,8 @@ inline OpTable gemm_table() {
     };
     for (char a : {'N', 'T'}) {
       for (char b : {'N', 'T'}) {
+        // The rungs without tensor cores: several of their tiles and steps once.
+        const bool is_for_all = a == 'N' && b == 'T' && in == DType::bf16 && out == in;
         for (const Size s : {Size{136, 264, 8}, Size{264, 200, 120}, Size{72, 136, 584}}) {
           add({.batch = {},
                .m = s.m,
@@ -371,7 +452,8 @@ inline OpTable gemm_table() {
                .a_layout = a,
                .b_layout = b,
                .bias = true,
-               .integers = true});
+               .integers = true,
+               .emulated_on = s.k == 8 || is_for_all ? "" : "mma"});
         }
         add({.batch = {3},
              .m = 40,
@@ -392,8 +474,28 @@ inline OpTable gemm_table() {
            .output = out,
            .b_layout = 'T',
            .bias = true,
-           .epilogue = epilogue});
+           .epilogue = epilogue,
+           .bias_gradient = epilogue == Epilogue::dgelu,
+           .emulated_on = "mma"});
     }
+    add({.batch = {},
+         .m = 136,
+         .n = 72,
+         .k = 40,
+         .dtype = in,
+         .output = out,
+         .b_layout = 'T',
+         .residual = true});
+    // A bias gradient under split K.
+    add({.batch = {},
+         .m = 40,
+         .n = 72,
+         .k = 584,
+         .dtype = in,
+         .output = out,
+         .epilogue = Epilogue::dgelu,
+         .bias_gradient = true,
+         .emulated_on = "mma"});
     add({.batch = {},
          .m = 200,
          .n = 72,
@@ -401,7 +503,8 @@ inline OpTable gemm_table() {
          .dtype = in,
          .output = out,
          .a_layout = 'T',
-         .accumulate = true});
+         .accumulate = true,
+         .emulated_on = "mma"});
     add({.batch = {4}, .m = 72, .n = 40, .k = 64, .dtype = in, .output = out, .b_layout = 'R'});
     add({.batch = {}, .m = 72, .n = 40, .k = 64, .dtype = in, .output = out, .c_layout = 'W'});
   }

@@ -166,8 +166,8 @@ void multiply(const Matrix& a, const Matrix& b, float scale, const float* bias, 
 }  // namespace
 
 void gemm_cpu_exact(const GemmProblem& problem) {
-  if (problem.c.numel() == 0) return;
-  GemmProblem p = problem;
+  if (gemm_is_empty(problem)) return;
+  GemmProblem p = with_residual_in_c(problem);
   p.a = tf32_operand(p.a, p.numerics.tf32);
   p.b = tf32_operand(p.b, p.numerics.tf32);
   const GemmBatch batch = gemm_batch(p);

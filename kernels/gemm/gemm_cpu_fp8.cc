@@ -97,8 +97,9 @@ void multiply(const Matrix& a, const Matrix& b, float scale, const float* bias, 
 
 }  // namespace
 
-void gemm_cpu_fp8(const GemmProblem& p) {
-  if (p.c.numel() == 0) return;
+void gemm_cpu_fp8(const GemmProblem& problem) {
+  if (gemm_is_empty(problem)) return;
+  const GemmProblem p = with_residual_in_c(problem);
   const GemmBatch batch = gemm_batch(p);
   if (p.k() == 0) {
     gemm_without_products(p, batch);

@@ -190,8 +190,9 @@ void multiply_batch(const Product& p, const Series& a, const Series& b, const Se
 
 }  // namespace
 
-void gemm_cpu_onednn(const GemmProblem& problem) {
-  if (problem.c.numel() == 0) return;
+void gemm_cpu_onednn(const GemmProblem& asked) {
+  if (gemm_is_empty(asked)) return;
+  const GemmProblem problem = with_residual_in_c(asked);
   const GemmBatch batch = gemm_batch(problem);
   if (problem.k() == 0) {
     gemm_without_products(problem, batch);

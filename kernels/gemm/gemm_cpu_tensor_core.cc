@@ -30,9 +30,9 @@ numerics::TensorCoreOperand operand(const Matrix& m) {
 }  // namespace
 
 void gemm_cpu_tensor_core(const GemmProblem& problem) {
-  GemmProblem p = problem;
+  if (gemm_is_empty(problem)) return;
+  GemmProblem p = with_residual_in_c(problem);
   const numerics::TensorCoreModel model = model_of(p);
-  if (p.c.numel() == 0) return;
   if (p.numerics.tf32 == Tf32::nearest) {
     p.a = tf32_operand(p.a, Tf32::nearest);
     p.b = tf32_operand(p.b, Tf32::nearest);

@@ -134,6 +134,10 @@ bool gemm_fits_cublas(const GemmProblem& p) {
   for (const Tensor* t : {&p.a, &p.b, &p.c}) {
     if (!view_of(*t) || !batch_stride(*t)) return false;
   }
+  if (p.residual.defined() &&
+      (!view_of(p.residual) || !batch_stride(p.residual) || view_of(p.residual)->transposed)) {
+    return false;
+  }
   return !view_of(p.c)->transposed;
 }
 
@@ -155,7 +159,10 @@ void gemm_cublas(const GemmProblem& p) {
     set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, static_cast<const void*>(p.bias.raw()));
     set(CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, cuda_type(p.bias.dtype()));
   }
-  const auto a = layout_of(p.b, batches), b = layout_of(p.a, batches), c = layout_of(p.c, batches);
+  // D = A B + beta C: what is added is the residual, or the old C.
+  const Tensor& added = p.residual.defined() ? p.residual : p.c;
+  const auto a = layout_of(p.b, batches), b = layout_of(p.a, batches);
+  const auto c = layout_of(added, batches), d = layout_of(p.c, batches);
 
   cublasLtMatmulPreference_t raw_preference = nullptr;
   lt.check(lt.cublasLtMatmulPreferenceCreate(&raw_preference), "cublasLtMatmulPreferenceCreate");
@@ -176,20 +183,20 @@ void gemm_cublas(const GemmProblem& p) {
   };
   prefer_alignment(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, p.b);
   prefer_alignment(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, p.a);
-  prefer_alignment(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, p.c);
+  prefer_alignment(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, added);
   prefer_alignment(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, p.c);
   const cublasLtHandle_t handle = lt.handle(p.device().index);
   cublasLtMatmulHeuristicResult_t choice = {};
   int found = 0;
   lt.check(lt.cublasLtMatmulAlgoGetHeuristic(handle, operation.get(), a.get(), b.get(), c.get(),
-                                             c.get(), preference.get(), 1, &choice, &found),
+                                             d.get(), preference.get(), 1, &choice, &found),
            "cublasLtMatmulAlgoGetHeuristic");
   WEFT_CHECK(found > 0, "cuBLASLt has no algorithm for {}", p.describe());
   const Tensor workspace =
       Tensor::empty({static_cast<int64_t>(kWorkspaceBytes)}, DType::u8, p.device());
-  const float alpha = 1, beta = p.accumulate ? 1 : 0;
+  const float alpha = 1, beta = p.accumulate || p.residual.defined() ? 1 : 0;
   lt.check(lt.cublasLtMatmul(handle, operation.get(), &alpha, p.b.raw(), a.get(), p.a.raw(),
-                             b.get(), &beta, p.c.raw(), c.get(), p.c.raw(), c.get(), &choice.algo,
+                             b.get(), &beta, added.raw(), c.get(), p.c.raw(), d.get(), &choice.algo,
                              workspace.raw(), kWorkspaceBytes,
                              static_cast<cudaStream_t>(current_stream_handle(p.device()))),
            "cublasLtMatmul");

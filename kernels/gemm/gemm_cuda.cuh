@@ -29,12 +29,13 @@ struct GemmOperand {
 };
 
 struct GemmArguments {
-  GemmOperand a, b, c, aux, bias;
+  GemmOperand a, b, c, aux, bias, residual;
   int64_t m = 0, n = 0, k = 0, batches = 1;
   int batch_dims = 0;
   int64_t batch_sizes[kMaxDims] = {};
   Epilogue epilogue = Epilogue::none;
   bool accumulate = false;
+  bool sums_columns = false;  // finish() returns what it stored
 
   GemmArguments() = default;
   explicit GemmArguments(const GemmProblem& p)
@@ -43,12 +44,14 @@ struct GemmArguments {
         c(p.c),
         aux(p.aux),
         bias(p.bias),
+        residual(p.residual),
         m(p.m()),
         n(p.n()),
         k(p.k()),
         batch_dims(p.c.dim() - 2),
         epilogue(p.epilogue),
-        accumulate(p.accumulate) {
+        accumulate(p.accumulate),
+        sums_columns(p.bias_gradient.defined()) {
     for (int d = 0; d < batch_dims; ++d) {
       batch_sizes[d] = p.c.shape()[d];
       batches *= batch_sizes[d];
@@ -65,19 +68,26 @@ struct GemmArguments {
     return offset;
   }
 
-  /// Where the matrices of one batch index begin in c and aux.
+  /// Where the matrices of one batch index begin in c, aux and residual.
   struct Output {
-    int64_t c, aux;
+    int64_t c, aux, residual;
   };
-  __device__ Output output(int64_t index) const { return {base(c, index), base(aux, index)}; }
+  __device__ Output output(int64_t index) const {
+    return {base(c, index), base(aux, index), base(residual, index)};
+  }
 
-  /// Stores what the sum of products at (row, column) becomes.
+  /// Stores what the sum of products at (row, column) becomes, and returns it as it was rounded
+  /// where columns are summed (0 elsewhere).
   template <class Acc>
-  __device__ WEFT_NOINLINE void finish(const Output& at, int64_t row, int64_t column_index,
-                                       Acc sum) const {
+  __device__ WEFT_NOINLINE Acc finish(const Output& at, int64_t row, int64_t column_index,
+                                      Acc sum) const {
     const int64_t to = at.c + row * c.row + column_index * c.column;
     if (bias.elements) sum += load_one<Acc>(bias.elements, column_index * bias.column);
     if (accumulate) sum += load_one<Acc>(c.elements, to);
+    if (residual.elements) {
+      sum += load_one<Acc>(residual.elements,
+                           at.residual + row * residual.row + column_index * residual.column);
+    }
     if (epilogue != Epilogue::none) {
       const int64_t x = at.aux + row * aux.row + column_index * aux.column;
       if (epilogue == Epilogue::gelu) {
@@ -90,6 +100,7 @@ struct GemmArguments {
       }
     }
     store_one(c.elements, to, sum);
+    return sums_columns ? load_one<Acc>(c.elements, to) : Acc(0);
   }
 };
 

@@ -11,6 +11,7 @@
 //   a stage is overwritten while a warp reads it       the same barrier: it was read before it
 #include "kernels/device/copy_async.h"
 #include "kernels/device/mma.h"
+#include "kernels/gemm/gemm_bias_gradient.cuh"
 #include "kernels/gemm/gemm_cuda_split.cuh"
 
 namespace weft::kernels {
@@ -91,7 +92,7 @@ struct Shape {
 template <int kTile, bool kIsBf16, bool kADepth, bool kBDepth>
 __global__ void __launch_bounds__(Shape<kTile>::kThreads)
     gemm_mma_kernel(const __grid_constant__ GemmArguments p, KSplit split,
-                    KSplitWorkspace workspace) {
+                    KSplitWorkspace workspace, ColumnPartials<float> partials) {
   using S = Shape<kTile>;
   using TileA = Tile<kADepth, kTile>;
   using TileB = Tile<kBDepth, kTile>;
@@ -155,10 +156,13 @@ __global__ void __launch_bounds__(Shape<kTile>::kThreads)
     cp_async_wait<0>();
     __syncthreads();  // the next round's first copies overwrite stages that were just read
     const GemmArguments::Output to = p.output(batch);
+    // A warp's rows are a group of the column sums.
+    const int64_t group = (batch * gridDim.y + blockIdx.y) * 2 + warp % 2;
 #pragma unroll
-    for (int i = 0; i < kRowBlocks; ++i) {
+    for (int j = 0; j < kColBlocks; ++j) {
+      float column_sums[2] = {};
 #pragma unroll
-      for (int j = 0; j < kColBlocks; ++j) {
+      for (int i = 0; i < kRowBlocks; ++i) {
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
           const int64_t row = row0 + warp_row + 16 * i + lane / 4 + 8 * (e / 2);
@@ -167,10 +171,11 @@ __global__ void __launch_bounds__(Shape<kTile>::kThreads)
           if (split.parts > 1) {
             *workspace.at(p, split.parts, batch, part, row, column) = sums[i][j][e];
           } else {
-            p.finish(to, row, column, sums[i][j][e]);
+            column_sums[e % 2] += p.finish(to, row, column, sums[i][j][e]);
           }
         }
       }
+      if (partials) put_column_sums(partials, p, group, column0 + warp_col + 8 * j, column_sums);
     }
   }
 }
@@ -187,28 +192,37 @@ void run_tile(const GemmProblem& problem, const GemmArguments& p) {
     sums = Tensor::empty({p.batches, split.parts, p.m, p.n}, DType::f32, problem.device());
     workspace.sums = sums.data<float>();
   }
+  ColumnPartials<float> partials;
+  Tensor column_sums;
+  const bool sums_in_kernel = p.sums_columns && split.parts == 1;
+  if (sums_in_kernel) {
+    column_sums = empty_partials<float>(problem, p.batches * tiles(p.m, kTile) * 2);
+    partials.sums = column_sums.data<float>();
+  }
   const dim3 grid(tiles(p.n, kTile), tiles(p.m, kTile), grid_batches(p.batches * split.parts));
   const bool a_depth = p.a.column == 1 || p.k == 1, b_depth = p.b.row == 1 || p.k == 1;
   if (a_depth && b_depth) {
     WEFT_LAUNCH((gemm_mma_kernel<kTile, kIsBf16, true, true>), grid, S::kThreads, S::kSharedBytes,
-                stream, p, split, workspace);
+                stream, p, split, workspace, partials);
   } else if (a_depth) {
     WEFT_LAUNCH((gemm_mma_kernel<kTile, kIsBf16, true, false>), grid, S::kThreads, S::kSharedBytes,
-                stream, p, split, workspace);
+                stream, p, split, workspace, partials);
   } else if (b_depth) {
     WEFT_LAUNCH((gemm_mma_kernel<kTile, kIsBf16, false, true>), grid, S::kThreads, S::kSharedBytes,
-                stream, p, split, workspace);
+                stream, p, split, workspace, partials);
   } else {
     WEFT_LAUNCH((gemm_mma_kernel<kTile, kIsBf16, false, false>), grid, S::kThreads, S::kSharedBytes,
-                stream, p, split, workspace);
+                stream, p, split, workspace, partials);
   }
   if (split.parts > 1) join_parts(p, workspace, split.parts, stream);
+  if (sums_in_kernel) return join_columns<float>(problem, p, column_sums);
+  sum_columns<float>(problem, p);
 }
 
 }  // namespace
 
 void gemm_cuda_mma(const GemmProblem& problem) {
-  if (problem.c.numel() == 0) return;
+  if (gemm_is_empty(problem)) return;
   const GemmArguments p(problem);
   const bool is_large = p.batches * tiles(p.m, 128) * tiles(p.n, 128) >= kTargetBlocks;
   const bool is_bf16 = problem.dtype() == DType::bf16;

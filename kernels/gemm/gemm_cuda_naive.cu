@@ -2,7 +2,7 @@
 // Any strides, shapes and dtypes, every epilogue. Bound by the loads: two for each multiply-add,
 // which the caches answer.
 #include "core/stream.h"
-#include "kernels/gemm/gemm_cuda.cuh"
+#include "kernels/gemm/gemm_bias_gradient.cuh"
 
 namespace weft::kernels {
 namespace {
@@ -10,7 +10,8 @@ namespace {
 constexpr int kTile = 16;
 
 template <class Acc>
-__global__ void __launch_bounds__(kTile* kTile) gemm_naive_kernel(GemmArguments p) {
+__global__ void __launch_bounds__(kTile* kTile)
+    gemm_naive_kernel(const __grid_constant__ GemmArguments p) {
   const int64_t column = static_cast<int64_t>(blockIdx.x) * kTile + threadIdx.x;
   const int64_t row = static_cast<int64_t>(blockIdx.y) * kTile + threadIdx.y;
   if (row >= p.m || column >= p.n) return;
@@ -29,14 +30,16 @@ __global__ void __launch_bounds__(kTile* kTile) gemm_naive_kernel(GemmArguments 
 }  // namespace
 
 void gemm_cuda_naive(const GemmProblem& problem) {
-  if (problem.c.numel() == 0) return;
+  if (gemm_is_empty(problem)) return;
   const GemmArguments p(problem);
   const dim3 grid(tiles(p.n, kTile), tiles(p.m, kTile), grid_batches(p.batches));
   const runtime::StreamHandle stream = current_stream_handle(problem.device());
   if (problem.dtype() == DType::f64) {
     WEFT_LAUNCH(gemm_naive_kernel<double>, grid, dim3(kTile, kTile), 0, stream, p);
+    sum_columns<double>(problem, p);
   } else {
     WEFT_LAUNCH(gemm_naive_kernel<float>, grid, dim3(kTile, kTile), 0, stream, p);
+    sum_columns<float>(problem, p);
   }
 }
 

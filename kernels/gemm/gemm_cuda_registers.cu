@@ -5,7 +5,7 @@
 //
 // For f32 (and f16, bf16 widened) without tensor cores; bound by the multiply-adds at large sizes.
 #include "core/stream.h"
-#include "kernels/gemm/gemm_cuda.cuh"
+#include "kernels/gemm/gemm_bias_gradient.cuh"
 
 namespace weft::kernels {
 namespace {
@@ -115,7 +115,7 @@ __global__ void __launch_bounds__(kThreads)
 }  // namespace
 
 void gemm_cuda_registers(const GemmProblem& problem) {
-  if (problem.c.numel() == 0) return;
+  if (gemm_is_empty(problem)) return;
   const GemmArguments p(problem);
   const dim3 grid(tiles(p.n, kCols), tiles(p.m, kRows), grid_batches(p.batches));
   const runtime::StreamHandle stream = current_stream_handle(problem.device());
@@ -129,6 +129,7 @@ void gemm_cuda_registers(const GemmProblem& problem) {
   } else {
     WEFT_LAUNCH((gemm_registers_kernel<false, false>), grid, kThreads, 0, stream, p);
   }
+  sum_columns<float>(problem, p);
 }
 
 }  // namespace weft::kernels

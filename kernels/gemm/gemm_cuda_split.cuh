@@ -43,7 +43,8 @@ namespace split_k {
 constexpr int kThreads = 256;
 
 __global__ static void __launch_bounds__(kThreads)
-    gemm_join_kernel(GemmArguments p, KSplitWorkspace workspace, int parts) {
+    gemm_join_kernel(const __grid_constant__ GemmArguments p, KSplitWorkspace workspace,
+                     int parts) {
   const int64_t total = p.batches * p.m * p.n;
   const int64_t step = static_cast<int64_t>(gridDim.x) * kThreads;
   for (int64_t i = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x; i < total;

@@ -5,7 +5,7 @@
 //   a tile is read before it is complete           after the loads
 //   a tile is overwritten while others read it     after the products
 #include "core/stream.h"
-#include "kernels/gemm/gemm_cuda.cuh"
+#include "kernels/gemm/gemm_bias_gradient.cuh"
 
 namespace weft::kernels {
 namespace {
@@ -13,7 +13,8 @@ namespace {
 constexpr int kTile = 16;
 
 template <class Acc>
-__global__ void __launch_bounds__(kTile* kTile) gemm_tiled_kernel(GemmArguments p) {
+__global__ void __launch_bounds__(kTile* kTile)
+    gemm_tiled_kernel(const __grid_constant__ GemmArguments p) {
   // The pad keeps a column of the tile in different banks.
   WEFT_SHARED(Acc, tile_a, [kTile][kTile + 1]);
   WEFT_SHARED(Acc, tile_b, [kTile][kTile + 1]);
@@ -42,14 +43,16 @@ __global__ void __launch_bounds__(kTile* kTile) gemm_tiled_kernel(GemmArguments 
 }  // namespace
 
 void gemm_cuda_tiled(const GemmProblem& problem) {
-  if (problem.c.numel() == 0) return;
+  if (gemm_is_empty(problem)) return;
   const GemmArguments p(problem);
   const dim3 grid(tiles(p.n, kTile), tiles(p.m, kTile), grid_batches(p.batches));
   const runtime::StreamHandle stream = current_stream_handle(problem.device());
   if (problem.dtype() == DType::f64) {
     WEFT_LAUNCH(gemm_tiled_kernel<double>, grid, dim3(kTile, kTile), 0, stream, p);
+    sum_columns<double>(problem, p);
   } else {
     WEFT_LAUNCH(gemm_tiled_kernel<float>, grid, dim3(kTile, kTile), 0, stream, p);
+    sum_columns<float>(problem, p);
   }
 }
 

@@ -18,6 +18,7 @@
 #include "kernels/device/capability.h"
 #include "kernels/device/copy_async.h"
 #include "kernels/device/wgmma.h"
+#include "kernels/gemm/gemm_bias_gradient.cuh"
 #include "kernels/gemm/gemm_cuda_split.cuh"
 #include "kernels/gemm/gemm_tma.h"
 
@@ -31,6 +32,7 @@ constexpr int kConsumers = 2, kConsumerThreads = 128;
 constexpr int kThreads = (1 + kConsumers) * kConsumerThreads;
 constexpr int kAtom = 64 * 128;  // bytes of 64 lines of 128 bytes
 constexpr int kConsumerRows = kRows / kConsumers;
+constexpr int kWarps = kConsumers * kConsumerThreads / 32;  // of the consumers
 
 template <int kCols>
 struct Shape {
@@ -39,24 +41,28 @@ struct Shape {
   static constexpr int kStoreBytes = kConsumerRows * kCols * 2;  // of one consumer
   static constexpr int kStages = kCols == 256 ? 3 : 4;
   static constexpr size_t kSharedBytes = size_t{kStages} * kStageBytes + kConsumers * kStoreBytes;
+  /// Whether the bias gradient's first stage is part of the kernel. Beside 128 accumulators it
+  /// would spill: a pass over C instead.
+  static constexpr bool kSumsColumns = kCols < 256;
 };
 
 /// The tiles of all batches and parts of K, in an order in which blocks that run together share
-/// rows of A and columns of B in the second-level cache: columns of 8 tiles.
+/// rows of A and columns of B in the second-level cache: columns of 8 tiles. 32 bits
+/// hold the count: divisions of 64 would cost registers beside the accumulators.
 struct TileOrder {
-  int64_t rows, cols, parts, batches;
+  uint32_t rows, cols, parts, batches;
 
-  __device__ int64_t count() const { return rows * cols * parts * batches; }
-  __device__ void at(int64_t index, int64_t& row, int64_t& col, int& part, int64_t& batch) const {
-    constexpr int64_t kGroup = 8;
-    const int64_t within = index % (rows * cols), outer = index / (rows * cols);
+  __host__ __device__ uint32_t count() const { return rows * cols * parts * batches; }
+  __device__ void at(uint32_t index, int& row, int& col, int& part, int& batch) const {
+    constexpr uint32_t kGroup = 8;
+    const uint32_t within = index % (rows * cols), outer = index / (rows * cols);
     part = static_cast<int>(outer % parts);
-    batch = outer / parts;
-    const int64_t first = within / (kGroup * cols) * kGroup;
-    const int64_t height = min(kGroup, rows - first);
-    const int64_t rest = within - first * cols;
-    row = first + rest % height;
-    col = rest / height;
+    batch = static_cast<int>(outer / parts);
+    const uint32_t first = within / (kGroup * cols) * kGroup;
+    const uint32_t height = min(kGroup, rows - first);
+    const uint32_t rest = within - first * cols;
+    row = static_cast<int>(first + rest % height);
+    col = static_cast<int>(rest / height);
   }
 };
 
@@ -65,6 +71,7 @@ struct WgmmaGemm {
   TileOrder order;
   KSplit split;
   KSplitWorkspace workspace;
+  ColumnPartials<float> partials;
   bool stores_by_tma;
   bool repeats_a, repeats_b;  // one matrix for all batches
 };
@@ -111,13 +118,11 @@ __global__ void __launch_bounds__(kThreads, 1)
   if (warpgroup == 0) {
     setmaxnreg_dec<40>();
     if (threadIdx.x != 0) return;
-    for (int64_t t = blockIdx.x; t < g.order.count(); t += gridDim.x) {
-      int64_t row, col, batch;
-      int part;
+    for (uint32_t t = blockIdx.x; t < g.order.count(); t += gridDim.x) {
+      int row, col, part, batch;
       g.order.at(t, row, col, part, batch);
-      const int m0 = static_cast<int>(row) * kRows, n0 = static_cast<int>(col) * kCols;
-      const int batch_a = g.repeats_a ? 0 : static_cast<int>(batch);
-      const int batch_b = g.repeats_b ? 0 : static_cast<int>(batch);
+      const int m0 = row * kRows, n0 = col * kCols;
+      const int batch_a = g.repeats_a ? 0 : batch, batch_b = g.repeats_b ? 0 : batch;
       const int steps = steps_of(part);
       for (int step = 0; step < steps; ++step, ring.advance()) {
         const int k0 = static_cast<int>(part * g.split.depth) + step * kDepth;
@@ -151,9 +156,8 @@ __global__ void __launch_bounds__(kThreads, 1)
   const int warp = thread / 32, lane = thread % 32;
   char* const store = shared + S::kStages * S::kStageBytes + consumer * S::kStoreBytes;
   float sums[kCols / 2];
-  for (int64_t t = blockIdx.x; t < g.order.count(); t += gridDim.x) {
-    int64_t tile_row, tile_col, batch;
-    int part;
+  for (uint32_t t = blockIdx.x; t < g.order.count(); t += gridDim.x) {
+    int tile_row, tile_col, part, batch;
     g.order.at(t, tile_row, tile_col, part, batch);
     const int steps = steps_of(part);
     int last = 0;
@@ -180,7 +184,8 @@ __global__ void __launch_bounds__(kThreads, 1)
     wgmma_wait<0>();
     if (thread == 0) mbarrier_arrive(&empty[last]);
 
-    const int64_t row0 = tile_row * kRows + consumer * kConsumerRows, column0 = tile_col * kCols;
+    const int64_t row0 = int64_t{tile_row} * kRows + consumer * kConsumerRows;
+    const int64_t column0 = int64_t{tile_col} * kCols;
     const int my_row = 16 * warp + lane / 4, my_col = 2 * (lane % 4);
     if (g.stores_by_tma && g.split.parts == 1) {
       // The last tile's store has read the buffer: its issuer says so.
@@ -206,23 +211,32 @@ __global__ void __launch_bounds__(kThreads, 1)
       if (thread == 0) {
         for (int i = 0; i < kCols / 64; ++i) {
           tma_store_3d(&map_c, store + i * kAtom, static_cast<int>(column0) + 64 * i,
-                       static_cast<int>(row0), static_cast<int>(batch));
+                       static_cast<int>(row0), batch);
         }
         tma_store_commit();
       }
       continue;
     }
     const GemmArguments::Output to = p.output(batch);
+    // A warp's 16 rows are a group of the column sums.
+    const int64_t group = (int64_t{batch} * g.order.rows + tile_row) * kWarps + consumer * 4 + warp;
 #pragma unroll
-    for (int i = 0; i < kCols / 2; ++i) {
-      const int64_t row = row0 + my_row + 8 * (i / 2 % 2);
-      const int64_t column = column0 + 8 * (i / 4) + my_col + i % 2;
-      if (row >= p.m || column >= p.n) continue;
-      if (g.split.parts > 1) {
-        *g.workspace.at(p, g.split.parts, batch, part, row, column) = sums[i];
-      } else {
-        p.finish(to, row, column, sums[i]);
+    for (int i = 0; i < kCols / 2; i += 4) {
+      float column_sums[2] = {};
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        const int64_t row = row0 + my_row + 8 * (e / 2);
+        const int64_t column = column0 + 2 * i + my_col + e % 2;
+        if (row >= p.m || column >= p.n) continue;
+        if (g.split.parts > 1) {
+          *g.workspace.at(p, g.split.parts, batch, part, row, column) = sums[i + e];
+        } else {
+          const float stored = p.finish(to, row, column, sums[i + e]);
+          if (S::kSumsColumns) column_sums[e % 2] += stored;
+        }
       }
+      if (S::kSumsColumns && g.partials)
+        put_column_sums(g.partials, p, group, column0 + 2 * i, column_sums);
     }
   }
   if (thread == 0) tma_store_wait_read<0>();
@@ -252,16 +266,24 @@ void run_cols(const GemmProblem& problem) {
   g.p = GemmArguments(problem);
   const int64_t rows = tiles(g.p.m, kRows), cols = tiles(g.p.n, kCols);
   g.split = KSplit::choose(g.p.batches * rows * cols, g.p.k, kDepth);
-  g.order = {rows, cols, g.split.parts, g.p.batches};
+  WEFT_ASSERT(rows * cols * g.split.parts * g.p.batches < int64_t{1} << 31);
+  g.order = {static_cast<uint32_t>(rows), static_cast<uint32_t>(cols),
+             static_cast<uint32_t>(g.split.parts), static_cast<uint32_t>(g.p.batches)};
   g.stores_by_tma = c && !c->is_transposed && problem.c.itemsize() == 2 &&
                     c->batches == g.p.batches && problem.epilogue == Epilogue::none &&
-                    !problem.accumulate;
+                    !problem.accumulate && !problem.residual.defined();
   g.repeats_a = a.batches == 1;
   g.repeats_b = b.batches == 1;
   Tensor sums;
   if (g.split.parts > 1) {
     sums = Tensor::empty({g.p.batches, g.split.parts, g.p.m, g.p.n}, DType::f32, problem.device());
     g.workspace.sums = sums.data<float>();
+  }
+  Tensor column_sums;
+  const bool sums_in_kernel = S::kSumsColumns && g.p.sums_columns && g.split.parts == 1;
+  if (sums_in_kernel) {
+    column_sums = empty_partials<float>(problem, g.p.batches * rows * kWarps);
+    g.partials.sums = column_sums.data<float>();
   }
   // A row-major runs along K, B along N.
   const bool a_depth = !a.is_transposed, b_depth = b.is_transposed;
@@ -286,6 +308,8 @@ void run_cols(const GemmProblem& problem) {
                 S::kSharedBytes, stream, g, map_a, map_b, map_c);
   }
   if (g.split.parts > 1) join_parts(g.p, g.workspace, g.split.parts, stream);
+  if (sums_in_kernel) return join_columns<float>(problem, g.p, column_sums);
+  sum_columns<float>(problem, g.p);
 }
 
 /// The widest tile that leaves the fewest multiprocessors idle in the last wave.
@@ -320,7 +344,7 @@ void run(const GemmProblem& problem) {
 }  // namespace
 
 void gemm_cuda_wgmma(const GemmProblem& problem) {
-  if (problem.c.numel() == 0) return;
+  if (gemm_is_empty(problem)) return;
   problem.dtype() == DType::bf16 ? run<Bf16>(problem) : run<F16>(problem);
 }
 

@@ -16,6 +16,9 @@
 // gelu has relative error 10 u on top (kernels/simd/math_inl.h), and carries the error e of its
 // argument times at most max |gelu'| = 1.13; under dgelu the product is rounded to C's dtype first.
 //
+// The bias gradient sums C as rounded: what its elements may be off adds up, and gamma_M bounds the
+// summation of M rows in any order.
+//
 // Products of more than 2^24 multiply-adds are checked on a sample of rows; the others must be
 // finite.
 #include <cmath>
@@ -134,7 +137,7 @@ double specified_element(const GemmProblem& p, const double* a, const double* b,
   const bool is_modelled = is_gpu(p.numerics.accumulation);
   float value = (is_modelled ? tensor_core_sum(p, a, b) : fp8_sum(a, b, k, n)) * scale;
   if (p.bias.defined()) value += static_cast<float>(bias);
-  if (p.accumulate) value += static_cast<float>(old);
+  if (p.accumulate || p.residual.defined()) value += static_cast<float>(old);
   return round_to(value, p.c.dtype());
 }
 
@@ -154,6 +157,21 @@ struct Sum {
   }
 };
 
+/// The bias gradient and its bound: what C's elements may be off, and gamma of the summation.
+Expected column_sums(const Expected& c, int64_t n, double u) {
+  Expected sums{std::vector<double>(n), std::vector<double>(n)};
+  std::vector<double> magnitudes(n);
+  for (size_t i = 0; i < c.values.size(); ++i) {
+    const size_t column = i % static_cast<size_t>(n);
+    sums.values[column] += c.values[i];
+    sums.bounds[column] += c.bounds[i];
+    magnitudes[column] += std::abs(c.values[i]) + c.bounds[i];
+  }
+  const double gamma = numerics::gamma(static_cast<double>(c.values.size()) / n, u);
+  for (int64_t j = 0; j < n; ++j) sums.bounds[j] += gamma * magnitudes[j];
+  return sums;
+}
+
 template <class T>
 std::vector<Expected> reference(const GemmProblem& p) {
   const int64_t m = p.m(), n = p.n(), k = p.k();
@@ -163,6 +181,8 @@ std::vector<Expected> reference(const GemmProblem& p) {
   const std::vector<double> a = operand_values(p.a, p.numerics.tf32);
   const std::vector<double> b = operand_values(p.b, p.numerics.tf32);
   const std::vector<double> c = p.accumulate ? p.c.to_vector() : std::vector<double>();
+  const std::vector<double> residual =
+      p.residual.defined() ? p.residual.to_vector() : std::vector<double>();
   const std::vector<double> bias = p.bias.defined() ? p.bias.to_vector() : std::vector<double>();
   const std::vector<double> aux =
       p.epilogue == Epilogue::dgelu ? p.aux.to_vector() : std::vector<double>();
@@ -185,7 +205,9 @@ std::vector<Expected> reference(const GemmProblem& p) {
       const int64_t at = row * n + j;
       Sum<T>& sum = sums[j];
       if (!bias.empty()) sum.add(bias[j], 1);
-      if (!c.empty()) sum.add(c[at], 1);
+      // What is added at the end: the old C, or the residual.
+      const double old = !c.empty() ? c[at] : !residual.empty() ? residual[at] : 0;
+      if (old != 0) sum.add(old, 1);
       double value = static_cast<double>(sum.value);
       const auto magnitude = static_cast<double>(sum.magnitude);
       double error = numerics::gamma(static_cast<double>(k) + 3, u) * magnitude;
@@ -199,8 +221,7 @@ std::vector<Expected> reference(const GemmProblem& p) {
         error += rounding;
       }
       if (is_specified) {
-        value = specified_element(p, a_row, b_matrix + j, bias.empty() ? 0 : bias[j],
-                                  c.empty() ? 0 : c[at]);
+        value = specified_element(p, a_row, b_matrix + j, bias.empty() ? 0 : bias[j], old);
         error = 0;
       }
       if (!std::isfinite(value)) error = 0;
@@ -230,6 +251,7 @@ std::vector<Expected> reference(const GemmProblem& p) {
     }
   }
   if (p.epilogue == Epilogue::gelu) return {result, argument};
+  if (p.bias_gradient.defined()) return {result, column_sums(result, n, u)};
   return {result};
 }
 

@@ -43,6 +43,8 @@ inline OpTable multi_tensor_unscale_table() {
     add("unscale_alone", shapes, dtype, 0.25, 0, {false, DType::boolean});
     for (const Shape& shape : shapes) add(to_string(shape), {shape}, dtype, 0.125, 0);
   }
+  // More tensors than one CUDA launch takes.
+  add("many", std::vector<Shape>(1000, Shape{3}), DType::f32, 0.5, 0);
   cases.push_back({"empty", [](Inputs& in) {
                      return Problem{.found_inf = in.output({}, DType::f32),
                                     .norm = in.output({}, DType::f64)};

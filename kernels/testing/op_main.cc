@@ -82,6 +82,12 @@ int check(const OpTable& table, const CheckOptions& options) {
         variant_ran[v] = any_ran = true;
         continue;
       }
+      if (emulated && options.only_case.empty() &&
+          variant.find(entry.emulated_on) == std::string::npos) {
+        any_ran = true;
+        ++skipped;
+        continue;
+      }
       const CheckResult result = check_case(table, entry, variant, expected);
       if (result.ran == Ran::no_device) {
         no_device[v] = true;

@@ -81,6 +81,9 @@ struct Case {
   Cost cost = {};  // 0: not benchmarked
   /// Timed on GPUs alone, and checked only where it is named: it would take a CPU minutes.
   bool is_large = false;
+  /// Where not empty: on the emulated device only variants with this in their names run it, unless
+  /// it is named. For large cases that say nothing new of the others.
+  std::string emulated_on = {};
 };
 
 /// Why a variant did not run: it does not take the problem, or this machine lacks its device.
@@ -101,6 +104,7 @@ struct CaseEntry {
   std::string name;
   Cost cost;
   bool is_large = false;
+  std::string emulated_on = {};
   uint64_t seed = 0;
   /// Fills `in` and returns a function that runs a variant (empty: what dispatch takes). A variant
   /// of another device than the CPU gets the problem's memory copied there, and back.
@@ -193,8 +197,11 @@ Workload workload_on(const Op<Problem>& op, Problem problem, const std::vector<T
 template <class Problem>
 CaseEntry make_entry(const Op<Problem>& op, const Case<Problem>& c,
                      std::vector<Expected> (*reference)(const Problem&)) {
-  CaseEntry entry{
-      .name = c.name, .cost = c.cost, .is_large = c.is_large, .seed = case_seed(op.name, c.name)};
+  CaseEntry entry{.name = c.name,
+                  .cost = c.cost,
+                  .is_large = c.is_large,
+                  .emulated_on = c.emulated_on,
+                  .seed = case_seed(op.name, c.name)};
   entry.make = [&op, make = c.make](Inputs& in) -> std::function<Ran(std::string_view)> {
     return [&op, problem = make(in)](std::string_view name) {
       return run_on_its_device(op, problem, name);
