@@ -121,13 +121,15 @@ void add_roofline(report::Page& page, const KernelRows& run, const std::vector<R
     plot.series.push_back(std::move(roof));
   }
   for (const std::string family : {"gemm", "conv2d", "attention", "other ops"}) {
-    report::Series points{.name = family, .mark = report::Mark::kPoints, .color = color++ % 8};
+    report::Series points{.name = family, .mark = report::Mark::kPoints, .color = color % 8};
     for (const Row* row : best) {
       if ((is_matrix_op(row->op) ? row->op : "other ops") != family) continue;
       points.x.push_back(row->flops / row->bytes);
       points.y.push_back(row->tflop_s);
     }
-    if (!points.x.empty()) plot.series.push_back(std::move(points));
+    if (points.x.empty()) continue;
+    plot.series.push_back(std::move(points));
+    ++color;
   }
   page.add(plot);
 }
