@@ -12,6 +12,7 @@
 // Tf32::nearest rounds them away first, as cvt.rna does.
 #include "kernels/device/copy_async.h"
 #include "kernels/device/mma.h"
+#include "kernels/gemm/gemm_bias_gradient.cuh"
 #include "kernels/gemm/gemm_cuda_split.cuh"
 #include "kernels/gemm/gemm_tma.h"
 
@@ -213,10 +214,11 @@ void run_tile(const GemmProblem& problem, const GemmArguments& p) {
 }  // namespace
 
 void gemm_cuda_mma_tf32(const GemmProblem& problem) {
-  if (problem.c.numel() == 0) return;
+  if (gemm_is_empty(problem)) return;
   const GemmArguments p(problem);
   const bool is_large = p.batches * tiles(p.m, 128) * tiles(p.n, 128) >= kTargetBlocks;
   is_large ? run_tile<128>(problem, p) : run_tile<64>(problem, p);
+  sum_columns<float>(problem, p);
 }
 
 }  // namespace weft::kernels
