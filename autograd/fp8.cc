@@ -86,6 +86,31 @@ void Fp8Scaling::update() {
   }
 }
 
+Tensor Fp8Scaling::step_amax(const Named& parameters) const {
+  const Tensor all = Tensor::zeros({static_cast<int64_t>(parameters.size()), 3}, DType::f32);
+  float* amax = all.data<float>();
+  for (const auto& [name, parameter] : parameters) {
+    const auto slots = slots_.find(parameter.id());
+    for (size_t role = 0; role < 3; ++role, ++amax) {
+      if (slots != slots_.end()) *amax = slots->second[role].amax;
+    }
+  }
+  return all;
+}
+
+void Fp8Scaling::set_step_amax(const Tensor& all, const Named& parameters) {
+  WEFT_CHECK(all.dtype() == DType::f32 && all.is_contiguous() &&
+                 all.shape() == (Shape{static_cast<int64_t>(parameters.size()), 3}),
+             "Fp8Scaling: expected amax f32 [{}, 3], got {}", parameters.size(), all);
+  const float* amax = all.data<float>();
+  for (const auto& [name, parameter] : parameters) {
+    const auto slots = slots_.find(parameter.id());
+    for (size_t role = 0; role < 3; ++role, ++amax) {
+      if (slots != slots_.end()) slots->second[role].amax = *amax;
+    }
+  }
+}
+
 Fp8Scaling::Named Fp8Scaling::state_dict(const Named& parameters) const {
   Named state;
   if (options_.scaling == Fp8Options::Scaling::current) return state;

@@ -58,6 +58,11 @@ class Fp8Scaling {
   /// Throws Error for an unknown name or a malformed tensor.
   void load_state_dict(const Named& state, const Named& parameters);
 
+  /// This step's amax so far of each named weight's three tensors, f32 [n, 3], 0 where there is
+  /// none; and its replacement: several ranks take the maximum of theirs before update().
+  Tensor step_amax(const Named& parameters) const;
+  void set_step_amax(const Tensor& amax, const Named& parameters);
+
   enum class Role { input, weight, gradient };
   struct Quantized {
     Tensor codes;

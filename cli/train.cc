@@ -29,6 +29,7 @@ struct Arguments {
   train::RunOptions run;
   std::optional<int64_t> devices;
   std::optional<std::string> strategy;
+  std::optional<int64_t> tensor_parallel, pipeline_stages;
   int max_restarts = 0;
   bool list_recipes = false;
 };
@@ -87,6 +88,8 @@ int run_train(const Arguments& arguments) {
   run.device = chosen_device(arguments.device);
   run.devices = arguments.devices.value_or(0);
   run.strategy = arguments.strategy.value_or("");
+  run.tensor_parallel = arguments.tensor_parallel.value_or(0);
+  run.pipeline_stages = arguments.pipeline_stages.value_or(0);
   const bool is_rank = dist::is_rank();
   if (is_rank) {
     run.world = dist::join_world();
@@ -102,6 +105,8 @@ int run_train(const Arguments& arguments) {
       config.precision = train::find_precision(config.precision).name;
       if (run.devices > 0) config.devices = run.devices;
       if (!run.strategy.empty()) config.strategy = run.strategy;
+      if (arguments.tensor_parallel) config.tensor_parallel = run.tensor_parallel;
+      if (arguments.pipeline_stages) config.pipeline_stages = run.pipeline_stages;
       train::validate(config);
     });
   }
@@ -109,8 +114,9 @@ int run_train(const Arguments& arguments) {
     throw UsageError(fmt::format("--devices {} --device {}: several ranks train on the CPU so far",
                                  config.devices, run.device));
   }
-  if (config.devices > 1 && !is_rank) {
-    return launch_self(static_cast<int>(config.devices), arguments.max_restarts, run.output);
+  const int processes = train::processes_of(config);
+  if (processes > 1 && !is_rank) {
+    return launch_self(processes, arguments.max_restarts, run.output);
   }
   const auto result = run.resume.empty() ? train::train(config, run) : train::resume(run);
   return result.exit_code();
@@ -187,7 +193,8 @@ void add_train(CLI::App& app, Action& action) {
           "Compute activations twice instead of keeping them");
   add_device_option(command, a.device);
   command.add_option("--devices", a.devices,
-                     "Ranks, started through mpirun; under mpirun or srun those that are there");
+                     "Ranks, started through mpirun; under mpirun or srun those that are there; "
+                     "threads with strategy dp");
   command.add_option(
       "--strategy", a.strategy,
       fmt::format("{}; default: ddp on several devices", fmt::join(dist::strategy_names(), ", ")));
@@ -195,6 +202,13 @@ void add_train(CLI::App& app, Action& action) {
           "Images in a batch of all devices; default: --batch-size on each");
   setting(command, a, "--shard-size", &C::shard_size,
           "Devices that share one copy, of hsdp; default: the largest proper divisor");
+  command.add_option("--tensor-parallel", a.tensor_parallel,
+                     "Devices that share a layer, of tp and fsdp+tp; default: all, and 2");
+  command.add_option("--pipeline-stages", a.pipeline_stages,
+                     "Of pipeline; default: as many as devices");
+  setting(command, a, "--pipeline-schedule", &C::pipeline_schedule, "1f1b or gpipe");
+  setting(command, a, "--micro-batches", &C::micro_batches,
+          "Parts of a batch in a pipeline; default: two per stage");
   setting(command, a, "--gradient-average", &C::gradient_average,
           "samples: the true mean; ranks: the mean of the ranks' means, as PyTorch's DDP");
   command.add_flag_function(

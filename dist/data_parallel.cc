@@ -13,20 +13,25 @@
 #include "autograd/random.h"
 #include "core/parallel.h"
 #include "dist/communicator.h"
+#include "kernels/gemm/matmul_numerics.h"
 
 namespace weft::dist {
 namespace {
 
-/// Runs body(0), ..., body(n - 1) on a thread each and rethrows the first failure. The cores are
-/// shared among the threads.
+/// Runs body(0), ..., body(n - 1) on a thread each, in this thread's precision, and rethrows the
+/// first failure. The cores are shared among the threads.
 void on_threads(int n, const std::function<void(int)>& body) {
   std::vector<std::exception_ptr> failures(n);
   std::vector<std::thread> threads;
+  const DType autocast = autocast_dtype();
+  const kernels::MatmulSettings matmuls = kernels::matmul_settings();
   const int before = num_threads();
   set_num_threads(std::max(1, before / n));
   for (int i = 0; i < n; ++i) {
     threads.emplace_back([&, i] {
       try {
+        const Autocast precision(autocast);
+        const kernels::MatmulScope numerics(matmuls);
         body(i);
       } catch (...) {
         failures[i] = std::current_exception();
@@ -59,6 +64,8 @@ DataParallel::DataParallel(nn::Module& module,
     : module_(module) {
   WEFT_CHECK(replicas > 0, "DataParallel: the number of replicas must be positive, got {}",
              replicas);
+  // Their initial weights are of no use, and draw nothing from the caller's generator.
+  const Generator position = generator();
   const NamedTensors ours = module.state_dict();
   for (int r = 0; r < replicas; ++r) {
     replicas_.push_back(make());
@@ -71,17 +78,33 @@ DataParallel::DataParallel(nn::Module& module,
                "DataParallel: the modules that were made do not have the tensors of the "
                "module they are to replicate");
   }
+  generator() = position;
 }
 
 Tensor DataParallel::operator()(const Tensor& x) {
   WEFT_CHECK(x.dim() > 0 && x.size(0) > 0, "DataParallel: expected a batch, got {}", x);
-  std::vector<int64_t> counts = split_evenly(x.size(0), static_cast<int>(replicas_.size()));
+  std::vector<int64_t> counts = split_evenly(x.size(0), replicas());
   std::erase(counts, 0);
-  const int n = static_cast<int>(counts.size());
+  const Generator position = generator();
+  Tensors parts;
+  std::vector<Generator> streams;
+  int64_t begin = 0;
+  for (size_t r = 0; r < counts.size(); ++r) {
+    parts.push_back(ops::narrow(x, 0, begin, counts[r]));
+    begin += counts[r];
+    // Dropout differs from replica to replica.
+    streams.push_back({position.seed, position.stream + (r << 32), position.offset});
+  }
+  return ops::cat(forward(parts, streams), 0);
+}
+
+Tensors DataParallel::forward(const Tensors& inputs, const std::vector<Generator>& streams) {
+  const int n = static_cast<int>(inputs.size());
+  WEFT_CHECK(n > 0 && n <= replicas() && streams.size() == inputs.size(),
+             "DataParallel: {} parts and {} random streams for {} replicas", n, streams.size(),
+             replicas());
   const Tensors parameters = module_.parameters();
   const bool records = grad_enabled();
-  const DType autocast = autocast_dtype();
-  const Generator position = generator();
 
   auto parts = std::make_shared<std::vector<Part>>(n);
   for (int r = 0; r < n; ++r) {
@@ -98,59 +121,42 @@ Tensor DataParallel::operator()(const Tensor& x) {
       // The first replica works on the module's own buffers.
       to[i].second.set_data(r == 0 ? from[i].second.alias() : ops::clone(from[i].second));
     }
-  }
-  int64_t begin = 0;
-  for (int r = 0; r < n; ++r) {
-    (*parts)[r].x = ops::narrow(detach(x), 0, begin, counts[r]);
-    begin += counts[r];
-    if (records && x.requires_grad()) (*parts)[r].x.set_requires_grad(true);
+    (*parts)[r].x = detach(inputs[r]);
+    if (records && inputs[r].requires_grad()) (*parts)[r].x.set_requires_grad(true);
   }
   on_threads(n, [&](int r) {
     const GradMode mode(records);
-    const Autocast precision(autocast);
-    // Dropout differs from replica to replica.
-    generator() = {position.seed, position.stream + (static_cast<uint64_t>(r) << 32),
-                   position.offset};
+    generator() = streams[r];
     Part& part = (*parts)[r];
     part.y = (*replicas_[r])(part.x);
     part.offset = generator().offset;
   });
-  // The next forward draws behind all that was drawn here.
-  for (const Part& part : *parts) {
-    generator().offset = std::max(generator().offset, part.offset);
-  }
-
   Tensors outputs;
-  for (const Part& part : *parts) outputs.push_back(detach(part.y));
-  Tensor y;
-  {
-    const NoGrad guard;
-    y = ops::cat(outputs, 0);
+  for (const Part& part : *parts) {
+    // The next forward draws behind all that was drawn here.
+    generator().offset = std::max(generator().offset, part.offset);
+    outputs.push_back(detach(part.y));
   }
-  Tensors inputs = {x};
-  inputs.insert(inputs.end(), parameters.begin(), parameters.end());
+  Tensors all_inputs = inputs;
+  all_inputs.insert(all_inputs.end(), parameters.begin(), parameters.end());
   return record(
-      "data_parallel", inputs, y, {},
-      [parts, counts, n, replicas = replicas_](const Backward& b) -> Tensors {
+      "data_parallel", all_inputs, outputs, {},
+      [parts, n, replicas = replicas_](const Backward& b) -> Tensors {
         b.require_no_graph();
-        Tensors pieces;
-        int64_t begin = 0;
+        Tensors dy(n);
         for (int r = 0; r < n; ++r) {
-          pieces.push_back(ops::contiguous(ops::narrow(b.dy(), 0, begin, counts[r])));
-          begin += counts[r];
+          if (b.dy(r).defined()) dy[r] = ops::contiguous(b.dy(r));
         }
         on_threads(n, [&](int r) {
-          Part& part = (*parts)[r];
           replicas[r]->zero_grad();
-          if (part.y.requires_grad()) backward(part.y, pieces[r]);
+          const Tensor& y = (*parts)[r].y;
+          if (dy[r].defined() && y.requires_grad()) backward(y, dy[r]);
         });
-        Tensors gradients = {Tensor()};
-        if (b.needs(0)) {
-          Tensors dx;
-          for (const Part& part : *parts) {
-            dx.push_back(part.x.grad().defined() ? part.x.grad() : ops::zeros_like(part.x));
-          }
-          gradients[0] = ops::cat(dx, 0);
+        Tensors gradients;
+        for (int r = 0; r < n; ++r) {
+          const Tensor& x = (*parts)[r].x;
+          const bool is_zero = b.needs(r) && !x.grad().defined();
+          gradients.push_back(is_zero ? ops::zeros_like(x) : x.grad());
         }
         std::vector<Tensors> theirs;
         for (int r = 0; r < n; ++r) theirs.push_back(replicas[r]->parameters());

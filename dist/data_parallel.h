@@ -7,13 +7,15 @@
 // own, forward and backward, and the results are put together again. Gradients of the replicas are
 // added, in the tree of reduce_tree.h, and go to the parameters of `model`, which alone is trained.
 // Replicas share the memory of the parameters on the CPU. Buffers follow the model's before each
-// forward; what the replicas do to theirs is kept of the first replica, as in PyTorch.
+// forward; what the replicas do to theirs is kept of the first replica, as in PyTorch. Replicas run
+// in the precision of the thread that calls, backward too.
 #pragma once
 
 #include <functional>
 #include <memory>
 #include <vector>
 
+#include "autograd/random.h"
 #include "nn/module.h"
 
 namespace weft::dist {
@@ -26,6 +28,10 @@ class DataParallel {
 
   /// x [B, ...]; the parts are as equal as B allows, and replicas without a part rest.
   Tensor operator()(const Tensor& x);
+  /// The same on parts that are given, at most one per replica: replica r's result of parts[r],
+  /// with the random numbers from streams[r] on.
+  Tensors forward(const Tensors& parts, const std::vector<Generator>& streams);
+  int replicas() const { return static_cast<int>(replicas_.size()); }
 
  private:
   nn::Module& module_;

@@ -3,29 +3,20 @@
 #include <catch2/catch.hpp>
 #include <chrono>
 #include <cmath>
-#include <cstring>
 #include <mutex>
 #include <optional>
 #include <thread>
 
 #include "autograd/checkpoint.h"
 #include "dist/in_process.h"
-#include "dist/testing/oracle.h"
-#include "optim/clip.h"
+#include "dist/strategies.h"
+#include "dist/testing/oracle_training.h"
 
 using namespace weft;
 using namespace weft::dist;
 using Catch::Matchers::Contains;
 
 namespace {
-
-constexpr int kSteps = 4;
-constexpr int64_t kRows = 11;  // 8 ranks: 2 2 2 2 2 1 0 0
-
-struct Result {
-  NamedTensors parameters, optimizer, first_gradients;
-  std::vector<double> losses, norms;
-};
 
 NamedTensors gradients_of(nn::Module& model) {
   NamedTensors result;
@@ -35,90 +26,8 @@ NamedTensors gradients_of(nn::Module& model) {
   return cloned(result);
 }
 
-struct Setting {
-  DdpOptions options = {.average = ReduceOp::kSum};
-  DType dtype = DType::f64;
-  int64_t accumulate = 1;
-  bool checkpoints = false;
-};
-
-/// One rank's training; without a group the whole batch on one.
-Result train(const Setting& setting, CommunicatorPtr group) {
-  const auto model = make_oracle_model(setting.dtype, group ? 3 + group->rank() : 3);
-  std::unique_ptr<DistributedDataParallel> ddp;
-  if (group) ddp = std::make_unique<DistributedDataParallel>(*model, group, setting.options);
-  optim::AdamW optimizer(model->named_parameters(), {.lr = 0.01});
-  Result result;
-  for (int step = 0; step < kSteps; ++step) {
-    const OracleBatch whole = oracle_batch(step, kRows * setting.accumulate, setting.dtype);
-    OracleShare share = {whole, 1};
-    if (group) share = share_of(whole, group->size(), group->rank());
-    optimizer.zero_grad();
-    const Tensor loss_sum = Tensor::zeros({1}, DType::f64);
-    const int64_t rows = share.batch.x.size(0), parts = group ? setting.accumulate : 1;
-    const std::vector<int64_t> counts = split_evenly(rows, static_cast<int>(parts));
-    int64_t begin = 0;
-    for (int64_t part = 0; part < parts; ++part) {
-      const OracleBatch batch = rows_of(share.batch, begin, counts[part]);
-      begin += counts[part];
-      const bool is_last = part == parts - 1;
-      std::optional<DistributedDataParallel::NoSync> local;
-      if (ddp && !is_last) local.emplace(*ddp);
-      if (counts[part] == 0) {
-        if (ddp && is_last) ddp->synchronize();
-        continue;
-      }
-      const auto run = [&] {
-        if (!setting.checkpoints) return (*model)(batch.x);
-        return checkpoint([&](const Tensors& x) { return (*model)(x[0]); }, {batch.x});
-      };
-      const Tensor logits = ddp ? ddp->forward(run) : run();
-      const double weight =
-          share.weight * static_cast<double>(counts[part]) / static_cast<double>(rows);
-      const Tensor loss = ops::cross_entropy(logits, batch.labels) * weight;
-      loss_sum.data<double>()[0] += loss.item();
-      backward(loss);
-    }
-    if (group) group->all_reduce(loss_sum).wait();
-    result.losses.push_back(loss_sum.item());
-    if (step == 0) result.first_gradients = gradients_of(*model);
-    result.norms.push_back(optim::clip_grad_norm(model->parameters(), 0.5));
-    optimizer.step();
-  }
-  result.parameters = cloned(model->state_dict());
-  result.optimizer = cloned(optimizer.state_dict().tensors);
-  return result;
-}
-
-/// Every rank's result.
-std::vector<Result> train_ranks(const Setting& setting, int ranks) {
-  std::vector<Result> results(ranks);
-  run_ranks(ranks, [&](Communicator& c) {
-    results[c.rank()] = train(setting, CommunicatorPtr(&c, [](Communicator*) {}));
-  });
-  return results;
-}
-
-bool same_bits(const NamedTensors& a, const NamedTensors& b) {
-  if (a.size() != b.size()) return false;
-  for (size_t i = 0; i < a.size(); ++i) {
-    if (std::memcmp(a[i].second.raw(), b[i].second.raw(), a[i].second.nbytes()) != 0) return false;
-  }
-  return true;
-}
-
-void check_against_one_rank(const Setting& setting, int ranks) {
-  const Result one = train(setting, nullptr);
-  const std::vector<Result> many = train_ranks(setting, ranks);
-  for (const Result& result : many) {
-    CHECK(difference(result.parameters, one.parameters) < 1e-10);
-    CHECK(difference(result.optimizer, one.optimizer) < 1e-10);
-    for (int step = 0; step < kSteps; ++step) {
-      CHECK(std::abs(result.losses[step] - one.losses[step]) < 1e-10);
-      CHECK(std::abs(result.norms[step] - one.norms[step]) < 1e-10);
-    }
-    CHECK(same_bits(result.parameters, many[0].parameters));
-  }
+MakeStrategy ddp(const DdpOptions& options = {}) {
+  return [options](const CommunicatorPtr& world) { return make_ddp(world, options); };
 }
 
 CommunicatorPtr borrowed(Communicator& c) {
@@ -130,26 +39,44 @@ CommunicatorPtr borrowed(Communicator& c) {
 TEST_CASE("DDP on N ranks equals one rank: uneven batches, a tied weight, clipping") {
   for (int ranks : {1, 2, 3, 4, 8}) {
     INFO(ranks);
-    check_against_one_rank({}, ranks);
+    check_against_one_rank({}, ddp(), ranks);
   }
+  // All ranks hold the same, bit for bit.
+  const std::vector<OracleResult> all = train_oracle_ranks({}, ddp(), 3);
+  for (const OracleResult& result : all) CHECK(same_bits(result.parameters, all[0].parameters));
 }
 
 TEST_CASE("DDP with several buckets, views, accumulation, checkpointed activations") {
-  Setting several;
-  several.options.bucket_bytes = 300;
-  several.options.first_bucket_bytes = 100;
-  check_against_one_rank(several, 3);
-  several.options.gradient_as_bucket_view = true;
-  check_against_one_rank(several, 2);
-  several.accumulate = 3;
-  check_against_one_rank(several, 3);
-  several.checkpoints = true;
-  check_against_one_rank(several, 2);
-  several.options.find_unused_parameters = true;
-  check_against_one_rank(several, 4);
-  several.options.find_unused_parameters = false;
-  several.options.static_graph = true;
-  check_against_one_rank(several, 4);
+  DdpOptions options{.bucket_bytes = 300, .first_bucket_bytes = 100};
+  check_against_one_rank({}, ddp(options), 3);
+  options.gradient_as_bucket_view = true;
+  check_against_one_rank({}, ddp(options), 2);
+  OracleSetting setting{.accumulate = 3};
+  check_against_one_rank(setting, ddp(options), 3);
+  setting.checkpoints = true;
+  check_against_one_rank(setting, ddp(options), 2);
+  options.find_unused_parameters = true;
+  check_against_one_rank(setting, ddp(options), 4);
+  options.find_unused_parameters = false;
+  options.static_graph = true;
+  check_against_one_rank(setting, ddp(options), 4);
+}
+
+TEST_CASE("a rank without a sample synchronises without a backward") {
+  run_ranks(3, [](Communicator& c) {
+    nn::Linear model(1, 1, false);
+    DistributedDataParallel ddp(model, borrowed(c), {.average = ReduceOp::kSum});
+    for (int step = 0; step < 2; ++step) {
+      model.zero_grad();
+      if (c.rank() == 1) {
+        ddp.synchronize();
+      } else {
+        backward(ops::sum(ddp(Tensor::full({1, 1}, 1 + c.rank()))));
+      }
+      WEFT_CHECK(model.weight.grad().item() == 4, "rank {}: {}", c.rank(),
+                 model.weight.grad().item());
+    }
+  });
 }
 
 TEST_CASE("f32 gradients of the first step lie within the bound of their summation") {
@@ -158,16 +85,17 @@ TEST_CASE("f32 gradients of the first step lie within the bound of their summati
   // "Accuracy and Stability of Numerical Algorithms", 2nd ed., equation 4.4). The loss's weights
   // and the matrix products' blocking add roundings to each term: inner lengths of 7, 11, 11, 11
   // and 5 forward and backward, and one division each.
-  Setting setting;
-  setting.dtype = DType::f32;
-  const Result one = train(setting, nullptr);
+  const OracleSetting setting{.dtype = DType::f32};
+  const OracleResult one = train_oracle_alone(setting);
   const auto model = make_oracle_model(DType::f64);
   NamedTensors absolute;
-  const OracleBatch batch = oracle_batch(0, kRows, DType::f64);
-  for (int64_t row = 0; row < kRows; ++row) {
+  const int64_t rows = setting.rows;
+  const OracleBatch batch = oracle_batch(0, rows, DType::f64);
+  for (int64_t row = 0; row < rows; ++row) {
     const OracleBatch alone = rows_of(batch, row, 1);
     model->zero_grad();
-    backward(ops::cross_entropy((*model)(alone.x), alone.labels) * (1.0 / kRows));
+    backward(ops::cross_entropy((*model)(alone.x), alone.labels) *
+             (1.0 / static_cast<double>(rows)));
     const NamedTensors gradients = gradients_of(*model);
     for (size_t i = 0; i < gradients.size(); ++i) {
       const Tensor magnitude = ops::abs(gradients[i].second);
@@ -178,10 +106,11 @@ TEST_CASE("f32 gradients of the first step lie within the bound of their summati
       }
     }
   }
-  constexpr double kTerms = kRows + 2 * (7 + 11 + 11 + 11 + 5) + 2;
-  const double u = unit_roundoff(DType::f32), gamma = kTerms * u / (1 - kTerms * u);
+  const double terms = static_cast<double>(rows) + 2 * (7 + 11 + 11 + 11 + 5) + 2;
+  const double u = unit_roundoff(DType::f32), gamma = terms * u / (1 - terms * u);
   for (int ranks : {2, 3, 8}) {
-    const Result many = train_ranks(setting, ranks)[0];
+    const OracleResult many = train_oracle_ranks(setting, ddp(), ranks)[0];
+    REQUIRE(many.first_gradients.size() == absolute.size());
     int64_t different = 0;
     for (size_t i = 0; i < absolute.size(); ++i) {
       const auto a = many.first_gradients[i].second.to_vector(),

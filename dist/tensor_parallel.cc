@@ -1,8 +1,10 @@
 #include "dist/tensor_parallel.h"
 
 #include <cmath>
+#include <optional>
 
 #include "autograd/ops.h"
+#include "autograd/random.h"
 #include "dist/exact_sum.h"
 
 namespace weft::dist {
@@ -151,9 +153,22 @@ Tensor column_linear(const Tensor& x, const Tensor& weight, const Tensor& bias,
                   }
                   if (has_bias && b.needs(2)) db = ops::cast(ops::sum(dy, {0}), weight.dtype());
                   travels.wait();
-                  if (dx.defined()) dx = ops::reshape(dx, x.shape());
+                  if (dx.defined()) dx = ops::cast(ops::reshape(dx, x.shape()), x.dtype());
                   return {dx, dw, db};
                 });
+}
+
+/// x W^T summed over the ranks, + b.
+Tensor row_linear(const Tensor& x, const Tensor& weight, const Tensor& bias,
+                  const CommunicatorPtr& group, Tokens tokens) {
+  const Tensor partial = ops::linear(x, weight);
+  if (tokens == Tokens::kWhole) {
+    const Tensor y = reduce_from_ranks(partial, group);
+    return bias.defined() ? y + ops::cast(bias, y.dtype()) : y;
+  }
+  const Tensor y = reduce_scatter_sequence(partial, -2, group);
+  // Each rank adds the bias to its tokens: its gradient is a sum over the ranks.
+  return bias.defined() ? y + ops::cast(copy_to_ranks(bias, group), y.dtype()) : y;
 }
 
 }  // namespace
@@ -179,18 +194,9 @@ RowParallelLinear::RowParallelLinear(const nn::Linear& whole, CommunicatorPtr gr
   bias = parameter("bias", own(whole.bias));
 }
 
-Tensor RowParallelLinear::partial(const Tensor& x) {
-  return ops::linear(input_is_parallel_ ? x : scatter_to_ranks(x, -1, group_), weight);
-}
-
 Tensor RowParallelLinear::forward(const Tensor& x) {
-  if (tokens_ == Tokens::kWhole) {
-    const Tensor y = reduce_from_ranks(partial(x), group_);
-    return bias.defined() ? y + bias : y;
-  }
-  const Tensor y = reduce_scatter_sequence(partial(x), -2, group_);
-  // Each rank adds the bias to its tokens: its gradient is a sum over the ranks.
-  return bias.defined() ? y + copy_to_ranks(bias, group_) : y;
+  return row_linear(input_is_parallel_ ? x : scatter_to_ranks(x, -1, group_), weight, bias, group_,
+                    tokens_);
 }
 
 namespace {
@@ -228,6 +234,109 @@ ParallelAttention::ParallelAttention(const nn::MultiheadAttention& whole, Commun
 Tensor ParallelAttention::forward(const Tensor& x) {
   const Tensor qkv = column_linear(x, in_proj_weight, in_proj_bias, group_, tokens_);
   return out_proj(ops::self_attention(qkv, heads_));
+}
+
+Tensor part_of(const Tensor& whole, const Cut& cut, const Communicator& group) {
+  const NoGrad guard;
+  Tensors parts;
+  for (const Tensor& section : ops::chunk(detach(whole), cut.sections, cut.dim)) {
+    parts.push_back(part_of(section, cut.dim, group, "tensor parallelism"));
+  }
+  return parts.size() == 1 ? parts[0] : ops::cat(parts, cut.dim);
+}
+
+Tensor whole_of(const Tensor& part, const Cut& cut, Communicator& group) {
+  const NoGrad guard;
+  Tensors sections;
+  for (const Tensor& section : ops::chunk(detach(part), cut.sections, cut.dim)) {
+    sections.push_back(gathered(section, cut.dim, group));
+  }
+  return sections.size() == 1 ? sections[0] : ops::cat(sections, cut.dim);
+}
+
+namespace {
+
+/// Lets random numbers differ between the ranks of a group, for as long as it lives; all go on from
+/// one place afterwards, since all draw equally many.
+class CutRegion {
+ public:
+  explicit CutRegion(const Communicator& group) : stream_(generator().stream) {
+    // The word "tp" keeps these streams apart from others.
+    constexpr uint64_t kTensorParallel = 0x7470;
+    generator().stream ^= (kTensorParallel + static_cast<uint64_t>(group.rank()) + 1) << 48;
+  }
+  ~CutRegion() { generator().stream = stream_; }
+  CutRegion(const CutRegion&) = delete;
+  CutRegion& operator=(const CutRegion&) = delete;
+
+ private:
+  const uint64_t stream_;
+};
+
+}  // namespace
+
+TensorParallel::TensorParallel(nn::Module& module, CommunicatorPtr group)
+    : group_(std::move(group)) {
+  for (const auto& [name, tensor] : module.state_dict()) group_->broadcast(tensor).wait();
+  for (const auto& [name, tensor] : module.named_parameters()) names_[tensor.id()] = name;
+}
+
+const Cut* TensorParallel::cut_of(const std::string& name) const {
+  const auto found = cuts_.find(name);
+  return found == cuts_.end() ? nullptr : &found->second;
+}
+
+void TensorParallel::cut_parameter(Tensor parameter, const Cut& cut) {
+  if (!parameter.defined()) return;
+  const auto name = names_.find(parameter.id());
+  WEFT_CHECK(name != names_.end(), "tensor parallelism: {} is no parameter of the model",
+             parameter);
+  WEFT_CHECK(cuts_.try_emplace(name->second, cut).second,
+             "tensor parallelism: \"{}\" was cut already", name->second);
+  parameter.set_data(own(part_of(parameter, cut, *group_)));
+}
+
+void TensorParallel::cut(nn::MultiheadAttention& attention) {
+  checked_heads(attention, *group_);
+  cut_parameter(attention.in_proj_weight, {.dim = 0, .sections = 3});
+  cut_parameter(attention.in_proj_bias, {.dim = 0, .sections = 3});
+  cut_parameter(attention.out_proj.weight, {.dim = 1});
+  attention.set_stand_in([&attention, group = group_](const Tensor& x) {
+    const Tensor qkv =
+        column_linear(x, attention.in_proj_weight, attention.in_proj_bias, group, Tokens::kWhole);
+    Tensor mixed;
+    {
+      const CutRegion region(*group);
+      const double dropout = attention.is_training() ? attention.options.dropout : 0;
+      mixed = ops::self_attention(qkv, attention.heads / group->size(),
+                                  {.causal = attention.options.causal, .dropout = dropout});
+    }
+    return row_linear(mixed, attention.out_proj.weight, attention.out_proj.bias, group,
+                      Tokens::kWhole);
+  });
+}
+
+void TensorParallel::cut(nn::Linear& first, nn::Linear& second) {
+  WEFT_CHECK(first.weight.size(0) == second.weight.size(1),
+             "tensor parallelism: a layer of {} features in front of one that takes {}",
+             first.weight.size(0), second.weight.size(1));
+  WEFT_CHECK(first.weight.size(0) % group_->size() == 0,
+             "tensor parallelism: {} ranks do not divide the {} features of \"{}\"", group_->size(),
+             first.weight.size(0), names_[first.weight.id()]);
+  cut_parameter(first.weight, {.dim = 0});
+  cut_parameter(first.bias, {.dim = 0});
+  cut_parameter(second.weight, {.dim = 1});
+  // The cut region begins behind the first layer and ends in front of the second.
+  const auto region = std::make_shared<std::optional<CutRegion>>();
+  first.set_stand_in([&first, group = group_, region](const Tensor& x) {
+    const Tensor y = column_linear(x, first.weight, first.bias, group, Tokens::kWhole);
+    region->emplace(*group);
+    return y;
+  });
+  second.set_stand_in([&second, group = group_, region](const Tensor& x) {
+    region->reset();
+    return row_linear(x, second.weight, second.bias, group, Tokens::kWhole);
+  });
 }
 
 SequenceParallelLayerNorm::SequenceParallelLayerNorm(const nn::LayerNorm& whole,

@@ -17,6 +17,9 @@
 // inside the cut regions. All functions are differentiable once.
 #pragma once
 
+#include <string>
+#include <unordered_map>
+
 #include "dist/communicator.h"
 #include "nn/layers.h"
 
@@ -63,8 +66,6 @@ class RowParallelLinear : public nn::Module {
  public:
   RowParallelLinear(const nn::Linear& whole, CommunicatorPtr group, bool input_is_parallel = true,
                     Tokens tokens = Tokens::kWhole);
-  /// The product's part of this rank, before the sum and the bias.
-  Tensor partial(const Tensor& x);
   Tensor forward(const Tensor& x) override;
   Tensor weight, bias;
 
@@ -101,6 +102,47 @@ class SequenceParallelLayerNorm : public nn::Module {
  private:
   CommunicatorPtr group_;
   double eps_;
+};
+
+/// Which part of a parameter rank r of N keeps: of each of `sections` equal sections along `dim`
+/// the r-th of N parts. in_proj_weight [3 W, W] has three sections: rows of q, k and v.
+struct Cut {
+  int64_t dim = 0;
+  int64_t sections = 1;
+};
+Tensor part_of(const Tensor& whole, const Cut& cut, const Communicator& group);
+/// All parts together, on every rank.
+Tensor whole_of(const Tensor& part, const Cut& cut, Communicator& group);
+
+/// Cuts layers where they stand in a model: they keep their names, and whoever calls them need not
+/// know. Outside of them every rank has the same tensors. Dropout inside the cut regions differs
+/// from rank to rank; the generator is the same on all ranks behind them.
+///
+///   TensorParallel parallel(model, group);
+///   parallel.cut(block.self_attention);
+///   parallel.cut(mlp.fc1, mlp.fc2);
+class TensorParallel {
+ public:
+  /// Copies rank 0's state to all ranks of the group.
+  TensorParallel(nn::Module& module, CommunicatorPtr group);
+
+  /// By heads. Throws Error unless the ranks divide them.
+  void cut(nn::MultiheadAttention& attention);
+  /// The first by columns, the second, which takes what is made of its features, by rows. Throws
+  /// Error unless the ranks divide those features.
+  void cut(nn::Linear& first, nn::Linear& second);
+
+  /// How a parameter was cut, by its name in the model; null: it is whole on every rank.
+  const Cut* cut_of(const std::string& name) const;
+  bool has_cuts() const { return !cuts_.empty(); }
+  Communicator& group() const { return *group_; }
+
+ private:
+  void cut_parameter(Tensor parameter, const Cut& cut);
+
+  const CommunicatorPtr group_;
+  std::unordered_map<const void*, std::string> names_;
+  std::unordered_map<std::string, Cut> cuts_;
 };
 
 /// Mean cross-entropy of logits [N, C / ranks], the classes dealt out, against labels i64 [N] of

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "nn/module.h"
+#include "nn/segment.h"
 
 namespace weft::models {
 
@@ -28,6 +29,8 @@ class Classifier : public nn::Module {
   /// The matrix products of a forward pass over `images` images; convolutions as the products that
   /// im2col makes of them.
   virtual Matmuls forward_matmuls(int64_t images) const = 0;
+  /// The model as a chain, for pipelines; every parameter and buffer belongs to one segment.
+  virtual nn::Segments segments() = 0;
   /// Of one image.
   double forward_matmul_flops() const {
     double total = 0;

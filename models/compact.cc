@@ -66,11 +66,25 @@ CompactTransformer::CompactTransformer(const CompactConfig& config)
   }
 }
 
-Tensor CompactTransformer::forward(const Tensor& images) {
+Tensor CompactTransformer::tokens(const Tensor& images) {
   check_images("CompactTransformer", images);
-  Tensor x = tokens_of(stem(images));  // [B, T, W]
-  if (class_token.defined()) x = prepend_token(class_token, x);
-  return head(pool(encoder(x)));
+  const Tensor x = tokens_of(stem(images));
+  return class_token.defined() ? prepend_token(class_token, x) : x;
+}
+
+Tensor CompactTransformer::forward(const Tensor& images) {
+  return head(pool(encoder(tokens(images))));
+}
+
+nn::Segments CompactTransformer::segments() {
+  nn::Segments all = encoder.layer_segments("encoder.");
+  all.insert(all.begin(), {"embedding",
+                           [this](const Tensor& images) { return encoder.embed(tokens(images)); },
+                           {"class_token", "stem", "encoder.pos_embedding"}});
+  all.push_back({"head",
+                 [this](const Tensor& x) { return head(pool(encoder.ln(x))); },
+                 {"encoder.ln", "attention_pool", "head"}});
+  return all;
 }
 
 Tensor CompactTransformer::pool(const Tensor& x) const {

@@ -28,6 +28,7 @@ class CompactTransformer : public Classifier {
  public:
   explicit CompactTransformer(const CompactConfig& config);
   Tensor forward(const Tensor& images) override;
+  nn::Segments segments() override;
   Matmuls forward_matmuls(int64_t images) const override;
 
   CompactConfig config;
@@ -38,6 +39,7 @@ class CompactTransformer : public Classifier {
   nn::Linear& head;
 
  private:
+  Tensor tokens(const Tensor& images);  // [B, T, W]
   Tensor pool(const Tensor& x) const;
 };
 

@@ -92,13 +92,28 @@ ResNet::ResNet(const ResNetConfig& config)
   }
 }
 
-Tensor ResNet::forward(const Tensor& images) {
+Tensor ResNet::stem(const Tensor& images) {
   check_images("ResNet", images);
-  Tensor x = ops::relu(bn1(conv1(images)));
-  if (config.large_stem)
-    x = ops::max_pool2d(x, {.kernel = {3, 3}, .stride = {2, 2}, .padding = {1, 1}});
+  const Tensor x = ops::relu(bn1(conv1(images)));
+  if (!config.large_stem) return x;
+  return ops::max_pool2d(x, {.kernel = {3, 3}, .stride = {2, 2}, .padding = {1, 1}});
+}
+
+Tensor ResNet::forward(const Tensor& images) {
+  Tensor x = stem(images);
   for (ResidualBlock* block : blocks) x = (*block)(x);
-  return (*fc)(ops::mean(x, {2, 3}));
+  return head(x);
+}
+
+nn::Segments ResNet::segments() {
+  nn::Segments all = {
+      {"stem", [this](const Tensor& images) { return stem(images); }, {"conv1", "bn1"}}};
+  for (const auto& [name, module] : named_modules()) {
+    auto* const block = dynamic_cast<ResidualBlock*>(module);
+    if (block) all.push_back({name, [block](const Tensor& x) { return (*block)(x); }, {name}});
+  }
+  all.push_back({"head", [this](const Tensor& x) { return head(x); }, {"fc"}});
+  return all;
 }
 
 Matmuls ResNet::forward_matmuls(int64_t images) const {

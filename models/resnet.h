@@ -48,6 +48,7 @@ class ResNet : public Classifier {
  public:
   explicit ResNet(const ResNetConfig& config);
   Tensor forward(const Tensor& images) override;
+  nn::Segments segments() override;
   Matmuls forward_matmuls(int64_t images) const override;
 
   ResNetConfig config;
@@ -55,6 +56,10 @@ class ResNet : public Classifier {
   nn::BatchNorm2d& bn1;
   std::vector<ResidualBlock*> blocks;  // "layer1.0", "layer1.1", ...
   nn::Linear* fc;
+
+ private:
+  Tensor stem(const Tensor& images);
+  Tensor head(const Tensor& x) { return (*fc)(ops::mean(x, {2, 3})); }
 };
 
 }  // namespace weft::models

@@ -72,8 +72,10 @@ Encoder::Encoder(const EncoderConfig& config, int64_t tokens)
   }
 }
 
+Tensor Encoder::embed(const Tensor& x) { return dropout(x + pos_embedding); }
+
 Tensor Encoder::forward(const Tensor& input) {
-  EncoderBlock::Stream stream = {dropout(input + pos_embedding), {}};
+  EncoderBlock::Stream stream = {embed(input), {}};
   for (EncoderBlock* block : blocks_) {
     if (config.checkpoint_activations) {
       stream.x = checkpoint([block](const Tensors& x) { return (*block)(x[0]); }, {stream.x});
@@ -82,6 +84,20 @@ Tensor Encoder::forward(const Tensor& input) {
     }
   }
   return stream.branch.defined() ? ln.forward_add(stream.branch, stream.x).second : ln(stream.x);
+}
+
+nn::Segments Encoder::layer_segments(const std::string& path) {
+  nn::Segments segments;
+  for (size_t i = 0; i < blocks_.size(); ++i) {
+    EncoderBlock* const block = blocks_[i];
+    const std::string name = "layers.encoder_layer_" + std::to_string(i);
+    const auto forward = [this, block](const Tensor& x) {
+      if (!this->config.checkpoint_activations) return (*block)(x);
+      return checkpoint([block](const Tensors& in) { return (*block)(in[0]); }, {x});
+    };
+    segments.push_back({path + name, forward, {path + name}});
+  }
+  return segments;
 }
 
 Matmuls Encoder::forward_matmuls(int64_t images) const {
@@ -121,11 +137,24 @@ VisionTransformer::VisionTransformer(const VitConfig& config)
   nn::init::zeros(head.bias);
 }
 
-Tensor VisionTransformer::forward(const Tensor& images) {
+Tensor VisionTransformer::tokens(const Tensor& images) {
   check_images("VisionTransformer", images);
-  const Tensor patches = tokens_of(conv_proj(images));            // [B, T - 1, W]
-  const Tensor x = encoder(prepend_token(class_token, patches));  // [B, T, W]
-  return heads(ops::select(x, 1, 0));                             // [B, classes]
+  return prepend_token(class_token, tokens_of(conv_proj(images)));
+}
+
+Tensor VisionTransformer::forward(const Tensor& images) {
+  return heads(ops::select(encoder(tokens(images)), 1, 0));  // [B, classes]
+}
+
+nn::Segments VisionTransformer::segments() {
+  nn::Segments all = encoder.layer_segments("encoder.");
+  all.insert(all.begin(), {"embedding",
+                           [this](const Tensor& images) { return encoder.embed(tokens(images)); },
+                           {"class_token", "conv_proj", "encoder.pos_embedding"}});
+  all.push_back({"head",
+                 [this](const Tensor& x) { return heads(ops::select(encoder.ln(x), 1, 0)); },
+                 {"encoder.ln", "heads"}});
+  return all;
 }
 
 Matmuls VisionTransformer::forward_matmuls(int64_t images) const {

@@ -63,6 +63,10 @@ class Encoder : public nn::Module {
  public:
   Encoder(const EncoderConfig& config, int64_t tokens);
   Tensor forward(const Tensor& x) override;
+  /// What stands in front of the layers: position embedding and dropout.
+  Tensor embed(const Tensor& x);
+  /// The layers alone, each as a chain's part, under their names below `path`.
+  nn::Segments layer_segments(const std::string& path);
   /// The matrix products of its layers.
   Matmuls forward_matmuls(int64_t images) const;
 
@@ -96,6 +100,7 @@ class VisionTransformer : public Classifier {
  public:
   explicit VisionTransformer(const VitConfig& config);
   Tensor forward(const Tensor& images) override;
+  nn::Segments segments() override;
   Matmuls forward_matmuls(int64_t images) const override;
 
   VitConfig config;
@@ -103,6 +108,9 @@ class VisionTransformer : public Classifier {
   nn::Conv2d& conv_proj;
   Encoder& encoder;
   nn::Sequential& heads;
+
+ private:
+  Tensor tokens(const Tensor& images);  // [B, T, W]
 };
 
 /// Tokens [B, positions, W] of feature maps [B, W, rows, columns], row by row.

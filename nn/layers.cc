@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "nn/init.h"
+#include "nn/segment.h"
 
 namespace weft::nn {
 namespace {
@@ -123,6 +124,16 @@ Tensor Sequential::forward(const Tensor& x) {
   Tensor y = x;
   for (const auto& [name, child] : children()) y = (*child)(y);
   return y;
+}
+
+Segments segments_of(Sequential& chain) {
+  Segments segments;
+  for (const auto& [name, module] : chain.named_modules()) {
+    if (name.empty() || name.find('.') != std::string::npos) continue;
+    Module* const child = module;
+    segments.push_back({name, [child](const Tensor& x) { return (*child)(x); }, {name}});
+  }
+  return segments;
 }
 
 Module& Sequential::operator[](int64_t i) {

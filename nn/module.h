@@ -15,6 +15,7 @@
 // handles kept elsewhere, as in an optimizer, follow; never assign to a registered member.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -45,7 +46,13 @@ class Module {
 
   /// The module's function. Throws Error when a subclass defines none of one tensor.
   virtual Tensor forward(const Tensor& x);
-  Tensor operator()(const Tensor& x) { return forward(x); }
+  Tensor operator()(const Tensor& x) { return stand_in_ ? stand_in_(x) : forward(x); }
+  /// Calls `function` in place of forward() wherever the module is called: how a layer is cut over
+  /// ranks without its owner's knowledge (dist/tensor_parallel.h).
+  void set_stand_in(std::function<Tensor(const Tensor&)> function) {
+    stand_in_ = std::move(function);
+  }
+  bool has_stand_in() const { return stand_in_ != nullptr; }
 
   /// Each parameter once, under its first name.
   NamedTensors named_parameters() const;
@@ -107,6 +114,7 @@ class Module {
 
   NamedTensors parameters_, buffers_;
   std::vector<std::pair<std::string, std::unique_ptr<Module>>> children_;
+  std::function<Tensor(const Tensor&)> stand_in_;
   bool training_ = true;
 };
 

@@ -159,6 +159,10 @@ void for_each_setting(C& c, F&& f) {
   f("strategy", c.strategy);
   f("global_batch_size", c.global_batch_size);
   f("shard_size", c.shard_size);
+  f("tensor_parallel", c.tensor_parallel);
+  f("pipeline_stages", c.pipeline_stages);
+  f("pipeline_schedule", c.pipeline_schedule);
+  f("micro_batches", c.micro_batches);
   f("gradient_average", c.gradient_average);
   f("deterministic_reduce", c.deterministic_reduce);
 }
@@ -169,20 +173,39 @@ void validate_ranks(const Config& c) {
              kMostDevices, c.devices);
   WEFT_CHECK(c.global_batch_size >= 0, "global-batch-size: must not be negative, got {}",
              c.global_batch_size);
-  WEFT_CHECK(c.shard_size >= 0 && c.shard_size <= c.devices,
-             "shard-size: expected up to {} devices, got {}", c.devices, c.shard_size);
+  for (const auto& [setting, value] :
+       {std::pair("shard-size", c.shard_size), std::pair("tensor-parallel", c.tensor_parallel),
+        std::pair("pipeline-stages", c.pipeline_stages),
+        std::pair("micro-batches", c.micro_batches)}) {
+    WEFT_CHECK(value >= 0 && value <= kMostDevices, "{}: expected up to {}, got {}", setting,
+               kMostDevices, value);
+  }
   check_choice("gradient-average", c.gradient_average, {"samples", "ranks"});
-  dist::validate_strategy({.name = strategy_of(c), .shard_size = static_cast<int>(c.shard_size)},
-                          static_cast<int>(c.devices));
+  dist::validate_strategy(strategy_options(c), static_cast<int>(c.devices));
+  const std::string strategy = strategy_of(c);
+  WEFT_CHECK(
+      !find_precision(c.precision).is_fp8() ||
+          (strategy != "dp" && strategy != "tp" && strategy != "fsdp+tp" && strategy != "pipeline"),
+      "precision: fp8 scales whole layers of one process; not with {}, but with ddp, fsdp, "
+      "zero1, zero2, zero3 and hsdp",
+      strategy);
   const int64_t m = c.deterministic_reduce;
   if (m == 0) return;
   WEFT_CHECK(m > 0 && m <= kMostDevices, "deterministic-reduce: expected 1 to {} pieces, got {}",
              kMostDevices, m);
+  WEFT_CHECK(strategy != "tp" && strategy != "fsdp+tp",
+             "deterministic-reduce: not with {}, whose products are sums of as many parts as "
+             "there are ranks",
+             strategy);
+  WEFT_CHECK(c.micro_batches == 0,
+             "deterministic-reduce: its {} pieces are the micro-batches; leave out micro-batches",
+             m);
+  const int devices = data_devices_of(c);
   WEFT_CHECK(
-      (c.devices & (c.devices - 1)) == 0 && m % c.devices == 0,
+      (devices & (devices - 1)) == 0 && m % devices == 0,
       "deterministic-reduce: {} pieces do not make a tree on {} devices; expected a power of "
       "two of them that divides {}",
-      m, c.devices, m);
+      m, devices, m);
 }
 
 }  // namespace
@@ -239,10 +262,6 @@ void validate(const Config& c) {
   WEFT_CHECK(c.recipe != "cvpr2023-finetune" || !c.weights.empty(),
              "weights: cvpr2023-finetune starts from a file; give --weights FILE");
   check_choice("interpolation", c.interpolation, {"torchvision", "timm"});
-  // Sharded parameters are not those that the patterns and the layers name.
-  WEFT_CHECK(strategy_of(c) == "single" || (c.freeze.empty() && c.layer_decay == 1),
-             "freeze and layer-decay: only without data parallelism, not with strategy {}",
-             strategy_of(c));
   WEFT_CHECK(c.layer_decay > 0 && c.layer_decay <= 1,
              "layer-decay: expected a number in (0, 1], got {}", c.layer_decay);
   WEFT_CHECK(c.layer_norm_eps >= 0 && c.layer_norm_eps < 1,
@@ -276,6 +295,23 @@ void validate(const Config& c) {
 std::string strategy_of(const Config& config) {
   if (config.strategy != "auto") return config.strategy;
   return config.devices > 1 ? "ddp" : "single";
+}
+
+dist::StrategyOptions strategy_options(const Config& config) {
+  return {.name = strategy_of(config),
+          .shard_size = static_cast<int>(config.shard_size),
+          .tensor_parallel = static_cast<int>(config.tensor_parallel),
+          .pipeline_stages = static_cast<int>(config.pipeline_stages),
+          .schedule = dist::parse_schedule(config.pipeline_schedule),
+          .micro_batches = static_cast<int>(config.micro_batches)};
+}
+
+int processes_of(const Config& config) {
+  return dist::processes_of(strategy_options(config), static_cast<int>(config.devices));
+}
+
+int data_devices_of(const Config& config) {
+  return dist::data_devices_of(strategy_options(config), static_cast<int>(config.devices));
 }
 
 nlohmann::json to_json(const Config& config) {

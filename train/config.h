@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "data/transforms.h"
+#include "dist/strategy.h"
 #include "train/precision.h"
 
 namespace weft::train {
@@ -56,16 +57,25 @@ struct Config {
   uint64_t seed = 0;
 
   // Several ranks.
-  int64_t devices = 1;                       // ranks
-  std::string strategy = "auto";             // dist/strategy.h; auto: ddp on several devices
-  int64_t global_batch_size = 0;             // images of all ranks in a batch; 0: batch_size each
-  int64_t shard_size = 0;                    // of hsdp; 0: the largest proper divisor of devices
+  int64_t devices = 1;            // ranks
+  std::string strategy = "auto";  // dist/strategy.h; auto: ddp on several devices
+  int64_t global_batch_size = 0;  // images of all ranks in a batch; 0: batch_size each
+  int64_t shard_size = 0;         // of hsdp; 0: the largest proper divisor of devices
+  int64_t tensor_parallel = 0;    // ranks that share a layer, of tp and fsdp+tp; 0: its own
+  int64_t pipeline_stages = 0;    // of pipeline; 0: devices
+  std::string pipeline_schedule = "1f1b";    // 1f1b, gpipe
+  int64_t micro_batches = 0;                 // of pipeline, per batch; 0: two per stage
   std::string gradient_average = "samples";  // of all samples, or as PyTorch's DDP of ranks
   int64_t deterministic_reduce = 0;          // pieces of a batch in the fixed tree; 0: not fixed
 };
 
 /// config.strategy with "auto" resolved.
 std::string strategy_of(const Config& config);
+/// The same with its settings.
+dist::StrategyOptions strategy_options(const Config& config);
+/// Processes that make config.devices, and devices that work on different images.
+int processes_of(const Config& config);
+int data_devices_of(const Config& config);
 
 /// The preset of that name; throws Error listing all names.
 Config recipe(const std::string& name);

@@ -2,9 +2,9 @@
 
 #include <cstdlib>
 #include <filesystem>
+#include <utility>
 #include <vector>
 
-#include "autograd/autocast.h"
 #include "autograd/backward.h"
 #include "autograd/ops.h"
 #include "autograd/random.h"
@@ -23,66 +23,94 @@ std::string strategy_name(const FabricOptions& options) {
 
 }  // namespace
 
-Fabric::Fabric(const FabricOptions& options) : options_(options) {
-  const std::string& p = options.precision;
-  WEFT_CHECK(p == "64-true" || p == "32-true" || p == "bf16-mixed",
-             "fabric: unknown precision \"{}\"; expected 64-true, 32-true or bf16-mixed", p);
+Fabric::Fabric(const FabricOptions& options)
+    : options_(options),
+      precision_(find_precision(options.precision)),
+      scaler_({.enabled = precision_.scales_loss()}) {
+  WEFT_CHECK(!precision_.is_fp8(), "fabric: precision {} keeps scales of its own; use weft train",
+             options.precision);
   WEFT_CHECK(options.device == "cpu" || options.devices == 1,
              "fabric: {} devices of kind \"{}\": several ranks compute on the CPU so far",
              options.devices, options.device);
-  dist::validate_strategy({.name = strategy_name(options), .shard_size = options.shard_size},
-                          options.devices);
+  dist::validate_strategy(strategy_options(), options.devices);
+}
+
+dist::StrategyOptions Fabric::strategy_options() const {
+  return {.name = strategy_name(options_),
+          .shard_size = options_.shard_size,
+          .tensor_parallel = options_.tensor_parallel,
+          .pipeline_stages = options_.pipeline_stages,
+          .micro_batches = options_.micro_batches};
+}
+
+PrecisionScope Fabric::enter_precision() {
+  return PrecisionScope(precision_, kernels::Accumulation::ieee);
 }
 
 void Fabric::launch(int argc, char** argv) {
-  WEFT_CHECK(!strategy_, "fabric: launch() was called already");
-  if (options_.devices > 1 && !dist::is_rank()) {
+  const int processes = dist::processes_of(strategy_options(), options_.devices);
+  if (processes > 1 && !dist::is_rank()) {
     std::vector<std::string> command(argv, argv + argc);
     command.at(0) = std::filesystem::read_symlink("/proc/self/exe");
-    std::exit(dist::launch({.ranks = options_.devices}, command));
+    std::exit(dist::launch({.ranks = processes}, command));
   }
-  if (dist::is_rank()) {
-    world_ = dist::join_world();
-    WEFT_CHECK(world_->size() == options_.devices,
-               "fabric: {} devices were asked for, {} ranks were started", options_.devices,
-               world_->size());
-  }
-  strategy_ = dist::make_strategy(
-      {.name = strategy_name(options_), .shard_size = options_.shard_size}, world_);
+  launch(dist::is_rank() ? dist::join_world() : nullptr);
 }
 
-void Fabric::setup(nn::Module& model, optim::Optimizer& optimizer, const dist::WrapPolicy& policy) {
+void Fabric::launch(dist::CommunicatorPtr world) {
+  WEFT_CHECK(!strategy_, "fabric: launch() was called already");
+  world_ = std::move(world);
+  const int processes = dist::processes_of(strategy_options(), options_.devices);
+  WEFT_CHECK(size() == processes, "fabric: {} devices were asked for, {} ranks were started",
+             options_.devices, size());
+  strategy_ = dist::make_strategy(strategy_options(), world_, options_.devices);
+}
+
+void Fabric::setup(nn::Module& model, optim::Optimizer& optimizer,
+                   const dist::ModelStructure& structure) {
   WEFT_CHECK(strategy_, "fabric: call launch() before setup()");
-  if (options_.precision == "64-true") model.to(DType::f64);
+  if (precision_.parameters != DType::f32) model.to(precision_.parameters);
   model_ = &model;
   // The groups' tensors are known by their handles, which wrap() leaves as they are.
   const std::vector<optim::ParameterGroup> whole = optimizer.groups();
-  strategy_->wrap(model, policy);
+  strategy_->wrap(model, structure);
   const optim::ParameterGroups mine = strategy_->groups(optim::ParameterGroups(whole));
   for (size_t i = 0; i < mine.size(); ++i) optimizer.groups()[i].parameters = mine[i].parameters;
 }
 
 std::unique_ptr<data::Loader> Fabric::setup_dataloader(data::DatasetPtr dataset,
                                                        data::LoaderOptions options) const {
-  options.batch_size *= size();
-  options.pieces = options.ranks = size();
-  options.rank = rank();
+  WEFT_CHECK(strategy_, "fabric: call launch() before setup_dataloader()");
+  options.batch_size *= dist::data_devices_of(strategy_options(), options_.devices);
+  options.pieces = options.ranks = strategy_->data_size();
+  options.rank = strategy_->data_rank();
   return std::make_unique<data::Loader>(std::move(dataset), options);
 }
 
 Tensor Fabric::forward(const Tensor& x) {
   WEFT_CHECK(model_, "fabric: call setup() before forward()");
-  const bool is_double = options_.precision == "64-true";
-  const Autocast mode(options_.precision == "bf16-mixed" ? DType::bf16 : DType::f32);
-  const Tensor y = strategy_->forward(*model_, is_double ? ops::cast(x, DType::f64) : x);
-  return is_double ? y : ops::cast(y, DType::f32);
+  const PrecisionScope scope = enter_precision();
+  const auto run = [&](const Tensor& in) { return strategy_->forward(*model_, in); };
+  return forward_logits(run, x, precision_);
 }
 
 void Fabric::backward(const Tensor& loss) {
-  weft::backward(size() == 1 ? loss : loss * (1.0 / size()));
+  const PrecisionScope scope = enter_precision();
+  const int ranks = strategy_->data_size();
+  weft::backward(scaler_.scale(ranks == 1 ? loss : loss * (1.0 / ranks)));
+}
+
+void Fabric::unscale(optim::Optimizer& optimizer) {
+  if (!scaler_.is_enabled() || std::exchange(is_unscaled_, true)) return;
+  scaler_.unscale(optimizer);
+  // Of all ranks, before any of them skips a step.
+  const Tensor found = Tensor::scalar(scaler_.found_inf(optimizer), DType::f32);
+  all_reduce(found, dist::ReduceOp::kMax);
+  scaler_.set_found_inf(optimizer, found.item() != 0);
 }
 
 double Fabric::clip_gradients(optim::Optimizer& optimizer, double max_norm) {
+  unscale(optimizer);
   const Tensors parameters = optimizer.parameters();
   const double norm = strategy_->grad_norm(parameters);
   const double factor = optim::clip_coefficient(norm, max_norm);
@@ -94,6 +122,15 @@ double Fabric::clip_gradients(optim::Optimizer& optimizer, double max_norm) {
     }
   }
   return norm;
+}
+
+bool Fabric::step(optim::Optimizer& optimizer) {
+  unscale(optimizer);
+  const bool is_taken = scaler_.step(optimizer);
+  if (scaler_.is_enabled()) scaler_.update();
+  is_unscaled_ = false;
+  strategy_->after_step();
+  return is_taken;
 }
 
 void Fabric::all_reduce(const Tensor& x, dist::ReduceOp op) const {
@@ -131,9 +168,10 @@ void Fabric::load(const std::string& path) {
 }
 
 void Fabric::seed_everything(uint64_t seed) const {
-  // The weights that count are rank 0's; what follows differs from rank to rank.
+  WEFT_CHECK(strategy_, "fabric: call launch() before seed_everything()");
+  // The weights that count are rank 0's; what follows differs where the samples do.
   manual_seed(seed);
-  generator().stream = static_cast<uint64_t>(rank()) << 32;
+  generator().stream = static_cast<uint64_t>(strategy_->data_rank()) << 32;
 }
 
 }  // namespace weft::train

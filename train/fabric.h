@@ -11,7 +11,7 @@
 //     optimizer.zero_grad();
 //     fabric.backward(ops::cross_entropy(fabric.forward(images), labels));
 //     fabric.clip_gradients(optimizer, 1.0);
-//     optimizer.step();
+//     fabric.step(optimizer);
 //   }
 //   fabric.save("model.safetensors");
 //
@@ -26,16 +26,24 @@
 #include "data/loader.h"
 #include "dist/strategy.h"
 #include "nn/module.h"
+#include "optim/grad_scaler.h"
 #include "optim/optimizer.h"
+#include "train/precision.h"
 
 namespace weft::train {
 
 struct FabricOptions {
   std::string device = "cpu";
   int devices = 1;
-  std::string precision = "32-true";  // 64-true, 32-true, bf16-mixed
-  std::string strategy = "auto";      // dist/strategy.h; auto: ddp on several devices
-  int shard_size = 0;                 // of hsdp
+  /// 32-true, 64-true, 16-mixed (the loss is scaled), bf16-mixed, 16-true, bf16-true, or by our
+  /// names (train/precision.h).
+  std::string precision = "32-true";
+  std::string strategy = "auto";  // dist/strategy.h; auto: ddp on several devices
+  // Of one strategy each; 0: its own choice.
+  int shard_size = 0;       // hsdp
+  int tensor_parallel = 0;  // tp, fsdp+tp
+  int pipeline_stages = 0;  // pipeline
+  int micro_batches = 0;    // pipeline
 };
 
 class Fabric {
@@ -46,26 +54,37 @@ class Fabric {
   /// With several devices, outside mpirun and srun: starts this program again as so many ranks,
   /// waits, and ends the program with their exit code. Else joins the ranks that are there.
   void launch(int argc, char** argv);
+  /// Joins ranks that are there already, as threads of a test are; null: alone.
+  void launch(dist::CommunicatorPtr world);
 
   int rank() const { return world_ ? world_->rank() : 0; }
   int size() const { return world_ ? world_->size() : 1; }
   bool is_main() const { return rank() == 0; }
+  /// Ranks that take different samples, and this one's number among them.
+  int data_size() const { return strategy_->data_size(); }
+  int data_rank() const { return strategy_->data_rank(); }
 
-  /// Takes over a model and its optimizer, which has not stepped yet.
-  void setup(nn::Module& model, optim::Optimizer& optimizer, const dist::WrapPolicy& policy = {});
-  /// Batches of options.batch_size on each rank, different ones.
+  /// Takes over a model and its optimizer, which has not stepped yet. `structure` may be what fsdp
+  /// gathers together (dist::wrap_modules); tp, pipeline and dp need more of it.
+  void setup(nn::Module& model, optim::Optimizer& optimizer,
+             const dist::ModelStructure& structure = {});
+  /// Batches of options.batch_size on each device, different ones. Ranks that share a layer or a
+  /// pipeline have the same; with dp one batch holds those of all devices.
   std::unique_ptr<data::Loader> setup_dataloader(data::DatasetPtr dataset,
                                                  data::LoaderOptions options) const;
 
   /// The model on x, in the precision asked for; logits come back in f32 or f64.
   Tensor forward(const Tensor& x);
-  /// Gradients of the mean over ranks of their losses.
+  /// Gradients of the mean over ranks of their losses, in 16-mixed scaled.
   void backward(const Tensor& loss);
   /// While the result lives, gradients stay on their rank and add up: for accumulation.
   std::shared_ptr<void> no_backward_sync() { return strategy_->no_sync(); }
   /// Scales the gradients so that their norm over all ranks is at most max_norm; returns what it
-  /// was.
+  /// was. In 16-mixed it takes the loss scale out of them first.
   double clip_gradients(optim::Optimizer& optimizer, double max_norm);
+  /// optimizer.step(), which in 16-mixed knows nothing of the loss scale: false, on all ranks,
+  /// where a gradient was infinite on one of them and the step was left out.
+  bool step(optim::Optimizer& optimizer);
 
   /// In place, and waited for.
   void all_reduce(const Tensor& x, dist::ReduceOp op = dist::ReduceOp::kMean) const;
@@ -87,7 +106,14 @@ class Fabric {
   void seed_everything(uint64_t seed) const;
 
  private:
+  dist::StrategyOptions strategy_options() const;
+  PrecisionScope enter_precision();
+  void unscale(optim::Optimizer& optimizer);
+
   const FabricOptions options_;
+  const Precision& precision_;
+  optim::GradScaler scaler_;
+  bool is_unscaled_ = false;  // since the last step
   dist::CommunicatorPtr world_;
   std::unique_ptr<dist::Strategy> strategy_;
   nn::Module* model_ = nullptr;

@@ -87,12 +87,16 @@ bool is_bf16_supported(Device device = {});
 /// Whether the CPU has bf16 multiplications of its own: AVX-512 BF16 or AMX.
 bool cpu_has_bf16_instructions();
 
-/// The model's output on images, in f32 (f64 for f64 models); images are brought to the weights'
-/// dtype. `model` is a module or another function of a tensor. To be called in a PrecisionScope.
+/// A model's output in f32 (f64 for f64 models).
+inline Tensor widened(const Tensor& output, const Precision& precision) {
+  return ops::cast(output, precision.parameters == DType::f64 ? DType::f64 : DType::f32);
+}
+
+/// The model's output on images, widened; images are brought to the weights' dtype. `model` is a
+/// module or another function of a tensor. To be called in a PrecisionScope.
 template <class Model>
 Tensor forward_logits(Model&& model, const Tensor& images, const Precision& precision) {
-  const DType wide = precision.parameters == DType::f64 ? DType::f64 : DType::f32;
-  return ops::cast(model(ops::cast(images, precision.parameters)), wide);
+  return widened(model(ops::cast(images, precision.parameters)), precision);
 }
 
 }  // namespace weft::train

@@ -8,21 +8,21 @@ namespace weft::train {
 
 Ranks::Ranks(const Config& config, dist::CommunicatorPtr world)
     : config_(config), world_(std::move(world)) {
-  WEFT_CHECK(config.devices == size(), "the run is set up for {} devices, {} ranks were started",
-             config.devices, size());
-  global_batch_ =
-      config.global_batch_size > 0 ? config.global_batch_size : config.batch_size * size();
-  pieces_ =
-      config.deterministic_reduce > 0 ? static_cast<int>(config.deterministic_reduce) : size();
-  strategy_ = dist::make_strategy(
-      {.name = strategy_of(config), .shard_size = static_cast<int>(config.shard_size)}, world_);
+  WEFT_CHECK(processes_of(config) == size(), "the run is set up for {} ranks, {} were started",
+             processes_of(config), size());
+  strategy_ =
+      dist::make_strategy(strategy_options(config), world_, static_cast<int>(config.devices));
+  global_batch_ = config.global_batch_size > 0 ? config.global_batch_size
+                                               : config.batch_size * data_devices_of(config);
+  pieces_ = config.deterministic_reduce > 0 ? static_cast<int>(config.deterministic_reduce)
+                                            : strategy_->data_size() * strategy_->pieces();
 }
 
 data::LoaderOptions Ranks::share(data::LoaderOptions options, bool trains) const {
   options.batch_size = global_batch_;
-  options.pieces = trains ? pieces_ : size();
-  options.ranks = size();
-  options.rank = rank();
+  options.pieces = trains ? pieces_ : strategy_->data_size();
+  options.ranks = strategy_->data_size();
+  options.rank = strategy_->data_rank();
   return options;
 }
 
@@ -38,26 +38,28 @@ void Ranks::begin_piece(int64_t epoch, int64_t index) const {
 double Ranks::weight(int64_t images, int64_t parts) const {
   if (!is_active()) return 1.0 / static_cast<double>(parts);
   if (config_.gradient_average == "ranks") {
-    return 1.0 / (static_cast<double>(parts) * static_cast<double>(size()));
+    return 1.0 / (static_cast<double>(parts) * static_cast<double>(strategy_->data_size()));
   }
   return static_cast<double>(images) /
          (static_cast<double>(parts / rounds()) * static_cast<double>(global_batch_));
 }
 
-std::shared_ptr<void> Ranks::accumulate(bool is_last) const {
-  return is_last || config_.deterministic_reduce > 0 ? nullptr : strategy_->no_sync();
-}
-
-void Ranks::end_piece(const Tensors& parameters) {
-  if (config_.deterministic_reduce > 0) tree_.push(dist::take_gradients(parameters));
-}
-
-void Ranks::end_step(const Tensors& parameters) {
-  if (config_.deterministic_reduce > 0) dist::set_gradients(parameters, tree_.finish());
+void Ranks::run(nn::Module& model, int64_t pieces,
+                const std::function<dist::MicroBatch(int64_t)>& piece, const Tensors& parameters) {
+  if (config_.deterministic_reduce == 0) {
+    strategy_->run(model, {.count = pieces, .at = piece});
+    return;
+  }
+  dist::TreeAccumulator tree;
+  strategy_->run(model, {.count = pieces, .at = piece, .accumulates = false, .after_each = [&] {
+                           tree.push(dist::take_gradients(parameters));
+                         }});
+  dist::set_gradients(parameters, tree.finish());
 }
 
 Ranks::Sums Ranks::sum(Sums mine) const {
   if (!world_) return mine;
+  if (!strategy_->counts()) mine = {.stops = mine.stops};
   mine.loss.all_reduce(*world_);
   const Tensor counts = Tensor::from(
       std::vector<int64_t>{mine.correct, mine.images, static_cast<int64_t>(mine.stops)}, {3});
@@ -71,6 +73,10 @@ bool Ranks::any(bool mine) const {
   const Tensor flag = Tensor::from(std::vector<int32_t>{mine}, {1});
   world_->all_reduce(flag, dist::ReduceOp::kMax).wait();
   return flag.data<int32_t>()[0] != 0;
+}
+
+void Ranks::max(const Tensor& x) const {
+  if (world_) world_->all_reduce(x, dist::ReduceOp::kMax).wait();
 }
 
 double Ranks::grad_norm(const Tensors& parameters) const {

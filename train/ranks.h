@@ -1,13 +1,15 @@
 // A training run's place among the ranks that share it.
 //
-// A step takes a global batch, cut into pieces: one per rank, or with a deterministic reduction M
-// whatever the number of ranks. Rank r of N takes the pieces r, r + N, ... in M / N rounds. Dropout
-// in a piece is drawn from a stream that belongs to the piece, not to the rank; losses are weighted
-// with the pieces' share of the samples; sums that are reported are exact (dist/exact_sum.h). So
-// with M pieces a run has the same bits on 1, 2, 4, ..., M ranks, and without on any number of
-// ranks the same mathematics.
+// A step takes a global batch, cut into pieces: one per data rank (several where its strategy works
+// on several at a time), or with a deterministic reduction M whatever the number of ranks. Data
+// rank r of N takes the pieces r, r + N, ... in M / N rounds. Ranks that share a layer or a
+// pipeline are one data rank. Dropout in a piece is drawn from a stream that belongs to the piece,
+// not to the rank; losses are weighted with the pieces' share of the samples; sums that are
+// reported are exact (dist/exact_sum.h). So with M pieces a run has the same bits on 1, 2, 4, ...,
+// M ranks, and without on any number of ranks the same mathematics.
 #pragma once
 
+#include <functional>
 #include <memory>
 
 #include "data/loader.h"
@@ -24,6 +26,7 @@ class Ranks {
   /// not go together.
   Ranks(const Config& config, dist::CommunicatorPtr world);
 
+  /// This process among those of the run.
   int rank() const { return world_ ? world_->rank() : 0; }
   int size() const { return world_ ? world_->size() : 1; }
   bool is_main() const { return rank() == 0; }
@@ -34,7 +37,7 @@ class Ranks {
   /// Images of a step's batch on all ranks together.
   int64_t global_batch() const { return global_batch_; }
   /// Pieces that a rank takes of a batch.
-  int64_t rounds() const { return pieces_ / size(); }
+  int64_t rounds() const { return pieces_ / strategy_->data_size(); }
   /// Takes this rank's pieces of batches of all ranks together.
   data::LoaderOptions share(data::LoaderOptions options, bool trains) const;
 
@@ -42,11 +45,9 @@ class Ranks {
   void begin_piece(int64_t epoch, int64_t index) const;
   /// What to weight the loss of a piece of `images` with, in a step of `parts` pieces per rank.
   double weight(int64_t images, int64_t parts) const;
-  /// A guard for the pieces of a step but the last, whose gradients wait for it.
-  std::shared_ptr<void> accumulate(bool is_last) const;
-  /// After each piece's backward, and after the last: gradients in the order of the tree.
-  void end_piece(const Tensors& parameters);
-  void end_step(const Tensors& parameters);
+  /// Forward and backward of a step's pieces; gradients in the order of the tree.
+  void run(nn::Module& model, int64_t pieces, const std::function<dist::MicroBatch(int64_t)>& piece,
+           const Tensors& parameters);
 
   /// What a rank counted, and what all counted together. The loss is summed exactly.
   struct Sums {
@@ -54,10 +55,13 @@ class Ranks {
     int64_t correct = 0, images = 0;
     bool stops = false;  // on any rank
   };
+  /// A loss that several ranks computed counts once.
   Sums sum(Sums mine) const;
   /// True on all ranks when it is on any: an overflow that one rank has met, before any skips a
   /// step.
   bool any(bool mine) const;
+  /// The maximum over ranks of each element, in place.
+  void max(const Tensor& x) const;
   /// Of all gradients of all ranks.
   double grad_norm(const Tensors& parameters) const;
   void barrier() const;
@@ -70,7 +74,6 @@ class Ranks {
   int64_t global_batch_;
   int pieces_;
   std::unique_ptr<dist::Strategy> strategy_;
-  dist::TreeAccumulator tree_;
 };
 
 }  // namespace weft::train

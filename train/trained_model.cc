@@ -77,7 +77,8 @@ int64_t count_correct(const Tensor& logits, const Tensor& labels) {
 }
 
 Score evaluate(TrainedModel& trained, data::Loader& loader, int64_t limit,
-               const std::function<bool(int64_t, const Score&)>& progress) {
+               const std::function<bool(int64_t, const Score&)>& progress,
+               const std::function<Tensor(const Tensor&)>& forward) {
   NoGrad guard;
   // One scope for all batches: the weights are cast once.
   const Precision& precision = find_precision(trained.config.precision);
@@ -97,7 +98,8 @@ Score evaluate(TrainedModel& trained, data::Loader& loader, int64_t limit,
     const Tensor images =
         ops::to(n > 0 ? batch->images : Tensor::zeros({1, 3, size, size}), trained.device);
     const Tensor labels = ops::to(batch->labels, trained.device);
-    const Tensor logits = forward_logits(*trained.model, images, precision);
+    const auto run = [&](const Tensor& x) { return forward ? forward(x) : (*trained.model)(x); };
+    const Tensor logits = forward_logits(run, images, precision);
     if (n == 0) {
       if (++batches == limit) break;
       continue;

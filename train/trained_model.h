@@ -45,9 +45,11 @@ struct Score {
 
 /// The model on every batch of the loader's next epoch (the first `limit` of them when not 0), in
 /// evaluation mode, in config.precision and config.matmul_numerics. After each it calls
-/// progress(batches done, score so far) and stops where that returns false.
+/// progress(batches done, score so far) and stops where that returns false. `forward`, when given,
+/// is called for the model.
 Score evaluate(TrainedModel& model, data::Loader& loader, int64_t limit = 0,
-               const std::function<bool(int64_t, const Score&)>& progress = {});
+               const std::function<bool(int64_t, const Score&)>& progress = {},
+               const std::function<Tensor(const Tensor&)>& forward = {});
 
 /// Rows of `logits` [N, C] whose largest entry stands at their label.
 int64_t count_correct(const Tensor& logits, const Tensor& labels);

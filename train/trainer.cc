@@ -15,8 +15,7 @@
 #include "core/parallel.h"
 #include "core/transfer.h"
 #include "data/open.h"
-#include "models/resnet.h"
-#include "models/vit.h"
+#include "models/structure.h"
 #include "optim/adam.h"
 #include "optim/clip.h"
 #include "optim/grad_scaler.h"
@@ -273,8 +272,6 @@ Run::Run(const Config& config, const RunOptions& options, const Start& start)
       log_(options.json && ranks_.is_main() ? stdout : nullptr) {
   const auto& [checkpoint, step, weights] = start;
   check_supported(precision_, capabilities_of(options.device));
-  WEFT_CHECK(!precision_.is_fp8() || !ranks_.is_active(),
-             "precision fp8 trains on one device: its scales are not shared between ranks");
   if (options.threads > 0) set_num_threads(options.threads);
   splits_ = data::open_data(config.data, config.seed);
   if (checkpoint) {
@@ -312,8 +309,9 @@ Run::Run(const Config& config, const RunOptions& options, const Start& start)
              "deterministic-reduce: {} keeps running statistics, \"{}\" and others, of the batches "
              "that a rank has seen",
              config.model, trained_.model->named_buffers()[0].first);
-  ranks_.strategy().wrap(*trained_.model,
-                         dist::wrap_modules<models::EncoderBlock, models::ResidualBlock>());
+  ranks_.strategy().wrap(*trained_.model, models::structure_of(*trained_.model, [&] {
+    return make_trained_model(config, trained_.preprocess, trained_.classes).model;
+  }));
   optimizer_ = make_optimizer(config, *trained_.model, ranks_.strategy());
   schedule_ = make_schedule(config, config.epochs * steps_per_epoch_);
   if (checkpoint) {
@@ -441,41 +439,39 @@ void Run::train_step() {
   const int64_t parts = std::min(config_.accumulate * ranks_.rounds(), batches_per_epoch_ - batch_);
   optimizer_->zero_grad();
   Ranks::Sums sums;
-  // One scope for all parts: each weight is cast once.
-  std::unique_ptr<PrecisionScope> scope(new PrecisionScope(enter_precision(config_, fp8_)));
-  for (int64_t part = 0; part < parts; ++part) {
-    const std::optional<data::Batch> batch = train_loader_->next();
-    WEFT_ASSERT(batch.has_value());
-    ranks_.begin_piece(epoch_, batch->index);
+  const auto next_piece = [&](int64_t) {
+    const auto batch = std::make_shared<std::optional<data::Batch>>(train_loader_->next());
+    WEFT_ASSERT(batch->has_value());
+    ++batch_;
+    ranks_.begin_piece(epoch_, (*batch)->index);
     // A rank without a share of this batch goes along with an image that counts for nothing.
     const int size = trained_.preprocess.size;
-    const bool is_empty = batch->size() == 0;
+    const bool is_empty = (*batch)->size() == 0;
     const Tensor images =
-        ops::to(is_empty ? Tensor::zeros({1, 3, size, size}) : batch->images, options_.device);
-    const Tensor targets = ops::to(is_empty                       ? Tensor::zeros({1}, DType::i64)
-                                   : batch->soft_labels.defined() ? batch->soft_labels
-                                                                  : batch->labels,
-                                   options_.device);
-    Tensor loss, logits;
-    {
-      const auto local = ranks_.accumulate(part == parts - 1);
-      const auto forward = [&](const Tensor& x) {
-        return ranks_.strategy().forward(*trained_.model, x);
-      };
-      logits = forward_logits(forward, images, precision_);
-      loss = ops::cross_entropy(logits, targets, {.label_smoothing = config_.label_smoothing});
-      backward(scaler_.scale(loss * ranks_.weight(batch->size(), parts)));
-    }
-    ranks_.end_piece(optimizer_->parameters());
-    if (!is_empty) {
-      sums.loss.add(loss.item() * static_cast<double>(batch->size()));
-      sums.correct += count_correct(logits, batch->labels);
-      sums.images += batch->size();
-    }
-    ++batch_;
+        ops::to(is_empty ? Tensor::zeros({1, 3, size, size}) : (*batch)->images, options_.device);
+    const auto loss = [&, batch, is_empty](const Tensor& output) {
+      const data::Batch& b = **batch;
+      const Tensor targets = ops::to(is_empty                  ? Tensor::zeros({1}, DType::i64)
+                                     : b.soft_labels.defined() ? b.soft_labels
+                                                               : b.labels,
+                                     options_.device);
+      const Tensor logits = widened(output, precision_);
+      const Tensor mean =
+          ops::cross_entropy(logits, targets, {.label_smoothing = config_.label_smoothing});
+      if (!is_empty) {
+        sums.loss.add(mean.item() * static_cast<double>(b.size()));
+        sums.correct += count_correct(logits, b.labels);
+        sums.images += b.size();
+      }
+      return scaler_.scale(mean * ranks_.weight(b.size(), parts));
+    };
+    return dist::MicroBatch{ops::cast(images, precision_.parameters), loss};
+  };
+  {
+    // One scope for all parts: each weight is cast once.
+    const PrecisionScope scope = enter_precision(config_, fp8_);
+    ranks_.run(*trained_.model, parts, next_piece, optimizer_->parameters());
   }
-  scope.reset();
-  ranks_.end_step(optimizer_->parameters());
   sums.stops = stop_requested;
   sums = ranks_.sum(sums);
   told_to_stop_ = sums.stops;
@@ -504,6 +500,12 @@ void Run::train_step() {
     scaler_.update();
   } else {
     scaler_.update(scaler_.get_scale());
+  }
+  if (precision_.is_fp8() && config_.fp8_scaling == "delayed") {
+    const NamedTensors parameters = trained_.model->named_parameters();
+    const Tensor amax = fp8_.step_amax(parameters);
+    ranks_.max(amax);
+    fp8_.set_step_amax(amax, parameters);
   }
   fp8_.update();
   ++step_;  // also of a skipped one: the schedule follows the data
@@ -543,11 +545,14 @@ std::optional<Score> Run::validate(data::Loader& loader, const std::string& labe
   if (config_.limit_batches > 0) total = std::min(total, config_.limit_batches);
   Progress progress(label, total, {.out = progress_stream(ranks_.is_main())});
   const bool is_alone = ranks_.size() == 1;
-  const Score score =
-      evaluate(trained_, loader, config_.limit_batches, [&](int64_t done, const Score& so_far) {
-        progress.update(done, so_far.examples, so_far.loss, so_far.accuracy);
-        return !is_alone || !stop_requested;
-      });
+  const auto forward = [&](const Tensor& x) {
+    return ranks_.strategy().forward(*trained_.model, x);
+  };
+  const auto report = [&](int64_t done, const Score& so_far) {
+    progress.update(done, so_far.examples, so_far.loss, so_far.accuracy);
+    return !is_alone || !stop_requested;
+  };
+  const Score score = evaluate(trained_, loader, config_.limit_batches, report, forward);
   if (is_alone) return stop_requested ? std::nullopt : std::optional(score);
   Ranks::Sums sums;
   const auto n = static_cast<double>(score.examples);
@@ -751,12 +756,28 @@ Config resumed_config(const RunOptions& options) {
   WEFT_CHECK(checkpoint.state.contains("config"), "resume: {} holds no configuration",
              step.string());
   Config config = config_from_json(checkpoint.state.at("config"));
-  if (options.devices > 0 && options.devices != config.devices) {
+  const auto keeps_batch = [&] {
     if (config.global_batch_size == 0)
-      config.global_batch_size = config.batch_size * config.devices;
+      config.global_batch_size = config.batch_size * data_devices_of(config);
+  };
+  if (options.devices > 0 && options.devices != config.devices) {
+    keeps_batch();
     config.devices = options.devices;
   }
-  if (!options.strategy.empty()) config.strategy = options.strategy;
+  if (!options.strategy.empty() && options.strategy != strategy_of(config)) {
+    keeps_batch();
+    config.strategy = options.strategy;
+    // Those of the strategy before.
+    config.shard_size = config.tensor_parallel = config.pipeline_stages = config.micro_batches = 0;
+  }
+  if (options.tensor_parallel > 0) {
+    keeps_batch();
+    config.tensor_parallel = options.tensor_parallel;
+  }
+  if (options.pipeline_stages > 0) {
+    keeps_batch();
+    config.pipeline_stages = options.pipeline_stages;
+  }
   validate(config);
   return config;
 }

@@ -24,9 +24,11 @@ struct RunOptions {
   bool json = false;   // JSON lines on standard output instead of a table
   /// The ranks of which this process is one; null: it is alone. Rank 0 prints and writes.
   dist::CommunicatorPtr world;
-  // Of a run that is resumed: another number of ranks, another strategy. 0 and empty: its own.
+  // Of a run that is resumed: another number of devices, another strategy, other numbers of its
+  // own. 0 and empty: as before.
   int64_t devices = 0;
   std::string strategy;
+  int64_t tensor_parallel = 0, pipeline_stages = 0;
 };
 
 struct RunResult {
@@ -45,8 +47,8 @@ struct RunResult {
 /// Throws Error for a bad setting or data set before anything is written.
 RunResult train(const Config& config, const RunOptions& options);
 
-/// The configuration of the run in options.resume, with options.devices and options.strategy
-/// applied: the batches stay as large as they were, on however many ranks.
+/// The configuration of the run in options.resume, with what the options say of devices and
+/// strategy applied: the batches stay as large as they were, on however many ranks.
 Config resumed_config(const RunOptions& options);
 
 /// Continues the run in options.resume with resumed_config().

@@ -10,19 +10,36 @@
 #include <string>
 
 #include "autograd/backward.h"
+#include "autograd/checkpoint.h"
 #include "autograd/ops.h"
 #include "autograd/random.h"
 #include "core/philox.h"
 #include "dist/communicator.h"
 #include "nn/loss.h"
 #include "nn/nn.h"
+#include "nn/segment.h"
 #include "optim/adam.h"
 #include "optim/sgd.h"
 
 namespace weft::dist {
 
-/// x [B, 7] -> [B, 5]; `tied` is used by two layers.
-class OracleModel : public nn::Module {
+/// x [B, 7] -> [B, 5], with what the strategies want to know.
+class OracleModule : public nn::Module {
+ public:
+  virtual nn::Segments segments() { return {}; }
+  virtual std::vector<std::pair<nn::Linear*, nn::Linear*>> mlps() { return {}; }
+  bool checkpoints = false;  // recomputes activations
+  double dropout = 0;
+
+ protected:
+  Tensor checkpointed(const std::function<Tensor(const Tensor&)>& function, const Tensor& x) {
+    if (!checkpoints) return function(x);
+    return checkpoint([function](const Tensors& in) { return function(in[0]); }, {x});
+  }
+};
+
+/// `tied` is used by two layers.
+class OracleModel : public OracleModule {
  public:
   OracleModel()
       : fc1(add<nn::Linear>("fc1", 7, 11)),
@@ -31,8 +48,12 @@ class OracleModel : public nn::Module {
         scale(parameter("scale", Tensor::scalar(1.5))),
         fc2(add<nn::Linear>("fc2", 11, 5)) {}
   Tensor forward(const Tensor& x) override {
-    const Tensor h = norm(ops::gelu(fc1(x)));
-    return fc2(tied(ops::gelu(tied(h) * scale)) + h);
+    return checkpointed(
+        [this](const Tensor& in) {
+          const Tensor h = norm(ops::gelu(fc1(ops::dropout(in, dropout, dropout > 0))));
+          return fc2(tied(ops::gelu(tied(h) * scale)) + h);
+        },
+        x);
   }
   nn::Linear& fc1;
   nn::LayerNorm& norm;
@@ -41,12 +62,83 @@ class OracleModel : public nn::Module {
   nn::Linear& fc2;
 };
 
+/// Four tokens, three blocks: heads and hidden features that 2, 3, 4 and 8 divide, eight segments.
+class OracleTransformer : public OracleModule {
+ public:
+  static constexpr int64_t kWidth = 24, kTokens = 4, kBlocks = 3;
+
+  struct Block : nn::Module {
+    Block()
+        : ln_1(add<nn::LayerNorm>("ln_1", kWidth)),
+          attention(add<nn::MultiheadAttention>("attention", kWidth, kWidth)),
+          ln_2(add<nn::LayerNorm>("ln_2", kWidth)),
+          fc1(add<nn::Linear>("fc1", kWidth, 2 * kWidth)),
+          fc2(add<nn::Linear>("fc2", 2 * kWidth, kWidth)) {}
+    Tensor attend(const Tensor& x) { return x + attention(ln_1(x)); }
+    Tensor think(const Tensor& x) { return x + fc2(fc1.forward_gelu(ln_2(x))); }
+    nn::LayerNorm& ln_1;
+    nn::MultiheadAttention& attention;
+    nn::LayerNorm& ln_2;
+    nn::Linear &fc1, &fc2;
+  };
+
+  OracleTransformer() : embed(add<nn::Linear>("embed", 7, kTokens * kWidth)) {
+    for (int64_t i = 0; i < kBlocks; ++i) {
+      blocks.push_back(&add<Block>("block" + std::to_string(i)));
+    }
+    head = &add<nn::Linear>("head", kWidth, 5);
+  }
+  Tensor forward(const Tensor& x) override {
+    Tensor y = x;
+    for (const nn::Segment& segment : segments()) y = segment.forward(y);
+    return y;
+  }
+  nn::Segments segments() override {
+    nn::Segments all;
+    const auto push = [&](const std::string& name, std::function<Tensor(const Tensor&)> function,
+                          std::vector<std::string> owns) {
+      all.push_back(
+          {name, [this, function](const Tensor& x) { return checkpointed(function, x); }, owns});
+    };
+    push("embed",
+         [this](const Tensor& x) {
+           return ops::dropout(ops::reshape(embed(x), {-1, kTokens, kWidth}), dropout, dropout > 0);
+         },
+         {"embed"});
+    for (size_t i = 0; i < blocks.size(); ++i) {
+      const std::string name = "block" + std::to_string(i);
+      Block* const block = blocks[i];
+      push(name + ".attend",
+           [this, block](const Tensor& x) {
+             return ops::dropout(block->attend(x), dropout, dropout > 0);
+           },
+           {name + ".ln_1", name + ".attention"});
+      push(name + ".think", [block](const Tensor& x) { return block->think(x); },
+           {name + ".ln_2", name + ".fc1", name + ".fc2"});
+    }
+    push("head", [this](const Tensor& x) { return (*head)(ops::mean(x, {1})); }, {"head"});
+    return all;
+  }
+  std::vector<std::pair<nn::Linear*, nn::Linear*>> mlps() override {
+    std::vector<std::pair<nn::Linear*, nn::Linear*>> pairs;
+    for (Block* block : blocks) pairs.emplace_back(&block->fc1, &block->fc2);
+    return pairs;
+  }
+  nn::Linear& embed;
+  std::vector<Block*> blocks;
+  nn::Linear* head = nullptr;
+};
+
 /// The same weights wherever it is called.
-inline std::unique_ptr<OracleModel> make_oracle_model(DType dtype, uint64_t seed = 3) {
+template <class Model>
+std::unique_ptr<Model> make_oracle(DType dtype, uint64_t seed = 3) {
   manual_seed(seed);
-  auto model = std::make_unique<OracleModel>();
+  auto model = std::make_unique<Model>();
   model->to(dtype);
   return model;
+}
+inline std::unique_ptr<OracleModel> make_oracle_model(DType dtype, uint64_t seed = 3) {
+  return make_oracle<OracleModel>(dtype, seed);
 }
 
 struct OracleBatch {

@@ -1,0 +1,170 @@
+#include "dist/testing/oracle_training.h"
+
+#include <algorithm>
+#include <catch2/catch.hpp>
+#include <cstring>
+
+#include "autograd/autocast.h"
+#include "dist/in_process.h"
+#include "dist/tree_accumulator.h"
+#include "optim/clip.h"
+#include "optim/grad_scaler.h"
+
+namespace weft::dist {
+namespace {
+
+std::unique_ptr<OracleModule> make_model(const OracleSetting& setting, int rank) {
+  // Weights of other ranks than the first are to be replaced.
+  auto model = setting.is_transformer
+                   ? make_oracle<OracleTransformer>(setting.dtype, 3 + rank)
+                   : std::unique_ptr<OracleModule>(make_oracle_model(setting.dtype, 3 + rank));
+  model->checkpoints = setting.checkpoints;
+  model->dropout = setting.dropout;
+  for (auto& [name, parameter] : model->named_parameters()) {
+    if (std::count(setting.frozen.begin(), setting.frozen.end(), name)) {
+      parameter.set_requires_grad(false);
+    }
+  }
+  return model;
+}
+
+NamedTensors trained(const nn::Module& model) {
+  NamedTensors all = model.named_parameters();
+  std::erase_if(all, [](const auto& named) { return !named.second.requires_grad(); });
+  return all;
+}
+
+}  // namespace
+
+OracleResult train_oracle(const OracleSetting& setting, const MakeStrategy& make,
+                          const CommunicatorPtr& world) {
+  const auto model = make_model(setting, world ? world->rank() : 0);
+  const std::unique_ptr<Strategy> strategy = make(world);
+  ModelStructure structure(setting.units);
+  structure.mlps = model->mlps();
+  structure.segments = model->segments();
+  structure.replica = [&] { return make_model(setting, 0); };
+  strategy->wrap(*model, structure);
+  optim::AdamW optimizer(strategy->groups(optim::without_decay_of_vectors(trained(*model))),
+                         {.lr = 0.01, .weight_decay = 0.1});
+  optim::GradScaler scaler(
+      {.init_scale = setting.loss_scale, .growth_interval = 2, .enabled = setting.loss_scale > 0});
+
+  const int64_t ranks = strategy->data_size();
+  const int64_t pieces = setting.deterministic > 0
+                             ? setting.deterministic
+                             : ranks * strategy->pieces() * setting.accumulate;
+  OracleResult result;
+  for (int step = 0; step < setting.steps; ++step) {
+    const OracleBatch whole = oracle_batch(step, setting.rows * setting.accumulate, setting.dtype);
+    optimizer.zero_grad();
+    double loss_sum = 0;
+    const auto piece_at = [&](int64_t i) {
+      const int64_t piece = i * ranks + strategy->data_rank();
+      const OracleShare share = share_of(whole, static_cast<int>(pieces), static_cast<int>(piece));
+      generator() = {.seed = 1, .stream = static_cast<uint64_t>(step * pieces + piece)};
+      // A rank without a row still takes part in the collectives of the others.
+      const OracleBatch batch = share.weight > 0 ? share.batch : rows_of(whole, 0, 1);
+      return MicroBatch{batch.x, [&, batch, weight = share.weight](const Tensor& logits) {
+                          const Tensor wide =
+                              setting.dtype == DType::f64 ? logits : ops::cast(logits, DType::f32);
+                          const Tensor loss = ops::cross_entropy(wide, batch.labels) * weight;
+                          loss_sum += loss.item();
+                          return scaler.scale(loss);
+                        }};
+    };
+    {
+      const Autocast precision(setting.autocast);
+      if (setting.deterministic > 0) {
+        TreeAccumulator tree;
+        strategy->run(
+            *model,
+            {.count = pieces / ranks, .at = piece_at, .accumulates = false, .after_each = [&] {
+               tree.push(take_gradients(optimizer.parameters()));
+             }});
+        set_gradients(optimizer.parameters(), tree.finish());
+      } else {
+        strategy->run(*model, {.count = pieces / ranks, .at = piece_at});
+      }
+    }
+    const Tensor sum = Tensor::scalar(strategy->counts() ? loss_sum : 0, DType::f64);
+    if (world) world->all_reduce(sum).wait();
+    result.losses.push_back(sum.item());
+    if (step == 0) {
+      for (const auto& [name, p] : model->named_parameters()) {
+        if (p.grad().defined()) result.first_gradients.emplace_back(name, ops::clone(p.grad()));
+      }
+    }
+    if (scaler.is_enabled()) {
+      scaler.unscale(optimizer);
+      const Tensor found = Tensor::scalar(scaler.found_inf(optimizer), DType::f32);
+      if (world) world->all_reduce(found, ReduceOp::kMax).wait();
+      scaler.set_found_inf(optimizer, found.item() != 0);
+      result.scales.push_back(scaler.get_scale());
+    }
+    // With the bits of several ranks where those are asked for.
+    const double norm = setting.deterministic > 0 || world
+                            ? strategy->Strategy::grad_norm(optimizer.parameters())
+                            : strategy->grad_norm(optimizer.parameters());
+    result.norms.push_back(norm);
+    scaler.step(optimizer, optim::clip_coefficient(norm, setting.clip_norm));
+    if (scaler.is_enabled()) scaler.update();
+    strategy->after_step();
+  }
+  result.parameters = cloned(strategy->model_state(*model));
+  result.optimizer = cloned(strategy->optimizer_state(optimizer).tensors);
+  return result;
+}
+
+std::vector<OracleResult> train_oracle_ranks(const OracleSetting& setting, const MakeStrategy& make,
+                                             int ranks) {
+  std::vector<OracleResult> results(ranks);
+  run_ranks(ranks, [&](Communicator& c) {
+    results[c.rank()] = train_oracle(setting, make, {&c, [](Communicator*) {}});
+  });
+  return results;
+}
+
+OracleResult train_oracle_alone(const OracleSetting& setting) {
+  return train_oracle(setting, [](const CommunicatorPtr&) { return make_strategy({}, nullptr); });
+}
+
+void check_against_one_rank(const OracleSetting& setting, const MakeStrategy& make, int ranks) {
+  OracleSetting whole = setting;
+  whole.rows *= setting.accumulate;
+  whole.accumulate = 1;
+  const OracleResult one = train_oracle_alone(whole);
+  const std::vector<OracleResult> many = train_oracle_ranks(setting, make, ranks);
+  const auto sorted = [](NamedTensors tensors) {
+    std::sort(tensors.begin(), tensors.end(),
+              [](const auto& a, const auto& b) { return a.first < b.first; });
+    return tensors;
+  };
+  for (const OracleResult& result : many) {
+    if (!result.parameters.empty()) CHECK(difference(result.parameters, one.parameters) < 1e-10);
+    if (!result.optimizer.empty()) {
+      CHECK(difference(sorted(result.optimizer), sorted(one.optimizer)) < 1e-10);
+    }
+    REQUIRE(result.losses.size() == one.losses.size());
+    for (size_t step = 0; step < one.losses.size(); ++step) {
+      CHECK(std::abs(result.losses[step] - one.losses[step]) < 1e-10);
+      CHECK(std::abs(result.norms[step] - one.norms[step]) < 1e-10);
+    }
+  }
+  CHECK(many[0].parameters.size() == one.parameters.size());
+  CHECK(many[0].optimizer.size() == one.optimizer.size());
+}
+
+bool same_bits(const NamedTensors& a, const NamedTensors& b) {
+  if (a.size() != b.size()) return false;
+  for (size_t i = 0; i < a.size(); ++i) {
+    if (a[i].first != b[i].first || a[i].second.dtype() != b[i].second.dtype() ||
+        a[i].second.nbytes() != b[i].second.nbytes() ||
+        std::memcmp(a[i].second.raw(), b[i].second.raw(), a[i].second.nbytes()) != 0) {
+      return false;
+    }
+  }
+  return true;
+}
+
+}  // namespace weft::dist

@@ -1,0 +1,56 @@
+// One training loop for the oracle of every strategy (dist/testing/oracle.h).
+//
+//   const OracleResult one = train_oracle({}, {});                    // one rank, the whole batch
+//   for (const OracleResult& r : train_oracle_ranks({}, ddp, 4)) ...   // must be the same
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "dist/strategy.h"
+#include "dist/testing/oracle.h"
+
+namespace weft::dist {
+
+struct OracleSetting {
+  DType dtype = DType::f64;
+  DType autocast = DType::f32;
+  bool is_transformer = false;  // OracleTransformer instead of OracleModel
+  int64_t rows = 11;            // of a batch of all ranks; 8 ranks: 2 2 2 2 2 1 0 0
+  int64_t accumulate = 1;
+  bool checkpoints = false;
+  double dropout = 0;
+  int64_t deterministic = 0;  // pieces of a batch in the fixed tree
+  double loss_scale = 0;      // the first one of a GradScaler's; 0: none
+  int steps = 4;
+  double clip_norm = 0.5;
+  std::vector<std::string> frozen;  // names of parameters
+  WrapPolicy units = wrap_modules<nn::Linear, nn::LayerNorm>();
+};
+
+/// States are rank 0's, elsewhere possibly empty.
+struct OracleResult {
+  NamedTensors parameters, optimizer;
+  NamedTensors first_gradients;  // where they are whole on every rank
+  std::vector<double> losses, norms, scales;
+};
+
+/// Makes the strategy of a rank; `world` is null on one rank.
+using MakeStrategy = std::function<std::unique_ptr<Strategy>(const CommunicatorPtr& world)>;
+
+OracleResult train_oracle(const OracleSetting& setting, const MakeStrategy& make,
+                          const CommunicatorPtr& world = nullptr);
+/// On so many ranks as threads.
+std::vector<OracleResult> train_oracle_ranks(const OracleSetting& setting, const MakeStrategy& make,
+                                             int ranks);
+/// One rank, strategy "single".
+OracleResult train_oracle_alone(const OracleSetting& setting);
+
+/// Requires that K steps on `ranks` ranks are K steps on one to within 1e-10: parameters, the
+/// optimizer's state, losses and gradient norms.
+void check_against_one_rank(const OracleSetting& setting, const MakeStrategy& make, int ranks);
+
+bool same_bits(const NamedTensors& a, const NamedTensors& b);
+
+}  // namespace weft::dist
