@@ -57,7 +57,7 @@ TEST_CASE("uneven batches on three ranks train as one rank does") {
   CHECK(distance("alone", "three") > 0);
 }
 
-TEST_CASE("a run goes on with another number of ranks and another strategy") {
+TEST_CASE("trap: resuming at another world size, under another strategy") {
   const std::string settings = tiny(24, kFixed + "--epochs 2");
   run_train("whole2", settings);
   const Outcome half = run_weft("train --json --output " + fresh_scratch("half") + " " + settings +
@@ -72,6 +72,23 @@ TEST_CASE("a run goes on with another number of ranks and another strategy") {
   INFO(rest.err);
   REQUIRE(rest.code == 0);
   CHECK(diff_weights("whole2", "half") == 0);
+}
+
+TEST_CASE("trap: schedules must not end N times too early") {
+  // Steps are counted in batches of all ranks, also where a rank takes its batch in parts.
+  const auto rates = [](const std::string& name, const std::string& how) {
+    std::vector<double> all;
+    for (const json& step : events_of(run_train(name, tiny(24, "--epochs 2 " + how)), "step")) {
+      all.push_back(step.at("lr"));
+    }
+    return all;
+  };
+  const std::vector<double> expected = rates("rates1", "");
+  CHECK(expected.size() == 4);
+  CHECK(expected.back() < 1e-4);
+  CHECK(rates("rates2", "--devices 2 --strategy fsdp") == expected);
+  CHECK(rates("rates3", "--devices 3 --strategy dp") == expected);
+  CHECK(rates("rates4", "--devices 2 --strategy pipeline --micro-batches 3") == expected);
 }
 
 TEST_CASE("settings of ranks that cannot be are usage errors") {

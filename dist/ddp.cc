@@ -11,6 +11,7 @@
 #include "autograd/ops.h"
 #include "core/memory_account.h"
 #include "core/view.h"
+#include "nn/meta.h"
 
 namespace weft::dist {
 namespace {
@@ -77,6 +78,7 @@ class DistributedDataParallel::Reducer : public std::enable_shared_from_this<Red
     WEFT_CHECK(options.bucket_bytes > 0 && options.first_bucket_bytes > 0,
                "ddp: bucket sizes must be positive, got {} and {}", options.bucket_bytes,
                options.first_bucket_bytes);
+    nn::materialize(module);
     const NamedTensors state = module.state_dict();
     verify_same_tensors(*group_, state, "ddp");
     broadcast_all(state, 0);

@@ -18,6 +18,7 @@
 #include "core/view.h"
 #include "dist/ddp.h"
 #include "dist/exact_sum.h"
+#include "nn/meta.h"
 
 namespace weft::dist {
 namespace {
@@ -37,9 +38,10 @@ struct Unit {
   std::string name;
   std::vector<Parameter> parameters;
   DType dtype = DType::f32;  // of the parts
-  Device device;
   DType gathered_dtype = DType::f32;
   DType reduce_dtype = DType::f32;
+  Device device = {};       // of the whole
+  Device kept_device = {};  // of the parts
   int64_t padded = 0;
   int64_t part = 0;                 // padded / ranks of the shard group
   Tensor kept;                      // [part]: this rank's
@@ -109,7 +111,10 @@ class FullySharded::Engine : public std::enable_shared_from_this<Engine> {
     const NamedTensors state = module.state_dict();
     verify_same_tensors(*options.shard, state, "fsdp");
     if (options.replicate) verify_same_tensors(*options.replicate, state, "fsdp");
-    for (const auto& [name, buffer] : module.named_buffers()) synchronize(buffer);
+    for (const auto& [name, buffer] : module.named_buffers()) {
+      nn::materialize(buffer);
+      synchronize(buffer);
+    }
     assign_units(policy);
     for (Unit& unit : units_) build(unit);
     refreshed_ = kept_versions();
@@ -172,11 +177,15 @@ class FullySharded::Engine : public std::enable_shared_from_this<Engine> {
     const MemoryScope scope(MemoryKind::kParameters);
     unit.dtype = unit.parameters[0].whole.dtype();
     unit.device = unit.parameters[0].whole.device();
+    unit.kept_device = options_.cpu_offload ? Device{} : unit.device;
     int64_t offset = 0;
     for (Parameter& p : unit.parameters) {
       WEFT_CHECK(p.whole.dtype() == unit.dtype,
                  "fsdp: the unit {} holds {} {} and {} {}; a unit has one dtype", unit.name,
                  unit.parameters[0].name, unit.dtype, p.name, p.whole.dtype());
+      WEFT_CHECK(p.whole.device() == unit.device,
+                 "fsdp: the unit {} holds {} on {} and {} on {}; a unit has one device", unit.name,
+                 unit.parameters[0].name, unit.device, p.name, p.whole.device());
       p.offset = offset;
       offset += p.numel;
     }
@@ -187,15 +196,21 @@ class FullySharded::Engine : public std::enable_shared_from_this<Engine> {
     unit.padded = unit.part * shard_size();
     unit.missing = count_trained(unit);
 
-    const bool in_place = keeps_whole() && unit.gathered_dtype == unit.dtype;
+    const bool in_place =
+        keeps_whole() && unit.gathered_dtype == unit.dtype && unit.kept_device == unit.device;
     Tensor flat = Tensor::zeros({unit.padded}, unit.dtype, unit.device);
     for (const Parameter& p : unit.parameters) {
+      const bool was_meta = !nn::has_memory(p.whole);
+      nn::materialize(p.whole);
       synchronize(p.whole);
       copy_into(view::narrow(flat, 0, p.offset, p.numel), view::reshape(p.whole, {p.numel}));
+      if (was_meta) nn::dematerialize(p.whole);
     }
     const int64_t begin = shard_rank() * unit.part;
     const Tensor own = view::narrow(flat, 0, begin, unit.part);
-    unit.kept = in_place ? own : ops::clone(own);
+    unit.kept = in_place                          ? own
+                : unit.kept_device == unit.device ? ops::clone(own)
+                                                  : ops::to(own, unit.kept_device);
     if (in_place) {
       unit.memory = flat.storage();
       unit.is_resident = true;
@@ -250,7 +265,7 @@ class FullySharded::Engine : public std::enable_shared_from_this<Engine> {
   Work start_gather(Unit& unit, const Tensor& out) {
     ++gatherings_;
     const NoGrad guard;
-    const Tensor sent = ops::cast(unit.kept, unit.gathered_dtype);
+    const Tensor sent = ops::to(ops::cast(unit.kept, unit.gathered_dtype), unit.device);
     return gather_group_->all_gather(out, sent);
   }
 
@@ -386,10 +401,10 @@ class FullySharded::Engine : public std::enable_shared_from_this<Engine> {
     for (Unit::Reduction& r : unit.reductions) {
       r.scatter.wait();
       if (replicas() > 1) options_.replicate->all_reduce(r.part).wait();
-      Tensor part = ops::cast(r.part, unit.dtype);
+      Tensor part = ops::to(ops::cast(r.part, unit.dtype), unit.kept_device);
       if (options_.average == ReduceOp::kMean) {
         const double ranks = static_cast<double>(shard_size()) * replicas();
-        part = ops::div(part, ops::to(Tensor::full({1}, ranks, unit.dtype), unit.device));
+        part = ops::div(part, ops::to(Tensor::full({1}, ranks, unit.dtype), unit.kept_device));
       }
       if (!unit.has_new_gradient) {
         // Gradients that zero_grad() has dropped do not count; others are added to.
@@ -746,6 +761,9 @@ FullySharded::Memory FullySharded::memory() const {
     if (unit.kept_gradient.defined()) {
       memory.gradients += static_cast<int64_t>(unit.kept_gradient.nbytes());
     }
+  }
+  for (const Unit& unit : engine_->units_) {
+    if (unit.local.defined()) memory.accumulated += static_cast<int64_t>(unit.local.nbytes());
   }
   memory.gathered = engine_->gathered_now_;
   memory.peak_gathered = engine_->peak_gathered_;

@@ -70,6 +70,9 @@ struct FsdpOptions {
   /// those of the parameters. Parts, and with them the optimizer, keep the parameters' dtype.
   DType param_dtype = DType::f32;
   DType reduce_dtype = DType::f32;
+  /// Parts of parameters and gradients, and with them the optimizer, stay on the CPU; what is
+  /// gathered, and gradients until they are summed, live on the device of the model.
+  bool cpu_offload = false;
   bool prefetches = true;
   /// Units gathered at a time, besides the one being fetched: at least 2.
   int gathered_units = 2;
@@ -78,7 +81,9 @@ struct FsdpOptions {
 class FullySharded {
  public:
   /// Copies rank 0's parameters and buffers to all, then keeps the parts. At no time is more than
-  /// one unit held twice. Throws Error for a unit of several dtypes and for groups of no use.
+  /// one unit held twice. On the other ranks the module may be on the meta device (nn/meta.h): it
+  /// gets no more memory than a unit at a time. Throws Error for a unit of several dtypes and for
+  /// groups of no use.
   FullySharded(nn::Module& module, const FsdpOptions& options, const WrapPolicy& policy = {});
   ~FullySharded();
   FullySharded(const FullySharded&) = delete;
@@ -137,9 +142,10 @@ class FullySharded {
 
   /// Bytes this rank holds, by kind.
   struct Memory {
-    int64_t parameters = 0;  // parts
-    int64_t gradients = 0;   // parts
-    int64_t gathered = 0;    // whole units at hand
+    int64_t parameters = 0;   // parts
+    int64_t gradients = 0;    // parts
+    int64_t accumulated = 0;  // whole gradients, under no_sync
+    int64_t gathered = 0;     // whole units at hand
     int64_t peak_gathered = 0;
     int64_t peak_reducing = 0;  // gradients on their way
   };

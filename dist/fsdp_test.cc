@@ -5,11 +5,12 @@
 #include <cstring>
 #include <optional>
 
-#include "autograd/checkpoint.h"
+#include "core/allocator.h"
 #include "dist/ddp.h"
 #include "dist/in_process.h"
 #include "dist/strategies.h"
 #include "dist/testing/oracle_training.h"
+#include "nn/meta.h"
 #include "optim/clip.h"
 
 using namespace weft;
@@ -76,6 +77,54 @@ TEST_CASE("frozen parameters stay as they are under every sharding") {
   for (Sharding sharding : {Sharding::kFullShard, Sharding::kZero1}) {
     check_against_one_rank(setting, fsdp(sharding), 3);
   }
+}
+
+TEST_CASE("offloaded to the CPU, with accumulation, everything is as it was") {
+  const MakeStrategy make = [](const CommunicatorPtr& world) {
+    return make_sharded("fsdp", {.shard = world, .cpu_offload = true});
+  };
+  check_against_one_rank({.accumulate = 3}, make, 3);
+}
+
+TEST_CASE("built on the meta device, the ranks of a host need one copy of the weights, not N") {
+  static constexpr int kLayers = 16, kRanks = 4;
+  static constexpr int64_t kWidth = 128, kUnit = (kWidth + 1) * kWidth * 4,
+                           kModel = kLayers * kUnit;
+  const auto make = [] {
+    manual_seed(6);
+    auto model = std::make_unique<nn::Sequential>();
+    for (int i = 0; i < kLayers; ++i) model->append<nn::Linear>(kWidth, kWidth);
+    return model;
+  };
+  const NamedTensors expected = make()->state_dict();
+  const auto peak_of = [&](bool on_meta) {
+    CachingAllocator& host = allocator(Device{});
+    const size_t before = host.stats().live;
+    size_t peak = 0;
+    run_ranks(kRanks, [&](Communicator& c) {
+      std::optional<nn::MetaScope> meta;
+      if (on_meta && c.rank() != 0) meta.emplace();
+      const auto model = make();
+      const uint64_t offset = generator().offset;
+      meta.reset();
+      make();
+      WEFT_CHECK(generator().offset == offset, "the generator stands at {}, not at {}", offset,
+                 generator().offset);
+      c.barrier().wait();
+      if (c.rank() == 0) host.reset_peak();
+      c.barrier().wait();
+      FullySharded fsdp(*model, {.shard = borrowed(c)}, wrap_modules<nn::Linear>());
+      c.barrier().wait();
+      if (c.rank() == 0) peak = host.stats().peak_live - before;
+      WEFT_CHECK(same_bits(fsdp.full_state_dict(true), expected), "rank {} has other weights",
+                 c.rank());
+    });
+    return static_cast<double>(peak) / static_cast<double>(kModel);
+  };
+  // The first rank's copy turns into the parts of all, unit by unit; each rank holds a unit twice
+  // while it is dealt out: 4 * 2 / 16 of the model.
+  CHECK(peak_of(true) < 1.6);
+  CHECK(peak_of(false) > kRanks);
 }
 
 TEST_CASE("FSDP has the bits of DDP") {

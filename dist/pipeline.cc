@@ -15,6 +15,7 @@
 #include "autograd/random.h"
 #include "core/view.h"
 #include "dist/ddp.h"
+#include "nn/meta.h"
 
 namespace weft::dist {
 namespace {
@@ -101,6 +102,7 @@ class Pipeline::Engine : public std::enable_shared_from_this<Engine> {
     WEFT_CHECK(static_cast<int>(segments_.size()) >= stages(),
                "pipeline: {} stages cannot be made of {} segments{}", stages(), segments_.size(),
                segments_.empty() ? ": the model names none" : "");
+    nn::materialize(module);
     const NamedTensors state = module.state_dict();
     verify_same_tensors(*options.stages, state, "pipeline");
     if (options.data) verify_same_tensors(*options.data, state, "pipeline");

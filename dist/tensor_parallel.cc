@@ -6,6 +6,7 @@
 #include "autograd/ops.h"
 #include "autograd/random.h"
 #include "dist/exact_sum.h"
+#include "nn/meta.h"
 
 namespace weft::dist {
 namespace {
@@ -277,6 +278,7 @@ class CutRegion {
 
 TensorParallel::TensorParallel(nn::Module& module, CommunicatorPtr group)
     : group_(std::move(group)) {
+  nn::materialize(module);
   for (const auto& [name, tensor] : module.state_dict()) group_->broadcast(tensor).wait();
   for (const auto& [name, tensor] : module.named_parameters()) names_[tensor.id()] = name;
 }

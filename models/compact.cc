@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "nn/init.h"
+#include "nn/meta.h"
 
 namespace weft::models {
 namespace {
@@ -27,9 +28,10 @@ int64_t token_count(const CompactConfig& config) {
 CompactTransformer::CompactTransformer(const CompactConfig& config)
     : Classifier(config.image_size, config.channels, config.classes),
       config(config),
-      class_token(config.class_token
-                      ? parameter("class_token", Tensor::zeros({1, 1, config.encoder.width}))
-                      : Tensor()),
+      class_token(
+          config.class_token
+              ? parameter("class_token", nn::init::zeros(nn::blank({1, 1, config.encoder.width})))
+              : Tensor()),
       stem(add<nn::Sequential>("stem")),
       encoder(add<Encoder>("encoder", config.encoder, token_count(config))),
       attention_pool(config.class_token

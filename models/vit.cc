@@ -4,6 +4,7 @@
 
 #include "autograd/checkpoint.h"
 #include "nn/init.h"
+#include "nn/meta.h"
 
 namespace weft::models {
 
@@ -59,7 +60,7 @@ Encoder::Encoder(const EncoderConfig& config, int64_t tokens)
     : config(config),
       tokens(tokens),
       pos_embedding(parameter("pos_embedding",
-                              nn::init::normal(Tensor::empty({1, tokens, config.width}), 0, 0.02))),
+                              nn::init::normal(nn::blank({1, tokens, config.width}), 0, 0.02))),
       dropout(add<nn::Dropout>("dropout", config.dropout)),
       layers(add<nn::Sequential>("layers")),
       ln(add<nn::LayerNorm>("ln", config.width, config.layer_norm_eps)) {
@@ -114,7 +115,8 @@ Matmuls Encoder::forward_matmuls(int64_t images) const {
 VisionTransformer::VisionTransformer(const VitConfig& config)
     : Classifier(config.image_size, config.channels, config.classes),
       config(config),
-      class_token(parameter("class_token", Tensor::zeros({1, 1, config.encoder.width}))),
+      class_token(
+          parameter("class_token", nn::init::zeros(nn::blank({1, 1, config.encoder.width})))),
       conv_proj(add<nn::Conv2d>("conv_proj", config.channels, config.encoder.width, config.patch,
                                 nn::Conv2dOptions{.stride = config.patch})),
       encoder(add<Encoder>("encoder", config.encoder,

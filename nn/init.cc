@@ -5,6 +5,7 @@
 #include "autograd/random.h"
 #include "kernels/fill/fill.h"
 #include "kernels/random/random.h"
+#include "nn/meta.h"
 
 namespace weft::nn::init {
 namespace {
@@ -14,6 +15,7 @@ Tensor draw(kernels::RandomProblem problem) {
   problem.seed = g.seed;
   problem.stream = g.stream;
   problem.offset = g.take(problem.y.numel());
+  if (!has_memory(problem.y)) return problem.y;
   kernels::random(problem);
   problem.y.bump_version();
   return problem.y;
@@ -28,6 +30,7 @@ void check_floating(std::string_view op, const Tensor& x) {
 
 Tensor constant(Tensor x, double value) {
   WEFT_CHECK(x.defined(), "constant: undefined tensor");
+  if (!has_memory(x)) return x;
   kernels::fill({.y = x, .value = value});
   x.bump_version();
   return x;

@@ -1,6 +1,8 @@
 // Initialisers: each fills a tensor in place from this thread's generator (autograd/random.h) and
 // returns it. Names and formulas are those of torch.nn.init.
 //
+// On the meta device (nn/meta.h) they draw and leave what they would have filled.
+//
 // fan_in and fan_out of a weight [out, in, kernel...]: in * kernel elements, and out * kernel ones.
 #pragma once
 

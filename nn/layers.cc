@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "nn/init.h"
+#include "nn/meta.h"
 #include "nn/segment.h"
 
 namespace weft::nn {
@@ -11,7 +12,7 @@ namespace {
 /// U(-1/sqrt(fan_in), 1/sqrt(fan_in)): PyTorch's default for weights and biases alike.
 Tensor uniform_of_fan_in(const Shape& shape, int64_t fan_in) {
   const double bound = fan_in > 0 ? 1.0 / std::sqrt(static_cast<double>(fan_in)) : 0;
-  return init::uniform(Tensor::empty(shape), -bound, bound);
+  return init::uniform(blank(shape), -bound, bound);
 }
 
 void check_positive(std::string_view layer, std::string_view what, int64_t value) {
@@ -32,16 +33,16 @@ Linear::Linear(int64_t in, int64_t out, bool with_bias) {
 }
 
 LayerNorm::LayerNorm(int64_t width, double eps)
-    : weight(parameter("weight", ops::ones({width}))),
-      bias(parameter("bias", Tensor::zeros({width}))),
+    : weight(parameter("weight", init::ones(blank({width})))),
+      bias(parameter("bias", init::zeros(blank({width})))),
       eps(eps) {}
 
 BatchNorm2d::BatchNorm2d(int64_t channels, double eps, double momentum)
-    : weight(parameter("weight", ops::ones({channels}))),
-      bias(parameter("bias", Tensor::zeros({channels}))),
-      running_mean(buffer("running_mean", Tensor::zeros({channels}))),
-      running_var(buffer("running_var", ops::ones({channels}))),
-      num_batches_tracked(buffer("num_batches_tracked", Tensor::zeros({}, DType::i64))),
+    : weight(parameter("weight", init::ones(blank({channels})))),
+      bias(parameter("bias", init::zeros(blank({channels})))),
+      running_mean(buffer("running_mean", init::zeros(blank({channels})))),
+      running_var(buffer("running_var", init::ones(blank({channels})))),
+      num_batches_tracked(buffer("num_batches_tracked", init::zeros(blank({}, DType::i64)))),
       eps(eps),
       momentum(momentum) {}
 
@@ -72,7 +73,7 @@ Conv2d::Conv2d(int64_t in, int64_t out, Size2d kernel, const Conv2dOptions& give
 }
 
 Embedding::Embedding(int64_t count, int64_t width)
-    : weight(parameter("weight", init::normal(Tensor::empty({count, width})))) {}
+    : weight(parameter("weight", init::normal(blank({count, width})))) {}
 
 Dropout::Dropout(double p) : p(p) { check_probability("Dropout", p); }
 
@@ -106,10 +107,9 @@ MultiheadAttention::MultiheadAttention(int64_t width, int64_t heads,
   WEFT_CHECK(heads > 0 && width % heads == 0,
              "MultiheadAttention: width {} is not a multiple of {} heads", width, heads);
   check_probability("MultiheadAttention", options.dropout);
-  in_proj_weight =
-      parameter("in_proj_weight", init::xavier_uniform(Tensor::empty({3 * width, width})));
+  in_proj_weight = parameter("in_proj_weight", init::xavier_uniform(blank({3 * width, width})));
   if (options.bias) {
-    in_proj_bias = parameter("in_proj_bias", Tensor::zeros({3 * width}));
+    in_proj_bias = parameter("in_proj_bias", init::zeros(blank({3 * width})));
     init::zeros(out_proj.bias);
   }
 }

@@ -7,6 +7,7 @@
 #include <unordered_set>
 
 #include "autograd/ops.h"
+#include "nn/meta.h"
 
 namespace weft::nn {
 
@@ -171,13 +172,18 @@ void Module::convert(Convert&& converted) {
 }
 
 Module& Module::to(Device device) {
-  convert([&](const Tensor& x) { return ops::to(x, device); });
+  convert([&](const Tensor& x) {
+    return has_memory(x) ? ops::to(x, device) : meta(x.shape(), x.dtype(), device);
+  });
   return *this;
 }
 
 Module& Module::to(DType dtype) {
   WEFT_CHECK(is_floating(dtype), "Module::to: expected a floating dtype, got {}", dtype);
-  convert([&](const Tensor& x) { return is_floating(x.dtype()) ? ops::cast(x, dtype) : x; });
+  convert([&](const Tensor& x) {
+    if (!is_floating(x.dtype()) || x.dtype() == dtype) return x;
+    return has_memory(x) ? ops::cast(x, dtype) : meta(x.shape(), dtype, x.device());
+  });
   return *this;
 }
 

@@ -39,7 +39,7 @@ nlohmann::json describe(const TrainedModel& m) {
             {"std", p.normalization.std}}}};
 }
 
-TrainedModel restore_model(const Checkpoint& checkpoint, const Path& path) {
+TrainedModel restore_model(const Checkpoint& checkpoint, const Path& path, bool with_weights) {
   Config config;
   data::Preprocess preprocess;
   std::vector<std::string> classes;
@@ -56,7 +56,7 @@ TrainedModel restore_model(const Checkpoint& checkpoint, const Path& path) {
     p.at("mean").get_to(preprocess.normalization.mean);
     p.at("std").get_to(preprocess.normalization.std);
     TrainedModel trained = make_trained_model(config, preprocess, classes);
-    trained.model->load_state_dict(checkpoint.model);
+    if (with_weights) trained.model->load_state_dict(checkpoint.model);
     return trained;
   } catch (const nlohmann::json::exception& error) {
     WEFT_FAIL("{}: the state is not that of a training run: {}", path.string(), error.what());

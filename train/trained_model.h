@@ -34,8 +34,10 @@ nlohmann::json describe(const TrainedModel& model);
 /// The model of a run's directory or of one of its checkpoints. Throws Error naming the file, the
 /// key or the tensor that is wrong.
 TrainedModel load_trained_model(const Path& path);
-/// The same of a checkpoint in memory; errors name `path`.
-TrainedModel restore_model(const Checkpoint& checkpoint, const Path& path);
+/// The same of a checkpoint in memory; errors name `path`. Without weights the model is as fresh as
+/// its constructor left it, on the meta device possibly (nn/meta.h).
+TrainedModel restore_model(const Checkpoint& checkpoint, const Path& path,
+                           bool with_weights = true);
 
 struct Score {
   double loss = 0;      // mean cross-entropy

@@ -16,6 +16,7 @@
 #include "core/transfer.h"
 #include "data/open.h"
 #include "models/structure.h"
+#include "nn/meta.h"
 #include "optim/adam.h"
 #include "optim/clip.h"
 #include "optim/grad_scaler.h"
@@ -274,18 +275,22 @@ Run::Run(const Config& config, const RunOptions& options, const Start& start)
   check_supported(precision_, capabilities_of(options.device));
   if (options.threads > 0) set_num_threads(options.threads);
   splits_ = data::open_data(config.data, config.seed);
+  // What wraps the model copies rank 0's weights: the others need no memory for theirs.
+  std::optional<nn::MetaScope> meta;
+  if (!ranks_.is_main()) meta.emplace();
   if (checkpoint) {
-    trained_ = restore_model(*checkpoint, step);
+    trained_ = restore_model(*checkpoint, step, ranks_.is_main());
     WEFT_CHECK(trained_.classes == splits_.train->class_names(),
                "resume: the classes of {} are not those of {}", config.data, step.string());
   } else {
     trained_ = make_trained_model(config, preprocess_for(config, *splits_.train, weights),
                                   splits_.train->class_names());
-    if (weights) {
+    if (weights && ranks_.is_main()) {
       weight_notes_ =
           load_pretrained(*trained_.model, *weights, parse_interpolation(config.interpolation));
     }
   }
+  meta.reset();
   freeze(*trained_.model, config.freeze);
   trained_.move_to(options.device);
   train_loader_ = std::make_unique<data::Loader>(splits_.train,
