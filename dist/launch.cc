@@ -29,7 +29,10 @@ bool is_in_path(const std::string& program) {
 volatile pid_t running = 0;
 volatile sig_atomic_t stop_signal = SIGTERM;
 
+volatile sig_atomic_t is_stopping = 0;
+
 void stop(int) {
+  is_stopping = 1;
   if (running > 0) ::kill(running, stop_signal);
 }
 
@@ -88,6 +91,7 @@ int launch(const LaunchOptions& options, const std::vector<std::string>& command
   struct sigaction action = {}, interrupt = {}, terminate = {};
   action.sa_handler = stop;
   stop_signal = options.stop_signal;
+  is_stopping = 0;
   ::sigaction(SIGINT, &action, &interrupt);
   ::sigaction(SIGTERM, &action, &terminate);
   int code = 0;
@@ -98,7 +102,8 @@ int launch(const LaunchOptions& options, const std::vector<std::string>& command
     words.insert(words.end(), program.begin(), program.end());
     code = run(words);
     // 2 is a mistake in the command line, 130 an interruption: neither gets better by repeating.
-    if (code == 0 || code == 2 || code >= 128 || restart == max_restarts) break;
+    const bool is_final = code == 0 || code == 2 || code == 130 || is_stopping;
+    if (is_final || restart == max_restarts) break;
     fmt::print(stderr, "weft: a rank failed (exit code {}); restart {} of {}\n", code, restart + 1,
                max_restarts);
   }
