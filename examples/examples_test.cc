@@ -37,7 +37,7 @@ TEST_CASE("the plain loop and its scaled versions train the same model") {
   const Outcome first = run_example("plain_training", plain);
   INFO(first.err);
   REQUIRE(first.code == 0);
-  for (const std::string how : {"1", "2", "2 fsdp", "4 zero1"}) {
+  for (const std::string how : {"1", "2", "2 fsdp", "4 zero1", "2 tp", "2 pipeline", "4 dp"}) {
     const std::string scaled = cli::scratch("scaled.safetensors");
     const Outcome outcome = run_example("scaled_training", scaled + " " + how);
     INFO(how << "\n" << outcome.err);

@@ -13,14 +13,20 @@
 
 using namespace weft;
 
+std::unique_ptr<nn::Sequential> make_model() {
+  auto model = std::make_unique<nn::Sequential>();
+  model->append<nn::Flatten>();
+  model->append<nn::Linear>(3 * 32 * 32, 64);
+  model->append<nn::GELU>();
+  model->append<nn::Linear>(64, 10);
+  return model;
+}
+
 int main(int argc, char** argv) {
   const std::string path = argc > 1 ? argv[1] : "plain.safetensors";
   manual_seed(1);
-  nn::Sequential model;
-  model.append<nn::Flatten>();
-  model.append<nn::Linear>(3 * 32 * 32, 64);
-  model.append<nn::GELU>();
-  model.append<nn::Linear>(64, 10);
+  const auto owner = make_model();
+  nn::Sequential& model = *owner;
   optim::AdamW optimizer(model.named_parameters(), {.lr = 1e-3});
 
   const data::DatasetPtr dataset = data::open_data("builtin", 1).train;

@@ -81,7 +81,7 @@ void Fabric::setup(nn::Module& model, optim::Optimizer& optimizer,
 std::unique_ptr<data::Loader> Fabric::setup_dataloader(data::DatasetPtr dataset,
                                                        data::LoaderOptions options) const {
   WEFT_CHECK(strategy_, "fabric: call launch() before setup_dataloader()");
-  options.batch_size *= dist::data_devices_of(strategy_options(), options_.devices);
+  options.batch_size *= data_devices();
   options.pieces = options.ranks = strategy_->data_size();
   options.rank = strategy_->data_rank();
   return std::make_unique<data::Loader>(std::move(dataset), options);

@@ -63,6 +63,8 @@ class Fabric {
   /// Ranks that take different samples, and this one's number among them.
   int data_size() const { return strategy_->data_size(); }
   int data_rank() const { return strategy_->data_rank(); }
+  /// Devices that take different samples, threads of dp among them.
+  int data_devices() const { return dist::data_devices_of(strategy_options(), options_.devices); }
 
   /// Takes over a model and its optimizer, which has not stepped yet. `structure` may be what fsdp
   /// gathers together (dist::wrap_modules); tp, pipeline and dp need more of it.
