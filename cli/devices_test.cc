@@ -103,6 +103,14 @@ TEST_CASE("settings of ranks that cannot be are usage errors") {
   CHECK(!std::filesystem::exists(scratch("none")));
 }
 
+TEST_CASE("ranks that were started by hand must be as many as the run wants") {
+  const Outcome outcome = run_weft("launch --devices 3 -- " + weft_program() + " train --output " +
+                                   scratch("none") + " " + tiny(4, "--devices 2"));
+  CHECK(outcome.code == 1);
+  CHECK_THAT(outcome.err, Contains("the run is set up for 2 ranks, 3 were started"));
+  CHECK(!std::filesystem::exists(scratch("none")));
+}
+
 TEST_CASE("a missing mpirun is an error that says what to install") {
   const Outcome outcome = run_shell("PATH=/nowhere " + weft_program() + " train --devices 2");
   check_error(outcome, 1, "there is no mpirun in PATH; install Open MPI");

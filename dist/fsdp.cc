@@ -524,7 +524,7 @@ class FullySharded::Engine : public std::enable_shared_from_this<Engine> {
     std::unordered_map<const Parameter*, Tensor> whole;
     for (Unit& unit : units_) {
       const Tensor flat = Tensor::empty({unit.padded}, unit.dtype, unit.device);
-      gather_group_->all_gather(flat, unit.kept).wait();
+      gather_group_->all_gather(flat, ops::to(unit.kept, unit.device)).wait();
       if (!keeps) continue;
       for (const Parameter& p : unit.parameters) {
         whole[&p] = ops::clone(view::reshape(view::narrow(flat, 0, p.offset, p.numel), p.shape));
@@ -555,7 +555,7 @@ class FullySharded::Engine : public std::enable_shared_from_this<Engine> {
     for (const auto& [name, entry] : entries) {
       const Tensor& source = by_name.at(name);
       if (const Parameter* p = find(entry).second) {
-        copy_into(p->slice, slice_of(*p, source));
+        copy_into(p->slice, ops::to(slice_of(*p, source), p->slice.device()));
       } else {
         copy_into(entry, source);
       }
@@ -582,6 +582,7 @@ class FullySharded::Engine : public std::enable_shared_from_this<Engine> {
 
   optim::OptimizerState full_optimizer_state(const optim::OptimizerState& sharded,
                                              bool everywhere) {
+    const NoGrad guard;
     optim::OptimizerState full{.tensors = {}, .groups = sharded.groups};
     for (const auto& [name, slice] : sharded.tensors) {
       const size_t dot = name.rfind('.');
@@ -590,8 +591,9 @@ class FullySharded::Engine : public std::enable_shared_from_this<Engine> {
         continue;
       }
       const auto [unit, p] = named(name.substr(0, dot));
-      const Tensor whole = Tensor::empty(p->shape, slice.dtype(), slice.device());
-      gather_group_->all_gather(whole, slice, counts_of(*unit, *p)).wait();
+      const Tensor whole = Tensor::empty(p->shape, slice.dtype(), unit->device);
+      const Tensor sent = ops::to(slice, unit->device);
+      gather_group_->all_gather(whole, sent, counts_of(*unit, *p)).wait();
       if (everywhere || shard_rank() == 0) full.tensors.emplace_back(name, whole);
     }
     if (!everywhere && shard_rank() != 0) full.tensors.clear();

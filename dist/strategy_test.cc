@@ -1,6 +1,7 @@
 // Every strategy against one rank, and what cannot be.
 #include "dist/strategy.h"
 
+#include <algorithm>
 #include <catch2/catch.hpp>
 
 #include "dist/in_process.h"
@@ -113,6 +114,30 @@ TEST_CASE("with a deterministic reduction dp, ddp, fsdp, zero and pipelines have
       check("pipelines side by side", ranks,
             train_oracle_ranks(setting, by_options({.name = "pipeline", .pipeline_stages = 2}),
                                ranks)[0]);
+    }
+  }
+}
+
+TEST_CASE("fp16 with loss scaling: skipped steps, scales and bits are those of one rank") {
+  const OracleSetting setting{.dtype = DType::f32,
+                              .autocast = DType::f16,
+                              .is_transformer = true,
+                              .rows = 22,
+                              .deterministic = 8,
+                              .loss_scale = 1 << 24,
+                              .steps = 6};
+  const OracleResult one = train_oracle_alone(setting);
+  // At first gradients overflow and the scale falls; later it grows again.
+  CHECK(one.scales.front() > *std::min_element(one.scales.begin(), one.scales.end()));
+  const auto check = [&](const std::string& name, const OracleResult& result) {
+    INFO(name);
+    CHECK(result.scales == one.scales);
+    CHECK(same_bits(result.parameters, one.parameters));
+  };
+  check("dp", train_dp(setting, 4));
+  for (const std::string name : {"ddp", "fsdp", "zero1", "zero2", "hsdp", "pipeline"}) {
+    for (int ranks : {2, 8}) {
+      check(name, train_oracle_ranks(setting, by_options({.name = name}), ranks)[0]);
     }
   }
 }

@@ -472,6 +472,7 @@ void Run::train_step() {
     };
     return dist::MicroBatch{ops::cast(images, precision_.parameters), loss};
   };
+  scaler_.scale(Tensor::scalar(0));  // also where a pipeline's stage has no loss of its own
   {
     // One scope for all parts: each weight is cast once.
     const PrecisionScope scope = enter_precision(config_, fp8_);

@@ -73,6 +73,7 @@ OracleResult train_oracle(const OracleSetting& setting, const MakeStrategy& make
                           return scaler.scale(loss);
                         }};
     };
+    scaler.scale(Tensor::scalar(0));  // also where a pipeline's stage has no loss of its own
     {
       const Autocast precision(setting.autocast);
       if (setting.deterministic > 0) {
