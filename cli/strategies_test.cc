@@ -46,7 +46,7 @@ TEST_CASE("dp, tp, fsdp+tp and pipeline train as one device does, and eval and i
   check("dp3", "3 --strategy dp");
   check("tp2", "2 --strategy tp");
   check("tp2x2", "4 --strategy tp --tensor-parallel 2");
-  check("fsdptp", "4 --strategy fsdp+tp");
+  check("fsdptp", "4 --strategy fsdp+tp --cpu-offload");
   check("pipe3", "3 --strategy pipeline --micro-batches 5 --checkpoint-activations");
   check("pipe2x2", "4 --strategy pipeline --pipeline-stages 2 --pipeline-schedule gpipe");
   for (const std::string name : {"fsdptp", "pipe3"}) {

@@ -209,6 +209,8 @@ void add_train(CLI::App& app, Action& action) {
   setting(command, a, "--pipeline-schedule", &C::pipeline_schedule, "1f1b or gpipe");
   setting(command, a, "--micro-batches", &C::micro_batches,
           "Parts of a batch in a pipeline; default: two per stage");
+  setting(command, a, "--cpu-offload", &C::cpu_offload,
+          "Keep the ranks' parts of parameters, gradients and optimizer on the CPU; of fsdp");
   setting(command, a, "--gradient-average", &C::gradient_average,
           "samples: the true mean; ranks: the mean of the ranks' means, as PyTorch's DDP");
   command.add_flag_function(

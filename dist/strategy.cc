@@ -225,6 +225,10 @@ void validate_strategy(const StrategyOptions& options, int devices) {
   WEFT_CHECK(devices % tensor == 0,
              "fsdp+tp: {} devices are no mesh of {} that share a layer; set tensor-parallel",
              devices, tensor);
+  const bool is_fully_sharded = options.name == "fsdp" || options.name == "zero3" ||
+                                options.name == "hsdp" || options.name == "fsdp+tp";
+  WEFT_CHECK(!options.cpu_offload || is_fully_sharded,
+             "cpu-offload is a setting of fsdp, zero3, hsdp and fsdp+tp, not of {}", options.name);
   WEFT_CHECK(options.micro_batches >= 0, "micro-batches must not be negative, got {}",
              options.micro_batches);
   WEFT_CHECK(options.micro_batches == 0 || is_pipeline,
@@ -254,8 +258,9 @@ std::unique_ptr<Strategy> make_strategy(const StrategyOptions& options, Communic
     const DeviceMesh mesh(world, {{"data", devices / tensor}, {"tensor", tensor}});
     const CommunicatorPtr data = mesh.shared_group("data");
     std::unique_ptr<Strategy> inner =
-        options.name == "tp" ? (data->size() == 1 ? std::make_unique<Single>() : make_ddp(data))
-                             : make_sharded("fsdp", {.shard = data});
+        options.name == "tp"
+            ? (data->size() == 1 ? std::make_unique<Single>() : make_ddp(data))
+            : make_sharded("fsdp", {.shard = data, .cpu_offload = options.cpu_offload});
     return make_tensor_parallel(options.name, mesh.shared_group("tensor"), std::move(inner));
   }
   if (options.name == "pipeline") {
@@ -272,12 +277,15 @@ std::unique_ptr<Strategy> make_strategy(const StrategyOptions& options, Communic
         options.shard_size > 0 ? options.shard_size : default_shard_size(world->size());
     const DeviceMesh mesh(world, {{"replicate", world->size() / size}, {"shard", size}});
     return make_sharded(options.name, {.shard = mesh.shared_group("shard"),
-                                       .replicate = mesh.shared_group("replicate")});
+                                       .replicate = mesh.shared_group("replicate"),
+                                       .cpu_offload = options.cpu_offload});
   }
   const Sharding sharding = options.name == "zero1"   ? Sharding::kZero1
                             : options.name == "zero2" ? Sharding::kZero2
                                                       : Sharding::kFullShard;
-  return make_sharded(options.name, {.shard = std::move(world), .sharding = sharding});
+  return make_sharded(
+      options.name,
+      {.shard = std::move(world), .sharding = sharding, .cpu_offload = options.cpu_offload});
 }
 
 }  // namespace weft::dist

@@ -40,6 +40,7 @@ struct StrategyOptions {
   int pipeline_stages = 0;  // of pipeline; 0: all ranks
   Schedule schedule = Schedule::k1F1B;  // of pipeline
   int micro_batches = 0;                // of pipeline, per batch; 0: two per stage
+  bool cpu_offload = false;             // of fsdp, zero3, hsdp, fsdp+tp: see FsdpOptions
 };
 
 /// single, dp, ddp, fsdp, zero1, zero2, zero3, hsdp, tp, fsdp+tp, pipeline

@@ -244,6 +244,8 @@ TEST_CASE("strategies that cannot be are errors that say what was expected") {
   refuse({.name = "fsdp", .pipeline_stages = 2}, 4,
          "pipeline-stages is a setting of pipeline, not of fsdp");
   refuse({.name = "dp", .micro_batches = 2}, 4, "micro-batches is a setting of pipeline");
+  refuse({.name = "zero2", .cpu_offload = true}, 4,
+         "cpu-offload is a setting of fsdp, zero3, hsdp and fsdp+tp, not of zero2");
   refuse({.name = "zero4"}, 4, "unknown strategy \"zero4\"; expected single, dp, ddp");
   CHECK_THROWS_WITH(parse_schedule("zb-h1"), Contains("is not one of gpipe, 1f1b"));
 

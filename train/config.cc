@@ -163,6 +163,7 @@ void for_each_setting(C& c, F&& f) {
   f("pipeline_stages", c.pipeline_stages);
   f("pipeline_schedule", c.pipeline_schedule);
   f("micro_batches", c.micro_batches);
+  f("cpu_offload", c.cpu_offload);
   f("gradient_average", c.gradient_average);
   f("deterministic_reduce", c.deterministic_reduce);
 }
@@ -303,7 +304,8 @@ dist::StrategyOptions strategy_options(const Config& config) {
           .tensor_parallel = static_cast<int>(config.tensor_parallel),
           .pipeline_stages = static_cast<int>(config.pipeline_stages),
           .schedule = dist::parse_schedule(config.pipeline_schedule),
-          .micro_batches = static_cast<int>(config.micro_batches)};
+          .micro_batches = static_cast<int>(config.micro_batches),
+          .cpu_offload = config.cpu_offload};
 }
 
 int processes_of(const Config& config) {

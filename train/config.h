@@ -65,6 +65,7 @@ struct Config {
   int64_t pipeline_stages = 0;    // of pipeline; 0: devices
   std::string pipeline_schedule = "1f1b";    // 1f1b, gpipe
   int64_t micro_batches = 0;                 // of pipeline, per batch; 0: two per stage
+  bool cpu_offload = false;                  // of fsdp: parts and optimizer stay on the CPU
   std::string gradient_average = "samples";  // of all samples, or as PyTorch's DDP of ranks
   int64_t deterministic_reduce = 0;          // pieces of a batch in the fixed tree; 0: not fixed
 };

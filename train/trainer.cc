@@ -775,6 +775,7 @@ Config resumed_config(const RunOptions& options) {
     config.strategy = options.strategy;
     // Those of the strategy before.
     config.shard_size = config.tensor_parallel = config.pipeline_stages = config.micro_batches = 0;
+    config.cpu_offload = false;
   }
   if (options.tensor_parallel > 0) {
     keeps_batch();
