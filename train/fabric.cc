@@ -40,7 +40,8 @@ dist::StrategyOptions Fabric::strategy_options() const {
           .shard_size = options_.shard_size,
           .tensor_parallel = options_.tensor_parallel,
           .pipeline_stages = options_.pipeline_stages,
-          .micro_batches = options_.micro_batches};
+          .micro_batches = options_.micro_batches,
+          .cpu_offload = options_.cpu_offload};
 }
 
 PrecisionScope Fabric::enter_precision() {

@@ -40,10 +40,11 @@ struct FabricOptions {
   std::string precision = "32-true";
   std::string strategy = "auto";  // dist/strategy.h; auto: ddp on several devices
   // Of one strategy each; 0: its own choice.
-  int shard_size = 0;       // hsdp
-  int tensor_parallel = 0;  // tp, fsdp+tp
-  int pipeline_stages = 0;  // pipeline
-  int micro_batches = 0;    // pipeline
+  int shard_size = 0;        // hsdp
+  int tensor_parallel = 0;   // tp, fsdp+tp
+  int pipeline_stages = 0;   // pipeline
+  int micro_batches = 0;     // pipeline
+  bool cpu_offload = false;  // fsdp, zero3, hsdp, fsdp+tp
 };
 
 class Fabric {
