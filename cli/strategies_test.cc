@@ -9,12 +9,13 @@ using Catch::Matchers::Contains;
 namespace {
 
 /// A tiny run on 3 x 30 images, two batches an epoch.
-std::string tiny(const std::string& more) {
+std::string tiny(const std::string& more, const std::string& model = "vit_lite",
+                 const std::string& optimizer = "sgd --lr 0.01") {
   static const std::string folder = make_colour_folders("strategies_images", 30, 16, 16);
   return fmt::format(
-      "--model vit_lite --data folder:{} --limit-batches 2 --seed 5 --optimizer sgd --lr 0.01 "
+      "--model {} --data folder:{} --limit-batches 2 --seed 5 --optimizer {} "
       "--global-batch-size 24 {}",
-      folder, more);
+      model, folder, optimizer, more);
 }
 const std::string kFixed = "--deterministic-reduce=4 --drop-path 0.1 --epochs 1 ";
 
@@ -73,7 +74,7 @@ TEST_CASE("with a deterministic reduction dp and pipelines have one device's bit
 }
 
 TEST_CASE("a run goes on from tp to a pipeline to one device, with the state of its optimizer") {
-  const std::string settings = tiny("--epochs 3 --optimizer adamw");
+  const std::string settings = tiny("--epochs 3", "vit_lite", "adamw");
   run_train("straight", settings);
   const auto first = run_train("moved", settings + " --devices 2 --strategy tp");
   // Back to the end of the first epoch, and again.
@@ -107,14 +108,15 @@ TEST_CASE("strategies that cannot be are usage errors, models that cannot be cut
               "is not one of gpipe, 1f1b");
   check_error(run_weft(ignored + "--devices 2 --strategy tp --deterministic-reduce"), 2,
               "deterministic-reduce: not with tp");
-  const auto fails = [&](const std::string& how, const std::string& text) {
-    const Outcome outcome = run_weft(ignored + tiny("--epochs 1 --devices " + how));
+  const auto fails = [&](const std::string& how, const std::string& model,
+                         const std::string& text) {
+    const Outcome outcome = run_weft(ignored + tiny("--epochs 1 --devices " + how, model));
     INFO(outcome.err);
     CHECK(outcome.code == 1);
     CHECK_THAT(outcome.err, Contains(text));
   };
-  fails("3 --strategy tp", "3 ranks do not divide 4 heads");
-  fails("2 --strategy tp --model resnet8", "neither attention nor an MLP");
-  fails("5 --strategy pipeline --model cct", "5 stages cannot be made of 4 segments");
+  fails("3 --strategy tp", "vit_lite", "3 ranks do not divide 4 heads");
+  fails("2 --strategy tp", "resnet8", "neither attention nor an MLP");
+  fails("5 --strategy pipeline", "cct", "5 stages cannot be made of 4 segments");
   CHECK(!std::filesystem::exists(scratch("none")));
 }

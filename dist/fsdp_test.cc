@@ -116,6 +116,7 @@ TEST_CASE("built on the meta device, the ranks of a host need one copy of the we
       FullySharded fsdp(*model, {.shard = borrowed(c)}, wrap_modules<nn::Linear>());
       c.barrier().wait();
       if (c.rank() == 0) peak = host.stats().peak_live - before;
+      c.barrier().wait();
       WEFT_CHECK(same_bits(fsdp.full_state_dict(true), expected), "rank {} has other weights",
                  c.rank());
     });

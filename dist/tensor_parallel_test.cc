@@ -170,3 +170,52 @@ TEST_CASE("column and row parallel linear with whole inputs and outputs") {
     expect_close(row(x), expected, "row");
   });
 }
+
+TEST_CASE(
+    "a product cut along its inner dimension lies within the bound of its summation, in f32") {
+  // Two orders of adding K products, bias included, differ by at most 2 gamma_{K+1} |x| |W|^T
+  // (Higham, "Accuracy and Stability of Numerical Algorithms", 2nd ed., section 3.5): the whole
+  // product and the sum of the ranks' are two such orders.
+  manual_seed(5);
+  const int64_t in = 96, out = 36;
+  nn::Linear first(out, in), second(in, out);
+  Tensor x;
+  {
+    const NoGrad guard;
+    x = ops::randn({7, in});
+  }
+  const auto bound_of = [](const Tensor& a, const Tensor& weight, const Tensor& bias) {
+    const NoGrad guard;
+    const auto wide = [](const Tensor& t) { return ops::abs(ops::cast(detach(t), DType::f64)); };
+    Tensor sum = ops::matmul(wide(a), ops::transpose(wide(weight), 0, 1));
+    if (bias.defined()) sum = sum + wide(bias);
+    const double n = static_cast<double>(a.size(1)) + 1, u = unit_roundoff(DType::f32);
+    return (sum * (2 * n * u / (1 - n * u))).to_vector();
+  };
+  const auto exceed = [](const Tensor& a, const Tensor& b, const std::vector<double>& bound) {
+    const std::vector<double> x = a.to_vector(), y = b.to_vector();
+    int64_t count = 0;
+    for (size_t i = 0; i < x.size(); ++i) count += !(std::abs(x[i] - y[i]) <= bound[i]);
+    return count;
+  };
+  const Tensor y = second(x);
+  // Backward through a column-parallel layer is the same sum: dx = dy W.
+  Tensor h = ops::contiguous(ops::narrow(x, 1, 0, out));
+  h.set_requires_grad(true);
+  backward(first(h), x);
+  for (int ranks : {2, 3, 4}) {
+    run_ranks(ranks, [&](Communicator& c) {
+      const CommunicatorPtr group = borrowed(c);
+      RowParallelLinear row(second, group, false);
+      const int64_t wrong = exceed(row(x), y, bound_of(x, second.weight, second.bias));
+      WEFT_CHECK(wrong == 0, "{} results lie outside of the bound", wrong);
+      ColumnParallelLinear column(first, group);
+      Tensor mine = detach(h);
+      mine.set_requires_grad(true);
+      backward(column(mine), part(x, 1, c));
+      const Tensor transposed = ops::transpose(detach(first.weight), 0, 1);
+      const int64_t wrong_dx = exceed(mine.grad(), h.grad(), bound_of(x, transposed, {}));
+      WEFT_CHECK(wrong_dx == 0, "{} gradients lie outside of the bound", wrong_dx);
+    });
+  }
+}
