@@ -108,9 +108,10 @@ class FullySharded::Engine : public std::enable_shared_from_this<Engine> {
     // Gatherings do not queue behind reductions.
     gather_group_ = options.shard->group(all, "fsdp gather");
     reduce_group_ = options.shard->group(all, "fsdp reduce");
-    const NamedTensors state = module.state_dict();
-    verify_same_tensors(*options.shard, state, "fsdp");
-    if (options.replicate) verify_same_tensors(*options.replicate, state, "fsdp");
+    for (Communicator* group : {options.shard.get(), options.replicate.get()}) {
+      // The list keeps the whole parameters alive: it must not outlive this line.
+      if (group) verify_same_tensors(*group, module.state_dict(), "fsdp");
+    }
     for (const auto& [name, buffer] : module.named_buffers()) {
       nn::materialize(buffer);
       synchronize(buffer);
