@@ -68,7 +68,7 @@ def mutations(name, faults):
         size = "large",
         data = programs + [":%s_list" % name],
         tags = [
-            "long",  # builds a program per fault
+            "slow",  # builds a program per fault
             "simt",
         ],
         target_compatible_with = simt_only,
