@@ -36,6 +36,9 @@ struct AttentionProblem {
   bool causal = false;
   double dropout = 0;  // p, in [0, 1)
   uint64_t seed = 0, stream = 0, offset = 0;
+  /// f16: P and dS may be rounded to f16 before the products, as a GPU's tensor cores take them;
+  /// false keeps them in f32. Those of bf16 may always be rounded.
+  bool rounds_scores = true;
   MatmulNumerics numerics = matmul_numerics();
 
   /// Philox blocks that dropout uses: the next draw from the stream starts at offset + blocks().
@@ -50,6 +53,12 @@ struct AttentionProblem {
 
 /// A row of scores, and two columns in backward, fit a GPU's shared memory.
 bool attention_fits_shared_rows(const AttentionProblem& problem);
+/// Heads of up to 128 columns.
+bool attention_fits_tiles(const AttentionProblem& problem);
+/// Heads of up to 128 columns whose rows begin at multiples of 16 bytes, for 16-bit tensor cores.
+bool attention_fits_mma(const AttentionProblem& problem);
+/// Of those, the ones whose keys and values fit a GPU's shared memory and registers at once.
+bool attention_fits_short(const AttentionProblem& problem);
 
 void attention(const AttentionProblem& problem);
 const Op<AttentionProblem>& attention_op();

@@ -2,57 +2,21 @@
 // scores in shared memory. dk and dv: a warp owns a key and keeps its column. Nothing is shared
 // between warps, so there are no atomics; what a flash kernel saves is measured against this one.
 // Bound by the loads of K and V, once for each query. Rows of up to 58,000 tokens fit.
-#include "core/philox.h"
-#include "core/stream.h"
-#include "kernels/attention/attention.h"
-#include "kernels/device/elements.cuh"
-#include "kernels/device/warp.cuh"
+#include "kernels/attention/attention_cuda.cuh"
 
 namespace weft::kernels {
 namespace {
 
 constexpr int kWarps = 4;
 
-/// [B, H, T, D] with dense heads.
-struct Heads {
-  Numbers elements;
-  int64_t batch = 0, head = 0, token = 0;
-
-  Heads() = default;
-  explicit Heads(const Tensor& t) : elements(t) {
-    if (!t.defined()) return;
-    batch = t.strides()[0];
-    head = t.strides()[1];
-    token = t.strides()[2];
-  }
-  template <class Acc>
-  __device__ Acc at(int64_t b, int64_t h, int64_t t, int64_t d) const {
-    return load_one<Acc>(elements, b * batch + h * head + t * token + d);
-  }
-  template <class Acc>
-  __device__ void put(int64_t b, int64_t h, int64_t t, int64_t d, Acc x) const {
-    store_one(elements, b * batch + h * head + t * token + d, x);
-  }
-};
-
-struct NaiveAttention {
-  Heads q, k, v, out, dout, dq, dk, dv;
-  Numbers lse, delta;  // [B, H, Tq]; delta: sum of dout out along the heads
-  int64_t batches, heads, queries, keys, width;
-  double scale;
-  bool causal;
-  double dropout;
-  uint64_t seed, stream, offset;
-};
-
 /// What a warp works on: token `token` of head h of batch b.
 template <class Acc>
 struct Work {
-  const NaiveAttention& p;
+  const AttentionArguments& p;
   int64_t b, h, token;
   int lane;
 
-  __device__ Work(const NaiveAttention& p, int64_t tokens)
+  __device__ Work(const AttentionArguments& p, int64_t tokens)
       : p(p), lane(static_cast<int>(threadIdx.x) % kWarp) {
     const int64_t index =
         static_cast<int64_t>(blockIdx.x) * (blockDim.x / kWarp) + threadIdx.x / kWarp;
@@ -61,8 +25,8 @@ struct Work {
     b = index / (tokens * p.heads);
   }
   __device__ bool exists() const { return b < p.batches; }
-  __device__ int64_t row(int64_t query) const { return (b * p.heads + h) * p.queries + query; }
-  __device__ bool sees(int64_t query, int64_t key) const { return !p.causal || key <= query; }
+  __device__ int64_t row(int64_t query) const { return p.row(b, h, query); }
+  __device__ bool sees(int64_t query, int64_t key) const { return p.sees(query, key); }
   __device__ Acc dot(const Heads& x, int64_t i, const Heads& y, int64_t j) const {
     Acc sum = 0;
     for (int64_t d = 0; d < p.width; ++d) {
@@ -76,10 +40,7 @@ struct Work {
   /// The factor of dropout: 0 or 1 / (1 - p).
   __device__ Acc kept(int64_t query, int64_t key) const {
     if (p.dropout == 0) return 1;
-    const auto n = static_cast<uint64_t>(row(query) * p.keys + key);
-    const auto words = philox4x32(p.seed, p.stream, p.offset + n / 4);
-    return uniform_from_bits(words[n % 4]) < p.dropout ? Acc{0}
-                                                       : static_cast<Acc>(1 / (1 - p.dropout));
+    return p.keeps(row(query) * p.keys + key) ? p.template kept_factor<Acc>() : Acc{0};
   }
   __device__ Acc probability(int64_t query, int64_t key) const {
     if (!sees(query, key)) return 0;
@@ -100,7 +61,7 @@ __device__ Acc* shared_row(int64_t length, int rows) {
 }
 
 template <class Acc>
-__global__ void attention_naive_kernel(NaiveAttention p) {
+__global__ void attention_naive_kernel(AttentionArguments p) {
   const Work<Acc> w(p, p.queries);
   if (!w.exists()) return;
   Acc* const scores = shared_row<Acc>(p.keys, 1);
@@ -129,7 +90,7 @@ __global__ void attention_naive_kernel(NaiveAttention p) {
 
 /// delta of a query.
 template <class Acc>
-__global__ void attention_delta_kernel(NaiveAttention p) {
+__global__ void attention_delta_kernel(AttentionArguments p) {
   const Work<Acc> w(p, p.queries);
   if (!w.exists()) return;
   Acc sum = 0;
@@ -141,7 +102,7 @@ __global__ void attention_delta_kernel(NaiveAttention p) {
 }
 
 template <class Acc>
-__global__ void attention_dq_kernel(NaiveAttention p) {
+__global__ void attention_dq_kernel(AttentionArguments p) {
   const Work<Acc> w(p, p.queries);
   if (!w.exists()) return;
   Acc* const ds = shared_row<Acc>(p.keys, 1);
@@ -157,7 +118,7 @@ __global__ void attention_dq_kernel(NaiveAttention p) {
 }
 
 template <class Acc>
-__global__ void attention_dkv_kernel(NaiveAttention p) {
+__global__ void attention_dkv_kernel(AttentionArguments p) {
   const Work<Acc> w(p, p.keys);
   if (!w.exists()) return;
   Acc* const ds = shared_row<Acc>(p.queries, 2);
@@ -188,7 +149,7 @@ int warps_for(int64_t bytes) {
 }
 
 template <class Acc>
-void run(const NaiveAttention& p, bool backward, runtime::StreamHandle stream) {
+void run(const AttentionArguments& p, bool backward, runtime::StreamHandle stream) {
   const auto launch = [&](auto kernel, int64_t tokens, int64_t row_elements) {
     const int64_t work = p.batches * p.heads * tokens;
     if (work == 0) return;
@@ -206,32 +167,11 @@ void run(const NaiveAttention& p, bool backward, runtime::StreamHandle stream) {
 }  // namespace
 
 void attention_cuda_naive(const AttentionProblem& problem) {
-  NaiveAttention p = {};
-  p.q = Heads(problem.q);
-  p.k = Heads(problem.k);
-  p.v = Heads(problem.v);
-  p.out = Heads(problem.out);
-  p.dout = Heads(problem.dout);
-  p.dq = Heads(problem.dq);
-  p.dk = Heads(problem.dk);
-  p.dv = Heads(problem.dv);
-  p.lse = Numbers(problem.lse);
-  p.batches = problem.q.size(0);
-  p.heads = problem.q.size(1);
-  p.queries = problem.q.size(2);
-  p.keys = problem.k.size(2);
-  p.width = problem.q.size(3);
-  p.scale = problem.scale;
-  p.causal = problem.causal;
-  p.dropout = problem.dropout;
-  p.seed = problem.seed;
-  p.stream = problem.stream;
-  p.offset = problem.offset;
   const bool wide = problem.dtype() == DType::f64;
   const Tensor delta =
       problem.backward() ? Tensor::empty(problem.lse.shape(), problem.lse.dtype(), problem.device())
                          : Tensor();
-  p.delta = Numbers(delta);
+  const AttentionArguments p(problem, delta);
   const runtime::StreamHandle stream = current_stream_handle(problem.device());
   wide ? run<double>(p, problem.backward(), stream) : run<float>(p, problem.backward(), stream);
 }

@@ -15,6 +15,14 @@ inline Matrix head_matrix(const Tensor& t, int64_t pair) {
   return first.shifted(pair / heads * t.stride(0) + pair % heads * t.stride(1));
 }
 
+/// Every row of a [B, H, T, D] tensor of 16-bit elements begins at a multiple of 16 bytes.
+inline bool has_aligned_rows(const Tensor& t) {
+  if (!t.defined() || t.numel() == 0) return true;
+  bool is_aligned = reinterpret_cast<uintptr_t>(t.raw()) % 16 == 0;
+  for (int d = 0; d < 3; ++d) is_aligned = is_aligned && (t.size(d) == 1 || t.stride(d) % 8 == 0);
+  return is_aligned;
+}
+
 /// Keys that query i sees.
 inline int64_t visible_keys(const AttentionProblem& p, int64_t i) {
   const int64_t keys = p.k.size(2);

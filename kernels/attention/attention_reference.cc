@@ -1,5 +1,6 @@
 // Plain loops in f64. The bounds, with u of f32 (f64 for f64) and v of the dtype that the products
-// take P and dS in (u_bf16 for bf16, u_f16 for f16 unless in ieee, which widens it, else 0):
+// take P and dS in (u_bf16 for bf16; u_f16 for f16 where rounds_scores is set or the products are
+// not ieee; else 0):
 //
 //   S   |error| <= s = gamma_(D+3) |scale| sum |q||k|, and every subtraction of a maximum or of lse
 //       rounds by u of its operands
@@ -7,11 +8,14 @@
 //       online softmax makes one more subtraction per block of keys (at most Tk / 16 blocks)
 //   out, dq, dk, dv: the errors of the factors, gamma of the sum's length, and v
 //
-// from Higham, sections 2.2 and 3.1. Backward takes out and lse as given. Results below the normal
-// range may be flushed (exponentials; oneDNN's bf16 operands): 2^-126 for each term, 2^-25 where P
-// and dS are f16. Outputs come in the order of memory: [B, T, H, D] where tokens lie further apart
-// than heads. Of large problems a sample of (batch, head) pairs is checked; the others must be
-// finite.
+// from Higham, sections 2.2 and 3.1. Tensor cores that cut off what they add instead of rounding it
+// lose at most 10.5 u of the largest sum for 16 products (numerics/tensor_core.h): within
+// gamma_(D+3). Exponentials are powers of 2 there, of relative error 2.9 u, whose argument takes
+// two more roundings of S: within the 16 u and the two units of s. Backward takes out and lse as
+// given. Results below the normal range may be flushed (exponentials; oneDNN's bf16 operands):
+// 2^-126 for each term, 2^-25 where P and dS are f16. Outputs come in the order of memory: [B, T,
+// H, D] where tokens lie further apart than heads. Of large problems a sample of (batch, head)
+// pairs is checked; the others must be finite.
 #include <cmath>
 
 #include "core/philox.h"
@@ -218,7 +222,8 @@ void backward_pair(const AttentionProblem& p, int64_t pair, const Precision& pre
 std::vector<Expected> attention_reference(const AttentionProblem& p) {
   const bool is_f64 = p.dtype() == DType::f64, is_f16 = p.dtype() == DType::f16;
   const bool rounds =
-      p.dtype() == DType::bf16 || (is_f16 && p.numerics.accumulation != Accumulation::ieee);
+      p.dtype() == DType::bf16 ||
+      (is_f16 && (p.rounds_scores || p.numerics.accumulation != Accumulation::ieee));
   const Precision precision{is_f64 ? 0x1p-53 : 0x1p-24, rounds ? unit_roundoff(p.dtype()) : 0,
                             is_f64             ? 0x1p-1022
                             : rounds && is_f16 ? 0x1p-25

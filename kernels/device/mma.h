@@ -7,6 +7,7 @@
 // (PTX ISA, "Matrix Fragments for mma"; other types in kernels/simt/tensor_core.cc.)
 #pragma once
 
+#include "core/float_formats.h"
 #include "kernels/device/ptx.h"
 
 namespace weft::ptx {
@@ -101,5 +102,23 @@ __device__ __forceinline__ uint32_t cvt_rna_tf32(float x) {
   return (is_special ? bits : bits + 0x1000u) & 0xffffe000u;
 #endif
 }
+
+// Two floats rounded to 16-bit elements, to nearest even: `low` in the low half.
+#ifdef __CUDACC__
+#define WEFT_CVT_PAIR(name, type, element)                                       \
+  __device__ __forceinline__ uint32_t name(float low, float high) {              \
+    uint32_t bits;                                                               \
+    asm("cvt.rn." type "x2.f32 %0, %1, %2;" : "=r"(bits) : "f"(high), "f"(low)); \
+    return bits;                                                                 \
+  }
+#else
+#define WEFT_CVT_PAIR(name, type, element)                                                \
+  inline uint32_t name(float low, float high) {                                           \
+    return static_cast<uint32_t>(element(low).bits) | uint32_t{element(high).bits} << 16; \
+  }
+#endif
+WEFT_CVT_PAIR(cvt_rn_bf16x2, "bf16", bf16)
+WEFT_CVT_PAIR(cvt_rn_f16x2, "f16", f16)
+#undef WEFT_CVT_PAIR
 
 }  // namespace weft::ptx

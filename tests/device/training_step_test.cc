@@ -11,6 +11,7 @@
 // f32 step is held to the same bound.
 #include <catch2/catch.hpp>
 #include <cmath>
+#include <set>
 
 #include "autograd/autocast.h"
 #include "autograd/backward.h"
@@ -42,14 +43,21 @@ models::VitConfig tiny() {
 }
 // The longest sums: over 3 * 4 * 4 pixels of a patch or 48 hidden units; 15 tokens make fewer.
 constexpr double kLongestSum = 48;
+// Of a kernel under autocast, in units of the 16-bit type: an operand's, the result's, and that of
+// P or dS inside attention.
+constexpr double kRoundings = 3;
 
-class Counter : public kernels::LaunchHook {
+class Recorder : public kernels::LaunchHook {
  public:
-  Counter() { kernels::set_launch_hook(this); }
-  ~Counter() override { kernels::set_launch_hook(nullptr); }
-  void begin(std::string_view, std::string_view, const std::string&) override { ++count; }
+  Recorder() { kernels::set_launch_hook(this); }
+  ~Recorder() override { kernels::set_launch_hook(nullptr); }
+  void begin(std::string_view, std::string_view variant, const std::string&) override {
+    ++count;
+    variants.emplace(variant);
+  }
   void end() override {}
   int count = 0;
+  std::set<std::string> variants;
 };
 
 /// The model, its images and labels on a device in a dtype. `change`: relative perturbation of
@@ -133,19 +141,24 @@ TEST_CASE("a training step on a device lies within the derived bound of the exac
       sensitivity[k] = std::max(sensitivity[k], largest_difference(changed[k], truth[k]) / kChange);
     }
   }
-  const auto check = [&](Device device) {
-    Counter kernels_run;
+  const auto check = [&](Device device, DType precision) {
+    Recorder kernels_run;
+    const Autocast mode(precision);
     const auto results = results_of(Setup(device, DType::f32));
-    const double factor = kernels_run.count * numerics::gamma(kLongestSum, 0x1p-24);
+    const double rounded = precision == DType::f32 ? 0 : kRoundings * unit_roundoff(precision);
+    const double factor = kernels_run.count * (numerics::gamma(kLongestSum, 0x1p-24) + rounded);
     REQUIRE(results.size() == truth.size());
     for (size_t k = 0; k < truth.size(); ++k) {
-      INFO("result " << k << " on " << to_string(device));
+      INFO("result " << k << " in " << name(precision) << " on " << to_string(device));
       CHECK(largest_difference(results[k], truth[k]) <= factor * sensitivity[k]);
     }
+    return kernels_run.variants;
   };
-  check({});
+  check({}, DType::f32);
+  check({}, DType::bf16);
   if (runtime::device_count() == 0) WEFT_SKIP("no CUDA device");
-  check(kCuda);
+  check(kCuda, DType::f32);
+  CHECK(check(kCuda, DType::bf16).contains("attention_cuda_short"));
 }
 
 TEST_CASE("two runs of the same steps on a device give the same bits") {
@@ -197,7 +210,7 @@ TEST_CASE("fp16 steps with loss scaling run on a device") {
     INFO("on " << to_string(device));
     {
       optim::GradScaler scaler({.init_scale = kScale});
-      Counter kernels_run;
+      Recorder kernels_run;
       const Tensor loss = scaled_backward(scaler);
       const double norm = scaler.unscale(optimizer);
       const double factor = kernels_run.count * (0x1p-10 + numerics::gamma(kLongestSum, 0x1p-24));

@@ -1,0 +1,287 @@
+// Attention over few keys, on mma.sync: all of K and V of a head lie in shared memory at once, so a
+// row of scores is complete before its softmax, and nothing is rescaled.
+//
+// Tiles of a length like ViT's 197 waste work in a kernel for any length (256 columns computed of
+// which 197 count); here scores are computed in blocks of 16 by 16, 208 of them.
+//
+// Forward: a block owns some queries of a head, a warp 16 at a time; their scores over every key
+// stay in its registers, where P replaces them. Up to 4 warps, so that two blocks share a
+// multiprocessor and one's copies hide behind the other's products. V may arrive while the first
+// scores are computed.
+//
+// Backward: a block owns a head, a warp 16 or 32 of its keys, whose dk and dv stay in registers.
+// Chunks of queries come in a ring of two stages. dS of a chunk is passed through shared memory,
+// transposed; then the warps share out the chunk's dq among them, 16 by 16 elements at a time. One
+// pass, 5 products, every sum in one warp and one order: no atomics.
+//
+//   hazard                                              what orders it
+//   K, V or a stage is read before it is complete       cp_async_wait, then a barrier
+//   a stage or dS is overwritten while a warp reads it  the barrier after the wait: it was read
+//   before dS is read before all warps wrote it                the second barrier of a chunk Q's
+//   stage becomes dq's way out                      that barrier: all products with Q are over
+#include "kernels/attention/attention_mma.cuh"
+#include "kernels/attention/attention_short.h"
+
+namespace weft::kernels {
+namespace {
+
+using namespace ptx;
+
+__host__ __device__ constexpr int blocks_of(int n, int block) { return (n + block - 1) / block; }
+
+/// kKeys: as many keys as the registers hold the scores of.
+template <int kWidth, int kKeys, bool kIsBf16, bool kDropout>
+__global__ void __launch_bounds__(kShortForwardWarps* kWarp)
+    attention_short_kernel(const __grid_constant__ MmaAttention p, int parts, int row_blocks) {
+  using Tile = TokenTile<kWidth>;
+  constexpr int kBlocks = kKeys / 16;
+  WEFT_DYNAMIC_SHARED(uint16_t, shared);
+  const int key_blocks = blocks_of(p.keys, 16), threads = static_cast<int>(blockDim.x);
+  const int warp = static_cast<int>(threadIdx.x) / kWarp, warps = threads / kWarp;
+  const int lane = static_cast<int>(threadIdx.x) % kWarp, g = lane / 4, q = lane % 4;
+  const int pair = static_cast<int>(blockIdx.x) / parts;
+  const int b = pair / p.heads, h = pair % p.heads;
+  const int first_block = static_cast<int>(blockIdx.x) % parts * row_blocks;
+  const int own_blocks = min(row_blocks, blocks_of(p.queries, 16) - first_block);
+  uint16_t* const tile_k = shared;
+  uint16_t* const tile_v = tile_k + Tile::elements(16 * key_blocks);
+  uint16_t* const tile_q = tile_v + Tile::elements(16 * key_blocks);
+  Tile::load(tile_q, 16 * own_blocks, p.q.of(b, h), p.q.token, 16 * first_block, p.queries, p.width,
+             threads);
+  Tile::load(tile_k, 16 * key_blocks, p.k.of(b, h), p.k.token, 0, p.keys, p.width, threads);
+  cp_async_commit();
+  Tile::load(tile_v, 16 * key_blocks, p.v.of(b, h), p.v.token, 0, p.keys, p.width, threads);
+  cp_async_commit();
+  cp_async_wait<1>();
+  __syncthreads();
+
+  const float scale = p.scale * kLog2E;  // exponentials are powers of 2
+  uint16_t* const to = p.out.of(b, h);
+  for (int round = 0; round * warps < own_blocks; ++round) {
+    const int row_block = round * warps + warp, first_row = 16 * (first_block + row_block);
+    const bool has_rows = row_block < own_blocks;
+    // Blocks of keys that a row of these sees.
+    const int seen = !has_rows ? 0 : p.causal ? min(key_blocks, first_row / 16 + 1) : key_blocks;
+    float scores[2 * kBlocks][4] = {};
+#pragma unroll 1  // more fragments at once would not fit the registers
+    for (int d = 0; d < kWidth / 16; ++d) {
+      uint32_t fragment_q[4];
+      if (has_rows) Tile::left(fragment_q, tile_q, 16 * row_block, 16 * d);
+#pragma unroll
+      for (int j = 0; j < kBlocks; ++j) {
+        if (j >= seen) continue;
+        uint32_t fragment_k[4];
+        Tile::right_transposed(fragment_k, tile_k, 16 * j, 16 * d);
+        multiply_pair<kIsBf16>(scores[2 * j], scores[2 * j + 1], fragment_q, fragment_k);
+      }
+    }
+    float max[2] = {-INFINITY, -INFINITY}, sum[2] = {};  // of rows g and g + 8
+#pragma unroll
+    for (int j = 0; j < kBlocks; ++j) {
+      if (j >= seen) continue;
+      const bool is_masked = 16 * j + 16 > p.keys || (p.causal && 16 * j + 15 > first_row);
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+          const int key = 16 * j + 8 * half + 2 * q + e % 2, query = first_row + g + 8 * (e / 2);
+          float& score = scores[2 * j + half][e];
+          if (is_masked && (key >= p.keys || (p.causal && key > query))) score = -INFINITY;
+          max[e / 2] = larger(max[e / 2], score);
+        }
+      }
+    }
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      max[r] = quad_join(max[r], [](float x, float y) { return larger(x, y); }) * scale;
+    }
+    if (round == 0) {
+      cp_async_wait<0>();
+      __syncthreads();  // V is complete
+    }
+    if (!has_rows) continue;
+    float out[kWidth / 8][4] = {};
+#pragma unroll
+    for (int j = 0; j < kBlocks; ++j) {
+      if (j >= seen) continue;
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+          float& score = scores[2 * j + half][e];
+          score = ex2_approx(std::fma(score, scale, -max[e / 2]));
+          sum[e / 2] += score;
+        }
+      }
+      if constexpr (kDropout) {
+        const uint32_t kept = p.kept_scores<2>(pair, first_row, 16 * j);
+#pragma unroll
+        for (int e = 0; e < 8; ++e) {
+          if ((kept >> e & 1) == 0) scores[2 * j + e / 4][e % 4] = 0;
+        }
+      }
+      uint32_t fragment_p[4];
+      pack_scores<kIsBf16>(fragment_p, scores[2 * j], scores[2 * j + 1]);
+#pragma unroll
+      for (int c = 0; c < kWidth / 8; c += 2) {
+        uint32_t fragment_v[4];
+        Tile::right(fragment_v, tile_v, 16 * j, 8 * c);
+        multiply_pair<kIsBf16>(out[c], out[c + 1], fragment_p, fragment_v);
+      }
+    }
+    float factor[2];
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const float total = quad_join(sum[r], [](float x, float y) { return x + y; });
+      factor[r] = p.keys == 0 ? 0 : (kDropout ? p.kept_factor() : 1) / total;
+      const int query = first_row + g + 8 * r;
+      if (q == 0 && query < p.queries) {
+        p.lse[static_cast<int64_t>(pair) * p.queries + query] = max[r] * kLn2 + std::log(total);
+      }
+    }
+    store_rows<kWidth, kIsBf16>(out, factor[0], factor[1], tile_q, 16 * row_block, 0, to, p.out,
+                                first_row, p.queries, p.width);
+  }
+}
+
+template <int kWidth, bool kIsBf16, bool kDropout>
+__global__ void __launch_bounds__(kShortBackwardWarps* kWarp)
+    attention_short_backward_kernel(const __grid_constant__ MmaAttention p) {
+  using Tile = TokenTile<kWidth>;
+  constexpr int kQueries = kShortQueries, kStages = kShortStages;
+  constexpr int kRows = short_backward_rows(kWidth);
+  using TileDs = TokenTile<kQueries>;  // keys by queries
+  constexpr int kStageElements = Tile::elements(kQueries);
+  WEFT_DYNAMIC_SHARED(uint16_t, shared);
+  const int threads = static_cast<int>(blockDim.x), warps = threads / kWarp;
+  const int tile_keys = 16 * kRows * warps;
+  const int warp = static_cast<int>(threadIdx.x) / kWarp;
+  const int lane = static_cast<int>(threadIdx.x) % kWarp, g = lane / 4, q = lane % 4;
+  const int pair = static_cast<int>(blockIdx.x), b = pair / p.heads, h = pair % p.heads;
+  uint16_t* const tile_k = shared;
+  uint16_t* const tile_v = tile_k + Tile::elements(tile_keys);
+  uint16_t* const tile_ds = tile_v + Tile::elements(tile_keys);
+  uint16_t* const stages = tile_ds + TileDs::elements(tile_keys);
+  auto* const rows = reinterpret_cast<float*>(stages + kStages * 2 * kStageElements);
+  const auto tile_q = [&](int step) { return stages + step % kStages * 2 * kStageElements; };
+  const auto tile_dout = [&](int step) { return tile_q(step) + kStageElements; };
+  const auto row_lse = [&](int step) { return rows + step % kStages * 2 * kQueries; };
+  const auto row_delta = [&](int step) { return row_lse(step) + kQueries; };
+  const uint16_t* const queries = p.q.of(b, h);
+  const uint16_t* const douts = p.dout.of(b, h);
+  const int64_t pair_row = static_cast<int64_t>(pair) * p.queries;
+  const int steps = blocks_of(p.queries, kQueries);
+  const auto load = [&](int step) {
+    if (step < steps) {
+      const int first = step * kQueries;
+      Tile::load(tile_q(step), kQueries, queries, p.q.token, first, p.queries, p.width, threads);
+      Tile::load(tile_dout(step), kQueries, douts, p.dout.token, first, p.queries, p.width,
+                 threads);
+      for (int i = static_cast<int>(threadIdx.x); i < 2 * kQueries; i += threads) {
+        const int query = first + i % kQueries;
+        const float* const from = i < kQueries ? p.lse : p.delta;
+        cp_async<4>(row_lse(step) + i, from + pair_row + min(query, p.queries - 1),
+                    query < p.queries ? 4 : 0);
+      }
+    }
+    cp_async_commit();  // an empty group at the end keeps the count
+  };
+  Tile::load(tile_k, tile_keys, p.k.of(b, h), p.k.token, 0, p.keys, p.width, threads);
+  Tile::load(tile_v, tile_keys, p.v.of(b, h), p.v.token, 0, p.keys, p.width, threads);
+  load(0);
+
+  const int first_key = 16 * kRows * warp;
+  KeyGradients<kWidth, kIsBf16, kDropout, kRows, 16> sums(p, pair, tile_k, tile_v, first_key,
+                                                          first_key);
+  uint16_t* const to = p.dq.of(b, h);
+  for (int step = 0; step < steps; ++step) {
+    cp_async_wait<kStages - 2>();
+    __syncthreads();
+    load(step + kStages - 1);
+    const int query0 = step * kQueries;
+#pragma unroll 1
+    for (int column = 0; column < kQueries; column += 16) {
+      const int first_query = query0 + column;
+      if (first_query >= p.queries || sums.is_hidden(first_query)) continue;
+      sums.add(tile_q(step), tile_dout(step), row_lse(step), row_delta(step), column, first_query);
+#pragma unroll
+      for (int i = 0; i < kRows; ++i) {
+#pragma unroll
+        for (int j = 0; j < 2; ++j) {
+          const int row = first_key + 16 * i + g, chunk = column / 8 + j;
+          auto* const upper = reinterpret_cast<uint32_t*>(tile_ds + TileDs::offset(row, chunk));
+          auto* const lower = reinterpret_cast<uint32_t*>(tile_ds + TileDs::offset(row + 8, chunk));
+          upper[q] = pack_pair<kIsBf16>(sums.slopes[i][j][0], sums.slopes[i][j][1]);
+          lower[q] = pack_pair<kIsBf16>(sums.slopes[i][j][2], sums.slopes[i][j][3]);
+        }
+      }
+    }
+    __syncthreads();  // dS is complete
+    constexpr int kColumnUnits = kWidth / 16;
+#pragma unroll 1
+    for (int unit = warp; unit < kQueries / 16 * kColumnUnits; unit += warps) {
+      const int row = unit / kColumnUnits * 16, column = unit % kColumnUnits * 16;
+      const int first_query = query0 + row;
+      if (first_query >= p.queries) continue;
+      const int key_blocks = blocks_of(p.keys, 16);
+      const int seen = p.causal ? min(key_blocks, first_query / 16 + 1) : key_blocks;
+      float dq[2][4] = {};
+      for (int j = 0; j < seen; ++j) {
+        uint32_t fragment_ds[4], fragment_k[4];
+        TileDs::left_transposed(fragment_ds, tile_ds, 16 * j, row);
+        Tile::right(fragment_k, tile_k, 16 * j, column);
+        multiply_pair<kIsBf16>(dq[0], dq[1], fragment_ds, fragment_k);
+      }
+      store_rows<kWidth, kIsBf16>(dq, p.scale, p.scale, tile_q(step), row, column, to, p.dq,
+                                  first_query, p.queries, p.width);
+    }
+  }
+  cp_async_wait<0>();
+  __syncthreads();  // K has been read by all
+  sums.store(tile_k, tile_v, b, h);
+}
+
+template <int kWidth, bool kIsBf16, bool kDropout>
+void forward(const MmaAttention& p, int pairs, runtime::StreamHandle stream) {
+  const ShortForward split(pairs, p.queries);
+  const auto blocks = static_cast<unsigned>(pairs * split.parts);
+  const auto bytes = static_cast<size_t>(split.shared_bytes(p.keys, kWidth));
+  const auto launch = [&](auto kernel) {
+    WEFT_LAUNCH(kernel, blocks, split.warps * kWarp, bytes, stream, p, split.parts,
+                split.row_blocks);
+  };
+  if constexpr (short_most_keys(kWidth) > 128) {
+    if (p.keys > 128) {
+      return launch(attention_short_kernel<kWidth, short_most_keys(kWidth), kIsBf16, kDropout>);
+    }
+  }
+  launch(attention_short_kernel<kWidth, 128, kIsBf16, kDropout>);
+}
+
+}  // namespace
+
+void attention_cuda_short(const AttentionProblem& problem) {
+  MmaAttention p(problem);
+  const auto pairs = static_cast<int>(problem.q.size(0) * problem.q.size(1));
+  const runtime::StreamHandle stream = current_stream_handle(problem.device());
+  if (pairs == 0 || p.width == 0) return;
+  const Tensor delta = problem.backward()
+                           ? Tensor::empty(problem.lse.shape(), DType::f32, problem.device())
+                           : Tensor();
+  with_instance(problem, [&](auto width, auto is_bf16, auto has_dropout) {
+    constexpr int kWidth = width();
+    constexpr bool kIsBf16 = is_bf16(), kDropout = has_dropout();
+    if (!problem.backward()) {
+      if (p.queries > 0) forward<kWidth, kIsBf16, kDropout>(p, pairs, stream);
+      return;
+    }
+    p.delta = delta.data<float>();
+    launch_delta<kWidth, kIsBf16>(p, pairs, stream);
+    const ShortBackward split(p.keys, kWidth);
+    WEFT_LAUNCH((attention_short_backward_kernel<kWidth, kIsBf16, kDropout>),
+                static_cast<unsigned>(pairs), static_cast<unsigned>(split.warps * kWarp),
+                static_cast<size_t>(split.shared_bytes(kWidth)), stream, p);
+  });
+}
+
+}  // namespace weft::kernels

@@ -1,0 +1,59 @@
+// Which of the kernels for CUDA attention takes a problem.
+#include <catch2/catch.hpp>
+
+#include "core/view.h"
+#include "kernels/attention/attention.h"
+
+using namespace weft;
+using namespace weft::kernels;
+
+namespace {
+
+const Device kCuda{DeviceType::cuda, 0};
+
+struct Options {
+  int64_t queries = 197, keys = 197, width = 64;
+  DType dtype = DType::bf16;
+  bool backward = false, rounds_scores = true;
+  double scale = 0.125;
+  int64_t gap = 0;  // elements behind each row
+};
+
+std::string_view choice(const Options& o) {
+  const auto heads = [&](int64_t tokens) {
+    const Tensor rows = Tensor::empty({2, 3, tokens, o.width + o.gap}, o.dtype, kCuda);
+    return view::narrow(rows, 3, 0, o.width);
+  };
+  AttentionProblem p{.q = heads(o.queries), .k = heads(o.keys), .v = heads(o.keys)};
+  p.out = heads(o.queries);
+  p.lse = Tensor::empty({2, 3, o.queries}, DType::f32, kCuda);
+  p.scale = o.scale;
+  p.rounds_scores = o.rounds_scores;
+  if (o.backward) {
+    p.dout = heads(o.queries), p.dq = heads(o.queries);
+    p.dk = heads(o.keys), p.dv = heads(o.keys);
+  }
+  return select_variant(attention_op(), p).name;
+}
+
+}  // namespace
+
+TEST_CASE("Attention on CUDA takes the kernel that its lengths and layout ask for") {
+  for (bool backward : {false, true}) {
+    INFO("backward " << backward);
+    for (DType dtype : {DType::f16, DType::bf16}) {
+      CHECK(choice({.dtype = dtype, .backward = backward}) == "attention_cuda_short");
+    }
+    CHECK(choice({.queries = 1, .keys = 256, .backward = backward}) == "attention_cuda_short");
+    CHECK(choice({.keys = 257, .backward = backward}) == "attention_cuda_flash");
+    CHECK(choice({.queries = 4096, .keys = 4096, .backward = backward}) == "attention_cuda_flash");
+    CHECK(choice({.width = 128, .backward = backward, .gap = 8}) == "attention_cuda_flash");
+    CHECK(choice({.keys = 128, .width = 128, .backward = backward}) == "attention_cuda_short");
+    CHECK(choice({.dtype = DType::f32, .backward = backward}) == "attention_cuda_tiled");
+    CHECK(choice({.dtype = DType::f16, .backward = backward, .rounds_scores = false}) ==
+          "attention_cuda_tiled");
+    CHECK(choice({.backward = backward, .scale = -1}) == "attention_cuda_tiled");
+    CHECK(choice({.backward = backward, .gap = 1}) == "attention_cuda_tiled");
+    CHECK(choice({.width = 136, .backward = backward}) == "attention_cuda_naive");
+  }
+}
