@@ -63,12 +63,13 @@ class Hosts {
     const Outcome made = run(fmt::format(
         "set -e; cd {0}; for h in a b; do unshare -n -u sleep 180 >/dev/null 2>&1 & echo $! >$h; "
         "done; sleep 0.3; "
-        "ip link add wv{1}a netns $(cat a) type veth peer name wv{1}b netns $(cat b); "
+        // From within one of them, which is allowed where this host's own network is not ours.
+        "nsenter -t $(cat a) -n ip link add wva type veth peer name wvb netns $(cat b); "
         "for h in a b; do nsenter -t $(cat $h) -n -u sh -c "
-        "\"hostname weft-$h; ip link set lo up; ip link set wv{1}$h up\"; done; "
-        "nsenter -t $(cat a) -n ip addr add 10.77.0.1/24 dev wv{1}a; "
-        "nsenter -t $(cat b) -n ip addr add 10.77.0.2/24 dev wv{1}b; sleep 0.3 2>&1",
-        directory_, ::getpid() % 10000));
+        "\"hostname weft-$h; ip link set lo up; ip link set wv$h up\"; done; "
+        "nsenter -t $(cat a) -n ip addr add 10.77.0.1/24 dev wva; "
+        "nsenter -t $(cat b) -n ip addr add 10.77.0.2/24 dev wvb; sleep 0.3 2>&1",
+        directory_));
     INFO(made.text);
     REQUIRE(made.code == 0);
     write_file(directory_ + "/agent",
