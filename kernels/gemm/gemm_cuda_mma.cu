@@ -186,12 +186,8 @@ void run_tile(const GemmProblem& problem, const GemmArguments& p) {
   const int64_t output_tiles = p.batches * tiles(p.m, kTile) * tiles(p.n, kTile);
   const KSplit split = KSplit::choose(output_tiles, p.k, kDepth);
   const runtime::StreamHandle stream = current_stream_handle(problem.device());
-  KSplitWorkspace workspace;
-  Tensor sums;
-  if (split.parts > 1) {
-    sums = Tensor::empty({p.batches, split.parts, p.m, p.n}, DType::f32, problem.device());
-    workspace.sums = sums.data<float>();
-  }
+  const Tensor sums = KSplitWorkspace::allocate(problem, p, split);
+  const KSplitWorkspace workspace(sums);
   ColumnPartials<float> partials;
   Tensor column_sums;
   const bool sums_in_kernel = p.sums_columns && split.parts == 1;

@@ -177,12 +177,8 @@ void launch(const GemmProblem& problem, const GemmArguments& p) {
   const int64_t output_tiles = p.batches * tiles(p.m, kTile) * tiles(p.n, kTile);
   const KSplit split = KSplit::choose(output_tiles, p.k, kDepth);
   const runtime::StreamHandle stream = current_stream_handle(problem.device());
-  KSplitWorkspace workspace;
-  Tensor sums;
-  if (split.parts > 1) {
-    sums = Tensor::empty({p.batches, split.parts, p.m, p.n}, DType::f32, problem.device());
-    workspace.sums = sums.data<float>();
-  }
+  const Tensor sums = KSplitWorkspace::allocate(problem, p, split);
+  const KSplitWorkspace workspace(sums);
   const dim3 grid(tiles(p.n, kTile), tiles(p.m, kTile), grid_batches(p.batches * split.parts));
   if (problem.numerics.tf32 == Tf32::nearest) {
     WEFT_LAUNCH((gemm_mma_tf32_kernel<kTile, kA, kB, true>), grid, S::kThreads, kSharedBytes,

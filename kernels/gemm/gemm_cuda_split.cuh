@@ -32,6 +32,15 @@ struct KSplit {
 struct KSplitWorkspace {
   float* sums = nullptr;
 
+  /// Their memory, to be kept until the last launch; undefined where K is whole.
+  static Tensor allocate(const GemmProblem& problem, const GemmArguments& p, const KSplit& split) {
+    if (split.parts == 1) return Tensor();
+    return Tensor::empty({p.batches, split.parts, p.m, p.n}, DType::f32, problem.device());
+  }
+  KSplitWorkspace() = default;
+  explicit KSplitWorkspace(const Tensor& memory)
+      : sums(memory.defined() ? memory.data<float>() : nullptr) {}
+
   __device__ float* at(const GemmArguments& p, int parts, int64_t batch, int part, int64_t row,
                        int64_t column) const {
     return sums + (((batch * parts + part) * p.m + row) * p.n + column);

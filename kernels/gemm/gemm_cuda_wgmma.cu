@@ -274,11 +274,8 @@ void run_cols(const GemmProblem& problem) {
                     !problem.accumulate && !problem.residual.defined();
   g.repeats_a = a.batches == 1;
   g.repeats_b = b.batches == 1;
-  Tensor sums;
-  if (g.split.parts > 1) {
-    sums = Tensor::empty({g.p.batches, g.split.parts, g.p.m, g.p.n}, DType::f32, problem.device());
-    g.workspace.sums = sums.data<float>();
-  }
+  const Tensor sums = KSplitWorkspace::allocate(problem, g.p, g.split);
+  g.workspace = KSplitWorkspace(sums);
   Tensor column_sums;
   const bool sums_in_kernel = S::kSumsColumns && g.p.sums_columns && g.split.parts == 1;
   if (sums_in_kernel) {
