@@ -10,9 +10,9 @@
 #include "core/error.h"
 #include "core/parallel.h"
 #include "data/open.h"
+#include "train/evaluation.h"
 #include "train/precision.h"
 #include "train/progress.h"
-#include "train/trained_model.h"
 #include "train/weights/pretrained_model.h"
 
 namespace weft::cli {

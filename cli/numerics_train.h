@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "core/dtype.h"
-#include "train/trained_model.h"
+#include "train/evaluation.h"
 
 namespace weft::cli {
 

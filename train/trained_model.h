@@ -2,12 +2,11 @@
 // read.
 #pragma once
 
-#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
 
-#include "data/loader.h"
+#include "data/transforms.h"
 #include "nn/module.h"
 #include "train/checkpoint.h"
 #include "train/config.h"
@@ -38,22 +37,5 @@ TrainedModel load_trained_model(const Path& path);
 /// its constructor left it, on the meta device possibly (nn/meta.h).
 TrainedModel restore_model(const Checkpoint& checkpoint, const Path& path,
                            bool with_weights = true);
-
-struct Score {
-  double loss = 0;      // mean cross-entropy
-  double accuracy = 0;  // a fraction
-  int64_t examples = 0;
-};
-
-/// The model on every batch of the loader's next epoch (the first `limit` of them when not 0), in
-/// evaluation mode, in config.precision and config.matmul_numerics. After each it calls
-/// progress(batches done, score so far) and stops where that returns false. `forward`, when given,
-/// is called for the model.
-Score evaluate(TrainedModel& model, data::Loader& loader, int64_t limit = 0,
-               const std::function<bool(int64_t, const Score&)>& progress = {},
-               const std::function<Tensor(const Tensor&)>& forward = {});
-
-/// Rows of `logits` [N, C] whose largest entry stands at their label.
-int64_t count_correct(const Tensor& logits, const Tensor& labels);
 
 }  // namespace weft::train

@@ -1,0 +1,65 @@
+// How a run's parameters change: the optimizer over groups of them, the schedule of its learning
+// rate, the clipping of gradients, the scale of fp16's loss and those of fp8's tensors, all as the
+// run's Config says.
+//
+//   Optimization optimization(config, model, ranks, steps);
+//   optimization.begin_step();
+//   backward(optimization.scaled(loss));  // of each part of the step, in config's precision
+//   optimization.finish_step(step);
+//
+// Everything here that lasts from step to step is part of a checkpoint.
+#pragma once
+
+#include <memory>
+#include <nlohmann/json.hpp>
+
+#include "nn/module.h"
+#include "optim/grad_scaler.h"
+#include "optim/optimizer.h"
+#include "optim/schedule.h"
+#include "train/config.h"
+#include "train/ranks.h"
+
+namespace weft::train {
+
+class Optimization {
+ public:
+  /// For a model that ranks' strategy has wrapped already, in a run of `steps`. All three
+  /// references must outlive it.
+  Optimization(const Config& config, nn::Module& model, Ranks& ranks, int64_t steps);
+
+  void begin_step();
+  Tensor scaled(const Tensor& loss) { return scaler_.scale(loss); }
+  /// Clips the gradients and changes the parameters, the steps of schedule before it counted from
+  /// 0; where a scaled loss has overflowed on any rank, changes none.
+  void finish_step(int64_t step);
+
+  Tensors parameters() const { return optimizer_->parameters(); }
+  /// For config's precision in fp8.
+  Fp8Scaling& fp8() { return fp8_; }
+
+  // Of the step finished last.
+  double lr() const { return optimizer_->lr(); }
+  bool scales_loss() const { return scaler_.is_enabled(); }
+  double loss_scale() const { return last_scale_; }
+  bool was_skipped() const { return last_was_skipped_; }
+
+  /// Every rank calls; rank 0 gets all.
+  NamedTensors tensors();
+  nlohmann::json settings() const;
+  /// Throws what the parts throw for a state that is not theirs.
+  void load(const NamedTensors& tensors, const nlohmann::json& settings);
+
+ private:
+  const Config& config_;
+  nn::Module& model_;
+  Ranks& ranks_;
+  std::unique_ptr<optim::Optimizer> optimizer_;
+  optim::Schedule schedule_;
+  optim::GradScaler scaler_;
+  Fp8Scaling fp8_;
+  double last_scale_ = 1;
+  bool last_was_skipped_ = false;
+};
+
+}  // namespace weft::train

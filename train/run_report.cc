@@ -1,0 +1,166 @@
+#include "train/run_report.h"
+
+#include <fmt/core.h>
+
+#include "core/parallel.h"
+#include "kernels/gemm/matmul_numerics.h"
+#include "train/fine_tuning.h"
+
+namespace weft::train {
+namespace {
+
+std::string percent(double fraction) { return fmt::format("{:.1f}%", 100 * fraction); }
+
+/// "bf16", "fp16 as on h100", ...
+std::string describe_arithmetic(const Config& config) {
+  if (kernels::parse_accumulation(config.matmul_numerics) == kernels::Accumulation::ieee) {
+    return config.precision;
+  }
+  return fmt::format("{} as on {}", config.precision, config.matmul_numerics);
+}
+
+std::string describe_place(Device device) {
+  return device.type == DeviceType::cpu ? fmt::format("{} threads", num_threads())
+                                        : to_string(device);
+}
+
+int64_t count_frozen(const nn::Module& model) {
+  int64_t trained = 0;
+  for (const auto& [name, tensor] : trained_parameters(model)) trained += tensor.numel();
+  return model.num_parameters() - trained;
+}
+
+}  // namespace
+
+void RunReport::begin(const Outset& outset, const RunState& state, const Path& output) {
+  if (!is_main_) return;
+  if (!json_) {
+    print_heading(outset, state);
+    table_.emplace(std::vector<Table::Column>{{"epoch", 7},
+                                              {"loss", 8},
+                                              {"train", 7},
+                                              {"val loss", 9},
+                                              {"val", 7},
+                                              {"images/s", 9},
+                                              {"time", 8}});
+  }
+  curves_.emplace(output, state.step + 1);
+  if (!config_.weights.empty() && state.step == 0) {
+    log_.write("weights", {{"file", config_.weights}, {"notes", outset.weight_notes}});
+  }
+}
+
+void RunReport::print_heading(const Outset& outset, const RunState& state) const {
+  const auto& [trained, splits, ranks, steps_per_epoch, weight_notes] = outset;
+  const auto count = [](const data::DatasetPtr& d) { return d ? d->size() : 0; };
+  fmt::print("{}: {} parameters, {} classes, {} x {} pixels, {}, {}\n", config_.model,
+             trained.model->num_parameters(), trained.classes.size(), trained.preprocess.size,
+             trained.preprocess.size, describe_arithmetic(config_), describe_place(trained.device));
+  if (!config_.weights.empty() && state.step == 0) {
+    fmt::print("weights: {}\n", config_.weights);
+    for (const std::string& note : weight_notes) fmt::print("weights: {}\n", note);
+  }
+  if (!config_.freeze.empty()) fmt::print("frozen: {} parameters\n", count_frozen(*trained.model));
+  fmt::print("{}: {} images to train, {} to validate, {} to test\n", config_.data,
+             count(splits.train), count(splits.validation), count(splits.test));
+  if (ranks.is_active()) {
+    fmt::print("{}; batch {} of {}{}\n", ranks.strategy().describe(trained.model->num_parameters()),
+               ranks.global_batch(), config_.devices,
+               config_.deterministic_reduce > 0
+                   ? fmt::format(", in {} pieces of fixed order", config_.deterministic_reduce)
+                   : "");
+  }
+  fmt::print("{}: {} epochs of {} steps, batch {}{}, {} with learning rate {} ({})\n\n",
+             config_.recipe.empty() ? "settings" : config_.recipe, config_.epochs, steps_per_epoch,
+             config_.batch_size,
+             config_.accumulate > 1 ? fmt::format(" x {}", config_.accumulate) : "",
+             config_.optimizer, config_.lr, config_.schedule);
+  std::fflush(stdout);
+}
+
+void RunReport::step(const RunState& state, double loss, const Optimization& optimization,
+                     double images_per_second) {
+  nlohmann::ordered_json event = {{"epoch", state.epoch + 1},
+                                  {"step", state.step},
+                                  {"loss", loss},
+                                  {"train_accuracy", state.statistics.accuracy()},
+                                  {"val_accuracy", state.last_epoch.validation.accuracy},
+                                  {"lr", optimization.lr()},
+                                  {"images_per_second", images_per_second}};
+  if (optimization.scales_loss()) {
+    event["loss_scale"] = optimization.loss_scale();
+    event["skipped"] = optimization.was_skipped();
+  }
+  log_.write("step", event);
+  if (!curves_) return;
+  curves_->scalar("loss/step", state.step, loss);
+  curves_->scalar("lr", state.step, optimization.lr());
+  if (optimization.scales_loss()) {
+    curves_->scalar("loss_scale", state.step, optimization.loss_scale());
+  }
+}
+
+void RunReport::epoch(const RunState& state, double images_per_second, double seconds) {
+  const EpochResult& e = state.last_epoch;
+  if (table_) {
+    table_->row({fmt::format("{}/{}", state.epoch + 1, config_.epochs),
+                 fmt::format("{:.4f}", e.loss), percent(e.train_accuracy),
+                 fmt::format("{:.4f}", e.validation.loss), percent(e.validation.accuracy),
+                 fmt::format("{:.0f}", images_per_second), format_duration(seconds)});
+  }
+  log_.write("epoch", {{"epoch", state.epoch + 1},
+                       {"step", state.step},
+                       {"loss", e.loss},
+                       {"train_accuracy", e.train_accuracy},
+                       {"val_loss", e.validation.loss},
+                       {"val_accuracy", e.validation.accuracy},
+                       {"images_per_second", images_per_second},
+                       {"seconds", seconds}});
+  if (!curves_) return;
+  curves_->scalar("loss/train", state.step, e.loss);
+  curves_->scalar("loss/validation", state.step, e.validation.loss);
+  curves_->scalar("accuracy/train", state.step, e.train_accuracy);
+  curves_->scalar("accuracy/validation", state.step, e.validation.accuracy);
+  curves_->scalar("images_per_second", state.step, images_per_second);
+  curves_->flush();
+}
+
+void RunReport::interrupted(const RunState& state, const Path& output,
+                            const Path& checkpoint) const {
+  if (!is_main_) return;
+  fmt::print(stderr, "stopped after step {}; continue with: ./weft train --resume {}\n", state.step,
+             output.string());
+  log_.write("interrupted", {{"step", state.step}, {"checkpoint", checkpoint.string()}});
+}
+
+void RunReport::done(const RunState& state, const RunResult& result, double images_per_second,
+                     const Path& output) const {
+  if (!is_main_) return;
+  nlohmann::ordered_json done = {{"step", state.step},
+                                 {"loss", state.last_epoch.loss},
+                                 {"train_accuracy", state.last_epoch.train_accuracy},
+                                 {"val_accuracy", result.validation_accuracy},
+                                 {"test_accuracy", nullptr},
+                                 {"images_per_second", images_per_second},
+                                 {"seconds", result.seconds},
+                                 {"checkpoint", result.checkpoint}};
+  if (result.test_accuracy) done["test_accuracy"] = *result.test_accuracy;
+  log_.write("done", done);
+  if (json_) return;
+  if (result.test_accuracy) {
+    fmt::print("\ntest accuracy {:.2f}% on {} images never seen before, after {}\n",
+               100 * *result.test_accuracy, result.test_images, format_duration(result.seconds));
+  } else {
+    fmt::print("\nvalidation accuracy {:.2f}% (the data has no test split), after {}\n",
+               100 * result.validation_accuracy, format_duration(result.seconds));
+  }
+  fmt::print("checkpoint {}\nweights    {}\n", result.checkpoint,
+             (output / "model.safetensors").string());
+}
+
+std::FILE* RunReport::progress_stream() const {
+  static std::FILE* const nowhere = std::fopen("/dev/null", "w");
+  return is_main_ || !nowhere ? stderr : nowhere;
+}
+
+}  // namespace weft::train

@@ -1,0 +1,61 @@
+// What a run says: a heading and a table for a person, or JSON events for a program, and curves for
+// TensorBoard. Rank 0 speaks for all; the reports of the others are silent.
+#pragma once
+
+#include <cstdio>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "data/open.h"
+#include "train/event_log.h"
+#include "train/optimization.h"
+#include "train/progress.h"
+#include "train/ranks.h"
+#include "train/run_state.h"
+#include "train/tensorboard.h"
+#include "train/trained_model.h"
+#include "train/trainer.h"
+
+namespace weft::train {
+
+/// What a run sets out with.
+struct Outset {
+  const TrainedModel& trained;
+  const data::Splits& splits;
+  const Ranks& ranks;
+  int64_t steps_per_epoch = 0;
+  std::vector<std::string> weight_notes;  // what was done to make config.weights fit
+};
+
+class RunReport {
+ public:
+  /// `config` must outlive it.
+  RunReport(const Config& config, bool is_main, bool json)
+      : config_(config), is_main_(is_main), json_(json), log_(is_main && json ? stdout : nullptr) {}
+
+  /// Before the first step; curves go to `output`.
+  void begin(const Outset& outset, const RunState& state, const Path& output);
+  /// After a step, whose loss was `loss`.
+  void step(const RunState& state, double loss, const Optimization& optimization,
+            double images_per_second);
+  /// After an epoch, with state.epoch its number, counted from 0.
+  void epoch(const RunState& state, double images_per_second, double seconds);
+  void interrupted(const RunState& state, const Path& output, const Path& checkpoint) const;
+  void done(const RunState& state, const RunResult& result, double images_per_second,
+            const Path& output) const;
+
+  /// Where progress bars are drawn.
+  std::FILE* progress_stream() const;
+
+ private:
+  void print_heading(const Outset& outset, const RunState& state) const;
+
+  const Config& config_;
+  const bool is_main_, json_;
+  const EventLog log_;
+  std::optional<Table> table_;
+  std::optional<TensorBoardWriter> curves_;
+};
+
+}  // namespace weft::train
