@@ -1,6 +1,6 @@
 // Which instruction set CPU kernels may use.
 //
-// Kernels are compiled for the instruction sets of kernels/simd/targets.h and take the best that
+// Kernels are compiled for the instruction sets of core/simd/targets.h and take the best that
 // the machine has. WEFT_INSTRUCTION_SET=avx512, avx2 or baseline in the environment, read when the
 // program or an op's test starts, lets them take nothing better: to measure, or to test what other
 // machines run. oneDNN chooses for itself; its own limit is ONEDNN_MAX_CPU_ISA.

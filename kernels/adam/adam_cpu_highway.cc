@@ -3,7 +3,7 @@
 // adam.h states. The limiter is memory: 28 bytes per f32 element.
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/adam/adam_cpu_highway.cc"
-#include "kernels/simd/targets.h"
+#include "core/simd/targets.h"
 // The order matters: foreach_target re-includes this file once per instruction set.
 #include <hwy/foreach_target.h>
 #include <hwy/highway.h>

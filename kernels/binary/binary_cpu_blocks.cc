@@ -3,7 +3,7 @@
 // Memory-bound but for pow and integers' division.
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/binary/binary_cpu_blocks.cc"
-#include "kernels/simd/targets.h"
+#include "core/simd/targets.h"
 // The order matters: foreach_target re-includes this file once per instruction set.
 #include <hwy/foreach_target.h>
 #include <hwy/highway.h>

@@ -4,7 +4,7 @@
 // the saved log-sum-exp. The limiter is the exponential.
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/cross_entropy/cross_entropy_cpu_highway.cc"
-#include "kernels/simd/targets.h"
+#include "core/simd/targets.h"
 // The order matters: foreach_target re-includes this file once per instruction set.
 #include <hwy/foreach_target.h>
 #include <hwy/highway.h>

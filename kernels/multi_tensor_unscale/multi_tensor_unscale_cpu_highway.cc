@@ -2,7 +2,7 @@
 // value that is not finite, and its sum of squares. The limiter is memory.
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/multi_tensor_unscale/multi_tensor_unscale_cpu_highway.cc"
-#include "kernels/simd/targets.h"
+#include "core/simd/targets.h"
 // The order matters: foreach_target re-includes this file once per instruction set.
 #include <hwy/foreach_target.h>
 #include <hwy/highway.h>

@@ -8,7 +8,7 @@
 // variance takes a second pass about the mean. The limiter is memory.
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/reduce/reduce_cpu_highway.cc"
-#include "kernels/simd/targets.h"
+#include "core/simd/targets.h"
 // The order matters: foreach_target re-includes this file once per instruction set.
 #include <hwy/foreach_target.h>
 #include <hwy/highway.h>
