@@ -100,7 +100,8 @@ def op(name, srcs = [], hdrs = [], deps = [], system = [], test_size = "medium",
     # Variants that call CUDA's libraries, NAME_cublas.cc and NAME_cudnn.cc.
     library_variants = native.glob([name + "_cublas.cc", name + "_cudnn.cc"])
 
-    native.exports_files(native.glob([name + "_cuda_*.cu"]))  # kernels/mutations edits them
+    # kernels/mutations edits them.
+    native.exports_files(native.glob([name + "_cuda_*.cu", "*.cuh"], allow_empty = True))
 
     # Where a CUDA device, real or emulated, can exist.
     cuda_deps = []

@@ -28,6 +28,60 @@ struct GemmOperand {
   }
 };
 
+/// x as a result of that dtype would hold it; of f32 and f64 the arithmetic itself.
+template <class Acc>
+__device__ __forceinline__ Acc rounded_to(DType dtype, Acc x) {
+  switch (dtype) {
+    case DType::bf16:
+      return elements::to_arithmetic<bf16, Acc>(elements::from_arithmetic<bf16>(x));
+    case DType::f16:
+      return elements::to_arithmetic<f16, Acc>(elements::from_arithmetic<f16>(x));
+    default:
+      return x;
+  }
+}
+
+namespace gemm_rows {
+
+template <class T, int n, class Acc>
+__device__ __forceinline__ void load_as(const void* data, int64_t i, int64_t stride, int count,
+                                        Acc (&x)[n]) {
+  const T* const from = static_cast<const T*>(data) + i;
+  T values[n] = {};
+#pragma unroll
+  for (int r = 0; r < n; ++r) {
+    if (r < count) values[r] = from[r * stride];
+  }
+#pragma unroll
+  for (int r = 0; r < n; ++r) x[r] = elements::to_arithmetic<T, Acc>(values[r]);
+}
+
+/// x[r] = element i + r stride for r < count, else 0: all loads are under way before the first is
+/// waited for.
+template <int n, class Acc>
+__device__ __forceinline__ void load(const Elements& from, int64_t i, int64_t stride, int count,
+                                     Acc (&x)[n]) {
+  switch (from.dtype) {
+    case DType::bf16:
+      return load_as<bf16>(from.data, i, stride, count, x);
+    case DType::f16:
+      return load_as<f16>(from.data, i, stride, count, x);
+    default:
+      return load_as<Acc>(from.data, i, stride, count, x);
+  }
+}
+
+template <int n, class Acc>
+__device__ __forceinline__ void store(const Elements& to, int64_t i, int64_t stride, int count,
+                                      const Acc (&x)[n]) {
+#pragma unroll
+  for (int r = 0; r < n; ++r) {
+    if (r < count) store_one(to, i + r * stride, x[r]);
+  }
+}
+
+}  // namespace gemm_rows
+
 struct GemmArguments {
   GemmOperand a, b, c, aux, bias, residual;
   int64_t m = 0, n = 0, k = 0, batches = 1;
@@ -35,6 +89,7 @@ struct GemmArguments {
   int64_t batch_sizes[kMaxDims] = {};
   Epilogue epilogue = Epilogue::none;
   bool accumulate = false;
+  float scale = 1;            // of the products; fp8 only
   bool sums_columns = false;  // finish() returns what it stored
 
   GemmArguments() = default;
@@ -51,6 +106,7 @@ struct GemmArguments {
         batch_dims(p.c.dim() - 2),
         epilogue(p.epilogue),
         accumulate(p.accumulate),
+        scale(static_cast<float>(p.scale)),
         sums_columns(p.bias_gradient.defined()) {
     for (int d = 0; d < batch_dims; ++d) {
       batch_sizes[d] = p.c.shape()[d];
@@ -76,31 +132,67 @@ struct GemmArguments {
     return {base(c, index), base(aux, index), base(residual, index)};
   }
 
-  /// Stores what the sum of products at (row, column) becomes, and returns it as it was rounded
-  /// where columns are summed (0 elsewhere).
-  template <class Acc>
-  __device__ WEFT_NOINLINE Acc finish(const Output& at, int64_t row, int64_t column_index,
-                                      Acc sum) const {
+  /// Stores what the sums of products at (row + r, column), r < count, become. Where columns are
+  /// summed, sums[r] is then the value as it was rounded, 0 from count on.
+  template <int n, class Acc>
+  __device__ __forceinline__ void finish_rows(const Output& at, int64_t row, int count,
+                                              int64_t column_index, Acc (&sums)[n]) const {
     const int64_t to = at.c + row * c.row + column_index * c.column;
-    if (bias.elements) sum += load_one<Acc>(bias.elements, column_index * bias.column);
-    if (accumulate) sum += load_one<Acc>(c.elements, to);
+    Acc other[n];
+    const auto add = [&] {
+#pragma unroll
+      for (int r = 0; r < n; ++r) sums[r] += other[r];
+    };
+#pragma unroll
+    for (int r = 0; r < n; ++r) sums[r] *= static_cast<Acc>(scale);
+    if (bias.elements) {
+      const Acc shift = load_one<Acc>(bias.elements, column_index * bias.column);
+#pragma unroll
+      for (int r = 0; r < n; ++r) sums[r] += shift;
+    }
+    if (accumulate) {
+      gemm_rows::load(c.elements, to, c.row, count, other);
+      add();
+    }
     if (residual.elements) {
-      sum += load_one<Acc>(residual.elements,
-                           at.residual + row * residual.row + column_index * residual.column);
+      gemm_rows::load(residual.elements,
+                      at.residual + row * residual.row + column_index * residual.column,
+                      residual.row, count, other);
+      add();
     }
     if (epilogue != Epilogue::none) {
       const int64_t x = at.aux + row * aux.row + column_index * aux.column;
       if (epilogue == Epilogue::gelu) {
-        store_one(aux.elements, x, sum);
-        sum = gelu_erf(load_one<Acc>(aux.elements, x));  // of the pre-activation as it was rounded
+        gemm_rows::store(aux.elements, x, aux.row, count, sums);
+        // Of the pre-activation as it was rounded.
+#pragma unroll
+        for (int r = 0; r < n; ++r) {
+          sums[r] = gelu_erf(rounded_to(aux.elements.dtype, sums[r]));
+        }
       } else {
+        gemm_rows::load(aux.elements, x, aux.row, count, other);
         // The product is rounded before the multiplication, too.
-        store_one(c.elements, to, sum);
-        sum = load_one<Acc>(c.elements, to) * gelu_erf_derivative(load_one<Acc>(aux.elements, x));
+#pragma unroll
+        for (int r = 0; r < n; ++r) {
+          sums[r] = rounded_to(c.elements.dtype, sums[r]) * gelu_erf_derivative(other[r]);
+        }
       }
     }
-    store_one(c.elements, to, sum);
-    return sums_columns ? load_one<Acc>(c.elements, to) : Acc(0);
+    gemm_rows::store(c.elements, to, c.row, count, sums);
+    if (!sums_columns) return;
+#pragma unroll
+    for (int r = 0; r < n; ++r) {
+      sums[r] = r < count ? rounded_to(c.elements.dtype, sums[r]) : Acc(0);
+    }
+  }
+
+  /// The same for one element; returns it as it was rounded where columns are summed.
+  template <class Acc>
+  __device__ WEFT_NOINLINE Acc finish(const Output& at, int64_t row, int64_t column_index,
+                                      Acc sum) const {
+    Acc sums[1] = {sum};
+    finish_rows(at, row, 1, column_index, sums);
+    return sums[0];
   }
 };
 

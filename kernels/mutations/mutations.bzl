@@ -9,7 +9,8 @@ def mutations(name, faults):
     Args:
       name: the test.
       faults: rows of (fault's name, op, variant, text, which of its occurrences in the variant's
-        source, counted from 1, replacement, case); an empty case means all cases of the variant.
+        source, counted from 1, replacement, case); an empty case means all cases of the variant. An
+        eighth, optional entry names a header of the op that has the text instead.
     """
     simt_only = select({
         "//bazel:simt": [],
@@ -17,18 +18,30 @@ def mutations(name, faults):
     })
     programs = []
     rows = []
-    for fault, op, variant, text, occurrence, replacement, case in faults:
+    for row in faults:
+        fault, op, variant, text, occurrence, replacement, case = row[:7]
+        header = row[7] if len(row) > 7 else None
+        faulty = fault + (".cuh" if header else ".cu")
         native.genrule(
-            name = fault + "_source",
-            srcs = ["//kernels/%s:%s.cu" % (op, variant)],
-            outs = [fault + ".cu"],
+            name = fault + ("_header" if header else "_source"),
+            srcs = ["//kernels/%s:%s" % (op, header or variant + ".cu")],
+            outs = [faulty],
             cmd = "$(location :mutate) $< $@ '%s' %d '%s'" % (text, occurrence, replacement),
             tools = [":mutate"],
         )
+        if header:
+            native.genrule(
+                name = fault + "_source",
+                srcs = ["//kernels/%s:%s.cu" % (op, variant)],
+                outs = [fault + ".cu"],
+                cmd = "$(location :mutate) $< $@ 'kernels/%s/%s' 1 'kernels/mutations/%s'" % (op, header, faulty),
+                tools = [":mutate"],
+            )
         cuda_library(
             name = fault + "_kernel",
             testonly = True,
             srcs = [fault + ".cu"],
+            hdrs = [faulty] if header else [],
             alwayslink = True,
             target_compatible_with = simt_only,
             deps = [

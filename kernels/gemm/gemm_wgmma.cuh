@@ -1,0 +1,315 @@
+// What the wgmma rungs of gemm share: the blocks' walk over tiles of C, the ring of stages, and the
+// way of a tile's sums out of registers.
+//
+// A block has three warpgroups, a producer and two consumers of 64 rows each (gemm_cuda_wgmma.cu
+// says how they meet). Behind the stages each consumer has shared memory of its own for its sums of
+// a tile, 2 bytes each: TMA stores them from there as 16-bit elements while the next tile's
+// products begin, or, where C is f32, not addressable by TMA, or more is to be done to an element
+// than adding a bias, each warp lays half of its columns there in f32 and lanes take columns.
+#pragma once
+
+#include "kernels/device/barrier.h"
+#include "kernels/device/capability.h"
+#include "kernels/device/copy_async.h"
+#include "kernels/device/mma.h"
+#include "kernels/device/wgmma.h"
+#include "kernels/gemm/gemm_bias_gradient.cuh"
+#include "kernels/gemm/gemm_cuda_split.cuh"
+#include "kernels/gemm/gemm_tma.h"
+
+namespace weft::kernels::wgmma_tiles {
+
+inline constexpr int kRows = 128;  // of a tile of C
+inline constexpr int kConsumers = 2, kConsumerThreads = 128;
+inline constexpr int kThreads = (1 + kConsumers) * kConsumerThreads;
+inline constexpr int kLine = 128;         // bytes of K that a stage holds of each row
+inline constexpr int kAtom = 64 * kLine;  // bytes of 64 lines
+inline constexpr int kConsumerRows = kRows / kConsumers;
+inline constexpr int kWarps = kConsumers * kConsumerThreads / kWarp;  // of the consumers
+inline constexpr int kWarpRows = kConsumerRows / 4;
+/// Registers of a thread after the producer has given up some of its own: 40 + 2 x 232 of 504.
+inline constexpr int kProducerRegisters = 40, kConsumerRegisters = 232;
+
+/// Shared memory of the consumers.
+template <int kCols>
+inline constexpr int kStoreBytes = kConsumerRows* kCols * 2;
+template <int kCols>
+inline constexpr int kBufferBytes = kConsumers*(kStoreBytes<kCols> + kCols * 4);
+
+/// One consumer's.
+struct Buffer {
+  char* store;    // its sums of a tile
+  float* shifts;  // the bias of each column
+
+  template <int kCols>
+  static __device__ __forceinline__ Buffer of(char* buffers, int consumer) {
+    return {buffers + consumer * kStoreBytes<kCols>,
+            reinterpret_cast<float*>(buffers + kConsumers * kStoreBytes<kCols>) + consumer * kCols};
+  }
+};
+
+/// The tiles of all batches and parts of K, in an order in which blocks that run together share
+/// rows of A and columns of B in the second-level cache: columns of 8 tiles. 32 bits
+/// hold the count: divisions of 64 would cost registers beside the accumulators.
+struct TileOrder {
+  uint32_t rows, cols, parts, batches;
+
+  __host__ __device__ uint32_t count() const { return rows * cols * parts * batches; }
+};
+
+/// One of them.
+struct TilePlace {
+  int row, col, part, batch;
+
+  __device__ __forceinline__ TilePlace(const TileOrder& order, uint32_t index) {
+    constexpr uint32_t kGroup = 8;
+    const uint32_t within = index % (order.rows * order.cols);
+    const uint32_t outer = index / (order.rows * order.cols);
+    part = static_cast<int>(outer % order.parts);
+    batch = static_cast<int>(outer / order.parts);
+    const uint32_t first = within / (kGroup * order.cols) * kGroup;
+    const uint32_t height = min(kGroup, order.rows - first);
+    const uint32_t rest = within - first * order.cols;
+    row = static_cast<int>(first + rest % height);
+    col = static_cast<int>(rest / height);
+  }
+};
+
+/// A kernel's arguments beside the tensor maps.
+struct Arguments {
+  GemmArguments p;
+  TileOrder order;
+  KSplit split;
+  KSplitWorkspace workspace;
+  ColumnPartials<float> partials;
+  bool stores_by_tma;
+  bool repeats_a, repeats_b;  // one matrix for all batches
+
+  /// Stages of `depth` that a part of K takes.
+  __device__ __forceinline__ int steps(int part, int depth) const {
+    const int64_t length = min(p.k, (part + 1) * split.depth) - part * split.depth;
+    return static_cast<int>((length + depth - 1) / depth);
+  }
+};
+
+/// A stage of the ring and how often it has come round.
+template <int kStages>
+struct Ring {
+  int stage = 0;
+  uint32_t parity = 0;
+
+  __device__ __forceinline__ void advance() {
+    if (++stage == kStages) {
+      stage = 0;
+      parity ^= 1;
+    }
+  }
+};
+
+/// Two floats rounded to neighbours in memory.
+template <class T>
+__device__ __forceinline__ uint32_t round_pair(float low, float high) {
+  return std::is_same_v<T, bf16> ? ptx::cvt_rn_bf16x2(low, high) : ptx::cvt_rn_f16x2(low, high);
+}
+
+/// Rounds a consumer's sums to T in its buffer: boxes of 64 columns, swizzled as TMA expects.
+/// `shifts`: a bias for each column.
+template <class T, int kCols>
+__device__ __forceinline__ void round_into(char* store, const float* shifts, float scale,
+                                           const float (&sums)[kCols / 2]) {
+  const int warp = static_cast<int>(threadIdx.x) % kConsumerThreads / kWarp;
+  const int group = static_cast<int>(threadIdx.x) % kWarp / 4;
+  const int quad = static_cast<int>(threadIdx.x) % 4;
+  char* const row = store + (kWarpRows * warp + group) * kLine;
+#pragma unroll
+  for (int j = 0; j < kCols / 8; ++j) {
+    const Pack<float, 2> shift =
+        *reinterpret_cast<const Pack<float, 2>*>(shifts + 8 * j + 2 * quad);
+    char* const at = row + j / 8 * kAtom + ((16 * group + 4 * quad) ^ (16 * (j % 8)));
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const float x = sums[4 * j + 2 * h] * scale + shift.values[0];
+      const float y = sums[4 * j + 2 * h + 1] * scale + shift.values[1];
+      *reinterpret_cast<uint32_t*>(at + h * 8 * kLine) = round_pair<T>(x, y);
+    }
+  }
+}
+
+/// Rounds a consumer's sums into its buffer and has TMA store them.
+template <int kCols>
+__device__ __forceinline__ void store_by_tma(const Arguments& g, const TensorMap* map_c,
+                                             const Buffer& buffer, const TilePlace& tile,
+                                             int consumer, const float (&sums)[kCols / 2]) {
+  using namespace ptx;
+  const GemmArguments& p = g.p;
+  const int thread = static_cast<int>(threadIdx.x) % kConsumerThreads;
+  const int64_t column0 = int64_t{tile.col} * kCols;
+  // Through shared memory: the addresses of a thread's own columns would be kept in registers
+  // through the products.
+  for (int i = thread; i < kCols; i += kConsumerThreads) {
+    const int64_t column = column0 + i;
+    const bool has_bias = p.bias.elements && column < p.n;
+    // -0 changes no sum.
+    buffer.shifts[i] = has_bias ? load_one<float>(p.bias.elements, column * p.bias.column) : -0.0f;
+  }
+  // The last tile's store has read the buffer: its issuer says so.
+  if (thread == 0) tma_store_wait_read<0>();
+  named_barrier_sync(1 + consumer, kConsumerThreads);
+  if (p.c.elements.dtype == DType::bf16) {
+    round_into<bf16, kCols>(buffer.store, buffer.shifts, p.scale, sums);
+  } else {
+    round_into<f16, kCols>(buffer.store, buffer.shifts, p.scale, sums);
+  }
+  fence_proxy_async();
+  named_barrier_sync(1 + consumer, kConsumerThreads);
+  if (thread == 0) {
+    const int row0 = tile.row * kRows + consumer * kConsumerRows;
+    for (int i = 0; i < kCols / 64; ++i) {
+      tma_store_3d(map_c, buffer.store + i * kAtom, static_cast<int>(column0) + 64 * i, row0,
+                   tile.batch);
+    }
+    tma_store_commit();
+  }
+}
+
+/// Finishes a consumer's sums one by one, or puts them into the workspace where K is split. A warp
+/// passes its rows through its part of the buffer, half of the columns at a time: then lanes own
+/// columns, so that accesses are whole lines, the sums of columns need no shuffles, and what an
+/// element needs in registers is held once and not beside every accumulator.
+template <int kCols>
+__device__ __forceinline__ void store_by_elements(const Arguments& g, const Buffer& buffer,
+                                                  const TilePlace& tile, int consumer,
+                                                  const float (&sums)[kCols / 2]) {
+  constexpr int kHalf = kCols / 2, kBatch = 8;
+  const GemmArguments& p = g.p;
+  const int thread = static_cast<int>(threadIdx.x) % kConsumerThreads;
+  const int warp = thread / kWarp, lane = thread % kWarp;
+  const int64_t row0 =
+      int64_t{tile.row} * kRows + consumer * kConsumerRows + int64_t{kWarpRows} * warp;
+  const GemmArguments::Output to = p.output(tile.batch);
+  // A warp's 16 rows are a group of the column sums.
+  const int64_t group =
+      (int64_t{tile.batch} * g.order.rows + tile.row) * kWarps + consumer * 4 + warp;
+  float* const rows = reinterpret_cast<float*>(buffer.store) + warp * kWarpRows * kHalf;
+  // Rows 0 to 3 in different banks.
+  const auto at = [](int row, int column) { return row * kHalf + (column ^ (row % 4 * 8)); };
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    __syncwarp();  // the last half has been read
+#pragma unroll
+    for (int i = 0; i < kCols / 4; i += 2) {
+      const int row = lane / 4 + 8 * (i / 2 % 2), column = 8 * (i / 4) + 2 * (lane % 4);
+      const int from = half * (kCols / 4) + i;
+      *reinterpret_cast<Pack<float, 2>*>(rows + at(row, column)) = {{sums[from], sums[from + 1]}};
+    }
+    __syncwarp();
+#pragma unroll 1
+    for (int i = lane; i < kHalf; i += kWarp) {
+      const int64_t column = int64_t{tile.col} * kCols + half * kHalf + i;
+      if (column >= p.n) break;
+      float total = 0;
+#pragma unroll 1
+      for (int first = 0; first < kWarpRows; first += kBatch) {
+        const int64_t row = row0 + first;
+        const int count = static_cast<int>(min(int64_t{kBatch}, max(int64_t{0}, p.m - row)));
+        float x[kBatch];
+#pragma unroll
+        for (int r = 0; r < kBatch; ++r) x[r] = rows[at(first + r, i)];
+        if (g.split.parts > 1) {
+#pragma unroll
+          for (int r = 0; r < kBatch; ++r) {
+            if (r < count) {
+              *g.workspace.at(p, g.split.parts, tile.batch, tile.part, row + r, column) = x[r];
+            }
+          }
+          continue;
+        }
+        p.finish_rows(to, row, count, column, x);
+#pragma unroll
+        for (int r = 0; r < kBatch; ++r) total += x[r];
+      }
+      if (g.partials) g.partials.at(p, group, column) = total;
+    }
+  }
+}
+
+/// A consumer's sums of a tile become C, or what is left to do becomes another kernel's.
+template <int kCols>
+__device__ __forceinline__ void store_tile(const Arguments& g, const TensorMap* map_c,
+                                           const Buffer& buffer, const TilePlace& tile,
+                                           int consumer, const float (&sums)[kCols / 2]) {
+  if (g.stores_by_tma) {
+    store_by_tma<kCols>(g, map_c, buffer, tile, consumer, sums);
+  } else {
+    store_by_elements<kCols>(g, buffer, tile, consumer, sums);
+  }
+}
+
+/// To be called by a consumer's threads at their end: a block's shared memory outlives its stores.
+__device__ __forceinline__ void wait_for_stores() {
+  if (threadIdx.x % kConsumerThreads == 0) ptx::tma_store_wait_read<0>();
+}
+
+/// A matrix's map: boxes of `lines` lines of 128 bytes along the dimension without gaps.
+inline TensorMap matrix_map(const TmaMatrix& matrix, DType dtype, uint32_t lines) {
+  TensorMapSpec spec{
+      .base = matrix.base,
+      .dtype = dtype,
+      .rank = 3,
+      .dims = {static_cast<uint64_t>(matrix.length), static_cast<uint64_t>(matrix.lines),
+               static_cast<uint64_t>(matrix.batches)},
+      .strides = {static_cast<uint64_t>(matrix.line_bytes),
+                  static_cast<uint64_t>(matrix.batch_bytes)},
+      .box = {kLine / static_cast<uint32_t>(itemsize(dtype)), lines, 1},
+      .swizzle = TmaSwizzle::bytes_128};
+  return make_tensor_map(spec);
+}
+
+/// A problem cut into tiles of 128 x cols and stages of `depth` of K, with the memory that the
+/// kernel needs beside it.
+struct Plan {
+  Plan(const GemmProblem& problem, const TmaMatrix& a, const TmaMatrix& b, int cols, int depth)
+      : g{} {
+    g.p = GemmArguments(problem);
+    const int64_t rows = tiles(g.p.m, kRows), columns = tiles(g.p.n, cols);
+    // A model's bits are those of K as a whole.
+    g.split = is_gpu(problem.numerics.accumulation)
+                  ? KSplit{1, g.p.k}
+                  : KSplit::choose(g.p.batches * rows * columns, g.p.k, depth);
+    const int64_t count = rows * columns * g.split.parts * g.p.batches;
+    WEFT_ASSERT(count < int64_t{1} << 31);
+    g.order = {static_cast<uint32_t>(rows), static_cast<uint32_t>(columns),
+               static_cast<uint32_t>(g.split.parts), static_cast<uint32_t>(g.p.batches)};
+    const auto c = tma_matrix(problem.c);
+    g.stores_by_tma = c && !c->is_transposed && problem.c.itemsize() == 2 &&
+                      c->batches == g.p.batches && problem.epilogue == Epilogue::none &&
+                      !problem.accumulate && !problem.residual.defined() && g.split.parts == 1;
+    if (g.stores_by_tma) map_c = matrix_map(*c, problem.c.dtype(), kConsumerRows);
+    g.repeats_a = a.batches == 1;
+    g.repeats_b = b.batches == 1;
+    parts = KSplitWorkspace::allocate(problem, g.p, g.split);
+    g.workspace = KSplitWorkspace(parts);
+    if (g.p.sums_columns && g.split.parts == 1) {
+      column_sums = empty_partials<float>(problem, g.p.batches * rows * kWarps);
+      g.partials.sums = column_sums.data<float>();
+    }
+    grid = static_cast<unsigned>(
+        std::min<int64_t>(multiprocessor_count(problem.device().index), count));
+    stream = current_stream_handle(problem.device());
+  }
+
+  /// What comes after the kernel.
+  void finish(const GemmProblem& problem) const {
+    if (g.split.parts > 1) join_parts(g.p, g.workspace, g.split.parts, stream);
+    if (column_sums.defined()) return join_columns<float>(problem, g.p, column_sums);
+    sum_columns<float>(problem, g.p);
+  }
+
+  Arguments g;
+  TensorMap map_c = {};  // where TMA stores
+  Tensor parts, column_sums;
+  unsigned grid = 1;
+  runtime::StreamHandle stream = nullptr;
+};
+
+}  // namespace weft::kernels::wgmma_tiles
