@@ -3,9 +3,11 @@
 // A problem is a struct of tensors and options with three members: dtype() and device(), by which
 // variants are chosen, and describe() for messages. A variant is a function on a problem that fits
 // it. Dispatch takes the first row of the op's list that fits; WEFT_VARIANT=gemm=gemm_cpu_eigen
-// (comma-separated) or a ForcedVariant takes another.
+// (comma-separated) or a ForcedVariant takes another, WEFT_AUTOTUNE=1 the one that was fastest
+// (kernels/autotune.h). WEFT_LOG=1 tells when a row was passed over because it did not fit.
 #pragma once
 
+#include <concepts>
 #include <cstdint>
 #include <functional>
 #include <initializer_list>
@@ -15,6 +17,8 @@
 #include <vector>
 
 #include "core/tensor.h"
+#include "kernels/autotune.h"
+#include "kernels/log.h"
 
 namespace weft::kernels {
 
@@ -70,6 +74,9 @@ bool fits_any(const Problem&) {
 struct Expected {
   std::vector<double> values;
   std::vector<double> bounds;
+  /// For variants of a GPU where its units are less exact by their nature than what the CPU's
+  /// variants are held to; else empty.
+  std::vector<double> device_bounds = {};
 };
 
 /// The variant that was forced for an op by the environment or a ForcedVariant; empty if none.
@@ -124,6 +131,17 @@ class DeviceLaunch {
   Device device_;
 };
 
+/// A problem whose variants may be chosen by time: tuning_key() names all that decides which is
+/// fastest, shapes, dtypes, strides and options; written() are the tensors that a run changes.
+template <class Problem>
+concept Tunable = requires(const Problem& problem) {
+  { problem.tuning_key() } -> std::convertible_to<std::string>;
+  { problem.written() } -> std::convertible_to<std::vector<Tensor>>;
+};
+
+template <class Problem>
+const Variant<Problem>* fastest_variant(const Op<Problem>& op, const Problem& problem);
+
 [[noreturn]] void fail_no_variant(std::string_view op, const std::string& problem,
                                   std::string_view forced, const std::string& known);
 bool any_variant_forced();
@@ -133,12 +151,26 @@ bool any_variant_forced();
 template <class Problem>
 const Variant<Problem>& select_variant(const Op<Problem>& op, const Problem& problem) {
   const std::string forced = any_variant_forced() ? forced_variant(op.name) : std::string();
+  if constexpr (Tunable<Problem>) {
+    if (autotunes() && forced.empty()) [[unlikely]] {
+      if (const Variant<Problem>* const variant = fastest_variant(op, problem)) return *variant;
+    }
+  }
+  std::string passed_over;
   for (const Variant<Problem>& variant : op.variants) {
     if (!forced.empty() && variant.name != forced) continue;
-    if (variant.device == problem.device().type && variant.dtypes.contains(problem.dtype()) &&
-        variant.fits(problem)) {
+    if (variant.device != problem.device().type || !variant.dtypes.contains(problem.dtype())) {
+      continue;
+    }
+    if (variant.fits(problem)) {
+      if (!passed_over.empty()) [[unlikely]] {
+        log_once(fmt::format("{}: takes {}, as{} does not fit", problem.describe(), variant.name,
+                             passed_over));
+      }
       return variant;
     }
+    if (log_level() > 0) [[unlikely]]
+      passed_over += fmt::format(" {}", variant.name);
   }
   std::string known;
   for (const Variant<Problem>& variant : op.variants) {
@@ -162,6 +194,27 @@ void run_variant(const Op<Problem>& op, const Variant<Problem>& variant, const P
   }
   if (hook) [[unlikely]]
     hook->end();
+}
+
+/// The fastest of the rows that fit; null when none does.
+template <class Problem>
+const Variant<Problem>* fastest_variant(const Op<Problem>& op, const Problem& problem) {
+  std::vector<const Variant<Problem>*> rows;
+  Candidates candidates{.op = op.name,
+                        .problem = problem.tuning_key(),
+                        .device = problem.device(),
+                        .variants = {},
+                        .written = problem.written(),
+                        .run = [&](size_t i) { run_variant(op, *rows[i], problem); }};
+  for (const Variant<Problem>& variant : op.variants) {
+    if (variant.device != problem.device().type || !variant.dtypes.contains(problem.dtype()) ||
+        !variant.fits(problem)) {
+      continue;
+    }
+    rows.push_back(&variant);
+    candidates.variants.push_back(variant.name);
+  }
+  return rows.empty() ? nullptr : rows[choose_by_time(candidates)];
 }
 
 template <class Problem>

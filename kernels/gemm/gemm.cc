@@ -52,11 +52,42 @@ bool gemm_is_empty(const GemmProblem& problem) {
 
 void gemm(const GemmProblem& problem) { dispatch(gemm_op(), problem); }
 
+namespace {
+
+constexpr const char* kEpilogues[] = {"none", "gelu", "dgelu"};
+
+}  // namespace
+
+std::string GemmProblem::tuning_key() const {
+  std::string key;
+  const auto add = [&](std::string_view operand, const Tensor& t) {
+    if (!t.defined()) return;
+    // 16 bytes are the most that any copy asks for.
+    const auto alignment = reinterpret_cast<uintptr_t>(t.raw()) % 16;
+    key += fmt::format("{} {} {}", operand, t.dtype(), t.shape());
+    for (int64_t stride : t.strides()) key += fmt::format(" {}", stride);
+    key += alignment == 0 ? "; " : fmt::format(" +{}; ", alignment);
+  };
+  add("a", a);
+  add("b", b);
+  add("c", c);
+  add("bias", bias);
+  add("aux", aux);
+  add("residual", residual);
+  add("bias_gradient", bias_gradient);
+  return key + fmt::format("{}{}, {} {}", kEpilogues[static_cast<int>(epilogue)],
+                           accumulate ? " accumulate" : "", name(numerics.accumulation),
+                           static_cast<int>(numerics.tf32));
+}
+
+std::vector<Tensor> GemmProblem::written() const {
+  return {c, epilogue == Epilogue::gelu ? aux : Tensor(), bias_gradient};
+}
+
 std::string GemmProblem::describe() const {
-  const char* const epilogues[] = {"none", "gelu", "dgelu"};
   return fmt::format("gemm({} x {} -> {}, bias={}, epilogue={}, accumulate={}{}{}{}{})", a, b, c,
                      bias.defined() ? name(bias.dtype()) : "none",
-                     epilogues[static_cast<int>(epilogue)], accumulate,
+                     kEpilogues[static_cast<int>(epilogue)], accumulate,
                      residual.defined() ? ", residual" : "",
                      bias_gradient.defined() ? ", bias_gradient" : "",
                      numerics.accumulation == Accumulation::ieee

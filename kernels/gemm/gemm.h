@@ -25,7 +25,9 @@
 // ieee: in f64, which holds them but for values 2^53 apart), rounded to f32, and those sums added
 // in f32 in ascending order: the promotion to f32 that Hopper's fp8 units need every 128 of K
 // (DeepSeek-V3, arXiv:2412.19437, section 3.3.2). Under a GPU's numerics its model sums the 128,
-// or, on B200, whose fp8 sums have f32's precision, all.
+// or, on B200, whose fp8 sums have f32's precision, all. On a CUDA device ieee is what the device
+// has: Hopper's fp8 units, whose sums of 128 hold 13 bits, else sums in f32. On Hopper h100 gives
+// the bits that it gives on a CPU.
 //
 //   gemm({.a = x, .b = view::transpose(weight, 0, 1), .c = y, .bias = bias});      // y = x W^T + b
 //   gemm({.a = view::transpose(dy, 0, 1), .b = x, .c = dweight, .accumulate = true});
@@ -55,14 +57,19 @@ struct GemmProblem {
   DType dtype() const { return a.dtype(); }
   Device device() const { return a.device(); }
   std::string describe() const;
+
+  // For autotuning (kernels/op.h).
+  std::string tuning_key() const;
+  std::vector<Tensor> written() const;
 };
 
 /// The arithmetic that operands of a dtype get; each is a family of variants.
 enum class GemmArithmetic : uint8_t { ieee, tf32, exact, tensor_core, fp8 };
 GemmArithmetic gemm_arithmetic(DType operands, const MatmulNumerics& numerics);
-template <GemmArithmetic arithmetic>
+template <GemmArithmetic... kinds>
 bool gemm_is(const GemmProblem& problem) {
-  return gemm_arithmetic(problem.dtype(), problem.numerics) == arithmetic;
+  const GemmArithmetic arithmetic = gemm_arithmetic(problem.dtype(), problem.numerics);
+  return ((arithmetic == kinds) || ...);
 }
 
 /// Whether c has no elements: then nothing is left to do. A bias gradient of no rows is 0.

@@ -12,6 +12,7 @@
 #include "core/runtime.h"
 #include "core/stream.h"
 #include "core/transfer.h"
+#include "kernels/device/name.h"
 #include "kernels/device/probe.h"
 #include "kernels/gemm/gemm.h"
 #include "kernels/testing/bench.h"

@@ -3,13 +3,11 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
-#include <fstream>
 #include <optional>
 
 #include "core/parallel.h"
 #include "core/runtime.h"
 #include "core/stream.h"
-#include "kernels/device/probe.h"
 
 #ifdef __x86_64__
 #include <immintrin.h>
@@ -81,21 +79,6 @@ Spread spread_of(std::vector<double> samples) {
     return std::lerp(samples[below], samples[above], at - static_cast<double>(below));
   };
   return {samples.front(), quantile(0.25), quantile(0.5), quantile(0.75)};
-}
-
-std::string device_name(Device device) {
-  if (device.type == DeviceType::cuda) {
-    for (const CudaDevice& gpu : probe_cuda_devices().devices) {
-      if (gpu.index == device.index) return gpu.name;
-    }
-    return to_string(device);
-  }
-  std::ifstream info("/proc/cpuinfo");
-  for (std::string line; std::getline(info, line);) {
-    const size_t colon = line.find(": ");
-    if (line.starts_with("model name") && colon != std::string::npos) return line.substr(colon + 2);
-  }
-  return "cpu";
 }
 
 }  // namespace weft::kernels

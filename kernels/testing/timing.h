@@ -30,7 +30,4 @@ struct Spread {
 /// Of at least one sample; between two samples it interpolates.
 Spread spread_of(std::vector<double> samples);
 
-/// "NVIDIA H200", "AMD EPYC 9R14".
-std::string device_name(Device device);
-
 }  // namespace weft::kernels

@@ -1,0 +1,40 @@
+#include "kernels/device/name.h"
+
+#include <fstream>
+#include <sstream>
+
+#include "kernels/device/probe.h"
+
+namespace weft::kernels {
+
+std::string device_name(Device device) {
+  if (device.type == DeviceType::cuda) {
+    for (const CudaDevice& gpu : probe_cuda_devices().devices) {
+      if (gpu.index == device.index) return gpu.name;
+    }
+    return to_string(device);
+  }
+  std::ifstream info("/proc/cpuinfo");
+  for (std::string line; std::getline(info, line);) {
+    const size_t colon = line.find(": ");
+    if (line.starts_with("model name") && colon != std::string::npos) return line.substr(colon + 2);
+  }
+  return "cpu";
+}
+
+std::string driver_version(Device device) {
+  if (device.type == DeviceType::cpu) return {};
+  // "NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.65.06  Sun Jul 27 07:11:02 UTC 2025"
+  std::ifstream file("/proc/driver/nvidia/version");
+  std::string line;
+  std::getline(file, line);
+  std::istringstream words(line);
+  for (std::string word; words >> word;) {
+    const bool is_version = word.find('.') != std::string::npos &&
+                            word.find_first_not_of("0123456789.") == std::string::npos;
+    if (is_version) return word;
+  }
+  return {};
+}
+
+}  // namespace weft::kernels
