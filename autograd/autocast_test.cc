@@ -62,6 +62,8 @@ std::map<std::string, Entry> table() {
   t["linear"] = binary(low, [](auto& x, auto& w) { return linear(x, w); }, {4, 6}, {3, 6});
   t["linear_gelu"] =
       binary(low, [](auto& x, auto& w) { return linear_gelu(x, w); }, {4, 6}, {3, 6});
+  t["mlp"] = binary(low, [](auto& x, auto& w) { return mlp(x, w, {}, transpose(w, 0, 1), {}); },
+                    {4, 6}, {3, 6});
   t["conv2d"] =
       binary(low, [](auto& x, auto& w) { return conv2d(x, w); }, {1, 2, 5, 5}, {3, 2, 3, 3});
   t["attention"] =

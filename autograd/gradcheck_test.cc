@@ -179,6 +179,11 @@ std::map<std::string, std::vector<Check>> checks() {
       of([weight](const Tensor& x) { return linear(x, weight.alias()); }, m)};
   all["linear_gelu"] = {
       {[](const Tensors& in) { return linear_gelu(in[0], in[1], in[2]); }, {cube, weight, bias}}};
+  const Tensor weight_2 = input({3, 5}, 16), bias_2 = input({3}, 17);
+  all["mlp"] = {
+      {[](const Tensors& in) { return mlp(in[0], in[1], in[2], in[3], in[4]); },
+       {cube, weight, bias, weight_2, bias_2}},
+      {[](const Tensors& in) { return mlp(in[0], in[1], {}, in[2], {}); }, {m, weight, weight_2}}};
   for (const auto& [name, f] :
        {std::pair<std::string, Tensor (*)(const Tensor&, int64_t)>{"softmax", softmax},
         {"log_softmax", log_softmax}}) {

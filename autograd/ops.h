@@ -120,6 +120,10 @@ Tensor matmul(const Tensor& a, const Tensor& b);  // vectors, matrices and batch
 Tensor linear(const Tensor& x, const Tensor& weight, const Tensor& bias = {});
 /// gelu(x W^T + b) in one pass over the result, keeping the pre-activation for backward.
 Tensor linear_gelu(const Tensor& x, const Tensor& weight, const Tensor& bias = {});
+/// linear(linear_gelu(x, weight_1, bias_1), weight_2, bias_2), whose gradient takes GELU's
+/// derivative and, on a device, the first bias's gradient on the way out of one product. mlp.cc
+Tensor mlp(const Tensor& x, const Tensor& weight_1, const Tensor& bias_1, const Tensor& weight_2,
+           const Tensor& bias_2);
 
 // Normalisation and probabilities.
 Tensor softmax(const Tensor& x, int64_t dim);  // softmax.cc

@@ -19,6 +19,10 @@ MlpBlock::MlpBlock(int64_t width, int64_t hidden, double dropout)
 }
 
 Tensor MlpBlock::forward(const Tensor& x) {
+  const bool drops = dropout > 0 && is_training();
+  if (!drops && !fc1.has_stand_in() && !fc2.has_stand_in()) {
+    return ops::mlp(x, fc1.weight, fc1.bias, fc2.weight, fc2.bias);
+  }
   const Tensor h = ops::dropout(fc1.forward_gelu(x), dropout, is_training());  // [B, T, hidden]
   return ops::dropout(fc2(h), dropout, is_training());
 }
