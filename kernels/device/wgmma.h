@@ -51,7 +51,7 @@ __device__ __forceinline__ void wgmma_wait(WEFT_SITE) {
            simt::wgmma_wait(kPending, site));
 }
 
-/// Element types of an operation, A's and B's.
+/// Element types of an operand.
 struct Bf16 {};
 struct F16 {};
 struct E4m3 {};
@@ -59,9 +59,10 @@ struct E5m2 {};
 
 enum class Major : int { k = 0, mn = 1 };
 
-/// d = a b + (accumulate ? d : 0). M- and N-major operands: 16-bit types alone.
 template <class Type, int kN, Major kA = Major::k, Major kB = Major::k>
 struct WgmmaInstruction;
+template <class TypeA, class TypeB, int kN>
+struct WgmmaFp8Instruction;
 
 #ifdef __CUDACC__
 
@@ -106,18 +107,18 @@ struct WgmmaInstruction;
                      "n"(static_cast<int>(kA)), "n"(static_cast<int>(kB)));                   \
     }                                                                                         \
   };
-#define WEFT_WGMMA_8(Type, type, n, text, a, b, accumulates, ...)                              \
-  template <>                                                                                  \
-  struct WgmmaInstruction<Type, n> {                                                           \
-    static __device__ __forceinline__ void run(float (&d)[n / 2], uint64_t a_descriptor,       \
-                                               uint64_t b_descriptor, bool accumulate) {       \
-      asm volatile("{\n .reg .pred accumulates;\n setp.ne.b32 accumulates, " accumulates       \
-                   ", 0;\n"                                                                    \
-                   " wgmma.mma_async.sync.aligned.m64n" #n "k32.f32." type "." type " {" text  \
-                   "}, " a ", " b ", accumulates, 1, 1;\n}"                                    \
-                   : __VA_ARGS__                                                               \
-                   : "l"(a_descriptor), "l"(b_descriptor), "r"(static_cast<int>(accumulate))); \
-    }                                                                                          \
+#define WEFT_WGMMA_8(TypeA, type_a, TypeB, type_b, n, text, a, b, accumulates, ...)               \
+  template <>                                                                                     \
+  struct WgmmaFp8Instruction<TypeA, TypeB, n> {                                                   \
+    static __device__ __forceinline__ void run(float (&d)[n / 2], uint64_t a_descriptor,          \
+                                               uint64_t b_descriptor, bool accumulate) {          \
+      asm volatile("{\n .reg .pred accumulates;\n setp.ne.b32 accumulates, " accumulates          \
+                   ", 0;\n"                                                                       \
+                   " wgmma.mma_async.sync.aligned.m64n" #n "k32.f32." type_a "." type_b " {" text \
+                   "}, " a ", " b ", accumulates, 1, 1;\n}"                                       \
+                   : __VA_ARGS__                                                                  \
+                   : "l"(a_descriptor), "l"(b_descriptor), "r"(static_cast<int>(accumulate)));    \
+    }                                                                                             \
   };
 #define WEFT_WGMMA_SIZES_16(Type, type)                                                          \
   WEFT_WGMMA_16(Type, type, 64, WEFT_D32_TEXT, "%32", "%33", "%34", "%35", "%36", WEFT_D32(0))   \
@@ -126,13 +127,15 @@ struct WgmmaInstruction;
                 WEFT_D32(64))                                                                    \
   WEFT_WGMMA_16(Type, type, 256, WEFT_D128_TEXT, "%128", "%129", "%130", "%131", "%132",         \
                 WEFT_D64(0), WEFT_D64(64))
-#define WEFT_WGMMA_SIZES_8(Type, type)                                          \
-  WEFT_WGMMA_8(Type, type, 64, WEFT_D32_TEXT, "%32", "%33", "%34", WEFT_D32(0)) \
-  WEFT_WGMMA_8(Type, type, 128, WEFT_D64_TEXT, "%64", "%65", "%66", WEFT_D64(0))
+#define WEFT_WGMMA_SIZES_8(TypeA, type_a, TypeB, type_b)                                          \
+  WEFT_WGMMA_8(TypeA, type_a, TypeB, type_b, 64, WEFT_D32_TEXT, "%32", "%33", "%34", WEFT_D32(0)) \
+  WEFT_WGMMA_8(TypeA, type_a, TypeB, type_b, 128, WEFT_D64_TEXT, "%64", "%65", "%66", WEFT_D64(0))
 WEFT_WGMMA_SIZES_16(Bf16, "bf16")
 WEFT_WGMMA_SIZES_16(F16, "f16")
-WEFT_WGMMA_SIZES_8(E4m3, "e4m3")
-WEFT_WGMMA_SIZES_8(E5m2, "e5m2")
+WEFT_WGMMA_SIZES_8(E4m3, "e4m3", E4m3, "e4m3")
+WEFT_WGMMA_SIZES_8(E4m3, "e4m3", E5m2, "e5m2")
+WEFT_WGMMA_SIZES_8(E5m2, "e5m2", E4m3, "e4m3")
+WEFT_WGMMA_SIZES_8(E5m2, "e5m2", E5m2, "e5m2")
 #undef WEFT_WGMMA_SIZES_8
 #undef WEFT_WGMMA_SIZES_16
 #undef WEFT_WGMMA_8
@@ -158,14 +161,36 @@ inline constexpr simt::MatrixType kMatrixType<E5m2> = simt::MatrixType::e5m2;
 
 #endif
 
+/// d = a b + (accumulate ? d : 0), of 16-bit elements.
 template <class Type, int kN, Major kA = Major::k, Major kB = Major::k>
 __device__ __forceinline__ void wgmma(float (&d)[kN / 2], uint64_t a_descriptor,
                                       uint64_t b_descriptor, bool accumulate WEFT_AND_SITE) {
 #ifdef __CUDACC__
   WgmmaInstruction<Type, kN, kA, kB>::run(d, a_descriptor, b_descriptor, accumulate);
 #else
-  simt::wgmma({kMatrixType<Type>, kN, accumulate, kA == Major::mn, kB == Major::mn}, d, nullptr,
-              a_descriptor, b_descriptor, site);
+  simt::wgmma({.a_type = kMatrixType<Type>,
+               .b_type = kMatrixType<Type>,
+               .n = kN,
+               .accumulate = accumulate,
+               .a_mn_major = kA == Major::mn,
+               .b_mn_major = kB == Major::mn},
+              d, nullptr, a_descriptor, b_descriptor, site);
+#endif
+}
+
+/// The same of fp8, each operand in a format of its own and K-major. The tensor core keeps 13 bits
+/// of such a sum (numerics/tensor_core.h).
+template <class TypeA, class TypeB, int kN>
+__device__ __forceinline__ void wgmma_fp8(float (&d)[kN / 2], uint64_t a_descriptor,
+                                          uint64_t b_descriptor, bool accumulate WEFT_AND_SITE) {
+#ifdef __CUDACC__
+  WgmmaFp8Instruction<TypeA, TypeB, kN>::run(d, a_descriptor, b_descriptor, accumulate);
+#else
+  simt::wgmma({.a_type = kMatrixType<TypeA>,
+               .b_type = kMatrixType<TypeB>,
+               .n = kN,
+               .accumulate = accumulate},
+              d, nullptr, a_descriptor, b_descriptor, site);
 #endif
 }
 

@@ -422,6 +422,131 @@ inline OpTable gemm_table() {
        .b_layout = 'T',
        .b_dtype = DType::f8e4m3},
       Timing::timed);
+  // fp8 on tensor cores: every pair of formats, every layout, several tiles in each dimension,
+  // tails in each, lines that TMA takes and lines that are copied, and K that wraps a ring of 4
+  // stages of 128 twice, split or, where a model's bits are asked for, whole.
+  const DType e4m3 = DType::f8e4m3, e5m2 = DType::f8e5m2;
+  for (DType a : {e4m3, e5m2}) {
+    for (DType b : {e4m3, e5m2}) {
+      add({.batch = {},
+           .m = 136,
+           .n = 264,
+           .k = 144,
+           .dtype = a,
+           .output = DType::bf16,
+           .b_layout = 'T',
+           .bias = true,
+           .integers = true,
+           .b_dtype = b,
+           .emulated_on = "fp8"});
+      add({.batch = {},
+           .m = 40,
+           .n = 72,
+           .k = 80,
+           .dtype = a,
+           .output = DType::f16,
+           .b_layout = 'T',
+           .b_dtype = b,
+           .scale = 0.3});
+    }
+    add({.batch = {},
+         .m = 33,
+         .n = 40,
+         .k = 300,
+         .dtype = a,
+         .b_layout = 'T',
+         .numerics = {Accumulation::h100},
+         .b_dtype = a});
+  }
+  for (char a : {'N', 'T'}) {
+    for (char b : {'N', 'T'}) {
+      add({.batch = {},
+           .m = 72,
+           .n = 136,
+           .k = 1160,
+           .dtype = e4m3,
+           .output = DType::bf16,
+           .a_layout = a,
+           .b_layout = b,
+           .bias = true,
+           .integers = true,
+           .emulated_on = "fp8"});
+      add({.batch = {3},
+           .m = 40,
+           .n = 72,
+           .k = 88,
+           .dtype = e5m2,
+           .output = DType::bf16,
+           .a_layout = a,
+           .b_layout = b,
+           .b_dtype = e4m3,
+           .emulated_on = "fp8"});
+    }
+  }
+  add({.batch = {},
+       .m = 17,
+       .n = 24,
+       .k = 1160,
+       .dtype = e4m3,
+       .b_layout = 'T',
+       .numerics = {Accumulation::h100},
+       .emulated_on = "fp8"});
+  for (Epilogue epilogue : kEpilogues) {
+    for (char c : {'N', 'S', 'W'}) {
+      add({.batch = {2},
+           .m = 33,
+           .n = 40,
+           .k = 48,
+           .dtype = epilogue == Epilogue::dgelu ? e5m2 : e4m3,
+           .output = DType::bf16,
+           .b_layout = 'R',
+           .bias = true,
+           .epilogue = epilogue,
+           .c_layout = c,
+           .b_dtype = e4m3,
+           .scale = 0.5,
+           .residual = epilogue == Epilogue::none,
+           .bias_gradient = epilogue == Epilogue::dgelu,
+           .emulated_on = c == 'N' ? "" : "fp8"});
+    }
+  }
+  add({.batch = {},
+       .m = 40,
+       .n = 72,
+       .k = 584,
+       .dtype = e5m2,
+       .output = DType::bf16,
+       .epilogue = Epilogue::dgelu,
+       .b_dtype = e4m3,
+       .bias_gradient = true,
+       .emulated_on = "fp8"});
+  add({.batch = {},
+       .m = 72,
+       .n = 40,
+       .k = 600,
+       .dtype = e5m2,
+       .a_layout = 'T',
+       .accumulate = true,
+       .b_dtype = e4m3,
+       .emulated_on = "fp8"});
+  // The three products of a layer of ViT-B/16 with 128 images.
+  const int64_t tokens = 25216, width = 768, hidden = 3072;
+  const auto add_layer = [&](int64_t m, int64_t n, int64_t k, DType a, DType out, char a_layout,
+                             char b_layout) {
+    add({.batch = {},
+         .m = m,
+         .n = n,
+         .k = k,
+         .dtype = a,
+         .output = out,
+         .a_layout = a_layout,
+         .b_layout = b_layout,
+         .b_dtype = e4m3},
+        Timing::large);
+  };
+  add_layer(tokens, hidden, width, e4m3, DType::bf16, 'N', 'T');
+  add_layer(tokens, width, hidden, e5m2, DType::bf16, 'N', 'N');
+  add_layer(hidden, width, tokens, e5m2, DType::f32, 'T', 'N');
   add({.batch = {}, .m = 256, .n = 256, .k = 256, .numerics = {exact}}, Timing::timed);
   add({.batch = {},
        .m = 256,

@@ -10,11 +10,10 @@ namespace {
 
 numerics::TensorCoreModel model_of(const GemmProblem& p) {
   const std::string_view gpu = name(p.numerics.accumulation);
-  const bool is_fp8 = itemsize(p.dtype()) == 1;
   numerics::TensorCoreModel model =
       numerics::tensor_core_model(gpu, p.dtype() == DType::f32 ? DType::tf32 : p.dtype());
-  // One operand may be e4m3 and the other e5m2: f16 holds both.
-  if (is_fp8) model.input = DType::f16;
+  // Where one operand is e4m3 and the other e5m2: f16 holds both.
+  if (p.a.dtype() != p.b.dtype()) model.input = DType::f16;
   return model;
 }
 

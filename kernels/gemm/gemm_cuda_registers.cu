@@ -3,7 +3,8 @@
 // lanes' vectors. While the products of one tile run, the next tile's elements are on their way
 // into registers, and two buffers let a single barrier per tile do.
 //
-// For f32 (and f16, bf16 widened) without tensor cores; bound by the multiply-adds at large sizes.
+// For f32 (and f16, bf16 and fp8 widened) without tensor cores; bound by the multiply-adds at large
+// sizes. fp8 sums are in f32 throughout and need no promotion.
 #include "core/stream.h"
 #include "kernels/gemm/gemm_bias_gradient.cuh"
 

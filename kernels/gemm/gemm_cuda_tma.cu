@@ -92,4 +92,11 @@ bool gemm_fits_wgmma(const GemmProblem& p) {
          compute_capability(p.device().index) == 90;
 }
 
+bool gemm_fits_wgmma_fp8(const GemmProblem& p) {
+  const bool is_modelled =
+      p.numerics.accumulation == Accumulation::h100 && p.a.dtype() == p.b.dtype();
+  return (gemm_is<GemmArithmetic::fp8>(p) || is_modelled) && p.k() > 0 &&
+         compute_capability(p.device().index) == 90;
+}
+
 }  // namespace weft::kernels

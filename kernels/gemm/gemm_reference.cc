@@ -13,6 +13,11 @@
 // precision, whose error of K 2^-113 no case comes near, and its nearest neighbour found by
 // comparing distances.
 //
+// On a device, fp8 in ieee is what Hopper's tensor cores make of it, which keep 13 bits of a sum
+// and are promoted to f32 every 128 of K: numerics/tensor_core_bounds.h. A subnormal operand counts
+// there as the smallest normal number, whose exponent it is aligned by. Chains in f32 err less.
+// Integers whose magnitudes add up to what 13 bits hold are exact.
+//
 // gelu has relative error 10 u on top (kernels/simd/math_inl.h), and carries the error e of its
 // argument times at most max |gelu'| = 1.13; under dgelu the product is rounded to C's dtype first.
 //
@@ -26,7 +31,7 @@
 #include "core/view.h"
 #include "kernels/gemm/gemm.h"
 #include "numerics/error_bounds.h"
-#include "numerics/tensor_core.h"
+#include "numerics/tensor_core_bounds.h"
 
 namespace weft::kernels {
 namespace {
@@ -106,7 +111,7 @@ float tensor_core_sum(const GemmProblem& p, const double* a, const double* b) {
   const bool is_fp8 = itemsize(p.dtype()) == 1;
   numerics::TensorCoreModel model = numerics::tensor_core_model(
       name(p.numerics.accumulation), p.dtype() == DType::f32 ? DType::tf32 : p.dtype());
-  if (is_fp8) model.input = DType::f16;  // holds e4m3 and e5m2
+  if (p.a.dtype() != p.b.dtype()) model.input = DType::f16;  // holds e4m3 and e5m2
   const std::vector<float> row(a, a + k);
   std::vector<float> column(k);
   for (int64_t l = 0; l < k; ++l) column[l] = static_cast<float>(b[l * n]);
@@ -139,6 +144,36 @@ double specified_element(const GemmProblem& p, const double* a, const double* b,
   if (p.bias.defined()) value += static_cast<float>(bias);
   if (p.accumulate || p.residual.defined()) value += static_cast<float>(old);
   return round_to(value, p.c.dtype());
+}
+
+/// How far a device's fp8 result may lie from `value`, the CPU's. added: the magnitude of bias and
+/// old C.
+double fp8_device_error(const GemmProblem& p, const double* a, const double* b, double added,
+                        double value) {
+  const numerics::TensorCoreModel model = numerics::tensor_core_model("h100", DType::f8e4m3);
+  const auto aligned = [](double x, DType dtype) {
+    const double smallest = dtype == DType::f8e4m3 ? 0x1p-6 : 0x1p-14;
+    return x == 0 ? 0 : std::max(std::abs(x), smallest);
+  };
+  const int64_t k = p.k(), n = p.n();
+  double magnitude = 0;
+  bool is_integral = true;
+  for (int64_t l = 0; l < k; ++l) {
+    const double x = a[l], y = b[l * n];
+    magnitude += aligned(x, p.a.dtype()) * aligned(y, p.b.dtype());
+    is_integral = is_integral && x == std::floor(x) && y == std::floor(y);
+  }
+  if (is_integral && magnitude <= std::ldexp(1.0, model.step.output_bits)) return 0;
+  if (!std::isfinite(value)) return 0;
+  const auto interval = static_cast<double>(kFp8PromotionInterval);
+  const auto terms = static_cast<double>(k);
+  // The device's sum; then on both sides additions of the promoted sums, scale, bias and old C, all
+  // in f32, and one rounding to C's dtype.
+  const double scale = std::abs(static_cast<float>(p.scale));
+  const double sum = numerics::tensor_core_dot_bound(model, terms, magnitude, interval) * scale;
+  const double additions = numerics::gamma(std::ceil(terms / interval) + 4, 0x1p-24);
+  const double error = sum + 2 * additions * (magnitude * scale + sum + added);
+  return error + 2 * numerics::rounding_error(std::abs(value) + error, p.c.dtype());
 }
 
 /// A sum with what its bound needs.
@@ -193,6 +228,9 @@ std::vector<Expected> reference(const GemmProblem& p) {
   const auto step = static_cast<int64_t>(
       std::max(1.0, std::ceil(static_cast<double>(p.c.numel()) * k / kMaxProducts)));
   Expected result{std::vector<double>(p.c.numel()), std::vector<double>(p.c.numel(), INFINITY)};
+  // Where a device may be further off: fp8.
+  const bool has_device_bounds = arithmetic == GemmArithmetic::fp8;
+  if (has_device_bounds) result.device_bounds = result.bounds;
   Expected argument = result;
   for (int64_t row = 0; row < rows; row += step) {
     const double* a_row = a.data() + row * k;
@@ -225,33 +263,49 @@ std::vector<Expected> reference(const GemmProblem& p) {
         error = 0;
       }
       if (!std::isfinite(value)) error = 0;
-      const auto put = [&](double x, double bound) {
-        result.values[at] = x;
-        result.bounds[at] = bound + numerics::rounding_error(std::abs(x) + bound, dtype);
-      };
-      switch (p.epilogue) {
-        case Epilogue::none:
-          result.values[at] = value;
-          result.bounds[at] = error;
-          break;
-        case Epilogue::gelu:
-          argument.values[at] = value;
-          argument.bounds[at] = error;
-          put(gelu(value), kGeluSlope * error + kGeluRoundings * u * std::abs(gelu(value)));
-          break;
-        case Epilogue::dgelu: {
-          const double x = aux[at];
-          const double slope = normal_distribution(x) + x * normal_density(x);
-          const double scale = normal_distribution(x) + std::abs(x) * normal_density(x);
-          put(value * slope,
-              error * scale + (std::abs(value) + error) * kGeluRoundings * u * scale);
-          break;
+      const auto put = [&](double own_error, std::vector<double>& bounds,
+                           std::vector<double>& argument_bounds) {
+        const auto put_rounded = [&](double x, double bound) {
+          result.values[at] = x;
+          bounds[at] = bound + numerics::rounding_error(std::abs(x) + bound, dtype);
+        };
+        switch (p.epilogue) {
+          case Epilogue::none:
+            result.values[at] = value;
+            bounds[at] = own_error;
+            break;
+          case Epilogue::gelu:
+            argument.values[at] = value;
+            argument_bounds[at] = own_error;
+            put_rounded(gelu(value),
+                        kGeluSlope * own_error + kGeluRoundings * u * std::abs(gelu(value)));
+            break;
+          case Epilogue::dgelu: {
+            const double x = aux[at];
+            const double slope = normal_distribution(x) + x * normal_density(x);
+            const double scale = normal_distribution(x) + std::abs(x) * normal_density(x);
+            put_rounded(value * slope, own_error * scale + (std::abs(value) + own_error) *
+                                                               kGeluRoundings * u * scale);
+            break;
+          }
         }
+      };
+      put(error, result.bounds, argument.bounds);
+      if (has_device_bounds) {
+        const double added = (bias.empty() ? 0 : std::abs(bias[j])) + std::abs(old);
+        const double device_error = fp8_device_error(p, a_row, b_matrix + j, added, value);
+        put(device_error, result.device_bounds, argument.device_bounds);
       }
     }
   }
   if (p.epilogue == Epilogue::gelu) return {result, argument};
-  if (p.bias_gradient.defined()) return {result, column_sums(result, n, u)};
+  if (p.bias_gradient.defined()) {
+    Expected sums = column_sums(result, n, u);
+    if (has_device_bounds) {
+      sums.device_bounds = column_sums({result.values, result.device_bounds}, n, u).bounds;
+    }
+    return {result, sums};
+  }
   return {result};
 }
 

@@ -131,6 +131,47 @@ TEST_CASE("wgmma multiplies swizzled tiles of either major order") {
   options() = {};
 }
 
+TEST_CASE("wgmma multiplies fp8 of either format, and keeps 13 bits of the sums") {
+  const auto encode = [](Matrix<uint8_t>& x, bool is_e4m3) {
+    is_e4m3 ? x.encode<f8e4m3>() : x.encode<f8e5m2>();
+  };
+  for (int n : {64, 128}) {
+    for (bool a_e4m3 : {false, true}) {
+      for (bool b_e4m3 : {false, true}) {
+        CAPTURE(n, a_e4m3, b_e4m3);
+        Matrix<uint8_t> a(64, 64, 1), b(n, 64, 2);
+        encode(a, a_e4m3);
+        encode(b, b_e4m3);
+        const auto run = [&] {
+          std::vector<float> c(64 * n, -1);
+          const DeviceView view(c.data(), c.size() * sizeof(float));
+          run_wgmma_fp8(a.bits.data(), a_e4m3, b.bits.data(), b_e4m3, c.data(), n);
+          return c;
+        };
+        for (Completion completion : {Completion::eager, Completion::on_wait}) {
+          options() = {.order = Order::random, .completion = completion};
+          CHECK(wrong(
+                    run(), n, 64, [&](int i, int l) { return a.at(i, l); },
+                    [&](int l, int j) { return b.at(j, l); }) == 0);
+        }
+        // 256 + 2^-6 needs 15 bits: the small product is lost, alone it is kept.
+        std::fill(a.values.begin(), a.values.end(), 0.0f);
+        std::fill(b.values.begin(), b.values.end(), 0.0f);
+        a.values[0] = 16;
+        b.values[0] = 16;
+        a.values[1] = a.values[64 + 1] = 0.125f;
+        b.values[1] = 0.125f;
+        encode(a, a_e4m3);
+        encode(b, b_e4m3);
+        const std::vector<float> c = run();
+        CHECK(c[0] == 256);
+        CHECK(c[n] == 0x1p-6f);
+      }
+    }
+  }
+  options() = {};
+}
+
 TEST_CASE("TMA moves boxes that reach beyond the tensor") {
   constexpr int kRows = 37;
   std::vector<float> x(kRows * 64);

@@ -122,6 +122,56 @@ __global__ void wgmma_kernel(const __grid_constant__ TensorMap a_map,
   }
 }
 
+/// Operands of 64 bytes a row, half of each line of 128.
+template <class TypeA, class TypeB, int kN>
+__global__ void wgmma_fp8_kernel(const __grid_constant__ TensorMap a_map,
+                                 const __grid_constant__ TensorMap b_map, float* c) {
+  WEFT_DYNAMIC_SHARED(char, tiles);
+  WEFT_SHARED(uint64_t, barrier);
+  char* const tile_b = tiles + 64 * 128;
+  if (threadIdx.x == 0) {
+    mbarrier_init(&barrier, 1);
+    fence_mbarrier_init();
+    mbarrier_arrive_expect_tx(&barrier, (64 + kN) * 128);
+    tma_load_2d(tiles, &a_map, &barrier, 0, 0);
+    tma_load_2d(tile_b, &b_map, &barrier, 0, 0);
+  }
+  __syncthreads();
+  mbarrier_wait(&barrier, 0);
+  float d[kN / 2];
+  wgmma_fence();
+  for (int k = 0; k < 2; ++k) {
+    wgmma_fp8<TypeA, TypeB, kN>(d, wgmma_descriptor_k_major(tiles + 32 * k),
+                                wgmma_descriptor_k_major(tile_b + 32 * k), k > 0);
+  }
+  wgmma_commit();
+  wgmma_wait<0>();
+  const unsigned warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4, q = threadIdx.x % 4;
+  for (unsigned i = 0; i < kN / 2; ++i) {
+    c[(16 * warp + g + 8 * (i / 2 % 2)) * kN + 8 * (i / 4) + 2 * q + i % 2] = d[i];
+  }
+}
+
+TensorMap bytes_map(const uint8_t* x, int rows) {
+  TensorMapSpec spec{.base = x,
+                     .dtype = DType::u8,
+                     .dims = {64, static_cast<uint64_t>(rows)},
+                     .strides = {64},
+                     .box = {128, static_cast<uint32_t>(rows)},
+                     .swizzle = TmaSwizzle::bytes_128};
+  return make_tensor_map(spec);
+}
+
+template <class TypeA, class TypeB>
+void launch_wgmma_fp8(const uint8_t* a, const uint8_t* b, float* c, int n) {
+  const TensorMap a_map = bytes_map(a, 64), b_map = bytes_map(b, n);
+  if (n == 64) {
+    WEFT_LAUNCH((wgmma_fp8_kernel<TypeA, TypeB, 64>), 1, 128, 128 * 128, nullptr, a_map, b_map, c);
+  } else {
+    WEFT_LAUNCH((wgmma_fp8_kernel<TypeA, TypeB, 128>), 1, 128, 192 * 128, nullptr, a_map, b_map, c);
+  }
+}
+
 TensorMap operand_map(const uint16_t* x, int rows, bool mn_major) {
   const auto n = static_cast<uint64_t>(rows);
   TensorMapSpec spec{.base = x, .dtype = DType::bf16, .swizzle = TmaSwizzle::bytes_128};
@@ -199,6 +249,14 @@ void run_wgmma(const uint16_t* a, const uint16_t* b, float* c, int n, bool a_mn,
   if (n == 64) launch_wgmma<64>(a, b, c, a_mn, b_mn);
   if (n == 128) launch_wgmma<128>(a, b, c, a_mn, b_mn);
   if (n == 256) launch_wgmma<256>(a, b, c, a_mn, b_mn);
+}
+void run_wgmma_fp8(const uint8_t* a, bool a_is_e4m3, const uint8_t* b, bool b_is_e4m3, float* c,
+                   int n) {
+  if (a_is_e4m3) {
+    b_is_e4m3 ? launch_wgmma_fp8<E4m3, E4m3>(a, b, c, n) : launch_wgmma_fp8<E4m3, E5m2>(a, b, c, n);
+  } else {
+    b_is_e4m3 ? launch_wgmma_fp8<E5m2, E4m3>(a, b, c, n) : launch_wgmma_fp8<E5m2, E5m2>(a, b, c, n);
+  }
 }
 void run_tma_copy(const float* x, float* y, int rows, int swizzle) {
   TensorMapSpec spec{.base = x,

@@ -48,30 +48,64 @@ float widen(MatrixType type, const void* element) {
   return 0;
 }
 
-const numerics::TensorCoreModel& h100_model(MatrixType type) {
+/// Of operands of two fp8 formats: f16 holds both.
+const numerics::TensorCoreModel& h100_model(MatrixType a, MatrixType b) {
   static const std::vector<numerics::TensorCoreModel> models = [] {
     std::vector<numerics::TensorCoreModel> models;
     for (const TypeInfo& type : kTypes) {
       models.push_back(numerics::tensor_core_model("h100", type.dtype));
     }
+    models.push_back(models.back());
+    models.back().input = DType::f16;
     return models;
   }();
-  return models[static_cast<int>(type)];
+  return a == b ? models[static_cast<int>(a)] : models.back();
 }
 
-/// D [m, n] += A [m, k] B^T, B [n, k]; all row-major.
-void multiply(MatrixType type, int m, int n, int k, const float* a, const float* b, float* d) {
-  const bool is_exact = state().options.tensor_core == TensorCore::h100;
+struct OperandTypes {
+  MatrixType a, b;
+};
+
+enum class Row : uint8_t { zero, finite, special };
+
+/// What each row holds at most.
+std::vector<Row> kinds_of_rows(const float* x, int rows, int k) {
+  std::vector<Row> kinds(rows, Row::zero);
+  for (int i = 0; i < rows * k; ++i) {
+    Row& kind = kinds[i / k];
+    if (x[i] != 0) kind = std::max(kind, std::isfinite(x[i]) ? Row::finite : Row::special);
+  }
+  return kinds;
+}
+
+/// D [m, n] += A [m, k] B^T, B [n, k]; all row-major. As an H100 does it, each sum by its model but
+/// those of a tile's tail, which are zero.
+void multiply_exactly(const numerics::TensorCoreModel& model, int m, int n, int k, const float* a,
+                      const float* b, float* d) {
+  const auto terms = static_cast<size_t>(k);
+  const std::vector<Row> kinds_a = kinds_of_rows(a, m, k), kinds_b = kinds_of_rows(b, n, k);
+  for (int i = 0; i < m; ++i) {
+    for (int j = 0; j < n; ++j) {
+      float& sum = d[i * n + j];
+      const auto [least, most] = std::minmax(kinds_a[i], kinds_b[j]);
+      if (sum == 0 && least == Row::zero && most != Row::special) {
+        sum = 0;
+      } else {
+        sum = numerics::tensor_core_dot(model, {a + i * k, terms}, {b + j * k, terms}, sum);
+      }
+    }
+  }
+}
+
+/// The same, as Options::tensor_core says.
+void multiply(OperandTypes types, int m, int n, int k, const float* a, const float* b, float* d) {
+  const bool is_exact = state().options.tensor_core == TensorCore::h100 || info(types.a).bytes == 1;
+  if (is_exact) return multiply_exactly(h100_model(types.a, types.b), m, n, k, a, b, d);
   for (int i = 0; i < m; ++i) {
     for (int j = 0; j < n; ++j) {
       const float* x = a + i * k;
       const float* y = b + j * k;
       float& sum = d[i * n + j];
-      if (is_exact) {
-        sum = numerics::tensor_core_dot(h100_model(type), {x, static_cast<size_t>(k)},
-                                        {y, static_cast<size_t>(k)}, sum);
-        continue;
-      }
       float parts[4] = {};
       for (int l = 0; l < k; l += 4) {
         for (int p = 0; p < 4; ++p) parts[p] += x[l + p] * y[l + p];
@@ -118,7 +152,7 @@ void run_mma(Warp& warp, uint32_t) {
     }
     for (int i = 0; i < 4; ++i) d[lane / 4 + 8 * (i / 2)][2 * (lane % 4) + i % 2] = da[i];
   }
-  multiply(kType, 16, 8, kK, a[0], b[0], d[0]);
+  multiply({kType, kType}, 16, 8, kK, a[0], b[0], d[0]);
   for (int lane = 0; lane < kWarpSize; ++lane) {
     auto* da = static_cast<float*>(warp.lanes[lane].pointers[0]);
     for (int i = 0; i < 4; ++i) da[i] = d[lane / 4 + 8 * (i / 2)][2 * (lane % 4) + i % 2];
@@ -312,7 +346,7 @@ Position accumulator_position(int thread, int i) {
 void issue_wgmma(WarpgroupQueue& queue, const Site& site) {
   const auto arguments = *static_cast<const WgmmaArguments*>(current->pointers[2]);
   const Wgmma op = *arguments.operation;
-  const int bytes = info(op.type).bytes, k = 32 / bytes, floats = op.n / 2;
+  const int bytes = info(op.a_type).bytes, k = 32 / bytes, floats = op.n / 2;
   const bool has_registers = current->pointers[1] != nullptr;
   for (int t = 0; t < kWarpgroupThreads; ++t) {
     const auto& other = *static_cast<const WgmmaArguments*>(member(t).pointers[2]);
@@ -327,6 +361,11 @@ void issue_wgmma(WarpgroupQueue& queue, const Site& site) {
         "wgmma: a descriptor with a base offset is not supported: align tiles to the "
         "swizzle's atom of 8 rows",
         site);
+  }
+  if (op.a_type != op.b_type && (bytes != 1 || info(op.b_type).bytes != 1)) {
+    fail_kernel(fmt::format("wgmma: there is none of {} and {}", info(op.a_type).name,
+                            info(op.b_type).name),
+                site);
   }
   if ((op.a_mn_major || op.b_mn_major) && bytes != 2) {
     fail_kernel("wgmma: only 16-bit elements may be M- or N-major", site);
@@ -368,7 +407,8 @@ void issue_wgmma(WarpgroupQueue& queue, const Site& site) {
     const auto* registers = static_cast<const char*>(thread.pointers[1]);
     for (int i = 0; i < 64 * k / kWarpgroupThreads; ++i) {
       const Position p = a_position(t % kWarpSize, i, bytes, k);
-      a_values[(16 * (t / kWarpSize) + p.row) * k + p.col] = widen(op.type, registers + i * bytes);
+      a_values[(16 * (t / kWarpSize) + p.row) * k + p.col] =
+          widen(op.a_type, registers + i * bytes);
     }
   }
   const bool is_eager = s.options.completion == Completion::eager;
@@ -381,8 +421,8 @@ void issue_wgmma(WarpgroupQueue& queue, const Site& site) {
   }
   operation.run = [&queue, op, a, b, k, floats, has_registers, a_values,
                    accumulators = operation.accumulators] {
-    const std::vector<float> left = has_registers ? a_values : a.read(op.type, 64, k);
-    const std::vector<float> right = b.read(op.type, op.n, k);
+    const std::vector<float> left = has_registers ? a_values : a.read(op.a_type, 64, k);
+    const std::vector<float> right = b.read(op.b_type, op.n, k);
     std::vector<float> sums(64 * static_cast<size_t>(op.n));
     const auto values = [&](int t) {
       const auto held = queue.held.find(accumulators[t]);
@@ -394,7 +434,7 @@ void issue_wgmma(WarpgroupQueue& queue, const Site& site) {
         sums[p.row * op.n + p.col] = values(t)[i];
       }
     }
-    multiply(op.type, 64, op.n, k, left.data(), right.data(), sums.data());
+    multiply({op.a_type, op.b_type}, 64, op.n, k, left.data(), right.data(), sums.data());
     for (int t = 0; t < kWarpgroupThreads; ++t) {
       for (int i = 0; i < floats; ++i) {
         const Position p = accumulator_position(t, i);

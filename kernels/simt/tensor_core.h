@@ -2,7 +2,8 @@
 //
 // Fragment layouts are those of the PTX ISA ("Matrix Fragments for mma", "Register Fragments and
 // Shared Memory Matrix Layouts for wgmma"). Sums are in f32: in the order of K with four partial
-// sums, or as an H100's tensor core makes them (Options::tensor_core, numerics/tensor_core.h).
+// sums, or as an H100's tensor core makes them (Options::tensor_core, numerics/tensor_core.h). fp8
+// always as an H100's: of its sums 13 bits are kept, and kernels must cope.
 #pragma once
 
 #include <cstddef>
@@ -28,9 +29,10 @@ void mma_sync_f64(double* d, double a, double b, const Site& site);
 void ldmatrix(int count, bool transposed, uint32_t* registers, const void* row, const Site& site);
 void stmatrix(int count, bool transposed, const uint32_t* registers, void* row, const Site& site);
 
-/// wgmma.mma_async.m64nNkK. A's register form has `a`, the other a descriptor.
+/// wgmma.mma_async.m64nNkK. A's register form has `a`, the other a descriptor. The types are equal,
+/// or both fp8.
 struct Wgmma {
-  MatrixType type = MatrixType::bf16;
+  MatrixType a_type = MatrixType::bf16, b_type = MatrixType::bf16;
   int n = 0;
   bool accumulate = true;  // scale-d
   bool a_mn_major = false, b_mn_major = false;

@@ -26,7 +26,7 @@ std::vector<unsigned char> bits_of(const std::vector<Tensor>& outputs) {
 }
 
 void compare(const std::vector<Tensor>& outputs, const std::vector<Expected>& expected,
-             CheckResult& result) {
+             DeviceType device, CheckResult& result) {
   if (outputs.size() != expected.size()) {
     result.failure =
         fmt::format("{} outputs, but the reference has {}", outputs.size(), expected.size());
@@ -35,7 +35,9 @@ void compare(const std::vector<Tensor>& outputs, const std::vector<Expected>& ex
   for (size_t k = 0; k < outputs.size(); ++k) {
     const std::vector<double> values = outputs[k].to_vector();
     const Expected& want = expected[k];
-    WEFT_ASSERT(values.size() == want.values.size() && values.size() == want.bounds.size());
+    const std::vector<double>& bounds =
+        device == DeviceType::cpu || want.device_bounds.empty() ? want.bounds : want.device_bounds;
+    WEFT_ASSERT(values.size() == want.values.size() && values.size() == bounds.size());
     size_t wrong = 0, worst = 0;
     double worst_excess = 0;
     for (size_t i = 0; i < values.size(); ++i) {
@@ -44,11 +46,11 @@ void compare(const std::vector<Tensor>& outputs, const std::vector<Expected>& ex
       const double error = equal ? 0 : std::abs(values[i] - want.values[i]);
       if (std::isfinite(error)) {
         result.max_error = std::max(result.max_error, error);
-        if (error > 0) result.bound_used = std::max(result.bound_used, error / want.bounds[i]);
+        if (error > 0) result.bound_used = std::max(result.bound_used, error / bounds[i]);
       }
-      if (error <= want.bounds[i]) continue;
+      if (error <= bounds[i]) continue;
       ++wrong;
-      const double excess = std::isfinite(error) ? error - want.bounds[i] : INFINITY;
+      const double excess = std::isfinite(error) ? error - bounds[i] : INFINITY;
       if (wrong == 1 || excess > worst_excess) {
         worst_excess = excess;
         worst = i;
@@ -59,7 +61,7 @@ void compare(const std::vector<Tensor>& outputs, const std::vector<Expected>& ex
           "output {} {}: {} of {} elements out of bounds; worst at {}: got {:.9g}, expected {:.9g} "
           "+- {:.3g}",
           k, describe(outputs[k]), wrong, values.size(), worst, values[worst], want.values[worst],
-          want.bounds[worst]);
+          bounds[worst]);
       return;
     }
   }
@@ -73,7 +75,8 @@ CheckResult check_case(const OpTable& table, const CaseEntry& entry, const std::
   const int threads = num_threads();
   std::vector<int> runs = {threads, threads};
   const auto row = std::ranges::find(table.variants, variant, &OpTable::Row::name);
-  if (row == table.variants.end() || row->device == DeviceType::cpu) {
+  const DeviceType device = row == table.variants.end() ? DeviceType::cpu : row->device;
+  if (device == DeviceType::cpu) {
     runs.insert(runs.end(), {1, 2, 3, 8});
   }
   std::vector<unsigned char> first_bits;
@@ -103,7 +106,7 @@ CheckResult check_case(const OpTable& table, const CaseEntry& entry, const std::
     if (result.ran != Ran::yes) {
       result.ran = Ran::yes;
       first_bits = std::move(bits);
-      compare(in.outputs(), expected, result);
+      compare(in.outputs(), expected, device, result);
       if (!result.failure.empty()) return result;
     } else if (bits != first_bits) {
       result.failure = fmt::format("other bits with {} threads than with {}", run_threads, threads);

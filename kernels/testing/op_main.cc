@@ -28,7 +28,8 @@ struct CheckOptions {
 
 /// One row of the lab's table.
 void print_result(const OpTable& table, const CaseEntry& entry, const std::string& variant,
-                  const CheckResult& result, const std::vector<Expected>& expected, bool as_json) {
+                  const CheckResult& result, const std::vector<Expected>& expected,
+                  DeviceType device, bool as_json) {
   const bool passed = result.failure.empty();
   if (!as_json) {
     if (passed) return;
@@ -38,7 +39,8 @@ void print_result(const OpTable& table, const CaseEntry& entry, const std::strin
   }
   double bound = 0;
   for (const Expected& output : expected) {
-    for (double b : output.bounds) {
+    const bool is_of_device = device != DeviceType::cpu && !output.device_bounds.empty();
+    for (double b : is_of_device ? output.device_bounds : output.bounds) {
       if (std::isfinite(b)) bound = std::max(bound, b);
     }
   }
@@ -98,7 +100,8 @@ int check(const OpTable& table, const CheckOptions& options) {
       variant_ran[v] = true;
       ++checked;
       failed += !result.failure.empty();
-      print_result(table, entry, variant, result, expected, options.as_json);
+      print_result(table, entry, variant, result, expected, table.variants[v].device,
+                   options.as_json);
     }
     if (!any_ran && only_variant.empty()) fault(entry.name + ": no variant fits");
   }

@@ -1,0 +1,150 @@
+// Rung 6, Hopper's fp8: wgmma on e4m3 and e5m2, its sums promoted to f32 every 128 of K (sm_90a).
+//
+// The tensor core keeps 13 bits of a sum of fp8 products (numerics/tensor_core.h). So a consumer
+// has two sets of sums: one that wgmma starts anew every 128 of K, and one in f32 to which ordinary
+// additions bring it (DeepSeek-V3, arXiv:2412.19437, section 3.3.2). A stage of the ring is those
+// 128 of K, a line of 128 bytes; while one consumer adds, the other's products keep the tensor core
+// busy. Two sets of 64 registers bound the tile to 128 x 128.
+//
+// Ring, barriers, the walk over tiles, split K and the way of C are those of gemm_cuda_wgmma.cu.
+// Unlike 16-bit operands, wgmma takes fp8 ones K-major alone: others, and those whose lines TMA
+// cannot address, are copied so first, a pass over a byte per element.
+#include "core/view.h"
+#include "kernels/copy/copy.h"
+#include "kernels/gemm/gemm_wgmma.cuh"
+#include "kernels/log.h"
+
+namespace weft::kernels {
+namespace {
+
+using namespace ptx;
+using namespace wgmma_tiles;
+
+constexpr int kCols = 128, kDepth = kLine;
+constexpr int kStepsPerPromotion = kFp8PromotionInterval / kDepth;
+constexpr int kBytesA = kRows * kDepth, kBytesB = kCols * kDepth;
+constexpr int kStageBytes = kBytesA + kBytesB, kStages = 4;
+constexpr size_t kSharedBytes = size_t{kStages} * kStageBytes + kBufferBytes<kCols>;
+
+template <class TypeA, class TypeB>
+__global__ void __launch_bounds__(kThreads, 1)
+    gemm_wgmma_fp8_kernel(const __grid_constant__ Arguments g,
+                          const __grid_constant__ TensorMap map_a,
+                          const __grid_constant__ TensorMap map_b,
+                          const __grid_constant__ TensorMap map_c) {
+  WEFT_DYNAMIC_SHARED(char, shared);
+  WEFT_SHARED(uint64_t, full, [kStages]);
+  WEFT_SHARED(uint64_t, empty, [kStages]);
+  if (threadIdx.x == 0) {
+    for (int s = 0; s < kStages; ++s) {
+      mbarrier_init(&full[s], 1);
+      mbarrier_init(&empty[s], kConsumers);
+    }
+    fence_mbarrier_init();
+  }
+  __syncthreads();
+  const int warpgroup = static_cast<int>(threadIdx.x) / kConsumerThreads;
+  Ring<kStages> ring;
+
+  if (warpgroup == 0) {
+    setmaxnreg_dec<kProducerRegisters>();
+    if (threadIdx.x != 0) return;
+    for (uint32_t t = blockIdx.x; t < g.order.count(); t += gridDim.x) {
+      const TilePlace tile(g.order, t);
+      const int steps = g.steps(tile.part, kDepth);
+      for (int step = 0; step < steps; ++step, ring.advance()) {
+        const int k0 = static_cast<int>(tile.part * g.split.depth) + step * kDepth;
+        char* const tile_a = shared + ring.stage * kStageBytes;
+        uint64_t* const barrier = &full[ring.stage];
+        mbarrier_wait(&empty[ring.stage], ring.parity ^ 1);
+        mbarrier_arrive_expect_tx(barrier, kStageBytes);
+        tma_load_3d(tile_a, &map_a, barrier, k0, tile.row * kRows, g.repeats_a ? 0 : tile.batch);
+        tma_load_3d(tile_a + kBytesA, &map_b, barrier, k0, tile.col * kCols,
+                    g.repeats_b ? 0 : tile.batch);
+      }
+    }
+    return;
+  }
+
+  setmaxnreg_inc<kConsumerRegisters>();
+  const int consumer = warpgroup - 1;
+  const int thread = static_cast<int>(threadIdx.x) % kConsumerThreads;
+  const Buffer buffer = Buffer::of<kCols>(shared + kStages * kStageBytes, consumer);
+  for (uint32_t t = blockIdx.x; t < g.order.count(); t += gridDim.x) {
+    const TilePlace tile(g.order, t);
+    const int steps = g.steps(tile.part, kDepth);
+    float sums[kCols / 2] = {}, products[kCols / 2];
+    for (int step = 0; step < steps; ++step, ring.advance()) {
+      const bool starts = step % kStepsPerPromotion == 0;
+      const bool promotes = (step + 1) % kStepsPerPromotion == 0 || step + 1 == steps;
+      mbarrier_wait(&full[ring.stage], ring.parity);
+      const char* const tile_a = shared + ring.stage * kStageBytes + consumer * kAtom;
+      const char* const tile_b = shared + ring.stage * kStageBytes + kBytesA;
+      wgmma_fence();
+#pragma unroll
+      for (int k = 0; k < kDepth / 32; ++k) {
+        wgmma_fp8<TypeA, TypeB, kCols>(products, wgmma_descriptor_k_major(tile_a + 32 * k),
+                                       wgmma_descriptor_k_major(tile_b + 32 * k), k > 0 || !starts);
+      }
+      wgmma_commit();
+      wgmma_wait<0>();
+      if (thread == 0) mbarrier_arrive(&empty[ring.stage]);
+      if (!promotes) continue;
+#pragma unroll
+      for (int i = 0; i < kCols / 2; ++i) sums[i] += products[i];
+    }
+    store_tile<kCols>(g, &map_c, buffer, tile, consumer, sums);
+  }
+  wait_for_stores();
+}
+
+/// x [..., lines, K] with each line in one piece, at multiples of 16 bytes: x itself or a copy; of
+/// a matrix that is repeated over the batch, of that one.
+Tensor k_major(const Tensor& x, const char* operand) {
+  const auto matrix = tma_matrix(x);
+  if (matrix && !matrix->is_transposed) return x;
+  if (log_level() > 0) {
+    log_once(
+        fmt::format("gemm_cuda_wgmma_fp8 copies {} {} first: wgmma takes fp8 along K, TMA "
+                    "lines at multiples of 16 bytes",
+                    operand, x));
+  }
+  bool is_repeated = true;
+  for (int d = 0; d + 2 < x.dim(); ++d) is_repeated &= x.size(d) == 1 || x.stride(d) == 0;
+  Tensor from = x;
+  while (is_repeated && from.dim() > 2) from = view::select(from, 0, 0);
+  constexpr int64_t kAlignment = 16;
+  const int64_t k = from.size(-1);
+  Shape shape = from.shape();
+  shape[shape.size() - 1] = (k + kAlignment - 1) / kAlignment * kAlignment;
+  const Tensor lines =
+      view::narrow(Tensor::empty(shape, x.dtype(), x.device()), from.dim() - 1, 0, k);
+  copy({.x = from, .y = lines});
+  return lines;
+}
+
+template <class TypeA, class TypeB>
+void run(const GemmProblem& problem) {
+  const Tensor a = k_major(problem.a, "A"), b = k_major(view::transpose(problem.b, -1, -2), "B");
+  const TmaMatrix matrix_a = *tma_matrix(a), matrix_b = *tma_matrix(b);
+  const TensorMap map_a = matrix_map(matrix_a, a.dtype(), kRows);
+  const TensorMap map_b = matrix_map(matrix_b, b.dtype(), kCols);
+  const Plan plan(problem, matrix_a, matrix_b, kCols, kDepth);
+  WEFT_LAUNCH((gemm_wgmma_fp8_kernel<TypeA, TypeB>), plan.grid, kThreads, kSharedBytes, plan.stream,
+              plan.g, map_a, map_b, plan.map_c);
+  plan.finish(problem);
+}
+
+template <class TypeA>
+void run(const GemmProblem& problem) {
+  problem.b.dtype() == DType::f8e4m3 ? run<TypeA, E4m3>(problem) : run<TypeA, E5m2>(problem);
+}
+
+}  // namespace
+
+void gemm_cuda_wgmma_fp8(const GemmProblem& problem) {
+  if (gemm_is_empty(problem)) return;
+  problem.dtype() == DType::f8e4m3 ? run<E4m3>(problem) : run<E5m2>(problem);
+}
+
+}  // namespace weft::kernels
