@@ -13,6 +13,21 @@ bool attention_is_ieee(const AttentionProblem& p) {
 
 bool attention_has_numerics(const AttentionProblem& p) { return !attention_is_ieee(p); }
 
+bool attention_is_tf32(const AttentionProblem& p) {
+  return gemm_arithmetic(p.dtype(), p.numerics) == GemmArithmetic::tf32;
+}
+
+/// What the kernels of plain arithmetic for CUDA multiply.
+bool attention_is_plain(const AttentionProblem& p) {
+  return attention_is_ieee(p) || attention_is_tf32(p);
+}
+
+/// What those for tensor cores multiply; rounding P and dS must be allowed.
+bool attention_is_for_mma(const AttentionProblem& p) {
+  if (p.dtype() == DType::f32) return attention_is_tf32(p);
+  return attention_is_ieee(p) && (p.dtype() == DType::bf16 || p.rounds_scores);
+}
+
 // oneDNN pays for bf16, whose products it forms at twice the rate of f32; in f32 the two variants
 // take the same time at 197 tokens, and attention_cpu_flash 5 to 12% less at 65. Its scores of a
 // block of queries against every key stay in a core's cache up to these lengths; under a causal
@@ -40,22 +55,22 @@ const Op<AttentionProblem>& attention_op() {
 }
 
 bool attention_fits_shared_rows(const AttentionProblem& p) {
-  if (!attention_is_ieee(p)) return false;
+  if (!attention_is_plain(p)) return false;
   const auto size = static_cast<int64_t>(p.dtype() == DType::f64 ? sizeof(double) : sizeof(float));
   const int64_t longest = p.backward() ? std::max(p.k.size(2), 2 * p.q.size(2)) : p.k.size(2);
   return longest * size <= int64_t{227} << 10;
 }
 
 bool attention_fits_tiles(const AttentionProblem& p) {
-  return attention_is_ieee(p) && p.q.size(3) <= 128 &&
+  return attention_is_plain(p) && p.q.size(3) <= 128 &&
          p.q.size(0) * p.q.size(1) * (std::max(p.q.size(2), p.k.size(2)) / 32 + 1) < INT32_MAX;
 }
 
 bool attention_fits_mma(const AttentionProblem& p) {
   constexpr int64_t kMostTokens = int64_t{1} << 30;  // the kernels count them in int
   // A kernel's largest score is the one with the largest product only under a positive scale.
-  return attention_is_ieee(p) && (p.dtype() == DType::bf16 || p.rounds_scores) && p.scale > 0 &&
-         p.q.size(3) <= 128 && p.q.size(2) < kMostTokens && p.k.size(2) < kMostTokens &&
+  return attention_is_for_mma(p) && p.scale > 0 && p.q.size(3) <= 128 &&
+         p.q.size(2) < kMostTokens && p.k.size(2) < kMostTokens &&
          p.q.size(0) * p.q.size(1) * (std::max(p.q.size(2), p.k.size(2)) / 64 + 1) < INT32_MAX &&
          has_aligned_rows(p.q) && has_aligned_rows(p.k) && has_aligned_rows(p.v) &&
          (!p.backward() || (has_aligned_rows(p.out) && has_aligned_rows(p.dout)));
@@ -64,17 +79,19 @@ bool attention_fits_mma(const AttentionProblem& p) {
 bool attention_fits_short(const AttentionProblem& p) {
   const int64_t pairs = p.q.size(0) * p.q.size(1), keys = p.k.size(2), queries = p.q.size(2);
   const int64_t tile_width = short_tile_width(p.q.size(3));
+  const auto element_bytes = static_cast<int64_t>(p.q.itemsize());
   if (!attention_fits_mma(p) || keys > short_most_keys(tile_width) || p.q.numel() == 0) {
     return false;
   }
   if (!p.backward()) {
-    return ShortForward(pairs, queries).shared_bytes(keys, tile_width) <= kShortSharedBytes;
+    const ShortForward split(pairs, queries, element_bytes);
+    return split.shared_bytes(keys, tile_width) <= kShortSharedBytes;
   }
   // A block takes all queries of a head: of many it would be one of few that work.
   constexpr int64_t kMostQueries = 1024;
   const ShortBackward split(keys, tile_width);
   return queries <= kMostQueries && split.warps <= kShortBackwardWarps &&
-         split.shared_bytes(tile_width) <= kShortSharedBytes;
+         split.shared_bytes(tile_width, element_bytes) <= kShortSharedBytes;
 }
 
 void attention(const AttentionProblem& problem) { dispatch(attention_op(), problem); }

@@ -20,13 +20,15 @@ struct AttentionCase {
   bool fused = false;
   Accumulation accumulation = Accumulation::ieee;
   bool rounds_scores = false;  // of f16: allows it
+  Tf32 tf32 = Tf32::off;       // of f32
 
   std::string name() const {
-    return fmt::format("{}x{}x{}x{}x{}_{}{}{}{}{}{}{}", batch, heads, queries, keys, width,
+    constexpr std::string_view kTf32[] = {"", "_tf32", "_tf32_nearest"};
+    return fmt::format("{}x{}x{}x{}x{}_{}{}{}{}{}{}{}{}", batch, heads, queries, keys, width,
                        weft::name(dtype), backward ? "_backward" : "", causal ? "_causal" : "",
                        dropout > 0 ? "_dropout" : "", fused ? "_fused" : "",
                        accumulation == Accumulation::exact ? "_exact" : "",
-                       rounds_scores ? "_rounded" : "");
+                       rounds_scores ? "_rounded" : "", kTf32[static_cast<int>(tf32)]);
   }
 
   Tensor output(Inputs& in, int64_t tokens) const {
@@ -45,7 +47,7 @@ struct AttentionCase {
                        .stream = 3,
                        .offset = 5,
                        .rounds_scores = rounds_scores,
-                       .numerics = {accumulation}};
+                       .numerics = {accumulation, tf32}};
     const auto random = [&](int64_t tokens, double size) {
       return in.uniform({batch, heads, tokens, width}, dtype, -size, size);
     };
@@ -135,6 +137,44 @@ inline OpTable attention_table() {
       const int64_t longest = width == 72 ? 290 : 450;
       add_mma({1, 1, 18, longest, width});
       add_mma({1, 1, longest, 18, width});
+    }
+  }
+  // TF32: products of half the depth, keys and values of twice the bytes. Heads of 120 columns come
+  // 32 tokens at a time; 9 columns lie off 16 bytes, 136 are more than a tile's.
+  const auto add_tf32 = [&](AttentionCase c) {
+    c.dtype = DType::f32;
+    if (c.tf32 == Tf32::off) c.tf32 = Tf32::truncate;
+    add(c);
+  };
+  for (int64_t width : {8, 40, 120}) {
+    add_tf32({1, 2, 18, 67, width});
+    add_tf32({.batch = 1,
+              .heads = 1,
+              .queries = 40,
+              .keys = 67,
+              .width = width,
+              .causal = true,
+              .tf32 = Tf32::nearest});
+    const int64_t longest = width == 120 ? 146 : width == 40 ? 290 : 450;
+    add_tf32({1, 1, 18, longest, width});
+    add_tf32({1, 1, longest, 18, width});
+  }
+  add_tf32({.batch = 2,
+            .heads = 2,
+            .queries = 70,
+            .keys = 70,
+            .width = 40,
+            .causal = true,
+            .dropout = 0.3,
+            .fused = true});
+  add_tf32({1, 1, 197, 197, 32});
+  add_tf32({1, 1, 200, 200, 16, DType::f32, false, true});
+  add_tf32({1, 1, 0, 3, 8});
+  add_tf32({1, 1, 3, 0, 8});
+  for (Tf32 rounding : {Tf32::truncate, Tf32::nearest}) {
+    for (int64_t width : {9, 136}) {
+      add_tf32(
+          {.batch = 1, .heads = 2, .queries = 17, .keys = 33, .width = width, .tf32 = rounding});
     }
   }
   // The bounds of ieee sums hold for exact ones.

@@ -8,6 +8,7 @@
 #include "core/stream.h"
 #include "kernels/attention/attention.h"
 #include "kernels/device/elements.cuh"
+#include "kernels/device/mma.h"
 #include "kernels/device/warp.cuh"
 
 namespace weft::kernels {
@@ -49,6 +50,7 @@ struct AttentionArguments {
   bool causal;
   double dropout;
   uint64_t seed, stream, offset;
+  Tf32 tf32;  // what becomes of the factors of products
 
   /// `delta`: memory for it; undefined in forward.
   AttentionArguments(const AttentionProblem& p, const Tensor& delta)
@@ -72,7 +74,16 @@ struct AttentionArguments {
         dropout(p.dropout),
         seed(p.seed),
         stream(p.stream),
-        offset(p.offset) {}
+        offset(p.offset),
+        tf32(p.dtype() == DType::f32 ? p.numerics.tf32 : Tf32::off) {}
+
+  /// x as a factor of a product. Products of TF32's 11 bits are exact in f32.
+  __device__ __forceinline__ float factor(float x) const {
+    if (tf32 == Tf32::off) return x;
+    const uint32_t bits = tf32 == Tf32::nearest ? ptx::cvt_rna_tf32(x) : __float_as_uint(x);
+    return __uint_as_float(bits & 0xffffe000u);
+  }
+  __device__ __forceinline__ double factor(double x) const { return x; }
 
   /// Place of a query in lse and delta.
   __device__ int64_t row(int64_t b, int64_t h, int64_t query) const {

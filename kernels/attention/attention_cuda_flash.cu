@@ -1,10 +1,11 @@
 // Attention of any length on mma.sync without a stored score matrix (Dao, "FlashAttention-2", 2023,
-// for one GPU generation of tensor cores: sm_80).
+// for one GPU generation of tensor cores: sm_80), of 16-bit heads, and of f32 ones in TF32's mode.
 //
 // Forward: a block of 4 warps owns 64 or 128 queries of a head, a warp 16 rows for each of its row
-// blocks, kept as fragments; tiles of 64 keys and values come by cp.async in a ring of stages. A
-// row's maximum may grow with each tile: then its sum and its output are rescaled. The last tile of
-// a row is also the only one that needs masks, with the tiles on the diagonal of a causal mask.
+// blocks, kept as fragments; 64 keys and values at a time (of wide f32 heads 32) come by cp.async
+// in a ring of stages. A row's maximum may grow with each tile: then its sum and its output are
+// rescaled. The last tile of a row is also the only one that needs masks, with the tiles on the
+// diagonal of a causal mask.
 //
 // Backward, without atomics: one kernel owns 64 queries and walks the keys (dq), one owns 64 keys
 // and walks the queries (dk, dv). It computes the transposed scores, so that P^T and dS^T are left
@@ -23,23 +24,29 @@ namespace {
 using namespace ptx;
 
 constexpr int kWarps = 4, kThreads = kWarps * kWarp;
-constexpr int kTile = 64;  // tokens that a stage brings, and that a block of backward owns
+constexpr int kTile = 64;  // tokens that a block of backward owns
 
-template <int kWidth, bool kDropout>
+template <int kWidth, MmaOperand kOperand, bool kDropout>
 struct Shape {
-  static constexpr int kStages = kWidth == 128 ? 2 : 3;
+  using Element = MmaElement<kOperand>;
+  using Tile = TokenTile<kWidth, Element>;
+  static constexpr bool kIsWide = sizeof(Element) == 4;
+  static constexpr int kStages = kWidth == 128 || kIsWide ? 2 : 3;
+  // Tokens that a stage brings: with 64 of 512 bytes backward would exceed the 163 KiB of sm_80.
+  static constexpr int kStep = kWidth == 128 && kIsWide ? 32 : 64;
   // Forward: 16-row blocks of a warp. Two share each fragment of K and V where the registers reach.
   static constexpr int kRowBlocks = kWidth == 128 || kDropout ? 1 : 2;
   static constexpr int kQueries = 16 * kWarps * kRowBlocks;
   // Backward: columns of scores that a warp holds at once.
   static constexpr int kColumns = kWidth == 128 ? 32 : 64;
-  static constexpr size_t kTileElements = TokenTile<kWidth>::elements(kTile);
+  static constexpr size_t kTileElements = Tile::elements(kTile);
+  static constexpr size_t kStepElements = Tile::elements(kStep);
   static constexpr size_t kForwardBytes =
-      (TokenTile<kWidth>::elements(kQueries) + 2 * kStages * kTileElements) * sizeof(uint16_t);
+      (Tile::elements(kQueries) + 2 * kStages * kStepElements) * sizeof(Element);
   static constexpr size_t kBackwardBytes =
-      (2 * kTileElements + 2 * kStages * kTileElements) * sizeof(uint16_t);
+      (2 * kTileElements + 2 * kStages * kStepElements) * sizeof(Element);
   // lse and delta of a stage's queries
-  static constexpr size_t kRowBytes = kStages * 2 * kTile * sizeof(float);
+  static constexpr size_t kRowBytes = kStages * 2 * kStep * sizeof(float);
 };
 
 /// Tiles of `tile` that cover n.
@@ -59,33 +66,36 @@ struct BlockPlace {
   }
 };
 
-template <int kWidth, bool kIsBf16, bool kDropout>
+template <int kWidth, MmaOperand kOperand, bool kDropout>
 __global__ void __launch_bounds__(kThreads, kWidth == 32 ? 3 : 2)
     attention_flash_kernel(const __grid_constant__ MmaAttention p) {
-  using S = Shape<kWidth, kDropout>;
-  using Tile = TokenTile<kWidth>;
-  constexpr int kRows = S::kRowBlocks, kColumnBlocks = kTile / 8;
-  WEFT_DYNAMIC_SHARED(uint16_t, shared);
-  uint16_t* const tile_q = shared;
-  uint16_t* const stages = shared + Tile::elements(S::kQueries);
+  using S = Shape<kWidth, kOperand, kDropout>;
+  using Tile = typename S::Tile;
+  using Element = typename S::Element;
+  constexpr int kRows = S::kRowBlocks, kColumnBlocks = S::kStep / 8, kDepth = kMmaDepth<kOperand>;
+  WEFT_DYNAMIC_SHARED(Element, shared);
+  Element* const tile_q = shared;
+  Element* const stages = shared + Tile::elements(S::kQueries);
   const int warp = static_cast<int>(threadIdx.x) / kWarp;
   const int lane = static_cast<int>(threadIdx.x) % kWarp, g = lane / 4, q = lane % 4;
   const BlockPlace at(p.heads, p.queries, S::kQueries, p.causal);
-  const uint16_t* const keys = p.k.of(at.b, at.h);
-  const uint16_t* const values = p.v.of(at.b, at.h);
+  const Element* const keys = p.k.of<Element>(at.b, at.h);
+  const Element* const values = p.v.of<Element>(at.b, at.h);
   const int seen = p.causal ? min(p.keys, at.first + S::kQueries) : p.keys;
-  const int steps = tiles_of(seen, kTile);
+  const int steps = tiles_of(seen, S::kStep);
   const int warp_row = warp * 16 * kRows, first_row = at.first + warp_row;
-  const auto tile_k = [&](int step) { return stages + step % S::kStages * 2 * S::kTileElements; };
-  const auto tile_v = [&](int step) { return tile_k(step) + S::kTileElements; };
+  const auto tile_k = [&](int step) { return stages + step % S::kStages * 2 * S::kStepElements; };
+  const auto tile_v = [&](int step) { return tile_k(step) + S::kStepElements; };
   const auto load = [&](int step) {
     if (step < steps) {
-      Tile::load(tile_k(step), kTile, keys, p.k.token, step * kTile, p.keys, p.width, kThreads);
-      Tile::load(tile_v(step), kTile, values, p.v.token, step * kTile, p.keys, p.width, kThreads);
+      const int first = step * S::kStep;
+      Tile::load(tile_k(step), S::kStep, keys, p.k.token, first, p.keys, p.width, kThreads);
+      Tile::load(tile_v(step), S::kStep, values, p.v.token, first, p.keys, p.width, kThreads);
     }
     cp_async_commit();  // an empty group at the end keeps the count
   };
-  Tile::load(tile_q, S::kQueries, p.q.of(at.b, at.h), p.q.token, at.first, p.queries, p.width,
+  Tile::load(tile_q, S::kQueries, p.q.of<Element>(at.b, at.h), p.q.token, at.first, p.queries,
+             p.width,
              kThreads);  // with the first stage's group
   for (int step = 0; step < S::kStages - 1; ++step) load(step);
 
@@ -104,29 +114,29 @@ __global__ void __launch_bounds__(kThreads, kWidth == 32 ? 3 : 2)
     cp_async_wait<S::kStages - 2>();
     __syncthreads();
     load(step + S::kStages - 1);
-    const int key0 = step * kTile;
+    const int key0 = step * S::kStep;
     const bool is_hidden = p.causal && key0 >= first_row + 16 * kRows;
     if (first_row >= p.queries || is_hidden) continue;  // the same in a warp
 
     float scores[kRows][kColumnBlocks][4] = {};
 #pragma unroll
-    for (int d = 0; d < kWidth / 16; ++d) {
+    for (int d = 0; d < kWidth / kDepth; ++d) {
       uint32_t fragment_q[kRows][4];
 #pragma unroll
       for (int i = 0; i < kRows; ++i) {
-        Tile::left(fragment_q[i], tile_q, warp_row + 16 * i, 16 * d);
+        Tile::left(fragment_q[i], tile_q, warp_row + 16 * i, kDepth * d);
       }
 #pragma unroll
       for (int j = 0; j < kColumnBlocks; j += 2) {
         uint32_t fragment_k[4];
-        Tile::right_transposed(fragment_k, tile_k(step), 8 * j, 16 * d);
+        Tile::right_transposed(fragment_k, tile_k(step), 8 * j, kDepth * d);
 #pragma unroll
         for (int i = 0; i < kRows; ++i) {
-          multiply_pair<kIsBf16>(scores[i][j], scores[i][j + 1], fragment_q[i], fragment_k);
+          multiply_pair<kOperand>(p, scores[i][j], scores[i][j + 1], fragment_q[i], fragment_k);
         }
       }
     }
-    if (key0 + kTile > p.keys || (p.causal && key0 + kTile > first_row + 1)) {
+    if (key0 + S::kStep > p.keys || (p.causal && key0 + S::kStep > first_row + 1)) {
 #pragma unroll
       for (int i = 0; i < kRows; ++i) {
 #pragma unroll
@@ -181,19 +191,19 @@ __global__ void __launch_bounds__(kThreads, kWidth == 32 ? 3 : 2)
       }
     }
 #pragma unroll
-    for (int k = 0; k < kTile / 16; ++k) {
+    for (int k = 0; k < S::kStep / kDepth; ++k) {
       uint32_t fragment_p[kRows][4];
 #pragma unroll
       for (int i = 0; i < kRows; ++i) {
-        pack_scores<kIsBf16>(fragment_p[i], scores[i][2 * k], scores[i][2 * k + 1]);
+        pack_scores<kOperand>(fragment_p[i], scores[i], k);
       }
 #pragma unroll
       for (int c = 0; c < kWidth / 8; c += 2) {
         uint32_t fragment_v[4];
-        Tile::right(fragment_v, tile_v(step), 16 * k, 8 * c);
+        Tile::right(fragment_v, tile_v(step), kDepth * k, 8 * c);
 #pragma unroll
         for (int i = 0; i < kRows; ++i) {
-          multiply_pair<kIsBf16>(out[i][c], out[i][c + 1], fragment_p[i], fragment_v);
+          multiply_pair<kOperand>(p, out[i][c], out[i][c + 1], fragment_p[i], fragment_v);
         }
       }
     }
@@ -201,7 +211,7 @@ __global__ void __launch_bounds__(kThreads, kWidth == 32 ? 3 : 2)
   cp_async_wait<0>();
   __syncthreads();  // Q has arrived, though there be no keys
   if (first_row >= p.queries) return;
-  uint16_t* const to = p.out.of(at.b, at.h);
+  Element* const to = p.out.of<Element>(at.b, at.h);
 #pragma unroll
   for (int i = 0; i < kRows; ++i) {
     float factor[2];
@@ -215,40 +225,43 @@ __global__ void __launch_bounds__(kThreads, kWidth == 32 ? 3 : 2)
             max[i][r] * kLn2 + std::log(total);
       }
     }
-    store_rows<kWidth, kIsBf16>(out[i], factor[0], factor[1], tile_q, warp_row + 16 * i, 0, to,
-                                p.out, first_row + 16 * i, p.queries, p.width);
+    store_rows<kWidth, kOperand>(out[i], factor[0], factor[1], tile_q, warp_row + 16 * i, 0, to,
+                                 p.out, first_row + 16 * i, p.queries, p.width);
   }
 }
 
-template <int kWidth, bool kIsBf16, bool kDropout>
+template <int kWidth, MmaOperand kOperand, bool kDropout>
 __global__ void __launch_bounds__(kThreads, kWidth == 32 ? 3 : 2)
     attention_flash_dq_kernel(const __grid_constant__ MmaAttention p) {
-  using S = Shape<kWidth, kDropout>;
-  using Tile = TokenTile<kWidth>;
-  constexpr int kColumnBlocks = S::kColumns / 8;
-  WEFT_DYNAMIC_SHARED(uint16_t, shared);
-  uint16_t* const tile_q = shared;
-  uint16_t* const tile_dout = tile_q + S::kTileElements;
-  uint16_t* const stages = tile_dout + S::kTileElements;
+  using S = Shape<kWidth, kOperand, kDropout>;
+  using Tile = typename S::Tile;
+  using Element = typename S::Element;
+  constexpr int kColumnBlocks = S::kColumns / 8, kDepth = kMmaDepth<kOperand>;
+  WEFT_DYNAMIC_SHARED(Element, shared);
+  Element* const tile_q = shared;
+  Element* const tile_dout = tile_q + S::kTileElements;
+  Element* const stages = tile_dout + S::kTileElements;
   const int warp = static_cast<int>(threadIdx.x) / kWarp;
   const int lane = static_cast<int>(threadIdx.x) % kWarp, g = lane / 4, q = lane % 4;
   const BlockPlace at(p.heads, p.queries, kTile, p.causal);
-  const uint16_t* const keys = p.k.of(at.b, at.h);
-  const uint16_t* const values = p.v.of(at.b, at.h);
-  const int steps = tiles_of(p.causal ? min(p.keys, at.first + kTile) : p.keys, kTile);
+  const Element* const keys = p.k.of<Element>(at.b, at.h);
+  const Element* const values = p.v.of<Element>(at.b, at.h);
+  const int steps = tiles_of(p.causal ? min(p.keys, at.first + kTile) : p.keys, S::kStep);
   const int warp_row = 16 * warp, first_row = at.first + warp_row;
-  const auto tile_k = [&](int step) { return stages + step % S::kStages * 2 * S::kTileElements; };
-  const auto tile_v = [&](int step) { return tile_k(step) + S::kTileElements; };
+  const auto tile_k = [&](int step) { return stages + step % S::kStages * 2 * S::kStepElements; };
+  const auto tile_v = [&](int step) { return tile_k(step) + S::kStepElements; };
   const auto load = [&](int step) {
     if (step < steps) {
-      Tile::load(tile_k(step), kTile, keys, p.k.token, step * kTile, p.keys, p.width, kThreads);
-      Tile::load(tile_v(step), kTile, values, p.v.token, step * kTile, p.keys, p.width, kThreads);
+      const int first = step * S::kStep;
+      Tile::load(tile_k(step), S::kStep, keys, p.k.token, first, p.keys, p.width, kThreads);
+      Tile::load(tile_v(step), S::kStep, values, p.v.token, first, p.keys, p.width, kThreads);
     }
     cp_async_commit();
   };
-  Tile::load(tile_q, kTile, p.q.of(at.b, at.h), p.q.token, at.first, p.queries, p.width, kThreads);
-  Tile::load(tile_dout, kTile, p.dout.of(at.b, at.h), p.dout.token, at.first, p.queries, p.width,
+  Tile::load(tile_q, kTile, p.q.of<Element>(at.b, at.h), p.q.token, at.first, p.queries, p.width,
              kThreads);
+  Tile::load(tile_dout, kTile, p.dout.of<Element>(at.b, at.h), p.dout.token, at.first, p.queries,
+             p.width, kThreads);
   for (int step = 0; step < S::kStages - 1; ++step) load(step);
 
   const float scale = p.scale * kLog2E;
@@ -266,24 +279,25 @@ __global__ void __launch_bounds__(kThreads, kWidth == 32 ? 3 : 2)
     cp_async_wait<S::kStages - 2>();
     __syncthreads();
     load(step + S::kStages - 1);
-    const int key0 = step * kTile;
+    const int key0 = step * S::kStep;
     if (first_row >= p.queries || (p.causal && key0 >= first_row + 16)) continue;
-    const bool is_masked = key0 + kTile > p.keys || (p.causal && key0 + kTile > first_row + 1);
+    const bool is_masked =
+        key0 + S::kStep > p.keys || (p.causal && key0 + S::kStep > first_row + 1);
 #pragma unroll 1
-    for (int column = 0; column < kTile; column += S::kColumns) {
+    for (int column = 0; column < S::kStep; column += S::kColumns) {
       float scores[kColumnBlocks][4] = {}, slopes[kColumnBlocks][4] = {};
 #pragma unroll
-      for (int d = 0; d < kWidth / 16; ++d) {
+      for (int d = 0; d < kWidth / kDepth; ++d) {
         uint32_t fragment_q[4], fragment_dout[4];
-        Tile::left(fragment_q, tile_q, warp_row, 16 * d);
-        Tile::left(fragment_dout, tile_dout, warp_row, 16 * d);
+        Tile::left(fragment_q, tile_q, warp_row, kDepth * d);
+        Tile::left(fragment_dout, tile_dout, warp_row, kDepth * d);
 #pragma unroll
         for (int j = 0; j < kColumnBlocks; j += 2) {
           uint32_t fragment[4];
-          Tile::right_transposed(fragment, tile_k(step), column + 8 * j, 16 * d);
-          multiply_pair<kIsBf16>(scores[j], scores[j + 1], fragment_q, fragment);
-          Tile::right_transposed(fragment, tile_v(step), column + 8 * j, 16 * d);
-          multiply_pair<kIsBf16>(slopes[j], slopes[j + 1], fragment_dout, fragment);
+          Tile::right_transposed(fragment, tile_k(step), column + 8 * j, kDepth * d);
+          multiply_pair<kOperand>(p, scores[j], scores[j + 1], fragment_q, fragment);
+          Tile::right_transposed(fragment, tile_v(step), column + 8 * j, kDepth * d);
+          multiply_pair<kOperand>(p, slopes[j], slopes[j + 1], fragment_dout, fragment);
         }
       }
       uint32_t kept = ~0u;
@@ -306,14 +320,14 @@ __global__ void __launch_bounds__(kThreads, kWidth == 32 ? 3 : 2)
         }
       }
 #pragma unroll
-      for (int k = 0; k < S::kColumns / 16; ++k) {
+      for (int k = 0; k < S::kColumns / kDepth; ++k) {
         uint32_t fragment_ds[4];
-        pack_scores<kIsBf16>(fragment_ds, scores[2 * k], scores[2 * k + 1]);
+        pack_scores<kOperand>(fragment_ds, scores, k);
 #pragma unroll
         for (int c = 0; c < kWidth / 8; c += 2) {
           uint32_t fragment_k[4];
-          Tile::right(fragment_k, tile_k(step), column + 16 * k, 8 * c);
-          multiply_pair<kIsBf16>(dq[c], dq[c + 1], fragment_ds, fragment_k);
+          Tile::right(fragment_k, tile_k(step), column + kDepth * k, 8 * c);
+          multiply_pair<kOperand>(p, dq[c], dq[c + 1], fragment_ds, fragment_k);
         }
       }
     }
@@ -321,61 +335,67 @@ __global__ void __launch_bounds__(kThreads, kWidth == 32 ? 3 : 2)
   cp_async_wait<0>();
   __syncthreads();
   if (first_row >= p.queries) return;
-  store_rows<kWidth, kIsBf16>(dq, p.scale, p.scale, tile_q, warp_row, 0, p.dq.of(at.b, at.h), p.dq,
-                              first_row, p.queries, p.width);
+  store_rows<kWidth, kOperand>(dq, p.scale, p.scale, tile_q, warp_row, 0,
+                               p.dq.of<Element>(at.b, at.h), p.dq, first_row, p.queries, p.width);
 }
 
-template <int kWidth, bool kIsBf16, bool kDropout>
+template <int kWidth, MmaOperand kOperand, bool kDropout>
 __global__ void __launch_bounds__(kThreads, kWidth == 32 ? 3 : 2)
     attention_flash_dkv_kernel(const __grid_constant__ MmaAttention p) {
-  using S = Shape<kWidth, kDropout>;
-  using Tile = TokenTile<kWidth>;
+  using S = Shape<kWidth, kOperand, kDropout>;
+  using Tile = typename S::Tile;
+  using Element = typename S::Element;
   constexpr int kColumns = 32;
-  WEFT_DYNAMIC_SHARED(uint16_t, shared);
-  uint16_t* const tile_k = shared;
-  uint16_t* const tile_v = tile_k + S::kTileElements;
-  uint16_t* const stages = tile_v + S::kTileElements;
-  auto* const rows = reinterpret_cast<float*>(stages + 2 * S::kStages * S::kTileElements);
+  WEFT_DYNAMIC_SHARED(Element, shared);
+  Element* const tile_k = shared;
+  Element* const tile_v = tile_k + S::kTileElements;
+  Element* const stages = tile_v + S::kTileElements;
+  auto* const rows = reinterpret_cast<float*>(stages + 2 * S::kStages * S::kStepElements);
   const BlockPlace at(p.heads, p.keys, kTile, false);
-  const uint16_t* const queries = p.q.of(at.b, at.h);
-  const uint16_t* const douts = p.dout.of(at.b, at.h);
+  const Element* const queries = p.q.of<Element>(at.b, at.h);
+  const Element* const douts = p.dout.of<Element>(at.b, at.h);
   const int64_t pair_row = static_cast<int64_t>(at.pair) * p.queries;
   // Under a causal mask no query before this tile sees a key of it.
-  const int step0 = p.causal ? min(at.first, p.queries) / kTile : 0;
-  const int steps = tiles_of(p.queries, kTile);
+  const int step0 = p.causal ? min(at.first, p.queries) / S::kStep : 0;
+  const int steps = tiles_of(p.queries, S::kStep);
   const int warp_row = static_cast<int>(threadIdx.x) / kWarp * 16, first_row = at.first + warp_row;
-  const auto tile_q = [&](int step) { return stages + step % S::kStages * 2 * S::kTileElements; };
-  const auto tile_dout = [&](int step) { return tile_q(step) + S::kTileElements; };
-  const auto row_lse = [&](int step) { return rows + step % S::kStages * 2 * kTile; };
-  const auto row_delta = [&](int step) { return row_lse(step) + kTile; };
+  const auto tile_q = [&](int step) { return stages + step % S::kStages * 2 * S::kStepElements; };
+  const auto tile_dout = [&](int step) { return tile_q(step) + S::kStepElements; };
+  const auto row_lse = [&](int step) { return rows + step % S::kStages * 2 * S::kStep; };
+  const auto row_delta = [&](int step) { return row_lse(step) + S::kStep; };
   const auto load = [&](int step) {
     if (step < steps) {
-      const int first = step * kTile;
-      Tile::load(tile_q(step), kTile, queries, p.q.token, first, p.queries, p.width, kThreads);
-      Tile::load(tile_dout(step), kTile, douts, p.dout.token, first, p.queries, p.width, kThreads);
-      static_assert(kThreads == 2 * kTile);
-      const int i = static_cast<int>(threadIdx.x) % kTile;
-      const bool is_delta = threadIdx.x >= kTile, is_inside = first + i < p.queries;
+      constexpr int kStep = S::kStep;
+      const int first = step * kStep;
+      Tile::load(tile_q(step), kStep, queries, p.q.token, first, p.queries, p.width, kThreads);
+      Tile::load(tile_dout(step), kStep, douts, p.dout.token, first, p.queries, p.width, kThreads);
+      static_assert(kThreads >= 2 * kStep);
+      const int i = static_cast<int>(threadIdx.x) % kStep;
+      const bool is_delta = threadIdx.x >= kStep, is_inside = first + i < p.queries;
       const float* const from = is_delta ? p.delta : p.lse;
-      cp_async<4>((is_delta ? row_delta(step) : row_lse(step)) + i,
-                  from + pair_row + (is_inside ? first + i : 0), is_inside ? 4 : 0);
+      if (threadIdx.x < 2 * kStep) {
+        cp_async<4>((is_delta ? row_delta(step) : row_lse(step)) + i,
+                    from + pair_row + (is_inside ? first + i : 0), is_inside ? 4 : 0);
+      }
     }
     cp_async_commit();
   };
-  Tile::load(tile_k, kTile, p.k.of(at.b, at.h), p.k.token, at.first, p.keys, p.width, kThreads);
-  Tile::load(tile_v, kTile, p.v.of(at.b, at.h), p.v.token, at.first, p.keys, p.width, kThreads);
+  Tile::load(tile_k, kTile, p.k.of<Element>(at.b, at.h), p.k.token, at.first, p.keys, p.width,
+             kThreads);
+  Tile::load(tile_v, kTile, p.v.of<Element>(at.b, at.h), p.v.token, at.first, p.keys, p.width,
+             kThreads);
   for (int step = step0; step < step0 + S::kStages - 1; ++step) load(step);
 
-  KeyGradients<kWidth, kIsBf16, kDropout, 1, kColumns> sums(p, at.pair, tile_k, tile_v, warp_row,
-                                                            first_row);
+  KeyGradients<kWidth, kOperand, kDropout, 1, kColumns> sums(p, at.pair, tile_k, tile_v, warp_row,
+                                                             first_row);
   for (int step = step0; step < steps; ++step) {
     cp_async_wait<S::kStages - 2>();
     __syncthreads();
     load(step + S::kStages - 1);
     if (first_row >= p.keys) continue;
 #pragma unroll 1
-    for (int column = 0; column < kTile; column += kColumns) {
-      const int first_query = step * kTile + column;
+    for (int column = 0; column < S::kStep; column += kColumns) {
+      const int first_query = step * S::kStep + column;
       if (first_query >= p.queries || sums.is_hidden(first_query)) continue;
       sums.add(tile_q(step), tile_dout(step), row_lse(step), row_delta(step), column, first_query);
     }
@@ -395,27 +415,28 @@ void attention_cuda_flash(const AttentionProblem& problem) {
                            ? Tensor::empty(problem.lse.shape(), DType::f32, problem.device())
                            : Tensor();
   if (pairs == 0 || p.width == 0) return;
-  with_instance(problem, [&](auto width, auto is_bf16, auto has_dropout) {
+  with_instance(problem, [&](auto width, auto operand, auto has_dropout) {
     constexpr int kWidth = width();
-    constexpr bool kIsBf16 = is_bf16(), kDropout = has_dropout();
-    using S = Shape<kWidth, kDropout>;
+    constexpr MmaOperand kOperand = operand();
+    constexpr bool kDropout = has_dropout();
+    using S = Shape<kWidth, kOperand, kDropout>;
     const auto blocks = [&](int tokens, int tile) {
       return static_cast<unsigned>(pairs * tiles_of(tokens, tile));
     };
     if (!problem.backward()) {
       if (p.queries == 0) return;
-      WEFT_LAUNCH((attention_flash_kernel<kWidth, kIsBf16, kDropout>),
+      WEFT_LAUNCH((attention_flash_kernel<kWidth, kOperand, kDropout>),
                   blocks(p.queries, S::kQueries), kThreads, S::kForwardBytes, stream, p);
       return;
     }
     p.delta = delta.data<float>();
-    launch_delta<kWidth, kIsBf16>(p, pairs, stream);
+    launch_delta<kWidth, kOperand>(p, pairs, stream);
     if (p.queries > 0) {
-      WEFT_LAUNCH((attention_flash_dq_kernel<kWidth, kIsBf16, kDropout>), blocks(p.queries, kTile),
+      WEFT_LAUNCH((attention_flash_dq_kernel<kWidth, kOperand, kDropout>), blocks(p.queries, kTile),
                   kThreads, S::kBackwardBytes, stream, p);
     }
     if (p.keys > 0) {
-      WEFT_LAUNCH((attention_flash_dkv_kernel<kWidth, kIsBf16, kDropout>), blocks(p.keys, kTile),
+      WEFT_LAUNCH((attention_flash_dkv_kernel<kWidth, kOperand, kDropout>), blocks(p.keys, kTile),
                   kThreads, S::kBackwardBytes + S::kRowBytes, stream, p);
     }
   });

@@ -30,7 +30,7 @@ struct Work {
   __device__ Acc dot(const Heads& x, int64_t i, const Heads& y, int64_t j) const {
     Acc sum = 0;
     for (int64_t d = 0; d < p.width; ++d) {
-      sum = std::fma(x.at<Acc>(b, h, i, d), y.at<Acc>(b, h, j, d), sum);
+      sum = std::fma(p.factor(x.at<Acc>(b, h, i, d)), p.factor(y.at<Acc>(b, h, j, d)), sum);
     }
     return sum;
   }
@@ -74,14 +74,14 @@ __global__ void attention_naive_kernel(AttentionArguments p) {
   for (int64_t j = w.lane; j < p.keys; j += kWarp) {
     const Acc e = std::exp(scores[j] - max);
     total += e;
-    scores[j] = e * w.kept(w.token, j);
+    scores[j] = p.factor(e * w.kept(w.token, j));
   }
   total = warp_sum(total);
   __syncwarp();
   for (int64_t d = w.lane; d < p.width; d += kWarp) {
     Acc sum = 0;
     for (int64_t j = 0; j < p.keys; ++j) {
-      sum = std::fma(scores[j], p.v.at<Acc>(w.b, w.h, j, d), sum);
+      sum = std::fma(scores[j], p.factor(p.v.at<Acc>(w.b, w.h, j, d)), sum);
     }
     p.out.put(w.b, w.h, w.token, d, p.keys == 0 ? Acc{0} : sum / total);
   }
@@ -107,12 +107,14 @@ __global__ void attention_dq_kernel(AttentionArguments p) {
   if (!w.exists()) return;
   Acc* const ds = shared_row<Acc>(p.keys, 1);
   for (int64_t j = w.lane; j < p.keys; j += kWarp) {
-    ds[j] = w.dscore(w.token, j, w.probability(w.token, j));
+    ds[j] = p.factor(w.dscore(w.token, j, w.probability(w.token, j)));
   }
   __syncwarp();
   for (int64_t d = w.lane; d < p.width; d += kWarp) {
     Acc sum = 0;
-    for (int64_t j = 0; j < p.keys; ++j) sum = std::fma(ds[j], p.k.at<Acc>(w.b, w.h, j, d), sum);
+    for (int64_t j = 0; j < p.keys; ++j) {
+      sum = std::fma(ds[j], p.factor(p.k.at<Acc>(w.b, w.h, j, d)), sum);
+    }
     p.dq.put(w.b, w.h, w.token, d, static_cast<Acc>(p.scale) * sum);
   }
 }
@@ -125,15 +127,15 @@ __global__ void attention_dkv_kernel(AttentionArguments p) {
   Acc* const dropped = ds + p.queries;
   for (int64_t i = w.lane; i < p.queries; i += kWarp) {
     const Acc probability = w.probability(i, w.token);
-    ds[i] = w.dscore(i, w.token, probability);
-    dropped[i] = probability * w.kept(i, w.token);
+    ds[i] = p.factor(w.dscore(i, w.token, probability));
+    dropped[i] = p.factor(probability * w.kept(i, w.token));
   }
   __syncwarp();
   for (int64_t d = w.lane; d < p.width; d += kWarp) {
     Acc dk = 0, dv = 0;
     for (int64_t i = 0; i < p.queries; ++i) {
-      dk = std::fma(ds[i], p.q.at<Acc>(w.b, w.h, i, d), dk);
-      dv = std::fma(dropped[i], p.dout.at<Acc>(w.b, w.h, i, d), dv);
+      dk = std::fma(ds[i], p.factor(p.q.at<Acc>(w.b, w.h, i, d)), dk);
+      dv = std::fma(dropped[i], p.factor(p.dout.at<Acc>(w.b, w.h, i, d)), dv);
     }
     p.dk.put(w.b, w.h, w.token, d, static_cast<Acc>(p.scale) * dk);
     p.dv.put(w.b, w.h, w.token, d, dv);

@@ -6,8 +6,9 @@
 //
 // Forward: a block owns some queries of a head, a warp 16 at a time; their scores over every key
 // stay in its registers, where P replaces them. Up to 4 warps, so that two blocks share a
-// multiprocessor and one's copies hide behind the other's products. V may arrive while the first
-// scores are computed.
+// multiprocessor and one's copies hide behind the other's products; of f32 heads, whose keys and
+// values take twice the memory, one block of up to 8. V may arrive while the first scores are
+// computed.
 //
 // Backward: a block owns a head, a warp 16 or 32 of its keys, whose dk and dv stay in registers.
 // Chunks of queries come in a ring of two stages. dS of a chunk is passed through shared memory,
@@ -30,12 +31,13 @@ using namespace ptx;
 __host__ __device__ constexpr int blocks_of(int n, int block) { return (n + block - 1) / block; }
 
 /// kKeys: as many keys as the registers hold the scores of.
-template <int kWidth, int kKeys, bool kIsBf16, bool kDropout>
-__global__ void __launch_bounds__(kShortForwardWarps* kWarp)
+template <int kWidth, int kKeys, MmaOperand kOperand, bool kDropout>
+__global__ void __launch_bounds__(short_forward_warps(sizeof(MmaElement<kOperand>)) * kWarp)
     attention_short_kernel(const __grid_constant__ MmaAttention p, int parts, int row_blocks) {
-  using Tile = TokenTile<kWidth>;
-  constexpr int kBlocks = kKeys / 16;
-  WEFT_DYNAMIC_SHARED(uint16_t, shared);
+  using Element = MmaElement<kOperand>;
+  using Tile = TokenTile<kWidth, Element>;
+  constexpr int kBlocks = kKeys / 16, kDepth = kMmaDepth<kOperand>;
+  WEFT_DYNAMIC_SHARED(Element, shared);
   const int key_blocks = blocks_of(p.keys, 16), threads = static_cast<int>(blockDim.x);
   const int warp = static_cast<int>(threadIdx.x) / kWarp, warps = threads / kWarp;
   const int lane = static_cast<int>(threadIdx.x) % kWarp, g = lane / 4, q = lane % 4;
@@ -43,20 +45,22 @@ __global__ void __launch_bounds__(kShortForwardWarps* kWarp)
   const int b = pair / p.heads, h = pair % p.heads;
   const int first_block = static_cast<int>(blockIdx.x) % parts * row_blocks;
   const int own_blocks = min(row_blocks, blocks_of(p.queries, 16) - first_block);
-  uint16_t* const tile_k = shared;
-  uint16_t* const tile_v = tile_k + Tile::elements(16 * key_blocks);
-  uint16_t* const tile_q = tile_v + Tile::elements(16 * key_blocks);
-  Tile::load(tile_q, 16 * own_blocks, p.q.of(b, h), p.q.token, 16 * first_block, p.queries, p.width,
+  Element* const tile_k = shared;
+  Element* const tile_v = tile_k + Tile::elements(16 * key_blocks);
+  Element* const tile_q = tile_v + Tile::elements(16 * key_blocks);
+  Tile::load(tile_q, 16 * own_blocks, p.q.of<Element>(b, h), p.q.token, 16 * first_block, p.queries,
+             p.width, threads);
+  Tile::load(tile_k, 16 * key_blocks, p.k.of<Element>(b, h), p.k.token, 0, p.keys, p.width,
              threads);
-  Tile::load(tile_k, 16 * key_blocks, p.k.of(b, h), p.k.token, 0, p.keys, p.width, threads);
   cp_async_commit();
-  Tile::load(tile_v, 16 * key_blocks, p.v.of(b, h), p.v.token, 0, p.keys, p.width, threads);
+  Tile::load(tile_v, 16 * key_blocks, p.v.of<Element>(b, h), p.v.token, 0, p.keys, p.width,
+             threads);
   cp_async_commit();
   cp_async_wait<1>();
   __syncthreads();
 
   const float scale = p.scale * kLog2E;  // exponentials are powers of 2
-  uint16_t* const to = p.out.of(b, h);
+  Element* const to = p.out.of<Element>(b, h);
   for (int round = 0; round * warps < own_blocks; ++round) {
     const int row_block = round * warps + warp, first_row = 16 * (first_block + row_block);
     const bool has_rows = row_block < own_blocks;
@@ -64,15 +68,15 @@ __global__ void __launch_bounds__(kShortForwardWarps* kWarp)
     const int seen = !has_rows ? 0 : p.causal ? min(key_blocks, first_row / 16 + 1) : key_blocks;
     float scores[2 * kBlocks][4] = {};
 #pragma unroll 1  // more fragments at once would not fit the registers
-    for (int d = 0; d < kWidth / 16; ++d) {
+    for (int d = 0; d < kWidth / kDepth; ++d) {
       uint32_t fragment_q[4];
-      if (has_rows) Tile::left(fragment_q, tile_q, 16 * row_block, 16 * d);
+      if (has_rows) Tile::left(fragment_q, tile_q, 16 * row_block, kDepth * d);
 #pragma unroll
       for (int j = 0; j < kBlocks; ++j) {
         if (j >= seen) continue;
         uint32_t fragment_k[4];
-        Tile::right_transposed(fragment_k, tile_k, 16 * j, 16 * d);
-        multiply_pair<kIsBf16>(scores[2 * j], scores[2 * j + 1], fragment_q, fragment_k);
+        Tile::right_transposed(fragment_k, tile_k, 16 * j, kDepth * d);
+        multiply_pair<kOperand>(p, scores[2 * j], scores[2 * j + 1], fragment_q, fragment_k);
       }
     }
     float max[2] = {-INFINITY, -INFINITY}, sum[2] = {};  // of rows g and g + 8
@@ -120,13 +124,16 @@ __global__ void __launch_bounds__(kShortForwardWarps* kWarp)
           if ((kept >> e & 1) == 0) scores[2 * j + e / 4][e % 4] = 0;
         }
       }
-      uint32_t fragment_p[4];
-      pack_scores<kIsBf16>(fragment_p, scores[2 * j], scores[2 * j + 1]);
 #pragma unroll
-      for (int c = 0; c < kWidth / 8; c += 2) {
-        uint32_t fragment_v[4];
-        Tile::right(fragment_v, tile_v, 16 * j, 8 * c);
-        multiply_pair<kIsBf16>(out[c], out[c + 1], fragment_p, fragment_v);
+      for (int k = 0; k < 16 / kDepth; ++k) {
+        uint32_t fragment_p[4];
+        pack_scores<kOperand>(fragment_p, scores, 16 / kDepth * j + k);
+#pragma unroll
+        for (int c = 0; c < kWidth / 8; c += 2) {
+          uint32_t fragment_v[4];
+          Tile::right(fragment_v, tile_v, 16 * j + kDepth * k, 8 * c);
+          multiply_pair<kOperand>(p, out[c], out[c + 1], fragment_p, fragment_v);
+        }
       }
     }
     float factor[2];
@@ -139,36 +146,37 @@ __global__ void __launch_bounds__(kShortForwardWarps* kWarp)
         p.lse[static_cast<int64_t>(pair) * p.queries + query] = max[r] * kLn2 + std::log(total);
       }
     }
-    store_rows<kWidth, kIsBf16>(out, factor[0], factor[1], tile_q, 16 * row_block, 0, to, p.out,
-                                first_row, p.queries, p.width);
+    store_rows<kWidth, kOperand>(out, factor[0], factor[1], tile_q, 16 * row_block, 0, to, p.out,
+                                 first_row, p.queries, p.width);
   }
 }
 
-template <int kWidth, bool kIsBf16, bool kDropout>
+template <int kWidth, MmaOperand kOperand, bool kDropout>
 __global__ void __launch_bounds__(kShortBackwardWarps* kWarp)
     attention_short_backward_kernel(const __grid_constant__ MmaAttention p) {
-  using Tile = TokenTile<kWidth>;
-  constexpr int kQueries = kShortQueries, kStages = kShortStages;
-  constexpr int kRows = short_backward_rows(kWidth);
-  using TileDs = TokenTile<kQueries>;  // keys by queries
+  using Element = MmaElement<kOperand>;
+  using Tile = TokenTile<kWidth, Element>;
+  constexpr int kQueries = short_queries(sizeof(Element)), kStages = kShortStages;
+  constexpr int kRows = short_backward_rows(kWidth), kDepth = kMmaDepth<kOperand>;
+  using TileDs = TokenTile<kQueries, Element>;  // keys by queries
   constexpr int kStageElements = Tile::elements(kQueries);
-  WEFT_DYNAMIC_SHARED(uint16_t, shared);
+  WEFT_DYNAMIC_SHARED(Element, shared);
   const int threads = static_cast<int>(blockDim.x), warps = threads / kWarp;
   const int tile_keys = 16 * kRows * warps;
   const int warp = static_cast<int>(threadIdx.x) / kWarp;
   const int lane = static_cast<int>(threadIdx.x) % kWarp, g = lane / 4, q = lane % 4;
   const int pair = static_cast<int>(blockIdx.x), b = pair / p.heads, h = pair % p.heads;
-  uint16_t* const tile_k = shared;
-  uint16_t* const tile_v = tile_k + Tile::elements(tile_keys);
-  uint16_t* const tile_ds = tile_v + Tile::elements(tile_keys);
-  uint16_t* const stages = tile_ds + TileDs::elements(tile_keys);
+  Element* const tile_k = shared;
+  Element* const tile_v = tile_k + Tile::elements(tile_keys);
+  Element* const tile_ds = tile_v + Tile::elements(tile_keys);
+  Element* const stages = tile_ds + TileDs::elements(tile_keys);
   auto* const rows = reinterpret_cast<float*>(stages + kStages * 2 * kStageElements);
   const auto tile_q = [&](int step) { return stages + step % kStages * 2 * kStageElements; };
   const auto tile_dout = [&](int step) { return tile_q(step) + kStageElements; };
   const auto row_lse = [&](int step) { return rows + step % kStages * 2 * kQueries; };
   const auto row_delta = [&](int step) { return row_lse(step) + kQueries; };
-  const uint16_t* const queries = p.q.of(b, h);
-  const uint16_t* const douts = p.dout.of(b, h);
+  const Element* const queries = p.q.of<Element>(b, h);
+  const Element* const douts = p.dout.of<Element>(b, h);
   const int64_t pair_row = static_cast<int64_t>(pair) * p.queries;
   const int steps = blocks_of(p.queries, kQueries);
   const auto load = [&](int step) {
@@ -186,14 +194,14 @@ __global__ void __launch_bounds__(kShortBackwardWarps* kWarp)
     }
     cp_async_commit();  // an empty group at the end keeps the count
   };
-  Tile::load(tile_k, tile_keys, p.k.of(b, h), p.k.token, 0, p.keys, p.width, threads);
-  Tile::load(tile_v, tile_keys, p.v.of(b, h), p.v.token, 0, p.keys, p.width, threads);
+  Tile::load(tile_k, tile_keys, p.k.of<Element>(b, h), p.k.token, 0, p.keys, p.width, threads);
+  Tile::load(tile_v, tile_keys, p.v.of<Element>(b, h), p.v.token, 0, p.keys, p.width, threads);
   load(0);
 
   const int first_key = 16 * kRows * warp;
-  KeyGradients<kWidth, kIsBf16, kDropout, kRows, 16> sums(p, pair, tile_k, tile_v, first_key,
-                                                          first_key);
-  uint16_t* const to = p.dq.of(b, h);
+  KeyGradients<kWidth, kOperand, kDropout, kRows, 16> sums(p, pair, tile_k, tile_v, first_key,
+                                                           first_key);
+  Element* const to = p.dq.of<Element>(b, h);
   for (int step = 0; step < steps; ++step) {
     cp_async_wait<kStages - 2>();
     __syncthreads();
@@ -208,11 +216,10 @@ __global__ void __launch_bounds__(kShortBackwardWarps* kWarp)
       for (int i = 0; i < kRows; ++i) {
 #pragma unroll
         for (int j = 0; j < 2; ++j) {
-          const int row = first_key + 16 * i + g, chunk = column / 8 + j;
-          auto* const upper = reinterpret_cast<uint32_t*>(tile_ds + TileDs::offset(row, chunk));
-          auto* const lower = reinterpret_cast<uint32_t*>(tile_ds + TileDs::offset(row + 8, chunk));
-          upper[q] = pack_pair<kIsBf16>(sums.slopes[i][j][0], sums.slopes[i][j][1]);
-          lower[q] = pack_pair<kIsBf16>(sums.slopes[i][j][2], sums.slopes[i][j][3]);
+          const int row = first_key + 16 * i + g, query = column + 8 * j + 2 * q;
+          const float(&slopes)[4] = sums.slopes[i][j];
+          store_pair<kOperand>(tile_ds + TileDs::place(row, query), slopes[0], slopes[1]);
+          store_pair<kOperand>(tile_ds + TileDs::place(row + 8, query), slopes[2], slopes[3]);
         }
       }
     }
@@ -226,14 +233,14 @@ __global__ void __launch_bounds__(kShortBackwardWarps* kWarp)
       const int key_blocks = blocks_of(p.keys, 16);
       const int seen = p.causal ? min(key_blocks, first_query / 16 + 1) : key_blocks;
       float dq[2][4] = {};
-      for (int j = 0; j < seen; ++j) {
+      for (int key = 0; key < 16 * seen; key += kDepth) {
         uint32_t fragment_ds[4], fragment_k[4];
-        TileDs::left_transposed(fragment_ds, tile_ds, 16 * j, row);
-        Tile::right(fragment_k, tile_k, 16 * j, column);
-        multiply_pair<kIsBf16>(dq[0], dq[1], fragment_ds, fragment_k);
+        TileDs::left_transposed(fragment_ds, tile_ds, key, row);
+        Tile::right(fragment_k, tile_k, key, column);
+        multiply_pair<kOperand>(p, dq[0], dq[1], fragment_ds, fragment_k);
       }
-      store_rows<kWidth, kIsBf16>(dq, p.scale, p.scale, tile_q(step), row, column, to, p.dq,
-                                  first_query, p.queries, p.width);
+      store_rows<kWidth, kOperand>(dq, p.scale, p.scale, tile_q(step), row, column, to, p.dq,
+                                   first_query, p.queries, p.width);
     }
   }
   cp_async_wait<0>();
@@ -241,9 +248,9 @@ __global__ void __launch_bounds__(kShortBackwardWarps* kWarp)
   sums.store(tile_k, tile_v, b, h);
 }
 
-template <int kWidth, bool kIsBf16, bool kDropout>
+template <int kWidth, MmaOperand kOperand, bool kDropout>
 void forward(const MmaAttention& p, int pairs, runtime::StreamHandle stream) {
-  const ShortForward split(pairs, p.queries);
+  const ShortForward split(pairs, p.queries, sizeof(MmaElement<kOperand>));
   const auto blocks = static_cast<unsigned>(pairs * split.parts);
   const auto bytes = static_cast<size_t>(split.shared_bytes(p.keys, kWidth));
   const auto launch = [&](auto kernel) {
@@ -252,10 +259,10 @@ void forward(const MmaAttention& p, int pairs, runtime::StreamHandle stream) {
   };
   if constexpr (short_most_keys(kWidth) > 128) {
     if (p.keys > 128) {
-      return launch(attention_short_kernel<kWidth, short_most_keys(kWidth), kIsBf16, kDropout>);
+      return launch(attention_short_kernel<kWidth, short_most_keys(kWidth), kOperand, kDropout>);
     }
   }
-  launch(attention_short_kernel<kWidth, 128, kIsBf16, kDropout>);
+  launch(attention_short_kernel<kWidth, 128, kOperand, kDropout>);
 }
 
 }  // namespace
@@ -268,19 +275,21 @@ void attention_cuda_short(const AttentionProblem& problem) {
   const Tensor delta = problem.backward()
                            ? Tensor::empty(problem.lse.shape(), DType::f32, problem.device())
                            : Tensor();
-  with_instance(problem, [&](auto width, auto is_bf16, auto has_dropout) {
+  with_instance(problem, [&](auto width, auto operand, auto has_dropout) {
     constexpr int kWidth = width();
-    constexpr bool kIsBf16 = is_bf16(), kDropout = has_dropout();
+    constexpr MmaOperand kOperand = operand();
+    constexpr bool kDropout = has_dropout();
     if (!problem.backward()) {
-      if (p.queries > 0) forward<kWidth, kIsBf16, kDropout>(p, pairs, stream);
+      if (p.queries > 0) forward<kWidth, kOperand, kDropout>(p, pairs, stream);
       return;
     }
     p.delta = delta.data<float>();
-    launch_delta<kWidth, kIsBf16>(p, pairs, stream);
+    launch_delta<kWidth, kOperand>(p, pairs, stream);
     const ShortBackward split(p.keys, kWidth);
-    WEFT_LAUNCH((attention_short_backward_kernel<kWidth, kIsBf16, kDropout>),
+    WEFT_LAUNCH((attention_short_backward_kernel<kWidth, kOperand, kDropout>),
                 static_cast<unsigned>(pairs), static_cast<unsigned>(split.warps * kWarp),
-                static_cast<size_t>(split.shared_bytes(kWidth)), stream, p);
+                static_cast<size_t>(split.shared_bytes(kWidth, sizeof(MmaElement<kOperand>))),
+                stream, p);
   });
 }
 

@@ -61,13 +61,13 @@ template <int kWidth>
 struct Tile {
   static constexpr int kStride = kWidth + 4, kElements = kTile * kStride;
 
-  static __device__ void load(float* tile, const Heads& from, const Place& at, int64_t first,
-                              int64_t tokens, int64_t width) {
+  static __device__ void load(const AttentionArguments& p, float* tile, const Heads& from,
+                              const Place& at, int64_t first, int64_t tokens) {
     for (int e = static_cast<int>(threadIdx.x); e < kTile * kWidth; e += kThreads) {
       const int row = e / kWidth, column = e % kWidth;
-      const bool is_inside = first + row < tokens && column < width;
+      const bool is_inside = first + row < tokens && column < p.width;
       tile[row * kStride + column] =
-          is_inside ? from.at<float>(at.b, at.h, first + row, column) : 0.0f;
+          is_inside ? p.factor(from.at<float>(at.b, at.h, first + row, column)) : 0.0f;
     }
   }
 
@@ -140,7 +140,7 @@ __global__ void __launch_bounds__(kThreads, 2)
   float* const tile_k = tile_q + T::kElements;
   float* const tile_v = tile_k + T::kElements;
   float* const weights = tile_v + T::kElements + at.row * kTile;  // (8, 32), the warp's own
-  T::load(tile_q, p.q, at, at.first, p.queries, p.width);
+  T::load(p, tile_q, p.q, at, at.first, p.queries);
   const auto scale = static_cast<float>(p.scale);
   const int64_t first_row = at.first + at.row;
   const int64_t seen = p.causal ? min(p.keys, at.first + kTile) : p.keys;
@@ -149,8 +149,8 @@ __global__ void __launch_bounds__(kThreads, 2)
   for (int r = 0; r < kRows; ++r) max[r] = -INFINITY;
   for (int64_t key0 = 0; key0 < seen; key0 += kTile) {
     __syncthreads();
-    T::load(tile_k, p.k, at, key0, p.keys, p.width);
-    T::load(tile_v, p.v, at, key0, p.keys, p.width);
+    T::load(p, tile_k, p.k, at, key0, p.keys);
+    T::load(p, tile_v, p.v, at, key0, p.keys);
     __syncthreads();
     if (first_row >= p.queries || (p.causal && key0 >= first_row + kRows)) continue;
     float scores[kRows];
@@ -169,7 +169,7 @@ __global__ void __launch_bounds__(kThreads, 2)
       sum[r] = sum[r] * shrink + e;
 #pragma unroll
       for (int c = 0; c < kWidth / kWarp; ++c) out[r][c] *= shrink;
-      weights[r * kTile + at.lane] = e * kept[r];
+      weights[r * kTile + at.lane] = p.factor(e * kept[r]);
     }
     __syncwarp();
     T::accumulate(out, weights, tile_v, at.lane);
@@ -225,16 +225,16 @@ __global__ void __launch_bounds__(kThreads, 2)
   float* const tile_k = tile_dout + T::kElements;
   float* const tile_v = tile_k + T::kElements;
   float* const weights = tile_v + T::kElements + at.row * kTile;
-  T::load(tile_q, p.q, at, at.first, p.queries, p.width);
-  T::load(tile_dout, p.dout, at, at.first, p.queries, p.width);
+  T::load(p, tile_q, p.q, at, at.first, p.queries);
+  T::load(p, tile_dout, p.dout, at, at.first, p.queries);
   const int64_t first_row = at.first + at.row;
   const int64_t seen = p.causal ? min(p.keys, at.first + kTile) : p.keys;
   const auto scale = static_cast<float>(p.scale);
   float dq[kRows][kWidth / kWarp] = {};
   for (int64_t key0 = 0; key0 < seen; key0 += kTile) {
     __syncthreads();
-    T::load(tile_k, p.k, at, key0, p.keys, p.width);
-    T::load(tile_v, p.v, at, key0, p.keys, p.width);
+    T::load(p, tile_k, p.k, at, key0, p.keys);
+    T::load(p, tile_v, p.v, at, key0, p.keys);
     __syncthreads();
     if (first_row >= p.queries || (p.causal && key0 >= first_row + kRows)) continue;
     float scores[kRows], dp[kRows];
@@ -252,7 +252,7 @@ __global__ void __launch_bounds__(kThreads, 2)
                    load_one<float>(p.delta, row))
                  .ds;
       }
-      weights[r * kTile + at.lane] = ds;
+      weights[r * kTile + at.lane] = p.factor(ds);
     }
     __syncwarp();
     T::accumulate(dq, weights, tile_k, at.lane);
@@ -276,15 +276,15 @@ __global__ void __launch_bounds__(kThreads, 2)
   float* const tile_dout = tile_q + T::kElements;
   float* const weights_p = tile_dout + T::kElements + at.row * kTile;
   float* const weights_ds = weights_p + kTile * kTile;
-  T::load(tile_k, p.k, at, at.first, p.keys, p.width);
-  T::load(tile_v, p.v, at, at.first, p.keys, p.width);
+  T::load(p, tile_k, p.k, at, at.first, p.keys);
+  T::load(p, tile_v, p.v, at, at.first, p.keys);
   const int64_t first_row = at.first + at.row;
   const auto scale = static_cast<float>(p.scale);
   float dk[kRows][kWidth / kWarp] = {}, dv[kRows][kWidth / kWarp] = {};
   for (int64_t query0 = p.causal ? at.first : 0; query0 < p.queries; query0 += kTile) {
     __syncthreads();
-    T::load(tile_q, p.q, at, query0, p.queries, p.width);
-    T::load(tile_dout, p.dout, at, query0, p.queries, p.width);
+    T::load(p, tile_q, p.q, at, query0, p.queries);
+    T::load(p, tile_dout, p.dout, at, query0, p.queries);
     __syncthreads();
     if (first_row >= p.keys) continue;
     float scores[kRows], dp[kRows];
@@ -303,8 +303,8 @@ __global__ void __launch_bounds__(kThreads, 2)
         dropped = slope.dropped;
         ds = slope.ds;
       }
-      weights_p[r * kTile + at.lane] = dropped;
-      weights_ds[r * kTile + at.lane] = ds;
+      weights_p[r * kTile + at.lane] = p.factor(dropped);
+      weights_ds[r * kTile + at.lane] = p.factor(ds);
     }
     __syncwarp();
     T::accumulate(dv, weights_p, tile_dout, at.lane);

@@ -15,11 +15,14 @@ inline Matrix head_matrix(const Tensor& t, int64_t pair) {
   return first.shifted(pair / heads * t.stride(0) + pair % heads * t.stride(1));
 }
 
-/// Every row of a [B, H, T, D] tensor of 16-bit elements begins at a multiple of 16 bytes.
+/// Every row of a [B, H, T, D] tensor begins at a multiple of 16 bytes.
 inline bool has_aligned_rows(const Tensor& t) {
   if (!t.defined() || t.numel() == 0) return true;
   bool is_aligned = reinterpret_cast<uintptr_t>(t.raw()) % 16 == 0;
-  for (int d = 0; d < 3; ++d) is_aligned = is_aligned && (t.size(d) == 1 || t.stride(d) % 8 == 0);
+  const auto elements = static_cast<int64_t>(16 / t.itemsize());
+  for (int d = 0; d < 3; ++d) {
+    is_aligned = is_aligned && (t.size(d) == 1 || t.stride(d) % elements == 0);
+  }
   return is_aligned;
 }
 

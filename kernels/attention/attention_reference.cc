@@ -1,6 +1,7 @@
 // Plain loops in f64. The bounds, with u of f32 (f64 for f64) and v of the dtype that the products
 // take P and dS in (u_bf16 for bf16; u_f16 for f16 where rounds_scores is set or the products are
-// not ieee; else 0):
+// not ieee; of f32 in TF32's mode 2^-10 where low bits are cut off and 2^-11 where they are rounded
+// away; else 0):
 //
 //   S   |error| <= s = gamma_(D+3) |scale| sum |q||k|, and every subtraction of a maximum or of lse
 //       rounds by u of its operands
@@ -10,12 +11,16 @@
 //
 // from Higham, sections 2.2 and 3.1. Tensor cores that cut off what they add instead of rounding it
 // lose at most 10.5 u of the largest sum for 16 products (numerics/tensor_core.h): within
-// gamma_(D+3). Exponentials are powers of 2 there, of relative error 2.9 u, whose argument takes
-// two more roundings of S: within the 16 u and the two units of s. Backward takes out and lse as
-// given. Results below the normal range may be flushed (exponentials; oneDNN's bf16 operands):
-// 2^-126 for each term, 2^-25 where P and dS are f16. Outputs come in the order of memory: [B, T,
-// H, D] where tokens lie further apart than heads. Of large problems a sample of (batch, head)
-// pairs is checked; the others must be finite.
+// gamma_(D+3). Of TF32 an A100 takes 4 products at a time: 5 terms cut off below 2^-24 of the
+// largest and the sum below 2^-23, 7 u, so that n products count as 7 ceil(n / 4) roundings (an
+// H100's 8 at a time lose 6.5 u). TF32's operands q, k, v and dout are those of the mode, by
+// integer arithmetic of this file's own; D takes out and dout as they are. Exponentials are powers
+// of 2 there, of relative error 2.9 u, whose argument takes two more roundings of S: within the 16
+// u and the two units of s. Backward takes out and lse as given. Results below the normal range may
+// be flushed (exponentials; oneDNN's bf16 operands): 2^-126 for each term, 2^-25 where P and dS are
+// f16. Outputs come in the order of memory: [B, T, H, D] where tokens lie further apart than heads.
+// Of large problems a sample of (batch, head) pairs is checked; the others must be finite.
+#include <bit>
 #include <cmath>
 
 #include "core/philox.h"
@@ -53,6 +58,18 @@ Values read(const Matrix& m) {
   return result;
 }
 
+/// A pair's matrix as the products take it.
+Values factor(const AttentionProblem& p, const Tensor& heads, int64_t pair) {
+  Values result = read(head_matrix(heads, pair));
+  if (p.dtype() != DType::f32 || p.numerics.tf32 == Tf32::off) return result;
+  const uint32_t half = p.numerics.tf32 == Tf32::nearest ? 0x1000 : 0;
+  for (double& x : result.value) {
+    const auto bits = std::bit_cast<uint32_t>(static_cast<float>(x));
+    x = std::bit_cast<float>((bits + half) & ~0x1fffu);
+  }
+  return result;
+}
+
 Values transpose(const Values& m) {
   Values result(m.cols, m.rows);
   for (int64_t i = 0; i < m.rows; ++i) {
@@ -68,12 +85,18 @@ struct Precision {
   double u;        // of the arithmetic
   double v;        // of P and dS as operands
   double flushed;  // what a vanishing term may lose
+  bool is_tf32;    // the products
+
+  /// u's that a sum of n products may lose.
+  double roundings(int64_t n) const {
+    return static_cast<double>(is_tf32 ? 7 * ((n + 3) / 4) : n) + 2;
+  }
 };
 
 /// A B, with the errors of A and of the sums.
 Values multiply(const Values& a, const Values& b, const Precision& precision) {
   Values result(a.rows, b.cols);
-  const double g = numerics::gamma(static_cast<double>(a.cols) + 2, precision.u);
+  const double g = numerics::gamma(precision.roundings(a.cols), precision.u);
   for (int64_t i = 0; i < a.rows; ++i) {
     for (int64_t k = 0; k < a.cols; ++k) {
       const double x = a.at(i, k), e = a.error_at(i, k) + g * (std::abs(x) + a.error_at(i, k));
@@ -137,8 +160,7 @@ double dropout_factor(const AttentionProblem& p, int64_t pair, int64_t i, int64_
 
 /// scale Q K^T
 Values scores(const AttentionProblem& p, int64_t pair, const Precision& precision) {
-  Values s =
-      multiply(read(head_matrix(p.q, pair)), transpose(read(head_matrix(p.k, pair))), precision);
+  Values s = multiply(factor(p, p.q, pair), transpose(factor(p, p.k, pair)), precision);
   for (double& x : s.value) x *= p.scale;
   for (double& x : s.error) x *= std::abs(p.scale);
   for (size_t i = 0; i < s.value.size(); ++i) s.error[i] += 2 * precision.u * std::abs(s.value[i]);
@@ -171,15 +193,16 @@ void forward_pair(const AttentionProblem& p, int64_t pair, const Precision& prec
     sums.at(i, 0) = max + std::log(sum);
     sums.error_at(i, 0) = 2 * argument + g + 4 * precision.u * (largest + std::abs(std::log(sum)));
   }
-  out.put(pair, multiply(s, read(head_matrix(p.v, pair)), precision));
+  out.put(pair, multiply(s, factor(p, p.v, pair), precision));
   lse.put(pair, sums);
 }
 
 void backward_pair(const AttentionProblem& p, int64_t pair, const Precision& precision, Output& dq,
                    Output& dk, Output& dv) {
-  const Values q = read(head_matrix(p.q, pair)), k = read(head_matrix(p.k, pair));
+  const Values q = factor(p, p.q, pair), k = factor(p, p.k, pair);
   const Values out = read(head_matrix(p.out, pair)), dout = read(head_matrix(p.dout, pair));
-  const Values dp = multiply(dout, transpose(read(head_matrix(p.v, pair))), precision);
+  const Values dout_factor = factor(p, p.dout, pair);
+  const Values dp = multiply(dout_factor, transpose(factor(p, p.v, pair)), precision);
   Values weights = scores(p, pair, precision);
   Values ds(weights.rows, weights.cols);
   const double u = precision.u;
@@ -214,7 +237,7 @@ void backward_pair(const AttentionProblem& p, int64_t pair, const Precision& pre
   }
   dq.put(pair, multiply(ds, k, precision));
   dk.put(pair, multiply(transpose(ds), q, precision));
-  dv.put(pair, multiply(transpose(weights), dout, precision));
+  dv.put(pair, multiply(transpose(weights), dout_factor, precision));
 }
 
 }  // namespace
@@ -224,10 +247,15 @@ std::vector<Expected> attention_reference(const AttentionProblem& p) {
   const bool rounds =
       p.dtype() == DType::bf16 ||
       (is_f16 && (p.rounds_scores || p.numerics.accumulation != Accumulation::ieee));
-  const Precision precision{is_f64 ? 0x1p-53 : 0x1p-24, rounds ? unit_roundoff(p.dtype()) : 0,
-                            is_f64             ? 0x1p-1022
-                            : rounds && is_f16 ? 0x1p-25
-                                               : 0x1p-126};
+  const bool is_tf32 = p.dtype() == DType::f32 && p.numerics.tf32 != Tf32::off;
+  const Precision precision{.u = is_f64 ? 0x1p-53 : 0x1p-24,
+                            .v = is_tf32  ? (p.numerics.tf32 == Tf32::nearest ? 0x1p-11 : 0x1p-10)
+                                 : rounds ? unit_roundoff(p.dtype())
+                                          : 0,
+                            .flushed = is_f64             ? 0x1p-1022
+                                       : rounds && is_f16 ? 0x1p-25
+                                                          : 0x1p-126,
+                            .is_tf32 = is_tf32};
   const int64_t pairs = attention_pairs(p);
   const double products = static_cast<double>(pairs) * static_cast<double>(p.q.size(2)) *
                           static_cast<double>(p.k.numel() / std::max<int64_t>(pairs, 1));

@@ -63,4 +63,16 @@ TEST_CASE("Pipelined attention kernels give the same bits under every schedule")
   }
   check("attention_cuda_short", "1x1x197x197x32_bf16");
   check("attention_cuda_short", "1x1x197x197x32_bf16_backward");
+  // TF32: rings of fewer stages, and for wide heads of shorter ones.
+  for (const char* shape : {"450x8", "290x40", "146x120"}) {
+    const std::string forward = fmt::format("1x1x18x{}_f32_tf32", shape);
+    const std::string backward = fmt::format("1x1x18x{}_f32_backward_tf32", shape);
+    check("attention_cuda_flash", forward);
+    check("attention_cuda_flash", backward);
+  }
+  for (const char* name : {"1x1x450x18x8", "1x1x146x18x120", "1x1x197x197x32"}) {
+    check("attention_cuda_short", fmt::format("{}_f32_tf32", name));
+    check("attention_cuda_flash", fmt::format("{}_f32_backward_tf32", name));
+    check("attention_cuda_short", fmt::format("{}_f32_backward_tf32", name));
+  }
 }

@@ -17,6 +17,7 @@ struct Options {
   bool backward = false, rounds_scores = true;
   double scale = 0.125;
   int64_t gap = 0;  // elements behind each row
+  Tf32 tf32 = Tf32::off;
 };
 
 std::string_view choice(const Options& o) {
@@ -29,6 +30,7 @@ std::string_view choice(const Options& o) {
   p.lse = Tensor::empty({2, 3, o.queries}, DType::f32, kCuda);
   p.scale = o.scale;
   p.rounds_scores = o.rounds_scores;
+  p.numerics = {Accumulation::ieee, o.tf32};
   if (o.backward) {
     p.dout = heads(o.queries), p.dq = heads(o.queries);
     p.dk = heads(o.keys), p.dv = heads(o.keys);
@@ -55,5 +57,21 @@ TEST_CASE("Attention on CUDA takes the kernel that its lengths and layout ask fo
     CHECK(choice({.backward = backward, .scale = -1}) == "attention_cuda_tiled");
     CHECK(choice({.backward = backward, .gap = 1}) == "attention_cuda_tiled");
     CHECK(choice({.width = 136, .backward = backward}) == "attention_cuda_naive");
+    for (Tf32 tf32 : {Tf32::truncate, Tf32::nearest}) {
+      const auto of_f32 = [&](int64_t keys, int64_t width, int64_t gap = 0) {
+        return choice({.keys = keys,
+                       .width = width,
+                       .dtype = DType::f32,
+                       .backward = backward,
+                       .gap = gap,
+                       .tf32 = tf32});
+      };
+      CHECK(of_f32(197, 64) == "attention_cuda_short");  // ViT-B/16
+      CHECK(of_f32(257, 64) == "attention_cuda_flash");
+      CHECK(of_f32(197, 128) == "attention_cuda_flash");
+      CHECK(of_f32(197, 64, 4) == "attention_cuda_short");
+      CHECK(of_f32(197, 64, 2) == "attention_cuda_tiled");
+      CHECK(of_f32(197, 136) == "attention_cuda_naive");
+    }
   }
 }

@@ -8,9 +8,12 @@
 
 namespace weft::kernels {
 
-inline constexpr int kShortForwardWarps = 4, kShortBackwardWarps = 8;
-inline constexpr int kShortQueries = 64;  // of a chunk of backward
-inline constexpr int kShortStages = 2;    // of backward's ring of chunks
+/// Warps of a block. Two blocks of f32 heads do not fit a multiprocessor: one has its registers.
+constexpr int short_forward_warps(int64_t element_bytes) { return element_bytes == 4 ? 8 : 4; }
+inline constexpr int kShortBackwardWarps = 8;
+/// Queries of a chunk of backward: as many as shared memory holds beside ViT's 197 keys.
+constexpr int short_queries(int64_t element_bytes) { return element_bytes == 4 ? 16 : 64; }
+inline constexpr int kShortStages = 2;  // of backward's ring of chunks
 /// What a block may have on every architecture that the kernels are built for.
 inline constexpr int64_t kShortSharedBytes = int64_t{163} << 10;
 
@@ -29,22 +32,25 @@ constexpr int short_backward_rows(int64_t tile_width) { return tile_width == 128
 /// Forward: blocks for each head, blocks of 16 queries for each of those, and its warps.
 struct ShortForward {
   int parts, row_blocks, warps;
+  int64_t element_bytes;
 
-  ShortForward(int64_t pairs, int64_t queries) {
+  ShortForward(int64_t pairs, int64_t queries, int64_t element_bytes)
+      : element_bytes(element_bytes) {
     constexpr int64_t kTargetBlocks = 264;  // two for each multiprocessor of an H100
-    constexpr int64_t kMostRowBlocks = 16;
+    const int64_t most_row_blocks = 32 / element_bytes;
+    const int64_t most_warps = short_forward_warps(element_bytes);
     const int64_t total = (queries + 15) / 16;
-    const int64_t wanted = std::min((kTargetBlocks + pairs - 1) / pairs,
-                                    std::max<int64_t>(total / kShortForwardWarps, 1));
-    const int64_t least = std::max((total + kMostRowBlocks - 1) / kMostRowBlocks, wanted);
+    const int64_t wanted =
+        std::min((kTargetBlocks + pairs - 1) / pairs, std::max<int64_t>(total / most_warps, 1));
+    const int64_t least = std::max((total + most_row_blocks - 1) / most_row_blocks, wanted);
     row_blocks = static_cast<int>((total + least - 1) / least);
     parts = static_cast<int>((total + row_blocks - 1) / row_blocks);
-    const int rounds = (row_blocks + kShortForwardWarps - 1) / kShortForwardWarps;
+    const int rounds = static_cast<int>((row_blocks + most_warps - 1) / most_warps);
     warps = (row_blocks + rounds - 1) / rounds;
   }
   /// K, V and the block's rows of Q.
   int64_t shared_bytes(int64_t keys, int64_t tile_width) const {
-    return ((keys + 15) / 16 * 2 + row_blocks) * 16 * tile_width * 2;
+    return ((keys + 15) / 16 * 2 + row_blocks) * 16 * tile_width * element_bytes;
   }
 };
 
@@ -58,9 +64,10 @@ struct ShortBackward {
     tile_keys = warps * keys_of_warp;
   }
   /// K, V and dS; q, dout, lse and delta of each stage's queries.
-  int64_t shared_bytes(int64_t tile_width) const {
-    return tile_keys * (2 * tile_width + kShortQueries) * 2 +
-           int64_t{kShortStages} * 2 * kShortQueries * (tile_width * 2 + 4);
+  int64_t shared_bytes(int64_t tile_width, int64_t element_bytes) const {
+    const int64_t queries = short_queries(element_bytes);
+    return tile_keys * (2 * tile_width + queries) * element_bytes +
+           kShortStages * 2 * queries * (tile_width * element_bytes + int64_t{sizeof(float)});
   }
 };
 

@@ -21,6 +21,7 @@
 #include "core/graph.h"
 #include "core/philox.h"
 #include "core/transfer.h"
+#include "kernels/gemm/matmul_numerics.h"
 #include "kernels/op.h"
 #include "kernels/testing/schedule.h"
 #include "models/vit.h"
@@ -48,6 +49,22 @@ constexpr double kLongestSum = 48;
 // Of a kernel under autocast, in units of the 16-bit type: an operand's, the result's, and that of
 // P or dS inside attention.
 constexpr double kRoundings = 3;
+// In TF32, whose results are f32: an operand's and that of P or dS, each 2^-10 at most.
+constexpr double kTf32Cut = 2 * 0x1p-10;
+
+/// Products as a precision has them: autocast to a 16-bit one, or f32 with or without TF32.
+struct Precision {
+  explicit Precision(DType precision)
+      : cast(precision == DType::tf32 ? DType::f32 : precision),
+        numerics({.allow_tf32 = precision == DType::tf32}) {}
+  Autocast cast;
+  kernels::MatmulScope numerics;
+};
+
+double error_of_operands(DType precision) {
+  if (precision == DType::f32) return 0;
+  return precision == DType::tf32 ? kTf32Cut : kRoundings * unit_roundoff(precision);
+}
 
 class Recorder : public kernels::LaunchHook {
  public:
@@ -146,10 +163,10 @@ TEST_CASE("a training step on a device lies within the derived bound of the exac
   }
   const auto check = [&](Device device, DType precision) {
     Recorder kernels_run;
-    const Autocast mode(precision);
+    const Precision mode(precision);
     const auto results = results_of(Setup(device, DType::f32));
-    const double rounded = precision == DType::f32 ? 0 : kRoundings * unit_roundoff(precision);
-    const double factor = kernels_run.count * (numerics::gamma(kLongestSum, 0x1p-24) + rounded);
+    const double factor =
+        kernels_run.count * (numerics::gamma(kLongestSum, 0x1p-24) + error_of_operands(precision));
     REQUIRE(results.size() == truth.size());
     for (size_t k = 0; k < truth.size(); ++k) {
       INFO("result " << k << " in " << name(precision) << " on " << to_string(device));
@@ -158,15 +175,18 @@ TEST_CASE("a training step on a device lies within the derived bound of the exac
     return kernels_run.variants;
   };
   check({}, DType::f32);
+  check({}, DType::tf32);
   check({}, DType::bf16);
   if (runtime::device_count() == 0) WEFT_SKIP("no CUDA device");
   check(kCuda, DType::f32);
-  CHECK(check(kCuda, DType::bf16).contains("attention_cuda_short"));
+  for (DType precision : {DType::tf32, DType::bf16}) {
+    CHECK(check(kCuda, precision).contains("attention_cuda_short"));
+  }
 }
 
 TEST_CASE("two runs of the same steps on a device give the same bits") {
   if (runtime::device_count() == 0) WEFT_SKIP("no CUDA device");
-  const DType precision = GENERATE(DType::f32, DType::bf16);
+  const DType precision = GENERATE(DType::f32, DType::tf32, DType::bf16);
   std::vector<std::vector<uint8_t>> runs;
   for (int schedule : {0, 1}) {
     kernels::use_schedule(schedule);
@@ -174,7 +194,7 @@ TEST_CASE("two runs of the same steps on a device give the same bits") {
     optim::AdamW optimizer(setup.model->named_parameters(), {.lr = 1e-3});
     for (int step = 0; step < 2; ++step) {
       optimizer.zero_grad();
-      const Autocast mode(precision);
+      const Precision mode(precision);
       setup.forward_backward();
       optimizer.step();
     }
