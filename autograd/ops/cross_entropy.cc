@@ -1,11 +1,14 @@
 #include "kernels/cross_entropy/cross_entropy.h"
 
 #include <cmath>
+#include <memory>
+#include <utility>
 
 #include "autograd/autocast.h"
 #include "autograd/ops.h"
 #include "autograd/ops/raw.h"
 #include "core/view.h"
+#include "kernels/multi_tensor_unscale/multi_tensor_unscale.h"
 
 namespace weft::ops {
 
@@ -39,18 +42,9 @@ Tensor cross_entropy(const Tensor& logits, const Tensor& labels,
     }
   }
   const DType dtype = logits.dtype() == DType::f64 ? DType::f64 : DType::f32;
-  Tensor losses = Tensor::empty({rows}, dtype, logits.device());
-  Tensor lse = Tensor::empty({rows}, dtype, logits.device());
-  kernels::cross_entropy({.logits = logits,
-                          .labels = targets,
-                          .loss = losses,
-                          .lse = lse,
-                          .label_smoothing = options.label_smoothing,
-                          .ignore_index = options.ignore_index});
-  Tensor loss, scale;
+  Tensor scale;  // 1 / counted rows; 1 / 0 makes NaN of the loss when every row is ignored
   {
     NoGrad guard;
-    // 0/0 = NaN when every row is ignored, as in PyTorch.
     if (hard && !on_cpu) {
       const Tensor ignored =
           full({}, static_cast<double>(options.ignore_index), DType::i64, logits.device());
@@ -58,23 +52,47 @@ Tensor cross_entropy(const Tensor& logits, const Tensor& labels,
     } else {
       scale = full({}, 1.0 / static_cast<double>(counted), dtype, logits.device());
     }
-    loss = mul(sum(losses), scale);
   }
-  return record("cross_entropy", {logits, labels}, loss, {logits, targets, lse, scale},
+  kernels::CrossEntropyProblem problem{.logits = logits,
+                                       .labels = targets,
+                                       .loss = Tensor::empty({rows}, dtype, logits.device()),
+                                       .lse = Tensor::empty({rows}, dtype, logits.device()),
+                                       .label_smoothing = options.label_smoothing,
+                                       .ignore_index = options.ignore_index};
+  // On a device the gradient for dy = 1 comes with the loss, in one pass over the logits. f32 alone
+  // has the range for a loss scale to multiply it later.
+  const auto gradient = std::make_shared<Tensor>();
+  if (!on_cpu && logits.dtype() == DType::f32 && is_recording({logits})) {
+    *gradient = Tensor::empty(logits.shape(), logits.dtype(), logits.device());
+    problem.dloss = view::expand(scale, {rows});
+    problem.dlogits = *gradient;
+  }
+  kernels::cross_entropy(problem);
+  Tensor loss;
+  {
+    NoGrad guard;
+    loss = mul(sum(problem.loss), scale);
+  }
+  return record("cross_entropy", {logits, labels}, loss, {logits, targets, problem.lse, scale},
                 [=](const Backward& b) -> Tensors {
                   b.require_no_graph();
                   const Tensor logits = b.saved(0), lse = b.saved(2);
-                  Tensor dlogits = Tensor::empty(logits.shape(), logits.dtype(), logits.device());
-                  const Tensor dloss =
-                      view::expand(mul(cast(b.dy(), lse.dtype()), b.saved(3)), lse.shape());
+                  WEFT_CHECK(!b.needs(1), "cross_entropy: soft labels have no gradient");
+                  const Tensor dy = cast(b.dy(), lse.dtype());
+                  Tensor dlogits = std::exchange(*gradient, {});
+                  if (dlogits.defined()) {
+                    kernels::multi_tensor_unscale({.tensors = {dlogits}, .factor_from = dy});
+                    return {dlogits, {}};
+                  }
+                  // No gradient came with the loss, or a graph that was retained has used it up.
+                  dlogits = Tensor::empty(logits.shape(), logits.dtype(), logits.device());
                   kernels::cross_entropy({.logits = logits,
                                           .labels = b.saved(1),
                                           .lse = lse,
-                                          .dloss = dloss,
+                                          .dloss = view::expand(mul(dy, b.saved(3)), lse.shape()),
                                           .dlogits = dlogits,
                                           .label_smoothing = options.label_smoothing,
                                           .ignore_index = options.ignore_index});
-                  WEFT_CHECK(!b.needs(1), "cross_entropy: soft labels have no gradient");
                   return {dlogits, {}};
                 });
 }

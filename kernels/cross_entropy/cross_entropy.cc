@@ -20,8 +20,8 @@ const Op<CrossEntropyProblem>& cross_entropy_op() {
 void cross_entropy(const CrossEntropyProblem& problem) { dispatch(cross_entropy_op(), problem); }
 
 std::string CrossEntropyProblem::describe() const {
-  return fmt::format("cross_entropy({}, labels={}, label_smoothing={}, backward={})", logits,
-                     labels, label_smoothing, backward());
+  return fmt::format("cross_entropy({}, labels={}, label_smoothing={}, forward={}, backward={})",
+                     logits, labels, label_smoothing, forward(), backward());
 }
 
 }  // namespace weft::kernels

@@ -15,6 +15,9 @@
 // labels are f32, bf16 and f16 in any mixture, or all f64; loss, lse and dloss are f32 (f64).
 // Arithmetic is in f32 (f64). The caller has checked that hard labels lie in [0, C) or are ignored.
 // Every output is assigned (=); dlogits may be logits' memory.
+//
+// With loss and dlogits given, both come from one pass over the logits: dloss must be known before,
+// as it is for the mean over a batch. lse is an output then.
 #pragma once
 
 #include "kernels/op.h"
@@ -25,12 +28,13 @@ struct CrossEntropyProblem {
   Tensor logits;
   Tensor labels;
   Tensor loss;     // forward: output
-  Tensor lse;      // forward: output, optional; backward: forward's
+  Tensor lse;      // forward: output, optional; backward alone: forward's
   Tensor dloss;    // backward: the gradient of loss
   Tensor dlogits;  // backward: output
   double label_smoothing = 0;
   int64_t ignore_index = -100;
 
+  bool forward() const { return loss.defined(); }
   bool backward() const { return dlogits.defined(); }
   bool hard() const { return labels.dtype() == DType::i64; }
   DType dtype() const { return logits.dtype(); }

@@ -9,7 +9,7 @@ namespace weft::kernels {
 struct CrossEntropyForm {
   DType dtype = DType::f32;
   bool hard = true;
-  bool backward = false;
+  enum class Pass { kForward, kBackward, kBoth } pass = Pass::kForward;
   bool strided = false;
   double smoothing = 0;
 };
@@ -31,37 +31,46 @@ inline CrossEntropyProblem cross_entropy_case(Inputs& in, int64_t rows, int64_t 
     p.labels =
         layout(in.uniform({rows, classes}, form.dtype, 0, 2.0 / static_cast<double>(classes)));
   }
-  if (form.backward) {
+  using Pass = CrossEntropyForm::Pass;
+  if (form.pass == Pass::kBackward) {
     // Near the log-sum-exp of normal(5, 3) logits, so that the softmax has its usual size.
     p.lse = layout(in.normal({rows}, wide, 0.5, 10 + std::log(static_cast<double>(classes))));
-    p.dloss = layout(in.normal({rows}, wide));
-    p.dlogits = output({rows, classes}, form.dtype);
   } else {
     p.loss = output({rows}, wide);
     p.lse = output({rows}, wide);
+  }
+  if (form.pass != Pass::kForward) {
+    p.dloss = layout(in.normal({rows}, wide));
+    p.dlogits = output({rows, classes}, form.dtype);
   }
   return p;
 }
 
 inline OpTable cross_entropy_table() {
   using Problem = CrossEntropyProblem;
+  using Pass = CrossEntropyForm::Pass;
+  constexpr Pass kPasses[] = {Pass::kForward, Pass::kBackward, Pass::kBoth};
+  constexpr std::string_view kPassNames[] = {"", "_backward", "_both"};
   std::vector<Case<Problem>> cases;
   const auto add = [&](int64_t rows, int64_t classes, CrossEntropyForm form, Cost cost = {}) {
     std::string name =
         fmt::format("{}x{}_{}_{}{}{}{}", rows, classes, form.dtype, form.hard ? "hard" : "soft",
-                    form.backward ? "_backward" : "", form.smoothing == 0 ? "" : "_smoothed",
+                    kPassNames[static_cast<int>(form.pass)], form.smoothing == 0 ? "" : "_smoothed",
                     form.strided ? "_strided" : "");
     cases.push_back(
         {name, [=](Inputs& in) { return cross_entropy_case(in, rows, classes, form); }, cost});
   };
   for (DType dtype : {DType::f64, DType::f32, DType::f16, DType::bf16}) {
     for (bool hard : {true, false}) {
-      for (bool backward : {false, true}) {
+      for (Pass pass : kPasses) {
         for (double smoothing : {0.0, 0.1}) {
-          const CrossEntropyForm form{dtype, hard, backward, false, smoothing};
+          const CrossEntropyForm form{dtype, hard, pass, false, smoothing};
           for (int64_t classes : {1, 10, 15, 16, 17, 31, 32, 33, 127}) add(13, classes, form);
           add(0, 10, form);
           add(1, 1000, form);
+          if (pass == Pass::kBoth) {  // rows at the edges of what registers hold
+            for (int64_t classes : {255, 256, 257, 1024, 1025}) add(2, classes, form);
+          }
           CrossEntropyForm strided = form;
           strided.strided = true;
           add(11, 37, strided);
@@ -71,15 +80,16 @@ inline OpTable cross_entropy_table() {
   }
   // ImageNet's and CIFAR's classes at usual batches, and a vocabulary.
   for (auto [rows, classes] : {std::pair{64, 10}, std::pair{64, 1000}, std::pair{32, 50257}}) {
-    for (bool backward : {false, true}) {
+    for (Pass pass : kPasses) {
       const double elements = static_cast<double>(rows) * classes;
-      add(rows, classes, {DType::f32, true, backward, false, 0.1},
-          {.flops = 4 * elements, .bytes = (1 + backward) * elements * 4});
+      add(rows, classes, {DType::f32, true, pass, false, 0.1},
+          {.flops = (pass == Pass::kBoth ? 8 : 4) * elements,
+           .bytes = (pass == Pass::kForward ? 1 : 2) * elements * 4});
     }
   }
   // A scalar gradient expanded over the rows; a bf16 gradient of f32 logits.
   cases.push_back({"expanded_dloss", [](Inputs& in) {
-                     Problem p = cross_entropy_case(in, 9, 20, {.backward = true});
+                     Problem p = cross_entropy_case(in, 9, 20, {.pass = Pass::kBackward});
                      p.dloss = Tensor::view_of(p.dloss.storage(), {9}, {0}, 0, DType::f32);
                      return p;
                    }});

@@ -139,12 +139,13 @@ void cross_entropy_rows(const CrossEntropyProblem& p) {
   const int64_t rows = p.logits.shape()[0], classes = p.logits.shape()[1];
   WEFT_ASSERT(classes > 0);
   const int64_t grain = std::max<int64_t>(1, 8192 / classes);
+  WEFT_ASSERT(!p.backward() || p.lse.defined());
   if (p.dtype() == DType::f64) {
-    p.backward() ? backward<double>(p, rows, classes, grain)
-                 : forward<double>(p, rows, classes, grain);
+    if (p.forward()) forward<double>(p, rows, classes, grain);
+    if (p.backward()) backward<double>(p, rows, classes, grain);
   } else {
-    p.backward() ? backward<float>(p, rows, classes, grain)
-                 : forward<float>(p, rows, classes, grain);
+    if (p.forward()) forward<float>(p, rows, classes, grain);
+    if (p.backward()) backward<float>(p, rows, classes, grain);
   }
 }
 

@@ -23,7 +23,8 @@ void multi_tensor_unscale(const MultiTensorUnscaleProblem& problem) {
 }
 
 std::string MultiTensorUnscaleProblem::describe() const {
-  return fmt::format("multi_tensor_unscale({} tensors, factor={})", tensors.size(), factor);
+  return fmt::format("multi_tensor_unscale({} tensors, factor={})", tensors.size(),
+                     factor_from.defined() ? "from memory" : fmt::format("{}", factor));
 }
 
 }  // namespace weft::kernels

@@ -7,10 +7,12 @@
 // That is PyTorch's _amp_foreach_non_finite_check_and_unscale_ with the norm that clipping needs.
 //
 // Tensors are contiguous and f64, f32, bf16 or f16, in any mixture; factor, the inverse of a loss
-// scale, is rounded to f32 (f64 for f64) first. found_inf is a scalar [] of dtype f32, norm one of
-// f32 or f64; both are optional and assigned (=). With a factor of 1 no element is written. Squares
-// are taken and added in f64 over fixed chunks that are joined in order, so that the norm neither
-// overflows early nor depends on threads; it is infinite or NaN when an element is.
+// scale, is rounded to f32 (f64 for f64) first. factor_from, an f32 scalar [], takes its place with
+// the value that it has when the work runs: no host needs to know it. found_inf is a scalar [] of
+// dtype f32, norm one of f32 or f64; both are optional and assigned (=). With a factor of 1 no
+// element is written. Squares are taken and added in f64 over fixed chunks that are joined in
+// order, so that the norm neither overflows early nor depends on threads; it is infinite or NaN
+// when an element is.
 #pragma once
 
 #include "kernels/op.h"
@@ -20,8 +22,9 @@ namespace weft::kernels {
 struct MultiTensorUnscaleProblem {
   std::vector<Tensor> tensors;
   double factor = 1;
-  Tensor found_inf;  // optional
-  Tensor norm;       // optional
+  Tensor factor_from;  // optional
+  Tensor found_inf;    // optional
+  Tensor norm;         // optional
 
   DType dtype() const { return tensors.empty() ? DType::f32 : tensors[0].dtype(); }
   Device device() const { return tensors.empty() ? Device{} : tensors[0].device(); }

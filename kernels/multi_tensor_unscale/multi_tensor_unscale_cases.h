@@ -45,6 +45,17 @@ inline OpTable multi_tensor_unscale_table() {
   }
   // More tensors than one CUDA launch takes.
   add("many", std::vector<Shape>(1000, Shape{3}), DType::f32, 0.5, 0);
+  // A factor in memory; 1 leaves the tensors alone.
+  for (double factor : {1.0, 0.37, 1.0 / 1024}) {
+    cases.push_back({fmt::format("from_memory_{}", factor), [=](Inputs& in) {
+                       return Problem{.tensors = {in.inout(in.normal({1025}, DType::f32)),
+                                                  in.inout(in.normal({40}, DType::bf16))},
+                                      .factor = 9,
+                                      .factor_from = in.values({factor}, {}, DType::f32),
+                                      .found_inf = in.output({}, DType::f32),
+                                      .norm = in.output({}, DType::f64)};
+                     }});
+  }
   cases.push_back({"empty", [](Inputs& in) {
                      return Problem{.found_inf = in.output({}, DType::f32),
                                     .norm = in.output({}, DType::f64)};

@@ -37,6 +37,7 @@ namespace {
 void multi_tensor_unscale_chunks(const MultiTensorUnscaleProblem& p) {
   assert_matching(p.tensors, p.tensors);
   const bool wants_norm = p.norm.defined();
+  const double factor = p.factor_from.defined() ? *p.factor_from.data<float>() : p.factor;
   const std::vector<TensorChunk> chunks = tensor_chunks(p.tensors);
   const std::vector<int64_t> tasks = chunk_tasks(chunks);
   const int64_t count = static_cast<int64_t>(tasks.size()) - 1;
@@ -46,8 +47,8 @@ void multi_tensor_unscale_chunks(const MultiTensorUnscaleProblem& p) {
       const Tensor& tensor = p.tensors[chunks[c].tensor];
       const auto unscale = tensor.dtype() == DType::f64 ? scale_range<double> : scale_range<float>;
       SumOfSquares squares;
-      summaries[task].is_finite &= unscale(tensor, chunks[c].begin, chunks[c].end, p.factor,
-                                           wants_norm ? &squares : nullptr);
+      summaries[task].is_finite &=
+          unscale(tensor, chunks[c].begin, chunks[c].end, factor, wants_norm ? &squares : nullptr);
       if (wants_norm) summaries[task].squares += squares.total();
     }
   });

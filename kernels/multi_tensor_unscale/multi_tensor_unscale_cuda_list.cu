@@ -61,7 +61,8 @@ __device__ Met unscale_chunk(const UnscaleFields& f, const Chunk& chunk, Acc fac
 
 __global__ void __launch_bounds__(kListThreads)
     unscale_kernel(const __grid_constant__ TensorList<UnscaleFields> list, double factor,
-                   UnscaleNotes notes) {
+                   const float* factor_from, UnscaleNotes notes) {
+  if (factor_from) factor = *factor_from;
   const ListEntry<UnscaleFields>& entry = list.of_chunk(blockIdx.x);
   const Chunk chunk = chunk_of(entry, blockIdx.x);
   const bool writes = factor != 1, wants_norm = notes.squares != nullptr;
@@ -105,6 +106,7 @@ void multi_tensor_unscale_cuda_list(const MultiTensorUnscaleProblem& p) {
   UnscaleNotes notes;
   if (wants_check) notes.nonfinite = nonfinite.data<int32_t>();
   if (wants_norm) notes.squares = squares.data<double>();
+  const float* const factor_from = p.factor_from.defined() ? p.factor_from.data<float>() : nullptr;
   const runtime::StreamHandle stream = current_stream_handle(p.device());
   const auto fields = [&](size_t i) {
     return UnscaleFields{Elements(p.tensors[i]), is_aligned(p.tensors[i], 4)};
@@ -113,7 +115,8 @@ void multi_tensor_unscale_cuda_list(const MultiTensorUnscaleProblem& p) {
     UnscaleNotes of_list;
     if (wants_check) of_list.nonfinite = notes.nonfinite + first_chunk;
     if (wants_norm) of_list.squares = notes.squares + first_chunk;
-    WEFT_LAUNCH(unscale_kernel, list.chunks, kListThreads, 0, stream, list, p.factor, of_list);
+    WEFT_LAUNCH(unscale_kernel, list.chunks, kListThreads, 0, stream, list, p.factor, factor_from,
+                of_list);
   });
   if (wants_check || wants_norm) {
     WEFT_LAUNCH(join_unscale_kernel, 1, kJoinThreads, 0, stream, notes, chunks,

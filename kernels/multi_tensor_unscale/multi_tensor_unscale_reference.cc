@@ -11,6 +11,7 @@
 namespace weft::kernels {
 
 std::vector<Expected> multi_tensor_unscale_reference(const MultiTensorUnscaleProblem& p) {
+  const double factor = p.factor_from.defined() ? p.factor_from.item() : p.factor;
   std::vector<Expected> result;
   bool is_finite = true;
   long double squares = 0;
@@ -21,11 +22,11 @@ std::vector<Expected> multi_tensor_unscale_reference(const MultiTensorUnscalePro
       using T = typename decltype(tag)::type;
       for (double& x : values) {
         is_finite &= std::isfinite(x);
-        if (p.factor != 1) {
+        if (factor != 1) {
           if constexpr (std::is_same_v<T, double>) {
-            x *= p.factor;
+            x *= factor;
           } else {
-            x = to_double(T(static_cast<float>(x) * static_cast<float>(p.factor)));
+            x = to_double(T(static_cast<float>(x) * static_cast<float>(factor)));
           }
         }
         squares += static_cast<long double>(x) * x;
