@@ -26,7 +26,7 @@ TrainingStep::TrainingStep(const StepOptions& options)
 
 void TrainingStep::run(const std::function<void(const char*)>& entering) {
   if (graph_) {
-    optimizer_->advance();
+    scaler_.advance(*optimizer_);
     graph_->launch();
     return;
   }
@@ -44,7 +44,7 @@ void TrainingStep::run(const std::function<void(const char*)>& entering) {
     backward(scaler_.scale(loss));
   }
   enter("update");
-  scaler_.step(*optimizer_);
+  has_stepped_ |= scaler_.step(*optimizer_);
   scaler_.update();
   fp8_.update();
 }
@@ -53,8 +53,11 @@ void TrainingStep::capture() {
   const Device device = images_.device();
   WEFT_CHECK(device.type == DeviceType::cuda, "graph: expected a CUDA device, got {}",
              to_string(device));
-  WEFT_CHECK(!precision_.scales_loss() && !precision_.is_fp8(),
-             "graph: {} waits for the device in every step to choose its scale", precision_.name);
+  WEFT_CHECK(!precision_.is_fp8(),
+             "graph: {} waits for the device in every step to choose its scales", precision_.name);
+  // The optimizer's state begins with the first step that fp16's loss scale does not skip.
+  constexpr int kMostTries = 64;
+  for (int i = 0; !has_stepped_ && i < kMostTries; ++i) run();
   auto graph = std::make_unique<DeviceGraph>(device);
   graph->capture([&] { run(); });
   graph_ = std::move(graph);

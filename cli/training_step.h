@@ -30,8 +30,9 @@ class TrainingStep {
   /// zero_grad, forward, loss, backward and AdamW; in fp16 with a scaled loss. Calls
   /// entering("forward"), ("backward") and ("update") where each begins.
   void run(const std::function<void(const char* phase)>& entering = {});
-  /// Captures the step, of which one was run before, in a CUDA graph: run() then launches that, and
-  /// calls nothing. Throws Error on the CPU, and in fp16 and fp8, whose scales wait for the device.
+  /// Captures the step in a CUDA graph, after as many that are not as it takes for the optimizer to
+  /// make one: run() then launches that, and calls nothing. Throws Error on the CPU, and in fp8,
+  /// whose scales wait for the device.
   void capture();
   /// Logits alone, nothing recorded.
   Tensor infer();
@@ -48,6 +49,7 @@ class TrainingStep {
   Tensor images_, labels_;
   std::unique_ptr<optim::AdamW> optimizer_;
   std::unique_ptr<DeviceGraph> graph_;
+  bool has_stepped_ = false;  // the optimizer, at least once
 };
 
 }  // namespace weft::cli

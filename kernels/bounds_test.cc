@@ -28,6 +28,7 @@
 #include "kernels/gemm/gemm_cases.h"
 #include "kernels/index/index_cases.h"
 #include "kernels/layer_norm/layer_norm_cases.h"
+#include "kernels/loss_scale/loss_scale_cases.h"
 #include "kernels/multi_tensor_norm/multi_tensor_norm_cases.h"
 #include "kernels/multi_tensor_scale/multi_tensor_scale_cases.h"
 #include "kernels/multi_tensor_unscale/multi_tensor_unscale_cases.h"
@@ -155,6 +156,7 @@ TEST_CASE("no kernel's bound is violated, or loose by more than the documented f
                                gemm_table(),
                                index_table(),
                                layer_norm_table(),
+                               loss_scale_table(),
                                multi_tensor_norm_table(),
                                multi_tensor_scale_table(),
                                multi_tensor_unscale_table(),
@@ -186,7 +188,7 @@ TEST_CASE("no kernel's bound is violated, or loose by more than the documented f
 TEST_CASE("results that no rounding can change have bounds of zero") {
   for (const OpTable& table :
        {adam_table(), copy_table(), dropout_table(), fill_table(), fp8_quantize_table(),
-        multi_tensor_scale_table(), sgd_table(), where_table()}) {
+        loss_scale_table(), multi_tensor_scale_table(), sgd_table(), where_table()}) {
     INFO(table.name);
     for (const CaseEntry& entry : table.cases) {
       if (entry.cost.flops > 0 || entry.cost.bytes > 0) continue;

@@ -39,7 +39,8 @@ kernels::AdamProblem Adam::problem(const ParameterGroup& group, const Batch& bat
           .weight_decay = group["weight_decay"],
           .decoupled = decoupled_,
           .gradient_scale = gradient_scale,
-          .constants = batch.constants};
+          .constants = batch.constants,
+          .skip = batch.skip};
 }
 
 void Adam::update(const ParameterGroup& group, const Batch& batch, double gradient_scale) {

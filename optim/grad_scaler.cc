@@ -2,9 +2,13 @@
 
 #include <algorithm>
 #include <cmath>
+#include <utility>
 
 #include "autograd/ops.h"
+#include "core/transfer.h"
+#include "kernels/loss_scale/loss_scale.h"
 #include "kernels/multi_tensor_unscale/multi_tensor_unscale.h"
+#include "optim/capture.h"
 
 namespace weft::optim {
 namespace {
@@ -24,19 +28,37 @@ void check(const GradScalerOptions& o) {
              o.min_scale);
 }
 
+/// Whether the optimizer's device records work.
+bool is_capturing(const Optimizer& optimizer) {
+  for (const ParameterGroup& group : optimizer.groups()) {
+    if (!group.parameters.empty()) {
+      return optim::is_capturing(group.parameters[0].second.device());
+    }
+  }
+  return false;
+}
+
 }  // namespace
 
 GradScaler::GradScaler(const GradScalerOptions& options)
     : options_(options),
-      scale_(static_cast<float>(options.init_scale)),
-      hysteresis_left_(options.hysteresis) {
+      state_{.scale = static_cast<float>(options.init_scale),
+             .hysteresis_left = options.hysteresis} {
   if (options.enabled) check(options);
 }
 
 Tensor GradScaler::scale(const Tensor& loss) {
   if (!options_.enabled) return loss;
   has_scaled_ = true;
-  return ops::mul(loss, ops::full({}, scale_, DType::f32, loss.device()));
+  const Device device = loss.device();
+  if (!is_capturing(device)) return ops::mul(loss, ops::full({}, state_.scale, DType::f32, device));
+  WEFT_CHECK(!captured_, "GradScaler: a step is captured once");
+  captured_.emplace();
+  for (Tensor* t : {&captured_->scale, &captured_->inverse, &captured_->found_inf}) {
+    *t = Tensor::empty({}, DType::f32, device);
+  }
+  captured_->trackers = Tensor::empty({2}, DType::i64, device);
+  return ops::mul(loss, captured_->scale);
 }
 
 void GradScaler::check_scaled(std::string_view function) const {
@@ -67,9 +89,16 @@ void GradScaler::apply_unscale(Optimizer& optimizer, OptimizerState& state) cons
   state.found_inf = state.norm = 0;
   if (gradients.empty()) return;
   const Device device = gradients[0].device();
+  if (is_capturing(device)) {
+    kernels::multi_tensor_unscale({.tensors = gradients,
+                                   .factor_from = captured_->inverse,
+                                   .found_inf = captured_->found_inf});
+    for (const Tensor& gradient : gradients) gradient.bump_version();
+    return;
+  }
   const Tensor found_inf = Tensor::empty({}, DType::f32, device);
   const Tensor norm = Tensor::empty({}, DType::f64, device);
-  const auto inverse = static_cast<float>(1 / static_cast<double>(scale_));
+  const float inverse = kernels::inverse_loss_scale(state_.scale);
   kernels::multi_tensor_unscale(
       {.tensors = gradients, .factor = inverse, .found_inf = found_inf, .norm = norm});
   if (inverse != 1) {
@@ -82,6 +111,9 @@ void GradScaler::apply_unscale(Optimizer& optimizer, OptimizerState& state) cons
 double GradScaler::unscale(Optimizer& optimizer) {
   if (!options_.enabled) return 0;
   check_scaled("unscale");
+  WEFT_CHECK(!is_capturing(optimizer),
+             "GradScaler::unscale: the norm that it returns is not known inside a capture; call "
+             "step alone");
   OptimizerState& state = states_[&optimizer];
   WEFT_CHECK(state.stage != Stage::kUnscaled,
              "GradScaler::unscale: called a second time for this optimizer since the last update");
@@ -105,8 +137,8 @@ bool GradScaler::step(Optimizer& optimizer, double gradient_scale) {
   WEFT_CHECK(state.is_checked,
              "GradScaler::step: no inf checks were recorded for this optimizer: none of its "
              "parameters has a gradient");
-  const bool steps = state.found_inf == 0;
-  if (steps) optimizer.step(gradient_scale);
+  const bool captures = is_capturing(optimizer), steps = captures || state.found_inf == 0;
+  if (steps) optimizer.step(gradient_scale, captures ? captured_->found_inf : Tensor());
   state.stage = Stage::kStepped;
   return steps;
 }
@@ -122,26 +154,68 @@ void GradScaler::update() {
   WEFT_CHECK(is_checked,
              "GradScaler::update: no inf checks were recorded since the last update; call step, or "
              "unscale, first");
-  if (found_inf) {
-    if (hysteresis_left_ > 1) {
-      --hysteresis_left_;
-    } else {
-      const auto smaller = static_cast<float>(scale_ * options_.backoff_factor);
-      const auto least = static_cast<float>(options_.min_scale);
-      WEFT_CHECK(options_.min_scale == 0 || scale_ > least,
-                 "GradScaler: gradients are infinite at the smallest loss scale, {}: the scale "
-                 "cannot shrink any more; lower the learning rate, or train in bf16",
-                 options_.min_scale);
-      scale_ = std::max(smaller, least);
-    }
-    growth_tracker_ = 0;
-  } else if (++growth_tracker_ == options_.growth_interval) {
-    const auto larger = static_cast<float>(scale_ * options_.growth_factor);
-    if (std::isfinite(larger)) scale_ = larger;
-    growth_tracker_ = 0;
-    hysteresis_left_ = options_.hysteresis;
+  if (captured_ && is_capturing(captured_->scale.device())) {
+    WEFT_CHECK(states_.size() == 1, "GradScaler::update: a captured step has one optimizer, got {}",
+               states_.size());
+    kernels::loss_scale({.scale = captured_->scale,
+                         .trackers = captured_->trackers,
+                         .inverse = captured_->inverse,
+                         .found_inf = captured_->found_inf,
+                         .rule = rule()});
+  } else {
+    move_on(found_inf);
+    if (captured_) captured_->is_current = false;
   }
   states_.clear();
+}
+
+kernels::LossScaleRule GradScaler::rule() const {
+  return {.growth_factor = options_.growth_factor,
+          .backoff_factor = options_.backoff_factor,
+          .growth_interval = options_.growth_interval,
+          .hysteresis = options_.hysteresis,
+          .min_scale = options_.min_scale};
+}
+
+/// The host's state after a step that found an infinity, or none.
+void GradScaler::move_on(bool found_inf) {
+  WEFT_CHECK(!found_inf || state_.hysteresis_left > 1 || options_.min_scale == 0 ||
+                 state_.scale > static_cast<float>(options_.min_scale),
+             "GradScaler: gradients are infinite at the smallest loss scale, {}: the scale cannot "
+             "shrink any more; lower the learning rate, or train in bf16",
+             options_.min_scale);
+  state_ = kernels::next_loss_scale(rule(), state_, found_inf);
+}
+
+void GradScaler::advance(Optimizer& optimizer, double gradient_scale) {
+  if (!options_.enabled) return optimizer.advance(gradient_scale);
+  WEFT_CHECK(captured_, "GradScaler::advance: no step was captured");
+  settle(optimizer);
+  if (!captured_->is_current) {
+    const auto bring = [](double value, const Tensor& to) {
+      const NoGrad guard;
+      copy_same_layout(ops::full({}, value, DType::f32), to);
+    };
+    bring(state_.scale, captured_->scale);
+    bring(kernels::inverse_loss_scale(state_.scale), captured_->inverse);
+    const std::vector<int64_t> trackers = {state_.growth_tracker, state_.hysteresis_left};
+    copy_same_layout(Tensor::from(trackers, {2}), captured_->trackers);
+    captured_->is_current = true;
+  }
+  optimizer.advance(gradient_scale);
+  captured_->is_launched = true;
+}
+
+bool GradScaler::settle(Optimizer& optimizer) {
+  if (!captured_ || !captured_->is_launched) return true;
+  captured_->is_launched = false;
+  const bool found_inf = captured_->found_inf.item() != 0;
+  if (found_inf) optimizer.retract();
+  // Both move on by the same rule, but where the scale sticks the host's state stays.
+  const bool is_current = std::exchange(captured_->is_current, false);
+  move_on(found_inf);
+  captured_->is_current = is_current;
+  return !found_inf;
 }
 
 void GradScaler::update(double new_scale) {
@@ -150,7 +224,8 @@ void GradScaler::update(double new_scale) {
   const auto scale = static_cast<float>(new_scale);
   WEFT_CHECK(std::isfinite(scale) && scale > 0,
              "GradScaler::update: the scale must be positive and finite, got {}", new_scale);
-  scale_ = scale;
+  state_.scale = scale;
+  if (captured_) captured_->is_current = false;
   states_.clear();
 }
 
@@ -170,12 +245,12 @@ void GradScaler::set_found_inf(const Optimizer& optimizer, double found_inf) {
 
 nlohmann::json GradScaler::state_dict() const {
   if (!options_.enabled) return nlohmann::json::object();
-  nlohmann::json state = {{"scale", scale_},
+  nlohmann::json state = {{"scale", state_.scale},
                           {"growth_factor", options_.growth_factor},
                           {"backoff_factor", options_.backoff_factor},
                           {"growth_interval", options_.growth_interval},
-                          {"_growth_tracker", growth_tracker_}};
-  if (options_.hysteresis > 1) state["_hysteresis_tracker"] = hysteresis_left_;
+                          {"_growth_tracker", state_.growth_tracker}};
+  if (options_.hysteresis > 1) state["_hysteresis_tracker"] = state_.hysteresis_left;
   return state;
 }
 
@@ -201,9 +276,10 @@ void GradScaler::load_state_dict(const nlohmann::json& state) {
   WEFT_CHECK(growth_tracker >= 0 && growth_tracker < options.growth_interval,
              "GradScaler: _growth_tracker must lie in [0, growth_interval = {}), got {}",
              options.growth_interval, growth_tracker);
-  scale_ = static_cast<float>(options.init_scale);
-  growth_tracker_ = growth_tracker;
-  hysteresis_left_ = std::clamp<int64_t>(hysteresis_left, 1, options.hysteresis);
+  state_ = {.scale = static_cast<float>(options.init_scale),
+            .growth_tracker = growth_tracker,
+            .hysteresis_left = std::clamp<int64_t>(hysteresis_left, 1, options.hysteresis)};
+  if (captured_) captured_->is_current = false;
   options.init_scale = options_.init_scale;
   options_ = options;
 }

@@ -22,11 +22,23 @@
 // DeepSpeed's dynamic loss scale is the same machine with `hysteresis` and `min_scale`. A scale
 // that would have to fall below min_scale is an Error: no scale helps gradients that are infinite
 // of themselves.
+//
+// A step with all of that can be part of a captured graph (core/graph.h). Scale, inverse, trackers
+// and what was found then live on the device, which moves them itself and leaves the parameters
+// alone where the step is to be skipped. Nothing waits inside; the host learns between two launches
+// what became of the first, and moves its own copy by the same rule (kernels/loss_scale):
+//
+//   graph.capture([&] { ...; backward(scaler.scale(loss)); scaler.step(optimizer);
+//                       scaler.update(); });
+//   for (...) { optimizer.set_lr(...); scaler.advance(optimizer); graph.launch(); }
+//   scaler.settle(optimizer);
 #pragma once
 
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <unordered_map>
 
+#include "kernels/loss_scale/loss_scale_rule.h"
 #include "optim/optimizer.h"
 
 namespace weft::optim {
@@ -55,12 +67,21 @@ class GradScaler {
   /// returns their common norm afterwards: one pass over memory.
   double unscale(Optimizer& optimizer);
   /// optimizer.step(gradient_scale), unless an infinity was found: then false, and nothing changed.
+  /// Inside a capture true: settle() tells of a launch.
   bool step(Optimizer& optimizer, double gradient_scale = 1);
   /// The next step's scale, from what the optimizers found. Throws Error, changing nothing, when
   /// the scale sticks at min_scale.
   void update();
   /// The same with a scale of the caller's choice.
   void update(double new_scale);
+
+  /// optimizer.advance() before the launch of a captured step, after settle() of the one before.
+  /// Throws Error without a captured step, and what settle() throws.
+  void advance(Optimizer& optimizer, double gradient_scale = 1);
+  /// Waits for the launch since the last advance(), if there was one that is not settled, and
+  /// counts what it found, as update() does. False when it skipped its step. Throws as update()
+  /// does.
+  bool settle(Optimizer& optimizer);
 
   /// What unscale found: 0, or 1 for an infinity. Where the gradients are sharded, the ranks take
   /// the maximum of theirs and set it between unscale and step, so that all skip or none does.
@@ -69,12 +90,12 @@ class GradScaler {
 
   bool is_enabled() const { return options_.enabled; }
   /// S; 1 when disabled.
-  double get_scale() const { return options_.enabled ? scale_ : 1; }
+  double get_scale() const { return options_.enabled ? state_.scale : 1; }
   /// growth_factor, backoff_factor, growth_interval, hysteresis, min_scale.
   const GradScalerOptions& options() const { return options_; }
 
   /// PyTorch's: scale, growth_factor, backoff_factor, growth_interval, _growth_tracker; with
-  /// hysteresis also _hysteresis_tracker. {} when disabled. To be taken after update().
+  /// hysteresis also _hysteresis_tracker. {} when disabled. To be taken after update() or settle().
   nlohmann::json state_dict() const;
   /// Throws Error, changing nothing, when the state is malformed or empty; ignored when disabled.
   void load_state_dict(const nlohmann::json& state);
@@ -88,15 +109,24 @@ class GradScaler {
     double norm = 0;
   };
 
+  /// What a captured step reads and moves.
+  struct Captured {
+    Tensor scale, inverse, found_inf;  // f32 []
+    Tensor trackers;                   // i64 [2]
+    bool is_current = false;           // the device has the host's state, or will by itself
+    bool is_launched = false;          // since then a launch moved it
+  };
+
   void check_scaled(std::string_view function) const;
+  kernels::LossScaleRule rule() const;
+  void move_on(bool found_inf);
   void apply_unscale(Optimizer& optimizer, OptimizerState& state) const;
 
   GradScalerOptions options_;
-  float scale_;
-  int64_t growth_tracker_ = 0;  // steps without an infinity since the scale changed
-  int64_t hysteresis_left_;
+  kernels::LossScaleState state_;
   bool has_scaled_ = false;
   std::unordered_map<const Optimizer*, OptimizerState> states_;  // since the last update
+  std::optional<Captured> captured_;
 };
 
 }  // namespace weft::optim

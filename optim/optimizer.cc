@@ -8,20 +8,11 @@
 
 #include "autograd/ops.h"
 #include "core/memory_account.h"
-#include "core/runtime.h"
-#include "core/stream.h"
 #include "core/transfer.h"
 #include "kernels/op.h"
+#include "optim/capture.h"
 
 namespace weft::optim {
-namespace {
-
-bool is_capturing(Device device) {
-  return device.type == DeviceType::cuda &&
-         runtime::is_capturing(device.index, current_stream_handle(device));
-}
-
-}  // namespace
 
 double& ParameterGroup::operator[](std::string_view option) {
   const auto found = options.find(option);
@@ -133,7 +124,9 @@ Optimizer::ParameterState& Optimizer::state_of(const ParameterGroup& group, cons
   return state;
 }
 
-void Optimizer::step(double gradient_scale) {
+void Optimizer::step(double gradient_scale, const Tensor& skip) {
+  WEFT_CHECK(!skip.defined() || can_skip(),
+             "{}: a captured step cannot be skipped, as fp16's loss scale asks for", kind_);
   const NoGrad guard;
   const bool captured_before = !captured_.empty();
   for (size_t index = 0; index < groups_.size(); ++index) {
@@ -177,6 +170,7 @@ void Optimizer::step(double gradient_scale) {
         if (constants.defined()) {
           batch.constants = Tensor::empty(constants.shape(), constants.dtype(), device);
         }
+        batch.skip = skip;
         captured_.push_back({index, batch, group.options, gradient_scale});
         captured_.back().batch.gradients.clear();  // they are the graph's
         --captured_.back().batch.step;
@@ -205,6 +199,16 @@ void Optimizer::advance(double gradient_scale) {
     for (const Tensor& parameter : batch.parameters) {
       states_.at(parameter.id()).step = batch.step;
       parameter.bump_version();
+    }
+  }
+}
+
+void Optimizer::retract() {
+  for (Captured& captured : captured_) {
+    Batch& batch = captured.batch;
+    --batch.step;
+    for (const Tensor& parameter : batch.parameters) {
+      states_.at(parameter.id()).step = batch.step;
     }
   }
 }

@@ -69,12 +69,15 @@ class Optimizer {
   Optimizer& operator=(const Optimizer&) = delete;
 
   /// One update. Gradients are multiplied by gradient_scale on the way: a clipping coefficient, or
-  /// the inverse of a loss scale, at no extra pass over memory.
-  void step(double gradient_scale = 1);
+  /// the inverse of a loss scale, at no extra pass over memory. `skip`, of a captured step: an f32
+  /// scalar [] on the device; launches that find it other than 0 leave parameters and state alone.
+  void step(double gradient_scale = 1, const Tensor& skip = {});
   /// Counts the captured step and brings the groups' options, as they are now, to the device.
   /// Throws Error without a captured step, and, for optimizers whose kernels cannot read them there
   /// (SGD), when an option or the scale is no longer what it was at the capture.
   void advance(double gradient_scale = 1);
+  /// Takes the last advance()'s count back: its launch was skipped.
+  void retract();
   /// Drops the gradients: they are undefined until the next backward.
   void zero_grad();
 
@@ -102,6 +105,7 @@ class Optimizer {
     std::vector<Tensors> state;
     int64_t step = 0;  // this step's number, from 1
     Tensor constants;  // of a captured step: on the device, what constants() gives
+    Tensor skip;       // the same: what step() was given
   };
 
   Optimizer(std::string kind, Options defaults) : kind_(std::move(kind)), defaults_(defaults) {}
@@ -113,6 +117,8 @@ class Optimizer {
   /// What the kernel of a captured update() reads from the device when it runs, on the CPU;
   /// undefined where it keeps the options of the capture.
   virtual Tensor constants(const ParameterGroup&, const Batch&, double) const { return {}; }
+  /// Whether update() heeds Batch::skip.
+  virtual bool can_skip() const { return false; }
 
   /// Throws Error naming the option unless low <= value (and value < high).
   void check_range(const ParameterGroup& group, std::string_view option, double low) const;

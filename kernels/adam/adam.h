@@ -21,7 +21,8 @@
 //
 // A captured step (core/graph.h) runs many times, with other scalars each time: it reads them from
 // `constants` when it runs, and whoever launches the graph writes there what adam_constants()
-// gives.
+// gives. Where `skip`, an f32 scalar [], is not 0 when it runs, nothing changes: a loss scale found
+// an infinity.
 #pragma once
 
 #include "kernels/op.h"
@@ -42,6 +43,7 @@ struct AdamProblem {
   bool decoupled = true;      // AdamW; false is Adam with L2 regularisation
   double gradient_scale = 1;  // clipping's coefficient, or the inverse of the loss scale
   Tensor constants;           // CUDA: what takes the place of the scalars above, if defined
+  Tensor skip;                // optional
 
   DType dtype() const { return parameters.empty() ? DType::f32 : parameters[0].dtype(); }
   Device device() const { return parameters.empty() ? Device{} : parameters[0].device(); }

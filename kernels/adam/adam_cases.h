@@ -45,6 +45,13 @@ inline OpTable adam_table() {
   }
   // More tensors than one CUDA launch takes.
   add("many", std::vector<Shape>(1000, Shape{3}), DType::f32, DType::f32, {});
+  for (double skip : {0.0, 1.0}) {
+    cases.push_back({skip == 0 ? "not_skipped" : "skipped", [=](Inputs& in) {
+                       Problem a = adam_case(in, {{37, 41}, {5}}, DType::f32, DType::f32, {});
+                       a.skip = in.values({skip}, {}, DType::f32);
+                       return a;
+                     }});
+  }
   cases.push_back({"empty", [](Inputs&) { return Problem{}; }});
   cases.push_back({"strided_gradient", [](Inputs& in) {
                      Problem a = adam_case(in, {{37, 41}, {5}}, DType::f32, DType::f32, {});

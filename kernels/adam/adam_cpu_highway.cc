@@ -81,6 +81,7 @@ void adam_chunks(const AdamProblem& a) {
   assert_matching(a.parameters, a.m);
   assert_matching(a.parameters, a.v);
   WEFT_ASSERT(a.gradients.size() == a.parameters.size() && a.step > 0 && !a.constants.defined());
+  if (a.skip.defined() && *a.skip.data<float>() != 0) return;
   a.dtype() == DType::f64 ? run<double>(a) : run<float>(a);
 }
 

@@ -48,7 +48,8 @@ template <class Acc>
 __global__ void __launch_bounds__(kListThreads)
     adam_kernel(const __grid_constant__ TensorList<AdamFields> list,
                 const __grid_constant__ AdamConstants<Acc> arguments,
-                const AdamConstants<Acc>* captured) {
+                const AdamConstants<Acc>* captured, const float* skip) {
+  if (skip && *skip != 0) return;
   const AdamConstants<Acc> constants = captured ? *captured : arguments;
   const ListEntry<AdamFields>& entry = list.of_chunk(blockIdx.x);
   for_chunk_elements<4>(
@@ -61,6 +62,7 @@ void run(const AdamProblem& p) {
   const AdamConstants<Acc> constants(p);
   const auto* captured =
       p.constants.defined() ? static_cast<const AdamConstants<Acc>*>(p.constants.raw()) : nullptr;
+  const float* const skip = p.skip.defined() ? p.skip.data<float>() : nullptr;
   std::vector<Tensor> gradients;  // keeps copies alive until the launch
   for (const Tensor& g : p.gradients) gradients.push_back(contiguous(g));
   const auto fields = [&](size_t i) {
@@ -71,7 +73,8 @@ void run(const AdamProblem& p) {
   };
   const runtime::StreamHandle stream = current_stream_handle(p.device());
   for_each_list<AdamFields>(p.parameters, fields, [&](const auto& list, uint32_t) {
-    WEFT_LAUNCH(adam_kernel<Acc>, list.chunks, kListThreads, 0, stream, list, constants, captured);
+    WEFT_LAUNCH(adam_kernel<Acc>, list.chunks, kListThreads, 0, stream, list, constants, captured,
+                skip);
   });
 }
 

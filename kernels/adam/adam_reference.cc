@@ -29,6 +29,7 @@ std::vector<Expected> run(const AdamProblem& a) {
     for (size_t i = 0; i < p.size(); ++i) {
       T pi = static_cast<T>(p[i]), gi = static_cast<T>(g[i]);
       T mi = static_cast<T>(m[i]), vi = static_cast<T>(v[i]);
+      if (a.skip.defined() && a.skip.item() != 0) break;
       if (a.gradient_scale != 1) gi = gi * static_cast<T>(a.gradient_scale);
       if (a.weight_decay != 0 && a.decoupled) pi = pi * decay;
       if (a.weight_decay != 0 && !a.decoupled) gi = gi + static_cast<T>(a.weight_decay) * pi;

@@ -11,6 +11,7 @@
 // f32 step is held to the same bound.
 #include <catch2/catch.hpp>
 #include <cmath>
+#include <nlohmann/json.hpp>
 #include <set>
 
 #include "autograd/autocast.h"
@@ -364,6 +365,101 @@ TEST_CASE("a captured training step repeats what eager steps compute") {
   CHECK(run(true) == run(false));
 }
 
+// Of eight steps three meet images that f16 does not hold: one before the capture, two after. The
+// scale grows after two steps without, so that it moves both ways on the device.
+TEST_CASE("a captured fp16 step is skipped, and its loss scale moves, as in eager steps") {
+  if (runtime::device_count() == 0) WEFT_SKIP("no CUDA device");
+  enum class Mode { kEager, kSettled, kDeferred };
+  struct Outcome {
+    std::vector<uint8_t> bits;
+    std::vector<nlohmann::json> scales;  // after each step
+  };
+  const auto run = [](Mode mode) {
+    constexpr int kCaptured = 3;
+    Setup setup(kCuda, DType::f32);
+    const Tensor usual = to_device(setup.images, Device{});
+    const Tensor huge = ops::mul(usual, ops::full({}, 1e6));
+    optim::AdamW optimizer(optim::without_decay_of_vectors(setup.model->named_parameters()));
+    optim::GradScaler scaler({.init_scale = 1024, .growth_interval = 2});
+    const auto step = [&] {
+      optimizer.zero_grad();
+      const Autocast cast(DType::f16);
+      const Tensor logits = ops::cast((*setup.model)(setup.images), DType::f32);
+      backward(scaler.scale(ops::cross_entropy(logits, setup.labels)));
+      scaler.step(optimizer);
+      scaler.update();
+    };
+    Outcome outcome;
+    DeviceGraph graph(kCuda);
+    for (int i = 0; i < 8; ++i) {
+      const bool overflows = i == 1 || i == 4 || i == 5;
+      copy_same_layout(overflows ? huge : usual, setup.images);
+      optimizer.set_lr(0.05 / (i + 1));
+      if (mode == Mode::kEager || i < kCaptured) {
+        step();
+      } else {
+        if (i == kCaptured) graph.capture(step);
+        scaler.advance(optimizer);
+        graph.launch();
+        if (mode == Mode::kSettled) CHECK(scaler.settle(optimizer) == !overflows);
+      }
+      outcome.scales.push_back(scaler.state_dict());
+    }
+    CHECK(scaler.settle(optimizer));
+    outcome.scales.back() = scaler.state_dict();
+    Tensors all = setup.model->parameters();
+    for (const auto& [name, tensor] : optimizer.state_dict().tensors) all.push_back(tensor);
+    outcome.bits = bits_of(all);
+    return outcome;
+  };
+  const Outcome eager = run(Mode::kEager);
+  const std::vector<double> expected = {1024, 512, 512, 1024, 512, 256, 256, 512};
+  for (size_t i = 0; i < expected.size(); ++i) CHECK(eager.scales[i]["scale"] == expected[i]);
+  const Outcome settled = run(Mode::kSettled), deferred = run(Mode::kDeferred);
+  CHECK(settled.scales == eager.scales);
+  CHECK(settled.bits == eager.bits);
+  CHECK(deferred.scales.back() == eager.scales.back());
+  CHECK(deferred.bits == eager.bits);
+}
+
+TEST_CASE("a loss scale of the caller's choice reaches a captured step") {
+  if (runtime::device_count() == 0) WEFT_SKIP("no CUDA device");
+  Tensor x = ops::to(ops::full({3}, 2), kCuda);
+  x.set_requires_grad(true);
+  optim::AdamW optimizer(Tensors{x});
+  optim::GradScaler scaler({.init_scale = 8, .min_scale = 4});
+  const Tensor weight = ops::to(ops::full({3}, 1), kCuda);
+  const auto step = [&] {
+    optimizer.zero_grad();
+    backward(scaler.scale(ops::sum(ops::mul(x, weight))));
+    scaler.step(optimizer);
+    scaler.update();
+  };
+  step();
+  DeviceGraph graph(kCuda);
+  graph.capture(step);
+  const auto launch = [&] {
+    scaler.advance(optimizer);
+    graph.launch();
+    return scaler.settle(optimizer);
+  };
+  CHECK(launch());
+  scaler.update(0x1p127);  // the next gradients are infinite times any weight above 1
+  copy_same_layout(ops::full({3}, 4), weight);
+  const std::vector<double> before = x.to_vector();
+  CHECK_FALSE(launch());
+  CHECK(x.to_vector() == before);
+  CHECK(scaler.get_scale() == 0x1p126);
+  scaler.update(4);
+  copy_same_layout(ops::full({3}, INFINITY), weight);
+  CHECK_THROWS_WITH(launch(),
+                    Catch::Contains("gradients are infinite at the smallest loss scale, 4"));
+  copy_same_layout(ops::full({3}, 1), weight);
+  CHECK(launch());
+  CHECK(scaler.get_scale() == 4);
+  CHECK(x.to_vector() != before);
+}
+
 TEST_CASE("what a captured step cannot do is refused") {
   if (runtime::device_count() == 0) WEFT_SKIP("no CUDA device");
   using Catch::Contains;
@@ -388,7 +484,22 @@ TEST_CASE("what a captured step cannot do is refused") {
   CHECK_THROWS_WITH(adamw.load_state_dict(adamw.state_dict()),
                     Contains("before a step is captured"));
 
+  optim::GradScaler scaler;
+  CHECK_THROWS_WITH(scaler.advance(adamw), Contains("GradScaler::advance: no step was captured"));
+  const auto scaled = [&](optim::Optimizer& optimizer, bool unscales) {
+    optimizer.zero_grad();
+    backward(scaler.scale(ops::sum(ops::mul(x, x))));
+    if (unscales) scaler.unscale(optimizer);
+    scaler.step(optimizer);
+  };
+  DeviceGraph unscaled(kCuda);
+  CHECK_THROWS_WITH(unscaled.capture([&] { scaled(adamw, true); }),
+                    Contains("GradScaler::unscale: the norm that it returns is not known inside"));
+  scaler = optim::GradScaler();
   optim::SGD sgd(Tensors{x}, {.lr = 0.1});
+  DeviceGraph skipped(kCuda);
+  CHECK_THROWS_WITH(skipped.capture([&] { scaled(sgd, false); }),
+                    Contains("SGD: a captured step cannot be skipped"));
   DeviceGraph of_sgd(kCuda);
   of_sgd.capture([&] { step(sgd); });
   sgd.advance();
