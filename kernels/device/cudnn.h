@@ -1,4 +1,5 @@
-// cuDNN's classic interface, opened when first asked for (kernels/device/library.h).
+// cuDNN, opened when first asked for (kernels/device/library.h): its classic interface, and the
+// functions behind that of graphs (kernels/device/cudnn_graph.h).
 //
 // Only for sources of the cuda flavour, the variants named NAME_cudnn.cc; empty where the toolkit
 // has no cudnn.h.
@@ -44,6 +45,15 @@ struct Cudnn {
   WEFT_CUDNN(cudnnAddTensor);
   WEFT_CUDNN(cudnnSoftmaxForward);
   WEFT_CUDNN(cudnnSoftmaxBackward);
+  WEFT_CUDNN(cudnnBackendCreateDescriptor);
+  WEFT_CUDNN(cudnnBackendDestroyDescriptor);
+  WEFT_CUDNN(cudnnBackendSetAttribute);
+  WEFT_CUDNN(cudnnBackendGetAttribute);
+  WEFT_CUDNN(cudnnBackendFinalize);
+  WEFT_CUDNN(cudnnBackendExecute);
+#if CUDNN_MAJOR >= 9
+  WEFT_CUDNN(cudnnGetLastErrorString);
+#endif
 #undef WEFT_CUDNN
 
   /// This thread's handle for the device, on the device's current stream.

@@ -1,5 +1,7 @@
 #include "kernels/layer_norm/layer_norm.h"
 
+#include "kernels/layer_norm/layer_norm_cudnn.h"
+
 namespace weft::kernels {
 
 #define WEFT_VARIANT(name, device, dtypes, fits) WEFT_DECLARE_VARIANT(LayerNormProblem, name)
