@@ -42,7 +42,7 @@ using nlohmann::ordered_json;
 using Clock = std::chrono::steady_clock;
 
 struct Arguments {
-  std::string cases = ".*", python = "python3", device = "cpu", html;
+  std::string cases = ".*", python = "python3", device = "cpu", html, save;
   std::vector<std::string> against = {"eager", "compile", "fused"};
   int pairs = 5, threads = 0;
   double scale = 1, timeout = 900;
@@ -287,7 +287,8 @@ class Comparison {
 };
 
 std::vector<CompareCase> chosen_cases(const Arguments& a, const std::string& directory) {
-  std::vector<CompareCase> cases = compare_cases(directory);
+  const bool on_gpu = parse_device(a.device).type == DeviceType::cuda;
+  std::vector<CompareCase> cases = compare_cases(directory, on_gpu);
   std::regex pattern;
   try {
     pattern = std::regex(a.cases);
@@ -401,6 +402,10 @@ int compare(const Arguments& a) {
     const std::string page = to_html(report);
     train::write_file_atomically(a.html, [&](train::FileWriter& file) { file.write(page); });
   }
+  if (!a.save.empty()) {
+    const std::string text = to_json(report).dump() + "\n";
+    train::write_file_atomically(a.save, [&](train::FileWriter& file) { file.write(text); });
+  }
   if (a.json) {
     fmt::print("{}\n", to_json(report).dump());
   } else {
@@ -438,6 +443,7 @@ void add_compare(CLI::App& app, Action& action) {
       ->capture_default_str();
   command.add_flag("--profile", a->profile, "Keep where each case's time goes (--json, --html)");
   command.add_flag("--json", a->json, "Print one JSON object");
+  command.add_option("--save", a->save, "Write that object to this file, beside the table");
   command.add_option("--html", a->html, "Write a page with bars to this file");
   // What the program starts itself as.
   command.add_flag("--serve", a->serve)->group("");

@@ -47,7 +47,7 @@ ordered_json architecture_of(const std::string& model) {
 
 class List {
  public:
-  explicit List(std::string directory) : directory_(std::move(directory)) {
+  List(std::string directory, bool on_gpu) : directory_(std::move(directory)) {
     for (const char* kind : {"train", "infer"}) {
       for (const int64_t batch : {1, 4, 16}) add_model(kind, "vit_b_16", batch);
       for (const int64_t batch : {64, 256}) add_model(kind, "cct", batch);
@@ -56,6 +56,7 @@ class List {
     add_dispatch();
     add_pipeline();
     add_memory();
+    if (on_gpu) add_gpu_steps();
   }
 
   std::vector<CompareCase> take() { return std::move(cases_); }
@@ -89,6 +90,26 @@ class List {
              .name = fmt::format("{} {} {}{}", kind, shape, precision, backward ? " + grad" : ""),
              .work = std::move(all),
              .sides = sides});
+      }
+    }
+  }
+
+  void add_gpu_steps() {
+    for (const char* precision : {"bf16", "fp16", "tf32", "fp32"}) {
+      for (const int64_t batch : {256, 128, 64, 512}) {
+        for (const bool graph : {false, true}) {
+          cases_.push_back({.group = "training step on a GPU",
+                            .name = fmt::format("train vit_b_16 batch {} {}{}", batch, precision,
+                                                graph ? " graph" : ""),
+                            .work = {{"kind", "train"},
+                                     {"model", "vit_b_16"},
+                                     {"batch", batch},
+                                     {"precision", precision},
+                                     {"graph", graph},
+                                     {"architecture", architecture_of("vit_b_16")}},
+                            .sides = {"eager", "compile"},
+                            .seconds = 2});
+        }
       }
     }
   }
@@ -198,8 +219,8 @@ class List {
 
 }  // namespace
 
-std::vector<CompareCase> compare_cases(const std::string& directory) {
-  return List(directory).take();
+std::vector<CompareCase> compare_cases(const std::string& directory, bool on_gpu) {
+  return List(directory, on_gpu).take();
 }
 
 void write_compare_files(const std::string& directory) {

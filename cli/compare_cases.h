@@ -22,8 +22,9 @@ struct CompareCase {
   double seconds = 0.15;           // of a turn, before --seconds scales it
 };
 
-/// All of them; `directory` holds the files that they read.
-std::vector<CompareCase> compare_cases(const std::string& directory);
+/// All of them; `directory` holds the files that they read. On a GPU larger training steps are
+/// among them, launched kernel by kernel and as CUDA graphs.
+std::vector<CompareCase> compare_cases(const std::string& directory, bool on_gpu);
 
 /// Writes those files.
 void write_compare_files(const std::string& directory);

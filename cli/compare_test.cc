@@ -110,6 +110,13 @@ TEST_CASE("Figures of both, ratios pair by pair, versions and commands") {
   }
   CHECK(has_kernel);
 
+  const std::string kept = fresh_scratch("compare.json");
+  const Outcome table = run_weft(kTwoCases + ("--python " + python + " --save " + kept));
+  CHECK_THAT(table.out, Contains("2 cases: 0 where PyTorch was ahead, 0 failed"));
+  CHECK(find(json::parse(read_file(kept)),
+             "1000 additions of one element")["peers"]["eager"]["values"] ==
+        json({1000.0, 1000.0}));
+
   const std::string html = read_file(page);
   CHECK_THAT(html, Contains("0.fake") && Contains("1000 additions of one element"));
   for (const char* outside : {"http://", "https://", "src="}) {
@@ -218,4 +225,12 @@ TEST_CASE("Mistakes in compare's arguments") {
   check_error(run_weft("compare --cases '('"), 2, "--cases \"(\"");
   check_error(run_weft("compare --pairs 0"), 2, "--pairs");
   check_error(run_weft("compare --device tpu"), 1, "tpu");
+}
+
+TEST_CASE("On a GPU larger steps are compared, as CUDA graphs too") {
+  const std::string graph = "train vit_b_16 batch 512 fp16 graph";
+  CHECK_THAT(run_weft("compare --list --device cuda").out,
+             Contains(graph) && Contains("train vit_b_16 batch 64 tf32\n"));
+  CHECK_THAT(run_weft("compare --list").out,
+             !Contains(graph) && Contains("train vit_b_16 batch 4"));
 }

@@ -124,6 +124,7 @@ class Maker {
 
   Work train() const {
     const auto work = step();
+    if (spec_.value("graph", false)) work->capture();
     return {[work] { work->run(); }, parameters_of(work->model())};
   }
 
@@ -272,6 +273,9 @@ class Server {
     if (what == "memory") return memory();
     if (what == "drop") {
       works_.clear();
+      if (options_.device.type == DeviceType::cuda) {
+        allocator(options_.device).release_pool();  // the other program may need it
+      }
       set_num_threads(threads_);
       return ordered_json::object();
     }

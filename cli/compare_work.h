@@ -23,7 +23,7 @@ struct Work {
 /// kind.
 ///
 ///   train, infer   model, batch, precision: a step of training (zero_grad, forward, loss,
-///                  backward, AdamW), logits alone
+///                  backward, AdamW; with "graph" as one CUDA graph), logits alone
 ///   gemm           m, n, k: x W^T, as in linear layers
 ///   softmax, layer_norm, gelu, cross_entropy, chain    shape
 ///   attention      batch, heads, tokens, depth

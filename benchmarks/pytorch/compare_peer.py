@@ -30,6 +30,7 @@ import torch.nn.functional as F
 from torch import nn
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 # A sample lasts at least this long, or the clock and its reading would count.
 LEAST_SAMPLE_SECONDS = 2e-3
@@ -137,27 +138,47 @@ class Peer:
     # What each kind of work is. They return a function without arguments, and facts about it.
 
     def train(self, work, side):
+        """One step. With "graph" it is one CUDA graph, or compiled to some."""
         model = make_model(work).to(self.device).train()
-        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
+        graph = work.get("graph", False)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True, capturable=graph)
         a = work["architecture"]
         images = self.randn(work["batch"], a["channels"], a["image_size"], a["image_size"])
         labels = torch.arange(work["batch"], device=self.device) % a["classes"]
-        narrow = work["precision"] == "bf16"
+        narrow = AUTOCAST.get(work["precision"])
+        scaler = torch.amp.GradScaler(self.device.type, enabled=work["precision"] == "fp16")
+        torch.backends.cuda.matmul.allow_tf32 = work["precision"] == "tf32"
 
         def loss_of(images, labels):
-            with torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=narrow):
+            with torch.autocast(self.device.type, dtype=narrow, enabled=narrow is not None):
                 logits = model(images)
             return F.cross_entropy(logits.float(), labels)
 
         if side == "compile":
-            loss_of = torch.compile(loss_of)
+            loss_of = torch.compile(loss_of, mode="reduce-overhead" if graph else None)
 
         def step():
             optimizer.zero_grad(set_to_none=True)
-            loss_of(images, labels).backward()
-            optimizer.step()
+            scaler.scale(loss_of(images, labels)).backward()
+            scaler.step(optimizer)
+            scaler.update()
 
+        if graph and side == "eager":
+            step = self.captured(step)
         return step, {"parameters": sum(p.numel() for p in model.parameters())}
+
+    def captured(self, step):
+        """The step as one CUDA graph, after some on a stream of their own, as its documentation asks."""
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            for _ in range(3):
+                step()
+        torch.cuda.current_stream().wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            step()
+        return graph.replay
 
     def infer(self, work, side):
         model = make_model(work).to(self.device).eval()
