@@ -205,6 +205,8 @@ int run(const Arguments& a) {
     for (const std::string& strategy : a.strategies) {
       dist::state_formula(strategy);
       dist::validate_strategy({.name = strategy}, a.devices);
+      WEFT_CHECK(strategy != "dp" && strategy != "pipeline" && strategy != "single",
+                 "bench overlap: {} hides no collectives behind computation", strategy);
     }
   });
   train::Table table({{"strategy", 8, train::Table::Align::kLeft},
@@ -215,15 +217,18 @@ int run(const Arguments& a) {
                       {"hidden", 7}});
   ordered_json events = ordered_json::array();
   for (const std::string& strategy : a.strategies) {
-    const RankedStepOptions options{.model = a.model, .strategy = strategy, .batch = a.batch};
-    const dist::ModelLayout layout = layout_of_model(options);
+    const RankedStepOptions options{
+        .model = a.model, .strategy = {.name = strategy}, .batch = a.batch};
     const dist::Sharing sharing = dist::sharing_of(strategy, a.devices);
+    const dist::ModelLayout layout = layouts_of_model(options, a.devices)[0];
+    const int64_t images = images_of(options, sharing);
     double bandwidth = 1e6 * a.bandwidth_mb;
     if (bandwidth == 0) {
       Arguments brief = a;
       brief.steps = 2, brief.trace.clear();
       const double alone = measure(brief, options, 1e12).alone;
-      bandwidth = static_cast<double>(dist::sent_bytes(strategy, layout, sharing)) / (0.5 * alone);
+      const int64_t sent = dist::sent_bytes(strategy, layout, sharing, {.images = images});
+      bandwidth = static_cast<double>(sent) / (0.5 * alone);
     }
     const Steps steps = measure(a, options, bandwidth);
     const auto seconds = [&](int ranks) {
@@ -231,7 +236,8 @@ int run(const Arguments& a) {
     };
     const dist::StepWork work = dist::deal_out({steps.alone / 3, 2 * steps.alone / 3}, layout, 0);
     const dist::Timeline ideal = dist::step_timeline(
-        strategy, layout, sharing, work, {seconds(sharing.shard), seconds(sharing.replicas)});
+        strategy, layout, sharing, work,
+        {seconds(sharing.shard), seconds(sharing.replicas), seconds(sharing.tensor)}, {}, images);
     const double share = ideal.hidden_share(steps.slowed);
     if (a.json) {
       fmt::print("{}\n", ordered_json{{"strategy", strategy},

@@ -1,9 +1,11 @@
 // Ranks as threads, through a network of a set latency and bandwidth (dist/slowed_transport.cc).
-// What the planner needs to know of the machine is measured in steps of a rank that talks to
-// nobody, on two small batches: seconds and bytes of activations, a constant and so much an image.
-// Held back are steps of all strategies on another batch through the network; none of their times
-// or bytes enters a prediction. Steps of both kinds are timed in turn and the fastest of each
-// counts, for other work on the machine only adds to them.
+// What the planner needs to know of the machine is measured on two small batches, seconds and bytes
+// of activations, a constant and so much an image: for the data-parallel strategies in steps of
+// ranks that talk to nobody, for those that cut layers or the model's depth, whose ranks compute
+// something else, in their own steps without a network. Held back are steps of all strategies on
+// another batch through the network; none of their times or bytes enters a prediction. Steps of
+// both kinds are timed in turn and the fastest of each counts, for other work on the machine only
+// adds to them.
 #include "cli/bench_plan.h"
 
 #include <fmt/format.h>
@@ -11,6 +13,7 @@
 #include <algorithm>
 #include <chrono>
 #include <condition_variable>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <nlohmann/json.hpp>
@@ -29,7 +32,7 @@ using nlohmann::ordered_json;
 
 struct Arguments {
   std::string model = "vit_lite";
-  std::vector<std::string> strategies = {"ddp", "zero1", "zero2", "fsdp"};
+  std::vector<std::string> strategies = {"ddp", "zero1", "zero2", "fsdp", "tp", "pipeline"};
   int devices = 2, steps = 4;
   std::vector<int64_t> small = {4, 8};
   int64_t batch = 24;
@@ -40,8 +43,8 @@ struct Arguments {
 constexpr double kTimeTolerance = 0.15, kMemoryTolerance = 0.05;
 
 struct Observed {
-  double seconds = 1e30;  // of the fastest step
-  int64_t activations = 0, peak = 0;
+  double seconds = 1e30;                    // of the fastest step
+  std::vector<int64_t> activations, peaks;  // of each rank
 };
 
 /// The ranks of a run, each with its step; run() takes one step on all of them at once.
@@ -51,6 +54,8 @@ class Ranks {
         bool alone)
       : threads_per_rank_(std::max(1, num_threads() / ranks)),
         world_(dist::make_in_process_world(ranks, network)) {
+    observed_.activations.resize(ranks);
+    observed_.peaks.resize(ranks);
     for (int r = 0; r < ranks; ++r) {
       threads_.emplace_back([this, r, options, alone] { serve(r, options, alone); });
     }
@@ -116,9 +121,8 @@ class Ranks {
       seconds_ = std::max(seconds_, seconds);
       if (step) {
         const MemoryAccount& account = step->account();
-        observed_.activations =
-            std::max(observed_.activations, account.bytes(MemoryKind::kActivations).peak);
-        observed_.peak = std::max(observed_.peak, account.total().peak);
+        observed_.activations[rank] = account.bytes(MemoryKind::kActivations).peak;
+        observed_.peaks[rank] = account.total().peak;
       }
       ++done_;
       wake_.notify_all();
@@ -137,43 +141,127 @@ class Ranks {
   std::vector<std::thread> threads_;
 };
 
+/// Whose ranks compute what one alone computes.
+bool is_data_parallel(const std::string& strategy) {
+  return strategy != "tp" && strategy != "fsdp+tp" && strategy != "pipeline";
+}
+
+RankedStepOptions options_of(const Arguments& a, const std::string& strategy, int64_t batch) {
+  return {.model = a.model, .strategy = {.name = strategy}, .batch = batch};
+}
+
+/// Runs on the two small batches.
+struct Calibration {
+  std::vector<std::unique_ptr<Ranks>> runs;
+
+  Calibration(const Arguments& a, const std::string& strategy) {
+    for (int64_t batch : a.small) {
+      const std::string name = is_data_parallel(strategy) ? "single" : strategy;
+      runs.push_back(std::make_unique<Ranks>(options_of(a, name, batch), a.devices,
+                                             dist::InProcessOptions{}, is_data_parallel(strategy)));
+    }
+  }
+};
+
+/// What the held-back batch is expected to take, by the line through the small ones.
+struct Learnt {
+  double seconds = 0;
+  std::vector<int64_t> activations;  // of each rank
+
+  Learnt(const Arguments& a, const Calibration& calibration) {
+    const Observed one = calibration.runs[0]->observed(), two = calibration.runs[1]->observed();
+    const auto extended = [&](double first, double second) {
+      const double slope = (second - first) / static_cast<double>(a.small[1] - a.small[0]);
+      return first + slope * static_cast<double>(a.batch - a.small[0]);
+    };
+    seconds = extended(one.seconds, two.seconds);
+    for (size_t r = 0; r < one.activations.size(); ++r) {
+      activations.push_back(static_cast<int64_t>(extended(
+          static_cast<double>(one.activations[r]), static_cast<double>(two.activations[r]))));
+    }
+  }
+};
+
+struct Predicted {
+  double seconds = 0;
+  int64_t bytes = 0;  // on the fullest rank
+};
+
+Predicted predict(const Arguments& a, const std::string& strategy, const Learnt& learnt,
+                  const dist::InProcessOptions& network) {
+  const RankedStepOptions options = options_of(a, strategy, a.batch);
+  const dist::Sharing sharing = dist::sharing_of(filled(options, a.devices), a.devices);
+  const std::vector<dist::ModelLayout> layouts = layouts_of_model(options, a.devices);
+  const auto seconds = [&](int ranks) {
+    return dist::host_collective_seconds(ranks, network.latency_seconds, network.bytes_per_second);
+  };
+  const dist::GroupSeconds groups{
+      .shard = seconds(sharing.shard),
+      .replicate = seconds(sharing.replicas),
+      .tensor = seconds(sharing.tensor),
+      .message = dist::host_message_seconds(network.latency_seconds, network.bytes_per_second)};
+  const auto images = static_cast<double>(images_of(options, sharing));
+  Predicted predicted;
+  // The optimizer is part of the computation that was measured.
+  if (sharing.stages > 1) {
+    // What fills and empties the pipeline was measured with the rest.
+    const auto turns = static_cast<double>(sharing.micro_batches + sharing.stages - 1);
+    const double turn = learnt.seconds / turns;
+    std::vector<dist::StageWork> stages;
+    for (int s = 0; s < sharing.stages; ++s) {
+      stages.push_back(
+          {.pass = {turn / 3, 2 * turn / 3},
+           .given = layouts[s].activation_bytes * images * static_cast<double>(layouts[s].given) /
+                    static_cast<double>(sharing.micro_batches),
+           .parameters = layouts[s].parameters});
+    }
+    predicted.seconds = dist::pipeline_timeline(stages, sharing, dist::Schedule::k1F1B, groups).end;
+  } else {
+    predicted.seconds =
+        dist::step_timeline(
+            strategy, layouts[0], sharing,
+            dist::deal_out({learnt.seconds / 3, 2 * learnt.seconds / 3}, layouts[0], 0), groups, {},
+            static_cast<int64_t>(images))
+            .end;
+  }
+  for (size_t r = 0; r < layouts.size(); ++r) {
+    predicted.bytes = std::max(
+        predicted.bytes, dist::peak_bytes(strategy, layouts[r], sharing, learnt.activations[r]));
+  }
+  return predicted;
+}
+
 int run(const Arguments& a) {
   as_usage([&] {
     for (const std::string& strategy : a.strategies) {
       dist::state_formula(strategy);
       dist::validate_strategy({.name = strategy}, a.devices);
+      WEFT_CHECK(strategy != "dp", "bench plan: dp's threads have no network between them");
     }
     WEFT_CHECK(a.small.size() == 2 && a.small[0] != a.small[1],
                "--small-batches: expected two different ones");
   });
-  const dist::ModelLayout layout = layout_of_model({.model = a.model});
   dist::InProcessOptions network;
   network.latency_seconds = 1e-3 * a.latency_ms;
   network.bytes_per_second = 1e6 * a.bandwidth_mb;
-  std::vector<std::unique_ptr<Ranks>> calibration, held_back;
-  for (int64_t batch : a.small) {
-    calibration.push_back(std::make_unique<Ranks>(
-        RankedStepOptions{.model = a.model, .strategy = "single", .batch = batch}, a.devices,
-        dist::InProcessOptions{}, true));
-  }
+  std::map<std::string, Calibration> calibrations;  // "": of the data-parallel ones
+  std::vector<std::unique_ptr<Ranks>> held_back;
+  const auto kind = [](const std::string& strategy) {
+    return is_data_parallel(strategy) ? "" : strategy;
+  };
   for (const std::string& strategy : a.strategies) {
-    held_back.push_back(std::make_unique<Ranks>(
-        RankedStepOptions{.model = a.model, .strategy = strategy, .batch = a.batch}, a.devices,
-        network, false));
+    if (!calibrations.contains(kind(strategy))) {
+      calibrations.emplace(kind(strategy), Calibration(a, strategy));
+    }
+    held_back.push_back(
+        std::make_unique<Ranks>(options_of(a, strategy, a.batch), a.devices, network, false));
   }
   for (int i = 0; i <= a.steps; ++i) {
-    for (auto* kind : {&calibration, &held_back}) {
-      for (auto& ranks : *kind) ranks->run(i > 0);
+    for (auto& [name, calibration] : calibrations) {
+      for (auto& ranks : calibration.runs) ranks->run(i > 0);
     }
+    for (auto& ranks : held_back) ranks->run(i > 0);
   }
-  const Observed one = calibration[0]->observed(), two = calibration[1]->observed();
-  const auto extended = [&](double first, double second) {
-    const double slope = (second - first) / static_cast<double>(a.small[1] - a.small[0]);
-    return first + slope * static_cast<double>(a.batch - a.small[0]);
-  };
-  const double computation = extended(one.seconds, two.seconds);
-  const auto activations = static_cast<int64_t>(
-      extended(static_cast<double>(one.activations), static_cast<double>(two.activations)));
 
   train::Table table({{"strategy", 8, train::Table::Align::kLeft},
                       {"predicted", 10},
@@ -185,21 +273,13 @@ int run(const Arguments& a) {
   bool holds = true;
   for (size_t i = 0; i < a.strategies.size(); ++i) {
     const std::string& strategy = a.strategies[i];
-    const dist::Sharing sharing = dist::sharing_of(strategy, a.devices);
-    const auto seconds = [&](int ranks) {
-      return dist::host_collective_seconds(ranks, network.latency_seconds,
-                                           network.bytes_per_second);
-    };
-    // The optimizer is part of the computation that was measured.
-    const dist::Timeline timeline =
-        dist::step_timeline(strategy, layout, sharing,
-                            dist::deal_out({computation / 3, 2 * computation / 3}, layout, 0),
-                            {seconds(sharing.shard), seconds(sharing.replicas)});
-    const int64_t memory = dist::peak_bytes(strategy, layout, sharing, activations);
+    const Learnt learnt(a, calibrations.at(kind(strategy)));
+    const Predicted predicted = predict(a, strategy, learnt, network);
     const Observed observed = held_back[i]->observed();
-    const double time_error = timeline.end / observed.seconds - 1;
+    const int64_t peak = *std::ranges::max_element(observed.peaks);
+    const double time_error = predicted.seconds / observed.seconds - 1;
     const double memory_error =
-        static_cast<double>(memory) / static_cast<double>(observed.peak) - 1;
+        static_cast<double>(predicted.bytes) / static_cast<double>(peak) - 1;
     holds = holds && std::abs(time_error) <= kTimeTolerance &&
             std::abs(memory_error) <= kMemoryTolerance;
     if (a.json) {
@@ -211,19 +291,19 @@ int run(const Arguments& a) {
               {"devices", a.devices},
               {"batch", a.batch},
               {"seconds",
-               {{"predicted", timeline.end},
+               {{"predicted", predicted.seconds},
                 {"measured", observed.seconds},
                 {"error", time_error}}},
               {"bytes",
-               {{"predicted", memory}, {"measured", observed.peak}, {"error", memory_error}}}}
+               {{"predicted", predicted.bytes}, {"measured", peak}, {"error", memory_error}}}}
               .dump());
     } else {
       const auto ms = [](double s) { return fmt::format("{:.1f} ms", 1e3 * s); };
       const auto mb = [](int64_t bytes) {
         return fmt::format("{:.2f} MB", 1e-6 * static_cast<double>(bytes));
       };
-      table.row({strategy, ms(timeline.end), ms(observed.seconds),
-                 fmt::format("{:+.1f}%", 100 * time_error), mb(memory), mb(observed.peak),
+      table.row({strategy, ms(predicted.seconds), ms(observed.seconds),
+                 fmt::format("{:+.1f}%", 100 * time_error), mb(predicted.bytes), mb(peak),
                  fmt::format("{:+.1f}%", 100 * memory_error)});
     }
   }

@@ -1,7 +1,7 @@
 // Measured where it happens: bytes kept by the allocator (core/memory_account.h), bytes sent by the
-// transport (dist/transport.h). Computed by the formulas of dist/cost.h, which know the model's
-// sizes and the number of ranks alone. Peaks are of a step after the second, when buckets and the
-// order of gathering have settled.
+// transport (dist/transport.h), of every rank. Computed by the formulas of dist/cost.h, which know
+// the model's sizes and the number of ranks alone. Peaks are of a step after the second, when
+// buckets and the order of gathering have settled.
 #include "cli/bench_sharding.h"
 
 #include <fmt/format.h>
@@ -12,6 +12,7 @@
 #include <filesystem>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <set>
 #include <sstream>
 
 #include "cli/ranked_step.h"
@@ -31,134 +32,203 @@ struct Arguments {
   std::vector<int> devices = {1, 2, 4};
   std::vector<std::string> strategies, communicators = {"in-process", "mpi"};
   int64_t batch = 1, image_size = 0, layers = 0;
-  int shard_size = 0, steps = 1;
+  dist::StrategyOptions settings;  // of one strategy each
+  int steps = 1;
   bool json = false, check = false;
 };
 
 /// The largest deviation that --check allows, of bytes kept. Bytes sent are exact.
 constexpr double kTolerance = 0.05;
 
-RankedStepOptions step_options(const Arguments& a, const std::string& strategy = "single") {
-  RankedStepOptions options{
-      .model = a.model, .strategy = strategy, .batch = a.batch, .shard_size = a.shard_size};
+/// A strategy with those of the settings that are its own.
+dist::StrategyOptions strategy_options(const Arguments& a, const std::string& name) {
+  dist::StrategyOptions options{.name = name};
+  if (name == "hsdp") options.shard_size = a.settings.shard_size;
+  if (name == "tp" || name == "fsdp+tp") {
+    options.tensor_parallel = a.settings.tensor_parallel;
+    options.sequence_parallel = a.settings.sequence_parallel;
+    options.parallel_head = a.settings.parallel_head;
+  }
+  if (name == "pipeline") options.pipeline_stages = a.settings.pipeline_stages;
+  return options;
+}
+
+RankedStepOptions step_options(const Arguments& a, const std::string& strategy, int devices) {
+  RankedStepOptions options{.model = a.model,
+                            .strategy = strategy_options(a, strategy),
+                            .batch = a.batch,
+                            .devices = devices};
   if (a.image_size > 0) options.options.image_size = a.image_size;
   if (a.layers > 0) options.options.layers = a.layers;
   return options;
 }
 
+/// Of one rank, in a step.
 struct Measured {
   std::array<int64_t, kMemoryKinds> peaks{};
-  int64_t sent = 0;             // by rank 0 in a step
+  int64_t sent = 0;
   int64_t padded_elements = 0;  // of the strategy's buckets
   double step_seconds = 0;
 };
 
-/// A few steps of AdamW as rank `world.rank()`. Every rank returns the largest peaks of any.
-Measured measure(const Arguments& a, const std::string& strategy_name,
-                 const dist::CommunicatorPtr& world) {
-  RankedStep step(step_options(a, strategy_name), world);
+/// A few steps of AdamW as rank `world.rank()`, or, without a world, as a program of one process.
+/// What all ranks measured, on every rank.
+std::vector<Measured> measure(const RankedStepOptions& options, int steps,
+                              const dist::CommunicatorPtr& world) {
+  RankedStep step(options, world);
   step.run();
   step.run();
-  world->barrier().wait();
+  if (world) world->barrier().wait();
   step.account().reset_peak();
-  Measured measured{.padded_elements = step.strategy().padded_elements()};
+  const auto sent = [&] { return world ? world->family_traffic().sent : 0; };
   // Barriers send nothing that is counted: their messages are empty.
-  const int64_t before = world->family_traffic().sent;
+  const int64_t before = sent();
   const auto begin = std::chrono::steady_clock::now();
-  for (int i = 0; i < a.steps; ++i) step.run();
-  measured.step_seconds =
-      std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count() / a.steps;
-  measured.sent = (world->family_traffic().sent - before) / a.steps;
-  std::vector<int64_t> peaks;
+  for (int i = 0; i < steps; ++i) step.run();
+  const double seconds =
+      std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count() / steps;
+  std::vector<int64_t> mine = {(sent() - before) / steps, step.strategy().padded_elements()};
   for (int kind = 0; kind < kMemoryKinds; ++kind) {
-    peaks.push_back(step.account().bytes(static_cast<MemoryKind>(kind)).peak);
+    mine.push_back(step.account().bytes(static_cast<MemoryKind>(kind)).peak);
   }
-  const Tensor all = Tensor::from(peaks, {kMemoryKinds});
-  world->all_reduce(all, dist::ReduceOp::kMax).wait();
-  std::copy_n(all.data<int64_t>(), kMemoryKinds, measured.peaks.begin());
+  const int ranks = world ? world->size() : 1;
+  const auto words = static_cast<int64_t>(mine.size());
+  const Tensor all = Tensor::empty({ranks, words}, DType::i64);
+  const Tensor in = Tensor::from(mine, {words});
+  if (world) {
+    world->all_gather(all, in).wait();
+  } else {
+    std::copy(mine.begin(), mine.end(), all.data<int64_t>());
+  }
+  std::vector<Measured> measured(ranks);
+  for (int r = 0; r < ranks; ++r) {
+    const int64_t* row = all.data<int64_t>() + r * words;
+    measured[r] = {.sent = row[0], .padded_elements = row[1], .step_seconds = seconds};
+    std::copy_n(row + 2, kMemoryKinds, measured[r].peaks.begin());
+  }
   return measured;
 }
 
-ordered_json result_of(const Arguments& a, const std::string& strategy, int ranks,
-                       const std::string& communicator, const dist::ModelLayout& layout,
-                       const Measured& measured) {
-  const dist::Sharing sharing = dist::sharing_of(strategy, ranks, a.shard_size);
-  const dist::StateBytes formula = dist::state_bytes(strategy, layout, sharing);
+ordered_json result_of(const Arguments& a, const std::string& strategy, int devices,
+                       const std::string& communicator, const std::vector<Measured>& ranks) {
+  const RankedStepOptions options = step_options(a, strategy, devices);
+  const dist::Sharing sharing = dist::sharing_of(filled(options, devices), devices);
+  const std::vector<dist::ModelLayout> layouts = layouts_of_model(options, devices);
   ordered_json result = {{"strategy", strategy},
-                         {"devices", ranks},
+                         {"devices", devices},
                          {"communicator", communicator},
                          {"model", a.model},
                          {"batch", a.batch},
-                         {"parameters", layout.parameters},
+                         {"parameters", layout_of_model(options).parameters},
                          {"shard_size", sharing.shard},
+                         {"copies", sharing.replicas},
+                         {"tensor_parallel", sharing.tensor},
+                         {"sequence_parallel", sharing.deals_out_tokens},
+                         {"parallel_head", sharing.cuts_head},
+                         {"pipeline_stages", sharing.stages},
                          {"formula", dist::state_formula(strategy)}};
   double worst = 0;
-  int64_t total = 0;
-  for (int k = 1; k < kMemoryKinds; ++k) {
-    const auto kind = static_cast<MemoryKind>(k);
-    const int64_t got = measured.peaks[k], expected = formula[kind];
-    total += got;
-    result["memory"][std::string(name(kind))] = {{"measured", got}, {"formula", expected}};
-    if (got == expected) continue;
-    worst = std::max(worst, std::abs(static_cast<double>(got - expected)) /
-                                static_cast<double>(std::max<int64_t>(1, expected)));
+  bool sends_as_computed = true;
+  std::array<int64_t, kMemoryKinds> most{}, most_by_formula{};
+  ordered_json by_rank = ordered_json::array();
+  for (size_t r = 0; r < ranks.size(); ++r) {
+    const Measured& measured = ranks[r];
+    const dist::StateBytes formula = dist::state_bytes(strategy, layouts[r], sharing);
+    int64_t kept = 0;
+    for (int k = 1; k < kMemoryKinds; ++k) {
+      const int64_t got = measured.peaks[k], expected = formula[static_cast<MemoryKind>(k)];
+      kept += got;
+      most[k] = std::max(most[k], got);
+      most_by_formula[k] = std::max(most_by_formula[k], expected);
+      if (got == expected) continue;
+      worst = std::max(worst, std::abs(static_cast<double>(got - expected)) /
+                                  static_cast<double>(std::max<int64_t>(1, expected)));
+    }
+    const int64_t sent = dist::sent_bytes(strategy, layouts[r], sharing,
+                                          {.rank = static_cast<int>(r),
+                                           .images = images_of(options, sharing),
+                                           .ddp_elements = measured.padded_elements});
+    sends_as_computed = sends_as_computed && measured.sent == sent;
+    by_rank.push_back({{"kept", {{"measured", kept}, {"formula", formula.total()}}},
+                       {"activations", measured.peaks[0]},
+                       {"sent", {{"measured", measured.sent}, {"formula", sent}}}});
   }
-  const int64_t sent =
-      dist::sent_bytes(strategy, layout, sharing, strategy == "ddp" ? measured.padded_elements : 0);
-  result["memory"]["total"] = {{"measured", total}, {"formula", formula.total()}};
+  // The largest of any rank.
+  int64_t total = 0, total_by_formula = 0;
+  for (int k = 1; k < kMemoryKinds; ++k) {
+    const std::string kind(name(static_cast<MemoryKind>(k)));
+    result["memory"][kind] = {{"measured", most[k]}, {"formula", most_by_formula[k]}};
+    total += most[k];
+    total_by_formula += most_by_formula[k];
+  }
+  result["memory"]["total"] = {{"measured", total}, {"formula", total_by_formula}};
   result["memory"]["worst_deviation"] = worst;
-  result["activations"] = measured.peaks[0];
+  int64_t activations = 0, sent = 0, sent_by_formula = 0;
+  for (const ordered_json& rank : by_rank) {
+    activations = std::max(activations, rank.at("activations").get<int64_t>());
+    sent = std::max(sent, rank.at("sent").at("measured").get<int64_t>());
+    sent_by_formula = std::max(sent_by_formula, rank.at("sent").at("formula").get<int64_t>());
+  }
+  result["activations"] = activations;
   result["sent"] = {
-      {"measured", measured.sent}, {"formula", sent}, {"text", dist::sent_formula(strategy)}};
-  result["step_seconds"] = measured.step_seconds;
-  result["agrees"] = worst <= kTolerance && measured.sent == sent;
+      {"measured", sent}, {"formula", sent_by_formula}, {"text", dist::sent_formula(strategy)}};
+  result["ranks"] = by_rank;
+  result["step_seconds"] = ranks[0].step_seconds;
+  result["agrees"] = worst <= kTolerance && sends_as_computed;
   return result;
 }
 
-bool has_formula(const std::string& strategy) {
+/// Whether a strategy goes together with the model and so many devices.
+bool is_possible(const Arguments& a, const std::string& strategy, int devices) {
   try {
-    dist::state_formula(strategy);
+    layouts_of_model(step_options(a, strategy, devices), devices);
     return true;
   } catch (const Error&) {
     return false;
   }
 }
 
-/// The strategies asked for, or all that can be held against a formula, as far as they go together
-/// with a number of ranks.
-std::vector<std::string> strategies_for(const Arguments& a, int ranks) {
+/// The strategies asked for, or all, as far as they go together with a number of devices.
+std::vector<std::string> strategies_for(const Arguments& a, int devices,
+                                        const std::string& communicator) {
   std::vector<std::string> result;
   for (const std::string& name : a.strategies.empty() ? dist::strategy_names() : a.strategies) {
-    if (a.strategies.empty() && !has_formula(name)) continue;
-    if (name == "single" && ranks > 1) continue;
+    if (name == "single" && devices > 1) continue;
+    if (name == "dp" && communicator != "in-process") continue;  // threads of one process
+    if (a.strategies.empty() && !is_possible(a, name, devices)) continue;
     result.push_back(name);
   }
   return result;
 }
 
-std::vector<ordered_json> run_in_process(const Arguments& a, int ranks,
-                                         const dist::ModelLayout& layout) {
+std::vector<ordered_json> run_in_process(const Arguments& a, int devices) {
   std::vector<ordered_json> results;
-  for (const std::string& strategy : strategies_for(a, ranks)) {
-    Measured measured;
-    dist::run_ranks(ranks, [&](dist::Communicator& world) {
-      // The strategies keep their world; this one lives until the ranks have ended.
-      const dist::CommunicatorPtr handle(&world, [](dist::Communicator*) {});
-      const Measured mine = measure(a, strategy, handle);
-      if (world.rank() == 0) measured = mine;
-    });
-    results.push_back(result_of(a, strategy, ranks, "in-process", layout, measured));
+  for (const std::string& strategy : strategies_for(a, devices, "in-process")) {
+    const RankedStepOptions options = step_options(a, strategy, devices);
+    std::vector<Measured> measured;
+    if (strategy == "dp") {
+      measured = measure(options, a.steps, nullptr);
+    } else {
+      dist::run_ranks(devices, [&](dist::Communicator& world) {
+        // The strategies keep their world; this one lives until the ranks have ended.
+        const dist::CommunicatorPtr handle(&world, [](dist::Communicator*) {});
+        const std::vector<Measured> all = measure(options, a.steps, handle);
+        if (world.rank() == 0) measured = all;
+      });
+    }
+    results.push_back(result_of(a, strategy, devices, "in-process", measured));
   }
   return results;
 }
 
 /// As a rank under mpirun: rank 0 prints a line for each strategy.
-int run_as_rank(const Arguments& a, const dist::ModelLayout& layout) {
+int run_as_rank(const Arguments& a) {
   const dist::CommunicatorPtr world = dist::make_mpi_world();
-  for (const std::string& strategy : strategies_for(a, world->size())) {
-    const Measured measured = measure(a, strategy, world);
+  for (const std::string& strategy : strategies_for(a, world->size(), "mpi")) {
+    const std::vector<Measured> measured =
+        measure(step_options(a, strategy, world->size()), a.steps, world);
     if (world->rank() > 0) continue;
-    fmt::print("{}\n", result_of(a, strategy, world->size(), "mpi", layout, measured).dump());
+    fmt::print("{}\n", result_of(a, strategy, world->size(), "mpi", measured).dump());
     std::fflush(stdout);
   }
   return 0;
@@ -176,7 +246,12 @@ std::vector<ordered_json> run_under_mpi(const Arguments& a, int ranks) {
   add("--steps", a.steps);
   if (a.image_size > 0) add("--image-size", a.image_size);
   if (a.layers > 0) add("--layers", a.layers);
-  if (a.shard_size > 0) add("--shard-size", a.shard_size);
+  const dist::StrategyOptions& settings = a.settings;
+  if (settings.shard_size > 0) add("--shard-size", settings.shard_size);
+  if (settings.tensor_parallel > 0) add("--tensor-parallel", settings.tensor_parallel);
+  if (settings.pipeline_stages > 0) add("--pipeline-stages", settings.pipeline_stages);
+  if (settings.sequence_parallel) words.push_back("--sequence-parallel");
+  if (settings.parallel_head) words.push_back("--parallel-head");
   for (const std::string& strategy : a.strategies) add("--strategy", strategy);
   std::string command;
   for (const std::string& word : words) {
@@ -228,15 +303,17 @@ int run(const Arguments& a) {
     for (const std::string& name : a.strategies) {
       dist::state_formula(name);
       for (int ranks : a.devices) {
-        if (name != "single") dist::validate_strategy({name, a.shard_size}, ranks);
+        if (name != "single") dist::validate_strategy(strategy_options(a, name), ranks);
       }
     }
   });
-  const dist::ModelLayout layout = layout_of_model(step_options(a));
-  if (dist::is_mpi_rank()) return run_as_rank(a, layout);
+  if (dist::is_mpi_rank()) return run_as_rank(a);
   if (!a.json) {
-    fmt::print("{}: {} parameters, {} units; MB kept by a rank at the peak, and sent in a step\n\n",
-               a.model, layout.parameters, layout.units.size() + (layout.root() > 0));
+    const dist::ModelLayout layout = layout_of_model(step_options(a, "single", 1));
+    fmt::print(
+        "{}: {} parameters, {} units; MB kept at the peak and sent in a step by the rank with the "
+        "most\n\n",
+        a.model, layout.parameters, layout.units.size() + (layout.root() > 0));
   }
   using Align = train::Table::Align;
   std::vector<train::Table::Column> columns = {
@@ -249,12 +326,14 @@ int run(const Arguments& a) {
   std::optional<train::Table> table;
   if (!a.json) table.emplace(columns, stdout);
   bool agrees = true;
+  std::set<std::string> formulas;
   for (const std::string& communicator : a.communicators) {
     for (int ranks : a.devices) {
       const auto results =
-          communicator == "mpi" ? run_under_mpi(a, ranks) : run_in_process(a, ranks, layout);
+          communicator == "mpi" ? run_under_mpi(a, ranks) : run_in_process(a, ranks);
       for (const ordered_json& result : results) {
         agrees = agrees && result.at("agrees");
+        formulas.insert(result.at("strategy"));
         if (a.json) {
           fmt::print("{}\n", result.dump());
           std::fflush(stdout);
@@ -262,6 +341,14 @@ int run(const Arguments& a) {
           print_row(*table, result);
         }
       }
+    }
+  }
+  if (!a.json) {
+    fmt::print("\n");
+    for (const std::string& name : dist::strategy_names()) {
+      if (!formulas.contains(name)) continue;
+      fmt::print("{:8}  keeps {}\n{:8}  sends {}\n", name, dist::state_formula(name), "",
+                 dist::sent_formula(name));
     }
   }
   WEFT_CHECK(agrees || !a.check,
@@ -282,15 +369,27 @@ void add_bench_sharding(CLI::App& bench, Action& action) {
       ->delimiter(',')
       ->check(CLI::Range(1, 1024))
       ->capture_default_str();
-  command.add_option("--strategy", a->strategies, "Default: all that have a formula")
+  command.add_option("--strategy", a->strategies, "Default: all that fit the model and the ranks")
       ->delimiter(',');
   command.add_option("--communicator", a->communicators, "in-process, mpi")
       ->delimiter(',')
       ->check(CLI::IsMember({"in-process", "mpi"}))
       ->capture_default_str();
-  command.add_option("--shard-size", a->shard_size, "Of hsdp; default: the largest proper divisor")
+  command
+      .add_option("--shard-size", a->settings.shard_size,
+                  "Of hsdp; default: the largest proper divisor")
       ->check(CLI::PositiveNumber);
-  command.add_option("--batch", a->batch, "Images per rank")
+  command
+      .add_option("--tensor-parallel", a->settings.tensor_parallel,
+                  "Ranks that share a layer, of tp and fsdp+tp; default: all, and 2")
+      ->check(CLI::PositiveNumber);
+  command.add_flag("--sequence-parallel", a->settings.sequence_parallel,
+                   "Tokens dealt out between cut layers, of tp and fsdp+tp");
+  command.add_flag("--parallel-head", a->settings.parallel_head,
+                   "The head cut by classes, of tp and fsdp+tp");
+  command.add_option("--pipeline-stages", a->settings.pipeline_stages, "Of pipeline; default: all")
+      ->check(CLI::PositiveNumber);
+  command.add_option("--batch", a->batch, "Images per device")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
   command.add_option("--image-size", a->image_size, "Default: the model's own")

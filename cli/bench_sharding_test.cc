@@ -23,36 +23,68 @@ void check(const json& result) {
 
 TEST_CASE("memory and traffic of every strategy are those of its formula") {
   const Outcome outcome = run_weft(
-      "bench sharding --json --model vit_lite --devices 1,2,3,4 --communicator in-process");
+      "bench sharding --json --model vit_lite --devices 1,2,3,4 --communicator in-process "
+      "--batch 2");
   INFO(outcome.err);
   REQUIRE(outcome.code == 0);
   std::set<std::string> seen;
   for (const json& result : parse_lines(outcome.out)) {
     check(result);
     const int ranks = result.at("devices");
-    if (ranks > 1) CHECK(result.at("sent").at("measured") > 0);
-    seen.insert(fmt::format("{}{}", result.at("strategy").get<std::string>(), ranks));
+    const std::string strategy = result.at("strategy");
+    if (ranks > 1 && strategy != "dp") CHECK(result.at("sent").at("measured") > 0);
+    CHECK(result.at("formula").get<std::string>().find("P") != std::string::npos);
+    CHECK(result.at("ranks").size() == (strategy == "dp" ? 1 : ranks));
+    seen.insert(fmt::format("{}{}", strategy, ranks));
   }
-  for (const char* name :
-       {"single1", "ddp1", "ddp4", "zero14", "zero23", "fsdp2", "zero34", "hsdp4"}) {
+  for (const char* name : {"single1", "dp1", "dp3", "ddp1", "ddp4", "zero14", "zero23", "fsdp2",
+                           "zero34", "hsdp4", "tp1", "tp2", "tp4", "fsdp+tp2", "fsdp+tp4",
+                           "pipeline1", "pipeline2", "pipeline3", "pipeline4"}) {
     INFO(name);
     CHECK(seen.count(name) == 1);
   }
+  CHECK(seen.count("tp3") == 0);  // of four heads
 }
 
-TEST_CASE("processes keep and send what threads do") {
-  const Outcome outcome =
-      run_weft("bench sharding --json --model vit_lite --devices 2 --strategy ddp,fsdp --check");
+TEST_CASE("cut by tokens and classes, inside copies, and as pipelines side by side") {
+  const Outcome outcome = run_weft(
+      "bench sharding --json --check --model vit_lite --devices 4 --communicator in-process "
+      "--strategy tp,fsdp+tp,pipeline --tensor-parallel 2 --sequence-parallel --parallel-head "
+      "--pipeline-stages 2 --batch 3");
   INFO(outcome.err);
   REQUIRE(outcome.code == 0);
   const auto results = parse_lines(outcome.out);
-  REQUIRE(results.size() == 4);
+  REQUIRE(results.size() == 3);
   for (const json& result : results) check(result);
-  for (int i : {0, 1}) {
+  CHECK(results[0].at("copies") == 2);
+  CHECK(results[0].at("tensor_parallel") == 2);
+  CHECK(results[0].at("sequence_parallel") == true);
+  CHECK(results[1].at("shard_size") == 2);
+  CHECK(results[2].at("pipeline_stages") == 2);
+}
+
+TEST_CASE("a table ends with the formulas of its strategies") {
+  const Outcome outcome = run_weft(
+      "bench sharding --model vit_lite --devices 2 --communicator in-process --strategy dp,tp");
+  INFO(outcome.err);
+  REQUIRE(outcome.code == 0);
+  CHECK_THAT(outcome.out, Catch::Matchers::Contains("(12 + 4 N) P") &&
+                              Catch::Matchers::Contains("tp        keeps 16 P_t"));
+}
+
+TEST_CASE("processes keep and send what threads do") {
+  const Outcome outcome = run_weft(
+      "bench sharding --json --model vit_lite --devices 2 --strategy ddp,fsdp,tp,pipeline --check");
+  INFO(outcome.err);
+  REQUIRE(outcome.code == 0);
+  const auto results = parse_lines(outcome.out);
+  REQUIRE(results.size() == 8);
+  for (const json& result : results) check(result);
+  for (int i : {0, 1, 2, 3}) {
     CHECK(results[i].at("communicator") == "in-process");
-    CHECK(results[i + 2].at("communicator") == "mpi");
-    CHECK(results[i].at("memory") == results[i + 2].at("memory"));
-    CHECK(results[i].at("sent") == results[i + 2].at("sent"));
+    CHECK(results[i + 4].at("communicator") == "mpi");
+    CHECK(results[i].at("memory") == results[i + 4].at("memory"));
+    CHECK(results[i].at("sent") == results[i + 4].at("sent"));
   }
 }
 

@@ -11,8 +11,8 @@ TEST_CASE("ViT-B/16 keeps and sends what the formulas say") {
   INFO(outcome.err);
   CHECK(outcome.code == 0);
   const auto results = parse_lines(outcome.out);
-  // Seven strategies on one rank, six on two and on four, as threads and as processes.
-  CHECK(results.size() == 2 * (7 + 6 + 6));
+  // Eleven strategies on one rank, ten on two and on four, as threads and but for dp as processes.
+  CHECK(results.size() == (11 + 10 + 10) + (10 + 9 + 9));
   for (const json& result : results) {
     INFO(result.dump());
     CHECK(result.at("parameters") == 86567656);

@@ -26,7 +26,7 @@ const json& of(const std::vector<json>& plans, const std::string& strategy) {
 
 TEST_CASE("a plan lists every strategy, the fastest that fits first") {
   const auto plans = plan("--devices 1024 --nodes 128 --network infiniband-ndr --batch 256");
-  REQUIRE(plans.size() == 5);
+  REQUIRE(plans.size() == 8);
   for (size_t i = 1; i < plans.size(); ++i) {
     CHECK(plans[i - 1].at("step_seconds") <= plans[i].at("step_seconds"));
   }
@@ -42,6 +42,33 @@ TEST_CASE("a plan lists every strategy, the fastest that fits first") {
   CHECK(of(plans, "ddp").at("state_bytes") > of(plans, "zero2").at("state_bytes"));
   CHECK(of(plans, "zero2").at("state_bytes") > of(plans, "fsdp").at("state_bytes"));
   CHECK(of(plans, "hsdp").at("shard_size") == 8);
+  // Of a node's eight devices four share the four heads, and all of them the eight segments.
+  CHECK(of(plans, "tp").at("tensor_parallel") == 4);
+  CHECK(of(plans, "tp").at("copies") == 256);
+  CHECK(of(plans, "fsdp+tp").at("shard_size") == 256);
+  CHECK(of(plans, "pipeline").at("pipeline_stages") == 8);
+  CHECK(of(plans, "pipeline").at("micro_batches") == 16);
+  CHECK(of(plans, "ddp").at("state_bytes") > of(plans, "tp").at("state_bytes"));
+  CHECK(of(plans, "tp").at("state_bytes") > of(plans, "fsdp+tp").at("state_bytes"));
+  CHECK(of(plans, "ddp").at("state_bytes") > of(plans, "pipeline").at("state_bytes"));
+}
+
+TEST_CASE("cuts can be chosen, and dealing tokens out saves memory") {
+  const auto plain = plan("--devices 16 --nodes 2 --tensor-parallel 2 --pipeline-stages 4");
+  CHECK(of(plain, "tp").at("tensor_parallel") == 2);
+  CHECK(of(plain, "pipeline").at("pipeline_stages") == 4);
+  const auto dealt = plan("--devices 16 --nodes 2 --tensor-parallel 2 --sequence-parallel");
+  CHECK(of(dealt, "tp").at("sequence_parallel") == true);
+  CHECK(of(dealt, "tp").at("memory_bytes") < of(plain, "tp").at("memory_bytes"));
+  // More micro-batches: less waiting for the pipeline to fill.
+  const auto many =
+      plan("--devices 16 --nodes 2 --pipeline-stages 4 --micro-batches 32 --batch 256");
+  const auto few = plan("--devices 16 --nodes 2 --pipeline-stages 4 --micro-batches 4 --batch 256");
+  CHECK(of(many, "pipeline").at("step_seconds") < of(few, "pipeline").at("step_seconds"));
+  check_error(run_weft("plan --model vit_lite --devices 8 --tensor-parallel 8"), 1,
+              "tensor-parallel 8: vit_lite cannot be cut so");
+  check_error(run_weft("plan --devices 8 --pipeline-stages 3"), 2,
+              "pipeline-stages 3 does not divide 8 devices");
 }
 
 TEST_CASE("a slower network and fewer links make a step longer, one device none") {
@@ -60,8 +87,9 @@ TEST_CASE("a plan as a page and as a table") {
       run_weft("plan --model vit_lite --devices 32 --nodes 4 --network roce-200g --html " + page);
   INFO(outcome.err);
   REQUIRE(outcome.code == 0);
-  CHECK_THAT(outcome.out,
-             Contains("RoCE") && Contains("hsdp") && Contains("predicted, not measured"));
+  CHECK_THAT(outcome.out, Contains("RoCE") && Contains("hsdp") &&
+                              Contains("Predicted, not measured") &&
+                              Contains("8 stages, 4 copies"));
   const std::string html = read_file(page);
   CHECK_THAT(html, Contains("<svg") && Contains("Efficiency") && Contains("perfect"));
   CHECK(html.find("http") == std::string::npos);
@@ -86,7 +114,7 @@ TEST_CASE("predictions of memory hold on steps held back; those of time are give
   INFO(outcome.err);
   REQUIRE(outcome.code == 0);
   const auto results = parse_lines(outcome.out);
-  CHECK(results.size() == 4);
+  CHECK(results.size() == 6);
   for (const json& result : results) {
     INFO(result.dump());
     CHECK(std::abs(result.at("bytes").at("error").get<double>()) < 0.05);

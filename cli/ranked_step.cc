@@ -1,13 +1,13 @@
 #include "cli/ranked_step.h"
 
-#include <vector>
+#include <optional>
 
-#include "autograd/backward.h"
 #include "autograd/ops.h"
 #include "autograd/random.h"
-#include "models/resnet.h"
+#include "dist/stages.h"
+#include "models/structure.h"
 #include "models/vit.h"
-#include "nn/loss.h"
+#include "nn/meta.h"
 
 namespace weft::cli {
 namespace {
@@ -17,14 +17,70 @@ std::unique_ptr<models::Classifier> make_model(const RankedStepOptions& options)
   return models::make_model(options.model, options.options);
 }
 
+dist::ModelStructure structure_of(models::Classifier& model, const RankedStepOptions& options) {
+  return models::structure_of(model, [options] { return make_model(options); });
+}
+
+/// Elements of an image's activation behind each segment.
+std::vector<int64_t> activations_between(models::Classifier& model) {
+  const NoGrad guard;
+  const int64_t size = model.image_size();
+  Tensor x = Tensor::zeros({1, model.channels(), size, size});
+  std::vector<int64_t> elements;
+  for (const nn::Segment& segment : model.segments()) {
+    x = segment.forward(x);
+    elements.push_back(x.numel());
+  }
+  return elements;
+}
+
 }  // namespace
 
-dist::WrapPolicy unit_policy() {
-  return dist::wrap_modules<models::EncoderBlock, models::ResidualBlock>();
+int64_t images_of(const RankedStepOptions& options, const dist::Sharing& sharing) {
+  return options.batch * sharing.tensor * sharing.stages * sharing.threads;
+}
+
+dist::StrategyOptions filled(const RankedStepOptions& options, int devices) {
+  dist::StrategyOptions strategy = options.strategy;
+  if (strategy.name != "pipeline") return strategy;
+  const dist::Sharing sharing = dist::sharing_of(strategy, devices);
+  const int64_t images = images_of(options, sharing);
+  const int64_t most = (images + sharing.micro_batches - 1) / sharing.micro_batches;
+  strategy.micro_batches = static_cast<int>((images + most - 1) / most);
+  return strategy;
+}
+
+std::vector<dist::ModelLayout> layouts_of_model(const RankedStepOptions& options, int devices) {
+  const dist::Sharing sharing = dist::sharing_of(filled(options, devices), devices);
+  // Sizes need no memory, but a pipeline's activations do.
+  std::optional<nn::MetaScope> meta;
+  if (sharing.stages == 1) meta.emplace();
+  const auto model = make_model(options);
+  const dist::ModelStructure structure = structure_of(*model, options);
+  std::vector<dist::ModelLayout> layouts;
+  for (int rank = 0; rank < sharing.ranks(); ++rank) {
+    layouts.push_back(dist::layout_of(*model, structure, sharing, rank));
+    for (const auto& [name, module] : model->named_modules()) {
+      const auto* encoder = dynamic_cast<models::Encoder*>(module);
+      if (encoder) layouts.back().tokens = encoder->tokens;
+    }
+  }
+  if (sharing.stages == 1) return layouts;
+  const std::vector<int64_t> between = activations_between(*model);
+  const std::vector<size_t> ends = dist::cut_evenly(
+      dist::segment_costs(structure.segments, model->state_dict()), sharing.stages);
+  for (int rank = 0; rank < sharing.ranks(); ++rank) {
+    const int stage = sharing.stage_index(rank);
+    if (stage > 0) layouts[rank].taken = between[ends[stage - 1] - 1];
+    if (stage + 1 < sharing.stages) layouts[rank].given = between[ends[stage] - 1];
+  }
+  return layouts;
 }
 
 dist::ModelLayout layout_of_model(const RankedStepOptions& options) {
-  return dist::layout_of(*make_model(options), unit_policy());
+  RankedStepOptions alone = options;
+  alone.strategy = {};
+  return layouts_of_model(alone, 1)[0];
 }
 
 RankedStep::RankedStep(const RankedStepOptions& options, const dist::CommunicatorPtr& world) {
@@ -32,29 +88,45 @@ RankedStep::RankedStep(const RankedStepOptions& options, const dist::Communicato
     const MemoryScope scope(MemoryKind::kParameters);
     model_ = make_model(options);
   }
-  strategy_ =
-      dist::make_strategy({.name = options.strategy, .shard_size = options.shard_size}, world);
-  strategy_->wrap(*model_, unit_policy());
+  const int devices = world ? world->size() : options.devices;
+  const dist::StrategyOptions settings = filled(options, devices);
+  strategy_ = dist::make_strategy(settings, world, devices);
+  strategy_->wrap(*model_, structure_of(*model_, options));
   optimizer_ = std::make_unique<optim::AdamW>(
       strategy_->groups(optim::ParameterGroups(model_->named_parameters())),
       optim::AdamWOptions{.lr = 1e-4});
+  count_ = images_of(options, dist::sharing_of(settings, devices));
   const int64_t size = model_->image_size();
-  images_ = ops::randn({options.batch, model_->channels(), size, size});
-  std::vector<int64_t> classes(options.batch);
-  for (int64_t i = 0; i < options.batch; ++i) classes[i] = i % model_->classes();
-  labels_ = Tensor::from(classes, {options.batch});
-  weight_ = 1.0 / world->size();
+  const Tensor images = ops::randn({count_, model_->channels(), size, size});
+  std::vector<int64_t> classes(count_);
+  for (int64_t i = 0; i < count_; ++i) classes[i] = i % model_->classes();
+  const Tensor labels = Tensor::from(classes, {count_});
+  int64_t begin = 0;
+  for (int64_t rows : dist::split_evenly(count_, strategy_->pieces())) {
+    if (rows == 0) break;
+    images_.push_back(ops::contiguous(ops::narrow(images, 0, begin, rows)));
+    labels_.push_back(ops::contiguous(ops::narrow(labels, 0, begin, rows)));
+    begin += rows;
+  }
 }
 
 void RankedStep::run(const std::function<void(const char*)>& entering) {
   const auto enter = [&](const char* phase) {
     if (entering) entering(phase);
   };
-  enter("forward");
   optimizer_->zero_grad();
-  const Tensor loss = ops::cross_entropy(strategy_->forward(*model_, images_), labels_) * weight_;
-  enter("backward");
-  backward(loss);
+  const auto at = [&](int64_t i) {
+    enter("forward");
+    const auto loss = [this, i, enter](const Tensor& logits) {
+      const double weight = static_cast<double>(images_[i].size(0)) /
+                            static_cast<double>(count_ * strategy_->data_size());
+      const Tensor mean = strategy_->cross_entropy(logits, labels_[i]) * weight;
+      enter("backward");
+      return mean;
+    };
+    return dist::MicroBatch{images_[i], loss};
+  };
+  strategy_->run(*model_, {.count = static_cast<int64_t>(images_.size()), .at = at});
   enter("optimizer");
   optimizer_->step();
   strategy_->after_step();

@@ -48,6 +48,9 @@ TEST_CASE("dp, tp, fsdp+tp and pipeline train as one device does, and eval and i
   check("tp2", "2 --strategy tp");
   check("tp2x2", "4 --strategy tp --tensor-parallel 2");
   check("fsdptp", "4 --strategy fsdp+tp --cpu-offload");
+  check("tp2seq", "2 --strategy tp --sequence-parallel --parallel-head");
+  check("fsdptpseq",
+        "4 --strategy fsdp+tp --sequence-parallel --parallel-head --checkpoint-activations");
   check("pipe3", "3 --strategy pipeline --micro-batches 5 --checkpoint-activations");
   check("pipe2x2", "4 --strategy pipeline --pipeline-stages 2 --pipeline-schedule gpipe");
   for (const std::string name : {"fsdptp", "pipe3"}) {
@@ -106,6 +109,8 @@ TEST_CASE("strategies that cannot be are usage errors, models that cannot be cut
               "pipeline-stages 3 does not divide 4 devices");
   check_error(run_weft(ignored + "--devices 2 --strategy pipeline --pipeline-schedule zb"), 2,
               "is not one of gpipe, 1f1b");
+  check_error(run_weft(ignored + "--devices 2 --strategy ddp --sequence-parallel"), 2,
+              "sequence-parallel is a setting of tp and fsdp+tp, not of ddp");
   check_error(run_weft(ignored + "--devices 2 --strategy tp --deterministic-reduce"), 2,
               "deterministic-reduce: not with tp");
   const auto fails = [&](const std::string& how, const std::string& model,

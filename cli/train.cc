@@ -204,6 +204,11 @@ void add_train(CLI::App& app, Action& action) {
           "Devices that share one copy, of hsdp; default: the largest proper divisor");
   command.add_option("--tensor-parallel", a.tensor_parallel,
                      "Devices that share a layer, of tp and fsdp+tp; default: all, and 2");
+  setting(command, a, "--sequence-parallel", &C::sequence_parallel,
+          "Deal tokens out over the devices that share a layer, between the cut layers; of tp and "
+          "fsdp+tp");
+  setting(command, a, "--parallel-head", &C::parallel_head,
+          "Cut the head and the loss by classes; of tp and fsdp+tp");
   command.add_option("--pipeline-stages", a.pipeline_stages,
                      "Of pipeline; default: as many as devices");
   setting(command, a, "--pipeline-schedule", &C::pipeline_schedule, "1f1b or gpipe");

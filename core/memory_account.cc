@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "core/allocator.h"
+#include "core/memory_thread.h"
 #include "core/tensor.h"
 
 namespace weft {
@@ -79,6 +80,14 @@ MemoryAccount::Joined::~Joined() { current_counts = std::move(previous_); }
 namespace memory {
 
 Owner current_owner() { return {current_counts, current_kind}; }
+
+WorkingFor::WorkingFor(const Owner& owner)
+    : previous_{std::exchange(current_counts, owner.counts),
+                std::exchange(current_kind, owner.kind)} {}
+WorkingFor::~WorkingFor() {
+  current_counts = std::move(previous_.counts);
+  current_kind = previous_.kind;
+}
 
 void allocated(const Owner& owner, size_t bytes) {
   if (owner.counts) owner.counts->add(owner.kind, static_cast<int64_t>(bytes));

@@ -90,11 +90,18 @@ CollectiveSeconds Cluster::seconds(const Placement& placement) const {
 }
 
 GroupSeconds Cluster::seconds(const Sharing& sharing) const {
-  const int shard_neighbours = std::min(sharing.shard, devices_per_node);
-  // The same place in every group: as many in a node as there are groups in it.
-  const int replica_neighbours = std::clamp(devices_per_node / sharing.shard, 1, sharing.replicas);
-  return {seconds(Placement{sharing.shard, shard_neighbours}),
-          seconds(Placement{sharing.replicas, replica_neighbours})};
+  // Those who share a layer or a pipeline are neighbours. Of the others every group has the same
+  // place in each of these: as many in a node as there are groups in it.
+  const int inner = sharing.tensor * sharing.stages;
+  const int shard_neighbours = std::clamp(devices_per_node / inner, 1, sharing.shard);
+  const int replica_neighbours =
+      std::clamp(devices_per_node / (inner * sharing.shard), 1, sharing.replicas);
+  // A pipeline that leaves its node waits for the slower link.
+  const Link& hop = devices_per_node % sharing.stages == 0 ? accelerator.inside : network.between;
+  return {.shard = seconds(Placement{sharing.shard, shard_neighbours}),
+          .replicate = seconds(Placement{sharing.replicas, replica_neighbours}),
+          .tensor = seconds(Placement{sharing.tensor, std::min(sharing.tensor, devices_per_node)}),
+          .message = [hop](double bytes) { return hop.latency + bytes / hop.bandwidth; }};
 }
 
 StepWork::Pass roofline(const Accelerator& accelerator, const std::vector<Product>& products,

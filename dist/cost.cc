@@ -3,22 +3,27 @@
 #include <algorithm>
 #include <deque>
 #include <numeric>
-#include <unordered_map>
-#include <unordered_set>
+
+#include "dist/stages.h"
 
 namespace weft::dist {
 namespace {
 
 constexpr int64_t kBytes = 4;  // of an element
 
-enum class Family { kSingle, kDdp, kZero1, kZero2, kFull };
+/// Whose rows of the table a strategy's parameters follow.
+enum class Family { kSingle, kThreads, kDdp, kZero1, kZero2, kFull };
 
-Family family_of(const std::string& strategy) {
-  if (strategy == "single") return Family::kSingle;
+Family family_of(const std::string& strategy, const Sharing& sharing = {}) {
+  if (strategy == "single" || strategy == "pipeline") return Family::kSingle;
+  if (strategy == "tp") return sharing.replicas > 1 ? Family::kDdp : Family::kSingle;
+  if (strategy == "dp") return Family::kThreads;
   if (strategy == "ddp") return Family::kDdp;
   if (strategy == "zero1") return Family::kZero1;
   if (strategy == "zero2") return Family::kZero2;
-  if (strategy == "zero3" || strategy == "fsdp" || strategy == "hsdp") return Family::kFull;
+  if (strategy == "zero3" || strategy == "fsdp" || strategy == "hsdp" || strategy == "fsdp+tp") {
+    return Family::kFull;
+  }
   WEFT_FAIL("cost: no formula for strategy \"{}\"", strategy);
 }
 
@@ -70,63 +75,22 @@ std::vector<int64_t> gathered_units(const ModelLayout& layout, int shard) {
 
 }  // namespace
 
-ModelLayout layout_of(nn::Module& module, const WrapPolicy& policy) {
-  ModelLayout layout;
-  std::unordered_map<const void*, size_t> owners;  // unit + 1; 0: the root
-  std::vector<int64_t> sizes;
-  // As FullySharded does: inner modules first.
-  auto modules = module.named_modules();
-  for (auto entry = modules.rbegin(); entry != modules.rend(); ++entry) {
-    const auto& [name, inner] = *entry;
-    if (name.empty() || !policy || !policy(name, *inner)) continue;
-    int64_t elements = 0;
-    for (const auto& [parameter, tensor] : inner->named_parameters()) {
-      if (owners.try_emplace(tensor.id(), sizes.size() + 1).second) elements += tensor.numel();
-    }
-    if (elements > 0) sizes.push_back(elements);
-  }
-  layout.units.assign(sizes.rbegin(), sizes.rend());
-  bool is_behind = false;
-  for (const auto& [name, tensor] : module.named_parameters()) {
-    const int64_t n = tensor.numel();
-    layout.parameters += n;
-    layout.largest_parameter = std::max(layout.largest_parameter, n);
-    layout.sizes.push_back(n);
-    if (owners.count(tensor.id())) {
-      is_behind = true;
-    } else {
-      (is_behind ? layout.root_behind : layout.root_before) += n;
-    }
-  }
-  return layout;
-}
-
-Sharing sharing_of(const std::string& strategy, int ranks, int shard_size) {
-  const Family family = family_of(strategy);
-  if (family == Family::kSingle || family == Family::kDdp) return {1, ranks};
-  if (strategy != "hsdp") return {ranks, 1};
-  if (shard_size == 0) shard_size = default_shard_size(ranks);
-  WEFT_CHECK(ranks % shard_size == 0, "shard-size {} does not divide {} devices", shard_size,
-             ranks);
-  return {shard_size, ranks / shard_size};
-}
-
 int64_t StateBytes::total() const {
   return std::accumulate(kinds.begin(), kinds.end(), int64_t{0});
 }
 
 StateBytes state_bytes(const std::string& strategy, const ModelLayout& layout,
                        const Sharing& sharing) {
-  const Family family = family_of(strategy);
+  const Family family = family_of(strategy, sharing);
   const int64_t p = layout.parameters;
   StateBytes bytes;
-  if (family == Family::kSingle || family == Family::kDdp) {
+  if (family == Family::kSingle || family == Family::kThreads || family == Family::kDdp) {
     bytes[MemoryKind::kParameters] = kBytes * p;
     bytes[MemoryKind::kOptimizer] = 2 * kBytes * p;
-    if (family == Family::kSingle) {
-      bytes[MemoryKind::kGradients] = kBytes * p;
+    if (family != Family::kDdp) {
+      bytes[MemoryKind::kGradients] = kBytes * p * sharing.threads;
     } else {
-      const std::vector<int64_t> buckets = bucket_elements(layout, sharing.ranks());
+      const std::vector<int64_t> buckets = bucket_elements(layout, sharing.replicas);
       bytes[MemoryKind::kGradients] = kBytes * layout.largest_parameter;
       bytes[MemoryKind::kBuckets] =
           kBytes * std::accumulate(buckets.begin(), buckets.end(), int64_t{0});
@@ -156,13 +120,16 @@ StateBytes state_bytes(const std::string& strategy, const ModelLayout& layout,
 
 int64_t peak_bytes(const std::string& strategy, const ModelLayout& layout, const Sharing& sharing,
                    int64_t activations) {
-  const Family family = family_of(strategy);
+  const Family family = family_of(strategy, sharing);
   const StateBytes state = state_bytes(strategy, layout, sharing);
   const int64_t kept = state[MemoryKind::kParameters] + state[MemoryKind::kOptimizer] +
                        (family == Family::kDdp ? state[MemoryKind::kBuckets] : 0);
   // Forward ends with all activations and what is gathered. Gradients of the step before are there
   // as parts of ddp's buckets only: zero_grad() has dropped the others, or backward is about to.
   int64_t peak = kept + activations + state[MemoryKind::kGathered];
+  // A stage has all gradients from its first backward on, and as many micro-batches in flight as
+  // before as long as others follow.
+  if (strategy == "pipeline") return peak + state[MemoryKind::kGradients];
   const bool is_cut = family == Family::kZero2 || family == Family::kFull;
   const auto units = static_cast<int64_t>(layout.units.size());
   int64_t whole = layout.root_behind, parts = 0, on_the_way = 0;
@@ -171,7 +138,7 @@ int64_t peak_bytes(const std::string& strategy, const ModelLayout& layout, const
     const int64_t left = activations / units * (units - i);
     whole += unit;
     if (family == Family::kDdp) whole = layout.largest_parameter;
-    int64_t now = kept + left + kBytes * (whole + parts + on_the_way);
+    int64_t now = kept + left + kBytes * (whole * sharing.threads + parts + on_the_way);
     if (family == Family::kFull) now += kBytes * (2 * unit + layout.root());
     peak = std::max(peak, now);
     if (!is_cut) continue;
@@ -180,17 +147,28 @@ int64_t peak_bytes(const std::string& strategy, const ModelLayout& layout, const
     whole -= unit;
     on_the_way = std::min<int64_t>(i + 1, 2) * (unit + unit / sharing.shard);
   }
-  if (family == Family::kSingle || family == Family::kZero1) {
-    peak = std::max(peak, kept + kBytes * layout.parameters +
+  if (family == Family::kSingle || family == Family::kThreads || family == Family::kZero1) {
+    peak = std::max(peak, kept + state[MemoryKind::kGradients] +
                               (family == Family::kZero1 ? state[MemoryKind::kBuckets] : 0));
   }
   return peak;
 }
 
 std::string state_formula(const std::string& strategy) {
+  if (strategy == "tp") {
+    return "16 P_t, P_t = P/T of cut layers and what is whole; among copies one gradient more";
+  }
+  if (strategy == "fsdp+tp") {
+    return "as fsdp, of P_t = P/T of cut layers and what is whole: 16 P_t/F, three units gathered "
+           "and three units' gradients";
+  }
+  if (strategy == "pipeline") return "16 P_s of the stage's parameters, about P/S";
   switch (family_of(strategy)) {
     case Family::kSingle:
       return "4 P parameters + 4 P gradients + 8 P optimizer = 16 P";
+    case Family::kThreads:
+      return "4 P parameters + 4 N P gradients + 8 P optimizer = (12 + 4 N) P of N threads "
+             "together";
     case Family::kDdp:
       return "4 P parameters + 4 P buckets + 8 P optimizer = 16 P, and one gradient";
     case Family::kZero1:
@@ -206,34 +184,94 @@ std::string state_formula(const std::string& strategy) {
   return "";
 }
 
+namespace {
+
+/// Elements that rank r of n sends of x, cut as the communicators cut it (split_evenly).
+int64_t sent_by_all_reduce(int64_t x, int n, int r) {
+  const int64_t own = split_evenly(x, n)[r];
+  return n == 1 ? 0 : x - own + (n - 1) * own;
+}
+
+/// Elements of activations and of what tensor parallelism reduces beside them.
+int64_t sent_by_cut_layers(const ModelLayout& layout, const Sharing& sharing,
+                           const StepShape& step) {
+  const int n = sharing.tensor, r = sharing.tensor_index(step.rank);
+  if (n == 1) return 0;
+  const int64_t images = step.images;
+  int64_t sent = 0;
+  if (sharing.deals_out_tokens) {
+    const int64_t part = images * (padded(layout.tokens, n) / n) * layout.width;
+    // Forward gathers and scatters sums; backward of these, and of the input of the first again.
+    sent += (5 * layout.cut_layers + 2) * part * (n - 1);
+    for (int64_t elements : layout.summed) sent += sent_by_all_reduce(elements, n, r);
+  } else {
+    sent += 2 * layout.cut_layers * sent_by_all_reduce(images * layout.tokens * layout.width, n, r);
+  }
+  if (sharing.cuts_head) {
+    sent += sent_by_all_reduce(images * layout.head_width, n, r) +
+            sent_by_all_reduce(images, n, r) + sent_by_all_reduce(2 * images, n, r);
+  }
+  return sent;
+}
+
+int64_t sent_by_stage(const ModelLayout& layout, const Sharing& sharing, const StepShape& step) {
+  const int stage = sharing.stage_index(step.rank);
+  int64_t bytes = 0;
+  if (stage + 1 < sharing.stages) {
+    bytes += kBytes * step.images * layout.given +
+             sharing.micro_batches * kActivationHeader * static_cast<int64_t>(sizeof(int64_t));
+  }
+  if (stage > 0) bytes += kBytes * step.images * layout.taken;
+  for (int64_t elements : layout.sizes) {
+    bytes +=
+        kBytes * sent_by_all_reduce(elements, sharing.replicas, sharing.replica_index(step.rank));
+  }
+  return bytes;
+}
+
+}  // namespace
+
 int64_t sent_bytes(const std::string& strategy, const ModelLayout& layout, const Sharing& sharing,
-                   int64_t ddp_elements) {
-  const Family family = family_of(strategy);
-  const int n = sharing.ranks(), f = sharing.shard, r = sharing.replicas;
-  if (family == Family::kSingle) return 0;
+                   const StepShape& step) {
+  const Family family = family_of(strategy, sharing);
+  if (strategy == "pipeline") return sent_by_stage(layout, sharing, step);
+  const int64_t cut = kBytes * sent_by_cut_layers(layout, sharing, step);
+  if (family == Family::kSingle || family == Family::kThreads) return cut;
+  const int f = sharing.shard, r = sharing.replicas;
   if (family == Family::kDdp) {
-    if (ddp_elements == 0) {
-      for (int64_t elements : bucket_elements(layout, n)) ddp_elements += elements;
+    int64_t elements = step.ddp_elements;
+    if (elements == 0) {
+      for (int64_t bucket : bucket_elements(layout, r)) elements += bucket;
     }
-    return 2 * kBytes * ddp_elements / n * (n - 1);
+    return cut + 2 * kBytes * elements / r * (r - 1);
   }
   int64_t reduced = 0, gathered = 0, parts = 0;
   for (int64_t unit : reductions(layout, f)) {
     reduced += unit / f * (f - 1);
-    // The first rank's part of what R cut, the largest.
-    parts += unit / f + (r - 2) * (padded(unit / f, r) / r);
+    parts += sent_by_all_reduce(unit / f, r, sharing.replica_index(step.rank));
   }
   gathered = reduced;  // all units once, by zero1 and zero2
   if (family == Family::kFull) {
     gathered = 0;
     for (int64_t unit : gathered_units(layout, f)) gathered += unit / f * (f - 1);
   }
-  return kBytes * (reduced + gathered + parts);
+  return cut + kBytes * (reduced + gathered + parts);
 }
 
 std::string sent_formula(const std::string& strategy) {
+  const std::string activations =
+      "2 (T-1)/T a forward and backward of each attention and MLP, a = 4 B tokens width; dealt "
+      "out, "
+      "five times (T-1)/T a";
+  if (strategy == "tp") return activations + "; among copies 2 (R-1)/R 4 P_t";
+  if (strategy == "fsdp+tp") return activations + "; 3 (F-1)/F 4 P_t, less the last units";
+  if (strategy == "pipeline") {
+    return "a forward, 104 bytes with each micro-batch, and a backward, a = an activation of the "
+           "batch between two stages; among copies 2 (R-1)/R 4 P_s";
+  }
   switch (family_of(strategy)) {
     case Family::kSingle:
+    case Family::kThreads:
       return "0";
     case Family::kDdp:
       return "2 (N-1)/N 4 P";

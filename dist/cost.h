@@ -1,17 +1,22 @@
 // What sharing a training over ranks costs each of them: bytes kept, and bytes sent in a step.
 //
 // P parameters are cut into units (dist/fsdp.h); F ranks share a copy, R such groups hold copies,
-// N = F R. The optimizer is Adam, everything travels and is kept in elements of 4 bytes. Formulas
-// with an asterisk walk through the schedule of a step, unit by unit, since units differ in size;
-// the text beside them says what comes out for units of one size U.
+// T ranks share a layer, S are a pipeline: N = F R T S. The optimizer is Adam, everything travels
+// and is kept in elements of 4 bytes. Formulas with an asterisk walk through the schedule of a
+// step, unit by unit, since units differ in size; the text beside them says what comes out for
+// units of one size U.
 //
 //             parameters  gradients            optimizer  gathered   buckets
 //   single    4 P         4 P                  8 P
+//   dp        4 P         4 N P                8 P                              N threads together
 //   ddp       4 P         4 largest parameter  8 P                   4 P
 //   zero1     4 P         4 P                  8 P/F                 8 (1 + 1/F) U *
 //   zero2     4 P         4 P/F + 4 U *        8 P/F                 8 (1 + 1/F) U *
 //   zero3, fsdp, hsdp
 //             4 P/F       4 P/F + 4 U *        8 P/F      12 U *     8 (1 + 1/F) U *
+//   tp        as single, with copies as ddp, of P_t: whole parameters and 1/T of cut ones
+//   fsdp+tp   as fsdp, of P_t
+//   pipeline  as single, of the stage's parameters
 //
 // Sent by each rank, in a ring or straight, n bytes whose parts the ranks divide:
 //   all_reduce 2 (N-1)/N n;  all_gather, reduce_scatter (N-1)/N n.
@@ -19,6 +24,13 @@
 //   fsdp: reduce_scatter of all units, all_gather of each as often as it is gathered: forward and
 //   backward, but for those that are still there when backward begins. hsdp: that among F ranks,
 //   and all_reduce of the parts among R.
+//   tp: an all_reduce of an activation of B images, a = 4 B tokens width bytes, forward and
+//   backward for each attention and each MLP. On dealt-out tokens for each of them three
+//   all_gathers and two reduce_scatters of a, one of either where dealing out begins and ends, and
+//   an all_reduce of the norms' and the row-parallel biases' gradients. A parallel head: an
+//   all_reduce of its input's gradient and of three numbers an image. pipeline: activations to the
+//   next stage, gradients to the one before, 104 bytes in front of each activation; an all_reduce
+//   of each parameter's gradient among R.
 //
 // Rajbhandari et al.: "ZeRO", SC 2020, for the terms in P. Nothing here measures anything:
 // `weft bench sharding` holds these numbers against the allocator and the transport.
@@ -31,32 +43,9 @@
 #include <vector>
 
 #include "core/memory_account.h"
-#include "dist/strategy.h"
+#include "dist/model_layout.h"
 
 namespace weft::dist {
-
-/// A model as far as its sizes go. Elements.
-struct ModelLayout {
-  int64_t parameters = 0;
-  int64_t largest_parameter = 0;
-  /// Of the root, which is what no policy chose: how much comes before the first other unit in
-  /// order of registration, and how much behind it.
-  int64_t root_before = 0, root_behind = 0;
-  std::vector<int64_t> units;  // the others, in the order of a forward pass
-  std::vector<int64_t> sizes;  // of all parameters, in order of registration
-
-  int64_t root() const { return root_before + root_behind; }
-};
-/// Of a module whose parts are called in order of registration, as transformers' are.
-ModelLayout layout_of(nn::Module& module, const WrapPolicy& policy);
-
-/// How ranks share a model: N = shard * replicas.
-struct Sharing {
-  int shard = 1, replicas = 1;
-  int ranks() const { return shard * replicas; }
-};
-/// ddp: copies; hsdp: in groups of shard_size (0: the default); the others: one copy of all ranks.
-Sharing sharing_of(const std::string& strategy, int ranks, int shard_size = 0);
 
 /// Bytes by MemoryKind at each kind's peak in a step; activations are not known here.
 struct StateBytes {
@@ -65,7 +54,7 @@ struct StateBytes {
   int64_t& operator[](MemoryKind kind) { return kinds[static_cast<int>(kind)]; }
   int64_t total() const;
 };
-/// Throws Error for a strategy that is not in the table above.
+/// Of the rank whose layout it is. Throws Error for a strategy that is not in the table above.
 StateBytes state_bytes(const std::string& strategy, const ModelLayout& layout,
                        const Sharing& sharing);
 /// Bytes at the peak of a step, all kinds together, of which `activations` are there when backward
@@ -76,11 +65,15 @@ int64_t peak_bytes(const std::string& strategy, const ModelLayout& layout, const
 /// The row of the table above: "4 P parameters + ...".
 std::string state_formula(const std::string& strategy);
 
-/// Bytes that rank 0 sends in a step; the others send as many, or a few less where R does not
-/// divide a part. `ddp_elements`: of ddp's buckets with their padding; 0: as
-/// the layout cuts them.
+/// Whose step it is, and on what.
+struct StepShape {
+  int rank = 0;
+  int64_t images = 1;        // of a batch, of those who share one
+  int64_t ddp_elements = 0;  // of ddp's buckets with their padding; 0: as the layout cuts them
+};
+/// Bytes that a rank sends in a step.
 int64_t sent_bytes(const std::string& strategy, const ModelLayout& layout, const Sharing& sharing,
-                   int64_t ddp_elements = 0);
+                   const StepShape& step = {});
 std::string sent_formula(const std::string& strategy);
 
 /// Of ddp, as DdpOptions has them. Bytes.

@@ -3,6 +3,7 @@
 #include <catch2/catch.hpp>
 
 #include "dist/step_time.h"
+#include "nn/nn.h"
 
 using namespace weft;
 using namespace weft::dist;
@@ -58,6 +59,118 @@ TEST_CASE("traffic is that of rings over padded sizes") {
   CHECK(sent_bytes("single", model, {}) == 0);
 }
 
+TEST_CASE("traffic of copies whose parts the ranks do not divide is that of each rank") {
+  // Parts of 501 elements, reduced among two ranks as 251 and 250.
+  const ModelLayout model = layout(1002, 1);
+  const Sharing sharing = sharing_of("hsdp", 4);
+  // One unit, gathered once.
+  const int64_t inside = 2 * 501;
+  CHECK(sent_bytes("hsdp", model, sharing, {.rank = 0}) == 4 * (inside + 250 + 251));
+  CHECK(sharing.replica_index(0) == 0);
+  CHECK(sharing.replica_index(2) == 1);
+  CHECK(sent_bytes("hsdp", model, sharing, {.rank = 2}) == 4 * (inside + 251 + 250));
+  const ModelLayout odd = layout(7, 1);
+  // Three copies of one part: 3, 3 and 1 elements.
+  const Sharing three{.shard = 1, .replicas = 3};
+  CHECK(sent_bytes("hsdp", odd, three, {.rank = 0}) == 4 * (3 + 1 + 2 * 3));
+  CHECK(sent_bytes("hsdp", odd, three, {.rank = 2}) == 4 * (3 + 3 + 2 * 1));
+}
+
+TEST_CASE("tensor parallelism sends activations, on dealt-out tokens padded ones") {
+  ModelLayout model = layout(1000, 2);
+  model.cut_layers = 4, model.tokens = 5, model.width = 12;
+  const StepShape step{.images = 6};
+  const int64_t all = 6 * 5 * 12;
+  const Sharing plain = sharing_of("tp", 4);
+  CHECK(plain.tensor == 4);
+  CHECK(sent_bytes("tp", model, plain, step) == 4 * 2 * 4 * (2 * 3 * all / 4));
+  // Two tokens on each of four ranks, and two norms of 12 elements to be summed.
+  const Sharing dealt = sharing_of({.name = "tp", .sequence_parallel = true}, 4);
+  model.summed = {12, 12};
+  CHECK(sent_bytes("tp", model, dealt, step) ==
+        4 * ((5 * 4 + 2) * 3 * 6 * 2 * 12 + 2 * (2 * 3 * 12 / 4)));
+  const Sharing head = sharing_of({.name = "tp", .parallel_head = true}, 4);
+  model.head_width = 12;
+  CHECK(sent_bytes("tp", model, head, step) - sent_bytes("tp", model, plain, step) ==
+        4 * (2 * 3 * 6 * 12 / 4 + (6 - 2 + 3 * 2) + 2 * 3 * 12 / 4));
+  // Inside of copies the buckets come on top, inside of shards the units.
+  const Sharing copies = sharing_of({.name = "tp", .tensor_parallel = 2}, 4);
+  CHECK(copies.replicas == 2);
+  CHECK(sent_bytes("tp", model, copies, step) == 4 * (8 * all + 2 * 2000 / 2));
+  const Sharing shards = sharing_of("fsdp+tp", 4);
+  CHECK(shards.shard == 2);
+  CHECK(sent_bytes("fsdp+tp", model, shards, step) - sent_bytes("fsdp", model, {.shard = 2}) ==
+        4 * 8 * all);
+}
+
+TEST_CASE("a pipeline's stages send activations, gradients and what announces them") {
+  ModelLayout first = layout(100, 2), last = layout(100, 1);
+  first.given = last.taken = 60;
+  const Sharing sharing = sharing_of({.name = "pipeline", .micro_batches = 3}, 2);
+  CHECK(sent_bytes("pipeline", first, sharing, {.rank = 0, .images = 6}) ==
+        4 * 6 * 60 + 3 * 13 * 8);
+  CHECK(sent_bytes("pipeline", last, sharing, {.rank = 1, .images = 6}) == 4 * 6 * 60);
+  const Sharing copies = sharing_of({.name = "pipeline", .pipeline_stages = 2}, 4);
+  CHECK(copies.replicas == 2);
+  CHECK(copies.micro_batches == 4);
+  CHECK(sent_bytes("pipeline", last, copies, {.rank = 3, .images = 6}) == 4 * 6 * 60 + 4 * 100);
+  CHECK(state_bytes("pipeline", first, copies).total() == 16 * 200);
+}
+
+TEST_CASE("a rank's layout is that of its parts of the cut layers, or of its stage") {
+  struct Block : nn::Module {
+    Block()
+        : attention(add<nn::MultiheadAttention>("attention", 8, 4)),
+          fc1(add<nn::Linear>("fc1", 8, 12)),
+          fc2(add<nn::Linear>("fc2", 12, 8)) {}
+    nn::MultiheadAttention& attention;
+    nn::Linear &fc1, &fc2;
+  };
+  struct Net : nn::Module {
+    Net() : norm(add<nn::LayerNorm>("norm", 8)), block(add<Block>("block")) {
+      head = &add<nn::Linear>("head", 8, 5);
+    }
+    nn::LayerNorm& norm;
+    Block& block;
+    nn::Linear* head = nullptr;
+  } net;
+  ModelStructure structure(wrap_modules<Block>());
+  structure.mlps = {{&net.block.fc1, &net.block.fc2}};
+  structure.tokens = {.begin = &net.norm, .end = &net, .between = {&net.norm, &net.block}};
+  structure.head = net.head;
+  structure.segments = {{"a", {}, {"norm", "block"}}, {"b", {}, {"head"}}};
+  const int64_t cut = 3 * 8 * 8 + 3 * 8 + 8 * 8 + 12 * 8 + 12 + 8 * 12, whole = 16 + 8 + 8 + 45;
+  CHECK(layout_of(net, structure).parameters == cut + whole);
+  const Sharing two = sharing_of("tp", 2);
+  ModelLayout mine = layout_of(net, structure, two);
+  CHECK(mine.parameters == cut / 2 + whole);
+  CHECK(mine.units == std::vector<int64_t>{cut / 2 + 16});
+  CHECK(mine.root_before == 16);
+  CHECK(mine.cut_layers == 2);
+  CHECK(mine.width == 8);
+  // Five classes: three and two.
+  const Sharing head =
+      sharing_of({.name = "tp", .sequence_parallel = true, .parallel_head = true}, 2);
+  CHECK(layout_of(net, structure, head, 0).root_behind == 27);
+  CHECK(layout_of(net, structure, head, 1).root_behind == 18);
+  CHECK(layout_of(net, structure, head).summed == std::vector<int64_t>{8, 8, 8, 8});
+  const Sharing stages = sharing_of("pipeline", 2);
+  CHECK(layout_of(net, structure, stages, 0).parameters == cut + 32);
+  CHECK(layout_of(net, structure, stages, 1).parameters == 45);
+  CHECK_THROWS_WITH(layout_of(net, structure, sharing_of("tp", 3)),
+                    Contains("3 ranks do not divide 4 heads"));
+  CHECK_THROWS_WITH(layout_of(net, structure, sharing_of("pipeline", 3)),
+                    Contains("3 stages cannot be made of 2 segments"));
+}
+
+TEST_CASE("replicas as threads keep their gradients together") {
+  const ModelLayout model = layout(1000, 4);
+  const Sharing sharing = sharing_of("dp", 3);
+  CHECK(sharing.ranks() == 1);
+  CHECK(state_bytes("dp", model, sharing).total() == (12 + 4 * 3) * 4000);
+  CHECK(sent_bytes("dp", model, sharing) == 0);
+}
+
 TEST_CASE("buckets are filled from behind") {
   const ModelLayout model = layout(100, 5, 30, 50);
   CHECK(bucket_elements(model, 2, {.bytes = 800, .first = 100}) ==
@@ -98,6 +211,45 @@ TEST_CASE("a step's timeline hides what its schedule allows") {
   CHECK(events.size() == 8 + 10 + 3);  // spans, and the names of three lanes
   CHECK_THROWS_WITH(step_timeline("fastest", model, {}, work, fast),
                     Contains("no formula for strategy \"fastest\""));
+}
+
+TEST_CASE("a cut layer waits for its sums, but not for what travels beside a weight's gradient") {
+  ModelLayout model = layout(1000, 4);
+  model.cut_layers = 8, model.tokens = 4, model.width = 10;
+  const StepWork work{.units = std::vector<StepWork::Pass>(4, {6, 12})};
+  GroupSeconds seconds;
+  seconds.tensor = [](Collective, double bytes) { return bytes / 320; };  // 0.5 s of 4 x 10 floats
+  const Timeline plain = step_timeline("tp", model, sharing_of("tp", 2), work, seconds);
+  CHECK(plain.computation == 72);
+  CHECK(plain.communication == Approx(4 * 2 * 2 * 0.5));
+  // Two sums of half a second wait in each unit's forward; those of backward travel beside 7/24 of
+  // 12 s.
+  CHECK(plain.end == Approx(72 + 4 * 1));
+  const Sharing dealt = sharing_of({.name = "tp", .sequence_parallel = true}, 2);
+  // Two collectives forward, and in backward the one of what was scattered.
+  CHECK(step_timeline("tp", model, dealt, work, seconds).end == Approx(72 + 4 * 3));
+}
+
+TEST_CASE("a pipeline waits for what fills and empties it") {
+  const std::vector<StageWork> stages(3, {.pass = {1, 2}, .given = 100, .parameters = 10});
+  GroupSeconds seconds;
+  seconds.message = [](double) { return 0.0; };
+  Sharing sharing = sharing_of({.name = "pipeline", .micro_batches = 6}, 3);
+  for (Schedule schedule : {Schedule::kGpipe, Schedule::k1F1B}) {
+    const Timeline timeline = pipeline_timeline(stages, sharing, schedule, seconds);
+    CHECK(timeline.computation == 18);
+    CHECK(timeline.end == Approx((6 + 3 - 1) * 3));
+    CHECK(timeline.spans.size() == 2 * 3 * 6);
+  }
+  // Alone nothing waits; with copies a sum follows.
+  sharing = {.replicas = 2, .stages = 1, .micro_batches = 6};
+  seconds.replicate = [](Collective, double bytes) { return bytes; };
+  CHECK(pipeline_timeline({stages[0]}, sharing, Schedule::k1F1B, seconds).end == Approx(18 + 40));
+  // Slow links stretch what fills and empties it: header and activation there, a gradient back.
+  seconds.message = [](double) { return 0.25; };
+  sharing = sharing_of({.name = "pipeline", .micro_batches = 1}, 2);
+  CHECK(pipeline_timeline({stages[0], stages[1]}, sharing, Schedule::kGpipe, seconds).end ==
+        Approx(6 + 3 * 0.25));
 }
 
 TEST_CASE("collectives on hosts take their exchanges and their bytes") {

@@ -11,6 +11,7 @@
 #include "autograd/backward.h"
 #include "autograd/ops.h"
 #include "autograd/random.h"
+#include "core/memory_thread.h"
 #include "core/parallel.h"
 #include "dist/communicator.h"
 #include "kernels/gemm/matmul_numerics.h"
@@ -18,18 +19,20 @@
 namespace weft::dist {
 namespace {
 
-/// Runs body(0), ..., body(n - 1) on a thread each, in this thread's precision, and rethrows the
-/// first failure. The cores are shared among the threads.
+/// Runs body(0), ..., body(n - 1) on a thread each, in this thread's precision and on its memory
+/// account, and rethrows the first failure. The cores are shared among the threads.
 void on_threads(int n, const std::function<void(int)>& body) {
   std::vector<std::exception_ptr> failures(n);
   std::vector<std::thread> threads;
   const DType autocast = autocast_dtype();
   const kernels::MatmulSettings matmuls = kernels::matmul_settings();
+  const memory::Owner owner = memory::current_owner();
   const int before = num_threads();
   set_num_threads(std::max(1, before / n));
   for (int i = 0; i < n; ++i) {
     threads.emplace_back([&, i] {
       try {
+        const memory::WorkingFor working(owner);
         const Autocast precision(autocast);
         const kernels::MatmulScope numerics(matmuls);
         body(i);
@@ -166,8 +169,8 @@ Tensors DataParallel::forward(const Tensors& inputs, const std::vector<Generator
             if (theirs[r][i].grad().defined()) terms.push_back(theirs[r][i].grad());
           }
           gradients.push_back(terms.empty() ? Tensor() : tree_sum(terms, 0, terms.size()));
+          for (int r = 0; r < n; ++r) theirs[r][i].set_grad({});  // to make room for the sums
         }
-        for (int r = 0; r < n; ++r) replicas[r]->zero_grad();
         for (Part& part : *parts) part = {};
         return gradients;
       });

@@ -15,13 +15,13 @@
 #include "autograd/random.h"
 #include "core/view.h"
 #include "dist/ddp.h"
+#include "dist/stages.h"
 #include "nn/meta.h"
 
 namespace weft::dist {
 namespace {
 
-/// What an activation travels with: its dtype and shape, and where random numbers go on.
-constexpr int64_t kHeader = 5 + kMaxDims;
+constexpr int64_t kHeader = kActivationHeader;
 
 Tensor header_of(const Tensor& x) {
   std::vector<int64_t> words(kHeader);
@@ -43,41 +43,6 @@ Tensor announced(const Tensor& header) {
   std::memcpy(place, &words[2 + kMaxDims], sizeof(place));
   generator() = {place[0], place[1], place[2]};
   return Tensor::empty(shape, static_cast<DType>(words[0]));
-}
-
-bool is_below(const std::string& name, const std::string& owner) {
-  return name == owner || name.starts_with(owner + ".");
-}
-
-/// The ends of the stages in a chain of these costs: the largest sum is as small as it can be, and
-/// no stage is empty.
-std::vector<size_t> cut_evenly(const std::vector<double>& costs, size_t stages) {
-  const size_t n = costs.size();
-  // best[s][i]: the largest stage when the first i segments make s stages; from[s][i]: where the
-  // last of these begins.
-  std::vector<std::vector<double>> best(stages + 1, std::vector<double>(n + 1, INFINITY));
-  std::vector<std::vector<size_t>> from(stages + 1, std::vector<size_t>(n + 1, 0));
-  best[0][0] = 0;
-  for (size_t s = 1; s <= stages; ++s) {
-    for (size_t end = s; end <= n; ++end) {
-      double sum = 0;
-      for (size_t begin = end; begin-- > s - 1;) {
-        sum += costs[begin];
-        const double largest = std::max(best[s - 1][begin], sum);
-        if (largest < best[s][end]) {
-          best[s][end] = largest;
-          from[s][end] = begin;
-        }
-      }
-    }
-  }
-  std::vector<size_t> ends(stages);
-  size_t end = n;
-  for (size_t s = stages; s > 0; --s) {
-    ends[s - 1] = end;
-    end = from[s][end];
-  }
-  return ends;
 }
 
 }  // namespace
@@ -264,7 +229,6 @@ class Pipeline::Engine : public std::enable_shared_from_this<Engine> {
   };
 
   void deal_out(const NamedTensors& state) {
-    std::vector<double> costs(segments_.size(), 1);  // so that those without parameters count
     std::unordered_map<std::string, size_t> segment_of;
     std::unordered_map<const void*, size_t> tensors;
     for (const auto& [name, tensor] : state) {
@@ -276,7 +240,6 @@ class Pipeline::Engine : public std::enable_shared_from_this<Engine> {
           continue;
         ++owners;
         segment_of[name] = i;
-        costs[i] += static_cast<double>(tensor.numel());
       }
       WEFT_CHECK(owners == 1, "pipeline: \"{}\" belongs to {} segments, expected one", name,
                  owners);
@@ -284,7 +247,8 @@ class Pipeline::Engine : public std::enable_shared_from_this<Engine> {
       WEFT_CHECK(is_new || other->second == segment_of[name],
                  "pipeline: \"{}\" is tied to a tensor of another segment", name);
     }
-    const std::vector<size_t> ends = cut_evenly(costs, static_cast<size_t>(stages()));
+    const std::vector<size_t> ends =
+        cut_evenly(segment_costs(segments_, state), static_cast<size_t>(stages()));
     first_ = is_first() ? 0 : ends[stage() - 1];
     end_ = ends[stage()];
     for (const auto& [name, segment] : segment_of) {

@@ -8,7 +8,10 @@
 // The schedules are those of ddp.h and fsdp.h: buckets leave when their gradients are complete, one
 // after another; a unit is gathered while the one before it computes; two units' gradients are on
 // their way at a time; what zero1 reduces and what zero1 and zero2 gather, hides behind nothing.
-// Collectives of one group run one after another, those of different groups beside each other.
+// Collectives of one group run one after another, those of different groups beside each other. Cut
+// layers wait for their sums, forward, and for what is left of them behind the weight's gradient,
+// backward. A pipeline's stages take their micro-batches in the order of their schedule and wait
+// for the neighbours' activations and gradients.
 #pragma once
 
 #include <functional>
@@ -36,6 +39,8 @@ struct StepWork {
 using CollectiveSeconds = std::function<double(Collective collective, double bytes)>;
 struct GroupSeconds {
   CollectiveSeconds shard, replicate;
+  CollectiveSeconds tensor = {};                     // of tp and fsdp+tp
+  std::function<double(double bytes)> message = {};  // of a pipeline, to a neighbour
 };
 /// Of host_communicator.h's collectives on a transport like slowed()'s: each exchange takes
 /// `latency` seconds, and its bytes their time at `bandwidth` bytes per second.
@@ -57,9 +62,25 @@ struct Timeline {
   double hidden_share(double step_seconds) const;
 };
 
+/// A message of host_communicator.h's on such a transport.
+std::function<double(double bytes)> host_message_seconds(double latency, double bandwidth);
+
+/// `images` of a batch of those who share one, for what tp sends. Not of pipelines.
 Timeline step_timeline(const std::string& strategy, const ModelLayout& layout,
                        const Sharing& sharing, const StepWork& work, const GroupSeconds& seconds,
-                       const BucketSizes& buckets = {});
+                       const BucketSizes& buckets = {}, int64_t images = 1);
+
+/// What a stage of a pipeline does with each of its micro-batches, and with all of them.
+struct StageWork {
+  StepWork::Pass pass;     // seconds, of a micro-batch
+  double given = 0;        // bytes of a micro-batch's activation for the next stage
+  int64_t parameters = 0;  // elements
+  double optimizer = 0;    // seconds
+};
+/// The stages' lanes are "stage 0", ...; `computation` is that of the busiest stage and
+/// `communication` what its neighbours' activations and gradients take on their way.
+Timeline pipeline_timeline(const std::vector<StageWork>& stages, const Sharing& sharing,
+                           Schedule schedule, const GroupSeconds& seconds);
 
 /// Spans as events of Chrome's trace format, one process of a lane each.
 nlohmann::json trace_events(const Timeline& timeline, int process);

@@ -16,8 +16,9 @@ std::unique_ptr<Strategy> make_ddp(CommunicatorPtr data,
                                    const DdpOptions& options = {.gradient_as_bucket_view = true});
 /// fsdp, zero1-3, hsdp. Gradients are summed.
 std::unique_ptr<Strategy> make_sharded(const std::string& name, const FsdpOptions& options);
-/// Layers cut over a group; `inner` has the ranks that hold the same parts.
-std::unique_ptr<Strategy> make_tensor_parallel(const std::string& name, CommunicatorPtr tensor,
+/// Layers cut over a group as the options say; `inner` has the ranks that hold the same parts.
+std::unique_ptr<Strategy> make_tensor_parallel(const StrategyOptions& options,
+                                               CommunicatorPtr tensor,
                                                std::unique_ptr<Strategy> inner);
 /// Needs ModelStructure::segments.
 std::unique_ptr<Strategy> make_pipeline(const PipelineOptions& options);

@@ -182,6 +182,11 @@ void Strategy::run(nn::Module& module, const MicroBatches& batches) {
   }
 }
 
+Tensor Strategy::predicted(const Tensor& logits) {
+  const NoGrad guard;
+  return ops::argmax(logits, 1);
+}
+
 double Strategy::grad_norm(const Tensors& parameters) {
   return std::sqrt(squares(parameters).value());
 }
@@ -229,6 +234,11 @@ void validate_strategy(const StrategyOptions& options, int devices) {
                                 options.name == "hsdp" || options.name == "fsdp+tp";
   WEFT_CHECK(!options.cpu_offload || is_fully_sharded,
              "cpu-offload is a setting of fsdp, zero3, hsdp and fsdp+tp, not of {}", options.name);
+  for (const auto& [setting, is_on] : {std::pair("sequence-parallel", options.sequence_parallel),
+                                       std::pair("parallel-head", options.parallel_head)}) {
+    WEFT_CHECK(!is_on || is_tensor_parallel(options),
+               "{} is a setting of tp and fsdp+tp, not of {}", setting, options.name);
+  }
   WEFT_CHECK(options.micro_batches >= 0, "micro-batches must not be negative, got {}",
              options.micro_batches);
   WEFT_CHECK(options.micro_batches == 0 || is_pipeline,
@@ -261,7 +271,7 @@ std::unique_ptr<Strategy> make_strategy(const StrategyOptions& options, Communic
         options.name == "tp"
             ? (data->size() == 1 ? std::make_unique<Single>() : make_ddp(data))
             : make_sharded("fsdp", {.shard = data, .cpu_offload = options.cpu_offload});
-    return make_tensor_parallel(options.name, mesh.shared_group("tensor"), std::move(inner));
+    return make_tensor_parallel(options, mesh.shared_group("tensor"), std::move(inner));
   }
   if (options.name == "pipeline") {
     const int stages = stage_count(options, devices);

@@ -21,11 +21,13 @@
 #include <utility>
 #include <vector>
 
+#include "autograd/ops.h"
 #include "dist/communicator.h"
 #include "dist/exact_sum.h"
 #include "dist/fsdp.h"
 #include "dist/micro_batch.h"
 #include "dist/pipeline.h"
+#include "dist/tensor_parallel.h"
 #include "nn/layers.h"
 #include "nn/module.h"
 #include "nn/segment.h"
@@ -37,7 +39,9 @@ struct StrategyOptions {
   std::string name = "single";  // strategy_names()
   int shard_size = 0;           // of hsdp; 0: the largest proper divisor of the number of ranks
   int tensor_parallel = 0;  // ranks that share a layer; 0: all with tp, 2 with fsdp+tp, 1 elsewhere
-  int pipeline_stages = 0;  // of pipeline; 0: all ranks
+  bool sequence_parallel = false;  // of tp and fsdp+tp: tokens are dealt out between cut layers
+  bool parallel_head = false;      // of tp and fsdp+tp: the head is cut by classes
+  int pipeline_stages = 0;         // of pipeline; 0: all ranks
   Schedule schedule = Schedule::k1F1B;  // of pipeline
   int micro_batches = 0;                // of pipeline, per batch; 0: two per stage
   bool cpu_offload = false;             // of fsdp, zero3, hsdp, fsdp+tp: see FsdpOptions
@@ -61,7 +65,9 @@ struct ModelStructure {
   WrapPolicy units;  // what is gathered together: fsdp, zero, hsdp
   /// Pairs of linear layers, the second on the first's features: tp cuts them, and attention.
   std::vector<std::pair<nn::Linear*, nn::Linear*>> mlps;
-  nn::Segments segments;                                 // pipeline
+  TokenRegion tokens;          // where tp may deal them out
+  nn::Linear* head = nullptr;  // the last layer, on the classes: tp may cut it
+  nn::Segments segments;       // pipeline
   std::function<std::unique_ptr<nn::Module>()> replica;  // another of the same architecture: dp
 };
 
@@ -82,6 +88,14 @@ class Strategy {
   /// The groups for the optimizer of groups of the model's parameters.
   virtual optim::ParameterGroups groups(const optim::ParameterGroups& groups) { return groups; }
   virtual Tensor forward(nn::Module& module, const Tensor& x) { return module(x); }
+  /// ops::cross_entropy of what forward() returned while the model trained: with a parallel head
+  /// that is a part of the logits.
+  virtual Tensor cross_entropy(const Tensor& logits, const Tensor& labels,
+                               const ops::CrossEntropyOptions& options = {}) {
+    return ops::cross_entropy(logits, labels, options);
+  }
+  /// i64 [N]: the class with the largest of such logits, without history.
+  virtual Tensor predicted(const Tensor& logits);
   /// Forward and backward of a step's micro-batches.
   virtual void run(nn::Module& module, const MicroBatches& batches);
   /// While the result lives, gradients stay on their rank and add up.

@@ -11,8 +11,9 @@ namespace {
 
 class TensorParallelStrategy : public Strategy {
  public:
-  TensorParallelStrategy(std::string name, CommunicatorPtr tensor, std::unique_ptr<Strategy> inner)
-      : name_(std::move(name)), tensor_(std::move(tensor)), inner_(std::move(inner)) {}
+  TensorParallelStrategy(const StrategyOptions& options, CommunicatorPtr tensor,
+                         std::unique_ptr<Strategy> inner)
+      : options_(options), tensor_(std::move(tensor)), inner_(std::move(inner)) {}
 
   int data_size() const override { return inner_->data_size(); }
   int data_rank() const override { return inner_->data_rank(); }
@@ -26,7 +27,13 @@ class TensorParallelStrategy : public Strategy {
     for (const auto& [first, second] : structure.mlps) cuts_->cut(*first, *second);
     WEFT_CHECK(cuts_->has_cuts(),
                "{}: the model has neither attention nor an MLP that could be cut over ranks",
-               name_);
+               options_.name);
+    if (options_.parallel_head) {
+      WEFT_CHECK(structure.head, "parallel-head: the model's structure names no head");
+      classes_ = structure.head->weight.size(0);
+      cuts_->cut_head(*structure.head);
+    }
+    if (options_.sequence_parallel) cuts_->deal_out(structure.tokens);
     inner_->wrap(module, structure);
   }
   optim::ParameterGroups groups(const optim::ParameterGroups& whole) override {
@@ -41,6 +48,14 @@ class TensorParallelStrategy : public Strategy {
   Tensor forward(nn::Module& module, const Tensor& x) override {
     return inner_->forward(module, x);
   }
+  Tensor cross_entropy(const Tensor& logits, const Tensor& labels,
+                       const ops::CrossEntropyOptions& options) override {
+    if (classes_ == 0) return inner_->cross_entropy(logits, labels, options);
+    return parallel_cross_entropy(logits, labels, classes_, tensor_, options);
+  }
+  Tensor predicted(const Tensor& logits) override {
+    return classes_ == 0 ? inner_->predicted(logits) : parallel_argmax(logits, classes_, tensor_);
+  }
   std::shared_ptr<void> no_sync() override { return inner_->no_sync(); }
   /// Parameters that are whole on every rank of the tensor group count once.
   ExactSum squares(const Tensors& parameters) override {
@@ -53,6 +68,7 @@ class TensorParallelStrategy : public Strategy {
     return sum;
   }
   void after_step() override { inner_->after_step(); }
+  int64_t padded_elements() const override { return inner_->padded_elements(); }
 
   NamedTensors model_state(nn::Module& module) override {
     return put_together(inner_->model_state(module), [](const std::string& name) { return name; });
@@ -72,9 +88,12 @@ class TensorParallelStrategy : public Strategy {
   }
   std::string describe(int64_t parameters) const override {
     return fmt::format(
-        "{}: layers cut over {} ranks, 4 all-reduces of the activations per layer; "
-        "of P / {} and what is whole: {}",
-        name_, tensor_->size(), tensor_->size(), inner_->describe(parameters / tensor_->size()));
+        "{}: layers cut over {} ranks{}{}, {} of the activations per layer; of P / {} and what is "
+        "whole: {}",
+        options_.name, tensor_->size(), options_.parallel_head ? ", the head too" : "",
+        options_.sequence_parallel ? ", tokens dealt out between them" : "",
+        options_.sequence_parallel ? "6 all-gathers and 4 reduce-scatters" : "4 all-reduces",
+        tensor_->size(), inner_->describe(parameters / tensor_->size()));
   }
 
  private:
@@ -106,18 +125,20 @@ class TensorParallelStrategy : public Strategy {
     return mine;
   }
 
-  const std::string name_;
+  const StrategyOptions options_;
   const CommunicatorPtr tensor_;
   const std::unique_ptr<Strategy> inner_;
+  int64_t classes_ = 0;  // of a parallel head
   std::optional<TensorParallel> cuts_;
   std::unordered_set<const void*> cut_tensors_;  // the optimizer's
 };
 
 }  // namespace
 
-std::unique_ptr<Strategy> make_tensor_parallel(const std::string& name, CommunicatorPtr tensor,
+std::unique_ptr<Strategy> make_tensor_parallel(const StrategyOptions& options,
+                                               CommunicatorPtr tensor,
                                                std::unique_ptr<Strategy> inner) {
-  return std::make_unique<TensorParallelStrategy>(name, std::move(tensor), std::move(inner));
+  return std::make_unique<TensorParallelStrategy>(options, std::move(tensor), std::move(inner));
 }
 
 }  // namespace weft::dist

@@ -68,6 +68,71 @@ TEST_CASE("tp inside ddp and inside fsdp equals one rank: every mesh of 4, 6 and
                          by_options({.name = "fsdp+tp"}), 4);
 }
 
+TEST_CASE("tp on dealt-out tokens and classes equals one rank, alone, inside ddp and inside fsdp") {
+  // Four tokens and five classes: on three ranks neither is divided, on eight some have no token.
+  for (int ranks : {1, 2, 3, 4, 8}) {
+    INFO(ranks);
+    check_against_one_rank(
+        {.is_transformer = true, .loss = {.label_smoothing = 0.1}},
+        by_options({.name = "tp", .sequence_parallel = true, .parallel_head = ranks <= 4}), ranks);
+  }
+  for (const std::string name : {"tp", "fsdp+tp"}) {
+    for (const auto& [ranks, tensor] : {std::pair(4, 2), {6, 3}, {8, 4}}) {
+      INFO(name << " " << ranks << " / " << tensor);
+      check_against_one_rank({.is_transformer = true, .accumulate = 2, .checkpoints = true},
+                             by_options({.name = name,
+                                         .tensor_parallel = tensor,
+                                         .sequence_parallel = true,
+                                         .parallel_head = true}),
+                             ranks);
+    }
+  }
+  check_against_one_rank({.is_transformer = true},
+                         by_options({.name = "tp", .sequence_parallel = true}), 2);
+  check_against_one_rank({.is_transformer = true},
+                         by_options({.name = "tp", .parallel_head = true}), 3);
+}
+
+TEST_CASE("f32 gradients of the first step lie within the bound of their summation") {
+  for (int ranks : {1, 2, 3, 4}) {
+    for (const std::string name : {"ddp", "fsdp", "zero1", "zero2", "hsdp", "tp", "pipeline"}) {
+      INFO(name << " " << ranks);
+      check_first_gradients(by_options({.name = name}), ranks, true);
+    }
+    INFO(ranks);
+    check_first_gradients(
+        by_options({.name = "tp", .sequence_parallel = true, .parallel_head = true}), ranks, true);
+    if (ranks % 2 == 0) {
+      check_first_gradients(
+          by_options({.name = "fsdp+tp", .sequence_parallel = true, .parallel_head = true}), ranks,
+          true);
+    }
+    for (const std::string name : {"fsdp", "zero2"}) {
+      check_first_gradients(by_options({.name = name}), ranks, false);
+    }
+  }
+}
+
+TEST_CASE("fp16 with loss scaling on dealt-out tokens: overflows are skipped, and it learns") {
+  const OracleSetting setting{.dtype = DType::f32,
+                              .autocast = DType::f16,
+                              .is_transformer = true,
+                              .rows = 22,
+                              .loss_scale = 1 << 24,
+                              .steps = 6};
+  const OracleResult one = train_oracle_alone(setting);
+  const auto make =
+      by_options({.name = "fsdp+tp", .sequence_parallel = true, .parallel_head = true});
+  const std::vector<OracleResult> many = train_oracle_ranks(setting, make, 4);
+  for (const OracleResult& result : many) {
+    CHECK(result.scales == one.scales);
+    // f16 has 11 bits, and its sums are cut differently.
+    for (size_t i = 0; i < one.losses.size(); ++i) {
+      CHECK(result.losses[i] == Approx(one.losses[i]).epsilon(0.01));
+    }
+  }
+}
+
 TEST_CASE("pipelines of 1, 2, 3, 4 and 8 stages equal one rank, under both schedules") {
   for (Schedule schedule : {Schedule::kGpipe, Schedule::k1F1B}) {
     for (int ranks : {1, 2, 3, 4, 8}) {
@@ -246,6 +311,10 @@ TEST_CASE("strategies that cannot be are errors that say what was expected") {
   refuse({.name = "dp", .micro_batches = 2}, 4, "micro-batches is a setting of pipeline");
   refuse({.name = "zero2", .cpu_offload = true}, 4,
          "cpu-offload is a setting of fsdp, zero3, hsdp and fsdp+tp, not of zero2");
+  refuse({.name = "ddp", .sequence_parallel = true}, 4,
+         "sequence-parallel is a setting of tp and fsdp+tp, not of ddp");
+  refuse({.name = "fsdp", .parallel_head = true}, 4,
+         "parallel-head is a setting of tp and fsdp+tp, not of fsdp");
   refuse({.name = "zero4"}, 4, "unknown strategy \"zero4\"; expected single, dp, ddp");
   CHECK_THROWS_WITH(parse_schedule("zb-h1"), Contains("is not one of gpipe, 1f1b"));
 
@@ -257,6 +326,7 @@ TEST_CASE("strategies that cannot be are errors that say what was expected") {
   };
   fails({.name = "tp"}, 5, true, "5 ranks do not divide 24 heads");
   fails({.name = "tp"}, 2, false, "the model has neither attention nor an MLP");
+  fails({.name = "tp", .parallel_head = true}, 8, true, "parallel head: 8 ranks for 5 classes");
   fails({.name = "pipeline"}, 2, false, "2 stages cannot be made of 0 segments");
   fails({.name = "pipeline"}, 9, true, "9 stages cannot be made of 8 segments");
   nn::Linear linear(2, 2);

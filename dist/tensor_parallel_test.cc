@@ -2,9 +2,14 @@
 
 #include <catch2/catch.hpp>
 #include <cmath>
+#include <condition_variable>
+#include <mutex>
 
 #include "dist/in_process.h"
 #include "dist/testing/oracle.h"
+#include "kernels/cross_entropy/cross_entropy.h"
+#include "kernels/op.h"
+#include "numerics/error_bounds.h"
 #include "optim/clip.h"
 
 using namespace weft;
@@ -88,7 +93,7 @@ TEST_CASE("a block cut over ranks equals the whole one, gradients and norm inclu
         const Tensor h = in + attention(sequence ? norm_cut(in) : norm_whole(in));
         Tensor y = h + fc2(ops::gelu(fc1(h)));
         if (sequence) y = gather_from_ranks(y, 1, group);
-        const Tensor cut = parallel_cross_entropy(head(ops::mean(y, {1})), labels, group);
+        const Tensor cut = parallel_cross_entropy(head(ops::mean(y, {1})), labels, 12, group);
         WEFT_CHECK(std::abs(cut.item() - loss.item()) < 1e-12, "loss {}, expected {}", cut.item(),
                    loss.item());
         backward(cut);
@@ -217,5 +222,359 @@ TEST_CASE(
       const int64_t wrong_dx = exceed(mine.grad(), h.grad(), bound_of(x, transposed, {}));
       WEFT_CHECK(wrong_dx == 0, "{} gradients lie outside of the bound", wrong_dx);
     });
+  }
+}
+
+namespace {
+
+/// Two blocks between places where tokens are dealt out and put together.
+class TokensNet : public nn::Module {
+ public:
+  static constexpr int64_t kWidth = 24;
+  struct Block : nn::Module {
+    Block()
+        : norm(add<nn::LayerNorm>("norm", kWidth)),
+          attention(add<nn::MultiheadAttention>("attention", kWidth, 12)),
+          norm_2(add<nn::LayerNorm>("norm_2", kWidth)),
+          fc1(add<nn::Linear>("fc1", kWidth, 36)),
+          fc2(add<nn::Linear>("fc2", 36, kWidth)) {}
+    Tensor forward(const Tensor& x) override {
+      const auto [y, normalized] = norm_2.forward_add(attention(norm(x)), x);
+      return y + fc2(fc1.forward_gelu(normalized));
+    }
+    nn::LayerNorm& norm;
+    nn::MultiheadAttention& attention;
+    nn::LayerNorm& norm_2;
+    nn::Linear &fc1, &fc2;
+  };
+  TokensNet()
+      : begin(add<nn::Identity>("begin")),
+        blocks(add<nn::Sequential>("blocks")),
+        end(add<nn::Identity>("end")),
+        head(add<nn::Linear>("head", kWidth, 7)) {
+    for (int i = 0; i < 2; ++i) {
+      Block& block = blocks.append<Block>();
+      for (Tensor p : block.norm.parameters()) {  // not those of a fresh norm, which are 1 and 0
+        const NoGrad guard;
+        p.set_data(ops::randn(p.shape()));
+      }
+    }
+    to(DType::f64);
+  }
+  Tensor forward(const Tensor& x) override { return head(ops::mean(end(blocks(begin(x))), {1})); }
+  void cut(TensorParallel& parallel) {
+    for (int i = 0; i < 2; ++i) {
+      auto& block = dynamic_cast<Block&>(blocks[i]);
+      parallel.cut(block.attention);
+      parallel.cut(block.fc1, block.fc2);
+    }
+    parallel.cut_head(head);
+    parallel.deal_out({.begin = &begin, .end = &end, .between = {&blocks}});
+  }
+  nn::Identity& begin;
+  nn::Sequential& blocks;
+  nn::Identity& end;
+  nn::Linear& head;
+};
+
+Tensor random(const Shape& shape, uint64_t seed, DType dtype = DType::f64) {
+  const NoGrad guard;
+  manual_seed(seed);
+  return ops::randn(shape, dtype);
+}
+
+}  // namespace
+
+TEST_CASE("sequences are dealt out and put together, whatever their length") {
+  for (int64_t tokens : {1, 5, 65, 197}) {
+    const Tensor x = random({2, tokens, 3}, 1), w = random({2, tokens, 3}, 2);
+    for (int ranks : {1, 2, 3, 4, 8}) {
+      run_ranks(ranks, [&](Communicator& c) {
+        const CommunicatorPtr group = borrowed(c);
+        Tensor leaf = detach(x);
+        leaf.set_requires_grad(true);
+        const Tensor part = scatter_sequence(leaf, 1, group);
+        WEFT_CHECK(part.shape() == (Shape{2, (tokens + ranks - 1) / ranks, 3}), "{}", part);
+        const Tensor joined = join_sequence(part, 1, group, tokens);
+        expect_close(joined, x, "joined");
+        backward(joined, w);
+        expect_close(leaf.grad(), w, "the gradient behind joining");
+
+        // Every rank adds (rank + 1) x, and does so many times something with the whole.
+        Tensor again = detach(x);
+        again.set_requires_grad(true);
+        const double mine = c.rank() + 1, all = ranks * (ranks + 1) / 2.0;
+        const Tensor sum = reduce_scatter_sequence(again * mine, -2, group);
+        const Tensor whole = gather_sequence(sum, -2, group, tokens);
+        expect_close(whole, x * all, "the sum");
+        backward(whole, w * mine);
+        expect_close(again.grad(), w * (all * mine), "the gradient of the sum");
+      });
+    }
+  }
+}
+
+TEST_CASE("blocks on 65 and 197 tokens, dealt out, equal the whole ones") {
+  for (int64_t tokens : {12, 65, 197}) {
+    const Tensor x = random({2, tokens, TokensNet::kWidth}, 3);
+    const Tensor labels = Tensor::from(std::vector<int64_t>{6, 2}, {2});
+    manual_seed(5);
+    TokensNet whole;
+    Tensor leaf = detach(x);
+    leaf.set_requires_grad(true);
+    const Tensor logits = whole(leaf);
+    const Tensor loss = ops::cross_entropy(logits, labels);
+    backward(loss);
+    const NamedTensors expected = whole.named_parameters();
+    for (int ranks : {1, 2, 3, 4}) {
+      run_ranks(ranks, [&](Communicator& c) {
+        const CommunicatorPtr group = borrowed(c);
+        manual_seed(5 + c.rank());  // the first rank's weights count
+        TokensNet net;
+        TensorParallel parallel(net, group);
+        net.cut(parallel);
+        Tensor in = detach(x);
+        in.set_requires_grad(true);
+        const Tensor cut = parallel_cross_entropy(net(in), labels, 7, group);
+        WEFT_CHECK(std::abs(cut.item() - loss.item()) < 1e-12, "loss {}, expected {}", cut.item(),
+                   loss.item());
+        backward(cut);
+        expect_close(in.grad(), leaf.grad(), "the input's gradient");
+        const NamedTensors ours = net.named_parameters();
+        for (size_t i = 0; i < ours.size(); ++i) {
+          const auto& [name, p] = ours[i];
+          const Cut* how = parallel.cut_of(name);
+          expect_close(how ? whole_of(p.grad(), *how, c) : p.grad(), expected[i].second.grad(),
+                       name);
+        }
+        net.eval();  // the head then puts the logits together
+        expect_close(net(in), logits, "logits");
+      });
+    }
+  }
+}
+
+TEST_CASE("a rank keeps its own tokens for backward, of what column-parallel layers take") {
+  run_ranks(4, [](Communicator& c) {
+    nn::Linear whole(8, 16);
+    ColumnParallelLinear column(whole, borrowed(c), false, Tokens::kDealtOut);
+    Tensor x = Tensor::full({1, 2, 8}, 1);  // two of eight tokens
+    x.set_requires_grad(true);
+    const Tensor y = column(x);
+    int64_t elements = 0;
+    for (const SavedTensor& saved : y.autograd()->grad_fn->saved) elements += saved.data.numel();
+    WEFT_CHECK(elements == 2 * 8 + 4 * 8, "{} elements are kept", elements);
+  });
+}
+
+TEST_CASE("dropout of dealt-out tokens differs from rank to rank, dropped paths do not") {
+  run_ranks(3, [](Communicator& c) {
+    class Net : public nn::Module {
+     public:
+      Net() : begin(add<nn::Dropout>("begin", 0.5)), between(add<nn::Sequential>("between")) {
+        between.append<nn::DropPath>(0.5);
+        between.append<nn::Dropout>(0.5);
+      }
+      Tensor forward(const Tensor& x) override {
+        dropped = begin(x);
+        path = between[0](ops::ones(dropped.shape()));
+        return between[1](ops::ones(dropped.shape()));
+      }
+      nn::Dropout& begin;
+      nn::Sequential& between;
+      Tensor dropped, path;
+    } net;
+    const CommunicatorPtr group = borrowed(c);
+    TensorParallel parallel(net, group);
+    parallel.deal_out({.begin = &net.begin, .end = &net, .between = {&net.between}});
+    manual_seed(3);
+    const Generator before = generator();
+    const Tensor y = net(Tensor::full({32, 10, 4}, 1));  // on each rank four tokens
+    const auto alike = [&](const Tensor& x) {
+      const Tensor largest = ops::clone(x), smallest = ops::clone(x);
+      c.all_reduce(largest, ReduceOp::kMax).wait();
+      c.all_reduce(smallest, ReduceOp::kMin).wait();
+      return ops::sum(ops::abs(largest - smallest)).item() == 0;
+    };
+    WEFT_CHECK(!alike(detach(ops::narrow(net.dropped, 1, 0, 2))), "the ranks dropped alike");
+    WEFT_CHECK(alike(net.path), "the ranks dropped other samples");
+    WEFT_CHECK(alike(y), "what was put together differs");
+    WEFT_CHECK(generator().stream == before.stream && generator().offset > before.offset,
+               "the generator stands in stream {}", generator().stream);
+    const Tensor offset = Tensor::scalar(static_cast<double>(generator().offset), DType::f64);
+    WEFT_CHECK(alike(offset), "the ranks drew differently many numbers");
+  });
+}
+
+TEST_CASE("the loss of dealt-out classes is that of all, gradients and predictions too") {
+  const int64_t rows = 9, classes = 11;
+  const Tensor values = random({rows, classes}, 7);
+  Tensor soft;
+  {
+    const NoGrad guard;
+    soft = ops::abs(random({rows, classes}, 8));  // whose rows need not add up to 1
+  }
+  const Tensor hard = Tensor::from(std::vector<int64_t>{0, 10, 3, 4, -100, 7, 10, 2, 5}, {rows});
+  for (const Tensor& labels : {hard, soft}) {
+    for (double smoothing : {0.0, 0.1}) {
+      Tensor z = detach(values);
+      z.set_requires_grad(true);
+      const Tensor loss = ops::cross_entropy(z, labels, {.label_smoothing = smoothing}) * 3.0;
+      backward(loss);
+      for (int ranks : {1, 2, 3, 4, 11}) {
+        run_ranks(ranks, [&](Communicator& c) {
+          const CommunicatorPtr group = borrowed(c);
+          const Cut cut{.dim = 1, .length = classes};
+          Tensor mine = part_of(values, cut, c);
+          WEFT_CHECK(mine.size(1) == even_part(classes, ranks, c.rank()), "{}", mine);
+          mine.set_requires_grad(true);
+          const Tensor ours =
+              parallel_cross_entropy(mine, labels, classes, group, {.label_smoothing = smoothing}) *
+              3.0;
+          WEFT_CHECK(std::abs(ours.item() - loss.item()) < 1e-12, "loss {}, expected {}",
+                     ours.item(), loss.item());
+          backward(ours);
+          expect_close(mine.grad(), part_of(z.grad(), cut, c), "the gradient");
+          const Tensor expected = ops::argmax(values, 1);
+          WEFT_CHECK(parallel_argmax(mine, classes, group).to_vector() == expected.to_vector(),
+                     "other predictions");
+        });
+      }
+    }
+  }
+}
+
+TEST_CASE("of equal logits the first is predicted, on whatever rank") {
+  run_ranks(3, [](Communicator& c) {
+    const Tensor z = Tensor::from(std::vector<float>{1, 5, 0, 2, 5, 5, 0,  //
+                                                     4, 4, 4, 4, 4, 4, 4},
+                                  {2, 7});
+    const Tensor mine = part_of(z, {.dim = 1, .length = 7}, c);
+    const std::vector<double> predicted = parallel_argmax(mine, 7, borrowed(c)).to_vector();
+    WEFT_CHECK(predicted == (std::vector<double>{1, 0}), "{} and {}", predicted[0], predicted[1]);
+  });
+}
+
+TEST_CASE("in f32 the loss of dealt-out classes lies within the bound of the whole one's") {
+  // The reference's bound on a row's loss holds for any order of its sums
+  // (kernels/cross_entropy/cross_entropy_reference.cc). Here the target's sum and the logarithm are
+  // added at the end instead of term by term, and the rows' mean is a sum of N with a weight each:
+  // gamma_{N + 4} of the magnitudes covers both.
+  const int64_t rows = 16, classes = 101;
+  const Tensor z = random({rows, classes}, 11, DType::f32);
+  std::vector<int64_t> list(rows);
+  for (int64_t i = 0; i < rows; ++i) list[i] = i * 37 % classes;
+  const Tensor labels = Tensor::from(list, {rows});
+  for (double smoothing : {0.0, 0.1}) {
+    const Tensor loss = Tensor::empty({rows}, DType::f32);
+    const kernels::Expected row = kernels::cross_entropy_reference(
+        {.logits = z, .labels = labels, .loss = loss, .label_smoothing = smoothing})[0];
+    double mean = 0, bound = 0;
+    for (int64_t i = 0; i < rows; ++i) {
+      mean += row.values[i] / static_cast<double>(rows);
+      bound += row.bounds[i] / static_cast<double>(rows);
+    }
+    bound += numerics::gamma(rows + 4.0, unit_roundoff(DType::f32)) * mean;
+    for (int ranks : {1, 2, 3, 4}) {
+      run_ranks(ranks, [&](Communicator& c) {
+        const Tensor mine = part_of(z, {.dim = 1, .length = classes}, c);
+        const double ours = parallel_cross_entropy(mine, labels, classes, borrowed(c),
+                                                   {.label_smoothing = smoothing})
+                                .item();
+        WEFT_CHECK(std::abs(ours - mean) <= bound, "loss {}, expected {} within {}", ours, mean,
+                   bound);
+      });
+    }
+  }
+}
+
+TEST_CASE("heads and labels that cannot be are refused") {
+  const auto fails = [](const std::function<void(const CommunicatorPtr&)>& body,
+                        const std::string& text) {
+    CHECK_THROWS_WITH(run_ranks(2, [&](Communicator& c) { body(borrowed(c)); }),
+                      Catch::Matchers::Contains(text));
+  };
+  fails(
+      [](const CommunicatorPtr& group) {
+        nn::Sequential net;
+        auto& head = net.append<nn::Linear>(3, 1);
+        TensorParallel(net, group).cut_head(head);
+      },
+      "2 ranks for 1 classes");
+  fails(
+      [](const CommunicatorPtr& group) {
+        nn::Linear net(2, 2);
+        TensorParallel(net, group).deal_out({});
+      },
+      "does not say where tokens are dealt out");
+  const Tensor z = Tensor::zeros({1, 2});
+  fails(
+      [&](const CommunicatorPtr& group) {
+        parallel_cross_entropy(z, Tensor::zeros({1}, DType::i64), 9, group);
+      },
+      "of 9 classes on 2 ranks");
+  fails(
+      [&](const CommunicatorPtr& group) {
+        parallel_cross_entropy(z, Tensor::from(std::vector<int64_t>{4}, {1}), 4, group);
+      },
+      "label 4 at position 0 is not one of the 4 classes");
+  fails(
+      [&](const CommunicatorPtr& group) {
+        parallel_cross_entropy(z, Tensor::zeros({1, 2}), 4, group);
+      },
+      "integers [1] or probabilities [1, 4]");
+}
+
+namespace {
+
+/// Holds rank 1 in its first product until rank 0 has begun its second.
+class Meeting : public kernels::LaunchHook {
+ public:
+  Meeting() { kernels::set_launch_hook(this); }
+  ~Meeting() override { kernels::set_launch_hook(nullptr); }
+  static void become(int rank) { this_rank() = rank; }
+
+  void begin(std::string_view op, std::string_view, const std::string&) override {
+    if (op != "gemm" || this_rank() < 0) return;
+    std::unique_lock lock(mutex_);
+    ++products_[this_rank()];
+    wake_.notify_all();
+    if (this_rank() != 1 || products_[1] != 1) return;
+    // Bounded, so that ranks that do not overlap fail and do not hang.
+    met_ = wake_.wait_for(lock, std::chrono::seconds(5), [&] { return products_[0] >= 2; });
+  }
+  void end() override {}
+  bool met() const { return met_; }
+
+ private:
+  static int& this_rank() {
+    thread_local int rank = -1;
+    return rank;
+  }
+  std::mutex mutex_;
+  std::condition_variable wake_;
+  int products_[2] = {0, 0};
+  bool met_ = false;
+};
+
+}  // namespace
+
+TEST_CASE("the input's gradient travels while the weight's is computed") {
+  // Rank 1 does not begin its part of the sum before rank 0 computes its weight's gradient: were
+  // rank 0 to wait for the sum first, they would not meet.
+  for (Tokens tokens : {Tokens::kWhole, Tokens::kDealtOut}) {
+    Meeting meeting;
+    run_ranks(2, [&](Communicator& c) {
+      nn::Linear whole(4, 6);
+      ColumnParallelLinear column(whole, borrowed(c), false, tokens);
+      Tensor x = Tensor::full({2, 5, 4}, 1);
+      x.set_requires_grad(true);
+      const Tensor loss = ops::sum(column(x));
+      c.barrier().wait();
+      Meeting::become(c.rank());
+      backward(loss);
+      Meeting::become(-1);
+    });
+    CHECK(meeting.met());
   }
 }

@@ -12,6 +12,11 @@ dist::ModelStructure structure_of(nn::Module& model,
     if (auto* mlp = dynamic_cast<MlpBlock*>(module)) {
       structure.mlps.emplace_back(&mlp->fc1, &mlp->fc2);
     }
+    if (auto* encoder = dynamic_cast<Encoder*>(module)) {
+      structure.tokens = {
+          .begin = &encoder->dropout, .end = encoder, .between = {&encoder->layers, &encoder->ln}};
+    }
+    if (auto* linear = dynamic_cast<nn::Linear*>(module)) structure.head = linear;  // the last
   }
   if (auto* classifier = dynamic_cast<Classifier*>(&model)) {
     structure.segments = classifier->segments();

@@ -9,8 +9,9 @@
 
 namespace weft::models {
 
-/// Units: transformer and residual blocks; MLPs: those of the transformer blocks; segments: the
-/// model's own. `replica` makes another model of the same architecture; null where none is needed.
+/// Units: transformer and residual blocks; MLPs: those of the transformer blocks; tokens: those of
+/// the encoder; head: the last linear layer; segments: the model's own. `replica` makes another
+/// model of the same architecture; null where none is needed.
 dist::ModelStructure structure_of(nn::Module& model,
                                   std::function<std::unique_ptr<nn::Module>()> replica = {});
 

@@ -160,6 +160,8 @@ void for_each_setting(C& c, F&& f) {
   f("global_batch_size", c.global_batch_size);
   f("shard_size", c.shard_size);
   f("tensor_parallel", c.tensor_parallel);
+  f("sequence_parallel", c.sequence_parallel);
+  f("parallel_head", c.parallel_head);
   f("pipeline_stages", c.pipeline_stages);
   f("pipeline_schedule", c.pipeline_schedule);
   f("micro_batches", c.micro_batches);
@@ -302,6 +304,8 @@ dist::StrategyOptions strategy_options(const Config& config) {
   return {.name = strategy_of(config),
           .shard_size = static_cast<int>(config.shard_size),
           .tensor_parallel = static_cast<int>(config.tensor_parallel),
+          .sequence_parallel = config.sequence_parallel,
+          .parallel_head = config.parallel_head,
           .pipeline_stages = static_cast<int>(config.pipeline_stages),
           .schedule = dist::parse_schedule(config.pipeline_schedule),
           .micro_batches = static_cast<int>(config.micro_batches),

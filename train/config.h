@@ -57,12 +57,14 @@ struct Config {
   uint64_t seed = 0;
 
   // Several ranks.
-  int64_t devices = 1;            // ranks
-  std::string strategy = "auto";  // dist/strategy.h; auto: ddp on several devices
-  int64_t global_batch_size = 0;  // images of all ranks in a batch; 0: batch_size each
-  int64_t shard_size = 0;         // of hsdp; 0: the largest proper divisor of devices
-  int64_t tensor_parallel = 0;    // ranks that share a layer, of tp and fsdp+tp; 0: its own
-  int64_t pipeline_stages = 0;    // of pipeline; 0: devices
+  int64_t devices = 1;             // ranks
+  std::string strategy = "auto";   // dist/strategy.h; auto: ddp on several devices
+  int64_t global_batch_size = 0;   // images of all ranks in a batch; 0: batch_size each
+  int64_t shard_size = 0;          // of hsdp; 0: the largest proper divisor of devices
+  int64_t tensor_parallel = 0;     // ranks that share a layer, of tp and fsdp+tp; 0: its own
+  bool sequence_parallel = false;  // of tp and fsdp+tp: tokens dealt out between cut layers
+  bool parallel_head = false;      // of tp and fsdp+tp: the head cut by classes
+  int64_t pipeline_stages = 0;     // of pipeline; 0: devices
   std::string pipeline_schedule = "1f1b";    // 1f1b, gpipe
   int64_t micro_batches = 0;                 // of pipeline, per batch; 0: two per stage
   bool cpu_offload = false;                  // of fsdp: parts and optimizer stay on the CPU

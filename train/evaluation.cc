@@ -7,8 +7,13 @@ namespace weft::train {
 
 int64_t count_correct(const Tensor& logits, const Tensor& labels) {
   NoGrad guard;
-  const Tensor there = ops::to(labels, logits.device());
-  return static_cast<int64_t>(ops::sum(ops::eq(ops::argmax(logits, 1), there)).item());
+  return count_equal(ops::argmax(logits, 1), labels);
+}
+
+int64_t count_equal(const Tensor& predicted, const Tensor& labels) {
+  NoGrad guard;
+  const Tensor there = ops::to(labels, predicted.device());
+  return static_cast<int64_t>(ops::sum(ops::eq(predicted, there)).item());
 }
 
 Score evaluate(TrainedModel& trained, data::Loader& loader, int64_t limit,

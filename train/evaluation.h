@@ -25,5 +25,7 @@ Score evaluate(TrainedModel& model, data::Loader& loader, int64_t limit = 0,
 
 /// Rows of `logits` [N, C] whose largest entry stands at their label.
 int64_t count_correct(const Tensor& logits, const Tensor& labels);
+/// Rows whose class i64 [N] is their label.
+int64_t count_equal(const Tensor& predicted, const Tensor& labels);
 
 }  // namespace weft::train

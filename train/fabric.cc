@@ -39,6 +39,8 @@ dist::StrategyOptions Fabric::strategy_options() const {
   return {.name = strategy_name(options_),
           .shard_size = options_.shard_size,
           .tensor_parallel = options_.tensor_parallel,
+          .sequence_parallel = options_.sequence_parallel,
+          .parallel_head = options_.parallel_head,
           .pipeline_stages = options_.pipeline_stages,
           .micro_batches = options_.micro_batches,
           .cpu_offload = options_.cpu_offload};

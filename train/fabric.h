@@ -40,11 +40,13 @@ struct FabricOptions {
   std::string precision = "32-true";
   std::string strategy = "auto";  // dist/strategy.h; auto: ddp on several devices
   // Of one strategy each; 0: its own choice.
-  int shard_size = 0;        // hsdp
-  int tensor_parallel = 0;   // tp, fsdp+tp
-  int pipeline_stages = 0;   // pipeline
-  int micro_batches = 0;     // pipeline
-  bool cpu_offload = false;  // fsdp, zero3, hsdp, fsdp+tp
+  int shard_size = 0;              // hsdp
+  int tensor_parallel = 0;         // tp, fsdp+tp
+  bool sequence_parallel = false;  // tp, fsdp+tp
+  bool parallel_head = false;      // tp, fsdp+tp: with cross_entropy() below
+  int pipeline_stages = 0;         // pipeline
+  int micro_batches = 0;           // pipeline
+  bool cpu_offload = false;        // fsdp, zero3, hsdp, fsdp+tp
 };
 
 class Fabric {
@@ -78,6 +80,12 @@ class Fabric {
 
   /// The model on x, in the precision asked for; logits come back in f32 or f64.
   Tensor forward(const Tensor& x);
+  /// ops::cross_entropy of what forward() returned; with parallel_head, whose logits are a part of
+  /// the classes, this one alone fits.
+  Tensor cross_entropy(const Tensor& logits, const Tensor& labels,
+                       const ops::CrossEntropyOptions& options = {}) const {
+    return strategy_->cross_entropy(logits, labels, options);
+  }
   /// Gradients of the mean over ranks of their losses, in 16-mixed scaled.
   void backward(const Tensor& loss);
   /// While the result lives, gradients stay on their rank and add up: for accumulation.

@@ -271,11 +271,12 @@ double Run::train_step() {
                                                                : b.labels,
                                      options_.device);
       const Tensor logits = widened(output, precision);
+      dist::Strategy& strategy = ranks_.strategy();
       const Tensor mean =
-          ops::cross_entropy(logits, targets, {.label_smoothing = config_.label_smoothing});
+          strategy.cross_entropy(logits, targets, {.label_smoothing = config_.label_smoothing});
       if (!is_empty) {
         sums.loss.add(mean.item() * static_cast<double>(b.size()));
-        sums.correct += count_correct(logits, b.labels);
+        sums.correct += count_equal(strategy.predicted(logits), b.labels);
         sums.images += b.size();
       }
       return optimization_->scaled(mean * ranks_.weight(b.size(), parts));
@@ -432,7 +433,7 @@ Config resumed_config(const RunOptions& options) {
     config.strategy = options.strategy;
     // Those of the strategy before.
     config.shard_size = config.tensor_parallel = config.pipeline_stages = config.micro_batches = 0;
-    config.cpu_offload = false;
+    config.cpu_offload = config.sequence_parallel = config.parallel_head = false;
   }
   if (options.tensor_parallel > 0) {
     keeps_batch();

@@ -15,6 +15,7 @@
 #include "autograd/random.h"
 #include "core/philox.h"
 #include "dist/communicator.h"
+#include "dist/tensor_parallel.h"
 #include "nn/loss.h"
 #include "nn/nn.h"
 #include "nn/segment.h"
@@ -28,6 +29,8 @@ class OracleModule : public nn::Module {
  public:
   virtual nn::Segments segments() { return {}; }
   virtual std::vector<std::pair<nn::Linear*, nn::Linear*>> mlps() { return {}; }
+  virtual TokenRegion tokens() { return {}; }
+  virtual nn::Linear* last_layer() { return nullptr; }
   bool checkpoints = false;  // recomputes activations
   double dropout = 0;
 
@@ -82,7 +85,10 @@ class OracleTransformer : public OracleModule {
     nn::Linear &fc1, &fc2;
   };
 
-  OracleTransformer() : embed(add<nn::Linear>("embed", 7, kTokens * kWidth)) {
+  OracleTransformer()
+      : embed(add<nn::Linear>("embed", 7, kTokens * kWidth)),
+        begin(add<nn::Identity>("begin")),
+        end(add<nn::Identity>("end")) {
     for (int64_t i = 0; i < kBlocks; ++i) {
       blocks.push_back(&add<Block>("block" + std::to_string(i)));
     }
@@ -102,7 +108,8 @@ class OracleTransformer : public OracleModule {
     };
     push("embed",
          [this](const Tensor& x) {
-           return ops::dropout(ops::reshape(embed(x), {-1, kTokens, kWidth}), dropout, dropout > 0);
+           return begin(
+               ops::dropout(ops::reshape(embed(x), {-1, kTokens, kWidth}), dropout, dropout > 0));
          },
          {"embed"});
     for (size_t i = 0; i < blocks.size(); ++i) {
@@ -116,7 +123,7 @@ class OracleTransformer : public OracleModule {
       push(name + ".think", [block](const Tensor& x) { return block->think(x); },
            {name + ".ln_2", name + ".fc1", name + ".fc2"});
     }
-    push("head", [this](const Tensor& x) { return (*head)(ops::mean(x, {1})); }, {"head"});
+    push("head", [this](const Tensor& x) { return (*head)(ops::mean(end(x), {1})); }, {"head"});
     return all;
   }
   std::vector<std::pair<nn::Linear*, nn::Linear*>> mlps() override {
@@ -124,7 +131,12 @@ class OracleTransformer : public OracleModule {
     for (Block* block : blocks) pairs.emplace_back(&block->fc1, &block->fc2);
     return pairs;
   }
+  TokenRegion tokens() override {
+    return {.begin = &begin, .end = &end, .between = {blocks.begin(), blocks.end()}};
+  }
+  nn::Linear* last_layer() override { return head; }
   nn::Linear& embed;
+  nn::Identity &begin, &end;  // of the part that works on tokens
   std::vector<Block*> blocks;
   nn::Linear* head = nullptr;
 };

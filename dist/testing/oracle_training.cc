@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <catch2/catch.hpp>
 #include <cstring>
+#include <map>
 
 #include "autograd/autocast.h"
 #include "dist/in_process.h"
@@ -42,6 +43,8 @@ OracleResult train_oracle(const OracleSetting& setting, const MakeStrategy& make
   const std::unique_ptr<Strategy> strategy = make(world);
   ModelStructure structure(setting.units);
   structure.mlps = model->mlps();
+  structure.tokens = model->tokens();
+  structure.head = model->last_layer();
   structure.segments = model->segments();
   structure.replica = [&] { return make_model(setting, 0); };
   strategy->wrap(*model, structure);
@@ -68,7 +71,8 @@ OracleResult train_oracle(const OracleSetting& setting, const MakeStrategy& make
       return MicroBatch{batch.x, [&, batch, weight = share.weight](const Tensor& logits) {
                           const Tensor wide =
                               setting.dtype == DType::f64 ? logits : ops::cast(logits, DType::f32);
-                          const Tensor loss = ops::cross_entropy(wide, batch.labels) * weight;
+                          const Tensor loss =
+                              strategy->cross_entropy(wide, batch.labels, setting.loss) * weight;
                           loss_sum += loss.item();
                           return scaler.scale(loss);
                         }};
@@ -154,6 +158,66 @@ void check_against_one_rank(const OracleSetting& setting, const MakeStrategy& ma
   }
   CHECK(many[0].parameters.size() == one.parameters.size());
   CHECK(many[0].optimizer.size() == one.optimizer.size());
+}
+
+void check_first_gradients(const MakeStrategy& make, int ranks, bool is_transformer) {
+  const OracleSetting setting{
+      .dtype = DType::f32, .is_transformer = is_transformer, .steps = 1, .clip_norm = 1e30};
+  const std::string moment = ".exp_avg";
+  const auto gradients_of = [&](const OracleResult& result) {
+    std::map<std::string, std::vector<double>> gradients;
+    for (const auto& [name, tensor] : result.optimizer) {
+      if (name.ends_with(moment)) {
+        gradients[name.substr(0, name.size() - moment.size())] = tensor.to_vector();
+      }
+    }
+    return gradients;
+  };
+  constexpr double kMoment = 0.1;  // 1 - beta_1
+  // Sums of the rows' magnitudes, in f64.
+  OracleSetting wide = setting;
+  wide.dtype = DType::f64;
+  const auto model = make_model(wide, 0);
+  const OracleBatch batch = oracle_batch(0, setting.rows, DType::f64);
+  std::map<std::string, std::vector<double>> magnitudes;
+  for (int64_t row = 0; row < setting.rows; ++row) {
+    const OracleBatch alone = rows_of(batch, row, 1);
+    model->zero_grad();
+    backward(ops::cross_entropy((*model)(alone.x), alone.labels) *
+             (1.0 / static_cast<double>(setting.rows)));
+    for (const auto& [name, p] : model->named_parameters()) {
+      const std::vector<double> g = p.grad().to_vector();
+      std::vector<double>& sum = magnitudes.try_emplace(name, g.size(), 0.0).first->second;
+      for (size_t i = 0; i < g.size(); ++i) sum[i] += std::abs(g[i]);
+    }
+  }
+  using T = OracleTransformer;
+  const int64_t block = 2 * T::kWidth + (T::kWidth + T::kTokens + T::kTokens + T::kWidth) +
+                        (T::kWidth + 2 * T::kWidth);  // two norms, attention, MLP
+  const int64_t chain =
+      is_transformer ? 7 + T::kBlocks * block + T::kTokens + T::kWidth + 5 : 7 + 11 + 11 + 11 + 5;
+  const auto terms =
+      static_cast<double>(setting.rows * (is_transformer ? T::kTokens : 1) + 2 * chain + 2);
+  const double u = unit_roundoff(DType::f32), gamma = terms * u / (1 - terms * u);
+
+  const auto one = gradients_of(train_oracle_alone(setting));
+  const auto many = gradients_of(train_oracle_ranks(setting, make, ranks)[0]);
+  REQUIRE(many.size() == one.size());
+  REQUIRE(one.size() == magnitudes.size());
+  for (const auto& [name, expected] : one) {
+    INFO(name);
+    const std::vector<double>& got = many.at(name);
+    const std::vector<double>& bound = magnitudes.at(name);
+    const double largest = *std::max_element(bound.begin(), bound.end());
+    int64_t outside = 0;
+    for (size_t i = 0; i < got.size(); ++i) {
+      // The moments themselves are rounded once more.
+      const double allowed =
+          kMoment * (2 * gamma * std::max(bound[i], largest) + 2 * u * std::abs(expected[i]));
+      if (!(std::abs(got[i] - expected[i]) <= allowed)) ++outside;
+    }
+    CHECK(outside == 0);
+  }
 }
 
 bool same_bits(const NamedTensors& a, const NamedTensors& b) {

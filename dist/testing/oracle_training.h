@@ -25,6 +25,7 @@ struct OracleSetting {
   double loss_scale = 0;      // the first one of a GradScaler's; 0: none
   int steps = 4;
   double clip_norm = 0.5;
+  ops::CrossEntropyOptions loss = {};
   std::vector<std::string> frozen;  // names of parameters
   WrapPolicy units = wrap_modules<nn::Linear, nn::LayerNorm>();
 };
@@ -50,6 +51,16 @@ OracleResult train_oracle_alone(const OracleSetting& setting);
 /// Requires that K steps on `ranks` ranks are K steps on one to within 1e-10: parameters, the
 /// optimizer's state, losses and gradient norms.
 void check_against_one_rank(const OracleSetting& setting, const MakeStrategy& make, int ranks);
+
+/// Requires that the f32 gradients of the first step, read from AdamW's first moments, differ from
+/// those of one rank by no more than two orders of summation may.
+///
+/// Two orders of adding n terms differ by at most 2 gamma_{n-1} sum |terms| (Higham, "Accuracy and
+/// Stability of Numerical Algorithms", 2nd ed., equation 4.4). The terms of a gradient are those of
+/// the rows, and each is a chain of sums whose lengths add up: the inner lengths of all products
+/// and the widths of the norms, forward and backward. The scale of a row's own roundings is that of
+/// the tensor's largest term.
+void check_first_gradients(const MakeStrategy& make, int ranks, bool is_transformer);
 
 bool same_bits(const NamedTensors& a, const NamedTensors& b);
 
