@@ -101,6 +101,9 @@ TEST_CASE("f32 gradients of the first step lie within the bound of their summati
     }
     INFO(ranks);
     check_first_gradients(
+        [ranks](const CommunicatorPtr&) { return make_strategy({.name = "dp"}, nullptr, ranks); },
+        1, true);
+    check_first_gradients(
         by_options({.name = "tp", .sequence_parallel = true, .parallel_head = true}), ranks, true);
     if (ranks % 2 == 0) {
       check_first_gradients(

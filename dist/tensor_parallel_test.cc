@@ -5,6 +5,7 @@
 #include <condition_variable>
 #include <mutex>
 
+#include "autograd/autocast.h"
 #include "dist/in_process.h"
 #include "dist/testing/oracle.h"
 #include "kernels/cross_entropy/cross_entropy.h"
@@ -54,6 +55,12 @@ const std::vector<int64_t> kLabels = {3, 0, 11};
 void expect_close(const Tensor& got, const Tensor& expected, const std::string& what) {
   const double d = difference({{what, got}}, {{what, expected}});
   WEFT_CHECK(d < 1e-12, "{} differs by {}", what, d);
+}
+
+Tensor random_f32(const Shape& shape, uint64_t seed) {
+  const NoGrad guard;
+  manual_seed(seed);
+  return ops::randn(shape);
 }
 
 Tensor part(const Tensor& x, int64_t dim, Communicator& c) {
@@ -221,6 +228,54 @@ TEST_CASE(
       const Tensor transposed = ops::transpose(detach(first.weight), 0, 1);
       const int64_t wrong_dx = exceed(mine.grad(), h.grad(), bound_of(x, transposed, {}));
       WEFT_CHECK(wrong_dx == 0, "{} gradients lie outside of the bound", wrong_dx);
+    });
+  }
+}
+
+TEST_CASE("in bf16 a row-parallel result is rounded once on each rank, once as a sum, once more") {
+  // x and W are rounded before; each rank's product p_r and the bias to bf16, the ranks' sum s,
+  // added in f32, and s + b too. With u the unit roundoff of bf16 that is u (sum |p_r| + |b| + |s|
+  // + |s + b|), enlarged by the errors of what is rounded last, (1 + u)^3 < 1 + 4 u; the sums
+  // themselves are of K + N terms in f32.
+  const int64_t rows = 7, in = 96, out = 20;
+  const auto rounded = [](const Tensor& t) {
+    const NoGrad guard;
+    return ops::cast(ops::cast(detach(t), DType::bf16), DType::f64);
+  };
+  manual_seed(6);
+  nn::Linear whole(in, out);
+  const Tensor x = random_f32({rows, in}, 12);
+  const double u = unit_roundoff(DType::bf16), u32 = unit_roundoff(DType::f32);
+  for (int ranks : {2, 3, 4}) {
+    const NoGrad guard;
+    const Tensor wide = rounded(x), w = ops::transpose(rounded(whole.weight), 0, 1);
+    const Tensor exact = ops::matmul(wide, w), bias = ops::cast(detach(whole.bias), DType::f64);
+    Tensor magnitude = ops::abs(exact) + ops::abs(bias) + ops::abs(exact + bias);
+    const int64_t part = in / ranks;
+    for (int r = 0; r < ranks; ++r) {
+      magnitude = magnitude + ops::abs(ops::matmul(ops::narrow(wide, 1, r * part, part),
+                                                   ops::narrow(w, 0, r * part, part)));
+    }
+    const Tensor sums = ops::matmul(ops::abs(wide), ops::abs(w));
+    const std::vector<double> expected = (exact + bias).to_vector(),
+                              bound = (magnitude * (u * (1 + 4 * u)) +
+                                       sums * numerics::gamma(static_cast<double>(in + ranks), u32))
+                                          .to_vector();
+    run_ranks(ranks, [&](Communicator& c) {
+      const CommunicatorPtr group = borrowed(c);
+      for (bool sequence : {false, true}) {
+        RowParallelLinear row(whole, group, false, sequence ? Tokens::kDealtOut : Tokens::kWhole);
+        const Autocast precision(DType::bf16);
+        Tensor y = row(x);
+        WEFT_CHECK(y.dtype() == DType::bf16, "{}", y);
+        if (sequence) y = join_sequence(y, 0, group, rows);
+        const std::vector<double> got = y.to_vector();
+        int64_t outside = 0;
+        for (size_t i = 0; i < got.size(); ++i) {
+          outside += !(std::abs(got[i] - expected[i]) <= bound[i]);
+        }
+        WEFT_CHECK(outside == 0, "{} results lie outside of the bound", outside);
+      }
     });
   }
 }
