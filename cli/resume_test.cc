@@ -1,5 +1,6 @@
 // What decides a run's weights, and what does not.
 #include "cli/train_runs.h"
+#include "train/checkpoint.h"
 #include "train/safetensors.h"
 
 using namespace weft;
@@ -121,6 +122,35 @@ TEST_CASE("A stop during validation is one before it: resuming validates all of 
     CHECK(rest[0].at(field) == whole[2].at(field));
   }
   CHECK(diff_weights("validated", "unvalidated") == 0);
+}
+
+TEST_CASE("A checkpoint that lacks newer settings goes on as it would have") {
+  run_train("newer", "--model resnet8 --epochs 2 --limit-batches 1 --batch-size 4");
+  train::Checkpoint checkpoint = train::load_checkpoint(scratch("newer") + "/step-1");
+  // What an older program wrote of its state, and no more.
+  const json old =
+      json::parse(read_file("train/testdata/state_before_precisions.json")).at("state");
+  const auto keep_keys_of = [](const json& known, json& object) {
+    const json whole = object;
+    for (const auto& [key, value] : whole.items()) {
+      if (!known.contains(key)) object.erase(key);
+    }
+    CHECK(object.size() < whole.size());
+  };
+  keep_keys_of(old, checkpoint.state);
+  keep_keys_of(old.at("config"), checkpoint.state.at("config"));
+  const std::string run = fresh_scratch("older");
+  train::save_checkpoint(run, checkpoint);
+  const Outcome outcome = run_weft("train --json --resume " + run);
+  INFO(outcome.err);
+  REQUIRE(outcome.code == 0);
+  CHECK(diff_weights("newer", "older") == 0);
+
+  checkpoint.state.at("config")["levitation"] = 3;
+  const std::string unknown = fresh_scratch("unknown");
+  train::save_checkpoint(unknown, checkpoint);
+  check_error(run_weft("eval --checkpoint " + unknown), 1,
+              "configuration: unknown key \"levitation\"");
 }
 
 TEST_CASE("The seed decides the weights, the number of threads does not") {

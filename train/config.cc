@@ -3,6 +3,7 @@
 #include <charconv>
 #include <cmath>
 #include <functional>
+#include <set>
 
 #include "core/error.h"
 #include "data/open.h"
@@ -327,15 +328,22 @@ nlohmann::json to_json(const Config& config) {
 }
 
 Config config_from_json(const nlohmann::json& json) {
+  WEFT_CHECK(json.is_object(), "configuration: expected an object, got {}", json.dump());
   Config config;
+  std::set<std::string> known;
   for_each_setting(config, [&](const char* key, auto& value) {
-    WEFT_CHECK(json.contains(key), "configuration: key \"{}\" is missing", key);
+    known.insert(key);
+    if (!json.contains(key)) return;
     try {
       json.at(key).get_to(value);
     } catch (const nlohmann::json::exception&) {
       WEFT_FAIL("configuration: key \"{}\" has the unexpected value {}", key, json.at(key).dump());
     }
   });
+  for (const auto& [key, value] : json.items()) {
+    WEFT_CHECK(known.count(key) > 0,
+               "configuration: unknown key \"{}\"; a newer program may know it", key);
+  }
   return config;
 }
 

@@ -95,7 +95,9 @@ PrecisionScope enter_precision(const Config& config, Fp8Scaling& fp8);
 double fixed_loss_scale(const Config& config);
 
 nlohmann::json to_json(const Config& config);
-/// Throws Error naming a missing key.
+/// A setting that is missing, in a checkpoint from before there was one, has its default: new
+/// settings leave runs as they were. Throws Error naming an unknown key, or a value of another
+/// type.
 Config config_from_json(const nlohmann::json& json);
 
 }  // namespace weft::train
