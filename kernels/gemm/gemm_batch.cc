@@ -43,6 +43,33 @@ void sum_columns(const GemmProblem& p, const GemmBatch& batch) {
 
 }  // namespace
 
+void gemm_by_products(const GemmProblem& problem,
+                      const std::function<void(const GemmProduct&)>& multiply) {
+  constexpr int64_t kSmallProduct = 1 << 20;
+  if (gemm_is_empty(problem)) return;
+  const GemmProblem p = with_residual_in_c(problem);
+  const GemmBatch batch = gemm_batch(p);
+  if (p.k() == 0) {
+    gemm_without_products(p, batch);
+    return gemm_epilogue(p, batch);
+  }
+  const Tensor bias = gemm_bias(p);
+  const bool to_aux = p.epilogue == Epilogue::gelu;
+  const bool is_small = batch.c.rows * batch.c.cols * batch.a.cols < kSmallProduct;
+  parallel_for(batch.size(), is_small ? 1 : batch.size(), [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) {
+      multiply({.a = batch.a.shifted(batch.a_offsets[i]),
+                .b = batch.b.shifted(batch.b_offsets[i]),
+                .c = to_aux ? batch.aux.shifted(batch.aux_offsets[i])
+                            : batch.c.shifted(batch.c_offsets[i]),
+                .scale = static_cast<float>(p.scale),
+                .bias = bias.defined() ? bias.data<float>() : nullptr,
+                .accumulate = p.accumulate});
+    }
+  });
+  gemm_epilogue(p, batch);
+}
+
 GemmProblem with_residual_in_c(const GemmProblem& p) {
   if (!p.residual.defined()) return p;
   WEFT_ASSERT(p.epilogue == Epilogue::none && !p.accumulate);

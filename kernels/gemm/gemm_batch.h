@@ -1,6 +1,7 @@
 // A gemm problem as its CPU variants see it: a list of matrix products on plain memory.
 #pragma once
 
+#include <functional>
 #include <optional>
 #include <vector>
 
@@ -83,6 +84,19 @@ inline GemmBatch gemm_batch(const GemmProblem& p) {
   }
   return batch;
 }
+
+/// C = scale A B + bias, or C += that. C stands for aux where a GELU follows.
+struct GemmProduct {
+  Matrix a, b, c;
+  float scale;
+  const float* bias;  // or null
+  bool accumulate;
+};
+
+/// A whole problem with f32 bias by a function for one product: small products are dealt out to
+/// threads, large ones may use all. Residual and epilogue are passes of their own.
+void gemm_by_products(const GemmProblem& problem,
+                      const std::function<void(const GemmProduct&)>& multiply);
 
 /// K = 0: bias or zeros, or nothing to add. The epilogue is still to come.
 void gemm_without_products(const GemmProblem& p, const GemmBatch& batch);

@@ -131,8 +131,8 @@ double finish(const Terms& terms, double hi, double lo, double magnitude, DType 
   return low == high ? low : terms.summed_again(dtype);
 }
 
-void multiply(const Matrix& a, const Matrix& b, float scale, const float* bias, bool accumulate,
-              const Matrix& c) {
+void multiply(const GemmProduct& p) {
+  const auto& [a, b, c, scale, bias, accumulate] = p;
   const F64Rows rows = widen_rows(a, scale);
   const F64Panels panels = widen_panels(b);
   const int64_t k = a.cols, row_tiles = (c.rows + kTileRows - 1) / kTileRows;
@@ -166,28 +166,10 @@ void multiply(const Matrix& a, const Matrix& b, float scale, const float* bias, 
 }  // namespace
 
 void gemm_cpu_exact(const GemmProblem& problem) {
-  if (gemm_is_empty(problem)) return;
-  GemmProblem p = with_residual_in_c(problem);
+  GemmProblem p = problem;
   p.a = tf32_operand(p.a, p.numerics.tf32);
   p.b = tf32_operand(p.b, p.numerics.tf32);
-  const GemmBatch batch = gemm_batch(p);
-  if (p.k() == 0) {
-    gemm_without_products(p, batch);
-    return gemm_epilogue(p, batch);
-  }
-  const Tensor bias = gemm_bias(p);
-  const bool to_aux = p.epilogue == Epilogue::gelu;
-  const int64_t work = batch.c.rows * batch.c.cols * batch.a.cols;
-  // Small products are dealt out to threads, large ones use all.
-  parallel_for(batch.size(), work < (1 << 20) ? 1 : batch.size(), [&](int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; ++i) {
-      multiply(
-          batch.a.shifted(batch.a_offsets[i]), batch.b.shifted(batch.b_offsets[i]),
-          static_cast<float>(p.scale), bias.defined() ? bias.data<float>() : nullptr, p.accumulate,
-          to_aux ? batch.aux.shifted(batch.aux_offsets[i]) : batch.c.shifted(batch.c_offsets[i]));
-    }
-  });
-  gemm_epilogue(p, batch);
+  gemm_by_products(p, multiply);
 }
 
 }  // namespace weft::kernels

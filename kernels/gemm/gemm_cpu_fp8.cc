@@ -65,8 +65,8 @@ HWY_EXPORT(add_tile);
 
 namespace {
 
-void multiply(const Matrix& a, const Matrix& b, float scale, const float* bias, bool accumulate,
-              const Matrix& c) {
+void multiply(const GemmProduct& p) {
+  const auto& [a, b, c, scale, bias, accumulate] = p;
   const F64Rows rows = widen_rows(a);
   const F64Panels panels = widen_panels(b);
   const int64_t k = a.cols, row_tiles = (c.rows + kTileRows - 1) / kTileRows;
@@ -97,24 +97,7 @@ void multiply(const Matrix& a, const Matrix& b, float scale, const float* bias, 
 
 }  // namespace
 
-void gemm_cpu_fp8(const GemmProblem& problem) {
-  if (gemm_is_empty(problem)) return;
-  const GemmProblem p = with_residual_in_c(problem);
-  const GemmBatch batch = gemm_batch(p);
-  if (p.k() == 0) {
-    gemm_without_products(p, batch);
-    return gemm_epilogue(p, batch);
-  }
-  const Tensor bias = gemm_bias(p);
-  const bool to_aux = p.epilogue == Epilogue::gelu;
-  for (int64_t i = 0; i < batch.size(); ++i) {
-    multiply(
-        batch.a.shifted(batch.a_offsets[i]), batch.b.shifted(batch.b_offsets[i]),
-        static_cast<float>(p.scale), bias.defined() ? bias.data<float>() : nullptr, p.accumulate,
-        to_aux ? batch.aux.shifted(batch.aux_offsets[i]) : batch.c.shifted(batch.c_offsets[i]));
-  }
-  gemm_epilogue(p, batch);
-}
+void gemm_cpu_fp8(const GemmProblem& problem) { gemm_by_products(problem, multiply); }
 
 }  // namespace weft::kernels
 #endif

@@ -1,6 +1,7 @@
 #include "kernels/multi_tensor/chunks.h"
 
 #include <algorithm>
+#include <cmath>
 
 namespace weft::kernels {
 
@@ -44,6 +45,17 @@ std::vector<Tensor> contiguous_list(std::span<const Tensor> tensors) {
     tensor = copy;
   }
   return result;
+}
+
+void store_norm(std::span<const double> squares, const Tensor& norm) {
+  double total = 0;
+  for (double sum : squares) total += sum;
+  const double root = std::sqrt(total);
+  if (norm.dtype() == DType::f64) {
+    *norm.data<double>() = root;
+  } else {
+    *norm.data<float>() = static_cast<float>(root);
+  }
 }
 
 void assert_matching(std::span<const Tensor> tensors, std::span<const Tensor> others) {

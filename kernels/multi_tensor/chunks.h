@@ -31,6 +31,9 @@ std::vector<int64_t> chunk_tasks(std::span<const TensorChunk> chunks);
 /// The tensors with their elements side by side in row-major order: a copy where one is needed.
 std::vector<Tensor> contiguous_list(std::span<const Tensor> tensors);
 
+/// norm = the root of the sum of `squares`, added in order; norm is a scalar [] of f32 or f64.
+void store_norm(std::span<const double> squares, const Tensor& norm);
+
 /// That the lists are as long as `tensors`, and that tensor i of each is contiguous and has tensor
 /// i's shape and device. An internal error otherwise.
 void assert_matching(std::span<const Tensor> tensors, std::span<const Tensor> others);

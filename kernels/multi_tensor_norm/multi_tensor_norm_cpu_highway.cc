@@ -7,8 +7,6 @@
 #include <hwy/foreach_target.h>
 #include <hwy/highway.h>
 
-#include <cmath>
-
 #include "core/parallel.h"
 #include "kernels/multi_tensor/chunks.h"
 #include "kernels/multi_tensor/squares_inl.h"
@@ -44,14 +42,7 @@ void multi_tensor_norm_chunks(const MultiTensorNormProblem& p) {
       sums[task] += sum(tensor, chunks[c].begin, chunks[c].end);
     }
   });
-  double total = 0;
-  for (double sum : sums) total += sum;
-  const double norm = std::sqrt(total);
-  if (p.norm.dtype() == DType::f64) {
-    *p.norm.data<double>() = norm;
-  } else {
-    *p.norm.data<float>() = static_cast<float>(norm);
-  }
+  store_norm(sums, p.norm);
 }
 
 }  // namespace

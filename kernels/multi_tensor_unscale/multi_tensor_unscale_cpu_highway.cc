@@ -8,27 +8,11 @@
 #include <hwy/highway.h>
 
 #include <algorithm>
-#include <cmath>
 
 #include "core/parallel.h"
 #include "kernels/multi_tensor/chunks.h"
 #include "kernels/multi_tensor/scale_inl.h"
 #include "kernels/multi_tensor_unscale/multi_tensor_unscale.h"
-
-#ifndef WEFT_KERNELS_MULTI_TENSOR_UNSCALE_SUMMARY
-#define WEFT_KERNELS_MULTI_TENSOR_UNSCALE_SUMMARY
-namespace weft::kernels {
-namespace {
-
-/// What a task's elements say of themselves.
-struct Summary {
-  bool is_finite = true;
-  double squares = 0;
-};
-
-}  // namespace
-}  // namespace weft::kernels
-#endif
 
 HWY_BEFORE_NAMESPACE();
 namespace weft::kernels::HWY_NAMESPACE {
@@ -41,30 +25,22 @@ void multi_tensor_unscale_chunks(const MultiTensorUnscaleProblem& p) {
   const std::vector<TensorChunk> chunks = tensor_chunks(p.tensors);
   const std::vector<int64_t> tasks = chunk_tasks(chunks);
   const int64_t count = static_cast<int64_t>(tasks.size()) - 1;
-  std::vector<Summary> summaries(count);
+  std::vector<char> is_finite(count, true);
+  std::vector<double> sums(count);
   parallel_for(count, 1, [&](int64_t task, int64_t) {
     for (int64_t c = tasks[task]; c < tasks[task + 1]; ++c) {
       const Tensor& tensor = p.tensors[chunks[c].tensor];
       const auto unscale = tensor.dtype() == DType::f64 ? scale_range<double> : scale_range<float>;
       SumOfSquares squares;
-      summaries[task].is_finite &=
+      is_finite[task] &=
           unscale(tensor, chunks[c].begin, chunks[c].end, factor, wants_norm ? &squares : nullptr);
-      if (wants_norm) summaries[task].squares += squares.total();
+      if (wants_norm) sums[task] += squares.total();
     }
   });
   if (p.found_inf.defined()) {
-    const bool is_finite = std::ranges::all_of(summaries, &Summary::is_finite);
-    *p.found_inf.data<float>() = is_finite ? 0 : 1;
+    *p.found_inf.data<float>() = std::ranges::count(is_finite, false) > 0;
   }
-  if (!wants_norm) return;
-  double total = 0;
-  for (const Summary& summary : summaries) total += summary.squares;
-  const double norm = std::sqrt(total);
-  if (p.norm.dtype() == DType::f64) {
-    *p.norm.data<double>() = norm;
-  } else {
-    *p.norm.data<float>() = static_cast<float>(norm);
-  }
+  if (wants_norm) store_norm(sums, p.norm);
 }
 
 }  // namespace
