@@ -1,14 +1,12 @@
 // What bazel/nvcc_checked lets pass: told from ptxas's words as CUDA 13 writes them, by a stand-in
 // for nvcc; and, where nvcc is installed, from a kernel that does spill.
-#include <sys/wait.h>
-
 #include <catch2/catch.hpp>
-#include <cstdio>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <string>
 
+#include "tests/shell.h"
 #include "tests/skip.h"
 
 namespace {
@@ -16,20 +14,8 @@ namespace {
 namespace fs = std::filesystem;
 using Catch::Matchers::Contains;
 
-struct Outcome {
-  int code;
-  std::string text;
-};
-
-Outcome checked(const std::string& promise, const std::string& command) {
-  std::FILE* const pipe =
-      popen(("timeout 120 bazel/nvcc_checked " + promise + " " + command + " 2>&1").c_str(), "r");
-  Outcome outcome;
-  char buffer[4096];
-  while (const size_t n = std::fread(buffer, 1, sizeof buffer, pipe))
-    outcome.text.append(buffer, n);
-  outcome.code = WEXITSTATUS(pclose(pipe));
-  return outcome;
+weft::CommandOutcome checked(const std::string& promise, const std::string& command) {
+  return weft::run_command("timeout 120 bazel/nvcc_checked " + promise + " " + command);
 }
 
 /// A stand-in for nvcc that says this on standard error.
@@ -58,7 +44,7 @@ std::string properties(int stores, int loads) {
 }
 
 TEST_CASE("a spill is an error that names the kernel, unless it may") {
-  const Outcome outcome = checked("none", nvcc_that_says(properties(16, 8)));
+  const weft::CommandOutcome outcome = checked("none", nvcc_that_says(properties(16, 8)));
   CHECK(outcome.code == 1);
   CHECK_THAT(outcome.text, Contains("spills") &&
                                Contains("on sm_90a: 16 bytes of stores, 8 of loads") &&
@@ -68,13 +54,13 @@ TEST_CASE("a spill is an error that names the kernel, unless it may") {
 }
 
 TEST_CASE("a stack frame without spills is none, and nothing is said") {
-  const Outcome outcome = checked("none", nvcc_that_says(properties(0, 0)));
+  const weft::CommandOutcome outcome = checked("none", nvcc_that_says(properties(0, 0)));
   CHECK(outcome.code == 0);
   CHECK(outcome.text.empty());
 }
 
 TEST_CASE("serialised wgmma is an error, whatever may spill") {
-  const Outcome outcome = checked(
+  const weft::CommandOutcome outcome = checked(
       "may_spill",
       nvcc_that_says("ptxas info    : (C7510) Potential Performance Loss: wgmma.mma_async "
                      "instructions are serialized due to insufficient register resources for the "
@@ -84,7 +70,7 @@ TEST_CASE("serialised wgmma is an error, whatever may spill") {
 }
 
 TEST_CASE("nvcc's own failures and warnings pass through") {
-  const Outcome failed = checked("none", nvcc_that_says("x.cu(3): error: no\n", 2));
+  const weft::CommandOutcome failed = checked("none", nvcc_that_says("x.cu(3): error: no\n", 2));
   CHECK(failed.code == 2);
   CHECK(failed.text == "x.cu(3): error: no\n");
   CHECK_THAT(checked("none", nvcc_that_says("x.cu(3): warning: hm\n")).text, Contains("hm"));
@@ -97,7 +83,7 @@ TEST_CASE("a kernel that spills does not build") {
   const std::string command = nvcc +
                               " -arch=sm_90 -Xptxas=-v -c bazel/nvcc_checked_test_spill.cu -o " +
                               std::getenv("TEST_TMPDIR") + "/spill.o";
-  const Outcome outcome = checked("none", command);
+  const weft::CommandOutcome outcome = checked("none", command);
   CHECK(outcome.code == 1);
   CHECK_THAT(outcome.text, Contains("spills(float*) spills registers on sm_90"));
   CHECK(checked("may_spill", command).code == 0);

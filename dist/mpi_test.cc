@@ -1,44 +1,20 @@
-// The test starts itself again under mpirun; what each rank then does is a case with the tag
-// [.rank].
 #include "dist/mpi.h"
 
-#include <fmt/format.h>
 #include <signal.h>
 #include <unistd.h>
 
 #include <catch2/catch.hpp>
 #include <chrono>
-#include <cstdlib>
 #include <thread>
 
-#include "dist/launch.h"
 #include "dist/testing/conformance.h"
-#include "tests/skip.h"
+#include "dist/testing/rank_processes.h"
 
 using namespace weft;
 using namespace weft::dist;
 using Catch::Matchers::Contains;
 
 namespace {
-
-struct Outcome {
-  int code;
-  std::string text;
-};
-
-/// Runs a [.rank] case on some ranks; a minute at most.
-Outcome run_case(int ranks, const std::string& name, const std::string& environment = "") {
-  const std::string command = fmt::format("{} timeout -k 5 60 {} {} '{}' 2>&1", environment,
-                                          fmt::join(mpirun_command({.ranks = ranks}), " "),
-                                          "/proc/" + std::to_string(::getpid()) + "/exe", name);
-  std::FILE* pipe = ::popen(command.c_str(), "r");
-  REQUIRE(pipe != nullptr);
-  std::string text;
-  char buffer[4096];
-  while (size_t n = std::fread(buffer, 1, sizeof buffer, pipe)) text.append(buffer, n);
-  const int status = ::pclose(pipe);
-  return {WIFEXITED(status) ? WEXITSTATUS(status) : -1, text};
-}
 
 /// Catch's handler would take the place of the rank's own.
 void leave_signals_alone() { ::signal(SIGTERM, SIG_DFL); }
@@ -61,13 +37,7 @@ TEST_CASE("a rank that stalls", "[.rank]") {
   const Tensor x = Tensor::zeros({4});
   world->all_reduce(x).wait();
   if (world->rank() == 1) std::this_thread::sleep_for(std::chrono::seconds(20));
-  try {
-    world->all_reduce(x).wait();
-  } catch (const Error& error) {
-    fmt::print("{}\n", error.what());
-    std::fflush(stdout);
-    throw;
-  }
+  say_error_of([&] { world->all_reduce(x).wait(); });
 }
 
 TEST_CASE("a rank that is killed", "[.rank]") {
@@ -76,32 +46,27 @@ TEST_CASE("a rank that is killed", "[.rank]") {
   const Tensor x = Tensor::zeros({4});
   world->all_reduce(x).wait();
   if (world->rank() == 1) ::kill(::getpid(), SIGKILL);
-  try {
-    world->all_reduce(x).wait();
-  } catch (const Error& error) {
-    fmt::print("{}\n", error.what());
-    std::fflush(stdout);
-    throw;
-  }
+  say_error_of([&] { world->all_reduce(x).wait(); });
 }
 
 TEST_CASE("MPI processes conform") {
   for (int ranks : {1, 2, 3, 4, 8}) {
-    const Outcome outcome = run_case(ranks, "conformance of a rank");
+    const CommandOutcome outcome = run_under_mpirun({.ranks = ranks}, "conformance of a rank");
     INFO(ranks << " ranks:\n" << outcome.text);
     CHECK(outcome.code == 0);
   }
 }
 
 TEST_CASE("MPI messages are cut where their counts would not fit") {
-  const Outcome outcome = run_case(3, "conformance of a rank in small pieces");
+  const CommandOutcome outcome =
+      run_under_mpirun({.ranks = 3}, "conformance of a rank in small pieces");
   INFO(outcome.text);
   CHECK(outcome.code == 0);
 }
 
 TEST_CASE("a stalled process is named, and the others end") {
   const auto begin = std::chrono::steady_clock::now();
-  const Outcome outcome = run_case(3, "a rank that stalls");
+  const CommandOutcome outcome = run_under_mpirun({.ranks = 3}, "a rank that stalls");
   CHECK(outcome.code != 0);
   CHECK_THAT(outcome.text, Contains("all_reduce #2 (sum f32 [4])"));
   CHECK_THAT(outcome.text,
@@ -111,7 +76,7 @@ TEST_CASE("a stalled process is named, and the others end") {
 
 TEST_CASE("a killed process is named, and the others end") {
   const auto begin = std::chrono::steady_clock::now();
-  const Outcome outcome = run_case(3, "a rank that is killed");
+  const CommandOutcome outcome = run_under_mpirun({.ranks = 3}, "a rank that is killed");
   INFO(outcome.text);
   CHECK(outcome.code != 0);
   CHECK_THAT(outcome.text, Contains("all_reduce #2 (sum f32 [4]): rank 1 "));

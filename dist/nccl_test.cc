@@ -5,12 +5,12 @@
 #include "dist/nccl.h"
 
 #include <fmt/format.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <catch2/catch.hpp>
 #include <chrono>
 #include <cstdlib>
+#include <filesystem>
 
 #include "core/runtime.h"
 #include "core/stream.h"
@@ -21,6 +21,7 @@
 #include "dist/on_device.h"
 #include "dist/testing/conformance.h"
 #include "dist/testing/oracle.h"
+#include "dist/testing/rank_processes.h"
 #include "tests/skip.h"
 
 using namespace weft;
@@ -34,15 +35,10 @@ int number_of_ranks() {
   return text ? std::atoi(text) : 3;
 }
 
-struct Outcome {
-  int code = -1;  // the number of ranks that failed
-  std::string text;
-};
-
 /// A [.rank] case as processes, two minutes at most.
-Outcome run_ranks_of(const std::string& name) {
-  const std::string store = fmt::format(
-      "{}/nccl-{}", std::getenv("TEST_TMPDIR") ? std::getenv("TEST_TMPDIR") : "/tmp", ::getpid());
+CommandOutcome run_ranks_of(const std::string& name) {
+  const char* directory = std::getenv("TEST_TMPDIR");
+  const std::string store = fmt::format("{}/nccl-{}", directory ? directory : "/tmp", ::getpid());
   const int ranks = number_of_ranks();
   const std::string one_gpu =
       runtime::device_count() >= ranks
@@ -50,21 +46,10 @@ Outcome run_ranks_of(const std::string& name) {
           : "NCCL_HOSTID=r$r NCCL_NET=Socket NCCL_IB_DISABLE=1 NCCL_SOCKET_IFNAME=lo "
             "NCCL_P2P_DISABLE=1 NCCL_SHM_DISABLE=1 NCCL_NVLS_ENABLE=0 NCCL_MNNVL_ENABLE=0 "
             "NCCL_MAX_CTAS=2 NCCL_RAS_ENABLE=0";
-  const std::string command = fmt::format(
-      "rm -rf {0}; pids=''; for r in $(seq 0 {1}); do env {2} WEFT_STORE={0} RANK=$r "
-      "WORLD_SIZE={3} LOCAL_RANK=$r timeout -k 5 120 /proc/{4}/exe '{5}' 2>&1 & "
-      "pids=\"$pids $!\"; done; code=0; for p in $pids; do wait $p || code=$((code + 1)); done; "
-      "rm -rf {0}; exit $code",
-      store, ranks - 1, one_gpu, ranks, ::getpid(), name);
-  std::FILE* pipe = ::popen(command.c_str(), "r");
-  REQUIRE(pipe != nullptr);
-  Outcome outcome;
-  char buffer[4096];
-  while (const size_t n = std::fread(buffer, 1, sizeof buffer, pipe)) {
-    outcome.text.append(buffer, n);
-  }
-  const int status = ::pclose(pipe);
-  outcome.code = WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+  std::filesystem::remove_all(store);
+  const CommandOutcome outcome =
+      run_joined_ranks(ranks, name, one_gpu + " WEFT_STORE=" + store, 120);
+  std::filesystem::remove_all(store);
   return outcome;
 }
 
@@ -129,13 +114,10 @@ TEST_CASE("a rank of NCCL that stalls", "[.rank]") {
   synchronize(own_device());
   if (world->rank() == 1) ::sleep(20);
   const Work work = world->all_reduce(x);
-  try {
+  say_error_of([&] {
     for (int i = 0; i < 300 && !work.is_done(); ++i) ::usleep(100'000);
     work.wait();
-  } catch (const Error& error) {
-    fmt::print("{}\n", error.what());
-    throw;
-  }
+  });
 }
 
 TEST_CASE("without NCCL its use is an error that says why") {
@@ -149,12 +131,12 @@ TEST_CASE("NCCL's ranks conform, train as one does, and name what hangs") {
   const std::string problem = nccl_problem();
   if (!problem.empty()) WEFT_SKIP(("NCCL: " + problem).c_str());
   for (const char* name : {"a rank of NCCL conforms", "a rank of NCCL trains"}) {
-    const Outcome outcome = run_ranks_of(name);
+    const CommandOutcome outcome = run_ranks_of(name);
     INFO(outcome.text);
     CHECK(outcome.code == 0);
   }
   const auto begin = std::chrono::steady_clock::now();
-  const Outcome stalled = run_ranks_of("a rank of NCCL that stalls");
+  const CommandOutcome stalled = run_ranks_of("a rank of NCCL that stalls");
   INFO(stalled.text);
   CHECK(stalled.code == number_of_ranks());
   CHECK_THAT(stalled.text, Contains("all_reduce #2 (sum f32 [4])"));

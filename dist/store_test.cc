@@ -2,7 +2,6 @@
 #include "dist/store.h"
 
 #include <fmt/format.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <catch2/catch.hpp>
@@ -15,6 +14,7 @@
 #include "dist/socket.h"
 #include "dist/tcp.h"
 #include "dist/testing/conformance.h"
+#include "dist/testing/rank_processes.h"
 
 using namespace weft;
 using namespace weft::dist;
@@ -49,30 +49,6 @@ std::vector<std::string> over_tcp(int ranks, const HostOptions& options,
   return errors;
 }
 
-struct Outcome {
-  int code = -1;
-  std::string text;
-};
-
-/// A [.rank] case as processes with torchrun's variables, half a minute at most. Their exit codes
-/// are added up.
-Outcome run_processes(int ranks, const std::string& name, const std::string& environment) {
-  const std::string command = fmt::format(
-      "pids=''; for r in $(seq 0 {}); do {} RANK=$r WORLD_SIZE={} LOCAL_RANK=$r timeout -k 2 30 "
-      "/proc/{}/exe '{}' 2>&1 & pids=\"$pids $!\"; done; code=0; for p in $pids; do wait $p || "
-      "code=$((code + 1)); done; exit $code",
-      ranks - 1, environment, ranks, ::getpid(), name);
-  std::FILE* pipe = ::popen(command.c_str(), "r");
-  REQUIRE(pipe != nullptr);
-  Outcome outcome;
-  char buffer[4096];
-  while (const size_t n = std::fread(buffer, 1, sizeof buffer, pipe))
-    outcome.text.append(buffer, n);
-  const int status = ::pclose(pipe);
-  outcome.code = WIFEXITED(status) ? WEXITSTATUS(status) : -1;
-  return outcome;
-}
-
 int free_port() { return Socket::listen(0).port(); }
 
 class Variables {
@@ -104,12 +80,7 @@ TEST_CASE("a joined rank is killed", "[.rank]") {
   const Tensor x = Tensor::zeros({4});
   world->all_reduce(x).wait();
   if (world->rank() == 1) ::_exit(9);
-  try {
-    world->all_reduce(x).wait();
-  } catch (const Error& error) {
-    fmt::print("{}\n", error.what());
-    throw;
-  }
+  say_error_of([&] { world->all_reduce(x).wait(); });
 }
 
 TEST_CASE("stores hand values from rank to rank") {
@@ -176,13 +147,14 @@ TEST_CASE(
 }
 
 TEST_CASE("processes with torchrun's variables join, through either store") {
-  const Outcome tcp =
-      run_processes(3, "a joined rank conforms",
-                    fmt::format("MASTER_ADDR=localhost MASTER_PORT={}", free_port()));
+  const CommandOutcome tcp =
+      run_joined_ranks(3, "a joined rank conforms",
+                       fmt::format("MASTER_ADDR=localhost MASTER_PORT={}", free_port()), 30);
   INFO(tcp.text);
   CHECK(tcp.code == 0);
   const std::string directory = scratch("rendezvous");
-  const Outcome file = run_processes(2, "a joined rank conforms", "WEFT_STORE=" + directory);
+  const CommandOutcome file =
+      run_joined_ranks(2, "a joined rank conforms", "WEFT_STORE=" + directory, 30);
   INFO(file.text);
   CHECK(file.code == 0);
   std::filesystem::remove_all(directory);
@@ -190,9 +162,9 @@ TEST_CASE("processes with torchrun's variables join, through either store") {
 
 TEST_CASE("a process that dies is named at once, and the others end") {
   const auto begin = std::chrono::steady_clock::now();
-  const Outcome outcome =
-      run_processes(3, "a joined rank is killed",
-                    fmt::format("MASTER_ADDR=localhost MASTER_PORT={}", free_port()));
+  const CommandOutcome outcome =
+      run_joined_ranks(3, "a joined rank is killed",
+                       fmt::format("MASTER_ADDR=localhost MASTER_PORT={}", free_port()), 30);
   INFO(outcome.text);
   CHECK(outcome.code == 3);
   CHECK_THAT(outcome.text, Contains("all_reduce #2 (sum f32 [4])") &&

@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 #include <signal.h>
 #include <sys/stat.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <catch2/catch.hpp>
@@ -12,9 +11,9 @@
 #include <filesystem>
 #include <fstream>
 
-#include "dist/launch.h"
 #include "dist/mpi.h"
 #include "dist/testing/conformance.h"
+#include "dist/testing/rank_processes.h"
 #include "tests/skip.h"
 
 using namespace weft;
@@ -34,24 +33,6 @@ void write_file(const std::string& path, const std::string& text) {
   ::chmod(path.c_str(), 0755);
 }
 
-struct Outcome {
-  int code = -1;
-  std::string text;
-};
-
-Outcome run(const std::string& command) {
-  std::FILE* pipe = ::popen(command.c_str(), "r");
-  REQUIRE(pipe != nullptr);
-  Outcome outcome;
-  char buffer[4096];
-  while (const size_t n = std::fread(buffer, 1, sizeof buffer, pipe)) {
-    outcome.text.append(buffer, n);
-  }
-  const int status = ::pclose(pipe);
-  outcome.code = WIFEXITED(status) ? WEXITSTATUS(status) : -1;
-  return outcome;
-}
-
 /// Two hosts, gone with the object.
 class Hosts {
  public:
@@ -60,7 +41,7 @@ class Hosts {
     directory_ = fmt::format("{}/two-hosts-{}", directory ? directory : "/tmp", ::getpid());
     std::filesystem::create_directories(directory_);
     // Each host is a process that sleeps in its namespaces, and ends by itself.
-    const Outcome made = run(fmt::format(
+    const CommandOutcome made = run_command(fmt::format(
         "set -e; cd {0}; for h in a b; do unshare -n -u sleep 180 >/dev/null 2>&1 & echo $! >$h; "
         "done; sleep 0.3; "
         // From within one of them, which is allowed where this host's own network is not ours.
@@ -68,7 +49,7 @@ class Hosts {
         "for h in a b; do nsenter -t $(cat $h) -n -u sh -c "
         "\"hostname weft-$h; ip link set lo up; ip link set wv$h up\"; done; "
         "nsenter -t $(cat a) -n ip addr add 10.77.0.1/24 dev wva; "
-        "nsenter -t $(cat b) -n ip addr add 10.77.0.2/24 dev wvb; sleep 0.3 2>&1",
+        "nsenter -t $(cat b) -n ip addr add 10.77.0.2/24 dev wvb; sleep 0.3",
         directory_));
     INFO(made.text);
     REQUIRE(made.code == 0);
@@ -88,18 +69,15 @@ class Hosts {
     std::filesystem::remove_all(directory_);
   }
 
-  /// A [.rank] case on two ranks of each, a minute at most.
-  Outcome run_case(const std::string& name) const {
-    const std::string command = fmt::format(
-        "{}", fmt::join(mpirun_command({.ranks = 4,
-                                        .hostfile = directory_ + "/hosts",
-                                        .extra = {"--mca", "plm_rsh_agent", directory_ + "/agent",
-                                                  "--mca", "oob_tcp_if_include", "10.77.0.0/24",
-                                                  "--mca", "btl_tcp_if_include", "10.77.0.0/24",
-                                                  "-x", "OMP_NUM_THREADS=1"}}),
-                        " "));
-    return run(fmt::format("nsenter -t $(cat {}/a) -n -u timeout -k 5 60 {} /proc/{}/exe '{}' 2>&1",
-                           directory_, command, ::getpid(), name));
+  /// A [.rank] case on two ranks of each.
+  CommandOutcome run_case(const std::string& name) const {
+    const LaunchOptions options = {
+        .ranks = 4,
+        .hostfile = directory_ + "/hosts",
+        .extra = {"--mca", "plm_rsh_agent", directory_ + "/agent", "--mca", "oob_tcp_if_include",
+                  "10.77.0.0/24", "--mca", "btl_tcp_if_include", "10.77.0.0/24", "-x",
+                  "OMP_NUM_THREADS=1"}};
+    return run_under_mpirun(options, name, fmt::format("nsenter -t $(cat {}/a) -n -u", directory_));
   }
 
  private:
@@ -108,7 +86,7 @@ class Hosts {
 
 bool can_make_hosts() {
   return ::geteuid() == 0 &&
-         run("unshare -n -u ip link add wvx type veth peer name wvy 2>&1").code == 0;
+         run_command("unshare -n -u ip link add wvx type veth peer name wvy").code == 0;
 }
 
 }  // namespace
@@ -126,19 +104,13 @@ TEST_CASE("a rank of the other host stalls", "[.rank]") {
   const Tensor x = Tensor::zeros({4});
   world->all_reduce(x).wait();
   if (world->rank() == 3) ::sleep(60);
-  try {
-    world->all_reduce(x).wait();
-  } catch (const Error& error) {
-    fmt::print("{}\n", error.what());
-    std::fflush(stdout);
-    throw;
-  }
+  say_error_of([&] { world->all_reduce(x).wait(); });
 }
 
 TEST_CASE("two hosts make one world") {
   if (!can_make_hosts()) WEFT_SKIP("two hosts: making them needs root");
   const Hosts hosts;
-  const Outcome outcome = hosts.run_case("a rank of one of two hosts conforms");
+  const CommandOutcome outcome = hosts.run_case("a rank of one of two hosts conforms");
   INFO(outcome.text);
   CHECK(outcome.code == 0);
   for (const char* place : {"rank 0 on weft-a, 0 of 2", "rank 1 on weft-a, 1 of 2",
@@ -147,7 +119,7 @@ TEST_CASE("two hosts make one world") {
   }
   // What a rank did on another host is not known here; that it did not come is.
   const auto begin = std::chrono::steady_clock::now();
-  const Outcome stalled = hosts.run_case("a rank of the other host stalls");
+  const CommandOutcome stalled = hosts.run_case("a rank of the other host stalls");
   INFO(stalled.text);
   CHECK(stalled.code != 0);
   CHECK_THAT(stalled.text, Contains("all_reduce #2 (sum f32 [4])") && Contains("rank 3"));

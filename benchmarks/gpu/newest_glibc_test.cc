@@ -1,12 +1,11 @@
 // The programs of the bundle (benchmarks/gpu/bundle) need no newer C library than Debian 12's.
-#include <sys/wait.h>
-
 #include <catch2/catch.hpp>
-#include <cstdio>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <string>
+
+#include "tests/shell.h"
 
 namespace {
 
@@ -14,27 +13,13 @@ namespace fs = std::filesystem;
 using Catch::Matchers::Contains;
 using Catch::Matchers::StartsWith;
 
-struct Outcome {
-  int code;
-  std::string text;
-};
-
-Outcome newest_glibc(const std::string& files, const std::string& path = "") {
-  const std::string command = "PATH=" + path + (path.empty() ? "" : ":") +
-                              "/usr/bin:/bin timeout 60 benchmarks/gpu/newest-glibc " + files +
-                              " 2>&1";
-  std::FILE* const pipe = popen(command.c_str(), "r");
-  Outcome outcome;
-  char buffer[4096];
-  while (const size_t n = std::fread(buffer, 1, sizeof buffer, pipe)) {
-    outcome.text.append(buffer, n);
-  }
-  outcome.code = WEXITSTATUS(pclose(pipe));
-  return outcome;
+weft::CommandOutcome newest_glibc(const std::string& files, const std::string& path = "") {
+  return weft::run_command("PATH=" + path + (path.empty() ? "" : ":") +
+                           "/usr/bin:/bin timeout 60 benchmarks/gpu/newest-glibc " + files);
 }
 
 TEST_CASE("the programs need no symbol above glibc 2.36") {
-  const Outcome outcome = newest_glibc("cli/weft kernels/testing/roofline");
+  const weft::CommandOutcome outcome = newest_glibc("cli/weft kernels/testing/roofline");
   CHECK(outcome.code == 0);
   CHECK_THAT(outcome.text, StartsWith("GLIBC_2."));
 }
@@ -49,7 +34,7 @@ TEST_CASE("a program that needs a newer one is named") {
     fs::permissions(tool, fs::perms::owner_all);
   };
   objdump_that_says("GLIBC_2.38");
-  const Outcome newer = newest_glibc("cli/weft", folder.string());
+  const weft::CommandOutcome newer = newest_glibc("cli/weft", folder.string());
   CHECK(newer.code == 1);
   CHECK_THAT(newer.text, Contains("cli/weft needs GLIBC_2.38, and Debian 12 has GLIBC_2.36"));
   objdump_that_says("GLIBC_2.36");

@@ -1,12 +1,12 @@
 // docs/add-a-kernel.md, followed to the letter. The build has written its file and added its line
 // to the list; this runs its command, whose `./weft --flavor simt kernels` is a build and the
 // program beside this test.
-#include <sys/wait.h>
-
 #include <catch2/catch.hpp>
 #include <cstdio>
 #include <fstream>
 #include <string>
+
+#include "tests/shell.h"
 
 namespace {
 
@@ -19,20 +19,17 @@ TEST_CASE("the kernel of docs/add-a-kernel.md builds, is listed and passes its c
   const std::string script = "./weft --flavor simt kernels check gemm ";
   REQUIRE_THAT(command, StartsWith(script + "--variant gemm_cuda_columns"));
   const std::string program = "kernels/gemm/documented_program";
-  const auto run = [&](const std::string& arguments, std::string& text) {
-    std::FILE* const pipe =
-        popen(("timeout 240 " + program + " " + arguments + " 2>&1").c_str(), "r");
-    char buffer[4096];
-    while (const size_t n = std::fread(buffer, 1, sizeof buffer, pipe)) text.append(buffer, n);
-    return WEXITSTATUS(pclose(pipe));
+  const auto run = [&](const std::string& arguments) {
+    return weft::run_command("timeout 240 " + program + " " + arguments);
   };
-  std::string list, check;
-  CHECK(run("list", list) == 0);
-  CHECK_THAT(list, Contains("gemm_cuda_columns"));
-  CHECK(run("check " + command.substr(script.size()), check) == 0);
-  INFO(check);
+  const weft::CommandOutcome list = run("list");
+  CHECK(list.code == 0);
+  CHECK_THAT(list.text, Contains("gemm_cuda_columns"));
+  const weft::CommandOutcome check = run("check " + command.substr(script.size()));
+  INFO(check.text);
+  CHECK(check.code == 0);
   int checked = 0, failed = -1;
-  REQUIRE(std::sscanf(check.c_str(), "gemm: %d checked, %d failed", &checked, &failed) == 2);
+  REQUIRE(std::sscanf(check.text.c_str(), "gemm: %d checked, %d failed", &checked, &failed) == 2);
   CHECK(checked > 100);
   CHECK(failed == 0);
 }

@@ -80,6 +80,7 @@ def mutations(name, faults):
         name = name,
         size = "large",
         data = programs + [":%s_list" % name],
+        deps = ["//tests:shell"],
         tags = [
             "slow",  # builds a program per fault
             "simt",

@@ -1,39 +1,24 @@
 // Runs every fault's program on its case: it must fail. Prints what caught each.
-#include <sys/wait.h>
-
-#include <array>
 #include <catch2/catch.hpp>
 #include <cstdio>
-#include <cstdlib>
 #include <fstream>
+#include <sstream>
 #include <string>
+
+#include "tests/shell.h"
 
 namespace {
 
-struct Outcome {
-  int status = -1;
-  std::string finding;  // the first line that says what went wrong
-};
-
-Outcome run(const std::string& command) {
-  Outcome outcome;
-  FILE* const pipe = popen((command + " 2>&1").c_str(), "r");
-  REQUIRE(pipe != nullptr);
-  std::array<char, 4096> line{};
-  std::string previous;
-  while (fgets(line.data(), line.size(), pipe) != nullptr) {
-    std::string text = line.data();
-    if (!text.empty() && text.back() == '\n') text.pop_back();
-    if (outcome.finding.empty() && text.rfind("FAILED", 0) == 0) outcome.finding = text;
-    // A list of findings starts on the next line.
-    if (!outcome.finding.empty() && previous == outcome.finding && previous.back() == ':') {
-      outcome.finding = text;
-    }
-    previous = text;
+/// The first line of a program's words that says what went wrong.
+std::string finding_in(const std::string& text) {
+  std::istringstream lines(text);
+  std::string line, finding;
+  while (finding.empty() && std::getline(lines, line)) {
+    if (line.rfind("FAILED", 0) == 0) finding = line;
   }
-  const int status = pclose(pipe);
-  outcome.status = WIFEXITED(status) ? WEXITSTATUS(status) : 128;
-  return outcome;
+  // A list of findings starts on the next line.
+  if (!finding.empty() && finding.back() == ':' && std::getline(lines, line)) finding = line;
+  return finding;
 }
 
 }  // namespace
@@ -48,12 +33,13 @@ TEST_CASE("Every deliberate fault is caught") {
     ++count;
     std::string command = "timeout 300 " + folder + fault + " check --variant " + variant;
     if (name != "-") command += " --case '" + name + "'";
-    const Outcome outcome = run(command);
+    const weft::CommandOutcome outcome = weft::run_command(command);
+    const std::string finding = finding_in(outcome.text);
     INFO(fault);
     // 1 is a failed check; a crash or a program that ran no case would not do.
-    CHECK(outcome.status == 1);
-    CHECK(outcome.finding != "");
-    std::printf("%-32s %s\n", fault.c_str(), outcome.finding.c_str());
+    CHECK(outcome.code == 1);
+    CHECK(finding != "");
+    std::printf("%-32s %s\n", fault.c_str(), finding.c_str());
   }
   CHECK(count >= 20);
 }

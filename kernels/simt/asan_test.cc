@@ -1,28 +1,15 @@
 // What AddressSanitizer and UBSan's alignment check find in emulated kernels, on fibers.
-#include <sys/wait.h>
-
 #include <catch2/catch.hpp>
-#include <cstdio>
 #include <string>
+
+#include "tests/shell.h"
 
 namespace {
 
 using Catch::Matchers::Contains;
 
-struct Outcome {
-  int code;
-  std::string text;
-};
-
-Outcome run(const std::string& kernel, const std::string& kind) {
-  const std::string command = "timeout 60 kernels/simt/asan_fault " + kernel + " " + kind + " 2>&1";
-  std::FILE* const pipe = popen(command.c_str(), "r");
-  Outcome outcome;
-  char buffer[4096];
-  while (const size_t n = std::fread(buffer, 1, sizeof buffer, pipe))
-    outcome.text.append(buffer, n);
-  outcome.code = WEXITSTATUS(pclose(pipe));
-  return outcome;
+weft::CommandOutcome run(const std::string& kernel, const std::string& kind) {
+  return weft::run_command("timeout 60 kernels/simt/asan_fault " + kernel + " " + kind);
 }
 
 TEST_CASE("the sanitizers find bad addresses in emulated kernels") {
@@ -34,10 +21,10 @@ TEST_CASE("the sanitizers find bad addresses in emulated kernels") {
                  {"misaligned", "misaligned address"}};
   for (const auto& fault : kFaults) {
     INFO(fault.kernel);
-    const Outcome faulty = run(fault.kernel, "faulty");
+    const weft::CommandOutcome faulty = run(fault.kernel, "faulty");
     CHECK(faulty.code != 0);
     CHECK_THAT(faulty.text, Contains(fault.finding) && Contains("faults_test.cu"));
-    const Outcome sound = run(fault.kernel, "sound");
+    const weft::CommandOutcome sound = run(fault.kernel, "sound");
     CHECK(sound.code == 0);
     CHECK(sound.text == "nothing found\n");
   }
@@ -47,7 +34,7 @@ TEST_CASE("sound kernels that use every kind of operation pass on fibers") {
   for (const char* kernel :
        {"missing_barrier", "ring0", "tma0", "tensor_core0", "copy_overwrites_buffer"}) {
     INFO(kernel);
-    const Outcome sound = run(kernel, "sound");
+    const weft::CommandOutcome sound = run(kernel, "sound");
     INFO(sound.text);
     CHECK(sound.code == 0);
   }

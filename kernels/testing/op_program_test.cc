@@ -1,32 +1,19 @@
 // An op's program as a person calls it: exit codes and messages.
-#include <sys/wait.h>
-
 #include <catch2/catch.hpp>
-#include <cstdio>
 #include <nlohmann/json.hpp>
 #include <string>
+
+#include "tests/shell.h"
 
 namespace {
 
 using Catch::Matchers::Contains;
 
-struct Outcome {
-  int code;
-  std::string text;  // of both streams
-};
-
-Outcome run(const std::string& program, const std::string& arguments) {
-  const std::string command = "timeout 60 " + program + " " + arguments + " 2>&1";
-  std::FILE* const pipe = popen(command.c_str(), "r");
-  Outcome outcome;
-  char buffer[4096];
-  while (const size_t n = std::fread(buffer, 1, sizeof buffer, pipe))
-    outcome.text.append(buffer, n);
-  outcome.code = WEXITSTATUS(pclose(pipe));
-  return outcome;
+weft::CommandOutcome run(const std::string& program, const std::string& arguments) {
+  return weft::run_command("timeout 60 " + program + " " + arguments);
 }
 
-Outcome softmax(const std::string& arguments) {
+weft::CommandOutcome softmax(const std::string& arguments) {
   return run("kernels/softmax/softmax_bench", arguments);
 }
 
@@ -54,7 +41,7 @@ TEST_CASE("mistakes in the arguments are one line and exit status 2") {
   };
   for (const auto& mistake : kMistakes) {
     INFO(mistake.arguments);
-    const Outcome outcome = softmax(mistake.arguments);
+    const weft::CommandOutcome outcome = softmax(mistake.arguments);
     CHECK(outcome.code == 2);
     CHECK_THAT(outcome.text, Contains("weft: error: ") && Contains(mistake.message));
     CHECK(lines_of(outcome.text) == 1);
@@ -62,7 +49,7 @@ TEST_CASE("mistakes in the arguments are one line and exit status 2") {
 }
 
 TEST_CASE("the table has a line for each variant on each case, and totals") {
-  const Outcome outcome = softmax("bench --samples 1");
+  const weft::CommandOutcome outcome = softmax("bench --samples 1");
   CHECK(outcome.code == 0);
   CHECK_THAT(outcome.text, Contains("softmax on cpu") && Contains("softmax_cpu_highway") &&
                                Contains(" timed, 0 skipped"));
@@ -71,11 +58,11 @@ TEST_CASE("the table has a line for each variant on each case, and totals") {
 TEST_CASE("the roofline that one program measures the other reads") {
   const std::string path = std::string(std::getenv("TEST_TMPDIR")) + "/measured.json";
   CHECK(run("kernels/testing/roofline", "--quick --device cpu >" + path).code == 0);
-  const Outcome outcome = softmax("bench --samples 1 --json --roofline " + path);
+  const weft::CommandOutcome outcome = softmax("bench --samples 1 --json --roofline " + path);
   CHECK(outcome.code == 0);
   const auto row = nlohmann::json::parse(outcome.text.substr(0, outcome.text.find('\n')));
   CHECK(row["share"] > 0);
-  const Outcome wrong = run("kernels/testing/roofline", "--device tpu");
+  const weft::CommandOutcome wrong = run("kernels/testing/roofline", "--device tpu");
   CHECK(wrong.code != 0);
   CHECK_THAT(wrong.text, Contains("tpu"));
   CHECK(run("kernels/testing/roofline", "--fast").code == 2);
