@@ -17,13 +17,6 @@ std::string tiny(int batch, const std::string& more) {
 }
 const std::string kFixed = "--deterministic-reduce=4 --drop-path 0.1 --erase 0.3 ";
 
-/// The largest difference between two runs' final weights.
-double distance(const std::string& run_a, const std::string& run_b) {
-  const Outcome outcome = run_weft("diff --json " + weights(run_a) + " " + weights(run_b));
-  REQUIRE(outcome.code <= 1);
-  return parse_lines(outcome.out).back().at("max_abs");
-}
-
 json last(const std::vector<json>& events, const std::string& kind) {
   return events_of(events, kind).back();
 }
@@ -125,20 +118,8 @@ TEST_CASE("launch runs any program and hands on its exit code") {
 }
 
 TEST_CASE("a rank that is killed ends the others, which say where they were") {
-  // The first rank kills itself once the run is under way; it is known by its environment.
-  const std::string run = fresh_scratch("killed");
-  const Outcome outcome = run_shell(
-      "WEFT_DIST_TIMEOUT=5 timeout 60 " + weft_program() + " train --output " + run + " " +
-      tiny(4, "--epochs 1000") +
-      " --devices 2 --strategy ddp & run=$!; "
-      "for i in $(seq 100); do [ -e " +
-      run +
-      "/latest ] && break; sleep 0.2; done; "
-      "victim=$(pgrep -f -- '--output " +
-      run +
-      "' | while read p; do "
-      "grep -qz OMPI_COMM_WORLD_RANK=1 /proc/$p/environ 2>/dev/null && echo $p; done | head -1); "
-      "kill -9 $victim; wait $run");
+  const Outcome outcome = train_with_killed_rank(
+      fresh_scratch("killed"), tiny(4, "--epochs 1000 --devices 2 --strategy ddp"));
   INFO(outcome.err);
   CHECK(outcome.code != 0);
   CHECK_THAT(outcome.err, Contains("rank 1"));

@@ -7,6 +7,7 @@
 
 #include "cli/command.h"
 #include "cli/device_option.h"
+#include "cli/model_option.h"
 #include "core/error.h"
 #include "core/parallel.h"
 #include "data/open.h"
@@ -19,7 +20,8 @@ namespace weft::cli {
 namespace {
 
 struct Arguments {
-  std::string checkpoint, weights, data, precision, matmul_numerics, device;
+  ModelSource source;
+  std::string data, precision, matmul_numerics, device;
   int64_t batch_size = 0, limit_batches = 0;
   int threads = 0;
   bool json = false;
@@ -36,21 +38,18 @@ void name_classes(train::TrainedModel& trained, const data::Dataset& dataset,
 }
 
 int run_eval(const Arguments& a) {
-  if (a.checkpoint.empty() && a.weights.empty()) {
-    throw UsageError("--checkpoint is required, or --weights");
-  }
+  check_given(a.source);
   as_usage([&] {
     if (!a.data.empty()) data::check_data_spec(a.data);
     if (!a.precision.empty()) train::find_precision(a.precision);
     if (!a.matmul_numerics.empty()) kernels::parse_accumulation(a.matmul_numerics);
   });
   if (a.threads > 0) set_num_threads(a.threads);
-  if (!a.weights.empty() && a.data.empty()) {
+  if (!a.source.weights.empty() && a.data.empty()) {
     throw UsageError("--weights needs --data: a file of weights does not say what to measure on");
   }
   const Device device = chosen_device(a.device);
-  train::TrainedModel trained = a.weights.empty() ? train::load_trained_model(a.checkpoint)
-                                                  : train::load_pretrained_model(a.weights);
+  train::TrainedModel trained = load_model(a.source);
   train::Config& config = trained.config;
   if (!a.matmul_numerics.empty()) config.matmul_numerics = a.matmul_numerics;
   if (!a.precision.empty()) config.precision = train::find_precision(a.precision).name;
@@ -62,7 +61,7 @@ int run_eval(const Arguments& a) {
   trained.move_to(device);
   const std::string spec = a.data.empty() ? trained.config.data : a.data;
   const data::Evaluation opened = data::open_evaluation(spec);
-  if (!a.weights.empty()) name_classes(trained, *opened.dataset, a.weights);
+  if (!a.source.weights.empty()) name_classes(trained, *opened.dataset, a.source.weights);
   const data::DatasetPtr dataset = data::relabel(opened.dataset, trained.classes);
   const int64_t batch_size = a.batch_size > 0 ? a.batch_size : trained.config.batch_size;
   data::Loader loader(dataset, {.batch_size = batch_size,
@@ -96,13 +95,7 @@ int run_eval(const Arguments& a) {
 void add_eval(CLI::App& app, Action& action) {
   CLI::App& command = *app.add_subcommand("eval", "Measure a checkpoint's accuracy");
   const auto a = std::make_shared<Arguments>();
-  CLI::Option* checkpoint = command.add_option("--checkpoint", a->checkpoint,
-                                               "A run's directory, or one of its checkpoints");
-  command
-      .add_option("--weights", a->weights,
-                  "Instead: a vision transformer's weights, safetensors or torch.save's, under "
-                  "torchvision's, timm's or Hugging Face's names")
-      ->excludes(checkpoint);
+  add_model_options(command, a->source);
   command.add_option(
       "--data", a->data,
       "builtin, cifar10:DIR, mnist:DIR or folder:DIR; default: the test split of the "

@@ -9,18 +9,18 @@
 #include "autograd/ops.h"
 #include "cli/command.h"
 #include "cli/device_option.h"
+#include "cli/model_option.h"
 #include "core/parallel.h"
 #include "data/image.h"
 #include "train/precision.h"
 #include "train/progress.h"
-#include "train/trained_model.h"
-#include "train/weights/pretrained_model.h"
 
 namespace weft::cli {
 namespace {
 
 struct Arguments {
-  std::string checkpoint, weights, device;
+  ModelSource source;
+  std::string device;
   std::vector<std::string> images;
   int top = 3, threads = 0;
   bool json = false;
@@ -56,13 +56,10 @@ std::vector<Guess> predict(train::TrainedModel& trained, const std::string& path
 }
 
 int run_predict(const Arguments& a) {
-  if (a.checkpoint.empty() && a.weights.empty()) {
-    throw UsageError("--checkpoint is required, or --weights");
-  }
+  check_given(a.source);
   if (a.threads > 0) set_num_threads(a.threads);
   const Device device = chosen_device(a.device);
-  train::TrainedModel trained = a.weights.empty() ? train::load_trained_model(a.checkpoint)
-                                                  : train::load_pretrained_model(a.weights);
+  train::TrainedModel trained = load_model(a.source);
   trained.model->eval();
   trained.move_to(device);
   size_t path_width = 5, class_width = 5;
@@ -98,13 +95,7 @@ int run_predict(const Arguments& a) {
 void add_predict(CLI::App& app, Action& action) {
   CLI::App& command = *app.add_subcommand("predict", "Classify images");
   const auto a = std::make_shared<Arguments>();
-  CLI::Option* checkpoint = command.add_option("--checkpoint", a->checkpoint,
-                                               "A run's directory, or one of its checkpoints");
-  command
-      .add_option("--weights", a->weights,
-                  "Instead: a vision transformer's weights, safetensors or torch.save's, under "
-                  "torchvision's, timm's or Hugging Face's names")
-      ->excludes(checkpoint);
+  add_model_options(command, a->source);
   command.add_option("IMAGE", a->images, "JPEG or PNG files")->required();
   command.add_option("--top", a->top, "Classes to show for each image")->check(CLI::PositiveNumber);
   add_device_option(command, a->device);

@@ -14,19 +14,7 @@ TEST_CASE(
       folder);
   run_train("undisturbed", settings);
   const std::string run = fresh_scratch("disturbed");
-  // Rank 1 is known by its environment; it is killed when the first checkpoint is there.
-  const Outcome outcome = run_shell(
-      "WEFT_DIST_TIMEOUT=5 timeout 90 " + weft_program() + " train --max-restarts 2 --output " +
-      run + " " + settings +
-      " & run=$!; "
-      "for i in $(seq 400); do [ -e " +
-      run +
-      "/latest ] && break; sleep 0.05; done; "
-      "victim=$(pgrep -f -- '--output " +
-      run +
-      "' | while read p; do "
-      "grep -qz OMPI_COMM_WORLD_RANK=1 /proc/$p/environ 2>/dev/null && echo $p; done | head -1); "
-      "kill -9 $victim; wait $run");
+  const Outcome outcome = train_with_killed_rank(run, "--max-restarts 2 " + settings);
   INFO(outcome.err);
   CHECK(outcome.code == 0);
   CHECK_THAT(outcome.err, Contains("restart 1 of 2"));

@@ -24,13 +24,6 @@ json progress_of(const std::string& checkpoint) {
   return json::parse(read_file(checkpoint + "/state.json")).at("state").at("progress");
 }
 
-/// The largest difference between two runs' final weights.
-double distance(const std::string& run_a, const std::string& run_b) {
-  const Outcome outcome = run_weft("diff --json " + weights(run_a) + " " + weights(run_b));
-  REQUIRE(outcome.code <= 1);
-  return parse_lines(outcome.out).back().at("max_abs");
-}
-
 }  // namespace
 
 TEST_CASE("A run that is stopped and resumed, twice, has the bits of one that is not") {

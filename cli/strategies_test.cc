@@ -19,14 +19,6 @@ std::string tiny(const std::string& more, const std::string& model = "vit_lite",
 }
 const std::string kFixed = "--deterministic-reduce=4 --drop-path 0.1 --epochs 1 ";
 
-/// The largest difference between two runs' final weights.
-double distance(const std::string& run_a, const std::string& run_b) {
-  const Outcome outcome = run_weft("diff --json " + weights(run_a) + " " + weights(run_b));
-  INFO(outcome.err);
-  REQUIRE(outcome.code <= 1);
-  return parse_lines(outcome.out).back().at("max_abs");
-}
-
 json last(const std::vector<json>& events, const std::string& kind) {
   return events_of(events, kind).back();
 }

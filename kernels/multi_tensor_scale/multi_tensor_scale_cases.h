@@ -1,6 +1,7 @@
 // Lists of tensors that multi_tensor_scale is tested and timed on.
 #pragma once
 
+#include "kernels/multi_tensor/list_cases.h"
 #include "kernels/multi_tensor_scale/multi_tensor_scale.h"
 #include "kernels/testing/op_table.h"
 
@@ -9,20 +10,13 @@ namespace weft::kernels {
 inline OpTable multi_tensor_scale_table() {
   using Problem = MultiTensorScaleProblem;
   std::vector<Case<Problem>> cases;
-  const std::vector<Shape> shapes = {{},   {0},  {1},       {15},   {16},   {17},   {31},
-                                     {32}, {33}, {3, 5, 7}, {1021}, {1024}, {1025}, {32769}};
+  const std::vector<Shape> shapes = list_shapes();
   // One value of one tensor that is not finite, or none.
   const auto add = [&](std::string name, std::vector<Shape> list, DType dtype, double factor,
                        double odd, bool flag, Cost cost = {}) {
     cases.push_back({fmt::format("{}_{}", name, dtype),
                      [=](Inputs& in) {
-                       Problem p{.factor = factor};
-                       for (const Shape& shape : list) {
-                         const bool marked = odd != 0 && &shape == &list[list.size() - 2];
-                         p.tensors.push_back(in.inout(marked
-                                                          ? in.values({1, 2, odd, 3}, shape, dtype)
-                                                          : in.uniform(shape, dtype, -1, 1)));
-                       }
+                       Problem p{.tensors = inout_list(in, list, dtype, odd), .factor = factor};
                        if (flag) p.nonfinite = in.output({}, DType::boolean);
                        return p;
                      },

@@ -1,6 +1,7 @@
 // Lists of tensors that multi_tensor_unscale is tested and timed on.
 #pragma once
 
+#include "kernels/multi_tensor/list_cases.h"
 #include "kernels/multi_tensor_unscale/multi_tensor_unscale.h"
 #include "kernels/testing/op_table.h"
 
@@ -9,8 +10,7 @@ namespace weft::kernels {
 inline OpTable multi_tensor_unscale_table() {
   using Problem = MultiTensorUnscaleProblem;
   std::vector<Case<Problem>> cases;
-  const std::vector<Shape> shapes = {{},   {0},  {1},       {15},   {16},   {17},   {31},
-                                     {32}, {33}, {3, 5, 7}, {1021}, {1024}, {1025}, {32769}};
+  const std::vector<Shape> shapes = list_shapes();
   struct Outputs {
     bool found_inf = true;
     DType norm = DType::f64;  // boolean: none
@@ -20,13 +20,7 @@ inline OpTable multi_tensor_unscale_table() {
                        double odd, Outputs outputs = {}, Cost cost = {}) {
     cases.push_back({fmt::format("{}_{}", name, dtype),
                      [=](Inputs& in) {
-                       Problem p{.factor = factor};
-                       for (const Shape& shape : list) {
-                         const bool marked = odd != 0 && &shape == &list[list.size() - 2];
-                         p.tensors.push_back(in.inout(marked
-                                                          ? in.values({1, 2, odd, 3}, shape, dtype)
-                                                          : in.uniform(shape, dtype, -1, 1)));
-                       }
+                       Problem p{.tensors = inout_list(in, list, dtype, odd), .factor = factor};
                        if (outputs.found_inf) p.found_inf = in.output({}, DType::f32);
                        if (outputs.norm != DType::boolean) p.norm = in.output({}, outputs.norm);
                        return p;
