@@ -146,6 +146,47 @@ TEST_CASE("predict and eval take weights instead of a checkpoint") {
               "the keys are not those of a vision transformer");
 }
 
+TEST_CASE("eval of weights measures what predict sees") {
+  // Five classes for a head of five: the images' colours cannot help random weights.
+  const std::string colours = make_colour_folders("eval_colours", 4, 12, 12);
+  const std::string folder = fresh_scratch("eval_classes");
+  std::string images;
+  std::vector<int> labels;
+  for (int label = 0; label < 5; ++label) {
+    const std::string here = fmt::format("{}/{}", folder, label);
+    std::filesystem::create_directories(here);
+    for (const char* colour : {"red", "green", "blue"}) {
+      const std::string image = fmt::format("{}/{}.png", here, colour);
+      std::filesystem::copy_file(fmt::format("{}/{}/{:03}.png", colours, colour, label % 4), image);
+      images += " " + image;
+      labels.push_back(label);
+    }
+  }
+  const std::string ours = convert(kData + "huggingface", "e.safetensors", "--names torchvision");
+  const Outcome predicted = run_weft("predict --json --top 5 --weights " + ours + images);
+  INFO(predicted.err);
+  REQUIRE(predicted.code == 0);
+  const std::vector<json> guesses = parse_lines(predicted.out);
+  REQUIRE(guesses.size() == labels.size());
+  double loss = 0, correct = 0;
+  for (size_t i = 0; i < labels.size(); ++i) {
+    const std::string right = fmt::format("class {}", labels[i]);
+    correct += guesses[i].at("class") == right;
+    for (const json& row : guesses[i].at("top")) {
+      if (row.at("class") == right) loss -= std::log(row.at("probability").get<double>());
+    }
+  }
+  const auto n = static_cast<double>(labels.size());
+  const json score = object_of(
+      run_weft("eval --json --batch-size 1 --data folder:" + folder + " --weights " + ours));
+  CHECK(score.at("images") == labels.size());
+  CHECK(score.at("split") == "all");
+  CHECK(score.at("test_accuracy") == correct / n);
+  // Image by image the same logits; a softmax and a log-softmax of them, each within some roundings
+  // to f32.
+  CHECK(std::abs(score.at("loss").get<double>() - loss / n) <= 16 * 0x1p-24 * (1 + loss / n));
+}
+
 namespace {
 
 /// Weights of vit_b_16's shapes, but for its depth and positions: too large to keep, made here.
