@@ -43,8 +43,9 @@ std::string unknown_command(const CLI::App& app, int argc, char** argv) {
 int run(int argc, char** argv) {
   CLI::App app("Weft: tensors, automatic differentiation and vision transformers.", "weft");
   app.footer(
-      "./weft test [--all] runs the tests; ./weft --flavor cpu|cuda|simt COMMAND says what to "
-      "build.");
+      "./weft test [--all] runs the tests, ./weft kernels list|check|bench|report the kernels "
+      "alone;\n"
+      "./weft --flavor cpu|cuda|simt COMMAND says what to build.");
   app.require_subcommand(1);
   Action action;
   for (const auto add : kCommands) add(app, action);

@@ -246,10 +246,16 @@ void add_numerics_dot(CLI::App& numerics, Action& action) {
   command.add_option("--format", a->format, "Of the operands: fp16 bf16 tf32 e4m3 e5m2")
       ->capture_default_str();
   command
-      .add_option("--models", a->models,
-                  "ieee pairwise half, GPUs like h100, h100:f16, h100+128; default: what fits")
+      .add_option(
+          "--models", a->models,
+          "How to add: ieee, pairwise (f32), half (f16), h100 and others as that GPU, h100:f16 "
+          "with f16 results, h100+128 with every 128 products added to f32; default: what fits")
       ->delimiter(',');
-  command.add_option("--distributions", a->distributions, "normal uniform wide cancel")
+  command
+      .add_option(
+          "--distributions", a->distributions,
+          "Of the operands: normal, uniform in [0, 1), wide (magnitudes spread over 2^16), cancel "
+          "(sums near zero)")
       ->delimiter(',')
       ->check(CLI::IsMember(a->distributions));
   command.add_option("--max-k", a->max_k, "The largest K; it doubles from 16")

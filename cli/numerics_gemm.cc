@@ -241,9 +241,11 @@ void add_numerics_gemm(CLI::App& numerics, Action& action) {
           std::vector<std::string>(std::begin(kDistributions), std::end(kDistributions))))
       ->capture_default_str();
   command
-      .add_option("--models", a->models,
-                  "weft (the engine's f32 product) ieee pairwise half, GPUs like h100, h100:f16, "
-                  "h100+128; default: what fits")
+      .add_option(
+          "--models", a->models,
+          "How to add: weft (the engine's f32 product), ieee, pairwise (f32), half (f16), h100 "
+          "and others as that GPU, h100:f16 with f16 results, h100+128 with every 128 products "
+          "added to f32; default: what fits")
       ->delimiter(',');
   command.add_option("--seed", a->seed, "Of the operands")->capture_default_str();
   command.add_option("--html", a->html, "Write a page to this file");

@@ -97,7 +97,9 @@ void add_predict(CLI::App& app, Action& action) {
   const auto a = std::make_shared<Arguments>();
   add_model_options(command, a->source);
   command.add_option("IMAGE", a->images, "JPEG or PNG files")->required();
-  command.add_option("--top", a->top, "Classes to show for each image")->check(CLI::PositiveNumber);
+  command.add_option("--top", a->top, "Classes to show for each image")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
   add_device_option(command, a->device);
   command.add_option("--threads", a->threads, "Default: one per core")
       ->check(CLI::Range(1, kMostThreads));

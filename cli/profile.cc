@@ -303,6 +303,7 @@ void add_profile(CLI::App& app, Action& action) {
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
   command.add_option("--precision", a->step.precision, train::precision_names())
+      ->capture_default_str()
       ->check([](const std::string& name) -> std::string {
         try {
           train::find_precision(name);

@@ -261,6 +261,16 @@ TEST_CASE("The kernel lab measures a roofline before it times, and makes a page 
   CHECK(outcome.calls.find("roofline") == std::string::npos);
 }
 
+TEST_CASE("The kernel lab's help is the script's, and builds nothing") {
+  Machine machine("help");
+  for (const std::string& package : packages()) machine.install(package);
+  const Outcome outcome = machine.run("kernels --help");
+  CHECK(outcome.code == 0);
+  CHECK_THAT(outcome.out, StartsWith("./weft kernels list|check [OP] ") &&
+                              Contains("\n./weft kernels bench|report [OP] "));
+  CHECK(outcome.calls == "");
+}
+
 TEST_CASE("Mistakes in the kernel lab's arguments exit with 2 and build nothing") {
   Machine machine("mistakes");
   for (const std::string& package : packages()) machine.install(package);
