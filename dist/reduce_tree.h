@@ -1,7 +1,7 @@
 // The one order in which contributions of ranks are combined.
 //
-//   tree(lo, hi) = tree(lo, mid) op tree(mid, hi),  mid = lo + the largest power of two below hi -
-//   lo
+//   tree(lo, hi) = tree(lo, mid) op tree(mid, hi)
+//   mid = lo + the largest power of two below hi - lo
 //
 // For each element alone, so that it does not matter how a buffer is cut. For powers of two the
 // tree of 2N leaves is the tree of N pairs: micro-batches summed in this order give the same bits

@@ -8,8 +8,7 @@
 //   bf16-true  bf16-true           bf16                bf16
 //   fp16-true  16-true             f16                 f16
 //   fp64       64-true             f64                 f64
-//   fp8        transformer-engine  f32                 linear: e4m3 forward, e5m2 gradients,
-//   scaled;
+//   fp8        transformer-engine  f32                 linear: scaled e4m3, gradients e5m2;
 //                                                      the rest bf16 under Autocast
 //
 // Products are summed in f32 (f64 for f64), or as --matmul-numerics says. Under Autocast softmax,
