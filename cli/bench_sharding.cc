@@ -33,7 +33,7 @@ struct Arguments {
   std::vector<std::string> strategies, communicators = {"in-process", "mpi"};
   int64_t batch = 1, image_size = 0, layers = 0;
   dist::StrategyOptions settings;  // of one strategy each
-  int steps = 1;
+  int steps = 1, deterministic = 0;
   bool json = false, check = false;
 };
 
@@ -57,7 +57,8 @@ RankedStepOptions step_options(const Arguments& a, const std::string& strategy, 
   RankedStepOptions options{.model = a.model,
                             .strategy = strategy_options(a, strategy),
                             .batch = a.batch,
-                            .devices = devices};
+                            .devices = devices,
+                            .deterministic = a.deterministic};
   if (a.image_size > 0) options.options.image_size = a.image_size;
   if (a.layers > 0) options.options.layers = a.layers;
   return options;
@@ -126,6 +127,7 @@ ordered_json result_of(const Arguments& a, const std::string& strategy, int devi
                          {"sequence_parallel", sharing.deals_out_tokens},
                          {"parallel_head", sharing.cuts_head},
                          {"pipeline_stages", sharing.stages},
+                         {"deterministic_reduce", a.deterministic},
                          {"formula", dist::state_formula(strategy)}};
   double worst = 0;
   bool sends_as_computed = true;
@@ -181,8 +183,11 @@ ordered_json result_of(const Arguments& a, const std::string& strategy, int devi
 /// Whether a strategy goes together with the model and so many devices.
 bool is_possible(const Arguments& a, const std::string& strategy, int devices) {
   try {
-    layouts_of_model(step_options(a, strategy, devices), devices);
-    return true;
+    const RankedStepOptions options = step_options(a, strategy, devices);
+    layouts_of_model(options, devices);
+    if (a.deterministic == 0) return true;
+    const int data = dist::data_devices_of(options.strategy, devices);
+    return strategy != "tp" && strategy != "fsdp+tp" && a.deterministic % data == 0;
   } catch (const Error&) {
     return false;
   }
@@ -244,6 +249,7 @@ std::vector<ordered_json> run_under_mpi(const Arguments& a, int ranks) {
   add("--model", a.model);
   add("--batch", a.batch);
   add("--steps", a.steps);
+  if (a.deterministic > 0) add("--deterministic-reduce", a.deterministic);
   if (a.image_size > 0) add("--image-size", a.image_size);
   if (a.layers > 0) add("--layers", a.layers);
   const dist::StrategyOptions& settings = a.settings;
@@ -351,7 +357,7 @@ int run(const Arguments& a) {
                  dist::sent_formula(name));
     }
   }
-  WEFT_CHECK(agrees || !a.check,
+  WEFT_CHECK(agrees || !a.check || a.deterministic > 0,
              "bench sharding: a measurement is more than {}% from its formula, "
              "or other bytes were sent",
              100 * kTolerance);
@@ -395,6 +401,12 @@ void add_bench_sharding(CLI::App& bench, Action& action) {
   command.add_option("--image-size", a->image_size, "Default: the model's own")
       ->check(CLI::PositiveNumber);
   command.add_option("--layers", a->layers, "Default: the model's own")->check(CLI::PositiveNumber);
+  command
+      .add_option(
+          "--deterministic-reduce", a->deterministic,
+          "Pieces of a batch in one fixed tree: what that costs; the formulas stay those of "
+          "a step without")
+      ->check(CLI::PositiveNumber);
   command.add_option("--steps", a->steps, "Measured steps")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();

@@ -63,6 +63,27 @@ TEST_CASE("cut by tokens and classes, inside copies, and as pipelines side by si
   CHECK(results[2].at("pipeline_stages") == 2);
 }
 
+TEST_CASE("a fixed tree of pieces costs a reduction for each round of them") {
+  const Outcome outcome = run_weft(
+      "bench sharding --json --check --model vit_lite --devices 2 --communicator in-process "
+      "--batch 4 --deterministic-reduce 4");
+  INFO(outcome.err);
+  REQUIRE(outcome.code == 0);
+  std::set<std::string> seen;
+  for (const json& result : parse_lines(outcome.out)) {
+    INFO(result.dump());
+    const std::string strategy = result.at("strategy");
+    CHECK(result.at("deterministic_reduce") == 4);
+    if (strategy == "ddp") {  // two rounds
+      CHECK(result.at("sent").at("measured").get<int64_t>() ==
+            2 * result.at("sent").at("formula").get<int64_t>());
+    }
+    seen.insert(strategy);
+  }
+  CHECK(seen ==
+        std::set<std::string>{"dp", "ddp", "fsdp", "zero1", "zero2", "zero3", "hsdp", "pipeline"});
+}
+
 TEST_CASE("a table ends with the formulas of its strategies") {
   const Outcome outcome = run_weft(
       "bench sharding --model vit_lite --devices 2 --communicator in-process --strategy dp,tp");

@@ -5,6 +5,7 @@
 #include "autograd/ops.h"
 #include "autograd/random.h"
 #include "dist/stages.h"
+#include "dist/tree_accumulator.h"
 #include "models/structure.h"
 #include "models/vit.h"
 #include "nn/meta.h"
@@ -43,6 +44,10 @@ int64_t images_of(const RankedStepOptions& options, const dist::Sharing& sharing
 dist::StrategyOptions filled(const RankedStepOptions& options, int devices) {
   dist::StrategyOptions strategy = options.strategy;
   if (strategy.name != "pipeline") return strategy;
+  if (options.deterministic > 0) {
+    strategy.micro_batches = options.deterministic / dist::data_devices_of(strategy, devices);
+    return strategy;
+  }
   const dist::Sharing sharing = dist::sharing_of(strategy, devices);
   const int64_t images = images_of(options, sharing);
   const int64_t most = (images + sharing.micro_batches - 1) / sharing.micro_batches;
@@ -101,8 +106,13 @@ RankedStep::RankedStep(const RankedStepOptions& options, const dist::Communicato
   std::vector<int64_t> classes(count_);
   for (int64_t i = 0; i < count_; ++i) classes[i] = i % model_->classes();
   const Tensor labels = Tensor::from(classes, {count_});
+  is_deterministic_ = options.deterministic > 0;
+  const int pieces =
+      is_deterministic_ ? options.deterministic / strategy_->data_size() : strategy_->pieces();
+  WEFT_CHECK(!is_deterministic_ || count_ % pieces == 0,
+             "deterministic-reduce: {} images of a rank are not {} equal pieces", count_, pieces);
   int64_t begin = 0;
-  for (int64_t rows : dist::split_evenly(count_, strategy_->pieces())) {
+  for (int64_t rows : dist::split_evenly(count_, pieces)) {
     if (rows == 0) break;
     images_.push_back(ops::contiguous(ops::narrow(images, 0, begin, rows)));
     labels_.push_back(ops::contiguous(ops::narrow(labels, 0, begin, rows)));
@@ -126,7 +136,17 @@ void RankedStep::run(const std::function<void(const char*)>& entering) {
     };
     return dist::MicroBatch{images_[i], loss};
   };
-  strategy_->run(*model_, {.count = static_cast<int64_t>(images_.size()), .at = at});
+  dist::MicroBatches batches{.count = static_cast<int64_t>(images_.size()), .at = at};
+  if (is_deterministic_) {
+    dist::TreeAccumulator tree;
+    const Tensors parameters = optimizer_->parameters();
+    batches.accumulates = false;
+    batches.after_each = [&] { tree.push(dist::take_gradients(parameters)); };
+    strategy_->run(*model_, batches);
+    dist::set_gradients(parameters, tree.finish());
+  } else {
+    strategy_->run(*model_, batches);
+  }
   enter("optimizer");
   optimizer_->step();
   strategy_->after_step();

@@ -19,7 +19,8 @@ struct RankedStepOptions {
   dist::StrategyOptions strategy = {.name = "ddp"};
   int64_t batch = 1;  // of each device
   models::ModelOptions options = {};
-  int devices = 1;  // of dp; with the others as many as ranks
+  int devices = 1;        // of dp; with the others as many as ranks
+  int deterministic = 0;  // pieces of a batch of all ranks, added in one fixed tree; 0: not fixed
 };
 
 /// What each rank has of the model.
@@ -52,6 +53,7 @@ class RankedStep {
   std::unique_ptr<optim::AdamW> optimizer_;
   std::vector<Tensor> images_, labels_;  // of each micro-batch
   int64_t count_ = 0;                    // images
+  bool is_deterministic_ = false;
 };
 
 }  // namespace weft::cli

@@ -4,6 +4,7 @@
 #include <cstring>
 #include <thread>
 
+#include "core/memory_thread.h"
 #include "core/tensor.h"
 
 namespace weft {
@@ -162,6 +163,26 @@ TEST_CASE("an account counts its threads' blocks by kind, wherever they are free
   CHECK(mine.total().live == 0);
   mine.reset_peak();
   CHECK(mine.total().peak == 0);
+}
+
+TEST_CASE("a thread that works for another counts on its account, as its kind") {
+  MemoryAccount account;
+  Tensor made;
+  {
+    const MemoryAccount::Joined joined(account);
+    const MemoryScope scope(MemoryKind::kGathered);
+    std::thread([&, owner = memory::current_owner()] {
+      {
+        const memory::WorkingFor working(owner);
+        made = Tensor::zeros({8});
+      }
+      const Tensor uncounted = Tensor::zeros({8});
+      CHECK(account.total().live == 32);
+    }).join();
+  }
+  CHECK(account.bytes(MemoryKind::kGathered).live == 32);
+  made = {};
+  CHECK(account.total().live == 0);
 }
 
 }  // namespace
