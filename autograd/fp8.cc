@@ -45,6 +45,8 @@ Fp8Scaling::Quantized Fp8Scaling::quantize(const Tensor& weight, Role role, cons
   const Tensor amax = Tensor::empty({}, DType::f32, x.device());
   if (is_current) {
     kernels::fp8_quantize({.x = x, .amax = amax});
+    const auto largest_of_ranks = largest_of_ranks_.find(weight.id());
+    if (largest_of_ranks != largest_of_ranks_.end()) largest_of_ranks->second(amax);
     slot.scale = scale_for(static_cast<float>(amax.item()), format_of(role), slot.scale);
   }
   Quantized result{Tensor::empty(x.shape(), format_of(role), x.device()), 1 / slot.scale};
@@ -61,6 +63,11 @@ Fp8Scaling::Quantized Fp8Scaling::quantize(const Tensor& weight, Role role, cons
     slot.version = x.version();
   }
   return result;
+}
+
+void Fp8Scaling::share(const Tensor& weight,
+                       std::function<void(const Tensor& amax)> largest_of_ranks) {
+  largest_of_ranks_[weight.id()] = std::move(largest_of_ranks);
 }
 
 double Fp8Scaling::scale(const Tensor& weight, Role role) const {
@@ -92,7 +99,8 @@ Tensor Fp8Scaling::step_amax(const Named& parameters) const {
   for (const auto& [name, parameter] : parameters) {
     const auto slots = slots_.find(parameter.id());
     for (size_t role = 0; role < 3; ++role, ++amax) {
-      if (slots != slots_.end()) *amax = slots->second[role].amax;
+      const bool was_met = slots != slots_.end() && slots->second[role].was_met;
+      *amax = was_met ? slots->second[role].amax : -1;
     }
   }
   return all;
@@ -104,9 +112,12 @@ void Fp8Scaling::set_step_amax(const Tensor& all, const Named& parameters) {
              "Fp8Scaling: expected amax f32 [{}, 3], got {}", parameters.size(), all);
   const float* amax = all.data<float>();
   for (const auto& [name, parameter] : parameters) {
-    const auto slots = slots_.find(parameter.id());
     for (size_t role = 0; role < 3; ++role, ++amax) {
-      if (slots != slots_.end()) slots->second[role].amax = *amax;
+      if (*amax < 0) continue;
+      // Where another rank has met it, its history is kept here too.
+      Slot& slot = slots_[parameter.id()][role];
+      slot.amax = *amax;
+      slot.was_met = true;
     }
   }
 }

@@ -24,6 +24,7 @@
 #pragma once
 
 #include <array>
+#include <functional>
 #include <unordered_map>
 #include <vector>
 
@@ -58,8 +59,8 @@ class Fp8Scaling {
   /// Throws Error for an unknown name or a malformed tensor.
   void load_state_dict(const Named& state, const Named& parameters);
 
-  /// This step's amax so far of each named weight's three tensors, f32 [n, 3], 0 where there is
-  /// none; and its replacement: several ranks take the maximum of theirs before update().
+  /// This step's amax so far of each named weight's three tensors, f32 [n, 3], -1 for weights that
+  /// were never met; and its replacement: several ranks take the maximum of theirs before update().
   Tensor step_amax(const Named& parameters) const;
   void set_step_amax(const Tensor& amax, const Named& parameters);
 
@@ -70,6 +71,10 @@ class Fp8Scaling {
   };
   /// x in the format of its role. A weight's codes are kept until it changes.
   Quantized quantize(const Tensor& weight, Role role, const Tensor& x);
+  /// For a weight that is a rank's part of a larger one: makes of the amax of this rank's tensor
+  /// that of the whole, so that current scales are those of one rank. Every rank quantises in one
+  /// order.
+  void share(const Tensor& weight, std::function<void(const Tensor& amax)> largest_of_ranks);
   /// The scale that a tensor was last quantised with.
   double scale(const Tensor& weight, Role role) const;
 
@@ -87,6 +92,7 @@ class Fp8Scaling {
 
   Fp8Options options_;
   std::unordered_map<const void*, std::array<Slot, 3>> slots_;  // by Tensor::id()
+  std::unordered_map<const void*, std::function<void(const Tensor&)>> largest_of_ranks_;
 };
 
 /// Makes linear layers on this thread run in fp8 for as long as it lives.

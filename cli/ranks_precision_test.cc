@@ -47,10 +47,11 @@ TEST_CASE("bf16 and the -true precisions have one rank's bits") {
 }
 
 TEST_CASE("fp8 has one rank's bits, with delayed scales too") {
-  check_same("--precision fp8 ", {"--devices 2 --strategy fsdp"});
-  check_same("--precision fp8 --fp8-scaling delayed ", {"--devices 2 --strategy ddp"});
-  check_error(run_weft("train --precision fp8 --devices 2 --strategy tp"), 2,
-              "fp8 scales whole layers of one process; not with tp");
+  check_same("--precision fp8 ", {"--devices 2 --strategy fsdp", "--devices 4 --strategy dp",
+                                  "--devices 2 --strategy pipeline"});
+  check_same("--precision fp8 --fp8-scaling delayed ",
+             {"--devices 2 --strategy ddp", "--devices 2 --strategy dp",
+              "--devices 2 --strategy pipeline"});
 }
 
 TEST_CASE("frozen parameters and layer decay have one rank's bits under sharding") {

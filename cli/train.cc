@@ -14,6 +14,7 @@
 #include "core/error.h"
 #include "dist/join.h"
 #include "dist/launch.h"
+#include "dist/on_device.h"
 #include "dist/strategy.h"
 #include "models/registry.h"
 #include "train/precision.h"
@@ -110,13 +111,18 @@ int run_train(const Arguments& arguments) {
       train::validate(config);
     });
   }
-  if (config.devices > 1 && run.device.type != DeviceType::cpu) {
-    throw UsageError(fmt::format("--devices {} --device {}: several ranks train on the CPU so far",
-                                 config.devices, run.device));
+  if (config.devices > 1 && run.device.index != 0) {
+    throw UsageError(
+        fmt::format("--devices {} --device {}: that is one device; expected --device {}",
+                    config.devices, run.device, name(run.device.type)));
   }
   const int processes = train::processes_of(config);
   if (processes > 1 && !is_rank) {
     return launch_self(processes, arguments.max_restarts, run.output);
+  }
+  if (run.world && run.world->size() > 1) {
+    run.device = dist::device_of_rank(run.device, dist::local_rank());
+    run.world = dist::on_device(run.world, run.device);
   }
   const auto result = run.resume.empty() ? train::train(config, run) : train::resume(run);
   return result.exit_code();

@@ -9,6 +9,7 @@
 #include <thread>
 
 #include "core/error.h"
+#include "core/transfer.h"
 #include "data/mix.h"
 #include "data/random.h"
 
@@ -210,6 +211,9 @@ std::optional<Batch> Loader::next() {
   }
   if (!workers_->is_at(position_)) workers_->begin(position_);
   Batch batch = workers_->take();
+  for (Tensor* tensor : {&batch.images, &batch.labels, &batch.soft_labels}) {
+    if (tensor->defined()) *tensor = to_device(*tensor, options_.device);
+  }
   ++position_.batch;
   return batch;
 }

@@ -34,7 +34,8 @@ struct LoaderOptions {
   int ranks = 1;
   int rank = 0;
   int workers = 1;
-  int prefetch = 4;  // batches prepared ahead, at least 1
+  int prefetch = 4;    // batches prepared ahead, at least 1
+  Device device = {};  // where next() brings a batch
   Preprocess preprocess = {};
   Augmentation augmentation = {};
 };

@@ -13,7 +13,9 @@
 #include "autograd/random.h"
 #include "core/memory_thread.h"
 #include "core/parallel.h"
+#include "core/transfer.h"
 #include "dist/communicator.h"
+#include "dist/on_device.h"
 #include "kernels/gemm/matmul_numerics.h"
 
 namespace weft::dist {
@@ -70,9 +72,12 @@ DataParallel::DataParallel(nn::Module& module,
   // Their initial weights are of no use, and draw nothing from the caller's generator.
   const Generator position = generator();
   const NamedTensors ours = module.state_dict();
+  const Device first = ours.empty() ? Device{} : ours[0].second.device();
   for (int r = 0; r < replicas; ++r) {
-    replicas_.push_back(make());
-    const NamedTensors theirs = replicas_.back()->state_dict();
+    const auto replica = std::make_shared<Replica>();
+    replica->module = make();
+    replica->device = r == 0 ? first : device_of_rank(first, first.index + r);
+    const NamedTensors theirs = replica->module->state_dict();
     bool same = ours.size() == theirs.size();
     for (size_t i = 0; same && i < ours.size(); ++i) {
       same = ours[i].first == theirs[i].first && ours[i].second.shape() == theirs[i].second.shape();
@@ -80,8 +85,50 @@ DataParallel::DataParallel(nn::Module& module,
     WEFT_CHECK(same,
                "DataParallel: the modules that were made do not have the tensors of the "
                "module they are to replicate");
+    replicas_.push_back(replica);
   }
   generator() = position;
+}
+
+void DataParallel::follow(Replica& replica, bool is_first) const {
+  const NoGrad guard;
+  nn::Module& module = *replica.module;
+  module.train(module_.is_training());
+  const NamedTensors ours = module_.named_parameters(), theirs = module.named_parameters();
+  for (size_t i = 0; i < ours.size(); ++i) {
+    Tensor parameter = theirs[i].second;
+    parameter.set_data(to_device(ours[i].second, replica.device).alias());
+    parameter.set_requires_grad(ours[i].second.requires_grad());
+  }
+  const NamedTensors from = module_.named_buffers(), to = module.named_buffers();
+  for (size_t i = 0; i < from.size(); ++i) {
+    // The first replica works on the module's own buffers.
+    Tensor buffer = to[i].second;
+    buffer.set_data(is_first ? from[i].second.alias()
+                             : to_device(ops::clone(from[i].second), replica.device));
+  }
+  const Fp8Scaling* const scaling = fp8_in_force();
+  if (!scaling) {
+    replica.fp8.reset();
+    return;
+  }
+  if (!replica.fp8) replica.fp8 = std::make_unique<Fp8Scaling>(scaling->options());
+  replica.fp8->update();  // the codes of weights are those of others now
+  if (scaling->options().scaling == Fp8Options::Scaling::delayed) {
+    replica.fp8->load_state_dict(scaling->state_dict(ours), theirs);
+  }
+}
+
+void DataParallel::gather_amax(Fp8Scaling* scaling, const NamedTensors& parameters,
+                               const Replicas& replicas, int n) {
+  if (!scaling || scaling->options().scaling != Fp8Options::Scaling::delayed) return;
+  const NoGrad guard;
+  Tensor largest = scaling->step_amax(parameters);
+  for (int r = 0; r < n; ++r) {
+    const Replica& replica = *replicas[r];
+    largest = ops::maximum(largest, replica.fp8->step_amax(replica.module->named_parameters()));
+  }
+  scaling->set_step_amax(largest, parameters);
 }
 
 Tensor DataParallel::operator()(const Tensor& x) {
@@ -111,62 +158,59 @@ Tensors DataParallel::forward(const Tensors& inputs, const std::vector<Generator
 
   auto parts = std::make_shared<std::vector<Part>>(n);
   for (int r = 0; r < n; ++r) {
-    nn::Module& replica = *replicas_[r];
-    replica.train(module_.is_training());
-    Tensors theirs = replica.parameters();
-    for (size_t i = 0; i < parameters.size(); ++i) {
-      theirs[i].set_data(parameters[i].alias());
-      theirs[i].set_requires_grad(parameters[i].requires_grad());
-    }
-    NamedTensors from = module_.named_buffers(), to = replica.named_buffers();
     const NoGrad guard;
-    for (size_t i = 0; i < from.size(); ++i) {
-      // The first replica works on the module's own buffers.
-      to[i].second.set_data(r == 0 ? from[i].second.alias() : ops::clone(from[i].second));
-    }
-    (*parts)[r].x = detach(inputs[r]);
+    follow(*replicas_[r], r == 0);
+    (*parts)[r].x = detach(to_device(inputs[r], replicas_[r]->device));
     if (records && inputs[r].requires_grad()) (*parts)[r].x.set_requires_grad(true);
   }
   on_threads(n, [&](int r) {
     const GradMode mode(records);
+    const Fp8Scope fp8(replicas_[r]->fp8.get());
     generator() = streams[r];
     Part& part = (*parts)[r];
-    part.y = (*replicas_[r])(part.x);
+    part.y = (*replicas_[r]->module)(part.x);
     part.offset = generator().offset;
   });
+  Fp8Scaling* const fp8 = fp8_in_force();
+  const NamedTensors named = module_.named_parameters();
+  gather_amax(fp8, named, replicas_, n);
   Tensors outputs;
-  for (const Part& part : *parts) {
+  for (int r = 0; r < n; ++r) {
     // The next forward draws behind all that was drawn here.
-    generator().offset = std::max(generator().offset, part.offset);
-    outputs.push_back(detach(part.y));
+    generator().offset = std::max(generator().offset, (*parts)[r].offset);
+    outputs.push_back(detach(to_device((*parts)[r].y, inputs[r].device())));
   }
   Tensors all_inputs = inputs;
   all_inputs.insert(all_inputs.end(), parameters.begin(), parameters.end());
   return record(
       "data_parallel", all_inputs, outputs, {},
-      [parts, n, replicas = replicas_](const Backward& b) -> Tensors {
+      [parts, n, fp8, named, home = inputs[0].device(),
+       replicas = replicas_](const Backward& b) -> Tensors {
         b.require_no_graph();
         Tensors dy(n);
         for (int r = 0; r < n; ++r) {
-          if (b.dy(r).defined()) dy[r] = ops::contiguous(b.dy(r));
+          if (b.dy(r).defined()) dy[r] = to_device(ops::contiguous(b.dy(r)), replicas[r]->device);
         }
         on_threads(n, [&](int r) {
-          replicas[r]->zero_grad();
+          replicas[r]->module->zero_grad();
           const Tensor& y = (*parts)[r].y;
           if (dy[r].defined() && y.requires_grad()) backward(y, dy[r]);
         });
+        gather_amax(fp8, named, replicas, n);
         Tensors gradients;
         for (int r = 0; r < n; ++r) {
           const Tensor& x = (*parts)[r].x;
           const bool is_zero = b.needs(r) && !x.grad().defined();
           gradients.push_back(is_zero ? ops::zeros_like(x) : x.grad());
+          if (gradients[r].defined()) gradients[r] = to_device(gradients[r], home);
         }
         std::vector<Tensors> theirs;
-        for (int r = 0; r < n; ++r) theirs.push_back(replicas[r]->parameters());
+        for (int r = 0; r < n; ++r) theirs.push_back(replicas[r]->module->parameters());
         for (size_t i = 0; i < theirs[0].size(); ++i) {
           Tensors terms;
           for (int r = 0; r < n; ++r) {
-            if (theirs[r][i].grad().defined()) terms.push_back(theirs[r][i].grad());
+            const Tensor gradient = theirs[r][i].grad();
+            if (gradient.defined()) terms.push_back(to_device(gradient, home));
           }
           gradients.push_back(terms.empty() ? Tensor() : tree_sum(terms, 0, terms.size()));
           for (int r = 0; r < n; ++r) theirs[r][i].set_grad({});  // to make room for the sums

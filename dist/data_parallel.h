@@ -6,15 +6,19 @@
 // The batch is cut along its first dimension, each part runs through its replica on a thread of its
 // own, forward and backward, and the results are put together again. Gradients of the replicas are
 // added, in the tree of reduce_tree.h, and go to the parameters of `model`, which alone is trained.
-// Replicas share the memory of the parameters on the CPU. Buffers follow the model's before each
-// forward; what the replicas do to theirs is kept of the first replica, as in PyTorch. Replicas run
-// in the precision of the thread that calls, backward too.
+// Replicas take the devices of their numbers (on_device.h), the model that of the first, where
+// inputs come from and results go. Those on the model's device share the memory of its parameters;
+// others get copies before each forward. Buffers follow the model's then; what the replicas do to
+// theirs is kept of the first replica, as in PyTorch. Replicas run in the precision of the thread
+// that calls, backward too. In fp8 each has scales of its own, as ranks have: delayed ones follow
+// the largest magnitude that any of them has met.
 #pragma once
 
 #include <functional>
 #include <memory>
 #include <vector>
 
+#include "autograd/fp8.h"
 #include "autograd/random.h"
 #include "nn/module.h"
 
@@ -34,8 +38,22 @@ class DataParallel {
   int replicas() const { return static_cast<int>(replicas_.size()); }
 
  private:
+  struct Replica {
+    std::shared_ptr<nn::Module> module;
+    Device device;
+    std::unique_ptr<Fp8Scaling> fp8;  // once it was run in fp8
+  };
+
+  using Replicas = std::vector<std::shared_ptr<Replica>>;
+
+  /// Brings a replica's parameters, buffers and scales up to date.
+  void follow(Replica& replica, bool is_first) const;
+  /// What the first n replicas have met in fp8 becomes known to the module's scales.
+  static void gather_amax(Fp8Scaling* scaling, const NamedTensors& parameters,
+                          const Replicas& replicas, int n);
+
   nn::Module& module_;
-  std::vector<std::shared_ptr<nn::Module>> replicas_;
+  Replicas replicas_;
 };
 
 }  // namespace weft::dist

@@ -72,7 +72,7 @@ void FullySharded::load_full_state_dict(const NamedTensors& state) {
     if (const Parameter* p = fsdp::find_entry(engine_->units, entry).second) {
       copy_into(p->slice, ops::to(fsdp::slice_of_whole(*p, source), p->slice.device()));
     } else {
-      copy_into(entry, source);
+      copy_into(entry, ops::to(source, entry.device()));
     }
   }
   engine_->after_step();

@@ -13,6 +13,7 @@
 #include "autograd/backward.h"
 #include "autograd/ops.h"
 #include "autograd/random.h"
+#include "core/transfer.h"
 #include "core/view.h"
 #include "dist/ddp.h"
 #include "dist/stages.h"
@@ -34,15 +35,15 @@ Tensor header_of(const Tensor& x) {
   return Tensor::from(words, {kHeader});
 }
 
-/// An empty tensor as the header says; the generator is set.
-Tensor announced(const Tensor& header) {
+/// An empty tensor as the header says, on the device; the generator is set.
+Tensor announced(const Tensor& header, Device device) {
   const int64_t* words = header.data<int64_t>();
   Shape shape = Shape::filled(static_cast<int>(words[1]), 0);
   for (int d = 0; d < shape.size(); ++d) shape[d] = words[2 + d];
   uint64_t place[3];
   std::memcpy(place, &words[2 + kMaxDims], sizeof(place));
   generator() = {place[0], place[1], place[2]};
-  return Tensor::empty(shape, static_cast<DType>(words[0]));
+  return Tensor::empty(shape, static_cast<DType>(words[0]), device);
 }
 
 }  // namespace
@@ -75,6 +76,7 @@ class Pipeline::Engine : public std::enable_shared_from_this<Engine> {
       if (options.data) options.data->broadcast(tensor).wait();
       options.stages->broadcast(tensor).wait();
     }
+    device_ = state.empty() ? Device{} : state[0].second.device();
     deal_out(state);
     // A thread each, so that what travels forward does not wait for what travels back.
     for (int boundary = 0; boundary + 1 < stages(); ++boundary) {
@@ -159,11 +161,11 @@ class Pipeline::Engine : public std::enable_shared_from_this<Engine> {
       generator() = {position.seed, position.stream, drawn};
       const Tensor header = is_last() ? header_of(y) : Tensor::zeros({kHeader}, DType::i64);
       options_.stages->broadcast(header, stages() - 1).wait();
-      if (!is_last()) y = announced(header);
+      if (!is_last()) y = announced(header, device_);
       options_.stages->broadcast(y, stages() - 1).wait();
     }
     // Gradients of parameters are added where they lie; the anchor makes the node be recorded.
-    Tensor anchor = Tensor::zeros({1}, y.dtype());
+    Tensor anchor = Tensor::zeros({1}, y.dtype(), y.device());
     anchor.set_requires_grad(true);
     return record("pipeline", {anchor}, y, {},
                   [self = shared_from_this(), flights, counts](const Backward& b) -> Tensors {
@@ -177,14 +179,16 @@ class Pipeline::Engine : public std::enable_shared_from_this<Engine> {
                     }
                     if (self->synchronizes_) self->reduce_gradients();
                     self->settle();
-                    return {Tensor::zeros({1}, b.dy().dtype())};
+                    return {Tensor::zeros({1}, b.dy().dtype(), b.dy().device())};
                   });
   }
 
   NamedTensors gather(const NamedTensors& mine) {
     Communicator& group = *options_.stages;
     NamedTensors all;
-    if (is_first()) all = mine;
+    if (is_first()) {
+      for (const auto& [name, tensor] : mine) all.emplace_back(name, to_device(tensor, Device{}));
+    }
     for (int from = 1; from < stages(); ++from) {
       if (stage() == from) {
         nlohmann::json list = nlohmann::json::array();
@@ -197,7 +201,9 @@ class Pipeline::Engine : public std::enable_shared_from_this<Engine> {
         std::memcpy(bytes.raw(), text.data(), text.size());
         group.send(Tensor::from(std::vector<int64_t>{bytes.numel()}, {1}), 0).wait();
         group.send(bytes, 0).wait();
-        for (const auto& [name, tensor] : mine) group.send(ops::contiguous(tensor), 0).wait();
+        for (const auto& [name, tensor] : mine) {
+          group.send(to_device(ops::contiguous(tensor), Device{}), 0).wait();
+        }
       } else if (is_first()) {
         const Tensor length = Tensor::zeros({1}, DType::i64);
         group.recv(length, from).wait();
@@ -290,7 +296,7 @@ class Pipeline::Engine : public std::enable_shared_from_this<Engine> {
     Tensor dy = last_dy;
     if (!is_last()) {
       const NoGrad guard;
-      dy = Tensor::empty(flight.out.shape(), flight.out.dtype());
+      dy = Tensor::empty(flight.out.shape(), flight.out.dtype(), device_);
       backward_in_->recv(dy, 1).wait();
     }
     if (flight.out.requires_grad()) weft::backward(flight.out, dy);
@@ -311,7 +317,7 @@ class Pipeline::Engine : public std::enable_shared_from_this<Engine> {
     const NoGrad guard;
     const Tensor header = Tensor::zeros({kHeader}, DType::i64);
     forward_in_->recv(header, 0).wait();
-    const Tensor x = announced(header);
+    const Tensor x = announced(header, device_);
     forward_in_->recv(x, 0).wait();
     return x;
   }
@@ -340,6 +346,7 @@ class Pipeline::Engine : public std::enable_shared_from_this<Engine> {
   }
 
   std::unordered_map<std::string, int> stage_of_;
+  Device device_;              // of the model on this rank
   Tensors trained_, buffers_;  // of this stage
   CommunicatorPtr forward_in_, forward_out_, backward_in_, backward_out_;
   std::vector<Work> sent_;

@@ -22,6 +22,8 @@
 // stage: the generator travels with the activations, so dropout is that of one rank.
 //
 // With a data group, whose ranks hold the same stage, gradients are summed over it as ddp does.
+//
+// The model lies on the device that its rank computes on; activations arrive there.
 #pragma once
 
 #include <memory>
@@ -74,8 +76,8 @@ class Pipeline {
   /// While the result lives, operator()'s gradients are not summed over the data group.
   std::shared_ptr<void> no_sync();
 
-  /// Tensors that each stage has of its own, all together on the first stage, in order of the
-  /// stages; elsewhere nothing.
+  /// Tensors that each stage has of its own, all together on the first stage, on the CPU, in order
+  /// of the stages; elsewhere nothing.
   NamedTensors gather(const NamedTensors& mine);
 
  private:

@@ -210,6 +210,29 @@ TEST_CASE("fp16 with loss scaling: skipped steps, scales and bits are those of o
   }
 }
 
+TEST_CASE("stages that are wholly frozen train as one rank does, in fp16 too") {
+  // On eight ranks each segment is a stage: the first, one in the middle and the last are frozen.
+  for (const std::vector<std::string>& frozen :
+       {std::vector<std::string>{"embed.weight", "embed.bias"},
+        {"block1.ln_2.weight", "block1.ln_2.bias", "block1.fc1.weight", "block1.fc1.bias",
+         "block1.fc2.weight", "block1.fc2.bias"},
+        {"head.weight", "head.bias"}}) {
+    INFO(frozen[0]);
+    const OracleSetting setting{.dtype = DType::f32,
+                                .autocast = DType::f16,
+                                .is_transformer = true,
+                                .rows = 22,
+                                .deterministic = 8,
+                                .loss_scale = 1 << 24,
+                                .frozen = frozen};
+    const OracleResult one = train_oracle_alone(setting);
+    const OracleResult many = train_oracle_ranks(setting, by_options({.name = "pipeline"}), 8)[0];
+    CHECK(one.scales.front() > one.scales.back());
+    CHECK(many.scales == one.scales);
+    CHECK(same_bits(many.parameters, one.parameters));
+  }
+}
+
 TEST_CASE("1F1B keeps fewer micro-batches than GPipe, and other stages' parameters no memory") {
   for (Schedule schedule : {Schedule::kGpipe, Schedule::k1F1B}) {
     run_ranks(4, [&](Communicator& c) {

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "autograd/backward.h"
+#include "autograd/fp8.h"
 #include "autograd/ops.h"
 #include "autograd/random.h"
 #include "core/memory_account.h"
@@ -241,12 +242,26 @@ Tensor weight_gradient(const Tensor& dy, const Tensor& x, DType dtype) {
   return ops::cast(ops::matmul(ops::transpose(dy, 0, 1), rows), dtype);
 }
 
+/// In fp8 the parts of a layer's tensors have the scale of the whole.
+bool is_fp8(const Tensor& weight, const CommunicatorPtr& group) {
+  Fp8Scaling* const scaling = fp8_in_force();
+  if (!scaling) return false;
+  scaling->share(weight,
+                 [group](const Tensor& amax) { group->all_reduce(amax, ReduceOp::kMax).wait(); });
+  return true;
+}
+
 /// x W^T + b with the gradient of x summed over the ranks; that sum travels while dW is computed.
 /// Of dealt-out tokens, `length` together, only this rank's are kept for backward: the others come
 /// again while dx is computed.
 Tensor column_linear(const Tensor& x, const Tensor& weight, const Tensor& bias,
                      const CommunicatorPtr& group, Tokens tokens, int64_t length = 0) {
   const bool is_dealt_out = tokens == Tokens::kDealtOut;
+  if (is_fp8(weight, group)) {
+    const Tensor whole =
+        is_dealt_out ? gather_sequence(x, -2, group, length) : copy_to_ranks(x, group);
+    return ops::linear(whole, weight, bias);
+  }
   Tensor y;
   {
     const NoGrad guard;
@@ -291,6 +306,7 @@ Tensor column_linear(const Tensor& x, const Tensor& weight, const Tensor& bias,
 /// x W^T summed over the ranks, + b.
 Tensor row_linear(const Tensor& x, const Tensor& weight, const Tensor& bias,
                   const CommunicatorPtr& group, Tokens tokens) {
+  is_fp8(weight, group);
   const Tensor partial = ops::linear(x, weight);
   if (tokens == Tokens::kWhole) {
     const Tensor y = reduce_from_ranks(partial, group);

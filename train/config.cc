@@ -187,12 +187,6 @@ void validate_ranks(const Config& c) {
   check_choice("gradient-average", c.gradient_average, {"samples", "ranks"});
   dist::validate_strategy(strategy_options(c), static_cast<int>(c.devices));
   const std::string strategy = strategy_of(c);
-  WEFT_CHECK(
-      !find_precision(c.precision).is_fp8() ||
-          (strategy != "dp" && strategy != "tp" && strategy != "fsdp+tp" && strategy != "pipeline"),
-      "precision: fp8 scales whole layers of one process; not with {}, but with ddp, fsdp, "
-      "zero1, zero2, zero3 and hsdp",
-      strategy);
   const int64_t m = c.deterministic_reduce;
   if (m == 0) return;
   WEFT_CHECK(m > 0 && m <= kMostDevices, "deterministic-reduce: expected 1 to {} pieces, got {}",

@@ -8,8 +8,11 @@
 #include "autograd/backward.h"
 #include "autograd/ops.h"
 #include "autograd/random.h"
+#include "core/runtime.h"
+#include "core/transfer.h"
 #include "dist/join.h"
 #include "dist/launch.h"
+#include "dist/on_device.h"
 #include "optim/clip.h"
 #include "train/safetensors.h"
 
@@ -26,12 +29,13 @@ std::string strategy_name(const FabricOptions& options) {
 Fabric::Fabric(const FabricOptions& options)
     : options_(options),
       precision_(find_precision(options.precision)),
-      scaler_({.enabled = precision_.scales_loss()}) {
+      scaler_({.enabled = precision_.scales_loss()}),
+      device_(parse_device(options.device)) {
   WEFT_CHECK(!precision_.is_fp8(), "fabric: precision {} keeps scales of its own; use weft train",
              options.precision);
-  WEFT_CHECK(options.device == "cpu" || options.devices == 1,
-             "fabric: {} devices of kind \"{}\": several ranks compute on the CPU so far",
-             options.devices, options.device);
+  WEFT_CHECK(options.devices == 1 || device_.index == 0,
+             "fabric: {} devices, but device \"{}\" is one of them; expected \"{}\"",
+             options.devices, options.device, name(device_.type));
   dist::validate_strategy(strategy_options(), options.devices);
 }
 
@@ -57,15 +61,25 @@ void Fabric::launch(int argc, char** argv) {
     command.at(0) = std::filesystem::read_symlink("/proc/self/exe");
     std::exit(dist::launch({.ranks = processes}, command));
   }
-  launch(dist::is_rank() ? dist::join_world() : nullptr);
+  join(dist::is_rank() ? dist::join_world() : nullptr, dist::local_rank());
 }
 
 void Fabric::launch(dist::CommunicatorPtr world) {
+  const int rank = world ? world->rank() : 0;
+  join(std::move(world), rank);
+}
+
+void Fabric::join(dist::CommunicatorPtr world, int local_rank) {
   WEFT_CHECK(!strategy_, "fabric: launch() was called already");
+  require_device(device_);
   world_ = std::move(world);
   const int processes = dist::processes_of(strategy_options(), options_.devices);
   WEFT_CHECK(size() == processes, "fabric: {} devices were asked for, {} ranks were started",
              options_.devices, size());
+  if (size() > 1) {
+    device_ = dist::device_of_rank(device_, local_rank);
+    world_ = dist::on_device(std::move(world_), device_);
+  }
   strategy_ = dist::make_strategy(strategy_options(), world_, options_.devices);
 }
 
@@ -73,6 +87,7 @@ void Fabric::setup(nn::Module& model, optim::Optimizer& optimizer,
                    const dist::ModelStructure& structure) {
   WEFT_CHECK(strategy_, "fabric: call launch() before setup()");
   if (precision_.parameters != DType::f32) model.to(precision_.parameters);
+  model.to(device_);
   model_ = &model;
   // The groups' tensors are known by their handles, which wrap() leaves as they are.
   const std::vector<optim::ParameterGroup> whole = optimizer.groups();
@@ -87,6 +102,7 @@ std::unique_ptr<data::Loader> Fabric::setup_dataloader(data::DatasetPtr dataset,
   options.batch_size *= data_devices();
   options.pieces = options.ranks = strategy_->data_size();
   options.rank = strategy_->data_rank();
+  options.device = device_;
   return std::make_unique<data::Loader>(std::move(dataset), options);
 }
 
@@ -94,7 +110,7 @@ Tensor Fabric::forward(const Tensor& x) {
   WEFT_CHECK(model_, "fabric: call setup() before forward()");
   const PrecisionScope scope = enter_precision();
   const auto run = [&](const Tensor& in) { return strategy_->forward(*model_, in); };
-  return forward_logits(run, x, precision_);
+  return forward_logits(run, ops::to(x, device_), precision_);
 }
 
 void Fabric::backward(const Tensor& loss) {
@@ -121,7 +137,8 @@ double Fabric::clip_gradients(optim::Optimizer& optimizer, double max_norm) {
     const NoGrad guard;
     for (const Tensor& p : parameters) {
       Tensor gradient = p.grad();
-      if (gradient.defined()) ops::mul_(gradient, Tensor::scalar(factor, gradient.dtype()));
+      if (!gradient.defined()) continue;
+      ops::mul_(gradient, ops::full({}, factor, gradient.dtype(), gradient.device()));
     }
   }
   return norm;
@@ -145,7 +162,7 @@ Tensor Fabric::all_gather(const Tensor& x) const {
   if (!world_) return ops::clone(ops::unsqueeze(x, 0));
   Shape shape = x.shape();
   shape.insert(0, size());
-  const Tensor all = Tensor::empty(shape, x.dtype());
+  const Tensor all = Tensor::empty(shape, x.dtype(), x.device());
   world_->all_gather(all, ops::contiguous(x)).wait();
   return all;
 }
@@ -160,7 +177,8 @@ void Fabric::barrier() const {
 
 void Fabric::save(const std::string& path) {
   WEFT_CHECK(model_, "fabric: call setup() before save()");
-  const NamedTensors state = strategy_->model_state(*model_);
+  NamedTensors state = strategy_->model_state(*model_);
+  for (auto& [name, tensor] : state) tensor = to_device(tensor, Device{});
   if (is_main()) write_safetensors(path, state, {{"format", "pt"}});
   barrier();
 }

@@ -33,8 +33,8 @@
 namespace weft::train {
 
 struct FabricOptions {
-  std::string device = "cpu";
-  int devices = 1;
+  std::string device = "cpu";  // cpu or cuda; a single device also by number: cuda:1
+  int devices = 1;             // cuda: each rank on the device of its number among its host's
   /// 32-true, 64-true, 16-mixed (the loss is scaled), bf16-mixed, 16-true, bf16-true, or by our
   /// names (train/precision.h).
   std::string precision = "32-true";
@@ -60,6 +60,8 @@ class Fabric {
   /// Joins ranks that are there already, as threads of a test are; null: alone.
   void launch(dist::CommunicatorPtr world);
 
+  /// Where this rank computes.
+  Device device() const { return device_; }
   int rank() const { return world_ ? world_->rank() : 0; }
   int size() const { return world_ ? world_->size() : 1; }
   bool is_main() const { return rank() == 0; }
@@ -69,16 +71,18 @@ class Fabric {
   /// Devices that take different samples, threads of dp among them.
   int data_devices() const { return dist::data_devices_of(strategy_options(), options_.devices); }
 
-  /// Takes over a model and its optimizer, which has not stepped yet. `structure` may be what fsdp
+  /// Takes over a model and its optimizer, which has not stepped yet, and brings the model to the
+  /// device. `structure` may be what fsdp
   /// gathers together (dist::wrap_modules); tp, pipeline and dp need more of it.
   void setup(nn::Module& model, optim::Optimizer& optimizer,
              const dist::ModelStructure& structure = {});
-  /// Batches of options.batch_size on each device, different ones. Ranks that share a layer or a
-  /// pipeline have the same; with dp one batch holds those of all devices.
+  /// Batches of options.batch_size on each device, different ones, brought there. Ranks that share
+  /// a layer or a pipeline have the same; with dp one batch holds those of all devices.
   std::unique_ptr<data::Loader> setup_dataloader(data::DatasetPtr dataset,
                                                  data::LoaderOptions options) const;
 
-  /// The model on x, in the precision asked for; logits come back in f32 or f64.
+  /// The model on x, wherever that is, in the precision asked for; logits come back in f32 or f64,
+  /// on the device.
   Tensor forward(const Tensor& x);
   /// ops::cross_entropy of what forward() returned; with parallel_head, whose logits are a part of
   /// the classes, this one alone fits.
@@ -99,7 +103,7 @@ class Fabric {
 
   /// In place, and waited for.
   void all_reduce(const Tensor& x, dist::ReduceOp op = dist::ReduceOp::kMean) const;
-  /// [ranks, ...]: every rank's x.
+  /// [ranks, ...]: every rank's x, where x is.
   Tensor all_gather(const Tensor& x) const;
   void broadcast(const Tensor& x, int source = 0) const;
   void barrier() const;
@@ -118,6 +122,7 @@ class Fabric {
 
  private:
   dist::StrategyOptions strategy_options() const;
+  void join(dist::CommunicatorPtr world, int local_rank);
   PrecisionScope enter_precision();
   void unscale(optim::Optimizer& optimizer);
 
@@ -125,6 +130,7 @@ class Fabric {
   const Precision& precision_;
   optim::GradScaler scaler_;
   bool is_unscaled_ = false;  // since the last step
+  Device device_;
   dist::CommunicatorPtr world_;
   std::unique_ptr<dist::Strategy> strategy_;
   nn::Module* model_ = nullptr;

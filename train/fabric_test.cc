@@ -7,9 +7,11 @@
 
 #include "autograd/ops.h"
 #include "autograd/random.h"
+#include "core/runtime.h"
 #include "dist/in_process.h"
 #include "nn/nn.h"
 #include "optim/adam.h"
+#include "tests/skip.h"
 #include "train/safetensors.h"
 
 using namespace weft;
@@ -58,7 +60,7 @@ Result train(const FabricOptions& options, const dist::CommunicatorPtr& world) {
     labels = ops::contiguous(ops::narrow(labels, 0, fabric.data_rank() * rows, rows));
     const GradMode records(true);
     optimizer.zero_grad();
-    const Tensor loss = ops::cross_entropy(fabric.forward(x), labels);
+    const Tensor loss = ops::cross_entropy(fabric.forward(x), ops::to(labels, fabric.device()));
     fabric.backward(loss);
     result.norms.push_back(fabric.clip_gradients(optimizer, 0.5));
     result.skipped += !fabric.step(optimizer);
@@ -144,6 +146,41 @@ TEST_CASE("Fabric's precisions train on one rank and on several") {
   }
   CHECK_THROWS_WITH(Fabric({.precision = "17-mixed"}), Contains("precision: \"17-mixed\""));
   CHECK_THROWS_WITH(Fabric({.devices = 3, .strategy = "fsdp+tp"}), Contains("no mesh of 2"));
+}
+
+TEST_CASE("on CUDA devices every strategy has the weights of one CPU in f64") {
+  CHECK_THROWS_WITH(Fabric({.device = "cuda:1", .devices = 2}),
+                    "fabric: 2 devices, but device \"cuda:1\" is one of them; expected \"cuda\"");
+  if (runtime::device_count() == 0) {
+    CHECK_THROWS_WITH(train_ranks({.device = "cuda"}), Contains("device cuda:0 is not available"));
+    WEFT_SKIP(runtime::no_device_reason().c_str());
+  }
+  const Result one = train_ranks({.precision = "64-true"});
+  for (const FabricOptions& options : {FabricOptions{.devices = 1, .strategy = "single"},
+                                       {.devices = 3, .strategy = "dp"},
+                                       {.devices = 2, .strategy = "ddp"},
+                                       {.devices = 3, .strategy = "fsdp"},
+                                       {.devices = 2, .strategy = "fsdp", .cpu_offload = true},
+                                       {.devices = 4, .strategy = "zero1"},
+                                       {.devices = 2, .strategy = "zero2"},
+                                       {.devices = 2, .strategy = "zero3"},
+                                       {.devices = 4, .strategy = "hsdp"},
+                                       {.devices = 2, .strategy = "tp"},
+                                       {.devices = 4, .strategy = "fsdp+tp"},
+                                       {.devices = 3, .strategy = "pipeline"}}) {
+    FabricOptions there = options;
+    there.device = "cuda";
+    there.precision = "64-true";
+    INFO(options.strategy << " on " << options.devices);
+    const Result result = train_ranks(there);
+    CHECK(largest_difference(result, one) < 1e-10);
+    for (int step = 0; step < 3; ++step) {
+      CHECK(std::abs(result.losses[step] - one.losses[step]) < 1e-10);
+      CHECK(std::abs(result.norms[step] - one.norms[step]) < 1e-10);
+    }
+    there.precision = "16-mixed";
+    CHECK(std::abs(train_ranks(there).losses[0] - one.losses[0]) < 0x1p-8 * one.losses[0]);
+  }
 }
 
 TEST_CASE("trap: an infinite gradient of one rank makes all of them leave the step out") {

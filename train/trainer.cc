@@ -238,7 +238,7 @@ void Run::save() {
 }
 
 void Run::write_final_weights() {
-  const NamedTensors model = ranks_.strategy().model_state(*trained_.model);
+  const NamedTensors model = on_cpu(ranks_.strategy().model_state(*trained_.model));
   if (!ranks_.is_main()) return;
   Metadata metadata = {{"format", "pt"}};  // PyTorch's readers want to know who wrote the file
   if (config_.layer_norm_eps > 0) {

@@ -6,7 +6,10 @@
 #include <map>
 
 #include "autograd/autocast.h"
+#include "core/transfer.h"
 #include "dist/in_process.h"
+#include "dist/on_device.h"
+#include "dist/staged.h"
 #include "dist/tree_accumulator.h"
 #include "optim/clip.h"
 #include "optim/grad_scaler.h"
@@ -29,6 +32,12 @@ std::unique_ptr<OracleModule> make_model(const OracleSetting& setting, int rank)
   return model;
 }
 
+/// A copy.
+Tensor on_cpu(const Tensor& x) {
+  const NoGrad guard;
+  return ops::clone(to_device(x, Device{}));
+}
+
 NamedTensors trained(const nn::Module& model) {
   NamedTensors all = model.named_parameters();
   std::erase_if(all, [](const auto& named) { return !named.second.requires_grad(); });
@@ -38,8 +47,13 @@ NamedTensors trained(const nn::Module& model) {
 }  // namespace
 
 OracleResult train_oracle(const OracleSetting& setting, const MakeStrategy& make,
-                          const CommunicatorPtr& world) {
-  const auto model = make_model(setting, world ? world->rank() : 0);
+                          const CommunicatorPtr& host) {
+  const int rank = host ? host->rank() : 0;
+  const Device device = setting.on_device ? device_of_rank({DeviceType::cuda, 0}, rank) : Device{};
+  const CommunicatorPtr world =
+      host && setting.on_device ? make_staged_communicator(host, device) : host;
+  const auto model = make_model(setting, rank);
+  model->to(device);
   const std::unique_ptr<Strategy> strategy = make(world);
   ModelStructure structure(setting.units);
   structure.mlps = model->mlps();
@@ -59,7 +73,8 @@ OracleResult train_oracle(const OracleSetting& setting, const MakeStrategy& make
                              : ranks * strategy->pieces() * setting.accumulate;
   OracleResult result;
   for (int step = 0; step < setting.steps; ++step) {
-    const OracleBatch whole = oracle_batch(step, setting.rows * setting.accumulate, setting.dtype);
+    OracleBatch whole = oracle_batch(step, setting.rows * setting.accumulate, setting.dtype);
+    whole = {to_device(whole.x, device), to_device(whole.labels, device)};
     optimizer.zero_grad();
     double loss_sum = 0;
     const auto piece_at = [&](int64_t i) {
@@ -97,7 +112,7 @@ OracleResult train_oracle(const OracleSetting& setting, const MakeStrategy& make
     result.losses.push_back(sum.item());
     if (step == 0) {
       for (const auto& [name, p] : model->named_parameters()) {
-        if (p.grad().defined()) result.first_gradients.emplace_back(name, ops::clone(p.grad()));
+        if (p.grad().defined()) result.first_gradients.emplace_back(name, on_cpu(p.grad()));
       }
     }
     if (scaler.is_enabled()) {
@@ -116,8 +131,12 @@ OracleResult train_oracle(const OracleSetting& setting, const MakeStrategy& make
     if (scaler.is_enabled()) scaler.update();
     strategy->after_step();
   }
-  result.parameters = cloned(strategy->model_state(*model));
-  result.optimizer = cloned(strategy->optimizer_state(optimizer).tensors);
+  for (const auto& [name, tensor] : strategy->model_state(*model)) {
+    result.parameters.emplace_back(name, on_cpu(tensor));
+  }
+  for (const auto& [name, tensor] : strategy->optimizer_state(optimizer).tensors) {
+    result.optimizer.emplace_back(name, on_cpu(tensor));
+  }
   return result;
 }
 

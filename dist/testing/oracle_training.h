@@ -27,6 +27,7 @@ struct OracleSetting {
   double clip_norm = 0.5;
   ops::CrossEntropyOptions loss = {};
   std::vector<std::string> frozen;  // names of parameters
+  bool on_device = false;           // ranks on the CUDA devices of their numbers, through the host
   WrapPolicy units = wrap_modules<nn::Linear, nn::LayerNorm>();
 };
 
