@@ -50,6 +50,19 @@ TEST_CASE("uneven batches on three ranks train as one rank does") {
   CHECK(distance("alone", "three") > 0);
 }
 
+TEST_CASE("gradients are averaged over samples, or over ranks as PyTorch does") {
+  const auto settings = [](int batch) {
+    return tiny(batch, "--epochs 1 --optimizer sgd --lr 0.01 --clip-norm 0 --devices 3 ");
+  };
+  run_train("samples24", settings(24));
+  run_train("ranks24", settings(24) + "--gradient-average ranks");
+  CHECK(diff_weights("samples24", "ranks24") == 0);
+  // 9, 9 and 7 images: the third rank's mean counts 1/3 instead of 7/25.
+  run_train("samples25", settings(25));
+  run_train("ranks25", settings(25) + "--gradient-average ranks");
+  CHECK(distance("samples25", "ranks25") > 1e-6);
+}
+
 TEST_CASE("trap: resuming at another world size, under another strategy") {
   const std::string settings = tiny(24, kFixed + "--epochs 2");
   run_train("whole2", settings);
@@ -125,4 +138,6 @@ TEST_CASE("a rank that is killed ends the others, which say where they were") {
   CHECK_THAT(outcome.err, Contains("rank 1"));
   CHECK_THAT(outcome.err,
              Contains("all_reduce #") || Contains("broadcast #") || Contains("barrier #"));
+  const Outcome left = run_shell("pgrep -f -- '[w]eft train --output " + run + "'");
+  CHECK(left.out == "");
 }

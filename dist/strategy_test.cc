@@ -170,7 +170,7 @@ TEST_CASE("with a deterministic reduction dp, ddp, fsdp, zero and pipelines have
     };
     for (int ranks : {1, 2, 4, 8}) {
       check("dp", ranks, train_dp(setting, ranks));
-      for (const std::string name : {"ddp", "fsdp", "zero1", "zero2", "hsdp"}) {
+      for (const std::string name : {"ddp", "fsdp", "zero1", "zero2", "zero3", "hsdp"}) {
         check(name, ranks, train_oracle_ranks(setting, by_options({.name = name}), ranks)[0]);
       }
       for (Schedule schedule : {Schedule::kGpipe, Schedule::k1F1B}) {
