@@ -14,7 +14,6 @@
 #include "core/error.h"
 #include "dist/join.h"
 #include "dist/launch.h"
-#include "dist/on_device.h"
 #include "dist/strategy.h"
 #include "models/registry.h"
 #include "train/precision.h"
@@ -119,10 +118,6 @@ int run_train(const Arguments& arguments) {
   const int processes = train::processes_of(config);
   if (processes > 1 && !is_rank) {
     return launch_self(processes, arguments.max_restarts, run.output);
-  }
-  if (run.world && run.world->size() > 1) {
-    run.device = dist::device_of_rank(run.device, dist::local_rank());
-    run.world = dist::on_device(run.world, run.device);
   }
   const auto result = run.resume.empty() ? train::train(config, run) : train::resume(run);
   return result.exit_code();

@@ -19,68 +19,69 @@
 namespace weft::train {
 namespace {
 
-std::string strategy_name(const FabricOptions& options) {
-  if (options.strategy != "auto") return options.strategy;
-  return options.devices > 1 ? "ddp" : "single";
+dist::StrategyOptions strategy_of(const FabricOptions& options) {
+  const char* usual = options.devices > 1 ? "ddp" : "single";
+  return {.name = options.strategy == "auto" ? usual : options.strategy,
+          .shard_size = options.shard_size,
+          .tensor_parallel = options.tensor_parallel,
+          .sequence_parallel = options.sequence_parallel,
+          .parallel_head = options.parallel_head,
+          .pipeline_stages = options.pipeline_stages,
+          .micro_batches = options.micro_batches,
+          .cpu_offload = options.cpu_offload};
+}
+
+optim::GradScalerOptions scaler_of(const FabricOptions& options, const Precision& precision) {
+  optim::GradScalerOptions scaler = options.numerics.loss_scale;
+  scaler.enabled = scaler.enabled && precision.scales_loss();
+  return scaler;
 }
 
 }  // namespace
 
-Fabric::Fabric(const FabricOptions& options)
+Fabric::Fabric(const FabricOptions& options) : Fabric(options, strategy_of(options)) {}
+
+Fabric::Fabric(const FabricOptions& options, const dist::StrategyOptions& strategy)
     : options_(options),
+      strategy_options_(strategy),
       precision_(find_precision(options.precision)),
-      scaler_({.enabled = precision_.scales_loss()}),
+      scaler_(scaler_of(options, precision_)),
+      fp8_(options.numerics.fp8),
       device_(parse_device(options.device)) {
-  WEFT_CHECK(!precision_.is_fp8(), "fabric: precision {} keeps scales of its own; use weft train",
-             options.precision);
   WEFT_CHECK(options.devices == 1 || device_.index == 0,
              "fabric: {} devices, but device \"{}\" is one of them; expected \"{}\"",
              options.devices, options.device, name(device_.type));
-  dist::validate_strategy(strategy_options(), options.devices);
+  dist::validate_strategy(strategy_options_, options.devices);
 }
 
-dist::StrategyOptions Fabric::strategy_options() const {
-  return {.name = strategy_name(options_),
-          .shard_size = options_.shard_size,
-          .tensor_parallel = options_.tensor_parallel,
-          .sequence_parallel = options_.sequence_parallel,
-          .parallel_head = options_.parallel_head,
-          .pipeline_stages = options_.pipeline_stages,
-          .micro_batches = options_.micro_batches,
-          .cpu_offload = options_.cpu_offload};
-}
-
-PrecisionScope Fabric::enter_precision() {
-  return PrecisionScope(precision_, kernels::Accumulation::ieee);
+PrecisionScope Fabric::autocast() {
+  const NumericsOptions& numerics = options_.numerics;
+  return PrecisionScope(precision_, numerics.accumulation, &fp8_, numerics.tf32_rounding);
 }
 
 void Fabric::launch(int argc, char** argv) {
-  const int processes = dist::processes_of(strategy_options(), options_.devices);
+  const int processes = dist::processes_of(strategy_options_, options_.devices);
   if (processes > 1 && !dist::is_rank()) {
     std::vector<std::string> command(argv, argv + argc);
     command.at(0) = std::filesystem::read_symlink("/proc/self/exe");
     std::exit(dist::launch({.ranks = processes}, command));
   }
-  join(dist::is_rank() ? dist::join_world() : nullptr, dist::local_rank());
+  launch(dist::is_rank() ? dist::join_world() : nullptr);
 }
 
 void Fabric::launch(dist::CommunicatorPtr world) {
-  const int rank = world ? world->rank() : 0;
-  join(std::move(world), rank);
-}
-
-void Fabric::join(dist::CommunicatorPtr world, int local_rank) {
   WEFT_CHECK(!strategy_, "fabric: launch() was called already");
   require_device(device_);
   world_ = std::move(world);
-  const int processes = dist::processes_of(strategy_options(), options_.devices);
+  const int processes = dist::processes_of(strategy_options_, options_.devices);
   WEFT_CHECK(size() == processes, "fabric: {} devices were asked for, {} ranks were started",
              options_.devices, size());
   if (size() > 1) {
-    device_ = dist::device_of_rank(device_, local_rank);
+    const bool are_processes = dist::is_rank();  // else threads of one
+    device_ = dist::device_of_rank(device_, are_processes ? dist::local_rank() : rank());
     world_ = dist::on_device(std::move(world_), device_);
   }
-  strategy_ = dist::make_strategy(strategy_options(), world_, options_.devices);
+  strategy_ = dist::make_strategy(strategy_options_, world_, options_.devices);
 }
 
 void Fabric::setup(nn::Module& model, optim::Optimizer& optimizer,
@@ -108,24 +109,33 @@ std::unique_ptr<data::Loader> Fabric::setup_dataloader(data::DatasetPtr dataset,
 
 Tensor Fabric::forward(const Tensor& x) {
   WEFT_CHECK(model_, "fabric: call setup() before forward()");
-  const PrecisionScope scope = enter_precision();
+  const PrecisionScope scope = autocast();
   const auto run = [&](const Tensor& in) { return strategy_->forward(*model_, in); };
   return forward_logits(run, ops::to(x, device_), precision_);
 }
 
 void Fabric::backward(const Tensor& loss) {
-  const PrecisionScope scope = enter_precision();
+  const PrecisionScope scope = autocast();
   const int ranks = strategy_->data_size();
   weft::backward(scaler_.scale(ranks == 1 ? loss : loss * (1.0 / ranks)));
 }
 
-void Fabric::unscale(optim::Optimizer& optimizer) {
-  if (!scaler_.is_enabled() || std::exchange(is_unscaled_, true)) return;
-  scaler_.unscale(optimizer);
+void Fabric::run(const dist::MicroBatches& parts) {
+  WEFT_CHECK(model_, "fabric: call setup() before run()");
+  scaler_.scale(Tensor::scalar(0));  // a pipeline's stage may have no loss of its own to scale
+  // One scope for all parts: each weight is cast once.
+  const PrecisionScope scope = autocast();
+  strategy_->run(*model_, parts);
+}
+
+double Fabric::unscale(optim::Optimizer& optimizer) {
+  if (!scaler_.is_enabled() || std::exchange(is_unscaled_, true)) return 0;
+  const double norm = scaler_.unscale(optimizer);
   // Of all ranks, before any of them skips a step.
   const Tensor found = Tensor::scalar(scaler_.found_inf(optimizer), DType::f32);
   all_reduce(found, dist::ReduceOp::kMax);
   scaler_.set_found_inf(optimizer, found.item() != 0);
+  return norm;
 }
 
 double Fabric::clip_gradients(optim::Optimizer& optimizer, double max_norm) {
@@ -144,13 +154,30 @@ double Fabric::clip_gradients(optim::Optimizer& optimizer, double max_norm) {
   return norm;
 }
 
-bool Fabric::step(optim::Optimizer& optimizer) {
+bool Fabric::step(optim::Optimizer& optimizer, double gradient_scale) {
   unscale(optimizer);
-  const bool is_taken = scaler_.step(optimizer);
-  if (scaler_.is_enabled()) scaler_.update();
+  const bool is_taken = scaler_.step(optimizer, gradient_scale);
   is_unscaled_ = false;
   strategy_->after_step();
+  if (options_.numerics.loss_scale_is_fixed) {
+    scaler_.update(scaler_.get_scale());
+  } else {
+    scaler_.update();
+  }
+  if (precision_.is_fp8()) {
+    reduce_amax();
+    fp8_.update();
+  }
   return is_taken;
+}
+
+/// Delayed scales follow the largest magnitude that any rank has met.
+void Fabric::reduce_amax() {
+  if (fp8_.options().scaling != Fp8Options::Scaling::delayed) return;
+  const NamedTensors parameters = model_->named_parameters();
+  const Tensor amax = fp8_.step_amax(parameters);
+  all_reduce(amax, dist::ReduceOp::kMax);
+  fp8_.set_step_amax(amax, parameters);
 }
 
 void Fabric::all_reduce(const Tensor& x, dist::ReduceOp op) const {

@@ -15,6 +15,8 @@
 //   }
 //   fabric.save("model.safetensors");
 //
+// A step of several parts, or one in a strategy's own order, is fabric.run(parts) in the place of
+// backward(). `weft train` is built on this (train/ranks.h, train/optimization.h);
 // examples/plain_training.cc and examples/scaled_training.cc are one program without and with it.
 #pragma once
 
@@ -32,11 +34,20 @@
 
 namespace weft::train {
 
+/// What a precision leaves open.
+struct NumericsOptions {
+  optim::GradScalerOptions loss_scale = {};  // of 16-mixed
+  bool loss_scale_is_fixed = false;          // its first value stays
+  Fp8Options fp8 = {};
+  kernels::Accumulation accumulation = kernels::Accumulation::ieee;
+  kernels::Tf32 tf32_rounding = kernels::Tf32::truncate;
+};
+
 struct FabricOptions {
   std::string device = "cpu";  // cpu or cuda; a single device also by number: cuda:1
   int devices = 1;             // cuda: each rank on the device of its number among its host's
-  /// 32-true, 64-true, 16-mixed (the loss is scaled), bf16-mixed, 16-true, bf16-true, or by our
-  /// names (train/precision.h).
+  /// 32-true, 64-true, 16-mixed (the loss is scaled), bf16-mixed, 16-true, bf16-true,
+  /// transformer-engine (fp8), or by our names (train/precision.h).
   std::string precision = "32-true";
   std::string strategy = "auto";  // dist/strategy.h; auto: ddp on several devices
   // Of one strategy each; 0: its own choice.
@@ -47,17 +58,20 @@ struct FabricOptions {
   int pipeline_stages = 0;         // pipeline
   int micro_batches = 0;           // pipeline
   bool cpu_offload = false;        // fsdp, zero3, hsdp, fsdp+tp
+  NumericsOptions numerics = {};
 };
 
 class Fabric {
  public:
   /// Throws Error for options that do not go together.
   explicit Fabric(const FabricOptions& options);
+  /// With `strategy` in the place of what the options say of it.
+  Fabric(const FabricOptions& options, const dist::StrategyOptions& strategy);
 
   /// With several devices, outside mpirun and srun: starts this program again as so many ranks,
   /// waits, and ends the program with their exit code. Else joins the ranks that are there.
   void launch(int argc, char** argv);
-  /// Joins ranks that are there already, as threads of a test are; null: alone.
+  /// Joins ranks that are there already, threads of a test among them; null: alone.
   void launch(dist::CommunicatorPtr world);
 
   /// Where this rank computes.
@@ -69,7 +83,10 @@ class Fabric {
   int data_size() const { return strategy_->data_size(); }
   int data_rank() const { return strategy_->data_rank(); }
   /// Devices that take different samples, threads of dp among them.
-  int data_devices() const { return dist::data_devices_of(strategy_options(), options_.devices); }
+  int data_devices() const { return dist::data_devices_of(strategy_options_, options_.devices); }
+  dist::Strategy& strategy() const { return *strategy_; }
+  /// null: this process is alone.
+  const dist::CommunicatorPtr& world() const { return world_; }
 
   /// Takes over a model and its optimizer, which has not stepped yet, and brings the model to the
   /// device. `structure` may be what fsdp
@@ -90,16 +107,28 @@ class Fabric {
                        const ops::CrossEntropyOptions& options = {}) const {
     return strategy_->cross_entropy(logits, labels, options);
   }
+  /// Enters the precision, for as long as the result lives; the functions here do so themselves.
+  PrecisionScope autocast();
   /// Gradients of the mean over ranks of their losses, in 16-mixed scaled.
   void backward(const Tensor& loss);
+  /// Forward and backward of a step's parts, in the strategy's order. A part's loss is its share of
+  /// the whole batch's, scaled().
+  void run(const dist::MicroBatches& parts);
+  Tensor scaled(const Tensor& loss) { return scaler_.scale(loss); }
   /// While the result lives, gradients stay on their rank and add up: for accumulation.
   std::shared_ptr<void> no_backward_sync() { return strategy_->no_sync(); }
   /// Scales the gradients so that their norm over all ranks is at most max_norm; returns what it
   /// was. In 16-mixed it takes the loss scale out of them first.
   double clip_gradients(optim::Optimizer& optimizer, double max_norm);
-  /// optimizer.step(), which in 16-mixed knows nothing of the loss scale: false, on all ranks,
-  /// where a gradient was infinite on one of them and the step was left out.
-  bool step(optim::Optimizer& optimizer);
+  /// In 16-mixed takes the loss scale out of the gradients, once a step, and returns the norm of
+  /// this rank's; else 0. clip_gradients() and step() do it where it was not done.
+  double unscale(optim::Optimizer& optimizer);
+  /// optimizer.step(gradient_scale), which in 16-mixed knows nothing of the loss scale: false, on
+  /// all ranks, where a gradient was infinite on one of them and the step was left out. Then the
+  /// scales of the next step.
+  bool step(optim::Optimizer& optimizer, double gradient_scale = 1);
+  optim::GradScaler& scaler() { return scaler_; }
+  Fp8Scaling& fp8() { return fp8_; }
 
   /// In place, and waited for.
   void all_reduce(const Tensor& x, dist::ReduceOp op = dist::ReduceOp::kMean) const;
@@ -121,14 +150,13 @@ class Fabric {
   void seed_everything(uint64_t seed) const;
 
  private:
-  dist::StrategyOptions strategy_options() const;
-  void join(dist::CommunicatorPtr world, int local_rank);
-  PrecisionScope enter_precision();
-  void unscale(optim::Optimizer& optimizer);
+  void reduce_amax();
 
   const FabricOptions options_;
+  const dist::StrategyOptions strategy_options_;
   const Precision& precision_;
   optim::GradScaler scaler_;
+  Fp8Scaling fp8_;
   bool is_unscaled_ = false;  // since the last step
   Device device_;
   dist::CommunicatorPtr world_;

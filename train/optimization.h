@@ -24,23 +24,21 @@ namespace weft::train {
 
 class Optimization {
  public:
-  /// For a model that ranks' strategy has wrapped already, in a run of `steps`. All three
-  /// references must outlive it.
-  Optimization(const Config& config, nn::Module& model, Ranks& ranks, int64_t steps);
+  /// Hands a model, its structure and its optimizer over to ranks' Fabric, for a run of `steps`.
+  /// config, model and ranks must outlive it.
+  Optimization(const Config& config, nn::Module& model, const dist::ModelStructure& structure,
+               Ranks& ranks, int64_t steps);
 
-  void begin_step();
-  Tensor scaled(const Tensor& loss) { return scaler_.scale(loss); }
+  void begin_step() { optimizer_->zero_grad(); }
+  Tensor scaled(const Tensor& loss) { return fabric_.scaled(loss); }
   /// Clips the gradients and changes the parameters, the steps of schedule before it counted from
   /// 0; where a scaled loss has overflowed on any rank, changes none.
   void finish_step(int64_t step);
 
   Tensors parameters() const { return optimizer_->parameters(); }
-  /// For config's precision in fp8.
-  Fp8Scaling& fp8() { return fp8_; }
-
   // Of the step finished last.
   double lr() const { return optimizer_->lr(); }
-  bool scales_loss() const { return scaler_.is_enabled(); }
+  bool scales_loss() const { return fabric_.scaler().is_enabled(); }
   double loss_scale() const { return last_scale_; }
   bool was_skipped() const { return last_was_skipped_; }
 
@@ -54,10 +52,9 @@ class Optimization {
   const Config& config_;
   nn::Module& model_;
   Ranks& ranks_;
+  Fabric& fabric_;
   std::unique_ptr<optim::Optimizer> optimizer_;
   optim::Schedule schedule_;
-  optim::GradScaler scaler_;
-  Fp8Scaling fp8_;
   double last_scale_ = 1;
   bool last_was_skipped_ = false;
 };

@@ -1,28 +1,60 @@
 #include "train/ranks.h"
 
-#include <cstring>
-
 #include "autograd/random.h"
 
 namespace weft::train {
 
-Ranks::Ranks(const Config& config, dist::CommunicatorPtr world)
-    : config_(config), world_(std::move(world)) {
-  WEFT_CHECK(processes_of(config) == size(), "the run is set up for {} ranks, {} were started",
-             processes_of(config), size());
-  strategy_ =
-      dist::make_strategy(strategy_options(config), world_, static_cast<int>(config.devices));
+namespace {
+
+/// Disabled where no loss is scaled.
+optim::GradScalerOptions scaler_options(const Config& config) {
+  optim::GradScalerOptions options;
+  options.enabled = config.loss_scale != "none";
+  if (options.enabled && config.loss_scale != "dynamic") {
+    options.init_scale = fixed_loss_scale(config);
+    return options;
+  }
+  options.init_scale = config.initial_loss_scale;
+  options.growth_interval = config.loss_scale_window;
+  options.hysteresis = config.loss_scale_hysteresis;
+  options.min_scale = config.min_loss_scale;
+  return options;
+}
+
+FabricOptions fabric_options(const Config& config, Device device) {
+  const bool is_delayed = config.fp8_scaling == "delayed";
+  const bool is_nearest = config.tf32_rounding == "nearest";
+  return {
+      .device = to_string(device),
+      .devices = static_cast<int>(config.devices),
+      .precision = config.precision,
+      .numerics = {.loss_scale = scaler_options(config),
+                   .loss_scale_is_fixed = config.loss_scale != "dynamic",
+                   .fp8 = {.scaling = is_delayed ? Fp8Options::Scaling::delayed
+                                                 : Fp8Options::Scaling::current},
+                   .accumulation = kernels::parse_accumulation(config.matmul_numerics),
+                   .tf32_rounding = is_nearest ? kernels::Tf32::nearest : kernels::Tf32::truncate}};
+}
+
+}  // namespace
+
+Ranks::Ranks(const Config& config, Device device, const dist::CommunicatorPtr& world)
+    : config_(config), fabric_(fabric_options(config, device), strategy_options(config)) {
+  const int started = world ? world->size() : 1;
+  WEFT_CHECK(processes_of(config) == started, "the run is set up for {} ranks, {} were started",
+             processes_of(config), started);
+  fabric_.launch(world);
   global_batch_ = config.global_batch_size > 0 ? config.global_batch_size
                                                : config.batch_size * data_devices_of(config);
   pieces_ = config.deterministic_reduce > 0 ? static_cast<int>(config.deterministic_reduce)
-                                            : strategy_->data_size() * strategy_->pieces();
+                                            : strategy().data_size() * strategy().pieces();
 }
 
 data::LoaderOptions Ranks::share(data::LoaderOptions options, bool trains) const {
   options.batch_size = global_batch_;
-  options.pieces = trains ? pieces_ : strategy_->data_size();
-  options.ranks = strategy_->data_size();
-  options.rank = strategy_->data_rank();
+  options.pieces = trains ? pieces_ : strategy().data_size();
+  options.ranks = strategy().data_size();
+  options.rank = strategy().data_rank();
   return options;
 }
 
@@ -38,69 +70,45 @@ void Ranks::begin_piece(int64_t epoch, int64_t index) const {
 double Ranks::weight(int64_t images, int64_t parts) const {
   if (!is_active()) return 1.0 / static_cast<double>(parts);
   if (config_.gradient_average == "ranks") {
-    return 1.0 / (static_cast<double>(parts) * static_cast<double>(strategy_->data_size()));
+    return 1.0 / (static_cast<double>(parts) * static_cast<double>(strategy().data_size()));
   }
   return static_cast<double>(images) /
          (static_cast<double>(parts / rounds()) * static_cast<double>(global_batch_));
 }
 
-void Ranks::run(nn::Module& model, int64_t pieces,
-                const std::function<dist::MicroBatch(int64_t)>& piece, const Tensors& parameters) {
+void Ranks::run(int64_t pieces, const std::function<dist::MicroBatch(int64_t)>& piece,
+                const Tensors& parameters) {
   if (config_.deterministic_reduce == 0) {
-    strategy_->run(model, {.count = pieces, .at = piece});
+    fabric_.run({.count = pieces, .at = piece});
     return;
   }
   dist::TreeAccumulator tree;
-  strategy_->run(model, {.count = pieces, .at = piece, .accumulates = false, .after_each = [&] {
-                           tree.push(dist::take_gradients(parameters));
-                         }});
+  fabric_.run({.count = pieces, .at = piece, .accumulates = false, .after_each = [&] {
+                 tree.push(dist::take_gradients(parameters));
+               }});
   dist::set_gradients(parameters, tree.finish());
 }
 
 Ranks::Sums Ranks::sum(Sums mine) const {
-  if (!world_) return mine;
-  if (!strategy_->counts()) mine = {.stops = mine.stops};
-  mine.loss.all_reduce(*world_);
+  const dist::CommunicatorPtr& world = fabric_.world();
+  if (!world) return mine;
+  if (!strategy().counts()) mine = {.stops = mine.stops};
+  mine.loss.all_reduce(*world);
   const Tensor counts = Tensor::from(
       std::vector<int64_t>{mine.correct, mine.images, static_cast<int64_t>(mine.stops)}, {3});
-  world_->all_reduce(counts).wait();
+  world->all_reduce(counts).wait();
   const int64_t* c = counts.data<int64_t>();
   return {mine.loss, c[0], c[1], c[2] > 0};
 }
 
-bool Ranks::any(bool mine) const {
-  if (!world_) return mine;
-  const Tensor flag = Tensor::from(std::vector<int32_t>{mine}, {1});
-  world_->all_reduce(flag, dist::ReduceOp::kMax).wait();
-  return flag.data<int32_t>()[0] != 0;
-}
-
-void Ranks::max(const Tensor& x) const {
-  if (world_) world_->all_reduce(x, dist::ReduceOp::kMax).wait();
-}
-
 double Ranks::grad_norm(const Tensors& parameters) const {
-  if (world_ || !is_active()) return strategy_->grad_norm(parameters);
+  if (fabric_.world() || !is_active()) return strategy().grad_norm(parameters);
   // Alone, but with the bits that several ranks would have.
   Tensors gradients;
   for (const Tensor& p : parameters) {
     if (p.grad().defined()) gradients.push_back(p.grad());
   }
   return dist::exact_norm(gradients, nullptr);
-}
-
-void Ranks::barrier() const {
-  if (world_) world_->barrier().wait();
-}
-
-std::string Ranks::agree(const std::string& text) const {
-  if (!world_) return text;
-  const Tensor length = Tensor::from(std::vector<int64_t>{static_cast<int64_t>(text.size())}, {1});
-  world_->broadcast(length).wait();
-  const Tensor bytes = Tensor::zeros({length.data<int64_t>()[0]}, DType::u8);
-  if (is_main() && !text.empty()) std::memcpy(bytes.raw(), text.data(), text.size());
-  world_->broadcast(bytes).wait();
-  return {static_cast<const char*>(bytes.raw()), bytes.nbytes()};
 }
 
 }  // namespace weft::train

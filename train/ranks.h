@@ -17,27 +17,29 @@
 #include "dist/strategy.h"
 #include "dist/tree_accumulator.h"
 #include "train/config.h"
+#include "train/fabric.h"
 
 namespace weft::train {
 
 class Ranks {
  public:
-  /// `world` is null in a run of one rank. Throws Error where the settings and the world's size do
-  /// not go together.
-  Ranks(const Config& config, dist::CommunicatorPtr world);
+  /// `world` is null in a run of one rank; `device` says of what kind those of several are. Throws
+  /// Error where the settings and the world's size do not go together.
+  Ranks(const Config& config, Device device, const dist::CommunicatorPtr& world);
 
   /// This process among those of the run.
-  int rank() const { return world_ ? world_->rank() : 0; }
-  int size() const { return world_ ? world_->size() : 1; }
+  int rank() const { return fabric_.rank(); }
+  int size() const { return fabric_.size(); }
   bool is_main() const { return rank() == 0; }
   /// False: one rank, one piece, and nothing here changes anything.
   bool is_active() const { return size() > 1 || pieces_ > 1; }
-  dist::Strategy& strategy() const { return *strategy_; }
+  Fabric& fabric() { return fabric_; }
+  dist::Strategy& strategy() const { return fabric_.strategy(); }
 
   /// Images of a step's batch on all ranks together.
   int64_t global_batch() const { return global_batch_; }
   /// Pieces that a rank takes of a batch.
-  int64_t rounds() const { return pieces_ / strategy_->data_size(); }
+  int64_t rounds() const { return pieces_ / strategy().data_size(); }
   /// Takes this rank's pieces of batches of all ranks together.
   data::LoaderOptions share(data::LoaderOptions options, bool trains) const;
 
@@ -46,7 +48,7 @@ class Ranks {
   /// What to weight the loss of a piece of `images` with, in a step of `parts` pieces per rank.
   double weight(int64_t images, int64_t parts) const;
   /// Forward and backward of a step's pieces; gradients in the order of the tree.
-  void run(nn::Module& model, int64_t pieces, const std::function<dist::MicroBatch(int64_t)>& piece,
+  void run(int64_t pieces, const std::function<dist::MicroBatch(int64_t)>& piece,
            const Tensors& parameters);
 
   /// What a rank counted, and what all counted together. The loss is summed exactly.
@@ -57,23 +59,15 @@ class Ranks {
   };
   /// A loss that several ranks computed counts once.
   Sums sum(Sums mine) const;
-  /// True on all ranks when it is on any: an overflow that one rank has met, before any skips a
-  /// step.
-  bool any(bool mine) const;
-  /// The maximum over ranks of each element, in place.
-  void max(const Tensor& x) const;
   /// Of all gradients of all ranks.
   double grad_norm(const Tensors& parameters) const;
-  void barrier() const;
-  /// A text of rank 0's on all.
-  std::string agree(const std::string& text) const;
+  void barrier() const { fabric_.barrier(); }
 
  private:
   const Config& config_;
-  dist::CommunicatorPtr world_;
+  Fabric fabric_;
   int64_t global_batch_;
   int pieces_;
-  std::unique_ptr<dist::Strategy> strategy_;
 };
 
 }  // namespace weft::train

@@ -109,7 +109,7 @@ class Run {
 Run::Run(const Config& config, const RunOptions& options, const Start& start)
     : config_(config),
       options_(options),
-      ranks_(config_, options.world),
+      ranks_(config_, options.device, options.world),
       report_(config_, ranks_.is_main(), options.json) {
   check_supported(find_precision(config.precision), capabilities_of(options.device));
   if (options.threads > 0) set_num_threads(options.threads);
@@ -120,10 +120,11 @@ Run::Run(const Config& config, const RunOptions& options, const Start& start)
              "deterministic-reduce: {} keeps running statistics, \"{}\" and others, of the batches "
              "that a rank has seen",
              config.model, trained_.model->named_buffers()[0].first);
-  ranks_.strategy().wrap(*trained_.model, models::structure_of(*trained_.model, [&] {
+  const auto structure = models::structure_of(*trained_.model, [&] {
     return make_trained_model(config, trained_.preprocess, trained_.classes).model;
-  }));
-  optimization_.emplace(config_, *trained_.model, ranks_, config.epochs * steps_per_epoch_);
+  });
+  optimization_.emplace(config_, *trained_.model, structure, ranks_,
+                        config.epochs * steps_per_epoch_);
   if (start.checkpoint) restore(*start.checkpoint, start.step);
   claim_output(start);
 }
@@ -147,7 +148,7 @@ void Run::make_model(const Start& start) {
   }
   meta.reset();
   freeze(*trained_.model, config_.freeze);
-  trained_.move_to(options_.device);
+  trained_.move_to(ranks_.fabric().device());
 }
 
 void Run::open_loaders() {
@@ -263,13 +264,13 @@ double Run::train_step() {
     const int size = trained_.preprocess.size;
     const bool is_empty = (*batch)->size() == 0;
     const Tensor images =
-        ops::to(is_empty ? Tensor::zeros({1, 3, size, size}) : (*batch)->images, options_.device);
+        ops::to(is_empty ? Tensor::zeros({1, 3, size, size}) : (*batch)->images, trained_.device);
     const auto loss = [&, batch, is_empty](const Tensor& output) {
       const data::Batch& b = **batch;
       const Tensor targets = ops::to(is_empty                  ? Tensor::zeros({1}, DType::i64)
                                      : b.soft_labels.defined() ? b.soft_labels
                                                                : b.labels,
-                                     options_.device);
+                                     trained_.device);
       const Tensor logits = widened(output, precision);
       dist::Strategy& strategy = ranks_.strategy();
       const Tensor mean =
@@ -284,11 +285,7 @@ double Run::train_step() {
     return dist::MicroBatch{ops::cast(images, precision.parameters), loss};
   };
   optimization_->begin_step();
-  {
-    // One scope for all parts: each weight is cast once.
-    const PrecisionScope scope = enter_precision(config_, optimization_->fp8());
-    ranks_.run(*trained_.model, parts, next_piece, optimization_->parameters());
-  }
+  ranks_.run(parts, next_piece, optimization_->parameters());
   sums.stops = StopSignals::requested();
   sums = ranks_.sum(sums);
   told_to_stop_ = sums.stops;

@@ -20,8 +20,10 @@ struct RunOptions {
   std::string output;  // directory of checkpoints; empty: runs/<recipe>-<n>, the first free n
   std::string resume;  // a run's directory, or one of its checkpoints
   int threads = 0;     // 0: one per core
-  Device device = {};  // where the model is trained; a run may go on on another one
-  bool json = false;   // JSON lines on standard output instead of a table
+  /// Where the model is trained; several ranks take the devices of their numbers. A run may go on
+  /// elsewhere.
+  Device device = {};
+  bool json = false;  // JSON lines on standard output instead of a table
   /// The ranks of which this process is one; null: it is alone. Rank 0 prints and writes.
   dist::CommunicatorPtr world;
   // Of a run that is resumed: another number of devices, another strategy, other numbers of its
