@@ -1,10 +1,7 @@
-#if __has_include(<nccl.h>)  // else nccl_absent.cc
-
 #include "dist/nccl.h"
 
 #include <cuda_runtime_api.h>
 #include <fmt/format.h>
-#include <nccl.h>
 
 #include <algorithm>
 #include <atomic>
@@ -19,6 +16,7 @@
 #include "core/allocator.h"
 #include "core/stream.h"
 #include "core/view.h"
+#include "dist/nccl_api_inl.h"
 #include "kernels/device/library.h"
 
 namespace weft::dist {
@@ -447,5 +445,3 @@ CommunicatorPtr make_nccl_communicator(CommunicatorPtr host, Device device,
 }
 
 }  // namespace weft::dist
-
-#endif

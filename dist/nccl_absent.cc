@@ -1,6 +1,4 @@
-// Where there is no NCCL to compile against: flavours other than cuda, toolkits without its header.
-#if !defined(WEFT_CUDA_FLAVOR) || !__has_include(<nccl.h>)
-
+// In flavours other than cuda.
 #include "core/error.h"
 #include "dist/nccl.h"
 
@@ -13,5 +11,3 @@ CommunicatorPtr make_nccl_communicator(CommunicatorPtr, Device, const NcclOption
 }
 
 }  // namespace weft::dist
-
-#endif
