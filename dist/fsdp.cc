@@ -64,9 +64,12 @@ FullySharded::Engine::Engine(nn::Module& root, const FsdpOptions& given, const W
     // The list keeps the whole parameters alive: it must not outlive this line.
     if (group) verify_same_tensors(*group, module.state_dict(), "fsdp");
   }
-  for (const auto& [name, buffer] : module.named_buffers()) {
+  for (auto [name, buffer] : module.named_buffers()) {
+    const NoGrad guard;
     nn::materialize(buffer);
     synchronize(buffer);
+    const bool is_narrowed = options.buffer_dtype != DType::f32 && is_floating(buffer.dtype());
+    if (is_narrowed) buffer.set_data(ops::cast(buffer, options.buffer_dtype));
   }
   units = fsdp::cut_into_units(module, policy);
   for (Unit& unit : units) build(unit);

@@ -73,6 +73,8 @@ struct FsdpOptions {
   /// those of the parameters. Parts, and with them the optimizer, keep the parameters' dtype.
   DType param_dtype = DType::f32;
   DType reduce_dtype = DType::f32;
+  /// Of floating buffers. f32: as they are.
+  DType buffer_dtype = DType::f32;
   /// Parts of parameters and gradients, and with them the optimizer, stay on the CPU; what is
   /// gathered, and gradients until they are summed, live on the device of the model.
   bool cpu_offload = false;

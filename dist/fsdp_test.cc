@@ -186,6 +186,39 @@ TEST_CASE("trap: clipping uses the global norm over shards") {
   });
 }
 
+TEST_CASE("mixed precision: parameters, reductions and buffers each in a dtype of its own") {
+  struct Scaled : nn::Module {
+    Scaled()
+        : fc(add<nn::Linear>("fc", 3, 2)), scale(buffer("scale", Tensor::full({2}, 1 + 0x1p-10))) {}
+    Tensor forward(const Tensor& x) override { return fc(x) * scale; }
+    nn::Linear& fc;
+    Tensor scale;
+  };
+  run_ranks(2, [](Communicator& c) {
+    manual_seed(1);
+    Scaled model;
+    FullySharded fsdp(model, {.shard = borrowed(c),
+                              .param_dtype = DType::bf16,
+                              .reduce_dtype = DType::f16,
+                              .buffer_dtype = DType::bf16});
+    // bf16 has 8 bits: the buffer is 1.
+    WEFT_CHECK(model.scale.dtype() == DType::bf16 && model.scale.to_vector()[0] == 1,
+               "the buffer is {}", model.scale);
+    const Tensor y = model(Tensor::full({4, 3}, 1, DType::bf16));
+    WEFT_CHECK(y.dtype() == DType::bf16, "the output is {}", y);
+    const int64_t before = fsdp.bytes_sent();
+    backward(ops::sum(y));
+    // Two ranks, 8 elements of 2 bytes: half of them leave; backward gathers nothing again.
+    WEFT_CHECK(fsdp.bytes_sent() - before == 8, "{} bytes", fsdp.bytes_sent() - before);
+    for (const auto& [name, slice] : fsdp.named_parameters()) {
+      if (slice.numel() == 0) continue;
+      WEFT_CHECK(slice.dtype() == DType::f32 && slice.grad().dtype() == DType::f32, "{}: {}, {}",
+                 name, slice, slice.grad());
+      WEFT_CHECK(slice.grad().to_vector()[0] == 4, "{} has the gradient {}", name, slice.grad());
+    }
+  });
+}
+
 TEST_CASE("trap: accumulation happens in the dtype of the reduction") {
   // 300 gradients of 1 add up to 300 in f32; in bf16, which has 8 bits, they would stop at 256.
   run_ranks(2, [](Communicator& c) {
