@@ -70,6 +70,9 @@ TEST_CASE("one unit, no prefetch, accumulation, checkpointed activations") {
   check_against_one_rank({.accumulate = 2}, fsdp(Sharding::kZero1), 2);
   check_against_one_rank({.checkpoints = true}, fsdp(Sharding::kFullShard), 3);
   check_against_one_rank({.accumulate = 2, .checkpoints = true}, fsdp(Sharding::kShardGradOp), 2);
+  check_against_one_rank({.accumulate = 2, .checkpoints = true}, fsdp(Sharding::kZero1), 3);
+  check_against_one_rank({.accumulate = 2, .checkpoints = true}, fsdp(Sharding::kZero2), 3);
+  check_against_one_rank({.accumulate = 2, .checkpoints = true}, fsdp(Sharding::kFullShard, 2), 4);
 }
 
 TEST_CASE("frozen parameters stay as they are under every sharding") {
