@@ -39,44 +39,39 @@ OracleResult run(const OracleSetting& setting, const Case& c) {
 
 }  // namespace
 
-TEST_CASE("every strategy on devices equals one rank on a device in f64") {
+TEST_CASE("every strategy on devices equals one device in f64") {
   NEEDS_DEVICE();
-  for (const Case& c : std::vector<Case>{{{.name = "ddp"}, 3},
+  const OracleSetting setting{.is_transformer = true, .rows = 5, .steps = 2, .on_device = true};
+  const OracleResult one = train_oracle_alone(setting);
+  for (const Case& c : std::vector<Case>{{{.name = "dp"}, 3},
+                                         {{.name = "ddp"}, 3},
                                          {{.name = "fsdp"}, 3},
                                          {{.name = "fsdp", .cpu_offload = true}, 2},
                                          {{.name = "zero1"}, 2},
                                          {{.name = "zero2"}, 3},
                                          {{.name = "zero3"}, 2},
-                                         {{.name = "hsdp"}, 4},
                                          {{.name = "hsdp", .cpu_offload = true}, 4},
                                          {{.name = "tp"}, 2},
                                          {{.name = "tp", .tensor_parallel = 2}, 4},
-                                         {{.name = "fsdp+tp"}, 4},
                                          {{.name = "fsdp+tp", .cpu_offload = true}, 4},
                                          {{.name = "pipeline"}, 3},
-                                         {{.name = "pipeline", .schedule = Schedule::kGpipe}, 2},
                                          {{.name = "pipeline", .pipeline_stages = 2}, 4}}) {
     INFO(describe(c));
-    check_against_one_rank({.is_transformer = true, .steps = 2, .on_device = true}, maker(c),
-                           c.ranks);
-  }
-  // Tied weights, odd sizes, shards of no elements; accumulation and recomputed activations.
-  for (const std::string name : {"ddp", "fsdp", "zero1"}) {
-    INFO(name);
-    check_against_one_rank({.accumulate = 2, .checkpoints = true, .steps = 2, .on_device = true},
-                           maker({{.name = name}, 4}), 4);
+    const OracleResult many = run(setting, c);
+    CHECK(difference(many.parameters, one.parameters) < 1e-10);
+    for (int step = 0; step < setting.steps; ++step) {
+      CHECK(std::abs(many.losses[step] - one.losses[step]) < 1e-10);
+      CHECK(std::abs(many.norms[step] - one.norms[step]) < 1e-10);
+    }
   }
 }
 
-TEST_CASE("dp's replicas take the devices of their numbers and equal one rank in f64") {
+TEST_CASE("on devices too: tied weights, shards of no elements, accumulation, recomputation") {
   NEEDS_DEVICE();
-  const OracleSetting setting{.is_transformer = true, .steps = 2, .on_device = true};
-  const OracleResult one = train_oracle_alone(setting);
-  for (int devices : {1, 2, 3}) {
-    INFO(devices);
-    const OracleResult many = run(setting, {{.name = "dp"}, devices});
-    CHECK(difference(many.parameters, one.parameters) < 1e-10);
-    CHECK(difference(many.optimizer, one.optimizer) < 1e-10);
+  for (const std::string name : {"ddp", "fsdp"}) {
+    INFO(name);
+    check_against_one_rank({.accumulate = 2, .checkpoints = true, .steps = 2, .on_device = true},
+                           maker({{.name = name}, 4}), 4);
   }
 }
 
@@ -84,15 +79,14 @@ TEST_CASE("with a deterministic reduction every data-parallel strategy has one d
   NEEDS_DEVICE();
   const OracleSetting setting{.dtype = DType::f32,
                               .is_transformer = true,
-                              .rows = 10,
+                              .rows = 6,
                               .dropout = 0.2,
                               .deterministic = 4,
                               .steps = 2,
                               .on_device = true};
   const OracleResult one = train_oracle_alone(setting);
   for (int ranks : {1, 2, 4}) {
-    for (const std::string name :
-         {"dp", "ddp", "fsdp", "zero1", "zero2", "zero3", "hsdp", "pipeline"}) {
+    for (const std::string name : {"dp", "ddp", "fsdp", "zero1", "zero2", "hsdp", "pipeline"}) {
       const Case c{{.name = name}, ranks};
       INFO(describe(c));
       const OracleResult many = run(setting, c);
@@ -107,10 +101,10 @@ TEST_CASE("fp16 with loss scaling on devices: skipped steps, scales and bits are
   const OracleSetting setting{.dtype = DType::f32,
                               .autocast = DType::f16,
                               .is_transformer = true,
-                              .rows = 10,
+                              .rows = 6,
                               .deterministic = 4,
                               .loss_scale = 1 << 24,
-                              .steps = 4,
+                              .steps = 3,
                               .on_device = true};
   const OracleResult one = train_oracle_alone(setting);
   // At first gradients overflow.
