@@ -131,8 +131,9 @@ TEST_CASE("launch runs any program and hands on its exit code") {
 }
 
 TEST_CASE("a rank that is killed ends the others, which say where they were") {
-  const Outcome outcome = train_with_killed_rank(
-      fresh_scratch("killed"), tiny(4, "--epochs 1000 --devices 2 --strategy ddp"));
+  const std::string run = fresh_scratch("killed");
+  const Outcome outcome =
+      train_with_killed_rank(run, tiny(4, "--epochs 1000 --devices 2 --strategy ddp"));
   INFO(outcome.err);
   CHECK(outcome.code != 0);
   CHECK_THAT(outcome.err, Contains("rank 1"));
