@@ -212,4 +212,17 @@ inline NamedTensors cloned(const NamedTensors& tensors) {
   return result;
 }
 
+/// Throws Error unless f() throws one whose message holds `text`: for ranks that are threads, which
+/// a test framework's assertions are not made for.
+inline void expect_error(const std::function<void()>& f, const std::string& text) {
+  try {
+    f();
+  } catch (const Error& error) {
+    WEFT_CHECK(std::string(error.what()).find(text) != std::string::npos,
+               "expected an error with \"{}\", got \"{}\"", text, error.what());
+    return;
+  }
+  WEFT_FAIL("expected an error with \"{}\"", text);
+}
+
 }  // namespace weft::dist
