@@ -6,7 +6,7 @@ using namespace weft::cli;
 
 TEST_CASE("ViT-B/16 keeps and sends what the formulas say") {
   const Outcome outcome =
-      run_shell("timeout 1500 " + weft_program() +
+      run_shell("timeout 3000 " + weft_program() +
                 " bench sharding --json --check --model vit_b_16 --devices 1,2,4");
   INFO(outcome.err);
   CHECK(outcome.code == 0);

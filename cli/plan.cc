@@ -255,7 +255,10 @@ Prediction predict(const Arguments& a, const Demand& demand, const dist::Cluster
   p.images_per_second = static_cast<double>(a.batch) * devices / p.timeline.end;
   // Against a device alone, on as many images each.
   const dist::StepWork::Pass alone = pass_of(a, demand, cluster, static_cast<double>(a.batch), 1);
-  p.efficiency = std::min(1.0, (alone.forward + alone.backward + optimizer) / p.timeline.end);
+  const bool computes_the_same = sharing.tensor == 1 && sharing.stages == 1;
+  const double its_time =
+      computes_the_same ? p.timeline.computation : alone.forward + alone.backward + optimizer;
+  p.efficiency = std::min(1.0, its_time / p.timeline.end);
   const double peak =
       a.element_bytes() == 2 ? cluster.accelerator.bf16_flops : cluster.accelerator.fp32_flops;
   double flops = 0;

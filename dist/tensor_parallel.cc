@@ -11,6 +11,7 @@
 #include "autograd/random.h"
 #include "core/memory_account.h"
 #include "dist/exact_sum.h"
+#include "kernels/gemm/gemm.h"
 #include "nn/meta.h"
 
 namespace weft::dist {
@@ -236,10 +237,12 @@ Tensor reduce_scatter_sequence(const Tensor& x, int64_t dim, const CommunicatorP
 
 namespace {
 
-/// dy^T x, and dy's sum over rows, in the parameters' dtype.
+/// dy^T x, which leaves the product in the weight's dtype, as ops::linear's does.
 Tensor weight_gradient(const Tensor& dy, const Tensor& x, DType dtype) {
   const Tensor rows = ops::reshape(ops::cast(x, dy.dtype()), {-1, x.size(-1)});
-  return ops::cast(ops::matmul(ops::transpose(dy, 0, 1), rows), dtype);
+  const Tensor dw = Tensor::empty({dy.size(1), rows.size(1)}, dtype, dy.device());
+  kernels::gemm({.a = ops::transpose(dy, 0, 1), .b = rows, .c = dw});
+  return dw;
 }
 
 /// In fp8 the parts of a layer's tensors have the scale of the whole.
@@ -295,7 +298,7 @@ Tensor column_linear(const Tensor& x, const Tensor& weight, const Tensor& bias,
                     const Tensor x = others ? others->finish(length) : mine;
                     dw = weight_gradient(dy, x, weight.dtype());
                   }
-                  if (has_bias && b.needs(2)) db = ops::cast(ops::sum(dy, {0}), weight.dtype());
+                  if (has_bias && b.needs(2)) db = ops::sum(ops::cast(dy, weight.dtype()), {0});
                   travels.wait();
                   if (scattered) dx = scattered->finish();
                   if (dx.defined()) dx = ops::cast(dx, mine.dtype());
