@@ -2,9 +2,8 @@
 
 #if __has_include(<cudnn.h>)
 
-#include <cstdio>
-
 #include "core/error.h"
+#include "kernels/log.h"
 
 namespace weft::kernels {
 namespace {
@@ -296,7 +295,7 @@ void CudnnPlan::run(Device device, std::map<int64_t, void*> memory) const {
 }
 
 void CudnnPlans::report(const std::string& key, const std::string& reason) const {
-  std::fprintf(stderr, "%s: left out for %s: %s\n", variant_.c_str(), key.c_str(), reason.c_str());
+  log_once(fmt::format("{}: left out for {}: {}", variant_, key, reason));
 }
 
 std::string cudnn_layout(std::initializer_list<Tensor> tensors) {
