@@ -23,9 +23,12 @@ bool attention_is_plain(const AttentionProblem& p) {
   return attention_is_ieee(p) || attention_is_tf32(p);
 }
 
-/// What those for tensor cores multiply; rounding P and dS must be allowed.
+/// What those for tensor cores multiply, TF32 as the tensor cores read it; rounding P and dS must
+/// be allowed.
 bool attention_is_for_mma(const AttentionProblem& p) {
-  if (p.dtype() == DType::f32) return attention_is_tf32(p);
+  if (p.dtype() == DType::f32) {
+    return attention_is_tf32(p) && p.numerics.tf32 == Tf32::truncate;
+  }
   return attention_is_ieee(p) && (p.dtype() == DType::bf16 || p.rounds_scores);
 }
 
@@ -81,7 +84,8 @@ bool attention_fits_short(const AttentionProblem& p) {
   const int64_t pairs = p.q.size(0) * p.q.size(1), keys = p.k.size(2), queries = p.q.size(2);
   const int64_t tile_width = short_tile_width(p.q.size(3));
   const auto element_bytes = static_cast<int64_t>(p.q.itemsize());
-  if (!attention_fits_mma(p) || keys > short_most_keys(tile_width) || p.q.numel() == 0) {
+  if (!attention_fits_mma(p) || keys > short_most_keys(tile_width, element_bytes) ||
+      p.q.numel() == 0) {
     return false;
   }
   if (!p.backward()) {

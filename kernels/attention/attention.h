@@ -56,7 +56,7 @@ bool attention_fits_shared_rows(const AttentionProblem& problem);
 /// Heads of up to 128 columns.
 bool attention_fits_tiles(const AttentionProblem& problem);
 /// Heads of up to 128 columns whose rows begin at multiples of 16 bytes, for tensor cores: 16-bit
-/// ones, and f32 ones in TF32's mode.
+/// ones, and f32 ones in TF32's mode, truncated.
 bool attention_fits_mma(const AttentionProblem& problem);
 /// Of those, the ones whose keys and values fit a GPU's shared memory and registers at once.
 bool attention_fits_short(const AttentionProblem& problem);

@@ -31,6 +31,8 @@ struct Shape {
   using Element = MmaElement<kOperand>;
   using Tile = TokenTile<kWidth, Element>;
   static constexpr bool kIsWide = sizeof(Element) == 4;
+  // Blocks of a multiprocessor that the registers shall suffice for.
+  static constexpr int kBlocksPerSm = kWidth == 32 && !kIsWide ? 3 : 2;
   static constexpr int kStages = kWidth == 128 || kIsWide ? 2 : 3;
   // Tokens that a stage brings: with 64 of 512 bytes backward would exceed the 163 KiB of sm_80.
   static constexpr int kStep = kWidth == 128 && kIsWide ? 32 : 64;
@@ -67,7 +69,7 @@ struct BlockPlace {
 };
 
 template <int kWidth, MmaOperand kOperand, bool kDropout>
-__global__ void __launch_bounds__(kThreads, kWidth == 32 ? 3 : 2)
+__global__ void __launch_bounds__(kThreads, Shape<kWidth, kOperand, kDropout>::kBlocksPerSm)
     attention_flash_kernel(const __grid_constant__ MmaAttention p) {
   using S = Shape<kWidth, kOperand, kDropout>;
   using Tile = typename S::Tile;
@@ -132,7 +134,7 @@ __global__ void __launch_bounds__(kThreads, kWidth == 32 ? 3 : 2)
         Tile::right_transposed(fragment_k, tile_k(step), 8 * j, kDepth * d);
 #pragma unroll
         for (int i = 0; i < kRows; ++i) {
-          multiply_pair<kOperand>(p, scores[i][j], scores[i][j + 1], fragment_q[i], fragment_k);
+          multiply_pair<kOperand>(scores[i][j], scores[i][j + 1], fragment_q[i], fragment_k);
         }
       }
     }
@@ -203,7 +205,7 @@ __global__ void __launch_bounds__(kThreads, kWidth == 32 ? 3 : 2)
         Tile::right(fragment_v, tile_v(step), kDepth * k, 8 * c);
 #pragma unroll
         for (int i = 0; i < kRows; ++i) {
-          multiply_pair<kOperand>(p, out[i][c], out[i][c + 1], fragment_p[i], fragment_v);
+          multiply_pair<kOperand>(out[i][c], out[i][c + 1], fragment_p[i], fragment_v);
         }
       }
     }
@@ -231,7 +233,7 @@ __global__ void __launch_bounds__(kThreads, kWidth == 32 ? 3 : 2)
 }
 
 template <int kWidth, MmaOperand kOperand, bool kDropout>
-__global__ void __launch_bounds__(kThreads, kWidth == 32 ? 3 : 2)
+__global__ void __launch_bounds__(kThreads, Shape<kWidth, kOperand, kDropout>::kBlocksPerSm)
     attention_flash_dq_kernel(const __grid_constant__ MmaAttention p) {
   using S = Shape<kWidth, kOperand, kDropout>;
   using Tile = typename S::Tile;
@@ -295,9 +297,9 @@ __global__ void __launch_bounds__(kThreads, kWidth == 32 ? 3 : 2)
         for (int j = 0; j < kColumnBlocks; j += 2) {
           uint32_t fragment[4];
           Tile::right_transposed(fragment, tile_k(step), column + 8 * j, kDepth * d);
-          multiply_pair<kOperand>(p, scores[j], scores[j + 1], fragment_q, fragment);
+          multiply_pair<kOperand>(scores[j], scores[j + 1], fragment_q, fragment);
           Tile::right_transposed(fragment, tile_v(step), column + 8 * j, kDepth * d);
-          multiply_pair<kOperand>(p, slopes[j], slopes[j + 1], fragment_dout, fragment);
+          multiply_pair<kOperand>(slopes[j], slopes[j + 1], fragment_dout, fragment);
         }
       }
       uint32_t kept = ~0u;
@@ -327,7 +329,7 @@ __global__ void __launch_bounds__(kThreads, kWidth == 32 ? 3 : 2)
         for (int c = 0; c < kWidth / 8; c += 2) {
           uint32_t fragment_k[4];
           Tile::right(fragment_k, tile_k(step), column + kDepth * k, 8 * c);
-          multiply_pair<kOperand>(p, dq[c], dq[c + 1], fragment_ds, fragment_k);
+          multiply_pair<kOperand>(dq[c], dq[c + 1], fragment_ds, fragment_k);
         }
       }
     }
@@ -340,7 +342,7 @@ __global__ void __launch_bounds__(kThreads, kWidth == 32 ? 3 : 2)
 }
 
 template <int kWidth, MmaOperand kOperand, bool kDropout>
-__global__ void __launch_bounds__(kThreads, kWidth == 32 ? 3 : 2)
+__global__ void __launch_bounds__(kThreads, Shape<kWidth, kOperand, kDropout>::kBlocksPerSm)
     attention_flash_dkv_kernel(const __grid_constant__ MmaAttention p) {
   using S = Shape<kWidth, kOperand, kDropout>;
   using Tile = typename S::Tile;

@@ -30,9 +30,10 @@ using namespace ptx;
 
 __host__ __device__ constexpr int blocks_of(int n, int block) { return (n + block - 1) / block; }
 
-/// kKeys: as many keys as the registers hold the scores of.
+/// kKeys: as many keys as the registers hold the scores of. The bound of one block keeps ptxas from
+/// rounding registers down to a step of occupancy, for which it would spill.
 template <int kWidth, int kKeys, MmaOperand kOperand, bool kDropout>
-__global__ void __launch_bounds__(short_forward_warps(sizeof(MmaElement<kOperand>)) * kWarp)
+__global__ void __launch_bounds__(short_forward_warps(sizeof(MmaElement<kOperand>)) * kWarp, 1)
     attention_short_kernel(const __grid_constant__ MmaAttention p, int parts, int row_blocks) {
   using Element = MmaElement<kOperand>;
   using Tile = TokenTile<kWidth, Element>;
@@ -76,7 +77,7 @@ __global__ void __launch_bounds__(short_forward_warps(sizeof(MmaElement<kOperand
         if (j >= seen) continue;
         uint32_t fragment_k[4];
         Tile::right_transposed(fragment_k, tile_k, 16 * j, kDepth * d);
-        multiply_pair<kOperand>(p, scores[2 * j], scores[2 * j + 1], fragment_q, fragment_k);
+        multiply_pair<kOperand>(scores[2 * j], scores[2 * j + 1], fragment_q, fragment_k);
       }
     }
     float max[2] = {-INFINITY, -INFINITY}, sum[2] = {};  // of rows g and g + 8
@@ -132,7 +133,7 @@ __global__ void __launch_bounds__(short_forward_warps(sizeof(MmaElement<kOperand
         for (int c = 0; c < kWidth / 8; c += 2) {
           uint32_t fragment_v[4];
           Tile::right(fragment_v, tile_v, 16 * j + kDepth * k, 8 * c);
-          multiply_pair<kOperand>(p, out[c], out[c + 1], fragment_p, fragment_v);
+          multiply_pair<kOperand>(out[c], out[c + 1], fragment_p, fragment_v);
         }
       }
     }
@@ -237,7 +238,7 @@ __global__ void __launch_bounds__(kShortBackwardWarps* kWarp)
         uint32_t fragment_ds[4], fragment_k[4];
         TileDs::left_transposed(fragment_ds, tile_ds, key, row);
         Tile::right(fragment_k, tile_k, key, column);
-        multiply_pair<kOperand>(p, dq[0], dq[1], fragment_ds, fragment_k);
+        multiply_pair<kOperand>(dq[0], dq[1], fragment_ds, fragment_k);
       }
       store_rows<kWidth, kOperand>(dq, p.scale, p.scale, tile_q(step), row, column, to, p.dq,
                                    first_query, p.queries, p.width);
@@ -257,12 +258,12 @@ void forward(const MmaAttention& p, int pairs, runtime::StreamHandle stream) {
     WEFT_LAUNCH(kernel, blocks, split.warps * kWarp, bytes, stream, p, split.parts,
                 split.row_blocks);
   };
-  if constexpr (short_most_keys(kWidth) > 128) {
-    if (p.keys > 128) {
-      return launch(attention_short_kernel<kWidth, short_most_keys(kWidth), kOperand, kDropout>);
-    }
+  constexpr int kMostKeys = short_most_keys(kWidth, sizeof(MmaElement<kOperand>));
+  constexpr int kFewKeys = std::min(128, kMostKeys);
+  if (p.keys > kFewKeys) {
+    return launch(attention_short_kernel<kWidth, kMostKeys, kOperand, kDropout>);
   }
-  launch(attention_short_kernel<kWidth, 128, kOperand, kDropout>);
+  launch(attention_short_kernel<kWidth, kFewKeys, kOperand, kDropout>);
 }
 
 }  // namespace

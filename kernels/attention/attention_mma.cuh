@@ -15,14 +15,17 @@
 // is what the fragments of tf32 ask for. Transposed ones are read element by element. There a left
 // operand wants columns q and q + 4 of the scores where the lane has 2 q and 2 q + 1; the order of
 // a sum's terms is free, so that depth k of such a product stands for token 2 (k % 4) + k / 4.
-// Those reads meet all banks: of the permuted chunk of (token 2 q, column g), q decides two bits
-// and g / 4 the third.
+// Rows of f32 are padded by a chunk instead of permuted: ldmatrix meets all banks there, too, an
+// element (token 2 q, column g) lies in bank 8 q + g, and its address is a sum, which costs no
+// registers in an unrolled loop. Operands are given as they are: tensor cores ignore the low 13
+// bits.
 #pragma once
 
 #include <cmath>
 
 #include "kernels/attention/attention_cuda.cuh"
 #include "kernels/attention/attention_heads.h"
+#include "kernels/attention/attention_short.h"
 #include "kernels/device/approx.h"
 #include "kernels/device/copy_async.h"
 #include "kernels/device/mma.h"
@@ -69,7 +72,6 @@ struct MmaAttention {
   int heads = 0, queries = 0, keys = 0, width = 0;
   float scale = 1;
   bool causal = false;
-  bool rounds_to_nearest = false;  // tf32: the operands; else their low 13 bits are cut off
   float dropout = 0;
   uint64_t seed = 0, stream = 0, offset = 0;
 
@@ -89,7 +91,6 @@ struct MmaAttention {
         width(static_cast<int>(p.q.size(3))),
         scale(static_cast<float>(p.scale)),
         causal(p.causal),
-        rounds_to_nearest(p.numerics.tf32 == Tf32::nearest),
         dropout(static_cast<float>(p.dropout)),
         seed(p.seed),
         stream(p.stream),
@@ -156,10 +157,13 @@ struct TokenTile {
   static constexpr bool kIsWide = sizeof(Element) == 4;
   static_assert(kChunks == 4 || kChunks % 8 == 0);
 
-  static constexpr int elements(int tokens) { return tokens * kWidth; }
+  static constexpr int kPitch = kIsWide ? padded_pitch(kWidth) : kWidth;
+
+  static constexpr int elements(int tokens) { return tokens * kPitch; }
 
   /// Where chunk `chunk` of a row begins. Rows of 64 bytes: two share 128 bytes.
   static __device__ __forceinline__ int offset(int row, int chunk) {
+    if constexpr (kIsWide) return row * kPitch + chunk * kPerChunk;
     const int swizzle = kChunks == 4 ? row / 2 % 4 : row % 8;
     return (row * kChunks + (chunk ^ swizzle)) * kPerChunk;
   }
@@ -232,21 +236,14 @@ struct TokenTile {
   }
 };
 
-/// A fragment of f32 as the tensor cores shall read it.
-__device__ __forceinline__ uint32_t tf32_operand(const MmaAttention& p, uint32_t bits) {
-  return p.rounds_to_nearest ? ptx::cvt_rna_tf32(__uint_as_float(bits)) : bits;
-}
-
 /// d0 and d1 += a times the two right operands of b.
 template <MmaOperand kOperand>
-__device__ __forceinline__ void multiply_pair(const MmaAttention& p, float (&d0)[4], float (&d1)[4],
+__device__ __forceinline__ void multiply_pair(float (&d0)[4], float (&d1)[4],
                                               const uint32_t (&a)[4], const uint32_t (&b)[4]) {
   const uint32_t first[2] = {b[0], b[1]}, second[2] = {b[2], b[3]};
   if constexpr (kOperand == MmaOperand::tf32) {
-    const uint32_t left[4] = {tf32_operand(p, a[0]), tf32_operand(p, a[1]), tf32_operand(p, a[2]),
-                              tf32_operand(p, a[3])};
-    ptx::mma_m16n8k8_tf32(d0, left, {tf32_operand(p, first[0]), tf32_operand(p, first[1])});
-    ptx::mma_m16n8k8_tf32(d1, left, {tf32_operand(p, second[0]), tf32_operand(p, second[1])});
+    ptx::mma_m16n8k8_tf32(d0, a, first);
+    ptx::mma_m16n8k8_tf32(d1, a, second);
   } else if constexpr (kOperand == MmaOperand::bf16) {
     ptx::mma_m16n8k16_bf16(d0, a, first);
     ptx::mma_m16n8k16_bf16(d1, a, second);
@@ -378,7 +375,7 @@ struct KeyGradients {
   using Tile = TokenTile<kWidth, Element>;
   static constexpr int kBlocks = kColumns / 8, kDepth = kMmaDepth<kOperand>;
   // Steps: for want of registers.
-  static constexpr int kUnrolled = kWidth == 128 ? 1 : kWidth / kDepth;
+  static constexpr int kUnrolled = kWidth == 128 ? 1 : kWidth / 16;
 
   const MmaAttention& p;
   int pair;
@@ -426,8 +423,8 @@ struct KeyGradients {
         Tile::right_transposed(fragment_dout, tile_dout, column + 8 * j, kDepth * d);
 #pragma unroll
         for (int i = 0; i < kRows; ++i) {
-          multiply_pair<kOperand>(p, scores[i][j], scores[i][j + 1], fragment_k[i], fragment_q);
-          multiply_pair<kOperand>(p, slopes[i][j], slopes[i][j + 1], fragment_v[i], fragment_dout);
+          multiply_pair<kOperand>(scores[i][j], scores[i][j + 1], fragment_k[i], fragment_q);
+          multiply_pair<kOperand>(slopes[i][j], slopes[i][j + 1], fragment_v[i], fragment_dout);
         }
       }
     }
@@ -479,8 +476,8 @@ struct KeyGradients {
         Tile::right(fragment_q, tile_q, column + kDepth * k, 8 * c);
 #pragma unroll
         for (int i = 0; i < kRows; ++i) {
-          multiply_pair<kOperand>(p, dv[i][c], dv[i][c + 1], fragment_p[i], fragment_dout);
-          multiply_pair<kOperand>(p, dk[i][c], dk[i][c + 1], fragment_ds[i], fragment_q);
+          multiply_pair<kOperand>(dv[i][c], dv[i][c + 1], fragment_p[i], fragment_dout);
+          multiply_pair<kOperand>(dk[i][c], dk[i][c + 1], fragment_ds[i], fragment_q);
         }
       }
     }

@@ -22,9 +22,18 @@ constexpr int64_t short_tile_width(int64_t width) {
   return width <= 32 ? 32 : width <= 64 ? 64 : 128;
 }
 
+/// Elements from row to row of such a tile of f32: a chunk of 16 bytes of padding.
+constexpr int padded_pitch(int tile_width) { return tile_width + 4; }
+constexpr int64_t short_tile_pitch(int64_t tile_width, int64_t element_bytes) {
+  return element_bytes == 4 ? padded_pitch(static_cast<int>(tile_width)) : tile_width;
+}
+
 /// Keys whose scores of 16 queries a warp's registers hold beside those queries' output; in
 /// backward 8 warps hold the gradients of as many.
-constexpr int short_most_keys(int64_t tile_width) { return tile_width == 128 ? 128 : 256; }
+constexpr int short_most_keys(int64_t tile_width, int64_t element_bytes) {
+  if (element_bytes == 4) return tile_width == 128 ? 112 : 208;
+  return tile_width == 128 ? 128 : 256;
+}
 
 /// Blocks of 16 keys for each warp of backward. Their dk and dv take half its registers.
 constexpr int short_backward_rows(int64_t tile_width) { return tile_width == 128 ? 1 : 2; }
@@ -50,7 +59,8 @@ struct ShortForward {
   }
   /// K, V and the block's rows of Q.
   int64_t shared_bytes(int64_t keys, int64_t tile_width) const {
-    return ((keys + 15) / 16 * 2 + row_blocks) * 16 * tile_width * element_bytes;
+    const int64_t row_bytes = short_tile_pitch(tile_width, element_bytes) * element_bytes;
+    return ((keys + 15) / 16 * 2 + row_blocks) * 16 * row_bytes;
   }
 };
 
@@ -66,8 +76,10 @@ struct ShortBackward {
   /// K, V and dS; q, dout, lse and delta of each stage's queries.
   int64_t shared_bytes(int64_t tile_width, int64_t element_bytes) const {
     const int64_t queries = short_queries(element_bytes);
-    return tile_keys * (2 * tile_width + queries) * element_bytes +
-           kShortStages * 2 * queries * (tile_width * element_bytes + int64_t{sizeof(float)});
+    const int64_t row_bytes = short_tile_pitch(tile_width, element_bytes) * element_bytes;
+    const int64_t ds_bytes = short_tile_pitch(queries, element_bytes) * element_bytes;
+    return tile_keys * (2 * row_bytes + ds_bytes) +
+           kShortStages * 2 * queries * (row_bytes + int64_t{sizeof(float)});
   }
 };
 
