@@ -14,12 +14,14 @@ TEST_CASE(
       folder);
   run_train("undisturbed", settings);
   const std::string run = fresh_scratch("disturbed");
-  const Outcome outcome = train_with_killed_rank(run, "--max-restarts 2 " + settings);
+  const Outcome outcome = train_with_killed_rank(run, "--json --max-restarts 2 " + settings);
   INFO(outcome.err);
   CHECK(outcome.code == 0);
   CHECK_THAT(outcome.err, Contains("restart 1 of 2"));
   CHECK_THAT(outcome.err, !Contains("restart 2 of 2"));
   CHECK(diff_weights("undisturbed", "disturbed") == 0);
+  // What was asked for beside the settings holds for the second start, too.
+  CHECK_THAT(outcome.out, Contains("{\"event\":\"done\""));
 }
 
 TEST_CASE("what does not get better by repeating is not repeated") {

@@ -63,18 +63,26 @@ std::string recipes_help() {
   return text;
 }
 
-/// Runs this very command line as ranks.
-int launch_self(int devices, int max_restarts, const std::string& output) {
+/// Runs this very command line as ranks; after a failure what it says of place and form, on top of
+/// the last checkpoint.
+int launch_self(int devices, const Arguments& arguments) {
   std::ifstream file("/proc/self/cmdline", std::ios::binary);
   std::vector<std::string> command;
   for (std::string word; std::getline(file, word, '\0');) command.push_back(word);
   command.at(0) = std::filesystem::read_symlink("/proc/self/exe");
   std::vector<std::string> again;
-  if (max_restarts > 0) {
-    if (output.empty()) throw UsageError("--max-restarts needs --output, to find the checkpoints");
-    again = {command[0], "train", "--resume", output, "--devices", std::to_string(devices)};
+  if (arguments.max_restarts > 0) {
+    const train::RunOptions& run = arguments.run;
+    if (run.output.empty()) {
+      throw UsageError("--max-restarts needs --output, to find the checkpoints");
+    }
+    again = {command[0], "train", "--resume", run.output, "--devices", std::to_string(devices)};
+    if (!arguments.device.empty()) again.insert(again.end(), {"--device", arguments.device});
+    if (run.threads > 0) again.insert(again.end(), {"--threads", std::to_string(run.threads)});
+    if (run.json) again.emplace_back("--json");
   }
-  return dist::launch({.ranks = devices, .stop_signal = SIGUSR1}, command, max_restarts, again);
+  return dist::launch({.ranks = devices, .stop_signal = SIGUSR1}, command, arguments.max_restarts,
+                      again);
 }
 
 int run_train(const Arguments& arguments) {
@@ -117,7 +125,7 @@ int run_train(const Arguments& arguments) {
   }
   const int processes = train::processes_of(config);
   if (processes > 1 && !is_rank) {
-    return launch_self(processes, arguments.max_restarts, run.output);
+    return launch_self(processes, arguments);
   }
   const auto result = run.resume.empty() ? train::train(config, run) : train::resume(run);
   return result.exit_code();
