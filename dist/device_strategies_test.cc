@@ -43,19 +43,21 @@ TEST_CASE("every strategy on devices equals one device in f64") {
   NEEDS_DEVICE();
   const OracleSetting setting{.is_transformer = true, .rows = 5, .steps = 2, .on_device = true};
   const OracleResult one = train_oracle_alone(setting);
-  for (const Case& c : std::vector<Case>{{{.name = "dp"}, 3},
-                                         {{.name = "ddp"}, 3},
-                                         {{.name = "fsdp"}, 3},
-                                         {{.name = "fsdp", .cpu_offload = true}, 2},
-                                         {{.name = "zero1"}, 2},
-                                         {{.name = "zero2"}, 3},
-                                         {{.name = "zero3"}, 2},
-                                         {{.name = "hsdp", .cpu_offload = true}, 4},
-                                         {{.name = "tp"}, 2},
-                                         {{.name = "tp", .tensor_parallel = 2}, 4},
-                                         {{.name = "fsdp+tp", .cpu_offload = true}, 4},
-                                         {{.name = "pipeline"}, 3},
-                                         {{.name = "pipeline", .pipeline_stages = 2}, 4}}) {
+  for (const Case& c : std::vector<Case>{
+           {{.name = "dp"}, 3},
+           {{.name = "ddp"}, 3},
+           {{.name = "fsdp"}, 3},
+           {{.name = "fsdp", .cpu_offload = true}, 2},
+           {{.name = "zero1"}, 2},
+           {{.name = "zero2"}, 3},
+           {{.name = "zero3"}, 2},
+           {{.name = "hsdp", .cpu_offload = true}, 4},
+           {{.name = "tp"}, 2},
+           {{.name = "tp", .tensor_parallel = 2, .sequence_parallel = true, .parallel_head = true},
+            4},
+           {{.name = "fsdp+tp", .cpu_offload = true}, 4},
+           {{.name = "pipeline"}, 3},
+           {{.name = "pipeline", .pipeline_stages = 2}, 4}}) {
     INFO(describe(c));
     const OracleResult many = run(setting, c);
     CHECK(difference(many.parameters, one.parameters) < 1e-10);
