@@ -112,9 +112,12 @@ void DataParallel::follow(Replica& replica, bool is_first) const {
     replica.fp8.reset();
     return;
   }
-  if (!replica.fp8) replica.fp8 = std::make_unique<Fp8Scaling>(scaling->options());
+  const Fp8Options& options = scaling->options();
+  // Evaluation has scales of its own.
+  const bool fits = replica.fp8 && replica.fp8->options().scaling == options.scaling;
+  if (!fits) replica.fp8 = std::make_unique<Fp8Scaling>(options);
   replica.fp8->update();  // the codes of weights are those of others now
-  if (scaling->options().scaling == Fp8Options::Scaling::delayed) {
+  if (options.scaling == Fp8Options::Scaling::delayed) {
     replica.fp8->load_state_dict(scaling->state_dict(ours), theirs);
   }
 }
