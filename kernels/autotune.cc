@@ -185,8 +185,9 @@ struct AutotuneScope::Tuner {
   std::string key_of(Device device) {
     std::string& name = names[to_string(device)];
     if (name.empty()) {
+      name = device_name(device);
       const std::string driver = driver_version(device);
-      name = device_name(device) + (driver.empty() ? "" : ", driver " + driver);
+      if (!driver.empty()) name += fmt::format(", driver {}", driver);
     }
     if (device.type != DeviceType::cpu) return name;
     return fmt::format("{}, {} threads", name, num_threads());
