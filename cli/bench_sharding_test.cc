@@ -30,11 +30,11 @@ TEST_CASE("memory and traffic of every strategy are those of its formula") {
   std::set<std::string> seen;
   for (const json& result : parse_lines(outcome.out)) {
     check(result);
-    const int ranks = result.at("devices");
+    const size_t ranks = result.at("devices");
     const std::string strategy = result.at("strategy");
     if (ranks > 1 && strategy != "dp") CHECK(result.at("sent").at("measured") > 0);
     CHECK(result.at("formula").get<std::string>().find("P") != std::string::npos);
-    CHECK(result.at("ranks").size() == (strategy == "dp" ? 1 : ranks));
+    CHECK(result.at("ranks").size() == (strategy == "dp" ? 1u : ranks));
     seen.insert(fmt::format("{}{}", strategy, ranks));
   }
   for (const char* name : {"single1", "dp1", "dp3", "ddp1", "ddp4", "zero14", "zero23", "fsdp2",
