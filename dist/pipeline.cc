@@ -46,6 +46,16 @@ Tensor announced(const Tensor& header, Device device) {
   return Tensor::empty(shape, static_cast<DType>(words[0]), device);
 }
 
+/// x, whose gradient goes to `dx`. Were x a leaf, its gradient would count among the parameters'.
+Tensor watched(const Tensor& x, const std::shared_ptr<Tensor>& dx) {
+  Tensor anchor = Tensor::zeros({1}, x.dtype(), x.device());
+  anchor.set_requires_grad(true);
+  return record("pipeline_input", {anchor}, x, {}, [dx](const Backward& b) -> Tensors {
+    *dx = b.dy();
+    return {Tensor()};
+  });
+}
+
 }  // namespace
 
 std::string_view name(Schedule schedule) { return schedule == Schedule::kGpipe ? "gpipe" : "1f1b"; }
@@ -232,6 +242,7 @@ class Pipeline::Engine : public std::enable_shared_from_this<Engine> {
   /// A micro-batch between its forward and its backward.
   struct Flight {
     Tensor in, out;
+    std::shared_ptr<Tensor> dx = std::make_shared<Tensor>();  // of `in`
   };
 
   void deal_out(const NamedTensors& state) {
@@ -285,8 +296,7 @@ class Pipeline::Engine : public std::enable_shared_from_this<Engine> {
   Flight forward(const Tensor& input) {
     Flight flight;
     flight.in = is_first() ? input : receive();
-    if (!is_first() && grad_enabled()) flight.in.set_requires_grad(true);
-    flight.out = flight.in;
+    flight.out = is_first() ? flight.in : watched(flight.in, flight.dx);
     for (size_t i = first_; i < end_; ++i) flight.out = segments_[i].forward(flight.out);
     return flight;
   }
@@ -303,7 +313,8 @@ class Pipeline::Engine : public std::enable_shared_from_this<Engine> {
     if (is_first()) return;
     const NoGrad guard;
     const Tensor dx =
-        flight.in.grad().defined() ? ops::contiguous(flight.in.grad()) : ops::zeros_like(flight.in);
+        flight.dx->defined() ? ops::contiguous(*flight.dx) : ops::zeros_like(flight.in);
+    *flight.dx = {};
     sent_.push_back(backward_out_->send(dx, 0));
   }
 
