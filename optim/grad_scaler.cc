@@ -55,9 +55,9 @@ Tensor GradScaler::scale(const Tensor& loss) {
   WEFT_CHECK(!captured_, "GradScaler: a step is captured once");
   captured_.emplace();
   for (Tensor* t : {&captured_->scale, &captured_->inverse, &captured_->found_inf}) {
-    *t = Tensor::empty({}, DType::f32, device);
+    *t = empty_beside_capture({}, DType::f32, device);
   }
-  captured_->trackers = Tensor::empty({2}, DType::i64, device);
+  captured_->trackers = empty_beside_capture({2}, DType::i64, device);
   return ops::mul(loss, captured_->scale);
 }
 

@@ -168,7 +168,7 @@ void Optimizer::step(double gradient_scale, const Tensor& skip) {
       if (is_capturing(device)) {
         const Tensor constants = this->constants(group, batch, gradient_scale);
         if (constants.defined()) {
-          batch.constants = Tensor::empty(constants.shape(), constants.dtype(), device);
+          batch.constants = empty_beside_capture(constants.shape(), constants.dtype(), device);
         }
         batch.skip = skip;
         captured_.push_back({index, batch, group.options, gradient_scale});

@@ -417,9 +417,9 @@ TEST_CASE("a captured fp16 step is skipped, and its loss scale moves, as in eage
   for (size_t i = 0; i < expected.size(); ++i) CHECK(eager.scales[i]["scale"] == expected[i]);
   const Outcome settled = run(Mode::kSettled), deferred = run(Mode::kDeferred);
   CHECK(settled.scales == eager.scales);
-  CHECK(settled.bits == eager.bits);
+  CHECK((settled.bits == eager.bits));
   CHECK(deferred.scales.back() == eager.scales.back());
-  CHECK(deferred.bits == eager.bits);
+  CHECK((deferred.bits == eager.bits));
 }
 
 TEST_CASE("a loss scale of the caller's choice reaches a captured step") {
