@@ -152,8 +152,9 @@ std::vector<uint8_t> bits_of(const std::vector<Tensor>& tensors) {
   return bits;
 }
 
-TEST_CASE("a training step on a device lies within the derived bound of the exact one") {
-  const auto truth = results_of(Setup({}, DType::f64));
+/// How far each result of the step moves, as a multiple of a relative change of its inputs: the
+/// largest of four random changes of 2^-20.
+std::vector<double> sensitivity_of(const std::vector<std::vector<double>>& truth) {
   std::vector<double> sensitivity(truth.size());
   constexpr double kChange = 0x1p-20;
   for (uint64_t draw = 0; draw < 4; ++draw) {
@@ -162,6 +163,12 @@ TEST_CASE("a training step on a device lies within the derived bound of the exac
       sensitivity[k] = std::max(sensitivity[k], largest_difference(changed[k], truth[k]) / kChange);
     }
   }
+  return sensitivity;
+}
+
+TEST_CASE("a training step on a device lies within the derived bound of the exact one") {
+  const auto truth = results_of(Setup({}, DType::f64));
+  const std::vector<double> sensitivity = sensitivity_of(truth);
   const auto check = [&](Device device, DType precision) {
     Recorder kernels_run;
     const Precision mode(precision);
@@ -212,14 +219,7 @@ TEST_CASE("two runs of the same steps on a device give the same bits") {
 TEST_CASE("fp16 steps with loss scaling run on a device") {
   constexpr double kScale = 1024;
   const auto truth = results_of(Setup({}, DType::f64));
-  std::vector<double> sensitivity(truth.size());
-  constexpr double kChange = 0x1p-20;
-  for (uint64_t draw = 0; draw < 4; ++draw) {
-    const auto changed = results_of(Setup({}, DType::f64, kChange, draw));
-    for (size_t k = 0; k < truth.size(); ++k) {
-      sensitivity[k] = std::max(sensitivity[k], largest_difference(changed[k], truth[k]) / kChange);
-    }
-  }
+  const std::vector<double> sensitivity = sensitivity_of(truth);
   const auto check = [&](Device device) {
     Setup setup(device, DType::f32);
     optim::SGD optimizer(setup.model->named_parameters(), {.lr = 0.1});
@@ -277,14 +277,7 @@ TEST_CASE("fp16 steps with loss scaling run on a device") {
 // weigh little.
 TEST_CASE("fp8 steps run on a device") {
   const auto truth = results_of(Setup({}, DType::f64));
-  std::vector<double> sensitivity(truth.size());
-  constexpr double kChange = 0x1p-20;
-  for (uint64_t draw = 0; draw < 4; ++draw) {
-    const auto changed = results_of(Setup({}, DType::f64, kChange, draw));
-    for (size_t k = 0; k < truth.size(); ++k) {
-      sensitivity[k] = std::max(sensitivity[k], largest_difference(changed[k], truth[k]) / kChange);
-    }
-  }
+  const std::vector<double> sensitivity = sensitivity_of(truth);
   const double tensor_core = numerics::tensor_core_dot_bound(
       numerics::tensor_core_model("h100", DType::f8e4m3), kLongestSum, 1);
   const auto check = [&](Device device) {
