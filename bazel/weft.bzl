@@ -71,7 +71,6 @@ _HIGHWAY_OPS = [
     "layer_norm",
     "multi_tensor_norm",
     "multi_tensor_scale",
-    "multi_tensor_unscale",
     "pool2d",
     "reduce",
     "sgd",

@@ -31,7 +31,6 @@
 #include "kernels/loss_scale/loss_scale_cases.h"
 #include "kernels/multi_tensor_norm/multi_tensor_norm_cases.h"
 #include "kernels/multi_tensor_scale/multi_tensor_scale_cases.h"
-#include "kernels/multi_tensor_unscale/multi_tensor_unscale_cases.h"
 #include "kernels/pool2d/pool2d_cases.h"
 #include "kernels/random/random_cases.h"
 #include "kernels/reduce/reduce_cases.h"
@@ -159,7 +158,6 @@ TEST_CASE("no kernel's bound is violated, or loose by more than the documented f
                                loss_scale_table(),
                                multi_tensor_norm_table(),
                                multi_tensor_scale_table(),
-                               multi_tensor_unscale_table(),
                                pool2d_table(),
                                random_table(),
                                reduce_table(),
@@ -188,7 +186,7 @@ TEST_CASE("no kernel's bound is violated, or loose by more than the documented f
 TEST_CASE("results that no rounding can change have bounds of zero") {
   for (const OpTable& table :
        {adam_table(), copy_table(), dropout_table(), fill_table(), fp8_quantize_table(),
-        loss_scale_table(), multi_tensor_scale_table(), sgd_table(), where_table()}) {
+        loss_scale_table(), sgd_table(), where_table()}) {
     INFO(table.name);
     for (const CaseEntry& entry : table.cases) {
       if (entry.cost.flops > 0 || entry.cost.bytes > 0) continue;

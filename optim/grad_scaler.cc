@@ -7,7 +7,7 @@
 #include "autograd/ops.h"
 #include "core/transfer.h"
 #include "kernels/loss_scale/loss_scale.h"
-#include "kernels/multi_tensor_unscale/multi_tensor_unscale.h"
+#include "kernels/multi_tensor_scale/multi_tensor_scale.h"
 #include "optim/capture.h"
 
 namespace weft::optim {
@@ -90,16 +90,16 @@ void GradScaler::apply_unscale(Optimizer& optimizer, OptimizerState& state) cons
   if (gradients.empty()) return;
   const Device device = gradients[0].device();
   if (is_capturing(device)) {
-    kernels::multi_tensor_unscale({.tensors = gradients,
-                                   .factor_from = captured_->inverse,
-                                   .found_inf = captured_->found_inf});
+    kernels::multi_tensor_scale({.tensors = gradients,
+                                 .factor_from = captured_->inverse,
+                                 .found_inf = captured_->found_inf});
     for (const Tensor& gradient : gradients) gradient.bump_version();
     return;
   }
   const Tensor found_inf = Tensor::empty({}, DType::f32, device);
   const Tensor norm = Tensor::empty({}, DType::f64, device);
   const float inverse = kernels::inverse_loss_scale(state_.scale);
-  kernels::multi_tensor_unscale(
+  kernels::multi_tensor_scale(
       {.tensors = gradients, .factor = inverse, .found_inf = found_inf, .norm = norm});
   if (inverse != 1) {
     for (const Tensor& gradient : gradients) gradient.bump_version();

@@ -8,7 +8,7 @@
 #include "autograd/ops.h"
 #include "autograd/ops/raw.h"
 #include "core/view.h"
-#include "kernels/multi_tensor_unscale/multi_tensor_unscale.h"
+#include "kernels/multi_tensor_scale/multi_tensor_scale.h"
 
 namespace weft::ops {
 
@@ -81,7 +81,7 @@ Tensor cross_entropy(const Tensor& logits, const Tensor& labels,
                   const Tensor dy = cast(b.dy(), lse.dtype());
                   Tensor dlogits = std::exchange(*gradient, {});
                   if (dlogits.defined()) {
-                    kernels::multi_tensor_unscale({.tensors = {dlogits}, .factor_from = dy});
+                    kernels::multi_tensor_scale({.tensors = {dlogits}, .factor_from = dy});
                     return {dlogits, {}};
                   }
                   // No gradient came with the loss, or a graph that was retained has used it up.

@@ -22,7 +22,8 @@ void multi_tensor_scale(const MultiTensorScaleProblem& problem) {
 }
 
 std::string MultiTensorScaleProblem::describe() const {
-  return fmt::format("multi_tensor_scale({} tensors, factor={})", tensors.size(), factor);
+  return fmt::format("multi_tensor_scale({} tensors, factor={})", tensors.size(),
+                     factor_from.defined() ? "from memory" : fmt::format("{}", factor));
 }
 
 }  // namespace weft::kernels
