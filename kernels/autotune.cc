@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <atomic>
 #include <cerrno>
-#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -19,6 +18,7 @@
 #include "core/parallel.h"
 #include "core/stream.h"
 #include "kernels/device/name.h"
+#include "kernels/stopwatch.h"
 
 namespace weft::kernels {
 namespace {
@@ -88,34 +88,15 @@ class Snapshot {
   Tensor copy_;
 };
 
-/// Seconds that the device takes for what `run` submits: between two events on a GPU, by the clock
-/// elsewhere.
-double seconds_of(Device device, const std::function<void()>& run) {
-  const Stream stream = current_stream(device);
-  if (device.type == DeviceType::cuda && !runtime::is_emulated()) {
-    Event begin(device), end(device);
-    begin.record(stream);
-    run();
-    end.record(stream);
-    end.synchronize();
-    return 1e-3 * end.ms_since(begin);
-  }
-  stream.synchronize();
-  const auto begin = std::chrono::steady_clock::now();
-  run();
-  stream.synchronize();
-  return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
-}
-
 /// The least time of a variant; infinite when it fails.
 double least_seconds(const Candidates& c, size_t variant) {
   const auto run = [&] { c.run(variant); };
   try {
-    const double first = seconds_of(c.device, run);
+    const double first = time_run(c.device, run);
     if (first > kSeconds) return first;
     double least = std::numeric_limits<double>::infinity(), total = 0;
     for (int i = 0; i < kMostRuns && total < kSeconds; ++i) {
-      const double seconds = seconds_of(c.device, run);
+      const double seconds = time_run(c.device, run);
       total += seconds;
       least = std::min(least, seconds);
     }
@@ -262,6 +243,15 @@ AutotuneScope::AutotuneScope(Path cache) : previous_(current()) {
 AutotuneScope::~AutotuneScope() {
   current() = previous_;
   is_on = previous_ != nullptr;
+}
+
+std::string operand_key(std::string_view name, const Tensor& operand) {
+  if (!operand.defined()) return "";
+  std::string key = fmt::format("{} {} {}", name, operand.dtype(), operand.shape());
+  for (int64_t stride : operand.strides()) key += fmt::format(" {}", stride);
+  // 16 bytes are the most that any copy asks for.
+  const auto beyond = reinterpret_cast<uintptr_t>(operand.raw()) % 16;
+  return key + (beyond == 0 ? "; " : fmt::format(" +{}; ", beyond));
 }
 
 bool autotunes() { return is_on.load(std::memory_order_relaxed); }

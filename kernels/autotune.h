@@ -32,6 +32,11 @@ struct Candidates {
   std::function<void(size_t)> run;         // submits that variant's work
 };
 
+/// All of an operand that the speed of a variant depends on: "a f32 [8, 16] 16 1; " with its
+/// strides and, where its memory is not aligned to 16 bytes, by how much; nothing for an undefined
+/// tensor.
+std::string operand_key(std::string_view name, const Tensor& operand);
+
 /// Whether variants are chosen by time.
 bool autotunes();
 

@@ -9,8 +9,12 @@
 #include <nlohmann/json.hpp>
 #include <thread>
 
+#include "kernels/attention/attention.h"
+#include "kernels/conv2d/conv2d.h"
 #include "kernels/gemm/gemm.h"
+#include "kernels/layer_norm/layer_norm.h"
 #include "kernels/op.h"
+#include "kernels/softmax/softmax.h"
 
 namespace weft::kernels {
 namespace {
@@ -193,6 +197,54 @@ TEST_CASE("matrix products are measured by shape, dtype and strides") {
   CHECK(key == problem.tuning_key());
   CHECK_THAT(key, Catch::StartsWith("a f32 [8, 16] 16 1"));
   CHECK_THAT(key, Catch::Contains("accumulate"));
+}
+
+TEST_CASE("attention, convolutions, softmax and layer norm take part") {
+  const Folder folder;
+  const fs::path cache = folder.path / "cache.json";
+  const auto kept = [&](const std::string& op) {
+    return nlohmann::json::parse(text_of(cache))["devices"].front()[op];
+  };
+  const AutotuneScope scope(cache);
+  const auto ramp = []<class T = float>(const Shape& shape, T = {}) {
+    std::vector<T> values;
+    for (int64_t i = 0; i < numel(shape); ++i) values.emplace_back(static_cast<float>(i % 7) - 3);
+    return Tensor::from(values, shape);
+  };
+  // Whatever won, the outputs are those of a variant that ran once.
+  SECTION("attention") {
+    const Tensor q = ramp({1, 2, 9, 32}, bf16()), k = ramp({1, 2, 9, 32}, bf16());
+    const AttentionProblem problem{.q = q,
+                                   .k = k,
+                                   .v = k,
+                                   .out = Tensor::zeros(q.shape(), DType::bf16),
+                                   .lse = Tensor::zeros({1, 2, 9}, DType::f32),
+                                   .scale = 0.1};
+    attention(problem);
+    const auto rows = kept("attention");
+    REQUIRE(rows.size() == 1);
+    CHECK(rows.begin().key() == problem.tuning_key());
+    CHECK_THAT(rows.begin().key(), Catch::Contains("q bf16 [1, 2, 9, 32]"));
+    const auto tuned = problem.out.to_vector();
+    const ForcedVariant forced("attention", rows.begin().value().get<std::string>());
+    attention(problem);
+    CHECK(problem.out.to_vector() == tuned);
+  }
+  SECTION("a convolution with dilation has another key") {
+    const Tensor x = ramp({2, 4, 9, 9}), w = ramp({4, 4, 3, 3});
+    Conv2dProblem problem{.x = x, .w = w, .y = Tensor::zeros({2, 4, 7, 7}, DType::f32)};
+    conv2d(problem);
+    problem.y = Tensor::zeros({2, 4, 5, 5}, DType::f32);
+    problem.dilation = {2, 2};
+    conv2d(problem);
+    CHECK(kept("conv2d").size() == 2);
+  }
+  SECTION("one variant leaves nothing to measure") {
+    const Tensor x = ramp({5, 16}), y = Tensor::zeros({5, 16}, DType::f32);
+    softmax({.x = x, .y = y});
+    layer_norm({.x = x, .y = y});
+    CHECK_FALSE(fs::exists(cache));
+  }
 }
 
 }  // namespace

@@ -101,6 +101,19 @@ bool attention_fits_short(const AttentionProblem& p) {
 
 void attention(const AttentionProblem& problem) { dispatch(attention_op(), problem); }
 
+std::string AttentionProblem::tuning_key() const {
+  return operand_key("q", q) + operand_key("k", k) + operand_key("v", v) + operand_key("out", out) +
+         operand_key("dout", dout) + operand_key("dq", dq) + operand_key("dk", dk) +
+         operand_key("dv", dv) +
+         fmt::format("{}{}{}{}", causal ? "causal, " : "", dropout > 0 ? "dropout, " : "",
+                     rounds_scores ? "" : "exact scores, ", to_string(numerics));
+}
+
+std::vector<Tensor> AttentionProblem::written() const {
+  if (backward()) return {dq, dk, dv};
+  return {out, lse};
+}
+
 std::string AttentionProblem::describe() const {
   return fmt::format("attention(q={}, k={}, scale={}, causal={}, dropout={}, backward={})", q, k,
                      scale, causal, dropout, backward());

@@ -49,6 +49,10 @@ struct AttentionProblem {
   DType dtype() const { return q.dtype(); }
   Device device() const { return q.device(); }
   std::string describe() const;
+
+  // For autotuning (kernels/op.h).
+  std::string tuning_key() const;
+  std::vector<Tensor> written() const;
 };
 
 /// A row of scores, and two columns in backward, fit a GPU's shared memory.

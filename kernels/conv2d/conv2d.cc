@@ -32,6 +32,21 @@ bool conv2d_fits_cuda_patches(const Conv2dProblem& p) {
 
 void conv2d(const Conv2dProblem& problem) { dispatch(conv2d_op(), problem); }
 
+std::string Conv2dProblem::tuning_key() const {
+  return operand_key("x", x) + operand_key("w", w) + operand_key("bias", bias) +
+         operand_key("y", y) + operand_key("dy", dy) + operand_key("dx", dx) +
+         operand_key("dw", dw) + operand_key("dbias", dbias) +
+         fmt::format("stride {} {}, padding {} {}, dilation {} {}, groups {}, {}", stride[0],
+                     stride[1], padding[0], padding[1], dilation[0], dilation[1], groups,
+                     to_string(numerics));
+}
+
+std::vector<Tensor> Conv2dProblem::written() const {
+  if (pass() == Conv2dPass::kDataGradient) return {dx};
+  if (pass() == Conv2dPass::kWeightGradient) return {dw, dbias};
+  return {y};
+}
+
 std::string Conv2dProblem::describe() const {
   constexpr const char* kPasses[] = {"forward", "data gradient", "weight gradient"};
   return fmt::format(

@@ -52,6 +52,10 @@ struct Conv2dProblem {
   DType dtype() const { return image().dtype(); }
   Device device() const { return image().device(); }
   std::string describe() const;
+
+  // For autotuning (kernels/op.h).
+  std::string tuning_key() const;
+  std::vector<Tensor> written() const;
 };
 
 /// Windows that lie side by side and cover more than a point: kernel = stride, no padding.

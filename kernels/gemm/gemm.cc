@@ -59,25 +59,11 @@ constexpr const char* kEpilogues[] = {"none", "gelu", "dgelu"};
 }  // namespace
 
 std::string GemmProblem::tuning_key() const {
-  std::string key;
-  const auto add = [&](std::string_view operand, const Tensor& t) {
-    if (!t.defined()) return;
-    // 16 bytes are the most that any copy asks for.
-    const auto alignment = reinterpret_cast<uintptr_t>(t.raw()) % 16;
-    key += fmt::format("{} {} {}", operand, t.dtype(), t.shape());
-    for (int64_t stride : t.strides()) key += fmt::format(" {}", stride);
-    key += alignment == 0 ? "; " : fmt::format(" +{}; ", alignment);
-  };
-  add("a", a);
-  add("b", b);
-  add("c", c);
-  add("bias", bias);
-  add("aux", aux);
-  add("residual", residual);
-  add("bias_gradient", bias_gradient);
-  return key + fmt::format("{}{}, {} {}", kEpilogues[static_cast<int>(epilogue)],
-                           accumulate ? " accumulate" : "", name(numerics.accumulation),
-                           static_cast<int>(numerics.tf32));
+  return operand_key("a", a) + operand_key("b", b) + operand_key("c", c) +
+         operand_key("bias", bias) + operand_key("aux", aux) + operand_key("residual", residual) +
+         operand_key("bias_gradient", bias_gradient) +
+         fmt::format("{}{}, {}", kEpilogues[static_cast<int>(epilogue)],
+                     accumulate ? " accumulate" : "", to_string(numerics));
 }
 
 std::vector<Tensor> GemmProblem::written() const {

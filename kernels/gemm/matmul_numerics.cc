@@ -46,6 +46,11 @@ std::string_view name(Accumulation accumulation) {
   return kFirst[static_cast<int>(accumulation)];
 }
 
+std::string to_string(const MatmulNumerics& numerics) {
+  constexpr std::string_view kTf32[] = {"", " tf32", " tf32 nearest"};
+  return fmt::format("{}{}", name(numerics.accumulation), kTf32[static_cast<int>(numerics.tf32)]);
+}
+
 Accumulation parse_accumulation(std::string_view text) {
   std::string known;
   for (const Name& entry : kNames) {

@@ -73,6 +73,8 @@ class MatmulScope {
 
 /// "ieee", "exact", "h100", ...
 std::string_view name(Accumulation accumulation);
+/// "ieee", "h100 tf32", "ieee tf32 nearest", ...
+std::string to_string(const MatmulNumerics& numerics);
 /// By name, or by the alias of a GPU with the same tensor cores: a2 is a100, l40s ada, h200 h100.
 /// Throws Error listing all.
 Accumulation parse_accumulation(std::string_view name);

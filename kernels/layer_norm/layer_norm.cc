@@ -21,6 +21,18 @@ const Op<LayerNormProblem>& layer_norm_op() {
 
 void layer_norm(const LayerNormProblem& problem) { dispatch(layer_norm_op(), problem); }
 
+std::string LayerNormProblem::tuning_key() const {
+  return operand_key("x", x) + operand_key("residual", residual) + operand_key("gamma", gamma) +
+         operand_key("beta", beta) + operand_key("sum", sum) + operand_key("y", y) +
+         operand_key("mean", mean) + operand_key("dy", dy) + operand_key("ds", ds) +
+         operand_key("dx", dx) + operand_key("dgamma", dgamma) + operand_key("dbeta", dbeta);
+}
+
+std::vector<Tensor> LayerNormProblem::written() const {
+  if (backward()) return {dx, dgamma, dbeta};
+  return {sum, y, mean, rstd};
+}
+
 std::string LayerNormProblem::describe() const {
   return fmt::format("layer_norm({}, residual={}, affine={}, backward={})", x, residual.defined(),
                      gamma.defined(), backward());

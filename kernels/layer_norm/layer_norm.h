@@ -44,6 +44,10 @@ struct LayerNormProblem {
   DType dtype() const { return x.dtype(); }
   Device device() const { return x.device(); }
   std::string describe() const;
+
+  // For autotuning (kernels/op.h).
+  std::string tuning_key() const;
+  std::vector<Tensor> written() const;
 };
 
 void layer_norm(const LayerNormProblem& problem);

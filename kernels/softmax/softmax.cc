@@ -21,6 +21,13 @@ const Op<SoftmaxProblem>& softmax_op() {
 
 void softmax(const SoftmaxProblem& problem) { dispatch(softmax_op(), problem); }
 
+std::string SoftmaxProblem::tuning_key() const {
+  return operand_key("x", x) + operand_key("y", y) + operand_key("dx", dx) +
+         fmt::format("axis {}{}", axis, log ? ", log" : "");
+}
+
+std::vector<Tensor> SoftmaxProblem::written() const { return {backward() ? dx : y}; }
+
 std::string SoftmaxProblem::describe() const {
   return fmt::format("softmax({}, axis={}, log={}, backward={})", x, axis, log, backward());
 }

@@ -23,6 +23,10 @@ struct SoftmaxProblem {
   DType dtype() const { return x.dtype(); }
   Device device() const { return x.device(); }
   std::string describe() const;
+
+  // For autotuning (kernels/op.h).
+  std::string tuning_key() const;
+  std::vector<Tensor> written() const;
 };
 
 void softmax(const SoftmaxProblem& problem);

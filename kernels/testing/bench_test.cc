@@ -10,6 +10,7 @@
 
 #include "kernels/gemm/gemm_cases.h"
 #include "kernels/softmax/softmax_cases.h"
+#include "kernels/stopwatch.h"
 #include "kernels/testing/timing.h"
 
 namespace weft::kernels {

@@ -15,6 +15,7 @@
 #include "kernels/device/name.h"
 #include "kernels/device/probe.h"
 #include "kernels/gemm/gemm.h"
+#include "kernels/stopwatch.h"
 #include "kernels/testing/bench.h"
 #include "kernels/testing/timing.h"
 

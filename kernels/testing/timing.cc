@@ -1,9 +1,7 @@
 #include "kernels/testing/timing.h"
 
 #include <algorithm>
-#include <chrono>
 #include <cmath>
-#include <optional>
 
 #include "core/parallel.h"
 #include "core/runtime.h"
@@ -52,21 +50,6 @@ void ColdCache::evict(const std::vector<Tensor>& memory) const {
     for (int64_t i = begin; i < end; i += kLine) ++bytes[i];
   });
 #endif
-}
-
-double time_run(Device device, const std::function<void()>& run) {
-  if (device.type == DeviceType::cpu) {
-    const auto begin = std::chrono::steady_clock::now();
-    run();
-    return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
-  }
-  const Stream stream = current_stream(device);
-  Event begin(device), end(device);
-  begin.record(stream);
-  run();
-  end.record(stream);
-  end.synchronize();
-  return 1e-3 * end.ms_since(begin);
 }
 
 Spread spread_of(std::vector<double> samples) {

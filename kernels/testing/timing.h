@@ -1,7 +1,6 @@
 // Times of work on a device, from a cold cache.
 #pragma once
 
-#include <functional>
 #include <vector>
 
 #include "core/tensor.h"
@@ -19,9 +18,6 @@ class ColdCache {
   Device device_;
   Tensor sweep_;  // what is overwritten, where lines cannot be flushed one by one
 };
-
-/// Seconds that the device takes for the work that run submits to the current stream.
-double time_run(Device device, const std::function<void()>& run);
 
 /// Quartiles of samples.
 struct Spread {
