@@ -110,17 +110,26 @@ void CudnnGraph::add(CudnnDescriptor operation) {
   operations_.push_back(std::move(operation));
 }
 
+void CudnnGraph::add(cudnnBackendDescriptorType_t type, cudnnBackendAttributeName_t form_name,
+                     CudnnDescriptor form,
+                     std::initializer_list<std::pair<cudnnBackendAttributeName_t, Value>> values) {
+  finalize(form);
+  CudnnDescriptor operation = create(type);
+  set(operation, form_name, form.get());
+  for (const auto& [name, value] : values) {
+    if (value) set(operation, name, value);
+  }
+  descriptors_.push_back(std::move(form));
+  add(std::move(operation));
+}
+
 void CudnnGraph::matmul(Value a, Value b, Value c) {
   CudnnDescriptor form = create(CUDNN_BACKEND_MATMUL_DESCRIPTOR);
   set_type(form, CUDNN_ATTR_MATMUL_COMP_TYPE, DType::f32);
-  finalize(form);
-  CudnnDescriptor operation = create(CUDNN_BACKEND_OPERATION_MATMUL_DESCRIPTOR);
-  set(operation, CUDNN_ATTR_OPERATION_MATMUL_ADESC, a);
-  set(operation, CUDNN_ATTR_OPERATION_MATMUL_BDESC, b);
-  set(operation, CUDNN_ATTR_OPERATION_MATMUL_CDESC, c);
-  set(operation, CUDNN_ATTR_OPERATION_MATMUL_DESC, form.get());
-  descriptors_.push_back(std::move(form));
-  add(std::move(operation));
+  add(CUDNN_BACKEND_OPERATION_MATMUL_DESCRIPTOR, CUDNN_ATTR_OPERATION_MATMUL_DESC, std::move(form),
+      {{CUDNN_ATTR_OPERATION_MATMUL_ADESC, a},
+       {CUDNN_ATTR_OPERATION_MATMUL_BDESC, b},
+       {CUDNN_ATTR_OPERATION_MATMUL_CDESC, c}});
 }
 
 void CudnnGraph::pointwise(cudnnPointwiseMode_t op, Value y, Value x, Value b, Value t,
@@ -128,15 +137,12 @@ void CudnnGraph::pointwise(cudnnPointwiseMode_t op, Value y, Value x, Value b, V
   CudnnDescriptor form = create(CUDNN_BACKEND_POINTWISE_DESCRIPTOR);
   set(form, CUDNN_ATTR_POINTWISE_MODE, CUDNN_TYPE_POINTWISE_MODE, op);
   set_type(form, CUDNN_ATTR_POINTWISE_MATH_PREC, math);
-  finalize(form);
-  CudnnDescriptor operation = create(CUDNN_BACKEND_OPERATION_POINTWISE_DESCRIPTOR);
-  set(operation, CUDNN_ATTR_OPERATION_POINTWISE_PW_DESCRIPTOR, form.get());
-  set(operation, CUDNN_ATTR_OPERATION_POINTWISE_XDESC, x);
-  if (b) set(operation, CUDNN_ATTR_OPERATION_POINTWISE_BDESC, b);
-  if (t) set(operation, CUDNN_ATTR_OPERATION_POINTWISE_TDESC, t);
-  set(operation, CUDNN_ATTR_OPERATION_POINTWISE_YDESC, y);
-  descriptors_.push_back(std::move(form));
-  add(std::move(operation));
+  add(CUDNN_BACKEND_OPERATION_POINTWISE_DESCRIPTOR, CUDNN_ATTR_OPERATION_POINTWISE_PW_DESCRIPTOR,
+      std::move(form),
+      {{CUDNN_ATTR_OPERATION_POINTWISE_XDESC, x},
+       {CUDNN_ATTR_OPERATION_POINTWISE_BDESC, b},
+       {CUDNN_ATTR_OPERATION_POINTWISE_TDESC, t},
+       {CUDNN_ATTR_OPERATION_POINTWISE_YDESC, y}});
 }
 
 void CudnnGraph::index(int dimension, Value y, Value x) {
@@ -144,26 +150,18 @@ void CudnnGraph::index(int dimension, Value y, Value x) {
   set(form, CUDNN_ATTR_POINTWISE_MODE, CUDNN_TYPE_POINTWISE_MODE, CUDNN_POINTWISE_GEN_INDEX);
   set_type(form, CUDNN_ATTR_POINTWISE_MATH_PREC, DType::i32);
   set(form, CUDNN_ATTR_POINTWISE_AXIS, CUDNN_TYPE_INT64, int64_t{dimension});
-  finalize(form);
-  CudnnDescriptor operation = create(CUDNN_BACKEND_OPERATION_POINTWISE_DESCRIPTOR);
-  set(operation, CUDNN_ATTR_OPERATION_POINTWISE_PW_DESCRIPTOR, form.get());
-  set(operation, CUDNN_ATTR_OPERATION_POINTWISE_XDESC, x);
-  set(operation, CUDNN_ATTR_OPERATION_POINTWISE_YDESC, y);
-  descriptors_.push_back(std::move(form));
-  add(std::move(operation));
+  add(CUDNN_BACKEND_OPERATION_POINTWISE_DESCRIPTOR, CUDNN_ATTR_OPERATION_POINTWISE_PW_DESCRIPTOR,
+      std::move(form),
+      {{CUDNN_ATTR_OPERATION_POINTWISE_XDESC, x}, {CUDNN_ATTR_OPERATION_POINTWISE_YDESC, y}});
 }
 
 void CudnnGraph::reduce(cudnnReduceTensorOp_t op, Value y, Value x) {
   CudnnDescriptor form = create(CUDNN_BACKEND_REDUCTION_DESCRIPTOR);
   set(form, CUDNN_ATTR_REDUCTION_OPERATOR, CUDNN_TYPE_REDUCTION_OPERATOR_TYPE, op);
   set_type(form, CUDNN_ATTR_REDUCTION_COMP_TYPE, DType::f32);
-  finalize(form);
-  CudnnDescriptor operation = create(CUDNN_BACKEND_OPERATION_REDUCTION_DESCRIPTOR);
-  set(operation, CUDNN_ATTR_OPERATION_REDUCTION_XDESC, x);
-  set(operation, CUDNN_ATTR_OPERATION_REDUCTION_YDESC, y);
-  set(operation, CUDNN_ATTR_OPERATION_REDUCTION_DESC, form.get());
-  descriptors_.push_back(std::move(form));
-  add(std::move(operation));
+  add(CUDNN_BACKEND_OPERATION_REDUCTION_DESCRIPTOR, CUDNN_ATTR_OPERATION_REDUCTION_DESC,
+      std::move(form),
+      {{CUDNN_ATTR_OPERATION_REDUCTION_XDESC, x}, {CUDNN_ATTR_OPERATION_REDUCTION_YDESC, y}});
 }
 
 void CudnnGraph::reshape(Value y, Value x) {

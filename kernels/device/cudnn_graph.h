@@ -63,6 +63,10 @@ class CudnnGraph {
   Value tensor(int64_t id, DType dtype, const Shape& shape, const Strides& strides, bool is_virtual,
                bool is_value);
   void add(CudnnDescriptor operation);
+  /// An operation of a type on values, in the form that `form` gives it.
+  void add(cudnnBackendDescriptorType_t type, cudnnBackendAttributeName_t form_name,
+           CudnnDescriptor form,
+           std::initializer_list<std::pair<cudnnBackendAttributeName_t, Value>> values);
 
   std::vector<CudnnDescriptor> descriptors_;  // tensors, and what operations refer to
   std::vector<CudnnDescriptor> operations_;
