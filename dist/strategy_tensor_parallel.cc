@@ -3,6 +3,7 @@
 #include <optional>
 #include <unordered_set>
 
+#include "dist/parallel_head.h"
 #include "dist/strategies.h"
 #include "dist/tensor_parallel.h"
 

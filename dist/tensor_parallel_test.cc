@@ -7,6 +7,9 @@
 
 #include "autograd/autocast.h"
 #include "dist/in_process.h"
+#include "dist/parallel_head.h"
+#include "dist/parallel_layers.h"
+#include "dist/rank_collectives.h"
 #include "dist/testing/oracle.h"
 #include "kernels/cross_entropy/cross_entropy.h"
 #include "kernels/op.h"

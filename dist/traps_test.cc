@@ -11,6 +11,7 @@
 #include "dist/ddp.h"
 #include "dist/fsdp.h"
 #include "dist/in_process.h"
+#include "dist/parallel_layers.h"
 #include "dist/strategies.h"
 #include "dist/tensor_parallel.h"
 #include "dist/testing/oracle_training.h"
