@@ -1,0 +1,76 @@
+#include "kernels/simt/matrix_unit.h"
+
+#include <algorithm>
+#include <cmath>
+#include <vector>
+
+#include "kernels/simt/watch.h"
+#include "numerics/tensor_core.h"
+
+namespace weft::simt {
+namespace {
+
+/// Of operands of two fp8 formats: f16 holds both.
+const numerics::TensorCoreModel& h100_model(MatrixType a, MatrixType b) {
+  static const std::vector<numerics::TensorCoreModel> models = [] {
+    std::vector<numerics::TensorCoreModel> models;
+    for (const MatrixTypeInfo& type : kMatrixTypes) {
+      models.push_back(numerics::tensor_core_model("h100", type.dtype));
+    }
+    models.push_back(models.back());
+    models.back().input = DType::f16;
+    return models;
+  }();
+  return a == b ? models[static_cast<int>(a)] : models.back();
+}
+
+enum class Row : uint8_t { zero, finite, special };
+
+/// What each row holds at most.
+std::vector<Row> kinds_of_rows(const float* x, int rows, int k) {
+  std::vector<Row> kinds(rows, Row::zero);
+  for (int i = 0; i < rows * k; ++i) {
+    Row& kind = kinds[i / k];
+    if (x[i] != 0) kind = std::max(kind, std::isfinite(x[i]) ? Row::finite : Row::special);
+  }
+  return kinds;
+}
+
+/// Each sum by the H100's model but those of a tile's tail, which are zero.
+void multiply_exactly(const numerics::TensorCoreModel& model, int m, int n, int k, const float* a,
+                      const float* b, float* d) {
+  const auto terms = static_cast<size_t>(k);
+  const std::vector<Row> kinds_a = kinds_of_rows(a, m, k), kinds_b = kinds_of_rows(b, n, k);
+  for (int i = 0; i < m; ++i) {
+    for (int j = 0; j < n; ++j) {
+      float& sum = d[i * n + j];
+      const auto [least, most] = std::minmax(kinds_a[i], kinds_b[j]);
+      if (sum == 0 && least == Row::zero && most != Row::special) {
+        sum = 0;
+      } else {
+        sum = numerics::tensor_core_dot(model, {a + i * k, terms}, {b + j * k, terms}, sum);
+      }
+    }
+  }
+}
+
+}  // namespace
+
+void multiply(OperandTypes types, int m, int n, int k, const float* a, const float* b, float* d) {
+  const bool is_exact = state().options.tensor_core == TensorCore::h100 || info(types.a).bytes == 1;
+  if (is_exact) return multiply_exactly(h100_model(types.a, types.b), m, n, k, a, b, d);
+  for (int i = 0; i < m; ++i) {
+    for (int j = 0; j < n; ++j) {
+      const float* x = a + i * k;
+      const float* y = b + j * k;
+      float& sum = d[i * n + j];
+      float parts[4] = {};
+      for (int l = 0; l < k; l += 4) {
+        for (int p = 0; p < 4; ++p) parts[p] += x[l + p] * y[l + p];
+      }
+      sum += (parts[0] + parts[1]) + (parts[2] + parts[3]);
+    }
+  }
+}
+
+}  // namespace weft::simt
