@@ -78,6 +78,10 @@ TEST_CASE("trap: resuming at another world size, under another strategy") {
   INFO(rest.err);
   REQUIRE(rest.code == 0);
   CHECK(diff_weights("whole2", "half") == 0);
+  const std::string last = events_of(parse_lines(rest.out), "done").at(0).at("checkpoint");
+  const json config = json::parse(read_file(last + "/state.json")).at("state").at("config");
+  CHECK(config.at("devices") == 2);
+  CHECK(config.at("strategy") == "ddp");
 }
 
 TEST_CASE("trap: schedules must not end N times too early") {

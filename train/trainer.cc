@@ -136,6 +136,7 @@ void Run::make_model(const Start& start) {
   if (!ranks_.is_main()) meta.emplace();
   if (checkpoint) {
     trained_ = restore_model(*checkpoint, step, ranks_.is_main());
+    trained_.config = config_;  // the devices and the strategy it goes on with are recorded
     WEFT_CHECK(trained_.classes == splits_.train->class_names(),
                "resume: the classes of {} are not those of {}", config_.data, step.string());
   } else {
