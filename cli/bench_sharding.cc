@@ -16,6 +16,7 @@
 #include <sstream>
 
 #include "cli/ranked_step.h"
+#include "core/allocator.h"
 #include "dist/cost.h"
 #include "dist/in_process.h"
 #include "dist/launch.h"
@@ -267,6 +268,7 @@ std::vector<ordered_json> run_under_mpi(const Arguments& a, int ranks) {
     }
     command += fmt::format("'{}' ", quoted);
   }
+  allocator(Device{}).release_pool();  // the ranks need the memory that those in process had
   std::FILE* pipe = ::popen(command.c_str(), "r");
   WEFT_CHECK(pipe, "bench sharding: cannot start mpirun");
   std::string text;
