@@ -2,6 +2,7 @@
 #include <cmath>
 #include <fstream>
 #include <nlohmann/json.hpp>
+#include <set>
 #include <sstream>
 
 #include "cli/run_weft.h"
@@ -204,6 +205,20 @@ TEST_CASE("train: gradients that are zero in fp16 are not when the loss is scale
   }
   CHECK(layers > 3);
   check_error(run_weft("numerics train --precisions fp12"), 2, "fp12");
+}
+
+TEST_CASE("train: no product of a transformer is left out") {
+  const Outcome outcome =
+      run_weft("numerics train --json --model cct --steps 1 --batch-size 4 --precisions fp32,fp16");
+  REQUIRE(outcome.code == 0);
+  std::set<std::string> layers;
+  for (const json& row : json_lines(outcome.out)) {
+    if (row.contains("layer")) layers.insert(row.at("layer"));
+  }
+  // Two convolutions; of each block in_proj, attention, out_proj and the MLP; pooling and head.
+  CHECK(layers == std::set<std::string>{"conv2d 1", "conv2d 2", "linear 1", "linear 2", "linear 3",
+                                        "linear 4", "linear 5", "linear 6", "matmul 1", "mlp 1",
+                                        "mlp 2", "self_attention 1", "self_attention 2"});
 }
 
 TEST_CASE("Each report writes one page that stands alone, or none") {

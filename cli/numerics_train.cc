@@ -110,8 +110,8 @@ class Trainer {
         stack.pop_back();
         if (!node || !seen.insert(node).second) continue;
         for (const Edge& edge : node->edges) stack.push_back(edge.node.get());
-        static const std::set<std::string> kProducts = {"linear", "matmul", "conv2d", "attention",
-                                                        "self_attention"};
+        static const std::set<std::string> kProducts = {
+            "linear", "linear_gelu", "mlp", "matmul", "conv2d", "attention", "self_attention"};
         if (!kProducts.contains(node->name)) continue;
         const auto count = std::make_shared<GradientCount>();
         node->hooks.emplace_back(0, [count](const Tensor& gradient) {
