@@ -8,6 +8,7 @@ The lost cases come first, the worst of them on top, each with where the time go
 """
 
 import json
+import re
 import sys
 
 
@@ -63,7 +64,9 @@ def profile_line(rows):
     parts = []
     for row in sorted(rows, key=lambda row: -row["ms"])[:4]:
         if total > 0 and row["ms"] >= 0.03 * total:
-            parts.append(f"{row['name']} {row['ms']:.3g} ms ({100 * row['ms'] / total:.0f}%)")
+            # torch.compile names its graphs by hashes.
+            name = re.sub(r"## Call CompiledFxGraph \w+ ##", "compiled graph", row["name"])
+            parts.append(f"{name} {row['ms']:.3g} ms ({100 * row['ms'] / total:.0f}%)")
     return ", ".join(parts)
 
 
