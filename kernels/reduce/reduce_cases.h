@@ -108,6 +108,8 @@ inline OpTable reduce_table() {
     add(reduction, {40, 65}, {40, 1}, DType::bf16, Layout::kContiguous, false,
         reduction == Reduction::max ? DType::bf16 : DType::f32);
   }
+  // More rows than a GPU's grid has blocks: each takes several, one after the other.
+  add(Reduction::sum, {4500, 3}, {4500, 1}, DType::f32, Layout::kContiguous, false, DType::f32);
   // Nothing to reduce, and nothing to make.
   for (Reduction reduction : {Reduction::sum, Reduction::mean, Reduction::prod, Reduction::var,
                               Reduction::any, Reduction::all}) {
