@@ -5,6 +5,16 @@
 #include "dist/rank_parts.h"
 
 namespace weft::dist {
+namespace {
+
+/// The first `length` tokens of all ranks together, 0 meaning all.
+Tensor whole_sequence(const Tensor& x, int64_t dim, Communicator& group, int64_t length) {
+  const NoGrad guard;
+  if (length == 0) length = x.size(dim) * group.size();
+  return gather_tokens(x, dim, group).finish(length);
+}
+
+}  // namespace
 
 Tensor copy_to_ranks(const Tensor& x, const CommunicatorPtr& group) {
   return record("copy_to_ranks", {x}, detach(x), {}, [group](const Backward& b) -> Tensors {
@@ -65,12 +75,7 @@ Tensor scatter_sequence(const Tensor& x, int64_t dim, const CommunicatorPtr& gro
 }
 
 Tensor join_sequence(const Tensor& x, int64_t dim, const CommunicatorPtr& group, int64_t length) {
-  Tensor y;
-  {
-    const NoGrad guard;
-    if (length == 0) length = x.size(dim) * group->size();
-    y = gather_tokens(x, dim, *group).finish(length);
-  }
+  const Tensor y = whole_sequence(x, dim, *group, length);
   return record("join_sequence", {x}, y, {}, [=](const Backward& b) -> Tensors {
     b.require_no_graph();
     return {ops::contiguous(tokens_of_rank(b.dy(), dim, group->size(), group->rank()))};
@@ -78,12 +83,7 @@ Tensor join_sequence(const Tensor& x, int64_t dim, const CommunicatorPtr& group,
 }
 
 Tensor gather_sequence(const Tensor& x, int64_t dim, const CommunicatorPtr& group, int64_t length) {
-  Tensor y;
-  {
-    const NoGrad guard;
-    if (length == 0) length = x.size(dim) * group->size();
-    y = gather_tokens(x, dim, *group).finish(length);
-  }
+  const Tensor y = whole_sequence(x, dim, *group, length);
   return record("gather_sequence", {x}, y, {}, [=](const Backward& b) -> Tensors {
     b.require_no_graph();
     return {Scattering(b.dy(), dim, *group).finish()};

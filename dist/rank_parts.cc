@@ -14,8 +14,6 @@ std::vector<int64_t> even_parts(int64_t n, int ranks) {
   return parts;
 }
 
-int64_t dimension(const Tensor& x, int64_t dim) { return dim < 0 ? dim + x.dim() : dim; }
-
 int64_t sequence_part(int64_t length, int ranks) { return (length + ranks - 1) / ranks; }
 
 }  // namespace
@@ -59,7 +57,7 @@ Tensor equal_part(const Tensor& x, int64_t dim, const Communicator& group, std::
 }
 
 Tensor tokens_of_rank(const Tensor& x, int64_t dim, int ranks, int rank) {
-  const int64_t along = dimension(x, dim), length = x.size(along),
+  const int64_t along = wrap_dim(dim, x.dim(), "tokens_of_rank"), length = x.size(along),
                 part = sequence_part(length, ranks), begin = std::min(length, rank * part),
                 count = std::min(part, length - begin);
   const Tensor mine = ops::narrow(x, along, begin, count);
@@ -78,7 +76,9 @@ Tensor summed(const Tensor& x, Communicator& group) {
 
 Gathering::Gathering(const Tensor& part, int64_t dim, std::vector<int64_t> counts,
                      Communicator& group)
-    : shape_(part.shape()), dim_(dimension(part, dim)), counts_(std::move(counts)) {
+    : shape_(part.shape()),
+      dim_(wrap_dim(dim, part.dim(), "Gathering")),
+      counts_(std::move(counts)) {
   const int64_t others = part.numel() / part.size(dim_);
   int64_t all = 0;
   for (int64_t count : counts_) {
@@ -106,7 +106,7 @@ Tensor Gathering::finish(int64_t length) {
 }
 
 Gathering gather_tokens(const Tensor& x, int64_t dim, Communicator& group) {
-  return Gathering(x, dim, std::vector<int64_t>(group.size(), x.size(dimension(x, dim))), group);
+  return Gathering(x, dim, std::vector<int64_t>(group.size(), x.size(dim)), group);
 }
 
 Tensor gather_even_parts(const Tensor& x, int64_t dim, int64_t length, Communicator& group) {
