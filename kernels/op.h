@@ -14,6 +14,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "core/tensor.h"
@@ -196,25 +197,26 @@ void run_variant(const Op<Problem>& op, const Variant<Problem>& variant, const P
     hook->end();
 }
 
-/// The fastest of the rows that fit; null when none does.
+/// The fastest of the rows that fit; null where there is no choice.
 template <class Problem>
 const Variant<Problem>* fastest_variant(const Op<Problem>& op, const Problem& problem) {
   std::vector<const Variant<Problem>*> rows;
-  Candidates candidates{.op = op.name,
-                        .problem = problem.tuning_key(),
-                        .device = problem.device(),
-                        .variants = {},
-                        .written = problem.written(),
-                        .run = [&](size_t i) { run_variant(op, *rows[i], problem); }};
+  std::vector<std::string_view> names;
   for (const Variant<Problem>& variant : op.variants) {
     if (variant.device != problem.device().type || !variant.dtypes.contains(problem.dtype()) ||
         !variant.fits(problem)) {
       continue;
     }
     rows.push_back(&variant);
-    candidates.variants.push_back(variant.name);
+    names.push_back(variant.name);
   }
-  return rows.empty() ? nullptr : rows[choose_by_time(candidates)];
+  if (rows.size() < 2) return nullptr;
+  return rows[choose_by_time({.op = op.name,
+                              .problem = problem.tuning_key(),
+                              .device = problem.device(),
+                              .variants = std::move(names),
+                              .written = problem.written(),
+                              .run = [&](size_t i) { run_variant(op, *rows[i], problem); }})];
 }
 
 template <class Problem>
