@@ -193,19 +193,21 @@ Tensor dropout(const Tensor& x, double p, bool training = true);
 
 }  // namespace ops
 
-inline Tensor operator+(const Tensor& a, const Tensor& b) { return ops::add(a, b); }
-inline Tensor operator-(const Tensor& a, const Tensor& b) { return ops::sub(a, b); }
-inline Tensor operator*(const Tensor& a, const Tensor& b) { return ops::mul(a, b); }
-inline Tensor operator/(const Tensor& a, const Tensor& b) { return ops::div(a, b); }
+// add, sub, mul, div. Operands are taken by value, so that a result may take the memory of one that
+// nobody else has: of a temporary, or of what was moved here. Not while gradients are recorded.
+Tensor operator+(Tensor a, Tensor b);
+Tensor operator-(Tensor a, Tensor b);
+Tensor operator*(Tensor a, Tensor b);
+Tensor operator/(Tensor a, Tensor b);
 inline Tensor operator-(const Tensor& x) { return ops::neg(x); }
 // A number takes the tensor's dtype and device (f32 beside integers).
-Tensor operator+(const Tensor& a, double b);
-Tensor operator+(double a, const Tensor& b);
-Tensor operator-(const Tensor& a, double b);
-Tensor operator-(double a, const Tensor& b);
-Tensor operator*(const Tensor& a, double b);
-Tensor operator*(double a, const Tensor& b);
-Tensor operator/(const Tensor& a, double b);
-Tensor operator/(double a, const Tensor& b);
+Tensor operator+(Tensor a, double b);
+Tensor operator+(double a, Tensor b);
+Tensor operator-(Tensor a, double b);
+Tensor operator-(double a, Tensor b);
+Tensor operator*(Tensor a, double b);
+Tensor operator*(double a, Tensor b);
+Tensor operator/(Tensor a, double b);
+Tensor operator/(double a, Tensor b);
 
 }  // namespace weft

@@ -52,6 +52,52 @@ TEST_CASE("nothing is recorded under NoGrad or for inputs that need no gradient"
   CHECK_THROWS_WITH(backward(detach(x)), Catch::Contains("does not require a gradient"));
 }
 
+TEST_CASE("results of operators take the memory of temporaries, and of nothing else") {
+  const Tensor a = Tensor::full({3}, 2), b = Tensor::full({3}, 5);
+  Tensor t = a * b;
+  const void* const memory = t.raw();
+  t = 1 - std::move(t) / 4 + b;
+  CHECK(t.raw() == memory);
+  CHECK(t.to_vector() == Values(3, 3.5));
+  CHECK((b - std::move(t)).raw() == memory);
+  CHECK((a + b).raw() != a.raw());
+  CHECK(a.to_vector() == Values(3, 2));
+
+  SECTION("not where somebody else looks on") {
+    const Tensor whole = a * b;
+    const Tensor y = ops::narrow(whole, 0, 0, 2) + 1;
+    CHECK(whole.to_vector() == Values(3, 10));
+    CHECK(y.to_vector() == Values(2, 11));
+  }
+  SECTION("not where the memory is someone else's, a mapped file's say") {
+    float file[3] = {1, 2, 3};
+    const auto mapped = [&] {
+      return Tensor::view_of(std::make_shared<Storage>(file, sizeof(file), Device{}, [] {}), {3},
+                             {1}, 0, DType::f32);
+    };
+    CHECK((mapped() + a).to_vector() == Values{3, 4, 5});
+    CHECK(file[0] == 1);
+  }
+  SECTION("not where the result has another shape or dtype") {
+    CHECK((Tensor::full({1}, 2) + a).to_vector() == Values(3, 4));
+    const Tensor wide = Tensor::full({3}, 2, DType::bf16) + a;
+    CHECK(wide.dtype() == DType::f32);
+    const Tensor quotient = Tensor::full({3}, 3, DType::i64) / Tensor::full({3}, 2, DType::i64);
+    CHECK(quotient.to_vector() == Values(3, 1.5));
+  }
+  SECTION("not while gradients are recorded, nor of what has a history") {
+    Tensor x = Tensor::full({3}, 3);
+    x.set_requires_grad(true);
+    const Tensor y = (x * x + 1) * (x - 1);
+    backward(ops::sum(y));
+    CHECK(x.grad().to_vector() == Values(3, 22));
+    const NoGrad guard;
+    Tensor leaf = Tensor::full({3}, 3);
+    leaf.set_requires_grad(true);
+    CHECK_FALSE((std::move(leaf) + 1).requires_grad());
+  }
+}
+
 TEST_CASE("a second backward needs retain_graph") {
   Tensor x = leaf({2});
   Tensor y = ops::exp(x);

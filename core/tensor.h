@@ -51,6 +51,9 @@ class Storage {
   bool is_resident() const { return data_ != nullptr || bytes_ == 0; }
   size_t bytes() const { return bytes_; }
   Device device() const { return device_; }
+  /// False for memory of someone else and for memory that comes and goes: others may look on there
+  /// though this is the only storage that a tensor has.
+  bool is_owner() const { return !release_ && !on_touch_; }
   uint64_t version() const;
   void bump_version();
 

@@ -1,6 +1,7 @@
 // Elementwise ops: each is one kernel call and the rule of its derivative beside it.
 #include <cmath>
 #include <numbers>
+#include <utility>
 
 #include "autograd/autocast.h"
 #include "autograd/ops.h"
@@ -389,13 +390,68 @@ Tensor& copy_(Tensor& target, const Tensor& x) {
 
 }  // namespace ops
 
-Tensor operator+(const Tensor& a, double b) { return ops::add(a, ops::scalar_like(a, b)); }
-Tensor operator+(double a, const Tensor& b) { return ops::add(b, ops::scalar_like(b, a)); }
-Tensor operator-(const Tensor& a, double b) { return ops::sub(a, ops::scalar_like(a, b)); }
-Tensor operator-(double a, const Tensor& b) { return ops::sub(ops::scalar_like(b, a), b); }
-Tensor operator*(const Tensor& a, double b) { return ops::mul(a, ops::scalar_like(a, b)); }
-Tensor operator*(double a, const Tensor& b) { return ops::mul(b, ops::scalar_like(b, a)); }
-Tensor operator/(const Tensor& a, double b) { return ops::div(a, ops::scalar_like(a, b)); }
-Tensor operator/(double a, const Tensor& b) { return ops::div(ops::scalar_like(b, a), b); }
+namespace {
+
+using ops::scalar_like;
+
+/// Whether the result beside `other` may take the memory of `spent`: a temporary without history
+/// that nothing else refers to, of the result's shape and dtype.
+bool gives_memory(const Tensor& spent, const Tensor& other) {
+  return spent.defined() && spent.is_unique() && spent.storage()->is_owner() && !spent.autograd() &&
+         other.defined() && is_floating(spent.dtype()) && is_floating(other.dtype()) &&
+         spent.is_contiguous() && spent.device() == other.device() &&
+         (other.dim() == 0 || other.shape() == spent.shape()) &&
+         promote(spent.dtype(), other.dtype()) == spent.dtype();
+}
+
+/// a op b. A C++ expression keeps its temporaries to its end; giving their memory on, a chain of
+/// operations stays in the caches that its longest part fits in.
+Tensor combine(kernels::BinaryOp op, Tensor (*recorded)(const Tensor&, const Tensor&),
+               const Tensor& a, const Tensor& b) {
+  const bool in_a = gives_memory(a, b);
+  if ((!in_a && !gives_memory(b, a)) || is_recording({a, b})) return recorded(a, b);
+  const Tensor y = in_a ? a : b;
+  kernels::binary(
+      {.op = op, .a = view::expand(a, y.shape()), .b = view::expand(b, y.shape()), .y = y});
+  return y;
+}
+
+}  // namespace
+
+Tensor operator+(Tensor a, Tensor b) {
+  return combine(
+      kernels::BinaryOp::add, [](const Tensor& x, const Tensor& y) { return ops::add(x, y); }, a,
+      b);
+}
+Tensor operator-(Tensor a, Tensor b) { return combine(kernels::BinaryOp::sub, ops::sub, a, b); }
+Tensor operator*(Tensor a, Tensor b) { return combine(kernels::BinaryOp::mul, ops::mul, a, b); }
+Tensor operator/(Tensor a, Tensor b) { return combine(kernels::BinaryOp::div, ops::div, a, b); }
+
+Tensor operator+(Tensor a, double b) {
+  const Tensor number = scalar_like(a, b);
+  return std::move(a) + number;
+}
+Tensor operator+(double a, Tensor b) { return std::move(b) + a; }
+Tensor operator-(Tensor a, double b) {
+  const Tensor number = scalar_like(a, b);
+  return std::move(a) - number;
+}
+Tensor operator-(double a, Tensor b) {
+  const Tensor number = scalar_like(b, a);
+  return number - std::move(b);
+}
+Tensor operator*(Tensor a, double b) {
+  const Tensor number = scalar_like(a, b);
+  return std::move(a) * number;
+}
+Tensor operator*(double a, Tensor b) { return std::move(b) * a; }
+Tensor operator/(Tensor a, double b) {
+  const Tensor number = scalar_like(a, b);
+  return std::move(a) / number;
+}
+Tensor operator/(double a, Tensor b) {
+  const Tensor number = scalar_like(b, a);
+  return number / std::move(b);
+}
 
 }  // namespace weft
