@@ -96,6 +96,22 @@ TEST_CASE("a device that does not exist is refused with the reason") {
   CHECK_NOTHROW(require_device(Device{}));
 }
 
+TEST_CASE("a missing driver, one that is too old and one without a device are told apart") {
+  using Catch::Contains;
+  using runtime::explain_no_device;
+  // Without a driver CUDA's error is the one of a driver that is too old.
+  CHECK_THAT(explain_no_device({.driver = 0, .toolkit = 13000, .refused_as_old = true}),
+             Contains("no NVIDIA driver is loaded") && Contains("--device cpu"));
+  CHECK_THAT(explain_no_device({.driver = 12080, .toolkit = 13020, .refused_as_old = true}),
+             Contains("too old: it serves CUDA 12.8, this program was built with 13.2"));
+  CHECK_THAT(explain_no_device({.driver = 12080, .toolkit = 13000, .error = "unknown error"}),
+             Contains("too old"));
+  CHECK_THAT(explain_no_device({.driver = 13000, .toolkit = 13020}),
+             Contains("shows no device") && Contains("$CUDA_VISIBLE_DEVICES"));
+  CHECK(explain_no_device({.driver = 13000, .toolkit = 13000, .error = "system not yet ready"}) ==
+        "system not yet ready; see nvidia-smi, or use --device cpu");
+}
+
 TEST_CASE("tensors travel to the device and back, strides and all") {
   if (runtime::device_count() == 0) WEFT_SKIP("no CUDA device");
   const Tensor x = Tensor::from(std::vector<float>{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11}, {3, 4});

@@ -28,6 +28,15 @@ using GraphHandle = void*;   // cudaGraphExec_t
 int device_count();
 /// Why there is no device; empty when there is one.
 const std::string& no_device_reason();
+/// What CUDA says when it is asked for devices and has none. Versions as CUDA writes them: 13000.
+struct DeviceQuery {
+  int driver = 0;               // the newest CUDA that the driver serves; 0 without a driver
+  int toolkit = 0;              // that the program was built with
+  bool refused_as_old = false;  // cudaErrorInsufficientDriver
+  std::string error = {};       // any other but cudaErrorNoDevice
+};
+/// The reason, and what to do about it.
+std::string explain_no_device(const DeviceQuery& query);
 /// True where kernels run in the host's emulator: correct, and thousands of times slower.
 bool is_emulated();
 

@@ -37,31 +37,20 @@ class OnDevice {
 cudaStream_t stream_of(StreamHandle stream) { return static_cast<cudaStream_t>(stream); }
 cudaEvent_t event_of(EventHandle event) { return static_cast<cudaEvent_t>(event); }
 
-std::string version(int number) { return fmt::format("{}.{}", number / 1000, number % 1000 / 10); }
-
 struct Devices {
   int count = 0;
   std::string reason;
 
   Devices() {
-    int driver = 0;
-    cudaDriverGetVersion(&driver);
     const cudaError_t error = cudaGetDeviceCount(&count);
     if (error == cudaSuccess && count > 0) return;
     count = 0;
     cudaGetLastError();
-    if (driver == 0) {
-      reason = "no NVIDIA driver is loaded; install one, or use --device cpu";
-    } else if (error == cudaErrorInsufficientDriver || driver / 1000 < CUDART_VERSION / 1000) {
-      reason = fmt::format(
-          "the NVIDIA driver is too old: it serves CUDA {}, this program was built with {}; update "
-          "the driver, or build with an older toolkit ($CUDA_HOME)",
-          version(driver), version(CUDART_VERSION));
-    } else if (error == cudaErrorNoDevice || error == cudaSuccess) {
-      reason = "the driver shows no device; see nvidia-smi and $CUDA_VISIBLE_DEVICES";
-    } else {
-      reason = cudaGetErrorString(error);
-    }
+    DeviceQuery query{.toolkit = CUDART_VERSION,
+                      .refused_as_old = error == cudaErrorInsufficientDriver};
+    cudaDriverGetVersion(&query.driver);
+    if (error != cudaSuccess && error != cudaErrorNoDevice) query.error = cudaGetErrorString(error);
+    reason = explain_no_device(query);
   }
 };
 

@@ -100,12 +100,4 @@ void synchronize(Device device) {
   if (device.type == DeviceType::cuda) runtime::synchronize(device.index);
 }
 
-void require_device(Device device) {
-  if (device.type == DeviceType::cpu) return;
-  const int count = runtime::device_count();
-  WEFT_CHECK(count > 0, "device {} is not available: {}", device, runtime::no_device_reason());
-  WEFT_CHECK(device.index < count, "device {} is not available: this machine shows {} CUDA {}",
-             device, count, count == 1 ? "device, cuda:0" : "devices");
-}
-
 }  // namespace weft

@@ -126,7 +126,7 @@ TEST_CASE("nothing is begun after the time is up") {
   CHECK_THAT(slow.report(), Contains("not begun: no time left"));
 }
 
-TEST_CASE("a machine without PyTorch, a device or the part asked for says so") {
+TEST_CASE("a machine without PyTorch, a device or the right CPU says so, as does a part unknown") {
   const Bundle bundle("without");
   script(bundle.folder() / "tools/python", "echo \"No module named 'torch'\"; exit 1");
   CHECK(bundle.run("compare") == 0);
@@ -134,6 +134,10 @@ TEST_CASE("a machine without PyTorch, a device or the part asked for says so") {
              Contains("- no PyTorch with CUDA under python: No module named 'torch'"));
   CHECK(bundle.run("kernel") == 2);
   CHECK_THAT(bundle.errors(), Contains("unknown part \"kernel\": expected tests, sanitizers"));
+  script(bundle.folder() / "tools/uname", "echo aarch64");
+  CHECK(bundle.run() == 1);
+  CHECK_THAT(bundle.errors(), Contains("this bundle is for x86-64, this machine is aarch64"));
+  fs::remove(bundle.folder() / "tools/uname");
   script(bundle.folder() / "weft", "echo '[{\"device\":\"cpu\"}]'");
   CHECK(bundle.run() == 1);
   CHECK_THAT(bundle.report(), Contains("no CUDA device: nothing to run"));

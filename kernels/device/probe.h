@@ -34,6 +34,8 @@ CudaDevices probe_cuda_devices();
 /// Throws Error unless kernels run on the device: it names what is missing and what else to do. The
 /// CPU is always usable.
 void require_usable(Device device);
+/// The same of a CUDA device among those that were found.
+void require_usable(Device device, const CudaDevices& found);
 bool is_usable(Device device);
 
 }  // namespace weft::kernels

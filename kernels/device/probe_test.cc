@@ -23,3 +23,17 @@ TEST_CASE("Probing gives devices or the reason why there are none") {
     CHECK(device.problem == "");
   }
 }
+
+TEST_CASE("A GPU older than the architectures that were built is refused by name") {
+  const CudaDevices found{
+      .devices = {{.index = 0, .name = "NVIDIA H200", .compute_capability = 90},
+                  {.index = 1,
+                   .name = "Tesla V100",
+                   .compute_capability = 70,
+                   .problem = "no kernel image is available for execution on the device"}}};
+  CHECK_NOTHROW(require_usable({weft::DeviceType::cuda, 0}, found));
+  CHECK_THROWS_WITH(require_usable({weft::DeviceType::cuda, 1}, found),
+                    "device cuda:1 (Tesla V100, compute capability 7.0) does not run our kernels: "
+                    "no kernel image is available for execution on the device; they are built for "
+                    "compute capability 8.0 and later. Use --device cpu");
+}

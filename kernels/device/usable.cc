@@ -5,8 +5,10 @@ namespace weft::kernels {
 
 void require_usable(Device device) {
   require_device(device);
-  if (device.type == DeviceType::cpu) return;
-  const CudaDevices found = probe_cuda_devices();
+  if (device.type == DeviceType::cuda) require_usable(device, probe_cuda_devices());
+}
+
+void require_usable(Device device, const CudaDevices& found) {
   for (const CudaDevice& candidate : found.devices) {
     if (candidate.index != device.index) continue;
     WEFT_CHECK(candidate.usable(),
