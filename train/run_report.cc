@@ -70,9 +70,9 @@ void RunReport::print_heading(const Outset& outset, const RunState& state) const
                    ? fmt::format(", in {} pieces of fixed order", config_.deterministic_reduce)
                    : "");
   }
-  fmt::print("{}: {} epochs of {} steps, batch {}{}, {} with learning rate {} ({})\n\n",
-             config_.recipe.empty() ? "settings" : config_.recipe, config_.epochs, steps_per_epoch,
-             config_.batch_size,
+  fmt::print("{}: {} epoch{} of {} steps, batch {}{}, {} with learning rate {} ({})\n\n",
+             config_.recipe.empty() ? "settings" : config_.recipe, config_.epochs,
+             config_.epochs == 1 ? "" : "s", steps_per_epoch, config_.batch_size,
              config_.accumulate > 1 ? fmt::format(" x {}", config_.accumulate) : "",
              config_.optimizer, config_.lr, config_.schedule);
   std::fflush(stdout);
