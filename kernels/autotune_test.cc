@@ -15,6 +15,7 @@
 #include "kernels/layer_norm/layer_norm.h"
 #include "kernels/op.h"
 #include "kernels/softmax/softmax.h"
+#include "tests/captured_stderr.h"
 
 namespace weft::kernels {
 namespace {
@@ -147,21 +148,11 @@ TEST_CASE("a file that is no cache is left alone and said once") {
                "{\"weft_autotune\": 1, \"devices\": {\"x\": {\"nap\": {\"a nap\": 3}}}}", "");
   std::ofstream(cache) << content;
   const Nap nap{Tensor::zeros({1}, DType::f32)};
-  std::string said;
-  {
-    // stderr of this process into a file, for as long as the block.
-    const fs::path log = folder.path / "stderr";
-    std::fflush(stderr);
-    const int kept = dup(2);
-    REQUIRE(freopen(log.c_str(), "w", stderr) != nullptr);
+  const std::string said = captured_stderr([&] {
     const AutotuneScope scope(cache);
     dispatch(nap_op(), nap);
     dispatch(nap_op(), Nap{nap.y, "another nap"});
-    std::fflush(stderr);
-    dup2(kept, 2);
-    close(kept);
-    said = text_of(log);
-  }
+  });
   CHECK(nap.y.item() == 4);
   CHECK(text_of(cache) == content);
   CHECK_THAT(said, Catch::StartsWith("weft: warning: the autotune cache " + cache.string() +

@@ -18,7 +18,7 @@ namespace weft::kernels {
 
 /// The functions used, from whichever library was found.
 struct Cudnn {
-  Library library{"libcudnn.so." + std::to_string(CUDNN_MAJOR)};
+  Library library{"libcudnn.so." + std::to_string(CUDNN_MAJOR), "the variants named *_cudnn"};
 #define WEFT_CUDNN(name) \
   decltype(&::name) name = library.is_open() ? library.function<decltype(&::name)>(#name) : nullptr
   WEFT_CUDNN(cudnnCreate);

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "core/error.h"
+#include "kernels/log.h"
 
 namespace weft::kernels {
 namespace {
@@ -52,7 +53,7 @@ std::vector<std::string> in_python_packages(const std::string& name) {
 
 }  // namespace
 
-Library::Library(std::string name) : name_(std::move(name)) {
+Library::Library(std::string name, std::string_view dependents) : name_(std::move(name)) {
   const auto open = [this](const std::string& candidate) {
     handle_ = dlopen(candidate.c_str(), RTLD_NOW | RTLD_LOCAL);
     if (handle_) return true;
@@ -66,6 +67,10 @@ Library::Library(std::string name) : name_(std::move(name)) {
   if (open(name_)) return;
   for (const std::string& candidate : in_python_packages(name_)) {
     if (open(candidate)) return;
+  }
+  if (!dependents.empty()) {
+    log_once(
+        fmt::format("{} is not available, which leaves out {}: {}", name_, dependents, problem_));
   }
 }
 

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <string>
+#include <string_view>
 
 namespace weft::kernels {
 
@@ -10,8 +11,9 @@ namespace weft::kernels {
 /// python3's site-packages/nvidia/*/lib.
 class Library {
  public:
-  /// name: "libcublasLt.so.13"
-  explicit Library(std::string name);
+  /// name: "libcublasLt.so.13". One that is not found is said once on standard error, with what is
+  /// left out for want of it; nothing is said where that is empty.
+  explicit Library(std::string name, std::string_view dependents = {});
   Library(const Library&) = delete;
   Library& operator=(const Library&) = delete;
 

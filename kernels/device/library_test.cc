@@ -7,6 +7,7 @@
 #include <string>
 
 #include "core/error.h"
+#include "tests/captured_stderr.h"
 
 using namespace weft::kernels;
 namespace fs = std::filesystem;
@@ -43,6 +44,12 @@ TEST_CASE("A library is found in $CUDA_HOME and in the packages of the python3 t
 
 TEST_CASE("A library that is missing says so when it is needed") {
   const Library missing("libno_such_library.so.1");
+  CHECK_THAT(weft::captured_stderr([] {
+               for (int i = 0; i < 2; ++i) Library("libno_such_library.so.1", "gemm_mine");
+             }),
+             Catch::StartsWith("weft: libno_such_library.so.1 is not available, which leaves out "
+                               "gemm_mine: libno_such_library.so.1: cannot open") &&
+                 !Catch::Contains("\nweft"));
   CHECK_FALSE(missing.is_open());
   CHECK_THROWS_WITH(missing.function<void (*)()>("f"),
                     Catch::StartsWith("libno_such_library.so.1 is not available: "));

@@ -20,7 +20,7 @@ namespace {
 
 /// The functions used, from whichever library was found.
 struct CublasLt {
-  Library library{"libcublasLt.so." + std::to_string(CUBLAS_VER_MAJOR)};
+  Library library{"libcublasLt.so." + std::to_string(CUBLAS_VER_MAJOR), "gemm_cublas"};
 #define WEFT_CUBLAS(name) \
   decltype(&::name) name = library.is_open() ? library.function<decltype(&::name)>(#name) : nullptr
   WEFT_CUBLAS(cublasLtCreate);
