@@ -56,6 +56,7 @@ struct Variant {
   DTypeSet dtypes;
   bool (*fits)(const Problem&);
   void (*run)(const Problem&);
+  std::string_view condition = {};  // fits, as the list writes it
 };
 
 /// An op: its name and all its variants, best first.
@@ -230,7 +231,7 @@ void dispatch(const Op<Problem>& op, const Problem& problem) {
 /// `void name(const Problem&)` in weft::kernels: a row without one is a link error.
 #define WEFT_DECLARE_VARIANT(Problem, name) void name(const Problem&);
 #define WEFT_VARIANT_ROW(Problem, name, device, dtypes, fits) \
-  Variant<Problem>{#name, DeviceType::device, dtypes, fits, name},
+  Variant<Problem>{#name, DeviceType::device, dtypes, fits, name, #fits},
 
 /// Rows of variants that are compiled in some flavours only: hand-written kernels where a CUDA
 /// device, real or emulated, can exist, and those that call CUDA's libraries.

@@ -1,11 +1,11 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
-#include <cmath>
 #include <cstdio>
 
 #include "kernels/device/probe.h"
 #include "kernels/instruction_set.h"
 #include "kernels/testing/bench.h"
+#include "kernels/testing/lab_tables.h"
 #include "kernels/testing/op_table.h"
 
 namespace weft::kernels {
@@ -26,84 +26,43 @@ struct CheckOptions {
   bool is_everything() const { return variant.empty() && only_case.empty() && !small; }
 };
 
-/// One row of the lab's table.
-void print_result(const OpTable& table, const CaseEntry& entry, const std::string& variant,
-                  const CheckResult& result, const std::vector<Expected>& expected,
-                  DeviceType device, bool as_json) {
-  const bool passed = result.failure.empty();
-  if (!as_json) {
-    if (passed) return;
-    std::printf("FAILED %s %s %s (seed %016lx): %s\n", table.name.c_str(), variant.c_str(),
-                entry.name.c_str(), entry.seed, result.failure.c_str());
-    return;
-  }
-  double bound = 0;
-  for (const Expected& output : expected) {
-    const bool is_of_device = device != DeviceType::cpu && !output.device_bounds.empty();
-    for (double b : is_of_device ? output.device_bounds : output.bounds) {
-      if (std::isfinite(b)) bound = std::max(bound, b);
-    }
-  }
-  Inputs in(entry.seed);
-  const auto run = entry.make(in);
-  const std::string dtype =
-      in.outputs().empty() ? "" : std::string(name(in.outputs().front().dtype()));
-  std::string failure;
-  for (char c : result.failure) {
-    if (c == '"' || c == '\\') failure += '\\';
-    failure += c == '\n' ? ' ' : c;
-  }
-  fmt::print(
-      "{{\"op\":\"{}\",\"variant\":\"{}\",\"dtype\":\"{}\",\"case\":\"{}\",\"passed\":{},"
-      "\"max_error\":{:.9g},\"bound\":{:.9g}{}}}\n",
-      table.name, variant, dtype, entry.name, passed, result.max_error, bound,
-      passed ? "" : fmt::format(",\"failure\":\"{}\"", failure));
-}
-
 int check(const OpTable& table, const CheckOptions& options) {
   const std::string& only_variant = options.variant;
-  int checked = 0, failed = 0, skipped = 0;
   const bool emulated = runtime::is_emulated();
-  const auto fault = [&](const std::string& message) {
-    ++failed;
-    if (!options.as_json) std::printf("FAILED %s %s\n", table.name.c_str(), message.c_str());
-  };
+  CheckReport report(table, options.as_json, !only_variant.empty() || !options.only_case.empty());
   std::vector<bool> variant_ran(table.variants.size(), false), no_device = variant_ran;
   for (const CaseEntry& entry : table.cases) {
     if (!options.takes(entry)) continue;
     if (emulated && options.only_case.empty() && takes_long_to_emulate(entry.cost)) {
-      ++skipped;
+      report.skip();
       continue;
     }
     const std::vector<Expected> expected = entry.expected();
     bool any_ran = false;
     for (size_t v = 0; v < table.variants.size(); ++v) {
-      const std::string& variant = table.variants[v].name;
-      if (!only_variant.empty() && variant != only_variant) continue;
-      if (emulated && only_variant.empty() && table.variants[v].device == DeviceType::cpu) {
+      const OpTable::Row& variant = table.variants[v];
+      if (!only_variant.empty() && variant.name != only_variant) continue;
+      if (emulated && only_variant.empty() && variant.device == DeviceType::cpu) {
         variant_ran[v] = any_ran = true;
         continue;
       }
       if (emulated && options.only_case.empty() &&
-          variant.find(entry.emulated_on) == std::string::npos) {
+          variant.name.find(entry.emulated_on) == std::string::npos) {
         any_ran = true;
-        ++skipped;
+        report.skip();
         continue;
       }
-      const CheckResult result = check_case(table, entry, variant, expected);
+      const CheckResult result = check_case(table, entry, variant.name, expected);
       if (result.ran == Ran::no_device) {
         no_device[v] = true;
-        ++skipped;
+        report.skip();
       }
       if (result.ran != Ran::yes && result.failure.empty()) continue;
       any_ran = true;
       variant_ran[v] = true;
-      ++checked;
-      failed += !result.failure.empty();
-      print_result(table, entry, variant, result, expected, table.variants[v].device,
-                   options.as_json);
+      report.add(entry, variant, result, expected);
     }
-    if (!any_ran && only_variant.empty()) fault(entry.name + ": no variant fits");
+    if (!any_ran && only_variant.empty()) report.fault(entry.name + ": no variant fits");
   }
   for (size_t v = 0; v < table.variants.size(); ++v) {
     const std::string& variant = table.variants[v].name;
@@ -111,23 +70,9 @@ int check(const OpTable& table, const CheckOptions& options) {
       std::printf("SKIPPED: %s needs a CUDA device\n", variant.c_str());
     }
     if (variant_ran[v] || no_device[v] || !options.is_everything()) continue;
-    fault(variant + ": no case fits this variant");
+    report.fault(variant + ": no case fits this variant");
   }
-  if (options.as_json) {
-    std::printf("{\"checked\":%d,\"failed\":%d,\"skipped\":%d}\n", checked, failed, skipped);
-  } else {
-    std::printf("%s: %d checked, %d failed, %d skipped\n", table.name.c_str(), checked, failed,
-                skipped);
-  }
-  return failed == 0 && checked > 0 ? 0 : 1;
-}
-
-int list(const OpTable& table) {
-  for (const OpTable::Row& row : table.variants) {
-    std::printf("%-20s %-36s %s\n", table.name.c_str(), row.name.c_str(),
-                std::string(name(row.device)).c_str());
-  }
-  return 0;
+  return report.finish() ? 0 : 1;
 }
 
 int usage_error(const std::string& message) {
@@ -164,7 +109,8 @@ int run_op_main(const OpTable& table, int argc, char** argv) {
   Arguments a;
   CLI::App app("Lists, checks or times the variants of " + table.name + ".", table.name);
   app.require_subcommand(0, 1);
-  const CLI::App* const list_command = app.add_subcommand("list", "the variants");
+  const CLI::App* const list_command =
+      app.add_subcommand("list", "the variants, and how many cases each fits");
   CLI::App* const check_command =
       app.add_subcommand("check", "every variant on every case, beside the reference");
   check_command->add_option("--variant", a.check.variant, "this one alone");
@@ -218,7 +164,10 @@ int run_op_main(const OpTable& table, int argc, char** argv) {
     return usage_error(
         fmt::format("{} has no variant \"{}\": expected one of {}", table.name, variant, known));
   }
-  if (list_command->parsed()) return list(table);
+  if (list_command->parsed()) {
+    print_variants(table);
+    return 0;
+  }
   if (!bench_command->parsed()) return check(table, a.check);
   BenchPlan plan;
   try {

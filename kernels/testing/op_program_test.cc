@@ -48,6 +48,28 @@ TEST_CASE("mistakes in the arguments are one line and exit status 2") {
   }
 }
 
+TEST_CASE("the list says what each variant takes, and how many cases") {
+  const weft::CommandOutcome outcome = softmax("list");
+  CHECK(outcome.code == 0);
+  CHECK_THAT(outcome.text, Contains("softmax_cpu_highway") && Contains("f64 f32 f16 bf16") &&
+                               Contains("any problem") && Contains("of "));
+  const weft::CommandOutcome gemm = run("kernels/gemm/gemm_bench", "list");
+  CHECK_THAT(gemm.text, Contains("  gemm_is<tf32>  "));
+  CHECK_THAT(gemm.text, Contains("gemm_cpu_exact"));
+}
+
+TEST_CASE("a check ends in a table of variants; one variant has a line for each case") {
+  const weft::CommandOutcome all = softmax("check --small");
+  CHECK(all.code == 0);
+  CHECK_THAT(all.text, Contains("dtype") && Contains("worst case") &&
+                           Contains("softmax_cpu_highway") && Contains(" 0 failed, "));
+  const weft::CommandOutcome one = softmax("check --small --variant softmax_cpu_highway");
+  CHECK(one.code == 0);
+  CHECK_THAT(one.text, Contains("max error") && !Contains("worst case"));
+  const int checked = std::stoi(one.text.substr(one.text.rfind("softmax: ") + 9));
+  CHECK(lines_of(one.text) == checked + 2);
+}
+
 TEST_CASE("the table has a line for each variant on each case, and totals") {
   const weft::CommandOutcome outcome = softmax("bench --samples 1");
   CHECK(outcome.code == 0);

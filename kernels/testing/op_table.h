@@ -119,6 +119,8 @@ struct OpTable {
   struct Row {
     std::string name;
     DeviceType device = DeviceType::cpu;
+    DTypeSet dtypes;
+    std::string condition;  // as the op's list writes it
   };
   std::string name;
   std::vector<Row> variants;
@@ -224,7 +226,8 @@ OpTable make_table(const Op<Problem>& op, const std::vector<Case<Problem>>& case
   OpTable table;
   table.name = std::string(op.name);
   for (const Variant<Problem>& variant : op.variants) {
-    table.variants.push_back({std::string(variant.name), variant.device});
+    table.variants.push_back({std::string(variant.name), variant.device, variant.dtypes,
+                              std::string(variant.condition)});
   }
   for (const Case<Problem>& c : cases) table.cases.push_back(make_entry(op, c, reference));
   return table;
@@ -244,7 +247,7 @@ CheckResult check_case(const OpTable& table, const CaseEntry& entry, const std::
                        const std::vector<Expected>& expected);
 
 /// The program behind every op's test and bench:
-///   list                           the variants
+///   list                           the variants, and how many cases each fits
 ///   check [--variant V] [--case C] every variant on every case; exit status 1 on a failure
 ///         [--small]                without the cases that are benchmarked too
 ///         [--instruction-set S]    kernels/instruction_set.h

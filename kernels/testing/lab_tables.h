@@ -1,0 +1,48 @@
+// What `list` and `check` say of an op.
+#pragma once
+
+#include <map>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "kernels/testing/op_table.h"
+
+namespace weft::kernels {
+
+/// A line for each variant, in the order of the list: device, dtypes, the condition on the problem,
+/// and how many of the cases that are not timed it fits ("-" where its device is missing).
+void print_variants(const OpTable& table);
+
+/// The results of a check as they come: as JSON a row each, else a table of the variants by dtype,
+/// or, with `every_case`, of the cases.
+class CheckReport {
+ public:
+  CheckReport(const OpTable& table, bool as_json, bool every_case);
+
+  void add(const CaseEntry& entry, const OpTable::Row& variant, const CheckResult& result,
+           const std::vector<Expected>& expected);
+  /// A failure of the list or of the cases, not of a result.
+  void fault(const std::string& message);
+  void skip() { ++skipped_; }
+  /// The table and the totals; whether all is well and something was checked.
+  bool finish();
+
+ private:
+  struct Group {  // a variant's results in a dtype
+    int cases = 0, failed = 0;
+    double share = 0;        // of its bound that the worst case's error takes
+    std::string worst = {};  // that case
+  };
+
+  void print_json(const CaseEntry& entry, const std::string& variant, const std::string& dtype,
+                  const CheckResult& result, double bound) const;
+  void print_groups() const;
+
+  const OpTable& table_;
+  const bool as_json_, every_case_;
+  int checked_ = 0, failed_ = 0, skipped_ = 0;
+  std::vector<std::pair<std::pair<std::string, std::string>, Group>> groups_;
+};
+
+}  // namespace weft::kernels
