@@ -1,7 +1,8 @@
 // Bank conflicts and sectors: how the lanes of a warp met at each source access.
 #include <algorithm>
-#include <bit>
+#include <map>
 #include <set>
+#include <tuple>
 
 #include "kernels/simt/watch.h"
 
@@ -36,20 +37,25 @@ std::map<std::pair<const Warp*, Source>, WarpSource> open_sources;
 std::map<Source, Traffic> totals;
 
 /// Passes over the banks: words of one bank that differ take turns; a word read twice does not.
-/// Wide accesses go half or quarter warp by half or quarter warp, so that a pass moves 128 bytes.
+/// Wide accesses go half or quarter warp by half or quarter warp, so that a pass moves 128 bytes;
+/// a part whose words an earlier one has read comes along with it.
 uint64_t shared_passes(const Execution& execution) {
   const size_t bytes = execution.lanes.front().bytes;
   const size_t group = std::max<size_t>(1, kWarpSize * kBankBytes / std::max(bytes, kBankBytes));
   uint64_t passes = 0;
+  std::set<uintptr_t> served;
   for (size_t begin = 0; begin < execution.lanes.size(); begin += group) {
     std::set<uintptr_t> words[kBanks];
+    const size_t known = served.size();
     for (size_t i = begin; i < std::min(begin + group, execution.lanes.size()); ++i) {
       const auto& lane = execution.lanes[i];
       for (uintptr_t word = lane.address / kBankBytes;
            word <= (lane.address + lane.bytes - 1) / kBankBytes; ++word) {
         words[word % kBanks].insert(word);
+        served.insert(word);
       }
     }
+    if (served.size() == known) continue;
     size_t worst = 0;
     for (const auto& bank : words) worst = std::max(worst, bank.size());
     passes += worst;
@@ -104,12 +110,21 @@ void fold_traffic() {
 
 std::vector<Traffic> take_traffic() {
   const std::lock_guard lock(state().mutex);
-  std::vector<Traffic> result;
-  for (auto& [source, traffic] : totals) {
-    traffic.place = to_string(source.place);
-    result.push_back(traffic);
+  // The compiler has copies of one place in the source: of templates, of unrolled loops.
+  std::map<std::tuple<std::string, bool, Access>, Traffic> by_place;
+  for (const auto& [source, traffic] : totals) {
+    const std::string place = to_string(source.place);
+    Traffic& sum = by_place[{place, traffic.is_shared, traffic.access}];
+    sum.place = place;
+    sum.is_shared = traffic.is_shared;
+    sum.access = traffic.access;
+    sum.executions += traffic.executions;
+    sum.transactions += traffic.transactions;
+    sum.ideal += traffic.ideal;
   }
   totals.clear();
+  std::vector<Traffic> result;
+  for (auto& [key, traffic] : by_place) result.push_back(std::move(traffic));
   std::sort(result.begin(), result.end(),
             [](const Traffic& a, const Traffic& b) { return a.transactions > b.transactions; });
   return result;

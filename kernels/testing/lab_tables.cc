@@ -161,6 +161,35 @@ void CheckReport::print_groups() const {
   if (rows.size() > 1) print_table(rows);
 }
 
+void CheckReport::add_traffic(const std::vector<AccessTraffic>& traffic) const {
+  constexpr size_t kShown = 30;
+  if (as_json_) {
+    for (const AccessTraffic& t : traffic) {
+      fmt::print(
+          "{{\"op\":\"{}\",\"place\":\"{}\",\"memory\":\"{}\",\"access\":\"{}\",\"executions\":{},"
+          "\"transactions\":{},\"ideal\":{}}}\n",
+          table_.name, t.place, t.is_shared ? "shared" : "global", t.kind, t.executions,
+          t.transactions, t.ideal);
+    }
+    return;
+  }
+  std::vector<std::vector<std::string>> rows = {
+      {"memory", "access", "executions", "transactions", "over ideal", "place"}};
+  for (const AccessTraffic& t : traffic) {
+    if (rows.size() > kShown) break;
+    rows.push_back(
+        {t.is_shared ? "shared" : "global", t.kind, std::to_string(t.executions),
+         std::to_string(t.transactions),
+         fmt::format("{:.2f}", static_cast<double>(t.transactions) / static_cast<double>(t.ideal)),
+         t.place});
+  }
+  print_table(rows);
+  if (traffic.size() > kShown) {
+    fmt::print("  and {} accesses of fewer transactions (--json has all)\n",
+               traffic.size() - kShown);
+  }
+}
+
 bool CheckReport::finish() {
   if (as_json_) {
     fmt::print("{{\"checked\":{},\"failed\":{},\"skipped\":{}}}\n", checked_, failed_, skipped_);

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "kernels/testing/op_table.h"
+#include "kernels/testing/traffic.h"
 
 namespace weft::kernels {
 
@@ -25,6 +26,8 @@ class CheckReport {
   /// A failure of the list or of the cases, not of a result.
   void fault(const std::string& message);
   void skip() { ++skipped_; }
+  /// How memory was used, dearest access first; the table has the first ones.
+  void add_traffic(const std::vector<AccessTraffic>& traffic) const;
   /// The table and the totals; whether all is well and something was checked.
   bool finish();
 

@@ -7,6 +7,7 @@
 #include "kernels/testing/bench.h"
 #include "kernels/testing/lab_tables.h"
 #include "kernels/testing/op_table.h"
+#include "kernels/testing/traffic.h"
 
 namespace weft::kernels {
 namespace {
@@ -18,6 +19,7 @@ struct CheckOptions {
   std::string variant, only_case;  // empty: all
   bool small = false;              // no cases that are benchmarked too
   bool as_json = false;
+  bool traffic = false;  // count how memory is used
 
   bool takes(const CaseEntry& entry) const {
     if (!only_case.empty()) return entry.name == only_case;
@@ -61,6 +63,13 @@ int check(const OpTable& table, const CheckOptions& options) {
       any_ran = true;
       variant_ran[v] = true;
       report.add(entry, variant, result, expected);
+      if (options.traffic && variant.device == DeviceType::cuda && result.failure.empty()) {
+        Inputs in(entry.seed);
+        const auto run = entry.make(in);
+        count_traffic(true);
+        run(variant.name);
+        count_traffic(false);
+      }
     }
     if (!any_ran && only_variant.empty()) report.fault(entry.name + ": no variant fits");
   }
@@ -72,6 +81,7 @@ int check(const OpTable& table, const CheckOptions& options) {
     if (variant_ran[v] || no_device[v] || !options.is_everything()) continue;
     report.fault(variant + ": no case fits this variant");
   }
+  if (options.traffic) report.add_traffic(take_traffic());
   return report.finish() ? 0 : 1;
 }
 
@@ -117,6 +127,8 @@ int run_op_main(const OpTable& table, int argc, char** argv) {
   check_command->add_option("--case", a.check.only_case, "this one alone");
   check_command->add_flag("--small", a.check.small, "without the cases that are timed, too");
   check_command->add_flag("--json", a.check.as_json, "a JSON object a line");
+  check_command->add_flag("--traffic", a.check.traffic,
+                          "on the emulated device: bank conflicts and sectors of every access");
   check_command->add_option("--instruction-set", a.instruction_set,
                             "the best that CPU kernels may use");
   CLI::App* const bench_command =
@@ -167,6 +179,9 @@ int run_op_main(const OpTable& table, int argc, char** argv) {
   if (list_command->parsed()) {
     print_variants(table);
     return 0;
+  }
+  if (a.check.traffic && !runtime::is_emulated()) {
+    return usage_error("check --traffic: only the emulated device counts accesses (--flavor simt)");
   }
   if (!bench_command->parsed()) return check(table, a.check);
   BenchPlan plan;

@@ -37,6 +37,7 @@ TEST_CASE("mistakes in the arguments are one line and exit status 2") {
       {"bench --variant softmax_cpu_none", "softmax has no variant \"softmax_cpu_none\""},
       {"check --variant softmax_cpu_none", "expected one of softmax_cpu_highway"},
       {"bench --smoke", "--smoke"},
+      {"check --traffic", "only the emulated device counts accesses"},
       {"time", "time"},
   };
   for (const auto& mistake : kMistakes) {
