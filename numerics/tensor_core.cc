@@ -97,17 +97,23 @@ std::string_view model_of(std::string_view gpu) {
 
 std::span<const std::string_view> tensor_core_gpus() { return kGpuNames; }
 
+bool tensor_core_takes(std::string_view gpu, DType input) {
+  const std::string_view model = model_of(gpu);
+  if (input == DType::f16) return true;
+  if (input == DType::bf16 || input == DType::tf32) return model != "v100";
+  const bool fp8 = input == DType::f8e4m3 || input == DType::f8e5m2;
+  return fp8 && model != "v100" && model != "a100";
+}
+
 TensorCoreModel tensor_core_model(std::string_view gpu, DType input, DType output) {
   const std::string_view model = model_of(gpu);
   const bool fp8 = input == DType::f8e4m3 || input == DType::f8e5m2;
   const bool hopper = model == "h100", blackwell = model == "b200", volta = model == "v100";
-  const bool fp8_capable = model == "ada" || hopper || blackwell;
-  const bool known_input = input == DType::f16 || (fp8 && fp8_capable) ||
-                           (!volta && (input == DType::bf16 || input == DType::tf32));
-  WEFT_CHECK(known_input, "the tensor cores of {} take no {} operands: expected {}", gpu, input,
-             volta         ? "f16"
-             : fp8_capable ? "f16, bf16, tf32, f8e4m3 or f8e5m2"
-                           : "f16, bf16 or tf32");
+  WEFT_CHECK(tensor_core_takes(gpu, input),
+             "the tensor cores of {} take no {} operands: expected {}", gpu, input,
+             volta                                   ? "f16"
+             : tensor_core_takes(gpu, DType::f8e4m3) ? "f16, bf16, tf32, f8e4m3 or f8e5m2"
+                                                     : "f16, bf16 or tf32");
   const bool half_output = output == DType::f16;
   WEFT_CHECK(output == DType::f32 || (half_output && (input == DType::f16 || fp8)),
              "the tensor cores of {} give no {} results for {} operands: expected f32{}", gpu,

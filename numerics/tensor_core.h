@@ -65,6 +65,9 @@ struct TensorCoreModel {
 /// The models' names and aliases: v100 a2 a100 ada l40s h100 h200 b200.
 std::span<const std::string_view> tensor_core_gpus();
 
+/// Whether the tensor cores of a GPU take such operands; throws Error for an unknown GPU.
+bool tensor_core_takes(std::string_view gpu, DType input);
+
 /// The model of a GPU by name; throws Error for an unknown GPU or a format that it lacks.
 TensorCoreModel tensor_core_model(std::string_view gpu, DType input, DType output = DType::f32);
 

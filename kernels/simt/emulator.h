@@ -15,6 +15,7 @@
 #include <source_location>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "core/error.h"
@@ -42,15 +43,13 @@ class KernelError : public Error {
 enum class Order : uint8_t { forward, reverse, random };
 /// When asynchronous copies and tensor-core operations take effect: as early or as late as allowed.
 enum class Completion : uint8_t { eager, on_wait };
-/// How mma and wgmma compute: in f32, or as an H100 does, bit for bit.
-enum class TensorCore : uint8_t { fast, h100 };
-
 /// How launches run from now on.
 struct Options {
   Order order = Order::forward;
   uint64_t seed = 1;  // of Order::random
   Completion completion = Completion::eager;
-  TensorCore tensor_core = TensorCore::fast;
+  /// The GPU whose bits mma and wgmma give (numerics/tensor_core.h); empty: sums in f32, faster.
+  std::string_view tensor_core = {};
   /// Watch every access: races, bounds, unwritten memory. AddressSanitizer's build has no hooks.
   bool races = !sanitizer::is_linked();
   bool traffic = false;  // count bank conflicts and sectors: see traffic()

@@ -10,18 +10,15 @@
 namespace weft::simt {
 namespace {
 
-/// Of operands of two fp8 formats: f16 holds both.
-const numerics::TensorCoreModel& h100_model(MatrixType a, MatrixType b) {
-  static const std::vector<numerics::TensorCoreModel> models = [] {
-    std::vector<numerics::TensorCoreModel> models;
-    for (const MatrixTypeInfo& type : kMatrixTypes) {
-      models.push_back(numerics::tensor_core_model("h100", type.dtype));
-    }
-    models.push_back(models.back());
-    models.back().input = DType::f16;
-    return models;
-  }();
-  return a == b ? models[static_cast<int>(a)] : models.back();
+/// How a GPU, or an H100 in its place, multiplies operands of these types.
+numerics::TensorCoreModel model_of(std::string_view gpu, Instruction instruction,
+                                   OperandTypes types) {
+  const DType input = info(types.a).dtype;
+  const bool has_it =
+      instruction == Instruction::mma && !gpu.empty() && numerics::tensor_core_takes(gpu, input);
+  numerics::TensorCoreModel model = numerics::tensor_core_model(has_it ? gpu : "h100", input);
+  if (types.a != types.b) model.input = DType::f16;  // of two fp8 formats: f16 holds both
+  return model;
 }
 
 enum class Row : uint8_t { zero, finite, special };
@@ -36,7 +33,7 @@ std::vector<Row> kinds_of_rows(const float* x, int rows, int k) {
   return kinds;
 }
 
-/// Each sum by the H100's model but those of a tile's tail, which are zero.
+/// Each sum by the model but those of a tile's tail, which are zero.
 void multiply_exactly(const numerics::TensorCoreModel& model, int m, int n, int k, const float* a,
                       const float* b, float* d) {
   const auto terms = static_cast<size_t>(k);
@@ -56,9 +53,12 @@ void multiply_exactly(const numerics::TensorCoreModel& model, int m, int n, int 
 
 }  // namespace
 
-void multiply(OperandTypes types, int m, int n, int k, const float* a, const float* b, float* d) {
-  const bool is_exact = state().options.tensor_core == TensorCore::h100 || info(types.a).bytes == 1;
-  if (is_exact) return multiply_exactly(h100_model(types.a, types.b), m, n, k, a, b, d);
+void multiply(Instruction instruction, OperandTypes types, int m, int n, int k, const float* a,
+              const float* b, float* d) {
+  const std::string_view gpu = state().options.tensor_core;
+  if (!gpu.empty() || info(types.a).bytes == 1) {
+    return multiply_exactly(model_of(gpu, instruction, types), m, n, k, a, b, d);
+  }
   for (int i = 0; i < m; ++i) {
     for (int j = 0; j < n; ++j) {
       const float* x = a + i * k;

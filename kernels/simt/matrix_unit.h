@@ -45,13 +45,17 @@ inline float widen(MatrixType type, const void* element) {
   return 0;
 }
 
+enum class Instruction : uint8_t { mma, wgmma };
+
 struct OperandTypes {
   MatrixType a, b;
 };
 
-/// D [m, n] += A [m, k] B^T, B [n, k]; all row-major: as an H100 does it, or faster, as
-/// Options::tensor_core says; fp8 always as an H100.
-void multiply(OperandTypes types, int m, int n, int k, const float* a, const float* b, float* d);
+/// D [m, n] += A [m, k] B^T, B [n, k]; all row-major: as the GPU of Options::tensor_core does it,
+/// or faster. As an H100 what that GPU lacks: wgmma, and types that its tensor cores do not take.
+/// fp8 is never done faster.
+void multiply(Instruction instruction, OperandTypes types, int m, int n, int k, const float* a,
+              const float* b, float* d);
 
 struct Position {
   int row, col;

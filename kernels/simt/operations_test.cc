@@ -3,11 +3,14 @@
 #include "kernels/simt/operations_test.h"
 
 #include <catch2/catch.hpp>
+#include <set>
+#include <string_view>
 #include <vector>
 
 #include "core/float_formats.h"
 #include "core/philox.h"
 #include "kernels/simt/memory.h"
+#include "numerics/tensor_core.h"
 
 using namespace weft;
 using namespace weft::simt;
@@ -17,7 +20,7 @@ namespace {
 
 template <class F>
 void in_all_schedules(F&& f) {
-  for (TensorCore tensor_core : {TensorCore::fast, TensorCore::h100}) {
+  for (std::string_view tensor_core : {"", "a100", "h100", "b200"}) {
     for (Completion completion : {Completion::eager, Completion::on_wait}) {
       for (Order order : {Order::forward, Order::reverse, Order::random}) {
         options() = {.order = order, .completion = completion, .tensor_core = tensor_core};
@@ -92,6 +95,37 @@ TEST_CASE("mma.sync multiplies fragments of every type") {
   check_mma<f16, uint16_t>(8, run_mma_f16_k8);
   check_mma<tf32, float>(8, run_mma_tf32);
   check_mma<f8e4m3, uint8_t>(32, run_mma_e4m3);
+}
+
+TEST_CASE("mma.sync gives the bits of the chosen GPU's tensor cores") {
+  Matrix<uint16_t> a(16, 16, 1), b(8, 16, 2);
+  Philox random(3);
+  for (auto* x : {&a, &b}) {
+    for (float& value : x->values) {
+      value = static_cast<float>(bf16(static_cast<float>(random.normal())));
+    }
+    x->encode<bf16>();
+  }
+  std::set<std::vector<float>> all_bits;
+  for (std::string_view gpu : {"a100", "ada", "h100", "b200"}) {
+    CAPTURE(gpu);
+    options() = {.tensor_core = gpu};
+    std::vector<float> c(128, -1);
+    const DeviceView view(c.data(), c.size() * sizeof(float));
+    run_mma_bf16(a.bits.data(), b.bits.data(), c.data());
+    const numerics::TensorCoreModel model = numerics::tensor_core_model(gpu, DType::bf16);
+    int different = 0;
+    for (int i = 0; i < 16; ++i) {
+      for (int j = 0; j < 8; ++j) {
+        different += c[8 * i + j] != numerics::tensor_core_dot(model, {&a.values[16 * i], 16},
+                                                               {&b.values[16 * j], 16}, 0);
+      }
+    }
+    CHECK(different == 0);
+    all_bits.insert(c);
+  }
+  options() = {};
+  CHECK(all_bits.size() == 2);  // steps of 8 on an A100 and Ada, of 16 on later ones
 }
 
 TEST_CASE("ldmatrix loads and transposes") {

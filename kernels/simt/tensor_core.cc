@@ -30,7 +30,7 @@ void run_mma(Warp& warp, uint32_t) {
     }
     for (int i = 0; i < 4; ++i) d[lane / 4 + 8 * (i / 2)][2 * (lane % 4) + i % 2] = da[i];
   }
-  multiply({kType, kType}, 16, 8, kK, a[0], b[0], d[0]);
+  multiply(Instruction::mma, {kType, kType}, 16, 8, kK, a[0], b[0], d[0]);
   for (int lane = 0; lane < kWarpSize; ++lane) {
     auto* da = static_cast<float*>(warp.lanes[lane].pointers[0]);
     for (int i = 0; i < 4; ++i) da[i] = d[lane / 4 + 8 * (i / 2)][2 * (lane % 4) + i % 2];

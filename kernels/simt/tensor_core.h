@@ -2,8 +2,8 @@
 //
 // Fragment layouts are those of the PTX ISA ("Matrix Fragments for mma", "Register Fragments and
 // Shared Memory Matrix Layouts for wgmma"). Sums are in f32: in the order of K with four partial
-// sums, or as an H100's tensor core makes them (Options::tensor_core, numerics/tensor_core.h). fp8
-// always as an H100's: of its sums 13 bits are kept, and kernels must cope.
+// sums, or as a GPU's tensor cores make them (Options::tensor_core, numerics/tensor_core.h). fp8 is
+// never summed in f32: an H100 keeps 13 bits of such sums, and kernels must cope.
 #pragma once
 
 #include <cstddef>

@@ -242,7 +242,8 @@ void issue_wgmma(WarpgroupQueue& queue, const Site& site) {
         sums[p.row * op.n + p.col] = values(t)[i];
       }
     }
-    multiply({op.a_type, op.b_type}, 64, op.n, k, left.data(), right.data(), sums.data());
+    multiply(Instruction::wgmma, {op.a_type, op.b_type}, 64, op.n, k, left.data(), right.data(),
+             sums.data());
     for (int t = 0; t < kWarpgroupThreads; ++t) {
       for (int i = 0; i < floats; ++i) {
         const Position p = accumulator_position(t, i);

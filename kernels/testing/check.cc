@@ -2,8 +2,8 @@
 #include <cmath>
 
 #include "core/parallel.h"
+#include "kernels/testing/emulation.h"
 #include "kernels/testing/op_table.h"
-#include "kernels/testing/schedule.h"
 
 namespace weft::kernels {
 namespace {

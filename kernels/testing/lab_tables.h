@@ -6,8 +6,8 @@
 #include <utility>
 #include <vector>
 
+#include "kernels/testing/emulation.h"
 #include "kernels/testing/op_table.h"
-#include "kernels/testing/traffic.h"
 
 namespace weft::kernels {
 

@@ -5,9 +5,9 @@
 #include "kernels/device/probe.h"
 #include "kernels/instruction_set.h"
 #include "kernels/testing/bench.h"
+#include "kernels/testing/emulation.h"
 #include "kernels/testing/lab_tables.h"
 #include "kernels/testing/op_table.h"
-#include "kernels/testing/traffic.h"
 
 namespace weft::kernels {
 namespace {
@@ -93,7 +93,7 @@ int usage_error(const std::string& message) {
 struct Arguments {
   CheckOptions check;
   BenchOptions bench;
-  std::string instruction_set, device, dtype;
+  std::string instruction_set, device, dtype, tensor_core;
 };
 
 /// What to time; throws Error for arguments that make no sense.
@@ -129,6 +129,8 @@ int run_op_main(const OpTable& table, int argc, char** argv) {
   check_command->add_flag("--json", a.check.as_json, "a JSON object a line");
   check_command->add_flag("--traffic", a.check.traffic,
                           "on the emulated device: bank conflicts and sectors of every access");
+  check_command->add_option("--tensor-core", a.tensor_core,
+                            "on the emulated device: products with the bits of this GPU's");
   check_command->add_option("--instruction-set", a.instruction_set,
                             "the best that CPU kernels may use");
   CLI::App* const bench_command =
@@ -180,8 +182,14 @@ int run_op_main(const OpTable& table, int argc, char** argv) {
     print_variants(table);
     return 0;
   }
-  if (a.check.traffic && !runtime::is_emulated()) {
-    return usage_error("check --traffic: only the emulated device counts accesses (--flavor simt)");
+  if ((a.check.traffic || !a.tensor_core.empty()) && !runtime::is_emulated()) {
+    return usage_error(fmt::format("check {}: for the emulated device alone (--flavor simt)",
+                                   a.check.traffic ? "--traffic" : "--tensor-core"));
+  }
+  try {
+    use_tensor_core(a.tensor_core);
+  } catch (const Error& error) {
+    return usage_error(fmt::format("check --tensor-core: {}", error.what()));
   }
   if (!bench_command->parsed()) return check(table, a.check);
   BenchPlan plan;

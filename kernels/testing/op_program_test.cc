@@ -37,7 +37,8 @@ TEST_CASE("mistakes in the arguments are one line and exit status 2") {
       {"bench --variant softmax_cpu_none", "softmax has no variant \"softmax_cpu_none\""},
       {"check --variant softmax_cpu_none", "expected one of softmax_cpu_highway"},
       {"bench --smoke", "--smoke"},
-      {"check --traffic", "only the emulated device counts accesses"},
+      {"check --traffic", "check --traffic: for the emulated device alone"},
+      {"check --tensor-core h100", "check --tensor-core: for the emulated device alone"},
       {"time", "time"},
   };
   for (const auto& mistake : kMistakes) {

@@ -251,6 +251,7 @@ CheckResult check_case(const OpTable& table, const CaseEntry& entry, const std::
 ///   check [--variant V] [--case C] every variant on every case; exit status 1 on a failure
 ///         [--small]                without the cases that are benchmarked too
 ///         [--instruction-set S]    kernels/instruction_set.h
+///         [--tensor-core GPU] [--traffic]   kernels/testing/emulation.h
 ///   bench ...                      kernels/testing/bench.h
 /// check comes without being asked for. On the emulated device it leaves out the CPU's variants,
 /// which the cpu flavour tests, and the timed cases that move more than 1 MiB or compute more than

@@ -24,7 +24,7 @@
 #include "core/transfer.h"
 #include "kernels/gemm/matmul_numerics.h"
 #include "kernels/op.h"
-#include "kernels/testing/schedule.h"
+#include "kernels/testing/emulation.h"
 #include "models/vit.h"
 #include "numerics/error_bounds.h"
 #include "numerics/tensor_core_bounds.h"

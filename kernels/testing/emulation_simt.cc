@@ -1,8 +1,24 @@
 #include "kernels/simt/emulator.h"
 #include "kernels/simt/memory.h"
-#include "kernels/testing/traffic.h"
+#include "kernels/testing/emulation.h"
+#include "numerics/tensor_core.h"
 
 namespace weft::kernels {
+
+void use_schedule(int run) {
+  simt::Options& options = simt::options();
+  options.order = run == 0  ? simt::Order::forward
+                  : run % 2 ? simt::Order::random
+                            : simt::Order::reverse;
+  options.seed = static_cast<uint64_t>(run);
+  options.completion = run % 2 ? simt::Completion::on_wait : simt::Completion::eager;
+}
+
+void use_tensor_core(std::string_view gpu) {
+  // The model's own name, which lives on; all have one for f16.
+  simt::options().tensor_core =
+      gpu.empty() ? gpu : numerics::tensor_core_model(gpu, DType::f16).gpu;
+}
 
 void count_traffic(bool counts) { simt::options().traffic = counts; }
 

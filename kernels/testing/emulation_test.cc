@@ -1,4 +1,4 @@
-// What a check on the emulated device says of the memory that kernels use.
+// A check on the emulated device: the memory that kernels use, the tensor cores they compute on.
 #include <catch2/catch.hpp>
 #include <nlohmann/json.hpp>
 #include <sstream>
@@ -42,6 +42,24 @@ TEST_CASE("the table names places, dearest first") {
                                Catch::Contains("kernels/softmax/softmax_cuda_rows.cu:") &&
                                Catch::Contains("(--json has all)"));
   CHECK_THAT(softmax("--small").text, !Catch::Contains("over ideal"));
+}
+
+TEST_CASE("products have the bits of the tensor cores that were asked for, within the bounds") {
+  const auto largest_error = [](const std::string& gpu) {
+    const weft::CommandOutcome outcome = weft::run_command(
+        "timeout 60 kernels/gemm/gemm_bench check --json --variant gemm_cuda_mma "
+        "--case '[2]197x96x48_bf16_f32_NRN_bias' --tensor-core " +
+        gpu);
+    INFO(outcome.text);
+    REQUIRE(outcome.code == 0);
+    return nlohmann::json::parse(outcome.text.substr(0, outcome.text.find('\n')))["max_error"]
+        .get<double>();
+  };
+  CHECK(largest_error("a100") != largest_error("h100"));
+  CHECK(largest_error("h200") == largest_error("h100"));
+  const weft::CommandOutcome outcome = softmax("--tensor-core k80");
+  CHECK(outcome.code == 2);
+  CHECK_THAT(outcome.text, Catch::Contains("--tensor-core: unknown GPU \"k80\""));
 }
 
 }  // namespace
