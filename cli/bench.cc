@@ -171,7 +171,7 @@ int run_bench(const Arguments& a) {
   const size_t peak_bytes = memory.stats().peak_live;
   const size_t reserved_bytes = memory.stats().peak_reserved;
   if (a.profile) {
-    const kernels::Profile profile;
+    const kernels::Profile profile(device);
     const double seconds = seconds_of(run_step);
     print_profile(profile, seconds);
   }

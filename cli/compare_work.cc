@@ -335,7 +335,7 @@ class Server {
 
   ordered_json profile(const json& request) const {
     const Warm& warm = works_.at(request.at("side"));
-    const kernels::Profile profile;
+    const kernels::Profile profile(options_.device);
     warm.work.run();
     synchronize();
     const double total = profile.now();

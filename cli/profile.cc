@@ -1,9 +1,10 @@
 // weft profile: where a training step's time goes, as a table by op and as a Chrome trace.
 //
 // Kernels are timed where they are launched; the tape says for which op (autograd/op_hook.h). Time
-// outside kernels is dispatch, allocation and the tape itself. The trace is for chrome://tracing or
-// https://ui.perfetto.dev; its format is "Trace Event Format", complete events ("ph": "X"), times
-// in microseconds.
+// outside kernels is dispatch, allocation and the tape itself; of a GPU, what it waits for the
+// host. There phases end when their work is done, while ops are spans of the host's time. The trace
+// is for chrome://tracing or https://ui.perfetto.dev; its format is "Trace Event Format", complete
+// events ("ph": "X"), times in microseconds.
 #include <fmt/core.h>
 
 #include <algorithm>
@@ -15,6 +16,7 @@
 
 #include "autograd/op_hook.h"
 #include "cli/command.h"
+#include "cli/device_option.h"
 #include "cli/training_step.h"
 #include "core/parallel.h"
 #include "kernels/profile.h"
@@ -33,7 +35,7 @@ struct Arguments {
   int steps = 3, warmup = 2, threads = 0;
   bool inference = false, checkpoint_activations = false, by_shape = false, all = false,
        json = false;
-  std::string trace;
+  std::string device, trace;
 };
 
 /// Rows below this share of a step are left out of the table unless all are asked for.
@@ -50,7 +52,7 @@ class Recorder : public OpHook {
     std::string phase, op;
   };
 
-  Recorder() { set_op_hook(this); }
+  explicit Recorder(Device device) : device_(device), profile_(device) { set_op_hook(this); }
   ~Recorder() override { set_op_hook(nullptr); }
 
   void enter(const char* phase) {
@@ -61,6 +63,7 @@ class Recorder : public OpHook {
   }
   void leave() {
     if (phase_.empty()) return;
+    synchronize(device_);
     claim("");
     phases_.back().end = profile_.now();
     phase_.clear();
@@ -95,10 +98,11 @@ class Recorder : public OpHook {
   void claim(std::string_view op) {
     const double time = profile_.now();
     if (!op.empty()) ops_.push_back({phase_, std::string(op), since_, time});
-    owners_.resize(profile_.launches().size(), {phase_, std::string(op)});
+    owners_.resize(profile_.size(), {phase_, std::string(op)});
     since_ = time;
   }
 
+  const Device device_;
   kernels::Profile profile_;
   std::string phase_, node_;
   int depth_ = 0;
@@ -154,10 +158,13 @@ ordered_json trace_of(const Recorder& recorder, const ordered_json& about) {
   }
   int threads = 1;
   const auto& launches = recorder.kernels().launches();
+  for (const auto& launch : launches) threads = std::max(threads, launch.thread + 1);
+  bool uses_device = false;
   for (size_t i = 0; i < launches.size(); ++i) {
     const kernels::Profile::Launch& launch = launches[i];
-    threads = std::max(threads, launch.thread + 1);
-    add(launch.variant, "kernel", launch.begin, launch.begin + launch.seconds, launch.thread,
+    uses_device = uses_device || launch.on_device;
+    add(launch.variant, "kernel", launch.begin, launch.begin + launch.seconds,
+        launch.on_device ? threads : launch.thread,
         {{"problem", launch.problem},
          {"kernel_op", launch.op},
          {"op", recorder.owner(i).op},
@@ -176,6 +183,7 @@ ordered_json trace_of(const Recorder& recorder, const ordered_json& about) {
   for (int i = 0; i < threads; ++i) {
     name("thread_name", i, i == 0 ? "main" : fmt::format("thread {}", i));
   }
+  if (uses_device) name("thread_name", threads, "device");
   return {{"traceEvents", events}, {"displayTimeUnit", "ms"}, {"otherData", about}};
 }
 
@@ -184,6 +192,9 @@ int profile(Arguments a) {
   if (a.image_size > 0) a.step.options.image_size = a.image_size;
   if (a.classes > 0) a.step.options.classes = a.classes;
   if (a.checkpoint_activations) a.step.options.checkpoint_activations = true;
+  a.step.device = chosen_device(a.device);
+  const Device device = a.step.device;
+  const bool on_cpu = device.type == DeviceType::cpu;
   TrainingStep step(a.step);
   if (a.inference) step.model().eval();
   const auto work = [&](Recorder* recorder) {
@@ -198,12 +209,13 @@ int profile(Arguments a) {
       step.run(enter);
     }
     if (recorder) recorder->leave();
+    synchronize(device);
     return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   };
   double plain = 0;  // of the last step before the recorder watches
   for (int i = 0; i <= a.warmup; ++i) plain = work(nullptr);
 
-  Recorder recorder;
+  Recorder recorder(device);
   double total = 0;
   for (int i = 0; i < a.steps; ++i) total += work(&recorder);
   const double step_seconds = total / a.steps;
@@ -220,6 +232,7 @@ int profile(Arguments a) {
                          {"batch", a.step.batch},
                          {"precision", a.step.precision},
                          {"work", a.inference ? "inference" : "training step"},
+                         {"device", to_string(device)},
                          {"threads", num_threads()},
                          {"steps", a.steps},
                          {"step_ms", 1e3 * step_seconds},
@@ -248,9 +261,10 @@ int profile(Arguments a) {
     fmt::print("{}\n", result.dump());
     return 0;
   }
-  fmt::print("{} of {} ({} parameters), batch {}, {}, {} threads; {} steps\n",
+  fmt::print("{} of {} ({} parameters), batch {}, {}, {}; {} steps\n",
              a.inference ? "inference" : "training step", a.step.model,
-             step.model().num_parameters(), a.step.batch, a.step.precision, num_threads(), a.steps);
+             step.model().num_parameters(), a.step.batch, a.step.precision,
+             on_cpu ? fmt::format("{} threads", num_threads()) : to_string(device), a.steps);
   const int width = a.by_shape ? 90 : 28;
   constexpr auto kLeft = train::Table::Align::kLeft;
   train::Table table({{"phase", 8, kLeft},
@@ -316,6 +330,7 @@ void add_profile(CLI::App& app, Action& action) {
       ->check(CLI::PositiveNumber);
   command.add_option("--classes", a->classes, "Default: the model's own")
       ->check(CLI::PositiveNumber);
+  add_device_option(command, a->device);
   command.add_option("--steps", a->steps, "Recorded steps")
       ->check(CLI::Range(1, 1000))
       ->capture_default_str();

@@ -4,7 +4,12 @@
 
 namespace weft::kernels {
 
-Profile::Profile() { set_launch_hook(this); }
+Profile::Profile(Device device) : device_(device) {
+  synchronize(device_);
+  if (device_.type == DeviceType::cuda) start_event_.record(current_stream(device_));
+  start_ = Clock::now();
+  set_launch_hook(this);
+}
 Profile::~Profile() { set_launch_hook(nullptr); }
 
 Profile::Thread& Profile::this_thread() {
@@ -16,28 +21,63 @@ Profile::Thread& Profile::this_thread() {
 void Profile::begin(std::string_view op, std::string_view variant, const std::string& problem) {
   std::lock_guard lock(mutex_);
   Thread& thread = this_thread();
+  const size_t index = launches_.size();
   Launch launch{.op = std::string(op), .variant = std::string(variant), .problem = problem};
   launch.thread = thread.number;
   launch.depth = static_cast<int>(thread.open.size());
-  thread.open.push_back(launches_.size());
+  // A variant's name says where it runs: <op>_<device>_<algorithm>.
+  launch.on_device =
+      device_.type == DeviceType::cuda && variant.find("_cpu_") == std::string_view::npos;
+  callers_.push_back(thread.open.empty() ? index : thread.open.back().launch);
   launches_.push_back(std::move(launch));
-  launches_.back().begin = now();  // last: what stands above is not the kernel's time
+  Timing* timing = nullptr;
+  if (launches_.back().on_device) {
+    timing = &pending_.emplace_back(device_);
+    timing->launch = index;
+  }
+  thread.open.push_back({index, timing});
+  // Last: what stands above is not the kernel's time.
+  if (timing) {
+    timing->begin.record(current_stream(device_));
+  } else {
+    launches_.back().begin = now();
+  }
 }
 
 void Profile::end() {
   const double time = now();
   std::lock_guard lock(mutex_);
   Thread& thread = this_thread();
-  Launch& launch = launches_[thread.open.back()];
+  const Open open = thread.open.back();
   thread.open.pop_back();
-  launch.seconds = time - launch.begin;
-  launch.own_seconds += launch.seconds;
-  if (!thread.open.empty()) launches_[thread.open.back()].own_seconds -= launch.seconds;
+  if (open.timing) {
+    open.timing->end.record(current_stream(device_));
+  } else {
+    add_time(open.launch, time - launches_[open.launch].begin);
+  }
+}
+
+void Profile::add_time(size_t index, double seconds) const {
+  Launch& launch = launches_[index];
+  launch.seconds = seconds;
+  launch.own_seconds += seconds;
+  if (callers_[index] != index) launches_[callers_[index]].own_seconds -= seconds;
+}
+
+const std::vector<Profile::Launch>& Profile::launches() const {
+  std::lock_guard lock(mutex_);
+  if (!pending_.empty()) synchronize(device_);
+  for (const Timing& timing : pending_) {
+    launches_[timing.launch].begin = 1e-3 * timing.begin.ms_since(start_event_);
+    add_time(timing.launch, 1e-3 * timing.end.ms_since(timing.begin));
+  }
+  pending_.clear();
+  return launches_;
 }
 
 std::vector<Profile::Row> Profile::rows(bool by_problem) const {
   std::map<std::string, Row> sums;
-  for (const Launch& launch : launches_) {
+  for (const Launch& launch : launches()) {
     const std::string name =
         by_problem ? launch.variant + " " + launch.problem : std::string(launch.variant);
     Row& row = sums[name];
@@ -53,7 +93,7 @@ std::vector<Profile::Row> Profile::rows(bool by_problem) const {
 
 double Profile::total_seconds() const {
   double total = 0;
-  for (const Launch& launch : launches_) total += launch.own_seconds;
+  for (const Launch& launch : launches()) total += launch.own_seconds;
   return total;
 }
 

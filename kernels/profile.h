@@ -1,13 +1,16 @@
-// Where the time goes: kernels timed at the launch choke point.
+// Where the time goes: kernels timed at the launch choke point, on a CUDA device between two events
+// in its stream, so that the device is not waited for.
 #pragma once
 
 #include <chrono>
+#include <deque>
 #include <map>
 #include <mutex>
 #include <string>
 #include <thread>
 #include <vector>
 
+#include "core/stream.h"
 #include "kernels/op.h"
 
 namespace weft::kernels {
@@ -26,6 +29,7 @@ class Profile : public LaunchHook {
     double own_seconds = 0;  // without the kernels that it called
     int thread = 0;          // 0: the first thread that launched a kernel, 1: the second, ...
     int depth = 0;           // 1 and more: called from another kernel
+    bool on_device = false;  // times are those of the CUDA device
   };
 
   struct Row {
@@ -34,7 +38,8 @@ class Profile : public LaunchHook {
     double seconds = 0;  // of its own
   };
 
-  Profile();
+  /// Of work on a device. Waits for it.
+  explicit Profile(Device device = {});
   ~Profile() override;
   Profile(const Profile&) = delete;
   Profile& operator=(const Profile&) = delete;
@@ -42,8 +47,9 @@ class Profile : public LaunchHook {
   void begin(std::string_view op, std::string_view variant, const std::string& problem) override;
   void end() override;
 
-  /// In order of their beginning. Not while kernels run.
-  const std::vector<Launch>& launches() const { return launches_; }
+  /// In order of their beginning. Waits for the device; not while kernels are launched.
+  const std::vector<Launch>& launches() const;
+  size_t size() const { return launches_.size(); }
   /// Added up by variant, or by variant and problem; most time first.
   std::vector<Row> rows(bool by_problem = false) const;
   double total_seconds() const;
@@ -51,16 +57,32 @@ class Profile : public LaunchHook {
   double now() const { return std::chrono::duration<double>(Clock::now() - start_).count(); }
 
  private:
+  /// Events around a launch on the device.
+  struct Timing {
+    explicit Timing(Device device) : begin(device), end(device) {}
+    size_t launch = 0;
+    Event begin, end;
+  };
+  struct Open {  // a launch that has not ended
+    size_t launch;
+    Timing* timing;  // null on the CPU
+  };
   struct Thread {
     int number = 0;
-    std::vector<size_t> open;  // its launches that have not ended, outermost first
+    std::vector<Open> open;  // outermost first
   };
   Thread& this_thread();
+  /// Adds a launch's time to it, and takes it from its caller's own.
+  void add_time(size_t launch, double seconds) const;
 
-  const Clock::time_point start_ = Clock::now();
-  std::mutex mutex_;
+  const Device device_;
+  Event start_event_{device_};
+  Clock::time_point start_;
+  mutable std::mutex mutex_;
   std::map<std::thread::id, Thread> threads_;
-  std::vector<Launch> launches_;
+  mutable std::vector<Launch> launches_;  // times of pending ones are added when asked for
+  mutable std::deque<Timing> pending_;
+  std::vector<size_t> callers_;  // of each launch; itself where there is none
 };
 
 }  // namespace weft::kernels
