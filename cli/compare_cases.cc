@@ -52,11 +52,14 @@ class List {
       for (const int64_t batch : {1, 4, 16}) add_model(kind, "vit_b_16", batch);
       for (const int64_t batch : {64, 256}) add_model(kind, "cct", batch);
     }
-    add_ops();
+    add_ops("ops", 4);
+    add_adamw();
     add_dispatch();
     add_pipeline();
     add_memory();
-    if (on_gpu) add_gpu_steps();
+    if (!on_gpu) return;
+    add_ops("ops on a GPU, {}", 128);
+    add_gpu_steps();
   }
 
   std::vector<CompareCase> take() { return std::move(cases_); }
@@ -78,15 +81,15 @@ class List {
     }
   }
 
-  /// An op in both precisions, alone and with its gradient.
-  void add_op(const std::string& kind, const std::string& shape, const ordered_json& work,
-              const std::vector<std::string>& sides = {"eager"}) {
+  /// An op in both precisions, alone and with its gradient; {} in the group is the precision.
+  void add_op(const std::string& group, const std::string& kind, const std::string& shape,
+              const ordered_json& work, const std::vector<std::string>& sides = {"eager"}) {
     for (const char* precision : kPrecisions) {
       for (const bool backward : {false, true}) {
         ordered_json all = {{"kind", kind}, {"precision", precision}, {"backward", backward}};
         all.update(work);
         cases_.push_back(
-            {.group = "ops",
+            {.group = fmt::format(fmt::runtime(group), precision),
              .name = fmt::format("{} {} {}{}", kind, shape, precision, backward ? " + grad" : ""),
              .work = std::move(all),
              .sides = sides});
@@ -114,40 +117,43 @@ class List {
     }
   }
 
-  void add_ops() {
-    // vit_b_16 at batch 4: 4 * 197 tokens of width 768; cct at batch 64.
-    constexpr int64_t kRows = 4 * 197, kWidth = 768, kHidden = 3072;
+  /// The ops of a vit_b_16 that takes so many images: 197 tokens each, of width 768; and some of
+  /// cct's at 16 times as many.
+  void add_ops(const std::string& group, int64_t images) {
+    constexpr int64_t kWidth = 768, kHidden = 3072;
+    const int64_t rows = images * 197;
     const auto add_gemm = [&](int64_t m, int64_t n, int64_t k) {
-      add_op("gemm", fmt::format("{}x{}x{}", m, n, k), {{"m", m}, {"n", n}, {"k", k}});
+      add_op(group, "gemm", fmt::format("{}x{}x{}", m, n, k), {{"m", m}, {"n", n}, {"k", k}});
     };
-    add_gemm(kRows, 3 * kWidth, kWidth);
-    add_gemm(kRows, kWidth, kWidth);
-    add_gemm(kRows, kHidden, kWidth);
-    add_gemm(kRows, kWidth, kHidden);
+    add_gemm(rows, 3 * kWidth, kWidth);
+    add_gemm(rows, kWidth, kWidth);
+    add_gemm(rows, kHidden, kWidth);
+    add_gemm(rows, kWidth, kHidden);
     const auto add_shaped = [&](const std::string& kind, const std::vector<int64_t>& shape,
                                 const std::vector<std::string>& sides = {"eager"}) {
-      add_op(kind, fmt::format("{}", fmt::join(shape, "x")), {{"shape", shape}}, sides);
+      add_op(group, kind, fmt::format("{}", fmt::join(shape, "x")), {{"shape", shape}}, sides);
     };
-    add_shaped("softmax", {4 * 12 * 197, 197});
-    add_shaped("layer_norm", {kRows, kWidth});
-    add_shaped("gelu", {kRows, kHidden});
+    add_shaped("softmax", {12 * rows, 197});
+    add_shaped("layer_norm", {rows, kWidth});
+    add_shaped("gelu", {rows, kHidden});
     const auto add_attention = [&](int64_t batch, int64_t heads, int64_t tokens, int64_t depth) {
-      add_op("attention", fmt::format("{}x{}x{}x{}", batch, heads, tokens, depth),
+      add_op(group, "attention", fmt::format("{}x{}x{}x{}", batch, heads, tokens, depth),
              {{"batch", batch}, {"heads", heads}, {"tokens", tokens}, {"depth", depth}});
     };
-    add_attention(64, 4, 65, 32);
-    add_attention(4, 12, 197, 64);
-    add_attention(1, 12, 1024, 64);
-    add_shaped("cross_entropy", {16, 1000});
-    add_shaped("cross_entropy", {256, 10});
-    add_shaped("max_pool", {64, 64, 32, 32});
-    add_shaped("chain", {kRows, kHidden}, {"eager", "compile"});
-    const std::vector<int64_t> shape = {kRows, kHidden};
-    add_op("sum", "788x3072 over rows", {{"shape", shape}, {"dims", {0}}});
-    add_op("sum", "788x3072 over all", {{"shape", shape}, {"dims", ordered_json::array()}});
+    add_attention(16 * images, 4, 65, 32);
+    add_attention(images, 12, 197, 64);
+    add_attention(images / 4, 12, 1024, 64);
+    add_shaped("cross_entropy", {4 * images, 1000});
+    add_shaped("cross_entropy", {64 * images, 10});
+    add_shaped("max_pool", {16 * images, 64, 32, 32});
+    add_shaped("chain", {rows, kHidden}, {"eager", "compile"});
+    const std::vector<int64_t> shape = {rows, kHidden};
+    const std::string size = fmt::format("{}x{}", rows, kHidden);
+    add_op(group, "sum", size + " over rows", {{"shape", shape}, {"dims", {0}}});
+    add_op(group, "sum", size + " over all", {{"shape", shape}, {"dims", ordered_json::array()}});
     for (const auto& [from, to] : {std::pair("fp32", "bf16"), std::pair("bf16", "fp32")}) {
-      cases_.push_back({.group = "ops",
-                        .name = fmt::format("cast 788x3072 {} to {}", from, to),
+      cases_.push_back({.group = fmt::format(fmt::runtime(group), "casts"),
+                        .name = fmt::format("cast {} {} to {}", size, from, to),
                         .work = {{"kind", "cast"},
                                  {"shape", shape},
                                  {"from", from},
@@ -155,6 +161,9 @@ class List {
                                  {"backward", false}},
                         .sides = {"eager"}});
     }
+  }
+
+  void add_adamw() {
     cases_.push_back({.group = "ops",
                       .name = "adamw of vit_b_16's 86 M parameters",
                       .work = {{"kind", "adamw"},

@@ -227,10 +227,13 @@ TEST_CASE("Mistakes in compare's arguments") {
   check_error(run_weft("compare --device tpu"), 1, "tpu");
 }
 
-TEST_CASE("On a GPU larger steps are compared, as CUDA graphs too") {
-  const std::string graph = "train vit_b_16 batch 512 fp16 graph";
-  CHECK_THAT(run_weft("compare --list --device cuda").out,
-             Contains(graph) && Contains("train vit_b_16 batch 64 tf32\n"));
-  CHECK_THAT(run_weft("compare --list").out,
-             !Contains(graph) && Contains("train vit_b_16 batch 4"));
+TEST_CASE("On a GPU ops and steps of its size are compared, as CUDA graphs too") {
+  const Outcome gpu = run_weft("compare --list --device cuda"), cpu = run_weft("compare --list");
+  CHECK_THAT(gpu.out, Contains("train vit_b_16 batch 512 fp16 graph") &&
+                          Contains("train vit_b_16 batch 64 tf32\n") &&
+                          Contains("ops on a GPU, bf16") &&
+                          Contains("gemm 25216x2304x768 bf16 + grad"));
+  CHECK_THAT(cpu.out, Contains("train vit_b_16 batch 4") &&
+                          Contains("gemm 788x2304x768 bf16 + grad") && !Contains("GPU") &&
+                          !Contains("graph"));
 }

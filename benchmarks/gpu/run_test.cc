@@ -93,7 +93,8 @@ TEST_CASE("a run on a GPU ends in a report with every part's figures") {
   CHECK_THAT(report, !Contains("a header"));
   CHECK_THAT(report, Contains("3 passed, 0 failed, 18 skipped, 0 not begun"));
   CHECK_THAT(read(bundle.folder() / "compared"),
-             Contains("--cases ^train vit_b_16 batch 64 fp16( graph)?$ --save"));
+             Contains("--cases ^train vit_b_16 batch 64 fp16( graph)?$ --save") &&
+                 Contains("--cases ^ops on a GPU, bf16$ --save"));
   CHECK(read(bundle.results() / "kernels.jsonl") ==
         "{\"bytes_per_second\":1}\n{\"case\":\"copy_test\"}\n{\"case\":\"gemm_test\"}\n");
 }
