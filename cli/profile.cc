@@ -261,10 +261,11 @@ int profile(Arguments a) {
     fmt::print("{}\n", result.dump());
     return 0;
   }
-  fmt::print("{} of {} ({} parameters), batch {}, {}, {}; {} steps\n",
+  fmt::print("{} of {} ({} parameters), batch {}, {}, {}; {} step{}\n",
              a.inference ? "inference" : "training step", a.step.model,
              step.model().num_parameters(), a.step.batch, a.step.precision,
-             on_cpu ? fmt::format("{} threads", num_threads()) : to_string(device), a.steps);
+             on_cpu ? fmt::format("{} threads", num_threads()) : to_string(device), a.steps,
+             a.steps == 1 ? "" : "s");
   const int width = a.by_shape ? 90 : 28;
   constexpr auto kLeft = train::Table::Align::kLeft;
   train::Table table({{"phase", 8, kLeft},

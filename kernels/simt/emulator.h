@@ -43,6 +43,7 @@ class KernelError : public Error {
 enum class Order : uint8_t { forward, reverse, random };
 /// When asynchronous copies and tensor-core operations take effect: as early or as late as allowed.
 enum class Completion : uint8_t { eager, on_wait };
+
 /// How launches run from now on.
 struct Options {
   Order order = Order::forward;

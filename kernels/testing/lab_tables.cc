@@ -54,13 +54,6 @@ double largest_bound(const std::vector<Expected>& expected, DeviceType device) {
   return bound;
 }
 
-/// Of the case's first output.
-std::string dtype_of(const CaseEntry& entry) {
-  Inputs in(entry.seed);
-  const auto run = entry.make(in);
-  return in.outputs().empty() ? "" : std::string(name(in.outputs().front().dtype()));
-}
-
 }  // namespace
 
 void print_variants(const OpTable& table) {
@@ -98,12 +91,22 @@ CheckReport::CheckReport(const OpTable& table, bool as_json, bool every_case)
              "of bound");
 }
 
+const std::string& CheckReport::dtype_of(const CaseEntry& entry) {
+  if (entry_ != &entry) {
+    Inputs in(entry.seed);
+    const auto run = entry.make(in);
+    dtype_ = in.outputs().empty() ? "" : name(in.outputs().front().dtype());
+    entry_ = &entry;
+  }
+  return dtype_;
+}
+
 void CheckReport::add(const CaseEntry& entry, const OpTable::Row& variant,
                       const CheckResult& result, const std::vector<Expected>& expected) {
   const bool passed = result.failure.empty();
   ++checked_;
   failed_ += !passed;
-  const std::string dtype = dtype_of(entry);
+  const std::string& dtype = dtype_of(entry);
   const double bound = largest_bound(expected, variant.device);
   if (as_json_) return print_json(entry, variant.name, dtype, result, bound);
   if (!passed) {

@@ -38,12 +38,16 @@ class CheckReport {
     std::string worst = {};  // that case
   };
 
+  /// Of the case's first output.
+  const std::string& dtype_of(const CaseEntry& entry);
   void print_json(const CaseEntry& entry, const std::string& variant, const std::string& dtype,
                   const CheckResult& result, double bound) const;
   void print_groups() const;
 
   const OpTable& table_;
   const bool as_json_, every_case_;
+  const CaseEntry* entry_ = nullptr;  // the last one, and its dtype: variants of a case follow
+  std::string dtype_;
   int checked_ = 0, failed_ = 0, skipped_ = 0;
   std::vector<std::pair<std::pair<std::string, std::string>, Group>> groups_;
 };
