@@ -53,7 +53,7 @@ struct Options {
   std::string_view tensor_core = {};
   /// Watch every access: races, bounds, unwritten memory. AddressSanitizer's build has no hooks.
   bool races = !sanitizer::is_linked();
-  bool traffic = false;  // count bank conflicts and sectors: see traffic()
+  bool traffic = false;  // count bank conflicts and sectors: take_traffic()
 };
 Options& options();
 
