@@ -48,9 +48,10 @@ inline std::string read_file(const std::string& path) {
 inline std::string weft_program() {
   // Tests share the machine's cores: threads that wait should sleep.
   ::setenv("GOMP_SPINCOUNT", "0", 1);
-  // A test starts in its runfiles; by hand, from the repository root.
-  return std::filesystem::absolute(std::filesystem::exists("cli/weft") ? "cli/weft"
-                                                                       : "bazel-bin/cli/weft");
+  // A test starts in its runfiles; in a bundle, or by hand, it lies beside the program.
+  namespace fs = std::filesystem;
+  if (fs::exists("cli/weft")) return fs::absolute("cli/weft");
+  return fs::read_symlink("/proc/self/exe").parent_path() / "weft";
 }
 
 /// A shell's command line.
