@@ -29,6 +29,13 @@ constexpr const char* kOp =  // an op's program: check, bench
     "case $1 in check) echo fine ;; bench) echo '{\"case\":\"'$(basename $0)'\"}' ;; *) exit 2 ;; "
     "esac";
 
+/// A program of Catch2's: lists its tests with their number as its exit status, and finds none of
+/// other names.
+std::string catch_test(int code) {
+  return "case $* in --list-tests) echo 'All available test cases:'; exit 3 ;; '') exit " +
+         std::to_string(code) + " ;; *) echo 'No test cases matched'; exit 0 ;; esac";
+}
+
 /// The bundle's folder as the script sees it, with what may be on the machine beside it.
 class Bundle {
  public:
@@ -48,7 +55,7 @@ case "$*" in
 esac)");
     script(folder_ / "copy_test", kOp);
     script(folder_ / "gemm_test", kOp);
-    script(folder_ / "device_test", "[ $# = 0 ] || { [ $1 = --list-tests ]; exit; }; exit 0");
+    script(folder_ / "device_test", catch_test(0));
     script(folder_ / "roofline", "echo '{\"bytes_per_second\":1}'");
     script(folder_ / "kernel_report_main", "echo a table; cp $1 $2");
     script(tools_ / "nvidia-smi", "echo 'Stand-in, 580.1'");
@@ -102,7 +109,7 @@ TEST_CASE("a run on a GPU ends in a report with every part's figures") {
 TEST_CASE("what fails or hangs does not keep the rest from running") {
   const Bundle bundle("bad");
   script(bundle.folder() / "copy_test", "[ $1 = check ] || exit 2; echo wrong bits; exit 1");
-  script(bundle.folder() / "device_test", "[ $# = 0 ] || { [ $1 = --list-tests ]; exit; }; exit 7");
+  script(bundle.folder() / "device_test", catch_test(7));
   CHECK(bundle.run("tests steps") == 1);
   CHECK_THAT(bundle.report(), Contains("- FAILED copy_test: code 1: wrong bits"));
   CHECK_THAT(bundle.report(), Contains("- FAILED device_test: code 7"));
