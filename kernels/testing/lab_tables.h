@@ -1,7 +1,6 @@
 // What `list` and `check` say of an op.
 #pragma once
 
-#include <map>
 #include <string>
 #include <utility>
 #include <vector>
