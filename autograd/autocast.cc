@@ -3,7 +3,7 @@
 #include <unordered_map>
 
 #include "autograd/ops.h"
-#include "autograd/ops/raw.h"
+#include "autograd/raw.h"
 
 namespace weft {
 namespace {

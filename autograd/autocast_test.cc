@@ -283,10 +283,10 @@ class CountCasts : public kernels::LaunchHook {
  public:
   CountCasts() { kernels::set_launch_hook(this); }
   ~CountCasts() override { kernels::set_launch_hook(nullptr); }
-  void begin(std::string_view op, std::string_view, const std::string& problem) override {
+  void begin(std::string_view op, std::string_view, Device, const std::string& problem) override {
     count += op == "copy" && problem.find("f32 [3, 5] on cpu to bf16") != std::string::npos;
   }
-  void end() override {}
+  void end() noexcept override {}
   int count = 0;
 };
 

@@ -81,8 +81,7 @@ class Pass {
       roots_.push_back({roots[i], gradient});
     }
     for (const auto& [root, gradient] : roots_) {
-      const AutogradMeta& meta = *root.autograd();
-      if (meta.grad_fn) visit(meta.grad_fn);
+      if (const Edge edge = edge_of(root); edge.node) visit(edge.node);
     }
     std::sort(order_.begin(), order_.end(),
               [](const Node* a, const Node* b) { return a->sequence > b->sequence; });
@@ -92,13 +91,11 @@ class Pass {
   void capture(const Tensors& inputs) {
     captures_leaves_ = true;
     for (const Tensor& input : inputs) {
-      const AutogradMeta* meta = input.autograd();
-      WEFT_CHECK(meta && input.requires_grad(), "grad: input {} does not require a gradient",
-                 input);
-      if (meta->grad_fn) {
-        captured_outputs_[{meta->grad_fn.get(), meta->output_index}];
+      WEFT_CHECK(input.requires_grad(), "grad: input {} does not require a gradient", input);
+      if (const Edge edge = edge_of(input); edge.node) {
+        captured_outputs_[{edge.node.get(), edge.index}];
       } else {
-        captured_leaves_[meta];
+        captured_leaves_[edge.leaf.get()];
       }
     }
     for (auto node = order_.rbegin(); node != order_.rend(); ++node) {  // oldest first
@@ -110,18 +107,14 @@ class Pass {
 
   void run() {
     count_leaf_uses();
-    for (auto& [root, gradient] : roots_) {
-      const AutogradMeta& meta = *root.autograd();
-      send({meta.grad_fn, meta.output_index, meta.grad_fn ? nullptr : root.autograd_handle()},
-           gradient);
-    }
+    for (auto& [root, gradient] : roots_) send(edge_of(root), gradient);
     for (Node* node : order_) run_node(states_.at(node));
   }
 
   Tensor captured(const Tensor& input) const {
-    const AutogradMeta* meta = input.autograd();
-    if (meta->grad_fn) return captured_outputs_.at({meta->grad_fn.get(), meta->output_index});
-    return captured_leaves_.at(meta);
+    const Edge edge = edge_of(input);
+    if (edge.node) return captured_outputs_.at({edge.node.get(), edge.index});
+    return captured_leaves_.at(edge.leaf.get());
   }
 
  private:
@@ -165,7 +158,7 @@ class Pass {
       ++state.pending;
     };
     for (const auto& [root, gradient] : roots_) {
-      if (!root.autograd()->grad_fn) count(root.autograd_handle());
+      if (const Edge edge = edge_of(root); edge.leaf) count(edge.leaf);
     }
     for (const Node* node : order_) {
       if (!states_.at(const_cast<Node*>(node)).needed) continue;
@@ -347,23 +340,22 @@ Tensors grad(const Tensors& outputs, const Tensors& inputs, const Tensors& gradi
 
 void register_hook(const Tensor& tensor, std::function<Tensor(const Tensor&)> hook) {
   WEFT_CHECK(tensor.requires_grad(), "register_hook: {} does not require a gradient", tensor);
-  AutogradMeta& meta = *tensor.autograd();
-  if (meta.grad_fn) {
-    meta.grad_fn->hooks.emplace_back(meta.output_index, std::move(hook));
+  if (const Edge edge = edge_of(tensor); edge.node) {
+    edge.node->hooks.emplace_back(edge.index, std::move(hook));
   } else {
-    meta.hooks.push_back(std::move(hook));
+    edge.leaf->hooks.push_back(std::move(hook));
   }
 }
 
 void register_ready_hook(const Tensor& leaf, std::function<void()> hook) {
-  WEFT_CHECK(leaf.requires_grad() && !leaf.autograd()->grad_fn,
+  WEFT_CHECK(leaf.requires_grad() && edge_of(leaf).leaf,
              "register_ready_hook: {} is not a leaf that requires a gradient", leaf);
   leaf.autograd()->ready_hooks.push_back(std::move(hook));
 }
 
 void retain_grad(const Tensor& tensor) {
   WEFT_CHECK(tensor.requires_grad(), "retain_grad: {} does not require a gradient", tensor);
-  if (!tensor.autograd()->grad_fn) return;
+  if (edge_of(tensor).leaf) return;
   const std::weak_ptr<AutogradMeta> meta = tensor.autograd_handle();
   register_hook(tensor, [meta](const Tensor& gradient) {
     if (const auto alive = meta.lock()) alive->grad = gradient;

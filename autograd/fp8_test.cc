@@ -177,11 +177,11 @@ class CountQuantised : public kernels::LaunchHook {
  public:
   CountQuantised() { kernels::set_launch_hook(this); }
   ~CountQuantised() override { kernels::set_launch_hook(nullptr); }
-  void begin(std::string_view op, std::string_view, const std::string& problem) override {
+  void begin(std::string_view op, std::string_view, Device, const std::string& problem) override {
     count += op == "fp8_quantize" && problem.find("f32 [4, 8]") != std::string::npos &&
              problem.find("-> none") == std::string::npos;
   }
-  void end() override {}
+  void end() noexcept override {}
   int count = 0;
 };
 

@@ -150,7 +150,7 @@ Tensor cross_entropy(const Tensor& logits, const Tensor& labels,
 
 struct AttentionOptions {
   bool causal = false;
-  double dropout = 0;
+  double dropout = 0;           // of the attention weights; modules: in training
   std::optional<double> scale;  // default 1/sqrt(head dim)
 };
 /// softmax(scale Q K^T) V; q, k, v [B, H, T, D], any strides with unit stride in D. attention.cc
@@ -162,19 +162,25 @@ Tensor attention(const Tensor& q, const Tensor& k, const Tensor& v,
 Tensor self_attention(const Tensor& qkv, int64_t heads, const AttentionOptions& options = {});
 
 // Images. conv.cc
+/// A height and a width; one number stands for both.
+struct Size2d : std::array<int64_t, 2> {
+  Size2d(int64_t both) : Size2d(both, both) {}
+  Size2d(int64_t height, int64_t width) : Size2d(std::array{height, width}) {}
+  Size2d(const std::array<int64_t, 2>& size) : std::array<int64_t, 2>(size) {}
+};
 struct Conv2dOptions {
-  std::array<int64_t, 2> stride = {1, 1};
-  std::array<int64_t, 2> padding = {0, 0};
-  std::array<int64_t, 2> dilation = {1, 1};
+  Size2d stride = 1;
+  Size2d padding = 0;
+  Size2d dilation = 1;
   int64_t groups = 1;
 };
 /// x [N, C, H, W], weight [O, C/groups, Kh, Kw], bias [O] or undefined.
 Tensor conv2d(const Tensor& x, const Tensor& weight, const Tensor& bias = {},
               const Conv2dOptions& options = {});
 struct Pool2dOptions {
-  std::array<int64_t, 2> kernel = {2, 2};
-  std::array<int64_t, 2> stride = {2, 2};
-  std::array<int64_t, 2> padding = {0, 0};
+  Size2d kernel = 2;
+  Size2d stride = 2;
+  Size2d padding = 0;
   bool count_include_pad = true;  // average pooling only
 };
 Tensor max_pool2d(const Tensor& x, const Pool2dOptions& options = {});

@@ -4,6 +4,8 @@
 #include <cmath>
 
 #include "autograd/op_hook.h"
+#include "autograd/ops.h"
+#include "core/view.h"
 
 namespace weft {
 namespace {
@@ -16,12 +18,13 @@ uint64_t next_sequence() {
   return sequence.fetch_add(1, std::memory_order_relaxed) + 1;
 }
 
-Edge edge_of(const Tensor& input) {
-  const AutogradMeta* meta = input.autograd();
-  if (!meta || !input.requires_grad()) return {};
-  if (meta->grad_fn) return {meta->grad_fn, meta->output_index, nullptr};
-  return {nullptr, 0, input.autograd_handle()};
+void set_history(const Tensor& tensor, std::shared_ptr<Node> node, int output) {
+  AutogradMeta& meta = tensor.make_autograd();
+  meta.grad_fn = std::move(node);
+  meta.output_index = output;
 }
+
+bool is_leaf_with_gradient(const Tensor& x) { return x.autograd() && x.autograd()->requires_grad; }
 
 void check_for_nan(std::string_view name, const Tensors& outputs) {
   for (const Tensor& output : outputs) {
@@ -37,7 +40,6 @@ std::shared_ptr<Node> make_node(std::string_view name, const Tensors& inputs,
                                 BackwardFunction backward) {
   auto node = std::make_shared<Node>();
   node->name = name;
-  node->sequence = next_sequence();
   node->backward = std::move(backward);
   node->outputs = static_cast<int>(outputs.size());
   for (const Tensor& input : inputs) node->edges.push_back(edge_of(input));
@@ -53,32 +55,115 @@ std::shared_ptr<Node> make_node(std::string_view name, const Tensors& inputs,
       for (size_t i = 0; i < outputs.size(); ++i) {
         if (tensor.is_same(outputs[i])) entry.output = static_cast<int>(i);
       }
-      if (entry.output < 0 && tensor.requires_grad()) entry.meta = tensor.autograd_handle();
+      if (entry.output < 0) entry.edge = edge_of(tensor);
     }
     node->saved.push_back(std::move(entry));
   }
+  node->sequence = next_sequence();  // above those of nodes that edges of views have just recorded
   return node;
+}
+
+/// How a view lies in its base; the offset counts from the base's first element.
+struct Window {
+  Shape shape;
+  Strides strides;
+  int64_t offset;
+};
+
+/// A tensor's shape and strides without its elements.
+struct Layout {
+  Shape shape;
+  Strides strides;
+
+  Tensor zeros(DType dtype, Device device) const {
+    const Tensor memory = Tensor::zeros({span_of(shape, strides).size}, dtype, device);
+    return Tensor::view_of(memory.storage(), shape, strides, 0, dtype);
+  }
+  /// x, or a copy of it, in this layout.
+  Tensor hold(const Tensor& x) const { return x.strides() == strides ? x : copy(x); }
+  Tensor copy(const Tensor& x) const {
+    Tensor y = zeros(x.dtype(), x.device());
+    return ops::copy_(y, x);
+  }
+};
+
+/// The part of x, which has the base's layout, that a view of the base shows. Recorded as a view.
+Tensor look_through(const Window& window, const Tensor& x) {
+  const Tensor y = Tensor::view_of(x.storage(), window.shape, window.strides,
+                                   x.offset() + window.offset, x.dtype());
+  return record_view("as_strided", x, y,
+                     [window, base = Layout{x.shape(), x.strides()}](const Backward& b) -> Tensors {
+                       // Elements that the view repeats, with a stride of 0, get the sum.
+                       Window once = window;
+                       for (int d = 0; d < once.shape.size(); ++d) {
+                         if (once.strides[d] == 0 && once.shape[d] > 1) once.shape[d] = 1;
+                       }
+                       Tensor dx = base.zeros(b.dy().dtype(), b.dy().device());
+                       Tensor part = look_through(once, dx);
+                       ops::copy_(part, ops::sum_to(b.dy(), once.shape));
+                       return {dx};
+                     });
+}
+
+Window window_of(const Tensor& view, const Tensor& base) {
+  return {view.shape(), view.strides(), view.offset() - base.offset()};
+}
+
+/// The gradient of (base, written) -> base with `written` in the place of one of its views.
+BackwardFunction overwrite_backward(const Tensor& base, const Tensor& view) {
+  return [window = window_of(view, base),
+          layout = Layout{base.shape(), base.strides()}](const Backward& b) -> Tensors {
+    Tensor dbase, dwritten;
+    if (b.needs(0)) {
+      dbase = layout.copy(b.dy());
+      Tensor part = look_through(window, dbase);
+      ops::zero_(part);
+    }
+    if (b.needs(1)) dwritten = look_through(window, layout.hold(b.dy()));
+    return {dbase, dwritten};
+  };
 }
 
 }  // namespace
 
-// A long chain of nodes must not be freed by recursion: each node hands its edges to a queue that
-// the first destructor on the stack empties.
+Edge edge_of(const Tensor& x) {
+  AutogradMeta* const meta = x.autograd();
+  if (!meta || !x.requires_grad()) return {};
+  if (meta->view) {
+    const auto& [base, base_grad_fn] = *meta->view;
+    if (base.autograd() && base.autograd()->grad_fn != base_grad_fn) {
+      const GradMode mode(true);
+      const Tensor again = look_through(window_of(x, base), base);
+      set_history(x, again.autograd()->grad_fn, again.autograd()->output_index);
+      meta->view->base_grad_fn = base.autograd()->grad_fn;
+    }
+  }
+  if (meta->grad_fn) return {meta->grad_fn, meta->output_index, nullptr};
+  return {nullptr, 0, x.autograd_handle()};
+}
+
+// A node's edges, saved tensors and gradient function may hold the last handle on another node, and
+// that on a third, a million times over. So that none is freed from within another, each node hands
+// what it holds to a queue, which the first destructor on the stack empties.
 Node::~Node() {
-  thread_local std::vector<std::shared_ptr<Node>>* pending = nullptr;
+  struct Remains {
+    std::vector<Edge> edges;
+    std::vector<SavedTensor> saved;
+    BackwardFunction backward;
+    decltype(Node::hooks) hooks;
+  };
+  thread_local std::vector<Remains>* pending = nullptr;
+  Remains own{std::move(edges), std::move(saved), std::move(backward), std::move(hooks)};
   if (pending) {
-    for (Edge& edge : edges) pending->push_back(std::move(edge.node));
+    pending->push_back(std::move(own));
     return;
   }
-  std::vector<std::shared_ptr<Node>> queue;
+  std::vector<Remains> queue;
+  queue.push_back(std::move(own));
   pending = &queue;
-  for (Edge& edge : edges) queue.push_back(std::move(edge.node));
-  saved.clear();
-  backward = nullptr;
   while (!queue.empty()) {
-    std::shared_ptr<Node> node = std::move(queue.back());
+    const Remains freed = std::move(queue.back());
     queue.pop_back();
-    node.reset();
   }
   pending = nullptr;
 }
@@ -95,11 +180,11 @@ Tensor Backward::saved(int i) const {
   if (!create_graph_) return entry.data;
   Tensor tensor = entry.data.alias();
   if (entry.output >= 0) {
-    AutogradMeta& meta = tensor.make_autograd();
-    meta.grad_fn = node_;
-    meta.output_index = entry.output;
+    set_history(tensor, node_, entry.output);
+  } else if (entry.edge.node) {
+    set_history(tensor, entry.edge.node, entry.edge.index);
   } else {
-    tensor.set_autograd_handle(entry.meta);
+    tensor.set_autograd_handle(entry.edge.leaf);
   }
   return tensor;
 }
@@ -110,10 +195,18 @@ void Backward::require_no_graph() const {
 
 bool is_recording(const Tensors& inputs) {
   if (!recording) return false;
+  bool any = false;
   for (const Tensor& input : inputs) {
-    if (input.defined() && input.requires_grad()) return true;
+    if (!input.defined()) continue;
+    WEFT_CHECK(
+        !input.unrecorded_since() ||
+            *input.unrecorded_since() == input.storage()->recorded_changes(),
+        "a view taken while nothing was recorded, {}, is used after a recorded op changed its "
+        "elements in place: its gradient would be lost. Take it again",
+        input);
+    any = any || input.requires_grad();
   }
-  return false;
+  return any;
 }
 
 Tensors record(std::string_view name, const Tensors& inputs, Tensors outputs, const Tensors& saved,
@@ -125,9 +218,7 @@ Tensors record(std::string_view name, const Tensors& inputs, Tensors outputs, co
   const std::shared_ptr<Node> node = make_node(name, inputs, outputs, saved, std::move(backward));
   for (size_t i = 0; i < outputs.size(); ++i) {
     if (!outputs[i].defined() || !is_floating(outputs[i].dtype())) continue;
-    AutogradMeta& meta = outputs[i].make_autograd();
-    meta.grad_fn = node;
-    meta.output_index = static_cast<int>(i);
+    set_history(outputs[i], node, static_cast<int>(i));
   }
   return outputs;
 }
@@ -142,15 +233,37 @@ Tensor record(std::string_view name, const Tensors& inputs, Tensor output, const
   return record(name, inputs, Tensors{std::move(output)}, saved, std::move(backward))[0];
 }
 
-void check_in_place(std::string_view name, const Tensor& target) {
-  if (!recording || !target.autograd()) return;
-  const AutogradMeta& meta = *target.autograd();
-  WEFT_CHECK(!meta.requires_grad,
+Tensor record_view(std::string_view name, const Tensor& x, Tensor output,
+                   BackwardFunction backward) {
+  Tensor y = record(name, {x}, std::move(output), {}, std::move(backward));
+  if (!recording || (x.unrecorded_since() && !is_leaf_with_gradient(x))) {
+    y.set_unrecorded_since(x.unrecorded_since().value_or(x.storage()->recorded_changes()));
+    return y;
+  }
+  const Tensor& base = x.autograd() && x.autograd()->view ? x.autograd()->view->base : x;
+  y.make_autograd().view = {base, base.autograd() ? base.autograd()->grad_fn : nullptr};
+  return y;
+}
+
+void check_in_place(std::string_view name, const Tensors& inputs, const Tensor& target) {
+  if (!is_recording(inputs) || !is_floating(target.dtype())) return;
+  WEFT_CHECK(!is_leaf_with_gradient(target),
              "{}: {} is a leaf that requires a gradient; change it in place only under NoGrad",
              name, target);
-  WEFT_CHECK(!meta.is_view || !meta.grad_fn,
-             "{}: {} is a view with history; changing it in place would lose its base's gradient",
+  WEFT_CHECK(!target.unrecorded_since(),
+             "{}: {} is a view taken while nothing was recorded; changing it in place would lose "
+             "its base's gradient",
              name, target);
+  if (!target.autograd() || !target.autograd()->view) return;
+  const Tensor& base = target.autograd()->view->base;
+  WEFT_CHECK(!is_leaf_with_gradient(base),
+             "{}: {} is a view of a leaf that requires a gradient; change it in place only under "
+             "NoGrad",
+             name, target);
+  WEFT_CHECK(!view::overlaps_itself(base),
+             "{}: {} is a view of a tensor with strides {}, several of whose elements share "
+             "memory; clone() it first",
+             name, target, base.strides());
 }
 
 Tensor record_in_place(std::string_view name, const Tensors& inputs, Tensor target,
@@ -158,15 +271,20 @@ Tensor record_in_place(std::string_view name, const Tensors& inputs, Tensor targ
   target.bump_version();
   if (OpHook* hook = op_hook()) [[unlikely]]
     hook->computed(name);
-  if (!is_recording(inputs)) return target;
-  check_in_place(name, target);
-  WEFT_CHECK(!target.autograd() || !target.autograd()->is_view,
-             "{}: {} is a view; writing a tracked value into it would lose its gradient", name,
-             target);
+  if (!is_recording(inputs) || !is_floating(target.dtype())) return target;
+  check_in_place(name, inputs, target);
+  target.storage()->count_recorded_change();
   const std::shared_ptr<Node> node = make_node(name, inputs, {target}, saved, std::move(backward));
-  AutogradMeta& meta = target.make_autograd();
-  meta.grad_fn = node;
-  meta.output_index = 0;
+  if (target.autograd() && target.autograd()->view) {
+    Tensor written = target.alias();
+    set_history(written, node, 0);
+    const Tensor& base = target.autograd()->view->base;
+    set_history(
+        base, make_node("overwrite", {base, written}, {base}, {}, overwrite_backward(base, target)),
+        0);
+  } else {
+    set_history(target, node, 0);
+  }
   return target;
 }
 

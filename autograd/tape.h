@@ -38,12 +38,14 @@ struct Edge {
 
   bool is_needed() const { return node || leaf; }
 };
+/// Where the gradient of x goes; of a view, after all that was changed in place since it was taken.
+Edge edge_of(const Tensor& x);
 
 /// A tensor kept for the backward pass, with the version it had.
 struct SavedTensor {
-  Tensor data;                         // without history
-  std::shared_ptr<AutogradMeta> meta;  // history of an input
-  int output = -1;                     // >= 0: it is the node's own output
+  Tensor data;      // without history
+  Edge edge;        // the history it had, of an input
+  int output = -1;  // >= 0: it is the node's own output
   uint64_t version = 0;
 };
 
@@ -104,14 +106,20 @@ Tensor record(std::string_view name, const Tensors& inputs, Tensor output, const
 /// The same for several outputs.
 Tensors record(std::string_view name, const Tensors& inputs, Tensors outputs, const Tensors& saved,
                BackwardFunction backward);
+/// The same for an op whose output shares the elements of x. In-place ops on either then show in
+/// the gradients of both, as in PyTorch. A view taken while recording is off has no history,
+/// whatever becomes of x: using it after a recorded change of the elements, or changing it in place
+/// so that gradients would be lost, throws Error.
+Tensor record_view(std::string_view name, const Tensor& x, Tensor output,
+                   BackwardFunction backward);
 /// The same for an op that has changed `target`, one of its inputs, in place: counts the change and
-/// puts the node between the target and its past. Throws Error, and must be called before the
-/// change, through check_in_place, when the target may not be changed.
+/// puts the node between the target and its past. The op must have called check_in_place before.
 Tensor record_in_place(std::string_view name, const Tensors& inputs, Tensor target,
                        const Tensors& saved, BackwardFunction backward);
-/// Throws Error when changing `target` in place would lose gradients: a leaf that requires one, or
-/// a view.
-void check_in_place(std::string_view name, const Tensor& target);
+/// Throws Error when changing `target`, one of the inputs, in place would lose gradients: a leaf
+/// that requires one, a view of such a leaf, a view taken while recording was off, a view of a
+/// tensor whose elements share memory.
+void check_in_place(std::string_view name, const Tensors& inputs, const Tensor& target);
 
 /// True when an op on these inputs would be recorded.
 bool is_recording(const Tensors& inputs);

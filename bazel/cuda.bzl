@@ -1,5 +1,5 @@
 """cuda_library: .cu files compiled by nvcc in the cuda flavour and, against the emulator of
-kernels/simt, by the host compiler in the simt flavour."""
+kernels/simt, by the host compiler in the host flavour."""
 
 load("@cuda//:toolkit.bzl", "NVCC", "NVCC_VERSION")
 load("@bazel_tools//tools/cpp:toolchain_utils.bzl", "find_cpp_toolchain")
@@ -69,7 +69,7 @@ def _includes(context, bin_dir):
 
 def _cuda_objects_impl(ctx):
     if ctx.files.srcs and not ctx.attr.emulated and not NVCC:
-        fail("the cuda flavour needs nvcc: set CUDA_HOME to a CUDA toolkit, or build --config=cpu")
+        fail("the cuda flavour needs nvcc: set CUDA_HOME to a CUDA toolkit, or build --config=host")
     dependencies = cc_common.merge_cc_infos(cc_infos = [dep[CcInfo] for dep in ctx.attr.deps])
     context = dependencies.compilation_context
     headers = depset(ctx.files.hdrs, transitive = [context.headers])
@@ -166,14 +166,14 @@ def cuda_library(
         deps = [],
         archs = DEFAULT_ARCHS,
         copts = [],
-        simt = True,
+        emulated = True,
         spill_free = [],
         tags = [],
         **kwargs):
     """A library of .cu files, each compiled once for its list of architectures.
 
-    In the simt flavour the host compiler compiles them against the emulator; in the cpu flavour the
-    library has headers but no objects.
+    In the host flavour the host compiler compiles them against the emulator, and once more, as NAME_asan, under
+    AddressSanitizer and UBSan's alignment check instead of the emulator's hooks.
 
     Args:
       name: the target.
@@ -182,35 +182,38 @@ def cuda_library(
       deps: cc_library or cuda_library targets.
       archs: "sm_90" compiles machine code for it, "compute_90" its PTX.
       copts: more options for nvcc.
-      simt: False leaves the sources out of the simt flavour: they speak to CUDA itself.
+      emulated: False leaves the sources out of the host flavour: they speak to CUDA itself.
       spill_free: those of srcs whose kernels promise to spill no registers: one that does fails the build,
         as does, in any file, wgmma that ptxas had to serialise (bazel/nvcc_checked).
       tags: the usual; "cuda" is added, which `./weft test` builds wherever nvcc is found.
       **kwargs: the usual.
     """
+    common = dict(hdrs = hdrs, archs = archs, copts = copts, spill_free = spill_free, **kwargs)
+    host_srcs = srcs if emulated else []
     _cuda_objects(
         name = name,
         srcs = select({
             "//bazel:cuda": srcs,
-            "//bazel:simt": srcs if simt else [],
-            "//conditions:default": [],
+            "//conditions:default": host_srcs,
         }),
-        hdrs = hdrs,
         deps = deps + select({
             "//bazel:cuda": ["@cuda//:runtime"],
             "//conditions:default": [],
         }),
-        archs = archs,
-        copts = copts,
-        spill_free = spill_free,
         emulated = select({
-            "//bazel:simt": True,
-            "//conditions:default": False,
-        }),
-        sanitized = select({
-            "//bazel:simt_asan": True,
-            "//conditions:default": False,
+            "//bazel:cuda": False,
+            "//conditions:default": True,
         }),
         tags = tags + ["cuda"],
-        **kwargs
+        **common
     )
+    if emulated:
+        _cuda_objects(
+            name = name + "_asan",
+            srcs = srcs,
+            deps = deps,
+            emulated = True,
+            sanitized = True,
+            tags = tags + ["manual"],
+            **common
+        )

@@ -1,6 +1,7 @@
 """Build rules of Weft: cc_* with the house's flags, and op() for a folder of kernels."""
 
 load("//bazel:cuda.bzl", "cuda_library")
+load("//bazel:ops.bzl", "OPS")
 
 # No -march: CPU kernels choose their instruction set at run time. No contraction: a*b+c rounds twice
 # unless the source asks for fma, so that every instruction set and compiler gives the same bits.
@@ -23,8 +24,31 @@ _LINKOPTS = [
     "-ldl",
 ] + select({
     "//bazel:cuda": ["-Wl,-rpath,$$ORIGIN/lib,--disable-new-dtags"],
-    "//bazel:simt_asan": ["-fsanitize=address,alignment"],
     "//conditions:default": [],
+})
+
+# Where a test or program runs kernels on a device: the GPU's in the cuda flavour, else the emulated one, which is
+# linked where it is asked for.
+CUDA_ONLY = select({
+    "//bazel:cuda": [],
+    "//conditions:default": ["@platforms//:incompatible"],
+})
+HOST_ONLY = select({
+    "//bazel:cuda": ["@platforms//:incompatible"],
+    "//conditions:default": [],
+})
+
+def emulated(labels):
+    """Labels that exist to bring an emulated device along: nothing in the cuda flavour."""
+    return select({
+        "//bazel:cuda": [],
+        "//conditions:default": labels,
+    })
+
+# The program, with a device to compute on.
+WEFT_WITH_DEVICE = select({
+    "//bazel:cuda": ["//cli:weft"],
+    "//conditions:default": ["//cli:weft_emulated"],
 })
 
 def weft_cc_library(name, optimize = "-O3", copts = [], **kwargs):
@@ -43,41 +67,44 @@ def weft_cc_binary(name, copts = [], linkopts = [], **kwargs):
         **kwargs
     )
 
-def weft_cc_test(name, srcs = None, deps = [], copts = [], linkopts = [], size = "small", **kwargs):
-    """A Catch2 test; its source is NAME.cc unless said otherwise."""
+def weft_cc_test(name, srcs = None, deps = [], device = None, copts = [], linkopts = [], size = "small", tags = [], **kwargs):
+    """A Catch2 test; its source is NAME.cc unless said otherwise.
+
+    Args:
+      name: the test.
+      srcs: its sources.
+      deps: libraries besides Catch2.
+      device: for a test that computes on a device, what the emulated one is made of: libraries of emulated kernels,
+        "//kernels:emulated" for all; empty for a test that starts programs which have it.
+      copts: more options for the compiler.
+      linkopts: more options for the linker.
+      size: Bazel's.
+      tags: the usual; "device" is added to tests with `device`.
+      **kwargs: the usual.
+    """
     native.cc_test(
         name = name,
         srcs = srcs or [name + ".cc"],
-        deps = deps + [
+        deps = deps + emulated(device or []) + [
             "//bazel/system:catch2",
             "//tests:skip",
         ],
+        tags = tags + (["device"] if device != None else []),
         copts = _COPTS + ["-O1"] + copts,
         linkopts = _LINKOPTS + linkopts,
         size = size,
         **kwargs
     )
 
-# Ops with kernels that choose their instruction set at run time. Their smaller cases are also tested
-# on the sets that a newer machine would pass over.
-_HIGHWAY_OPS = [
-    "adam",
-    "attention",
-    "batch_norm",
-    "binary",
-    "copy",
-    "cross_entropy",
-    "dropout",
-    "layer_norm",
-    "multi_tensor_norm",
-    "multi_tensor_scale",
-    "pool2d",
-    "reduce",
-    "sgd",
-    "softmax",
-    "unary",
-    "where",
-]
+def _program_test(name, program, args, **kwargs):
+    """Another target's program with arguments, as a test."""
+    native.sh_test(
+        name = name,
+        srcs = ["//bazel:run_program"],
+        args = ["$(location %s)" % program] + args,
+        data = [program],
+        **kwargs
+    )
 
 def op(name, srcs = [], hdrs = [], deps = [], system = [], test_size = "medium", sm_90a = [], spill_free = []):
     """A kernel folder: the library, a test of every listed variant over every case, and a bench.
@@ -102,7 +129,6 @@ def op(name, srcs = [], hdrs = [], deps = [], system = [], test_size = "medium",
     # kernels/mutations edits them.
     native.exports_files(native.glob([name + "_cuda_*.cu", "*.cuh"], allow_empty = True))
 
-    # Where a CUDA device, real or emulated, can exist.
     cuda_deps = []
     for suffix, sources, archs in [
         ("_cuda", native.glob([name + "_cuda_*.cu"], exclude = sm_90a), None),
@@ -151,82 +177,95 @@ def op(name, srcs = [], hdrs = [], deps = [], system = [], test_size = "medium",
                 "//kernels/device:library",
                 "@cuda//:runtime",
             ] if library_variants else []),
-            "//bazel:simt": cuda_deps,
             "//conditions:default": [],
         }),
     )
+
+    # The list once more, with the kernels for the emulated device: it stands before NAME in the link, whose own list
+    # then stays in its archive. What the op is made of comes with its emulated kernels, too.
+    parts = [dep for dep in deps if dep.startswith("//kernels/") and dep[len("//kernels/"):] in OPS]
+    for kind, suffix in [("_emulated", ""), ("_sanitized", "_asan")]:
+        weft_cc_library(
+            name = name + kind,
+            srcs = [name + ".cc"],
+            alwayslink = True,
+            local_defines = ["WEFT_HAS_CUDA"],
+            tags = ["manual"],
+            target_compatible_with = HOST_ONLY,
+            textual_hdrs = [name + ".inc"],
+            visibility = ["//visibility:public"],
+            deps = [":" + name] + [dep + suffix for dep in cuda_deps] +
+                   [part + ":" + part.split("/")[-1] + kind for part in parts] +
+                   ["//kernels/simt"] + ["//bazel/system:" + s for s in system],
+        )
     weft_cc_library(
         name = name + "_cases",
-        hdrs = [name + "_cases.h"],
+        hdrs = native.glob([name + "_case.h", name + "_*cases.h"]),
         visibility = ["//visibility:public"],
         deps = [
             ":" + name,
             "//kernels/testing",
         ],
     )
+
+    # The op's program in the kernel lab: lists, checks and times its variants, on the CPU and on a device.
     native.genrule(
         name = name + "_main",
-        visibility = ["//visibility:public"],
-        outs = [name + "_op_main.cc"],
-        cmd = "printf '#include \"kernels/%s/%s_cases.h\"\\n#include \"kernels/testing/op_main.h\"\\nWEFT_OP_MAIN(%s)\\n' " +
+        outs = [name + "_main.cc"],
+        cmd = "printf '#include \"kernels/%s/%s_cases.h\"\n#include \"kernels/testing/op_main.h\"\nWEFT_OP_MAIN(%s)\n' " +
               " ".join([name] * 3) + " > $@",
     )
-    common = dict(
-        srcs = [name + "_op_main.cc"],
-        copts = _COPTS + ["-O1"],
-        linkopts = _LINKOPTS,
+    weft_cc_library(
+        name = name + "_table",
+        srcs = [name + "_main.cc"],
+        alwayslink = True,
+        optimize = "-O1",
+        visibility = ["//visibility:public"],
         deps = [
             ":" + name + "_cases",
             "//kernels/testing:op_main",
         ],
     )
-    native.cc_binary(name = name + "_bench", visibility = ["//visibility:public"], **common)
-    native.cc_test(
-        name = name + "_test",
-        args = ["check"],
-        size = test_size,
-        tags = ["simt"] if cuda_deps else [],
-        **common
+    weft_cc_binary(
+        name = name + "_lab",
+        tags = ["lab"],
+        visibility = ["//visibility:public"],
+        deps = emulated([":" + name + "_emulated"]) + [":" + name + "_table"],
     )
-    if cuda_deps:
-        native.cc_test(
-            name = name + "_asan_test",
-            args = [
-                "check",
-                "--small",
-            ],
+    lab = ":" + name + "_lab"
+    _program_test(name + "_test", lab, ["check", "--device", "cpu"], size = test_size)
+    _program_test(name + "_bench_test", lab, ["bench", "--samples=1"], size = test_size)
+    for instruction_set in ["avx2", "baseline"]:
+        _program_test(
+            name + "_" + instruction_set + "_test",
+            lab,
+            ["check", "--device", "cpu", "--small", "--instruction-set", instruction_set],
             size = test_size,
-            tags = ["asan"],
-            target_compatible_with = select({
-                "//bazel:simt_asan": [],
-                "//conditions:default": ["@platforms//:incompatible"],
-            }),
-            **common
         )
-    native.cc_test(
-        name = name + "_bench_test",
-        args = [
-            "bench",
-            "--samples=1",
-        ],
-        size = test_size,
-        # The emulated device has no speed.
-        target_compatible_with = select({
-            "//bazel:simt": ["@platforms//:incompatible"],
-            "//conditions:default": [],
-        }),
-        **common
-    )
-    if name in _HIGHWAY_OPS:
-        for instruction_set in ["avx2", "baseline"]:
-            native.cc_test(
-                name = name + "_" + instruction_set + "_test",
-                args = [
-                    "check",
-                    "--small",
-                    "--instruction-set",
-                    instruction_set,
-                ],
-                size = test_size,
-                **common
-            )
+    if cuda_deps:
+        _program_test(
+            name + "_device_test",
+            lab,
+            ["check", "--device", "cuda"],
+            size = test_size,
+            tags = ["device"],
+        )
+        weft_cc_binary(
+            name = name + "_asan",
+            linkopts = ["-fsanitize=address,alignment"],
+            tags = ["manual"],
+            target_compatible_with = HOST_ONLY,
+            deps = [
+                ":" + name + "_sanitized",
+                ":" + name + "_table",
+            ],
+        )
+        _program_test(
+            name + "_asan_test",
+            ":" + name + "_asan",
+            ["check", "--device", "cuda", "--small"],
+            env = {"ASAN_OPTIONS": "detect_leaks=0"},
+            size = test_size,
+            tags = ["device"],
+            target_compatible_with = HOST_ONLY,
+        )

@@ -1,25 +1,40 @@
 // What a subcommand of `weft` is: a function that declares its options and says what to run.
+//
+//   void add_train(CLI::App& app, Action& action) {
+//     CLI::App& command = *app.add_subcommand("train", "Train a model")->group(kTrainingCommands);
+//     ...
+//     command.callback([&action] { action = [] { return run_train(); }; });
+//   }
+//
+// A library of its own that defines it, and a line of cli/commands.bzl.
 #pragma once
 
 #include <CLI/CLI.hpp>
-#include <functional>
 #include <stdexcept>
 #include <string>
 
+#include "cli/commands.h"  // IWYU pragma: export
 #include "core/error.h"
 
 namespace weft::cli {
-
-/// What the chosen subcommand does; its value is the program's exit code.
-using Action = std::function<int()>;
 
 // Exit codes: 0 done; 1 an error, told in one line on standard error; 2 a mistake in the command
 // line, told likewise. Commands with other meanings of 1 and 2 say so in their help.
 inline constexpr int kFailure = 1;
 inline constexpr int kUsage = 2;
 
-/// The most that --threads takes.
-inline constexpr int kMostThreads = 1024;
+/// Groups of commands in `weft --help`.
+inline constexpr const char* kTrainingCommands = "Train and use a model";
+inline constexpr const char* kFileCommands = "Look at data and weights";
+inline constexpr const char* kMeasuringCommands = "Measure speed, memory and rounding";
+inline constexpr const char* kDeviceCommands = "Devices";
+
+/// What --model takes, where its names are not listed.
+inline constexpr const char* kModelHelp = "Name of a model; weft train --help lists them";
+
+/// What --json does, said alike by all commands.
+inline constexpr const char* kJsonObject = "Print the result as one JSON object";
+inline constexpr const char* kJsonLines = "Print JSON objects, one a line, instead of text";
 
 /// A mistake in the command line that only the command itself can see: unknown recipe, ...
 class UsageError : public std::runtime_error {
@@ -37,21 +52,5 @@ auto as_usage(F&& f, const std::string& option = "") {
     throw UsageError(option.empty() ? error.what() : option + ": " + error.what());
   }
 }
-
-// One file each. They add a subcommand to `app` whose callback sets `action`.
-void add_bench(CLI::App& app, Action& action);
-void add_compare(CLI::App& app, Action& action);
-void add_convert(CLI::App& app, Action& action);
-void add_devices(CLI::App& app, Action& action);
-void add_diff(CLI::App& app, Action& action);
-void add_eval(CLI::App& app, Action& action);
-void add_images(CLI::App& app, Action& action);
-void add_inspect(CLI::App& app, Action& action);
-void add_launch(CLI::App& app, Action& action);
-void add_numerics(CLI::App& app, Action& action);
-void add_plan(CLI::App& app, Action& action);
-void add_predict(CLI::App& app, Action& action);
-void add_profile(CLI::App& app, Action& action);
-void add_train(CLI::App& app, Action& action);
 
 }  // namespace weft::cli

@@ -7,7 +7,7 @@
 #include "autograd/ops.h"
 #include "cli/command.h"
 #include "core/error.h"
-#include "train/weights/pretrained.h"
+#include "train/pretrained/pretrained.h"
 
 namespace weft::cli {
 namespace {
@@ -33,18 +33,18 @@ int run_convert(const Arguments& a) {
              "{}: the keys are not those of a vision transformer of torchvision, timm or Hugging "
              "Face; without --names they stay as they are",
              a.in);
-  train::NamedTensors tensors = names ? train::from_torchvision(in.state, *names)
-                                      : train::without_wrapper_prefixes(in.file.tensors);
+  NamedTensors tensors = names ? train::from_torchvision(in.state, *names)
+                               : train::without_wrapper_prefixes(in.file.tensors);
   if (dtype) {
     const NoGrad guard;
     for (auto& [name, tensor] : tensors) {
       if (is_floating(tensor.dtype())) tensor = ops::cast(tensor, *dtype);
     }
   }
-  train::Metadata metadata = in.file.metadata;
+  io::Metadata metadata = in.file.metadata;
   for (const auto& [key, value] : train::source_metadata(in)) metadata[key] = value;
   metadata["format"] = "pt";  // Hugging Face's readers want to know
-  const train::FileSummary written = train::write_safetensors(a.out, tensors, metadata);
+  const io::FileSummary written = io::write_safetensors(a.out, tensors, metadata);
 
   fmt::print("read    {}: {}, {} tensors{}\n", a.in, train::describe_format(in.file),
              in.file.tensors.size(),
@@ -61,20 +61,28 @@ int run_convert(const Arguments& a) {
 }  // namespace
 
 void add_convert(CLI::App& app, Action& action) {
-  CLI::App& command = *app.add_subcommand(
-      "convert", "Rewrite weights, torch.save's or safetensors, as safetensors");
+  CLI::App& command = *app.add_subcommand("convert",
+                                          "Write weights of torch.save or safetensors as "
+                                          "safetensors, under other names or in another dtype")
+                           ->group(kFileCommands);
   const auto a = std::make_shared<Arguments>();
   command
-      .add_option("IN", a->in,
-                  "A .safetensors, .pth, .pt or .bin file, or a directory that holds "
-                  "model.safetensors or pytorch_model.bin")
+      .add_option(
+          "IN", a->in,
+          "The weights to read: a .safetensors, .pth, .pt or .bin file, or a directory that "
+          "holds model.safetensors or pytorch_model.bin")
       ->required();
-  command.add_option("OUT", a->out, "A .safetensors file")->required();
-  command.add_option("--names", a->names,
-                     "torchvision, timm or huggingface: names of a vision transformer's "
-                     "parameters; default: as they are");
-  command.add_option("--dtype", a->dtype,
-                     "f64, f32, f16, bf16, ...: of the floating tensors; default: as they are");
+  command.add_option("OUT", a->out, "The .safetensors file to write")->required();
+  command
+      .add_option("--names", a->names,
+                  "Names for a vision transformer's parameters: torchvision, timm or huggingface")
+      ->type_name("WHOSE")
+      ->default_str("as they are");
+  command
+      .add_option("--dtype", a->dtype,
+                  "Format for the floating-point tensors: f64, f32, f16, bf16, ...")
+      ->type_name("DTYPE")
+      ->default_str("as they are");
   command.callback([a, &action] { action = [a] { return run_convert(*a); }; });
 }
 

@@ -6,10 +6,21 @@
 
 namespace weft::cli {
 
+constexpr int kMostThreads = 1024;
+
 void add_device_option(CLI::App& command, std::string& text) {
-  command.add_option(
-      "--device", text,
-      "cpu, cuda or cuda:N; default: the first GPU that our kernels run on, else cpu");
+  command
+      .add_option("--device", text,
+                  "Where to compute: cpu, cuda or cuda:N, or emulated, CUDA kernels on an emulated "
+                  "GPU, thousands of times slower than the CPU")
+      ->type_name("DEVICE")
+      ->default_str("the first GPU that Weft's kernels run on, else cpu");
+}
+
+void add_threads_option(CLI::App& command, int& threads) {
+  command.add_option("--threads", threads, "Threads that CPU kernels use")
+      ->check(CLI::Range(1, kMostThreads))
+      ->default_str("one per core");
 }
 
 Device chosen_device(const std::string& text) {

@@ -69,9 +69,10 @@ int devices(bool as_json) {
 
 void add_devices(CLI::App& app, Action& action) {
   CLI::App* command =
-      app.add_subcommand("devices", "List the devices and whether our kernels run on them");
+      app.add_subcommand("devices", "List the devices, and whether Weft's kernels run on them")
+          ->group(kDeviceCommands);
   auto as_json = std::make_shared<bool>(false);
-  command->add_flag("--json", *as_json, "Print one JSON object");
+  command->add_flag("--json", *as_json, kJsonObject);
   command->callback([&action, as_json] { action = [=] { return devices(*as_json); }; });
 }
 

@@ -11,8 +11,8 @@
 
 #include "cli/command.h"
 #include "core/error.h"
-#include "train/progress.h"
-#include "train/safetensors.h"
+#include "io/progress.h"
+#include "io/safetensors.h"
 
 namespace weft::cli {
 namespace {
@@ -56,7 +56,7 @@ Difference compare(const Tensor* a, const Tensor* b) {
 }
 
 std::map<std::string, Tensor> by_name(const std::string& path) {
-  const train::SafeTensors file = train::read_safetensors(path);
+  const io::SafeTensors file = io::read_safetensors(path);
   return {file.tensors.begin(), file.tensors.end()};
 }
 
@@ -85,9 +85,9 @@ int diff(const std::string& path_a, const std::string& path_b, bool as_json) {
     const auto place = side.find(name);
     return place == side.end() ? nullptr : &place->second;
   };
-  train::Table table({{"name", static_cast<int>(name_width), train::Table::Align::kLeft},
-                      {"max_abs", 11},
-                      {"elements that differ", 0, train::Table::Align::kLeft}});
+  io::Table table({{"name", static_cast<int>(name_width), io::Table::Align::kLeft},
+                   {"max_abs", 11},
+                   {"elements that differ", 0, io::Table::Align::kLeft}});
   int64_t different = 0;
   double max_abs = 0;
   for (const std::string& name : names) {
@@ -120,17 +120,19 @@ int diff(const std::string& path_a, const std::string& path_b, bool as_json) {
 }  // namespace
 
 void add_diff(CLI::App& app, Action& action) {
-  CLI::App* command = app.add_subcommand("diff",
-                                         "Compare the tensors of two safetensors files; exits 0 "
-                                         "when they are equal bit for bit, 1 when "
-                                         "they differ, 2 on an error");
+  CLI::App* command =
+      app.add_subcommand("diff", "Compare the tensors of two safetensors files, bit for bit")
+          ->group(kFileCommands);
+  command->footer(
+      "The exit code is 0 when all tensors are equal bit for bit, 1 when some differ, 2 on an "
+      "error.");
   auto paths = std::make_shared<std::pair<std::string, std::string>>();
   auto as_json = std::make_shared<bool>(false);
-  command->add_option("A", paths->first, "A .safetensors file")->required();
-  command->add_option("B", paths->second, "Another")->required();
+  command->add_option("A", paths->first, "The first .safetensors file")->required();
+  command->add_option("B", paths->second, "The second .safetensors file")->required();
   command->add_flag("--json", *as_json,
-                    "Print a JSON object per tensor that differs, then one with the totals; an "
-                    "infinite difference is null");
+                    "Print a JSON object for each tensor that differs, then one with the totals; "
+                    "an infinite difference is null");
   command->callback([&action, paths, as_json] {
     action = [=] {
       try {

@@ -10,11 +10,11 @@
 #include "cli/model_option.h"
 #include "core/error.h"
 #include "core/parallel.h"
-#include "data/open.h"
+#include "data/sets/open.h"
+#include "io/progress.h"
 #include "train/evaluation.h"
 #include "train/precision.h"
-#include "train/progress.h"
-#include "train/weights/pretrained_model.h"
+#include "train/pretrained_model.h"
 
 namespace weft::cli {
 namespace {
@@ -71,7 +71,7 @@ int run_eval(const Arguments& a) {
   {
     const int64_t total =
         a.limit_batches > 0 ? std::min(a.limit_batches, loader.batches()) : loader.batches();
-    train::Progress progress("eval", total);
+    io::Progress progress("eval", total);
     score =
         train::evaluate(trained, loader, a.limit_batches, [&](int64_t done, const train::Score& s) {
           progress.update(done, s.examples, s.loss, s.accuracy);
@@ -93,27 +93,42 @@ int run_eval(const Arguments& a) {
 }  // namespace
 
 void add_eval(CLI::App& app, Action& action) {
-  CLI::App& command = *app.add_subcommand("eval", "Measure a checkpoint's accuracy");
+  CLI::App& command =
+      *app.add_subcommand("eval", "Measure a trained model's accuracy on a data set")
+           ->group(kTrainingCommands);
   const auto a = std::make_shared<Arguments>();
+  command.option_defaults()->group("Model and data");
   add_model_options(command, a->source);
-  command.add_option(
-      "--data", a->data,
-      "builtin, cifar10:DIR, mnist:DIR or folder:DIR; default: the test split of the "
-      "data it was trained on");
-  command.add_option("--precision", a->precision,
-                     train::precision_names() + "; default: the training's");
-  command.add_option(
-      "--matmul-numerics", a->matmul_numerics,
-      fmt::format("{}; default: the training's", fmt::join(kernels::accumulation_names(), ", ")));
   command
-      .add_option("--batch-size", a->batch_size, "Images per forward pass; default: the training's")
-      ->check(CLI::PositiveNumber);
-  command.add_option("--limit-batches", a->limit_batches, "Stop after so many; 0: all")
-      ->check(CLI::NonNegativeNumber);
+      .add_option("--data", a->data,
+                  "Images to measure on, of their test split where there is one: builtin, "
+                  "cifar10:DIR, mnist:DIR or folder:DIR")
+      ->type_name("DATA")
+      ->default_str("the data that the model was trained on");
+  command.add_option("--batch-size", a->batch_size, "Images in one forward pass")
+      ->check(CLI::PositiveNumber)
+      ->default_str("the training's");
+  command
+      .add_option("--limit-batches", a->limit_batches,
+                  "Batches after which the evaluation stops; 0: no limit")
+      ->check(CLI::NonNegativeNumber)
+      ->capture_default_str();
+
+  command.option_defaults()->group("Precision and device");
+  command
+      .add_option("--precision", a->precision,
+                  fmt::format("What is computed in which format: {}", train::precision_names()))
+      ->default_str("the training's");
+  command
+      .add_option("--matmul-numerics", a->matmul_numerics,
+                  fmt::format("Arithmetic of matrix products: {}",
+                              fmt::join(kernels::accumulation_names(), ", ")))
+      ->default_str("the training's");
   add_device_option(command, a->device);
-  command.add_option("--threads", a->threads, "Default: one per core")
-      ->check(CLI::Range(1, kMostThreads));
-  command.add_flag("--json", a->json, "Print one JSON object");
+  add_threads_option(command, a->threads);
+
+  command.option_defaults()->group("Output");
+  command.add_flag("--json", a->json, kJsonObject);
   command.callback([a, &action] { action = [a] { return run_eval(*a); }; });
 }
 

@@ -10,8 +10,8 @@
 #include "cli/command.h"
 #include "core/error.h"
 #include "data/image.h"
-#include "data/open.h"
-#include "train/files.h"
+#include "data/sets/open.h"
+#include "io/files.h"
 
 namespace weft::cli {
 namespace {
@@ -42,10 +42,10 @@ std::vector<std::vector<int64_t>> first_of_each_class(const data::Dataset& datas
   return chosen;
 }
 
-void write_png(const data::Image& image, const train::Path& path) {
+void write_png(const data::Image& image, const io::Path& path) {
   const std::vector<uint8_t> bytes = data::encode_png(image);
-  train::write_file_atomically(
-      path, [&](train::FileWriter& file) { file.write(bytes.data(), bytes.size()); });
+  io::write_file_atomically(path,
+                            [&](io::FileWriter& file) { file.write(bytes.data(), bytes.size()); });
 }
 
 /// A row per class, on white, every image in a cell of the largest one's size.
@@ -92,8 +92,8 @@ int images(const Arguments& a) {
   if (!a.folder.empty()) {
     int64_t written = 0;
     for (size_t label = 0; label < names.size(); ++label) {
-      const train::Path folder = train::Path(a.folder) / names[label];
-      train::make_directories(folder);
+      const io::Path folder = io::Path(a.folder) / names[label];
+      io::make_directories(folder);
       for (const int64_t i : chosen[label]) {
         write_png(dataset->example(i).image, folder / fmt::format("{}-{:05}.png", a.split, i));
         ++written;
@@ -108,18 +108,29 @@ int images(const Arguments& a) {
 
 void add_images(CLI::App& app, Action& action) {
   CLI::App& command =
-      *app.add_subcommand("images", "Look at a data set: as a sheet, or as files to predict");
+      *app.add_subcommand("images", "Write a data set's images as one sheet, or as PNG files")
+           ->group(kFileCommands);
   const auto a = std::make_shared<Arguments>();
-  command.add_option("--data", a->data, "builtin, cifar10:DIR, mnist:DIR or folder:DIR")
+  command
+      .add_option("--data", a->data,
+                  "Images to look at: builtin, cifar10:DIR, mnist:DIR or folder:DIR")
+      ->type_name("DATA")
       ->capture_default_str();
-  command.add_option("--split", a->split, "train, validation or test")
+  command.add_option("--split", a->split, "Split of the data: train, validation or test")
       ->check(CLI::IsMember({"train", "validation", "test"}))
       ->capture_default_str();
-  command.add_option("--per-class", a->per_class, "Images of each class, the first ones")
+  command.add_option("--per-class", a->per_class, "Number of images of each class, the first ones")
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 20))
       ->capture_default_str();
-  command.add_option("--sheet", a->sheet, "Write one PNG file with a row of images per class");
-  command.add_option("--folder", a->folder, "Write PNG files into class folders under this one");
+  command
+      .add_option("--sheet", a->sheet,
+                  "Write one PNG file with a row of images for each class; this or --folder is "
+                  "needed")
+      ->type_name("FILE");
+  command
+      .add_option("--folder", a->folder,
+                  "Write a PNG file for each image, into a folder for each class under this one")
+      ->type_name("DIR");
   command.callback([&action, a] {
     if (a->sheet.empty() && a->folder.empty()) {
       throw UsageError("images: expected --sheet FILE or --folder DIR");

@@ -1,5 +1,5 @@
-#include "cli/run_weft.h"
-#include "data/builtin.h"
+#include "data/sets/builtin.h"
+#include "tests/program/run_weft.h"
 
 using namespace weft;
 using namespace weft::cli;

@@ -8,9 +8,9 @@
 #include <nlohmann/json.hpp>
 
 #include "cli/command.h"
-#include "train/progress.h"
-#include "train/quote.h"
-#include "train/weights/pretrained.h"
+#include "io/progress.h"
+#include "io/quote.h"
+#include "train/pretrained/pretrained.h"
 
 namespace weft::cli {
 namespace {
@@ -90,28 +90,28 @@ int inspect(const std::string& path, bool as_json) {
 
   size_t name_width = 4, shape_width = 5;
   for (const auto& [name, tensor] : file.tensors) {
-    name_width = std::max(name_width, train::printable(name).size());
+    name_width = std::max(name_width, io::printable(name).size());
     shape_width = std::max(shape_width, to_string(tensor.shape()).size());
   }
-  constexpr auto kLeft = train::Table::Align::kLeft;
-  train::Table table({{"name", static_cast<int>(name_width), kLeft},
-                      {"dtype", 6, kLeft},
-                      {"shape", static_cast<int>(shape_width), kLeft},
-                      {"min", 11},
-                      {"max", 11},
-                      {"mean", 11},
-                      {"std", 11},
-                      {"", 0, kLeft}});
+  constexpr auto kLeft = io::Table::Align::kLeft;
+  io::Table table({{"name", static_cast<int>(name_width), kLeft},
+                   {"dtype", 6, kLeft},
+                   {"shape", static_cast<int>(shape_width), kLeft},
+                   {"min", 11},
+                   {"max", 11},
+                   {"mean", 11},
+                   {"std", 11},
+                   {"", 0, kLeft}});
   for (const auto& [name, tensor] : file.tensors) {
     const Statistics s = statistics_of(tensor);
-    table.row({train::printable(name), std::string(weft::name(tensor.dtype())),
+    table.row({io::printable(name), std::string(weft::name(tensor.dtype())),
                to_string(tensor.shape()), fmt::format("{:.4g}", s.min),
                fmt::format("{:.4g}", s.max), fmt::format("{:.4g}", s.mean),
                fmt::format("{:.4g}", s.std),
                s.non_finite ? fmt::format("{} not finite", s.non_finite) : ""});
   }
   for (const auto& [key, value] : file.metadata) {
-    fmt::print("metadata {}: {}\n", train::printable(key), train::printable(value));
+    fmt::print("metadata {}: {}\n", io::printable(key), io::printable(value));
   }
   fmt::print(
       "{}{}\n", train::describe_format(file),
@@ -123,12 +123,15 @@ int inspect(const std::string& path, bool as_json) {
 }  // namespace
 
 void add_inspect(CLI::App& app, Action& action) {
-  CLI::App* command = app.add_subcommand(
-      "inspect", "List the tensors of a file of weights: names, dtypes, shapes, statistics");
+  CLI::App* command =
+      app.add_subcommand("inspect",
+                         "List a weight file's tensors: names, dtypes, shapes, statistics")
+          ->group(kFileCommands);
   auto path = std::make_shared<std::string>();
   auto as_json = std::make_shared<bool>(false);
-  command->add_option("FILE", *path, "A .safetensors, .pth, .pt or .bin file")->required();
-  command->add_flag("--json", *as_json, "Print one JSON object");
+  command->add_option("FILE", *path, "The .safetensors, .pth, .pt or .bin file to read")
+      ->required();
+  command->add_flag("--json", *as_json, kJsonObject);
   command->callback(
       [&action, path, as_json] { action = [=] { return inspect(*path, *as_json); }; });
 }

@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "cli/command.h"
-#include "dist/launch.h"
+#include "dist/comm/processes/launch.h"
 
 namespace weft::cli {
 namespace {
@@ -18,18 +18,27 @@ struct Arguments {
 }  // namespace
 
 void add_launch(CLI::App& app, Action& action) {
-  CLI::App& command = *app.add_subcommand(
-      "launch", "Run a program as several ranks: weft launch --devices 4 -- PROGRAM ARGUMENT...");
+  CLI::App& command =
+      *app.add_subcommand(
+              "launch",
+              "Run a program as several ranks: weft launch --devices 4 -- PROGRAM ARGUMENT...")
+           ->group(kDeviceCommands);
   const auto arguments = std::make_shared<Arguments>();
   Arguments& a = *arguments;
-  command.add_option("--devices", a.options.ranks, "Number of ranks")
+  command.add_option("--devices", a.options.ranks, "Number of ranks to start")
       ->required()
       ->check(CLI::Range(1, 1 << 16));
-  command.add_option("--hosts", a.options.hostfile, "File of hosts, as mpirun's --hostfile")
+  command
+      .add_option("--hosts", a.options.hostfile,
+                  "File that names the hosts, as for mpirun's --hostfile")
+      ->type_name("FILE")
+      ->default_str("this host")
       ->check(CLI::ExistingFile);
-  command.add_option("--max-restarts", a.max_restarts, "Start all ranks again when one fails")
-      ->check(CLI::Range(0, 1000));
-  command.add_option("command", a.command, "The program and its arguments")->required();
+  command
+      .add_option("--max-restarts", a.max_restarts, "Times to start all ranks again when one fails")
+      ->check(CLI::Range(0, 1000))
+      ->capture_default_str();
+  command.add_option("command", a.command, "The program and its arguments, behind --")->required();
   command.footer("The exit code is that of the first rank that failed.");
   command.callback([arguments, &action] {
     action = [arguments] {

@@ -6,19 +6,17 @@
 #include <csignal>
 #include <cstdio>
 #include <exception>
+#include <memory>
 #include <string>
 #include <string_view>
 
 #include "cli/command.h"
 #include "core/error.h"
+#include "io/help_format.h"
 #include "kernels/instruction_set.h"
 
 namespace weft::cli {
 namespace {
-
-constexpr void (*kCommands[])(CLI::App&, Action&) = {
-    add_train,   add_eval,    add_predict, add_images, add_inspect, add_diff,     add_bench,
-    add_profile, add_compare, add_devices, add_launch, add_plan,    add_numerics, add_convert};
 
 int report(std::string message, int code) {
   std::ranges::replace(message, '\n', ' ');
@@ -42,13 +40,17 @@ std::string unknown_command(const CLI::App& app, int argc, char** argv) {
 
 int run(int argc, char** argv) {
   CLI::App app("Weft: tensors, automatic differentiation and vision transformers.", "weft");
-  app.footer(
-      "./weft test [--all] runs the tests, ./weft kernels list|check|bench|report the kernels "
-      "alone;\n"
-      "./weft --flavor cpu|cuda|simt COMMAND says what to build.");
+  app.formatter(std::make_shared<io::HelpFormat>());
   app.require_subcommand(1);
   Action action;
-  for (const auto add : kCommands) add(app, action);
+  for (const AddCommand add : commands()) add(app, action);
+  // Last: commands would inherit it.
+  app.footer(
+      "weft COMMAND --help lists a command's options. Flags, which take no value, are off by "
+      "default.\n"
+      "./weft test [--all] runs the tests; ./weft --flavor host|cuda COMMAND says what to build; "
+      "--device\n"
+      "emulated runs a command's CUDA kernels on an emulated GPU.");
   try {
     app.parse(argc, argv);
   } catch (const CLI::Success& request) {

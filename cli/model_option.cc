@@ -1,17 +1,20 @@
 #include "cli/model_option.h"
 
 #include "cli/command.h"
-#include "train/weights/pretrained_model.h"
+#include "train/pretrained_model.h"
 
 namespace weft::cli {
 
 void add_model_options(CLI::App& command, ModelSource& source) {
-  CLI::Option* checkpoint = command.add_option("--checkpoint", source.checkpoint,
-                                               "A run's directory, or one of its checkpoints");
+  CLI::Option* checkpoint = command.add_option(
+      "--checkpoint", source.checkpoint,
+      "The model: a run's directory, or one of its checkpoints; this or --weights is needed");
+  checkpoint->type_name("DIR");
   command
       .add_option("--weights", source.weights,
-                  "Instead: a vision transformer's weights, safetensors or torch.save's, under "
-                  "torchvision's, timm's or Hugging Face's names")
+                  "In the place of --checkpoint, a vision transformer's weights: a safetensors or "
+                  "torch.save file under torchvision's, timm's or Hugging Face's names")
+      ->type_name("FILE")
       ->excludes(checkpoint);
 }
 

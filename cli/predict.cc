@@ -12,8 +12,8 @@
 #include "cli/model_option.h"
 #include "core/parallel.h"
 #include "data/image.h"
+#include "io/progress.h"
 #include "train/precision.h"
-#include "train/progress.h"
 
 namespace weft::cli {
 namespace {
@@ -65,11 +65,11 @@ int run_predict(const Arguments& a) {
   size_t path_width = 5, class_width = 5;
   for (const std::string& path : a.images) path_width = std::max(path_width, path.size());
   for (const std::string& name : trained.classes) class_width = std::max(class_width, name.size());
-  std::optional<train::Table> table;
+  std::optional<io::Table> table;
   if (!a.json) {
-    table.emplace(std::vector<train::Table::Column>{{"image", -static_cast<int>(path_width)},
-                                                    {"class", -static_cast<int>(class_width)},
-                                                    {"probability", 11}});
+    table.emplace(std::vector<io::Table::Column>{{"image", -static_cast<int>(path_width)},
+                                                 {"class", -static_cast<int>(class_width)},
+                                                 {"probability", 11}});
   }
   for (const std::string& path : a.images) {
     const std::vector<Guess> guesses = predict(trained, path, a.top);
@@ -93,17 +93,19 @@ int run_predict(const Arguments& a) {
 }  // namespace
 
 void add_predict(CLI::App& app, Action& action) {
-  CLI::App& command = *app.add_subcommand("predict", "Classify images");
+  CLI::App& command = *app.add_subcommand("predict", "Classify images with a trained model")
+                           ->group(kTrainingCommands);
   const auto a = std::make_shared<Arguments>();
   add_model_options(command, a->source);
-  command.add_option("IMAGE", a->images, "JPEG or PNG files")->required();
-  command.add_option("--top", a->top, "Classes to show for each image")
+  command.add_option("IMAGE", a->images, "JPEG or PNG files to classify")->required();
+  command
+      .add_option("--top", a->top,
+                  "Number of classes to show for each image, the most probable first")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
   add_device_option(command, a->device);
-  command.add_option("--threads", a->threads, "Default: one per core")
-      ->check(CLI::Range(1, kMostThreads));
-  command.add_flag("--json", a->json, "Print one JSON object a line");
+  add_threads_option(command, a->threads);
+  command.add_flag("--json", a->json, kJsonLines);
   command.callback([a, &action] { action = [a] { return run_predict(*a); }; });
 }
 

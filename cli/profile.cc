@@ -5,7 +5,7 @@
 // host. There phases end when their work is done, while ops are spans of the host's time. The trace
 // is for chrome://tracing or https://ui.perfetto.dev; its format is "Trace Event Format", complete
 // events ("ph": "X"), times in microseconds.
-#include <fmt/core.h>
+#include <fmt/format.h>
 
 #include <algorithm>
 #include <chrono>
@@ -19,10 +19,10 @@
 #include "cli/device_option.h"
 #include "cli/training_step.h"
 #include "core/parallel.h"
+#include "io/files.h"
+#include "io/progress.h"
 #include "kernels/profile.h"
-#include "train/files.h"
 #include "train/precision.h"
-#include "train/progress.h"
 
 namespace weft::cli {
 namespace {
@@ -242,7 +242,7 @@ int profile(Arguments a) {
   for (const auto& [phase, seconds] : phases) result["phases_ms"][phase] = 1e3 * seconds;
   if (!a.trace.empty()) {
     const std::string text = trace_of(recorder, result).dump();
-    train::write_file_atomically(a.trace, [&](train::FileWriter& file) { file.write(text); });
+    io::write_file_atomically(a.trace, [&](io::FileWriter& file) { file.write(text); });
   }
 
   const std::vector<Row> rows = rows_of(recorder, a.by_shape);
@@ -267,13 +267,13 @@ int profile(Arguments a) {
              on_cpu ? fmt::format("{} threads", num_threads()) : to_string(device), a.steps,
              a.steps == 1 ? "" : "s");
   const int width = a.by_shape ? 90 : 28;
-  constexpr auto kLeft = train::Table::Align::kLeft;
-  train::Table table({{"phase", 8, kLeft},
-                      {"op", 20, kLeft},
-                      {"kernel", width, kLeft},
-                      {"calls", 6},
-                      {"ms", 9},
-                      {"share", 6}});
+  constexpr auto kLeft = io::Table::Align::kLeft;
+  io::Table table({{"phase", 8, kLeft},
+                   {"op", 20, kLeft},
+                   {"kernel", width, kLeft},
+                   {"calls", 6},
+                   {"ms", 9},
+                   {"share", 6}});
   size_t hidden = 0;
   double hidden_seconds = 0;
   for (const Row& row : rows) {
@@ -310,14 +310,19 @@ int profile(Arguments a) {
 }  // namespace
 
 void add_profile(CLI::App& app, Action& action) {
-  CLI::App& command = *app.add_subcommand(
-      "profile", "Where a training step's time goes: by op as a table and a Chrome trace");
+  CLI::App& command =
+      *app.add_subcommand("profile",
+                          "Show where a training step's time goes, as a table by op and as a trace")
+           ->group(kMeasuringCommands);
   const auto a = std::make_shared<Arguments>();
-  command.add_option("--model", a->step.model, "A model's name")->capture_default_str();
-  command.add_option("--batch", a->step.batch, "Images")
+  command.option_defaults()->group("Step");
+  command.add_option("--model", a->step.model, kModelHelp)->capture_default_str();
+  command.add_option("--batch", a->step.batch, "Images in the batch")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
-  command.add_option("--precision", a->step.precision, train::precision_names())
+  command
+      .add_option("--precision", a->step.precision,
+                  fmt::format("What is computed in which format: {}", train::precision_names()))
       ->capture_default_str()
       ->check([](const std::string& name) -> std::string {
         try {
@@ -327,23 +332,29 @@ void add_profile(CLI::App& app, Action& action) {
         }
         return "";
       });
-  command.add_option("--image-size", a->image_size, "Default: the model's own")
-      ->check(CLI::PositiveNumber);
-  command.add_option("--classes", a->classes, "Default: the model's own")
-      ->check(CLI::PositiveNumber);
+  command.add_option("--image-size", a->image_size, "Height and width of an image, in pixels")
+      ->check(CLI::PositiveNumber)
+      ->default_str("the model's own");
+  command.add_option("--classes", a->classes, "Number of classes")
+      ->check(CLI::PositiveNumber)
+      ->default_str("the model's own");
+  command.add_flag("--checkpoint-activations", a->checkpoint_activations,
+                   "Recompute activations in the backward pass");
+  command.add_flag("--inference", a->inference, "Run the forward pass alone, without the tape");
   add_device_option(command, a->device);
-  command.add_option("--steps", a->steps, "Recorded steps")
+  add_threads_option(command, a->threads);
+
+  command.option_defaults()->group("Measurement and output");
+  command.add_option("--steps", a->steps, "Number of steps to record")
       ->check(CLI::Range(1, 1000))
       ->capture_default_str();
-  command.add_option("--threads", a->threads, "Default: one per core")
-      ->check(CLI::Range(1, kMostThreads));
-  command.add_flag("--inference", a->inference, "The forward pass alone, nothing recorded");
-  command.add_flag("--checkpoint-activations", a->checkpoint_activations,
-                   "Compute activations twice");
-  command.add_flag("--by-shape", a->by_shape, "A row for each shape of a kernel");
-  command.add_flag("--all", a->all, "Small rows too");
-  command.add_option("--trace", a->trace, "Write a Chrome trace to this file");
-  command.add_flag("--json", a->json, "Print one JSON object");
+  command.add_flag("--by-shape", a->by_shape, "Show a row for each shape that a kernel met");
+  command.add_flag("--all", a->all, "Show rows below 0.3% of a step, too");
+  command
+      .add_option("--trace", a->trace,
+                  "Write a trace for chrome://tracing or ui.perfetto.dev to this file")
+      ->type_name("FILE");
+  command.add_flag("--json", a->json, kJsonObject);
   command.callback([a, &action] { action = [a] { return profile(*a); }; });
 }
 

@@ -1,11 +1,11 @@
-// A profile of a step on a CUDA device; without a GPU on the emulated one of the simt flavour,
+// A profile of a step on a CUDA device; without a GPU on the emulated one,
 // hence small.
 #include <catch2/catch.hpp>
 #include <nlohmann/json.hpp>
 #include <set>
 
-#include "cli/run_weft.h"
 #include "core/runtime.h"
+#include "tests/program/run_weft.h"
 #include "tests/skip.h"
 
 using namespace weft;

@@ -5,9 +5,9 @@
 #include <set>
 #include <thread>
 
-#include "cli/run_weft.h"
 #include "kernels/fill/fill.h"
 #include "kernels/profile.h"
+#include "tests/program/run_weft.h"
 
 using namespace weft;
 using namespace weft::cli;

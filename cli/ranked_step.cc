@@ -4,10 +4,8 @@
 
 #include "autograd/ops.h"
 #include "autograd/random.h"
-#include "dist/stages.h"
-#include "dist/tree_accumulator.h"
-#include "models/structure.h"
-#include "models/vit.h"
+#include "dist/comm/tree_accumulator.h"
+#include "dist/model_parallel/stages.h"
 #include "nn/meta.h"
 
 namespace weft::cli {
@@ -18,17 +16,14 @@ std::unique_ptr<models::Classifier> make_model(const RankedStepOptions& options)
   return models::make_model(options.model, options.options);
 }
 
-dist::ModelStructure structure_of(models::Classifier& model, const RankedStepOptions& options) {
-  return models::structure_of(model, [options] { return make_model(options); });
-}
-
 /// Elements of an image's activation behind each segment.
-std::vector<int64_t> activations_between(models::Classifier& model) {
+std::vector<int64_t> activations_between(const models::Classifier& model,
+                                         const nn::Segments& segments) {
   const NoGrad guard;
   const int64_t size = model.image_size();
   Tensor x = Tensor::zeros({1, model.channels(), size, size});
   std::vector<int64_t> elements;
-  for (const nn::Segment& segment : model.segments()) {
+  for (const nn::Segment& segment : segments) {
     x = segment.forward(x);
     elements.push_back(x.numel());
   }
@@ -43,12 +38,14 @@ int64_t images_of(const RankedStepOptions& options, const dist::Sharing& sharing
 
 dist::StrategyOptions filled(const RankedStepOptions& options, int devices) {
   dist::StrategyOptions strategy = options.strategy;
-  if (strategy.name != "pipeline") return strategy;
-  if (options.deterministic > 0) {
-    strategy.micro_batches = options.deterministic / dist::data_devices_of(strategy, devices);
+  if (!contains(dist::strategy_of(strategy, devices).settings, dist::Settings::kMicroBatches)) {
     return strategy;
   }
   const dist::Sharing sharing = dist::sharing_of(strategy, devices);
+  if (options.deterministic > 0) {
+    strategy.micro_batches = options.deterministic / sharing.data_devices();
+    return strategy;
+  }
   const int64_t images = images_of(options, sharing);
   const int64_t most = (images + sharing.micro_batches - 1) / sharing.micro_batches;
   strategy.micro_batches = static_cast<int>((images + most - 1) / most);
@@ -61,17 +58,14 @@ std::vector<dist::ModelLayout> layouts_of_model(const RankedStepOptions& options
   std::optional<nn::MetaScope> meta;
   if (sharing.stages == 1) meta.emplace();
   const auto model = make_model(options);
-  const dist::ModelStructure structure = structure_of(*model, options);
+  const nn::ModelStructure structure = model->structure();
   std::vector<dist::ModelLayout> layouts;
   for (int rank = 0; rank < sharing.ranks(); ++rank) {
     layouts.push_back(dist::layout_of(*model, structure, sharing, rank));
-    for (const auto& [name, module] : model->named_modules()) {
-      const auto* encoder = dynamic_cast<models::Encoder*>(module);
-      if (encoder) layouts.back().tokens = encoder->tokens;
-    }
+    layouts.back().state_tensors = optim::state_tensors(options.optimizer);
   }
   if (sharing.stages == 1) return layouts;
-  const std::vector<int64_t> between = activations_between(*model);
+  const std::vector<int64_t> between = activations_between(*model, structure.segments);
   const std::vector<size_t> ends = dist::cut_evenly(
       dist::segment_costs(structure.segments, model->state_dict()), sharing.stages);
   for (int rank = 0; rank < sharing.ranks(); ++rank) {
@@ -96,10 +90,10 @@ RankedStep::RankedStep(const RankedStepOptions& options, const dist::Communicato
   const int devices = world ? world->size() : options.devices;
   const dist::StrategyOptions settings = filled(options, devices);
   strategy_ = dist::make_strategy(settings, world, devices);
-  strategy_->wrap(*model_, structure_of(*model_, options));
-  optimizer_ = std::make_unique<optim::AdamW>(
-      strategy_->groups(optim::ParameterGroups(model_->named_parameters())),
-      optim::AdamWOptions{.lr = 1e-4});
+  strategy_->wrap(*model_, model_->structure());
+  optimizer_ = optim::make_optimizer(
+      options.optimizer, strategy_->groups(optim::ParameterGroups(model_->named_parameters())),
+      {{"lr", 1e-4}});
   count_ = images_of(options, dist::sharing_of(settings, devices));
   const int64_t size = model_->image_size();
   const Tensor images = ops::randn({count_, model_->channels(), size, size});
@@ -107,12 +101,13 @@ RankedStep::RankedStep(const RankedStepOptions& options, const dist::Communicato
   for (int64_t i = 0; i < count_; ++i) classes[i] = i % model_->classes();
   const Tensor labels = Tensor::from(classes, {count_});
   is_deterministic_ = options.deterministic > 0;
-  const int pieces =
-      is_deterministic_ ? options.deterministic / strategy_->data_size() : strategy_->pieces();
-  WEFT_CHECK(!is_deterministic_ || count_ % pieces == 0,
-             "deterministic-reduce: {} images of a rank are not {} equal pieces", count_, pieces);
+  const int micro_batches = is_deterministic_ ? options.deterministic / strategy_->data_size()
+                                              : strategy_->micro_batches();
+  WEFT_CHECK(!is_deterministic_ || count_ % micro_batches == 0,
+             "deterministic-reduce: {} images of a rank are not {} equal micro-batches", count_,
+             micro_batches);
   int64_t begin = 0;
-  for (int64_t rows : dist::split_evenly(count_, pieces)) {
+  for (int64_t rows : dist::split_evenly(count_, micro_batches)) {
     if (rows == 0) break;
     images_.push_back(ops::contiguous(ops::narrow(images, 0, begin, rows)));
     labels_.push_back(ops::contiguous(ops::narrow(labels, 0, begin, rows)));

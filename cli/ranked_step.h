@@ -8,28 +8,30 @@
 #include <vector>
 
 #include "core/memory_account.h"
-#include "dist/cost.h"
+#include "dist/strategy/strategy.h"
+#include "dist/strategy/strategy_kind.h"
 #include "models/registry.h"
-#include "optim/adam.h"
+#include "optim/registry.h"
 
 namespace weft::cli {
 
 struct RankedStepOptions {
   std::string model = "vit_b_16";
   dist::StrategyOptions strategy = {.name = "ddp"};
-  int64_t batch = 1;  // of each device
+  int64_t batch = 1;  // images per device
   models::ModelOptions options = {};
-  int devices = 1;        // of dp; with the others as many as ranks
-  int deterministic = 0;  // pieces of a batch of all ranks, added in one fixed tree; 0: not fixed
+  std::string optimizer = "adamw";
+  int devices = 1;        // of dp; the other strategies have as many as ranks
+  int deterministic = 0;  // micro-batches of a deterministic reduction; 0: none
 };
 
-/// What each rank has of the model.
+/// The layout of the model's parameters on each rank.
 std::vector<dist::ModelLayout> layouts_of_model(const RankedStepOptions& options, int devices);
-/// Of one rank alone.
+/// The same on one rank alone.
 dist::ModelLayout layout_of_model(const RankedStepOptions& options);
 /// Images that the devices of one data rank take together in a step.
 int64_t images_of(const RankedStepOptions& options, const dist::Sharing& sharing);
-/// The options with a number of micro-batches that such a step's images fill.
+/// The options with as many micro-batches as such a step's images fill.
 dist::StrategyOptions filled(const RankedStepOptions& options, int devices);
 
 /// Constructed and run by every rank alike. Its memory is counted in account().
@@ -38,7 +40,7 @@ class RankedStep {
   /// `world` is null with dp.
   RankedStep(const RankedStepOptions& options, const dist::CommunicatorPtr& world);
 
-  /// zero_grad, forward, loss, backward, AdamW. Calls entering("forward"), ("backward") and
+  /// zero_grad, forward, loss, backward, optimizer. Calls entering("forward"), ("backward") and
   /// ("optimizer") where each begins, in a pipeline with every micro-batch.
   void run(const std::function<void(const char* phase)>& entering = {});
 
@@ -50,7 +52,7 @@ class RankedStep {
   const MemoryAccount::Joined joined_{account_};
   std::unique_ptr<models::Classifier> model_;
   std::unique_ptr<dist::Strategy> strategy_;
-  std::unique_ptr<optim::AdamW> optimizer_;
+  std::unique_ptr<optim::Optimizer> optimizer_;
   std::vector<Tensor> images_, labels_;  // of each micro-batch
   int64_t count_ = 0;                    // images
   bool is_deterministic_ = false;

@@ -12,10 +12,11 @@
 #include "cli/command.h"
 #include "cli/device_option.h"
 #include "core/error.h"
-#include "dist/join.h"
-#include "dist/launch.h"
-#include "dist/strategy.h"
+#include "dist/comm/processes/join.h"
+#include "dist/comm/processes/launch.h"
+#include "dist/strategy/strategy_kind.h"
 #include "models/registry.h"
+#include "optim/registry.h"
 #include "train/precision.h"
 #include "train/trainer.h"
 
@@ -29,36 +30,57 @@ struct Arguments {
   train::RunOptions run;
   std::optional<int64_t> devices;
   std::optional<std::string> strategy;
-  std::optional<int64_t> tensor_parallel, pipeline_stages;
+  std::optional<int> tensor_parallel, pipeline_stages;
   int max_restarts = 0;
-  bool list_recipes = false;
 };
 
-/// An option that replaces one setting of the recipe: a member of Config, or a function from a
-/// Config to a reference.
-template <class Member>
-void setting(CLI::App& command, Arguments& arguments, const std::string& name, Member member,
-             const std::string& help) {
-  using T = std::decay_t<std::invoke_result_t<Member, train::Config&>>;
-  const auto replace = [&arguments, member](const T& value) {
-    arguments.overrides.push_back(
-        [member, value](train::Config& c) { std::invoke(member, c) = value; });
-  };
-  if constexpr (std::is_same_v<T, bool>) {
-    command.add_flag_function(
-        name, [replace](int64_t count) { replace(count > 0); }, help);
-  } else {
-    CLI::Option* option = command.add_option_function<T>(name, replace, help);
-    option->type_name(CLI::detail::type_name<T>());
-    // CLI11 reads -1 as the largest unsigned number.
-    if constexpr (std::is_unsigned_v<T>) option->check(CLI::NonNegativeNumber);
+constexpr const char* kDefaultRecipe = "builtin-quick";
+
+/// Declares options that replace one setting of the recipe each, with the default recipe's value as
+/// their default.
+class Settings {
+ public:
+  Settings(CLI::App& command, Arguments& arguments) : command_(command), arguments_(arguments) {}
+
+  /// `name` ends in what the option takes: "--epochs N". A member of Config, or a function from a
+  /// Config to a reference. `usual` says what the default means where its value does not.
+  template <class Member>
+  void add(const std::string& name, Member member, const std::string& help,
+           const std::string& usual = "") {
+    using T = std::decay_t<std::invoke_result_t<Member, train::Config&>>;
+    const auto replace = [&arguments = arguments_, member](const T& value) {
+      arguments.overrides.push_back(
+          [member, value](train::Config& c) { std::invoke(member, c) = value; });
+    };
+    const T& value = std::invoke(member, usual_);
+    if constexpr (std::is_same_v<T, bool>) {
+      command_
+          .add_flag_function(
+              name, [replace](int64_t count) { replace(count > 0); }, help)
+          ->default_str(value ? "on" : "off");
+    } else {
+      const size_t space = name.find(' ');
+      CLI::Option* option = command_.add_option_function<T>(name.substr(0, space), replace, help);
+      option->type_name(name.substr(space + 1));
+      if constexpr (fmt::is_formattable<T>::value) option->default_str(fmt::format("{}", value));
+      if (!usual.empty()) option->default_str(usual);
+      // CLI11 reads -1 as the largest unsigned number.
+      if constexpr (std::is_unsigned_v<T>) option->check(CLI::NonNegativeNumber);
+    }
   }
-}
+
+ private:
+  CLI::App& command_;
+  Arguments& arguments_;
+  train::Config usual_ = train::recipe(kDefaultRecipe);
+};
 
 std::string recipes_help() {
-  std::string text = "Settings to start from:";
+  std::string text =
+      "A recipe has a value for every setting; an option replaces one of them. The defaults above\n"
+      "are those of builtin-quick.\n\nRecipes:";
   for (const std::string& name : train::recipe_names()) {
-    text += fmt::format("\n{:<18} {}", name, train::recipe_summary(name));
+    text += fmt::format("\n  {:<18} {}", name, train::recipe_summary(name));
   }
   return text;
 }
@@ -95,9 +117,9 @@ int run_train(const Arguments& arguments) {
   train::RunOptions run = arguments.run;
   run.device = chosen_device(arguments.device);
   run.devices = arguments.devices.value_or(0);
-  run.strategy = arguments.strategy.value_or("");
-  run.tensor_parallel = arguments.tensor_parallel.value_or(0);
-  run.pipeline_stages = arguments.pipeline_stages.value_or(0);
+  run.strategy = {.name = arguments.strategy.value_or(""),
+                  .tensor_parallel = arguments.tensor_parallel.value_or(0),
+                  .pipeline_stages = arguments.pipeline_stages.value_or(0)};
   const bool is_rank = dist::is_rank();
   if (is_rank) {
     run.world = dist::join_world();
@@ -108,13 +130,14 @@ int run_train(const Arguments& arguments) {
     config = train::resumed_config(run);
   } else {
     as_usage([&] {
-      config = train::recipe(arguments.recipe.empty() ? "builtin-quick" : arguments.recipe);
+      config = train::recipe(arguments.recipe.empty() ? kDefaultRecipe : arguments.recipe);
       for (const auto& apply : arguments.overrides) apply(config);
       config.precision = train::find_precision(config.precision).name;
       if (run.devices > 0) config.devices = run.devices;
-      if (!run.strategy.empty()) config.strategy = run.strategy;
-      if (arguments.tensor_parallel) config.tensor_parallel = run.tensor_parallel;
-      if (arguments.pipeline_stages) config.pipeline_stages = run.pipeline_stages;
+      dist::StrategyOptions& strategy = config.strategy;
+      if (!run.strategy.name.empty()) strategy.name = run.strategy.name;
+      if (arguments.tensor_parallel) strategy.tensor_parallel = run.strategy.tensor_parallel;
+      if (arguments.pipeline_stages) strategy.pipeline_stages = run.strategy.pipeline_stages;
       train::validate(config);
     });
   }
@@ -123,7 +146,7 @@ int run_train(const Arguments& arguments) {
         fmt::format("--devices {} --device {}: that is one device; expected --device {}",
                     config.devices, run.device, name(run.device.type)));
   }
-  const int processes = train::processes_of(config);
+  const int processes = train::sharing_of(config).ranks();
   if (processes > 1 && !is_rank) {
     return launch_self(processes, arguments);
   }
@@ -134,116 +157,209 @@ int run_train(const Arguments& arguments) {
 }  // namespace
 
 void add_train(CLI::App& app, Action& action) {
-  CLI::App& command = *app.add_subcommand("train", "Train a model and save checkpoints");
+  CLI::App& command =
+      *app.add_subcommand("train", "Train an image classifier, and save checkpoints and curves")
+           ->group(kTrainingCommands);
   const auto arguments = std::make_shared<Arguments>();
   Arguments& a = *arguments;
+  Settings settings(command, a);
   using C = train::Config;
-  command.add_option("--recipe", a.recipe, recipes_help());
-  setting(command, a, "--data", &C::data, "builtin, cifar10:DIR, mnist:DIR or folder:DIR");
-  setting(command, a, "--model", &C::model,
-          fmt::format("{}", fmt::join(models::model_names(), ", ")));
-  setting(command, a, "--image-size", &C::image_size,
-          "Pixels; default: the data's own size, up to 224");
-  setting(command, a, "--weights", &C::weights,
-          "Start from this file: safetensors or torch.save's, torchvision's, timm's or Hugging "
-          "Face's names");
-  setting(command, a, "--interpolation", &C::interpolation,
-          "Of the weights' position embeddings to another image size: torchvision or timm");
-  setting(command, a, "--freeze", &C::freeze,
-          "Leave these parameters as they are: names, modules or patterns with * and ?");
-  setting(command, a, "--layer-decay", &C::layer_decay,
-          "Factor on the learning rate from each transformer layer to the one before it");
-  setting(command, a, "--epochs", &C::epochs, "Passes over the training images");
-  setting(command, a, "--batch-size", &C::batch_size, "Images per forward pass");
-  setting(command, a, "--accumulate", &C::accumulate, "Batches whose gradients make one step");
-  setting(command, a, "--limit-batches", &C::limit_batches,
-          "Batches per epoch and per evaluation; 0: all");
-  setting(command, a, "--optimizer", &C::optimizer, "adamw, adam or sgd");
-  setting(command, a, "--lr", &C::lr, "Highest learning rate of the schedule");
-  setting(command, a, "--weight-decay", &C::weight_decay,
-          "Not applied to biases and normalisation");
-  setting(command, a, "--clip-norm", &C::clip_norm, "Largest gradient norm; 0: no clipping");
-  setting(command, a, "--schedule", &C::schedule, "one-cycle, cosine or constant");
-  setting(command, a, "--warmup", &C::warmup,
-          "Share of the steps in which the learning rate rises");
-  setting(command, a, "--label-smoothing", &C::label_smoothing, "In [0, 1)");
-  setting(command, a, "--momentum", &C::momentum, "Of sgd");
-  setting(command, a, "--drop-path", &C::drop_path,
-          "Probability of skipping the last block; of transformers");
+  command.footer(recipes_help());
+  command
+      .add_option("--recipe", a.recipe,
+                  "The settings to start from, one of the recipes listed below")
+      ->default_str(kDefaultRecipe);
+
+  command.option_defaults()->group("Data");
+  settings.add("--data DATA", &C::data,
+               "Images to train on: builtin, cifar10:DIR, mnist:DIR or folder:DIR");
+  settings.add("--image-size N", &C::image_size,
+               "Height and width that images are resized to, in pixels",
+               "the data's own, up to 224");
+  settings.add("--limit-batches N", &C::limit_batches,
+               "Batches after which an epoch or an evaluation stops; 0: no limit");
   const auto augmentation = [&](const char* name, auto member, const char* help) {
-    setting(
-        command, a, name, [member](C & c) -> auto& { return c.augmentation.*member; }, help);
+    settings.add(
+        name, [member](C & c) -> auto& { return c.augmentation.*member; }, help);
   };
   using A = data::Augmentation;
-  augmentation("--shift", &A::shift, "Move training images by up to so many pixels");
+  augmentation("--shift N", &A::shift, "Move training images at random by up to N pixels");
   augmentation("--flip,!--no-flip", &A::flip, "Mirror half of the training images");
-  augmentation("--rand-augment", &A::rand_augment, "RandAugment operations per image");
-  augmentation("--erase", &A::erase, "Probability of erasing a rectangle");
-  augmentation("--mixup", &A::mixup, "Alpha of mixup; 0: none");
-  augmentation("--cutmix", &A::cutmix, "Alpha of cutmix; 0: none");
-  setting(command, a, "--precision", &C::precision,
-          train::precision_names() + "; Fabric's names too (bf16-mixed, ...)");
-  setting(command, a, "--matmul-numerics", &C::matmul_numerics,
-          fmt::format("Rounding of matrix products: {}",
-                      fmt::join(kernels::accumulation_names(), ", ")));
-  setting(command, a, "--tf32-rounding", &C::tf32_rounding, "Of tf32: truncate or nearest");
-  setting(command, a, "--loss-scale", &C::loss_scale, "Of fp16: dynamic, none or a number");
-  setting(command, a, "--initial-loss-scale", &C::initial_loss_scale, "Of the dynamic loss scale");
-  setting(command, a, "--loss-scale-window", &C::loss_scale_window,
-          "Steps without an infinity before the loss scale doubles");
-  setting(command, a, "--loss-scale-hysteresis", &C::loss_scale_hysteresis,
-          "Steps with an infinity before it halves");
-  setting(command, a, "--min-loss-scale", &C::min_loss_scale,
-          "An infinity at this loss scale ends the run; 0: none does");
-  setting(command, a, "--fp8-scaling", &C::fp8_scaling,
-          "current: by each tensor's own largest element; delayed: by that of its last 1024 steps");
-  setting(command, a, "--seed", &C::seed, "Of weights, order, augmentation and dropout");
-  setting(command, a, "--checkpoint-activations", &C::checkpoint_activations,
-          "Compute activations twice instead of keeping them");
+  augmentation("--rand-augment N", &A::rand_augment, "RandAugment operations per training image");
+  augmentation("--erase P", &A::erase,
+               "Probability of erasing a random rectangle of a training image");
+  augmentation("--mixup ALPHA", &A::mixup,
+               "Blend pairs of training images, by Beta(ALPHA, ALPHA); 0: no mixup");
+  augmentation("--cutmix ALPHA", &A::cutmix,
+               "Paste a rectangle of one training image into another, its share by "
+               "Beta(ALPHA, ALPHA); 0: no cutmix");
+
+  command.option_defaults()->group("Model");
+  settings.add("--model NAME", &C::model,
+               fmt::format("The model to train: {}", fmt::join(models::model_names(), ", ")));
+  settings.add("--weights FILE", &C::weights,
+               "Start from trained weights, a safetensors or torch.save file under torchvision's, "
+               "timm's or Hugging Face's names",
+               "random weights");
+  settings.add("--interpolation RULE", &C::interpolation,
+               "Rule by which the weights' position embeddings are interpolated to another image "
+               "size: torchvision or timm");
+  settings.add("--freeze PATTERN", &C::freeze,
+               "Parameters not to train: names, modules or patterns with * and ?", "none");
+  settings.add("--drop-path P", &C::drop_path,
+               "Probability of skipping the last transformer block; it grows linearly from 0 at "
+               "the first");
+
+  command.option_defaults()->group("Optimization");
+  settings.add("--epochs N", &C::epochs, "Passes over the training images");
+  settings.add("--batch-size N", &C::batch_size,
+               "Images per device in one forward and backward pass");
+  settings.add("--accumulate N", &C::accumulate,
+               "Gradient accumulation: batches whose gradients make one optimizer step");
+  settings.add("--optimizer NAME", &C::optimizer,
+               fmt::format("The optimizer: {}", fmt::join(optim::optimizer_names(), ", ")));
+  settings.add("--lr X", &C::lr, "Learning rate at the peak of the schedule");
+  settings.add("--schedule NAME", &C::schedule,
+               "Learning rate over the steps: one-cycle, cosine or constant");
+  settings.add("--warmup X", &C::warmup,
+               "Share of all steps in which the learning rate rises to its peak");
+  settings.add("--layer-decay X", &C::layer_decay,
+               "Factor on the learning rate from each transformer layer to the one before it; "
+               "1: no decay");
+  settings.add("--weight-decay X", &C::weight_decay,
+               "Weight decay, of all parameters but biases and normalisation");
+  settings.add("--momentum X", &C::momentum, "Momentum, of optimizer sgd");
+  settings.add("--clip-norm X", &C::clip_norm,
+               "Norm that gradients are clipped to; 0: no clipping");
+  settings.add("--label-smoothing X", &C::label_smoothing,
+               "Probability spread over all classes of a label, in [0, 1)");
+  settings.add("--seed N", &C::seed, "Seed of weights, order of images, augmentation and dropout");
+
+  command.option_defaults()->group("Precision");
+  settings.add("--precision NAME", &C::precision,
+               fmt::format("What is computed in which format: {}; Lightning Fabric's names too "
+                           "(bf16-mixed, ...)",
+                           train::precision_names()));
+  settings.add("--matmul-numerics NAME", &C::matmul_numerics,
+               fmt::format("Arithmetic of matrix products, the CPU's, exact, or bit for bit that "
+                           "of a GPU's tensor cores: {}",
+                           fmt::join(kernels::accumulation_names(), ", ")));
+  settings.add("--tf32-rounding RULE", &C::tf32_rounding,
+               "Rounding of operands to TF32: truncate or nearest");
+  settings.add("--loss-scale SCALE", &C::loss_scale,
+               "Loss scale under fp16: dynamic, none or a fixed number");
+  settings.add("--initial-loss-scale X", &C::initial_loss_scale,
+               "Loss scale that a dynamic one begins at");
+  settings.add("--loss-scale-window N", &C::loss_scale_window,
+               "Steps in a row without an infinity after which a dynamic loss scale doubles");
+  settings.add("--loss-scale-hysteresis N", &C::loss_scale_hysteresis,
+               "Steps with an infinity after which a dynamic loss scale halves");
+  settings.add("--min-loss-scale X", &C::min_loss_scale,
+               "Loss scale at which an infinity ends the run; 0: none does");
+  settings.add("--fp8-scaling RULE", &C::fp8_scaling,
+               "What fp8 scales a tensor by, its own largest magnitude (current) or that of its "
+               "last 1024 steps (delayed)");
+
+  command.option_defaults()->group("Devices and sharding");
   add_device_option(command, a.device);
-  command.add_option("--devices", a.devices,
-                     "Ranks, started through mpirun; under mpirun or srun those that are there; "
-                     "threads with strategy dp");
-  command.add_option(
-      "--strategy", a.strategy,
-      fmt::format("{}; default: ddp on several devices", fmt::join(dist::strategy_names(), ", ")));
-  setting(command, a, "--global-batch-size", &C::global_batch_size,
-          "Images in a batch of all devices; default: --batch-size on each");
-  setting(command, a, "--shard-size", &C::shard_size,
-          "Devices that share one copy, of hsdp; default: the largest proper divisor");
-  command.add_option("--tensor-parallel", a.tensor_parallel,
-                     "Devices that share a layer, of tp and fsdp+tp; default: all, and 2");
-  setting(command, a, "--sequence-parallel", &C::sequence_parallel,
-          "Deal tokens out over the devices that share a layer, between the cut layers; of tp and "
-          "fsdp+tp");
-  setting(command, a, "--parallel-head", &C::parallel_head,
-          "Cut the head and the loss by classes; of tp and fsdp+tp");
-  command.add_option("--pipeline-stages", a.pipeline_stages,
-                     "Of pipeline; default: as many as devices");
-  setting(command, a, "--pipeline-schedule", &C::pipeline_schedule, "1f1b or gpipe");
-  setting(command, a, "--micro-batches", &C::micro_batches,
-          "Parts of a batch in a pipeline; default: two per stage");
-  setting(command, a, "--cpu-offload", &C::cpu_offload,
-          "Keep the ranks' parts of parameters, gradients and optimizer on the CPU; of fsdp");
-  setting(command, a, "--gradient-average", &C::gradient_average,
-          "samples: the true mean; ranks: the mean of the ranks' means, as PyTorch's DDP");
-  command.add_flag_function(
-      "--deterministic-reduce{8}",
-      [&a](int64_t pieces) {
-        a.overrides.push_back([pieces](train::Config& c) { c.deterministic_reduce = pieces; });
-      },
-      "Cut every batch into so many pieces and add their gradients in one fixed tree: the same "
-      "bits on 1, 2, 4, ... devices");
+  command
+      .add_option("--devices", a.devices,
+                  "Number of devices. Each is a rank, started through mpirun; under mpirun or srun "
+                  "the ranks that are there; under strategy dp a thread")
+      ->default_str("1");
+  add_threads_option(command, a.run.threads);
+  command
+      .add_option("--strategy", a.strategy,
+                  fmt::format("How devices share the model and the batch: {}",
+                              fmt::join(dist::strategy_names(), ", ")))
+      ->default_str("ddp on several devices, else single");
+  settings.add("--global-batch-size N", &C::global_batch_size,
+               "Global batch: images of all devices together in one forward and backward pass",
+               "--batch-size on each device");
+  using S = dist::StrategyOptions;
+  const auto its_own = [](const char* what, dist::Settings setting) {
+    return fmt::format("{}; of strategy {}", what, dist::strategies_with(setting));
+  };
+  const auto strategy_setting = [&](const char* name, auto member, const std::string& help,
+                                    const char* usual = "") {
+    settings.add(
+        name, [member](C & c) -> auto& { return c.strategy.*member; }, help, usual);
+  };
+  strategy_setting(
+      "--shard-size N", &S::shard_size,
+      its_own("Devices that hold one sharded copy of the model", dist::Settings::kShardSize),
+      "the largest proper divisor of --devices");
+  strategy_setting(
+      "--cpu-offload", &S::cpu_offload,
+      its_own("Keep each rank's shards of parameters, gradients and optimizer state in "
+              "the CPU's memory",
+              dist::Settings::kCpuOffload));
+  command
+      .add_option("--tensor-parallel", a.tensor_parallel,
+                  its_own("Tensor parallelism: devices that each layer is split over",
+                          dist::Settings::kTensorParallel))
+      ->default_str("all under tp, 2 under fsdp+tp");
+  strategy_setting("--sequence-parallel", &S::sequence_parallel,
+                   its_own("Sequence parallelism: shard the tokens between layers that are split",
+                           dist::Settings::kSequenceParallel));
+  strategy_setting(
+      "--parallel-head", &S::parallel_head,
+      its_own("Split the head and the loss by classes", dist::Settings::kParallelHead));
+  command
+      .add_option("--pipeline-stages", a.pipeline_stages,
+                  its_own("Stages that the model is split into along its depth",
+                          dist::Settings::kPipelineStages))
+      ->default_str("as many as devices");
+  command
+      .add_option_function<std::string>(
+          "--pipeline-schedule",
+          [&a](const std::string& name) {
+            a.overrides.push_back(
+                [name](C& c) { c.strategy.schedule = dist::parse_schedule(name); });
+          },
+          "Order in which stages take micro-batches: 1f1b or gpipe; of strategy pipeline")
+      ->type_name("NAME")
+      ->default_str("1f1b");
+  strategy_setting(
+      "--micro-batches N", &S::micro_batches,
+      its_own("Micro-batches that a batch is split into", dist::Settings::kMicroBatches),
+      "two per stage");
+  settings.add("--gradient-average RULE", &C::gradient_average,
+               "What ranks with different numbers of images average: samples, the mean over all "
+               "images, or ranks, the mean of the ranks' means as in PyTorch's DDP");
+  command
+      .add_flag_function(
+          "--deterministic-reduce{8}",
+          [&a](int64_t micro_batches) {
+            a.overrides.push_back(
+                [micro_batches](C& c) { c.deterministic_reduce = micro_batches; });
+          },
+          "Split each global batch into so many micro-batches, 8 where no number is given, and add "
+          "their gradients in one fixed tree: the same bits on 1, 2, 4, ... devices")
+      ->default_str("off");
+  settings.add("--checkpoint-activations", &C::checkpoint_activations,
+               "Activation checkpointing: recompute activations in the backward pass, to save "
+               "memory");
   command
       .add_option("--max-restarts", a.max_restarts,
-                  "Start all ranks again, from the last checkpoint, when one fails")
-      ->check(CLI::Range(0, 1000));
-  command.add_option("--threads", a.run.threads, "Default: one per core")
-      ->check(CLI::Range(1, kMostThreads));
-  command.add_option("--output", a.run.output, "Directory of checkpoints; default: runs/RECIPE-N");
-  command.add_option("--resume", a.run.resume, "Continue the run of this directory, bit for bit")
+                  "Times to start all ranks again, from the last checkpoint, when one fails; needs "
+                  "--output")
+      ->check(CLI::Range(0, 1000))
+      ->capture_default_str();
+
+  command.option_defaults()->group("Output");
+  command
+      .add_option("--output", a.run.output,
+                  "Directory of the run: checkpoints, weights and curves for TensorBoard")
+      ->type_name("DIR")
+      ->default_str("runs/RECIPE-N");
+  command
+      .add_option("--resume", a.run.resume,
+                  "Continue the run of this directory with its own settings, bit for bit as if it "
+                  "had not stopped")
+      ->type_name("DIR")
       ->excludes("--output");
-  command.add_flag("--json", a.run.json, "One JSON object a line on standard output");
+  command.add_flag("--json", a.run.json, kJsonLines);
   command.callback(
       [arguments, &action] { action = [arguments] { return run_train(*arguments); }; });
 }

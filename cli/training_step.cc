@@ -20,8 +20,7 @@ TrainingStep::TrainingStep(const StepOptions& options)
   std::vector<int64_t> labels(options.batch);
   for (int64_t i = 0; i < options.batch; ++i) labels[i] = i % model_->classes();
   labels_ = ops::to(Tensor::from(labels, {options.batch}), options.device);
-  optimizer_ =
-      std::make_unique<optim::AdamW>(model_->named_parameters(), optim::AdamWOptions{.lr = 1e-4});
+  optimizer_ = optim::make_optimizer(options.optimizer, model_->named_parameters(), {{"lr", 1e-4}});
 }
 
 void TrainingStep::run(const std::function<void(const char*)>& entering) {

@@ -7,8 +7,8 @@
 
 #include "core/graph.h"
 #include "models/registry.h"
-#include "optim/adam.h"
 #include "optim/grad_scaler.h"
+#include "optim/registry.h"
 #include "train/precision.h"
 
 namespace weft::cli {
@@ -18,6 +18,7 @@ struct StepOptions {
   std::string precision = "fp32", matmul_numerics = "ieee";  // as train::Config has them
   int64_t batch = 64;
   models::ModelOptions options = {};
+  std::string optimizer = "adamw";
   Device device = {};
 };
 
@@ -27,7 +28,7 @@ class TrainingStep {
   /// Throws Error for an unknown precision, or one that the numerics' GPU lacks.
   explicit TrainingStep(const StepOptions& options);
 
-  /// zero_grad, forward, loss, backward and AdamW; in fp16 with a scaled loss. Calls
+  /// zero_grad, forward, loss, backward and optimizer; in fp16 with a scaled loss. Calls
   /// entering("forward"), ("backward") and ("update") where each begins.
   void run(const std::function<void(const char* phase)>& entering = {});
   /// Captures the step in a CUDA graph, after as many that are not as it takes for the optimizer to
@@ -47,7 +48,7 @@ class TrainingStep {
   Fp8Scaling fp8_;
   std::unique_ptr<models::Classifier> model_;
   Tensor images_, labels_;
-  std::unique_ptr<optim::AdamW> optimizer_;
+  std::unique_ptr<optim::Optimizer> optimizer_;
   std::unique_ptr<DeviceGraph> graph_;
   bool has_stepped_ = false;  // the optimizer, at least once
 };

@@ -23,7 +23,8 @@ struct Device {
 std::string_view name(DeviceType type);
 /// "cpu", "cpu:1", "cuda:0": the index is left out when it is a CPU's 0.
 std::string to_string(Device device);
-/// Parses "cpu", "cuda", "cuda:1"; throws Error naming the text.
+/// Parses "cpu", "cuda", "cuda:1", and "emulated" or "emulated:1", which are the CUDA devices of a
+/// program that has the emulated GPU. Throws Error naming the text.
 Device parse_device(std::string_view text);
 
 }  // namespace weft

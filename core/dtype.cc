@@ -1,7 +1,6 @@
 #include "core/dtype.h"
 
 #include <cmath>
-#include <iterator>
 #include <string>
 
 namespace weft {
@@ -14,11 +13,10 @@ struct Traits {
 };
 
 constexpr Traits kTraits[] = {
-    {"f64", 8, 53}, {"f32", 4, 24},   {"tf32", 4, 11},  {"f16", 2, 11},
-    {"bf16", 2, 8}, {"f8e4m3", 1, 4}, {"f8e5m2", 1, 3}, {"i64", 8, 0},
-    {"i32", 4, 0},  {"u8", 1, 0},     {"bool", 1, 0},
+#define WEFT_DTYPE(id, name, type, precision) {name, sizeof(type), precision},
+#include "core/dtypes.inc"
+#undef WEFT_DTYPE
 };
-static_assert(std::size(kTraits) == std::size(kAllDTypes));
 
 const Traits& traits(DType dtype) { return kTraits[static_cast<size_t>(dtype)]; }
 
@@ -74,16 +72,8 @@ T from_double(double x) {
   }
 }
 
-template double from_double(double);
-template float from_double(double);
-template tf32 from_double(double);
-template f16 from_double(double);
-template bf16 from_double(double);
-template f8e4m3 from_double(double);
-template f8e5m2 from_double(double);
-template int64_t from_double(double);
-template int32_t from_double(double);
-template uint8_t from_double(double);
-template bool from_double(double);
+#define WEFT_DTYPE(id, name, type, precision) template type from_double(double);
+#include "core/dtypes.inc"
+#undef WEFT_DTYPE
 
 }  // namespace weft

@@ -11,11 +11,17 @@
 
 namespace weft {
 
-enum class DType : uint8_t { f64, f32, tf32, f16, bf16, f8e4m3, f8e5m2, i64, i32, u8, boolean };
+enum class DType : uint8_t {
+#define WEFT_DTYPE(id, name, type, precision) id,
+#include "core/dtypes.inc"
+#undef WEFT_DTYPE
+};
 
-inline constexpr DType kAllDTypes[] = {DType::f64,  DType::f32,    DType::tf32,   DType::f16,
-                                       DType::bf16, DType::f8e4m3, DType::f8e5m2, DType::i64,
-                                       DType::i32,  DType::u8,     DType::boolean};
+inline constexpr DType kAllDTypes[] = {
+#define WEFT_DTYPE(id, name, type, precision) DType::id,
+#include "core/dtypes.inc"
+#undef WEFT_DTYPE
+};
 
 /// "f32", "bf16", "bool", ...
 std::string_view name(DType dtype);
@@ -44,58 +50,25 @@ struct TypeTag {
 template <class F>
 decltype(auto) visit_dtype(DType dtype, F&& f) {
   switch (dtype) {
-    case DType::f64:
-      return f(TypeTag<double>{});
-    case DType::f32:
-      return f(TypeTag<float>{});
-    case DType::tf32:
-      return f(TypeTag<tf32>{});
-    case DType::f16:
-      return f(TypeTag<f16>{});
-    case DType::bf16:
-      return f(TypeTag<bf16>{});
-    case DType::f8e4m3:
-      return f(TypeTag<f8e4m3>{});
-    case DType::f8e5m2:
-      return f(TypeTag<f8e5m2>{});
-    case DType::i64:
-      return f(TypeTag<int64_t>{});
-    case DType::i32:
-      return f(TypeTag<int32_t>{});
-    case DType::u8:
-      return f(TypeTag<uint8_t>{});
-    case DType::boolean:
-      return f(TypeTag<bool>{});
+#define WEFT_DTYPE(id, name, type, precision) \
+  case DType::id:                             \
+    return f(TypeTag<type>{});
+#include "core/dtypes.inc"
+#undef WEFT_DTYPE
   }
   throw_internal_error("known dtype", __FILE__, __LINE__);
 }
 
+/// The dtype that T stores.
 template <class T>
 constexpr DType dtype_of() {
-  if constexpr (std::is_same_v<T, double>)
-    return DType::f64;
-  else if constexpr (std::is_same_v<T, float>)
-    return DType::f32;
-  else if constexpr (std::is_same_v<T, tf32>)
-    return DType::tf32;
-  else if constexpr (std::is_same_v<T, f16>)
-    return DType::f16;
-  else if constexpr (std::is_same_v<T, bf16>)
-    return DType::bf16;
-  else if constexpr (std::is_same_v<T, f8e4m3>)
-    return DType::f8e4m3;
-  else if constexpr (std::is_same_v<T, f8e5m2>)
-    return DType::f8e5m2;
-  else if constexpr (std::is_same_v<T, int64_t>)
-    return DType::i64;
-  else if constexpr (std::is_same_v<T, int32_t>)
-    return DType::i32;
-  else if constexpr (std::is_same_v<T, uint8_t>)
-    return DType::u8;
-  else {
-    static_assert(std::is_same_v<T, bool>, "not an element type");
-    return DType::boolean;
-  }
+#define WEFT_DTYPE(id, name, type, precision) \
+  if constexpr (std::is_same_v<T, type>)      \
+    return DType::id;                         \
+  else
+#include "core/dtypes.inc"
+#undef WEFT_DTYPE
+  static_assert(sizeof(T) == 0, "not an element type");
 }
 
 /// The value as a double; exact but for i64 beyond 2^53.

@@ -1,4 +1,4 @@
-// The emulated CUDA device of the simt flavour, as the emulator in kernels/simt sees it.
+// The emulated CUDA device, as the emulator in kernels/simt sees it.
 //
 // Device memory is memory of this process, in blocks with guard bytes on both sides that are
 // checked when a block is given back. Blocks have the size that was asked for and are never

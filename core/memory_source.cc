@@ -11,6 +11,7 @@ namespace {
 constexpr size_t kPage = 4096;
 
 size_t round_up(size_t bytes, size_t multiple) {
+  WEFT_CHECK(bytes <= SIZE_MAX - multiple, "out of memory: requested {} bytes", bytes);
   return (bytes + multiple - 1) / multiple * multiple;
 }
 

@@ -1,4 +1,5 @@
-// The cpu flavour: no CUDA device, and a reason.
+// The host flavour: no CUDA device, and a reason. Programs that have the emulated devices link
+// core/runtime_emulated.cc before this.
 #include "core/runtime.h"
 
 namespace weft::runtime {
@@ -6,9 +7,8 @@ namespace weft::runtime {
 int device_count() { return 0; }
 const std::string& no_device_reason() {
   static const std::string reason =
-      "this is the cpu flavour; ./weft --flavor cuda builds the CUDA kernels, --flavor simt "
-      "emulates "
-      "them";
+      "this is the host flavour; ./weft --flavor cuda builds the CUDA kernels, --device emulated "
+      "runs them on an emulated GPU";
   return reason;
 }
 bool is_emulated() { return false; }

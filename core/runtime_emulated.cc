@@ -1,5 +1,5 @@
-// The simt flavour: two CUDA devices in this process's memory (core/emulated.h). Streams run their
-// work as it is submitted, events are done when they are recorded.
+// Two emulated CUDA devices in this process's memory (core/emulated.h), where a program links them.
+// Streams run their work as it is submitted, events are done when they are recorded.
 #include <algorithm>
 #include <atomic>
 #include <chrono>

@@ -29,13 +29,39 @@ void Shape::erase(int position) {
   --size_;
 }
 
-int64_t numel(const Shape& shape) {
+std::optional<int64_t> try_numel(const Shape& shape) {
   int64_t n = 1;
-  for (int64_t size : shape) n *= size;
-  return n;
+  bool is_empty = false;
+  for (int64_t size : shape) {
+    is_empty |= size == 0;
+    if (size != 0 && __builtin_mul_overflow(n, size, &n)) return std::nullopt;
+  }
+  return is_empty ? 0 : n;
+}
+
+int64_t numel(const Shape& shape) {
+  const std::optional<int64_t> n = try_numel(shape);
+  WEFT_CHECK(n, "the sizes of shape {} multiply to more than 2^63 - 1", shape);
+  return *n;
+}
+
+Span span_of(const Shape& shape, const Strides& strides) {
+  if (numel(shape) == 0) return {};
+  int64_t first = 0, last = 0, size = 0;
+  bool overflows = false;
+  for (int i = 0; i < shape.size(); ++i) {
+    int64_t reach;
+    overflows |= __builtin_mul_overflow(shape[i] - 1, strides[i], &reach);
+    int64_t& end = reach < 0 ? first : last;
+    overflows |= __builtin_add_overflow(end, reach, &end);
+  }
+  overflows |= __builtin_sub_overflow(last, first, &size) || __builtin_add_overflow(size, 1, &size);
+  WEFT_CHECK(!overflows, "strides {} of shape {} reach beyond 2^63 - 1 elements", strides, shape);
+  return {first, size};
 }
 
 Strides contiguous_strides(const Shape& shape) {
+  numel(shape);  // its check bounds every step below
   Strides strides = shape;
   int64_t step = 1;
   for (int i = shape.size() - 1; i >= 0; --i) {

@@ -5,6 +5,7 @@
 #include <array>
 #include <cstdint>
 #include <initializer_list>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -51,8 +52,19 @@ class Shape {
 
 using Strides = Shape;  // in elements
 
-/// Number of elements: the product of the sizes, 1 for no dimensions.
+/// Number of elements: the product of the sizes, 1 for no dimensions. Throws Error naming the shape
+/// when the product of the sizes other than 0 exceeds 2^63 - 1, so that no product of some of them
+/// overflows either.
 int64_t numel(const Shape& shape);
+/// As numel; nothing where that throws.
+std::optional<int64_t> try_numel(const Shape& shape);
+/// The memory that a tensor's elements span: from the least offset that its strides reach, 0 or
+/// negative, that many elements.
+struct Span {
+  int64_t first = 0, size = 0;
+};
+/// Throws Error naming both when they reach beyond 2^63 - 1 elements.
+Span span_of(const Shape& shape, const Strides& strides);
 /// Row-major strides.
 Strides contiguous_strides(const Shape& shape);
 /// NumPy's broadcasting rule; throws Error naming `op` and both shapes.

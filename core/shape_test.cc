@@ -34,6 +34,32 @@ TEST_CASE("sizes multiply and strides are row-major") {
   CHECK(contiguous_strides({2, 0, 3}) == Strides{3, 3, 1});
 }
 
+TEST_CASE(
+    "products of sizes that do not fit 63 bits are refused, whatever the order of the sizes") {
+  constexpr int64_t kBig = int64_t{1} << 62;
+  CHECK(numel({kBig, 1}) == kBig);
+  CHECK_THROWS_WITH(numel({kBig, 2}),
+                    "the sizes of shape [4611686018427387904, 2] multiply to more "
+                    "than 2^63 - 1");
+  CHECK_THROWS_AS(numel({0, kBig, 2}), Error);
+  CHECK_THROWS_AS(numel({kBig, 2, 0}), Error);
+  CHECK_THROWS_AS(contiguous_strides({kBig, kBig}), Error);
+  CHECK_FALSE(try_numel({kBig, 4}).has_value());
+}
+
+TEST_CASE("strides span memory below and above the first element") {
+  const Span span = span_of({2, 3, 1}, {-3, 1, 100});
+  CHECK(span.first == -3);
+  CHECK(span.size == 6);
+  CHECK(span_of({0, 3}, {1, 1}).size == 0);
+  CHECK(span_of({}, {}).size == 1);
+  constexpr int64_t kBig = int64_t{1} << 62;
+  CHECK_THROWS_WITH(
+      span_of({3, 2}, {kBig, 1}),
+      "strides [4611686018427387904, 1] of shape [3, 2] reach beyond 2^63 - 1 elements");
+  CHECK_THROWS_AS(span_of({2, 2}, {kBig, -kBig}), Error);
+}
+
 TEST_CASE("shapes broadcast from the right") {
   CHECK(broadcast_shapes({5, 1, 4}, {3, 1}, "add") == Shape{5, 3, 4});
   CHECK(broadcast_shapes({}, {2, 3}, "add") == Shape{2, 3});

@@ -60,6 +60,14 @@ bool has_contiguous_strides(const Shape& shape, const Strides& strides) {
 
 Tensor Tensor::view_of(std::shared_ptr<Storage> storage, const Shape& shape, const Strides& strides,
                        int64_t offset, DType dtype) {
+  weft::nbytes(shape, dtype);
+  const Span span = span_of(shape, strides);
+  const auto held = static_cast<int64_t>(storage->bytes() / weft::itemsize(dtype));
+  WEFT_CHECK(span.size == 0 || (offset >= -span.first && span.size <= held &&
+                                offset + span.first <= held - span.size),
+             "Tensor::view_of: {} {} with strides {} from element {} on does not lie within a "
+             "storage of {} bytes",
+             dtype, shape, strides, offset, storage->bytes());
   Tensor tensor;
   tensor.impl_ = std::make_shared<Impl>();
   Impl& impl = *tensor.impl_;
@@ -74,10 +82,7 @@ Tensor Tensor::view_of(std::shared_ptr<Storage> storage, const Shape& shape, con
 }
 
 Tensor Tensor::empty(const Shape& shape, DType dtype, Device device) {
-  for (int64_t size : shape) {
-    WEFT_CHECK(size >= 0, "Tensor::empty: sizes must not be negative, got {}", shape);
-  }
-  const size_t bytes = static_cast<size_t>(weft::numel(shape)) * weft::itemsize(dtype);
+  const size_t bytes = weft::nbytes(shape, dtype);
   return view_of(std::make_shared<Storage>(bytes, device), shape, contiguous_strides(shape), 0,
                  dtype);
 }
@@ -127,11 +132,15 @@ void Tensor::set_data(const Tensor& other) {
   std::shared_ptr<AutogradMeta> kept = impl_->autograd;
   *impl_ = *other.impl_;
   impl_->autograd = std::move(kept);
+  if (impl_->autograd) impl_->autograd->view.reset();
 }
 
 bool Tensor::requires_grad() const {
   const AutogradMeta* meta = autograd();
-  return meta && (meta->requires_grad || meta->grad_fn);
+  if (!meta) return false;
+  if (meta->requires_grad || meta->grad_fn) return true;
+  const AutogradMeta* const base = meta->view ? meta->view->base.autograd() : nullptr;
+  return base && base->grad_fn;
 }
 
 AutogradMeta& Tensor::make_autograd() const {
@@ -144,15 +153,35 @@ Tensor& Tensor::set_requires_grad(bool value) {
   WEFT_CHECK(!value || is_floating(dtype()),
              "set_requires_grad: only floating-point tensors have gradients, got {}", *this);
   AutogradMeta& meta = make_autograd();
-  WEFT_CHECK(!meta.grad_fn || value,
+  const bool has_history = requires_grad() && !meta.requires_grad;
+  WEFT_CHECK(!has_history || value,
              "set_requires_grad(false): {} is the result of a recorded op; use detach()", *this);
-  if (!meta.grad_fn) meta.requires_grad = value;
+  if (has_history) return *this;
+  meta.requires_grad = value;
+  if (value && meta.view) {  // a leaf follows nobody
+    meta.view.reset();
+    set_unrecorded_since(storage()->recorded_changes());
+  }
   return *this;
 }
 
 Tensor Tensor::grad() const { return autograd() ? autograd()->grad : Tensor(); }
 
 void Tensor::set_grad(const Tensor& grad) const { make_autograd().grad = grad; }
+
+size_t nbytes(const Shape& shape, DType dtype) {
+  for (int64_t size : shape) {
+    WEFT_CHECK(size >= 0, "a tensor's sizes must not be negative, got {}", shape);
+  }
+  Shape all = shape;
+  std::ranges::replace(all, 0, 1);
+  const std::optional<int64_t> elements = try_numel(all);
+  int64_t bytes;
+  WEFT_CHECK(elements && !__builtin_mul_overflow(
+                             *elements, static_cast<int64_t>(weft::itemsize(dtype)), &bytes),
+             "{} {} would take more than 2^63 - 1 bytes", dtype, shape);
+  return numel(shape) == 0 ? 0 : static_cast<size_t>(bytes);
+}
 
 std::string describe(const Tensor& tensor) {
   if (!tensor.defined()) return "undefined tensor";

@@ -12,6 +12,7 @@
 #include <cstring>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -22,7 +23,7 @@
 
 namespace weft {
 
-class Node;  // a recorded operation: autograd/node.h
+class Node;  // a recorded operation: autograd/tape.h
 struct AutogradMeta;
 
 /// A block of device memory with the count of in-place changes made to it.
@@ -56,6 +57,9 @@ class Storage {
   bool is_owner() const { return !release_ && !on_touch_; }
   uint64_t version() const;
   void bump_version();
+  /// In-place changes among these that were recorded for a backward pass.
+  uint64_t recorded_changes() const { return recorded_changes_.load(std::memory_order_relaxed); }
+  void count_recorded_change() { recorded_changes_.fetch_add(1, std::memory_order_relaxed); }
 
  private:
   void* touch() const;
@@ -64,14 +68,14 @@ class Storage {
   size_t bytes_;
   Device device_;
   std::function<void()> release_, on_touch_;
-  std::atomic<uint64_t> version_{0};
+  std::atomic<uint64_t> version_{0}, recorded_changes_{0};
 };
 
 class Tensor {
  public:
   Tensor() = default;
 
-  /// Uninitialised, contiguous.
+  /// Uninitialised, contiguous. Throws Error as nbytes() below.
   static Tensor empty(const Shape& shape, DType dtype = DType::f32, Device device = {});
   static Tensor zeros(const Shape& shape, DType dtype = DType::f32, Device device = {});
   /// Every element `value`, rounded to the dtype. CPU only; ops::full serves every device.
@@ -85,7 +89,8 @@ class Tensor {
     return from(std::span<const T>(values), shape);
   }
   static Tensor scalar(double value, DType dtype = DType::f32) { return full({}, value, dtype); }
-  /// A view of a storage; strides and offset in elements.
+  /// A view of a storage; strides and offset in elements. Throws Error naming dtype, shape,
+  /// strides and offset when an element lies outside the storage.
   static Tensor view_of(std::shared_ptr<Storage> storage, const Shape& shape,
                         const Strides& strides, int64_t offset, DType dtype);
 
@@ -123,7 +128,8 @@ class Tensor {
 
   /// Same storage and metadata, no autograd history.
   Tensor alias() const;
-  /// Makes this tensor, and every handle on it, stand for `other`'s data; autograd metadata stays.
+  /// Makes this tensor, and every handle on it, stand for `other`'s data; autograd metadata stays,
+  /// but the tensor is no longer a view of another.
   void set_data(const Tensor& other);
   /// Says that the elements were changed in place.
   void bump_version() const { impl_->storage->bump_version(); }
@@ -144,6 +150,10 @@ class Tensor {
   void set_autograd_handle(std::shared_ptr<AutogradMeta> meta) {
     impl_->autograd = std::move(meta);
   }
+  /// Set for a view taken while nothing was recorded: it has no history and cannot follow that of
+  /// its base. The storage's recorded changes at that time.
+  const std::optional<uint64_t>& unrecorded_since() const { return impl_->unrecorded_since; }
+  void set_unrecorded_since(uint64_t changes) { impl_->unrecorded_since = changes; }
   const void* id() const { return impl_.get(); }
 
  private:
@@ -155,10 +165,19 @@ class Tensor {
     int64_t numel = 0;
     DType dtype = DType::f32;
     bool contiguous = true;
+    std::optional<uint64_t> unrecorded_since;
     std::shared_ptr<AutogradMeta> autograd;
   };
 
   std::shared_ptr<Impl> impl_;
+};
+
+/// Of a view that was recorded: the tensor it shows, itself no view, and the history of that tensor
+/// which the view's own was derived from. An in-place change of the base, or of another of its
+/// views, gives the base a new history, from which the view's is then derived anew.
+struct ViewOrigin {
+  Tensor base;
+  std::shared_ptr<Node> base_grad_fn;
 };
 
 /// What the tape knows of a tensor.
@@ -167,11 +186,15 @@ struct AutogradMeta {
   std::shared_ptr<Node> grad_fn;  // null for leaves
   int output_index = 0;           // which of grad_fn's outputs
   Tensor grad;
-  bool is_view = false;  // made by a differentiable view of another tensor
+  std::optional<ViewOrigin> view;
   // Of leaves: see register_hook and register_ready_hook in autograd/backward.h.
   std::vector<std::function<Tensor(const Tensor&)>> hooks;
   std::vector<std::function<void()>> ready_hooks;
 };
+
+/// Bytes of that many elements. Throws Error naming dtype and shape beyond 2^63 - 1, which holds
+/// for the tensors of a shape whatever their strides.
+size_t nbytes(const Shape& shape, DType dtype);
 
 /// "f32 [2, 3] on cpu", for messages.
 std::string describe(const Tensor& tensor);

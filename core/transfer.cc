@@ -5,20 +5,18 @@
 namespace weft {
 namespace {
 
-/// Bytes before and after the first element that a tensor's elements span.
-struct Span {
-  int64_t below = 0, size = 0;
+/// Where a tensor's elements begin in memory, and their bytes up to the last.
+struct Bytes {
+  char* first;
+  size_t size;
+  int64_t before;  // elements from there to the tensor's first
 };
 
-Span span_of(const Tensor& x) {
-  if (x.numel() == 0) return {};
-  int64_t low = 0, high = 0;
-  for (int d = 0; d < x.dim(); ++d) {
-    const int64_t reach = (x.shape()[d] - 1) * x.strides()[d];
-    (reach < 0 ? low : high) += reach;
-  }
-  const auto size = static_cast<int64_t>(x.itemsize());
-  return {-low * size, (high - low + 1) * size};
+Bytes bytes_of(const Tensor& x) {
+  const Span span = span_of(x.shape(), x.strides());
+  const auto item = static_cast<int64_t>(x.itemsize());
+  return {static_cast<char*>(x.raw()) + span.first * item, static_cast<size_t>(span.size * item),
+          -span.first};
 }
 
 void copy_bytes(Device from_device, const void* from, Device to_device, void* to, size_t bytes) {
@@ -46,25 +44,22 @@ void copy_bytes(Device from_device, const void* from, Device to_device, void* to
 
 Tensor to_device(const Tensor& x, Device device) {
   if (x.device() == device) return x;
-  const Span span = span_of(x);
-  const auto size = static_cast<int64_t>(x.itemsize());
-  auto storage = std::make_shared<Storage>(static_cast<size_t>(span.size), device);
-  copy_bytes(x.device(), static_cast<const char*>(x.raw()) - span.below, device, storage->data(),
-             static_cast<size_t>(span.size));
-  return Tensor::view_of(std::move(storage), x.shape(), x.strides(), span.below / size, x.dtype());
+  const Bytes bytes = bytes_of(x);
+  auto storage = std::make_shared<Storage>(bytes.size, device);
+  copy_bytes(x.device(), bytes.first, device, storage->data(), bytes.size);
+  return Tensor::view_of(std::move(storage), x.shape(), x.strides(), bytes.before, x.dtype());
 }
 
 void copy_same_layout(const Tensor& from, const Tensor& to) {
   WEFT_ASSERT(from.shape() == to.shape() && from.dtype() == to.dtype() &&
               (from.strides() == to.strides() || (from.is_contiguous() && to.is_contiguous())));
-  const Span span = span_of(from);
-  copy_bytes(from.device(), static_cast<const char*>(from.raw()) - span.below, to.device(),
-             static_cast<char*>(to.raw()) - span.below, static_cast<size_t>(span.size));
+  const Bytes source = bytes_of(from);
+  copy_bytes(from.device(), source.first, to.device(), bytes_of(to).first, source.size);
 }
 
 Tensor empty_pinned(const Shape& shape, DType dtype) {
   if (runtime::device_count() == 0) return Tensor::empty(shape, dtype);
-  const size_t bytes = static_cast<size_t>(numel(shape)) * itemsize(dtype);
+  const size_t bytes = nbytes(shape, dtype);
   if (bytes == 0) return Tensor::empty(shape, dtype);
   void* data = runtime::allocate_pinned(bytes);
   auto storage = std::make_shared<Storage>(data, bytes, Device{},

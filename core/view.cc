@@ -1,5 +1,7 @@
 #include "core/view.h"
 
+#include <limits>
+
 namespace weft::view {
 namespace {
 
@@ -20,16 +22,18 @@ Tensor slice(const Tensor& x, int64_t dim, int64_t begin, int64_t end, int64_t s
   end = std::max(clamp(end), begin);
   Shape shape = x.shape();
   Strides strides = x.strides();
-  shape[d] = (end - begin + step - 1) / step;
-  strides[d] *= step;
+  shape[d] = (end - begin) / step + ((end - begin) % step != 0);
+  strides[d] *= std::min(step, std::max<int64_t>(size, 1));  // a larger step leaves one element
   return with(x, shape, strides, x.offset() + begin * x.strides()[d]);
 }
 
 Tensor narrow(const Tensor& x, int64_t dim, int64_t begin, int64_t length) {
   const int d = wrap_dim(dim, x.dim(), "narrow");
-  WEFT_CHECK(begin >= 0 && length >= 0 && begin + length <= x.shape()[d],
-             "narrow: [{}, {}) lies outside dimension {} of {}", begin, begin + length, d, x);
-  return slice(x, d, begin, begin + length);
+  int64_t end;
+  if (__builtin_add_overflow(begin, length, &end)) end = std::numeric_limits<int64_t>::max();
+  WEFT_CHECK(begin >= 0 && length >= 0 && end <= x.shape()[d],
+             "narrow: [{}, {}) lies outside dimension {} of {}", begin, end, d, x);
+  return slice(x, d, begin, end);
 }
 
 Tensor select(const Tensor& x, int64_t dim, int64_t index) {
@@ -73,16 +77,15 @@ Tensor permute(const Tensor& x, const Shape& order) {
 Shape infer_shape(const Shape& shape, int64_t numel, std::string_view op) {
   Shape result = shape;
   int unknown = -1;
-  int64_t known = 1;
   for (int i = 0; i < shape.size(); ++i) {
     if (shape[i] == -1) {
       WEFT_CHECK(unknown < 0, "{}: at most one size may be -1, got {}", op, shape);
       unknown = i;
-    } else {
-      WEFT_CHECK(shape[i] >= 0, "{}: sizes must not be negative, got {}", op, shape);
-      known *= shape[i];
+      result[i] = 1;
     }
+    WEFT_CHECK(shape[i] >= -1, "{}: sizes must not be negative, got {}", op, shape);
   }
+  const int64_t known = weft::numel(result);
   if (unknown >= 0 && known > 0) result[unknown] = numel / known;
   WEFT_CHECK(weft::numel(result) == numel && (unknown < 0 || known > 0),
              "{}: {} elements do not fit shape {}", op, numel, shape);
@@ -169,6 +172,38 @@ Tensor unsqueeze(const Tensor& x, int64_t dim) {
   strides.insert(d, d < x.dim() ? x.strides()[d] * x.shape()[d] : 1);
   shape.insert(d, 1);
   return with(x, shape, strides, x.offset());
+}
+
+bool overlaps_itself(const Tensor& x) {
+  // From the smallest stride on, each must step over all that the ones before it reach. Views of a
+  // contiguous tensor that fail this repeat elements.
+  std::vector<std::pair<int64_t, int64_t>> dims;  // stride, size
+  for (int d = 0; d < x.dim(); ++d) {
+    if (x.shape()[d] > 1) dims.emplace_back(std::abs(x.strides()[d]), x.shape()[d]);
+  }
+  std::ranges::sort(dims);
+  int64_t reached = 1;
+  for (const auto& [stride, size] : dims) {
+    if (stride < reached) return x.numel() > 0;
+    reached = stride * (size - 1) + reached;
+  }
+  return false;
+}
+
+bool share_elements(const Tensor& a, const Tensor& b) {
+  if (a.storage() != b.storage() || a.numel() == 0 || b.numel() == 0) return false;
+  WEFT_CHECK(a.dtype() == b.dtype(), "{} and {} name the same memory by different dtypes", a, b);
+  const Span in_a = span_of(a.shape(), a.strides()), in_b = span_of(b.shape(), b.strides());
+  const int64_t first_a = a.offset() + in_a.first, first_b = b.offset() + in_b.first;
+  if (first_a + in_a.size <= first_b || first_b + in_b.size <= first_a) return false;
+  std::vector<bool> belongs(in_a.size);
+  for_each_offset(a.shape(), a.strides(), [&](int64_t i) { belongs[i - in_a.first] = true; });
+  bool shared = false;
+  for_each_offset(b.shape(), b.strides(), [&](int64_t i) {
+    const int64_t place = b.offset() + i - first_a;
+    shared |= place >= 0 && place < in_a.size && belongs[place];
+  });
+  return shared;
 }
 
 }  // namespace weft::view

@@ -34,6 +34,11 @@ Tensor squeeze(const Tensor& x);
 /// A dimension of size 1 put in front of dimension `dim`; dim may be x.dim().
 Tensor unsqueeze(const Tensor& x, int64_t dim);
 
+/// Whether several indices of x may name one element, as in an expanded tensor.
+bool overlaps_itself(const Tensor& x);
+/// Whether some element belongs to both.
+bool share_elements(const Tensor& a, const Tensor& b);
+
 /// The shape with its -1, if any, worked out for `numel` elements. Throws Error naming `op`.
 Shape infer_shape(const Shape& shape, int64_t numel, std::string_view op);
 

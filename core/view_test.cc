@@ -1,6 +1,7 @@
 #include "core/view.h"
 
 #include <catch2/catch.hpp>
+#include <limits>
 #include <numeric>
 
 #include "core/allocator.h"
@@ -146,6 +147,73 @@ TEST_CASE("writing through a view changes the tensor") {
   const uint64_t version = x.version();
   view::transpose(x, 0, 1).bump_version();
   CHECK(x.version() == version + 1);
+}
+
+TEST_CASE("a tensor of more bytes than 2^63 - 1 is refused by its dtype and shape") {
+  constexpr int64_t kBig = int64_t{1} << 62;
+  CHECK_THROWS_WITH(Tensor::empty({kBig + 1}, DType::f32),
+                    "f32 [4611686018427387905] would take more than 2^63 - 1 bytes");
+  CHECK_THROWS_WITH(Tensor::zeros({kBig, 4}, DType::u8),
+                    "u8 [4611686018427387904, 4] would take more than 2^63 - 1 bytes");
+  CHECK_THROWS_WITH(Tensor::empty({kBig, 0}, DType::f64),
+                    "f64 [4611686018427387904, 0] would take more than 2^63 - 1 bytes");
+  CHECK_THROWS_WITH(Tensor::empty({2, -1}), "a tensor's sizes must not be negative, got [2, -1]");
+  CHECK(nbytes({3, 5}, DType::bf16) == 30);
+  const Tensor one = iota({1, 1});
+  CHECK_THROWS_WITH(view::expand(one, {kBig, 4}),
+                    "i32 [4611686018427387904, 4] would take more than 2^63 - 1 bytes");
+  CHECK_THROWS_WITH(
+      view::reshape(one, {kBig, 4, -1}),
+      "the sizes of shape [4611686018427387904, 4, 1] multiply to more than 2^63 - 1");
+  CHECK_THROWS_WITH(allocator(Device{}).allocate(~size_t{0}),
+                    "out of memory: requested 18446744073709551615 bytes");
+}
+
+TEST_CASE("a view lies within its storage") {
+  const Tensor x = iota({2, 3});
+  const auto at = [&](const Shape& shape, const Strides& strides, int64_t offset) {
+    return Tensor::view_of(x.storage(), shape, strides, offset, x.dtype());
+  };
+  CHECK(at({2, 3}, {-3, 1}, 3).to_vector() == Values{3, 4, 5, 0, 1, 2});
+  CHECK(at({0}, {7}, 100).numel() == 0);
+  CHECK_THROWS_WITH(
+      at({2, 3}, {3, 1}, 1),
+      "Tensor::view_of: i32 [2, 3] with strides [3, 1] from element 1 on does not lie "
+      "within a storage of 24 bytes");
+  CHECK_THROWS_AS(at({7}, {1}, 0), Error);
+  CHECK_THROWS_AS(at({2}, {6}, 0), Error);
+  CHECK_THROWS_AS(at({1}, {1}, -1), Error);
+  CHECK_THROWS_AS(at({2}, {-1}, 0), Error);
+  CHECK_THROWS_AS(at({1}, {1}, std::numeric_limits<int64_t>::max()), Error);
+  CHECK_THROWS_AS(Tensor::view_of(x.storage(), {6}, {1}, 0, DType::f64), Error);
+}
+
+TEST_CASE("steps and lengths near 2^63") {
+  constexpr int64_t kMost = std::numeric_limits<int64_t>::max();
+  const Tensor x = iota({2, 3});
+  CHECK(view::slice(x, 1, 0, 3, kMost).to_vector() == Values{0, 3});
+  CHECK(view::slice(x, 1, -kMost, kMost, 2).to_vector() == Values{0, 2, 3, 5});
+  CHECK_THROWS_WITH(
+      view::narrow(x, 1, 2, kMost),
+      "narrow: [2, 9223372036854775807) lies outside dimension 1 of i32 [2, 3] on cpu");
+}
+
+TEST_CASE("overlaps of a tensor with itself and with another are found exactly") {
+  const Tensor x = iota({4, 6});
+  CHECK_FALSE(view::overlaps_itself(x));
+  CHECK_FALSE(view::overlaps_itself(view::transpose(view::slice(x, 1, 0, 6, 2), 0, 1)));
+  CHECK(view::overlaps_itself(view::expand(view::narrow(x, 0, 0, 1), {2, 6})));
+  CHECK_FALSE(view::overlaps_itself(view::expand(iota({1}), {1, 1})));
+  CHECK(view::overlaps_itself(Tensor::view_of(x.storage(), {3, 2}, {1, 1}, 0, x.dtype())));
+
+  const Tensor left = view::narrow(x, 1, 0, 3), right = view::narrow(x, 1, 3, 3);
+  CHECK_FALSE(view::share_elements(left, right));
+  CHECK(view::share_elements(left, view::narrow(x, 1, 2, 3)));
+  CHECK_FALSE(view::share_elements(view::slice(x, 1, 0, 6, 2), view::slice(x, 1, 1, 6, 2)));
+  CHECK(view::share_elements(view::select(x, 0, 3), view::select(x, 1, 5)));
+  CHECK_FALSE(view::share_elements(view::narrow(x, 0, 0, 2), view::narrow(x, 0, 2, 2)));
+  CHECK_FALSE(view::share_elements(x, iota({4, 6})));
+  CHECK_FALSE(view::share_elements(x, view::narrow(x, 0, 1, 0)));
 }
 
 TEST_CASE("memory that comes and goes is brought back by a touch") {

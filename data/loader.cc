@@ -116,18 +116,18 @@ class Loader::Workers {
   // Incomplete, and never handed out, when the generation changes on the way.
   Batch make_batch(const std::vector<int64_t>& order, int64_t epoch, int64_t index,
                    uint64_t generation) const {
-    // Of this rank: piece `piece` of the batch that begins at `first`.
-    const int64_t per_batch = options_.pieces / options_.ranks;
-    const int64_t piece = index % per_batch * options_.ranks + options_.rank;
+    // Of this rank: micro-batch `number` of the batch that begins at `first`.
+    const int64_t per_batch = options_.micro_batches / options_.ranks;
+    const int64_t number = index % per_batch * options_.ranks + options_.rank;
     const int64_t first = index / per_batch * options_.batch_size;
     const int64_t whole = std::min(options_.batch_size, static_cast<int64_t>(order.size()) - first);
-    const int64_t share = (whole + options_.pieces - 1) / options_.pieces;
-    const int64_t begin = first + std::min(whole, piece * share);
-    const int64_t count = std::clamp<int64_t>(whole - piece * share, 0, share);
+    const int64_t share = (whole + options_.micro_batches - 1) / options_.micro_batches;
+    const int64_t begin = first + std::min(whole, number * share);
+    const int64_t count = std::clamp<int64_t>(whole - number * share, 0, share);
     const int size = options_.preprocess.size;
     const int64_t image_size = int64_t{3} * size * size;
     Batch batch;
-    batch.index = index / per_batch * options_.pieces + piece;
+    batch.index = index / per_batch * options_.micro_batches + number;
     batch.images = Tensor::empty({count, 3, size, size}, DType::f32);
     batch.labels = Tensor::empty({count}, DType::i64);
     float* images = batch.images.data<float>();
@@ -178,9 +178,9 @@ Loader::Loader(DatasetPtr dataset, LoaderOptions options)
   WEFT_CHECK(options_.preprocess.size > 0, "loader: image size must be positive, got {}",
              options_.preprocess.size);
   WEFT_CHECK(options_.ranks > 0 && options_.rank >= 0 && options_.rank < options_.ranks &&
-                 options_.pieces > 0 && options_.pieces % options_.ranks == 0,
-             "loader: rank {} of {} cannot share batches of {} pieces", options_.rank,
-             options_.ranks, options_.pieces);
+                 options_.micro_batches > 0 && options_.micro_batches % options_.ranks == 0,
+             "loader: rank {} of {} cannot share batches of {} micro-batches", options_.rank,
+             options_.ranks, options_.micro_batches);
   WEFT_CHECK(dataset_->size() > 0, "loader: the data set is empty");
   WEFT_CHECK(!options_.drop_last || options_.batch_size <= dataset_->size(),
              "loader: batch size {} is larger than the data set of {} images", options_.batch_size,
@@ -194,7 +194,7 @@ int64_t Loader::batches() const {
   const int64_t full = dataset_->size() / options_.batch_size;
   const int64_t all =
       full + (!options_.drop_last && dataset_->size() % options_.batch_size ? 1 : 0);
-  return all * (options_.pieces / options_.ranks);
+  return all * (options_.micro_batches / options_.ranks);
 }
 
 int64_t Loader::examples() const {

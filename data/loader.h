@@ -9,10 +9,10 @@
 // Philox shuffle keyed by (seed, epoch), a sample's augmentation is keyed by (seed, epoch, sample).
 // `workers` and `prefetch` change nothing but the speed.
 //
-// Several ranks share the batches: each is cut into `pieces` that are as equal as it goes, and rank
-// r of N takes the pieces r, r + N, ... of each in turn, as batches of its own. Together the ranks
-// see what one loader without pieces would yield, but for mixup and cutmix, which mix within a
-// piece. A piece may be empty.
+// Several ranks share the batches: each is cut into micro-batches that are as equal as it goes, and
+// rank r of N takes those of numbers r, r + N, ... of each in turn, as batches of its own. Together
+// the ranks see what one loader of whole batches would yield, but for mixup and cutmix, which mix
+// within a micro-batch. A micro-batch may be empty.
 #pragma once
 
 #include <cstdint>
@@ -30,7 +30,7 @@ struct LoaderOptions {
   bool shuffle = false;
   bool drop_last = false;  // leave out a last batch that is not full
   uint64_t seed = 0;
-  int pieces = 1;  // a multiple of ranks
+  int micro_batches = 1;  // a multiple of ranks
   int ranks = 1;
   int rank = 0;
   int workers = 1;
@@ -44,7 +44,7 @@ struct Batch {
   Tensor images;       // f32 [B, 3, size, size]
   Tensor labels;       // i64 [B]
   Tensor soft_labels;  // f32 [B, classes] with mixup or cutmix, else undefined
-  int64_t index = 0;   // in its epoch; of a piece: batch * pieces + piece
+  int64_t index = 0;   // in its epoch; of a micro-batch: batch * micro_batches + its number
   int64_t size() const { return labels.size(0); }
 };
 

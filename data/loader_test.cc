@@ -9,7 +9,7 @@
 #include <thread>
 
 #include "data/fixtures.h"
-#include "data/open.h"
+#include "data/sets/open.h"
 
 namespace weft::data {
 namespace {
@@ -238,21 +238,21 @@ TEST_CASE("one worker prepares more than 10,000 small images a second") {
   std::printf("loader: %.0f images per processor second\n", count / seconds);
 }
 
-TEST_CASE("the pieces of the ranks together are the batches of one loader") {
+TEST_CASE("the micro-batches of the ranks together are the batches of one loader") {
   LoaderOptions whole = everything(1);
-  whole.augmentation.mixup = whole.augmentation.cutmix = 0;  // these mix within a piece
+  whole.augmentation.mixup = whole.augmentation.cutmix = 0;  // these mix within a micro-batch
   Loader one(counting(47), whole);
-  for (const auto& [ranks, pieces] : {std::pair(2, 2), {3, 3}, {2, 8}, {8, 8}, {1, 4}}) {
+  for (const auto& [ranks, micro_batches] : {std::pair(2, 2), {3, 3}, {2, 8}, {8, 8}, {1, 4}}) {
     one.seek({1, 0});
     std::vector<std::unique_ptr<Loader>> loaders;
     for (int rank = 0; rank < ranks; ++rank) {
       LoaderOptions options = whole;
-      options.pieces = pieces;
+      options.micro_batches = micro_batches;
       options.ranks = ranks;
       options.rank = rank;
       loaders.push_back(std::make_unique<Loader>(counting(47), options));
       loaders.back()->seek({1, 0});
-      CHECK(loaders.back()->batches() == one.batches() * pieces / ranks);
+      CHECK(loaders.back()->batches() == one.batches() * micro_batches / ranks);
     }
     int64_t index = 0;
     while (auto batch = one.next()) {
@@ -260,10 +260,10 @@ TEST_CASE("the pieces of the ranks together are the batches of one loader") {
       append(expected, batch->images);
       append(expected, batch->labels);
       Bytes labels;
-      for (int piece = 0; piece < pieces; ++piece) {
-        const auto part = loaders[piece % ranks]->next();
+      for (int number = 0; number < micro_batches; ++number) {
+        const auto part = loaders[number % ranks]->next();
         REQUIRE(part.has_value());
-        CHECK(part->index == index * pieces + piece);
+        CHECK(part->index == index * micro_batches + number);
         append(got, part->images);
         append(labels, part->labels);
       }
@@ -274,9 +274,10 @@ TEST_CASE("the pieces of the ranks together are the batches of one loader") {
     for (auto& loader : loaders) CHECK(!loader->next());
   }
   LoaderOptions bad = whole;
-  bad.pieces = 3;
+  bad.micro_batches = 3;
   bad.ranks = 2;
-  CHECK_THROWS_WITH(Loader(counting(47), bad), Catch::Matchers::Contains("batches of 3 pieces"));
+  CHECK_THROWS_WITH(Loader(counting(47), bad),
+                    Catch::Matchers::Contains("batches of 3 micro-batches"));
 }
 
 }  // namespace

@@ -3,8 +3,8 @@
 #include <catch2/catch.hpp>
 #include <cmath>
 
-#include "cli/run_weft.h"
-#include "train/safetensors.h"
+#include "io/safetensors.h"
+#include "tests/program/run_weft.h"
 
 using namespace weft;
 using weft::cli::Outcome;
@@ -19,7 +19,7 @@ Outcome run_example(const std::string& name, const std::string& arguments) {
 }
 
 double distance(const std::string& a, const std::string& b) {
-  const auto x = train::read_safetensors(a).tensors, y = train::read_safetensors(b).tensors;
+  const auto x = io::read_safetensors(a).tensors, y = io::read_safetensors(b).tensors;
   REQUIRE(x.size() == y.size());
   double largest = 0;
   for (size_t i = 0; i < x.size(); ++i) {

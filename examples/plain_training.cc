@@ -5,28 +5,28 @@
 #include "autograd/ops.h"
 #include "autograd/random.h"
 #include "data/loader.h"
-#include "data/open.h"
+#include "data/sets/open.h"
+#include "io/safetensors.h"
 #include "nn/nn.h"
 #include "optim/adam.h"
 #include "optim/clip.h"
-#include "train/safetensors.h"
 
 using namespace weft;
 
-std::unique_ptr<nn::Sequential> make_model() {
-  auto model = std::make_unique<nn::Sequential>();
-  model->append<nn::Flatten>();
-  model->append<nn::Linear>(3 * 32 * 32, 64);
-  model->append<nn::GELU>();
-  model->append<nn::Linear>(64, 10);
-  return model;
-}
+struct Net : nn::Sequential {
+  Net() {
+    append<nn::Flatten>();
+    fc1 = &append<nn::Linear>(3 * 32 * 32, 64);
+    append<nn::GELU>();
+    fc2 = &append<nn::Linear>(64, 10);
+  }
+  nn::Linear *fc1, *fc2;
+};
 
 int main(int argc, char** argv) {
   const std::string path = argc > 1 ? argv[1] : "plain.safetensors";
   manual_seed(1);
-  const auto owner = make_model();
-  nn::Sequential& model = *owner;
+  Net model;
   optim::AdamW optimizer(model.named_parameters(), {.lr = 1e-3});
 
   const data::DatasetPtr dataset = data::open_data("builtin", 1).train;
@@ -40,5 +40,5 @@ int main(int argc, char** argv) {
     optimizer.step();
     fmt::print("step {} loss {:.4f}\n", step + 1, loss.item());
   }
-  train::write_safetensors(path, model.state_dict(), {{"format", "pt"}});
+  io::write_safetensors(path, model.state_dict(), {{"format", "pt"}});
 }

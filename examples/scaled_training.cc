@@ -7,42 +7,40 @@
 
 #include "autograd/ops.h"
 #include "data/loader.h"
-#include "data/open.h"
+#include "data/sets/open.h"
 #include "nn/nn.h"
 #include "optim/adam.h"
 #include "train/fabric.h"  // <-
 
 using namespace weft;
 
-std::unique_ptr<nn::Sequential> make_model() {
-  auto model = std::make_unique<nn::Sequential>();
-  model->append<nn::Flatten>();
-  model->append<nn::Linear>(3 * 32 * 32, 64);
-  model->append<nn::GELU>();
-  model->append<nn::Linear>(64, 10);
-  return model;
-}
-
-/// What strategies must know of it; for ddp and zero nothing at all.
-dist::ModelStructure structure_of(nn::Sequential& model) {           // <-
-  dist::ModelStructure structure(dist::wrap_modules<nn::Linear>());  // <- fsdp
-  structure.mlps = {{dynamic_cast<nn::Linear*>(&model[1]),           // <- tp
-                     dynamic_cast<nn::Linear*>(&model[3])}};         // <- tp
-  structure.segments = nn::segments_of(model);                       // <- pipeline
-  structure.replica = make_model;                                    // <- dp
-  return structure;                                                  // <-
-}
+struct Net : nn::Sequential {
+  Net() {
+    append<nn::Flatten>();
+    fc1 = &append<nn::Linear>(3 * 32 * 32, 64);
+    append<nn::GELU>();
+    fc2 = &append<nn::Linear>(64, 10);
+  }
+  /// What strategies must know of it; ddp and zero need nothing at all.
+  nn::ModelStructure structure() override {                      // <-
+    nn::ModelStructure structure = Sequential::structure();      // <- pipeline
+    structure.units = nn::wrap_modules<nn::Linear>();            // <- fsdp
+    structure.mlps = {{fc1, fc2}};                               // <- tp
+    structure.replica = [] { return std::make_unique<Net>(); };  // <- dp
+    return structure;                                            // <-
+  }                                                              // <-
+  nn::Linear *fc1, *fc2;
+};
 
 int main(int argc, char** argv) {
   const std::string path = argc > 1 ? argv[1] : "scaled.safetensors";
-  train::Fabric fabric({.devices = argc > 2 ? std::atoi(argv[2]) : 2,  // <-
-                        .strategy = argc > 3 ? argv[3] : "auto"});     // <-
-  fabric.launch(argc, argv);                                           // <-
-  fabric.seed_everything(1);                                           // <-
-  const auto owner = make_model();
-  nn::Sequential& model = *owner;
+  train::Fabric fabric({.devices = argc > 2 ? std::atoi(argv[2]) : 2,         // <-
+                        .strategy = {.name = argc > 3 ? argv[3] : "auto"}});  // <-
+  if (const auto code = fabric.launch(argc, argv)) return *code;              // <-
+  fabric.seed_everything(1);                                                  // <-
+  Net model;
   optim::AdamW optimizer(model.named_parameters(), {.lr = 1e-3});
-  fabric.setup(model, optimizer, structure_of(model));  // <-
+  fabric.setup(model, optimizer);  // <-
 
   const data::DatasetPtr dataset = data::open_data("builtin", 1).train;
   const auto loader = fabric.setup_dataloader(  // <-

@@ -17,9 +17,9 @@
 #include <utility>
 #include <vector>
 
+#include "core/log.h"
 #include "core/tensor.h"
 #include "kernels/autotune.h"
-#include "kernels/log.h"
 
 namespace weft::kernels {
 
@@ -100,11 +100,33 @@ class ForcedVariant {
 /// Called around every kernel when set: the one place where tracing and profiling attach.
 struct LaunchHook {
   virtual ~LaunchHook() = default;
-  virtual void begin(std::string_view op, std::string_view variant, const std::string& problem) = 0;
-  virtual void end() = 0;
+  virtual void begin(std::string_view op, std::string_view variant, Device device,
+                     const std::string& problem) = 0;
+  /// In the thread of the latest begin() that has not ended, whether the kernel returned or threw.
+  virtual void end() noexcept = 0;
 };
 void set_launch_hook(LaunchHook* hook);
 LaunchHook* launch_hook();
+
+/// A kernel as the hook sees it: begins with this object and ends with it.
+class HookedLaunch {
+ public:
+  template <class Problem>
+  HookedLaunch(std::string_view op, std::string_view variant, const Problem& problem)
+      : hook_(launch_hook()) {
+    if (hook_) [[unlikely]]
+      hook_->begin(op, variant, problem.device(), problem.describe());
+  }
+  ~HookedLaunch() {
+    if (hook_) [[unlikely]]
+      hook_->end();
+  }
+  HookedLaunch(const HookedLaunch&) = delete;
+  HookedLaunch& operator=(const HookedLaunch&) = delete;
+
+ private:
+  LaunchHook* hook_;
+};
 
 /// The one place where work is submitted to a device: a range in the profiler's timeline, names for
 /// the memory of the op's outputs, and a check that the launches were accepted. With
@@ -184,9 +206,7 @@ const Variant<Problem>& select_variant(const Op<Problem>& op, const Problem& pro
 /// Runs a variant that fits the problem.
 template <class Problem>
 void run_variant(const Op<Problem>& op, const Variant<Problem>& variant, const Problem& problem) {
-  LaunchHook* const hook = launch_hook();
-  if (hook) [[unlikely]]
-    hook->begin(op.name, variant.name, problem.describe());
+  const HookedLaunch hooked(op.name, variant.name, problem);
   if (variant.device == DeviceType::cpu) {
     variant.run(problem);
   } else {
@@ -194,8 +214,6 @@ void run_variant(const Op<Problem>& op, const Variant<Problem>& variant, const P
     variant.run(problem);
     launch.finish(problem);
   }
-  if (hook) [[unlikely]]
-    hook->end();
 }
 
 /// The fastest of the rows that fit; null where there is no choice.
@@ -227,11 +245,9 @@ void dispatch(const Op<Problem>& op, const Problem& problem) {
 
 }  // namespace weft::kernels
 
-/// A row of an op's list; the .inc file of each op is made of these. The variant is a function
-/// `void name(const Problem&)` in weft::kernels: a row without one is a link error.
-#define WEFT_DECLARE_VARIANT(Problem, name) void name(const Problem&);
-#define WEFT_VARIANT_ROW(Problem, name, device, dtypes, fits) \
-  Variant<Problem>{#name, DeviceType::device, dtypes, fits, name, #fits},
+// A row of an op's list is WEFT_VARIANT(name, device, dtypes, fits); kernels/op_list_inl.h makes an
+// op of the rows. The variant is a function `void name(const Problem&)` in weft::kernels: a row
+// without one is a link error.
 
 /// Rows of variants that are compiled in some flavours only: hand-written kernels where a CUDA
 /// device, real or emulated, can exist, and those that call CUDA's libraries.

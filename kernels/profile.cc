@@ -18,40 +18,41 @@ Profile::Thread& Profile::this_thread() {
   return entry->second;
 }
 
-void Profile::begin(std::string_view op, std::string_view variant, const std::string& problem) {
+void Profile::begin(std::string_view op, std::string_view variant, Device device,
+                    const std::string& problem) {
   std::lock_guard lock(mutex_);
   Thread& thread = this_thread();
   const size_t index = launches_.size();
   Launch launch{.op = std::string(op), .variant = std::string(variant), .problem = problem};
   launch.thread = thread.number;
   launch.depth = static_cast<int>(thread.open.size());
-  // A variant's name says where it runs: <op>_<device>_<algorithm>.
-  launch.on_device =
-      device_.type == DeviceType::cuda && variant.find("_cpu_") == std::string_view::npos;
+  launch.on_device = device.type == DeviceType::cuda && device == device_;
   callers_.push_back(thread.open.empty() ? index : thread.open.back().launch);
   launches_.push_back(std::move(launch));
   Timing* timing = nullptr;
   if (launches_.back().on_device) {
     timing = &pending_.emplace_back(device_);
     timing->launch = index;
+    timing->begin.record(current_stream(device_));
   }
   thread.open.push_back({index, timing});
   // Last: what stands above is not the kernel's time.
-  if (timing) {
-    timing->begin.record(current_stream(device_));
-  } else {
-    launches_.back().begin = now();
-  }
+  if (!timing) launches_.back().begin = now();
 }
 
-void Profile::end() {
+void Profile::end() noexcept {
   const double time = now();
   std::lock_guard lock(mutex_);
   Thread& thread = this_thread();
   const Open open = thread.open.back();
   thread.open.pop_back();
   if (open.timing) {
-    open.timing->end.record(current_stream(device_));
+    try {
+      open.timing->end.record(current_stream(device_));
+      open.timing->has_ended = true;
+    } catch (const Error&) {
+      // The device failed: the launch's own check says so, and it keeps no time.
+    }
   } else {
     add_time(open.launch, time - launches_[open.launch].begin);
   }
@@ -68,6 +69,7 @@ const std::vector<Profile::Launch>& Profile::launches() const {
   std::lock_guard lock(mutex_);
   if (!pending_.empty()) synchronize(device_);
   for (const Timing& timing : pending_) {
+    if (!timing.has_ended) continue;
     launches_[timing.launch].begin = 1e-3 * timing.begin.ms_since(start_event_);
     add_time(timing.launch, 1e-3 * timing.end.ms_since(timing.begin));
   }

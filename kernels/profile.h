@@ -44,8 +44,9 @@ class Profile : public LaunchHook {
   Profile(const Profile&) = delete;
   Profile& operator=(const Profile&) = delete;
 
-  void begin(std::string_view op, std::string_view variant, const std::string& problem) override;
-  void end() override;
+  void begin(std::string_view op, std::string_view variant, Device device,
+             const std::string& problem) override;
+  void end() noexcept override;
 
   /// In order of their beginning. Waits for the device; not while kernels are launched.
   const std::vector<Launch>& launches() const;
@@ -62,6 +63,7 @@ class Profile : public LaunchHook {
     explicit Timing(Device device) : begin(device), end(device) {}
     size_t launch = 0;
     Event begin, end;
+    bool has_ended = false;
   };
   struct Open {  // a launch that has not ended
     size_t launch;

@@ -1,5 +1,7 @@
 #include "models/classifier.h"
 
+#include <nlohmann/json.hpp>
+
 namespace weft::models {
 
 Classifier::Classifier(int64_t image_size, int64_t channels, int64_t classes)

@@ -1,13 +1,22 @@
 // What all image classifiers share: their input, their classes, and the matrix products they do.
 #pragma once
 
+#include <nlohmann/json_fwd.hpp>
 #include <string>
 #include <vector>
 
 #include "nn/module.h"
-#include "nn/segment.h"
+#include "nn/structure.h"
 
 namespace weft::models {
+
+/// How ranks that share a layer divide a product (tensor parallelism).
+enum class Role : uint8_t {
+  kWhole,    // each does all of it
+  kColumns,  // n: the first layer of a pair, and what makes attention's heads
+  kRows,     // k: the second layer of a pair
+  kHeads,    // batch: attention's own, one for each image and head
+};
 
 /// `count` batched products [batch, m, k] x [batch, k, n] of equal shape.
 struct Matmul {
@@ -15,6 +24,7 @@ struct Matmul {
   int64_t m, n, k;
   int64_t batch = 1;
   int64_t count = 1;
+  Role role = Role::kWhole;
 
   /// 2 m n k for each: a multiplication and an addition.
   double flops() const { return 2.0 * m * n * k * batch * count; }
@@ -29,8 +39,9 @@ class Classifier : public nn::Module {
   /// The matrix products of a forward pass over `images` images; convolutions as the products that
   /// im2col makes of them.
   virtual Matmuls forward_matmuls(int64_t images) const = 0;
-  /// The model as a chain, for pipelines; every parameter and buffer belongs to one segment.
-  virtual nn::Segments segments() = 0;
+  nn::ModelStructure structure() override = 0;
+  /// What another program needs to build the same model: image_size, channels, classes, ...
+  virtual nlohmann::ordered_json architecture() const = 0;
   /// Of one image.
   double forward_matmul_flops() const {
     double total = 0;

@@ -1,7 +1,9 @@
 #include "models/compact.h"
 
 #include <cmath>
+#include <nlohmann/json.hpp>
 
+#include "models/option_taker.h"
 #include "nn/init.h"
 #include "nn/meta.h"
 
@@ -51,8 +53,7 @@ CompactTransformer::CompactTransformer(const CompactConfig& config)
   }
   int64_t in = config.channels;
   for (int64_t out : config.stages) {
-    auto& conv =
-        stem.append<nn::Conv2d>(in, out, 3, nn::Conv2dOptions{.padding = 1, .bias = false});
+    auto& conv = stem.append<nn::Conv2d>(in, out, 3, nn::Conv2dOptions{.padding = 1}, false);
     nn::init::kaiming_normal(conv.weight);
     // The maximum and the ReLU commute; behind the pooling there is a quarter of the elements.
     stem.append<nn::MaxPool2d>(3, 2, 1);
@@ -78,15 +79,21 @@ Tensor CompactTransformer::forward(const Tensor& images) {
   return head(pool(encoder(tokens(images))));
 }
 
-nn::Segments CompactTransformer::segments() {
-  nn::Segments all = encoder.layer_segments("encoder.");
-  all.insert(all.begin(), {"embedding",
-                           [this](const Tensor& images) { return encoder.embed(tokens(images)); },
-                           {"class_token", "stem", "encoder.pos_embedding"}});
-  all.push_back({"head",
-                 [this](const Tensor& x) { return head(pool(encoder.ln(x))); },
-                 {"encoder.ln", "attention_pool", "head"}});
-  return all;
+nn::ModelStructure CompactTransformer::structure() {
+  nn::ModelStructure structure = encoder.structure_between(
+      {"embedding",
+       [this](const Tensor& images) { return encoder.embed(tokens(images)); },
+       {"class_token", "stem", "encoder.pos_embedding"}},
+      {"head",
+       [this](const Tensor& x) { return head(pool(encoder.ln(x))); },
+       {"encoder.ln", "attention_pool", "head"}});
+  if (config.class_token) {
+    structure.positions.prefix = 1;
+    structure.embeddings.push_back("class_token");
+  }
+  structure.head = &head;
+  structure.replica = [config = config] { return std::make_unique<CompactTransformer>(config); };
+  return structure;
 }
 
 Tensor CompactTransformer::pool(const Tensor& x) const {
@@ -120,6 +127,60 @@ Matmuls CompactTransformer::forward_matmuls(int64_t images) const {
   }
   all.push_back({.name = "head", .m = images, .n = config.classes, .k = width});
   return all;
+}
+
+nlohmann::ordered_json CompactTransformer::architecture() const {
+  nlohmann::ordered_json json = architecture_of(config.encoder);
+  json["image_size"] = config.image_size;
+  json["channels"] = config.channels;
+  json["stages"] = config.stages;
+  json["classes"] = config.classes;
+  return json;
+}
+
+namespace {
+
+std::unique_ptr<Classifier> make(CompactConfig config, OptionTaker options) {
+  options.take_image(config);
+  take_encoder(options, config.encoder);
+  options.take(&ModelOptions::class_token, config.class_token);
+  if (config.stages.empty()) {
+    options.take(&ModelOptions::patch, config.patch);
+  } else {
+    config.stages.back() = config.encoder.width;
+  }
+  options.finish();
+  return std::make_unique<CompactTransformer>(config);
+}
+
+}  // namespace
+
+std::unique_ptr<Classifier> make_vit_lite(OptionTaker o) {
+  return make({.encoder = {.layers = 6, .heads = 4, .width = 128, .hidden = 256}}, std::move(o));
+}
+std::unique_ptr<Classifier> make_cct(OptionTaker o) {
+  return make(
+      {.stages = {64, 128}, .encoder = {.layers = 2, .heads = 4, .width = 128, .hidden = 256}},
+      std::move(o));
+}
+std::unique_ptr<Classifier> make_cct_2_3x3(OptionTaker o) {
+  return make({.stages = {64, 128, 192},
+               .batch_norm = true,
+               .encoder = {.layers = 2, .heads = 3, .width = 192, .hidden = 384}},
+              std::move(o));
+}
+std::unique_ptr<Classifier> make_vit_lite_7_4(OptionTaker o) {
+  return make(
+      {.class_token = true, .encoder = {.layers = 7, .heads = 4, .width = 256, .hidden = 512}},
+      std::move(o));
+}
+std::unique_ptr<Classifier> make_cct_6_3x1(OptionTaker o) {
+  return make({.stages = {256}, .encoder = {.layers = 6, .heads = 4, .width = 256, .hidden = 512}},
+              std::move(o));
+}
+std::unique_ptr<Classifier> make_cct_7_3x1(OptionTaker o) {
+  return make({.stages = {256}, .encoder = {.layers = 7, .heads = 4, .width = 256, .hidden = 512}},
+              std::move(o));
 }
 
 }  // namespace weft::models

@@ -28,8 +28,9 @@ class CompactTransformer : public Classifier {
  public:
   explicit CompactTransformer(const CompactConfig& config);
   Tensor forward(const Tensor& images) override;
-  nn::Segments segments() override;
+  nn::ModelStructure structure() override;
   Matmuls forward_matmuls(int64_t images) const override;
+  nlohmann::ordered_json architecture() const override;
 
   CompactConfig config;
   Tensor class_token;    // [1, 1, W], or undefined

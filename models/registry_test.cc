@@ -1,8 +1,11 @@
 #include "models/registry.h"
 
+#include <algorithm>
 #include <catch2/catch.hpp>
 
+#include "autograd/ops.h"
 #include "autograd/random.h"
+#include "nn/layers.h"
 
 namespace weft::models {
 namespace {
@@ -62,6 +65,54 @@ TEST_CASE("the matrix products of a batch are as many times those of an image") 
     double batch = 0;
     for (const Matmul& matmul : model->forward_matmuls(5)) batch += matmul.flops();
     CHECK(batch == 5 * model->forward_matmul_flops());
+  }
+}
+
+TEST_CASE("models say what others have to know of them") {
+  const auto [name, options, layers] = GENERATE(table<std::string, ModelOptions, int64_t>(
+      {{"vit_b_16",
+        {.image_size = 8,
+         .classes = 3,
+         .patch = 4,
+         .layers = 3,
+         .heads = 2,
+         .width = 8,
+         .hidden = 16},
+        3},
+       {"vit_lite_7_4", {.image_size = 16, .classes = 3}, 7},
+       {"cct_2_3x3", {.image_size = 16, .classes = 3}, 2},
+       {"resnet8", {.classes = 3}, 0}}));
+  CAPTURE(name);
+  const auto model = make_model(name, options);
+  model->eval();
+  const nn::ModelStructure structure = model->structure();
+  const NamedTensors state = model->state_dict();
+  for (const auto& [tensor, value] : state) {
+    CAPTURE(tensor);
+    CHECK(std::ranges::count_if(structure.segments, [&, &named = tensor](const auto& segment) {
+            return nn::owns(segment, named);
+          }) == 1);
+  }
+  const NoGrad guard;
+  const Tensor images =
+      ops::randn({2, model->channels(), model->image_size(), model->image_size()});
+  Tensor x = images;
+  for (const nn::Segment& segment : structure.segments) x = segment.forward(x);
+  CHECK(x.to_vector() == (*model)(images).to_vector());
+
+  CHECK(structure.layers == layers);
+  CHECK(structure.mlps.size() == static_cast<size_t>(layers));
+  CHECK((structure.tokens.count > 0) == (layers > 0));
+  if (layers > 0) CHECK(structure.segments.size() == static_cast<size_t>(layers) + 2);
+  CHECK(structure.head->weight.size(0) == 3);
+  for (const std::string& embedding : structure.embeddings) {
+    CHECK(std::ranges::count(state, embedding, &NamedTensors::value_type::first) == 1);
+  }
+  const NamedTensors again = structure.replica()->state_dict();
+  REQUIRE(again.size() == state.size());
+  for (size_t i = 0; i < state.size(); ++i) {
+    CHECK(again[i].first == state[i].first);
+    CHECK(again[i].second.shape() == state[i].second.shape());
   }
 }
 

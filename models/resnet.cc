@@ -1,5 +1,8 @@
 #include "models/resnet.h"
 
+#include <nlohmann/json.hpp>
+
+#include "models/option_taker.h"
 #include "nn/init.h"
 
 namespace weft::models {
@@ -7,8 +10,9 @@ namespace {
 
 constexpr int64_t kExpansion = 4;  // channels out of a bottleneck, in multiples of its width
 
+/// Of convolutions without biases: batch normalisation has them.
 nn::Conv2dOptions same_padding(int64_t kernel, int64_t stride) {
-  return {.stride = stride, .padding = kernel / 2, .bias = false};
+  return {.stride = stride, .padding = kernel / 2};
 }
 
 Matmul matmul_of(const nn::Conv2d& conv, int64_t& side) {
@@ -32,13 +36,13 @@ ResidualBlock::ResidualBlock(int64_t in, int64_t width, int64_t stride, bool bot
   for (size_t i = 0; i < plan.size(); ++i) {
     const Layer& l = plan[i];
     const std::string number = std::to_string(i + 1);
-    auto& conv =
-        add<nn::Conv2d>("conv" + number, l.in, l.out, l.kernel, same_padding(l.kernel, l.stride));
+    auto& conv = add<nn::Conv2d>("conv" + number, l.in, l.out, l.kernel,
+                                 same_padding(l.kernel, l.stride), false);
     layers_.emplace_back(&conv, &add<nn::BatchNorm2d>("bn" + number, l.out));
   }
   if (stride != 1 || in != out) {
     downsample_ = &add<nn::Sequential>("downsample");
-    downsample_->append<nn::Conv2d>(in, out, 1, same_padding(1, stride));
+    shortcut_ = &downsample_->append<nn::Conv2d>(in, out, 1, same_padding(1, stride), false);
     downsample_->append<nn::BatchNorm2d>(out);
   }
 }
@@ -55,9 +59,9 @@ Tensor ResidualBlock::forward(const Tensor& x) {
 
 Matmuls ResidualBlock::forward_matmuls(int64_t& side) const {
   Matmuls all;
-  if (downsample_) {
+  if (shortcut_) {
     int64_t own = side;
-    all.push_back(matmul_of(dynamic_cast<const nn::Conv2d&>((*downsample_)[0]), own));
+    all.push_back(matmul_of(*shortcut_, own));
   }
   for (const auto& [conv, norm] : layers_) all.push_back(matmul_of(*conv, side));
   return all;
@@ -67,9 +71,9 @@ ResNet::ResNet(const ResNetConfig& config)
     : Classifier(config.image_size, config.channels, config.classes),
       config(config),
       conv1(config.large_stem ? add<nn::Conv2d>("conv1", config.channels, config.widths.at(0), 7,
-                                                same_padding(7, 2))
+                                                same_padding(7, 2), false)
                               : add<nn::Conv2d>("conv1", config.channels, config.widths.at(0), 3,
-                                                same_padding(3, 1))),
+                                                same_padding(3, 1), false)),
       bn1(add<nn::BatchNorm2d>("bn1", config.widths.at(0))) {
   WEFT_CHECK(config.blocks.size() == config.widths.size(),
              "ResNet: {} stages of blocks, but {} widths", config.blocks.size(),
@@ -105,15 +109,19 @@ Tensor ResNet::forward(const Tensor& images) {
   return head(x);
 }
 
-nn::Segments ResNet::segments() {
-  nn::Segments all = {
+nn::ModelStructure ResNet::structure() {
+  nn::ModelStructure structure(nn::wrap_modules<ResidualBlock>());
+  structure.segments = {
       {"stem", [this](const Tensor& images) { return stem(images); }, {"conv1", "bn1"}}};
   for (const auto& [name, module] : named_modules()) {
-    auto* const block = dynamic_cast<ResidualBlock*>(module);
-    if (block) all.push_back({name, [block](const Tensor& x) { return (*block)(x); }, {name}});
+    if (!structure.units(name, *module)) continue;
+    structure.segments.push_back(
+        {name, [block = module](const Tensor& x) { return (*block)(x); }, {name}});
   }
-  all.push_back({"head", [this](const Tensor& x) { return head(x); }, {"fc"}});
-  return all;
+  structure.segments.push_back({"head", [this](const Tensor& x) { return head(x); }, {"fc"}});
+  structure.head = fc;
+  structure.replica = [config = config] { return std::make_unique<ResNet>(config); };
+  return structure;
 }
 
 Matmuls ResNet::forward_matmuls(int64_t images) const {
@@ -126,6 +134,30 @@ Matmuls ResNet::forward_matmuls(int64_t images) const {
   all.push_back({.name = "fc", .m = 1, .n = config.classes, .k = fc->weight.size(1)});
   for (Matmul& matmul : all) matmul.m *= images;
   return all;
+}
+
+nlohmann::ordered_json ResNet::architecture() const {
+  return {{"blocks", config.blocks},         {"widths", config.widths},
+          {"bottleneck", config.bottleneck}, {"large_stem", config.large_stem},
+          {"image_size", config.image_size}, {"channels", config.channels},
+          {"classes", config.classes}};
+}
+
+namespace {
+
+std::unique_ptr<Classifier> make(ResNetConfig config, OptionTaker options) {
+  options.take_image(config);
+  options.finish();
+  return std::make_unique<ResNet>(config);
+}
+
+}  // namespace
+
+std::unique_ptr<Classifier> make_resnet8(OptionTaker o) {
+  return make(ResNetConfig::resnet8(), std::move(o));
+}
+std::unique_ptr<Classifier> make_resnet50(OptionTaker o) {
+  return make(ResNetConfig::resnet50(), std::move(o));
 }
 
 }  // namespace weft::models

@@ -42,14 +42,16 @@ class ResidualBlock : public nn::Module {
  private:
   std::vector<std::pair<nn::Conv2d*, nn::BatchNorm2d*>> layers_;
   nn::Sequential* downsample_ = nullptr;
+  nn::Conv2d* shortcut_ = nullptr;  // its convolution
 };
 
 class ResNet : public Classifier {
  public:
   explicit ResNet(const ResNetConfig& config);
   Tensor forward(const Tensor& images) override;
-  nn::Segments segments() override;
+  nn::ModelStructure structure() override;
   Matmuls forward_matmuls(int64_t images) const override;
+  nlohmann::ordered_json architecture() const override;
 
   ResNetConfig config;
   nn::Conv2d& conv1;

@@ -1,8 +1,10 @@
 #include "models/vit.h"
 
 #include <cmath>
+#include <nlohmann/json.hpp>
 
 #include "autograd/checkpoint.h"
+#include "models/option_taker.h"
 #include "nn/init.h"
 #include "nn/meta.h"
 
@@ -91,29 +93,49 @@ Tensor Encoder::forward(const Tensor& input) {
   return stream.branch.defined() ? ln.forward_add(stream.branch, stream.x).second : ln(stream.x);
 }
 
-nn::Segments Encoder::layer_segments(const std::string& path) {
-  nn::Segments segments;
+nn::ModelStructure Encoder::structure_between(nn::Segment embedding, nn::Segment head) {
+  nn::ModelStructure structure(nn::wrap_modules<EncoderBlock>());
+  structure.segments.push_back(std::move(embedding));
   for (size_t i = 0; i < blocks_.size(); ++i) {
     EncoderBlock* const block = blocks_[i];
-    const std::string name = "layers.encoder_layer_" + std::to_string(i);
+    const std::string name = "encoder.layers.encoder_layer_" + std::to_string(i);
     const auto forward = [this, block](const Tensor& x) {
       if (!this->config.checkpoint_activations) return (*block)(x);
       return checkpoint([block](const Tensors& in) { return (*block)(in[0]); }, {x});
     };
-    segments.push_back({path + name, forward, {path + name}});
+    structure.segments.push_back({name, forward, {name}});
+    structure.mlps.emplace_back(&block->mlp.fc1, &block->mlp.fc2);
   }
-  return segments;
+  structure.segments.push_back(std::move(head));
+  structure.layers = config.layers;
+  structure.tokens = {.begin = &dropout, .end = this, .between = {&layers, &ln}, .count = tokens};
+  structure.positions = {.name = "encoder.pos_embedding"};
+  structure.embeddings = {structure.positions.name};
+  return structure;
 }
 
 Matmuls Encoder::forward_matmuls(int64_t images) const {
-  const int64_t rows = images * tokens, n = config.layers, w = config.width, h = config.hidden,
-                depth = w / config.heads, batch = images * config.heads;
-  return {{.name = "in_proj", .m = rows, .n = 3 * w, .k = w, .count = n},
-          {.name = "scores", .m = tokens, .n = tokens, .k = depth, .batch = batch, .count = n},
-          {.name = "mixture", .m = tokens, .n = depth, .k = tokens, .batch = batch, .count = n},
-          {.name = "out_proj", .m = rows, .n = w, .k = w, .count = n},
-          {.name = "mlp.0", .m = rows, .n = h, .k = w, .count = n},
-          {.name = "mlp.3", .m = rows, .n = w, .k = h, .count = n}};
+  const int64_t w = config.width, h = config.hidden, depth = w / config.heads;
+  const auto linear = [&](const char* name, int64_t out, int64_t in, Role role) {
+    return Matmul{.name = name,
+                  .m = images * tokens,
+                  .n = out,
+                  .k = in,
+                  .count = config.layers,
+                  .role = role};
+  };
+  const auto of_heads = [&](const char* name, int64_t columns, int64_t inner) {
+    return Matmul{.name = name,
+                  .m = tokens,
+                  .n = columns,
+                  .k = inner,
+                  .batch = images * config.heads,
+                  .count = config.layers,
+                  .role = Role::kHeads};
+  };
+  return {linear("in_proj", 3 * w, w, Role::kColumns), of_heads("scores", tokens, depth),
+          of_heads("mixture", depth, tokens),          linear("out_proj", w, w, Role::kRows),
+          linear("mlp.0", h, w, Role::kColumns),       linear("mlp.3", w, h, Role::kRows)};
 }
 
 VisionTransformer::VisionTransformer(const VitConfig& config)
@@ -138,9 +160,9 @@ VisionTransformer::VisionTransformer(const VitConfig& config)
     heads.add<nn::Tanh>("act");
     width = config.representation;
   }
-  auto& head = heads.add<nn::Linear>("head", width, config.classes);
-  nn::init::zeros(head.weight);
-  nn::init::zeros(head.bias);
+  head = &heads.add<nn::Linear>("head", width, config.classes);
+  nn::init::zeros(head->weight);
+  nn::init::zeros(head->bias);
 }
 
 Tensor VisionTransformer::tokens(const Tensor& images) {
@@ -152,15 +174,19 @@ Tensor VisionTransformer::forward(const Tensor& images) {
   return heads(ops::select(encoder(tokens(images)), 1, 0));  // [B, classes]
 }
 
-nn::Segments VisionTransformer::segments() {
-  nn::Segments all = encoder.layer_segments("encoder.");
-  all.insert(all.begin(), {"embedding",
-                           [this](const Tensor& images) { return encoder.embed(tokens(images)); },
-                           {"class_token", "conv_proj", "encoder.pos_embedding"}});
-  all.push_back({"head",
-                 [this](const Tensor& x) { return heads(ops::select(encoder.ln(x), 1, 0)); },
-                 {"encoder.ln", "heads"}});
-  return all;
+nn::ModelStructure VisionTransformer::structure() {
+  nn::ModelStructure structure = encoder.structure_between(
+      {"embedding",
+       [this](const Tensor& images) { return encoder.embed(tokens(images)); },
+       {"class_token", "conv_proj", "encoder.pos_embedding"}},
+      {"head",
+       [this](const Tensor& x) { return heads(ops::select(encoder.ln(x), 1, 0)); },
+       {"encoder.ln", "heads"}});
+  structure.positions.prefix = 1;
+  structure.embeddings.push_back("class_token");
+  structure.head = head;
+  structure.replica = [config = config] { return std::make_unique<VisionTransformer>(config); };
+  return structure;
 }
 
 Matmuls VisionTransformer::forward_matmuls(int64_t images) const {
@@ -175,6 +201,34 @@ Matmuls VisionTransformer::forward_matmuls(int64_t images) const {
   return all;
 }
 
+nlohmann::ordered_json VisionTransformer::architecture() const {
+  nlohmann::ordered_json json = architecture_of(config.encoder);
+  json["image_size"] = config.image_size;
+  json["channels"] = config.channels;
+  json["patch"] = config.patch;
+  json["classes"] = config.classes;
+  return json;
+}
+
+void take_encoder(OptionTaker& options, EncoderConfig& config) {
+  options.take(&ModelOptions::layers, config.layers);
+  options.take(&ModelOptions::heads, config.heads);
+  options.take(&ModelOptions::width, config.width);
+  options.take(&ModelOptions::hidden, config.hidden);
+  options.take(&ModelOptions::dropout, config.dropout);
+  options.take(&ModelOptions::attention_dropout, config.attention_dropout);
+  options.take(&ModelOptions::drop_path, config.drop_path);
+  options.take(&ModelOptions::layer_norm_eps, config.layer_norm_eps);
+  options.take(&ModelOptions::checkpoint_activations, config.checkpoint_activations);
+}
+
+nlohmann::ordered_json architecture_of(const EncoderConfig& config) {
+  return {{"layers", config.layers},
+          {"heads", config.heads},
+          {"width", config.width},
+          {"hidden", config.hidden}};
+}
+
 Tensor tokens_of(const Tensor& maps) { return ops::transpose(ops::flatten(maps, 2), 1, 2); }
 
 Tensor prepend_token(const Tensor& token, const Tensor& x) {
@@ -185,6 +239,29 @@ int64_t patch_count(std::string_view model, int64_t image_size, int64_t patch) {
   WEFT_CHECK(patch > 0 && image_size % patch == 0,
              "{}: patches of {} pixels do not tile images of {}", model, patch, image_size);
   return (image_size / patch) * (image_size / patch);
+}
+
+namespace {
+
+std::unique_ptr<Classifier> make(VitConfig config, OptionTaker options) {
+  options.take_image(config);
+  take_encoder(options, config.encoder);
+  options.take(&ModelOptions::patch, config.patch);
+  options.take(&ModelOptions::representation, config.representation);
+  options.finish();
+  return std::make_unique<VisionTransformer>(config);
+}
+
+}  // namespace
+
+std::unique_ptr<Classifier> make_vit_b_16(OptionTaker o) {
+  return make(VitConfig::b_16(), std::move(o));
+}
+std::unique_ptr<Classifier> make_vit_b_32(OptionTaker o) {
+  return make(VitConfig::b_32(), std::move(o));
+}
+std::unique_ptr<Classifier> make_vit_l_16(OptionTaker o) {
+  return make(VitConfig::l_16(), std::move(o));
 }
 
 }  // namespace weft::models

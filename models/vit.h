@@ -12,6 +12,8 @@
 
 namespace weft::models {
 
+class OptionTaker;
+
 struct EncoderConfig {
   int64_t layers = 12;
   int64_t heads = 12;
@@ -65,8 +67,8 @@ class Encoder : public nn::Module {
   Tensor forward(const Tensor& x) override;
   /// What stands in front of the layers: position embedding and dropout.
   Tensor embed(const Tensor& x);
-  /// The layers alone, each as a chain's part, under their names below `path`.
-  nn::Segments layer_segments(const std::string& path);
+  /// Of the model whose child "encoder" it is, in a chain of `embedding`, the layers and `head`.
+  nn::ModelStructure structure_between(nn::Segment embedding, nn::Segment head);
   /// The matrix products of its layers.
   Matmuls forward_matmuls(int64_t images) const;
 
@@ -100,19 +102,24 @@ class VisionTransformer : public Classifier {
  public:
   explicit VisionTransformer(const VitConfig& config);
   Tensor forward(const Tensor& images) override;
-  nn::Segments segments() override;
+  nn::ModelStructure structure() override;
   Matmuls forward_matmuls(int64_t images) const override;
+  nlohmann::ordered_json architecture() const override;
 
   VitConfig config;
   Tensor class_token;  // [1, 1, W]
   nn::Conv2d& conv_proj;
   Encoder& encoder;
   nn::Sequential& heads;
+  nn::Linear* head;  // the last of them
 
  private:
   Tensor tokens(const Tensor& images);  // [B, T, W]
 };
 
+/// Takes what encoders have of options, and says what they have of an architecture.
+void take_encoder(OptionTaker& options, EncoderConfig& config);
+nlohmann::ordered_json architecture_of(const EncoderConfig& config);
 /// Tokens [B, positions, W] of feature maps [B, W, rows, columns], row by row.
 Tensor tokens_of(const Tensor& maps);
 /// Tokens with a learned one [1, 1, W] in front.

@@ -78,7 +78,7 @@ TEST_CASE("MultiheadAttention has PyTorch's parameters and defaults") {
   CHECK(p[3].first == "out_proj.bias");
   CHECK(p[3].second.to_vector() == std::vector<double>(8, 0));
   for (double v : p[0].second.to_vector()) CHECK(std::abs(v) <= std::sqrt(6.0 / 32));
-  CHECK(MultiheadAttention(8, 2, {.bias = false}).parameters().size() == 2);
+  CHECK(MultiheadAttention(8, 2, {}, false).parameters().size() == 2);
   CHECK_THROWS_WITH(MultiheadAttention(8, 3),
                     "MultiheadAttention: width 8 is not a multiple of 3 heads");
 }

@@ -4,7 +4,7 @@
 
 #include "nn/init.h"
 #include "nn/meta.h"
-#include "nn/segment.h"
+#include "nn/structure.h"
 
 namespace weft::nn {
 namespace {
@@ -55,21 +55,18 @@ Tensor BatchNorm2d::forward(const Tensor& x) {
   return ops::batch_norm(x, weight, bias, running_mean, running_var, is_training(), momentum, eps);
 }
 
-Conv2d::Conv2d(int64_t in, int64_t out, Size2d kernel, const Conv2dOptions& given) {
+Conv2d::Conv2d(int64_t in, int64_t out, Size2d kernel, const Conv2dOptions& options, bool with_bias)
+    : options(options) {
   check_positive("Conv2d", "in", in);
   check_positive("Conv2d", "out", out);
-  check_positive("Conv2d", "groups", given.groups);
-  check_positive("Conv2d", "the kernel", std::min(kernel.height, kernel.width));
-  WEFT_CHECK(in % given.groups == 0 && out % given.groups == 0,
-             "Conv2d: {} groups do not divide {} and {} channels", given.groups, in, out);
-  options = {.stride = given.stride.array(),
-             .padding = given.padding.array(),
-             .dilation = given.dilation.array(),
-             .groups = given.groups};
-  const Shape shape = {out, in / given.groups, kernel.height, kernel.width};
+  check_positive("Conv2d", "groups", options.groups);
+  check_positive("Conv2d", "the kernel", std::min(kernel[0], kernel[1]));
+  WEFT_CHECK(in % options.groups == 0 && out % options.groups == 0,
+             "Conv2d: {} groups do not divide {} and {} channels", options.groups, in, out);
+  const Shape shape = {out, in / options.groups, kernel[0], kernel[1]};
   const int64_t fan_in = shape[1] * shape[2] * shape[3];
   weight = parameter("weight", uniform_of_fan_in(shape, fan_in));
-  if (given.bias) bias = parameter("bias", uniform_of_fan_in({out}, fan_in));
+  if (with_bias) bias = parameter("bias", uniform_of_fan_in({out}, fan_in));
 }
 
 Embedding::Embedding(int64_t count, int64_t width)
@@ -88,27 +85,23 @@ Tensor DropPath::forward(const Tensor& x) {
 }
 
 MaxPool2d::MaxPool2d(Size2d kernel, std::optional<Size2d> stride, Size2d padding)
-    : options{.kernel = kernel.array(),
-              .stride = stride.value_or(kernel).array(),
-              .padding = padding.array()} {}
+    : options{.kernel = kernel, .stride = stride.value_or(kernel), .padding = padding} {}
 
 AvgPool2d::AvgPool2d(Size2d kernel, std::optional<Size2d> stride, Size2d padding,
                      bool count_include_pad)
-    : options{.kernel = kernel.array(),
-              .stride = stride.value_or(kernel).array(),
-              .padding = padding.array(),
+    : options{.kernel = kernel,
+              .stride = stride.value_or(kernel),
+              .padding = padding,
               .count_include_pad = count_include_pad} {}
 
 MultiheadAttention::MultiheadAttention(int64_t width, int64_t heads,
-                                       const AttentionOptions& options)
-    : out_proj(add<Linear>("out_proj", width, width, options.bias)),
-      heads(heads),
-      options(options) {
+                                       const AttentionOptions& options, bool with_bias)
+    : out_proj(add<Linear>("out_proj", width, width, with_bias)), heads(heads), options(options) {
   WEFT_CHECK(heads > 0 && width % heads == 0,
              "MultiheadAttention: width {} is not a multiple of {} heads", width, heads);
   check_probability("MultiheadAttention", options.dropout);
   in_proj_weight = parameter("in_proj_weight", init::xavier_uniform(blank({3 * width, width})));
-  if (options.bias) {
+  if (with_bias) {
     in_proj_bias = parameter("in_proj_bias", init::zeros(blank({3 * width})));
     init::zeros(out_proj.bias);
   }
@@ -116,8 +109,13 @@ MultiheadAttention::MultiheadAttention(int64_t width, int64_t heads,
 
 Tensor MultiheadAttention::forward(const Tensor& x) {
   const Tensor qkv = ops::linear(x, in_proj_weight, in_proj_bias);
-  return out_proj(ops::self_attention(
-      qkv, heads, {.causal = options.causal, .dropout = is_training() ? options.dropout : 0}));
+  return out_proj(ops::self_attention(qkv, heads, current_options()));
+}
+
+AttentionOptions MultiheadAttention::current_options() const {
+  AttentionOptions current = options;
+  if (!is_training()) current.dropout = 0;
+  return current;
 }
 
 Tensor Sequential::forward(const Tensor& x) {
@@ -126,14 +124,10 @@ Tensor Sequential::forward(const Tensor& x) {
   return y;
 }
 
-Segments segments_of(Sequential& chain) {
-  Segments segments;
-  for (const auto& [name, module] : chain.named_modules()) {
-    if (name.empty() || name.find('.') != std::string::npos) continue;
-    Module* const child = module;
-    segments.push_back({name, [child](const Tensor& x) { return (*child)(x); }, {name}});
-  }
-  return segments;
+ModelStructure Sequential::structure() {
+  ModelStructure structure;
+  structure.segments = segments_of(*this);
+  return structure;
 }
 
 Module& Sequential::operator[](int64_t i) {

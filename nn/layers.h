@@ -2,7 +2,6 @@
 // distributions are PyTorch's.
 #pragma once
 
-#include <array>
 #include <memory>
 
 #include "autograd/ops.h"
@@ -10,14 +9,9 @@
 
 namespace weft::nn {
 
-/// A height and a width; one number stands for both.
-struct Size2d {
-  int64_t height, width;
-
-  Size2d(int64_t both) : height(both), width(both) {}
-  Size2d(int64_t height, int64_t width) : height(height), width(width) {}
-  std::array<int64_t, 2> array() const { return {height, width}; }
-};
+using ops::AttentionOptions;
+using ops::Conv2dOptions;
+using ops::Size2d;
 
 /// x W^T + b: weight [out, in], bias [out].
 class Linear : public Module {
@@ -55,21 +49,14 @@ class BatchNorm2d : public Module {
   double eps, momentum;
 };
 
-struct Conv2dOptions {
-  Size2d stride = 1;
-  Size2d padding = 0;
-  Size2d dilation = 1;
-  int64_t groups = 1;
-  bool bias = true;
-};
-
 /// weight [out, in / groups, Kh, Kw], bias [out].
 class Conv2d : public Module {
  public:
-  Conv2d(int64_t in, int64_t out, Size2d kernel, const Conv2dOptions& options = {});
+  Conv2d(int64_t in, int64_t out, Size2d kernel, const Conv2dOptions& options = {},
+         bool with_bias = true);
   Tensor forward(const Tensor& x) override { return ops::conv2d(x, weight, bias, options); }
   Tensor weight, bias;
-  ops::Conv2dOptions options;
+  Conv2dOptions options;
 };
 
 /// Rows of weight [count, width] at integer indices.
@@ -147,18 +134,15 @@ class Identity : public Module {
   Tensor forward(const Tensor& x) override { return x; }
 };
 
-struct AttentionOptions {
-  double dropout = 0;  // of the attention weights, in training
-  bool bias = true;
-  bool causal = false;
-};
-
 /// Multi-head self-attention of x [B, T, width]: in_proj_weight [3 width, width] holds the rows of
 /// q, k and v one after another. width must be a multiple of heads.
 class MultiheadAttention : public Module {
  public:
-  MultiheadAttention(int64_t width, int64_t heads, const AttentionOptions& options = {});
+  MultiheadAttention(int64_t width, int64_t heads, const AttentionOptions& options = {},
+                     bool with_bias = true);
   Tensor forward(const Tensor& x) override;
+  /// The options of this pass: no dropout in evaluation.
+  AttentionOptions current_options() const;
   Tensor in_proj_weight, in_proj_bias;
   Linear& out_proj;
   int64_t heads;
@@ -173,6 +157,8 @@ class Sequential : public Module {
     (append(std::move(modules)), ...);
   }
   Tensor forward(const Tensor& x) override;
+  /// A segment for each child.
+  ModelStructure structure() override;
 
   void append(std::unique_ptr<Module> module) { add_child(next_name(), std::move(module)); }
   template <class T, class... Args>

@@ -6,6 +6,7 @@
 
 #include "autograd/random.h"
 #include "nn/init.h"
+#include "nn/structure.h"
 
 namespace weft::nn {
 namespace {
@@ -65,7 +66,7 @@ TEST_CASE("Conv2d slides its kernel") {
   CHECK(largest(layer.weight) <= 1 / std::sqrt(3.0));
   CHECK(layer(Tensor::zeros({1, 2, 5, 7})).shape() == Shape{1, 4, 5, 4});
 
-  Conv2d box(1, 1, 2, {.bias = false});
+  Conv2d box(1, 1, 2, {}, false);
   init::ones(box.weight);
   CHECK(box(counting({1, 1, 3, 3})).to_vector() == std::vector<double>{8, 12, 20, 24});
   CHECK_FALSE(box.bias.defined());
@@ -135,6 +136,22 @@ TEST_CASE("activations and shapes") {
   CHECK(SiLU()(x).to_vector()[2] == Approx(2 / (1 + std::exp(-2.0))));
   CHECK(Tanh()(x).to_vector()[2] == Approx(std::tanh(2.0)));
   CHECK(Flatten()(Tensor::zeros({2, 3, 4})).shape() == Shape{2, 12});
+}
+
+TEST_CASE("a sequence says that it is a chain, and a module that says nothing has no structure") {
+  Sequential chain;
+  chain.append<Linear>(3, 4);
+  chain.append<ReLU>();
+  const ModelStructure structure = chain.structure();
+  REQUIRE(structure.segments.size() == 2);
+  CHECK(owns(structure.segments[0], "0.weight"));
+  CHECK_FALSE(owns(structure.segments[0], "01.weight"));
+  CHECK_FALSE(owns(structure.segments[1], "0.weight"));
+  CHECK(wrap_modules<Linear, LayerNorm>()("0", chain[0]));
+  CHECK_FALSE(wrap_modules<Linear, LayerNorm>()("1", chain[1]));
+  const ModelStructure none = chain[0].structure();
+  CHECK(none.segments.empty());
+  CHECK(!none.units);
 }
 
 }  // namespace

@@ -8,8 +8,7 @@ thread_local bool is_meta = false;
 }  // namespace
 
 Tensor meta(const Shape& shape, DType dtype, Device device) {
-  const size_t bytes = static_cast<size_t>(numel(shape)) * itemsize(dtype);
-  const auto storage = std::make_shared<Storage>(bytes, device, [] {
+  const auto storage = std::make_shared<Storage>(nbytes(shape, dtype), device, [] {
     WEFT_FAIL("a tensor on the meta device has no elements; what wraps its module gives it some");
   });
   return Tensor::view_of(storage, shape, contiguous_strides(shape), 0, dtype);

@@ -3,17 +3,21 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <iterator>
 #include <unordered_map>
 #include <unordered_set>
 
 #include "autograd/ops.h"
 #include "nn/meta.h"
+#include "nn/structure.h"
 
 namespace weft::nn {
 
 Tensor Module::forward(const Tensor&) {
   WEFT_FAIL("Module: this module has no forward of one tensor");
 }
+
+ModelStructure Module::structure() { return {}; }
 
 void Module::check_name(std::string_view name) const {
   WEFT_CHECK(!name.empty() && name.find('.') == std::string_view::npos,
@@ -46,17 +50,36 @@ Tensor Module::buffer(std::string_view name, Tensor tensor) {
   return tensor;
 }
 
-/// Calls visitor(prefix, module) for this module and its descendants.
-template <class Visit>
-void Module::visit(const std::string& prefix, Visit&& visitor) const {
-  visitor(prefix, *this);
-  for (const auto& [name, child] : children_) child->visit(prefix + name + ".", visitor);
+// However deep the tree, neither this nor a visit recurses: children are taken from a module before
+// it goes.
+Module::~Module() {
+  auto pending = std::move(children_);
+  while (!pending.empty()) {
+    const std::unique_ptr<Module> module = std::move(pending.back().second);
+    pending.pop_back();
+    std::ranges::move(module->children_, std::back_inserter(pending));
+    module->children_.clear();
+  }
+}
+
+/// Calls visitor(prefix, module) for a module and its descendants, each before its children.
+template <class Root, class Visit>
+void Module::visit(Root& root, Visit&& visitor) {
+  std::vector<std::pair<std::string, Root*>> pending = {{"", &root}};
+  while (!pending.empty()) {
+    const auto [prefix, module] = std::move(pending.back());
+    pending.pop_back();
+    visitor(prefix, *module);
+    for (auto child = module->children_.rbegin(); child != module->children_.rend(); ++child) {
+      pending.emplace_back(prefix + child->first + ".", child->second.get());
+    }
+  }
 }
 
 NamedTensors Module::named_parameters() const {
   NamedTensors all;
   std::unordered_set<const void*> seen;
-  visit("", [&](const std::string& prefix, const Module& module) {
+  visit(*this, [&](const std::string& prefix, const Module& module) {
     for (const auto& [name, tensor] : module.parameters_) {
       if (seen.insert(tensor.id()).second) all.emplace_back(prefix + name, tensor);
     }
@@ -72,19 +95,17 @@ Tensors Module::parameters() const {
 
 NamedTensors Module::named_buffers() const {
   NamedTensors all;
-  visit("", [&](const std::string& prefix, const Module& module) {
+  visit(*this, [&](const std::string& prefix, const Module& module) {
     for (const auto& [name, tensor] : module.buffers_) all.emplace_back(prefix + name, tensor);
   });
   return all;
 }
 
 std::vector<std::pair<std::string, Module*>> Module::named_modules() {
-  std::vector<std::pair<std::string, Module*>> all = {{"", this}};
-  for (const auto& [name, child] : children_) {
-    for (auto& [path, module] : child->named_modules()) {
-      all.emplace_back(path.empty() ? name : name + "." + path, module);
-    }
-  }
+  std::vector<std::pair<std::string, Module*>> all;
+  visit(*this, [&](const std::string& prefix, Module& module) {
+    all.emplace_back(prefix.substr(0, prefix.rfind('.')), &module);
+  });
   return all;
 }
 
@@ -96,7 +117,7 @@ int64_t Module::num_parameters() const {
 
 NamedTensors Module::state_dict() const {
   NamedTensors state;
-  visit("", [&](const std::string& prefix, const Module& module) {
+  visit(*this, [&](const std::string& prefix, const Module& module) {
     for (const auto& [name, tensor] : module.parameters_)
       state.emplace_back(prefix + name, tensor.alias());
     for (const auto& [name, tensor] : module.buffers_)
@@ -109,7 +130,7 @@ void Module::adapt_state(const std::string&, NamedTensors&) const {}
 
 LoadResult Module::load_state_dict(const NamedTensors& state, const LoadOptions& options) {
   NamedTensors source = state;
-  visit("", [&](const std::string& prefix, const Module& module) {
+  visit(*this, [&](const std::string& prefix, const Module& module) {
     module.adapt_state(prefix, source);
   });
   std::unordered_map<std::string, Tensor> by_name;
@@ -155,8 +176,7 @@ LoadResult Module::load_state_dict(const NamedTensors& state, const LoadOptions&
 }
 
 Module& Module::train(bool mode) {
-  training_ = mode;
-  for (const auto& [name, child] : children_) child->train(mode);
+  visit(*this, [mode](const std::string&, Module& module) { module.training_ = mode; });
   return *this;
 }
 

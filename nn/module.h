@@ -23,9 +23,11 @@
 #include <vector>
 
 #include "autograd/tape.h"
-#include "nn/named_tensors.h"
+#include "core/named_tensors.h"
 
 namespace weft::nn {
+
+struct ModelStructure;
 
 struct LoadOptions {
   bool strict = true;  // false: missing and unexpected keys are reported, not refused
@@ -40,7 +42,7 @@ struct LoadResult {
 class Module {
  public:
   Module() = default;
-  virtual ~Module() = default;
+  virtual ~Module();
   Module(const Module&) = delete;
   Module& operator=(const Module&) = delete;
 
@@ -48,11 +50,15 @@ class Module {
   virtual Tensor forward(const Tensor& x);
   Tensor operator()(const Tensor& x) { return stand_in_ ? stand_in_(x) : forward(x); }
   /// Calls `function` in place of forward() wherever the module is called: how a layer is cut over
-  /// ranks without its owner's knowledge (dist/tensor_parallel.h).
+  /// ranks without its owner's knowledge (dist/model_parallel/tensor_parallel.h).
   void set_stand_in(std::function<Tensor(const Tensor&)> function) {
     stand_in_ = std::move(function);
   }
   bool has_stand_in() const { return stand_in_ != nullptr; }
+
+  /// What strategies, fine-tuning and the planner have to know of it (nn/structure.h). A module
+  /// that does not say has no structure.
+  virtual ModelStructure structure();
 
   /// Each parameter once, under its first name.
   NamedTensors named_parameters() const;
@@ -107,8 +113,8 @@ class Module {
 
  private:
   void check_name(std::string_view name) const;
-  template <class Visit>
-  void visit(const std::string& prefix, Visit&& visitor) const;
+  template <class Root, class Visit>
+  static void visit(Root& root, Visit&& visitor);
   template <class Convert>
   void convert(Convert&& converted);
 

@@ -160,6 +160,29 @@ TEST_CASE("to converts parameters, gradients and floating buffers behind existin
   CHECK_THROWS_WITH(net.to(DType::i64), "Module::to: expected a floating dtype, got i64");
 }
 
+class Chain : public Module {
+ public:
+  Chain() : weight(parameter("w", Tensor::zeros({1}))) {}
+  void append(std::unique_ptr<Module> child) { add_child("m", std::move(child)); }
+  Tensor weight;
+};
+
+TEST_CASE("a tree of ten thousand levels is walked and freed without recursion") {
+  auto root = std::make_unique<Chain>();
+  for (int level = 1; level < 10000; ++level) {
+    auto parent = std::make_unique<Chain>();
+    parent->append(std::move(root));
+    root = std::move(parent);
+  }
+  CHECK(root->parameters().size() == 10000);
+  const auto modules = root->named_modules();
+  REQUIRE(modules.size() == 10000);
+  CHECK(modules[2].first == "m.m");
+  CHECK(modules.back().first.size() == 2 * 9999 - 1);
+  root->eval();
+  CHECK_FALSE(modules.back().second->is_training());
+}
+
 TEST_CASE("zero_grad drops gradients and requires_grad_ freezes") {
   manual_seed(4);
   Mlp mlp(2, 3);

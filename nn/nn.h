@@ -1,7 +1,8 @@
 // Everything of weft::nn.
 #pragma once
 
-#include "nn/init.h"    // IWYU pragma: export
-#include "nn/layers.h"  // IWYU pragma: export
-#include "nn/loss.h"    // IWYU pragma: export
-#include "nn/module.h"  // IWYU pragma: export
+#include "nn/init.h"       // IWYU pragma: export
+#include "nn/layers.h"     // IWYU pragma: export
+#include "nn/loss.h"       // IWYU pragma: export
+#include "nn/module.h"     // IWYU pragma: export
+#include "nn/structure.h"  // IWYU pragma: export

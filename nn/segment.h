@@ -3,7 +3,7 @@
 //   Tensor y = x;
 //   for (const Segment& segment : segments) y = segment.forward(y);   // the model's forward
 //
-// Pipelines deal the parts out over devices (dist/pipeline.h).
+// Pipelines deal the parts out over devices (dist/model_parallel/pipeline.h).
 #pragma once
 
 #include <functional>
@@ -25,6 +25,11 @@ struct Segment {
 };
 
 using Segments = std::vector<Segment>;
+
+/// Whether a tensor's name is `owner` or lies below it: "head.weight" below "head".
+bool is_below(const std::string& name, const std::string& owner);
+/// Whether a tensor of that name is the segment's.
+bool owns(const Segment& segment, const std::string& name);
 
 /// A segment for each child.
 Segments segments_of(Sequential& chain);

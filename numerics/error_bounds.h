@@ -36,6 +36,12 @@ inline double smallest_subnormal(DType dtype) {
   }
 }
 
+/// The number of the format that storing x gives: the nearest, ties to even (tf32: away).
+inline double round_to(double x, DType dtype) {
+  return visit_dtype(
+      dtype, [&](auto tag) { return to_double(from_double<typename decltype(tag)::type>(x)); });
+}
+
 /// Largest error of rounding a value of this magnitude to the format.
 inline double rounding_error(double magnitude, DType dtype) {
   return magnitude * unit_roundoff(dtype) + smallest_subnormal(dtype);

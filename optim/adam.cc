@@ -1,15 +1,11 @@
 #include "optim/adam.h"
 
+#include "optim/registry.h"
+
 namespace weft::optim {
 
-Adam::Adam(std::string kind, bool decoupled, const ParameterGroups& groups,
-           const AdamOptions& options)
-    : Optimizer(std::move(kind), {{"lr", options.lr},
-                                  {"beta1", options.beta1},
-                                  {"beta2", options.beta2},
-                                  {"eps", options.eps},
-                                  {"weight_decay", options.weight_decay}}),
-      decoupled_(decoupled) {
+Adam::Adam(std::string kind, bool decoupled, const ParameterGroups& groups, const Options& options)
+    : Optimizer(std::move(kind), options), decoupled_(decoupled) {
   add_groups(groups);
 }
 
@@ -50,6 +46,13 @@ void Adam::update(const ParameterGroup& group, const Batch& batch, double gradie
 Tensor Adam::constants(const ParameterGroup& group, const Batch& batch,
                        double gradient_scale) const {
   return kernels::adam_constants(problem(group, batch, gradient_scale));
+}
+
+std::unique_ptr<Optimizer> make_adamw(const ParameterGroups& groups) {
+  return std::make_unique<AdamW>(groups);
+}
+std::unique_ptr<Optimizer> make_adam(const ParameterGroups& groups) {
+  return std::make_unique<Adam>(groups);
 }
 
 }  // namespace weft::optim

@@ -7,29 +7,32 @@
 
 namespace weft::optim {
 
-struct AdamOptions {
+template <bool kDecoupled>
+struct AdamSettings {
   double lr = 1e-3;
   double beta1 = 0.9;
   double beta2 = 0.999;
   double eps = 1e-8;
-  double weight_decay = 0;
-};
+  double weight_decay = kDecoupled ? 1e-2 : 0;
 
-struct AdamWOptions {
-  double lr = 1e-3;
-  double beta1 = 0.9;
-  double beta2 = 0.999;
-  double eps = 1e-8;
-  double weight_decay = 1e-2;
+  Options options() const {
+    return {{"lr", lr},
+            {"beta1", beta1},
+            {"beta2", beta2},
+            {"eps", eps},
+            {"weight_decay", weight_decay}};
+  }
 };
+using AdamOptions = AdamSettings<false>;
+using AdamWOptions = AdamSettings<true>;
 
 class Adam : public Optimizer {
  public:
   explicit Adam(const ParameterGroups& groups, const AdamOptions& options = {})
-      : Adam("Adam", false, groups, options) {}
+      : Adam("Adam", false, groups, options.options()) {}
 
  protected:
-  Adam(std::string kind, bool decoupled, const ParameterGroups& groups, const AdamOptions& options);
+  Adam(std::string kind, bool decoupled, const ParameterGroups& groups, const Options& options);
   void check(const ParameterGroup& group) const override;
   std::vector<std::string> state_names(const ParameterGroup& group) const override;
   void update(const ParameterGroup& group, const Batch& batch, double gradient_scale) override;
@@ -47,8 +50,7 @@ class Adam : public Optimizer {
 class AdamW : public Adam {
  public:
   explicit AdamW(const ParameterGroups& groups, const AdamWOptions& options = {})
-      : Adam("AdamW", true, groups,
-             {options.lr, options.beta1, options.beta2, options.eps, options.weight_decay}) {}
+      : Adam("AdamW", true, groups, options.options()) {}
 };
 
 }  // namespace weft::optim

@@ -34,7 +34,7 @@
 //   scaler.settle(optimizer);
 #pragma once
 
-#include <nlohmann/json.hpp>
+#include <nlohmann/json_fwd.hpp>
 #include <optional>
 #include <unordered_map>
 

@@ -1,8 +1,11 @@
 #include "optim/optimizer.h"
 
+#include "optim/optimizer_state.h"
+
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <nlohmann/json.hpp>
 #include <set>
 #include <tuple>
 
@@ -38,8 +41,7 @@ ParameterGroups without_decay_of_vectors(const NamedTensors& parameters,
                                          const std::vector<std::string>& exempt) {
   ParameterGroup decayed, others;
   for (const auto& [name, tensor] : parameters) {
-    const std::string last = name.substr(name.rfind('.') + 1);
-    const bool is_exempt = std::find(exempt.begin(), exempt.end(), last) != exempt.end();
+    const bool is_exempt = std::ranges::find(exempt, name) != exempt.end();
     (tensor.dim() < 2 || is_exempt ? others : decayed).parameters.emplace_back(name, tensor);
   }
   others.options["weight_decay"] = 0;
@@ -92,6 +94,12 @@ Tensors Optimizer::parameters() const {
     for (const auto& [name, tensor] : group.parameters) all.push_back(tensor);
   }
   return all;
+}
+
+int64_t Optimizer::state_tensors() const {
+  size_t most = 0;
+  for (const ParameterGroup& group : groups_) most = std::max(most, state_names(group).size());
+  return static_cast<int64_t>(most);
 }
 
 double Optimizer::lr() const {

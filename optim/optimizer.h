@@ -19,13 +19,12 @@
 #pragma once
 
 #include <map>
-#include <nlohmann/json.hpp>
 #include <string>
 #include <unordered_map>
 #include <vector>
 
 #include "autograd/tape.h"
-#include "nn/named_tensors.h"
+#include "core/named_tensors.h"
 
 namespace weft::optim {
 
@@ -51,16 +50,11 @@ struct ParameterGroups : std::vector<ParameterGroup> {
 };
 
 /// Two groups: matrices and larger, and, without weight decay, vectors and scalars (biases and the
-/// weights of normalisations) and tensors whose last name is one of `exempt`.
+/// weights of normalisations) and those named in `exempt`.
 ParameterGroups without_decay_of_vectors(const NamedTensors& parameters,
                                          const std::vector<std::string>& exempt = {});
 
-/// What a checkpoint keeps: tensors "<parameter>.exp_avg" and the like, "<parameter>.step" (i64
-/// []), and the groups' options.
-struct OptimizerState {
-  NamedTensors tensors;
-  nlohmann::json groups;
-};
+struct OptimizerState;  // optim/optimizer_state.h
 
 class Optimizer {
  public:
@@ -86,6 +80,10 @@ class Optimizer {
   std::vector<ParameterGroup>& groups() { return groups_; }
   const std::vector<ParameterGroup>& groups() const { return groups_; }
   Tensors parameters() const;
+  /// Options with the values of groups that say nothing of them.
+  const Options& defaults() const { return defaults_; }
+  /// Tensors as large as a parameter that are kept for each, at most.
+  int64_t state_tensors() const;
 
   /// The rate whose lr_scale-fold the first group learns at.
   double lr() const;

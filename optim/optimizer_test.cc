@@ -3,6 +3,7 @@
 
 #include "autograd/ops.h"
 #include "optim/adam.h"
+#include "optim/optimizer_state.h"
 #include "optim/sgd.h"
 
 namespace weft::optim {
@@ -138,7 +139,7 @@ TEST_CASE("vectors and named tensors are exempted from weight decay") {
   const NamedTensors parameters = {{"conv.weight", Tensor::zeros({2, 3})},
                                    {"conv.bias", Tensor::zeros({2})},
                                    {"encoder.pos_embedding", Tensor::zeros({1, 2, 3})}};
-  const AdamW optimizer(without_decay_of_vectors(parameters, {"pos_embedding"}),
+  const AdamW optimizer(without_decay_of_vectors(parameters, {"encoder.pos_embedding"}),
                         {.weight_decay = 0.3});
   const auto& groups = optimizer.groups();
   REQUIRE(groups.size() == 2);

@@ -1,6 +1,7 @@
 #include "optim/sgd.h"
 
 #include "kernels/sgd/sgd.h"
+#include "optim/registry.h"
 
 namespace weft::optim {
 
@@ -38,6 +39,10 @@ void SGD::update(const ParameterGroup& group, const Batch& batch, double gradien
                 .nesterov = group["nesterov"] != 0,
                 .first_step = batch.step == 1,
                 .gradient_scale = gradient_scale});
+}
+
+std::unique_ptr<Optimizer> make_sgd(const ParameterGroups& groups) {
+  return std::make_unique<SGD>(groups);
 }
 
 }  // namespace weft::optim

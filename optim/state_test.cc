@@ -2,6 +2,7 @@
 
 #include "autograd/ops.h"
 #include "optim/adam.h"
+#include "optim/optimizer_state.h"
 #include "optim/sgd.h"
 
 namespace weft::optim {

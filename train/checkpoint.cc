@@ -35,7 +35,7 @@ std::optional<int64_t> parse_step(std::string_view name) {
 }
 
 /// Numbers of the complete checkpoints in a directory, ascending.
-std::vector<int64_t> list_steps(const Path& output) {
+std::vector<int64_t> list_steps(const io::Path& output) {
   std::vector<int64_t> steps;
   std::error_code error;
   for (const auto& entry : std::filesystem::directory_iterator(output, error)) {
@@ -48,19 +48,21 @@ std::vector<int64_t> list_steps(const Path& output) {
 
 std::string checksum_text(uint32_t crc32) { return fmt::format("{:08x}", crc32); }
 
-uint32_t crc32_of_text(const std::string& text) { return crc32_of(std::as_bytes(std::span(text))); }
+uint32_t crc32_of_text(const std::string& text) {
+  return io::crc32_of(std::as_bytes(std::span(text)));
+}
 
-json describe_file(const FileSummary& summary) {
+json describe_file(const io::FileSummary& summary) {
   return {{"bytes", summary.bytes}, {"crc32", checksum_text(summary.crc32)}};
 }
 
-FileSummary write_tensors(const Path& path, const NamedTensors& tensors) {
-  FileWriter writer(path);
-  write_safetensors(writer, tensors, {{"format", "pt"}});
+io::FileSummary write_tensors(const io::Path& path, const NamedTensors& tensors) {
+  io::FileWriter writer(path);
+  io::write_safetensors(writer, tensors, {{"format", "pt"}});
   return writer.finish();
 }
 
-void write_files(const Path& directory, const Checkpoint& checkpoint) {
+void write_files(const io::Path& directory, const Checkpoint& checkpoint) {
   json files;
   files[kModelFile] = describe_file(write_tensors(directory / kModelFile, checkpoint.model));
   files[kOptimizerFile] =
@@ -71,105 +73,105 @@ void write_files(const Path& directory, const Checkpoint& checkpoint) {
                     {"files", files},
                     {"state", checkpoint.state},
                     {"state_crc32", checksum_text(crc32_of_text(checkpoint.state.dump()))}};
-  FileWriter writer(directory / kStateFile);
+  io::FileWriter writer(directory / kStateFile);
   writer.write(all.dump(2) + "\n");
   writer.finish();
 }
 
 /// Puts `fresh` in the place of `place`, where an older directory may be.
-void install_directory(const Path& fresh, const Path& place) {
-  if (!std::filesystem::exists(place)) return rename_path(fresh, place);
+void install_directory(const io::Path& fresh, const io::Path& place) {
+  if (!std::filesystem::exists(place)) return io::rename_path(fresh, place);
   // Both names stay valid at every moment; the older directory then has the hidden name.
   if (::renameat2(AT_FDCWD, fresh.c_str(), AT_FDCWD, place.c_str(), RENAME_EXCHANGE) != 0) {
     WEFT_CHECK(errno == EINVAL || errno == ENOSYS, "cannot replace {}: {}", place.string(),
                std::strerror(errno));
     // A file system without exchange: two renames, and between them no name holds this step.
-    const Path old = place.parent_path() / fmt::format(".{}.old", place.filename().string());
-    rename_path(place, old);
-    rename_path(fresh, place);
-    return remove_tree(old);
+    const io::Path old = place.parent_path() / fmt::format(".{}.old", place.filename().string());
+    io::rename_path(place, old);
+    io::rename_path(fresh, place);
+    return io::remove_tree(old);
   }
-  remove_tree(fresh);
+  io::remove_tree(fresh);
 }
 
 /// What interrupted saves and removals left behind.
-void remove_leftovers(const Path& output) {
-  std::vector<Path> leftovers;
+void remove_leftovers(const io::Path& output) {
+  std::vector<io::Path> leftovers;
   for (const auto& entry : std::filesystem::directory_iterator(output)) {
     const std::string name = entry.path().filename().string();
     if (name.starts_with(".step-") || name.starts_with(fmt::format(".{}.", kLatestFile))) {
       leftovers.push_back(entry.path());
     }
   }
-  for (const Path& path : leftovers) remove_tree(path);
+  for (const io::Path& path : leftovers) io::remove_tree(path);
 }
 
-void remove_old(const Path& output, int64_t step, int keep_last) {
+void remove_old(const io::Path& output, int64_t step, int keep_last) {
   std::vector<int64_t> steps = list_steps(output);
   std::erase_if(steps, [&](int64_t other) { return other > step; });
   const int64_t surplus = static_cast<int64_t>(steps.size()) - keep_last;
   for (int64_t i = 0; i < surplus; ++i) {
     // Renamed first: a half-removed directory must not look like a checkpoint.
-    const Path hidden = output / fmt::format(".{}.old", step_name(steps[i]));
-    rename_path(output / step_name(steps[i]), hidden);
-    remove_tree(hidden);
+    const io::Path hidden = output / fmt::format(".{}.old", step_name(steps[i]));
+    io::rename_path(output / step_name(steps[i]), hidden);
+    io::remove_tree(hidden);
   }
 }
 
-const json& field(const json& object, const char* key, const Path& file) {
+const json& field(const json& object, const char* key, const io::Path& file) {
   const auto place = object.find(key);
   WEFT_CHECK(place != object.end(), "{}: \"{}\" is missing", file.string(), key);
   return *place;
 }
 
-void verify_file(const Path& path, const json& expected, const Path& state_file) {
-  const MappedFile file(path);
+void verify_file(const io::Path& path, const json& expected, const io::Path& state_file) {
+  const io::MappedFile file(path);
   const uint64_t bytes = field(expected, "bytes", state_file).get<uint64_t>();
   WEFT_CHECK(file.bytes().size() == bytes, "{} is damaged: it has {} bytes, {} were written",
              path.string(), file.bytes().size(), bytes);
   const std::string written = field(expected, "crc32", state_file).get<std::string>();
-  const std::string found = checksum_text(crc32_of(file.bytes()));
+  const std::string found = checksum_text(io::crc32_of(file.bytes()));
   WEFT_CHECK(found == written, "{} is damaged: its CRC-32 is {}, {} was written", path.string(),
              found, written);
 }
 
-NamedTensors read_verified(const Path& directory, const char* name, const json& files) {
+NamedTensors read_verified(const io::Path& directory, const char* name, const json& files) {
   verify_file(directory / name, field(files, name, directory / kStateFile), directory / kStateFile);
-  return read_safetensors(directory / name).tensors;
+  return io::read_safetensors(directory / name).tensors;
 }
 
 }  // namespace
 
-Path save_checkpoint(const Path& output, const Checkpoint& checkpoint, int keep_last) {
+io::Path save_checkpoint(const io::Path& output, const Checkpoint& checkpoint, int keep_last) {
   WEFT_CHECK(checkpoint.step >= 0, "save_checkpoint: the step is {}", checkpoint.step);
   WEFT_CHECK(keep_last >= 0, "save_checkpoint: keep_last is {}", keep_last);
-  make_directories(output);
+  io::make_directories(output);
   remove_leftovers(output);
   const std::string name = step_name(checkpoint.step);
-  const Path fresh = output / fmt::format(".{}.tmp", name);
-  make_directories(fresh);
+  const io::Path fresh = output / fmt::format(".{}.tmp", name);
+  io::make_directories(fresh);
   try {
     write_files(fresh, checkpoint);
-    sync_directory(fresh);
+    io::sync_directory(fresh);
     install_directory(fresh, output / name);
   } catch (...) {
     std::error_code ignored;
     std::filesystem::remove_all(fresh, ignored);
     throw;
   }
-  sync_directory(output);
-  write_file_atomically(output / kLatestFile,
-                        [&](FileWriter& writer) { writer.write(name + "\n"); });
+  io::sync_directory(output);
+  io::write_file_atomically(output / kLatestFile,
+                            [&](io::FileWriter& writer) { writer.write(name + "\n"); });
   if (keep_last > 0) remove_old(output, checkpoint.step, keep_last);
   return output / name;
 }
 
-Path find_checkpoint(const Path& path) {
+io::Path find_checkpoint(const io::Path& path) {
   WEFT_CHECK(std::filesystem::is_directory(path), "no checkpoint {}: no such directory",
              path.string());
   if (std::filesystem::exists(path / kStateFile)) return path;
   if (std::filesystem::exists(path / kLatestFile)) {
-    std::string name = read_text(path / kLatestFile);
+    std::string name = io::read_text(path / kLatestFile);
     while (!name.empty() && (name.back() == '\n' || name.back() == ' ')) name.pop_back();
     WEFT_CHECK(parse_step(name), "{} is damaged: expected the name of a step, such as step-100",
                (path / kLatestFile).string());
@@ -184,12 +186,12 @@ Path find_checkpoint(const Path& path) {
   return path / step_name(steps.back());
 }
 
-Checkpoint load_checkpoint(const Path& path, CheckpointParts parts) {
-  const Path directory = find_checkpoint(path);
-  const Path state_file = directory / kStateFile;
+Checkpoint load_checkpoint(const io::Path& path, CheckpointParts parts) {
+  const io::Path directory = find_checkpoint(path);
+  const io::Path state_file = directory / kStateFile;
   Checkpoint checkpoint;
   try {
-    const json all = json::parse(read_text(state_file));
+    const json all = json::parse(io::read_text(state_file));
     WEFT_CHECK(all.is_object() && all.value("format", json()) == kFormat,
                "{} is not a Weft checkpoint's", state_file.string());
     WEFT_CHECK(field(all, "version", state_file) == kVersion,

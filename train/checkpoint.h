@@ -12,7 +12,7 @@
 #include <cstdint>
 #include <nlohmann/json.hpp>
 
-#include "train/safetensors.h"
+#include "io/safetensors.h"
 
 namespace weft::train {
 
@@ -27,7 +27,7 @@ struct Checkpoint {
 /// Saves output/step-N, replacing one of that number, and returns its path. Afterwards removes
 /// older checkpoints (of lower steps) but the last `keep_last`, this one counted; 0 keeps all.
 /// Throws Error naming the file that could not be written; what was there before stays.
-Path save_checkpoint(const Path& output, const Checkpoint& checkpoint, int keep_last = 0);
+io::Path save_checkpoint(const io::Path& output, const Checkpoint& checkpoint, int keep_last = 0);
 
 enum class CheckpointParts { kAll, kModel };
 
@@ -36,9 +36,9 @@ enum class CheckpointParts { kAll, kModel };
 /// kModel neither reads nor checks the optimizer's file and leaves `optimizer` empty.
 /// The tensors are views of the files (see read_safetensors).
 /// Throws Error naming the file that is missing, damaged or of another format version.
-Checkpoint load_checkpoint(const Path& path, CheckpointParts parts = CheckpointParts::kAll);
+Checkpoint load_checkpoint(const io::Path& path, CheckpointParts parts = CheckpointParts::kAll);
 
 /// The step's directory that load_checkpoint(path) would read. Throws Error when there is none.
-Path find_checkpoint(const Path& path);
+io::Path find_checkpoint(const io::Path& path);
 
 }  // namespace weft::train

@@ -13,9 +13,9 @@ using Catch::Matchers::Contains;
 
 namespace {
 
-Path fresh_directory(const std::string& name) {
+io::Path fresh_directory(const std::string& name) {
   const char* directory = std::getenv("TEST_TMPDIR");
-  const Path path = Path(directory ? directory : "/tmp") / name;
+  const io::Path path = io::Path(directory ? directory : "/tmp") / name;
   std::filesystem::remove_all(path);
   return path;
 }
@@ -40,7 +40,7 @@ double consistent_value(const Checkpoint& checkpoint) {
   return value;
 }
 
-std::vector<std::string> listing(const Path& directory) {
+std::vector<std::string> listing(const io::Path& directory) {
   std::vector<std::string> names;
   for (const auto& entry : std::filesystem::directory_iterator(directory)) {
     names.push_back(entry.path().filename().string());
@@ -51,11 +51,11 @@ std::vector<std::string> listing(const Path& directory) {
 
 /// Runs save_checkpoint in a child process that dies before its k-th file operation. True when it
 /// got through all of them.
-bool save_and_die(const Path& output, const Checkpoint& checkpoint, int keep_last, int k) {
+bool save_and_die(const io::Path& output, const Checkpoint& checkpoint, int keep_last, int k) {
   const pid_t child = ::fork();
   if (child == 0) {
     int operations = 0;
-    set_file_operation_hook([&](std::string_view, const Path&) {
+    io::set_file_operation_hook([&](std::string_view, const io::Path&) {
       if (operations++ == k) ::_exit(1);
     });
     save_checkpoint(output, checkpoint, keep_last);
@@ -70,8 +70,8 @@ bool save_and_die(const Path& output, const Checkpoint& checkpoint, int keep_las
 }  // namespace
 
 TEST_CASE("A checkpoint is read back whole, by its own name and by its parent's") {
-  const Path output = fresh_directory("whole");
-  const Path saved = save_checkpoint(output, checkpoint_of(5));
+  const io::Path output = fresh_directory("whole");
+  const io::Path saved = save_checkpoint(output, checkpoint_of(5));
   CHECK(saved == output / "step-5");
   CHECK(listing(output) == std::vector<std::string>{"latest", "step-5"});
   CHECK(listing(saved) ==
@@ -86,14 +86,14 @@ TEST_CASE("A checkpoint is read back whole, by its own name and by its parent's"
 }
 
 TEST_CASE("`latest` decides, not the highest number") {
-  const Path output = fresh_directory("latest");
+  const io::Path output = fresh_directory("latest");
   save_checkpoint(output, checkpoint_of(20));
   save_checkpoint(output, checkpoint_of(15));
   CHECK(find_checkpoint(output) == output / "step-15");
 }
 
 TEST_CASE("Saving a step again replaces it") {
-  const Path output = fresh_directory("again");
+  const io::Path output = fresh_directory("again");
   save_checkpoint(output, checkpoint_of(3));
   Checkpoint other = checkpoint_of(3, 0.5);
   save_checkpoint(output, other);
@@ -102,7 +102,7 @@ TEST_CASE("Saving a step again replaces it") {
 }
 
 TEST_CASE("Only the last k checkpoints stay, and steps to come are left alone") {
-  const Path output = fresh_directory("keep");
+  const io::Path output = fresh_directory("keep");
   save_checkpoint(output, checkpoint_of(100));
   for (int step = 1; step <= 4; ++step) save_checkpoint(output, checkpoint_of(step), 2);
   CHECK(listing(output) == std::vector<std::string>{"latest", "step-100", "step-3", "step-4"});
@@ -119,7 +119,7 @@ TEST_CASE("Wherever a save is interrupted, a complete checkpoint can be loaded")
     int interruptions = 0;
     for (bool completed = false; !completed; ++interruptions) {
       INFO(scenario.name << ", operation " << interruptions);
-      const Path output = fresh_directory("crash");
+      const io::Path output = fresh_directory("crash");
       save_checkpoint(output, checkpoint_of(1), 2);
       save_checkpoint(output, checkpoint_of(2), 2);
       completed =
@@ -143,7 +143,7 @@ TEST_CASE("Interrupting the very first save leaves nothing or a complete checkpo
   bool completed = false;
   for (int k = 0; !completed; ++k) {
     INFO("operation " << k);
-    const Path output = fresh_directory("first");
+    const io::Path output = fresh_directory("first");
     completed = save_and_die(output, checkpoint_of(1), 0, k);
     try {
       const Checkpoint loaded = load_checkpoint(output);
@@ -161,10 +161,10 @@ TEST_CASE("A disk that fails at any operation is an Error and harms nothing") {
   int failures = 0;
   for (bool completed = false; !completed; ++failures) {
     INFO("operation " << failures);
-    const Path output = fresh_directory("failing");
+    const io::Path output = fresh_directory("failing");
     save_checkpoint(output, checkpoint_of(1));
     int operations = 0;
-    set_file_operation_hook([&](std::string_view operation, const Path& path) {
+    io::set_file_operation_hook([&](std::string_view operation, const io::Path& path) {
       if (operations++ == failures) WEFT_FAIL("{} {}: disk gone", operation, path.string());
     });
     try {
@@ -173,7 +173,7 @@ TEST_CASE("A disk that fails at any operation is an Error and harms nothing") {
     } catch (const Error& error) {
       CHECK_THAT(error.what(), Contains("disk gone"));
     }
-    set_file_operation_hook(nullptr);
+    io::set_file_operation_hook(nullptr);
     const double value = consistent_value(load_checkpoint(output));
     CHECK((value == 1 || value == 2));
     for (const std::string& name : listing(output)) CHECK(name[0] != '.');
@@ -182,9 +182,9 @@ TEST_CASE("A disk that fails at any operation is an Error and harms nothing") {
 }
 
 TEST_CASE("A damaged file is named") {
-  const Path output = fresh_directory("damaged");
+  const io::Path output = fresh_directory("damaged");
   const auto damage = [&](const std::string& file, size_t offset, const std::string& bytes) {
-    const Path step = save_checkpoint(output, checkpoint_of(1));
+    const io::Path step = save_checkpoint(output, checkpoint_of(1));
     std::fstream stream(step / file, std::ios::in | std::ios::out | std::ios::binary);
     stream.seekp(static_cast<std::streamoff>(offset));
     stream << bytes;
@@ -196,12 +196,12 @@ TEST_CASE("A damaged file is named") {
   CHECK_THROWS_WITH(load_checkpoint(output), Contains("step-1/optimizer.safetensors is damaged"));
   CHECK_NOTHROW(load_checkpoint(output, CheckpointParts::kModel));
 
-  const Path state = output / "step-1" / "state.json";
+  const io::Path state = output / "step-1" / "state.json";
   const auto edit = [&](const std::string& from, const std::string& to) {
     save_checkpoint(output, checkpoint_of(1));
-    std::string text = read_text(state);
+    std::string text = io::read_text(state);
     text.replace(text.find(from), from.size(), to);
-    write_file_atomically(state, [&](FileWriter& writer) { writer.write(text); });
+    io::write_file_atomically(state, [&](io::FileWriter& writer) { writer.write(text); });
   };
   edit("\"value\": 1.0", "\"value\": 1.5");
   CHECK_THROWS_WITH(load_checkpoint(output), Contains("state.json is damaged: its state's CRC-32"));
@@ -225,12 +225,14 @@ TEST_CASE("A damaged file is named") {
 }
 
 TEST_CASE("Places without a checkpoint say what is missing") {
-  const Path output = fresh_directory("none");
+  const io::Path output = fresh_directory("none");
   CHECK_THROWS_WITH(load_checkpoint(output), Contains("none: no such directory"));
-  make_directories(output);
+  io::make_directories(output);
   CHECK_THROWS_WITH(load_checkpoint(output), Contains("holds neither state.json nor step-N"));
-  write_file_atomically(output / "latest", [](FileWriter& writer) { writer.write("step-9\n"); });
+  io::write_file_atomically(output / "latest",
+                            [](io::FileWriter& writer) { writer.write("step-9\n"); });
   CHECK_THROWS_WITH(load_checkpoint(output), Contains("latest names step-9, which is not there"));
-  write_file_atomically(output / "latest", [](FileWriter& writer) { writer.write("../step-9"); });
+  io::write_file_atomically(output / "latest",
+                            [](io::FileWriter& writer) { writer.write("../step-9"); });
   CHECK_THROWS_WITH(load_checkpoint(output), Contains("latest is damaged"));
 }

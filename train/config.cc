@@ -3,12 +3,23 @@
 #include <charconv>
 #include <cmath>
 #include <functional>
+#include <nlohmann/json.hpp>
 #include <set>
 
 #include "core/error.h"
-#include "data/open.h"
-#include "dist/strategy.h"
+#include "data/sets/open.h"
+#include "dist/strategy/strategy_kind.h"
 #include "models/registry.h"
+#include "optim/registry.h"
+
+namespace weft::dist {
+
+static void to_json(nlohmann::json& json, Schedule schedule) { json = name(schedule); }
+static void from_json(const nlohmann::json& json, Schedule& schedule) {
+  schedule = parse_schedule(json.get<std::string>());
+}
+
+}  // namespace weft::dist
 
 namespace weft::train {
 namespace {
@@ -43,7 +54,7 @@ const std::vector<Recipe>& recipes() {
                                   .seed = 123};
   static const std::vector<Recipe> list = {
       {"builtin-quick",
-       "the default: a compact convolutional transformer on the built-in images, under 3 minutes",
+       "the default: a compact transformer on the built-in images, in under 3 minutes",
        {.data = "builtin",
         .model = "cct",
         .epochs = 6,
@@ -53,7 +64,7 @@ const std::vector<Recipe>& recipes() {
         .label_smoothing = 0.1,
         .augmentation = {.shift = 3, .flip = true}}},
       {"cifar10-quick",
-       "a compact convolutional transformer on CIFAR-10 in ten minutes on two cores",
+       "a compact transformer on CIFAR-10, in ten minutes on two cores",
        {.data = "cifar10:cifar-10-batches-bin",
         .model = "cct_2_3x3",
         .epochs = 14,
@@ -66,7 +77,7 @@ const std::vector<Recipe>& recipes() {
       {"cvpr2023-scratch",
        "ViT-B/16 from random weights on CIFAR-10 at 224 pixels, as the CVPR 2023 runs", cvpr2023},
       {"cvpr2023-finetune",
-       "the same from --weights FILE, torchvision's vit_b_16-c867db91.pth, in 3 epochs",
+       "ViT-B/16 from --weights FILE, torchvision's vit_b_16-c867db91.pth, 3 epochs",
        with_epochs(cvpr2023, 3)},
   };
   return list;
@@ -157,16 +168,16 @@ void for_each_setting(C& c, F&& f) {
   f("checkpoint_activations", c.checkpoint_activations);
   f("seed", c.seed);
   f("devices", c.devices);
-  f("strategy", c.strategy);
+  f("strategy", c.strategy.name);
   f("global_batch_size", c.global_batch_size);
-  f("shard_size", c.shard_size);
-  f("tensor_parallel", c.tensor_parallel);
-  f("sequence_parallel", c.sequence_parallel);
-  f("parallel_head", c.parallel_head);
-  f("pipeline_stages", c.pipeline_stages);
-  f("pipeline_schedule", c.pipeline_schedule);
-  f("micro_batches", c.micro_batches);
-  f("cpu_offload", c.cpu_offload);
+  f("shard_size", c.strategy.shard_size);
+  f("tensor_parallel", c.strategy.tensor_parallel);
+  f("sequence_parallel", c.strategy.sequence_parallel);
+  f("parallel_head", c.strategy.parallel_head);
+  f("pipeline_stages", c.strategy.pipeline_stages);
+  f("pipeline_schedule", c.strategy.schedule);
+  f("micro_batches", c.strategy.micro_batches);
+  f("cpu_offload", c.strategy.cpu_offload);
   f("gradient_average", c.gradient_average);
   f("deterministic_reduce", c.deterministic_reduce);
 }
@@ -177,33 +188,32 @@ void validate_ranks(const Config& c) {
              kMostDevices, c.devices);
   WEFT_CHECK(c.global_batch_size >= 0, "global-batch-size: must not be negative, got {}",
              c.global_batch_size);
+  const dist::StrategyOptions& s = c.strategy;
   for (const auto& [setting, value] :
-       {std::pair("shard-size", c.shard_size), std::pair("tensor-parallel", c.tensor_parallel),
-        std::pair("pipeline-stages", c.pipeline_stages),
-        std::pair("micro-batches", c.micro_batches)}) {
+       {std::pair("shard-size", s.shard_size), std::pair("tensor-parallel", s.tensor_parallel),
+        std::pair("pipeline-stages", s.pipeline_stages),
+        std::pair("micro-batches", s.micro_batches)}) {
     WEFT_CHECK(value >= 0 && value <= kMostDevices, "{}: expected up to {}, got {}", setting,
                kMostDevices, value);
   }
   check_choice("gradient-average", c.gradient_average, {"samples", "ranks"});
-  dist::validate_strategy(strategy_options(c), static_cast<int>(c.devices));
-  const std::string strategy = strategy_of(c);
+  const int devices = sharing_of(c).data_devices();
   const int64_t m = c.deterministic_reduce;
   if (m == 0) return;
-  WEFT_CHECK(m > 0 && m <= kMostDevices, "deterministic-reduce: expected 1 to {} pieces, got {}",
-             kMostDevices, m);
-  WEFT_CHECK(strategy != "tp" && strategy != "fsdp+tp",
+  WEFT_CHECK(m > 0 && m <= kMostDevices,
+             "deterministic-reduce: expected 1 to {} micro-batches, got {}", kMostDevices, m);
+  const dist::StrategyKind& strategy = dist::strategy_of(s, static_cast<int>(c.devices));
+  WEFT_CHECK(strategy.fixes_order(),
              "deterministic-reduce: not with {}, whose products are sums of as many parts as "
              "there are ranks",
-             strategy);
-  WEFT_CHECK(c.micro_batches == 0,
-             "deterministic-reduce: its {} pieces are the micro-batches; leave out micro-batches",
-             m);
-  const int devices = data_devices_of(c);
-  WEFT_CHECK(
-      (devices & (devices - 1)) == 0 && m % devices == 0,
-      "deterministic-reduce: {} pieces do not make a tree on {} devices; expected a power of "
-      "two of them that divides {}",
-      m, devices, m);
+             strategy.name);
+  WEFT_CHECK(s.micro_batches == 0,
+             "deterministic-reduce: it makes {} micro-batches itself; leave out micro-batches", m);
+  WEFT_CHECK((devices & (devices - 1)) == 0 && m % devices == 0,
+             "deterministic-reduce: {} micro-batches do not make a tree on {} devices; expected a "
+             "power of "
+             "two of them that divides {}",
+             m, devices, m);
 }
 
 }  // namespace
@@ -264,7 +274,7 @@ void validate(const Config& c) {
              "layer-decay: expected a number in (0, 1], got {}", c.layer_decay);
   WEFT_CHECK(c.layer_norm_eps >= 0 && c.layer_norm_eps < 1,
              "layer-norm-eps: expected a number in [0, 1), got {}", c.layer_norm_eps);
-  check_choice("optimizer", c.optimizer, {"adamw", "adam", "sgd"});
+  check_choice("optimizer", c.optimizer, optim::optimizer_names());
   check_choice("schedule", c.schedule, {"one-cycle", "cosine", "constant"});
   validate_precision(c);
   WEFT_CHECK(c.lr > 0, "lr: expected a positive number, got {}", c.lr);
@@ -290,29 +300,8 @@ void validate(const Config& c) {
   validate_ranks(c);
 }
 
-std::string strategy_of(const Config& config) {
-  if (config.strategy != "auto") return config.strategy;
-  return config.devices > 1 ? "ddp" : "single";
-}
-
-dist::StrategyOptions strategy_options(const Config& config) {
-  return {.name = strategy_of(config),
-          .shard_size = static_cast<int>(config.shard_size),
-          .tensor_parallel = static_cast<int>(config.tensor_parallel),
-          .sequence_parallel = config.sequence_parallel,
-          .parallel_head = config.parallel_head,
-          .pipeline_stages = static_cast<int>(config.pipeline_stages),
-          .schedule = dist::parse_schedule(config.pipeline_schedule),
-          .micro_batches = static_cast<int>(config.micro_batches),
-          .cpu_offload = config.cpu_offload};
-}
-
-int processes_of(const Config& config) {
-  return dist::processes_of(strategy_options(config), static_cast<int>(config.devices));
-}
-
-int data_devices_of(const Config& config) {
-  return dist::data_devices_of(strategy_options(config), static_cast<int>(config.devices));
+dist::Sharing sharing_of(const Config& config) {
+  return dist::sharing_of(config.strategy, static_cast<int>(config.devices));
 }
 
 nlohmann::json to_json(const Config& config) {

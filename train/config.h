@@ -3,41 +3,42 @@
 #pragma once
 
 #include <cstdint>
-#include <nlohmann/json.hpp>
+#include <nlohmann/json_fwd.hpp>
 #include <string>
 #include <vector>
 
 #include "data/transforms.h"
-#include "dist/strategy.h"
+#include "dist/plan/sharing.h"
+#include "dist/strategy/options.h"
 #include "train/precision.h"
 
 namespace weft::train {
 
 struct Config {
   std::string recipe;
-  std::string data = "builtin";  // data/open.h
+  std::string data = "builtin";  // data/sets/open.h
   std::string model = "cct";
   int64_t image_size = 0;  // pixels; 0: the data's own, at most 224
 
   int64_t epochs = 10;
-  int64_t batch_size = 64;
-  int64_t accumulate = 1;     // batches whose gradients make one step
+  int64_t batch_size = 64;    // images per device
+  int64_t accumulate = 1;     // gradient accumulation: batches of one optimizer step
   int64_t limit_batches = 0;  // per epoch, and per evaluation; 0: all
 
-  // Where training starts from, and what of it is trained.
-  std::string weights;                        // a file; empty: fresh from the seed
+  // The weights that training starts from, and which of them are trained.
+  std::string weights;                        // a file; empty: random, from the seed
   std::string interpolation = "torchvision";  // of position embeddings: torchvision, timm
   double layer_norm_eps = 0;                  // 0: the weights', or the model's own
   std::vector<std::string> freeze = {};       // patterns, see train/fine_tuning.h
-  double layer_decay = 1;                     // of the learning rate, per layer from the head
+  double layer_decay = 1;  // factor on the learning rate, from each layer to the one before
 
-  std::string optimizer = "adamw";     // adamw, adam, sgd
-  double lr = 1e-3;                    // the schedule's highest
+  std::string optimizer = "adamw";     // optim/registry.h
+  double lr = 1e-3;                    // learning rate at the schedule's peak
   double weight_decay = 0.05;          // not on biases and normalisation
-  double momentum = 0.9;               // sgd
+  double momentum = 0.9;               // of an optimizer that has one
   double clip_norm = 1;                // 0: no clipping
   std::string schedule = "one-cycle";  // one-cycle, cosine, constant
-  double warmup = 0.1;                 // share of all steps
+  double warmup = 0.1;                 // share of all steps in which the learning rate rises
   double label_smoothing = 0;
   double drop_path = 0;
 
@@ -57,28 +58,15 @@ struct Config {
   uint64_t seed = 0;
 
   // Several ranks.
-  int64_t devices = 1;             // ranks
-  std::string strategy = "auto";   // dist/strategy.h; auto: ddp on several devices
-  int64_t global_batch_size = 0;   // images of all ranks in a batch; 0: batch_size each
-  int64_t shard_size = 0;          // of hsdp; 0: the largest proper divisor of devices
-  int64_t tensor_parallel = 0;     // ranks that share a layer, of tp and fsdp+tp; 0: its own
-  bool sequence_parallel = false;  // of tp and fsdp+tp: tokens dealt out between cut layers
-  bool parallel_head = false;      // of tp and fsdp+tp: the head cut by classes
-  int64_t pipeline_stages = 0;     // of pipeline; 0: devices
-  std::string pipeline_schedule = "1f1b";    // 1f1b, gpipe
-  int64_t micro_batches = 0;                 // of pipeline, per batch; 0: two per stage
-  bool cpu_offload = false;                  // of fsdp: parts and optimizer stay on the CPU
-  std::string gradient_average = "samples";  // of all samples, or as PyTorch's DDP of ranks
-  int64_t deterministic_reduce = 0;          // pieces of a batch in the fixed tree; 0: not fixed
+  int64_t devices = 1;  // ranks; under strategy dp threads
+  dist::StrategyOptions strategy = {};
+  int64_t global_batch_size = 0;             // images of all devices; 0: batch_size on each
+  std::string gradient_average = "samples";  // samples: over all; ranks: as PyTorch's DDP
+  int64_t deterministic_reduce = 0;          // micro-batches in the fixed tree; 0: not fixed
 };
 
-/// config.strategy with "auto" resolved.
-std::string strategy_of(const Config& config);
-/// The same with its settings.
-dist::StrategyOptions strategy_options(const Config& config);
-/// Processes that make config.devices, and devices that work on different images.
-int processes_of(const Config& config);
-int data_devices_of(const Config& config);
+/// How the devices share the model and a batch; throws Error where they cannot.
+dist::Sharing sharing_of(const Config& config);
 
 /// The preset of that name; throws Error listing all names.
 Config recipe(const std::string& name);

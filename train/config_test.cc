@@ -1,8 +1,9 @@
 #include "train/config.h"
 
 #include <catch2/catch.hpp>
+#include <nlohmann/json.hpp>
 
-#include "train/files.h"
+#include "io/files.h"
 
 using namespace weft;
 using namespace weft::train;
@@ -17,7 +18,7 @@ TEST_CASE("Every setting goes to JSON and back") {
 }
 
 TEST_CASE("Settings that an older program did not know have their defaults") {
-  const json old = json::parse(read_text("train/testdata/state_before_precisions.json"))
+  const json old = json::parse(io::read_text("train/testdata/state_before_precisions.json"))
                        .at("state")
                        .at("config");
   const json now = to_json(config_from_json(old)), fresh = to_json(Config());

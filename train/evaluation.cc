@@ -33,7 +33,7 @@ Score evaluate(TrainedModel& trained, data::Loader& loader, int64_t limit,
   int64_t batches = 0;
   while (auto batch = loader.next()) {
     const int64_t n = batch->size();
-    // A rank that has no part in a batch goes along, so that sharded parameters can be gathered.
+    // A rank that has no part in a batch goes along, so that sharded parameters can be unsharded.
     const int size = trained.preprocess.size;
     const Tensor images =
         ops::to(n > 0 ? batch->images : Tensor::zeros({1, 3, size, size}), trained.device);

@@ -16,9 +16,9 @@ struct Score {
 };
 
 /// The model on every batch of the loader's next epoch (the first `limit` of them when not 0), in
-/// evaluation mode, in config.precision and config.matmul_numerics. After each it calls
+/// evaluation mode, in config.precision and config.matmul_numerics. After each batch it calls
 /// progress(batches done, score so far) and stops where that returns false. `forward`, when given,
-/// is called for the model.
+/// is called in the place of the model.
 Score evaluate(TrainedModel& model, data::Loader& loader, int64_t limit = 0,
                const std::function<bool(int64_t, const Score&)>& progress = {},
                const std::function<Tensor(const Tensor&)>& forward = {});

@@ -1,6 +1,5 @@
 #include "train/fabric.h"
 
-#include <cstdlib>
 #include <filesystem>
 #include <utility>
 #include <vector>
@@ -10,26 +9,15 @@
 #include "autograd/random.h"
 #include "core/runtime.h"
 #include "core/transfer.h"
-#include "dist/join.h"
-#include "dist/launch.h"
-#include "dist/on_device.h"
+#include "dist/comm/device/on_device.h"
+#include "dist/comm/processes/join.h"
+#include "dist/comm/processes/launch.h"
+#include "dist/strategy/strategy_kind.h"
+#include "io/safetensors.h"
 #include "optim/clip.h"
-#include "train/safetensors.h"
 
 namespace weft::train {
 namespace {
-
-dist::StrategyOptions strategy_of(const FabricOptions& options) {
-  const char* usual = options.devices > 1 ? "ddp" : "single";
-  return {.name = options.strategy == "auto" ? usual : options.strategy,
-          .shard_size = options.shard_size,
-          .tensor_parallel = options.tensor_parallel,
-          .sequence_parallel = options.sequence_parallel,
-          .parallel_head = options.parallel_head,
-          .pipeline_stages = options.pipeline_stages,
-          .micro_batches = options.micro_batches,
-          .cpu_offload = options.cpu_offload};
-}
 
 optim::GradScalerOptions scaler_of(const FabricOptions& options, const Precision& precision) {
   optim::GradScalerOptions scaler = options.numerics.loss_scale;
@@ -39,11 +27,9 @@ optim::GradScalerOptions scaler_of(const FabricOptions& options, const Precision
 
 }  // namespace
 
-Fabric::Fabric(const FabricOptions& options) : Fabric(options, strategy_of(options)) {}
-
-Fabric::Fabric(const FabricOptions& options, const dist::StrategyOptions& strategy)
+Fabric::Fabric(const FabricOptions& options)
     : options_(options),
-      strategy_options_(strategy),
+      sharing_(dist::sharing_of(options.strategy, options.devices)),
       precision_(find_precision(options.precision)),
       scaler_(scaler_of(options, precision_)),
       fp8_(options.numerics.fp8),
@@ -51,7 +37,6 @@ Fabric::Fabric(const FabricOptions& options, const dist::StrategyOptions& strate
   WEFT_CHECK(options.devices == 1 || device_.index == 0,
              "fabric: {} devices, but device \"{}\" is one of them; expected \"{}\"",
              options.devices, options.device, name(device_.type));
-  dist::validate_strategy(strategy_options_, options.devices);
 }
 
 PrecisionScope Fabric::autocast() {
@@ -59,33 +44,32 @@ PrecisionScope Fabric::autocast() {
   return PrecisionScope(precision_, numerics.accumulation, &fp8_, numerics.tf32_rounding);
 }
 
-void Fabric::launch(int argc, char** argv) {
-  const int processes = dist::processes_of(strategy_options_, options_.devices);
-  if (processes > 1 && !dist::is_rank()) {
+std::optional<int> Fabric::launch(int argc, char** argv) {
+  if (sharing_.ranks() > 1 && !dist::is_rank()) {
     std::vector<std::string> command(argv, argv + argc);
     command.at(0) = std::filesystem::read_symlink("/proc/self/exe");
-    std::exit(dist::launch({.ranks = processes}, command));
+    return dist::launch({.ranks = sharing_.ranks()}, command);
   }
   launch(dist::is_rank() ? dist::join_world() : nullptr);
+  return {};
 }
 
 void Fabric::launch(dist::CommunicatorPtr world) {
   WEFT_CHECK(!strategy_, "fabric: launch() was called already");
   require_device(device_);
   world_ = std::move(world);
-  const int processes = dist::processes_of(strategy_options_, options_.devices);
-  WEFT_CHECK(size() == processes, "fabric: {} devices were asked for, {} ranks were started",
+  WEFT_CHECK(size() == sharing_.ranks(), "fabric: {} devices were asked for, {} ranks were started",
              options_.devices, size());
   if (size() > 1) {
     const bool are_processes = dist::is_rank();  // else threads of one
     device_ = dist::device_of_rank(device_, are_processes ? dist::local_rank() : rank());
     world_ = dist::on_device(std::move(world_), device_);
   }
-  strategy_ = dist::make_strategy(strategy_options_, world_, options_.devices);
+  strategy_ = dist::make_strategy(options_.strategy, world_, options_.devices);
 }
 
 void Fabric::setup(nn::Module& model, optim::Optimizer& optimizer,
-                   const dist::ModelStructure& structure) {
+                   const nn::ModelStructure& structure) {
   WEFT_CHECK(strategy_, "fabric: call launch() before setup()");
   if (precision_.parameters != DType::f32) model.to(precision_.parameters);
   model.to(device_);
@@ -101,7 +85,7 @@ std::unique_ptr<data::Loader> Fabric::setup_dataloader(data::DatasetPtr dataset,
                                                        data::LoaderOptions options) const {
   WEFT_CHECK(strategy_, "fabric: call launch() before setup_dataloader()");
   options.batch_size *= data_devices();
-  options.pieces = options.ranks = strategy_->data_size();
+  options.micro_batches = options.ranks = strategy_->data_size();
   options.rank = strategy_->data_rank();
   options.device = device_;
   return std::make_unique<data::Loader>(std::move(dataset), options);
@@ -120,12 +104,12 @@ void Fabric::backward(const Tensor& loss) {
   weft::backward(scaler_.scale(ranks == 1 ? loss : loss * (1.0 / ranks)));
 }
 
-void Fabric::run(const dist::MicroBatches& parts) {
+void Fabric::run(const dist::MicroBatches& batches) {
   WEFT_CHECK(model_, "fabric: call setup() before run()");
   scaler_.scale(Tensor::scalar(0));  // a pipeline's stage may have no loss of its own to scale
-  // One scope for all parts: each weight is cast once.
+  // One scope for all: each weight is cast once.
   const PrecisionScope scope = autocast();
-  strategy_->run(*model_, parts);
+  strategy_->run(*model_, batches);
 }
 
 double Fabric::unscale(optim::Optimizer& optimizer) {
@@ -206,13 +190,13 @@ void Fabric::save(const std::string& path) {
   WEFT_CHECK(model_, "fabric: call setup() before save()");
   NamedTensors state = strategy_->model_state(*model_);
   for (auto& [name, tensor] : state) tensor = to_device(tensor, Device{});
-  if (is_main()) write_safetensors(path, state, {{"format", "pt"}});
+  if (is_main()) io::write_safetensors(path, state, {{"format", "pt"}});
   barrier();
 }
 
 void Fabric::load(const std::string& path) {
   WEFT_CHECK(model_, "fabric: call setup() before load()");
-  strategy_->load_model_state(*model_, read_safetensors(path).tensors);
+  strategy_->load_model_state(*model_, io::read_safetensors(path).tensors);
 }
 
 void Fabric::seed_everything(uint64_t seed) const {

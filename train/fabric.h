@@ -1,7 +1,7 @@
 // A plain training loop on any number of ranks.
 //
-//   train::Fabric fabric({.devices = 4, .precision = "bf16-mixed", .strategy = "fsdp"});
-//   fabric.launch(argc, argv);                        // starts the ranks, or is one
+//   train::Fabric fabric({.devices = 4, .precision = "bf16-mixed", .strategy = {.name = "fsdp"}});
+//   if (const auto code = fabric.launch(argc, argv)) return *code;  // starts the ranks, or is one
 //   fabric.seed_everything(1);
 //   Net model;
 //   optim::AdamW optimizer(model.named_parameters(), {.lr = 1e-3});
@@ -15,18 +15,20 @@
 //   }
 //   fabric.save("model.safetensors");
 //
-// A step of several parts, or one in a strategy's own order, is fabric.run(parts) in the place of
-// backward(). `weft train` is built on this (train/ranks.h, train/optimization.h);
+// A step of several micro-batches, or one in a strategy's own order, is fabric.run() in the place
+// of backward(). `weft train` is built on this (train/ranks.h, train/optimization.h);
 // examples/plain_training.cc and examples/scaled_training.cc are one program without and with it.
 #pragma once
 
 #include <fmt/core.h>
 
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "data/loader.h"
-#include "dist/strategy.h"
+#include "dist/plan/sharing.h"
+#include "dist/strategy/strategy.h"
 #include "nn/module.h"
 #include "optim/grad_scaler.h"
 #include "optim/optimizer.h"
@@ -34,7 +36,7 @@
 
 namespace weft::train {
 
-/// What a precision leaves open.
+/// Settings that the name of a precision leaves open.
 struct NumericsOptions {
   optim::GradScalerOptions loss_scale = {};  // of 16-mixed
   bool loss_scale_is_fixed = false;          // its first value stays
@@ -44,20 +46,12 @@ struct NumericsOptions {
 };
 
 struct FabricOptions {
-  std::string device = "cpu";  // cpu or cuda; a single device also by number: cuda:1
-  int devices = 1;             // cuda: each rank on the device of its number among its host's
+  std::string device = "cpu";  // cpu or cuda; of a single device also its number: cuda:1
+  int devices = 1;             // with cuda a rank takes the device of its number on its host
   /// 32-true, 64-true, 16-mixed (the loss is scaled), bf16-mixed, 16-true, bf16-true,
   /// transformer-engine (fp8), or by our names (train/precision.h).
   std::string precision = "32-true";
-  std::string strategy = "auto";  // dist/strategy.h; auto: ddp on several devices
-  // Of one strategy each; 0: its own choice.
-  int shard_size = 0;              // hsdp
-  int tensor_parallel = 0;         // tp, fsdp+tp
-  bool sequence_parallel = false;  // tp, fsdp+tp
-  bool parallel_head = false;      // tp, fsdp+tp: with cross_entropy() below
-  int pipeline_stages = 0;         // pipeline
-  int micro_batches = 0;           // pipeline
-  bool cpu_offload = false;        // fsdp, zero3, hsdp, fsdp+tp
+  dist::StrategyOptions strategy = {};  // a parallel head: with cross_entropy() below
   NumericsOptions numerics = {};
 };
 
@@ -65,13 +59,12 @@ class Fabric {
  public:
   /// Throws Error for options that do not go together.
   explicit Fabric(const FabricOptions& options);
-  /// With `strategy` in the place of what the options say of it.
-  Fabric(const FabricOptions& options, const dist::StrategyOptions& strategy);
 
   /// With several devices, outside mpirun and srun: starts this program again as so many ranks,
-  /// waits, and ends the program with their exit code. Else joins the ranks that are there.
-  void launch(int argc, char** argv);
-  /// Joins ranks that are there already, threads of a test among them; null: alone.
+  /// waits, and returns their exit code, with which main() is to end. Otherwise joins the ranks
+  /// that are there and returns nothing.
+  [[nodiscard]] std::optional<int> launch(int argc, char** argv);
+  /// Joins ranks that are there already, such as threads of a test; null for a process alone.
   void launch(dist::CommunicatorPtr world);
 
   /// Where this rank computes.
@@ -83,54 +76,57 @@ class Fabric {
   int data_size() const { return strategy_->data_size(); }
   int data_rank() const { return strategy_->data_rank(); }
   /// Devices that take different samples, threads of dp among them.
-  int data_devices() const { return dist::data_devices_of(strategy_options_, options_.devices); }
+  int data_devices() const { return sharing_.data_devices(); }
   dist::Strategy& strategy() const { return *strategy_; }
-  /// null: this process is alone.
+  /// Null for a process alone.
   const dist::CommunicatorPtr& world() const { return world_; }
 
-  /// Takes over a model and its optimizer, which has not stepped yet, and brings the model to the
-  /// device. `structure` may be what fsdp
-  /// gathers together (dist::wrap_modules); tp, pipeline and dp need more of it.
-  void setup(nn::Module& model, optim::Optimizer& optimizer,
-             const dist::ModelStructure& structure = {});
-  /// Batches of options.batch_size on each device, different ones, brought there. Ranks that share
-  /// a layer or a pipeline have the same; with dp one batch holds those of all devices.
+  /// Shards a model and its optimizer, which has not stepped yet, as the strategy says, and moves
+  /// the model to the device. The strategy asks the model for its structure.
+  void setup(nn::Module& model, optim::Optimizer& optimizer) {
+    setup(model, optimizer, model.structure());
+  }
+  /// The same, for a model that does not describe itself.
+  void setup(nn::Module& model, optim::Optimizer& optimizer, const nn::ModelStructure& structure);
+  /// A loader of batches of options.batch_size for each device, different ones, moved there. Ranks
+  /// that share a layer or a pipeline get the same; with dp one batch holds those of all devices.
   std::unique_ptr<data::Loader> setup_dataloader(data::DatasetPtr dataset,
                                                  data::LoaderOptions options) const;
 
   /// The model on x, wherever that is, in the precision asked for; logits come back in f32 or f64,
   /// on the device.
   Tensor forward(const Tensor& x);
-  /// ops::cross_entropy of what forward() returned; with parallel_head, whose logits are a part of
-  /// the classes, this one alone fits.
+  /// ops::cross_entropy of what forward() returned. With parallel_head a rank has the logits of
+  /// some classes alone: then it has to be this one.
   Tensor cross_entropy(const Tensor& logits, const Tensor& labels,
                        const ops::CrossEntropyOptions& options = {}) const {
     return strategy_->cross_entropy(logits, labels, options);
   }
   /// Enters the precision, for as long as the result lives; the functions here do so themselves.
   PrecisionScope autocast();
-  /// Gradients of the mean over ranks of their losses, in 16-mixed scaled.
+  /// Computes the gradients of the mean of all ranks' losses; in 16-mixed they are scaled.
   void backward(const Tensor& loss);
-  /// Forward and backward of a step's parts, in the strategy's order. A part's loss is its share of
-  /// the whole batch's, scaled().
-  void run(const dist::MicroBatches& parts);
+  /// Forward and backward of a step's micro-batches, in the strategy's order. The loss of each is
+  /// its share of the whole batch's loss, scaled().
+  void run(const dist::MicroBatches& batches);
   Tensor scaled(const Tensor& loss) { return scaler_.scale(loss); }
-  /// While the result lives, gradients stay on their rank and add up: for accumulation.
+  /// While the result lives, gradients add up on their rank and are not reduced: for gradient
+  /// accumulation.
   std::shared_ptr<void> no_backward_sync() { return strategy_->no_sync(); }
-  /// Scales the gradients so that their norm over all ranks is at most max_norm; returns what it
-  /// was. In 16-mixed it takes the loss scale out of them first.
+  /// Scales the gradients so that their norm over all ranks is at most max_norm, and returns the
+  /// norm that they had. In 16-mixed it divides them by the loss scale first.
   double clip_gradients(optim::Optimizer& optimizer, double max_norm);
-  /// In 16-mixed takes the loss scale out of the gradients, once a step, and returns the norm of
-  /// this rank's; else 0. clip_gradients() and step() do it where it was not done.
+  /// In 16-mixed divides the gradients by the loss scale, once a step, and returns the norm of this
+  /// rank's; else 0. clip_gradients() and step() do it where it was not done.
   double unscale(optim::Optimizer& optimizer);
-  /// optimizer.step(gradient_scale), which in 16-mixed knows nothing of the loss scale: false, on
-  /// all ranks, where a gradient was infinite on one of them and the step was left out. Then the
-  /// scales of the next step.
+  /// optimizer.step(gradient_scale); then sets the loss scale and the scales of fp8 for the next
+  /// step. Returns false, on all ranks, when a gradient was infinite on one of them and the step
+  /// was skipped.
   bool step(optim::Optimizer& optimizer, double gradient_scale = 1);
   optim::GradScaler& scaler() { return scaler_; }
   Fp8Scaling& fp8() { return fp8_; }
 
-  /// In place, and waited for.
+  /// In place; complete when it returns.
   void all_reduce(const Tensor& x, dist::ReduceOp op = dist::ReduceOp::kMean) const;
   /// [ranks, ...]: every rank's x, where x is.
   Tensor all_gather(const Tensor& x) const;
@@ -153,7 +149,7 @@ class Fabric {
   void reduce_amax();
 
   const FabricOptions options_;
-  const dist::StrategyOptions strategy_options_;
+  const dist::Sharing sharing_;
   const Precision& precision_;
   optim::GradScaler scaler_;
   Fp8Scaling fp8_;

@@ -8,11 +8,11 @@
 #include "autograd/ops.h"
 #include "autograd/random.h"
 #include "core/runtime.h"
-#include "dist/in_process.h"
+#include "dist/comm/in_process.h"
+#include "io/safetensors.h"
 #include "nn/nn.h"
 #include "optim/adam.h"
 #include "tests/skip.h"
-#include "train/safetensors.h"
 
 using namespace weft;
 using namespace weft::train;
@@ -41,7 +41,7 @@ Result train(const FabricOptions& options, const dist::CommunicatorPtr& world) {
   fabric.seed_everything(1);
   const auto model = make_model();
   optim::AdamW optimizer(model->named_parameters(), {.lr = 0.01});
-  dist::ModelStructure structure(dist::wrap_modules<nn::Linear>());
+  nn::ModelStructure structure(nn::wrap_modules<nn::Linear>());
   structure.mlps = {
       {dynamic_cast<nn::Linear*>(&(*model)[0]), dynamic_cast<nn::Linear*>(&(*model)[2])}};
   structure.segments = nn::segments_of(*model);
@@ -72,7 +72,7 @@ Result train(const FabricOptions& options, const dist::CommunicatorPtr& world) {
       std::string(std::getenv("TEST_TMPDIR") ? std::getenv("TEST_TMPDIR") : "/tmp") +
       "/fabric.safetensors";
   fabric.save(path);
-  result.state = read_safetensors(path).tensors;
+  result.state = io::read_safetensors(path).tensors;
   // What was saved can be taken up by all.
   fabric.load(path);
   fabric.barrier();
@@ -80,7 +80,7 @@ Result train(const FabricOptions& options, const dist::CommunicatorPtr& world) {
 }
 
 Result train_ranks(const FabricOptions& options) {
-  if (options.devices == 1 || options.strategy == "dp") return train(options, nullptr);
+  if (options.devices == 1 || options.strategy.name == "dp") return train(options, nullptr);
   Result result;
   dist::run_ranks(options.devices, [&](dist::Communicator& c) {
     Result mine = train(options, {&c, [](dist::Communicator*) {}});
@@ -105,18 +105,20 @@ double largest_difference(const Result& a, const Result& b) {
 TEST_CASE("one loop, every strategy: the same weights in f64") {
   const Result one = train_ranks({.precision = "64-true"});
   for (const FabricOptions& options :
-       {FabricOptions{.devices = 3, .strategy = "dp"},
-        {.devices = 2, .strategy = "ddp"},
-        {.devices = 3, .strategy = "fsdp"},
-        {.devices = 4, .strategy = "zero1"},
-        {.devices = 4, .strategy = "hsdp"},
-        {.devices = 3, .strategy = "tp"},
-        {.devices = 4, .strategy = "fsdp+tp"},
-        {.devices = 3, .strategy = "pipeline"},
-        {.devices = 4, .strategy = "pipeline", .pipeline_stages = 2, .micro_batches = 3}}) {
+       {FabricOptions{.devices = 3, .strategy = {.name = "dp"}},
+        {.devices = 2, .strategy = {.name = "ddp"}},
+        {.devices = 3, .strategy = {.name = "fsdp"}},
+        {.devices = 4, .strategy = {.name = "zero1"}},
+        {.devices = 4, .strategy = {.name = "hsdp"}},
+        {.devices = 3, .strategy = {.name = "tp"}},
+        {.devices = 4, .strategy = {.name = "fsdp+tp"}},
+        {.devices = 3, .strategy = {.name = "pipeline"}},
+        {.devices = 3, .strategy = {.name = "pipeline", .schedule = dist::Schedule::kGpipe}},
+        {.devices = 4,
+        .strategy = {.name = "pipeline", .pipeline_stages = 2, .micro_batches = 3}}}) {
     FabricOptions double_options = options;
     double_options.precision = "64-true";
-    INFO(options.strategy << " on " << options.devices);
+    INFO(options.strategy.name << " on " << options.devices);
     const Result result = train_ranks(double_options);
     CHECK(largest_difference(result, one) < 1e-12);
     for (int step = 0; step < 3; ++step) {
@@ -133,7 +135,7 @@ TEST_CASE("Fabric's precisions train on one rank and on several") {
       INFO(precision << " " << strategy);
       const int devices = strategy == "single" ? 1 : 2;
       const Result result =
-          train_ranks({.devices = devices, .precision = precision, .strategy = strategy});
+          train_ranks({.devices = devices, .precision = precision, .strategy = {.name = strategy}});
       // 8 bits of bf16, and of 16-mixed's gradients none lost to the loss scale of 65536.
       CHECK(std::abs(result.losses[0] - exact.losses[0]) < 0.02 * exact.losses[0]);
       CHECK(std::abs(result.norms[0] - exact.norms[0]) < 0.05 * exact.norms[0]);
@@ -145,7 +147,8 @@ TEST_CASE("Fabric's precisions train on one rank and on several") {
     }
   }
   CHECK_THROWS_WITH(Fabric({.precision = "17-mixed"}), Contains("precision: \"17-mixed\""));
-  CHECK_THROWS_WITH(Fabric({.devices = 3, .strategy = "fsdp+tp"}), Contains("no mesh of 2"));
+  CHECK_THROWS_WITH(Fabric({.devices = 3, .strategy = {.name = "fsdp+tp"}}),
+                    Contains("no mesh of 2"));
 }
 
 TEST_CASE("on CUDA devices every strategy has the weights of one CPU in f64") {
@@ -156,22 +159,23 @@ TEST_CASE("on CUDA devices every strategy has the weights of one CPU in f64") {
     WEFT_SKIP(runtime::no_device_reason().c_str());
   }
   const Result one = train_ranks({.precision = "64-true"});
-  for (const FabricOptions& options : {FabricOptions{.devices = 1, .strategy = "single"},
-                                       {.devices = 3, .strategy = "dp"},
-                                       {.devices = 2, .strategy = "ddp"},
-                                       {.devices = 3, .strategy = "fsdp"},
-                                       {.devices = 2, .strategy = "fsdp", .cpu_offload = true},
-                                       {.devices = 4, .strategy = "zero1"},
-                                       {.devices = 2, .strategy = "zero2"},
-                                       {.devices = 2, .strategy = "zero3"},
-                                       {.devices = 4, .strategy = "hsdp"},
-                                       {.devices = 2, .strategy = "tp"},
-                                       {.devices = 4, .strategy = "fsdp+tp"},
-                                       {.devices = 3, .strategy = "pipeline"}}) {
+  for (const FabricOptions& options :
+       {FabricOptions{.devices = 1, .strategy = {.name = "single"}},
+        {.devices = 3, .strategy = {.name = "dp"}},
+        {.devices = 2, .strategy = {.name = "ddp"}},
+        {.devices = 3, .strategy = {.name = "fsdp"}},
+        {.devices = 2, .strategy = {.name = "fsdp", .cpu_offload = true}},
+        {.devices = 4, .strategy = {.name = "zero1"}},
+        {.devices = 2, .strategy = {.name = "zero2"}},
+        {.devices = 2, .strategy = {.name = "zero3"}},
+        {.devices = 4, .strategy = {.name = "hsdp"}},
+        {.devices = 2, .strategy = {.name = "tp"}},
+        {.devices = 4, .strategy = {.name = "fsdp+tp"}},
+        {.devices = 3, .strategy = {.name = "pipeline"}}}) {
     FabricOptions there = options;
     there.device = "cuda";
     there.precision = "64-true";
-    INFO(options.strategy << " on " << options.devices);
+    INFO(options.strategy.name << " on " << options.devices);
     const Result result = train_ranks(there);
     CHECK(largest_difference(result, one) < 1e-10);
     for (int step = 0; step < 3; ++step) {
@@ -186,18 +190,18 @@ TEST_CASE("on CUDA devices every strategy has the weights of one CPU in f64") {
 TEST_CASE("trap: an infinite gradient of one rank makes all of them leave the step out") {
   for (const std::string strategy : {"ddp", "fsdp", "zero1", "pipeline"}) {
     dist::run_ranks(2, [&](dist::Communicator& c) {
-      Fabric fabric({.devices = 2, .precision = "16-mixed", .strategy = strategy});
+      Fabric fabric({.devices = 2, .precision = "16-mixed", .strategy = {.name = strategy}});
       fabric.launch(dist::CommunicatorPtr(&c, [](dist::Communicator*) {}));
       fabric.seed_everything(1);
       const auto model = make_model();
       optim::AdamW optimizer(model->named_parameters(), {.lr = 0.01});
-      dist::ModelStructure structure(dist::wrap_modules<nn::Linear>());
+      nn::ModelStructure structure(nn::wrap_modules<nn::Linear>());
       structure.segments = nn::segments_of(*model);
       fabric.setup(*model, optimizer, structure);
       for (int step = 0; step < 2; ++step) {
         optimizer.zero_grad();
-        // The first step's gradients leave fp16's range behind the last layer, on one rank alone
-        // where ranks have samples of their own.
+        // The first step's gradients leave fp16's range behind the last layer, on one rank
+        // alone where ranks have samples of their own.
         const bool overflows = step == 0 && (strategy == "pipeline" || c.rank() == 1);
         const Tensor logits = fabric.forward(Tensor::full({4, 6}, 1));
         fabric.backward(ops::sum(logits) * (overflows ? 1e6 : 1.0));

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "nn/module.h"
+#include "nn/structure.h"
 #include "optim/optimizer.h"
 
 namespace weft::train {
@@ -20,11 +21,11 @@ void freeze(nn::Module& model, const std::vector<std::string>& patterns);
 NamedTensors trained_parameters(const nn::Module& model);
 
 /// Splits groups of a model's parameters by depth and scales the learning rate of each by decay^(L
-/// + 1 - depth): 0 is what comes before the transformer's L layers (patches, class token,
-/// positions), layer i has depth i + 1, and the final norm and the head, at depth L + 1, learn at
-/// the full rate. Clark et al., "ELECTRA", 2020; Bao et al., "BEiT", 2021. Throws Error when the
-/// model has no transformer's layers.
+/// + 1 - depth). The depth is the number of the segment that has the parameter: 0 is what comes
+/// before the L layers (patches, class token, positions), layer i has depth i + 1, and the final
+/// norm and the head, at depth L + 1, learn at the full rate. Clark et al., "ELECTRA", 2020; Bao et
+/// al., "BEiT", 2021. Throws Error when the model has no transformer's layers.
 optim::ParameterGroups with_layer_decay(const optim::ParameterGroups& groups, double decay,
-                                        const nn::Module& model);
+                                        const nn::ModelStructure& structure);
 
 }  // namespace weft::train

@@ -76,8 +76,8 @@ TEST_CASE("frozen parameters get no gradient and no step") {
 TEST_CASE("the learning rate falls layer by layer towards the input") {
   const auto model = tiny_vit();
   const auto groups = with_layer_decay(
-      optim::without_decay_of_vectors(model->named_parameters(), {"pos_embedding", "class_token"}),
-      0.5, *model);
+      optim::without_decay_of_vectors(model->named_parameters(), model->structure().embeddings),
+      0.5, model->structure());
   optim::SGD optimizer(groups, {.lr = 1, .momentum = 0, .weight_decay = 0.25});
   optimizer.set_lr(0.8);
   std::map<std::string, double> rates, decays;
@@ -107,7 +107,7 @@ TEST_CASE("the learning rate falls layer by layer towards the input") {
 TEST_CASE("frozen layers count in the depth of the others") {
   const auto model = tiny_vit();
   freeze(*model, {"encoder.layers"});
-  const auto groups = with_layer_decay(trained_parameters(*model), 0.5, *model);
+  const auto groups = with_layer_decay(trained_parameters(*model), 0.5, model->structure());
   REQUIRE(groups.size() == 2);
   CHECK(groups[0].lr_scale == 1);
   CHECK(groups[1].lr_scale == 0.0625);
@@ -115,7 +115,7 @@ TEST_CASE("frozen layers count in the depth of the others") {
 
 TEST_CASE("layer decay of a model without layers is refused") {
   const auto model = models::make_model("resnet8");
-  CHECK_THROWS_WITH(with_layer_decay(model->named_parameters(), 0.5, *model),
+  CHECK_THROWS_WITH(with_layer_decay(model->named_parameters(), 0.5, model->structure()),
                     "layer-decay: the model has no transformer's layers");
 }
 

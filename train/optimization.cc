@@ -2,10 +2,11 @@
 
 #include <algorithm>
 #include <cmath>
+#include <nlohmann/json.hpp>
 
-#include "optim/adam.h"
 #include "optim/clip.h"
-#include "optim/sgd.h"
+#include "optim/optimizer_state.h"
+#include "optim/registry.h"
 #include "train/fine_tuning.h"
 
 namespace weft::train {
@@ -14,23 +15,20 @@ namespace {
 /// What tells Fp8Scaling's tensors from the optimizer's, which they lie beside in a checkpoint.
 constexpr const char* kFp8Key = ".fp8_";
 
-std::unique_ptr<optim::Optimizer> make_optimizer(const Config& config, const nn::Module& model) {
-  optim::ParameterGroups groups = optim::without_decay_of_vectors(
-      trained_parameters(model), {"pos_embedding", "class_token", "positional_emb"});
-  if (config.layer_decay < 1) groups = with_layer_decay(groups, config.layer_decay, model);
-  if (config.optimizer == "sgd") {
-    return std::make_unique<optim::SGD>(groups,
-                                        optim::SgdOptions{.lr = config.lr,
-                                                          .momentum = config.momentum,
-                                                          .weight_decay = config.weight_decay,
-                                                          .nesterov = config.momentum > 0});
+std::unique_ptr<optim::Optimizer> make_optimizer(const Config& config, nn::Module& model) {
+  const nn::ModelStructure structure = model.structure();
+  optim::ParameterGroups groups =
+      optim::without_decay_of_vectors(trained_parameters(model), structure.embeddings);
+  if (config.layer_decay < 1) groups = with_layer_decay(groups, config.layer_decay, structure);
+  optim::Options options = optim::optimizer_options(config.optimizer);
+  for (const auto& [name, value] :
+       {std::pair("lr", config.lr), std::pair("weight_decay", config.weight_decay),
+        std::pair("momentum", config.momentum),
+        std::pair("nesterov", config.momentum > 0 ? 1.0 : 0.0)}) {
+    // Of the run's settings an optimizer takes those that it has.
+    if (options.contains(name)) options[name] = value;
   }
-  if (config.optimizer == "adam") {
-    return std::make_unique<optim::Adam>(
-        groups, optim::AdamOptions{.lr = config.lr, .weight_decay = config.weight_decay});
-  }
-  return std::make_unique<optim::AdamW>(
-      groups, optim::AdamWOptions{.lr = config.lr, .weight_decay = config.weight_decay});
+  return optim::make_optimizer(config.optimizer, groups, options);
 }
 
 /// The factor on config.lr at each step.
@@ -49,15 +47,14 @@ optim::Schedule make_schedule(const Config& config, int64_t steps) {
 
 }  // namespace
 
-Optimization::Optimization(const Config& config, nn::Module& model,
-                           const dist::ModelStructure& structure, Ranks& ranks, int64_t steps)
+Optimization::Optimization(const Config& config, nn::Module& model, Ranks& ranks, int64_t steps)
     : config_(config),
       model_(model),
       ranks_(ranks),
       fabric_(ranks.fabric()),
       optimizer_(make_optimizer(config, model)),
       schedule_(make_schedule(config, steps)) {
-  fabric_.setup(model, *optimizer_, structure);
+  fabric_.setup(model, *optimizer_);
 }
 
 void Optimization::finish_step(int64_t step) {

@@ -4,14 +4,14 @@
 //
 //   Optimization optimization(config, model, ranks, steps);
 //   optimization.begin_step();
-//   backward(optimization.scaled(loss));  // of each part of the step, in config's precision
+//   backward(optimization.scaled(loss));  // of each micro-batch, in config's precision
 //   optimization.finish_step(step);
 //
 // Everything here that lasts from step to step is part of a checkpoint.
 #pragma once
 
 #include <memory>
-#include <nlohmann/json.hpp>
+#include <nlohmann/json_fwd.hpp>
 
 #include "nn/module.h"
 #include "optim/grad_scaler.h"
@@ -24,28 +24,28 @@ namespace weft::train {
 
 class Optimization {
  public:
-  /// Hands a model, its structure and its optimizer over to ranks' Fabric, for a run of `steps`.
-  /// config, model and ranks must outlive it.
-  Optimization(const Config& config, nn::Module& model, const dist::ModelStructure& structure,
-               Ranks& ranks, int64_t steps);
+  /// Makes the optimizer and sets it up, with the model, in ranks' Fabric, for a run of so many
+  /// steps. config, model and ranks must outlive it.
+  Optimization(const Config& config, nn::Module& model, Ranks& ranks, int64_t steps);
 
   void begin_step() { optimizer_->zero_grad(); }
   Tensor scaled(const Tensor& loss) { return fabric_.scaled(loss); }
-  /// Clips the gradients and changes the parameters, the steps of schedule before it counted from
-  /// 0; where a scaled loss has overflowed on any rank, changes none.
+  /// Clips the gradients and takes optimizer step number `step`, counted from 0, at the schedule's
+  /// learning rate. Where a scaled loss has overflowed on any rank, the step is skipped.
   void finish_step(int64_t step);
 
   Tensors parameters() const { return optimizer_->parameters(); }
-  // Of the step finished last.
+  int64_t state_tensors() const { return optimizer_->state_tensors(); }
+  // Figures of the step finished last.
   double lr() const { return optimizer_->lr(); }
   bool scales_loss() const { return fabric_.scaler().is_enabled(); }
   double loss_scale() const { return last_scale_; }
   bool was_skipped() const { return last_was_skipped_; }
 
-  /// Every rank calls; rank 0 gets all.
+  /// The optimizer's state, for a checkpoint. Every rank calls this; rank 0 gets all of it.
   NamedTensors tensors();
   nlohmann::json settings() const;
-  /// Throws what the parts throw for a state that is not theirs.
+  /// Takes up a checkpoint's state. Throws Error for a state of another optimizer or precision.
   void load(const NamedTensors& tensors, const nlohmann::json& settings);
 
  private:

@@ -131,11 +131,11 @@ class Variants : public kernels::LaunchHook {
  public:
   Variants() { kernels::set_launch_hook(this); }
   ~Variants() override { kernels::set_launch_hook(nullptr); }
-  void begin(std::string_view op, std::string_view variant, const std::string&) override {
+  void begin(std::string_view op, std::string_view variant, Device, const std::string&) override {
     const std::lock_guard lock(mutex_);
     if (op == "gemm" || op == "attention" || op == "conv2d") seen.insert(std::string(variant));
   }
-  void end() override {}
+  void end() noexcept override {}
   std::set<std::string> seen;
 
  private:

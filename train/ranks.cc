@@ -28,6 +28,7 @@ FabricOptions fabric_options(const Config& config, Device device) {
       .device = to_string(device),
       .devices = static_cast<int>(config.devices),
       .precision = config.precision,
+      .strategy = config.strategy,
       .numerics = {.loss_scale = scaler_options(config),
                    .loss_scale_is_fixed = config.loss_scale != "dynamic",
                    .fp8 = {.scaling = is_delayed ? Fp8Options::Scaling::delayed
@@ -39,26 +40,28 @@ FabricOptions fabric_options(const Config& config, Device device) {
 }  // namespace
 
 Ranks::Ranks(const Config& config, Device device, const dist::CommunicatorPtr& world)
-    : config_(config), fabric_(fabric_options(config, device), strategy_options(config)) {
+    : config_(config), fabric_(fabric_options(config, device)) {
+  const dist::Sharing sharing = sharing_of(config);
   const int started = world ? world->size() : 1;
-  WEFT_CHECK(processes_of(config) == started, "the run is set up for {} ranks, {} were started",
-             processes_of(config), started);
+  WEFT_CHECK(sharing.ranks() == started, "the run is set up for {} ranks, {} were started",
+             sharing.ranks(), started);
   fabric_.launch(world);
   global_batch_ = config.global_batch_size > 0 ? config.global_batch_size
-                                               : config.batch_size * data_devices_of(config);
-  pieces_ = config.deterministic_reduce > 0 ? static_cast<int>(config.deterministic_reduce)
-                                            : strategy().data_size() * strategy().pieces();
+                                               : config.batch_size * sharing.data_devices();
+  micro_batches_ = config.deterministic_reduce > 0
+                       ? static_cast<int>(config.deterministic_reduce)
+                       : strategy().data_size() * strategy().micro_batches();
 }
 
 data::LoaderOptions Ranks::share(data::LoaderOptions options, bool trains) const {
   options.batch_size = global_batch_;
-  options.pieces = trains ? pieces_ : strategy().data_size();
+  options.micro_batches = trains ? micro_batches_ : strategy().data_size();
   options.ranks = strategy().data_size();
   options.rank = strategy().data_rank();
   return options;
 }
 
-void Ranks::begin_piece(int64_t epoch, int64_t index) const {
+void Ranks::begin_micro_batch(int64_t epoch, int64_t index) const {
   if (!is_active()) return;
   // The word "rank" keeps these streams apart from those of initialisers and data.
   constexpr uint64_t kRank = 0x72616e6b;
@@ -67,23 +70,23 @@ void Ranks::begin_piece(int64_t epoch, int64_t index) const {
       .stream = kRank << 32 ^ static_cast<uint64_t>(epoch) << 40 ^ static_cast<uint64_t>(index)};
 }
 
-double Ranks::weight(int64_t images, int64_t parts) const {
-  if (!is_active()) return 1.0 / static_cast<double>(parts);
+double Ranks::weight(int64_t images, int64_t count) const {
+  if (!is_active()) return 1.0 / static_cast<double>(count);
   if (config_.gradient_average == "ranks") {
-    return 1.0 / (static_cast<double>(parts) * static_cast<double>(strategy().data_size()));
+    return 1.0 / (static_cast<double>(count) * static_cast<double>(strategy().data_size()));
   }
   return static_cast<double>(images) /
-         (static_cast<double>(parts / rounds()) * static_cast<double>(global_batch_));
+         (static_cast<double>(count / micro_batches()) * static_cast<double>(global_batch_));
 }
 
-void Ranks::run(int64_t pieces, const std::function<dist::MicroBatch(int64_t)>& piece,
+void Ranks::run(int64_t count, const std::function<dist::MicroBatch(int64_t)>& micro_batch,
                 const Tensors& parameters) {
   if (config_.deterministic_reduce == 0) {
-    fabric_.run({.count = pieces, .at = piece});
+    fabric_.run({.count = count, .at = micro_batch});
     return;
   }
   dist::TreeAccumulator tree;
-  fabric_.run({.count = pieces, .at = piece, .accumulates = false, .after_each = [&] {
+  fabric_.run({.count = count, .at = micro_batch, .accumulates = false, .after_each = [&] {
                  tree.push(dist::take_gradients(parameters));
                }});
   dist::set_gradients(parameters, tree.finish());
@@ -93,7 +96,7 @@ Ranks::Sums Ranks::sum(Sums mine) const {
   const dist::CommunicatorPtr& world = fabric_.world();
   if (!world) return mine;
   if (!strategy().counts()) mine = {.stops = mine.stops};
-  mine.loss.all_reduce(*world);
+  dist::all_reduce(mine.loss, *world);
   const Tensor counts = Tensor::from(
       std::vector<int64_t>{mine.correct, mine.images, static_cast<int64_t>(mine.stops)}, {3});
   world->all_reduce(counts).wait();

@@ -1,21 +1,28 @@
 // A training run's place among the ranks that share it.
 //
-// A step takes a global batch, cut into pieces: one per data rank (several where its strategy works
-// on several at a time), or with a deterministic reduction M whatever the number of ranks. Data
-// rank r of N takes the pieces r, r + N, ... in M / N rounds. Ranks that share a layer or a
-// pipeline are one data rank. Dropout in a piece is drawn from a stream that belongs to the piece,
-// not to the rank; losses are weighted with the pieces' share of the samples; sums that are
-// reported are exact (dist/exact_sum.h). So with M pieces a run has the same bits on 1, 2, 4, ...,
-// M ranks, and without on any number of ranks the same mathematics.
+// A global batch is the images that all ranks take together. It is split into micro-batches: one
+// per data rank (several where a strategy works on several), or with a deterministic reduction M,
+// whatever the number of ranks. Data rank r of N takes M / N of them, those of numbers r, r + N,
+// ... Ranks that share a layer or a pipeline are one data rank.
+//
+// Dropout in a micro-batch is drawn from a stream of the micro-batch's own, not the rank's. Losses
+// are weighted with the micro-batches' share of the samples. Sums that are reported are exact
+// (dist/comm/exact_sum.h). So with a deterministic reduction a run has the same bits on 1, 2, 4,
+// ..., M ranks; without one it has the same mathematics on any number of ranks.
+//
+//   Ranks ranks(config, device, world);                        // world: null for one rank
+//   data::Loader loader(dataset, ranks.share(options, true));  // this rank's micro-batches
+//   ranks.run(count, micro_batch, parameters);                 // forward and backward of a step
+//   const Ranks::Sums all = ranks.sum(mine);                   // loss and accuracy of all ranks
 #pragma once
 
 #include <functional>
 #include <memory>
 
 #include "data/loader.h"
-#include "dist/exact_sum.h"
-#include "dist/strategy.h"
-#include "dist/tree_accumulator.h"
+#include "dist/comm/exact_sum.h"
+#include "dist/comm/tree_accumulator.h"
+#include "dist/strategy/strategy.h"
 #include "train/config.h"
 #include "train/fabric.h"
 
@@ -23,32 +30,33 @@ namespace weft::train {
 
 class Ranks {
  public:
-  /// `world` is null in a run of one rank; `device` says of what kind those of several are. Throws
-  /// Error where the settings and the world's size do not go together.
+  /// `world` is null in a run of one rank. Of several ranks `device` gives the kind, cpu or cuda.
+  /// Throws Error where the settings and the world's size do not go together.
   Ranks(const Config& config, Device device, const dist::CommunicatorPtr& world);
 
   /// This process among those of the run.
   int rank() const { return fabric_.rank(); }
   int size() const { return fabric_.size(); }
   bool is_main() const { return rank() == 0; }
-  /// False: one rank, one piece, and nothing here changes anything.
-  bool is_active() const { return size() > 1 || pieces_ > 1; }
+  /// False for one rank with one micro-batch: then nothing here changes anything.
+  bool is_active() const { return size() > 1 || micro_batches_ > 1; }
   Fabric& fabric() { return fabric_; }
   dist::Strategy& strategy() const { return fabric_.strategy(); }
 
-  /// Images of a step's batch on all ranks together.
+  /// Images of a global batch.
   int64_t global_batch() const { return global_batch_; }
-  /// Pieces that a rank takes of a batch.
-  int64_t rounds() const { return pieces_ / strategy().data_size(); }
-  /// Takes this rank's pieces of batches of all ranks together.
+  /// Micro-batches of a global batch that a rank takes.
+  int64_t micro_batches() const { return micro_batches_ / strategy().data_size(); }
+  /// Options of a loader that gives this rank's micro-batches of every global batch.
   data::LoaderOptions share(data::LoaderOptions options, bool trains) const;
 
-  /// Before a piece's forward: its random stream.
-  void begin_piece(int64_t epoch, int64_t index) const;
-  /// What to weight the loss of a piece of `images` with, in a step of `parts` pieces per rank.
-  double weight(int64_t images, int64_t parts) const;
-  /// Forward and backward of a step's pieces; gradients in the order of the tree.
-  void run(int64_t pieces, const std::function<dist::MicroBatch(int64_t)>& piece,
+  /// Sets a micro-batch's random stream; to be called before its forward pass.
+  void begin_micro_batch(int64_t epoch, int64_t index) const;
+  /// The weight on the loss of a micro-batch of so many images, in a step of `count` micro-batches
+  /// per rank.
+  double weight(int64_t images, int64_t count) const;
+  /// Forward and backward of a step's micro-batches; gradients are added in the order of the tree.
+  void run(int64_t count, const std::function<dist::MicroBatch(int64_t)>& micro_batch,
            const Tensors& parameters);
 
   /// What a rank counted, and what all counted together. The loss is summed exactly.
@@ -57,9 +65,9 @@ class Ranks {
     int64_t correct = 0, images = 0;
     bool stops = false;  // on any rank
   };
-  /// A loss that several ranks computed counts once.
+  /// The sums of all ranks. A loss that several ranks computed counts once.
   Sums sum(Sums mine) const;
-  /// Of all gradients of all ranks.
+  /// The norm over all gradients of all ranks.
   double grad_norm(const Tensors& parameters) const;
   void barrier() const { fabric_.barrier(); }
 
@@ -67,7 +75,7 @@ class Ranks {
   const Config& config_;
   Fabric fabric_;
   int64_t global_batch_;
-  int pieces_;
+  int micro_batches_;  // of a global batch
 };
 
 }  // namespace weft::train

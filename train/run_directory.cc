@@ -9,31 +9,31 @@
 
 namespace weft::train {
 
-Path claim_run_directory(const std::string& asked, const std::string& name) {
+io::Path claim_run_directory(const std::string& asked, const std::string& name) {
   if (!asked.empty()) {
-    WEFT_CHECK(!std::filesystem::exists(Path(asked) / "latest"),
+    WEFT_CHECK(!std::filesystem::exists(io::Path(asked) / "latest"),
                "{} already holds a run; continue it with --resume {} or choose another --output",
                asked, asked);
-    make_directories(asked);
+    io::make_directories(asked);
     return asked;
   }
-  make_directories("runs");
+  io::make_directories("runs");
   for (int n = 1;; ++n) {
-    const Path path = Path("runs") / fmt::format("{}-{}", name, n);
+    const io::Path path = io::Path("runs") / fmt::format("{}-{}", name, n);
     std::error_code error;
     if (std::filesystem::create_directory(path, error)) return path;
     WEFT_CHECK(!error, "cannot create the directory {}: {}", path.string(), error.message());
   }
 }
 
-Path run_directory_of(const Path& path, const Path& checkpoint) {
+io::Path run_directory_of(const io::Path& path, const io::Path& checkpoint) {
   return std::filesystem::equivalent(path, checkpoint)
              ? std::filesystem::canonical(checkpoint).parent_path()
              : path;
 }
 
-void check_writable(const Path& directory, int64_t checkpoint_bytes) {
-  FileWriter(directory / ".writable");  // its destructor removes it
+void check_writable(const io::Path& directory, int64_t checkpoint_bytes) {
+  io::FileWriter(directory / ".writable");  // its destructor removes it
   std::error_code error;
   const std::filesystem::space_info space = std::filesystem::space(directory, error);
   if (error || space.capacity == 0) return;  // some file systems do not say

@@ -32,17 +32,17 @@ int64_t count_frozen(const nn::Module& model) {
 
 }  // namespace
 
-void RunReport::begin(const Outset& outset, const RunState& state, const Path& output) {
+void RunReport::begin(const Outset& outset, const RunState& state, const io::Path& output) {
   if (!is_main_) return;
   if (!json_) {
     print_heading(outset, state);
-    table_.emplace(std::vector<Table::Column>{{"epoch", 7},
-                                              {"loss", 8},
-                                              {"train", 7},
-                                              {"val loss", 9},
-                                              {"val", 7},
-                                              {"images/s", 9},
-                                              {"time", 8}});
+    table_.emplace(std::vector<io::Table::Column>{{"epoch", 7},
+                                                  {"loss", 8},
+                                                  {"train", 7},
+                                                  {"val loss", 9},
+                                                  {"val", 7},
+                                                  {"images/s", 9},
+                                                  {"time", 8}});
   }
   curves_.emplace(output, state.step + 1);
   if (!config_.weights.empty() && state.step == 0) {
@@ -64,11 +64,12 @@ void RunReport::print_heading(const Outset& outset, const RunState& state) const
   fmt::print("{}: {} images to train, {} to validate, {} to test\n", config_.data,
              count(splits.train), count(splits.validation), count(splits.test));
   if (ranks.is_active()) {
-    fmt::print("{}; batch {} of {}{}\n", ranks.strategy().describe(trained.model->num_parameters()),
-               ranks.global_batch(), config_.devices,
-               config_.deterministic_reduce > 0
-                   ? fmt::format(", in {} pieces of fixed order", config_.deterministic_reduce)
-                   : "");
+    fmt::print(
+        "{}; batch {} of {}{}\n", ranks.strategy().describe(trained.model->num_parameters()),
+        ranks.global_batch(), config_.devices,
+        config_.deterministic_reduce > 0
+            ? fmt::format(", in {} micro-batches of fixed order", config_.deterministic_reduce)
+            : "");
   }
   fmt::print("{}: {} epoch{} of {} steps, batch {}{}, {} with learning rate {} ({})\n\n",
              config_.recipe.empty() ? "settings" : config_.recipe, config_.epochs,
@@ -106,7 +107,7 @@ void RunReport::epoch(const RunState& state, double images_per_second, double se
     table_->row({fmt::format("{}/{}", state.epoch + 1, config_.epochs),
                  fmt::format("{:.4f}", e.loss), percent(e.train_accuracy),
                  fmt::format("{:.4f}", e.validation.loss), percent(e.validation.accuracy),
-                 fmt::format("{:.0f}", images_per_second), format_duration(seconds)});
+                 fmt::format("{:.0f}", images_per_second), io::format_duration(seconds)});
   }
   log_.write("epoch", {{"epoch", state.epoch + 1},
                        {"step", state.step},
@@ -125,8 +126,8 @@ void RunReport::epoch(const RunState& state, double images_per_second, double se
   curves_->flush();
 }
 
-void RunReport::interrupted(const RunState& state, const Path& output,
-                            const Path& checkpoint) const {
+void RunReport::interrupted(const RunState& state, const io::Path& output,
+                            const io::Path& checkpoint) const {
   if (!is_main_) return;
   fmt::print(stderr, "stopped after step {}; continue with: ./weft train --resume {}\n", state.step,
              output.string());
@@ -134,7 +135,7 @@ void RunReport::interrupted(const RunState& state, const Path& output,
 }
 
 void RunReport::done(const RunState& state, const RunResult& result, double images_per_second,
-                     const Path& output) const {
+                     const io::Path& output) const {
   if (!is_main_) return;
   nlohmann::ordered_json done = {{"step", state.step},
                                  {"loss", state.last_epoch.loss},
@@ -149,10 +150,11 @@ void RunReport::done(const RunState& state, const RunResult& result, double imag
   if (json_) return;
   if (result.test_accuracy) {
     fmt::print("\ntest accuracy {:.2f}% on {} images never seen before, after {}\n",
-               100 * *result.test_accuracy, result.test_images, format_duration(result.seconds));
+               100 * *result.test_accuracy, result.test_images,
+               io::format_duration(result.seconds));
   } else {
     fmt::print("\nvalidation accuracy {:.2f}% (the data has no test split), after {}\n",
-               100 * result.validation_accuracy, format_duration(result.seconds));
+               100 * result.validation_accuracy, io::format_duration(result.seconds));
   }
   fmt::print("checkpoint {}\nweights    {}\n", result.checkpoint,
              (output / "model.safetensors").string());

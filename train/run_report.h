@@ -7,13 +7,13 @@
 #include <string>
 #include <vector>
 
-#include "data/open.h"
-#include "train/event_log.h"
+#include "data/sets/open.h"
+#include "io/event_log.h"
+#include "io/progress.h"
+#include "io/tensorboard.h"
 #include "train/optimization.h"
-#include "train/progress.h"
 #include "train/ranks.h"
 #include "train/run_state.h"
-#include "train/tensorboard.h"
 #include "train/trained_model.h"
 #include "train/trainer.h"
 
@@ -35,15 +35,15 @@ class RunReport {
       : config_(config), is_main_(is_main), json_(json), log_(is_main && json ? stdout : nullptr) {}
 
   /// Before the first step; curves go to `output`.
-  void begin(const Outset& outset, const RunState& state, const Path& output);
+  void begin(const Outset& outset, const RunState& state, const io::Path& output);
   /// After a step, whose loss was `loss`.
   void step(const RunState& state, double loss, const Optimization& optimization,
             double images_per_second);
   /// After an epoch, with state.epoch its number, counted from 0.
   void epoch(const RunState& state, double images_per_second, double seconds);
-  void interrupted(const RunState& state, const Path& output, const Path& checkpoint) const;
+  void interrupted(const RunState& state, const io::Path& output, const io::Path& checkpoint) const;
   void done(const RunState& state, const RunResult& result, double images_per_second,
-            const Path& output) const;
+            const io::Path& output) const;
 
   /// Where progress bars are drawn.
   std::FILE* progress_stream() const;
@@ -53,9 +53,9 @@ class RunReport {
 
   const Config& config_;
   const bool is_main_, json_;
-  const EventLog log_;
-  std::optional<Table> table_;
-  std::optional<TensorBoardWriter> curves_;
+  const io::EventLog log_;
+  std::optional<io::Table> table_;
+  std::optional<io::TensorBoardWriter> curves_;
 };
 
 }  // namespace weft::train

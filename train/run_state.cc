@@ -1,5 +1,7 @@
 #include "train/run_state.h"
 
+#include <nlohmann/json.hpp>
+
 namespace weft::train {
 
 nlohmann::json to_json(const RunState& s) {

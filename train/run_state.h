@@ -3,13 +3,13 @@
 
 #include <cmath>
 #include <cstdint>
-#include <nlohmann/json.hpp>
+#include <nlohmann/json_fwd.hpp>
 
 #include "train/evaluation.h"
 
 namespace weft::train {
 
-/// Sums over the part of an epoch that is done, and their means.
+/// Sums over the batches of an epoch that are done, and their means.
 struct EpochStatistics {
   double loss_sum = 0;
   int64_t correct = 0;

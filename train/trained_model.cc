@@ -38,7 +38,7 @@ nlohmann::json describe(const TrainedModel& m) {
             {"std", p.normalization.std}}}};
 }
 
-TrainedModel restore_model(const Checkpoint& checkpoint, const Path& path, bool with_weights) {
+TrainedModel restore_model(const Checkpoint& checkpoint, const io::Path& path, bool with_weights) {
   Config config;
   data::Preprocess preprocess;
   std::vector<std::string> classes;
@@ -64,8 +64,8 @@ TrainedModel restore_model(const Checkpoint& checkpoint, const Path& path, bool 
   }
 }
 
-TrainedModel load_trained_model(const Path& path) {
-  const Path step = find_checkpoint(path);
+TrainedModel load_trained_model(const io::Path& path) {
+  const io::Path step = find_checkpoint(path);
   return restore_model(load_checkpoint(step, CheckpointParts::kModel), step);
 }
 

@@ -20,7 +20,7 @@ struct TrainedModel {
   std::unique_ptr<nn::Module> model;
   Device device = {};
 
-  /// Moves the model; what is made of it later, an optimizer among it, follows.
+  /// Moves the model; an optimizer is to be made after it.
   void move_to(Device to);
 };
 
@@ -28,14 +28,14 @@ struct TrainedModel {
 TrainedModel make_trained_model(const Config& config, const data::Preprocess& preprocess,
                                 const std::vector<std::string>& classes);
 
-/// The part of a checkpoint's state that load_trained_model reads.
+/// What load_trained_model reads of a checkpoint's state.
 nlohmann::json describe(const TrainedModel& model);
 /// The model of a run's directory or of one of its checkpoints. Throws Error naming the file, the
 /// key or the tensor that is wrong.
-TrainedModel load_trained_model(const Path& path);
-/// The same of a checkpoint in memory; errors name `path`. Without weights the model is as fresh as
-/// its constructor left it, on the meta device possibly (nn/meta.h).
-TrainedModel restore_model(const Checkpoint& checkpoint, const Path& path,
+TrainedModel load_trained_model(const io::Path& path);
+/// The same of a checkpoint in memory; errors name `path`. Without weights the model is left as its
+/// constructor made it, which may be on the meta device (nn/meta.h).
+TrainedModel restore_model(const Checkpoint& checkpoint, const io::Path& path,
                            bool with_weights = true);
 
 }  // namespace weft::train

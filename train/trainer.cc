@@ -13,20 +13,20 @@
 #include "autograd/random.h"
 #include "core/parallel.h"
 #include "core/transfer.h"
-#include "data/open.h"
-#include "models/structure.h"
+#include "data/sets/open.h"
+#include "dist/strategy/strategy_kind.h"
 #include "nn/meta.h"
 #include "train/evaluation.h"
 #include "train/fine_tuning.h"
 #include "train/optimization.h"
 #include "train/precision.h"
+#include "train/pretrained/pretrained.h"
 #include "train/ranks.h"
 #include "train/run_directory.h"
 #include "train/run_report.h"
 #include "train/run_state.h"
 #include "train/stop_signals.h"
 #include "train/trained_model.h"
-#include "train/weights/pretrained.h"
 
 namespace weft::train {
 namespace {
@@ -64,7 +64,7 @@ NamedTensors on_cpu(NamedTensors tensors) {
 /// What a run continues or begins with, if anything.
 struct Start {
   const Checkpoint* checkpoint = nullptr;  // of the same run, read from `step`
-  Path step = {};
+  io::Path step = {};
   const Pretrained* weights = nullptr;
 };
 
@@ -79,14 +79,14 @@ class Run {
   void claim_output(const Start& start);
   std::unique_ptr<data::Loader> evaluation_loader(const data::DatasetPtr& dataset);
   void run_epoch();
-  void train_batches(Progress& progress);
+  void train_batches(io::Progress& progress);
   double train_step();
   std::optional<Score> measure(data::Loader& loader, const std::string& label);
   /// Several ranks stop together, when they have told each other.
   bool stops() const { return ranks_.size() > 1 ? told_to_stop_ : StopSignals::requested(); }
   void save();
   nlohmann::json state() const;
-  void restore(const Checkpoint& checkpoint, const Path& step);
+  void restore(const Checkpoint& checkpoint, const io::Path& step);
   void write_final_weights();
 
   const Config config_;
@@ -97,11 +97,11 @@ class Run {
   TrainedModel trained_;
   std::vector<std::string> weight_notes_;  // what was done to make them fit
   std::unique_ptr<data::Loader> train_loader_, validation_loader_;
-  int64_t batches_per_epoch_ = 0, steps_per_epoch_ = 0;  // in pieces of this rank; in steps
+  int64_t batches_per_epoch_ = 0, steps_per_epoch_ = 0;  // in micro-batches of this rank; in steps
   std::optional<Optimization> optimization_;
-  Path output_, checkpoint_;
+  io::Path output_, checkpoint_;
 
-  RunState state_;                // its batch counts pieces of this rank
+  RunState state_;                // its batch counts micro-batches of this rank
   double images_per_second_ = 0;  // of the last epoch trained here
   bool told_to_stop_ = false;
 };
@@ -120,11 +120,7 @@ Run::Run(const Config& config, const RunOptions& options, const Start& start)
              "deterministic-reduce: {} keeps running statistics, \"{}\" and others, of the batches "
              "that a rank has seen",
              config.model, trained_.model->named_buffers()[0].first);
-  const auto structure = models::structure_of(*trained_.model, [&] {
-    return make_trained_model(config, trained_.preprocess, trained_.classes).model;
-  });
-  optimization_.emplace(config_, *trained_.model, structure, ranks_,
-                        config.epochs * steps_per_epoch_);
+  optimization_.emplace(config_, *trained_.model, ranks_, config.epochs * steps_per_epoch_);
   if (start.checkpoint) restore(*start.checkpoint, start.step);
   claim_output(start);
 }
@@ -162,12 +158,13 @@ void Run::open_loaders() {
                                    .augmentation = config_.augmentation},
                                   true));
   validation_loader_ = evaluation_loader(splits_.validation);
-  const int64_t rounds = ranks_.rounds();
+  const int64_t micro_batches = ranks_.micro_batches();
   batches_per_epoch_ = train_loader_->batches();
   if (config_.limit_batches > 0) {
-    batches_per_epoch_ = std::min(batches_per_epoch_, config_.limit_batches * rounds);
+    batches_per_epoch_ = std::min(batches_per_epoch_, config_.limit_batches * micro_batches);
   }
-  steps_per_epoch_ = (batches_per_epoch_ / rounds + config_.accumulate - 1) / config_.accumulate;
+  steps_per_epoch_ =
+      (batches_per_epoch_ / micro_batches + config_.accumulate - 1) / config_.accumulate;
 }
 
 std::unique_ptr<data::Loader> Run::evaluation_loader(const data::DatasetPtr& dataset) {
@@ -189,8 +186,7 @@ void Run::claim_output(const Start& start) {
   for (const auto& [name, tensor] : trained_.model->state_dict()) {
     bytes += static_cast<int64_t>(tensor.nbytes());
   }
-  // Each optimizer keeps as much again: Adam its two moments, SGD its momentum.
-  check_writable(output_, bytes * (config_.optimizer == "sgd" ? 2 : 3));
+  check_writable(output_, bytes * (1 + optimization_->state_tensors()));
 }
 
 nlohmann::json Run::state() const {
@@ -199,13 +195,13 @@ nlohmann::json Run::state() const {
   state["generator"] = {{"seed", g.seed}, {"stream", g.stream}, {"offset", g.offset}};
   state["images"] = {{"train", splits_.train->size()}, {"validation", splits_.validation->size()}};
   RunState of_all_ranks = state_;
-  of_all_ranks.batch /= ranks_.rounds();
+  of_all_ranks.batch /= ranks_.micro_batches();
   state.update(to_json(of_all_ranks));
   state.update(optimization_->settings());
   return state;
 }
 
-void Run::restore(const Checkpoint& checkpoint, const Path& step) {
+void Run::restore(const Checkpoint& checkpoint, const io::Path& step) {
   const nlohmann::json& state = checkpoint.state;
   try {
     const nlohmann::json& images = state.at("images");
@@ -218,7 +214,7 @@ void Run::restore(const Checkpoint& checkpoint, const Path& step) {
     const nlohmann::json& g = state.at("generator");
     generator() = {g.at("seed"), g.at("stream"), g.at("offset")};
     state_ = run_state_from_json(state);
-    state_.batch *= ranks_.rounds();
+    state_.batch *= ranks_.micro_batches();
   } catch (const nlohmann::json::exception& error) {
     WEFT_FAIL("{}: the state is not that of a training run: {}", step.string(), error.what());
   } catch (const Error& error) {
@@ -242,25 +238,25 @@ void Run::save() {
 void Run::write_final_weights() {
   const NamedTensors model = on_cpu(ranks_.strategy().model_state(*trained_.model));
   if (!ranks_.is_main()) return;
-  Metadata metadata = {{"format", "pt"}};  // PyTorch's readers want to know who wrote the file
+  io::Metadata metadata = {{"format", "pt"}};  // PyTorch's readers want to know who wrote the file
   if (config_.layer_norm_eps > 0) {
     metadata["layer_norm_eps"] = nlohmann::json(config_.layer_norm_eps).dump();
   }
-  write_safetensors(output_ / "model.safetensors", model, metadata);
+  io::write_safetensors(output_ / "model.safetensors", model, metadata);
 }
 
 /// Returns the step's loss, over all ranks.
 double Run::train_step() {
   const Precision& precision = find_precision(config_.precision);
   // The gradients of up to `accumulate` batches, each weighted by its share of the step's images.
-  const int64_t parts =
-      std::min(config_.accumulate * ranks_.rounds(), batches_per_epoch_ - state_.batch);
+  const int64_t count =
+      std::min(config_.accumulate * ranks_.micro_batches(), batches_per_epoch_ - state_.batch);
   Ranks::Sums sums;
-  const auto next_piece = [&](int64_t) {
+  const auto next_micro_batch = [&](int64_t) {
     const auto batch = std::make_shared<std::optional<data::Batch>>(train_loader_->next());
     WEFT_ASSERT(batch->has_value());
     ++state_.batch;
-    ranks_.begin_piece(state_.epoch, (*batch)->index);
+    ranks_.begin_micro_batch(state_.epoch, (*batch)->index);
     // A rank without a share of this batch goes along with an image that counts for nothing.
     const int size = trained_.preprocess.size;
     const bool is_empty = (*batch)->size() == 0;
@@ -281,12 +277,12 @@ double Run::train_step() {
         sums.correct += count_equal(strategy.predicted(logits), b.labels);
         sums.images += b.size();
       }
-      return optimization_->scaled(mean * ranks_.weight(b.size(), parts));
+      return optimization_->scaled(mean * ranks_.weight(b.size(), count));
     };
     return dist::MicroBatch{ops::cast(images, precision.parameters), loss};
   };
   optimization_->begin_step();
-  ranks_.run(parts, next_piece, optimization_->parameters());
+  ranks_.run(count, next_micro_batch, optimization_->parameters());
   sums.stops = StopSignals::requested();
   sums = ranks_.sum(sums);
   told_to_stop_ = sums.stops;
@@ -302,7 +298,7 @@ double Run::train_step() {
 }
 
 /// Trains what is left of the epoch; returns early when a stop was requested.
-void Run::train_batches(Progress& progress) {
+void Run::train_batches(io::Progress& progress) {
   trained_.model->train();
   train_loader_->seek({state_.epoch, state_.batch});
   while (state_.batch < batches_per_epoch_ && !stops()) {
@@ -318,7 +314,7 @@ void Run::train_batches(Progress& progress) {
 std::optional<Score> Run::measure(data::Loader& loader, const std::string& label) {
   int64_t total = loader.batches();
   if (config_.limit_batches > 0) total = std::min(total, config_.limit_batches);
-  Progress progress(label, total, {.out = report_.progress_stream()});
+  io::Progress progress(label, total, {.out = report_.progress_stream()});
   const bool is_alone = ranks_.size() == 1;
   const auto forward = [&](const Tensor& x) {
     return ranks_.strategy().forward(*trained_.model, x);
@@ -346,12 +342,12 @@ std::optional<Score> Run::measure(data::Loader& loader, const std::string& label
 void Run::run_epoch() {
   const Clock::time_point start = Clock::now();
   {
-    Progress progress(fmt::format("epoch {}/{}", state_.epoch + 1, config_.epochs),
-                      batches_per_epoch_,
-                      {.out = report_.progress_stream(),
-                       .first_step = state_.batch,
-                       .first_image = state_.statistics.images,
-                       .steps_after = (config_.epochs - state_.epoch - 1) * batches_per_epoch_});
+    io::Progress progress(
+        fmt::format("epoch {}/{}", state_.epoch + 1, config_.epochs), batches_per_epoch_,
+        {.out = report_.progress_stream(),
+         .first_step = state_.batch,
+         .first_image = state_.statistics.images,
+         .steps_after = (config_.epochs - state_.epoch - 1) * batches_per_epoch_});
     train_batches(progress);
   }
   std::optional<Score> validation;
@@ -413,33 +409,34 @@ RunResult train(const Config& config, const RunOptions& options) {
 }
 
 Config resumed_config(const RunOptions& options) {
-  const Path step = find_checkpoint(options.resume);
+  const io::Path step = find_checkpoint(options.resume);
   const Checkpoint checkpoint = load_checkpoint(step, CheckpointParts::kModel);
   WEFT_CHECK(checkpoint.state.contains("config"), "resume: {} holds no configuration",
              step.string());
   Config config = config_from_json(checkpoint.state.at("config"));
   const auto keeps_batch = [&] {
     if (config.global_batch_size == 0)
-      config.global_batch_size = config.batch_size * data_devices_of(config);
+      config.global_batch_size = config.batch_size * sharing_of(config).data_devices();
   };
   if (options.devices > 0 && options.devices != config.devices) {
     keeps_batch();
     config.devices = options.devices;
   }
-  if (!options.strategy.empty() && options.strategy != strategy_of(config)) {
+  dist::StrategyOptions& strategy = config.strategy;
+  const dist::StrategyOptions& other = options.strategy;
+  const auto devices = static_cast<int>(config.devices);
+  if (!other.name.empty() && other.name != dist::strategy_of(strategy, devices).name) {
     keeps_batch();
-    config.strategy = options.strategy;
-    // Those of the strategy before.
-    config.shard_size = config.tensor_parallel = config.pipeline_stages = config.micro_batches = 0;
-    config.cpu_offload = config.sequence_parallel = config.parallel_head = false;
+    // Without the settings of the strategy before.
+    strategy = {.name = other.name, .schedule = strategy.schedule};
   }
-  if (options.tensor_parallel > 0) {
+  if (other.tensor_parallel > 0) {
     keeps_batch();
-    config.tensor_parallel = options.tensor_parallel;
+    strategy.tensor_parallel = other.tensor_parallel;
   }
-  if (options.pipeline_stages > 0) {
+  if (other.pipeline_stages > 0) {
     keeps_batch();
-    config.pipeline_stages = options.pipeline_stages;
+    strategy.pipeline_stages = other.pipeline_stages;
   }
   validate(config);
   return config;
@@ -447,7 +444,7 @@ Config resumed_config(const RunOptions& options) {
 
 RunResult resume(const RunOptions& options) {
   const Config config = resumed_config(options);
-  const Path step = find_checkpoint(options.resume);
+  const io::Path step = find_checkpoint(options.resume);
   const Checkpoint checkpoint = load_checkpoint(step);
   return Run(config, options, {.checkpoint = &checkpoint, .step = step}).execute();
 }

@@ -10,27 +10,26 @@
 #include <string>
 
 #include "core/device.h"
-#include "dist/communicator.h"
+#include "dist/comm/communicator.h"
 #include "train/config.h"
 
 namespace weft::train {
 
-/// Where and how a run happens; changes nothing of its result but `threads`' speed.
+/// Where and how a run happens; what decides its result is in Config.
 struct RunOptions {
   std::string output;  // directory of checkpoints; empty: runs/<recipe>-<n>, the first free n
   std::string resume;  // a run's directory, or one of its checkpoints
   int threads = 0;     // 0: one per core
-  /// Where the model is trained; several ranks take the devices of their numbers. A run may go on
-  /// elsewhere.
+  /// Where the model is trained; several ranks take the devices of their numbers. A resumed run may
+  /// take another one.
   Device device = {};
   bool json = false;  // JSON lines on standard output instead of a table
   /// The ranks of which this process is one; null: it is alone. Rank 0 prints and writes.
   dist::CommunicatorPtr world;
-  // Of a run that is resumed: another number of devices, another strategy, other numbers of its
-  // own. 0 and empty: as before.
+  // What a resumed run changes: the number of devices, the strategy, its tensor_parallel and
+  // pipeline_stages. 0 and empty leave them as they were.
   int64_t devices = 0;
-  std::string strategy;
-  int64_t tensor_parallel = 0, pipeline_stages = 0;
+  dist::StrategyOptions strategy = {.name = ""};
 };
 
 struct RunResult {
@@ -49,8 +48,8 @@ struct RunResult {
 /// Throws Error for a bad setting or data set before anything is written.
 RunResult train(const Config& config, const RunOptions& options);
 
-/// The configuration of the run in options.resume, with what the options say of devices and
-/// strategy applied: the batches stay as large as they were, on however many ranks.
+/// The configuration of the run in options.resume, with the options' devices and strategy. The
+/// global batch stays as large as it was.
 Config resumed_config(const RunOptions& options);
 
 /// Continues the run in options.resume with resumed_config().

@@ -4,8 +4,8 @@
 
 #include "autograd/autocast.h"
 #include "autograd/ops.h"
-#include "autograd/ops/raw.h"
 #include "autograd/random.h"
+#include "autograd/raw.h"
 #include "core/view.h"
 
 namespace weft::ops {

@@ -1,7 +1,7 @@
 #include "kernels/batch_norm/batch_norm.h"
 
 #include "autograd/ops.h"
-#include "autograd/ops/raw.h"
+#include "autograd/raw.h"
 
 namespace weft::ops {
 

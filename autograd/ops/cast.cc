@@ -1,5 +1,5 @@
 #include "autograd/ops.h"
-#include "autograd/ops/raw.h"
+#include "autograd/raw.h"
 #include "core/runtime.h"
 #include "core/transfer.h"
 

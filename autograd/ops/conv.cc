@@ -1,7 +1,7 @@
 // Convolution and pooling of images [N, C, H, W].
 #include "autograd/autocast.h"
 #include "autograd/ops.h"
-#include "autograd/ops/raw.h"
+#include "autograd/raw.h"
 #include "kernels/conv2d/conv2d.h"
 #include "kernels/pool2d/pool2d.h"
 

@@ -1,6 +1,6 @@
 #include "autograd/ops.h"
-#include "autograd/ops/raw.h"
 #include "autograd/random.h"
+#include "autograd/raw.h"
 #include "core/view.h"
 #include "kernels/fill/fill.h"
 #include "kernels/index/index.h"

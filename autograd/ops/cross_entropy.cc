@@ -6,7 +6,7 @@
 
 #include "autograd/autocast.h"
 #include "autograd/ops.h"
-#include "autograd/ops/raw.h"
+#include "autograd/raw.h"
 #include "core/view.h"
 #include "kernels/multi_tensor_scale/multi_tensor_scale.h"
 
@@ -16,7 +16,8 @@ Tensor cross_entropy(const Tensor& logits, const Tensor& labels,
                      const CrossEntropyOptions& options) {
   raw::check_floating("cross_entropy", logits);
   raw::check_devices("cross_entropy", {logits, labels});
-  WEFT_CHECK(logits.dim() == 2, "cross_entropy: expected logits [N, C], got {}", logits);
+  WEFT_CHECK(logits.dim() == 2 && logits.size(1) > 0,
+             "cross_entropy: expected logits [N, C] with C > 0, got {}", logits);
   const int64_t rows = logits.size(0), classes = logits.size(1);
   const bool hard = !is_floating(labels.dtype());
   WEFT_CHECK(labels.shape() == (hard ? Shape{rows} : logits.shape()),

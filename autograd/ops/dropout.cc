@@ -1,8 +1,8 @@
 #include "kernels/dropout/dropout.h"
 
 #include "autograd/ops.h"
-#include "autograd/ops/raw.h"
 #include "autograd/random.h"
+#include "autograd/raw.h"
 
 namespace weft::ops {
 namespace {

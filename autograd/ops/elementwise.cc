@@ -1,11 +1,12 @@
 // Elementwise ops: each is one kernel call and the rule of its derivative beside it.
+#include <algorithm>
 #include <cmath>
 #include <numbers>
 #include <utility>
 
 #include "autograd/autocast.h"
 #include "autograd/ops.h"
-#include "autograd/ops/raw.h"
+#include "autograd/raw.h"
 #include "core/view.h"
 #include "kernels/binary/binary.h"
 #include "kernels/fill/fill.h"
@@ -57,30 +58,81 @@ struct Meta {
   Tensor fit(const Tensor& gradient) const { return reduce_to(gradient, shape, dtype); }
 };
 
-using Derivative = Tensor (*)(const Tensor& dy, const Tensor& x, const Tensor& y);
+// Slopes of the ops whose gradient has a kernel, in recorded ops.
+Tensor relu_slope(const Tensor& y) { return cast(gt(y, scalar_like(y, 0)), y.dtype()); }
 
-/// y = f(x) with dx = derivative(dy, x, y); saves what the derivative reads.
-enum class Saves { kInput, kOutput };
-Tensor differentiable(UnaryOp op, const Tensor& x, Saves saves, Derivative derivative) {
-  Tensor y = compute(op, x);
-  const bool input = saves == Saves::kInput;
-  return record(name(op), {x}, y, {input ? x : y}, [=](const Backward& b) -> Tensors {
+Tensor silu_slope(const Tensor& x) {
+  const Tensor s = sigmoid(x);
+  return mul(s, 1.0 + mul(x, 1.0 - s));
+}
+
+Tensor gelu_erf_slope(const Tensor& x) {
+  const Tensor cdf = (1.0 + erf(x * (1 / std::numbers::sqrt2))) * 0.5;
+  const double density = std::numbers::inv_sqrtpi / std::numbers::sqrt2;
+  return add(cdf, mul(x, exp(square(x) * -0.5) * density));
+}
+
+Tensor gelu_tanh_slope(const Tensor& x) {
+  const double k = std::sqrt(2 / std::numbers::pi);
+  const Tensor t = tanh(add(x, mul(square(x), x), 0.044715) * k);
+  const Tensor inner = (1.0 + square(x) * (3 * 0.044715)) * k;
+  return add((1.0 + t) * 0.5, mul(mul(x, 1.0 - square(t)), inner) * 0.5);
+}
+
+constexpr double kErfSlope = 2 * std::numbers::inv_sqrtpi;  // at 0
+
+enum Keeps { kX, kY };
+enum Autocasting { kAsItComes, kInF32 };
+using T = const Tensor&;
+using U = UnaryOp;
+using B = BinaryOp;
+
+/// How y = op(x) is differentiated.
+struct Derivative {
+  UnaryOp op;
+  Keeps keeps;                          // which of x and y backward has
+  Tensor (*dx)(T dy, T kept);           // in recorded ops
+  std::optional<BinaryOp> kernel = {};  // dx = kernel(kept, dy), unless a graph of it is needed
+  Autocasting autocasting = kAsItComes;
+};
+
+// clang-format off
+constexpr Derivative kDerivatives[] = {
+    {U::neg,        kX, [](T dy, T) { return neg(dy); }},
+    {U::abs,        kX, [](T dy, T x) { return mul(dy, sign(x)); }},
+    {U::exp,        kY, [](T dy, T y) { return mul(dy, y); }, {}, kInF32},
+    {U::log,        kX, [](T dy, T x) { return div(dy, x); }, {}, kInF32},
+    {U::sqrt,       kY, [](T dy, T y) { return div(dy, y * 2.0); }},
+    {U::rsqrt,      kY, [](T dy, T y) { return mul(dy, mul(square(y), y)) * -0.5; }, {}, kInF32},
+    {U::reciprocal, kY, [](T dy, T y) { return neg(mul(dy, square(y))); }, {}, kInF32},
+    {U::square,     kX, [](T dy, T x) { return mul(dy, x * 2.0); }},
+    {U::sin,        kX, [](T dy, T x) { return mul(dy, cos(x)); }},
+    {U::cos,        kX, [](T dy, T x) { return neg(mul(dy, sin(x))); }},
+    {U::erf,        kX, [](T dy, T x) { return mul(dy, exp(neg(square(x))) * kErfSlope); }},
+    {U::tanh,       kY, [](T dy, T y) { return mul(dy, 1.0 - square(y)); }, B::tanh_grad},
+    {U::sigmoid,    kY, [](T dy, T y) { return mul(dy, mul(y, 1.0 - y)); }, B::sigmoid_grad},
+    {U::relu,       kY, [](T dy, T y) { return mul(dy, relu_slope(y)); }, B::relu_grad},
+    {U::silu,       kX, [](T dy, T x) { return mul(dy, silu_slope(x)); }, B::silu_grad},
+    {U::gelu_erf,   kX, [](T dy, T x) { return mul(dy, gelu_erf_slope(x)); }, B::gelu_erf_grad},
+    {U::gelu_tanh,  kX, [](T dy, T x) { return mul(dy, gelu_tanh_slope(x)); }, B::gelu_tanh_grad},
+};
+// clang-format on
+
+Tensor differentiable(UnaryOp op, const Tensor& input, std::string_view recorded_as) {
+  const Derivative& d = *std::ranges::find(kDerivatives, op, &Derivative::op);
+  const Tensor x = d.autocasting == kInF32 ? autocast_f32(input) : input;
+  const Tensor y = compute(op, x);
+  return record(recorded_as, {x}, y, {d.keeps == kX ? x : y}, [&d](const Backward& b) -> Tensors {
     const Tensor kept = b.saved(0);
     // Inside an Autocast a derivative made of exp or reciprocal comes out in f32.
-    return {
-        cast(derivative(b.dy(), input ? kept : Tensor(), input ? Tensor() : kept), kept.dtype())};
+    if (!d.kernel || b.create_graph()) return {cast(d.dx(b.dy(), kept), kept.dtype())};
+    Tensor dx = Tensor::empty(kept.shape(), kept.dtype(), kept.device());
+    kernels::binary({.op = *d.kernel, .a = kept, .b = b.dy(), .y = dx});
+    return {dx};
   });
 }
 
-/// The fused gradient kernel `op` on (kept, dy), or its composition when it must be differentiable.
-Tensor gradient(const Backward& b, BinaryOp op,
-                const std::function<Tensor(const Tensor& kept)>& composed) {
-  const Tensor kept = b.saved(0);
-  if (b.create_graph()) return mul(b.dy(), composed(kept));
-  Tensor dx = Tensor::empty(kept.shape(), kept.dtype(), kept.device());
-  kernels::binary({.op = op, .a = kept, .b = b.dy(), .y = dx});
-  return dx;
-}
+Tensor differentiable(UnaryOp op, const Tensor& x) { return differentiable(op, x, name(op)); }
 
 }  // namespace
 
@@ -190,114 +242,23 @@ Tensor where(const Tensor& condition, const Tensor& a, const Tensor& b) {
                 });
 }
 
-Tensor neg(const Tensor& x) {
-  return differentiable(UnaryOp::neg, x, Saves::kInput,
-                        [](const Tensor& dy, const Tensor&, const Tensor&) { return neg(dy); });
-}
-Tensor abs(const Tensor& x) {
-  return differentiable(
-      UnaryOp::abs, x, Saves::kInput,
-      [](const Tensor& dy, const Tensor& x, const Tensor&) { return mul(dy, sign(x)); });
-}
-Tensor exp(const Tensor& x) {
-  return differentiable(
-      UnaryOp::exp, autocast_f32(x), Saves::kOutput,
-      [](const Tensor& dy, const Tensor&, const Tensor& y) { return mul(dy, y); });
-}
-Tensor log(const Tensor& x) {
-  return differentiable(
-      UnaryOp::log, autocast_f32(x), Saves::kInput,
-      [](const Tensor& dy, const Tensor& x, const Tensor&) { return div(dy, x); });
-}
-Tensor sqrt(const Tensor& x) {
-  return differentiable(
-      UnaryOp::sqrt, x, Saves::kOutput,
-      [](const Tensor& dy, const Tensor&, const Tensor& y) { return div(dy, y * 2.0); });
-}
-Tensor rsqrt(const Tensor& x) {
-  return differentiable(UnaryOp::rsqrt, autocast_f32(x), Saves::kOutput,
-                        [](const Tensor& dy, const Tensor&, const Tensor& y) {
-                          return mul(dy, mul(square(y), y)) * -0.5;
-                        });
-}
-Tensor reciprocal(const Tensor& x) {
-  return differentiable(
-      UnaryOp::reciprocal, autocast_f32(x), Saves::kOutput,
-      [](const Tensor& dy, const Tensor&, const Tensor& y) { return neg(mul(dy, square(y))); });
-}
-Tensor square(const Tensor& x) {
-  return differentiable(
-      UnaryOp::square, x, Saves::kInput,
-      [](const Tensor& dy, const Tensor& x, const Tensor&) { return mul(dy, x * 2.0); });
-}
-Tensor sin(const Tensor& x) {
-  return differentiable(
-      UnaryOp::sin, x, Saves::kInput,
-      [](const Tensor& dy, const Tensor& x, const Tensor&) { return mul(dy, cos(x)); });
-}
-Tensor cos(const Tensor& x) {
-  return differentiable(
-      UnaryOp::cos, x, Saves::kInput,
-      [](const Tensor& dy, const Tensor& x, const Tensor&) { return neg(mul(dy, sin(x))); });
-}
-Tensor erf(const Tensor& x) {
-  return differentiable(UnaryOp::erf, x, Saves::kInput,
-                        [](const Tensor& dy, const Tensor& x, const Tensor&) {
-                          return mul(dy, exp(neg(square(x))) * (2 * std::numbers::inv_sqrtpi));
-                        });
-}
-Tensor tanh(const Tensor& x) {
-  Tensor y = compute(UnaryOp::tanh, x);
-  return record("tanh", {x}, y, {y}, [](const Backward& b) -> Tensors {
-    return {gradient(b, BinaryOp::tanh_grad, [](const Tensor& y) { return 1.0 - square(y); })};
-  });
-}
-Tensor sigmoid(const Tensor& x) {
-  Tensor y = compute(UnaryOp::sigmoid, x);
-  return record("sigmoid", {x}, y, {y}, [](const Backward& b) -> Tensors {
-    return {gradient(b, BinaryOp::sigmoid_grad, [](const Tensor& y) { return mul(y, 1.0 - y); })};
-  });
-}
-Tensor relu(const Tensor& x) {
-  Tensor y = compute(UnaryOp::relu, x);
-  return record("relu", {x}, y, {y}, [](const Backward& b) -> Tensors {
-    return {gradient(b, BinaryOp::relu_grad,
-                     [](const Tensor& y) { return cast(gt(y, scalar_like(y, 0)), y.dtype()); })};
-  });
-}
-Tensor silu(const Tensor& x) {
-  return record("silu", {x}, compute(UnaryOp::silu, x), {x}, [](const Backward& b) -> Tensors {
-    return {gradient(b, BinaryOp::silu_grad, [](const Tensor& x) {
-      const Tensor s = sigmoid(x);
-      return mul(s, 1.0 + mul(x, 1.0 - s));
-    })};
-  });
-}
-
-namespace {
-
-/// gelu'(x) in recorded ops.
-Tensor gelu_slope(const Tensor& x, Gelu form) {
-  if (form == Gelu::kErf) {
-    const Tensor cdf = (1.0 + erf(x * (1 / std::numbers::sqrt2))) * 0.5;
-    const double density = std::numbers::inv_sqrtpi / std::numbers::sqrt2;
-    return add(cdf, mul(x, exp(square(x) * -0.5) * density));
-  }
-  const double k = std::sqrt(2 / std::numbers::pi);
-  const Tensor t = tanh(add(x, mul(square(x), x), 0.044715) * k);
-  const Tensor inner = (1.0 + square(x) * (3 * 0.044715)) * k;
-  return add((1.0 + t) * 0.5, mul(mul(x, 1.0 - square(t)), inner) * 0.5);
-}
-
-}  // namespace
-
+Tensor neg(const Tensor& x) { return differentiable(UnaryOp::neg, x); }
+Tensor abs(const Tensor& x) { return differentiable(UnaryOp::abs, x); }
+Tensor exp(const Tensor& x) { return differentiable(UnaryOp::exp, x); }
+Tensor log(const Tensor& x) { return differentiable(UnaryOp::log, x); }
+Tensor sqrt(const Tensor& x) { return differentiable(UnaryOp::sqrt, x); }
+Tensor rsqrt(const Tensor& x) { return differentiable(UnaryOp::rsqrt, x); }
+Tensor reciprocal(const Tensor& x) { return differentiable(UnaryOp::reciprocal, x); }
+Tensor square(const Tensor& x) { return differentiable(UnaryOp::square, x); }
+Tensor sin(const Tensor& x) { return differentiable(UnaryOp::sin, x); }
+Tensor cos(const Tensor& x) { return differentiable(UnaryOp::cos, x); }
+Tensor erf(const Tensor& x) { return differentiable(UnaryOp::erf, x); }
+Tensor tanh(const Tensor& x) { return differentiable(UnaryOp::tanh, x); }
+Tensor sigmoid(const Tensor& x) { return differentiable(UnaryOp::sigmoid, x); }
+Tensor relu(const Tensor& x) { return differentiable(UnaryOp::relu, x); }
+Tensor silu(const Tensor& x) { return differentiable(UnaryOp::silu, x); }
 Tensor gelu(const Tensor& x, Gelu form) {
-  const bool erf_form = form == Gelu::kErf;
-  Tensor y = compute(erf_form ? UnaryOp::gelu_erf : UnaryOp::gelu_tanh, x);
-  return record("gelu", {x}, y, {x}, [=](const Backward& b) -> Tensors {
-    return {gradient(b, erf_form ? BinaryOp::gelu_erf_grad : BinaryOp::gelu_tanh_grad,
-                     [form](const Tensor& x) { return gelu_slope(x, form); })};
-  });
+  return differentiable(form == Gelu::kErf ? UnaryOp::gelu_erf : UnaryOp::gelu_tanh, x, "gelu");
 }
 
 Tensor clamp(const Tensor& x, double low, double high) {
@@ -333,22 +294,34 @@ Tensor round(const Tensor& x) { return compute(UnaryOp::round, x); }
 
 namespace {
 
-void check_target(std::string_view op, const Tensor& target, const Tensor& x) {
-  check_in_place(op, target);
+bool is_same_place(const Tensor& a, const Tensor& b) {
+  return a.storage() == b.storage() && a.offset() == b.offset() && a.shape() == b.shape() &&
+         a.strides() == b.strides();
+}
+
+/// x expanded to the target of an in-place op, after all that can be wrong with the two.
+Tensor operand(std::string_view op, const Tensor& target, const Tensor& x) {
+  WEFT_CHECK(target.defined() && x.defined(), "{}: undefined tensor", op);
+  check_in_place(op, {target, x}, target);
   raw::check_devices(op, {target, x});
   WEFT_CHECK(broadcast_shapes(target.shape(), x.shape(), op) == target.shape(),
              "{}: {} does not broadcast to the target {}", op, x, target);
+  WEFT_CHECK(!view::overlaps_itself(target),
+             "{}: several elements of the target, {} with strides {}, share memory; clone() it "
+             "first",
+             op, target, target.strides());
+  const Tensor expanded = view::expand(x, target.shape());
+  WEFT_CHECK(is_same_place(expanded, target) || !view::share_elements(expanded, target),
+             "{}: {} and the target, {}, share some of their elements; clone() one of them first",
+             op, x, target);
+  return expanded;
 }
 
 }  // namespace
 
 Tensor& add_(Tensor& target, const Tensor& x, double alpha) {
-  check_target("add_", target, x);
-  kernels::binary({.op = BinaryOp::add_scaled,
-                   .a = target,
-                   .b = view::expand(x, target.shape()),
-                   .y = target,
-                   .alpha = alpha});
+  const Tensor b = operand("add_", target, x);
+  kernels::binary({.op = BinaryOp::add_scaled, .a = target, .b = b, .y = target, .alpha = alpha});
   record_in_place("add_", {target, x}, target, {},
                   [m = Meta(x), alpha](const Backward& b) -> Tensors {
                     return {b.dy(), b.needs(1) ? m.fit(b.dy() * alpha) : Tensor()};
@@ -356,12 +329,12 @@ Tensor& add_(Tensor& target, const Tensor& x, double alpha) {
   return target;
 }
 
-Tensor& mul_(Tensor& target, const Tensor& x) {
-  check_target("mul_", target, x);
-  // The old value is needed for x's gradient only.
-  const Tensor old = is_recording({x}) ? clone(target) : Tensor();
-  kernels::binary(
-      {.op = BinaryOp::mul, .a = target, .b = view::expand(x, target.shape()), .y = target});
+Tensor& mul_(Tensor& target, const Tensor& factor) {
+  const Tensor b = operand("mul_", target, factor);
+  // The old value is needed for the factor's gradient only; the factor's own, where it goes too.
+  const Tensor old = is_recording({factor}) ? clone(target) : Tensor();
+  const Tensor x = is_same_place(b, target) ? clone(factor) : factor;
+  kernels::binary({.op = BinaryOp::mul, .a = target, .b = b, .y = target});
   record_in_place(
       "mul_", {target, x}, target, {x, old}, [m = Meta(x)](const Backward& b) -> Tensors {
         return {mul(b.dy(), b.saved(0)), b.needs(1) ? m.fit(mul(b.dy(), b.saved(1))) : Tensor()};
@@ -370,7 +343,7 @@ Tensor& mul_(Tensor& target, const Tensor& x) {
 }
 
 Tensor& fill_(Tensor& target, double value) {
-  check_in_place("fill_", target);
+  check_in_place("fill_", {target}, target);
   kernels::fill({.y = target, .value = value});
   record_in_place("fill_", {target}, target, {},
                   [](const Backward&) -> Tensors { return {Tensor()}; });
@@ -380,8 +353,7 @@ Tensor& fill_(Tensor& target, double value) {
 Tensor& zero_(Tensor& target) { return fill_(target, 0); }
 
 Tensor& copy_(Tensor& target, const Tensor& x) {
-  check_target("copy_", target, x);
-  raw::copy(view::expand(x, target.shape()), target);
+  raw::copy(operand("copy_", target, x), target);
   record_in_place("copy_", {target, x}, target, {}, [m = Meta(x)](const Backward& b) -> Tensors {
     return {Tensor(), b.needs(1) ? m.fit(b.dy()) : Tensor()};
   });

@@ -3,7 +3,7 @@
 
 #include "autograd/autocast.h"
 #include "autograd/ops.h"
-#include "autograd/ops/raw.h"
+#include "autograd/raw.h"
 
 namespace weft::ops {
 namespace {

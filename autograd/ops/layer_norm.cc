@@ -4,7 +4,7 @@
 
 #include "autograd/autocast.h"
 #include "autograd/ops.h"
-#include "autograd/ops/raw.h"
+#include "autograd/raw.h"
 
 namespace weft::ops {
 namespace {
@@ -18,6 +18,11 @@ void check(std::string_view op, const Tensor& x, const Tensor& weight, const Ten
                "{}: weight and bias must have shape [{}], that of the last dimension of {}, got {}",
                op, x.size(-1), x, *t);
   }
+}
+
+/// A width of 0 leaves nothing to compute.
+void normalize(const kernels::LayerNormProblem& problem) {
+  if (problem.x.size(-1) > 0) kernels::layer_norm(problem);
 }
 
 /// The gradient of s in terms of recorded ops: for gradients of gradients.
@@ -54,15 +59,15 @@ Normalized compute(const Tensor& x, const Tensor& residual, const Tensor& weight
   out.mean = Tensor::empty(rows, statistics, x.device());
   out.rstd = Tensor::empty(rows, statistics, x.device());
   if (residual.defined()) out.s = Tensor::empty(x.shape(), stream, x.device());
-  kernels::layer_norm({.x = x,
-                       .residual = residual,
-                       .gamma = weight,
-                       .beta = bias,
-                       .sum = out.s,
-                       .y = out.y,
-                       .mean = out.mean,
-                       .rstd = out.rstd,
-                       .eps = eps});
+  normalize({.x = x,
+             .residual = residual,
+             .gamma = weight,
+             .beta = bias,
+             .sum = out.s,
+             .y = out.y,
+             .mean = out.mean,
+             .rstd = out.rstd,
+             .eps = eps});
   if (!residual.defined()) out.s = x;
   return out;
 }
@@ -79,16 +84,16 @@ Tensors fused_backward(const Backward& b, const Tensor& dy, const Tensor& ds, co
     const DType dtype = weight.defined() ? weight.dtype() : s.dtype();
     dbias = Tensor::empty({s.size(-1)}, dtype, s.device());
   }
-  kernels::layer_norm({.x = s,
-                       .gamma = weight,
-                       .mean = mean,
-                       .rstd = rstd,
-                       .dy = dy,
-                       .ds = ds,
-                       .dx = dx,
-                       .dgamma = dweight,
-                       .dbeta = dbias,
-                       .eps = eps});
+  normalize({.x = s,
+             .gamma = weight,
+             .mean = mean,
+             .rstd = rstd,
+             .dy = dy,
+             .ds = ds,
+             .dx = dx,
+             .dgamma = dweight,
+             .dbeta = dbias,
+             .eps = eps});
   return {dx, dweight, dbias};
 }
 

@@ -4,7 +4,7 @@
 #include "autograd/backward.h"
 #include "autograd/fp8.h"
 #include "autograd/ops.h"
-#include "autograd/ops/raw.h"
+#include "autograd/raw.h"
 #include "core/view.h"
 #include "kernels/binary/binary.h"
 #include "kernels/gemm/gemm.h"
@@ -58,7 +58,7 @@ Tensor matmul(const Tensor& first, const Tensor& second) {
   if (b.dim() == 2 && a.dim() > 2) {
     Shape shape = a.shape();
     shape[shape.size() - 1] = b.size(1);
-    c = reshape(batched(reshape(a, {-1, a.size(-1)}), b), shape);
+    c = reshape(batched(reshape(a, raw::as_rows(a)), b), shape);
   } else {
     const Shape batch = broadcast_shapes(batch_of(a), batch_of(b), "matmul");
     c = batched(expand_batch(a, batch), expand_batch(b, batch));
@@ -81,7 +81,7 @@ Tensor gelu_gradient(const Tensor& z, const Tensor& dy) {
 Tensor fp8_linear(std::string_view op, const Tensor& input, const Tensor& weight,
                   const Tensor& bias, bool with_gelu, DType dtype, Fp8Scaling& scaling) {
   using Role = Fp8Scaling::Role;
-  const Tensor x = reshape(cast(input, dtype), {-1, input.size(-1)});
+  const Tensor x = reshape(cast(input, dtype), raw::as_rows(input));
   const Fp8Scaling::Quantized qx = scaling.quantize(weight, Role::input, x);
   const Fp8Scaling::Quantized qw = scaling.quantize(weight, Role::weight, weight);
   Shape shape = input.shape();
@@ -138,7 +138,7 @@ Tensor linear_with(std::string_view op, const Tensor& input, const Tensor& weigh
   if (Fp8Scaling* fp8 = fp8_in_force(); fp8 && dtype != DType::f64) {
     return fp8_linear(op, input, weight, bias, with_gelu, dtype, *fp8);
   }
-  const Tensor x = reshape(cast(input, dtype), {-1, input.size(-1)});
+  const Tensor x = reshape(cast(input, dtype), raw::as_rows(input));
   const Tensor w = autocast_weight(weight, dtype);
   Shape shape = input.shape();
   shape[shape.size() - 1] = weight.size(0);

@@ -5,7 +5,7 @@
 #include "autograd/backward.h"
 #include "autograd/fp8.h"
 #include "autograd/ops.h"
-#include "autograd/ops/raw.h"
+#include "autograd/raw.h"
 #include "core/view.h"
 #include "kernels/gemm/gemm.h"
 
@@ -56,7 +56,7 @@ Tensor mlp(const Tensor& input, const Tensor& weight_1, const Tensor& bias_1,
     return linear(linear_gelu(input, weight_1, bias_1), weight_2, bias_2);
   raw::check_devices("mlp", {input, weight_1, bias_1, weight_2, bias_2});
   const DType dtype = autocast_products(input, weight_1);
-  const Tensor x = reshape(cast(input, dtype), {-1, input.size(-1)});
+  const Tensor x = reshape(cast(input, dtype), raw::as_rows(input));
   const Tensor w1 = autocast_weight(weight_1, dtype), w2 = autocast_weight(weight_2, dtype);
   const Tensor z = Tensor::empty({x.size(0), weight_1.size(0)}, dtype, x.device());
   const Tensor h = Tensor::empty(z.shape(), dtype, x.device());

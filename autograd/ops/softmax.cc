@@ -2,7 +2,7 @@
 
 #include "autograd/autocast.h"
 #include "autograd/ops.h"
-#include "autograd/ops/raw.h"
+#include "autograd/raw.h"
 
 namespace weft::ops {
 namespace {
@@ -21,7 +21,7 @@ Tensor compute(std::string_view name, const Tensor& input, int64_t dim, bool log
       return {mul(y, sub(dy, sum(mul(dy, y), {axis}, true)))};
     }
     Tensor dx = Tensor::empty(y.shape(), y.dtype(), y.device());
-    kernels::softmax({.x = cast(dy, y.dtype()), .y = y, .dx = dx, .axis = axis, .log = log});
+    kernels::softmax({.y = y, .dy = cast(dy, y.dtype()), .dx = dx, .axis = axis, .log = log});
     return {dx};
   });
 }

@@ -3,25 +3,18 @@
 #include "core/view.h"
 
 #include "autograd/ops.h"
-#include "autograd/ops/raw.h"
+#include "autograd/raw.h"
 
 namespace weft::ops {
 namespace {
 
-Tensor record_view(std::string_view name, const Tensor& x, Tensor y, BackwardFunction backward) {
-  y = record(name, {x}, std::move(y), {}, std::move(backward));
-  if (x.autograd() && grad_enabled()) y.make_autograd().is_view = true;
-  return y;
-}
-
 /// The gradient of taking a part of a tensor: zeros of the whole's shape, and dy in the part.
 Tensor embed(const Tensor& dy, const Shape& shape, int dim, int64_t begin, int64_t step) {
   Tensor dx = raw::zeros(shape, dy.dtype(), dy.device());
-  raw::copy(dy, view::slice(dx, dim, begin, begin + (dy.shape()[dim] - 1) * step + 1, step));
-  return record("embed", {dy}, dx, {},
-                [dim, begin, step, n = dy.shape()[dim]](const Backward& b) -> Tensors {
-                  return {slice(b.dy(), dim, begin, begin + (n - 1) * step + 1, step)};
-                });
+  const int64_t size = dy.shape()[dim];
+  Tensor part = slice(dx, dim, begin, size == 0 ? begin : begin + (size - 1) * step + 1, step);
+  copy_(part, dy);
+  return dx;
 }
 
 }  // namespace
@@ -117,9 +110,11 @@ Tensors split(const Tensor& x, int64_t size, int64_t dim) {
   WEFT_CHECK(size > 0, "split: the size of a piece must be positive, got {}", size);
   const int64_t total = x.size(dim);
   Tensors pieces;
-  for (int64_t begin = 0; begin < total; begin += size) {
+  int64_t begin = 0;
+  do {  // one piece at least, though it be empty
     pieces.push_back(narrow(x, dim, begin, std::min(size, total - begin)));
-  }
+    begin += size;
+  } while (begin < total);
   return pieces;
 }
 

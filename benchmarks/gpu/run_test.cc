@@ -29,12 +29,8 @@ constexpr const char* kOp =  // an op's program: check, bench
     "case $1 in check) echo fine ;; bench) echo '{\"case\":\"'$(basename $0)'\"}' ;; *) exit 2 ;; "
     "esac";
 
-/// A program of Catch2's: lists its tests with their number as its exit status, and finds none of
-/// other names.
-std::string catch_test(int code) {
-  return "case $* in --list-tests) echo 'All available test cases:'; exit 3 ;; '') exit " +
-         std::to_string(code) + " ;; *) echo 'No test cases matched'; exit 0 ;; esac";
-}
+/// A program of Catch2's, which takes no command.
+std::string catch_test(int code) { return "[ $# = 0 ] || exit 9; exit " + std::to_string(code); }
 
 /// The bundle's folder as the script sees it, with what may be on the machine beside it.
 class Bundle {
@@ -50,14 +46,14 @@ case "$*" in
   devices) echo 'cuda:0  Stand-in' ;;
   *"--precision fp16"*--graph*) echo 'weft: error: out of memory' >&2; exit 1 ;;
   "bench step"*) echo '{"batch":64,"images_per_second":1234.5,"step_ms":{"median":51.84,"min":50.0,"max":53.0},"tflops":130.26,"peak_bytes":12345678901,"reserved_bytes":1}' ;;
+  "kernels report"*) echo a table; cp $4 $6 ;;
   compare*) echo "$*" >>"$(dirname "$0")/compared"
             printf 'a header\n\ncase  weft  eager\n'; printf 'train  1 ms  2 ms\n' ;;
 esac)");
-    script(folder_ / "copy_test", kOp);
-    script(folder_ / "gemm_test", kOp);
+    script(folder_ / "copy_lab", kOp);
+    script(folder_ / "gemm_lab", kOp);
     script(folder_ / "device_test", catch_test(0));
     script(folder_ / "roofline", "echo '{\"bytes_per_second\":1}'");
-    script(folder_ / "kernel_report_main", "echo a table; cp $1 $2");
     script(tools_ / "nvidia-smi", "echo 'Stand-in, 580.1'");
     script(tools_ / "python", "echo 2.99.0");
   }
@@ -103,15 +99,15 @@ TEST_CASE("a run on a GPU ends in a report with every part's figures") {
              Contains("--cases ^train vit_b_16 batch 64 fp16( graph)?$ --save") &&
                  Contains("--cases ^ops on a GPU, bf16$ --save"));
   CHECK(read(bundle.results() / "kernels.jsonl") ==
-        "{\"bytes_per_second\":1}\n{\"case\":\"copy_test\"}\n{\"case\":\"gemm_test\"}\n");
+        "{\"bytes_per_second\":1}\n{\"case\":\"copy_lab\"}\n{\"case\":\"gemm_lab\"}\n");
 }
 
 TEST_CASE("what fails or hangs does not keep the rest from running") {
   const Bundle bundle("bad");
-  script(bundle.folder() / "copy_test", "[ $1 = check ] || exit 2; echo wrong bits; exit 1");
+  script(bundle.folder() / "copy_lab", "[ $1 = check ] || exit 2; echo wrong bits; exit 1");
   script(bundle.folder() / "device_test", catch_test(7));
   CHECK(bundle.run("tests steps") == 1);
-  CHECK_THAT(bundle.report(), Contains("- FAILED copy_test: code 1: wrong bits"));
+  CHECK_THAT(bundle.report(), Contains("- FAILED copy_lab: code 1: wrong bits"));
   CHECK_THAT(bundle.report(), Contains("- FAILED device_test: code 7"));
   CHECK_THAT(bundle.report(), Contains("| vit_b_16 | fp32 | 64 | --graph | 51.84 "));
   CHECK_THAT(bundle.report(), Contains("1 passed, 2 failed"));
@@ -122,7 +118,7 @@ TEST_CASE("nothing is begun after the time is up") {
   const Bundle bundle("late");
   CHECK(bundle.run("", "WEFT_GPU_MINUTES=0") == 1);  // not even the devices are known
   const Bundle slow("slow");
-  script(slow.folder() / "copy_test", "case $1 in check) sleep 100 ;; *) exit 2 ;; esac");
+  script(slow.folder() / "copy_lab", "case $1 in check) sleep 100 ;; *) exit 2 ;; esac");
   // A deadline four seconds from the start, in place of minutes.
   const std::string text = read(slow.folder() / "run-gpu");
   const std::string minutes = "60 * ${WEFT_GPU_MINUTES:-240}";
@@ -130,7 +126,7 @@ TEST_CASE("nothing is begun after the time is up") {
   script(slow.folder() / "run-gpu",
          std::string(text).replace(text.find(minutes), minutes.size(), "4"));
   CHECK(slow.run() == 1);
-  CHECK_THAT(slow.report(), Contains("- FAILED copy_test: stopped after its time"));
+  CHECK_THAT(slow.report(), Contains("- FAILED copy_lab: stopped after its time"));
   CHECK_THAT(slow.report(), Contains("not begun: no time left"));
 }
 

@@ -12,7 +12,7 @@ Reads one JSON object a line from standard input and answers each with one on st
     {"do": "memory"}                                    {"peak_bytes": ...} of this process so far
     {"do": "drop"}                                      forgets all work
 
-or with {"error": "..."}. It ends with its input. cli/compare_work.cc is the other half: it has the
+or with {"error": "..."}. It ends with its input. cli/compare/work.cc is the other half: it has the
 same work under the same names, and its comments say what each is.
 """
 

@@ -9,10 +9,10 @@
 
 #include "autograd/backward.h"
 #include "autograd/ops.h"
+#include "io/safetensors.h"
 #include "models/vit.h"
 #include "nn/loss.h"
 #include "optim/adam.h"
-#include "train/safetensors.h"
 
 namespace weft {
 namespace {
@@ -23,7 +23,7 @@ void run(const std::string& input, const std::string& output, DType dtype) {
   NamedTensors state;
   Tensor images, labels;
   double lr = 0, weight_decay = 0;
-  for (const auto& [name, tensor] : train::read_safetensors(input).tensors) {
+  for (const auto& [name, tensor] : io::read_safetensors(input).tensors) {
     if (name.starts_with("model.")) state.emplace_back(name.substr(6), tensor);
     if (name == "images") images = ops::cast(tensor, dtype);
     if (name == "labels") labels = tensor;
@@ -59,7 +59,7 @@ void run(const std::string& input, const std::string& output, DType dtype) {
   for (const auto& [name, parameter] : model.named_parameters()) {
     results.emplace_back("final." + name, detach(parameter));
   }
-  train::write_safetensors(output, results);
+  io::write_safetensors(output, results);
 }
 
 }  // namespace

@@ -8,8 +8,8 @@
 #include <cstdio>
 
 #include "autograd/ops.h"
-#include "train/safetensors.h"
-#include "train/weights/pretrained.h"
+#include "io/safetensors.h"
+#include "train/pretrained/pretrained.h"
 
 namespace weft {
 namespace {
@@ -32,12 +32,12 @@ void run(int count, char** arguments) {
   NamedTensors results = {{"positions", ops::clone(model.encoder.pos_embedding)}};
   if (count == 4) {
     model.to(dtype);
-    for (const auto& [name, tensor] : train::read_safetensors(arguments[1]).tensors) {
+    for (const auto& [name, tensor] : io::read_safetensors(arguments[1]).tensors) {
       if (name == "images") results.emplace_back("logits", model(ops::cast(tensor, dtype)));
     }
     WEFT_CHECK(results.size() == 2, "{}: no images", arguments[1]);
   }
-  train::write_safetensors(arguments[2], results);
+  io::write_safetensors(arguments[2], results);
 }
 
 }  // namespace

@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "cli/report/svg_plot.h"
-#include "train/files.h"
+#include "io/files.h"
 
 namespace weft::report {
 namespace {
@@ -144,7 +144,7 @@ std::string Page::html() const {
 }
 
 void Page::write(const std::string& path) const {
-  train::write_file_atomically(path, [&](train::FileWriter& file) { file.write(html()); });
+  io::write_file_atomically(path, [&](io::FileWriter& file) { file.write(html()); });
 }
 
 }  // namespace weft::report

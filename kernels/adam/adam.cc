@@ -6,20 +6,10 @@
 
 namespace weft::kernels {
 
-#define WEFT_VARIANT(name, device, dtypes, fits) WEFT_DECLARE_VARIANT(AdamProblem, name)
-#include "kernels/adam/adam.inc"
-#undef WEFT_VARIANT
-
-const Op<AdamProblem>& adam_op() {
-#define WEFT_VARIANT(name, device, dtypes, fits) \
-  WEFT_VARIANT_ROW(AdamProblem, name, device, dtypes, fits)
-  static constexpr Variant<AdamProblem> kVariants[] = {
-#include "kernels/adam/adam.inc"
-  };
-#undef WEFT_VARIANT
-  static constexpr Op<AdamProblem> kOp = {"adam", kVariants};
-  return kOp;
-}
+#define WEFT_OP adam
+#define WEFT_PROBLEM AdamProblem
+#define WEFT_LIST "kernels/adam/adam.inc"
+#include "kernels/op_list_inl.h"
 
 void adam(const AdamProblem& problem) { dispatch(adam_op(), problem); }
 

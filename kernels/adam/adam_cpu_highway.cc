@@ -10,10 +10,10 @@
 
 #include <cmath>
 
-#include "core/parallel.h"
 #include "kernels/adam/adam.h"
 #include "kernels/multi_tensor/chunks.h"
 #include "kernels/simd/rows_inl.h"
+#include "kernels/simd/variant.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace weft::kernels::HWY_NAMESPACE {
@@ -30,9 +30,7 @@ void run(const AdamProblem& a) {
   const bool scales = a.gradient_scale != 1, decays = a.weight_decay != 0;
   const bool lerps_from_m = a.beta1 > 0.5;
   const std::vector<Tensor> gradients = contiguous_list(a.gradients);
-  const std::vector<TensorChunk> chunks = tensor_chunks(a.parameters);
-  const std::vector<int64_t> tasks = chunk_tasks(chunks);
-  const auto update = [&](const TensorChunk& chunk) HWY_ATTR {
+  const auto update = [&](int64_t, const TensorChunk& chunk) HWY_ATTR {
     const V scale = constant(a.gradient_scale), l2 = constant(a.weight_decay);
     const V decay = constant(1 - a.lr * a.weight_decay);
     const V beta1 = constant(a.beta1), beta2 = constant(a.beta2);
@@ -71,9 +69,7 @@ void run(const AdamProblem& a) {
       write_row(v, n, v_all.dtype(), v_all.raw(), begin, 1);
     }
   };
-  parallel_for(static_cast<int64_t>(tasks.size()) - 1, 1, [&](int64_t task, int64_t) {
-    for (int64_t c = tasks[task]; c < tasks[task + 1]; ++c) update(chunks[c]);
-  });
+  ChunkTasks(a.parameters).for_each(update);
 }
 
 void adam_chunks(const AdamProblem& a) {
@@ -90,11 +86,5 @@ void adam_chunks(const AdamProblem& a) {
 HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
-namespace weft::kernels {
-
-HWY_EXPORT(adam_chunks);
-
-void adam_cpu_highway(const AdamProblem& problem) { HWY_DYNAMIC_DISPATCH(adam_chunks)(problem); }
-
-}  // namespace weft::kernels
+WEFT_HIGHWAY_VARIANT(adam_cpu_highway, AdamProblem, adam_chunks)
 #endif

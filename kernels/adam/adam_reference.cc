@@ -3,14 +3,10 @@
 #include <cmath>
 
 #include "kernels/adam/adam.h"
+#include "numerics/error_bounds.h"
 
 namespace weft::kernels {
 namespace {
-
-double round_to(double x, DType dtype) {
-  return visit_dtype(
-      dtype, [&](auto tag) { return to_double(from_double<typename decltype(tag)::type>(x)); });
-}
 
 template <class T>
 std::vector<Expected> run(const AdamProblem& a) {
@@ -36,9 +32,9 @@ std::vector<Expected> run(const AdamProblem& a) {
       mi = a.beta1 > 0.5 ? mi + weight1 * (gi - mi) : gi - (gi - mi) * beta1;
       vi = vi * beta2 + (weight2 * gi) * gi;
       pi = pi - (step_size * mi) / (std::sqrt(vi) / root_correction2 + eps);
-      p[i] = round_to(pi, a.dtype());
-      m[i] = round_to(mi, a.dtype());
-      v[i] = round_to(vi, a.dtype());
+      p[i] = numerics::round_to(pi, a.dtype());
+      m[i] = numerics::round_to(mi, a.dtype());
+      v[i] = numerics::round_to(vi, a.dtype());
     }
     for (const std::vector<double>& values : {p, m, v}) {
       result.push_back({values, std::vector<double>(values.size())});

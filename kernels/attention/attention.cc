@@ -43,20 +43,10 @@ bool attention_has_short_rows(const AttentionProblem& p) {
 
 }  // namespace
 
-#define WEFT_VARIANT(name, device, dtypes, fits) WEFT_DECLARE_VARIANT(AttentionProblem, name)
-#include "kernels/attention/attention.inc"
-#undef WEFT_VARIANT
-
-const Op<AttentionProblem>& attention_op() {
-#define WEFT_VARIANT(name, device, dtypes, fits) \
-  WEFT_VARIANT_ROW(AttentionProblem, name, device, dtypes, fits)
-  static constexpr Variant<AttentionProblem> kVariants[] = {
-#include "kernels/attention/attention.inc"
-  };
-#undef WEFT_VARIANT
-  static constexpr Op<AttentionProblem> kOp = {"attention", kVariants};
-  return kOp;
-}
+#define WEFT_OP attention
+#define WEFT_PROBLEM AttentionProblem
+#define WEFT_LIST "kernels/attention/attention.inc"
+#include "kernels/op_list_inl.h"
 
 bool attention_fits_shared_rows(const AttentionProblem& p) {
   if (!attention_is_plain(p)) return false;

@@ -87,37 +87,6 @@ void multiply(int64_t rows, int64_t cols, int64_t depth, Left<Acc> a, const Acc*
   for (; i < rows; next(1)) multiply_rows<1>(cols, depth, a, b, b_stride, c, c_stride);
 }
 
-/// Memory of a thread's operands and results, handed out in turn.
-template <class Acc>
-class Arena {
- public:
-  explicit Arena(int64_t elements) : bytes_(Tensor::empty({elements * kSize}, DType::u8)) {}
-  Acc* take(int64_t elements) {
-    Acc* p = reinterpret_cast<Acc*>(static_cast<char*>(bytes_.raw()) + used_ * kSize);
-    used_ += elements;
-    WEFT_ASSERT(used_ * kSize <= bytes_.numel());
-    return p;
-  }
-
- private:
-  static constexpr int64_t kSize = sizeof(Acc);
-  Tensor bytes_;
-  int64_t used_ = 0;
-};
-
-/// Sizes, rounded up to whole vectors where rows are vectors.
-template <class Acc>
-struct Sizes {
-  int64_t queries, keys, width, padded_width, padded_keys;
-
-  explicit Sizes(const AttentionProblem& p)
-      : queries(p.q.size(2)), keys(p.k.size(2)), width(p.q.size(3)) {
-    const auto lanes = static_cast<int64_t>(hn::Lanes(hn::ScalableTag<Acc>()));
-    padded_width = (width + lanes - 1) / lanes * lanes;
-    padded_keys = (keys + lanes - 1) / lanes * lanes;
-  }
-};
-
 /// Rows of a matrix as Acc, `padded` apart, zeros behind each.
 template <class Acc>
 void pack_rows(const Matrix& m, int64_t padded, Acc* to) {
@@ -157,24 +126,86 @@ void store_rows(const Acc* from, int64_t padded, const Matrix& to) {
   }
 }
 
+/// A block of queries against a block of keys.
+struct ScoreBlock {
+  int64_t query, queries, key, keys;
+};
+
+/// What a thread holds of a (batch, head) pair: matrices of Acc, those that are operands with rows
+/// padded to whole vectors.
+template <class Acc>
+class Pair {
+ public:
+  Pair(const AttentionProblem& p, int64_t pair)
+      : queries(p.q.size(2)),
+        keys(p.k.size(2)),
+        width(p.q.size(3)),
+        padded_width(padded(width)),
+        padded_keys(padded(keys)),
+        p_(p),
+        pair_(pair),
+        memory_(Tensor::empty({most_elements()}, dtype_of<Acc>())) {}
+
+  const int64_t queries, keys, width, padded_width, padded_keys;
+
+  Acc* take(int64_t elements) {
+    Acc* const taken = memory_.data<Acc>() + used_;
+    used_ += elements;
+    WEFT_ASSERT(used_ <= memory_.numel());
+    return taken;
+  }
+  /// [T, padded_width]
+  const Acc* rows_of(const Tensor& heads) {
+    Acc* rows = take(heads.size(2) * padded_width);
+    pack_rows(head_matrix(heads, pair_), padded_width, rows);
+    return rows;
+  }
+  /// [width, padded_keys], of k's or v's rows.
+  const Acc* columns_of(const Acc* rows) {
+    Acc* columns = take(width * padded_keys);
+    transpose_rows(rows, keys, width, padded_width, padded_keys, columns);
+    return columns;
+  }
+  /// The block's products [queries, kKeys] of rows of q or dout with columns of k or v.
+  void multiply_block(const ScoreBlock& b, const Acc* rows, const Acc* columns,
+                      Acc* products) const {
+    std::fill(products, products + b.queries * kKeys, Acc{0});
+    multiply<Acc>(b.queries, std::min(padded(b.keys), padded_keys - b.key), width,
+                  {rows + b.query * padded_width, padded_width, 1}, columns + b.key, padded_keys,
+                  products, kKeys);
+  }
+  /// How many of the block's keys its query i sees.
+  int64_t seen(const ScoreBlock& b, int64_t i) const {
+    return std::clamp<int64_t>(visible_keys(p_, b.query + i) - b.key, 0, b.keys);
+  }
+
+ private:
+  static int64_t padded(int64_t n) {
+    const auto lanes = static_cast<int64_t>(hn::Lanes(hn::ScalableTag<Acc>()));
+    return (n + lanes - 1) / lanes * lanes;
+  }
+
+  /// What backward takes; forward takes less.
+  int64_t most_elements() const {
+    return (2 * queries + 4 * keys) * padded_width + 2 * width * padded_keys +
+           kQueries * (padded_width + 2 * kKeys) + kKeys + 2 * padded_width + queries;
+  }
+
+  const AttentionProblem& p_;
+  int64_t pair_, used_ = 0;
+  Tensor memory_;
+};
+
 template <class Acc>
 void forward_pair(const AttentionProblem& p, int64_t pair) {
-  const hn::ScalableTag<Acc> d;
-  const Sizes<Acc> s(p);
+  Pair<Acc> s(p, pair);
   const int64_t width = s.padded_width;
-  Arena<Acc> arena((s.queries + 2 * s.keys) * width + s.width * s.padded_keys +
-                   kQueries * (width + kKeys) + kKeys);
-  Acc* q = arena.take(s.queries * width);
-  Acc* k = arena.take(s.keys * width);
-  Acc* v = arena.take(s.keys * width);
-  Acc* k_transposed = arena.take(s.width * s.padded_keys);
-  Acc* scores = arena.take(kQueries * kKeys);
-  Acc* out = arena.take(kQueries * width);
-  Acc* factors = arena.take(kKeys);
-  pack_rows(head_matrix(p.q, pair), width, q);
-  pack_rows(head_matrix(p.k, pair), width, k);
-  pack_rows(head_matrix(p.v, pair), width, v);
-  transpose_rows(k, s.keys, s.width, width, s.padded_keys, k_transposed);
+  const Acc* q = s.rows_of(p.q);
+  const Acc* k_columns = s.columns_of(s.rows_of(p.k));
+  const Acc* v = s.rows_of(p.v);
+  Acc* scores = s.take(kQueries * kKeys);
+  Acc* out = s.take(kQueries * width);
+  Acc* factors = s.take(kKeys);
   const auto scale = static_cast<Acc>(p.scale);
   const Matrix target = head_matrix(p.out, pair);
   Acc* lse = p.lse.data<Acc>() + pair * s.queries;
@@ -186,16 +217,12 @@ void forward_pair(const AttentionProblem& p, int64_t pair) {
     std::fill(out, out + rows * width, Acc{0});
     const int64_t keys = visible_keys(p, first + rows - 1);
     for (int64_t key = 0; key < keys; key += kKeys) {
-      const int64_t n = std::min(kKeys, keys - key);
-      const auto lanes = static_cast<int64_t>(hn::Lanes(d));
-      const int64_t cols = std::min((n + lanes - 1) / lanes * lanes, s.padded_keys - key);
-      std::fill(scores, scores + rows * kKeys, Acc{0});
-      multiply<Acc>(rows, cols, s.width, {q + first * width, width, 1}, k_transposed + key,
-                    s.padded_keys, scores, kKeys);
+      const ScoreBlock block{first, rows, key, std::min(kKeys, keys - key)};
+      s.multiply_block(block, q, k_columns, scores);
       for (int64_t i = 0; i < rows; ++i) {
-        const int64_t seen = std::clamp<int64_t>(visible_keys(p, first + i) - key, 0, n);
+        const int64_t seen = s.seen(block, i);
         Acc* row = scores + i * kKeys;
-        std::fill(row + seen, row + n, Acc{0});
+        std::fill(row + seen, row + block.keys, Acc{0});
         if (seen == 0) continue;
         const Acc block_max = max_score(row, seen, scale);
         // A NaN score must reach the sum, not hide behind the maximum.
@@ -211,7 +238,8 @@ void forward_pair(const AttentionProblem& p, int64_t pair) {
           for (int64_t j = 0; j < seen; ++j) row[j] *= factors[j];
         }
       }
-      multiply<Acc>(rows, width, n, {scores, kKeys, 1}, v + key * width, width, out, width);
+      multiply<Acc>(rows, width, block.keys, {scores, kKeys, 1}, v + key * width, width, out,
+                    width);
     }
     for (int64_t i = 0; i < rows; ++i) {
       const Acc inverse = keys == 0 ? 0 : 1 / sum[i];
@@ -224,31 +252,22 @@ void forward_pair(const AttentionProblem& p, int64_t pair) {
 
 template <class Acc>
 void backward_pair(const AttentionProblem& p, int64_t pair) {
-  const Sizes<Acc> s(p);
+  Pair<Acc> s(p, pair);
   const int64_t width = s.padded_width;
-  Arena<Acc> arena((2 * s.queries + 4 * s.keys) * width + 2 * s.width * s.padded_keys +
-                   kQueries * (width + 2 * kKeys) + kKeys + 2 * width + s.queries);
-  Acc* q = arena.take(s.queries * width);
-  Acc* dout = arena.take(s.queries * width);
-  Acc* k = arena.take(s.keys * width);
-  Acc* v = arena.take(s.keys * width);
-  Acc* dk = arena.take(s.keys * width);
-  Acc* dv = arena.take(s.keys * width);
-  Acc* k_transposed = arena.take(s.width * s.padded_keys);
-  Acc* v_transposed = arena.take(s.width * s.padded_keys);
-  Acc* probabilities = arena.take(kQueries * kKeys);
-  Acc* gradients = arena.take(kQueries * kKeys);
-  Acc* dq = arena.take(kQueries * width);
-  Acc* factors = arena.take(kKeys);
-  Acc* row_a = arena.take(width);
-  Acc* row_b = arena.take(width);
-  Acc* delta = arena.take(s.queries);
-  pack_rows(head_matrix(p.q, pair), width, q);
-  pack_rows(head_matrix(p.dout, pair), width, dout);
-  pack_rows(head_matrix(p.k, pair), width, k);
-  pack_rows(head_matrix(p.v, pair), width, v);
-  transpose_rows(k, s.keys, s.width, width, s.padded_keys, k_transposed);
-  transpose_rows(v, s.keys, s.width, width, s.padded_keys, v_transposed);
+  const Acc* q = s.rows_of(p.q);
+  const Acc* dout = s.rows_of(p.dout);
+  const Acc* k = s.rows_of(p.k);
+  const Acc* k_columns = s.columns_of(k);
+  const Acc* v_columns = s.columns_of(s.rows_of(p.v));
+  Acc* dk = s.take(s.keys * width);
+  Acc* dv = s.take(s.keys * width);
+  Acc* probabilities = s.take(kQueries * kKeys);
+  Acc* gradients = s.take(kQueries * kKeys);
+  Acc* dq = s.take(kQueries * width);
+  Acc* factors = s.take(kKeys);
+  Acc* row_a = s.take(width);
+  Acc* row_b = s.take(width);
+  Acc* delta = s.take(s.queries);
   std::fill(dk, dk + s.keys * width, Acc{0});
   std::fill(dv, dv + s.keys * width, Acc{0});
   const Matrix out = head_matrix(p.out, pair), gradient = head_matrix(p.dout, pair);
@@ -256,7 +275,6 @@ void backward_pair(const AttentionProblem& p, int64_t pair) {
     delta[i] = dot_of_rows(out.dtype, out.at(i, 0), gradient.at(i, 0), s.width, row_a, row_b);
   }
   const auto scale = static_cast<Acc>(p.scale);
-  const auto lanes = static_cast<int64_t>(hn::Lanes(hn::ScalableTag<Acc>()));
   const Acc* lse = p.lse.data<Acc>() + pair * s.queries;
   const Matrix target = head_matrix(p.dq, pair);
   for (int64_t first = 0; first < s.queries; first += kQueries) {
@@ -264,29 +282,25 @@ void backward_pair(const AttentionProblem& p, int64_t pair) {
     std::fill(dq, dq + rows * width, Acc{0});
     const int64_t keys = visible_keys(p, first + rows - 1);
     for (int64_t key = 0; key < keys; key += kKeys) {
-      const int64_t n = std::min(kKeys, keys - key);
-      const int64_t cols = std::min((n + lanes - 1) / lanes * lanes, s.padded_keys - key);
-      std::fill(probabilities, probabilities + rows * kKeys, Acc{0});
-      std::fill(gradients, gradients + rows * kKeys, Acc{0});
-      multiply<Acc>(rows, cols, s.width, {q + first * width, width, 1}, k_transposed + key,
-                    s.padded_keys, probabilities, kKeys);
-      multiply<Acc>(rows, cols, s.width, {dout + first * width, width, 1}, v_transposed + key,
-                    s.padded_keys, gradients, kKeys);
+      const ScoreBlock block{first, rows, key, std::min(kKeys, keys - key)};
+      s.multiply_block(block, q, k_columns, probabilities);
+      s.multiply_block(block, dout, v_columns, gradients);
       for (int64_t i = 0; i < rows; ++i) {
-        const int64_t seen = std::clamp<int64_t>(visible_keys(p, first + i) - key, 0, n);
+        const int64_t seen = s.seen(block, i);
         Acc* row = probabilities + i * kKeys;
         Acc* dp = gradients + i * kKeys;
         if (p.dropout > 0) dropout_factors(p, pair, first + i, key, seen, factors);
         backward_row(row, dp, seen, scale, lse[first + i], delta[first + i],
                      p.dropout > 0 ? factors : nullptr);
-        std::fill(row + seen, row + n, Acc{0});
-        std::fill(dp + seen, dp + n, Acc{0});
+        std::fill(row + seen, row + block.keys, Acc{0});
+        std::fill(dp + seen, dp + block.keys, Acc{0});
       }
-      multiply<Acc>(n, width, rows, {probabilities, 1, kKeys}, dout + first * width, width,
+      multiply<Acc>(block.keys, width, rows, {probabilities, 1, kKeys}, dout + first * width, width,
                     dv + key * width, width);
-      multiply<Acc>(n, width, rows, {gradients, 1, kKeys}, q + first * width, width,
+      multiply<Acc>(block.keys, width, rows, {gradients, 1, kKeys}, q + first * width, width,
                     dk + key * width, width);
-      multiply<Acc>(rows, width, n, {gradients, kKeys, 1}, k + key * width, width, dq, width);
+      multiply<Acc>(rows, width, block.keys, {gradients, kKeys, 1}, k + key * width, width, dq,
+                    width);
     }
     store_rows(dq, width, target.block(first, rows, 0, s.width));
   }

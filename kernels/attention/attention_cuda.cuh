@@ -20,18 +20,72 @@ __device__ __forceinline__ uint32_t philox_word(const std::array<uint32_t, 4>& w
   return place < 2 ? low : high;
 }
 
-/// [B, H, T, D] with dense heads.
-struct Heads {
-  Numbers elements;
+/// Elements from batch to batch, head to head and token to token of a [B, H, T, D] tensor.
+struct HeadStrides {
   int64_t batch = 0, head = 0, token = 0;
 
-  Heads() = default;
-  explicit Heads(const Tensor& t) : elements(t) {
+  HeadStrides() = default;
+  explicit HeadStrides(const Tensor& t) {
     if (!t.defined()) return;
     batch = t.strides()[0];
     head = t.strides()[1];
     token = t.strides()[2];
   }
+};
+
+/// What the kernels want to know of a problem: where its heads lie, as a type Heads says it, counts
+/// and real numbers.
+template <class Heads, class Count, class Real>
+struct AttentionFields {
+  Heads q, k, v, out, dout, dq, dk, dv;
+  Count heads, queries, keys, width;
+  Real scale, dropout;
+  bool causal;
+  uint64_t seed, stream, offset;
+
+  explicit AttentionFields(const AttentionProblem& p)
+      : q(p.q),
+        k(p.k),
+        v(p.v),
+        out(p.out),
+        dout(p.dout),
+        dq(p.dq),
+        dk(p.dk),
+        dv(p.dv),
+        heads(static_cast<Count>(p.q.size(1))),
+        queries(static_cast<Count>(p.q.size(2))),
+        keys(static_cast<Count>(p.k.size(2))),
+        width(static_cast<Count>(p.q.size(3))),
+        scale(static_cast<Real>(p.scale)),
+        dropout(static_cast<Real>(p.dropout)),
+        causal(p.causal),
+        seed(p.seed),
+        stream(p.stream),
+        offset(p.offset) {}
+
+  /// Dropout keeps those of four neighbouring scores whose words pass this.
+  __device__ __forceinline__ bool is_kept(uint32_t word) const {
+    return uniform_from_bits(word) >= static_cast<float>(dropout);
+  }
+  /// Dropout keeps element n of the scores.
+  __device__ __forceinline__ bool keeps(uint64_t n) const {
+    const auto words = philox4x32(seed, stream, offset + n / 4);
+    return is_kept(philox_word(words, n % 4));
+  }
+};
+
+/// Memory for delta, [B, H, Tq]: sum of dout out along the heads. Undefined in forward.
+inline Tensor attention_delta(const AttentionProblem& p) {
+  if (!p.backward()) return Tensor();
+  return Tensor::empty(p.lse.shape(), p.lse.dtype(), p.device());
+}
+
+/// [B, H, T, D] with dense heads of any dtype.
+struct Heads : HeadStrides {
+  Numbers elements;
+
+  Heads() = default;
+  explicit Heads(const Tensor& t) : HeadStrides(t), elements(t) {}
   template <class Acc>
   __device__ Acc at(int64_t b, int64_t h, int64_t t, int64_t d) const {
     return load_one<Acc>(elements, b * batch + h * head + t * token + d);
@@ -42,39 +96,16 @@ struct Heads {
   }
 };
 
-struct AttentionArguments {
-  Heads q, k, v, out, dout, dq, dk, dv;
-  Numbers lse, delta;  // [B, H, Tq]; delta: sum of dout out along the heads
-  int64_t batches, heads, queries, keys, width;
-  double scale;
-  bool causal;
-  double dropout;
-  uint64_t seed, stream, offset;
-  Tf32 tf32;  // what becomes of the factors of products
+struct AttentionArguments : AttentionFields<Heads, int64_t, double> {
+  int64_t batches;
+  Numbers lse, delta;  // [B, H, Tq]
+  Tf32 tf32;           // what becomes of the factors of products
 
-  /// `delta`: memory for it; undefined in forward.
   AttentionArguments(const AttentionProblem& p, const Tensor& delta)
-      : q(p.q),
-        k(p.k),
-        v(p.v),
-        out(p.out),
-        dout(p.dout),
-        dq(p.dq),
-        dk(p.dk),
-        dv(p.dv),
+      : AttentionFields(p),
+        batches(p.q.size(0)),
         lse(p.lse),
         delta(delta),
-        batches(p.q.size(0)),
-        heads(p.q.size(1)),
-        queries(p.q.size(2)),
-        keys(p.k.size(2)),
-        width(p.q.size(3)),
-        scale(p.scale),
-        causal(p.causal),
-        dropout(p.dropout),
-        seed(p.seed),
-        stream(p.stream),
-        offset(p.offset),
         tf32(p.dtype() == DType::f32 ? p.numerics.tf32 : Tf32::off) {}
 
   /// x as a factor of a product. Products of TF32's 11 bits are exact in f32.
@@ -90,12 +121,7 @@ struct AttentionArguments {
     return (b * heads + h) * queries + query;
   }
   __device__ bool sees(int64_t query, int64_t key) const { return !causal || key <= query; }
-  /// Dropout keeps element n of the scores.
-  __device__ bool keeps(uint64_t n) const {
-    const auto words = philox4x32(seed, stream, offset + n / 4);
-    return uniform_from_bits(philox_word(words, n % 4)) >= static_cast<float>(dropout);
-  }
-  /// What it multiplies those by.
+  /// What dropout multiplies the scores by that it keeps.
   template <class Acc>
   __device__ Acc kept_factor() const {
     return static_cast<Acc>(1 / (1 - dropout));

@@ -12,11 +12,9 @@
 // operands as they lie. Each recomputes P from lse: 7 products instead of the 5 that a single pass
 // would need, whose dq had to be summed across blocks.
 //
-//   hazard                                             what orders it
-//   a stage is read before its copies are complete     cp_async_wait, then the barrier
-//   a stage is overwritten while a warp reads it       the same barrier: it was read before it
-//   rows of Q's tile are reused for the output         they are their warp's own; __syncwarp
-#include "kernels/attention/attention_mma.cuh"
+// token_ring.cuh says what orders the stages. Rows of Q's tile are reused for the output: they are
+// their warp's own.
+#include "kernels/attention/token_ring.cuh"
 
 namespace weft::kernels {
 namespace {
@@ -26,10 +24,13 @@ using namespace ptx;
 constexpr int kWarps = 4, kThreads = kWarps * kWarp;
 constexpr int kTile = 64;  // tokens that a block of backward owns
 
+/// Tiles of `tile` that cover n.
+__host__ __device__ constexpr int tiles_of(int n, int tile) { return (n + tile - 1) / tile; }
+
 template <int kWidth, MmaOperand kOperand, bool kDropout>
 struct Shape {
   using Element = MmaElement<kOperand>;
-  using Tile = TokenTile<kWidth, Element>;
+  using Tile = TokenTile<kWidth, kOperand>;
   static constexpr bool kIsWide = sizeof(Element) == 4;
   // Blocks of a multiprocessor that the registers shall suffice for.
   static constexpr int kBlocksPerSm = kWidth == 32 && !kIsWide ? 3 : 2;
@@ -39,32 +40,28 @@ struct Shape {
   // Forward: 16-row blocks of a warp. Two share each fragment of K and V where the registers reach.
   static constexpr int kRowBlocks = kWidth == 128 || kDropout ? 1 : 2;
   static constexpr int kQueries = 16 * kWarps * kRowBlocks;
-  // Backward: columns of scores that a warp holds at once.
-  static constexpr int kColumns = kWidth == 128 ? 32 : 64;
-  static constexpr size_t kTileElements = Tile::elements(kTile);
-  static constexpr size_t kStepElements = Tile::elements(kStep);
+  template <bool kOfQueries>
+  using Ring = TokenRing<Tile, kStages, kStep, kOfQueries>;
   static constexpr size_t kForwardBytes =
-      (Tile::elements(kQueries) + 2 * kStages * kStepElements) * sizeof(Element);
+      Tile::elements(kQueries) * sizeof(Element) + Ring<false>::kBytes;
+  template <bool kOfKeys>
   static constexpr size_t kBackwardBytes =
-      (2 * kTileElements + 2 * kStages * kStepElements) * sizeof(Element);
-  // lse and delta of a stage's queries
-  static constexpr size_t kRowBytes = kStages * 2 * kStep * sizeof(float);
+      2 * Tile::elements(kTile) * sizeof(Element) + Ring<kOfKeys>::kBytes;
+  // Backward: columns of scores that a warp holds at once.
+  template <bool kOfKeys>
+  static constexpr int kColumns = kOfKeys || kWidth == 128 ? 32 : 64;
 };
 
-/// Tiles of `tile` that cover n.
-__host__ __device__ constexpr int tiles_of(int n, int tile) { return (n + tile - 1) / tile; }
-
-/// Which pair and which tile of its tokens a block owns. Under a causal mask the last queries see
-/// the most keys: they begin first.
+/// Where the tile of a pair's tokens begins that a block owns. Under a causal mask the last queries
+/// see the most keys: they begin first.
 struct BlockPlace {
-  int pair, b, h, first;
+  Pair pair;
+  int first;
 
-  __device__ BlockPlace(int heads, int tokens, int tile, bool backwards) {
-    const int blocks = tiles_of(tokens, tile), index = static_cast<int>(blockIdx.x);
-    pair = index / blocks;
-    b = pair / heads;
-    h = pair % heads;
-    first = (backwards ? blocks - 1 - index % blocks : index % blocks) * tile;
+  __device__ BlockPlace(int heads, int tokens, int tile, bool backwards)
+      : pair(static_cast<int>(blockIdx.x) / tiles_of(tokens, tile), heads) {
+    const int blocks = tiles_of(tokens, tile), index = static_cast<int>(blockIdx.x) % blocks;
+    first = (backwards ? blocks - 1 - index : index) * tile;
   }
 };
 
@@ -74,32 +71,18 @@ __global__ void __launch_bounds__(kThreads, Shape<kWidth, kOperand, kDropout>::k
   using S = Shape<kWidth, kOperand, kDropout>;
   using Tile = typename S::Tile;
   using Element = typename S::Element;
-  constexpr int kRows = S::kRowBlocks, kColumnBlocks = S::kStep / 8, kDepth = kMmaDepth<kOperand>;
-  WEFT_DYNAMIC_SHARED(Element, shared);
-  Element* const tile_q = shared;
-  Element* const stages = shared + Tile::elements(S::kQueries);
+  constexpr int kRows = S::kRowBlocks, kBlocks = S::kStep / 8;
+  WEFT_DYNAMIC_SHARED(Element, tile_q);
   const int warp = static_cast<int>(threadIdx.x) / kWarp;
   const int lane = static_cast<int>(threadIdx.x) % kWarp, g = lane / 4, q = lane % 4;
   const BlockPlace at(p.heads, p.queries, S::kQueries, p.causal);
-  const Element* const keys = p.k.of<Element>(at.b, at.h);
-  const Element* const values = p.v.of<Element>(at.b, at.h);
-  const int seen = p.causal ? min(p.keys, at.first + S::kQueries) : p.keys;
-  const int steps = tiles_of(seen, S::kStep);
+  const int seen = p.last_key(at.first + S::kQueries - 1) + 1;
   const int warp_row = warp * 16 * kRows, first_row = at.first + warp_row;
-  const auto tile_k = [&](int step) { return stages + step % S::kStages * 2 * S::kStepElements; };
-  const auto tile_v = [&](int step) { return tile_k(step) + S::kStepElements; };
-  const auto load = [&](int step) {
-    if (step < steps) {
-      const int first = step * S::kStep;
-      Tile::load(tile_k(step), S::kStep, keys, p.k.token, first, p.keys, p.width, kThreads);
-      Tile::load(tile_v(step), S::kStep, values, p.v.token, first, p.keys, p.width, kThreads);
-    }
-    cp_async_commit();  // an empty group at the end keeps the count
-  };
-  Tile::load(tile_q, S::kQueries, p.q.of<Element>(at.b, at.h), p.q.token, at.first, p.queries,
-             p.width,
+  const typename S::template Ring<false> ring(p, tile_q + Tile::elements(S::kQueries), kThreads,
+                                              at.pair, seen);
+  Tile::load(tile_q, S::kQueries, p.q.of<Element>(at.pair), p.q.token, at.first, p.queries, p.width,
              kThreads);  // with the first stage's group
-  for (int step = 0; step < S::kStages - 1; ++step) load(step);
+  ring.start(0);
 
   const float scale = p.scale * kLog2E;  // exponentials are powers of 2
   float out[kRows][kWidth / 8][4] = {};
@@ -112,42 +95,27 @@ __global__ void __launch_bounds__(kThreads, Shape<kWidth, kOperand, kDropout>::k
       sum[i][r] = 0;
     }
   }
-  for (int step = 0; step < steps; ++step) {
-    cp_async_wait<S::kStages - 2>();
-    __syncthreads();
-    load(step + S::kStages - 1);
+  for (int step = 0; step < ring.steps; ++step) {
+    ring.advance(step);
     const int key0 = step * S::kStep;
-    const bool is_hidden = p.causal && key0 >= first_row + 16 * kRows;
+    const bool is_hidden = key0 > p.last_key(first_row + 16 * kRows - 1);
     if (first_row >= p.queries || is_hidden) continue;  // the same in a warp
 
-    float scores[kRows][kColumnBlocks][4] = {};
+    float scores[kRows][kBlocks][4] = {};
 #pragma unroll
-    for (int d = 0; d < kWidth / kDepth; ++d) {
-      uint32_t fragment_q[kRows][4];
-#pragma unroll
-      for (int i = 0; i < kRows; ++i) {
-        Tile::left(fragment_q[i], tile_q, warp_row + 16 * i, kDepth * d);
-      }
-#pragma unroll
-      for (int j = 0; j < kColumnBlocks; j += 2) {
-        uint32_t fragment_k[4];
-        Tile::right_transposed(fragment_k, tile_k(step), 8 * j, kDepth * d);
-#pragma unroll
-        for (int i = 0; i < kRows; ++i) {
-          multiply_pair<kOperand>(scores[i][j], scores[i][j + 1], fragment_q[i], fragment_k);
-        }
-      }
+    for (int d = 0; d < kWidth; d += Tile::kDepth) {
+      Tile::multiply(scores, tile_q, warp_row, ring.qk(step), 0, d);
     }
-    if (key0 + S::kStep > p.keys || (p.causal && key0 + S::kStep > first_row + 1)) {
+    if (key0 + S::kStep - 1 > p.last_key(first_row)) {
 #pragma unroll
       for (int i = 0; i < kRows; ++i) {
 #pragma unroll
-        for (int j = 0; j < kColumnBlocks; ++j) {
+        for (int j = 0; j < kBlocks; ++j) {
 #pragma unroll
           for (int e = 0; e < 4; ++e) {
             const int key = key0 + 8 * j + 2 * q + e % 2;
             const int query = first_row + 16 * i + g + 8 * (e / 2);
-            if (key >= p.keys || (p.causal && key > query)) scores[i][j][e] = -INFINITY;
+            if (key > p.last_key(query)) scores[i][j][e] = -INFINITY;
           }
         }
       }
@@ -158,7 +126,7 @@ __global__ void __launch_bounds__(kThreads, Shape<kWidth, kOperand, kDropout>::k
       for (int r = 0; r < 2; ++r) {
         float tile_max = -INFINITY;
 #pragma unroll
-        for (int j = 0; j < kColumnBlocks; ++j) {
+        for (int j = 0; j < kBlocks; ++j) {
           tile_max = larger(larger(tile_max, scores[i][j][2 * r]), scores[i][j][2 * r + 1]);
         }
         tile_max = quad_join(tile_max, [](float a, float b) { return larger(a, b); });
@@ -167,7 +135,7 @@ __global__ void __launch_bounds__(kThreads, Shape<kWidth, kOperand, kDropout>::k
         max[i][r] = new_max;
         float tile_sum = 0;
 #pragma unroll
-        for (int j = 0; j < kColumnBlocks; ++j) {
+        for (int j = 0; j < kBlocks; ++j) {
 #pragma unroll
           for (int e = 2 * r; e < 2 * r + 2; ++e) {
             scores[i][j][e] = ex2_approx(std::fma(scores[i][j][e], scale, -new_max));
@@ -182,9 +150,9 @@ __global__ void __launch_bounds__(kThreads, Shape<kWidth, kOperand, kDropout>::k
         }
       }
       if constexpr (kDropout) {
-        const uint32_t kept = p.kept_scores<kColumnBlocks>(at.pair, first_row + 16 * i, key0);
+        const uint32_t kept = p.kept_scores<kBlocks>(at.pair, first_row + 16 * i, key0);
 #pragma unroll
-        for (int j = 0; j < kColumnBlocks; ++j) {
+        for (int j = 0; j < kBlocks; ++j) {
 #pragma unroll
           for (int e = 0; e < 4; ++e) {
             if ((kept >> (4 * j + e) & 1) == 0) scores[i][j][e] = 0;
@@ -192,238 +160,72 @@ __global__ void __launch_bounds__(kThreads, Shape<kWidth, kOperand, kDropout>::k
         }
       }
     }
-#pragma unroll
-    for (int k = 0; k < S::kStep / kDepth; ++k) {
-      uint32_t fragment_p[kRows][4];
-#pragma unroll
-      for (int i = 0; i < kRows; ++i) {
-        pack_scores<kOperand>(fragment_p[i], scores[i], k);
-      }
-#pragma unroll
-      for (int c = 0; c < kWidth / 8; c += 2) {
-        uint32_t fragment_v[4];
-        Tile::right(fragment_v, tile_v(step), kDepth * k, 8 * c);
-#pragma unroll
-        for (int i = 0; i < kRows; ++i) {
-          multiply_pair<kOperand>(out[i][c], out[i][c + 1], fragment_p[i], fragment_v);
-        }
-      }
-    }
+    Tile::accumulate(out, scores, ring.vd(step), 0);
   }
   cp_async_wait<0>();
   __syncthreads();  // Q has arrived, though there be no keys
   if (first_row >= p.queries) return;
-  Element* const to = p.out.of<Element>(at.b, at.h);
+  Element* const to = p.out.of<Element>(at.pair);
 #pragma unroll
   for (int i = 0; i < kRows; ++i) {
-    float factor[2];
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      const float total = quad_join(sum[i][r], [](float a, float b) { return a + b; });
-      factor[r] = steps == 0 ? 0 : (kDropout ? p.kept_factor() : 1) / total;
-      const int query = first_row + 16 * i + g + 8 * r;
-      if (q == 0 && query < p.queries) {
-        p.lse[static_cast<int64_t>(at.pair) * p.queries + query] =
-            max[i][r] * kLn2 + std::log(total);
-      }
-    }
-    store_rows<kWidth, kOperand>(out[i], factor[0], factor[1], tile_q, warp_row + 16 * i, 0, to,
-                                 p.out, first_row + 16 * i, p.queries, p.width);
+    const int row = first_row + 16 * i;
+    const float factor = p.finish_query<kDropout>(at.pair, row + g, max[i][0], sum[i][0]);
+    const float factor8 = p.finish_query<kDropout>(at.pair, row + g + 8, max[i][1], sum[i][1]);
+    Tile::store(out[i], factor, factor8, tile_q, warp_row + 16 * i, 0, to, p.out, row, p.queries,
+                p.width);
   }
 }
 
-template <int kWidth, MmaOperand kOperand, bool kDropout>
+/// dq of a block's queries, or dk and dv of its keys.
+template <int kWidth, MmaOperand kOperand, bool kDropout, bool kOfKeys>
 __global__ void __launch_bounds__(kThreads, Shape<kWidth, kOperand, kDropout>::kBlocksPerSm)
-    attention_flash_dq_kernel(const __grid_constant__ MmaAttention p) {
+    attention_flash_backward_kernel(const __grid_constant__ MmaAttention p) {
   using S = Shape<kWidth, kOperand, kDropout>;
   using Tile = typename S::Tile;
   using Element = typename S::Element;
-  constexpr int kColumnBlocks = S::kColumns / 8, kDepth = kMmaDepth<kOperand>;
-  WEFT_DYNAMIC_SHARED(Element, shared);
-  Element* const tile_q = shared;
-  Element* const tile_dout = tile_q + S::kTileElements;
-  Element* const stages = tile_dout + S::kTileElements;
-  const int warp = static_cast<int>(threadIdx.x) / kWarp;
-  const int lane = static_cast<int>(threadIdx.x) % kWarp, g = lane / 4, q = lane % 4;
-  const BlockPlace at(p.heads, p.queries, kTile, p.causal);
-  const Element* const keys = p.k.of<Element>(at.b, at.h);
-  const Element* const values = p.v.of<Element>(at.b, at.h);
-  const int steps = tiles_of(p.causal ? min(p.keys, at.first + kTile) : p.keys, S::kStep);
-  const int warp_row = 16 * warp, first_row = at.first + warp_row;
-  const auto tile_k = [&](int step) { return stages + step % S::kStages * 2 * S::kStepElements; };
-  const auto tile_v = [&](int step) { return tile_k(step) + S::kStepElements; };
-  const auto load = [&](int step) {
-    if (step < steps) {
-      const int first = step * S::kStep;
-      Tile::load(tile_k(step), S::kStep, keys, p.k.token, first, p.keys, p.width, kThreads);
-      Tile::load(tile_v(step), S::kStep, values, p.v.token, first, p.keys, p.width, kThreads);
-    }
-    cp_async_commit();
-  };
-  Tile::load(tile_q, kTile, p.q.of<Element>(at.b, at.h), p.q.token, at.first, p.queries, p.width,
-             kThreads);
-  Tile::load(tile_dout, kTile, p.dout.of<Element>(at.b, at.h), p.dout.token, at.first, p.queries,
-             p.width, kThreads);
-  for (int step = 0; step < S::kStages - 1; ++step) load(step);
-
-  const float scale = p.scale * kLog2E;
-  float lse[2] = {}, delta[2] = {};  // of rows g and g + 8, lse in powers of 2
-#pragma unroll
-  for (int r = 0; r < 2; ++r) {
-    const int query = first_row + g + 8 * r;
-    if (query >= p.queries) continue;
-    const int64_t row = static_cast<int64_t>(at.pair) * p.queries + query;
-    lse[r] = p.lse[row] * kLog2E;
-    delta[r] = p.delta[row];
-  }
-  float dq[kWidth / 8][4] = {};
-  for (int step = 0; step < steps; ++step) {
-    cp_async_wait<S::kStages - 2>();
-    __syncthreads();
-    load(step + S::kStages - 1);
-    const int key0 = step * S::kStep;
-    if (first_row >= p.queries || (p.causal && key0 >= first_row + 16)) continue;
-    const bool is_masked =
-        key0 + S::kStep > p.keys || (p.causal && key0 + S::kStep > first_row + 1);
-#pragma unroll 1
-    for (int column = 0; column < S::kStep; column += S::kColumns) {
-      float scores[kColumnBlocks][4] = {}, slopes[kColumnBlocks][4] = {};
-#pragma unroll
-      for (int d = 0; d < kWidth / kDepth; ++d) {
-        uint32_t fragment_q[4], fragment_dout[4];
-        Tile::left(fragment_q, tile_q, warp_row, kDepth * d);
-        Tile::left(fragment_dout, tile_dout, warp_row, kDepth * d);
-#pragma unroll
-        for (int j = 0; j < kColumnBlocks; j += 2) {
-          uint32_t fragment[4];
-          Tile::right_transposed(fragment, tile_k(step), column + 8 * j, kDepth * d);
-          multiply_pair<kOperand>(scores[j], scores[j + 1], fragment_q, fragment);
-          Tile::right_transposed(fragment, tile_v(step), column + 8 * j, kDepth * d);
-          multiply_pair<kOperand>(slopes[j], slopes[j + 1], fragment_dout, fragment);
-        }
-      }
-      uint32_t kept = ~0u;
-      if constexpr (kDropout) {
-        kept = p.kept_scores<kColumnBlocks>(at.pair, first_row, key0 + column);
-      }
-#pragma unroll
-      for (int j = 0; j < kColumnBlocks; ++j) {
-#pragma unroll
-        for (int e = 0; e < 4; ++e) {
-          const int r = e / 2;
-          float probability = ex2_approx(std::fma(scores[j][e], scale, -lse[r]));
-          if (is_masked) {
-            const int key = key0 + column + 8 * j + 2 * q + e % 2;
-            if (key >= p.keys || (p.causal && key > first_row + g + 8 * r)) probability = 0;
-          }
-          float dp = slopes[j][e];
-          if constexpr (kDropout) dp = (kept >> (4 * j + e) & 1) == 0 ? 0 : dp * p.kept_factor();
-          scores[j][e] = probability == 0 ? 0 : probability * (dp - delta[r]);
-        }
-      }
-#pragma unroll
-      for (int k = 0; k < S::kColumns / kDepth; ++k) {
-        uint32_t fragment_ds[4];
-        pack_scores<kOperand>(fragment_ds, scores, k);
-#pragma unroll
-        for (int c = 0; c < kWidth / 8; c += 2) {
-          uint32_t fragment_k[4];
-          Tile::right(fragment_k, tile_k(step), column + kDepth * k, 8 * c);
-          multiply_pair<kOperand>(dq[c], dq[c + 1], fragment_ds, fragment_k);
-        }
-      }
-    }
-  }
-  cp_async_wait<0>();
-  __syncthreads();
-  if (first_row >= p.queries) return;
-  store_rows<kWidth, kOperand>(dq, p.scale, p.scale, tile_q, warp_row, 0,
-                               p.dq.of<Element>(at.b, at.h), p.dq, first_row, p.queries, p.width);
-}
-
-template <int kWidth, MmaOperand kOperand, bool kDropout>
-__global__ void __launch_bounds__(kThreads, Shape<kWidth, kOperand, kDropout>::kBlocksPerSm)
-    attention_flash_dkv_kernel(const __grid_constant__ MmaAttention p) {
-  using S = Shape<kWidth, kOperand, kDropout>;
-  using Tile = typename S::Tile;
-  using Element = typename S::Element;
-  constexpr int kColumns = 32;
-  WEFT_DYNAMIC_SHARED(Element, shared);
-  Element* const tile_k = shared;
-  Element* const tile_v = tile_k + S::kTileElements;
-  Element* const stages = tile_v + S::kTileElements;
-  auto* const rows = reinterpret_cast<float*>(stages + 2 * S::kStages * S::kStepElements);
-  const BlockPlace at(p.heads, p.keys, kTile, false);
-  const Element* const queries = p.q.of<Element>(at.b, at.h);
-  const Element* const douts = p.dout.of<Element>(at.b, at.h);
-  const int64_t pair_row = static_cast<int64_t>(at.pair) * p.queries;
-  // Under a causal mask no query before this tile sees a key of it.
-  const int step0 = p.causal ? min(at.first, p.queries) / S::kStep : 0;
-  const int steps = tiles_of(p.queries, S::kStep);
+  constexpr int kColumns = S::template kColumns<kOfKeys>;
+  WEFT_DYNAMIC_SHARED(Element, own_qk);
+  Element* const own_vd = own_qk + Tile::elements(kTile);
+  const int tokens = kOfKeys ? p.keys : p.queries, others = kOfKeys ? p.queries : p.keys;
+  const BlockPlace at(p.heads, tokens, kTile, !kOfKeys && p.causal);
+  // Under a causal mask a key is seen by no query before it.
+  const int step0 = kOfKeys && p.causal ? min(at.first, others) / S::kStep : 0;
+  const int end = kOfKeys ? others : p.last_key(at.first + kTile - 1) + 1;
   const int warp_row = static_cast<int>(threadIdx.x) / kWarp * 16, first_row = at.first + warp_row;
-  const auto tile_q = [&](int step) { return stages + step % S::kStages * 2 * S::kStepElements; };
-  const auto tile_dout = [&](int step) { return tile_q(step) + S::kStepElements; };
-  const auto row_lse = [&](int step) { return rows + step % S::kStages * 2 * S::kStep; };
-  const auto row_delta = [&](int step) { return row_lse(step) + S::kStep; };
-  const auto load = [&](int step) {
-    if (step < steps) {
-      constexpr int kStep = S::kStep;
-      const int first = step * kStep;
-      Tile::load(tile_q(step), kStep, queries, p.q.token, first, p.queries, p.width, kThreads);
-      Tile::load(tile_dout(step), kStep, douts, p.dout.token, first, p.queries, p.width, kThreads);
-      static_assert(kThreads >= 2 * kStep);
-      const int i = static_cast<int>(threadIdx.x) % kStep;
-      const bool is_delta = threadIdx.x >= kStep, is_inside = first + i < p.queries;
-      const float* const from = is_delta ? p.delta : p.lse;
-      if (threadIdx.x < 2 * kStep) {
-        cp_async<4>((is_delta ? row_delta(step) : row_lse(step)) + i,
-                    from + pair_row + (is_inside ? first + i : 0), is_inside ? 4 : 0);
-      }
-    }
-    cp_async_commit();
-  };
-  Tile::load(tile_k, kTile, p.k.of<Element>(at.b, at.h), p.k.token, at.first, p.keys, p.width,
-             kThreads);
-  Tile::load(tile_v, kTile, p.v.of<Element>(at.b, at.h), p.v.token, at.first, p.keys, p.width,
-             kThreads);
-  for (int step = step0; step < step0 + S::kStages - 1; ++step) load(step);
+  const typename S::template Ring<kOfKeys> ring(p, own_vd + Tile::elements(kTile), kThreads,
+                                                at.pair, end);
+  const HeadRows &qk = kOfKeys ? p.k : p.q, &vd = kOfKeys ? p.v : p.dout;
+  Tile::load(own_qk, kTile, qk.of<Element>(at.pair), qk.token, at.first, tokens, p.width, kThreads);
+  Tile::load(own_vd, kTile, vd.of<Element>(at.pair), vd.token, at.first, tokens, p.width, kThreads);
+  ring.start(step0);
 
-  KeyGradients<kWidth, kOperand, kDropout, 1, kColumns> sums(p, at.pair, tile_k, tile_v, warp_row,
-                                                             first_row);
-  for (int step = step0; step < steps; ++step) {
-    cp_async_wait<S::kStages - 2>();
-    __syncthreads();
-    load(step + S::kStages - 1);
-    if (first_row >= p.keys) continue;
+  Gradients<kWidth, kOperand, kDropout, kOfKeys, 1, kColumns> sums(p, at.pair, own_qk, own_vd,
+                                                                   warp_row, first_row);
+  for (int step = step0; step < ring.steps; ++step) {
+    ring.advance(step);
+    if (first_row >= tokens) continue;
 #pragma unroll 1
     for (int column = 0; column < S::kStep; column += kColumns) {
-      const int first_query = step * S::kStep + column;
-      if (first_query >= p.queries || sums.is_hidden(first_query)) continue;
-      sums.add(tile_q(step), tile_dout(step), row_lse(step), row_delta(step), column, first_query);
+      const int other = step * S::kStep + column;
+      if (other < others && !sums.is_hidden(other)) sums.add(ring, step, column, other);
     }
   }
   cp_async_wait<0>();
   __syncthreads();
-  if (first_row < p.keys) sums.store(tile_k, tile_v, at.b, at.h);
+  if (first_row < tokens) sums.store(own_qk, own_vd);
 }
 
 }  // namespace
 
 void attention_cuda_flash(const AttentionProblem& problem) {
-  MmaAttention p(problem);
-  const auto pairs = static_cast<int>(problem.q.size(0) * problem.q.size(1));
-  const runtime::StreamHandle stream = current_stream_handle(problem.device());
-  const Tensor delta = problem.backward()
-                           ? Tensor::empty(problem.lse.shape(), DType::f32, problem.device())
-                           : Tensor();
-  if (pairs == 0 || p.width == 0) return;
-  with_instance(problem, [&](auto width, auto operand, auto has_dropout) {
+  run_instance(problem, [&](const MmaAttention& p, runtime::StreamHandle stream, auto width,
+                            auto operand, auto has_dropout) {
     constexpr int kWidth = width();
     constexpr MmaOperand kOperand = operand();
     constexpr bool kDropout = has_dropout();
     using S = Shape<kWidth, kOperand, kDropout>;
     const auto blocks = [&](int tokens, int tile) {
-      return static_cast<unsigned>(pairs * tiles_of(tokens, tile));
+      return static_cast<unsigned>(p.pairs * tiles_of(tokens, tile));
     };
     if (!problem.backward()) {
       if (p.queries == 0) return;
@@ -431,15 +233,13 @@ void attention_cuda_flash(const AttentionProblem& problem) {
                   blocks(p.queries, S::kQueries), kThreads, S::kForwardBytes, stream, p);
       return;
     }
-    p.delta = delta.data<float>();
-    launch_delta<kWidth, kOperand>(p, pairs, stream);
     if (p.queries > 0) {
-      WEFT_LAUNCH((attention_flash_dq_kernel<kWidth, kOperand, kDropout>), blocks(p.queries, kTile),
-                  kThreads, S::kBackwardBytes, stream, p);
+      WEFT_LAUNCH((attention_flash_backward_kernel<kWidth, kOperand, kDropout, false>),
+                  blocks(p.queries, kTile), kThreads, S::template kBackwardBytes<false>, stream, p);
     }
     if (p.keys > 0) {
-      WEFT_LAUNCH((attention_flash_dkv_kernel<kWidth, kOperand, kDropout>), blocks(p.keys, kTile),
-                  kThreads, S::kBackwardBytes + S::kRowBytes, stream, p);
+      WEFT_LAUNCH((attention_flash_backward_kernel<kWidth, kOperand, kDropout, true>),
+                  blocks(p.keys, kTile), kThreads, S::template kBackwardBytes<true>, stream, p);
     }
   });
 }

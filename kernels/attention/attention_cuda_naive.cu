@@ -170,9 +170,7 @@ void run(const AttentionArguments& p, bool backward, runtime::StreamHandle strea
 
 void attention_cuda_naive(const AttentionProblem& problem) {
   const bool wide = problem.dtype() == DType::f64;
-  const Tensor delta =
-      problem.backward() ? Tensor::empty(problem.lse.shape(), problem.lse.dtype(), problem.device())
-                         : Tensor();
+  const Tensor delta = attention_delta(problem);
   const AttentionArguments p(problem, delta);
   const runtime::StreamHandle stream = current_stream_handle(problem.device());
   wide ? run<double>(p, problem.backward(), stream) : run<float>(p, problem.backward(), stream);

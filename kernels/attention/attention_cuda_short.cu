@@ -20,8 +20,8 @@
 //   a stage or dS is overwritten while a warp reads it  the barrier after the wait: it was read
 //   before dS is read before all warps wrote it                the second barrier of a chunk Q's
 //   stage becomes dq's way out                      that barrier: all products with Q are over
-#include "kernels/attention/attention_mma.cuh"
 #include "kernels/attention/attention_short.h"
+#include "kernels/attention/token_ring.cuh"
 
 namespace weft::kernels {
 namespace {
@@ -36,32 +36,31 @@ template <int kWidth, int kKeys, MmaOperand kOperand, bool kDropout>
 __global__ void __launch_bounds__(short_forward_warps(sizeof(MmaElement<kOperand>)) * kWarp, 1)
     attention_short_kernel(const __grid_constant__ MmaAttention p, int parts, int row_blocks) {
   using Element = MmaElement<kOperand>;
-  using Tile = TokenTile<kWidth, Element>;
+  using Tile = TokenTile<kWidth, kOperand>;
   constexpr int kBlocks = kKeys / 16, kDepth = kMmaDepth<kOperand>;
   WEFT_DYNAMIC_SHARED(Element, shared);
   const int key_blocks = blocks_of(p.keys, 16), threads = static_cast<int>(blockDim.x);
   const int warp = static_cast<int>(threadIdx.x) / kWarp, warps = threads / kWarp;
   const int lane = static_cast<int>(threadIdx.x) % kWarp, g = lane / 4, q = lane % 4;
-  const int pair = static_cast<int>(blockIdx.x) / parts;
-  const int b = pair / p.heads, h = pair % p.heads;
+  const Pair pair(static_cast<int>(blockIdx.x) / parts, p.heads);
   const int first_block = static_cast<int>(blockIdx.x) % parts * row_blocks;
   const int own_blocks = min(row_blocks, blocks_of(p.queries, 16) - first_block);
   Element* const tile_k = shared;
   Element* const tile_v = tile_k + Tile::elements(16 * key_blocks);
   Element* const tile_q = tile_v + Tile::elements(16 * key_blocks);
-  Tile::load(tile_q, 16 * own_blocks, p.q.of<Element>(b, h), p.q.token, 16 * first_block, p.queries,
+  Tile::load(tile_q, 16 * own_blocks, p.q.of<Element>(pair), p.q.token, 16 * first_block, p.queries,
              p.width, threads);
-  Tile::load(tile_k, 16 * key_blocks, p.k.of<Element>(b, h), p.k.token, 0, p.keys, p.width,
+  Tile::load(tile_k, 16 * key_blocks, p.k.of<Element>(pair), p.k.token, 0, p.keys, p.width,
              threads);
   cp_async_commit();
-  Tile::load(tile_v, 16 * key_blocks, p.v.of<Element>(b, h), p.v.token, 0, p.keys, p.width,
+  Tile::load(tile_v, 16 * key_blocks, p.v.of<Element>(pair), p.v.token, 0, p.keys, p.width,
              threads);
   cp_async_commit();
   cp_async_wait<1>();
   __syncthreads();
 
   const float scale = p.scale * kLog2E;  // exponentials are powers of 2
-  Element* const to = p.out.of<Element>(b, h);
+  Element* const to = p.out.of<Element>(pair);
   for (int round = 0; round * warps < own_blocks; ++round) {
     const int row_block = round * warps + warp, first_row = 16 * (first_block + row_block);
     const bool has_rows = row_block < own_blocks;
@@ -84,6 +83,7 @@ __global__ void __launch_bounds__(short_forward_warps(sizeof(MmaElement<kOperand
 #pragma unroll
     for (int j = 0; j < kBlocks; ++j) {
       if (j >= seen) continue;
+      // Not in terms of last_key, which would cost registers.
       const bool is_masked = 16 * j + 16 > p.keys || (p.causal && 16 * j + 15 > first_row);
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
@@ -137,18 +137,10 @@ __global__ void __launch_bounds__(short_forward_warps(sizeof(MmaElement<kOperand
         }
       }
     }
-    float factor[2];
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      const float total = quad_join(sum[r], [](float x, float y) { return x + y; });
-      factor[r] = p.keys == 0 ? 0 : (kDropout ? p.kept_factor() : 1) / total;
-      const int query = first_row + g + 8 * r;
-      if (q == 0 && query < p.queries) {
-        p.lse[static_cast<int64_t>(pair) * p.queries + query] = max[r] * kLn2 + std::log(total);
-      }
-    }
-    store_rows<kWidth, kOperand>(out, factor[0], factor[1], tile_q, 16 * row_block, 0, to, p.out,
-                                 first_row, p.queries, p.width);
+    const float factor = p.finish_query<kDropout>(pair, first_row + g, max[0], sum[0]);
+    const float factor8 = p.finish_query<kDropout>(pair, first_row + g + 8, max[1], sum[1]);
+    Tile::store(out, factor, factor8, tile_q, 16 * row_block, 0, to, p.out, first_row, p.queries,
+                p.width);
   }
 }
 
@@ -156,63 +148,36 @@ template <int kWidth, MmaOperand kOperand, bool kDropout>
 __global__ void __launch_bounds__(kShortBackwardWarps* kWarp)
     attention_short_backward_kernel(const __grid_constant__ MmaAttention p) {
   using Element = MmaElement<kOperand>;
-  using Tile = TokenTile<kWidth, Element>;
-  constexpr int kQueries = short_queries(sizeof(Element)), kStages = kShortStages;
+  using Tile = TokenTile<kWidth, kOperand>;
+  constexpr int kQueries = short_queries(sizeof(Element));
   constexpr int kRows = short_backward_rows(kWidth), kDepth = kMmaDepth<kOperand>;
-  using TileDs = TokenTile<kQueries, Element>;  // keys by queries
-  constexpr int kStageElements = Tile::elements(kQueries);
-  WEFT_DYNAMIC_SHARED(Element, shared);
+  using TileDs = TokenTile<kQueries, kOperand>;  // keys by queries
+  WEFT_DYNAMIC_SHARED(Element, tile_k);
   const int threads = static_cast<int>(blockDim.x), warps = threads / kWarp;
   const int tile_keys = 16 * kRows * warps;
   const int warp = static_cast<int>(threadIdx.x) / kWarp;
   const int lane = static_cast<int>(threadIdx.x) % kWarp, g = lane / 4, q = lane % 4;
-  const int pair = static_cast<int>(blockIdx.x), b = pair / p.heads, h = pair % p.heads;
-  Element* const tile_k = shared;
+  const Pair pair(static_cast<int>(blockIdx.x), p.heads);
   Element* const tile_v = tile_k + Tile::elements(tile_keys);
   Element* const tile_ds = tile_v + Tile::elements(tile_keys);
-  Element* const stages = tile_ds + TileDs::elements(tile_keys);
-  auto* const rows = reinterpret_cast<float*>(stages + kStages * 2 * kStageElements);
-  const auto tile_q = [&](int step) { return stages + step % kStages * 2 * kStageElements; };
-  const auto tile_dout = [&](int step) { return tile_q(step) + kStageElements; };
-  const auto row_lse = [&](int step) { return rows + step % kStages * 2 * kQueries; };
-  const auto row_delta = [&](int step) { return row_lse(step) + kQueries; };
-  const Element* const queries = p.q.of<Element>(b, h);
-  const Element* const douts = p.dout.of<Element>(b, h);
-  const int64_t pair_row = static_cast<int64_t>(pair) * p.queries;
-  const int steps = blocks_of(p.queries, kQueries);
-  const auto load = [&](int step) {
-    if (step < steps) {
-      const int first = step * kQueries;
-      Tile::load(tile_q(step), kQueries, queries, p.q.token, first, p.queries, p.width, threads);
-      Tile::load(tile_dout(step), kQueries, douts, p.dout.token, first, p.queries, p.width,
-                 threads);
-      for (int i = static_cast<int>(threadIdx.x); i < 2 * kQueries; i += threads) {
-        const int query = first + i % kQueries;
-        const float* const from = i < kQueries ? p.lse : p.delta;
-        cp_async<4>(row_lse(step) + i, from + pair_row + min(query, p.queries - 1),
-                    query < p.queries ? 4 : 0);
-      }
-    }
-    cp_async_commit();  // an empty group at the end keeps the count
-  };
-  Tile::load(tile_k, tile_keys, p.k.of<Element>(b, h), p.k.token, 0, p.keys, p.width, threads);
-  Tile::load(tile_v, tile_keys, p.v.of<Element>(b, h), p.v.token, 0, p.keys, p.width, threads);
-  load(0);
+  const TokenRing<Tile, kShortStages, kQueries, true> ring(p, tile_ds + TileDs::elements(tile_keys),
+                                                           threads, pair, p.queries);
+  Tile::load(tile_k, tile_keys, p.k.of<Element>(pair), p.k.token, 0, p.keys, p.width, threads);
+  Tile::load(tile_v, tile_keys, p.v.of<Element>(pair), p.v.token, 0, p.keys, p.width, threads);
+  ring.start(0);
 
   const int first_key = 16 * kRows * warp;
-  KeyGradients<kWidth, kOperand, kDropout, kRows, 16> sums(p, pair, tile_k, tile_v, first_key,
-                                                           first_key);
-  Element* const to = p.dq.of<Element>(b, h);
-  for (int step = 0; step < steps; ++step) {
-    cp_async_wait<kStages - 2>();
-    __syncthreads();
-    load(step + kStages - 1);
+  Gradients<kWidth, kOperand, kDropout, true, kRows, 16> sums(p, pair, tile_k, tile_v, first_key,
+                                                              first_key);
+  Element* const to = p.dq.of<Element>(pair);
+  for (int step = 0; step < ring.steps; ++step) {
+    ring.advance(step);
     const int query0 = step * kQueries;
 #pragma unroll 1
     for (int column = 0; column < kQueries; column += 16) {
       const int first_query = query0 + column;
       if (first_query >= p.queries || sums.is_hidden(first_query)) continue;
-      sums.add(tile_q(step), tile_dout(step), row_lse(step), row_delta(step), column, first_query);
+      sums.add(ring, step, column, first_query);
 #pragma unroll
       for (int i = 0; i < kRows; ++i) {
 #pragma unroll
@@ -240,19 +205,19 @@ __global__ void __launch_bounds__(kShortBackwardWarps* kWarp)
         Tile::right(fragment_k, tile_k, key, column);
         multiply_pair<kOperand>(dq[0], dq[1], fragment_ds, fragment_k);
       }
-      store_rows<kWidth, kOperand>(dq, p.scale, p.scale, tile_q(step), row, column, to, p.dq,
-                                   first_query, p.queries, p.width);
+      Tile::store(dq, p.scale, p.scale, ring.qk(step), row, column, to, p.dq, first_query,
+                  p.queries, p.width);
     }
   }
   cp_async_wait<0>();
   __syncthreads();  // K has been read by all
-  sums.store(tile_k, tile_v, b, h);
+  sums.store(tile_k, tile_v);
 }
 
 template <int kWidth, MmaOperand kOperand, bool kDropout>
-void forward(const MmaAttention& p, int pairs, runtime::StreamHandle stream) {
-  const ShortForward split(pairs, p.queries, sizeof(MmaElement<kOperand>));
-  const auto blocks = static_cast<unsigned>(pairs * split.parts);
+void forward(const MmaAttention& p, runtime::StreamHandle stream) {
+  const ShortForward split(p.pairs, p.queries, sizeof(MmaElement<kOperand>));
+  const auto blocks = static_cast<unsigned>(p.pairs * split.parts);
   const auto bytes = static_cast<size_t>(split.shared_bytes(p.keys, kWidth));
   const auto launch = [&](auto kernel) {
     WEFT_LAUNCH(kernel, blocks, split.warps * kWarp, bytes, stream, p, split.parts,
@@ -269,26 +234,18 @@ void forward(const MmaAttention& p, int pairs, runtime::StreamHandle stream) {
 }  // namespace
 
 void attention_cuda_short(const AttentionProblem& problem) {
-  MmaAttention p(problem);
-  const auto pairs = static_cast<int>(problem.q.size(0) * problem.q.size(1));
-  const runtime::StreamHandle stream = current_stream_handle(problem.device());
-  if (pairs == 0 || p.width == 0) return;
-  const Tensor delta = problem.backward()
-                           ? Tensor::empty(problem.lse.shape(), DType::f32, problem.device())
-                           : Tensor();
-  with_instance(problem, [&](auto width, auto operand, auto has_dropout) {
+  run_instance(problem, [&](const MmaAttention& p, runtime::StreamHandle stream, auto width,
+                            auto operand, auto has_dropout) {
     constexpr int kWidth = width();
     constexpr MmaOperand kOperand = operand();
     constexpr bool kDropout = has_dropout();
     if (!problem.backward()) {
-      if (p.queries > 0) forward<kWidth, kOperand, kDropout>(p, pairs, stream);
+      if (p.queries > 0) forward<kWidth, kOperand, kDropout>(p, stream);
       return;
     }
-    p.delta = delta.data<float>();
-    launch_delta<kWidth, kOperand>(p, pairs, stream);
     const ShortBackward split(p.keys, kWidth);
     WEFT_LAUNCH((attention_short_backward_kernel<kWidth, kOperand, kDropout>),
-                static_cast<unsigned>(pairs), static_cast<unsigned>(split.warps * kWarp),
+                static_cast<unsigned>(p.pairs), static_cast<unsigned>(split.warps * kWarp),
                 static_cast<size_t>(split.shared_bytes(kWidth, sizeof(MmaElement<kOperand>))),
                 stream, p);
   });

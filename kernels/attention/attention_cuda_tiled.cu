@@ -112,10 +112,10 @@ struct Tile {
     }
   }
 
-  /// Rows first.. of a head, each times factor[r].
-  static __device__ void store(const float (&sums)[kRows][kWidth / kWarp],
-                               const float (&factors)[kRows], const Heads& to, const Place& at,
-                               int64_t tokens, int64_t width) {
+  /// The warp's rows of a head, each times factor(r).
+  template <class F>
+  static __device__ void store(const float (&sums)[kRows][kWidth / kWarp], const Heads& to,
+                               const Place& at, int64_t tokens, int64_t width, F factor) {
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
       const int64_t token = at.first + at.row + r;
@@ -123,7 +123,7 @@ struct Tile {
       for (int c = 0; c < kWidth / kWarp; ++c) {
         const int64_t column = at.lane + kWarp * c;
         if (token < tokens && column < width) {
-          to.put(at.b, at.h, token, column, sums[r][c] * factors[r]);
+          to.put(at.b, at.h, token, column, sums[r][c] * factor(r));
         }
       }
     }
@@ -184,7 +184,7 @@ __global__ void __launch_bounds__(kThreads, 2)
       store_one(p.lse, p.row(at.b, at.h, first_row + r), max[r] + std::log(total));
     }
   }
-  T::store(out, factors, p.out, at, p.queries, p.width);
+  T::store(out, p.out, at, p.queries, p.width, [&](int r) { return factors[r]; });
 }
 
 /// delta: a warp to each query.
@@ -203,121 +203,72 @@ __global__ void __launch_bounds__(kThreads, 2)
   if (lane == 0) store_one(p.delta, row, sum);
 }
 
-/// P and dS of a score that exists.
-struct Slope {
-  float dropped, ds;
-
-  __device__ Slope(float score, float scale, float dp, float kept, float lse, float delta) {
-    const float probability = std::exp(score * scale - lse);
-    dropped = probability * kept;
-    ds = probability == 0 ? 0 : probability * (dp * kept - delta);
-  }
-};
-
-template <int kWidth>
+/// dq of a block's queries, or dk and dv of its keys, which walks over the others. Rows of the
+/// scores are the block's own tokens: of keys they are transposed.
+template <int kWidth, bool kOfKeys>
 __global__ void __launch_bounds__(kThreads, 2)
-    attention_tiled_dq_kernel(const __grid_constant__ AttentionArguments p) {
+    attention_tiled_backward_kernel(const __grid_constant__ AttentionArguments p) {
   using T = Tile<kWidth>;
   WEFT_DYNAMIC_SHARED(float, shared);
-  const Place at(p, p.queries);
-  float* const tile_q = shared;
-  float* const tile_dout = tile_q + T::kElements;
-  float* const tile_k = tile_dout + T::kElements;
-  float* const tile_v = tile_k + T::kElements;
-  float* const weights = tile_v + T::kElements + at.row * kTile;
-  T::load(p, tile_q, p.q, at, at.first, p.queries);
-  T::load(p, tile_dout, p.dout, at, at.first, p.queries);
+  const int64_t tokens = kOfKeys ? p.keys : p.queries, others = kOfKeys ? p.queries : p.keys;
+  const Place at(p, tokens);
+  // qk: q of queries, k of keys; vd: dout of queries, v of keys.
+  float* const own_qk = shared;
+  float* const own_vd = own_qk + T::kElements;
+  float* const other_qk = own_vd + T::kElements;
+  float* const other_vd = other_qk + T::kElements;
+  float* const weights_ds = other_vd + T::kElements + at.row * kTile;
+  float* const weights_p = weights_ds + kTile * kTile;  // of keys
+  T::load(p, own_qk, kOfKeys ? p.k : p.q, at, at.first, tokens);
+  T::load(p, own_vd, kOfKeys ? p.v : p.dout, at, at.first, tokens);
   const int64_t first_row = at.first + at.row;
-  const int64_t seen = p.causal ? min(p.keys, at.first + kTile) : p.keys;
   const auto scale = static_cast<float>(p.scale);
-  float dq[kRows][kWidth / kWarp] = {};
-  for (int64_t key0 = 0; key0 < seen; key0 += kTile) {
+  // Under a causal mask a key is seen by no query before it.
+  const int64_t begin = kOfKeys && p.causal ? at.first : 0;
+  const int64_t end = !kOfKeys && p.causal ? min(others, at.first + kTile) : others;
+  float dqk[kRows][kWidth / kWarp] = {}, dv[kRows][kWidth / kWarp] = {};
+  for (int64_t first = begin; first < end; first += kTile) {
     __syncthreads();
-    T::load(p, tile_k, p.k, at, key0, p.keys);
-    T::load(p, tile_v, p.v, at, key0, p.keys);
+    T::load(p, other_qk, kOfKeys ? p.q : p.k, at, first, others);
+    T::load(p, other_vd, kOfKeys ? p.dout : p.v, at, first, others);
     __syncthreads();
-    if (first_row >= p.queries || (p.causal && key0 >= first_row + kRows)) continue;
+    if (first_row >= tokens || (!kOfKeys && p.causal && first >= first_row + kRows)) continue;
     float scores[kRows], dp[kRows];
-    T::multiply(scores, tile_q + at.row * T::kStride, tile_k, at.lane);
-    T::multiply(dp, tile_dout + at.row * T::kStride, tile_v, at.lane);
-    const int64_t key = key0 + at.lane;
-    const KeptRows kept(p, p.row(at.b, at.h, first_row) * p.keys + key, p.keys);
-#pragma unroll
-    for (int r = 0; r < kRows; ++r) {
-      const int64_t query = first_row + r;
-      float ds = 0;
-      if (query < p.queries && key < p.keys && p.sees(query, key)) {
-        const int64_t row = p.row(at.b, at.h, query);
-        ds = Slope(scores[r], scale, dp[r], kept[r], load_one<float>(p.lse, row),
-                   load_one<float>(p.delta, row))
-                 .ds;
-      }
-      weights[r * kTile + at.lane] = p.factor(ds);
+    T::multiply(scores, own_qk + at.row * T::kStride, other_qk, at.lane);
+    T::multiply(dp, own_vd + at.row * T::kStride, other_vd, at.lane);
+    const int64_t other = first + at.lane;
+    const int64_t first_query = kOfKeys ? min(other, p.queries - 1) : first_row;
+    const int64_t query_row = p.row(at.b, at.h, first_query);
+    const KeptRows kept(p, query_row * p.keys + (kOfKeys ? first_row : other),
+                        kOfKeys ? 1 : p.keys);
+    float lse = 0, delta = 0;
+    if (kOfKeys) {  // all rows have the lane's query
+      lse = load_one<float>(p.lse, query_row);
+      delta = load_one<float>(p.delta, query_row);
     }
-    __syncwarp();
-    T::accumulate(dq, weights, tile_k, at.lane);
-  }
-  if (first_row >= p.queries) return;
-  float factors[kRows];
-#pragma unroll
-  for (int r = 0; r < kRows; ++r) factors[r] = scale;
-  T::store(dq, factors, p.dq, at, p.queries, p.width);
-}
-
-template <int kWidth>
-__global__ void __launch_bounds__(kThreads, 2)
-    attention_tiled_dkv_kernel(const __grid_constant__ AttentionArguments p) {
-  using T = Tile<kWidth>;
-  WEFT_DYNAMIC_SHARED(float, shared);
-  const Place at(p, p.keys);
-  float* const tile_k = shared;
-  float* const tile_v = tile_k + T::kElements;
-  float* const tile_q = tile_v + T::kElements;
-  float* const tile_dout = tile_q + T::kElements;
-  float* const weights_p = tile_dout + T::kElements + at.row * kTile;
-  float* const weights_ds = weights_p + kTile * kTile;
-  T::load(p, tile_k, p.k, at, at.first, p.keys);
-  T::load(p, tile_v, p.v, at, at.first, p.keys);
-  const int64_t first_row = at.first + at.row;
-  const auto scale = static_cast<float>(p.scale);
-  float dk[kRows][kWidth / kWarp] = {}, dv[kRows][kWidth / kWarp] = {};
-  for (int64_t query0 = p.causal ? at.first : 0; query0 < p.queries; query0 += kTile) {
-    __syncthreads();
-    T::load(p, tile_q, p.q, at, query0, p.queries);
-    T::load(p, tile_dout, p.dout, at, query0, p.queries);
-    __syncthreads();
-    if (first_row >= p.keys) continue;
-    float scores[kRows], dp[kRows];
-    T::multiply(scores, tile_k + at.row * T::kStride, tile_q, at.lane);
-    T::multiply(dp, tile_v + at.row * T::kStride, tile_dout, at.lane);
-    const int64_t query = query0 + at.lane;
-    const int64_t row = p.row(at.b, at.h, min(query, p.queries - 1));
-    const float lse = load_one<float>(p.lse, row), delta = load_one<float>(p.delta, row);
-    const KeptRows kept(p, row * p.keys + first_row, 1);
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
-      const int64_t key = first_row + r;
+      const int64_t query = kOfKeys ? other : first_row + r, key = kOfKeys ? first_row + r : other;
       float dropped = 0, ds = 0;
       if (query < p.queries && key < p.keys && p.sees(query, key)) {
-        const Slope slope(scores[r], scale, dp[r], kept[r], lse, delta);
-        dropped = slope.dropped;
-        ds = slope.ds;
+        if (!kOfKeys) {
+          lse = load_one<float>(p.lse, query_row + r);
+          delta = load_one<float>(p.delta, query_row + r);
+        }
+        const float probability = std::exp(scores[r] * scale - lse);
+        dropped = probability * kept[r];
+        ds = probability == 0 ? 0 : probability * (dp[r] * kept[r] - delta);
       }
-      weights_p[r * kTile + at.lane] = p.factor(dropped);
       weights_ds[r * kTile + at.lane] = p.factor(ds);
+      if (kOfKeys) weights_p[r * kTile + at.lane] = p.factor(dropped);
     }
     __syncwarp();
-    T::accumulate(dv, weights_p, tile_dout, at.lane);
-    T::accumulate(dk, weights_ds, tile_q, at.lane);
+    T::accumulate(dqk, weights_ds, other_qk, at.lane);
+    if (kOfKeys) T::accumulate(dv, weights_p, other_vd, at.lane);
   }
-  if (first_row >= p.keys) return;
-  float factors[kRows];
-#pragma unroll
-  for (int r = 0; r < kRows; ++r) factors[r] = scale;
-  T::store(dk, factors, p.dk, at, p.keys, p.width);
-#pragma unroll
-  for (int r = 0; r < kRows; ++r) factors[r] = 1;
-  T::store(dv, factors, p.dv, at, p.keys, p.width);
+  if (first_row >= tokens) return;
+  T::store(dqk, kOfKeys ? p.dk : p.dq, at, tokens, p.width, [&](int) { return scale; });
+  if (kOfKeys) T::store(dv, p.dv, at, tokens, p.width, [](int) { return 1.0f; });
 }
 
 template <int kWidth>
@@ -335,16 +286,14 @@ void run(const AttentionArguments& p, bool backward, runtime::StreamHandle strea
     WEFT_LAUNCH(attention_tiled_delta_kernel, static_cast<unsigned>((rows + kWarps - 1) / kWarps),
                 kThreads, 0, stream, p);
   }
-  launch(attention_tiled_dq_kernel<kWidth>, p.queries, 4, 1);
-  launch(attention_tiled_dkv_kernel<kWidth>, p.keys, 4, 2);
+  launch(attention_tiled_backward_kernel<kWidth, false>, p.queries, 4, 1);
+  launch(attention_tiled_backward_kernel<kWidth, true>, p.keys, 4, 2);
 }
 
 }  // namespace
 
 void attention_cuda_tiled(const AttentionProblem& problem) {
-  const Tensor delta = problem.backward()
-                           ? Tensor::empty(problem.lse.shape(), DType::f32, problem.device())
-                           : Tensor();
+  const Tensor delta = attention_delta(problem);
   const AttentionArguments p(problem, delta);
   const runtime::StreamHandle stream = current_stream_handle(problem.device());
   if (p.width <= 32) return run<32>(p, problem.backward(), stream);

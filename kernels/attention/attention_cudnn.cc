@@ -182,13 +182,6 @@ void attention_cudnn(const AttentionProblem& p) {
 
 }  // namespace weft::kernels
 
-#else  // a CUDA toolkit without cuDNN's headers: the variant takes no problem
-namespace weft::kernels {
-
-bool attention_fits_cudnn(const AttentionProblem&) { return false; }
-void attention_cudnn(const AttentionProblem& p) {
-  WEFT_FAIL("built without cuDNN: {}", p.describe());
-}
-
-}  // namespace weft::kernels
+#else
+WEFT_WITHOUT_CUDNN(attention, AttentionProblem)
 #endif

@@ -4,20 +4,10 @@
 
 namespace weft::kernels {
 
-#define WEFT_VARIANT(name, device, dtypes, fits) WEFT_DECLARE_VARIANT(BatchNormProblem, name)
-#include "kernels/batch_norm/batch_norm.inc"
-#undef WEFT_VARIANT
-
-const Op<BatchNormProblem>& batch_norm_op() {
-#define WEFT_VARIANT(name, device, dtypes, fits) \
-  WEFT_VARIANT_ROW(BatchNormProblem, name, device, dtypes, fits)
-  static constexpr Variant<BatchNormProblem> kVariants[] = {
-#include "kernels/batch_norm/batch_norm.inc"
-  };
-#undef WEFT_VARIANT
-  static constexpr Op<BatchNormProblem> kOp = {"batch_norm", kVariants};
-  return kOp;
-}
+#define WEFT_OP batch_norm
+#define WEFT_PROBLEM BatchNormProblem
+#define WEFT_LIST "kernels/batch_norm/batch_norm.inc"
+#include "kernels/op_list_inl.h"
 
 void batch_norm(const BatchNormProblem& problem) { dispatch(batch_norm_op(), problem); }
 

@@ -18,6 +18,7 @@
 #include "kernels/batch_norm/batch_norm.h"
 #include "kernels/copy/copy.h"
 #include "kernels/simd/rows_inl.h"
+#include "kernels/simd/variant.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace weft::kernels::HWY_NAMESPACE {
@@ -238,6 +239,10 @@ void run(const BatchNormProblem& p) {
 }
 
 void batch_norm_channels(const BatchNormProblem& p) {
+  for (const Tensor* t :
+       {&p.y, &p.dx, &p.weight, &p.bias, &p.mean, &p.variance, &p.dweight, &p.dbias}) {
+    WEFT_ASSERT(!t->defined() || t->is_contiguous());
+  }
   p.dtype() == DType::f64 ? run<double>(p) : run<float>(p);
 }
 
@@ -246,19 +251,5 @@ void batch_norm_channels(const BatchNormProblem& p) {
 HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
-namespace weft::kernels {
-
-HWY_EXPORT(batch_norm_channels);
-
-void batch_norm_cpu_channels(const BatchNormProblem& problem) {
-  WEFT_ASSERT(!problem.y.defined() || problem.y.is_contiguous());
-  WEFT_ASSERT(!problem.dx.defined() || problem.dx.is_contiguous());
-  for (const Tensor* t : {&problem.weight, &problem.bias, &problem.mean, &problem.variance,
-                          &problem.dweight, &problem.dbias}) {
-    WEFT_ASSERT(!t->defined() || t->is_contiguous());
-  }
-  HWY_DYNAMIC_DISPATCH(batch_norm_channels)(problem);
-}
-
-}  // namespace weft::kernels
+WEFT_HIGHWAY_VARIANT(batch_norm_cpu_channels, BatchNormProblem, batch_norm_channels)
 #endif

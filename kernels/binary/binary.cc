@@ -4,20 +4,10 @@
 
 namespace weft::kernels {
 
-#define WEFT_VARIANT(name, device, dtypes, fits) WEFT_DECLARE_VARIANT(BinaryProblem, name)
-#include "kernels/binary/binary.inc"
-#undef WEFT_VARIANT
-
-const Op<BinaryProblem>& binary_op() {
-#define WEFT_VARIANT(name, device, dtypes, fits) \
-  WEFT_VARIANT_ROW(BinaryProblem, name, device, dtypes, fits)
-  static constexpr Variant<BinaryProblem> kVariants[] = {
-#include "kernels/binary/binary.inc"
-  };
-#undef WEFT_VARIANT
-  static constexpr Op<BinaryProblem> kOp = {"binary", kVariants};
-  return kOp;
-}
+#define WEFT_OP binary
+#define WEFT_PROBLEM BinaryProblem
+#define WEFT_LIST "kernels/binary/binary.inc"
+#include "kernels/op_list_inl.h"
 
 void binary(const BinaryProblem& problem) { dispatch(binary_op(), problem); }
 

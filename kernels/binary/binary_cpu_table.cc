@@ -11,12 +11,10 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <mutex>
-#include <numeric>
-#include <vector>
 
 #include "kernels/binary/binary.h"
 #include "kernels/elementwise/block_io.h"
+#include "kernels/elementwise/code_table.h"
 #include "kernels/simd/convert_inl.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -71,25 +69,16 @@ namespace {
 
 constexpr BinaryOp kFirst = BinaryOp::silu_grad, kLast = BinaryOp::gelu_tanh_grad;
 
-/// The slopes by a's code. Made once, by whichever thread comes first.
+/// The slopes by a's code.
 const float* slopes_of(BinaryOp op, DType dtype) {
-  struct Entry {
-    std::once_flag once;
-    std::vector<float> slopes;
-  };
-  static Entry entries[2][static_cast<size_t>(kLast) - static_cast<size_t>(kFirst) + 1];
-  Entry& entry =
-      entries[dtype == DType::bf16][static_cast<size_t>(op) - static_cast<size_t>(kFirst)];
-  std::call_once(entry.once, [&] {
-    constexpr int64_t kCodes = 1 << 16;
-    const Tensor a = Tensor::empty({kCodes}, dtype);
-    auto* const codes = static_cast<uint16_t*>(a.raw());
-    std::iota(codes, codes + kCodes, uint16_t{0});
-    const Tensor y = Tensor::empty({kCodes});
-    binary_cpu_blocks({.op = op, .a = a, .b = Tensor::full({kCodes}, 1), .y = y});
-    entry.slopes.assign(y.data<float>(), y.data<float>() + kCodes);
+  static CodeTable<float> tables[2][static_cast<size_t>(kLast) - static_cast<size_t>(kFirst) + 1];
+  CodeTable<float>& table =
+      tables[dtype == DType::bf16][static_cast<size_t>(op) - static_cast<size_t>(kFirst)];
+  return table.values(dtype, [&](const Tensor& a) {
+    const Tensor y = Tensor::empty(a.shape());
+    binary_cpu_blocks({.op = op, .a = a, .b = Tensor::full(a.shape(), 1), .y = y});
+    return y;
   });
-  return entry.slopes.data();
 }
 
 }  // namespace
@@ -104,24 +93,9 @@ void binary_cpu_table(const BinaryProblem& p) {
   const DType dtype = p.a.dtype();
   const float* const slopes = slopes_of(p.op, dtype);
   const auto loop = HWY_DYNAMIC_DISPATCH(slope_loop)(dtype);
-  if (walk.is_dense(0) && walk.is_dense(1) && walk.is_dense(2)) {
-    const auto at = [](const Tensor& tensor, int64_t i) {
-      return static_cast<char*>(tensor.raw()) + i * static_cast<int64_t>(sizeof(uint16_t));
-    };
-    parallel_for(walk.numel(), 16 * kBlock, [&](int64_t begin, int64_t end) {
-      loop(slopes, at(p.a, begin), at(p.b, begin), at(p.y, begin), end - begin);
-    });
-    return;
-  }
-  parallel_blocks(walk, [&](int64_t first, int64_t last) {
-    BlockReader a(walk, 1, p.a, dtype), b(walk, 2, p.b, dtype);
-    BlockWriter y(walk, 0, p.y, dtype);
-    for (int64_t i = first; i < last; ++i) {
-      const Block block = walk.block(i);
-      loop(slopes, a.read(block), b.read(block), y.target(block), block.size());
-      y.commit(block);
-    }
-  });
+  transform_blocks(
+      walk, {p.y, dtype}, {{p.a, dtype}, {p.b, dtype}},
+      [&](const void* a, const void* b, void* y, int64_t n) { loop(slopes, a, b, y, n); });
 }
 
 }  // namespace weft::kernels

@@ -1,12 +1,17 @@
-// kernels/elementwise/pointwise.cuh with one switch over the ops for every 8 elements.
+// kernels/device/pointwise.cuh with one switch over the ops for every 8 elements.
 // Memory-bound.
 #include "kernels/binary/binary.h"
 #include "kernels/device/math.cuh"
+#include "kernels/device/pointwise.cuh"
 #include "kernels/elementwise/convert.h"
-#include "kernels/elementwise/pointwise.cuh"
 
 namespace weft::kernels {
 namespace {
+
+/// A case of a switch over ops: f(a, b) of each pair of elements, or of integers as a ring.
+#define WEFT_BINARY(op, pairs, f) \
+  case BinaryOp::op:              \
+    return pairs([=](auto a, auto b) { return f; })
 
 /// A comparison gives 0 or 1, which bool's conversion keeps.
 struct BinaryFunction {
@@ -29,36 +34,21 @@ struct BinaryFunction {
     };
     const Acc factor = static_cast<Acc>(alpha);
     switch (op) {
-      case BinaryOp::add:
-        return ring([](Ring a, Ring b) { return a + b; });
-      case BinaryOp::add_scaled:
-        return ring([=](Ring a, Ring b) { return a + static_cast<Ring>(factor) * b; });
-      case BinaryOp::sub:
-        return ring([](Ring a, Ring b) { return a - b; });
-      case BinaryOp::mul:
-        return ring([](Ring a, Ring b) { return a * b; });
-      case BinaryOp::maximum:
-        return each([](Acc a, Acc b) { return a != a || a > b ? a : b; });
-      case BinaryOp::minimum:
-        return each([](Acc a, Acc b) { return a != a || a < b ? a : b; });
-      case BinaryOp::eq:
-        return each([](Acc a, Acc b) { return a == b; });
-      case BinaryOp::ne:
-        return each([](Acc a, Acc b) { return a != b; });
-      case BinaryOp::lt:
-        return each([](Acc a, Acc b) { return a < b; });
-      case BinaryOp::le:
-        return each([](Acc a, Acc b) { return a <= b; });
-      case BinaryOp::gt:
-        return each([](Acc a, Acc b) { return a > b; });
-      case BinaryOp::ge:
-        return each([](Acc a, Acc b) { return a >= b; });
-      case BinaryOp::logical_and:
-        return each([](Acc a, Acc b) { return a != 0 && b != 0; });
-      case BinaryOp::logical_or:
-        return each([](Acc a, Acc b) { return a != 0 || b != 0; });
-      case BinaryOp::logical_xor:
-        return each([](Acc a, Acc b) { return (a != 0) != (b != 0); });
+      WEFT_BINARY(add, ring, a + b);
+      WEFT_BINARY(add_scaled, ring, a + static_cast<Ring>(factor) * b);
+      WEFT_BINARY(sub, ring, a - b);
+      WEFT_BINARY(mul, ring, a * b);
+      WEFT_BINARY(maximum, each, a != a || a > b ? a : b);
+      WEFT_BINARY(minimum, each, a != a || a < b ? a : b);
+      WEFT_BINARY(eq, each, a == b);
+      WEFT_BINARY(ne, each, a != b);
+      WEFT_BINARY(lt, each, a < b);
+      WEFT_BINARY(le, each, a <= b);
+      WEFT_BINARY(gt, each, a > b);
+      WEFT_BINARY(ge, each, a >= b);
+      WEFT_BINARY(logical_and, each, a != 0 && b != 0);
+      WEFT_BINARY(logical_or, each, a != 0 || b != 0);
+      WEFT_BINARY(logical_xor, each, (a != 0) != (b != 0));
       default:
         if constexpr (!std::is_integral_v<Acc>) floats<Acc>(each, factor);
     }
@@ -67,29 +57,24 @@ struct BinaryFunction {
   template <class Acc, class Each>
   __device__ void floats(Each each, Acc factor) const {
     switch (op) {
-      case BinaryOp::div:
-        return each([](Acc a, Acc b) { return a / b; });
+      WEFT_BINARY(div, each, a / b);
+      WEFT_BINARY(relu_grad, each, a > 0 ? b : Acc{0});
+      WEFT_BINARY(leaky_relu_grad, each, a > 0 ? b : factor * b);
+      WEFT_BINARY(sigmoid_grad, each, b * a * (1 - a));
+      WEFT_BINARY(tanh_grad, each, b * ((1 - a) * (1 + a)));
+      WEFT_BINARY(silu_grad, each, b * silu_derivative(a));
+      WEFT_BINARY(gelu_erf_grad, each, b * gelu_erf_derivative(a));
       case BinaryOp::pow:
         // CUDA's powf is off by up to 4 units of the last place.
         return each(
             [](Acc a, Acc b) { return std::pow(static_cast<double>(a), static_cast<double>(b)); });
-      case BinaryOp::relu_grad:
-        return each([](Acc a, Acc b) { return a > 0 ? b : Acc{0}; });
-      case BinaryOp::leaky_relu_grad:
-        return each([=](Acc a, Acc b) { return a > 0 ? b : factor * b; });
-      case BinaryOp::sigmoid_grad:
-        return each([](Acc a, Acc b) { return b * a * (1 - a); });
-      case BinaryOp::tanh_grad:
-        return each([](Acc a, Acc b) { return b * ((1 - a) * (1 + a)); });
-      case BinaryOp::silu_grad:
-        return each([](Acc a, Acc b) { return b * silu_derivative(a); });
-      case BinaryOp::gelu_erf_grad:
-        return each([](Acc a, Acc b) { return b * gelu_erf_derivative(a); });
       default:
         return each([](Acc a, Acc b) { return b * gelu_tanh_derivative(a); });
     }
   }
 };
+
+#undef WEFT_BINARY
 
 }  // namespace
 

@@ -5,20 +5,10 @@
 
 namespace weft::kernels {
 
-#define WEFT_VARIANT(name, device, dtypes, fits) WEFT_DECLARE_VARIANT(Conv2dProblem, name)
-#include "kernels/conv2d/conv2d.inc"
-#undef WEFT_VARIANT
-
-const Op<Conv2dProblem>& conv2d_op() {
-#define WEFT_VARIANT(name, device, dtypes, fits) \
-  WEFT_VARIANT_ROW(Conv2dProblem, name, device, dtypes, fits)
-  static constexpr Variant<Conv2dProblem> kVariants[] = {
-#include "kernels/conv2d/conv2d.inc"
-  };
-#undef WEFT_VARIANT
-  static constexpr Op<Conv2dProblem> kOp = {"conv2d", kVariants};
-  return kOp;
-}
+#define WEFT_OP conv2d
+#define WEFT_PROBLEM Conv2dProblem
+#define WEFT_LIST "kernels/conv2d/conv2d.inc"
+#include "kernels/op_list_inl.h"
 
 bool conv2d_fits_cuda(const Conv2dProblem& p) {
   const GemmArithmetic arithmetic = gemm_arithmetic(p.dtype(), p.numerics);

@@ -8,6 +8,7 @@
 #include "kernels/conv2d/conv2d_shared.h"
 #include "kernels/copy/copy.h"
 #include "kernels/device/elements.cuh"
+#include "kernels/device/instances.h"
 #include "kernels/device/warp.cuh"
 #include "kernels/gemm/gemm.h"
 
@@ -106,24 +107,20 @@ struct Part {
     if (rows.numel() == 0) return rows;
     const Windows t = windows(image, rows);
     const runtime::StreamHandle stream = current_stream_handle(image.device());
-    const unsigned grid = blocks_for(rows.numel(), kThreads);
-    if (image.dtype() == DType::f64) {
-      WEFT_LAUNCH(im2col_kernel<double>, grid, kThreads, 0, stream, t);
-    } else {
-      WEFT_LAUNCH(im2col_kernel<float>, grid, kThreads, 0, stream, t);
-    }
+    with_arithmetic_zero(image.dtype(), [&](auto zero) {
+      WEFT_LAUNCH(im2col_kernel<decltype(zero)>, blocks_for(rows.numel(), kThreads), kThreads, 0,
+                  stream, t);
+    });
     return rows;
   }
   void gather(const Tensor& rows, const Tensor& image) const {
     if (image.numel() == 0) return;
     const Windows t = windows(image, rows);
     const runtime::StreamHandle stream = current_stream_handle(image.device());
-    const unsigned grid = blocks_for(image.numel(), kThreads);
-    if (image.dtype() == DType::f64) {
-      WEFT_LAUNCH(col2im_kernel<double>, grid, kThreads, 0, stream, t);
-    } else {
-      WEFT_LAUNCH(col2im_kernel<float>, grid, kThreads, 0, stream, t);
-    }
+    with_arithmetic_zero(image.dtype(), [&](auto zero) {
+      WEFT_LAUNCH(col2im_kernel<decltype(zero)>, blocks_for(image.numel(), kThreads), kThreads, 0,
+                  stream, t);
+    });
   }
 };
 
@@ -160,14 +157,13 @@ void conv2d_cuda_im2col(const Conv2dProblem& p) {
       switch (p.pass()) {
         case Conv2dPass::kForward: {
           const Tensor y = some(p.y, filters), last = view::permute(y, {0, 2, 3, 1});
-          const Tensor target =
-              last.is_contiguous() ? last : Tensor::empty(last.shape(), y.dtype(), y.device());
+          const Tensor target = contiguous_output(last);
           gemm({.a = part.rows_of(some(p.x, channels)),
                 .b = view::transpose(weights(), 0, 1),
                 .c = view::reshape(target, {images * s.P * s.Q, filters}),
                 .bias = p.bias.defined() ? of_group(p.bias, 0, filters) : Tensor(),
                 .numerics = p.numerics});
-          if (!last.is_contiguous()) copy({.x = target, .y = last});
+          finish_output(target, last);
           break;
         }
         case Conv2dPass::kDataGradient: {

@@ -4,12 +4,13 @@
 // ruled out: f32 operands are multiplied as they are.
 #include "kernels/conv2d/conv2d_cudnn.h"
 
+#include "kernels/device/cudnn.h"
+
 #if __has_include(<cudnn.h>)
 
 #include <limits>
 #include <vector>
 
-#include "kernels/device/cudnn.h"
 #include "kernels/gemm/gemm.h"
 
 namespace weft::kernels {
@@ -162,11 +163,6 @@ void conv2d_cudnn(const Conv2dProblem& p) {
 
 }  // namespace weft::kernels
 
-#else  // a CUDA toolkit without cuDNN's headers: the variant takes no problem
-namespace weft::kernels {
-
-bool conv2d_fits_cudnn(const Conv2dProblem&) { return false; }
-void conv2d_cudnn(const Conv2dProblem& p) { WEFT_FAIL("built without cuDNN: {}", p.describe()); }
-
-}  // namespace weft::kernels
+#else
+WEFT_WITHOUT_CUDNN(conv2d, Conv2dProblem)
 #endif

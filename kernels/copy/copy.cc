@@ -2,20 +2,10 @@
 
 namespace weft::kernels {
 
-#define WEFT_VARIANT(name, device, dtypes, fits) WEFT_DECLARE_VARIANT(CopyProblem, name)
-#include "kernels/copy/copy.inc"
-#undef WEFT_VARIANT
-
-const Op<CopyProblem>& copy_op() {
-#define WEFT_VARIANT(name, device, dtypes, fits) \
-  WEFT_VARIANT_ROW(CopyProblem, name, device, dtypes, fits)
-  static constexpr Variant<CopyProblem> kVariants[] = {
-#include "kernels/copy/copy.inc"
-  };
-#undef WEFT_VARIANT
-  static constexpr Op<CopyProblem> kOp = {"copy", kVariants};
-  return kOp;
-}
+#define WEFT_OP copy
+#define WEFT_PROBLEM CopyProblem
+#define WEFT_LIST "kernels/copy/copy.inc"
+#include "kernels/op_list_inl.h"
 
 void copy(const CopyProblem& problem) { dispatch(copy_op(), problem); }
 
@@ -28,6 +18,14 @@ Tensor contiguous(const Tensor& x, DType dtype) {
   const Tensor y = Tensor::empty(x.shape(), dtype, x.device());
   copy({.x = x, .y = y});
   return y;
+}
+
+Tensor contiguous_output(const Tensor& y) {
+  return !y.defined() || y.is_contiguous() ? y : Tensor::empty(y.shape(), y.dtype(), y.device());
+}
+
+void finish_output(const Tensor& written, const Tensor& y) {
+  if (y.defined() && !written.is_same(y)) copy({.x = written, .y = y});
 }
 
 }  // namespace weft::kernels

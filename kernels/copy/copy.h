@@ -32,4 +32,10 @@ bool is_transposition(const CopyProblem& problem);
 Tensor contiguous(const Tensor& x);
 Tensor contiguous(const Tensor& x, DType dtype);
 
+/// What a kernel that writes contiguous tensors alone writes instead of y: y itself where it is
+/// contiguous, or no tensor, else memory of its shape.
+Tensor contiguous_output(const Tensor& y);
+/// Brings it to y, if it is not y.
+void finish_output(const Tensor& written, const Tensor& y);
+
 }  // namespace weft::kernels

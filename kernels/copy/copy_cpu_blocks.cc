@@ -20,15 +20,8 @@ void copy_cpu_blocks(const CopyProblem& p) {
     });
     return;
   }
-  parallel_blocks(walk, [&](int64_t first, int64_t last) {
-    BlockReader x(walk, 1, p.x, from);
-    BlockWriter y(walk, 0, p.y, to);
-    for (int64_t i = first; i < last; ++i) {
-      const Block block = walk.block(i);
-      convert(x.read(block), from, y.target(block), to, block.size());
-      y.commit(block);
-    }
-  });
+  transform_blocks(walk, {p.y, to}, {{p.x, from}},
+                   [&](const void* x, void* y, int64_t n) { convert(x, from, y, to, n); });
 }
 
 }  // namespace weft::kernels

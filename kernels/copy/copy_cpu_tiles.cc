@@ -12,6 +12,7 @@
 #include "core/view.h"
 #include "kernels/copy/copy.h"
 #include "kernels/elementwise/walk.h"
+#include "kernels/elementwise/word.h"
 
 namespace weft::kernels {
 namespace {
@@ -123,20 +124,10 @@ bool is_transposition(const CopyProblem& p) {
 
 void copy_cpu_tiles(const CopyProblem& p) {
   const Walk walk({p.y, p.x});
-  const auto run = [&](auto tag) {
-    using Word = decltype(tag);
+  with_word(p.x.itemsize(), [&](auto zero) {
+    using Word = decltype(zero);
     copy_tiles(walk, static_cast<const Word*>(p.x.raw()), static_cast<Word*>(p.y.raw()));
-  };
-  switch (p.x.itemsize()) {
-    case 1:
-      return run(uint8_t{});
-    case 2:
-      return run(uint16_t{});
-    case 4:
-      return run(uint32_t{});
-    default:
-      return run(uint64_t{});
-  }
+  });
 }
 
 }  // namespace weft::kernels

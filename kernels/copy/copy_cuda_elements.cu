@@ -1,8 +1,8 @@
-// kernels/elementwise/pointwise.cuh: bits where the dtypes are equal, else through the arithmetic
+// kernels/device/pointwise.cuh: bits where the dtypes are equal, else through the arithmetic
 // type of the source, which holds it exactly. Memory-bound.
 #include "kernels/copy/copy.h"
+#include "kernels/device/pointwise.cuh"
 #include "kernels/elementwise/convert.h"
-#include "kernels/elementwise/pointwise.cuh"
 
 namespace weft::kernels {
 namespace {

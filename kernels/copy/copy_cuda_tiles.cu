@@ -6,6 +6,7 @@
 #include "kernels/copy/copy.h"
 #include "kernels/device/cuda.h"
 #include "kernels/elementwise/walk.h"
+#include "kernels/elementwise/word.h"
 
 namespace weft::kernels {
 namespace {
@@ -82,16 +83,9 @@ void copy_cuda_tiles(const CopyProblem& p) {
   const auto grid = static_cast<unsigned>(tiles);
   const dim3 block(kTile, kRows);
   const runtime::StreamHandle stream = current_stream_handle(p.device());
-  switch (p.x.itemsize()) {
-    case 1:
-      return WEFT_LAUNCH(transpose_kernel<uint8_t>, grid, block, 0, stream, t);
-    case 2:
-      return WEFT_LAUNCH(transpose_kernel<uint16_t>, grid, block, 0, stream, t);
-    case 4:
-      return WEFT_LAUNCH(transpose_kernel<uint32_t>, grid, block, 0, stream, t);
-    default:
-      return WEFT_LAUNCH(transpose_kernel<uint64_t>, grid, block, 0, stream, t);
-  }
+  with_word(p.x.itemsize(), [&](auto word) {
+    WEFT_LAUNCH(transpose_kernel<decltype(word)>, grid, block, 0, stream, t);
+  });
 }
 
 }  // namespace weft::kernels

@@ -1,5 +1,5 @@
 // Plain loops. A conversion is exact or rounds once as core/float_formats.h does, so equality is
-// demanded; integers to 2^53. kernels/elementwise/convert_test.cc has the rest.
+// demanded; integers to 2^53. kernels/elementwise/elementwise_test.cc has the rest.
 #include "kernels/copy/copy.h"
 #include "kernels/elementwise/convert.h"
 #include "kernels/elementwise/reference.h"

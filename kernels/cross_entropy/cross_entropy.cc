@@ -2,20 +2,10 @@
 
 namespace weft::kernels {
 
-#define WEFT_VARIANT(name, device, dtypes, fits) WEFT_DECLARE_VARIANT(CrossEntropyProblem, name)
-#include "kernels/cross_entropy/cross_entropy.inc"
-#undef WEFT_VARIANT
-
-const Op<CrossEntropyProblem>& cross_entropy_op() {
-#define WEFT_VARIANT(name, device, dtypes, fits) \
-  WEFT_VARIANT_ROW(CrossEntropyProblem, name, device, dtypes, fits)
-  static constexpr Variant<CrossEntropyProblem> kVariants[] = {
-#include "kernels/cross_entropy/cross_entropy.inc"
-  };
-#undef WEFT_VARIANT
-  static constexpr Op<CrossEntropyProblem> kOp = {"cross_entropy", kVariants};
-  return kOp;
-}
+#define WEFT_OP cross_entropy
+#define WEFT_PROBLEM CrossEntropyProblem
+#define WEFT_LIST "kernels/cross_entropy/cross_entropy.inc"
+#include "kernels/op_list_inl.h"
 
 void cross_entropy(const CrossEntropyProblem& problem) { dispatch(cross_entropy_op(), problem); }
 

@@ -16,6 +16,7 @@
 #include "kernels/cross_entropy/cross_entropy.h"
 #include "kernels/simd/exp_inl.h"
 #include "kernels/simd/rows_inl.h"
+#include "kernels/simd/variant.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace weft::kernels::HWY_NAMESPACE {
@@ -154,13 +155,5 @@ void cross_entropy_rows(const CrossEntropyProblem& p) {
 HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
-namespace weft::kernels {
-
-HWY_EXPORT(cross_entropy_rows);
-
-void cross_entropy_cpu_highway(const CrossEntropyProblem& problem) {
-  HWY_DYNAMIC_DISPATCH(cross_entropy_rows)(problem);
-}
-
-}  // namespace weft::kernels
+WEFT_HIGHWAY_VARIANT(cross_entropy_cpu_highway, CrossEntropyProblem, cross_entropy_rows)
 #endif

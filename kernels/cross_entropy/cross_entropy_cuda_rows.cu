@@ -109,12 +109,10 @@ __device__ void write_gradient(const Row<Acc>& row, const Logits<Acc, kSteps>& l
 }
 
 template <class Acc, int kSteps, bool kGradient>
-__global__ void __launch_bounds__(kWarp* kRowWarps) cross_entropy_kernel(CrossEntropyRows p) {
+__global__ void __launch_bounds__(kRowThreads) cross_entropy_kernel(CrossEntropyRows p) {
   const int lane = static_cast<int>(threadIdx.x) % kWarp;
   const Acc smoothing = static_cast<Acc>(p.smoothing), keep = static_cast<Acc>(1 - p.smoothing);
-  const int64_t warps = static_cast<int64_t>(gridDim.x) * kRowWarps;
-  for (int64_t r = static_cast<int64_t>(blockIdx.x) * kRowWarps + threadIdx.x / kWarp; r < p.rows;
-       r += warps) {
+  for_each_row(p.rows, [&](int64_t r) {
     const Row<Acc> row{p, r};
     const Logits<Acc, kSteps> logits(row);
     Acc max = -INFINITY;
@@ -146,18 +144,15 @@ __global__ void __launch_bounds__(kWarp* kRowWarps) cross_entropy_kernel(CrossEn
       __syncwarp();  // dlogits may be logits' memory, where lanes read the label's
       write_gradient(row, logits, max + log_sum);
     }
-  }
+  });
 }
 
 template <class Acc>
-__global__ void __launch_bounds__(kWarp* kRowWarps)
-    cross_entropy_backward_kernel(CrossEntropyRows p) {
-  const int64_t warps = static_cast<int64_t>(gridDim.x) * kRowWarps;
-  for (int64_t r = static_cast<int64_t>(blockIdx.x) * kRowWarps + threadIdx.x / kWarp; r < p.rows;
-       r += warps) {
+__global__ void __launch_bounds__(kRowThreads) cross_entropy_backward_kernel(CrossEntropyRows p) {
+  for_each_row(p.rows, [&](int64_t r) {
     const Row<Acc> row{p, r};
     write_gradient(row, Logits<Acc, 0>(row), row.at(p.lse, 0));
-  }
+  });
 }
 
 }  // namespace
@@ -174,11 +169,10 @@ void cross_entropy_cuda_rows(const CrossEntropyProblem& p) {
     using Acc = decltype(zero);
     const auto kernel = p.backward() ? cross_entropy_kernel<Acc, steps(), true>
                                      : cross_entropy_kernel<Acc, steps(), false>;
-    WEFT_LAUNCH(kernel, grid, kWarp * kRowWarps, 0, stream, rows);
+    WEFT_LAUNCH(kernel, grid, kRowThreads, 0, stream, rows);
   };
   const auto gradient_alone = [&](auto zero) {
-    WEFT_LAUNCH(cross_entropy_backward_kernel<decltype(zero)>, grid, kWarp * kRowWarps, 0, stream,
-                rows);
+    WEFT_LAUNCH(cross_entropy_backward_kernel<decltype(zero)>, grid, kRowThreads, 0, stream, rows);
   };
   const bool is_f64 = p.dtype() == DType::f64;
   if (!p.forward()) return is_f64 ? gradient_alone(0.0) : gradient_alone(0.0f);

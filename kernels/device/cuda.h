@@ -18,7 +18,7 @@
 // is a cudaStream_t or a pointer that is one. A launch throws weft::Error, naming the kernel, when
 // it is refused; arguments are converted to the kernel's parameter types.
 //
-// With nvcc this is CUDA's own vocabulary; with the host compiler, in the simt flavour, the
+// With nvcc this is CUDA's own vocabulary; with the host compiler, in the host flavour, the
 // emulator's (kernels/simt/builtins.h). A .cu outside kernels/device and kernels/simt never asks
 // which. Everything in an anonymous namespace or inline; no .cc file includes this.
 #pragma once

@@ -1,8 +1,8 @@
 // cuDNN, opened when first asked for (kernels/device/library.h): its classic interface, and the
 // functions behind that of graphs (kernels/device/cudnn_graph.h).
 //
-// Only for sources of the cuda flavour, the variants named NAME_cudnn.cc; empty where the toolkit
-// has no cudnn.h.
+// Only for sources of the cuda flavour, the variants named NAME_cudnn.cc. Where the toolkit has no
+// cudnn.h it only has what stands in for them.
 #pragma once
 
 #if __has_include(<cudnn.h>)
@@ -91,4 +91,16 @@ class CudnnScalar {
 };
 
 }  // namespace weft::kernels
+
+#else
+
+#include "core/error.h"
+
+/// A variant of an op where the toolkit has no cudnn.h: it takes no problem.
+#define WEFT_WITHOUT_CUDNN(op, Problem)                                                     \
+  namespace weft::kernels {                                                                 \
+  bool op##_fits_cudnn(const Problem&) { return false; }                                    \
+  void op##_cudnn(const Problem& p) { WEFT_FAIL("built without cuDNN: {}", p.describe()); } \
+  }
+
 #endif

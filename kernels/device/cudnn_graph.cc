@@ -3,7 +3,7 @@
 #if __has_include(<cudnn.h>)
 
 #include "core/error.h"
-#include "kernels/log.h"
+#include "core/log.h"
 
 namespace weft::kernels {
 namespace {

@@ -21,35 +21,27 @@
 
 namespace weft::kernels {
 
-/// Memory of elements; i counts elements from `data`.
-struct Elements {
+/// Memory of elements and their dtype; null where there is no tensor.
+struct ElementMemory {
   void* data = nullptr;
   DType dtype = DType::f32;
 
-  Elements() = default;
-  explicit Elements(const Tensor& tensor)
+  ElementMemory() = default;
+  explicit ElementMemory(const Tensor& tensor)
       : data(tensor.defined() ? tensor.raw() : nullptr),
         dtype(tensor.defined() ? tensor.dtype() : DType::f32) {}
-  static __device__ Elements at(void* data, DType dtype) {
-    Elements elements;
-    elements.data = data;
-    elements.dtype = dtype;
-    return elements;
-  }
   __host__ __device__ explicit operator bool() const { return data != nullptr; }
+};
+
+/// Elements of any dtype.
+struct Elements : ElementMemory {
+  using ElementMemory::ElementMemory;
 };
 
 /// Elements of the types that training computes in: f32, f16 or bf16 where the arithmetic is in
 /// float, f64 where it is in double. Their loads and stores are a third of the code.
-struct Numbers {
-  void* data = nullptr;
-  DType dtype = DType::f32;
-
-  Numbers() = default;
-  explicit Numbers(const Tensor& tensor)
-      : data(tensor.defined() ? tensor.raw() : nullptr),
-        dtype(tensor.defined() ? tensor.dtype() : DType::f32) {}
-  __host__ __device__ explicit operator bool() const { return data != nullptr; }
+struct Numbers : ElementMemory {
+  using ElementMemory::ElementMemory;
 };
 
 /// n elements moved as one access; its address is a multiple of its size.
@@ -81,11 +73,6 @@ T narrow(float x) {
 #endif
 
 namespace elements {
-
-/// The types that training computes in take few instructions; the others share one slow loop.
-template <class T>
-inline constexpr bool kIsCommon = std::is_same_v<T, float> || std::is_same_v<T, f16> ||
-                                  std::is_same_v<T, bf16> || std::is_same_v<T, double>;
 
 template <class T, class Acc>
 __device__ __forceinline__ Acc to_arithmetic(T x) {
@@ -130,52 +117,45 @@ __device__ __forceinline__ void store_as(void* data, int64_t i, const Acc (&x)[n
   }
 }
 
-/// One element of a dtype that training does not compute in.
-template <class Acc>
-__device__ __attribute__((noinline)) Acc load_rare(const void* data, DType dtype, int64_t i) {
+/// Calls f with a zero of the C++ type of a dtype that training does not compute in.
+template <class F>
+__device__ __forceinline__ auto with_rare_type(DType dtype, F f) {
   switch (dtype) {
     case DType::tf32:
-      return to_arithmetic<tf32, Acc>(static_cast<const tf32*>(data)[i]);
+      return f(tf32{});
     case DType::f8e4m3:
-      return to_arithmetic<f8e4m3, Acc>(static_cast<const f8e4m3*>(data)[i]);
+      return f(f8e4m3{});
     case DType::f8e5m2:
-      return to_arithmetic<f8e5m2, Acc>(static_cast<const f8e5m2*>(data)[i]);
+      return f(f8e5m2{});
     case DType::i64:
-      return to_arithmetic<int64_t, Acc>(static_cast<const int64_t*>(data)[i]);
+      return f(int64_t{});
     case DType::i32:
-      return to_arithmetic<int32_t, Acc>(static_cast<const int32_t*>(data)[i]);
+      return f(int32_t{});
     case DType::u8:
-      return to_arithmetic<uint8_t, Acc>(static_cast<const uint8_t*>(data)[i]);
+      return f(uint8_t{});
     default:
-      return convert_element<bool, Acc>(static_cast<const uint8_t*>(data)[i]);
+      return f(bool{});
   }
 }
 
+/// One element of such a dtype; bool is a byte.
+template <class T>
+using Stored = std::conditional_t<std::is_same_v<T, bool>, uint8_t, T>;
+
 template <class Acc>
-__device__ __attribute__((noinline)) void store_rare(void* data, DType dtype, int64_t i, Acc x) {
-  switch (dtype) {
-    case DType::tf32:
-      static_cast<tf32*>(data)[i] = from_arithmetic<tf32>(x);
-      break;
-    case DType::f8e4m3:
-      static_cast<f8e4m3*>(data)[i] = from_arithmetic<f8e4m3>(x);
-      break;
-    case DType::f8e5m2:
-      static_cast<f8e5m2*>(data)[i] = from_arithmetic<f8e5m2>(x);
-      break;
-    case DType::i64:
-      static_cast<int64_t*>(data)[i] = from_arithmetic<int64_t>(x);
-      break;
-    case DType::i32:
-      static_cast<int32_t*>(data)[i] = from_arithmetic<int32_t>(x);
-      break;
-    case DType::u8:
-      static_cast<uint8_t*>(data)[i] = from_arithmetic<uint8_t>(x);
-      break;
-    default:
-      static_cast<uint8_t*>(data)[i] = convert_element<Acc, bool>(x);
-      break;
-  }
+__device__ WEFT_NOINLINE Acc load_rare(const void* data, DType dtype, int64_t i) {
+  return with_rare_type(dtype, [&](auto zero) {
+    using T = decltype(zero);
+    return convert_element<T, Acc>(static_cast<const Stored<T>*>(data)[i]);
+  });
+}
+
+template <class Acc>
+__device__ WEFT_NOINLINE void store_rare(void* data, DType dtype, int64_t i, Acc x) {
+  with_rare_type(dtype, [&](auto zero) {
+    using T = decltype(zero);
+    static_cast<Stored<T>*>(data)[i] = convert_element<Acc, T>(x);
+  });
 }
 
 }  // namespace elements
@@ -260,6 +240,19 @@ template <class Acc, class Memory>
 __device__ __forceinline__ void store_one(const Memory& to, int64_t i, Acc x) {
   const Acc values[1] = {x};
   store(to, i, values);
+}
+
+/// x as a tensor of that dtype would hold it; of f32 and f64 the arithmetic itself.
+template <class Acc>
+__device__ __forceinline__ Acc rounded_to(DType dtype, Acc x) {
+  switch (dtype) {
+    case DType::bf16:
+      return elements::to_arithmetic<bf16, Acc>(elements::from_arithmetic<bf16>(x));
+    case DType::f16:
+      return elements::to_arithmetic<f16, Acc>(elements::from_arithmetic<f16>(x));
+    default:
+      return x;
+  }
 }
 
 /// Whether vectors of n elements of the tensor may be loaded at multiples of n from its first.

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "core/error.h"
-#include "kernels/log.h"
+#include "core/log.h"
 
 namespace weft::kernels {
 namespace {

@@ -21,44 +21,64 @@ struct RowElements {
   /// A contiguous [..., n], or nothing.
   RowElements(const Tensor& tensor, int64_t n) : elements(tensor), stride(n) {}
   __host__ __device__ explicit operator bool() const { return static_cast<bool>(elements); }
+
+  template <class Acc>
+  __device__ __forceinline__ Acc at(int64_t row, int64_t column) const {
+    return load_one<Acc>(elements, row * stride + column);
+  }
+  template <class Acc>
+  __device__ __forceinline__ void put(int64_t row, int64_t column, Acc x) const {
+    store_one(elements, row * stride + column, x);
+  }
 };
 
+/// Warps of a block whose warps take rows each for itself.
+inline constexpr int kRowWarps = 4, kRowThreads = kRowWarps * kWarp;
+
+/// Calls f(row) for the rows of this thread's warp.
+template <class F>
+__device__ __forceinline__ void for_each_row(int64_t rows, F f) {
+  const int64_t warps = static_cast<int64_t>(gridDim.x) * kRowWarps;
+  for (int64_t row = static_cast<int64_t>(blockIdx.x) * kRowWarps + threadIdx.x / kWarp; row < rows;
+       row += warps) {
+    f(row);
+  }
+}
+
+/// A warp's row in its registers.
 template <class Acc, int kVector, int kSteps>
 struct WarpRow {
-  static constexpr int kCount = kVector * kSteps;
-  Acc values[kSteps][kVector];
+  using Vector = Acc[kVector];
+  Vector values[kSteps];
 
-  /// Calls f(value, column) for this lane's elements of a row of n.
+  /// Calls f(step, column) for this lane's vectors of a row of n.
   template <class F>
-  __device__ __forceinline__ void for_each(int64_t n, F f) {
+  static __device__ __forceinline__ void for_each_step(int64_t n, F f) {
     const int lane = static_cast<int>(threadIdx.x) % kWarp;
 #pragma unroll
     for (int s = 0; s < kSteps; ++s) {
       const int64_t column = static_cast<int64_t>(s * kWarp + lane) * kVector;
-      if (column < n) {
-#pragma unroll
-        for (int k = 0; k < kVector; ++k) f(values[s][k], column + k);
-      }
+      if (column < n) f(s, column);
     }
+  }
+  /// Calls f(value, column) for this lane's elements of a row of n.
+  template <class F>
+  __device__ __forceinline__ void for_each(int64_t n, F f) {
+    for_each_step(n, [&](int s, int64_t column) {
+#pragma unroll
+      for (int k = 0; k < kVector; ++k) f(values[s][k], column + k);
+    });
   }
 
   /// Elements beyond the row are not touched.
   __device__ __forceinline__ void read(const RowElements& from, int64_t row, int64_t n) {
-    const int lane = static_cast<int>(threadIdx.x) % kWarp;
-#pragma unroll
-    for (int s = 0; s < kSteps; ++s) {
-      const int64_t column = static_cast<int64_t>(s * kWarp + lane) * kVector;
-      if (column < n) load(from.elements, row * from.stride + column, values[s]);
-    }
+    for_each_step(n, [&](int s, int64_t column) {
+      load(from.elements, row * from.stride + column, values[s]);
+    });
   }
-
   __device__ __forceinline__ void write(const RowElements& to, int64_t row, int64_t n) const {
-    const int lane = static_cast<int>(threadIdx.x) % kWarp;
-#pragma unroll
-    for (int s = 0; s < kSteps; ++s) {
-      const int64_t column = static_cast<int64_t>(s * kWarp + lane) * kVector;
-      if (column < n) store(to.elements, row * to.stride + column, values[s]);
-    }
+    for_each_step(
+        n, [&](int s, int64_t column) { store(to.elements, row * to.stride + column, values[s]); });
   }
 
   /// The sum of f(value, column) over the row, in all lanes.
@@ -70,6 +90,16 @@ struct WarpRow {
   }
 };
 
+/// x[k] = f(x[k], element i + k of `from`), where there is such memory.
+template <int n, class Acc, class F>
+__device__ __forceinline__ void join_vector(Acc (&x)[n], const Numbers& from, int64_t i, F f) {
+  if (!from) return;
+  Acc y[n];
+  load(from, i, y);
+#pragma unroll
+  for (int k = 0; k < n; ++k) x[k] = f(x[k], y[k]);
+}
+
 template <int n>
 using Int = std::integral_constant<int, n>;
 
@@ -79,27 +109,35 @@ inline bool rows_fit_vectors(int64_t n, std::initializer_list<Tensor> tensors) {
          std::ranges::all_of(tensors, [](const Tensor& t) { return is_aligned(t, 8); });
 }
 
-/// Calls f(Int<kVector>, Int<kSteps>) with the smallest tile of registers that holds a row; false
-/// when none does.
-template <class F>
+/// Elements of a lane's share of a row of which a thread holds two: 2 x 32 of 255 registers.
+inline constexpr int kMostForTwoRows = 32, kMostForOneRow = 96;
+
+/// Calls f(Int<kVector>, Int<kSteps>) with the smallest tile of registers that holds a row, of at
+/// most kMost elements for each lane; false when none does.
+template <int kMost, class F>
 bool with_row_tile(int64_t n, bool vectors, F&& f) {
-  if (vectors) {
-    if (n <= 256) return f(Int<8>(), Int<1>()), true;
-    if (n <= 768) return f(Int<8>(), Int<3>()), true;
-    if (n <= 1024) return f(Int<8>(), Int<4>()), true;
-    if (n <= 3072) return f(Int<8>(), Int<12>()), true;
+  const auto fits = [&](auto vector, auto steps) {
+    if constexpr (vector() * steps() <= kMost) {
+      if (n <= vector() * steps() * kWarp) return f(vector, steps), true;
+    }
     return false;
+  };
+  if (vectors) {
+    return fits(Int<8>(), Int<1>()) || fits(Int<8>(), Int<3>()) || fits(Int<8>(), Int<4>()) ||
+           fits(Int<8>(), Int<12>());
   }
-  if (n <= 64) return f(Int<1>(), Int<2>()), true;
-  if (n <= 256) return f(Int<1>(), Int<8>()), true;
-  if (n <= 1024) return f(Int<1>(), Int<32>()), true;
-  return false;
+  return fits(Int<1>(), Int<2>()) || fits(Int<1>(), Int<8>()) || fits(Int<1>(), Int<32>());
 }
 
-/// Elements of a lane's share of a row of which a thread holds two: 2 x 32 of 255 registers.
-inline constexpr int kMostForTwoRows = 32;
+/// Threads of a block that takes a row of any length, reading it as often as it needs.
+inline constexpr int kLongRowThreads = 256;
 
-/// Warps of a block whose warps take rows each for itself.
-inline constexpr int kRowWarps = 4;
+/// The sum of f(i) over a row of n, by a block, in all its threads.
+template <class Acc, class F>
+__device__ __forceinline__ Acc long_row_sum(int64_t n, F f) {
+  Acc total = 0;
+  for (int64_t i = threadIdx.x; i < n; i += kLongRowThreads) total += f(i);
+  return block_sum<kLongRowThreads>(total);
+}
 
 }  // namespace weft::kernels

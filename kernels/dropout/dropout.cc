@@ -2,20 +2,10 @@
 
 namespace weft::kernels {
 
-#define WEFT_VARIANT(name, device, dtypes, fits) WEFT_DECLARE_VARIANT(DropoutProblem, name)
-#include "kernels/dropout/dropout.inc"
-#undef WEFT_VARIANT
-
-const Op<DropoutProblem>& dropout_op() {
-#define WEFT_VARIANT(name, device, dtypes, fits) \
-  WEFT_VARIANT_ROW(DropoutProblem, name, device, dtypes, fits)
-  static constexpr Variant<DropoutProblem> kVariants[] = {
-#include "kernels/dropout/dropout.inc"
-  };
-#undef WEFT_VARIANT
-  static constexpr Op<DropoutProblem> kOp = {"dropout", kVariants};
-  return kOp;
-}
+#define WEFT_OP dropout
+#define WEFT_PROBLEM DropoutProblem
+#define WEFT_LIST "kernels/dropout/dropout.inc"
+#include "kernels/op_list_inl.h"
 
 void dropout(const DropoutProblem& problem) { dispatch(dropout_op(), problem); }
 

@@ -15,6 +15,7 @@
 #include "kernels/copy/copy.h"
 #include "kernels/dropout/dropout.h"
 #include "kernels/simd/philox_inl.h"
+#include "kernels/simd/variant.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace weft::kernels::HWY_NAMESPACE {
@@ -45,8 +46,7 @@ void run(const DropoutProblem& p, const T* x, T* y) {
 
 void dropout_words(const DropoutProblem& p) {
   const Tensor x = contiguous(p.x);
-  const Tensor y =
-      p.y.is_contiguous() ? p.y : Tensor::empty(p.y.shape(), p.y.dtype(), p.y.device());
+  const Tensor y = contiguous_output(p.y);
   switch (p.dtype()) {
     case DType::f64:
       run(p, x.data<double>(), y.data<double>());
@@ -63,7 +63,7 @@ void dropout_words(const DropoutProblem& p) {
     default:
       WEFT_ASSERT(false);
   }
-  if (!p.y.is_contiguous()) copy({.x = y, .y = p.y});
+  finish_output(y, p.y);
 }
 
 }  // namespace
@@ -71,13 +71,5 @@ void dropout_words(const DropoutProblem& p) {
 HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
-namespace weft::kernels {
-
-HWY_EXPORT(dropout_words);
-
-void dropout_cpu_philox(const DropoutProblem& problem) {
-  HWY_DYNAMIC_DISPATCH(dropout_words)(problem);
-}
-
-}  // namespace weft::kernels
+WEFT_HIGHWAY_VARIANT(dropout_cpu_philox, DropoutProblem, dropout_words)
 #endif

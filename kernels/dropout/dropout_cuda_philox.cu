@@ -5,6 +5,7 @@
 #include "core/stream.h"
 #include "kernels/copy/copy.h"
 #include "kernels/device/elements.cuh"
+#include "kernels/device/instances.h"
 #include "kernels/device/warp.cuh"
 #include "kernels/dropout/dropout.h"
 
@@ -53,8 +54,7 @@ __global__ void __launch_bounds__(kThreads) dropout_kernel(DropoutArguments p) {
 void dropout_cuda_philox(const DropoutProblem& p) {
   if (p.x.numel() == 0) return;
   const Tensor x = contiguous(p.x);
-  const Tensor y =
-      p.y.is_contiguous() ? p.y : Tensor::empty(p.y.shape(), p.y.dtype(), p.y.device());
+  const Tensor y = contiguous_output(p.y);
   // uniform_from_bits(w) = ((w >> 9) + 1/2) 2^-23.
   const auto threshold = static_cast<uint32_t>(std::max(0.0, std::ceil(p.p * 0x1p23 - 0.5)));
   const DropoutArguments arguments{Numbers(x),
@@ -68,12 +68,10 @@ void dropout_cuda_philox(const DropoutProblem& p) {
                                    p.offset};
   const unsigned grid = blocks_for(x.numel(), kThreads * kWords);
   const runtime::StreamHandle stream = current_stream_handle(p.device());
-  if (p.dtype() == DType::f64) {
-    WEFT_LAUNCH(dropout_kernel<double>, grid, kThreads, 0, stream, arguments);
-  } else {
-    WEFT_LAUNCH(dropout_kernel<float>, grid, kThreads, 0, stream, arguments);
-  }
-  if (!p.y.is_contiguous()) copy({.x = y, .y = p.y});
+  with_arithmetic_zero(p.dtype(), [&](auto zero) {
+    WEFT_LAUNCH(dropout_kernel<decltype(zero)>, grid, kThreads, 0, stream, arguments);
+  });
+  finish_output(y, p.y);
 }
 
 }  // namespace weft::kernels

@@ -1,6 +1,7 @@
 // Plain loops; the products are those that the header defines, so that the bound is 0.
 #include "core/philox.h"
 #include "kernels/dropout/dropout.h"
+#include "numerics/error_bounds.h"
 
 namespace weft::kernels {
 
@@ -21,10 +22,7 @@ std::vector<Expected> dropout_reference(const DropoutProblem& p) {
       continue;
     }
     const float product = static_cast<float>(value) * static_cast<float>(factor);
-    visit_dtype(p.dtype(), [&](auto tag) {
-      using T = typename decltype(tag)::type;
-      value = to_double(from_double<T>(product));
-    });
+    value = numerics::round_to(product, p.dtype());
   }
   return {expected};
 }

@@ -3,23 +3,10 @@
 #include <algorithm>
 #include <cstring>
 
+#include "kernels/elementwise/word.h"
+
 namespace weft::kernels {
 namespace {
-
-/// Calls f with an unsigned integer of that size: elements are moved as bits.
-template <class F>
-void visit_size(size_t itemsize, F&& f) {
-  switch (itemsize) {
-    case 1:
-      return f(uint8_t{});
-    case 2:
-      return f(uint16_t{});
-    case 4:
-      return f(uint32_t{});
-    default:
-      return f(uint64_t{});
-  }
-}
 
 /// The block where it lies side by side in memory; null where it does not.
 template <class Bytes>
@@ -34,7 +21,7 @@ Bytes* in_place(const Walk& walk, int operand, const Block& block, Bytes* base, 
 
 void gather(const Walk& walk, int operand, const Block& block, const void* base, void* target,
             size_t itemsize) {
-  visit_size(itemsize, [&](auto tag) {
+  with_word(itemsize, [&](auto tag) {
     using Word = decltype(tag);
     Word* out = static_cast<Word*>(target);
     const int64_t stride = walk.stride(operand), n = block.columns;
@@ -54,7 +41,7 @@ void gather(const Walk& walk, int operand, const Block& block, const void* base,
 
 void scatter(const Walk& walk, int operand, const Block& block, const void* source, void* base,
              size_t itemsize) {
-  visit_size(itemsize, [&](auto tag) {
+  with_word(itemsize, [&](auto tag) {
     using Word = decltype(tag);
     const Word* in = static_cast<const Word*>(source);
     const int64_t stride = walk.stride(operand), n = block.columns;
@@ -75,7 +62,7 @@ void scatter(const Walk& walk, int operand, const Block& block, const void* sour
 const void* BlockReader::read(const Block& block) {
   if (walk_.is_constant(operand_)) {
     if (!constant_is_read_) {
-      visit_size(itemsize(dtype_), [&](auto tag) {
+      with_word(itemsize(dtype_), [&](auto tag) {
         using Word = decltype(tag);
         std::fill_n(reinterpret_cast<Word*>(gathered_), kBlock, *static_cast<const Word*>(tensor_));
       });

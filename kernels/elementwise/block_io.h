@@ -1,13 +1,12 @@
 // Blocks of a walk read as one type and written from it: what lies between memory of any dtype and
 // strides and a loop over 1024 elements of one type.
 //
-//   BlockReader x(walk, 1, tensor, DType::f32);
-//   BlockWriter y(walk, 0, output, DType::f32);
-//   const void* in = x.read(block);
-//   void* out = y.target(block);
-//   loop(in, out, block.size());
-//   y.commit(block);
+//   const Walk walk({y, x});
+//   transform_blocks(walk, {y, DType::f32}, {{x, DType::f32}},
+//                    [](const void* x, void* y, int64_t n) { ... });
 #pragma once
+
+#include <utility>
 
 #include "kernels/elementwise/convert.h"
 #include "kernels/elementwise/walk.h"
@@ -50,5 +49,42 @@ class BlockWriter {
   alignas(64) unsigned char computed_[kBlock * sizeof(double)];
   alignas(64) unsigned char converted_[kBlock * sizeof(double)];
 };
+
+/// A tensor, and the type that a loop sees its elements in.
+struct BlockOperand {
+  const Tensor& tensor;
+  DType as;
+};
+
+/// Calls loop(x..., y, n) for the blocks of a walk over {y, x...}, on all threads: n elements of
+/// every input, and where those of the output are to be put. Memory that holds them all as the loop
+/// wants them is given in longer pieces.
+template <size_t N, class Loop>
+void transform_blocks(const Walk& walk, const BlockOperand& y, const BlockOperand (&x)[N],
+                      Loop&& loop) {
+  const auto is_ready = [&](const BlockOperand& o, int operand) {
+    return o.tensor.dtype() == o.as && walk.is_dense(operand);
+  };
+  const auto at = [](const BlockOperand& o, int64_t i) {
+    return static_cast<char*>(o.tensor.raw()) + i * static_cast<int64_t>(itemsize(o.as));
+  };
+  const auto run = [&]<size_t... I>(std::index_sequence<I...>) {
+    if (walk.numel() > 0 && is_ready(y, 0) && (is_ready(x[I], I + 1) && ...)) {
+      return parallel_for(walk.numel(), kBlocksPerTask * kBlock, [&](int64_t begin, int64_t end) {
+        loop(at(x[I], begin)..., at(y, begin), end - begin);
+      });
+    }
+    parallel_blocks(walk, [&](int64_t first, int64_t last) {
+      BlockReader inputs[] = {BlockReader(walk, I + 1, x[I].tensor, x[I].as)...};
+      BlockWriter output(walk, 0, y.tensor, y.as);
+      for (int64_t i = first; i < last; ++i) {
+        const Block block = walk.block(i);
+        loop(inputs[I].read(block)..., output.target(block), block.size());
+        output.commit(block);
+      }
+    });
+  };
+  run(std::make_index_sequence<N>());
+}
 
 }  // namespace weft::kernels

@@ -3,14 +3,13 @@
 #include <algorithm>
 #include <cmath>
 
+#include "numerics/error_bounds.h"
+
 namespace weft::kernels {
 
 double as_stored(double value, DType from, DType to) {
   if (to == DType::boolean) return value != 0;
-  if (is_floating(to)) {
-    return visit_dtype(
-        to, [&](auto tag) { return to_double(from_double<typename decltype(tag)::type>(value)); });
-  }
+  if (is_floating(to)) return numerics::round_to(value, to);
   const int bits = 8 * static_cast<int>(itemsize(to));
   const bool is_unsigned = to == DType::u8;
   if (!is_floating(from)) {

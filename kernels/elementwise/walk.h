@@ -55,10 +55,12 @@ class Walk {
   int64_t rows_per_block_ = 1, blocks_per_row_ = 1, columns_per_block_ = 0, rows_ = 0;
 };
 
+/// Blocks that a thread takes at a time.
+inline constexpr int64_t kBlocksPerTask = 16;
+
 /// Calls body(first, last) for ranges of block indices, on all threads.
 template <class Body>
 void parallel_blocks(const Walk& walk, Body&& body) {
-  constexpr int64_t kBlocksPerTask = 16;
   parallel_for(walk.blocks(), kBlocksPerTask, body);
 }
 

@@ -2,20 +2,10 @@
 
 namespace weft::kernels {
 
-#define WEFT_VARIANT(name, device, dtypes, fits) WEFT_DECLARE_VARIANT(FillProblem, name)
-#include "kernels/fill/fill.inc"
-#undef WEFT_VARIANT
-
-const Op<FillProblem>& fill_op() {
-#define WEFT_VARIANT(name, device, dtypes, fits) \
-  WEFT_VARIANT_ROW(FillProblem, name, device, dtypes, fits)
-  static constexpr Variant<FillProblem> kVariants[] = {
-#include "kernels/fill/fill.inc"
-  };
-#undef WEFT_VARIANT
-  static constexpr Op<FillProblem> kOp = {"fill", kVariants};
-  return kOp;
-}
+#define WEFT_OP fill
+#define WEFT_PROBLEM FillProblem
+#define WEFT_LIST "kernels/fill/fill.inc"
+#include "kernels/op_list_inl.h"
 
 void fill(const FillProblem& problem) { dispatch(fill_op(), problem); }
 

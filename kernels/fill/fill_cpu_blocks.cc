@@ -11,14 +11,8 @@ void fill_cpu_blocks(const FillProblem& p) {
   convert(&p.value, DType::f64, value.raw(), dtype, 1);
   const Tensor x = view::expand(value, p.y.shape());
   const Walk walk({p.y, x});
-  parallel_blocks(walk, [&](int64_t first, int64_t last) {
-    BlockReader source(walk, 1, x, dtype);
-    BlockWriter y(walk, 0, p.y, dtype);
-    for (int64_t i = first; i < last; ++i) {
-      const Block block = walk.block(i);
-      std::memcpy(y.target(block), source.read(block), block.size() * itemsize(dtype));
-      y.commit(block);
-    }
+  transform_blocks(walk, {p.y, dtype}, {{x, dtype}}, [&](const void* x, void* y, int64_t n) {
+    std::memcpy(y, x, n * itemsize(dtype));
   });
 }
 

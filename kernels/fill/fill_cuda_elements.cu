@@ -1,8 +1,8 @@
-// The value is converted on the host; kernels/elementwise/pointwise.cuh writes its bits.
+// The value is converted on the host; kernels/device/pointwise.cuh writes its bits.
 #include <cstring>
 
+#include "kernels/device/pointwise.cuh"
 #include "kernels/elementwise/convert.h"
-#include "kernels/elementwise/pointwise.cuh"
 #include "kernels/fill/fill.h"
 
 namespace weft::kernels {

@@ -2,20 +2,10 @@
 
 namespace weft::kernels {
 
-#define WEFT_VARIANT(name, device, dtypes, fits) WEFT_DECLARE_VARIANT(Fp8QuantizeProblem, name)
-#include "kernels/fp8_quantize/fp8_quantize.inc"
-#undef WEFT_VARIANT
-
-const Op<Fp8QuantizeProblem>& fp8_quantize_op() {
-#define WEFT_VARIANT(name, device, dtypes, fits) \
-  WEFT_VARIANT_ROW(Fp8QuantizeProblem, name, device, dtypes, fits)
-  static constexpr Variant<Fp8QuantizeProblem> kVariants[] = {
-#include "kernels/fp8_quantize/fp8_quantize.inc"
-  };
-#undef WEFT_VARIANT
-  static constexpr Op<Fp8QuantizeProblem> kOp = {"fp8_quantize", kVariants};
-  return kOp;
-}
+#define WEFT_OP fp8_quantize
+#define WEFT_PROBLEM Fp8QuantizeProblem
+#define WEFT_LIST "kernels/fp8_quantize/fp8_quantize.inc"
+#include "kernels/op_list_inl.h"
 
 void fp8_quantize(const Fp8QuantizeProblem& problem) { dispatch(fp8_quantize_op(), problem); }
 

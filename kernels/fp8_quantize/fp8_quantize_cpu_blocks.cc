@@ -16,6 +16,7 @@
 #include "kernels/copy/copy.h"
 #include "kernels/fp8_quantize/fp8_quantize.h"
 #include "kernels/simd/rows_inl.h"
+#include "kernels/simd/variant.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace weft::kernels::HWY_NAMESPACE {
@@ -104,13 +105,5 @@ void quantize(const Fp8QuantizeProblem& p) {
 HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
-namespace weft::kernels {
-
-HWY_EXPORT(quantize);
-
-void fp8_quantize_cpu_blocks(const Fp8QuantizeProblem& problem) {
-  HWY_DYNAMIC_DISPATCH(quantize)(problem);
-}
-
-}  // namespace weft::kernels
+WEFT_HIGHWAY_VARIANT(fp8_quantize_cpu_blocks, Fp8QuantizeProblem, quantize)
 #endif

@@ -1,5 +1,5 @@
 // docs/add-a-kernel.md, followed to the letter. The build has written its file and added its line
-// to the list; this runs its command, whose `./weft --flavor simt kernels` is a build and the
+// to the list; this runs its command, whose `./weft kernels` is a build and the
 // program beside this test.
 #include <catch2/catch.hpp>
 #include <cstdio>
@@ -16,7 +16,7 @@ using Catch::Matchers::StartsWith;
 TEST_CASE("the kernel of docs/add-a-kernel.md builds, is listed and passes its check") {
   std::string command;
   std::getline(std::ifstream("kernels/gemm/documented_command.txt"), command);
-  const std::string script = "./weft --flavor simt kernels check gemm ";
+  const std::string script = "./weft kernels check gemm ";
   REQUIRE_THAT(command, StartsWith(script + "--variant gemm_cuda_columns"));
   const std::string program = "kernels/gemm/documented_program";
   const auto run = [&](const std::string& arguments) {

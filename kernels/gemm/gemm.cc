@@ -8,20 +8,10 @@
 
 namespace weft::kernels {
 
-#define WEFT_VARIANT(name, device, dtypes, fits) WEFT_DECLARE_VARIANT(GemmProblem, name)
-#include "kernels/gemm/gemm.inc"
-#undef WEFT_VARIANT
-
-const Op<GemmProblem>& gemm_op() {
-#define WEFT_VARIANT(name, device, dtypes, fits) \
-  WEFT_VARIANT_ROW(GemmProblem, name, device, dtypes, fits)
-  static constexpr Variant<GemmProblem> kVariants[] = {
-#include "kernels/gemm/gemm.inc"
-  };
-#undef WEFT_VARIANT
-  static constexpr Op<GemmProblem> kOp = {"gemm", kVariants};
-  return kOp;
-}
+#define WEFT_OP gemm
+#define WEFT_PROBLEM GemmProblem
+#define WEFT_LIST "kernels/gemm/gemm.inc"
+#include "kernels/op_list_inl.h"
 
 GemmArithmetic gemm_arithmetic(DType operands, const MatmulNumerics& numerics) {
   if (operands == DType::f64) return GemmArithmetic::ieee;
@@ -37,7 +27,7 @@ GemmArithmetic gemm_arithmetic(DType operands, const MatmulNumerics& numerics) {
   }
 }
 
-bool gemm_is_empty(const GemmProblem& problem) {
+bool finish_if_empty(const GemmProblem& problem) {
   if (problem.c.numel() > 0) return false;
   const Tensor& sums = problem.bias_gradient;
   if (!sums.defined() || sums.numel() == 0) return true;

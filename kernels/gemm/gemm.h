@@ -72,8 +72,9 @@ bool gemm_is(const GemmProblem& problem) {
   return ((arithmetic == kinds) || ...);
 }
 
-/// Whether c has no elements: then nothing is left to do. A bias gradient of no rows is 0.
-bool gemm_is_empty(const GemmProblem& problem);
+/// Whether c has no elements: then the problem is finished, its bias gradient, of no rows, being
+/// set to 0.
+bool finish_if_empty(const GemmProblem& problem);
 
 /// k whose products fp8 sums before it promotes them to f32.
 inline constexpr int64_t kFp8PromotionInterval = 128;

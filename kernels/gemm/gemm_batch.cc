@@ -46,7 +46,7 @@ void sum_columns(const GemmProblem& p, const GemmBatch& batch) {
 void gemm_by_products(const GemmProblem& problem,
                       const std::function<void(const GemmProduct&)>& multiply) {
   constexpr int64_t kSmallProduct = 1 << 20;
-  if (gemm_is_empty(problem)) return;
+  if (finish_if_empty(problem)) return;
   const GemmProblem p = with_residual_in_c(problem);
   const GemmBatch batch = gemm_batch(p);
   if (p.k() == 0) {

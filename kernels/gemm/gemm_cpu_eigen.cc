@@ -68,7 +68,7 @@ void multiply(const GemmProblem& p, const GemmBatch& batch) {
 }  // namespace
 
 void gemm_cpu_eigen(const GemmProblem& asked) {
-  if (gemm_is_empty(asked)) return;
+  if (finish_if_empty(asked)) return;
   const GemmProblem problem = with_residual_in_c(asked);
   const GemmBatch batch = gemm_batch(problem);
   if (problem.k() == 0) {

@@ -5,7 +5,7 @@
 // its rounding errors, itself rounded, in lo. hi + lo lies within (K u)^2 sum |a||b|, u = 2^-53, of
 // the exact sum. Where that interval rounds to one number, that is the result; where it does not,
 // at ties and under heavy cancellation, the element is summed again in a long accumulator
-// (kernels/gemm/exact_sum.h).
+// (numerics/exact_sum.h).
 //
 // A thread owns tiles of 2 rows by a panel of columns. Ten operations for each product limit it.
 #undef HWY_TARGET_INCLUDE
@@ -15,11 +15,14 @@
 #include <hwy/foreach_target.h>
 #include <hwy/highway.h>
 
-#include "core/parallel.h"
-#include "kernels/gemm/exact_sum.h"
+#include <bit>
+#include <cmath>
+
 #include "kernels/gemm/f64_panels.h"
 #include "kernels/gemm/gemm_batch.h"
 #include "kernels/gemm/tf32_operand.h"
+#include "numerics/error_bounds.h"
+#include "numerics/exact_sum.h"
 
 #ifndef WEFT_KERNELS_GEMM_CPU_EXACT_TILE
 #define WEFT_KERNELS_GEMM_CPU_EXACT_TILE
@@ -28,8 +31,8 @@ namespace {
 
 constexpr int64_t kTileRows = 2;
 
-/// Sums of a tile; of each product, hi + lo and the sum of magnitudes.
-struct Tile {
+/// Sums of a tile: hi + lo, and those of magnitudes.
+struct Sums {
   double hi[kTileRows][kPanelColumns];
   double lo[kTileRows][kPanelColumns];
   double magnitude[kTileRows][kPanelColumns];
@@ -62,7 +65,7 @@ struct Column {
   }
 };
 
-void sum_tile(const double* row0, const double* row1, const double* panel, int64_t k, Tile& tile) {
+void sum_tile(const double* row0, const double* row1, const double* panel, int64_t k, Sums& sums) {
   const hn::CappedTag<double, 8> d;
   const auto lanes = static_cast<int64_t>(hn::Lanes(d));
   for (int64_t j = 0; j < kPanelColumns; j += lanes) {
@@ -72,12 +75,12 @@ void sum_tile(const double* row0, const double* row1, const double* panel, int64
       first.add(hn::Set(d, row0[i]), b);
       second.add(hn::Set(d, row1[i]), b);
     }
-    hn::StoreU(first.hi, d, tile.hi[0] + j);
-    hn::StoreU(first.lo, d, tile.lo[0] + j);
-    hn::StoreU(first.magnitude, d, tile.magnitude[0] + j);
-    hn::StoreU(second.hi, d, tile.hi[1] + j);
-    hn::StoreU(second.lo, d, tile.lo[1] + j);
-    hn::StoreU(second.magnitude, d, tile.magnitude[1] + j);
+    hn::StoreU(first.hi, d, sums.hi[0] + j);
+    hn::StoreU(first.lo, d, sums.lo[0] + j);
+    hn::StoreU(first.magnitude, d, sums.magnitude[0] + j);
+    hn::StoreU(second.hi, d, sums.hi[1] + j);
+    hn::StoreU(second.lo, d, sums.lo[1] + j);
+    hn::StoreU(second.magnitude, d, sums.magnitude[1] + j);
   }
 }
 
@@ -92,6 +95,22 @@ HWY_EXPORT(sum_tile);
 
 namespace {
 
+/// s + t = a + b exactly, s being the nearest double (Knuth's two-sum).
+struct TwoSum {
+  double s, t;
+  TwoSum(double a, double b) : s(a + b) {
+    const double b_part = s - a;
+    t = (a - (s - b_part)) + (b - b_part);
+  }
+};
+
+/// The exact s + t, s being the nearest double, rounded to odd: s, or its neighbour on t's side.
+double round_to_odd(double s, double t) {
+  const uint64_t bits = std::bit_cast<uint64_t>(s);
+  if (t == 0 || (bits & 1)) return s;
+  return std::bit_cast<double>((t > 0) == (s > 0) ? bits + 1 : bits - 1);
+}
+
 /// What an element is the sum of.
 struct Terms {
   const double* row;    // of A
@@ -100,17 +119,17 @@ struct Terms {
   double bias, old;  // or 0
 
   double summed_again(DType dtype) const {
-    ExactSum sum;
+    numerics::ExactSum sum;
     for (int64_t i = 0; i < k; ++i) sum.add(row[i] * panel[i * kPanelColumns]);
     sum.add(bias);
     sum.add(old);
-    return sum.rounded(dtype);
+    return numerics::round_to(sum.value_to_odd(), dtype);
   }
   /// For infinities and NaNs, which any order of summation treats alike.
   double summed_plainly(DType dtype) const {
     double sum = bias + old;
     for (int64_t i = 0; i < k; ++i) sum += row[i] * panel[i * kPanelColumns];
-    return round_once(sum, dtype);
+    return numerics::round_to(sum, dtype);
   }
 };
 
@@ -126,8 +145,8 @@ double finish(const Terms& terms, double hi, double lo, double magnitude, DType 
   const double error = n * n * 0x1p-104 * magnitude;
   const TwoSum value(hi, lo);
   const TwoSum below(value.s, value.t - error), above(value.s, value.t + error);
-  const double low = round_once(round_to_odd(below.s, below.t), dtype);
-  const double high = round_once(round_to_odd(above.s, above.t), dtype);
+  const double low = numerics::round_to(round_to_odd(below.s, below.t), dtype);
+  const double high = numerics::round_to(round_to_odd(above.s, above.t), dtype);
   return low == high ? low : terms.summed_again(dtype);
 }
 
@@ -135,31 +154,23 @@ void multiply(const GemmProduct& p) {
   const auto& [a, b, c, scale, bias, accumulate] = p;
   const F64Rows rows = widen_rows(a, scale);
   const F64Panels panels = widen_panels(b);
-  const int64_t k = a.cols, row_tiles = (c.rows + kTileRows - 1) / kTileRows;
-  const int64_t grain = std::max<int64_t>(1, 65536 / (kTileRows * kPanelColumns * (k + 1)));
-  parallel_for(panel_count(c.cols) * row_tiles, grain, [&](int64_t begin, int64_t end) {
-    Tile tile;
+  for_each_tile(c, panels, kTileRows, [&](const PanelTile& tile) {
+    const auto& [row, height, column, columns, panel] = tile;
+    Sums sums;
     float out[kTileRows][kPanelColumns], old[kTileRows][kPanelColumns] = {};
-    for (int64_t task = begin; task < end; ++task) {
-      const int64_t j0 = task / row_tiles * kPanelColumns, i0 = task % row_tiles * kTileRows;
-      const int64_t columns = std::min(kPanelColumns, c.cols - j0);
-      const int64_t count = std::min(kTileRows, c.rows - i0);
-      const double* const panel = panels.panel(task / row_tiles);
-      HWY_DYNAMIC_DISPATCH(sum_tile)
-      (rows.row(i0), rows.row(std::min(i0 + 1, c.rows - 1)), panel, k, tile);
-      const Matrix target = c.block(i0, count, j0, columns);
-      if (accumulate) {
-        copy_matrix(target, {DType::f32, old, count, columns, kPanelColumns, 1});
+    HWY_DYNAMIC_DISPATCH(sum_tile)
+    (rows.row(row), rows.row(std::min(row + 1, c.rows - 1)), panel, a.cols, sums);
+    const Matrix target = c.block(row, height, column, columns);
+    if (accumulate) copy_matrix(target, {DType::f32, old, height, columns, kPanelColumns, 1});
+    for (int64_t i = 0; i < height; ++i) {
+      for (int64_t j = 0; j < columns; ++j) {
+        const Terms terms{rows.row(row + i), panel + j, a.cols, bias ? bias[column + j] : 0.0,
+                          old[i][j]};
+        out[i][j] = static_cast<float>(
+            finish(terms, sums.hi[i][j], sums.lo[i][j], sums.magnitude[i][j], c.dtype));
       }
-      for (int64_t i = 0; i < count; ++i) {
-        for (int64_t j = 0; j < columns; ++j) {
-          const Terms terms{rows.row(i0 + i), panel + j, k, bias ? bias[j0 + j] : 0.0, old[i][j]};
-          out[i][j] = static_cast<float>(
-              finish(terms, tile.hi[i][j], tile.lo[i][j], tile.magnitude[i][j], c.dtype));
-        }
-      }
-      copy_matrix({DType::f32, out, count, columns, kPanelColumns, 1}, target);
     }
+    copy_matrix({DType::f32, out, height, columns, kPanelColumns, 1}, target);
   });
 }
 

@@ -11,7 +11,6 @@
 #include <hwy/foreach_target.h>
 #include <hwy/highway.h>
 
-#include "core/parallel.h"
 #include "kernels/gemm/f64_panels.h"
 #include "kernels/gemm/gemm_batch.h"
 
@@ -69,29 +68,23 @@ void multiply(const GemmProduct& p) {
   const auto& [a, b, c, scale, bias, accumulate] = p;
   const F64Rows rows = widen_rows(a);
   const F64Panels panels = widen_panels(b);
-  const int64_t k = a.cols, row_tiles = (c.rows + kTileRows - 1) / kTileRows;
-  const int64_t grain = std::max<int64_t>(1, 65536 / (kTileRows * kPanelColumns * (k + 1)));
-  parallel_for(panel_count(c.cols) * row_tiles, grain, [&](int64_t begin, int64_t end) {
-    for (int64_t task = begin; task < end; ++task) {
-      const int64_t j0 = task / row_tiles * kPanelColumns, i0 = task % row_tiles * kTileRows;
-      const int64_t columns = std::min(kPanelColumns, c.cols - j0);
-      const int64_t count = std::min(kTileRows, c.rows - i0);
-      const double* const panel = panels.panel(task / row_tiles);
-      float sums[kTileRows][kPanelColumns] = {};
-      for (int64_t first = 0; first < k; first += kFp8PromotionInterval) {
-        const double* block[kTileRows];
-        for (int64_t i = 0; i < kTileRows; ++i) {
-          block[i] = rows.row(std::min(i0 + i, c.rows - 1)) + first;
-        }
-        HWY_DYNAMIC_DISPATCH(add_tile)
-        (block, panel + first * kPanelColumns, std::min(kFp8PromotionInterval, k - first), sums[0]);
+  for_each_tile(c, panels, kTileRows, [&](const PanelTile& tile) {
+    float sums[kTileRows][kPanelColumns] = {};
+    for (int64_t first = 0; first < a.cols; first += kFp8PromotionInterval) {
+      const double* block[kTileRows];
+      for (int64_t i = 0; i < kTileRows; ++i) {
+        block[i] = rows.row(std::min(tile.row + i, c.rows - 1)) + first;
       }
-      for (auto& row : sums) {
-        for (float& sum : row) sum *= scale;
-      }
-      add_bias_matrix({DType::f32, sums, count, columns, kPanelColumns, 1},
-                      bias ? bias + j0 : nullptr, accumulate, c.block(i0, count, j0, columns));
+      HWY_DYNAMIC_DISPATCH(add_tile)
+      (block, tile.panel + first * kPanelColumns, std::min(kFp8PromotionInterval, a.cols - first),
+       sums[0]);
     }
+    for (auto& row : sums) {
+      for (float& sum : row) sum *= scale;
+    }
+    add_bias_matrix({DType::f32, sums, tile.rows, tile.columns, kPanelColumns, 1},
+                    bias ? bias + tile.column : nullptr, accumulate,
+                    c.block(tile.row, tile.rows, tile.column, tile.columns));
   });
 }
 

@@ -191,7 +191,7 @@ void multiply_batch(const Product& p, const Series& a, const Series& b, const Se
 }  // namespace
 
 void gemm_cpu_onednn(const GemmProblem& asked) {
-  if (gemm_is_empty(asked)) return;
+  if (finish_if_empty(asked)) return;
   const GemmProblem problem = with_residual_in_c(asked);
   const GemmBatch batch = gemm_batch(problem);
   if (problem.k() == 0) {

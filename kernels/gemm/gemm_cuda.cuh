@@ -28,19 +28,6 @@ struct GemmOperand {
   }
 };
 
-/// x as a result of that dtype would hold it; of f32 and f64 the arithmetic itself.
-template <class Acc>
-__device__ __forceinline__ Acc rounded_to(DType dtype, Acc x) {
-  switch (dtype) {
-    case DType::bf16:
-      return elements::to_arithmetic<bf16, Acc>(elements::from_arithmetic<bf16>(x));
-    case DType::f16:
-      return elements::to_arithmetic<f16, Acc>(elements::from_arithmetic<f16>(x));
-    default:
-      return x;
-  }
-}
-
 namespace gemm_rows {
 
 template <class T, int n, class Acc>

@@ -2,6 +2,7 @@
 // Any strides, shapes and dtypes, every epilogue. Bound by the loads: two for each multiply-add,
 // which the caches answer.
 #include "core/stream.h"
+#include "kernels/device/instances.h"
 #include "kernels/gemm/gemm_bias_gradient.cuh"
 
 namespace weft::kernels {
@@ -30,17 +31,15 @@ __global__ void __launch_bounds__(kTile* kTile)
 }  // namespace
 
 void gemm_cuda_naive(const GemmProblem& problem) {
-  if (gemm_is_empty(problem)) return;
+  if (finish_if_empty(problem)) return;
   const GemmArguments p(problem);
   const dim3 grid(tiles(p.n, kTile), tiles(p.m, kTile), grid_batches(p.batches));
   const runtime::StreamHandle stream = current_stream_handle(problem.device());
-  if (problem.dtype() == DType::f64) {
-    WEFT_LAUNCH(gemm_naive_kernel<double>, grid, dim3(kTile, kTile), 0, stream, p);
-    sum_columns<double>(problem, p);
-  } else {
-    WEFT_LAUNCH(gemm_naive_kernel<float>, grid, dim3(kTile, kTile), 0, stream, p);
-    sum_columns<float>(problem, p);
-  }
+  with_arithmetic_zero(problem.dtype(), [&](auto zero) {
+    using Acc = decltype(zero);
+    WEFT_LAUNCH(gemm_naive_kernel<Acc>, grid, dim3(kTile, kTile), 0, stream, p);
+    sum_columns<Acc>(problem, p);
+  });
 }
 
 }  // namespace weft::kernels

@@ -6,6 +6,7 @@
 // For f32 (and f16, bf16 and fp8 widened) without tensor cores; bound by the multiply-adds at large
 // sizes. fp8 sums are in f32 throughout and need no promotion.
 #include "core/stream.h"
+#include "kernels/device/instances.h"
 #include "kernels/gemm/gemm_bias_gradient.cuh"
 
 namespace weft::kernels {
@@ -13,25 +14,49 @@ namespace {
 
 constexpr int kRows = 128, kCols = 64, kDepth = 16, kThreads = 256;
 constexpr int kThreadRows = 8, kThreadCols = 4;
-constexpr int kLoadsA = kRows * kDepth / kThreads, kLoadsB = kCols * kDepth / kThreads;
 
-/// Which way neighbouring threads walk when they load: along the dimension without gaps.
+/// This thread's elements of a tile of kSize rows of A (columns of B) by kDepth, on their way from
+/// global to shared memory. Neighbouring threads take neighbours along the dimension without gaps.
 template <bool kAlongDepth, int kSize>
-__device__ __forceinline__ void tile_position(int i, int& at, int& depth) {
-  const int e = static_cast<int>(threadIdx.x) + i * kThreads;
-  if (kAlongDepth) {
-    depth = e % kDepth;
-    at = e / kDepth;
-  } else {
-    at = e % kSize;
-    depth = e / kSize;
+struct Transit {
+  static constexpr int kCount = kSize * kDepth / kThreads;
+  // The pad keeps 4-float vectors aligned and spreads a column of stores over the banks.
+  using SharedTile = float[kDepth][kSize + 4];
+  float values[kCount];
+
+  /// The tile that begins at (at0, depth0) of a matrix; what lies outside is 0. Strides in
+  /// elements: between rows of A (columns of B), and along K.
+  __device__ __forceinline__ void load(const Elements& from, int64_t base, int64_t at_stride,
+                                       int64_t depth_stride, int64_t at0, int64_t n_at,
+                                       int64_t depth0, int64_t n_depth) {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      const int64_t at = at0 + at_of(i), depth = depth0 + depth_of(i);
+      const bool is_inside = at < n_at && depth < n_depth;
+      values[i] =
+          is_inside ? load_one<float>(from, base + at * at_stride + depth * depth_stride) : 0.0f;
+    }
   }
-}
+  __device__ __forceinline__ void put(SharedTile& tile) const {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) tile[depth_of(i)][at_of(i)] = values[i];
+  }
+
+ private:
+  static __device__ __forceinline__ int element(int i) {
+    return static_cast<int>(threadIdx.x) + i * kThreads;
+  }
+  static __device__ __forceinline__ int at_of(int i) {
+    return kAlongDepth ? element(i) / kDepth : element(i) % kSize;
+  }
+  static __device__ __forceinline__ int depth_of(int i) {
+    return kAlongDepth ? element(i) % kDepth : element(i) / kSize;
+  }
+};
 
 template <bool kADepth, bool kBDepth>
 __global__ void __launch_bounds__(kThreads)
     gemm_registers_kernel(const __grid_constant__ GemmArguments p) {
-  // The pad keeps 4-float vectors aligned and spreads a column of stores over the banks.
   WEFT_SHARED(float, tile_a, [2][kDepth][kRows + 4]);
   WEFT_SHARED(float, tile_b, [2][kDepth][kCols + 4]);
   const int64_t row0 = static_cast<int64_t>(blockIdx.y) * kRows;
@@ -40,40 +65,15 @@ __global__ void __launch_bounds__(kThreads)
   const int thread_col = static_cast<int>(threadIdx.x) % (kCols / kThreadCols) * kThreadCols;
   for (int64_t batch = blockIdx.z; batch < p.batches; batch += gridDim.z) {
     const int64_t a = p.base(p.a, batch), b = p.base(p.b, batch);
-    float next_a[kLoadsA], next_b[kLoadsB];
+    Transit<kADepth, kRows> next_a;
+    Transit<kBDepth, kCols> next_b;
     const auto load = [&](int64_t depth0) {
-#pragma unroll
-      for (int i = 0; i < kLoadsA; ++i) {
-        int row, depth;
-        tile_position<kADepth, kRows>(i, row, depth);
-        next_a[i] = row0 + row < p.m && depth0 + depth < p.k
-                        ? load_one<float>(p.a.elements, a + (row0 + row) * p.a.row +
-                                                            (depth0 + depth) * p.a.column)
-                        : 0.0f;
-      }
-#pragma unroll
-      for (int i = 0; i < kLoadsB; ++i) {
-        int col, depth;
-        tile_position<kBDepth, kCols>(i, col, depth);
-        next_b[i] = column0 + col < p.n && depth0 + depth < p.k
-                        ? load_one<float>(p.b.elements, b + (depth0 + depth) * p.b.row +
-                                                            (column0 + col) * p.b.column)
-                        : 0.0f;
-      }
+      next_a.load(p.a.elements, a, p.a.row, p.a.column, row0, p.m, depth0, p.k);
+      next_b.load(p.b.elements, b, p.b.column, p.b.row, column0, p.n, depth0, p.k);
     };
     const auto put = [&](int buffer) {
-#pragma unroll
-      for (int i = 0; i < kLoadsA; ++i) {
-        int row, depth;
-        tile_position<kADepth, kRows>(i, row, depth);
-        tile_a[buffer][depth][row] = next_a[i];
-      }
-#pragma unroll
-      for (int i = 0; i < kLoadsB; ++i) {
-        int col, depth;
-        tile_position<kBDepth, kCols>(i, col, depth);
-        tile_b[buffer][depth][col] = next_b[i];
-      }
+      next_a.put(tile_a[buffer]);
+      next_b.put(tile_b[buffer]);
     };
     float sums[kThreadRows][kThreadCols] = {};
     load(0);
@@ -116,20 +116,15 @@ __global__ void __launch_bounds__(kThreads)
 }  // namespace
 
 void gemm_cuda_registers(const GemmProblem& problem) {
-  if (gemm_is_empty(problem)) return;
+  if (finish_if_empty(problem)) return;
   const GemmArguments p(problem);
   const dim3 grid(tiles(p.n, kCols), tiles(p.m, kRows), grid_batches(p.batches));
   const runtime::StreamHandle stream = current_stream_handle(problem.device());
-  const bool a_depth = p.a.column == 1, b_depth = p.b.row == 1;
-  if (a_depth && b_depth) {
-    WEFT_LAUNCH((gemm_registers_kernel<true, true>), grid, kThreads, 0, stream, p);
-  } else if (a_depth) {
-    WEFT_LAUNCH((gemm_registers_kernel<true, false>), grid, kThreads, 0, stream, p);
-  } else if (b_depth) {
-    WEFT_LAUNCH((gemm_registers_kernel<false, true>), grid, kThreads, 0, stream, p);
-  } else {
-    WEFT_LAUNCH((gemm_registers_kernel<false, false>), grid, kThreads, 0, stream, p);
-  }
+  with_flags(
+      [&](auto a_depth, auto b_depth) {
+        WEFT_LAUNCH((gemm_registers_kernel<a_depth(), b_depth()>), grid, kThreads, 0, stream, p);
+      },
+      p.a.column == 1, p.b.row == 1);
   sum_columns<float>(problem, p);
 }
 

@@ -5,6 +5,7 @@
 //   a tile is read before it is complete           after the loads
 //   a tile is overwritten while others read it     after the products
 #include "core/stream.h"
+#include "kernels/device/instances.h"
 #include "kernels/gemm/gemm_bias_gradient.cuh"
 
 namespace weft::kernels {
@@ -43,17 +44,15 @@ __global__ void __launch_bounds__(kTile* kTile)
 }  // namespace
 
 void gemm_cuda_tiled(const GemmProblem& problem) {
-  if (gemm_is_empty(problem)) return;
+  if (finish_if_empty(problem)) return;
   const GemmArguments p(problem);
   const dim3 grid(tiles(p.n, kTile), tiles(p.m, kTile), grid_batches(p.batches));
   const runtime::StreamHandle stream = current_stream_handle(problem.device());
-  if (problem.dtype() == DType::f64) {
-    WEFT_LAUNCH(gemm_tiled_kernel<double>, grid, dim3(kTile, kTile), 0, stream, p);
-    sum_columns<double>(problem, p);
-  } else {
-    WEFT_LAUNCH(gemm_tiled_kernel<float>, grid, dim3(kTile, kTile), 0, stream, p);
-    sum_columns<float>(problem, p);
-  }
+  with_arithmetic_zero(problem.dtype(), [&](auto zero) {
+    using Acc = decltype(zero);
+    WEFT_LAUNCH(gemm_tiled_kernel<Acc>, grid, dim3(kTile, kTile), 0, stream, p);
+    sum_columns<Acc>(problem, p);
+  });
 }
 
 }  // namespace weft::kernels

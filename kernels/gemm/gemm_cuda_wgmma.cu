@@ -26,71 +26,31 @@ using namespace wgmma_tiles;
 constexpr int kDepth = 64;  // of a stage: lines of 128 bytes where K is dense
 
 template <int kCols>
-struct Shape {
-  static constexpr int kBytesA = kRows * kDepth * 2, kBytesB = kCols * kDepth * 2;
-  static constexpr int kStageBytes = kBytesA + kBytesB;
-  static constexpr int kStages = kCols == 256 ? 3 : 4;
-  static constexpr size_t kSharedBytes = size_t{kStages} * kStageBytes + kBufferBytes<kCols>;
-};
+inline constexpr int kStages = kCols == 256 ? 3 : 4;
+template <int kCols>
+inline constexpr size_t kSharedBytes =
+    size_t{kStages<kCols>} * kStageBytes<kCols> + kBufferBytes<kCols>;
 
 template <class Type, int kCols, Major kA, Major kB>
 __global__ void __launch_bounds__(kThreads, 1)
     gemm_wgmma_kernel(const __grid_constant__ Arguments g, const __grid_constant__ TensorMap map_a,
                       const __grid_constant__ TensorMap map_b,
                       const __grid_constant__ TensorMap map_c) {
-  using S = Shape<kCols>;
   WEFT_DYNAMIC_SHARED(char, shared);
-  WEFT_SHARED(uint64_t, full, [S::kStages]);
-  WEFT_SHARED(uint64_t, empty, [S::kStages]);
-  if (threadIdx.x == 0) {
-    for (int s = 0; s < S::kStages; ++s) {
-      mbarrier_init(&full[s], 1);
-      mbarrier_init(&empty[s], kConsumers);
-    }
-    fence_mbarrier_init();
-  }
-  __syncthreads();
+  WEFT_SHARED(uint64_t, full, [kStages<kCols>]);
+  WEFT_SHARED(uint64_t, empty, [kStages<kCols>]);
+  start_barriers<kStages<kCols>>(full, empty);
   const int warpgroup = static_cast<int>(threadIdx.x) / kConsumerThreads;
-  Ring<S::kStages> ring;
+  Ring<kStages<kCols>> ring;
 
   if (warpgroup == 0) {
-    setmaxnreg_dec<kProducerRegisters>();
-    if (threadIdx.x != 0) return;
-    for (uint32_t t = blockIdx.x; t < g.order.count(); t += gridDim.x) {
-      const TilePlace tile(g.order, t);
-      const int m0 = tile.row * kRows, n0 = tile.col * kCols;
-      const int batch_a = g.repeats_a ? 0 : tile.batch, batch_b = g.repeats_b ? 0 : tile.batch;
-      const int steps = g.steps(tile.part, kDepth);
-      for (int step = 0; step < steps; ++step, ring.advance()) {
-        const int k0 = static_cast<int>(tile.part * g.split.depth) + step * kDepth;
-        char* const tile_a = shared + ring.stage * S::kStageBytes;
-        char* const tile_b = tile_a + S::kBytesA;
-        uint64_t* const barrier = &full[ring.stage];
-        mbarrier_wait(&empty[ring.stage], ring.parity ^ 1);
-        mbarrier_arrive_expect_tx(barrier, S::kStageBytes);
-        if (kA == Major::k) {
-          tma_load_3d(tile_a, &map_a, barrier, k0, m0, batch_a);
-        } else {
-          for (int i = 0; i < kRows / 64; ++i) {
-            tma_load_3d(tile_a + i * kAtom, &map_a, barrier, m0 + 64 * i, k0, batch_a);
-          }
-        }
-        if (kB == Major::k) {
-          tma_load_3d(tile_b, &map_b, barrier, k0, n0, batch_b);
-        } else {
-          for (int i = 0; i < kCols / 64; ++i) {
-            tma_load_3d(tile_b + i * kAtom, &map_b, barrier, n0 + 64 * i, k0, batch_b);
-          }
-        }
-      }
-    }
-    return;
+    return produce<kCols, kA, kB>(g, kDepth, ring, shared, full, empty, map_a, map_b);
   }
 
   setmaxnreg_inc<kConsumerRegisters>();
   const int consumer = warpgroup - 1;
   const int thread = static_cast<int>(threadIdx.x) % kConsumerThreads;
-  const Buffer buffer = Buffer::of<kCols>(shared + S::kStages * S::kStageBytes, consumer);
+  const Buffer buffer = Buffer::of<kCols>(shared + kStages<kCols> * kStageBytes<kCols>, consumer);
   float sums[kCols / 2];
   for (uint32_t t = blockIdx.x; t < g.order.count(); t += gridDim.x) {
     const TilePlace tile(g.order, t);
@@ -98,8 +58,8 @@ __global__ void __launch_bounds__(kThreads, 1)
     int last = 0;
     for (int step = 0; step < steps; ++step, ring.advance()) {
       mbarrier_wait(&full[ring.stage], ring.parity);
-      const char* const tile_a = shared + ring.stage * S::kStageBytes;
-      const char* const tile_b = tile_a + S::kBytesA;
+      const char* const tile_a = shared + ring.stage * kStageBytes<kCols>;
+      const char* const tile_b = tile_a + kBytesA;
       wgmma_fence();
 #pragma unroll
       for (int k = 0; k < kDepth / 16; ++k) {
@@ -125,26 +85,19 @@ __global__ void __launch_bounds__(kThreads, 1)
 
 template <class Type, int kCols>
 void run_cols(const GemmProblem& problem) {
-  using S = Shape<kCols>;
   const TmaMatrix a = *tma_matrix(problem.a), b = *tma_matrix(problem.b);
   // A row-major runs along K, B along N.
   const bool a_depth = !a.is_transposed, b_depth = b.is_transposed;
   const TensorMap map_a = matrix_map(a, problem.dtype(), a_depth ? kRows : kDepth);
   const TensorMap map_b = matrix_map(b, problem.dtype(), b_depth ? kCols : kDepth);
   const Plan plan(problem, a, b, kCols, kDepth);
-  if (a_depth && b_depth) {
-    WEFT_LAUNCH((gemm_wgmma_kernel<Type, kCols, Major::k, Major::k>), plan.grid, kThreads,
-                S::kSharedBytes, plan.stream, plan.g, map_a, map_b, plan.map_c);
-  } else if (a_depth) {
-    WEFT_LAUNCH((gemm_wgmma_kernel<Type, kCols, Major::k, Major::mn>), plan.grid, kThreads,
-                S::kSharedBytes, plan.stream, plan.g, map_a, map_b, plan.map_c);
-  } else if (b_depth) {
-    WEFT_LAUNCH((gemm_wgmma_kernel<Type, kCols, Major::mn, Major::k>), plan.grid, kThreads,
-                S::kSharedBytes, plan.stream, plan.g, map_a, map_b, plan.map_c);
-  } else {
-    WEFT_LAUNCH((gemm_wgmma_kernel<Type, kCols, Major::mn, Major::mn>), plan.grid, kThreads,
-                S::kSharedBytes, plan.stream, plan.g, map_a, map_b, plan.map_c);
-  }
+  with_flags(
+      [&](auto a_is_k, auto b_is_k) {
+        constexpr Major kA = a_is_k() ? Major::k : Major::mn, kB = b_is_k() ? Major::k : Major::mn;
+        WEFT_LAUNCH((gemm_wgmma_kernel<Type, kCols, kA, kB>), plan.grid, kThreads,
+                    kSharedBytes<kCols>, plan.stream, plan.g, map_a, map_b, plan.map_c);
+      },
+      a_depth, b_depth);
   plan.finish(problem);
 }
 
@@ -180,7 +133,7 @@ void run(const GemmProblem& problem) {
 }  // namespace
 
 void gemm_cuda_wgmma(const GemmProblem& problem) {
-  if (gemm_is_empty(problem)) return;
+  if (finish_if_empty(problem)) return;
   problem.dtype() == DType::bf16 ? run<Bf16>(problem) : run<F16>(problem);
 }
 

@@ -9,10 +9,10 @@
 // Ring, barriers, the walk over tiles, split K and the way of C are those of gemm_cuda_wgmma.cu.
 // Unlike 16-bit operands, wgmma takes fp8 ones K-major alone: others, and those whose lines TMA
 // cannot address, are copied so first, a pass over a byte per element.
+#include "core/log.h"
 #include "core/view.h"
 #include "kernels/copy/copy.h"
 #include "kernels/gemm/gemm_wgmma.cuh"
-#include "kernels/log.h"
 
 namespace weft::kernels {
 namespace {
@@ -22,9 +22,8 @@ using namespace wgmma_tiles;
 
 constexpr int kCols = 128, kDepth = kLine;
 constexpr int kStepsPerPromotion = kFp8PromotionInterval / kDepth;
-constexpr int kBytesA = kRows * kDepth, kBytesB = kCols * kDepth;
-constexpr int kStageBytes = kBytesA + kBytesB, kStages = 4;
-constexpr size_t kSharedBytes = size_t{kStages} * kStageBytes + kBufferBytes<kCols>;
+constexpr int kStages = 4;
+constexpr size_t kSharedBytes = size_t{kStages} * kStageBytes<kCols> + kBufferBytes<kCols>;
 
 template <class TypeA, class TypeB>
 __global__ void __launch_bounds__(kThreads, 1)
@@ -35,41 +34,18 @@ __global__ void __launch_bounds__(kThreads, 1)
   WEFT_DYNAMIC_SHARED(char, shared);
   WEFT_SHARED(uint64_t, full, [kStages]);
   WEFT_SHARED(uint64_t, empty, [kStages]);
-  if (threadIdx.x == 0) {
-    for (int s = 0; s < kStages; ++s) {
-      mbarrier_init(&full[s], 1);
-      mbarrier_init(&empty[s], kConsumers);
-    }
-    fence_mbarrier_init();
-  }
-  __syncthreads();
+  start_barriers<kStages>(full, empty);
   const int warpgroup = static_cast<int>(threadIdx.x) / kConsumerThreads;
   Ring<kStages> ring;
 
   if (warpgroup == 0) {
-    setmaxnreg_dec<kProducerRegisters>();
-    if (threadIdx.x != 0) return;
-    for (uint32_t t = blockIdx.x; t < g.order.count(); t += gridDim.x) {
-      const TilePlace tile(g.order, t);
-      const int steps = g.steps(tile.part, kDepth);
-      for (int step = 0; step < steps; ++step, ring.advance()) {
-        const int k0 = static_cast<int>(tile.part * g.split.depth) + step * kDepth;
-        char* const tile_a = shared + ring.stage * kStageBytes;
-        uint64_t* const barrier = &full[ring.stage];
-        mbarrier_wait(&empty[ring.stage], ring.parity ^ 1);
-        mbarrier_arrive_expect_tx(barrier, kStageBytes);
-        tma_load_3d(tile_a, &map_a, barrier, k0, tile.row * kRows, g.repeats_a ? 0 : tile.batch);
-        tma_load_3d(tile_a + kBytesA, &map_b, barrier, k0, tile.col * kCols,
-                    g.repeats_b ? 0 : tile.batch);
-      }
-    }
-    return;
+    return produce<kCols, Major::k, Major::k>(g, kDepth, ring, shared, full, empty, map_a, map_b);
   }
 
   setmaxnreg_inc<kConsumerRegisters>();
   const int consumer = warpgroup - 1;
   const int thread = static_cast<int>(threadIdx.x) % kConsumerThreads;
-  const Buffer buffer = Buffer::of<kCols>(shared + kStages * kStageBytes, consumer);
+  const Buffer buffer = Buffer::of<kCols>(shared + kStages * kStageBytes<kCols>, consumer);
   for (uint32_t t = blockIdx.x; t < g.order.count(); t += gridDim.x) {
     const TilePlace tile(g.order, t);
     const int steps = g.steps(tile.part, kDepth);
@@ -78,8 +54,8 @@ __global__ void __launch_bounds__(kThreads, 1)
       const bool starts = step % kStepsPerPromotion == 0;
       const bool promotes = (step + 1) % kStepsPerPromotion == 0 || step + 1 == steps;
       mbarrier_wait(&full[ring.stage], ring.parity);
-      const char* const tile_a = shared + ring.stage * kStageBytes + consumer * kAtom;
-      const char* const tile_b = shared + ring.stage * kStageBytes + kBytesA;
+      const char* const tile_a = shared + ring.stage * kStageBytes<kCols> + consumer * kAtom;
+      const char* const tile_b = shared + ring.stage * kStageBytes<kCols> + kBytesA;
       wgmma_fence();
 #pragma unroll
       for (int k = 0; k < kDepth / 32; ++k) {
@@ -143,7 +119,7 @@ void run(const GemmProblem& problem) {
 }  // namespace
 
 void gemm_cuda_wgmma_fp8(const GemmProblem& problem) {
-  if (gemm_is_empty(problem)) return;
+  if (finish_if_empty(problem)) return;
   problem.dtype() == DType::f8e4m3 ? run<E4m3>(problem) : run<E5m2>(problem);
 }
 

@@ -40,16 +40,11 @@ constexpr double kMaxProducts = 0x1p24;
 constexpr double kGeluSlope = 1.13;
 constexpr double kGeluRoundings = 10;
 
-double round_to(double x, DType dtype) {
-  return visit_dtype(
-      dtype, [&](auto tag) { return to_double(from_double<typename decltype(tag)::type>(x)); });
-}
-
 double normal_distribution(double x) { return 0.5 * std::erfc(-x / std::sqrt(2.0)); }
 double gelu(double x) { return x * normal_distribution(x); }
 double normal_density(double x) { return std::exp(-x * x / 2) / std::sqrt(2 * M_PI); }
 
-/// p.a's or p.b's values, with TF32's operands as TF32 has them.
+/// The values of an operand of the product, with TF32's as TF32 has them.
 std::vector<double> operand_values(const Tensor& x, Tf32 rounding) {
   std::vector<double> values = x.to_vector();
   if (x.dtype() != DType::f32 || rounding == Tf32::off) return values;
@@ -62,6 +57,26 @@ std::vector<double> operand_values(const Tensor& x, Tf32 rounding) {
   }
   return values;
 }
+
+/// The values of a tensor that may be undefined; then none.
+std::vector<double> values_of(const Tensor& x) {
+  return x.defined() ? x.to_vector() : std::vector<double>();
+}
+
+/// What a problem reads, in row-major order.
+struct Operands {
+  explicit Operands(const GemmProblem& p)
+      : a(operand_values(p.a, p.numerics.tf32)),
+        b(operand_values(p.b, p.numerics.tf32)),
+        bias(values_of(p.bias)),
+        added(values_of(p.accumulate ? p.c : p.residual)),
+        aux(p.epilogue == Epilogue::dgelu ? p.aux.to_vector() : std::vector<double>()) {}
+
+  std::vector<double> a, b;
+  std::vector<double> bias;   // empty where there is none
+  std::vector<double> added;  // the old C, or the residual, or empty
+  std::vector<double> aux;    // GELU's argument, under dgelu
+};
 
 /// The value of a dtype nearest to x, ties to even.
 double nearest(__float128 x, DType dtype) {
@@ -79,12 +94,12 @@ double nearest(__float128 x, DType dtype) {
         return y;
       }
     };
-    double best = round_to(static_cast<double>(x), dtype);
+    double best = numerics::round_to(static_cast<double>(x), dtype);
     if (!std::isfinite(best) || best == 0) return best;
     for (double other : {next(best, 1), next(best, -1)}) {
       const __float128 gain = distance(best) - distance(other);
       // Of two equally near the even one is the one that halves of a step lead back to.
-      const bool is_even = round_to((best + other) / 2, dtype) == other;
+      const bool is_even = numerics::round_to((best + other) / 2, dtype) == other;
       if (gain > 0 || (gain == 0 && is_even)) best = other;
     }
     return best;
@@ -143,7 +158,7 @@ double specified_element(const GemmProblem& p, const double* a, const double* b,
   float value = (is_modelled ? tensor_core_sum(p, a, b) : fp8_sum(a, b, k, n)) * scale;
   if (p.bias.defined()) value += static_cast<float>(bias);
   if (p.accumulate || p.residual.defined()) value += static_cast<float>(old);
-  return round_to(value, p.c.dtype());
+  return numerics::round_to(value, p.c.dtype());
 }
 
 /// How far a device's fp8 result may lie from `value`, the CPU's. added: the magnitude of bias and
@@ -192,6 +207,108 @@ struct Sum {
   }
 };
 
+/// Unit roundoff of the arithmetic.
+double roundoff(const GemmProblem& p) { return p.dtype() == DType::f64 ? 0x1p-53 : 0x1p-24; }
+
+/// One element before the epilogue, and how far a variant's may lie from it: any, and a device's.
+struct Element {
+  double value = 0, error = 0, device_error = 0;
+};
+
+/// The element whose products with a[0..k) and b[0..k) (n apart) are summed in `sum`.
+template <class T>
+Element finished(const GemmProblem& p, Sum<T> sum, const double* a, const double* b, double bias,
+                 double added) {
+  const double u = roundoff(p), max_integer = 1 / u;
+  const DType dtype = p.c.dtype();
+  const GemmArithmetic arithmetic = gemm_arithmetic(p.dtype(), p.numerics);
+  if (p.bias.defined()) sum.add(bias, 1);
+  if (added != 0) sum.add(added, 1);
+  Element element{.value = static_cast<double>(sum.value)};
+  const auto magnitude = static_cast<double>(sum.magnitude), terms = static_cast<double>(p.k());
+  if (arithmetic != GemmArithmetic::ieee && arithmetic != GemmArithmetic::tf32) {
+    element.value = specified_element(p, a, b, bias, added);
+  } else if (sum.is_integral && magnitude <= max_integer) {
+    element.value = numerics::round_to(element.value, dtype);
+  } else {
+    element.error = numerics::gamma(terms + 3, u) * magnitude;
+    if (p.dtype() == DType::bf16) element.error += 0x1p-126 * (sum.flushed + terms);
+    element.error += numerics::rounding_error(std::abs(element.value) + element.error, dtype);
+  }
+  if (!std::isfinite(element.value)) element.error = 0;
+  if (arithmetic == GemmArithmetic::fp8) {
+    element.device_error =
+        fp8_device_error(p, a, b, std::abs(bias) + std::abs(added), element.value);
+  }
+  return element;
+}
+
+/// A B + bias + old C or residual. What is not computed, of large products, is 0 with an infinite
+/// bound.
+template <class T>
+Expected linear(const GemmProblem& p, const Operands& in) {
+  const int64_t m = p.m(), n = p.n(), k = p.k(), elements = p.c.numel();
+  const int64_t rows = elements == 0 ? 0 : elements / n;
+  const auto step = static_cast<int64_t>(
+      std::max(1.0, std::ceil(static_cast<double>(elements) * k / kMaxProducts)));
+  Expected result{std::vector<double>(elements), std::vector<double>(elements, INFINITY)};
+  const bool has_device_bounds = gemm_is<GemmArithmetic::fp8>(p);
+  if (has_device_bounds) result.device_bounds = result.bounds;
+  for (int64_t row = 0; row < rows; row += step) {
+    const double* a = in.a.data() + row * k;
+    const double* b = in.b.data() + row / m * k * n;
+    std::vector<Sum<T>> sums(n);
+    for (int64_t l = 0; l < k; ++l) {
+      for (int64_t j = 0; j < n; ++j) sums[j].add(a[l], b[l * n + j]);
+    }
+    for (int64_t j = 0; j < n; ++j) {
+      const int64_t at = row * n + j;
+      const double bias = in.bias.empty() ? 0 : in.bias[j];
+      const double added = in.added.empty() ? 0 : in.added[at];
+      const Element element = finished(p, sums[j], a, b + j, bias, added);
+      result.values[at] = element.value;
+      result.bounds[at] = element.error;
+      if (has_device_bounds) result.device_bounds[at] = element.device_error;
+    }
+  }
+  return result;
+}
+
+/// A function's value, and how far it may be off before it is rounded to C's dtype.
+struct Image {
+  double value, error;
+};
+
+Image gelu_image(double x, double error, double u) {
+  return {gelu(x), kGeluSlope * error + kGeluRoundings * u * std::abs(gelu(x))};
+}
+
+/// product gelu'(x).
+Image dgelu_image(double product, double error, double x, double u) {
+  const double slope = normal_distribution(x) + x * normal_density(x);
+  const double scale = normal_distribution(x) + std::abs(x) * normal_density(x);
+  return {product * slope,
+          error * scale + (std::abs(product) + error) * kGeluRoundings * u * scale};
+}
+
+/// The epilogue's output: gelu of x, or under dgelu x gelu'(aux), for what is computed of x.
+Expected activated(const GemmProblem& p, const Expected& x, const std::vector<double>& aux) {
+  const double u = roundoff(p);
+  Expected y = x;
+  for (auto [from, to] : {std::pair(&x.bounds, &y.bounds), {&x.device_bounds, &y.device_bounds}}) {
+    for (size_t i = 0; i < from->size(); ++i) {
+      const double error = (*from)[i];
+      if (std::isinf(error)) continue;
+      const Image image = p.epilogue == Epilogue::gelu ? gelu_image(x.values[i], error, u)
+                                                       : dgelu_image(x.values[i], error, aux[i], u);
+      y.values[i] = image.value;
+      (*to)[i] =
+          image.error + numerics::rounding_error(std::abs(image.value) + image.error, p.c.dtype());
+    }
+  }
+  return y;
+}
+
 /// The bias gradient and its bound: what C's elements may be off, and gamma of the summation.
 Expected column_sums(const Expected& c, int64_t n, double u) {
   Expected sums{std::vector<double>(n), std::vector<double>(n)};
@@ -207,112 +324,20 @@ Expected column_sums(const Expected& c, int64_t n, double u) {
   return sums;
 }
 
-template <class T>
-std::vector<Expected> reference(const GemmProblem& p) {
-  const int64_t m = p.m(), n = p.n(), k = p.k();
-  const GemmArithmetic arithmetic = gemm_arithmetic(p.dtype(), p.numerics);
-  const bool is_specified =
-      arithmetic != GemmArithmetic::ieee && arithmetic != GemmArithmetic::tf32;
-  const std::vector<double> a = operand_values(p.a, p.numerics.tf32);
-  const std::vector<double> b = operand_values(p.b, p.numerics.tf32);
-  const std::vector<double> c = p.accumulate ? p.c.to_vector() : std::vector<double>();
-  const std::vector<double> residual =
-      p.residual.defined() ? p.residual.to_vector() : std::vector<double>();
-  const std::vector<double> bias = p.bias.defined() ? p.bias.to_vector() : std::vector<double>();
-  const std::vector<double> aux =
-      p.epilogue == Epilogue::dgelu ? p.aux.to_vector() : std::vector<double>();
-  const double u = p.dtype() == DType::f64 ? 0x1p-53 : 0x1p-24;
-  const double max_integer = 1 / u;
-  const DType dtype = p.c.dtype();
-  const int64_t rows = p.c.numel() == 0 ? 0 : p.c.numel() / n;
-  const auto step = static_cast<int64_t>(
-      std::max(1.0, std::ceil(static_cast<double>(p.c.numel()) * k / kMaxProducts)));
-  Expected result{std::vector<double>(p.c.numel()), std::vector<double>(p.c.numel(), INFINITY)};
-  // Where a device may be further off: fp8.
-  const bool has_device_bounds = arithmetic == GemmArithmetic::fp8;
-  if (has_device_bounds) result.device_bounds = result.bounds;
-  Expected argument = result;
-  for (int64_t row = 0; row < rows; row += step) {
-    const double* a_row = a.data() + row * k;
-    const double* b_matrix = b.data() + row / m * k * n;
-    std::vector<Sum<T>> sums(n);
-    for (int64_t l = 0; l < k; ++l) {
-      for (int64_t j = 0; j < n; ++j) sums[j].add(a_row[l], b_matrix[l * n + j]);
-    }
-    for (int64_t j = 0; j < n; ++j) {
-      const int64_t at = row * n + j;
-      Sum<T>& sum = sums[j];
-      if (!bias.empty()) sum.add(bias[j], 1);
-      // What is added at the end: the old C, or the residual.
-      const double old = !c.empty() ? c[at] : !residual.empty() ? residual[at] : 0;
-      if (old != 0) sum.add(old, 1);
-      double value = static_cast<double>(sum.value);
-      const auto magnitude = static_cast<double>(sum.magnitude);
-      double error = numerics::gamma(static_cast<double>(k) + 3, u) * magnitude;
-      if (p.dtype() == DType::bf16) error += 0x1p-126 * (sum.flushed + static_cast<double>(k));
-      const bool is_exact = sum.is_integral && magnitude <= max_integer;
-      const double rounding = numerics::rounding_error(std::abs(value) + error, dtype);
-      if (is_exact) {
-        value = round_to(value, dtype);
-        error = 0;
-      } else {
-        error += rounding;
-      }
-      if (is_specified) {
-        value = specified_element(p, a_row, b_matrix + j, bias.empty() ? 0 : bias[j], old);
-        error = 0;
-      }
-      if (!std::isfinite(value)) error = 0;
-      const auto put = [&](double own_error, std::vector<double>& bounds,
-                           std::vector<double>& argument_bounds) {
-        const auto put_rounded = [&](double x, double bound) {
-          result.values[at] = x;
-          bounds[at] = bound + numerics::rounding_error(std::abs(x) + bound, dtype);
-        };
-        switch (p.epilogue) {
-          case Epilogue::none:
-            result.values[at] = value;
-            bounds[at] = own_error;
-            break;
-          case Epilogue::gelu:
-            argument.values[at] = value;
-            argument_bounds[at] = own_error;
-            put_rounded(gelu(value),
-                        kGeluSlope * own_error + kGeluRoundings * u * std::abs(gelu(value)));
-            break;
-          case Epilogue::dgelu: {
-            const double x = aux[at];
-            const double slope = normal_distribution(x) + x * normal_density(x);
-            const double scale = normal_distribution(x) + std::abs(x) * normal_density(x);
-            put_rounded(value * slope, own_error * scale + (std::abs(value) + own_error) *
-                                                               kGeluRoundings * u * scale);
-            break;
-          }
-        }
-      };
-      put(error, result.bounds, argument.bounds);
-      if (has_device_bounds) {
-        const double added = (bias.empty() ? 0 : std::abs(bias[j])) + std::abs(old);
-        const double device_error = fp8_device_error(p, a_row, b_matrix + j, added, value);
-        put(device_error, result.device_bounds, argument.device_bounds);
-      }
-    }
-  }
-  if (p.epilogue == Epilogue::gelu) return {result, argument};
-  if (p.bias_gradient.defined()) {
-    Expected sums = column_sums(result, n, u);
-    if (has_device_bounds) {
-      sums.device_bounds = column_sums({result.values, result.device_bounds}, n, u).bounds;
-    }
-    return {result, sums};
-  }
-  return {result};
-}
-
 }  // namespace
 
 std::vector<Expected> gemm_reference(const GemmProblem& p) {
-  return p.dtype() == DType::f64 ? reference<long double>(p) : reference<double>(p);
+  const Operands in(p);
+  const Expected x = p.dtype() == DType::f64 ? linear<long double>(p, in) : linear<double>(p, in);
+  if (p.epilogue == Epilogue::none) return {x};
+  const Expected y = activated(p, x, in.aux);
+  if (p.epilogue == Epilogue::gelu) return {y, x};
+  if (!p.bias_gradient.defined()) return {y};
+  Expected sums = column_sums(y, p.n(), roundoff(p));
+  if (!y.device_bounds.empty()) {
+    sums.device_bounds = column_sums({y.values, y.device_bounds}, p.n(), roundoff(p)).bounds;
+  }
+  return {y, sums};
 }
 
 }  // namespace weft::kernels

@@ -11,6 +11,7 @@
 #include "kernels/device/barrier.h"
 #include "kernels/device/capability.h"
 #include "kernels/device/copy_async.h"
+#include "kernels/device/instances.h"
 #include "kernels/device/mma.h"
 #include "kernels/device/wgmma.h"
 #include "kernels/gemm/gemm_bias_gradient.cuh"
@@ -24,6 +25,9 @@ inline constexpr int kConsumers = 2, kConsumerThreads = 128;
 inline constexpr int kThreads = (1 + kConsumers) * kConsumerThreads;
 inline constexpr int kLine = 128;         // bytes of K that a stage holds of each row
 inline constexpr int kAtom = 64 * kLine;  // bytes of 64 lines
+inline constexpr int kBytesA = kRows * kLine;
+template <int kCols>
+inline constexpr int kStageBytes = kBytesA + kCols* kLine;
 inline constexpr int kConsumerRows = kRows / kConsumers;
 inline constexpr int kWarps = kConsumers * kConsumerThreads / kWarp;  // of the consumers
 inline constexpr int kWarpRows = kConsumerRows / 4;
@@ -105,6 +109,58 @@ struct Ring {
     }
   }
 };
+
+/// Readies a ring's barriers. full: the producer's announcement and the bytes of both tiles; empty:
+/// one thread of each consumer.
+template <int kStages>
+__device__ __forceinline__ void start_barriers(uint64_t* full, uint64_t* empty) {
+  if (threadIdx.x == 0) {
+    for (int s = 0; s < kStages; ++s) {
+      ptx::mbarrier_init(&full[s], 1);
+      ptx::mbarrier_init(&empty[s], kConsumers);
+    }
+    ptx::fence_mbarrier_init();
+  }
+  __syncthreads();
+}
+
+/// Starts the copy of kLines rows of A (columns of B) from `first` on, a stage's depth from k0 on.
+template <ptx::Major kMajor, int kLines>
+__device__ __forceinline__ void load_tile(char* tile, const TensorMap& map, uint64_t* full,
+                                          int first, int k0, int batch) {
+  if (kMajor == ptx::Major::k) {
+    ptx::tma_load_3d(tile, &map, full, k0, first, batch);
+  } else {
+    for (int i = 0; i < kLines / 64; ++i) {
+      ptx::tma_load_3d(tile + i * kAtom, &map, full, first + 64 * i, k0, batch);
+    }
+  }
+}
+
+/// The producer's part: one thread fills a stage for every step of the block's tiles, `depth`
+/// elements of K, once the consumers have emptied it.
+template <int kCols, ptx::Major kA, ptx::Major kB, int kStages>
+__device__ __forceinline__ void produce(const Arguments& g, int depth, Ring<kStages>& ring,
+                                        char* stages, uint64_t* full, uint64_t* empty,
+                                        const TensorMap& map_a, const TensorMap& map_b) {
+  ptx::setmaxnreg_dec<kProducerRegisters>();
+  if (threadIdx.x != 0) return;
+  for (uint32_t t = blockIdx.x; t < g.order.count(); t += gridDim.x) {
+    const TilePlace tile(g.order, t);
+    const int steps = g.steps(tile.part, depth);
+    for (int step = 0; step < steps; ++step, ring.advance()) {
+      const int k0 = static_cast<int>(tile.part * g.split.depth) + step * depth;
+      char* const tile_a = stages + ring.stage * kStageBytes<kCols>;
+      uint64_t* const barrier = &full[ring.stage];
+      ptx::mbarrier_wait(&empty[ring.stage], ring.parity ^ 1);
+      ptx::mbarrier_arrive_expect_tx(barrier, kStageBytes<kCols>);
+      load_tile<kA, kRows>(tile_a, map_a, barrier, tile.row * kRows, k0,
+                           g.repeats_a ? 0 : tile.batch);
+      load_tile<kB, kCols>(tile_a + kBytesA, map_b, barrier, tile.col * kCols, k0,
+                           g.repeats_b ? 0 : tile.batch);
+    }
+  }
+}
 
 /// Two floats rounded to neighbours in memory.
 template <class T>

@@ -5,7 +5,6 @@
 
 #include "core/philox.h"
 #include "core/view.h"
-#include "kernels/gemm/exact_sum.h"
 #include "kernels/gemm/gemm.h"
 #include "kernels/gemm/tf32_operand.h"
 
@@ -104,37 +103,6 @@ TEST_CASE("TF32 operands keep ten bits, NaNs, infinities and their layout") {
   const Tensor repeated = tf32_operand(view::expand(matrix, {5, 3, 4}), Tf32::truncate);
   CHECK(repeated.stride(0) == 0);
   CHECK(repeated.to_vector() == std::vector<double>(60, c[0]));
-}
-
-TEST_CASE("the long accumulator loses nothing") {
-  ExactSum sum;
-  sum.add(0x1p250);
-  sum.add(0x1p-298);
-  sum.add(-0x1p250);
-  CHECK(sum.rounded(DType::f64) == 0x1p-298);
-  ExactSum tie;  // half way between 1 and 1 + 2^-23, and a breath more
-  tie.add(1);
-  tie.add(0x1p-24);
-  CHECK(tie.rounded(DType::f32) == 1);
-  tie.add(0x1p-280);
-  CHECK(tie.rounded(DType::f32) == 1 + 0x1p-23);
-  ExactSum negative;
-  negative.add(-3);
-  negative.add(1);
-  CHECK(negative.rounded(DType::bf16) == -2);
-  CHECK(ExactSum().rounded(DType::f32) == 0);
-  // Against f64, in any order, for integers that it holds.
-  Philox random(7);
-  for (int i = 0; i < 200; ++i) {
-    ExactSum integers;
-    double expected = 0;
-    for (int j = 0; j < 50; ++j) {
-      const double x = std::floor(std::ldexp(random.normal(), static_cast<int>(random.below(40))));
-      expected += x;
-      integers.add(x);
-    }
-    CHECK(integers.rounded(DType::f32) == static_cast<double>(static_cast<float>(expected)));
-  }
 }
 
 TEST_CASE("exact products survive what ieee sums lose") {

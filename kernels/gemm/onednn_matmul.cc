@@ -1,8 +1,5 @@
 #include "kernels/gemm/onednn_matmul.h"
 
-#include <omp.h>
-
-#include <dnnl.hpp>
 #include <memory>
 #include <mutex>
 #include <shared_mutex>
@@ -10,7 +7,7 @@
 #include <unordered_map>
 
 #include "core/parallel.h"
-#include "core/tensor.h"
+#include "kernels/gemm/onednn.h"
 
 namespace weft::kernels {
 namespace {
@@ -19,42 +16,15 @@ using dnnl::memory;
 
 constexpr size_t kMaxCachedPrimitives = 4096;
 
-const dnnl::engine& cpu_engine() {
-  static const dnnl::engine engine(dnnl::engine::kind::cpu, 0);
-  return engine;
-}
-
-memory::data_type data_type(DType dtype) {
-  WEFT_ASSERT(dtype == DType::f32 || dtype == DType::bf16);
-  return dtype == DType::f32 ? memory::data_type::f32 : memory::data_type::bf16;
-}
-
 /// [batch, rows, cols] without gaps; [rows, cols] when there is one matrix.
 memory::desc matrix_desc(DType dtype, int64_t batch, bool repeated, int64_t rows, int64_t cols,
                          bool transposed) {
   const int64_t row_stride = transposed ? 1 : cols, col_stride = transposed ? rows : 1;
-  if (batch == 1) return {{rows, cols}, data_type(dtype), {row_stride, col_stride}};
-  return {
-      {repeated ? 1 : batch, rows, cols}, data_type(dtype), {rows * cols, row_stride, col_stride}};
+  if (batch == 1) return {{rows, cols}, onednn_type(dtype), {row_stride, col_stride}};
+  return {{repeated ? 1 : batch, rows, cols},
+          onednn_type(dtype),
+          {rows * cols, row_stride, col_stride}};
 }
-
-/// OpenMP's thread count as oneDNN sees it, for as long as this lives.
-class ThreadCount {
- public:
-  explicit ThreadCount(int threads) : previous_(omp_get_max_threads()) {
-    if (threads != previous_) omp_set_num_threads(threads);
-    changed_ = threads != previous_;
-  }
-  ~ThreadCount() {
-    if (changed_) omp_set_num_threads(previous_);
-  }
-  ThreadCount(const ThreadCount&) = delete;
-  ThreadCount& operator=(const ThreadCount&) = delete;
-
- private:
-  int previous_;
-  bool changed_ = false;
-};
 
 struct Primitive {
   memory::desc a, b, b_plain, c, bias, scratchpad, reorder_scratchpad;
@@ -66,8 +36,9 @@ struct Primitive {
     a = matrix_desc(key.input, key.batch, key.a_repeated, key.m, key.k, key.a_transposed);
     b_plain = matrix_desc(key.input, key.batch, key.b_repeated, key.k, key.n, key.b_transposed);
     c = matrix_desc(key.output, key.batch, false, key.m, key.n, false);
-    b = key.reorders_b ? memory::desc(b_plain.dims(), data_type(key.input), memory::format_tag::any)
-                       : b_plain;
+    b = key.reorders_b
+            ? memory::desc(b_plain.dims(), onednn_type(key.input), memory::format_tag::any)
+            : b_plain;
     dnnl::primitive_attr attributes;
     attributes.set_scratchpad_mode(dnnl::scratchpad_mode::user);
     if (key.sum) {
@@ -82,7 +53,7 @@ struct Primitive {
     }
     const dnnl::matmul::desc desc =
         key.bias ? dnnl::matmul::desc(a, b, bias, c) : dnnl::matmul::desc(a, b, c);
-    const dnnl::matmul::primitive_desc primitive_desc(desc, attributes, cpu_engine());
+    const dnnl::matmul::primitive_desc primitive_desc(desc, attributes, onednn_engine());
     matmul = dnnl::matmul(primitive_desc);
     b = primitive_desc.weights_desc();
     scratchpad = primitive_desc.scratchpad_desc();
@@ -90,7 +61,7 @@ struct Primitive {
     if (b == b_plain) return;
     dnnl::primitive_attr reorder_attributes;
     reorder_attributes.set_scratchpad_mode(dnnl::scratchpad_mode::user);
-    const dnnl::reorder::primitive_desc reorder_desc(cpu_engine(), b_plain, cpu_engine(), b,
+    const dnnl::reorder::primitive_desc reorder_desc(onednn_engine(), b_plain, onednn_engine(), b,
                                                      reorder_attributes);
     reorder = dnnl::reorder(reorder_desc);
     reorder_scratchpad = reorder_desc.scratchpad_desc();
@@ -128,16 +99,6 @@ std::shared_ptr<const Primitive> cached_primitive(const MatmulKey& key) {
   return cache.emplace(key, std::move(primitive)).first->second;
 }
 
-/// Uninitialised memory of a description, from the caching allocator.
-struct Scratch {
-  Tensor bytes;
-  memory object;
-
-  explicit Scratch(const memory::desc& desc)
-      : bytes(Tensor::empty({static_cast<int64_t>(desc.get_size())}, DType::u8)),
-        object(desc, cpu_engine(), bytes.raw()) {}
-};
-
 }  // namespace
 
 int matmul_threads() {
@@ -155,29 +116,29 @@ bool onednn_has_bf16() {
 }
 
 bool onednn_keeps_bits(const MatmulKey& key) {
-  const ThreadCount threads(key.threads);
+  const OnednnThreads threads(key.threads);
   return cached_primitive(key)->is_brgemm;
 }
 
 void onednn_matmul(const MatmulKey& key, const void* a, const void* b, void* c, const float* bias) {
-  const ThreadCount threads(key.threads);
+  const OnednnThreads threads(key.threads);
   const std::shared_ptr<const Primitive> primitive = cached_primitive(key);
-  dnnl::stream stream(cpu_engine());
+  dnnl::stream stream(onednn_engine());
   const auto wrap = [](const memory::desc& desc, const void* data) {
-    return memory(desc, cpu_engine(), const_cast<void*>(data));
+    return OnednnMemory(desc, data).object;
   };
   memory weights = wrap(primitive->b_plain, b);
   Tensor blocked;
   if (primitive->reorders()) {
-    Scratch scratchpad(primitive->reorder_scratchpad);
-    Scratch target(primitive->b);
+    OnednnMemory scratchpad(primitive->reorder_scratchpad);
+    OnednnMemory target(primitive->b);
     primitive->reorder.execute(stream, {{DNNL_ARG_FROM, weights},
                                         {DNNL_ARG_TO, target.object},
                                         {DNNL_ARG_SCRATCHPAD, scratchpad.object}});
     weights = target.object;
     blocked = target.bytes;
   }
-  Scratch scratchpad(primitive->scratchpad);
+  OnednnMemory scratchpad(primitive->scratchpad);
   std::unordered_map<int, memory> arguments = {{DNNL_ARG_SRC, wrap(primitive->a, a)},
                                                {DNNL_ARG_WEIGHTS, weights},
                                                {DNNL_ARG_DST, wrap(primitive->c, c)},

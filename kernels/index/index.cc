@@ -2,20 +2,10 @@
 
 namespace weft::kernels {
 
-#define WEFT_VARIANT(name, device, dtypes, fits) WEFT_DECLARE_VARIANT(IndexProblem, name)
-#include "kernels/index/index.inc"
-#undef WEFT_VARIANT
-
-const Op<IndexProblem>& index_op() {
-#define WEFT_VARIANT(name, device, dtypes, fits) \
-  WEFT_VARIANT_ROW(IndexProblem, name, device, dtypes, fits)
-  static constexpr Variant<IndexProblem> kVariants[] = {
-#include "kernels/index/index.inc"
-  };
-#undef WEFT_VARIANT
-  static constexpr Op<IndexProblem> kOp = {"index", kVariants};
-  return kOp;
-}
+#define WEFT_OP index
+#define WEFT_PROBLEM IndexProblem
+#define WEFT_LIST "kernels/index/index.inc"
+#include "kernels/op_list_inl.h"
 
 void index(const IndexProblem& problem) { dispatch(index_op(), problem); }
 

@@ -7,6 +7,7 @@
 #include <type_traits>
 
 #include "core/parallel.h"
+#include "kernels/elementwise/word.h"
 #include "kernels/index/index.h"
 
 namespace weft::kernels {
@@ -198,18 +199,7 @@ void index_cpu_lines(const IndexProblem& p) {
         WEFT_ASSERT(false);
     }
   }
-  switch (itemsize(p.dtype())) {
-    case 1:
-      return move<uint8_t>(p, lines);
-    case 2:
-      return move<uint16_t>(p, lines);
-    case 4:
-      return move<uint32_t>(p, lines);
-    case 8:
-      return move<uint64_t>(p, lines);
-    default:
-      WEFT_ASSERT(false);
-  }
+  with_word(itemsize(p.dtype()), [&](auto zero) { move<decltype(zero)>(p, lines); });
 }
 
 }  // namespace weft::kernels

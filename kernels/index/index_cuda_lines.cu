@@ -7,6 +7,7 @@
 #include "kernels/copy/copy.h"
 #include "kernels/device/elements.cuh"
 #include "kernels/device/warp.cuh"
+#include "kernels/elementwise/word.h"
 #include "kernels/index/index.h"
 
 namespace weft::kernels {
@@ -140,18 +141,7 @@ void index_cuda_lines(const IndexProblem& p) {
       launch_scatter<Word, Word, Assign>(t, stream);
     }
   };
-  if (!p.adds()) {
-    switch (p.x.itemsize()) {
-      case 1:
-        return move(uint8_t{});
-      case 2:
-        return move(uint16_t{});
-      case 4:
-        return move(uint32_t{});
-      default:
-        return move(uint64_t{});
-    }
-  }
+  if (!p.adds()) return with_word(p.x.itemsize(), move);
   switch (p.dtype()) {
     case DType::f64:
       return launch_scatter<double, double, Add>(t, stream);

@@ -4,20 +4,10 @@
 
 namespace weft::kernels {
 
-#define WEFT_VARIANT(name, device, dtypes, fits) WEFT_DECLARE_VARIANT(LayerNormProblem, name)
-#include "kernels/layer_norm/layer_norm.inc"
-#undef WEFT_VARIANT
-
-const Op<LayerNormProblem>& layer_norm_op() {
-#define WEFT_VARIANT(name, device, dtypes, fits) \
-  WEFT_VARIANT_ROW(LayerNormProblem, name, device, dtypes, fits)
-  static constexpr Variant<LayerNormProblem> kVariants[] = {
-#include "kernels/layer_norm/layer_norm.inc"
-  };
-#undef WEFT_VARIANT
-  static constexpr Op<LayerNormProblem> kOp = {"layer_norm", kVariants};
-  return kOp;
-}
+#define WEFT_OP layer_norm
+#define WEFT_PROBLEM LayerNormProblem
+#define WEFT_LIST "kernels/layer_norm/layer_norm.inc"
+#include "kernels/op_list_inl.h"
 
 void layer_norm(const LayerNormProblem& problem) { dispatch(layer_norm_op(), problem); }
 

@@ -16,6 +16,7 @@
 #include "core/parallel.h"
 #include "kernels/layer_norm/layer_norm.h"
 #include "kernels/simd/rows_inl.h"
+#include "kernels/simd/variant.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace weft::kernels::HWY_NAMESPACE {
@@ -190,13 +191,5 @@ void layer_norm_rows(const LayerNormProblem& p) {
 HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
-namespace weft::kernels {
-
-HWY_EXPORT(layer_norm_rows);
-
-void layer_norm_cpu_highway(const LayerNormProblem& problem) {
-  HWY_DYNAMIC_DISPATCH(layer_norm_rows)(problem);
-}
-
-}  // namespace weft::kernels
+WEFT_HIGHWAY_VARIANT(layer_norm_cpu_highway, LayerNormProblem, layer_norm_rows)
 #endif

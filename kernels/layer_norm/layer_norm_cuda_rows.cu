@@ -6,6 +6,7 @@
 // order, in f64. The number of blocks depends on the number of rows alone.
 #include "core/stream.h"
 #include "kernels/copy/copy.h"
+#include "kernels/device/instances.h"
 #include "kernels/device/rows.cuh"
 #include "kernels/layer_norm/layer_norm.h"
 
@@ -19,171 +20,119 @@ struct LayerNormRows {
   double eps;
 };
 
-/// A value as the tensor keeps it.
-template <class Acc>
-__device__ __forceinline__ Acc rounded_to(Acc x, DType dtype) {
-  if (dtype == DType::bf16) return static_cast<Acc>(widen(narrow<bf16>(static_cast<float>(x))));
-  if (dtype == DType::f16) return static_cast<Acc>(widen(narrow<f16>(static_cast<float>(x))));
-  return x;
-}
-
 template <class Acc, int kVector, int kSteps>
-__global__ void __launch_bounds__(kWarp* kRowWarps) layer_norm_kernel(LayerNormRows p) {
-  const int64_t warps = static_cast<int64_t>(gridDim.x) * kRowWarps;
-  const int lane = static_cast<int>(threadIdx.x) % kWarp;
+__global__ void __launch_bounds__(kRowThreads) layer_norm_kernel(LayerNormRows p) {
+  using Row = WarpRow<Acc, kVector, kSteps>;
   const Acc count = static_cast<Acc>(p.n);
-  WarpRow<Acc, kVector, kSteps> s;
-  for (int64_t row = static_cast<int64_t>(blockIdx.x) * kRowWarps + threadIdx.x / kWarp;
-       row < p.rows; row += warps) {
+  Row s;
+  for_each_row(p.rows, [&](int64_t row) {
     s.read(p.x, row, p.n);
     if (p.residual) {
-#pragma unroll
-      for (int step = 0; step < kSteps; ++step) {
-        const int64_t column = static_cast<int64_t>(step * kWarp + lane) * kVector;
-        if (column >= p.n) continue;
-        Acc r[kVector];
-        load(p.residual.elements, row * p.residual.stride + column, r);
-#pragma unroll
-        for (int k = 0; k < kVector; ++k) s.values[step][k] += r[k];
-        store(p.sum.elements, row * p.sum.stride + column, s.values[step]);
+      Row::for_each_step(p.n, [&](int step, int64_t column) {
+        typename Row::Vector& v = s.values[step];
+        join_vector(v, p.residual.elements, row * p.residual.stride + column,
+                    [](Acc x, Acc residual) { return x + residual; });
+        store(p.sum.elements, row * p.sum.stride + column, v);
         // What backward will see is normalised.
 #pragma unroll
-        for (int k = 0; k < kVector; ++k) {
-          s.values[step][k] = rounded_to(s.values[step][k], p.sum.elements.dtype);
-        }
-      }
+        for (int k = 0; k < kVector; ++k) v[k] = rounded_to(p.sum.elements.dtype, v[k]);
+      });
     }
     const Acc mean = s.sum(p.n, [](Acc& v, int64_t) { return v; }) / count;
     const Acc squares = s.sum(p.n, [&](Acc& v, int64_t) { return (v - mean) * (v - mean); });
     const Acc rstd = 1 / std::sqrt(squares / count + static_cast<Acc>(p.eps));
-    if (p.mean && lane == 0) {
+    if (p.mean && threadIdx.x % kWarp == 0) {
       store_one(p.mean, row, mean);
       store_one(p.rstd, row, rstd);
     }
-#pragma unroll
-    for (int step = 0; step < kSteps; ++step) {
-      const int64_t column = static_cast<int64_t>(step * kWarp + lane) * kVector;
-      if (column >= p.n) continue;
+    Row::for_each_step(p.n, [&](int step, int64_t column) {
       Acc out[kVector];
 #pragma unroll
       for (int k = 0; k < kVector; ++k) out[k] = (s.values[step][k] - mean) * rstd;
-      if (p.gamma) {
-        Acc gamma[kVector];
-        load(p.gamma, column, gamma);
-#pragma unroll
-        for (int k = 0; k < kVector; ++k) out[k] *= gamma[k];
-      }
-      if (p.beta) {
-        Acc beta[kVector];
-        load(p.beta, column, beta);
-#pragma unroll
-        for (int k = 0; k < kVector; ++k) out[k] += beta[k];
-      }
+      join_vector(out, p.gamma, column, [](Acc h, Acc gamma) { return h * gamma; });
+      join_vector(out, p.beta, column, [](Acc y, Acc beta) { return y + beta; });
       store(p.y.elements, row * p.y.stride + column, out);
-    }
-  }
+    });
+  });
 }
 
 template <class Acc, int kVector, int kSteps>
-__global__ void __launch_bounds__(kWarp* kRowWarps) layer_norm_dx_kernel(LayerNormRows p) {
-  const int64_t warps = static_cast<int64_t>(gridDim.x) * kRowWarps;
-  const int lane = static_cast<int>(threadIdx.x) % kWarp;
+__global__ void __launch_bounds__(kRowThreads) layer_norm_dx_kernel(LayerNormRows p) {
+  using Row = WarpRow<Acc, kVector, kSteps>;
   const Acc count = static_cast<Acc>(p.n);
-  WarpRow<Acc, kVector, kSteps> h, g;
-  for (int64_t row = static_cast<int64_t>(blockIdx.x) * kRowWarps + threadIdx.x / kWarp;
-       row < p.rows; row += warps) {
+  Row h, g;
+  for_each_row(p.rows, [&](int64_t row) {
     const Acc mean = load_one<Acc>(p.mean, row), rstd = load_one<Acc>(p.rstd, row);
     h.read(p.x, row, p.n);
     g.read(p.dy, row, p.n);
     Acc sum_g = 0, sum_gh = 0;
-#pragma unroll
-    for (int step = 0; step < kSteps; ++step) {
-      const int64_t column = static_cast<int64_t>(step * kWarp + lane) * kVector;
-      if (column >= p.n) continue;
-      if (p.gamma) {
-        Acc gamma[kVector];
-        load(p.gamma, column, gamma);
-#pragma unroll
-        for (int k = 0; k < kVector; ++k) g.values[step][k] *= gamma[k];
-      }
+    Row::for_each_step(p.n, [&](int step, int64_t column) {
+      join_vector(g.values[step], p.gamma, column, [](Acc dy, Acc gamma) { return dy * gamma; });
 #pragma unroll
       for (int k = 0; k < kVector; ++k) {
         h.values[step][k] = (h.values[step][k] - mean) * rstd;
         sum_g += g.values[step][k];
         sum_gh += g.values[step][k] * h.values[step][k];
       }
-    }
+    });
     const Acc mean_g = warp_sum(sum_g) / count, mean_gh = warp_sum(sum_gh) / count;
-#pragma unroll
-    for (int step = 0; step < kSteps; ++step) {
-      const int64_t column = static_cast<int64_t>(step * kWarp + lane) * kVector;
-      if (column >= p.n) continue;
+    Row::for_each_step(p.n, [&](int step, int64_t column) {
       Acc out[kVector];
 #pragma unroll
       for (int k = 0; k < kVector; ++k) {
         out[k] = rstd * (g.values[step][k] - mean_g - h.values[step][k] * mean_gh);
       }
-      if (p.ds) {
-        Acc ds[kVector];
-        load(p.ds.elements, row * p.ds.stride + column, ds);
-#pragma unroll
-        for (int k = 0; k < kVector; ++k) out[k] += ds[k];
-      }
+      join_vector(out, p.ds.elements, row * p.ds.stride + column,
+                  [](Acc dx, Acc ds) { return dx + ds; });
       store(p.dx.elements, row * p.dx.stride + column, out);
-    }
-  }
+    });
+  });
 }
 
-/// Rows of any length, forward and dx: a block per row that reads it as often as it needs.
-constexpr int kThreads = 256;
-
+/// Rows of any length, forward and dx.
 template <class Acc>
-__global__ void __launch_bounds__(kThreads) layer_norm_long_kernel(LayerNormRows p) {
+__global__ void __launch_bounds__(kLongRowThreads, 2) layer_norm_long_kernel(LayerNormRows p) {
   const Acc count = static_cast<Acc>(p.n);
   for (int64_t row = blockIdx.x; row < p.rows; row += gridDim.x) {
-    const auto at = [&](const RowElements& t, int64_t i) {
-      return load_one<Acc>(t.elements, row * t.stride + i);
-    };
     if (p.dx) {
       const Acc mean = load_one<Acc>(p.mean, row), rstd = load_one<Acc>(p.rstd, row);
       const auto g = [&](int64_t i) {
-        return at(p.dy, i) * (p.gamma ? load_one<Acc>(p.gamma, i) : Acc{1});
+        return p.dy.at<Acc>(row, i) * (p.gamma ? load_one<Acc>(p.gamma, i) : Acc{1});
       };
+      const auto h = [&](int64_t i) { return (p.x.at<Acc>(row, i) - mean) * rstd; };
       Acc sum_g = 0, sum_gh = 0;
-      for (int64_t i = threadIdx.x; i < p.n; i += kThreads) {
+      for (int64_t i = threadIdx.x; i < p.n; i += kLongRowThreads) {
         sum_g += g(i);
-        sum_gh += g(i) * ((at(p.x, i) - mean) * rstd);
+        sum_gh += g(i) * h(i);
       }
-      const Acc mean_g = block_sum<kThreads>(sum_g) / count;
-      const Acc mean_gh = block_sum<kThreads>(sum_gh) / count;
-      for (int64_t i = threadIdx.x; i < p.n; i += kThreads) {
-        const Acc h = (at(p.x, i) - mean) * rstd;
-        const Acc dx = rstd * (g(i) - mean_g - h * mean_gh);
-        store_one(p.dx.elements, row * p.dx.stride + i, p.ds ? dx + at(p.ds, i) : dx);
+      const Acc mean_g = block_sum<kLongRowThreads>(sum_g) / count;
+      const Acc mean_gh = block_sum<kLongRowThreads>(sum_gh) / count;
+      for (int64_t i = threadIdx.x; i < p.n; i += kLongRowThreads) {
+        const Acc dx = rstd * (g(i) - mean_g - h(i) * mean_gh);
+        p.dx.put(row, i, p.ds ? dx + p.ds.at<Acc>(row, i) : dx);
       }
       continue;
     }
     const auto s = [&](int64_t i) {
-      if (!p.residual) return at(p.x, i);
-      return rounded_to(at(p.x, i) + at(p.residual, i), p.sum.elements.dtype);
+      const Acc x = p.x.at<Acc>(row, i);
+      return p.residual ? rounded_to(p.sum.elements.dtype, x + p.residual.at<Acc>(row, i)) : x;
     };
-    Acc total = 0, squares = 0;
-    for (int64_t i = threadIdx.x; i < p.n; i += kThreads) total += s(i);
-    const Acc mean = block_sum<kThreads>(total) / count;
-    for (int64_t i = threadIdx.x; i < p.n; i += kThreads) squares += (s(i) - mean) * (s(i) - mean);
-    const Acc rstd = 1 / std::sqrt(block_sum<kThreads>(squares) / count + static_cast<Acc>(p.eps));
+    const Acc mean = long_row_sum<Acc>(p.n, s) / count;
+    const Acc squares =
+        long_row_sum<Acc>(p.n, [&](int64_t i) { return (s(i) - mean) * (s(i) - mean); });
+    const Acc rstd = 1 / std::sqrt(squares / count + static_cast<Acc>(p.eps));
     if (p.mean && threadIdx.x == 0) {
       store_one(p.mean, row, mean);
       store_one(p.rstd, row, rstd);
     }
-    for (int64_t i = threadIdx.x; i < p.n; i += kThreads) {
+    for (int64_t i = threadIdx.x; i < p.n; i += kLongRowThreads) {
       // y may be x's memory: s first.
       const Acc v = s(i);
-      if (p.residual) store_one(p.sum.elements, row * p.sum.stride + i, v);
+      if (p.residual) p.sum.put(row, i, v);
       Acc out = (v - mean) * rstd;
       if (p.gamma) out *= load_one<Acc>(p.gamma, i);
       if (p.beta) out += load_one<Acc>(p.beta, i);
-      store_one(p.y.elements, row * p.y.stride + i, out);
+      p.y.put(row, i, out);
     }
   }
 }
@@ -210,8 +159,7 @@ __global__ void __launch_bounds__(kWarp* kColumnWarps)
   if (column < p.n) {
     for (int64_t row = static_cast<int64_t>(blockIdx.y) * kColumnWarps + warp; row < p.rows;
          row += static_cast<int64_t>(gridDim.y) * kColumnWarps) {
-      const Acc dy = load_one<Acc>(p.dy.elements, row * p.dy.stride + column);
-      const Acc x = load_one<Acc>(p.x.elements, row * p.x.stride + column);
+      const Acc dy = p.dy.at<Acc>(row, column), x = p.x.at<Acc>(row, column);
       const Acc mean = load_one<Acc>(p.mean, row), rstd = load_one<Acc>(p.rstd, row);
       dgamma += dy * ((x - mean) * rstd);
       dbeta += dy;
@@ -230,11 +178,13 @@ __global__ void __launch_bounds__(kWarp* kColumnWarps)
   }
 }
 
+constexpr int kJoinThreads = 256;
+
 /// Thread i of row `which` of the grid adds column i of the partial rows.
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kJoinThreads)
     layer_norm_join_kernel(const double* partial, int64_t blocks, int64_t n, Elements dgamma,
                            Elements dbeta) {
-  const int64_t column = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
+  const int64_t column = static_cast<int64_t>(blockIdx.x) * kJoinThreads + threadIdx.x;
   const Elements& out = blockIdx.y == 0 ? dgamma : dbeta;
   if (column >= n || !out) return;
   double total = 0;
@@ -244,26 +194,16 @@ __global__ void __launch_bounds__(kThreads)
 
 /// Rows of f32 arithmetic that fit registers; false for others.
 bool run_in_registers(const LayerNormRows& p, bool vectors, runtime::StreamHandle stream) {
-  if (p.dx && p.n > kMostForTwoRows * kWarp) return false;
-  return with_row_tile(p.n, vectors, [&](auto vector, auto steps) {
-    constexpr int kVector = decltype(vector)::value, kSteps = decltype(steps)::value;
-    const unsigned grid = blocks_for(p.rows, kRowWarps);
-    if (p.dx) {
-      // Two rows in registers.
-      if constexpr (kVector * kSteps <= kMostForTwoRows) {
-        WEFT_LAUNCH((layer_norm_dx_kernel<float, kVector, kSteps>), grid, kWarp * kRowWarps, 0,
-                    stream, p);
-      }
-    } else {
-      WEFT_LAUNCH((layer_norm_kernel<float, kVector, kSteps>), grid, kWarp * kRowWarps, 0, stream,
+  const unsigned grid = blocks_for(p.rows, kRowWarps);
+  if (p.dx) {
+    return with_row_tile<kMostForTwoRows>(p.n, vectors, [&](auto vector, auto steps) {
+      WEFT_LAUNCH((layer_norm_dx_kernel<float, vector(), steps()>), grid, kRowThreads, 0, stream,
                   p);
-    }
+    });
+  }
+  return with_row_tile<kMostForOneRow>(p.n, vectors, [&](auto vector, auto steps) {
+    WEFT_LAUNCH((layer_norm_kernel<float, vector(), steps()>), grid, kRowThreads, 0, stream, p);
   });
-}
-
-template <class Acc>
-void run_long(const LayerNormRows& p, runtime::StreamHandle stream) {
-  WEFT_LAUNCH(layer_norm_long_kernel<Acc>, blocks_for(p.rows, 1), kThreads, 0, stream, p);
 }
 
 template <class Acc>
@@ -277,8 +217,8 @@ void run_columns(const LayerNormRows& rows, const Elements& dgamma, const Elemen
   const dim3 grid(static_cast<unsigned>((rows.n + kWarp - 1) / kWarp),
                   static_cast<unsigned>(blocks));
   WEFT_LAUNCH(layer_norm_columns_kernel<Acc>, grid, kWarp * kColumnWarps, 0, stream, p);
-  const dim3 join_grid(static_cast<unsigned>((rows.n + kThreads - 1) / kThreads), 2);
-  WEFT_LAUNCH(layer_norm_join_kernel, join_grid, kThreads, 0, stream, partial.data<double>(),
+  const dim3 join_grid(static_cast<unsigned>((rows.n + kJoinThreads - 1) / kJoinThreads), 2);
+  WEFT_LAUNCH(layer_norm_join_kernel, join_grid, kJoinThreads, 0, stream, partial.data<double>(),
               blocks, rows.n, dgamma, dbeta);
 }
 
@@ -288,15 +228,15 @@ void layer_norm_cuda_rows(const LayerNormProblem& p) {
   const int64_t n = p.x.shape().back();
   // Layouts that are not dense pass through copies.
   const auto dense = [](const Tensor& t) { return t.defined() ? contiguous(t) : t; };
-  const auto target = [](const Tensor& t) {
-    return !t.defined() || t.is_contiguous() ? t : Tensor::empty(t.shape(), t.dtype(), t.device());
+  const auto statistic = [&](const Tensor& t) {
+    return p.backward() ? dense(t) : contiguous_output(t);
   };
   const Tensor x = dense(p.x), residual = dense(p.residual), dy = dense(p.dy), ds = dense(p.ds);
   const Tensor gamma = dense(p.gamma), beta = dense(p.beta);
-  const Tensor sum = target(p.sum), y = target(p.y), dx = target(p.dx);
-  const Tensor mean = p.backward() ? dense(p.mean) : target(p.mean);
-  const Tensor rstd = p.backward() ? dense(p.rstd) : target(p.rstd);
-  const Tensor dgamma = target(p.dgamma), dbeta = target(p.dbeta);
+  const Tensor sum = contiguous_output(p.sum), y = contiguous_output(p.y);
+  const Tensor mean = statistic(p.mean), rstd = statistic(p.rstd);
+  const Tensor dx = contiguous_output(p.dx);
+  const Tensor dgamma = contiguous_output(p.dgamma), dbeta = contiguous_output(p.dbeta);
   const LayerNormRows rows{RowElements(x, n),
                            RowElements(residual, n),
                            RowElements(sum, n),
@@ -312,32 +252,30 @@ void layer_norm_cuda_rows(const LayerNormProblem& p) {
                            n,
                            p.eps};
   const bool vectors = rows_fit_vectors(n, {x, residual, sum, y, dy, ds, dx, gamma, beta});
-  const bool wide = p.dtype() == DType::f64;
   const runtime::StreamHandle stream = current_stream_handle(p.device());
   if (rows.rows > 0 && (!p.backward() || dx.defined())) {
-    if (wide) {
-      run_long<double>(rows, stream);  // for checking gradients
-    } else if (!run_in_registers(rows, vectors, stream)) {
-      run_long<float>(rows, stream);
+    // f64: for checking gradients.
+    if (p.dtype() == DType::f64 || !run_in_registers(rows, vectors, stream)) {
+      with_arithmetic_zero(p.dtype(), [&](auto zero) {
+        WEFT_LAUNCH(layer_norm_long_kernel<decltype(zero)>, blocks_for(rows.rows, 1),
+                    kLongRowThreads, 0, stream, rows);
+      });
     }
   }
   if (dgamma.defined() || dbeta.defined()) {
-    const Elements gamma_out(dgamma), beta_out(dbeta);
-    wide ? run_columns<double>(rows, gamma_out, beta_out, p.device(), stream)
-         : run_columns<float>(rows, gamma_out, beta_out, p.device(), stream);
+    with_arithmetic_zero(p.dtype(), [&](auto zero) {
+      run_columns<decltype(zero)>(rows, Elements(dgamma), Elements(dbeta), p.device(), stream);
+    });
   }
-  const auto bring = [](const Tensor& from, const Tensor& to) {
-    if (to.defined() && !from.is_same(to)) copy({.x = from, .y = to});
-  };
-  bring(sum, p.sum);
-  bring(y, p.y);
-  bring(dx, p.dx);
+  finish_output(sum, p.sum);
+  finish_output(y, p.y);
+  finish_output(dx, p.dx);
   if (!p.backward()) {
-    bring(mean, p.mean);
-    bring(rstd, p.rstd);
+    finish_output(mean, p.mean);
+    finish_output(rstd, p.rstd);
   }
-  bring(dgamma, p.dgamma);
-  bring(dbeta, p.dbeta);
+  finish_output(dgamma, p.dgamma);
+  finish_output(dbeta, p.dbeta);
 }
 
 }  // namespace weft::kernels

@@ -84,13 +84,6 @@ void layer_norm_cudnn(const LayerNormProblem& p) {
 
 }  // namespace weft::kernels
 
-#else  // a CUDA toolkit without cuDNN's headers: the variant takes no problem
-namespace weft::kernels {
-
-bool layer_norm_fits_cudnn(const LayerNormProblem&) { return false; }
-void layer_norm_cudnn(const LayerNormProblem& p) {
-  WEFT_FAIL("built without cuDNN: {}", p.describe());
-}
-
-}  // namespace weft::kernels
+#else
+WEFT_WITHOUT_CUDNN(layer_norm, LayerNormProblem)
 #endif

@@ -24,10 +24,7 @@ Values values_or(const Tensor& t, int64_t n, double otherwise) {
 /// Rounds to the dtype of `like`.
 Values rounded(const Values& values, DType dtype) {
   Values result(values.size());
-  visit_dtype(dtype, [&](auto tag) {
-    using T = typename decltype(tag)::type;
-    for (size_t i = 0; i < values.size(); ++i) result[i] = to_double(from_double<T>(values[i]));
-  });
+  for (size_t i = 0; i < values.size(); ++i) result[i] = numerics::round_to(values[i], dtype);
   return result;
 }
 

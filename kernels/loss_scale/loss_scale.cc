@@ -2,20 +2,10 @@
 
 namespace weft::kernels {
 
-#define WEFT_VARIANT(name, device, dtypes, fits) WEFT_DECLARE_VARIANT(LossScaleProblem, name)
-#include "kernels/loss_scale/loss_scale.inc"
-#undef WEFT_VARIANT
-
-const Op<LossScaleProblem>& loss_scale_op() {
-#define WEFT_VARIANT(name, device, dtypes, fits) \
-  WEFT_VARIANT_ROW(LossScaleProblem, name, device, dtypes, fits)
-  static constexpr Variant<LossScaleProblem> kVariants[] = {
-#include "kernels/loss_scale/loss_scale.inc"
-  };
-#undef WEFT_VARIANT
-  static constexpr Op<LossScaleProblem> kOp = {"loss_scale", kVariants};
-  return kOp;
-}
+#define WEFT_OP loss_scale
+#define WEFT_PROBLEM LossScaleProblem
+#define WEFT_LIST "kernels/loss_scale/loss_scale.inc"
+#include "kernels/op_list_inl.h"
 
 void loss_scale(const LossScaleProblem& problem) { dispatch(loss_scale_op(), problem); }
 

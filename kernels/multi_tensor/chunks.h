@@ -5,6 +5,7 @@
 #include <span>
 #include <vector>
 
+#include "core/parallel.h"
 #include "core/tensor.h"
 
 namespace weft::kernels {
@@ -27,6 +28,26 @@ std::vector<TensorChunk> tensor_chunks(std::span<const Tensor> tensors);
 /// The chunks of runs of small tensors taken together: indices into the list of chunks at which
 /// tasks of about kChunkElements begin, with the end at last.
 std::vector<int64_t> chunk_tasks(std::span<const TensorChunk> chunks);
+
+/// The tasks of a list of tensors.
+class ChunkTasks {
+ public:
+  explicit ChunkTasks(std::span<const Tensor> tensors)
+      : chunks_(tensor_chunks(tensors)), tasks_(chunk_tasks(chunks_)) {}
+  int64_t count() const { return static_cast<int64_t>(tasks_.size()) - 1; }
+
+  /// Calls f(task, chunk) for every chunk: tasks on all threads, the chunks of one in order.
+  template <class F>
+  void for_each(F&& f) const {
+    parallel_for(count(), 1, [&](int64_t task, int64_t) {
+      for (int64_t c = tasks_[task]; c < tasks_[task + 1]; ++c) f(task, chunks_[c]);
+    });
+  }
+
+ private:
+  std::vector<TensorChunk> chunks_;
+  std::vector<int64_t> tasks_;
+};
 
 /// The tensors with their elements side by side in row-major order: a copy where one is needed.
 std::vector<Tensor> contiguous_list(std::span<const Tensor> tensors);

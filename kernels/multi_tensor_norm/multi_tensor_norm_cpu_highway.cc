@@ -7,10 +7,10 @@
 #include <hwy/foreach_target.h>
 #include <hwy/highway.h>
 
-#include "core/parallel.h"
 #include "kernels/multi_tensor/chunks.h"
 #include "kernels/multi_tensor/squares_inl.h"
 #include "kernels/multi_tensor_norm/multi_tensor_norm.h"
+#include "kernels/simd/variant.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace weft::kernels::HWY_NAMESPACE {
@@ -30,17 +30,12 @@ double sum_of_squares(const Tensor& tensor, int64_t begin, int64_t end) {
 
 void multi_tensor_norm_chunks(const MultiTensorNormProblem& p) {
   const std::vector<Tensor> tensors = contiguous_list(p.tensors);
-  const std::vector<TensorChunk> chunks = tensor_chunks(tensors);
-  const std::vector<int64_t> tasks = chunk_tasks(chunks);
-  const int64_t count = static_cast<int64_t>(tasks.size()) - 1;
-  std::vector<double> sums(count);
-  parallel_for(count, 1, [&](int64_t task, int64_t) {
-    for (int64_t c = tasks[task]; c < tasks[task + 1]; ++c) {
-      const Tensor& tensor = tensors[chunks[c].tensor];
-      const auto sum =
-          tensor.dtype() == DType::f64 ? sum_of_squares<double> : sum_of_squares<float>;
-      sums[task] += sum(tensor, chunks[c].begin, chunks[c].end);
-    }
+  const ChunkTasks tasks(tensors);
+  std::vector<double> sums(tasks.count());
+  tasks.for_each([&](int64_t task, const TensorChunk& chunk) {
+    const Tensor& tensor = tensors[chunk.tensor];
+    const auto sum = tensor.dtype() == DType::f64 ? sum_of_squares<double> : sum_of_squares<float>;
+    sums[task] += sum(tensor, chunk.begin, chunk.end);
   });
   store_norm(sums, p.norm);
 }
@@ -50,13 +45,6 @@ void multi_tensor_norm_chunks(const MultiTensorNormProblem& p) {
 HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
-namespace weft::kernels {
-
-HWY_EXPORT(multi_tensor_norm_chunks);
-
-void multi_tensor_norm_cpu_highway(const MultiTensorNormProblem& problem) {
-  HWY_DYNAMIC_DISPATCH(multi_tensor_norm_chunks)(problem);
-}
-
-}  // namespace weft::kernels
+WEFT_HIGHWAY_VARIANT(multi_tensor_norm_cpu_highway, MultiTensorNormProblem,
+                     multi_tensor_norm_chunks)
 #endif

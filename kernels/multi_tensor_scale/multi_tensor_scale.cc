@@ -2,20 +2,10 @@
 
 namespace weft::kernels {
 
-#define WEFT_VARIANT(name, device, dtypes, fits) WEFT_DECLARE_VARIANT(MultiTensorScaleProblem, name)
-#include "kernels/multi_tensor_scale/multi_tensor_scale.inc"
-#undef WEFT_VARIANT
-
-const Op<MultiTensorScaleProblem>& multi_tensor_scale_op() {
-#define WEFT_VARIANT(name, device, dtypes, fits) \
-  WEFT_VARIANT_ROW(MultiTensorScaleProblem, name, device, dtypes, fits)
-  static constexpr Variant<MultiTensorScaleProblem> kVariants[] = {
-#include "kernels/multi_tensor_scale/multi_tensor_scale.inc"
-  };
-#undef WEFT_VARIANT
-  static constexpr Op<MultiTensorScaleProblem> kOp = {"multi_tensor_scale", kVariants};
-  return kOp;
-}
+#define WEFT_OP multi_tensor_scale
+#define WEFT_PROBLEM MultiTensorScaleProblem
+#define WEFT_LIST "kernels/multi_tensor_scale/multi_tensor_scale.inc"
+#include "kernels/op_list_inl.h"
 
 void multi_tensor_scale(const MultiTensorScaleProblem& problem) {
   dispatch(multi_tensor_scale_op(), problem);

@@ -9,10 +9,10 @@
 
 #include <algorithm>
 
-#include "core/parallel.h"
 #include "kernels/multi_tensor/chunks.h"
 #include "kernels/multi_tensor/scale_inl.h"
 #include "kernels/multi_tensor_scale/multi_tensor_scale.h"
+#include "kernels/simd/variant.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace weft::kernels::HWY_NAMESPACE {
@@ -22,20 +22,16 @@ void multi_tensor_scale_chunks(const MultiTensorScaleProblem& p) {
   assert_matching(p.tensors, p.tensors);
   const bool wants_norm = p.norm.defined();
   const double factor = p.factor_from.defined() ? *p.factor_from.data<float>() : p.factor;
-  const std::vector<TensorChunk> chunks = tensor_chunks(p.tensors);
-  const std::vector<int64_t> tasks = chunk_tasks(chunks);
-  const int64_t count = static_cast<int64_t>(tasks.size()) - 1;
-  std::vector<char> is_finite(count, true);
-  std::vector<double> sums(count);
-  parallel_for(count, 1, [&](int64_t task, int64_t) {
-    for (int64_t c = tasks[task]; c < tasks[task + 1]; ++c) {
-      const Tensor& tensor = p.tensors[chunks[c].tensor];
-      const auto scale = tensor.dtype() == DType::f64 ? scale_range<double> : scale_range<float>;
-      SumOfSquares squares;
-      is_finite[task] &=
-          scale(tensor, chunks[c].begin, chunks[c].end, factor, wants_norm ? &squares : nullptr);
-      if (wants_norm) sums[task] += squares.total();
-    }
+  const ChunkTasks tasks(p.tensors);
+  std::vector<char> is_finite(tasks.count(), true);
+  std::vector<double> sums(tasks.count());
+  tasks.for_each([&](int64_t task, const TensorChunk& chunk) {
+    const Tensor& tensor = p.tensors[chunk.tensor];
+    const auto scale = tensor.dtype() == DType::f64 ? scale_range<double> : scale_range<float>;
+    SumOfSquares squares;
+    is_finite[task] &=
+        scale(tensor, chunk.begin, chunk.end, factor, wants_norm ? &squares : nullptr);
+    if (wants_norm) sums[task] += squares.total();
   });
   if (p.found_inf.defined()) {
     *p.found_inf.data<float>() = std::ranges::count(is_finite, false) > 0;
@@ -48,13 +44,6 @@ void multi_tensor_scale_chunks(const MultiTensorScaleProblem& p) {
 HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
-namespace weft::kernels {
-
-HWY_EXPORT(multi_tensor_scale_chunks);
-
-void multi_tensor_scale_cpu_highway(const MultiTensorScaleProblem& problem) {
-  HWY_DYNAMIC_DISPATCH(multi_tensor_scale_chunks)(problem);
-}
-
-}  // namespace weft::kernels
+WEFT_HIGHWAY_VARIANT(multi_tensor_scale_cpu_highway, MultiTensorScaleProblem,
+                     multi_tensor_scale_chunks)
 #endif

@@ -1,7 +1,7 @@
 """mutation: a kernel with a deliberate fault, built into its op's test program."""
 
 load("//bazel:cuda.bzl", "cuda_library")
-load("//bazel:weft.bzl", "weft_cc_test")
+load("//bazel:weft.bzl", "HOST_ONLY", "weft_cc_binary", "weft_cc_test")
 
 def mutations(name, faults):
     """Builds every fault and a test that each is caught.
@@ -12,10 +12,6 @@ def mutations(name, faults):
         source, counted from 1, replacement, case); an empty case means all cases of the variant. An
         eighth, optional entry names a header of the op that has the text instead.
     """
-    simt_only = select({
-        "//bazel:simt": [],
-        "//conditions:default": ["@platforms//:incompatible"],
-    })
     programs = []
     rows = []
     for row in faults:
@@ -43,30 +39,20 @@ def mutations(name, faults):
             srcs = [fault + ".cu"],
             hdrs = [faulty] if header else [],
             alwayslink = True,
-            target_compatible_with = simt_only,
+            target_compatible_with = HOST_ONLY,
             deps = [
                 "//kernels/%s" % op,
                 "//kernels/device",
             ],
         )
-        native.cc_binary(
+        weft_cc_binary(
             name = fault,
             testonly = True,
-            srcs = ["//kernels/%s:%s_op_main.cc" % (op, op)],
-            linkopts = [
-                "-fopenmp",
-                "-ldl",
-            ],
-            copts = [
-                "-std=c++20",
-                "-fopenmp",
-                "-O1",
-            ],
-            target_compatible_with = simt_only,
+            target_compatible_with = HOST_ONLY,
             deps = [
                 ":%s_kernel" % fault,
-                "//kernels/%s:%s_cases" % (op, op),
-                "//kernels/testing:op_main",
+                "//kernels/%s:%s_emulated" % (op, op),
+                "//kernels/%s:%s_table" % (op, op),
             ],
         )
         programs.append(":" + fault)
@@ -81,9 +67,7 @@ def mutations(name, faults):
         size = "large",
         data = programs + [":%s_list" % name],
         deps = ["//tests:shell"],
-        tags = [
-            "slow",  # builds a program per fault
-            "simt",
-        ],
-        target_compatible_with = simt_only,
+        device = [],
+        tags = ["slow"],  # builds a program per fault
+        target_compatible_with = HOST_ONLY,
     )

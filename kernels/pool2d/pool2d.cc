@@ -2,20 +2,10 @@
 
 namespace weft::kernels {
 
-#define WEFT_VARIANT(name, device, dtypes, fits) WEFT_DECLARE_VARIANT(Pool2dProblem, name)
-#include "kernels/pool2d/pool2d.inc"
-#undef WEFT_VARIANT
-
-const Op<Pool2dProblem>& pool2d_op() {
-#define WEFT_VARIANT(name, device, dtypes, fits) \
-  WEFT_VARIANT_ROW(Pool2dProblem, name, device, dtypes, fits)
-  static constexpr Variant<Pool2dProblem> kVariants[] = {
-#include "kernels/pool2d/pool2d.inc"
-  };
-#undef WEFT_VARIANT
-  static constexpr Op<Pool2dProblem> kOp = {"pool2d", kVariants};
-  return kOp;
-}
+#define WEFT_OP pool2d
+#define WEFT_PROBLEM Pool2dProblem
+#define WEFT_LIST "kernels/pool2d/pool2d.inc"
+#include "kernels/op_list_inl.h"
 
 void pool2d(const Pool2dProblem& problem) { dispatch(pool2d_op(), problem); }
 

@@ -19,6 +19,7 @@
 #include "core/parallel.h"
 #include "kernels/pool2d/pool2d.h"
 #include "kernels/simd/rows_inl.h"
+#include "kernels/simd/variant.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace weft::kernels::HWY_NAMESPACE {
@@ -366,6 +367,10 @@ void run(const Pool2dProblem& p) {
 }
 
 void pool2d_planes(const Pool2dProblem& p) {
+  WEFT_ASSERT(p.image().dim() == 4 && p.result().dim() == 4);
+  WEFT_ASSERT((p.backward() ? p.dx : p.y).is_contiguous());
+  WEFT_ASSERT(!p.indices.defined() || p.indices.is_contiguous());
+  WEFT_ASSERT(!p.backward() || p.kind == PoolKind::kAverage || p.indices.defined());
   p.dtype() == DType::f64 ? run<double>(p) : run<float>(p);
 }
 
@@ -374,18 +379,5 @@ void pool2d_planes(const Pool2dProblem& p) {
 HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
-namespace weft::kernels {
-
-HWY_EXPORT(pool2d_planes);
-
-void pool2d_cpu_planes(const Pool2dProblem& problem) {
-  WEFT_ASSERT(problem.image().dim() == 4 && problem.result().dim() == 4);
-  WEFT_ASSERT((problem.backward() ? problem.dx : problem.y).is_contiguous());
-  WEFT_ASSERT(!problem.indices.defined() || problem.indices.is_contiguous());
-  WEFT_ASSERT(!problem.backward() || problem.kind == PoolKind::kAverage ||
-              problem.indices.defined());
-  HWY_DYNAMIC_DISPATCH(pool2d_planes)(problem);
-}
-
-}  // namespace weft::kernels
+WEFT_HIGHWAY_VARIANT(pool2d_cpu_planes, Pool2dProblem, pool2d_planes)
 #endif

@@ -4,6 +4,7 @@
 #include "core/stream.h"
 #include "kernels/copy/copy.h"
 #include "kernels/device/elements.cuh"
+#include "kernels/device/instances.h"
 #include "kernels/device/warp.cuh"
 #include "kernels/pool2d/pool2d.h"
 
@@ -131,7 +132,7 @@ void pool2d_cuda_windows(const Pool2dProblem& p) {
       WEFT_LAUNCH(pool_kernel<Acc>, blocks_for(n, kThreads), kThreads, 0, stream, t);
     }
   };
-  p.dtype() == DType::f64 ? run(0.0) : run(0.0f);
+  with_arithmetic_zero(p.dtype(), run);
 }
 
 }  // namespace weft::kernels

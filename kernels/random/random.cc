@@ -2,20 +2,10 @@
 
 namespace weft::kernels {
 
-#define WEFT_VARIANT(name, device, dtypes, fits) WEFT_DECLARE_VARIANT(RandomProblem, name)
-#include "kernels/random/random.inc"
-#undef WEFT_VARIANT
-
-const Op<RandomProblem>& random_op() {
-#define WEFT_VARIANT(name, device, dtypes, fits) \
-  WEFT_VARIANT_ROW(RandomProblem, name, device, dtypes, fits)
-  static constexpr Variant<RandomProblem> kVariants[] = {
-#include "kernels/random/random.inc"
-  };
-#undef WEFT_VARIANT
-  static constexpr Op<RandomProblem> kOp = {"random", kVariants};
-  return kOp;
-}
+#define WEFT_OP random
+#define WEFT_PROBLEM RandomProblem
+#define WEFT_LIST "kernels/random/random.inc"
+#include "kernels/op_list_inl.h"
 
 bool random_fits_cuda(const RandomProblem& p) {
   return p.distribution != Distribution::trunc_normal;

@@ -119,8 +119,7 @@ class Sampler {
 }  // namespace
 
 void random_cpu_philox(const RandomProblem& p) {
-  const Tensor y =
-      p.y.is_contiguous() ? p.y : Tensor::empty(p.y.shape(), p.y.dtype(), p.y.device());
+  const Tensor y = contiguous_output(p.y);
   const Sampler sampler(p);
   const int64_t n = y.numel();
   visit_dtype(y.dtype(), [&](auto tag) {
@@ -145,7 +144,7 @@ void random_cpu_philox(const RandomProblem& p) {
       }
     });
   });
-  if (!p.y.is_contiguous()) copy({.x = y, .y = p.y});
+  finish_output(y, p.y);
 }
 
 }  // namespace weft::kernels

@@ -63,8 +63,7 @@ __global__ void __launch_bounds__(kThreads) random_kernel(RandomArguments a) {
 
 void random_cuda_philox(const RandomProblem& p) {
   if (p.y.numel() == 0) return;
-  const Tensor y =
-      p.y.is_contiguous() ? p.y : Tensor::empty(p.y.shape(), p.y.dtype(), p.y.device());
+  const Tensor y = contiguous_output(p.y);
   const bool keeps_below = is_floating(p.dtype()) && p.distribution == Distribution::uniform;
   // One unit in the last place towards zero, or away from it, lies below `high`.
   const double step =
@@ -74,7 +73,7 @@ void random_cuda_philox(const RandomProblem& p) {
       p.p,         p.high - step, keeps_below,    p.seed, p.stream, p.offset};
   WEFT_LAUNCH(random_kernel, blocks_for(y.numel(), 4 * kThreads), kThreads, 0,
               current_stream_handle(p.device()), arguments);
-  if (!p.y.is_contiguous()) copy({.x = y, .y = p.y});
+  finish_output(y, p.y);
 }
 
 }  // namespace weft::kernels

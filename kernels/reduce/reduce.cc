@@ -18,20 +18,10 @@ bool reduce_is_arithmetic(const ReduceProblem& problem) {
 
 }  // namespace
 
-#define WEFT_VARIANT(name, device, dtypes, fits) WEFT_DECLARE_VARIANT(ReduceProblem, name)
-#include "kernels/reduce/reduce.inc"
-#undef WEFT_VARIANT
-
-const Op<ReduceProblem>& reduce_op() {
-#define WEFT_VARIANT(name, device, dtypes, fits) \
-  WEFT_VARIANT_ROW(ReduceProblem, name, device, dtypes, fits)
-  static constexpr Variant<ReduceProblem> kVariants[] = {
-#include "kernels/reduce/reduce.inc"
-  };
-#undef WEFT_VARIANT
-  static constexpr Op<ReduceProblem> kOp = {"reduce", kVariants};
-  return kOp;
-}
+#define WEFT_OP reduce
+#define WEFT_PROBLEM ReduceProblem
+#define WEFT_LIST "kernels/reduce/reduce.inc"
+#include "kernels/op_list_inl.h"
 
 void reduce(const ReduceProblem& problem) { dispatch(reduce_op(), problem); }
 

@@ -23,6 +23,7 @@
 #include "kernels/reduce/reduce.h"
 #include "kernels/reduce/reduce_layout.h"
 #include "kernels/simd/rows_inl.h"
+#include "kernels/simd/variant.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace weft::kernels::HWY_NAMESPACE {
@@ -364,13 +365,5 @@ void reduce_floats(const ReduceProblem& p) {
 HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
-namespace weft::kernels {
-
-HWY_EXPORT(reduce_floats);
-
-void reduce_cpu_highway(const ReduceProblem& problem) {
-  HWY_DYNAMIC_DISPATCH(reduce_floats)(problem);
-}
-
-}  // namespace weft::kernels
+WEFT_HIGHWAY_VARIANT(reduce_cpu_highway, ReduceProblem, reduce_floats)
 #endif

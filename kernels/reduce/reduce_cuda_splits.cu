@@ -23,11 +23,11 @@ struct Partial {
   int64_t place;
 };
 
-enum class Kind : uint8_t { sum, product, squares, largest, smallest, count };
+enum class Kind : uint8_t { kSum, kProduct, kSquares, kLargest, kSmallest, kCount };
 
 template <class Acc>
 __device__ Partial<Acc> nothing(Kind kind) {
-  return {kind == Kind::product ? Acc{1} : Acc{0}, -1};
+  return {kind == Kind::kProduct ? Acc{1} : Acc{0}, -1};
 }
 
 /// Whether an extreme at place a goes before one at place b. A NaN goes before all numbers.
@@ -37,17 +37,17 @@ __device__ bool goes_before(Kind kind, const Partial<Acc>& a, const Partial<Acc>
   const bool a_nan = a.value != a.value, b_nan = b.value != b.value;
   if (a_nan || b_nan) return a_nan && (!b_nan || a.place < b.place);
   if (a.value == b.value) return a.place < b.place;
-  return kind == Kind::largest ? a.value > b.value : a.value < b.value;
+  return kind == Kind::kLargest ? a.value > b.value : a.value < b.value;
 }
 
 template <class Acc>
 __device__ Partial<Acc> join(Kind kind, const Partial<Acc>& a, const Partial<Acc>& b) {
   using Ring = std::conditional_t<std::is_integral_v<Acc>, uint64_t, Acc>;
   switch (kind) {
-    case Kind::product:
+    case Kind::kProduct:
       return {static_cast<Acc>(static_cast<Ring>(a.value) * static_cast<Ring>(b.value)), -1};
-    case Kind::largest:
-    case Kind::smallest:
+    case Kind::kLargest:
+    case Kind::kSmallest:
       return goes_before(kind, b, a) ? b : a;
     default:
       return {static_cast<Acc>(static_cast<Ring>(a.value) + static_cast<Ring>(b.value)), -1};
@@ -58,9 +58,9 @@ __device__ Partial<Acc> join(Kind kind, const Partial<Acc>& a, const Partial<Acc
 template <class Acc>
 __device__ Partial<Acc> of_element(Kind kind, Acc x, int64_t place, Acc centre) {
   switch (kind) {
-    case Kind::squares:
+    case Kind::kSquares:
       return {(x - centre) * (x - centre), -1};
-    case Kind::count:
+    case Kind::kCount:
       return {static_cast<Acc>(x != 0 ? 1 : 0), -1};
     default:
       return {x, place};
@@ -104,28 +104,34 @@ struct Splits {
     return last < count ? last : count;
   }
   __device__ Acc centre(int64_t output) const {
-    return kind == Kind::squares ? static_cast<Acc>(means[output]) : Acc{0};
+    return kind == Kind::kSquares ? static_cast<Acc>(means[output]) : Acc{0};
   }
 };
+
+/// What elements first, first + step, ... of a split of an output are reduced to.
+template <class Acc>
+__device__ Partial<Acc> reduce_elements(const Splits<Acc>& p, int64_t output, int64_t split,
+                                        int first, int step) {
+  const int64_t base = p.kept.offset(output);
+  const Acc centre = p.centre(output);
+  Partial<Acc> all = nothing<Acc>(p.kind);
+  for (int64_t i = p.begin(split) + first; i < p.end(split); i += step) {
+    const Acc x = load_one<Acc>(p.x, base + p.reduced.offset(i));
+    all = join(p.kind, all, of_element(p.kind, x, i, centre));
+  }
+  return all;
+}
 
 constexpr int kThreads = 256, kWarps = kThreads / kWarp;
 
 /// Block b: split b % splits of output b / splits.
 template <class Acc>
 __global__ void __launch_bounds__(kThreads) reduce_rows_kernel(Splits<Acc> p) {
-  WEFT_SHARED(Acc, values, [kWarps]);
-  WEFT_SHARED(int64_t, places, [kWarps]);
-  const int lane = static_cast<int>(threadIdx.x) % kWarp;
-  const int warp = static_cast<int>(threadIdx.x) / kWarp;
+  WEFT_SHARED(Partial<Acc>, warps, [kWarps]);
+  const int thread = static_cast<int>(threadIdx.x);
   for (int64_t b = blockIdx.x; b < p.outputs * p.splits; b += gridDim.x) {
     const int64_t output = b / p.splits, split = b % p.splits;
-    const int64_t base = p.kept.offset(output);
-    const Acc centre = p.centre(output);
-    Partial<Acc> mine = nothing<Acc>(p.kind);
-    for (int64_t i = p.begin(split) + threadIdx.x; i < p.end(split); i += kThreads) {
-      const Acc x = load_one<Acc>(p.x, base + p.reduced.offset(i));
-      mine = join(p.kind, mine, of_element(p.kind, x, i, centre));
-    }
+    Partial<Acc> mine = reduce_elements(p, output, split, thread, kThreads);
 #pragma unroll
     for (int distance = kWarp / 2; distance > 0; distance /= 2) {
       const Partial<Acc> other = {__shfl_xor_sync(kAllLanes, mine.value, distance),
@@ -133,15 +139,10 @@ __global__ void __launch_bounds__(kThreads) reduce_rows_kernel(Splits<Acc> p) {
       mine = join(p.kind, mine, other);
     }
     __syncthreads();  // the last round's values are read
-    if (lane == 0) {
-      values[warp] = mine.value;
-      places[warp] = mine.place;
-    }
+    if (thread % kWarp == 0) warps[thread / kWarp] = mine;
     __syncthreads();
-    if (threadIdx.x == 0) {
-      for (int w = 1; w < kWarps; ++w) {
-        mine = join(p.kind, mine, Partial<Acc>{values[w], places[w]});
-      }
+    if (thread == 0) {
+      for (int w = 1; w < kWarps; ++w) mine = join(p.kind, mine, warps[w]);
       p.partials[split * p.outputs + output] = mine;
     }
   }
@@ -150,27 +151,17 @@ __global__ void __launch_bounds__(kThreads) reduce_rows_kernel(Splits<Acc> p) {
 /// Block (c, s): split s of the outputs 32 c .. 32 c + 31.
 template <class Acc>
 __global__ void __launch_bounds__(kThreads) reduce_columns_kernel(Splits<Acc> p) {
-  WEFT_SHARED(Acc, values, [kWarps][kWarp]);
-  WEFT_SHARED(int64_t, places, [kWarps][kWarp]);
+  WEFT_SHARED(Partial<Acc>, warps, [kWarps][kWarp]);
   const int lane = static_cast<int>(threadIdx.x) % kWarp;
   const int warp = static_cast<int>(threadIdx.x) / kWarp;
   const int64_t output = static_cast<int64_t>(blockIdx.x) * kWarp + lane, split = blockIdx.y;
-  Partial<Acc> mine = nothing<Acc>(p.kind);
-  if (output < p.outputs) {
-    const int64_t base = p.kept.offset(output);
-    const Acc centre = p.centre(output);
-    for (int64_t i = p.begin(split) + warp; i < p.end(split); i += kWarps) {
-      const Acc x = load_one<Acc>(p.x, base + p.reduced.offset(i));
-      mine = join(p.kind, mine, of_element(p.kind, x, i, centre));
-    }
-  }
-  values[warp][lane] = mine.value;
-  places[warp][lane] = mine.place;
+  const bool has_output = output < p.outputs;
+  Partial<Acc> mine =
+      has_output ? reduce_elements(p, output, split, warp, kWarps) : nothing<Acc>(p.kind);
+  warps[warp][lane] = mine;
   __syncthreads();
-  if (warp == 0 && output < p.outputs) {
-    for (int w = 1; w < kWarps; ++w) {
-      mine = join(p.kind, mine, Partial<Acc>{values[w][lane], places[w][lane]});
-    }
+  if (warp == 0 && has_output) {
+    for (int w = 1; w < kWarps; ++w) mine = join(p.kind, mine, warps[w][lane]);
     p.partials[split * p.outputs + output] = mine;
   }
 }
@@ -181,8 +172,7 @@ struct Finish {
   Reduction reduction;
   int64_t outputs, count, splits;
   double correction;
-  double* means;        // written for the mean that variance needs; y is not
-  const double* exact;  // the means, of variance
+  double* means;  // written for the mean that variance needs; y is not
 };
 
 /// Thread k joins the splits of output k and writes it.
@@ -228,20 +218,20 @@ __global__ void __launch_bounds__(kThreads)
 Kind kind_of(Reduction reduction) {
   switch (reduction) {
     case Reduction::prod:
-      return Kind::product;
+      return Kind::kProduct;
     case Reduction::var:
-      return Kind::squares;
+      return Kind::kSquares;
     case Reduction::max:
     case Reduction::argmax:
-      return Kind::largest;
+      return Kind::kLargest;
     case Reduction::min:
     case Reduction::argmin:
-      return Kind::smallest;
+      return Kind::kSmallest;
     case Reduction::any:
     case Reduction::all:
-      return Kind::count;
+      return Kind::kCount;
     default:
-      return Kind::sum;
+      return Kind::kSum;
   }
 }
 
@@ -288,8 +278,7 @@ void pass(const ReduceProblem& p, const ReduceLayout& layout, Reduction reductio
   const Finish finish{Elements(p.y), axes_of(layout.kept, layout.kept_y),
                       reduction,     s.outputs,
                       s.count,       s.splits,
-                      p.correction,  means,
-                      exact};
+                      p.correction,  means};
   const auto join_blocks = static_cast<unsigned>((s.outputs + kThreads - 1) / kThreads);
   WEFT_LAUNCH(reduce_join_kernel<Acc>, join_blocks, kThreads, 0, stream, s.partials, s.kind,
               finish);

@@ -29,11 +29,7 @@ std::vector<std::vector<double>> gathered(const ReduceProblem& p) {
 }
 
 double rounded(double value, DType dtype) {
-  return visit_dtype(dtype, [&](auto tag) {
-    using T = typename decltype(tag)::type;
-    if constexpr (std::is_integral_v<T>) return value;
-    return to_double(from_double<T>(value));
-  });
+  return is_floating(dtype) ? numerics::round_to(value, dtype) : value;
 }
 
 struct Result {

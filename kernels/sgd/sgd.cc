@@ -2,20 +2,10 @@
 
 namespace weft::kernels {
 
-#define WEFT_VARIANT(name, device, dtypes, fits) WEFT_DECLARE_VARIANT(SgdProblem, name)
-#include "kernels/sgd/sgd.inc"
-#undef WEFT_VARIANT
-
-const Op<SgdProblem>& sgd_op() {
-#define WEFT_VARIANT(name, device, dtypes, fits) \
-  WEFT_VARIANT_ROW(SgdProblem, name, device, dtypes, fits)
-  static constexpr Variant<SgdProblem> kVariants[] = {
-#include "kernels/sgd/sgd.inc"
-  };
-#undef WEFT_VARIANT
-  static constexpr Op<SgdProblem> kOp = {"sgd", kVariants};
-  return kOp;
-}
+#define WEFT_OP sgd
+#define WEFT_PROBLEM SgdProblem
+#define WEFT_LIST "kernels/sgd/sgd.inc"
+#include "kernels/op_list_inl.h"
 
 void sgd(const SgdProblem& problem) { dispatch(sgd_op(), problem); }
 

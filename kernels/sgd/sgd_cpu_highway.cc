@@ -8,10 +8,10 @@
 #include <hwy/foreach_target.h>
 #include <hwy/highway.h>
 
-#include "core/parallel.h"
 #include "kernels/multi_tensor/chunks.h"
 #include "kernels/sgd/sgd.h"
 #include "kernels/simd/rows_inl.h"
+#include "kernels/simd/variant.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace weft::kernels::HWY_NAMESPACE {
@@ -25,9 +25,7 @@ void run(const SgdProblem& s) {
   const bool scales = s.gradient_scale != 1, decays = s.weight_decay != 0;
   const bool has_momentum = s.momentum != 0;
   const std::vector<Tensor> gradients = contiguous_list(s.gradients);
-  const std::vector<TensorChunk> chunks = tensor_chunks(s.parameters);
-  const std::vector<int64_t> tasks = chunk_tasks(chunks);
-  const auto update = [&](const TensorChunk& chunk) HWY_ATTR {
+  const auto update = [&](int64_t, const TensorChunk& chunk) HWY_ATTR {
     const V scale = constant(s.gradient_scale), decay = constant(s.weight_decay);
     const V momentum = constant(s.momentum), share = constant(1 - s.dampening);
     const V lr = constant(s.lr);
@@ -59,9 +57,7 @@ void run(const SgdProblem& s) {
       if (has_momentum) write_row(b, n, b_all.dtype(), b_all.raw(), begin, 1);
     }
   };
-  parallel_for(static_cast<int64_t>(tasks.size()) - 1, 1, [&](int64_t task, int64_t) {
-    for (int64_t c = tasks[task]; c < tasks[task + 1]; ++c) update(chunks[c]);
-  });
+  ChunkTasks(s.parameters).for_each(update);
 }
 
 void sgd_chunks(const SgdProblem& s) {
@@ -76,11 +72,5 @@ void sgd_chunks(const SgdProblem& s) {
 HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
-namespace weft::kernels {
-
-HWY_EXPORT(sgd_chunks);
-
-void sgd_cpu_highway(const SgdProblem& problem) { HWY_DYNAMIC_DISPATCH(sgd_chunks)(problem); }
-
-}  // namespace weft::kernels
+WEFT_HIGHWAY_VARIANT(sgd_cpu_highway, SgdProblem, sgd_chunks)
 #endif

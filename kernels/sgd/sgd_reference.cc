@@ -1,14 +1,10 @@
 // A plain loop in f32 (f64), rounded to the parameters' dtype at the end, because the bits
 // themselves are specified: the bound is 0.
 #include "kernels/sgd/sgd.h"
+#include "numerics/error_bounds.h"
 
 namespace weft::kernels {
 namespace {
-
-double round_to(double x, DType dtype) {
-  return visit_dtype(
-      dtype, [&](auto tag) { return to_double(from_double<typename decltype(tag)::type>(x)); });
-}
 
 template <class T>
 std::vector<Expected> run(const SgdProblem& s) {
@@ -26,9 +22,9 @@ std::vector<Expected> run(const SgdProblem& s) {
       if (s.momentum != 0) {
         const T bi = s.first_step ? gi : static_cast<T>(b[i]) * momentum + share * gi;
         gi = s.nesterov ? gi + momentum * bi : bi;
-        b[i] = round_to(bi, s.dtype());
+        b[i] = numerics::round_to(bi, s.dtype());
       }
-      p[i] = round_to(pi - lr * gi, s.dtype());
+      p[i] = numerics::round_to(pi - lr * gi, s.dtype());
     }
     result.push_back({p, std::vector<double>(p.size())});
     if (s.momentum != 0) result.push_back({b, std::vector<double>(b.size())});

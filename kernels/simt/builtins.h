@@ -23,6 +23,9 @@
 #define gridDim (::weft::simt::launch_shape.grid)
 inline constexpr int warpSize = 32;
 
+// The caller's place in the source, as a last parameter.
+#define WEFT_SIMT_SITE weft::simt::Site site = weft::simt::Site::current()
+
 namespace weft::simt {
 
 template <class T>
@@ -40,14 +43,13 @@ T from_word(uint64_t word) {
   return value;
 }
 
-/// The lane that a shuffle of `width` lanes per group reads from, or -1.
-inline int shuffle_up_source(int lane, unsigned delta, int width) {
-  const int source = lane - static_cast<int>(delta);
-  return source < lane / width * width ? -1 : source;
-}
-inline int shuffle_down_source(int lane, unsigned delta, int width) {
-  const int source = lane + static_cast<int>(delta);
-  return source >= lane / width * width + width ? -1 : source;
+/// The value of another lane of this lane's group of `width`; its own where the source lies
+/// outside.
+template <class T>
+T shuffle_value(unsigned mask, T value, int source, int width, const char* name, const Site& site) {
+  const int first = current->lane / width * width;
+  const bool is_inside = source >= first && source < first + width;
+  return from_word<T>(shuffle(mask, to_word(value), is_inside ? source : -1, name, site));
 }
 
 /// Not instrumented: atomic_access says what there is to say.
@@ -63,29 +65,24 @@ __attribute__((no_sanitize_thread)) T atomic_update(T* address, F f, const Site&
 
 // Synchronisation.
 
-inline void __syncthreads(weft::simt::Site site = weft::simt::Site::current()) {
-  weft::simt::barrier_sync(0, 0, site);
-}
-inline int __syncthreads_count(int predicate, weft::simt::Site site = weft::simt::Site::current()) {
+inline void __syncthreads(WEFT_SIMT_SITE) { weft::simt::barrier_sync(0, 0, site); }
+inline int __syncthreads_count(int predicate, WEFT_SIMT_SITE) {
   return weft::simt::sync_vote(weft::simt::Vote::count, predicate != 0, site);
 }
-inline int __syncthreads_and(int predicate, weft::simt::Site site = weft::simt::Site::current()) {
+inline int __syncthreads_and(int predicate, WEFT_SIMT_SITE) {
   return weft::simt::sync_vote(weft::simt::Vote::all, predicate != 0, site);
 }
-inline int __syncthreads_or(int predicate, weft::simt::Site site = weft::simt::Site::current()) {
+inline int __syncthreads_or(int predicate, WEFT_SIMT_SITE) {
   return weft::simt::sync_vote(weft::simt::Vote::any, predicate != 0, site);
 }
-inline void __syncwarp(unsigned mask = weft::simt::kFullMask,
-                       weft::simt::Site site = weft::simt::Site::current()) {
+inline void __syncwarp(unsigned mask = weft::simt::kFullMask, WEFT_SIMT_SITE) {
   weft::simt::sync_warp(mask, site);
 }
-inline void __threadfence_block(weft::simt::Site site = weft::simt::Site::current()) {
+inline void __threadfence_block(WEFT_SIMT_SITE) {
   weft::simt::fence(weft::simt::Scope::block, site);
 }
-inline void __threadfence(weft::simt::Site site = weft::simt::Site::current()) {
-  weft::simt::fence(weft::simt::Scope::device, site);
-}
-inline void __threadfence_system(weft::simt::Site site = weft::simt::Site::current()) {
+inline void __threadfence(WEFT_SIMT_SITE) { weft::simt::fence(weft::simt::Scope::device, site); }
+inline void __threadfence_system(WEFT_SIMT_SITE) {
   weft::simt::fence(weft::simt::Scope::system, site);
 }
 inline void __nanosleep(unsigned) { weft::simt::yield(); }
@@ -93,66 +90,51 @@ inline void __nanosleep(unsigned) { weft::simt::yield(); }
 // Warp shuffles, votes, matches, reductions.
 
 template <class T>
-T __shfl_sync(unsigned mask, T value, int source, int width = 32,
-              weft::simt::Site site = weft::simt::Site::current()) {
-  const int lane = weft::simt::current->lane;
-  return weft::simt::from_word<T>(weft::simt::shuffle(mask, weft::simt::to_word(value),
-                                                      lane / width * width + (source & (width - 1)),
-                                                      "__shfl_sync", site));
+T __shfl_sync(unsigned mask, T value, int source, int width = 32, WEFT_SIMT_SITE) {
+  const int lane = weft::simt::current->lane / width * width + (source & (width - 1));
+  return weft::simt::shuffle_value(mask, value, lane, width, "__shfl_sync", site);
 }
 template <class T>
-T __shfl_up_sync(unsigned mask, T value, unsigned delta, int width = 32,
-                 weft::simt::Site site = weft::simt::Site::current()) {
-  const int lane = weft::simt::current->lane;
-  return weft::simt::from_word<T>(weft::simt::shuffle(
-      mask, weft::simt::to_word(value), weft::simt::shuffle_up_source(lane, delta, width),
-      "__shfl_up_sync", site));
+T __shfl_up_sync(unsigned mask, T value, unsigned delta, int width = 32, WEFT_SIMT_SITE) {
+  const int lane = weft::simt::current->lane - static_cast<int>(delta);
+  return weft::simt::shuffle_value(mask, value, lane, width, "__shfl_up_sync", site);
 }
 template <class T>
-T __shfl_down_sync(unsigned mask, T value, unsigned delta, int width = 32,
-                   weft::simt::Site site = weft::simt::Site::current()) {
-  const int lane = weft::simt::current->lane;
-  return weft::simt::from_word<T>(weft::simt::shuffle(
-      mask, weft::simt::to_word(value), weft::simt::shuffle_down_source(lane, delta, width),
-      "__shfl_down_sync", site));
+T __shfl_down_sync(unsigned mask, T value, unsigned delta, int width = 32, WEFT_SIMT_SITE) {
+  const int lane = weft::simt::current->lane + static_cast<int>(delta);
+  return weft::simt::shuffle_value(mask, value, lane, width, "__shfl_down_sync", site);
 }
 template <class T>
-T __shfl_xor_sync(unsigned mask, T value, int lane_mask, int width = 32,
-                  weft::simt::Site site = weft::simt::Site::current()) {
-  const int lane = weft::simt::current->lane;
-  const int source = lane ^ lane_mask;
+T __shfl_xor_sync(unsigned mask, T value, int lane_mask, int width = 32, WEFT_SIMT_SITE) {
+  // Unlike the others it may read from a group before this lane's.
+  const int lane = weft::simt::current->lane, source = lane ^ lane_mask;
+  const int end = lane / width * width + width;
   return weft::simt::from_word<T>(weft::simt::shuffle(
-      mask, weft::simt::to_word(value), source >= lane / width * width + width ? -1 : source,
-      "__shfl_xor_sync", site));
+      mask, weft::simt::to_word(value), source < end ? source : -1, "__shfl_xor_sync", site));
 }
-inline unsigned __ballot_sync(unsigned mask, int predicate,
-                              weft::simt::Site site = weft::simt::Site::current()) {
+inline unsigned __ballot_sync(unsigned mask, int predicate, WEFT_SIMT_SITE) {
   return weft::simt::ballot(mask, predicate != 0, "__ballot_sync", site);
 }
-inline int __all_sync(unsigned mask, int predicate,
-                      weft::simt::Site site = weft::simt::Site::current()) {
+inline int __all_sync(unsigned mask, int predicate, WEFT_SIMT_SITE) {
   return weft::simt::ballot(mask, predicate == 0, "__all_sync", site) == 0;
 }
-inline int __any_sync(unsigned mask, int predicate,
-                      weft::simt::Site site = weft::simt::Site::current()) {
+inline int __any_sync(unsigned mask, int predicate, WEFT_SIMT_SITE) {
   return weft::simt::ballot(mask, predicate != 0, "__any_sync", site) != 0;
 }
 template <class T>
-unsigned __match_any_sync(unsigned mask, T value,
-                          weft::simt::Site site = weft::simt::Site::current()) {
+unsigned __match_any_sync(unsigned mask, T value, WEFT_SIMT_SITE) {
   return weft::simt::match_any(mask, weft::simt::to_word(value), site);
 }
 template <class T>
-unsigned __match_all_sync(unsigned mask, T value, int* predicate,
-                          weft::simt::Site site = weft::simt::Site::current()) {
+unsigned __match_all_sync(unsigned mask, T value, int* predicate, WEFT_SIMT_SITE) {
   *predicate = weft::simt::match_any(mask, weft::simt::to_word(value), site) == mask;
   return *predicate ? mask : 0;
 }
 
-#define WEFT_SIMT_REDUCE(name, T, reduction)                                                   \
-  inline T name(unsigned mask, T value, weft::simt::Site site = weft::simt::Site::current()) { \
-    return static_cast<T>(weft::simt::reduce(mask, static_cast<uint32_t>(value),               \
-                                             weft::simt::Reduction::reduction, site));         \
+#define WEFT_SIMT_REDUCE(name, T, reduction)                                           \
+  inline T name(unsigned mask, T value, WEFT_SIMT_SITE) {                              \
+    return static_cast<T>(weft::simt::reduce(mask, static_cast<uint32_t>(value),       \
+                                             weft::simt::Reduction::reduction, site)); \
   }
 WEFT_SIMT_REDUCE(__reduce_add_sync, int, add)
 WEFT_SIMT_REDUCE(__reduce_add_sync, unsigned, add)
@@ -167,12 +149,11 @@ WEFT_SIMT_REDUCE(__reduce_xor_sync, unsigned, bit_xor)
 
 // Atomics on shared and global memory.
 
-#define WEFT_SIMT_ATOMIC(name, expression)                          \
-  template <class T>                                                \
-  T name(T* address, std::type_identity_t<T> value,                 \
-         weft::simt::Site site = weft::simt::Site::current()) {     \
-    return weft::simt::atomic_update(                               \
-        address, [value](T old) -> T { return expression; }, site); \
+#define WEFT_SIMT_ATOMIC(name, expression)                            \
+  template <class T>                                                  \
+  T name(T* address, std::type_identity_t<T> value, WEFT_SIMT_SITE) { \
+    return weft::simt::atomic_update(                                 \
+        address, [value](T old) -> T { return expression; }, site);   \
   }
 WEFT_SIMT_ATOMIC(atomicAdd, old + value)
 WEFT_SIMT_ATOMIC(atomicSub, old - value)
@@ -188,7 +169,7 @@ WEFT_SIMT_ATOMIC(atomicDec, old == 0 || old > value ? value : old - 1)
 
 template <class T>
 T atomicCAS(T* address, std::type_identity_t<T> compare, std::type_identity_t<T> value,
-            weft::simt::Site site = weft::simt::Site::current()) {
+            WEFT_SIMT_SITE) {
   return weft::simt::atomic_update(
       address,
       [=](T old) -> T { return std::memcmp(&old, &compare, sizeof(T)) == 0 ? value : old; }, site);

@@ -48,37 +48,31 @@ void __tsan_write_range(void* address, size_t bytes) {
 }
 
 // Host code in instrumented units (reference counts and the like) has its atomics replaced, too.
-#define WEFT_ATOMIC(bits, T)                                                                       \
-  T __tsan_atomic##bits##_load(const volatile T* p, int) { return __atomic_load_n(p, 5); }         \
-  void __tsan_atomic##bits##_store(volatile T* p, T v, int) { __atomic_store_n(p, v, 5); }         \
-  T __tsan_atomic##bits##_exchange(volatile T* p, T v, int) {                                      \
-    return __atomic_exchange_n(p, v, 5);                                                           \
-  }                                                                                                \
-  T __tsan_atomic##bits##_fetch_add(volatile T* p, T v, int) {                                     \
-    return __atomic_fetch_add(p, v, 5);                                                            \
-  }                                                                                                \
-  T __tsan_atomic##bits##_fetch_sub(volatile T* p, T v, int) {                                     \
-    return __atomic_fetch_sub(p, v, 5);                                                            \
-  }                                                                                                \
-  T __tsan_atomic##bits##_fetch_and(volatile T* p, T v, int) {                                     \
-    return __atomic_fetch_and(p, v, 5);                                                            \
-  }                                                                                                \
-  T __tsan_atomic##bits##_fetch_or(volatile T* p, T v, int) { return __atomic_fetch_or(p, v, 5); } \
-  T __tsan_atomic##bits##_fetch_xor(volatile T* p, T v, int) {                                     \
-    return __atomic_fetch_xor(p, v, 5);                                                            \
-  }                                                                                                \
-  T __tsan_atomic##bits##_fetch_nand(volatile T* p, T v, int) {                                    \
-    return __atomic_fetch_nand(p, v, 5);                                                           \
-  }                                                                                                \
-  int __tsan_atomic##bits##_compare_exchange_strong(volatile T* p, T* expected, T v, int, int) {   \
-    return __atomic_compare_exchange_n(p, expected, v, false, 5, 5);                               \
-  }                                                                                                \
-  int __tsan_atomic##bits##_compare_exchange_weak(volatile T* p, T* expected, T v, int, int) {     \
-    return __atomic_compare_exchange_n(p, expected, v, true, 5, 5);                                \
-  }                                                                                                \
-  T __tsan_atomic##bits##_compare_exchange_val(volatile T* p, T expected, T v, int, int) {         \
-    __atomic_compare_exchange_n(p, &expected, v, false, 5, 5);                                     \
-    return expected;                                                                               \
+#define WEFT_FETCH(bits, T, op)                                 \
+  T __tsan_atomic##bits##_fetch_##op(volatile T* p, T v, int) { \
+    return __atomic_fetch_##op(p, v, 5);                        \
+  }
+#define WEFT_ATOMIC(bits, T)                                                                     \
+  T __tsan_atomic##bits##_load(const volatile T* p, int) { return __atomic_load_n(p, 5); }       \
+  void __tsan_atomic##bits##_store(volatile T* p, T v, int) { __atomic_store_n(p, v, 5); }       \
+  T __tsan_atomic##bits##_exchange(volatile T* p, T v, int) {                                    \
+    return __atomic_exchange_n(p, v, 5);                                                         \
+  }                                                                                              \
+  WEFT_FETCH(bits, T, add)                                                                       \
+  WEFT_FETCH(bits, T, sub)                                                                       \
+  WEFT_FETCH(bits, T, and)                                                                       \
+  WEFT_FETCH(bits, T, or)                                                                        \
+  WEFT_FETCH(bits, T, xor)                                                                       \
+  WEFT_FETCH(bits, T, nand)                                                                      \
+  int __tsan_atomic##bits##_compare_exchange_strong(volatile T* p, T* expected, T v, int, int) { \
+    return __atomic_compare_exchange_n(p, expected, v, false, 5, 5);                             \
+  }                                                                                              \
+  int __tsan_atomic##bits##_compare_exchange_weak(volatile T* p, T* expected, T v, int, int) {   \
+    return __atomic_compare_exchange_n(p, expected, v, true, 5, 5);                              \
+  }                                                                                              \
+  T __tsan_atomic##bits##_compare_exchange_val(volatile T* p, T expected, T v, int, int) {       \
+    __atomic_compare_exchange_n(p, &expected, v, false, 5, 5);                                   \
+    return expected;                                                                             \
   }
 WEFT_ATOMIC(8, uint8_t)
 WEFT_ATOMIC(16, uint16_t)

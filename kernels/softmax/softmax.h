@@ -13,15 +13,15 @@
 namespace weft::kernels {
 
 struct SoftmaxProblem {
-  Tensor x;       // forward: the input; backward: the gradient dy
+  Tensor x;       // forward only: the input
   Tensor y;       // forward: the output; backward: the forward's output
-  Tensor dx;      // backward only: its output
+  Tensor dy, dx;  // backward only: the input and the output
   int axis = -1;  // wrapped by the op; -1 is the last
   bool log = false;
 
   bool backward() const { return dx.defined(); }
-  DType dtype() const { return x.dtype(); }
-  Device device() const { return x.device(); }
+  DType dtype() const { return y.dtype(); }
+  Device device() const { return y.device(); }
   std::string describe() const;
 
   // For autotuning (kernels/op.h).

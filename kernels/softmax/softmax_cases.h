@@ -20,7 +20,8 @@ inline OpTable softmax_table() {
                        const auto output = [&] {
                          return strided ? in.strided_output(shape, dtype) : in.output(shape, dtype);
                        };
-                       Problem p{.x = layout(in.normal(shape, dtype, 3)), .axis = axis, .log = log};
+                       Problem p{.axis = axis, .log = log};
+                       (backward ? p.dy : p.x) = layout(in.normal(shape, dtype, 3));
                        if (backward) {
                          p.y = layout(log ? in.uniform(shape, dtype, -6, -1)
                                           : in.uniform(shape, dtype, 0, 0.5));

@@ -14,6 +14,7 @@
 #include "core/parallel.h"
 #include "kernels/simd/exp_inl.h"
 #include "kernels/simd/rows_inl.h"
+#include "kernels/simd/variant.h"
 #include "kernels/softmax/softmax.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -69,25 +70,24 @@ void backward_row(const Acc* dy, const Acc* y, int64_t n, bool log, Acc* dx) {
 
 template <class Acc>
 void run(const SoftmaxProblem& p) {
-  if (p.x.numel() == 0) return;
-  const int axis = wrap_dim(p.axis, p.x.dim(), "softmax");
-  const int64_t n = p.x.shape()[axis];
-  const Rows x(p.x, axis), y(p.y, axis), dx(p.dx, axis);
+  if (p.y.numel() == 0) return;
+  const int axis = wrap_dim(p.axis, p.y.dim(), "softmax");
+  const int64_t n = p.y.shape()[axis];
+  const Rows x(p.x, axis), y(p.y, axis), dy(p.dy, axis), dx(p.dx, axis);
   const int64_t grain = std::max<int64_t>(1, 16384 / n);
-  parallel_for(p.x.numel() / n, grain, [&](int64_t begin, int64_t end) {
+  parallel_for(p.y.numel() / n, grain, [&](int64_t begin, int64_t end) {
     const auto buffers = hwy::AllocateAligned<Acc>(3 * n);
-    Acc* const x_buffer = buffers.get();
+    Acc* const in_buffer = buffers.get();
     Acc* const y_buffer = buffers.get() + n;
     Acc* const out_buffer = buffers.get() + 2 * n;
     for (int64_t r = begin; r < end; ++r) {
-      const Acc* const row = x.read(r, n, x_buffer);
       if (p.backward()) {
         Acc* const out = dx.target(r, out_buffer);
-        backward_row(row, y.read(r, n, y_buffer), n, p.log, out);
+        backward_row(dy.read(r, n, in_buffer), y.read(r, n, y_buffer), n, p.log, out);
         dx.write(r, out, n);
       } else {
         Acc* const out = y.target(r, out_buffer);
-        forward_row(row, n, p.log, out_buffer, out);
+        forward_row(x.read(r, n, in_buffer), n, p.log, out_buffer, out);
         y.write(r, out, n);
       }
     }
@@ -103,13 +103,5 @@ void softmax_rows(const SoftmaxProblem& p) {
 HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
-namespace weft::kernels {
-
-HWY_EXPORT(softmax_rows);
-
-void softmax_cpu_highway(const SoftmaxProblem& problem) {
-  HWY_DYNAMIC_DISPATCH(softmax_rows)(problem);
-}
-
-}  // namespace weft::kernels
+WEFT_HIGHWAY_VARIANT(softmax_cpu_highway, SoftmaxProblem, softmax_rows)
 #endif

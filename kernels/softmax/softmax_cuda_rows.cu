@@ -4,6 +4,7 @@
 #include "core/stream.h"
 #include "core/view.h"
 #include "kernels/copy/copy.h"
+#include "kernels/device/instances.h"
 #include "kernels/device/rows.cuh"
 #include "kernels/softmax/softmax.h"
 
@@ -11,17 +12,15 @@ namespace weft::kernels {
 namespace {
 
 struct SoftmaxRows {
-  RowElements x, y, dx;
+  RowElements x, y, dy, dx;
   int64_t rows, n;
   bool log;
 };
 
 template <class Acc, int kVector, int kSteps>
-__global__ void __launch_bounds__(kWarp* kRowWarps) softmax_kernel(SoftmaxRows p) {
-  const int64_t warps = static_cast<int64_t>(gridDim.x) * kRowWarps;
+__global__ void __launch_bounds__(kRowThreads) softmax_kernel(SoftmaxRows p) {
   WarpRow<Acc, kVector, kSteps> x;
-  for (int64_t row = static_cast<int64_t>(blockIdx.x) * kRowWarps + threadIdx.x / kWarp;
-       row < p.rows; row += warps) {
+  for_each_row(p.rows, [&](int64_t row) {
     x.read(p.x, row, p.n);
     Acc max = -INFINITY;
     // Where an element is NaN the maximum may be any: the exponential makes the sum NaN.
@@ -40,132 +39,116 @@ __global__ void __launch_bounds__(kWarp* kRowWarps) softmax_kernel(SoftmaxRows p
       x.for_each(p.n, [&](Acc& v, int64_t) { v *= scale; });
     }
     x.write(p.y, row, p.n);
-  }
+  });
+}
+
+/// dx of one element, given dy, y and the sum over the row of dy, or of dy y.
+template <class Acc>
+__device__ __forceinline__ Acc softmax_dx(bool log, Acc dy, Acc y, Acc total) {
+  return log ? dy - std::exp(y) * total : y * (dy - total);
 }
 
 template <class Acc, int kVector, int kSteps>
-__global__ void __launch_bounds__(kWarp* kRowWarps) softmax_backward_kernel(SoftmaxRows p) {
-  const int64_t warps = static_cast<int64_t>(gridDim.x) * kRowWarps;
-  WarpRow<Acc, kVector, kSteps> dy, y;
-  for (int64_t row = static_cast<int64_t>(blockIdx.x) * kRowWarps + threadIdx.x / kWarp;
-       row < p.rows; row += warps) {
-    dy.read(p.x, row, p.n);
+__global__ void __launch_bounds__(kRowThreads) softmax_backward_kernel(SoftmaxRows p) {
+  using Row = WarpRow<Acc, kVector, kSteps>;
+  Row dy, y;
+  for_each_row(p.rows, [&](int64_t row) {
+    dy.read(p.dy, row, p.n);
     y.read(p.y, row, p.n);
     Acc total = 0;
-#pragma unroll
-    for (int s = 0; s < kSteps; ++s) {
-      const int lane = static_cast<int>(threadIdx.x) % kWarp;
-      if (static_cast<int64_t>(s * kWarp + lane) * kVector >= p.n) continue;
+    Row::for_each_step(p.n, [&](int s, int64_t) {
 #pragma unroll
       for (int k = 0; k < kVector; ++k) {
         total += p.log ? dy.values[s][k] : dy.values[s][k] * y.values[s][k];
       }
-    }
+    });
     total = warp_sum(total);
 #pragma unroll
     for (int s = 0; s < kSteps; ++s) {
 #pragma unroll
       for (int k = 0; k < kVector; ++k) {
-        const Acc g = dy.values[s][k], out = y.values[s][k];
-        dy.values[s][k] = p.log ? g - std::exp(out) * total : out * (g - total);
+        dy.values[s][k] = softmax_dx(p.log, dy.values[s][k], y.values[s][k], total);
       }
     }
     dy.write(p.dx, row, p.n);
-  }
+  });
 }
 
-/// Rows of any length: a block per row that reads it as often as it needs.
-constexpr int kThreads = 256;
-
 template <class Acc>
-__global__ void __launch_bounds__(kThreads) softmax_long_kernel(SoftmaxRows p) {
+__global__ void __launch_bounds__(kLongRowThreads, 2) softmax_long_kernel(SoftmaxRows p) {
   for (int64_t row = blockIdx.x; row < p.rows; row += gridDim.x) {
-    const auto at = [&](const RowElements& t, int64_t i) {
-      return load_one<Acc>(t.elements, row * t.stride + i);
-    };
+    const auto x = [&](int64_t i) { return p.x.at<Acc>(row, i); };
     if (p.dx) {
-      Acc total = 0;
-      for (int64_t i = threadIdx.x; i < p.n; i += kThreads) {
-        total += p.log ? at(p.x, i) : at(p.x, i) * at(p.y, i);
-      }
-      total = block_sum<kThreads>(total);
-      for (int64_t i = threadIdx.x; i < p.n; i += kThreads) {
-        const Acc g = at(p.x, i), out = at(p.y, i);
-        store_one(p.dx.elements, row * p.dx.stride + i,
-                  p.log ? g - std::exp(out) * total : out * (g - total));
+      const auto dy = [&](int64_t i) { return p.dy.at<Acc>(row, i); };
+      const auto y = [&](int64_t i) { return p.y.at<Acc>(row, i); };
+      const Acc total =
+          long_row_sum<Acc>(p.n, [&](int64_t i) { return p.log ? dy(i) : dy(i) * y(i); });
+      for (int64_t i = threadIdx.x; i < p.n; i += kLongRowThreads) {
+        p.dx.put(row, i, softmax_dx(p.log, dy(i), y(i), total));
       }
       continue;
     }
-    Acc max = -INFINITY, total = 0;
-    for (int64_t i = threadIdx.x; i < p.n; i += kThreads) {
-      const Acc v = at(p.x, i);
-      max = v > max ? v : max;
-    }
-    max = block_join<kThreads>(max, [](Acc a, Acc b) { return a > b ? a : b; });
-    for (int64_t i = threadIdx.x; i < p.n; i += kThreads) total += std::exp(at(p.x, i) - max);
-    total = block_sum<kThreads>(total);
+    Acc max = -INFINITY;
+    for (int64_t i = threadIdx.x; i < p.n; i += kLongRowThreads) max = x(i) > max ? x(i) : max;
+    max = block_join<kLongRowThreads>(max, [](Acc a, Acc b) { return a > b ? a : b; });
+    const Acc total = long_row_sum<Acc>(p.n, [&](int64_t i) { return std::exp(x(i) - max); });
     const Acc log_total = std::log(total), scale = 1 / total;
-    for (int64_t i = threadIdx.x; i < p.n; i += kThreads) {
-      const Acc shifted = at(p.x, i) - max;
-      store_one(p.y.elements, row * p.y.stride + i,
-                p.log ? shifted - log_total : std::exp(shifted) * scale);
+    for (int64_t i = threadIdx.x; i < p.n; i += kLongRowThreads) {
+      const Acc shifted = x(i) - max;
+      p.y.put(row, i, p.log ? shifted - log_total : std::exp(shifted) * scale);
     }
   }
 }
 
 /// Rows of f32 arithmetic that fit registers; false for others.
 bool run_in_registers(const SoftmaxRows& p, bool vectors, runtime::StreamHandle stream) {
-  if (p.dx && p.n > kMostForTwoRows * kWarp) return false;
-  return with_row_tile(p.n, vectors, [&](auto vector, auto steps) {
-    constexpr int kVector = decltype(vector)::value, kSteps = decltype(steps)::value;
-    const unsigned grid = blocks_for(p.rows, kRowWarps);
-    if (p.dx) {
-      // Two rows in registers.
-      if constexpr (kVector * kSteps <= kMostForTwoRows) {
-        WEFT_LAUNCH((softmax_backward_kernel<float, kVector, kSteps>), grid, kWarp * kRowWarps, 0,
-                    stream, p);
-      }
-    } else {
-      WEFT_LAUNCH((softmax_kernel<float, kVector, kSteps>), grid, kWarp * kRowWarps, 0, stream, p);
-    }
+  const unsigned grid = blocks_for(p.rows, kRowWarps);
+  if (p.dx) {
+    return with_row_tile<kMostForTwoRows>(p.n, vectors, [&](auto vector, auto steps) {
+      WEFT_LAUNCH((softmax_backward_kernel<float, vector(), steps()>), grid, kRowThreads, 0, stream,
+                  p);
+    });
+  }
+  return with_row_tile<kMostForOneRow>(p.n, vectors, [&](auto vector, auto steps) {
+    WEFT_LAUNCH((softmax_kernel<float, vector(), steps()>), grid, kRowThreads, 0, stream, p);
   });
-}
-
-template <class Acc>
-void run_long(const SoftmaxRows& p, runtime::StreamHandle stream) {
-  WEFT_LAUNCH(softmax_long_kernel<Acc>, blocks_for(p.rows, 1), kThreads, 0, stream, p);
 }
 
 }  // namespace
 
 void softmax_cuda_rows(const SoftmaxProblem& p) {
-  if (p.x.numel() == 0) return;
-  const int axis = wrap_dim(p.axis, p.x.dim(), "softmax");
+  if (p.y.numel() == 0) return;
+  const int axis = wrap_dim(p.axis, p.y.dim(), "softmax");
   // Rows along the last dimension, side by side: other layouts pass through a copy.
   const auto with_rows_last = [&](const Tensor& t) {
     return view::transpose(t, axis, t.dim() - 1);
   };
-  const auto rows_of = [&](const Tensor& t) { return contiguous(with_rows_last(t)); };
+  const auto rows_of = [&](const Tensor& t) {
+    return t.defined() ? contiguous(with_rows_last(t)) : t;
+  };
   const Tensor& output = p.backward() ? p.dx : p.y;
   const Tensor target = with_rows_last(output);
-  const Tensor result =
-      target.is_contiguous() ? target : Tensor::empty(target.shape(), p.dtype(), p.device());
-  const Tensor x = rows_of(p.x), y = p.backward() ? rows_of(p.y) : result;
-  const int64_t n = x.shape().back();
-  SoftmaxRows rows{RowElements(x, n),
-                   RowElements(y, n),
-                   p.backward() ? RowElements(result, n) : RowElements(),
-                   x.numel() / n,
-                   n,
-                   p.log};
-  const bool vectors = rows_fit_vectors(n, {x, y, result});
+  const Tensor result = contiguous_output(target);
+  const int64_t n = target.shape().back();
+  const Tensor x = rows_of(p.x), dy = rows_of(p.dy);
+  const Tensor y = p.backward() ? rows_of(p.y) : result, dx = p.backward() ? result : Tensor();
+  const SoftmaxRows rows{RowElements(x, n),
+                         RowElements(y, n),
+                         RowElements(dy, n),
+                         RowElements(dx, n),
+                         target.numel() / n,
+                         n,
+                         p.log};
+  const bool vectors = rows_fit_vectors(n, {x, y, dy, dx});
   const runtime::StreamHandle stream = current_stream_handle(p.device());
-  if (p.dtype() == DType::f64) {
-    run_long<double>(rows, stream);  // for checking gradients
-  } else if (!run_in_registers(rows, vectors, stream)) {
-    run_long<float>(rows, stream);
+  // f64: for checking gradients.
+  if (p.dtype() == DType::f64 || !run_in_registers(rows, vectors, stream)) {
+    with_arithmetic_zero(p.dtype(), [&](auto zero) {
+      WEFT_LAUNCH(softmax_long_kernel<decltype(zero)>, blocks_for(rows.rows, 1), kLongRowThreads, 0,
+                  stream, rows);
+    });
   }
-  if (!target.is_contiguous()) copy({.x = result, .y = target});
+  finish_output(result, target);
 }
 
 }  // namespace weft::kernels

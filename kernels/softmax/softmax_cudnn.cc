@@ -3,31 +3,33 @@
 // The axis is its channel: what lies before it is one dimension, what lies behind it another.
 #include "kernels/softmax/softmax_cudnn.h"
 
+#include "kernels/device/cudnn.h"
+
 #if __has_include(<cudnn.h>)
 
 #include <limits>
-
-#include "kernels/device/cudnn.h"
 
 namespace weft::kernels {
 namespace {
 
 CudnnOwned<cudnnTensorDescriptor_t> around_axis(const SoftmaxProblem& p) {
-  const int axis = p.axis < 0 ? p.axis + p.x.dim() : p.axis;
+  const int axis = p.axis < 0 ? p.axis + p.y.dim() : p.axis;
   int64_t before = 1, behind = 1;
-  for (int d = 0; d < p.x.dim(); ++d) {
-    if (d < axis) before *= p.x.size(d);
-    if (d > axis) behind *= p.x.size(d);
+  for (int d = 0; d < p.y.dim(); ++d) {
+    if (d < axis) before *= p.y.size(d);
+    if (d > axis) behind *= p.y.size(d);
   }
-  return cudnn_dense(p.dtype(), before, p.x.size(axis), behind, 1);
+  return cudnn_dense(p.dtype(), before, p.y.size(axis), behind, 1);
 }
 
 }  // namespace
 
 bool softmax_fits_cudnn(const SoftmaxProblem& p) {
-  const int64_t count = p.x.numel();
-  return p.x.dim() > 0 && count > 0 && count <= std::numeric_limits<int>::max() &&
-         p.x.is_contiguous() && p.y.is_contiguous() && (!p.backward() || p.dx.is_contiguous()) &&
+  const int64_t count = p.y.numel();
+  const bool is_dense =
+      p.y.is_contiguous() &&
+      (p.backward() ? p.dy.is_contiguous() && p.dx.is_contiguous() : p.x.is_contiguous());
+  return p.y.dim() > 0 && count > 0 && count <= std::numeric_limits<int>::max() && is_dense &&
          cudnn().library.is_open();
 }
 
@@ -39,7 +41,7 @@ void softmax_cudnn(const SoftmaxProblem& p) {
   const CudnnScalar one(p.dtype(), 1), zero(p.dtype(), 0);
   if (p.backward()) {
     dnn.check(dnn.cudnnSoftmaxBackward(handle, algorithm, CUDNN_SOFTMAX_MODE_CHANNEL, one.get(),
-                                       form.get(), p.y.raw(), form.get(), p.x.raw(), zero.get(),
+                                       form.get(), p.y.raw(), form.get(), p.dy.raw(), zero.get(),
                                        form.get(), p.dx.raw()),
               "cudnnSoftmaxBackward");
   } else {
@@ -51,11 +53,6 @@ void softmax_cudnn(const SoftmaxProblem& p) {
 
 }  // namespace weft::kernels
 
-#else  // a CUDA toolkit without cuDNN's headers: the variant takes no problem
-namespace weft::kernels {
-
-bool softmax_fits_cudnn(const SoftmaxProblem&) { return false; }
-void softmax_cudnn(const SoftmaxProblem& p) { WEFT_FAIL("built without cuDNN: {}", p.describe()); }
-
-}  // namespace weft::kernels
+#else
+WEFT_WITHOUT_CUDNN(softmax, SoftmaxProblem)
 #endif

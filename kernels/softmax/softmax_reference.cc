@@ -11,16 +11,18 @@ namespace weft::kernels {
 
 std::vector<Expected> softmax_reference(const SoftmaxProblem& p) {
   const Tensor& output = p.backward() ? p.dx : p.y;
-  const int axis = wrap_dim(p.axis, p.x.dim(), "softmax");
-  const int64_t n = p.x.shape()[axis];
+  const int axis = wrap_dim(p.axis, p.y.dim(), "softmax");
+  const int64_t n = p.y.shape()[axis];
   int64_t inner = 1;
-  for (int d = axis + 1; d < p.x.dim(); ++d) inner *= p.x.shape()[d];
-  const std::vector<double> x = p.x.to_vector();
-  const std::vector<double> y = p.backward() ? p.y.to_vector() : std::vector<double>();
+  for (int d = axis + 1; d < p.y.dim(); ++d) inner *= p.y.shape()[d];
+  using Values = std::vector<double>;
+  const Values x = p.backward() ? Values() : p.x.to_vector();
+  const Values y = p.backward() ? p.y.to_vector() : Values();
+  const Values dy = p.backward() ? p.dy.to_vector() : Values();
   const double u = p.dtype() == DType::f64 ? 0x1p-53 : 0x1p-24;
   const double row_error = numerics::gamma(n + 8.0, u);
-  Expected expected{std::vector<double>(x.size()), std::vector<double>(x.size())};
-  const int64_t rows = n == 0 ? 0 : static_cast<int64_t>(x.size()) / n;
+  Expected expected{Values(p.y.numel()), Values(p.y.numel())};
+  const int64_t rows = n == 0 ? 0 : p.y.numel() / n;
   for (int64_t row = 0; row < rows; ++row) {
     const auto at = [&](int64_t j) { return (row / inner * n + j) * inner + row % inner; };
     const auto put = [&](int64_t j, double value, double error) {
@@ -49,16 +51,16 @@ std::vector<Expected> softmax_reference(const SoftmaxProblem& p) {
     } else {
       double sum = 0, magnitude = 0;
       for (int64_t j = 0; j < n; ++j) {
-        const double term = p.log ? x[at(j)] : x[at(j)] * y[at(j)];
+        const double term = p.log ? dy[at(j)] : dy[at(j)] * y[at(j)];
         sum += term;
         magnitude += std::abs(term);
       }
       for (int64_t j = 0; j < n; ++j) {
-        const double dy = x[at(j)], out = y[at(j)];
+        const double g = dy[at(j)], out = y[at(j)];
         const double weight = p.log ? std::exp(out) : out;
-        const double value = p.log ? dy - weight * sum : weight * (dy - sum);
+        const double value = p.log ? g - weight * sum : weight * (g - sum);
         const double scale =
-            p.log ? std::abs(dy) + weight * magnitude : weight * (std::abs(dy) + magnitude);
+            p.log ? std::abs(g) + weight * magnitude : weight * (std::abs(g) + magnitude);
         put(j, value, scale * (row_error + 2 * std::abs(p.log ? out : 0) * u));
       }
     }

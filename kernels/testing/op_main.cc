@@ -1,7 +1,9 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cstdio>
+#include <optional>
 
+#include "io/help_format.h"
 #include "kernels/device/probe.h"
 #include "kernels/instruction_set.h"
 #include "kernels/testing/bench.h"
@@ -19,11 +21,15 @@ struct CheckOptions {
   std::string variant, only_case;  // empty: all
   bool small = false;              // no cases that are benchmarked too
   bool as_json = false;
-  bool traffic = false;  // count how memory is used
+  bool traffic = false;              // count how memory is used
+  std::optional<DeviceType> device;  // its variants alone
 
   bool takes(const CaseEntry& entry) const {
     if (!only_case.empty()) return entry.name == only_case;
     return !entry.is_large && (!small || !entry.is_timed());
+  }
+  bool takes(const OpTable::Row& row) const {
+    return (variant.empty() || row.name == variant) && (!device || row.device == *device);
   }
   bool is_everything() const { return variant.empty() && only_case.empty() && !small; }
 };
@@ -35,25 +41,18 @@ int check(const OpTable& table, const CheckOptions& options) {
   std::vector<bool> variant_ran(table.variants.size(), false), no_device = variant_ran;
   for (const CaseEntry& entry : table.cases) {
     if (!options.takes(entry)) continue;
-    if (emulated && options.only_case.empty() && takes_long_to_emulate(entry.cost)) {
-      report.skip();
-      continue;
-    }
-    const std::vector<Expected> expected = entry.expected();
+    const bool is_long = emulated && options.only_case.empty() && takes_long_to_emulate(entry.cost);
+    std::vector<Expected> expected;
     bool any_ran = false;
     for (size_t v = 0; v < table.variants.size(); ++v) {
       const OpTable::Row& variant = table.variants[v];
-      if (!only_variant.empty() && variant.name != only_variant) continue;
-      if (emulated && only_variant.empty() && variant.device == DeviceType::cpu) {
-        variant_ran[v] = any_ran = true;
-        continue;
-      }
-      if (emulated && options.only_case.empty() &&
-          variant.name.find(entry.emulated_on) == std::string::npos) {
-        any_ran = true;
+      if (!options.takes(variant)) continue;
+      if (emulated && variant.device == DeviceType::cuda && options.only_case.empty() &&
+          (is_long || variant.name.find(entry.emulated_on) == std::string::npos)) {
         report.skip();
         continue;
       }
+      if (expected.empty()) expected = entry.expected();
       const CheckResult result = check_case(table, entry, variant.name, expected);
       if (result.ran == Ran::no_device) {
         no_device[v] = true;
@@ -71,7 +70,10 @@ int check(const OpTable& table, const CheckOptions& options) {
         count_traffic(false);
       }
     }
-    if (!any_ran && only_variant.empty()) report.fault(entry.name + ": no variant fits");
+    // Every case has a variant on the CPU.
+    if (!any_ran && only_variant.empty() && options.device != DeviceType::cuda) {
+      report.fault(entry.name + ": no variant fits");
+    }
   }
   for (size_t v = 0; v < table.variants.size(); ++v) {
     const std::string& variant = table.variants[v].name;
@@ -79,6 +81,7 @@ int check(const OpTable& table, const CheckOptions& options) {
       std::printf("SKIPPED: %s needs a CUDA device\n", variant.c_str());
     }
     if (variant_ran[v] || no_device[v] || !options.is_everything()) continue;
+    if (!options.takes(table.variants[v])) continue;
     report.fault(variant + ": no case fits this variant");
   }
   if (options.traffic) report.add_traffic(take_traffic());
@@ -93,21 +96,20 @@ int usage_error(const std::string& message) {
 struct Arguments {
   CheckOptions check;
   BenchOptions bench;
-  std::string instruction_set, device, dtype, tensor_core;
+  std::string instruction_set, checked_device, device, dtype, tensor_core;
 };
 
 /// What to time; throws Error for arguments that make no sense.
 BenchPlan bench_plan(const OpTable& table, const Arguments& a) {
-  WEFT_CHECK(!runtime::is_emulated(),
-             "bench: the emulated device has no speed to measure; time kernels in the cpu or the "
-             "cuda flavour");
   BenchOptions options = a.bench;
   if (!a.dtype.empty()) options.dtype = parse_dtype(a.dtype);
   WEFT_CHECK(is_floating(options.dtype), "bench: --dtype {}: expected a floating dtype", a.dtype);
   if (!a.device.empty()) {
     options.device = parse_device(a.device);
+    WEFT_CHECK(options.device.type == DeviceType::cpu || !runtime::is_emulated(),
+               "bench: the emulated device has no speed to measure; --device cpu has");
     require_usable(options.device);
-  } else if (runtime::device_count() > 0) {
+  } else if (runtime::device_count() > 0 && !runtime::is_emulated()) {
     options.device = {DeviceType::cuda, 0};
   }
   return plan_bench(table, options);
@@ -117,39 +119,66 @@ BenchPlan bench_plan(const OpTable& table, const Arguments& a) {
 
 int run_op_main(const OpTable& table, int argc, char** argv) {
   Arguments a;
-  CLI::App app("Lists, checks or times the variants of " + table.name + ".", table.name);
+  CLI::App app("Lists, checks or times the variants of " + table.name, table.name);
+  app.formatter(std::make_shared<io::HelpFormat>());
   app.require_subcommand(0, 1);
   const CLI::App* const list_command =
-      app.add_subcommand("list", "the variants, and how many cases each fits");
+      app.add_subcommand("list", "List the variants, and how many cases each of them takes");
   CLI::App* const check_command =
-      app.add_subcommand("check", "every variant on every case, beside the reference");
-  check_command->add_option("--variant", a.check.variant, "this one alone");
-  check_command->add_option("--case", a.check.only_case, "this one alone");
-  check_command->add_flag("--small", a.check.small, "without the cases that are timed, too");
-  check_command->add_flag("--json", a.check.as_json, "a JSON object a line");
+      app.add_subcommand("check", "Compare every variant with the reference on every case");
+  check_command->add_option("--variant", a.check.variant, "The variant to check")
+      ->default_str("all");
+  check_command->add_option("--case", a.check.only_case, "The case to check it on")
+      ->default_str("all");
+  check_command
+      ->add_option("--device", a.checked_device,
+                   "The device whose variants are checked: cpu, cuda or emulated")
+      ->type_name("DEVICE")
+      ->default_str("all that there are");
+  check_command->add_flag("--small", a.check.small, "Leave out the cases that bench times");
+  check_command->add_flag("--json", a.check.as_json, "Print JSON objects, one a line");
+  check_command
+      ->add_option("--instruction-set", a.instruction_set,
+                   "The best instruction set that CPU kernels may use: avx512, avx2 or baseline")
+      ->default_str("the CPU's");
   check_command->add_flag("--traffic", a.check.traffic,
-                          "on the emulated device: bank conflicts and sectors of every access");
-  check_command->add_option("--tensor-core", a.tensor_core,
-                            "on the emulated device: products with the bits of this GPU's");
-  check_command->add_option("--instruction-set", a.instruction_set,
-                            "the best that CPU kernels may use");
+                          "Count bank conflicts and sectors of every access to memory; on the "
+                          "emulated device alone");
+  check_command
+      ->add_option("--tensor-core", a.tensor_core,
+                   "Compute matrix products with the bits of this GPU's tensor cores: a100, ada, "
+                   "h100 or b200; on the emulated device alone")
+      ->type_name("GPU")
+      ->default_str("sums in f32");
   CLI::App* const bench_command =
-      app.add_subcommand("bench", "times the variants on the timed cases, from a cold cache");
-  bench_command->add_option("--variant", a.bench.variant, "this one, and the vendor's");
-  bench_command->add_option("--shape", a.bench.shapes,
-                            "cases with this in their names, or a shape such as 512x512x64");
-  bench_command->add_option("--dtype", a.dtype, "of shapes that are no case; default f32");
-  bench_command->add_option("--device", a.device,
-                            "cpu, cuda or cuda:N; default: a GPU where there is one");
-  bench_command->add_option("--samples", a.bench.samples, "of each variant on each case")
+      app.add_subcommand("bench", "Time the variants on the timed cases, from a cold cache");
+  bench_command
+      ->add_option("--variant", a.bench.variant, "The variant to time, beside the vendor's")
+      ->default_str("all");
+  bench_command
+      ->add_option("--shape", a.bench.shapes,
+                   "Cases with this text in their names; of gemm also any shape, as 512x512x64")
+      ->default_str("all timed cases");
+  bench_command->add_option("--dtype", a.dtype, "Format of the operands of a shape that is no case")
+      ->type_name("DTYPE")
+      ->default_str("f32");
+  bench_command->add_option("--device", a.device, "Where to compute: cpu, cuda or cuda:N")
+      ->type_name("DEVICE")
+      ->default_str("cuda where there is a GPU, else cpu");
+  bench_command->add_option("--samples", a.bench.samples, "Samples of each variant on each case")
       ->check(CLI::Range(1, 100000))
       ->capture_default_str();
-  bench_command->add_option("--seconds", a.bench.seconds, "at most, for a variant on a case")
+  bench_command
+      ->add_option("--seconds", a.bench.seconds,
+                   "Seconds after which a variant takes no more samples of a case")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
-  bench_command->add_option("--roofline", a.bench.roofline,
-                            "what the roofline program wrote: adds the share of it");
-  bench_command->add_flag("--json", a.bench.as_json, "a JSON object a line");
+  bench_command
+      ->add_option("--roofline", a.bench.roofline,
+                   "Rates of the device, as the roofline program printed them, to tell shares of")
+      ->type_name("FILE")
+      ->default_str("none, and no shares");
+  bench_command->add_flag("--json", a.bench.as_json, "Print JSON objects, one a line");
   try {
     app.parse(argc, argv);
   } catch (const CLI::Success& request) {
@@ -183,8 +212,15 @@ int run_op_main(const OpTable& table, int argc, char** argv) {
     return 0;
   }
   if ((a.check.traffic || !a.tensor_core.empty()) && !runtime::is_emulated()) {
-    return usage_error(fmt::format("check {}: for the emulated device alone (--flavor simt)",
+    return usage_error(fmt::format("check {}: for the emulated device alone",
                                    a.check.traffic ? "--traffic" : "--tensor-core"));
+  }
+  if (!a.checked_device.empty()) {
+    try {
+      a.check.device = parse_device(a.checked_device).type;
+    } catch (const Error& error) {
+      return usage_error(fmt::format("check --device: {}", error.what()));
+    }
   }
   try {
     use_tensor_core(a.tensor_core);

@@ -14,7 +14,7 @@ weft::CommandOutcome run(const std::string& program, const std::string& argument
 }
 
 weft::CommandOutcome softmax(const std::string& arguments) {
-  return run("kernels/softmax/softmax_bench", arguments);
+  return run("kernels/softmax/softmax_lab", arguments);
 }
 
 int lines_of(const std::string& text) {
@@ -55,7 +55,7 @@ TEST_CASE("the list says what each variant takes, and how many cases") {
   CHECK(outcome.code == 0);
   CHECK_THAT(outcome.text, Contains("softmax_cpu_highway") && Contains("f64 f32 f16 bf16") &&
                                Contains("any problem") && Contains("of "));
-  const weft::CommandOutcome gemm = run("kernels/gemm/gemm_bench", "list");
+  const weft::CommandOutcome gemm = run("kernels/gemm/gemm_lab", "list");
   CHECK_THAT(gemm.text, Contains("  gemm_is<tf32>  "));
   CHECK_THAT(gemm.text, Contains("gemm_cpu_exact"));
 }

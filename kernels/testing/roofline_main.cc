@@ -12,6 +12,7 @@
 #include "core/runtime.h"
 #include "core/stream.h"
 #include "core/transfer.h"
+#include "io/help_format.h"
 #include "kernels/device/name.h"
 #include "kernels/device/probe.h"
 #include "kernels/gemm/gemm.h"
@@ -114,11 +115,14 @@ int run(Device device, bool quick) {
 
 int main(int argc, char** argv) {
   using namespace weft;
-  CLI::App app("The rates that no kernel of a device exceeds.", "roofline");
+  CLI::App app("Measures a device's roofline: the rates that no kernel exceeds", "roofline");
+  app.formatter(std::make_shared<io::HelpFormat>());
   std::string device_text;
   bool quick = false;
-  app.add_option("--device", device_text, "cpu, cuda or cuda:N; default: a GPU where there is one");
-  app.add_flag("--quick", quick, "small sizes, few runs");
+  app.add_option("--device", device_text, "Device to measure: cpu, cuda or cuda:N")
+      ->type_name("DEVICE")
+      ->default_str("cuda where there is a GPU, else cpu");
+  app.add_flag("--quick", quick, "Take small sizes and few runs");
   try {
     app.parse(argc, argv);
   } catch (const CLI::Success& request) {

@@ -4,20 +4,10 @@
 
 namespace weft::kernels {
 
-#define WEFT_VARIANT(name, device, dtypes, fits) WEFT_DECLARE_VARIANT(UnaryProblem, name)
-#include "kernels/unary/unary.inc"
-#undef WEFT_VARIANT
-
-const Op<UnaryProblem>& unary_op() {
-#define WEFT_VARIANT(name, device, dtypes, fits) \
-  WEFT_VARIANT_ROW(UnaryProblem, name, device, dtypes, fits)
-  static constexpr Variant<UnaryProblem> kVariants[] = {
-#include "kernels/unary/unary.inc"
-  };
-#undef WEFT_VARIANT
-  static constexpr Op<UnaryProblem> kOp = {"unary", kVariants};
-  return kOp;
-}
+#define WEFT_OP unary
+#define WEFT_PROBLEM UnaryProblem
+#define WEFT_LIST "kernels/unary/unary.inc"
+#include "kernels/op_list_inl.h"
 
 void unary(const UnaryProblem& problem) { dispatch(unary_op(), problem); }
 

@@ -1,12 +1,17 @@
-// kernels/elementwise/pointwise.cuh with one switch over the ops for every 8 elements.
+// kernels/device/pointwise.cuh with one switch over the ops for every 8 elements.
 // Memory-bound.
 #include "kernels/device/math.cuh"
+#include "kernels/device/pointwise.cuh"
 #include "kernels/elementwise/convert.h"
-#include "kernels/elementwise/pointwise.cuh"
 #include "kernels/unary/unary.h"
 
 namespace weft::kernels {
 namespace {
+
+/// A case of a switch over ops: f(x) of each element.
+#define WEFT_UNARY(op, f) \
+  case UnaryOp::op:       \
+    return each([=]([[maybe_unused]] auto x) { return f; })
 
 /// A test gives 0 or 1, which bool's conversion keeps.
 struct UnaryFunction {
@@ -30,30 +35,17 @@ struct UnaryFunction {
   __device__ void integers(Each each) const {
     const auto factor = static_cast<uint64_t>(static_cast<int64_t>(alpha));
     switch (op) {
-      case UnaryOp::neg:
-        return each([](int64_t x) { return 0 - static_cast<uint64_t>(x); });
-      case UnaryOp::abs:
-        return each([](int64_t x) {
-          const auto u = static_cast<uint64_t>(x);
-          return x < 0 ? 0 - u : u;
-        });
-      case UnaryOp::sign:
-        return each([](int64_t x) { return x > 0 ? 1 : x < 0 ? -1 : 0; });
-      case UnaryOp::square:
-        return each([](int64_t x) { return static_cast<uint64_t>(x) * static_cast<uint64_t>(x); });
-      case UnaryOp::relu:
-        return each([](int64_t x) { return x < 0 ? 0 : x; });
-      case UnaryOp::scale:
-        return each([=](int64_t x) { return static_cast<uint64_t>(x) * factor; });
-      case UnaryOp::shift:
-        return each([=](int64_t x) { return static_cast<uint64_t>(x) + factor; });
-      case UnaryOp::logical_not:
-        return each([](int64_t x) { return x == 0; });
-      case UnaryOp::is_nan:
-      case UnaryOp::is_inf:
-        return each([](int64_t) { return 0; });
-      case UnaryOp::is_finite:
-        return each([](int64_t) { return 1; });
+      WEFT_UNARY(neg, 0 - static_cast<uint64_t>(x));
+      WEFT_UNARY(abs, x < 0 ? 0 - static_cast<uint64_t>(x) : static_cast<uint64_t>(x));
+      WEFT_UNARY(sign, x > 0 ? 1 : x < 0 ? -1 : 0);
+      WEFT_UNARY(square, static_cast<uint64_t>(x) * static_cast<uint64_t>(x));
+      WEFT_UNARY(relu, x < 0 ? 0 : x);
+      WEFT_UNARY(scale, static_cast<uint64_t>(x) * factor);
+      WEFT_UNARY(shift, static_cast<uint64_t>(x) + factor);
+      WEFT_UNARY(logical_not, x == 0);
+      WEFT_UNARY(is_nan, 0);
+      WEFT_UNARY(is_inf, 0);
+      WEFT_UNARY(is_finite, 1);
       default:  // the roundings
         return each([](int64_t x) { return x; });
     }
@@ -64,73 +56,43 @@ struct UnaryFunction {
     constexpr Acc kInfinity = std::numeric_limits<Acc>::infinity();
     const Acc a = static_cast<Acc>(alpha);
     switch (op) {
-      case UnaryOp::neg:
-        return each([](Acc x) { return -x; });
-      case UnaryOp::abs:
-        return each([](Acc x) { return std::abs(x); });
-      case UnaryOp::sign:
-        return each([](Acc x) { return x > 0 ? Acc{1} : x < 0 ? Acc{-1} : x; });
-      case UnaryOp::square:
-        return each([](Acc x) { return x * x; });
-      case UnaryOp::relu:
-        return each([](Acc x) { return x < 0 ? Acc{0} : x; });
-      case UnaryOp::floor:
-        return each([](Acc x) { return std::floor(x); });
-      case UnaryOp::ceil:
-        return each([](Acc x) { return std::ceil(x); });
-      case UnaryOp::round:
-        return each([](Acc x) { return std::rint(x); });
-      case UnaryOp::trunc:
-        return each([](Acc x) { return std::trunc(x); });
-      case UnaryOp::scale:
-        return each([=](Acc x) { return a * x; });
-      case UnaryOp::shift:
-        return each([=](Acc x) { return x + a; });
-      case UnaryOp::leaky_relu:
-        return each([=](Acc x) { return x > 0 ? x : a * x; });
-      case UnaryOp::reciprocal:
-        return each([](Acc x) { return 1 / x; });
-      case UnaryOp::sqrt:
-        return each([](Acc x) { return std::sqrt(x); });
-      case UnaryOp::rsqrt:
-        return each([](Acc x) { return 1 / std::sqrt(x); });
-      case UnaryOp::exp:
-        return each([](Acc x) { return std::exp(x); });
-      case UnaryOp::expm1:
-        return each([](Acc x) { return std::expm1(x); });
-      case UnaryOp::log:
-        return each([](Acc x) { return std::log(x); });
-      case UnaryOp::log1p:
-        return each([](Acc x) { return std::log1p(x); });
-      case UnaryOp::sin:
-        return each([](Acc x) { return std::sin(x); });
-      case UnaryOp::cos:
-        return each([](Acc x) { return std::cos(x); });
-      case UnaryOp::tanh:
-        return each([](Acc x) { return std::tanh(x); });
-      case UnaryOp::erf:
-        return each([](Acc x) { return std::erf(x); });
-      case UnaryOp::sigmoid:
-        return each([](Acc x) { return sigmoid(x); });
-      case UnaryOp::softplus:
-        return each([](Acc x) { return softplus(x); });
-      case UnaryOp::silu:
-        return each([](Acc x) { return silu(x); });
-      case UnaryOp::gelu_erf:
-        return each([](Acc x) { return gelu_erf(x); });
-      case UnaryOp::gelu_tanh:
-        return each([](Acc x) { return gelu_tanh(x); });
-      case UnaryOp::logical_not:
-        return each([](Acc x) { return x == 0; });
-      case UnaryOp::is_nan:
-        return each([](Acc x) { return x != x; });
-      case UnaryOp::is_inf:
-        return each([=](Acc x) { return std::abs(x) == kInfinity; });
-      case UnaryOp::is_finite:
-        return each([=](Acc x) { return std::abs(x) < kInfinity; });
+      WEFT_UNARY(neg, -x);
+      WEFT_UNARY(abs, std::abs(x));
+      WEFT_UNARY(sign, x > 0 ? Acc{1} : x < 0 ? Acc{-1} : x);
+      WEFT_UNARY(square, x * x);
+      WEFT_UNARY(relu, x < 0 ? Acc{0} : x);
+      WEFT_UNARY(floor, std::floor(x));
+      WEFT_UNARY(ceil, std::ceil(x));
+      WEFT_UNARY(round, std::rint(x));
+      WEFT_UNARY(trunc, std::trunc(x));
+      WEFT_UNARY(scale, a * x);
+      WEFT_UNARY(shift, x + a);
+      WEFT_UNARY(leaky_relu, x > 0 ? x : a * x);
+      WEFT_UNARY(reciprocal, 1 / x);
+      WEFT_UNARY(sqrt, std::sqrt(x));
+      WEFT_UNARY(rsqrt, 1 / std::sqrt(x));
+      WEFT_UNARY(exp, std::exp(x));
+      WEFT_UNARY(expm1, std::expm1(x));
+      WEFT_UNARY(log, std::log(x));
+      WEFT_UNARY(log1p, std::log1p(x));
+      WEFT_UNARY(sin, std::sin(x));
+      WEFT_UNARY(cos, std::cos(x));
+      WEFT_UNARY(tanh, std::tanh(x));
+      WEFT_UNARY(erf, std::erf(x));
+      WEFT_UNARY(sigmoid, sigmoid(x));
+      WEFT_UNARY(softplus, softplus(x));
+      WEFT_UNARY(silu, silu(x));
+      WEFT_UNARY(gelu_erf, gelu_erf(x));
+      WEFT_UNARY(gelu_tanh, gelu_tanh(x));
+      WEFT_UNARY(logical_not, x == 0);
+      WEFT_UNARY(is_nan, x != x);
+      WEFT_UNARY(is_inf, std::abs(x) == kInfinity);
+      WEFT_UNARY(is_finite, std::abs(x) < kInfinity);
     }
   }
 };
+
+#undef WEFT_UNARY
 
 }  // namespace
 

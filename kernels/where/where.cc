@@ -2,20 +2,10 @@
 
 namespace weft::kernels {
 
-#define WEFT_VARIANT(name, device, dtypes, fits) WEFT_DECLARE_VARIANT(WhereProblem, name)
-#include "kernels/where/where.inc"
-#undef WEFT_VARIANT
-
-const Op<WhereProblem>& where_op() {
-#define WEFT_VARIANT(name, device, dtypes, fits) \
-  WEFT_VARIANT_ROW(WhereProblem, name, device, dtypes, fits)
-  static constexpr Variant<WhereProblem> kVariants[] = {
-#include "kernels/where/where.inc"
-  };
-#undef WEFT_VARIANT
-  static constexpr Op<WhereProblem> kOp = {"where", kVariants};
-  return kOp;
-}
+#define WEFT_OP where
+#define WEFT_PROBLEM WhereProblem
+#define WEFT_LIST "kernels/where/where.inc"
+#include "kernels/op_list_inl.h"
 
 void where(const WhereProblem& problem) { dispatch(where_op(), problem); }
 

@@ -54,18 +54,11 @@ HWY_EXPORT(select_elements);
 void where_cpu_blocks(const WhereProblem& p) {
   const Walk walk({p.y, p.condition, p.a, p.b});
   const DType dtype = p.dtype();
-  parallel_blocks(walk, [&](int64_t first, int64_t last) {
-    BlockReader condition(walk, 1, p.condition, DType::boolean);
-    BlockReader a(walk, 2, p.a, dtype), b(walk, 3, p.b, dtype);
-    BlockWriter y(walk, 0, p.y, dtype);
-    for (int64_t i = first; i < last; ++i) {
-      const Block block = walk.block(i);
-      HWY_DYNAMIC_DISPATCH(select_elements)
-      (static_cast<const uint8_t*>(condition.read(block)), a.read(block), b.read(block),
-       y.target(block), block.size(), itemsize(dtype));
-      y.commit(block);
-    }
-  });
+  transform_blocks(walk, {p.y, dtype}, {{p.condition, DType::boolean}, {p.a, dtype}, {p.b, dtype}},
+                   [&](const void* condition, const void* a, const void* b, void* y, int64_t n) {
+                     HWY_DYNAMIC_DISPATCH(select_elements)
+                     (static_cast<const uint8_t*>(condition), a, b, y, n, itemsize(dtype));
+                   });
 }
 
 }  // namespace weft::kernels

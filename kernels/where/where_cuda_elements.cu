@@ -1,5 +1,5 @@
-// kernels/elementwise/pointwise.cuh on the elements' bits. Memory-bound.
-#include "kernels/elementwise/pointwise.cuh"
+// kernels/device/pointwise.cuh on the elements' bits. Memory-bound.
+#include "kernels/device/pointwise.cuh"
 #include "kernels/where/where.h"
 
 namespace weft::kernels {

@@ -19,12 +19,12 @@ class Counter : public kernels::LaunchHook {
  public:
   Counter() { kernels::set_launch_hook(this); }
   ~Counter() override { kernels::set_launch_hook(nullptr); }
-  void begin(std::string_view op, std::string_view, const std::string& problem) override {
+  void begin(std::string_view op, std::string_view, Device, const std::string& problem) override {
     if (op != "cross_entropy") return;
     ++count;
     both += problem.find("forward=true, backward=true") != std::string::npos;
   }
-  void end() override {}
+  void end() noexcept override {}
   int count = 0, both = 0;
 };
 

@@ -30,6 +30,7 @@
 #include "numerics/tensor_core_bounds.h"
 #include "optim/adam.h"
 #include "optim/grad_scaler.h"
+#include "optim/optimizer_state.h"
 #include "optim/sgd.h"
 #include "tests/skip.h"
 
@@ -71,12 +72,12 @@ class Recorder : public kernels::LaunchHook {
  public:
   Recorder() { kernels::set_launch_hook(this); }
   ~Recorder() override { kernels::set_launch_hook(nullptr); }
-  void begin(std::string_view, std::string_view variant, const std::string&) override {
+  void begin(std::string_view, std::string_view variant, Device, const std::string&) override {
     ++count;
     fp8_products += variant.starts_with("gemm") && variant.ends_with("fp8");
     variants.emplace(variant);
   }
-  void end() override {}
+  void end() noexcept override {}
   int count = 0, fp8_products = 0;
   std::set<std::string> variants;
 };

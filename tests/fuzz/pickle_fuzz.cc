@@ -3,17 +3,17 @@
 // far.
 #include <string>
 
+#include "io/crafted_files.h"
+#include "io/pth_reader.h"
 #include "tests/fuzz/touch.h"
-#include "train/weights/crafted_files.h"
-#include "train/weights/pth_reader.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const std::string pickle(reinterpret_cast<const char*>(data), size);
   const auto file =
-      std::make_shared<std::string>(weft::train::crafted::pth(pickle, {std::string(64, '\1')}));
+      std::make_shared<std::string>(weft::io::crafted::pth(pickle, {std::string(64, '\1')}));
   const std::span<std::byte> bytes(reinterpret_cast<std::byte*>(file->data()), file->size());
   try {
-    weft::fuzz::touch(weft::train::read_pth(bytes, file, "input").tensors);
+    weft::fuzz::touch(weft::io::read_pth(bytes, file, "input").tensors);
   } catch (const weft::Error&) {
   }
   return 0;

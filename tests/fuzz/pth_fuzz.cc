@@ -1,13 +1,13 @@
 // libFuzzer target: any bytes are a state dict of torch.save or a weft::Error, and what is read can
 // be touched.
+#include "io/pth_reader.h"
 #include "tests/fuzz/touch.h"
-#include "train/weights/pth_reader.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const auto bytes = std::make_shared<std::vector<std::byte>>(
       reinterpret_cast<const std::byte*>(data), reinterpret_cast<const std::byte*>(data) + size);
   try {
-    weft::fuzz::touch(weft::train::read_pth(*bytes, bytes, "input").tensors);
+    weft::fuzz::touch(weft::io::read_pth(*bytes, bytes, "input").tensors);
   } catch (const weft::Error&) {
   }
   return 0;

@@ -8,7 +8,7 @@
 #include <memory>
 #include <vector>
 
-#include "nn/named_tensors.h"
+#include "core/named_tensors.h"
 
 namespace weft::fuzz {
 

@@ -1,0 +1,59 @@
+#include "autograd/raw.h"
+
+#include "core/view.h"
+#include "kernels/copy/copy.h"
+#include "kernels/gemm/gemm.h"
+#include "kernels/reduce/reduce.h"
+
+namespace weft::raw {
+
+Tensor zeros(const Shape& shape, DType dtype, Device device) {
+  return Tensor::zeros(shape, dtype, device);
+}
+
+void copy(const Tensor& from, const Tensor& to) { kernels::copy({.x = from, .y = to}); }
+
+Tensor contiguous(const Tensor& x, DType dtype) {
+  if (x.dtype() == dtype && x.is_contiguous()) return x;
+  Tensor y = Tensor::empty(x.shape(), dtype, x.device());
+  copy(x, y);
+  return y;
+}
+
+Tensor matmul(const Tensor& a, const Tensor& b, DType dtype) {
+  Shape shape = a.shape();
+  shape[shape.size() - 1] = b.size(-1);
+  Tensor c = Tensor::empty(shape, dtype, a.device());
+  kernels::gemm({.a = a, .b = b, .c = c});
+  return c;
+}
+
+Shape as_rows(const Tensor& x) {
+  Shape leading = x.shape();
+  leading.erase(x.dim() - 1);
+  return {numel(leading), x.size(-1)};
+}
+
+Tensor sum_rows(const Tensor& x, DType dtype) {
+  Tensor y = Tensor::empty({1, x.size(-1)}, dtype, x.device());
+  kernels::reduce(
+      {.x = view::reshape(x, as_rows(x)), .y = y, .reduction = kernels::Reduction::sum});
+  return view::reshape(y, {x.size(-1)});
+}
+
+void check_devices(std::string_view op, std::initializer_list<Tensor> tensors) {
+  const Tensor* first = nullptr;
+  for (const Tensor& tensor : tensors) {
+    if (!tensor.defined()) continue;
+    if (!first) first = &tensor;
+    WEFT_CHECK(tensor.device() == first->device(), "{}: {} and {} are on different devices", op,
+               *first, tensor);
+  }
+}
+
+void check_floating(std::string_view op, const Tensor& x) {
+  WEFT_CHECK(x.defined(), "{}: undefined tensor", op);
+  WEFT_CHECK(is_floating(x.dtype()), "{}: expected a floating-point tensor, got {}", op, x);
+}
+
+}  // namespace weft::raw

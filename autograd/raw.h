@@ -1,0 +1,27 @@
+// Kernels without history: the few computations that several ops share.
+#pragma once
+
+#include "autograd/ops.h"
+#include "core/tensor.h"
+
+namespace weft::raw {
+
+Tensor zeros(const Shape& shape, DType dtype, Device device);
+/// Elements of `from` into `to`, of the same shape, converted to its dtype.
+void copy(const Tensor& from, const Tensor& to);
+/// A contiguous tensor of the dtype; x itself where it is one already.
+Tensor contiguous(const Tensor& x, DType dtype);
+inline Tensor contiguous(const Tensor& x) { return contiguous(x, x.dtype()); }
+/// y = a b, batched; dtype of y as given.
+Tensor matmul(const Tensor& a, const Tensor& b, DType dtype);
+/// The shape [rows, n] of x [..., n], whose n may be 0.
+Shape as_rows(const Tensor& x);
+/// Sum over all dimensions but the last, in the given dtype: a bias's gradient.
+Tensor sum_rows(const Tensor& x, DType dtype);
+
+/// Throws Error naming the op unless all defined tensors lie on one device.
+void check_devices(std::string_view op, std::initializer_list<Tensor> tensors);
+/// Throws Error naming the op unless x is floating.
+void check_floating(std::string_view op, const Tensor& x);
+
+}  // namespace weft::raw

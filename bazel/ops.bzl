@@ -1,0 +1,27 @@
+"""The ops: the folders of kernels/ that have a list of variants."""
+
+OPS = [
+    "adam",
+    "attention",
+    "batch_norm",
+    "binary",
+    "conv2d",
+    "copy",
+    "cross_entropy",
+    "dropout",
+    "fill",
+    "fp8_quantize",
+    "gemm",
+    "index",
+    "layer_norm",
+    "loss_scale",
+    "multi_tensor_norm",
+    "multi_tensor_scale",
+    "pool2d",
+    "random",
+    "reduce",
+    "sgd",
+    "softmax",
+    "unary",
+    "where",
+]

@@ -1,0 +1,66 @@
+// What `bazel test` did, counted: test_summary EVENTS TESTLOGS STATUS
+//
+// EVENTS is Bazel's file of events (--build_event_json_file), an object a line: one per target that
+// was built, skipped as incompatible, or not built, and one per test that ran. Cases that a test
+// skipped are lines of its log, "SKIPPED: reason". STATUS is Bazel's own. Exits 1 when anything
+// failed or nothing passed.
+#include <cstdio>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <string>
+
+namespace {
+
+using nlohmann::json;
+namespace fs = std::filesystem;
+
+/// "//kernels/softmax:softmax_test" is kernels/softmax/softmax_test/test.log.
+fs::path log_of(const fs::path& logs, const std::string& label) {
+  const size_t colon = label.find(':');
+  return logs / label.substr(2, colon - 2) / label.substr(colon + 1) / "test.log";
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  if (argc != 4) {
+    std::fprintf(stderr, "usage: test_summary EVENTS TESTLOGS STATUS\n");
+    return 2;
+  }
+  int passed = 0, failed = 0, skipped = 0;
+  std::map<std::string, int> skips;
+  std::ifstream events(argv[1]);
+  for (std::string line; std::getline(events, line);) {
+    const json event = json::parse(line, nullptr, false);
+    if (!event.is_object() || !event.contains("id")) continue;
+    const json& id = event["id"];
+    if (event.contains("testSummary")) {
+      if (event["testSummary"].value("overallStatus", "") != "PASSED") {
+        ++failed;
+        continue;
+      }
+      ++passed;
+      std::ifstream log(log_of(argv[2], id["testSummary"].value("label", "//:")));
+      for (std::string text; std::getline(log, text);) {
+        if (!text.starts_with("SKIPPED: ")) continue;
+        ++skips[text];
+        ++skipped;
+      }
+    } else if (id.contains("targetCompleted")) {
+      const bool is_built =
+          event.contains("completed") && event["completed"].value("success", false);
+      const bool is_incompatible =
+          event.contains("aborted") && event["aborted"].value("reason", "") == "SKIPPED";
+      if (!is_built && !is_incompatible) ++failed;
+    }
+  }
+  std::printf("\n");
+  for (const auto& [reason, count] : skips) std::printf("%7d %s\n", count, reason.c_str());
+  const bool is_fine = failed == 0 && passed > 0 && std::atoi(argv[3]) == 0;
+  std::printf("%s\n%d passed, %d failed, %d skipped\n",
+              is_fine ? "All tests passed." : "Tests or builds failed.", passed, failed, skipped);
+  return is_fine ? 0 : 1;
+}

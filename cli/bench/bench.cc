@@ -1,0 +1,319 @@
+// weft bench step: one training step, timed beside oneDNN's best time for its matrix products.
+//
+// A step is zero_grad, forward, loss, backward and AdamW on resident data. Its rate counts three
+// times the forward pass's matmul FLOPs; recomputation is not counted. The yardstick is the same
+// number of FLOPs over the sum of oneDNN's best time for each product of the step: forward, data
+// gradient and weight gradient, each in its own layout, with plain weights or blocked ones
+// (reordering counted). Steps and products are timed in turn, at the same thread count, so that
+// both see the same machine.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+#include <map>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <optional>
+
+#include "autograd/ops.h"
+#include "cli/bench/overlap.h"
+#include "cli/bench/plan.h"
+#include "cli/bench/sharding.h"
+#include "cli/command.h"
+#include "cli/device_option.h"
+#include "cli/training_step.h"
+#include "core/allocator.h"
+#include "core/parallel.h"
+#include "core/stream.h"
+#include "io/progress.h"
+#include "kernels/gemm/onednn_matmul.h"
+#include "kernels/profile.h"
+#include "train/precision.h"
+#include "train/pretrained/pretrained.h"
+
+namespace weft::cli {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+struct Arguments {
+  std::string model = "cct", precision = "fp32", matmul_numerics = "ieee", device, weights;
+  std::string against;  // another precision, timed in turn
+  int64_t batch = 64, image_size = 0, classes = 0;
+  int steps = 7, warmup = 2, threads = 0;
+  bool graph = false, checkpoint_activations = false, json = false, profile = false;
+};
+
+double seconds_of(const std::function<void()>& work) {
+  const Clock::time_point start = Clock::now();
+  work();
+  return std::chrono::duration<double>(Clock::now() - start).count();
+}
+
+double median(std::vector<double> values) {
+  std::ranges::sort(values);
+  const size_t n = values.size();
+  return n % 2 ? values[n / 2] : (values[n / 2 - 1] + values[n / 2]) / 2;
+}
+
+/// One matrix product of a step, timed through oneDNN alone.
+class Product {
+ public:
+  Product(const kernels::MatmulKey& key, double count) : count_(count) {
+    keys_.push_back(key);
+    // Blocked weights: only one matrix can be reordered ahead of many rows.
+    if (key.batch == 1) {
+      keys_.push_back(key);
+      keys_.back().reorders_b = true;
+    }
+    times_.resize(keys_.size());
+    const auto draw = [](int64_t n, DType dtype) { return ops::cast(ops::randn({n}), dtype); };
+    a_ = draw(key.batch * key.m * key.k, key.input);
+    b_ = draw(key.batch * key.k * key.n, key.input);
+    c_ = Tensor::empty({key.batch * key.m * key.n}, key.output);
+  }
+
+  void time() {
+    for (size_t i = 0; i < keys_.size(); ++i) {
+      const auto run = [&] { kernels::onednn_matmul(keys_[i], a_.raw(), b_.raw(), c_.raw()); };
+      if (times_[i].empty()) run();  // creates the primitive
+      times_[i].push_back(std::min(seconds_of(run), seconds_of(run)));
+    }
+  }
+
+  double seconds() const {
+    double best = median(times_[0]);
+    for (const auto& times : times_) best = std::min(best, median(times));
+    return count_ * best;
+  }
+
+ private:
+  double count_;
+  std::vector<kernels::MatmulKey> keys_;
+  std::vector<std::vector<double>> times_;
+  Tensor a_, b_, c_;
+};
+
+/// The products of a step: forward C = A B^T as linear layers have it, and both gradients.
+std::vector<Product> products_of(const models::Classifier& model, int64_t batch, DType dtype) {
+  std::vector<Product> products;
+  for (const models::Matmul& f : model.forward_matmuls(batch)) {
+    kernels::MatmulKey key{
+        .input = dtype, .output = dtype, .batch = f.batch, .threads = num_threads()};
+    const auto add = [&](int64_t m, int64_t n, int64_t k, bool a_transposed, bool b_transposed,
+                         DType output) {
+      key.m = m, key.n = n, key.k = k;
+      key.a_transposed = a_transposed, key.b_transposed = b_transposed;
+      key.output = output;
+      products.emplace_back(key, static_cast<double>(f.count));
+    };
+    add(f.m, f.n, f.k, false, true, dtype);                              // y = x W^T
+    add(f.m, f.k, f.n, false, false, dtype);                             // dx = dy W
+    add(f.n, f.k, f.m, true, false, f.batch == 1 ? DType::f32 : dtype);  // dW = dy^T x
+  }
+  return products;
+}
+
+void print_profile(const kernels::Profile& profile, double seconds) {
+  io::Table table({{"kernel", 100, io::Table::Align::kLeft}, {"calls", 6}, {"ms", 9}, {"share", 7}},
+                  stderr);
+  for (const auto& row : profile.rows(/*by_problem=*/true)) {
+    if (row.seconds < 0.003 * seconds) continue;
+    table.row({row.name.substr(0, 100), std::to_string(row.calls),
+               fmt::format("{:.2f}", 1e3 * row.seconds),
+               fmt::format("{:.1f}%", 100 * row.seconds / seconds)});
+  }
+  fmt::print(stderr, "kernels {:.2f} ms of a step of {:.2f} ms\n", 1e3 * profile.total_seconds(),
+             1e3 * seconds);
+}
+
+int run_bench(const Arguments& a) {
+  if (a.threads > 0) set_num_threads(a.threads);
+  const Device device = chosen_device(a.device);
+  if (a.graph && device.type != DeviceType::cuda) {
+    throw UsageError(fmt::format("--graph: expected a CUDA device, got {}", to_string(device)));
+  }
+  StepOptions options{.model = a.model,
+                      .precision = a.precision,
+                      .matmul_numerics = a.matmul_numerics,
+                      .batch = a.batch,
+                      .device = device};
+  as_usage([&] {
+    const auto numerics = kernels::parse_accumulation(a.matmul_numerics);
+    for (const std::string& name : {a.precision, a.against.empty() ? a.precision : a.against}) {
+      train::check_supported(train::find_precision(name), train::capabilities_of(numerics));
+    }
+  });
+  if (a.image_size > 0) options.options.image_size = a.image_size;
+  if (a.classes > 0) options.options.classes = a.classes;
+  if (a.checkpoint_activations) options.options.checkpoint_activations = true;
+  std::optional<train::Pretrained> weights;
+  if (!a.weights.empty()) {
+    weights = train::read_pretrained(a.weights);
+    if (weights->layer_norm_eps > 0) options.options.layer_norm_eps = weights->layer_norm_eps;
+  }
+  TrainingStep step(options);
+  if (weights) {
+    for (const std::string& note : train::load_pretrained(step.model(), *weights)) {
+      fmt::print(stderr, "weights: {}\n", note);
+    }
+    weights.reset();  // the model has its own copy
+  }
+  const auto run_step = [&] {
+    step.run();
+    synchronize(device);
+  };
+  for (int i = 0; i < a.warmup; ++i) run_step();
+  if (a.graph) step.capture();
+  CachingAllocator& memory = allocator(device);
+  memory.reset_peak();
+  run_step();
+  const size_t peak_bytes = memory.stats().peak_live;
+  const size_t reserved_bytes = memory.stats().peak_reserved;
+  if (a.profile) {
+    const kernels::Profile profile(device);
+    const double seconds = seconds_of(run_step);
+    print_profile(profile, seconds);
+  }
+
+  std::optional<TrainingStep> other;
+  const auto run_other = [&] {
+    other->run();
+    synchronize(device);
+  };
+  if (!a.against.empty()) {
+    options.precision = a.against;
+    other.emplace(options);
+    if (!a.weights.empty()) {
+      train::load_pretrained(other->model(), train::read_pretrained(a.weights));
+    }
+    for (int i = 0; i < a.warmup; ++i) run_other();
+  }
+  const double flops = 3 * step.model().forward_matmul_flops() * static_cast<double>(a.batch);
+  const DType dtype = train::find_precision(a.precision).products;
+  std::vector<Product> products;
+  const bool on_cpu = device.type == DeviceType::cpu;
+  // What oneDNN multiplies itself: simulated products have no equal there.
+  const bool has_yardstick =
+      on_cpu && a.matmul_numerics == "ieee" &&
+      (dtype == DType::f32 || (dtype == DType::bf16 && kernels::onednn_has_bf16()));
+  if (has_yardstick) products = products_of(step.model(), a.batch, dtype);
+  std::vector<double> times, ratios;
+  for (int i = 0; i < a.steps; ++i) {
+    times.push_back(seconds_of(run_step));
+    if (other) ratios.push_back(seconds_of(run_other) / times.back());
+    for (Product& product : products) product.time();
+  }
+  double gemm_seconds = 0;
+  for (const Product& product : products) gemm_seconds += product.seconds();
+  const double step_seconds = median(times);
+  const double tflops = flops / step_seconds * 1e-12;
+  const double gemm_tflops = has_yardstick ? flops / gemm_seconds * 1e-12 : 0;
+  const auto [fastest, slowest] = std::ranges::minmax(times);
+
+  nlohmann::ordered_json result = {
+      {"model", a.model},
+      {"batch", a.batch},
+      {"precision", a.precision},
+      {"device", to_string(device)},
+      {"matmul_numerics", a.matmul_numerics},
+      {"graph", a.graph},
+      {"threads", num_threads()},
+      {"parameters", step.model().num_parameters()},
+      {"images_per_second", static_cast<double>(a.batch) / step_seconds},
+      {"step_ms", {{"median", 1e3 * step_seconds}, {"min", 1e3 * fastest}, {"max", 1e3 * slowest}}},
+      {"tflops", tflops},
+      {"gemm_tflops", gemm_tflops},
+      {"gemm_fraction", has_yardstick ? tflops / gemm_tflops : 0},
+      {"peak_bytes", peak_bytes},
+      {"reserved_bytes", reserved_bytes}};
+  if (other) result["speedup"] = {{"against", a.against}, {"median", median(ratios)}};
+  if (a.json) {
+    fmt::print("{}\n", result.dump());
+    return 0;
+  }
+  fmt::print("{} ({} parameters), batch {}, {}{}, {}\n", a.model, step.model().num_parameters(),
+             a.batch, a.precision, a.matmul_numerics == "ieee" ? "" : " as on " + a.matmul_numerics,
+             on_cpu ? fmt::format("{} threads", num_threads())
+                    : to_string(device) + (a.graph ? ", one CUDA graph" : ""));
+  fmt::print("step {:.1f} ms (min {:.1f}, max {:.1f}), {:.2f} images/s\n", 1e3 * step_seconds,
+             1e3 * fastest, 1e3 * slowest, static_cast<double>(a.batch) / step_seconds);
+  fmt::print("{:.3f} TFLOP/s{}\n", tflops,
+             has_yardstick ? fmt::format(", {:.0f}% of oneDNN's {:.3f} on the same products",
+                                         100 * tflops / gemm_tflops, gemm_tflops)
+                           : "");
+  if (other) {
+    fmt::print("{:.2f} times as fast as {}{}, steps in turn\n", median(ratios), a.against,
+               a.graph ? " launched kernel by kernel" : "");
+  }
+  fmt::print("peak memory {:.1f} MB ({:.1f} MB reserved)\n", 1e-6 * static_cast<double>(peak_bytes),
+             1e-6 * static_cast<double>(reserved_bytes));
+  return 0;
+}
+
+}  // namespace
+
+void add_bench(CLI::App& app, Action& action) {
+  CLI::App& bench =
+      *app.add_subcommand("bench", "Measure training steps: speed, memory, traffic, overlap");
+  bench.require_subcommand(1);
+  add_bench_sharding(bench, action);
+  add_bench_overlap(bench, action);
+  add_bench_plan(bench, action);
+  CLI::App& command =
+      *bench.add_subcommand("step", "Time a training step beside oneDNN on its matrix products");
+  bench.group(kMeasuringCommands);  // after its own subcommands, which would inherit it
+  const auto a = std::make_shared<Arguments>();
+  command.option_defaults()->group("Step");
+  command.add_option("--model", a->model, kModelHelp)->capture_default_str();
+  command
+      .add_option("--weights", a->weights,
+                  "File of trained weights to start from: a step on them meets other values than "
+                  "on random ones, denormals among them")
+      ->type_name("FILE")
+      ->default_str("random weights");
+  command.add_option("--batch", a->batch, "Images in the batch")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  command.add_option("--image-size", a->image_size, "Height and width of an image, in pixels")
+      ->check(CLI::PositiveNumber)
+      ->default_str("the model's own");
+  command.add_option("--classes", a->classes, "Number of classes")
+      ->check(CLI::PositiveNumber)
+      ->default_str("the model's own");
+  command.add_flag("--checkpoint-activations", a->checkpoint_activations,
+                   "Recompute activations in the backward pass");
+
+  command.option_defaults()->group("Precision and device");
+  command
+      .add_option("--precision", a->precision,
+                  fmt::format("What is computed in which format: {}", train::precision_names()))
+      ->capture_default_str();
+  command
+      .add_option("--matmul-numerics", a->matmul_numerics,
+                  fmt::format("Arithmetic of matrix products: {}",
+                              fmt::join(kernels::accumulation_names(), ", ")))
+      ->capture_default_str();
+  add_device_option(command, a->device);
+  command.add_option("--threads", a->threads, "Threads that CPU kernels use")
+      ->check(CLI::PositiveNumber)
+      ->default_str("one per core");
+  command.add_flag("--graph", a->graph,
+                   "Launch the step as one captured CUDA graph; with --against, beside steps that "
+                   "are not captured");
+
+  command.option_defaults()->group("Measurement and output");
+  command
+      .add_option("--against", a->against,
+                  "A second precision, whose steps take turns with the first one's; prints the "
+                  "speed-up")
+      ->default_str("none");
+  command.add_option("--steps", a->steps, "Number of timed steps")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  command.add_flag("--profile", a->profile, "Print the time of each kernel, on standard error");
+  command.add_flag("--json", a->json, kJsonObject);
+  command.callback([a, &action] { action = [a] { return run_bench(*a); }; });
+}
+
+}  // namespace weft::cli

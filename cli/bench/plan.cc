@@ -1,0 +1,355 @@
+// Ranks as threads, through a network of a set latency and bandwidth
+// (dist/comm/slowed_transport.cc). What the planner needs to know of the machine is measured on two
+// small batches, seconds and bytes of activations, a constant and so much an image: for the
+// data-parallel strategies in steps of ranks that talk to nobody, for those that cut layers or the
+// model's depth, whose ranks compute something else, in their own steps without a network. Held
+// back are steps of all strategies on another batch through the network; none of their times or
+// bytes enters a prediction. Steps of both kinds are timed in turn and the fastest of each counts,
+// for other work on the machine only adds to them.
+#include "cli/bench/plan.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+#include <condition_variable>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <nlohmann/json.hpp>
+#include <thread>
+
+#include "cli/ranked_step.h"
+#include "core/parallel.h"
+#include "dist/comm/in_process.h"
+#include "dist/plan/cluster.h"
+#include "io/progress.h"
+
+namespace weft::cli {
+namespace {
+
+using nlohmann::ordered_json;
+
+struct Arguments {
+  std::string model = "vit_lite";
+  std::vector<std::string> strategies = {"ddp", "zero1", "zero2", "fsdp", "tp", "pipeline"};
+  int devices = 2, steps = 4;
+  std::vector<int64_t> small = {4, 8};
+  int64_t batch = 24;
+  double latency_ms = 0.5, bandwidth_mb = 40;
+  bool json = false, check = false;
+};
+
+constexpr double kTimeTolerance = 0.15, kMemoryTolerance = 0.05;
+
+struct Observed {
+  double seconds = 1e30;                    // of the fastest step
+  std::vector<int64_t> activations, peaks;  // of each rank
+};
+
+/// The ranks of a run, each with its step; run() takes one step on all of them at once.
+class Ranks {
+ public:
+  Ranks(const RankedStepOptions& options, int ranks, const dist::InProcessOptions& network,
+        bool alone)
+      : threads_per_rank_(std::max(1, num_threads() / ranks)),
+        world_(dist::make_in_process_world(ranks, network)) {
+    observed_.activations.resize(ranks);
+    observed_.peaks.resize(ranks);
+    for (int r = 0; r < ranks; ++r) {
+      threads_.emplace_back([this, r, options, alone] { serve(r, options, alone); });
+    }
+  }
+  ~Ranks() {
+    start(false);
+    for (std::thread& thread : threads_) thread.join();
+  }
+
+  void run(bool counts) {
+    start(true);
+    std::unique_lock lock(mutex_);
+    wake_.wait(lock, [&] { return done_ == static_cast<int>(threads_.size()); });
+    if (failure_) std::rethrow_exception(failure_);
+    if (counts) observed_.seconds = std::min(observed_.seconds, seconds_);
+  }
+  Observed observed() {
+    std::lock_guard lock(mutex_);
+    return observed_;
+  }
+
+ private:
+  void start(bool goes_on) {
+    std::lock_guard lock(mutex_);
+    goes_on_ = goes_on;
+    ++turn_, done_ = 0;
+    seconds_ = 0;
+    wake_.notify_all();
+  }
+
+  void serve(int rank, const RankedStepOptions& options, bool alone) {
+    set_num_threads(threads_per_rank_);
+    int seen = 0;
+    std::unique_ptr<RankedStep> step;
+    std::vector<dist::CommunicatorPtr> own;
+    while (true) {
+      {
+        std::unique_lock lock(mutex_);
+        wake_.wait(lock, [&] { return turn_ > seen; });
+        seen = turn_;
+        if (!goes_on_) return;
+      }
+      double seconds = 0;
+      std::exception_ptr failure;
+      try {
+        if (!step) {
+          if (alone) own = dist::make_in_process_world(1);
+          step = std::make_unique<RankedStep>(options, alone ? own[0] : world_[rank]);
+          step->run();
+          step->run();
+          step->account().reset_peak();
+        }
+        world_[rank]->barrier().wait();
+        const auto begin = std::chrono::steady_clock::now();
+        step->run();
+        seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+      } catch (const std::exception& error) {
+        failure = std::current_exception();
+        world_[rank]->leave(error.what());
+      }
+      std::lock_guard lock(mutex_);
+      if (failure && !failure_) failure_ = failure;
+      seconds_ = std::max(seconds_, seconds);
+      if (step) {
+        const MemoryAccount& account = step->account();
+        observed_.activations[rank] = account.bytes(MemoryKind::kActivations).peak;
+        observed_.peaks[rank] = account.total().peak;
+      }
+      ++done_;
+      wake_.notify_all();
+    }
+  }
+
+  const int threads_per_rank_;
+  const std::vector<dist::CommunicatorPtr> world_;
+  std::mutex mutex_;
+  std::condition_variable wake_;
+  int turn_ = 0, done_ = 0;
+  bool goes_on_ = true;
+  double seconds_ = 0;
+  Observed observed_;
+  std::exception_ptr failure_;
+  std::vector<std::thread> threads_;
+};
+
+/// Whose ranks compute what one alone computes.
+bool is_data_parallel(const Arguments& a, const std::string& strategy) {
+  return dist::sharing_of(strategy, a.devices).data_devices() == a.devices;
+}
+
+RankedStepOptions options_of(const Arguments& a, const std::string& strategy, int64_t batch) {
+  return {.model = a.model, .strategy = {.name = strategy}, .batch = batch};
+}
+
+/// Runs on the two small batches.
+struct Calibration {
+  std::vector<std::unique_ptr<Ranks>> runs;
+
+  Calibration(const Arguments& a, const std::string& strategy) {
+    for (int64_t batch : a.small) {
+      const bool alone = is_data_parallel(a, strategy);
+      runs.push_back(std::make_unique<Ranks>(options_of(a, alone ? "single" : strategy, batch),
+                                             a.devices, dist::InProcessOptions{}, alone));
+    }
+  }
+};
+
+/// What the held-back batch is expected to take, by the line through the small ones.
+struct Learnt {
+  double seconds = 0;
+  std::vector<int64_t> activations;  // of each rank
+
+  Learnt(const Arguments& a, const Calibration& calibration) {
+    const Observed one = calibration.runs[0]->observed(), two = calibration.runs[1]->observed();
+    const auto extended = [&](double first, double second) {
+      const double slope = (second - first) / static_cast<double>(a.small[1] - a.small[0]);
+      return first + slope * static_cast<double>(a.batch - a.small[0]);
+    };
+    seconds = extended(one.seconds, two.seconds);
+    for (size_t r = 0; r < one.activations.size(); ++r) {
+      activations.push_back(static_cast<int64_t>(extended(
+          static_cast<double>(one.activations[r]), static_cast<double>(two.activations[r]))));
+    }
+  }
+};
+
+struct Predicted {
+  double seconds = 0;
+  int64_t bytes = 0;  // on the fullest rank
+};
+
+Predicted predict(const Arguments& a, const std::string& strategy, const Learnt& learnt,
+                  const dist::InProcessOptions& network) {
+  const RankedStepOptions options = options_of(a, strategy, a.batch);
+  const dist::Sharing sharing = dist::sharing_of(filled(options, a.devices), a.devices);
+  const std::vector<dist::ModelLayout> layouts = layouts_of_model(options, a.devices);
+  const auto seconds = [&](int ranks) {
+    return dist::host_collective_seconds(ranks, network.latency_seconds, network.bytes_per_second);
+  };
+  const dist::GroupSeconds groups{
+      .shard = seconds(sharing.shard),
+      .replicate = seconds(sharing.replicas),
+      .tensor = seconds(sharing.tensor),
+      .message = dist::host_message_seconds(network.latency_seconds, network.bytes_per_second)};
+  Predicted predicted;
+  const dist::StrategyKind& kind = dist::find_strategy(strategy);
+  std::vector<dist::RankWork> ranks;
+  // The optimizer is part of the computation that was measured.
+  if (sharing.stages > 1) {
+    // What fills and empties the pipeline was measured with the rest.
+    const auto turns = static_cast<double>(sharing.micro_batches + sharing.stages - 1);
+    const double turn = learnt.seconds / turns;
+    for (int s = 0; s < sharing.stages; ++s) {
+      ranks.push_back({layouts[s], {.before = {turn / 3, 2 * turn / 3}}});
+    }
+  } else {
+    ranks.push_back(
+        {layouts[0], dist::deal_out({learnt.seconds / 3, 2 * learnt.seconds / 3}, layouts[0], 0)});
+  }
+  predicted.seconds =
+      kind.timeline(ranks, sharing, groups, {.images = images_of(options, sharing)}).end;
+  for (size_t r = 0; r < layouts.size(); ++r) {
+    predicted.bytes =
+        std::max(predicted.bytes, kind.peak_bytes(layouts[r], sharing, learnt.activations[r]));
+  }
+  return predicted;
+}
+
+int run(const Arguments& a) {
+  as_usage([&] {
+    for (const std::string& strategy : a.strategies) {
+      const dist::Sharing sharing = dist::sharing_of(dist::find_strategy(strategy).name, a.devices);
+      WEFT_CHECK(sharing.ranks() > 1, "bench plan: {}'s threads have no network between them",
+                 strategy);
+    }
+    WEFT_CHECK(a.small.size() == 2 && a.small[0] != a.small[1],
+               "--small-batches: expected two different ones");
+  });
+  dist::InProcessOptions network;
+  network.latency_seconds = 1e-3 * a.latency_ms;
+  network.bytes_per_second = 1e6 * a.bandwidth_mb;
+  std::map<std::string, Calibration> calibrations;  // "": of the data-parallel ones
+  std::vector<std::unique_ptr<Ranks>> held_back;
+  const auto kind = [&](const std::string& strategy) {
+    return is_data_parallel(a, strategy) ? "" : strategy;
+  };
+  for (const std::string& strategy : a.strategies) {
+    if (!calibrations.contains(kind(strategy))) {
+      calibrations.emplace(kind(strategy), Calibration(a, strategy));
+    }
+    held_back.push_back(
+        std::make_unique<Ranks>(options_of(a, strategy, a.batch), a.devices, network, false));
+  }
+  for (int i = 0; i <= a.steps; ++i) {
+    for (auto& [name, calibration] : calibrations) {
+      for (auto& ranks : calibration.runs) ranks->run(i > 0);
+    }
+    for (auto& ranks : held_back) ranks->run(i > 0);
+  }
+
+  io::Table table({{"strategy", 8, io::Table::Align::kLeft},
+                   {"predicted", 10},
+                   {"measured", 10},
+                   {"error", 7},
+                   {"predicted", 10},
+                   {"measured", 10},
+                   {"error", 7}});
+  bool holds = true;
+  for (size_t i = 0; i < a.strategies.size(); ++i) {
+    const std::string& strategy = a.strategies[i];
+    const Learnt learnt(a, calibrations.at(kind(strategy)));
+    const Predicted predicted = predict(a, strategy, learnt, network);
+    const Observed observed = held_back[i]->observed();
+    const int64_t peak = *std::ranges::max_element(observed.peaks);
+    const double time_error = predicted.seconds / observed.seconds - 1;
+    const double memory_error =
+        static_cast<double>(predicted.bytes) / static_cast<double>(peak) - 1;
+    holds = holds && std::abs(time_error) <= kTimeTolerance &&
+            std::abs(memory_error) <= kMemoryTolerance;
+    if (a.json) {
+      fmt::print(
+          "{}\n",
+          ordered_json{
+              {"strategy", strategy},
+              {"model", a.model},
+              {"devices", a.devices},
+              {"batch", a.batch},
+              {"seconds",
+               {{"predicted", predicted.seconds},
+                {"measured", observed.seconds},
+                {"error", time_error}}},
+              {"bytes",
+               {{"predicted", predicted.bytes}, {"measured", peak}, {"error", memory_error}}}}
+              .dump());
+    } else {
+      const auto ms = [](double s) { return fmt::format("{:.1f} ms", 1e3 * s); };
+      const auto mb = [](int64_t bytes) {
+        return fmt::format("{:.2f} MB", 1e-6 * static_cast<double>(bytes));
+      };
+      table.row({strategy, ms(predicted.seconds), ms(observed.seconds),
+                 fmt::format("{:+.1f}%", 100 * time_error), mb(predicted.bytes), mb(peak),
+                 fmt::format("{:+.1f}%", 100 * memory_error)});
+    }
+  }
+  WEFT_CHECK(holds || !a.check,
+             "bench plan: a prediction is more than {}% off in time or {}% in "
+             "memory",
+             100 * kTimeTolerance, 100 * kMemoryTolerance);
+  return 0;
+}
+
+}  // namespace
+
+void add_bench_plan(CLI::App& bench, Action& action) {
+  CLI::App& command =
+      *bench.add_subcommand("plan", "Compare the planner's predictions with measured steps");
+  const auto a = std::make_shared<Arguments>();
+  command.option_defaults()->group("Step");
+  command.add_option("--model", a->model, kModelHelp)->capture_default_str();
+  command.add_option("--strategy", a->strategies, "Strategies to predict and then to measure")
+      ->delimiter(',')
+      ->capture_default_str();
+  command.add_option("--devices", a->devices, "Number of ranks, each a thread")
+      ->check(CLI::Range(2, 64))
+      ->capture_default_str();
+  command
+      .add_option("--small-batches", a->small,
+                  "Two batch sizes of the steps that the planner learns this machine from")
+      ->delimiter(',')
+      ->expected(2)
+      ->capture_default_str();
+  command
+      .add_option("--batch", a->batch,
+                  "Images in the batch of each rank, in the steps that it predicts")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+
+  command.option_defaults()->group("Network");
+  command
+      .add_option("--latency", a->latency_ms, "Latency of the simulated network, in milliseconds")
+      ->check(CLI::NonNegativeNumber)
+      ->capture_default_str();
+  command.add_option("--bandwidth", a->bandwidth_mb, "Bandwidth of the simulated network, in MB/s")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+
+  command.option_defaults()->group("Measurement and output");
+  command.add_option("--steps", a->steps, "Number of timed steps of each strategy")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  command.add_flag("--json", a->json, kJsonLines);
+  command.add_flag("--check", a->check,
+                   "Fail where a prediction is more than 15% off in time, or 5% in memory");
+  command.callback([a, &action] { action = [a] { return run(*a); }; });
+}
+
+}  // namespace weft::cli

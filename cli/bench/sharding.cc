@@ -1,0 +1,436 @@
+// Measured where it happens: bytes kept by the allocator (core/memory_account.h), bytes sent by the
+// transport (dist/comm/transport.h), of every rank. Computed by the formulas of the strategies'
+// rows (dist/strategy/strategy_kind.h), which know the model's sizes and the number of ranks alone.
+// Peaks are of a step after the second, when buckets and the order of unsharding have settled.
+#include "cli/bench/sharding.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <filesystem>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <set>
+#include <sstream>
+
+#include "cli/ranked_step.h"
+#include "core/allocator.h"
+#include "dist/comm/in_process.h"
+#include "dist/comm/processes/launch.h"
+#include "dist/comm/processes/mpi.h"
+#include "dist/strategy/strategy_kind.h"
+#include "io/progress.h"
+
+namespace weft::cli {
+namespace {
+
+using nlohmann::ordered_json;
+using Devices = dist::StrategyKind::Devices;
+
+struct Arguments {
+  std::string model = "vit_b_16";
+  std::vector<int> devices = {1, 2, 4};
+  std::vector<std::string> strategies, communicators = {"in-process", "mpi"};
+  int64_t batch = 1, image_size = 0, layers = 0;
+  dist::StrategyOptions settings;  // of one strategy each
+  int steps = 1, deterministic = 0;
+  bool json = false, check = false;
+};
+
+/// The largest deviation that --check allows, of bytes kept. Bytes sent are exact.
+constexpr double kTolerance = 0.05;
+
+RankedStepOptions step_options(const Arguments& a, const std::string& strategy, int devices) {
+  RankedStepOptions options{.model = a.model,
+                            .strategy = dist::own_settings(strategy, a.settings),
+                            .batch = a.batch,
+                            .devices = devices,
+                            .deterministic = a.deterministic};
+  if (a.image_size > 0) options.options.image_size = a.image_size;
+  if (a.layers > 0) options.options.layers = a.layers;
+  return options;
+}
+
+/// Of one rank, in a step.
+struct Measured {
+  std::array<int64_t, kMemoryKinds> peaks{};
+  int64_t sent = 0;
+  int64_t padded_elements = 0;  // of the strategy's buckets
+  double step_seconds = 0;
+};
+
+/// A few steps of AdamW as rank `world.rank()`, or, without a world, as a program of one process.
+/// What all ranks measured, on every rank.
+std::vector<Measured> measure(const RankedStepOptions& options, int steps,
+                              const dist::CommunicatorPtr& world) {
+  RankedStep step(options, world);
+  step.run();
+  step.run();
+  if (world) world->barrier().wait();
+  step.account().reset_peak();
+  const auto sent = [&] { return world ? world->family_traffic().sent : 0; };
+  // Barriers send nothing that is counted: their messages are empty.
+  const int64_t before = sent();
+  const auto begin = std::chrono::steady_clock::now();
+  for (int i = 0; i < steps; ++i) step.run();
+  const double seconds =
+      std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count() / steps;
+  std::vector<int64_t> mine = {(sent() - before) / steps, step.strategy().padded_elements()};
+  for (int kind = 0; kind < kMemoryKinds; ++kind) {
+    mine.push_back(step.account().bytes(static_cast<MemoryKind>(kind)).peak);
+  }
+  const int ranks = world ? world->size() : 1;
+  const auto words = static_cast<int64_t>(mine.size());
+  const Tensor all = Tensor::empty({ranks, words}, DType::i64);
+  const Tensor in = Tensor::from(mine, {words});
+  if (world) {
+    world->all_gather(all, in).wait();
+  } else {
+    std::copy(mine.begin(), mine.end(), all.data<int64_t>());
+  }
+  std::vector<Measured> measured(ranks);
+  for (int r = 0; r < ranks; ++r) {
+    const int64_t* row = all.data<int64_t>() + r * words;
+    measured[r] = {.sent = row[0], .padded_elements = row[1], .step_seconds = seconds};
+    std::copy_n(row + 2, kMemoryKinds, measured[r].peaks.begin());
+  }
+  return measured;
+}
+
+ordered_json result_of(const Arguments& a, const std::string& strategy, int devices,
+                       const std::string& communicator, const std::vector<Measured>& ranks) {
+  const dist::StrategyKind& kind = dist::find_strategy(strategy);
+  const RankedStepOptions options = step_options(a, strategy, devices);
+  const dist::Sharing sharing = dist::sharing_of(filled(options, devices), devices);
+  const std::vector<dist::ModelLayout> layouts = layouts_of_model(options, devices);
+  ordered_json result = {{"strategy", strategy},
+                         {"devices", devices},
+                         {"communicator", communicator},
+                         {"model", a.model},
+                         {"batch", a.batch},
+                         {"parameters", layout_of_model(options).parameters},
+                         {"shard_size", sharing.shard},
+                         {"copies", sharing.replicas},
+                         {"tensor_parallel", sharing.tensor},
+                         {"sequence_parallel", sharing.deals_out_tokens},
+                         {"parallel_head", sharing.cuts_head},
+                         {"pipeline_stages", sharing.stages},
+                         {"deterministic_reduce", a.deterministic},
+                         {"formula", kind.state_formula()}};
+  double worst = 0;
+  bool sends_as_computed = true;
+  std::array<int64_t, kMemoryKinds> most{}, most_by_formula{};
+  ordered_json by_rank = ordered_json::array();
+  for (size_t r = 0; r < ranks.size(); ++r) {
+    const Measured& measured = ranks[r];
+    const dist::StateBytes formula = kind.state_bytes(layouts[r], sharing);
+    int64_t kept = 0;
+    for (int k = 1; k < kMemoryKinds; ++k) {
+      const int64_t got = measured.peaks[k], expected = formula[static_cast<MemoryKind>(k)];
+      kept += got;
+      most[k] = std::max(most[k], got);
+      most_by_formula[k] = std::max(most_by_formula[k], expected);
+      if (got == expected) continue;
+      worst = std::max(worst, std::abs(static_cast<double>(got - expected)) /
+                                  static_cast<double>(std::max<int64_t>(1, expected)));
+    }
+    const int64_t sent = kind.sent_bytes(layouts[r], sharing,
+                                         {.rank = static_cast<int>(r),
+                                          .images = images_of(options, sharing),
+                                          .ddp_elements = measured.padded_elements});
+    sends_as_computed = sends_as_computed && measured.sent == sent;
+    by_rank.push_back({{"kept", {{"measured", kept}, {"formula", formula.total()}}},
+                       {"activations", measured.peaks[0]},
+                       {"sent", {{"measured", measured.sent}, {"formula", sent}}}});
+  }
+  // The largest of any rank.
+  int64_t total = 0, total_by_formula = 0;
+  for (int k = 1; k < kMemoryKinds; ++k) {
+    const std::string kind(name(static_cast<MemoryKind>(k)));
+    result["memory"][kind] = {{"measured", most[k]}, {"formula", most_by_formula[k]}};
+    total += most[k];
+    total_by_formula += most_by_formula[k];
+  }
+  result["memory"]["total"] = {{"measured", total}, {"formula", total_by_formula}};
+  result["memory"]["worst_deviation"] = worst;
+  int64_t activations = 0, sent = 0, sent_by_formula = 0;
+  for (const ordered_json& rank : by_rank) {
+    activations = std::max(activations, rank.at("activations").get<int64_t>());
+    sent = std::max(sent, rank.at("sent").at("measured").get<int64_t>());
+    sent_by_formula = std::max(sent_by_formula, rank.at("sent").at("formula").get<int64_t>());
+  }
+  result["activations"] = activations;
+  result["sent"] = {
+      {"measured", sent}, {"formula", sent_by_formula}, {"text", kind.sent_formula()}};
+  result["ranks"] = by_rank;
+  result["step_seconds"] = ranks[0].step_seconds;
+  result["agrees"] = worst <= kTolerance && sends_as_computed;
+  return result;
+}
+
+/// Whether a strategy goes together with the model and so many devices.
+bool is_possible(const Arguments& a, const std::string& strategy, int devices) {
+  try {
+    const RankedStepOptions options = step_options(a, strategy, devices);
+    layouts_of_model(options, devices);
+    if (a.deterministic == 0) return true;
+    const int data = dist::sharing_of(options.strategy, devices).data_devices();
+    return dist::find_strategy(strategy).fixes_order() && a.deterministic % data == 0;
+  } catch (const Error&) {
+    return false;
+  }
+}
+
+/// The strategies asked for, or all, as far as they go together with a number of devices.
+std::vector<std::string> strategies_for(const Arguments& a, int devices,
+                                        const std::string& communicator) {
+  std::vector<std::string> result;
+  for (const std::string& name : a.strategies.empty() ? dist::strategy_names() : a.strategies) {
+    const Devices its_devices = dist::find_strategy(name).devices;
+    if (its_devices == Devices::kOne && devices > 1) continue;
+    if (its_devices == Devices::kThreads && communicator != "in-process") continue;
+    if (a.strategies.empty() && !is_possible(a, name, devices)) continue;
+    result.push_back(name);
+  }
+  return result;
+}
+
+std::vector<ordered_json> run_in_process(const Arguments& a, int devices) {
+  std::vector<ordered_json> results;
+  for (const std::string& strategy : strategies_for(a, devices, "in-process")) {
+    const RankedStepOptions options = step_options(a, strategy, devices);
+    std::vector<Measured> measured;
+    if (dist::find_strategy(strategy).devices == Devices::kThreads) {
+      measured = measure(options, a.steps, nullptr);
+    } else {
+      dist::run_ranks(devices, [&](dist::Communicator& world) {
+        // The strategies keep their world; this one lives until the ranks have ended.
+        const dist::CommunicatorPtr handle(&world, [](dist::Communicator*) {});
+        const std::vector<Measured> all = measure(options, a.steps, handle);
+        if (world.rank() == 0) measured = all;
+      });
+    }
+    results.push_back(result_of(a, strategy, devices, "in-process", measured));
+  }
+  return results;
+}
+
+/// As a rank under mpirun: rank 0 prints a line for each strategy.
+int run_as_rank(const Arguments& a) {
+  const dist::CommunicatorPtr world = dist::make_mpi_world();
+  for (const std::string& strategy : strategies_for(a, world->size(), "mpi")) {
+    const std::vector<Measured> measured =
+        measure(step_options(a, strategy, world->size()), a.steps, world);
+    if (world->rank() > 0) continue;
+    fmt::print("{}\n", result_of(a, strategy, world->size(), "mpi", measured).dump());
+    std::fflush(stdout);
+  }
+  return 0;
+}
+
+std::vector<ordered_json> run_under_mpi(const Arguments& a, int ranks) {
+  std::vector<std::string> words = dist::mpirun_command({.ranks = ranks});
+  const auto add = [&](const std::string& option, const auto& value) {
+    words.insert(words.end(), {option, fmt::format("{}", value)});
+  };
+  words.push_back(std::filesystem::read_symlink("/proc/self/exe"));
+  words.insert(words.end(), {"bench", "sharding"});
+  add("--model", a.model);
+  add("--batch", a.batch);
+  add("--steps", a.steps);
+  if (a.deterministic > 0) add("--deterministic-reduce", a.deterministic);
+  if (a.image_size > 0) add("--image-size", a.image_size);
+  if (a.layers > 0) add("--layers", a.layers);
+  const dist::StrategyOptions& settings = a.settings;
+  if (settings.shard_size > 0) add("--shard-size", settings.shard_size);
+  if (settings.tensor_parallel > 0) add("--tensor-parallel", settings.tensor_parallel);
+  if (settings.pipeline_stages > 0) add("--pipeline-stages", settings.pipeline_stages);
+  if (settings.sequence_parallel) words.push_back("--sequence-parallel");
+  if (settings.parallel_head) words.push_back("--parallel-head");
+  for (const std::string& strategy : a.strategies) add("--strategy", strategy);
+  std::string command;
+  for (const std::string& word : words) {
+    std::string quoted = word;
+    for (size_t at = 0; (at = quoted.find('\'', at)) != std::string::npos; at += 4) {
+      quoted.replace(at, 1, "'\\''");
+    }
+    command += fmt::format("'{}' ", quoted);
+  }
+  allocator(Device{}).release_pool();  // the ranks need the memory that those in process had
+  std::FILE* pipe = ::popen(command.c_str(), "r");
+  WEFT_CHECK(pipe, "bench sharding: cannot start mpirun");
+  std::string text;
+  char buffer[4096];
+  while (const size_t n = std::fread(buffer, 1, sizeof buffer, pipe)) text.append(buffer, n);
+  const int status = ::pclose(pipe);
+  WEFT_CHECK(status == 0, "bench sharding: {} ranks under mpirun failed; see above", ranks);
+  std::vector<ordered_json> results;
+  std::istringstream lines(text);
+  for (std::string line; std::getline(lines, line);) {
+    if (line.starts_with("{")) results.push_back(ordered_json::parse(line));
+  }
+  return results;
+}
+
+std::string megabytes(const ordered_json& bytes) {
+  return fmt::format("{:.2f}", 1e-6 * bytes.get<double>());
+}
+
+void print_row(io::Table& table, const ordered_json& r) {
+  std::vector<std::string> cells = {r.at("strategy"), std::to_string(r.at("devices").get<int>()),
+                                    r.at("communicator")};
+  const ordered_json& memory = r.at("memory");
+  for (int k = 1; k < kMemoryKinds; ++k) {
+    cells.push_back(
+        megabytes(memory.at(std::string(name(static_cast<MemoryKind>(k)))).at("measured")));
+  }
+  cells.push_back(megabytes(memory.at("total").at("measured")));
+  cells.push_back(megabytes(memory.at("total").at("formula")));
+  cells.push_back(fmt::format("{:.2f}%", 100 * memory.at("worst_deviation").get<double>()));
+  cells.push_back(megabytes(r.at("sent").at("measured")));
+  cells.push_back(r.at("sent").at("measured") == r.at("sent").at("formula")
+                      ? "equal"
+                      : megabytes(r.at("sent").at("formula")));
+  table.row(cells);
+}
+
+int run(const Arguments& a) {
+  as_usage([&] {
+    for (const std::string& name : a.strategies) {
+      const bool is_alone = dist::find_strategy(name).devices == Devices::kOne;
+      for (int ranks : a.devices) {
+        if (!is_alone) dist::sharing_of(dist::own_settings(name, a.settings), ranks);
+      }
+    }
+  });
+  if (dist::is_mpi_rank()) return run_as_rank(a);
+  if (!a.json) {
+    const dist::ModelLayout layout = layout_of_model(step_options(a, "single", 1));
+    fmt::print(
+        "{}: {} parameters, {} units; MB kept at the peak and sent in a step by the rank with the "
+        "most\n\n",
+        a.model, layout.parameters, layout.units.size() + (layout.root() > 0));
+  }
+  using Align = io::Table::Align;
+  std::vector<io::Table::Column> columns = {
+      {"strategy", 8, Align::kLeft}, {"N", 3}, {"ranks as", 10, Align::kLeft}};
+  for (int k = 1; k < kMemoryKinds; ++k) {
+    columns.push_back({std::string(name(static_cast<MemoryKind>(k))), 10});
+  }
+  columns.insert(columns.end(),
+                 {{"total", 9}, {"formula", 9}, {"worst", 6}, {"sent", 9}, {"formula", 9}});
+  std::optional<io::Table> table;
+  if (!a.json) table.emplace(columns, stdout);
+  bool agrees = true;
+  std::set<std::string> formulas;
+  for (const std::string& communicator : a.communicators) {
+    for (int ranks : a.devices) {
+      const auto results =
+          communicator == "mpi" ? run_under_mpi(a, ranks) : run_in_process(a, ranks);
+      for (const ordered_json& result : results) {
+        agrees = agrees && result.at("agrees");
+        formulas.insert(result.at("strategy"));
+        if (a.json) {
+          fmt::print("{}\n", result.dump());
+          std::fflush(stdout);
+        } else {
+          print_row(*table, result);
+        }
+      }
+    }
+  }
+  if (!a.json) {
+    fmt::print("\n");
+    for (const auto& kind : dist::strategies()) {
+      if (!formulas.contains(kind->name)) continue;
+      fmt::print("{:8}  keeps {}\n{:8}  sends {}\n", kind->name, kind->state_formula(), "",
+                 kind->sent_formula());
+    }
+  }
+  WEFT_CHECK(agrees || !a.check || a.deterministic > 0,
+             "bench sharding: a measurement is more than {}% from its formula, "
+             "or other bytes were sent",
+             100 * kTolerance);
+  return 0;
+}
+
+}  // namespace
+
+void add_bench_sharding(CLI::App& bench, Action& action) {
+  CLI::App& command = *bench.add_subcommand(
+      "sharding", "Measure each strategy's memory and traffic beside its formulas");
+  const auto a = std::make_shared<Arguments>();
+  command.option_defaults()->group("Step");
+  command.add_option("--model", a->model, kModelHelp)->capture_default_str();
+  command.add_option("--devices", a->devices, "Numbers of ranks to measure with")
+      ->delimiter(',')
+      ->check(CLI::Range(1, 1024))
+      ->capture_default_str();
+  command.add_option("--strategy", a->strategies, "Strategies to measure")
+      ->delimiter(',')
+      ->default_str("all that fit the model and the ranks");
+  command
+      .add_option("--communicator", a->communicators,
+                  "What the ranks communicate through: in-process (threads), mpi (processes)")
+      ->delimiter(',')
+      ->check(CLI::IsMember({"in-process", "mpi"}))
+      ->capture_default_str();
+  command.add_option("--batch", a->batch, "Images in the batch of each device")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  command.add_option("--image-size", a->image_size, "Height and width of an image, in pixels")
+      ->check(CLI::PositiveNumber)
+      ->default_str("the model's own");
+  command.add_option("--layers", a->layers, "Number of transformer layers")
+      ->check(CLI::PositiveNumber)
+      ->default_str("the model's own");
+
+  command.option_defaults()->group("Settings of strategies");
+  const auto its_own = [](const char* what, dist::Settings setting) {
+    return fmt::format("{}; of {}", what, dist::strategies_with(setting));
+  };
+  command
+      .add_option(
+          "--shard-size", a->settings.shard_size,
+          its_own("Devices that hold one sharded copy of the model", dist::Settings::kShardSize))
+      ->check(CLI::PositiveNumber)
+      ->default_str("the largest proper divisor of --devices");
+  command
+      .add_option("--tensor-parallel", a->settings.tensor_parallel,
+                  its_own("Devices that each layer is split over", dist::Settings::kTensorParallel))
+      ->check(CLI::PositiveNumber)
+      ->default_str("all under tp, 2 under fsdp+tp");
+  command.add_flag(
+      "--sequence-parallel", a->settings.sequence_parallel,
+      its_own("Shard the tokens between layers that are split", dist::Settings::kSequenceParallel));
+  command.add_flag(
+      "--parallel-head", a->settings.parallel_head,
+      its_own("Split the head and the loss by classes", dist::Settings::kParallelHead));
+  command
+      .add_option("--pipeline-stages", a->settings.pipeline_stages,
+                  its_own("Stages that the model is split into along its depth",
+                          dist::Settings::kPipelineStages))
+      ->check(CLI::PositiveNumber)
+      ->default_str("as many as devices");
+  command
+      .add_option("--deterministic-reduce", a->deterministic,
+                  "Micro-batches of a batch whose gradients are added in one fixed tree, to see "
+                  "what that costs; the formulas stay those of a step without")
+      ->check(CLI::PositiveNumber)
+      ->default_str("off");
+
+  command.option_defaults()->group("Measurement and output");
+  command.add_option("--steps", a->steps, "Number of measured steps")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  command.add_flag("--json", a->json, kJsonLines);
+  command.add_flag(
+      "--check", a->check,
+      "Fail where memory is more than 5% off its formula, or the bytes sent are not those of "
+      "theirs");
+  command.callback([a, &action] { action = [a] { return run(*a); }; });
+}
+
+}  // namespace weft::cli

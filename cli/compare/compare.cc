@@ -1,0 +1,473 @@
+// weft compare: the same work in Weft and in PyTorch, side by side.
+//
+// Each program runs in a process of its own, on the same cores, with as many threads. They take
+// turns, Weft, PyTorch, Weft, PyTorch, ..., and what is compared is the turns of a pair: the
+// machine's moods, other processes, temperature, weigh on both. While one works the other waits for
+// its next line of input. The peer is benchmarks/pytorch/compare_peer.py, which is part of this
+// program and written to a scratch directory for the run.
+#include <fmt/core.h>
+#include <fmt/format.h>
+#include <sched.h>
+#include <sys/utsname.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdlib>
+#include <cstring>
+#include <ctime>
+#include <filesystem>
+#include <fstream>
+#include <memory>
+#include <optional>
+#include <regex>
+
+#include "cli/command.h"
+#include "cli/compare/cases.h"
+#include "cli/compare/process.h"
+#include "cli/compare/report.h"
+#include "cli/compare/work.h"
+#include "cli/device_option.h"
+#include "core/error.h"
+#include "core/parallel.h"
+#include "io/files.h"
+
+namespace weft::cli {
+
+// The text of compare_peer.py; written by the build.
+extern const char* const kComparePeer;
+
+namespace {
+
+using nlohmann::ordered_json;
+using Clock = std::chrono::steady_clock;
+
+struct Arguments {
+  std::string cases = ".*", python = "python3", device = "cpu", html, save;
+  std::vector<std::string> against = {"eager", "compile", "fused"};
+  int pairs = 5, threads = 0;
+  double scale = 1, timeout = 900;
+  bool json = false, list = false, profile = false;
+  // Of the worker process.
+  bool serve = false;
+  std::string directory;
+};
+
+/// A directory of our own, gone with us.
+class ScratchDirectory {
+ public:
+  ScratchDirectory() {
+    std::string path = (std::filesystem::temp_directory_path() / "weft-compare-XXXXXX").string();
+    WEFT_CHECK(::mkdtemp(path.data()) != nullptr, "cannot make a directory like {}: {}", path,
+               std::strerror(errno));
+    path_ = path;
+  }
+  ~ScratchDirectory() {
+    std::error_code ignored;
+    std::filesystem::remove_all(path_, ignored);
+  }
+  ScratchDirectory(const ScratchDirectory&) = delete;
+  ScratchDirectory& operator=(const ScratchDirectory&) = delete;
+  const std::string& path() const { return path_; }
+
+ private:
+  std::string path_;
+};
+
+/// Keeps this process and its children on the first `threads` of its cores; all of them when there
+/// are fewer. Returns their numbers.
+std::vector<int> claim_cores(int threads) {
+  cpu_set_t allowed, chosen;
+  CPU_ZERO(&chosen);
+  WEFT_CHECK(::sched_getaffinity(0, sizeof allowed, &allowed) == 0,
+             "cannot ask for the process's cores: {}", std::strerror(errno));
+  std::vector<int> cores;
+  for (int core = 0; core < CPU_SETSIZE && static_cast<int>(cores.size()) < threads; ++core) {
+    if (!CPU_ISSET(core, &allowed)) continue;
+    CPU_SET(core, &chosen);
+    cores.push_back(core);
+  }
+  WEFT_CHECK(::sched_setaffinity(0, sizeof chosen, &chosen) == 0, "cannot keep to the cores {}: {}",
+             fmt::join(cores, ","), std::strerror(errno));
+  return cores;
+}
+
+std::string processor_name() {
+  std::ifstream file("/proc/cpuinfo");
+  for (std::string line; std::getline(file, line);) {
+    if (line.starts_with("model name")) return line.substr(line.find(':') + 2);
+  }
+  return "unknown";
+}
+
+/// Runnable processes of the last minute, ours included.
+double load_average() {
+  double load = 0;
+  std::ifstream("/proc/loadavg") >> load;
+  return load;
+}
+
+std::string time_now() {
+  const std::time_t now = std::time(nullptr);
+  std::tm utc = {};
+  ::gmtime_r(&now, &utc);
+  char text[32];
+  std::strftime(text, sizeof text, "%Y-%m-%d %H:%M UTC", &utc);
+  return text;
+}
+
+/// What one turn gives.
+struct Figure {
+  double median = 0, best = 0;
+};
+
+/// One of the two programs: its command, and the process that lives as long as the run.
+class Program {
+ public:
+  Program(std::string name, std::vector<std::string> command, const std::string& directory,
+          double timeout)
+      : name_(std::move(name)),
+        command_(std::move(command)),
+        log_(directory + "/" + name_ + ".log"),
+        timeout_(timeout) {}
+
+  /// A process besides the one that stays.
+  WorkerProcess fresh() const { return WorkerProcess(name_, command_, log_ + ".fresh"); }
+
+  /// An answer of the process that stays; one that died is started again.
+  ordered_json ask(const ordered_json& request) {
+    if (!worker_ || !worker_->is_alive()) {
+      worker_ = std::make_unique<WorkerProcess>(name_, command_, log_);
+    }
+    return worker_->ask(request, timeout_);
+  }
+  ordered_json prepare(const std::string& side, const ordered_json& work) {
+    return ask({{"do", "prepare"}, {"side", side}, {"work", work}});
+  }
+  /// Seconds of one iteration: the turn's median and its best.
+  Figure time(const std::string& side, double seconds) {
+    const ordered_json answer = ask({{"do", "time"}, {"side", side}, {"seconds", seconds}});
+    WEFT_CHECK(answer.contains("times") && !answer["times"].empty(), "{}: answered no times",
+               name_);
+    const Spread spread = Spread::of(answer["times"].get<std::vector<double>>());
+    return {spread.median, spread.least};
+  }
+  ordered_json profile(const std::string& side) {
+    return ask({{"do", "profile"}, {"side", side}}).at("rows");
+  }
+  void drop() { ask({{"do", "drop"}}); }
+
+  double timeout() const { return timeout_; }
+  std::string command_line() const { return fmt::format("{}", fmt::join(command_, " ")); }
+
+ private:
+  const std::string name_;
+  const std::vector<std::string> command_;
+  const std::string log_;
+  const double timeout_;
+  std::unique_ptr<WorkerProcess> worker_;
+};
+
+/// Measures cases, one after the other.
+class Comparison {
+ public:
+  Comparison(const Arguments& a, Program& weft, Program* peer) : a_(a), weft_(weft), peer_(peer) {}
+
+  CaseResult measure(const CompareCase& about) {
+    CaseResult result{.about = about};
+    if (peer_) {
+      for (const std::string& side : about.sides) {
+        if (std::ranges::find(a_.against, side) != a_.against.end()) {
+          result.peers.push_back({.side = side});
+        }
+      }
+    }
+    if (about.measure == CompareCase::Measure::kTime) {
+      measure_times(result);
+    } else {
+      measure_processes(result);
+    }
+    return result;
+  }
+
+ private:
+  static constexpr const char* kWeft = "weft";
+
+  /// f(), or the message of what it threw.
+  template <class F>
+  static std::string failure_of(F&& f) {
+    try {
+      f();
+      return "";
+    } catch (const Error& error) {
+      return error.what();
+    } catch (const nlohmann::json::exception& error) {
+      return error.what();
+    }
+  }
+
+  void measure_times(CaseResult& result) {
+    const CompareCase& about = result.about;
+    ordered_json facts;
+    result.failure = failure_of([&] { facts = weft_.prepare(kWeft, about.work); });
+    for (PeerResult& peer : result.peers) {
+      peer.failure = failure_of([&] {
+        const ordered_json other = peer_->prepare(peer.side, about.work);
+        const auto parameters = [](const ordered_json& f) { return f.value("parameters", -1); };
+        WEFT_CHECK(!result.failure.empty() || parameters(facts) == parameters(other),
+                   "not the same model: {} parameters, Weft's has {}", parameters(other),
+                   parameters(facts));
+      });
+    }
+    const double seconds = a_.scale * about.seconds;
+    for (int pair = 0; pair < a_.pairs; ++pair) {
+      turn(result, [&](const std::string& side) {
+        return side == kWeft ? weft_.time(side, seconds) : peer_->time(side, seconds);
+      });
+    }
+    if (a_.profile) {
+      failure_of([&] { result.profile = weft_.profile(kWeft); });
+      for (PeerResult& peer : result.peers) {
+        if (peer.failure.empty()) failure_of([&] { peer.profile = peer_->profile(peer.side); });
+      }
+    }
+    failure_of([&] { weft_.drop(); });
+    if (peer_) failure_of([&] { peer_->drop(); });
+  }
+
+  void measure_processes(CaseResult& result) {
+    const bool start = result.about.measure == CompareCase::Measure::kStartUp;
+    // Memory hardly varies, and a turn takes a minute.
+    const int pairs = start ? a_.pairs : std::min(a_.pairs, 2);
+    for (int pair = 0; pair < pairs; ++pair) {
+      turn(result, [&](const std::string& side) {
+        Program& program = side == kWeft ? weft_ : *peer_;
+        return start ? start_up_seconds(program) : peak_bytes(program, side, result.about.work);
+      });
+    }
+  }
+
+  static Figure start_up_seconds(Program& program) {
+    const Clock::time_point start = Clock::now();
+    WorkerProcess worker = program.fresh();
+    worker.ask({{"do", "hello"}}, program.timeout());
+    const double seconds = std::chrono::duration<double>(Clock::now() - start).count();
+    return {seconds, seconds};
+  }
+
+  static Figure peak_bytes(Program& program, const std::string& side, const ordered_json& work) {
+    WorkerProcess worker = program.fresh();
+    worker.ask({{"do", "prepare"}, {"side", side}, {"work", work}}, program.timeout());
+    const double bytes = worker.ask({{"do", "memory"}}, program.timeout()).at("peak_bytes");
+    return {bytes, bytes};
+  }
+
+  /// One figure of each side, and the ratios of this pair.
+  template <class F>
+  static void turn(CaseResult& result, F&& measure) {
+    const auto take = [&](const std::string& side, auto& into) {
+      if (!into.failure.empty()) return false;
+      Figure figure;
+      into.failure = failure_of([&] { figure = measure(side); });
+      if (!into.failure.empty()) return false;
+      into.best = into.values.empty() ? figure.best : std::min(into.best, figure.best);
+      into.values.push_back(figure.median);
+      return true;
+    };
+    const bool has_weft = take(kWeft, result);
+    for (PeerResult& peer : result.peers) {
+      if (take(peer.side, peer) && has_weft) {
+        peer.ratios.push_back(peer.values.back() / result.values.back());
+      }
+    }
+  }
+
+  const Arguments& a_;
+  Program& weft_;
+  Program* peer_;  // null without PyTorch
+};
+
+std::vector<CompareCase> chosen_cases(const Arguments& a, const std::string& directory) {
+  const bool on_gpu = parse_device(a.device).type == DeviceType::cuda;
+  std::vector<CompareCase> cases = compare_cases(directory, on_gpu);
+  std::regex pattern;
+  try {
+    pattern = std::regex(a.cases);
+  } catch (const std::regex_error& error) {
+    throw UsageError(fmt::format("--cases \"{}\": {}", a.cases, error.what()));
+  }
+  const size_t all = cases.size();
+  std::erase_if(cases, [&](const CompareCase& c) {
+    return !std::regex_search(c.name, pattern) && !std::regex_search(c.group, pattern);
+  });
+  if (cases.empty()) {
+    throw UsageError(
+        fmt::format("--cases \"{}\" matches none of the {} cases; see --list", a.cases, all));
+  }
+  return cases;
+}
+
+/// What the two programs inherit, for the report.
+ordered_json environment_of(int threads) {
+  // Torch's OpenMP and ours read it at their start.
+  ::setenv("OMP_NUM_THREADS", std::to_string(threads).c_str(), 1);
+  ordered_json environment;
+  for (const char* name : {"OMP_NUM_THREADS", "GOMP_SPINCOUNT", "OMP_WAIT_POLICY", "WEFT_VARIANT",
+                           "WEFT_INSTRUCTION_SET"}) {
+    if (const char* value = std::getenv(name)) environment[name] = value;
+  }
+  return environment;
+}
+
+int compare(const Arguments& a) {
+  if (a.threads > 0) set_num_threads(a.threads);
+  const Device device = parse_device(a.device);
+  if (a.serve) {
+    serve_work({.device = device, .directory = a.directory}, stdin, stdout);
+    return 0;
+  }
+  const ScratchDirectory scratch;
+  const std::vector<CompareCase> cases = chosen_cases(a, scratch.path());
+  if (a.list) {
+    for (const CompareCase& c : cases) fmt::print("{:<14}  {}\n", c.group, c.name);
+    return 0;
+  }
+
+  const std::vector<int> cores = claim_cores(num_threads());
+  const int threads = num_threads();
+  CompareReport report;
+  report.about = {{"started", time_now()},
+                  {"processor", processor_name()},
+                  {"cores", cores},
+                  {"threads", threads},
+                  {"device", a.device},
+                  {"pairs", a.pairs},
+                  {"environment", environment_of(threads)},
+                  {"load_before", load_average()}};
+  write_compare_files(scratch.path());
+  const std::string script = scratch.path() + "/compare_peer.py";
+  io::write_file_atomically(script, [](io::FileWriter& file) { file.write(kComparePeer); });
+
+  const std::vector<std::string> common = {"--threads", std::to_string(threads), "--device",
+                                           a.device,    "--directory",           scratch.path()};
+  const std::string self = std::filesystem::read_symlink("/proc/self/exe").string();
+  std::vector<std::string> weft_command = {self, "compare", "--serve"};
+  std::vector<std::string> peer_command = {a.python, "-u", script};
+  weft_command.insert(weft_command.end(), common.begin(), common.end());
+  peer_command.insert(peer_command.end(), common.begin(), common.end());
+  Program weft("Weft", weft_command, scratch.path(), a.timeout);
+  Program peer("PyTorch", peer_command, scratch.path(), a.timeout);
+  report.about["weft"] = weft.ask({{"do", "hello"}});
+  report.about["weft"]["command"] = weft.command_line();
+  bool has_peer = true;
+  try {
+    report.about["pytorch"] = peer.ask({{"do", "hello"}});
+    report.about["pytorch"]["command"] = peer.command_line();
+  } catch (const Error& error) {
+    has_peer = false;
+    report.about["pytorch"] = {{"missing", error.what()}};
+  }
+  const ordered_json& other = report.about["pytorch"];
+  if (!a.json) {
+    fmt::print("{}, cores {}, {} threads, {}\n", report.about["processor"].get<std::string>(),
+               fmt::join(cores, ","), threads, a.device);
+    if (has_peer) {
+      fmt::print("PyTorch {}, Python {}\n", other.value("version", "?"),
+                 other.value("python", "?"));
+    } else {
+      fmt::print("no PyTorch, so Weft alone: {}\n", other["missing"].get<std::string>());
+    }
+    fmt::print(
+        "{} pairs of turns; ratio: PyTorch's median over Weft's, above 1 Weft is ahead; best: the "
+        "same of "
+        "their best samples\n\n",
+        a.pairs);
+  }
+
+  Comparison comparison(a, weft, has_peer ? &peer : nullptr);
+  std::optional<CompareTable> table;
+  if (!a.json) table.emplace();
+  size_t lost = 0, failed = 0;
+  for (const CompareCase& about : cases) {
+    fmt::print(stderr, "weft: {} of {}: {}\n", report.cases.size() + 1, cases.size(), about.name);
+    report.cases.push_back(comparison.measure(about));
+    const CaseResult& result = report.cases.back();
+    if (table) table->row(result);
+    lost += result.is_lost();
+    failed += !result.failure.empty();
+  }
+  report.about["ended"] = time_now();
+  report.about["load_after"] = load_average();
+
+  if (!a.html.empty()) {
+    const std::string page = to_html(report);
+    io::write_file_atomically(a.html, [&](io::FileWriter& file) { file.write(page); });
+  }
+  if (!a.save.empty()) {
+    const std::string text = to_json(report).dump() + "\n";
+    io::write_file_atomically(a.save, [&](io::FileWriter& file) { file.write(text); });
+  }
+  if (a.json) {
+    fmt::print("{}\n", to_json(report).dump());
+  } else {
+    fmt::print("\n{} cases: {} where PyTorch was ahead, {} failed\n", cases.size(), lost, failed);
+    if (!a.html.empty()) fmt::print("page {}\n", a.html);
+  }
+  return failed > 0 ? kFailure : 0;
+}
+
+}  // namespace
+
+void add_compare(CLI::App& app, Action& action) {
+  CLI::App& command =
+      *app.add_subcommand("compare", "Time the same work in Weft and in PyTorch, side by side")
+           ->group(kMeasuringCommands);
+  const auto a = std::make_shared<Arguments>();
+  command.option_defaults()->group("Cases");
+  command
+      .add_option("--cases", a->cases,
+                  "Regular expression: cases whose name or group it matches are run")
+      ->type_name("REGEX")
+      ->default_str("all");
+  command.add_flag("--list", a->list, "Print the cases' groups and names, and run none");
+  command
+      .add_option("--against", a->against,
+                  "Forms of PyTorch: eager, compile (torch.compile), fused (the optimizer)")
+      ->delimiter(',')
+      ->check(CLI::IsMember({"eager", "compile", "fused"}))
+      ->capture_default_str();
+  command.add_option("--python", a->python, "Python interpreter that has PyTorch")
+      ->type_name("FILE")
+      ->capture_default_str();
+  command.add_option("--device", a->device, "Where both compute: cpu or cuda")
+      ->type_name("DEVICE")
+      ->capture_default_str();
+  add_threads_option(command, a->threads);
+
+  command.option_defaults()->group("Measurement");
+  command.add_option("--pairs", a->pairs, "Turns that each program takes at a case")
+      ->check(CLI::Range(1, 1000))
+      ->capture_default_str();
+  command.add_option("--seconds", a->scale, "Factor on the time that a turn takes")
+      ->check(CLI::Range(0.0, 1000.0))
+      ->capture_default_str();
+  command
+      .add_option("--timeout", a->timeout,
+                  "Seconds after which a program that has not answered is given up")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  command.add_flag("--profile", a->profile,
+                   "Record where each case's time goes, for --json and --html");
+
+  command.option_defaults()->group("Output");
+  command.add_flag("--json", a->json, kJsonObject);
+  command.add_option("--save", a->save, "Write that JSON object to this file, beside the table")
+      ->type_name("FILE");
+  command.add_option("--html", a->html, "Write a page with bars to this file")->type_name("FILE");
+  // What the program starts itself as.
+  command.add_flag("--serve", a->serve)->group("");
+  command.add_option("--directory", a->directory)->group("");
+  command.callback([a, &action] { action = [a] { return compare(*a); }; });
+}
+
+}  // namespace weft::cli

@@ -1,0 +1,247 @@
+// weft kernels: the kernel lab (docs/kernel-lab.md). Each op has a program of its own, which lists,
+// checks and times that op's variants; this starts them, adds up, and makes a page of their rows.
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <spawn.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "cli/command.h"
+#include "cli/report/kernel_report.h"
+#include "io/files.h"
+
+extern char** environ;
+
+namespace weft::cli {
+namespace {
+
+using nlohmann::ordered_json;
+using Words = std::vector<std::string>;
+namespace fs = std::filesystem;
+
+const Words kOps = {
+#define WEFT_OP(name) #name,
+#include "cli/kernel_ops.inc"
+#undef WEFT_OP
+};
+
+/// A program of the lab, beside this one: kernels/softmax/softmax_lab.
+fs::path program(const std::string& path) {
+  const fs::path folder = fs::read_symlink("/proc/self/exe").parent_path();
+  for (const fs::path& candidate :
+       {folder / ".." / "kernels" / path, folder / fs::path(path).filename()}) {
+    if (fs::exists(candidate)) return candidate.lexically_normal();
+  }
+  fail("kernels: {} was not built; ./weft kernels builds what it starts", path);
+}
+
+/// Runs a program; `line` gets each line of its standard output. Returns its exit status.
+template <class F>
+int run_program(const fs::path& path, const Words& words, F&& line) {
+  int ends[2];
+  WEFT_CHECK(::pipe2(ends, O_CLOEXEC) == 0, "kernels: cannot make a pipe: {}",
+             std::strerror(errno));
+  posix_spawn_file_actions_t actions;
+  posix_spawn_file_actions_init(&actions);
+  posix_spawn_file_actions_adddup2(&actions, ends[1], STDOUT_FILENO);
+  std::vector<char*> arguments = {const_cast<char*>(path.c_str())};
+  for (const std::string& word : words) arguments.push_back(const_cast<char*>(word.c_str()));
+  arguments.push_back(nullptr);
+  pid_t child = 0;
+  const int error =
+      ::posix_spawn(&child, path.c_str(), &actions, nullptr, arguments.data(), environ);
+  posix_spawn_file_actions_destroy(&actions);
+  ::close(ends[1]);
+  std::FILE* const out = ::fdopen(ends[0], "r");
+  if (error == 0) {
+    char* text = nullptr;
+    size_t capacity = 0;
+    for (ssize_t n; (n = ::getline(&text, &capacity, out)) >= 0;) {
+      line(std::string(text, text[n - 1] == '\n' ? n - 1 : n));
+    }
+    std::free(text);
+  }
+  std::fclose(out);
+  WEFT_CHECK(error == 0, "kernels: cannot start {}: {}", path.string(), std::strerror(error));
+  int status = 0;
+  while (::waitpid(child, &status, 0) < 0 && errno == EINTR) {
+  }
+  return WIFEXITED(status) ? WEXITSTATUS(status) : kFailure;
+}
+
+/// The last row of a program with --json, {"checked":3,"failed":0,"skipped":1}, or {"timed":...}.
+bool is_total(const std::string& line) {
+  return line.starts_with("{\"checked\"") || line.starts_with("{\"timed\"");
+}
+
+class Totals {
+ public:
+  void add(const std::string& line) {
+    const auto row = ordered_json::parse(line);
+    for (const auto& [name, count] : row.items()) {
+      sums_[name] = sums_.value(name, int64_t{0}) + count.get<int64_t>();
+    }
+  }
+  void print() const {
+    if (!sums_.is_null()) fmt::print("{}\n", sums_.dump());
+  }
+
+ private:
+  ordered_json sums_;
+};
+
+/// The value of --name VALUE or --name=VALUE, taken out of the words.
+std::optional<std::string> take_option(Words& words, const std::string& name) {
+  for (auto word = words.begin(); word != words.end(); ++word) {
+    if (word->starts_with(name + "=")) {
+      const std::string value = word->substr(name.size() + 1);
+      words.erase(word);
+      return value;
+    }
+    if (*word != name) continue;
+    if (word + 1 == words.end()) throw UsageError(fmt::format("kernels: {} needs a value", name));
+    const std::string value = word[1];
+    words.erase(word, word + 2);
+    return value;
+  }
+  return std::nullopt;
+}
+
+bool has_option(const Words& words, const std::string& name) {
+  return std::ranges::any_of(
+      words, [&](const std::string& word) { return word == name || word.starts_with(name + "="); });
+}
+
+/// One command of the lab on some ops.
+struct Lab {
+  std::string command;
+  Words ops;
+  Words options;  // of the ops' programs
+
+  /// `print` gets the lines that are not totals.
+  template <class F>
+  int run(F&& print) const {
+    Words words = options;
+    words.insert(words.begin(), command);
+    const bool as_json = has_option(options, "--json");
+    const fs::path roofline_file =
+        fs::temp_directory_path() / fmt::format("weft-roofline-{}.json", ::getpid());
+    if (command == "bench" && !has_option(options, "--roofline") &&
+        !has_option(options, "--help")) {
+      Words rest = options, of_roofline;
+      if (const auto device = take_option(rest, "--device")) of_roofline = {"--device", *device};
+      std::string row;
+      const int status = run_program(program("testing/roofline"), of_roofline,
+                                     [&](const std::string& line) { row += line + "\n"; });
+      if (status != 0) return status;
+      io::write_file_atomically(roofline_file, [&](io::FileWriter& file) { file.write(row); });
+      if (as_json) print(row.substr(0, row.size() - 1));
+      words.insert(words.end(), {"--roofline", roofline_file.string()});
+    }
+    Totals totals;
+    int result = 0;
+    for (const std::string& op : ops) {
+      const int status =
+          run_program(program(op + "/" + op + "_lab"), words, [&](const std::string& line) {
+            if (as_json && is_total(line)) {
+              totals.add(line);
+            } else {
+              print(line);
+            }
+          });
+      if (status != 0) result = status;
+      if (status == kUsage) break;
+    }
+    io::remove_tree(roofline_file);
+    if (result != kUsage) totals.print();
+    return result;
+  }
+};
+
+/// Times the ops, or takes the rows of an earlier run, and makes a page of them.
+int report(Lab lab) {
+  const std::string html = take_option(lab.options, "--html").value_or("kernels.html");
+  std::string rows = take_option(lab.options, "--rows").value_or("");
+  if (rows.empty()) {
+    // The rows stay beside the page: they are the figures.
+    rows = html + ".rows.jsonl";
+    lab.command = "bench";
+    lab.options.push_back("--json");
+    std::string text;
+    const int status = lab.run([&](const std::string& line) { text += line + "\n"; });
+    if (status != 0) return status;
+    io::write_file_atomically(rows, [&](io::FileWriter& file) { file.write(text); });
+  }
+  std::ifstream file(rows);
+  WEFT_CHECK(file.good(), "{}: cannot read it", rows);
+  kernel_page(read_kernel_rows(file, rows)).write(html);
+  fmt::print("{}\n", html);
+  return 0;
+}
+
+int run(const Words& words) {
+  static const Words kCommands = {"list", "check", "bench", "report"};
+  Lab lab{.command = words.empty() ? "" : words[0], .ops = kOps};
+  if (std::ranges::count(kCommands, lab.command) == 0) {
+    throw UsageError(
+        fmt::format("kernels: expected list, check, bench or report, got \"{}\"", lab.command));
+  }
+  lab.options.assign(words.begin() + 1, words.end());
+  if (!lab.options.empty() && !lab.options[0].starts_with("-")) {
+    const std::string op = lab.options[0];
+    if (std::ranges::count(kOps, op) == 0) {
+      throw UsageError(
+          fmt::format("kernels: no op \"{}\": expected one of {}", op, fmt::join(kOps, ", ")));
+    }
+    lab.ops = {op};
+    lab.options.erase(lab.options.begin());
+  } else {
+    for (const char* option : {"--shape", "--variant", "--case"}) {
+      if (!has_option(lab.options, option)) continue;
+      throw UsageError(
+          fmt::format("kernels {0}: {1} needs an op: kernels {0} OP {1} ...", lab.command, option));
+    }
+  }
+  if (lab.command == "report") return report(std::move(lab));
+  return lab.run([](const std::string& line) {
+    fmt::print("{}\n", line);
+    std::fflush(stdout);
+  });
+}
+
+}  // namespace
+
+void add_kernels(CLI::App& app, Action& action) {
+  CLI::App* command = app.add_subcommand("kernels",
+                                         "List, check and time the kernels: weft kernels "
+                                         "list|check|bench|report [OP] [OPTION...]")
+                          ->group(kMeasuringCommands);
+  command->footer(
+      "  list [OP]                   List the variants, and how many cases each of them takes\n"
+      "  check [OP] [OPTION...]      Compare every variant with the reference on every case\n"
+      "  bench [OP] [OPTION...]      Time the variants beside the roofline and the vendor's "
+      "library\n"
+      "  report [OP] [OPTION...]     Write what bench measures as a page\n"
+      "    --html FILE               Page to write (default: kernels.html)\n"
+      "    --rows FILE               Rows of an earlier report, in the place of measuring\n"
+      "\n"
+      "OP is a folder of kernels/ (default: every op). weft kernels check OP --help and weft "
+      "kernels\n"
+      "bench OP --help list their options; docs/kernel-lab.md says what they measure.");
+  command->prefix_command();
+  command->callback(
+      [command, &action] { action = [words = command->remaining()] { return run(words); }; });
+}
+
+}  // namespace weft::cli

@@ -1,0 +1,67 @@
+// weft numerics: number formats, tensor cores and their errors, as reports.
+#include "cli/numerics/numerics.h"
+
+#include <fmt/core.h>
+
+#include <cmath>
+#include <cstdio>
+
+#include "core/philox.h"
+
+namespace weft::cli {
+
+float round_to(double x, DType format) {
+  return visit_dtype(format, [&](auto tag) {
+    using T = typename decltype(tag)::type;
+    if constexpr (std::is_same_v<T, f8e4m3> || std::is_same_v<T, f8e5m2>) {
+      return static_cast<float>(T(static_cast<float>(x), Overflow::kSaturate));
+    } else {
+      return static_cast<float>(to_double(from_double<T>(x)));
+    }
+  });
+}
+
+Operands draw_operands(const std::string& distribution, DType format, int64_t count, uint64_t seed,
+                       uint64_t stream) {
+  Philox random(seed, stream);
+  const auto rounded = [&](double x) { return round_to(x, format); };
+  const auto draw = [&] {
+    if (distribution == "uniform") return rounded(random.uniform());
+    if (distribution == "wide") {
+      const double scale = std::exp2(random.uniform(-8, 8));
+      return rounded(random.normal() * scale);
+    }
+    return rounded(random.normal());
+  };
+  Operands operands;
+  for (int64_t i = 0; i < count; ++i) {
+    operands.a.push_back(draw());
+    operands.b.push_back(draw());
+  }
+  if (distribution == "cancel") {
+    const int64_t half = count / 2;
+    for (int64_t i = 0; i < half; ++i) {
+      operands.a[half + i] = -operands.a[i];
+      // One code off in about every other term: the sum is small beside its terms, and not zero.
+      operands.b[half + i] = rounded(operands.b[i] * (1 + unit_roundoff(format)));
+    }
+  }
+  return operands;
+}
+
+void say_written(const std::string& path, bool json) {
+  if (!path.empty()) fmt::print(json ? stderr : stdout, "page written to {}\n", path);
+}
+
+void add_numerics(CLI::App& app, Action& action) {
+  CLI::App& numerics = *app.add_subcommand(
+      "numerics", "Study number formats, tensor cores bit for bit, and rounding errors");
+  numerics.require_subcommand(1);
+  for (const auto add : {add_numerics_formats, add_numerics_dot, add_numerics_gemm,
+                         add_numerics_replay, add_numerics_probe, add_numerics_train}) {
+    add(numerics, action);
+  }
+  numerics.group(kMeasuringCommands);  // after its own subcommands, which would inherit it
+}
+
+}  // namespace weft::cli

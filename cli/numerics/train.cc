@@ -1,0 +1,287 @@
+// weft numerics train: the same training in several precisions, and where fp16's gradients vanish.
+#include "cli/numerics/train.h"
+
+#include <fmt/core.h>
+
+#include <cmath>
+#include <map>
+#include <memory>
+#include <optional>
+#include <set>
+
+#include "autograd/backward.h"
+#include "autograd/ops.h"
+#include "cli/numerics/numerics.h"
+#include "core/error.h"
+#include "data/sets/open.h"
+#include "io/progress.h"
+#include "optim/adam.h"
+#include "optim/clip.h"
+#include "optim/grad_scaler.h"
+#include "train/precision.h"
+
+namespace weft::cli {
+namespace {
+
+constexpr int kDivergencePoints = 24;
+
+/// Weights and data of one run, all a function of the arguments.
+class Trainer {
+ public:
+  Trainer(const TrainArguments& a, const std::string& name)
+      : a_(a),
+        precision_(train::find_precision(name == kUnscaled ? "fp16" : name)),
+        accumulation_(kernels::parse_accumulation(a.matmul_numerics)),
+        scaler_({.init_scale = a.loss_scale,
+                 .enabled = precision_.scales_loss() && name != kUnscaled}) {
+    train::check_supported(precision_, train::capabilities_of(accumulation_));
+    train::Config config;
+    config.data = a.data;
+    config.model = a.model;
+    config.precision = std::string(precision_.name);
+    config.matmul_numerics = a.matmul_numerics;
+    config.batch_size = a.batch_size;
+    config.seed = a.seed;
+    splits_ = data::open_data(config.data, config.seed);
+    const data::ImageFormat format = splits_.train->format();
+    const data::Preprocess preprocess = {.size = std::min(format.height, format.width),
+                                         .fit = data::Fit::kShorterSide,
+                                         .normalization = format.normalization};
+    trained_ = train::make_trained_model(config, preprocess, splits_.train->class_names());
+    data::LoaderOptions options = {.batch_size = a.batch_size,
+                                   .shuffle = true,
+                                   .drop_last = true,
+                                   .seed = a.seed,
+                                   .preprocess = preprocess};
+    loader_ = std::make_unique<data::Loader>(splits_.train, options);
+    options.shuffle = options.drop_last = false;
+    validation_loader_ = std::make_unique<data::Loader>(splits_.validation, options);
+    optimizer_ = std::make_unique<optim::AdamW>(trained_.model->named_parameters(),
+                                                optim::AdamWOptions{.lr = a.lr});
+  }
+
+  TrainStep step() {
+    trained_.model->train();
+    std::optional<data::Batch> batch = loader_->next();
+    if (!batch) batch = loader_->next();  // the next epoch
+    WEFT_CHECK(batch, "{} holds no batch of {} images", a_.data, a_.batch_size);
+    TrainStep result;
+    result.scale = scaler_.get_scale();
+    optimizer_->zero_grad();
+    {
+      const train::PrecisionScope scope(precision_, accumulation_, &fp8_);
+      const Tensor logits = train::forward_logits(*trained_.model, batch->images, precision_);
+      const Tensor loss = ops::cross_entropy(logits, batch->labels);
+      result.loss = loss.item();
+      result.accuracy = static_cast<double>(train::count_correct(logits, batch->labels)) /
+                        static_cast<double>(batch->size());
+      backward(scaler_.scale(a_.loss_factor == 1 ? loss : loss * a_.loss_factor));
+    }
+    double norm = 0;
+    if (scaler_.is_enabled()) {
+      norm = scaler_.unscale(*optimizer_);
+    } else {
+      norm = optim::grad_norm(trained_.model->parameters());
+    }
+    result.skipped = !scaler_.step(*optimizer_, optim::clip_coefficient(norm, 1));
+    scaler_.update();
+    fp8_.update();
+    return result;
+  }
+
+  /// Gradients of each product's result on one batch, by hooks on the recorded operations.
+  std::vector<GradientCount> gradients(const train::Precision& precision, double scale) {
+    struct Watched {
+      Node* node;
+      std::shared_ptr<GradientCount> count;
+    };
+    trained_.model->eval();
+    loader_->seek({0, 0});
+    const std::optional<data::Batch> batch = loader_->next();
+    std::vector<Watched> watched;
+    {
+      const train::PrecisionScope scope(precision, accumulation_, &fp8_);
+      const Tensor logits = train::forward_logits(*trained_.model, batch->images, precision);
+      const Tensor loss = ops::cross_entropy(logits, batch->labels) * (scale * a_.loss_factor);
+      std::set<Node*> seen;
+      std::vector<Node*> stack = {loss.autograd()->grad_fn.get()};
+      while (!stack.empty()) {
+        Node* const node = stack.back();
+        stack.pop_back();
+        if (!node || !seen.insert(node).second) continue;
+        for (const Edge& edge : node->edges) stack.push_back(edge.node.get());
+        static const std::set<std::string> kProducts = {
+            "linear", "linear_gelu", "mlp", "matmul", "conv2d", "attention", "self_attention"};
+        if (!kProducts.contains(node->name)) continue;
+        const auto count = std::make_shared<GradientCount>();
+        node->hooks.emplace_back(0, [count](const Tensor& gradient) {
+          add(gradient, *count);
+          return Tensor();
+        });
+        watched.push_back({node, count});
+      }
+      std::ranges::sort(watched, {}, [](const Watched& w) { return w.node->sequence; });
+      std::map<std::string, int> index;
+      for (const Watched& w : watched) {
+        w.count->layer = fmt::format("{} {}", w.node->name, ++index[w.node->name]);
+      }
+      optimizer_->zero_grad();
+      backward(loss);
+    }
+    std::vector<GradientCount> result;
+    for (const Watched& w : watched) result.push_back(*w.count);
+    return result;
+  }
+
+  train::Score validate() { return train::evaluate(trained_, *validation_loader_, 8); }
+  double scale() const { return scaler_.get_scale(); }
+
+  std::vector<double> weights() const {
+    const NoGrad guard;
+    std::vector<double> result;
+    for (const Tensor& parameter : trained_.model->parameters()) {
+      const std::vector<double> values = parameter.to_vector();
+      result.insert(result.end(), values.begin(), values.end());
+    }
+    return result;
+  }
+
+ private:
+  static void add(const Tensor& gradient, GradientCount& count) {
+    count.dtype = gradient.dtype();
+    for (const double x : gradient.to_vector()) {
+      ++count.elements;
+      count.zero += x == 0;
+      count.subnormal += x != 0 && std::abs(x) < 0x1p-14;
+      count.not_finite += !std::isfinite(x);
+    }
+  }
+
+  const TrainArguments& a_;
+  const train::Precision& precision_;
+  const kernels::Accumulation accumulation_;
+  optim::GradScaler scaler_;
+  Fp8Scaling fp8_;
+  data::Splits splits_;
+  train::TrainedModel trained_;
+  std::unique_ptr<data::Loader> loader_, validation_loader_;
+  std::unique_ptr<optim::AdamW> optimizer_;
+};
+
+double distance(const std::vector<double>& a, const std::vector<double>& b) {
+  double difference = 0, magnitude = 0;
+  for (size_t i = 0; i < a.size(); ++i) {
+    difference += (a[i] - b[i]) * (a[i] - b[i]);
+    magnitude += b[i] * b[i];
+  }
+  return std::sqrt(difference / magnitude);
+}
+
+TrainResult measure(const TrainArguments& a) {
+  TrainResult result;
+  std::vector<std::vector<double>> reference;
+  const int64_t every = std::max<int64_t>(1, a.steps / kDivergencePoints);
+  for (const std::string& name : a.precisions) {
+    Trainer trainer(a, name);
+    TrainRun run = {.name = name};
+    io::Progress progress(name, a.steps);
+    for (int64_t i = 0; i < a.steps; ++i) {
+      run.steps.push_back(trainer.step());
+      if (!std::isfinite(run.steps.back().loss)) {
+        run.diverged = true;
+        break;
+      }
+      progress.update(i + 1, (i + 1) * a.batch_size, run.steps.back().loss,
+                      run.steps.back().accuracy);
+      if ((i + 1) % every != 0) continue;
+      const std::vector<double> weights = trainer.weights();
+      const size_t point = run.divergence.size();
+      if (result.runs.empty()) reference.push_back(weights);
+      run.divergence_steps.push_back(i + 1);
+      run.divergence.push_back(distance(weights, reference[point]));
+    }
+    progress.finish();
+    run.validation = trainer.validate();
+    if (result.runs.empty()) {
+      const train::Precision &fp16 = train::find_precision("fp16"),
+                             &fp32 = train::find_precision("fp32");
+      result.gradients.scale = a.loss_scale;
+      result.gradients.f32 = trainer.gradients(fp32, 1);
+      result.gradients.f16 = trainer.gradients(fp16, 1);
+      result.gradients.scaled = trainer.gradients(fp16, a.loss_scale);
+    }
+    result.runs.push_back(run);
+  }
+  return result;
+}
+
+int run(const TrainArguments& a) {
+  as_usage([&] {
+    for (const std::string& name : a.precisions) {
+      if (name != kUnscaled) train::find_precision(name);
+    }
+    kernels::parse_accumulation(a.matmul_numerics);
+    data::check_data_spec(a.data);
+    return 0;
+  });
+  const TrainResult result = measure(a);
+  if (a.json) {
+    print_json(result);
+  } else {
+    print_tables(result);
+  }
+  if (!a.html.empty()) write_page(result, a);
+  say_written(a.html, a.json);
+  return 0;
+}
+
+}  // namespace
+
+void add_numerics_train(CLI::App& numerics, Action& action) {
+  CLI::App& command = *numerics.add_subcommand(
+      "train", "Run one training in several precisions: curves, drift, gradients that vanish");
+  const auto a = std::make_shared<TrainArguments>();
+  command.option_defaults()->group("Precision");
+  command
+      .add_option("--precisions", a->precisions,
+                  fmt::format("Precisions of weft train --precision, and {}; the others are "
+                              "compared with the first",
+                              kUnscaled))
+      ->delimiter(',')
+      ->default_str(fmt::format("fp32,tf32,bf16,fp16,{}", kUnscaled));
+  command
+      .add_option("--matmul-numerics", a->matmul_numerics,
+                  "Arithmetic of matrix products, as of weft train")
+      ->capture_default_str();
+  command.add_option("--loss-scale", a->loss_scale, "Loss scale that fp16 begins at")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  command
+      .add_option("--loss-factor", a->loss_factor,
+                  "Factor on every run's loss: a small one makes gradients vanish")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+
+  command.option_defaults()->group("Training");
+  command.add_option("--model", a->model, kModelHelp)->capture_default_str();
+  command.add_option("--data", a->data, "Images to train on, as of weft train")
+      ->type_name("DATA")
+      ->capture_default_str();
+  command.add_option("--steps", a->steps, "Optimizer steps of each run")
+      ->check(CLI::Range(1, 1000000))
+      ->capture_default_str();
+  command.add_option("--batch-size", a->batch_size, "Images in the batch of a step")
+      ->check(CLI::Range(1, 100000))
+      ->capture_default_str();
+  command.add_option("--lr", a->lr, "Learning rate of AdamW")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  command.add_option("--seed", a->seed, "Seed of weights and data")->capture_default_str();
+
+  command.option_defaults()->group("Output");
+  command.add_option("--html", a->html, "Write a page of plots to this file")->type_name("FILE");
+  command.add_flag("--json", a->json, "Print a JSON object for each step, layer and run");
+  command.callback([a, &action] { action = [a] { return run(*a); }; });
+}
+
+}  // namespace weft::cli

@@ -1,0 +1,92 @@
+#include "data/sets/image_folder.h"
+
+#include <algorithm>
+#include <array>
+#include <cctype>
+#include <filesystem>
+#include <mutex>
+
+#include "core/error.h"
+#include "data/files.h"
+
+namespace weft::data {
+namespace {
+
+namespace fs = std::filesystem;
+
+bool is_image_name(const fs::path& path) {
+  std::string extension = path.extension().string();
+  for (char& c : extension) c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
+  return extension == ".jpg" || extension == ".jpeg" || extension == ".png";
+}
+
+class ImageFolder : public Dataset {
+ public:
+  ImageFolder(const std::string& directory, int64_t cache_bytes) : root_(directory) {
+    WEFT_CHECK(is_folder(root_), "{}: no such directory", directory);
+    for (const fs::path& folder : sorted_entries(root_)) {
+      if (is_folder(folder)) add_class(folder);
+    }
+    WEFT_CHECK(!class_names_.empty(), "{}: expected one folder of images per class, found none",
+               directory);
+    const Image first = read_image(path(0));
+    format_ = {first.height, first.width, kImageNetNormalization};
+    if (static_cast<int64_t>(first.pixels.size()) * size() <= cache_bytes) cache_.resize(size());
+  }
+
+  int64_t size() const override { return static_cast<int64_t>(files_.size()); }
+  const std::vector<std::string>& class_names() const override { return class_names_; }
+  ImageFormat format() const override { return format_; }
+  int64_t label(int64_t index) const override { return files_.at(index).label; }
+
+  Example example(int64_t index) const override {
+    if (cache_.empty()) return {read_image(path(index)), label(index)};
+    {
+      std::lock_guard lock(mutex_of(index));
+      if (!cache_.at(index).pixels.empty()) return {cache_[index], label(index)};
+    }
+    Image image = read_image(path(index));
+    std::lock_guard lock(mutex_of(index));
+    cache_[index] = image;
+    return {std::move(image), label(index)};
+  }
+
+ private:
+  struct File {
+    std::string name;
+    int32_t label;
+  };
+
+  void add_class(const fs::path& folder) {
+    const size_t before = files_.size();
+    const auto label = static_cast<int32_t>(class_names_.size());
+    for (const fs::path& file : sorted_entries(folder)) {
+      if (is_image_name(file)) files_.push_back({file.filename().string(), label});
+    }
+    WEFT_CHECK(files_.size() > before, "{}: class folder without a .jpg, .jpeg or .png file",
+               folder.string());
+    class_names_.push_back(folder.filename().string());
+  }
+
+  std::string path(int64_t index) const {
+    const File& file = files_.at(index);
+    return (root_ / class_names_[file.label] / file.name).string();
+  }
+
+  std::mutex& mutex_of(int64_t index) const { return mutexes_[index % mutexes_.size()]; }
+
+  fs::path root_;
+  std::vector<std::string> class_names_;
+  std::vector<File> files_;
+  ImageFormat format_;
+  mutable std::vector<Image> cache_;  // empty when the set is too large; else filled on first use
+  mutable std::array<std::mutex, 64> mutexes_;
+};
+
+}  // namespace
+
+DatasetPtr open_image_folder(const std::string& directory, int64_t cache_bytes) {
+  return std::make_shared<ImageFolder>(directory, cache_bytes);
+}
+
+}  // namespace weft::data

@@ -1,0 +1,168 @@
+#include "data/sets/open.h"
+
+#include <algorithm>
+#include <cmath>
+#include <filesystem>
+
+#include "core/error.h"
+#include "data/files.h"
+#include "data/random.h"
+#include "data/sets/builtin.h"
+#include "data/sets/cifar10.h"
+#include "data/sets/image_folder.h"
+#include "data/sets/mnist.h"
+
+namespace weft::data {
+namespace {
+
+namespace fs = std::filesystem;
+
+enum class Kind { kBuiltin, kCifar10, kFolder, kMnist };
+
+struct Source {
+  Kind kind;
+  std::string directory;
+};
+
+// What the words of a spec say, before anything is looked up.
+Source parse(const std::string& spec) {
+  if (spec == "builtin") return {Kind::kBuiltin, ""};
+  constexpr std::pair<const char*, Kind> kPrefixes[] = {
+      {"cifar10:", Kind::kCifar10}, {"folder:", Kind::kFolder}, {"mnist:", Kind::kMnist}};
+  for (const auto& [prefix, kind] : kPrefixes) {
+    if (!spec.starts_with(prefix)) continue;
+    const std::string directory = spec.substr(std::string(prefix).size());
+    WEFT_CHECK(!directory.empty(), "data '{}': expected a directory after the colon", spec);
+    return {kind, directory};
+  }
+  WEFT_FAIL("unknown data '{}': expected builtin, cifar10:DIR, folder:DIR or mnist:DIR", spec);
+}
+
+// The source that a spec stands for on this disk.
+Source locate(const std::string& spec) {
+  const Source source = parse(spec);
+  if (source.kind == Kind::kBuiltin) return source;
+  WEFT_CHECK(is_folder(source.directory), "data '{}': {} is not a directory", spec,
+             source.directory);
+  // CIFAR-10 is also passed on as images: one folder per class instead of the binary batches.
+  if (source.kind == Kind::kCifar10 && !has_cifar10_batches(source.directory)) {
+    for (const fs::path& entry : sorted_entries(source.directory)) {
+      if (is_folder(entry)) return {Kind::kFolder, source.directory};
+    }
+  }
+  return source;
+}
+
+// Which of DIR/train, DIR/val and DIR/test exist; none means that DIR holds class folders.
+struct FolderSplits {
+  explicit FolderSplits(const std::string& directory) {
+    const auto existing = [&](const char* name) {
+      const fs::path path = fs::path(directory) / name;
+      return is_folder(path) ? path.string() : std::string();
+    };
+    train = existing("train");
+    validation = existing("val");
+    test = existing("test");
+  }
+  bool none() const { return train.empty() && validation.empty() && test.empty(); }
+
+  std::string train, validation, test;  // empty where absent
+};
+
+constexpr double kHeldOut = 0.1;
+
+Splits open_folder(const std::string& directory, uint64_t seed) {
+  const FolderSplits found(directory);
+  WEFT_CHECK(found.none() || !found.train.empty(),
+             "{}: has a folder val or test but no folder train", directory);
+  const DatasetPtr all = open_image_folder(found.none() ? directory : found.train);
+  const auto open_split = [&](const std::string& path) -> DatasetPtr {
+    if (path.empty()) return nullptr;
+    try {
+      return relabel(open_image_folder(path), all->class_names());
+    } catch (const Error& error) {
+      WEFT_FAIL("{}: {}", path, error.what());
+    }
+  };
+  Splits splits{all, open_split(found.validation), open_split(found.test)};
+  if (!splits.validation) {
+    HoldOut parts = stratified_hold_out(*all, kHeldOut, seed);
+    WEFT_CHECK(!parts.held_out.empty(),
+               "{}: needs a class of at least two images, to hold some out for validation",
+               directory);
+    splits.train = subset(all, std::move(parts.kept));
+    splits.validation = subset(all, std::move(parts.held_out));
+  }
+  return splits;
+}
+
+// The last `1 / parts` of a training set as validation.
+Splits split_tail(DatasetPtr all, int64_t parts, DatasetPtr test) {
+  const int64_t cut = all->size() - all->size() / parts;
+  return {subset(all, 0, cut), subset(all, cut, all->size()), std::move(test)};
+}
+
+}  // namespace
+
+HoldOut stratified_hold_out(const Dataset& dataset, double fraction, uint64_t seed) {
+  std::vector<std::vector<int64_t>> by_class(dataset.class_names().size());
+  for (int64_t i = 0; i < dataset.size(); ++i) by_class.at(dataset.label(i)).push_back(i);
+  HoldOut parts;
+  for (size_t label = 0; label < by_class.size(); ++label) {
+    std::vector<int64_t>& members = by_class[label];
+    const auto count = static_cast<int64_t>(members.size());
+    int64_t held = std::lround(fraction * static_cast<double>(count));
+    if (held == 0 && count >= 2) held = 1;
+    Philox random = random_stream(seed, Purpose::kHoldOut, static_cast<int64_t>(label));
+    for (int64_t i = 0; i < held; ++i) {
+      std::swap(members[i], members[i + random.below(count - i)]);
+    }
+    parts.held_out.insert(parts.held_out.end(), members.begin(), members.begin() + held);
+    parts.kept.insert(parts.kept.end(), members.begin() + held, members.end());
+  }
+  std::sort(parts.kept.begin(), parts.kept.end());
+  std::sort(parts.held_out.begin(), parts.held_out.end());
+  return parts;
+}
+
+void check_data_spec(const std::string& spec) { parse(spec); }
+
+Splits open_data(const std::string& spec, uint64_t seed) {
+  const Source source = locate(spec);
+  switch (source.kind) {
+    case Kind::kBuiltin:
+      return {builtin_images(BuiltinPart::kTrain), builtin_images(BuiltinPart::kValidation),
+              builtin_images(BuiltinPart::kTest)};
+    case Kind::kCifar10:
+      return split_tail(load_cifar10(source.directory, Cifar10Part::kTrain), 10,
+                        load_cifar10(source.directory, Cifar10Part::kTest));
+    case Kind::kMnist:
+      return split_tail(load_mnist(source.directory, MnistPart::kTrain), 12,
+                        load_mnist(source.directory, MnistPart::kTest));
+    case Kind::kFolder:
+      return open_folder(source.directory, seed);
+  }
+  WEFT_ASSERT(false);
+  return {};
+}
+
+Evaluation open_evaluation(const std::string& spec) {
+  const Source source = locate(spec);
+  switch (source.kind) {
+    case Kind::kBuiltin:
+      return {builtin_images(BuiltinPart::kTest), "test"};
+    case Kind::kCifar10:
+      return {load_cifar10(source.directory, Cifar10Part::kTest), "test"};
+    case Kind::kMnist:
+      return {load_mnist(source.directory, MnistPart::kTest), "test"};
+    case Kind::kFolder:
+      break;
+  }
+  const FolderSplits found(source.directory);
+  if (!found.test.empty()) return {open_image_folder(found.test), "test"};
+  if (!found.validation.empty()) return {open_image_folder(found.validation), "validation"};
+  if (!found.train.empty()) return {open_image_folder(found.train), "train"};
+  return {open_image_folder(source.directory), "all"};
+}
+
+}  // namespace weft::data

@@ -1,0 +1,80 @@
+#include "dist/comm/device/device_communicator.h"
+
+#include "autograd/ops.h"
+#include "core/tensor.h"
+
+namespace weft::dist {
+namespace {
+
+Tensor combine(ReduceOp op, const Tensor& a, const Tensor& b) {
+  switch (op) {
+    case ReduceOp::kMax:
+      return ops::maximum(a, b);
+    case ReduceOp::kMin:
+      return ops::minimum(a, b);
+    default:
+      return ops::add(a, b);
+  }
+}
+
+Tensor tree(ReduceOp op, const std::vector<Tensor>& inputs, size_t low, size_t high) {
+  if (high - low == 1) return inputs[low];
+  size_t half = 1;
+  while (2 * half < high - low) half *= 2;
+  return combine(op, tree(op, inputs, low, low + half), tree(op, inputs, low + half, high));
+}
+
+}  // namespace
+
+DeviceCommunicator::DeviceCommunicator(CommunicatorPtr host, Device device)
+    : Communicator(host->name(), host->rank(), host->size(), host->shared_recorder()),
+      host_(std::move(host)),
+      device_(device) {}
+
+Work DeviceCommunicator::start(Operation operation) {
+  const bool on_host = !operation.in.defined() || operation.in.device().type == DeviceType::cpu;
+  if (on_host) return start_on_host(*host_, operation);
+  for (const Tensor* tensor : {&operation.in, &operation.out}) {
+    WEFT_CHECK(tensor->device() == device_, "{}: rank {} of {} computes on {}, got a tensor on {}",
+               describe(operation), rank(), name(), device_, tensor->device());
+  }
+  return start_on_device(std::move(operation));
+}
+
+Work start_on_host(Communicator& host, const Operation& o) {
+  switch (o.collective) {
+    case Collective::kAllReduce:
+      return host.all_reduce(o.in, o.op);
+    case Collective::kReduceScatter:
+      return host.reduce_scatter(o.out, o.in, o.counts, o.op);
+    case Collective::kAllGather:
+      return host.all_gather(o.out, o.in, o.counts);
+    case Collective::kBroadcast:
+      return host.broadcast(o.out, o.peer);
+    case Collective::kAllToAll:
+      return host.all_to_all(o.out, o.in);
+    case Collective::kSend:
+      return host.send(o.in, o.peer);
+    case Collective::kRecv:
+      return host.recv(o.out, o.peer);
+    case Collective::kBarrier:
+      return host.barrier();
+  }
+  WEFT_FAIL("unknown collective");
+}
+
+Tensor reduce_tree_on_device(ReduceOp op, const std::vector<Tensor>& inputs) {
+  const NoGrad guard;
+  const DType dtype = inputs[0].dtype();
+  const bool is_narrow = dtype == DType::f16 || dtype == DType::bf16;
+  std::vector<Tensor> wide;
+  for (const Tensor& x : inputs) wide.push_back(is_narrow ? ops::cast(x, DType::f32) : x);
+  Tensor result = tree(op, wide, 0, wide.size());
+  if (op == ReduceOp::kMean) {
+    const Tensor ranks = Tensor::full({1}, static_cast<double>(inputs.size()), result.dtype());
+    result = ops::div(result, ops::to(ranks, result.device()));
+  }
+  return is_narrow ? ops::cast(result, dtype) : result;
+}
+
+}  // namespace weft::dist

@@ -1,0 +1,48 @@
+// Collectives for ranks that compute on a CUDA device: what NCCL (nccl.h) and its stand-in
+// (staged.h) share.
+//
+// Tensors on the device go to the engine, tensors on the CPU and barriers to the host communicator
+// that it stands on: strategies agree on shapes, flags and norms there. That is also how the ranks
+// of an engine find each other, and how they learn that one has gone. A device collective is
+// ordered by the stream that is current where it is called, behind what was submitted before;
+// wait() puts the stream that is current there behind it, and does not block the thread unless an
+// engine says so.
+#pragma once
+
+#include "dist/comm/communicator.h"
+
+namespace weft::dist {
+
+class DeviceCommunicator : public Communicator {
+ public:
+  CommunicatorPtr group(const std::vector<int>& ranks, const std::string& name) final {
+    return make_group(host_->group(ranks, name));
+  }
+  void leave(const std::string& reason) override { host_->leave(reason); }
+
+  Device device() const { return device_; }
+
+ protected:
+  DeviceCommunicator(CommunicatorPtr host, Device device);
+
+  virtual CommunicatorPtr make_group(CommunicatorPtr host) = 0;
+  virtual Work start_on_device(Operation operation) = 0;
+
+  Communicator& host() const { return *host_; }
+
+ private:
+  Work start(Operation operation) final;
+
+  const CommunicatorPtr host_;
+  const Device device_;
+};
+
+/// The host communicator's collective for an operation on CPU tensors.
+Work start_on_host(Communicator& host, const Operation& operation);
+
+/// The reduction of reduce_tree.h, by the device's kernels on its current stream: the same order,
+/// f16 and bf16 in f32 and rounded once. inputs of one shape and dtype; the result may be the first
+/// of them.
+Tensor reduce_tree_on_device(ReduceOp op, const std::vector<Tensor>& inputs);
+
+}  // namespace weft::dist

@@ -1,0 +1,68 @@
+#include "dist/comm/device/on_device.h"
+
+#include <fmt/core.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <functional>
+#include <string>
+
+#include "core/runtime.h"
+#include "dist/comm/device/nccl.h"
+#include "dist/comm/device/staged.h"
+
+namespace weft::dist {
+namespace {
+
+/// Tells devices apart as NCCL does: by the host, which NCCL_HOSTID names anew, and by what of it
+/// is visible.
+int64_t identity_of(Device device) {
+  const auto variable = [](const char* name) {
+    const char* text = std::getenv(name);
+    return std::string(text ? text : "");
+  };
+  char host[256] = {};
+  ::gethostname(host, sizeof(host) - 1);
+  const std::string text = fmt::format("{} {} {} {}", host, variable("NCCL_HOSTID"),
+                                       variable("CUDA_VISIBLE_DEVICES"), to_string(device));
+  return static_cast<int64_t>(std::hash<std::string>()(text));
+}
+
+/// Why NCCL cannot connect these ranks; the same on all of them, or empty on all.
+std::string problem_of(Communicator& host, Device device) {
+  const std::string mine = nccl_problem();
+  const Tensor facts = Tensor::from(std::vector<int64_t>{mine.empty(), identity_of(device)}, {2});
+  const Tensor all = Tensor::empty({host.size(), 2}, DType::i64);
+  host.all_gather(all, facts).wait();
+  const int64_t* of = all.data<int64_t>();
+  for (int r = 0; r < host.size(); ++r) {
+    // What one rank lacks none can use.
+    if (of[2 * r] == 0) return mine.empty() ? fmt::format("rank {} has no NCCL", r) : mine;
+    for (int other = 0; other < r; ++other) {
+      if (of[2 * r + 1] != of[2 * other + 1]) continue;
+      return fmt::format("ranks {} and {} share a device, which NCCL refuses", other, r);
+    }
+  }
+  return "";
+}
+
+}  // namespace
+
+CommunicatorPtr on_device(CommunicatorPtr host, Device device) {
+  if (device.type == DeviceType::cpu) return host;
+  const std::string problem = problem_of(*host, device);
+  if (problem.empty()) return make_nccl_communicator(std::move(host), device);
+  if (host->rank() == 0 && host->size() > 1 && !runtime::is_emulated()) {
+    fmt::print(stderr, "weft: collectives go through host memory: {}\n", problem);
+  }
+  return make_staged_communicator(std::move(host), device);
+}
+
+Device device_of_rank(Device asked, int local_rank) {
+  if (asked.type == DeviceType::cpu) return asked;
+  require_device(asked);
+  return {asked.type, local_rank % runtime::device_count()};
+}
+
+}  // namespace weft::dist

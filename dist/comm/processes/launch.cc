@@ -1,0 +1,115 @@
+#include "dist/comm/processes/launch.h"
+
+#include <fmt/core.h>
+#include <omp.h>
+#include <signal.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdlib>
+#include <cstring>
+#include <sstream>
+
+#include "core/error.h"
+
+namespace weft::dist {
+namespace {
+
+bool is_in_path(const std::string& program) {
+  const char* path = std::getenv("PATH");
+  std::istringstream directories(path ? path : "/usr/bin:/bin");
+  for (std::string directory; std::getline(directories, directory, ':');) {
+    if (::access((directory + "/" + program).c_str(), X_OK) == 0) return true;
+  }
+  return false;
+}
+
+volatile pid_t running = 0;
+volatile sig_atomic_t stop_signal = SIGTERM;
+
+volatile sig_atomic_t is_stopping = 0;
+
+void stop(int) {
+  is_stopping = 1;
+  if (running > 0) ::kill(running, stop_signal);
+}
+
+/// Runs a program to its end.
+int run(const std::vector<std::string>& words) {
+  std::vector<char*> arguments;
+  for (const std::string& word : words) arguments.push_back(const_cast<char*>(word.c_str()));
+  arguments.push_back(nullptr);
+  const pid_t pid = ::fork();
+  WEFT_CHECK(pid >= 0, "launch: cannot start a process: {}", std::strerror(errno));
+  if (pid == 0) {
+    // Apart from the terminal's Ctrl-C, which reaches the ranks through the launcher alone.
+    ::setpgid(0, 0);
+    ::prctl(PR_SET_PDEATHSIG, SIGTERM);
+    ::execvp(arguments[0], arguments.data());
+    fmt::print(stderr, "weft: error: launch: cannot run {}: {}\n", words[0], std::strerror(errno));
+    ::_exit(127);
+  }
+  running = pid;
+  int status = 0;
+  while (::waitpid(pid, &status, 0) < 0) {
+    WEFT_CHECK(errno == EINTR, "launch: waiting for {}: {}", words[0], std::strerror(errno));
+  }
+  running = 0;
+  return WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
+}
+
+}  // namespace
+
+std::vector<std::string> mpirun_command(const LaunchOptions& options) {
+  WEFT_CHECK(options.ranks > 0, "launch: the number of ranks must be positive, got {}",
+             options.ranks);
+  WEFT_CHECK(is_in_path("mpirun"),
+             "launch: there is no mpirun in PATH; install Open MPI (Debian: openmpi-bin)");
+  std::vector<std::string> words = {"env"};
+  if (::geteuid() == 0) {
+    words.insert(words.end(), {"OMPI_ALLOW_RUN_AS_ROOT=1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1"});
+  }
+  words.insert(words.end(), {"mpirun", "--oversubscribe", "--bind-to", "none", "--mca",
+                             "mpi_yield_when_idle", "1", "--mca", "btl_vader_single_copy_mechanism",
+                             "none", "--mca", "odls_base_sigkill_timeout", "3"});
+  if (!options.hostfile.empty()) {
+    words.insert(words.end(), {"--hostfile", options.hostfile, "-x", "PATH"});
+  }
+  if (options.ranks > omp_get_num_procs()) {
+    words.insert(words.end(), {"-x", "OMP_WAIT_POLICY=passive"});
+  }
+  words.insert(words.end(), options.extra.begin(), options.extra.end());
+  words.insert(words.end(), {"-n", std::to_string(options.ranks)});
+  return words;
+}
+
+int launch(const LaunchOptions& options, const std::vector<std::string>& command, int max_restarts,
+           const std::vector<std::string>& restart_command) {
+  WEFT_CHECK(!command.empty(), "launch: no command to run");
+  struct sigaction action = {}, interrupt = {}, terminate = {};
+  action.sa_handler = stop;
+  stop_signal = options.stop_signal;
+  is_stopping = 0;
+  ::sigaction(SIGINT, &action, &interrupt);
+  ::sigaction(SIGTERM, &action, &terminate);
+  int code = 0;
+  for (int restart = 0;; ++restart) {
+    std::vector<std::string> words = mpirun_command(options);
+    const std::vector<std::string>& program =
+        restart > 0 && !restart_command.empty() ? restart_command : command;
+    words.insert(words.end(), program.begin(), program.end());
+    code = run(words);
+    // 2 is a mistake in the command line, 130 an interruption: neither gets better by repeating.
+    const bool is_final = code == 0 || code == 2 || code == 130 || is_stopping;
+    if (is_final || restart == max_restarts) break;
+    fmt::print(stderr, "weft: a rank failed (exit code {}); restart {} of {}\n", code, restart + 1,
+               max_restarts);
+  }
+  ::sigaction(SIGINT, &interrupt, nullptr);
+  ::sigaction(SIGTERM, &terminate, nullptr);
+  return code;
+}
+
+}  // namespace weft::dist

@@ -1,0 +1,271 @@
+#include "dist/comm/processes/mpi.h"
+
+#define OMPI_SKIP_MPICXX 1
+#include <mpi/mpi.h>
+#include <omp.h>
+#include <sched.h>
+#include <signal.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdlib>
+#include <new>
+#include <thread>
+
+#include "core/parallel.h"
+
+namespace weft::dist {
+namespace {
+
+std::atomic<bool> any_failure{false};
+
+void check(int code, const char* function) {
+  if (code == MPI_SUCCESS) return;
+  char text[MPI_MAX_ERROR_STRING] = {};
+  int length = 0;
+  MPI_Error_string(code, text, &length);
+  WEFT_FAIL("{}: {}", function, text);
+}
+
+volatile sig_atomic_t is_terminated = 0;
+
+/// A rank that was told to end gets a moment to say in which collective that found it.
+void handle_termination() {
+  struct sigaction action = {};
+  ::sigaction(SIGTERM, nullptr, &action);
+  if (action.sa_handler != SIG_DFL) return;
+  action.sa_handler = [](int) {
+    is_terminated = 1;
+    ::alarm(3);
+  };
+  action.sa_flags = SA_RESTART;
+  ::sigaction(SIGTERM, &action, nullptr);
+}
+
+void finalize() {
+  if (!any_failure) {
+    MPI_Finalize();
+    return;
+  }
+  // The first to leave makes mpirun end the others: they get the time to say what they know.
+  std::this_thread::sleep_for(std::chrono::seconds(1));
+}
+
+void initialize() {
+  static const bool once = [] {
+    int given = 0;
+    check(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_MULTIPLE, &given), "MPI_Init_thread");
+    WEFT_CHECK(given == MPI_THREAD_MULTIPLE,
+               "MPI: this installation does not serve several threads (level {} of {})", given,
+               static_cast<int>(MPI_THREAD_MULTIPLE));
+    handle_termination();
+    std::atexit(finalize);
+    return true;
+  }();
+  static_cast<void>(once);
+}
+
+int environment_number(std::initializer_list<const char*> names, int otherwise) {
+  for (const char* name : names) {
+    if (const char* text = std::getenv(name)) return std::atoi(text);
+  }
+  return otherwise;
+}
+
+bool process_has_ended(int pid) { return pid > 0 && ::kill(pid, 0) != 0 && errno == ESRCH; }
+
+class MpiTransport : public Transport {
+ public:
+  MpiTransport(MPI_Comm comm, int rank, int size, size_t largest_message)
+      : Transport(rank, size), comm_(comm), largest_message_(largest_message), statuses_(size) {
+    check(MPI_Comm_set_errhandler(comm_, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
+    share_statuses();
+  }
+
+  RankStatus* status(int rank) override { return statuses_[rank]; }
+
+  void leave(const std::string&) override {
+    any_failure = true;
+    statuses_[rank()]->left = true;
+  }
+
+ protected:
+  std::unique_ptr<Transport> make_group(const std::vector<int>& ranks) override {
+    MPI_Group all, some;
+    MPI_Comm comm;
+    check(MPI_Comm_group(comm_, &all), "MPI_Comm_group");
+    check(MPI_Group_incl(all, static_cast<int>(ranks.size()), ranks.data(), &some),
+          "MPI_Group_incl");
+    check(MPI_Comm_create_group(comm_, some, 0, &comm), "MPI_Comm_create_group");
+    MPI_Group_free(&all);
+    MPI_Group_free(&some);
+    const auto place = std::find(ranks.begin(), ranks.end(), rank());
+    return std::make_unique<MpiTransport>(comm, static_cast<int>(place - ranks.begin()),
+                                          static_cast<int>(ranks.size()), largest_message_);
+  }
+
+  void do_exchange(std::span<const Message> sends, std::span<const Message> receives,
+                   Clock::time_point deadline) override {
+    std::vector<MPI_Request> requests;
+    std::vector<int> peers;
+    const auto post = [&](const Message& message, auto&& begin) {
+      size_t offset = 0;
+      do {
+        const size_t piece = std::min(largest_message_, message.bytes - offset);
+        requests.push_back(MPI_REQUEST_NULL);
+        peers.push_back(message.peer);
+        begin(static_cast<char*>(message.data) + offset, static_cast<int>(piece), message.peer,
+              &requests.back());
+        offset += piece;
+      } while (offset < message.bytes);
+    };
+    constexpr int kTag = 1;
+    for (const Message& message : receives) {
+      post(message, [&](void* data, int bytes, int peer, MPI_Request* request) {
+        check(MPI_Irecv(data, bytes, MPI_BYTE, peer, kTag, comm_, request), "MPI_Irecv");
+        expected_.push_back(bytes);
+      });
+    }
+    for (const Message& message : sends) {
+      post(message, [&](void* data, int bytes, int peer, MPI_Request* request) {
+        check(MPI_Isend(data, bytes, MPI_BYTE, peer, kTag, comm_, request), "MPI_Isend");
+      });
+    }
+    const std::vector<int> expected = std::move(expected_);
+    expected_.clear();
+    wait(requests, peers, expected, deadline);
+  }
+
+ private:
+  /// The first requests are receives of `expected` bytes.
+  void wait(std::vector<MPI_Request>& requests, const std::vector<int>& peers,
+            const std::vector<int>& expected, Clock::time_point deadline) {
+    if (requests.empty()) return;
+    std::vector<MPI_Status> statuses(requests.size());
+    Clock::time_point next_look = Clock::now() + kLookInterval;
+    int looks_since_termination = 0;
+    for (int turn = 0;; ++turn) {
+      int done = 0;
+      const int code =
+          MPI_Testall(static_cast<int>(requests.size()), requests.data(), &done, statuses.data());
+      if (code == MPI_ERR_IN_STATUS) {
+        for (const MPI_Status& status : statuses) {
+          if (status.MPI_ERROR != MPI_ERR_PENDING) check(status.MPI_ERROR, "MPI_Testall");
+        }
+      }
+      check(code, "MPI_Testall");
+      if (done) break;
+      // Short waits are bridged at once; in long ones the core belongs to the computation.
+      if (turn < kYields) {
+        ::sched_yield();
+      } else {
+        std::this_thread::sleep_for(kNap);
+      }
+      const Clock::time_point now = Clock::now();
+      if (now < next_look) continue;
+      next_look = now + kLookInterval;
+      std::vector<int> missing;
+      for (size_t i = 0; i < requests.size(); ++i) {
+        int complete = 0;
+        if (requests[i] != MPI_REQUEST_NULL &&
+            MPI_Request_get_status(requests[i], &complete, MPI_STATUS_IGNORE) == MPI_SUCCESS &&
+            !complete && std::find(missing.begin(), missing.end(), peers[i]) == missing.end()) {
+          missing.push_back(peers[i]);
+        }
+      }
+      for (int peer : missing) {
+        RankStatus* status = statuses_[peer];
+        if (!status) continue;
+        if (process_has_ended(status->pid)) {
+          status->left = true;
+          throw PeersMissing(fmt::format("rank {} has died (process {})", peer, status->pid.load()),
+                             {peer});
+        }
+        if (status->left) throw PeersMissing(fmt::format("rank {} gave up", peer), {peer});
+      }
+      if (is_terminated && ++looks_since_termination > 10) {
+        throw PeersMissing("this rank was told to end, another one having failed", missing);
+      }
+      if (now >= deadline) throw PeersMissing("the deadline has passed", missing);
+    }
+    for (size_t i = 0; i < expected.size(); ++i) {
+      int bytes = 0;
+      check(MPI_Get_count(&statuses[i], MPI_BYTE, &bytes), "MPI_Get_count");
+      WEFT_CHECK(bytes == expected[i], "expected {} bytes from rank {}, which sent {}", expected[i],
+                 peers[i], bytes);
+    }
+  }
+
+  /// Puts the statuses of the ranks of this host into memory that they share. It lives until MPI
+  /// is finalised: freeing a window would wait for ranks that may have died.
+  void share_statuses() {
+    MPI_Comm host;
+    check(MPI_Comm_split_type(comm_, MPI_COMM_TYPE_SHARED, rank(), MPI_INFO_NULL, &host),
+          "MPI_Comm_split_type");
+    int host_rank = 0, host_size = 1;
+    MPI_Comm_rank(host, &host_rank);
+    MPI_Comm_size(host, &host_size);
+    void* mine = nullptr;
+    MPI_Win window;
+    check(MPI_Win_allocate_shared(sizeof(RankStatus), alignof(RankStatus), MPI_INFO_NULL, host,
+                                  &mine, &window),
+          "MPI_Win_allocate_shared");
+    auto* status = new (mine) RankStatus;
+    status->pid = ::getpid();
+    std::vector<int> ranks(host_size);
+    const int own = rank();
+    check(MPI_Allgather(&own, 1, MPI_INT, ranks.data(), 1, MPI_INT, host), "MPI_Allgather");
+    for (int i = 0; i < host_size; ++i) {
+      MPI_Aint bytes;
+      int unit;
+      void* address = nullptr;
+      check(MPI_Win_shared_query(window, i, &bytes, &unit, &address), "MPI_Win_shared_query");
+      statuses_[ranks[i]] = static_cast<RankStatus*>(address);
+    }
+  }
+
+  static constexpr int kYields = 50;
+  static constexpr std::chrono::microseconds kNap{50};
+  static constexpr std::chrono::milliseconds kLookInterval{50};
+
+  const MPI_Comm comm_;
+  const size_t largest_message_;
+  std::vector<RankStatus*> statuses_;
+  std::vector<int> expected_;
+};
+
+}  // namespace
+
+bool is_mpi_rank() {
+  return std::getenv("OMPI_COMM_WORLD_SIZE") != nullptr || std::getenv("PMIX_RANK") != nullptr;
+}
+
+int mpi_local_rank() {
+  return environment_number({"OMPI_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID"}, 0);
+}
+int mpi_local_size() {
+  return environment_number({"OMPI_COMM_WORLD_LOCAL_SIZE", "SLURM_NTASKS_PER_NODE"}, 1);
+}
+
+CommunicatorPtr make_mpi_world(const MpiOptions& options) {
+  initialize();
+  int rank = 0, size = 1;
+  MPI_Comm comm;
+  check(MPI_Comm_dup(MPI_COMM_WORLD, &comm), "MPI_Comm_dup");
+  MPI_Comm_rank(comm, &rank);
+  MPI_Comm_size(comm, &size);
+  if (!std::getenv("OMP_NUM_THREADS")) {
+    set_num_threads(std::max(1, omp_get_num_procs() / std::max(1, mpi_local_size())));
+  }
+  std::unique_ptr<Transport> transport =
+      std::make_unique<MpiTransport>(comm, rank, size, options.largest_message);
+  if (options.latency_seconds > 0 || options.bytes_per_second > 0) {
+    transport = slowed(std::move(transport), options.latency_seconds,
+                       options.bytes_per_second > 0 ? options.bytes_per_second : 1e30);
+  }
+  return make_host_communicator("world", std::move(transport), options.host,
+                                std::make_shared<FlightRecorder>(rank));
+}
+
+}  // namespace weft::dist

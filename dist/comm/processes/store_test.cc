@@ -1,0 +1,202 @@
+// Ranks without MPI: the stores through which they find each other, and worlds over TCP.
+#include "dist/comm/processes/store.h"
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <catch2/catch.hpp>
+#include <chrono>
+#include <cstdlib>
+#include <filesystem>
+#include <thread>
+
+#include "dist/comm/processes/join.h"
+#include "dist/comm/processes/socket.h"
+#include "dist/comm/processes/tcp.h"
+#include "dist/comm/testing/conformance.h"
+#include "dist/comm/testing/rank_processes.h"
+
+using namespace weft;
+using namespace weft::dist;
+using Catch::Matchers::Contains;
+
+namespace {
+
+std::string scratch(const std::string& name) {
+  const char* directory = std::getenv("TEST_TMPDIR");
+  return fmt::format("{}/{}-{}", directory ? directory : "/tmp", name, ::getpid());
+}
+
+/// Runs `body` as `ranks` threads, each with a store of its own handle; returns their errors.
+std::vector<std::string> over_tcp(int ranks, const HostOptions& options,
+                                  const std::function<void(Communicator&)>& body) {
+  const auto server = make_tcp_store({.port = 0, .serves = true, .timeout_seconds = 20});
+  const int port = port_of(*server);
+  std::vector<std::string> errors(ranks);
+  std::vector<std::thread> threads;
+  for (int r = 0; r < ranks; ++r) {
+    threads.emplace_back([&, r] {
+      try {
+        const CommunicatorPtr world = make_tcp_world(
+            make_tcp_store({.port = port, .timeout_seconds = 20}), r, ranks, options);
+        body(*world);
+      } catch (const std::exception& error) {
+        errors[r] = error.what();
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  return errors;
+}
+
+int free_port() { return Socket::listen(0).port(); }
+
+class Variables {
+ public:
+  explicit Variables(std::vector<std::pair<std::string, std::string>> values) {
+    for (const char* name : {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "WEFT_STORE"}) {
+      ::unsetenv(name);
+    }
+    for (const auto& [name, value] : values) ::setenv(name.c_str(), value.c_str(), 1);
+  }
+  ~Variables() {
+    for (const char* name : {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "WEFT_STORE"}) {
+      ::unsetenv(name);
+    }
+  }
+};
+
+}  // namespace
+
+TEST_CASE("a joined rank conforms", "[.rank]") {
+  REQUIRE(is_rank());
+  const CommunicatorPtr world = join_world();
+  CHECK(local_rank() == world->rank());
+  run_conformance(*world);
+}
+
+TEST_CASE("a joined rank is killed", "[.rank]") {
+  const CommunicatorPtr world = join_world({.timeout_seconds = 20});
+  const Tensor x = Tensor::zeros({4});
+  world->all_reduce(x).wait();
+  if (world->rank() == 1) ::_exit(9);
+  say_error_of([&] { world->all_reduce(x).wait(); });
+}
+
+TEST_CASE("stores hand values from rank to rank") {
+  const std::string directory = scratch("store");
+  const auto tcp = make_tcp_store({.port = 0, .serves = true, .timeout_seconds = 10});
+  const auto tcp_client = make_tcp_store({.port = port_of(*tcp), .timeout_seconds = 10});
+  const auto file = make_file_store(directory, 10), file_client = make_file_store(directory, 10);
+  const std::string bytes = std::string("a\0b", 3) + std::string(70000, 'x');
+  for (const auto& [server, client] : {std::pair(tcp, tcp_client), std::pair(file, file_client)}) {
+    std::string got;
+    std::thread waiting([&, c = client] { got = c->get("key / 1"); });
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    server->set("key / 1", bytes);
+    waiting.join();
+    CHECK(got == bytes);
+    client->set("2", "");
+    CHECK(server->get("2") == "");
+    CHECK(!client->own_address().empty());
+  }
+  std::filesystem::remove_all(directory);
+}
+
+TEST_CASE("a key that nobody sets, a server that is not there and a port in use are errors") {
+  const auto tcp = make_tcp_store({.port = 0, .serves = true, .timeout_seconds = 0.2});
+  CHECK_THROWS_WITH(tcp->get("nobody's"),
+                    Contains("\"nobody's\"") && Contains("the deadline has passed"));
+  CHECK_THROWS_WITH(make_tcp_store({.port = port_of(*tcp), .serves = true}),
+                    Contains(fmt::format("port {} is in use", port_of(*tcp))));
+  CHECK_THROWS_WITH(
+      make_tcp_store({.port = free_port(), .timeout_seconds = 0.1}),
+      Contains("cannot connect to 127.0.0.1, port ") && Contains("is rank 0 running there?"));
+  const std::string directory = scratch("store");
+  CHECK_THROWS_WITH(make_file_store(directory, 0.1)->get("nobody's"),
+                    Contains("no rank has written") && Contains("after 0.1 s"));
+  std::filesystem::remove_all(directory);
+}
+
+TEST_CASE("ranks over TCP conform") {
+  for (int ranks : {1, 2, 3, 4}) {
+    INFO(ranks);
+    for (const std::string& error :
+         over_tcp(ranks, {.timeout_seconds = 20}, [](Communicator& c) { run_conformance(c); })) {
+      CHECK(error == "");
+    }
+  }
+}
+
+TEST_CASE(
+    "over TCP too a rank that does not come is named, and one that gives up ends the others") {
+  const auto late = over_tcp(3, {.timeout_seconds = 0.5}, [](Communicator& c) {
+    c.barrier().wait();
+    if (c.rank() == 1) return std::this_thread::sleep_for(std::chrono::seconds(1));
+    c.all_reduce(Tensor::zeros({4})).wait();
+  });
+  CHECK_THAT(late[0] + late[2], Contains("all_reduce #2 (sum f32 [4])") && Contains("rank 1"));
+  const auto begin = std::chrono::steady_clock::now();
+  const auto gone = over_tcp(3, {.timeout_seconds = 30}, [](Communicator& c) {
+    c.barrier().wait();
+    if (c.rank() == 1) return c.leave("enough");
+    c.all_reduce(Tensor::zeros({4})).wait();
+  });
+  CHECK_THAT(gone[0] + gone[2], Contains("rank 1 has gone"));
+  CHECK(std::chrono::steady_clock::now() - begin < std::chrono::seconds(10));
+}
+
+TEST_CASE("processes with torchrun's variables join, through either store") {
+  const CommandOutcome tcp =
+      run_joined_ranks(3, "a joined rank conforms",
+                       fmt::format("MASTER_ADDR=localhost MASTER_PORT={}", free_port()), 30);
+  INFO(tcp.text);
+  CHECK(tcp.code == 0);
+  const std::string directory = scratch("rendezvous");
+  const CommandOutcome file =
+      run_joined_ranks(2, "a joined rank conforms", "WEFT_STORE=" + directory, 30);
+  INFO(file.text);
+  CHECK(file.code == 0);
+  std::filesystem::remove_all(directory);
+}
+
+TEST_CASE("a process that dies is named at once, and the others end") {
+  const auto begin = std::chrono::steady_clock::now();
+  const CommandOutcome outcome =
+      run_joined_ranks(3, "a joined rank is killed",
+                       fmt::format("MASTER_ADDR=localhost MASTER_PORT={}", free_port()), 30);
+  INFO(outcome.text);
+  CHECK(outcome.code == 3);
+  CHECK_THAT(outcome.text, Contains("all_reduce #2 (sum f32 [4])") &&
+                               Contains("rank 1 has gone: its connection is closed"));
+  CHECK(std::chrono::steady_clock::now() - begin < std::chrono::seconds(15));
+}
+
+TEST_CASE("variables that are missing or wrong are named") {
+  {
+    const Variables none({});
+    CHECK(!is_rank());
+    CHECK_THROWS_WITH(join_world(), Contains("this process is no rank"));
+  }
+  {
+    const Variables no_address({{"RANK", "0"}, {"WORLD_SIZE", "2"}});
+    CHECK(is_rank());
+    CHECK_THROWS_WITH(join_world(), Contains("MASTER_ADDR is not"));
+  }
+  {
+    const Variables no_port({{"RANK", "0"}, {"WORLD_SIZE", "2"}, {"MASTER_ADDR", "localhost"}});
+    CHECK_THROWS_WITH(join_world(), Contains("MASTER_PORT is not"));
+  }
+  const Variables outside({{"RANK", "2"}, {"WORLD_SIZE", "2"}});
+  CHECK_THROWS_WITH(join_world(), Contains("RANK: expected a number from 0 to 1, got \"2\""));
+}
+
+TEST_CASE("a port that another program holds is an error of rank 0") {
+  const Socket other = Socket::listen(0);
+  const Variables rank({{"RANK", "0"},
+                        {"WORLD_SIZE", "1"},
+                        {"MASTER_ADDR", "localhost"},
+                        {"MASTER_PORT", std::to_string(other.port())}});
+  CHECK_THROWS_WITH(join_world(), Contains(fmt::format("port {} is in use", other.port())) &&
+                                      Contains("MASTER_PORT"));
+}

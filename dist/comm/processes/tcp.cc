@@ -1,0 +1,169 @@
+#include "dist/comm/processes/tcp.h"
+
+#include <fmt/format.h>
+#include <poll.h>
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <map>
+
+#include "dist/comm/processes/socket.h"
+
+namespace weft::dist {
+namespace {
+
+class TcpTransport : public Transport {
+ public:
+  TcpTransport(std::shared_ptr<Store> store, std::string name, int rank, int size, double timeout)
+      : Transport(rank, size),
+        store_(std::move(store)),
+        name_(std::move(name)),
+        timeout_(timeout),
+        peers_(size) {
+    if (size > 1) connect();
+  }
+
+  RankStatus* status(int) override { return nullptr; }
+
+  void leave(const std::string&) override {
+    for (const Socket& peer : peers_) {
+      if (peer.descriptor() >= 0) peer.shut_down();
+    }
+  }
+
+ protected:
+  std::unique_ptr<Transport> make_group(const std::vector<int>& ranks) override {
+    const auto place = std::find(ranks.begin(), ranks.end(), rank());
+    return std::make_unique<TcpTransport>(
+        store_, fmt::format("{}/{}#{}", name_, fmt::join(ranks, ","), instances_[ranks]++),
+        static_cast<int>(place - ranks.begin()), static_cast<int>(ranks.size()), timeout_);
+  }
+
+  /// A message is its length, 8 bytes, and its bytes.
+  void do_exchange(std::span<const Message> sends, std::span<const Message> receives,
+                   Clock::time_point deadline) override {
+    std::map<int, Flow> out, in;
+    for (const Message& message : sends) out[message.peer].messages.push_back(message);
+    for (const Message& message : receives) in[message.peer].messages.push_back(message);
+    while (true) {
+      std::vector<pollfd> entries;
+      std::vector<int> ranks;
+      for (int r = 0; r < size(); ++r) {
+        short events = 0;
+        if (out.count(r) && !out[r].is_done()) events |= POLLOUT;
+        if (in.count(r) && !in[r].is_done()) events |= POLLIN;
+        if (!events) continue;
+        entries.push_back({peers_[r].descriptor(), events, 0});
+        ranks.push_back(r);
+      }
+      if (entries.empty()) return;
+      const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - Clock::now());
+      if (left.count() <= 0) throw PeersMissing("the deadline has passed", ranks);
+      const int ready = ::poll(entries.data(), entries.size(),
+                               static_cast<int>(std::min<int64_t>(left.count(), 1000)));
+      WEFT_CHECK(ready >= 0 || errno == EINTR, "poll: {}", std::strerror(errno));
+      for (size_t i = 0; ready > 0 && i < entries.size(); ++i) {
+        const int r = ranks[i];
+        // What has arrived is read first: a peer may have sent its last words and gone.
+        if (entries[i].events & POLLIN && entries[i].revents) move(r, in[r], false);
+        if (entries[i].events & POLLOUT && entries[i].revents) move(r, out[r], true);
+      }
+    }
+  }
+
+ private:
+  /// Messages to or from a peer, one after another.
+  struct Flow {
+    std::vector<Message> messages;
+    size_t message = 0, offset = 0;  // of the length and the bytes behind it
+    uint64_t length = 0;
+    bool is_done() const { return message == messages.size(); }
+  };
+
+  /// As many bytes as can be moved now.
+  void move(int peer, Flow& flow, bool sends) {
+    while (!flow.is_done()) {
+      const Message& message = flow.messages[flow.message];
+      if (sends && flow.offset == 0) flow.length = message.bytes;
+      const bool in_head = flow.offset < sizeof flow.length;
+      const size_t head = sizeof flow.length;
+      char* data = in_head ? reinterpret_cast<char*>(&flow.length) + flow.offset
+                           : static_cast<char*>(message.data) + (flow.offset - head);
+      const size_t bytes = in_head ? head - flow.offset : message.bytes + head - flow.offset;
+      if (bytes > 0) {
+        const int descriptor = peers_[peer].descriptor();
+        const ssize_t n = sends ? ::send(descriptor, data, bytes, MSG_NOSIGNAL | MSG_DONTWAIT)
+                                : ::recv(descriptor, data, bytes, MSG_DONTWAIT);
+        if (n < 0 && (errno == EAGAIN || errno == EINTR)) return;
+        if (n <= 0) {
+          throw PeersMissing(fmt::format("rank {} has gone: its connection is closed", peer),
+                             {peer});
+        }
+        flow.offset += static_cast<size_t>(n);
+      }
+      if (flow.offset == head && !sends) {
+        WEFT_CHECK(flow.length == message.bytes, "expected {} bytes from rank {}, which sent {}",
+                   message.bytes, peer, flow.length);
+      }
+      if (flow.offset == head + message.bytes) {
+        ++flow.message;
+        flow.offset = 0;
+      }
+    }
+  }
+
+  /// Each rank listens and says where; it connects to those before it and hears from those behind.
+  void connect() {
+    const Clock::time_point deadline = Clock::now() + std::chrono::duration_cast<Clock::duration>(
+                                                          std::chrono::duration<double>(timeout_));
+    const Socket listener = Socket::listen(0);
+    store_->set(key_of(rank()), fmt::format("{} {}", store_->own_address(), listener.port()));
+    for (int r = 0; r < rank(); ++r) {
+      const std::string place = store_->get(key_of(r));
+      const size_t space = place.find(' ');
+      peers_[r] = Socket::connect(place.substr(0, space), std::stoi(place.substr(space)), deadline);
+      const int32_t own = rank();
+      peers_[r].send(&own, sizeof own, deadline);
+    }
+    for (int behind = rank() + 1; behind < size(); ++behind) {
+      try {
+        Socket socket = listener.accept(deadline);
+        int32_t r = -1;
+        socket.receive(&r, sizeof r, deadline);
+        WEFT_CHECK(r > rank() && r < size() && peers_[r].descriptor() < 0,
+                   "rank {} introduces itself to rank {}", r, rank());
+        peers_[r] = std::move(socket);
+      } catch (const Error& error) {
+        std::vector<int> missing;
+        for (int r = rank() + 1; r < size(); ++r) {
+          if (peers_[r].descriptor() < 0) missing.push_back(r);
+        }
+        WEFT_FAIL("rank {} of {}: waited {} s for ranks {} to connect: {}", rank(), name_, timeout_,
+                  fmt::join(missing, ", "), error.what());
+      }
+    }
+  }
+
+  std::string key_of(int rank) const { return fmt::format("{}:{}", name_, rank); }
+
+  const std::shared_ptr<Store> store_;
+  const std::string name_;
+  const double timeout_;
+  std::vector<Socket> peers_;
+  std::map<std::vector<int>, int> instances_;
+};
+
+}  // namespace
+
+CommunicatorPtr make_tcp_world(std::shared_ptr<Store> store, int rank, int size,
+                               const HostOptions& options, const std::string& name) {
+  WEFT_CHECK(size > 0 && rank >= 0 && rank < size, "tcp world: rank {} of {} ranks", rank, size);
+  return make_host_communicator(
+      name,
+      std::make_unique<TcpTransport>(std::move(store), name, rank, size, options.timeout_seconds),
+      options, std::make_shared<FlightRecorder>(rank));
+}
+
+}  // namespace weft::dist

@@ -1,0 +1,110 @@
+// Moving bytes between ranks: what an engine of ranks on CPUs provides, and all it provides.
+//
+// The collectives (host_communicator.h) are written once on top of exchange(); bytes are counted
+// here, beneath them.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "core/error.h"
+#include "dist/comm/communicator.h"
+
+namespace weft::dist {
+
+/// Bytes for a peer, or the place for a peer's bytes.
+struct Message {
+  int peer = 0;
+  void* data = nullptr;
+  size_t bytes = 0;
+};
+
+/// How far a rank has come in the collectives of a group; read by its peers when they write an
+/// error. In memory that the ranks of one host share.
+struct alignas(64) RankStatus {
+  std::atomic<uint64_t> started{0};   // the latest collective's number
+  std::atomic<uint64_t> finished{0};  // likewise
+  std::atomic<int> collective{-1};    // kind of the one started last
+  std::atomic<int> pid{0};            // of a process on this host; 0: unknown
+  std::atomic<bool> left{false};      // it failed or ended: nothing more will come
+};
+
+/// Thrown by exchange() when peers do not come.
+class PeersMissing : public Error {
+ public:
+  PeersMissing(const std::string& reason, std::vector<int> peers)
+      : Error(reason), peers(std::move(peers)) {}
+  std::vector<int> peers;
+};
+
+class Transport {
+ public:
+  using Clock = std::chrono::steady_clock;
+
+  virtual ~Transport() = default;
+  int rank() const { return rank_; }
+  int size() const { return size_; }
+
+  /// Sends and receives all of these and returns when that is done. Messages between two ranks meet
+  /// in order; those of one call may move in any order. Called by one thread at a time.
+  /// Throws PeersMissing at the deadline or when a peer is known to have gone, Error when a message
+  /// has another size than was expected.
+  void exchange(std::span<const Message> sends, std::span<const Message> receives,
+                Clock::time_point deadline, bool is_control = false) {
+    int64_t bytes = 0;
+    for (const Message& message : sends) bytes += static_cast<int64_t>(message.bytes);
+    for (Counters* counters : {&own_, family_.get()}) {
+      if (is_control) {
+        counters->control += bytes;
+      } else {
+        counters->sent += bytes;
+        counters->messages += static_cast<int64_t>(sends.size());
+      }
+    }
+    do_exchange(sends, receives, deadline);
+  }
+
+  /// The status of a rank; null when it cannot be known (another host).
+  virtual RankStatus* status(int rank) = 0;
+  /// A transport among some of these ranks; called by those alone.
+  std::unique_ptr<Transport> group(const std::vector<int>& ranks) {
+    std::unique_ptr<Transport> group = make_group(ranks);
+    group->family_ = family_;
+    return group;
+  }
+  /// Tells the others that this rank has given up.
+  virtual void leave(const std::string& reason) = 0;
+
+  Traffic traffic() const { return own_.read(); }
+  /// Of this rank in the world and in all groups made from it.
+  Traffic family_traffic() const { return family_->read(); }
+
+ protected:
+  Transport(int rank, int size) : rank_(rank), size_(size) {}
+  virtual void do_exchange(std::span<const Message> sends, std::span<const Message> receives,
+                           Clock::time_point deadline) = 0;
+  virtual std::unique_ptr<Transport> make_group(const std::vector<int>& ranks) = 0;
+
+ private:
+  struct Counters {
+    std::atomic<int64_t> sent{0}, messages{0}, control{0};
+    Traffic read() const { return {sent, messages, control}; }
+  };
+
+  const int rank_, size_;
+  Counters own_;
+  std::shared_ptr<Counters> family_ = std::make_shared<Counters>();
+};
+
+/// A transport slowed down to a network's speed: each exchange takes `latency` seconds and the time
+/// of its bytes at `bandwidth` bytes per second, during which the processor is free.
+std::unique_ptr<Transport> slowed(std::unique_ptr<Transport> transport, double latency,
+                                  double bandwidth);
+
+}  // namespace weft::dist

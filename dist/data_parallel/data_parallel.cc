@@ -1,0 +1,226 @@
+#include "dist/data_parallel/data_parallel.h"
+
+#include <omp.h>
+
+#include <algorithm>
+#include <bit>
+#include <exception>
+#include <thread>
+
+#include "autograd/autocast.h"
+#include "autograd/backward.h"
+#include "autograd/ops.h"
+#include "autograd/random.h"
+#include "core/memory_thread.h"
+#include "core/parallel.h"
+#include "core/transfer.h"
+#include "dist/comm/communicator.h"
+#include "dist/comm/device/on_device.h"
+#include "kernels/gemm/matmul_numerics.h"
+
+namespace weft::dist {
+namespace {
+
+/// Runs body(0), ..., body(n - 1) on a thread each, in this thread's precision and on its memory
+/// account, and rethrows the first failure. The cores are shared among the threads.
+void on_threads(int n, const std::function<void(int)>& body) {
+  std::vector<std::exception_ptr> failures(n);
+  std::vector<std::thread> threads;
+  const DType autocast = autocast_dtype();
+  const kernels::MatmulSettings matmuls = kernels::matmul_settings();
+  const memory::Owner owner = memory::current_owner();
+  const int before = num_threads();
+  set_num_threads(std::max(1, before / n));
+  for (int i = 0; i < n; ++i) {
+    threads.emplace_back([&, i] {
+      try {
+        const memory::WorkingFor working(owner);
+        const Autocast precision(autocast);
+        const kernels::MatmulScope numerics(matmuls);
+        body(i);
+      } catch (...) {
+        failures[i] = std::current_exception();
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  set_num_threads(before);
+  for (const std::exception_ptr& failure : failures) {
+    if (failure) std::rethrow_exception(failure);
+  }
+}
+
+/// What a replica holds between forward and backward.
+struct Part {
+  Tensor x, y;
+  uint64_t offset = 0;  // of its random stream
+};
+
+Tensor tree_sum(const Tensors& terms, size_t begin, size_t end) {
+  if (end - begin == 1) return terms[begin];
+  const size_t middle = begin + std::bit_floor(end - begin - 1);
+  return ops::add(tree_sum(terms, begin, middle), tree_sum(terms, middle, end));
+}
+
+}  // namespace
+
+DataParallel::DataParallel(nn::Module& module,
+                           const std::function<std::unique_ptr<nn::Module>()>& make, int replicas)
+    : module_(module) {
+  WEFT_CHECK(replicas > 0, "DataParallel: the number of replicas must be positive, got {}",
+             replicas);
+  // Their initial weights are of no use, and draw nothing from the caller's generator.
+  const Generator position = generator();
+  const NamedTensors ours = module.state_dict();
+  const Device first = ours.empty() ? Device{} : ours[0].second.device();
+  for (int r = 0; r < replicas; ++r) {
+    const auto replica = std::make_shared<Replica>();
+    replica->module = make();
+    replica->device = r == 0 ? first : device_of_rank(first, first.index + r);
+    const NamedTensors theirs = replica->module->state_dict();
+    bool same = ours.size() == theirs.size();
+    for (size_t i = 0; same && i < ours.size(); ++i) {
+      same = ours[i].first == theirs[i].first && ours[i].second.shape() == theirs[i].second.shape();
+    }
+    WEFT_CHECK(same,
+               "DataParallel: the modules that were made do not have the tensors of the "
+               "module they are to replicate");
+    replicas_.push_back(replica);
+  }
+  generator() = position;
+}
+
+void DataParallel::follow(Replica& replica, bool is_first) const {
+  const NoGrad guard;
+  nn::Module& module = *replica.module;
+  module.train(module_.is_training());
+  const NamedTensors ours = module_.named_parameters(), theirs = module.named_parameters();
+  for (size_t i = 0; i < ours.size(); ++i) {
+    Tensor parameter = theirs[i].second;
+    parameter.set_data(to_device(ours[i].second, replica.device).alias());
+    parameter.set_requires_grad(ours[i].second.requires_grad());
+  }
+  const NamedTensors from = module_.named_buffers(), to = module.named_buffers();
+  for (size_t i = 0; i < from.size(); ++i) {
+    // The first replica works on the module's own buffers.
+    Tensor buffer = to[i].second;
+    buffer.set_data(is_first ? from[i].second.alias()
+                             : to_device(ops::clone(from[i].second), replica.device));
+  }
+  const Fp8Scaling* const scaling = fp8_in_force();
+  if (!scaling) {
+    replica.fp8.reset();
+    return;
+  }
+  const Fp8Options& options = scaling->options();
+  // Evaluation has scales of its own.
+  const bool fits = replica.fp8 && replica.fp8->options().scaling == options.scaling;
+  if (!fits) replica.fp8 = std::make_unique<Fp8Scaling>(options);
+  replica.fp8->update();  // the codes of weights are those of others now
+  if (options.scaling == Fp8Options::Scaling::delayed) {
+    replica.fp8->load_state_dict(scaling->state_dict(ours), theirs);
+  }
+}
+
+void DataParallel::gather_amax(Fp8Scaling* scaling, const NamedTensors& parameters,
+                               const Replicas& replicas, int n) {
+  if (!scaling || scaling->options().scaling != Fp8Options::Scaling::delayed) return;
+  const NoGrad guard;
+  Tensor largest = scaling->step_amax(parameters);
+  for (int r = 0; r < n; ++r) {
+    const Replica& replica = *replicas[r];
+    largest = ops::maximum(largest, replica.fp8->step_amax(replica.module->named_parameters()));
+  }
+  scaling->set_step_amax(largest, parameters);
+}
+
+Tensor DataParallel::operator()(const Tensor& x) {
+  WEFT_CHECK(x.dim() > 0 && x.size(0) > 0, "DataParallel: expected a batch, got {}", x);
+  std::vector<int64_t> counts = split_evenly(x.size(0), replicas());
+  std::erase(counts, 0);
+  const Generator position = generator();
+  Tensors parts;
+  std::vector<Generator> streams;
+  int64_t begin = 0;
+  for (size_t r = 0; r < counts.size(); ++r) {
+    parts.push_back(ops::narrow(x, 0, begin, counts[r]));
+    begin += counts[r];
+    // Dropout differs from replica to replica.
+    streams.push_back({position.seed, position.stream + (r << 32), position.offset});
+  }
+  return ops::cat(forward(parts, streams), 0);
+}
+
+Tensors DataParallel::forward(const Tensors& inputs, const std::vector<Generator>& streams) {
+  const int n = static_cast<int>(inputs.size());
+  WEFT_CHECK(n > 0 && n <= replicas() && streams.size() == inputs.size(),
+             "DataParallel: {} parts and {} random streams for {} replicas", n, streams.size(),
+             replicas());
+  const Tensors parameters = module_.parameters();
+  const bool records = grad_enabled();
+
+  auto parts = std::make_shared<std::vector<Part>>(n);
+  for (int r = 0; r < n; ++r) {
+    const NoGrad guard;
+    follow(*replicas_[r], r == 0);
+    (*parts)[r].x = detach(to_device(inputs[r], replicas_[r]->device));
+    if (records && inputs[r].requires_grad()) (*parts)[r].x.set_requires_grad(true);
+  }
+  on_threads(n, [&](int r) {
+    const GradMode mode(records);
+    const Fp8Scope fp8(replicas_[r]->fp8.get());
+    generator() = streams[r];
+    Part& part = (*parts)[r];
+    part.y = (*replicas_[r]->module)(part.x);
+    part.offset = generator().offset;
+  });
+  Fp8Scaling* const fp8 = fp8_in_force();
+  const NamedTensors named = module_.named_parameters();
+  gather_amax(fp8, named, replicas_, n);
+  Tensors outputs;
+  for (int r = 0; r < n; ++r) {
+    // The next forward draws behind all that was drawn here.
+    generator().offset = std::max(generator().offset, (*parts)[r].offset);
+    outputs.push_back(detach(to_device((*parts)[r].y, inputs[r].device())));
+  }
+  Tensors all_inputs = inputs;
+  all_inputs.insert(all_inputs.end(), parameters.begin(), parameters.end());
+  return record(
+      "data_parallel", all_inputs, outputs, {},
+      [parts, n, fp8, named, home = inputs[0].device(),
+       replicas = replicas_](const Backward& b) -> Tensors {
+        b.require_no_graph();
+        Tensors dy(n);
+        for (int r = 0; r < n; ++r) {
+          if (b.dy(r).defined()) dy[r] = to_device(ops::contiguous(b.dy(r)), replicas[r]->device);
+        }
+        on_threads(n, [&](int r) {
+          replicas[r]->module->zero_grad();
+          const Tensor& y = (*parts)[r].y;
+          if (dy[r].defined() && y.requires_grad()) backward(y, dy[r]);
+        });
+        gather_amax(fp8, named, replicas, n);
+        Tensors gradients;
+        for (int r = 0; r < n; ++r) {
+          const Tensor& x = (*parts)[r].x;
+          const bool is_zero = b.needs(r) && !x.grad().defined();
+          gradients.push_back(is_zero ? ops::zeros_like(x) : x.grad());
+          if (gradients[r].defined()) gradients[r] = to_device(gradients[r], home);
+        }
+        std::vector<Tensors> theirs;
+        for (int r = 0; r < n; ++r) theirs.push_back(replicas[r]->module->parameters());
+        for (size_t i = 0; i < theirs[0].size(); ++i) {
+          Tensors terms;
+          for (int r = 0; r < n; ++r) {
+            const Tensor gradient = theirs[r][i].grad();
+            if (gradient.defined()) terms.push_back(to_device(gradient, home));
+          }
+          gradients.push_back(terms.empty() ? Tensor() : tree_sum(terms, 0, terms.size()));
+          for (int r = 0; r < n; ++r) theirs[r][i].set_grad({});  // to make room for the sums
+        }
+        for (Part& part : *parts) part = {};
+        return gradients;
+      });
+}
+
+}  // namespace weft::dist

@@ -1,0 +1,63 @@
+#include "dist/data_parallel/data_parallel.h"
+
+#include <catch2/catch.hpp>
+#include <set>
+
+#include "dist/strategy/testing/oracle.h"
+
+using namespace weft;
+using namespace weft::dist;
+using Catch::Matchers::Contains;
+
+namespace {
+
+NamedTensors gradients_of(const nn::Module& model) {
+  NamedTensors result;
+  for (const auto& [name, p] : model.named_parameters()) result.emplace_back(name, p.grad());
+  return cloned(result);
+}
+
+}  // namespace
+
+TEST_CASE("DataParallel equals the module itself") {
+  for (int replicas : {1, 2, 3, 8}) {
+    const OracleBatch batch = oracle_batch(0, 7, DType::f64);
+    const auto one = make_oracle_model(DType::f64), many = make_oracle_model(DType::f64);
+    DataParallel parallel(
+        *many, [] { return make_oracle_model(DType::f64, 77); }, replicas);
+    optim::AdamW a(one->named_parameters(), {.lr = 0.01}),
+        b(many->named_parameters(), {.lr = 0.01});
+    for (int step = 0; step < 3; ++step) {
+      Tensor x = batch.x.alias(), y = batch.x.alias();
+      x.set_requires_grad(true);
+      y.set_requires_grad(true);
+      a.zero_grad();
+      b.zero_grad();
+      const Tensor expected = (*one)(x), got = parallel(y);
+      CHECK(difference({{"y", got}}, {{"y", expected}}) < 1e-14);
+      backward(ops::cross_entropy(expected, batch.labels));
+      backward(ops::cross_entropy(got, batch.labels));
+      CHECK(difference(gradients_of(*many), gradients_of(*one)) < 1e-13);
+      CHECK(difference({{"dx", y.grad()}}, {{"dx", x.grad()}}) < 1e-13);
+      a.step();
+      b.step();
+    }
+    CHECK(difference(many->state_dict(), one->state_dict()) < 1e-12);
+  }
+}
+
+TEST_CASE("DataParallel keeps the first replica's buffers and refuses other architectures") {
+  nn::BatchNorm2d model(2);
+  DataParallel parallel(
+      model, [] { return std::make_unique<nn::BatchNorm2d>(2); }, 2);
+  // Images of ones for the first replica, of threes for the second.
+  Tensor x = Tensor::full({4, 2, 2, 2}, 1);
+  std::fill_n(x.data<float>() + 16, 16, 3.0f);
+  const NoGrad guard;
+  parallel(x);
+  CHECK(model.running_mean.to_vector()[0] == Approx(0.1));
+  CHECK(model.num_batches_tracked.item() == 1);
+  CHECK_THROWS_WITH(DataParallel(
+                        model, [] { return std::make_unique<nn::BatchNorm2d>(3); }, 2),
+                    Contains("do not have the tensors"));
+}

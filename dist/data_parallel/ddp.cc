@@ -1,0 +1,491 @@
+#include "dist/data_parallel/ddp.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstring>
+#include <limits>
+#include <numeric>
+
+#include "autograd/backward.h"
+#include "autograd/ops.h"
+#include "core/memory_account.h"
+#include "core/view.h"
+#include "nn/meta.h"
+
+namespace weft::dist {
+namespace {
+
+/// A text of rank `root` on all ranks.
+std::string broadcast_text(Communicator& group, const std::string& text, int root) {
+  const Tensor length = Tensor::from(std::vector<int64_t>{static_cast<int64_t>(text.size())}, {1});
+  group.broadcast(length, root).wait();
+  const Tensor bytes = Tensor::zeros({length.data<int64_t>()[0]}, DType::u8);
+  if (group.rank() == root && !text.empty()) std::memcpy(bytes.raw(), text.data(), text.size());
+  group.broadcast(bytes, root).wait();
+  return {static_cast<const char*>(bytes.raw()), bytes.nbytes()};
+}
+
+}  // namespace
+
+void verify_same_tensors(Communicator& group, const NamedTensors& tensors, std::string_view what) {
+  std::string mine;
+  for (const auto& [name, tensor] : tensors) {
+    mine += fmt::format("{} {} {}\n", name, tensor.dtype(), tensor.shape());
+  }
+  const std::string first = broadcast_text(group, mine, 0);
+  // The lowest rank that differs; size() when none does.
+  const int64_t differs = mine == first ? group.size() : group.rank();
+  const Tensor lowest = Tensor::from(std::vector<int64_t>{differs}, {1});
+  group.all_reduce(lowest, ReduceOp::kMin).wait();
+  const int rank = static_cast<int>(lowest.data<int64_t>()[0]);
+  if (rank == group.size()) return;
+  const std::string theirs = broadcast_text(group, mine, rank);
+  const auto difference = std::mismatch(first.begin(), first.end(), theirs.begin(), theirs.end());
+  const auto line_at = [](const std::string& text, std::string::const_iterator place) {
+    const size_t at = place - text.begin();
+    const size_t before = at == 0 ? std::string::npos : text.rfind('\n', at - 1);
+    const size_t begin = before == std::string::npos ? 0 : before + 1;
+    const std::string line = text.substr(begin, text.find('\n', begin) - begin);
+    return line.empty() ? "nothing" : line;
+  };
+  WEFT_FAIL("{}: the ranks hold different models: rank 0 has {}, rank {} has {}", what,
+            line_at(first, difference.first), rank, line_at(theirs, difference.second));
+}
+
+CommunicationHook compress_gradients(DType narrow) {
+  WEFT_CHECK(narrow == DType::f16 || narrow == DType::bf16,
+             "compress_gradients: expected f16 or bf16, got {}", narrow);
+  return [narrow](Communicator& group, const GradientBucket& bucket) {
+    const NoGrad guard;
+    const Tensor sent = ops::cast(bucket.flat, narrow);
+    const Work work = group.all_reduce(sent, bucket.op);
+    return [work, sent, flat = bucket.flat] {
+      const NoGrad guard;
+      work.wait();
+      Tensor target = flat;
+      ops::copy_(target, sent);
+    };
+  };
+}
+
+class DistributedDataParallel::Reducer : public std::enable_shared_from_this<Reducer> {
+ public:
+  Reducer(nn::Module& module, CommunicatorPtr group, const DdpOptions& options)
+      : module_(module), group_(std::move(group)), options_(options) {
+    WEFT_CHECK(options.average == ReduceOp::kMean || options.average == ReduceOp::kSum,
+               "ddp: gradients are averaged or summed, not reduced by {}", name(options.average));
+    WEFT_CHECK(options.bucket_bytes > 0 && options.first_bucket_bytes > 0,
+               "ddp: bucket sizes must be positive, got {} and {}", options.bucket_bytes,
+               options.first_bucket_bytes);
+    nn::materialize(module);
+    const NamedTensors state = module.state_dict();
+    verify_same_tensors(*group_, state, "ddp");
+    broadcast_all(state, 0);
+    for (const auto& [name, parameter] : module.named_parameters()) {
+      if (!parameter.requires_grad()) continue;
+      WEFT_CHECK(parameter.is_contiguous(), "ddp: parameter \"{}\" is not contiguous", name);
+      parameters_.push_back({.name = name, .tensor = parameter});
+    }
+    std::vector<int> order(parameters_.size());
+    std::iota(order.rbegin(), order.rend(), 0);
+    build_buckets(order);
+    reset();
+  }
+
+  /// Apart from the constructor, which has no shared pointer to give.
+  void register_hooks() {
+    for (size_t i = 0; i < parameters_.size(); ++i) {
+      register_ready_hook(parameters_[i].tensor, [weak = weak_from_this(), i] {
+        if (const auto self = weak.lock()) self->on_ready(static_cast<int>(i));
+      });
+    }
+  }
+
+  Tensor forward(const std::function<Tensor()>& function) {
+    if (is_joining_) announce(true);
+    if (options_.broadcast_buffers && synchronizes_ && module_.is_training()) {
+      broadcast_all(module_.named_buffers(), is_joining_ ? first_active_ : 0);
+    }
+    const Tensor output = function();
+    // So that a rank none of whose parameters are used still finishes the reduction.
+    if (synchronizes_ && output.defined() && output.requires_grad() && grad_enabled()) {
+      register_hook(output, [weak = weak_from_this()](const Tensor&) {
+        if (const auto self = weak.lock()) self->begin();
+        return Tensor();
+      });
+    }
+    return output;
+  }
+
+  void synchronize() {
+    WEFT_CHECK(!is_running_, "ddp: synchronize() inside a backward");
+    is_running_ = true;
+    finish(false);
+  }
+
+  void start_join() {
+    WEFT_CHECK(!is_joining_, "ddp: a Join is under way already");
+    is_joining_ = true;
+  }
+  void stop_join() { is_joining_ = false; }
+
+  void finish_join() {
+    while (true) {
+      announce(false);
+      if (last_announced_ < 0) break;
+      last_worked_ = last_announced_;
+      if (!announced_sync_) continue;
+      if (options_.broadcast_buffers && module_.is_training()) {
+        broadcast_all(module_.named_buffers(), first_active_);
+      }
+      shadow_reduction();
+    }
+    is_joining_ = false;
+    broadcast_all(module_.state_dict(), last_worked_);
+  }
+
+  std::vector<std::vector<std::string>> bucket_names() const {
+    std::vector<std::vector<std::string>> result;
+    for (const Bucket& bucket : buckets_) {
+      result.emplace_back();
+      for (int i : bucket.parameters) result.back().push_back(parameters_[i].name);
+    }
+    return result;
+  }
+  int64_t bucket_bytes() const {
+    int64_t bytes = 0;
+    for (const Bucket& bucket : buckets_) bytes += static_cast<int64_t>(bucket.flat.nbytes());
+    return bytes;
+  }
+
+  nn::Module& module_;
+  const CommunicatorPtr group_;
+  const DdpOptions options_;
+  bool synchronizes_ = true;
+
+ private:
+  struct Bucket {
+    std::vector<int> parameters;  // their places in parameters_
+    Tensor flat;
+    int waits_for = 0;  // parameters without gradient so far
+    bool is_launched = false;
+    std::function<void()> complete;
+  };
+  struct Parameter {
+    std::string name;
+    Tensor tensor;
+    int bucket = 0;
+    Tensor view = {};     // of the bucket's flat tensor, in the parameter's shape
+    int expected = 1;     // contributions per backward
+    bool is_used = true;  // on any rank, of a static graph
+
+    /// Of the backward at hand.
+    struct Arrived {
+      int contributions = 0;
+      bool is_in_bucket = false;
+      Tensor late;   // what came when the bucket had left
+      Tensor first;  // the tensor that came, to be handed out again
+    };
+    Arrived arrived = {};
+  };
+
+  void broadcast_all(const NamedTensors& tensors, int root) {
+    std::vector<Work> works;
+    for (const auto& [name, tensor] : tensors) works.push_back(group_->broadcast(tensor, root));
+    for (const Work& work : works) work.wait();
+  }
+
+  void build_buckets(const std::vector<int>& order) {
+    const MemoryScope scope(MemoryKind::kBuckets);
+    buckets_.clear();
+    std::vector<int64_t> sizes;  // elements
+    // A bucket is filled per dtype and closed when it has reached its size.
+    std::vector<std::pair<DType, int>> open;
+    for (int i : order) {
+      const DType dtype = parameters_[i].tensor.dtype();
+      auto place =
+          std::find_if(open.begin(), open.end(), [&](auto& o) { return o.first == dtype; });
+      if (place == open.end()) {
+        open.emplace_back(dtype, static_cast<int>(buckets_.size()));
+        buckets_.emplace_back();
+        sizes.push_back(0);
+        place = open.end() - 1;
+      }
+      const int index = place->second;
+      buckets_[index].parameters.push_back(i);
+      sizes[index] += parameters_[i].tensor.numel();
+      const int64_t limit = index == 0 ? options_.first_bucket_bytes : options_.bucket_bytes;
+      if (sizes[index] * static_cast<int64_t>(itemsize(dtype)) >= limit) open.erase(place);
+    }
+    for (size_t b = 0; b < buckets_.size(); ++b) {
+      Bucket& bucket = buckets_[b];
+      // Equal parts for all ranks.
+      const int64_t padded = (sizes[b] + group_->size() - 1) / group_->size() * group_->size();
+      const Tensor& first = parameters_[bucket.parameters[0]].tensor;
+      bucket.flat = Tensor::zeros({padded}, first.dtype(), first.device());
+      int64_t offset = 0;
+      for (int i : bucket.parameters) {
+        Parameter& p = parameters_[i];
+        const int64_t n = p.tensor.numel();
+        p.bucket = static_cast<int>(b);
+        p.view = view::reshape(view::narrow(bucket.flat, 0, offset, n), p.tensor.shape());
+        offset += n;
+      }
+    }
+  }
+
+  void reset() {
+    is_running_ = false;
+    next_bucket_ = 0;
+    for (Parameter& p : parameters_) p.arrived = {};
+    arrivals_.clear();
+    for (Bucket& bucket : buckets_) {
+      bucket.is_launched = false;
+      bucket.complete = nullptr;
+      bucket.waits_for = 0;
+      for (int i : bucket.parameters) bucket.waits_for += parameters_[i].expected > 0;
+    }
+  }
+
+  /// Something of this backward concerns the reduction: it is to be finished when that is over.
+  void begin() {
+    if (!synchronizes_ || is_running_) return;
+    is_running_ = true;
+    after_backward([weak = weak_from_this()] {
+      if (const auto self = weak.lock()) self->finish();
+    });
+  }
+
+  void on_ready(int i) {
+    if (!synchronizes_) return;
+    begin();
+    Parameter& p = parameters_[i];
+    ++p.arrived.contributions;
+    arrivals_.push_back(i);
+    take_gradient(p);
+    // A parameter used in several recomputed segments is ready when its last contribution is in.
+    if (p.arrived.contributions != p.expected) return;
+    --buckets_[p.bucket].waits_for;
+    launch_ready();
+  }
+
+  /// Moves the parameter's gradient into its bucket.
+  void take_gradient(Parameter& p) {
+    const NoGrad guard;
+    const Tensor gradient = p.tensor.grad();
+    p.tensor.set_grad({});
+    Parameter::Arrived& arrived = p.arrived;
+    if (buckets_[p.bucket].is_launched) {
+      // The bucket left without it: reduced apart, in the end.
+      if (arrived.late.defined()) {
+        ops::add_(arrived.late, gradient);
+      } else {
+        arrived.late = ops::clone(gradient);
+      }
+    } else if (arrived.is_in_bucket) {
+      ops::add_(p.view, gradient);
+    } else {
+      if (gradient.storage() != p.view.storage()) ops::copy_(p.view, gradient);
+      arrived.is_in_bucket = true;
+      if (!options_.gradient_as_bucket_view) arrived.first = gradient;
+    }
+  }
+
+  void launch_ready() {
+    while (next_bucket_ < buckets_.size() && buckets_[next_bucket_].waits_for <= 0) launch();
+  }
+
+  void launch() {
+    Bucket& bucket = buckets_[next_bucket_];
+    const NoGrad guard;
+    for (int i : bucket.parameters) {
+      Parameter& p = parameters_[i];
+      if (!p.arrived.is_in_bucket) ops::zero_(p.view);
+    }
+    bucket.is_launched = true;
+    const GradientBucket handed = {static_cast<int>(next_bucket_), bucket.flat, options_.average};
+    if (options_.hook) {
+      bucket.complete = options_.hook(*group_, handed);
+    } else {
+      const Work work = group_->all_reduce(bucket.flat, options_.average);
+      bucket.complete = [work] { work.wait(); };
+    }
+    ++next_bucket_;
+  }
+
+  void finish(bool after_backward = true) {
+    try {
+      // What was gathered before and did not change in this backward counts too.
+      for (Parameter& p : parameters_) {
+        if (!p.arrived.is_in_bucket && p.tensor.grad().defined()) take_gradient(p);
+      }
+      if (after_backward) check_unused();
+      while (next_bucket_ < buckets_.size()) launch();
+      find_used();
+      for (Bucket& bucket : buckets_) bucket.complete();
+      reduce_late();
+      hand_out();
+      if (!is_rebuilt_) rebuild();
+      reset();
+    } catch (...) {
+      reset();
+      throw;
+    }
+  }
+
+  void check_unused() {
+    // With a static graph the first iteration shows what is used.
+    if (options_.find_unused_parameters || options_.static_graph) return;
+    std::vector<std::string> unused;
+    for (const Parameter& p : parameters_) {
+      if (!p.arrived.is_in_bucket) unused.push_back(p.name);
+    }
+    WEFT_CHECK(unused.empty(),
+               "ddp: no gradient reached {} parameters on rank {}: {}; find_unused_parameters "
+               "allows that",
+               unused.size(), group_->rank(), fmt::join(unused, ", "));
+  }
+
+  /// Says of each parameter whether it has a gradient on any rank.
+  void find_used() {
+    if (!options_.find_unused_parameters && !options_.static_graph) return;
+    if (options_.static_graph && is_rebuilt_) return;
+    const auto n = static_cast<int64_t>(parameters_.size());
+    const Tensor map = Tensor::zeros({n}, DType::i32);
+    int32_t* used = map.data<int32_t>();
+    for (int64_t i = 0; i < n; ++i) used[i] = parameters_[i].arrived.is_in_bucket;
+    group_->all_reduce(map, ReduceOp::kMax).wait();
+    for (int64_t i = 0; i < n; ++i) parameters_[i].is_used = used[i] != 0;
+  }
+
+  void reduce_late() {
+    const NoGrad guard;
+    for (Parameter& p : parameters_) {
+      if (!p.arrived.late.defined()) continue;
+      group_->all_reduce(p.arrived.late, options_.average).wait();
+      ops::add_(p.view, p.arrived.late);
+    }
+  }
+
+  void hand_out() {
+    const NoGrad guard;
+    for (Parameter& p : parameters_) {
+      if (!p.is_used) continue;  // nobody has a gradient: it stays undefined
+      if (options_.gradient_as_bucket_view) {
+        p.tensor.set_grad(p.view);
+      } else {
+        const Tensor& first = p.arrived.first;
+        Tensor gradient = first.defined() ? first : ops::zeros_like(p.tensor);
+        ops::copy_(gradient, p.view);
+        p.tensor.set_grad(gradient);
+      }
+    }
+  }
+
+  /// The order in which gradients arrived on the first active rank becomes that of the buckets.
+  void rebuild() {
+    is_rebuilt_ = true;
+    const auto n = static_cast<int64_t>(parameters_.size());
+    const Tensor plan = Tensor::zeros({2, n}, DType::i64);  // order, number of contributions
+    int64_t* order = plan.data<int64_t>();
+    std::vector<bool> placed(n, false);
+    int64_t count = 0;
+    // By last contribution.
+    std::vector<int> last_first;
+    for (auto i = arrivals_.rbegin(); i != arrivals_.rend(); ++i) {
+      if (!placed[*i]) last_first.push_back(*i);
+      placed[*i] = true;
+    }
+    for (auto i = last_first.rbegin(); i != last_first.rend(); ++i) order[count++] = *i;
+    for (int64_t i = n - 1; i >= 0; --i) {
+      if (!placed[i]) order[count++] = i;
+    }
+    for (int64_t i = 0; i < n; ++i) {
+      const int contributions = parameters_[i].arrived.contributions;
+      order[n + i] = options_.static_graph ? contributions : std::max(contributions, 1);
+    }
+    group_->broadcast(plan, is_joining_ ? first_active_ : 0).wait();
+    for (int64_t i = 0; i < n; ++i) parameters_[i].expected = static_cast<int>(order[n + i]);
+    // With views the old buckets live on in the gradients until those are dropped.
+    build_buckets({order, order + n});
+  }
+
+  /// In a join: every rank says whether it works on a batch, and whether that is synchronised.
+  void announce(bool is_active) {
+    const Tensor mine =
+        Tensor::from(std::vector<int32_t>{is_active, is_active && synchronizes_}, {2});
+    const Tensor all = Tensor::empty({group_->size(), 2}, DType::i32);
+    group_->all_gather(all, mine).wait();
+    first_active_ = last_announced_ = -1;
+    announced_sync_ = false;
+    for (int r = 0; r < group_->size(); ++r) {
+      if (all.data<int32_t>()[2 * r] == 0) continue;
+      if (first_active_ < 0) first_active_ = r;
+      last_announced_ = r;
+      announced_sync_ = announced_sync_ || all.data<int32_t>()[2 * r + 1] != 0;
+    }
+    if (is_active) last_worked_ = last_announced_;
+  }
+
+  /// The collectives of a backward of the others.
+  void shadow_reduction() {
+    while (next_bucket_ < buckets_.size()) launch();
+    find_used();
+    for (Bucket& bucket : buckets_) bucket.complete();
+    if (!is_rebuilt_) rebuild();
+    reset();
+  }
+
+  std::vector<Parameter> parameters_;
+  std::vector<Bucket> buckets_;
+  bool is_rebuilt_ = false;
+
+  // Of the backward at hand.
+  bool is_running_ = false;
+  size_t next_bucket_ = 0;
+  std::vector<int> arrivals_;  // parameters, once for each contribution
+
+  bool is_joining_ = false;
+  int first_active_ = 0, last_announced_ = 0, last_worked_ = 0;
+  bool announced_sync_ = true;
+};
+
+DistributedDataParallel::DistributedDataParallel(nn::Module& module, CommunicatorPtr group,
+                                                 const DdpOptions& options)
+    : reducer_(std::make_shared<Reducer>(module, std::move(group), options)) {
+  reducer_->register_hooks();
+}
+
+DistributedDataParallel::~DistributedDataParallel() = default;
+
+Tensor DistributedDataParallel::operator()(const Tensor& x) {
+  return reducer_->forward([&] { return reducer_->module_(x); });
+}
+
+Tensor DistributedDataParallel::forward(const std::function<Tensor()>& function) {
+  return reducer_->forward(function);
+}
+
+nn::Module& DistributedDataParallel::module() const { return reducer_->module_; }
+Communicator& DistributedDataParallel::group() const { return *reducer_->group_; }
+void DistributedDataParallel::synchronize() { reducer_->synchronize(); }
+
+DistributedDataParallel::NoSync::NoSync(DistributedDataParallel& ddp)
+    : ddp_(ddp), previous_(ddp.reducer_->synchronizes_) {
+  ddp.reducer_->synchronizes_ = false;
+}
+DistributedDataParallel::NoSync::~NoSync() { ddp_.reducer_->synchronizes_ = previous_; }
+
+DistributedDataParallel::Join::Join(DistributedDataParallel& ddp) : ddp_(ddp) {
+  ddp.reducer_->start_join();
+}
+DistributedDataParallel::Join::~Join() { ddp_.reducer_->stop_join(); }
+void DistributedDataParallel::Join::finish() { ddp_.reducer_->finish_join(); }
+
+std::vector<std::vector<std::string>> DistributedDataParallel::buckets() const {
+  return reducer_->bucket_names();
+}
+int64_t DistributedDataParallel::bucket_bytes() const { return reducer_->bucket_bytes(); }
+
+}  // namespace weft::dist

@@ -1,0 +1,295 @@
+#include "dist/data_parallel/fsdp.h"
+
+#include <algorithm>
+#include <map>
+#include <numeric>
+#include <unordered_map>
+#include <utility>
+
+#include "autograd/backward.h"
+#include "autograd/ops.h"
+#include "core/memory_account.h"
+#include "core/view.h"
+#include "dist/comm/exact_sum.h"
+#include "dist/data_parallel/ddp.h"
+#include "dist/data_parallel/fsdp_engine.h"
+#include "nn/meta.h"
+
+namespace weft::dist {
+
+using fsdp::Parameter;
+using fsdp::Unit;
+
+namespace {
+
+const FsdpOptions& checked(const FsdpOptions& options) {
+  WEFT_CHECK(options.shard, "fsdp: a group of ranks to shard over is needed");
+  WEFT_CHECK(options.average == ReduceOp::kMean || options.average == ReduceOp::kSum,
+             "fsdp: gradients are averaged or summed, not reduced by {}",
+             dist::name(options.average));
+  WEFT_CHECK(options.unsharded_units >= 2, "fsdp: unsharded_units must be at least 2, got {}",
+             options.unsharded_units);
+  return options;
+}
+
+/// The shard group again, for collectives that do not queue behind the others'.
+CommunicatorPtr twin(Communicator& shard, const char* name) {
+  std::vector<int> all(static_cast<size_t>(shard.size()));
+  std::iota(all.begin(), all.end(), 0);
+  return shard.group(all, name);
+}
+
+}  // namespace
+
+WrapPolicy wrap_by_size(int64_t parameters) {
+  WEFT_CHECK(parameters > 0, "wrap_by_size: the number of parameters must be positive, got {}",
+             parameters);
+  return [parameters](const std::string&, nn::Module& module) {
+    int64_t own = module.num_parameters();
+    // What smaller modules inside take out already.
+    for (const auto& [name, child] : module.named_modules()) {
+      if (name.empty() || name.find('.') != std::string::npos) continue;
+      if (child->num_parameters() >= parameters) own -= child->num_parameters();
+    }
+    return own >= parameters;
+  };
+}
+
+FullySharded::Engine::Engine(nn::Module& root, const FsdpOptions& given, const WrapPolicy& policy)
+    : module(root),
+      options(checked(given)),
+      unsharding(units, options, twin(*options.shard, "fsdp unshard")),
+      reduction(options, twin(*options.shard, "fsdp reduce")) {
+  for (Communicator* group : {options.shard.get(), options.replicate.get()}) {
+    // The list keeps the whole parameters alive: it must not outlive this line.
+    if (group) verify_same_tensors(*group, module.state_dict(), "fsdp");
+  }
+  for (auto [name, buffer] : module.named_buffers()) {
+    const NoGrad guard;
+    nn::materialize(buffer);
+    synchronize(buffer);
+    const bool is_narrowed = options.buffer_dtype != DType::f32 && is_floating(buffer.dtype());
+    if (is_narrowed) buffer.set_data(ops::cast(buffer, options.buffer_dtype));
+  }
+  units = fsdp::cut_into_units(module, policy);
+  for (Unit& unit : units) build(unit);
+  refreshed_ = kept_versions();
+}
+
+void FullySharded::Engine::synchronize(const Tensor& tensor) {
+  if (options.replicate) options.replicate->broadcast(tensor).wait();
+  options.shard->broadcast(tensor).wait();
+}
+
+/// A unit's parameters as one flat tensor, [padded].
+Tensor FullySharded::Engine::values_of_first_rank(const Unit& unit) {
+  Tensor flat = Tensor::zeros({unit.padded}, unit.dtype, unit.device);
+  for (const Parameter& p : unit.parameters) {
+    const bool was_meta = !nn::has_memory(p.whole);
+    nn::materialize(p.whole);
+    synchronize(p.whole);
+    Tensor place = fsdp::place_in_flat(p, flat);
+    ops::copy_(place, p.whole);
+    if (was_meta) nn::dematerialize(p.whole);
+  }
+  return flat;
+}
+
+/// Keeps this rank's part of a unit, and makes the model's parameters views of memory that comes
+/// and goes.
+void FullySharded::Engine::build(Unit& unit) {
+  const NoGrad guard;
+  const MemoryScope scope(MemoryKind::kParameters);
+  fsdp::lay_out(unit, options);
+  const bool stays = fsdp::keeps_whole(options.sharding);
+  {
+    const Tensor flat = values_of_first_rank(unit);
+    const Tensor own = view::narrow(flat, 0, shard_rank() * unit.part, unit.part);
+    if (stays && unit.unsharded_dtype == unit.dtype && unit.kept_device == unit.device) {
+      unit.kept = own;
+      unit.memory = flat.storage();
+      unit.is_resident = true;
+    } else {
+      unit.kept =
+          unit.kept_device == unit.device ? ops::clone(own) : ops::to(own, unit.kept_device);
+      unit.memory = unsharding.memory_for(unit);
+    }
+  }
+  for (Parameter& p : unit.parameters) {
+    const bool trains = p.whole.requires_grad();
+    p.whole.set_data(Tensor::view_of(unit.memory, p.shape, contiguous_strides(p.shape), p.offset,
+                                     unit.unsharded_dtype));
+    p.slice = fsdp::slice_of_part(unit, p, unit.kept, shard_rank());
+    p.slice.set_requires_grad(trains);
+  }
+  if (stays && !unit.is_resident) unsharding.unshard(unit);
+}
+
+void FullySharded::Engine::register_hooks() {
+  for (size_t u = 0; u < units.size(); ++u) {
+    for (const Parameter& parameter : units[u].parameters) {
+      if (!parameter.whole.requires_grad()) continue;
+      register_ready_hook(parameter.whole, [weak = weak_from_this(), u] {
+        if (const auto self = weak.lock()) self->on_ready(self->units[u]);
+      });
+    }
+  }
+}
+
+void FullySharded::Engine::begin() {
+  if (is_running_) return;
+  is_running_ = true;
+  // Gradients that zero_grad() has dropped make room for the new ones.
+  for (Unit& unit : units) {
+    if (!unit.has_slice_gradient()) unit.kept_gradient = {};
+  }
+  weft::after_backward([weak = weak_from_this()] {
+    if (const auto self = weak.lock()) self->finish();
+  });
+}
+
+void FullySharded::Engine::on_ready(Unit& unit) {
+  begin();
+  if (!synchronizes) return;  // collected when the pass is over
+  // A parameter used in several recomputed segments comes in parts; sums do not mind.
+  if (--unit.missing > 0) return;
+  if (options.sharding == Sharding::kZero1) return;  // reduced when the pass is over
+  reduction.start(unit);
+  unsharding.reshard(unit);
+}
+
+void FullySharded::Engine::finish() {
+  is_running_ = false;
+  for (Unit& unit : units) {
+    if (unit.count_trained() == 0) continue;
+    if (!synchronizes) {
+      if (fsdp::has_gradients(unit)) reduction.collect(unit);
+    } else if (!unit.was_reduced || fsdp::has_gradients(unit)) {
+      reduction.start(unit);  // also where this rank has none: others may
+    }
+  }
+  reduction.complete_all();
+  if (synchronizes) reduction.hand_out(units);
+  end_iteration();
+}
+
+void FullySharded::Engine::end_iteration() {
+  for (Unit& unit : units) unit.missing = unit.count_trained();
+  unsharding.end_iteration();
+}
+
+void FullySharded::Engine::after_step() {
+  end_iteration();
+  if (fsdp::keeps_whole(options.sharding)) unsharding.unshard_all();
+  refreshed_ = kept_versions();
+}
+
+/// Counts the changes of the parts: the same on every rank, since each has a slice of every
+/// parameter, be it empty.
+uint64_t FullySharded::Engine::kept_versions() const {
+  uint64_t sum = 0;
+  for (const Unit& unit : units) sum += unit.kept.version();
+  return sum;
+}
+
+FullySharded::FullySharded(nn::Module& module, const FsdpOptions& options, const WrapPolicy& policy)
+    : engine_(std::make_shared<Engine>(module, options, policy)) {
+  engine_->register_hooks();
+}
+
+FullySharded::~FullySharded() = default;
+
+NamedTensors FullySharded::named_parameters() const {
+  // In the order of the model, whatever the units.
+  std::map<std::string, Tensor> slices;
+  for (const Unit& unit : engine_->units) {
+    for (const Parameter& p : unit.parameters) slices[p.name] = p.slice;
+  }
+  NamedTensors result;
+  for (const auto& [name, tensor] : engine_->module.named_parameters()) {
+    result.emplace_back(name, slices.at(name));
+  }
+  return result;
+}
+
+optim::ParameterGroups FullySharded::shard(const optim::ParameterGroups& groups) const {
+  std::unordered_map<const void*, Tensor> slices;
+  for (const Unit& unit : engine_->units) {
+    for (const Parameter& p : unit.parameters) slices[p.whole.id()] = p.slice;
+  }
+  optim::ParameterGroups result = groups;
+  for (optim::ParameterGroup& group : result) {
+    for (auto& [name, tensor] : group.parameters) {
+      const auto found = slices.find(tensor.id());
+      WEFT_CHECK(found != slices.end(), "fsdp: \"{}\" is not a parameter of the sharded model",
+                 name);
+      tensor = found->second;
+    }
+  }
+  return result;
+}
+
+void FullySharded::after_step() { engine_->after_step(); }
+void FullySharded::refresh() {
+  if (engine_->is_stale()) engine_->after_step();
+}
+
+void FullySharded::broadcast_buffers() {
+  for (const auto& [name, buffer] : engine_->module.named_buffers()) engine_->synchronize(buffer);
+}
+
+double FullySharded::grad_norm() const {
+  std::vector<Tensor> gradients;
+  for (const Unit& unit : engine_->units) {
+    // The padding is zero.
+    if (unit.kept_gradient.defined() && unit.has_slice_gradient()) {
+      gradients.push_back(unit.kept_gradient);
+    }
+  }
+  return exact_norm(gradients, engine_->options.shard.get());
+}
+
+FullySharded::NoSync::NoSync(FullySharded& fsdp)
+    : fsdp_(fsdp), previous_(fsdp.engine_->synchronizes) {
+  fsdp.engine_->synchronizes = false;
+}
+FullySharded::NoSync::~NoSync() { fsdp_.engine_->synchronizes = previous_; }
+
+void FullySharded::synchronize() { engine_->finish(); }
+
+FullySharded::Memory FullySharded::memory() const {
+  Memory memory;
+  const auto bytes = [](const Tensor& t) {
+    return t.defined() ? static_cast<int64_t>(t.nbytes()) : 0;
+  };
+  for (const Unit& unit : engine_->units) {
+    memory.parameters += bytes(unit.kept);
+    memory.gradients += bytes(unit.kept_gradient);
+    memory.accumulated += bytes(unit.local);
+  }
+  memory.unsharded = engine_->unsharding.bytes_now();
+  memory.peak_unsharded = engine_->unsharding.peak_bytes();
+  memory.peak_reducing = engine_->reduction.peak_bytes();
+  return memory;
+}
+
+void FullySharded::reset_peak_memory() {
+  engine_->unsharding.reset_peak();
+  engine_->reduction.reset_peak();
+}
+
+std::vector<std::pair<std::string, int64_t>> FullySharded::units() const {
+  std::vector<std::pair<std::string, int64_t>> result;
+  for (const Unit& unit : engine_->units) result.emplace_back(unit.name, unit.padded);
+  return result;
+}
+
+int64_t FullySharded::unshardings() const { return engine_->unsharding.count(); }
+
+int64_t FullySharded::bytes_sent() const {
+  const CommunicatorPtr& replicate = engine_->options.replicate;
+  return engine_->unsharding.group().traffic().sent + engine_->reduction.group().traffic().sent +
+         (replicate ? replicate->traffic().sent : 0);
+}
+
+}  // namespace weft::dist

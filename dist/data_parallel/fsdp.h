@@ -1,0 +1,168 @@
+// Fully sharded data parallelism: every rank keeps a shard of the parameters, of their gradients
+// and of the optimizer's state, and gets the rest when it is needed.
+//
+//   FullySharded fsdp(model, {.shard = world}, model.structure().units);
+//   optim::AdamW optimizer(fsdp.shard(optim::ParameterGroups(model.named_parameters())), {...});
+//   backward(ops::cross_entropy(model(images), labels));
+//   optimizer.step(optim::clip_coefficient(fsdp.grad_norm(), 1.0));
+//
+// The model is split into units: the modules that a policy chooses, and the rest of the model. The
+// parameters of a unit lie one after another in a flat tensor, padded so that the F ranks of the
+// shard group keep equal shards of it. A parameter of the model is a view of memory that comes and
+// goes (core/tensor.h): the first operation that touches it, in forward, backward or a
+// recomputation, unshards its unit by an all-gather. No module needs to know. A unit is resharded,
+// its memory freed, when enough others have been unsharded after it, and in backward as soon as its
+// gradients are complete. A reduce-scatter then sums these, and each rank keeps its shard. The
+// order of unsharding is remembered: in the next iteration a unit is fetched while the one before
+// it computes.
+//
+// All ranks have to touch the units in one order, so they run one program: a rank that is out of
+// samples runs one with weight 0. Reading the model's state_dict() on one rank alone would wait for
+// the others; full_state_dict() is for that.
+//
+// The optimizer works on the shards: shard() gives it, for each parameter, the flat slice of it
+// that this rank keeps, possibly empty, under the parameter's name.
+//
+//   strategy      parameters                      gradients                      optimizer
+//   kFullShard    1/F, unsharded twice a step     1/F                            1/F  ZeRO-3
+//   kShardGradOp  1/F, whole forward to backward  1/F                            1/F
+//   kZero2        whole                           1/F                            1/F  ZeRO-2
+//   kZero1        whole                           whole in backward, then 1/F    1/F  ZeRO-1
+//
+// With a replicate group of R ranks, gradients are summed over it as well (HYBRID_SHARD: F inside a
+// node, R across; F = 1 is NO_SHARD, plain data parallelism).
+//
+// Behind this: fsdp_unit.h (what a unit is), fsdp_unsharding.h, fsdp_reduction.h, and
+// fsdp_engine.h, which runs an iteration over them.
+//
+// Rajbhandari et al.: "ZeRO", SC 2020; Zhao et al.: "PyTorch FSDP", VLDB 2023.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "dist/comm/communicator.h"
+#include "nn/module.h"
+#include "nn/structure.h"
+#include "optim/optimizer.h"
+#include "optim/optimizer_state.h"
+
+namespace weft::dist {
+
+enum class Sharding : uint8_t { kFullShard, kShardGradOp, kZero2, kZero1 };
+
+using nn::wrap_modules;
+using nn::WrapPolicy;
+
+/// Modules with at least so many parameters that are not in a smaller such module.
+WrapPolicy wrap_by_size(int64_t parameters = 100'000'000);
+
+struct FsdpOptions {
+  CommunicatorPtr shard;      // the ranks that hold a copy together
+  CommunicatorPtr replicate;  // the ranks that hold the same part of other copies; may be null
+  Sharding sharding = Sharding::kFullShard;
+  /// kMean over all ranks, or kSum where the loss was weighted with the rank's share.
+  ReduceOp average = ReduceOp::kMean;
+  /// Of unsharded parameters, and of the gradients that travel and add up under no_sync. f32:
+  /// those of the parameters. Parts, and with them the optimizer, keep the parameters' dtype.
+  DType param_dtype = DType::f32;
+  DType reduce_dtype = DType::f32;
+  /// Of floating buffers. f32: as they are.
+  DType buffer_dtype = DType::f32;
+  /// Parts of parameters and gradients, and with them the optimizer, stay on the CPU; what is
+  /// unsharded, and gradients until they are summed, live on the device of the model.
+  bool cpu_offload = false;
+  bool prefetches = true;
+  /// Units unsharded at a time, besides the one being fetched: at least 2.
+  int unsharded_units = 2;
+};
+
+class FullySharded {
+ public:
+  /// Copies rank 0's parameters and buffers to all, then keeps the parts. At no time is more than
+  /// one unit held twice. On the other ranks the module may be on the meta device (nn/meta.h): it
+  /// gets no more memory than a unit at a time. Throws Error for a unit of several dtypes and for
+  /// groups of no use.
+  FullySharded(nn::Module& module, const FsdpOptions& options, const WrapPolicy& policy = {});
+  ~FullySharded();
+  FullySharded(const FullySharded&) = delete;
+  FullySharded& operator=(const FullySharded&) = delete;
+
+  /// The slices that this rank keeps, by their parameters' names.
+  NamedTensors named_parameters() const;
+  /// Groups of the model's parameters as groups of their slices, options kept.
+  optim::ParameterGroups shard(const optim::ParameterGroups& groups) const;
+  /// To be called after each step of the optimizer: brings whole copies up to date (ZeRO-1 and -2).
+  void after_step();
+  /// after_step() if the optimizer has changed the parts since the last one.
+  void refresh();
+
+  /// Copies rank 0's buffers to all, those that were changed in place and those that were replaced.
+  void broadcast_buffers();
+
+  /// The norm of the gradients of the whole model, exact and the same for any number of ranks.
+  double grad_norm() const;
+
+  /// While it lives, gradients stay whole on their rank and add up, in reduce_dtype.
+  class NoSync {
+   public:
+    explicit NoSync(FullySharded& fsdp);
+    ~NoSync();
+    NoSync(const NoSync&) = delete;
+    NoSync& operator=(const NoSync&) = delete;
+
+   private:
+    FullySharded& fsdp_;
+    bool previous_;
+  };
+  NoSync no_sync() { return NoSync(*this); }
+  /// Sums what has added up under no_sync without a backward: for a rank without a sample.
+  void synchronize();
+
+  /// The whole state, unit by unit; every rank calls. Only the first rank of the shard group gets
+  /// it, the others an empty list, unless `everywhere`.
+  NamedTensors full_state_dict(bool everywhere = false);
+  /// Every rank calls, with the whole state.
+  void load_full_state_dict(const NamedTensors& state);
+  /// An optimizer's state on slices as that of the whole parameters, and back.
+  optim::OptimizerState full_optimizer_state(const optim::OptimizerState& sharded,
+                                             bool everywhere = false);
+  optim::OptimizerState shard_optimizer_state(const optim::OptimizerState& full) const;
+
+  /// A rank's part of a state, to be saved by the rank: slices by name, and in `layout` for each
+  /// name the whole shape and the slice's place. assemble() makes the whole of the parts of all
+  /// ranks, however many there were.
+  struct Part {
+    NamedTensors slices;
+    nlohmann::json layout;
+  };
+  Part sharded_state_dict() const;
+  static NamedTensors assemble(const std::vector<Part>& parts);
+
+  /// Bytes this rank holds, by kind.
+  struct Memory {
+    int64_t parameters = 0;   // parts
+    int64_t gradients = 0;    // parts
+    int64_t accumulated = 0;  // whole gradients, under no_sync
+    int64_t unsharded = 0;    // whole units at hand
+    int64_t peak_unsharded = 0;
+    int64_t peak_reducing = 0;  // gradients on their way
+  };
+  Memory memory() const;
+  void reset_peak_memory();
+  /// Names of the units with their elements, padding included.
+  std::vector<std::pair<std::string, int64_t>> units() const;
+  /// Units unsharded since the construction, each as often as it was.
+  int64_t unshardings() const;
+  /// Bytes of unsharding and reducing that left this rank since the construction, as counted
+  /// beneath the collectives.
+  int64_t bytes_sent() const;
+
+ private:
+  class Engine;
+  std::shared_ptr<Engine> engine_;
+};
+
+}  // namespace weft::dist

@@ -1,0 +1,163 @@
+// The states of FullySharded: whole ones of the ranks' slices, and slices of whole ones.
+#include <algorithm>
+#include <unordered_map>
+
+#include "autograd/ops.h"
+#include "core/view.h"
+#include "dist/data_parallel/fsdp.h"
+#include "dist/data_parallel/fsdp_engine.h"
+
+namespace weft::dist {
+
+using fsdp::Parameter;
+using fsdp::Unit;
+
+namespace {
+
+/// An optimizer's tensor "<parameter>.<kind>"; a step count is no matter of slices.
+struct StateName {
+  std::string parameter;
+  bool is_step = false;
+
+  explicit StateName(const std::string& name) {
+    const size_t dot = name.rfind('.');
+    is_step = dot != std::string::npos && name.substr(dot) == ".step";
+    parameter = name.substr(0, dot);
+  }
+};
+
+void copy_into(Tensor target, const Tensor& source) {
+  const NoGrad guard;
+  ops::copy_(target, source);
+}
+
+}  // namespace
+
+NamedTensors FullySharded::full_state_dict(bool everywhere) {
+  const NoGrad guard;
+  const bool keeps = everywhere || engine_->shard_rank() == 0;
+  std::unordered_map<const Parameter*, Tensor> whole;
+  for (Unit& unit : engine_->units) {
+    const Tensor flat = Tensor::empty({unit.padded}, unit.dtype, unit.device);
+    engine_->unsharding.group().all_gather(flat, ops::to(unit.kept, unit.device)).wait();
+    if (!keeps) continue;
+    for (const Parameter& p : unit.parameters) {
+      whole[&p] = ops::clone(fsdp::place_in_flat(p, flat));
+    }
+  }
+  NamedTensors state;
+  if (!keeps) return state;
+  for (const auto& [name, entry] : engine_->module.state_dict()) {
+    const Parameter* p = fsdp::find_entry(engine_->units, entry).second;
+    state.emplace_back(name, p ? whole.at(p) : ops::clone(entry));
+  }
+  return state;
+}
+
+void FullySharded::load_full_state_dict(const NamedTensors& state) {
+  const NoGrad guard;
+  const std::unordered_map<std::string, Tensor> by_name(state.begin(), state.end());
+  const NamedTensors entries = engine_->module.state_dict();
+  for (const auto& [name, entry] : entries) {
+    const auto found = by_name.find(name);
+    WEFT_CHECK(found != by_name.end(), "fsdp: the state lacks \"{}\"", name);
+    WEFT_CHECK(found->second.shape() == entry.shape(),
+               "fsdp: \"{}\" in the state is {}, expected shape {}", name, found->second,
+               entry.shape());
+  }
+  WEFT_CHECK(by_name.size() == entries.size(), "fsdp: the state holds {} tensors, the model {}",
+             by_name.size(), entries.size());
+  for (const auto& [name, entry] : entries) {
+    const Tensor& source = by_name.at(name);
+    if (const Parameter* p = fsdp::find_entry(engine_->units, entry).second) {
+      copy_into(p->slice, ops::to(fsdp::slice_of_whole(*p, source), p->slice.device()));
+    } else {
+      copy_into(entry, ops::to(source, entry.device()));
+    }
+  }
+  engine_->after_step();
+}
+
+optim::OptimizerState FullySharded::full_optimizer_state(const optim::OptimizerState& sharded,
+                                                         bool everywhere) {
+  const NoGrad guard;
+  const bool keeps = everywhere || engine_->shard_rank() == 0;
+  optim::OptimizerState full{.tensors = {}, .groups = sharded.groups};
+  for (const auto& [name, slice] : sharded.tensors) {
+    const StateName key(name);
+    Tensor whole = slice;
+    if (!key.is_step) {
+      const auto [unit, p] = fsdp::find_named(engine_->units, key.parameter);
+      std::vector<int64_t> counts;  // of elements, by rank
+      for (int r = 0; r < engine_->shard_size(); ++r) {
+        counts.push_back(fsdp::kept_by(*unit, *p, r).count);
+      }
+      whole = Tensor::empty(p->shape, slice.dtype(), unit->device);
+      const Tensor sent = ops::to(slice, unit->device);
+      engine_->unsharding.group().all_gather(whole, sent, counts).wait();
+    }
+    if (keeps) full.tensors.emplace_back(name, whole);
+  }
+  return full;
+}
+
+optim::OptimizerState FullySharded::shard_optimizer_state(const optim::OptimizerState& full) const {
+  const NoGrad guard;
+  optim::OptimizerState sharded{.tensors = {}, .groups = full.groups};
+  for (const auto& [name, whole] : full.tensors) {
+    const StateName key(name);
+    if (key.is_step) {
+      sharded.tensors.emplace_back(name, whole);
+      continue;
+    }
+    const Parameter& p = *fsdp::find_named(engine_->units, key.parameter).second;
+    WEFT_CHECK(whole.shape() == p.shape, "fsdp: \"{}\" in the state is {}, expected shape {}", name,
+               whole, p.shape);
+    sharded.tensors.emplace_back(name, ops::clone(fsdp::slice_of_whole(p, whole)));
+  }
+  return sharded;
+}
+
+FullySharded::Part FullySharded::sharded_state_dict() const {
+  const NoGrad guard;
+  Part part;
+  part.layout = nlohmann::json::object();
+  for (const auto& [name, entry] : engine_->module.state_dict()) {
+    const Parameter* p = fsdp::find_entry(engine_->units, entry).second;
+    if (!p && engine_->shard_rank() != 0) continue;  // buffers are whole on every rank
+    part.slices.emplace_back(name, p ? ops::clone(p->slice) : ops::clone(entry));
+    part.layout[name] = {
+        {"shape", std::vector<int64_t>(entry.shape().begin(), entry.shape().end())},
+        {"first", p ? p->kept.first : 0}};
+  }
+  return part;
+}
+
+NamedTensors FullySharded::assemble(const std::vector<Part>& parts) {
+  const NoGrad guard;
+  NamedTensors state;
+  std::unordered_map<std::string, size_t> places;
+  std::unordered_map<std::string, int64_t> filled;
+  for (const Part& part : parts) {
+    for (const auto& [name, slice] : part.slices) {
+      const nlohmann::json& layout = part.layout.at(name);
+      const Shape shape(layout.at("shape").get<std::vector<int64_t>>());
+      const auto [place, is_new] = places.try_emplace(name, state.size());
+      if (is_new) state.emplace_back(name, Tensor::zeros(shape, slice.dtype()));
+      Tensor& whole = state[place->second].second;
+      const int64_t first = layout.at("first").get<int64_t>();
+      WEFT_CHECK(whole.shape() == shape && first >= 0 && first + slice.numel() <= whole.numel(),
+                 "fsdp: the parts of \"{}\" do not fit together", name);
+      copy_into(view::narrow(view::reshape(whole, {whole.numel()}), 0, first, slice.numel()),
+                view::reshape(slice, {slice.numel()}));
+      filled[name] += slice.numel();
+    }
+  }
+  for (const auto& [name, whole] : state) {
+    WEFT_CHECK(filled[name] == whole.numel(), "fsdp: of \"{}\" {} of {} elements are there", name,
+               filled[name], whole.numel());
+  }
+  return state;
+}
+
+}  // namespace weft::dist

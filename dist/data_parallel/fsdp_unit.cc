@@ -1,0 +1,122 @@
+#include "dist/data_parallel/fsdp_unit.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <unordered_map>
+#include <unordered_set>
+
+#include "autograd/ops.h"
+#include "core/view.h"
+
+namespace weft::dist::fsdp {
+
+int Unit::count_trained() const {
+  int count = 0;
+  for (const Parameter& p : parameters) count += p.whole.requires_grad();
+  return count;
+}
+
+bool Unit::has_slice_gradient() const {
+  return std::any_of(parameters.begin(), parameters.end(),
+                     [](const Parameter& p) { return p.slice.grad().defined(); });
+}
+
+std::vector<Unit> cut_into_units(nn::Module& root, const WrapPolicy& policy) {
+  std::unordered_map<const void*, std::string> names;
+  for (const auto& [name, tensor] : root.named_parameters()) names[tensor.id()] = name;
+  std::unordered_set<const void*> taken;
+  std::vector<Unit> units;
+  // Inner modules first: what they take is no longer their parents'.
+  const auto modules = root.named_modules();
+  for (auto entry = modules.rbegin(); entry != modules.rend(); ++entry) {
+    const auto& [name, module] = *entry;
+    if (!name.empty() && !(policy && policy(name, *module))) continue;
+    Unit unit;
+    unit.name = name.empty() ? "root" : name;
+    for (const auto& [inner, tensor] : module->named_parameters()) {
+      if (!taken.insert(tensor.id()).second) continue;
+      unit.parameters.push_back({.name = names.at(tensor.id()),
+                                 .whole = tensor,
+                                 .shape = tensor.shape(),
+                                 .numel = tensor.numel()});
+    }
+    if (!unit.parameters.empty()) units.push_back(std::move(unit));
+  }
+  std::reverse(units.begin(), units.end());
+  return units;
+}
+
+void lay_out(Unit& unit, const FsdpOptions& options) {
+  unit.dtype = unit.parameters[0].whole.dtype();
+  unit.device = unit.parameters[0].whole.device();
+  unit.kept_device = options.cpu_offload ? Device{} : unit.device;
+  int64_t offset = 0;
+  for (Parameter& p : unit.parameters) {
+    WEFT_CHECK(p.whole.dtype() == unit.dtype,
+               "fsdp: the unit {} holds {} {} and {} {}; a unit has one dtype", unit.name,
+               unit.parameters[0].name, unit.dtype, p.name, p.whole.dtype());
+    WEFT_CHECK(p.whole.device() == unit.device,
+               "fsdp: the unit {} holds {} on {} and {} on {}; a unit has one device", unit.name,
+               unit.parameters[0].name, unit.device, p.name, p.whole.device());
+    p.offset = offset;
+    offset += p.numel;
+  }
+  const auto chosen = [&](DType asked) { return asked == DType::f32 ? unit.dtype : asked; };
+  unit.unsharded_dtype = chosen(options.param_dtype);
+  unit.reduce_dtype = chosen(options.reduce_dtype);
+  const int ranks = options.shard->size();
+  unit.part = (offset + ranks - 1) / ranks;
+  unit.padded = unit.part * ranks;
+  unit.missing = unit.count_trained();
+  for (Parameter& p : unit.parameters) p.kept = kept_by(unit, p, options.shard->rank());
+}
+
+Range kept_by(const Unit& unit, const Parameter& p, int rank) {
+  const int64_t begin = rank * unit.part - p.offset;
+  const int64_t low = std::clamp<int64_t>(begin, 0, p.numel);
+  const int64_t high = std::clamp<int64_t>(begin + unit.part, 0, p.numel);
+  return {low, high - low};
+}
+
+Tensor slice_of_part(const Unit& unit, const Parameter& p, const Tensor& part, int rank) {
+  const int64_t place = p.kept.count == 0 ? 0 : p.offset + p.kept.first - rank * unit.part;
+  return view::narrow(part, 0, place, p.kept.count);
+}
+
+Tensor slice_of_whole(const Parameter& p, const Tensor& whole) {
+  const NoGrad guard;
+  return view::narrow(view::reshape(ops::contiguous(whole), {p.numel}), 0, p.kept.first,
+                      p.kept.count);
+}
+
+Tensor flat_view(const Unit& unit) {
+  const auto alias = std::make_shared<Storage>(unit.memory->data(), unit.memory->bytes(),
+                                               unit.memory->device(), [] {});
+  return Tensor::view_of(alias, {unit.padded}, {1}, 0, unit.unsharded_dtype);
+}
+
+Tensor place_in_flat(const Parameter& p, const Tensor& flat) {
+  return view::reshape(view::narrow(flat, 0, p.offset, p.numel), p.shape);
+}
+
+std::pair<Unit*, Parameter*> find_entry(std::vector<Unit>& units, const Tensor& entry) {
+  for (Unit& unit : units) {
+    if (entry.storage() != unit.memory) continue;
+    for (Parameter& p : unit.parameters) {
+      if (p.offset == entry.offset() && p.shape == entry.shape()) return {&unit, &p};
+    }
+  }
+  return {nullptr, nullptr};
+}
+
+std::pair<Unit*, Parameter*> find_named(std::vector<Unit>& units, const std::string& name) {
+  for (Unit& unit : units) {
+    for (Parameter& p : unit.parameters) {
+      if (p.name == name) return {&unit, &p};
+    }
+  }
+  WEFT_FAIL("fsdp: the model has no parameter \"{}\"", name);
+}
+
+}  // namespace weft::dist::fsdp

@@ -1,0 +1,104 @@
+// The parameters that FullySharded (dist/data_parallel/fsdp.h) unshards together, and how ranks
+// share them.
+//
+//   parameters   | a              | b     | c                    |   |
+//   parts        | rank 0           | rank 1           | rank 2     |
+//
+// A unit's parameters lie one after another in a flat tensor, padded to a multiple of the F ranks
+// of the shard group. Rank r keeps the elements [r part, (r + 1) part): its slice of a parameter is
+// what the two have in common, possibly nothing.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "dist/data_parallel/fsdp.h"
+
+namespace weft::dist::fsdp {
+
+/// Elements [first, first + count) of a parameter.
+struct Range {
+  int64_t first = 0, count = 0;
+};
+
+struct Parameter {
+  std::string name;
+  Tensor whole;  // the model's; a view of the unit's memory
+  Shape shape;
+  int64_t numel = 0;
+  int64_t offset = 0;  // in the flat tensor
+  Tensor slice;        // what this rank keeps of it: a leaf, [kept.count]
+  Range kept;
+};
+
+struct Unit {
+  std::string name;
+  std::vector<Parameter> parameters;
+  DType dtype = DType::f32;  // of the parts
+  DType unsharded_dtype = DType::f32;
+  DType reduce_dtype = DType::f32;
+  Device device = {};       // of the whole
+  Device kept_device = {};  // of the parts
+  int64_t padded = 0;
+  int64_t part = 0;                 // padded / ranks of the shard group
+  Tensor kept;                      // [part]: this rank's
+  std::shared_ptr<Storage> memory;  // of the whole
+
+  // Of Unsharding: whether the whole is there, or on its way ahead of its use.
+  bool is_resident = false;
+  Tensor incoming;
+  Work fetch;
+
+  // Of Reduction.
+  Tensor kept_gradient;           // [part]
+  Tensor local;                   // [padded]: collected under no_sync, in reduce_dtype
+  int missing = 0;                // trained parameters without gradient so far
+  bool was_reduced = false;       // in this iteration
+  bool has_new_gradient = false;  // kept_gradient belongs to this iteration
+  struct OnItsWay {
+    Tensor whole, part;
+    Work scatter;
+  };
+  std::vector<OnItsWay> sums;
+
+  int64_t unsharded_bytes() const {
+    return padded * static_cast<int64_t>(itemsize(unsharded_dtype));
+  }
+  int count_trained() const;
+  /// Whether the optimizer would see one; zero_grad() takes them away.
+  bool has_slice_gradient() const;
+};
+
+/// ZeRO-1 and -2: parameters are never resharded.
+inline bool keeps_whole(Sharding sharding) {
+  return sharding == Sharding::kZero1 || sharding == Sharding::kZero2;
+}
+
+/// The model's parameters by unit: the outermost unit first, as the model names them.
+std::vector<Unit> cut_into_units(nn::Module& module, const WrapPolicy& policy);
+
+/// Fills in offsets, dtypes, devices and sizes. Throws Error for a unit of several dtypes or
+/// devices.
+void lay_out(Unit& unit, const FsdpOptions& options);
+
+/// What rank `rank` of the shard group keeps of a parameter.
+Range kept_by(const Unit& unit, const Parameter& parameter, int rank);
+/// The parameter's place in `part`, [unit.part], of the rank that keeps `parameter.kept`.
+Tensor slice_of_part(const Unit& unit, const Parameter& parameter, const Tensor& part, int rank);
+/// The kept elements of a tensor of the parameter's shape.
+Tensor slice_of_whole(const Parameter& parameter, const Tensor& whole);
+
+/// The unsharded parameters, [padded]. It keeps no count of changes: what is unsharded again is no
+/// change.
+Tensor flat_view(const Unit& unit);
+/// A parameter's place in a flat tensor, [padded], in its shape.
+Tensor place_in_flat(const Parameter& parameter, const Tensor& flat);
+
+/// The parameter that an entry of the model's state_dict() stands for; nulls for a buffer.
+std::pair<Unit*, Parameter*> find_entry(std::vector<Unit>& units, const Tensor& entry);
+/// Throws Error when there is none of that name.
+std::pair<Unit*, Parameter*> find_named(std::vector<Unit>& units, const std::string& name);
+
+}  // namespace weft::dist::fsdp

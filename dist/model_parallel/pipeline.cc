@@ -1,0 +1,387 @@
+#include "dist/model_parallel/pipeline.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <deque>
+#include <nlohmann/json.hpp>
+#include <unordered_map>
+#include <utility>
+
+#include "autograd/backward.h"
+#include "autograd/ops.h"
+#include "autograd/random.h"
+#include "core/transfer.h"
+#include "core/view.h"
+#include "dist/data_parallel/ddp.h"
+#include "dist/model_parallel/stages.h"
+#include "nn/meta.h"
+
+namespace weft::dist {
+namespace {
+
+constexpr int64_t kHeader = kActivationHeader;
+
+Tensor header_of(const Tensor& x) {
+  std::vector<int64_t> words(kHeader);
+  words[0] = static_cast<int64_t>(x.dtype());
+  words[1] = x.dim();
+  for (int d = 0; d < x.dim(); ++d) words[2 + d] = x.size(d);
+  const Generator& g = generator();
+  const uint64_t place[3] = {g.seed, g.stream, g.offset};
+  std::memcpy(&words[2 + kMaxDims], place, sizeof(place));
+  return Tensor::from(words, {kHeader});
+}
+
+/// An empty tensor as the header says, on the device; the generator is set.
+Tensor announced(const Tensor& header, Device device) {
+  const int64_t* words = header.data<int64_t>();
+  Shape shape = Shape::filled(static_cast<int>(words[1]), 0);
+  for (int d = 0; d < shape.size(); ++d) shape[d] = words[2 + d];
+  uint64_t place[3];
+  std::memcpy(place, &words[2 + kMaxDims], sizeof(place));
+  generator() = {place[0], place[1], place[2]};
+  return Tensor::empty(shape, static_cast<DType>(words[0]), device);
+}
+
+/// x, whose gradient goes to `dx`. Were x a leaf, its gradient would count among the parameters'.
+Tensor watched(const Tensor& x, const std::shared_ptr<Tensor>& dx) {
+  Tensor anchor = Tensor::zeros({1}, x.dtype(), x.device());
+  anchor.set_requires_grad(true);
+  return record("pipeline_input", {anchor}, x, {}, [dx](const Backward& b) -> Tensors {
+    *dx = b.dy();
+    return {Tensor()};
+  });
+}
+
+}  // namespace
+
+std::string_view name(Schedule schedule) { return schedule == Schedule::kGpipe ? "gpipe" : "1f1b"; }
+
+Schedule parse_schedule(const std::string& text) {
+  for (Schedule schedule : {Schedule::kGpipe, Schedule::k1F1B}) {
+    if (name(schedule) == text) return schedule;
+  }
+  WEFT_FAIL("pipeline-schedule: \"{}\" is not one of gpipe, 1f1b", text);
+}
+
+class Pipeline::Engine : public std::enable_shared_from_this<Engine> {
+ public:
+  Engine(nn::Module& module, nn::Segments segments, const PipelineOptions& options)
+      : module_(module), segments_(std::move(segments)), options_(options) {
+    WEFT_CHECK(options.stages, "pipeline: a group of ranks for the stages is needed");
+    WEFT_CHECK(options.micro_batches > 0,
+               "pipeline: the number of micro-batches must be positive, got {}",
+               options.micro_batches);
+    WEFT_CHECK(static_cast<int>(segments_.size()) >= stages(),
+               "pipeline: {} stages cannot be made of {} segments{}", stages(), segments_.size(),
+               segments_.empty() ? ": the model names none" : "");
+    nn::materialize(module);
+    const NamedTensors state = module.state_dict();
+    verify_same_tensors(*options.stages, state, "pipeline");
+    if (options.data) verify_same_tensors(*options.data, state, "pipeline");
+    for (const auto& [name, tensor] : state) {
+      if (options.data) options.data->broadcast(tensor).wait();
+      options.stages->broadcast(tensor).wait();
+    }
+    device_ = state.empty() ? Device{} : state[0].second.device();
+    deal_out(state);
+    // A thread each, so that what travels forward does not wait for what travels back.
+    for (int boundary = 0; boundary + 1 < stages(); ++boundary) {
+      if (boundary != stage() && boundary + 1 != stage()) continue;
+      const auto make = [&](const char* direction) {
+        return options.stages->group({boundary, boundary + 1},
+                                     fmt::format("pipeline {} {}", direction, boundary));
+      };
+      (boundary == stage() ? forward_out_ : forward_in_) = make("forward");
+      (boundary == stage() ? backward_in_ : backward_out_) = make("backward");
+    }
+  }
+
+  int stage() const { return options_.stages->rank(); }
+  int stages() const { return options_.stages->size(); }
+  bool is_first() const { return stage() == 0; }
+  bool is_last() const { return stage() + 1 == stages(); }
+
+  bool owns(const std::string& name) const {
+    const auto place = stage_of_.find(name);
+    WEFT_CHECK(place != stage_of_.end(), "pipeline: the model has no tensor \"{}\"", name);
+    return place->second == stage();
+  }
+
+  void run(const MicroBatches& batches) {
+    const int64_t in_flight =
+        options_.schedule == Schedule::kGpipe ? batches.count : stages() - stage();
+    broadcast_buffers();
+    std::deque<Flight> flights;
+    int64_t forwards = 0;
+    for (int64_t backwards = 0; backwards < batches.count; ++backwards) {
+      while (forwards < batches.count && forwards - backwards < in_flight) {
+        const MicroBatch batch = batches.at(forwards++);
+        Flight flight = forward(batch.input);
+        if (is_last()) {
+          flight.out = batch.loss(flight.out);
+        } else {
+          send_on(flight.out);
+        }
+        flights.push_back(std::move(flight));
+        peak_in_flight_ = std::max(peak_in_flight_, static_cast<int64_t>(flights.size()));
+      }
+      backward(flights.front(), {});
+      flights.pop_front();
+      const bool is_reduced = !batches.accumulates || backwards + 1 == batches.count;
+      if (is_reduced) reduce_gradients();
+      if (!batches.accumulates && batches.after_each) batches.after_each();
+    }
+    settle();
+  }
+
+  Tensor forward_all(const Tensor& x) {
+    WEFT_CHECK(x.dim() > 0 && x.size(0) > 0, "pipeline: expected a batch, got {}", x);
+    if (grad_enabled()) broadcast_buffers();
+    std::vector<int64_t> counts = split_evenly(x.size(0), static_cast<int>(options_.micro_batches));
+    std::erase(counts, 0);
+    const auto flights = std::make_shared<std::vector<Flight>>();
+    Tensors outputs;
+    int64_t begin = 0;
+    // Each micro-batch draws from a stream of its own, the next forward behind all of them.
+    const Generator position = generator();
+    uint64_t drawn = position.offset, stream = position.stream;
+    for (int64_t count : counts) {
+      generator() = {position.seed, stream, position.offset};
+      stream += uint64_t{1} << 48;
+      Flight flight = forward(ops::narrow(detach(x), 0, begin, count));
+      drawn = std::max(drawn, generator().offset);
+      begin += count;
+      if (is_last()) {
+        outputs.push_back(detach(flight.out));
+      } else {
+        send_on(flight.out);
+      }
+      if (grad_enabled()) flights->push_back(std::move(flight));
+    }
+    peak_in_flight_ = std::max(peak_in_flight_, static_cast<int64_t>(flights->size()));
+    settle();
+    Tensor y;
+    {
+      const NoGrad guard;
+      if (is_last()) y = ops::cat(outputs, 0);
+      generator() = {position.seed, position.stream, drawn};
+      const Tensor header = is_last() ? header_of(y) : Tensor::zeros({kHeader}, DType::i64);
+      options_.stages->broadcast(header, stages() - 1).wait();
+      if (!is_last()) y = announced(header, device_);
+      options_.stages->broadcast(y, stages() - 1).wait();
+    }
+    // Gradients of parameters are added where they lie; the anchor makes the node be recorded.
+    Tensor anchor = Tensor::zeros({1}, y.dtype(), y.device());
+    anchor.set_requires_grad(true);
+    return record("pipeline", {anchor}, y, {},
+                  [self = shared_from_this(), flights, counts](const Backward& b) -> Tensors {
+                    b.require_no_graph();
+                    int64_t begin = 0;
+                    for (size_t i = 0; i < flights->size(); ++i) {
+                      const Tensor dy = ops::contiguous(ops::narrow(b.dy(), 0, begin, counts[i]));
+                      begin += counts[i];
+                      self->backward((*flights)[i], dy);
+                      (*flights)[i] = {};
+                    }
+                    if (self->synchronizes_) self->reduce_gradients();
+                    self->settle();
+                    return {Tensor::zeros({1}, b.dy().dtype(), b.dy().device())};
+                  });
+  }
+
+  NamedTensors gather(const NamedTensors& mine) {
+    Communicator& group = *options_.stages;
+    NamedTensors all;
+    if (is_first()) {
+      for (const auto& [name, tensor] : mine) all.emplace_back(name, to_device(tensor, Device{}));
+    }
+    for (int from = 1; from < stages(); ++from) {
+      if (stage() == from) {
+        nlohmann::json list = nlohmann::json::array();
+        for (const auto& [name, tensor] : mine) {
+          list.push_back({name, static_cast<int>(tensor.dtype()),
+                          std::vector<int64_t>(tensor.shape().begin(), tensor.shape().end())});
+        }
+        const std::string text = list.dump();
+        const Tensor bytes = Tensor::empty({static_cast<int64_t>(text.size())}, DType::u8);
+        std::memcpy(bytes.raw(), text.data(), text.size());
+        group.send(Tensor::from(std::vector<int64_t>{bytes.numel()}, {1}), 0).wait();
+        group.send(bytes, 0).wait();
+        for (const auto& [name, tensor] : mine) {
+          group.send(to_device(ops::contiguous(tensor), Device{}), 0).wait();
+        }
+      } else if (is_first()) {
+        const Tensor length = Tensor::zeros({1}, DType::i64);
+        group.recv(length, from).wait();
+        const Tensor bytes = Tensor::empty({length.data<int64_t>()[0]}, DType::u8);
+        group.recv(bytes, from).wait();
+        const auto* text = static_cast<const char*>(bytes.raw());
+        for (const nlohmann::json& entry : nlohmann::json::parse(text, text + bytes.nbytes())) {
+          const Tensor tensor = Tensor::empty(Shape(entry[2].get<std::vector<int64_t>>()),
+                                              static_cast<DType>(entry[1].get<int>()));
+          group.recv(tensor, from).wait();
+          all.emplace_back(entry[0].get<std::string>(), tensor);
+        }
+      }
+    }
+    return all;
+  }
+
+  nn::Module& module_;
+  const nn::Segments segments_;
+  const PipelineOptions options_;
+  size_t first_ = 0, end_ = 0;  // this stage's segments
+  bool synchronizes_ = true;
+  int64_t peak_in_flight_ = 0;
+
+ private:
+  /// A micro-batch between its forward and its backward.
+  struct Flight {
+    Tensor in, out;
+    std::shared_ptr<Tensor> dx = std::make_shared<Tensor>();  // of `in`
+  };
+
+  void deal_out(const NamedTensors& state) {
+    std::unordered_map<std::string, size_t> segment_of;
+    std::unordered_map<const void*, size_t> tensors;
+    for (const auto& [name, tensor] : state) {
+      size_t owners = 0;
+      for (size_t i = 0; i < segments_.size(); ++i) {
+        if (!nn::owns(segments_[i], name)) continue;
+        ++owners;
+        segment_of[name] = i;
+      }
+      WEFT_CHECK(owners == 1, "pipeline: \"{}\" belongs to {} segments, expected one", name,
+                 owners);
+      const auto [other, is_new] = tensors.try_emplace(tensor.storage().get(), segment_of[name]);
+      WEFT_CHECK(is_new || other->second == segment_of[name],
+                 "pipeline: \"{}\" is tied to a tensor of another segment", name);
+    }
+    const std::vector<size_t> ends =
+        cut_evenly(segment_costs(segments_, state), static_cast<size_t>(stages()));
+    first_ = is_first() ? 0 : ends[stage() - 1];
+    end_ = ends[stage()];
+    for (const auto& [name, segment] : segment_of) {
+      stage_of_[name] =
+          static_cast<int>(std::upper_bound(ends.begin(), ends.end(), segment) - ends.begin());
+    }
+    const auto let_go = [&](const NamedTensors& tensors) {
+      for (auto [name, tensor] : tensors) {
+        if (stage_of_.at(name) == stage()) continue;
+        const auto absent = std::make_shared<Storage>(
+            tensor.nbytes(), tensor.device(), [name = name, at = stage_of_.at(name)] {
+              WEFT_FAIL("pipeline: \"{}\" belongs to stage {}", name, at);
+            });
+        tensor.set_data(Tensor::view_of(absent, tensor.shape(), contiguous_strides(tensor.shape()),
+                                        0, tensor.dtype()));
+      }
+    };
+    let_go(module_.named_parameters());
+    let_go(module_.named_buffers());
+    for (const auto& [name, p] : module_.named_parameters()) {
+      if (owns(name) && p.requires_grad()) trained_.push_back(p);
+    }
+    for (const auto& [name, buffer] : module_.named_buffers()) {
+      if (owns(name)) buffers_.push_back(buffer);
+    }
+  }
+
+  Flight forward(const Tensor& input) {
+    Flight flight;
+    flight.in = is_first() ? input : receive();
+    flight.out = is_first() ? flight.in : watched(flight.in, flight.dx);
+    for (size_t i = first_; i < end_; ++i) flight.out = segments_[i].forward(flight.out);
+    return flight;
+  }
+
+  /// `dy` is the last stage's; the others get theirs from the next.
+  void backward(const Flight& flight, const Tensor& last_dy) {
+    Tensor dy = last_dy;
+    if (!is_last()) {
+      const NoGrad guard;
+      dy = Tensor::empty(flight.out.shape(), flight.out.dtype(), device_);
+      backward_in_->recv(dy, 1).wait();
+    }
+    if (flight.out.requires_grad()) weft::backward(flight.out, dy);
+    if (is_first()) return;
+    const NoGrad guard;
+    const Tensor dx =
+        flight.dx->defined() ? ops::contiguous(*flight.dx) : ops::zeros_like(flight.in);
+    *flight.dx = {};
+    sent_.push_back(backward_out_->send(dx, 0));
+  }
+
+  void send_on(const Tensor& y) {
+    const NoGrad guard;
+    sent_.push_back(forward_out_->send(header_of(y), 1));
+    sent_.push_back(forward_out_->send(ops::contiguous(detach(y)), 1));
+  }
+
+  Tensor receive() {
+    const NoGrad guard;
+    const Tensor header = Tensor::zeros({kHeader}, DType::i64);
+    forward_in_->recv(header, 0).wait();
+    const Tensor x = announced(header, device_);
+    forward_in_->recv(x, 0).wait();
+    return x;
+  }
+
+  /// Waits for what was sent; throws what went wrong.
+  void settle() {
+    for (const Work& work : std::exchange(sent_, {})) work.wait();
+  }
+
+  void broadcast_buffers() {
+    if (!options_.data || !module_.is_training()) return;
+    for (const Tensor& buffer : buffers_) options_.data->broadcast(buffer).wait();
+  }
+
+  /// The sum over the data group; the same bits as ddp's.
+  void reduce_gradients() {
+    if (!options_.data || options_.data->size() == 1) return;
+    const NoGrad guard;
+    std::vector<Work> works;
+    for (const Tensor& p : trained_) {
+      if (!p.grad().defined()) p.set_grad(ops::zeros_like(p));
+      if (!p.grad().is_contiguous()) p.set_grad(ops::contiguous(p.grad()));
+      works.push_back(options_.data->all_reduce(p.grad()));
+    }
+    for (const Work& work : works) work.wait();
+  }
+
+  std::unordered_map<std::string, int> stage_of_;
+  Device device_;              // of the model on this rank
+  Tensors trained_, buffers_;  // of this stage
+  CommunicatorPtr forward_in_, forward_out_, backward_in_, backward_out_;
+  std::vector<Work> sent_;
+};
+
+Pipeline::Pipeline(nn::Module& module, nn::Segments segments, const PipelineOptions& options)
+    : engine_(std::make_shared<Engine>(module, std::move(segments), options)) {}
+Pipeline::~Pipeline() = default;
+
+int Pipeline::stage() const { return engine_->stage(); }
+bool Pipeline::owns(const std::string& name) const { return engine_->owns(name); }
+int64_t Pipeline::peak_in_flight() const { return engine_->peak_in_flight_; }
+void Pipeline::run(const MicroBatches& batches) { engine_->run(batches); }
+Tensor Pipeline::operator()(const Tensor& x) { return engine_->forward_all(x); }
+NamedTensors Pipeline::gather(const NamedTensors& mine) { return engine_->gather(mine); }
+
+std::vector<std::string> Pipeline::segment_names() const {
+  std::vector<std::string> names;
+  for (size_t i = engine_->first_; i < engine_->end_; ++i) {
+    names.push_back(engine_->segments_[i].name);
+  }
+  return names;
+}
+
+std::shared_ptr<void> Pipeline::no_sync() {
+  const bool previous = std::exchange(engine_->synchronizes_, false);
+  return {nullptr, [engine = engine_, previous](void*) { engine->synchronizes_ = previous; }};
+}
+
+}  // namespace weft::dist

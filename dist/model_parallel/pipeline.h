@@ -1,0 +1,83 @@
+// Pipelines: a model cut along its depth, each stage on a rank of its own.
+//
+//   Pipeline pipeline(model, segments, {.stages = world, .micro_batches = 8});
+//   pipeline.run({.count = 8, .at = ...});        // or, in a plain loop,
+//   backward(ops::cross_entropy(pipeline(images), labels));
+//
+// A stage is a run of neighbouring segments; they are dealt out so that the largest stage has as
+// few parameters as possible. The other stages' parameters keep their names and shapes on every
+// rank but no memory: touching one is an error that names it.
+//
+// A batch goes through in K micro-batches; activations travel forward, their gradients back, each
+// direction between two neighbours through a group of its own, so that neither waits for the other.
+// All stages run their backwards in order of the micro-batches, hence gradients are the same sums
+// under both schedules:
+//
+//   kGpipe   all forwards, then all backwards; a stage keeps K micro-batches' activations.
+//            Huang et al.: "GPipe", arXiv:1811.06965
+//   k1F1B    a backward as soon as there is one; stage s of S keeps at most S - s. Narayanan et
+//            al.: "PipeDream-Flush", arXiv:2006.09503
+//
+// In both a stage waits (S - 1) / (K + S - 1) of the time. Random numbers go on from stage to
+// stage: the generator travels with the activations, so dropout is that of one rank.
+//
+// With a data group, whose ranks hold the same stage, gradients are summed over it as ddp does.
+//
+// The model lies on the device that its rank computes on; activations arrive there.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "dist/comm/communicator.h"
+#include "dist/model_parallel/micro_batch.h"
+#include "dist/model_parallel/schedule.h"
+#include "nn/module.h"
+#include "nn/segment.h"
+
+namespace weft::dist {
+
+struct PipelineOptions {
+  CommunicatorPtr stages;  // rank s holds stage s
+  CommunicatorPtr data;    // the ranks that hold the same stage for other samples; may be null
+  Schedule schedule = Schedule::k1F1B;  // of run()
+  int64_t micro_batches = 1;            // of operator()
+};
+
+class Pipeline {
+ public:
+  /// Copies the first rank's state to all, then keeps this stage's. Throws Error when there are
+  /// fewer segments than stages, and for a tensor that belongs to no segment or to several.
+  Pipeline(nn::Module& module, nn::Segments segments, const PipelineOptions& options);
+  ~Pipeline();
+  Pipeline(const Pipeline&) = delete;
+  Pipeline& operator=(const Pipeline&) = delete;
+
+  int stage() const;
+  /// This stage's segments.
+  std::vector<std::string> segment_names() const;
+  /// Of a parameter or buffer of the model.
+  bool owns(const std::string& name) const;
+  /// Micro-batches whose activations this stage has held at a time.
+  int64_t peak_in_flight() const;
+
+  /// Forward and backward of a step's micro-batches; losses are asked of the last stage alone.
+  void run(const MicroBatches& batches);
+
+  /// The model's output on x, cut into micro-batches, on every stage. Every stage computes the same
+  /// loss of it and calls backward(), which is GPipe's second half.
+  Tensor operator()(const Tensor& x);
+  /// While the result lives, operator()'s gradients are not summed over the data group.
+  std::shared_ptr<void> no_sync();
+
+  /// Tensors that each stage has of its own, all together on the first stage, on the CPU, in order
+  /// of the stages; elsewhere nothing.
+  NamedTensors gather(const NamedTensors& mine);
+
+ private:
+  class Engine;
+  std::shared_ptr<Engine> engine_;
+};
+
+}  // namespace weft::dist

@@ -1,0 +1,78 @@
+// Who has which part of a tensor that is dealt out to the ranks of a group, and the parts on their
+// way: gathered, or summed and scattered.
+//
+// Parts are equal, or differ by one at most (even_part), or are those of a sequence: of T tokens
+// each rank has ceil(T / N), and where N does not divide T the last ranks fill up with zeros. None
+// of this is recorded on the tape; rank_collectives.h is.
+#pragma once
+
+#include <string_view>
+#include <vector>
+
+#include "dist/comm/communicator.h"
+
+namespace weft::dist {
+
+/// Elements of n that rank r of N gets where parts differ by one at most: the first ones are the
+/// larger.
+int64_t even_part(int64_t n, int ranks, int rank);
+
+/// Where the part of rank r begins.
+int64_t even_begin(int64_t n, int ranks, int rank);
+
+/// Which part of a parameter rank r of N keeps: of each of `sections` equal sections along `dim`
+/// the r-th of N parts, which differ by one at most. in_proj_weight [3 W, W] has three sections:
+/// rows of q, k and v.
+struct Cut {
+  int64_t dim = 0;
+  int64_t sections = 1;
+  int64_t length = 0;  // of the whole parameter along dim
+
+  /// Elements of a parameter of so many that a rank keeps.
+  int64_t elements(int64_t whole, int ranks, int rank) const;
+};
+Tensor part_of(const Tensor& whole, const Cut& cut, const Communicator& group);
+/// All parts together, on every rank.
+Tensor whole_of(const Tensor& part, const Cut& cut, Communicator& group);
+
+/// This rank's equal part along a dimension. Throws Error naming `what` unless the ranks divide it.
+Tensor equal_part(const Tensor& x, int64_t dim, const Communicator& group, std::string_view what);
+
+/// Part r of a sequence, filled up with zeros.
+Tensor tokens_of_rank(const Tensor& x, int64_t dim, int ranks, int rank);
+
+/// The sum over the ranks.
+Tensor summed(const Tensor& x, Communicator& group);
+
+/// The ranks' parts along a dimension on their way here: counts[r] of rank r.
+class Gathering {
+ public:
+  Gathering(const Tensor& part, int64_t dim, std::vector<int64_t> counts, Communicator& group);
+  /// Put together, the first `length` of them.
+  Tensor finish(int64_t length);
+
+ private:
+  const Shape shape_;
+  const int64_t dim_;
+  const std::vector<int64_t> counts_;
+  std::vector<int64_t> elements_;
+  Tensor all_;
+  Work work_;
+};
+/// Of a sequence.
+Gathering gather_tokens(const Tensor& x, int64_t dim, Communicator& group);
+/// Parts whose sizes differ by one at most, of `length` together.
+Tensor gather_even_parts(const Tensor& x, int64_t dim, int64_t length, Communicator& group);
+
+/// This rank's part of a sequence's sum over ranks, on its way.
+class Scattering {
+ public:
+  Scattering(const Tensor& x, int64_t dim, Communicator& group);
+  Tensor finish() const;
+
+ private:
+  Tensor part_;
+  Work work_;
+};
+
+}  // namespace weft::dist

@@ -1,0 +1,87 @@
+// Tensor parallelism: the matrices of a model's layers cut over ranks that work on the same samples
+// (parallel_layers.h). Shoeybi et al.: "Megatron-LM", arXiv:1909.08053.
+//
+// With sequence parallelism the activations between these layers are cut along the tokens instead
+// of being whole on every rank: the all_reduce becomes a reduce_scatter behind the row-parallel
+// layer and an all_gather in front of the column-parallel one, which keeps its own tokens alone for
+// backward and gathers the others again. Of T tokens each rank has ceil(T / N); where N does not
+// divide T the last ranks fill up with zeros, which nobody attends to and which get no gradient.
+// Parameters that act on dealt-out tokens are whole on every rank, and their gradients are summed
+// over the ranks. Korthikanti et al., arXiv:2205.05198.
+//
+// A parallel head is column-parallel over the classes (parallel_head.h).
+//
+// Sums over ranks follow reduce_tree.h; a product cut along its inner dimension is rounded
+// differently from a whole one, within its bound. Ranks that differ in dropout must do so only
+// inside the cut regions.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <unordered_map>
+#include <unordered_set>
+#include <utility>
+#include <vector>
+
+#include "dist/comm/communicator.h"
+#include "dist/model_parallel/rank_parts.h"
+#include "nn/layers.h"
+#include "nn/structure.h"
+
+namespace weft::dist {
+
+/// The parameters of a layer that are cut, and how: of attention by heads, of two linear layers, of
+/// which the second takes what is made of the first's features, by these, of a head by classes.
+using Cuts = std::vector<std::pair<Tensor, Cut>>;
+Cuts cuts_of(const nn::MultiheadAttention& attention);
+Cuts cuts_of(const nn::Linear& first, const nn::Linear& second);
+Cuts cuts_of_head(const nn::Linear& head);
+
+using nn::TokenRegion;
+
+/// Cuts layers where they stand in a model: they keep their names, and whoever calls them need not
+/// know. Outside of them every rank has the same tensors. Dropout inside the cut regions, and of
+/// dealt-out tokens, differs from rank to rank, but not DropPath, which drops whole samples; the
+/// generator is the same on all ranks behind them.
+///
+///   TensorParallel parallel(model, group);
+///   parallel.cut(block.self_attention);
+///   parallel.cut(mlp.fc1, mlp.fc2);
+///   parallel.deal_out({.begin = &dropout, .end = &encoder, .between = {&layers, &norm}});
+class TensorParallel {
+ public:
+  /// Copies rank 0's state to all ranks of the group.
+  TensorParallel(nn::Module& module, CommunicatorPtr group);
+
+  /// By heads. Throws Error unless the ranks divide them.
+  void cut(nn::MultiheadAttention& attention);
+  /// The first by columns, the second, which takes what is made of its features, by rows. Throws
+  /// Error unless the ranks divide those features.
+  void cut(nn::Linear& first, nn::Linear& second);
+  /// By classes, in parts that differ by one at most. While it trains the head returns this rank's
+  /// logits, for parallel_cross_entropy; otherwise all. Throws Error for more ranks than classes.
+  void cut_head(nn::Linear& head);
+  /// Sequence parallelism between the region's ends: to be called behind the cuts.
+  void deal_out(const TokenRegion& region);
+
+  /// How a parameter was cut, by its name in the model; null: it is whole on every rank.
+  const Cut* cut_of(const std::string& name) const;
+  bool has_cuts() const { return !cuts_.empty(); }
+  Communicator& group() const { return *group_; }
+
+ private:
+  struct Sequence;
+  void cut_parameters(const Cuts& cuts);
+
+  const CommunicatorPtr group_;
+  const std::shared_ptr<Sequence> sequence_;
+  std::unordered_map<const void*, std::string> names_;
+  std::unordered_map<std::string, Cut> cuts_;
+  std::unordered_set<const void*> row_biases_;
+};
+
+/// The norm of all gradients: parameters of which every rank has a part, and such that every rank
+/// has whole, which count once.
+double parallel_grad_norm(const Tensors& cut, const Tensors& whole, Communicator& group);
+
+}  // namespace weft::dist

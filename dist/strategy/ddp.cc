@@ -1,0 +1,105 @@
+#include "dist/data_parallel/ddp.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <numeric>
+
+#include "dist/strategy/strategies.h"
+#include "dist/strategy/whole_copy.h"
+
+namespace weft::dist {
+namespace {
+
+class Ddp : public Strategy {
+ public:
+  Ddp(CommunicatorPtr world, const DdpOptions& options)
+      : world_(std::move(world)), options_(options) {
+    options_.average = ReduceOp::kSum;
+  }
+
+  int data_size() const override { return world_->size(); }
+  int data_rank() const override { return world_->rank(); }
+  void wrap(nn::Module& module, const ModelStructure&) override {
+    ddp_ = std::make_unique<DistributedDataParallel>(module, world_, options_);
+  }
+  Tensor forward(nn::Module&, const Tensor& x) override { return (*ddp_)(x); }
+  std::shared_ptr<void> no_sync() override {
+    return std::shared_ptr<void>(new DistributedDataParallel::NoSync(*ddp_), [](void* guard) {
+      delete static_cast<DistributedDataParallel::NoSync*>(guard);
+    });
+  }
+  ExactSum squares(const Tensors& parameters) override { return own_squares(parameters); }
+  std::string describe(int64_t parameters) const override {
+    const double p = static_cast<double>(parameters);
+    return fmt::format("ddp on {} ranks: 16 P = {} on each, {} sent by each in a step",
+                       world_->size(), megabytes(16 * p),
+                       megabytes(2.0 * (world_->size() - 1) / world_->size() * 4 * p));
+  }
+  int64_t padded_elements() const override {
+    return ddp_->bucket_bytes() / static_cast<int64_t>(itemsize(DType::f32));
+  }
+
+ private:
+  const CommunicatorPtr world_;
+  DdpOptions options_;
+  std::unique_ptr<DistributedDataParallel> ddp_;
+};
+
+class DdpKind : public WholeCopy {
+ public:
+  Sharing share(const StrategyOptions&, int devices) const override {
+    return {.replicas = devices};
+  }
+  std::unique_ptr<Strategy> make(const StrategyOptions&, const Sharing&,
+                                 CommunicatorPtr world) const override {
+    return make_ddp(std::move(world));
+  }
+
+  /// Gradients live in buckets, but for the one that has just been computed.
+  StateBytes state_bytes(const ModelLayout& layout, const Sharing& sharing) const override {
+    StateBytes bytes = WholeCopy::state_bytes(layout, sharing);
+    bytes[MemoryKind::kGradients] = kElementBytes * layout.largest_parameter;
+    bytes[MemoryKind::kBuckets] = kElementBytes * elements_of_buckets(layout, sharing);
+    return bytes;
+  }
+  int64_t peak_bytes(const ModelLayout& layout, const Sharing& sharing,
+                     int64_t activations) const override {
+    const StateBytes state = state_bytes(layout, sharing);
+    const int64_t kept = state.total() - state[MemoryKind::kGradients];
+    const auto units = static_cast<int64_t>(layout.units.size());
+    if (units == 0) return kept + activations;
+    const int64_t at_first_unit = activations / units * units + state[MemoryKind::kGradients];
+    return kept + std::max(activations, at_first_unit);
+  }
+  /// An all_reduce of the buckets.
+  int64_t sent_bytes(const ModelLayout& layout, const Sharing& sharing,
+                     const StepShape& step) const override {
+    const int64_t elements =
+        step.ddp_elements > 0 ? step.ddp_elements : elements_of_buckets(layout, sharing);
+    return 2 * kElementBytes * elements / sharing.replicas * (sharing.replicas - 1);
+  }
+  std::string state_formula() const override {
+    return "4 P parameters + 4 P buckets + 8 P optimizer = 16 P, and one gradient";
+  }
+  std::string sent_formula() const override { return "2 (N-1)/N 4 P"; }
+  std::optional<StrategyOptions> planned(const PlanChoice&) const override {
+    return StrategyOptions{.name = name};
+  }
+
+ private:
+  static int64_t elements_of_buckets(const ModelLayout& layout, const Sharing& sharing) {
+    const std::vector<int64_t> buckets = bucket_elements(layout, sharing.replicas);
+    return std::accumulate(buckets.begin(), buckets.end(), int64_t{0});
+  }
+};
+
+}  // namespace
+
+std::unique_ptr<Strategy> make_ddp(CommunicatorPtr data, const DdpOptions& options) {
+  return std::make_unique<Ddp>(std::move(data), options);
+}
+
+std::unique_ptr<StrategyKind> kinds::ddp() { return std::make_unique<DdpKind>(); }
+
+}  // namespace weft::dist

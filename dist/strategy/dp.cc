@@ -1,0 +1,75 @@
+#include <fmt/format.h>
+
+#include "autograd/backward.h"
+#include "autograd/ops.h"
+#include "dist/data_parallel/data_parallel.h"
+#include "dist/strategy/strategies.h"
+#include "dist/strategy/whole_copy.h"
+
+namespace weft::dist {
+namespace {
+
+class DataParallelStrategy : public Strategy {
+ public:
+  explicit DataParallelStrategy(int devices) : devices_(devices) {}
+
+  int micro_batches() const override { return devices_; }
+  void wrap(nn::Module& module, const ModelStructure& structure) override {
+    WEFT_CHECK(structure.replica,
+               "dp: the model's structure does not say how another of its kind is made");
+    parallel_ = std::make_unique<DataParallel>(module, structure.replica, devices_);
+  }
+  Tensor forward(nn::Module&, const Tensor& x) override { return (*parallel_)(x); }
+
+  /// As many micro-batches at a time as there are replicas, whose gradients are added in the tree.
+  void run(nn::Module&, const MicroBatches& batches) override {
+    for (int64_t begin = 0; begin < batches.count; begin += devices_) {
+      const int64_t end = std::min<int64_t>(begin + devices_, batches.count);
+      std::vector<MicroBatch> group;
+      Tensors inputs;
+      std::vector<Generator> streams;
+      for (int64_t i = begin; i < end; ++i) {
+        group.push_back(batches.at(i));
+        inputs.push_back(group.back().input);
+        streams.push_back(generator());
+      }
+      const Tensors outputs = parallel_->forward(inputs, streams);
+      Tensor total;
+      for (size_t i = 0; i < group.size(); ++i) {
+        const Tensor loss = group[i].loss(outputs[i]);
+        total = total.defined() ? total + loss : loss;
+      }
+      backward(total);
+      if (!batches.accumulates && batches.after_each) batches.after_each();
+    }
+  }
+  ExactSum squares(const Tensors& parameters) override { return own_squares(parameters); }
+  std::string describe(int64_t parameters) const override {
+    const double p = static_cast<double>(parameters);
+    return fmt::format("dp on {} threads: (12 + 4 N) P = {} together", devices_,
+                       megabytes((12.0 + 4 * devices_) * p));
+  }
+
+ private:
+  const int devices_;
+  std::unique_ptr<DataParallel> parallel_;
+};
+
+class DpKind : public WholeCopy {
+ public:
+  Sharing share(const StrategyOptions&, int devices) const override { return {.threads = devices}; }
+  std::unique_ptr<Strategy> make(const StrategyOptions&, const Sharing& sharing,
+                                 CommunicatorPtr) const override {
+    return std::make_unique<DataParallelStrategy>(sharing.threads);
+  }
+  std::string state_formula() const override {
+    return "4 P parameters + 4 N P gradients + 8 P optimizer = (12 + 4 N) P of N threads together";
+  }
+  std::string sent_formula() const override { return "0"; }
+};
+
+}  // namespace
+
+std::unique_ptr<StrategyKind> kinds::dp() { return std::make_unique<DpKind>(); }
+
+}  // namespace weft::dist

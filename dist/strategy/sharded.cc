@@ -1,0 +1,410 @@
+// fsdp, zero1 to zero3, hsdp: one implementation, which keeps more or less of the model whole.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <deque>
+#include <map>
+#include <numeric>
+
+#include "dist/comm/device_mesh.h"
+#include "dist/data_parallel/fsdp.h"
+#include "dist/strategy/strategies.h"
+#include "dist/strategy/strategy_kind.h"
+
+namespace weft::dist {
+namespace {
+
+class Sharded : public Strategy {
+ public:
+  Sharded(std::string name, const FsdpOptions& options)
+      : name_(std::move(name)), options_(options) {
+    options_.average = ReduceOp::kSum;
+  }
+
+  int data_size() const override { return options_.shard->size() * replicas(); }
+  int data_rank() const override {
+    const int row = options_.replicate ? options_.replicate->rank() : 0;
+    return row * options_.shard->size() + options_.shard->rank();
+  }
+  void wrap(nn::Module& module, const ModelStructure& structure) override {
+    fsdp_ = std::make_unique<FullySharded>(module, options_, structure.units);
+  }
+  optim::ParameterGroups groups(const optim::ParameterGroups& groups) override {
+    return fsdp_->shard(groups);
+  }
+  Tensor forward(nn::Module& module, const Tensor& x) override {
+    fsdp_->refresh();
+    if (module.is_training()) fsdp_->broadcast_buffers();
+    return module(x);
+  }
+  std::shared_ptr<void> no_sync() override {
+    return std::shared_ptr<void>(new FullySharded::NoSync(*fsdp_), [](void* guard) {
+      delete static_cast<FullySharded::NoSync*>(guard);
+    });
+  }
+  ExactSum squares(const Tensors& slices) override {
+    ExactSum sum = own_squares(slices);
+    all_reduce(sum, *options_.shard);
+    return sum;
+  }
+  void after_step() override { fsdp_->after_step(); }
+  NamedTensors model_state(nn::Module&) override { return fsdp_->full_state_dict(); }
+  optim::OptimizerState optimizer_state(const optim::Optimizer& optimizer) override {
+    return fsdp_->full_optimizer_state(optimizer.state_dict());
+  }
+  void load_model_state(nn::Module&, const NamedTensors& state) override {
+    fsdp_->load_full_state_dict(state);
+  }
+  void load_optimizer_state(optim::Optimizer& optimizer,
+                            const optim::OptimizerState& state) override {
+    optimizer.load_state_dict(fsdp_->shard_optimizer_state(state));
+  }
+  int64_t padded_elements() const override {
+    int64_t elements = 0;
+    for (const auto& [name, padded] : fsdp_->units()) elements += padded;
+    return elements;
+  }
+  std::string describe(int64_t parameters) const override {
+    const double p = static_cast<double>(parameters), f = options_.shard->size();
+    std::string formula = "16 P / F, and unsharded units";
+    double bytes = 16 * p / f;
+    if (options_.sharding == Sharding::kZero1) {
+      formula = "(8 + 8 / F) P";
+      bytes = (8 + 8 / f) * p;
+    } else if (options_.sharding == Sharding::kZero2) {
+      formula = "(4 + 12 / F) P";
+      bytes = (4 + 12 / f) * p;
+    }
+    return fmt::format("{} on {} ranks, F = {}: {} = {} on each", name_, data_size(),
+                       options_.shard->size(), formula, megabytes(bytes));
+  }
+
+ private:
+  int replicas() const { return options_.replicate ? options_.replicate->size() : 1; }
+
+  const std::string name_;
+  FsdpOptions options_;
+  std::unique_ptr<FullySharded> fsdp_;
+};
+
+/// Elements of a unit, the root's number being -1, padded.
+int64_t unit_elements(const ModelLayout& layout, int unit, int shard) {
+  return padded(unit < 0 ? layout.root() : layout.units[unit], shard);
+}
+
+/// The units of a step's backward pass, in the order in which their gradients are complete: the
+/// root last.
+std::vector<int64_t> reduced_units(const ModelLayout& layout, int shard) {
+  std::vector<int64_t> units;
+  for (auto unit = layout.units.rbegin(); unit != layout.units.rend(); ++unit) {
+    units.push_back(padded(*unit, shard));
+  }
+  if (layout.root() > 0) units.push_back(padded(layout.root(), shard));
+  return units;
+}
+
+/// Two units' gradients are on their way at a time, with the parts that they are summed into.
+int64_t peak_of_buckets(const std::vector<int64_t>& units, int shard) {
+  int64_t peak = 0;
+  for (size_t i = 0; i < units.size(); ++i) {
+    const int64_t before = i > 0 ? units[i - 1] : 0;
+    peak = std::max(peak, (units[i] + before) + (units[i] + before) / shard);
+  }
+  return peak;
+}
+
+/// A unit's gradients arrive whole, next to the parts that are complete: those of all units but the
+/// two on their way. The root's behind the units arrive first and wait for the rest of it.
+int64_t peak_of_gradients(const ModelLayout& layout, const std::vector<int64_t>& units, int shard) {
+  int64_t parts = 0, peak = 0;
+  for (size_t i = 0; i < units.size(); ++i) {
+    const bool is_root = layout.root() > 0 && i + 1 == units.size();
+    const int64_t whole =
+        is_root ? layout.root() : layout.units[layout.units.size() - 1 - i] + layout.root_behind;
+    peak = std::max(peak, parts + whole);
+    if (i >= 1) parts += units[i - 1] / shard;
+  }
+  return std::max(peak, std::accumulate(units.begin(), units.end(), int64_t{0}) / shard);
+}
+
+/// Elements of the units in the order of unsharding, padded.
+std::vector<int64_t> unsharded_units(const ModelLayout& layout, int shard) {
+  std::vector<int64_t> elements;
+  for (int unit : unshard_order(layout)) {
+    elements.push_back(unit_elements(layout, unit, shard));
+  }
+  return elements;
+}
+
+std::string unit_name(int unit) { return unit < 0 ? "root" : fmt::format("unit {}", unit); }
+
+/// A step's schedule: a unit is unsharded while the one before it computes; two units' gradients
+/// are on their way at a time; what zero1 reduces and what zero1 and zero2 unshard, hides behind
+/// nothing.
+class ShardedStep {
+ public:
+  ShardedStep(Sharding sharding, const RankWork& rank, const Sharing& sharing,
+              const GroupSeconds& seconds, int64_t images)
+      : units_(rank, sharing, seconds, images, clock_),
+        layout_(rank.layout),
+        sharing_(sharing),
+        work_(rank.work),
+        seconds_(seconds),
+        reshards_(sharding == Sharding::kFullShard),
+        reduces_early_(sharding != Sharding::kZero1),
+        order_(unshard_order(layout_)) {}
+
+  Timeline run() {
+    const int units = static_cast<int>(layout_.units.size());
+    if (layout_.root_before > 0) touch(-1);
+    clock_.compute("forward root", work_.before.forward);
+    for (int u = 0; u < units; ++u) {
+      touch(u);
+      units_.forward(u);
+    }
+    if (layout_.root_behind > 0) touch(-1);
+    clock_.compute("forward root", work_.behind.forward);
+    clock_.compute("backward root", work_.behind.backward);
+    for (int u = units - 1; u >= 0; --u) {
+      touch(u);
+      units_.backward(u);
+      std::erase(resident_, u);
+      if (reduces_early_) reduce(u);
+    }
+    clock_.compute("backward root", work_.before.backward);
+    if (!reduces_early_) {
+      for (int u = 0; u < units; ++u) reduce(u);
+    }
+    if (layout_.root() > 0) reduce(-1);
+    while (!reducing_.empty()) complete();
+    clock_.compute("optimizer", work_.optimizer);
+    if (reshards_) return clock_.timeline();
+    double end = clock_.now();
+    for (int u = layout_.root() > 0 ? -1 : 0; u < units; ++u) end = unshard(u);
+    clock_.wait(end);
+    return clock_.timeline();
+  }
+
+ private:
+  double bytes_of(int unit) const {
+    return static_cast<double>(kElementBytes * unit_elements(layout_, unit, sharing_.shard));
+  }
+  double unshard(int unit) {
+    return clock_.launch("unshard", "all_gather " + unit_name(unit),
+                         seconds_.shard(Collective::kAllGather, bytes_of(unit)));
+  }
+
+  void touch(int unit) {
+    if (!reshards_) return;
+    if (std::find(resident_.begin(), resident_.end(), unit) != resident_.end()) return;
+    while (resident_.size() >= 2) resident_.pop_front();
+    const auto coming = incoming_.find(unit);
+    clock_.wait(coming != incoming_.end() ? coming->second : unshard(unit));
+    incoming_.erase(unit);
+    resident_.push_back(unit);
+    if (++next_ < order_.size() &&
+        std::find(resident_.begin(), resident_.end(), order_[next_]) == resident_.end()) {
+      incoming_[order_[next_]] = unshard(order_[next_]);
+    }
+  }
+
+  void reduce(int unit) {
+    while (reducing_.size() >= 2) complete();
+    const double end = clock_.launch("reduce", "reduce_scatter " + unit_name(unit),
+                                     seconds_.shard(Collective::kReduceScatter, bytes_of(unit)));
+    reducing_.emplace_back(unit, end);
+  }
+  void complete() {
+    const auto [unit, end] = reducing_.front();
+    reducing_.pop_front();
+    clock_.wait(end);
+    if (sharing_.replicas == 1) return;
+    clock_.wait(
+        clock_.launch("replicate", "all_reduce " + unit_name(unit),
+                      seconds_.replicate(Collective::kAllReduce, bytes_of(unit) / sharing_.shard)));
+  }
+
+  StepClock clock_;
+  const UnitClock units_;
+  const ModelLayout& layout_;
+  const Sharing sharing_;
+  const StepWork& work_;
+  const GroupSeconds& seconds_;
+  const bool reshards_, reduces_early_;
+  const std::vector<int> order_;
+  size_t next_ = 0;
+  std::deque<int> resident_;
+  std::map<int, double> incoming_;
+  std::deque<std::pair<int, double>> reducing_;
+};
+
+int largest_proper_divisor(int ranks) {
+  for (int size = ranks / 2; size > 1; --size) {
+    if (ranks % size == 0) return size;
+  }
+  return 1;
+}
+
+int64_t sum(const std::vector<int64_t>& elements) {
+  return std::accumulate(elements.begin(), elements.end(), int64_t{0});
+}
+
+class ShardedKind : public StrategyKind {
+ public:
+  explicit ShardedKind(Sharding sharding) : sharding_(sharding) {}
+
+  Sharing share(const StrategyOptions&, int devices) const override { return {.shard = devices}; }
+  std::unique_ptr<Strategy> make(const StrategyOptions& options, const Sharing& sharing,
+                                 CommunicatorPtr world) const override {
+    FsdpOptions fsdp{.shard = world, .sharding = sharding_, .cpu_offload = options.cpu_offload};
+    if (sharing.replicas > 1) {
+      const DeviceMesh mesh(world, {{"replicate", sharing.replicas}, {"shard", sharing.shard}});
+      fsdp.shard = mesh.shared_group("shard");
+      fsdp.replicate = mesh.shared_group("replicate");
+    }
+    return make_sharded(name, fsdp);
+  }
+
+  StateBytes state_bytes(const ModelLayout& layout, const Sharing& sharing) const override {
+    const std::vector<int64_t> units = reduced_units(layout, sharing.shard);
+    const int64_t whole = sum(units), part = whole / sharing.shard;
+    StateBytes bytes;
+    bytes[MemoryKind::kParameters] = kElementBytes * (is_full() ? part : whole);
+    bytes[MemoryKind::kOptimizer] = kElementBytes * layout.state_tensors * part;
+    bytes[MemoryKind::kBuckets] = kElementBytes * peak_of_buckets(units, sharing.shard);
+    bytes[MemoryKind::kGradients] =
+        kElementBytes *
+        (is_cut() ? peak_of_gradients(layout, units, sharing.shard) : layout.parameters);
+    if (!is_full()) return bytes;
+    // Two units at hand and the next on its way.
+    const std::vector<int64_t> unsharded = unsharded_units(layout, sharing.shard);
+    int64_t peak = 0;
+    for (size_t i = 0; i < unsharded.size(); ++i) {
+      int64_t three = 0;
+      for (size_t k = i; k < std::min(i + 3, unsharded.size()); ++k) three += unsharded[k];
+      peak = std::max(peak, three);
+    }
+    bytes[MemoryKind::kGathered] = kElementBytes * peak;
+    return bytes;
+  }
+  int64_t peak_bytes(const ModelLayout& layout, const Sharing& sharing,
+                     int64_t activations) const override {
+    const StateBytes state = state_bytes(layout, sharing);
+    const int64_t kept = state[MemoryKind::kParameters] + state[MemoryKind::kOptimizer];
+    // Forward ends with all activations and what is unsharded; zero_grad() has dropped the
+    // gradients of the step before.
+    int64_t peak = kept + activations + state[MemoryKind::kGathered];
+    const auto units = static_cast<int64_t>(layout.units.size());
+    int64_t whole = layout.root_behind, parts = 0, on_the_way = 0;
+    for (int64_t i = 0; i < units; ++i) {
+      const int64_t unit = padded(layout.units[units - 1 - i], sharing.shard);
+      const int64_t left = activations / units * (units - i);
+      whole += unit;
+      int64_t now = kept + left + kElementBytes * (whole + parts + on_the_way);
+      if (is_full()) now += kElementBytes * (2 * unit + layout.root());
+      peak = std::max(peak, now);
+      if (!is_cut()) continue;
+      // The unit's gradients move into a buffer; the one before last is complete.
+      if (i >= 2) parts += padded(layout.units[units + 1 - i], sharing.shard) / sharing.shard;
+      whole -= unit;
+      on_the_way = std::min<int64_t>(i + 1, 2) * (unit + unit / sharing.shard);
+    }
+    if (is_cut()) return peak;
+    return std::max(peak, kept + state[MemoryKind::kGradients] + state[MemoryKind::kBuckets]);
+  }
+
+  /// reduce_scatter of all units; all_gather of all once, or of each as often as it is unsharded:
+  /// forward and backward, but for those that are still there when backward begins. Among copies
+  /// all_reduce of the parts.
+  int64_t sent_bytes(const ModelLayout& layout, const Sharing& sharing,
+                     const StepShape& step) const override {
+    const int f = sharing.shard;
+    const auto sent_by_others = [f](const std::vector<int64_t>& units) {
+      int64_t elements = 0;
+      for (int64_t unit : units) elements += unit / f * (f - 1);
+      return elements;
+    };
+    const std::vector<int64_t> units = reduced_units(layout, f);
+    int64_t parts = 0;
+    for (int64_t unit : units) {
+      parts += sent_by_all_reduce(unit / f, sharing.replicas, sharing.replica_index(step.rank));
+    }
+    const std::vector<int64_t> unsharded = is_full() ? unsharded_units(layout, f) : units;
+    return kElementBytes * (sent_by_others(units) + sent_by_others(unsharded) + parts);
+  }
+
+  std::string state_formula() const override {
+    switch (sharding_) {
+      case Sharding::kZero1:
+        return "4 P parameters + 4 P gradients + 8 P/F optimizer = (8 + 8/F) P, and two units on "
+               "their way";
+      case Sharding::kZero2:
+        return "4 P parameters + 4 P/F gradients + 8 P/F optimizer = (4 + 12/F) P, and three "
+               "units' gradients";
+      default:
+        return "4 P/F parameters + 4 P/F gradients + 8 P/F optimizer = 16 P/F, three units "
+               "unsharded and three units' gradients";
+    }
+  }
+  std::string sent_formula() const override {
+    return is_full() ? "3 (F-1)/F 4 P, less the last units" : "2 (F-1)/F 4 P";
+  }
+  Timeline timeline(const std::vector<RankWork>& ranks, const Sharing& sharing,
+                    const GroupSeconds& seconds, const StepShape& step) const override {
+    return ShardedStep(sharding_, ranks.at(0), sharing, seconds, step.images).run();
+  }
+  std::optional<StrategyOptions> planned(const PlanChoice&) const override {
+    return StrategyOptions{.name = name};
+  }
+
+ private:
+  /// Parameters are resharded between uses; gradients are cut as soon as they are complete.
+  bool is_full() const { return sharding_ == Sharding::kFullShard; }
+  bool is_cut() const { return sharding_ != Sharding::kZero1; }
+
+  const Sharding sharding_;
+};
+
+/// fsdp under the name of the paper.
+class Zero3Kind : public ShardedKind {
+ public:
+  Zero3Kind() : ShardedKind(Sharding::kFullShard) {}
+  std::optional<StrategyOptions> planned(const PlanChoice&) const override { return std::nullopt; }
+};
+
+/// fsdp inside of groups, each of which holds a copy.
+class HsdpKind : public ShardedKind {
+ public:
+  HsdpKind() : ShardedKind(Sharding::kFullShard) {}
+
+  Sharing share(const StrategyOptions& options, int devices) const override {
+    const int shard = options.shard_size > 0 ? options.shard_size : largest_proper_divisor(devices);
+    return {.shard = shard, .replicas = devices / shard};
+  }
+  std::string sent_formula() const override {
+    return "3 (F-1)/F 4 P + 2 (R-1)/R 4 P/F, less the last units";
+  }
+  /// One group that all ranks share is fsdp.
+  std::optional<StrategyOptions> planned(const PlanChoice& choice) const override {
+    const int asked = choice.asked.shard_size;
+    const int shard = asked > 0 ? asked : std::min(choice.devices, choice.devices_per_node);
+    if (choice.devices % shard != 0 || (asked == 0 && shard == choice.devices)) return {};
+    return StrategyOptions{.name = name, .shard_size = shard};
+  }
+};
+}  // namespace
+
+std::unique_ptr<Strategy> make_sharded(const std::string& name, const FsdpOptions& options) {
+  return std::make_unique<Sharded>(name, options);
+}
+
+namespace kinds {
+
+std::unique_ptr<StrategyKind> fsdp() { return std::make_unique<ShardedKind>(Sharding::kFullShard); }
+std::unique_ptr<StrategyKind> zero1() { return std::make_unique<ShardedKind>(Sharding::kZero1); }
+std::unique_ptr<StrategyKind> zero2() { return std::make_unique<ShardedKind>(Sharding::kZero2); }
+std::unique_ptr<StrategyKind> zero3() { return std::make_unique<Zero3Kind>(); }
+std::unique_ptr<StrategyKind> hsdp() { return std::make_unique<HsdpKind>(); }
+
+}  // namespace kinds
+}  // namespace weft::dist

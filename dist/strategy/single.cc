@@ -1,0 +1,37 @@
+#include <fmt/format.h>
+
+#include "dist/strategy/strategies.h"
+#include "dist/strategy/whole_copy.h"
+#include "optim/clip.h"
+
+namespace weft::dist {
+namespace {
+
+class Single : public Strategy {
+ public:
+  void wrap(nn::Module&, const ModelStructure&) override {}
+  ExactSum squares(const Tensors& parameters) override { return own_squares(parameters); }
+  double grad_norm(const Tensors& parameters) override { return optim::grad_norm(parameters); }
+  std::string describe(int64_t parameters) const override {
+    return fmt::format("single: 16 P = {}", megabytes(16.0 * static_cast<double>(parameters)));
+  }
+};
+
+class SingleKind : public WholeCopy {
+ public:
+  Sharing share(const StrategyOptions&, int) const override { return {}; }
+  std::unique_ptr<Strategy> make(const StrategyOptions&, const Sharing&,
+                                 CommunicatorPtr) const override {
+    return std::make_unique<Single>();
+  }
+  std::string state_formula() const override {
+    return "4 P parameters + 4 P gradients + 8 P optimizer = 16 P";
+  }
+  std::string sent_formula() const override { return "0"; }
+};
+
+}  // namespace
+
+std::unique_ptr<StrategyKind> kinds::single() { return std::make_unique<SingleKind>(); }
+
+}  // namespace weft::dist

@@ -1,0 +1,87 @@
+// What a training program sees of parallelism: one object, whatever is cut.
+//
+//   auto strategy = make_strategy({.name = "fsdp"}, world);
+//   strategy->wrap(model, policy);
+//   optim::AdamW optimizer(strategy->groups(model.named_parameters()), {...});
+//   Tensor logits = strategy->forward(model, images);
+//   backward(loss);  optimizer.step(...);  strategy->after_step();
+//
+// or, where a strategy has an order of its own for the micro-batches of a step, as a pipeline has,
+//
+//   strategy->run(model, micro_batches);  optimizer.step(...);  strategy->after_step();
+//
+// Gradients are sums over the data ranks: the program weights each rank's loss with its share of
+// the samples (or with 1 / ranks). States are whole, as on one rank, so that a checkpoint can be
+// read by any number of ranks under any strategy. Every rank calls everything, in one order.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "autograd/ops.h"
+#include "dist/comm/communicator.h"
+#include "dist/comm/exact_sum.h"
+#include "dist/model_parallel/micro_batch.h"
+#include "dist/strategy/options.h"
+#include "nn/module.h"
+#include "nn/structure.h"
+#include "optim/optimizer.h"
+
+namespace weft::dist {
+
+using nn::ModelStructure;  // what a strategy has to know of a model, each for its own
+
+class Strategy {
+ public:
+  virtual ~Strategy() = default;
+
+  /// Ranks that take different samples, this one's number among them, and the micro-batches that a
+  /// rank's batch is cut into.
+  virtual int data_size() const { return 1; }
+  virtual int data_rank() const { return 0; }
+  virtual int micro_batches() const { return 1; }
+  /// False on a rank whose loss is that of another one, or that has none.
+  virtual bool counts() const { return true; }
+
+  /// Takes the model over; its weights become rank 0's.
+  virtual void wrap(nn::Module& module, const ModelStructure& structure) = 0;
+  /// The groups for the optimizer of groups of the model's parameters.
+  virtual optim::ParameterGroups groups(const optim::ParameterGroups& groups) { return groups; }
+  virtual Tensor forward(nn::Module& module, const Tensor& x) { return module(x); }
+  /// ops::cross_entropy of what forward() returned while the model trained: with a parallel head
+  /// that is a part of the logits.
+  virtual Tensor cross_entropy(const Tensor& logits, const Tensor& labels,
+                               const ops::CrossEntropyOptions& options = {}) {
+    return ops::cross_entropy(logits, labels, options);
+  }
+  /// i64 [N]: the class with the largest of such logits, without history.
+  virtual Tensor predicted(const Tensor& logits);
+  /// Forward and backward of a step's micro-batches.
+  virtual void run(nn::Module& module, const MicroBatches& batches);
+  /// While the result lives, gradients stay on their rank and add up.
+  virtual std::shared_ptr<void> no_sync() { return nullptr; }
+  /// The squares of these parameters' gradients, those of other ranks included, each once.
+  virtual ExactSum squares(const Tensors& parameters) = 0;
+  virtual double grad_norm(const Tensors& parameters);
+  virtual void after_step() {}
+
+  /// Whole states; on rank 0, elsewhere possibly empty.
+  virtual NamedTensors model_state(nn::Module& module) { return module.state_dict(); }
+  virtual optim::OptimizerState optimizer_state(const optim::Optimizer& optimizer);
+  virtual void load_model_state(nn::Module& module, const NamedTensors& state) {
+    module.load_state_dict(state);
+  }
+  virtual void load_optimizer_state(optim::Optimizer& optimizer,
+                                    const optim::OptimizerState& state);
+  /// Elements of the buckets or units in which gradients travel, their padding included.
+  virtual int64_t padded_elements() const { return 0; }
+  /// "fsdp on 4 ranks: 4P/N parameters, ..." with the bytes of a model of P parameters under Adam.
+  virtual std::string describe(int64_t parameters) const = 0;
+};
+
+/// `world` is null in a program of one rank, whose devices are then threads. Throws what
+/// sharing_of() throws (strategy_kind.h).
+std::unique_ptr<Strategy> make_strategy(const StrategyOptions& options, CommunicatorPtr world,
+                                        int devices = 1);
+
+}  // namespace weft::dist

@@ -1,0 +1,251 @@
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <optional>
+#include <unordered_set>
+
+#include "dist/comm/device_mesh.h"
+#include "dist/model_parallel/parallel_head.h"
+#include "dist/model_parallel/tensor_parallel.h"
+#include "dist/strategy/strategies.h"
+
+namespace weft::dist {
+namespace {
+
+class TensorParallelStrategy : public Strategy {
+ public:
+  TensorParallelStrategy(const StrategyOptions& options, CommunicatorPtr tensor,
+                         std::unique_ptr<Strategy> inner)
+      : options_(options), tensor_(std::move(tensor)), inner_(std::move(inner)) {}
+
+  int data_size() const override { return inner_->data_size(); }
+  int data_rank() const override { return inner_->data_rank(); }
+  bool counts() const override { return tensor_->rank() == 0; }
+
+  void wrap(nn::Module& module, const ModelStructure& structure) override {
+    cuts_.emplace(module, tensor_);
+    for (const auto& [name, child] : module.named_modules()) {
+      if (auto* attention = dynamic_cast<nn::MultiheadAttention*>(child)) cuts_->cut(*attention);
+    }
+    for (const auto& [first, second] : structure.mlps) cuts_->cut(*first, *second);
+    WEFT_CHECK(cuts_->has_cuts(),
+               "{}: the model has neither attention nor an MLP that could be cut over ranks",
+               options_.name);
+    if (options_.parallel_head) {
+      WEFT_CHECK(structure.head, "parallel-head: the model's structure names no head");
+      classes_ = structure.head->weight.size(0);
+      cuts_->cut_head(*structure.head);
+    }
+    if (options_.sequence_parallel) cuts_->deal_out(structure.tokens);
+    inner_->wrap(module, structure);
+  }
+  optim::ParameterGroups groups(const optim::ParameterGroups& whole) override {
+    const optim::ParameterGroups mine = inner_->groups(whole);
+    for (const optim::ParameterGroup& group : mine) {
+      for (const auto& [name, tensor] : group.parameters) {
+        if (cuts_->cut_of(name)) cut_tensors_.insert(tensor.id());
+      }
+    }
+    return mine;
+  }
+  Tensor forward(nn::Module& module, const Tensor& x) override {
+    return inner_->forward(module, x);
+  }
+  Tensor cross_entropy(const Tensor& logits, const Tensor& labels,
+                       const ops::CrossEntropyOptions& options) override {
+    if (classes_ == 0) return inner_->cross_entropy(logits, labels, options);
+    return parallel_cross_entropy(logits, labels, classes_, tensor_, options);
+  }
+  Tensor predicted(const Tensor& logits) override {
+    return classes_ == 0 ? inner_->predicted(logits) : parallel_argmax(logits, classes_, tensor_);
+  }
+  std::shared_ptr<void> no_sync() override { return inner_->no_sync(); }
+  /// Parameters that are whole on every rank of the tensor group count once.
+  ExactSum squares(const Tensors& parameters) override {
+    Tensors cut, whole;
+    for (const Tensor& p : parameters) (cut_tensors_.contains(p.id()) ? cut : whole).push_back(p);
+    ExactSum sum = inner_->squares(cut);
+    const ExactSum once = inner_->squares(whole);
+    if (tensor_->rank() == 0) sum.add(once);
+    all_reduce(sum, *tensor_);
+    return sum;
+  }
+  void after_step() override { inner_->after_step(); }
+  int64_t padded_elements() const override { return inner_->padded_elements(); }
+
+  NamedTensors model_state(nn::Module& module) override {
+    return put_together(inner_->model_state(module), [](const std::string& name) { return name; });
+  }
+  optim::OptimizerState optimizer_state(const optim::Optimizer& optimizer) override {
+    optim::OptimizerState state = inner_->optimizer_state(optimizer);
+    state.tensors = put_together(state.tensors, parameter_of);
+    return state;
+  }
+  void load_model_state(nn::Module& module, const NamedTensors& state) override {
+    inner_->load_model_state(module,
+                             cut_apart(state, [](const std::string& name) { return name; }));
+  }
+  void load_optimizer_state(optim::Optimizer& optimizer,
+                            const optim::OptimizerState& state) override {
+    inner_->load_optimizer_state(optimizer, {cut_apart(state.tensors, parameter_of), state.groups});
+  }
+  std::string describe(int64_t parameters) const override {
+    return fmt::format(
+        "{}: layers cut over {} ranks{}{}, {} of the activations per layer; of P / {} and what is "
+        "whole: {}",
+        options_.name, tensor_->size(), options_.parallel_head ? ", the head too" : "",
+        options_.sequence_parallel ? ", tokens dealt out between them" : "",
+        options_.sequence_parallel ? "6 all-gathers and 4 reduce-scatters" : "4 all-reduces",
+        tensor_->size(), inner_->describe(parameters / tensor_->size()));
+  }
+
+ private:
+  using Rename = std::string (*)(const std::string&);
+
+  /// Of an optimizer's tensor; none of its counts of steps, which are not cut.
+  static std::string parameter_of(const std::string& name) {
+    const size_t dot = name.rfind('.');
+    return dot == std::string::npos || name.substr(dot) == ".step" ? "" : name.substr(0, dot);
+  }
+
+  /// Whole tensors, on the first rank; elsewhere nothing.
+  NamedTensors put_together(const NamedTensors& mine, Rename parameter) {
+    if (inner_->data_rank() != 0) return {};
+    NamedTensors whole;
+    for (const auto& [name, tensor] : mine) {
+      const Cut* cut = cuts_->cut_of(parameter(name));
+      const Tensor t = cut ? whole_of(tensor, *cut, *tensor_) : tensor;
+      if (tensor_->rank() == 0) whole.emplace_back(name, t);
+    }
+    return whole;
+  }
+  NamedTensors cut_apart(const NamedTensors& whole, Rename parameter) {
+    NamedTensors mine;
+    for (const auto& [name, tensor] : whole) {
+      const Cut* cut = cuts_->cut_of(parameter(name));
+      mine.emplace_back(name, cut ? part_of(tensor, *cut, *tensor_) : tensor);
+    }
+    return mine;
+  }
+
+  const StrategyOptions options_;
+  const CommunicatorPtr tensor_;
+  const std::unique_ptr<Strategy> inner_;
+  int64_t classes_ = 0;  // of a parallel head
+  std::optional<TensorParallel> cuts_;
+  std::unordered_set<const void*> cut_tensors_;  // the optimizer's
+};
+
+/// Elements: an all_reduce of an activation of B images forward and backward for each attention and
+/// each MLP. On dealt-out tokens for each of them three all_gathers and two reduce_scatters, one of
+/// either where dealing out begins and ends, and an all_reduce of the norms' and the row-parallel
+/// biases' gradients. A parallel head: an all_reduce of its input's gradient and of three numbers
+/// an image.
+int64_t sent_by_cut_layers(const ModelLayout& layout, const Sharing& sharing,
+                           const StepShape& step) {
+  const int n = sharing.tensor, r = sharing.tensor_index(step.rank);
+  if (n == 1) return 0;
+  const int64_t images = step.images;
+  int64_t sent = 0;
+  if (sharing.deals_out_tokens) {
+    const int64_t part = images * (padded(layout.tokens, n) / n) * layout.width;
+    // Forward gathers and scatters sums; backward of these, and of the input of the first again.
+    sent += (5 * layout.cut_layers + 2) * part * (n - 1);
+    for (int64_t elements : layout.summed) sent += sent_by_all_reduce(elements, n, r);
+  } else {
+    sent += 2 * layout.cut_layers * sent_by_all_reduce(images * layout.tokens * layout.width, n, r);
+  }
+  if (sharing.cuts_head) {
+    sent += sent_by_all_reduce(images * layout.head_width, n, r) +
+            sent_by_all_reduce(images, n, r) + sent_by_all_reduce(2 * images, n, r);
+  }
+  return sent;
+}
+
+/// tp and fsdp+tp: data parallelism outside, of ranks that hold the same parts of the layers, of
+/// whose P_t parameters 1/T of those that are cut.
+class TensorParallelKind : public StrategyKind {
+ public:
+  explicit TensorParallelKind(bool is_sharded) : is_sharded_(is_sharded) {}
+
+  Sharing share(const StrategyOptions& options, int devices) const override {
+    const int tensor = options.tensor_parallel > 0 ? options.tensor_parallel
+                       : is_sharded_               ? std::min(devices, 2)
+                                                   : devices;
+    WEFT_CHECK(devices % tensor == 0,
+               "{}: {} devices are no mesh of {} that share a layer; set tensor-parallel", name,
+               devices, tensor);
+    Sharing sharing{.tensor = tensor,
+                    .deals_out_tokens = options.sequence_parallel,
+                    .cuts_head = options.parallel_head};
+    (is_sharded_ ? sharing.shard : sharing.replicas) = devices / tensor;
+    return sharing;
+  }
+  std::unique_ptr<Strategy> make(const StrategyOptions& options, const Sharing& sharing,
+                                 CommunicatorPtr world) const override {
+    // Neighbours share layers: they talk most.
+    const DeviceMesh mesh(world, {{"data", sharing.data_devices()}, {"tensor", sharing.tensor}});
+    StrategyOptions own = options;
+    own.name = name;
+    return std::make_unique<TensorParallelStrategy>(
+        own, mesh.shared_group("tensor"),
+        outside(sharing).make(options, sharing, mesh.shared_group("data")));
+  }
+  bool fixes_order() const override { return false; }
+
+  StateBytes state_bytes(const ModelLayout& layout, const Sharing& sharing) const override {
+    return outside(sharing).state_bytes(layout, sharing);
+  }
+  int64_t peak_bytes(const ModelLayout& layout, const Sharing& sharing,
+                     int64_t activations) const override {
+    return outside(sharing).peak_bytes(layout, sharing, activations);
+  }
+  int64_t sent_bytes(const ModelLayout& layout, const Sharing& sharing,
+                     const StepShape& step) const override {
+    return kElementBytes * sent_by_cut_layers(layout, sharing, step) +
+           outside(sharing).sent_bytes(layout, sharing, step);
+  }
+  std::string state_formula() const override {
+    return is_sharded_
+               ? "as fsdp, of P_t = P/T of cut layers and what is whole: 16 P_t/F, three units "
+                 "unsharded and three units' gradients"
+               : "16 P_t, P_t = P/T of cut layers and what is whole; among copies one gradient "
+                 "more";
+  }
+  std::string sent_formula() const override {
+    return std::string(
+               "2 (T-1)/T a forward and backward of each attention and MLP, a = 4 B tokens width; "
+               "dealt out, five times (T-1)/T a") +
+           (is_sharded_ ? "; 3 (F-1)/F 4 P_t, less the last units"
+                        : "; among copies 2 (R-1)/R 4 P_t");
+  }
+  Timeline timeline(const std::vector<RankWork>& ranks, const Sharing& sharing,
+                    const GroupSeconds& seconds, const StepShape& step) const override {
+    return outside(sharing).timeline(ranks, sharing, seconds, step);
+  }
+  /// Where all devices share the layers nothing is left to be sharded.
+  std::optional<StrategyOptions> planned(const PlanChoice& choice) const override {
+    const bool is_possible = choice.tensor > 1 && choice.devices % choice.tensor == 0;
+    if (!is_possible || (is_sharded_ && choice.devices == choice.tensor)) return {};
+    return StrategyOptions{.name = name,
+                           .tensor_parallel = choice.tensor,
+                           .sequence_parallel = choice.asked.sequence_parallel};
+  }
+
+ private:
+  /// What goes on among ranks that hold the same parts.
+  const StrategyKind& outside(const Sharing& sharing) const {
+    return find_strategy(is_sharded_ ? "fsdp" : sharing.replicas > 1 ? "ddp" : "single");
+  }
+
+  const bool is_sharded_;
+};
+
+}  // namespace
+
+std::unique_ptr<StrategyKind> kinds::tp() { return std::make_unique<TensorParallelKind>(false); }
+std::unique_ptr<StrategyKind> kinds::fsdp_tp() {
+  return std::make_unique<TensorParallelKind>(true);
+}
+
+}  // namespace weft::dist

@@ -1,0 +1,72 @@
+#include "dist/strategy/whole_copy.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+namespace weft::dist {
+
+StateBytes WholeCopy::state_bytes(const ModelLayout& layout, const Sharing& sharing) const {
+  StateBytes bytes;
+  bytes[MemoryKind::kParameters] = kElementBytes * layout.parameters;
+  bytes[MemoryKind::kGradients] = kElementBytes * layout.parameters * sharing.threads;
+  bytes[MemoryKind::kOptimizer] = kElementBytes * layout.state_tensors * layout.parameters;
+  return bytes;
+}
+
+int64_t WholeCopy::peak_bytes(const ModelLayout& layout, const Sharing& sharing,
+                              int64_t activations) const {
+  const StateBytes state = state_bytes(layout, sharing);
+  const int64_t kept = state[MemoryKind::kParameters] + state[MemoryKind::kOptimizer];
+  // Forward ends with all activations and no gradient: zero_grad() has dropped those of the step
+  // before. Backward ends with all gradients and no activation.
+  int64_t peak = std::max(kept + activations, kept + state[MemoryKind::kGradients]);
+  const auto units = static_cast<int64_t>(layout.units.size());
+  int64_t gradients = layout.root_behind;
+  for (int64_t i = 0; i < units; ++i) {
+    gradients += layout.units[units - 1 - i];
+    const int64_t left = activations / units * (units - i);
+    peak = std::max(peak, kept + left + kElementBytes * gradients * sharing.threads);
+  }
+  return peak;
+}
+
+Timeline WholeCopy::timeline(const std::vector<RankWork>& ranks, const Sharing& sharing,
+                             const GroupSeconds& seconds, const StepShape& step) const {
+  const ModelLayout& layout = ranks.at(0).layout;
+  const StepWork& work = ranks[0].work;
+  StepClock clock;
+  const UnitClock units(ranks[0], sharing, seconds, step.images, clock);
+  clock.compute("forward root", work.before.forward);
+  for (size_t u = 0; u < work.units.size(); ++u) units.forward(static_cast<int>(u));
+  clock.compute("forward root", work.behind.forward);
+  const std::vector<int64_t> buckets = sharing.replicas > 1
+                                           ? bucket_elements(layout, sharing.replicas, step.buckets)
+                                           : std::vector<int64_t>();
+  size_t next = 0;
+  int64_t ready = 0, needed = buckets.empty() ? 0 : buckets[0];
+  double end = 0;
+  // Buckets are filled in the order in which gradients come.
+  const auto gradients = [&](int64_t elements) {
+    ready += elements;
+    while (next < buckets.size() && (ready >= needed || ready == layout.parameters)) {
+      const auto bytes = static_cast<double>(kElementBytes * buckets[next]);
+      end = clock.launch("reduce", fmt::format("all_reduce bucket {}", next),
+                         seconds.replicate(Collective::kAllReduce, bytes));
+      if (++next < buckets.size()) needed += buckets[next];
+    }
+  };
+  clock.compute("backward root", work.behind.backward);
+  gradients(layout.root_behind);
+  for (size_t u = work.units.size(); u-- > 0;) {
+    units.backward(static_cast<int>(u));
+    gradients(layout.units[u]);
+  }
+  clock.compute("backward root", work.before.backward);
+  gradients(layout.root_before);
+  clock.wait(end);
+  clock.compute("optimizer", work.optimizer);
+  return clock.timeline();
+}
+
+}  // namespace weft::dist

@@ -1,0 +1,167 @@
+#include "io/files.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+#include <zlib.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <system_error>
+#include <utility>
+
+#include "core/error.h"
+
+namespace weft::io {
+namespace {
+
+FileOperationHook& hook() {
+  static FileOperationHook instance;
+  return instance;
+}
+
+void announce(std::string_view operation, const Path& path) {
+  if (hook()) hook()(operation, path);
+}
+
+[[noreturn]] void fail_with_errno(const char* verb, const Path& path, int error = errno) {
+  WEFT_FAIL("cannot {} {}: {}", verb, path.string(), std::strerror(error));
+}
+
+Path parent_of(const Path& path) { return path.has_parent_path() ? path.parent_path() : Path("."); }
+
+/// Writes in pieces: a single write() takes at most 2 GiB.
+constexpr size_t kLargestWrite = size_t{1} << 30;
+
+}  // namespace
+
+void set_file_operation_hook(FileOperationHook new_hook) { hook() = std::move(new_hook); }
+
+FileWriter::FileWriter(Path path) : path_(std::move(path)) {
+  announce("create", path_);
+  descriptor_ = ::open(path_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+  if (descriptor_ < 0) fail_with_errno("create", path_);
+}
+
+FileWriter::~FileWriter() {
+  if (descriptor_ < 0) return;
+  ::close(descriptor_);
+  ::unlink(path_.c_str());
+}
+
+void FileWriter::write(const void* data, size_t bytes) {
+  announce("write", path_);
+  const char* next = static_cast<const char*>(data);
+  summary_.crc32 = crc32_of(std::as_bytes(std::span(next, bytes)), summary_.crc32);
+  summary_.bytes += bytes;
+  while (bytes > 0) {
+    const ssize_t written = ::write(descriptor_, next, std::min(bytes, kLargestWrite));
+    if (written < 0 && errno == EINTR) continue;
+    if (written < 0) fail_with_errno("write", path_);
+    if (written == 0) fail_with_errno("write", path_, ENOSPC);
+    next += written;
+    bytes -= static_cast<size_t>(written);
+  }
+}
+
+FileSummary FileWriter::finish() {
+  announce("sync", path_);
+  if (::fsync(descriptor_) != 0) fail_with_errno("write", path_);
+  const int closed = ::close(std::exchange(descriptor_, -1));
+  if (closed != 0) {
+    const int error = errno;
+    ::unlink(path_.c_str());
+    fail_with_errno("write", path_, error);
+  }
+  return summary_;
+}
+
+FileSummary write_file_atomically(const Path& path, const std::function<void(FileWriter&)>& fill) {
+  const Path directory = parent_of(path);
+  const Path hidden = directory / fmt::format(".{}.{}.tmp", path.filename().string(), ::getpid());
+  FileSummary summary;
+  {
+    FileWriter writer(hidden);
+    fill(writer);
+    summary = writer.finish();
+  }
+  try {
+    rename_path(hidden, path);
+  } catch (...) {
+    ::unlink(hidden.c_str());
+    throw;
+  }
+  sync_directory(directory);
+  return summary;
+}
+
+std::string read_text(const Path& path) {
+  const MappedFile file(path);
+  return {reinterpret_cast<const char*>(file.bytes().data()), file.bytes().size()};
+}
+
+MappedFile::MappedFile(const Path& path) {
+  // Without O_NONBLOCK a pipe's name would wait for a writer.
+  const int descriptor = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+  if (descriptor < 0) fail_with_errno("read", path);
+  struct stat status;
+  int error = ::fstat(descriptor, &status) != 0 ? errno : 0;
+  if (error == 0 && S_ISDIR(status.st_mode)) error = EISDIR;
+  const bool is_file = error == 0 && S_ISREG(status.st_mode);
+  if (is_file && status.st_size > 0) {
+    size_ = static_cast<size_t>(status.st_size);
+    // A file may be larger than the memory; only pages that are changed take any.
+    void* mapped =
+        ::mmap(nullptr, size_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_NORESERVE, descriptor, 0);
+    if (mapped == MAP_FAILED) {
+      error = errno;
+    } else {
+      data_ = static_cast<std::byte*>(mapped);
+    }
+  }
+  ::close(descriptor);
+  if (error != 0) fail_with_errno("read", path, error);
+  WEFT_CHECK(is_file, "cannot read {}: not a regular file", path.string());
+}
+
+MappedFile::~MappedFile() {
+  if (data_) ::munmap(data_, size_);
+}
+
+uint32_t crc32_of(std::span<const std::byte> bytes, uint32_t before) {
+  return static_cast<uint32_t>(
+      ::crc32_z(before, reinterpret_cast<const unsigned char*>(bytes.data()), bytes.size()));
+}
+
+void make_directories(const Path& path) {
+  announce("mkdir", path);
+  std::error_code error;
+  std::filesystem::create_directories(path, error);
+  WEFT_CHECK(!error, "cannot create the directory {}: {}", path.string(), error.message());
+}
+
+void rename_path(const Path& from, const Path& to) {
+  announce("rename", to);
+  if (::rename(from.c_str(), to.c_str()) != 0) fail_with_errno("write", to);
+}
+
+void remove_tree(const Path& path) {
+  announce("remove", path);
+  std::error_code error;
+  std::filesystem::remove_all(path, error);
+  WEFT_CHECK(!error, "cannot remove {}: {}", path.string(), error.message());
+}
+
+void sync_directory(const Path& path) {
+  announce("sync", path);
+  const int descriptor = ::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  if (descriptor < 0) fail_with_errno("open", path);
+  // Some network file systems cannot sync directories and say so with EINVAL.
+  const int error = ::fsync(descriptor) != 0 && errno != EINVAL ? errno : 0;
+  ::close(descriptor);
+  if (error != 0) fail_with_errno("sync", path, error);
+}
+
+}  // namespace weft::io

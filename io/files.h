@@ -1,0 +1,82 @@
+// Files that are either complete or absent, whatever stops the program.
+//
+// What was written is on the disk before it gets its final name: write, fsync, rename, fsync of the
+// directory. Errors name the file and the system's reason ("No space left on device") and leave no
+// partial file behind.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <span>
+#include <string>
+#include <string_view>
+
+namespace weft::io {
+
+using Path = std::filesystem::path;
+
+struct FileSummary {
+  uint64_t bytes = 0;
+  uint32_t crc32 = 0;  // of the bytes, as zlib computes it
+};
+
+/// A file being written in order. Removed by the destructor unless finish() was reached.
+class FileWriter {
+ public:
+  /// Creates or empties the file.
+  explicit FileWriter(Path path);
+  ~FileWriter();
+  FileWriter(const FileWriter&) = delete;
+  FileWriter& operator=(const FileWriter&) = delete;
+
+  void write(const void* data, size_t bytes);
+  void write(std::string_view text) { write(text.data(), text.size()); }
+  /// Brings the file to the disk and closes it.
+  FileSummary finish();
+
+ private:
+  Path path_;
+  int descriptor_;
+  FileSummary summary_;
+};
+
+/// Lets `fill` write a hidden file beside `path`, which then takes its place.
+FileSummary write_file_atomically(const Path& path, const std::function<void(FileWriter&)>& fill);
+
+/// The whole file. Throws Error naming it.
+std::string read_text(const Path& path);
+
+/// A regular file's bytes in memory. They may be changed; the file is not. Whoever cuts the file
+/// short meanwhile makes reading them fault; writers here replace files and never shorten them.
+class MappedFile {
+ public:
+  explicit MappedFile(const Path& path);
+  ~MappedFile();
+  MappedFile(const MappedFile&) = delete;
+  MappedFile& operator=(const MappedFile&) = delete;
+
+  std::span<std::byte> bytes() const { return {data_, size_}; }
+
+ private:
+  std::byte* data_ = nullptr;
+  size_t size_ = 0;
+};
+
+uint32_t crc32_of(std::span<const std::byte> bytes, uint32_t before = 0);
+
+// Of std::filesystem's functions, with Error and the hook below.
+void make_directories(const Path& path);
+void rename_path(const Path& from, const Path& to);
+/// Removes a file or a directory with all it holds; nothing when absent.
+void remove_tree(const Path& path);
+/// Brings the names in a directory to the disk.
+void sync_directory(const Path& path);
+
+/// Called before each operation that changes the disk, with its name and path. Tests stop the
+/// program there, or throw what a failing disk would.
+using FileOperationHook = std::function<void(std::string_view operation, const Path& path)>;
+void set_file_operation_hook(FileOperationHook hook);
+
+}  // namespace weft::io

@@ -1,0 +1,69 @@
+#include "io/tensorboard.h"
+
+#include <catch2/catch.hpp>
+#include <cstring>
+#include <vector>
+
+#include "core/error.h"
+#include "io/files.h"
+
+namespace weft::io {
+namespace {
+
+TEST_CASE("crc32c gives RFC 3720's values") {
+  CHECK(crc32c("") == 0);
+  CHECK(crc32c("123456789") == 0xe3069283);
+  CHECK(crc32c(std::string(32, '\0')) == 0x8a9136aa);
+  CHECK(crc32c(std::string(32, '\xff')) == 0x62a8ab43);
+}
+
+/// The records of a file, their framing checked.
+std::vector<std::string> records(const Path& path) {
+  const std::string text = read_text(path);
+  std::vector<std::string> all;
+  const auto masked = [](std::string_view bytes) {
+    const uint32_t crc = crc32c(bytes);
+    return (crc >> 15 | crc << 17) + 0xa282ead8;
+  };
+  for (size_t at = 0; at < text.size();) {
+    REQUIRE(text.size() - at >= 16);
+    uint64_t length;
+    uint32_t length_crc, data_crc;
+    std::memcpy(&length, &text[at], 8);
+    std::memcpy(&length_crc, &text[at + 8], 4);
+    CHECK(length_crc == masked(text.substr(at, 8)));
+    REQUIRE(text.size() - at >= 16 + length);
+    all.push_back(text.substr(at + 12, length));
+    std::memcpy(&data_crc, &text[at + 12 + length], 4);
+    CHECK(data_crc == masked(all.back()));
+    at += 16 + length;
+  }
+  return all;
+}
+
+TEST_CASE("A curve is a file of events that TensorBoard reads") {
+  const Path directory = Path(std::getenv("TEST_TMPDIR")) / "curves";
+  make_directories(directory);
+  TensorBoardWriter writer(directory, 300);
+  CHECK(writer.path().filename().string().starts_with("events.out.tfevents."));
+  writer.scalar("loss", 300, 1.5);
+  writer.flush();
+  const std::vector<std::string> events = records(writer.path());
+  REQUIRE(events.size() == 3);
+  // Each begins with the time, a double, which differs; what follows is known to the byte.
+  for (const std::string& event : events) CHECK(event[0] == '\x09');
+  using namespace std::string_literals;
+  CHECK(events[0].substr(9) == "\x10\x00\x1a\x0d"s + "brain.Event:2");
+  CHECK(events[1].substr(9) == "\x10\xac\x02\x3a\x02\x08\x01"s);
+  CHECK(events[2].substr(9) ==
+        "\x10\xac\x02\x2a\x0d\x0a\x0b\x0a\x04"s + "loss" + "\x15\x00\x00\xc0\x3f"s);
+}
+
+TEST_CASE("A directory that is not there is named") {
+  CHECK_THROWS_WITH(TensorBoardWriter("/nonexistent/run", 0),
+                    Catch::Contains("cannot create /nonexistent/run/events.out.tfevents.") &&
+                        Catch::Contains("No such file or directory"));
+}
+
+}  // namespace
+}  // namespace weft::io

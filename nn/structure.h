@@ -1,0 +1,73 @@
+// What a model says of itself (Module::structure()), for those who share it out over devices, tune
+// it layer by layer, or foretell its time and memory. They know no model by its class or its names.
+//
+//   nn::ModelStructure Net::structure() {
+//     nn::ModelStructure structure(nn::wrap_modules<Block>());
+//     structure.mlps = {{&fc1, &fc2}};
+//     structure.head = &head;
+//     return structure;
+//   }
+//
+// What is left out the model does not have: whoever needs it refuses the model by name.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "nn/module.h"
+#include "nn/segment.h"
+
+namespace weft::nn {
+
+class Linear;
+
+/// True for modules that become units of their own. Units inside a unit are taken out of it.
+using WrapPolicy = std::function<bool(const std::string& name, Module& module)>;
+
+/// Every module that is one of these classes.
+template <class... Classes>
+WrapPolicy wrap_modules() {
+  return [](const std::string&, Module& module) {
+    return (... || (dynamic_cast<Classes*>(&module) != nullptr));
+  };
+}
+
+/// The part of a model between two modules whose activations may be dealt out along the tokens, the
+/// last dimension but one.
+struct TokenRegion {
+  Module* begin = nullptr;       // what it is called on is dealt out
+  Module* end = nullptr;         // what it returns is put together; it may contain the others
+  std::vector<Module*> between;  // what works on dealt-out tokens
+  int64_t count = 0;             // tokens of a sample; 0: not known
+};
+
+/// Learned positions on a grid of patches: a parameter [1, prefix + rows columns, width].
+struct PositionEmbedding {
+  std::string name;    // empty: the model has none
+  int64_t prefix = 0;  // tokens in front of the grid's, such as a class token
+};
+
+/// Pointers are to modules of the model, which must outlive it.
+struct ModelStructure {
+  ModelStructure(WrapPolicy units = {}) : units(std::move(units)) {}
+
+  WrapPolicy units;  // what is gathered together: fsdp, zero, hsdp
+  /// Pairs of linear layers, the second on the first's features: tp cuts them, and attention.
+  std::vector<std::pair<Linear*, Linear*>> mlps;
+  TokenRegion tokens;      // where tp may deal them out
+  Linear* head = nullptr;  // the last layer, on the classes: tp may cut it, fine-tuning replaces it
+  /// The model as a chain; every parameter and buffer belongs to one segment: pipeline.
+  Segments segments;
+  /// Layers of one kind, a segment each, with one segment before and one behind them: the learning
+  /// rate may fall from each to the one before it. 0: the model is not built so.
+  int64_t layers = 0;
+  /// Names of parameters that are tokens or positions: weight decay leaves them out.
+  std::vector<std::string> embeddings;
+  PositionEmbedding positions;
+  std::function<std::unique_ptr<Module>()> replica;  // another of the same architecture: dp
+};
+
+}  // namespace weft::nn

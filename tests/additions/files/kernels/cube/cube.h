@@ -1,0 +1,22 @@
+// Cube: y[i] = x[i]^3.
+//
+// x, y: of one shape and dtype, contiguous; y is assigned (=).
+#pragma once
+
+#include "kernels/op.h"
+
+namespace weft::kernels {
+
+struct CubeProblem {
+  Tensor x, y;
+
+  DType dtype() const { return x.dtype(); }
+  Device device() const { return x.device(); }
+  std::string describe() const;
+};
+
+void cube(const CubeProblem& problem);
+const Op<CubeProblem>& cube_op();
+std::vector<Expected> cube_reference(const CubeProblem& problem);
+
+}  // namespace weft::kernels

@@ -1,0 +1,231 @@
+// Bad input of the commands that train and use models: each is one line that names the thing, and
+// leaves nothing behind.
+#include <unistd.h>
+
+#include "tests/program/train_runs.h"
+#include "tests/skip.h"
+
+using namespace weft;
+using namespace weft::cli;
+using Catch::Matchers::Contains;
+
+namespace {
+
+const std::string kTiny = " --epochs 1 --limit-batches 1 --batch-size 4 ";
+
+void check_train_error(const std::string& arguments, int code, const std::string& message) {
+  INFO(arguments);
+  const std::string output = fresh_scratch("never");
+  check_error(run_weft("train --json --output " + output + " " + arguments), code, message);
+  CHECK(!std::filesystem::exists(output));
+}
+
+/// A run of resnet8, made once.
+const std::string& resnet_run() {
+  static const std::string run = [] {
+    run_train("resnet", "--model resnet8" + kTiny);
+    return scratch("resnet");
+  }();
+  return run;
+}
+
+std::vector<uint8_t> bytes_of(const std::string& text) { return {text.begin(), text.end()}; }
+
+}  // namespace
+
+TEST_CASE("Mistakes in train's command line exit with 2") {
+  check_train_error("--frobnicate", 2, "--frobnicate");
+  check_train_error("--recipe nope", 2,
+                    "unknown recipe \"nope\": expected one of builtin-quick, cifar10-quick");
+  check_train_error("--model nope", 2, "model: \"nope\" is not one of vit_b_16, ");
+  check_train_error("--optimizer lion", 2, "optimizer: \"lion\" is not one of adamw, adam, sgd");
+  check_train_error("--schedule steps", 2, "schedule: \"steps\" is not one of one-cycle");
+  check_train_error("--data imagenet", 2,
+                    "unknown data 'imagenet': expected builtin, cifar10:DIR, folder:DIR");
+  check_train_error("--data folder:", 2, "expected a directory after the colon");
+  check_train_error("--epochs 0", 2, "epochs: expected a positive number, got 0");
+  check_train_error("--batch-size -4", 2, "batch-size: expected a positive number, got -4");
+  check_train_error("--accumulate 0", 2, "accumulate");
+  check_train_error("--limit-batches -1", 2, "limit-batches: must not be negative, got -1");
+  check_train_error("--image-size 100000", 2, "image-size: expected a number of pixels up to");
+  check_train_error("--precision int8", 2, "precision: \"int8\" is not one of fp32, tf32");
+  check_train_error("--matmul-numerics h300", 2,
+                    "matmul-numerics: \"h300\" is not one of ieee, exact, v100");
+  check_train_error("--matmul-numerics v100 --precision bf16", 2,
+                    "--matmul-numerics v100 has no bf16 products; use --precision fp16");
+  check_train_error("--precision bf16 --loss-scale 8", 2,
+                    "loss-scale: only precision fp16 scales the loss, not bf16");
+  check_train_error("--precision fp16 --loss-scale much", 2,
+                    "loss-scale: expected dynamic, none or a positive number, got \"much\"");
+  check_train_error("--precision fp16 --loss-scale 0", 2, "loss-scale: expected dynamic");
+  check_train_error("--precision fp16 --min-loss-scale 1e9", 2, "min-loss-scale");
+  check_train_error("--precision fp16 --loss-scale-window 0", 2, "loss-scale-window");
+  check_train_error("--precision fp8 --fp8-scaling late", 2,
+                    "fp8-scaling: \"late\" is not one of current, delayed");
+  check_train_error("--lr 0", 2, "lr: expected a positive number, got 0");
+  check_train_error("--lr nan", 2, "lr");
+  check_train_error("--lr much", 2, "--lr");
+  check_train_error("--label-smoothing 1", 2, "label-smoothing: expected a number in [0, 1)");
+  check_train_error("--seed -1", 2, "--seed");
+  check_train_error("--threads 0", 2, "--threads");
+  check_train_error("--epochs", 2, "--epochs");
+  check_error(run_weft("train --resume x --epochs 3"), 2, "--resume continues a run with its own");
+  check_error(run_weft("train --resume x --output y"), 2, "--output");
+}
+
+TEST_CASE("Mistakes in the command lines of eval and predict exit with 2") {
+  check_error(run_weft("eval"), 2, "--checkpoint is required");
+  check_error(run_weft("eval --checkpoint x --data imagenet"), 2, "unknown data 'imagenet'");
+  check_error(run_weft("eval --checkpoint x --precision int8"), 2,
+              "precision: \"int8\" is not one of fp32, tf32, bf16");
+  check_error(run_weft("eval --checkpoint x --matmul-numerics h300"), 2, "h300");
+  check_error(run_weft("bench step --precision int8"), 2, "int8");
+  check_error(run_weft("bench step --graph --device cpu"), 2,
+              "--graph: expected a CUDA device, got cpu");
+  check_error(run_weft("bench step --precision fp8 --matmul-numerics a100"), 2,
+              "use --precision bf16");
+  check_error(run_weft("predict --checkpoint x"), 2, "IMAGE is required");
+  check_error(run_weft("predict --checkpoint x --top 0 a.png"), 2, "--top");
+}
+
+TEST_CASE("A device that does not exist or cannot be used is named with the reason") {
+  for (const std::string command :
+       {"train", "eval --checkpoint x", "predict --checkpoint x a.png", "bench step"}) {
+    check_error(run_weft(command + " --device gpu"), 2,
+                "--device: unknown device \"gpu\": expected cpu, cpu:N, cuda, cuda:N, "
+                "emulated or emulated:N");
+    check_error(run_weft(command + " --device cuda:99"), 1, "device cuda:99 is not available: ");
+  }
+}
+
+TEST_CASE("Data that is missing or damaged is named") {
+  check_train_error("--data cifar10:/nowhere", 1, "/nowhere is not a directory");
+  check_train_error("--data folder:/nowhere", 1, "/nowhere is not a directory");
+
+  const std::string folder = fresh_scratch("images");
+  std::filesystem::create_directories(folder + "/a");
+  check_train_error("--data folder:" + folder, 1,
+                    folder + "/a: class folder without a .jpg, .jpeg or .png file");
+  write_bytes(folder + "/a/0.jpg", bytes_of("This is a letter, not a photograph."));
+  check_train_error("--data folder:" + folder, 1, folder + "/a/0.jpg: ");
+  const std::vector<uint8_t> jpeg = data::encode_jpeg(data::Image(32, 32));
+  write_bytes(folder + "/a/0.jpg", jpeg);
+  check_train_error("--data folder:" + folder, 1, "needs a class of at least two images");
+  for (int i = 1; i < 8; ++i) write_bytes(fmt::format("{}/a/{}.jpg", folder, i), jpeg);
+  check_train_error("--batch-size 8 --model resnet8 --data folder:" + folder, 1,
+                    "batch size 8 is larger than the data set of 7 images");
+  check_train_error("--batch-size 2 --image-size 30 --model vit_lite --data folder:" + folder, 1,
+                    "30");
+  check_train_error(
+      "--batch-size 2 --model resnet8 --checkpoint-activations --data folder:" + folder, 1,
+      "model resnet8 has no option \"checkpoint_activations\"");
+
+  // Found only when its turn comes: the run has begun.
+  const std::vector<uint8_t> half(jpeg.begin(),
+                                  jpeg.begin() + static_cast<int64_t>(jpeg.size() / 2));
+  for (int i = 1; i < 8; ++i) write_bytes(fmt::format("{}/a/{}.jpg", folder, i), half);
+  const Outcome outcome =
+      run_weft("train --json --batch-size 4 --model resnet8 --data folder:" + folder +
+               " --output " + fresh_scratch("begun"));
+  check_error(outcome, 1, folder + "/a/");
+}
+
+TEST_CASE("A loss scale that sticks at its minimum ends the run") {
+  check_error(run_weft("train --json --model resnet8 --precision 16-mixed --min-loss-scale 1e30 "
+                       "--initial-loss-scale 1e30" +
+                       kTiny + "--output " + fresh_scratch("stuck")),
+              1, "gradients are infinite at the smallest loss scale");
+}
+
+TEST_CASE("predict names what is no image") {
+  const std::string text = scratch("letter.jpg"), half = scratch("half.png");
+  write_bytes(text, bytes_of("Dear Sir"));
+  std::vector<uint8_t> png = data::encode_png(data::Image(32, 32));
+  png.resize(png.size() / 2);
+  write_bytes(half, png);
+  const std::string command = "predict --checkpoint " + resnet_run() + " ";
+  check_error(run_weft(command + text), 1, text + ": ");
+  check_error(run_weft(command + half), 1, half + ": ");
+  check_error(run_weft(command + "/nowhere/x.png"), 1, "/nowhere/x.png: cannot open: No such file");
+  check_error(run_weft(command + scratch("")), 1, "not a regular file");
+}
+
+TEST_CASE("A directory that is no run, and one that already is, are named") {
+  const std::string empty = fresh_scratch("empty");
+  for (const std::string command :
+       {"train --resume ", "eval --checkpoint ", "predict x.png --checkpoint "}) {
+    INFO(command);
+    check_error(run_weft(command + "/nowhere"), 1, "no checkpoint /nowhere: no such directory");
+    std::filesystem::create_directories(empty);
+    check_error(run_weft(command + empty), 1, "no checkpoint in " + empty);
+  }
+  const std::string before = read_file(resnet_run() + "/latest");
+  check_error(run_weft("train --model resnet8 --output " + resnet_run()), 1,
+              resnet_run() + " already holds a run; continue it with --resume " + resnet_run());
+  CHECK(read_file(resnet_run() + "/latest") == before);
+  write_bytes(scratch("file"), {1});
+  check_error(run_weft("train --model resnet8 --output " + scratch("file") + "/run"), 1,
+              "cannot create the directory " + scratch("file") + "/run: Not a directory");
+  check_error(run_weft("train --model resnet8 --output /proc/run"), 1, "/proc/run");
+}
+
+TEST_CASE("A checkpoint with another model's weights is refused") {
+  run_train("vit", "--model vit_lite --image-size 16" + kTiny);
+  const std::string step = scratch("vit") + "/step-1", file = step + "/model.safetensors";
+  std::filesystem::copy_file(resnet_run() + "/step-1/model.safetensors", file,
+                             std::filesystem::copy_options::overwrite_existing);
+  const std::vector<std::string> commands = {"train --resume ", "eval --checkpoint ",
+                                             "predict x.png --checkpoint "};
+  for (const std::string& command : commands) {
+    check_error(run_weft(command + scratch("vit")), 1, file + " is damaged: it has ");
+  }
+  // With a checksum that fits, the names do not.
+  json state = json::parse(read_file(step + "/state.json"));
+  const json other = json::parse(read_file(resnet_run() + "/step-1/state.json"));
+  state["files"]["model.safetensors"] = other["files"]["model.safetensors"];
+  write_bytes(step + "/state.json", bytes_of(state.dump()));
+  for (const std::string& command : commands) {
+    check_error(run_weft(command + scratch("vit")), 1, step + ": load_state_dict: missing keys: ");
+  }
+}
+
+TEST_CASE("A file that may not grow is named") {
+  const std::string output = fresh_scratch("limited");
+  const Outcome outcome = run_shell("ulimit -f 64; exec " + weft_program() +
+                                    " train --json --model resnet8" + kTiny + "--output " + output);
+  CHECK(outcome.code == 1);
+  CHECK_THAT(outcome.err, Contains("weft: error: cannot write " + output) &&
+                              Contains("model.safetensors: File too large\n"));
+  CHECK(!std::filesystem::exists(output + "/latest"));
+  for (const auto& entry : std::filesystem::directory_iterator(output)) {
+    INFO(entry.path());  // the curves so far are whole records
+    CHECK(entry.path().filename().string().starts_with("events.out.tfevents."));
+  }
+}
+
+TEST_CASE("On a full disk the last checkpoint stays good") {
+  const std::string disk = fresh_scratch("disk");
+  std::filesystem::create_directories(disk);
+  const auto on_small_disk = [&](const std::string& size, const std::string& commands) {
+    const std::string unshare = ::geteuid() == 0 ? "unshare -m" : "unshare -rm";
+    return run_shell(unshare + " sh -c 'mount -t tmpfs -o size=" + size + " tmpfs " + disk +
+                     " && { " + commands + "; }'");
+  };
+  if (on_small_disk("64k", "true").code != 0) {
+    WEFT_SKIP("a full disk: mounting a small one is not permitted");
+  }
+  const std::string train = weft_program() + " train --json --model resnet8 --optimizer sgd" +
+                            " --epochs 3 --limit-batches 1 --batch-size 4 --output " + disk +
+                            "/run";
+  check_error(on_small_disk("512k", train), 1,
+              "cannot save checkpoints in " + disk + "/run: No space left on device");
+  // Room for one checkpoint, not for two.
+  const Outcome full =
+      on_small_disk("1m", train + "; echo $? >&2; " + weft_program() +
+                              " eval --json --limit-batches 1 --checkpoint " + disk + "/run");
+  INFO(full.err);
+  CHECK(full.code == 0);
+  CHECK_THAT(full.err, Contains("weft: error: cannot write " + disk + "/run/.step-2.tmp/") &&
+                           Contains(": No space left on device\n1\n"));
+  CHECK(parse_lines(full.out).back().at("images") == 4);
+}

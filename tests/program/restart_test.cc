@@ -1,0 +1,35 @@
+// A rank dies once: all start again from the last checkpoint, and nothing of it is seen in the end.
+#include "tests/program/train_runs.h"
+
+using namespace weft;
+using namespace weft::cli;
+using Catch::Matchers::Contains;
+
+TEST_CASE(
+    "after a killed rank a run goes on by itself and ends with the bits of an undisturbed one") {
+  const std::string folder = make_colour_folders("restart_images", 30, 16, 16);
+  const std::string settings = fmt::format(
+      "--model vit_lite --data folder:{} --global-batch-size 8 --limit-batches 3 --seed 5 "
+      "--epochs 12 --drop-path 0.1 --devices 2 --strategy fsdp",
+      folder);
+  run_train("undisturbed", settings);
+  const std::string run = fresh_scratch("disturbed");
+  const Outcome outcome = train_with_killed_rank(run, "--json --max-restarts 2 " + settings);
+  INFO(outcome.err);
+  CHECK(outcome.code == 0);
+  CHECK_THAT(outcome.err, Contains("restart 1 of 2"));
+  CHECK_THAT(outcome.err, !Contains("restart 2 of 2"));
+  CHECK(diff_weights("undisturbed", "disturbed") == 0);
+  // What was asked for beside the settings holds for the second start, too.
+  CHECK_THAT(outcome.out, Contains("{\"event\":\"done\""));
+}
+
+TEST_CASE("what does not get better by repeating is not repeated") {
+  const Outcome outcome =
+      run_weft("launch --devices 2 --max-restarts 3 -- sh -c 'echo started; exit 2'");
+  CHECK(outcome.code == 2);
+  CHECK_THAT(outcome.err, !Contains("restart 1"));
+  const Outcome failing = run_weft("launch --devices 2 --max-restarts 2 -- sh -c 'exit 3'");
+  CHECK(failing.code == 3);
+  CHECK_THAT(failing.err, Contains("restart 2 of 2"));
+}

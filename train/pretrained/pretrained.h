@@ -1,0 +1,61 @@
+// Weights from elsewhere, ready to be loaded: names as Weft has them, and what the numbers were
+// trained with.
+//
+//   const Pretrained pretrained = read_pretrained("vit_b_16-c867db91.pth");
+//   for (const std::string& note : load_pretrained(model, pretrained)) ...
+//
+// Vision transformers of torchvision, timm and Hugging Face are recognised by their keys; a state
+// with other keys is taken as it is. What a file of weights does not say follows its source:
+//
+//                  torchvision          timm                  Hugging Face
+//   LayerNorm eps  1e-6                 1e-6                  1e-12
+//   input          ImageNet's mean      0.5, 0.5              0.5, 0.5
+//   resize         256 of 224, crop     bicubic, 1/0.9, crop  stretched to the size
+//
+// unless a config.json or preprocessor_config.json beside the file, or the metadata that `weft
+// convert` writes, says otherwise.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "data/transforms.h"
+#include "models/vit.h"
+#include "train/pretrained/position_embedding.h"
+#include "train/pretrained/vit_names.h"
+#include "train/pretrained/weight_file.h"
+
+namespace weft::train {
+
+struct Pretrained {
+  WeightFile file;
+  std::optional<VitNames> names;     // the file's; none: not a vision transformer's
+  NamedTensors state;                // under torchvision's names when `names` is set
+  std::vector<std::string> dropped;  // see RenamedState
+
+  // Of vision transformers.
+  double layer_norm_eps = 0;     // 0: not known, the model's own
+  std::optional<int64_t> heads;  // where the file says so
+  data::Preprocess preprocess;
+  std::vector<std::string> classes;  // where the file says so; as many as the head has
+};
+
+/// Throws Error naming the file and what is wrong with it.
+Pretrained read_pretrained(const io::Path& path);
+
+/// What `weft convert` writes into a file's metadata, so that read_pretrained knows it again.
+io::Metadata source_metadata(const Pretrained& pretrained);
+
+/// The architecture that the tensors' shapes tell. The number of heads, which they do not, is the
+/// file's, or that of heads 64 wide. Throws Error naming the tensor that does not fit.
+models::VitConfig vit_config_of(const Pretrained& pretrained);
+
+/// Loads the state. A head of another number of classes, or none, leaves the model a fresh one;
+/// position embeddings of another image size are interpolated. Returns what was done, one line
+/// each. Every other difference is an Error that names all keys, and then nothing has changed. The
+/// model must have been made with the LayerNorm eps of `pretrained`.
+std::vector<std::string> load_pretrained(nn::Module& model, const Pretrained& pretrained,
+                                         Interpolation rule = Interpolation::kTorchvision);
+
+}  // namespace weft::train
