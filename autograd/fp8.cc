@@ -14,7 +14,7 @@ thread_local Fp8Scaling* in_force = nullptr;
 constexpr const char* kRoles[] = {"input", "weight", "gradient"};
 
 DType format_of(Fp8Scaling::Role role) {
-  return role == Fp8Scaling::Role::gradient ? DType::f8e5m2 : DType::f8e4m3;
+  return role == Fp8Scaling::Role::kGradient ? DType::f8e5m2 : DType::f8e4m3;
 }
 
 }  // namespace
@@ -39,9 +39,9 @@ double Fp8Scaling::scale_for(float amax, DType format, double previous) const {
 
 Fp8Scaling::Quantized Fp8Scaling::quantize(const Tensor& weight, Role role, const Tensor& x) {
   Slot& slot = slots_[weight.id()][static_cast<size_t>(role)];
-  const bool is_weight = role == Role::weight;
+  const bool is_weight = role == Role::kWeight;
   if (is_weight && slot.cached.codes.defined() && slot.version == x.version()) return slot.cached;
-  const bool is_current = options_.scaling == Fp8Options::Scaling::current;
+  const bool is_current = options_.scaling == Fp8Options::Scaling::kCurrent;
   const Tensor amax = Tensor::empty({}, DType::f32, x.device());
   if (is_current) {
     kernels::fp8_quantize({.x = x, .amax = amax});
@@ -80,7 +80,7 @@ void Fp8Scaling::update() {
     for (size_t role = 0; role < slots.size(); ++role) {
       Slot& slot = slots[role];
       slot.cached = {};
-      if (options_.scaling == Fp8Options::Scaling::current || !slot.was_met) continue;
+      if (options_.scaling == Fp8Options::Scaling::kCurrent || !slot.was_met) continue;
       slot.history.insert(slot.history.begin(), slot.amax);
       if (static_cast<int64_t>(slot.history.size()) > options_.history) slot.history.pop_back();
       slot.amax = 0;
@@ -124,7 +124,7 @@ void Fp8Scaling::set_step_amax(const Tensor& all, const Named& parameters) {
 
 Fp8Scaling::Named Fp8Scaling::state_dict(const Named& parameters) const {
   Named state;
-  if (options_.scaling == Fp8Options::Scaling::current) return state;
+  if (options_.scaling == Fp8Options::Scaling::kCurrent) return state;
   for (const auto& [name, parameter] : parameters) {
     const auto slots = slots_.find(parameter.id());
     if (slots == slots_.end()) continue;

@@ -34,8 +34,8 @@
 namespace weft {
 
 struct Fp8Options {
-  enum class Scaling { current, delayed };
-  Scaling scaling = Scaling::current;
+  enum class Scaling { kCurrent, kDelayed };
+  Scaling scaling = Scaling::kCurrent;
   int64_t history = 1024;  // delayed: steps, this one included
   int margin = 0;          // powers of two kept free above amax
 };
@@ -64,7 +64,7 @@ class Fp8Scaling {
   Tensor step_amax(const Named& parameters) const;
   void set_step_amax(const Tensor& amax, const Named& parameters);
 
-  enum class Role { input, weight, gradient };
+  enum class Role { kInput, kWeight, kGradient };
   struct Quantized {
     Tensor codes;
     double inverse_scale = 1;

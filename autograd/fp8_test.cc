@@ -70,13 +70,13 @@ TEST_CASE("linear in fp8 multiplies e4m3 forward and e5m2 with e4m3 backward") {
     y = ops::linear(x, w, b);
     backward(y, dy);
   }
-  const Values qx = quantised(x, DType::f8e4m3, scaling.scale(w, Role::input));
-  const Values qw = quantised(w, DType::f8e4m3, scaling.scale(w, Role::weight));
-  const Values qd = quantised(dy, DType::f8e5m2, scaling.scale(w, Role::gradient));
+  const Values qx = quantised(x, DType::f8e4m3, scaling.scale(w, Role::kInput));
+  const Values qw = quantised(w, DType::f8e4m3, scaling.scale(w, Role::kWeight));
+  const Values qd = quantised(dy, DType::f8e5m2, scaling.scale(w, Role::kGradient));
   // Scales fill the formats: f32 roundings of 448 / amax.
-  CHECK(scaling.scale(w, Role::input) == Approx(448 / amax(x)).epsilon(1e-6));
-  CHECK(scaling.scale(w, Role::weight) == Approx(448 / amax(w)).epsilon(1e-6));
-  CHECK(scaling.scale(w, Role::gradient) == Approx(57344 / amax(dy)).epsilon(1e-6));
+  CHECK(scaling.scale(w, Role::kInput) == Approx(448 / amax(x)).epsilon(1e-6));
+  CHECK(scaling.scale(w, Role::kWeight) == Approx(448 / amax(w)).epsilon(1e-6));
+  CHECK(scaling.scale(w, Role::kGradient) == Approx(57344 / amax(dy)).epsilon(1e-6));
   Values expected = product(qx, in, 1, qw, 1, in, rows, out, in);
   for (int64_t i = 0; i < rows * out; ++i) expected[i] += b.to_vector()[i % out];
   // Two intervals of K, a product with the scale, a bias, and the inverse's own rounding: 6 of f32.
@@ -138,38 +138,38 @@ TEST_CASE("under an Autocast results are narrow, weight gradients f32, other ops
 TEST_CASE("a margin keeps powers of two free, and amax of 0, infinity or NaN keeps the scale") {
   Fp8Scaling scaling({.margin = 3});
   const Tensor w = Tensor::zeros({2});
-  scaling.quantize(w, Role::input, Tensor::full({3}, 2));
-  CHECK(scaling.scale(w, Role::input) == 448.0 / 2 / 8);
+  scaling.quantize(w, Role::kInput, Tensor::full({3}, 2));
+  CHECK(scaling.scale(w, Role::kInput) == 448.0 / 2 / 8);
   for (double odd : {0.0, static_cast<double>(INFINITY), static_cast<double>(NAN)}) {
-    scaling.quantize(w, Role::input, Tensor::full({3}, odd));
-    CHECK(scaling.scale(w, Role::input) == 448.0 / 2 / 8);
+    scaling.quantize(w, Role::kInput, Tensor::full({3}, odd));
+    CHECK(scaling.scale(w, Role::kInput) == 448.0 / 2 / 8);
   }
   CHECK_THROWS_WITH(Fp8Scaling({.history = 0}), "Fp8Scaling: history must be positive, got 0");
   CHECK_THROWS_WITH(Fp8Scaling({.margin = 17}), "Fp8Scaling: margin must lie in [0, 16], got 17");
 }
 
 TEST_CASE("delayed scales follow the largest amax of the history") {
-  Fp8Scaling scaling({.scaling = Fp8Options::Scaling::delayed, .history = 3});
+  Fp8Scaling scaling({.scaling = Fp8Options::Scaling::kDelayed, .history = 3});
   const Tensor w = Tensor::zeros({2});
   const auto step = [&](std::initializer_list<double> maxima) {
     Fp8Scaling::Quantized q;
-    for (double m : maxima) q = scaling.quantize(w, Role::gradient, Tensor::full({2}, m));
+    for (double m : maxima) q = scaling.quantize(w, Role::kGradient, Tensor::full({2}, m));
     scaling.update();
     return q;
   };
   // The first step runs with scale 1; the largest of its micro-batches counts.
   CHECK(step({8, 2}).inverse_scale == 1);
-  CHECK(scaling.scale(w, Role::gradient) == 57344.0 / 8);
+  CHECK(scaling.scale(w, Role::kGradient) == 57344.0 / 8);
   const auto saturated = step({32});
   CHECK(saturated.codes.to_vector()[0] == 57344);  // 32 * 7168, cut off
-  CHECK(scaling.scale(w, Role::gradient) == 57344.0 / 32);
+  CHECK(scaling.scale(w, Role::kGradient) == 57344.0 / 32);
   step({1});
   step({1});
-  CHECK(scaling.scale(w, Role::gradient) == 57344.0 / 32);  // still remembered
+  CHECK(scaling.scale(w, Role::kGradient) == 57344.0 / 32);  // still remembered
   step({1});
-  CHECK(scaling.scale(w, Role::gradient) == 57344.0);
+  CHECK(scaling.scale(w, Role::kGradient) == 57344.0);
   step({NAN});
-  CHECK(scaling.scale(w, Role::gradient) == 57344.0);
+  CHECK(scaling.scale(w, Role::kGradient) == 57344.0);
 }
 
 /// Counts quantisations.
@@ -222,13 +222,13 @@ TEST_CASE("checkpointed layers are recomputed in fp8") {
 }
 
 TEST_CASE("the state of delayed scaling continues where it was taken") {
-  const Fp8Options delayed{.scaling = Fp8Options::Scaling::delayed, .history = 4};
+  const Fp8Options delayed{.scaling = Fp8Options::Scaling::kDelayed, .history = 4};
   const Tensor w = Tensor::zeros({2}), v = Tensor::zeros({2});
   const Fp8Scaling::Named names = {{"fc.weight", w}, {"head.weight", v}};
   Fp8Scaling first(delayed), second(delayed);
   const auto step = [&](Fp8Scaling& s, double size) {
-    s.quantize(w, Role::input, Tensor::full({2}, size));
-    s.quantize(w, Role::weight, Tensor::full({2}, 2 * size));
+    s.quantize(w, Role::kInput, Tensor::full({2}, size));
+    s.quantize(w, Role::kWeight, Tensor::full({2}, 2 * size));
     s.update();
   };
   for (double size : {1.0, 5.0, 3.0}) step(first, size);
@@ -241,8 +241,8 @@ TEST_CASE("the state of delayed scaling continues where it was taken") {
   for (double size : {0.5, 0.5, 0.5}) {
     step(first, size);
     step(second, size);
-    CHECK(first.scale(w, Role::input) == second.scale(w, Role::input));
-    CHECK(first.scale(w, Role::weight) == second.scale(w, Role::weight));
+    CHECK(first.scale(w, Role::kInput) == second.scale(w, Role::kInput));
+    CHECK(first.scale(w, Role::kWeight) == second.scale(w, Role::kWeight));
   }
   CHECK(Fp8Scaling().state_dict(names).empty());
   CHECK_THROWS_WITH(second.load_state_dict({{"other.fp8_input", Tensor::zeros({2})}}, names),

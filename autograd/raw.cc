@@ -37,7 +37,7 @@ Shape as_rows(const Tensor& x) {
 Tensor sum_rows(const Tensor& x, DType dtype) {
   Tensor y = Tensor::empty({1, x.size(-1)}, dtype, x.device());
   kernels::reduce(
-      {.x = view::reshape(x, as_rows(x)), .y = y, .reduction = kernels::Reduction::sum});
+      {.x = view::reshape(x, as_rows(x)), .y = y, .reduction = kernels::Reduction::kSum});
   return view::reshape(y, {x.size(-1)});
 }
 

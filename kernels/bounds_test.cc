@@ -106,7 +106,7 @@ Findings measure(const OpTable& table) {
   for (const CaseEntry& entry : table.cases) {
     if (entry.cost.flops > 0 || entry.cost.bytes > 0) continue;  // large, for the clock
     Inputs in(entry.seed);
-    if (entry.make(in)("") != Ran::yes) continue;
+    if (entry.make(in)("") != Ran::kYes) continue;
     const std::vector<Expected> expected = entry.expected();
     REQUIRE(expected.size() == in.outputs().size());
     for (size_t k = 0; k < expected.size(); ++k) {

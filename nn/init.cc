@@ -43,7 +43,7 @@ Tensor uniform(Tensor x, double low, double high) {
   WEFT_CHECK(low <= high, "uniform: low {} lies above high {}", low, high);
   if (low == high) return constant(std::move(x), low);
   return draw({.y = std::move(x),
-               .distribution = kernels::Distribution::uniform,
+               .distribution = kernels::Distribution::kUniform,
                .low = low,
                .high = high});
 }
@@ -52,8 +52,10 @@ Tensor normal(Tensor x, double mean, double std) {
   check_floating("normal", x);
   WEFT_CHECK(std >= 0, "normal: std must not be negative, got {}", std);
   if (std == 0) return constant(std::move(x), mean);
-  return draw(
-      {.y = std::move(x), .distribution = kernels::Distribution::normal, .mean = mean, .std = std});
+  return draw({.y = std::move(x),
+               .distribution = kernels::Distribution::kNormal,
+               .mean = mean,
+               .std = std});
 }
 
 Tensor trunc_normal(Tensor x, double mean, double std, double low, double high) {
@@ -61,7 +63,7 @@ Tensor trunc_normal(Tensor x, double mean, double std, double low, double high) 
   WEFT_CHECK(std > 0 && low < high,
              "trunc_normal: expected std > 0 and low < high, got {}, {} and {}", std, low, high);
   return draw({.y = std::move(x),
-               .distribution = kernels::Distribution::trunc_normal,
+               .distribution = kernels::Distribution::kTruncNormal,
                .low = low,
                .high = high,
                .mean = mean,

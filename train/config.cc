@@ -221,7 +221,7 @@ void validate_ranks(const Config& c) {
 PrecisionScope enter_precision(const Config& config, Fp8Scaling& fp8) {
   return PrecisionScope(
       find_precision(config.precision), kernels::parse_accumulation(config.matmul_numerics), &fp8,
-      config.tf32_rounding == "nearest" ? kernels::Tf32::nearest : kernels::Tf32::truncate);
+      config.tf32_rounding == "nearest" ? kernels::Tf32::kNearest : kernels::Tf32::kTruncate);
 }
 
 double fixed_loss_scale(const Config& config) {

@@ -157,7 +157,7 @@ bool Fabric::step(optim::Optimizer& optimizer, double gradient_scale) {
 
 /// Delayed scales follow the largest magnitude that any rank has met.
 void Fabric::reduce_amax() {
-  if (fp8_.options().scaling != Fp8Options::Scaling::delayed) return;
+  if (fp8_.options().scaling != Fp8Options::Scaling::kDelayed) return;
   const NamedTensors parameters = model_->named_parameters();
   const Tensor amax = fp8_.step_amax(parameters);
   all_reduce(amax, dist::ReduceOp::kMax);

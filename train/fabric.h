@@ -41,8 +41,8 @@ struct NumericsOptions {
   optim::GradScalerOptions loss_scale = {};  // of 16-mixed
   bool loss_scale_is_fixed = false;          // its first value stays
   Fp8Options fp8 = {};
-  kernels::Accumulation accumulation = kernels::Accumulation::ieee;
-  kernels::Tf32 tf32_rounding = kernels::Tf32::truncate;
+  kernels::Accumulation accumulation = kernels::Accumulation::kIeee;
+  kernels::Tf32 tf32_rounding = kernels::Tf32::kTruncate;
 };
 
 struct FabricOptions {

@@ -50,10 +50,10 @@ class Network : public nn::Module {
 
 struct Settings {
   const char* precision = "fp32";
-  Accumulation accumulation = Accumulation::ieee;
+  Accumulation accumulation = Accumulation::kIeee;
   bool scales = true;
   double loss_factor = 1;  // a loss whose gradients are small, as a mean over many outputs has
-  Fp8Options::Scaling fp8 = Fp8Options::Scaling::current;
+  Fp8Options::Scaling fp8 = Fp8Options::Scaling::kCurrent;
 };
 
 /// The mean loss on points not trained on.
@@ -101,8 +101,8 @@ TEST_CASE("narrow precisions end within the seed-to-seed spread of fp32") {
   CHECK(fp32.mean < 0.5);  // from log 3 = 1.1
   for (const Settings& settings :
        {Settings{"tf32"}, Settings{"bf16"}, Settings{"fp16"}, Settings{"fp64"},
-        Settings{"fp32", Accumulation::exact}, Settings{"bf16", Accumulation::h100},
-        Settings{"fp16", Accumulation::v100}}) {
+        Settings{"fp32", Accumulation::kExact}, Settings{"bf16", Accumulation::kH100},
+        Settings{"fp16", Accumulation::kV100}}) {
     const Spread other(settings);
     INFO(settings.precision << " " << kernels::name(settings.accumulation) << ": " << other.low
                             << " to " << other.high);
@@ -112,8 +112,8 @@ TEST_CASE("narrow precisions end within the seed-to-seed spread of fp32") {
 
 TEST_CASE("fp8 and the -true precisions learn") {
   for (const Settings& settings :
-       {Settings{"fp8"}, Settings{.precision = "fp8", .fp8 = Fp8Options::Scaling::delayed},
-        Settings{"fp8", Accumulation::h100}, Settings{"bf16-true"}}) {
+       {Settings{"fp8"}, Settings{.precision = "fp8", .fp8 = Fp8Options::Scaling::kDelayed},
+        Settings{"fp8", Accumulation::kH100}, Settings{"bf16-true"}}) {
     INFO(settings.precision << " " << kernels::name(settings.accumulation));
     CHECK(final_loss(settings, 1) < 0.7);
   }

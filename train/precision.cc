@@ -100,15 +100,15 @@ Capabilities capabilities_of(kernels::Accumulation accumulation) {
   using kernels::Accumulation;
   const std::string device = fmt::format("--matmul-numerics {}", kernels::name(accumulation));
   switch (accumulation) {
-    case Accumulation::v100:
+    case Accumulation::kV100:
       return capabilities_of_compute_capability(device, 70);
-    case Accumulation::a100:
+    case Accumulation::kA100:
       return capabilities_of_compute_capability(device, 80);
-    case Accumulation::ada:
+    case Accumulation::kAda:
       return capabilities_of_compute_capability(device, 89);
-    case Accumulation::h100:
+    case Accumulation::kH100:
       return capabilities_of_compute_capability(device, 90);
-    case Accumulation::b200:
+    case Accumulation::kB200:
       return capabilities_of_compute_capability(device, 100);
     default:
       return {.device = device};

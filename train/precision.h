@@ -55,7 +55,7 @@ std::string precision_names();
 class PrecisionScope {
  public:
   PrecisionScope(const Precision& precision, kernels::Accumulation accumulation,
-                 Fp8Scaling* fp8 = nullptr, kernels::Tf32 rounding = kernels::Tf32::truncate);
+                 Fp8Scaling* fp8 = nullptr, kernels::Tf32 rounding = kernels::Tf32::kTruncate);
 
  private:
   kernels::MatmulScope numerics_;

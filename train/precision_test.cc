@@ -52,26 +52,26 @@ TEST_CASE("a scope sets the products of a precision, and puts back what was") {
     return kernels::gemm_arithmetic(dtype, kernels::matmul_numerics());
   };
   {
-    const PrecisionScope scope(find_precision("tf32"), Accumulation::ieee);
-    CHECK(gemm_of(DType::f32) == kernels::GemmArithmetic::tf32);
-    CHECK(kernels::conv_numerics().tf32 == kernels::Tf32::truncate);
+    const PrecisionScope scope(find_precision("tf32"), Accumulation::kIeee);
+    CHECK(gemm_of(DType::f32) == kernels::GemmArithmetic::kTf32);
+    CHECK(kernels::conv_numerics().tf32 == kernels::Tf32::kTruncate);
     CHECK(autocast_dtype() == DType::f32);
   }
   {
-    const PrecisionScope scope(find_precision("fp16"), Accumulation::v100);
-    CHECK(gemm_of(DType::f16) == kernels::GemmArithmetic::tensor_core);
+    const PrecisionScope scope(find_precision("fp16"), Accumulation::kV100);
+    CHECK(gemm_of(DType::f16) == kernels::GemmArithmetic::kTensorCore);
     CHECK(autocast_dtype() == DType::f16);
   }
   {
     Fp8Scaling fp8;
-    const PrecisionScope scope(find_precision("fp8"), Accumulation::ieee, &fp8);
+    const PrecisionScope scope(find_precision("fp8"), Accumulation::kIeee, &fp8);
     CHECK(autocast_dtype() == DType::bf16);
     CHECK(fp8_in_force() == &fp8);
   }
   CHECK(fp8_in_force() == nullptr);
   CHECK(autocast_dtype() == DType::f32);
   CHECK(kernels::matmul_settings() == kernels::MatmulSettings{});
-  CHECK_THROWS_WITH(PrecisionScope(find_precision("fp8"), Accumulation::ieee),
+  CHECK_THROWS_WITH(PrecisionScope(find_precision("fp8"), Accumulation::kIeee),
                     Contains("precision fp8 needs an Fp8Scaling"));
   CHECK(fp8_in_force() == nullptr);
 }
@@ -103,11 +103,11 @@ TEST_CASE("a precision that a device lacks names the one to use instead") {
     CHECK(error(std::string(precision.name).c_str(), 90) == "");
     CHECK_NOTHROW(check_supported(precision, capabilities_of(Device{})));
   }
-  CHECK_THROWS_WITH(check_supported(find_precision("bf16"), capabilities_of(Accumulation::v100)),
+  CHECK_THROWS_WITH(check_supported(find_precision("bf16"), capabilities_of(Accumulation::kV100)),
                     "precision: --matmul-numerics v100 has no bf16 products; use --precision fp16");
-  CHECK_THROWS_WITH(check_supported(find_precision("fp8"), capabilities_of(Accumulation::a100)),
+  CHECK_THROWS_WITH(check_supported(find_precision("fp8"), capabilities_of(Accumulation::kA100)),
                     Contains("use --precision bf16"));
-  CHECK_NOTHROW(check_supported(find_precision("fp8"), capabilities_of(Accumulation::exact)));
+  CHECK_NOTHROW(check_supported(find_precision("fp8"), capabilities_of(Accumulation::kExact)));
   CHECK_THROWS_WITH(capabilities_of(Device{DeviceType::cuda, 99}),
                     Contains("cuda:99: there is no such device"));
   CHECK(is_bf16_supported());
@@ -120,7 +120,7 @@ TEST_CASE("forward_logits brings images to the weights' dtype and logits back") 
     nn::Linear layer(4, 3);
     layer.to(precision.parameters);
     Fp8Scaling fp8;
-    const PrecisionScope scope(precision, Accumulation::ieee, &fp8);
+    const PrecisionScope scope(precision, Accumulation::kIeee, &fp8);
     const Tensor logits = forward_logits(layer, Tensor::full({2, 4}, 0.5), precision);
     CHECK(logits.dtype() == (precision.name == "fp64" ? DType::f64 : DType::f32));
   }
@@ -164,16 +164,16 @@ TEST_CASE("the products of every op run in the numerics asked for, gradients inc
     all.insert(gemms);
     return all;
   };
-  CHECK(variants("fp32", Accumulation::exact) == with({"gemm_cpu_exact"}));
-  CHECK(variants("bf16", Accumulation::h100) == with({"gemm_cpu_tensor_core"}));
-  CHECK(variants("tf32", Accumulation::a100) == with({"gemm_cpu_tensor_core"}));
-  CHECK(variants("tf32", Accumulation::ieee) == with({"gemm_cpu_tf32", "gemm_cpu_onednn"}));
+  CHECK(variants("fp32", Accumulation::kExact) == with({"gemm_cpu_exact"}));
+  CHECK(variants("bf16", Accumulation::kH100) == with({"gemm_cpu_tensor_core"}));
+  CHECK(variants("tf32", Accumulation::kA100) == with({"gemm_cpu_tensor_core"}));
+  CHECK(variants("tf32", Accumulation::kIeee) == with({"gemm_cpu_tf32", "gemm_cpu_onednn"}));
   // f32 products of a GPU are ieee, but its convolutions take TF32, as PyTorch's do.
-  const Set fp32 = variants("fp32", Accumulation::h100);
+  const Set fp32 = variants("fp32", Accumulation::kH100);
   CHECK(fp32.count("conv2d_cpu_im2col") == 1);
   CHECK(fp32.count("gemm_cpu_tensor_core") == 1);
   CHECK(fp32.count("attention_cpu_gemm") == 0);
-  CHECK(variants("fp32", Accumulation::ieee).count("attention_cpu_gemm") == 0);
+  CHECK(variants("fp32", Accumulation::kIeee).count("attention_cpu_gemm") == 0);
 }
 
 }  // namespace

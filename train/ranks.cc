@@ -24,17 +24,17 @@ optim::GradScalerOptions scaler_options(const Config& config) {
 FabricOptions fabric_options(const Config& config, Device device) {
   const bool is_delayed = config.fp8_scaling == "delayed";
   const bool is_nearest = config.tf32_rounding == "nearest";
-  return {
-      .device = to_string(device),
-      .devices = static_cast<int>(config.devices),
-      .precision = config.precision,
-      .strategy = config.strategy,
-      .numerics = {.loss_scale = scaler_options(config),
-                   .loss_scale_is_fixed = config.loss_scale != "dynamic",
-                   .fp8 = {.scaling = is_delayed ? Fp8Options::Scaling::delayed
-                                                 : Fp8Options::Scaling::current},
-                   .accumulation = kernels::parse_accumulation(config.matmul_numerics),
-                   .tf32_rounding = is_nearest ? kernels::Tf32::nearest : kernels::Tf32::truncate}};
+  return {.device = to_string(device),
+          .devices = static_cast<int>(config.devices),
+          .precision = config.precision,
+          .strategy = config.strategy,
+          .numerics = {
+              .loss_scale = scaler_options(config),
+              .loss_scale_is_fixed = config.loss_scale != "dynamic",
+              .fp8 = {.scaling = is_delayed ? Fp8Options::Scaling::kDelayed
+                                            : Fp8Options::Scaling::kCurrent},
+              .accumulation = kernels::parse_accumulation(config.matmul_numerics),
+              .tf32_rounding = is_nearest ? kernels::Tf32::kNearest : kernels::Tf32::kTruncate}};
 }
 
 }  // namespace

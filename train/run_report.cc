@@ -13,7 +13,7 @@ std::string percent(double fraction) { return fmt::format("{:.1f}%", 100 * fract
 
 /// "bf16", "fp16 as on h100", ...
 std::string describe_arithmetic(const Config& config) {
-  if (kernels::parse_accumulation(config.matmul_numerics) == kernels::Accumulation::ieee) {
+  if (kernels::parse_accumulation(config.matmul_numerics) == kernels::Accumulation::kIeee) {
     return config.precision;
   }
   return fmt::format("{} as on {}", config.precision, config.matmul_numerics);

@@ -68,10 +68,10 @@ Tensor draw(const Shape& shape, DType dtype, kernels::Distribution distribution)
 }  // namespace
 
 Tensor rand(const Shape& shape, DType dtype) {
-  return draw(shape, dtype, kernels::Distribution::uniform);
+  return draw(shape, dtype, kernels::Distribution::kUniform);
 }
 Tensor randn(const Shape& shape, DType dtype) {
-  return draw(shape, dtype, kernels::Distribution::normal);
+  return draw(shape, dtype, kernels::Distribution::kNormal);
 }
 
 }  // namespace weft::ops

@@ -98,23 +98,23 @@ struct Derivative {
 
 // clang-format off
 constexpr Derivative kDerivatives[] = {
-    {U::neg,        kX, [](T dy, T) { return neg(dy); }},
-    {U::abs,        kX, [](T dy, T x) { return mul(dy, sign(x)); }},
-    {U::exp,        kY, [](T dy, T y) { return mul(dy, y); }, {}, kInF32},
-    {U::log,        kX, [](T dy, T x) { return div(dy, x); }, {}, kInF32},
-    {U::sqrt,       kY, [](T dy, T y) { return div(dy, y * 2.0); }},
-    {U::rsqrt,      kY, [](T dy, T y) { return mul(dy, mul(square(y), y)) * -0.5; }, {}, kInF32},
-    {U::reciprocal, kY, [](T dy, T y) { return neg(mul(dy, square(y))); }, {}, kInF32},
-    {U::square,     kX, [](T dy, T x) { return mul(dy, x * 2.0); }},
-    {U::sin,        kX, [](T dy, T x) { return mul(dy, cos(x)); }},
-    {U::cos,        kX, [](T dy, T x) { return neg(mul(dy, sin(x))); }},
-    {U::erf,        kX, [](T dy, T x) { return mul(dy, exp(neg(square(x))) * kErfSlope); }},
-    {U::tanh,       kY, [](T dy, T y) { return mul(dy, 1.0 - square(y)); }, B::tanh_grad},
-    {U::sigmoid,    kY, [](T dy, T y) { return mul(dy, mul(y, 1.0 - y)); }, B::sigmoid_grad},
-    {U::relu,       kY, [](T dy, T y) { return mul(dy, relu_slope(y)); }, B::relu_grad},
-    {U::silu,       kX, [](T dy, T x) { return mul(dy, silu_slope(x)); }, B::silu_grad},
-    {U::gelu_erf,   kX, [](T dy, T x) { return mul(dy, gelu_erf_slope(x)); }, B::gelu_erf_grad},
-    {U::gelu_tanh,  kX, [](T dy, T x) { return mul(dy, gelu_tanh_slope(x)); }, B::gelu_tanh_grad},
+    {U::kNeg,        kX, [](T dy, T) { return neg(dy); }},
+    {U::kAbs,        kX, [](T dy, T x) { return mul(dy, sign(x)); }},
+    {U::kExp,        kY, [](T dy, T y) { return mul(dy, y); }, {}, kInF32},
+    {U::kLog,        kX, [](T dy, T x) { return div(dy, x); }, {}, kInF32},
+    {U::kSqrt,       kY, [](T dy, T y) { return div(dy, y * 2.0); }},
+    {U::kRsqrt,      kY, [](T dy, T y) { return mul(dy, mul(square(y), y)) * -0.5; }, {}, kInF32},
+    {U::kReciprocal, kY, [](T dy, T y) { return neg(mul(dy, square(y))); }, {}, kInF32},
+    {U::kSquare,     kX, [](T dy, T x) { return mul(dy, x * 2.0); }},
+    {U::kSin,        kX, [](T dy, T x) { return mul(dy, cos(x)); }},
+    {U::kCos,        kX, [](T dy, T x) { return neg(mul(dy, sin(x))); }},
+    {U::kErf,        kX, [](T dy, T x) { return mul(dy, exp(neg(square(x))) * kErfSlope); }},
+    {U::kTanh,       kY, [](T dy, T y) { return mul(dy, 1.0 - square(y)); }, B::kTanhGrad},
+    {U::kSigmoid,    kY, [](T dy, T y) { return mul(dy, mul(y, 1.0 - y)); }, B::kSigmoidGrad},
+    {U::kRelu,       kY, [](T dy, T y) { return mul(dy, relu_slope(y)); }, B::kReluGrad},
+    {U::kSilu,       kX, [](T dy, T x) { return mul(dy, silu_slope(x)); }, B::kSiluGrad},
+    {U::kGeluErf,   kX, [](T dy, T x) { return mul(dy, gelu_erf_slope(x)); }, B::kGeluErfGrad},
+    {U::kGeluTanh,  kX, [](T dy, T x) { return mul(dy, gelu_tanh_slope(x)); }, B::kGeluTanhGrad},
 };
 // clang-format on
 
@@ -137,7 +137,8 @@ Tensor differentiable(UnaryOp op, const Tensor& x) { return differentiable(op, x
 }  // namespace
 
 Tensor add(const Tensor& a, const Tensor& b, double alpha) {
-  Tensor y = alpha == 1 ? compute(BinaryOp::add, a, b) : compute(BinaryOp::add_scaled, a, b, alpha);
+  Tensor y =
+      alpha == 1 ? compute(BinaryOp::kAdd, a, b) : compute(BinaryOp::kAddScaled, a, b, alpha);
   return record("add", {a, b}, y, {},
                 [ma = Meta(a), mb = Meta(b), alpha](const Backward& g) -> Tensors {
                   const Tensor& dy = g.dy();
@@ -147,7 +148,7 @@ Tensor add(const Tensor& a, const Tensor& b, double alpha) {
 }
 
 Tensor sub(const Tensor& a, const Tensor& b) {
-  return record("sub", {a, b}, compute(BinaryOp::sub, a, b), {},
+  return record("sub", {a, b}, compute(BinaryOp::kSub, a, b), {},
                 [ma = Meta(a), mb = Meta(b)](const Backward& g) -> Tensors {
                   return {g.needs(0) ? ma.fit(g.dy()) : Tensor(),
                           g.needs(1) ? mb.fit(neg(g.dy())) : Tensor()};
@@ -155,7 +156,7 @@ Tensor sub(const Tensor& a, const Tensor& b) {
 }
 
 Tensor mul(const Tensor& a, const Tensor& b) {
-  return record("mul", {a, b}, compute(BinaryOp::mul, a, b), {a, b},
+  return record("mul", {a, b}, compute(BinaryOp::kMul, a, b), {a, b},
                 [ma = Meta(a), mb = Meta(b)](const Backward& g) -> Tensors {
                   return {g.needs(0) ? ma.fit(mul(g.dy(), g.saved(1))) : Tensor(),
                           g.needs(1) ? mb.fit(mul(g.dy(), g.saved(0))) : Tensor()};
@@ -167,7 +168,7 @@ Tensor div(const Tensor& first, const Tensor& second) {
   const bool integers = !is_floating(first.dtype()) && !is_floating(second.dtype());
   const Tensor a = integers ? cast(first, DType::f32) : first;
   const Tensor b = integers ? cast(second, DType::f32) : second;
-  return record("div", {a, b}, compute(BinaryOp::div, a, b), {a, b},
+  return record("div", {a, b}, compute(BinaryOp::kDiv, a, b), {a, b},
                 [ma = Meta(a), mb = Meta(b)](const Backward& g) -> Tensors {
                   const Tensor a = g.saved(0), b = g.saved(1);
                   const Tensor da = div(g.dy(), b);
@@ -178,7 +179,7 @@ Tensor div(const Tensor& first, const Tensor& second) {
 
 Tensor pow(const Tensor& first, const Tensor& second) {
   const Tensor a = autocast_f32(first), b = autocast_f32(second);
-  Tensor y = compute(BinaryOp::pow, a, b);
+  Tensor y = compute(BinaryOp::kPow, a, b);
   return record(
       "pow", {a, b}, y, {a, b, y}, [ma = Meta(a), mb = Meta(b)](const Backward& g) -> Tensors {
         const Tensor a = g.saved(0), b = g.saved(1), y = g.saved(2);
@@ -204,7 +205,7 @@ Tensor extreme(std::string_view op, BinaryOp kernel, const Tensor& a, const Tens
                 [kernel, ma = Meta(a), mb = Meta(b)](const Backward& g) -> Tensors {
                   const Tensor a = g.saved(0), b = g.saved(1);
                   const Tensor& dy = g.dy();
-                  const Tensor first = kernel == BinaryOp::maximum ? gt(a, b) : lt(a, b);
+                  const Tensor first = kernel == BinaryOp::kMaximum ? gt(a, b) : lt(a, b);
                   const Tensor half = cast(eq(a, b), dy.dtype()) * 0.5;
                   const Tensor weight = add(cast(first, dy.dtype()), half);
                   return {g.needs(0) ? ma.fit(mul(dy, weight)) : Tensor(),
@@ -215,10 +216,10 @@ Tensor extreme(std::string_view op, BinaryOp kernel, const Tensor& a, const Tens
 }  // namespace
 
 Tensor maximum(const Tensor& a, const Tensor& b) {
-  return extreme("maximum", BinaryOp::maximum, a, b);
+  return extreme("maximum", BinaryOp::kMaximum, a, b);
 }
 Tensor minimum(const Tensor& a, const Tensor& b) {
-  return extreme("minimum", BinaryOp::minimum, a, b);
+  return extreme("minimum", BinaryOp::kMinimum, a, b);
 }
 
 Tensor where(const Tensor& condition, const Tensor& a, const Tensor& b) {
@@ -242,23 +243,23 @@ Tensor where(const Tensor& condition, const Tensor& a, const Tensor& b) {
                 });
 }
 
-Tensor neg(const Tensor& x) { return differentiable(UnaryOp::neg, x); }
-Tensor abs(const Tensor& x) { return differentiable(UnaryOp::abs, x); }
-Tensor exp(const Tensor& x) { return differentiable(UnaryOp::exp, x); }
-Tensor log(const Tensor& x) { return differentiable(UnaryOp::log, x); }
-Tensor sqrt(const Tensor& x) { return differentiable(UnaryOp::sqrt, x); }
-Tensor rsqrt(const Tensor& x) { return differentiable(UnaryOp::rsqrt, x); }
-Tensor reciprocal(const Tensor& x) { return differentiable(UnaryOp::reciprocal, x); }
-Tensor square(const Tensor& x) { return differentiable(UnaryOp::square, x); }
-Tensor sin(const Tensor& x) { return differentiable(UnaryOp::sin, x); }
-Tensor cos(const Tensor& x) { return differentiable(UnaryOp::cos, x); }
-Tensor erf(const Tensor& x) { return differentiable(UnaryOp::erf, x); }
-Tensor tanh(const Tensor& x) { return differentiable(UnaryOp::tanh, x); }
-Tensor sigmoid(const Tensor& x) { return differentiable(UnaryOp::sigmoid, x); }
-Tensor relu(const Tensor& x) { return differentiable(UnaryOp::relu, x); }
-Tensor silu(const Tensor& x) { return differentiable(UnaryOp::silu, x); }
+Tensor neg(const Tensor& x) { return differentiable(UnaryOp::kNeg, x); }
+Tensor abs(const Tensor& x) { return differentiable(UnaryOp::kAbs, x); }
+Tensor exp(const Tensor& x) { return differentiable(UnaryOp::kExp, x); }
+Tensor log(const Tensor& x) { return differentiable(UnaryOp::kLog, x); }
+Tensor sqrt(const Tensor& x) { return differentiable(UnaryOp::kSqrt, x); }
+Tensor rsqrt(const Tensor& x) { return differentiable(UnaryOp::kRsqrt, x); }
+Tensor reciprocal(const Tensor& x) { return differentiable(UnaryOp::kReciprocal, x); }
+Tensor square(const Tensor& x) { return differentiable(UnaryOp::kSquare, x); }
+Tensor sin(const Tensor& x) { return differentiable(UnaryOp::kSin, x); }
+Tensor cos(const Tensor& x) { return differentiable(UnaryOp::kCos, x); }
+Tensor erf(const Tensor& x) { return differentiable(UnaryOp::kErf, x); }
+Tensor tanh(const Tensor& x) { return differentiable(UnaryOp::kTanh, x); }
+Tensor sigmoid(const Tensor& x) { return differentiable(UnaryOp::kSigmoid, x); }
+Tensor relu(const Tensor& x) { return differentiable(UnaryOp::kRelu, x); }
+Tensor silu(const Tensor& x) { return differentiable(UnaryOp::kSilu, x); }
 Tensor gelu(const Tensor& x, Gelu form) {
-  return differentiable(form == Gelu::kErf ? UnaryOp::gelu_erf : UnaryOp::gelu_tanh, x, "gelu");
+  return differentiable(form == Gelu::kErf ? UnaryOp::kGeluErf : UnaryOp::kGeluTanh, x, "gelu");
 }
 
 Tensor clamp(const Tensor& x, double low, double high) {
@@ -275,22 +276,22 @@ Tensor clamp(const Tensor& x, double low, double high) {
   });
 }
 
-Tensor eq(const Tensor& a, const Tensor& b) { return compute(BinaryOp::eq, a, b); }
-Tensor ne(const Tensor& a, const Tensor& b) { return compute(BinaryOp::ne, a, b); }
-Tensor lt(const Tensor& a, const Tensor& b) { return compute(BinaryOp::lt, a, b); }
-Tensor le(const Tensor& a, const Tensor& b) { return compute(BinaryOp::le, a, b); }
-Tensor gt(const Tensor& a, const Tensor& b) { return compute(BinaryOp::gt, a, b); }
-Tensor ge(const Tensor& a, const Tensor& b) { return compute(BinaryOp::ge, a, b); }
+Tensor eq(const Tensor& a, const Tensor& b) { return compute(BinaryOp::kEq, a, b); }
+Tensor ne(const Tensor& a, const Tensor& b) { return compute(BinaryOp::kNe, a, b); }
+Tensor lt(const Tensor& a, const Tensor& b) { return compute(BinaryOp::kLt, a, b); }
+Tensor le(const Tensor& a, const Tensor& b) { return compute(BinaryOp::kLe, a, b); }
+Tensor gt(const Tensor& a, const Tensor& b) { return compute(BinaryOp::kGt, a, b); }
+Tensor ge(const Tensor& a, const Tensor& b) { return compute(BinaryOp::kGe, a, b); }
 Tensor logical_and(const Tensor& a, const Tensor& b) {
-  return compute(BinaryOp::logical_and, a, b);
+  return compute(BinaryOp::kLogicalAnd, a, b);
 }
-Tensor logical_or(const Tensor& a, const Tensor& b) { return compute(BinaryOp::logical_or, a, b); }
-Tensor logical_not(const Tensor& x) { return compute(UnaryOp::logical_not, x); }
-Tensor is_nan(const Tensor& x) { return compute(UnaryOp::is_nan, x); }
-Tensor sign(const Tensor& x) { return compute(UnaryOp::sign, x); }
-Tensor floor(const Tensor& x) { return compute(UnaryOp::floor, x); }
-Tensor ceil(const Tensor& x) { return compute(UnaryOp::ceil, x); }
-Tensor round(const Tensor& x) { return compute(UnaryOp::round, x); }
+Tensor logical_or(const Tensor& a, const Tensor& b) { return compute(BinaryOp::kLogicalOr, a, b); }
+Tensor logical_not(const Tensor& x) { return compute(UnaryOp::kLogicalNot, x); }
+Tensor is_nan(const Tensor& x) { return compute(UnaryOp::kIsNan, x); }
+Tensor sign(const Tensor& x) { return compute(UnaryOp::kSign, x); }
+Tensor floor(const Tensor& x) { return compute(UnaryOp::kFloor, x); }
+Tensor ceil(const Tensor& x) { return compute(UnaryOp::kCeil, x); }
+Tensor round(const Tensor& x) { return compute(UnaryOp::kRound, x); }
 
 namespace {
 
@@ -321,7 +322,7 @@ Tensor operand(std::string_view op, const Tensor& target, const Tensor& x) {
 
 Tensor& add_(Tensor& target, const Tensor& x, double alpha) {
   const Tensor b = operand("add_", target, x);
-  kernels::binary({.op = BinaryOp::add_scaled, .a = target, .b = b, .y = target, .alpha = alpha});
+  kernels::binary({.op = BinaryOp::kAddScaled, .a = target, .b = b, .y = target, .alpha = alpha});
   record_in_place("add_", {target, x}, target, {},
                   [m = Meta(x), alpha](const Backward& b) -> Tensors {
                     return {b.dy(), b.needs(1) ? m.fit(b.dy() * alpha) : Tensor()};
@@ -334,7 +335,7 @@ Tensor& mul_(Tensor& target, const Tensor& factor) {
   // The old value is needed for the factor's gradient only; the factor's own, where it goes too.
   const Tensor old = is_recording({factor}) ? clone(target) : Tensor();
   const Tensor x = is_same_place(b, target) ? clone(factor) : factor;
-  kernels::binary({.op = BinaryOp::mul, .a = target, .b = b, .y = target});
+  kernels::binary({.op = BinaryOp::kMul, .a = target, .b = b, .y = target});
   record_in_place(
       "mul_", {target, x}, target, {x, old}, [m = Meta(x)](const Backward& b) -> Tensors {
         return {mul(b.dy(), b.saved(0)), b.needs(1) ? m.fit(mul(b.dy(), b.saved(1))) : Tensor()};
@@ -392,12 +393,12 @@ Tensor combine(kernels::BinaryOp op, Tensor (*recorded)(const Tensor&, const Ten
 
 Tensor operator+(Tensor a, Tensor b) {
   return combine(
-      kernels::BinaryOp::add, [](const Tensor& x, const Tensor& y) { return ops::add(x, y); }, a,
+      kernels::BinaryOp::kAdd, [](const Tensor& x, const Tensor& y) { return ops::add(x, y); }, a,
       b);
 }
-Tensor operator-(Tensor a, Tensor b) { return combine(kernels::BinaryOp::sub, ops::sub, a, b); }
-Tensor operator*(Tensor a, Tensor b) { return combine(kernels::BinaryOp::mul, ops::mul, a, b); }
-Tensor operator/(Tensor a, Tensor b) { return combine(kernels::BinaryOp::div, ops::div, a, b); }
+Tensor operator-(Tensor a, Tensor b) { return combine(kernels::BinaryOp::kSub, ops::sub, a, b); }
+Tensor operator*(Tensor a, Tensor b) { return combine(kernels::BinaryOp::kMul, ops::mul, a, b); }
+Tensor operator/(Tensor a, Tensor b) { return combine(kernels::BinaryOp::kDiv, ops::div, a, b); }
 
 Tensor operator+(Tensor a, double b) {
   const Tensor number = scalar_like(a, b);

@@ -73,7 +73,7 @@ namespace {
 /// gelu'(z) dy
 Tensor gelu_gradient(const Tensor& z, const Tensor& dy) {
   const Tensor dz = Tensor::empty(dy.shape(), dy.dtype(), dy.device());
-  kernels::binary({.op = kernels::BinaryOp::gelu_erf_grad, .a = z, .b = dy, .y = dz});
+  kernels::binary({.op = kernels::BinaryOp::kGeluErfGrad, .a = z, .b = dy, .y = dz});
   return dz;
 }
 
@@ -82,8 +82,8 @@ Tensor fp8_linear(std::string_view op, const Tensor& input, const Tensor& weight
                   const Tensor& bias, bool with_gelu, DType dtype, Fp8Scaling& scaling) {
   using Role = Fp8Scaling::Role;
   const Tensor x = reshape(cast(input, dtype), raw::as_rows(input));
-  const Fp8Scaling::Quantized qx = scaling.quantize(weight, Role::input, x);
-  const Fp8Scaling::Quantized qw = scaling.quantize(weight, Role::weight, weight);
+  const Fp8Scaling::Quantized qx = scaling.quantize(weight, Role::kInput, x);
+  const Fp8Scaling::Quantized qw = scaling.quantize(weight, Role::kWeight, weight);
   Shape shape = input.shape();
   shape[shape.size() - 1] = weight.size(0);
   Tensor y = Tensor::empty({x.size(0), weight.size(0)}, dtype, x.device());
@@ -95,7 +95,7 @@ Tensor fp8_linear(std::string_view op, const Tensor& input, const Tensor& weight
                                .scale = qx.inverse_scale * qw.inverse_scale};
   if (with_gelu) {
     z = Tensor::empty(y.shape(), dtype, x.device());
-    problem.epilogue = kernels::Epilogue::gelu;
+    problem.epilogue = kernels::Epilogue::kGelu;
     problem.aux = z;
   }
   kernels::gemm(problem);
@@ -107,7 +107,7 @@ Tensor fp8_linear(std::string_view op, const Tensor& input, const Tensor& weight
         const Tensor x8 = b.saved(0), w8 = b.saved(1);
         Tensor dz = raw::contiguous(b.dy(), dtype);
         if (with_gelu) dz = gelu_gradient(b.saved(4), dz);
-        const Fp8Scaling::Quantized q = scaling.quantize(weight, Role::gradient, dz);
+        const Fp8Scaling::Quantized q = scaling.quantize(weight, Role::kGradient, dz);
         Tensor dx, dw, db;
         if (b.needs(0)) {
           dx = Tensor::empty(x8.shape(), dtype, dz.device());
@@ -147,7 +147,7 @@ Tensor linear_with(std::string_view op, const Tensor& input, const Tensor& weigh
   kernels::GemmProblem problem{.a = x, .b = transposed(w), .c = y, .bias = bias};
   if (with_gelu) {
     z = Tensor::empty(y.shape(), dtype, x.device());
-    problem.epilogue = kernels::Epilogue::gelu;
+    problem.epilogue = kernels::Epilogue::kGelu;
     problem.aux = z;
   }
   kernels::gemm(problem);

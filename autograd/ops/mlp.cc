@@ -23,7 +23,7 @@ HiddenGradient hidden_gradient(const Tensor& dy, const Tensor& weight, const Ten
                                const Tensor& bias) {
   HiddenGradient result{Tensor::empty(z.shape(), z.dtype(), z.device()), {}};
   kernels::GemmProblem problem{
-      .a = dy, .b = weight, .c = result.dz, .epilogue = kernels::Epilogue::dgelu, .aux = z};
+      .a = dy, .b = weight, .c = result.dz, .epilogue = kernels::Epilogue::kDgelu, .aux = z};
   // A CPU takes a pass for the sums either way: that of linear, and its bits.
   const bool sums_in_product = bias.defined() && z.device().type != DeviceType::cpu;
   if (sums_in_product) {
@@ -64,7 +64,7 @@ Tensor mlp(const Tensor& input, const Tensor& weight_1, const Tensor& bias_1,
                  .b = transposed(w1),
                  .c = h,
                  .bias = bias_1,
-                 .epilogue = kernels::Epilogue::gelu,
+                 .epilogue = kernels::Epilogue::kGelu,
                  .aux = z});
   Tensor y = Tensor::empty({x.size(0), weight_2.size(0)}, dtype, x.device());
   kernels::gemm({.a = h, .b = transposed(w2), .c = y, .bias = bias_2});

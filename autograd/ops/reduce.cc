@@ -77,7 +77,7 @@ Tensor arg_extreme(const Tensor& x, int64_t dim, bool keepdim, Reduction reducti
 Tensor sum(const Tensor& input, const Shape& dims, bool keepdim) {
   const Tensor x = autocast_f32(input);
   const Axes axes(x, dims, "sum");
-  Tensor y = compute(x, axes, Reduction::sum, sum_dtype(x), keepdim);
+  Tensor y = compute(x, axes, Reduction::kSum, sum_dtype(x), keepdim);
   return record("sum", {x}, y, {},
                 [kept = axes.kept, shape = x.shape()](const Backward& b) -> Tensors {
                   return {expand(reshape(b.dy(), kept), shape)};
@@ -87,7 +87,7 @@ Tensor sum(const Tensor& input, const Shape& dims, bool keepdim) {
 Tensor mean(const Tensor& x, const Shape& dims, bool keepdim) {
   raw::check_floating("mean", x);
   const Axes axes(x, dims, "mean");
-  Tensor y = compute(x, axes, Reduction::mean, x.dtype(), keepdim);
+  Tensor y = compute(x, axes, Reduction::kMean, x.dtype(), keepdim);
   const double scale = 1.0 / static_cast<double>(axes.count);
   return record("mean", {x}, y, {},
                 [=, kept = axes.kept, shape = x.shape()](const Backward& b) -> Tensors {
@@ -98,7 +98,7 @@ Tensor mean(const Tensor& x, const Shape& dims, bool keepdim) {
 Tensor prod(const Tensor& input, const Shape& dims, bool keepdim) {
   const Tensor x = autocast_f32(input);
   const Axes axes(x, dims, "prod");
-  Tensor y = compute(x, axes, Reduction::prod, sum_dtype(x), keepdim);
+  Tensor y = compute(x, axes, Reduction::kProd, sum_dtype(x), keepdim);
   return record("prod", {x}, y, {x, y}, [kept = axes.kept](const Backward& b) -> Tensors {
     // dy * (product of the others). Without zeros that is y / x; with one zero only its own place
     // gets the product of the rest; with two every place gets 0.
@@ -120,17 +120,17 @@ Tensor prod(const Tensor& input, const Shape& dims, bool keepdim) {
 }
 
 Tensor max(const Tensor& x, const Shape& dims, bool keepdim) {
-  return extreme(x, dims, keepdim, Reduction::max);
+  return extreme(x, dims, keepdim, Reduction::kMax);
 }
 
 Tensor min(const Tensor& x, const Shape& dims, bool keepdim) {
-  return extreme(x, dims, keepdim, Reduction::min);
+  return extreme(x, dims, keepdim, Reduction::kMin);
 }
 
 Tensor var(const Tensor& x, const Shape& dims, double correction, bool keepdim) {
   raw::check_floating("var", x);
   const Axes axes(x, dims, "var");
-  Tensor y = compute(x, axes, Reduction::var, x.dtype(), keepdim, correction);
+  Tensor y = compute(x, axes, Reduction::kVar, x.dtype(), keepdim, correction);
   const double scale = 2.0 / std::max(0.0, static_cast<double>(axes.count) - correction);
   return record("var", {x}, y, {x}, [=, kept = axes.kept](const Backward& b) -> Tensors {
     const Tensor x = b.saved(0);
@@ -144,11 +144,11 @@ Tensor var(const Tensor& x, const Shape& dims, double correction, bool keepdim) 
 }
 
 Tensor argmax(const Tensor& x, int64_t dim, bool keepdim) {
-  return arg_extreme(x, dim, keepdim, Reduction::argmax);
+  return arg_extreme(x, dim, keepdim, Reduction::kArgmax);
 }
 
 Tensor argmin(const Tensor& x, int64_t dim, bool keepdim) {
-  return arg_extreme(x, dim, keepdim, Reduction::argmin);
+  return arg_extreme(x, dim, keepdim, Reduction::kArgmin);
 }
 
 Tensor sum_to(const Tensor& x, const Shape& shape) {

@@ -117,14 +117,14 @@ void DataParallel::follow(Replica& replica, bool is_first) const {
   const bool fits = replica.fp8 && replica.fp8->options().scaling == options.scaling;
   if (!fits) replica.fp8 = std::make_unique<Fp8Scaling>(options);
   replica.fp8->update();  // the codes of weights are those of others now
-  if (options.scaling == Fp8Options::Scaling::delayed) {
+  if (options.scaling == Fp8Options::Scaling::kDelayed) {
     replica.fp8->load_state_dict(scaling->state_dict(ours), theirs);
   }
 }
 
 void DataParallel::gather_amax(Fp8Scaling* scaling, const NamedTensors& parameters,
                                const Replicas& replicas, int n) {
-  if (!scaling || scaling->options().scaling != Fp8Options::Scaling::delayed) return;
+  if (!scaling || scaling->options().scaling != Fp8Options::Scaling::kDelayed) return;
   const NoGrad guard;
   Tensor largest = scaling->step_amax(parameters);
   for (int r = 0; r < n; ++r) {

@@ -9,13 +9,13 @@ namespace weft::kernels {
 namespace {
 
 bool attention_is_ieee(const AttentionProblem& p) {
-  return gemm_arithmetic(p.dtype(), p.numerics) == GemmArithmetic::ieee;
+  return gemm_arithmetic(p.dtype(), p.numerics) == GemmArithmetic::kIeee;
 }
 
 bool attention_has_numerics(const AttentionProblem& p) { return !attention_is_ieee(p); }
 
 bool attention_is_tf32(const AttentionProblem& p) {
-  return gemm_arithmetic(p.dtype(), p.numerics) == GemmArithmetic::tf32;
+  return gemm_arithmetic(p.dtype(), p.numerics) == GemmArithmetic::kTf32;
 }
 
 /// What the kernels of plain arithmetic for CUDA multiply.
@@ -27,7 +27,7 @@ bool attention_is_plain(const AttentionProblem& p) {
 /// be allowed.
 bool attention_is_for_mma(const AttentionProblem& p) {
   if (p.dtype() == DType::f32) {
-    return attention_is_tf32(p) && p.numerics.tf32 == Tf32::truncate;
+    return attention_is_tf32(p) && p.numerics.tf32 == Tf32::kTruncate;
   }
   return attention_is_ieee(p) && (p.dtype() == DType::bf16 || p.rounds_scores);
 }

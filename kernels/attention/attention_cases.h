@@ -18,16 +18,16 @@ struct AttentionCase {
   /// q, k and v are views of one [B, T, 3, H, D] buffer (needs queries = keys), the outputs of
   /// [B, T, H D] buffers with a gap behind each row.
   bool fused = false;
-  Accumulation accumulation = Accumulation::ieee;
+  Accumulation accumulation = Accumulation::kIeee;
   bool rounds_scores = false;  // of f16: allows it
-  Tf32 tf32 = Tf32::off;       // of f32
+  Tf32 tf32 = Tf32::kOff;      // of f32
 
   std::string name() const {
     constexpr std::string_view kTf32[] = {"", "_tf32", "_tf32_nearest"};
     return fmt::format("{}x{}x{}x{}x{}_{}{}{}{}{}{}{}{}", batch, heads, queries, keys, width,
                        weft::name(dtype), backward ? "_backward" : "", causal ? "_causal" : "",
                        dropout > 0 ? "_dropout" : "", fused ? "_fused" : "",
-                       accumulation == Accumulation::exact ? "_exact" : "",
+                       accumulation == Accumulation::kExact ? "_exact" : "",
                        rounds_scores ? "_rounded" : "", kTf32[static_cast<int>(tf32)]);
   }
 
@@ -143,7 +143,7 @@ inline OpTable attention_table() {
   // 32 tokens at a time; 9 columns lie off 16 bytes, 136 are more than a tile's.
   const auto add_tf32 = [&](AttentionCase c) {
     c.dtype = DType::f32;
-    if (c.tf32 == Tf32::off) c.tf32 = Tf32::truncate;
+    if (c.tf32 == Tf32::kOff) c.tf32 = Tf32::kTruncate;
     add(c);
   };
   for (int64_t width : {8, 40, 120}) {
@@ -154,7 +154,7 @@ inline OpTable attention_table() {
               .keys = 67,
               .width = width,
               .causal = true,
-              .tf32 = Tf32::nearest});
+              .tf32 = Tf32::kNearest});
     const int64_t longest = width == 120 ? 146 : width == 40 ? 290 : 450;
     add_tf32({1, 1, 18, longest, width});
     add_tf32({1, 1, longest, 18, width});
@@ -171,7 +171,7 @@ inline OpTable attention_table() {
   add_tf32({1, 1, 200, 200, 16, DType::f32, false, true});
   add_tf32({1, 1, 0, 3, 8});
   add_tf32({1, 1, 3, 0, 8});
-  for (Tf32 rounding : {Tf32::truncate, Tf32::nearest}) {
+  for (Tf32 rounding : {Tf32::kTruncate, Tf32::kNearest}) {
     for (int64_t width : {9, 136}) {
       add_tf32(
           {.batch = 1, .heads = 2, .queries = 17, .keys = 33, .width = width, .tf32 = rounding});
@@ -179,7 +179,7 @@ inline OpTable attention_table() {
   }
   // The bounds of ieee sums hold for exact ones.
   for (DType dtype : {DType::f32, DType::f16, DType::bf16}) {
-    const Accumulation exact = Accumulation::exact;
+    const Accumulation exact = Accumulation::kExact;
     add({2, 3, 65, 65, 32, dtype, false, false, 0, true, exact});
     add({1, 2, 17, 33, 24, dtype, false, true, 0.25, false, exact});
   }

@@ -106,12 +106,12 @@ struct AttentionArguments : AttentionFields<Heads, int64_t, double> {
         batches(p.q.size(0)),
         lse(p.lse),
         delta(delta),
-        tf32(p.dtype() == DType::f32 ? p.numerics.tf32 : Tf32::off) {}
+        tf32(p.dtype() == DType::f32 ? p.numerics.tf32 : Tf32::kOff) {}
 
   /// x as a factor of a product. Products of TF32's 11 bits are exact in f32.
   __device__ __forceinline__ float factor(float x) const {
-    if (tf32 == Tf32::off) return x;
-    const uint32_t bits = tf32 == Tf32::nearest ? ptx::cvt_rna_tf32(x) : __float_as_uint(x);
+    if (tf32 == Tf32::kOff) return x;
+    const uint32_t bits = tf32 == Tf32::kNearest ? ptx::cvt_rna_tf32(x) : __float_as_uint(x);
     return __uint_as_float(bits & 0xffffe000u);
   }
   __device__ __forceinline__ double factor(double x) const { return x; }

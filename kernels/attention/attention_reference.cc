@@ -61,8 +61,8 @@ Values read(const Matrix& m) {
 /// A pair's matrix as the products take it.
 Values factor(const AttentionProblem& p, const Tensor& heads, int64_t pair) {
   Values result = read(head_matrix(heads, pair));
-  if (p.dtype() != DType::f32 || p.numerics.tf32 == Tf32::off) return result;
-  const uint32_t half = p.numerics.tf32 == Tf32::nearest ? 0x1000 : 0;
+  if (p.dtype() != DType::f32 || p.numerics.tf32 == Tf32::kOff) return result;
+  const uint32_t half = p.numerics.tf32 == Tf32::kNearest ? 0x1000 : 0;
   for (double& x : result.value) {
     const auto bits = std::bit_cast<uint32_t>(static_cast<float>(x));
     x = std::bit_cast<float>((bits + half) & ~0x1fffu);
@@ -246,10 +246,10 @@ std::vector<Expected> attention_reference(const AttentionProblem& p) {
   const bool is_f64 = p.dtype() == DType::f64, is_f16 = p.dtype() == DType::f16;
   const bool rounds =
       p.dtype() == DType::bf16 ||
-      (is_f16 && (p.rounds_scores || p.numerics.accumulation != Accumulation::ieee));
-  const bool is_tf32 = p.dtype() == DType::f32 && p.numerics.tf32 != Tf32::off;
+      (is_f16 && (p.rounds_scores || p.numerics.accumulation != Accumulation::kIeee));
+  const bool is_tf32 = p.dtype() == DType::f32 && p.numerics.tf32 != Tf32::kOff;
   const Precision precision{.u = is_f64 ? 0x1p-53 : 0x1p-24,
-                            .v = is_tf32  ? (p.numerics.tf32 == Tf32::nearest ? 0x1p-11 : 0x1p-10)
+                            .v = is_tf32  ? (p.numerics.tf32 == Tf32::kNearest ? 0x1p-11 : 0x1p-10)
                                  : rounds ? unit_roundoff(p.dtype())
                                           : 0,
                             .flushed = is_f64             ? 0x1p-1022

@@ -27,7 +27,7 @@ int runs_of(const OpTable& table, const std::string& variant, const std::string&
   if (entry == table.cases.end()) return 0;
   std::vector<unsigned char> first;
   int runs = 0;
-  for (simt::Completion completion : {simt::Completion::eager, simt::Completion::on_wait}) {
+  for (simt::Completion completion : {simt::Completion::kEager, simt::Completion::kOnWait}) {
     for (int order = 0; order < 4; ++order) {
       simt::options() = {.order = static_cast<simt::Order>(std::min(order, 2)),
                          .seed = static_cast<uint64_t>(order),
@@ -35,7 +35,7 @@ int runs_of(const OpTable& table, const std::string& variant, const std::string&
       INFO(variant << " " << name << ", order " << order << ", completion "
                    << static_cast<int>(completion));
       Inputs in(entry->seed);
-      REQUIRE(entry->make(in)(variant) == Ran::yes);
+      REQUIRE(entry->make(in)(variant) == Ran::kYes);
       const std::vector<unsigned char> bits = bits_of(in.outputs());
       if (first.empty()) first = bits;
       CHECK(bits == first);

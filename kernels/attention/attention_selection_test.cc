@@ -17,7 +17,7 @@ struct Options {
   bool backward = false, rounds_scores = true;
   double scale = 0.125;
   int64_t gap = 0;  // elements behind each row
-  Tf32 tf32 = Tf32::off;
+  Tf32 tf32 = Tf32::kOff;
 };
 
 std::string_view choice(const Options& o) {
@@ -30,7 +30,7 @@ std::string_view choice(const Options& o) {
   p.lse = Tensor::empty({2, 3, o.queries}, DType::f32, kCuda);
   p.scale = o.scale;
   p.rounds_scores = o.rounds_scores;
-  p.numerics = {Accumulation::ieee, o.tf32};
+  p.numerics = {Accumulation::kIeee, o.tf32};
   if (o.backward) {
     p.dout = heads(o.queries), p.dq = heads(o.queries);
     p.dk = heads(o.keys), p.dv = heads(o.keys);
@@ -57,7 +57,7 @@ TEST_CASE("Attention on CUDA takes the kernel that its lengths and layout ask fo
     CHECK(choice({.backward = backward, .scale = -1}) == "attention_cuda_tiled");
     CHECK(choice({.backward = backward, .gap = 1}) == "attention_cuda_tiled");
     CHECK(choice({.width = 136, .backward = backward}) == "attention_cuda_naive");
-    for (Tf32 tf32 : {Tf32::truncate, Tf32::nearest}) {
+    for (Tf32 tf32 : {Tf32::kTruncate, Tf32::kNearest}) {
       const auto of_f32 = [&](int64_t keys, int64_t width, int64_t gap = 0) {
         return choice({.keys = keys,
                        .width = width,
@@ -68,7 +68,7 @@ TEST_CASE("Attention on CUDA takes the kernel that its lengths and layout ask fo
       };
       CHECK(of_f32(197, 136) == "attention_cuda_naive");
       CHECK(of_f32(197, 64, 2) == "attention_cuda_tiled");
-      if (tf32 == Tf32::nearest) {  // tensor cores truncate
+      if (tf32 == Tf32::kNearest) {  // tensor cores truncate
         CHECK(of_f32(197, 64) == "attention_cuda_tiled");
         continue;
       }

@@ -36,12 +36,12 @@ std::string_view name(BinaryOp op) {
                                                 "silu_grad",
                                                 "gelu_erf_grad",
                                                 "gelu_tanh_grad"};
-  static_assert(std::size(kNames) == static_cast<size_t>(BinaryOp::gelu_tanh_grad) + 1);
+  static_assert(std::size(kNames) == static_cast<size_t>(BinaryOp::kGeluTanhGrad) + 1);
   return kNames[static_cast<size_t>(op)];
 }
 
-bool is_test(BinaryOp op) { return op >= BinaryOp::eq && op <= BinaryOp::logical_xor; }
-bool takes_integers(BinaryOp op) { return op <= BinaryOp::logical_xor; }
+bool is_test(BinaryOp op) { return op >= BinaryOp::kEq && op <= BinaryOp::kLogicalXor; }
+bool takes_integers(BinaryOp op) { return op <= BinaryOp::kLogicalXor; }
 
 bool binary_fits(const BinaryProblem& p) {
   return (!is_test(p.op) || p.y.dtype() == DType::boolean) &&
@@ -49,7 +49,7 @@ bool binary_fits(const BinaryProblem& p) {
 }
 
 bool binary_fits_cuda(const BinaryProblem& p) {
-  const bool may_throw = p.op == BinaryOp::div || p.op == BinaryOp::pow;
+  const bool may_throw = p.op == BinaryOp::kDiv || p.op == BinaryOp::kPow;
   return binary_fits(p) && (is_floating(p.dtype()) || !may_throw);
 }
 

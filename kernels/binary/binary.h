@@ -10,7 +10,7 @@
 // Integers: div truncates toward zero; a division by zero and a negative exponent throw Error. The
 // ops that only floats have (the gradients) fit no variant on integers.
 //
-//   binary({.op = BinaryOp::add, .a = x, .b = view::expand(bias, x.shape()), .y = y});
+//   binary({.op = BinaryOp::kAdd, .a = x, .b = view::expand(bias, x.shape()), .y = y});
 #pragma once
 
 #include "kernels/op.h"
@@ -18,33 +18,33 @@
 namespace weft::kernels {
 
 enum class BinaryOp : uint8_t {
-  add,
-  add_scaled,  // a + alpha b, the product rounded before the sum
-  sub,
-  mul,
-  div,
-  pow,
-  maximum,  // NaN if either is
-  minimum,
+  kAdd,
+  kAddScaled,  // a + alpha b, the product rounded before the sum
+  kSub,
+  kMul,
+  kDiv,
+  kPow,
+  kMaximum,  // NaN if either is
+  kMinimum,
   // y is bool.
-  eq,
-  ne,
-  lt,
-  le,
-  gt,
-  ge,
-  logical_and,
-  logical_or,
-  logical_xor,
+  kEq,
+  kNe,
+  kLt,
+  kLe,
+  kGt,
+  kGe,
+  kLogicalAnd,
+  kLogicalOr,
+  kLogicalXor,
   // Gradients dx = f'(a) b, where a is the input x of the function or, where said, its result, and
   // b is the gradient dy of its result.
-  relu_grad,        // a: x or y; a > 0 ? b : 0
-  leaky_relu_grad,  // a: x; a > 0 ? b : alpha b
-  sigmoid_grad,     // a: y; b a (1 - a)
-  tanh_grad,        // a: y; b (1 - a) (1 + a)
-  silu_grad,        // a: x
-  gelu_erf_grad,    // a: x
-  gelu_tanh_grad,   // a: x
+  kReluGrad,       // a: x or y; a > 0 ? b : 0
+  kLeakyReluGrad,  // a: x; a > 0 ? b : alpha b
+  kSigmoidGrad,    // a: y; b a (1 - a)
+  kTanhGrad,       // a: y; b (1 - a) (1 + a)
+  kSiluGrad,       // a: x
+  kGeluErfGrad,    // a: x
+  kGeluTanhGrad,   // a: x
 };
 
 std::string_view name(BinaryOp op);

@@ -13,7 +13,7 @@ inline OpTable binary_table() {
   using Problem = BinaryProblem;
   std::vector<Case<Problem>> cases;
   const auto all_ops = [](auto&& f) {
-    for (int i = 0; i <= static_cast<int>(BinaryOp::gelu_tanh_grad); ++i)
+    for (int i = 0; i <= static_cast<int>(BinaryOp::kGeluTanhGrad); ++i)
       f(static_cast<BinaryOp>(i));
   };
   const auto add = [&](std::string name, std::function<Problem(Inputs&)> make, Cost cost = {}) {
@@ -28,16 +28,16 @@ inline OpTable binary_table() {
       const bool is_signed = dtype == DType::i64 || dtype == DType::i32;
       return in.integers(shape, dtype, is_signed ? -9 : 0, dtype == DType::boolean ? 1 : 9);
     }
-    if (op == BinaryOp::pow) return in.uniform(shape, dtype, 0.1, 4);
-    if (op == BinaryOp::sigmoid_grad) return in.uniform(shape, dtype, 0, 1);
-    if (op == BinaryOp::tanh_grad) return in.uniform(shape, dtype, -1, 1);
+    if (op == BinaryOp::kPow) return in.uniform(shape, dtype, 0.1, 4);
+    if (op == BinaryOp::kSigmoidGrad) return in.uniform(shape, dtype, 0, 1);
+    if (op == BinaryOp::kTanhGrad) return in.uniform(shape, dtype, -1, 1);
     return in.normal(shape, dtype, 3);
   };
   const auto right = [](Inputs& in, BinaryOp op, const Shape& shape, DType dtype) {
     if (is_floating(dtype)) return in.normal(shape, dtype, 2);
     const bool is_signed = dtype == DType::i64 || dtype == DType::i32;
-    if (op == BinaryOp::div) return in.integers(shape, dtype, 1, 5);
-    if (op == BinaryOp::pow) return in.integers(shape, dtype, 0, 4);
+    if (op == BinaryOp::kDiv) return in.integers(shape, dtype, 1, 5);
+    if (op == BinaryOp::kPow) return in.integers(shape, dtype, 0, 4);
     return in.integers(shape, dtype, is_signed ? -9 : 0, dtype == DType::boolean ? 1 : 9);
   };
 
@@ -69,9 +69,9 @@ inline OpTable binary_table() {
   all_ops([&](BinaryOp op) {
     for (DType dtype : {DType::f64, DType::f32, DType::bf16}) {
       add(fmt::format("{}_{}_special", name(op), dtype), [=](Inputs& in) {
-        const bool of_result = op == BinaryOp::sigmoid_grad || op == BinaryOp::tanh_grad;
+        const bool of_result = op == BinaryOp::kSigmoidGrad || op == BinaryOp::kTanhGrad;
         const std::vector<double>& a = of_result ? results : special;
-        const std::vector<double>& b = op >= BinaryOp::relu_grad ? gradients : special;
+        const std::vector<double>& b = op >= BinaryOp::kReluGrad ? gradients : special;
         const int64_t rows = static_cast<int64_t>(a.size());
         const Shape shape = {rows, static_cast<int64_t>(b.size())};
         return Problem{op, view::expand(in.values(a, {rows, 1}, dtype), shape),
@@ -83,7 +83,7 @@ inline OpTable binary_table() {
   for (int64_t n : {0, 1, 15, 16, 17, 31, 32, 33, 255, 256, 1024, 1025, 16411}) {
     for (DType dtype : {DType::f32, DType::bf16}) {
       add(fmt::format("gelu_erf_grad_{}_{}", dtype, n), [=](Inputs& in) {
-        return Problem{BinaryOp::gelu_erf_grad, in.normal({n}, dtype), in.normal({n}, dtype),
+        return Problem{BinaryOp::kGeluErfGrad, in.normal({n}, dtype), in.normal({n}, dtype),
                        in.output({n}, dtype)};
       });
     }
@@ -97,35 +97,35 @@ inline OpTable binary_table() {
                          std::array{DType::boolean, DType::boolean, DType::i32},
                          std::array{DType::f32, DType::f32, DType::i32}}) {
     add(fmt::format("add_{}_{}_{}", a, b, y), [=, a = a, b = b, y = y](Inputs& in) {
-      return Problem{BinaryOp::add, left(in, BinaryOp::add, {1057}, a),
-                     right(in, BinaryOp::add, {1057}, b), in.output({1057}, y)};
+      return Problem{BinaryOp::kAdd, left(in, BinaryOp::kAdd, {1057}, a),
+                     right(in, BinaryOp::kAdd, {1057}, b), in.output({1057}, y)};
     });
   }
   // Layouts: a scalar operand, rows shorter and longer than a block, a transpose, y is a or b.
   add("mul_f32_scalar", [](Inputs& in) {
-    return Problem{BinaryOp::mul, in.normal({37, 401}, DType::f32),
+    return Problem{BinaryOp::kMul, in.normal({37, 401}, DType::f32),
                    view::expand(in.normal({}, DType::f32), {37, 401}),
                    in.output({37, 401}, DType::f32)};
   });
   for (int64_t columns : {3, 255, 257, 1025}) {
     add(fmt::format("add_bf16_bias_{}", columns), [=](Inputs& in) {
       const Shape shape = {67, columns};
-      return Problem{BinaryOp::add, in.normal(shape, DType::bf16),
+      return Problem{BinaryOp::kAdd, in.normal(shape, DType::bf16),
                      view::expand(in.normal({columns}, DType::bf16), shape),
                      in.output(shape, DType::bf16)};
     });
   }
   add("add_f32_transposed", [](Inputs& in) {
-    return Problem{BinaryOp::add, view::transpose(in.normal({67, 257}, DType::f32), 0, 1),
+    return Problem{BinaryOp::kAdd, view::transpose(in.normal({67, 257}, DType::f32), 0, 1),
                    in.normal({257, 67}, DType::f32), in.output({257, 67}, DType::f32)};
   });
   add("sub_f32_in_place_left", [](Inputs& in) {
     const Tensor a = in.inout(in.normal({2057}, DType::f32));
-    return Problem{BinaryOp::sub, a, in.normal({2057}, DType::f32), a};
+    return Problem{BinaryOp::kSub, a, in.normal({2057}, DType::f32), a};
   });
   add("sub_bf16_in_place_right", [](Inputs& in) {
     const Tensor b = in.inout(in.normal({2057}, DType::bf16));
-    return Problem{BinaryOp::sub, in.normal({2057}, DType::bf16), b, b};
+    return Problem{BinaryOp::kSub, in.normal({2057}, DType::bf16), b, b};
   });
 
   // Residual and bias additions and GELU's gradient at ViT-B/16's sizes.
@@ -140,9 +140,9 @@ inline OpTable binary_table() {
         {.flops = elements, .bytes = (bias ? 2 : 3) * elements * itemsize(dtype)});
   };
   for (DType dtype : {DType::f32, DType::bf16}) {
-    add_timed("residual", BinaryOp::add, dtype, {8, 197, 768}, false);
-    add_timed("bias", BinaryOp::add, dtype, {4, 197, 768}, true);
-    add_timed("gelu_erf_grad", BinaryOp::gelu_erf_grad, dtype, {197, 3072}, false);
+    add_timed("residual", BinaryOp::kAdd, dtype, {8, 197, 768}, false);
+    add_timed("bias", BinaryOp::kAdd, dtype, {4, 197, 768}, true);
+    add_timed("gelu_erf_grad", BinaryOp::kGeluErfGrad, dtype, {197, 3072}, false);
   }
   return make_table(binary_op(), std::move(cases), binary_reference);
 }

@@ -24,59 +24,59 @@ using Loops = ElementLoops<const void*, const void*>;
 BinaryLoop binary_loop(BinaryOp op, DType type) {
   if (BinaryLoop loop = binary_scalar_loop(op, type)) return loop;
   switch (op) {
-    case BinaryOp::add:
+    case BinaryOp::kAdd:
       return Loops::plain(type, [](auto a, auto b, auto) { return wrapping(a) + wrapping(b); });
-    case BinaryOp::add_scaled:
+    case BinaryOp::kAddScaled:
       return Loops::plain(type, [](auto a, auto b, auto alpha) {
         return wrapping(a) + wrapping(b) * wrapping(alpha);
       });
-    case BinaryOp::sub:
+    case BinaryOp::kSub:
       return Loops::plain(type, [](auto a, auto b, auto) { return wrapping(a) - wrapping(b); });
-    case BinaryOp::mul:
+    case BinaryOp::kMul:
       return Loops::plain(type, [](auto a, auto b, auto) { return wrapping(a) * wrapping(b); });
-    case BinaryOp::div:
+    case BinaryOp::kDiv:
       return Loops::floating(type, [](auto a, auto b, auto) { return a / b; });
-    case BinaryOp::maximum:
+    case BinaryOp::kMaximum:
       return Loops::plain(type, [](auto a, auto b, auto) { return a > b || a != a ? a : b; });
-    case BinaryOp::minimum:
+    case BinaryOp::kMinimum:
       return Loops::plain(type, [](auto a, auto b, auto) { return a < b || a != a ? a : b; });
-    case BinaryOp::eq:
+    case BinaryOp::kEq:
       return Loops::plain(type, [](auto a, auto b, auto) { return a == b; });
-    case BinaryOp::ne:
+    case BinaryOp::kNe:
       return Loops::plain(type, [](auto a, auto b, auto) { return a != b; });
-    case BinaryOp::lt:
+    case BinaryOp::kLt:
       return Loops::plain(type, [](auto a, auto b, auto) { return a < b; });
-    case BinaryOp::le:
+    case BinaryOp::kLe:
       return Loops::plain(type, [](auto a, auto b, auto) { return a <= b; });
-    case BinaryOp::gt:
+    case BinaryOp::kGt:
       return Loops::plain(type, [](auto a, auto b, auto) { return a > b; });
-    case BinaryOp::ge:
+    case BinaryOp::kGe:
       return Loops::plain(type, [](auto a, auto b, auto) { return a >= b; });
-    case BinaryOp::logical_and:
+    case BinaryOp::kLogicalAnd:
       return Loops::plain(type, [](auto a, auto b, auto) -> bool { return (a != 0) & (b != 0); });
-    case BinaryOp::logical_or:
+    case BinaryOp::kLogicalOr:
       return Loops::plain(type, [](auto a, auto b, auto) -> bool { return (a != 0) | (b != 0); });
-    case BinaryOp::logical_xor:
+    case BinaryOp::kLogicalXor:
       return Loops::plain(type, [](auto a, auto b, auto) { return (a != 0) != (b != 0); });
-    case BinaryOp::relu_grad:
+    case BinaryOp::kReluGrad:
       return Loops::floating(type, [](auto a, auto b, auto) { return a > 0 ? b : 0; });
-    case BinaryOp::leaky_relu_grad:
+    case BinaryOp::kLeakyReluGrad:
       return Loops::floating(type,
                              [](auto a, auto b, auto alpha) { return a > 0 ? b : alpha * b; });
-    case BinaryOp::sigmoid_grad:
+    case BinaryOp::kSigmoidGrad:
       return Loops::floating(type, [](auto a, auto b, auto) { return b * (a * (1 - a)); });
-    case BinaryOp::tanh_grad:
+    case BinaryOp::kTanhGrad:
       return Loops::floating(type, [](auto a, auto b, auto) { return b * ((1 - a) * (1 + a)); });
     default:
       break;
   }
   if (type == DType::bf16) return nullptr;
   switch (op) {
-    case BinaryOp::silu_grad:
+    case BinaryOp::kSiluGrad:
       return Loops::vectors<silu_derivative_f32>;
-    case BinaryOp::gelu_erf_grad:
+    case BinaryOp::kGeluErfGrad:
       return Loops::vectors<gelu_erf_derivative_f32>;
-    case BinaryOp::gelu_tanh_grad:
+    case BinaryOp::kGeluTanhGrad:
       return Loops::vectors<gelu_tanh_derivative_f32>;
     default:
       WEFT_ASSERT(false);

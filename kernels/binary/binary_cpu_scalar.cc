@@ -68,19 +68,19 @@ void loop(const void* left, const void* right, void* target, int64_t n, double) 
 
 BinaryLoop binary_scalar_loop(BinaryOp op, DType type) {
   if (type == DType::bf16) return nullptr;
-  if (op == BinaryOp::pow) {
+  if (op == BinaryOp::kPow) {
     if (type == DType::f64) return loop<double, std::pow>;
     if (type == DType::f32) return loop<float, std::pow>;
     return loop<int64_t, power>;
   }
-  if (op == BinaryOp::div && type == DType::i64) return loop<int64_t, divide>;
+  if (op == BinaryOp::kDiv && type == DType::i64) return loop<int64_t, divide>;
   if (type != DType::f64) return nullptr;
   switch (op) {
-    case BinaryOp::silu_grad:
+    case BinaryOp::kSiluGrad:
       return loop<double, silu_grad>;
-    case BinaryOp::gelu_erf_grad:
+    case BinaryOp::kGeluErfGrad:
       return loop<double, gelu_erf_grad>;
-    case BinaryOp::gelu_tanh_grad:
+    case BinaryOp::kGeluTanhGrad:
       return loop<double, gelu_tanh_grad>;
     default:
       return nullptr;

@@ -67,7 +67,7 @@ void binary_cpu_blocks(const BinaryProblem& p);
 
 namespace {
 
-constexpr BinaryOp kFirst = BinaryOp::silu_grad, kLast = BinaryOp::gelu_tanh_grad;
+constexpr BinaryOp kFirst = BinaryOp::kSiluGrad, kLast = BinaryOp::kGeluTanhGrad;
 
 /// The slopes by a's code.
 const float* slopes_of(BinaryOp op, DType dtype) {

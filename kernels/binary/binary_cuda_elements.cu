@@ -34,21 +34,21 @@ struct BinaryFunction {
     };
     const Acc factor = static_cast<Acc>(alpha);
     switch (op) {
-      WEFT_BINARY(add, ring, a + b);
-      WEFT_BINARY(add_scaled, ring, a + static_cast<Ring>(factor) * b);
-      WEFT_BINARY(sub, ring, a - b);
-      WEFT_BINARY(mul, ring, a * b);
-      WEFT_BINARY(maximum, each, a != a || a > b ? a : b);
-      WEFT_BINARY(minimum, each, a != a || a < b ? a : b);
-      WEFT_BINARY(eq, each, a == b);
-      WEFT_BINARY(ne, each, a != b);
-      WEFT_BINARY(lt, each, a < b);
-      WEFT_BINARY(le, each, a <= b);
-      WEFT_BINARY(gt, each, a > b);
-      WEFT_BINARY(ge, each, a >= b);
-      WEFT_BINARY(logical_and, each, a != 0 && b != 0);
-      WEFT_BINARY(logical_or, each, a != 0 || b != 0);
-      WEFT_BINARY(logical_xor, each, (a != 0) != (b != 0));
+      WEFT_BINARY(kAdd, ring, a + b);
+      WEFT_BINARY(kAddScaled, ring, a + static_cast<Ring>(factor) * b);
+      WEFT_BINARY(kSub, ring, a - b);
+      WEFT_BINARY(kMul, ring, a * b);
+      WEFT_BINARY(kMaximum, each, a != a || a > b ? a : b);
+      WEFT_BINARY(kMinimum, each, a != a || a < b ? a : b);
+      WEFT_BINARY(kEq, each, a == b);
+      WEFT_BINARY(kNe, each, a != b);
+      WEFT_BINARY(kLt, each, a < b);
+      WEFT_BINARY(kLe, each, a <= b);
+      WEFT_BINARY(kGt, each, a > b);
+      WEFT_BINARY(kGe, each, a >= b);
+      WEFT_BINARY(kLogicalAnd, each, a != 0 && b != 0);
+      WEFT_BINARY(kLogicalOr, each, a != 0 || b != 0);
+      WEFT_BINARY(kLogicalXor, each, (a != 0) != (b != 0));
       default:
         if constexpr (!std::is_integral_v<Acc>) floats<Acc>(each, factor);
     }
@@ -57,14 +57,14 @@ struct BinaryFunction {
   template <class Acc, class Each>
   __device__ void floats(Each each, Acc factor) const {
     switch (op) {
-      WEFT_BINARY(div, each, a / b);
-      WEFT_BINARY(relu_grad, each, a > 0 ? b : Acc{0});
-      WEFT_BINARY(leaky_relu_grad, each, a > 0 ? b : factor * b);
-      WEFT_BINARY(sigmoid_grad, each, b * a * (1 - a));
-      WEFT_BINARY(tanh_grad, each, b * ((1 - a) * (1 + a)));
-      WEFT_BINARY(silu_grad, each, b * silu_derivative(a));
-      WEFT_BINARY(gelu_erf_grad, each, b * gelu_erf_derivative(a));
-      case BinaryOp::pow:
+      WEFT_BINARY(kDiv, each, a / b);
+      WEFT_BINARY(kReluGrad, each, a > 0 ? b : Acc{0});
+      WEFT_BINARY(kLeakyReluGrad, each, a > 0 ? b : factor * b);
+      WEFT_BINARY(kSigmoidGrad, each, b * a * (1 - a));
+      WEFT_BINARY(kTanhGrad, each, b * ((1 - a) * (1 + a)));
+      WEFT_BINARY(kSiluGrad, each, b * silu_derivative(a));
+      WEFT_BINARY(kGeluErfGrad, each, b * gelu_erf_derivative(a));
+      case BinaryOp::kPow:
         // CUDA's powf is off by up to 4 units of the last place.
         return each(
             [](Acc a, Acc b) { return std::pow(static_cast<double>(a), static_cast<double>(b)); });

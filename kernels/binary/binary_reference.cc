@@ -32,45 +32,45 @@ struct Approximate {
   Real subnormals = 0;
 };
 
-bool is_exact(BinaryOp op) { return op != BinaryOp::pow && op < BinaryOp::sigmoid_grad; }
+bool is_exact(BinaryOp op) { return op != BinaryOp::kPow && op < BinaryOp::kSigmoidGrad; }
 
 double exact(BinaryOp op, double a, double b, double alpha, DType type) {
   switch (op) {
-    case BinaryOp::add:
+    case BinaryOp::kAdd:
       return a + b;
-    case BinaryOp::add_scaled:
+    case BinaryOp::kAddScaled:
       return a + rounded_to(alpha * b, type);
-    case BinaryOp::sub:
+    case BinaryOp::kSub:
       return a - b;
-    case BinaryOp::mul:
+    case BinaryOp::kMul:
       return a * b;
-    case BinaryOp::div:
+    case BinaryOp::kDiv:
       return type == DType::i64 ? std::trunc(a / b) : a / b;
-    case BinaryOp::maximum:
+    case BinaryOp::kMaximum:
       return std::isnan(a) || std::isnan(b) ? NAN : std::max(a, b);
-    case BinaryOp::minimum:
+    case BinaryOp::kMinimum:
       return std::isnan(a) || std::isnan(b) ? NAN : std::min(a, b);
-    case BinaryOp::eq:
+    case BinaryOp::kEq:
       return a == b;
-    case BinaryOp::ne:
+    case BinaryOp::kNe:
       return a != b;
-    case BinaryOp::lt:
+    case BinaryOp::kLt:
       return a < b;
-    case BinaryOp::le:
+    case BinaryOp::kLe:
       return a <= b;
-    case BinaryOp::gt:
+    case BinaryOp::kGt:
       return a > b;
-    case BinaryOp::ge:
+    case BinaryOp::kGe:
       return a >= b;
-    case BinaryOp::logical_and:
+    case BinaryOp::kLogicalAnd:
       return a != 0 && b != 0;
-    case BinaryOp::logical_or:
+    case BinaryOp::kLogicalOr:
       return a != 0 || b != 0;
-    case BinaryOp::logical_xor:
+    case BinaryOp::kLogicalXor:
       return (a != 0) != (b != 0);
-    case BinaryOp::relu_grad:
+    case BinaryOp::kReluGrad:
       return a > 0 ? b : 0;
-    case BinaryOp::leaky_relu_grad:
+    case BinaryOp::kLeakyReluGrad:
       return a > 0 ? b : alpha * b;
     default:
       WEFT_ASSERT(false);
@@ -83,18 +83,18 @@ Approximate approximate(BinaryOp op, Real a, Real b, bool f64) {
   // Beyond 1000 every tail has vanished.
   const Real x = std::clamp<Real>(a, -1000, 1000), magnitude = std::abs(x);
   switch (op) {
-    case BinaryOp::pow:
+    case BinaryOp::kPow:
       return {std::pow(a, b), 2 * std::abs(std::pow(a, b)), 1};
-    case BinaryOp::sigmoid_grad:
+    case BinaryOp::kSigmoidGrad:
       return {b * a * (1 - a), 4 * std::abs(b * a * (1 - a)), 2 + 2 * std::abs(b)};
-    case BinaryOp::tanh_grad:
+    case BinaryOp::kTanhGrad:
       return {b * (1 - a * a), 5 * std::abs(b * (1 - a * a)), 2 + 2 * std::abs(b)};
-    case BinaryOp::silu_grad: {
+    case BinaryOp::kSiluGrad: {
       const Real s = sigmoid(x), terms = s * (1 + magnitude * sigmoid(-x));
       return {b * s * (1 + x * sigmoid(-x)), 8 * std::abs(b) * terms,
               1 + std::abs(b) * (1 + magnitude)};
     }
-    case BinaryOp::gelu_erf_grad: {
+    case BinaryOp::kGeluErfGrad: {
       const Real cdf = std::erfc(x * -std::numbers::sqrt2_v<Real> / 2) / 2;
       const Real density =
           std::exp(-x * x / 2) * std::numbers::inv_sqrtpi_v<Real> / std::numbers::sqrt2_v<Real>;
@@ -102,7 +102,7 @@ Approximate approximate(BinaryOp op, Real a, Real b, bool f64) {
       return {b * (cdf + x * density), 8 * amplified * std::abs(b) * (cdf + magnitude * density),
               1 + std::abs(b) * (1 + magnitude)};
     }
-    case BinaryOp::gelu_tanh_grad: {
+    case BinaryOp::kGeluTanhGrad: {
       const Real k = 2 * std::sqrt(2 / std::numbers::pi_v<Real>);
       const Real z = k * x * (1 + 0.044715L * x * x), dz = k * (1 + 3 * 0.044715L * x * x);
       const Real s = sigmoid(z), rest = sigmoid(-z);
@@ -131,7 +131,7 @@ std::vector<Expected> binary_reference(const BinaryProblem& p) {
   Expected expected;
   for (size_t i = 0; i < a.size(); ++i) {
     double value = 0, bound = 0;
-    if (type == DType::i64 && p.op == BinaryOp::pow) {
+    if (type == DType::i64 && p.op == BinaryOp::kPow) {
       value = as_stored(integer_power(a[i], b[i]), type, to);
     } else if (is_exact(p.op)) {
       value = as_stored(rounded_to(exact(p.op, a[i], b[i], alpha, type), type), type, to);

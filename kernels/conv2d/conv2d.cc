@@ -12,11 +12,11 @@ namespace weft::kernels {
 
 bool conv2d_fits_cuda(const Conv2dProblem& p) {
   const GemmArithmetic arithmetic = gemm_arithmetic(p.dtype(), p.numerics);
-  return arithmetic == GemmArithmetic::ieee || arithmetic == GemmArithmetic::tf32;
+  return arithmetic == GemmArithmetic::kIeee || arithmetic == GemmArithmetic::kTf32;
 }
 
 bool conv2d_fits_cuda_patches(const Conv2dProblem& p) {
-  return gemm_arithmetic(p.dtype(), p.numerics) == GemmArithmetic::ieee &&
+  return gemm_arithmetic(p.dtype(), p.numerics) == GemmArithmetic::kIeee &&
          conv2d_is_patch_embedding(p);
 }
 

@@ -72,7 +72,7 @@ inline OpTable conv2d_table() {
                      .padding = {s.padding, s.padding},
                      .dilation = {s.dilation, s.dilation},
                      .groups = s.groups};
-           if (options.exact) p.numerics = {Accumulation::exact};
+           if (options.exact) p.numerics = {Accumulation::kExact};
            if (pass != Conv2dPass::kDataGradient) p.x = input(image, dtype);
            if (pass != Conv2dPass::kWeightGradient) p.w = input(filter, dtype);
            if (pass == Conv2dPass::kForward) {

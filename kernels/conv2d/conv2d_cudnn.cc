@@ -79,7 +79,7 @@ Tensor workspace_of(size_t bytes, Device device) {
 }  // namespace
 
 bool conv2d_fits_cudnn(const Conv2dProblem& p) {
-  if (gemm_arithmetic(p.dtype(), p.numerics) != GemmArithmetic::ieee) return false;
+  if (gemm_arithmetic(p.dtype(), p.numerics) != GemmArithmetic::kIeee) return false;
   for (const Tensor* t : {&p.x, &p.w, &p.bias, &p.y, &p.dy, &p.dx, &p.dw, &p.dbias}) {
     if (!t->defined()) continue;
     if (!t->is_contiguous() || t->dtype() != p.dtype()) return false;

@@ -36,7 +36,7 @@ void conv2d_bias_gradient(const Conv2dProblem& p) {
   if (!p.dbias.defined()) return;
   const Tensor sums =
       view::unsqueeze(view::unsqueeze(view::unsqueeze(p.dbias, 0), 2), 3);  // [1, K, 1, 1]
-  reduce({.x = p.dy, .y = sums, .reduction = Reduction::sum});
+  reduce({.x = p.dy, .y = sums, .reduction = Reduction::kSum});
 }
 
 int64_t conv2d_images_per_part(int64_t images, int64_t weight_elements) {

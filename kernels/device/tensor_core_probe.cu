@@ -13,7 +13,7 @@ namespace {
 // 2, and of column 0 of B in registers 0 and 1 (PTX ISA, "Matrix fragments for mma").
 constexpr int kWords = 8;
 
-enum class Kind { f16_f32, f16_f16, bf16_f32, tf32_f32, e4m3_f32, e4m3_f16, e5m2_f32, e5m2_f16 };
+enum class Kind { kF16F32, kF16F16, kBf16F32, kTf32F32, kE4m3F32, kE4m3F16, kE5m2F32, kE5m2F16 };
 
 #define WEFT_MMA_F32(instruction)                                       \
   asm volatile("mma.sync.aligned." instruction                          \
@@ -39,21 +39,21 @@ __global__ void dot_kernel(const uint32_t* a, const uint32_t* b, const uint32_t*
   [[maybe_unused]] float d[4] = {__uint_as_float(start), 0, 0, 0};
   [[maybe_unused]] uint32_t h[2] = {start, 0};
   constexpr bool kHalf =
-      kKind == Kind::f16_f16 || kKind == Kind::e4m3_f16 || kKind == Kind::e5m2_f16;
-  if constexpr (kKind == Kind::f16_f32) {
+      kKind == Kind::kF16F16 || kKind == Kind::kE4m3F16 || kKind == Kind::kE5m2F16;
+  if constexpr (kKind == Kind::kF16F32) {
     WEFT_MMA_F32("m16n8k16.row.col.f32.f16.f16.f32");
-  } else if constexpr (kKind == Kind::f16_f16) {
+  } else if constexpr (kKind == Kind::kF16F16) {
     WEFT_MMA_F16("m16n8k16.row.col.f16.f16.f16.f16");
-  } else if constexpr (kKind == Kind::bf16_f32) {
+  } else if constexpr (kKind == Kind::kBf16F32) {
     WEFT_MMA_F32("m16n8k16.row.col.f32.bf16.bf16.f32");
-  } else if constexpr (kKind == Kind::tf32_f32) {
+  } else if constexpr (kKind == Kind::kTf32F32) {
     WEFT_MMA_F32("m16n8k8.row.col.f32.tf32.tf32.f32");
   } else {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
-    if constexpr (kKind == Kind::e4m3_f32) WEFT_MMA_F32("m16n8k32.row.col.f32.e4m3.e4m3.f32");
-    if constexpr (kKind == Kind::e4m3_f16) WEFT_MMA_F16("m16n8k32.row.col.f16.e4m3.e4m3.f16");
-    if constexpr (kKind == Kind::e5m2_f32) WEFT_MMA_F32("m16n8k32.row.col.f32.e5m2.e5m2.f32");
-    if constexpr (kKind == Kind::e5m2_f16) WEFT_MMA_F16("m16n8k32.row.col.f16.e5m2.e5m2.f16");
+    if constexpr (kKind == Kind::kE4m3F32) WEFT_MMA_F32("m16n8k32.row.col.f32.e4m3.e4m3.f32");
+    if constexpr (kKind == Kind::kE4m3F16) WEFT_MMA_F16("m16n8k32.row.col.f16.e4m3.e4m3.f16");
+    if constexpr (kKind == Kind::kE5m2F32) WEFT_MMA_F32("m16n8k32.row.col.f32.e5m2.e5m2.f32");
+    if constexpr (kKind == Kind::kE5m2F16) WEFT_MMA_F16("m16n8k32.row.col.f16.e5m2.e5m2.f16");
 #endif
   }
   if (lane == 0) d_out[row] = kHalf ? h[0] & 0xffffu : __float_as_uint(d[0]);
@@ -96,15 +96,15 @@ auto kernel_of(DType input, DType output) {
   const bool half = output == DType::f16;
   switch (input) {
     case DType::f16:
-      return half ? dot_kernel<Kind::f16_f16> : dot_kernel<Kind::f16_f32>;
+      return half ? dot_kernel<Kind::kF16F16> : dot_kernel<Kind::kF16F32>;
     case DType::bf16:
-      return dot_kernel<Kind::bf16_f32>;
+      return dot_kernel<Kind::kBf16F32>;
     case DType::tf32:
-      return dot_kernel<Kind::tf32_f32>;
+      return dot_kernel<Kind::kTf32F32>;
     case DType::f8e4m3:
-      return half ? dot_kernel<Kind::e4m3_f16> : dot_kernel<Kind::e4m3_f32>;
+      return half ? dot_kernel<Kind::kE4m3F16> : dot_kernel<Kind::kE4m3F32>;
     case DType::f8e5m2:
-      return half ? dot_kernel<Kind::e5m2_f16> : dot_kernel<Kind::e5m2_f32>;
+      return half ? dot_kernel<Kind::kE5m2F16> : dot_kernel<Kind::kE5m2F32>;
     default:
       WEFT_FAIL("tensor core probe: no instruction for {} operands", input);
   }

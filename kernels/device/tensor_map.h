@@ -25,7 +25,7 @@ using TensorMap = simt::TensorMap;
 
 /// The rows of shared memory that TMA swizzles: chunks of 16 bytes are permuted within 8 rows of so
 /// many bytes, so that a column of them meets all banks.
-enum class TmaSwizzle : uint8_t { none, bytes_32, bytes_64, bytes_128 };
+enum class TmaSwizzle : uint8_t { kNone, kBytes32, kBytes64, kBytes128 };
 
 /// Dimension 0 is the innermost and dense. Strides in bytes, of dimensions 1 and up.
 struct TensorMapSpec {
@@ -36,7 +36,7 @@ struct TensorMapSpec {
   uint64_t dims[kMaxRank] = {};
   uint64_t strides[kMaxRank - 1] = {};
   uint32_t box[kMaxRank] = {};
-  TmaSwizzle swizzle = TmaSwizzle::none;
+  TmaSwizzle swizzle = TmaSwizzle::kNone;
 };
 
 /// Can TMA address such a tensor? Base a multiple of 16, strides of 16 and below 2^40; sizes below

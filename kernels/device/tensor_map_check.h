@@ -32,7 +32,7 @@ inline void check_tensor_map(const TensorMapSpec& spec) {
                kMaxBox);
   }
   const size_t row = spec.box[0] * itemsize(spec.dtype);
-  const size_t widest = spec.swizzle == TmaSwizzle::none
+  const size_t widest = spec.swizzle == TmaSwizzle::kNone
                             ? size_t{kMaxBox} * 16
                             : size_t{16} << static_cast<int>(spec.swizzle);
   WEFT_CHECK(row % 16 == 0 && row <= widest,

@@ -57,9 +57,9 @@ struct F16 {};
 struct E4m3 {};
 struct E5m2 {};
 
-enum class Major : int { k = 0, mn = 1 };
+enum class Major : int { kK = 0, kMn = 1 };
 
-template <class Type, int kN, Major kA = Major::k, Major kB = Major::k>
+template <class Type, int kN, Major kA = Major::kK, Major kB = Major::kK>
 struct WgmmaInstruction;
 template <class TypeA, class TypeB, int kN>
 struct WgmmaFp8Instruction;
@@ -162,7 +162,7 @@ inline constexpr simt::MatrixType kMatrixType<E5m2> = simt::MatrixType::e5m2;
 #endif
 
 /// d = a b + (accumulate ? d : 0), of 16-bit elements.
-template <class Type, int kN, Major kA = Major::k, Major kB = Major::k>
+template <class Type, int kN, Major kA = Major::kK, Major kB = Major::kK>
 __device__ __forceinline__ void wgmma(float (&d)[kN / 2], uint64_t a_descriptor,
                                       uint64_t b_descriptor, bool accumulate WEFT_AND_SITE) {
 #ifdef __CUDACC__
@@ -172,8 +172,8 @@ __device__ __forceinline__ void wgmma(float (&d)[kN / 2], uint64_t a_descriptor,
                .b_type = kMatrixType<Type>,
                .n = kN,
                .accumulate = accumulate,
-               .a_mn_major = kA == Major::mn,
-               .b_mn_major = kB == Major::mn},
+               .a_mn_major = kA == Major::kMn,
+               .b_mn_major = kB == Major::kMn},
               d, nullptr, a_descriptor, b_descriptor, site);
 #endif
 }

@@ -144,7 +144,7 @@ TEST_CASE("outputs may be transposed, permuted, or slices of a larger tensor") {
 
   const Tensor images = iota({2, 3, 5, 7});
   const Tensor permuted = Tensor::empty({2, 5, 7, 3}, DType::i64);
-  unary({.op = UnaryOp::neg, .x = images, .y = view::permute(permuted, {0, 3, 1, 2})});
+  unary({.op = UnaryOp::kNeg, .x = images, .y = view::permute(permuted, {0, 3, 1, 2})});
   std::vector<double> negated = view::permute(images, {0, 2, 3, 1}).to_vector();
   for (double& value : negated) value = -value;
   CHECK(permuted.to_vector() == negated);
@@ -196,25 +196,25 @@ TEST_CASE("integer arithmetic wraps and its errors are named") {
             .y = y});
     return *y.data<int64_t>();
   };
-  CHECK(compute(BinaryOp::sub, kMin, 1) == std::numeric_limits<int64_t>::max());
-  CHECK(compute(BinaryOp::div, kMin, -1) == kMin);
-  CHECK(compute(BinaryOp::div, -7, 2) == -3);
-  CHECK(compute(BinaryOp::pow, 3, 39) == 4052555153018976267);
-  CHECK(compute(BinaryOp::pow, -2, 63) == kMin);
-  CHECK(compute(BinaryOp::pow, 2, 64) == 0);
-  CHECK(compute(BinaryOp::pow, 7, 0) == 1);
-  CHECK_THROWS_WITH(compute(BinaryOp::div, 5, 0), "div: integer division of 5 by zero");
-  CHECK_THROWS_WITH(compute(BinaryOp::pow, 2, -1),
+  CHECK(compute(BinaryOp::kSub, kMin, 1) == std::numeric_limits<int64_t>::max());
+  CHECK(compute(BinaryOp::kDiv, kMin, -1) == kMin);
+  CHECK(compute(BinaryOp::kDiv, -7, 2) == -3);
+  CHECK(compute(BinaryOp::kPow, 3, 39) == 4052555153018976267);
+  CHECK(compute(BinaryOp::kPow, -2, 63) == kMin);
+  CHECK(compute(BinaryOp::kPow, 2, 64) == 0);
+  CHECK(compute(BinaryOp::kPow, 7, 0) == 1);
+  CHECK_THROWS_WITH(compute(BinaryOp::kDiv, 5, 0), "div: integer division of 5 by zero");
+  CHECK_THROWS_WITH(compute(BinaryOp::kPow, 2, -1),
                     "pow: an integer has no negative integer power, got 2^-1");
 }
 
 TEST_CASE("an op that a dtype does not have is refused by name") {
   const Tensor x = iota({3});
-  CHECK_THROWS_WITH(unary({.op = UnaryOp::exp, .x = x, .y = x}),
+  CHECK_THROWS_WITH(unary({.op = UnaryOp::kExp, .x = x, .y = x}),
                     Catch::Contains("no variant fits exp(i64 [3] on cpu to i64)"));
-  CHECK_THROWS_WITH(binary({.op = BinaryOp::gelu_erf_grad, .a = x, .b = x, .y = x}),
+  CHECK_THROWS_WITH(binary({.op = BinaryOp::kGeluErfGrad, .a = x, .b = x, .y = x}),
                     Catch::Contains("no variant fits gelu_erf_grad"));
-  CHECK_THROWS_WITH(binary({.op = BinaryOp::lt, .a = x, .b = x, .y = x}),
+  CHECK_THROWS_WITH(binary({.op = BinaryOp::kLt, .a = x, .b = x, .y = x}),
                     Catch::Contains("no variant fits lt"));
   CHECK_THROWS_WITH(where({.condition = x, .a = x, .b = x, .y = x}),
                     Catch::Contains("no variant fits where"));

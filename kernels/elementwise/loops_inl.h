@@ -2,7 +2,7 @@
 // of one and of two operands are made of. Included once per Highway target, as convert_inl.h is.
 //
 //   using Loops = ElementLoops<const void*, const void*>;  // of two operands
-//   case BinaryOp::add:
+//   case BinaryOp::kAdd:
 //     return Loops::plain(type, [](auto a, auto b, auto) { return wrapping(a) + wrapping(b); });
 
 // Per-target include guard, as Highway's own -inl headers have.

@@ -14,16 +14,16 @@ namespace weft::kernels {
 #include "kernels/op_list_inl.h"
 
 GemmArithmetic gemm_arithmetic(DType operands, const MatmulNumerics& numerics) {
-  if (operands == DType::f64) return GemmArithmetic::ieee;
-  const bool is_f32 = operands == DType::f32, is_tf32 = is_f32 && numerics.tf32 != Tf32::off;
+  if (operands == DType::f64) return GemmArithmetic::kIeee;
+  const bool is_f32 = operands == DType::f32, is_tf32 = is_f32 && numerics.tf32 != Tf32::kOff;
   switch (numerics.accumulation) {
-    case Accumulation::ieee:
-      if (itemsize(operands) == 1) return GemmArithmetic::fp8;
-      return is_tf32 ? GemmArithmetic::tf32 : GemmArithmetic::ieee;
-    case Accumulation::exact:
-      return GemmArithmetic::exact;
+    case Accumulation::kIeee:
+      if (itemsize(operands) == 1) return GemmArithmetic::kFp8;
+      return is_tf32 ? GemmArithmetic::kTf32 : GemmArithmetic::kIeee;
+    case Accumulation::kExact:
+      return GemmArithmetic::kExact;
     default:
-      return is_f32 && !is_tf32 ? GemmArithmetic::ieee : GemmArithmetic::tensor_core;
+      return is_f32 && !is_tf32 ? GemmArithmetic::kIeee : GemmArithmetic::kTensorCore;
   }
 }
 
@@ -57,7 +57,7 @@ std::string GemmProblem::tuning_key() const {
 }
 
 std::vector<Tensor> GemmProblem::written() const {
-  return {c, epilogue == Epilogue::gelu ? aux : Tensor(), bias_gradient};
+  return {c, epilogue == Epilogue::kGelu ? aux : Tensor(), bias_gradient};
 }
 
 std::string GemmProblem::describe() const {
@@ -66,10 +66,10 @@ std::string GemmProblem::describe() const {
                      kEpilogues[static_cast<int>(epilogue)], accumulate,
                      residual.defined() ? ", residual" : "",
                      bias_gradient.defined() ? ", bias_gradient" : "",
-                     numerics.accumulation == Accumulation::ieee
+                     numerics.accumulation == Accumulation::kIeee
                          ? ""
                          : fmt::format(", numerics={}", name(numerics.accumulation)),
-                     numerics.tf32 == Tf32::off ? "" : ", tf32");
+                     numerics.tf32 == Tf32::kOff ? "" : ", tf32");
 }
 
 }  // namespace weft::kernels

@@ -38,16 +38,16 @@
 
 namespace weft::kernels {
 
-enum class Epilogue : uint8_t { none, gelu, dgelu };
+enum class Epilogue : uint8_t { kNone, kGelu, kDgelu };
 
 struct GemmProblem {
   Tensor a, b, c;
   Tensor bias;  // optional
-  Epilogue epilogue = Epilogue::none;
+  Epilogue epilogue = Epilogue::kNone;
   Tensor aux;               // gelu: written; dgelu: read
-  bool accumulate = false;  // only with Epilogue::none
-  Tensor residual;          // optional; with Epilogue::none, not with accumulate
-  Tensor bias_gradient;     // optional; with Epilogue::dgelu
+  bool accumulate = false;  // only with Epilogue::kNone
+  Tensor residual;          // optional; with Epilogue::kNone, not with accumulate
+  Tensor bias_gradient;     // optional; with Epilogue::kDgelu
   double scale = 1;         // fp8 only; rounded to f32
   MatmulNumerics numerics = matmul_numerics();
 
@@ -64,7 +64,7 @@ struct GemmProblem {
 };
 
 /// The arithmetic that operands of a dtype get; each is a family of variants.
-enum class GemmArithmetic : uint8_t { ieee, tf32, exact, tensor_core, fp8 };
+enum class GemmArithmetic : uint8_t { kIeee, kTf32, kExact, kTensorCore, kFp8 };
 GemmArithmetic gemm_arithmetic(DType operands, const MatmulNumerics& numerics);
 template <GemmArithmetic... kinds>
 bool gemm_is(const GemmProblem& problem) {

@@ -54,7 +54,7 @@ void gemm_by_products(const GemmProblem& problem,
     return gemm_epilogue(p, batch);
   }
   const Tensor bias = gemm_bias(p);
-  const bool to_aux = p.epilogue == Epilogue::gelu;
+  const bool to_aux = p.epilogue == Epilogue::kGelu;
   const bool is_small = batch.c.rows * batch.c.cols * batch.a.cols < kSmallProduct;
   parallel_for(batch.size(), is_small ? 1 : batch.size(), [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
@@ -72,7 +72,7 @@ void gemm_by_products(const GemmProblem& problem,
 
 GemmProblem with_residual_in_c(const GemmProblem& p) {
   if (!p.residual.defined()) return p;
-  WEFT_ASSERT(p.epilogue == Epilogue::none && !p.accumulate);
+  WEFT_ASSERT(p.epilogue == Epilogue::kNone && !p.accumulate);
   WEFT_ASSERT(p.residual.shape() == p.c.shape() && p.residual.dtype() == p.c.dtype());
   const std::vector<int64_t> from = internal::matrix_offsets(p.residual);
   const std::vector<int64_t> to = internal::matrix_offsets(p.c);
@@ -86,13 +86,13 @@ GemmProblem with_residual_in_c(const GemmProblem& p) {
 }
 
 void gemm_epilogue(const GemmProblem& p, const GemmBatch& batch) {
-  if (p.epilogue == Epilogue::none) return;
+  if (p.epilogue == Epilogue::kNone) return;
   for_row_blocks(
       batch.size(), batch.c.rows, batch.c.cols, [&](int64_t row, int64_t rows, int64_t i) {
         const Matrix aux =
             batch.aux.shifted(batch.aux_offsets[i]).block(row, rows, 0, batch.aux.cols);
         const Matrix c = batch.c.shifted(batch.c_offsets[i]).block(row, rows, 0, batch.c.cols);
-        p.epilogue == Epilogue::gelu ? gelu_matrix(aux, c) : dgelu_matrix(aux, c);
+        p.epilogue == Epilogue::kGelu ? gelu_matrix(aux, c) : dgelu_matrix(aux, c);
       });
   if (!p.bias_gradient.defined()) return;
   p.dtype() == DType::f64 ? sum_columns<double>(p, batch) : sum_columns<float>(p, batch);
@@ -116,8 +116,8 @@ void gemm_without_products(const GemmProblem& p, const GemmBatch& batch) {
   const Tensor zeros = Tensor::zeros({p.n()}, wide ? DType::f64 : DType::f32);
   const Matrix row = {zeros.dtype(), zeros.raw(), 1, p.n(), 0, 1};
   for (int64_t i = 0; i < batch.size(); ++i) {
-    const Matrix target = p.epilogue == Epilogue::gelu ? batch.aux.shifted(batch.aux_offsets[i])
-                                                       : batch.c.shifted(batch.c_offsets[i]);
+    const Matrix target = p.epilogue == Epilogue::kGelu ? batch.aux.shifted(batch.aux_offsets[i])
+                                                        : batch.c.shifted(batch.c_offsets[i]);
     for (int64_t m = 0; m < target.rows; ++m) {
       add_bias_matrix(row, bias.defined() ? bias.raw() : nullptr, p.accumulate,
                       target.block(m, 1, 0, target.cols));

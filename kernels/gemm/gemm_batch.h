@@ -58,10 +58,10 @@ inline GemmBatch gemm_batch(const GemmProblem& p) {
       p.a.dim() == p.c.dim() && p.b.dim() == p.c.dim() &&
       (p.a.dtype() == p.b.dtype() || (itemsize(p.a.dtype()) == 1 && itemsize(p.b.dtype()) == 1)));
   WEFT_ASSERT(p.a.size(-2) == p.m() && p.b.size(-1) == p.n() && p.b.size(-2) == p.k());
-  WEFT_ASSERT((p.epilogue != Epilogue::none) == p.aux.defined());
-  WEFT_ASSERT(!p.accumulate || p.epilogue == Epilogue::none);
+  WEFT_ASSERT((p.epilogue != Epilogue::kNone) == p.aux.defined());
+  WEFT_ASSERT(!p.accumulate || p.epilogue == Epilogue::kNone);
   WEFT_ASSERT(!p.residual.defined());  // with_residual_in_c() was here
-  WEFT_ASSERT(!p.bias_gradient.defined() || p.epilogue == Epilogue::dgelu);
+  WEFT_ASSERT(!p.bias_gradient.defined() || p.epilogue == Epilogue::kDgelu);
   WEFT_ASSERT(!p.aux.defined() || (p.aux.shape() == p.c.shape() && p.aux.dtype() == p.c.dtype()));
   Tensor a = p.a, b = p.b, c = p.c, aux = p.aux;
   if (p.c.dim() > 2 && p.k() > 0 && internal::is_repeated_over_batch(p.b)) {

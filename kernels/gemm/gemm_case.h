@@ -18,7 +18,7 @@ struct GemmTypes {
 struct GemmCase {
   char a_layout = 'N', b_layout = 'N';  // N, T: transposed, S: strided, R: repeated over the batch
   bool bias = false;
-  Epilogue epilogue = Epilogue::none;
+  Epilogue epilogue = Epilogue::kNone;
   bool accumulate = false;
   bool integers = false;
   char c_layout = 'N';  // N, S: strided, W: columns of a wider buffer
@@ -43,9 +43,9 @@ struct GemmCase {
         bias_gradient ? "_bias_gradient" : "", integers ? "_integers" : "",
         numerics == MatmulNumerics{} ? ""
                                      : fmt::format("_{}", kernels::name(numerics.accumulation)),
-        numerics.tf32 == Tf32::off        ? ""
-        : numerics.tf32 == Tf32::truncate ? "_tf32"
-                                          : "_tf32_nearest");
+        numerics.tf32 == Tf32::kOff        ? ""
+        : numerics.tf32 == Tf32::kTruncate ? "_tf32"
+                                           : "_tf32_nearest");
   }
 
   Tensor operand(Inputs& in, int64_t rows, int64_t cols, char layout, DType dtype) const {
@@ -91,19 +91,19 @@ struct GemmCase {
                         : in.uniform({n}, itemsize(types.a) == 1 ? types.c : types.a, -1, 1);
     p.epilogue = epilogue;
     p.accumulate = accumulate;
-    if (epilogue == Epilogue::gelu) p.aux = in.output(shape, types.c);
+    if (epilogue == Epilogue::kGelu) p.aux = in.output(shape, types.c);
     if (residual) p.residual = c_layout == 'S' ? in.strided(values()) : values();
     if (bias_gradient) {
       p.bias_gradient = in.output({n}, types.a == DType::f64 ? DType::f64 : DType::f32);
     }
-    if (epilogue == Epilogue::dgelu) p.aux = in.uniform(shape, types.c, -6, 6);
+    if (epilogue == Epilogue::kDgelu) p.aux = in.uniform(shape, types.c, -6, 6);
     return p;
   }
 
   Cost cost() const {
     const auto matrices = static_cast<double>(numel(batch));
     // Each operand once; under a GELU also its argument, and an old C.
-    const int64_t outputs = 1 + (epilogue != Epilogue::none) + accumulate + residual;
+    const int64_t outputs = 1 + (epilogue != Epilogue::kNone) + accumulate + residual;
     return {.flops = 2 * matrices * static_cast<double>(m * n * k),
             .bytes = matrices * static_cast<double>((m * k + k * n) * itemsize(types.a) +
                                                     outputs * m * n * itemsize(types.c))};

@@ -43,7 +43,7 @@ void multiply_tile(const Matrix& a, const Matrix& b, const T* bias, bool accumul
 template <class T>
 void multiply(const GemmProblem& p, const GemmBatch& batch) {
   const Tensor bias = gemm_bias(p);
-  const bool to_aux = p.epilogue == Epilogue::gelu;
+  const bool to_aux = p.epilogue == Epilogue::kGelu;
   const int64_t m = batch.c.rows, n = batch.c.cols;
   const int64_t tiles_m = (m + kTileRows - 1) / kTileRows;
   const int64_t tiles_n = (n + kTileCols - 1) / kTileCols;

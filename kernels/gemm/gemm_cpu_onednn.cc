@@ -203,7 +203,7 @@ void gemm_cpu_onednn(const GemmProblem& asked) {
       problem.dtype() == DType::bf16 && onednn_has_bf16() ? DType::bf16 : DType::f32,
       bias.defined() ? bias.data<float>() : nullptr, problem.accumulate};
   // The GELU wants its argument in aux.
-  const bool to_aux = problem.epilogue == Epilogue::gelu;
+  const bool to_aux = problem.epilogue == Epilogue::kGelu;
   const Series a{batch.a, batch.a_offsets}, b{batch.b, batch.b_offsets};
   const Series c{to_aux ? batch.aux : batch.c, to_aux ? batch.aux_offsets : batch.c_offsets};
   if (batch.size() == 1 || c.first.rows * c.first.cols * batch.a.cols >= kSmallProduct) {

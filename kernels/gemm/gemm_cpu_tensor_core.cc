@@ -31,9 +31,9 @@ void gemm_cpu_tensor_core(const GemmProblem& problem) {
   GemmProblem p = problem;
   const numerics::TensorCoreModel model = model_of(p);
   const int64_t promotion_interval = needs_promotion(p, model) ? kFp8PromotionInterval : 0;
-  if (p.numerics.tf32 == Tf32::nearest) {
-    p.a = tf32_operand(p.a, Tf32::nearest);
-    p.b = tf32_operand(p.b, Tf32::nearest);
+  if (p.numerics.tf32 == Tf32::kNearest) {
+    p.a = tf32_operand(p.a, Tf32::kNearest);
+    p.b = tf32_operand(p.b, Tf32::kNearest);
   }
   gemm_by_products(p, [&](const GemmProduct& one) {
     const int64_t m = one.c.rows, n = one.c.cols;

@@ -127,8 +127,8 @@ constexpr size_t kWorkspaceBytes = size_t{32} << 20;
 }  // namespace
 
 bool gemm_fits_cublas(const GemmProblem& p) {
-  if (!gemm_is<GemmArithmetic::ieee>(p)) return false;
-  if (p.epilogue != Epilogue::none || p.m() == 0 || p.n() == 0 || p.k() == 0) return false;
+  if (!gemm_is<GemmArithmetic::kIeee>(p)) return false;
+  if (p.epilogue != Epilogue::kNone || p.m() == 0 || p.n() == 0 || p.k() == 0) return false;
   if (p.c.numel() == 0 || !cublas().library.is_open()) return false;
   if (p.bias.defined() && (p.bias.dtype() != p.c.dtype() || p.bias.strides()[0] != 1)) return false;
   for (const Tensor* t : {&p.a, &p.b, &p.c}) {

@@ -74,7 +74,7 @@ struct GemmArguments {
   int64_t m = 0, n = 0, k = 0, batches = 1;
   int batch_dims = 0;
   int64_t batch_sizes[kMaxDims] = {};
-  Epilogue epilogue = Epilogue::none;
+  Epilogue epilogue = Epilogue::kNone;
   bool accumulate = false;
   float scale = 1;            // of the products; fp8 only
   bool sums_columns = false;  // finish() returns what it stored
@@ -147,9 +147,9 @@ struct GemmArguments {
                       residual.row, count, other);
       add();
     }
-    if (epilogue != Epilogue::none) {
+    if (epilogue != Epilogue::kNone) {
       const int64_t x = at.aux + row * aux.row + column_index * aux.column;
-      if (epilogue == Epilogue::gelu) {
+      if (epilogue == Epilogue::kGelu) {
         gemm_rows::store(aux.elements, x, aux.row, count, sums);
         // Of the pre-activation as it was rounded.
 #pragma unroll

@@ -7,8 +7,8 @@
 // (kSize + 8 floats), modulo 32 all different. Operands without a dense dimension, or whose lines
 // do not begin at multiples of 16 bytes, are copied element by element.
 //
-// Tf32::truncate gives the tensor core the operands as they are: it ignores the low 13 bits.
-// Tf32::nearest rounds them away first, as cvt.rna does.
+// Tf32::kTruncate gives the tensor core the operands as they are: it ignores the low 13 bits.
+// Tf32::kNearest rounds them away first, as cvt.rna does.
 #include "kernels/gemm/gemm_mma.cuh"
 #include "kernels/gemm/gemm_tma.h"
 
@@ -110,7 +110,7 @@ void gemm_cuda_mma_tf32(const GemmProblem& problem) {
                        Tile<lines_of(fits_copies(), a_depth()), kTile, is_nearest()>,
                        Tile<lines_of(fits_copies(), b_depth()), kTile, is_nearest()>>(problem, p);
       },
-      mma_tiles::takes_large_tiles(p), problem.numerics.tf32 == Tf32::nearest,
+      mma_tiles::takes_large_tiles(p), problem.numerics.tf32 == Tf32::kNearest,
       fits_16_byte_copies(problem.a) && fits_16_byte_copies(problem.b), p.a.column == 1 || p.k == 1,
       p.b.row == 1 || p.k == 1);
 }

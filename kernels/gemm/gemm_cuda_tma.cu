@@ -84,18 +84,18 @@ bool fits_16_byte_copies(const Tensor& t) {
 }
 
 bool gemm_fits_mma(const GemmProblem& p) {
-  return gemm_is<GemmArithmetic::ieee>(p) && fits_16_byte_copies(p.a) && fits_16_byte_copies(p.b);
+  return gemm_is<GemmArithmetic::kIeee>(p) && fits_16_byte_copies(p.a) && fits_16_byte_copies(p.b);
 }
 
 bool gemm_fits_wgmma(const GemmProblem& p) {
-  return gemm_is<GemmArithmetic::ieee>(p) && p.k() > 0 && tma_matrix(p.a) && tma_matrix(p.b) &&
+  return gemm_is<GemmArithmetic::kIeee>(p) && p.k() > 0 && tma_matrix(p.a) && tma_matrix(p.b) &&
          compute_capability(p.device().index) == 90;
 }
 
 bool gemm_fits_wgmma_fp8(const GemmProblem& p) {
   const bool is_modelled =
-      p.numerics.accumulation == Accumulation::h100 && p.a.dtype() == p.b.dtype();
-  return (gemm_is<GemmArithmetic::fp8>(p) || is_modelled) && p.k() > 0 &&
+      p.numerics.accumulation == Accumulation::kH100 && p.a.dtype() == p.b.dtype();
+  return (gemm_is<GemmArithmetic::kFp8>(p) || is_modelled) && p.k() > 0 &&
          compute_capability(p.device().index) == 90;
 }
 

@@ -64,10 +64,11 @@ __global__ void __launch_bounds__(kThreads, 1)
 #pragma unroll
       for (int k = 0; k < kDepth / 16; ++k) {
         const uint64_t a =
-            kA == Major::k ? wgmma_descriptor_k_major(tile_a + consumer * kAtom + 32 * k)
-                           : wgmma_descriptor_mn_major(tile_a + consumer * kAtom + 2048 * k, kAtom);
-        const uint64_t b = kB == Major::k ? wgmma_descriptor_k_major(tile_b + 32 * k)
-                                          : wgmma_descriptor_mn_major(tile_b + 2048 * k, kAtom);
+            kA == Major::kK
+                ? wgmma_descriptor_k_major(tile_a + consumer * kAtom + 32 * k)
+                : wgmma_descriptor_mn_major(tile_a + consumer * kAtom + 2048 * k, kAtom);
+        const uint64_t b = kB == Major::kK ? wgmma_descriptor_k_major(tile_b + 32 * k)
+                                           : wgmma_descriptor_mn_major(tile_b + 2048 * k, kAtom);
         wgmma<Type, kCols, kA, kB>(sums, a, b, step > 0 || k > 0);
       }
       wgmma_commit();
@@ -93,7 +94,8 @@ void run_cols(const GemmProblem& problem) {
   const Plan plan(problem, a, b, kCols, kDepth);
   with_flags(
       [&](auto a_is_k, auto b_is_k) {
-        constexpr Major kA = a_is_k() ? Major::k : Major::mn, kB = b_is_k() ? Major::k : Major::mn;
+        constexpr Major kA = a_is_k() ? Major::kK : Major::kMn,
+                        kB = b_is_k() ? Major::kK : Major::kMn;
         WEFT_LAUNCH((gemm_wgmma_kernel<Type, kCols, kA, kB>), plan.grid, kThreads,
                     kSharedBytes<kCols>, plan.stream, plan.g, map_a, map_b, plan.map_c);
       },

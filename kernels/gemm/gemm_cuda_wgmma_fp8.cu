@@ -39,7 +39,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   Ring<kStages> ring;
 
   if (warpgroup == 0) {
-    return produce<kCols, Major::k, Major::k>(g, kDepth, ring, shared, full, empty, map_a, map_b);
+    return produce<kCols, Major::kK, Major::kK>(g, kDepth, ring, shared, full, empty, map_a, map_b);
   }
 
   setmaxnreg_inc<kConsumerRegisters>();

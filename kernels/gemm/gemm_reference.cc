@@ -47,12 +47,12 @@ double normal_density(double x) { return std::exp(-x * x / 2) / std::sqrt(2 * M_
 /// The values of an operand of the product, with TF32's as TF32 has them.
 std::vector<double> operand_values(const Tensor& x, Tf32 rounding) {
   std::vector<double> values = x.to_vector();
-  if (x.dtype() != DType::f32 || rounding == Tf32::off) return values;
+  if (x.dtype() != DType::f32 || rounding == Tf32::kOff) return values;
   for (double& value : values) {
     int exponent;
     const double significand = std::ldexp(std::frexp(value, &exponent), 11);
     const double kept =
-        rounding == Tf32::truncate ? std::trunc(significand) : std::round(significand);
+        rounding == Tf32::kTruncate ? std::trunc(significand) : std::round(significand);
     value = std::ldexp(kept, exponent - 11);
   }
   return values;
@@ -70,7 +70,7 @@ struct Operands {
         b(operand_values(p.b, p.numerics.tf32)),
         bias(values_of(p.bias)),
         added(values_of(p.accumulate ? p.c : p.residual)),
-        aux(p.epilogue == Epilogue::dgelu ? p.aux.to_vector() : std::vector<double>()) {}
+        aux(p.epilogue == Epilogue::kDgelu ? p.aux.to_vector() : std::vector<double>()) {}
 
   std::vector<double> a, b;
   std::vector<double> bias;   // empty where there is none
@@ -147,7 +147,7 @@ double specified_element(const GemmProblem& p, const double* a, const double* b,
                          double old) {
   const int64_t k = p.k(), n = p.n();
   const auto scale = static_cast<float>(p.scale);
-  if (p.numerics.accumulation == Accumulation::exact) {
+  if (p.numerics.accumulation == Accumulation::kExact) {
     __float128 sum = static_cast<__float128>(bias) + old;
     for (int64_t l = 0; l < k; ++l) {
       sum += static_cast<__float128>(a[l]) * static_cast<double>(scale) * b[l * n];
@@ -226,7 +226,7 @@ Element finished(const GemmProblem& p, Sum<T> sum, const double* a, const double
   if (added != 0) sum.add(added, 1);
   Element element{.value = static_cast<double>(sum.value)};
   const auto magnitude = static_cast<double>(sum.magnitude), terms = static_cast<double>(p.k());
-  if (arithmetic != GemmArithmetic::ieee && arithmetic != GemmArithmetic::tf32) {
+  if (arithmetic != GemmArithmetic::kIeee && arithmetic != GemmArithmetic::kTf32) {
     element.value = specified_element(p, a, b, bias, added);
   } else if (sum.is_integral && magnitude <= max_integer) {
     element.value = numerics::round_to(element.value, dtype);
@@ -236,7 +236,7 @@ Element finished(const GemmProblem& p, Sum<T> sum, const double* a, const double
     element.error += numerics::rounding_error(std::abs(element.value) + element.error, dtype);
   }
   if (!std::isfinite(element.value)) element.error = 0;
-  if (arithmetic == GemmArithmetic::fp8) {
+  if (arithmetic == GemmArithmetic::kFp8) {
     element.device_error =
         fp8_device_error(p, a, b, std::abs(bias) + std::abs(added), element.value);
   }
@@ -252,7 +252,7 @@ Expected linear(const GemmProblem& p, const Operands& in) {
   const auto step = static_cast<int64_t>(
       std::max(1.0, std::ceil(static_cast<double>(elements) * k / kMaxProducts)));
   Expected result{std::vector<double>(elements), std::vector<double>(elements, INFINITY)};
-  const bool has_device_bounds = gemm_is<GemmArithmetic::fp8>(p);
+  const bool has_device_bounds = gemm_is<GemmArithmetic::kFp8>(p);
   if (has_device_bounds) result.device_bounds = result.bounds;
   for (int64_t row = 0; row < rows; row += step) {
     const double* a = in.a.data() + row * k;
@@ -299,8 +299,9 @@ Expected activated(const GemmProblem& p, const Expected& x, const std::vector<do
     for (size_t i = 0; i < from->size(); ++i) {
       const double error = (*from)[i];
       if (std::isinf(error)) continue;
-      const Image image = p.epilogue == Epilogue::gelu ? gelu_image(x.values[i], error, u)
-                                                       : dgelu_image(x.values[i], error, aux[i], u);
+      const Image image = p.epilogue == Epilogue::kGelu
+                              ? gelu_image(x.values[i], error, u)
+                              : dgelu_image(x.values[i], error, aux[i], u);
       y.values[i] = image.value;
       (*to)[i] =
           image.error + numerics::rounding_error(std::abs(image.value) + image.error, p.c.dtype());
@@ -329,9 +330,9 @@ Expected column_sums(const Expected& c, int64_t n, double u) {
 std::vector<Expected> gemm_reference(const GemmProblem& p) {
   const Operands in(p);
   const Expected x = p.dtype() == DType::f64 ? linear<long double>(p, in) : linear<double>(p, in);
-  if (p.epilogue == Epilogue::none) return {x};
+  if (p.epilogue == Epilogue::kNone) return {x};
   const Expected y = activated(p, x, in.aux);
-  if (p.epilogue == Epilogue::gelu) return {y, x};
+  if (p.epilogue == Epilogue::kGelu) return {y, x};
   if (!p.bias_gradient.defined()) return {y};
   Expected sums = column_sums(y, p.n(), roundoff(p));
   if (!y.device_bounds.empty()) {

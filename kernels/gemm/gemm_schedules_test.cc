@@ -26,7 +26,7 @@ TEST_CASE("Pipelined GEMM kernels give the same bits under every schedule") {
     for (const CaseEntry& entry : table.cases) {
       if (entry.name != name) continue;
       std::vector<unsigned char> first;
-      for (simt::Completion completion : {simt::Completion::eager, simt::Completion::on_wait}) {
+      for (simt::Completion completion : {simt::Completion::kEager, simt::Completion::kOnWait}) {
         for (int order = 0; order < 4; ++order) {
           simt::options() = {.order = static_cast<simt::Order>(std::min(order, 2)),
                              .seed = static_cast<uint64_t>(order),
@@ -34,7 +34,7 @@ TEST_CASE("Pipelined GEMM kernels give the same bits under every schedule") {
           INFO(variant << " " << entry.name << ", order " << order << ", completion "
                        << static_cast<int>(completion));
           Inputs in(entry.seed);
-          REQUIRE(entry.make(in)(variant) == Ran::yes);
+          REQUIRE(entry.make(in)(variant) == Ran::kYes);
           const Tensor& c = in.outputs().at(0);
           const auto* bytes = static_cast<const unsigned char*>(c.raw());
           const std::vector<unsigned char> bits(bytes, bytes + c.nbytes());

@@ -7,7 +7,7 @@
 
 namespace weft::kernels {
 
-inline constexpr Epilogue kEpilogues[] = {Epilogue::none, Epilogue::gelu, Epilogue::dgelu};
+inline constexpr Epilogue kEpilogues[] = {Epilogue::kNone, Epilogue::kGelu, Epilogue::kDgelu};
 
 /// Every layout of the operands, on integers that add up exactly.
 inline void add_layouts(GemmCases& cases) {
@@ -59,7 +59,7 @@ inline void add_batches(GemmCases& cases) {
 
 /// What a linear layer adds or sums on its way out: one matrix, a batch, gaps in C, no rows.
 inline void add_linear_layers(GemmCases& cases) {
-  const GemmCase dgelu{.epilogue = Epilogue::dgelu, .bias_gradient = true};
+  const GemmCase dgelu{.epilogue = Epilogue::kDgelu, .bias_gradient = true};
   for (char c_layout : {'N', 'S', 'W'}) {
     cases.add({}, 33, 40, 65, {.bias = true, .c_layout = c_layout, .residual = true});
     GemmCase c = dgelu;
@@ -88,39 +88,39 @@ inline void add_numerics(GemmCases& cases) {
     }
     cases.add({}, 33, 17, 63, {.bias = true, .integers = true});
     cases.add({3}, 4, 7, 9,
-              {.b_layout = 'R', .bias = true, .epilogue = Epilogue::gelu, .c_layout = 'W'});
-    cases.add({}, 6, 7, 40, {.epilogue = Epilogue::dgelu});
+              {.b_layout = 'R', .bias = true, .epilogue = Epilogue::kGelu, .c_layout = 'W'});
+    cases.add({}, 6, 7, 40, {.epilogue = Epilogue::kDgelu});
     cases.add({}, 6, 7, 40, {.bias = true, .residual = true});
-    cases.add({}, 6, 7, 40, {.epilogue = Epilogue::dgelu, .bias_gradient = true});
+    cases.add({}, 6, 7, 40, {.epilogue = Epilogue::kDgelu, .bias_gradient = true});
     cases.add({}, 1, 1, 1);
     cases.add({}, 4, 5, 0, {.bias = true});
     cases.numerics = {};
   };
-  const Accumulation ieee = Accumulation::ieee, exact = Accumulation::exact;
-  add(DType::f32, DType::f32, {ieee, Tf32::truncate});
-  add(DType::f32, DType::f32, {ieee, Tf32::nearest});
+  const Accumulation ieee = Accumulation::kIeee, exact = Accumulation::kExact;
+  add(DType::f32, DType::f32, {ieee, Tf32::kTruncate});
+  add(DType::f32, DType::f32, {ieee, Tf32::kNearest});
   add(DType::f32, DType::f32, {exact});
-  add(DType::f32, DType::f32, {exact, Tf32::truncate});
+  add(DType::f32, DType::f32, {exact, Tf32::kTruncate});
   for (DType in : {DType::f16, DType::bf16}) {
     add(in, in, {exact});
     add(in, DType::f32, {exact});
   }
-  add(DType::f16, DType::f16, {Accumulation::v100});
+  add(DType::f16, DType::f16, {Accumulation::kV100});
   for (Accumulation gpu :
-       {Accumulation::a100, Accumulation::ada, Accumulation::h100, Accumulation::b200}) {
+       {Accumulation::kA100, Accumulation::kAda, Accumulation::kH100, Accumulation::kB200}) {
     add(DType::f16, DType::f32, {gpu});
     add(DType::bf16, DType::bf16, {gpu});
-    add(DType::f32, DType::f32, {gpu, Tf32::truncate});
+    add(DType::f32, DType::f32, {gpu, Tf32::kTruncate});
   }
-  add(DType::f32, DType::f32, {Accumulation::h100, Tf32::nearest});
+  add(DType::f32, DType::f32, {Accumulation::kH100, Tf32::kNearest});
 }
 
 /// TF32 on tensor cores: several tiles, tails in each dimension, K beyond twice the depth of a
 /// pipeline of 4 stages of 16, lines that 16-byte copies do not fit, K split.
 inline void add_tf32(GemmCases& cases) {
   cases.types = {};
-  for (Tf32 rounding : {Tf32::truncate, Tf32::nearest}) {
-    cases.numerics = {Accumulation::ieee, rounding};
+  for (Tf32 rounding : {Tf32::kTruncate, Tf32::kNearest}) {
+    cases.numerics = {Accumulation::kIeee, rounding};
     for (char a : {'N', 'T'}) {
       for (char b : {'N', 'T'}) cases.add({2}, 72, 132, 148, {.a_layout = a, .b_layout = b});
     }
@@ -133,8 +133,8 @@ inline void add_tf32(GemmCases& cases) {
 /// fp8, of both formats, with a scale, beyond one interval of promotion.
 inline void add_fp8(GemmCases& cases) {
   const DType e4m3 = DType::f8e4m3, e5m2 = DType::f8e5m2;
-  for (Accumulation accumulation : {Accumulation::ieee, Accumulation::exact, Accumulation::ada,
-                                    Accumulation::h100, Accumulation::b200}) {
+  for (Accumulation accumulation : {Accumulation::kIeee, Accumulation::kExact, Accumulation::kAda,
+                                    Accumulation::kH100, Accumulation::kB200}) {
     cases.numerics = {accumulation};
     for (auto [a, b] : {std::pair(e4m3, e4m3), {e5m2, e4m3}, {e4m3, e5m2}}) {
       for (DType out : {DType::f32, DType::bf16}) {
@@ -160,7 +160,7 @@ inline void add_fp8_tensor_cores(GemmCases& cases) {
   const DType e4m3 = DType::f8e4m3, e5m2 = DType::f8e5m2;
   const auto add_modelled = [&](DType dtype, int64_t m, int64_t n, int64_t k, const char* on) {
     cases.types = {dtype, dtype, DType::f32};
-    cases.numerics = {Accumulation::h100};
+    cases.numerics = {Accumulation::kH100};
     cases.add({}, m, n, k, {.b_layout = 'T', .emulated_on = on});
     cases.numerics = {};
   };
@@ -186,7 +186,7 @@ inline void add_fp8_tensor_cores(GemmCases& cases) {
     }
   }
   for (Epilogue epilogue : kEpilogues) {
-    cases.types = {epilogue == Epilogue::dgelu ? e5m2 : e4m3, e4m3, DType::bf16};
+    cases.types = {epilogue == Epilogue::kDgelu ? e5m2 : e4m3, e4m3, DType::bf16};
     for (char c : {'N', 'S', 'W'}) {
       cases.add({2}, 33, 40, 48,
                 {.b_layout = 'R',
@@ -194,14 +194,14 @@ inline void add_fp8_tensor_cores(GemmCases& cases) {
                  .epilogue = epilogue,
                  .c_layout = c,
                  .scale = 0.5,
-                 .residual = epilogue == Epilogue::none,
-                 .bias_gradient = epilogue == Epilogue::dgelu,
+                 .residual = epilogue == Epilogue::kNone,
+                 .bias_gradient = epilogue == Epilogue::kDgelu,
                  .emulated_on = c == 'N' ? "" : "fp8"});
     }
   }
   cases.types = {e5m2, e4m3, DType::bf16};
   cases.add({}, 40, 72, 584,
-            {.epilogue = Epilogue::dgelu, .bias_gradient = true, .emulated_on = "fp8"});
+            {.epilogue = Epilogue::kDgelu, .bias_gradient = true, .emulated_on = "fp8"});
   cases.types.c = DType::f32;
   cases.add({}, 72, 40, 600, {.a_layout = 'T', .accumulate = true, .emulated_on = "fp8"});
 }
@@ -229,13 +229,13 @@ inline void add_tensor_cores(GemmCases& cases) {
               {.b_layout = 'T',
                .bias = true,
                .epilogue = epilogue,
-               .bias_gradient = epilogue == Epilogue::dgelu,
+               .bias_gradient = epilogue == Epilogue::kDgelu,
                .emulated_on = "mma"});
   }
   cases.add({}, 136, 72, 40, {.b_layout = 'T', .residual = true});
   // A bias gradient under split K.
   cases.add({}, 40, 72, 584,
-            {.epilogue = Epilogue::dgelu, .bias_gradient = true, .emulated_on = "mma"});
+            {.epilogue = Epilogue::kDgelu, .bias_gradient = true, .emulated_on = "mma"});
   cases.add({}, 200, 72, 616, {.a_layout = 'T', .accumulate = true, .emulated_on = "mma"});
   cases.add({4}, 72, 40, 64, {.b_layout = 'R'});
   cases.add({}, 72, 40, 64, {.c_layout = 'W'});

@@ -29,10 +29,10 @@ struct TimedLayer {
   int64_t tokens;
   Timing timing;
 
-  void forward(int64_t in, int64_t out, Epilogue epilogue = Epilogue::none) const {
+  void forward(int64_t in, int64_t out, Epilogue epilogue = Epilogue::kNone) const {
     cases.add({}, tokens, out, in, {.b_layout = 'T', .bias = true, .epilogue = epilogue}, timing);
   }
-  void data_gradient(int64_t in, int64_t out, Epilogue epilogue = Epilogue::none) const {
+  void data_gradient(int64_t in, int64_t out, Epilogue epilogue = Epilogue::kNone) const {
     cases.add({}, tokens, in, out, {.epilogue = epilogue}, timing);
   }
   /// In f32 whatever the operands.
@@ -51,16 +51,16 @@ inline void add_training_step(GemmCases& cases, DType dtype) {
   for (const TimedLayer& layer :
        {TimedLayer{cases, 4 * 197, Timing::kTimed}, TimedLayer{cases, 128 * 197, Timing::kLarge}}) {
     layer.forward(768, 2304);
-    layer.forward(768, 3072, Epilogue::gelu);
+    layer.forward(768, 3072, Epilogue::kGelu);
     layer.forward(3072, 768);
-    layer.data_gradient(3072, 768, Epilogue::dgelu);
+    layer.data_gradient(3072, 768, Epilogue::kDgelu);
     layer.weight_gradient(768, 3072);
   }
   const TimedLayer large{cases, 128 * 197, Timing::kLarge};
   large.forward(768, 768);
   large.weight_gradient(768, 768);
   const TimedLayer compact{cases, 64 * 65, Timing::kTimed};
-  compact.forward(128, 256, Epilogue::gelu);
+  compact.forward(128, 256, Epilogue::kGelu);
   compact.data_gradient(128, 384);
   compact.weight_gradient(128, 384);
   // Attention's values and scores.
@@ -89,8 +89,8 @@ inline void add_gemm_timed_cases(GemmCases& cases) {
     cases.numerics = {};
   };
   add_numerics({DType::f8e4m3, DType::f8e4m3, DType::f32}, {}, 'T');
-  add_numerics({}, {Accumulation::exact}, 'N');
-  add_numerics({DType::bf16, DType::bf16, DType::f32}, {Accumulation::h100}, 'N');
+  add_numerics({}, {Accumulation::kExact}, 'N');
+  add_numerics({DType::bf16, DType::bf16, DType::f32}, {Accumulation::kH100}, 'N');
   add_fp8_training_step(cases);
   for (DType dtype : {DType::f32, DType::bf16}) add_training_step(cases, dtype);
 }

@@ -128,7 +128,7 @@ __device__ __forceinline__ void start_barriers(uint64_t* full, uint64_t* empty) 
 template <ptx::Major kMajor, int kLines>
 __device__ __forceinline__ void load_tile(char* tile, const TensorMap& map, uint64_t* full,
                                           int first, int k0, int batch) {
-  if (kMajor == ptx::Major::k) {
+  if (kMajor == ptx::Major::kK) {
     ptx::tma_load_3d(tile, &map, full, k0, first, batch);
   } else {
     for (int i = 0; i < kLines / 64; ++i) {
@@ -317,7 +317,7 @@ inline TensorMap matrix_map(const TmaMatrix& matrix, DType dtype, uint32_t lines
       .strides = {static_cast<uint64_t>(matrix.line_bytes),
                   static_cast<uint64_t>(matrix.batch_bytes)},
       .box = {kLine / static_cast<uint32_t>(itemsize(dtype)), lines, 1},
-      .swizzle = TmaSwizzle::bytes_128};
+      .swizzle = TmaSwizzle::kBytes128};
   return make_tensor_map(spec);
 }
 
@@ -338,7 +338,7 @@ struct Plan {
                static_cast<uint32_t>(g.split.parts), static_cast<uint32_t>(g.p.batches)};
     const auto c = tma_matrix(problem.c);
     g.stores_by_tma = c && !c->is_transposed && problem.c.itemsize() == 2 &&
-                      c->batches == g.p.batches && problem.epilogue == Epilogue::none &&
+                      c->batches == g.p.batches && problem.epilogue == Epilogue::kNone &&
                       !problem.accumulate && !problem.residual.defined() && g.split.parts == 1;
     if (g.stores_by_tma) map_c = matrix_map(*c, problem.c.dtype(), kConsumerRows);
     g.repeats_a = a.batches == 1;

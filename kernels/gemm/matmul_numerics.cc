@@ -12,11 +12,11 @@ struct Name {
   Accumulation accumulation;
 };
 
-constexpr Name kNames[] = {{"ieee", Accumulation::ieee}, {"exact", Accumulation::exact},
-                           {"v100", Accumulation::v100}, {"a2", Accumulation::a100},
-                           {"a100", Accumulation::a100}, {"ada", Accumulation::ada},
-                           {"l40s", Accumulation::ada},  {"h100", Accumulation::h100},
-                           {"h200", Accumulation::h100}, {"b200", Accumulation::b200}};
+constexpr Name kNames[] = {{"ieee", Accumulation::kIeee}, {"exact", Accumulation::kExact},
+                           {"v100", Accumulation::kV100}, {"a2", Accumulation::kA100},
+                           {"a100", Accumulation::kA100}, {"ada", Accumulation::kAda},
+                           {"l40s", Accumulation::kAda},  {"h100", Accumulation::kH100},
+                           {"h200", Accumulation::kH100}, {"b200", Accumulation::kB200}};
 
 }  // namespace
 
@@ -24,17 +24,17 @@ MatmulSettings matmul_settings() { return the_settings; }
 
 MatmulNumerics matmul_numerics() {
   const MatmulSettings s = matmul_settings();
-  return {s.accumulation, s.allow_tf32 ? s.tf32_rounding : Tf32::off};
+  return {s.accumulation, s.allow_tf32 ? s.tf32_rounding : Tf32::kOff};
 }
 
 MatmulNumerics conv_numerics(DeviceType device) {
   const MatmulSettings s = matmul_settings();
   const bool has_units = device == DeviceType::cuda || s.allow_tf32 || has_tf32(s.accumulation);
-  return {s.accumulation, s.conv_allow_tf32 && has_units ? s.tf32_rounding : Tf32::off};
+  return {s.accumulation, s.conv_allow_tf32 && has_units ? s.tf32_rounding : Tf32::kOff};
 }
 
 MatmulScope::MatmulScope(const MatmulSettings& settings) : previous_(matmul_settings()) {
-  WEFT_CHECK(settings.tf32_rounding != Tf32::off,
+  WEFT_CHECK(settings.tf32_rounding != Tf32::kOff,
              "MatmulScope: tf32_rounding must be truncate or nearest; allow_tf32 turns TF32 off");
   the_settings = settings;
 }

@@ -2,7 +2,7 @@
 // or as a GPU's tensor cores do. Every matrix product asks: linear layers, attention, convolutions.
 // A problem takes the settings when it is made, and keeps them in the threads that share its work.
 //
-//   MatmulScope scope({.accumulation = Accumulation::h100});   // a training as on an H100
+//   MatmulScope scope({.accumulation = Accumulation::kH100});   // a training as on an H100
 //   MatmulScope scope({.allow_tf32 = true});                   // f32 products on TF32 operands
 //
 //   ieee        sums in f32 (f64 for f64), each step rounded to nearest even, in any order
@@ -31,25 +31,25 @@
 
 namespace weft::kernels {
 
-enum class Accumulation : uint8_t { ieee, exact, v100, a100, ada, h100, b200 };
+enum class Accumulation : uint8_t { kIeee, kExact, kV100, kA100, kAda, kH100, kB200 };
 
 /// What becomes of f32 operands.
-enum class Tf32 : uint8_t { off, truncate, nearest };
+enum class Tf32 : uint8_t { kOff, kTruncate, kNearest };
 
 /// The rounding of one product.
 struct MatmulNumerics {
-  Accumulation accumulation = Accumulation::ieee;
-  Tf32 tf32 = Tf32::off;
+  Accumulation accumulation = Accumulation::kIeee;
+  Tf32 tf32 = Tf32::kOff;
 
   friend bool operator==(const MatmulNumerics&, const MatmulNumerics&) = default;
 };
 
 /// A thread's settings.
 struct MatmulSettings {
-  Accumulation accumulation = Accumulation::ieee;
+  Accumulation accumulation = Accumulation::kIeee;
   bool allow_tf32 = false;      // matrix products and attention
   bool conv_allow_tf32 = true;  // convolutions
-  Tf32 tf32_rounding = Tf32::truncate;
+  Tf32 tf32_rounding = Tf32::kTruncate;
 
   friend bool operator==(const MatmulSettings&, const MatmulSettings&) = default;
 };
@@ -81,8 +81,8 @@ Accumulation parse_accumulation(std::string_view name);
 /// All names, aliases included.
 const std::vector<std::string>& accumulation_names();
 
-inline bool is_gpu(Accumulation a) { return a != Accumulation::ieee && a != Accumulation::exact; }
+inline bool is_gpu(Accumulation a) { return a != Accumulation::kIeee && a != Accumulation::kExact; }
 /// Whether that GPU's tensor cores take TF32 operands.
-inline bool has_tf32(Accumulation a) { return is_gpu(a) && a != Accumulation::v100; }
+inline bool has_tf32(Accumulation a) { return is_gpu(a) && a != Accumulation::kV100; }
 
 }  // namespace weft::kernels

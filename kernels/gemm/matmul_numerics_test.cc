@@ -15,16 +15,16 @@ TEST_CASE("settings nest and come back") {
   CHECK(matmul_settings() == MatmulSettings{});
   CHECK(matmul_numerics() == MatmulNumerics{});
   {
-    const MatmulScope outer({.accumulation = Accumulation::h100});
-    CHECK(matmul_numerics() == MatmulNumerics{Accumulation::h100, Tf32::off});
+    const MatmulScope outer({.accumulation = Accumulation::kH100});
+    CHECK(matmul_numerics() == MatmulNumerics{Accumulation::kH100, Tf32::kOff});
     {
-      const MatmulScope inner({.allow_tf32 = true, .tf32_rounding = Tf32::nearest});
-      CHECK(matmul_numerics() == MatmulNumerics{Accumulation::ieee, Tf32::nearest});
+      const MatmulScope inner({.allow_tf32 = true, .tf32_rounding = Tf32::kNearest});
+      CHECK(matmul_numerics() == MatmulNumerics{Accumulation::kIeee, Tf32::kNearest});
     }
-    CHECK(GemmProblem{}.numerics.accumulation == Accumulation::h100);
+    CHECK(GemmProblem{}.numerics.accumulation == Accumulation::kH100);
   }
   CHECK(matmul_settings() == MatmulSettings{});
-  CHECK_THROWS_WITH(MatmulScope({.tf32_rounding = Tf32::off}),
+  CHECK_THROWS_WITH(MatmulScope({.tf32_rounding = Tf32::kOff}),
                     Catch::Contains("tf32_rounding must be truncate or nearest"));
 }
 
@@ -33,22 +33,22 @@ TEST_CASE("TF32 is off for products and on for convolutions, which need somethin
     const MatmulScope scope(s);
     return conv_numerics(device).tf32;
   };
-  CHECK(conv({}) == Tf32::off);
-  CHECK(conv({}, DeviceType::cuda) == Tf32::truncate);
-  CHECK(conv({.conv_allow_tf32 = false}, DeviceType::cuda) == Tf32::off);
-  CHECK(conv({.allow_tf32 = true}) == Tf32::truncate);
-  CHECK(conv({.allow_tf32 = true, .conv_allow_tf32 = false}) == Tf32::off);
-  CHECK(conv({.accumulation = Accumulation::a100}) == Tf32::truncate);
-  CHECK(conv({.accumulation = Accumulation::v100}) == Tf32::off);
-  CHECK(conv({.accumulation = Accumulation::exact}) == Tf32::off);
+  CHECK(conv({}) == Tf32::kOff);
+  CHECK(conv({}, DeviceType::cuda) == Tf32::kTruncate);
+  CHECK(conv({.conv_allow_tf32 = false}, DeviceType::cuda) == Tf32::kOff);
+  CHECK(conv({.allow_tf32 = true}) == Tf32::kTruncate);
+  CHECK(conv({.allow_tf32 = true, .conv_allow_tf32 = false}) == Tf32::kOff);
+  CHECK(conv({.accumulation = Accumulation::kA100}) == Tf32::kTruncate);
+  CHECK(conv({.accumulation = Accumulation::kV100}) == Tf32::kOff);
+  CHECK(conv({.accumulation = Accumulation::kExact}) == Tf32::kOff);
 }
 
 TEST_CASE("names and aliases") {
-  CHECK(parse_accumulation("ieee") == Accumulation::ieee);
-  CHECK(parse_accumulation("exact") == Accumulation::exact);
-  CHECK(parse_accumulation("a2") == Accumulation::a100);
-  CHECK(parse_accumulation("l40s") == Accumulation::ada);
-  CHECK(parse_accumulation("h200") == Accumulation::h100);
+  CHECK(parse_accumulation("ieee") == Accumulation::kIeee);
+  CHECK(parse_accumulation("exact") == Accumulation::kExact);
+  CHECK(parse_accumulation("a2") == Accumulation::kA100);
+  CHECK(parse_accumulation("l40s") == Accumulation::kAda);
+  CHECK(parse_accumulation("h200") == Accumulation::kH100);
   for (const char* gpu : {"v100", "a100", "ada", "h100", "b200"}) {
     CHECK(name(parse_accumulation(gpu)) == gpu);
   }
@@ -60,26 +60,27 @@ TEST_CASE("names and aliases") {
 
 TEST_CASE("a GPU without units for a format says so") {
   const Tensor a = Tensor::full({2, 2}, 1, DType::bf16), c = Tensor::empty({2, 2}, DType::bf16);
-  CHECK_THROWS_WITH(gemm({.a = a, .b = a, .c = c, .numerics = {Accumulation::v100}}),
+  CHECK_THROWS_WITH(gemm({.a = a, .b = a, .c = c, .numerics = {Accumulation::kV100}}),
                     Catch::Contains("v100") && Catch::Contains("bf16"));
 }
 
 TEST_CASE("f32 products of a GPU are ieee unless TF32 is allowed, f64 ones always") {
-  CHECK(gemm_arithmetic(DType::f32, {Accumulation::h100}) == GemmArithmetic::ieee);
-  CHECK(gemm_arithmetic(DType::f32, {Accumulation::h100, Tf32::truncate}) ==
-        GemmArithmetic::tensor_core);
-  CHECK(gemm_arithmetic(DType::bf16, {Accumulation::ieee, Tf32::truncate}) == GemmArithmetic::ieee);
-  for (Accumulation a : {Accumulation::exact, Accumulation::b200}) {
-    CHECK(gemm_arithmetic(DType::f64, {a, Tf32::truncate}) == GemmArithmetic::ieee);
+  CHECK(gemm_arithmetic(DType::f32, {Accumulation::kH100}) == GemmArithmetic::kIeee);
+  CHECK(gemm_arithmetic(DType::f32, {Accumulation::kH100, Tf32::kTruncate}) ==
+        GemmArithmetic::kTensorCore);
+  CHECK(gemm_arithmetic(DType::bf16, {Accumulation::kIeee, Tf32::kTruncate}) ==
+        GemmArithmetic::kIeee);
+  for (Accumulation a : {Accumulation::kExact, Accumulation::kB200}) {
+    CHECK(gemm_arithmetic(DType::f64, {a, Tf32::kTruncate}) == GemmArithmetic::kIeee);
   }
-  CHECK(gemm_arithmetic(DType::f8e5m2, {}) == GemmArithmetic::fp8);
+  CHECK(gemm_arithmetic(DType::f8e5m2, {}) == GemmArithmetic::kFp8);
 }
 
 TEST_CASE("TF32 operands keep ten bits, NaNs, infinities and their layout") {
   const float third = 1.0f / 3, nan = std::bit_cast<float>(0x7f800001u);
   const Tensor x =
       Tensor::from(std::vector<float>{third, -third, INFINITY, nan, 0x1p-149f, 3}, {6});
-  const Tensor cut = tf32_operand(x, Tf32::truncate), near = tf32_operand(x, Tf32::nearest);
+  const Tensor cut = tf32_operand(x, Tf32::kTruncate), near = tf32_operand(x, Tf32::kNearest);
   const float* c = cut.data<float>();
   const float* n = near.data<float>();
   CHECK(c[0] == 1365 * 0x1p-12f);  // 1/3 = 1365.33 / 2^12
@@ -91,16 +92,16 @@ TEST_CASE("TF32 operands keep ten bits, NaNs, infinities and their layout") {
   CHECK(c[5] == 3);
   const float tie = 1 + 0x1p-11f;
   const Tensor t = Tensor::from(std::vector<float>{tie, -tie}, {2});
-  CHECK(tf32_operand(t, Tf32::truncate).to_vector() == std::vector<double>{1, -1});
-  CHECK(tf32_operand(t, Tf32::nearest).to_vector() ==
+  CHECK(tf32_operand(t, Tf32::kTruncate).to_vector() == std::vector<double>{1, -1});
+  CHECK(tf32_operand(t, Tf32::kNearest).to_vector() ==
         std::vector<double>{1 + 0x1p-10, -1 - 0x1p-10});
-  CHECK(tf32_operand(x, Tf32::off).is_same(x));
+  CHECK(tf32_operand(x, Tf32::kOff).is_same(x));
   const Tensor half = Tensor::full({2}, third, DType::f16);
-  CHECK(tf32_operand(half, Tf32::truncate).is_same(half));
+  CHECK(tf32_operand(half, Tf32::kTruncate).is_same(half));
   const Tensor matrix = Tensor::full({3, 4}, third);
-  const Tensor transposed = tf32_operand(view::transpose(matrix, 0, 1), Tf32::truncate);
+  const Tensor transposed = tf32_operand(view::transpose(matrix, 0, 1), Tf32::kTruncate);
   CHECK(transposed.stride(0) == 1);
-  const Tensor repeated = tf32_operand(view::expand(matrix, {5, 3, 4}), Tf32::truncate);
+  const Tensor repeated = tf32_operand(view::expand(matrix, {5, 3, 4}), Tf32::kTruncate);
   CHECK(repeated.stride(0) == 0);
   CHECK(repeated.to_vector() == std::vector<double>(60, c[0]));
 }
@@ -111,14 +112,14 @@ TEST_CASE("exact products survive what ieee sums lose") {
       Tensor::from(std::vector<float>{0x1p30f, -0x1p30f, 1, 1, 0x1p-24f, 0x1p-30f}, {2, 3});
   const Tensor b = Tensor::from(std::vector<float>{0x1p30f, 1, 0x1p30f, 1, 1, 0x1p-30f}, {3, 2});
   const Tensor c = Tensor::empty({2, 2});
-  gemm({.a = a, .b = b, .c = c, .numerics = {Accumulation::exact}});
+  gemm({.a = a, .b = b, .c = c, .numerics = {Accumulation::kExact}});
   CHECK(c.to_vector()[0] == 1);
   CHECK(c.to_vector()[3] == 1 + 0x1p-23);
   const Tensor inf = Tensor::from(std::vector<float>{INFINITY, 1, -INFINITY, 1}, {2, 2});
   const Tensor ones = Tensor::full({2, 2}, 1), out = Tensor::empty({2, 2});
-  gemm({.a = inf, .b = ones, .c = out, .numerics = {Accumulation::exact}});
+  gemm({.a = inf, .b = ones, .c = out, .numerics = {Accumulation::kExact}});
   CHECK(out.to_vector() == std::vector<double>{INFINITY, INFINITY, -INFINITY, -INFINITY});
-  gemm({.a = ones, .b = inf, .c = out, .numerics = {Accumulation::exact}});
+  gemm({.a = ones, .b = inf, .c = out, .numerics = {Accumulation::kExact}});
   CHECK(std::isnan(out.to_vector()[0]));
   CHECK(out.to_vector()[1] == 2);
 }

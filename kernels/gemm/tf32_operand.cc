@@ -28,7 +28,7 @@ void round_rows(const Tensor& x, const Tensor& y, Tf32 rounding) {
     for (int64_t row = begin; row < end; ++row) {
       const float* in = from + offsets[row];
       float* out = to + row * columns;
-      if (rounding == Tf32::truncate) {
+      if (rounding == Tf32::kTruncate) {
         for (int64_t i = 0; i < columns; ++i) out[i] = truncated(in[i * step]);
       } else {
         for (int64_t i = 0; i < columns; ++i) out[i] = static_cast<float>(tf32(in[i * step]));
@@ -40,7 +40,7 @@ void round_rows(const Tensor& x, const Tensor& y, Tf32 rounding) {
 }  // namespace
 
 Tensor tf32_operand(const Tensor& x, Tf32 rounding) {
-  if (rounding == Tf32::off || x.dtype() != DType::f32 || x.numel() == 0) return x;
+  if (rounding == Tf32::kOff || x.dtype() != DType::f32 || x.numel() == 0) return x;
   Tensor once = x;  // a repeated dimension counted once
   for (int d = 0; d < x.dim(); ++d) {
     if (x.stride(d) == 0 && x.size(d) > 1) once = view::narrow(once, d, 0, 1);

@@ -8,22 +8,22 @@ namespace weft::kernels {
 #include "kernels/op_list_inl.h"
 
 bool random_fits_cuda(const RandomProblem& p) {
-  return p.distribution != Distribution::trunc_normal;
+  return p.distribution != Distribution::kTruncNormal;
 }
 
 void random(const RandomProblem& problem) { dispatch(random_op(), problem); }
 
 std::string_view name(Distribution distribution) {
   switch (distribution) {
-    case Distribution::uniform:
+    case Distribution::kUniform:
       return "uniform";
-    case Distribution::normal:
+    case Distribution::kNormal:
       return "normal";
-    case Distribution::trunc_normal:
+    case Distribution::kTruncNormal:
       return "trunc_normal";
-    case Distribution::bernoulli:
+    case Distribution::kBernoulli:
       return "bernoulli";
-    case Distribution::integers:
+    case Distribution::kIntegers:
       return "integers";
   }
   return "unknown";

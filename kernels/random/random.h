@@ -18,13 +18,13 @@
 
 namespace weft::kernels {
 
-enum class Distribution : uint8_t { uniform, normal, trunc_normal, bernoulli, integers };
+enum class Distribution : uint8_t { kUniform, kNormal, kTruncNormal, kBernoulli, kIntegers };
 
 std::string_view name(Distribution distribution);
 
 struct RandomProblem {
   Tensor y;
-  Distribution distribution = Distribution::uniform;
+  Distribution distribution = Distribution::kUniform;
   double low = 0, high = 1;  // uniform, trunc_normal, integers; low < high
   double mean = 0, std = 1;  // normal, trunc_normal; std > 0
   double p = 0.5;            // bernoulli

@@ -16,25 +16,25 @@ inline OpTable random_table() {
            RandomProblem p{.y = strided ? in.strided_output(shape, dtype) : in.output(shape, dtype),
                            .distribution = distribution};
            p.seed = 0xfeedfacecafebeefu, p.stream = 3, p.offset = 11;
-           if (distribution == Distribution::integers) p.low = 0, p.high = 10;
-           if (distribution == Distribution::uniform) p.low = -0.5, p.high = 1.5;
-           if (distribution == Distribution::trunc_normal) p.low = -2, p.high = 2.5;
-           p.mean = distribution == Distribution::normal ? 0.25 : 0;
+           if (distribution == Distribution::kIntegers) p.low = 0, p.high = 10;
+           if (distribution == Distribution::kUniform) p.low = -0.5, p.high = 1.5;
+           if (distribution == Distribution::kTruncNormal) p.low = -2, p.high = 2.5;
+           p.mean = distribution == Distribution::kNormal ? 0.25 : 0;
            p.std = 1.5, p.p = 0.3;
            return p;
          },
          cost});
   };
   using enum Distribution;
-  for (Distribution distribution : {uniform, normal, trunc_normal, bernoulli, integers}) {
+  for (Distribution distribution : {kUniform, kNormal, kTruncNormal, kBernoulli, kIntegers}) {
     for (DType dtype : {DType::f64, DType::f32, DType::bf16, DType::f16}) {
       for (int64_t n : {0, 1, 3, 4, 33, 4099}) add({n}, dtype, distribution, false);
       add({5, 7}, dtype, distribution, true);
     }
   }
-  add({100}, DType::i64, integers, false);
-  add({100}, DType::boolean, bernoulli, false);
-  add({3072, 768}, DType::f32, uniform, false, {.flops = 0, .bytes = 4.0 * 3072 * 768});
+  add({100}, DType::i64, kIntegers, false);
+  add({100}, DType::boolean, kBernoulli, false);
+  add({3072, 768}, DType::f32, kUniform, false, {.flops = 0, .bytes = 4.0 * 3072 * 768});
   return make_table(random_op(), std::move(cases), random_reference);
 }
 

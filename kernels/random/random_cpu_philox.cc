@@ -79,7 +79,7 @@ class Sampler {
 
   void draw(uint64_t block, double (&out)[4]) const {
     const auto words = philox4x32(p_.seed, p_.stream, p_.offset + block);
-    if (p_.distribution == Distribution::normal) {
+    if (p_.distribution == Distribution::kNormal) {
       for (int i = 0; i < 4; i += 2) {
         const double radius = std::sqrt(-2 * std::log(unit(words[i])));
         const double angle = 2 * std::numbers::pi * unit(words[i + 1]);
@@ -94,18 +94,18 @@ class Sampler {
  private:
   double from_unit(double u) const {
     switch (p_.distribution) {
-      case Distribution::uniform: {
+      case Distribution::kUniform: {
         const double x = p_.low + (p_.high - p_.low) * u;
         return x < p_.high ? x : std::nextafter(p_.high, p_.low);
       }
-      case Distribution::trunc_normal:
+      case Distribution::kTruncNormal:
         return std::clamp(p_.mean + p_.std * quantile(below_ + (above_ - below_) * u), p_.low,
                           p_.high);
-      case Distribution::bernoulli:
+      case Distribution::kBernoulli:
         return u < p_.p ? 1 : 0;
-      case Distribution::integers:
+      case Distribution::kIntegers:
         return p_.low + std::floor(u * (p_.high - p_.low));
-      case Distribution::normal:
+      case Distribution::kNormal:
         break;
     }
     WEFT_ASSERT(false);
@@ -127,7 +127,7 @@ void random_cpu_philox(const RandomProblem& p) {
     T* out = y.data<T>();
     const T high = from_double<T>(p.high);
     // A uniform number just below `high` may round up to it in a narrow dtype.
-    const bool keeps_below = is_floating(y.dtype()) && p.distribution == Distribution::uniform;
+    const bool keeps_below = is_floating(y.dtype()) && p.distribution == Distribution::kUniform;
     parallel_for((n + 3) / 4, 1024, [&](int64_t begin, int64_t end) {
       double values[4];
       for (int64_t block = begin; block < end; ++block) {

@@ -32,7 +32,7 @@ __global__ void __launch_bounds__(kThreads) random_kernel(RandomArguments a) {
        b += static_cast<int64_t>(gridDim.x) * kThreads) {
     const auto words = philox4x32(a.seed, a.stream, a.offset + static_cast<uint64_t>(b));
     double out[4];
-    if (a.distribution == Distribution::normal) {
+    if (a.distribution == Distribution::kNormal) {
 #pragma unroll
       for (int i = 0; i < 4; i += 2) {
         const double radius = std::sqrt(-2 * std::log(unit(words[i])));
@@ -44,8 +44,8 @@ __global__ void __launch_bounds__(kThreads) random_kernel(RandomArguments a) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         const double u = unit(words[i]);
-        out[i] = a.distribution == Distribution::uniform ? a.low + (a.high - a.low) * u
-                 : a.distribution == Distribution::bernoulli
+        out[i] = a.distribution == Distribution::kUniform ? a.low + (a.high - a.low) * u
+                 : a.distribution == Distribution::kBernoulli
                      ? (u < a.p ? 1.0 : 0.0)
                      : a.low + std::floor(u * (a.high - a.low));
       }
@@ -64,7 +64,7 @@ __global__ void __launch_bounds__(kThreads) random_kernel(RandomArguments a) {
 void random_cuda_philox(const RandomProblem& p) {
   if (p.y.numel() == 0) return;
   const Tensor y = contiguous_output(p.y);
-  const bool keeps_below = is_floating(p.dtype()) && p.distribution == Distribution::uniform;
+  const bool keeps_below = is_floating(p.dtype()) && p.distribution == Distribution::kUniform;
   // One unit in the last place towards zero, or away from it, lies below `high`.
   const double step =
       keeps_below ? 2 * unit_roundoff(p.dtype()) * std::max(std::abs(p.high), 1e-30) : 0;

@@ -36,18 +36,18 @@ std::vector<Expected> random_reference(const RandomProblem& p) {
     long double value = 0;
     double error = 0;
     switch (p.distribution) {
-      case Distribution::uniform:
+      case Distribution::kUniform:
         value = p.low + (static_cast<long double>(p.high) - p.low) * unit(p, i);
         error = 4 * 0x1p-53 * (std::abs(p.low) + std::abs(p.high));
         break;
-      case Distribution::normal: {
+      case Distribution::kNormal: {
         const long double radius = std::sqrt(-2 * std::log(unit(p, i - i % 2)));
         const long double angle = 2 * std::numbers::pi_v<long double> * unit(p, i - i % 2 + 1);
         value = p.mean + p.std * radius * (i % 2 ? std::sin(angle) : std::cos(angle));
         error = 32 * 0x1p-53 * (std::abs(p.mean) + p.std * static_cast<double>(radius));
         break;
       }
-      case Distribution::trunc_normal: {
+      case Distribution::kTruncNormal: {
         const long double below = cdf((p.low - p.mean) / static_cast<long double>(p.std));
         const long double above = cdf((p.high - p.mean) / static_cast<long double>(p.std));
         value = p.mean + p.std * quantile(below + (above - below) * unit(p, i));
@@ -57,21 +57,21 @@ std::vector<Expected> random_reference(const RandomProblem& p) {
         error = 1e-13 * (std::abs(p.mean) + p.std);
         break;
       }
-      case Distribution::bernoulli:
+      case Distribution::kBernoulli:
         value = unit(p, i) < p.p ? 1 : 0;
         break;
-      case Distribution::integers:
+      case Distribution::kIntegers:
         value = p.low + std::floor(unit(p, i) * (p.high - p.low));
         break;
     }
     expected.values.push_back(static_cast<double>(value));
-    const bool rounds = is_floating(p.dtype()) && p.distribution <= Distribution::trunc_normal;
+    const bool rounds = is_floating(p.dtype()) && p.distribution <= Distribution::kTruncNormal;
     double bound = 0;
     if (rounds) {
       const double magnitude = std::abs(static_cast<double>(value)) + error;
       bound = error + numerics::rounding_error(magnitude, p.dtype());
       // Where rounding to nearest would reach `high` the result is the number below it.
-      if (p.distribution == Distribution::uniform && value + bound >= p.high) bound *= 3;
+      if (p.distribution == Distribution::kUniform && value + bound >= p.high) bound *= 3;
     }
     expected.bounds.push_back(bound);
   }

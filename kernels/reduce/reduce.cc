@@ -5,11 +5,11 @@ namespace {
 
 bool reduce_is_arithmetic(const ReduceProblem& problem) {
   switch (problem.reduction) {
-    case Reduction::sum:
-    case Reduction::mean:
-    case Reduction::var:
-    case Reduction::max:
-    case Reduction::min:
+    case Reduction::kSum:
+    case Reduction::kMean:
+    case Reduction::kVar:
+    case Reduction::kMax:
+    case Reduction::kMin:
       return true;
     default:
       return false;
@@ -27,25 +27,25 @@ void reduce(const ReduceProblem& problem) { dispatch(reduce_op(), problem); }
 
 std::string_view name(Reduction reduction) {
   switch (reduction) {
-    case Reduction::sum:
+    case Reduction::kSum:
       return "sum";
-    case Reduction::mean:
+    case Reduction::kMean:
       return "mean";
-    case Reduction::prod:
+    case Reduction::kProd:
       return "prod";
-    case Reduction::var:
+    case Reduction::kVar:
       return "var";
-    case Reduction::max:
+    case Reduction::kMax:
       return "max";
-    case Reduction::min:
+    case Reduction::kMin:
       return "min";
-    case Reduction::argmax:
+    case Reduction::kArgmax:
       return "argmax";
-    case Reduction::argmin:
+    case Reduction::kArgmin:
       return "argmin";
-    case Reduction::any:
+    case Reduction::kAny:
       return "any";
-    case Reduction::all:
+    case Reduction::kAll:
       return "all";
   }
   WEFT_ASSERT(false);

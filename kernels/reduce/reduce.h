@@ -23,14 +23,25 @@
 
 namespace weft::kernels {
 
-enum class Reduction : uint8_t { sum, mean, prod, var, max, min, argmax, argmin, any, all };
+enum class Reduction : uint8_t {
+  kSum,
+  kMean,
+  kProd,
+  kVar,
+  kMax,
+  kMin,
+  kArgmax,
+  kArgmin,
+  kAny,
+  kAll
+};
 
 std::string_view name(Reduction reduction);
 
 struct ReduceProblem {
   Tensor x;
   Tensor y;
-  Reduction reduction = Reduction::sum;
+  Reduction reduction = Reduction::kSum;
   double correction = 1;  // of var: 1 is Bessel's, 0 the population's variance
 
   DType dtype() const { return x.dtype(); }

@@ -11,17 +11,17 @@ inline OpTable reduce_table() {
   std::vector<Case<Problem>> cases;
   const auto result_dtype = [](Reduction reduction, DType x) {
     switch (reduction) {
-      case Reduction::argmax:
-      case Reduction::argmin:
+      case Reduction::kArgmax:
+      case Reduction::kArgmin:
         return DType::i64;
-      case Reduction::any:
-      case Reduction::all:
+      case Reduction::kAny:
+      case Reduction::kAll:
         return DType::boolean;
-      case Reduction::max:
-      case Reduction::min:
+      case Reduction::kMax:
+      case Reduction::kMin:
         return x;
-      case Reduction::mean:
-      case Reduction::var:
+      case Reduction::kMean:
+      case Reduction::kVar:
         return is_floating(x) ? x : DType::f32;
       default:
         return is_floating(x) ? x : DType::i64;
@@ -41,7 +41,7 @@ inline OpTable reduce_table() {
                        const auto make = [&](const Shape& shape) {
                          if (integers)
                            return in.integers(shape, dtype, positive ? 0 : -3, positive ? 1 : 3);
-                         if (reduction == Reduction::prod)
+                         if (reduction == Reduction::kProd)
                            return in.uniform(shape, dtype, 0.8, 1.2);
                          return in.uniform(shape, dtype, -1, 2);
                        };
@@ -76,8 +76,8 @@ inline OpTable reduce_table() {
     add(reduction, {}, {}, dtype, Layout::kContiguous, integers, out);
   };
   const Reduction all_reductions[] = {
-      Reduction::sum, Reduction::mean,   Reduction::prod,   Reduction::var, Reduction::max,
-      Reduction::min, Reduction::argmax, Reduction::argmin, Reduction::any, Reduction::all};
+      Reduction::kSum, Reduction::kMean,   Reduction::kProd,   Reduction::kVar, Reduction::kMax,
+      Reduction::kMin, Reduction::kArgmax, Reduction::kArgmin, Reduction::kAny, Reduction::kAll};
   for (Reduction reduction : all_reductions) {
     for (DType dtype : {DType::f64, DType::f32, DType::f16, DType::bf16}) {
       each(reduction, dtype, false);
@@ -88,14 +88,14 @@ inline OpTable reduce_table() {
     }
     for (DType dtype : {DType::tf32, DType::f8e4m3, DType::f8e5m2}) {
       add(reduction, {5, 33}, {5, 1}, dtype, Layout::kContiguous, true,
-          is_floating(result_dtype(reduction, dtype)) && reduction != Reduction::max &&
-                  reduction != Reduction::min
+          is_floating(result_dtype(reduction, dtype)) && reduction != Reduction::kMax &&
+                  reduction != Reduction::kMin
               ? DType::f32
               : result_dtype(reduction, dtype));
     }
   }
   // Lengths around vectors, blocks and chunks, as rows and as columns.
-  for (Reduction reduction : {Reduction::sum, Reduction::var, Reduction::max}) {
+  for (Reduction reduction : {Reduction::kSum, Reduction::kVar, Reduction::kMax}) {
     for (DType dtype : {DType::f64, DType::f32, DType::bf16}) {
       for (int64_t n : {15, 16, 17, 31, 32, 33, 127, 128, 129, 1023, 1024, 1025, 4099}) {
         add(reduction, {3, n}, {3, 1}, dtype, Layout::kContiguous, false, dtype);
@@ -106,13 +106,13 @@ inline OpTable reduce_table() {
     }
     // A narrow input with a wide result.
     add(reduction, {40, 65}, {40, 1}, DType::bf16, Layout::kContiguous, false,
-        reduction == Reduction::max ? DType::bf16 : DType::f32);
+        reduction == Reduction::kMax ? DType::bf16 : DType::f32);
   }
   // More rows than a GPU's grid has blocks: each takes several, one after the other.
-  add(Reduction::sum, {4500, 3}, {4500, 1}, DType::f32, Layout::kContiguous, false, DType::f32);
+  add(Reduction::kSum, {4500, 3}, {4500, 1}, DType::f32, Layout::kContiguous, false, DType::f32);
   // Nothing to reduce, and nothing to make.
-  for (Reduction reduction : {Reduction::sum, Reduction::mean, Reduction::prod, Reduction::var,
-                              Reduction::any, Reduction::all}) {
+  for (Reduction reduction : {Reduction::kSum, Reduction::kMean, Reduction::kProd, Reduction::kVar,
+                              Reduction::kAny, Reduction::kAll}) {
     add(reduction, {3, 0}, {3, 1}, DType::f32, Layout::kContiguous, false,
         result_dtype(reduction, DType::f32));
     add(reduction, {0, 3}, {0, 1}, DType::f32, Layout::kContiguous, false,
@@ -145,12 +145,12 @@ inline OpTable reduce_table() {
   cases.push_back({"var_of_one", [](Inputs& in) {
                      return Problem{.x = in.normal({3, 1}, DType::f32),
                                     .y = in.output({3, 1}, DType::f32),
-                                    .reduction = Reduction::var};
+                                    .reduction = Reduction::kVar};
                    }});
   cases.push_back({"var_with_a_large_mean", [](Inputs& in) {
                      return Problem{.x = in.normal({5, 3000}, DType::f32, 1, 1e4),
                                     .y = in.output({5, 1}, DType::f32),
-                                    .reduction = Reduction::var};
+                                    .reduction = Reduction::kVar};
                    }});
   // Bias gradients of ViT-B/16 at batch 4 and of the compact model at batch 64; rows; everything.
   const auto timed = [&](Reduction reduction, Shape from, Shape to, DType dtype, DType out) {
@@ -159,16 +159,16 @@ inline OpTable reduce_table() {
         {.flops = elements, .bytes = elements * static_cast<double>(itemsize(dtype))});
   };
   for (DType dtype : {DType::f32, DType::bf16}) {
-    timed(Reduction::sum, {788, 768}, {1, 768}, dtype, DType::f32);
-    timed(Reduction::sum, {788, 3072}, {1, 3072}, dtype, DType::f32);
-    timed(Reduction::sum, {4160, 192}, {1, 192}, dtype, DType::f32);
-    timed(Reduction::mean, {788, 768}, {788, 1}, dtype, dtype);
-    timed(Reduction::sum, {788, 768}, {1, 1}, dtype, DType::f32);
+    timed(Reduction::kSum, {788, 768}, {1, 768}, dtype, DType::f32);
+    timed(Reduction::kSum, {788, 3072}, {1, 3072}, dtype, DType::f32);
+    timed(Reduction::kSum, {4160, 192}, {1, 192}, dtype, DType::f32);
+    timed(Reduction::kMean, {788, 768}, {788, 1}, dtype, dtype);
+    timed(Reduction::kSum, {788, 768}, {1, 1}, dtype, DType::f32);
   }
-  timed(Reduction::sum, {4, 197, 768}, {1, 197, 768}, DType::f32, DType::f32);
-  timed(Reduction::max, {788, 768}, {788, 1}, DType::f32, DType::f32);
-  timed(Reduction::var, {788, 768}, {1, 768}, DType::f32, DType::f32);
-  timed(Reduction::argmax, {64, 1000}, {64, 1}, DType::f32, DType::i64);
+  timed(Reduction::kSum, {4, 197, 768}, {1, 197, 768}, DType::f32, DType::f32);
+  timed(Reduction::kMax, {788, 768}, {788, 1}, DType::f32, DType::f32);
+  timed(Reduction::kVar, {788, 768}, {1, 768}, DType::f32, DType::f32);
+  timed(Reduction::kArgmax, {64, 1000}, {64, 1}, DType::f32, DType::i64);
   return make_table(reduce_op(), std::move(cases), reduce_reference);
 }
 

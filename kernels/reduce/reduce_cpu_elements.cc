@@ -47,16 +47,16 @@ void reduce_one(const ReduceProblem& p, int64_t count, int64_t offset, ForEach&&
     return static_cast<Value>(total);
   };
   switch (p.reduction) {
-    case Reduction::sum:
+    case Reduction::kSum:
       return store(p.y, offset, sum());
-    case Reduction::mean:
+    case Reduction::kMean:
       return store(p.y, offset, static_cast<double>(sum()) / static_cast<double>(count));
-    case Reduction::prod: {
+    case Reduction::kProd: {
       Sum product = 1;
       for_each([&](Value x) { product *= static_cast<Sum>(x); });
       return store(p.y, offset, static_cast<Value>(product));
     }
-    case Reduction::var: {
+    case Reduction::kVar: {
       const double n = static_cast<double>(count), mean = static_cast<double>(sum()) / n;
       double squares = 0;
       for_each([&](Value x) {
@@ -65,11 +65,11 @@ void reduce_one(const ReduceProblem& p, int64_t count, int64_t offset, ForEach&&
       });
       return store(p.y, offset, squares / std::max(0.0, n - p.correction));
     }
-    case Reduction::max:
-    case Reduction::min:
-    case Reduction::argmax:
-    case Reduction::argmin: {
-      const bool largest = p.reduction == Reduction::max || p.reduction == Reduction::argmax;
+    case Reduction::kMax:
+    case Reduction::kMin:
+    case Reduction::kArgmax:
+    case Reduction::kArgmin: {
+      const bool largest = p.reduction == Reduction::kMax || p.reduction == Reduction::kArgmax;
       int64_t place = -1, index = 0;
       Value best = 0;
       for_each([&](Value x) {
@@ -80,16 +80,16 @@ void reduce_one(const ReduceProblem& p, int64_t count, int64_t offset, ForEach&&
         }
         ++index;
       });
-      if (p.reduction == Reduction::max || p.reduction == Reduction::min) {
+      if (p.reduction == Reduction::kMax || p.reduction == Reduction::kMin) {
         return store(p.y, offset, best);
       }
       return store(p.y, offset, place);
     }
-    case Reduction::any:
-    case Reduction::all: {
+    case Reduction::kAny:
+    case Reduction::kAll: {
       int64_t nonzero = 0;
       for_each([&](Value x) { nonzero += x != 0; });
-      const bool result = p.reduction == Reduction::any ? nonzero > 0 : nonzero == count;
+      const bool result = p.reduction == Reduction::kAny ? nonzero > 0 : nonzero == count;
       return store(p.y, offset, static_cast<int64_t>(result));
     }
   }
@@ -99,8 +99,8 @@ void reduce_one(const ReduceProblem& p, int64_t count, int64_t offset, ForEach&&
 
 void reduce_cpu_elements(const ReduceProblem& p) {
   const ReduceLayout layout = reduce_layout(p.x, p.y, false);
-  const bool selects = p.reduction == Reduction::max || p.reduction == Reduction::min ||
-                       p.reduction == Reduction::argmax || p.reduction == Reduction::argmin;
+  const bool selects = p.reduction == Reduction::kMax || p.reduction == Reduction::kMin ||
+                       p.reduction == Reduction::kArgmax || p.reduction == Reduction::kArgmin;
   WEFT_ASSERT(layout.count > 0 || layout.outputs == 0 || !selects);
   const int64_t grain = std::max<int64_t>(1, 16384 / std::max<int64_t>(layout.count, 1));
   visit_dtype(p.x.dtype(), [&](auto tag) {

@@ -323,13 +323,13 @@ void sum_or_variance(const ReduceProblem& p, const ReduceLayout& layout) {
   const double count = static_cast<double>(layout.count);
   Partials partials(layout);
   partials.fill<Fold::kSum, Acc>(p.x, nullptr);
-  const double divisor = p.reduction == Reduction::sum ? 1 : count;
+  const double divisor = p.reduction == Reduction::kSum ? 1 : count;
   const auto means = [&](int64_t begin, int64_t n, double* values) HWY_ATTR {
     partials.join_chunks<Fold::kSum>(begin, n, values);
     if (divisor == 1) return;
     for (int64_t j = 0; j < n; ++j) values[j] /= divisor;
   };
-  if (p.reduction != Reduction::var) return store_outputs(layout, p.y, means);
+  if (p.reduction != Reduction::kVar) return store_outputs(layout, p.y, means);
   std::vector<double> mean(layout.outputs);
   means(0, layout.outputs, mean.data());
   partials.fill<Fold::kSquares, Acc>(p.x, mean.data());
@@ -348,10 +348,10 @@ template <class Acc>
 void run(const ReduceProblem& p) {
   const ReduceLayout layout = reduce_layout(p.x, p.y, true);
   if (layout.outputs == 0) return;
-  if (p.reduction == Reduction::max) return extreme<Fold::kMax, Acc>(p, layout);
-  if (p.reduction == Reduction::min) return extreme<Fold::kMin, Acc>(p, layout);
+  if (p.reduction == Reduction::kMax) return extreme<Fold::kMax, Acc>(p, layout);
+  if (p.reduction == Reduction::kMin) return extreme<Fold::kMin, Acc>(p, layout);
   if (layout.count > 0) return sum_or_variance<Acc>(p, layout);
-  const double empty = p.reduction == Reduction::sum ? 0 : NAN;
+  const double empty = p.reduction == Reduction::kSum ? 0 : NAN;
   store_outputs(layout, p.y,
                 [&](int64_t, int64_t n, double* values) { std::fill_n(values, n, empty); });
 }

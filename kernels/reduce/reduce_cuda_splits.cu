@@ -188,26 +188,26 @@ __global__ void __launch_bounds__(kThreads)
   const double n = static_cast<double>(f.count);
   const int64_t at = f.kept_y.offset(output);
   switch (f.reduction) {
-    case Reduction::mean:
+    case Reduction::kMean:
       if (f.means) {
         f.means[output] = static_cast<double>(all.value) / n;
       } else {
         store_one(f.y, at, static_cast<double>(all.value) / n);
       }
       break;
-    case Reduction::var: {
+    case Reduction::kVar: {
       const double divisor = n > f.correction ? n - f.correction : 0;
       store_one(f.y, at, static_cast<double>(all.value) / divisor);
       break;
     }
-    case Reduction::argmax:
-    case Reduction::argmin:
+    case Reduction::kArgmax:
+    case Reduction::kArgmin:
       store_one(f.y, at, all.place);
       break;
-    case Reduction::any:
+    case Reduction::kAny:
       store_one(f.y, at, static_cast<int64_t>(all.value > 0));
       break;
-    case Reduction::all:
+    case Reduction::kAll:
       store_one(f.y, at, static_cast<int64_t>(all.value == static_cast<Acc>(f.count)));
       break;
     default:
@@ -217,18 +217,18 @@ __global__ void __launch_bounds__(kThreads)
 
 Kind kind_of(Reduction reduction) {
   switch (reduction) {
-    case Reduction::prod:
+    case Reduction::kProd:
       return Kind::kProduct;
-    case Reduction::var:
+    case Reduction::kVar:
       return Kind::kSquares;
-    case Reduction::max:
-    case Reduction::argmax:
+    case Reduction::kMax:
+    case Reduction::kArgmax:
       return Kind::kLargest;
-    case Reduction::min:
-    case Reduction::argmin:
+    case Reduction::kMin:
+    case Reduction::kArgmin:
       return Kind::kSmallest;
-    case Reduction::any:
-    case Reduction::all:
+    case Reduction::kAny:
+    case Reduction::kAll:
       return Kind::kCount;
     default:
       return Kind::kSum;
@@ -287,16 +287,16 @@ void pass(const ReduceProblem& p, const ReduceLayout& layout, Reduction reductio
 }  // namespace
 
 void reduce_cuda_splits(const ReduceProblem& p) {
-  const bool places = p.reduction == Reduction::argmax || p.reduction == Reduction::argmin;
+  const bool places = p.reduction == Reduction::kArgmax || p.reduction == Reduction::kArgmin;
   const ReduceLayout layout = reduce_layout(p.x, p.y, !places);
   if (layout.outputs == 0) return;
   WEFT_CHECK(layout.count > 0 ||
-                 (p.reduction != Reduction::max && p.reduction != Reduction::min && !places),
+                 (p.reduction != Reduction::kMax && p.reduction != Reduction::kMin && !places),
              "{}: there are no elements to choose from", p.describe());
-  if (p.reduction == Reduction::var) {
+  if (p.reduction == Reduction::kVar) {
     const Tensor means = Tensor::empty({layout.outputs}, DType::f64, p.device());
-    pass<double>(p, layout, Reduction::mean, means.data<double>(), nullptr);
-    pass<double>(p, layout, Reduction::var, nullptr, means.data<double>());
+    pass<double>(p, layout, Reduction::kMean, means.data<double>(), nullptr);
+    pass<double>(p, layout, Reduction::kVar, nullptr, means.data<double>());
   } else if (is_floating(p.x.dtype())) {
     pass<double>(p, layout, p.reduction, nullptr, nullptr);
   } else {

@@ -55,13 +55,13 @@ Result reduce_group(const ReduceProblem& p, const std::vector<double>& group) {
       exact ? 0 : magnitude * (wide ? gamma(2 * n, u) : gamma(24, u) + gamma(n, 0x1p-53));
   const double mean = sum / n;
   switch (p.reduction) {
-    case Reduction::sum:
+    case Reduction::kSum:
       return {sum, sum_error};
-    case Reduction::mean:
+    case Reduction::kMean:
       return {mean, sum_error / n + std::abs(mean) * 0x1p-53};
-    case Reduction::prod:
+    case Reduction::kProd:
       return {product, exact ? 0 : std::abs(product) * gamma(2 * n, 0x1p-53)};
-    case Reduction::var: {
+    case Reduction::kVar: {
       double squares = 0;
       for (double x : group) squares += (x - mean) * (x - mean);
       const double mean_error = sum_error / n, centre_error = mean_error + u * std::abs(mean);
@@ -71,15 +71,15 @@ Result reduce_group(const ReduceProblem& p, const std::vector<double>& group) {
                            n * mean_error * (2 * centre_error + mean_error);
       return {squares / divisor, divisor > 0 ? error / divisor : 0};
     }
-    case Reduction::any:
+    case Reduction::kAny:
       return {nonzero > 0 ? 1.0 : 0.0, 0};
-    case Reduction::all:
+    case Reduction::kAll:
       return {nonzero == n ? 1.0 : 0.0, 0};
     default:
       break;
   }
   WEFT_ASSERT(!group.empty());
-  const bool largest = p.reduction == Reduction::max || p.reduction == Reduction::argmax;
+  const bool largest = p.reduction == Reduction::kMax || p.reduction == Reduction::kArgmax;
   size_t best = 0;
   for (size_t i = 0; i < group.size(); ++i) {
     if (std::isnan(group[i])) {
@@ -88,7 +88,7 @@ Result reduce_group(const ReduceProblem& p, const std::vector<double>& group) {
     }
     if (largest ? group[i] > group[best] : group[i] < group[best]) best = i;
   }
-  const bool place = p.reduction == Reduction::argmax || p.reduction == Reduction::argmin;
+  const bool place = p.reduction == Reduction::kArgmax || p.reduction == Reduction::kArgmin;
   return {place ? static_cast<double>(best) : group[best], 0};
 }
 

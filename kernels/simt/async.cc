@@ -14,7 +14,7 @@ constexpr size_t kBulkAlignment = 16, kBoxAlignment = 128;
 // Bytes whose copy is under way hold NaN in every floating format.
 constexpr int kPoison = 0xff;
 
-bool is_eager() { return state().options.completion == Completion::eager; }
+bool is_eager() { return state().options.completion == Completion::kEager; }
 
 AsyncQueue& queue_of(std::shared_ptr<AsyncQueue>& queue) {
   if (!queue) queue = std::make_shared<AsyncQueue>();
@@ -171,8 +171,8 @@ void cp_async(void* to, const void* from, size_t bytes, size_t source_bytes, con
     }
     const AsyncAgent agent{
         s.n_threads + self.agent, queue.open.clock, &self, self.known, site, false};
-    access_memory(agent, from, source_bytes, source_bytes == 0 ? 1 : bytes, Access::read);
-    access_memory(agent, to, bytes, bytes, Access::write);
+    access_memory(agent, from, source_bytes, source_bytes == 0 ? 1 : bytes, Access::kRead);
+    access_memory(agent, to, bytes, bytes, Access::kWrite);
     issued();
   }
   const auto copy = [=] {
@@ -245,7 +245,7 @@ void cp_async_mbarrier_arrive(uint64_t* barrier, const Site& site) {
 
 void mbarrier_init(uint64_t* barrier, uint32_t count, const Site& site) {
   check_shared("mbarrier.init", barrier, sizeof(uint64_t), site);
-  access_memory(*current, barrier, sizeof(uint64_t), sizeof(uint64_t), Access::write, site);
+  access_memory(*current, barrier, sizeof(uint64_t), sizeof(uint64_t), Access::kWrite, site);
   if (count == 0) fail_kernel("mbarrier.init: expected at least one arrival", site);
   Mbarrier& entry = state().mbarriers[barrier];
   entry = Mbarrier{};
@@ -254,13 +254,13 @@ void mbarrier_init(uint64_t* barrier, uint32_t count, const Site& site) {
 
 void mbarrier_invalidate(uint64_t* barrier, const Site& site) {
   find_mbarrier(barrier, "mbarrier.inval", site);
-  access_memory(*current, barrier, sizeof(uint64_t), sizeof(uint64_t), Access::write, site);
+  access_memory(*current, barrier, sizeof(uint64_t), sizeof(uint64_t), Access::kWrite, site);
   state().mbarriers.erase(barrier);
 }
 
 void mbarrier_arrive(uint64_t* barrier, uint32_t count, const Site& site) {
   Mbarrier& entry = find_mbarrier(barrier, "mbarrier.arrive", site);
-  access_memory(*current, barrier, sizeof(uint64_t), sizeof(uint64_t), Access::atomic, site);
+  access_memory(*current, barrier, sizeof(uint64_t), sizeof(uint64_t), Access::kAtomic, site);
   if (count > entry.pending) {
     fail_kernel(fmt::format("mbarrier.arrive: {} arrivals, of which the phase expects {} more",
                             count, entry.pending),
@@ -276,13 +276,13 @@ void mbarrier_arrive(uint64_t* barrier, uint32_t count, const Site& site) {
 
 void mbarrier_expect_tx(uint64_t* barrier, uint32_t bytes, const Site& site) {
   Mbarrier& entry = find_mbarrier(barrier, "mbarrier.expect_tx", site);
-  access_memory(*current, barrier, sizeof(uint64_t), sizeof(uint64_t), Access::atomic, site);
+  access_memory(*current, barrier, sizeof(uint64_t), sizeof(uint64_t), Access::kAtomic, site);
   entry.transactions += bytes;
 }
 
 bool mbarrier_test(uint64_t* barrier, uint32_t parity, const Site& site) {
   Mbarrier* entry = &find_mbarrier(barrier, "mbarrier.try_wait", site);
-  access_memory(*current, barrier, sizeof(uint64_t), sizeof(uint64_t), Access::atomic, site);
+  access_memory(*current, barrier, sizeof(uint64_t), sizeof(uint64_t), Access::kAtomic, site);
   const auto is_complete = [&] { return (entry->phases & 1u) != parity; };
   if (!is_complete() && !entry->copies.empty()) {
     // The latest moment for the copies that this wait is for.
@@ -324,8 +324,8 @@ void tma_load(void* to, const TensorMap& map, const int* coordinates, uint64_t* 
   std::vector<int> at(coordinates, coordinates + map.rank);
   if (state().watches()) {
     for_each_piece(map, at.data(), [&](size_t offset, size_t bytes, char* from) {
-      if (from != nullptr) access_memory(agent, from, bytes, 1, Access::read);
-      access_memory(agent, box_address(to, offset, map.swizzle), bytes, 1, Access::write);
+      if (from != nullptr) access_memory(agent, from, bytes, 1, Access::kRead);
+      access_memory(agent, box_address(to, offset, map.swizzle), bytes, 1, Access::kWrite);
     });
   }
   issued();
@@ -356,8 +356,8 @@ void bulk_load(void* to, const void* from, size_t bytes, uint64_t* barrier, cons
         site);
   }
   const AsyncAgent agent = bulk_agent(site);
-  access_memory(agent, from, bytes, kBulkAlignment, Access::read);
-  access_memory(agent, to, bytes, kBulkAlignment, Access::write);
+  access_memory(agent, from, bytes, kBulkAlignment, Access::kRead);
+  access_memory(agent, to, bytes, kBulkAlignment, Access::kWrite);
   issued();
   if (!is_eager()) std::memset(to, kPoison, bytes);
   submit_load(barrier, [=] {
@@ -376,8 +376,8 @@ void tma_store(const TensorMap& map, const int* coordinates, const void* from, c
   if (state().watches()) {
     for_each_piece(map, at.data(), [&](size_t offset, size_t bytes, char* to) {
       if (to == nullptr) return;
-      access_memory(reader, box_address(box, offset, map.swizzle), bytes, 1, Access::read);
-      access_memory(writer, to, bytes, 1, Access::write);
+      access_memory(reader, box_address(box, offset, map.swizzle), bytes, 1, Access::kRead);
+      access_memory(writer, to, bytes, 1, Access::kWrite);
     });
     group.reads.emplace_back(reader.agent, reader.clock);
     group.writes.emplace_back(writer.agent, writer.clock);

@@ -49,7 +49,7 @@ void mbarrier_wait(uint64_t* barrier, uint32_t parity, const Site& site);
 /// Makes the generic proxy's writes so far visible to TMA and wgmma.
 void fence_proxy_async(const Site& site);
 
-enum class Swizzle : uint8_t { none, bytes_32, bytes_64, bytes_128 };
+enum class Swizzle : uint8_t { kNone, kBytes32, kBytes64, kBytes128 };
 
 /// The offset of a byte in swizzled shared memory: bits 4.. are xored with bits 7.. of the address.
 constexpr size_t swizzled(size_t offset, Swizzle swizzle) {
@@ -67,7 +67,7 @@ struct TensorMap {
   uint64_t dims[kMaxRank] = {};
   uint64_t strides[kMaxRank] = {};  // bytes; [0] is element_bytes
   uint32_t box[kMaxRank] = {};
-  Swizzle swizzle = Swizzle::none;
+  Swizzle swizzle = Swizzle::kNone;
 };
 
 /// cp.async.bulk.tensor, global to shared: the box at `coordinates`; elements outside the tensor

@@ -14,7 +14,7 @@ namespace {
 /// Runs f in each order of threads and blocks.
 template <class F>
 void in_all_orders(F&& f) {
-  for (Order order : {Order::forward, Order::reverse, Order::random}) {
+  for (Order order : {Order::kForward, Order::kReverse, Order::kRandom}) {
     INFO("order " << static_cast<int>(order));
     options() = {.order = order, .seed = 7};
     f();

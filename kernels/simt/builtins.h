@@ -67,23 +67,23 @@ __attribute__((no_sanitize_thread)) T atomic_update(T* address, F f, const Site&
 
 inline void __syncthreads(WEFT_SIMT_SITE) { weft::simt::barrier_sync(0, 0, site); }
 inline int __syncthreads_count(int predicate, WEFT_SIMT_SITE) {
-  return weft::simt::sync_vote(weft::simt::Vote::count, predicate != 0, site);
+  return weft::simt::sync_vote(weft::simt::Vote::kCount, predicate != 0, site);
 }
 inline int __syncthreads_and(int predicate, WEFT_SIMT_SITE) {
-  return weft::simt::sync_vote(weft::simt::Vote::all, predicate != 0, site);
+  return weft::simt::sync_vote(weft::simt::Vote::kAll, predicate != 0, site);
 }
 inline int __syncthreads_or(int predicate, WEFT_SIMT_SITE) {
-  return weft::simt::sync_vote(weft::simt::Vote::any, predicate != 0, site);
+  return weft::simt::sync_vote(weft::simt::Vote::kAny, predicate != 0, site);
 }
 inline void __syncwarp(unsigned mask = weft::simt::kFullMask, WEFT_SIMT_SITE) {
   weft::simt::sync_warp(mask, site);
 }
 inline void __threadfence_block(WEFT_SIMT_SITE) {
-  weft::simt::fence(weft::simt::Scope::block, site);
+  weft::simt::fence(weft::simt::Scope::kBlock, site);
 }
-inline void __threadfence(WEFT_SIMT_SITE) { weft::simt::fence(weft::simt::Scope::device, site); }
+inline void __threadfence(WEFT_SIMT_SITE) { weft::simt::fence(weft::simt::Scope::kDevice, site); }
 inline void __threadfence_system(WEFT_SIMT_SITE) {
-  weft::simt::fence(weft::simt::Scope::system, site);
+  weft::simt::fence(weft::simt::Scope::kSystem, site);
 }
 inline void __nanosleep(unsigned) { weft::simt::yield(); }
 
@@ -136,15 +136,15 @@ unsigned __match_all_sync(unsigned mask, T value, int* predicate, WEFT_SIMT_SITE
     return static_cast<T>(weft::simt::reduce(mask, static_cast<uint32_t>(value),       \
                                              weft::simt::Reduction::reduction, site)); \
   }
-WEFT_SIMT_REDUCE(__reduce_add_sync, int, add)
-WEFT_SIMT_REDUCE(__reduce_add_sync, unsigned, add)
-WEFT_SIMT_REDUCE(__reduce_min_sync, int, min_signed)
-WEFT_SIMT_REDUCE(__reduce_min_sync, unsigned, min_unsigned)
-WEFT_SIMT_REDUCE(__reduce_max_sync, int, max_signed)
-WEFT_SIMT_REDUCE(__reduce_max_sync, unsigned, max_unsigned)
-WEFT_SIMT_REDUCE(__reduce_and_sync, unsigned, bit_and)
-WEFT_SIMT_REDUCE(__reduce_or_sync, unsigned, bit_or)
-WEFT_SIMT_REDUCE(__reduce_xor_sync, unsigned, bit_xor)
+WEFT_SIMT_REDUCE(__reduce_add_sync, int, kAdd)
+WEFT_SIMT_REDUCE(__reduce_add_sync, unsigned, kAdd)
+WEFT_SIMT_REDUCE(__reduce_min_sync, int, kMinSigned)
+WEFT_SIMT_REDUCE(__reduce_min_sync, unsigned, kMinUnsigned)
+WEFT_SIMT_REDUCE(__reduce_max_sync, int, kMaxSigned)
+WEFT_SIMT_REDUCE(__reduce_max_sync, unsigned, kMaxUnsigned)
+WEFT_SIMT_REDUCE(__reduce_and_sync, unsigned, kBitAnd)
+WEFT_SIMT_REDUCE(__reduce_or_sync, unsigned, kBitOr)
+WEFT_SIMT_REDUCE(__reduce_xor_sync, unsigned, kBitXor)
 #undef WEFT_SIMT_REDUCE
 
 // Atomics on shared and global memory.

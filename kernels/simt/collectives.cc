@@ -22,21 +22,21 @@ void for_each_lane(Warp& warp, uint32_t mask, F&& f) {
 uint32_t combine(Reduction reduction, uint32_t x, uint32_t y) {
   const auto a = static_cast<int32_t>(x), b = static_cast<int32_t>(y);
   switch (reduction) {
-    case Reduction::add:
+    case Reduction::kAdd:
       return x + y;
-    case Reduction::min_signed:
+    case Reduction::kMinSigned:
       return a < b ? x : y;
-    case Reduction::max_signed:
+    case Reduction::kMaxSigned:
       return a > b ? x : y;
-    case Reduction::min_unsigned:
+    case Reduction::kMinUnsigned:
       return x < y ? x : y;
-    case Reduction::max_unsigned:
+    case Reduction::kMaxUnsigned:
       return x > y ? x : y;
-    case Reduction::bit_and:
+    case Reduction::kBitAnd:
       return x & y;
-    case Reduction::bit_or:
+    case Reduction::kBitOr:
       return x | y;
-    case Reduction::bit_xor:
+    case Reduction::kBitXor:
       return x ^ y;
   }
   return 0;
@@ -92,10 +92,10 @@ uint32_t match_any(uint32_t mask, uint64_t value, const Site& site) {
 
 uint32_t reduce(uint32_t mask, uint32_t value, Reduction reduction, const Site& site) {
   static constexpr WarpFunction kRun[] = {
-      run_reduction<Reduction::add>,          run_reduction<Reduction::min_signed>,
-      run_reduction<Reduction::max_signed>,   run_reduction<Reduction::min_unsigned>,
-      run_reduction<Reduction::max_unsigned>, run_reduction<Reduction::bit_and>,
-      run_reduction<Reduction::bit_or>,       run_reduction<Reduction::bit_xor>};
+      run_reduction<Reduction::kAdd>,         run_reduction<Reduction::kMinSigned>,
+      run_reduction<Reduction::kMaxSigned>,   run_reduction<Reduction::kMinUnsigned>,
+      run_reduction<Reduction::kMaxUnsigned>, run_reduction<Reduction::kBitAnd>,
+      run_reduction<Reduction::kBitOr>,       run_reduction<Reduction::kBitXor>};
   static constexpr const char* kNames[] = {
       "redux.sync.add",     "redux.sync.min.s32", "redux.sync.max.s32", "redux.sync.min.u32",
       "redux.sync.max.u32", "redux.sync.and",     "redux.sync.or",      "redux.sync.xor"};
@@ -130,11 +130,11 @@ int sync_vote(Vote vote, bool predicate, const Site& site) {
   }
   barrier_sync(0, 0, site);
   switch (vote) {
-    case Vote::count:
+    case Vote::kCount:
       return count;
-    case Vote::all:
+    case Vote::kAll:
       return count == voters;
-    case Vote::any:
+    case Vote::kAny:
       return count > 0;
   }
   return 0;
@@ -148,7 +148,7 @@ void fence(Scope scope, const Site&) {
   for (const auto& [from, known] : self.acquired) {
     if (from == cluster) {
       learn(self, known);
-    } else if (scope != Scope::block) {
+    } else if (scope != Scope::kBlock) {
       auto earlier =
           self.known->earlier ? *self.known->earlier : std::map<uint32_t, KnowledgePtr>();
       KnowledgePtr& mine = earlier[from];
@@ -160,7 +160,7 @@ void fence(Scope scope, const Site&) {
   }
   self.acquired.clear();
   self.fenced = with_event(self.known, self.agent, self.clock);
-  if (scope != Scope::block) self.fenced_device = self.fenced;
+  if (scope != Scope::kBlock) self.fenced_device = self.fenced;
   self.fence_clock = self.clock;
   tick(self);
 }
@@ -174,7 +174,7 @@ void atomic_access(const volatile void* address, size_t bytes, const Site& site)
   // before it released: it counts as of that fence.
   const Clock clock = self.clock;
   if (self.fence_clock != 0) self.clock = self.fence_clock;
-  access_memory(self, plain, bytes, bytes, Access::atomic, site);
+  access_memory(self, plain, bytes, bytes, Access::kAtomic, site);
   self.clock = clock;
   const KnowledgePtr& fenced = is_shared(plain) ? self.fenced : self.fenced_device;
   const auto cluster = static_cast<uint32_t>(s.cluster_starts.size() - 1);

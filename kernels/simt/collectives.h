@@ -16,22 +16,22 @@ uint32_t ballot(uint32_t mask, bool predicate, const char* operation, const Site
 uint32_t match_any(uint32_t mask, uint64_t value, const Site& site);
 
 enum class Reduction : uint8_t {
-  add,
-  min_signed,
-  max_signed,
-  min_unsigned,
-  max_unsigned,
-  bit_and,
-  bit_or,
-  bit_xor
+  kAdd,
+  kMinSigned,
+  kMaxSigned,
+  kMinUnsigned,
+  kMaxUnsigned,
+  kBitAnd,
+  kBitOr,
+  kBitXor
 };
 uint32_t reduce(uint32_t mask, uint32_t value, Reduction reduction, const Site& site);
 
 void sync_warp(uint32_t mask, const Site& site);
-enum class Vote : uint8_t { count, all, any };
+enum class Vote : uint8_t { kCount, kAll, kAny };
 int sync_vote(Vote vote, bool predicate, const Site& site);
 
-enum class Scope : uint8_t { block, device, system };
+enum class Scope : uint8_t { kBlock, kDevice, kSystem };
 void fence(Scope scope, const Site& site);
 
 /// Announces an atomic access and returns; the caller then reads and writes *address at once, since

@@ -36,7 +36,7 @@ void run_next(bool thread_ends = false) {
     resume_host(thread_ends);
     return;
   }
-  if (s.options.order == Order::random) {
+  if (s.options.order == Order::kRandom) {
     std::swap(s.ready.front(), s.ready[s.next_random() % s.ready.size()]);
   }
   Thread* const thread = s.ready.front();
@@ -196,8 +196,8 @@ void run_cluster(uint3 first) {
   for (int b = 0; b < s.n_blocks; ++b) {
     for (Thread& thread : s.blocks[b].threads) s.ready.push_back(&thread);
   }
-  if (s.options.order == Order::reverse) std::reverse(s.ready.begin(), s.ready.end());
-  if (s.options.order == Order::random) {
+  if (s.options.order == Order::kReverse) std::reverse(s.ready.begin(), s.ready.end());
+  if (s.options.order == Order::kRandom) {
     std::swap(s.ready.front(), s.ready[s.next_random() % s.ready.size()]);
   }
   current = s.ready.front();
@@ -303,7 +303,7 @@ void run_grid(const char* kernel, const LaunchShape& shape, void (*body)(void*),
   const dim3 clusters = {shape.grid.x / c.x, shape.grid.y / c.y, shape.grid.z / c.z};
   const uint64_t count = uint64_t{clusters.x} * clusters.y * clusters.z;
   for (uint64_t step = 0; step < count && s.failure.empty(); ++step) {
-    const uint64_t i = s.options.order == Order::reverse ? count - 1 - step : step;
+    const uint64_t i = s.options.order == Order::kReverse ? count - 1 - step : step;
     run_cluster({static_cast<unsigned>(i % clusters.x) * c.x,
                  static_cast<unsigned>(i / clusters.x % clusters.y) * c.y,
                  static_cast<unsigned>(i / (uint64_t{clusters.x} * clusters.y)) * c.z});
@@ -379,7 +379,7 @@ void learn(Thread& thread, const KnowledgePtr& known) {
 
 void make_ready(std::vector<Thread*>& threads) {
   State& s = state();
-  if (s.options.order == Order::reverse) std::reverse(threads.begin(), threads.end());
+  if (s.options.order == Order::kReverse) std::reverse(threads.begin(), threads.end());
   for (Thread* thread : threads) {
     thread->waits_for = nullptr;
     s.ready.push_back(thread);

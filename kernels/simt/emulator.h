@@ -40,15 +40,15 @@ class KernelError : public Error {
   using Error::Error;
 };
 
-enum class Order : uint8_t { forward, reverse, random };
+enum class Order : uint8_t { kForward, kReverse, kRandom };
 /// When asynchronous copies and tensor-core operations take effect: as early or as late as allowed.
-enum class Completion : uint8_t { eager, on_wait };
+enum class Completion : uint8_t { kEager, kOnWait };
 
 /// How launches run from now on.
 struct Options {
-  Order order = Order::forward;
-  uint64_t seed = 1;  // of Order::random
-  Completion completion = Completion::eager;
+  Order order = Order::kForward;
+  uint64_t seed = 1;  // of Order::kRandom
+  Completion completion = Completion::kEager;
   /// The GPU whose bits mma and wgmma give (numerics/tensor_core.h); empty: sums in f32, faster.
   std::string_view tensor_core = {};
   /// Watch every access: races, bounds, unwritten memory. AddressSanitizer's build has no hooks.

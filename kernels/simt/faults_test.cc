@@ -54,10 +54,10 @@ const Fault kFaults[] = {
 
 template <class F>
 void in_all_schedules(F&& f) {
-  for (Completion completion : {Completion::eager, Completion::on_wait}) {
-    for (Order order : {Order::forward, Order::reverse, Order::random}) {
+  for (Completion completion : {Completion::kEager, Completion::kOnWait}) {
+    for (Order order : {Order::kForward, Order::kReverse, Order::kRandom}) {
       for (uint64_t seed : {1, 2}) {
-        if (seed == 2 && order != Order::random) continue;
+        if (seed == 2 && order != Order::kRandom) continue;
         INFO("order " << static_cast<int>(order) << ", seed " << seed << ", completion "
                       << static_cast<int>(completion));
         options() = {.order = order, .seed = seed, .completion = completion};

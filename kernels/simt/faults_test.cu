@@ -323,7 +323,7 @@ void run_fault_kernel(const char* name, bool faulty, float* data) {
                                            .dims = {32, 16},
                                            .strides = {128},
                                            .box = {32, 8},
-                                           .swizzle = TmaSwizzle::bytes_128});
+                                           .swizzle = TmaSwizzle::kBytes128});
     WEFT_LAUNCH(tma, 1, 64, 2048, nullptr, faulty, map, name[3] - '0');
   }
   if (std::strncmp(name, "tensor_core", 11) == 0) {

@@ -19,10 +19,10 @@ using weft::simt::current;
 // "unaligned" ones are those that the source makes without claiming an alignment: memcpy and
 // packed.
 #define WEFT_HOOKS(bytes)                                 \
-  WEFT_HOOK(__tsan_read##bytes, bytes, bytes, read)       \
-  WEFT_HOOK(__tsan_write##bytes, bytes, bytes, write)     \
-  WEFT_HOOK(__tsan_unaligned_read##bytes, bytes, 1, read) \
-  WEFT_HOOK(__tsan_unaligned_write##bytes, bytes, 1, write)
+  WEFT_HOOK(__tsan_read##bytes, bytes, bytes, kRead)       \
+  WEFT_HOOK(__tsan_write##bytes, bytes, bytes, kWrite)     \
+  WEFT_HOOK(__tsan_unaligned_read##bytes, bytes, 1, kRead) \
+  WEFT_HOOK(__tsan_unaligned_write##bytes, bytes, 1, kWrite)
 WEFT_HOOKS(1)
 WEFT_HOOKS(2)
 WEFT_HOOKS(4)
@@ -39,12 +39,12 @@ void __tsan_vptr_read(void**) {}
 
 void __tsan_read_range(void* address, size_t bytes) {
   if (current == nullptr) return;
-  weft::simt::on_access(address, bytes, 1, weft::simt::Access::read, __builtin_return_address(0));
+  weft::simt::on_access(address, bytes, 1, weft::simt::Access::kRead, __builtin_return_address(0));
 }
 
 void __tsan_write_range(void* address, size_t bytes) {
   if (current == nullptr) return;
-  weft::simt::on_access(address, bytes, 1, weft::simt::Access::write, __builtin_return_address(0));
+  weft::simt::on_access(address, bytes, 1, weft::simt::Access::kWrite, __builtin_return_address(0));
 }
 
 // Host code in instrumented units (reference counts and the like) has its atomics replaced, too.

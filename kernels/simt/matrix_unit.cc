@@ -15,20 +15,20 @@ numerics::TensorCoreModel model_of(std::string_view gpu, Instruction instruction
                                    OperandTypes types) {
   const DType input = info(types.a).dtype;
   const bool has_it =
-      instruction == Instruction::mma && !gpu.empty() && numerics::tensor_core_takes(gpu, input);
+      instruction == Instruction::kMma && !gpu.empty() && numerics::tensor_core_takes(gpu, input);
   numerics::TensorCoreModel model = numerics::tensor_core_model(has_it ? gpu : "h100", input);
   if (types.a != types.b) model.input = DType::f16;  // of two fp8 formats: f16 holds both
   return model;
 }
 
-enum class Row : uint8_t { zero, finite, special };
+enum class Row : uint8_t { kZero, kFinite, kSpecial };
 
 /// What each row holds at most.
 std::vector<Row> kinds_of_rows(const float* x, int rows, int k) {
-  std::vector<Row> kinds(rows, Row::zero);
+  std::vector<Row> kinds(rows, Row::kZero);
   for (int i = 0; i < rows * k; ++i) {
     Row& kind = kinds[i / k];
-    if (x[i] != 0) kind = std::max(kind, std::isfinite(x[i]) ? Row::finite : Row::special);
+    if (x[i] != 0) kind = std::max(kind, std::isfinite(x[i]) ? Row::kFinite : Row::kSpecial);
   }
   return kinds;
 }
@@ -42,7 +42,7 @@ void multiply_exactly(const numerics::TensorCoreModel& model, int m, int n, int 
     for (int j = 0; j < n; ++j) {
       float& sum = d[i * n + j];
       const auto [least, most] = std::minmax(kinds_a[i], kinds_b[j]);
-      if (sum == 0 && least == Row::zero && most != Row::special) {
+      if (sum == 0 && least == Row::kZero && most != Row::kSpecial) {
         sum = 0;
       } else {
         sum = numerics::tensor_core_dot(model, {a + i * k, terms}, {b + j * k, terms}, sum);

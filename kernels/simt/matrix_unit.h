@@ -45,7 +45,7 @@ inline float widen(MatrixType type, const void* element) {
   return 0;
 }
 
-enum class Instruction : uint8_t { mma, wgmma };
+enum class Instruction : uint8_t { kMma, kWgmma };
 
 struct OperandTypes {
   MatrixType a, b;

@@ -83,11 +83,11 @@ std::string describe_outside(uintptr_t address) {
 
 const char* name(Access access) {
   switch (access) {
-    case Access::read:
+    case Access::kRead:
       return "read";
-    case Access::write:
+    case Access::kWrite:
       return "write";
-    case Access::atomic:
+    case Access::kAtomic:
       return "atomic";
   }
   return "";
@@ -136,7 +136,7 @@ void visit_shared(const Visitor& visitor, size_t offset, size_t bytes) {
   State& s = state();
   ByteState* const states = &s.bytes[offset];
   if (offset % kArenaBytes + bytes > kArenaBytes ||
-      std::find(states, states + bytes, ByteState::outside) != states + bytes) {
+      std::find(states, states + bytes, ByteState::kOutside) != states + bytes) {
     const Block& block = s.blocks[offset / kArenaBytes];
     fail_access(
         visitor,
@@ -144,13 +144,13 @@ void visit_shared(const Visitor& visitor, size_t offset, size_t bytes) {
                     "(the block has {} bytes of dynamic shared memory)",
                     name(visitor.event.access), bytes, offset % kArenaBytes, block.dynamic_bytes));
   }
-  if (visitor.event.access != Access::write &&
-      std::find(states, states + bytes, ByteState::unwritten) != states + bytes) {
+  if (visitor.event.access != Access::kWrite &&
+      std::find(states, states + bytes, ByteState::kUnwritten) != states + bytes) {
     report(fmt::format("uninitialised {}", visitor.event.place),
            fmt::format("uninitialised shared memory: {}, {} bytes after its start", where(visitor),
                        offset % kArenaBytes));
   }
-  if (visitor.event.access != Access::read) std::fill_n(states, bytes, ByteState::written);
+  if (visitor.event.access != Access::kRead) std::fill_n(states, bytes, ByteState::kWritten);
   const Timeline timeline{s.launch_start, s.cluster_start, true, &s.cluster_starts};
   for_each_granule(offset, bytes, [&](uintptr_t granule, uint8_t mask) {
     enter(s.granules[granule / kGranuleBytes], mask, visitor.event, timeline,
@@ -186,13 +186,13 @@ void visit_global(const Visitor& visitor, uintptr_t address, size_t bytes) {
   }
   if (region.is_written) {
     bool* const written = region.is_written + (address - region.begin);
-    if (visitor.event.access != Access::write &&
+    if (visitor.event.access != Access::kWrite &&
         std::find(written, written + bytes, false) != written + bytes) {
       report(fmt::format("uninitialised {}", visitor.event.place),
              fmt::format("uninitialised device memory: {}, {} bytes into a block of {}",
                          where(visitor), address - region.begin, region.end - region.begin));
     }
-    if (visitor.event.access != Access::read) std::fill_n(written, bytes, true);
+    if (visitor.event.access != Access::kRead) std::fill_n(written, bytes, true);
   }
   const Timeline timeline{s.launch_start, s.cluster_start, false, &s.cluster_starts};
   for_each_granule(address, bytes, [&](uintptr_t granule, uint8_t mask) {
@@ -248,7 +248,7 @@ void access_memory(Thread& thread, const void* address, size_t bytes, size_t ali
 void access_memory(const AsyncAgent& agent, const void* address, size_t bytes, size_t alignment,
                    Access access) {
   if (!state().watches()) return;
-  if (agent.is_async_proxy && access == Access::read && is_shared(address)) {
+  if (agent.is_async_proxy && access == Access::kRead && is_shared(address)) {
     check_proxy_fence(agent, address, bytes);
   }
   visit({{agent.clock, place_of(agent.site), static_cast<uint16_t>(agent.agent), access,
@@ -269,7 +269,7 @@ void begin_watching_cluster() {
   s.bytes.resize(arenas);
   s.granules.resize(arenas / kGranuleBytes);
   for (int b = 0; b < s.n_blocks; ++b) {
-    std::fill_n(s.bytes.begin() + b * kArenaBytes, kArenaBytes, ByteState::outside);
+    std::fill_n(s.bytes.begin() + b * kArenaBytes, kArenaBytes, ByteState::kOutside);
     open_shared(s.blocks[b], 0, s.blocks[b].dynamic_bytes);
   }
   recent_regions = {};
@@ -278,7 +278,7 @@ void begin_watching_cluster() {
 void open_shared(const Block& block, size_t offset, size_t bytes) {
   State& s = state();
   if (!s.watches()) return;
-  std::fill_n(s.bytes.begin() + block.rank * kArenaBytes + offset, bytes, ByteState::unwritten);
+  std::fill_n(s.bytes.begin() + block.rank * kArenaBytes + offset, bytes, ByteState::kUnwritten);
 }
 
 void check_proxy_fence(const AsyncAgent& agent, const void* address, size_t bytes) {
@@ -286,7 +286,8 @@ void check_proxy_fence(const AsyncAgent& agent, const void* address, size_t byte
   const size_t offset = s.workspace.offset_of(address);
   for_each_granule(offset, bytes, [&](uintptr_t granule, uint8_t mask) {
     for (const Record& record : s.granules[granule / kGranuleBytes].records) {
-      if ((record.mask & mask) == 0 || record.mask > 0xf || record.access == Access::read) continue;
+      if ((record.mask & mask) == 0 || record.mask > 0xf || record.access == Access::kRead)
+        continue;
       const bool is_generic = record.agent < 2 * s.n_threads;
       if (!is_generic || record.clock <= s.cluster_start ||
           agent.known->fenced[record.agent] >= record.clock) {

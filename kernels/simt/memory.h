@@ -55,7 +55,7 @@ class DeviceView {
 struct Traffic {
   std::string place;
   bool is_shared = false;
-  Access access = Access::read;
+  Access access = Access::kRead;
   uint64_t executions = 0;
   uint64_t transactions = 0;  // shared: passes over 32 banks; global: 32-byte sectors
   uint64_t ideal = 0;         // what the same bytes would need without conflicts

@@ -21,8 +21,8 @@ namespace {
 template <class F>
 void in_all_schedules(F&& f) {
   for (std::string_view tensor_core : {"", "a100", "h100", "b200"}) {
-    for (Completion completion : {Completion::eager, Completion::on_wait}) {
-      for (Order order : {Order::forward, Order::reverse, Order::random}) {
+    for (Completion completion : {Completion::kEager, Completion::kOnWait}) {
+      for (Order order : {Order::kForward, Order::kReverse, Order::kRandom}) {
         options() = {.order = order, .completion = completion, .tensor_core = tensor_core};
         f();
       }
@@ -150,8 +150,8 @@ TEST_CASE("wgmma multiplies swizzled tiles of either major order") {
         Matrix<uint16_t> a(a_mn ? 32 : 64, a_mn ? 64 : 32, 1), b(b_mn ? 32 : n, b_mn ? n : 32, 2);
         a.encode<bf16>();
         b.encode<bf16>();
-        for (Completion completion : {Completion::eager, Completion::on_wait}) {
-          options() = {.order = Order::random, .completion = completion};
+        for (Completion completion : {Completion::kEager, Completion::kOnWait}) {
+          options() = {.order = Order::kRandom, .completion = completion};
           std::vector<float> c(64 * n, -1);
           const DeviceView view(c.data(), c.size() * sizeof(float));
           run_wgmma(a.bits.data(), b.bits.data(), c.data(), n, a_mn, b_mn);
@@ -182,8 +182,8 @@ TEST_CASE("wgmma multiplies fp8 of either format, and keeps 13 bits of the sums"
           run_wgmma_fp8(a.bits.data(), a_e4m3, b.bits.data(), b_e4m3, c.data(), n);
           return c;
         };
-        for (Completion completion : {Completion::eager, Completion::on_wait}) {
-          options() = {.order = Order::random, .completion = completion};
+        for (Completion completion : {Completion::kEager, Completion::kOnWait}) {
+          options() = {.order = Order::kRandom, .completion = completion};
           CHECK(wrong(
                     run(), n, 64, [&](int i, int l) { return a.at(i, l); },
                     [&](int l, int j) { return b.at(j, l); }) == 0);
@@ -229,7 +229,7 @@ TEST_CASE("A column of an array with a pitch of 32 meets one bank, with 33 all")
     run_columns(y.data(), pitch);
     bool found = false;
     for (const Traffic& traffic : take_traffic()) {
-      if (!traffic.is_shared || traffic.access != Access::read) continue;
+      if (!traffic.is_shared || traffic.access != Access::kRead) continue;
       found = true;
       CHECK(traffic.executions == 1);
       CHECK(traffic.transactions == (pitch == 32 ? 32 : 1));

@@ -90,28 +90,28 @@ __global__ void wgmma_kernel(const __grid_constant__ TensorMap a_map,
                              const __grid_constant__ TensorMap b_map, float* c) {
   WEFT_DYNAMIC_SHARED(char, tiles);
   WEFT_SHARED(uint64_t, barrier);
-  constexpr int kBytesA = kA == Major::k ? 64 * 128 : 32 * 128;
+  constexpr int kBytesA = kA == Major::kK ? 64 * 128 : 32 * 128;
   char* const tile_b = tiles + 8192;
   if (threadIdx.x == 0) {
     mbarrier_init(&barrier, 1);
     fence_mbarrier_init();
-    constexpr int kBytesB = kB == Major::k ? kN * 128 : kN / 64 * 32 * 128;
+    constexpr int kBytesB = kB == Major::kK ? kN * 128 : kN / 64 * 32 * 128;
     mbarrier_arrive_expect_tx(&barrier, kBytesA + kBytesB);
     tma_load_2d(tiles, &a_map, &barrier, 0, 0);
-    for (int i = 0; kB == Major::mn && i < kN / 64; ++i) {
+    for (int i = 0; kB == Major::kMn && i < kN / 64; ++i) {
       tma_load_2d(tile_b + i * 4096, &b_map, &barrier, i * 64, 0);
     }
-    if (kB == Major::k) tma_load_2d(tile_b, &b_map, &barrier, 0, 0);
+    if (kB == Major::kK) tma_load_2d(tile_b, &b_map, &barrier, 0, 0);
   }
   __syncthreads();
   mbarrier_wait(&barrier, 0);
   float d[kN / 2];
   wgmma_fence();
   for (int k = 0; k < 2; ++k) {
-    const uint64_t da = kA == Major::k ? wgmma_descriptor_k_major(tiles + 32 * k)
-                                       : wgmma_descriptor_mn_major(tiles + 2048 * k, 4096);
-    const uint64_t db = kB == Major::k ? wgmma_descriptor_k_major(tile_b + 32 * k)
-                                       : wgmma_descriptor_mn_major(tile_b + 2048 * k, 4096);
+    const uint64_t da = kA == Major::kK ? wgmma_descriptor_k_major(tiles + 32 * k)
+                                        : wgmma_descriptor_mn_major(tiles + 2048 * k, 4096);
+    const uint64_t db = kB == Major::kK ? wgmma_descriptor_k_major(tile_b + 32 * k)
+                                        : wgmma_descriptor_mn_major(tile_b + 2048 * k, 4096);
     wgmma<Bf16, kN, kA, kB>(d, da, db, k > 0);
   }
   wgmma_commit();
@@ -158,7 +158,7 @@ TensorMap bytes_map(const uint8_t* x, int rows) {
                      .dims = {64, static_cast<uint64_t>(rows)},
                      .strides = {64},
                      .box = {128, static_cast<uint32_t>(rows)},
-                     .swizzle = TmaSwizzle::bytes_128};
+                     .swizzle = TmaSwizzle::kBytes128};
   return make_tensor_map(spec);
 }
 
@@ -174,7 +174,7 @@ void launch_wgmma_fp8(const uint8_t* a, const uint8_t* b, float* c, int n) {
 
 TensorMap operand_map(const uint16_t* x, int rows, bool mn_major) {
   const auto n = static_cast<uint64_t>(rows);
-  TensorMapSpec spec{.base = x, .dtype = DType::bf16, .swizzle = TmaSwizzle::bytes_128};
+  TensorMapSpec spec{.base = x, .dtype = DType::bf16, .swizzle = TmaSwizzle::kBytes128};
   if (mn_major) {  // [32, rows], 64 at a time
     spec.dims[0] = n;
     spec.dims[1] = 32;
@@ -194,15 +194,15 @@ TensorMap operand_map(const uint16_t* x, int rows, bool mn_major) {
 template <int kN, Major kA, Major kB>
 void launch_wgmma(const uint16_t* a, const uint16_t* b, float* c) {
   WEFT_LAUNCH((wgmma_kernel<kN, kA, kB>), 1, 128, 8192 + kN * 128, nullptr,
-              operand_map(a, 64, kA == Major::mn), operand_map(b, kN, kB == Major::mn), c);
+              operand_map(a, 64, kA == Major::kMn), operand_map(b, kN, kB == Major::kMn), c);
 }
 
 template <int kN>
 void launch_wgmma(const uint16_t* a, const uint16_t* b, float* c, bool a_mn, bool b_mn) {
-  if (a_mn && b_mn) launch_wgmma<kN, Major::mn, Major::mn>(a, b, c);
-  if (a_mn && !b_mn) launch_wgmma<kN, Major::mn, Major::k>(a, b, c);
-  if (!a_mn && b_mn) launch_wgmma<kN, Major::k, Major::mn>(a, b, c);
-  if (!a_mn && !b_mn) launch_wgmma<kN, Major::k, Major::k>(a, b, c);
+  if (a_mn && b_mn) launch_wgmma<kN, Major::kMn, Major::kMn>(a, b, c);
+  if (a_mn && !b_mn) launch_wgmma<kN, Major::kMn, Major::kK>(a, b, c);
+  if (!a_mn && b_mn) launch_wgmma<kN, Major::kK, Major::kMn>(a, b, c);
+  if (!a_mn && !b_mn) launch_wgmma<kN, Major::kK, Major::kK>(a, b, c);
 }
 
 __global__ void tma_copy_kernel(const __grid_constant__ TensorMap from,

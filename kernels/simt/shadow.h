@@ -14,7 +14,7 @@
 
 namespace weft::simt {
 
-enum class Access : uint8_t { read, write, atomic };
+enum class Access : uint8_t { kRead, kWrite, kAtomic };
 
 /// Bytes `mask` of a granule, touched by an agent at a clock.
 struct Record {
@@ -22,7 +22,7 @@ struct Record {
   Place place = 0;
   uint16_t agent = 0;
   uint8_t mask = 0;  // 0: empty
-  Access access = Access::read;
+  Access access = Access::kRead;
 };
 
 inline constexpr size_t kGranuleBytes = 4;
@@ -59,7 +59,7 @@ template <class OnRace>
 void enter(Granule& granule, uint8_t mask, const Event& event, const Timeline& timeline,
            uint32_t random, OnRace&& race) {
   constexpr uint8_t kSpent = 0x80;  // room for a new record; those behind it still count
-  const bool writes = event.access != Access::read;
+  const bool writes = event.access != Access::kRead;
   Record* room = nullptr;
   for (Record& record : granule.records) {
     if (record.mask == 0 || record.mask == kSpent) {
@@ -69,13 +69,13 @@ void enter(Granule& granule, uint8_t mask, const Event& event, const Timeline& t
     }
     if ((record.mask & mask) == 0) continue;
     const bool is_ordered = timeline.is_ordered(record, event);
-    if (!is_ordered && (writes || record.access != Access::read) &&
-        !(event.access == Access::atomic && record.access == Access::atomic)) {
+    if (!is_ordered && (writes || record.access != Access::kRead) &&
+        !(event.access == Access::kAtomic && record.access == Access::kAtomic)) {
       race(record);
     }
     // What comes after the new event comes after the old one, too. A read does not stand for the
     // write before it, since a later read may lie beside it.
-    if (is_ordered && (writes || record.access == Access::read)) {
+    if (is_ordered && (writes || record.access == Access::kRead)) {
       record.mask &= static_cast<uint8_t>(~mask);
       if (record.mask == 0) {
         record.mask = kSpent;
@@ -85,7 +85,7 @@ void enter(Granule& granule, uint8_t mask, const Event& event, const Timeline& t
   }
   for (size_t i = 0; room == nullptr && i < granule.records.size(); ++i) {
     Record& record = granule.records[(random + i) % granule.records.size()];
-    if (record.access == Access::read) room = &record;
+    if (record.access == Access::kRead) room = &record;
   }
   if (room == nullptr) room = &granule.records[random % granule.records.size()];
   *room = {event.clock, event.place, event.agent, mask, event.access};

@@ -30,7 +30,7 @@ void run_mma(Warp& warp, uint32_t) {
     }
     for (int i = 0; i < 4; ++i) d[lane / 4 + 8 * (i / 2)][2 * (lane % 4) + i % 2] = da[i];
   }
-  multiply(Instruction::mma, {kType, kType}, 16, 8, kK, a[0], b[0], d[0]);
+  multiply(Instruction::kMma, {kType, kType}, 16, 8, kK, a[0], b[0], d[0]);
   for (int lane = 0; lane < kWarpSize; ++lane) {
     auto* da = static_cast<float*>(warp.lanes[lane].pointers[0]);
     for (int i = 0; i < 4; ++i) da[i] = d[lane / 4 + 8 * (i / 2)][2 * (lane % 4) + i % 2];
@@ -65,7 +65,7 @@ void run_matrix_move(Warp& warp, uint32_t) {
     for (int r = 0; r < 8; ++r) {
       Thread& thread = warp.lanes[8 * j + r];
       rows[r] = static_cast<char*>(thread.pointers[1]);
-      access_memory(thread, rows[r], 16, 16, kLoads ? Access::read : Access::write, thread.site);
+      access_memory(thread, rows[r], 16, 16, kLoads ? Access::kRead : Access::kWrite, thread.site);
     }
     for (int lane = 0; lane < kWarpSize; ++lane) {
       auto* registers = static_cast<char*>(warp.lanes[lane].pointers[0]) + 4 * j;

@@ -54,7 +54,7 @@ class Workspace {
 };
 
 /// What a byte of a block's shared memory is.
-enum class ByteState : uint8_t { outside, unwritten, written };
+enum class ByteState : uint8_t { kOutside, kUnwritten, kWritten };
 
 struct State {
   std::mutex mutex;

@@ -106,11 +106,11 @@ struct SharedMatrix {
     const int kb = k * es;
     const int width = 16 << static_cast<int>(swizzle);
     uint32_t offset = 0;
-    if (!mn_major && swizzle == Swizzle::none) {
+    if (!mn_major && swizzle == Swizzle::kNone) {
       offset = r / 8 * stride + r % 8 * 16 + kb / 16 * leading + kb % 16;
     } else if (!mn_major) {
       offset = r / 8 * stride + r % 8 * width + kb;
-    } else if (swizzle == Swizzle::none) {
+    } else if (swizzle == Swizzle::kNone) {
       offset = r % per_16 * es + r / per_16 * stride + k % 8 * 16 + k / 8 * leading;
     } else {
       const int row = width / es;  // elements of M or N in one swizzled row
@@ -131,7 +131,7 @@ struct SharedMatrix {
     const int step = 16 / element_bytes;
     for (int r = 0; r < rows; r += mn_major ? step : 1) {
       for (int l = 0; l < k; l += mn_major ? 1 : step) {
-        access_memory(agent, at(r, l), 16, 16, Access::read);
+        access_memory(agent, at(r, l), 16, 16, Access::kRead);
       }
     }
   }
@@ -219,7 +219,7 @@ void issue_wgmma(WarpgroupQueue& queue, const Site& site) {
           widen(op.a_type, registers + i * bytes);
     }
   }
-  const bool is_eager = s.options.completion == Completion::eager;
+  const bool is_eager = s.options.completion == Completion::kEager;
   if (!is_eager) {
     for (float* d : operation.accumulators) {
       if (queue.held.contains(d)) continue;
@@ -242,7 +242,7 @@ void issue_wgmma(WarpgroupQueue& queue, const Site& site) {
         sums[p.row * op.n + p.col] = values(t)[i];
       }
     }
-    multiply(Instruction::wgmma, {op.a_type, op.b_type}, 64, op.n, k, left.data(), right.data(),
+    multiply(Instruction::kWgmma, {op.a_type, op.b_type}, 64, op.n, k, left.data(), right.data(),
              sums.data());
     for (int t = 0; t < kWarpgroupThreads; ++t) {
       for (int i = 0; i < floats; ++i) {

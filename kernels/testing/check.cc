@@ -86,7 +86,7 @@ CheckResult check_case(const OpTable& table, const CaseEntry& entry, const std::
     const auto run = entry.make(in);
     set_num_threads(run_threads);
     use_schedule(static_cast<int>(i));
-    Ran ran = Ran::does_not_fit;
+    Ran ran = Ran::kDoesNotFit;
     try {
       ran = run(variant);
     } catch (const std::exception& error) {
@@ -94,7 +94,7 @@ CheckResult check_case(const OpTable& table, const CaseEntry& entry, const std::
     }
     set_num_threads(threads);
     if (!result.failure.empty()) return result;
-    if (ran != Ran::yes) {
+    if (ran != Ran::kYes) {
       result.ran = ran;
       return result;
     }
@@ -103,8 +103,8 @@ CheckResult check_case(const OpTable& table, const CaseEntry& entry, const std::
       return result;
     }
     std::vector<unsigned char> bits = bits_of(in.outputs());
-    if (result.ran != Ran::yes) {
-      result.ran = Ran::yes;
+    if (result.ran != Ran::kYes) {
+      result.ran = Ran::kYes;
       first_bits = std::move(bits);
       compare(in.outputs(), expected, device, result);
       if (!result.failure.empty()) return result;

@@ -7,11 +7,11 @@ namespace weft::kernels {
 
 void use_schedule(int run) {
   simt::Options& options = simt::options();
-  options.order = run == 0  ? simt::Order::forward
-                  : run % 2 ? simt::Order::random
-                            : simt::Order::reverse;
+  options.order = run == 0  ? simt::Order::kForward
+                  : run % 2 ? simt::Order::kRandom
+                            : simt::Order::kReverse;
   options.seed = static_cast<uint64_t>(run);
-  options.completion = run % 2 ? simt::Completion::on_wait : simt::Completion::eager;
+  options.completion = run % 2 ? simt::Completion::kOnWait : simt::Completion::kEager;
 }
 
 void use_tensor_core(std::string_view gpu) {
@@ -25,9 +25,9 @@ void count_traffic(bool counts) { simt::options().traffic = counts; }
 std::vector<AccessTraffic> take_traffic() {
   std::vector<AccessTraffic> result;
   for (const simt::Traffic& t : simt::take_traffic()) {
-    const char* const kind = t.access == simt::Access::read    ? "read"
-                             : t.access == simt::Access::write ? "write"
-                                                               : "atomic";
+    const char* const kind = t.access == simt::Access::kRead    ? "read"
+                             : t.access == simt::Access::kWrite ? "write"
+                                                                : "atomic";
     result.push_back({t.place, t.is_shared, kind, t.executions, t.transactions, t.ideal});
   }
   return result;

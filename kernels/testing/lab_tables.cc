@@ -15,7 +15,7 @@ std::string names_of(const DTypeSet& dtypes) {
   return names;
 }
 
-/// "(gemm_is<GemmArithmetic::ieee>)" without what a reader does not need.
+/// "(gemm_is<GemmArithmetic::kIeee>)" without what a reader does not need.
 std::string readable(std::string condition) {
   if (condition.starts_with("fits_any")) return "any problem";
   if (condition.starts_with('(')) condition = condition.substr(1, condition.size() - 2);

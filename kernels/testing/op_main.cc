@@ -54,11 +54,11 @@ int check(const OpTable& table, const CheckOptions& options) {
       }
       if (expected.empty()) expected = entry.expected();
       const CheckResult result = check_case(table, entry, variant.name, expected);
-      if (result.ran == Ran::no_device) {
+      if (result.ran == Ran::kNoDevice) {
         no_device[v] = true;
         report.skip();
       }
-      if (result.ran != Ran::yes && result.failure.empty()) continue;
+      if (result.ran != Ran::kYes && result.failure.empty()) continue;
       any_ran = true;
       variant_ran[v] = true;
       report.add(entry, variant, result, expected);

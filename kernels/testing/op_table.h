@@ -87,7 +87,7 @@ struct Case {
 };
 
 /// Why a variant did not run: it does not take the problem, or this machine lacks its device.
-enum class Ran : uint8_t { yes, does_not_fit, no_device };
+enum class Ran : uint8_t { kYes, kDoesNotFit, kNoDevice };
 
 /// A case ready to be timed on a device, its memory there and filled.
 struct Workload {
@@ -151,21 +151,21 @@ template <class Problem>
 Ran run_on_its_device(const Op<Problem>& op, const Problem& problem, std::string_view name) {
   if (name.empty()) {
     dispatch(op, problem);
-    return Ran::yes;
+    return Ran::kYes;
   }
   const auto run = [&op](const Variant<Problem>& variant, const Problem& p) {
-    if (!takes(variant, p)) return Ran::does_not_fit;
+    if (!takes(variant, p)) return Ran::kDoesNotFit;
     run_variant(op, variant, p);
-    return Ran::yes;
+    return Ran::kYes;
   };
   const Variant<Problem>* const variant = find_variant(op, name);
-  if (!variant) return Ran::does_not_fit;
+  if (!variant) return Ran::kDoesNotFit;
   if (variant->device == DeviceType::cpu) return run(*variant, problem);
-  if (runtime::device_count() == 0) return Ran::no_device;
+  if (runtime::device_count() == 0) return Ran::kNoDevice;
   DeviceCopies copies(Device{variant->device, 0});
   const Problem moved = copies.move(problem);
   const Ran ran = run(*variant, moved);
-  if (ran == Ran::yes) copies.bring_back();
+  if (ran == Ran::kYes) copies.bring_back();
   return ran;
 }
 
@@ -235,7 +235,7 @@ OpTable make_table(const Op<Problem>& op, const std::vector<Case<Problem>>& case
 
 /// Result of checking one variant on one case.
 struct CheckResult {
-  Ran ran = Ran::does_not_fit;
+  Ran ran = Ran::kDoesNotFit;
   std::string failure;  // empty when it passed
   double max_error = 0;
   double bound_used = 0;  // largest error divided by its bound

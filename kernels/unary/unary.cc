@@ -18,12 +18,12 @@ std::string_view name(UnaryOp op) {
       "rsqrt",       "exp",    "expm1",   "log",      "log1p",      "sin",        "cos",
       "tanh",        "erf",    "sigmoid", "softplus", "silu",       "gelu_erf",   "gelu_tanh",
       "logical_not", "is_nan", "is_inf",  "is_finite"};
-  static_assert(std::size(kNames) == static_cast<size_t>(UnaryOp::is_finite) + 1);
+  static_assert(std::size(kNames) == static_cast<size_t>(UnaryOp::kIsFinite) + 1);
   return kNames[static_cast<size_t>(op)];
 }
 
-bool is_test(UnaryOp op) { return op >= UnaryOp::logical_not; }
-bool takes_integers(UnaryOp op) { return op <= UnaryOp::shift || is_test(op); }
+bool is_test(UnaryOp op) { return op >= UnaryOp::kLogicalNot; }
+bool takes_integers(UnaryOp op) { return op <= UnaryOp::kShift || is_test(op); }
 
 bool unary_fits(const UnaryProblem& p) {
   return (!is_test(p.op) || p.y.dtype() == DType::boolean) &&

@@ -8,7 +8,7 @@
 // An integer x has neg abs sign square relu, the roundings, the tests, scale and shift; no variant
 // fits the others: cast to a float first.
 //
-//   unary({.op = UnaryOp::gelu_erf, .x = x, .y = y});
+//   unary({.op = UnaryOp::kGeluErf, .x = x, .y = y});
 #pragma once
 
 #include "kernels/op.h"
@@ -16,39 +16,39 @@
 namespace weft::kernels {
 
 enum class UnaryOp : uint8_t {
-  neg,
-  abs,
-  sign,  // -1, 0, 1; NaN stays NaN
-  square,
-  relu,  // max(x, 0); NaN stays NaN
-  floor,
-  ceil,
-  round,  // halves to even
-  trunc,
-  scale,       // alpha x
-  shift,       // x + alpha
-  leaky_relu,  // x > 0 ? x : alpha x
-  reciprocal,
-  sqrt,
-  rsqrt,  // 1 / sqrt(x)
-  exp,
-  expm1,  // exp(x) - 1
-  log,
-  log1p,  // log(1 + x)
-  sin,
-  cos,
-  tanh,
-  erf,
-  sigmoid,    // 1 / (1 + exp(-x))
-  softplus,   // log(1 + exp(x))
-  silu,       // x sigmoid(x)
-  gelu_erf,   // x (1 + erf(x / sqrt 2)) / 2, of full relative accuracy in the tail
-  gelu_tanh,  // x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))) / 2
+  kNeg,
+  kAbs,
+  kSign,  // -1, 0, 1; NaN stays NaN
+  kSquare,
+  kRelu,  // max(x, 0); NaN stays NaN
+  kFloor,
+  kCeil,
+  kRound,  // halves to even
+  kTrunc,
+  kScale,      // alpha x
+  kShift,      // x + alpha
+  kLeakyRelu,  // x > 0 ? x : alpha x
+  kReciprocal,
+  kSqrt,
+  kRsqrt,  // 1 / sqrt(x)
+  kExp,
+  kExpm1,  // exp(x) - 1
+  kLog,
+  kLog1p,  // log(1 + x)
+  kSin,
+  kCos,
+  kTanh,
+  kErf,
+  kSigmoid,   // 1 / (1 + exp(-x))
+  kSoftplus,  // log(1 + exp(x))
+  kSilu,      // x sigmoid(x)
+  kGeluErf,   // x (1 + erf(x / sqrt 2)) / 2, of full relative accuracy in the tail
+  kGeluTanh,  // x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))) / 2
   // Tests: y is bool.
-  logical_not,  // x == 0
-  is_nan,
-  is_inf,
-  is_finite,
+  kLogicalNot,  // x == 0
+  kIsNan,
+  kIsInf,
+  kIsFinite,
 };
 
 std::string_view name(UnaryOp op);

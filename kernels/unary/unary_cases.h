@@ -13,7 +13,7 @@ inline OpTable unary_table() {
   using Problem = UnaryProblem;
   std::vector<Case<Problem>> cases;
   const auto all_ops = [](auto&& f) {
-    for (int i = 0; i <= static_cast<int>(UnaryOp::is_finite); ++i) f(static_cast<UnaryOp>(i));
+    for (int i = 0; i <= static_cast<int>(UnaryOp::kIsFinite); ++i) f(static_cast<UnaryOp>(i));
   };
   const auto result_of = [](UnaryOp op, DType dtype) {
     return is_test(op) ? DType::boolean : dtype;
@@ -24,11 +24,11 @@ inline OpTable unary_table() {
   // Inside every domain, and over all the pieces of the approximations.
   const auto random = [](Inputs& in, UnaryOp op, const Shape& shape, DType dtype) {
     switch (op) {
-      case UnaryOp::sqrt:
-      case UnaryOp::rsqrt:
-      case UnaryOp::log:
+      case UnaryOp::kSqrt:
+      case UnaryOp::kRsqrt:
+      case UnaryOp::kLog:
         return in.uniform(shape, dtype, 0x1p-6, 12);
-      case UnaryOp::log1p:
+      case UnaryOp::kLog1p:
         return in.uniform(shape, dtype, -0.9, 12);
       default:
         return in.normal(shape, dtype, 4);
@@ -76,35 +76,36 @@ inline OpTable unary_table() {
   for (int64_t n : {0, 1, 15, 16, 17, 31, 32, 33, 255, 256, 1024, 1025, 16411}) {
     for (DType dtype : {DType::f32, DType::bf16}) {
       add(fmt::format("exp_{}_{}", dtype, n), [=](Inputs& in) {
-        return Problem{UnaryOp::exp, in.normal({n}, dtype), in.output({n}, dtype)};
+        return Problem{UnaryOp::kExp, in.normal({n}, dtype), in.output({n}, dtype)};
       });
     }
   }
   // Layouts: repeated, transposed, a row too short and too long for one block; y is x.
   add("neg_f32_expanded", [](Inputs& in) {
-    return Problem{UnaryOp::neg, view::expand(in.normal({7, 1, 3}, DType::f32), {2, 7, 300, 3}),
+    return Problem{UnaryOp::kNeg, view::expand(in.normal({7, 1, 3}, DType::f32), {2, 7, 300, 3}),
                    in.output({2, 7, 300, 3}, DType::f32)};
   });
   add("neg_f32_scalar", [](Inputs& in) {
-    return Problem{UnaryOp::neg, view::expand(in.normal({}, DType::f32), {5, 401}),
+    return Problem{UnaryOp::kNeg, view::expand(in.normal({}, DType::f32), {5, 401}),
                    in.output({5, 401}, DType::f32)};
   });
   add("neg_f32_transposed", [](Inputs& in) {
-    return Problem{UnaryOp::neg, view::transpose(in.normal({301, 47}, DType::f32), 0, 1),
+    return Problem{UnaryOp::kNeg, view::transpose(in.normal({301, 47}, DType::f32), 0, 1),
                    in.output({47, 301}, DType::f32)};
   });
   add("neg_bf16_strided_rows", [](Inputs& in) {
-    return Problem{UnaryOp::neg, in.strided(in.normal({3, 1057}, DType::bf16)),
+    return Problem{UnaryOp::kNeg, in.strided(in.normal({3, 1057}, DType::bf16)),
                    in.strided_output({3, 1057}, DType::bf16)};
   });
   add("tanh_f32_in_place", [](Inputs& in) {
     const Tensor x = in.inout(in.normal({2057}, DType::f32));
-    return Problem{UnaryOp::tanh, x, x};
+    return Problem{UnaryOp::kTanh, x, x};
   });
   // One dtype to another, rounded once.
   for (DType to : kAllDTypes) {
     add(fmt::format("scale_f32_to_{}", to), [=](Inputs& in) {
-      return Problem{UnaryOp::scale, in.normal({1057}, DType::f32, 40), in.output({1057}, to), 0.7};
+      return Problem{UnaryOp::kScale, in.normal({1057}, DType::f32, 40), in.output({1057}, to),
+                     0.7};
     });
   }
 
@@ -119,8 +120,8 @@ inline OpTable unary_table() {
         {.flops = elements, .bytes = 2 * elements * itemsize(dtype)});
   };
   for (DType dtype : {DType::f32, DType::bf16}) {
-    add_timed(UnaryOp::relu, dtype, 4);
-    for (UnaryOp op : {UnaryOp::exp, UnaryOp::tanh, UnaryOp::silu, UnaryOp::gelu_erf}) {
+    add_timed(UnaryOp::kRelu, dtype, 4);
+    for (UnaryOp op : {UnaryOp::kExp, UnaryOp::kTanh, UnaryOp::kSilu, UnaryOp::kGeluErf}) {
       add_timed(op, dtype, 1);
     }
   }

@@ -50,70 +50,70 @@ HWY_INLINE bool is_infinite(T x) {
 UnaryLoop unary_loop(UnaryOp op, DType type) {
   if (UnaryLoop loop = unary_libm_loop(op, type)) return loop;
   switch (op) {
-    case UnaryOp::neg:
+    case UnaryOp::kNeg:
       return Loops::plain(type, [](auto x, auto) { return -wrapping(x); });
-    case UnaryOp::abs:
+    case UnaryOp::kAbs:
       return Loops::plain(type, [](auto x, auto) { return magnitude(x); });
-    case UnaryOp::sign:
+    case UnaryOp::kSign:
       return Loops::plain(type, [](auto x, auto) { return x > 0 ? 1 : x < 0 ? -1 : x; });
-    case UnaryOp::square:
+    case UnaryOp::kSquare:
       return Loops::plain(type, [](auto x, auto) { return wrapping(x) * wrapping(x); });
-    case UnaryOp::relu:
+    case UnaryOp::kRelu:
       return Loops::plain(type, [](auto x, auto) { return x < 0 ? 0 : x; });
-    case UnaryOp::floor:
+    case UnaryOp::kFloor:
       return rounding(type, [](auto x, auto) { return std::floor(x); });
-    case UnaryOp::ceil:
+    case UnaryOp::kCeil:
       return rounding(type, [](auto x, auto) { return std::ceil(x); });
-    case UnaryOp::round:
+    case UnaryOp::kRound:
       return rounding(type, [](auto x, auto) { return std::nearbyint(x); });
-    case UnaryOp::trunc:
+    case UnaryOp::kTrunc:
       return rounding(type, [](auto x, auto) { return std::trunc(x); });
-    case UnaryOp::scale:
+    case UnaryOp::kScale:
       return Loops::plain(type, [](auto x, auto alpha) { return wrapping(x) * wrapping(alpha); });
-    case UnaryOp::shift:
+    case UnaryOp::kShift:
       return Loops::plain(type, [](auto x, auto alpha) { return wrapping(x) + wrapping(alpha); });
-    case UnaryOp::leaky_relu:
+    case UnaryOp::kLeakyRelu:
       return Loops::floating(type, [](auto x, auto alpha) { return x > 0 ? x : alpha * x; });
-    case UnaryOp::reciprocal:
+    case UnaryOp::kReciprocal:
       return Loops::floating(type, [](auto x, auto) { return 1 / x; });
-    case UnaryOp::sqrt:
+    case UnaryOp::kSqrt:
       return Loops::floating(type, [](auto x, auto) { return std::sqrt(x); });
-    case UnaryOp::rsqrt:
+    case UnaryOp::kRsqrt:
       return Loops::floating(type, [](auto x, auto) { return 1 / std::sqrt(x); });
-    case UnaryOp::logical_not:
+    case UnaryOp::kLogicalNot:
       return Loops::plain(type, [](auto x, auto) { return x == 0; });
-    case UnaryOp::is_nan:
+    case UnaryOp::kIsNan:
       return Loops::plain(type, [](auto x, auto) { return x != x; });
-    case UnaryOp::is_inf:
+    case UnaryOp::kIsInf:
       return Loops::plain(type, [](auto x, auto) { return is_infinite(x); });
-    case UnaryOp::is_finite:
+    case UnaryOp::kIsFinite:
       return Loops::plain(type, [](auto x, auto) { return x == x && !is_infinite(x); });
     default:
       break;
   }
   if (type == DType::bf16) return nullptr;
   switch (op) {
-    case UnaryOp::exp:
+    case UnaryOp::kExp:
       return Loops::vectors<exp_f32>;
-    case UnaryOp::expm1:
+    case UnaryOp::kExpm1:
       return Loops::vectors<expm1_f32>;
-    case UnaryOp::log:
+    case UnaryOp::kLog:
       return Loops::vectors<log_f32>;
-    case UnaryOp::log1p:
+    case UnaryOp::kLog1p:
       return Loops::vectors<log1p_f32>;
-    case UnaryOp::tanh:
+    case UnaryOp::kTanh:
       return Loops::vectors<tanh_f32>;
-    case UnaryOp::erf:
+    case UnaryOp::kErf:
       return Loops::vectors<erf_f32>;
-    case UnaryOp::sigmoid:
+    case UnaryOp::kSigmoid:
       return Loops::vectors<sigmoid_f32>;
-    case UnaryOp::softplus:
+    case UnaryOp::kSoftplus:
       return Loops::vectors<softplus_f32>;
-    case UnaryOp::silu:
+    case UnaryOp::kSilu:
       return Loops::vectors<silu_f32>;
-    case UnaryOp::gelu_erf:
+    case UnaryOp::kGeluErf:
       return Loops::vectors<gelu_erf_f32>;
-    case UnaryOp::gelu_tanh:
+    case UnaryOp::kGeluTanh:
       return Loops::vectors<gelu_tanh_f32>;
     default:
       WEFT_ASSERT(false);

@@ -37,33 +37,33 @@ double gelu_tanh(double x) {
 
 UnaryLoop unary_libm_loop(UnaryOp op, DType type) {
   if (type == DType::bf16) return nullptr;
-  if (op == UnaryOp::sin)
+  if (op == UnaryOp::kSin)
     return type == DType::f64 ? loop<double, std::sin> : loop<float, std::sin>;
-  if (op == UnaryOp::cos)
+  if (op == UnaryOp::kCos)
     return type == DType::f64 ? loop<double, std::cos> : loop<float, std::cos>;
   if (type != DType::f64) return nullptr;
   switch (op) {
-    case UnaryOp::exp:
+    case UnaryOp::kExp:
       return loop<double, std::exp>;
-    case UnaryOp::expm1:
+    case UnaryOp::kExpm1:
       return loop<double, std::expm1>;
-    case UnaryOp::log:
+    case UnaryOp::kLog:
       return loop<double, std::log>;
-    case UnaryOp::log1p:
+    case UnaryOp::kLog1p:
       return loop<double, std::log1p>;
-    case UnaryOp::tanh:
+    case UnaryOp::kTanh:
       return loop<double, std::tanh>;
-    case UnaryOp::erf:
+    case UnaryOp::kErf:
       return loop<double, std::erf>;
-    case UnaryOp::sigmoid:
+    case UnaryOp::kSigmoid:
       return loop<double, sigmoid>;
-    case UnaryOp::softplus:
+    case UnaryOp::kSoftplus:
       return loop<double, softplus>;
-    case UnaryOp::silu:
+    case UnaryOp::kSilu:
       return loop<double, silu>;
-    case UnaryOp::gelu_erf:
+    case UnaryOp::kGeluErf:
       return loop<double, gelu_erf>;
-    case UnaryOp::gelu_tanh:
+    case UnaryOp::kGeluTanh:
       return loop<double, gelu_tanh>;
     default:
       return nullptr;

@@ -14,7 +14,7 @@ namespace {
 
 /// The results' codes by x's code.
 const uint16_t* table_of(UnaryOp op, DType dtype) {
-  static CodeTable<uint16_t> tables[2][static_cast<size_t>(UnaryOp::is_finite) + 1];
+  static CodeTable<uint16_t> tables[2][static_cast<size_t>(UnaryOp::kIsFinite) + 1];
   CodeTable<uint16_t>& table = tables[dtype == DType::bf16][static_cast<size_t>(op)];
   return table.values(dtype, [&](const Tensor& x) {
     const Tensor y = Tensor::empty(x.shape(), dtype);
@@ -26,7 +26,7 @@ const uint16_t* table_of(UnaryOp op, DType dtype) {
 }  // namespace
 
 bool unary_fits_table(const UnaryProblem& p) {
-  return p.op > UnaryOp::exp && p.op <= UnaryOp::gelu_tanh && p.x.dtype() == p.y.dtype();
+  return p.op > UnaryOp::kExp && p.op <= UnaryOp::kGeluTanh && p.x.dtype() == p.y.dtype();
 }
 
 void unary_cpu_table(const UnaryProblem& p) {

@@ -36,43 +36,43 @@ struct Approximate {
 
 double exact(UnaryOp op, double x, double alpha, DType type) {
   switch (op) {
-    case UnaryOp::neg:
+    case UnaryOp::kNeg:
       return -x;
-    case UnaryOp::abs:
+    case UnaryOp::kAbs:
       return std::abs(x);
-    case UnaryOp::sign:
+    case UnaryOp::kSign:
       return x > 0 ? 1 : x < 0 ? -1 : x;
-    case UnaryOp::square:
+    case UnaryOp::kSquare:
       return x * x;
-    case UnaryOp::relu:
+    case UnaryOp::kRelu:
       return x < 0 ? 0 : x;
-    case UnaryOp::floor:
+    case UnaryOp::kFloor:
       return std::floor(x);
-    case UnaryOp::ceil:
+    case UnaryOp::kCeil:
       return std::ceil(x);
-    case UnaryOp::round:
+    case UnaryOp::kRound:
       return std::isinf(x) ? x : x - std::remainder(x, 1.0);
-    case UnaryOp::trunc:
+    case UnaryOp::kTrunc:
       return std::trunc(x);
-    case UnaryOp::scale:
+    case UnaryOp::kScale:
       return alpha * x;
-    case UnaryOp::shift:
+    case UnaryOp::kShift:
       return x + alpha;
-    case UnaryOp::leaky_relu:
+    case UnaryOp::kLeakyRelu:
       return x > 0 ? x : alpha * x;
-    case UnaryOp::reciprocal:
+    case UnaryOp::kReciprocal:
       return 1 / x;
-    case UnaryOp::sqrt:
+    case UnaryOp::kSqrt:
       return std::sqrt(x);
-    case UnaryOp::rsqrt:
+    case UnaryOp::kRsqrt:
       return 1 / rounded_to(std::sqrt(x), type);
-    case UnaryOp::logical_not:
+    case UnaryOp::kLogicalNot:
       return x == 0;
-    case UnaryOp::is_nan:
+    case UnaryOp::kIsNan:
       return std::isnan(x);
-    case UnaryOp::is_inf:
+    case UnaryOp::kIsInf:
       return std::isinf(x);
-    case UnaryOp::is_finite:
+    case UnaryOp::kIsFinite:
       return std::isfinite(x);
     default:
       WEFT_ASSERT(false);
@@ -87,32 +87,32 @@ Approximate approximate(UnaryOp op, Real x, bool f64) {
   const bool at_limit = std::isinf(x) && x < 0;
   const Real z = 2 * std::sqrt(2 / std::numbers::pi_v<Real>) * x * (1 + 0.044715L * x * x);
   switch (op) {
-    case UnaryOp::exp:
+    case UnaryOp::kExp:
       return {std::exp(x), 2, 1};
-    case UnaryOp::expm1:
+    case UnaryOp::kExpm1:
       return {std::expm1(x), 8};
-    case UnaryOp::log:
+    case UnaryOp::kLog:
       return {std::log(x), 8};
-    case UnaryOp::log1p:
+    case UnaryOp::kLog1p:
       return {std::log1p(x), 8};
-    case UnaryOp::sin:
+    case UnaryOp::kSin:
       return {std::sin(x), 2};
-    case UnaryOp::cos:
+    case UnaryOp::kCos:
       return {std::cos(x), 2};
-    case UnaryOp::tanh:
+    case UnaryOp::kTanh:
       return {std::tanh(x), 8};
-    case UnaryOp::erf:
+    case UnaryOp::kErf:
       return {std::erf(x), 8};
-    case UnaryOp::sigmoid:
+    case UnaryOp::kSigmoid:
       return {sigmoid(x), 6, 1};
-    case UnaryOp::softplus:
+    case UnaryOp::kSoftplus:
       return {std::isnan(x) ? x : std::fmax(x, 0) + std::log1p(std::exp(-std::abs(x))), 8, 1};
-    case UnaryOp::silu:
+    case UnaryOp::kSilu:
       return {at_limit ? 0 : x * sigmoid(x), 8, 1 + magnitude};
-    case UnaryOp::gelu_erf:
+    case UnaryOp::kGeluErf:
       return {at_limit ? 0 : x * std::erfc(x * -std::numbers::sqrt2_v<Real> / 2) / 2,
               f64 ? 8 + 2 * magnitude * magnitude : 8, f64 ? 2 + magnitude : 2};
-    case UnaryOp::gelu_tanh: {
+    case UnaryOp::kGeluTanh: {
       const double amplified = at_limit ? 0 : static_cast<double>(std::abs(z) * sigmoid(-z));
       return {at_limit ? 0 : x * sigmoid(z), 8 + 4 * amplified, 1 + magnitude};
     }
@@ -121,7 +121,7 @@ Approximate approximate(UnaryOp op, Real x, bool f64) {
   }
 }
 
-bool is_exact(UnaryOp op) { return op <= UnaryOp::rsqrt || is_test(op); }
+bool is_exact(UnaryOp op) { return op <= UnaryOp::kRsqrt || is_test(op); }
 
 }  // namespace
 

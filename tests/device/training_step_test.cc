@@ -310,7 +310,7 @@ TEST_CASE("fp8 steps run on a device") {
     kernels::use_schedule(schedule);
     Setup setup(kCuda, DType::f32);
     optim::SGD optimizer(setup.model->named_parameters(), {.lr = 0.05});
-    Fp8Scaling scaling({.scaling = Fp8Options::Scaling::delayed});
+    Fp8Scaling scaling({.scaling = Fp8Options::Scaling::kDelayed});
     std::vector<double> losses;
     for (int step = 0; step < 3; ++step) {
       optimizer.zero_grad();

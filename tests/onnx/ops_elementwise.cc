@@ -38,7 +38,7 @@ Tensors unary_kernel(const Node& node, const Tensors& in) {
   return {y};
 }
 
-Tensor expm1(const Tensor& x) { return unary_kernel<UnaryOp::expm1>({}, {x})[0]; }
+Tensor expm1(const Tensor& x) { return unary_kernel<UnaryOp::kExpm1>({}, {x})[0]; }
 
 template <BinaryOp kOp>
 Tensor binary_kernel(const Tensor& a, const Tensor& b) {
@@ -53,7 +53,7 @@ Tensor plus(const Tensor& a, const Tensor& b) { return ops::add(a, b); }
 
 // ops::div gives a float for integers, as Python's / does; ONNX truncates.
 Tensor divide(const Tensor& a, const Tensor& b) {
-  return is_floating(a.dtype()) ? ops::div(a, b) : binary_kernel<BinaryOp::div>(a, b);
+  return is_floating(a.dtype()) ? ops::div(a, b) : binary_kernel<BinaryOp::kDiv>(a, b);
 }
 
 Tensor positive(const Tensor& x) { return ops::gt(x, constant_like(x, 0)); }
@@ -130,7 +130,7 @@ Tensors shrink(const Node& node, const Tensors& in) {
 Tensors is_inf(const Node& node, const Tensors& in) {
   const Tensor& x = in.at(0);
   const bool up = node.i("detect_positive", 1), down = node.i("detect_negative", 1);
-  if (up && down) return unary_kernel<UnaryOp::is_inf>(node, in);
+  if (up && down) return unary_kernel<UnaryOp::kIsInf>(node, in);
   const double infinity = std::numeric_limits<double>::infinity();
   return {ops::eq(x, constant_like(x, up ? infinity : -infinity))};
 }
@@ -170,7 +170,7 @@ constexpr OpType kOps[] = {
     {"HardSwish", kSummed, hard_swish},
     {"IsInf", kExact, is_inf},
     {"IsNaN", kExact, unary<ops::is_nan>},
-    {"LeakyRelu", kExact, unary_kernel<UnaryOp::leaky_relu>},
+    {"LeakyRelu", kExact, unary_kernel<UnaryOp::kLeakyRelu>},
     {"Less", kExact, binary<ops::lt>},
     {"LessOrEqual", kExact, binary<ops::le>},
     {"Log", kRounded, unary<ops::log>},
@@ -191,7 +191,7 @@ constexpr OpType kOps[] = {
     {"Sigmoid", kRounded, unary<ops::sigmoid>},
     {"Sign", kExact, unary<ops::sign>},
     {"Sin", kRounded, unary<ops::sin>},
-    {"Softplus", kRounded, unary_kernel<UnaryOp::softplus>},
+    {"Softplus", kRounded, unary_kernel<UnaryOp::kSoftplus>},
     {"Softsign", kRounded, softsign},
     {"Sqrt", kExact, unary<ops::sqrt>},
     {"Sub", kExact, binary<ops::sub>},
@@ -200,7 +200,7 @@ constexpr OpType kOps[] = {
     {"Tanh", kRounded, unary<ops::tanh>},
     {"ThresholdedRelu", kExact, thresholded_relu},
     {"Where", kExact, where},
-    {"Xor", kExact, binary<binary_kernel<BinaryOp::logical_xor>>},
+    {"Xor", kExact, binary<binary_kernel<BinaryOp::kLogicalXor>>},
 };
 
 }  // namespace
