@@ -8,10 +8,7 @@ namespace weft::kernels {
 
 #define WEFT_OP adam
 #define WEFT_PROBLEM AdamProblem
-#define WEFT_LIST "kernels/adam/adam.inc"
 #include "kernels/op_list_inl.h"
-
-void adam(const AdamProblem& problem) { dispatch(adam_op(), problem); }
 
 Tensor adam_constants(const AdamProblem& problem) {
   const auto bytes_of = [](const auto& constants) {

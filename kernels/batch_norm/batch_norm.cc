@@ -6,10 +6,7 @@ namespace weft::kernels {
 
 #define WEFT_OP batch_norm
 #define WEFT_PROBLEM BatchNormProblem
-#define WEFT_LIST "kernels/batch_norm/batch_norm.inc"
 #include "kernels/op_list_inl.h"
-
-void batch_norm(const BatchNormProblem& problem) { dispatch(batch_norm_op(), problem); }
 
 std::string BatchNormProblem::describe() const {
   return fmt::format("batch_norm({}, weight {}, mean {}, training={}, backward={})", x, weight,

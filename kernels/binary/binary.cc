@@ -6,10 +6,7 @@ namespace weft::kernels {
 
 #define WEFT_OP binary
 #define WEFT_PROBLEM BinaryProblem
-#define WEFT_LIST "kernels/binary/binary.inc"
 #include "kernels/op_list_inl.h"
-
-void binary(const BinaryProblem& problem) { dispatch(binary_op(), problem); }
 
 std::string_view name(BinaryOp op) {
   static constexpr std::string_view kNames[] = {"add",

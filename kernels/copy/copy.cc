@@ -4,10 +4,7 @@ namespace weft::kernels {
 
 #define WEFT_OP copy
 #define WEFT_PROBLEM CopyProblem
-#define WEFT_LIST "kernels/copy/copy.inc"
 #include "kernels/op_list_inl.h"
-
-void copy(const CopyProblem& problem) { dispatch(copy_op(), problem); }
 
 std::string CopyProblem::describe() const { return fmt::format("copy({} to {})", x, y); }
 

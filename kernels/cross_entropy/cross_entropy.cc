@@ -4,10 +4,7 @@ namespace weft::kernels {
 
 #define WEFT_OP cross_entropy
 #define WEFT_PROBLEM CrossEntropyProblem
-#define WEFT_LIST "kernels/cross_entropy/cross_entropy.inc"
 #include "kernels/op_list_inl.h"
-
-void cross_entropy(const CrossEntropyProblem& problem) { dispatch(cross_entropy_op(), problem); }
 
 std::string CrossEntropyProblem::describe() const {
   return fmt::format("cross_entropy({}, labels={}, label_smoothing={}, forward={}, backward={})",

@@ -4,10 +4,7 @@ namespace weft::kernels {
 
 #define WEFT_OP index
 #define WEFT_PROBLEM IndexProblem
-#define WEFT_LIST "kernels/index/index.inc"
 #include "kernels/op_list_inl.h"
-
-void index(const IndexProblem& problem) { dispatch(index_op(), problem); }
 
 std::string IndexProblem::describe() const {
   return fmt::format("{}(x {}, index {}, y {}, axis={})", name(kind), x, index, y, axis);

@@ -6,10 +6,7 @@ namespace weft::kernels {
 
 #define WEFT_OP layer_norm
 #define WEFT_PROBLEM LayerNormProblem
-#define WEFT_LIST "kernels/layer_norm/layer_norm.inc"
 #include "kernels/op_list_inl.h"
-
-void layer_norm(const LayerNormProblem& problem) { dispatch(layer_norm_op(), problem); }
 
 std::string LayerNormProblem::tuning_key() const {
   return operand_key("x", x) + operand_key("residual", residual) + operand_key("gamma", gamma) +

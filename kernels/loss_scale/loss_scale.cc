@@ -4,10 +4,7 @@ namespace weft::kernels {
 
 #define WEFT_OP loss_scale
 #define WEFT_PROBLEM LossScaleProblem
-#define WEFT_LIST "kernels/loss_scale/loss_scale.inc"
 #include "kernels/op_list_inl.h"
-
-void loss_scale(const LossScaleProblem& problem) { dispatch(loss_scale_op(), problem); }
 
 std::string LossScaleProblem::describe() const {
   return fmt::format("loss_scale(growth_factor={}, backoff_factor={}, growth_interval={})",

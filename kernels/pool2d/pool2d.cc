@@ -4,10 +4,7 @@ namespace weft::kernels {
 
 #define WEFT_OP pool2d
 #define WEFT_PROBLEM Pool2dProblem
-#define WEFT_LIST "kernels/pool2d/pool2d.inc"
 #include "kernels/op_list_inl.h"
-
-void pool2d(const Pool2dProblem& problem) { dispatch(pool2d_op(), problem); }
 
 std::string Pool2dProblem::describe() const {
   return fmt::format(

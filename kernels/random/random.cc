@@ -4,14 +4,11 @@ namespace weft::kernels {
 
 #define WEFT_OP random
 #define WEFT_PROBLEM RandomProblem
-#define WEFT_LIST "kernels/random/random.inc"
 #include "kernels/op_list_inl.h"
 
 bool random_fits_cuda(const RandomProblem& p) {
   return p.distribution != Distribution::kTruncNormal;
 }
-
-void random(const RandomProblem& problem) { dispatch(random_op(), problem); }
 
 std::string_view name(Distribution distribution) {
   switch (distribution) {

@@ -20,10 +20,7 @@ bool reduce_is_arithmetic(const ReduceProblem& problem) {
 
 #define WEFT_OP reduce
 #define WEFT_PROBLEM ReduceProblem
-#define WEFT_LIST "kernels/reduce/reduce.inc"
 #include "kernels/op_list_inl.h"
-
-void reduce(const ReduceProblem& problem) { dispatch(reduce_op(), problem); }
 
 std::string_view name(Reduction reduction) {
   switch (reduction) {

@@ -4,9 +4,6 @@
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/sgd/sgd_cpu_highway.cc"
 #include "core/simd/targets.h"
-// The order matters: foreach_target re-includes this file once per instruction set.
-#include <hwy/foreach_target.h>
-#include <hwy/highway.h>
 
 #include "kernels/multi_tensor/chunks.h"
 #include "kernels/sgd/sgd.h"

@@ -6,10 +6,7 @@ namespace weft::kernels {
 
 #define WEFT_OP softmax
 #define WEFT_PROBLEM SoftmaxProblem
-#define WEFT_LIST "kernels/softmax/softmax.inc"
 #include "kernels/op_list_inl.h"
-
-void softmax(const SoftmaxProblem& problem) { dispatch(softmax_op(), problem); }
 
 std::string SoftmaxProblem::tuning_key() const {
   return operand_key("x", x) + operand_key("y", y) + operand_key("dy", dy) + operand_key("dx", dx) +

@@ -6,10 +6,7 @@ namespace weft::kernels {
 
 #define WEFT_OP unary
 #define WEFT_PROBLEM UnaryProblem
-#define WEFT_LIST "kernels/unary/unary.inc"
 #include "kernels/op_list_inl.h"
-
-void unary(const UnaryProblem& problem) { dispatch(unary_op(), problem); }
 
 std::string_view name(UnaryOp op) {
   static constexpr std::string_view kNames[] = {
