@@ -9,30 +9,13 @@ namespace weft::kernels {
 #include "kernels/op_list_inl.h"
 
 std::string_view name(BinaryOp op) {
-  static constexpr std::string_view kNames[] = {"add",
-                                                "add_scaled",
-                                                "sub",
-                                                "mul",
-                                                "div",
-                                                "pow",
-                                                "maximum",
-                                                "minimum",
-                                                "eq",
-                                                "ne",
-                                                "lt",
-                                                "le",
-                                                "gt",
-                                                "ge",
-                                                "logical_and",
-                                                "logical_or",
-                                                "logical_xor",
-                                                "relu_grad",
-                                                "leaky_relu_grad",
-                                                "sigmoid_grad",
-                                                "tanh_grad",
-                                                "silu_grad",
-                                                "gelu_erf_grad",
-                                                "gelu_tanh_grad"};
+  static constexpr std::string_view kNames[] = {
+      "add", "add_scaled", "sub", "mul", "div", "pow", "maximum", "minimum",
+      // Tests.
+      "eq", "ne", "lt", "le", "gt", "ge", "logical_and", "logical_or", "logical_xor",
+      // Gradients.
+      "relu_grad", "leaky_relu_grad", "sigmoid_grad", "tanh_grad", "silu_grad", "gelu_erf_grad",
+      "gelu_tanh_grad"};
   static_assert(std::size(kNames) == static_cast<size_t>(BinaryOp::kGeluTanhGrad) + 1);
   return kNames[static_cast<size_t>(op)];
 }

@@ -17,68 +17,53 @@ namespace {
 
 using Loops = ElementLoops<const void*, const void*>;
 
+/// A case of a switch over ops: the loop of f(a, b, alpha), and the vector loop of f.
+#define WEFT_BINARY(op, loop_of, f) \
+  case BinaryOp::op:                \
+    return loop_of(type, [](auto a, auto b, [[maybe_unused]] auto alpha) { return f; })
+#define WEFT_VECTORS(op, f) \
+  case BinaryOp::op:        \
+    return Loops::vectors<f>
+
 /// The loop of an op; of bf16 none where the arithmetic is worth more than the conversion.
 BinaryLoop binary_loop(BinaryOp op, DType type) {
   if (BinaryLoop loop = binary_scalar_loop(op, type)) return loop;
   switch (op) {
-    case BinaryOp::kAdd:
-      return Loops::plain(type, [](auto a, auto b, auto) { return wrapping(a) + wrapping(b); });
-    case BinaryOp::kAddScaled:
-      return Loops::plain(type, [](auto a, auto b, auto alpha) {
-        return wrapping(a) + wrapping(b) * wrapping(alpha);
-      });
-    case BinaryOp::kSub:
-      return Loops::plain(type, [](auto a, auto b, auto) { return wrapping(a) - wrapping(b); });
-    case BinaryOp::kMul:
-      return Loops::plain(type, [](auto a, auto b, auto) { return wrapping(a) * wrapping(b); });
-    case BinaryOp::kDiv:
-      return Loops::floating(type, [](auto a, auto b, auto) { return a / b; });
-    case BinaryOp::kMaximum:
-      return Loops::plain(type, [](auto a, auto b, auto) { return a > b || a != a ? a : b; });
-    case BinaryOp::kMinimum:
-      return Loops::plain(type, [](auto a, auto b, auto) { return a < b || a != a ? a : b; });
-    case BinaryOp::kEq:
-      return Loops::plain(type, [](auto a, auto b, auto) { return a == b; });
-    case BinaryOp::kNe:
-      return Loops::plain(type, [](auto a, auto b, auto) { return a != b; });
-    case BinaryOp::kLt:
-      return Loops::plain(type, [](auto a, auto b, auto) { return a < b; });
-    case BinaryOp::kLe:
-      return Loops::plain(type, [](auto a, auto b, auto) { return a <= b; });
-    case BinaryOp::kGt:
-      return Loops::plain(type, [](auto a, auto b, auto) { return a > b; });
-    case BinaryOp::kGe:
-      return Loops::plain(type, [](auto a, auto b, auto) { return a >= b; });
-    case BinaryOp::kLogicalAnd:
-      return Loops::plain(type, [](auto a, auto b, auto) -> bool { return (a != 0) & (b != 0); });
-    case BinaryOp::kLogicalOr:
-      return Loops::plain(type, [](auto a, auto b, auto) -> bool { return (a != 0) | (b != 0); });
-    case BinaryOp::kLogicalXor:
-      return Loops::plain(type, [](auto a, auto b, auto) { return (a != 0) != (b != 0); });
-    case BinaryOp::kReluGrad:
-      return Loops::floating(type, [](auto a, auto b, auto) { return a > 0 ? b : 0; });
-    case BinaryOp::kLeakyReluGrad:
-      return Loops::floating(type,
-                             [](auto a, auto b, auto alpha) { return a > 0 ? b : alpha * b; });
-    case BinaryOp::kSigmoidGrad:
-      return Loops::floating(type, [](auto a, auto b, auto) { return b * (a * (1 - a)); });
-    case BinaryOp::kTanhGrad:
-      return Loops::floating(type, [](auto a, auto b, auto) { return b * ((1 - a) * (1 + a)); });
+    WEFT_BINARY(kAdd, Loops::plain, wrapping(a) + wrapping(b));
+    WEFT_BINARY(kAddScaled, Loops::plain, wrapping(a) + wrapping(b) * wrapping(alpha));
+    WEFT_BINARY(kSub, Loops::plain, wrapping(a) - wrapping(b));
+    WEFT_BINARY(kMul, Loops::plain, wrapping(a) * wrapping(b));
+    WEFT_BINARY(kDiv, Loops::floating, a / b);
+    WEFT_BINARY(kMaximum, Loops::plain, a > b || a != a ? a : b);
+    WEFT_BINARY(kMinimum, Loops::plain, a < b || a != a ? a : b);
+    WEFT_BINARY(kEq, Loops::plain, a == b);
+    WEFT_BINARY(kNe, Loops::plain, a != b);
+    WEFT_BINARY(kLt, Loops::plain, a < b);
+    WEFT_BINARY(kLe, Loops::plain, a <= b);
+    WEFT_BINARY(kGt, Loops::plain, a > b);
+    WEFT_BINARY(kGe, Loops::plain, a >= b);
+    WEFT_BINARY(kLogicalAnd, Loops::plain, bool((a != 0) & (b != 0)));
+    WEFT_BINARY(kLogicalOr, Loops::plain, bool((a != 0) | (b != 0)));
+    WEFT_BINARY(kLogicalXor, Loops::plain, (a != 0) != (b != 0));
+    WEFT_BINARY(kReluGrad, Loops::floating, a > 0 ? b : 0);
+    WEFT_BINARY(kLeakyReluGrad, Loops::floating, a > 0 ? b : alpha * b);
+    WEFT_BINARY(kSigmoidGrad, Loops::floating, b * (a * (1 - a)));
+    WEFT_BINARY(kTanhGrad, Loops::floating, b * ((1 - a) * (1 + a)));
     default:
       break;
   }
   if (type == DType::bf16) return nullptr;
   switch (op) {
-    case BinaryOp::kSiluGrad:
-      return Loops::vectors<silu_derivative_f32>;
-    case BinaryOp::kGeluErfGrad:
-      return Loops::vectors<gelu_erf_derivative_f32>;
-    case BinaryOp::kGeluTanhGrad:
-      return Loops::vectors<gelu_tanh_derivative_f32>;
+    WEFT_VECTORS(kSiluGrad, silu_derivative_f32);
+    WEFT_VECTORS(kGeluErfGrad, gelu_erf_derivative_f32);
+    WEFT_VECTORS(kGeluTanhGrad, gelu_tanh_derivative_f32);
     default:
       WEFT_ASSERT(false);
   }
 }
+
+#undef WEFT_BINARY
+#undef WEFT_VECTORS
 
 }  // namespace
 }  // namespace weft::kernels::HWY_NAMESPACE

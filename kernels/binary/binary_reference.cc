@@ -34,44 +34,31 @@ struct Approximate {
 
 bool is_exact(BinaryOp op) { return op != BinaryOp::kPow && op < BinaryOp::kSigmoidGrad; }
 
+/// A case of a switch over ops.
+#define WEFT_BINARY(op, ...) \
+  case BinaryOp::op:         \
+    return __VA_ARGS__
+
 double exact(BinaryOp op, double a, double b, double alpha, DType type) {
   switch (op) {
-    case BinaryOp::kAdd:
-      return a + b;
-    case BinaryOp::kAddScaled:
-      return a + rounded_to(alpha * b, type);
-    case BinaryOp::kSub:
-      return a - b;
-    case BinaryOp::kMul:
-      return a * b;
-    case BinaryOp::kDiv:
-      return type == DType::i64 ? std::trunc(a / b) : a / b;
-    case BinaryOp::kMaximum:
-      return std::isnan(a) || std::isnan(b) ? NAN : std::max(a, b);
-    case BinaryOp::kMinimum:
-      return std::isnan(a) || std::isnan(b) ? NAN : std::min(a, b);
-    case BinaryOp::kEq:
-      return a == b;
-    case BinaryOp::kNe:
-      return a != b;
-    case BinaryOp::kLt:
-      return a < b;
-    case BinaryOp::kLe:
-      return a <= b;
-    case BinaryOp::kGt:
-      return a > b;
-    case BinaryOp::kGe:
-      return a >= b;
-    case BinaryOp::kLogicalAnd:
-      return a != 0 && b != 0;
-    case BinaryOp::kLogicalOr:
-      return a != 0 || b != 0;
-    case BinaryOp::kLogicalXor:
-      return (a != 0) != (b != 0);
-    case BinaryOp::kReluGrad:
-      return a > 0 ? b : 0;
-    case BinaryOp::kLeakyReluGrad:
-      return a > 0 ? b : alpha * b;
+    WEFT_BINARY(kAdd, a + b);
+    WEFT_BINARY(kAddScaled, a + rounded_to(alpha * b, type));
+    WEFT_BINARY(kSub, a - b);
+    WEFT_BINARY(kMul, a * b);
+    WEFT_BINARY(kDiv, type == DType::i64 ? std::trunc(a / b) : a / b);
+    WEFT_BINARY(kMaximum, std::isnan(a) || std::isnan(b) ? NAN : std::max(a, b));
+    WEFT_BINARY(kMinimum, std::isnan(a) || std::isnan(b) ? NAN : std::min(a, b));
+    WEFT_BINARY(kEq, a == b);
+    WEFT_BINARY(kNe, a != b);
+    WEFT_BINARY(kLt, a < b);
+    WEFT_BINARY(kLe, a <= b);
+    WEFT_BINARY(kGt, a > b);
+    WEFT_BINARY(kGe, a >= b);
+    WEFT_BINARY(kLogicalAnd, a != 0 && b != 0);
+    WEFT_BINARY(kLogicalOr, a != 0 || b != 0);
+    WEFT_BINARY(kLogicalXor, (a != 0) != (b != 0));
+    WEFT_BINARY(kReluGrad, a > 0 ? b : 0);
+    WEFT_BINARY(kLeakyReluGrad, a > 0 ? b : alpha * b);
     default:
       WEFT_ASSERT(false);
   }
@@ -83,12 +70,10 @@ Approximate approximate(BinaryOp op, Real a, Real b, bool f64) {
   // Beyond 1000 every tail has vanished.
   const Real x = std::clamp<Real>(a, -1000, 1000), magnitude = std::abs(x);
   switch (op) {
-    case BinaryOp::kPow:
-      return {std::pow(a, b), 2 * std::abs(std::pow(a, b)), 1};
-    case BinaryOp::kSigmoidGrad:
-      return {b * a * (1 - a), 4 * std::abs(b * a * (1 - a)), 2 + 2 * std::abs(b)};
-    case BinaryOp::kTanhGrad:
-      return {b * (1 - a * a), 5 * std::abs(b * (1 - a * a)), 2 + 2 * std::abs(b)};
+    WEFT_BINARY(kPow, {std::pow(a, b), 2 * std::abs(std::pow(a, b)), 1});
+    WEFT_BINARY(kSigmoidGrad,
+                {b * a * (1 - a), 4 * std::abs(b * a * (1 - a)), 2 + 2 * std::abs(b)});
+    WEFT_BINARY(kTanhGrad, {b * (1 - a * a), 5 * std::abs(b * (1 - a * a)), 2 + 2 * std::abs(b)});
     case BinaryOp::kSiluGrad: {
       const Real s = sigmoid(x), terms = s * (1 + magnitude * sigmoid(-x));
       return {b * s * (1 + x * sigmoid(-x)), 8 * std::abs(b) * terms,
@@ -114,6 +99,8 @@ Approximate approximate(BinaryOp op, Real a, Real b, bool f64) {
       WEFT_ASSERT(false);
   }
 }
+
+#undef WEFT_BINARY
 
 double integer_power(double a, double b) {
   double result = 1;

@@ -10,11 +10,13 @@ namespace weft::kernels {
 
 std::string_view name(UnaryOp op) {
   static constexpr std::string_view kNames[] = {
-      "neg",         "abs",    "sign",    "square",   "relu",       "floor",      "ceil",
-      "round",       "trunc",  "scale",   "shift",    "leaky_relu", "reciprocal", "sqrt",
-      "rsqrt",       "exp",    "expm1",   "log",      "log1p",      "sin",        "cos",
-      "tanh",        "erf",    "sigmoid", "softplus", "silu",       "gelu_erf",   "gelu_tanh",
-      "logical_not", "is_nan", "is_inf",  "is_finite"};
+      "neg", "abs", "sign", "square", "relu", "floor", "ceil", "round", "trunc", "scale", "shift",
+      "leaky_relu", "reciprocal", "sqrt", "rsqrt",
+      // Transcendental.
+      "exp", "expm1", "log", "log1p", "sin", "cos", "tanh", "erf", "sigmoid", "softplus", "silu",
+      "gelu_erf", "gelu_tanh",
+      // Tests.
+      "logical_not", "is_nan", "is_inf", "is_finite"};
   static_assert(std::size(kNames) == static_cast<size_t>(UnaryOp::kIsFinite) + 1);
   return kNames[static_cast<size_t>(op)];
 }

@@ -43,79 +43,60 @@ HWY_INLINE bool is_infinite(T x) {
   return Limits::has_infinity && magnitude(x) == Limits::infinity();
 }
 
+/// A case of a switch over ops: the loop of f(x, alpha), and the vector loop of f.
+#define WEFT_UNARY(op, loop_of, f) \
+  case UnaryOp::op:                \
+    return loop_of(type, [](auto x, [[maybe_unused]] auto alpha) { return f; })
+#define WEFT_VECTORS(op, f) \
+  case UnaryOp::op:         \
+    return Loops::vectors<f>
+
 /// The loop of an op; of bf16 none where the arithmetic is worth more than the conversion.
 UnaryLoop unary_loop(UnaryOp op, DType type) {
   if (UnaryLoop loop = unary_libm_loop(op, type)) return loop;
   switch (op) {
-    case UnaryOp::kNeg:
-      return Loops::plain(type, [](auto x, auto) { return -wrapping(x); });
-    case UnaryOp::kAbs:
-      return Loops::plain(type, [](auto x, auto) { return magnitude(x); });
-    case UnaryOp::kSign:
-      return Loops::plain(type, [](auto x, auto) { return x > 0 ? 1 : x < 0 ? -1 : x; });
-    case UnaryOp::kSquare:
-      return Loops::plain(type, [](auto x, auto) { return wrapping(x) * wrapping(x); });
-    case UnaryOp::kRelu:
-      return Loops::plain(type, [](auto x, auto) { return x < 0 ? 0 : x; });
-    case UnaryOp::kFloor:
-      return rounding(type, [](auto x, auto) { return std::floor(x); });
-    case UnaryOp::kCeil:
-      return rounding(type, [](auto x, auto) { return std::ceil(x); });
-    case UnaryOp::kRound:
-      return rounding(type, [](auto x, auto) { return std::nearbyint(x); });
-    case UnaryOp::kTrunc:
-      return rounding(type, [](auto x, auto) { return std::trunc(x); });
-    case UnaryOp::kScale:
-      return Loops::plain(type, [](auto x, auto alpha) { return wrapping(x) * wrapping(alpha); });
-    case UnaryOp::kShift:
-      return Loops::plain(type, [](auto x, auto alpha) { return wrapping(x) + wrapping(alpha); });
-    case UnaryOp::kLeakyRelu:
-      return Loops::floating(type, [](auto x, auto alpha) { return x > 0 ? x : alpha * x; });
-    case UnaryOp::kReciprocal:
-      return Loops::floating(type, [](auto x, auto) { return 1 / x; });
-    case UnaryOp::kSqrt:
-      return Loops::floating(type, [](auto x, auto) { return std::sqrt(x); });
-    case UnaryOp::kRsqrt:
-      return Loops::floating(type, [](auto x, auto) { return 1 / std::sqrt(x); });
-    case UnaryOp::kLogicalNot:
-      return Loops::plain(type, [](auto x, auto) { return x == 0; });
-    case UnaryOp::kIsNan:
-      return Loops::plain(type, [](auto x, auto) { return x != x; });
-    case UnaryOp::kIsInf:
-      return Loops::plain(type, [](auto x, auto) { return is_infinite(x); });
-    case UnaryOp::kIsFinite:
-      return Loops::plain(type, [](auto x, auto) { return x == x && !is_infinite(x); });
+    WEFT_UNARY(kNeg, Loops::plain, -wrapping(x));
+    WEFT_UNARY(kAbs, Loops::plain, magnitude(x));
+    WEFT_UNARY(kSign, Loops::plain, x > 0 ? 1 : x < 0 ? -1 : x);
+    WEFT_UNARY(kSquare, Loops::plain, wrapping(x) * wrapping(x));
+    WEFT_UNARY(kRelu, Loops::plain, x < 0 ? 0 : x);
+    WEFT_UNARY(kFloor, rounding, std::floor(x));
+    WEFT_UNARY(kCeil, rounding, std::ceil(x));
+    WEFT_UNARY(kRound, rounding, std::nearbyint(x));
+    WEFT_UNARY(kTrunc, rounding, std::trunc(x));
+    WEFT_UNARY(kScale, Loops::plain, wrapping(x) * wrapping(alpha));
+    WEFT_UNARY(kShift, Loops::plain, wrapping(x) + wrapping(alpha));
+    WEFT_UNARY(kLeakyRelu, Loops::floating, x > 0 ? x : alpha * x);
+    WEFT_UNARY(kReciprocal, Loops::floating, 1 / x);
+    WEFT_UNARY(kSqrt, Loops::floating, std::sqrt(x));
+    WEFT_UNARY(kRsqrt, Loops::floating, 1 / std::sqrt(x));
+    WEFT_UNARY(kLogicalNot, Loops::plain, x == 0);
+    WEFT_UNARY(kIsNan, Loops::plain, x != x);
+    WEFT_UNARY(kIsInf, Loops::plain, is_infinite(x));
+    WEFT_UNARY(kIsFinite, Loops::plain, x == x && !is_infinite(x));
     default:
       break;
   }
   if (type == DType::bf16) return nullptr;
   switch (op) {
-    case UnaryOp::kExp:
-      return Loops::vectors<exp_f32>;
-    case UnaryOp::kExpm1:
-      return Loops::vectors<expm1_f32>;
-    case UnaryOp::kLog:
-      return Loops::vectors<log_f32>;
-    case UnaryOp::kLog1p:
-      return Loops::vectors<log1p_f32>;
-    case UnaryOp::kTanh:
-      return Loops::vectors<tanh_f32>;
-    case UnaryOp::kErf:
-      return Loops::vectors<erf_f32>;
-    case UnaryOp::kSigmoid:
-      return Loops::vectors<sigmoid_f32>;
-    case UnaryOp::kSoftplus:
-      return Loops::vectors<softplus_f32>;
-    case UnaryOp::kSilu:
-      return Loops::vectors<silu_f32>;
-    case UnaryOp::kGeluErf:
-      return Loops::vectors<gelu_erf_f32>;
-    case UnaryOp::kGeluTanh:
-      return Loops::vectors<gelu_tanh_f32>;
+    WEFT_VECTORS(kExp, exp_f32);
+    WEFT_VECTORS(kExpm1, expm1_f32);
+    WEFT_VECTORS(kLog, log_f32);
+    WEFT_VECTORS(kLog1p, log1p_f32);
+    WEFT_VECTORS(kTanh, tanh_f32);
+    WEFT_VECTORS(kErf, erf_f32);
+    WEFT_VECTORS(kSigmoid, sigmoid_f32);
+    WEFT_VECTORS(kSoftplus, softplus_f32);
+    WEFT_VECTORS(kSilu, silu_f32);
+    WEFT_VECTORS(kGeluErf, gelu_erf_f32);
+    WEFT_VECTORS(kGeluTanh, gelu_tanh_f32);
     default:
       WEFT_ASSERT(false);
   }
 }
+
+#undef WEFT_UNARY
+#undef WEFT_VECTORS
 
 }  // namespace
 }  // namespace weft::kernels::HWY_NAMESPACE

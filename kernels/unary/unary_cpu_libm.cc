@@ -42,32 +42,25 @@ UnaryLoop unary_libm_loop(UnaryOp op, DType type) {
   if (op == UnaryOp::kCos)
     return type == DType::f64 ? loop<double, std::cos> : loop<float, std::cos>;
   if (type != DType::f64) return nullptr;
+#define WEFT_LIBM(op, f) \
+  case UnaryOp::op:      \
+    return loop<double, f>
   switch (op) {
-    case UnaryOp::kExp:
-      return loop<double, std::exp>;
-    case UnaryOp::kExpm1:
-      return loop<double, std::expm1>;
-    case UnaryOp::kLog:
-      return loop<double, std::log>;
-    case UnaryOp::kLog1p:
-      return loop<double, std::log1p>;
-    case UnaryOp::kTanh:
-      return loop<double, std::tanh>;
-    case UnaryOp::kErf:
-      return loop<double, std::erf>;
-    case UnaryOp::kSigmoid:
-      return loop<double, sigmoid>;
-    case UnaryOp::kSoftplus:
-      return loop<double, softplus>;
-    case UnaryOp::kSilu:
-      return loop<double, silu>;
-    case UnaryOp::kGeluErf:
-      return loop<double, gelu_erf>;
-    case UnaryOp::kGeluTanh:
-      return loop<double, gelu_tanh>;
+    WEFT_LIBM(kExp, std::exp);
+    WEFT_LIBM(kExpm1, std::expm1);
+    WEFT_LIBM(kLog, std::log);
+    WEFT_LIBM(kLog1p, std::log1p);
+    WEFT_LIBM(kTanh, std::tanh);
+    WEFT_LIBM(kErf, std::erf);
+    WEFT_LIBM(kSigmoid, sigmoid);
+    WEFT_LIBM(kSoftplus, softplus);
+    WEFT_LIBM(kSilu, silu);
+    WEFT_LIBM(kGeluErf, gelu_erf);
+    WEFT_LIBM(kGeluTanh, gelu_tanh);
     default:
       return nullptr;
   }
+#undef WEFT_LIBM
 }
 
 }  // namespace weft::kernels

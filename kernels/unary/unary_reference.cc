@@ -34,46 +34,32 @@ struct Approximate {
   double subnormals = 0;
 };
 
+/// A case of a switch over ops.
+#define WEFT_UNARY(op, ...) \
+  case UnaryOp::op:         \
+    return __VA_ARGS__
+
 double exact(UnaryOp op, double x, double alpha, DType type) {
   switch (op) {
-    case UnaryOp::kNeg:
-      return -x;
-    case UnaryOp::kAbs:
-      return std::abs(x);
-    case UnaryOp::kSign:
-      return x > 0 ? 1 : x < 0 ? -1 : x;
-    case UnaryOp::kSquare:
-      return x * x;
-    case UnaryOp::kRelu:
-      return x < 0 ? 0 : x;
-    case UnaryOp::kFloor:
-      return std::floor(x);
-    case UnaryOp::kCeil:
-      return std::ceil(x);
-    case UnaryOp::kRound:
-      return std::isinf(x) ? x : x - std::remainder(x, 1.0);
-    case UnaryOp::kTrunc:
-      return std::trunc(x);
-    case UnaryOp::kScale:
-      return alpha * x;
-    case UnaryOp::kShift:
-      return x + alpha;
-    case UnaryOp::kLeakyRelu:
-      return x > 0 ? x : alpha * x;
-    case UnaryOp::kReciprocal:
-      return 1 / x;
-    case UnaryOp::kSqrt:
-      return std::sqrt(x);
-    case UnaryOp::kRsqrt:
-      return 1 / rounded_to(std::sqrt(x), type);
-    case UnaryOp::kLogicalNot:
-      return x == 0;
-    case UnaryOp::kIsNan:
-      return std::isnan(x);
-    case UnaryOp::kIsInf:
-      return std::isinf(x);
-    case UnaryOp::kIsFinite:
-      return std::isfinite(x);
+    WEFT_UNARY(kNeg, -x);
+    WEFT_UNARY(kAbs, std::abs(x));
+    WEFT_UNARY(kSign, x > 0 ? 1 : x < 0 ? -1 : x);
+    WEFT_UNARY(kSquare, x * x);
+    WEFT_UNARY(kRelu, x < 0 ? 0 : x);
+    WEFT_UNARY(kFloor, std::floor(x));
+    WEFT_UNARY(kCeil, std::ceil(x));
+    WEFT_UNARY(kRound, std::isinf(x) ? x : x - std::remainder(x, 1.0));
+    WEFT_UNARY(kTrunc, std::trunc(x));
+    WEFT_UNARY(kScale, alpha * x);
+    WEFT_UNARY(kShift, x + alpha);
+    WEFT_UNARY(kLeakyRelu, x > 0 ? x : alpha * x);
+    WEFT_UNARY(kReciprocal, 1 / x);
+    WEFT_UNARY(kSqrt, std::sqrt(x));
+    WEFT_UNARY(kRsqrt, 1 / rounded_to(std::sqrt(x), type));
+    WEFT_UNARY(kLogicalNot, x == 0);
+    WEFT_UNARY(kIsNan, std::isnan(x));
+    WEFT_UNARY(kIsInf, std::isinf(x));
+    WEFT_UNARY(kIsFinite, std::isfinite(x));
     default:
       WEFT_ASSERT(false);
   }
@@ -87,31 +73,20 @@ Approximate approximate(UnaryOp op, Real x, bool f64) {
   const bool at_limit = std::isinf(x) && x < 0;
   const Real z = 2 * std::sqrt(2 / std::numbers::pi_v<Real>) * x * (1 + 0.044715L * x * x);
   switch (op) {
-    case UnaryOp::kExp:
-      return {std::exp(x), 2, 1};
-    case UnaryOp::kExpm1:
-      return {std::expm1(x), 8};
-    case UnaryOp::kLog:
-      return {std::log(x), 8};
-    case UnaryOp::kLog1p:
-      return {std::log1p(x), 8};
-    case UnaryOp::kSin:
-      return {std::sin(x), 2};
-    case UnaryOp::kCos:
-      return {std::cos(x), 2};
-    case UnaryOp::kTanh:
-      return {std::tanh(x), 8};
-    case UnaryOp::kErf:
-      return {std::erf(x), 8};
-    case UnaryOp::kSigmoid:
-      return {sigmoid(x), 6, 1};
-    case UnaryOp::kSoftplus:
-      return {std::isnan(x) ? x : std::fmax(x, 0) + std::log1p(std::exp(-std::abs(x))), 8, 1};
-    case UnaryOp::kSilu:
-      return {at_limit ? 0 : x * sigmoid(x), 8, 1 + magnitude};
-    case UnaryOp::kGeluErf:
-      return {at_limit ? 0 : x * std::erfc(x * -std::numbers::sqrt2_v<Real> / 2) / 2,
-              f64 ? 8 + 2 * magnitude * magnitude : 8, f64 ? 2 + magnitude : 2};
+    WEFT_UNARY(kExp, {std::exp(x), 2, 1});
+    WEFT_UNARY(kExpm1, {std::expm1(x), 8});
+    WEFT_UNARY(kLog, {std::log(x), 8});
+    WEFT_UNARY(kLog1p, {std::log1p(x), 8});
+    WEFT_UNARY(kSin, {std::sin(x), 2});
+    WEFT_UNARY(kCos, {std::cos(x), 2});
+    WEFT_UNARY(kTanh, {std::tanh(x), 8});
+    WEFT_UNARY(kErf, {std::erf(x), 8});
+    WEFT_UNARY(kSigmoid, {sigmoid(x), 6, 1});
+    WEFT_UNARY(kSoftplus,
+               {std::isnan(x) ? x : std::fmax(x, 0) + std::log1p(std::exp(-std::abs(x))), 8, 1});
+    WEFT_UNARY(kSilu, {at_limit ? 0 : x * sigmoid(x), 8, 1 + magnitude});
+    WEFT_UNARY(kGeluErf, {at_limit ? 0 : x * std::erfc(x * -std::numbers::sqrt2_v<Real> / 2) / 2,
+                          f64 ? 8 + 2 * magnitude * magnitude : 8, f64 ? 2 + magnitude : 2});
     case UnaryOp::kGeluTanh: {
       const double amplified = at_limit ? 0 : static_cast<double>(std::abs(z) * sigmoid(-z));
       return {at_limit ? 0 : x * sigmoid(z), 8 + 4 * amplified, 1 + magnitude};
@@ -120,6 +95,8 @@ Approximate approximate(UnaryOp op, Real x, bool f64) {
       WEFT_ASSERT(false);
   }
 }
+
+#undef WEFT_UNARY
 
 bool is_exact(UnaryOp op) { return op <= UnaryOp::kRsqrt || is_test(op); }
 
