@@ -12,7 +12,6 @@
 #include "core/view.h"
 #include "kernels/copy/copy.h"
 #include "kernels/elementwise/walk.h"
-#include "kernels/elementwise/word.h"
 
 namespace weft::kernels {
 namespace {

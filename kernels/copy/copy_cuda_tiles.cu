@@ -6,7 +6,6 @@
 #include "kernels/copy/copy.h"
 #include "kernels/device/cuda.h"
 #include "kernels/elementwise/walk.h"
-#include "kernels/elementwise/word.h"
 
 namespace weft::kernels {
 namespace {

@@ -17,7 +17,6 @@
 #include "kernels/device/elements.cuh"
 #include "kernels/device/warp.cuh"
 #include "kernels/elementwise/walk.h"
-#include "kernels/elementwise/word.h"
 
 namespace weft::kernels {
 

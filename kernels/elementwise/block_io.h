@@ -13,42 +13,34 @@
 
 namespace weft::kernels {
 
-class BlockReader {
+/// One operand of a walk, read or written as one type.
+class BlockIo {
  public:
-  BlockReader(const Walk& walk, int operand, const Tensor& tensor, DType as)
+  BlockIo(const Walk& walk, int operand, const Tensor& tensor, DType as)
       : walk_(walk), tensor_(tensor.raw()), dtype_(tensor.dtype()), as_(as), operand_(operand) {}
 
   /// The block's elements as `as`, in the order of the walk: the tensor's memory where it holds
-  /// them so, else a buffer of this reader, valid until the next call.
+  /// them so, else a buffer of this object, valid until the next call.
   const void* read(const Block& block);
-
- private:
-  const Walk& walk_;
-  const void* tensor_;
-  DType dtype_, as_;
-  int operand_;
-  bool constant_is_read_ = false;
-  alignas(64) unsigned char gathered_[kBlock * sizeof(double)];
-  alignas(64) unsigned char converted_[kBlock * sizeof(double)];
-};
-
-class BlockWriter {
- public:
-  BlockWriter(const Walk& walk, int operand, const Tensor& tensor, DType as)
-      : walk_(walk), tensor_(tensor.raw()), dtype_(tensor.dtype()), as_(as), operand_(operand) {}
-
   /// Where the block's elements are to be put, as `as`, before commit(block) takes them home.
   void* target(const Block& block);
   void commit(const Block& block);
 
  private:
+  /// The block where it lies side by side in memory; null where it does not.
+  void* in_place(const Block& block) const;
+
   const Walk& walk_;
   void* tensor_;
   DType dtype_, as_;
   int operand_;
-  alignas(64) unsigned char computed_[kBlock * sizeof(double)];
-  alignas(64) unsigned char converted_[kBlock * sizeof(double)];
+  bool constant_is_read_ = false;
+  alignas(64) unsigned char stored_[kBlock * sizeof(double)];  // in the tensor's dtype
+  alignas(64) unsigned char seen_[kBlock * sizeof(double)];    // as `as`
 };
+
+/// Blocks that a thread takes at a time.
+inline constexpr int64_t kBlocksPerTask = 16;
 
 /// A tensor, and the type that a loop sees its elements in.
 struct BlockOperand {
@@ -74,9 +66,9 @@ void transform_blocks(const Walk& walk, const BlockOperand& y, const BlockOperan
         loop(at(x[I], begin)..., at(y, begin), end - begin);
       });
     }
-    parallel_blocks(walk, [&](int64_t first, int64_t last) {
-      BlockReader inputs[] = {BlockReader(walk, I + 1, x[I].tensor, x[I].as)...};
-      BlockWriter output(walk, 0, y.tensor, y.as);
+    parallel_for(walk.blocks(), kBlocksPerTask, [&](int64_t first, int64_t last) {
+      BlockIo inputs[] = {BlockIo(walk, I + 1, x[I].tensor, x[I].as)...};
+      BlockIo output(walk, 0, y.tensor, y.as);
       for (int64_t i = first; i < last; ++i) {
         const Block block = walk.block(i);
         loop(inputs[I].read(block)..., output.target(block), block.size());

@@ -55,13 +55,19 @@ class Walk {
   int64_t rows_per_block_ = 1, blocks_per_row_ = 1, columns_per_block_ = 0, rows_ = 0;
 };
 
-/// Blocks that a thread takes at a time.
-inline constexpr int64_t kBlocksPerTask = 16;
-
-/// Calls body(first, last) for ranges of block indices, on all threads.
-template <class Body>
-void parallel_blocks(const Walk& walk, Body&& body) {
-  parallel_for(walk.blocks(), kBlocksPerTask, body);
+/// Calls f with a zero of the unsigned type of so many bytes, 1, 2, 4 or 8: elements moved as bits.
+template <class F>
+auto with_word(size_t bytes, F&& f) {
+  switch (bytes) {
+    case 1:
+      return f(uint8_t{});
+    case 2:
+      return f(uint16_t{});
+    case 4:
+      return f(uint32_t{});
+    default:
+      return f(uint64_t{});
+  }
 }
 
 template <class F>

@@ -7,7 +7,7 @@
 #include <type_traits>
 
 #include "core/parallel.h"
-#include "kernels/elementwise/word.h"
+#include "kernels/elementwise/walk.h"
 #include "kernels/index/index.h"
 
 namespace weft::kernels {

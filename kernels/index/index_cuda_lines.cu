@@ -7,7 +7,7 @@
 #include "kernels/copy/copy.h"
 #include "kernels/device/elements.cuh"
 #include "kernels/device/warp.cuh"
-#include "kernels/elementwise/word.h"
+#include "kernels/elementwise/walk.h"
 #include "kernels/index/index.h"
 
 namespace weft::kernels {

@@ -25,18 +25,8 @@ void select_loop(const uint8_t* condition, const void* left, const void* right, 
   }
 }
 
-void select_elements(const uint8_t* condition, const void* a, const void* b, void* y, int64_t n,
-                     size_t itemsize) {
-  switch (itemsize) {
-    case 1:
-      return select_loop<uint8_t>(condition, a, b, y, n);
-    case 2:
-      return select_loop<uint16_t>(condition, a, b, y, n);
-    case 4:
-      return select_loop<uint32_t>(condition, a, b, y, n);
-    default:
-      return select_loop<uint64_t>(condition, a, b, y, n);
-  }
+auto select_loop_of(size_t itemsize) {
+  return with_word(itemsize, [](auto word) { return select_loop<decltype(word)>; });
 }
 
 }  // namespace
@@ -46,15 +36,15 @@ HWY_AFTER_NAMESPACE();
 #if HWY_ONCE
 namespace weft::kernels {
 
-HWY_EXPORT(select_elements);
+HWY_EXPORT(select_loop_of);
 
 void where_cpu_blocks(const WhereProblem& p) {
   const Walk walk({p.y, p.condition, p.a, p.b});
   const DType dtype = p.dtype();
+  const auto loop = HWY_DYNAMIC_DISPATCH(select_loop_of)(itemsize(dtype));
   transform_blocks(walk, {p.y, dtype}, {{p.condition, DType::boolean}, {p.a, dtype}, {p.b, dtype}},
                    [&](const void* condition, const void* a, const void* b, void* y, int64_t n) {
-                     HWY_DYNAMIC_DISPATCH(select_elements)
-                     (static_cast<const uint8_t*>(condition), a, b, y, n, itemsize(dtype));
+                     loop(static_cast<const uint8_t*>(condition), a, b, y, n);
                    });
 }
 
