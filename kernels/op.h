@@ -79,6 +79,16 @@ struct Expected {
   /// For variants of a GPU where its units are less exact by their nature than what the CPU's
   /// variants are held to; else empty.
   std::vector<double> device_bounds = {};
+
+  static Expected of_size(size_t n) { return {std::vector<double>(n), std::vector<double>(n)}; }
+  void put(int64_t i, double value, double bound) {
+    values[i] = value;
+    bounds[i] = bound;
+  }
+  void add(double value, double bound) {
+    values.push_back(value);
+    bounds.push_back(bound);
+  }
 };
 
 /// The variant that was forced for an op by the environment or a ForcedVariant; empty if none.

@@ -47,6 +47,12 @@ inline double rounding_error(double magnitude, DType dtype) {
   return magnitude * unit_roundoff(dtype) + smallest_subnormal(dtype);
 }
 
+/// How far from `value` a result may lie that was off by `error` before it was rounded to the
+/// format; 0, equality, where it is not finite.
+inline double stored_bound(double value, double error, DType dtype) {
+  return std::isfinite(value) ? error + rounding_error(std::abs(value) + error, dtype) : 0;
+}
+
 /// Sum of n terms in any order with unit roundoff u: gamma_{n-1} sum|x| (Higham, section 4.2).
 /// n is the number of roundings: terms - 1 of a plain sum; magnitude is sum|x|, or sum|a||b| of a
 /// dot product, which has as many roundings as terms.

@@ -29,15 +29,11 @@ std::vector<Expected> batch_norm_reference(const BatchNormProblem& p) {
       for (int64_t l = 0; l < L; ++l) f((n * C + c) * L + l);
     }
   };
-  const auto sized = [](size_t n) {
-    return Expected{std::vector<double>(n), std::vector<double>(n)};
-  };
   const auto put = [](Expected& e, int64_t i, double value, double error, DType dtype) {
-    e.values[i] = value;
-    e.bounds[i] = error + numerics::rounding_error(std::abs(value) + error, dtype);
+    e.put(i, value, numerics::stored_bound(value, error, dtype));
   };
   if (!p.backward()) {
-    Expected y = sized(x.size()), means = sized(C), variances = sized(C);
+    Expected y = Expected::of_size(x.size()), means = Expected::of_size(C), variances = means;
     for (int64_t c = 0; c < C; ++c) {
       double mean_error = 0, rstd_error = 2 * v;
       if (p.training) {
@@ -67,7 +63,7 @@ std::vector<Expected> batch_norm_reference(const BatchNormProblem& p) {
     return {y};
   }
   const std::vector<double> dy = p.dy.to_vector();
-  Expected dx = sized(x.size()), dweight = sized(C), dbias = sized(C);
+  Expected dx = Expected::of_size(x.size()), dweight = Expected::of_size(C), dbias = dweight;
   for (int64_t c = 0; c < C; ++c) {
     const double rstd = 1 / std::sqrt(variance[c] + p.eps);
     double sum = 0, sum_magnitude = 0, centred_sum = 0, centred_magnitude = 0;

@@ -117,25 +117,23 @@ std::vector<Expected> binary_reference(const BinaryProblem& p) {
   const std::vector<double> a = p.a.to_vector(), b = p.b.to_vector();
   Expected expected;
   for (size_t i = 0; i < a.size(); ++i) {
-    double value = 0, bound = 0;
     if (type == DType::i64 && p.op == BinaryOp::kPow) {
-      value = as_stored(integer_power(a[i], b[i]), type, to);
+      expected.add(as_stored(integer_power(a[i], b[i]), type, to), 0);
     } else if (is_exact(p.op)) {
-      value = as_stored(rounded_to(exact(p.op, a[i], b[i], alpha, type), type), type, to);
+      const double value = rounded_to(exact(p.op, a[i], b[i], alpha, type), type);
+      expected.add(as_stored(value, type, to), 0);
     } else {
       const Approximate y = approximate(p.op, a[i], b[i], f64);
-      value = static_cast<double>(y.value);
+      const double value = static_cast<double>(y.value);
       const double stored = as_stored(rounded_to(value, type), DType::f64, to);
       if (std::isfinite(stored)) {
         const double error = static_cast<double>(y.units * (f64 ? 0x1p-53L : 0x1p-24L) +
                                                  y.subnormals * (f64 ? 0x1p-1074L : 0x1p-149L));
-        bound = error + numerics::rounding_error(std::abs(value) + error, to);
+        expected.add(value, numerics::stored_bound(value, error, to));
       } else {
-        value = stored;  // overflow and NaN
+        expected.add(stored, 0);  // overflow and NaN
       }
     }
-    expected.values.push_back(value);
-    expected.bounds.push_back(bound);
   }
   return {expected};
 }

@@ -9,8 +9,7 @@ namespace weft::kernels {
 std::vector<Expected> copy_reference(const CopyProblem& p) {
   Expected expected;
   for (double x : p.x.to_vector()) {
-    expected.values.push_back(as_stored(x, arithmetic_type(p.x.dtype()), p.y.dtype()));
-    expected.bounds.push_back(0);
+    expected.add(as_stored(x, arithmetic_type(p.x.dtype()), p.y.dtype()), 0);
   }
   return {expected};
 }

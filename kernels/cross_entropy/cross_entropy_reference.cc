@@ -12,23 +12,8 @@
 namespace weft::kernels {
 namespace {
 
-struct Output {
-  Expected expected;
-  DType dtype;
-
-  explicit Output(const Tensor& t)
-      : expected{std::vector<double>(t.numel()), std::vector<double>(t.numel())},
-        dtype(t.dtype()) {}
-  void put(int64_t i, double value, double error) {
-    expected.values[i] = value;
-    expected.bounds[i] =
-        std::isfinite(value) ? error + numerics::rounding_error(std::abs(value) + error, dtype) : 0;
-  }
-};
-
 /// The targets of a problem's rows, and what every bound takes from it.
-class Rows {
- public:
+struct Rows {
   explicit Rows(const CrossEntropyProblem& p)
       : p(p),
         count(p.logits.shape()[0]),
@@ -37,14 +22,14 @@ class Rows {
         row_error(numerics::gamma(static_cast<double>(classes) + 8, u)),
         logits(p.logits.to_vector()),
         target(classes),
-        labels_(p.labels.to_vector()) {}
+        labels(p.labels.to_vector()) {}
 
   /// Sets `target`; false when the row is ignored.
   bool set_target(int64_t row) {
-    if (p.hard() && static_cast<int64_t>(labels_[row]) == p.ignore_index) return false;
+    if (p.hard() && static_cast<int64_t>(labels[row]) == p.ignore_index) return false;
     const double smoothing = p.label_smoothing;
     for (int64_t c = 0; c < classes; ++c) {
-      const double label = p.hard() ? c == labels_[row] : labels_[row * classes + c];
+      const double label = p.hard() ? c == labels[row] : labels[row * classes + c];
       target[c] = (1 - smoothing) * label + smoothing / static_cast<double>(classes);
     }
     return true;
@@ -56,14 +41,13 @@ class Rows {
   const double row_error;
   const std::vector<double> logits;
   std::vector<double> target;
-
- private:
-  std::vector<double> labels_;
+  const std::vector<double> labels;
 };
 
-void forward(Rows& rows, Expected& loss_result, Expected& lse) {
+/// The loss; lse is an output, too.
+Expected forward(Rows& rows, Expected& lse) {
   const double u = rows.u;
-  Output loss(rows.p.loss);
+  Expected loss;
   for (int64_t r = 0; r < rows.count; ++r) {
     const double* x = rows.logits.data() + r * rows.classes;
     double max = -INFINITY, sum = 0, spread = 0;
@@ -74,30 +58,26 @@ void forward(Rows& rows, Expected& loss_result, Expected& lse) {
     }
     const double log_sum = std::log(sum);
     const double log_sum_error = rows.row_error + spread * u + 4 * u * log_sum;
-    lse.values[r] = max + log_sum;
-    lse.bounds[r] =
-        std::isfinite(lse.values[r]) ? log_sum_error + 2 * u * (std::abs(max) + log_sum) : 0;
-    if (!rows.set_target(r)) {
-      loss.put(r, 0, 0);
-      continue;
-    }
+    lse.put(r, max + log_sum,
+            std::isfinite(max + log_sum) ? log_sum_error + 2 * u * (std::abs(max) + log_sum) : 0);
+    const bool counts = rows.set_target(r);
     double value = 0, error = 0;
-    for (int64_t c = 0; c < rows.classes; ++c) {
+    for (int64_t c = 0; counts && c < rows.classes; ++c) {
       const double target = rows.target[c];
       if (rows.p.hard() && target == 0) continue;
       value += target * (log_sum - (x[c] - max));
       error += std::abs(target) * (log_sum_error + rows.row_error * (log_sum + (max - x[c])));
     }
-    loss.put(r, value, error);
+    loss.add(value, numerics::stored_bound(value, error, rows.p.loss.dtype()));
   }
-  loss_result = std::move(loss.expected);
+  return loss;
 }
 
 /// The bounds of lse: how far the variant's may lie from these values.
 Expected backward(Rows& rows, const Expected& lse) {
   const double u = rows.u;
   const std::vector<double> dloss = rows.p.dloss.to_vector();
-  Output dlogits(rows.p.dlogits);
+  Expected dlogits;
   for (int64_t r = 0; r < rows.count; ++r) {
     const bool counts = rows.set_target(r);
     double total = 0, magnitude = 0;
@@ -108,7 +88,7 @@ Expected backward(Rows& rows, const Expected& lse) {
     for (int64_t c = 0; c < rows.classes; ++c) {
       const int64_t at = r * rows.classes + c;
       if (!counts) {
-        dlogits.put(at, 0, 0);
+        dlogits.add(0, 0);
         continue;
       }
       const double argument = rows.logits[at] - lse.values[r], softmax = std::exp(argument);
@@ -118,10 +98,12 @@ Expected backward(Rows& rows, const Expected& lse) {
           softmax * ((std::abs(argument) + 4) * u + std::expm1(lse.bounds[r])) + flushed;
       const double error = softmax_error * magnitude + softmax * rows.row_error * magnitude +
                            4 * u * std::abs(rows.target[c]);
-      dlogits.put(at, (softmax * total - rows.target[c]) * dloss[r], error * std::abs(dloss[r]));
+      const double value = (softmax * total - rows.target[c]) * dloss[r];
+      dlogits.add(
+          value, numerics::stored_bound(value, error * std::abs(dloss[r]), rows.p.dlogits.dtype()));
     }
   }
-  return std::move(dlogits.expected);
+  return dlogits;
 }
 
 }  // namespace
@@ -129,10 +111,9 @@ Expected backward(Rows& rows, const Expected& lse) {
 std::vector<Expected> cross_entropy_reference(const CrossEntropyProblem& p) {
   Rows rows(p);
   std::vector<Expected> result;
-  Expected lse{std::vector<double>(rows.count), std::vector<double>(rows.count)};
+  Expected lse = Expected::of_size(rows.count);
   if (p.forward()) {
-    result.emplace_back();
-    forward(rows, result[0], lse);
+    result.push_back(forward(rows, lse));
     if (p.lse.defined()) result.push_back(lse);
   } else {
     lse.values = p.lse.to_vector();  // forward's, as it is

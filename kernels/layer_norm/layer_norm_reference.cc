@@ -21,27 +21,6 @@ Values values_or(const Tensor& t, int64_t n, double otherwise) {
   return t.defined() ? t.to_vector() : Values(n, otherwise);
 }
 
-/// Rounds to the dtype of `like`.
-Values rounded(const Values& values, DType dtype) {
-  Values result(values.size());
-  for (size_t i = 0; i < values.size(); ++i) result[i] = numerics::round_to(values[i], dtype);
-  return result;
-}
-
-struct Output {
-  Expected expected;
-  DType dtype;
-
-  explicit Output(const Tensor& t) : expected{Values(t.numel()), Values(t.numel())} {
-    dtype = t.dtype();
-  }
-  void put(int64_t i, double value, double error) {
-    expected.values[i] = value;
-    expected.bounds[i] =
-        std::isfinite(value) ? error + numerics::rounding_error(std::abs(value) + error, dtype) : 0;
-  }
-};
-
 std::vector<Expected> forward(const LayerNormProblem& p, int64_t n, int64_t rows, double u) {
   using numerics::gamma;
   Values s = p.x.to_vector();
@@ -49,12 +28,13 @@ std::vector<Expected> forward(const LayerNormProblem& p, int64_t n, int64_t rows
   if (p.residual.defined()) {
     const Values residual = p.residual.to_vector();
     for (size_t i = 0; i < s.size(); ++i) s[i] += residual[i];
-    s = rounded(rounded(s, p.dtype() == DType::f64 ? DType::f64 : DType::f32), p.sum.dtype());
+    for (double& x : s) {
+      x = numerics::round_to(p.dtype() == DType::f64 ? x : static_cast<float>(x), p.sum.dtype());
+    }
     result.push_back({s, Values(s.size())});
   }
   const Values scale = values_or(p.gamma, n, 1), shift = values_or(p.beta, n, 0);
-  Output y(p.y);
-  Expected means{Values(rows), Values(rows)}, rstds = means;
+  Expected y = Expected::of_size(s.size()), means = Expected::of_size(rows), rstds = means;
   for (int64_t r = 0; r < rows; ++r) {
     const double* row = s.data() + r * n;
     double mean = 0, magnitude = 0, variance = 0;
@@ -68,20 +48,19 @@ std::vector<Expected> forward(const LayerNormProblem& p, int64_t n, int64_t rows
     const double mean_error = gamma(additions + 1, u) * magnitude;
     const double rstd_relative =
         gamma(additions + 8, u) + 0.5 * mean_error * mean_error / (variance + p.eps);
-    means.values[r] = mean;
-    means.bounds[r] = mean_error;
-    rstds.values[r] = rstd;
-    rstds.bounds[r] = rstd * rstd_relative;
+    means.put(r, mean, mean_error);
+    rstds.put(r, rstd, rstd * rstd_relative);
     for (int64_t i = 0; i < n; ++i) {
       const double h = (row[i] - mean) * rstd;
       const double h_error =
           mean_error * rstd * (1 + rstd_relative) + std::abs(h) * (rstd_relative + 3 * u);
-      const double scaled = std::abs(h * scale[i]);
-      y.put(r * n + i, h * scale[i] + shift[i],
-            h_error * std::abs(scale[i]) + 2 * u * (scaled + std::abs(shift[i])));
+      const double scaled = h * scale[i], value = scaled + shift[i];
+      const double error =
+          h_error * std::abs(scale[i]) + 2 * u * (std::abs(scaled) + std::abs(shift[i]));
+      y.put(r * n + i, value, numerics::stored_bound(value, error, p.y.dtype()));
     }
   }
-  result.push_back(y.expected);
+  result.push_back(y);
   if (p.mean.defined()) {
     result.push_back(means);
     result.push_back(rstds);
@@ -120,9 +99,10 @@ std::vector<Expected> backward(const LayerNormProblem& p, int64_t n, int64_t row
   std::vector<Expected> result;
   const auto add = [&](const Tensor& t, const Values& values, const Values& errors, double factor) {
     if (!t.defined()) return;
-    Output output(t);
-    for (size_t i = 0; i < values.size(); ++i) output.put(i, values[i], factor * errors[i]);
-    result.push_back(output.expected);
+    Expected& output = result.emplace_back();
+    for (size_t i = 0; i < values.size(); ++i) {
+      output.add(values[i], numerics::stored_bound(values[i], factor * errors[i], t.dtype()));
+    }
   };
   add(p.dx, dx, error, 1);
   add(p.dgamma, dgamma, dgamma_magnitude, gamma(rows + 4.0, u));

@@ -56,10 +56,9 @@ std::vector<Expected> pool2d_reference(const Pool2dProblem& p) {
         sum += plane[at];
         magnitude += std::abs(plane[at]);
       }
-      y.values.push_back(is_max ? plane[first] : sum / window.count);
-      y.bounds.push_back(is_max ? 0 : bound(window.inside.size() + 1.0, magnitude / window.count));
-      indices.values.push_back(static_cast<double>(first));
-      indices.bounds.push_back(0);
+      y.add(is_max ? plane[first] : sum / window.count,
+            is_max ? 0 : bound(window.inside.size() + 1.0, magnitude / window.count));
+      indices.add(static_cast<double>(first), 0);
     }
     if (p.indices.defined()) return {y, indices};
     return {y};

@@ -64,7 +64,6 @@ std::vector<Expected> random_reference(const RandomProblem& p) {
         value = p.low + std::floor(unit(p, i) * (p.high - p.low));
         break;
     }
-    expected.values.push_back(static_cast<double>(value));
     const bool rounds = is_floating(p.dtype()) && p.distribution <= Distribution::kTruncNormal;
     double bound = 0;
     if (rounds) {
@@ -73,7 +72,7 @@ std::vector<Expected> random_reference(const RandomProblem& p) {
       // Where rounding to nearest would reach `high` the result is the number below it.
       if (p.distribution == Distribution::kUniform && value + bound >= p.high) bound *= 3;
     }
-    expected.bounds.push_back(bound);
+    expected.add(static_cast<double>(value), bound);
   }
   return {expected};
 }

@@ -28,10 +28,6 @@ std::vector<std::vector<double>> gathered(const ReduceProblem& p) {
   return groups;
 }
 
-double rounded(double value, DType dtype) {
-  return is_floating(dtype) ? numerics::round_to(value, dtype) : value;
-}
-
 struct Result {
   double value, error;  // the error before y is rounded
 };
@@ -99,12 +95,9 @@ std::vector<Expected> reduce_reference(const ReduceProblem& p) {
   for (const std::vector<double>& group : gathered(p)) {
     const auto [value, error] = reduce_group(p, group);
     if (error == 0 || !std::isfinite(value)) {
-      expected.values.push_back(rounded(value, p.y.dtype()));
-      expected.bounds.push_back(0);
+      expected.add(is_floating(p.y.dtype()) ? numerics::round_to(value, p.y.dtype()) : value, 0);
     } else {
-      expected.values.push_back(value);
-      expected.bounds.push_back(error +
-                                numerics::rounding_error(std::abs(value) + error, p.y.dtype()));
+      expected.add(value, numerics::stored_bound(value, error, p.y.dtype()));
     }
   }
   return {expected};

@@ -10,7 +10,6 @@
 namespace weft::kernels {
 
 std::vector<Expected> softmax_reference(const SoftmaxProblem& p) {
-  const Tensor& output = p.backward() ? p.dx : p.y;
   const int axis = wrap_dim(p.axis, p.y.dim(), "softmax");
   const int64_t n = p.y.shape()[axis];
   int64_t inner = 1;
@@ -21,16 +20,12 @@ std::vector<Expected> softmax_reference(const SoftmaxProblem& p) {
   const Values dy = p.backward() ? p.dy.to_vector() : Values();
   const double u = p.dtype() == DType::f64 ? 0x1p-53 : 0x1p-24;
   const double row_error = numerics::gamma(n + 8.0, u);
-  Expected expected{Values(p.y.numel()), Values(p.y.numel())};
+  Expected expected = Expected::of_size(p.y.numel());
   const int64_t rows = n == 0 ? 0 : p.y.numel() / n;
   for (int64_t row = 0; row < rows; ++row) {
     const auto at = [&](int64_t j) { return (row / inner * n + j) * inner + row % inner; };
     const auto put = [&](int64_t j, double value, double error) {
-      expected.values[at(j)] = value;
-      expected.bounds[at(j)] =
-          std::isfinite(value)
-              ? error + numerics::rounding_error(std::abs(value) + error, output.dtype())
-              : 0;
+      expected.put(at(j), value, numerics::stored_bound(value, error, p.dtype()));
     };
     if (!p.backward()) {
       double max = -INFINITY, sum = 0;

@@ -110,23 +110,19 @@ std::vector<Expected> unary_reference(const UnaryProblem& p) {
   for (double x : p.x.to_vector()) {
     if (is_exact(p.op)) {
       const double value = rounded_to(exact(p.op, x, alpha, type), type);
-      expected.values.push_back(as_stored(value, type, p.y.dtype()));
-      expected.bounds.push_back(0);
+      expected.add(as_stored(value, type, p.y.dtype()), 0);
       continue;
     }
     const Approximate y = approximate(p.op, x, f64);
-    double value = static_cast<double>(y.value), bound = 0;
+    const double value = static_cast<double>(y.value);
     const double stored = as_stored(value, DType::f64, p.y.dtype());
     if (std::isfinite(stored) && is_floating(p.y.dtype())) {
-      const double magnitude = std::abs(value);
-      const double error = y.units * (f64 ? 0x1p-53 : 0x1p-24) * magnitude +
+      const double error = y.units * (f64 ? 0x1p-53 : 0x1p-24) * std::abs(value) +
                            y.subnormals * (f64 ? 0x1p-1074 : 0x1p-149);
-      bound = error + numerics::rounding_error(magnitude + error, p.y.dtype());
+      expected.add(value, numerics::stored_bound(value, error, p.y.dtype()));
     } else {
-      value = stored;  // overflow, NaN, integers
+      expected.add(stored, 0);  // overflow, NaN, integers
     }
-    expected.values.push_back(value);
-    expected.bounds.push_back(bound);
   }
   return {expected};
 }

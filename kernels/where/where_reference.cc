@@ -8,8 +8,7 @@ std::vector<Expected> where_reference(const WhereProblem& p) {
   const std::vector<double> a = p.a.to_vector(), b = p.b.to_vector();
   Expected expected;
   for (size_t i = 0; i < condition.size(); ++i) {
-    expected.values.push_back(condition[i] != 0 ? a[i] : b[i]);
-    expected.bounds.push_back(0);
+    expected.add(condition[i] != 0 ? a[i] : b[i], 0);
   }
   return {expected};
 }
