@@ -11,19 +11,9 @@ std::string IndexProblem::describe() const {
 }
 
 std::string_view name(IndexKind kind) {
-  switch (kind) {
-    case IndexKind::kGather:
-      return "gather";
-    case IndexKind::kSelect:
-      return "index_select";
-    case IndexKind::kScatter:
-      return "scatter";
-    case IndexKind::kScatterAdd:
-      return "scatter_add";
-    case IndexKind::kAdd:
-      return "index_add";
-  }
-  WEFT_ASSERT(false);
+  static constexpr std::string_view kNames[] = {"gather", "index_select", "scatter", "scatter_add",
+                                                "index_add"};
+  return kNames[static_cast<size_t>(kind)];
 }
 
 std::vector<int64_t> checked_indices(const IndexProblem& p) {
@@ -50,11 +40,7 @@ std::vector<int64_t> checked_indices(const IndexProblem& p) {
       indices.push_back(wrapped);
     });
   };
-  if (p.index.dtype() == DType::i64) {
-    read(p.index.data<int64_t>());
-  } else {
-    read(p.index.data<int32_t>());
-  }
+  p.index.dtype() == DType::i64 ? read(p.index.data<int64_t>()) : read(p.index.data<int32_t>());
   return indices;
 }
 

@@ -41,6 +41,10 @@ struct IndexProblem {
   bool by_slice() const { return kind == IndexKind::kSelect || kind == IndexKind::kAdd; }
   /// The tensor that the indices point into.
   const Tensor& indexed() const { return reads() ? x : y; }
+  /// The shape of what is moved.
+  const Shape& moved() const {
+    return !by_slice() ? index.shape() : reads() ? y.shape() : x.shape();
+  }
   DType dtype() const { return x.dtype(); }
   Device device() const { return x.device(); }
   std::string describe() const;
@@ -54,6 +58,15 @@ inline bool index_is_supported(const IndexProblem& p) {
 void index(const IndexProblem& problem);
 const Op<IndexProblem>& index_op();
 std::vector<Expected> index_reference(const IndexProblem& problem);
+
+/// Calls f with a zero of the C++ type of one of kIndexAddTypes.
+template <class F>
+void with_addable(DType dtype, F&& f) {
+  visit_dtype(dtype, [&](auto tag) {
+    using T = typename decltype(tag)::type;
+    if constexpr (kIndexAddTypes.contains(dtype_of<T>())) f(T{});
+  });
+}
 
 /// All indices as i64 in row-major order, wrapped if allowed; throws Error on the first one outside
 /// the axis. Every variant's first pass.

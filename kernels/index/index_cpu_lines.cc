@@ -27,9 +27,7 @@ struct Offsets {
     };
     list(0, axis, outer);
     list(axis + 1, shape.size(), inner);
-    for (size_t b = 0; b < inner.size(); ++b) {
-      inner_is_contiguous = inner_is_contiguous && inner[b] == static_cast<int64_t>(b);
-    }
+    for (int64_t next = 0; const int64_t offset : inner) inner_is_contiguous &= offset == next++;
   }
 
   std::vector<int64_t> outer, inner;
@@ -40,9 +38,7 @@ struct Offsets {
 struct Lines {
   explicit Lines(const IndexProblem& p)
       : axis(wrap_dim(p.axis, p.x.dim(), name(p.kind))),
-        shape(!p.by_slice() ? p.index.shape()
-              : p.reads()   ? p.y.shape()
-                            : p.x.shape()),
+        shape(p.moved()),
         indices(checked_indices(p)),
         by_slice(p.by_slice()),
         count(shape[axis]),
@@ -57,6 +53,8 @@ struct Lines {
   int64_t index(int64_t a, int64_t i, int64_t b) const {
     return indices[by_slice ? i : (a * count + i) * inner() + b];
   }
+  /// Whether the inner elements of an index lie side by side in x and y.
+  bool are_whole() const { return by_slice && x.inner_is_contiguous && y.inner_is_contiguous; }
 
   int axis;
   Shape shape;  // of what is moved
@@ -72,15 +70,13 @@ void read(const IndexProblem& p, const Lines& lines) {
   if (inner == 0) return;
   const T* x = static_cast<const T*>(p.x.raw());
   T* y = static_cast<T*>(p.y.raw());
-  const bool whole_rows =
-      lines.by_slice && lines.x.inner_is_contiguous && lines.y.inner_is_contiguous;
   const int64_t grain = std::max<int64_t>(1, (1 << 14) / inner);
   parallel_for(lines.outer() * lines.count, grain, [&](int64_t begin, int64_t end) {
     for (int64_t row = begin; row < end; ++row) {
       const int64_t a = row / lines.count, i = row % lines.count;
       const T* from = x + lines.x.outer[a];
       T* to = y + lines.y.outer[a] + i * lines.y.step;
-      if (whole_rows) {
+      if (lines.are_whole()) {
         std::memcpy(to, from + lines.indices[i] * lines.x.step, inner * sizeof(T));
         continue;
       }
@@ -152,13 +148,11 @@ void add(const IndexProblem& p, const Lines& lines) {
       for_each_sum([](float& sum, T& element) { element = static_cast<T>(sum); });
     });
   } else {
-    const bool whole_rows =
-        lines.by_slice && lines.x.inner_is_contiguous && lines.y.inner_is_contiguous;
     for_each_block(lines, kBlock, [&](int64_t a, int64_t first, int64_t last) {
       for (int64_t i = 0; i < lines.count; ++i) {
         const T* from = x + lines.x.outer[a] + i * lines.x.step;
         T* out = y + lines.y.outer[a];
-        if (whole_rows) {
+        if (lines.are_whole()) {
           T* to = out + lines.indices[i] * lines.y.step;
           for (int64_t b = first; b < last; ++b) to[b] += from[b];
           continue;
@@ -171,35 +165,16 @@ void add(const IndexProblem& p, const Lines& lines) {
   }
 }
 
-/// Elements that are only moved need no type but a size.
-template <class T>
-void move(const IndexProblem& p, const Lines& lines) {
-  p.reads() ? read<T>(p, lines) : scatter<T>(p, lines);
-}
-
 }  // namespace
 
 void index_cpu_lines(const IndexProblem& p) {
   const Lines lines(p);
-  if (p.adds()) {
-    switch (p.dtype()) {
-      case DType::f64:
-        return add<double>(p, lines);
-      case DType::f32:
-        return add<float>(p, lines);
-      case DType::f16:
-        return add<f16>(p, lines);
-      case DType::bf16:
-        return add<bf16>(p, lines);
-      case DType::i64:
-        return add<int64_t>(p, lines);
-      case DType::i32:
-        return add<int32_t>(p, lines);
-      default:
-        WEFT_ASSERT(false);
-    }
-  }
-  with_word(itemsize(p.dtype()), [&](auto zero) { move<decltype(zero)>(p, lines); });
+  if (p.adds()) return with_addable(p.dtype(), [&](auto zero) { add<decltype(zero)>(p, lines); });
+  // Elements that are only moved need no type but a size.
+  with_word(itemsize(p.dtype()), [&](auto zero) {
+    using Word = decltype(zero);
+    p.reads() ? read<Word>(p, lines) : scatter<Word>(p, lines);
+  });
 }
 
 }  // namespace weft::kernels

@@ -18,7 +18,7 @@ constexpr int kThreads = 256;
 /// Element offsets of x, y and the index: strides per dimension of what is moved.
 struct IndexLines {
   Elements x, y, index;
-  bool reads, wrap;
+  bool wrap;
   int dims, axis;
   int64_t shape[kMaxDims];
   int64_t x_strides[kMaxDims], y_strides[kMaxDims], index_strides[kMaxDims];
@@ -60,26 +60,8 @@ __global__ void __launch_bounds__(kThreads) gather_kernel(IndexLines t) {
   }
 }
 
-struct Assign {
-  template <class T>
-  __device__ static T join(T, T x) {
-    return x;
-  }
-};
-struct Add {
-  template <class T>
-  __device__ static T join(T y, T x) {
-    if constexpr (std::is_integral_v<T>) {
-      using Ring = std::make_unsigned_t<T>;
-      return static_cast<T>(static_cast<Ring>(y) + static_cast<Ring>(x));
-    } else {
-      return y + x;
-    }
-  }
-};
-
-/// X: the type in which x is stored; y is of type T.
-template <class T, class X, class Join>
+/// X: the type in which x is stored; y is of type T. x is added, or assigned.
+template <class T, class X, bool kAdds>
 __global__ void __launch_bounds__(kThreads) scatter_kernel(IndexLines t) {
   const int64_t length = t.shape[t.axis];
   for (int64_t line = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x; line < t.lines;
@@ -88,35 +70,36 @@ __global__ void __launch_bounds__(kThreads) scatter_kernel(IndexLines t) {
     for (int64_t i = 0; i < length; ++i) {
       const X x = static_cast<const X*>(t.x.data)[p.x + i * t.x_strides[t.axis]];
       T& y = static_cast<T*>(t.y.data)[p.y + t.target(p, i) * t.y_strides[t.axis]];
-      y = Join::join(y, elements::to_arithmetic<X, T>(x));
+      if constexpr (!kAdds) {
+        y = x;
+      } else if constexpr (std::is_integral_v<T>) {
+        using Ring = std::make_unsigned_t<T>;
+        y = static_cast<T>(static_cast<Ring>(y) + static_cast<Ring>(x));
+      } else {
+        y += elements::to_arithmetic<X, T>(x);
+      }
     }
   }
 }
 
-template <class T, class X, class Join>
+template <class T, class X, bool kAdds>
 void launch_scatter(const IndexLines& t, runtime::StreamHandle stream) {
-  WEFT_LAUNCH((scatter_kernel<T, X, Join>), blocks_for(t.lines, kThreads), kThreads, 0, stream, t);
+  WEFT_LAUNCH((scatter_kernel<T, X, kAdds>), blocks_for(t.lines, kThreads), kThreads, 0, stream, t);
 }
 
 }  // namespace
 
 void index_cuda_lines(const IndexProblem& p) {
-  {
-    IndexProblem on_host = p;
-    on_host.index = to_device(p.index, Device{});
-    checked_indices(on_host);
-  }
+  IndexProblem on_host = p;
+  on_host.index = to_device(p.index, Device{});
+  checked_indices(on_host);
   const bool widens = p.adds() && (p.dtype() == DType::f16 || p.dtype() == DType::bf16);
   const Tensor y = widens ? Tensor::empty(p.y.shape(), DType::f32, p.device()) : p.y;
   if (widens) copy({.x = p.y, .y = y});
-  IndexLines t = {};
-  t.x = Elements(p.x);
-  t.y = Elements(y);
-  t.index = Elements(p.index);
-  t.reads = p.reads();
-  t.wrap = p.wrap_negative;
+  IndexLines t = {
+      .x = Elements(p.x), .y = Elements(y), .index = Elements(p.index), .wrap = p.wrap_negative};
   t.axis = wrap_dim(p.axis, p.x.dim(), name(p.kind));
-  const Shape& shape = !p.by_slice() ? p.index.shape() : p.reads() ? p.y.shape() : p.x.shape();
+  const Shape& shape = p.moved();
   t.dims = shape.size();
   t.axis_size = p.indexed().shape()[t.axis];
   t.lines = 1;
@@ -124,11 +107,9 @@ void index_cuda_lines(const IndexProblem& p) {
     t.shape[d] = shape[d];
     t.x_strides[d] = p.x.strides()[d];
     t.y_strides[d] = y.strides()[d];
-    if (!p.by_slice()) {
-      t.index_strides[d] = p.index.strides()[d];
-    } else {
-      t.index_strides[d] = d == t.axis ? p.index.strides()[0] : 0;
-    }
+    t.index_strides[d] = !p.by_slice() ? p.index.strides()[d]
+                         : d == t.axis ? p.index.strides()[0]
+                                       : 0;
     if (d != t.axis) t.lines *= shape[d];
   }
   if (numel(shape) == 0) return;
@@ -138,27 +119,16 @@ void index_cuda_lines(const IndexProblem& p) {
     if (p.reads()) {
       WEFT_LAUNCH(gather_kernel<Word>, blocks_for(numel(shape), kThreads), kThreads, 0, stream, t);
     } else {
-      launch_scatter<Word, Word, Assign>(t, stream);
+      launch_scatter<Word, Word, false>(t, stream);
     }
   };
   if (!p.adds()) return with_word(p.x.itemsize(), move);
-  switch (p.dtype()) {
-    case DType::f64:
-      return launch_scatter<double, double, Add>(t, stream);
-    case DType::f32:
-      return launch_scatter<float, float, Add>(t, stream);
-    case DType::f16:
-      launch_scatter<float, f16, Add>(t, stream);
-      break;
-    case DType::bf16:
-      launch_scatter<float, bf16, Add>(t, stream);
-      break;
-    case DType::i64:
-      return launch_scatter<int64_t, int64_t, Add>(t, stream);
-    default:
-      return launch_scatter<int32_t, int32_t, Add>(t, stream);
-  }
-  copy({.x = y, .y = p.y});
+  with_addable(p.dtype(), [&](auto zero) {
+    using X = decltype(zero);
+    using T = std::conditional_t<std::is_arithmetic_v<X>, X, float>;
+    launch_scatter<T, X, true>(t, stream);
+  });
+  if (widens) copy({.x = y, .y = p.y});
 }
 
 }  // namespace weft::kernels

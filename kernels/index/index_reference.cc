@@ -12,7 +12,7 @@ namespace weft::kernels {
 std::vector<Expected> index_reference(const IndexProblem& p) {
   const int axis = wrap_dim(p.axis, p.x.dim(), name(p.kind));
   const std::vector<int64_t> indices = checked_indices(p);
-  const Shape shape = !p.by_slice() ? p.index.shape() : p.reads() ? p.y.shape() : p.x.shape();
+  const Shape shape = p.moved();
   const auto row_major_offset = [](const Shape& at, const Shape& sizes) {
     int64_t offset = 0;
     for (int d = 0; d < sizes.size(); ++d) offset = offset * sizes[d] + at[d];

@@ -6,24 +6,10 @@ namespace weft::kernels {
 #define WEFT_PROBLEM RandomProblem
 #include "kernels/op_list_inl.h"
 
-bool random_fits_cuda(const RandomProblem& p) {
-  return p.distribution != Distribution::kTruncNormal;
-}
-
 std::string_view name(Distribution distribution) {
-  switch (distribution) {
-    case Distribution::kUniform:
-      return "uniform";
-    case Distribution::kNormal:
-      return "normal";
-    case Distribution::kTruncNormal:
-      return "trunc_normal";
-    case Distribution::kBernoulli:
-      return "bernoulli";
-    case Distribution::kIntegers:
-      return "integers";
-  }
-  return "unknown";
+  static constexpr std::string_view kNames[] = {"uniform", "normal", "trunc_normal", "bernoulli",
+                                                "integers"};
+  return kNames[static_cast<size_t>(distribution)];
 }
 
 std::string RandomProblem::describe() const {

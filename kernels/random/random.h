@@ -37,8 +37,9 @@ struct RandomProblem {
   std::string describe() const;
 };
 
-/// No trunc_normal.
-bool random_fits_cuda(const RandomProblem& problem);
+inline bool random_fits_cuda(const RandomProblem& p) {
+  return p.distribution != Distribution::kTruncNormal;
+}
 
 void random(const RandomProblem& problem);
 const Op<RandomProblem>& random_op();

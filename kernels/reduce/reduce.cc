@@ -3,17 +3,9 @@
 namespace weft::kernels {
 namespace {
 
-bool reduce_is_arithmetic(const ReduceProblem& problem) {
-  switch (problem.reduction) {
-    case Reduction::kSum:
-    case Reduction::kMean:
-    case Reduction::kVar:
-    case Reduction::kMax:
-    case Reduction::kMin:
-      return true;
-    default:
-      return false;
-  }
+bool reduce_is_arithmetic(const ReduceProblem& p) {
+  return p.reduction == Reduction::kSum || p.reduction == Reduction::kMean ||
+         p.reduction == Reduction::kVar || (selects(p.reduction) && !gives_place(p.reduction));
 }
 
 }  // namespace
@@ -23,29 +15,9 @@ bool reduce_is_arithmetic(const ReduceProblem& problem) {
 #include "kernels/op_list_inl.h"
 
 std::string_view name(Reduction reduction) {
-  switch (reduction) {
-    case Reduction::kSum:
-      return "sum";
-    case Reduction::kMean:
-      return "mean";
-    case Reduction::kProd:
-      return "prod";
-    case Reduction::kVar:
-      return "var";
-    case Reduction::kMax:
-      return "max";
-    case Reduction::kMin:
-      return "min";
-    case Reduction::kArgmax:
-      return "argmax";
-    case Reduction::kArgmin:
-      return "argmin";
-    case Reduction::kAny:
-      return "any";
-    case Reduction::kAll:
-      return "all";
-  }
-  WEFT_ASSERT(false);
+  static constexpr std::string_view kNames[] = {"sum", "mean",   "prod",   "var", "max",
+                                                "min", "argmax", "argmin", "any", "all"};
+  return kNames[static_cast<size_t>(reduction)];
 }
 
 std::string ReduceProblem::describe() const {

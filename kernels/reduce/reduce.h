@@ -23,20 +23,18 @@
 
 namespace weft::kernels {
 
-enum class Reduction : uint8_t {
-  kSum,
-  kMean,
-  kProd,
-  kVar,
-  kMax,
-  kMin,
-  kArgmax,
-  kArgmin,
-  kAny,
-  kAll
-};
+enum class Reduction { kSum, kMean, kProd, kVar, kMax, kMin, kArgmax, kArgmin, kAny, kAll };
 
 std::string_view name(Reduction reduction);
+/// Whether the result is the place of an element.
+constexpr bool gives_place(Reduction r) {
+  return r == Reduction::kArgmax || r == Reduction::kArgmin;
+}
+/// Whether the result is an element, or its place.
+constexpr bool selects(Reduction r) { return r >= Reduction::kMax && r <= Reduction::kArgmin; }
+constexpr bool wants_largest(Reduction r) {
+  return r == Reduction::kMax || r == Reduction::kArgmax;
+}
 
 struct ReduceProblem {
   Tensor x;

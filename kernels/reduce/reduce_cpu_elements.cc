@@ -1,8 +1,6 @@
 // One output at a time, its elements one by one in row-major order, as f64 or i64: every reduction
 // of every dtype and layout. The limiter is the chain of scalar operations.
 #include <algorithm>
-#include <cmath>
-#include <limits>
 #include <type_traits>
 
 #include "core/parallel.h"
@@ -32,9 +30,6 @@ auto widened(T x) {
     return to_double(x);
   }
 }
-
-bool is_nan(double x) { return std::isnan(x); }
-bool is_nan(int64_t) { return false; }
 
 /// The reduction of the elements that for_each(f) calls f with, stored at y[offset].
 template <class Value, class ForEach>
@@ -69,21 +64,18 @@ void reduce_one(const ReduceProblem& p, int64_t count, int64_t offset, ForEach&&
     case Reduction::kMin:
     case Reduction::kArgmax:
     case Reduction::kArgmin: {
-      const bool largest = p.reduction == Reduction::kMax || p.reduction == Reduction::kArgmax;
       int64_t place = -1, index = 0;
       Value best = 0;
       for_each([&](Value x) {
-        const bool better = largest ? x > best : x < best;
-        if (place < 0 || (!is_nan(best) && (better || is_nan(x)))) {
+        const bool better = wants_largest(p.reduction) ? x > best : x < best;
+        // A NaN differs from itself.
+        if (place < 0 || (best == best && (better || x != x))) {
           best = x;
           place = index;
         }
         ++index;
       });
-      if (p.reduction == Reduction::kMax || p.reduction == Reduction::kMin) {
-        return store(p.y, offset, best);
-      }
-      return store(p.y, offset, place);
+      return gives_place(p.reduction) ? store(p.y, offset, place) : store(p.y, offset, best);
     }
     case Reduction::kAny:
     case Reduction::kAll: {
@@ -99,9 +91,7 @@ void reduce_one(const ReduceProblem& p, int64_t count, int64_t offset, ForEach&&
 
 void reduce_cpu_elements(const ReduceProblem& p) {
   const ReduceLayout layout = reduce_layout(p.x, p.y, false);
-  const bool selects = p.reduction == Reduction::kMax || p.reduction == Reduction::kMin ||
-                       p.reduction == Reduction::kArgmax || p.reduction == Reduction::kArgmin;
-  WEFT_ASSERT(layout.count > 0 || layout.outputs == 0 || !selects);
+  WEFT_ASSERT(layout.count > 0 || layout.outputs == 0 || !selects(p.reduction));
   const int64_t grain = std::max<int64_t>(1, 16384 / std::max<int64_t>(layout.count, 1));
   visit_dtype(p.x.dtype(), [&](auto tag) {
     using T = typename decltype(tag)::type;

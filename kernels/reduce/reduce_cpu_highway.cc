@@ -46,10 +46,9 @@ double join(double a, double b) {
 
 template <Fold kFold, class D, class V>
 HWY_INLINE V fold(D, V total, V x, V centre) {
-  if constexpr (kFold == Fold::kMax) {
-    return hn::IfThenElse(hn::Or(hn::Gt(x, total), hn::IsNaN(x)), x, total);
-  } else if constexpr (kFold == Fold::kMin) {
-    return hn::IfThenElse(hn::Or(hn::Lt(x, total), hn::IsNaN(x)), x, total);
+  if constexpr (kFold == Fold::kMax || kFold == Fold::kMin) {
+    const auto better = kFold == Fold::kMax ? hn::Gt(x, total) : hn::Lt(x, total);
+    return hn::IfThenElse(hn::Or(better, hn::IsNaN(x)), x, total);
   } else if constexpr (kFold == Fold::kSquares) {
     const V centred = hn::Sub(x, centre);
     return hn::Add(total, hn::Mul(centred, centred));

@@ -187,13 +187,13 @@ __global__ void __launch_bounds__(kThreads)
   }
   const double n = static_cast<double>(f.count);
   const int64_t at = f.kept_y.offset(output);
+  if (f.means) {
+    f.means[output] = static_cast<double>(all.value) / n;
+    return;
+  }
   switch (f.reduction) {
     case Reduction::kMean:
-      if (f.means) {
-        f.means[output] = static_cast<double>(all.value) / n;
-      } else {
-        store_one(f.y, at, static_cast<double>(all.value) / n);
-      }
+      store_one(f.y, at, static_cast<double>(all.value) / n);
       break;
     case Reduction::kVar: {
       const double divisor = n > f.correction ? n - f.correction : 0;
@@ -216,23 +216,10 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 Kind kind_of(Reduction reduction) {
-  switch (reduction) {
-    case Reduction::kProd:
-      return Kind::kProduct;
-    case Reduction::kVar:
-      return Kind::kSquares;
-    case Reduction::kMax:
-    case Reduction::kArgmax:
-      return Kind::kLargest;
-    case Reduction::kMin:
-    case Reduction::kArgmin:
-      return Kind::kSmallest;
-    case Reduction::kAny:
-    case Reduction::kAll:
-      return Kind::kCount;
-    default:
-      return Kind::kSum;
-  }
+  if (selects(reduction)) return wants_largest(reduction) ? Kind::kLargest : Kind::kSmallest;
+  if (reduction == Reduction::kAny || reduction == Reduction::kAll) return Kind::kCount;
+  if (reduction == Reduction::kVar) return Kind::kSquares;
+  return reduction == Reduction::kProd ? Kind::kProduct : Kind::kSum;
 }
 
 Axes axes_of(const Shape& sizes, const Strides& strides) {
@@ -249,14 +236,13 @@ Axes axes_of(const Shape& sizes, const Strides& strides) {
 template <class Acc>
 void pass(const ReduceProblem& p, const ReduceLayout& layout, Reduction reduction, double* means,
           const double* exact) {
-  Splits<Acc> s = {};
-  s.x = Elements(p.x);
-  s.kind = kind_of(reduction);
-  s.kept = axes_of(layout.kept, layout.kept_x);
-  s.reduced = axes_of(layout.reduced, layout.reduced_x);
-  s.outputs = layout.outputs;
-  s.count = layout.count;
-  s.means = exact;
+  Splits<Acc> s = {.x = Elements(p.x),
+                   .kind = kind_of(reduction),
+                   .kept = axes_of(layout.kept, layout.kept_x),
+                   .reduced = axes_of(layout.reduced, layout.reduced_x),
+                   .outputs = layout.outputs,
+                   .count = layout.count,
+                   .means = exact};
   const bool columns =
       !layout.kept_x.empty() && std::abs(layout.kept_x.back()) == 1 && layout.outputs >= 8;
   // Enough splits for a large GPU, none shorter than a thread's 16 elements.
@@ -287,12 +273,10 @@ void pass(const ReduceProblem& p, const ReduceLayout& layout, Reduction reductio
 }  // namespace
 
 void reduce_cuda_splits(const ReduceProblem& p) {
-  const bool places = p.reduction == Reduction::kArgmax || p.reduction == Reduction::kArgmin;
-  const ReduceLayout layout = reduce_layout(p.x, p.y, !places);
+  const ReduceLayout layout = reduce_layout(p.x, p.y, !gives_place(p.reduction));
   if (layout.outputs == 0) return;
-  WEFT_CHECK(layout.count > 0 ||
-                 (p.reduction != Reduction::kMax && p.reduction != Reduction::kMin && !places),
-             "{}: there are no elements to choose from", p.describe());
+  WEFT_CHECK(layout.count > 0 || !selects(p.reduction), "{}: there are no elements to choose from",
+             p.describe());
   if (p.reduction == Reduction::kVar) {
     const Tensor means = Tensor::empty({layout.outputs}, DType::f64, p.device());
     pass<double>(p, layout, Reduction::kMean, means.data<double>(), nullptr);

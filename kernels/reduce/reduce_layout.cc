@@ -57,15 +57,6 @@ ReduceLayout reduce_layout(const Tensor& x, const Tensor& y, bool any_order) {
   return layout;
 }
 
-int64_t offset_at(const Shape& shape, const Strides& strides, int64_t index) {
-  int64_t offset = 0;
-  for (int d = shape.size() - 1; d >= 0; --d) {
-    offset += index % shape[d] * strides[d];
-    index /= shape[d];
-  }
-  return offset;
-}
-
 OffsetWalk::OffsetWalk(const Shape& shape, const Strides& strides, int64_t index)
     : shape_(shape), strides_(strides) {
   for (int d = shape.size() - 1; d >= 0; --d) {

@@ -19,9 +19,6 @@ struct ReduceLayout {
 /// in which order it meets the elements; else both lists keep the row-major order.
 ReduceLayout reduce_layout(const Tensor& x, const Tensor& y, bool any_order);
 
-/// The element offset of the index-th place of a shape in row-major order.
-int64_t offset_at(const Shape& shape, const Strides& strides, int64_t index);
-
 /// Walks the offsets of a shape in row-major order, from any place on.
 class OffsetWalk {
  public:
@@ -43,5 +40,10 @@ class OffsetWalk {
   int64_t place_[kMaxDims] = {};
   int64_t offset_ = 0;
 };
+
+/// The element offset of the index-th place of a shape in row-major order.
+inline int64_t offset_at(const Shape& shape, const Strides& strides, int64_t index) {
+  return OffsetWalk(shape, strides, index).offset();
+}
 
 }  // namespace weft::kernels

@@ -75,17 +75,15 @@ Result reduce_group(const ReduceProblem& p, const std::vector<double>& group) {
       break;
   }
   WEFT_ASSERT(!group.empty());
-  const bool largest = p.reduction == Reduction::kMax || p.reduction == Reduction::kArgmax;
   size_t best = 0;
   for (size_t i = 0; i < group.size(); ++i) {
     if (std::isnan(group[i])) {
       best = i;
       break;
     }
-    if (largest ? group[i] > group[best] : group[i] < group[best]) best = i;
+    if (wants_largest(p.reduction) ? group[i] > group[best] : group[i] < group[best]) best = i;
   }
-  const bool place = p.reduction == Reduction::kArgmax || p.reduction == Reduction::kArgmin;
-  return {place ? static_cast<double>(best) : group[best], 0};
+  return {gives_place(p.reduction) ? static_cast<double>(best) : group[best], 0};
 }
 
 }  // namespace
