@@ -5,9 +5,7 @@
 #define HWY_TARGET_INCLUDE "kernels/adam/adam_cpu_highway.cc"
 #include "core/simd/targets.h"
 
-#include <cmath>
-
-#include "kernels/adam/adam.h"
+#include "kernels/adam/adam_constants.h"
 #include "kernels/multi_tensor/chunks.h"
 #include "kernels/simd/rows_inl.h"
 #include "kernels/simd/variant.h"
@@ -20,20 +18,14 @@ template <class T>
 void run(const AdamProblem& a) {
   const hn::ScalableTag<T> d;
   using V = hn::Vec<decltype(d)>;
-  const auto constant = [&](double x) HWY_ATTR { return hn::Set(d, static_cast<T>(x)); };
-  const double step = static_cast<double>(a.step);
-  const double correction1 = 1 - std::pow(a.beta1, step);
-  const double correction2 = 1 - std::pow(a.beta2, step);
-  const bool scales = a.gradient_scale != 1, decays = a.weight_decay != 0;
-  const bool lerps_from_m = a.beta1 > 0.5;
+  const AdamConstants<T> c(a);
   const std::vector<Tensor> gradients = contiguous_list(a.gradients);
   const auto update = [&](int64_t, const TensorChunk& chunk) HWY_ATTR {
-    const V scale = constant(a.gradient_scale), l2 = constant(a.weight_decay);
-    const V decay = constant(1 - a.lr * a.weight_decay);
-    const V beta1 = constant(a.beta1), beta2 = constant(a.beta2);
-    const V weight1 = constant(1 - a.beta1), weight2 = constant(1 - a.beta2);
-    const V step_size = constant(a.lr / correction1);
-    const V root_correction2 = constant(std::sqrt(correction2)), eps = constant(a.eps);
+    const V scale = hn::Set(d, c.gradient_scale), l2 = hn::Set(d, c.l2);
+    const V decay = hn::Set(d, c.decay), eps = hn::Set(d, c.eps);
+    const V beta1 = hn::Set(d, c.beta1), weight1 = hn::Set(d, c.one_minus_beta1);
+    const V beta2 = hn::Set(d, c.beta2), weight2 = hn::Set(d, c.one_minus_beta2);
+    const V step_size = hn::Set(d, c.step_size), root_correction = hn::Set(d, c.root_correction);
     const Tensor& gradient = gradients[chunk.tensor];
     const Tensor &p_all = a.parameters[chunk.tensor], &m_all = a.m[chunk.tensor],
                  &v_all = a.v[chunk.tensor];
@@ -48,14 +40,14 @@ void run(const AdamProblem& a) {
       for_each_vector(d, n, [&](size_t i, size_t count) HWY_ATTR {
         V pi = load_part(d, p + i, count), gi = load_part(d, g + i, count);
         V mi = load_part(d, m + i, count), vi = load_part(d, v + i, count);
-        if (scales) gi = hn::Mul(gi, scale);
-        if (decays && a.decoupled) pi = hn::Mul(pi, decay);
-        if (decays && !a.decoupled) gi = hn::Add(gi, hn::Mul(l2, pi));
+        if (c.scales) gi = hn::Mul(gi, scale);
+        if (c.decays) pi = hn::Mul(pi, decay);
+        if (c.adds_l2) gi = hn::Add(gi, hn::Mul(l2, pi));
         const V difference = hn::Sub(gi, mi);
-        mi = lerps_from_m ? hn::Add(mi, hn::Mul(weight1, difference))
-                          : hn::Sub(gi, hn::Mul(difference, beta1));
+        mi = c.small_beta1 ? hn::Sub(gi, hn::Mul(difference, beta1))
+                           : hn::Add(mi, hn::Mul(weight1, difference));
         vi = hn::Add(hn::Mul(vi, beta2), hn::Mul(hn::Mul(weight2, gi), gi));
-        const V denominator = hn::Add(hn::Div(hn::Sqrt(vi), root_correction2), eps);
+        const V denominator = hn::Add(hn::Div(hn::Sqrt(vi), root_correction), eps);
         pi = hn::Sub(pi, hn::Div(hn::Mul(step_size, mi), denominator));
         store_part(d, pi, p + i, count);
         store_part(d, mi, m + i, count);

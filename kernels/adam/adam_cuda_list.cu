@@ -6,7 +6,7 @@
 #include "core/stream.h"
 #include "kernels/adam/adam.h"
 #include "kernels/adam/adam_constants.h"
-#include "kernels/copy/copy.h"
+#include "kernels/multi_tensor/chunks.h"
 #include "kernels/multi_tensor/tensor_list.cuh"
 
 namespace weft::kernels {
@@ -63,8 +63,7 @@ void run(const AdamProblem& p) {
   const auto* captured =
       p.constants.defined() ? static_cast<const AdamConstants<Acc>*>(p.constants.raw()) : nullptr;
   const float* const skip = p.skip.defined() ? p.skip.data<float>() : nullptr;
-  std::vector<Tensor> gradients;  // keeps copies alive until the launch
-  for (const Tensor& g : p.gradients) gradients.push_back(contiguous(g));
+  const std::vector<Tensor> gradients = contiguous_list(p.gradients);
   const auto fields = [&](size_t i) {
     const bool aligned = is_aligned(p.parameters[i], 4) && is_aligned(p.m[i], 4) &&
                          is_aligned(p.v[i], 4) && is_aligned(gradients[i], 4);

@@ -72,6 +72,15 @@ struct BinaryProblem {
   std::string describe() const;
 };
 
+/// The variant that fills the tables.
+void binary_cpu_blocks(const BinaryProblem& problem);
+/// y[i] = f(a[i], b[i]) for n elements of one arithmetic type; y is of that type, or bool for a
+/// test, and may be a or b.
+using BinaryLoop = void (*)(const void* a, const void* b, void* y, int64_t n, double alpha);
+/// The loop of an op that goes one by one: pow, the division of integers, f64's gradients of
+/// transcendental functions. Null for others.
+BinaryLoop binary_scalar_loop(BinaryOp op, DType type);
+
 void binary(const BinaryProblem& problem);
 const Op<BinaryProblem>& binary_op();
 std::vector<Expected> binary_reference(const BinaryProblem& problem);

@@ -6,7 +6,6 @@
 #include "core/simd/targets.h"
 
 #include "kernels/binary/binary.h"
-#include "kernels/binary/binary_loops.h"
 #include "kernels/elementwise/block_io.h"
 #include "kernels/elementwise/loops_inl.h"
 #include "kernels/simd/math_inl.h"

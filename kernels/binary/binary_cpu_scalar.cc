@@ -6,7 +6,7 @@
 #include <numbers>
 #include <type_traits>
 
-#include "kernels/binary/binary_loops.h"
+#include "kernels/binary/binary.h"
 
 namespace weft::kernels {
 namespace {

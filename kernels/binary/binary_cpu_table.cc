@@ -60,8 +60,6 @@ namespace weft::kernels {
 
 HWY_EXPORT(slope_loop);
 
-void binary_cpu_blocks(const BinaryProblem& p);
-
 namespace {
 
 constexpr BinaryOp kFirst = BinaryOp::kSiluGrad, kLast = BinaryOp::kGeluTanhGrad;

@@ -1,7 +1,5 @@
 #include "kernels/layer_norm/layer_norm.h"
 
-#include "kernels/layer_norm/layer_norm_cudnn.h"
-
 namespace weft::kernels {
 
 #define WEFT_OP layer_norm

@@ -50,6 +50,11 @@ struct LayerNormProblem {
   std::vector<Tensor> written() const;
 };
 
+/// Whether cuDNN can compute it: contiguous rows with gamma and beta of one dtype, f32, f16 or
+/// bf16, on a device; no residual and no other gradient; forward with mean and rstd, backward with
+/// every gradient. The library was found, and has a plan.
+bool layer_norm_fits_cudnn(const LayerNormProblem& problem);
+
 void layer_norm(const LayerNormProblem& problem);
 const Op<LayerNormProblem>& layer_norm_op();
 std::vector<Expected> layer_norm_reference(const LayerNormProblem& problem);

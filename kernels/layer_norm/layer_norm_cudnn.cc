@@ -1,8 +1,6 @@
 // cuDNN's layer normalisation, opened when first asked for: the yardstick of our own rows kernel,
 // and a choice. Its tensors have four dimensions: [rows, N, 1, 1], normalised over all but the
 // first.
-#include "kernels/layer_norm/layer_norm_cudnn.h"
-
 #include "kernels/layer_norm/layer_norm_cudnn_graph.h"
 
 #if __has_include(<cudnn.h>)

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cmath>
 
+#include "kernels/copy/copy.h"
+
 namespace weft::kernels {
 
 std::vector<TensorChunk> tensor_chunks(std::span<const Tensor> tensors) {
@@ -32,18 +34,8 @@ std::vector<int64_t> chunk_tasks(std::span<const TensorChunk> chunks) {
 }
 
 std::vector<Tensor> contiguous_list(std::span<const Tensor> tensors) {
-  std::vector<Tensor> result(tensors.begin(), tensors.end());
-  for (Tensor& tensor : result) {
-    if (tensor.is_contiguous()) continue;
-    const Tensor copy = Tensor::empty(tensor.shape(), tensor.dtype(), tensor.device());
-    visit_dtype(tensor.dtype(), [&](auto tag) {
-      using T = typename decltype(tag)::type;
-      T* out = copy.data<T>();
-      const T* in = tensor.data<T>();
-      for_each_offset(tensor.shape(), tensor.strides(), [&](int64_t i) { *out++ = in[i]; });
-    });
-    tensor = copy;
-  }
+  std::vector<Tensor> result;
+  for (const Tensor& tensor : tensors) result.push_back(contiguous(tensor));
   return result;
 }
 

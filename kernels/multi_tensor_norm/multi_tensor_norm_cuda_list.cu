@@ -4,7 +4,7 @@
 #include <span>
 
 #include "core/stream.h"
-#include "kernels/copy/copy.h"
+#include "kernels/multi_tensor/chunks.h"
 #include "kernels/multi_tensor/tensor_list.cuh"
 #include "kernels/multi_tensor_norm/multi_tensor_norm.h"
 
@@ -47,8 +47,7 @@ __global__ void __launch_bounds__(kJoinThreads)
 }  // namespace
 
 void multi_tensor_norm_cuda_list(const MultiTensorNormProblem& p) {
-  std::vector<Tensor> tensors;
-  for (const Tensor& t : p.tensors) tensors.push_back(contiguous(t));
+  const std::vector<Tensor> tensors = contiguous_list(p.tensors);
   const int64_t chunks = count_chunks(tensors);
   const Tensor sums = Tensor::empty({chunks}, DType::f64, p.device());
   const runtime::StreamHandle stream = current_stream_handle(p.device());

@@ -4,7 +4,7 @@
 #include <span>
 
 #include "core/stream.h"
-#include "kernels/copy/copy.h"
+#include "kernels/multi_tensor/chunks.h"
 #include "kernels/multi_tensor/tensor_list.cuh"
 #include "kernels/sgd/sgd.h"
 
@@ -68,8 +68,7 @@ void run(const SgdProblem& p) {
                                     has_momentum,
                                     p.nesterov,
                                     p.first_step};
-  std::vector<Tensor> gradients;  // keeps copies alive until the launch
-  for (const Tensor& g : p.gradients) gradients.push_back(contiguous(g));
+  const std::vector<Tensor> gradients = contiguous_list(p.gradients);
   const auto fields = [&](size_t i) {
     const Tensor buffer = has_momentum ? p.buffers[i] : Tensor();
     const bool aligned =

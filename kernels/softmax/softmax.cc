@@ -1,7 +1,5 @@
 #include "kernels/softmax/softmax.h"
 
-#include "kernels/softmax/softmax_cudnn.h"
-
 namespace weft::kernels {
 
 #define WEFT_OP softmax

@@ -29,6 +29,10 @@ struct SoftmaxProblem {
   std::vector<Tensor> written() const;
 };
 
+/// Whether cuDNN can compute it: contiguous tensors of up to 2^31 - 1 elements, and some; and the
+/// library was found.
+bool softmax_fits_cudnn(const SoftmaxProblem& problem);
+
 void softmax(const SoftmaxProblem& problem);
 const Op<SoftmaxProblem>& softmax_op();
 std::vector<Expected> softmax_reference(const SoftmaxProblem& problem);

@@ -1,9 +1,8 @@
 // cuDNN, opened when first asked for: the yardstick of our own rows kernel, and a choice.
 //
 // The axis is its channel: what lies before it is one dimension, what lies behind it another.
-#include "kernels/softmax/softmax_cudnn.h"
-
 #include "kernels/device/cudnn.h"
+#include "kernels/softmax/softmax.h"
 
 #if __has_include(<cudnn.h>)
 

@@ -74,6 +74,15 @@ struct UnaryProblem {
   std::string describe() const;
 };
 
+/// The variant that fills the tables.
+void unary_cpu_blocks(const UnaryProblem& problem);
+/// y[i] = f(x[i]) for n elements of one arithmetic type; y is of that type, or bool for a test, and
+/// may be x.
+using UnaryLoop = void (*)(const void* x, void* y, int64_t n, double alpha);
+/// The loop of an op that the C library computes: f64's transcendental functions, and sin and cos.
+/// Null for others.
+UnaryLoop unary_libm_loop(UnaryOp op, DType type);
+
 void unary(const UnaryProblem& problem);
 const Op<UnaryProblem>& unary_op();
 std::vector<Expected> unary_reference(const UnaryProblem& problem);

@@ -13,7 +13,6 @@
 #include "kernels/elementwise/loops_inl.h"
 #include "kernels/simd/math_inl.h"
 #include "kernels/unary/unary.h"
-#include "kernels/unary/unary_loops.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace weft::kernels::HWY_NAMESPACE {

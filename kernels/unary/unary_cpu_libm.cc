@@ -5,7 +5,7 @@
 #include <limits>
 #include <numbers>
 
-#include "kernels/unary/unary_loops.h"
+#include "kernels/unary/unary.h"
 
 namespace weft::kernels {
 namespace {

@@ -8,8 +8,6 @@
 
 namespace weft::kernels {
 
-void unary_cpu_blocks(const UnaryProblem& p);
-
 namespace {
 
 /// The results' codes by x's code.
