@@ -90,27 +90,23 @@ void batch_norm_cuda_channels(const BatchNormProblem& p) {
   const Tensor x = contiguous(p.x), dy = p.dy.defined() ? contiguous(p.dy) : p.dy;
   const int64_t channels = x.size(1);
   if (channels == 0) return;
-  const Channels t{Elements(x),
-                   Elements(p.y),
-                   Elements(dy),
-                   Elements(p.dx),
-                   Elements(p.weight),
-                   Elements(p.bias),
-                   Elements(p.mean),
-                   Elements(p.variance),
-                   Elements(p.dweight),
-                   Elements(p.dbias),
-                   x.size(0),
-                   channels,
-                   x.size(0) == 0 ? 0 : x.numel() / (x.size(0) * channels),
-                   p.eps,
-                   p.training};
-  const runtime::StreamHandle stream = current_stream_handle(p.device());
-  if (p.backward()) {
-    WEFT_LAUNCH(batch_norm_backward_kernel, blocks_for(channels, 1), kThreads, 0, stream, t);
-  } else {
-    WEFT_LAUNCH(batch_norm_kernel, blocks_for(channels, 1), kThreads, 0, stream, t);
-  }
+  const Channels t{.x = Elements(x),
+                   .y = Elements(p.y),
+                   .dy = Elements(dy),
+                   .dx = Elements(p.dx),
+                   .weight = Elements(p.weight),
+                   .bias = Elements(p.bias),
+                   .mean = Elements(p.mean),
+                   .variance = Elements(p.variance),
+                   .dweight = Elements(p.dweight),
+                   .dbias = Elements(p.dbias),
+                   .N = x.size(0),
+                   .C = channels,
+                   .inner = x.size(0) == 0 ? 0 : x.numel() / (x.size(0) * channels),
+                   .eps = p.eps,
+                   .training = p.training};
+  const auto kernel = p.backward() ? batch_norm_backward_kernel : batch_norm_kernel;
+  WEFT_LAUNCH(kernel, blocks_for(channels, 1), kThreads, 0, current_stream_handle(p.device()), t);
 }
 
 }  // namespace weft::kernels

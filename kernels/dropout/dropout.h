@@ -9,6 +9,9 @@
 // rounded to f32 (f64 for f64), the product to it and then to y's dtype.
 #pragma once
 
+#include <algorithm>
+#include <cmath>
+
 #include "kernels/op.h"
 
 namespace weft::kernels {
@@ -20,6 +23,11 @@ struct DropoutProblem {
 
   /// Blocks of the stream that the problem uses: the next draw starts at offset + blocks().
   uint64_t blocks() const { return (x.numel() + 3) / 4; }
+  double factor() const { return p < 1 ? 1 / (1 - p) : 0; }
+  /// uniform_from_bits(w) = ((w >> 9) + 1/2) 2^-23 >= p where w >> 9 is not below this.
+  uint32_t threshold() const {
+    return static_cast<uint32_t>(std::max(0.0, std::ceil(p * 0x1p23 - 0.5)));
+  }
   DType dtype() const { return x.dtype(); }
   Device device() const { return y.device(); }
   std::string describe() const;

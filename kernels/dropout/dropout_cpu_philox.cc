@@ -5,7 +5,6 @@
 #include "core/simd/targets.h"
 
 #include <algorithm>
-#include <cmath>
 #include <type_traits>
 
 #include "core/parallel.h"
@@ -19,11 +18,12 @@ namespace weft::kernels::HWY_NAMESPACE {
 namespace {
 
 template <class T>
-void run(const DropoutProblem& p, const T* x, T* y) {
+void run(const DropoutProblem& p, const Tensor& from, const Tensor& to) {
+  const T* const x = from.data<T>();
+  T* const y = to.data<T>();
   using Acc = std::conditional_t<std::is_same_v<T, double>, double, float>;
-  const Acc factor = p.p < 1 ? static_cast<Acc>(1 / (1 - p.p)) : Acc{0};
-  // uniform_from_bits(w) = ((w >> 9) + 1/2) 2^-23 >= p, as a comparison of integers.
-  const uint32_t threshold = static_cast<uint32_t>(std::max(0.0, std::ceil(p.p * 0x1p23 - 0.5)));
+  const Acc factor = static_cast<Acc>(p.factor());
+  const uint32_t threshold = p.threshold();
   constexpr int64_t kWords = 1024, kGrain = 16 * kWords;
   parallel_for(p.x.numel(), kGrain, [&](int64_t begin, int64_t end) HWY_ATTR {
     alignas(64) uint32_t words[kWords];
@@ -44,22 +44,10 @@ void run(const DropoutProblem& p, const T* x, T* y) {
 void dropout_words(const DropoutProblem& p) {
   const Tensor x = contiguous(p.x);
   const Tensor y = contiguous_output(p.y);
-  switch (p.dtype()) {
-    case DType::f64:
-      run(p, x.data<double>(), y.data<double>());
-      break;
-    case DType::f32:
-      run(p, x.data<float>(), y.data<float>());
-      break;
-    case DType::f16:
-      run(p, x.data<f16>(), y.data<f16>());
-      break;
-    case DType::bf16:
-      run(p, x.data<bf16>(), y.data<bf16>());
-      break;
-    default:
-      WEFT_ASSERT(false);
-  }
+  visit_dtype(p.dtype(), [&](auto tag) {
+    using T = typename decltype(tag)::type;
+    if constexpr (kComputeTypes.contains(dtype_of<T>())) run<T>(p, x, y);
+  });
   finish_output(y, p.y);
 }
 

@@ -31,7 +31,6 @@ __global__ void __launch_bounds__(kThreads) dropout_kernel(DropoutArguments p) {
        b += static_cast<int64_t>(gridDim.x) * kThreads) {
     const auto words = philox4x32(p.seed, p.stream, p.offset + static_cast<uint64_t>(b));
     const int64_t i = b * kWords;
-    // The comparison is uniform_from_bits(w) >= p, on integers.
     const auto kept = [&](int k, Acc x) {
       return words[k] >> 9 >= p.threshold ? x * factor : Acc{0};
     };
@@ -55,17 +54,15 @@ void dropout_cuda_philox(const DropoutProblem& p) {
   if (p.x.numel() == 0) return;
   const Tensor x = contiguous(p.x);
   const Tensor y = contiguous_output(p.y);
-  // uniform_from_bits(w) = ((w >> 9) + 1/2) 2^-23.
-  const auto threshold = static_cast<uint32_t>(std::max(0.0, std::ceil(p.p * 0x1p23 - 0.5)));
-  const DropoutArguments arguments{Numbers(x),
-                                   Numbers(y),
-                                   x.numel(),
-                                   is_aligned(x, kWords) && is_aligned(y, kWords),
-                                   p.p < 1 ? 1 / (1 - p.p) : 0,
-                                   threshold,
-                                   p.seed,
-                                   p.stream,
-                                   p.offset};
+  const DropoutArguments arguments{.x = Numbers(x),
+                                   .y = Numbers(y),
+                                   .n = x.numel(),
+                                   .aligned = is_aligned(x, kWords) && is_aligned(y, kWords),
+                                   .factor = p.factor(),
+                                   .threshold = p.threshold(),
+                                   .seed = p.seed,
+                                   .stream = p.stream,
+                                   .offset = p.offset};
   const unsigned grid = blocks_for(x.numel(), kThreads * kWords);
   const runtime::StreamHandle stream = current_stream_handle(p.device());
   with_arithmetic_zero(p.dtype(), [&](auto zero) {

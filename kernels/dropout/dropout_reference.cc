@@ -9,7 +9,6 @@ std::vector<Expected> dropout_reference(const DropoutProblem& p) {
   Expected expected;
   expected.values = p.x.to_vector();
   expected.bounds.assign(expected.values.size(), 0);
-  const double factor = p.p < 1 ? 1 / (1 - p.p) : 0;
   for (size_t i = 0; i < expected.values.size(); ++i) {
     const uint32_t word = philox4x32(p.seed, p.stream, p.offset + i / 4)[i % 4];
     double& value = expected.values[i];
@@ -18,10 +17,10 @@ std::vector<Expected> dropout_reference(const DropoutProblem& p) {
       continue;
     }
     if (p.dtype() == DType::f64) {
-      value *= factor;
+      value *= p.factor();
       continue;
     }
-    const float product = static_cast<float>(value) * static_cast<float>(factor);
+    const float product = static_cast<float>(value) * static_cast<float>(p.factor());
     value = numerics::round_to(product, p.dtype());
   }
   return {expected};

@@ -126,19 +126,18 @@ void softmax_cuda_rows(const SoftmaxProblem& p) {
   const auto rows_of = [&](const Tensor& t) {
     return t.defined() ? contiguous(with_rows_last(t)) : t;
   };
-  const Tensor& output = p.backward() ? p.dx : p.y;
-  const Tensor target = with_rows_last(output);
+  const Tensor target = with_rows_last(p.backward() ? p.dx : p.y);
   const Tensor result = contiguous_output(target);
   const int64_t n = target.shape().back();
   const Tensor x = rows_of(p.x), dy = rows_of(p.dy);
   const Tensor y = p.backward() ? rows_of(p.y) : result, dx = p.backward() ? result : Tensor();
-  const SoftmaxRows rows{RowElements(x, n),
-                         RowElements(y, n),
-                         RowElements(dy, n),
-                         RowElements(dx, n),
-                         target.numel() / n,
-                         n,
-                         p.log};
+  const SoftmaxRows rows{.x = {x, n},
+                         .y = {y, n},
+                         .dy = {dy, n},
+                         .dx = {dx, n},
+                         .rows = target.numel() / n,
+                         .n = n,
+                         .log = p.log};
   const bool vectors = rows_fit_vectors(n, {x, y, dy, dx});
   const runtime::StreamHandle stream = current_stream_handle(p.device());
   // f64: for checking gradients.
