@@ -19,11 +19,6 @@ HWY_BEFORE_NAMESPACE();
 namespace weft::kernels::HWY_NAMESPACE {
 namespace {
 
-template <class Acc>
-const Acc* matrix_row(const Tensor& t, int64_t row, Acc* buffer) {
-  return read_row(t.dtype(), t.raw(), row * t.strides()[0], t.strides()[1], t.shape()[1], buffer);
-}
-
 /// The place of a row's hard label, or -1 when the row is ignored.
 int64_t hard_label(const CrossEntropyProblem& p, int64_t row, int64_t classes) {
   const int64_t label = p.labels.data<int64_t>()[row * p.labels.strides()[0]];
@@ -48,20 +43,22 @@ template <class Acc>
 void forward(const CrossEntropyProblem& p, int64_t rows, int64_t n, int64_t grain) {
   const hn::ScalableTag<Acc> d;
   using V = hn::Vec<decltype(d)>;
+  const Rows logits(p.logits), labels(p.labels);
+  const Rows losses = Rows::of_scalars(p.loss), lses = Rows::of_scalars(p.lse);
   const Acc smoothing = static_cast<Acc>(p.label_smoothing);
   const Acc keep = static_cast<Acc>(1 - p.label_smoothing);
   parallel_for(rows, grain, [&](int64_t begin, int64_t end) HWY_ATTR {
     const auto buffers = hwy::AllocateAligned<Acc>(2 * n);
     for (int64_t r = begin; r < end; ++r) {
-      const Acc* const x = matrix_row(p.logits, r, buffers.get());
+      const Acc* const x = logits.read(r, n, buffers.get());
       const Acc max = max_of(x, n);
       const V vmax = hn::Set(d, max);
       const auto shifted = [&](size_t i, size_t m)
                                HWY_ATTR { return hn::Sub(load_part(d, x + i, m), vmax); };
       const Acc log_sum = std::log(sum_vectors(
           d, n, [&](size_t i, size_t m) HWY_ATTR { return exp_or_nan(d, shifted(i, m)); }));
-      if (p.lse.defined()) p.lse.data<Acc>()[r * p.lse.strides()[0]] = max + log_sum;
-      Acc& loss = p.loss.data<Acc>()[r * p.loss.strides()[0]];
+      if (lses) lses.scalar<Acc>(r) = max + log_sum;
+      Acc& loss = losses.scalar<Acc>(r);
       const V vlog_sum = hn::Set(d, log_sum);
       const auto uniform_loss = [&]() HWY_ATTR {  // mean over c of -log softmax
         return sum_vectors(d, n,
@@ -74,7 +71,7 @@ void forward(const CrossEntropyProblem& p, int64_t rows, int64_t n, int64_t grai
         loss = label < 0 ? 0 : keep * (log_sum - (x[label] - max));
         if (label >= 0 && smoothing != 0) loss += smoothing * uniform_loss();
       } else {
-        const Acc* const t = matrix_row(p.labels, r, buffers.get() + n);
+        const Acc* const t = labels.read(r, n, buffers.get() + n);
         loss = keep * sum_vectors(d, n, [&](size_t i, size_t m) HWY_ATTR {
                  return hn::Mul(load_part(d, t + i, m), hn::Sub(vlog_sum, shifted(i, m)));
                });
@@ -88,23 +85,23 @@ template <class Acc>
 void backward(const CrossEntropyProblem& p, int64_t rows, int64_t n, int64_t grain) {
   const hn::ScalableTag<Acc> d;
   using V = hn::Vec<decltype(d)>;
+  const Rows logits(p.logits), labels(p.labels), dlogits(p.dlogits);
+  const Rows lses = Rows::of_scalars(p.lse), dlosses = Rows::of_scalars(p.dloss);
   const Acc share = static_cast<Acc>(p.label_smoothing / static_cast<double>(n));
   const Acc keep = static_cast<Acc>(1 - p.label_smoothing);
   parallel_for(rows, grain, [&](int64_t begin, int64_t end) HWY_ATTR {
     const auto buffers = hwy::AllocateAligned<Acc>(3 * n);
     for (int64_t r = begin; r < end; ++r) {
-      const int64_t first = r * p.dlogits.strides()[0], stride = p.dlogits.strides()[1];
-      Acc* const out =
-          row_target(p.dlogits.dtype(), p.dlogits.raw(), first, stride, buffers.get() + 2 * n);
+      Acc* const out = dlogits.target(r, buffers.get() + 2 * n);
       const int64_t label = p.hard() ? hard_label(p, r, n) : 0;
       if (label < 0) {
         std::fill_n(out, n, Acc{0});
-        write_row(out, n, p.dlogits.dtype(), p.dlogits.raw(), first, stride);
+        dlogits.write(r, out, n);
         continue;
       }
-      const Acc* const x = matrix_row(p.logits, r, buffers.get());
-      const V lse = hn::Set(d, p.lse.data<Acc>()[r * p.lse.strides()[0]]);
-      const Acc dloss = p.dloss.data<Acc>()[r * p.dloss.strides()[0]];
+      const Acc* const x = logits.read(r, n, buffers.get());
+      const V lse = hn::Set(d, lses.scalar<Acc>(r));
+      const Acc dloss = dlosses.scalar<Acc>(r);
       const V vdloss = hn::Set(d, dloss), vshare = hn::Set(d, share);
       const auto softmax = [&](size_t i, size_t m) HWY_ATTR {
         return exp_or_nan(d, hn::Sub(load_part(d, x + i, m), lse));
@@ -117,7 +114,7 @@ void backward(const CrossEntropyProblem& p, int64_t rows, int64_t n, int64_t gra
         const Acc probability = hn::GetLane(exp_or_nan(d, hn::Sub(hn::Set(d, at_label), lse)));
         out[label] = (probability - (keep + share)) * dloss;
       } else {
-        const Acc* const t = matrix_row(p.labels, r, buffers.get() + n);
+        const Acc* const t = labels.read(r, n, buffers.get() + n);
         const V vkeep = hn::Set(d, keep);
         const auto target = [&](size_t i, size_t m) HWY_ATTR {
           return hn::Add(hn::Mul(vkeep, load_part(d, t + i, m)), vshare);
@@ -128,7 +125,7 @@ void backward(const CrossEntropyProblem& p, int64_t rows, int64_t n, int64_t gra
           store_part(d, hn::Mul(v, vdloss), out + i, m);
         });
       }
-      write_row(out, n, p.dlogits.dtype(), p.dlogits.raw(), first, stride);
+      dlogits.write(r, out, n);
     }
   });
 }
@@ -136,15 +133,13 @@ void backward(const CrossEntropyProblem& p, int64_t rows, int64_t n, int64_t gra
 void cross_entropy_rows(const CrossEntropyProblem& p) {
   const int64_t rows = p.logits.shape()[0], classes = p.logits.shape()[1];
   WEFT_ASSERT(classes > 0);
-  const int64_t grain = std::max<int64_t>(1, 8192 / classes);
   WEFT_ASSERT(!p.backward() || p.lse.defined());
-  if (p.dtype() == DType::f64) {
-    if (p.forward()) forward<double>(p, rows, classes, grain);
-    if (p.backward()) backward<double>(p, rows, classes, grain);
-  } else {
-    if (p.forward()) forward<float>(p, rows, classes, grain);
-    if (p.backward()) backward<float>(p, rows, classes, grain);
-  }
+  const int64_t grain = std::max<int64_t>(1, 8192 / classes);
+  const auto run = [&]<class Acc>(Acc) {
+    if (p.forward()) forward<Acc>(p, rows, classes, grain);
+    if (p.backward()) backward<Acc>(p, rows, classes, grain);
+  };
+  p.dtype() == DType::f64 ? run(0.0) : run(0.0f);
 }
 
 }  // namespace

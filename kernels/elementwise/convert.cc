@@ -26,6 +26,9 @@ constexpr bool kIsArithmetic =
     std::is_same_v<T, double> || std::is_same_v<T, float> || std::is_same_v<T, int64_t>;
 
 template <class T>
+constexpr bool kIsHalf = std::is_same_v<T, f16> || std::is_same_v<T, bf16>;
+
+template <class T>
 const std::array<float, 256>& fp8_values() {
   static const std::array<float, 256> kValues = [] {
     std::array<float, 256> values{};
@@ -53,16 +56,11 @@ void convert_loop(const void* source, void* target, int64_t n) {
   if constexpr (std::is_same_v<To, float> && std::is_same_v<From, tf32>) {
     std::memcpy(y, x, n * sizeof(float));
     return;
-  } else if constexpr (std::is_same_v<To, float> &&
-                       (std::is_same_v<From, f16> || std::is_same_v<From, bf16>)) {
+  } else if constexpr ((std::is_same_v<To, float> && kIsHalf<From>) ||
+                       (std::is_same_v<From, float> && kIsHalf<To>)) {
     const F32 d;
     const int64_t lanes = hn::Lanes(d);
-    for (; i + lanes <= n; i += lanes) hn::StoreU(load_f32(d, x + i), d, y + i);
-  } else if constexpr (std::is_same_v<From, float> &&
-                       (std::is_same_v<To, f16> || std::is_same_v<To, bf16>)) {
-    const F32 d;
-    const int64_t lanes = hn::Lanes(d);
-    for (; i + lanes <= n; i += lanes) store_f32(d, hn::LoadU(d, x + i), y + i);
+    for (; i + lanes <= n; i += lanes) store_f32(d, load_f32(d, x + i), y + i);
   } else if constexpr (sizeof(From) == 1 && !std::is_arithmetic_v<From> &&
                        std::is_floating_point_v<To>) {
     const std::array<float, 256>& values = fp8_values<From>();

@@ -102,78 +102,77 @@ void for_each_block(const Lines& lines, int64_t block, F&& f) {
 // Enough for whole cache lines and for many threads to share a row of an embedding.
 constexpr int64_t kBlock = 64;
 
-template <class T>
-void scatter(const IndexProblem& p, const Lines& lines) {
+/// y[index] = x, or += where kAdds.
+template <bool kAdds, class T>
+void write(const IndexProblem& p, const Lines& lines) {
   const T* x = static_cast<const T*>(p.x.raw());
   T* y = static_cast<T*>(p.y.raw());
+  const auto join = [](T& element, T value) { kAdds ? element += value : element = value; };
   for_each_block(lines, kBlock, [&](int64_t a, int64_t first, int64_t last) {
+    T* const out = y + lines.y.outer[a];
     for (int64_t i = 0; i < lines.count; ++i) {
       const T* from = x + lines.x.outer[a] + i * lines.x.step;
+      if (lines.are_whole()) {
+        T* to = out + lines.indices[i] * lines.y.step;
+        for (int64_t b = first; b < last; ++b) join(to[b], from[b]);
+        continue;
+      }
       for (int64_t b = first; b < last; ++b) {
-        y[lines.y.outer[a] + lines.index(a, i, b) * lines.y.step + lines.y.inner[b]] =
-            from[lines.x.inner[b]];
+        join(out[lines.index(a, i, b) * lines.y.step + lines.y.inner[b]], from[lines.x.inner[b]]);
       }
     }
   });
 }
 
+/// Adds f16 or bf16 in f32, rounded at the end.
 template <class T>
-void add(const IndexProblem& p, const Lines& lines) {
-  constexpr bool kIsNarrow = std::is_same_v<T, f16> || std::is_same_v<T, bf16>;
+void add_narrow(const IndexProblem& p, const Lines& lines) {
   const T* x = p.x.data<T>();
   T* y = p.y.data<T>();
   const int64_t size = p.y.shape()[lines.axis];
-  if constexpr (kIsNarrow) {
-    // The widened block stays below about 4 MiB however long the axis is.
-    const int64_t block = std::clamp<int64_t>((1 << 20) / std::max<int64_t>(1, size), 1, kBlock);
-    for_each_block(lines, block, [&](int64_t a, int64_t first, int64_t last) {
-      const int64_t width = last - first;
-      std::vector<float> sums(size * width);
-      T* out = y + lines.y.outer[a];
-      const auto for_each_sum = [&](auto&& f) {
-        for (int64_t s = 0; s < size; ++s) {
-          for (int64_t b = 0; b < width; ++b) {
-            f(sums[s * width + b], out[s * lines.y.step + lines.y.inner[first + b]]);
-          }
-        }
-      };
-      for_each_sum([](float& sum, T& element) { sum = static_cast<float>(element); });
-      for (int64_t i = 0; i < lines.count; ++i) {
-        const T* from = x + lines.x.outer[a] + i * lines.x.step;
+  // The widened block stays below about 4 MiB however long the axis is.
+  const int64_t block = std::clamp<int64_t>((1 << 20) / std::max<int64_t>(1, size), 1, kBlock);
+  for_each_block(lines, block, [&](int64_t a, int64_t first, int64_t last) {
+    const int64_t width = last - first;
+    std::vector<float> sums(size * width);
+    T* out = y + lines.y.outer[a];
+    const auto for_each_sum = [&](auto&& f) {
+      for (int64_t s = 0; s < size; ++s) {
         for (int64_t b = 0; b < width; ++b) {
-          sums[lines.index(a, i, first + b) * width + b] +=
-              static_cast<float>(from[lines.x.inner[first + b]]);
+          f(sums[s * width + b], out[s * lines.y.step + lines.y.inner[first + b]]);
         }
       }
-      for_each_sum([](float& sum, T& element) { element = static_cast<T>(sum); });
-    });
-  } else {
-    for_each_block(lines, kBlock, [&](int64_t a, int64_t first, int64_t last) {
-      for (int64_t i = 0; i < lines.count; ++i) {
-        const T* from = x + lines.x.outer[a] + i * lines.x.step;
-        T* out = y + lines.y.outer[a];
-        if (lines.are_whole()) {
-          T* to = out + lines.indices[i] * lines.y.step;
-          for (int64_t b = first; b < last; ++b) to[b] += from[b];
-          continue;
-        }
-        for (int64_t b = first; b < last; ++b) {
-          out[lines.index(a, i, b) * lines.y.step + lines.y.inner[b]] += from[lines.x.inner[b]];
-        }
+    };
+    for_each_sum([](float& sum, T& element) { sum = static_cast<float>(element); });
+    for (int64_t i = 0; i < lines.count; ++i) {
+      const T* from = x + lines.x.outer[a] + i * lines.x.step;
+      for (int64_t b = 0; b < width; ++b) {
+        sums[lines.index(a, i, first + b) * width + b] +=
+            static_cast<float>(from[lines.x.inner[first + b]]);
       }
-    });
-  }
+    }
+    for_each_sum([](float& sum, T& element) { element = static_cast<T>(sum); });
+  });
 }
 
 }  // namespace
 
 void index_cpu_lines(const IndexProblem& p) {
   const Lines lines(p);
-  if (p.adds()) return with_addable(p.dtype(), [&](auto zero) { add<decltype(zero)>(p, lines); });
+  if (p.adds()) {
+    return with_addable(p.dtype(), [&](auto zero) {
+      using T = decltype(zero);
+      if constexpr (std::is_arithmetic_v<T>) {
+        write<true, T>(p, lines);
+      } else {
+        add_narrow<T>(p, lines);
+      }
+    });
+  }
   // Elements that are only moved need no type but a size.
   with_word(itemsize(p.dtype()), [&](auto zero) {
     using Word = decltype(zero);
-    p.reads() ? read<Word>(p, lines) : scatter<Word>(p, lines);
+    p.reads() ? read<Word>(p, lines) : write<false, Word>(p, lines);
   });
 }
 

@@ -17,7 +17,7 @@ struct Pool {
   Numbers image, result;  // contiguous
   int32_t* indices;
   int64_t planes, H, W, P, Q;
-  int64_t kernel[2], stride[2], padding[2], dilation[2];
+  std::array<int64_t, 2> kernel, stride, padding, dilation;
   bool is_max, count_include_pad;
 
   /// How many elements the average of window (p, q) divides by.
@@ -104,35 +104,28 @@ __global__ void __launch_bounds__(kThreads) pool_backward_kernel(Pool t) {
 void pool2d_cuda_windows(const Pool2dProblem& p) {
   const Tensor image = p.backward() ? p.dx : contiguous(p.x);
   const Tensor result = p.backward() ? contiguous(p.dy) : p.y;
-  Pool t = {};
-  t.image = Numbers(image);
-  t.result = Numbers(result);
-  t.indices = p.indices.defined() ? p.indices.data<int32_t>() : nullptr;
-  t.planes = image.size(0) * image.size(1);
-  t.H = image.size(2);
-  t.W = image.size(3);
-  t.P = result.size(2);
-  t.Q = result.size(3);
-  for (int d = 0; d < 2; ++d) {
-    t.kernel[d] = p.kernel[d];
-    t.stride[d] = p.stride[d];
-    t.padding[d] = p.padding[d];
-    t.dilation[d] = p.dilation[d];
-  }
-  t.is_max = p.kind == PoolKind::kMax;
-  t.count_include_pad = p.count_include_pad;
+  const Pool t{.image = Numbers(image),
+               .result = Numbers(result),
+               .indices = p.indices.defined() ? p.indices.data<int32_t>() : nullptr,
+               .planes = image.size(0) * image.size(1),
+               .H = image.size(2),
+               .W = image.size(3),
+               .P = result.size(2),
+               .Q = result.size(3),
+               .kernel = p.kernel,
+               .stride = p.stride,
+               .padding = p.padding,
+               .dilation = p.dilation,
+               .is_max = p.kind == PoolKind::kMax,
+               .count_include_pad = p.count_include_pad};
   const runtime::StreamHandle stream = current_stream_handle(p.device());
   const int64_t n = p.backward() ? image.numel() : result.numel();
   if (n == 0) return;
-  const auto run = [&](auto zero) {
+  with_arithmetic_zero(p.dtype(), [&](auto zero) {
     using Acc = decltype(zero);
-    if (p.backward()) {
-      WEFT_LAUNCH(pool_backward_kernel<Acc>, blocks_for(n, kThreads), kThreads, 0, stream, t);
-    } else {
-      WEFT_LAUNCH(pool_kernel<Acc>, blocks_for(n, kThreads), kThreads, 0, stream, t);
-    }
-  };
-  with_arithmetic_zero(p.dtype(), run);
+    const auto kernel = p.backward() ? pool_backward_kernel<Acc> : pool_kernel<Acc>;
+    WEFT_LAUNCH(kernel, blocks_for(n, kThreads), kThreads, 0, stream, t);
+  });
 }
 
 }  // namespace weft::kernels

@@ -57,15 +57,6 @@ HWY_INLINE V fold(D, V total, V x, V centre) {
   }
 }
 
-/// Whether sums of x read its bf16 memory themselves, without a buffer in between.
-template <Fold kFold, class Acc>
-constexpr bool kMayReadBf16 = std::is_same_v<Acc, float> &&
-                              (kFold == Fold::kSum || kFold == Fold::kSquares);
-template <Fold kFold, class Acc>
-bool reads_bf16(const Tensor& x, int64_t stride) {
-  return kMayReadBf16<kFold, Acc> && x.dtype() == DType::bf16 && stride == 1;
-}
-
 /// m <= Lanes elements as Acc; the lanes beyond are 0.
 template <class D>
 HWY_INLINE hn::Vec<D> load_terms(D d, const hn::TFromD<D>* p, size_t m) {
@@ -76,11 +67,14 @@ HWY_INLINE hn::Vec<D> load_terms(D d, const bf16* p, size_t m) {
   return m == hn::Lanes(d) ? load_f32(d, p) : load_f32_n(d, p, m);
 }
 
-/// read_row, compiled once.
+/// A row of x: widened to the type of the arithmetic, or bf16 where it lies.
 template <class Acc>
 HWY_NOINLINE const Acc* read_block(const Tensor& x, int64_t offset, int64_t stride, int64_t n,
                                    Acc* buffer) {
   return read_row(x.dtype(), x.raw(), offset, stride, n, buffer);
+}
+HWY_INLINE const bf16* read_block(const Tensor& x, int64_t offset, int64_t, int64_t, bf16*) {
+  return x.data<bf16>() + offset;
 }
 
 /// Elements of a block of a row: 16 for each lane of each of 4 accumulators.
@@ -89,7 +83,7 @@ HWY_INLINE int64_t row_block() {
   return 64 * static_cast<int64_t>(hn::Lanes(hn::ScalableTag<Acc>()));
 }
 
-/// x: of Acc, or of bf16 where reads_bf16.
+/// x: of Acc, or of bf16 that is summed.
 template <Fold kFold, class Acc, class T>
 double fold_block(const T* x, int64_t n, Acc centre) {
   const hn::ScalableTag<Acc> d;
@@ -152,7 +146,14 @@ class Partials {
 
   template <Fold kFold, class Acc>
   void fill(const Tensor& x, const double* centres) {
-    by_rows_ ? fill_rows<kFold, Acc>(x, centres) : fill_columns<kFold, Acc>(x, centres);
+    const Strides& strides = by_rows_ ? layout_.reduced_x : layout_.kept_x;
+    const int64_t stride = strides.empty() ? 1 : strides.back();
+    if constexpr (std::is_same_v<Acc, float> && (kFold == Fold::kSum || kFold == Fold::kSquares)) {
+      // Sums read bf16 memory themselves, without a buffer in between.
+      if (x.dtype() == DType::bf16 && stride == 1)
+        return fill_from<kFold, Acc, bf16>(x, 1, centres);
+    }
+    fill_from<kFold, Acc, Acc>(x, stride, centres);
   }
   /// The chunks of outputs [begin, begin + n) joined in order.
   template <Fold kFold>
@@ -166,16 +167,20 @@ class Partials {
   }
 
  private:
-  template <Fold kFold, class Acc>
-  void fill_rows(const Tensor& x, const double* centres) {
+  template <Fold kFold, class Acc, class T>
+  void fill_from(const Tensor& x, int64_t stride, const double* centres) {
+    by_rows_ ? fill_rows<kFold, Acc, T>(x, stride, centres)
+             : fill_columns<kFold, Acc, T>(x, stride, centres);
+  }
+
+  template <Fold kFold, class Acc, class T>
+  void fill_rows(const Tensor& x, int64_t stride, const double* centres) {
     const ReduceLayout& l = layout_;
     const int64_t run = l.reduced.empty() ? 1 : l.reduced.back();
-    const int64_t stride = l.reduced.empty() ? 1 : l.reduced_x.back();
     double* const partial = values_.data<double>();
     const int64_t grain = std::max<int64_t>(1, 16384 / std::min(l.count, chunk_));
-    const bool direct = reads_bf16<kFold, Acc>(x, stride);
     parallel_for(l.outputs * chunks_, grain, [&](int64_t begin, int64_t end) HWY_ATTR {
-      HWY_ALIGN Acc buffer[64 * HWY_MAX_BYTES / sizeof(Acc)];
+      HWY_ALIGN T buffer[64 * HWY_MAX_BYTES / sizeof(Acc)];
       const int64_t block = row_block<Acc>();
       OffsetWalk outputs(l.kept, l.kept_x, begin / chunks_);
       for (int64_t task = begin; task < end; ++task) {
@@ -187,13 +192,8 @@ class Partials {
         while (at < last) {
           const int64_t n = std::min({last - at, run - at % run, block});
           const int64_t offset = outputs.offset() + offset_at(l.reduced, l.reduced_x, at);
-          const auto add = [&](const auto* row) HWY_ATTR {
-            total = join<kFold>(total, fold_block<kFold, Acc>(row, n, centre));
-          };
-          if constexpr (kMayReadBf16<kFold, Acc>) {
-            if (direct) add(x.data<bf16>() + offset);
-          }
-          if (!direct) add(read_block(x, offset, stride, n, buffer));
+          const T* const row = read_block(x, offset, stride, n, buffer);
+          total = join<kFold>(total, fold_block<kFold, Acc>(row, n, centre));
           at += n;
         }
         partial[chunk * l.outputs + output] = total;
@@ -202,21 +202,21 @@ class Partials {
     });
   }
 
-  template <Fold kFold, class Acc>
-  void fill_columns(const Tensor& x, const double* centres) {
+  template <Fold kFold, class Acc, class T>
+  void fill_columns(const Tensor& x, int64_t stride, const double* centres) {
     const ReduceLayout& l = layout_;
     // Rows in groups: a total stays in its register for all of them.
     constexpr int64_t kColumns = 1024, kRows = 16, kGroup = 4;
-    const int64_t columns = l.kept.back(), stride = l.kept_x.back();
+    const int64_t columns = l.kept.back();
     const int64_t blocks = (columns + kColumns - 1) / kColumns;
     const int64_t outer = l.outputs / columns;
     double* const partial = values_.data<double>();
     // Tasks next to each other read memory next to each other.
     const int64_t work = std::min(l.count, chunk_) * std::min(columns, kColumns);
     const int64_t grain = std::max<int64_t>(1, 16384 / work);
-    const bool direct = reads_bf16<kFold, Acc>(x, stride);
     parallel_for(outer * chunks_ * blocks, grain, [&](int64_t begin, int64_t end) HWY_ATTR {
-      HWY_ALIGN Acc buffers[kGroup][kColumns], totals[kColumns], centre[kColumns];
+      HWY_ALIGN T buffers[kGroup][kColumns];
+      HWY_ALIGN Acc totals[kColumns], centre[kColumns];
       for (int64_t task = begin; task < end; ++task) {
         const int64_t block = task % blocks, chunk = task / blocks % chunks_;
         const int64_t row = task / blocks / chunks_;
@@ -235,23 +235,13 @@ class Partials {
           const int64_t until = std::min(last, r + kRows);
           while (r < until) {
             const int64_t group = std::min(kGroup, until - r);
-            const Acc* p[kGroup];
-            const bf16* narrow[kGroup];
+            const T* p[kGroup];
             for (int64_t k = 0; k < group; ++k, ++r, rows.next()) {
-              const int64_t offset = base + rows.offset();
-              if (direct) {
-                narrow[k] = x.data<bf16>() + offset;
-              } else {
-                p[k] = read_block(x, offset, stride, n, buffers[k]);
-              }
+              p[k] = read_block(x, base + rows.offset(), stride, n, buffers[k]);
             }
-            const auto add = [&](auto count) HWY_ATTR {
-              if constexpr (kMayReadBf16<kFold, Acc>) {
-                if (direct) fold_rows<kFold, Acc>(narrow, count, n, centre, totals);
-              }
-              if (!direct) fold_rows<kFold, Acc>(p, count, n, centre, totals);
-            };
-            group == kGroup ? add(std::integral_constant<int64_t, kGroup>()) : add(group);
+            // A whole group has its length known to the compiler.
+            group == kGroup ? fold_rows<kFold, Acc>(p, kGroup, n, centre, totals)
+                            : fold_rows<kFold, Acc>(p, group, n, centre, totals);
           }
           for (int64_t j = 0; j < n; ++j) out[j] = join<kFold>(out[j], totals[j]);
         }
