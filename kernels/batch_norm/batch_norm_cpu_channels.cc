@@ -34,11 +34,8 @@ struct Channels {
     int64_t length = 1;
     for (int d = 2; d < t.dim(); ++d) length *= t.shape()[d];
     const Shape shape = {t.shape()[0], t.shape()[1], length};
-    if (const auto viewed = view::try_reshape(t, shape)) {
-      tensor = *viewed;
-    } else {
-      tensor = view::reshape(contiguous(t), shape);
-    }
+    const auto viewed = view::try_reshape(t, shape);
+    tensor = viewed ? *viewed : view::reshape(contiguous(t), shape);
     if (length == 1) tensor = view::transpose(tensor, 0, 2);
   }
 
@@ -120,11 +117,8 @@ double statistic(const Tensor& t, int64_t c, double missing = 0) {
 
 void set_statistic(const Tensor& t, int64_t c, double value) {
   if (!t.defined()) return;
-  if (t.dtype() == DType::f64) {
-    t.data<double>()[c] = value;
-  } else {
-    t.data<float>()[c] = static_cast<float>(value);
-  }
+  t.dtype() == DType::f64 ? t.data<double>()[c] = value
+                          : t.data<float>()[c] = static_cast<float>(value);
 }
 
 template <class Acc>
@@ -217,9 +211,8 @@ void backward(const BatchNormProblem& p) {
       dy.for_each_run(c, [&](const Run& run) HWY_ATTR {
         const Acc* HWY_RESTRICT dy_row = read_run(dy, run, dy_buffer.data());
         if (!p.training) {
-          write_run(dx, run, dx_buffer.data(),
-                    [=](int64_t i) HWY_ATTR { return dy_row[i] * scale; });
-          return;
+          return write_run(dx, run, dx_buffer.data(),
+                           [=](int64_t i) HWY_ATTR { return dy_row[i] * scale; });
         }
         const Acc* HWY_RESTRICT x_row = read_run(x, run, x_buffer.data());
         write_run(dx, run, dx_buffer.data(), [=](int64_t i) HWY_ATTR {

@@ -14,15 +14,13 @@ namespace {
 
 /// The targets of a problem's rows, and what every bound takes from it.
 struct Rows {
-  explicit Rows(const CrossEntropyProblem& p)
-      : p(p),
-        count(p.logits.shape()[0]),
-        classes(p.logits.shape()[1]),
-        u(p.dtype() == DType::f64 ? 0x1p-52 : 0x1p-24),
-        row_error(numerics::gamma(static_cast<double>(classes) + 8, u)),
-        logits(p.logits.to_vector()),
-        target(classes),
-        labels(p.labels.to_vector()) {}
+  const CrossEntropyProblem& p;
+  const int64_t count = p.logits.size(0), classes = p.logits.size(1);
+  // In f64 the reference errs as much as the variant: twice the unit roundoff.
+  const double u = p.dtype() == DType::f64 ? 0x1p-52 : 0x1p-24;
+  const double row_error = numerics::gamma(static_cast<double>(classes) + 8, u);
+  const std::vector<double> logits = p.logits.to_vector(), labels = p.labels.to_vector();
+  std::vector<double> target = std::vector<double>(classes);
 
   /// Sets `target`; false when the row is ignored.
   bool set_target(int64_t row) {
@@ -34,14 +32,6 @@ struct Rows {
     }
     return true;
   }
-
-  const CrossEntropyProblem& p;
-  const int64_t count, classes;
-  const double u;  // in f64 the reference errs as much as the variant: twice the unit roundoff
-  const double row_error;
-  const std::vector<double> logits;
-  std::vector<double> target;
-  const std::vector<double> labels;
 };
 
 /// The loss; lse is an output, too.
@@ -109,7 +99,7 @@ Expected backward(Rows& rows, const Expected& lse) {
 }  // namespace
 
 std::vector<Expected> cross_entropy_reference(const CrossEntropyProblem& p) {
-  Rows rows(p);
+  Rows rows{p};
   std::vector<Expected> result;
   Expected lse = Expected::of_size(rows.count);
   if (p.forward()) {

@@ -26,14 +26,7 @@ std::vector<int64_t> checked_indices(const IndexProblem& p) {
       const int64_t i = data[offset];
       const int64_t wrapped = p.wrap_negative && i < 0 ? i + size : i;
       if (wrapped < 0 || wrapped >= size) [[unlikely]] {
-        // The position as a list of indices, from the row-major count of elements before it.
-        Shape position = p.index.shape();
-        int64_t rest = static_cast<int64_t>(indices.size());
-        for (int d = position.size() - 1; d >= 0; --d) {
-          const int64_t n = position[d];
-          position[d] = rest % n;
-          rest /= n;
-        }
+        const Shape position = place_of(static_cast<int64_t>(indices.size()), p.index.shape());
         WEFT_FAIL("{}: index {} at position {} is outside dimension {} of size {} of {}",
                   name(p.kind), i, position, axis, size, p.indexed());
       }

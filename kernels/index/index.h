@@ -68,6 +68,16 @@ void with_addable(DType dtype, F&& f) {
   });
 }
 
+/// The index of an element of a shape by its number in row-major order.
+inline Shape place_of(int64_t number, const Shape& shape) {
+  Shape place = shape;
+  for (int d = shape.size() - 1; d >= 0; --d) {
+    place[d] = number % shape[d];
+    number /= shape[d];
+  }
+  return place;
+}
+
 /// All indices as i64 in row-major order, wrapped if allowed; throws Error on the first one outside
 /// the axis. Every variant's first pass.
 std::vector<int64_t> checked_indices(const IndexProblem& problem);

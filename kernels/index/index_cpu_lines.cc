@@ -36,17 +36,13 @@ struct Offsets {
 };
 
 struct Lines {
-  explicit Lines(const IndexProblem& p)
-      : axis(wrap_dim(p.axis, p.x.dim(), name(p.kind))),
-        shape(p.moved()),
-        indices(checked_indices(p)),
-        by_slice(p.by_slice()),
-        count(shape[axis]),
-        x(p.x, shape, axis),
-        y(p.y, shape, axis) {
-    WEFT_ASSERT(p.x.dim() == p.y.dim() && shape.size() == p.x.dim());
-    WEFT_ASSERT(!by_slice || static_cast<int64_t>(indices.size()) == count);
-  }
+  const IndexProblem& p;
+  const int axis = wrap_dim(p.axis, p.x.dim(), name(p.kind));
+  const Shape& shape = p.moved();
+  const std::vector<int64_t> indices = checked_indices(p);
+  const bool by_slice = p.by_slice();
+  const int64_t count = shape[axis];  // elements of a line
+  const Offsets x = Offsets(p.x, shape, axis), y = Offsets(p.y, shape, axis);
 
   int64_t outer() const { return static_cast<int64_t>(x.outer.size()); }
   int64_t inner() const { return static_cast<int64_t>(x.inner.size()); }
@@ -55,13 +51,6 @@ struct Lines {
   }
   /// Whether the inner elements of an index lie side by side in x and y.
   bool are_whole() const { return by_slice && x.inner_is_contiguous && y.inner_is_contiguous; }
-
-  int axis;
-  Shape shape;  // of what is moved
-  std::vector<int64_t> indices;
-  bool by_slice;
-  int64_t count;  // elements of a line
-  Offsets x, y;
 };
 
 template <class T>
@@ -158,7 +147,9 @@ void add_narrow(const IndexProblem& p, const Lines& lines) {
 }  // namespace
 
 void index_cpu_lines(const IndexProblem& p) {
-  const Lines lines(p);
+  WEFT_ASSERT(p.x.dim() == p.y.dim() && p.moved().size() == p.x.dim());
+  const Lines lines{p};
+  WEFT_ASSERT(!lines.by_slice || static_cast<int64_t>(lines.indices.size()) == lines.count);
   if (p.adds()) {
     return with_addable(p.dtype(), [&](auto zero) {
       using T = decltype(zero);

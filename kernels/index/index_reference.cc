@@ -23,12 +23,7 @@ std::vector<Expected> index_reference(const IndexProblem& p) {
   std::vector<double> magnitude(y.values.size()), additions(y.values.size());
   for (size_t e = 0; e < y.values.size(); ++e) magnitude[e] = std::abs(y.values[e]);
   for (int64_t k = 0; k < numel(shape); ++k) {
-    Shape at = shape;
-    int64_t rest = k;
-    for (int d = shape.size() - 1; d >= 0; --d) {
-      at[d] = rest % shape[d];
-      rest /= shape[d];
-    }
+    const Shape at = place_of(k, shape);
     Shape there = at;
     there[axis] = indices[p.by_slice() ? at[axis] : k];
     const double value = x[row_major_offset(p.reads() ? there : at, p.x.shape())];

@@ -22,19 +22,10 @@ namespace {
 /// gamma or beta as Acc, or `otherwise` everywhere when absent.
 template <class Acc>
 std::vector<Acc> vector_or(const Tensor& t, int64_t n, Acc otherwise) {
-  std::vector<Acc> result(n, otherwise);
-  if (!t.defined()) return result;
-  const Acc* p = read_row(t.dtype(), t.raw(), 0, t.strides()[0], n, result.data());
-  if (p != result.data()) std::copy(p, p + n, result.data());
-  return result;
-}
-
-template <class Acc>
-void add_rows(const Acc* a, const Acc* b, int64_t n, Acc* out) {
-  const hn::ScalableTag<Acc> d;
-  for_each_vector(d, n, [&](size_t i, size_t m) HWY_ATTR {
-    store_part(d, hn::Add(load_part(d, a + i, m), load_part(d, b + i, m)), out + i, m);
-  });
+  std::vector<Acc> buffer(n, otherwise);
+  if (!t.defined()) return buffer;
+  const Acc* const p = read_row(t.dtype(), t.raw(), 0, t.strides()[0], n, buffer.data());
+  return std::vector<Acc>(p, p + n);
 }
 
 template <class Acc>
@@ -43,6 +34,7 @@ void forward(const LayerNormProblem& p, int64_t rows, int64_t n, int64_t grain) 
   using V = hn::Vec<decltype(d)>;
   const Rows x(p.x), residual(p.residual), sum(p.sum), y(p.y);
   const Rows means = Rows::of_scalars(p.mean), rstds = Rows::of_scalars(p.rstd);
+  const Acc count = static_cast<Acc>(n);
   const bool affine = p.gamma.defined() || p.beta.defined();
   const std::vector<Acc> gamma = vector_or<Acc>(p.gamma, n, 1), beta = vector_or<Acc>(p.beta, n, 0);
   parallel_for(rows, grain, [&](int64_t begin, int64_t end) HWY_ATTR {
@@ -54,21 +46,21 @@ void forward(const LayerNormProblem& p, int64_t rows, int64_t n, int64_t grain) 
       const Acc* s = x.read(r, n, x_buffer);
       if (residual) {
         Acc* const target = sum.target(r, out_buffer);
-        add_rows(s, residual.read(r, n, residual_buffer), n, target);
+        const Acc* const other = residual.read(r, n, residual_buffer);
+        for_each_vector(d, n, [&](size_t i, size_t m) HWY_ATTR {
+          store_part(d, hn::Add(load_part(d, s + i, m), load_part(d, other + i, m)), target + i, m);
+        });
         sum.write(r, target, n);
         s = sum.read(r, n, x_buffer);
       }
-      const Acc mean =
-          sum_vectors(d, n, [&](size_t i, size_t m) HWY_ATTR { return load_part(d, s + i, m); }) /
-          static_cast<Acc>(n);
+      const auto at = [&](size_t i, size_t m) HWY_ATTR { return load_part(d, s + i, m); };
+      const Acc mean = sum_vectors(d, n, at) / count;
       const V vmean = hn::Set(d, mean);
-      const Acc variance = sum_vectors(d, n,
-                                       [&](size_t i, size_t m) HWY_ATTR {
-                                         const V c = hn::Sub(load_part(d, s + i, m), vmean);
-                                         return hn::Mul(c, c);
-                                       }) /
-                           static_cast<Acc>(n);
-      const Acc rstd = 1 / std::sqrt(variance + static_cast<Acc>(p.eps));
+      const Acc squares = sum_vectors(d, n, [&](size_t i, size_t m) HWY_ATTR {
+        const V c = hn::Sub(at(i, m), vmean);
+        return hn::Mul(c, c);
+      });
+      const Acc rstd = 1 / std::sqrt(squares / count + static_cast<Acc>(p.eps));
       if (means) {
         means.scalar<Acc>(r) = mean;
         rstds.scalar<Acc>(r) = rstd;
@@ -77,14 +69,13 @@ void forward(const LayerNormProblem& p, int64_t rows, int64_t n, int64_t grain) 
       Acc* const out = y.target(r, out_buffer);
       if (affine) {
         for_each_vector(d, n, [&](size_t i, size_t m) HWY_ATTR {
-          const V h = hn::Mul(hn::Sub(load_part(d, s + i, m), vmean), vrstd);
+          const V h = hn::Mul(hn::Sub(at(i, m), vmean), vrstd);
           const V g = load_part(d, gamma.data() + i, m), b = load_part(d, beta.data() + i, m);
           store_part(d, hn::Add(hn::Mul(h, g), b), out + i, m);
         });
       } else {
         for_each_vector(d, n, [&](size_t i, size_t m) HWY_ATTR {
-          const V h = hn::Mul(hn::Sub(load_part(d, s + i, m), vmean), vrstd);
-          store_part(d, h, out + i, m);
+          store_part(d, hn::Mul(hn::Sub(at(i, m), vmean), vrstd), out + i, m);
         });
       }
       y.write(r, out, n);
@@ -176,11 +167,10 @@ void layer_norm_rows(const LayerNormProblem& p) {
   WEFT_ASSERT(n > 0);
   const int64_t rows = p.x.numel() / n;
   const int64_t grain = std::max<int64_t>(1, 16384 / n);
-  if (p.dtype() == DType::f64) {
-    p.backward() ? backward<double>(p, rows, n) : forward<double>(p, rows, n, grain);
-  } else {
-    p.backward() ? backward<float>(p, rows, n) : forward<float>(p, rows, n, grain);
-  }
+  const auto run = [&]<class Acc>(Acc) {
+    p.backward() ? backward<Acc>(p, rows, n) : forward<Acc>(p, rows, n, grain);
+  };
+  p.dtype() == DType::f64 ? run(0.0) : run(0.0f);
 }
 
 }  // namespace

@@ -24,19 +24,15 @@ namespace {
 
 /// Sizes of a problem and the layout of its split planes.
 struct Geometry {
-  explicit Geometry(const Pool2dProblem& p)
-      : H(p.image().shape()[2]),
-        W(p.image().shape()[3]),
-        P(p.result().shape()[2]),
-        Q(p.result().shape()[3]),
-        kernel(p.kernel),
-        stride(p.stride),
-        padding(p.padding),
-        dilation(p.dilation),
-        pitch(phase_length(Q, 1)),
-        phase_size(phase_length(P, 0) * pitch),
-        split_size(stride[0] * stride[1] * phase_size),
-        outputs(P > 0 && Q > 0 ? (P - 1) * pitch + Q : 0) {}
+  const Pool2dProblem& p;
+  const int64_t H = p.image().size(2), W = p.image().size(3);
+  const int64_t P = p.result().size(2), Q = p.result().size(3);
+  const std::array<int64_t, 2>&kernel = p.kernel, &stride = p.stride;
+  const std::array<int64_t, 2>&padding = p.padding, &dilation = p.dilation;
+  const int64_t pitch = phase_length(Q, 1);  // from a row of a phase, or of outputs, to the next
+  const int64_t phase_size = phase_length(P, 0) * pitch;
+  const int64_t split_size = stride[0] * stride[1] * phase_size;     // of all phases
+  const int64_t outputs = P > 0 && Q > 0 ? (P - 1) * pitch + Q : 0;  // of a plane, at their pitch
 
   int64_t size(int d) const { return d == 0 ? H : W; }
   /// Rows or columns of a phase: room for the image and for what `windows` windows read.
@@ -85,13 +81,6 @@ struct Geometry {
     }
     return values;
   }
-
-  int64_t H, W, P, Q;
-  std::array<int64_t, 2> kernel, stride, padding, dilation;
-  int64_t pitch;       // from a row of a phase, or of outputs, to the next
-  int64_t phase_size;  // elements of a phase
-  int64_t split_size;  // of all phases
-  int64_t outputs;     // of a plane, at their pitch
 };
 
 /// One row of the image into its split place, or back (kJoin); `split` is that row's.
@@ -162,20 +151,16 @@ using PositionOf = hn::TFromD<hn::RebindToSigned<hn::ScalableTag<Acc>>>;
 /// What every plane of a problem has in common; lists are at the outputs' pitch.
 template <class Acc>
 struct MaxPlan {
-  MaxPlan(const Geometry& g, int64_t slack)
-      : terms(terms_of(g)),
-        first(g.at_pitch<PositionOf<Acc>>(0, slack,
-                                          [&](int64_t o, int64_t q) {
-                                            return g.first_inside(o, 0) * g.W +
-                                                   g.first_inside(q, 1);
-                                          })),
-        moved(g.at_pitch<PositionOf<Acc>>(0, slack, [&](int64_t o, int64_t q) {
-          return o * g.stride[0] * g.W + q * g.stride[1];
-        })) {}
-
-  std::vector<Term> terms;
-  std::vector<PositionOf<Acc>> first;  // position inside the image of every window
-  std::vector<PositionOf<Acc>> moved;  // what an output adds to the position of a term
+  const Geometry& g;
+  int64_t slack;
+  std::vector<Term> terms = terms_of(g);
+  // Position inside the image of every window.
+  std::vector<PositionOf<Acc>> first = g.at_pitch<PositionOf<Acc>>(
+      0, slack,
+      [this](int64_t o, int64_t q) { return g.first_inside(o, 0) * g.W + g.first_inside(q, 1); });
+  // What an output adds to the position of a term.
+  std::vector<PositionOf<Acc>> moved = g.at_pitch<PositionOf<Acc>>(
+      0, slack, [this](int64_t o, int64_t q) { return o * g.stride[0] * g.W + q * g.stride[1]; });
 };
 
 /// Maxima of a split plane and, if asked, where they lie.
@@ -267,10 +252,10 @@ void close_ranks(const Geometry& g, const T* pitched, To* dense) {
 
 template <class Acc>
 void forward(const Pool2dProblem& p) {
-  const Geometry g(p);
+  const Geometry g{p};
   const bool is_max = p.kind == PoolKind::kMax;
   const int64_t slack = hn::Lanes(hn::ScalableTag<Acc>());
-  const MaxPlan<Acc> plan(g, slack);
+  const MaxPlan<Acc> plan{g, slack};
   const std::vector<Acc> counts =
       is_max ? std::vector<Acc>() : counts_of<Acc>(g, p.count_include_pad, slack);
   struct Buffers {
@@ -304,7 +289,7 @@ void forward(const Pool2dProblem& p) {
 
 template <class Acc>
 void max_backward(const Pool2dProblem& p) {
-  const Geometry g(p);
+  const Geometry g{p};
   const int32_t* indices = p.indices.data<int32_t>();
   struct Buffers {
     std::vector<Acc> sums, plane;
@@ -326,7 +311,7 @@ void max_backward(const Pool2dProblem& p) {
 
 template <class Acc>
 void average_backward(const Pool2dProblem& p) {
-  const Geometry g(p);
+  const Geometry g{p};
   const std::vector<Term> terms = terms_of(g);
   const std::vector<Acc> counts = counts_of<Acc>(g, p.count_include_pad, 0);
   struct Buffers {

@@ -60,55 +60,47 @@ double quantile(double p) {
 }
 
 /// The four elements of a block.
-class Sampler {
- public:
-  explicit Sampler(const RandomProblem& problem)
-      : p_(problem),
-        below_(cdf((problem.low - problem.mean) / problem.std)),
-        above_(cdf((problem.high - problem.mean) / problem.std)) {}
+struct Sampler {
+  const RandomProblem& p;
+  const double below = cdf((p.low - p.mean) / p.std), above = cdf((p.high - p.mean) / p.std);
 
   void draw(uint64_t block, double (&out)[4]) const {
-    const auto words = philox4x32(p_.seed, p_.stream, p_.offset + block);
-    if (p_.distribution == Distribution::kNormal) {
+    const auto words = philox4x32(p.seed, p.stream, p.offset + block);
+    if (p.distribution == Distribution::kNormal) {
       for (int i = 0; i < 4; i += 2) {
         const double radius = std::sqrt(-2 * std::log(unit(words[i])));
         const double angle = 2 * std::numbers::pi * unit(words[i + 1]);
-        out[i] = p_.mean + p_.std * radius * std::cos(angle);
-        out[i + 1] = p_.mean + p_.std * radius * std::sin(angle);
+        out[i] = p.mean + p.std * radius * std::cos(angle);
+        out[i + 1] = p.mean + p.std * radius * std::sin(angle);
       }
       return;
     }
     for (int i = 0; i < 4; ++i) out[i] = from_unit(unit(words[i]));
   }
 
- private:
   double from_unit(double u) const {
-    switch (p_.distribution) {
+    switch (p.distribution) {
       case Distribution::kUniform: {
-        const double x = p_.low + (p_.high - p_.low) * u;
-        return x < p_.high ? x : std::nextafter(p_.high, p_.low);
+        const double x = p.low + (p.high - p.low) * u;
+        return x < p.high ? x : std::nextafter(p.high, p.low);
       }
       case Distribution::kTruncNormal:
-        return std::clamp(p_.mean + p_.std * quantile(below_ + (above_ - below_) * u), p_.low,
-                          p_.high);
+        return std::clamp(p.mean + p.std * quantile(below + (above - below) * u), p.low, p.high);
       case Distribution::kBernoulli:
-        return u < p_.p ? 1 : 0;
+        return u < p.p ? 1 : 0;
       case Distribution::kIntegers:
-        return p_.low + std::floor(u * (p_.high - p_.low));
+        return p.low + std::floor(u * (p.high - p.low));
       default:
         WEFT_ASSERT(false);
     }
   }
-
-  const RandomProblem& p_;
-  double below_, above_;
 };
 
 }  // namespace
 
 void random_cpu_philox(const RandomProblem& p) {
   const Tensor y = contiguous_output(p.y);
-  const Sampler sampler(p);
+  const Sampler sampler{p};
   const int64_t n = y.numel();
   visit_dtype(y.dtype(), [&](auto tag) {
     using T = typename decltype(tag)::type;
