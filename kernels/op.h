@@ -255,6 +255,13 @@ void dispatch(const Op<Problem>& op, const Problem& problem) {
 
 }  // namespace weft::kernels
 
+/// What every op's header declares: NAME(problem), which dispatches, the op with its variants, and
+/// what they should give.
+#define WEFT_DECLARE_OP(name, Problem) \
+  void name(const Problem& problem);   \
+  const Op<Problem>& name##_op();      \
+  std::vector<Expected> name##_reference(const Problem& problem)
+
 // A row of an op's list is WEFT_VARIANT(name, device, dtypes, fits); kernels/op_list_inl.h makes an
 // op of the rows. The variant is a function `void name(const Problem&)` in weft::kernels: a row
 // without one is a link error.

@@ -50,11 +50,9 @@ struct AdamProblem {
   std::string describe() const;
 };
 
-void adam(const AdamProblem& problem);
+WEFT_DECLARE_OP(adam, AdamProblem);
 /// The problem's scalars, step and all, as its kernel on a CUDA device reads them: u8 on the CPU,
 /// of a size that depends on the dtype alone.
 Tensor adam_constants(const AdamProblem& problem);
-const Op<AdamProblem>& adam_op();
-std::vector<Expected> adam_reference(const AdamProblem& problem);
 
 }  // namespace weft::kernels

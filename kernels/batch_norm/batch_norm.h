@@ -37,9 +37,7 @@ struct BatchNormProblem {
   std::string describe() const;
 };
 
-void batch_norm(const BatchNormProblem& problem);
-const Op<BatchNormProblem>& batch_norm_op();
-std::vector<Expected> batch_norm_reference(const BatchNormProblem& problem);
+WEFT_DECLARE_OP(batch_norm, BatchNormProblem);
 
 /// running = (1 - momentum) running + momentum batch, in place, for both statistics; the variance
 /// that enters is the unbiased one, variance M / (M - 1), of M > 1 elements a channel. All four

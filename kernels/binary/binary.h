@@ -81,8 +81,6 @@ using BinaryLoop = void (*)(const void* a, const void* b, void* y, int64_t n, do
 /// transcendental functions. Null for others.
 BinaryLoop binary_scalar_loop(BinaryOp op, DType type);
 
-void binary(const BinaryProblem& problem);
-const Op<BinaryProblem>& binary_op();
-std::vector<Expected> binary_reference(const BinaryProblem& problem);
+WEFT_DECLARE_OP(binary, BinaryProblem);
 
 }  // namespace weft::kernels

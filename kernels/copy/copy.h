@@ -21,9 +21,7 @@ struct CopyProblem {
   std::string describe() const;
 };
 
-void copy(const CopyProblem& problem);
-const Op<CopyProblem>& copy_op();
-std::vector<Expected> copy_reference(const CopyProblem& problem);
+WEFT_DECLARE_OP(copy, CopyProblem);
 
 /// Whether x and y have one dtype and unit strides in two different dimensions.
 bool is_transposition(const CopyProblem& problem);

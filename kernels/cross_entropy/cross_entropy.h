@@ -42,8 +42,6 @@ struct CrossEntropyProblem {
   std::string describe() const;
 };
 
-void cross_entropy(const CrossEntropyProblem& problem);
-const Op<CrossEntropyProblem>& cross_entropy_op();
-std::vector<Expected> cross_entropy_reference(const CrossEntropyProblem& problem);
+WEFT_DECLARE_OP(cross_entropy, CrossEntropyProblem);
 
 }  // namespace weft::kernels

@@ -33,8 +33,6 @@ struct DropoutProblem {
   std::string describe() const;
 };
 
-void dropout(const DropoutProblem& problem);
-const Op<DropoutProblem>& dropout_op();
-std::vector<Expected> dropout_reference(const DropoutProblem& problem);
+WEFT_DECLARE_OP(dropout, DropoutProblem);
 
 }  // namespace weft::kernels

@@ -16,8 +16,6 @@ struct FillProblem {
   std::string describe() const;
 };
 
-void fill(const FillProblem& problem);
-const Op<FillProblem>& fill_op();
-std::vector<Expected> fill_reference(const FillProblem& problem);
+WEFT_DECLARE_OP(fill, FillProblem);
 
 }  // namespace weft::kernels

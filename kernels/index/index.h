@@ -55,9 +55,7 @@ inline bool index_is_supported(const IndexProblem& p) {
   return !p.adds() || kIndexAddTypes.contains(p.dtype());
 }
 
-void index(const IndexProblem& problem);
-const Op<IndexProblem>& index_op();
-std::vector<Expected> index_reference(const IndexProblem& problem);
+WEFT_DECLARE_OP(index, IndexProblem);
 
 /// Calls f with a zero of the C++ type of one of kIndexAddTypes.
 template <class F>

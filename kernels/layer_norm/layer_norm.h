@@ -55,8 +55,6 @@ struct LayerNormProblem {
 /// every gradient. The library was found, and has a plan.
 bool layer_norm_fits_cudnn(const LayerNormProblem& problem);
 
-void layer_norm(const LayerNormProblem& problem);
-const Op<LayerNormProblem>& layer_norm_op();
-std::vector<Expected> layer_norm_reference(const LayerNormProblem& problem);
+WEFT_DECLARE_OP(layer_norm, LayerNormProblem);
 
 }  // namespace weft::kernels

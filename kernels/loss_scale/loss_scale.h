@@ -23,8 +23,6 @@ struct LossScaleProblem {
   std::string describe() const;
 };
 
-void loss_scale(const LossScaleProblem& problem);
-const Op<LossScaleProblem>& loss_scale_op();
-std::vector<Expected> loss_scale_reference(const LossScaleProblem& problem);
+WEFT_DECLARE_OP(loss_scale, LossScaleProblem);
 
 }  // namespace weft::kernels

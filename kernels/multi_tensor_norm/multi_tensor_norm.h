@@ -21,8 +21,6 @@ struct MultiTensorNormProblem {
   std::string describe() const;
 };
 
-void multi_tensor_norm(const MultiTensorNormProblem& problem);
-const Op<MultiTensorNormProblem>& multi_tensor_norm_op();
-std::vector<Expected> multi_tensor_norm_reference(const MultiTensorNormProblem& problem);
+WEFT_DECLARE_OP(multi_tensor_norm, MultiTensorNormProblem);
 
 }  // namespace weft::kernels

@@ -32,8 +32,6 @@ struct MultiTensorScaleProblem {
   std::string describe() const;
 };
 
-void multi_tensor_scale(const MultiTensorScaleProblem& problem);
-const Op<MultiTensorScaleProblem>& multi_tensor_scale_op();
-std::vector<Expected> multi_tensor_scale_reference(const MultiTensorScaleProblem& problem);
+WEFT_DECLARE_OP(multi_tensor_scale, MultiTensorScaleProblem);
 
 }  // namespace weft::kernels

@@ -46,9 +46,7 @@ struct Pool2dProblem {
   std::string describe() const;
 };
 
-void pool2d(const Pool2dProblem& problem);
-const Op<Pool2dProblem>& pool2d_op();
-std::vector<Expected> pool2d_reference(const Pool2dProblem& problem);
+WEFT_DECLARE_OP(pool2d, Pool2dProblem);
 
 /// floor (or ceil) of (size + 2 padding - dilation (kernel - 1) - 1) / stride, plus 1. With
 /// ceil_mode a last window that would start in the padding behind the image is left out, as in

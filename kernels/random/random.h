@@ -41,8 +41,6 @@ inline bool random_fits_cuda(const RandomProblem& p) {
   return p.distribution != Distribution::kTruncNormal;
 }
 
-void random(const RandomProblem& problem);
-const Op<RandomProblem>& random_op();
-std::vector<Expected> random_reference(const RandomProblem& problem);
+WEFT_DECLARE_OP(random, RandomProblem);
 
 }  // namespace weft::kernels

@@ -47,8 +47,6 @@ struct ReduceProblem {
   std::string describe() const;
 };
 
-void reduce(const ReduceProblem& problem);
-const Op<ReduceProblem>& reduce_op();
-std::vector<Expected> reduce_reference(const ReduceProblem& problem);
+WEFT_DECLARE_OP(reduce, ReduceProblem);
 
 }  // namespace weft::kernels

@@ -37,8 +37,6 @@ struct SgdProblem {
   std::string describe() const;
 };
 
-void sgd(const SgdProblem& problem);
-const Op<SgdProblem>& sgd_op();
-std::vector<Expected> sgd_reference(const SgdProblem& problem);
+WEFT_DECLARE_OP(sgd, SgdProblem);
 
 }  // namespace weft::kernels

@@ -33,8 +33,6 @@ struct SoftmaxProblem {
 /// library was found.
 bool softmax_fits_cudnn(const SoftmaxProblem& problem);
 
-void softmax(const SoftmaxProblem& problem);
-const Op<SoftmaxProblem>& softmax_op();
-std::vector<Expected> softmax_reference(const SoftmaxProblem& problem);
+WEFT_DECLARE_OP(softmax, SoftmaxProblem);
 
 }  // namespace weft::kernels

@@ -83,8 +83,6 @@ using UnaryLoop = void (*)(const void* x, void* y, int64_t n, double alpha);
 /// Null for others.
 UnaryLoop unary_libm_loop(UnaryOp op, DType type);
 
-void unary(const UnaryProblem& problem);
-const Op<UnaryProblem>& unary_op();
-std::vector<Expected> unary_reference(const UnaryProblem& problem);
+WEFT_DECLARE_OP(unary, UnaryProblem);
 
 }  // namespace weft::kernels

@@ -18,8 +18,6 @@ struct WhereProblem {
 };
 
 bool has_one_dtype(const WhereProblem& problem);
-void where(const WhereProblem& problem);
-const Op<WhereProblem>& where_op();
-std::vector<Expected> where_reference(const WhereProblem& problem);
+WEFT_DECLARE_OP(where, WhereProblem);
 
 }  // namespace weft::kernels
