@@ -23,15 +23,6 @@
 namespace weft::kernels {
 namespace {
 
-using Real = long double;
-
-/// A value, its absolute error in u, and in smallest subnormals of f32.
-struct Approximate {
-  Real value = 0;
-  Real units = 0;
-  Real subnormals = 0;
-};
-
 bool is_exact(BinaryOp op) { return op != BinaryOp::kPow && op < BinaryOp::kSigmoidGrad; }
 
 /// A case of a switch over ops.
@@ -63,8 +54,6 @@ double exact(BinaryOp op, double a, double b, double alpha, DType type) {
       WEFT_ASSERT(false);
   }
 }
-
-Real sigmoid(Real x) { return 1 / (1 + std::exp(-x)); }
 
 Approximate approximate(BinaryOp op, Real a, Real b, bool f64) {
   // Beyond 1000 every tail has vanished.
@@ -127,9 +116,7 @@ std::vector<Expected> binary_reference(const BinaryProblem& p) {
       const double value = static_cast<double>(y.value);
       const double stored = as_stored(rounded_to(value, type), DType::f64, to);
       if (std::isfinite(stored)) {
-        const double error = static_cast<double>(y.units * (f64 ? 0x1p-53L : 0x1p-24L) +
-                                                 y.subnormals * (f64 ? 0x1p-1074L : 0x1p-149L));
-        expected.add(value, numerics::stored_bound(value, error, to));
+        expected.add(value, numerics::stored_bound(value, y.error(f64), to));
       } else {
         expected.add(stored, 0);  // overflow and NaN
       }

@@ -73,43 +73,43 @@ void copy_tiles(const Walk& walk, const Word* x, Word* y) {
   }
   const int64_t strips = (size_a + kTile - 1) / kTile;
   const int64_t elements = std::max<int64_t>(1, std::min(kTile, size_a) * size_b);
-  parallel_for(numel(outer) * strips, std::max<int64_t>(1, 32768 / elements),
-               [&](int64_t begin, int64_t end) {
-                 alignas(64) Word tile[kTile * kTile];  // (a, b)
-                 for (int64_t task = begin; task < end; ++task) {
-                   const Word* source = x;
-                   Word* target = y;
-                   int64_t rest = task / strips;
-                   for (int d = outer.size() - 1; d >= 0; --d) {
-                     source += rest % outer[d] * x_outer[d];
-                     target += rest % outer[d] * y_outer[d];
-                     rest /= outer[d];
-                   }
-                   const int64_t a0 = task % strips * kTile, na = std::min(kTile, size_a - a0);
-                   source += a0;
-                   target += a0 * y_stride;
-                   for (int64_t b0 = 0; b0 < size_b; b0 += kTile) {
-                     const int64_t nb = std::min(kTile, size_b - b0);
-                     if (na == kTile && nb == kTile) {
-                       for (int64_t j = 0; j < kTile; j += kSquare<Word>) {
-                         for (int64_t i = 0; i < kTile; i += kSquare<Word>) {
-                           transpose_square(source + (b0 + j) * x_stride + i, x_stride,
-                                            tile + i * kTile + j, kTile);
-                         }
-                       }
-                       for (int64_t i = 0; i < kTile; ++i) {
-                         std::copy_n(tile + i * kTile, kTile, target + i * y_stride + b0);
-                       }
-                     } else {
-                       for (int64_t i = 0; i < na; ++i) {
-                         for (int64_t j = 0; j < nb; ++j) {
-                           target[i * y_stride + b0 + j] = source[i + (b0 + j) * x_stride];
-                         }
-                       }
-                     }
-                   }
-                 }
-               });
+  const int64_t grain = std::max<int64_t>(1, 32768 / elements);
+  parallel_for(numel(outer) * strips, grain, [&](int64_t begin, int64_t end) {
+    alignas(64) Word tile[kTile * kTile];  // (a, b)
+    for (int64_t task = begin; task < end; ++task) {
+      const Word* source = x;
+      Word* target = y;
+      int64_t rest = task / strips;
+      for (int d = outer.size() - 1; d >= 0; --d) {
+        source += rest % outer[d] * x_outer[d];
+        target += rest % outer[d] * y_outer[d];
+        rest /= outer[d];
+      }
+      const int64_t a0 = task % strips * kTile, na = std::min(kTile, size_a - a0);
+      source += a0;
+      target += a0 * y_stride;
+      for (int64_t b0 = 0; b0 < size_b; b0 += kTile) {
+        const int64_t nb = std::min(kTile, size_b - b0);
+        if (na == kTile && nb == kTile) {
+          for (int64_t j = 0; j < kTile; j += kSquare<Word>) {
+            for (int64_t i = 0; i < kTile; i += kSquare<Word>) {
+              transpose_square(source + (b0 + j) * x_stride + i, x_stride, tile + i * kTile + j,
+                               kTile);
+            }
+          }
+          for (int64_t i = 0; i < kTile; ++i) {
+            std::copy_n(tile + i * kTile, kTile, target + i * y_stride + b0);
+          }
+        } else {
+          for (int64_t i = 0; i < na; ++i) {
+            for (int64_t j = 0; j < nb; ++j) {
+              target[i * y_stride + b0 + j] = source[i + (b0 + j) * x_stride];
+            }
+          }
+        }
+      }
+    }
+  });
 }
 
 }  // namespace

@@ -27,6 +27,20 @@ inline double as_stored(double value, DType from, DType to) {
   return std::clamp(std::trunc(value), low, high);
 }
 
+using Real = long double;
+
+inline Real sigmoid(Real x) { return 1 / (1 + std::exp(-x)); }
+
+/// A value and its error: in units of f32's roundoff (f64's), and in its smallest subnormals.
+struct Approximate {
+  Real value = 0, units = 0, subnormals = 0;
+
+  double error(bool f64) const {
+    return static_cast<double>(units * (f64 ? 0x1p-53L : 0x1p-24L) +
+                               subnormals * (f64 ? 0x1p-1074L : 0x1p-149L));
+  }
+};
+
 /// A result rounded to the arithmetic type: to f32, or left alone.
 inline double rounded_to(double value, DType arithmetic_type) {
   return arithmetic_type == DType::f32 ? static_cast<double>(static_cast<float>(value)) : value;

@@ -217,15 +217,12 @@ std::vector<Acc> counts_of(const Geometry& g, bool include_pad, int64_t slack) {
   });
 }
 
-/// Calls f(plane) for every plane (n, c), several to a chunk: about 2^15 elements, whatever the
-/// number of threads. `make` makes what a chunk works in.
-template <class Make, class F>
-void for_each_plane(const Pool2dProblem& p, const Geometry& g, Make&& make, F&& f) {
+/// Calls f(begin, end) for chunks of planes (n, c): about 2^15 elements, whatever the number of
+/// threads.
+template <class F>
+void for_each_chunk(const Geometry& g, F&& f) {
   const int64_t grain = std::max<int64_t>(1, (1 << 15) / std::max<int64_t>(1, g.H * g.W));
-  parallel_for(p.image().shape()[0] * p.image().shape()[1], grain, [&](int64_t begin, int64_t end) {
-    auto buffers = make();
-    for (int64_t plane = begin; plane < end; ++plane) f(plane, buffers);
-  });
+  parallel_for(g.p.image().size(0) * g.p.image().size(1), grain, f);
 }
 
 /// Calls f(h, row) for the rows of a plane of t, widened; `buffer` has room for the plane.
@@ -258,32 +255,28 @@ void forward(const Pool2dProblem& p) {
   const MaxPlan<Acc> plan{g, slack};
   const std::vector<Acc> counts =
       is_max ? std::vector<Acc>() : counts_of<Acc>(g, p.count_include_pad, slack);
-  struct Buffers {
-    std::vector<Acc> split, plane, pitched, out;
-    std::vector<PositionOf<Acc>> where;
-  };
-  const auto make = [&] {
-    const Acc outside = is_max ? -std::numeric_limits<Acc>::infinity() : Acc{0};
-    return Buffers{std::vector<Acc>(g.split_size + slack, outside), std::vector<Acc>(g.H * g.W),
-                   std::vector<Acc>(g.outputs + slack), std::vector<Acc>(g.P * g.Q),
-                   std::vector<PositionOf<Acc>>(g.outputs + slack)};
-  };
-  for_each_plane(p, g, make, [&](int64_t plane, Buffers& b) {
-    for_each_row(p.x, plane, b.plane.data(), [&](int64_t h, const Acc* row) {
-      split_row<false, Acc>(g, row, b.split.data() + g.split_row(h));
-    });
-    const int64_t first = plane * g.P * g.Q;
-    if (!is_max) {
-      average_plane(g, plan.terms, counts, b.split.data(), b.pitched.data());
-    } else if (p.indices.defined()) {
-      max_plane<true>(g, plan, b.split.data(), b.pitched.data(), b.where.data());
-      close_ranks(g, b.where.data(), p.indices.data<int32_t>() + first);
-    } else {
-      max_plane<false>(g, plan, b.split.data(), b.pitched.data(), b.where.data());
+  const Acc outside = is_max ? -std::numeric_limits<Acc>::infinity() : Acc{0};
+  for_each_chunk(g, [&](int64_t begin, int64_t end) {
+    std::vector<Acc> split(g.split_size + slack, outside), image(g.H * g.W);
+    std::vector<Acc> pitched(g.outputs + slack), out(g.P * g.Q);
+    std::vector<PositionOf<Acc>> where(g.outputs + slack);
+    for (int64_t plane = begin; plane < end; ++plane) {
+      for_each_row(p.x, plane, image.data(), [&](int64_t h, const Acc* row) {
+        split_row<false, Acc>(g, row, split.data() + g.split_row(h));
+      });
+      const int64_t first = plane * g.P * g.Q;
+      if (!is_max) {
+        average_plane(g, plan.terms, counts, split.data(), pitched.data());
+      } else if (p.indices.defined()) {
+        max_plane<true>(g, plan, split.data(), pitched.data(), where.data());
+        close_ranks(g, where.data(), p.indices.data<int32_t>() + first);
+      } else {
+        max_plane<false>(g, plan, split.data(), pitched.data(), where.data());
+      }
+      Acc* y = row_target(p.y.dtype(), p.y.raw(), first, 1, out.data());
+      close_ranks(g, pitched.data(), y);
+      write_row(y, g.P * g.Q, p.y.dtype(), p.y.raw(), first, 1);
     }
-    Acc* out = row_target(p.y.dtype(), p.y.raw(), first, 1, b.out.data());
-    close_ranks(g, b.pitched.data(), out);
-    write_row(out, g.P * g.Q, p.y.dtype(), p.y.raw(), first, 1);
   });
 }
 
@@ -291,21 +284,18 @@ template <class Acc>
 void max_backward(const Pool2dProblem& p) {
   const Geometry g{p};
   const int32_t* indices = p.indices.data<int32_t>();
-  struct Buffers {
-    std::vector<Acc> sums, plane;
-  };
-  const auto make = [&] {
-    return Buffers{std::vector<Acc>(g.H * g.W), std::vector<Acc>(g.P * g.Q)};
-  };
-  for_each_plane(p, g, make, [&](int64_t plane, Buffers& b) {
-    const int64_t first = plane * g.H * g.W;
-    Acc* sums = row_target(p.dx.dtype(), p.dx.raw(), first, 1, b.sums.data());
-    std::fill_n(sums, g.H * g.W, Acc{0});
-    for_each_row(p.dy, plane, b.plane.data(), [&](int64_t o, const Acc* row) {
-      const int32_t* where = indices + (plane * g.P + o) * g.Q;
-      for (int64_t q = 0; q < g.Q; ++q) sums[where[q]] += row[q];
-    });
-    write_row(sums, g.H * g.W, p.dx.dtype(), p.dx.raw(), first, 1);
+  for_each_chunk(g, [&](int64_t begin, int64_t end) {
+    std::vector<Acc> buffer(g.H * g.W), gradients(g.P * g.Q);
+    for (int64_t plane = begin; plane < end; ++plane) {
+      const int64_t first = plane * g.H * g.W;
+      Acc* sums = row_target(p.dx.dtype(), p.dx.raw(), first, 1, buffer.data());
+      std::fill_n(sums, g.H * g.W, Acc{0});
+      for_each_row(p.dy, plane, gradients.data(), [&](int64_t o, const Acc* row) {
+        const int32_t* where = indices + (plane * g.P + o) * g.Q;
+        for (int64_t q = 0; q < g.Q; ++q) sums[where[q]] += row[q];
+      });
+      write_row(sums, g.H * g.W, p.dx.dtype(), p.dx.raw(), first, 1);
+    }
   });
 }
 
@@ -314,29 +304,25 @@ void average_backward(const Pool2dProblem& p) {
   const Geometry g{p};
   const std::vector<Term> terms = terms_of(g);
   const std::vector<Acc> counts = counts_of<Acc>(g, p.count_include_pad, 0);
-  struct Buffers {
-    std::vector<Acc> split, plane, scaled;
-  };
-  const auto make = [&] {
-    return Buffers{std::vector<Acc>(g.split_size), std::vector<Acc>(std::max(g.P * g.Q, g.W)),
-                   std::vector<Acc>(g.outputs, Acc{0})};
-  };
-  for_each_plane(p, g, make, [&](int64_t plane, Buffers& b) {
-    std::fill(b.split.begin(), b.split.end(), Acc{0});
-    for_each_row(p.dy, plane, b.plane.data(), [&](int64_t o, const Acc* dy) {
-      const int64_t at = o * g.pitch;
-      for (int64_t q = 0; q < g.Q; ++q) b.scaled[at + q] = dy[q] / counts[at + q];
-    });
-    // Backwards: an element then gets its additions in the order of the outputs. What lies between
-    // the rows adds zeros.
-    for (auto term = terms.rbegin(); term != terms.rend(); ++term) {
-      Acc* HWY_RESTRICT to = b.split.data() + term->from;
-      const Acc* HWY_RESTRICT add = b.scaled.data();
-      for (int64_t i = 0; i < g.outputs; ++i) to[i] += add[i];
-    }
-    for (int64_t h = 0; h < g.H; ++h) {
-      split_row<true, Acc>(g, b.plane.data(), b.split.data() + g.split_row(h));
-      write_row(b.plane.data(), g.W, p.dx.dtype(), p.dx.raw(), (plane * g.H + h) * g.W, 1);
+  for_each_chunk(g, [&](int64_t begin, int64_t end) {
+    std::vector<Acc> split(g.split_size), buffer(std::max(g.P * g.Q, g.W)), scaled(g.outputs);
+    for (int64_t plane = begin; plane < end; ++plane) {
+      std::ranges::fill(split, Acc{0});
+      for_each_row(p.dy, plane, buffer.data(), [&](int64_t o, const Acc* dy) {
+        const int64_t at = o * g.pitch;
+        for (int64_t q = 0; q < g.Q; ++q) scaled[at + q] = dy[q] / counts[at + q];
+      });
+      // Backwards: an element then gets its additions in the order of the outputs. What lies
+      // between the rows adds zeros.
+      for (auto term = terms.rbegin(); term != terms.rend(); ++term) {
+        Acc* HWY_RESTRICT to = split.data() + term->from;
+        const Acc* HWY_RESTRICT add = scaled.data();
+        for (int64_t i = 0; i < g.outputs; ++i) to[i] += add[i];
+      }
+      for (int64_t h = 0; h < g.H; ++h) {
+        split_row<true, Acc>(g, buffer.data(), split.data() + g.split_row(h));
+        write_row(buffer.data(), g.W, p.dx.dtype(), p.dx.raw(), (plane * g.H + h) * g.W, 1);
+      }
     }
   });
 }

@@ -25,15 +25,6 @@
 namespace weft::kernels {
 namespace {
 
-using Real = long double;
-
-/// A value, its relative error in u, and its absolute error in smallest subnormals of f32.
-struct Approximate {
-  Real value = 0;
-  double units = 0;
-  double subnormals = 0;
-};
-
 /// A case of a switch over ops.
 #define WEFT_UNARY(op, ...) \
   case UnaryOp::op:         \
@@ -65,8 +56,7 @@ double exact(UnaryOp op, double x, double alpha, DType type) {
   }
 }
 
-Real sigmoid(Real x) { return 1 / (1 + std::exp(-x)); }
-
+/// The units are those of the value itself.
 Approximate approximate(UnaryOp op, Real x, bool f64) {
   // Beyond 1000 every tail has vanished.
   const double magnitude = std::min(1000.0, static_cast<double>(std::abs(x)));
@@ -113,13 +103,12 @@ std::vector<Expected> unary_reference(const UnaryProblem& p) {
       expected.add(as_stored(value, type, p.y.dtype()), 0);
       continue;
     }
-    const Approximate y = approximate(p.op, x, f64);
+    Approximate y = approximate(p.op, x, f64);
+    y.units *= std::abs(y.value);
     const double value = static_cast<double>(y.value);
     const double stored = as_stored(value, DType::f64, p.y.dtype());
     if (std::isfinite(stored) && is_floating(p.y.dtype())) {
-      const double error = y.units * (f64 ? 0x1p-53 : 0x1p-24) * std::abs(value) +
-                           y.subnormals * (f64 ? 0x1p-1074 : 0x1p-149);
-      expected.add(value, numerics::stored_bound(value, error, p.y.dtype()));
+      expected.add(value, numerics::stored_bound(value, y.error(f64), p.y.dtype()));
     } else {
       expected.add(stored, 0);  // overflow, NaN, integers
     }
