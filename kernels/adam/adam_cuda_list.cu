@@ -1,8 +1,6 @@
 // One launch for all parameters (kernels/multi_tensor/tensor_list.cuh), 4 elements a thread at a
 // time where the tensors allow it. Memory-bound: 28 bytes a parameter with f32 gradients. The order
 // of operations is the header's, without contraction, so the bits are the CPU's.
-#include <span>
-
 #include "core/stream.h"
 #include "kernels/adam/adam.h"
 #include "kernels/adam/adam_constants.h"

@@ -9,7 +9,6 @@
 #include <cstring>
 #include <utility>
 
-#include "core/view.h"
 #include "kernels/copy/copy.h"
 #include "kernels/elementwise/walk.h"
 

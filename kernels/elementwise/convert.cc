@@ -7,9 +7,7 @@
 
 #include <algorithm>
 #include <array>
-#include <cmath>
 #include <cstring>
-#include <limits>
 #include <type_traits>
 
 #include "kernels/elementwise/convert.h"

@@ -65,11 +65,8 @@ constexpr Stored<To> convert_element(Stored<From> x) {
     return convert_element<int64_t, To>(x != 0);
   } else if constexpr (std::is_same_v<From, To>) {
     return x;
-  } else if constexpr (std::is_arithmetic_v<From> && std::is_integral_v<To>) {
-    if constexpr (std::is_integral_v<From>)
-      return static_cast<To>(x);
-    else
-      return saturate<To>(x);
+  } else if constexpr (std::is_floating_point_v<From> && std::is_integral_v<To>) {
+    return saturate<To>(x);
   } else if constexpr (std::is_arithmetic_v<From> && std::is_arithmetic_v<To>) {
     return static_cast<To>(x);
   } else if constexpr (std::is_integral_v<From>) {

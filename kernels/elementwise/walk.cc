@@ -34,18 +34,12 @@ Walk::Walk(std::initializer_list<Tensor> tensors) {
     for (int k = 0; merges && k < operands; ++k) {
       merges = strides_[k][last] == t[k].strides()[d] * t[k].shape()[d];
     }
-    if (merges) {
-      shape_[last] *= t[0].shape()[d];
-    } else {
-      shape_.push_back(t[0].shape()[d]);
+    if (!merges) {
+      shape_.push_back(1);
+      for (int k = 0; k < operands; ++k) strides_[k].push_back(0);
     }
-    for (int k = 0; k < operands; ++k) {
-      if (merges) {
-        strides_[k][last] = t[k].strides()[d];
-      } else {
-        strides_[k].push_back(t[k].strides()[d]);
-      }
-    }
+    shape_[shape_.size() - 1] *= t[0].shape()[d];
+    for (int k = 0; k < operands; ++k) strides_[k][shape_.size() - 1] = t[k].strides()[d];
   }
   if (shape_.empty()) {
     shape_.push_back(1);

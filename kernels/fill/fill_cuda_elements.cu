@@ -1,6 +1,4 @@
 // The value is converted on the host; kernels/device/pointwise.cuh writes its bits.
-#include <cstring>
-
 #include "kernels/device/pointwise.cuh"
 #include "kernels/elementwise/convert.h"
 #include "kernels/fill/fill.h"

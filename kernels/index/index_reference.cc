@@ -3,7 +3,6 @@
 // integers are exact.
 #include <cmath>
 
-#include "core/view.h"
 #include "kernels/index/index.h"
 #include "numerics/error_bounds.h"
 

@@ -8,7 +8,6 @@
 
 #include <hwy/aligned_allocator.h>
 #include <cmath>
-#include <type_traits>
 
 #include "core/parallel.h"
 #include "kernels/layer_norm/layer_norm.h"

@@ -1,8 +1,6 @@
 // Squares are summed in f64 by one block for each chunk of some tensor
 // (kernels/multi_tensor/tensor_list.cuh); one more block adds the chunks' sums, each thread every
 // 1024th in order. Memory-bound.
-#include <span>
-
 #include "core/stream.h"
 #include "kernels/multi_tensor/chunks.h"
 #include "kernels/multi_tensor/tensor_list.cuh"

@@ -1,8 +1,6 @@
 // A block for each chunk of some tensor (kernels/multi_tensor/tensor_list.cuh) scales it, notes
 // whether all of it was finite, and sums its squares in f64; one more block joins notes and sums in
 // a fixed order. Memory-bound: one read and one write of each element.
-#include <span>
-
 #include "core/stream.h"
 #include "kernels/multi_tensor/tensor_list.cuh"
 #include "kernels/multi_tensor_scale/multi_tensor_scale.h"

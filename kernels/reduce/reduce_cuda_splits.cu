@@ -97,15 +97,6 @@ struct Splits {
   int64_t outputs, count, splits, split_size;
   const double* means;     // of each output, for squares
   Partial<Acc>* partials;  // [splits, outputs]
-
-  __device__ int64_t begin(int64_t split) const { return split * split_size; }
-  __device__ int64_t end(int64_t split) const {
-    const int64_t last = begin(split) + split_size;
-    return last < count ? last : count;
-  }
-  __device__ Acc centre(int64_t output) const {
-    return kind == Kind::kSquares ? static_cast<Acc>(means[output]) : Acc{0};
-  }
 };
 
 /// What elements first, first + step, ... of a split of an output are reduced to.
@@ -113,9 +104,10 @@ template <class Acc>
 __device__ Partial<Acc> reduce_elements(const Splits<Acc>& p, int64_t output, int64_t split,
                                         int first, int step) {
   const int64_t base = p.kept.offset(output);
-  const Acc centre = p.centre(output);
+  const Acc centre = p.kind == Kind::kSquares ? static_cast<Acc>(p.means[output]) : Acc{0};
   Partial<Acc> all = nothing<Acc>(p.kind);
-  for (int64_t i = p.begin(split) + first; i < p.end(split); i += step) {
+  const int64_t end = (split + 1) * p.split_size < p.count ? (split + 1) * p.split_size : p.count;
+  for (int64_t i = split * p.split_size + first; i < end; i += step) {
     const Acc x = load_one<Acc>(p.x, base + p.reduced.offset(i));
     all = join(p.kind, all, of_element(p.kind, x, i, centre));
   }

@@ -8,7 +8,6 @@
 // of itself and the second by what e_s / n makes of it. Products are in f64. Everything else is
 // exact, and so are sums of integers below 2^24 (numerics/error_bounds.h).
 #include <cmath>
-#include <limits>
 
 #include "kernels/reduce/reduce.h"
 #include "numerics/error_bounds.h"

@@ -3,7 +3,6 @@
 // the quotient one rounding; the result is then rounded to its dtype (numerics/error_bounds.h).
 #include <cmath>
 
-#include "core/view.h"
 #include "kernels/softmax/softmax.h"
 #include "numerics/error_bounds.h"
 

@@ -2,7 +2,6 @@
 // accuracy counts and speed does not, and sin and cos need the library's reduction of large
 // arguments.
 #include <cmath>
-#include <limits>
 #include <numbers>
 
 #include "kernels/unary/unary.h"
