@@ -16,21 +16,6 @@ HWY_BEFORE_NAMESPACE();
 namespace weft::kernels::HWY_NAMESPACE {
 namespace {
 
-/// out = x * factor, unless out is null; false when some x was not finite.
-template <class Acc>
-bool scale_block(const Acc* x, int64_t n, double factor, Acc* out) {
-  const hn::ScalableTag<Acc> d;
-  const auto f = hn::Set(d, static_cast<Acc>(factor));
-  // x - x is 0 for finite x and NaN otherwise, so the sum of all is 0 or NaN.
-  auto difference = hn::Zero(d);
-  for_each_vector(d, n, [&](size_t i, size_t m) HWY_ATTR {
-    const auto v = load_part(d, x + i, m);
-    difference = hn::Add(difference, hn::Sub(v, v));
-    if (out) store_part(d, hn::Mul(v, f), out + i, m);
-  });
-  return hn::AllTrue(d, hn::Eq(difference, hn::Zero(d)));
-}
-
 /// Multiplies elements [begin, end) of a contiguous tensor by factor, in Acc arithmetic, unless it
 /// is 1; adds the squares of the elements as written to `squares`, unless that is null. Returns
 /// false when some element was infinite or NaN before.
@@ -40,19 +25,26 @@ bool scale_range(const Tensor& tensor, int64_t begin, int64_t end, double factor
   constexpr int64_t kBlock = 1024;
   HWY_ALIGN Acc buffer[kBlock];
   const DType dtype = tensor.dtype();
-  bool is_finite = true;
+  const hn::ScalableTag<Acc> d;
+  const auto f = hn::Set(d, static_cast<Acc>(factor));
+  // x - x is 0 for finite x and NaN otherwise, so the sum of all is 0 or NaN.
+  auto difference = hn::Zero(d);
   for (int64_t first = begin; first < end; first += kBlock) {
     const int64_t n = std::min(kBlock, end - first);
     const Acc* x = read_row(dtype, tensor.raw(), first, 1, n, buffer);
     Acc* const out = factor == 1 ? nullptr : row_target(dtype, tensor.raw(), first, 1, buffer);
-    is_finite &= scale_block(x, n, factor, out);
+    for_each_vector(d, n, [&](size_t i, size_t m) HWY_ATTR {
+      const auto v = load_part(d, x + i, m);
+      difference = hn::Add(difference, hn::Sub(v, v));
+      if (out) store_part(d, hn::Mul(v, f), out + i, m);
+    });
     if (out) {
       write_row(out, n, dtype, tensor.raw(), first, 1);
       if (squares) x = read_row(dtype, tensor.raw(), first, 1, n, buffer);
     }
     if (squares) squares->add(x, n);
   }
-  return is_finite;
+  return hn::AllTrue(d, hn::Eq(difference, hn::Zero(d)));
 }
 
 void multi_tensor_scale_chunks(const MultiTensorScaleProblem& p) {
