@@ -40,6 +40,13 @@ bool finish_if_empty(const GemmProblem& problem) {
   return true;
 }
 
+bool is_repeated_over_batch(const Tensor& t) {
+  for (int d = 0; d + 2 < t.dim(); ++d) {
+    if (t.size(d) != 1 && t.stride(d) != 0) return false;
+  }
+  return true;
+}
+
 void gemm(const GemmProblem& problem) { dispatch(gemm_op(), problem); }
 
 namespace {

@@ -76,6 +76,9 @@ bool gemm_is(const GemmProblem& problem) {
 /// set to 0.
 bool finish_if_empty(const GemmProblem& problem);
 
+/// Whether t [..., rows, columns] is one matrix for every index of the batch.
+bool is_repeated_over_batch(const Tensor& t);
+
 /// k whose products fp8 sums before it promotes them to f32.
 inline constexpr int64_t kFp8PromotionInterval = 128;
 

@@ -37,19 +37,34 @@ bool is_read_transposed(const Matrix& m) {
   return m.transposed().is_dense() || (m.row_stride == 1 && m.col_stride != 1);
 }
 
-bool is_usable(const Matrix& m, DType dtype) {
-  return m.dtype == dtype && (m.is_dense() || m.transposed().is_dense());
+/// n matrices from i on lie one after another.
+bool are_dense(const MatrixBatch& s, int64_t i, int64_t n) {
+  for (int64_t j = i + 1; j < i + n; ++j) {
+    if (s.offsets[j] - s.offsets[j - 1] != s.first.rows * s.first.cols) return false;
+  }
+  return true;
 }
 
-/// The matrix itself where it is dense and of the dtype, else a copy.
-Operand operand(const Matrix& m, DType dtype) {
-  const bool transposed = is_read_transposed(m);
-  if (is_usable(m, dtype)) return {m.data, transposed};
-  const Tensor storage = Tensor::empty({m.rows * m.cols}, dtype);
-  const Matrix source = transposed ? m.transposed() : m;
-  copy_matrix_in_parallel(source, dense_matrix(dtype, storage.raw(), source.rows, source.cols));
+/// n operands from i on, dense and one after another: the matrices themselves where they are, else
+/// copies.
+Operand operands(const MatrixBatch& s, int64_t i, int64_t n, DType dtype) {
+  const Matrix& first = s.first;
+  const bool transposed = is_read_transposed(first);
+  if (first.dtype == dtype && (first.is_dense() || first.transposed().is_dense()) &&
+      are_dense(s, i, n)) {
+    return {s.at(i).data, transposed};
+  }
+  const int64_t elements = first.rows * first.cols;
+  const Tensor storage = Tensor::empty({n * elements}, dtype);
+  for (int64_t j = 0; j < n; ++j) {
+    const Matrix source = transposed ? s.at(i + j).transposed() : s.at(i + j);
+    copy_matrix_in_parallel(
+        source, dense_matrix(dtype, storage.raw(), source.rows, source.cols).shifted(j * elements));
+  }
   return {storage.raw(), transposed, storage};
 }
+
+Operand operand(const Matrix& m, DType dtype) { return operands({m, {0}}, 0, 1, dtype); }
 
 struct Product {
   DType input;        // what is multiplied: f32 or bf16
@@ -70,7 +85,7 @@ void multiply_row_blocks(MatmulKey key, const Matrix& a, const Operand& b, const
   parallel_for(c.rows, block, [&](int64_t begin, int64_t end) {
     MatmulKey part = key;
     part.m = end - begin;
-    const Operand rows = operand(a.block(begin, part.m, 0, a.cols), key.input);
+    const Operand rows = operand(a.row_block(begin, part.m), key.input);
     part.a_transposed = rows.transposed;
     onednn_matmul(part, rows.data, b.data, c.at(begin, 0), bias);
   });
@@ -93,7 +108,7 @@ void multiply_large(const Product& p, const Matrix& a, const Matrix& b, const Ma
     const int64_t k = std::min(chunk, a.cols - first);
     const Matrix part_a = a.block(0, a.rows, first, k);
     const Operand dense_a = operand(part_a, p.input);
-    const Operand dense_b = operand(b.block(first, k, 0, b.cols), p.input);
+    const Operand dense_b = operand(b.row_block(first, k), p.input);
     MatmulKey key{.input = p.input,
                   .output = output,
                   .m = c.rows,
@@ -114,50 +129,22 @@ void multiply_large(const Product& p, const Matrix& a, const Matrix& b, const Ma
   if (!is_written_in_place) copy_matrix_in_parallel(target, c);
 }
 
-/// The matrices of a batch: the first, and where the others lie.
-struct Series {
-  Matrix first;
-  const std::vector<int64_t>& offsets;
-
-  Matrix at(int64_t i) const { return first.shifted(offsets[i]); }
-  bool is_repeated() const { return offsets.front() == offsets.back(); }
-  /// n of them, from i on, lie one after another.
-  bool is_dense(int64_t i, int64_t n) const {
-    for (int64_t j = i + 1; j < i + n; ++j) {
-      if (offsets[j] - offsets[j - 1] != first.rows * first.cols) return false;
-    }
-    return true;
-  }
-};
-
-/// n operands from i on, dense and one after another.
-Operand operands(const Series& s, int64_t i, int64_t n, DType dtype) {
-  const bool transposed = is_read_transposed(s.first);
-  if (is_usable(s.first, dtype) && s.is_dense(i, n)) return {s.at(i).data, transposed};
-  const int64_t elements = s.first.rows * s.first.cols;
-  const Tensor storage = Tensor::empty({n * elements}, dtype);
-  for (int64_t j = 0; j < n; ++j) {
-    const Matrix source = transposed ? s.at(i + j).transposed() : s.at(i + j);
-    copy_matrix(source,
-                dense_matrix(dtype, storage.raw(), source.rows, source.cols).shifted(j * elements));
-  }
-  return {storage.raw(), transposed, storage};
-}
-
 /// Many small products, in groups of a size that the shape decides, one thread each.
-void multiply_batch(const Product& p, const Series& a, const Series& b, const Series& c) {
+void multiply_batch(const Product& p, const MatrixBatch& a, const MatrixBatch& b,
+                    const MatrixBatch& c) {
   const int64_t m = c.first.rows, n = c.first.cols, k = a.first.cols;
   const auto batch = static_cast<int64_t>(c.offsets.size());
   const int64_t group = std::clamp<int64_t>(kGroupProducts / (m * n * k), 1, batch);
   const DType output = output_dtype(p.input, c.first.dtype);
   // Strides are not negative: where the first and the last coincide, all do.
-  const bool repeats_a = a.is_repeated(), repeats_b = !repeats_a && b.is_repeated();
+  const bool repeats_a = a.offsets.front() == a.offsets.back();
+  const bool repeats_b = !repeats_a && b.offsets.front() == b.offsets.back();
   parallel_for(batch, group, [&](int64_t begin, int64_t end) {
     const int64_t count = end - begin;
     const Operand dense_a = operands(a, begin, repeats_a ? 1 : count, p.input);
     const Operand dense_b = operands(b, begin, repeats_b ? 1 : count, p.input);
     const bool is_written_in_place =
-        c.first.dtype == output && c.first.is_dense() && c.is_dense(begin, count);
+        c.first.dtype == output && c.first.is_dense() && are_dense(c, begin, count);
     Tensor scratch;
     const auto scratch_matrix = [&](int64_t i) {
       return dense_matrix(output, scratch.raw(), m, n).shifted(i * m * n);
@@ -190,30 +177,18 @@ void multiply_batch(const Product& p, const Series& a, const Series& b, const Se
 
 }  // namespace
 
-void gemm_cpu_onednn(const GemmProblem& asked) {
-  if (finish_if_empty(asked)) return;
-  const GemmProblem problem = with_residual_in_c(asked);
-  const GemmBatch batch = gemm_batch(problem);
-  if (problem.k() == 0) {
-    gemm_without_products(problem, batch);
-    return gemm_epilogue(problem, batch);
-  }
-  const Tensor bias = gemm_bias(problem);
-  const Product product{
-      problem.dtype() == DType::bf16 && onednn_has_bf16() ? DType::bf16 : DType::f32,
-      bias.defined() ? bias.data<float>() : nullptr, problem.accumulate};
-  // The GELU wants its argument in aux.
-  const bool to_aux = problem.epilogue == Epilogue::kGelu;
-  const Series a{batch.a, batch.a_offsets}, b{batch.b, batch.b_offsets};
-  const Series c{to_aux ? batch.aux : batch.c, to_aux ? batch.aux_offsets : batch.c_offsets};
-  if (batch.size() == 1 || c.first.rows * c.first.cols * batch.a.cols >= kSmallProduct) {
-    for (int64_t i = 0; i < batch.size(); ++i) {
-      multiply_large(product, a.at(i), b.at(i), c.at(i));
+void gemm_cpu_onednn(const GemmProblem& problem) {
+  gemm_by_batch(problem, [](const GemmProblem& p, const GemmBatch& batch, const Tensor& bias) {
+    const Product product{p.dtype() == DType::bf16 && onednn_has_bf16() ? DType::bf16 : DType::f32,
+                          bias.defined() ? bias.data<float>() : nullptr, p.accumulate};
+    const MatrixBatch& c = batch.sums();
+    if (batch.size() > 1 && c.first.rows * c.first.cols * p.k() < kSmallProduct) {
+      return multiply_batch(product, batch.a, batch.b, c);
     }
-  } else {
-    multiply_batch(product, a, b, c);
-  }
-  gemm_epilogue(problem, batch);
+    for (int64_t i = 0; i < batch.size(); ++i) {
+      multiply_large(product, batch.a.at(i), batch.b.at(i), c.at(i));
+    }
+  });
 }
 
 }  // namespace weft::kernels

@@ -25,6 +25,7 @@ struct Matrix {
   Matrix block(int64_t row, int64_t n_rows, int64_t col, int64_t n_cols) const {
     return {dtype, at(row, col), n_rows, n_cols, row_stride, col_stride};
   }
+  Matrix row_block(int64_t row, int64_t n_rows) const { return block(row, n_rows, 0, cols); }
   Matrix transposed() const { return {dtype, data, cols, rows, col_stride, row_stride}; }
   /// Row-major without gaps.
   bool is_dense() const {
