@@ -3,7 +3,6 @@
 #include <cstring>
 
 #include "core/stream.h"
-#include "kernels/gemm/gemm_cublas.h"
 #include "kernels/gemm/gemm_tma.h"
 
 namespace weft::kernels {

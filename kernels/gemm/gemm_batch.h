@@ -53,4 +53,10 @@ void gemm_by_products(const GemmProblem& problem,
 
 void copy_matrix_in_parallel(const Matrix& from, const Matrix& to);
 
+/// x itself for Tf32::kOff and for other dtypes than f32. Else a tensor of x's shape whose elements
+/// have 10 mantissa bits: truncated toward zero, or rounded to nearest, ties away. Dimensions of
+/// stride 0 stay so, and a matrix whose columns lie side by side keeps that layout. NaNs stay NaNs.
+Tensor tf32_operand(const Tensor& x, Tf32 rounding);
+GemmProblem with_tf32_operands(GemmProblem p, Tf32 rounding);
+
 }  // namespace weft::kernels

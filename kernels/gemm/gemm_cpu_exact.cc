@@ -20,7 +20,6 @@
 
 #include "kernels/gemm/f64_panels.h"
 #include "kernels/gemm/gemm_batch.h"
-#include "kernels/gemm/tf32_operand.h"
 #include "numerics/error_bounds.h"
 #include "numerics/exact_sum.h"
 
@@ -75,12 +74,12 @@ void sum_tile(const double* row0, const double* row1, const double* panel, int64
       first.add(hn::Set(d, row0[i]), b);
       second.add(hn::Set(d, row1[i]), b);
     }
-    hn::StoreU(first.hi, d, sums.hi[0] + j);
-    hn::StoreU(first.lo, d, sums.lo[0] + j);
-    hn::StoreU(first.magnitude, d, sums.magnitude[0] + j);
-    hn::StoreU(second.hi, d, sums.hi[1] + j);
-    hn::StoreU(second.lo, d, sums.lo[1] + j);
-    hn::StoreU(second.magnitude, d, sums.magnitude[1] + j);
+    int row = 0;
+    for (const auto& column : {first, second}) {
+      hn::StoreU(column.hi, d, sums.hi[row] + j);
+      hn::StoreU(column.lo, d, sums.lo[row] + j);
+      hn::StoreU(column.magnitude, d, sums.magnitude[row++] + j);
+    }
   }
 }
 
@@ -177,10 +176,7 @@ void multiply(const GemmProduct& p) {
 }  // namespace
 
 void gemm_cpu_exact(const GemmProblem& problem) {
-  GemmProblem p = problem;
-  p.a = tf32_operand(p.a, p.numerics.tf32);
-  p.b = tf32_operand(p.b, p.numerics.tf32);
-  gemm_by_products(p, multiply);
+  gemm_by_products(with_tf32_operands(problem, problem.numerics.tf32), multiply);
 }
 
 }  // namespace weft::kernels

@@ -13,7 +13,7 @@
 
 #include "core/stream.h"
 #include "kernels/device/library.h"
-#include "kernels/gemm/gemm_cublas.h"
+#include "kernels/gemm/gemm_tma.h"
 
 namespace weft::kernels {
 namespace {
