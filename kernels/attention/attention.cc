@@ -1,6 +1,5 @@
 #include "kernels/attention/attention.h"
 
-#include "kernels/attention/attention_cudnn.h"
 #include "kernels/attention/attention_heads.h"
 #include "kernels/attention/attention_short.h"
 #include "kernels/gemm/gemm.h"

@@ -5,8 +5,6 @@
 // which cuDNN's fused engines look for them (its documentation, "Fused Flash Attention"). dq is
 // written as one product, for which the library keeps dS in its workspace: summed across blocks in
 // f32, as it would be otherwise, its bits would differ from run to run.
-#include "kernels/attention/attention_cudnn.h"
-
 #include "kernels/attention/attention_cudnn_graph.h"
 
 #if __has_include(<cudnn.h>)
@@ -50,6 +48,10 @@ struct Scores {
         scale(graph.number(static_cast<float>(p.scale), 4)) {}
 
   Value temporary(DType dtype = DType::f32) const { return graph.temporary(dtype, shape); }
+  Value row_memory(int64_t id) const {
+    return graph.memory(id, DType::f32, row, contiguous_strides(row));
+  }
+  Value row_temporary() const { return graph.temporary(DType::f32, row); }
   Value apply(cudnnPointwiseMode_t op, Value x, Value b = nullptr) const {
     const Value y = temporary();
     graph.pointwise(op, y, x, b);
@@ -84,16 +86,14 @@ struct Scores {
 
 void forward(const AttentionProblem& p, CudnnGraph& graph) {
   const Scores scores(p, graph);
-  const auto of_row = [&] { return graph.temporary(DType::f32, scores.row); };
   const Value s = scores.masked(scores.scaled());
-  const Value max = of_row(), sum = of_row(), log = of_row();
+  const Value max = scores.row_temporary(), sum = scores.row_temporary();
+  const Value log = scores.row_temporary();
   graph.reduce(CUDNN_REDUCE_TENSOR_MAX, max, s);
   const Value e = scores.apply(CUDNN_POINTWISE_EXP, scores.apply(CUDNN_POINTWISE_SUB, s, max));
   graph.reduce(CUDNN_REDUCE_TENSOR_ADD, sum, e);
   graph.pointwise(CUDNN_POINTWISE_LOG, log, sum);
-  graph.pointwise(CUDNN_POINTWISE_ADD,
-                  graph.memory(kCudnnLse, DType::f32, scores.row, contiguous_strides(scores.row)),
-                  max, log);
+  graph.pointwise(CUDNN_POINTWISE_ADD, scores.row_memory(kCudnnLse), max, log);
   const Value probabilities = scores.temporary(p.dtype());
   graph.pointwise(CUDNN_POINTWISE_DIV, probabilities, e, sum);
   graph.matmul(probabilities, heads(graph, kCudnnV, p.v), heads(graph, kCudnnOut, p.out));
@@ -101,14 +101,11 @@ void forward(const AttentionProblem& p, CudnnGraph& graph) {
 
 void backward(const AttentionProblem& p, CudnnGraph& graph) {
   const Scores scores(p, graph);
-  const auto of_row = [&](int64_t id) {
-    return graph.memory(id, DType::f32, scores.row, contiguous_strides(scores.row));
-  };
-  const Value dout = heads(graph, kCudnnDout, p.dout), lse = of_row(kCudnnLse);
-  const Value delta = of_row(kCudnnDelta);
+  const Value dout = heads(graph, kCudnnDout, p.dout), lse = scores.row_memory(kCudnnLse);
+  const Value delta = scores.row_memory(kCudnnDelta);
   // delta = sum(dout out), times 1: where the scale of dropout would stand
   const Value products = graph.temporary(DType::f32, p.out.shape());
-  const Value sums = graph.temporary(DType::f32, scores.row);
+  const Value sums = scores.row_temporary();
   graph.pointwise(CUDNN_POINTWISE_MUL, products, dout, heads(graph, kCudnnOut, p.out));
   graph.reduce(CUDNN_REDUCE_TENSOR_ADD, sums, products);
   graph.pointwise(CUDNN_POINTWISE_MUL, delta, sums, graph.number(1, 4));
@@ -159,25 +156,21 @@ bool attention_fits_cudnn(const AttentionProblem& p) {
 void attention_cudnn(const AttentionProblem& p) {
   const CudnnPlan* const plan = plan_of(p);
   WEFT_ASSERT(plan != nullptr);
-  if (!p.backward()) {
-    plan->run(p.device(), {{kCudnnQ, p.q.raw()},
-                           {kCudnnK, p.k.raw()},
-                           {kCudnnV, p.v.raw()},
-                           {kCudnnOut, p.out.raw()},
-                           {kCudnnLse, p.lse.raw()}});
-    return;
+  std::map<int64_t, void*> memory = {{kCudnnQ, p.q.raw()},
+                                     {kCudnnK, p.k.raw()},
+                                     {kCudnnV, p.v.raw()},
+                                     {kCudnnOut, p.out.raw()},
+                                     {kCudnnLse, p.lse.raw()}};
+  Tensor delta;
+  if (p.backward()) {
+    delta = Tensor::empty(p.lse.shape(), DType::f32, p.device());
+    memory.insert({{kCudnnDout, p.dout.raw()},
+                   {kCudnnDelta, delta.raw()},
+                   {kCudnnDq, p.dq.raw()},
+                   {kCudnnDk, p.dk.raw()},
+                   {kCudnnDv, p.dv.raw()}});
   }
-  const Tensor delta = Tensor::empty(p.lse.shape(), DType::f32, p.device());
-  plan->run(p.device(), {{kCudnnQ, p.q.raw()},
-                         {kCudnnK, p.k.raw()},
-                         {kCudnnV, p.v.raw()},
-                         {kCudnnOut, p.out.raw()},
-                         {kCudnnLse, p.lse.raw()},
-                         {kCudnnDout, p.dout.raw()},
-                         {kCudnnDelta, delta.raw()},
-                         {kCudnnDq, p.dq.raw()},
-                         {kCudnnDk, p.dk.raw()},
-                         {kCudnnDv, p.dv.raw()}});
+  plan->run(p.device(), std::move(memory));
 }
 
 }  // namespace weft::kernels

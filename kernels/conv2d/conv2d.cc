@@ -1,6 +1,5 @@
 #include "kernels/conv2d/conv2d.h"
 
-#include "kernels/conv2d/conv2d_cudnn.h"
 #include "kernels/gemm/gemm.h"
 
 namespace weft::kernels {
