@@ -92,8 +92,7 @@ GemmBatch batch_of(const GemmProblem& p) {
       while (b.dim() > 2) b = view::select(b, 0, 0);
     }
   }
-  return {MatrixBatch(a), MatrixBatch(b), MatrixBatch(c),
-          aux.defined() ? MatrixBatch(aux) : MatrixBatch(), p.epilogue == Epilogue::kGelu};
+  return {a, b, c, aux, p.epilogue == Epilogue::kGelu};
 }
 
 /// The bias as contiguous f32 (f64 for f64); undefined without one.
@@ -120,10 +119,19 @@ void store_bias(const GemmProblem& p, const GemmBatch& batch, const Tensor& bias
   }
 }
 
+/// n matrices from i on lie one after another.
+bool are_adjacent(const MatrixBatch& m, int64_t i, int64_t n) {
+  for (int64_t j = i + 1; j < i + n; ++j) {
+    if (m.offsets[j] - m.offsets[j - 1] != m.first.rows * m.first.cols) return false;
+  }
+  return true;
+}
+
 }  // namespace
 
-MatrixBatch::MatrixBatch(const Tensor& t)
-    : first{t.dtype(), t.raw(), t.size(-2), t.size(-1), t.stride(-2), t.stride(-1)} {
+MatrixBatch::MatrixBatch(const Tensor& t) {
+  if (!t.defined()) return;
+  first = {t.dtype(), t.raw(), t.size(-2), t.size(-1), t.stride(-2), t.stride(-1)};
   const auto without_matrix = [&](const Shape& list) {
     return Shape(std::span(list.begin(), static_cast<size_t>(t.dim() - 2)));
   };
@@ -169,6 +177,40 @@ void copy_matrix_in_parallel(const Matrix& from, const Matrix& to) {
   for_row_blocks(1, from.rows, from.cols, [&](int64_t row, int64_t rows, int64_t) {
     copy_matrix(from.row_block(row, rows), to.row_block(row, rows));
   });
+}
+
+bool is_read_transposed(const Matrix& m) {
+  if (m.is_dense()) return false;
+  return m.transposed().is_dense() || (m.row_stride == 1 && m.col_stride != 1);
+}
+
+DenseMatrices dense_matrices(const MatrixBatch& from, int64_t i, int64_t n, DType dtype) {
+  const bool transposed = is_read_transposed(from.first);
+  const auto at = [&](int64_t j) {
+    return transposed ? from.at(i + j).transposed() : from.at(i + j);
+  };
+  if (from.first.dtype == dtype && at(0).is_dense() && are_adjacent(from, i, n)) {
+    return {at(0), transposed};
+  }
+  const int64_t elements = from.first.rows * from.first.cols;
+  const Tensor storage = Tensor::empty({n * elements}, dtype);
+  const Matrix first = dense_matrix(dtype, storage.raw(), at(0).rows, at(0).cols);
+  for (int64_t j = 0; j < n; ++j) copy_matrix_in_parallel(at(j), first.shifted(j * elements));
+  return {first, transposed, storage};
+}
+
+DenseResults::DenseResults(const MatrixBatch& to, int64_t i, int64_t n, DType dtype, bool reads_old)
+    : to_(to), i_(i), n_(n), first_(to.at(i)) {
+  if (first_.dtype == dtype && first_.is_dense() && are_adjacent(to, i, n)) return;
+  scratch_ = Tensor::empty({n, first_.rows, first_.cols}, dtype);
+  first_ = dense_matrix(dtype, scratch_.raw(), first_.rows, first_.cols);
+  for (int64_t j = 0; reads_old && j < n; ++j) copy_matrix_in_parallel(to.at(i + j), at(j));
+}
+
+void DenseResults::store() const {
+  for (int64_t j = 0; scratch_.defined() && j < n_; ++j) {
+    copy_matrix_in_parallel(at(j), to_.at(i_ + j));
+  }
 }
 
 }  // namespace weft::kernels

@@ -17,7 +17,8 @@ struct MatrixBatch {
   MatrixBatch() = default;
   MatrixBatch(const Matrix& first, std::vector<int64_t> offsets)
       : first(first), offsets(std::move(offsets)) {}
-  explicit MatrixBatch(const Tensor& t);
+  /// None of an undefined tensor.
+  MatrixBatch(const Tensor& t);
   Matrix at(int64_t i) const { return first.shifted(offsets[i]); }
 };
 
@@ -52,6 +53,34 @@ void gemm_by_products(const GemmProblem& problem,
                       const std::function<void(const GemmProduct&)>& multiply);
 
 void copy_matrix_in_parallel(const Matrix& from, const Matrix& to);
+
+/// Matrices as libraries take them, one after another: row-major or transposed, without gaps.
+struct DenseMatrices {
+  Matrix first;  // row-major: itself the transpose where that is what lies in memory
+  bool transposed = false;
+  Tensor storage = {};  // keeps copies alive
+};
+/// Whether the matrix, or its copy, is read as a transposed one.
+bool is_read_transposed(const Matrix& m);
+/// n of them from i on: those in memory where they lie so, else copies.
+DenseMatrices dense_matrices(const MatrixBatch& from, int64_t i, int64_t n, DType dtype);
+
+/// Where a library writes n matrices from i on, row-major and one after another: themselves where
+/// they lie so, else memory that store() brings to them, and that holds their old values if asked.
+class DenseResults {
+ public:
+  DenseResults(const MatrixBatch& to, int64_t i, int64_t n, DType dtype, bool reads_old = false);
+  Matrix first() const { return first_; }
+  void store() const;
+
+ private:
+  Matrix at(int64_t j) const { return first_.shifted(j * first_.rows * first_.cols); }
+
+  const MatrixBatch& to_;
+  int64_t i_, n_;
+  Tensor scratch_;  // undefined where they are written in place
+  Matrix first_;
+};
 
 /// x itself for Tf32::kOff and for other dtypes than f32. Else a tensor of x's shape whose elements
 /// have 10 mantissa bits: truncated toward zero, or rounded to nearest, ties away. Dimensions of
