@@ -18,6 +18,7 @@
 
 #include "core/parallel.h"
 #include "kernels/attention/attention_rows_inl.h"
+#include "kernels/simd/variant.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace weft::kernels::HWY_NAMESPACE {
@@ -308,11 +309,16 @@ void backward_pair(const AttentionProblem& p, int64_t pair) {
   store_rows(dv, width, head_matrix(p.dv, pair));
 }
 
-void attention_pair(const AttentionProblem& p, int64_t pair) {
-  if (p.dtype() == DType::f64) {
-    return p.backward() ? backward_pair<double>(p, pair) : forward_pair<double>(p, pair);
-  }
-  p.backward() ? backward_pair<float>(p, pair) : forward_pair<float>(p, pair);
+template <class Acc>
+void run_pairs(const AttentionProblem& p) {
+  parallel_for(attention_pairs(p), 1, [&](int64_t pair, int64_t) {
+    p.backward() ? backward_pair<Acc>(p, pair) : forward_pair<Acc>(p, pair);
+  });
+}
+
+void run(const AttentionProblem& p) {
+  check_attention(p);
+  p.dtype() == DType::f64 ? run_pairs<double>(p) : run_pairs<float>(p);
 }
 
 }  // namespace
@@ -320,16 +326,5 @@ void attention_pair(const AttentionProblem& p, int64_t pair) {
 HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
-namespace weft::kernels {
-
-HWY_EXPORT(attention_pair);
-
-void attention_cpu_flash(const AttentionProblem& p) {
-  check_attention(p);
-  parallel_for(attention_pairs(p), 1, [&](int64_t begin, int64_t end) {
-    for (int64_t pair = begin; pair < end; ++pair) HWY_DYNAMIC_DISPATCH(attention_pair)(p, pair);
-  });
-}
-
-}  // namespace weft::kernels
+WEFT_HIGHWAY_VARIANT(attention_cpu_flash, AttentionProblem, run)
 #endif

@@ -48,9 +48,8 @@ void sum_columns(const GemmProblem& p, const GemmBatch& batch) {
 void finish(const GemmProblem& p, const GemmBatch& batch) {
   if (p.epilogue == Epilogue::kNone) return;
   const auto activate = [&](int64_t row, int64_t rows, int64_t i) {
-    const Matrix aux = batch.aux.at(i).row_block(row, rows);
-    const Matrix c = batch.c.at(i).row_block(row, rows);
-    batch.has_gelu ? gelu_matrix(aux, c) : dgelu_matrix(aux, c);
+    gelu_matrix(batch.aux.at(i).row_block(row, rows), batch.c.at(i).row_block(row, rows),
+                !batch.has_gelu);
   };
   for_row_blocks(batch.size(), batch.c.first.rows, batch.c.first.cols, activate);
   if (!p.bias_gradient.defined()) return;

@@ -42,9 +42,7 @@ void copy_matrix(const Matrix& from, const Matrix& to);
 /// to = from + bias (+ to when accumulate). from: f32 with unit column stride (f64 for f64); bias:
 /// contiguous, of from's dtype, or null.
 void add_bias_matrix(const Matrix& from, const void* bias, bool accumulate, const Matrix& to);
-/// y = gelu(x) of equal dtypes.
-void gelu_matrix(const Matrix& x, const Matrix& y);
-/// y *= gelu'(x) of equal dtypes.
-void dgelu_matrix(const Matrix& x, const Matrix& y);
+/// y = gelu(x), or y *= gelu'(x), of equal dtypes.
+void gelu_matrix(const Matrix& x, const Matrix& y, bool gradient);
 
 }  // namespace weft::kernels
