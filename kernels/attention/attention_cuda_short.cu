@@ -92,14 +92,12 @@ __global__ void __launch_bounds__(short_forward_warps(sizeof(MmaElement<kOperand
           const int key = 16 * j + 8 * half + 2 * q + e % 2, query = first_row + g + 8 * (e / 2);
           float& score = scores[2 * j + half][e];
           if (is_masked && (key >= p.keys || (p.causal && key > query))) score = -INFINITY;
-          max[e / 2] = larger(max[e / 2], score);
+          max[e / 2] = std::fmax(max[e / 2], score);
         }
       }
     }
 #pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      max[r] = quad_join(max[r], [](float x, float y) { return larger(x, y); }) * scale;
-    }
+    for (int r = 0; r < 2; ++r) max[r] = quad_max(max[r]) * scale;
     if (round == 0) {
       cp_async_wait<0>();
       __syncthreads();  // V is complete
@@ -234,11 +232,8 @@ void forward(const MmaAttention& p, runtime::StreamHandle stream) {
 }  // namespace
 
 void attention_cuda_short(const AttentionProblem& problem) {
-  run_instance(problem, [&](const MmaAttention& p, runtime::StreamHandle stream, auto width,
-                            auto operand, auto has_dropout) {
-    constexpr int kWidth = width();
-    constexpr MmaOperand kOperand = operand();
-    constexpr bool kDropout = has_dropout();
+  run_instance(problem, [&]<int kWidth, MmaOperand kOperand, bool kDropout>(
+                            const MmaAttention& p, runtime::StreamHandle stream) {
     if (!problem.backward()) {
       if (p.queries > 0) forward<kWidth, kOperand, kDropout>(p, stream);
       return;
