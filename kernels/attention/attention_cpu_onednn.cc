@@ -74,7 +74,7 @@ void forward(const AttentionProblem& p, const Heads& heads, const Group& g, int6
   for (int64_t first = 0; first < g.queries; first += block) {
     const int64_t rows = std::min(block, g.queries - first);
     g.scores(rows, q.first.at(first, 0), k.first.data, scores.data<float>());
-    softmax_scores(p, {pair, g.pairs, first, rows, scores.data<float>(), nullptr, nullptr});
+    finish_scores(p, {pair, g.pairs, first, rows, scores.data<float>(), nullptr});
     const void* weights =
         as_operand(scores.data<float>(), g.pairs * rows * g.keys, g.input, rounded);
     g.from_rows(rows, weights, v.first.data, out.first().at(first, 0));
@@ -92,8 +92,6 @@ void backward(const AttentionProblem& p, const Heads& heads, const Group& g, int
   const DenseResults dq(heads.dq, pair, g.pairs, DType::f32);
   const DenseResults dk(heads.dk, pair, g.pairs, DType::f32);
   const DenseResults dv(heads.dv, pair, g.pairs, DType::f32);
-  const Tensor delta = Tensor::empty({g.pairs, g.queries}, DType::f32);
-  output_deltas(p, pair, g.pairs, delta.data<float>());
   const Tensor scores = Tensor::empty({g.pairs * block * g.keys}, DType::f32);
   const Tensor gradients = Tensor::empty(scores.shape(), DType::f32);
   const Tensor rounded = Tensor::empty({g.input == DType::f32 ? 0 : scores.numel()}, g.input);
@@ -102,8 +100,7 @@ void backward(const AttentionProblem& p, const Heads& heads, const Group& g, int
     const int64_t n = g.pairs * rows * g.keys;
     g.scores(rows, q.first.at(first, 0), k.first.data, scores.data<float>());
     g.scores(rows, dout.first.at(first, 0), v.first.data, gradients.data<float>());
-    score_gradients(p, {pair, g.pairs, first, rows, scores.data<float>(), gradients.data<float>(),
-                        delta.data<float>()});
+    finish_scores(p, {pair, g.pairs, first, rows, scores.data<float>(), gradients.data<float>()});
     const void* weights = as_operand(scores.data<float>(), n, g.input, rounded);
     g.from_columns(rows, weights, dout.first.at(first, 0), dv.first().data, first > 0);
     const void* ds = as_operand(gradients.data<float>(), n, g.input, rounded);

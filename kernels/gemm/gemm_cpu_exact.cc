@@ -19,7 +19,6 @@
 #include <cmath>
 
 #include "kernels/gemm/f64_panels.h"
-#include "kernels/gemm/gemm_batch.h"
 #include "numerics/error_bounds.h"
 #include "numerics/exact_sum.h"
 
@@ -150,26 +149,22 @@ double finish(const Terms& terms, double hi, double lo, double magnitude, DType 
 }
 
 void multiply(const GemmProduct& p) {
-  const auto& [a, b, c, scale, bias, accumulate] = p;
-  const F64Rows rows = widen_rows(a, scale);
-  const F64Panels panels = widen_panels(b);
-  for_each_tile(c, panels, kTileRows, [&](const PanelTile& tile) {
-    const auto& [row, height, column, columns, panel] = tile;
+  for_each_tile(p, p.scale, kTileRows, [&](const F64Tile& tile) {
+    const auto& [row, rows, column, columns, k, a, panel] = tile;
     Sums sums;
     float out[kTileRows][kPanelColumns], old[kTileRows][kPanelColumns] = {};
-    HWY_DYNAMIC_DISPATCH(sum_tile)
-    (rows.row(row), rows.row(std::min(row + 1, c.rows - 1)), panel, a.cols, sums);
-    const Matrix target = c.block(row, height, column, columns);
-    if (accumulate) copy_matrix(target, {DType::f32, old, height, columns, kPanelColumns, 1});
-    for (int64_t i = 0; i < height; ++i) {
+    HWY_DYNAMIC_DISPATCH(sum_tile)(tile.a_row(0), tile.a_row(1), panel, k, sums);
+    const Matrix target = p.c.block(row, rows, column, columns);
+    if (p.accumulate) copy_matrix(target, {DType::f32, old, rows, columns, kPanelColumns, 1});
+    for (int64_t i = 0; i < rows; ++i) {
       for (int64_t j = 0; j < columns; ++j) {
-        const Terms terms{rows.row(row + i), panel + j, a.cols, bias ? bias[column + j] : 0.0,
+        const Terms terms{tile.a_row(i), panel + j, k, p.bias ? p.bias[column + j] : 0.0,
                           old[i][j]};
         out[i][j] = static_cast<float>(
-            finish(terms, sums.hi[i][j], sums.lo[i][j], sums.magnitude[i][j], c.dtype));
+            finish(terms, sums.hi[i][j], sums.lo[i][j], sums.magnitude[i][j], p.c.dtype));
       }
     }
-    copy_matrix({DType::f32, out, height, columns, kPanelColumns, 1}, target);
+    copy_matrix({DType::f32, out, rows, columns, kPanelColumns, 1}, target);
   });
 }
 
