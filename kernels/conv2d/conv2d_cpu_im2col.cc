@@ -97,11 +97,8 @@ struct Im2col {
   void gather(const Tensor& image, const Tensor& columns) const {
     const auto run = [&](auto zero) {
       using T = decltype(zero);
-      parallel_for(s.C, 1, [&](int64_t begin, int64_t end) {
-        for (int64_t c = begin; c < end; ++c) {
-          gather_columns(p, s, static_cast<const T*>(image.raw()), c,
-                         static_cast<T*>(columns.raw()));
-        }
+      parallel_for(s.C, 1, [&](int64_t c, int64_t) {
+        gather_columns(p, s, static_cast<const T*>(image.raw()), c, static_cast<T*>(columns.raw()));
       });
     };
     switch (image.itemsize()) {
@@ -117,10 +114,8 @@ struct Im2col {
   void scatter(const Tensor& columns, const Tensor& image) const {
     const auto run = [&](auto zero) {
       using T = decltype(zero);
-      parallel_for(s.C, 1, [&](int64_t begin, int64_t end) {
-        for (int64_t c = begin; c < end; ++c) {
-          scatter_columns(p, s, columns.data<T>(), c, image.data<T>());
-        }
+      parallel_for(s.C, 1, [&](int64_t c, int64_t) {
+        scatter_columns(p, s, columns.data<T>(), c, image.data<T>());
       });
     };
     columns.dtype() == DType::f64 ? run(double{}) : run(float{});
@@ -184,7 +179,7 @@ struct Im2col {
               .numerics = p.numerics});
       }
     });
-    add_parts(sums.dtype(), sums.raw(), parts, elements);
+    add_parts(sums);
     copy({.x = view::reshape(image_at(sums, 0), p.dw.shape()), .y = p.dw});
     conv2d_bias_gradient(p);
   }

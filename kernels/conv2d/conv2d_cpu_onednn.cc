@@ -28,12 +28,6 @@ using dnnl::memory;
 // Elements of the image and the result that one block of images should not exceed: 1 MiB of f32.
 constexpr int64_t kBlockElements = int64_t{1} << 18;
 
-memory::desc plain_desc(const Shape& shape, DType dtype) {
-  const Strides strides = contiguous_strides(shape);
-  return {memory::dims(shape.begin(), shape.end()), onednn_type(dtype),
-          memory::dims(strides.begin(), strides.end())};
-}
-
 memory::desc any_desc(const Shape& shape, DType dtype) {
   return {memory::dims(shape.begin(), shape.end()), onednn_type(dtype), memory::format_tag::any};
 }
@@ -72,8 +66,11 @@ struct Operand {
   dnnl::reorder reorder;  // none when both are the same
 
   Operand() = default;
-  Operand(const memory::desc& plain, const memory::desc& blocked, bool is_output)
-      : plain(plain), blocked(blocked) {
+  Operand(const Shape& shape, DType dtype, const memory::desc& blocked, bool is_output)
+      : blocked(blocked) {
+    const Strides strides = contiguous_strides(shape);
+    plain = {memory::dims(shape.begin(), shape.end()), onednn_type(dtype),
+             memory::dims(strides.begin(), strides.end())};
     if (plain == blocked) return;
     const memory::desc& from = is_output ? blocked : plain;
     const memory::desc& to = is_output ? plain : blocked;
@@ -119,11 +116,9 @@ struct Primitive {
                          const memory::desc& blocked_image, const memory::desc& blocked_filter,
                          const memory::desc& blocked_result) {
       convolution = made;
-      image = Operand(plain_desc(image_shape, key.dtype), blocked_image,
-                      key.pass == Conv2dPass::kDataGradient);
-      filter = Operand(plain_desc(filter_shape, filter_type), blocked_filter, is_weight_gradient);
-      result = Operand(plain_desc(result_shape, key.dtype), blocked_result,
-                       key.pass == Conv2dPass::kForward);
+      image = {image_shape, key.dtype, blocked_image, key.pass == Conv2dPass::kDataGradient};
+      filter = {filter_shape, filter_type, blocked_filter, is_weight_gradient};
+      result = {result_shape, key.dtype, blocked_result, key.pass == Conv2dPass::kForward};
       scratchpad = description.scratchpad_desc();
     };
     if (key.pass == Conv2dPass::kForward) {
@@ -162,11 +157,6 @@ OnednnMemory blocked_input(dnnl::stream& stream, const Operand& operand, const v
   OnednnMemory blocked(operand.blocked);
   operand.reorder.execute(stream, plain.object, blocked.object);
   return blocked;
-}
-
-/// Where an output is computed: the caller's memory if the layouts agree.
-OnednnMemory blocked_output(const Operand& operand, void* data) {
-  return operand.reorder ? OnednnMemory(operand.blocked) : OnednnMemory(operand.plain, data);
 }
 
 void store(dnnl::stream& stream, const Operand& operand, const OnednnMemory& blocked, void* data) {
@@ -208,7 +198,9 @@ void convolve(const Conv2dProblem& p, const Conv2dSizes& s, const Tensor& in, co
     const Operand& to = is_forward ? primitive.result : primitive.image;
     dnnl::stream own_stream(onednn_engine());
     const OnednnMemory source = blocked_input(own_stream, from, image_at(in, begin));
-    const OnednnMemory target = blocked_output(to, image_at(out, begin));
+    // In the caller's memory if the layouts agree.
+    const OnednnMemory target =
+        to.reorder ? OnednnMemory(to.blocked) : OnednnMemory(to.plain, image_at(out, begin));
     const OnednnMemory scratchpad(primitive.scratchpad);
     std::unordered_map<int, memory> arguments = {
         {is_forward ? DNNL_ARG_SRC : DNNL_ARG_DIFF_DST, source.object},
@@ -251,7 +243,7 @@ void weight_gradient(const Conv2dProblem& p, const Conv2dSizes& s, const Tensor&
       dnnl::reorder(from, to).execute(stream, from, to);
     }
   });
-  add_parts(DType::f32, sums.raw(), parts, elements);
+  add_parts(sums);
   const OnednnThreads one(1);
   dnnl::stream stream(onednn_engine());
   if (whole->filter.reorder) {

@@ -14,7 +14,6 @@
 #include "kernels/device/instances.h"
 #include "kernels/device/mma.h"
 #include "kernels/device/wgmma.h"
-#include "kernels/gemm/gemm_bias_gradient.cuh"
 #include "kernels/gemm/gemm_cuda_split.cuh"
 #include "kernels/gemm/gemm_tma.h"
 
@@ -324,18 +323,23 @@ inline TensorMap matrix_map(const TmaMatrix& matrix, DType dtype, uint32_t lines
 /// A problem cut into tiles of 128 x cols and stages of `depth` of K, with the memory that the
 /// kernel needs beside it.
 struct Plan {
-  Plan(const GemmProblem& problem, const TmaMatrix& a, const TmaMatrix& b, int cols, int depth)
-      : g{} {
+  Arguments g = {};
+  TensorMap map_c = {};  // where TMA stores
+  std::optional<Remainder> rest;
+  unsigned grid = 1;
+  runtime::StreamHandle stream = nullptr;
+
+  Plan(const GemmProblem& problem, const TmaMatrix& a, const TmaMatrix& b, int cols, int depth) {
     g.p = GemmArguments(problem);
-    const int64_t rows = tiles(g.p.m, kRows), columns = tiles(g.p.n, cols);
+    const unsigned rows = tiles(g.p.m, kRows), columns = tiles(g.p.n, cols);
     // A model's bits are those of K as a whole.
     g.split = is_gpu(problem.numerics.accumulation)
                   ? KSplit{1, g.p.k}
                   : KSplit::choose(g.p.batches * rows * columns, g.p.k, depth);
-    const int64_t count = rows * columns * g.split.parts * g.p.batches;
+    const int64_t count = g.p.batches * rows * columns * g.split.parts;
     WEFT_ASSERT(count < int64_t{1} << 31);
-    g.order = {static_cast<uint32_t>(rows), static_cast<uint32_t>(columns),
-               static_cast<uint32_t>(g.split.parts), static_cast<uint32_t>(g.p.batches)};
+    g.order = {rows, columns, static_cast<uint32_t>(g.split.parts),
+               static_cast<uint32_t>(g.p.batches)};
     const auto c = tma_matrix(problem.c);
     g.stores_by_tma = c && !c->is_transposed && problem.c.itemsize() == 2 &&
                       c->batches == g.p.batches && problem.epilogue == Epilogue::kNone &&
@@ -343,29 +347,16 @@ struct Plan {
     if (g.stores_by_tma) map_c = matrix_map(*c, problem.c.dtype(), kConsumerRows);
     g.repeats_a = a.batches == 1;
     g.repeats_b = b.batches == 1;
-    parts = KSplitWorkspace::allocate(problem, g.p, g.split);
-    g.workspace = KSplitWorkspace(parts);
-    if (g.p.sums_columns && g.split.parts == 1) {
-      column_sums = empty_partials<float>(problem, g.p.batches * rows * kWarps);
-      g.partials.sums = column_sums.data<float>();
-    }
+    rest.emplace(problem, g.p, g.split, g.p.batches * rows * kWarps);
+    g.workspace = rest->workspace;
+    g.partials = rest->partials;
     grid = static_cast<unsigned>(
         std::min<int64_t>(multiprocessor_count(problem.device().index), count));
     stream = current_stream_handle(problem.device());
   }
 
   /// What comes after the kernel.
-  void finish(const GemmProblem& problem) const {
-    if (g.split.parts > 1) join_parts(g.p, g.workspace, g.split.parts, stream);
-    if (column_sums.defined()) return join_columns<float>(problem, g.p, column_sums);
-    sum_columns<float>(problem, g.p);
-  }
-
-  Arguments g;
-  TensorMap map_c = {};  // where TMA stores
-  Tensor parts, column_sums;
-  unsigned grid = 1;
-  runtime::StreamHandle stream = nullptr;
+  void finish(const GemmProblem& problem) const { rest->finish(problem, g.p); }
 };
 
 }  // namespace weft::kernels::wgmma_tiles
