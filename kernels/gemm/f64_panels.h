@@ -10,6 +10,8 @@ namespace weft::kernels {
 
 /// Columns of B that a microkernel takes at once.
 inline constexpr int64_t kPanelColumns = 16;
+/// Rows of A that those of gemm_cpu_exact and gemm_cpu_fp8 take.
+inline constexpr int64_t kExactRows = 2, kFp8Rows = 4;
 
 /// Rows [row, row + rows) and columns [column, column + columns) of C, with their rows of A, dense,
 /// and their panel of B, [K, kPanelColumns], which zeros fill.

@@ -48,11 +48,7 @@ bool is_repeated_over_batch(const Tensor& t) {
 
 void gemm(const GemmProblem& problem) { dispatch(gemm_op(), problem); }
 
-namespace {
-
 constexpr const char* kEpilogues[] = {"none", "gelu", "dgelu"};
-
-}  // namespace
 
 std::string GemmProblem::tuning_key() const {
   return operand_key("a", a) + operand_key("b", b) + operand_key("c", c) +

@@ -22,24 +22,6 @@
 #include "numerics/error_bounds.h"
 #include "numerics/exact_sum.h"
 
-#ifndef WEFT_KERNELS_GEMM_CPU_EXACT_TILE
-#define WEFT_KERNELS_GEMM_CPU_EXACT_TILE
-namespace weft::kernels {
-namespace {
-
-constexpr int64_t kTileRows = 2;
-
-/// Sums of a tile: hi + lo, and those of magnitudes.
-struct Sums {
-  double hi[kTileRows][kPanelColumns];
-  double lo[kTileRows][kPanelColumns];
-  double magnitude[kTileRows][kPanelColumns];
-};
-
-}  // namespace
-}  // namespace weft::kernels
-#endif
-
 HWY_BEFORE_NAMESPACE();
 namespace weft::kernels::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
@@ -61,9 +43,16 @@ struct Column {
     lo = hn::Add(lo, error);
     magnitude = hn::Add(magnitude, hn::Abs(product));
   }
+  HWY_INLINE void store(D d, double (*sums)[kExactRows][kPanelColumns], int row, int64_t j) const {
+    hn::StoreU(hi, d, sums[0][row] + j);
+    hn::StoreU(lo, d, sums[1][row] + j);
+    hn::StoreU(magnitude, d, sums[2][row] + j);
+  }
 };
 
-void sum_tile(const double* row0, const double* row1, const double* panel, int64_t k, Sums& sums) {
+/// hi, lo and the sums of magnitudes of a tile's elements: hi + lo is their sum.
+void sum_tile(const double* row0, const double* row1, const double* panel, int64_t k,
+              double (*sums)[kExactRows][kPanelColumns]) {
   const hn::CappedTag<double, 8> d;
   const auto lanes = static_cast<int64_t>(hn::Lanes(d));
   for (int64_t j = 0; j < kPanelColumns; j += lanes) {
@@ -73,12 +62,8 @@ void sum_tile(const double* row0, const double* row1, const double* panel, int64
       first.add(hn::Set(d, row0[i]), b);
       second.add(hn::Set(d, row1[i]), b);
     }
-    int row = 0;
-    for (const auto& column : {first, second}) {
-      hn::StoreU(column.hi, d, sums.hi[row] + j);
-      hn::StoreU(column.lo, d, sums.lo[row] + j);
-      hn::StoreU(column.magnitude, d, sums.magnitude[row++] + j);
-    }
+    first.store(d, sums, 0, j);
+    second.store(d, sums, 1, j);
   }
 }
 
@@ -149,10 +134,10 @@ double finish(const Terms& terms, double hi, double lo, double magnitude, DType 
 }
 
 void multiply(const GemmProduct& p) {
-  for_each_tile(p, p.scale, kTileRows, [&](const F64Tile& tile) {
+  for_each_tile(p, p.scale, kExactRows, [&](const F64Tile& tile) {
     const auto& [row, rows, column, columns, k, a, panel] = tile;
-    Sums sums;
-    float out[kTileRows][kPanelColumns], old[kTileRows][kPanelColumns] = {};
+    double sums[3][kExactRows][kPanelColumns];
+    float out[kExactRows][kPanelColumns], old[kExactRows][kPanelColumns] = {};
     HWY_DYNAMIC_DISPATCH(sum_tile)(tile.a_row(0), tile.a_row(1), panel, k, sums);
     const Matrix target = p.c.block(row, rows, column, columns);
     if (p.accumulate) copy_matrix(target, {DType::f32, old, rows, columns, kPanelColumns, 1});
@@ -161,7 +146,7 @@ void multiply(const GemmProduct& p) {
         const Terms terms{tile.a_row(i), panel + j, k, p.bias ? p.bias[column + j] : 0.0,
                           old[i][j]};
         out[i][j] = static_cast<float>(
-            finish(terms, sums.hi[i][j], sums.lo[i][j], sums.magnitude[i][j], p.c.dtype));
+            finish(terms, sums[0][i][j], sums[1][i][j], sums[2][i][j], p.c.dtype));
       }
     }
     copy_matrix({DType::f32, out, rows, columns, kPanelColumns, 1}, target);

@@ -13,17 +13,6 @@
 
 #include "kernels/gemm/f64_panels.h"
 
-#ifndef WEFT_KERNELS_GEMM_CPU_FP8_TILE
-#define WEFT_KERNELS_GEMM_CPU_FP8_TILE
-namespace weft::kernels {
-namespace {
-
-constexpr int64_t kTileRows = 4;
-
-}  // namespace
-}  // namespace weft::kernels
-#endif
-
 HWY_BEFORE_NAMESPACE();
 namespace weft::kernels::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
@@ -33,20 +22,20 @@ namespace {
 void add_tile(const double* const* rows, const double* panel, int64_t k, float* sums) {
   const hn::CappedTag<double, 8> d;
   const auto lanes = static_cast<int64_t>(hn::Lanes(d));
-  HWY_ALIGN double exact[kTileRows][kPanelColumns];
+  HWY_ALIGN double exact[kFp8Rows][kPanelColumns];
   for (int64_t j = 0; j < kPanelColumns; j += lanes) {
-    hn::Vec<decltype(d)> sum[kTileRows];
+    hn::Vec<decltype(d)> sum[kFp8Rows];
     for (auto& s : sum) s = hn::Zero(d);
     for (int64_t i = 0; i < k; ++i) {
       const auto b = hn::LoadU(d, panel + i * kPanelColumns + j);
-      for (int r = 0; r < kTileRows; ++r) {
+      for (int r = 0; r < kFp8Rows; ++r) {
         sum[r] = hn::Add(sum[r], hn::Mul(hn::Set(d, rows[r][i]), b));
       }
     }
-    for (int r = 0; r < kTileRows; ++r) hn::StoreU(sum[r], d, exact[r] + j);
+    for (int r = 0; r < kFp8Rows; ++r) hn::StoreU(sum[r], d, exact[r] + j);
   }
   const double* from = exact[0];
-  for (int64_t i = 0; i < kTileRows * kPanelColumns; ++i) sums[i] += static_cast<float>(from[i]);
+  for (int64_t i = 0; i < kFp8Rows * kPanelColumns; ++i) sums[i] += static_cast<float>(from[i]);
 }
 
 }  // namespace
@@ -61,11 +50,11 @@ HWY_EXPORT(add_tile);
 namespace {
 
 void multiply(const GemmProduct& p) {
-  for_each_tile(p, 1, kTileRows, [&](const F64Tile& tile) {
-    float sums[kTileRows][kPanelColumns] = {};
+  for_each_tile(p, 1, kFp8Rows, [&](const F64Tile& tile) {
+    float sums[kFp8Rows][kPanelColumns] = {};
     for (int64_t first = 0; first < tile.k; first += kFp8PromotionInterval) {
-      const double* block[kTileRows];
-      for (int64_t i = 0; i < kTileRows; ++i) block[i] = tile.a_row(i) + first;
+      const double* block[kFp8Rows];
+      for (int64_t i = 0; i < kFp8Rows; ++i) block[i] = tile.a_row(i) + first;
       HWY_DYNAMIC_DISPATCH(add_tile)
       (block, tile.panel + first * kPanelColumns, std::min(kFp8PromotionInterval, tile.k - first),
        sums[0]);

@@ -5,7 +5,6 @@
 //
 // For f32 (and f16, bf16 and fp8 widened) without tensor cores; bound by the multiply-adds at large
 // sizes. fp8 sums are in f32 throughout and need no promotion.
-#include "core/stream.h"
 #include "kernels/device/instances.h"
 #include "kernels/gemm/gemm_bias_gradient.cuh"
 
@@ -121,10 +120,10 @@ void gemm_cuda_registers(const GemmProblem& problem) {
   if (finish_if_empty(problem)) return;
   const GemmArguments p(problem);
   const dim3 grid(tiles(p.n, kCols), tiles(p.m, kRows), grid_batches(p.batches));
-  const runtime::StreamHandle stream = current_stream_handle(problem.device());
   with_flags(
       [&](auto a_depth, auto b_depth) {
-        WEFT_LAUNCH((gemm_registers_kernel<a_depth(), b_depth()>), grid, kThreads, 0, stream, p);
+        WEFT_LAUNCH((gemm_registers_kernel<a_depth(), b_depth()>), grid, kThreads, 0,
+                    current_stream_handle(problem.device()), p);
       },
       p.a.column == 1, p.b.row == 1);
   sum_columns<float>(problem, p);

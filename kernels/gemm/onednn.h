@@ -28,18 +28,14 @@ inline dnnl::memory::data_type onednn_type(DType dtype) {
 class OnednnThreads {
  public:
   explicit OnednnThreads(int threads) : previous_(omp_get_max_threads()) {
-    if (threads != previous_) omp_set_num_threads(threads);
-    changed_ = threads != previous_;
+    omp_set_num_threads(threads);
   }
-  ~OnednnThreads() {
-    if (changed_) omp_set_num_threads(previous_);
-  }
+  ~OnednnThreads() { omp_set_num_threads(previous_); }
   OnednnThreads(const OnednnThreads&) = delete;
   OnednnThreads& operator=(const OnednnThreads&) = delete;
 
  private:
   int previous_;
-  bool changed_ = false;
 };
 
 /// Memory of a description: the caller's, or uninitialised memory from the caching allocator.
