@@ -94,13 +94,8 @@ void pack_rows(const Matrix& m, int64_t padded, Acc* to) {
   for (int64_t i = 0; i < m.rows; ++i) {
     Acc* row = to + i * padded;
     const Acc* source = read_row(m.dtype, m.at(i, 0), 0, m.col_stride, m.cols, row);
-    if (source != row) {
-      const hn::ScalableTag<Acc> d;
-      for_each_vector(d, m.cols, [&](size_t j, size_t n) HWY_ATTR {
-        store_part(d, load_part(d, source + j, n), row + j, n);
-      });
-    }
-    for (int64_t j = m.cols; j < padded; ++j) row[j] = 0;
+    if (source != row) std::copy(source, source + m.cols, row);
+    std::fill(row + m.cols, row + padded, Acc{0});
   }
 }
 

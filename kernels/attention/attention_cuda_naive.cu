@@ -39,7 +39,7 @@ struct Work {
   /// The factor of dropout: 0 or 1 / (1 - p).
   __device__ Acc kept(int64_t query, int64_t key) const {
     if (p.dropout == 0) return 1;
-    return p.keeps(row(query) * p.keys + key) ? p.template kept_factor<Acc>() : Acc{0};
+    return p.keeps(row(query) * p.keys + key) ? static_cast<Acc>(p.kept_factor()) : Acc{0};
   }
   __device__ Acc probability(int64_t query, int64_t key) const {
     if (!p.sees(query, key)) return 0;

@@ -34,8 +34,6 @@ struct MmaAttention : AttentionFields<HeadRows, int, float> {
   __device__ __forceinline__ int last_key(int query) const {
     return causal ? min(keys - 1, query) : keys - 1;
   }
-  /// What a kept probability is multiplied by.
-  __device__ __forceinline__ float kept_factor() const { return 1 / (1 - dropout); }
   /// The number of the score (query, key) of a pair among all.
   __device__ __forceinline__ uint64_t element(const Pair& pair, int query, int key) const {
     return (static_cast<uint64_t>(pair.index) * queries + query) * keys + key;

@@ -113,11 +113,6 @@ struct GemmCase {
 /// When a case is run.
 enum class Timing : uint8_t { kNone, kTimed, kLarge };
 
-inline Case<GemmProblem> gemm_case(const GemmCase& c, Timing timing) {
-  return {c.name(), [c](Inputs& in) { return c.make(in); },
-          timing == Timing::kNone ? Cost{} : c.cost(), timing == Timing::kLarge, c.emulated_on};
-}
-
 /// Cases in the making: each has the types and numerics that are set when it is added.
 struct GemmCases {
   GemmTypes types;
@@ -130,7 +125,9 @@ struct GemmCases {
     c.m = m, c.n = n, c.k = k;
     c.types = types;
     c.numerics = numerics;
-    list.push_back(gemm_case(c, timing));
+    list.push_back({c.name(), [c](Inputs& in) { return c.make(in); },
+                    timing == Timing::kNone ? Cost{} : c.cost(), timing == Timing::kLarge,
+                    c.emulated_on});
   }
 };
 

@@ -161,12 +161,6 @@ __device__ __forceinline__ void produce(const Arguments& g, int depth, Ring<kSta
   }
 }
 
-/// Two floats rounded to neighbours in memory.
-template <class T>
-__device__ __forceinline__ uint32_t round_pair(float low, float high) {
-  return std::is_same_v<T, bf16> ? ptx::cvt_rn_bf16x2(low, high) : ptx::cvt_rn_f16x2(low, high);
-}
-
 /// Rounds a consumer's sums to T in its buffer: boxes of 64 columns, swizzled as TMA expects.
 /// `shifts`: a bias for each column.
 template <class T, int kCols>
@@ -185,7 +179,8 @@ __device__ __forceinline__ void round_into(char* store, const float* shifts, flo
     for (int h = 0; h < 2; ++h) {
       const float x = sums[4 * j + 2 * h] * scale + shift.values[0];
       const float y = sums[4 * j + 2 * h + 1] * scale + shift.values[1];
-      *reinterpret_cast<uint32_t*>(at + h * 8 * kLine) = round_pair<T>(x, y);
+      *reinterpret_cast<uint32_t*>(at + h * 8 * kLine) =
+          std::is_same_v<T, bf16> ? ptx::cvt_rn_bf16x2(x, y) : ptx::cvt_rn_f16x2(x, y);
     }
   }
 }
