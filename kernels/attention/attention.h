@@ -26,6 +26,8 @@
 
 namespace weft::kernels {
 
+class CudnnGraph;  // kernels/device/cudnn_graph.h
+
 struct AttentionProblem {
   Tensor q, k, v;
   Tensor out;         // forward: written; backward: the forward's output
@@ -68,6 +70,10 @@ bool attention_fits_short(const AttentionProblem& problem);
 /// of 8 whose rows begin at multiples of 16 bytes, ieee numerics, no dropout, whose masks are
 /// others there; the library was found, and has a plan.
 bool attention_fits_cudnn(const AttentionProblem& problem);
+
+/// The graph that cuDNN's fused engines recognise, by the problem's shapes, layouts and options;
+/// only in the cuda flavour.
+CudnnGraph attention_cudnn_graph(const AttentionProblem& problem);
 
 void attention(const AttentionProblem& problem);
 const Op<AttentionProblem>& attention_op();

@@ -5,7 +5,7 @@
 // is the matrix product.
 #include "core/parallel.h"
 #include "core/view.h"
-#include "kernels/attention/attention_scores.h"
+#include "kernels/attention/attention_heads.h"
 #include "kernels/gemm/gemm.h"
 
 namespace weft::kernels {

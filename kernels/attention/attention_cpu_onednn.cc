@@ -6,7 +6,7 @@
 // cache. bf16 products take P and dS rounded to bf16, as on a GPU's tensor cores; CPUs without them
 // widen to f32. The limiter is the matrix product at 197 tokens and the exponential at 65.
 #include "core/parallel.h"
-#include "kernels/attention/attention_scores.h"
+#include "kernels/attention/attention_heads.h"
 #include "kernels/gemm/gemm_batch.h"
 #include "kernels/gemm/onednn_matmul.h"
 

@@ -9,7 +9,6 @@
 #include <vector>
 
 #include "kernels/attention/attention_rows_inl.h"
-#include "kernels/attention/attention_scores.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace weft::kernels::HWY_NAMESPACE {
@@ -30,7 +29,7 @@ void forward_row(const AttentionProblem& p, float* row, int64_t n, const float* 
   *lse = max + std::log(sum);
 }
 
-void finish_rows(const AttentionProblem& p, const ScoreBlock& b) {
+void finish_rows(const AttentionProblem& p, const StoredScores& b) {
   const int64_t keys = p.k.size(2), width = p.q.size(3);
   std::vector<float> factors(p.dropout > 0 ? keys : 0), row_a(width), row_b(width);
   const float* const dropout = factors.empty() ? nullptr : factors.data();
@@ -63,7 +62,7 @@ namespace weft::kernels {
 
 HWY_EXPORT(finish_rows);
 
-void finish_scores(const AttentionProblem& p, const ScoreBlock& block) {
+void finish_scores(const AttentionProblem& p, const StoredScores& block) {
   HWY_DYNAMIC_DISPATCH(finish_rows)(p, block);
 }
 

@@ -16,11 +16,9 @@ int64_t rows_per_task(int64_t cols) {
 template <class F>
 void for_row_blocks(int64_t matrices, int64_t rows, int64_t cols, F&& f) {
   const int64_t block = rows_per_task(cols), blocks = (rows + block - 1) / block;
-  parallel_for(matrices * blocks, 1, [&](int64_t begin, int64_t end) {
-    for (int64_t task = begin; task < end; ++task) {
-      const int64_t row = task % blocks * block;
-      f(row, std::min(block, rows - row), task / blocks);
-    }
+  parallel_for(matrices * blocks, 1, [&](int64_t task, int64_t) {
+    const int64_t row = task % blocks * block;
+    f(row, std::min(block, rows - row), task / blocks);
   });
 }
 
