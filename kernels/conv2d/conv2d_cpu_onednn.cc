@@ -256,7 +256,7 @@ void weight_gradient(const Conv2dProblem& p, const Conv2dSizes& s, const Tensor&
 }  // namespace
 
 bool conv2d_fits_onednn(const Conv2dProblem& p) {
-  if (gemm_arithmetic(p.dtype(), p.numerics) != GemmArithmetic::kIeee) return false;
+  if (!gemm_is<GemmArithmetic::kIeee>(p)) return false;
   if (p.dtype() == DType::bf16 && !onednn_has_bf16()) return false;
   // The blocked layout pads the channels of dx to a vector: for the three of an image im2col is
   // three times as quick.

@@ -81,7 +81,7 @@ void with_best(const Conv2dProblem& p, cudnnConvolutionDescriptor_t convolution,
 }  // namespace
 
 bool conv2d_fits_cudnn(const Conv2dProblem& p) {
-  if (gemm_arithmetic(p.dtype(), p.numerics) != GemmArithmetic::kIeee) return false;
+  if (!gemm_is<GemmArithmetic::kIeee>(p)) return false;
   for (const Tensor* t : {&p.x, &p.w, &p.bias, &p.y, &p.dy, &p.dx, &p.dw, &p.dbias}) {
     if (!t->defined()) continue;
     if (!t->is_contiguous() || t->dtype() != p.dtype()) return false;

@@ -39,11 +39,15 @@ bool finish_if_empty(const GemmProblem& problem) {
   return true;
 }
 
-bool is_repeated_over_batch(const Tensor& t) {
-  for (int d = 0; d + 2 < t.dim(); ++d) {
-    if (t.size(d) != 1 && t.stride(d) != 0) return false;
+std::optional<int64_t> batch_stride(const Tensor& t) {
+  int64_t stride = 0, expected = -1;
+  for (int d = t.dim() - 3; d >= 0; --d) {
+    if (t.size(d) == 1) continue;
+    if (expected >= 0 && t.stride(d) != expected) return std::nullopt;
+    if (expected < 0) stride = t.stride(d);
+    expected = t.stride(d) * t.size(d);
   }
-  return true;
+  return stride;
 }
 
 void gemm(const GemmProblem& problem) { dispatch(gemm_op(), problem); }

@@ -76,7 +76,7 @@ GemmBatch batch_of(const GemmProblem& p) {
   WEFT_ASSERT(!p.bias_gradient.defined() || p.epilogue == Epilogue::kDgelu);
   WEFT_ASSERT(!p.aux.defined() || (p.aux.shape() == p.c.shape() && p.aux.dtype() == p.c.dtype()));
   Tensor a = p.a, b = p.b, c = p.c, aux = p.aux;
-  if (p.c.dim() > 2 && p.k() > 0 && is_repeated_over_batch(p.b)) {
+  if (p.c.dim() > 2 && p.k() > 0 && batch_stride(p.b) == 0) {
     const auto fold_rows = [](const Tensor& t) {
       return view::try_reshape(t, {t.numel() / t.size(-1), t.size(-1)});
     };

@@ -77,18 +77,6 @@ std::optional<View> view_of(const Tensor& t) {
   return std::nullopt;
 }
 
-/// The stride of a batch that one stride describes; 0 for one matrix, nothing when none does.
-std::optional<int64_t> batch_stride(const Tensor& t) {
-  int64_t stride = 0, expected = -1;
-  for (int d = t.dim() - 3; d >= 0; --d) {
-    if (t.shape()[d] == 1) continue;
-    if (expected >= 0 && t.strides()[d] != expected) return std::nullopt;
-    if (expected < 0) stride = t.strides()[d];
-    expected = t.strides()[d] * t.shape()[d];
-  }
-  return stride;
-}
-
 /// An object of cuBLASLt and the function that destroys it.
 template <class T>
 using Owned = std::unique_ptr<std::remove_pointer_t<T>, cublasStatus_t (*)(T)>;

@@ -86,7 +86,7 @@ Tensor k_major(const Tensor& x, const char* operand) {
                     operand, x));
   }
   Tensor from = x;
-  while (is_repeated_over_batch(x) && from.dim() > 2) from = view::select(from, 0, 0);
+  while (batch_stride(x) == 0 && from.dim() > 2) from = view::select(from, 0, 0);
   constexpr int64_t kAlignment = 16;
   const int64_t k = from.size(-1);
   Shape shape = from.shape();
