@@ -137,17 +137,16 @@ void conv2d_cuda_im2col(const Conv2dProblem& p) {
         return of_group(view::narrow(t, 0, first, images), 1, size);
       };
       switch (p.pass()) {
-        case Conv2dPass::kForward: {
-          const Tensor y = some(p.y, filters), last = view::permute(y, {0, 2, 3, 1});
-          const Tensor target = contiguous_output(last);
-          gemm({.a = rows_of(some(p.x, channels)),
-                .b = view::transpose(weights(), 0, 1),
-                .c = view::reshape(target, {images * s.P * s.Q, filters}),
-                .bias = p.bias.defined() ? of_group(p.bias, 0, filters) : Tensor(),
-                .numerics = p.numerics});
-          finish_output(target, last);
+        case Conv2dPass::kForward:
+          write_through(view::permute(some(p.y, filters), {0, 2, 3, 1}), p.dtype(),
+                        [&](const Tensor& y) {
+                          gemm({.a = rows_of(some(p.x, channels)),
+                                .b = view::transpose(weights(), 0, 1),
+                                .c = view::reshape(y, {images * s.P * s.Q, filters}),
+                                .bias = p.bias.defined() ? of_group(p.bias, 0, filters) : Tensor(),
+                                .numerics = p.numerics});
+                        });
           break;
-        }
         case Conv2dPass::kDataGradient: {
           const Tensor rows = Tensor::empty({images * s.P * s.Q, s.patch()}, wide, p.device());
           gemm({.a = result_rows(some(p.dy, filters)),

@@ -34,8 +34,7 @@ void write_through(const Tensor& out, DType dtype,
 
 void conv2d_bias_gradient(const Conv2dProblem& p) {
   if (!p.dbias.defined()) return;
-  const Tensor sums =
-      view::unsqueeze(view::unsqueeze(view::unsqueeze(p.dbias, 0), 2), 3);  // [1, K, 1, 1]
+  const Tensor sums = view::reshape(p.dbias, {1, p.dbias.size(0), 1, 1});
   reduce({.x = p.dy, .y = sums, .reduction = Reduction::kSum});
 }
 

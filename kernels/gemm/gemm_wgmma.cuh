@@ -302,17 +302,16 @@ __device__ __forceinline__ void wait_for_stores() {
 
 /// A matrix's map: boxes of `lines` lines of 128 bytes along the dimension without gaps.
 inline TensorMap matrix_map(const TmaMatrix& matrix, DType dtype, uint32_t lines) {
-  TensorMapSpec spec{
-      .base = matrix.base,
-      .dtype = dtype,
-      .rank = 3,
-      .dims = {static_cast<uint64_t>(matrix.length), static_cast<uint64_t>(matrix.lines),
-               static_cast<uint64_t>(matrix.batches)},
-      .strides = {static_cast<uint64_t>(matrix.line_bytes),
-                  static_cast<uint64_t>(matrix.batch_bytes)},
-      .box = {kLine / static_cast<uint32_t>(itemsize(dtype)), lines, 1},
-      .swizzle = TmaSwizzle::kBytes128};
-  return make_tensor_map(spec);
+  return make_tensor_map(
+      {.base = matrix.base,
+       .dtype = dtype,
+       .rank = 3,
+       .dims = {static_cast<uint64_t>(matrix.length), static_cast<uint64_t>(matrix.lines),
+                static_cast<uint64_t>(matrix.batches)},
+       .strides = {static_cast<uint64_t>(matrix.line_bytes),
+                   static_cast<uint64_t>(matrix.batch_bytes)},
+       .box = {kLine / static_cast<uint32_t>(itemsize(dtype)), lines, 1},
+       .swizzle = TmaSwizzle::kBytes128});
 }
 
 /// A problem cut into tiles of 128 x cols and stages of `depth` of K, with the memory that the

@@ -17,13 +17,12 @@ struct Matrix {
     return static_cast<char*>(data) +
            (i * row_stride + j * col_stride) * static_cast<int64_t>(itemsize(dtype));
   }
-  Matrix shifted(int64_t elements) const {
-    Matrix m = *this;
-    m.data = static_cast<char*>(data) + elements * static_cast<int64_t>(itemsize(dtype));
-    return m;
-  }
   Matrix block(int64_t row, int64_t n_rows, int64_t col, int64_t n_cols) const {
     return {dtype, at(row, col), n_rows, n_cols, row_stride, col_stride};
+  }
+  Matrix shifted(int64_t elements) const {
+    void* const moved = static_cast<char*>(data) + elements * static_cast<int64_t>(itemsize(dtype));
+    return {dtype, moved, rows, cols, row_stride, col_stride};
   }
   Matrix row_block(int64_t row, int64_t n_rows) const { return block(row, n_rows, 0, cols); }
   Matrix transposed() const { return {dtype, data, cols, rows, col_stride, row_stride}; }
