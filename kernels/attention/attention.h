@@ -2,11 +2,9 @@
 //
 //   S = scale Q K^T                    [Tq, Tk]; causal: query i sees the keys j <= i only
 //   P = softmax(S), lse = log sum exp(S) along the keys
-//   out = dropout(P) V                 dropout keeps an element with probability 1 - p, times
-//   1/(1-p)
+//   out = dropout(P) V                 dropout keeps elements with probability 1 - p, times 1/(1-p)
 //
-// Backward, from lse instead of a stored P (Dao et al., "FlashAttention", NeurIPS 2022, appendix
-// B):
+// Backward, from lse, not a stored P (Dao et al., "FlashAttention", NeurIPS 2022, appendix B):
 //   P = exp(S - lse), dP = dropout(dout V^T), D = sum(dout * out) along the head dimension,
 //   dS = P * (dP - D), dq = scale dS K, dk = scale dS^T Q, dv = dropout(P)^T dout
 //

@@ -2,10 +2,9 @@
 // softmax is Milakov and Gimelshein's, 2018): any length, f32 and f64 arithmetic, no library.
 //
 // A thread owns a (batch, head) pair: it packs the pair's operands once, then walks blocks of
-// queries against blocks of keys, and never holds more than one block of scores (two in backward).
-// In forward a block of O is rescaled whenever the running maximum grows; backward recomputes P
-// from lse, and adds to dk and dv in the order of the query blocks. The limiter is the matrix
-// product.
+// queries against blocks of keys, one block of scores (two in backward) at a time. In forward a
+// block of O is rescaled whenever the running maximum grows; backward recomputes P from lse, and
+// adds to dk and dv in the order of the query blocks. The limiter is the matrix product.
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/attention/attention_cpu_flash.cc"
 #include "core/simd/targets.h"

@@ -1,8 +1,6 @@
 // Attention over few keys, on mma.sync: all of K and V of a head lie in shared memory at once, so a
-// row of scores is complete before its softmax, and nothing is rescaled.
-//
-// Tiles of a length like ViT's 197 waste work in a kernel for any length (256 columns computed of
-// which 197 count); here scores are computed in blocks of 16 by 16, 208 of them.
+// row of scores is complete before its softmax, and nothing is rescaled. Scores are computed in
+// blocks of 16 by 16: of ViT's 197 keys 208 columns, where a kernel for any length takes 256.
 //
 // Forward: a block owns some queries of a head, a warp 16 at a time; their scores over every key
 // stay in its registers, where P replaces them. Up to 4 warps, so that two blocks share a
@@ -17,9 +15,9 @@
 //
 //   hazard                                              what orders it
 //   K, V or a stage is read before it is complete       cp_async_wait, then a barrier
-//   a stage or dS is overwritten while a warp reads it  the barrier after the wait: it was read
-//   before dS is read before all warps wrote it                the second barrier of a chunk Q's
-//   stage becomes dq's way out                      that barrier: all products with Q are over
+//   a stage or dS is overwritten while a warp reads it  the barrier after the wait
+//   dS is read before all warps wrote it                the second barrier of a chunk
+//   Q's stage becomes dq's way out                      that barrier: all products with Q are over
 #include "kernels/attention/attention_short.h"
 #include "kernels/attention/token_ring.cuh"
 

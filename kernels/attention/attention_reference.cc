@@ -13,13 +13,12 @@
 // lose at most 10.5 u of the largest sum for 16 products (numerics/tensor_core.h): within
 // gamma_(D+3). Of TF32 an A100 takes 4 products at a time: 5 terms cut off below 2^-24 of the
 // largest and the sum below 2^-23, 7 u, so that n products count as 7 ceil(n / 4) roundings (an
-// H100's 8 at a time lose 6.5 u). TF32's operands q, k, v and dout are those of the mode, by
-// integer arithmetic of this file's own; D takes out and dout as they are. Exponentials are powers
-// of 2 there, of relative error 2.9 u, whose argument takes two more roundings of S: within the 16
-// u and the two units of s. Backward takes out and lse as given. Results below the normal range may
-// be flushed (exponentials; oneDNN's bf16 operands): 2^-126 for each term, 2^-25 where P and dS are
-// f16. Outputs come in the order of memory: [B, T, H, D] where tokens lie further apart than heads.
-// Of large problems a sample of (batch, head) pairs is checked; the others must be finite.
+// H100's 8 at a time lose 6.5 u). Exponentials are powers of 2 there, of relative error 2.9 u,
+// whose argument takes two more roundings of S: within the 16 u and the two units of s. q, k, v and
+// dout are rounded to TF32 by integer arithmetic of this file's own; D takes out and dout as they
+// are. Backward takes out and lse as given. Results below the normal range may be flushed
+// (exponentials; oneDNN's bf16 operands): 2^-126 for each term, 2^-25 where P and dS are f16. Of
+// large problems a sample of (batch, head) pairs is checked; the others must be finite.
 #include <bit>
 #include <cmath>
 

@@ -1,9 +1,8 @@
 // fp8 operands, widened to f64, where the sum of 128 of their products is exact: a product has 8
 // bits or fewer and lies between 2^-18 and 2^18 for e4m3, between 2^-25 and 2^25 for e5m2 with
 // e4m3. (Sums of e5m2 with e4m3, or with e5m2, whose terms span more than 53 bits are rounded to
-// those.) Each such sum is rounded to f32 and added to the f32 accumulator.
-//
-// A thread owns tiles of 4 rows by a panel of columns; the f64 units limit it.
+// those.) Each such sum is rounded to f32 and added to the f32 accumulator. A thread owns tiles of
+// 4 rows by a panel of columns; the f64 units limit it.
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/gemm/gemm_cpu_fp8.cc"
 #include "core/simd/targets.h"

@@ -51,9 +51,8 @@ struct Buffer {
   }
 };
 
-/// The tiles of all batches and parts of K, in an order in which blocks that run together share
-/// rows of A and columns of B in the second-level cache: columns of 8 tiles. 32 bits
-/// hold the count: divisions of 64 would cost registers beside the accumulators.
+/// The tiles of all batches and parts of K, in columns of 8, so that blocks that run together share
+/// rows of A and columns of B in the second-level cache. Divisions of 64 bits would cost registers.
 struct TileOrder {
   uint32_t rows, cols, parts, batches;
 
@@ -223,9 +222,9 @@ __device__ __forceinline__ void store_by_tma(const Arguments& g, const TensorMap
 }
 
 /// Finishes a consumer's sums one by one, or puts them into the workspace where K is split. A warp
-/// passes its rows through its part of the buffer, half of the columns at a time: then lanes own
-/// columns, so that accesses are whole lines, the sums of columns need no shuffles, and what an
-/// element needs in registers is held once and not beside every accumulator.
+/// passes its rows through its part of the buffer, half of the columns at a time, for lanes to own
+/// columns: accesses are whole lines, the sums of columns need no shuffles, and what an element
+/// needs in registers is held once and not beside every accumulator.
 template <int kCols>
 __device__ __forceinline__ void store_by_elements(const Arguments& g, const Buffer& buffer,
                                                   const TilePlace& tile, int consumer,
