@@ -8,7 +8,7 @@
 #include <cstdlib>
 
 #include "core/view.h"
-#include "kernels/attention/attention_cudnn_graph.h"
+#include "kernels/attention/attention.h"
 #include "kernels/layer_norm/layer_norm_cudnn_graph.h"
 #include "tests/skip.h"
 

@@ -1,6 +1,5 @@
 #include "kernels/attention/attention.h"
 
-#include "kernels/attention/attention_cudnn.h"
 #include "kernels/attention/attention_heads.h"
 #include "kernels/attention/attention_short.h"
 #include "kernels/gemm/gemm.h"
@@ -8,26 +7,20 @@
 namespace weft::kernels {
 namespace {
 
-bool attention_is_ieee(const AttentionProblem& p) {
-  return gemm_arithmetic(p.dtype(), p.numerics) == GemmArithmetic::kIeee;
-}
+bool attention_is_ieee(const AttentionProblem& p) { return gemm_is<GemmArithmetic::kIeee>(p); }
 
 bool attention_has_numerics(const AttentionProblem& p) { return !attention_is_ieee(p); }
 
-bool attention_is_tf32(const AttentionProblem& p) {
-  return gemm_arithmetic(p.dtype(), p.numerics) == GemmArithmetic::kTf32;
-}
-
 /// What the kernels of plain arithmetic for CUDA multiply.
 bool attention_is_plain(const AttentionProblem& p) {
-  return attention_is_ieee(p) || attention_is_tf32(p);
+  return gemm_is<GemmArithmetic::kIeee, GemmArithmetic::kTf32>(p);
 }
 
 /// What those for tensor cores multiply, TF32 as the tensor cores read it; rounding P and dS must
 /// be allowed.
 bool attention_is_for_mma(const AttentionProblem& p) {
   if (p.dtype() == DType::f32) {
-    return attention_is_tf32(p) && p.numerics.tf32 == Tf32::kTruncate;
+    return gemm_is<GemmArithmetic::kTf32>(p) && p.numerics.tf32 == Tf32::kTruncate;
   }
   return attention_is_ieee(p) && (p.dtype() == DType::bf16 || p.rounds_scores);
 }

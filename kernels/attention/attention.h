@@ -2,11 +2,9 @@
 //
 //   S = scale Q K^T                    [Tq, Tk]; causal: query i sees the keys j <= i only
 //   P = softmax(S), lse = log sum exp(S) along the keys
-//   out = dropout(P) V                 dropout keeps an element with probability 1 - p, times
-//   1/(1-p)
+//   out = dropout(P) V                 dropout keeps elements with probability 1 - p, times 1/(1-p)
 //
-// Backward, from lse instead of a stored P (Dao et al., "FlashAttention", NeurIPS 2022, appendix
-// B):
+// Backward, from lse, not a stored P (Dao et al., "FlashAttention", NeurIPS 2022, appendix B):
 //   P = exp(S - lse), dP = dropout(dout V^T), D = sum(dout * out) along the head dimension,
 //   dS = P * (dP - D), dq = scale dS K, dk = scale dS^T Q, dv = dropout(P)^T dout
 //
@@ -25,6 +23,8 @@
 #include "kernels/op.h"
 
 namespace weft::kernels {
+
+class CudnnGraph;  // kernels/device/cudnn_graph.h
 
 struct AttentionProblem {
   Tensor q, k, v;
@@ -64,6 +64,14 @@ bool attention_fits_tiles(const AttentionProblem& problem);
 bool attention_fits_mma(const AttentionProblem& problem);
 /// Of those, the ones whose keys and values fit a GPU's shared memory and registers at once.
 bool attention_fits_short(const AttentionProblem& problem);
+/// f16 or bf16 on a device, with P and dS rounded to it, heads of up to 128 columns and a multiple
+/// of 8 whose rows begin at multiples of 16 bytes, ieee numerics, no dropout, whose masks are
+/// others there; the library was found, and has a plan.
+bool attention_fits_cudnn(const AttentionProblem& problem);
+
+/// The graph that cuDNN's fused engines recognise, by the problem's shapes, layouts and options;
+/// only in the cuda flavour.
+CudnnGraph attention_cudnn_graph(const AttentionProblem& problem);
 
 void attention(const AttentionProblem& problem);
 const Op<AttentionProblem>& attention_op();

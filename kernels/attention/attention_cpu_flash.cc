@@ -2,10 +2,9 @@
 // softmax is Milakov and Gimelshein's, 2018): any length, f32 and f64 arithmetic, no library.
 //
 // A thread owns a (batch, head) pair: it packs the pair's operands once, then walks blocks of
-// queries against blocks of keys, and never holds more than one block of scores (two in backward).
-// In forward a block of O is rescaled whenever the running maximum grows; backward recomputes P
-// from lse, and adds to dk and dv in the order of the query blocks. The limiter is the matrix
-// product.
+// queries against blocks of keys, one block of scores (two in backward) at a time. In forward a
+// block of O is rescaled whenever the running maximum grows; backward recomputes P from lse, and
+// adds to dk and dv in the order of the query blocks. The limiter is the matrix product.
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/attention/attention_cpu_flash.cc"
 #include "core/simd/targets.h"
@@ -18,6 +17,7 @@
 
 #include "core/parallel.h"
 #include "kernels/attention/attention_rows_inl.h"
+#include "kernels/simd/variant.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace weft::kernels::HWY_NAMESPACE {
@@ -93,13 +93,8 @@ void pack_rows(const Matrix& m, int64_t padded, Acc* to) {
   for (int64_t i = 0; i < m.rows; ++i) {
     Acc* row = to + i * padded;
     const Acc* source = read_row(m.dtype, m.at(i, 0), 0, m.col_stride, m.cols, row);
-    if (source != row) {
-      const hn::ScalableTag<Acc> d;
-      for_each_vector(d, m.cols, [&](size_t j, size_t n) HWY_ATTR {
-        store_part(d, load_part(d, source + j, n), row + j, n);
-      });
-    }
-    for (int64_t j = m.cols; j < padded; ++j) row[j] = 0;
+    if (source != row) std::copy(source, source + m.cols, row);
+    std::fill(row + m.cols, row + padded, Acc{0});
   }
 }
 
@@ -308,11 +303,16 @@ void backward_pair(const AttentionProblem& p, int64_t pair) {
   store_rows(dv, width, head_matrix(p.dv, pair));
 }
 
-void attention_pair(const AttentionProblem& p, int64_t pair) {
-  if (p.dtype() == DType::f64) {
-    return p.backward() ? backward_pair<double>(p, pair) : forward_pair<double>(p, pair);
-  }
-  p.backward() ? backward_pair<float>(p, pair) : forward_pair<float>(p, pair);
+template <class Acc>
+void run_pairs(const AttentionProblem& p) {
+  parallel_for(attention_pairs(p), 1, [&](int64_t pair, int64_t) {
+    p.backward() ? backward_pair<Acc>(p, pair) : forward_pair<Acc>(p, pair);
+  });
+}
+
+void run(const AttentionProblem& p) {
+  check_attention(p);
+  p.dtype() == DType::f64 ? run_pairs<double>(p) : run_pairs<float>(p);
 }
 
 }  // namespace
@@ -320,16 +320,5 @@ void attention_pair(const AttentionProblem& p, int64_t pair) {
 HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
-namespace weft::kernels {
-
-HWY_EXPORT(attention_pair);
-
-void attention_cpu_flash(const AttentionProblem& p) {
-  check_attention(p);
-  parallel_for(attention_pairs(p), 1, [&](int64_t begin, int64_t end) {
-    for (int64_t pair = begin; pair < end; ++pair) HWY_DYNAMIC_DISPATCH(attention_pair)(p, pair);
-  });
-}
-
-}  // namespace weft::kernels
+WEFT_HIGHWAY_VARIANT(attention_cpu_flash, AttentionProblem, run)
 #endif

@@ -3,11 +3,9 @@
 //
 // A thread owns a (batch, head) pair and holds its whole score matrix, two in backward. The limiter
 // is the matrix product.
-#include <vector>
-
 #include "core/parallel.h"
 #include "core/view.h"
-#include "kernels/attention/attention_scores.h"
+#include "kernels/attention/attention_heads.h"
 #include "kernels/gemm/gemm.h"
 
 namespace weft::kernels {
@@ -33,7 +31,7 @@ void forward(const AttentionProblem& p, int64_t pair) {
   const Tensor q = head(p.q, pair), k = head(p.k, pair);
   const Tensor scores = Tensor::empty({q.size(0), k.size(0)}, DType::f32);
   gemm({.a = q, .b = transposed(k), .c = scores, .numerics = p.numerics});
-  softmax_scores(p, {pair, 1, 0, q.size(0), scores.data<float>(), nullptr, nullptr});
+  finish_scores(p, {pair, 1, 0, q.size(0), scores.data<float>(), nullptr});
   gemm({.a = as_operand(scores, p.dtype()),
         .b = head(p.v, pair),
         .c = head(p.out, pair),
@@ -44,12 +42,9 @@ void backward(const AttentionProblem& p, int64_t pair) {
   const Tensor q = head(p.q, pair), k = head(p.k, pair), dout = head(p.dout, pair);
   const Tensor scores = Tensor::empty({q.size(0), k.size(0)}, DType::f32);
   const Tensor gradients = Tensor::empty(scores.shape(), DType::f32);
-  std::vector<float> delta(q.size(0));
-  output_deltas(p, pair, 1, delta.data());
   gemm({.a = q, .b = transposed(k), .c = scores, .numerics = p.numerics});
   gemm({.a = dout, .b = transposed(head(p.v, pair)), .c = gradients, .numerics = p.numerics});
-  score_gradients(
-      p, {pair, 1, 0, q.size(0), scores.data<float>(), gradients.data<float>(), delta.data()});
+  finish_scores(p, {pair, 1, 0, q.size(0), scores.data<float>(), gradients.data<float>()});
   const Tensor weights = as_operand(scores, p.dtype()), ds = as_operand(gradients, p.dtype());
   gemm({.a = transposed(weights), .b = dout, .c = head(p.dv, pair), .numerics = p.numerics});
   gemm({.a = transposed(ds), .b = q, .c = head(p.dk, pair), .numerics = p.numerics});

@@ -63,6 +63,8 @@ struct AttentionFields {
         stream(p.stream),
         offset(p.offset) {}
 
+  /// What dropout multiplies the scores by that it keeps.
+  __device__ __forceinline__ Real kept_factor() const { return 1 / (1 - dropout); }
   /// Dropout keeps those of four neighbouring scores whose words pass this.
   __device__ __forceinline__ bool is_kept(uint32_t word) const {
     return uniform_from_bits(word) >= static_cast<float>(dropout);
@@ -121,11 +123,6 @@ struct AttentionArguments : AttentionFields<Heads, int64_t, double> {
     return (b * heads + h) * queries + query;
   }
   __device__ bool sees(int64_t query, int64_t key) const { return !causal || key <= query; }
-  /// What dropout multiplies the scores by that it keeps.
-  template <class Acc>
-  __device__ Acc kept_factor() const {
-    return static_cast<Acc>(1 / (1 - dropout));
-  }
 };
 
 }  // namespace weft::kernels

@@ -127,10 +127,9 @@ __global__ void __launch_bounds__(kThreads, Shape<kWidth, kOperand, kDropout>::k
         float tile_max = -INFINITY;
 #pragma unroll
         for (int j = 0; j < kBlocks; ++j) {
-          tile_max = larger(larger(tile_max, scores[i][j][2 * r]), scores[i][j][2 * r + 1]);
+          tile_max = std::fmax(std::fmax(tile_max, scores[i][j][2 * r]), scores[i][j][2 * r + 1]);
         }
-        tile_max = quad_join(tile_max, [](float a, float b) { return larger(a, b); });
-        const float new_max = larger(max[i][r], tile_max * scale);
+        const float new_max = std::fmax(max[i][r], quad_max(tile_max) * scale);
         const float shrink = ex2_approx(max[i][r] - new_max);
         max[i][r] = new_max;
         float tile_sum = 0;
@@ -218,11 +217,8 @@ __global__ void __launch_bounds__(kThreads, Shape<kWidth, kOperand, kDropout>::k
 }  // namespace
 
 void attention_cuda_flash(const AttentionProblem& problem) {
-  run_instance(problem, [&](const MmaAttention& p, runtime::StreamHandle stream, auto width,
-                            auto operand, auto has_dropout) {
-    constexpr int kWidth = width();
-    constexpr MmaOperand kOperand = operand();
-    constexpr bool kDropout = has_dropout();
+  run_instance(problem, [&]<int kWidth, MmaOperand kOperand, bool kDropout>(
+                            const MmaAttention& p, runtime::StreamHandle stream) {
     using S = Shape<kWidth, kOperand, kDropout>;
     const auto blocks = [&](int tokens, int tile) {
       return static_cast<unsigned>(p.pairs * tiles_of(tokens, tile));

@@ -26,7 +26,6 @@ struct Work {
   }
   __device__ bool exists() const { return b < p.batches; }
   __device__ int64_t row(int64_t query) const { return p.row(b, h, query); }
-  __device__ bool sees(int64_t query, int64_t key) const { return p.sees(query, key); }
   __device__ Acc dot(const Heads& x, int64_t i, const Heads& y, int64_t j) const {
     Acc sum = 0;
     for (int64_t d = 0; d < p.width; ++d) {
@@ -40,10 +39,10 @@ struct Work {
   /// The factor of dropout: 0 or 1 / (1 - p).
   __device__ Acc kept(int64_t query, int64_t key) const {
     if (p.dropout == 0) return 1;
-    return p.keeps(row(query) * p.keys + key) ? p.template kept_factor<Acc>() : Acc{0};
+    return p.keeps(row(query) * p.keys + key) ? static_cast<Acc>(p.kept_factor()) : Acc{0};
   }
   __device__ Acc probability(int64_t query, int64_t key) const {
-    if (!sees(query, key)) return 0;
+    if (!p.sees(query, key)) return 0;
     return std::exp(score(query, key) - load_one<Acc>(p.lse, row(query)));
   }
   /// dS of one pair whose probability is known.
@@ -51,6 +50,14 @@ struct Work {
     if (probability == 0) return 0;
     const Acc dp = kept(query, key) * dot(p.dout, query, p.v, key);
     return probability * (dp - load_one<Acc>(p.delta, row(query)));
+  }
+  /// Column d of weights[0..tokens) times x.
+  __device__ Acc weighted(const Acc* weights, int64_t tokens, const Heads& x, int64_t d) const {
+    Acc sum = 0;
+    for (int64_t t = 0; t < tokens; ++t) {
+      sum = std::fma(weights[t], p.factor(x.at<Acc>(b, h, t, d)), sum);
+    }
+    return sum;
   }
 };
 
@@ -67,7 +74,7 @@ __global__ void attention_naive_kernel(AttentionArguments p) {
   Acc* const scores = shared_row<Acc>(p.keys, 1);
   Acc max = -INFINITY, total = 0;
   for (int64_t j = w.lane; j < p.keys; j += kWarp) {
-    scores[j] = w.sees(w.token, j) ? w.score(w.token, j) : static_cast<Acc>(-INFINITY);
+    scores[j] = p.sees(w.token, j) ? w.score(w.token, j) : static_cast<Acc>(-INFINITY);
     max = scores[j] > max ? scores[j] : max;
   }
   max = warp_max(max);
@@ -79,10 +86,7 @@ __global__ void attention_naive_kernel(AttentionArguments p) {
   total = warp_sum(total);
   __syncwarp();
   for (int64_t d = w.lane; d < p.width; d += kWarp) {
-    Acc sum = 0;
-    for (int64_t j = 0; j < p.keys; ++j) {
-      sum = std::fma(scores[j], p.factor(p.v.at<Acc>(w.b, w.h, j, d)), sum);
-    }
+    const Acc sum = w.weighted(scores, p.keys, p.v, d);
     p.out.put(w.b, w.h, w.token, d, p.keys == 0 ? Acc{0} : sum / total);
   }
   if (w.lane == 0) store_one(p.lse, w.row(w.token), max + std::log(total));
@@ -111,11 +115,7 @@ __global__ void attention_dq_kernel(AttentionArguments p) {
   }
   __syncwarp();
   for (int64_t d = w.lane; d < p.width; d += kWarp) {
-    Acc sum = 0;
-    for (int64_t j = 0; j < p.keys; ++j) {
-      sum = std::fma(ds[j], p.factor(p.k.at<Acc>(w.b, w.h, j, d)), sum);
-    }
-    p.dq.put(w.b, w.h, w.token, d, static_cast<Acc>(p.scale) * sum);
+    p.dq.put(w.b, w.h, w.token, d, static_cast<Acc>(p.scale) * w.weighted(ds, p.keys, p.k, d));
   }
 }
 
@@ -132,22 +132,9 @@ __global__ void attention_dkv_kernel(AttentionArguments p) {
   }
   __syncwarp();
   for (int64_t d = w.lane; d < p.width; d += kWarp) {
-    Acc dk = 0, dv = 0;
-    for (int64_t i = 0; i < p.queries; ++i) {
-      dk = std::fma(ds[i], p.factor(p.q.at<Acc>(w.b, w.h, i, d)), dk);
-      dv = std::fma(dropped[i], p.factor(p.dout.at<Acc>(w.b, w.h, i, d)), dv);
-    }
-    p.dk.put(w.b, w.h, w.token, d, static_cast<Acc>(p.scale) * dk);
-    p.dv.put(w.b, w.h, w.token, d, dv);
+    p.dk.put(w.b, w.h, w.token, d, static_cast<Acc>(p.scale) * w.weighted(ds, p.queries, p.q, d));
+    p.dv.put(w.b, w.h, w.token, d, w.weighted(dropped, p.queries, p.dout, d));
   }
-}
-
-constexpr int64_t kSharedBytes = 227 << 10;
-
-/// Warps of a block whose rows of `bytes` fit shared memory together.
-int warps_for(int64_t bytes) {
-  return static_cast<int>(
-      std::clamp<int64_t>(kSharedBytes / std::max<int64_t>(bytes, 1), 1, kWarps));
 }
 
 template <class Acc>
@@ -156,7 +143,10 @@ void run(const AttentionArguments& p, bool backward, runtime::StreamHandle strea
     const int64_t work = p.batches * p.heads * tokens;
     if (work == 0) return;
     const int64_t bytes = row_elements * static_cast<int64_t>(sizeof(Acc));
-    const int warps = warps_for(bytes);
+    // Those whose rows fit shared memory together.
+    constexpr int64_t kSharedBytes = 227 << 10;
+    const int warps = static_cast<int>(
+        std::clamp<int64_t>(kSharedBytes / std::max<int64_t>(bytes, 1), 1, kWarps));
     WEFT_LAUNCH(kernel, static_cast<unsigned>((work + warps - 1) / warps), warps * kWarp,
                 static_cast<size_t>(warps * bytes), stream, p);
   };

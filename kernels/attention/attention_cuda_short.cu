@@ -1,8 +1,6 @@
 // Attention over few keys, on mma.sync: all of K and V of a head lie in shared memory at once, so a
-// row of scores is complete before its softmax, and nothing is rescaled.
-//
-// Tiles of a length like ViT's 197 waste work in a kernel for any length (256 columns computed of
-// which 197 count); here scores are computed in blocks of 16 by 16, 208 of them.
+// row of scores is complete before its softmax, and nothing is rescaled. Scores are computed in
+// blocks of 16 by 16: of ViT's 197 keys 208 columns, where a kernel for any length takes 256.
 //
 // Forward: a block owns some queries of a head, a warp 16 at a time; their scores over every key
 // stay in its registers, where P replaces them. Up to 4 warps, so that two blocks share a
@@ -17,9 +15,9 @@
 //
 //   hazard                                              what orders it
 //   K, V or a stage is read before it is complete       cp_async_wait, then a barrier
-//   a stage or dS is overwritten while a warp reads it  the barrier after the wait: it was read
-//   before dS is read before all warps wrote it                the second barrier of a chunk Q's
-//   stage becomes dq's way out                      that barrier: all products with Q are over
+//   a stage or dS is overwritten while a warp reads it  the barrier after the wait
+//   dS is read before all warps wrote it                the second barrier of a chunk
+//   Q's stage becomes dq's way out                      that barrier: all products with Q are over
 #include "kernels/attention/attention_short.h"
 #include "kernels/attention/token_ring.cuh"
 
@@ -92,14 +90,12 @@ __global__ void __launch_bounds__(short_forward_warps(sizeof(MmaElement<kOperand
           const int key = 16 * j + 8 * half + 2 * q + e % 2, query = first_row + g + 8 * (e / 2);
           float& score = scores[2 * j + half][e];
           if (is_masked && (key >= p.keys || (p.causal && key > query))) score = -INFINITY;
-          max[e / 2] = larger(max[e / 2], score);
+          max[e / 2] = std::fmax(max[e / 2], score);
         }
       }
     }
 #pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      max[r] = quad_join(max[r], [](float x, float y) { return larger(x, y); }) * scale;
-    }
+    for (int r = 0; r < 2; ++r) max[r] = quad_max(max[r]) * scale;
     if (round == 0) {
       cp_async_wait<0>();
       __syncthreads();  // V is complete
@@ -234,11 +230,8 @@ void forward(const MmaAttention& p, runtime::StreamHandle stream) {
 }  // namespace
 
 void attention_cuda_short(const AttentionProblem& problem) {
-  run_instance(problem, [&](const MmaAttention& p, runtime::StreamHandle stream, auto width,
-                            auto operand, auto has_dropout) {
-    constexpr int kWidth = width();
-    constexpr MmaOperand kOperand = operand();
-    constexpr bool kDropout = has_dropout();
+  run_instance(problem, [&]<int kWidth, MmaOperand kOperand, bool kDropout>(
+                            const MmaAttention& p, runtime::StreamHandle stream) {
     if (!problem.backward()) {
       if (p.queries > 0) forward<kWidth, kOperand, kDropout>(p, stream);
       return;

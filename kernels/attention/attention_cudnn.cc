@@ -5,9 +5,8 @@
 // which cuDNN's fused engines look for them (its documentation, "Fused Flash Attention"). dq is
 // written as one product, for which the library keeps dS in its workspace: summed across blocks in
 // f32, as it would be otherwise, its bits would differ from run to run.
-#include "kernels/attention/attention_cudnn.h"
-
-#include "kernels/attention/attention_cudnn_graph.h"
+#include "kernels/attention/attention.h"
+#include "kernels/device/cudnn_graph.h"
 
 #if __has_include(<cudnn.h>)
 
@@ -20,6 +19,10 @@ namespace weft::kernels {
 namespace {
 
 using Value = CudnnGraph::Value;
+
+/// Ids of the graphs' memory. delta: f32 [B, H, Tq, 1], dense, that backward needs beside the
+/// problem's tensors.
+enum Id : int64_t { kQ = 1, kK, kV, kOut, kLse, kDout, kDelta, kDq, kDk, kDv };
 
 /// [B, H, T, D] memory, or the same read as [B, H, D, T].
 Value heads(CudnnGraph& graph, int64_t id, const Tensor& t, bool transposed = false) {
@@ -45,11 +48,15 @@ struct Scores {
         graph(graph),
         shape{p.q.size(0), p.q.size(1), p.q.size(2), p.k.size(2)},
         row{p.q.size(0), p.q.size(1), p.q.size(2), 1},
-        q(heads(graph, kCudnnQ, p.q)),
-        k_transposed(heads(graph, kCudnnK, p.k, true)),
+        q(heads(graph, kQ, p.q)),
+        k_transposed(heads(graph, kK, p.k, true)),
         scale(graph.number(static_cast<float>(p.scale), 4)) {}
 
   Value temporary(DType dtype = DType::f32) const { return graph.temporary(dtype, shape); }
+  Value row_memory(int64_t id) const {
+    return graph.memory(id, DType::f32, row, contiguous_strides(row));
+  }
+  Value row_temporary() const { return graph.temporary(DType::f32, row); }
   Value apply(cudnnPointwiseMode_t op, Value x, Value b = nullptr) const {
     const Value y = temporary();
     graph.pointwise(op, y, x, b);
@@ -84,48 +91,43 @@ struct Scores {
 
 void forward(const AttentionProblem& p, CudnnGraph& graph) {
   const Scores scores(p, graph);
-  const auto of_row = [&] { return graph.temporary(DType::f32, scores.row); };
   const Value s = scores.masked(scores.scaled());
-  const Value max = of_row(), sum = of_row(), log = of_row();
+  const Value max = scores.row_temporary(), sum = scores.row_temporary();
+  const Value log = scores.row_temporary();
   graph.reduce(CUDNN_REDUCE_TENSOR_MAX, max, s);
   const Value e = scores.apply(CUDNN_POINTWISE_EXP, scores.apply(CUDNN_POINTWISE_SUB, s, max));
   graph.reduce(CUDNN_REDUCE_TENSOR_ADD, sum, e);
   graph.pointwise(CUDNN_POINTWISE_LOG, log, sum);
-  graph.pointwise(CUDNN_POINTWISE_ADD,
-                  graph.memory(kCudnnLse, DType::f32, scores.row, contiguous_strides(scores.row)),
-                  max, log);
+  graph.pointwise(CUDNN_POINTWISE_ADD, scores.row_memory(kLse), max, log);
   const Value probabilities = scores.temporary(p.dtype());
   graph.pointwise(CUDNN_POINTWISE_DIV, probabilities, e, sum);
-  graph.matmul(probabilities, heads(graph, kCudnnV, p.v), heads(graph, kCudnnOut, p.out));
+  graph.matmul(probabilities, heads(graph, kV, p.v), heads(graph, kOut, p.out));
 }
 
 void backward(const AttentionProblem& p, CudnnGraph& graph) {
   const Scores scores(p, graph);
-  const auto of_row = [&](int64_t id) {
-    return graph.memory(id, DType::f32, scores.row, contiguous_strides(scores.row));
-  };
-  const Value dout = heads(graph, kCudnnDout, p.dout), lse = of_row(kCudnnLse);
-  const Value delta = of_row(kCudnnDelta);
+  const Value dout = heads(graph, kDout, p.dout), lse = scores.row_memory(kLse);
+  const Value delta = scores.row_memory(kDelta);
   // delta = sum(dout out), times 1: where the scale of dropout would stand
   const Value products = graph.temporary(DType::f32, p.out.shape());
-  const Value sums = graph.temporary(DType::f32, scores.row);
-  graph.pointwise(CUDNN_POINTWISE_MUL, products, dout, heads(graph, kCudnnOut, p.out));
+  const Value sums = scores.row_temporary();
+  graph.pointwise(CUDNN_POINTWISE_MUL, products, dout, heads(graph, kOut, p.out));
   graph.reduce(CUDNN_REDUCE_TENSOR_ADD, sums, products);
   graph.pointwise(CUDNN_POINTWISE_MUL, delta, sums, graph.number(1, 4));
   // P, dv
   const Value s = scores.masked(scores.apply(CUDNN_POINTWISE_SUB, scores.scaled(), lse));
   const Value probabilities = scores.apply(CUDNN_POINTWISE_EXP, s);
-  graph.matmul(scores.transposed(probabilities), dout, heads(graph, kCudnnDv, p.dv));
+  graph.matmul(scores.transposed(probabilities), dout, heads(graph, kDv, p.dv));
   // dS times scale, dk, dq
   const Value dp = scores.temporary();
-  graph.matmul(dout, heads(graph, kCudnnV, p.v, true), dp);
+  graph.matmul(dout, heads(graph, kV, p.v, true), dp);
   const Value centred = scores.apply(CUDNN_POINTWISE_SUB, dp, delta);
   const Value ds = scores.apply(
       CUDNN_POINTWISE_MUL, scores.apply(CUDNN_POINTWISE_MUL, centred, probabilities), scores.scale);
-  graph.matmul(scores.transposed(ds), scores.q, heads(graph, kCudnnDk, p.dk));
+  graph.matmul(scores.transposed(ds), scores.q, heads(graph, kDk, p.dk));
   const Value k = graph.temporary(p.dtype(), p.k.shape(), p.k.strides());
   graph.reshape(k, scores.k_transposed);
-  graph.matmul(ds, k, heads(graph, kCudnnDq, p.dq));
+  graph.matmul(ds, k, heads(graph, kDq, p.dq));
 }
 
 const CudnnPlan* plan_of(const AttentionProblem& p) {
@@ -145,7 +147,7 @@ CudnnGraph attention_cudnn_graph(const AttentionProblem& p) {
 }
 
 bool attention_fits_cudnn(const AttentionProblem& p) {
-  if (gemm_arithmetic(p.dtype(), p.numerics) != GemmArithmetic::kIeee || p.dropout > 0 ||
+  if (!gemm_is<GemmArithmetic::kIeee>(p) || p.dropout > 0 ||
       (p.dtype() == DType::f16 && !p.rounds_scores) || p.q.size(3) > 128 || p.q.size(3) % 8 != 0) {
     return false;
   }
@@ -159,25 +161,18 @@ bool attention_fits_cudnn(const AttentionProblem& p) {
 void attention_cudnn(const AttentionProblem& p) {
   const CudnnPlan* const plan = plan_of(p);
   WEFT_ASSERT(plan != nullptr);
-  if (!p.backward()) {
-    plan->run(p.device(), {{kCudnnQ, p.q.raw()},
-                           {kCudnnK, p.k.raw()},
-                           {kCudnnV, p.v.raw()},
-                           {kCudnnOut, p.out.raw()},
-                           {kCudnnLse, p.lse.raw()}});
-    return;
+  std::map<int64_t, void*> memory = {
+      {kQ, p.q.raw()}, {kK, p.k.raw()}, {kV, p.v.raw()}, {kOut, p.out.raw()}, {kLse, p.lse.raw()}};
+  Tensor delta;
+  if (p.backward()) {
+    delta = Tensor::empty(p.lse.shape(), DType::f32, p.device());
+    memory.insert({{kDout, p.dout.raw()},
+                   {kDelta, delta.raw()},
+                   {kDq, p.dq.raw()},
+                   {kDk, p.dk.raw()},
+                   {kDv, p.dv.raw()}});
   }
-  const Tensor delta = Tensor::empty(p.lse.shape(), DType::f32, p.device());
-  plan->run(p.device(), {{kCudnnQ, p.q.raw()},
-                         {kCudnnK, p.k.raw()},
-                         {kCudnnV, p.v.raw()},
-                         {kCudnnOut, p.out.raw()},
-                         {kCudnnLse, p.lse.raw()},
-                         {kCudnnDout, p.dout.raw()},
-                         {kCudnnDelta, delta.raw()},
-                         {kCudnnDq, p.dq.raw()},
-                         {kCudnnDk, p.dk.raw()},
-                         {kCudnnDv, p.dv.raw()}});
+  plan->run(p.device(), std::move(memory));
 }
 
 }  // namespace weft::kernels

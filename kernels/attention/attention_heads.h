@@ -1,4 +1,4 @@
-// The (batch, head) pairs of an attention problem as matrices in memory.
+// The (batch, head) pairs of an attention problem as matrices in memory, and their stored scores.
 #pragma once
 
 #include "kernels/attention/attention.h"
@@ -40,5 +40,16 @@ inline void check_attention(const AttentionProblem& p) {
   WEFT_ASSERT(p.lse.dtype() == (p.dtype() == DType::f64 ? DType::f64 : DType::f32));
   WEFT_ASSERT(p.dropout >= 0 && p.dropout < 1);
 }
+
+/// Scores of `queries` queries from `first_query` on, for `pairs` pairs from `first_pair` on.
+struct StoredScores {
+  int64_t first_pair, pairs, first_query, queries;
+  float* scores;     // [pairs, queries, Tk]: Q K^T; becomes dropout(P)
+  float* gradients;  // backward: dropout(P)'s gradient, dout V^T; becomes dS
+};
+
+/// Between the matrix products, in the calling thread. Forward: P from Q K^T; writes lse. Backward:
+/// P and dS from Q K^T, dout V^T and lse.
+void finish_scores(const AttentionProblem& p, const StoredScores& block);
 
 }  // namespace weft::kernels

@@ -9,15 +9,15 @@ namespace weft::kernels {
 
 inline constexpr float kLog2E = 1.44269504088896341f, kLn2 = 0.693147180559945309f;
 
-/// join of a row of scores over the 4 lanes that hold it.
-template <class F>
-__device__ __forceinline__ float quad_join(float x, F join) {
-  x = join(x, __shfl_xor_sync(kAllLanes, x, 1));
-  return join(x, __shfl_xor_sync(kAllLanes, x, 2));
+// Of a row of scores, over the 4 lanes that hold it. A maximum leaves a NaN to the sum.
+__device__ __forceinline__ float quad_max(float x) {
+  x = std::fmax(x, __shfl_xor_sync(kAllLanes, x, 1));
+  return std::fmax(x, __shfl_xor_sync(kAllLanes, x, 2));
 }
-
-/// A NaN is left to the sum of the row.
-__device__ __forceinline__ float larger(float a, float b) { return std::fmax(a, b); }
+__device__ __forceinline__ float quad_sum(float x) {
+  x += __shfl_xor_sync(kAllLanes, x, 1);
+  return x + __shfl_xor_sync(kAllLanes, x, 2);
+}
 
 struct MmaAttention : AttentionFields<HeadRows, int, float> {
   int pairs = 0;  // of batches and heads
@@ -34,8 +34,6 @@ struct MmaAttention : AttentionFields<HeadRows, int, float> {
   __device__ __forceinline__ int last_key(int query) const {
     return causal ? min(keys - 1, query) : keys - 1;
   }
-  /// What a kept probability is multiplied by.
-  __device__ __forceinline__ float kept_factor() const { return 1 / (1 - dropout); }
   /// The number of the score (query, key) of a pair among all.
   __device__ __forceinline__ uint64_t element(const Pair& pair, int query, int key) const {
     return (static_cast<uint64_t>(pair.index) * queries + query) * keys + key;
@@ -81,7 +79,7 @@ struct MmaAttention : AttentionFields<HeadRows, int, float> {
   template <bool kDropout>
   __device__ __forceinline__ float finish_query(const Pair& pair, int query, float max,
                                                 float sum) const {
-    const float total = quad_join(sum, [](float x, float y) { return x + y; });
+    const float total = quad_sum(sum);
     const float factor = keys == 0 ? 0 : (kDropout ? kept_factor() : 1) / total;
     if (threadIdx.x % 4 == 0 && query < queries) {
       lse[static_cast<int64_t>(pair.index) * queries + query] = max * kLn2 + std::log(total);
@@ -141,18 +139,8 @@ __global__ void __launch_bounds__(kDeltaThreads)
   if (row < rows && part == 0) p.delta[row] = sum;
 }
 
-template <int kWidth, MmaOperand kOperand>
-void launch_delta(const MmaAttention& p, runtime::StreamHandle stream) {
-  constexpr int kRows = kDeltaThreads / (kWidth / 8);
-  const int64_t rows = static_cast<int64_t>(p.pairs) * p.queries;
-  if (rows == 0) return;
-  WEFT_LAUNCH((attention_delta_kernel<kWidth, kOperand>),
-              static_cast<unsigned>((rows + kRows - 1) / kRows), kDeltaThreads, 0, stream, p, rows);
-}
-
-/// Calls run(p, stream, kWidth, kOperand, kDropout as integral constants) with the instance of a
-/// kernel that a problem takes; of a backward pass when delta's kernel is under way. An empty
-/// problem takes none.
+/// Calls run<kWidth, kOperand, kDropout>(p, stream) with the instance of a kernel that a problem
+/// takes; of a backward pass when delta's kernel is under way. An empty problem takes none.
 template <class F>
 void run_instance(const AttentionProblem& problem, F&& run) {
   const Tensor delta = attention_delta(problem);
@@ -160,9 +148,16 @@ void run_instance(const AttentionProblem& problem, F&& run) {
   const runtime::StreamHandle stream = current_stream_handle(problem.device());
   if (p.pairs == 0 || p.width == 0) return;
   const auto with_dropout = [&](auto width, auto operand) {
-    if (p.delta) launch_delta<width(), operand()>(p, stream);
-    p.dropout > 0 ? run(p, stream, width, operand, std::true_type())
-                  : run(p, stream, width, operand, std::false_type());
+    constexpr int kWidth = width(), kRows = kDeltaThreads / (kWidth / 8);
+    constexpr MmaOperand kOperand = operand();
+    const int64_t rows = static_cast<int64_t>(p.pairs) * p.queries;
+    if (p.delta && rows > 0) {
+      WEFT_LAUNCH((attention_delta_kernel<kWidth, kOperand>),
+                  static_cast<unsigned>((rows + kRows - 1) / kRows), kDeltaThreads, 0, stream, p,
+                  rows);
+    }
+    p.dropout > 0 ? run.template operator()<kWidth, kOperand, true>(p, stream)
+                  : run.template operator()<kWidth, kOperand, false>(p, stream);
   };
   const auto with_operand = [&](auto width) {
     switch (problem.dtype()) {

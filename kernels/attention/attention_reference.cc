@@ -13,13 +13,12 @@
 // lose at most 10.5 u of the largest sum for 16 products (numerics/tensor_core.h): within
 // gamma_(D+3). Of TF32 an A100 takes 4 products at a time: 5 terms cut off below 2^-24 of the
 // largest and the sum below 2^-23, 7 u, so that n products count as 7 ceil(n / 4) roundings (an
-// H100's 8 at a time lose 6.5 u). TF32's operands q, k, v and dout are those of the mode, by
-// integer arithmetic of this file's own; D takes out and dout as they are. Exponentials are powers
-// of 2 there, of relative error 2.9 u, whose argument takes two more roundings of S: within the 16
-// u and the two units of s. Backward takes out and lse as given. Results below the normal range may
-// be flushed (exponentials; oneDNN's bf16 operands): 2^-126 for each term, 2^-25 where P and dS are
-// f16. Outputs come in the order of memory: [B, T, H, D] where tokens lie further apart than heads.
-// Of large problems a sample of (batch, head) pairs is checked; the others must be finite.
+// H100's 8 at a time lose 6.5 u). Exponentials are powers of 2 there, of relative error 2.9 u,
+// whose argument takes two more roundings of S: within the 16 u and the two units of s. q, k, v and
+// dout are rounded to TF32 by integer arithmetic of this file's own; D takes out and dout as they
+// are. Backward takes out and lse as given. Results below the normal range may be flushed
+// (exponentials; oneDNN's bf16 operands): 2^-126 for each term, 2^-25 where P and dS are f16. Of
+// large problems a sample of (batch, head) pairs is checked; the others must be finite.
 #include <bit>
 #include <cmath>
 
@@ -111,42 +110,21 @@ Values multiply(const Values& a, const Values& b, const Precision& precision) {
   return result;
 }
 
-/// Expected values of one output, of which only some pairs are known.
-class Output {
- public:
-  explicit Output(const Tensor& t)
-      : dtype_(t.dtype()),
-        heads_(t.size(1)),
-        tokens_(t.size(2)),
-        width_(t.dim() == 4 ? t.size(3) : 1),
-        is_token_major_(t.dim() == 4 && t.stride(2) > t.stride(1)),
-        expected_{std::vector<double>(t.numel()), std::vector<double>(t.numel(), INFINITY)} {}
-
-  void put(int64_t pair, const Values& m) {
-    for (int64_t i = 0; i < m.rows; ++i) {
-      for (int64_t j = 0; j < m.cols; ++j) {
-        const int64_t b = pair / heads_, h = pair % heads_;
-        const int64_t row = is_token_major_ ? (b * tokens_ + i) * heads_ + h : pair * tokens_ + i;
-        const double value = m.at(i, j), error = m.error_at(i, j);
-        expected_.values[row * width_ + j] = value;
-        expected_.bounds[row * width_ + j] =
-            std::isfinite(value) ? error + numerics::rounding_error(std::abs(value) + error, dtype_)
-                                 : 0;
-      }
+/// Puts a pair's part of an output's expected values where it lies.
+void put(const Tensor& t, int64_t pair, const Values& m, Expected& expected) {
+  const int64_t heads = t.size(1), tokens = t.size(2), b = pair / heads, h = pair % heads;
+  const bool is_token_major = t.dim() == 4 && t.stride(2) > t.stride(1);
+  for (int64_t i = 0; i < m.rows; ++i) {
+    const int64_t row = is_token_major ? (b * tokens + i) * heads + h : pair * tokens + i;
+    for (int64_t j = 0; j < m.cols; ++j) {
+      const double value = m.at(i, j), error = m.error_at(i, j);
+      expected.values[row * m.cols + j] = value;
+      expected.bounds[row * m.cols + j] =
+          std::isfinite(value)
+              ? error + numerics::rounding_error(std::abs(value) + error, t.dtype())
+              : 0;
     }
   }
-  Expected take() { return std::move(expected_); }
-
- private:
-  DType dtype_;
-  int64_t heads_, tokens_, width_;
-  bool is_token_major_;
-  Expected expected_;
-};
-
-/// Key j <= i under a causal mask, else all.
-int64_t keys_of_query(const AttentionProblem& p, int64_t i) {
-  return p.causal ? std::min(p.k.size(2), i + 1) : p.k.size(2);
 }
 
 /// dropout's factor of a score.
@@ -167,12 +145,12 @@ Values scores(const AttentionProblem& p, int64_t pair, const Precision& precisio
   return s;
 }
 
-void forward_pair(const AttentionProblem& p, int64_t pair, const Precision& precision, Output& out,
-                  Output& lse) {
+void forward_pair(const AttentionProblem& p, int64_t pair, const Precision& precision,
+                  std::vector<Expected>& results) {
   Values s = scores(p, pair, precision);
   Values sums(s.rows, 1);
   for (int64_t i = 0; i < s.rows; ++i) {
-    const int64_t n = keys_of_query(p, i);
+    const int64_t n = visible_keys(p, i);
     double max = -INFINITY, largest = 0, worst = 0, sum = 0;
     for (int64_t j = 0; j < n; ++j) {
       max = std::max(max, s.at(i, j));
@@ -193,12 +171,12 @@ void forward_pair(const AttentionProblem& p, int64_t pair, const Precision& prec
     sums.at(i, 0) = max + std::log(sum);
     sums.error_at(i, 0) = 2 * argument + g + 4 * precision.u * (largest + std::abs(std::log(sum)));
   }
-  out.put(pair, multiply(s, factor(p, p.v, pair), precision));
-  lse.put(pair, sums);
+  put(p.out, pair, multiply(s, factor(p, p.v, pair), precision), results[0]);
+  put(p.lse, pair, sums, results[1]);
 }
 
-void backward_pair(const AttentionProblem& p, int64_t pair, const Precision& precision, Output& dq,
-                   Output& dk, Output& dv) {
+void backward_pair(const AttentionProblem& p, int64_t pair, const Precision& precision,
+                   std::vector<Expected>& results) {
   const Values q = factor(p, p.q, pair), k = factor(p, p.k, pair);
   const Values out = read(head_matrix(p.out, pair)), dout = read(head_matrix(p.dout, pair));
   const Values dout_factor = factor(p, p.dout, pair);
@@ -207,7 +185,7 @@ void backward_pair(const AttentionProblem& p, int64_t pair, const Precision& pre
   Values ds(weights.rows, weights.cols);
   const double u = precision.u;
   for (int64_t i = 0; i < ds.rows; ++i) {
-    const int64_t n = keys_of_query(p, i);
+    const int64_t n = visible_keys(p, i);
     const int64_t at = pair * ds.rows + i;
     const double lse = p.dtype() == DType::f64 ? p.lse.data<double>()[at] : p.lse.data<float>()[at];
     double delta = 0, magnitude = 0;
@@ -235,9 +213,9 @@ void backward_pair(const AttentionProblem& p, int64_t pair, const Precision& pre
       ds.error_at(i, j) = total + precision.v * (std::abs(ds.at(i, j)) + total);
     }
   }
-  dq.put(pair, multiply(ds, k, precision));
-  dk.put(pair, multiply(transpose(ds), q, precision));
-  dv.put(pair, multiply(transpose(weights), dout_factor, precision));
+  put(p.dq, pair, multiply(ds, k, precision), results[0]);
+  put(p.dk, pair, multiply(transpose(ds), q, precision), results[1]);
+  put(p.dv, pair, multiply(transpose(weights), dout_factor, precision), results[2]);
 }
 
 }  // namespace
@@ -260,16 +238,14 @@ std::vector<Expected> attention_reference(const AttentionProblem& p) {
   const double products = static_cast<double>(pairs) * static_cast<double>(p.q.size(2)) *
                           static_cast<double>(p.k.numel() / std::max<int64_t>(pairs, 1));
   const auto step = static_cast<int64_t>(std::max(1.0, std::ceil(products / kMaxProducts)));
-  if (p.backward()) {
-    Output dq(p.dq), dk(p.dk), dv(p.dv);
-    for (int64_t pair = 0; pair < pairs; pair += step) {
-      backward_pair(p, pair, precision, dq, dk, dv);
-    }
-    return {dq.take(), dk.take(), dv.take()};
+  std::vector<Expected> results;
+  for (const Tensor& t : p.written()) {
+    results.push_back({std::vector<double>(t.numel()), std::vector<double>(t.numel(), INFINITY)});
   }
-  Output out(p.out), lse(p.lse);
-  for (int64_t pair = 0; pair < pairs; pair += step) forward_pair(p, pair, precision, out, lse);
-  return {out.take(), lse.take()};
+  for (int64_t pair = 0; pair < pairs; pair += step) {
+    (p.backward() ? backward_pair : forward_pair)(p, pair, precision, results);
+  }
+  return results;
 }
 
 }  // namespace weft::kernels

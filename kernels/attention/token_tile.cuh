@@ -164,15 +164,7 @@ struct TokenTile {
   /// The same of the transpose: columns column.. are its rows, tokens row.. its depth.
   static __device__ __forceinline__ void left_transposed(uint32_t (&r)[4], const Element* tile,
                                                          int row, int column) {
-    if constexpr (kIsWide) {
-      const int lane = static_cast<int>(threadIdx.x) % kWarp, g = lane / 4, q = lane % 4;
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        r[i] = __float_as_uint(tile[place(row + 2 * q + i / 2, column + g + 8 * (i % 2))]);
-      }
-    } else {
-      ptx::ldmatrix_x4_trans(r, tile + lane_offset(row, column, false));
-    }
+    transposed<false>(r, tile, row, column);
   }
   /// Two right operands: tokens row.. and row + 8.. as their 8 columns, columns column.. as their
   /// depth.
@@ -184,15 +176,7 @@ struct TokenTile {
   /// their depth.
   static __device__ __forceinline__ void right(uint32_t (&r)[4], const Element* tile, int row,
                                                int column) {
-    if constexpr (kIsWide) {
-      const int lane = static_cast<int>(threadIdx.x) % kWarp, g = lane / 4, q = lane % 4;
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        r[i] = __float_as_uint(tile[place(row + 2 * q + i % 2, column + g + 8 * (i / 2))]);
-      }
-    } else {
-      ptx::ldmatrix_x4_trans(r, tile + lane_offset(row, column, true));
-    }
+    transposed<true>(r, tile, row, column);
   }
 
   /// products += 16 kRows tokens, rows row.. of a tile, times 8 kBlocks tokens, rows column.. of
@@ -278,6 +262,22 @@ struct TokenTile {
   }
 
  private:
+  /// Fragments whose depth are tokens; registers 0 and 1 are neighbours along it, or along the
+  /// columns.
+  template <bool kRowsFirst>
+  static __device__ __forceinline__ void transposed(uint32_t (&r)[4], const Element* tile, int row,
+                                                    int column) {
+    if constexpr (kIsWide) {
+      const int lane = static_cast<int>(threadIdx.x) % kWarp, g = lane / 4, q = lane % 4;
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const int along_row = kRowsFirst ? i % 2 : i / 2, along_column = kRowsFirst ? i / 2 : i % 2;
+        r[i] = __float_as_uint(tile[place(row + 2 * q + along_row, column + g + 8 * along_column)]);
+      }
+    } else {
+      ptx::ldmatrix_x4_trans(r, tile + lane_offset(row, column, kRowsFirst));
+    }
+  }
   /// The chunk that this lane gives ldmatrix: matrices 0 and 1 are neighbours along the
   /// rows, or along the columns.
   static __device__ __forceinline__ int lane_offset(int row, int column, bool rows_first) {

@@ -1,6 +1,5 @@
 #include "kernels/conv2d/conv2d.h"
 
-#include "kernels/conv2d/conv2d_cudnn.h"
 #include "kernels/gemm/gemm.h"
 
 namespace weft::kernels {
@@ -11,13 +10,11 @@ namespace weft::kernels {
 #include "kernels/op_list_inl.h"
 
 bool conv2d_fits_cuda(const Conv2dProblem& p) {
-  const GemmArithmetic arithmetic = gemm_arithmetic(p.dtype(), p.numerics);
-  return arithmetic == GemmArithmetic::kIeee || arithmetic == GemmArithmetic::kTf32;
+  return gemm_is<GemmArithmetic::kIeee, GemmArithmetic::kTf32>(p);
 }
 
 bool conv2d_fits_cuda_patches(const Conv2dProblem& p) {
-  return gemm_arithmetic(p.dtype(), p.numerics) == GemmArithmetic::kIeee &&
-         conv2d_is_patch_embedding(p);
+  return gemm_is<GemmArithmetic::kIeee>(p) && conv2d_is_patch_embedding(p);
 }
 
 void conv2d(const Conv2dProblem& problem) { dispatch(conv2d_op(), problem); }

@@ -67,6 +67,9 @@ bool conv2d_fits_onednn(const Conv2dProblem& problem);
 /// The CUDA variants: ieee numerics or TF32; patches in ieee.
 bool conv2d_fits_cuda(const Conv2dProblem& problem);
 bool conv2d_fits_cuda_patches(const Conv2dProblem& problem);
+/// cuDNN: ieee numerics, contiguous tensors of one dtype, biases too, the symmetric output size, no
+/// empty tensor; and the library was found.
+bool conv2d_fits_cudnn(const Conv2dProblem& problem);
 
 void conv2d(const Conv2dProblem& problem);
 const Op<Conv2dProblem>& conv2d_op();

@@ -97,11 +97,8 @@ struct Im2col {
   void gather(const Tensor& image, const Tensor& columns) const {
     const auto run = [&](auto zero) {
       using T = decltype(zero);
-      parallel_for(s.C, 1, [&](int64_t begin, int64_t end) {
-        for (int64_t c = begin; c < end; ++c) {
-          gather_columns(p, s, static_cast<const T*>(image.raw()), c,
-                         static_cast<T*>(columns.raw()));
-        }
+      parallel_for(s.C, 1, [&](int64_t c, int64_t) {
+        gather_columns(p, s, static_cast<const T*>(image.raw()), c, static_cast<T*>(columns.raw()));
       });
     };
     switch (image.itemsize()) {
@@ -117,10 +114,8 @@ struct Im2col {
   void scatter(const Tensor& columns, const Tensor& image) const {
     const auto run = [&](auto zero) {
       using T = decltype(zero);
-      parallel_for(s.C, 1, [&](int64_t begin, int64_t end) {
-        for (int64_t c = begin; c < end; ++c) {
-          scatter_columns(p, s, columns.data<T>(), c, image.data<T>());
-        }
+      parallel_for(s.C, 1, [&](int64_t c, int64_t) {
+        scatter_columns(p, s, columns.data<T>(), c, image.data<T>());
       });
     };
     columns.dtype() == DType::f64 ? run(double{}) : run(float{});
@@ -130,21 +125,19 @@ struct Im2col {
     const Tensor x = contiguous(p.x), w = weight_matrix(contiguous(p.w));
     const Tensor bias = p.bias.defined() ? contiguous(p.bias, wide(p.dtype())) : Tensor();
     write_through(p.y, p.dtype(), [&](const Tensor& y) {
-      parallel_for(s.N, 1, [&](int64_t begin, int64_t end) {
+      parallel_for(s.N, 1, [&](int64_t n, int64_t) {
         const Tensor columns = empty_columns(p.dtype());
-        for (int64_t n = begin; n < end; ++n) {
-          gather(image_at(x, n), columns);
-          write_through(image_at(y, n), wide(p.dtype()), [&](const Tensor& out) {
-            if (bias.defined()) {
-              copy({.x = view::expand(view::reshape(bias, {s.K, 1, 1}), out.shape()), .y = out});
-            }
-            gemm({.a = w,
-                  .b = column_matrix(columns),
-                  .c = result_matrix(out),
-                  .accumulate = bias.defined(),
-                  .numerics = p.numerics});
-          });
-        }
+        gather(image_at(x, n), columns);
+        write_through(image_at(y, n), wide(p.dtype()), [&](const Tensor& out) {
+          if (bias.defined()) {
+            copy({.x = view::expand(view::reshape(bias, {s.K, 1, 1}), out.shape()), .y = out});
+          }
+          gemm({.a = w,
+                .b = column_matrix(columns),
+                .c = result_matrix(out),
+                .accumulate = bias.defined(),
+                .numerics = p.numerics});
+        });
       });
     });
   }
@@ -152,16 +145,14 @@ struct Im2col {
   void data_gradient() const {
     const Tensor dy = contiguous(p.dy), w = weight_matrix(contiguous(p.w));
     write_through(p.dx, p.dtype(), [&](const Tensor& dx) {
-      parallel_for(s.N, 1, [&](int64_t begin, int64_t end) {
+      parallel_for(s.N, 1, [&](int64_t n, int64_t) {
         const Tensor columns = empty_columns(wide(p.dtype()));
-        for (int64_t n = begin; n < end; ++n) {
-          gemm({.a = view::transpose(w, -2, -1),
-                .b = result_matrix(image_at(dy, n)),
-                .c = column_matrix(columns),
-                .numerics = p.numerics});
-          write_through(image_at(dx, n), wide(p.dtype()),
-                        [&](const Tensor& out) { scatter(columns, out); });
-        }
+        gemm({.a = view::transpose(w, -2, -1),
+              .b = result_matrix(image_at(dy, n)),
+              .c = column_matrix(columns),
+              .numerics = p.numerics});
+        write_through(image_at(dx, n), wide(p.dtype()),
+                      [&](const Tensor& out) { scatter(columns, out); });
       });
     });
   }
@@ -184,7 +175,7 @@ struct Im2col {
               .numerics = p.numerics});
       }
     });
-    add_parts(sums.dtype(), sums.raw(), parts, elements);
+    add_parts(sums);
     copy({.x = view::reshape(image_at(sums, 0), p.dw.shape()), .y = p.dw});
     conv2d_bias_gradient(p);
   }

@@ -7,11 +7,9 @@
 // fifths in bf16. The limiter is the multiply-adds.
 #include <algorithm>
 #include <array>
+#include <compare>
 #include <cstring>
-#include <map>
 #include <memory>
-#include <mutex>
-#include <tuple>
 #include <unordered_map>
 
 #include "core/parallel.h"
@@ -27,15 +25,8 @@ namespace {
 
 using dnnl::memory;
 
-constexpr size_t kMaxCachedPrimitives = 1024;
 // Elements of the image and the result that one block of images should not exceed: 1 MiB of f32.
 constexpr int64_t kBlockElements = int64_t{1} << 18;
-
-memory::desc plain_desc(const Shape& shape, DType dtype) {
-  const Strides strides = contiguous_strides(shape);
-  return {memory::dims(shape.begin(), shape.end()), onednn_type(dtype),
-          memory::dims(strides.begin(), strides.end())};
-}
 
 memory::desc any_desc(const Shape& shape, DType dtype) {
   return {memory::dims(shape.begin(), shape.end()), onednn_type(dtype), memory::format_tag::any};
@@ -47,21 +38,20 @@ struct Key {
   DType dtype;
   bool bias;
   int64_t images;
-  std::array<int64_t, 9> sizes;    // C H W K R S P Q G
-  std::array<int64_t, 6> windows;  // stride, padding, dilation
+  std::array<int64_t, 9> sizes;  // C H W K R S P Q G
+  std::array<int64_t, 2> stride, padding, dilation;
 
-  auto tie() const { return std::tie(pass, dtype, bias, images, sizes, windows); }
-  friend bool operator<(const Key& a, const Key& b) { return a.tie() < b.tie(); }
+  Key(const Conv2dProblem& p, const Conv2dSizes& s, int64_t images)
+      : pass(p.pass()),
+        dtype(p.dtype()),
+        bias(pass == Conv2dPass::kForward && p.bias.defined()),
+        images(images),
+        sizes{s.C, s.H, s.W, s.K, s.R, s.S, s.P, s.Q, s.G},
+        stride(p.stride),
+        padding(p.padding),
+        dilation(p.dilation) {}
+  friend auto operator<=>(const Key&, const Key&) = default;
 };
-
-Key key_of(const Conv2dProblem& p, const Conv2dSizes& s, int64_t images) {
-  return {p.pass(),
-          p.dtype(),
-          p.pass() == Conv2dPass::kForward && p.bias.defined(),
-          images,
-          {s.C, s.H, s.W, s.K, s.R, s.S, s.P, s.Q, s.G},
-          {p.stride[0], p.stride[1], p.padding[0], p.padding[1], p.dilation[0], p.dilation[1]}};
-}
 
 /// Padding behind the image that the last window needs; 0 when it ends inside.
 int64_t padding_behind(int64_t size, int64_t kernel, int64_t outputs, int64_t stride,
@@ -76,8 +66,11 @@ struct Operand {
   dnnl::reorder reorder;  // none when both are the same
 
   Operand() = default;
-  Operand(const memory::desc& plain, const memory::desc& blocked, bool is_output)
-      : plain(plain), blocked(blocked) {
+  Operand(const Shape& shape, DType dtype, const memory::desc& blocked, bool is_output)
+      : blocked(blocked) {
+    const Strides strides = contiguous_strides(shape);
+    plain = {memory::dims(shape.begin(), shape.end()), onednn_type(dtype),
+             memory::dims(strides.begin(), strides.end())};
     if (plain == blocked) return;
     const memory::desc& from = is_output ? blocked : plain;
     const memory::desc& to = is_output ? plain : blocked;
@@ -92,7 +85,6 @@ struct Primitive {
 
   explicit Primitive(const Key& key) {
     const auto [C, H, W, K, R, S, P, Q, G] = key.sizes;
-    const auto [stride_h, stride_w, pad_h, pad_w, dilation_h, dilation_w] = key.windows;
     const Shape image_shape = {key.images, C, H, W}, result_shape = {key.images, K, P, Q};
     const Shape filter_shape = G == 1 ? Shape{K, C, R, S} : Shape{G, K / G, C / G, R, S};
     // The partial gradients are sums, which stay wide.
@@ -101,13 +93,13 @@ struct Primitive {
     const memory::desc any_image = any_desc(image_shape, key.dtype);
     const memory::desc any_filter = any_desc(filter_shape, filter_type);
     const memory::desc any_result = any_desc(result_shape, key.dtype);
-    const memory::dims strides = {stride_h, stride_w};
-    const memory::dims dilations = {dilation_h - 1, dilation_w - 1};
-    const memory::dims before = {pad_h, pad_w};
-    const memory::dims behind = {padding_behind(H, R, P, stride_h, pad_h, dilation_h),
-                                 padding_behind(W, S, Q, stride_w, pad_w, dilation_w)};
-    dnnl::primitive_attr attributes;
-    attributes.set_scratchpad_mode(dnnl::scratchpad_mode::user);
+    const auto [down, right] = key.dilation;
+    const memory::dims strides(key.stride.begin(), key.stride.end()),
+        dilations{down - 1, right - 1};
+    const memory::dims before(key.padding.begin(), key.padding.end());
+    const memory::dims behind = {padding_behind(H, R, P, key.stride[0], key.padding[0], down),
+                                 padding_behind(W, S, Q, key.stride[1], key.padding[1], right)};
+    const dnnl::primitive_attr attributes = onednn_attributes();
     constexpr auto kTraining = dnnl::prop_kind::forward_training;
     constexpr auto kDirect = dnnl::algorithm::convolution_direct;
     if (key.bias) bias = memory::desc({K}, memory::data_type::f32, memory::format_tag::a);
@@ -120,53 +112,44 @@ struct Primitive {
                                               any_result, strides, dilations, before, behind);
     const dnnl::convolution_forward::primitive_desc forward(forward_desc, attributes,
                                                             onednn_engine());
-    const auto set = [&](const auto& description, const memory::desc& blocked_image,
-                         const memory::desc& blocked_filter, const memory::desc& blocked_result) {
-      image = Operand(plain_desc(image_shape, key.dtype), blocked_image,
-                      key.pass == Conv2dPass::kDataGradient);
-      filter = Operand(plain_desc(filter_shape, filter_type), blocked_filter, is_weight_gradient);
-      result = Operand(plain_desc(result_shape, key.dtype), blocked_result,
-                       key.pass == Conv2dPass::kForward);
+    const auto set = [&](const dnnl::primitive& made, const auto& description,
+                         const memory::desc& blocked_image, const memory::desc& blocked_filter,
+                         const memory::desc& blocked_result) {
+      convolution = made;
+      image = {image_shape, key.dtype, blocked_image, key.pass == Conv2dPass::kDataGradient};
+      filter = {filter_shape, filter_type, blocked_filter, is_weight_gradient};
+      result = {result_shape, key.dtype, blocked_result, key.pass == Conv2dPass::kForward};
       scratchpad = description.scratchpad_desc();
     };
-    switch (key.pass) {
-      case Conv2dPass::kForward:
-        set(forward, forward.src_desc(), forward.weights_desc(), forward.dst_desc());
-        convolution = dnnl::convolution_forward(forward);
-        return;
-      case Conv2dPass::kDataGradient: {
-        const dnnl::convolution_backward_data::primitive_desc description(
-            {kDirect, any_image, any_filter, any_result, strides, dilations, before, behind},
-            attributes, onednn_engine(), forward);
-        set(description, description.diff_src_desc(), description.weights_desc(),
-            description.diff_dst_desc());
-        convolution = dnnl::convolution_backward_data(description);
-        return;
-      }
-      case Conv2dPass::kWeightGradient: {
-        const dnnl::convolution_backward_weights::primitive_desc description(
-            {kDirect, any_image, any_filter, any_result, strides, dilations, before, behind},
-            attributes, onednn_engine(), forward);
-        set(description, description.src_desc(), description.diff_weights_desc(),
-            description.diff_dst_desc());
-        convolution = dnnl::convolution_backward_weights(description);
-        return;
-      }
+    if (key.pass == Conv2dPass::kForward) {
+      set(dnnl::convolution_forward(forward), forward, forward.src_desc(), forward.weights_desc(),
+          forward.dst_desc());
+    } else if (key.pass == Conv2dPass::kDataGradient) {
+      const dnnl::convolution_backward_data::primitive_desc d(
+          {kDirect, any_image, any_filter, any_result, strides, dilations, before, behind},
+          attributes, onednn_engine(), forward);
+      set(dnnl::convolution_backward_data(d), d, d.diff_src_desc(), d.weights_desc(),
+          d.diff_dst_desc());
+    } else {
+      const dnnl::convolution_backward_weights::primitive_desc d(
+          {kDirect, any_image, any_filter, any_result, strides, dilations, before, behind},
+          attributes, onednn_engine(), forward);
+      set(dnnl::convolution_backward_weights(d), d, d.src_desc(), d.diff_weights_desc(),
+          d.diff_dst_desc());
     }
   }
 };
 
-std::shared_ptr<const Primitive> cached_primitive(const Key& key) {
-  static std::mutex mutex;
-  static std::map<Key, std::shared_ptr<const Primitive>> cache;
-  std::lock_guard lock(mutex);
-  const auto entry = cache.find(key);
-  if (entry != cache.end()) return entry->second;
-  const OnednnThreads one(1);
-  auto primitive = std::make_shared<const Primitive>(key);
-  if (cache.size() >= kMaxCachedPrimitives) cache.clear();
-  return cache.emplace(key, std::move(primitive)).first->second;
-}
+/// Those of a part of `images` images, and of what is left of a batch.
+struct Primitives {
+  std::shared_ptr<const Primitive> whole, rest;
+
+  Primitives(const Conv2dProblem& p, const Conv2dSizes& s, int64_t images) {
+    const OnednnThreads one(1);
+    whole = cached_primitive<Primitive>(Key(p, s, images));
+    rest = s.N % images ? cached_primitive<Primitive>(Key(p, s, s.N % images)) : whole;
+  }
+};
 
 OnednnMemory blocked_input(dnnl::stream& stream, const Operand& operand, const void* data) {
   OnednnMemory plain(operand.plain, data);
@@ -174,11 +157,6 @@ OnednnMemory blocked_input(dnnl::stream& stream, const Operand& operand, const v
   OnednnMemory blocked(operand.blocked);
   operand.reorder.execute(stream, plain.object, blocked.object);
   return blocked;
-}
-
-/// Where an output is computed: the caller's memory if the layouts agree.
-OnednnMemory blocked_output(const Operand& operand, void* data) {
-  return operand.reorder ? OnednnMemory(operand.blocked) : OnednnMemory(operand.plain, data);
 }
 
 void store(dnnl::stream& stream, const Operand& operand, const OnednnMemory& blocked, void* data) {
@@ -205,8 +183,7 @@ void convolve(const Conv2dProblem& p, const Conv2dSizes& s, const Tensor& in, co
   const Tensor w = contiguous(p.w);
   const Tensor bias = is_forward && p.bias.defined() ? contiguous(p.bias, DType::f32) : Tensor();
   const int64_t images = images_per_block(s);
-  const auto whole = cached_primitive(key_of(p, s, images));
-  const auto rest = s.N % images ? cached_primitive(key_of(p, s, s.N % images)) : whole;
+  const auto [whole, rest] = Primitives(p, s, images);
   dnnl::stream stream(onednn_engine());
   const auto blocked_filter = [&](const Primitive& primitive) {
     const OnednnThreads one(1);
@@ -221,7 +198,9 @@ void convolve(const Conv2dProblem& p, const Conv2dSizes& s, const Tensor& in, co
     const Operand& to = is_forward ? primitive.result : primitive.image;
     dnnl::stream own_stream(onednn_engine());
     const OnednnMemory source = blocked_input(own_stream, from, image_at(in, begin));
-    const OnednnMemory target = blocked_output(to, image_at(out, begin));
+    // In the caller's memory if the layouts agree.
+    const OnednnMemory target =
+        to.reorder ? OnednnMemory(to.blocked) : OnednnMemory(to.plain, image_at(out, begin));
     const OnednnMemory scratchpad(primitive.scratchpad);
     std::unordered_map<int, memory> arguments = {
         {is_forward ? DNNL_ARG_SRC : DNNL_ARG_DIFF_DST, source.object},
@@ -240,8 +219,7 @@ void weight_gradient(const Conv2dProblem& p, const Conv2dSizes& s, const Tensor&
   const Tensor x = contiguous(p.x), dy = contiguous(p.dy);
   const int64_t images = conv2d_images_per_part(s.N, dw.numel());
   const int64_t parts = (s.N + images - 1) / images;
-  const auto whole = cached_primitive(key_of(p, s, images));
-  const auto rest = s.N % images ? cached_primitive(key_of(p, s, s.N % images)) : whole;
+  const auto [whole, rest] = Primitives(p, s, images);
   // Every part takes the layout of the first, so that parts can be added element by element.
   const auto elements = static_cast<int64_t>(whole->filter.blocked.get_size() / sizeof(float));
   const Tensor sums = Tensor::empty({parts, elements});
@@ -265,7 +243,7 @@ void weight_gradient(const Conv2dProblem& p, const Conv2dSizes& s, const Tensor&
       dnnl::reorder(from, to).execute(stream, from, to);
     }
   });
-  add_parts(DType::f32, sums.raw(), parts, elements);
+  add_parts(sums);
   const OnednnThreads one(1);
   dnnl::stream stream(onednn_engine());
   if (whole->filter.reorder) {
@@ -278,7 +256,7 @@ void weight_gradient(const Conv2dProblem& p, const Conv2dSizes& s, const Tensor&
 }  // namespace
 
 bool conv2d_fits_onednn(const Conv2dProblem& p) {
-  if (gemm_arithmetic(p.dtype(), p.numerics) != GemmArithmetic::kIeee) return false;
+  if (!gemm_is<GemmArithmetic::kIeee>(p)) return false;
   if (p.dtype() == DType::bf16 && !onednn_has_bf16()) return false;
   // The blocked layout pads the channels of dx to a vector: for the three of an image im2col is
   // three times as quick.

@@ -17,112 +17,89 @@ namespace {
 
 constexpr int kThreads = 256;
 
+/// The windows of some images' channels of one group.
 struct Windows {
   Numbers image, rows;  // rows [images P Q, channels R S], contiguous
-  int64_t image_strides[4];
-  int64_t images, channels, H, W, R, S, P, Q;
-  int64_t stride[2], padding[2], dilation[2];
+  int64_t images, channels;
+  std::array<int64_t, 4> strides;  // of the image
+  Conv2dSizes s;
+  std::array<int64_t, 2> stride, padding, dilation;
+
+  Windows(const Conv2dProblem& p, const Conv2dSizes& s, const Tensor& image, const Tensor& rows)
+      : image(image),
+        rows(rows),
+        images(image.size(0)),
+        channels(image.size(1)),
+        strides{image.stride(0), image.stride(1), image.stride(2), image.stride(3)},
+        s(s),
+        stride(p.stride),
+        padding(p.padding),
+        dilation(p.dilation) {}
+  __device__ int64_t pixel(int64_t n, int64_t c, int64_t h, int64_t w) const {
+    return n * strides[0] + c * strides[1] + h * strides[2] + w * strides[3];
+  }
 };
 
 /// Neighbouring threads write neighbouring elements of the rows.
 template <class Acc>
 __global__ void __launch_bounds__(kThreads) im2col_kernel(Windows t) {
-  const int64_t total = t.images * t.P * t.Q * t.channels * t.R * t.S;
+  const int64_t total = t.images * t.s.P * t.s.Q * t.channels * t.s.R * t.s.S;
   for (int64_t i = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x; i < total;
        i += static_cast<int64_t>(gridDim.x) * kThreads) {
     int64_t rest = i;
-    const int64_t s = rest % t.S;
-    rest /= t.S;
-    const int64_t r = rest % t.R;
-    rest /= t.R;
-    const int64_t c = rest % t.channels;
-    rest /= t.channels;
-    const int64_t q = rest % t.Q;
-    rest /= t.Q;
-    const int64_t p = rest % t.P, n = rest / t.P;
+    const auto next = [&](int64_t size) {
+      const int64_t index = rest % size;
+      rest /= size;
+      return index;
+    };
+    const int64_t s = next(t.s.S), r = next(t.s.R), c = next(t.channels);
+    const int64_t q = next(t.s.Q), p = next(t.s.P), n = rest;
     const int64_t h = p * t.stride[0] - t.padding[0] + r * t.dilation[0];
     const int64_t w = q * t.stride[1] - t.padding[1] + s * t.dilation[1];
-    Acc x = 0;
-    if (h >= 0 && h < t.H && w >= 0 && w < t.W) {
-      x = load_one<Acc>(t.image, n * t.image_strides[0] + c * t.image_strides[1] +
-                                     h * t.image_strides[2] + w * t.image_strides[3]);
-    }
-    store_one(t.rows, i, x);
+    const bool is_inside = h >= 0 && h < t.s.H && w >= 0 && w < t.s.W;
+    store_one(t.rows, i, is_inside ? load_one<Acc>(t.image, t.pixel(n, c, h, w)) : Acc(0));
   }
 }
 
 template <class Acc>
 __global__ void __launch_bounds__(kThreads) col2im_kernel(Windows t) {
-  const int64_t total = t.images * t.channels * t.H * t.W;
+  const int64_t W = t.s.W, H = t.s.H, total = t.images * t.channels * H * W;
   for (int64_t i = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x; i < total;
        i += static_cast<int64_t>(gridDim.x) * kThreads) {
-    const int64_t w = i % t.W, h = i / t.W % t.H;
-    const int64_t c = i / (t.W * t.H) % t.channels, n = i / (t.W * t.H * t.channels);
+    const int64_t w = i % W, h = i / W % H;
+    const int64_t c = i / (W * H) % t.channels, n = i / (W * H * t.channels);
     Acc sum = 0;
-    for (int64_t r = 0; r < t.R; ++r) {
+    for (int64_t r = 0; r < t.s.R; ++r) {
       const int64_t above = h + t.padding[0] - r * t.dilation[0];
-      if (above < 0 || above % t.stride[0] != 0 || above / t.stride[0] >= t.P) continue;
-      for (int64_t s = 0; s < t.S; ++s) {
+      if (above < 0 || above % t.stride[0] != 0 || above / t.stride[0] >= t.s.P) continue;
+      for (int64_t s = 0; s < t.s.S; ++s) {
         const int64_t left = w + t.padding[1] - s * t.dilation[1];
-        if (left < 0 || left % t.stride[1] != 0 || left / t.stride[1] >= t.Q) continue;
-        const int64_t row = (n * t.P + above / t.stride[0]) * t.Q + left / t.stride[1];
-        sum += load_one<Acc>(t.rows, ((row * t.channels + c) * t.R + r) * t.S + s);
+        if (left < 0 || left % t.stride[1] != 0 || left / t.stride[1] >= t.s.Q) continue;
+        const int64_t row = (n * t.s.P + above / t.stride[0]) * t.s.Q + left / t.stride[1];
+        sum += load_one<Acc>(t.rows, ((row * t.channels + c) * t.s.R + r) * t.s.S + s);
       }
     }
-    store_one(t.image,
-              n * t.image_strides[0] + c * t.image_strides[1] + h * t.image_strides[2] +
-                  w * t.image_strides[3],
-              sum);
+    store_one(t.image, t.pixel(n, c, h, w), sum);
   }
 }
 
-/// The windows of some images' channels of one group.
-struct Part {
-  const Conv2dProblem& p;
-  const Conv2dSizes& s;
-
-  Windows windows(const Tensor& image, const Tensor& rows) const {
-    Windows t = {};
-    t.image = Numbers(image);
-    t.rows = Numbers(rows);
-    for (int d = 0; d < 4; ++d) t.image_strides[d] = image.strides()[d];
-    t.images = image.size(0);
-    t.channels = image.size(1);
-    t.H = s.H;
-    t.W = s.W;
-    t.R = s.R;
-    t.S = s.S;
-    t.P = s.P;
-    t.Q = s.Q;
-    for (int d = 0; d < 2; ++d) {
-      t.stride[d] = p.stride[d];
-      t.padding[d] = p.padding[d];
-      t.dilation[d] = p.dilation[d];
+/// im2col, or col2im, which writes the image.
+void copy_windows(const Conv2dProblem& p, const Conv2dSizes& s, const Tensor& image,
+                  const Tensor& rows, bool to_image) {
+  const int64_t written = (to_image ? image : rows).numel();
+  if (written == 0) return;
+  const Windows t(p, s, image, rows);
+  const runtime::StreamHandle stream = current_stream_handle(image.device());
+  with_arithmetic_zero(image.dtype(), [&](auto zero) {
+    using Acc = decltype(zero);
+    const unsigned blocks = blocks_for(written, kThreads);
+    if (to_image) {
+      WEFT_LAUNCH(col2im_kernel<Acc>, blocks, kThreads, 0, stream, t);
+    } else {
+      WEFT_LAUNCH(im2col_kernel<Acc>, blocks, kThreads, 0, stream, t);
     }
-    return t;
-  }
-  Tensor rows_of(const Tensor& image) const {
-    const Tensor rows =
-        Tensor::empty({image.size(0) * s.P * s.Q, s.patch()}, image.dtype(), image.device());
-    if (rows.numel() == 0) return rows;
-    const Windows t = windows(image, rows);
-    const runtime::StreamHandle stream = current_stream_handle(image.device());
-    with_arithmetic_zero(image.dtype(), [&](auto zero) {
-      WEFT_LAUNCH(im2col_kernel<decltype(zero)>, blocks_for(rows.numel(), kThreads), kThreads, 0,
-                  stream, t);
-    });
-    return rows;
-  }
-  void gather(const Tensor& rows, const Tensor& image) const {
-    if (image.numel() == 0) return;
-    const Windows t = windows(image, rows);
-    const runtime::StreamHandle stream = current_stream_handle(image.device());
-    with_arithmetic_zero(image.dtype(), [&](auto zero) {
-      WEFT_LAUNCH(col2im_kernel<decltype(zero)>, blocks_for(image.numel(), kThreads), kThreads, 0,
-                  stream, t);
-    });
-  }
-};
+  });
+}
 
 /// [N, K, P, Q] as the rows [N P Q, K], a copy unless it lies so.
 Tensor result_rows(const Tensor& t) {
@@ -134,7 +111,12 @@ Tensor result_rows(const Tensor& t) {
 
 void conv2d_cuda_im2col(const Conv2dProblem& p) {
   const Conv2dSizes s(p);
-  const Part part{p, s};
+  const auto rows_of = [&](const Tensor& image) {
+    const Tensor rows =
+        Tensor::empty({image.size(0) * s.P * s.Q, s.patch()}, image.dtype(), image.device());
+    copy_windows(p, s, image, rows, false);
+    return rows;
+  };
   const DType wide = p.dtype() == DType::f64 ? DType::f64 : DType::f32;
   const int64_t row_bytes =
       std::max<int64_t>(1, s.P * s.Q * s.patch()) * static_cast<int64_t>(itemsize(wide));
@@ -155,29 +137,28 @@ void conv2d_cuda_im2col(const Conv2dProblem& p) {
         return of_group(view::narrow(t, 0, first, images), 1, size);
       };
       switch (p.pass()) {
-        case Conv2dPass::kForward: {
-          const Tensor y = some(p.y, filters), last = view::permute(y, {0, 2, 3, 1});
-          const Tensor target = contiguous_output(last);
-          gemm({.a = part.rows_of(some(p.x, channels)),
-                .b = view::transpose(weights(), 0, 1),
-                .c = view::reshape(target, {images * s.P * s.Q, filters}),
-                .bias = p.bias.defined() ? of_group(p.bias, 0, filters) : Tensor(),
-                .numerics = p.numerics});
-          finish_output(target, last);
+        case Conv2dPass::kForward:
+          write_through(view::permute(some(p.y, filters), {0, 2, 3, 1}), p.dtype(),
+                        [&](const Tensor& y) {
+                          gemm({.a = rows_of(some(p.x, channels)),
+                                .b = view::transpose(weights(), 0, 1),
+                                .c = view::reshape(y, {images * s.P * s.Q, filters}),
+                                .bias = p.bias.defined() ? of_group(p.bias, 0, filters) : Tensor(),
+                                .numerics = p.numerics});
+                        });
           break;
-        }
         case Conv2dPass::kDataGradient: {
           const Tensor rows = Tensor::empty({images * s.P * s.Q, s.patch()}, wide, p.device());
           gemm({.a = result_rows(some(p.dy, filters)),
                 .b = weights(),
                 .c = rows,
                 .numerics = p.numerics});
-          part.gather(rows, some(p.dx, channels));
+          copy_windows(p, s, some(p.dx, channels), rows, true);
           break;
         }
         case Conv2dPass::kWeightGradient:
           gemm({.a = view::transpose(result_rows(some(p.dy, filters)), 0, 1),
-                .b = part.rows_of(some(p.x, channels)),
+                .b = rows_of(some(p.x, channels)),
                 .c = of_group(dw, 0, filters),
                 .accumulate = true,
                 .numerics = p.numerics});

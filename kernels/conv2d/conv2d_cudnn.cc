@@ -2,13 +2,13 @@
 //
 // Its heuristics rank the algorithms; the first that always gives the same bits is taken. TF32 is
 // ruled out: f32 operands are multiplied as they are.
-#include "kernels/conv2d/conv2d_cudnn.h"
-
+#include "kernels/conv2d/conv2d.h"
 #include "kernels/device/cudnn.h"
 
 #if __has_include(<cudnn.h>)
 
 #include <limits>
+#include <span>
 #include <vector>
 
 #include "kernels/gemm/gemm.h"
@@ -56,30 +56,32 @@ CudnnOwned<cudnnConvolutionDescriptor_t> convolution_of(const Conv2dProblem& p) 
   return owned;
 }
 
-/// The best of the algorithms that `list(most, found, results)` ranks.
-template <class Performance, class List>
-Performance choose(const Conv2dProblem& p, const char* call, const List& list) {
+/// Takes the best of the algorithms that `list(most, found, results)` ranks and calls
+/// compute(algorithm, workspace, its bytes). call: the function that compute calls.
+template <class Performance, class List, class Compute>
+void with_best(const Conv2dProblem& p, cudnnConvolutionDescriptor_t convolution, const char* call,
+               const List& list, const Compute& compute) {
   constexpr size_t kMostWorkspace = size_t{1} << 30;
   std::vector<Performance> results(16);
   int found = 0;
   cudnn().check(list(static_cast<int>(results.size()), &found, results.data()), call);
-  for (int i = 0; i < found; ++i) {
-    if (results[i].status == CUDNN_STATUS_SUCCESS &&
-        results[i].determinism == CUDNN_DETERMINISTIC && results[i].memory <= kMostWorkspace) {
-      return results[i];
+  for (const Performance& best : std::span(results).first(found)) {
+    if (best.status != CUDNN_STATUS_SUCCESS || best.determinism != CUDNN_DETERMINISTIC ||
+        best.memory > kMostWorkspace) {
+      continue;
     }
+    cudnn().check(cudnn().cudnnSetConvolutionMathType(convolution, best.mathType), call);
+    const Tensor workspace =
+        Tensor::empty({static_cast<int64_t>(best.memory)}, DType::u8, p.device());
+    return cudnn().check(compute(best.algo, workspace.raw(), best.memory), call);
   }
   WEFT_FAIL("cuDNN has no deterministic algorithm for {}", p.describe());
-}
-
-Tensor workspace_of(size_t bytes, Device device) {
-  return Tensor::empty({static_cast<int64_t>(bytes)}, DType::u8, device);
 }
 
 }  // namespace
 
 bool conv2d_fits_cudnn(const Conv2dProblem& p) {
-  if (gemm_arithmetic(p.dtype(), p.numerics) != GemmArithmetic::kIeee) return false;
+  if (!gemm_is<GemmArithmetic::kIeee>(p)) return false;
   for (const Tensor* t : {&p.x, &p.w, &p.bias, &p.y, &p.dy, &p.dx, &p.dw, &p.dbias}) {
     if (!t->defined()) continue;
     if (!t->is_contiguous() || t->dtype() != p.dtype()) return false;
@@ -102,62 +104,51 @@ void conv2d_cudnn(const Conv2dProblem& p) {
   const auto convolution = convolution_of(p);
   const CudnnScalar one(p.dtype(), 1), zero(p.dtype(), 0);
   switch (p.pass()) {
-    case Conv2dPass::kForward: {
-      constexpr const char* kCall = "cudnnConvolutionForward";
-      const auto best = choose<cudnnConvolutionFwdAlgoPerf_t>(p, kCall, [&](auto... out) {
-        return dnn.cudnnGetConvolutionForwardAlgorithm_v7(handle, image.get(), filter.get(),
-                                                          convolution.get(), result.get(), out...);
-      });
-      dnn.check(dnn.cudnnSetConvolutionMathType(convolution.get(), best.mathType), kCall);
-      const Tensor workspace = workspace_of(best.memory, p.device());
-      dnn.check(
-          dnn.cudnnConvolutionForward(handle, one.get(), image.get(), p.x.raw(), filter.get(),
-                                      p.w.raw(), convolution.get(), best.algo, workspace.raw(),
-                                      best.memory, zero.get(), result.get(), p.y.raw()),
-          kCall);
-      if (p.bias.defined()) {
-        dnn.check(dnn.cudnnAddTensor(handle, one.get(), per_channel(p.bias).get(), p.bias.raw(),
-                                     one.get(), result.get(), p.y.raw()),
-                  "cudnnAddTensor");
-      }
-      return;
-    }
-    case Conv2dPass::kDataGradient: {
-      constexpr const char* kCall = "cudnnConvolutionBackwardData";
-      const auto best = choose<cudnnConvolutionBwdDataAlgoPerf_t>(p, kCall, [&](auto... out) {
-        return dnn.cudnnGetConvolutionBackwardDataAlgorithm_v7(
-            handle, filter.get(), result.get(), convolution.get(), image.get(), out...);
-      });
-      dnn.check(dnn.cudnnSetConvolutionMathType(convolution.get(), best.mathType), kCall);
-      const Tensor workspace = workspace_of(best.memory, p.device());
-      dnn.check(dnn.cudnnConvolutionBackwardData(handle, one.get(), filter.get(), p.w.raw(),
-                                                 result.get(), p.dy.raw(), convolution.get(),
-                                                 best.algo, workspace.raw(), best.memory,
-                                                 zero.get(), image.get(), p.dx.raw()),
-                kCall);
-      return;
-    }
-    case Conv2dPass::kWeightGradient: {
-      constexpr const char* kCall = "cudnnConvolutionBackwardFilter";
-      const auto best = choose<cudnnConvolutionBwdFilterAlgoPerf_t>(p, kCall, [&](auto... out) {
-        return dnn.cudnnGetConvolutionBackwardFilterAlgorithm_v7(
-            handle, image.get(), result.get(), convolution.get(), filter.get(), out...);
-      });
-      dnn.check(dnn.cudnnSetConvolutionMathType(convolution.get(), best.mathType), kCall);
-      const Tensor workspace = workspace_of(best.memory, p.device());
-      dnn.check(dnn.cudnnConvolutionBackwardFilter(handle, one.get(), image.get(), p.x.raw(),
-                                                   result.get(), p.dy.raw(), convolution.get(),
-                                                   best.algo, workspace.raw(), best.memory,
-                                                   zero.get(), filter.get(), p.dw.raw()),
-                kCall);
-      if (p.dbias.defined()) {
-        dnn.check(
-            dnn.cudnnConvolutionBackwardBias(handle, one.get(), result.get(), p.dy.raw(),
-                                             zero.get(), per_channel(p.dbias).get(), p.dbias.raw()),
-            "cudnnConvolutionBackwardBias");
-      }
-      return;
-    }
+    case Conv2dPass::kForward:
+      with_best<cudnnConvolutionFwdAlgoPerf_t>(
+          p, convolution.get(), "cudnnConvolutionForward",
+          [&](auto... out) {
+            return dnn.cudnnGetConvolutionForwardAlgorithm_v7(
+                handle, image.get(), filter.get(), convolution.get(), result.get(), out...);
+          },
+          [&](auto algorithm, auto... workspace) {
+            return dnn.cudnnConvolutionForward(
+                handle, one.get(), image.get(), p.x.raw(), filter.get(), p.w.raw(),
+                convolution.get(), algorithm, workspace..., zero.get(), result.get(), p.y.raw());
+          });
+      if (!p.bias.defined()) return;
+      return dnn.check(dnn.cudnnAddTensor(handle, one.get(), per_channel(p.bias).get(),
+                                          p.bias.raw(), one.get(), result.get(), p.y.raw()),
+                       "cudnnAddTensor");
+    case Conv2dPass::kDataGradient:
+      return with_best<cudnnConvolutionBwdDataAlgoPerf_t>(
+          p, convolution.get(), "cudnnConvolutionBackwardData",
+          [&](auto... out) {
+            return dnn.cudnnGetConvolutionBackwardDataAlgorithm_v7(
+                handle, filter.get(), result.get(), convolution.get(), image.get(), out...);
+          },
+          [&](auto algorithm, auto... workspace) {
+            return dnn.cudnnConvolutionBackwardData(
+                handle, one.get(), filter.get(), p.w.raw(), result.get(), p.dy.raw(),
+                convolution.get(), algorithm, workspace..., zero.get(), image.get(), p.dx.raw());
+          });
+    case Conv2dPass::kWeightGradient:
+      with_best<cudnnConvolutionBwdFilterAlgoPerf_t>(
+          p, convolution.get(), "cudnnConvolutionBackwardFilter",
+          [&](auto... out) {
+            return dnn.cudnnGetConvolutionBackwardFilterAlgorithm_v7(
+                handle, image.get(), result.get(), convolution.get(), filter.get(), out...);
+          },
+          [&](auto algorithm, auto... workspace) {
+            return dnn.cudnnConvolutionBackwardFilter(
+                handle, one.get(), image.get(), p.x.raw(), result.get(), p.dy.raw(),
+                convolution.get(), algorithm, workspace..., zero.get(), filter.get(), p.dw.raw());
+          });
+      if (!p.dbias.defined()) return;
+      return dnn.check(
+          dnn.cudnnConvolutionBackwardBias(handle, one.get(), result.get(), p.dy.raw(), zero.get(),
+                                           per_channel(p.dbias).get(), p.dbias.raw()),
+          "cudnnConvolutionBackwardBias");
   }
 }
 

@@ -34,8 +34,7 @@ void write_through(const Tensor& out, DType dtype,
 
 void conv2d_bias_gradient(const Conv2dProblem& p) {
   if (!p.dbias.defined()) return;
-  const Tensor sums =
-      view::unsqueeze(view::unsqueeze(view::unsqueeze(p.dbias, 0), 2), 3);  // [1, K, 1, 1]
+  const Tensor sums = view::reshape(p.dbias, {1, p.dbias.size(0), 1, 1});
   reduce({.x = p.dy, .y = sums, .reduction = Reduction::kSum});
 }
 
@@ -45,16 +44,17 @@ int64_t conv2d_images_per_part(int64_t images, int64_t weight_elements) {
   return std::max<int64_t>(1, (images + parts - 1) / parts);
 }
 
-void add_parts(DType dtype, void* parts, int64_t count, int64_t elements) {
+void add_parts(const Tensor& parts) {
+  const int64_t elements = parts.size(1);
   const auto add = [&](auto* first) {
     parallel_for(elements, 4096, [&](int64_t begin, int64_t end) {
-      for (int64_t part = 1; part < count; ++part) {
+      for (int64_t part = 1; part < parts.size(0); ++part) {
         const auto* more = first + part * elements;
         for (int64_t i = begin; i < end; ++i) first[i] += more[i];
       }
     });
   };
-  dtype == DType::f64 ? add(static_cast<double*>(parts)) : add(static_cast<float*>(parts));
+  parts.dtype() == DType::f64 ? add(parts.data<double>()) : add(parts.data<float>());
 }
 
 }  // namespace weft::kernels

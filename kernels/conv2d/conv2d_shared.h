@@ -30,7 +30,8 @@ void conv2d_bias_gradient(const Conv2dProblem& p);
 /// bits depend on the shape only. At most 16 parts, and about 16 MiB of partial gradients.
 int64_t conv2d_images_per_part(int64_t images, int64_t weight_elements);
 
-/// parts[0] += parts[1] + parts[2] + ..., in that order; each `elements` f32 or f64 after another.
-void add_parts(DType dtype, void* parts, int64_t count, int64_t elements);
+/// parts[0] += parts[1] + parts[2] + ..., in that order: the rows of [parts, elements] in f32 or
+/// f64.
+void add_parts(const Tensor& parts);
 
 }  // namespace weft::kernels

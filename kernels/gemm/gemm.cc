@@ -3,7 +3,6 @@
 #include <cstring>
 
 #include "core/stream.h"
-#include "kernels/gemm/gemm_cublas.h"
 #include "kernels/gemm/gemm_tma.h"
 
 namespace weft::kernels {
@@ -40,13 +39,20 @@ bool finish_if_empty(const GemmProblem& problem) {
   return true;
 }
 
+std::optional<int64_t> batch_stride(const Tensor& t) {
+  int64_t stride = 0, expected = -1;
+  for (int d = t.dim() - 3; d >= 0; --d) {
+    if (t.size(d) == 1) continue;
+    if (expected >= 0 && t.stride(d) != expected) return std::nullopt;
+    if (expected < 0) stride = t.stride(d);
+    expected = t.stride(d) * t.size(d);
+  }
+  return stride;
+}
+
 void gemm(const GemmProblem& problem) { dispatch(gemm_op(), problem); }
 
-namespace {
-
 constexpr const char* kEpilogues[] = {"none", "gelu", "dgelu"};
-
-}  // namespace
 
 std::string GemmProblem::tuning_key() const {
   return operand_key("a", a) + operand_key("b", b) + operand_key("c", c) +

@@ -33,6 +33,8 @@
 //   gemm({.a = view::transpose(dy, 0, 1), .b = x, .c = dweight, .accumulate = true});
 #pragma once
 
+#include <optional>
+
 #include "kernels/gemm/matmul_numerics.h"
 #include "kernels/op.h"
 
@@ -66,8 +68,9 @@ struct GemmProblem {
 /// The arithmetic that operands of a dtype get; each is a family of variants.
 enum class GemmArithmetic : uint8_t { kIeee, kTf32, kExact, kTensorCore, kFp8 };
 GemmArithmetic gemm_arithmetic(DType operands, const MatmulNumerics& numerics);
+/// Of any problem whose matrix products have numerics.
 template <GemmArithmetic... kinds>
-bool gemm_is(const GemmProblem& problem) {
+bool gemm_is(const auto& problem) {
   const GemmArithmetic arithmetic = gemm_arithmetic(problem.dtype(), problem.numerics);
   return ((arithmetic == kinds) || ...);
 }
@@ -75,6 +78,10 @@ bool gemm_is(const GemmProblem& problem) {
 /// Whether c has no elements: then the problem is finished, its bias gradient, of no rows, being
 /// set to 0.
 bool finish_if_empty(const GemmProblem& problem);
+
+/// The stride between the matrices of t [..., rows, columns], 0 where there is one, or one for
+/// every index of the batch; nothing where no single stride describes the batch.
+std::optional<int64_t> batch_stride(const Tensor& t);
 
 /// k whose products fp8 sums before it promotes them to f32.
 inline constexpr int64_t kFp8PromotionInterval = 128;

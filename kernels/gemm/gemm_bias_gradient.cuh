@@ -82,12 +82,6 @@ __device__ __forceinline__ void put_column_sums(const ColumnPartials<float>& par
   }
 }
 
-/// Memory for the sums of so many groups.
-template <class Acc>
-Tensor empty_partials(const GemmProblem& problem, int64_t groups) {
-  return Tensor::empty(Shape{groups, problem.n()}, dtype_of<Acc>(), problem.device());
-}
-
 /// problem.bias_gradient from the groups' sums.
 template <class Acc>
 void join_columns(const GemmProblem& problem, const GemmArguments& p, const Tensor& partials) {
@@ -107,7 +101,7 @@ void sum_columns(const GemmProblem& problem, const GemmArguments& p) {
   const int64_t groups = p.batches * groups_of_matrix;
   WEFT_CHECK(groups < int64_t{1} << 31, "{}: too many rows for a bias gradient",
              problem.describe());
-  const Tensor partials = empty_partials<Acc>(problem, groups);
+  const Tensor partials = Tensor::empty(Shape{groups, p.n}, dtype_of<Acc>(), problem.device());
   const auto count = static_cast<int>(groups);
   const dim3 grid(tiles(p.n, kThreads), static_cast<unsigned>(std::min(count, kMaxGridY)));
   WEFT_LAUNCH(column_partials_kernel<Acc>, grid, kThreads, 0,

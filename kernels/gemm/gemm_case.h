@@ -1,6 +1,7 @@
 // A case of gemm, and lists of them: what the test's and the timed cases are made of.
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 
 #include "core/view.h"
@@ -35,17 +36,14 @@ struct GemmCase {
 
   std::string name() const {
     const char* const epilogues[] = {"", "_gelu", "_dgelu"};
+    std::string arithmetic = numerics == MatmulNumerics{} ? "" : " " + to_string(numerics);
+    std::ranges::replace(arithmetic, ' ', '_');
     return fmt::format(
-        "{}{}x{}x{}_{}{}_{}_{}{}{}{}{}{}{}{}{}{}{}", batch.empty() ? "" : to_string(batch), m, n, k,
+        "{}{}x{}x{}_{}{}_{}_{}{}{}{}{}{}{}{}{}{}", batch.empty() ? "" : to_string(batch), m, n, k,
         weft::name(types.a), types.b == types.a ? "" : weft::name(types.b), weft::name(types.c),
         a_layout, b_layout, c_layout, bias ? "_bias" : "", epilogues[static_cast<int>(epilogue)],
         accumulate ? "_accumulate" : "", residual ? "_residual" : "",
-        bias_gradient ? "_bias_gradient" : "", integers ? "_integers" : "",
-        numerics == MatmulNumerics{} ? ""
-                                     : fmt::format("_{}", kernels::name(numerics.accumulation)),
-        numerics.tf32 == Tf32::kOff        ? ""
-        : numerics.tf32 == Tf32::kTruncate ? "_tf32"
-                                           : "_tf32_nearest");
+        bias_gradient ? "_bias_gradient" : "", integers ? "_integers" : "", arithmetic);
   }
 
   Tensor operand(Inputs& in, int64_t rows, int64_t cols, char layout, DType dtype) const {
@@ -113,11 +111,6 @@ struct GemmCase {
 /// When a case is run.
 enum class Timing : uint8_t { kNone, kTimed, kLarge };
 
-inline Case<GemmProblem> gemm_case(const GemmCase& c, Timing timing) {
-  return {c.name(), [c](Inputs& in) { return c.make(in); },
-          timing == Timing::kNone ? Cost{} : c.cost(), timing == Timing::kLarge, c.emulated_on};
-}
-
 /// Cases in the making: each has the types and numerics that are set when it is added.
 struct GemmCases {
   GemmTypes types;
@@ -130,7 +123,9 @@ struct GemmCases {
     c.m = m, c.n = n, c.k = k;
     c.types = types;
     c.numerics = numerics;
-    list.push_back(gemm_case(c, timing));
+    list.push_back({c.name(), [c](Inputs& in) { return c.make(in); },
+                    timing == Timing::kNone ? Cost{} : c.cost(), timing == Timing::kLarge,
+                    c.emulated_on});
   }
 };
 

@@ -41,13 +41,11 @@ void multiply_tile(const Matrix& a, const Matrix& b, const T* bias, bool accumul
 }
 
 template <class T>
-void multiply(const GemmProblem& p, const GemmBatch& batch) {
-  const Tensor bias = gemm_bias(p);
-  const bool to_aux = p.epilogue == Epilogue::kGelu;
-  const int64_t m = batch.c.rows, n = batch.c.cols;
+void multiply(const GemmProblem& p, const GemmBatch& batch, const Tensor& bias) {
+  const int64_t m = batch.c.first.rows, n = batch.c.first.cols;
   const int64_t tiles_m = (m + kTileRows - 1) / kTileRows;
   const int64_t tiles_n = (n + kTileCols - 1) / kTileCols;
-  const int64_t work = std::min(m, kTileRows) * std::min(n, kTileCols) * batch.a.cols;
+  const int64_t work = std::min(m, kTileRows) * std::min(n, kTileCols) * p.k();
   const int64_t grain = std::max<int64_t>(1, 65536 / work);
   parallel_for(batch.size() * tiles_m * tiles_n, grain, [&](int64_t begin, int64_t end) {
     for (int64_t task = begin; task < end; ++task) {
@@ -55,30 +53,17 @@ void multiply(const GemmProblem& p, const GemmBatch& batch) {
       const int64_t row = task / tiles_n % tiles_m * kTileRows;
       const int64_t col = task % tiles_n * kTileCols;
       const int64_t rows = std::min(kTileRows, m - row), cols = std::min(kTileCols, n - col);
-      const Matrix c =
-          to_aux ? batch.aux.shifted(batch.aux_offsets[i]) : batch.c.shifted(batch.c_offsets[i]);
-      multiply_tile<T>(batch.a.shifted(batch.a_offsets[i]).block(row, rows, 0, batch.a.cols),
-                       batch.b.shifted(batch.b_offsets[i]).block(0, batch.b.rows, col, cols),
+      multiply_tile<T>(batch.a.at(i).row_block(row, rows), batch.b.at(i).block(0, p.k(), col, cols),
                        bias.defined() ? bias.data<T>() + col : nullptr, p.accumulate,
-                       c.block(row, rows, col, cols));
+                       batch.sums().at(i).block(row, rows, col, cols));
     }
   });
 }
 
 }  // namespace
 
-void gemm_cpu_eigen(const GemmProblem& asked) {
-  if (finish_if_empty(asked)) return;
-  const GemmProblem problem = with_residual_in_c(asked);
-  const GemmBatch batch = gemm_batch(problem);
-  if (problem.k() == 0) {
-    gemm_without_products(problem, batch);
-  } else if (problem.dtype() == DType::f64) {
-    multiply<double>(problem, batch);
-  } else {
-    multiply<float>(problem, batch);
-  }
-  gemm_epilogue(problem, batch);
+void gemm_cpu_eigen(const GemmProblem& problem) {
+  gemm_by_batch(problem, problem.dtype() == DType::f64 ? multiply<double> : multiply<float>);
 }
 
 }  // namespace weft::kernels

@@ -19,28 +19,8 @@
 #include <cmath>
 
 #include "kernels/gemm/f64_panels.h"
-#include "kernels/gemm/gemm_batch.h"
-#include "kernels/gemm/tf32_operand.h"
 #include "numerics/error_bounds.h"
 #include "numerics/exact_sum.h"
-
-#ifndef WEFT_KERNELS_GEMM_CPU_EXACT_TILE
-#define WEFT_KERNELS_GEMM_CPU_EXACT_TILE
-namespace weft::kernels {
-namespace {
-
-constexpr int64_t kTileRows = 2;
-
-/// Sums of a tile: hi + lo, and those of magnitudes.
-struct Sums {
-  double hi[kTileRows][kPanelColumns];
-  double lo[kTileRows][kPanelColumns];
-  double magnitude[kTileRows][kPanelColumns];
-};
-
-}  // namespace
-}  // namespace weft::kernels
-#endif
 
 HWY_BEFORE_NAMESPACE();
 namespace weft::kernels::HWY_NAMESPACE {
@@ -63,9 +43,16 @@ struct Column {
     lo = hn::Add(lo, error);
     magnitude = hn::Add(magnitude, hn::Abs(product));
   }
+  HWY_INLINE void store(D d, double (*sums)[kExactRows][kPanelColumns], int row, int64_t j) const {
+    hn::StoreU(hi, d, sums[0][row] + j);
+    hn::StoreU(lo, d, sums[1][row] + j);
+    hn::StoreU(magnitude, d, sums[2][row] + j);
+  }
 };
 
-void sum_tile(const double* row0, const double* row1, const double* panel, int64_t k, Sums& sums) {
+/// hi, lo and the sums of magnitudes of a tile's elements: hi + lo is their sum.
+void sum_tile(const double* row0, const double* row1, const double* panel, int64_t k,
+              double (*sums)[kExactRows][kPanelColumns]) {
   const hn::CappedTag<double, 8> d;
   const auto lanes = static_cast<int64_t>(hn::Lanes(d));
   for (int64_t j = 0; j < kPanelColumns; j += lanes) {
@@ -75,12 +62,8 @@ void sum_tile(const double* row0, const double* row1, const double* panel, int64
       first.add(hn::Set(d, row0[i]), b);
       second.add(hn::Set(d, row1[i]), b);
     }
-    hn::StoreU(first.hi, d, sums.hi[0] + j);
-    hn::StoreU(first.lo, d, sums.lo[0] + j);
-    hn::StoreU(first.magnitude, d, sums.magnitude[0] + j);
-    hn::StoreU(second.hi, d, sums.hi[1] + j);
-    hn::StoreU(second.lo, d, sums.lo[1] + j);
-    hn::StoreU(second.magnitude, d, sums.magnitude[1] + j);
+    first.store(d, sums, 0, j);
+    second.store(d, sums, 1, j);
   }
 }
 
@@ -151,36 +134,29 @@ double finish(const Terms& terms, double hi, double lo, double magnitude, DType 
 }
 
 void multiply(const GemmProduct& p) {
-  const auto& [a, b, c, scale, bias, accumulate] = p;
-  const F64Rows rows = widen_rows(a, scale);
-  const F64Panels panels = widen_panels(b);
-  for_each_tile(c, panels, kTileRows, [&](const PanelTile& tile) {
-    const auto& [row, height, column, columns, panel] = tile;
-    Sums sums;
-    float out[kTileRows][kPanelColumns], old[kTileRows][kPanelColumns] = {};
-    HWY_DYNAMIC_DISPATCH(sum_tile)
-    (rows.row(row), rows.row(std::min(row + 1, c.rows - 1)), panel, a.cols, sums);
-    const Matrix target = c.block(row, height, column, columns);
-    if (accumulate) copy_matrix(target, {DType::f32, old, height, columns, kPanelColumns, 1});
-    for (int64_t i = 0; i < height; ++i) {
+  for_each_tile(p, p.scale, kExactRows, [&](const F64Tile& tile) {
+    const auto& [row, rows, column, columns, k, a, panel] = tile;
+    double sums[3][kExactRows][kPanelColumns];
+    float out[kExactRows][kPanelColumns], old[kExactRows][kPanelColumns] = {};
+    HWY_DYNAMIC_DISPATCH(sum_tile)(tile.a_row(0), tile.a_row(1), panel, k, sums);
+    const Matrix target = p.c.block(row, rows, column, columns);
+    if (p.accumulate) copy_matrix(target, {DType::f32, old, rows, columns, kPanelColumns, 1});
+    for (int64_t i = 0; i < rows; ++i) {
       for (int64_t j = 0; j < columns; ++j) {
-        const Terms terms{rows.row(row + i), panel + j, a.cols, bias ? bias[column + j] : 0.0,
+        const Terms terms{tile.a_row(i), panel + j, k, p.bias ? p.bias[column + j] : 0.0,
                           old[i][j]};
         out[i][j] = static_cast<float>(
-            finish(terms, sums.hi[i][j], sums.lo[i][j], sums.magnitude[i][j], c.dtype));
+            finish(terms, sums[0][i][j], sums[1][i][j], sums[2][i][j], p.c.dtype));
       }
     }
-    copy_matrix({DType::f32, out, height, columns, kPanelColumns, 1}, target);
+    copy_matrix({DType::f32, out, rows, columns, kPanelColumns, 1}, target);
   });
 }
 
 }  // namespace
 
 void gemm_cpu_exact(const GemmProblem& problem) {
-  GemmProblem p = problem;
-  p.a = tf32_operand(p.a, p.numerics.tf32);
-  p.b = tf32_operand(p.b, p.numerics.tf32);
-  gemm_by_products(p, multiply);
+  gemm_by_products(with_tf32_operands(problem, problem.numerics.tf32), multiply);
 }
 
 }  // namespace weft::kernels

@@ -1,9 +1,8 @@
 // fp8 operands, widened to f64, where the sum of 128 of their products is exact: a product has 8
 // bits or fewer and lies between 2^-18 and 2^18 for e4m3, between 2^-25 and 2^25 for e5m2 with
 // e4m3. (Sums of e5m2 with e4m3, or with e5m2, whose terms span more than 53 bits are rounded to
-// those.) Each such sum is rounded to f32 and added to the f32 accumulator.
-//
-// A thread owns tiles of 4 rows by a panel of columns; the f64 units limit it.
+// those.) Each such sum is rounded to f32 and added to the f32 accumulator. A thread owns tiles of
+// 4 rows by a panel of columns; the f64 units limit it.
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/gemm/gemm_cpu_fp8.cc"
 #include "core/simd/targets.h"
@@ -12,18 +11,6 @@
 #include <hwy/highway.h>
 
 #include "kernels/gemm/f64_panels.h"
-#include "kernels/gemm/gemm_batch.h"
-
-#ifndef WEFT_KERNELS_GEMM_CPU_FP8_TILE
-#define WEFT_KERNELS_GEMM_CPU_FP8_TILE
-namespace weft::kernels {
-namespace {
-
-constexpr int64_t kTileRows = 4;
-
-}  // namespace
-}  // namespace weft::kernels
-#endif
 
 HWY_BEFORE_NAMESPACE();
 namespace weft::kernels::HWY_NAMESPACE {
@@ -34,23 +21,20 @@ namespace {
 void add_tile(const double* const* rows, const double* panel, int64_t k, float* sums) {
   const hn::CappedTag<double, 8> d;
   const auto lanes = static_cast<int64_t>(hn::Lanes(d));
-  HWY_ALIGN double exact[kTileRows][kPanelColumns];
+  HWY_ALIGN double exact[kFp8Rows][kPanelColumns];
   for (int64_t j = 0; j < kPanelColumns; j += lanes) {
-    auto s0 = hn::Zero(d), s1 = s0, s2 = s0, s3 = s0;
+    hn::Vec<decltype(d)> sum[kFp8Rows];
+    for (auto& s : sum) s = hn::Zero(d);
     for (int64_t i = 0; i < k; ++i) {
       const auto b = hn::LoadU(d, panel + i * kPanelColumns + j);
-      s0 = hn::Add(s0, hn::Mul(hn::Set(d, rows[0][i]), b));
-      s1 = hn::Add(s1, hn::Mul(hn::Set(d, rows[1][i]), b));
-      s2 = hn::Add(s2, hn::Mul(hn::Set(d, rows[2][i]), b));
-      s3 = hn::Add(s3, hn::Mul(hn::Set(d, rows[3][i]), b));
+      for (int r = 0; r < kFp8Rows; ++r) {
+        sum[r] = hn::Add(sum[r], hn::Mul(hn::Set(d, rows[r][i]), b));
+      }
     }
-    hn::StoreU(s0, d, exact[0] + j);
-    hn::StoreU(s1, d, exact[1] + j);
-    hn::StoreU(s2, d, exact[2] + j);
-    hn::StoreU(s3, d, exact[3] + j);
+    for (int r = 0; r < kFp8Rows; ++r) hn::StoreU(sum[r], d, exact[r] + j);
   }
   const double* from = exact[0];
-  for (int64_t i = 0; i < kTileRows * kPanelColumns; ++i) sums[i] += static_cast<float>(from[i]);
+  for (int64_t i = 0; i < kFp8Rows * kPanelColumns; ++i) sums[i] += static_cast<float>(from[i]);
 }
 
 }  // namespace
@@ -65,26 +49,21 @@ HWY_EXPORT(add_tile);
 namespace {
 
 void multiply(const GemmProduct& p) {
-  const auto& [a, b, c, scale, bias, accumulate] = p;
-  const F64Rows rows = widen_rows(a);
-  const F64Panels panels = widen_panels(b);
-  for_each_tile(c, panels, kTileRows, [&](const PanelTile& tile) {
-    float sums[kTileRows][kPanelColumns] = {};
-    for (int64_t first = 0; first < a.cols; first += kFp8PromotionInterval) {
-      const double* block[kTileRows];
-      for (int64_t i = 0; i < kTileRows; ++i) {
-        block[i] = rows.row(std::min(tile.row + i, c.rows - 1)) + first;
-      }
+  for_each_tile(p, 1, kFp8Rows, [&](const F64Tile& tile) {
+    float sums[kFp8Rows][kPanelColumns] = {};
+    for (int64_t first = 0; first < tile.k; first += kFp8PromotionInterval) {
+      const double* block[kFp8Rows];
+      for (int64_t i = 0; i < kFp8Rows; ++i) block[i] = tile.a_row(i) + first;
       HWY_DYNAMIC_DISPATCH(add_tile)
-      (block, tile.panel + first * kPanelColumns, std::min(kFp8PromotionInterval, a.cols - first),
+      (block, tile.panel + first * kPanelColumns, std::min(kFp8PromotionInterval, tile.k - first),
        sums[0]);
     }
     for (auto& row : sums) {
-      for (float& sum : row) sum *= scale;
+      for (float& sum : row) sum *= p.scale;
     }
     add_bias_matrix({DType::f32, sums, tile.rows, tile.columns, kPanelColumns, 1},
-                    bias ? bias + tile.column : nullptr, accumulate,
-                    c.block(tile.row, tile.rows, tile.column, tile.columns));
+                    p.bias ? p.bias + tile.column : nullptr, p.accumulate,
+                    p.c.block(tile.row, tile.rows, tile.column, tile.columns));
   });
 }
 

@@ -68,7 +68,8 @@ void copy_rows(const Matrix& from, const Matrix& to) {
 }
 
 template <class Acc>
-void add_bias(const Matrix& from, const Acc* bias, bool accumulate, const Matrix& to) {
+void add_bias(const Matrix& from, const void* bias_row, bool accumulate, const Matrix& to) {
+  const Acc* const bias = static_cast<const Acc*>(bias_row);
   HWY_ALIGN Acc buffer[kBlock];
   HWY_ALIGN Acc old[kBlock];
   for_each_block(from, [&](int64_t i, int64_t j, int64_t n) {
@@ -83,10 +84,8 @@ void add_bias(const Matrix& from, const Acc* bias, bool accumulate, const Matrix
 }
 
 void add_bias_rows(const Matrix& from, const void* bias, bool accumulate, const Matrix& to) {
-  if (from.dtype == DType::f64) {
-    return add_bias(from, static_cast<const double*>(bias), accumulate, to);
-  }
-  add_bias(from, static_cast<const float*>(bias), accumulate, to);
+  from.dtype == DType::f64 ? add_bias<double>(from, bias, accumulate, to)
+                           : add_bias<float>(from, bias, accumulate, to);
 }
 
 double normal_distribution(double x) { return 0.5 * std::erfc(-x * std::numbers::sqrt2 / 2); }
@@ -103,35 +102,27 @@ void gelu_rows_f64(const Matrix& x, const Matrix& y, bool gradient) {
   }
 }
 
-void gelu_rows(const Matrix& x, const Matrix& y) {
-  if (x.dtype == DType::f64) return gelu_rows_f64(x, y, false);
-  const F32 d;
-  HWY_ALIGN float in[kBlock];
-  HWY_ALIGN float out[kBlock];
-  for_each_block(x, [&](int64_t i, int64_t j, int64_t n) HWY_ATTR {
-    const float* row = read_row(x.dtype, x.at(i, j), 0, x.col_stride, n, in);
-    float* target = row_target(y.dtype, y.at(i, j), 0, y.col_stride, out);
-    for_each_vector(d, n, [&](size_t k, size_t m) HWY_ATTR {
-      store_part(d, gelu_erf_f32(d, load_part(d, row + k, m)), target + k, m);
-    });
-    write_row(target, n, y.dtype, y.at(i, j), 0, y.col_stride);
-  });
-}
-
-void dgelu_rows(const Matrix& x, const Matrix& y) {
-  if (x.dtype == DType::f64) return gelu_rows_f64(x, y, true);
+/// y = gelu(x), or y *= gelu'(x).
+void gelu_rows(const Matrix& x, const Matrix& y, bool gradient) {
+  if (x.dtype == DType::f64) return gelu_rows_f64(x, y, gradient);
   const F32 d;
   HWY_ALIGN float in[kBlock];
   HWY_ALIGN float old[kBlock];
   HWY_ALIGN float out[kBlock];
   for_each_block(x, [&](int64_t i, int64_t j, int64_t n) HWY_ATTR {
     const float* row = read_row(x.dtype, x.at(i, j), 0, x.col_stride, n, in);
-    const float* factor = read_row(y.dtype, y.at(i, j), 0, y.col_stride, n, old);
     float* target = row_target(y.dtype, y.at(i, j), 0, y.col_stride, out);
-    for_each_vector(d, n, [&](size_t k, size_t m) HWY_ATTR {
-      const auto slope = gelu_erf_derivative_f32(d, load_part(d, row + k, m));
-      store_part(d, hn::Mul(load_part(d, factor + k, m), slope), target + k, m);
-    });
+    if (gradient) {
+      const float* factor = read_row(y.dtype, y.at(i, j), 0, y.col_stride, n, old);
+      for_each_vector(d, n, [&](size_t k, size_t m) HWY_ATTR {
+        const auto slope = gelu_erf_derivative_f32(d, load_part(d, row + k, m));
+        store_part(d, hn::Mul(load_part(d, factor + k, m), slope), target + k, m);
+      });
+    } else {
+      for_each_vector(d, n, [&](size_t k, size_t m) HWY_ATTR {
+        store_part(d, gelu_erf_f32(d, load_part(d, row + k, m)), target + k, m);
+      });
+    }
     write_row(target, n, y.dtype, y.at(i, j), 0, y.col_stride);
   });
 }
@@ -146,17 +137,11 @@ namespace weft::kernels {
 HWY_EXPORT(copy_rows);
 HWY_EXPORT(add_bias_rows);
 HWY_EXPORT(gelu_rows);
-HWY_EXPORT(dgelu_rows);
-
-namespace {
-
-/// Whether columns are the better rows: the closer neighbours in memory.
-bool runs_along_columns(const Matrix& m) { return m.col_stride != 1 && m.row_stride == 1; }
-
-}  // namespace
 
 void copy_matrix(const Matrix& from, const Matrix& to) {
-  if (runs_along_columns(from) && (to.col_stride != 1 || from.rows >= from.cols)) {
+  // Columns are the better rows where they are the closer neighbours in memory.
+  if (from.col_stride != 1 && from.row_stride == 1 &&
+      (to.col_stride != 1 || from.rows >= from.cols)) {
     return HWY_DYNAMIC_DISPATCH(copy_rows)(from.transposed(), to.transposed());
   }
   HWY_DYNAMIC_DISPATCH(copy_rows)(from, to);
@@ -166,8 +151,9 @@ void add_bias_matrix(const Matrix& from, const void* bias, bool accumulate, cons
   HWY_DYNAMIC_DISPATCH(add_bias_rows)(from, bias, accumulate, to);
 }
 
-void gelu_matrix(const Matrix& x, const Matrix& y) { HWY_DYNAMIC_DISPATCH(gelu_rows)(x, y); }
-void dgelu_matrix(const Matrix& x, const Matrix& y) { HWY_DYNAMIC_DISPATCH(dgelu_rows)(x, y); }
+void gelu_matrix(const Matrix& x, const Matrix& y, bool gradient) {
+  HWY_DYNAMIC_DISPATCH(gelu_rows)(x, y, gradient);
+}
 
 }  // namespace weft::kernels
 #endif

@@ -1,25 +1,10 @@
 // Products as a GPU's tensor cores form them (numerics/tensor_core.h), with a kernel's epilogue in
 // f32 after them: scale, bias, old C, one rounding to C's dtype.
 #include "kernels/gemm/gemm_batch.h"
-#include "kernels/gemm/tf32_operand.h"
 #include "numerics/tensor_core.h"
 
 namespace weft::kernels {
 namespace {
-
-numerics::TensorCoreModel model_of(const GemmProblem& p) {
-  const std::string_view gpu = name(p.numerics.accumulation);
-  numerics::TensorCoreModel model =
-      numerics::tensor_core_model(gpu, p.dtype() == DType::f32 ? DType::tf32 : p.dtype());
-  // Where one operand is e4m3 and the other e5m2: f16 holds both.
-  if (p.a.dtype() != p.b.dtype()) model.input = DType::f16;
-  return model;
-}
-
-/// fp8, but for the GPUs whose fp8 sums have f32's precision anyway: those that add c last.
-bool needs_promotion(const GemmProblem& p, const numerics::TensorCoreModel& model) {
-  return itemsize(p.dtype()) == 1 && model.split_block == 0;
-}
 
 numerics::TensorCoreOperand operand(const Matrix& m) {
   return {m.data, m.dtype, m.row_stride, m.col_stride};
@@ -28,13 +13,16 @@ numerics::TensorCoreOperand operand(const Matrix& m) {
 }  // namespace
 
 void gemm_cpu_tensor_core(const GemmProblem& problem) {
-  GemmProblem p = problem;
-  const numerics::TensorCoreModel model = model_of(p);
-  const int64_t promotion_interval = needs_promotion(p, model) ? kFp8PromotionInterval : 0;
-  if (p.numerics.tf32 == Tf32::kNearest) {
-    p.a = tf32_operand(p.a, Tf32::kNearest);
-    p.b = tf32_operand(p.b, Tf32::kNearest);
-  }
+  const DType dtype = problem.dtype();
+  numerics::TensorCoreModel model = numerics::tensor_core_model(
+      name(problem.numerics.accumulation), dtype == DType::f32 ? DType::tf32 : dtype);
+  // Where one operand is e4m3 and the other e5m2: f16 holds both.
+  if (problem.b.dtype() != dtype) model.input = DType::f16;
+  // fp8, but for the GPUs whose fp8 sums have f32's precision anyway: those that add c last.
+  const bool promotes = itemsize(dtype) == 1 && model.split_block == 0;
+  // The model truncates by itself.
+  const Tf32 rounding = problem.numerics.tf32 == Tf32::kNearest ? Tf32::kNearest : Tf32::kOff;
+  const GemmProblem p = with_tf32_operands(problem, rounding);
   gemm_by_products(p, [&](const GemmProduct& one) {
     const int64_t m = one.c.rows, n = one.c.cols;
     const Tensor product = Tensor::empty({m, n}, DType::f32);
@@ -45,7 +33,7 @@ void gemm_cpu_tensor_core(const GemmProblem& problem) {
                                        .b = operand(one.b),
                                        .d = product.data<float>(),
                                        .d_row_stride = n,
-                                       .promotion_interval = promotion_interval});
+                                       .promotion_interval = promotes ? kFp8PromotionInterval : 0});
     if (one.scale != 1) {
       for (int64_t j = 0; j < m * n; ++j) product.data<float>()[j] *= one.scale;
     }

@@ -13,7 +13,7 @@
 
 #include "core/stream.h"
 #include "kernels/device/library.h"
-#include "kernels/gemm/gemm_cublas.h"
+#include "kernels/gemm/gemm_tma.h"
 
 namespace weft::kernels {
 namespace {
@@ -77,47 +77,33 @@ std::optional<View> view_of(const Tensor& t) {
   return std::nullopt;
 }
 
-/// The stride of a batch that one stride describes; 0 for one matrix, nothing when none does.
-std::optional<int64_t> batch_stride(const Tensor& t) {
-  int64_t stride = 0, expected = -1;
-  for (int d = t.dim() - 3; d >= 0; --d) {
-    if (t.shape()[d] == 1) continue;
-    if (expected >= 0 && t.strides()[d] != expected) return std::nullopt;
-    if (expected < 0) stride = t.strides()[d];
-    expected = t.strides()[d] * t.shape()[d];
-  }
-  return stride;
-}
-
-int64_t batches_of(const Tensor& c) {
-  int64_t count = 1;
-  for (int d = 0; d + 2 < c.dim(); ++d) count *= c.shape()[d];
-  return count;
-}
-
 /// An object of cuBLASLt and the function that destroys it.
 template <class T>
 using Owned = std::unique_ptr<std::remove_pointer_t<T>, cublasStatus_t (*)(T)>;
+
+template <class T, class... Args>
+Owned<T> make(const char* call, cublasStatus_t (*create)(T*, Args...), cublasStatus_t (*destroy)(T),
+              std::type_identity_t<Args>... args) {
+  T raw = nullptr;
+  cublas().check(create(&raw, args...), call);
+  return Owned<T>(raw, destroy);
+}
 
 Owned<cublasLtMatrixLayout_t> layout_of(const Tensor& t, int64_t batches) {
   CublasLt& lt = cublas();
   const View view = *view_of(t);
   int64_t rows = t.size(-1), columns = t.size(-2);
   if (view.transposed) std::swap(rows, columns);
-  cublasLtMatrixLayout_t raw = nullptr;
-  lt.check(lt.cublasLtMatrixLayoutCreate(&raw, cuda_type(t.dtype()), static_cast<uint64_t>(rows),
-                                         static_cast<uint64_t>(columns), view.leading),
-           "cublasLtMatrixLayoutCreate");
-  Owned<cublasLtMatrixLayout_t> layout(raw, lt.cublasLtMatrixLayoutDestroy);
+  auto layout =
+      make("cublasLtMatrixLayoutCreate", lt.cublasLtMatrixLayoutCreate,
+           lt.cublasLtMatrixLayoutDestroy, cuda_type(t.dtype()), rows, columns, view.leading);
   if (batches > 1) {
-    const auto count = static_cast<int32_t>(batches);
-    const int64_t stride = *batch_stride(t);
-    lt.check(lt.cublasLtMatrixLayoutSetAttribute(raw, CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, &count,
-                                                 sizeof(count)),
-             "batch count");
-    lt.check(lt.cublasLtMatrixLayoutSetAttribute(raw, CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET,
-                                                 &stride, sizeof(stride)),
-             "batch stride");
+    const auto set = [&](cublasLtMatrixLayoutAttribute_t attribute, const auto& value) {
+      lt.check(lt.cublasLtMatrixLayoutSetAttribute(layout.get(), attribute, &value, sizeof(value)),
+               "cublasLtMatrixLayoutSetAttribute");
+    };
+    set(CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, static_cast<int32_t>(batches));
+    set(CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, *batch_stride(t));
   }
   return layout;
 }
@@ -131,23 +117,17 @@ bool gemm_fits_cublas(const GemmProblem& p) {
   if (p.epilogue != Epilogue::kNone || p.m() == 0 || p.n() == 0 || p.k() == 0) return false;
   if (p.c.numel() == 0 || !cublas().library.is_open()) return false;
   if (p.bias.defined() && (p.bias.dtype() != p.c.dtype() || p.bias.strides()[0] != 1)) return false;
-  for (const Tensor* t : {&p.a, &p.b, &p.c}) {
-    if (!view_of(*t) || !batch_stride(*t)) return false;
+  for (const Tensor* t : {&p.a, &p.b, &p.c, &p.residual}) {
+    if (t->defined() && (!view_of(*t) || !batch_stride(*t))) return false;
   }
-  if (p.residual.defined() &&
-      (!view_of(p.residual) || !batch_stride(p.residual) || view_of(p.residual)->transposed)) {
-    return false;
-  }
-  return !view_of(p.c)->transposed;
+  return !view_of(p.c)->transposed && (!p.residual.defined() || !view_of(p.residual)->transposed);
 }
 
 void gemm_cublas(const GemmProblem& p) {
   CublasLt& lt = cublas();
-  const int64_t batches = batches_of(p.c);
-  cublasLtMatmulDesc_t raw_operation = nullptr;
-  lt.check(lt.cublasLtMatmulDescCreate(&raw_operation, CUBLAS_COMPUTE_32F, CUDA_R_32F),
-           "cublasLtMatmulDescCreate");
-  const Owned<cublasLtMatmulDesc_t> operation(raw_operation, lt.cublasLtMatmulDescDestroy);
+  const int64_t batches = p.c.numel() / (p.m() * p.n());
+  const auto operation = make("cublasLtMatmulDescCreate", lt.cublasLtMatmulDescCreate,
+                              lt.cublasLtMatmulDescDestroy, CUBLAS_COMPUTE_32F, CUDA_R_32F);
   const auto set = [&](cublasLtMatmulDescAttributes_t attribute, const auto& value) {
     lt.check(lt.cublasLtMatmulDescSetAttribute(operation.get(), attribute, &value, sizeof(value)),
              "cublasLtMatmulDescSetAttribute");
@@ -164,27 +144,23 @@ void gemm_cublas(const GemmProblem& p) {
   const auto a = layout_of(p.b, batches), b = layout_of(p.a, batches);
   const auto c = layout_of(added, batches), d = layout_of(p.c, batches);
 
-  cublasLtMatmulPreference_t raw_preference = nullptr;
-  lt.check(lt.cublasLtMatmulPreferenceCreate(&raw_preference), "cublasLtMatmulPreferenceCreate");
-  const Owned<cublasLtMatmulPreference_t> preference(raw_preference,
-                                                     lt.cublasLtMatmulPreferenceDestroy);
+  const auto preference = make("cublasLtMatmulPreferenceCreate", lt.cublasLtMatmulPreferenceCreate,
+                               lt.cublasLtMatmulPreferenceDestroy);
   const auto prefer = [&](cublasLtMatmulPreferenceAttributes_t attribute, const auto& value) {
     lt.check(
         lt.cublasLtMatmulPreferenceSetAttribute(preference.get(), attribute, &value, sizeof(value)),
         "cublasLtMatmulPreferenceSetAttribute");
   };
   prefer(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, kWorkspaceBytes);
-  const uint32_t reductions = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
-  prefer(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, reductions);
-  const auto prefer_alignment = [&](cublasLtMatmulPreferenceAttributes_t attribute,
-                                    const Tensor& t) {
-    const auto address = reinterpret_cast<uintptr_t>(t.raw());
+  prefer(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
+         uint32_t{CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE});
+  for (const auto& [attribute, t] : {std::pair(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, &p.b),
+                                     {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, &p.a},
+                                     {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, &added},
+                                     {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, &p.c}}) {
+    const auto address = reinterpret_cast<uintptr_t>(t->raw());
     prefer(attribute, static_cast<uint32_t>(std::min<uintptr_t>(256, address & (~address + 1))));
-  };
-  prefer_alignment(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, p.b);
-  prefer_alignment(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, p.a);
-  prefer_alignment(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, added);
-  prefer_alignment(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, p.c);
+  }
   const cublasLtHandle_t handle = lt.handle(p.device().index);
   cublasLtMatmulHeuristicResult_t choice = {};
   int found = 0;

@@ -19,24 +19,16 @@ using namespace ptx;
 
 constexpr int kDepth = 16;
 
-/// How an operand lies in global memory: lines along K or across it that 16-byte copies fit, or any
-/// two strides.
-enum class Lines { kAlongDepth, kAcross, kAny };
-
-constexpr Lines lines_of(bool fits_copies, bool along_depth) {
-  if (!fits_copies) return Lines::kAny;
-  return along_depth ? Lines::kAlongDepth : Lines::kAcross;
-}
-
-/// A tile of kSize rows of A (columns of B) by kDepth, one stage of it.
-template <Lines kLines, int kSize, bool kNearest>
+/// A tile of kSize rows of A (columns of B) by kDepth, one stage of it. Its lines run along K, or
+/// across it; 16-byte copies fit them, or they have any two strides and count as lines along K.
+template <bool kFitsCopies, bool kAlongDepth, int kSize, bool kNearest>
 struct Tile {
-  static constexpr bool kAlongDepth = kLines != Lines::kAcross;
+  static_assert(kFitsCopies || kAlongDepth);
   static constexpr int kLength = kAlongDepth ? kDepth : kSize,
                        kCount = kAlongDepth ? kSize : kDepth;
   static constexpr int kPitch = kLength + (kAlongDepth ? 4 : 8);
   static constexpr int kElements = kCount * kPitch;
-  static constexpr int kVector = kLines == Lines::kAny ? 1 : 4;
+  static constexpr int kVector = kFitsCopies ? 4 : 1;
 
   /// Starts the copies of the part of a matrix that begins at (at, depth); what lies outside is 0.
   /// Strides in elements: between rows of A (columns of B), and along K.
@@ -104,11 +96,11 @@ void gemm_cuda_mma_tf32(const GemmProblem& problem) {
   if (finish_if_empty(problem)) return;
   const GemmArguments p(problem);
   with_flags(
-      [&](auto is_large, auto is_nearest, auto fits_copies, auto a_depth, auto b_depth) {
+      [&](auto is_large, auto is_nearest, auto fits, auto a_depth, auto b_depth) {
         constexpr int kTile = is_large() ? 128 : 64;
-        mma_tiles::run<Tf32Format, kTile,
-                       Tile<lines_of(fits_copies(), a_depth()), kTile, is_nearest()>,
-                       Tile<lines_of(fits_copies(), b_depth()), kTile, is_nearest()>>(problem, p);
+        constexpr bool kNearest = is_nearest(), kFits = fits();
+        mma_tiles::run<Tf32Format, kTile, Tile<kFits, !kFits || a_depth(), kTile, kNearest>,
+                       Tile<kFits, !kFits || b_depth(), kTile, kNearest>>(problem, p);
       },
       mma_tiles::takes_large_tiles(p), problem.numerics.tf32 == Tf32::kNearest,
       fits_16_byte_copies(problem.a) && fits_16_byte_copies(problem.b), p.a.column == 1 || p.k == 1,

@@ -1,7 +1,6 @@
 // Rung 1, the definition: a thread for each element of C walks along its row of A and column of B.
 // Any strides, shapes and dtypes, every epilogue. Bound by the loads: two for each multiply-add,
 // which the caches answer.
-#include "core/stream.h"
 #include "kernels/device/instances.h"
 #include "kernels/gemm/gemm_bias_gradient.cuh"
 
@@ -34,10 +33,10 @@ void gemm_cuda_naive(const GemmProblem& problem) {
   if (finish_if_empty(problem)) return;
   const GemmArguments p(problem);
   const dim3 grid(tiles(p.n, kTile), tiles(p.m, kTile), grid_batches(p.batches));
-  const runtime::StreamHandle stream = current_stream_handle(problem.device());
   with_arithmetic_zero(problem.dtype(), [&](auto zero) {
     using Acc = decltype(zero);
-    WEFT_LAUNCH(gemm_naive_kernel<Acc>, grid, dim3(kTile, kTile), 0, stream, p);
+    WEFT_LAUNCH(gemm_naive_kernel<Acc>, grid, dim3(kTile, kTile), 0,
+                current_stream_handle(problem.device()), p);
     sum_columns<Acc>(problem, p);
   });
 }

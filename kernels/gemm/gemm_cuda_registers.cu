@@ -5,7 +5,6 @@
 //
 // For f32 (and f16, bf16 and fp8 widened) without tensor cores; bound by the multiply-adds at large
 // sizes. fp8 sums are in f32 throughout and need no promotion.
-#include "core/stream.h"
 #include "kernels/device/instances.h"
 #include "kernels/gemm/gemm_bias_gradient.cuh"
 
@@ -15,26 +14,28 @@ namespace {
 constexpr int kRows = 128, kCols = 64, kDepth = 16, kThreads = 256;
 constexpr int kThreadRows = 8, kThreadCols = 4;
 
-/// This thread's elements of a tile of kSize rows of A (columns of B) by kDepth, on their way from
+/// This thread's elements of a tile of rows of A (or columns of B) by kDepth, on their way from
 /// global to shared memory. Neighbouring threads take neighbours along the dimension without gaps.
-template <bool kAlongDepth, int kSize>
+template <bool kOfA, bool kAlongDepth>
 struct Transit {
-  static constexpr int kCount = kSize * kDepth / kThreads;
+  static constexpr int kSize = kOfA ? kRows : kCols, kCount = kSize * kDepth / kThreads;
   // The pad keeps 4-float vectors aligned and spreads a column of stores over the banks.
   using SharedTile = float[kDepth][kSize + 4];
   float values[kCount];
 
-  /// The tile that begins at (at0, depth0) of a matrix; what lies outside is 0. Strides in
-  /// elements: between rows of A (columns of B), and along K.
-  __device__ __forceinline__ void load(const Elements& from, int64_t base, int64_t at_stride,
-                                       int64_t depth_stride, int64_t at0, int64_t n_at,
-                                       int64_t depth0, int64_t n_depth) {
+  /// The tile that begins at (at0, depth0) of a matrix; what lies outside is 0. Sizes and strides
+  /// stay in the arguments' memory: those of both operands at once would cost registers.
+  __device__ __forceinline__ void load(const GemmArguments& p, int64_t base, int64_t at0,
+                                       int64_t depth0) {
+    const GemmOperand& from = kOfA ? p.a : p.b;
 #pragma unroll
     for (int i = 0; i < kCount; ++i) {
       const int64_t at = at0 + at_of(i), depth = depth0 + depth_of(i);
-      const bool is_inside = at < n_at && depth < n_depth;
-      values[i] =
-          is_inside ? load_one<float>(from, base + at * at_stride + depth * depth_stride) : 0.0f;
+      const int64_t row = kOfA ? at : depth, column = kOfA ? depth : at;
+      const bool is_inside = at < (kOfA ? p.m : p.n) && depth < p.k;
+      values[i] = is_inside
+                      ? load_one<float>(from.elements, base + row * from.row + column * from.column)
+                      : 0.0f;
     }
   }
   __device__ __forceinline__ void put(SharedTile& tile) const {
@@ -65,11 +66,11 @@ __global__ void __launch_bounds__(kThreads)
   const int thread_col = static_cast<int>(threadIdx.x) % (kCols / kThreadCols) * kThreadCols;
   for (int64_t batch = blockIdx.z; batch < p.batches; batch += gridDim.z) {
     const int64_t a = p.base(p.a, batch), b = p.base(p.b, batch);
-    Transit<kADepth, kRows> next_a;
-    Transit<kBDepth, kCols> next_b;
+    Transit<true, kADepth> next_a;
+    Transit<false, kBDepth> next_b;
     const auto load = [&](int64_t depth0) {
-      next_a.load(p.a.elements, a, p.a.row, p.a.column, row0, p.m, depth0, p.k);
-      next_b.load(p.b.elements, b, p.b.column, p.b.row, column0, p.n, depth0, p.k);
+      next_a.load(p, a, row0, depth0);
+      next_b.load(p, b, column0, depth0);
     };
     const auto put = [&](int buffer) {
       next_a.put(tile_a[buffer]);
@@ -119,10 +120,10 @@ void gemm_cuda_registers(const GemmProblem& problem) {
   if (finish_if_empty(problem)) return;
   const GemmArguments p(problem);
   const dim3 grid(tiles(p.n, kCols), tiles(p.m, kRows), grid_batches(p.batches));
-  const runtime::StreamHandle stream = current_stream_handle(problem.device());
   with_flags(
       [&](auto a_depth, auto b_depth) {
-        WEFT_LAUNCH((gemm_registers_kernel<a_depth(), b_depth()>), grid, kThreads, 0, stream, p);
+        WEFT_LAUNCH((gemm_registers_kernel<a_depth(), b_depth()>), grid, kThreads, 0,
+                    current_stream_handle(problem.device()), p);
       },
       p.a.column == 1, p.b.row == 1);
   sum_columns<float>(problem, p);

@@ -3,8 +3,7 @@
 // the same bits in every run, as no atomics of floats would give.
 #pragma once
 
-#include "core/stream.h"
-#include "kernels/gemm/gemm_cuda.cuh"
+#include "kernels/gemm/gemm_bias_gradient.cuh"
 
 namespace weft::kernels {
 
@@ -31,15 +30,6 @@ struct KSplit {
 /// A part's sums: [batches, parts, m, n] in f32.
 struct KSplitWorkspace {
   float* sums = nullptr;
-
-  /// Their memory, to be kept until the last launch; undefined where K is whole.
-  static Tensor allocate(const GemmProblem& problem, const GemmArguments& p, const KSplit& split) {
-    if (split.parts == 1) return Tensor();
-    return Tensor::empty({p.batches, split.parts, p.m, p.n}, DType::f32, problem.device());
-  }
-  KSplitWorkspace() = default;
-  explicit KSplitWorkspace(const Tensor& memory)
-      : sums(memory.defined() ? memory.data<float>() : nullptr) {}
 
   __device__ float* at(const GemmArguments& p, int parts, int64_t batch, int part, int64_t row,
                        int64_t column) const {
@@ -69,13 +59,36 @@ __global__ static void __launch_bounds__(kThreads)
 
 }  // namespace split_k
 
-/// Adds the parts and finishes every element of C.
-inline void join_parts(const GemmArguments& p, const KSplitWorkspace& workspace, int parts,
-                       void* stream) {
-  constexpr int64_t kMaxBlocks = 1024;
-  const auto blocks = static_cast<unsigned>(
-      std::min<int64_t>(kMaxBlocks, tiles(p.batches * p.m * p.n, split_k::kThreads)));
-  WEFT_LAUNCH(split_k::gemm_join_kernel, blocks, split_k::kThreads, 0, stream, p, workspace, parts);
-}
+/// Memory that a kernel leaves its sums in, and the kernels that finish them: parts of K are added,
+/// C's columns summed.
+struct Remainder {
+  Tensor parts, column_sums;  // undefined where they are not needed
+  KSplit split;
+  KSplitWorkspace workspace;
+  ColumnPartials<float> partials;
+
+  /// groups: those of rows whose columns the kernel sums itself; 0 where it does not.
+  Remainder(const GemmProblem& problem, const GemmArguments& p, const KSplit& split, int64_t groups)
+      : split(split) {
+    if (split.parts > 1) {
+      parts = Tensor::empty({p.batches, split.parts, p.m, p.n}, DType::f32, problem.device());
+      workspace.sums = parts.data<float>();
+    } else if (p.sums_columns && groups > 0) {
+      column_sums = Tensor::empty({groups, p.n}, DType::f32, problem.device());
+      partials.sums = column_sums.data<float>();
+    }
+  }
+  void finish(const GemmProblem& problem, const GemmArguments& p) const {
+    if (split.parts > 1) {
+      constexpr int64_t kMaxBlocks = 1024;
+      const auto blocks = static_cast<unsigned>(
+          std::min<int64_t>(kMaxBlocks, tiles(p.batches * p.m * p.n, split_k::kThreads)));
+      WEFT_LAUNCH(split_k::gemm_join_kernel, blocks, split_k::kThreads, 0,
+                  current_stream_handle(problem.device()), p, workspace, split.parts);
+    }
+    if (column_sums.defined()) return join_columns<float>(problem, p, column_sums);
+    sum_columns<float>(problem, p);
+  }
+};
 
 }  // namespace weft::kernels

@@ -4,7 +4,6 @@
 //   hazard                                         barrier
 //   a tile is read before it is complete           after the loads
 //   a tile is overwritten while others read it     after the products
-#include "core/stream.h"
 #include "kernels/device/instances.h"
 #include "kernels/gemm/gemm_bias_gradient.cuh"
 
@@ -47,10 +46,10 @@ void gemm_cuda_tiled(const GemmProblem& problem) {
   if (finish_if_empty(problem)) return;
   const GemmArguments p(problem);
   const dim3 grid(tiles(p.n, kTile), tiles(p.m, kTile), grid_batches(p.batches));
-  const runtime::StreamHandle stream = current_stream_handle(problem.device());
   with_arithmetic_zero(problem.dtype(), [&](auto zero) {
     using Acc = decltype(zero);
-    WEFT_LAUNCH(gemm_tiled_kernel<Acc>, grid, dim3(kTile, kTile), 0, stream, p);
+    WEFT_LAUNCH(gemm_tiled_kernel<Acc>, grid, dim3(kTile, kTile), 0,
+                current_stream_handle(problem.device()), p);
     sum_columns<Acc>(problem, p);
   });
 }

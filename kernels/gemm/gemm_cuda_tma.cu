@@ -35,32 +35,17 @@ bool has_aligned_base(const Tensor& t) {
 
 std::optional<TmaMatrix> tma_matrix(const Tensor& t) {
   const auto lines = lines_of(t);
-  if (!lines || !has_aligned_base(t) || t.numel() == 0) return std::nullopt;
+  const auto stride = batch_stride(t);
+  if (!lines || !stride || !has_aligned_base(t) || t.numel() == 0) return std::nullopt;
   const auto size = static_cast<int64_t>(t.itemsize());
   TmaMatrix matrix{t.raw(), lines->length, lines->count, 1, 0, 0, lines->is_transposed};
   // A single line needs no stride; TMA wants one.
   const int64_t padded = (lines->length * size + kAlignment - 1) / kAlignment * kAlignment;
   matrix.line_bytes = lines->count == 1 ? padded : lines->stride * size;
   matrix.batch_bytes = matrix.line_bytes * matrix.lines;
-  // Outer dimensions merge into one when each continues the next.
-  bool is_repeated = false;
-  int64_t stride = 0;
-  for (int d = t.dim() - 3; d >= 0; --d) {
-    if (t.size(d) == 1) continue;
-    if (matrix.batches == 1 && !is_repeated) {
-      is_repeated = t.stride(d) == 0;
-      stride = t.stride(d);
-      matrix.batches = t.size(d);
-    } else if (t.stride(d) == stride * matrix.batches) {
-      matrix.batches *= t.size(d);
-    } else {
-      return std::nullopt;
-    }
-  }
-  if (is_repeated) {
-    matrix.batches = 1;
-  } else if (matrix.batches > 1) {
-    matrix.batch_bytes = stride * size;
+  if (*stride != 0) {
+    matrix.batches = t.numel() / (lines->length * lines->count);
+    matrix.batch_bytes = *stride * size;
   }
   constexpr int64_t kMaxStride = int64_t{1} << 40, kMaxSize = int64_t{1} << 31;
   const auto takes = [&](int64_t bytes) {

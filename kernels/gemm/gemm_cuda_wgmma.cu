@@ -122,14 +122,10 @@ int choose_cols(const GemmProblem& p) {
 
 template <class Type>
 void run(const GemmProblem& problem) {
-  switch (choose_cols(problem)) {
-    case 256:
-      return run_cols<Type, 256>(problem);
-    case 192:
-      return run_cols<Type, 192>(problem);
-    default:
-      return run_cols<Type, 128>(problem);
-  }
+  const int cols = choose_cols(problem);
+  if (cols == 256) return run_cols<Type, 256>(problem);
+  if (cols == 192) return run_cols<Type, 192>(problem);
+  run_cols<Type, 128>(problem);
 }
 
 }  // namespace

@@ -85,10 +85,8 @@ Tensor k_major(const Tensor& x, const char* operand) {
                     "lines at multiples of 16 bytes",
                     operand, x));
   }
-  bool is_repeated = true;
-  for (int d = 0; d + 2 < x.dim(); ++d) is_repeated &= x.size(d) == 1 || x.stride(d) == 0;
   Tensor from = x;
-  while (is_repeated && from.dim() > 2) from = view::select(from, 0, 0);
+  while (batch_stride(x) == 0 && from.dim() > 2) from = view::select(from, 0, 0);
   constexpr int64_t kAlignment = 16;
   const int64_t k = from.size(-1);
   Shape shape = from.shape();

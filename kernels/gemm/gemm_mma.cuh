@@ -14,7 +14,6 @@
 #include "kernels/device/copy_async.h"
 #include "kernels/device/instances.h"
 #include "kernels/device/mma.h"
-#include "kernels/gemm/gemm_bias_gradient.cuh"
 #include "kernels/gemm/gemm_cuda_split.cuh"
 
 namespace weft::kernels::mma_tiles {
@@ -127,24 +126,14 @@ template <class Format, int kTile, class TileA, class TileB>
 void run(const GemmProblem& problem, const GemmArguments& p) {
   constexpr size_t kSharedBytes = size_t{Format::kStages} * (TileA::kElements + TileB::kElements) *
                                   sizeof(typename Format::Element);
-  const int64_t output_tiles = p.batches * tiles(p.m, kTile) * tiles(p.n, kTile);
-  const KSplit split = KSplit::choose(output_tiles, p.k, Format::kStageDepth);
-  const runtime::StreamHandle stream = current_stream_handle(problem.device());
-  const Tensor sums = KSplitWorkspace::allocate(problem, p, split);
-  const KSplitWorkspace workspace(sums);
-  ColumnPartials<float> partials;
-  Tensor column_sums;
-  const bool sums_in_kernel = Format::kSumsColumns && p.sums_columns && split.parts == 1;
-  if (sums_in_kernel) {
-    column_sums = empty_partials<float>(problem, p.batches * tiles(p.m, kTile) * 2);
-    partials.sums = column_sums.data<float>();
-  }
-  const dim3 grid(tiles(p.n, kTile), tiles(p.m, kTile), grid_batches(p.batches * split.parts));
+  const dim3 blocks(tiles(p.n, kTile), tiles(p.m, kTile));
+  const KSplit split = KSplit::choose(p.batches * blocks.y * blocks.x, p.k, Format::kStageDepth);
+  const Remainder rest(problem, p, split, Format::kSumsColumns ? p.batches * blocks.y * 2 : 0);
+  const dim3 grid(blocks.x, blocks.y, grid_batches(p.batches * split.parts));
   WEFT_LAUNCH((gemm_mma_kernel<Format, kTile, TileA, TileB>), grid, Shape<kTile>::kThreads,
-              kSharedBytes, stream, p, split, workspace, partials);
-  if (split.parts > 1) join_parts(p, workspace, split.parts, stream);
-  if (sums_in_kernel) return join_columns<float>(problem, p, column_sums);
-  sum_columns<float>(problem, p);
+              kSharedBytes, current_stream_handle(problem.device()), p, split, rest.workspace,
+              rest.partials);
+  rest.finish(problem, p);
 }
 
 }  // namespace weft::kernels::mma_tiles

@@ -2,27 +2,19 @@
 // the old C, summed in any order with unit roundoff u, lies within gamma_(K+2) sum |a||b| + |bias|
 // + |C| of the exact one (Higham, section 3.1; products of bf16 and f16 are exact in f32). Chunks
 // of K and a bf16 C that is read back add one rounding each. Integers whose sums fit the
-// accumulator are exact: the bound is 0.
+// accumulator are exact. oneDNN's bf16 instructions flush subnormal operands and partial sums: each
+// term may lose 2^-126 times the other operand, and each partial sum 2^-126.
 //
-// oneDNN's bf16 instructions flush subnormal operands and partial sums: each term may lose 2^-126
-// times the other operand, and each partial sum 2^-126.
-//
-// TF32 operands are rounded here by integer arithmetic of this file's own; then the bounds are
-// those of f32. Exact, fp8 and tensor-core products have their bits specified: the bound is 0.
-// Those of tensor cores come from numerics' scalar model; the exact sum is taken in quadruple
-// precision, whose error of K 2^-113 no case comes near, and its nearest neighbour found by
-// comparing distances.
+// Operands are rounded to TF32 by integer arithmetic of this file's own. Exact, fp8 and tensor-core
+// products have their bits specified: those of tensor cores come from numerics' scalar model; the
+// exact sum is taken in quadruple precision, whose error of K 2^-113 no case comes near.
 //
 // On a device, fp8 in ieee is what Hopper's tensor cores make of it, which keep 13 bits of a sum
 // and are promoted to f32 every 128 of K: numerics/tensor_core_bounds.h. A subnormal operand counts
 // there as the smallest normal number, whose exponent it is aligned by. Chains in f32 err less.
-// Integers whose magnitudes add up to what 13 bits hold are exact.
 //
 // gelu has relative error 10 u on top (kernels/simd/math_inl.h), and carries the error e of its
 // argument times at most max |gelu'| = 1.13; under dgelu the product is rounded to C's dtype first.
-//
-// The bias gradient sums C as rounded: what its elements may be off adds up, and gamma_M bounds the
-// summation of M rows in any order.
 //
 // Products of more than 2^24 multiply-adds are checked on a sample of rows; the others must be
 // finite.
@@ -41,11 +33,11 @@ constexpr double kGeluSlope = 1.13;
 constexpr double kGeluRoundings = 10;
 
 double normal_distribution(double x) { return 0.5 * std::erfc(-x / std::sqrt(2.0)); }
-double gelu(double x) { return x * normal_distribution(x); }
 double normal_density(double x) { return std::exp(-x * x / 2) / std::sqrt(2 * M_PI); }
 
-/// The values of an operand of the product, with TF32's as TF32 has them.
-std::vector<double> operand_values(const Tensor& x, Tf32 rounding) {
+/// The values of a tensor, with TF32's as TF32 has them; none of an undefined one.
+std::vector<double> values_of(const Tensor& x, Tf32 rounding = Tf32::kOff) {
+  if (!x.defined()) return {};
   std::vector<double> values = x.to_vector();
   if (x.dtype() != DType::f32 || rounding == Tf32::kOff) return values;
   for (double& value : values) {
@@ -57,26 +49,6 @@ std::vector<double> operand_values(const Tensor& x, Tf32 rounding) {
   }
   return values;
 }
-
-/// The values of a tensor that may be undefined; then none.
-std::vector<double> values_of(const Tensor& x) {
-  return x.defined() ? x.to_vector() : std::vector<double>();
-}
-
-/// What a problem reads, in row-major order.
-struct Operands {
-  explicit Operands(const GemmProblem& p)
-      : a(operand_values(p.a, p.numerics.tf32)),
-        b(operand_values(p.b, p.numerics.tf32)),
-        bias(values_of(p.bias)),
-        added(values_of(p.accumulate ? p.c : p.residual)),
-        aux(p.epilogue == Epilogue::kDgelu ? p.aux.to_vector() : std::vector<double>()) {}
-
-  std::vector<double> a, b;
-  std::vector<double> bias;   // empty where there is none
-  std::vector<double> added;  // the old C, or the residual, or empty
-  std::vector<double> aux;    // GELU's argument, under dgelu
-};
 
 /// The value of a dtype nearest to x, ties to even.
 double nearest(__float128 x, DType dtype) {
@@ -246,7 +218,11 @@ Element finished(const GemmProblem& p, Sum<T> sum, const double* a, const double
 /// A B + bias + old C or residual. What is not computed, of large products, is 0 with an infinite
 /// bound.
 template <class T>
-Expected linear(const GemmProblem& p, const Operands& in) {
+Expected linear(const GemmProblem& p) {
+  const std::vector<double> operand_a = values_of(p.a, p.numerics.tf32);
+  const std::vector<double> operand_b = values_of(p.b, p.numerics.tf32);
+  const std::vector<double> biases = values_of(p.bias);
+  const std::vector<double> olds = values_of(p.accumulate ? p.c : p.residual);
   const int64_t m = p.m(), n = p.n(), k = p.k(), elements = p.c.numel();
   const int64_t rows = elements == 0 ? 0 : elements / n;
   const auto step = static_cast<int64_t>(
@@ -255,16 +231,16 @@ Expected linear(const GemmProblem& p, const Operands& in) {
   const bool has_device_bounds = gemm_is<GemmArithmetic::kFp8>(p);
   if (has_device_bounds) result.device_bounds = result.bounds;
   for (int64_t row = 0; row < rows; row += step) {
-    const double* a = in.a.data() + row * k;
-    const double* b = in.b.data() + row / m * k * n;
+    const double* a = operand_a.data() + row * k;
+    const double* b = operand_b.data() + row / m * k * n;
     std::vector<Sum<T>> sums(n);
     for (int64_t l = 0; l < k; ++l) {
       for (int64_t j = 0; j < n; ++j) sums[j].add(a[l], b[l * n + j]);
     }
     for (int64_t j = 0; j < n; ++j) {
       const int64_t at = row * n + j;
-      const double bias = in.bias.empty() ? 0 : in.bias[j];
-      const double added = in.added.empty() ? 0 : in.added[at];
+      const double bias = biases.empty() ? 0 : biases[j];
+      const double added = olds.empty() ? 0 : olds[at];
       const Element element = finished(p, sums[j], a, b + j, bias, added);
       result.values[at] = element.value;
       result.bounds[at] = element.error;
@@ -274,37 +250,28 @@ Expected linear(const GemmProblem& p, const Operands& in) {
   return result;
 }
 
-/// A function's value, and how far it may be off before it is rounded to C's dtype.
-struct Image {
-  double value, error;
-};
-
-Image gelu_image(double x, double error, double u) {
-  return {gelu(x), kGeluSlope * error + kGeluRoundings * u * std::abs(gelu(x))};
-}
-
-/// product gelu'(x).
-Image dgelu_image(double product, double error, double x, double u) {
-  const double slope = normal_distribution(x) + x * normal_density(x);
-  const double scale = normal_distribution(x) + std::abs(x) * normal_density(x);
-  return {product * slope,
-          error * scale + (std::abs(product) + error) * kGeluRoundings * u * scale};
-}
-
 /// The epilogue's output: gelu of x, or under dgelu x gelu'(aux), for what is computed of x.
-Expected activated(const GemmProblem& p, const Expected& x, const std::vector<double>& aux) {
-  const double u = roundoff(p);
+Expected activated(const GemmProblem& p, const Expected& x) {
+  const bool is_gelu = p.epilogue == Epilogue::kGelu;
+  const std::vector<double> arguments = is_gelu ? x.values : values_of(p.aux);
+  const double roundings = kGeluRoundings * roundoff(p);
   Expected y = x;
   for (auto [from, to] : {std::pair(&x.bounds, &y.bounds), {&x.device_bounds, &y.device_bounds}}) {
     for (size_t i = 0; i < from->size(); ++i) {
-      const double error = (*from)[i];
+      const double error = (*from)[i], product = x.values[i];
       if (std::isinf(error)) continue;
-      const Image image = p.epilogue == Epilogue::kGelu
-                              ? gelu_image(x.values[i], error, u)
-                              : dgelu_image(x.values[i], error, aux[i], u);
-      y.values[i] = image.value;
-      (*to)[i] =
-          image.error + numerics::rounding_error(std::abs(image.value) + image.error, p.c.dtype());
+      const double t = arguments[i], below = normal_distribution(t), density = normal_density(t);
+      double result_error;
+      if (is_gelu) {
+        y.values[i] = t * below;
+        result_error = kGeluSlope * error + roundings * std::abs(t * below);
+      } else {
+        const double scale = below + std::abs(t) * density;  // bounds the slope
+        y.values[i] = product * (below + t * density);
+        result_error = error * scale + (std::abs(product) + error) * roundings * scale;
+      }
+      (*to)[i] = result_error +
+                 numerics::rounding_error(std::abs(y.values[i]) + result_error, p.c.dtype());
     }
   }
   return y;
@@ -328,10 +295,9 @@ Expected column_sums(const Expected& c, int64_t n, double u) {
 }  // namespace
 
 std::vector<Expected> gemm_reference(const GemmProblem& p) {
-  const Operands in(p);
-  const Expected x = p.dtype() == DType::f64 ? linear<long double>(p, in) : linear<double>(p, in);
+  const Expected x = p.dtype() == DType::f64 ? linear<long double>(p) : linear<double>(p);
   if (p.epilogue == Epilogue::kNone) return {x};
-  const Expected y = activated(p, x, in.aux);
+  const Expected y = activated(p, x);
   if (p.epilogue == Epilogue::kGelu) return {y, x};
   if (!p.bias_gradient.defined()) return {y};
   Expected sums = column_sums(y, p.n(), roundoff(p));

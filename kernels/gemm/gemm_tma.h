@@ -1,9 +1,8 @@
-// Which operands the tensor-core kernels of gemm take.
+// Which operands the tensor-core kernels of gemm take, and cuBLASLt.
 #pragma once
 
 #include <optional>
 
-#include "core/tensor.h"
 #include "kernels/gemm/gemm.h"
 
 namespace weft::kernels {
@@ -31,5 +30,8 @@ bool gemm_fits_wgmma(const GemmProblem& problem);
 /// The condition of gemm_cuda_wgmma_fp8, which copies what TMA cannot address: capability 9.0;
 /// ieee, or operands of one format under h100, whose bits that device's tensor cores give.
 bool gemm_fits_wgmma_fp8(const GemmProblem& problem);
+/// The condition of gemm_cublas: no GELU, a dense dimension in every matrix, one stride for the
+/// batch, a bias of C's dtype; and the library was found.
+bool gemm_fits_cublas(const GemmProblem& problem);
 
 }  // namespace weft::kernels

@@ -14,7 +14,6 @@
 #include "kernels/device/instances.h"
 #include "kernels/device/mma.h"
 #include "kernels/device/wgmma.h"
-#include "kernels/gemm/gemm_bias_gradient.cuh"
 #include "kernels/gemm/gemm_cuda_split.cuh"
 #include "kernels/gemm/gemm_tma.h"
 
@@ -52,9 +51,8 @@ struct Buffer {
   }
 };
 
-/// The tiles of all batches and parts of K, in an order in which blocks that run together share
-/// rows of A and columns of B in the second-level cache: columns of 8 tiles. 32 bits
-/// hold the count: divisions of 64 would cost registers beside the accumulators.
+/// The tiles of all batches and parts of K, in columns of 8, so that blocks that run together share
+/// rows of A and columns of B in the second-level cache. Divisions of 64 bits would cost registers.
 struct TileOrder {
   uint32_t rows, cols, parts, batches;
 
@@ -162,12 +160,6 @@ __device__ __forceinline__ void produce(const Arguments& g, int depth, Ring<kSta
   }
 }
 
-/// Two floats rounded to neighbours in memory.
-template <class T>
-__device__ __forceinline__ uint32_t round_pair(float low, float high) {
-  return std::is_same_v<T, bf16> ? ptx::cvt_rn_bf16x2(low, high) : ptx::cvt_rn_f16x2(low, high);
-}
-
 /// Rounds a consumer's sums to T in its buffer: boxes of 64 columns, swizzled as TMA expects.
 /// `shifts`: a bias for each column.
 template <class T, int kCols>
@@ -186,7 +178,8 @@ __device__ __forceinline__ void round_into(char* store, const float* shifts, flo
     for (int h = 0; h < 2; ++h) {
       const float x = sums[4 * j + 2 * h] * scale + shift.values[0];
       const float y = sums[4 * j + 2 * h + 1] * scale + shift.values[1];
-      *reinterpret_cast<uint32_t*>(at + h * 8 * kLine) = round_pair<T>(x, y);
+      *reinterpret_cast<uint32_t*>(at + h * 8 * kLine) =
+          std::is_same_v<T, bf16> ? ptx::cvt_rn_bf16x2(x, y) : ptx::cvt_rn_f16x2(x, y);
     }
   }
 }
@@ -229,9 +222,9 @@ __device__ __forceinline__ void store_by_tma(const Arguments& g, const TensorMap
 }
 
 /// Finishes a consumer's sums one by one, or puts them into the workspace where K is split. A warp
-/// passes its rows through its part of the buffer, half of the columns at a time: then lanes own
-/// columns, so that accesses are whole lines, the sums of columns need no shuffles, and what an
-/// element needs in registers is held once and not beside every accumulator.
+/// passes its rows through its part of the buffer, half of the columns at a time, for lanes to own
+/// columns: accesses are whole lines, the sums of columns need no shuffles, and what an element
+/// needs in registers is held once and not beside every accumulator.
 template <int kCols>
 __device__ __forceinline__ void store_by_elements(const Arguments& g, const Buffer& buffer,
                                                   const TilePlace& tile, int consumer,
@@ -308,34 +301,38 @@ __device__ __forceinline__ void wait_for_stores() {
 
 /// A matrix's map: boxes of `lines` lines of 128 bytes along the dimension without gaps.
 inline TensorMap matrix_map(const TmaMatrix& matrix, DType dtype, uint32_t lines) {
-  TensorMapSpec spec{
-      .base = matrix.base,
-      .dtype = dtype,
-      .rank = 3,
-      .dims = {static_cast<uint64_t>(matrix.length), static_cast<uint64_t>(matrix.lines),
-               static_cast<uint64_t>(matrix.batches)},
-      .strides = {static_cast<uint64_t>(matrix.line_bytes),
-                  static_cast<uint64_t>(matrix.batch_bytes)},
-      .box = {kLine / static_cast<uint32_t>(itemsize(dtype)), lines, 1},
-      .swizzle = TmaSwizzle::kBytes128};
-  return make_tensor_map(spec);
+  return make_tensor_map(
+      {.base = matrix.base,
+       .dtype = dtype,
+       .rank = 3,
+       .dims = {static_cast<uint64_t>(matrix.length), static_cast<uint64_t>(matrix.lines),
+                static_cast<uint64_t>(matrix.batches)},
+       .strides = {static_cast<uint64_t>(matrix.line_bytes),
+                   static_cast<uint64_t>(matrix.batch_bytes)},
+       .box = {kLine / static_cast<uint32_t>(itemsize(dtype)), lines, 1},
+       .swizzle = TmaSwizzle::kBytes128});
 }
 
 /// A problem cut into tiles of 128 x cols and stages of `depth` of K, with the memory that the
 /// kernel needs beside it.
 struct Plan {
-  Plan(const GemmProblem& problem, const TmaMatrix& a, const TmaMatrix& b, int cols, int depth)
-      : g{} {
+  Arguments g = {};
+  TensorMap map_c = {};  // where TMA stores
+  std::optional<Remainder> rest;
+  unsigned grid = 1;
+  runtime::StreamHandle stream = nullptr;
+
+  Plan(const GemmProblem& problem, const TmaMatrix& a, const TmaMatrix& b, int cols, int depth) {
     g.p = GemmArguments(problem);
-    const int64_t rows = tiles(g.p.m, kRows), columns = tiles(g.p.n, cols);
+    const unsigned rows = tiles(g.p.m, kRows), columns = tiles(g.p.n, cols);
     // A model's bits are those of K as a whole.
     g.split = is_gpu(problem.numerics.accumulation)
                   ? KSplit{1, g.p.k}
                   : KSplit::choose(g.p.batches * rows * columns, g.p.k, depth);
-    const int64_t count = rows * columns * g.split.parts * g.p.batches;
+    const int64_t count = g.p.batches * rows * columns * g.split.parts;
     WEFT_ASSERT(count < int64_t{1} << 31);
-    g.order = {static_cast<uint32_t>(rows), static_cast<uint32_t>(columns),
-               static_cast<uint32_t>(g.split.parts), static_cast<uint32_t>(g.p.batches)};
+    g.order = {rows, columns, static_cast<uint32_t>(g.split.parts),
+               static_cast<uint32_t>(g.p.batches)};
     const auto c = tma_matrix(problem.c);
     g.stores_by_tma = c && !c->is_transposed && problem.c.itemsize() == 2 &&
                       c->batches == g.p.batches && problem.epilogue == Epilogue::kNone &&
@@ -343,29 +340,16 @@ struct Plan {
     if (g.stores_by_tma) map_c = matrix_map(*c, problem.c.dtype(), kConsumerRows);
     g.repeats_a = a.batches == 1;
     g.repeats_b = b.batches == 1;
-    parts = KSplitWorkspace::allocate(problem, g.p, g.split);
-    g.workspace = KSplitWorkspace(parts);
-    if (g.p.sums_columns && g.split.parts == 1) {
-      column_sums = empty_partials<float>(problem, g.p.batches * rows * kWarps);
-      g.partials.sums = column_sums.data<float>();
-    }
+    rest.emplace(problem, g.p, g.split, g.p.batches * rows * kWarps);
+    g.workspace = rest->workspace;
+    g.partials = rest->partials;
     grid = static_cast<unsigned>(
         std::min<int64_t>(multiprocessor_count(problem.device().index), count));
     stream = current_stream_handle(problem.device());
   }
 
   /// What comes after the kernel.
-  void finish(const GemmProblem& problem) const {
-    if (g.split.parts > 1) join_parts(g.p, g.workspace, g.split.parts, stream);
-    if (column_sums.defined()) return join_columns<float>(problem, g.p, column_sums);
-    sum_columns<float>(problem, g.p);
-  }
-
-  Arguments g;
-  TensorMap map_c = {};  // where TMA stores
-  Tensor parts, column_sums;
-  unsigned grid = 1;
-  runtime::StreamHandle stream = nullptr;
+  void finish(const GemmProblem& problem) const { rest->finish(problem, g.p); }
 };
 
 }  // namespace weft::kernels::wgmma_tiles

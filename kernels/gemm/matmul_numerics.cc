@@ -1,5 +1,7 @@
 #include "kernels/gemm/matmul_numerics.h"
 
+#include <fmt/format.h>
+
 #include "core/error.h"
 
 namespace weft::kernels {
@@ -7,16 +9,11 @@ namespace {
 
 thread_local MatmulSettings the_settings;
 
-struct Name {
-  std::string_view name;
-  Accumulation accumulation;
-};
-
-constexpr Name kNames[] = {{"ieee", Accumulation::kIeee}, {"exact", Accumulation::kExact},
-                           {"v100", Accumulation::kV100}, {"a2", Accumulation::kA100},
-                           {"a100", Accumulation::kA100}, {"ada", Accumulation::kAda},
-                           {"l40s", Accumulation::kAda},  {"h100", Accumulation::kH100},
-                           {"h200", Accumulation::kH100}, {"b200", Accumulation::kB200}};
+constexpr std::pair<std::string_view, Accumulation> kNames[] = {
+    {"ieee", Accumulation::kIeee}, {"exact", Accumulation::kExact}, {"v100", Accumulation::kV100},
+    {"a2", Accumulation::kA100},   {"a100", Accumulation::kA100},   {"ada", Accumulation::kAda},
+    {"l40s", Accumulation::kAda},  {"h100", Accumulation::kH100},   {"h200", Accumulation::kH100},
+    {"b200", Accumulation::kB200}};
 
 }  // namespace
 
@@ -52,18 +49,17 @@ std::string to_string(const MatmulNumerics& numerics) {
 }
 
 Accumulation parse_accumulation(std::string_view text) {
-  std::string known;
-  for (const Name& entry : kNames) {
-    if (entry.name == text) return entry.accumulation;
-    known += (known.empty() ? "" : ", ") + std::string(entry.name);
+  for (const auto& [name, accumulation] : kNames) {
+    if (name == text) return accumulation;
   }
-  WEFT_FAIL("matmul-numerics: \"{}\" is not one of {}", text, known);
+  WEFT_FAIL("matmul-numerics: \"{}\" is not one of {}", text,
+            fmt::join(accumulation_names(), ", "));
 }
 
 const std::vector<std::string>& accumulation_names() {
   static const std::vector<std::string> names = [] {
     std::vector<std::string> list;
-    for (const Name& entry : kNames) list.emplace_back(entry.name);
+    for (const auto& entry : kNames) list.emplace_back(entry.first);
     return list;
   }();
   return names;

@@ -6,7 +6,7 @@
 #include "core/philox.h"
 #include "core/view.h"
 #include "kernels/gemm/gemm.h"
-#include "kernels/gemm/tf32_operand.h"
+#include "kernels/gemm/gemm_batch.h"
 
 namespace weft::kernels {
 namespace {

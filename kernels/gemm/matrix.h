@@ -17,14 +17,14 @@ struct Matrix {
     return static_cast<char*>(data) +
            (i * row_stride + j * col_stride) * static_cast<int64_t>(itemsize(dtype));
   }
-  Matrix shifted(int64_t elements) const {
-    Matrix m = *this;
-    m.data = static_cast<char*>(data) + elements * static_cast<int64_t>(itemsize(dtype));
-    return m;
-  }
   Matrix block(int64_t row, int64_t n_rows, int64_t col, int64_t n_cols) const {
     return {dtype, at(row, col), n_rows, n_cols, row_stride, col_stride};
   }
+  Matrix shifted(int64_t elements) const {
+    void* const moved = static_cast<char*>(data) + elements * static_cast<int64_t>(itemsize(dtype));
+    return {dtype, moved, rows, cols, row_stride, col_stride};
+  }
+  Matrix row_block(int64_t row, int64_t n_rows) const { return block(row, n_rows, 0, cols); }
   Matrix transposed() const { return {dtype, data, cols, rows, col_stride, row_stride}; }
   /// Row-major without gaps.
   bool is_dense() const {
@@ -41,9 +41,7 @@ void copy_matrix(const Matrix& from, const Matrix& to);
 /// to = from + bias (+ to when accumulate). from: f32 with unit column stride (f64 for f64); bias:
 /// contiguous, of from's dtype, or null.
 void add_bias_matrix(const Matrix& from, const void* bias, bool accumulate, const Matrix& to);
-/// y = gelu(x) of equal dtypes.
-void gelu_matrix(const Matrix& x, const Matrix& y);
-/// y *= gelu'(x) of equal dtypes.
-void dgelu_matrix(const Matrix& x, const Matrix& y);
+/// y = gelu(x), or y *= gelu'(x), of equal dtypes.
+void gelu_matrix(const Matrix& x, const Matrix& y, bool gradient);
 
 }  // namespace weft::kernels

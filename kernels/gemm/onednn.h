@@ -4,6 +4,10 @@
 #include <omp.h>
 
 #include <dnnl.hpp>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <shared_mutex>
 
 #include "core/tensor.h"
 
@@ -24,18 +28,14 @@ inline dnnl::memory::data_type onednn_type(DType dtype) {
 class OnednnThreads {
  public:
   explicit OnednnThreads(int threads) : previous_(omp_get_max_threads()) {
-    if (threads != previous_) omp_set_num_threads(threads);
-    changed_ = threads != previous_;
+    omp_set_num_threads(threads);
   }
-  ~OnednnThreads() {
-    if (changed_) omp_set_num_threads(previous_);
-  }
+  ~OnednnThreads() { omp_set_num_threads(previous_); }
   OnednnThreads(const OnednnThreads&) = delete;
   OnednnThreads& operator=(const OnednnThreads&) = delete;
 
  private:
   int previous_;
-  bool changed_ = false;
 };
 
 /// Memory of a description: the caller's, or uninitialised memory from the caching allocator.
@@ -49,5 +49,29 @@ struct OnednnMemory {
       : bytes(Tensor::empty({static_cast<int64_t>(desc.get_size())}, DType::u8)),
         object(desc, onednn_engine(), bytes.raw()) {}
 };
+
+/// The scratchpad is an argument of the primitive's.
+inline dnnl::primitive_attr onednn_attributes() {
+  dnnl::primitive_attr attributes;
+  attributes.set_scratchpad_mode(dnnl::scratchpad_mode::user);
+  return attributes;
+}
+
+/// Primitive(key), made the first time that it is asked for and kept: that takes 0.2 to 0.4 ms.
+template <class Primitive, class Key>
+std::shared_ptr<const Primitive> cached_primitive(const Key& key) {
+  constexpr size_t kMostPrimitives = 4096;
+  static std::shared_mutex mutex;
+  static std::map<Key, std::shared_ptr<const Primitive>> cache;
+  {
+    std::shared_lock lock(mutex);
+    const auto entry = cache.find(key);
+    if (entry != cache.end()) return entry->second;
+  }
+  auto primitive = std::make_shared<const Primitive>(key);
+  std::unique_lock lock(mutex);
+  if (cache.size() >= kMostPrimitives) cache.clear();
+  return cache.emplace(key, std::move(primitive)).first->second;
+}
 
 }  // namespace weft::kernels

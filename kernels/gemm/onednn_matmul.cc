@@ -1,8 +1,5 @@
 #include "kernels/gemm/onednn_matmul.h"
 
-#include <memory>
-#include <mutex>
-#include <shared_mutex>
 #include <string_view>
 #include <unordered_map>
 
@@ -13,8 +10,6 @@ namespace weft::kernels {
 namespace {
 
 using dnnl::memory;
-
-constexpr size_t kMaxCachedPrimitives = 4096;
 
 /// [batch, rows, cols] without gaps; [rows, cols] when there is one matrix.
 memory::desc matrix_desc(DType dtype, int64_t batch, bool repeated, int64_t rows, int64_t cols,
@@ -39,8 +34,7 @@ struct Primitive {
     b = key.reorders_b
             ? memory::desc(b_plain.dims(), onednn_type(key.input), memory::format_tag::any)
             : b_plain;
-    dnnl::primitive_attr attributes;
-    attributes.set_scratchpad_mode(dnnl::scratchpad_mode::user);
+    dnnl::primitive_attr attributes = onednn_attributes();
     if (key.sum) {
       dnnl::post_ops post_ops;
       post_ops.append_sum();
@@ -59,45 +53,12 @@ struct Primitive {
     scratchpad = primitive_desc.scratchpad_desc();
     is_brgemm = std::string_view(primitive_desc.impl_info_str()).substr(0, 3) == "brg";
     if (b == b_plain) return;
-    dnnl::primitive_attr reorder_attributes;
-    reorder_attributes.set_scratchpad_mode(dnnl::scratchpad_mode::user);
     const dnnl::reorder::primitive_desc reorder_desc(onednn_engine(), b_plain, onednn_engine(), b,
-                                                     reorder_attributes);
+                                                     onednn_attributes());
     reorder = dnnl::reorder(reorder_desc);
     reorder_scratchpad = reorder_desc.scratchpad_desc();
   }
-
-  bool reorders() const { return static_cast<bool>(reorder); }
 };
-
-struct KeyHash {
-  size_t operator()(const MatmulKey& key) const {
-    uint64_t hash = 0xcbf29ce484222325u;
-    const int flags = key.a_transposed | key.b_transposed << 1 | key.a_repeated << 2 |
-                      key.b_repeated << 3 | key.bias << 4 | key.sum << 5 | key.reorders_b << 6;
-    for (int64_t value :
-         {static_cast<int64_t>(key.input), static_cast<int64_t>(key.output), key.batch, key.m,
-          key.n, key.k, static_cast<int64_t>(flags), static_cast<int64_t>(key.threads)}) {
-      hash = (hash ^ static_cast<uint64_t>(value)) * 0x100000001b3u;
-      hash ^= hash >> 29;
-    }
-    return hash;
-  }
-};
-
-std::shared_ptr<const Primitive> cached_primitive(const MatmulKey& key) {
-  static std::shared_mutex mutex;
-  static std::unordered_map<MatmulKey, std::shared_ptr<const Primitive>, KeyHash> cache;
-  {
-    std::shared_lock lock(mutex);
-    const auto entry = cache.find(key);
-    if (entry != cache.end()) return entry->second;
-  }
-  auto primitive = std::make_shared<const Primitive>(key);
-  std::unique_lock lock(mutex);
-  if (cache.size() >= kMaxCachedPrimitives) cache.clear();
-  return cache.emplace(key, std::move(primitive)).first->second;
-}
 
 }  // namespace
 
@@ -117,19 +78,19 @@ bool onednn_has_bf16() {
 
 bool onednn_keeps_bits(const MatmulKey& key) {
   const OnednnThreads threads(key.threads);
-  return cached_primitive(key)->is_brgemm;
+  return cached_primitive<Primitive>(key)->is_brgemm;
 }
 
 void onednn_matmul(const MatmulKey& key, const void* a, const void* b, void* c, const float* bias) {
   const OnednnThreads threads(key.threads);
-  const std::shared_ptr<const Primitive> primitive = cached_primitive(key);
+  const auto primitive = cached_primitive<Primitive>(key);
   dnnl::stream stream(onednn_engine());
   const auto wrap = [](const memory::desc& desc, const void* data) {
     return OnednnMemory(desc, data).object;
   };
   memory weights = wrap(primitive->b_plain, b);
   Tensor blocked;
-  if (primitive->reorders()) {
+  if (primitive->reorder) {
     OnednnMemory scratchpad(primitive->reorder_scratchpad);
     OnednnMemory target(primitive->b);
     primitive->reorder.execute(stream, {{DNNL_ARG_FROM, weights},

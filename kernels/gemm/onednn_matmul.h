@@ -1,13 +1,14 @@
 // oneDNN's matmul on plain memory, through a cache of primitives.
 //
-// Creating a primitive costs 0.2 to 0.4 ms, so each is made once per description and kept. A
-// primitive belongs to a thread count: oneDNN divides the work when it is created, and one that
+// A primitive belongs to a thread count: oneDNN divides the work when it is created, and one that
 // meets fewer threads when it runs would leave parts of C untouched.
 //
 // oneDNN 2.6.3 sums each element's products in an order that depends on the description and not on
 // the threads, with one exception, which the caller avoids: with more than one thread, a transposed
 // A, one matrix and K >= 2048 it may split K among threads.
 #pragma once
+
+#include <compare>
 
 #include "core/dtype.h"
 
@@ -27,7 +28,7 @@ struct MatmulKey {
   bool reorders_b = false;
   int threads = 1;
 
-  friend bool operator==(const MatmulKey&, const MatmulKey&) = default;
+  friend auto operator<=>(const MatmulKey&, const MatmulKey&) = default;
 };
 
 /// Threads that a matmul called from here may use: 1 inside a parallel region.
