@@ -19,8 +19,7 @@ DType format_of(Fp8Scaling::Role role) {
 
 }  // namespace
 
-Fp8Scope::Fp8Scope(Fp8Scaling* scaling) : previous_(in_force) { in_force = scaling; }
-Fp8Scope::~Fp8Scope() { in_force = previous_; }
+Fp8Scope::Fp8Scope(Fp8Scaling* scaling) : ScopedValue(in_force, scaling) {}
 
 Fp8Scaling* fp8_in_force() { return in_force; }
 
@@ -93,7 +92,7 @@ void Fp8Scaling::update() {
   }
 }
 
-Tensor Fp8Scaling::step_amax(const Named& parameters) const {
+Tensor Fp8Scaling::step_amax(const NamedTensors& parameters) const {
   const Tensor all = Tensor::zeros({static_cast<int64_t>(parameters.size()), 3}, DType::f32);
   float* amax = all.data<float>();
   for (const auto& [name, parameter] : parameters) {
@@ -106,7 +105,7 @@ Tensor Fp8Scaling::step_amax(const Named& parameters) const {
   return all;
 }
 
-void Fp8Scaling::set_step_amax(const Tensor& all, const Named& parameters) {
+void Fp8Scaling::set_step_amax(const Tensor& all, const NamedTensors& parameters) {
   WEFT_CHECK(all.dtype() == DType::f32 && all.is_contiguous() &&
                  all.shape() == (Shape{static_cast<int64_t>(parameters.size()), 3}),
              "Fp8Scaling: expected amax f32 [{}, 3], got {}", parameters.size(), all);
@@ -122,8 +121,8 @@ void Fp8Scaling::set_step_amax(const Tensor& all, const Named& parameters) {
   }
 }
 
-Fp8Scaling::Named Fp8Scaling::state_dict(const Named& parameters) const {
-  Named state;
+NamedTensors Fp8Scaling::state_dict(const NamedTensors& parameters) const {
+  NamedTensors state;
   if (options_.scaling == Fp8Options::Scaling::kCurrent) return state;
   for (const auto& [name, parameter] : parameters) {
     const auto slots = slots_.find(parameter.id());
@@ -140,7 +139,7 @@ Fp8Scaling::Named Fp8Scaling::state_dict(const Named& parameters) const {
   return state;
 }
 
-void Fp8Scaling::load_state_dict(const Named& state, const Named& parameters) {
+void Fp8Scaling::load_state_dict(const NamedTensors& state, const NamedTensors& parameters) {
   std::unordered_map<const void*, std::array<Slot, 3>> slots;
   size_t used = 0;
   for (const auto& [name, parameter] : parameters) {

@@ -43,10 +43,6 @@ std::shared_ptr<Node> make_node(std::string_view name, const Tensors& inputs,
   node->backward = std::move(backward);
   node->outputs = static_cast<int>(outputs.size());
   for (const Tensor& input : inputs) node->edges.push_back(edge_of(input));
-  for (const Tensor& output : outputs) {
-    node->output_shapes.push_back(output.defined() ? output.shape() : Shape{});
-    node->output_dtypes.push_back(output.defined() ? output.dtype() : DType::f32);
-  }
   for (const Tensor& tensor : saved) {
     SavedTensor entry;
     if (tensor.defined()) {
@@ -290,11 +286,8 @@ Tensor record_in_place(std::string_view name, const Tensors& inputs, Tensor targ
 
 bool grad_enabled() { return recording; }
 
-GradMode::GradMode(bool enabled) : previous_(recording) { recording = enabled; }
-GradMode::~GradMode() { recording = previous_; }
-
-AnomalyMode::AnomalyMode(bool enabled) : previous_(checks_anomalies) { checks_anomalies = enabled; }
-AnomalyMode::~AnomalyMode() { checks_anomalies = previous_; }
+GradMode::GradMode(bool enabled) : ScopedValue(recording, enabled) {}
+AnomalyMode::AnomalyMode(bool enabled) : ScopedValue(checks_anomalies, enabled) {}
 bool AnomalyMode::enabled() { return checks_anomalies; }
 
 Tensor detach(const Tensor& x) { return x.alias(); }

@@ -22,6 +22,7 @@
 #include <string>
 #include <vector>
 
+#include "core/scoped_value.h"
 #include "core/tensor.h"
 
 namespace weft {
@@ -64,8 +65,6 @@ class Node {
   BackwardFunction backward;
   int outputs = 1;
   bool released = false;  // its saved tensors were freed
-  std::vector<Shape> output_shapes;
-  std::vector<DType> output_dtypes;
   std::vector<std::pair<int, std::function<Tensor(const Tensor&)>>> hooks;  // (output, hook)
 };
 
@@ -128,15 +127,9 @@ bool is_recording(const Tensors& inputs);
 bool grad_enabled();
 
 /// Turns recording off, or on, on this thread for as long as it lives.
-class GradMode {
+class GradMode : ScopedValue<bool> {
  public:
   explicit GradMode(bool enabled);
-  ~GradMode();
-  GradMode(const GradMode&) = delete;
-  GradMode& operator=(const GradMode&) = delete;
-
- private:
-  bool previous_;
 };
 
 /// `NoGrad guard;` until the end of the block nothing is recorded.
@@ -146,14 +139,10 @@ struct NoGrad : GradMode {
 
 /// Anomaly mode: every recorded op, and every gradient function, is checked for NaN, and the first
 /// one to make one is named in an Error. Slow.
-class AnomalyMode {
+class AnomalyMode : ScopedValue<bool> {
  public:
   explicit AnomalyMode(bool enabled = true);
-  ~AnomalyMode();
   static bool enabled();
-
- private:
-  bool previous_;
 };
 
 /// The same data without history.

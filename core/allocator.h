@@ -66,8 +66,6 @@ class CachingAllocator {
   CachingAllocator(Device device, std::unique_ptr<MemorySource> source)
       : device_(device), source_(std::move(source)) {}
   ~CachingAllocator() { release_pool(); }
-  CachingAllocator(const CachingAllocator&) = delete;
-  CachingAllocator& operator=(const CachingAllocator&) = delete;
 
   /// At least `bytes` bytes, uninitialised, for work on the device's current stream; nullptr for 0.
   /// When the system has no more, gives back the pool and tries again, then throws Error with the

@@ -3,10 +3,8 @@
 #include <algorithm>
 #include <array>
 #include <mutex>
-#include <utility>
 
 #include "core/allocator.h"
-#include "core/memory_thread.h"
 #include "core/tensor.h"
 
 namespace weft {
@@ -30,8 +28,7 @@ struct MemoryAccount::Counts {
 
 namespace {
 
-thread_local MemoryKind current_kind = MemoryKind::kActivations;
-thread_local std::shared_ptr<MemoryAccount::Counts> current_counts;
+thread_local memory::Owner current;
 
 }  // namespace
 
@@ -41,11 +38,10 @@ std::string_view name(MemoryKind kind) {
   return kNames[static_cast<int>(kind)];
 }
 
-MemoryScope::MemoryScope(MemoryKind kind) : previous_(current_kind) { current_kind = kind; }
-MemoryScope::~MemoryScope() { current_kind = previous_; }
+MemoryScope::MemoryScope(MemoryKind kind) : ScopedValue(current.kind, kind) {}
 
 void assign_memory(const Tensor& tensor, MemoryKind kind) {
-  if (!current_counts || !tensor.defined() || !tensor.storage()->is_resident()) return;
+  if (!current.counts || !tensor.defined() || !tensor.storage()->is_resident()) return;
   allocator(tensor.device()).assign(tensor.storage()->data(), kind);
 }
 
@@ -74,20 +70,13 @@ void MemoryAccount::reset_peak() {
 }
 
 MemoryAccount::Joined::Joined(const MemoryAccount& account)
-    : previous_(std::exchange(current_counts, account.counts_)) {}
-MemoryAccount::Joined::~Joined() { current_counts = std::move(previous_); }
+    : ScopedValue(current.counts, account.counts_) {}
 
 namespace memory {
 
-Owner current_owner() { return {current_counts, current_kind}; }
+Owner current_owner() { return current; }
 
-WorkingFor::WorkingFor(const Owner& owner)
-    : previous_{std::exchange(current_counts, owner.counts),
-                std::exchange(current_kind, owner.kind)} {}
-WorkingFor::~WorkingFor() {
-  current_counts = std::move(previous_.counts);
-  current_kind = previous_.kind;
-}
+WorkingFor::WorkingFor(const Owner& owner) : ScopedValue(current, owner) {}
 
 void allocated(const Owner& owner, size_t bytes) {
   if (owner.counts) owner.counts->add(owner.kind, static_cast<int64_t>(bytes));

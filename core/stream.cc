@@ -7,19 +7,6 @@
 
 namespace weft {
 
-struct Stream::Impl {
-  Device device;
-  runtime::StreamHandle handle = nullptr;
-
-  explicit Impl(Device d) : device(d) {
-    require_device(device);
-    if (device.type == DeviceType::cuda) handle = runtime::create_stream(device.index);
-  }
-  ~Impl() {
-    if (handle) runtime::destroy_stream(device.index, handle);
-  }
-};
-
 namespace {
 
 /// The stream that all threads start with; never destroyed, as allocators are not.
@@ -46,9 +33,13 @@ Stream& current_cuda_stream(Device device) {
 
 }  // namespace
 
-Stream::Stream(Device device) : impl_(std::make_shared<Impl>(device)) {}
-Device Stream::device() const { return impl_->device; }
-runtime::StreamHandle Stream::handle() const { return impl_->handle; }
+Stream::Stream(Device device) : device_(device) {
+  require_device(device);
+  if (device.type == DeviceType::cpu) return;
+  handle_.reset(runtime::create_stream(device.index), [device](runtime::StreamHandle handle) {
+    runtime::destroy_stream(device.index, handle);
+  });
+}
 
 void Stream::synchronize() const {
   if (handle()) runtime::synchronize(device().index, handle());

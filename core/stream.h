@@ -26,18 +26,18 @@ class Stream {
   /// A new stream.
   explicit Stream(Device device);
 
-  Device device() const;
-  runtime::StreamHandle handle() const;  // nullptr on the CPU
+  Device device() const { return device_; }
+  runtime::StreamHandle handle() const { return handle_.get(); }  // nullptr on the CPU
   /// Waits in this thread until all submitted work is done; throws Error if some of it failed.
   void synchronize() const;
   /// Work submitted from now on waits for the event.
   void wait(const Event& event) const;
 
-  friend bool operator==(const Stream& a, const Stream& b) { return a.impl_ == b.impl_; }
+  friend bool operator==(const Stream&, const Stream&) = default;
 
  private:
-  struct Impl;
-  std::shared_ptr<Impl> impl_;
+  Device device_;
+  std::shared_ptr<void> handle_;
 };
 
 /// A point in a stream's work.

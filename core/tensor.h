@@ -36,8 +36,6 @@ class Storage {
   /// go again. It begins without; data() then calls `on_touch`, which is to call allocate().
   Storage(size_t bytes, Device device, std::function<void()> on_touch);
   ~Storage();
-  Storage(const Storage&) = delete;
-  Storage& operator=(const Storage&) = delete;
 
   void* data() const {
     void* const data = data_.load(std::memory_order_acquire);
@@ -171,6 +169,9 @@ class Tensor {
 
   std::shared_ptr<Impl> impl_;
 };
+
+/// Tensors with their names, in order: parameters, buffers, the contents of a checkpoint.
+using NamedTensors = std::vector<std::pair<std::string, Tensor>>;
 
 /// Of a view that was recorded: the tensor it shows, itself no view, and the history of that tensor
 /// which the view's own was derived from. An in-place change of the base, or of another of its

@@ -14,20 +14,15 @@
 // it would have stood.
 #pragma once
 
+#include "core/scoped_value.h"
 #include "nn/module.h"
 
 namespace weft::nn {
 
 /// While it lives, parameters and buffers that layers make on this thread have no memory.
-class MetaScope {
+class MetaScope : ScopedValue<bool> {
  public:
   MetaScope();
-  ~MetaScope();
-  MetaScope(const MetaScope&) = delete;
-  MetaScope& operator=(const MetaScope&) = delete;
-
- private:
-  bool previous_;
 };
 
 Tensor meta(const Shape& shape, DType dtype, Device device);

@@ -23,7 +23,6 @@
 #include <vector>
 
 #include "autograd/tape.h"
-#include "core/named_tensors.h"
 
 namespace weft::nn {
 

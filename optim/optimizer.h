@@ -24,7 +24,6 @@
 #include <vector>
 
 #include "autograd/tape.h"
-#include "core/named_tensors.h"
 
 namespace weft::optim {
 

@@ -6,8 +6,8 @@
 #include <string>
 #include <vector>
 
-#include "core/named_tensors.h"
 #include "core/shape.h"
+#include "core/tensor.h"
 #include "nn/segment.h"
 
 namespace weft::dist {
