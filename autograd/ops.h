@@ -121,7 +121,7 @@ Tensor linear(const Tensor& x, const Tensor& weight, const Tensor& bias = {});
 /// gelu(x W^T + b) in one pass over the result, keeping the pre-activation for backward.
 Tensor linear_gelu(const Tensor& x, const Tensor& weight, const Tensor& bias = {});
 /// linear(linear_gelu(x, weight_1, bias_1), weight_2, bias_2), whose gradient takes GELU's
-/// derivative and, on a device, the first bias's gradient on the way out of one product. mlp.cc
+/// derivative and, on a device, the first bias's gradient on the way out of one product.
 Tensor mlp(const Tensor& x, const Tensor& weight_1, const Tensor& bias_1, const Tensor& weight_2,
            const Tensor& bias_2);
 

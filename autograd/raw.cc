@@ -7,10 +7,6 @@
 
 namespace weft::raw {
 
-Tensor zeros(const Shape& shape, DType dtype, Device device) {
-  return Tensor::zeros(shape, dtype, device);
-}
-
 void copy(const Tensor& from, const Tensor& to) { kernels::copy({.x = from, .y = to}); }
 
 Tensor contiguous(const Tensor& x, DType dtype) {
@@ -20,11 +16,9 @@ Tensor contiguous(const Tensor& x, DType dtype) {
   return y;
 }
 
-Tensor matmul(const Tensor& a, const Tensor& b, DType dtype) {
-  Shape shape = a.shape();
-  shape[shape.size() - 1] = b.size(-1);
-  Tensor c = Tensor::empty(shape, dtype, a.device());
-  kernels::gemm({.a = a, .b = b, .c = c});
+Tensor matmul(const Tensor& a, const Tensor& b, DType dtype, double scale) {
+  Tensor c = Tensor::empty(with_last(a.shape(), b.size(-1)), dtype, a.device());
+  kernels::gemm({.a = a, .b = b, .c = c, .scale = scale});
   return c;
 }
 

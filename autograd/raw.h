@@ -6,14 +6,22 @@
 
 namespace weft::raw {
 
-Tensor zeros(const Shape& shape, DType dtype, Device device);
 /// Elements of `from` into `to`, of the same shape, converted to its dtype.
 void copy(const Tensor& from, const Tensor& to);
 /// A contiguous tensor of the dtype; x itself where it is one already.
 Tensor contiguous(const Tensor& x, DType dtype);
 inline Tensor contiguous(const Tensor& x) { return contiguous(x, x.dtype()); }
-/// y = a b, batched; dtype of y as given.
-Tensor matmul(const Tensor& a, const Tensor& b, DType dtype);
+/// Uninitialised, contiguous.
+inline Tensor empty_like(const Tensor& x) {
+  return Tensor::empty(x.shape(), x.dtype(), x.device());
+}
+/// y = a b, batched; dtype of y as given. `scale` is for fp8 (kernels/gemm/gemm.h).
+Tensor matmul(const Tensor& a, const Tensor& b, DType dtype, double scale = 1);
+/// The shape with another last size.
+inline Shape with_last(Shape shape, int64_t size) {
+  shape[shape.size() - 1] = size;
+  return shape;
+}
 /// The shape [rows, n] of x [..., n], whose n may be 0.
 Shape as_rows(const Tensor& x);
 /// Sum over all dimensions but the last, in the given dtype: a bias's gradient.

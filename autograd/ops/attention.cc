@@ -110,7 +110,7 @@ Tensor self_attention(const Tensor& input, int64_t heads, const AttentionOptions
     g.q = part(qkv, 0), g.k = part(qkv, 1), g.v = part(qkv, 2);
     g.out = as_heads(b.saved(1)), g.lse = b.saved(2);
     g.dout = as_heads(raw::contiguous(b.dy(), qkv.dtype()));
-    Tensor dqkv = Tensor::empty(qkv.shape(), qkv.dtype(), qkv.device());
+    Tensor dqkv = raw::empty_like(qkv);
     g.dq = part(dqkv, 0), g.dk = part(dqkv, 1), g.dv = part(dqkv, 2);
     kernels::attention(g);
     return {dqkv};

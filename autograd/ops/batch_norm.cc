@@ -37,7 +37,7 @@ Tensor batch_norm(const Tensor& x, const Tensor& scale, const Tensor& shift, Ten
   const Tensor wide_mean = widened(running_mean, dtype), wide_var = widened(running_var, dtype);
   Tensor mean = training ? Tensor::empty(channels, dtype, x.device()) : wide_mean;
   Tensor variance = training ? Tensor::empty(channels, dtype, x.device()) : wide_var;
-  Tensor y = Tensor::empty(x.shape(), x.dtype(), x.device());
+  Tensor y = raw::empty_like(x);
   kernels::batch_norm({.x = x,
                        .weight = weight,
                        .bias = bias,
@@ -57,7 +57,7 @@ Tensor batch_norm(const Tensor& x, const Tensor& scale, const Tensor& shift, Ten
                 [=, has_bias = bias.defined()](const Backward& b) -> Tensors {
                   b.require_no_graph();
                   const Tensor x = b.saved(0), weight = b.saved(1);
-                  Tensor dx = Tensor::empty(x.shape(), x.dtype(), x.device());
+                  Tensor dx = raw::empty_like(x);
                   Tensor dweight =
                       weight.defined() ? Tensor::empty(channels, dtype, x.device()) : Tensor();
                   Tensor dbias = has_bias ? Tensor::empty(channels, dtype, x.device()) : Tensor();

@@ -32,7 +32,7 @@ Tensor to(const Tensor& x, Device device) {
 Tensor contiguous(const Tensor& x) { return x.is_contiguous() ? x : clone(x); }
 
 Tensor clone(const Tensor& x) {
-  Tensor y = Tensor::empty(x.shape(), x.dtype(), x.device());
+  Tensor y = raw::empty_like(x);
   raw::copy(x, y);
   return record("clone", {x}, y, {}, [](const Backward& b) -> Tensors { return {b.dy()}; });
 }

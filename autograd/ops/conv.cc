@@ -60,7 +60,7 @@ Tensor conv2d(const Tensor& input, const Tensor& weight, const Tensor& bias,
                   if (b.needs(0)) {
                     Conv2dProblem data = p;
                     data.w = w, data.dy = dy;
-                    data.dx = dx = Tensor::empty(x.shape(), x.dtype(), x.device());
+                    data.dx = dx = raw::empty_like(x);
                     kernels::conv2d(data);
                   }
                   if (b.needs(1) || b.needs(2)) {

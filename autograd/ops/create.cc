@@ -31,7 +31,7 @@ Tensor arange(int64_t begin, int64_t end, DType dtype) {
 
 Tensor eye(int64_t n, DType dtype) {
   WEFT_CHECK(n >= 0, "eye: the size must not be negative, got {}", n);
-  Tensor y = raw::zeros({n, n}, dtype, {});
+  Tensor y = Tensor::zeros({n, n}, dtype, {});
   const Tensor diagonal = Tensor::view_of(y.storage(), {n}, {n + 1}, 0, dtype);
   kernels::fill({.y = diagonal, .value = 1});
   return y;
@@ -43,7 +43,7 @@ Tensor one_hot(const Tensor& indices, int64_t classes, DType dtype) {
              indices, classes);
   Shape shape = indices.shape();
   shape.push_back(classes);
-  Tensor y = raw::zeros(shape, dtype, indices.device());
+  Tensor y = Tensor::zeros(shape, dtype, indices.device());
   const Tensor index = view::unsqueeze(raw::contiguous(indices, DType::i64), indices.dim());
   kernels::index({.kind = kernels::IndexKind::kScatter,
                   .x = full(index.shape(), 1, dtype, indices.device()),

@@ -64,7 +64,7 @@ Tensor cross_entropy(const Tensor& logits, const Tensor& labels,
   // has the range for a loss scale to multiply it later.
   const auto gradient = std::make_shared<Tensor>();
   if (!on_cpu && logits.dtype() == DType::f32 && is_recording({logits})) {
-    *gradient = Tensor::empty(logits.shape(), logits.dtype(), logits.device());
+    *gradient = raw::empty_like(logits);
     problem.dloss = view::expand(scale, {rows});
     problem.dlogits = *gradient;
   }
@@ -86,7 +86,7 @@ Tensor cross_entropy(const Tensor& logits, const Tensor& labels,
                     return {dlogits, {}};
                   }
                   // No gradient came with the loss, or a graph that was retained has used it up.
-                  dlogits = Tensor::empty(logits.shape(), logits.dtype(), logits.device());
+                  dlogits = raw::empty_like(logits);
                   kernels::cross_entropy({.logits = logits,
                                           .labels = b.saved(1),
                                           .lse = lse,

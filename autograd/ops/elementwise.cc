@@ -131,7 +131,7 @@ Tensor differentiable(UnaryOp op, const Tensor& input, std::string_view recorded
     const Tensor kept = b.saved(0);
     // Inside an Autocast a derivative made of exp or reciprocal comes out in f32.
     if (!d.kernel || b.create_graph()) return {cast(d.dx(b.dy(), kept), kept.dtype())};
-    Tensor dx = Tensor::empty(kept.shape(), kept.dtype(), kept.device());
+    Tensor dx = raw::empty_like(kept);
     kernels::binary({.op = *d.kernel, .a = kept, .b = b.dy(), .y = dx});
     return {dx};
   });

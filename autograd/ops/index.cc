@@ -17,7 +17,7 @@ void check_index(std::string_view op, const Tensor& index) {
 
 /// source added into zeros of x's shape: the gradient of reading x by index.
 Tensor spread(const Tensor& dy, const Tensor& index, const Shape& shape, int axis, IndexKind kind) {
-  Tensor dx = raw::zeros(shape, dy.dtype(), dy.device());
+  Tensor dx = Tensor::zeros(shape, dy.dtype(), dy.device());
   kernels::index({.kind = kind, .x = dy, .index = index, .y = dx, .axis = axis});
   return record("spread", {dy}, dx, {index}, [axis, kind](const Backward& b) -> Tensors {
     const Tensor index = b.saved(0);
@@ -83,7 +83,7 @@ Tensor scatter_add(const Tensor& target, int64_t dim, const Tensor& index, const
   const int axis = wrap_dim(dim, x.dim(), "scatter_add");
   check_gather("scatter_add", x, axis, index, source);
   WEFT_CHECK(x.dtype() == source.dtype(), "scatter_add: {} and {} differ in dtype", x, source);
-  Tensor y = Tensor::empty(x.shape(), x.dtype(), x.device());
+  Tensor y = raw::empty_like(x);
   raw::copy(x, y);
   kernels::index(
       {.kind = IndexKind::kScatterAdd, .x = source, .index = index, .y = y, .axis = axis});

@@ -77,7 +77,7 @@ Tensors fused_backward(const Backward& b, const Tensor& dy, const Tensor& ds, co
                        const Tensor& mean, const Tensor& rstd, const Tensor& weight, bool has_bias,
                        double eps) {
   if (b.create_graph()) return composed_backward(dy, ds, s, weight, eps, has_bias);
-  Tensor dx = Tensor::empty(s.shape(), s.dtype(), s.device());
+  Tensor dx = raw::empty_like(s);
   Tensor dweight, dbias;
   if (weight.defined()) dweight = Tensor::empty(weight.shape(), weight.dtype(), s.device());
   if (has_bias) {

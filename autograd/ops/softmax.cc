@@ -11,7 +11,7 @@ Tensor compute(std::string_view name, const Tensor& input, int64_t dim, bool log
   raw::check_floating(name, input);
   const Tensor x = autocast_f32(input);
   const int axis = wrap_dim(dim, x.dim(), name);
-  Tensor y = Tensor::empty(x.shape(), x.dtype(), x.device());
+  Tensor y = raw::empty_like(x);
   kernels::softmax({.x = x, .y = y, .axis = axis, .log = log});
   return record(name, {x}, y, {y}, [axis, log](const Backward& b) -> Tensors {
     const Tensor y = b.saved(0);
@@ -20,7 +20,7 @@ Tensor compute(std::string_view name, const Tensor& input, int64_t dim, bool log
       if (log) return {sub(dy, mul(exp(y), sum(dy, {axis}, true)))};
       return {mul(y, sub(dy, sum(mul(dy, y), {axis}, true)))};
     }
-    Tensor dx = Tensor::empty(y.shape(), y.dtype(), y.device());
+    Tensor dx = raw::empty_like(y);
     kernels::softmax({.y = y, .dy = cast(dy, y.dtype()), .dx = dx, .axis = axis, .log = log});
     return {dx};
   });

@@ -10,7 +10,7 @@ namespace {
 
 /// The gradient of taking a part of a tensor: zeros of the whole's shape, and dy in the part.
 Tensor embed(const Tensor& dy, const Shape& shape, int dim, int64_t begin, int64_t step) {
-  Tensor dx = raw::zeros(shape, dy.dtype(), dy.device());
+  Tensor dx = Tensor::zeros(shape, dy.dtype(), dy.device());
   const int64_t size = dy.shape()[dim];
   Tensor part = slice(dx, dim, begin, size == 0 ? begin : begin + (size - 1) * step + 1, step);
   copy_(part, dy);
