@@ -25,6 +25,19 @@ int64_t token_count(const CompactConfig& config) {
   return count + (config.class_token ? 1 : 0);
 }
 
+std::unique_ptr<Classifier> make(CompactConfig config, OptionTaker options) {
+  options.take_image(config);
+  take_encoder(options, config.encoder);
+  options.take(&ModelOptions::class_token, config.class_token);
+  if (config.stages.empty()) {
+    options.take(&ModelOptions::patch, config.patch);
+  } else {
+    config.stages.back() = config.encoder.width;
+  }
+  options.finish();
+  return std::make_unique<CompactTransformer>(config);
+}
+
 }  // namespace
 
 CompactTransformer::CompactTransformer(const CompactConfig& config)
@@ -137,23 +150,6 @@ nlohmann::ordered_json CompactTransformer::architecture() const {
   json["classes"] = config.classes;
   return json;
 }
-
-namespace {
-
-std::unique_ptr<Classifier> make(CompactConfig config, OptionTaker options) {
-  options.take_image(config);
-  take_encoder(options, config.encoder);
-  options.take(&ModelOptions::class_token, config.class_token);
-  if (config.stages.empty()) {
-    options.take(&ModelOptions::patch, config.patch);
-  } else {
-    config.stages.back() = config.encoder.width;
-  }
-  options.finish();
-  return std::make_unique<CompactTransformer>(config);
-}
-
-}  // namespace
 
 std::unique_ptr<Classifier> make_vit_lite(OptionTaker o) {
   return make({.encoder = {.layers = 6, .heads = 4, .width = 128, .hidden = 256}}, std::move(o));

@@ -16,6 +16,44 @@ void check_image(std::string_view op, const Tensor& x) {
   WEFT_CHECK(x.dim() == 4, "{}: expected images [N, C, H, W], got {}", op, x);
 }
 
+Tensor pool(std::string_view op, const Tensor& x, const Pool2dOptions& options,
+            kernels::PoolKind kind) {
+  check_image(op, x);
+  Shape shape = {x.size(0), x.size(1)};
+  for (int i = 0; i < 2; ++i) {
+    WEFT_CHECK(options.kernel[i] > 0 && options.stride[i] > 0 && options.padding[i] >= 0 &&
+                   2 * options.padding[i] <= options.kernel[i],
+               "{}: expected a positive kernel and stride and a padding of at most half the "
+               "kernel, got {}, {}, {}",
+               op, options.kernel[i], options.stride[i], options.padding[i]);
+    shape.push_back(kernels::pool2d_output_size(x.size(2 + i), options.kernel[i], options.stride[i],
+                                                options.padding[i]));
+    WEFT_CHECK(shape.back() > 0, "{}: a window of {} is larger than the padded images {}", op,
+               options.kernel[i], x);
+  }
+  Pool2dProblem p{.kind = kind,
+                  .kernel = options.kernel,
+                  .stride = options.stride,
+                  .padding = options.padding,
+                  .count_include_pad = options.count_include_pad};
+  Pool2dProblem forward = p;
+  forward.x = x;
+  forward.y = Tensor::empty(shape, x.dtype(), x.device());
+  const bool is_max = kind == kernels::PoolKind::kMax;
+  if (is_max && is_recording({x})) forward.indices = Tensor::empty(shape, DType::i32, x.device());
+  kernels::pool2d(forward);
+  return record(op, {x}, forward.y, {forward.indices},
+                [p, shape = x.shape()](const Backward& b) -> Tensors {
+                  b.require_no_graph();
+                  Pool2dProblem backward = p;
+                  backward.dy = b.dy();
+                  backward.dx = Tensor::empty(shape, b.dy().dtype(), b.dy().device());
+                  backward.indices = b.saved(0);
+                  kernels::pool2d(backward);
+                  return {backward.dx};
+                });
+}
+
 }  // namespace
 
 Tensor conv2d(const Tensor& input, const Tensor& weight, const Tensor& bias,
@@ -74,48 +112,6 @@ Tensor conv2d(const Tensor& input, const Tensor& weight, const Tensor& bias,
                   return {dx, dw, db};
                 });
 }
-
-namespace {
-
-Tensor pool(std::string_view op, const Tensor& x, const Pool2dOptions& options,
-            kernels::PoolKind kind) {
-  check_image(op, x);
-  Shape shape = {x.size(0), x.size(1)};
-  for (int i = 0; i < 2; ++i) {
-    WEFT_CHECK(options.kernel[i] > 0 && options.stride[i] > 0 && options.padding[i] >= 0 &&
-                   2 * options.padding[i] <= options.kernel[i],
-               "{}: expected a positive kernel and stride and a padding of at most half the "
-               "kernel, got {}, {}, {}",
-               op, options.kernel[i], options.stride[i], options.padding[i]);
-    shape.push_back(kernels::pool2d_output_size(x.size(2 + i), options.kernel[i], options.stride[i],
-                                                options.padding[i]));
-    WEFT_CHECK(shape.back() > 0, "{}: a window of {} is larger than the padded images {}", op,
-               options.kernel[i], x);
-  }
-  Pool2dProblem p{.kind = kind,
-                  .kernel = options.kernel,
-                  .stride = options.stride,
-                  .padding = options.padding,
-                  .count_include_pad = options.count_include_pad};
-  Pool2dProblem forward = p;
-  forward.x = x;
-  forward.y = Tensor::empty(shape, x.dtype(), x.device());
-  const bool is_max = kind == kernels::PoolKind::kMax;
-  if (is_max && is_recording({x})) forward.indices = Tensor::empty(shape, DType::i32, x.device());
-  kernels::pool2d(forward);
-  return record(op, {x}, forward.y, {forward.indices},
-                [p, shape = x.shape()](const Backward& b) -> Tensors {
-                  b.require_no_graph();
-                  Pool2dProblem backward = p;
-                  backward.dy = b.dy();
-                  backward.dx = Tensor::empty(shape, b.dy().dtype(), b.dy().device());
-                  backward.indices = b.saved(0);
-                  kernels::pool2d(backward);
-                  return {backward.dx};
-                });
-}
-
-}  // namespace
 
 Tensor max_pool2d(const Tensor& x, const Pool2dOptions& options) {
   return pool("max_pool2d", x, options, kernels::PoolKind::kMax);

@@ -26,6 +26,19 @@ Tensor spread(const Tensor& dy, const Tensor& index, const Shape& shape, int axi
   });
 }
 
+void check_gather(std::string_view op, const Tensor& x, int axis, const Tensor& index,
+                  const Tensor& values) {
+  check_index(op, index);
+  raw::check_devices(op, {x, index, values});
+  WEFT_CHECK(index.dim() == x.dim() && index.shape() == values.shape(),
+             "{}: index {} must have the dimensions of {} and the shape of {}", op, index, x,
+             values);
+  for (int d = 0; d < x.dim(); ++d) {
+    WEFT_CHECK(d == axis || index.shape()[d] <= x.shape()[d],
+               "{}: index {} is larger than {} in dimension {}", op, index, x, d);
+  }
+}
+
 }  // namespace
 
 Tensor index_select(const Tensor& x, int64_t dim, const Tensor& indices) {
@@ -50,23 +63,6 @@ Tensor embedding(const Tensor& weight, const Tensor& indices) {
   shape.push_back(weight.size(1));
   return reshape(index_select(weight, 0, reshape(indices, {-1})), shape);
 }
-
-namespace {
-
-void check_gather(std::string_view op, const Tensor& x, int axis, const Tensor& index,
-                  const Tensor& values) {
-  check_index(op, index);
-  raw::check_devices(op, {x, index, values});
-  WEFT_CHECK(index.dim() == x.dim() && index.shape() == values.shape(),
-             "{}: index {} must have the dimensions of {} and the shape of {}", op, index, x,
-             values);
-  for (int d = 0; d < x.dim(); ++d) {
-    WEFT_CHECK(d == axis || index.shape()[d] <= x.shape()[d],
-               "{}: index {} is larger than {} in dimension {}", op, index, x, d);
-  }
-}
-
-}  // namespace
 
 Tensor gather(const Tensor& x, int64_t dim, const Tensor& index) {
   const int axis = wrap_dim(dim, x.dim(), "gather");
