@@ -8,7 +8,7 @@
 
 #include "core/shape.h"
 #include "core/tensor.h"
-#include "nn/segment.h"
+#include "nn/structure.h"
 
 namespace weft::dist {
 
