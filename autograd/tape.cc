@@ -13,11 +13,6 @@ namespace {
 thread_local bool recording = true;
 thread_local bool checks_anomalies = false;
 
-uint64_t next_sequence() {
-  static std::atomic<uint64_t> sequence{0};
-  return sequence.fetch_add(1, std::memory_order_relaxed) + 1;
-}
-
 void set_history(const Tensor& tensor, std::shared_ptr<Node> node, int output) {
   AutogradMeta& meta = tensor.make_autograd();
   meta.grad_fn = std::move(node);
@@ -25,6 +20,11 @@ void set_history(const Tensor& tensor, std::shared_ptr<Node> node, int output) {
 }
 
 bool is_leaf_with_gradient(const Tensor& x) { return x.autograd() && x.autograd()->requires_grad; }
+
+void tell_hook(std::string_view name) {
+  if (OpHook* hook = op_hook()) [[unlikely]]
+    hook->computed(name);
+}
 
 void check_for_nan(std::string_view name, const Tensors& outputs) {
   for (const Tensor& output : outputs) {
@@ -55,7 +55,9 @@ std::shared_ptr<Node> make_node(std::string_view name, const Tensors& inputs,
     }
     node->saved.push_back(std::move(entry));
   }
-  node->sequence = next_sequence();  // above those of nodes that edges of views have just recorded
+  // Above those of nodes that edges of views have just recorded.
+  static std::atomic<uint64_t> sequence{0};
+  node->sequence = sequence.fetch_add(1, std::memory_order_relaxed) + 1;
   return node;
 }
 
@@ -207,8 +209,7 @@ bool is_recording(const Tensors& inputs) {
 
 Tensors record(std::string_view name, const Tensors& inputs, Tensors outputs, const Tensors& saved,
                BackwardFunction backward) {
-  if (OpHook* hook = op_hook()) [[unlikely]]
-    hook->computed(name);
+  tell_hook(name);
   if (checks_anomalies) check_for_nan(name, outputs);
   if (!is_recording(inputs)) return outputs;
   const std::shared_ptr<Node> node = make_node(name, inputs, outputs, saved, std::move(backward));
@@ -222,8 +223,7 @@ Tensors record(std::string_view name, const Tensors& inputs, Tensors outputs, co
 Tensor record(std::string_view name, const Tensors& inputs, Tensor output, const Tensors& saved,
               BackwardFunction backward) {
   if (!recording && !checks_anomalies) {
-    if (OpHook* hook = op_hook()) [[unlikely]]
-      hook->computed(name);
+    tell_hook(name);
     return output;
   }
   return record(name, inputs, Tensors{std::move(output)}, saved, std::move(backward))[0];
@@ -265,8 +265,7 @@ void check_in_place(std::string_view name, const Tensors& inputs, const Tensor& 
 Tensor record_in_place(std::string_view name, const Tensors& inputs, Tensor target,
                        const Tensors& saved, BackwardFunction backward) {
   target.bump_version();
-  if (OpHook* hook = op_hook()) [[unlikely]]
-    hook->computed(name);
+  tell_hook(name);
   if (!is_recording(inputs) || !is_floating(target.dtype())) return target;
   check_in_place(name, inputs, target);
   target.storage()->count_recorded_change();

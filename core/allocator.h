@@ -70,7 +70,7 @@ class CachingAllocator {
   /// At least `bytes` bytes, uninitialised, for work on the device's current stream; nullptr for 0.
   /// When the system has no more, gives back the pool and tries again, then throws Error with the
   /// requested, live, reserved and peak bytes, the largest blocks by op, and what to try.
-  void* allocate(size_t bytes) { return allocate(bytes, current_stream()); }
+  void* allocate(size_t bytes);
   void* allocate(size_t bytes, StreamHandle stream);
   /// Returns a block of allocate(bytes).
   void deallocate(void* block, size_t bytes);
@@ -110,11 +110,10 @@ class CachingAllocator {
   };
   using Pool = std::multimap<size_t, void*>;  // capacity -> block
 
-  StreamHandle current_stream() const;
-  void* take_locked(size_t wanted);
   void pool_locked(void* block, size_t capacity, StreamHandle stream);
   void wake_resting_locked(bool wait);
   void release_pool_locked();
+  void release_locked(Pool& pool);
   std::string largest_locked(size_t count) const;
 
   const Device device_;

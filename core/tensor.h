@@ -53,8 +53,8 @@ class Storage {
   /// False for memory of someone else and for memory that comes and goes: others may look on there
   /// though this is the only storage that a tensor has.
   bool is_owner() const { return !release_ && !on_touch_; }
-  uint64_t version() const;
-  void bump_version();
+  uint64_t version() const { return version_.load(std::memory_order_relaxed); }
+  void bump_version() { version_.fetch_add(1, std::memory_order_relaxed); }
   /// In-place changes among these that were recorded for a backward pass.
   uint64_t recorded_changes() const { return recorded_changes_.load(std::memory_order_relaxed); }
   void count_recorded_change() { recorded_changes_.fetch_add(1, std::memory_order_relaxed); }
