@@ -19,6 +19,7 @@
 #pragma once
 
 #include <map>
+#include <optional>
 #include <string>
 #include <unordered_map>
 #include <vector>
@@ -106,7 +107,9 @@ class Optimizer {
   };
 
   Optimizer(std::string kind, Options defaults) : kind_(std::move(kind)), defaults_(defaults) {}
-  void add_groups(ParameterGroups groups);
+  void add_groups(const ParameterGroups& groups) {
+    for (const ParameterGroup& group : groups) add_group(group);
+  }
 
   virtual void check(const ParameterGroup& group) const = 0;
   virtual std::vector<std::string> state_names(const ParameterGroup& group) const = 0;
@@ -118,9 +121,8 @@ class Optimizer {
   virtual bool can_skip() const { return false; }
 
   /// Throws Error naming the option unless low <= value (and value < high).
-  void check_range(const ParameterGroup& group, std::string_view option, double low) const;
   void check_range(const ParameterGroup& group, std::string_view option, double low,
-                   double high) const;
+                   std::optional<double> high = {}) const;
 
  private:
   struct ParameterState {
