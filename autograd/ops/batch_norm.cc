@@ -5,16 +5,6 @@
 
 namespace weft::ops {
 
-namespace {
-
-/// A running statistic in the dtype that the kernel keeps statistics in; narrow ones belong to
-/// narrow models.
-Tensor widened(const Tensor& x, DType dtype) {
-  return x.defined() ? raw::contiguous(x, dtype) : Tensor();
-}
-
-}  // namespace
-
 Tensor batch_norm(const Tensor& x, const Tensor& scale, const Tensor& shift, Tensor running_mean,
                   Tensor running_var, bool training, double momentum, double eps) {
   raw::check_floating("batch_norm", x);
@@ -34,9 +24,11 @@ Tensor batch_norm(const Tensor& x, const Tensor& scale, const Tensor& shift, Ten
   const DType dtype = x.dtype() == DType::f64 ? DType::f64 : DType::f32;
   const Tensor weight = scale.defined() ? cast(scale, dtype) : scale;
   const Tensor bias = shift.defined() ? cast(shift, dtype) : shift;
-  const Tensor wide_mean = widened(running_mean, dtype), wide_var = widened(running_var, dtype);
-  Tensor mean = training ? Tensor::empty(channels, dtype, x.device()) : wide_mean;
-  Tensor variance = training ? Tensor::empty(channels, dtype, x.device()) : wide_var;
+  // Kernels keep statistics in that dtype; narrow ones belong to narrow models.
+  const auto widened = [&](const Tensor& t) { return t.defined() ? raw::contiguous(t, dtype) : t; };
+  const Tensor wide_mean = widened(running_mean), wide_var = widened(running_var);
+  const Tensor mean = training ? Tensor::empty(channels, dtype, x.device()) : wide_mean;
+  const Tensor variance = training ? Tensor::empty(channels, dtype, x.device()) : wide_var;
   Tensor y = raw::empty_like(x);
   kernels::batch_norm({.x = x,
                        .weight = weight,
@@ -58,9 +50,9 @@ Tensor batch_norm(const Tensor& x, const Tensor& scale, const Tensor& shift, Ten
                   b.require_no_graph();
                   const Tensor x = b.saved(0), weight = b.saved(1);
                   Tensor dx = raw::empty_like(x);
-                  Tensor dweight =
-                      weight.defined() ? Tensor::empty(channels, dtype, x.device()) : Tensor();
-                  Tensor dbias = has_bias ? Tensor::empty(channels, dtype, x.device()) : Tensor();
+                  Tensor dweight, dbias;
+                  if (weight.defined()) dweight = raw::empty_like(weight);
+                  if (has_bias) dbias = Tensor::empty(channels, dtype, x.device());
                   kernels::batch_norm({.x = x,
                                        .weight = weight,
                                        .mean = b.saved(2),

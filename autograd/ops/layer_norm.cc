@@ -72,10 +72,11 @@ Normalized compute(const Tensor& x, const Tensor& residual, const Tensor& weight
   return out;
 }
 
-/// {ds, dweight, dbias}; ds is the gradient of the normalised sum, in its dtype.
-Tensors fused_backward(const Backward& b, const Tensor& dy, const Tensor& ds, const Tensor& s,
-                       const Tensor& mean, const Tensor& rstd, const Tensor& weight, bool has_bias,
+/// {ds, dweight, dbias} of the saved s, mean, rstd and weight; ds is the gradient of the normalised
+/// sum, in its dtype.
+Tensors fused_backward(const Backward& b, const Tensor& dy, const Tensor& ds, bool has_bias,
                        double eps) {
+  const Tensor s = b.saved(0), mean = b.saved(1), rstd = b.saved(2), weight = b.saved(3);
   if (b.create_graph()) return composed_backward(dy, ds, s, weight, eps, has_bias);
   Tensor dx = raw::empty_like(s);
   Tensor dweight, dbias;
@@ -104,8 +105,7 @@ Tensor layer_norm(const Tensor& x, const Tensor& weight, const Tensor& bias, dou
   const Normalized n = compute(x, {}, weight, bias, eps);
   return record("layer_norm", {x, weight, bias}, n.y, {x, n.mean, n.rstd, weight},
                 [eps, has_bias = bias.defined()](const Backward& b) -> Tensors {
-                  return fused_backward(b, b.dy(), {}, b.saved(0), b.saved(1), b.saved(2),
-                                        b.saved(3), has_bias, eps);
+                  return fused_backward(b, b.dy(), {}, has_bias, eps);
                 });
 }
 
@@ -120,12 +120,10 @@ std::pair<Tensor, Tensor> add_layer_norm(const Tensor& x, const Tensor& residual
                                  {n.s, n.mean, n.rstd, weight},
                                  [eps, has_bias = bias.defined(), dx = x.dtype(),
                                   dr = residual.dtype()](const Backward& b) -> Tensors {
-                                   const Tensor s = b.saved(0);
                                    if (!b.dy(1).defined())
                                      return {cast(b.dy(0), dx), cast(b.dy(0), dr), {}, {}};
                                    const Tensors g =
-                                       fused_backward(b, b.dy(1), b.dy(0), s, b.saved(1),
-                                                      b.saved(2), b.saved(3), has_bias, eps);
+                                       fused_backward(b, b.dy(1), b.dy(0), has_bias, eps);
                                    return {b.needs(0) ? cast(g[0], dx) : Tensor(),
                                            b.needs(1) ? cast(g[0], dr) : Tensor(), g[1], g[2]};
                                  });
