@@ -78,12 +78,6 @@ Tensor autocast_f32(const Tensor& x) {
   return ops::cast(x, DType::f32);
 }
 
-std::pair<Tensor, Tensor> autocast_promote(const Tensor& a, const Tensor& b) {
-  if (state.dtype == DType::f32) return {a, b};
-  const DType dtype = promote(a.dtype(), b.dtype());
-  return {ops::cast(a, dtype), ops::cast(b, dtype)};
-}
-
 Tensor autocast_weight(const Tensor& weight, DType dtype) {
   if (weight.dtype() == dtype) return detach(weight);
   if (state.depth == 0 || !weight.autograd()) return raw::contiguous(weight, dtype);

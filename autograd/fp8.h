@@ -1,15 +1,13 @@
 // fp8 linear layers: operands scaled into an fp8 format, e4m3 forward and e5m2 for gradients.
 //
 //   Fp8Scaling scaling;                        // lives as long as the model
-//   for (...) {
-//     {
-//       Autocast mode(DType::bf16);            // everything but the linear layers
-//       Fp8Scope fp8(scaling);
-//       backward(loss_of(model, batch));
-//     }
-//     optimizer.step();
-//     scaling.update();
+//   {
+//     Autocast mode(DType::bf16);              // everything but the linear layers
+//     Fp8Scope fp8(scaling);
+//     backward(loss_of(model, batch));
 //   }
+//   optimizer.step();
+//   scaling.update();
 //
 // Under an Fp8Scope, linear and linear_gelu multiply codes: x and W in e4m3 forward, dy in e5m2
 // with W for dx and with x for dW. Each of a layer's three tensors x, W and dy has a scale of its

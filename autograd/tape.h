@@ -9,8 +9,7 @@
 //       return {ops::mul(b.dy(), b.saved(0))};          // one gradient for each input
 //     });
 //   }
-//
-// User-defined functions are written the same way; nothing else makes an op differentiable.
+// User-defined functions are written the same way.
 //
 // The gradient function runs with recording off, unless a graph of the gradient was asked for
 // (create_graph): built from ops:: it is then differentiable itself. One that calls kernels
@@ -105,10 +104,9 @@ Tensor record(std::string_view name, const Tensors& inputs, Tensor output, const
 /// The same for several outputs.
 Tensors record(std::string_view name, const Tensors& inputs, Tensors outputs, const Tensors& saved,
                BackwardFunction backward);
-/// The same for an op whose output shares the elements of x. In-place ops on either then show in
-/// the gradients of both, as in PyTorch. A view taken while recording is off has no history,
-/// whatever becomes of x: using it after a recorded change of the elements, or changing it in place
-/// so that gradients would be lost, throws Error.
+/// The same for an op whose output shares the elements of x: in-place ops on either then show in
+/// the gradients of both. A view taken while recording is off has no history: using it after a
+/// recorded change of the elements, or changing it so that gradients would be lost, throws Error.
 Tensor record_view(std::string_view name, const Tensor& x, Tensor output,
                    BackwardFunction backward);
 /// The same for an op that has changed `target`, one of its inputs, in place: counts the change and

@@ -1,9 +1,8 @@
 // Memory of a device, cached, in the order of streams.
 //
-// Training allocates the same sizes every step. Freed blocks therefore go to a pool, sorted by
-// size, and the next request of about that size takes one back: the operating system, and its page
-// faults (87 ms for the weights of a ViT-B/16), are met in the first step only. Large blocks ask
-// for huge pages.
+// Training allocates the same sizes every step. Freed blocks therefore go to a pool, and the next
+// request of about that size takes one back: the operating system, and its page faults (87 ms for
+// the weights of a ViT-B/16), are met in the first step only.
 //
 // On a CUDA device there is a pool for each stream. A block belongs to the stream that was current
 // when it was allocated; it may be freed while kernels of that stream still run, because whoever

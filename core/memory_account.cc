@@ -24,6 +24,10 @@ struct MemoryAccount::Counts {
     count(total);
     if (kind != MemoryKind::kActivations) count(state);
   }
+  Bytes read(const Bytes& bytes) {
+    std::lock_guard lock(mutex);
+    return bytes;
+  }
 };
 
 namespace {
@@ -48,19 +52,10 @@ void assign_memory(const Tensor& tensor, MemoryKind kind) {
 MemoryAccount::MemoryAccount() : counts_(std::make_shared<Counts>()) {}
 
 MemoryAccount::Bytes MemoryAccount::bytes(MemoryKind kind) const {
-  std::lock_guard lock(counts_->mutex);
-  return counts_->kinds[static_cast<int>(kind)];
+  return counts_->read(counts_->kinds[static_cast<int>(kind)]);
 }
-
-MemoryAccount::Bytes MemoryAccount::total() const {
-  std::lock_guard lock(counts_->mutex);
-  return counts_->total;
-}
-
-MemoryAccount::Bytes MemoryAccount::state() const {
-  std::lock_guard lock(counts_->mutex);
-  return counts_->state;
-}
+MemoryAccount::Bytes MemoryAccount::total() const { return counts_->read(counts_->total); }
+MemoryAccount::Bytes MemoryAccount::state() const { return counts_->read(counts_->state); }
 
 void MemoryAccount::reset_peak() {
   std::lock_guard lock(counts_->mutex);

@@ -9,8 +9,7 @@
 //   account.bytes(MemoryKind::kParameters).peak;
 //
 // The allocator keeps the account and the kind of each live block; bytes are those that were asked
-// for. A block that becomes something else, as the result of an operation that turns out to be a
-// gradient, changes its kind with assign_memory(). Without an account nothing is counted.
+// for. Without an account nothing is counted.
 #pragma once
 
 #include <cstddef>
@@ -41,8 +40,8 @@ class MemoryScope : ScopedValue<MemoryKind> {
   explicit MemoryScope(MemoryKind kind);
 };
 
-/// Gives a live block another kind. Memory that no account counts, or that is not the allocator's,
-/// is passed over.
+/// Gives a live block another kind, as when a result turns out to be a gradient. Memory that no
+/// account counts, or that is not the allocator's, is passed over.
 void assign_memory(const Tensor& tensor, MemoryKind kind);
 
 /// Counts the blocks of the threads that joined it, wherever they are freed. Safe to use from

@@ -40,24 +40,21 @@ class Stream {
   std::shared_ptr<void> handle_;
 };
 
-/// A point in a stream's work.
+/// A point in a stream's work, by a handle that the last one destroys.
 class Event {
  public:
   explicit Event(Device device);
-  ~Event();
-  Event(const Event&) = delete;
-  Event& operator=(const Event&) = delete;
 
   void record(const Stream& stream);
   bool is_done() const;
   void synchronize() const;
   /// Milliseconds from `earlier` to this event, both done.
   double ms_since(const Event& earlier) const;
-  runtime::EventHandle handle() const { return handle_; }
+  runtime::EventHandle handle() const { return handle_.get(); }
 
  private:
   Device device_;
-  runtime::EventHandle handle_ = nullptr;
+  std::shared_ptr<void> handle_;
 };
 
 /// This thread's current stream on the device: where kernels and copies go.

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
+#include <set>
 
 #include "models/option_taker.h"
 
@@ -58,20 +59,18 @@ nlohmann::json to_json(const ModelOptions& options) {
 ModelOptions model_options_from_json(const nlohmann::json& json) {
   WEFT_CHECK(json.is_object(), "model options: expected a JSON object, got {}", json.type_name());
   ModelOptions options;
-  size_t known = 0;
+  std::set<std::string> known;
   for_each_option(options, [&](const char* name, auto& option) {
+    known.insert(name);
     if (!json.contains(name)) return;
-    ++known;
     try {
       option = json[name].get<typename std::decay_t<decltype(option)>::value_type>();
     } catch (const nlohmann::json::exception& e) {
       WEFT_FAIL("model options: \"{}\": {}", name, e.what());
     }
   });
-  if (known == json.size()) return options;
-  const nlohmann::json recognised = to_json(options);
   for (const auto& [name, value] : json.items()) {
-    WEFT_CHECK(recognised.contains(name), "model options: unknown option \"{}\"", name);
+    WEFT_CHECK(known.contains(name), "model options: unknown option \"{}\"", name);
   }
   return options;
 }

@@ -7,11 +7,11 @@
 //   optim::clip_grad_norm(model.parameters(), 1.0);
 //   optimizer.step();
 //
-// A step calls one kernel for all parameters of a group that stand at the same step count; nothing
-// is recorded. Parameters without a gradient are skipped, state and all.
+// A step calls one kernel for all parameters of a group that stand at the same step count.
+// Parameters without a gradient are skipped, state and all.
 //
-// A step can be part of a captured graph (core/graph.h), after at least one step that was not, by
-// which the state exists. The capture counts no step; advance() does, before each launch:
+// A step can be part of a captured graph (core/graph.h), after one that was not and made the state.
+// The capture counts no step; advance() does, before each launch:
 //
 //   train_step();                                   // zero_grad, forward, backward, step
 //   graph.capture(train_step);

@@ -75,7 +75,10 @@ Tensor gather(const Tensor& x, int64_t dim, const Tensor& index) {
 }
 
 Tensor scatter_add(const Tensor& target, int64_t dim, const Tensor& index, const Tensor& added) {
-  const auto [x, source] = autocast_promote(target, added);
+  const DType dtype = promote(target.dtype(), added.dtype());
+  const bool promotes = autocast_dtype() != DType::f32;
+  const Tensor x = promotes ? cast(target, dtype) : target;
+  const Tensor source = promotes ? cast(added, dtype) : added;
   const int axis = wrap_dim(dim, x.dim(), "scatter_add");
   check_gather("scatter_add", x, axis, index, source);
   WEFT_CHECK(x.dtype() == source.dtype(), "scatter_add: {} and {} differ in dtype", x, source);
