@@ -1,7 +1,6 @@
 #include "autograd/backward.h"
 
 #include <algorithm>
-#include <cmath>
 #include <map>
 #include <ranges>
 #include <unordered_map>
@@ -9,6 +8,7 @@
 
 #include "autograd/op_hook.h"
 #include "autograd/ops.h"
+#include "autograd/raw.h"
 #include "core/memory_account.h"
 
 namespace weft {
@@ -237,7 +237,11 @@ class Pass {
     WEFT_CHECK(results.size() == node.edges.size(),
                "{}: its gradient function returned {} tensors for {} inputs", node.name,
                results.size(), node.edges.size());
-    if (AnomalyMode::enabled()) check_gradients(node, results);
+    for (size_t i = 0; i < results.size(); ++i) {
+      WEFT_CHECK(!AnomalyMode::enabled() || !raw::holds_nan(results[i]),
+                 "anomaly: the gradient of {} with respect to its input {}, {}, holds a NaN",
+                 node.name, i, results[i]);
+    }
     // A node that keeps nothing may run again: the cast of a weight serves several losses.
     if (!options_.retain_graph && !options_.create_graph && !node.saved.empty()) {
       node.released = true;
@@ -247,17 +251,6 @@ class Pass {
     for (size_t i = 0; i < results.size(); ++i) {
       if (needs[i]) send(node.edges[i], std::move(results[i]));
       results[i] = {};
-    }
-  }
-
-  static void check_gradients(const Node& node, const Tensors& results) {
-    for (size_t i = 0; i < results.size(); ++i) {
-      if (!results[i].defined()) continue;
-      for (double value : results[i].to_vector()) {
-        WEFT_CHECK(!std::isnan(value),
-                   "anomaly: the gradient of {} with respect to its input {}, {}, holds a NaN",
-                   node.name, i, results[i]);
-      }
     }
   }
 

@@ -1,5 +1,8 @@
 #include "autograd/raw.h"
 
+#include <algorithm>
+#include <cmath>
+
 #include "core/view.h"
 #include "kernels/copy/copy.h"
 #include "kernels/gemm/gemm.h"
@@ -43,6 +46,11 @@ void check_devices(std::string_view op, std::initializer_list<Tensor> tensors) {
     WEFT_CHECK(tensor.device() == first->device(), "{}: {} and {} are on different devices", op,
                *first, tensor);
   }
+}
+
+bool holds_nan(const Tensor& x) {
+  if (!x.defined() || !is_floating(x.dtype())) return false;
+  return std::ranges::any_of(x.to_vector(), [](double value) { return std::isnan(value); });
 }
 
 void check_floating(std::string_view op, const Tensor& x) {

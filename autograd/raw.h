@@ -29,6 +29,8 @@ Tensor sum_rows(const Tensor& x, DType dtype);
 
 /// Throws Error naming the op unless all defined tensors lie on one device.
 void check_devices(std::string_view op, std::initializer_list<Tensor> tensors);
+/// Whether x, which may be undefined, has a NaN among its elements.
+bool holds_nan(const Tensor& x);
 /// Throws Error naming the op unless x is floating.
 void check_floating(std::string_view op, const Tensor& x);
 

@@ -1,10 +1,10 @@
 #include "autograd/tape.h"
 
 #include <atomic>
-#include <cmath>
 
 #include "autograd/op_hook.h"
 #include "autograd/ops.h"
+#include "autograd/raw.h"
 #include "core/view.h"
 
 namespace weft {
@@ -24,15 +24,6 @@ bool is_leaf_with_gradient(const Tensor& x) { return x.autograd() && x.autograd(
 void tell_hook(std::string_view name) {
   if (OpHook* hook = op_hook()) [[unlikely]]
     hook->computed(name);
-}
-
-void check_for_nan(std::string_view name, const Tensors& outputs) {
-  for (const Tensor& output : outputs) {
-    if (!output.defined() || !is_floating(output.dtype())) continue;
-    for (double value : output.to_vector()) {
-      WEFT_CHECK(!std::isnan(value), "anomaly: {} made a NaN in its output {}", name, output);
-    }
-  }
 }
 
 std::shared_ptr<Node> make_node(std::string_view name, const Tensors& inputs,
@@ -210,7 +201,10 @@ bool is_recording(const Tensors& inputs) {
 Tensors record(std::string_view name, const Tensors& inputs, Tensors outputs, const Tensors& saved,
                BackwardFunction backward) {
   tell_hook(name);
-  if (checks_anomalies) check_for_nan(name, outputs);
+  for (const Tensor& output : outputs) {
+    WEFT_CHECK(!checks_anomalies || !raw::holds_nan(output),
+               "anomaly: {} made a NaN in its output {}", name, output);
+  }
   if (!is_recording(inputs)) return outputs;
   const std::shared_ptr<Node> node = make_node(name, inputs, outputs, saved, std::move(backward));
   for (size_t i = 0; i < outputs.size(); ++i) {

@@ -7,8 +7,7 @@
 //   ready.record(copies);
 //   current_stream(device).wait(ready);
 //
-// Every thread has a current stream on each device, at first one that all threads share. The CPU
-// has a single stream that is always done.
+// Every thread has a current stream on each device, at first one that all threads share.
 #pragma once
 
 #include <memory>

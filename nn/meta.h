@@ -8,10 +8,9 @@
 //   }
 //   FullySharded fsdp(*model, {.shard = world}, policy);   // unit by unit, rank 0's weights
 //
-// So N ranks of a host need one copy of the weights while they start, and not N. What wraps a model
-// gives it memory (materialize) and then rank 0's weights; touching an element before is an Error.
-// Initialisers draw their random numbers and leave them, so that the generator goes on from where
-// it would have stood.
+// So N ranks of a host need one copy of the weights while they start, not N. What wraps a model
+// gives it memory (materialize) and rank 0's weights; touching an element before is an Error.
+// Initialisers draw their random numbers and leave them, so that the generator moves on as ever.
 #pragma once
 
 #include "core/scoped_value.h"

@@ -1,5 +1,5 @@
-// What a model says of itself (Module::structure()), for those who share it out over devices, tune
-// it layer by layer, or foretell its time and memory. They know no model by its class or its names.
+// What a model says of itself, for those who share it out over devices, tune it layer by layer, or
+// foretell its time and memory: they know no model by its class or its names.
 //
 //   nn::ModelStructure Net::structure() {
 //     nn::ModelStructure structure(nn::wrap_modules<Block>());
