@@ -45,15 +45,13 @@ bool is_castable(const Tensor& x) {
 
 }  // namespace
 
-Autocast::Autocast(DType dtype) : previous_(state.dtype) {
+Autocast::Autocast(DType dtype) : ScopedValue(state.dtype, dtype) {
   WEFT_CHECK(dtype == DType::f32 || dtype == DType::bf16 || dtype == DType::f16,
              "Autocast: expected bf16, f16 or f32, got {}", dtype);
-  state.dtype = dtype;
   ++state.depth;
 }
 
 Autocast::~Autocast() {
-  state.dtype = previous_;
   if (--state.depth > 0) return;
   state.recorded.clear();
   state.raw.clear();

@@ -19,20 +19,16 @@
 #pragma once
 
 #include "autograd/tape.h"
+#include "core/scoped_value.h"
 
 namespace weft {
 
-class Autocast {
+class Autocast : ScopedValue<DType> {
  public:
   /// Enters low precision on this thread; f32 turns it off. Throws Error for other dtypes than
   /// bf16, f16 and f32.
   explicit Autocast(DType dtype);
   ~Autocast();
-  Autocast(const Autocast&) = delete;
-  Autocast& operator=(const Autocast&) = delete;
-
- private:
-  DType previous_;
 };
 
 /// The low-precision dtype in force on this thread; f32 when there is none.

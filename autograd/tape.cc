@@ -173,7 +173,7 @@ Tensor Backward::saved(int i) const {
   } else if (entry.edge.node) {
     set_history(tensor, entry.edge.node, entry.edge.index);
   } else {
-    tensor.set_autograd_handle(entry.edge.leaf);
+    tensor.autograd_handle() = entry.edge.leaf;
   }
   return tensor;
 }
@@ -227,7 +227,7 @@ Tensor record_view(std::string_view name, const Tensor& x, Tensor output,
                    BackwardFunction backward) {
   Tensor y = record(name, {x}, std::move(output), {}, std::move(backward));
   if (!recording || (x.unrecorded_since() && !is_leaf_with_gradient(x))) {
-    y.set_unrecorded_since(x.unrecorded_since().value_or(x.storage()->recorded_changes()));
+    y.unrecorded_since() = x.unrecorded_since().value_or(x.storage()->recorded_changes());
     return y;
   }
   const Tensor& base = x.autograd() && x.autograd()->view ? x.autograd()->view->base : x;

@@ -155,7 +155,7 @@ Tensor& Tensor::set_requires_grad(bool value) {
   meta.requires_grad = value;
   if (value && meta.view) {  // a leaf follows nobody
     meta.view.reset();
-    set_unrecorded_since(storage()->recorded_changes());
+    unrecorded_since() = storage()->recorded_changes();
   }
   return *this;
 }

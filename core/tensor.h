@@ -144,14 +144,10 @@ class Tensor {
   void set_grad(const Tensor& grad) const;
   AutogradMeta* autograd() const { return impl_ ? impl_->autograd.get() : nullptr; }
   AutogradMeta& make_autograd() const;
-  const std::shared_ptr<AutogradMeta>& autograd_handle() const { return impl_->autograd; }
-  void set_autograd_handle(std::shared_ptr<AutogradMeta> meta) {
-    impl_->autograd = std::move(meta);
-  }
+  std::shared_ptr<AutogradMeta>& autograd_handle() const { return impl_->autograd; }
   /// Set for a view taken while nothing was recorded: it has no history and cannot follow that of
   /// its base. The storage's recorded changes at that time.
-  const std::optional<uint64_t>& unrecorded_since() const { return impl_->unrecorded_since; }
-  void set_unrecorded_since(uint64_t changes) { impl_->unrecorded_since = changes; }
+  std::optional<uint64_t>& unrecorded_since() const { return impl_->unrecorded_since; }
   const void* id() const { return impl_.get(); }
 
  private:

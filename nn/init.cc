@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "autograd/random.h"
+#include "autograd/raw.h"
 #include "kernels/fill/fill.h"
 #include "kernels/random/random.h"
 #include "nn/meta.h"
@@ -21,11 +22,6 @@ Tensor draw(kernels::RandomProblem problem) {
   return problem.y;
 }
 
-void check_floating(std::string_view op, const Tensor& x) {
-  WEFT_CHECK(x.defined() && is_floating(x.dtype()), "{}: expected a floating tensor, got {}", op,
-             x);
-}
-
 }  // namespace
 
 Tensor constant(Tensor x, double value) {
@@ -39,7 +35,7 @@ Tensor zeros(Tensor x) { return constant(std::move(x), 0); }
 Tensor ones(Tensor x) { return constant(std::move(x), 1); }
 
 Tensor uniform(Tensor x, double low, double high) {
-  check_floating("uniform", x);
+  raw::check_floating("uniform", x);
   WEFT_CHECK(low <= high, "uniform: low {} lies above high {}", low, high);
   if (low == high) return constant(std::move(x), low);
   return draw({.y = std::move(x),
@@ -49,7 +45,7 @@ Tensor uniform(Tensor x, double low, double high) {
 }
 
 Tensor normal(Tensor x, double mean, double std) {
-  check_floating("normal", x);
+  raw::check_floating("normal", x);
   WEFT_CHECK(std >= 0, "normal: std must not be negative, got {}", std);
   if (std == 0) return constant(std::move(x), mean);
   return draw({.y = std::move(x),
@@ -59,7 +55,7 @@ Tensor normal(Tensor x, double mean, double std) {
 }
 
 Tensor trunc_normal(Tensor x, double mean, double std, double low, double high) {
-  check_floating("trunc_normal", x);
+  raw::check_floating("trunc_normal", x);
   WEFT_CHECK(std > 0 && low < high,
              "trunc_normal: expected std > 0 and low < high, got {}, {} and {}", std, low, high);
   return draw({.y = std::move(x),
