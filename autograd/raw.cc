@@ -38,9 +38,10 @@ Tensor sum_rows(const Tensor& x, DType dtype) {
   return view::reshape(y, {x.size(-1)});
 }
 
-void check_devices(std::string_view op, std::initializer_list<Tensor> tensors) {
+void check_operands(std::string_view op, std::initializer_list<Tensor> tensors, int floating) {
   const Tensor* first = nullptr;
   for (const Tensor& tensor : tensors) {
+    if (floating-- > 0) check_floating(op, tensor);
     if (!tensor.defined()) continue;
     if (!first) first = &tensor;
     WEFT_CHECK(tensor.device() == first->device(), "{}: {} and {} are on different devices", op,

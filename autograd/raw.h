@@ -27,8 +27,9 @@ Shape as_rows(const Tensor& x);
 /// Sum over all dimensions but the last, in the given dtype: a bias's gradient.
 Tensor sum_rows(const Tensor& x, DType dtype);
 
-/// Throws Error naming the op unless all defined tensors lie on one device.
-void check_devices(std::string_view op, std::initializer_list<Tensor> tensors);
+/// Throws Error naming the op unless all defined tensors lie on one device and the first `floating`
+/// are floating.
+void check_operands(std::string_view op, std::initializer_list<Tensor> tensors, int floating = 0);
 /// Whether x, which may be undefined, has a NaN among its elements.
 bool holds_nan(const Tensor& x);
 /// Throws Error naming the op unless x is floating.

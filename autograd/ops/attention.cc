@@ -48,9 +48,8 @@ Tensor empty_heads(const Tensor& like) {
 
 Tensor attention(const Tensor& query, const Tensor& key, const Tensor& value,
                  const AttentionOptions& options) {
-  raw::check_devices("attention", {query, key, value});
+  raw::check_operands("attention", {query, key, value}, 3);
   for (const Tensor* t : {&query, &key, &value}) {
-    raw::check_floating("attention", *t);
     WEFT_CHECK(t->dim() == 4, "attention: expected [B, H, T, D], got {}", *t);
   }
   WEFT_CHECK(key.shape() == value.shape() && query.size(0) == key.size(0) &&

@@ -59,8 +59,7 @@ Tensor pool(std::string_view op, const Tensor& x, const Pool2dOptions& options,
 Tensor conv2d(const Tensor& input, const Tensor& weight, const Tensor& bias,
               const Conv2dOptions& options) {
   check_image("conv2d", input);
-  raw::check_floating("conv2d", weight);
-  raw::check_devices("conv2d", {input, weight, bias});
+  raw::check_operands("conv2d", {input, weight, bias}, 2);
   const int64_t groups = options.groups;
   WEFT_CHECK(weight.dim() == 4 && groups > 0 && input.size(1) == weight.size(1) * groups &&
                  weight.size(0) % groups == 0,

@@ -34,7 +34,7 @@ Tensor compute(UnaryOp op, const Tensor& x, double alpha = 1) {
 
 Tensor compute(BinaryOp op, const Tensor& a, const Tensor& b, double alpha = 1) {
   WEFT_CHECK(a.defined() && b.defined(), "{}: undefined tensor", name(op));
-  raw::check_devices(name(op), {a, b});
+  raw::check_operands(name(op), {a, b});
   const Shape shape = broadcast_shapes(a.shape(), b.shape(), name(op));
   const DType dtype = is_test(op) ? DType::boolean : promote(a.dtype(), b.dtype());
   Tensor y = Tensor::empty(shape, dtype, a.device());
@@ -161,7 +161,7 @@ bool is_same_place(const Tensor& a, const Tensor& b) {
 Tensor operand(std::string_view op, const Tensor& target, const Tensor& x) {
   WEFT_CHECK(target.defined() && x.defined(), "{}: undefined tensor", op);
   check_in_place(op, {target, x}, target);
-  raw::check_devices(op, {target, x});
+  raw::check_operands(op, {target, x});
   WEFT_CHECK(broadcast_shapes(target.shape(), x.shape(), op) == target.shape(),
              "{}: {} does not broadcast to the target {}", op, x, target);
   WEFT_CHECK(!view::overlaps_itself(target),
@@ -252,7 +252,7 @@ Tensor maximum(const Tensor& a, const Tensor& b) { return extreme(B::kMaximum, a
 Tensor minimum(const Tensor& a, const Tensor& b) { return extreme(B::kMinimum, a, b); }
 
 Tensor where(const Tensor& condition, const Tensor& a, const Tensor& b) {
-  raw::check_devices("where", {condition, a, b});
+  raw::check_operands("where", {condition, a, b});
   WEFT_CHECK(condition.dtype() == DType::boolean, "where: the condition must be bool, got {}",
              condition);
   const Shape shape =

@@ -29,7 +29,7 @@ Tensor spread(const Tensor& dy, const Tensor& index, const Shape& shape, int axi
 void check_gather(std::string_view op, const Tensor& x, int axis, const Tensor& index,
                   const Tensor& values) {
   check_index(op, index);
-  raw::check_devices(op, {x, index, values});
+  raw::check_operands(op, {x, index, values});
   WEFT_CHECK(index.dim() == x.dim() && index.shape() == values.shape(),
              "{}: index {} must have the dimensions of {} and the shape of {}", op, index, x,
              values);
@@ -43,7 +43,7 @@ void check_gather(std::string_view op, const Tensor& x, int axis, const Tensor& 
 
 Tensor index_select(const Tensor& x, int64_t dim, const Tensor& indices) {
   check_index("index_select", indices);
-  raw::check_devices("index_select", {x, indices});
+  raw::check_operands("index_select", {x, indices});
   WEFT_CHECK(indices.dim() == 1, "index_select: expected indices [n], got {}", indices);
   const int axis = wrap_dim(dim, x.dim(), "index_select");
   Shape shape = x.shape();

@@ -75,9 +75,7 @@ Tensor composed_gelu_gradient(const Tensor& z, const Tensor& h, const Tensor& dh
 /// linear or linear_gelu. Under fp8 the operands are codes, and scales undo theirs.
 Tensor linear_with(std::string_view op, const Tensor& input, const Tensor& weight,
                    const Tensor& bias, bool with_gelu) {
-  raw::check_floating(op, input);
-  raw::check_floating(op, weight);
-  raw::check_devices(op, {input, weight, bias});
+  raw::check_operands(op, {input, weight, bias}, 2);
   WEFT_CHECK(weight.dim() == 2 && input.dim() > 0 && input.size(-1) == weight.size(1),
              "{}: input {} does not fit weight {}: expected a last dimension of {}", op, input,
              weight, weight.dim() == 2 ? weight.size(1) : -1);
@@ -161,9 +159,7 @@ HiddenGradient hidden_gradient(const Tensor& dy, const Tensor& weight, const Ten
 }  // namespace
 
 Tensor matmul(const Tensor& first, const Tensor& second) {
-  raw::check_floating("matmul", first);
-  raw::check_floating("matmul", second);
-  raw::check_devices("matmul", {first, second});
+  raw::check_operands("matmul", {first, second}, 2);
   WEFT_CHECK(first.dim() > 0 && second.dim() > 0,
              "matmul: expected at least one dimension, got {} and {}", first, second);
   const Tensor a0 = autocast_cast(first), b0 = autocast_cast(second);
@@ -210,7 +206,7 @@ Tensor mlp(const Tensor& input, const Tensor& weight_1, const Tensor& bias_1,
       is_floating(weight_1.dtype()) && weight_1.dtype() == weight_2.dtype();
   if (!fits || fp8_in_force())
     return linear(linear_gelu(input, weight_1, bias_1), weight_2, bias_2);
-  raw::check_devices("mlp", {input, weight_1, bias_1, weight_2, bias_2});
+  raw::check_operands("mlp", {input, weight_1, bias_1, weight_2, bias_2});
   const DType dtype = autocast_products(input, weight_1);
   const Tensor x = reshape(cast(input, dtype), raw::as_rows(input));
   const Tensor w1 = autocast_weight(weight_1, dtype), w2 = autocast_weight(weight_2, dtype);

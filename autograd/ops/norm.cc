@@ -11,8 +11,7 @@ namespace weft::ops {
 namespace {
 
 void check(std::string_view op, const Tensor& x, const Tensor& weight, const Tensor& bias) {
-  raw::check_floating(op, x);
-  raw::check_devices(op, {x, weight, bias});
+  raw::check_operands(op, {x, weight, bias}, 1);
   WEFT_CHECK(x.dim() > 0, "{}: expected at least one dimension, got {}", op, x);
   for (const Tensor* t : {&weight, &bias}) {
     WEFT_CHECK(!t->defined() || t->shape() == Shape{x.size(-1)},
@@ -113,7 +112,7 @@ Tensor layer_norm(const Tensor& x, const Tensor& weight, const Tensor& bias, dou
 std::pair<Tensor, Tensor> add_layer_norm(const Tensor& x, const Tensor& residual,
                                          const Tensor& weight, const Tensor& bias, double eps) {
   check("add_layer_norm", x, weight, bias);
-  raw::check_devices("add_layer_norm", {x, residual});
+  raw::check_operands("add_layer_norm", {x, residual});
   WEFT_CHECK(x.shape() == residual.shape(), "add_layer_norm: {} and {} differ in shape", x,
              residual);
   const Normalized n = compute(x, residual, weight, bias, eps);
@@ -133,8 +132,7 @@ std::pair<Tensor, Tensor> add_layer_norm(const Tensor& x, const Tensor& residual
 
 Tensor batch_norm(const Tensor& x, const Tensor& scale, const Tensor& shift, Tensor running_mean,
                   Tensor running_var, bool training, double momentum, double eps) {
-  raw::check_floating("batch_norm", x);
-  raw::check_devices("batch_norm", {x, scale, shift, running_mean, running_var});
+  raw::check_operands("batch_norm", {x, scale, shift, running_mean, running_var}, 1);
   WEFT_CHECK(x.dim() >= 2, "batch_norm: expected [N, C, ...], got {}", x);
   const Shape channels = {x.size(1)};
   for (const Tensor* t :

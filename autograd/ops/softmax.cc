@@ -40,8 +40,7 @@ Tensor log_softmax(const Tensor& x, int64_t dim) { return compute("log_softmax",
 
 Tensor cross_entropy(const Tensor& logits, const Tensor& labels,
                      const CrossEntropyOptions& options) {
-  raw::check_floating("cross_entropy", logits);
-  raw::check_devices("cross_entropy", {logits, labels});
+  raw::check_operands("cross_entropy", {logits, labels}, 1);
   WEFT_CHECK(logits.dim() == 2 && logits.size(1) > 0,
              "cross_entropy: expected logits [N, C] with C > 0, got {}", logits);
   const int64_t rows = logits.size(0), classes = logits.size(1);
