@@ -11,6 +11,8 @@
 namespace weft::nn::init {
 namespace {
 
+using kernels::Distribution;
+
 Tensor draw(kernels::RandomProblem problem) {
   Generator& g = generator();
   problem.seed = g.seed;
@@ -38,20 +40,15 @@ Tensor uniform(Tensor x, double low, double high) {
   raw::check_floating("uniform", x);
   WEFT_CHECK(low <= high, "uniform: low {} lies above high {}", low, high);
   if (low == high) return constant(std::move(x), low);
-  return draw({.y = std::move(x),
-               .distribution = kernels::Distribution::kUniform,
-               .low = low,
-               .high = high});
+  return draw(
+      {.y = std::move(x), .distribution = Distribution::kUniform, .low = low, .high = high});
 }
 
 Tensor normal(Tensor x, double mean, double std) {
   raw::check_floating("normal", x);
   WEFT_CHECK(std >= 0, "normal: std must not be negative, got {}", std);
   if (std == 0) return constant(std::move(x), mean);
-  return draw({.y = std::move(x),
-               .distribution = kernels::Distribution::kNormal,
-               .mean = mean,
-               .std = std});
+  return draw({.y = std::move(x), .distribution = Distribution::kNormal, .mean = mean, .std = std});
 }
 
 Tensor trunc_normal(Tensor x, double mean, double std, double low, double high) {
@@ -59,7 +56,7 @@ Tensor trunc_normal(Tensor x, double mean, double std, double low, double high) 
   WEFT_CHECK(std > 0 && low < high,
              "trunc_normal: expected std > 0 and low < high, got {}, {} and {}", std, low, high);
   return draw({.y = std::move(x),
-               .distribution = kernels::Distribution::kTruncNormal,
+               .distribution = Distribution::kTruncNormal,
                .low = low,
                .high = high,
                .mean = mean,

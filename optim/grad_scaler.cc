@@ -258,9 +258,7 @@ void GradScaler::load_state_dict(const nlohmann::json& state) {
     state.at("backoff_factor").get_to(options.backoff_factor);
     state.at("growth_interval").get_to(options.growth_interval);
     state.at("_growth_tracker").get_to(growth_tracker);
-    if (state.contains("_hysteresis_tracker")) {
-      state.at("_hysteresis_tracker").get_to(hysteresis_left);
-    }
+    hysteresis_left = state.value("_hysteresis_tracker", hysteresis_left);
   } catch (const nlohmann::json::exception& error) {
     WEFT_FAIL("GradScaler: malformed state: {}", error.what());
   }

@@ -58,11 +58,9 @@ Tensor cross_entropy(const Tensor& logits, const Tensor& labels,
   if (hard && on_cpu) {
     const int64_t* label = targets.data<int64_t>();
     for (int64_t i = 0; i < rows; ++i) {
-      if (label[i] == options.ignore_index) {
-        --counted;
-        continue;
-      }
-      WEFT_CHECK(label[i] >= 0 && label[i] < classes,
+      const bool is_ignored = label[i] == options.ignore_index;
+      counted -= is_ignored;
+      WEFT_CHECK(is_ignored || (label[i] >= 0 && label[i] < classes),
                  "cross_entropy: label {} at position {} is not one of the {} classes", label[i], i,
                  classes);
     }
