@@ -1,9 +1,9 @@
 #include "optim/grad_scaler.h"
 
 #include <catch2/catch.hpp>
-#include <nlohmann/json.hpp>
 #include <cmath>
 #include <limits>
+#include <nlohmann/json.hpp>
 
 #include "autograd/backward.h"
 #include "autograd/ops.h"
