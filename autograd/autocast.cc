@@ -22,10 +22,7 @@ struct State {
   std::unordered_map<const void*, CachedCast> recorded, raw;
 };
 
-State& state() {
-  thread_local State instance;
-  return instance;
-}
+thread_local State state;
 
 bool is_parameter(const Tensor& x) { return x.autograd() && x.autograd()->requires_grad; }
 
@@ -48,53 +45,41 @@ bool is_castable(const Tensor& x) {
 
 }  // namespace
 
-Autocast::Autocast(DType dtype) : previous_(state().dtype) {
+Autocast::Autocast(DType dtype) : ScopedValue(state.dtype, dtype) {
   WEFT_CHECK(dtype == DType::f32 || dtype == DType::bf16 || dtype == DType::f16,
              "Autocast: expected bf16, f16 or f32, got {}", dtype);
-  state().dtype = dtype;
-  ++state().depth;
+  ++state.depth;
 }
 
 Autocast::~Autocast() {
-  State& s = state();
-  s.dtype = previous_;
-  if (--s.depth == 0) {
-    s.recorded.clear();
-    s.raw.clear();
-  }
+  if (--state.depth > 0) return;
+  state.recorded.clear();
+  state.raw.clear();
 }
 
-DType autocast_dtype() { return state().dtype; }
+DType autocast_dtype() { return state.dtype; }
 
 Tensor autocast_cast(const Tensor& x) {
-  State& s = state();
-  if (s.dtype == DType::f32 || x.dtype() == s.dtype || !is_castable(x)) return x;
+  if (state.dtype == DType::f32 || x.dtype() == state.dtype || !is_castable(x)) return x;
   // A cast made while nothing is recorded carries no history: it must not serve a recorded use.
-  if (!is_parameter(x) || !grad_enabled()) return ops::cast(x, s.dtype);
-  return cached(s.recorded, x, s.dtype, [&] { return ops::cast(x, s.dtype); });
+  if (!is_parameter(x) || !grad_enabled()) return ops::cast(x, state.dtype);
+  return cached(state.recorded, x, state.dtype, [&] { return ops::cast(x, state.dtype); });
 }
 
 DType autocast_products(const Tensor& x, const Tensor& weight) {
-  const DType low = state().dtype, own = promote(x.dtype(), weight.dtype());
+  const DType low = state.dtype, own = promote(x.dtype(), weight.dtype());
   return low == DType::f32 || own == DType::f64 ? own : low;
 }
 
 Tensor autocast_f32(const Tensor& x) {
-  if (state().dtype == DType::f32 || !is_castable(x)) return x;
+  if (state.dtype == DType::f32 || !is_castable(x)) return x;
   return ops::cast(x, DType::f32);
-}
-
-std::pair<Tensor, Tensor> autocast_promote(const Tensor& a, const Tensor& b) {
-  if (state().dtype == DType::f32) return {a, b};
-  const DType dtype = promote(a.dtype(), b.dtype());
-  return {ops::cast(a, dtype), ops::cast(b, dtype)};
 }
 
 Tensor autocast_weight(const Tensor& weight, DType dtype) {
   if (weight.dtype() == dtype) return detach(weight);
-  State& s = state();
-  if (s.depth == 0 || !weight.autograd()) return raw::contiguous(weight, dtype);
-  return cached(s.raw, weight, dtype, [&] { return raw::contiguous(weight, dtype); });
+  if (state.depth == 0 || !weight.autograd()) return raw::contiguous(weight, dtype);
+  return cached(state.raw, weight, dtype, [&] { return raw::contiguous(weight, dtype); });
 }
 
 }  // namespace weft

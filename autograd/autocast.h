@@ -9,34 +9,26 @@
 // Ops fall into PyTorch's lists of its CUDA autocast, the same on every device and for every dtype:
 //   low      operands cast to the narrow dtype: linear, matmul, conv2d, attention
 //   f32      operands widened to f32: exp, log, pow, rsqrt, reciprocal, sum, prod, softmax,
-//            log_softmax, layer_norm, losses
+//            log_softmax, layer_norm (which writes the narrow dtype at once), losses
 //   promote  operands brought to the widest of theirs: cat, stack, scatter_add
-// All others follow their inputs. f64 operands are left alone. autograd/autocast_test.cc assigns
-// each op of autograd/ops.h to its list. layer_norm computes in f32 and writes the narrow dtype at
-// once: the product that follows would round its result the same way.
+// All others follow their inputs, and f64 operands are left alone (autograd/autocast_test.cc).
 //
-// A weight is cast once: the cast of an f32 leaf that requires a gradient is kept until the
-// outermost Autocast ends or the weight changes. Scopes nest; Autocast(f32) turns casting off until
-// it ends. One scope around all the micro-batches of a step casts each weight once per step.
+// The cast of an f32 leaf that requires a gradient is kept until the outermost Autocast ends or the
+// leaf changes: one scope around the micro-batches of a step casts each weight once. Scopes nest;
+// Autocast(f32) turns casting off until it ends.
 #pragma once
 
-#include <utility>
-
 #include "autograd/tape.h"
+#include "core/scoped_value.h"
 
 namespace weft {
 
-class Autocast {
+class Autocast : ScopedValue<DType> {
  public:
   /// Enters low precision on this thread; f32 turns it off. Throws Error for other dtypes than
   /// bf16, f16 and f32.
   explicit Autocast(DType dtype);
   ~Autocast();
-  Autocast(const Autocast&) = delete;
-  Autocast& operator=(const Autocast&) = delete;
-
- private:
-  DType previous_;
 };
 
 /// The low-precision dtype in force on this thread; f32 when there is none.
@@ -55,7 +47,5 @@ DType autocast_products(const Tensor& x, const Tensor& weight);
 Tensor autocast_weight(const Tensor& weight, DType dtype);
 /// f32: x widened, when it is narrower.
 Tensor autocast_f32(const Tensor& x);
-/// Promote: both in the wider dtype.
-std::pair<Tensor, Tensor> autocast_promote(const Tensor& a, const Tensor& b);
 
 }  // namespace weft

@@ -1,12 +1,14 @@
 #include "autograd/backward.h"
 
 #include <algorithm>
-#include <cmath>
+#include <map>
+#include <ranges>
 #include <unordered_map>
 #include <utility>
 
 #include "autograd/op_hook.h"
 #include "autograd/ops.h"
+#include "autograd/raw.h"
 #include "core/memory_account.h"
 
 namespace weft {
@@ -37,9 +39,7 @@ struct Accumulator {
   void add(Tensor gradient, bool create_graph) {
     if (!value.defined()) {
       value = std::move(gradient);
-      return;
-    }
-    if (create_graph || !owned) {
+    } else if (create_graph || !owned) {
       value = ops::add(value, gradient);
       owned = !create_graph;
     } else {
@@ -83,8 +83,7 @@ class Pass {
     for (const auto& [root, gradient] : roots_) {
       if (const Edge edge = edge_of(root); edge.node) visit(edge.node);
     }
-    std::sort(order_.begin(), order_.end(),
-              [](const Node* a, const Node* b) { return a->sequence > b->sequence; });
+    std::ranges::sort(order_, std::greater{}, [](const NodeState* s) { return s->node->sequence; });
   }
 
   /// Only nodes that lead to these tensors run; their gradients are kept, not accumulated.
@@ -92,48 +91,38 @@ class Pass {
     captures_leaves_ = true;
     for (const Tensor& input : inputs) {
       WEFT_CHECK(input.requires_grad(), "grad: input {} does not require a gradient", input);
-      if (const Edge edge = edge_of(input); edge.node) {
-        captured_outputs_[{edge.node.get(), edge.index}];
-      } else {
-        captured_leaves_[edge.leaf.get()];
-      }
+      captured(input);
     }
-    for (auto node = order_.rbegin(); node != order_.rend(); ++node) {  // oldest first
-      NodeState& state = states_.at(*node);
-      state.needed = std::any_of((*node)->edges.begin(), (*node)->edges.end(),
-                                 [&](const Edge& edge) { return leads_to_capture(edge); });
+    for (NodeState* state : std::views::reverse(order_)) {  // oldest first
+      state->needed = std::ranges::any_of(state->node->edges,
+                                          [&](const Edge& edge) { return leads_to_capture(edge); });
     }
   }
 
   void run() {
     count_leaf_uses();
     for (auto& [root, gradient] : roots_) send(edge_of(root), gradient);
-    for (Node* node : order_) run_node(states_.at(node));
+    for (NodeState* state : order_) run_node(*state);
   }
 
-  Tensor captured(const Tensor& input) const {
+  /// What is captured of an input, undefined as long as nothing has arrived.
+  Tensor& captured(const Tensor& input) {
     const Edge edge = edge_of(input);
-    if (edge.node) return captured_outputs_.at({edge.node.get(), edge.index});
-    return captured_leaves_.at(edge.leaf.get());
+    if (edge.node) return captured_outputs_[{edge.node.get(), edge.index}];
+    return captured_leaves_[edge.leaf.get()];
   }
 
  private:
-  struct OutputHash {
-    size_t operator()(const std::pair<Node*, int>& key) const {
-      return std::hash<void*>()(key.first) * 31 + key.second;
-    }
-  };
-
   void visit(const std::shared_ptr<Node>& root) {
     std::vector<std::shared_ptr<Node>> stack = {root};
     while (!stack.empty()) {
       const std::shared_ptr<Node> node = std::move(stack.back());
       stack.pop_back();
-      if (!states_.try_emplace(node.get()).second) continue;
-      NodeState& state = states_.at(node.get());
-      state.node = node;
-      state.gradients.resize(node->outputs);
-      order_.push_back(node.get());
+      const auto [entry, is_new] = states_.try_emplace(node.get());
+      if (!is_new) continue;
+      entry->second.node = node;
+      entry->second.gradients.resize(node->outputs);
+      order_.push_back(&entry->second);
       for (const Edge& edge : node->edges) {
         if (edge.node) stack.push_back(edge.node);
       }
@@ -141,10 +130,9 @@ class Pass {
   }
 
   bool leads_to_capture(const Edge& edge) const {
-    if (edge.leaf) return captured_leaves_.count(edge.leaf.get()) > 0;
-    if (!edge.node) return false;
-    return captured_outputs_.count({edge.node.get(), edge.index}) > 0 ||
-           states_.at(edge.node.get()).needed;
+    if (edge.leaf) return captured_leaves_.contains(edge.leaf.get());
+    return edge.node && (captured_outputs_.contains({edge.node.get(), edge.index}) ||
+                         states_.at(edge.node.get()).needed);
   }
 
   bool is_wanted(const Edge& edge) const {
@@ -160,9 +148,9 @@ class Pass {
     for (const auto& [root, gradient] : roots_) {
       if (const Edge edge = edge_of(root); edge.leaf) count(edge.leaf);
     }
-    for (const Node* node : order_) {
-      if (!states_.at(const_cast<Node*>(node)).needed) continue;
-      for (const Edge& edge : node->edges) {
+    for (const NodeState* state : order_) {
+      if (!state->needed) continue;
+      for (const Edge& edge : state->node->edges) {
         if (edge.leaf && is_wanted(edge)) count(edge.leaf);
       }
     }
@@ -175,9 +163,8 @@ class Pass {
       if (gradient.defined()) leaf.gradient.add(std::move(gradient), options_.create_graph);
       if (--leaf.pending == 0) finish_leaf(leaf);
     } else if (edge.node && gradient.defined()) {
-      states_.at(edge.node.get())
-          .gradients[edge.index]
-          .add(std::move(gradient), options_.create_graph);
+      NodeState& state = states_.at(edge.node.get());
+      state.gradients[edge.index].add(std::move(gradient), options_.create_graph);
     }
   }
 
@@ -250,7 +237,11 @@ class Pass {
     WEFT_CHECK(results.size() == node.edges.size(),
                "{}: its gradient function returned {} tensors for {} inputs", node.name,
                results.size(), node.edges.size());
-    if (AnomalyMode::enabled()) check_gradients(node, results);
+    for (size_t i = 0; i < results.size(); ++i) {
+      WEFT_CHECK(!AnomalyMode::enabled() || !raw::holds_nan(results[i]),
+                 "anomaly: the gradient of {} with respect to its input {}, {}, holds a NaN",
+                 node.name, i, results[i]);
+    }
     // A node that keeps nothing may run again: the cast of a weight serves several losses.
     if (!options_.retain_graph && !options_.create_graph && !node.saved.empty()) {
       node.released = true;
@@ -263,25 +254,14 @@ class Pass {
     }
   }
 
-  static void check_gradients(const Node& node, const Tensors& results) {
-    for (size_t i = 0; i < results.size(); ++i) {
-      if (!results[i].defined()) continue;
-      for (double value : results[i].to_vector()) {
-        WEFT_CHECK(!std::isnan(value),
-                   "anomaly: the gradient of {} with respect to its input {}, {}, holds a NaN",
-                   node.name, i, results[i]);
-      }
-    }
-  }
-
   BackwardOptions options_;
   std::vector<std::pair<Tensor, Tensor>> roots_;
   std::unordered_map<Node*, NodeState> states_;
-  std::vector<Node*> order_;
+  std::vector<NodeState*> order_;  // of running: the latest node first
   std::unordered_map<const AutogradMeta*, LeafState> leaves_;
   bool captures_leaves_ = false;
   std::unordered_map<const AutogradMeta*, Tensor> captured_leaves_;
-  std::unordered_map<std::pair<Node*, int>, Tensor, OutputHash> captured_outputs_;
+  std::map<std::pair<Node*, int>, Tensor> captured_outputs_;
 };
 
 /// The passes running on this thread, one inside the other where activations are recomputed, and
@@ -291,13 +271,9 @@ struct RunningPasses {
   std::vector<std::function<void()>> afterwards;
 };
 
-RunningPasses& running_passes() {
-  thread_local RunningPasses instance;
-  return instance;
-}
+thread_local RunningPasses running;
 
 void run_pass(Pass& pass) {
-  RunningPasses& running = running_passes();
   ++running.depth;
   try {
     pass.run();
@@ -318,8 +294,8 @@ void backward(const Tensor& root, const Tensor& gradient, const BackwardOptions&
 }
 
 void after_backward(std::function<void()> function) {
-  WEFT_CHECK(running_passes().depth > 0, "after_backward: no backward is running on this thread");
-  running_passes().afterwards.push_back(std::move(function));
+  WEFT_CHECK(running.depth > 0, "after_backward: no backward is running on this thread");
+  running.afterwards.push_back(std::move(function));
 }
 
 Tensors grad(const Tensors& outputs, const Tensors& inputs, const Tensors& gradients,

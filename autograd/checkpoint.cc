@@ -6,21 +6,6 @@
 #include "autograd/random.h"
 
 namespace weft {
-namespace {
-
-/// This thread's generator set to another position for as long as it lives.
-class GeneratorGuard {
- public:
-  explicit GeneratorGuard(const Generator& position) : saved_(generator()) {
-    generator() = position;
-  }
-  ~GeneratorGuard() { generator() = saved_; }
-
- private:
-  Generator saved_;
-};
-
-}  // namespace
 
 Tensor checkpoint(const std::function<Tensor(const Tensors&)>& function, const Tensors& inputs) {
   if (!grad_enabled()) return function(inputs);
@@ -49,7 +34,7 @@ Tensor checkpoint(const std::function<Tensor(const Tensors&)>& function, const T
                     leaves[i] = leaves[i].alias();
                     if (b.needs(static_cast<int>(i))) leaves[i].set_requires_grad(true);
                   }
-                  const GeneratorGuard generator_guard(position);
+                  const ScopedValue same_numbers(generator(), position);
                   const GradMode recording(true);
                   const Autocast mode(autocast);
                   const Fp8Scope fp8_scope(fp8);

@@ -19,8 +19,7 @@ DType format_of(Fp8Scaling::Role role) {
 
 }  // namespace
 
-Fp8Scope::Fp8Scope(Fp8Scaling* scaling) : previous_(in_force) { in_force = scaling; }
-Fp8Scope::~Fp8Scope() { in_force = previous_; }
+Fp8Scope::Fp8Scope(Fp8Scaling* scaling) : ScopedValue(in_force, scaling) {}
 
 Fp8Scaling* fp8_in_force() { return in_force; }
 
@@ -45,8 +44,8 @@ Fp8Scaling::Quantized Fp8Scaling::quantize(const Tensor& weight, Role role, cons
   const Tensor amax = Tensor::empty({}, DType::f32, x.device());
   if (is_current) {
     kernels::fp8_quantize({.x = x, .amax = amax});
-    const auto largest_of_ranks = largest_of_ranks_.find(weight.id());
-    if (largest_of_ranks != largest_of_ranks_.end()) largest_of_ranks->second(amax);
+    const auto share = largest_of_ranks_.find(weight.id());
+    if (share != largest_of_ranks_.end()) share->second(amax);
     slot.scale = scale_for(static_cast<float>(amax.item()), format_of(role), slot.scale);
   }
   Quantized result{Tensor::empty(x.shape(), format_of(role), x.device()), 1 / slot.scale};
@@ -84,29 +83,26 @@ void Fp8Scaling::update() {
       slot.history.insert(slot.history.begin(), slot.amax);
       if (static_cast<int64_t>(slot.history.size()) > options_.history) slot.history.pop_back();
       slot.amax = 0;
-      const bool is_finite =
-          std::ranges::all_of(slot.history, [](float x) { return std::isfinite(x); });
-      if (!is_finite) continue;
+      if (!std::ranges::all_of(slot.history, [](float x) { return std::isfinite(x); })) continue;
       slot.scale = scale_for(*std::ranges::max_element(slot.history),
                              format_of(static_cast<Role>(role)), slot.scale);
     }
   }
 }
 
-Tensor Fp8Scaling::step_amax(const Named& parameters) const {
-  const Tensor all = Tensor::zeros({static_cast<int64_t>(parameters.size()), 3}, DType::f32);
+Tensor Fp8Scaling::step_amax(const NamedTensors& parameters) const {
+  const Tensor all = Tensor::full({static_cast<int64_t>(parameters.size()), 3}, -1);
   float* amax = all.data<float>();
   for (const auto& [name, parameter] : parameters) {
     const auto slots = slots_.find(parameter.id());
     for (size_t role = 0; role < 3; ++role, ++amax) {
-      const bool was_met = slots != slots_.end() && slots->second[role].was_met;
-      *amax = was_met ? slots->second[role].amax : -1;
+      if (slots != slots_.end() && slots->second[role].was_met) *amax = slots->second[role].amax;
     }
   }
   return all;
 }
 
-void Fp8Scaling::set_step_amax(const Tensor& all, const Named& parameters) {
+void Fp8Scaling::set_step_amax(const Tensor& all, const NamedTensors& parameters) {
   WEFT_CHECK(all.dtype() == DType::f32 && all.is_contiguous() &&
                  all.shape() == (Shape{static_cast<int64_t>(parameters.size()), 3}),
              "Fp8Scaling: expected amax f32 [{}, 3], got {}", parameters.size(), all);
@@ -122,8 +118,8 @@ void Fp8Scaling::set_step_amax(const Tensor& all, const Named& parameters) {
   }
 }
 
-Fp8Scaling::Named Fp8Scaling::state_dict(const Named& parameters) const {
-  Named state;
+NamedTensors Fp8Scaling::state_dict(const NamedTensors& parameters) const {
+  NamedTensors state;
   if (options_.scaling == Fp8Options::Scaling::kCurrent) return state;
   for (const auto& [name, parameter] : parameters) {
     const auto slots = slots_.find(parameter.id());
@@ -140,7 +136,7 @@ Fp8Scaling::Named Fp8Scaling::state_dict(const Named& parameters) const {
   return state;
 }
 
-void Fp8Scaling::load_state_dict(const Named& state, const Named& parameters) {
+void Fp8Scaling::load_state_dict(const NamedTensors& state, const NamedTensors& parameters) {
   std::unordered_map<const void*, std::array<Slot, 3>> slots;
   size_t used = 0;
   for (const auto& [name, parameter] : parameters) {

@@ -1,15 +1,13 @@
 // fp8 linear layers: operands scaled into an fp8 format, e4m3 forward and e5m2 for gradients.
 //
 //   Fp8Scaling scaling;                        // lives as long as the model
-//   for (...) {
-//     {
-//       Autocast mode(DType::bf16);            // everything but the linear layers
-//       Fp8Scope fp8(scaling);
-//       backward(loss_of(model, batch));
-//     }
-//     optimizer.step();
-//     scaling.update();
+//   {
+//     Autocast mode(DType::bf16);              // everything but the linear layers
+//     Fp8Scope fp8(scaling);
+//     backward(loss_of(model, batch));
 //   }
+//   optimizer.step();
+//   scaling.update();
 //
 // Under an Fp8Scope, linear and linear_gelu multiply codes: x and W in e4m3 forward, dy in e5m2
 // with W for dx and with x for dW. Each of a layer's three tensors x, W and dy has a scale of its
@@ -29,7 +27,7 @@
 #include <vector>
 
 #include "autograd/tape.h"
-#include "core/tensor.h"
+#include "core/scoped_value.h"
 
 namespace weft {
 
@@ -54,15 +52,14 @@ class Fp8Scaling {
 
   /// For delayed scaling, of each named weight that was met: "<name>.fp8_<tensor>" with tensor one
   /// of input, weight, gradient: f32 [1 + n], the scale, then the last n amax, newest first.
-  using Named = std::vector<std::pair<std::string, Tensor>>;
-  Named state_dict(const Named& parameters) const;
+  NamedTensors state_dict(const NamedTensors& parameters) const;
   /// Throws Error for an unknown name or a malformed tensor.
-  void load_state_dict(const Named& state, const Named& parameters);
+  void load_state_dict(const NamedTensors& state, const NamedTensors& parameters);
 
   /// This step's amax so far of each named weight's three tensors, f32 [n, 3], -1 for weights that
   /// were never met; and its replacement: several ranks take the maximum of theirs before update().
-  Tensor step_amax(const Named& parameters) const;
-  void set_step_amax(const Tensor& amax, const Named& parameters);
+  Tensor step_amax(const NamedTensors& parameters) const;
+  void set_step_amax(const Tensor& amax, const NamedTensors& parameters);
 
   enum class Role { kInput, kWeight, kGradient };
   struct Quantized {
@@ -96,17 +93,11 @@ class Fp8Scaling {
 };
 
 /// Makes linear layers on this thread run in fp8 for as long as it lives.
-class Fp8Scope {
+class Fp8Scope : ScopedValue<Fp8Scaling*> {
  public:
   /// null: turns fp8 off.
   explicit Fp8Scope(Fp8Scaling* scaling);
   explicit Fp8Scope(Fp8Scaling& scaling) : Fp8Scope(&scaling) {}
-  ~Fp8Scope();
-  Fp8Scope(const Fp8Scope&) = delete;
-  Fp8Scope& operator=(const Fp8Scope&) = delete;
-
- private:
-  Fp8Scaling* previous_;
 };
 
 /// The scaling in force on this thread; null outside of any scope.

@@ -224,7 +224,7 @@ TEST_CASE("checkpointed layers are recomputed in fp8") {
 TEST_CASE("the state of delayed scaling continues where it was taken") {
   const Fp8Options delayed{.scaling = Fp8Options::Scaling::kDelayed, .history = 4};
   const Tensor w = Tensor::zeros({2}), v = Tensor::zeros({2});
-  const Fp8Scaling::Named names = {{"fc.weight", w}, {"head.weight", v}};
+  const NamedTensors names = {{"fc.weight", w}, {"head.weight", v}};
   Fp8Scaling first(delayed), second(delayed);
   const auto step = [&](Fp8Scaling& s, double size) {
     s.quantize(w, Role::kInput, Tensor::full({2}, size));

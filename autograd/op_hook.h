@@ -4,6 +4,7 @@
 // before it; a node's backward pass has a beginning and an end.
 #pragma once
 
+#include <atomic>
 #include <string_view>
 
 namespace weft {
@@ -18,8 +19,10 @@ struct OpHook {
   virtual void end_backward() = 0;
 };
 
+inline std::atomic<OpHook*> the_op_hook{nullptr};
+
 /// nullptr takes it away. The hook must live until then.
-void set_op_hook(OpHook* hook);
-OpHook* op_hook();
+inline void set_op_hook(OpHook* hook) { the_op_hook = hook; }
+inline OpHook* op_hook() { return the_op_hook.load(std::memory_order_relaxed); }
 
 }  // namespace weft

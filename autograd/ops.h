@@ -15,7 +15,7 @@
 namespace weft {
 namespace ops {
 
-// Creation; nothing is recorded.
+// Creation; nothing is recorded. create.cc
 Tensor full(const Shape& shape, double value, DType dtype = DType::f32, Device device = {});
 Tensor full_like(const Tensor& x, double value);
 Tensor zeros_like(const Tensor& x);
@@ -76,13 +76,13 @@ Tensor& fill_(Tensor& target, double value);
 Tensor& zero_(Tensor& target);
 Tensor& copy_(Tensor& target, const Tensor& x);
 
-// Conversion. cast.cc
+// Conversion. create.cc
 Tensor cast(const Tensor& x, DType dtype);  // x itself when it has the dtype
 Tensor to(const Tensor& x, Device device);
 Tensor contiguous(const Tensor& x);  // x itself when it is contiguous
 Tensor clone(const Tensor& x);       // always a new, contiguous tensor
 
-// Views and shapes. view.cc, shape.cc
+// Views and shapes. view.cc
 Tensor reshape(const Tensor& x, const Shape& shape);  // a view where strides allow, else a copy
 Tensor view(const Tensor& x, const Shape& shape);     // never copies
 Tensor flatten(const Tensor& x, int64_t first = 0, int64_t last = -1);
@@ -94,8 +94,8 @@ Tensor unsqueeze(const Tensor& x, int64_t dim);
 Tensor slice(const Tensor& x, int64_t dim, int64_t begin, int64_t end, int64_t step = 1);
 Tensor narrow(const Tensor& x, int64_t dim, int64_t begin, int64_t length);
 Tensor select(const Tensor& x, int64_t dim, int64_t index);
-Tensors split(const Tensor& x, int64_t size,
-              int64_t dim);  // pieces of `size`, the last may be smaller
+/// Pieces of `size`; the last may be smaller.
+Tensors split(const Tensor& x, int64_t size, int64_t dim);
 Tensors chunk(const Tensor& x, int64_t pieces, int64_t dim);
 Tensor cat(const Tensors& tensors, int64_t dim);
 Tensor stack(const Tensors& tensors, int64_t dim);
@@ -104,8 +104,8 @@ Tensor stack(const Tensors& tensors, int64_t dim);
 Tensor sum(const Tensor& x, const Shape& dims = {}, bool keepdim = false);
 Tensor mean(const Tensor& x, const Shape& dims = {}, bool keepdim = false);
 Tensor prod(const Tensor& x, const Shape& dims = {}, bool keepdim = false);
-Tensor max(const Tensor& x, const Shape& dims = {},
-           bool keepdim = false);  // ties share the gradient
+/// Ties share the gradient.
+Tensor max(const Tensor& x, const Shape& dims = {}, bool keepdim = false);
 Tensor min(const Tensor& x, const Shape& dims = {}, bool keepdim = false);
 Tensor var(const Tensor& x, const Shape& dims = {}, double correction = 1, bool keepdim = false);
 Tensor argmax(const Tensor& x, int64_t dim, bool keepdim = false);  // the first of equals
@@ -121,7 +121,7 @@ Tensor linear(const Tensor& x, const Tensor& weight, const Tensor& bias = {});
 /// gelu(x W^T + b) in one pass over the result, keeping the pre-activation for backward.
 Tensor linear_gelu(const Tensor& x, const Tensor& weight, const Tensor& bias = {});
 /// linear(linear_gelu(x, weight_1, bias_1), weight_2, bias_2), whose gradient takes GELU's
-/// derivative and, on a device, the first bias's gradient on the way out of one product. mlp.cc
+/// derivative and, on a device, the first bias's gradient on the way out of one product.
 Tensor mlp(const Tensor& x, const Tensor& weight_1, const Tensor& bias_1, const Tensor& weight_2,
            const Tensor& bias_2);
 
@@ -129,14 +129,14 @@ Tensor mlp(const Tensor& x, const Tensor& weight_1, const Tensor& bias_1, const 
 Tensor softmax(const Tensor& x, int64_t dim);  // softmax.cc
 Tensor log_softmax(const Tensor& x, int64_t dim);
 /// (x - mean) / sqrt(var + eps) * weight + bias over the last dimension; weight and bias may be
-/// undefined. layer_norm.cc
+/// undefined. norm.cc
 Tensor layer_norm(const Tensor& x, const Tensor& weight, const Tensor& bias, double eps = 1e-5);
 /// {s, layer_norm(s)} with s = x + residual, in one pass.
 std::pair<Tensor, Tensor> add_layer_norm(const Tensor& x, const Tensor& residual,
                                          const Tensor& weight, const Tensor& bias,
                                          double eps = 1e-5);
 /// x [N, C, ...]. Training: statistics of the batch, running ones updated in place as
-/// running = (1 - momentum) running + momentum batch (unbiased variance). batch_norm.cc
+/// running = (1 - momentum) running + momentum batch (unbiased variance). norm.cc
 Tensor batch_norm(const Tensor& x, const Tensor& weight, const Tensor& bias, Tensor running_mean,
                   Tensor running_var, bool training, double momentum = 0.1, double eps = 1e-5);
 struct CrossEntropyOptions {
@@ -144,7 +144,7 @@ struct CrossEntropyOptions {
   int64_t ignore_index = -100;
 };
 /// Mean cross-entropy of logits [N, C] against labels: i64 [N], or probabilities [N, C]. Rows with
-/// ignore_index count neither in the sum nor in the mean. cross_entropy.cc
+/// ignore_index count neither in the sum nor in the mean. softmax.cc
 Tensor cross_entropy(const Tensor& logits, const Tensor& labels,
                      const CrossEntropyOptions& options = {});
 

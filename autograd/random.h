@@ -21,8 +21,11 @@ struct Generator {
 };
 
 /// This thread's generator. Saved in checkpoints, replayed by activation checkpointing.
-Generator& generator();
+inline Generator& generator() {
+  thread_local Generator instance;
+  return instance;
+}
 /// Restarts this thread's generator.
-void manual_seed(uint64_t seed);
+inline void manual_seed(uint64_t seed) { generator() = {.seed = seed}; }
 
 }  // namespace weft

@@ -1,15 +1,14 @@
 #include "autograd/raw.h"
 
+#include <algorithm>
+#include <cmath>
+
 #include "core/view.h"
 #include "kernels/copy/copy.h"
 #include "kernels/gemm/gemm.h"
 #include "kernels/reduce/reduce.h"
 
 namespace weft::raw {
-
-Tensor zeros(const Shape& shape, DType dtype, Device device) {
-  return Tensor::zeros(shape, dtype, device);
-}
 
 void copy(const Tensor& from, const Tensor& to) { kernels::copy({.x = from, .y = to}); }
 
@@ -20,11 +19,9 @@ Tensor contiguous(const Tensor& x, DType dtype) {
   return y;
 }
 
-Tensor matmul(const Tensor& a, const Tensor& b, DType dtype) {
-  Shape shape = a.shape();
-  shape[shape.size() - 1] = b.size(-1);
-  Tensor c = Tensor::empty(shape, dtype, a.device());
-  kernels::gemm({.a = a, .b = b, .c = c});
+Tensor matmul(const Tensor& a, const Tensor& b, DType dtype, double scale) {
+  Tensor c = Tensor::empty(with_last(a.shape(), b.size(-1)), dtype, a.device());
+  kernels::gemm({.a = a, .b = b, .c = c, .scale = scale});
   return c;
 }
 
@@ -41,14 +38,20 @@ Tensor sum_rows(const Tensor& x, DType dtype) {
   return view::reshape(y, {x.size(-1)});
 }
 
-void check_devices(std::string_view op, std::initializer_list<Tensor> tensors) {
+void check_operands(std::string_view op, std::initializer_list<Tensor> tensors, int floating) {
   const Tensor* first = nullptr;
   for (const Tensor& tensor : tensors) {
+    if (floating-- > 0) check_floating(op, tensor);
     if (!tensor.defined()) continue;
     if (!first) first = &tensor;
     WEFT_CHECK(tensor.device() == first->device(), "{}: {} and {} are on different devices", op,
                *first, tensor);
   }
+}
+
+bool holds_nan(const Tensor& x) {
+  if (!x.defined() || !is_floating(x.dtype())) return false;
+  return std::ranges::any_of(x.to_vector(), [](double value) { return std::isnan(value); });
 }
 
 void check_floating(std::string_view op, const Tensor& x) {

@@ -6,21 +6,32 @@
 
 namespace weft::raw {
 
-Tensor zeros(const Shape& shape, DType dtype, Device device);
 /// Elements of `from` into `to`, of the same shape, converted to its dtype.
 void copy(const Tensor& from, const Tensor& to);
 /// A contiguous tensor of the dtype; x itself where it is one already.
 Tensor contiguous(const Tensor& x, DType dtype);
 inline Tensor contiguous(const Tensor& x) { return contiguous(x, x.dtype()); }
-/// y = a b, batched; dtype of y as given.
-Tensor matmul(const Tensor& a, const Tensor& b, DType dtype);
+/// Uninitialised, contiguous.
+inline Tensor empty_like(const Tensor& x) {
+  return Tensor::empty(x.shape(), x.dtype(), x.device());
+}
+/// y = a b, batched; dtype of y as given. `scale` is for fp8 (kernels/gemm/gemm.h).
+Tensor matmul(const Tensor& a, const Tensor& b, DType dtype, double scale = 1);
+/// The shape with another last size.
+inline Shape with_last(Shape shape, int64_t size) {
+  shape[shape.size() - 1] = size;
+  return shape;
+}
 /// The shape [rows, n] of x [..., n], whose n may be 0.
 Shape as_rows(const Tensor& x);
 /// Sum over all dimensions but the last, in the given dtype: a bias's gradient.
 Tensor sum_rows(const Tensor& x, DType dtype);
 
-/// Throws Error naming the op unless all defined tensors lie on one device.
-void check_devices(std::string_view op, std::initializer_list<Tensor> tensors);
+/// Throws Error naming the op unless all defined tensors lie on one device and the first `floating`
+/// are floating.
+void check_operands(std::string_view op, std::initializer_list<Tensor> tensors, int floating = 0);
+/// Whether x, which may be undefined, has a NaN among its elements.
+bool holds_nan(const Tensor& x);
 /// Throws Error naming the op unless x is floating.
 void check_floating(std::string_view op, const Tensor& x);
 

@@ -1,10 +1,10 @@
 #include "autograd/tape.h"
 
 #include <atomic>
-#include <cmath>
 
 #include "autograd/op_hook.h"
 #include "autograd/ops.h"
+#include "autograd/raw.h"
 #include "core/view.h"
 
 namespace weft {
@@ -12,11 +12,6 @@ namespace {
 
 thread_local bool recording = true;
 thread_local bool checks_anomalies = false;
-
-uint64_t next_sequence() {
-  static std::atomic<uint64_t> sequence{0};
-  return sequence.fetch_add(1, std::memory_order_relaxed) + 1;
-}
 
 void set_history(const Tensor& tensor, std::shared_ptr<Node> node, int output) {
   AutogradMeta& meta = tensor.make_autograd();
@@ -26,13 +21,9 @@ void set_history(const Tensor& tensor, std::shared_ptr<Node> node, int output) {
 
 bool is_leaf_with_gradient(const Tensor& x) { return x.autograd() && x.autograd()->requires_grad; }
 
-void check_for_nan(std::string_view name, const Tensors& outputs) {
-  for (const Tensor& output : outputs) {
-    if (!output.defined() || !is_floating(output.dtype())) continue;
-    for (double value : output.to_vector()) {
-      WEFT_CHECK(!std::isnan(value), "anomaly: {} made a NaN in its output {}", name, output);
-    }
-  }
+void tell_hook(std::string_view name) {
+  if (OpHook* hook = op_hook()) [[unlikely]]
+    hook->computed(name);
 }
 
 std::shared_ptr<Node> make_node(std::string_view name, const Tensors& inputs,
@@ -43,10 +34,6 @@ std::shared_ptr<Node> make_node(std::string_view name, const Tensors& inputs,
   node->backward = std::move(backward);
   node->outputs = static_cast<int>(outputs.size());
   for (const Tensor& input : inputs) node->edges.push_back(edge_of(input));
-  for (const Tensor& output : outputs) {
-    node->output_shapes.push_back(output.defined() ? output.shape() : Shape{});
-    node->output_dtypes.push_back(output.defined() ? output.dtype() : DType::f32);
-  }
   for (const Tensor& tensor : saved) {
     SavedTensor entry;
     if (tensor.defined()) {
@@ -59,7 +46,9 @@ std::shared_ptr<Node> make_node(std::string_view name, const Tensors& inputs,
     }
     node->saved.push_back(std::move(entry));
   }
-  node->sequence = next_sequence();  // above those of nodes that edges of views have just recorded
+  // Above those of nodes that edges of views have just recorded.
+  static std::atomic<uint64_t> sequence{0};
+  node->sequence = sequence.fetch_add(1, std::memory_order_relaxed) + 1;
   return node;
 }
 
@@ -184,7 +173,7 @@ Tensor Backward::saved(int i) const {
   } else if (entry.edge.node) {
     set_history(tensor, entry.edge.node, entry.edge.index);
   } else {
-    tensor.set_autograd_handle(entry.edge.leaf);
+    tensor.autograd_handle() = entry.edge.leaf;
   }
   return tensor;
 }
@@ -211,9 +200,11 @@ bool is_recording(const Tensors& inputs) {
 
 Tensors record(std::string_view name, const Tensors& inputs, Tensors outputs, const Tensors& saved,
                BackwardFunction backward) {
-  if (OpHook* hook = op_hook()) [[unlikely]]
-    hook->computed(name);
-  if (checks_anomalies) check_for_nan(name, outputs);
+  tell_hook(name);
+  for (const Tensor& output : outputs) {
+    WEFT_CHECK(!checks_anomalies || !raw::holds_nan(output),
+               "anomaly: {} made a NaN in its output {}", name, output);
+  }
   if (!is_recording(inputs)) return outputs;
   const std::shared_ptr<Node> node = make_node(name, inputs, outputs, saved, std::move(backward));
   for (size_t i = 0; i < outputs.size(); ++i) {
@@ -226,8 +217,7 @@ Tensors record(std::string_view name, const Tensors& inputs, Tensors outputs, co
 Tensor record(std::string_view name, const Tensors& inputs, Tensor output, const Tensors& saved,
               BackwardFunction backward) {
   if (!recording && !checks_anomalies) {
-    if (OpHook* hook = op_hook()) [[unlikely]]
-      hook->computed(name);
+    tell_hook(name);
     return output;
   }
   return record(name, inputs, Tensors{std::move(output)}, saved, std::move(backward))[0];
@@ -237,7 +227,7 @@ Tensor record_view(std::string_view name, const Tensor& x, Tensor output,
                    BackwardFunction backward) {
   Tensor y = record(name, {x}, std::move(output), {}, std::move(backward));
   if (!recording || (x.unrecorded_since() && !is_leaf_with_gradient(x))) {
-    y.set_unrecorded_since(x.unrecorded_since().value_or(x.storage()->recorded_changes()));
+    y.unrecorded_since() = x.unrecorded_since().value_or(x.storage()->recorded_changes());
     return y;
   }
   const Tensor& base = x.autograd() && x.autograd()->view ? x.autograd()->view->base : x;
@@ -269,8 +259,7 @@ void check_in_place(std::string_view name, const Tensors& inputs, const Tensor& 
 Tensor record_in_place(std::string_view name, const Tensors& inputs, Tensor target,
                        const Tensors& saved, BackwardFunction backward) {
   target.bump_version();
-  if (OpHook* hook = op_hook()) [[unlikely]]
-    hook->computed(name);
+  tell_hook(name);
   if (!is_recording(inputs) || !is_floating(target.dtype())) return target;
   check_in_place(name, inputs, target);
   target.storage()->count_recorded_change();
@@ -290,11 +279,8 @@ Tensor record_in_place(std::string_view name, const Tensors& inputs, Tensor targ
 
 bool grad_enabled() { return recording; }
 
-GradMode::GradMode(bool enabled) : previous_(recording) { recording = enabled; }
-GradMode::~GradMode() { recording = previous_; }
-
-AnomalyMode::AnomalyMode(bool enabled) : previous_(checks_anomalies) { checks_anomalies = enabled; }
-AnomalyMode::~AnomalyMode() { checks_anomalies = previous_; }
+GradMode::GradMode(bool enabled) : ScopedValue(recording, enabled) {}
+AnomalyMode::AnomalyMode(bool enabled) : ScopedValue(checks_anomalies, enabled) {}
 bool AnomalyMode::enabled() { return checks_anomalies; }
 
 Tensor detach(const Tensor& x) { return x.alias(); }

@@ -9,8 +9,7 @@
 //       return {ops::mul(b.dy(), b.saved(0))};          // one gradient for each input
 //     });
 //   }
-//
-// User-defined functions are written the same way; nothing else makes an op differentiable.
+// User-defined functions are written the same way.
 //
 // The gradient function runs with recording off, unless a graph of the gradient was asked for
 // (create_graph): built from ops:: it is then differentiable itself. One that calls kernels
@@ -22,6 +21,7 @@
 #include <string>
 #include <vector>
 
+#include "core/scoped_value.h"
 #include "core/tensor.h"
 
 namespace weft {
@@ -64,8 +64,6 @@ class Node {
   BackwardFunction backward;
   int outputs = 1;
   bool released = false;  // its saved tensors were freed
-  std::vector<Shape> output_shapes;
-  std::vector<DType> output_dtypes;
   std::vector<std::pair<int, std::function<Tensor(const Tensor&)>>> hooks;  // (output, hook)
 };
 
@@ -106,10 +104,9 @@ Tensor record(std::string_view name, const Tensors& inputs, Tensor output, const
 /// The same for several outputs.
 Tensors record(std::string_view name, const Tensors& inputs, Tensors outputs, const Tensors& saved,
                BackwardFunction backward);
-/// The same for an op whose output shares the elements of x. In-place ops on either then show in
-/// the gradients of both, as in PyTorch. A view taken while recording is off has no history,
-/// whatever becomes of x: using it after a recorded change of the elements, or changing it in place
-/// so that gradients would be lost, throws Error.
+/// The same for an op whose output shares the elements of x: in-place ops on either then show in
+/// the gradients of both. A view taken while recording is off has no history: using it after a
+/// recorded change of the elements, or changing it so that gradients would be lost, throws Error.
 Tensor record_view(std::string_view name, const Tensor& x, Tensor output,
                    BackwardFunction backward);
 /// The same for an op that has changed `target`, one of its inputs, in place: counts the change and
@@ -128,15 +125,9 @@ bool is_recording(const Tensors& inputs);
 bool grad_enabled();
 
 /// Turns recording off, or on, on this thread for as long as it lives.
-class GradMode {
+class GradMode : ScopedValue<bool> {
  public:
   explicit GradMode(bool enabled);
-  ~GradMode();
-  GradMode(const GradMode&) = delete;
-  GradMode& operator=(const GradMode&) = delete;
-
- private:
-  bool previous_;
 };
 
 /// `NoGrad guard;` until the end of the block nothing is recorded.
@@ -146,14 +137,10 @@ struct NoGrad : GradMode {
 
 /// Anomaly mode: every recorded op, and every gradient function, is checked for NaN, and the first
 /// one to make one is named in an Error. Slow.
-class AnomalyMode {
+class AnomalyMode : ScopedValue<bool> {
  public:
   explicit AnomalyMode(bool enabled = true);
-  ~AnomalyMode();
   static bool enabled();
-
- private:
-  bool previous_;
 };
 
 /// The same data without history.

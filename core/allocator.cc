@@ -1,6 +1,7 @@
 #include "core/allocator.h"
 
 #include <algorithm>
+#include <ranges>
 
 #include "core/stream.h"
 
@@ -13,16 +14,8 @@ bool is_reusable(size_t capacity, size_t wanted) { return capacity - wanted <= w
 
 }  // namespace
 
-CachingAllocator::StreamHandle CachingAllocator::current_stream() const {
-  return current_stream_handle(device_);
-}
-
-void* CachingAllocator::take_locked(size_t wanted) {
-  void* block = source_->take(wanted);
-  if (block) return block;
-  wake_resting_locked(true);
-  release_pool_locked();
-  return source_->take(wanted);
+void* CachingAllocator::allocate(size_t bytes) {
+  return allocate(bytes, current_stream_handle(device_));
 }
 
 void* CachingAllocator::allocate(size_t bytes, StreamHandle stream) {
@@ -39,7 +32,12 @@ void* CachingAllocator::allocate(size_t bytes, StreamHandle stream) {
     block = pooled->second;
     pool.erase(pooled);
   } else {
-    block = take_locked(capacity);
+    block = source_->take(wanted);
+    if (!block) {
+      wake_resting_locked(true);
+      release_pool_locked();
+      block = source_->take(wanted);
+    }
     if (!block) {
       const std::string largest = largest_locked(5), system = source_->describe();
       fail(
@@ -132,11 +130,7 @@ void CachingAllocator::let_go(StreamHandle stream) {
   std::lock_guard lock(mutex_);
   held_.erase(stream);
   // The stream is about to go: nobody could ask for its blocks again.
-  Pool& pool = pools_[stream];
-  for (const auto& [capacity, block] : pool) {
-    source_->give_back(block);
-    stats_.reserved -= capacity;
-  }
+  release_locked(pools_[stream]);
   pools_.erase(stream);
 }
 
@@ -168,13 +162,16 @@ void CachingAllocator::release_pool() {
 
 void CachingAllocator::release_pool_locked() {
   for (auto& [stream, pool] : pools_) {
-    if (held_.contains(stream)) continue;
-    for (const auto& [capacity, block] : pool) {
-      source_->give_back(block);
-      stats_.reserved -= capacity;
-    }
-    pool.clear();
+    if (!held_.contains(stream)) release_locked(pool);
   }
+}
+
+void CachingAllocator::release_locked(Pool& pool) {
+  for (const auto& [capacity, block] : pool) {
+    source_->give_back(block);
+    stats_.reserved -= capacity;
+  }
+  pool.clear();
 }
 
 std::string CachingAllocator::largest(size_t count) const {
@@ -184,24 +181,21 @@ std::string CachingAllocator::largest(size_t count) const {
 
 std::string CachingAllocator::largest_locked(size_t count) const {
   struct Total {
-    std::string op;
     size_t bytes = 0, blocks = 0;
   };
   std::map<std::string, Total> by_op;
   for (const auto& [block, info] : live_) {
     if (info.op.empty()) continue;
     Total& total = by_op[info.op];
-    total.op = info.op;
     total.bytes += info.bytes;
     ++total.blocks;
   }
-  std::vector<Total> totals;
-  for (auto& [op, total] : by_op) totals.push_back(total);
-  std::ranges::stable_sort(totals, std::greater{}, &Total::bytes);
+  std::vector<std::pair<std::string, Total>> totals(by_op.begin(), by_op.end());
+  std::ranges::stable_sort(totals, std::greater{}, [](const auto& t) { return t.second.bytes; });
   std::string text;
-  for (size_t i = 0; i < std::min(count, totals.size()); ++i) {
-    text += fmt::format("{}{} {} bytes in {} {}", i ? ", " : "", totals[i].op, totals[i].bytes,
-                        totals[i].blocks, totals[i].blocks == 1 ? "block" : "blocks");
+  for (const auto& [op, total] : totals | std::views::take(count)) {
+    text += fmt::format("{}{} {} bytes in {} {}", text.empty() ? "" : ", ", op, total.bytes,
+                        total.blocks, total.blocks == 1 ? "block" : "blocks");
   }
   return text;
 }

@@ -1,9 +1,8 @@
 // Memory of a device, cached, in the order of streams.
 //
-// Training allocates the same sizes every step. Freed blocks therefore go to a pool, sorted by
-// size, and the next request of about that size takes one back: the operating system, and its page
-// faults (87 ms for the weights of a ViT-B/16), are met in the first step only. Large blocks ask
-// for huge pages.
+// Training allocates the same sizes every step. Freed blocks therefore go to a pool, and the next
+// request of about that size takes one back: the operating system, and its page faults (87 ms for
+// the weights of a ViT-B/16), are met in the first step only.
 //
 // On a CUDA device there is a pool for each stream. A block belongs to the stream that was current
 // when it was allocated; it may be freed while kernels of that stream still run, because whoever
@@ -66,13 +65,11 @@ class CachingAllocator {
   CachingAllocator(Device device, std::unique_ptr<MemorySource> source)
       : device_(device), source_(std::move(source)) {}
   ~CachingAllocator() { release_pool(); }
-  CachingAllocator(const CachingAllocator&) = delete;
-  CachingAllocator& operator=(const CachingAllocator&) = delete;
 
   /// At least `bytes` bytes, uninitialised, for work on the device's current stream; nullptr for 0.
   /// When the system has no more, gives back the pool and tries again, then throws Error with the
   /// requested, live, reserved and peak bytes, the largest blocks by op, and what to try.
-  void* allocate(size_t bytes) { return allocate(bytes, current_stream()); }
+  void* allocate(size_t bytes);
   void* allocate(size_t bytes, StreamHandle stream);
   /// Returns a block of allocate(bytes).
   void deallocate(void* block, size_t bytes);
@@ -112,11 +109,10 @@ class CachingAllocator {
   };
   using Pool = std::multimap<size_t, void*>;  // capacity -> block
 
-  StreamHandle current_stream() const;
-  void* take_locked(size_t wanted);
   void pool_locked(void* block, size_t capacity, StreamHandle stream);
   void wake_resting_locked(bool wait);
   void release_pool_locked();
+  void release_locked(Pool& pool);
   std::string largest_locked(size_t count) const;
 
   const Device device_;

@@ -4,7 +4,6 @@
 #include <cstring>
 #include <thread>
 
-#include "core/memory_thread.h"
 #include "core/tensor.h"
 
 namespace weft {

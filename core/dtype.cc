@@ -1,7 +1,8 @@
 #include "core/dtype.h"
 
+#include <fmt/format.h>
+
 #include <cmath>
-#include <string>
 
 namespace weft {
 namespace {
@@ -28,12 +29,10 @@ bool is_floating(DType dtype) { return traits(dtype).precision > 0; }
 bool is_integral(DType dtype) { return !is_floating(dtype) && dtype != DType::boolean; }
 
 DType parse_dtype(std::string_view text) {
-  std::string known;
   for (DType dtype : kAllDTypes) {
     if (name(dtype) == text) return dtype;
-    known += (known.empty() ? "" : ", ") + std::string(name(dtype));
   }
-  WEFT_FAIL("unknown dtype \"{}\": expected one of {}", text, known);
+  WEFT_FAIL("unknown dtype \"{}\": expected one of {}", text, fmt::join(kAllDTypes, ", "));
 }
 
 double unit_roundoff(DType dtype) {
@@ -46,12 +45,8 @@ DType promote(DType a, DType b) {
   if (a == DType::boolean) return b;
   if (b == DType::boolean) return a;
   if (is_floating(a) != is_floating(b)) return is_floating(a) ? a : b;
-  if (!is_floating(a)) return itemsize(a) > itemsize(b) ? a : b;
-  const auto is_fp8 = [](DType t) { return itemsize(t) == 1; };
-  if (is_fp8(a) && is_fp8(b)) return DType::f32;
-  if (is_fp8(a)) return b;
-  if (is_fp8(b)) return a;
-  if (itemsize(a) == itemsize(b)) return DType::f32;  // f16 with bf16, f32 with tf32
+  // f16 with bf16, f32 with tf32, one fp8 format with the other; no two integers have one size.
+  if (itemsize(a) == itemsize(b)) return DType::f32;
   return itemsize(a) > itemsize(b) ? a : b;
 }
 

@@ -38,13 +38,9 @@ constexpr uint32_t narrow_float(float value, Overflow overflow = Overflow::kSpec
   }
   const uint32_t limit = overflow == Overflow::kSaturate ? kMaxFinite : kOverflowCode;
   if (magnitude == 0x7f800000u) return sign | limit;
-  int exponent = static_cast<int>(magnitude >> 23) - 127;
-  uint32_t significand = magnitude & 0x7fffffu;
-  if (exponent == -127) {
-    exponent = -126;
-  } else {
-    significand |= 0x800000u;
-  }
+  static_assert(E < 8);  // a float's subnormals are far below half of the smallest of the format
+  const int exponent = static_cast<int>(magnitude >> 23) - 127;
+  const uint32_t significand = (magnitude & 0x7fffffu) | 0x800000u;
   int shift = 23 - M;
   if (exponent < kMinExponent) shift += kMinExponent - exponent;
   if (shift > 25) return sign;  // below half of the smallest subnormal
@@ -73,7 +69,6 @@ constexpr float widen_float(uint32_t code) {
   if (field == 0) {
     if (mantissa == 0) return std::bit_cast<float>(sign);
     exponent = kMinExponent;
-    if (exponent == -126) return std::bit_cast<float>(sign | (mantissa << (23 - M)));
     while ((mantissa & (1u << M)) == 0) {
       mantissa <<= 1;
       --exponent;

@@ -4,12 +4,10 @@
 //   graph.capture([&] { loss = train_step(images, labels); });
 //   for (...) { copy_same_layout(next_images, images); graph.launch(); }
 //
-// Kernels, copies and fills that the function submits are recorded with their addresses: a launch
-// reads and writes the tensors of the capture, so inputs are put where the capture read them. The
-// memory that the function allocates belongs to the graph until it is destroyed. Inside a capture
-// nothing may wait for the device (item(), to_vector(), a copy to the CPU): that is an error.
-//
-// On the CPU capture() runs the function and launch() runs it again.
+// What the function submits is recorded with its addresses, so inputs are put where the capture
+// read them. The memory that it allocates belongs to the graph. To wait for the device inside a
+// capture (item(), to_vector(), a copy to the CPU) is an error. On the CPU capture() runs the
+// function and launch() runs it again.
 #pragma once
 
 #include <functional>

@@ -3,10 +3,8 @@
 #include <algorithm>
 #include <array>
 #include <mutex>
-#include <utility>
 
 #include "core/allocator.h"
-#include "core/memory_thread.h"
 #include "core/tensor.h"
 
 namespace weft {
@@ -26,12 +24,15 @@ struct MemoryAccount::Counts {
     count(total);
     if (kind != MemoryKind::kActivations) count(state);
   }
+  Bytes read(const Bytes& bytes) {
+    std::lock_guard lock(mutex);
+    return bytes;
+  }
 };
 
 namespace {
 
-thread_local MemoryKind current_kind = MemoryKind::kActivations;
-thread_local std::shared_ptr<MemoryAccount::Counts> current_counts;
+thread_local memory::Owner current;
 
 }  // namespace
 
@@ -41,30 +42,20 @@ std::string_view name(MemoryKind kind) {
   return kNames[static_cast<int>(kind)];
 }
 
-MemoryScope::MemoryScope(MemoryKind kind) : previous_(current_kind) { current_kind = kind; }
-MemoryScope::~MemoryScope() { current_kind = previous_; }
+MemoryScope::MemoryScope(MemoryKind kind) : ScopedValue(current.kind, kind) {}
 
 void assign_memory(const Tensor& tensor, MemoryKind kind) {
-  if (!current_counts || !tensor.defined() || !tensor.storage()->is_resident()) return;
+  if (!current.counts || !tensor.defined() || !tensor.storage()->is_resident()) return;
   allocator(tensor.device()).assign(tensor.storage()->data(), kind);
 }
 
 MemoryAccount::MemoryAccount() : counts_(std::make_shared<Counts>()) {}
 
 MemoryAccount::Bytes MemoryAccount::bytes(MemoryKind kind) const {
-  std::lock_guard lock(counts_->mutex);
-  return counts_->kinds[static_cast<int>(kind)];
+  return counts_->read(counts_->kinds[static_cast<int>(kind)]);
 }
-
-MemoryAccount::Bytes MemoryAccount::total() const {
-  std::lock_guard lock(counts_->mutex);
-  return counts_->total;
-}
-
-MemoryAccount::Bytes MemoryAccount::state() const {
-  std::lock_guard lock(counts_->mutex);
-  return counts_->state;
-}
+MemoryAccount::Bytes MemoryAccount::total() const { return counts_->read(counts_->total); }
+MemoryAccount::Bytes MemoryAccount::state() const { return counts_->read(counts_->state); }
 
 void MemoryAccount::reset_peak() {
   std::lock_guard lock(counts_->mutex);
@@ -74,20 +65,13 @@ void MemoryAccount::reset_peak() {
 }
 
 MemoryAccount::Joined::Joined(const MemoryAccount& account)
-    : previous_(std::exchange(current_counts, account.counts_)) {}
-MemoryAccount::Joined::~Joined() { current_counts = std::move(previous_); }
+    : ScopedValue(current.counts, account.counts_) {}
 
 namespace memory {
 
-Owner current_owner() { return {current_counts, current_kind}; }
+Owner current_owner() { return current; }
 
-WorkingFor::WorkingFor(const Owner& owner)
-    : previous_{std::exchange(current_counts, owner.counts),
-                std::exchange(current_kind, owner.kind)} {}
-WorkingFor::~WorkingFor() {
-  current_counts = std::move(previous_.counts);
-  current_kind = previous_.kind;
-}
+WorkingFor::WorkingFor(const Owner& owner) : ScopedValue(current, owner) {}
 
 void allocated(const Owner& owner, size_t bytes) {
   if (owner.counts) owner.counts->add(owner.kind, static_cast<int64_t>(bytes));

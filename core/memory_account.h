@@ -9,14 +9,15 @@
 //   account.bytes(MemoryKind::kParameters).peak;
 //
 // The allocator keeps the account and the kind of each live block; bytes are those that were asked
-// for. A block that becomes something else, as the result of an operation that turns out to be a
-// gradient, changes its kind with assign_memory(). Without an account nothing is counted.
+// for. Without an account nothing is counted.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <string_view>
+
+#include "core/scoped_value.h"
 
 namespace weft {
 
@@ -34,19 +35,13 @@ inline constexpr int kMemoryKinds = 6;
 std::string_view name(MemoryKind kind);
 
 /// What this thread allocates while it lives is of this kind. Scopes nest; the innermost counts.
-class MemoryScope {
+class MemoryScope : ScopedValue<MemoryKind> {
  public:
   explicit MemoryScope(MemoryKind kind);
-  ~MemoryScope();
-  MemoryScope(const MemoryScope&) = delete;
-  MemoryScope& operator=(const MemoryScope&) = delete;
-
- private:
-  MemoryKind previous_;
 };
 
-/// Gives a live block another kind. Memory that no account counts, or that is not the allocator's,
-/// is passed over.
+/// Gives a live block another kind, as when a result turns out to be a gradient. Memory that no
+/// account counts, or that is not the allocator's, is passed over.
 void assign_memory(const Tensor& tensor, MemoryKind kind);
 
 /// Counts the blocks of the threads that joined it, wherever they are freed. Safe to use from
@@ -69,15 +64,9 @@ class MemoryAccount {
   void reset_peak();
 
   /// This thread allocates on the account while it lives.
-  class Joined {
+  class Joined : ScopedValue<std::shared_ptr<Counts>> {
    public:
     explicit Joined(const MemoryAccount& account);
-    ~Joined();
-    Joined(const Joined&) = delete;
-    Joined& operator=(const Joined&) = delete;
-
-   private:
-    std::shared_ptr<Counts> previous_;
   };
 
  private:
@@ -94,6 +83,13 @@ struct Owner {
 Owner current_owner();
 void allocated(const Owner& owner, size_t bytes);
 void freed(const Owner& owner, size_t bytes);
+
+/// For threads that work for another one: what they allocate while it lives is counted for the
+/// owner that is current on the thread that starts them.
+class WorkingFor : ScopedValue<Owner> {
+ public:
+  explicit WorkingFor(const Owner& owner);
+};
 
 }  // namespace memory
 }  // namespace weft

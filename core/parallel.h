@@ -12,11 +12,16 @@
 #include <cstdint>
 #include <exception>
 
+#include "core/error.h"
+
 namespace weft {
 
 /// Threads used by kernels, oneDNN's included. At first: OMP_NUM_THREADS, or one per core.
-int num_threads();
-void set_num_threads(int threads);
+inline int num_threads() { return omp_get_max_threads(); }
+inline void set_num_threads(int threads) {
+  WEFT_CHECK(threads > 0, "threads must be positive, got {}", threads);
+  omp_set_num_threads(threads);
+}
 
 /// Calls body(begin, end) for the chunks [0, grain), [grain, 2*grain), ... of [0, n), each once.
 /// The first exception of a body is rethrown. Nested calls run in their caller's thread.

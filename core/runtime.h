@@ -2,9 +2,9 @@
 // by flavour: runtime_cuda.cc on the CUDA runtime, runtime_emulated.cc in this process's memory,
 // runtime_absent.cc, which has no devices and says so.
 //
-// Programs use core/stream.h, core/transfer.h and core/allocator.h instead. Handles belong to whom
-// created them. Every function throws Error naming the failed call, CUDA's reason and its place;
-// none asks whether `device` exists: require_device() did.
+// Programs use core/stream.h, core/transfer.h and core/allocator.h instead. Every function throws
+// Error naming the failed call and CUDA's reason; none asks whether `device` exists:
+// require_device() did.
 #pragma once
 
 #include <cstddef>

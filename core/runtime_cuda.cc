@@ -34,6 +34,13 @@ class OnDevice {
   bool changed_ = false;
 };
 
+/// A call of the runtime on a device; its name stands in the Error.
+#define WEFT_CUDA(device, function, ...)             \
+  do {                                               \
+    const OnDevice guard(device);                    \
+    check(function(__VA_ARGS__), #function, device); \
+  } while (false)
+
 cudaStream_t stream_of(StreamHandle stream) { return static_cast<cudaStream_t>(stream); }
 cudaEvent_t event_of(EventHandle event) { return static_cast<cudaEvent_t>(event); }
 
@@ -66,9 +73,8 @@ const std::string& no_device_reason() { return devices().reason; }
 bool is_emulated() { return false; }
 
 MemoryInfo memory_info(int device) {
-  const OnDevice guard(device);
   MemoryInfo info;
-  check(cudaMemGetInfo(&info.free, &info.total), "cudaMemGetInfo", device);
+  WEFT_CUDA(device, cudaMemGetInfo, &info.free, &info.total);
   return info;
 }
 
@@ -88,10 +94,7 @@ void* allocate(int device, size_t bytes) {
   return block;
 }
 
-void deallocate(int device, void* block) {
-  const OnDevice guard(device);
-  check(cudaFree(block), "cudaFree", device);
-}
+void deallocate(int device, void* block) { WEFT_CUDA(device, cudaFree, block); }
 
 void* allocate_pinned(size_t bytes) {
   void* block = nullptr;
@@ -101,41 +104,31 @@ void* allocate_pinned(size_t bytes) {
 void deallocate_pinned(void* block) { check(cudaFreeHost(block), "cudaFreeHost", 0); }
 
 StreamHandle create_stream(int device) {
-  const OnDevice guard(device);
   cudaStream_t stream = nullptr;
-  check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "cudaStreamCreate", device);
+  WEFT_CUDA(device, cudaStreamCreateWithFlags, &stream, cudaStreamNonBlocking);
   return stream;
 }
 void destroy_stream(int device, StreamHandle stream) {
-  const OnDevice guard(device);
-  check(cudaStreamDestroy(stream_of(stream)), "cudaStreamDestroy", device);
+  WEFT_CUDA(device, cudaStreamDestroy, stream_of(stream));
 }
 void synchronize(int device, StreamHandle stream) {
-  const OnDevice guard(device);
-  check(cudaStreamSynchronize(stream_of(stream)), "cudaStreamSynchronize", device);
+  WEFT_CUDA(device, cudaStreamSynchronize, stream_of(stream));
 }
-void synchronize(int device) {
-  const OnDevice guard(device);
-  check(cudaDeviceSynchronize(), "cudaDeviceSynchronize", device);
-}
+void synchronize(int device) { WEFT_CUDA(device, cudaDeviceSynchronize); }
 
 EventHandle create_event(int device) {
-  const OnDevice guard(device);
   cudaEvent_t event = nullptr;
-  check(cudaEventCreate(&event), "cudaEventCreate", device);
+  WEFT_CUDA(device, cudaEventCreate, &event);
   return event;
 }
 void destroy_event(int device, EventHandle event) {
-  const OnDevice guard(device);
-  check(cudaEventDestroy(event_of(event)), "cudaEventDestroy", device);
+  WEFT_CUDA(device, cudaEventDestroy, event_of(event));
 }
 void record(int device, EventHandle event, StreamHandle stream) {
-  const OnDevice guard(device);
-  check(cudaEventRecord(event_of(event), stream_of(stream)), "cudaEventRecord", device);
+  WEFT_CUDA(device, cudaEventRecord, event_of(event), stream_of(stream));
 }
 void wait(int device, StreamHandle stream, EventHandle event) {
-  const OnDevice guard(device);
-  check(cudaStreamWaitEvent(stream_of(stream), event_of(event), 0), "cudaStreamWaitEvent", device);
+  WEFT_CUDA(device, cudaStreamWaitEvent, stream_of(stream), event_of(event), 0);
 }
 bool is_done(int device, EventHandle event) {
   const OnDevice guard(device);
@@ -148,42 +141,33 @@ bool is_done(int device, EventHandle event) {
   return true;
 }
 void synchronize_event(int device, EventHandle event) {
-  const OnDevice guard(device);
-  check(cudaEventSynchronize(event_of(event)), "cudaEventSynchronize", device);
+  WEFT_CUDA(device, cudaEventSynchronize, event_of(event));
 }
 double elapsed_ms(int device, EventHandle begin, EventHandle end) {
-  const OnDevice guard(device);
   float milliseconds = 0;
-  check(cudaEventElapsedTime(&milliseconds, event_of(begin), event_of(end)), "cudaEventElapsedTime",
-        device);
+  WEFT_CUDA(device, cudaEventElapsedTime, &milliseconds, event_of(begin), event_of(end));
   return milliseconds;
 }
 
 void copy(int device, void* to, const void* from, size_t bytes, StreamHandle stream) {
-  const OnDevice guard(device);
-  check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, stream_of(stream)), "cudaMemcpyAsync",
-        device);
+  WEFT_CUDA(device, cudaMemcpyAsync, to, from, bytes, cudaMemcpyDefault, stream_of(stream));
 }
 void copy_peer(int to_device, void* to, int from_device, const void* from, size_t bytes,
                StreamHandle stream) {
-  const OnDevice guard(to_device);
-  check(cudaMemcpyPeerAsync(to, to_device, from, from_device, bytes, stream_of(stream)),
-        "cudaMemcpyPeerAsync", to_device);
+  WEFT_CUDA(to_device, cudaMemcpyPeerAsync, to, to_device, from, from_device, bytes,
+            stream_of(stream));
 }
 void set_bytes(int device, void* to, int value, size_t bytes, StreamHandle stream) {
-  const OnDevice guard(device);
-  check(cudaMemsetAsync(to, value, bytes, stream_of(stream)), "cudaMemsetAsync", device);
+  WEFT_CUDA(device, cudaMemsetAsync, to, value, bytes, stream_of(stream));
 }
 
 void begin_capture(int device, StreamHandle stream) {
-  const OnDevice guard(device);
-  check(cudaStreamBeginCapture(stream_of(stream), cudaStreamCaptureModeThreadLocal),
-        "cudaStreamBeginCapture", device);
+  WEFT_CUDA(device, cudaStreamBeginCapture, stream_of(stream), cudaStreamCaptureModeThreadLocal);
 }
 GraphHandle end_capture(int device, StreamHandle stream) {
   const OnDevice guard(device);
   cudaGraph_t graph = nullptr;
-  check(cudaStreamEndCapture(stream_of(stream), &graph), "cudaStreamEndCapture", device);
+  WEFT_CUDA(device, cudaStreamEndCapture, stream_of(stream), &graph);
   cudaGraphExec_t executable = nullptr;
   const cudaError_t error = cudaGraphInstantiate(&executable, graph, 0);
   cudaGraphDestroy(graph);
@@ -191,19 +175,15 @@ GraphHandle end_capture(int device, StreamHandle stream) {
   return executable;
 }
 bool is_capturing(int device, StreamHandle stream) {
-  const OnDevice guard(device);
   cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
-  check(cudaStreamIsCapturing(stream_of(stream), &status), "cudaStreamIsCapturing", device);
+  WEFT_CUDA(device, cudaStreamIsCapturing, stream_of(stream), &status);
   return status != cudaStreamCaptureStatusNone;
 }
 void launch_graph(int device, GraphHandle graph, StreamHandle stream) {
-  const OnDevice guard(device);
-  check(cudaGraphLaunch(static_cast<cudaGraphExec_t>(graph), stream_of(stream)), "cudaGraphLaunch",
-        device);
+  WEFT_CUDA(device, cudaGraphLaunch, static_cast<cudaGraphExec_t>(graph), stream_of(stream));
 }
 void destroy_graph(int device, GraphHandle graph) {
-  const OnDevice guard(device);
-  check(cudaGraphExecDestroy(static_cast<cudaGraphExec_t>(graph)), "cudaGraphExecDestroy", device);
+  WEFT_CUDA(device, cudaGraphExecDestroy, static_cast<cudaGraphExec_t>(graph));
 }
 
 void push_range(const char* name) { nvtxRangePushA(name); }

@@ -40,9 +40,7 @@ struct EmulatedStream {
   Work captured;
 };
 
-struct EmulatedEvent {
-  std::chrono::steady_clock::time_point time;
-};
+using EmulatedEvent = std::chrono::steady_clock::time_point;
 
 EmulatedStream* stream_of(runtime::StreamHandle stream) {
   return static_cast<EmulatedStream*>(stream);
@@ -54,19 +52,14 @@ void note_written(const void* to, const void* from, size_t bytes) {
   const auto target = emulated::block_of(to);
   if (!target) return;
   const auto source = from ? emulated::block_of(from) : std::nullopt;
-  bool* const notes = target->is_written + (static_cast<const unsigned char*>(to) - target->begin);
+  const auto notes = [](const emulated::Block& block, const void* at) {
+    return block.is_written + (static_cast<const unsigned char*>(at) - block.begin);
+  };
   if (source) {
-    std::memmove(notes,
-                 source->is_written + (static_cast<const unsigned char*>(from) - source->begin),
-                 bytes);
+    std::memmove(notes(*target, to), notes(*source, from), bytes);
   } else {
-    std::memset(notes, true, bytes);
+    std::memset(notes(*target, to), true, bytes);
   }
-}
-
-void copy_now(void* to, const void* from, size_t bytes) {
-  std::memmove(to, from, bytes);
-  note_written(to, from, bytes);
 }
 
 }  // namespace
@@ -182,23 +175,25 @@ void synchronize(int) {}
 EventHandle create_event(int) { return new EmulatedEvent; }
 void destroy_event(int, EventHandle event) { delete static_cast<EmulatedEvent*>(event); }
 void record(int, EventHandle event, StreamHandle stream) {
-  emulated::submit(stream, [event] {
-    static_cast<EmulatedEvent*>(event)->time = std::chrono::steady_clock::now();
-  });
+  emulated::submit(
+      stream, [event] { *static_cast<EmulatedEvent*>(event) = std::chrono::steady_clock::now(); });
 }
 void wait(int, StreamHandle, EventHandle) {}
 bool is_done(int, EventHandle) { return true; }
 void synchronize_event(int, EventHandle) {}
 double elapsed_ms(int, EventHandle begin, EventHandle end) {
-  const auto time = [](EventHandle event) { return static_cast<EmulatedEvent*>(event)->time; };
-  return std::chrono::duration<double, std::milli>(time(end) - time(begin)).count();
+  const auto time = *static_cast<EmulatedEvent*>(end) - *static_cast<EmulatedEvent*>(begin);
+  return std::chrono::duration<double, std::milli>(time).count();
 }
 
 void copy(int, void* to, const void* from, size_t bytes, StreamHandle stream) {
-  emulated::submit(stream, [=] { copy_now(to, from, bytes); });
+  emulated::submit(stream, [=] {
+    std::memmove(to, from, bytes);
+    note_written(to, from, bytes);
+  });
 }
-void copy_peer(int, void* to, int, const void* from, size_t bytes, StreamHandle stream) {
-  emulated::submit(stream, [=] { copy_now(to, from, bytes); });
+void copy_peer(int device, void* to, int, const void* from, size_t bytes, StreamHandle stream) {
+  copy(device, to, from, bytes, stream);
 }
 void set_bytes(int, void* to, int value, size_t bytes, StreamHandle stream) {
   emulated::submit(stream, [=] {

@@ -1,5 +1,7 @@
 #include "core/shape.h"
 
+#include <fmt/format.h>
+
 namespace weft {
 
 Shape::Shape(std::span<const int64_t> values) {
@@ -14,8 +16,6 @@ Shape Shape::filled(int n, int64_t value) {
   for (int i = 0; i < n; ++i) shape.push_back(value);
   return shape;
 }
-
-void Shape::push_back(int64_t value) { insert(size_, value); }
 
 void Shape::insert(int position, int64_t value) {
   WEFT_CHECK(size_ < kMaxDims, "a tensor has at most {} dimensions", kMaxDims);
@@ -89,10 +89,6 @@ int wrap_dim(int64_t dim, int dims, std::string_view op) {
   return static_cast<int>(dim < 0 ? dim + dims : dim);
 }
 
-std::string to_string(const Shape& shape) {
-  std::string text = "[";
-  for (int i = 0; i < shape.size(); ++i) text += (i ? ", " : "") + std::to_string(shape[i]);
-  return text + "]";
-}
+std::string to_string(const Shape& shape) { return fmt::format("[{}]", fmt::join(shape, ", ")); }
 
 }  // namespace weft

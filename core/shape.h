@@ -37,7 +37,7 @@ class Shape {
   int64_t front() const { return values_[0]; }
   int64_t back() const { return values_[size_ - 1]; }
 
-  void push_back(int64_t value);
+  void push_back(int64_t value) { insert(size_, value); }
   void insert(int position, int64_t value);
   void erase(int position);
 

@@ -7,20 +7,14 @@
 
 namespace weft {
 
-struct Stream::Impl {
-  Device device;
-  runtime::StreamHandle handle = nullptr;
-
-  explicit Impl(Device d) : device(d) {
-    require_device(device);
-    if (device.type == DeviceType::cuda) handle = runtime::create_stream(device.index);
-  }
-  ~Impl() {
-    if (handle) runtime::destroy_stream(device.index, handle);
-  }
-};
-
 namespace {
+
+/// A handle of the device, null on the CPU, that its last owner destroys.
+std::shared_ptr<void> own(Device device, void* (*create)(int), void (*destroy)(int, void*)) {
+  require_device(device);
+  if (device.type == DeviceType::cpu) return nullptr;
+  return {create(device.index), [=](void* handle) { destroy(device.index, handle); }};
+}
 
 /// The stream that all threads start with; never destroyed, as allocators are not.
 const Stream& shared_stream(Device device) {
@@ -46,9 +40,8 @@ Stream& current_cuda_stream(Device device) {
 
 }  // namespace
 
-Stream::Stream(Device device) : impl_(std::make_shared<Impl>(device)) {}
-Device Stream::device() const { return impl_->device; }
-runtime::StreamHandle Stream::handle() const { return impl_->handle; }
+Stream::Stream(Device device)
+    : device_(device), handle_(own(device, runtime::create_stream, runtime::destroy_stream)) {}
 
 void Stream::synchronize() const {
   if (handle()) runtime::synchronize(device().index, handle());
@@ -58,27 +51,22 @@ void Stream::wait(const Event& event) const {
   if (handle() && event.handle()) runtime::wait(device().index, handle(), event.handle());
 }
 
-Event::Event(Device device) : device_(device) {
-  require_device(device);
-  if (device.type == DeviceType::cuda) handle_ = runtime::create_event(device.index);
-}
-Event::~Event() {
-  if (handle_) runtime::destroy_event(device_.index, handle_);
-}
+Event::Event(Device device)
+    : device_(device), handle_(own(device, runtime::create_event, runtime::destroy_event)) {}
 void Event::record(const Stream& stream) {
   WEFT_CHECK(stream.device() == device_, "an event of {} cannot be recorded on a stream of {}",
              device_, stream.device());
-  if (handle_) runtime::record(device_.index, handle_, stream.handle());
+  if (handle_) runtime::record(device_.index, handle(), stream.handle());
 }
-bool Event::is_done() const { return !handle_ || runtime::is_done(device_.index, handle_); }
+bool Event::is_done() const { return !handle_ || runtime::is_done(device_.index, handle()); }
 void Event::synchronize() const {
-  if (handle_) runtime::synchronize_event(device_.index, handle_);
+  if (handle_) runtime::synchronize_event(device_.index, handle());
 }
 double Event::ms_since(const Event& earlier) const {
   WEFT_CHECK(handle_ && earlier.handle_ && device_ == earlier.device_,
              "time passes between two events of one CUDA device, got {} and {}", earlier.device_,
              device_);
-  return runtime::elapsed_ms(device_.index, earlier.handle_, handle_);
+  return runtime::elapsed_ms(device_.index, earlier.handle(), handle());
 }
 
 Stream current_stream(Device device) {

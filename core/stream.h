@@ -7,8 +7,7 @@
 //   ready.record(copies);
 //   current_stream(device).wait(ready);
 //
-// Every thread has a current stream on each device, at first one that all threads share. The CPU
-// has a single stream that is always done.
+// Every thread has a current stream on each device, at first one that all threads share.
 #pragma once
 
 #include <memory>
@@ -26,38 +25,35 @@ class Stream {
   /// A new stream.
   explicit Stream(Device device);
 
-  Device device() const;
-  runtime::StreamHandle handle() const;  // nullptr on the CPU
+  Device device() const { return device_; }
+  runtime::StreamHandle handle() const { return handle_.get(); }  // nullptr on the CPU
   /// Waits in this thread until all submitted work is done; throws Error if some of it failed.
   void synchronize() const;
   /// Work submitted from now on waits for the event.
   void wait(const Event& event) const;
 
-  friend bool operator==(const Stream& a, const Stream& b) { return a.impl_ == b.impl_; }
+  friend bool operator==(const Stream&, const Stream&) = default;
 
  private:
-  struct Impl;
-  std::shared_ptr<Impl> impl_;
+  Device device_;
+  std::shared_ptr<void> handle_;
 };
 
-/// A point in a stream's work.
+/// A point in a stream's work, by a handle that the last one destroys.
 class Event {
  public:
   explicit Event(Device device);
-  ~Event();
-  Event(const Event&) = delete;
-  Event& operator=(const Event&) = delete;
 
   void record(const Stream& stream);
   bool is_done() const;
   void synchronize() const;
   /// Milliseconds from `earlier` to this event, both done.
   double ms_since(const Event& earlier) const;
-  runtime::EventHandle handle() const { return handle_; }
+  runtime::EventHandle handle() const { return handle_.get(); }
 
  private:
   Device device_;
-  runtime::EventHandle handle_ = nullptr;
+  std::shared_ptr<void> handle_;
 };
 
 /// This thread's current stream on the device: where kernels and copies go.

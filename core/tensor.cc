@@ -41,9 +41,6 @@ Storage::~Storage() {
   }
 }
 
-uint64_t Storage::version() const { return version_.load(std::memory_order_relaxed); }
-void Storage::bump_version() { version_.fetch_add(1, std::memory_order_relaxed); }
-
 namespace {
 
 bool has_contiguous_strides(const Shape& shape, const Strides& strides) {
@@ -69,15 +66,13 @@ Tensor Tensor::view_of(std::shared_ptr<Storage> storage, const Shape& shape, con
              "storage of {} bytes",
              dtype, shape, strides, offset, storage->bytes());
   Tensor tensor;
-  tensor.impl_ = std::make_shared<Impl>();
-  Impl& impl = *tensor.impl_;
-  impl.storage = std::move(storage);
-  impl.shape = shape;
-  impl.strides = strides;
-  impl.offset = offset;
-  impl.numel = weft::numel(shape);
-  impl.dtype = dtype;
-  impl.contiguous = has_contiguous_strides(shape, strides);
+  tensor.impl_ = std::make_shared<Impl>(Impl{.storage = std::move(storage),
+                                             .shape = shape,
+                                             .strides = strides,
+                                             .offset = offset,
+                                             .numel = weft::numel(shape),
+                                             .dtype = dtype,
+                                             .contiguous = has_contiguous_strides(shape, strides)});
   return tensor;
 }
 
@@ -160,7 +155,7 @@ Tensor& Tensor::set_requires_grad(bool value) {
   meta.requires_grad = value;
   if (value && meta.view) {  // a leaf follows nobody
     meta.view.reset();
-    set_unrecorded_since(storage()->recorded_changes());
+    unrecorded_since() = storage()->recorded_changes();
   }
   return *this;
 }

@@ -36,8 +36,6 @@ class Storage {
   /// go again. It begins without; data() then calls `on_touch`, which is to call allocate().
   Storage(size_t bytes, Device device, std::function<void()> on_touch);
   ~Storage();
-  Storage(const Storage&) = delete;
-  Storage& operator=(const Storage&) = delete;
 
   void* data() const {
     void* const data = data_.load(std::memory_order_acquire);
@@ -55,8 +53,8 @@ class Storage {
   /// False for memory of someone else and for memory that comes and goes: others may look on there
   /// though this is the only storage that a tensor has.
   bool is_owner() const { return !release_ && !on_touch_; }
-  uint64_t version() const;
-  void bump_version();
+  uint64_t version() const { return version_.load(std::memory_order_relaxed); }
+  void bump_version() { version_.fetch_add(1, std::memory_order_relaxed); }
   /// In-place changes among these that were recorded for a backward pass.
   uint64_t recorded_changes() const { return recorded_changes_.load(std::memory_order_relaxed); }
   void count_recorded_change() { recorded_changes_.fetch_add(1, std::memory_order_relaxed); }
@@ -146,14 +144,10 @@ class Tensor {
   void set_grad(const Tensor& grad) const;
   AutogradMeta* autograd() const { return impl_ ? impl_->autograd.get() : nullptr; }
   AutogradMeta& make_autograd() const;
-  const std::shared_ptr<AutogradMeta>& autograd_handle() const { return impl_->autograd; }
-  void set_autograd_handle(std::shared_ptr<AutogradMeta> meta) {
-    impl_->autograd = std::move(meta);
-  }
+  std::shared_ptr<AutogradMeta>& autograd_handle() const { return impl_->autograd; }
   /// Set for a view taken while nothing was recorded: it has no history and cannot follow that of
   /// its base. The storage's recorded changes at that time.
-  const std::optional<uint64_t>& unrecorded_since() const { return impl_->unrecorded_since; }
-  void set_unrecorded_since(uint64_t changes) { impl_->unrecorded_since = changes; }
+  std::optional<uint64_t>& unrecorded_since() const { return impl_->unrecorded_since; }
   const void* id() const { return impl_.get(); }
 
  private:
@@ -171,6 +165,9 @@ class Tensor {
 
   std::shared_ptr<Impl> impl_;
 };
+
+/// Tensors with their names, in order: parameters, buffers, the contents of a checkpoint.
+using NamedTensors = std::vector<std::pair<std::string, Tensor>>;
 
 /// Of a view that was recorded: the tensor it shows, itself no view, and the history of that tensor
 /// which the view's own was derived from. An in-place change of the base, or of another of its

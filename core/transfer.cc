@@ -58,9 +58,8 @@ void copy_same_layout(const Tensor& from, const Tensor& to) {
 }
 
 Tensor empty_pinned(const Shape& shape, DType dtype) {
-  if (runtime::device_count() == 0) return Tensor::empty(shape, dtype);
   const size_t bytes = nbytes(shape, dtype);
-  if (bytes == 0) return Tensor::empty(shape, dtype);
+  if (bytes == 0 || runtime::device_count() == 0) return Tensor::empty(shape, dtype);
   void* data = runtime::allocate_pinned(bytes);
   auto storage = std::make_shared<Storage>(data, bytes, Device{},
                                            [data] { runtime::deallocate_pinned(data); });

@@ -150,8 +150,7 @@ Tensor expand(const Tensor& x, const Shape& wanted) {
 
 Tensor squeeze(const Tensor& x, int64_t dim) {
   const int d = wrap_dim(dim, x.dim(), "squeeze");
-  if (x.shape()[d] != 1) return with(x, x.shape(), x.strides(), x.offset());
-  return select(x, d, 0);
+  return x.shape()[d] == 1 ? select(x, d, 0) : x.alias();
 }
 
 Tensor squeeze(const Tensor& x) {

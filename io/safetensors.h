@@ -16,7 +16,6 @@
 #include <utility>
 #include <vector>
 
-#include "core/named_tensors.h"
 #include "core/tensor.h"
 #include "io/files.h"
 

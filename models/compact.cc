@@ -25,6 +25,19 @@ int64_t token_count(const CompactConfig& config) {
   return count + (config.class_token ? 1 : 0);
 }
 
+std::unique_ptr<Classifier> make(CompactConfig config, OptionTaker& options) {
+  options.take_image(config);
+  take_encoder(options, config.encoder);
+  options.take(&ModelOptions::class_token, config.class_token);
+  if (config.stages.empty()) {
+    options.take(&ModelOptions::patch, config.patch);
+  } else {
+    config.stages.back() = config.encoder.width;
+  }
+  options.finish();
+  return std::make_unique<CompactTransformer>(config);
+}
+
 }  // namespace
 
 CompactTransformer::CompactTransformer(const CompactConfig& config)
@@ -138,49 +151,30 @@ nlohmann::ordered_json CompactTransformer::architecture() const {
   return json;
 }
 
-namespace {
-
-std::unique_ptr<Classifier> make(CompactConfig config, OptionTaker options) {
-  options.take_image(config);
-  take_encoder(options, config.encoder);
-  options.take(&ModelOptions::class_token, config.class_token);
-  if (config.stages.empty()) {
-    options.take(&ModelOptions::patch, config.patch);
-  } else {
-    config.stages.back() = config.encoder.width;
-  }
-  options.finish();
-  return std::make_unique<CompactTransformer>(config);
-}
-
-}  // namespace
-
 std::unique_ptr<Classifier> make_vit_lite(OptionTaker o) {
-  return make({.encoder = {.layers = 6, .heads = 4, .width = 128, .hidden = 256}}, std::move(o));
+  return make({.encoder = {.layers = 6, .heads = 4, .width = 128, .hidden = 256}}, o);
 }
 std::unique_ptr<Classifier> make_cct(OptionTaker o) {
   return make(
-      {.stages = {64, 128}, .encoder = {.layers = 2, .heads = 4, .width = 128, .hidden = 256}},
-      std::move(o));
+      {.stages = {64, 128}, .encoder = {.layers = 2, .heads = 4, .width = 128, .hidden = 256}}, o);
 }
 std::unique_ptr<Classifier> make_cct_2_3x3(OptionTaker o) {
   return make({.stages = {64, 128, 192},
                .batch_norm = true,
                .encoder = {.layers = 2, .heads = 3, .width = 192, .hidden = 384}},
-              std::move(o));
+              o);
 }
 std::unique_ptr<Classifier> make_vit_lite_7_4(OptionTaker o) {
   return make(
-      {.class_token = true, .encoder = {.layers = 7, .heads = 4, .width = 256, .hidden = 512}},
-      std::move(o));
+      {.class_token = true, .encoder = {.layers = 7, .heads = 4, .width = 256, .hidden = 512}}, o);
 }
 std::unique_ptr<Classifier> make_cct_6_3x1(OptionTaker o) {
   return make({.stages = {256}, .encoder = {.layers = 6, .heads = 4, .width = 256, .hidden = 512}},
-              std::move(o));
+              o);
 }
 std::unique_ptr<Classifier> make_cct_7_3x1(OptionTaker o) {
   return make({.stages = {256}, .encoder = {.layers = 7, .heads = 4, .width = 256, .hidden = 512}},
-              std::move(o));
+              o);
 }
 
 }  // namespace weft::models

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
+#include <set>
 
 #include "models/option_taker.h"
 
@@ -41,6 +42,20 @@ constexpr Entry kEntries[] = {
 
 }  // namespace
 
+Classifier::Classifier(int64_t image_size, int64_t channels, int64_t classes)
+    : image_size_(image_size), channels_(channels), classes_(classes) {
+  WEFT_CHECK(image_size > 0 && channels > 0 && classes > 0,
+             "model: image size, channels and classes must be positive, got {}, {} and {}",
+             image_size, channels, classes);
+}
+
+void Classifier::check_images(std::string_view model, const Tensor& images) const {
+  WEFT_CHECK(images.defined() && images.dim() == 4 && images.size(1) == channels_ &&
+                 images.size(2) == image_size_ && images.size(3) == image_size_,
+             "{}: expected images [N, {}, {}, {}], got {}", model, channels_, image_size_,
+             image_size_, images);
+}
+
 void OptionTaker::finish() const {
   for_each_option(options_, [&](const char* name, const auto& option) {
     WEFT_CHECK(!option, "model {} has no option \"{}\"", model_, name);
@@ -58,20 +73,18 @@ nlohmann::json to_json(const ModelOptions& options) {
 ModelOptions model_options_from_json(const nlohmann::json& json) {
   WEFT_CHECK(json.is_object(), "model options: expected a JSON object, got {}", json.type_name());
   ModelOptions options;
-  size_t known = 0;
+  std::set<std::string> known;
   for_each_option(options, [&](const char* name, auto& option) {
+    known.insert(name);
     if (!json.contains(name)) return;
-    ++known;
     try {
       option = json[name].get<typename std::decay_t<decltype(option)>::value_type>();
     } catch (const nlohmann::json::exception& e) {
       WEFT_FAIL("model options: \"{}\": {}", name, e.what());
     }
   });
-  if (known == json.size()) return options;
-  const nlohmann::json recognised = to_json(options);
   for (const auto& [name, value] : json.items()) {
-    WEFT_CHECK(recognised.contains(name), "model options: unknown option \"{}\"", name);
+    WEFT_CHECK(known.contains(name), "model options: unknown option \"{}\"", name);
   }
   return options;
 }

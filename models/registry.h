@@ -2,8 +2,7 @@
 //
 //   auto model = models::make_model("cct", {.image_size = 32, .classes = 10});
 //
-// vit_b_16, vit_b_32, vit_l_16 and resnet50 are torchvision's; vit_lite, cct and resnet8 are for
-// 32x32 images, as are vit_lite_7_4, cct_6_3x1 and cct_7_3x1, those of Hassani et al.
+// vit_b_16, vit_b_32, vit_l_16 and resnet50 are torchvision's; the others are for 32x32 images.
 #pragma once
 
 #include <memory>

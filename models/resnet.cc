@@ -22,6 +22,12 @@ Matmul matmul_of(const nn::Conv2d& conv, int64_t& side) {
   return {.name = "conv", .m = side * side, .n = out, .k = conv.weight.numel() / out};
 }
 
+std::unique_ptr<Classifier> make(ResNetConfig config, OptionTaker& options) {
+  options.take_image(config);
+  options.finish();
+  return std::make_unique<ResNet>(config);
+}
+
 }  // namespace
 
 ResidualBlock::ResidualBlock(int64_t in, int64_t width, int64_t stride, bool bottleneck) {
@@ -143,21 +149,9 @@ nlohmann::ordered_json ResNet::architecture() const {
           {"classes", config.classes}};
 }
 
-namespace {
-
-std::unique_ptr<Classifier> make(ResNetConfig config, OptionTaker options) {
-  options.take_image(config);
-  options.finish();
-  return std::make_unique<ResNet>(config);
-}
-
-}  // namespace
-
-std::unique_ptr<Classifier> make_resnet8(OptionTaker o) {
-  return make(ResNetConfig::resnet8(), std::move(o));
-}
+std::unique_ptr<Classifier> make_resnet8(OptionTaker o) { return make(ResNetConfig::resnet8(), o); }
 std::unique_ptr<Classifier> make_resnet50(OptionTaker o) {
-  return make(ResNetConfig::resnet50(), std::move(o));
+  return make(ResNetConfig::resnet50(), o);
 }
 
 }  // namespace weft::models

@@ -243,7 +243,7 @@ int64_t patch_count(std::string_view model, int64_t image_size, int64_t patch) {
 
 namespace {
 
-std::unique_ptr<Classifier> make(VitConfig config, OptionTaker options) {
+std::unique_ptr<Classifier> make(VitConfig config, OptionTaker& options) {
   options.take_image(config);
   take_encoder(options, config.encoder);
   options.take(&ModelOptions::patch, config.patch);
@@ -254,14 +254,8 @@ std::unique_ptr<Classifier> make(VitConfig config, OptionTaker options) {
 
 }  // namespace
 
-std::unique_ptr<Classifier> make_vit_b_16(OptionTaker o) {
-  return make(VitConfig::b_16(), std::move(o));
-}
-std::unique_ptr<Classifier> make_vit_b_32(OptionTaker o) {
-  return make(VitConfig::b_32(), std::move(o));
-}
-std::unique_ptr<Classifier> make_vit_l_16(OptionTaker o) {
-  return make(VitConfig::l_16(), std::move(o));
-}
+std::unique_ptr<Classifier> make_vit_b_16(OptionTaker o) { return make(VitConfig::b_16(), o); }
+std::unique_ptr<Classifier> make_vit_b_32(OptionTaker o) { return make(VitConfig::b_32(), o); }
+std::unique_ptr<Classifier> make_vit_l_16(OptionTaker o) { return make(VitConfig::l_16(), o); }
 
 }  // namespace weft::models

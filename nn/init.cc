@@ -3,12 +3,15 @@
 #include <cmath>
 
 #include "autograd/random.h"
+#include "autograd/raw.h"
 #include "kernels/fill/fill.h"
 #include "kernels/random/random.h"
 #include "nn/meta.h"
 
 namespace weft::nn::init {
 namespace {
+
+using kernels::Distribution;
 
 Tensor draw(kernels::RandomProblem problem) {
   Generator& g = generator();
@@ -19,11 +22,6 @@ Tensor draw(kernels::RandomProblem problem) {
   kernels::random(problem);
   problem.y.bump_version();
   return problem.y;
-}
-
-void check_floating(std::string_view op, const Tensor& x) {
-  WEFT_CHECK(x.defined() && is_floating(x.dtype()), "{}: expected a floating tensor, got {}", op,
-             x);
 }
 
 }  // namespace
@@ -39,31 +37,26 @@ Tensor zeros(Tensor x) { return constant(std::move(x), 0); }
 Tensor ones(Tensor x) { return constant(std::move(x), 1); }
 
 Tensor uniform(Tensor x, double low, double high) {
-  check_floating("uniform", x);
+  raw::check_floating("uniform", x);
   WEFT_CHECK(low <= high, "uniform: low {} lies above high {}", low, high);
   if (low == high) return constant(std::move(x), low);
-  return draw({.y = std::move(x),
-               .distribution = kernels::Distribution::kUniform,
-               .low = low,
-               .high = high});
+  return draw(
+      {.y = std::move(x), .distribution = Distribution::kUniform, .low = low, .high = high});
 }
 
 Tensor normal(Tensor x, double mean, double std) {
-  check_floating("normal", x);
+  raw::check_floating("normal", x);
   WEFT_CHECK(std >= 0, "normal: std must not be negative, got {}", std);
   if (std == 0) return constant(std::move(x), mean);
-  return draw({.y = std::move(x),
-               .distribution = kernels::Distribution::kNormal,
-               .mean = mean,
-               .std = std});
+  return draw({.y = std::move(x), .distribution = Distribution::kNormal, .mean = mean, .std = std});
 }
 
 Tensor trunc_normal(Tensor x, double mean, double std, double low, double high) {
-  check_floating("trunc_normal", x);
+  raw::check_floating("trunc_normal", x);
   WEFT_CHECK(std > 0 && low < high,
              "trunc_normal: expected std > 0 and low < high, got {}, {} and {}", std, low, high);
   return draw({.y = std::move(x),
-               .distribution = kernels::Distribution::kTruncNormal,
+               .distribution = Distribution::kTruncNormal,
                .low = low,
                .high = high,
                .mean = mean,

@@ -92,7 +92,7 @@ TEST_CASE("bad arguments are named") {
   CHECK_THROWS_WITH(trunc_normal(x, 0, 0),
                     "trunc_normal: expected std > 0 and low < high, got 0, -2 and 2");
   CHECK_THROWS_WITH(uniform(Tensor::zeros({2}, DType::i64)),
-                    "uniform: expected a floating tensor, got i64 [2] on cpu");
+                    "uniform: expected a floating-point tensor, got i64 [2] on cpu");
 }
 
 }  // namespace

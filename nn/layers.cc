@@ -73,7 +73,6 @@ Embedding::Embedding(int64_t count, int64_t width)
     : weight(parameter("weight", init::normal(blank({count, width})))) {}
 
 Dropout::Dropout(double p) : p(p) { check_probability("Dropout", p); }
-
 DropPath::DropPath(double p) : p(p) { check_probability("DropPath", p); }
 
 Tensor DropPath::forward(const Tensor& x) {
@@ -83,16 +82,6 @@ Tensor DropPath::forward(const Tensor& x) {
   samples[0] = x.size(0);
   return x * ops::dropout(ops::ones(samples, x.dtype(), x.device()), p);
 }
-
-MaxPool2d::MaxPool2d(Size2d kernel, std::optional<Size2d> stride, Size2d padding)
-    : options{.kernel = kernel, .stride = stride.value_or(kernel), .padding = padding} {}
-
-AvgPool2d::AvgPool2d(Size2d kernel, std::optional<Size2d> stride, Size2d padding,
-                     bool count_include_pad)
-    : options{.kernel = kernel,
-              .stride = stride.value_or(kernel),
-              .padding = padding,
-              .count_include_pad = count_include_pad} {}
 
 MultiheadAttention::MultiheadAttention(int64_t width, int64_t heads,
                                        const AttentionOptions& options, bool with_bias)
@@ -126,7 +115,10 @@ Tensor Sequential::forward(const Tensor& x) {
 
 ModelStructure Sequential::structure() {
   ModelStructure structure;
-  structure.segments = segments_of(*this);
+  for (const auto& [name, child] : children()) {
+    structure.segments.push_back(
+        {name, [&child = *child](const Tensor& x) { return child(x); }, {name}});
+  }
   return structure;
 }
 

@@ -91,36 +91,27 @@ class GELU : public Module {
   ops::Gelu form;
 };
 
-class ReLU : public Module {
+template <Tensor (*function)(const Tensor& x)>
+class Elementwise : public Module {
  public:
-  Tensor forward(const Tensor& x) override { return ops::relu(x); }
+  Tensor forward(const Tensor& x) override { return function(x); }
 };
+using ReLU = Elementwise<ops::relu>;
+using SiLU = Elementwise<ops::silu>;
+using Tanh = Elementwise<ops::tanh>;
 
-class SiLU : public Module {
+template <Tensor (*function)(const Tensor& x, const ops::Pool2dOptions& options)>
+class Pool2d : public Module {
  public:
-  Tensor forward(const Tensor& x) override { return ops::silu(x); }
-};
-
-class Tanh : public Module {
- public:
-  Tensor forward(const Tensor& x) override { return ops::tanh(x); }
-};
-
-class MaxPool2d : public Module {
- public:
-  /// Without a stride the windows lie side by side.
-  explicit MaxPool2d(Size2d kernel, std::optional<Size2d> stride = {}, Size2d padding = 0);
-  Tensor forward(const Tensor& x) override { return ops::max_pool2d(x, options); }
+  /// Without a stride the windows lie side by side. The last parameter is average pooling's.
+  explicit Pool2d(Size2d kernel, std::optional<Size2d> stride = {}, Size2d padding = 0,
+                  bool count_include_pad = true)
+      : options{kernel, stride.value_or(kernel), padding, count_include_pad} {}
+  Tensor forward(const Tensor& x) override { return function(x, options); }
   ops::Pool2dOptions options;
 };
-
-class AvgPool2d : public Module {
- public:
-  explicit AvgPool2d(Size2d kernel, std::optional<Size2d> stride = {}, Size2d padding = 0,
-                     bool count_include_pad = true);
-  Tensor forward(const Tensor& x) override { return ops::avg_pool2d(x, options); }
-  ops::Pool2dOptions options;
-};
+using MaxPool2d = Pool2d<ops::max_pool2d>;
+using AvgPool2d = Pool2d<ops::avg_pool2d>;
 
 class Flatten : public Module {
  public:

@@ -10,15 +10,8 @@ void check_shapes(std::string_view loss, const Tensor& x, const Tensor& y) {
 }
 
 Tensor reduce(const Tensor& x, Reduction reduction) {
-  switch (reduction) {
-    case Reduction::kMean:
-      return ops::mean(x);
-    case Reduction::kSum:
-      return ops::sum(x);
-    case Reduction::kNone:
-      break;
-  }
-  return x;
+  if (reduction == Reduction::kMean) return ops::mean(x);
+  return reduction == Reduction::kSum ? ops::sum(x) : x;
 }
 
 /// log(1 + exp(-|x|)): in f64, where 1 + e keeps every e that matters to f32.

@@ -8,10 +8,7 @@ namespace weft::nn {
 enum class Reduction { kMean, kSum, kNone };
 
 /// Mean cross-entropy of logits [N, C] against class indices i64 [N] or probabilities [N, C].
-inline Tensor cross_entropy(const Tensor& logits, const Tensor& labels,
-                            const ops::CrossEntropyOptions& options = {}) {
-  return ops::cross_entropy(logits, labels, options);
-}
+using ops::cross_entropy;
 
 /// (x - y)^2
 Tensor mse_loss(const Tensor& x, const Tensor& y, Reduction reduction = Reduction::kMean);

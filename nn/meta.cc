@@ -14,8 +14,7 @@ Tensor meta(const Shape& shape, DType dtype, Device device) {
   return Tensor::view_of(storage, shape, contiguous_strides(shape), 0, dtype);
 }
 
-MetaScope::MetaScope() : previous_(is_meta) { is_meta = true; }
-MetaScope::~MetaScope() { is_meta = previous_; }
+MetaScope::MetaScope() : ScopedValue(is_meta, true) {}
 
 Tensor blank(const Shape& shape, DType dtype) {
   return is_meta ? meta(shape, dtype, {}) : Tensor::empty(shape, dtype);

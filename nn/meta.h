@@ -8,26 +8,20 @@
 //   }
 //   FullySharded fsdp(*model, {.shard = world}, policy);   // unit by unit, rank 0's weights
 //
-// So N ranks of a host need one copy of the weights while they start, and not N. What wraps a model
-// gives it memory (materialize) and then rank 0's weights; touching an element before is an Error.
-// Initialisers draw their random numbers and leave them, so that the generator goes on from where
-// it would have stood.
+// So N ranks of a host need one copy of the weights while they start, not N. What wraps a model
+// gives it memory (materialize) and rank 0's weights; touching an element before is an Error.
+// Initialisers draw their random numbers and leave them, so that the generator moves on as ever.
 #pragma once
 
+#include "core/scoped_value.h"
 #include "nn/module.h"
 
 namespace weft::nn {
 
 /// While it lives, parameters and buffers that layers make on this thread have no memory.
-class MetaScope {
+class MetaScope : ScopedValue<bool> {
  public:
   MetaScope();
-  ~MetaScope();
-  MetaScope(const MetaScope&) = delete;
-  MetaScope& operator=(const MetaScope&) = delete;
-
- private:
-  bool previous_;
 };
 
 Tensor meta(const Shape& shape, DType dtype, Device device);

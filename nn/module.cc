@@ -23,7 +23,7 @@ void Module::check_name(std::string_view name) const {
   WEFT_CHECK(!name.empty() && name.find('.') == std::string_view::npos,
              "Module: a name must not be empty or contain a dot, got \"{}\"", name);
   const auto is_taken = [&](const auto& list) {
-    return std::any_of(list.begin(), list.end(), [&](const auto& e) { return e.first == name; });
+    return std::ranges::any_of(list, [&](const auto& entry) { return entry.first == name; });
   };
   WEFT_CHECK(!is_taken(parameters_) && !is_taken(buffers_) && !is_taken(children_),
              "Module: \"{}\" is registered already", name);
@@ -118,10 +118,9 @@ int64_t Module::num_parameters() const {
 NamedTensors Module::state_dict() const {
   NamedTensors state;
   visit(*this, [&](const std::string& prefix, const Module& module) {
-    for (const auto& [name, tensor] : module.parameters_)
-      state.emplace_back(prefix + name, tensor.alias());
-    for (const auto& [name, tensor] : module.buffers_)
-      state.emplace_back(prefix + name, tensor.alias());
+    for (const NamedTensors* list : {&module.parameters_, &module.buffers_}) {
+      for (const auto& [name, tensor] : *list) state.emplace_back(prefix + name, tensor.alias());
+    }
   });
   return state;
 }
@@ -155,7 +154,7 @@ LoadResult Module::load_state_dict(const NamedTensors& state, const LoadOptions&
     }
   }
   for (const auto& [name, tensor] : source) {
-    if (!known.count(name)) result.unexpected.push_back(name);
+    if (!known.contains(name)) result.unexpected.push_back(name);
   }
 
   std::string problems;

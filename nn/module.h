@@ -9,10 +9,9 @@
 //     nn::Linear &fc1, &fc2;
 //   };
 //
-// A module owns its children and holds handles on its tensors. Names are dotted paths as in
-// PyTorch: "fc1.weight". Everything is listed in order of registration, a module's own tensors
-// before its children's. Tensors are replaced only through Tensor::set_data or in place, so that
-// handles kept elsewhere, as in an optimizer, follow; never assign to a registered member.
+// A module owns its children. Names are dotted paths as in PyTorch, "fc1.weight", in order of
+// registration, a module's own tensors before its children's. Tensors are replaced only through
+// Tensor::set_data or in place, so that handles kept elsewhere follow; never assign to a member.
 #pragma once
 
 #include <functional>
@@ -23,7 +22,6 @@
 #include <vector>
 
 #include "autograd/tape.h"
-#include "core/named_tensors.h"
 
 namespace weft::nn {
 

@@ -1,5 +1,5 @@
-// What a model says of itself (Module::structure()), for those who share it out over devices, tune
-// it layer by layer, or foretell its time and memory. They know no model by its class or its names.
+// What a model says of itself, for those who share it out over devices, tune it layer by layer, or
+// foretell its time and memory: they know no model by its class or its names.
 //
 //   nn::ModelStructure Net::structure() {
 //     nn::ModelStructure structure(nn::wrap_modules<Block>());
@@ -11,6 +11,7 @@
 // What is left out the model does not have: whoever needs it refuses the model by name.
 #pragma once
 
+#include <algorithm>
 #include <functional>
 #include <memory>
 #include <string>
@@ -18,11 +19,34 @@
 #include <vector>
 
 #include "nn/module.h"
-#include "nn/segment.h"
 
 namespace weft::nn {
 
 class Linear;
+
+/// A part of a model that hands one tensor to the next. A model is a chain of them,
+///
+///   for (const Segment& segment : segments) x = segment.forward(x);
+///
+/// which pipelines deal out over devices (dist/model_parallel/pipeline.h).
+struct Segment {
+  std::string name;
+  /// Belongs to the model, which must outlive it.
+  std::function<Tensor(const Tensor&)> forward;
+  /// Whose parameters and buffers are its own: tensors and modules of the model by name.
+  std::vector<std::string> owns;
+};
+using Segments = std::vector<Segment>;
+
+/// Whether a tensor's name is `owner` or lies below it: "head.weight" below "head".
+inline bool is_below(const std::string& name, const std::string& owner) {
+  return name == owner || name.starts_with(owner + ".");
+}
+/// Whether a tensor of that name is the segment's.
+inline bool owns(const Segment& segment, const std::string& name) {
+  return std::ranges::any_of(segment.owns,
+                             [&](const std::string& owner) { return is_below(name, owner); });
+}
 
 /// True for modules that become units of their own. Units inside a unit are taken out of it.
 using WrapPolicy = std::function<bool(const std::string& name, Module& module)>;

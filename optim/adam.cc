@@ -10,11 +10,8 @@ Adam::Adam(std::string kind, bool decoupled, const ParameterGroups& groups, cons
 }
 
 void Adam::check(const ParameterGroup& group) const {
-  check_range(group, "lr", 0);
-  check_range(group, "beta1", 0, 1);
-  check_range(group, "beta2", 0, 1);
-  check_range(group, "eps", 0);
-  check_range(group, "weight_decay", 0);
+  for (const char* option : {"lr", "eps", "weight_decay"}) check_range(group, option, 0);
+  for (const char* option : {"beta1", "beta2"}) check_range(group, option, 0, 1);
 }
 
 std::vector<std::string> Adam::state_names(const ParameterGroup&) const {

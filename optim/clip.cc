@@ -19,6 +19,15 @@ Tensors gradients_of(const Tensors& parameters) {
 
 }  // namespace
 
+Tensors contiguous_gradients(const Tensors& parameters) {
+  const NoGrad guard;
+  for (const Tensor& parameter : parameters) {
+    const Tensor gradient = parameter.grad();
+    if (gradient.defined() && !gradient.is_contiguous()) parameter.set_grad(ops::clone(gradient));
+  }
+  return gradients_of(parameters);
+}
+
 double grad_norm(const Tensors& parameters) {
   const Tensors gradients = gradients_of(parameters);
   if (gradients.empty()) return 0;
@@ -39,14 +48,7 @@ double clip_grad_norm(const Tensors& parameters, double max_norm, bool error_if_
   WEFT_CHECK(std::isfinite(norm) || !error_if_nonfinite,
              "clip_grad_norm: the norm of the gradients is {}", norm);
   if (coefficient == 1) return norm;
-  Tensors contiguous;
-  for (const Tensor& parameter : parameters) {
-    Tensor gradient = parameter.grad();
-    if (!gradient.defined()) continue;
-    const NoGrad guard;
-    if (!gradient.is_contiguous()) parameter.set_grad(ops::clone(gradient));
-    contiguous.push_back(parameter.grad());
-  }
+  const Tensors contiguous = contiguous_gradients(parameters);
   kernels::multi_tensor_scale({.tensors = contiguous, .factor = coefficient});
   for (const Tensor& gradient : contiguous) gradient.bump_version();
   return norm;

@@ -5,6 +5,8 @@
 
 namespace weft::optim {
 
+/// The gradients, replaced by contiguous ones where they are not.
+Tensors contiguous_gradients(const Tensors& parameters);
 /// The 2-norm of all gradients together; 0 when there are none.
 double grad_norm(const Tensors& parameters);
 /// min(1, max_norm / (norm + 1e-6)): what clip_grad_norm multiplies by. Handing it to

@@ -10,6 +10,7 @@
 #include "kernels/loss_scale/loss_scale.h"
 #include "kernels/multi_tensor_scale/multi_tensor_scale.h"
 #include "optim/capture.h"
+#include "optim/clip.h"
 
 namespace weft::optim {
 namespace {
@@ -31,12 +32,8 @@ void check(const GradScalerOptions& o) {
 
 /// Whether the optimizer's device records work.
 bool is_capturing(const Optimizer& optimizer) {
-  for (const ParameterGroup& group : optimizer.groups()) {
-    if (!group.parameters.empty()) {
-      return optim::is_capturing(group.parameters[0].second.device());
-    }
-  }
-  return false;
+  const Tensors parameters = optimizer.parameters();
+  return !parameters.empty() && optim::is_capturing(parameters[0].device());
 }
 
 }  // namespace
@@ -69,22 +66,16 @@ void GradScaler::check_scaled(std::string_view function) const {
 }
 
 void GradScaler::apply_unscale(Optimizer& optimizer, OptimizerState& state) const {
-  Tensors gradients;
   for (const ParameterGroup& group : optimizer.groups()) {
     for (const auto& [name, parameter] : group.parameters) {
       const Tensor gradient = parameter.grad();
-      if (!gradient.defined()) continue;
-      WEFT_CHECK(gradient.dtype() != DType::f16,
+      WEFT_CHECK(!gradient.defined() || gradient.dtype() != DType::f16,
                  "GradScaler: the gradient of \"{}\" is {}; scaled gradients need the range of "
                  "f32: keep f32 weights and use Autocast",
                  name, gradient);
-      if (!gradient.is_contiguous()) {
-        const NoGrad guard;
-        parameter.set_grad(ops::clone(gradient));
-      }
-      gradients.push_back(parameter.grad());
     }
   }
+  const Tensors gradients = contiguous_gradients(optimizer.parameters());
   state.stage = Stage::kUnscaled;
   state.is_checked = !gradients.empty();
   state.found_inf = state.norm = 0;
@@ -267,9 +258,7 @@ void GradScaler::load_state_dict(const nlohmann::json& state) {
     state.at("backoff_factor").get_to(options.backoff_factor);
     state.at("growth_interval").get_to(options.growth_interval);
     state.at("_growth_tracker").get_to(growth_tracker);
-    if (state.contains("_hysteresis_tracker")) {
-      state.at("_hysteresis_tracker").get_to(hysteresis_left);
-    }
+    hysteresis_left = state.value("_hysteresis_tracker", hysteresis_left);
   } catch (const nlohmann::json::exception& error) {
     WEFT_FAIL("GradScaler: malformed state: {}", error.what());
   }

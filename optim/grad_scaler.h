@@ -9,24 +9,18 @@
 //   scaler.update();
 //
 // Gradients of fp16 activations below 2^-25 vanish; those of a loss multiplied by S survive down to
-// 2^-25 / S (Micikevicius et al., "Mixed Precision Training", arXiv:1710.03740). S is halved, and
-// the step skipped, whenever a gradient comes out infinite or NaN, and doubled after 2000 steps
-// without.
+// 2^-25 / S (Micikevicius et al., "Mixed Precision Training", arXiv:1710.03740). S, an f32, is
+// halved, and the step skipped, whenever a gradient is infinite or NaN, and doubled after 2000
+// steps without. `hysteresis` and `min_scale` make DeepSpeed's dynamic loss scale of it.
 //
 // Each optimizer goes READY -unscale-> UNSCALED -step-> STEPPED -update-> READY; step unscales what
 // is still READY. A second unscale, an unscale after step, and a second step are Errors, as are
 // fp16 gradients (master weights are f32), and a step or an update with nothing checked before.
 //
-// The scale is an f32; its inverse is taken in f64 and rounded to f32.
-//
-// DeepSpeed's dynamic loss scale is the same machine with `hysteresis` and `min_scale`. A scale
-// that would have to fall below min_scale is an Error: no scale helps gradients that are infinite
-// of themselves.
-//
-// A step with all of that can be part of a captured graph (core/graph.h). Scale, inverse, trackers
-// and what was found then live on the device, which moves them itself and leaves the parameters
-// alone where the step is to be skipped. Nothing waits inside; the host learns between two launches
-// what became of the first, and moves its own copy by the same rule (kernels/loss_scale):
+// A step with all of that can be part of a captured graph (core/graph.h), which keeps the scale and
+// what was found on the device, moves them itself and leaves the parameters alone where the step is
+// to be skipped. The host learns of it between two launches, and moves its own copy by the same
+// rule (kernels/loss_scale):
 //
 //   graph.capture([&] { ...; backward(scaler.scale(loss)); scaler.step(optimizer);
 //                       scaler.update(); });
@@ -69,8 +63,8 @@ class GradScaler {
   /// optimizer.step(gradient_scale), unless an infinity was found: then false, and nothing changed.
   /// Inside a capture true: settle() tells of a launch.
   bool step(Optimizer& optimizer, double gradient_scale = 1);
-  /// The next step's scale, from what the optimizers found. Throws Error, changing nothing, when
-  /// the scale sticks at min_scale.
+  /// The next step's scale, from what the optimizers found. Throws Error, changing nothing, when it
+  /// would fall below min_scale: no scale helps gradients that are infinite of themselves.
   void update();
   /// The same with a scale of the caller's choice.
   void update(double new_scale);
@@ -78,9 +72,8 @@ class GradScaler {
   /// optimizer.advance() before the launch of a captured step, after settle() of the one before.
   /// Throws Error without a captured step, and what settle() throws.
   void advance(Optimizer& optimizer, double gradient_scale = 1);
-  /// Waits for the launch since the last advance(), if there was one that is not settled, and
-  /// counts what it found, as update() does. False when it skipped its step. Throws as update()
-  /// does.
+  /// Waits for the launch since the last advance(), unless it is settled, and counts what it found,
+  /// as update() does, throwing as it does. False when the launch skipped its step.
   bool settle(Optimizer& optimizer);
 
   /// What unscale found: 0, or 1 for an infinity. Where the gradients are sharded, the ranks take
@@ -91,7 +84,6 @@ class GradScaler {
   bool is_enabled() const { return options_.enabled; }
   /// S; 1 when disabled.
   double get_scale() const { return options_.enabled ? state_.scale : 1; }
-  /// growth_factor, backoff_factor, growth_interval, hysteresis, min_scale.
   const GradScalerOptions& options() const { return options_; }
 
   /// PyTorch's: scale, growth_factor, backoff_factor, growth_interval, _growth_tracker; with

@@ -48,10 +48,6 @@ ParameterGroups without_decay_of_vectors(const NamedTensors& parameters,
   return {decayed, others};
 }
 
-void Optimizer::add_groups(ParameterGroups groups) {
-  for (ParameterGroup& group : groups) add_group(std::move(group));
-}
-
 void Optimizer::add_group(ParameterGroup group) {
   for (const auto& [option, value] : group.options) {
     WEFT_CHECK(defaults_.count(option), "{}: unknown option \"{}\"", kind_, option);
@@ -76,16 +72,12 @@ void Optimizer::add_group(ParameterGroup group) {
   groups_.push_back(std::move(group));
 }
 
-void Optimizer::check_range(const ParameterGroup& group, std::string_view option,
-                            double low) const {
-  WEFT_CHECK(group[option] >= low, "{}: {} must be at least {}, got {}", kind_, option, low,
-             group[option]);
-}
-
 void Optimizer::check_range(const ParameterGroup& group, std::string_view option, double low,
-                            double high) const {
-  WEFT_CHECK(group[option] >= low && group[option] < high, "{}: {} must lie in [{}, {}), got {}",
-             kind_, option, low, high, group[option]);
+                            std::optional<double> high) const {
+  const double value = group[option];
+  if (value >= low && (!high || value < *high)) return;
+  WEFT_CHECK(high, "{}: {} must be at least {}, got {}", kind_, option, low, value);
+  WEFT_FAIL("{}: {} must lie in [{}, {}), got {}", kind_, option, low, *high, value);
 }
 
 Tensors Optimizer::parameters() const {
@@ -97,9 +89,9 @@ Tensors Optimizer::parameters() const {
 }
 
 int64_t Optimizer::state_tensors() const {
-  size_t most = 0;
-  for (const ParameterGroup& group : groups_) most = std::max(most, state_names(group).size());
-  return static_cast<int64_t>(most);
+  int64_t most = 0;
+  for (const ParameterGroup& group : groups_) most = std::max(most, std::ssize(state_names(group)));
+  return most;
 }
 
 double Optimizer::lr() const {
@@ -234,8 +226,8 @@ OptimizerState Optimizer::state_dict() const {
       for (size_t i = 0; i < kinds.size(); ++i) {
         result.tensors.emplace_back(name + "." + kinds[i], found->second.tensors[i]);
       }
-      const std::vector<int64_t> step = {found->second.step};
-      result.tensors.emplace_back(name + ".step", Tensor::from(step, {}));
+      result.tensors.emplace_back(name + ".step",
+                                  Tensor::from(std::vector{found->second.step}, {}));
     }
     result.groups["groups"].push_back({{"options", group.options}, {"parameters", names}});
   }
@@ -295,7 +287,7 @@ void Optimizer::load_state_dict(const OptimizerState& state) {
   }
   for (const auto& [name, tensor] : state.tensors) {
     const std::string parameter = name.substr(0, name.rfind('.'));
-    WEFT_CHECK(by_name.count(parameter + ".step"), "{}: unexpected \"{}\" in the state", kind_,
+    WEFT_CHECK(by_name.contains(parameter + ".step"), "{}: unexpected \"{}\" in the state", kind_,
                name);
   }
   WEFT_CHECK(used == by_name.size(), "{}: the state holds tensors of other parameters", kind_);

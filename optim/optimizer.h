@@ -7,11 +7,11 @@
 //   optim::clip_grad_norm(model.parameters(), 1.0);
 //   optimizer.step();
 //
-// A step calls one kernel for all parameters of a group that stand at the same step count; nothing
-// is recorded. Parameters without a gradient are skipped, state and all.
+// A step calls one kernel for all parameters of a group that stand at the same step count.
+// Parameters without a gradient are skipped, state and all.
 //
-// A step can be part of a captured graph (core/graph.h), after at least one step that was not, by
-// which the state exists. The capture counts no step; advance() does, before each launch:
+// A step can be part of a captured graph (core/graph.h), after one that was not and made the state.
+// The capture counts no step; advance() does, before each launch:
 //
 //   train_step();                                   // zero_grad, forward, backward, step
 //   graph.capture(train_step);
@@ -19,12 +19,12 @@
 #pragma once
 
 #include <map>
+#include <optional>
 #include <string>
 #include <unordered_map>
 #include <vector>
 
 #include "autograd/tape.h"
-#include "core/named_tensors.h"
 
 namespace weft::optim {
 
@@ -107,7 +107,9 @@ class Optimizer {
   };
 
   Optimizer(std::string kind, Options defaults) : kind_(std::move(kind)), defaults_(defaults) {}
-  void add_groups(ParameterGroups groups);
+  void add_groups(const ParameterGroups& groups) {
+    for (const ParameterGroup& group : groups) add_group(group);
+  }
 
   virtual void check(const ParameterGroup& group) const = 0;
   virtual std::vector<std::string> state_names(const ParameterGroup& group) const = 0;
@@ -119,9 +121,8 @@ class Optimizer {
   virtual bool can_skip() const { return false; }
 
   /// Throws Error naming the option unless low <= value (and value < high).
-  void check_range(const ParameterGroup& group, std::string_view option, double low) const;
   void check_range(const ParameterGroup& group, std::string_view option, double low,
-                   double high) const;
+                   std::optional<double> high = {}) const;
 
  private:
   struct ParameterState {

@@ -3,7 +3,7 @@
 
 #include <nlohmann/json.hpp>
 
-#include "core/named_tensors.h"
+#include "core/tensor.h"
 
 namespace weft::optim {
 

@@ -16,8 +16,12 @@ void check_steps(std::string_view schedule, int64_t steps) {
 double half_cosine(double a, double b, double t) {
   return b + (a - b) * (1 + std::cos(std::numbers::pi * t)) / 2;
 }
-
 double straight(double a, double b, double t) { return a + (b - a) * t; }
+
+/// How much of the steps is done, at most all.
+double share(int64_t step, int64_t steps) {
+  return static_cast<double>(std::min(step, steps)) / static_cast<double>(steps);
+}
 
 }  // namespace
 
@@ -27,17 +31,12 @@ Schedule constant() {
 
 Schedule linear(int64_t steps, double start, double end) {
   check_steps("linear", steps);
-  return [=](int64_t step) {
-    const double t = static_cast<double>(std::min(step, steps)) / static_cast<double>(steps);
-    return straight(start, end, t);
-  };
+  return [=](int64_t step) { return straight(start, end, share(step, steps)); };
 }
 
 Schedule cosine(int64_t steps, double end) {
   check_steps("cosine", steps);
-  return [=](int64_t step) {
-    return half_cosine(1, end, static_cast<double>(std::min(step, steps)) / steps);
-  };
+  return [=](int64_t step) { return half_cosine(1, end, share(step, steps)); };
 }
 
 Schedule exponential(double gamma) {

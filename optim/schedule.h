@@ -37,9 +37,8 @@ struct OneCycleOptions {
   double final_div_factor = 1e4;  // the last one is the first divided by this
   bool linear = false;            // straight lines, not half cosines
 };
-/// Up from 1/div_factor to 1, then down to almost nothing, over `steps` steps; the base learning
-/// rate is the greatest one (OneCycleLR; only the learning rate cycles). Smith, Topin: "Super-
-/// Convergence", 2018.
+/// Up from 1/div_factor to 1, the base learning rate, then down to almost nothing (OneCycleLR; only
+/// the learning rate cycles). Smith, Topin: "Super-Convergence", 2018.
 Schedule one_cycle(int64_t steps, const OneCycleOptions& options = {});
 
 /// One schedule after another: number i + 1 begins, at its step 0, at milestone i (SequentialLR).

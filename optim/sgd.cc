@@ -15,9 +15,7 @@ SGD::SGD(const ParameterGroups& groups, const SgdOptions& options)
 }
 
 void SGD::check(const ParameterGroup& group) const {
-  check_range(group, "lr", 0);
-  check_range(group, "momentum", 0);
-  check_range(group, "weight_decay", 0);
+  for (const char* option : {"lr", "momentum", "weight_decay"}) check_range(group, option, 0);
   WEFT_CHECK(group["nesterov"] == 0 || (group["momentum"] > 0 && group["dampening"] == 0),
              "SGD: nesterov needs a momentum and no dampening, got {} and {}", group["momentum"],
              group["dampening"]);

@@ -44,7 +44,7 @@ Result train(const FabricOptions& options, const dist::CommunicatorPtr& world) {
   nn::ModelStructure structure(nn::wrap_modules<nn::Linear>());
   structure.mlps = {
       {dynamic_cast<nn::Linear*>(&(*model)[0]), dynamic_cast<nn::Linear*>(&(*model)[2])}};
-  structure.segments = nn::segments_of(*model);
+  structure.segments = model->structure().segments;
   structure.replica = make_model;
   fabric.setup(*model, optimizer, structure);
   Result result;
@@ -196,7 +196,7 @@ TEST_CASE("trap: an infinite gradient of one rank makes all of them leave the st
       const auto model = make_model();
       optim::AdamW optimizer(model->named_parameters(), {.lr = 0.01});
       nn::ModelStructure structure(nn::wrap_modules<nn::Linear>());
-      structure.segments = nn::segments_of(*model);
+      structure.segments = model->structure().segments;
       fabric.setup(*model, optimizer, structure);
       for (int step = 0; step < 2; ++step) {
         optimizer.zero_grad();

@@ -13,14 +13,11 @@ namespace {
 
 using kernels::AttentionProblem;
 
-void check_options(std::string_view op, const AttentionOptions& options) {
+/// The problem of a forward pass, with its random stream reserved.
+AttentionProblem make_problem(std::string_view op, const Tensor& q, const Tensor& k,
+                              const Tensor& v, const AttentionOptions& options) {
   WEFT_CHECK(options.dropout >= 0 && options.dropout < 1, "{}: dropout must lie in [0, 1), got {}",
              op, options.dropout);
-}
-
-/// The problem of a forward pass, with its random stream reserved.
-AttentionProblem make_problem(const Tensor& q, const Tensor& k, const Tensor& v,
-                              const AttentionOptions& options) {
   AttentionProblem p{.q = q, .k = k, .v = v};
   p.scale = options.scale.value_or(1.0 / std::sqrt(static_cast<double>(q.size(3))));
   p.causal = options.causal;
@@ -51,10 +48,8 @@ Tensor empty_heads(const Tensor& like) {
 
 Tensor attention(const Tensor& query, const Tensor& key, const Tensor& value,
                  const AttentionOptions& options) {
-  check_options("attention", options);
-  raw::check_devices("attention", {query, key, value});
+  raw::check_operands("attention", {query, key, value}, 3);
   for (const Tensor* t : {&query, &key, &value}) {
-    raw::check_floating("attention", *t);
     WEFT_CHECK(t->dim() == 4, "attention: expected [B, H, T, D], got {}", *t);
   }
   WEFT_CHECK(key.shape() == value.shape() && query.size(0) == key.size(0) &&
@@ -63,7 +58,7 @@ Tensor attention(const Tensor& query, const Tensor& key, const Tensor& value,
   const Tensor q = with_unit_stride(autocast_cast(query));
   const Tensor k = with_unit_stride(autocast_cast(key));
   const Tensor v = with_unit_stride(autocast_cast(value));
-  AttentionProblem p = make_problem(q, k, v, options);
+  AttentionProblem p = make_problem("attention", q, k, v, options);
   p.out = empty_heads(q);
   kernels::attention(p);
   const Tensor out = p.out, lse = p.lse;
@@ -82,7 +77,6 @@ Tensor attention(const Tensor& query, const Tensor& key, const Tensor& value,
 }
 
 Tensor self_attention(const Tensor& input, int64_t heads, const AttentionOptions& options) {
-  check_options("self_attention", options);
   raw::check_floating("self_attention", input);
   WEFT_CHECK(input.dim() == 3 && heads > 0 && input.size(2) % (3 * heads) == 0,
              "self_attention: expected [B, T, 3 * heads * D] with {} heads, got {}", heads, input);
@@ -97,7 +91,8 @@ Tensor self_attention(const Tensor& input, int64_t heads, const AttentionOptions
   const auto as_heads = [=](const Tensor& x) {
     return view::transpose(view::reshape(x, {batch, tokens, heads, depth}), 1, 2);
   };
-  AttentionProblem p = make_problem(part(qkv, 0), part(qkv, 1), part(qkv, 2), options);
+  AttentionProblem p =
+      make_problem("self_attention", part(qkv, 0), part(qkv, 1), part(qkv, 2), options);
   Tensor out = Tensor::empty({batch, tokens, width}, qkv.dtype(), qkv.device());
   p.out = as_heads(out);
   kernels::attention(p);
@@ -110,7 +105,7 @@ Tensor self_attention(const Tensor& input, int64_t heads, const AttentionOptions
     g.q = part(qkv, 0), g.k = part(qkv, 1), g.v = part(qkv, 2);
     g.out = as_heads(b.saved(1)), g.lse = b.saved(2);
     g.dout = as_heads(raw::contiguous(b.dy(), qkv.dtype()));
-    Tensor dqkv = Tensor::empty(qkv.shape(), qkv.dtype(), qkv.device());
+    Tensor dqkv = raw::empty_like(qkv);
     g.dq = part(dqkv, 0), g.dk = part(dqkv, 1), g.dv = part(dqkv, 2);
     kernels::attention(g);
     return {dqkv};

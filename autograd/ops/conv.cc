@@ -16,67 +16,6 @@ void check_image(std::string_view op, const Tensor& x) {
   WEFT_CHECK(x.dim() == 4, "{}: expected images [N, C, H, W], got {}", op, x);
 }
 
-}  // namespace
-
-Tensor conv2d(const Tensor& input, const Tensor& weight, const Tensor& bias,
-              const Conv2dOptions& options) {
-  check_image("conv2d", input);
-  raw::check_floating("conv2d", weight);
-  raw::check_devices("conv2d", {input, weight, bias});
-  const int64_t groups = options.groups;
-  WEFT_CHECK(weight.dim() == 4 && groups > 0 && input.size(1) == weight.size(1) * groups &&
-                 weight.size(0) % groups == 0,
-             "conv2d: images {} and weight {} do not fit together with {} groups", input, weight,
-             groups);
-  WEFT_CHECK(!bias.defined() || bias.shape() == Shape{weight.size(0)},
-             "conv2d: expected a bias of shape [{}], got {}", weight.size(0), bias);
-  Shape shape = {input.size(0), weight.size(0)};
-  for (int i = 0; i < 2; ++i) {
-    WEFT_CHECK(
-        options.stride[i] > 0 && options.dilation[i] > 0 && options.padding[i] >= 0,
-        "conv2d: stride and dilation must be positive and padding not negative, got {}, {}, {}",
-        options.stride[i], options.dilation[i], options.padding[i]);
-    shape.push_back(kernels::conv2d_output_size(input.size(2 + i), weight.size(2 + i),
-                                                options.stride[i], options.padding[i],
-                                                options.dilation[i]));
-    WEFT_CHECK(shape.back() > 0, "conv2d: weight {} is larger than the padded images {}", weight,
-               input);
-  }
-  const DType dtype = autocast_products(input, weight);
-  const Tensor x = cast(input, dtype), w = autocast_weight(weight, dtype);
-  Conv2dProblem p{.stride = options.stride,
-                  .padding = options.padding,
-                  .dilation = options.dilation,
-                  .groups = groups};
-  Conv2dProblem forward = p;
-  forward.x = x, forward.w = w, forward.bias = bias;
-  forward.y = Tensor::empty(shape, dtype, x.device());
-  kernels::conv2d(forward);
-  return record("conv2d", {x, weight, bias}, forward.y, {x, w},
-                [=, wide = weight.dtype()](const Backward& b) -> Tensors {
-                  b.require_no_graph();
-                  const Tensor x = b.saved(0), w = b.saved(1), dy = cast(b.dy(), x.dtype());
-                  Tensor dx, dw, db;
-                  if (b.needs(0)) {
-                    Conv2dProblem data = p;
-                    data.w = w, data.dy = dy;
-                    data.dx = dx = Tensor::empty(x.shape(), x.dtype(), x.device());
-                    kernels::conv2d(data);
-                  }
-                  if (b.needs(1) || b.needs(2)) {
-                    Conv2dProblem filter = p;
-                    filter.x = x, filter.dy = dy;
-                    filter.dw = dw = Tensor::empty(w.shape(), wide, x.device());
-                    if (b.needs(2))
-                      filter.dbias = db = Tensor::empty({w.size(0)}, wide, x.device());
-                    kernels::conv2d(filter);
-                  }
-                  return {dx, dw, db};
-                });
-}
-
-namespace {
-
 Tensor pool(std::string_view op, const Tensor& x, const Pool2dOptions& options,
             kernels::PoolKind kind) {
   check_image(op, x);
@@ -116,6 +55,62 @@ Tensor pool(std::string_view op, const Tensor& x, const Pool2dOptions& options,
 }
 
 }  // namespace
+
+Tensor conv2d(const Tensor& input, const Tensor& weight, const Tensor& bias,
+              const Conv2dOptions& options) {
+  check_image("conv2d", input);
+  raw::check_operands("conv2d", {input, weight, bias}, 2);
+  const int64_t groups = options.groups;
+  WEFT_CHECK(weight.dim() == 4 && groups > 0 && input.size(1) == weight.size(1) * groups &&
+                 weight.size(0) % groups == 0,
+             "conv2d: images {} and weight {} do not fit together with {} groups", input, weight,
+             groups);
+  WEFT_CHECK(!bias.defined() || bias.shape() == Shape{weight.size(0)},
+             "conv2d: expected a bias of shape [{}], got {}", weight.size(0), bias);
+  Shape shape = {input.size(0), weight.size(0)};
+  for (int i = 0; i < 2; ++i) {
+    WEFT_CHECK(
+        options.stride[i] > 0 && options.dilation[i] > 0 && options.padding[i] >= 0,
+        "conv2d: stride and dilation must be positive and padding not negative, got {}, {}, {}",
+        options.stride[i], options.dilation[i], options.padding[i]);
+    shape.push_back(kernels::conv2d_output_size(input.size(2 + i), weight.size(2 + i),
+                                                options.stride[i], options.padding[i],
+                                                options.dilation[i]));
+    WEFT_CHECK(shape.back() > 0, "conv2d: weight {} is larger than the padded images {}", weight,
+               input);
+  }
+  const DType dtype = autocast_products(input, weight);
+  const Tensor x = cast(input, dtype), w = autocast_weight(weight, dtype);
+  Conv2dProblem p{.stride = options.stride,
+                  .padding = options.padding,
+                  .dilation = options.dilation,
+                  .groups = groups};
+  Conv2dProblem forward = p;
+  forward.x = x, forward.w = w, forward.bias = bias;
+  forward.y = Tensor::empty(shape, dtype, x.device());
+  kernels::conv2d(forward);
+  return record("conv2d", {x, weight, bias}, forward.y, {x, w},
+                [=, wide = weight.dtype()](const Backward& b) -> Tensors {
+                  b.require_no_graph();
+                  const Tensor x = b.saved(0), w = b.saved(1), dy = cast(b.dy(), x.dtype());
+                  Tensor dx, dw, db;
+                  if (b.needs(0)) {
+                    Conv2dProblem data = p;
+                    data.w = w, data.dy = dy;
+                    data.dx = dx = raw::empty_like(x);
+                    kernels::conv2d(data);
+                  }
+                  if (b.needs(1) || b.needs(2)) {
+                    Conv2dProblem filter = p;
+                    filter.x = x, filter.dy = dy;
+                    filter.dw = dw = Tensor::empty(w.shape(), wide, x.device());
+                    if (b.needs(2))
+                      filter.dbias = db = Tensor::empty({w.size(0)}, wide, x.device());
+                    kernels::conv2d(filter);
+                  }
+                  return {dx, dw, db};
+                });
+}
 
 Tensor max_pool2d(const Tensor& x, const Pool2dOptions& options) {
   return pool("max_pool2d", x, options, kernels::PoolKind::kMax);

@@ -1,13 +1,15 @@
+// Creation and conversion.
 #include "autograd/ops.h"
 #include "autograd/random.h"
 #include "autograd/raw.h"
+#include "core/runtime.h"
+#include "core/transfer.h"
 #include "core/view.h"
 #include "kernels/fill/fill.h"
 #include "kernels/index/index.h"
 #include "kernels/random/random.h"
 
 namespace weft::ops {
-
 Tensor full(const Shape& shape, double value, DType dtype, Device device) {
   Tensor y = Tensor::empty(shape, dtype, device);
   kernels::fill({.y = y, .value = value});
@@ -31,7 +33,7 @@ Tensor arange(int64_t begin, int64_t end, DType dtype) {
 
 Tensor eye(int64_t n, DType dtype) {
   WEFT_CHECK(n >= 0, "eye: the size must not be negative, got {}", n);
-  Tensor y = raw::zeros({n, n}, dtype, {});
+  Tensor y = Tensor::zeros({n, n}, dtype, {});
   const Tensor diagonal = Tensor::view_of(y.storage(), {n}, {n + 1}, 0, dtype);
   kernels::fill({.y = diagonal, .value = 1});
   return y;
@@ -43,7 +45,7 @@ Tensor one_hot(const Tensor& indices, int64_t classes, DType dtype) {
              indices, classes);
   Shape shape = indices.shape();
   shape.push_back(classes);
-  Tensor y = raw::zeros(shape, dtype, indices.device());
+  Tensor y = Tensor::zeros(shape, dtype, indices.device());
   const Tensor index = view::unsqueeze(raw::contiguous(indices, DType::i64), indices.dim());
   kernels::index({.kind = kernels::IndexKind::kScatter,
                   .x = full(index.shape(), 1, dtype, indices.device()),
@@ -72,6 +74,38 @@ Tensor rand(const Shape& shape, DType dtype) {
 }
 Tensor randn(const Shape& shape, DType dtype) {
   return draw(shape, dtype, kernels::Distribution::kNormal);
+}
+
+Tensor cast(const Tensor& x, DType dtype) {
+  if (x.dtype() == dtype) return x;
+  Tensor y = Tensor::empty(x.shape(), dtype, x.device());
+  raw::copy(x, y);
+  if (!is_floating(dtype)) return y;
+  return record("cast", {x}, y, {},
+                [old = x.dtype()](const Backward& b) -> Tensors { return {cast(b.dy(), old)}; });
+}
+
+Tensor to(const Tensor& x, Device device) {
+  if (x.device() == device) return x;
+  require_device(device);
+  // Between CPU addresses elements are copied; to and from CUDA the bytes travel as they lie.
+  Tensor y;
+  if (x.device().type == device.type && device.type == DeviceType::cpu) {
+    y = Tensor::empty(x.shape(), x.dtype(), device);
+    raw::copy(x, y);
+  } else {
+    y = to_device(raw::contiguous(x, x.dtype()), device);
+  }
+  return record("to", {x}, y, {},
+                [old = x.device()](const Backward& b) -> Tensors { return {to(b.dy(), old)}; });
+}
+
+Tensor contiguous(const Tensor& x) { return x.is_contiguous() ? x : clone(x); }
+
+Tensor clone(const Tensor& x) {
+  Tensor y = raw::empty_like(x);
+  raw::copy(x, y);
+  return record("clone", {x}, y, {}, [](const Backward& b) -> Tensors { return {b.dy()}; });
 }
 
 }  // namespace weft::ops

@@ -9,7 +9,7 @@ namespace {
 
 /// The mask of (seed, stream, offset) applied to x; its own gradient is the same.
 Tensor masked(const Tensor& x, double p, uint64_t seed, uint64_t stream, uint64_t offset) {
-  Tensor y = Tensor::empty(x.shape(), x.dtype(), x.device());
+  Tensor y = raw::empty_like(x);
   kernels::dropout({.x = x, .y = y, .p = p, .seed = seed, .stream = stream, .offset = offset});
   return record("dropout", {x}, y, {}, [=](const Backward& b) -> Tensors {
     return {masked(b.dy(), p, seed, stream, offset)};

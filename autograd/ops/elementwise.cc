@@ -19,6 +19,9 @@ namespace {
 
 using kernels::BinaryOp;
 using kernels::UnaryOp;
+using B = BinaryOp;
+using U = UnaryOp;
+using T = const Tensor&;
 
 Tensor compute(UnaryOp op, const Tensor& x, double alpha = 1) {
   WEFT_CHECK(x.defined(), "{}: undefined tensor", name(op));
@@ -31,7 +34,7 @@ Tensor compute(UnaryOp op, const Tensor& x, double alpha = 1) {
 
 Tensor compute(BinaryOp op, const Tensor& a, const Tensor& b, double alpha = 1) {
   WEFT_CHECK(a.defined() && b.defined(), "{}: undefined tensor", name(op));
-  raw::check_devices(name(op), {a, b});
+  raw::check_operands(name(op), {a, b});
   const Shape shape = broadcast_shapes(a.shape(), b.shape(), name(op));
   const DType dtype = is_test(op) ? DType::boolean : promote(a.dtype(), b.dtype());
   Tensor y = Tensor::empty(shape, dtype, a.device());
@@ -45,18 +48,23 @@ Tensor scalar_like(const Tensor& x, double value) {
   return full({}, value, is_floating(x.dtype()) ? x.dtype() : DType::f32, x.device());
 }
 
-/// The gradient of a broadcast operand: summed to its shape, in its dtype.
-Tensor reduce_to(const Tensor& gradient, const Shape& shape, DType dtype) {
-  return cast(sum_to(gradient, shape), dtype);
-}
-
 /// An operand's shape and dtype: all that backward needs of it when its values do not matter.
 struct Meta {
   Shape shape;
   DType dtype;
-  explicit Meta(const Tensor& x) : shape(x.shape()), dtype(x.dtype()) {}
-  Tensor fit(const Tensor& gradient) const { return reduce_to(gradient, shape, dtype); }
+  explicit Meta(T x) : shape(x.shape()), dtype(x.dtype()) {}
+  /// The gradient of a broadcast operand: summed to its shape, in its dtype.
+  Tensor fit(T gradient) const { return cast(sum_to(gradient, shape), dtype); }
 };
+
+/// Records y = op(a, b), whose operands have the gradients da(g) and db(g) before Meta::fit.
+template <class Da, class Db>
+Tensor record_two(std::string_view op, T a, T b, Tensor y, const Tensors& saved, Da da, Db db) {
+  return record(
+      op, {a, b}, y, saved, [da, db, ma = Meta(a), mb = Meta(b)](const Backward& g) -> Tensors {
+        return {g.needs(0) ? ma.fit(da(g)) : Tensor(), g.needs(1) ? mb.fit(db(g)) : Tensor()};
+      });
+}
 
 // Slopes of the ops whose gradient has a kernel, in recorded ops.
 Tensor relu_slope(const Tensor& y) { return cast(gt(y, scalar_like(y, 0)), y.dtype()); }
@@ -83,9 +91,6 @@ constexpr double kErfSlope = 2 * std::numbers::inv_sqrtpi;  // at 0
 
 enum Keeps { kX, kY };
 enum Autocasting { kAsItComes, kInF32 };
-using T = const Tensor&;
-using U = UnaryOp;
-using B = BinaryOp;
 
 /// How y = op(x) is differentiated.
 struct Derivative {
@@ -126,7 +131,7 @@ Tensor differentiable(UnaryOp op, const Tensor& input, std::string_view recorded
     const Tensor kept = b.saved(0);
     // Inside an Autocast a derivative made of exp or reciprocal comes out in f32.
     if (!d.kernel || b.create_graph()) return {cast(d.dx(b.dy(), kept), kept.dtype())};
-    Tensor dx = Tensor::empty(kept.shape(), kept.dtype(), kept.device());
+    Tensor dx = raw::empty_like(kept);
     kernels::binary({.op = *d.kernel, .a = kept, .b = b.dy(), .y = dx});
     return {dx};
   });
@@ -134,33 +139,83 @@ Tensor differentiable(UnaryOp op, const Tensor& input, std::string_view recorded
 
 Tensor differentiable(UnaryOp op, const Tensor& x) { return differentiable(op, x, name(op)); }
 
+Tensor extreme(BinaryOp kernel, T a, T b) {
+  return record(name(kernel), {a, b}, compute(kernel, a, b), {a, b},
+                [kernel, ma = Meta(a), mb = Meta(b)](const Backward& g) -> Tensors {
+                  const Tensor a = g.saved(0), b = g.saved(1);
+                  const Tensor& dy = g.dy();
+                  const Tensor first = kernel == B::kMaximum ? gt(a, b) : lt(a, b);
+                  const Tensor half = cast(eq(a, b), dy.dtype()) * 0.5;
+                  const Tensor weight = add(cast(first, dy.dtype()), half);
+                  return {g.needs(0) ? ma.fit(mul(dy, weight)) : Tensor(),
+                          g.needs(1) ? mb.fit(mul(dy, 1.0 - weight)) : Tensor()};
+                });
+}
+
+bool is_same_place(const Tensor& a, const Tensor& b) {
+  return a.storage() == b.storage() && a.offset() == b.offset() && a.shape() == b.shape() &&
+         a.strides() == b.strides();
+}
+
+/// x expanded to the target of an in-place op, after all that can be wrong with the two.
+Tensor operand(std::string_view op, const Tensor& target, const Tensor& x) {
+  WEFT_CHECK(target.defined() && x.defined(), "{}: undefined tensor", op);
+  check_in_place(op, {target, x}, target);
+  raw::check_operands(op, {target, x});
+  WEFT_CHECK(broadcast_shapes(target.shape(), x.shape(), op) == target.shape(),
+             "{}: {} does not broadcast to the target {}", op, x, target);
+  WEFT_CHECK(!view::overlaps_itself(target),
+             "{}: several elements of the target, {} with strides {}, share memory; clone() it "
+             "first",
+             op, target, target.strides());
+  const Tensor expanded = view::expand(x, target.shape());
+  WEFT_CHECK(is_same_place(expanded, target) || !view::share_elements(expanded, target),
+             "{}: {} and the target, {}, share some of their elements; clone() one of them first",
+             op, x, target);
+  return expanded;
+}
+
+/// Whether the result beside `other` may take the memory of `spent`: a temporary without history
+/// that nothing else refers to, of the result's shape and dtype.
+bool gives_memory(const Tensor& spent, const Tensor& other) {
+  return spent.defined() && spent.is_unique() && spent.storage()->is_owner() && !spent.autograd() &&
+         other.defined() && is_floating(spent.dtype()) && is_floating(other.dtype()) &&
+         spent.is_contiguous() && spent.device() == other.device() &&
+         (other.dim() == 0 || other.shape() == spent.shape()) &&
+         promote(spent.dtype(), other.dtype()) == spent.dtype();
+}
+
+/// a op b. A C++ expression keeps its temporaries to its end; giving their memory on, a chain of
+/// operations stays in the caches that its longest part fits in.
+Tensor combine(BinaryOp op, Tensor (*recorded)(T, T), T a, T b) {
+  const bool in_a = gives_memory(a, b);
+  if ((!in_a && !gives_memory(b, a)) || is_recording({a, b})) return recorded(a, b);
+  const Tensor y = in_a ? a : b;
+  kernels::binary(
+      {.op = op, .a = view::expand(a, y.shape()), .b = view::expand(b, y.shape()), .y = y});
+  return y;
+}
+
 }  // namespace
 
 Tensor add(const Tensor& a, const Tensor& b, double alpha) {
-  Tensor y =
-      alpha == 1 ? compute(BinaryOp::kAdd, a, b) : compute(BinaryOp::kAddScaled, a, b, alpha);
-  return record("add", {a, b}, y, {},
-                [ma = Meta(a), mb = Meta(b), alpha](const Backward& g) -> Tensors {
-                  const Tensor& dy = g.dy();
-                  return {g.needs(0) ? ma.fit(dy) : Tensor(),
-                          g.needs(1) ? mb.fit(alpha == 1 ? dy : dy * alpha) : Tensor()};
-                });
+  Tensor y = alpha == 1 ? compute(B::kAdd, a, b) : compute(B::kAddScaled, a, b, alpha);
+  return record_two(
+      "add", a, b, y, {}, [](const Backward& g) { return g.dy(); },
+      [alpha](const Backward& g) { return alpha == 1 ? g.dy() : g.dy() * alpha; });
 }
 
 Tensor sub(const Tensor& a, const Tensor& b) {
-  return record("sub", {a, b}, compute(BinaryOp::kSub, a, b), {},
-                [ma = Meta(a), mb = Meta(b)](const Backward& g) -> Tensors {
-                  return {g.needs(0) ? ma.fit(g.dy()) : Tensor(),
-                          g.needs(1) ? mb.fit(neg(g.dy())) : Tensor()};
-                });
+  return record_two(
+      "sub", a, b, compute(B::kSub, a, b), {}, [](const Backward& g) { return g.dy(); },
+      [](const Backward& g) { return neg(g.dy()); });
 }
 
 Tensor mul(const Tensor& a, const Tensor& b) {
-  return record("mul", {a, b}, compute(BinaryOp::kMul, a, b), {a, b},
-                [ma = Meta(a), mb = Meta(b)](const Backward& g) -> Tensors {
-                  return {g.needs(0) ? ma.fit(mul(g.dy(), g.saved(1))) : Tensor(),
-                          g.needs(1) ? mb.fit(mul(g.dy(), g.saved(0))) : Tensor()};
-                });
+  return record_two(
+      "mul", a, b, compute(B::kMul, a, b), {a, b},
+      [](const Backward& g) { return mul(g.dy(), g.saved(1)); },
+      [](const Backward& g) { return mul(g.dy(), g.saved(0)); });
 }
 
 Tensor div(const Tensor& first, const Tensor& second) {
@@ -168,7 +223,7 @@ Tensor div(const Tensor& first, const Tensor& second) {
   const bool integers = !is_floating(first.dtype()) && !is_floating(second.dtype());
   const Tensor a = integers ? cast(first, DType::f32) : first;
   const Tensor b = integers ? cast(second, DType::f32) : second;
-  return record("div", {a, b}, compute(BinaryOp::kDiv, a, b), {a, b},
+  return record("div", {a, b}, compute(B::kDiv, a, b), {a, b},
                 [ma = Meta(a), mb = Meta(b)](const Backward& g) -> Tensors {
                   const Tensor a = g.saved(0), b = g.saved(1);
                   const Tensor da = div(g.dy(), b);
@@ -179,51 +234,25 @@ Tensor div(const Tensor& first, const Tensor& second) {
 
 Tensor pow(const Tensor& first, const Tensor& second) {
   const Tensor a = autocast_f32(first), b = autocast_f32(second);
-  Tensor y = compute(BinaryOp::kPow, a, b);
-  return record(
-      "pow", {a, b}, y, {a, b, y}, [ma = Meta(a), mb = Meta(b)](const Backward& g) -> Tensors {
+  const Tensor y = compute(B::kPow, a, b);
+  return record_two(
+      "pow", a, b, y, {a, b, y},
+      [](const Backward& g) {  // b a^(b-1), which is 0 for b = 0 also at a = 0
+        const Tensor a = g.saved(0), b = g.saved(1), slope = mul(b, pow(a, b - 1.0));
+        return mul(g.dy(), where(eq(b, scalar_like(b, 0)), scalar_like(slope, 0), slope));
+      },
+      [](const Backward& g) {  // y log a, which is 0 where a = 0 and b >= 0
         const Tensor a = g.saved(0), b = g.saved(1), y = g.saved(2);
-        Tensor da, db;
-        // b a^(b-1), which is 0 for b = 0 also at a = 0.
-        if (g.needs(0)) {
-          const Tensor slope = mul(b, pow(a, b - 1.0));
-          da = ma.fit(mul(g.dy(), where(eq(b, scalar_like(b, 0)), scalar_like(slope, 0), slope)));
-        }
-        // y log a, which is 0 where a = 0 and b >= 0.
-        if (g.needs(1)) {
-          const Tensor at_zero = logical_and(eq(a, scalar_like(a, 0)), ge(b, scalar_like(b, 0)));
-          db = mb.fit(mul(g.dy(), where(at_zero, scalar_like(y, 0), mul(y, log(a)))));
-        }
-        return {da, db};
+        const Tensor at_zero = logical_and(eq(a, scalar_like(a, 0)), ge(b, scalar_like(b, 0)));
+        return mul(g.dy(), where(at_zero, scalar_like(y, 0), mul(y, log(a))));
       });
 }
 
-namespace {
-
-Tensor extreme(std::string_view op, BinaryOp kernel, const Tensor& a, const Tensor& b) {
-  return record(op, {a, b}, compute(kernel, a, b), {a, b},
-                [kernel, ma = Meta(a), mb = Meta(b)](const Backward& g) -> Tensors {
-                  const Tensor a = g.saved(0), b = g.saved(1);
-                  const Tensor& dy = g.dy();
-                  const Tensor first = kernel == BinaryOp::kMaximum ? gt(a, b) : lt(a, b);
-                  const Tensor half = cast(eq(a, b), dy.dtype()) * 0.5;
-                  const Tensor weight = add(cast(first, dy.dtype()), half);
-                  return {g.needs(0) ? ma.fit(mul(dy, weight)) : Tensor(),
-                          g.needs(1) ? mb.fit(mul(dy, 1.0 - weight)) : Tensor()};
-                });
-}
-
-}  // namespace
-
-Tensor maximum(const Tensor& a, const Tensor& b) {
-  return extreme("maximum", BinaryOp::kMaximum, a, b);
-}
-Tensor minimum(const Tensor& a, const Tensor& b) {
-  return extreme("minimum", BinaryOp::kMinimum, a, b);
-}
+Tensor maximum(const Tensor& a, const Tensor& b) { return extreme(B::kMaximum, a, b); }
+Tensor minimum(const Tensor& a, const Tensor& b) { return extreme(B::kMinimum, a, b); }
 
 Tensor where(const Tensor& condition, const Tensor& a, const Tensor& b) {
-  raw::check_devices("where", {condition, a, b});
+  raw::check_operands("where", {condition, a, b});
   WEFT_CHECK(condition.dtype() == DType::boolean, "where: the condition must be bool, got {}",
              condition);
   const Shape shape =
@@ -243,23 +272,23 @@ Tensor where(const Tensor& condition, const Tensor& a, const Tensor& b) {
                 });
 }
 
-Tensor neg(const Tensor& x) { return differentiable(UnaryOp::kNeg, x); }
-Tensor abs(const Tensor& x) { return differentiable(UnaryOp::kAbs, x); }
-Tensor exp(const Tensor& x) { return differentiable(UnaryOp::kExp, x); }
-Tensor log(const Tensor& x) { return differentiable(UnaryOp::kLog, x); }
-Tensor sqrt(const Tensor& x) { return differentiable(UnaryOp::kSqrt, x); }
-Tensor rsqrt(const Tensor& x) { return differentiable(UnaryOp::kRsqrt, x); }
-Tensor reciprocal(const Tensor& x) { return differentiable(UnaryOp::kReciprocal, x); }
-Tensor square(const Tensor& x) { return differentiable(UnaryOp::kSquare, x); }
-Tensor sin(const Tensor& x) { return differentiable(UnaryOp::kSin, x); }
-Tensor cos(const Tensor& x) { return differentiable(UnaryOp::kCos, x); }
-Tensor erf(const Tensor& x) { return differentiable(UnaryOp::kErf, x); }
-Tensor tanh(const Tensor& x) { return differentiable(UnaryOp::kTanh, x); }
-Tensor sigmoid(const Tensor& x) { return differentiable(UnaryOp::kSigmoid, x); }
-Tensor relu(const Tensor& x) { return differentiable(UnaryOp::kRelu, x); }
-Tensor silu(const Tensor& x) { return differentiable(UnaryOp::kSilu, x); }
+Tensor neg(const Tensor& x) { return differentiable(U::kNeg, x); }
+Tensor abs(const Tensor& x) { return differentiable(U::kAbs, x); }
+Tensor exp(const Tensor& x) { return differentiable(U::kExp, x); }
+Tensor log(const Tensor& x) { return differentiable(U::kLog, x); }
+Tensor sqrt(const Tensor& x) { return differentiable(U::kSqrt, x); }
+Tensor rsqrt(const Tensor& x) { return differentiable(U::kRsqrt, x); }
+Tensor reciprocal(const Tensor& x) { return differentiable(U::kReciprocal, x); }
+Tensor square(const Tensor& x) { return differentiable(U::kSquare, x); }
+Tensor sin(const Tensor& x) { return differentiable(U::kSin, x); }
+Tensor cos(const Tensor& x) { return differentiable(U::kCos, x); }
+Tensor erf(const Tensor& x) { return differentiable(U::kErf, x); }
+Tensor tanh(const Tensor& x) { return differentiable(U::kTanh, x); }
+Tensor sigmoid(const Tensor& x) { return differentiable(U::kSigmoid, x); }
+Tensor relu(const Tensor& x) { return differentiable(U::kRelu, x); }
+Tensor silu(const Tensor& x) { return differentiable(U::kSilu, x); }
 Tensor gelu(const Tensor& x, Gelu form) {
-  return differentiable(form == Gelu::kErf ? UnaryOp::kGeluErf : UnaryOp::kGeluTanh, x, "gelu");
+  return differentiable(form == Gelu::kErf ? U::kGeluErf : U::kGeluTanh, x, "gelu");
 }
 
 Tensor clamp(const Tensor& x, double low, double high) {
@@ -276,53 +305,24 @@ Tensor clamp(const Tensor& x, double low, double high) {
   });
 }
 
-Tensor eq(const Tensor& a, const Tensor& b) { return compute(BinaryOp::kEq, a, b); }
-Tensor ne(const Tensor& a, const Tensor& b) { return compute(BinaryOp::kNe, a, b); }
-Tensor lt(const Tensor& a, const Tensor& b) { return compute(BinaryOp::kLt, a, b); }
-Tensor le(const Tensor& a, const Tensor& b) { return compute(BinaryOp::kLe, a, b); }
-Tensor gt(const Tensor& a, const Tensor& b) { return compute(BinaryOp::kGt, a, b); }
-Tensor ge(const Tensor& a, const Tensor& b) { return compute(BinaryOp::kGe, a, b); }
-Tensor logical_and(const Tensor& a, const Tensor& b) {
-  return compute(BinaryOp::kLogicalAnd, a, b);
-}
-Tensor logical_or(const Tensor& a, const Tensor& b) { return compute(BinaryOp::kLogicalOr, a, b); }
-Tensor logical_not(const Tensor& x) { return compute(UnaryOp::kLogicalNot, x); }
-Tensor is_nan(const Tensor& x) { return compute(UnaryOp::kIsNan, x); }
-Tensor sign(const Tensor& x) { return compute(UnaryOp::kSign, x); }
-Tensor floor(const Tensor& x) { return compute(UnaryOp::kFloor, x); }
-Tensor ceil(const Tensor& x) { return compute(UnaryOp::kCeil, x); }
-Tensor round(const Tensor& x) { return compute(UnaryOp::kRound, x); }
-
-namespace {
-
-bool is_same_place(const Tensor& a, const Tensor& b) {
-  return a.storage() == b.storage() && a.offset() == b.offset() && a.shape() == b.shape() &&
-         a.strides() == b.strides();
-}
-
-/// x expanded to the target of an in-place op, after all that can be wrong with the two.
-Tensor operand(std::string_view op, const Tensor& target, const Tensor& x) {
-  WEFT_CHECK(target.defined() && x.defined(), "{}: undefined tensor", op);
-  check_in_place(op, {target, x}, target);
-  raw::check_devices(op, {target, x});
-  WEFT_CHECK(broadcast_shapes(target.shape(), x.shape(), op) == target.shape(),
-             "{}: {} does not broadcast to the target {}", op, x, target);
-  WEFT_CHECK(!view::overlaps_itself(target),
-             "{}: several elements of the target, {} with strides {}, share memory; clone() it "
-             "first",
-             op, target, target.strides());
-  const Tensor expanded = view::expand(x, target.shape());
-  WEFT_CHECK(is_same_place(expanded, target) || !view::share_elements(expanded, target),
-             "{}: {} and the target, {}, share some of their elements; clone() one of them first",
-             op, x, target);
-  return expanded;
-}
-
-}  // namespace
+Tensor eq(const Tensor& a, const Tensor& b) { return compute(B::kEq, a, b); }
+Tensor ne(const Tensor& a, const Tensor& b) { return compute(B::kNe, a, b); }
+Tensor lt(const Tensor& a, const Tensor& b) { return compute(B::kLt, a, b); }
+Tensor le(const Tensor& a, const Tensor& b) { return compute(B::kLe, a, b); }
+Tensor gt(const Tensor& a, const Tensor& b) { return compute(B::kGt, a, b); }
+Tensor ge(const Tensor& a, const Tensor& b) { return compute(B::kGe, a, b); }
+Tensor logical_and(const Tensor& a, const Tensor& b) { return compute(B::kLogicalAnd, a, b); }
+Tensor logical_or(const Tensor& a, const Tensor& b) { return compute(B::kLogicalOr, a, b); }
+Tensor logical_not(const Tensor& x) { return compute(U::kLogicalNot, x); }
+Tensor is_nan(const Tensor& x) { return compute(U::kIsNan, x); }
+Tensor sign(const Tensor& x) { return compute(U::kSign, x); }
+Tensor floor(const Tensor& x) { return compute(U::kFloor, x); }
+Tensor ceil(const Tensor& x) { return compute(U::kCeil, x); }
+Tensor round(const Tensor& x) { return compute(U::kRound, x); }
 
 Tensor& add_(Tensor& target, const Tensor& x, double alpha) {
   const Tensor b = operand("add_", target, x);
-  kernels::binary({.op = BinaryOp::kAddScaled, .a = target, .b = b, .y = target, .alpha = alpha});
+  kernels::binary({.op = B::kAddScaled, .a = target, .b = b, .y = target, .alpha = alpha});
   record_in_place("add_", {target, x}, target, {},
                   [m = Meta(x), alpha](const Backward& b) -> Tensors {
                     return {b.dy(), b.needs(1) ? m.fit(b.dy() * alpha) : Tensor()};
@@ -335,7 +335,7 @@ Tensor& mul_(Tensor& target, const Tensor& factor) {
   // The old value is needed for the factor's gradient only; the factor's own, where it goes too.
   const Tensor old = is_recording({factor}) ? clone(target) : Tensor();
   const Tensor x = is_same_place(b, target) ? clone(factor) : factor;
-  kernels::binary({.op = BinaryOp::kMul, .a = target, .b = b, .y = target});
+  kernels::binary({.op = B::kMul, .a = target, .b = b, .y = target});
   record_in_place(
       "mul_", {target, x}, target, {x, old}, [m = Meta(x)](const Backward& b) -> Tensors {
         return {mul(b.dy(), b.saved(0)), b.needs(1) ? m.fit(mul(b.dy(), b.saved(1))) : Tensor()};
@@ -363,68 +363,26 @@ Tensor& copy_(Tensor& target, const Tensor& x) {
 
 }  // namespace ops
 
-namespace {
-
-using ops::scalar_like;
-
-/// Whether the result beside `other` may take the memory of `spent`: a temporary without history
-/// that nothing else refers to, of the result's shape and dtype.
-bool gives_memory(const Tensor& spent, const Tensor& other) {
-  return spent.defined() && spent.is_unique() && spent.storage()->is_owner() && !spent.autograd() &&
-         other.defined() && is_floating(spent.dtype()) && is_floating(other.dtype()) &&
-         spent.is_contiguous() && spent.device() == other.device() &&
-         (other.dim() == 0 || other.shape() == spent.shape()) &&
-         promote(spent.dtype(), other.dtype()) == spent.dtype();
-}
-
-/// a op b. A C++ expression keeps its temporaries to its end; giving their memory on, a chain of
-/// operations stays in the caches that its longest part fits in.
-Tensor combine(kernels::BinaryOp op, Tensor (*recorded)(const Tensor&, const Tensor&),
-               const Tensor& a, const Tensor& b) {
-  const bool in_a = gives_memory(a, b);
-  if ((!in_a && !gives_memory(b, a)) || is_recording({a, b})) return recorded(a, b);
-  const Tensor y = in_a ? a : b;
-  kernels::binary(
-      {.op = op, .a = view::expand(a, y.shape()), .b = view::expand(b, y.shape()), .y = y});
-  return y;
-}
-
-}  // namespace
+using ops::B, ops::combine, ops::scalar_like;
 
 Tensor operator+(Tensor a, Tensor b) {
   return combine(
-      kernels::BinaryOp::kAdd, [](const Tensor& x, const Tensor& y) { return ops::add(x, y); }, a,
-      b);
+      B::kAdd, [](const Tensor& x, const Tensor& y) { return ops::add(x, y); }, a, b);
 }
-Tensor operator-(Tensor a, Tensor b) { return combine(kernels::BinaryOp::kSub, ops::sub, a, b); }
-Tensor operator*(Tensor a, Tensor b) { return combine(kernels::BinaryOp::kMul, ops::mul, a, b); }
-Tensor operator/(Tensor a, Tensor b) { return combine(kernels::BinaryOp::kDiv, ops::div, a, b); }
+Tensor operator-(Tensor a, Tensor b) { return combine(B::kSub, ops::sub, a, b); }
+Tensor operator*(Tensor a, Tensor b) { return combine(B::kMul, ops::mul, a, b); }
+Tensor operator/(Tensor a, Tensor b) { return combine(B::kDiv, ops::div, a, b); }
 
 Tensor operator+(Tensor a, double b) {
   const Tensor number = scalar_like(a, b);
   return std::move(a) + number;
 }
 Tensor operator+(double a, Tensor b) { return std::move(b) + a; }
-Tensor operator-(Tensor a, double b) {
-  const Tensor number = scalar_like(a, b);
-  return std::move(a) - number;
-}
-Tensor operator-(double a, Tensor b) {
-  const Tensor number = scalar_like(b, a);
-  return number - std::move(b);
-}
-Tensor operator*(Tensor a, double b) {
-  const Tensor number = scalar_like(a, b);
-  return std::move(a) * number;
-}
+Tensor operator-(Tensor a, double b) { return combine(B::kSub, ops::sub, a, scalar_like(a, b)); }
+Tensor operator-(double a, Tensor b) { return combine(B::kSub, ops::sub, scalar_like(b, a), b); }
+Tensor operator*(Tensor a, double b) { return combine(B::kMul, ops::mul, a, scalar_like(a, b)); }
 Tensor operator*(double a, Tensor b) { return std::move(b) * a; }
-Tensor operator/(Tensor a, double b) {
-  const Tensor number = scalar_like(a, b);
-  return std::move(a) / number;
-}
-Tensor operator/(double a, Tensor b) {
-  const Tensor number = scalar_like(b, a);
-  return number / std::move(b);
-}
+Tensor operator/(Tensor a, double b) { return combine(B::kDiv, ops::div, a, scalar_like(a, b)); }
+Tensor operator/(double a, Tensor b) { return combine(B::kDiv, ops::div, scalar_like(b, a), b); }
 
 }  // namespace weft

@@ -17,7 +17,7 @@ void check_index(std::string_view op, const Tensor& index) {
 
 /// source added into zeros of x's shape: the gradient of reading x by index.
 Tensor spread(const Tensor& dy, const Tensor& index, const Shape& shape, int axis, IndexKind kind) {
-  Tensor dx = raw::zeros(shape, dy.dtype(), dy.device());
+  Tensor dx = Tensor::zeros(shape, dy.dtype(), dy.device());
   kernels::index({.kind = kind, .x = dy, .index = index, .y = dx, .axis = axis});
   return record("spread", {dy}, dx, {index}, [axis, kind](const Backward& b) -> Tensors {
     const Tensor index = b.saved(0);
@@ -26,11 +26,24 @@ Tensor spread(const Tensor& dy, const Tensor& index, const Shape& shape, int axi
   });
 }
 
+void check_gather(std::string_view op, const Tensor& x, int axis, const Tensor& index,
+                  const Tensor& values) {
+  check_index(op, index);
+  raw::check_operands(op, {x, index, values});
+  WEFT_CHECK(index.dim() == x.dim() && index.shape() == values.shape(),
+             "{}: index {} must have the dimensions of {} and the shape of {}", op, index, x,
+             values);
+  for (int d = 0; d < x.dim(); ++d) {
+    WEFT_CHECK(d == axis || index.shape()[d] <= x.shape()[d],
+               "{}: index {} is larger than {} in dimension {}", op, index, x, d);
+  }
+}
+
 }  // namespace
 
 Tensor index_select(const Tensor& x, int64_t dim, const Tensor& indices) {
   check_index("index_select", indices);
-  raw::check_devices("index_select", {x, indices});
+  raw::check_operands("index_select", {x, indices});
   WEFT_CHECK(indices.dim() == 1, "index_select: expected indices [n], got {}", indices);
   const int axis = wrap_dim(dim, x.dim(), "index_select");
   Shape shape = x.shape();
@@ -51,23 +64,6 @@ Tensor embedding(const Tensor& weight, const Tensor& indices) {
   return reshape(index_select(weight, 0, reshape(indices, {-1})), shape);
 }
 
-namespace {
-
-void check_gather(std::string_view op, const Tensor& x, int axis, const Tensor& index,
-                  const Tensor& values) {
-  check_index(op, index);
-  raw::check_devices(op, {x, index, values});
-  WEFT_CHECK(index.dim() == x.dim() && index.shape() == values.shape(),
-             "{}: index {} must have the dimensions of {} and the shape of {}", op, index, x,
-             values);
-  for (int d = 0; d < x.dim(); ++d) {
-    WEFT_CHECK(d == axis || index.shape()[d] <= x.shape()[d],
-               "{}: index {} is larger than {} in dimension {}", op, index, x, d);
-  }
-}
-
-}  // namespace
-
 Tensor gather(const Tensor& x, int64_t dim, const Tensor& index) {
   const int axis = wrap_dim(dim, x.dim(), "gather");
   Tensor y = Tensor::empty(index.shape(), x.dtype(), x.device());
@@ -79,11 +75,14 @@ Tensor gather(const Tensor& x, int64_t dim, const Tensor& index) {
 }
 
 Tensor scatter_add(const Tensor& target, int64_t dim, const Tensor& index, const Tensor& added) {
-  const auto [x, source] = autocast_promote(target, added);
+  const DType dtype = promote(target.dtype(), added.dtype());
+  const bool promotes = autocast_dtype() != DType::f32;
+  const Tensor x = promotes ? cast(target, dtype) : target;
+  const Tensor source = promotes ? cast(added, dtype) : added;
   const int axis = wrap_dim(dim, x.dim(), "scatter_add");
   check_gather("scatter_add", x, axis, index, source);
   WEFT_CHECK(x.dtype() == source.dtype(), "scatter_add: {} and {} differ in dtype", x, source);
-  Tensor y = Tensor::empty(x.shape(), x.dtype(), x.device());
+  Tensor y = raw::empty_like(x);
   raw::copy(x, y);
   kernels::index(
       {.kind = IndexKind::kScatterAdd, .x = source, .index = index, .y = y, .axis = axis});

@@ -45,6 +45,15 @@ Tensor compute(const Tensor& x, const Axes& axes, Reduction reduction, DType dty
   return view::reshape(y, axes.result(keepdim));
 }
 
+/// The dimensions that were reduced, or had size 1, of which `kept` has one element each.
+Shape reduced(const Shape& kept) {
+  Shape dims;
+  for (int i = 0; i < kept.size(); ++i) {
+    if (kept[i] == 1) dims.push_back(i);
+  }
+  return dims;
+}
+
 DType sum_dtype(const Tensor& x) { return is_floating(x.dtype()) ? x.dtype() : DType::i64; }
 
 /// Gradient of max and min: dy to the elements equal to the result, shared among equals.
@@ -56,11 +65,7 @@ Tensor extreme(const Tensor& input, const Shape& dims, bool keepdim, Reduction r
   return record(op, {input}, y, {input, y}, [kept = axes.kept](const Backward& b) -> Tensors {
     const Tensor x = b.saved(0);
     const Tensor hits = cast(eq(x, view(b.saved(1), kept)), x.dtype());
-    Shape dims;
-    for (int i = 0; i < x.dim(); ++i) {
-      if (kept[i] == 1) dims.push_back(i);
-    }
-    const Tensor shared = div(view(b.dy(), kept), sum(hits, dims, true));
+    const Tensor shared = div(view(b.dy(), kept), sum(hits, reduced(kept), true));
     return {mul(hits, shared)};
   });
 }
@@ -104,13 +109,9 @@ Tensor prod(const Tensor& input, const Shape& dims, bool keepdim) {
     // gets the product of the rest; with two every place gets 0.
     const Tensor x = b.saved(0);
     const Tensor zero = cast(eq(x, full_like(x, 0)), x.dtype());
-    Shape dims;
-    for (int i = 0; i < x.dim(); ++i) {
-      if (kept[i] == 1) dims.push_back(i);
-    }
-    const Tensor zeros = sum(zero, dims, true);
+    const Tensor zeros = sum(zero, reduced(kept), true);
     const Tensor filled = where(cast(zero, DType::boolean), ops::full_like(x, 1), x);
-    const Tensor rest = prod(filled, dims, true);
+    const Tensor rest = prod(filled, reduced(kept), true);
     const Tensor none = eq(zeros, full_like(zeros, 0));
     const Tensor one = eq(zeros, full_like(zeros, 1));
     const Tensor others =
@@ -134,11 +135,7 @@ Tensor var(const Tensor& x, const Shape& dims, double correction, bool keepdim) 
   const double scale = 2.0 / std::max(0.0, static_cast<double>(axes.count) - correction);
   return record("var", {x}, y, {x}, [=, kept = axes.kept](const Backward& b) -> Tensors {
     const Tensor x = b.saved(0);
-    Shape dims;
-    for (int i = 0; i < x.dim(); ++i) {
-      if (kept[i] == 1) dims.push_back(i);
-    }
-    const Tensor centred = sub(x, mean(x, dims, true));
+    const Tensor centred = sub(x, mean(x, reduced(kept), true));
     return {mul(centred, reshape(b.dy() * scale, kept))};
   });
 }

@@ -10,7 +10,7 @@ namespace {
 
 /// The gradient of taking a part of a tensor: zeros of the whole's shape, and dy in the part.
 Tensor embed(const Tensor& dy, const Shape& shape, int dim, int64_t begin, int64_t step) {
-  Tensor dx = raw::zeros(shape, dy.dtype(), dy.device());
+  Tensor dx = Tensor::zeros(shape, dy.dtype(), dy.device());
   const int64_t size = dy.shape()[dim];
   Tensor part = slice(dx, dim, begin, size == 0 ? begin : begin + (size - 1) * step + 1, step);
   copy_(part, dy);
@@ -34,15 +34,10 @@ Tensor flatten(const Tensor& x, int64_t first, int64_t last) {
   const int begin = wrap_dim(first, x.dim(), "flatten");
   const int end = wrap_dim(last, x.dim(), "flatten");
   WEFT_CHECK(begin <= end, "flatten: first dimension {} lies behind the last, {}", first, last);
-  Shape shape;
-  int64_t merged = 1;
-  for (int i = 0; i < x.dim(); ++i) {
-    if (i < begin || i > end) {
-      shape.push_back(x.shape()[i]);
-    } else {
-      merged *= x.shape()[i];
-      if (i == end) shape.push_back(merged);
-    }
+  Shape shape = x.shape();
+  for (int i = end; i > begin; --i) {
+    shape[begin] *= shape[begin + 1];
+    shape.erase(begin + 1);
   }
   return reshape(x, shape);
 }
@@ -127,35 +122,33 @@ Tensor cat(const Tensors& tensors, int64_t dim) {
   WEFT_CHECK(!tensors.empty(), "cat: expected at least one tensor");
   const int d = wrap_dim(dim, tensors[0].dim(), "cat");
   Shape shape = tensors[0].shape();
+  shape[d] = 0;
   DType dtype = tensors[0].dtype();
-  std::vector<int64_t> sizes;
+  std::vector<std::pair<int64_t, DType>> pieces;  // sizes and dtypes
   for (const Tensor& tensor : tensors) {
-    Shape expected = shape;
+    Shape expected = tensors[0].shape();
     if (tensor.dim() == expected.size()) expected[d] = tensor.shape()[d];
     WEFT_CHECK(tensor.shape() == expected, "cat: {} and {} differ in another dimension than {}",
                tensors[0], tensor, d);
     WEFT_CHECK(tensor.device() == tensors[0].device(), "cat: {} and {} are on different devices",
                tensors[0], tensor);
     dtype = promote(dtype, tensor.dtype());
-    sizes.push_back(tensor.shape()[d]);
+    shape[d] += tensor.shape()[d];
+    pieces.emplace_back(tensor.shape()[d], tensor.dtype());
   }
-  shape[d] = 0;
-  for (int64_t size : sizes) shape[d] += size;
   Tensor y = Tensor::empty(shape, dtype, tensors[0].device());
   int64_t begin = 0;
   for (const Tensor& tensor : tensors) {
     raw::copy(tensor, view::narrow(y, d, begin, tensor.shape()[d]));
     begin += tensor.shape()[d];
   }
-  std::vector<DType> dtypes;
-  for (const Tensor& tensor : tensors) dtypes.push_back(tensor.dtype());
-  return record("cat", tensors, y, {}, [d, sizes, dtypes](const Backward& b) -> Tensors {
-    Tensors gradients;
+  return record("cat", tensors, y, {}, [d, pieces](const Backward& b) -> Tensors {
+    Tensors gradients(pieces.size());
     int64_t begin = 0;
-    for (size_t i = 0; i < sizes.size(); ++i) {
-      gradients.push_back(b.needs(i) ? cast(narrow(b.dy(), d, begin, sizes[i]), dtypes[i])
-                                     : Tensor());
-      begin += sizes[i];
+    for (size_t i = 0; i < pieces.size(); ++i) {
+      const auto [size, dtype] = pieces[i];
+      if (b.needs(i)) gradients[i] = cast(narrow(b.dy(), d, begin, size), dtype);
+      begin += size;
     }
     return gradients;
   });

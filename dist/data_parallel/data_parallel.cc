@@ -11,7 +11,7 @@
 #include "autograd/backward.h"
 #include "autograd/ops.h"
 #include "autograd/random.h"
-#include "core/memory_thread.h"
+#include "core/memory_account.h"
 #include "core/parallel.h"
 #include "core/transfer.h"
 #include "dist/comm/communicator.h"

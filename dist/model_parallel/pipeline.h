@@ -34,7 +34,7 @@
 #include "dist/model_parallel/micro_batch.h"
 #include "dist/model_parallel/schedule.h"
 #include "nn/module.h"
-#include "nn/segment.h"
+#include "nn/structure.h"
 
 namespace weft::dist {
 

@@ -6,9 +6,9 @@
 #include <string>
 #include <vector>
 
-#include "core/named_tensors.h"
 #include "core/shape.h"
-#include "nn/segment.h"
+#include "core/tensor.h"
+#include "nn/structure.h"
 
 namespace weft::dist {
 

@@ -8,7 +8,7 @@
 #include <memory>
 #include <vector>
 
-#include "core/named_tensors.h"
+#include "core/tensor.h"
 
 namespace weft::fuzz {
 

@@ -12,7 +12,7 @@
 #include <string_view>
 #include <vector>
 
-#include "core/named_tensors.h"
+#include "core/tensor.h"
 
 namespace weft::train {
 

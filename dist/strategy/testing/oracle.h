@@ -18,7 +18,6 @@
 #include "dist/model_parallel/tensor_parallel.h"
 #include "nn/loss.h"
 #include "nn/nn.h"
-#include "nn/segment.h"
 #include "optim/adam.h"
 #include "optim/sgd.h"
 

@@ -1,17 +1,17 @@
-// Layer normalisation, alone and after a residual addition. Inside an Autocast an f32 input gives a
-// narrow output: the next matrix product would cast it anyway, and the rounding is the same one.
-#include "kernels/layer_norm/layer_norm.h"
-
+// Normalisation of layers, alone and after a residual addition, and of batches. Inside an Autocast
+// layer_norm makes a narrow output of an f32 input: the next matrix product would cast it anyway,
+// and the rounding is the same one.
 #include "autograd/autocast.h"
 #include "autograd/ops.h"
 #include "autograd/raw.h"
+#include "kernels/batch_norm/batch_norm.h"
+#include "kernels/layer_norm/layer_norm.h"
 
 namespace weft::ops {
 namespace {
 
 void check(std::string_view op, const Tensor& x, const Tensor& weight, const Tensor& bias) {
-  raw::check_floating(op, x);
-  raw::check_devices(op, {x, weight, bias});
+  raw::check_operands(op, {x, weight, bias}, 1);
   WEFT_CHECK(x.dim() > 0, "{}: expected at least one dimension, got {}", op, x);
   for (const Tensor* t : {&weight, &bias}) {
     WEFT_CHECK(!t->defined() || t->shape() == Shape{x.size(-1)},
@@ -72,12 +72,13 @@ Normalized compute(const Tensor& x, const Tensor& residual, const Tensor& weight
   return out;
 }
 
-/// {ds, dweight, dbias}; ds is the gradient of the normalised sum, in its dtype.
-Tensors fused_backward(const Backward& b, const Tensor& dy, const Tensor& ds, const Tensor& s,
-                       const Tensor& mean, const Tensor& rstd, const Tensor& weight, bool has_bias,
+/// {ds, dweight, dbias} of the saved s, mean, rstd and weight; ds is the gradient of the normalised
+/// sum, in its dtype.
+Tensors fused_backward(const Backward& b, const Tensor& dy, const Tensor& ds, bool has_bias,
                        double eps) {
+  const Tensor s = b.saved(0), mean = b.saved(1), rstd = b.saved(2), weight = b.saved(3);
   if (b.create_graph()) return composed_backward(dy, ds, s, weight, eps, has_bias);
-  Tensor dx = Tensor::empty(s.shape(), s.dtype(), s.device());
+  Tensor dx = raw::empty_like(s);
   Tensor dweight, dbias;
   if (weight.defined()) dweight = Tensor::empty(weight.shape(), weight.dtype(), s.device());
   if (has_bias) {
@@ -104,15 +105,14 @@ Tensor layer_norm(const Tensor& x, const Tensor& weight, const Tensor& bias, dou
   const Normalized n = compute(x, {}, weight, bias, eps);
   return record("layer_norm", {x, weight, bias}, n.y, {x, n.mean, n.rstd, weight},
                 [eps, has_bias = bias.defined()](const Backward& b) -> Tensors {
-                  return fused_backward(b, b.dy(), {}, b.saved(0), b.saved(1), b.saved(2),
-                                        b.saved(3), has_bias, eps);
+                  return fused_backward(b, b.dy(), {}, has_bias, eps);
                 });
 }
 
 std::pair<Tensor, Tensor> add_layer_norm(const Tensor& x, const Tensor& residual,
                                          const Tensor& weight, const Tensor& bias, double eps) {
   check("add_layer_norm", x, weight, bias);
-  raw::check_devices("add_layer_norm", {x, residual});
+  raw::check_operands("add_layer_norm", {x, residual});
   WEFT_CHECK(x.shape() == residual.shape(), "add_layer_norm: {} and {} differ in shape", x,
              residual);
   const Normalized n = compute(x, residual, weight, bias, eps);
@@ -120,16 +120,75 @@ std::pair<Tensor, Tensor> add_layer_norm(const Tensor& x, const Tensor& residual
                                  {n.s, n.mean, n.rstd, weight},
                                  [eps, has_bias = bias.defined(), dx = x.dtype(),
                                   dr = residual.dtype()](const Backward& b) -> Tensors {
-                                   const Tensor s = b.saved(0);
                                    if (!b.dy(1).defined())
                                      return {cast(b.dy(0), dx), cast(b.dy(0), dr), {}, {}};
                                    const Tensors g =
-                                       fused_backward(b, b.dy(1), b.dy(0), s, b.saved(1),
-                                                      b.saved(2), b.saved(3), has_bias, eps);
+                                       fused_backward(b, b.dy(1), b.dy(0), has_bias, eps);
                                    return {b.needs(0) ? cast(g[0], dx) : Tensor(),
                                            b.needs(1) ? cast(g[0], dr) : Tensor(), g[1], g[2]};
                                  });
   return {results[0], results[1]};
+}
+
+Tensor batch_norm(const Tensor& x, const Tensor& scale, const Tensor& shift, Tensor running_mean,
+                  Tensor running_var, bool training, double momentum, double eps) {
+  raw::check_operands("batch_norm", {x, scale, shift, running_mean, running_var}, 1);
+  WEFT_CHECK(x.dim() >= 2, "batch_norm: expected [N, C, ...], got {}", x);
+  const Shape channels = {x.size(1)};
+  for (const Tensor* t :
+       std::initializer_list<const Tensor*>{&scale, &shift, &running_mean, &running_var}) {
+    WEFT_CHECK(!t->defined() || t->shape() == channels,
+               "batch_norm: expected shape {} for {}, got {}", channels, x, *t);
+  }
+  const int64_t elements = x.size(1) > 0 ? x.numel() / x.size(1) : 0;
+  WEFT_CHECK(!training || elements > 1,
+             "batch_norm: training needs more than one value per channel, got {}", x);
+  WEFT_CHECK(training || (running_mean.defined() && running_var.defined()),
+             "batch_norm: evaluation needs running statistics");
+  const DType dtype = x.dtype() == DType::f64 ? DType::f64 : DType::f32;
+  const Tensor weight = scale.defined() ? cast(scale, dtype) : scale;
+  const Tensor bias = shift.defined() ? cast(shift, dtype) : shift;
+  // Kernels keep statistics in that dtype; narrow ones belong to narrow models.
+  const auto widened = [&](const Tensor& t) { return t.defined() ? raw::contiguous(t, dtype) : t; };
+  const Tensor wide_mean = widened(running_mean), wide_var = widened(running_var);
+  const Tensor mean = training ? Tensor::empty(channels, dtype, x.device()) : wide_mean;
+  const Tensor variance = training ? Tensor::empty(channels, dtype, x.device()) : wide_var;
+  Tensor y = raw::empty_like(x);
+  kernels::batch_norm({.x = x,
+                       .weight = weight,
+                       .bias = bias,
+                       .mean = mean,
+                       .variance = variance,
+                       .y = y,
+                       .eps = eps,
+                       .training = training});
+  if (training && running_mean.defined()) {
+    kernels::update_running_statistics(mean, variance, elements, momentum, wide_mean, wide_var);
+    if (wide_mean.raw() != running_mean.raw()) raw::copy(wide_mean, running_mean);
+    if (wide_var.raw() != running_var.raw()) raw::copy(wide_var, running_var);
+    running_mean.bump_version();
+    running_var.bump_version();
+  }
+  return record("batch_norm", {x, weight, bias}, y, {x, weight, mean, variance},
+                [=, has_bias = bias.defined()](const Backward& b) -> Tensors {
+                  b.require_no_graph();
+                  const Tensor x = b.saved(0), weight = b.saved(1);
+                  Tensor dx = raw::empty_like(x);
+                  Tensor dweight, dbias;
+                  if (weight.defined()) dweight = raw::empty_like(weight);
+                  if (has_bias) dbias = Tensor::empty(channels, dtype, x.device());
+                  kernels::batch_norm({.x = x,
+                                       .weight = weight,
+                                       .mean = b.saved(2),
+                                       .variance = b.saved(3),
+                                       .dy = cast(b.dy(), x.dtype()),
+                                       .dx = dx,
+                                       .dweight = dweight,
+                                       .dbias = dbias,
+                                       .eps = eps,
+                                       .training = training});
+                  return {dx, dweight, dbias};
+                });
 }
 
 }  // namespace weft::ops
