@@ -1,5 +1,5 @@
 // Ranks as threads, through a network of a set latency and bandwidth
-// (dist/comm/slowed_transport.cc). What the planner needs to know of the machine is measured on two
+// (dist/comm/transport.cc). What the planner needs to know of the machine is measured on two
 // small batches, seconds and bytes of activations, a constant and so much an image: for the
 // data-parallel strategies in steps of ranks that talk to nobody, for those that cut layers or the
 // model's depth, whose ranks compute something else, in their own steps without a network. Held

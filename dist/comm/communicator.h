@@ -24,6 +24,7 @@
 #include <cstdint>
 #include <exception>
 #include <memory>
+#include <numeric>
 #include <string>
 #include <vector>
 
@@ -62,8 +63,13 @@ class Work {
   struct State {
     std::atomic<bool> done{false};
     std::exception_ptr failure;  // written before done
-    virtual void block() const = 0;
+    virtual void block() const { done.wait(false, std::memory_order_acquire); }
     virtual ~State() = default;
+    void finish(std::exception_ptr error) {
+      failure = std::move(error);
+      done.store(true, std::memory_order_release);
+      done.notify_all();
+    }
   };
   explicit Work(std::shared_ptr<State> state) : state_(std::move(state)) {}
 
@@ -87,6 +93,11 @@ struct Operation {
   std::vector<int64_t> counts;  // elements per rank
   int peer = 0;                 // root, destination or source
   uint64_t sequence = 0;
+
+  /// The element at which the part of rank r begins.
+  int64_t begin(int r) const {
+    return std::accumulate(counts.begin(), counts.begin() + r, int64_t{0});
+  }
 };
 
 /// "all_reduce #12 (sum f32 [1024])"
@@ -110,10 +121,9 @@ class Communicator {
   /// The same with parts of counts[r] elements, which may be 0.
   Work reduce_scatter(const Tensor& out, const Tensor& in, const std::vector<int64_t>& counts,
                       ReduceOp op = ReduceOp::kSum);
-  /// out = the ranks' `in` one after another. `in` may be this rank's part of out.
-  Work all_gather(const Tensor& out, const Tensor& in);
-  /// The same with counts[r] elements of rank r, which may be 0.
-  Work all_gather(const Tensor& out, const Tensor& in, const std::vector<int64_t>& counts);
+  /// out = the ranks' `in` one after another: counts[r] elements of rank r, which may be 0, or as
+  /// many of each. `in` may be this rank's part of out.
+  Work all_gather(const Tensor& out, const Tensor& in, const std::vector<int64_t>& counts = {});
   /// x = x of rank `root`.
   Work broadcast(const Tensor& x, int root = 0);
   /// Part r of `in` goes to rank r; part r of `out` comes from rank r. All parts have one size.
@@ -144,10 +154,8 @@ class Communicator {
   virtual Work start(Operation operation) = 0;
 
  private:
+  /// Checks the arguments. Without counts all parts have one size.
   Work begin(Operation operation);
-  void check_tensor(const char* collective, const Tensor& x) const;
-  void check_reducible(const char* collective, const Tensor& x, ReduceOp op) const;
-  void check_peer(const char* collective, int peer) const;
 
   const std::string name_;
   const int rank_, size_;

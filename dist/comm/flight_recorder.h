@@ -41,8 +41,6 @@ class FlightRecorder {
   nlohmann::json to_json() const;
   /// Writes to_json() into the directory of WEFT_DIST_DUMP; nothing without it. Never throws.
   void dump() const noexcept;
-  /// Events of Chrome's trace format: one complete event per collective, pid the rank, tid `lane`.
-  nlohmann::json trace_events(int lane, Clock::time_point origin) const;
 
  private:
   Entry* find(uint64_t ticket);

@@ -46,7 +46,7 @@ struct GroupSeconds {
   CollectiveSeconds tensor = {};                     // of tp and fsdp+tp
   std::function<double(double bytes)> message = {};  // of a pipeline, to a neighbour
 };
-/// Of host_communicator.h's collectives on a transport like slowed()'s: each exchange takes
+/// Of host_communicator.h's collectives on a slowed transport: each exchange takes
 /// `latency` seconds, and its bytes their time at `bandwidth` bytes per second.
 CollectiveSeconds host_collective_seconds(int ranks, double latency, double bandwidth,
                                           int64_t segment_bytes = 256 << 10);

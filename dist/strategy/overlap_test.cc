@@ -1,6 +1,6 @@
 // How much of their communication ddp and fsdp hide behind computation, of what their schedules
 // allow. Layers sleep instead of computing, so that the test measures the schedule and not the
-// machine; the network is slowed() to a set latency and bandwidth.
+// machine; the network is slowed down to a set latency and bandwidth.
 #include <algorithm>
 #include <catch2/catch.hpp>
 #include <chrono>

@@ -60,10 +60,10 @@ class Queue {
         item->operation.out.bump_version();
       }
     } catch (...) {
-      item->failure = failure_ = std::current_exception();
+      failure_ = std::current_exception();
     }
     item->operation = item->staged = {};
-    item->done = true;
+    item->finish(failure_);
   }
 
   std::mutex mutex_;

@@ -91,7 +91,7 @@ class MpiTransport : public Transport {
   }
 
  protected:
-  std::unique_ptr<Transport> make_group(const std::vector<int>& ranks) override {
+  std::unique_ptr<Transport> make_group(const std::vector<int>& ranks, int place) override {
     MPI_Group all, some;
     MPI_Comm comm;
     check(MPI_Comm_group(comm_, &all), "MPI_Comm_group");
@@ -100,15 +100,14 @@ class MpiTransport : public Transport {
     check(MPI_Comm_create_group(comm_, some, 0, &comm), "MPI_Comm_create_group");
     MPI_Group_free(&all);
     MPI_Group_free(&some);
-    const auto place = std::find(ranks.begin(), ranks.end(), rank());
-    return std::make_unique<MpiTransport>(comm, static_cast<int>(place - ranks.begin()),
-                                          static_cast<int>(ranks.size()), largest_message_);
+    return std::make_unique<MpiTransport>(comm, place, static_cast<int>(ranks.size()),
+                                          largest_message_);
   }
 
   void do_exchange(std::span<const Message> sends, std::span<const Message> receives,
                    Clock::time_point deadline) override {
     std::vector<MPI_Request> requests;
-    std::vector<int> peers;
+    std::vector<int> peers, expected;
     const auto post = [&](const Message& message, auto&& begin) {
       size_t offset = 0;
       do {
@@ -124,7 +123,7 @@ class MpiTransport : public Transport {
     for (const Message& message : receives) {
       post(message, [&](void* data, int bytes, int peer, MPI_Request* request) {
         check(MPI_Irecv(data, bytes, MPI_BYTE, peer, kTag, comm_, request), "MPI_Irecv");
-        expected_.push_back(bytes);
+        expected.push_back(bytes);
       });
     }
     for (const Message& message : sends) {
@@ -132,8 +131,6 @@ class MpiTransport : public Transport {
         check(MPI_Isend(data, bytes, MPI_BYTE, peer, kTag, comm_, request), "MPI_Isend");
       });
     }
-    const std::vector<int> expected = std::move(expected_);
-    expected_.clear();
     wait(requests, peers, expected, deadline);
   }
 
@@ -232,7 +229,6 @@ class MpiTransport : public Transport {
   const MPI_Comm comm_;
   const size_t largest_message_;
   std::vector<RankStatus*> statuses_;
-  std::vector<int> expected_;
 };
 
 }  // namespace
@@ -258,12 +254,8 @@ CommunicatorPtr make_mpi_world(const MpiOptions& options) {
   if (!std::getenv("OMP_NUM_THREADS")) {
     set_num_threads(std::max(1, omp_get_num_procs() / std::max(1, mpi_local_size())));
   }
-  std::unique_ptr<Transport> transport =
-      std::make_unique<MpiTransport>(comm, rank, size, options.largest_message);
-  if (options.latency_seconds > 0 || options.bytes_per_second > 0) {
-    transport = slowed(std::move(transport), options.latency_seconds,
-                       options.bytes_per_second > 0 ? options.bytes_per_second : 1e30);
-  }
+  auto transport = std::make_unique<MpiTransport>(comm, rank, size, options.largest_message);
+  transport->slow_down(options.latency_seconds, options.bytes_per_second);
   return make_host_communicator("world", std::move(transport), options.host,
                                 std::make_shared<FlightRecorder>(rank));
 }

@@ -22,7 +22,7 @@ bool is_mpi_rank();
 struct MpiOptions {
   HostOptions host = HostOptions::from_environment();
   size_t largest_message = size_t{1} << 28;
-  // Of each exchange; 0: as fast as MPI. See slowed().
+  // Of each exchange; 0: as fast as MPI. See Transport::slow_down.
   double latency_seconds = 0;
   double bytes_per_second = 0;
 };

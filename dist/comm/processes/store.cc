@@ -15,16 +15,12 @@
 
 #include "core/error.h"
 #include "dist/comm/processes/socket.h"
+#include "dist/comm/transport.h"
 
 namespace weft::dist {
 namespace {
 
 using Clock = Socket::Clock;
-
-Clock::time_point after(double seconds) {
-  return Clock::now() +
-         std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
-}
 
 /// Serves a table to whoever connects. A request is "s", key, value, or "g", key; the answer to the
 /// latter comes when there is one. The thread ends when it was told to and nobody is connected any
