@@ -4,8 +4,9 @@
 
 #include <algorithm>
 #include <cstring>
-#include <limits>
 #include <numeric>
+#include <sstream>
+#include <utility>
 
 #include "autograd/backward.h"
 #include "autograd/ops.h"
@@ -41,16 +42,16 @@ void verify_same_tensors(Communicator& group, const NamedTensors& tensors, std::
   const int rank = static_cast<int>(lowest.data<int64_t>()[0]);
   if (rank == group.size()) return;
   const std::string theirs = broadcast_text(group, mine, rank);
-  const auto difference = std::mismatch(first.begin(), first.end(), theirs.begin(), theirs.end());
-  const auto line_at = [](const std::string& text, std::string::const_iterator place) {
-    const size_t at = place - text.begin();
-    const size_t before = at == 0 ? std::string::npos : text.rfind('\n', at - 1);
-    const size_t begin = before == std::string::npos ? 0 : before + 1;
-    const std::string line = text.substr(begin, text.find('\n', begin) - begin);
+  const auto next_line = [](std::istream& text) {
+    std::string line;
+    std::getline(text, line);
     return line.empty() ? "nothing" : line;
   };
-  WEFT_FAIL("{}: the ranks hold different models: rank 0 has {}, rank {} has {}", what,
-            line_at(first, difference.first), rank, line_at(theirs, difference.second));
+  std::istringstream lines(first), other_lines(theirs);
+  std::string line, other;
+  while (line == other) line = next_line(lines), other = next_line(other_lines);
+  WEFT_FAIL("{}: the ranks hold different models: rank 0 has {}, rank {} has {}", what, line, rank,
+            other);
 }
 
 CommunicationHook compress_gradients(DType narrow) {
@@ -124,12 +125,6 @@ class DistributedDataParallel::Reducer : public std::enable_shared_from_this<Red
     finish(false);
   }
 
-  void start_join() {
-    WEFT_CHECK(!is_joining_, "ddp: a Join is under way already");
-    is_joining_ = true;
-  }
-  void stop_join() { is_joining_ = false; }
-
   void finish_join() {
     while (true) {
       announce(false);
@@ -163,6 +158,7 @@ class DistributedDataParallel::Reducer : public std::enable_shared_from_this<Red
   const CommunicatorPtr group_;
   const DdpOptions options_;
   bool synchronizes_ = true;
+  bool is_joining_ = false;
 
  private:
   struct Bucket {
@@ -446,7 +442,7 @@ class DistributedDataParallel::Reducer : public std::enable_shared_from_this<Red
   size_t next_bucket_ = 0;
   std::vector<int> arrivals_;  // parameters, once for each contribution
 
-  bool is_joining_ = false;
+  // Of a join.
   int first_active_ = 0, last_announced_ = 0, last_worked_ = 0;
   bool announced_sync_ = true;
 };
@@ -467,20 +463,18 @@ Tensor DistributedDataParallel::forward(const std::function<Tensor()>& function)
   return reducer_->forward(function);
 }
 
-nn::Module& DistributedDataParallel::module() const { return reducer_->module_; }
-Communicator& DistributedDataParallel::group() const { return *reducer_->group_; }
 void DistributedDataParallel::synchronize() { reducer_->synchronize(); }
 
-DistributedDataParallel::NoSync::NoSync(DistributedDataParallel& ddp)
-    : ddp_(ddp), previous_(ddp.reducer_->synchronizes_) {
-  ddp.reducer_->synchronizes_ = false;
+std::shared_ptr<void> DistributedDataParallel::no_sync() {
+  const bool previous = std::exchange(reducer_->synchronizes_, false);
+  return {nullptr, [reducer = reducer_, previous](void*) { reducer->synchronizes_ = previous; }};
 }
-DistributedDataParallel::NoSync::~NoSync() { ddp_.reducer_->synchronizes_ = previous_; }
 
 DistributedDataParallel::Join::Join(DistributedDataParallel& ddp) : ddp_(ddp) {
-  ddp.reducer_->start_join();
+  WEFT_CHECK(!ddp.reducer_->is_joining_, "ddp: a Join is under way already");
+  ddp.reducer_->is_joining_ = true;
 }
-DistributedDataParallel::Join::~Join() { ddp_.reducer_->stop_join(); }
+DistributedDataParallel::Join::~Join() { ddp_.reducer_->is_joining_ = false; }
 void DistributedDataParallel::Join::finish() { ddp_.reducer_->finish_join(); }
 
 std::vector<std::vector<std::string>> DistributedDataParallel::buckets() const {

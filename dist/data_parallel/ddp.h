@@ -75,22 +75,9 @@ class DistributedDataParallel {
   /// The same for a module that is called in another way.
   Tensor forward(const std::function<Tensor()>& function);
 
-  nn::Module& module() const;
-  Communicator& group() const;
-
-  /// While it lives, gradients stay on their rank and add up. It covers forward and backward.
-  class NoSync {
-   public:
-    explicit NoSync(DistributedDataParallel& ddp);
-    ~NoSync();
-    NoSync(const NoSync&) = delete;
-    NoSync& operator=(const NoSync&) = delete;
-
-   private:
-    DistributedDataParallel& ddp_;
-    bool previous_;
-  };
-  NoSync no_sync() { return NoSync(*this); }
+  /// While the result lives, gradients stay on their rank and add up. It covers forward and
+  /// backward.
+  std::shared_ptr<void> no_sync();
 
   /// Reduces what was gathered under no_sync, without a backward; zeros for what was not: for a
   /// rank that has no sample this time.

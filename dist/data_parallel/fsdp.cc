@@ -249,11 +249,10 @@ double FullySharded::grad_norm() const {
   return exact_norm(gradients, engine_->options.shard.get());
 }
 
-FullySharded::NoSync::NoSync(FullySharded& fsdp)
-    : fsdp_(fsdp), previous_(fsdp.engine_->synchronizes) {
-  fsdp.engine_->synchronizes = false;
+std::shared_ptr<void> FullySharded::no_sync() {
+  const bool previous = std::exchange(engine_->synchronizes, false);
+  return {nullptr, [engine = engine_, previous](void*) { engine->synchronizes = previous; }};
 }
-FullySharded::NoSync::~NoSync() { fsdp_.engine_->synchronizes = previous_; }
 
 void FullySharded::synchronize() { engine_->finish(); }
 

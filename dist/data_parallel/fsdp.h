@@ -105,19 +105,8 @@ class FullySharded {
   /// The norm of the gradients of the whole model, exact and the same for any number of ranks.
   double grad_norm() const;
 
-  /// While it lives, gradients stay whole on their rank and add up, in reduce_dtype.
-  class NoSync {
-   public:
-    explicit NoSync(FullySharded& fsdp);
-    ~NoSync();
-    NoSync(const NoSync&) = delete;
-    NoSync& operator=(const NoSync&) = delete;
-
-   private:
-    FullySharded& fsdp_;
-    bool previous_;
-  };
-  NoSync no_sync() { return NoSync(*this); }
+  /// While the result lives, gradients stay whole on their rank and add up, in reduce_dtype.
+  std::shared_ptr<void> no_sync();
   /// Sums what has added up under no_sync without a backward: for a rank without a sample.
   void synchronize();
 

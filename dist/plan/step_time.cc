@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <nlohmann/json.hpp>
 
 namespace weft::dist {
 namespace {
@@ -123,29 +122,6 @@ void UnitClock::backward(int unit) const {
   clock_.wait(tokens);
   clock_.compute(name("backward", unit), all * kWeightShare);
   clock_.wait(end);
-}
-
-nlohmann::json trace_events(const Timeline& timeline, int process) {
-  nlohmann::json events = nlohmann::json::array();
-  std::map<std::string, int> lanes;
-  for (const Timeline::Span& span : timeline.spans) {
-    const auto [lane, is_new] = lanes.try_emplace(span.lane, static_cast<int>(lanes.size()));
-    if (is_new) {
-      events.push_back({{"name", "thread_name"},
-                        {"ph", "M"},
-                        {"pid", process},
-                        {"tid", lane->second},
-                        {"args", {{"name", span.lane}}}});
-    }
-    events.push_back({{"name", span.name},
-                      {"cat", span.lane},
-                      {"ph", "X"},
-                      {"pid", process},
-                      {"tid", lane->second},
-                      {"ts", 1e6 * span.begin},
-                      {"dur", 1e6 * (span.end - span.begin)}});
-  }
-  return events;
 }
 
 }  // namespace weft::dist

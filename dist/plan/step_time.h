@@ -10,7 +10,6 @@
 #include <algorithm>
 #include <functional>
 #include <map>
-#include <nlohmann/json_fwd.hpp>
 #include <string>
 #include <vector>
 
@@ -106,8 +105,5 @@ class UnitClock {
   double layers_ = 0;  // cut ones in a unit
   double forward_ = 0, backward_ = 0, again_ = 0;
 };
-
-/// Spans as events of Chrome's trace format, one process of a lane each.
-nlohmann::json trace_events(const Timeline& timeline, int process);
 
 }  // namespace weft::dist

@@ -24,11 +24,7 @@ class Ddp : public Strategy {
     ddp_ = std::make_unique<DistributedDataParallel>(module, world_, options_);
   }
   Tensor forward(nn::Module&, const Tensor& x) override { return (*ddp_)(x); }
-  std::shared_ptr<void> no_sync() override {
-    return std::shared_ptr<void>(new DistributedDataParallel::NoSync(*ddp_), [](void* guard) {
-      delete static_cast<DistributedDataParallel::NoSync*>(guard);
-    });
-  }
+  std::shared_ptr<void> no_sync() override { return ddp_->no_sync(); }
   ExactSum squares(const Tensors& parameters) override { return own_squares(parameters); }
   std::string describe(int64_t parameters) const override {
     const double p = static_cast<double>(parameters);

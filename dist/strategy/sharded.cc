@@ -37,11 +37,7 @@ class Sharded : public Strategy {
     if (module.is_training()) fsdp_->broadcast_buffers();
     return module(x);
   }
-  std::shared_ptr<void> no_sync() override {
-    return std::shared_ptr<void>(new FullySharded::NoSync(*fsdp_), [](void* guard) {
-      delete static_cast<FullySharded::NoSync*>(guard);
-    });
-  }
+  std::shared_ptr<void> no_sync() override { return fsdp_->no_sync(); }
   ExactSum squares(const Tensors& slices) override {
     ExactSum sum = own_squares(slices);
     all_reduce(sum, *options_.shard);
