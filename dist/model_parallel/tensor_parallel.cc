@@ -1,12 +1,9 @@
 #include "dist/model_parallel/tensor_parallel.h"
 
-#include <cmath>
-
 #include "autograd/backward.h"
 #include "autograd/ops.h"
 #include "autograd/random.h"
 #include "core/memory_account.h"
-#include "dist/comm/exact_sum.h"
 #include "dist/model_parallel/parallel_layers.h"
 #include "dist/model_parallel/rank_collectives.h"
 #include "nn/meta.h"
@@ -102,7 +99,8 @@ void TensorParallel::cut_parameters(const Cuts& cuts) {
 }
 
 void TensorParallel::cut(nn::MultiheadAttention& attention) {
-  check_heads(attention, *group_);
+  WEFT_CHECK(attention.heads % group_->size() == 0, "attention: {} ranks do not divide {} heads",
+             group_->size(), attention.heads);
   cut_parameters(cuts_of(attention));
   if (attention.out_proj.bias.defined()) row_biases_.insert(attention.out_proj.bias.id());
   attention.set_stand_in([&attention, group = group_, sequence = sequence_](const Tensor& x) {
@@ -193,19 +191,6 @@ void TensorParallel::deal_out(const TokenRegion& region) {
         switch_streams(*group);
         return join_sequence(y, -2, group, sequence->length);
       });
-}
-
-double parallel_grad_norm(const Tensors& cut, const Tensors& whole, Communicator& group) {
-  ExactSum sum;
-  const auto add = [&](const Tensors& parameters) {
-    for (const Tensor& p : parameters) {
-      if (p.grad().defined()) add_squares(sum, p.grad());
-    }
-  };
-  add(cut);
-  if (group.rank() == 0) add(whole);
-  all_reduce(sum, group);
-  return std::sqrt(sum.value());
 }
 
 }  // namespace weft::dist

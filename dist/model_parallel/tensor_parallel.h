@@ -67,7 +67,6 @@ class TensorParallel {
   /// How a parameter was cut, by its name in the model; null: it is whole on every rank.
   const Cut* cut_of(const std::string& name) const;
   bool has_cuts() const { return !cuts_.empty(); }
-  Communicator& group() const { return *group_; }
 
  private:
   struct Sequence;
@@ -79,9 +78,5 @@ class TensorParallel {
   std::unordered_map<std::string, Cut> cuts_;
   std::unordered_set<const void*> row_biases_;
 };
-
-/// The norm of all gradients: parameters of which every rank has a part, and such that every rank
-/// has whole, which count once.
-double parallel_grad_norm(const Tensors& cut, const Tensors& whole, Communicator& group);
 
 }  // namespace weft::dist
