@@ -266,15 +266,14 @@ FullySharded::Memory FullySharded::memory() const {
     memory.gradients += bytes(unit.kept_gradient);
     memory.accumulated += bytes(unit.local);
   }
-  memory.unsharded = engine_->unsharding.bytes_now();
-  memory.peak_unsharded = engine_->unsharding.peak_bytes();
-  memory.peak_reducing = engine_->reduction.peak_bytes();
+  memory.unsharded = engine_->unsharding.held.now;
+  memory.peak_unsharded = engine_->unsharding.held.peak;
+  memory.peak_reducing = engine_->reduction.held.peak;
   return memory;
 }
 
 void FullySharded::reset_peak_memory() {
-  engine_->unsharding.reset_peak();
-  engine_->reduction.reset_peak();
+  for (auto* held : {&engine_->unsharding.held, &engine_->reduction.held}) held->peak = held->now;
 }
 
 std::vector<std::pair<std::string, int64_t>> FullySharded::units() const {
@@ -283,7 +282,7 @@ std::vector<std::pair<std::string, int64_t>> FullySharded::units() const {
   return result;
 }
 
-int64_t FullySharded::unshardings() const { return engine_->unsharding.count(); }
+int64_t FullySharded::unshardings() const { return engine_->unsharding.count; }
 
 int64_t FullySharded::bytes_sent() const {
   const CommunicatorPtr& replicate = engine_->options.replicate;

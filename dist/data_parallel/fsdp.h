@@ -32,8 +32,7 @@
 // With a replicate group of R ranks, gradients are summed over it as well (HYBRID_SHARD: F inside a
 // node, R across; F = 1 is NO_SHARD, plain data parallelism).
 //
-// Behind this: fsdp_unit.h (what a unit is), fsdp_unsharding.h, fsdp_reduction.h, and
-// fsdp_engine.h, which runs an iteration over them.
+// Behind this: fsdp_unit.h (what a unit is) and fsdp_engine.h, which runs an iteration over them.
 //
 // Rajbhandari et al.: "ZeRO", SC 2020; Zhao et al.: "PyTorch FSDP", VLDB 2023.
 #pragma once

@@ -1,9 +1,8 @@
-#include "dist/data_parallel/fsdp_reduction.h"
-
 #include <algorithm>
 
 #include "autograd/ops.h"
 #include "core/memory_account.h"
+#include "dist/data_parallel/fsdp_engine.h"
 
 namespace weft::dist::fsdp {
 
@@ -47,8 +46,7 @@ void Reduction::start(Unit& unit) {
   sum.whole = take_flat(unit);
   assign_memory(sum.whole, MemoryKind::kBuckets);  // it may have been collected under no_sync
   sum.part = Tensor::empty({unit.part}, unit.reduce_dtype, unit.device);
-  bytes_now_ += static_cast<int64_t>(sum.whole.nbytes() + sum.part.nbytes());
-  peak_bytes_ = std::max(peak_bytes_, bytes_now_);
+  held.add(static_cast<int64_t>(sum.whole.nbytes() + sum.part.nbytes()));
   sum.scatter = group_->reduce_scatter(sum.part, sum.whole);
   unit.sums.push_back(std::move(sum));
   if (std::find(on_their_way_.begin(), on_their_way_.end(), &unit) == on_their_way_.end()) {
@@ -80,7 +78,7 @@ void Reduction::complete(Unit& unit) {
       unit.kept_gradient = part;
       assign_memory(part, MemoryKind::kGradients);
     }
-    bytes_now_ -= static_cast<int64_t>(sum.whole.nbytes() + sum.part.nbytes());
+    held.add(-static_cast<int64_t>(sum.whole.nbytes() + sum.part.nbytes()));
   }
   unit.sums.clear();
   std::erase(on_their_way_, &unit);

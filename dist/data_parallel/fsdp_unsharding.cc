@@ -1,11 +1,10 @@
-#include "dist/data_parallel/fsdp_unsharding.h"
-
 #include <algorithm>
 #include <utility>
 
 #include "autograd/ops.h"
 #include "core/memory_account.h"
 #include "core/transfer.h"
+#include "dist/data_parallel/fsdp_engine.h"
 
 namespace weft::dist::fsdp {
 
@@ -30,7 +29,7 @@ void Unsharding::on_touch(Unit& unit) {
 
 /// Begins to gather a unit into `out`.
 Work Unsharding::start(Unit& unit, const Tensor& out) {
-  ++count_;
+  ++count;
   const NoGrad guard;
   const Tensor sent = ops::to(ops::cast(unit.kept, unit.unsharded_dtype), unit.device);
   return group_->all_gather(out, sent);
@@ -54,18 +53,13 @@ void Unsharding::unshard(Unit& unit) {
   unit.is_resident = true;
   residents_.push_back(&unit);
   order_.push_back(&unit);
-  hold(unit.unsharded_bytes());
+  held.add(unit.unsharded_bytes());
 }
 
 void Unsharding::unshard_all() {
   std::vector<Work> works;
   for (Unit& unit : units_) works.push_back(start(unit, flat_view(unit)));
   for (const Work& work : works) work.wait();
-}
-
-void Unsharding::hold(int64_t bytes) {
-  bytes_now_ += bytes;
-  peak_bytes_ = std::max(peak_bytes_, bytes_now_);
 }
 
 /// Reshards the units that were unsharded first. The last one stays: an operation may be reading it
@@ -82,7 +76,7 @@ void Unsharding::reshard(Unit& unit) {
   unit.memory->free();
   unit.is_resident = false;
   std::erase(residents_, &unit);
-  bytes_now_ -= unit.unsharded_bytes();
+  held.add(-unit.unsharded_bytes());
 }
 
 void Unsharding::prefetch_after(Unit& unit) {
@@ -93,14 +87,14 @@ void Unsharding::prefetch_after(Unit& unit) {
   if (next.is_resident || next.incoming.defined()) return;
   const MemoryScope scope(MemoryKind::kGathered);
   next.incoming = Tensor::empty({next.padded}, next.unsharded_dtype, next.device);
-  hold(next.unsharded_bytes());
+  held.add(next.unsharded_bytes());
   next.fetch = start(next, next.incoming);
 }
 
 void Unsharding::drop_incoming(Unit& unit) {
   unit.incoming = {};
   unit.fetch = {};
-  bytes_now_ -= unit.unsharded_bytes();
+  held.add(-unit.unsharded_bytes());
 }
 
 void Unsharding::end_iteration() {
