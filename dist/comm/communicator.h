@@ -17,7 +17,7 @@
 // all others after the deadline, and the communicator is of no use afterwards.
 //
 // Engines: in_process.h (ranks as threads), mpi.h and tcp.h (ranks as processes); for tensors on a
-// device nccl.h and staged.h, on top of one of these.
+// device nccl.h and on_device.h, on top of one of these.
 #pragma once
 
 #include <atomic>

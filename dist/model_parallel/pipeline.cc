@@ -261,8 +261,7 @@ class Pipeline::Engine : public std::enable_shared_from_this<Engine> {
       WEFT_CHECK(is_new || other->second == segment_of[name],
                  "pipeline: \"{}\" is tied to a tensor of another segment", name);
     }
-    const std::vector<size_t> ends =
-        cut_evenly(segment_costs(segments_, state), static_cast<size_t>(stages()));
+    const std::vector<size_t> ends = stage_ends(segments_, state, stages());
     first_ = is_first() ? 0 : ends[stage() - 1];
     end_ = ends[stage()];
     for (const auto& [name, segment] : segment_of) {

@@ -32,7 +32,6 @@
 
 #include "dist/comm/communicator.h"
 #include "dist/model_parallel/micro_batch.h"
-#include "dist/model_parallel/schedule.h"
 #include "nn/module.h"
 #include "nn/segment.h"
 

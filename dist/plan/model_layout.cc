@@ -58,7 +58,7 @@ class Shares {
                "pipeline: {} stages cannot be made of {} segments", sharing_.stages,
                segments.size());
     const NamedTensors state = module.state_dict();
-    const std::vector<size_t> ends = cut_evenly(segment_costs(segments, state), sharing_.stages);
+    const std::vector<size_t> ends = stage_ends(segments, state, sharing_.stages);
     const int stage = sharing_.stage_index(rank_);
     for (size_t i = stage == 0 ? 0 : ends[stage - 1]; i < ends[stage]; ++i) {
       for (const auto& [name, tensor] : state) {

@@ -6,7 +6,6 @@
 
 #include "autograd/backward.h"
 #include "dist/strategy/strategies.h"
-#include "optim/optimizer_state.h"
 
 namespace weft::dist {
 
@@ -37,15 +36,6 @@ Tensor Strategy::predicted(const Tensor& logits) {
 
 double Strategy::grad_norm(const Tensors& parameters) {
   return std::sqrt(squares(parameters).value());
-}
-
-optim::OptimizerState Strategy::optimizer_state(const optim::Optimizer& optimizer) {
-  return optimizer.state_dict();
-}
-
-void Strategy::load_optimizer_state(optim::Optimizer& optimizer,
-                                    const optim::OptimizerState& state) {
-  optimizer.load_state_dict(state);
 }
 
 }  // namespace weft::dist

@@ -26,6 +26,7 @@
 #include "nn/module.h"
 #include "nn/structure.h"
 #include "optim/optimizer.h"
+#include "optim/optimizer_state.h"
 
 namespace weft::dist {
 
@@ -67,12 +68,16 @@ class Strategy {
 
   /// Whole states; on rank 0, elsewhere possibly empty.
   virtual NamedTensors model_state(nn::Module& module) { return module.state_dict(); }
-  virtual optim::OptimizerState optimizer_state(const optim::Optimizer& optimizer);
+  virtual optim::OptimizerState optimizer_state(const optim::Optimizer& optimizer) {
+    return optimizer.state_dict();
+  }
   virtual void load_model_state(nn::Module& module, const NamedTensors& state) {
     module.load_state_dict(state);
   }
   virtual void load_optimizer_state(optim::Optimizer& optimizer,
-                                    const optim::OptimizerState& state);
+                                    const optim::OptimizerState& state) {
+    optimizer.load_state_dict(state);
+  }
   /// Elements of the buckets or units in which gradients travel, their padding included.
   virtual int64_t padded_elements() const { return 0; }
   /// "fsdp on 4 ranks: 4P/N parameters, ..." with the bytes of a model of P parameters under Adam.

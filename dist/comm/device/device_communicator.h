@@ -1,5 +1,5 @@
 // Collectives for ranks that compute on a CUDA device: what NCCL (nccl.h) and its stand-in
-// (staged.h) share.
+// (staged.cc) share.
 //
 // Tensors on the device go to the engine, tensors on the CPU and barriers to the host communicator
 // that it stands on: strategies agree on shapes, flags and norms there. That is also how the ranks

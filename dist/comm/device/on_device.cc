@@ -10,7 +10,6 @@
 
 #include "core/runtime.h"
 #include "dist/comm/device/nccl.h"
-#include "dist/comm/device/staged.h"
 
 namespace weft::dist {
 namespace {

@@ -1,11 +1,11 @@
-#include "dist/comm/device/staged.h"
-
 #include <algorithm>
 #include <deque>
 #include <mutex>
 
 #include "core/runtime.h"
 #include "core/transfer.h"
+#include "dist/comm/device/device_communicator.h"
+#include "dist/comm/device/on_device.h"
 
 namespace weft::dist {
 namespace {
