@@ -199,7 +199,9 @@ Predicted predict(const Arguments& a, const std::string& strategy, const Learnt&
       .shard = seconds(sharing.shard),
       .replicate = seconds(sharing.replicas),
       .tensor = seconds(sharing.tensor),
-      .message = dist::host_message_seconds(network.latency_seconds, network.bytes_per_second)};
+      .message = [network](double bytes) {
+        return network.latency_seconds + bytes / network.bytes_per_second;
+      }};
   Predicted predicted;
   const dist::StrategyKind& kind = dist::find_strategy(strategy);
   std::vector<dist::RankWork> ranks;

@@ -27,8 +27,6 @@ const FsdpOptions& checked(const FsdpOptions& options) {
   WEFT_CHECK(options.average == ReduceOp::kMean || options.average == ReduceOp::kSum,
              "fsdp: gradients are averaged or summed, not reduced by {}",
              dist::name(options.average));
-  WEFT_CHECK(options.unsharded_units >= 2, "fsdp: unsharded_units must be at least 2, got {}",
-             options.unsharded_units);
   return options;
 }
 

@@ -74,8 +74,6 @@ struct FsdpOptions {
   /// unsharded, and gradients until they are summed, live on the device of the model.
   bool cpu_offload = false;
   bool prefetches = true;
-  /// Units unsharded at a time, besides the one being fetched: at least 2.
-  int unsharded_units = 2;
 };
 
 class FullySharded {

@@ -62,13 +62,11 @@ void Unsharding::unshard_all() {
   for (const Work& work : works) work.wait();
 }
 
-/// Reshards the units that were unsharded first. The last one stays: an operation may be reading it
+/// Two units at a time, besides the one being fetched: reshards those that were unsharded first. The last one stays: an operation may be reading it
 /// together with the one to come.
 void Unsharding::make_room() {
   if (options_.sharding != Sharding::kFullShard) return;
-  while (static_cast<int>(residents_.size()) >= options_.unsharded_units) {
-    reshard(*residents_.front());
-  }
+  while (residents_.size() >= 2) reshard(*residents_.front());
 }
 
 void Unsharding::reshard(Unit& unit) {

@@ -47,10 +47,6 @@ CollectiveSeconds host_collective_seconds(int ranks, double latency, double band
   };
 }
 
-std::function<double(double)> host_message_seconds(double latency, double bandwidth) {
-  return [=](double bytes) { return latency + bytes / bandwidth; };
-}
-
 double Timeline::hidden_share(double step_seconds) const {
   const double possible = serial() - end;
   return possible <= 0 ? 1 : (serial() - step_seconds) / possible;

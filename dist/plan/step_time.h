@@ -49,8 +49,6 @@ struct GroupSeconds {
 /// `latency` seconds, and its bytes their time at `bandwidth` bytes per second.
 CollectiveSeconds host_collective_seconds(int ranks, double latency, double bandwidth,
                                           int64_t segment_bytes = 256 << 10);
-/// A message of host_communicator.h's on such a transport.
-std::function<double(double bytes)> host_message_seconds(double latency, double bandwidth);
 
 struct Timeline {
   struct Span {

@@ -6,7 +6,6 @@
 #include <numeric>
 
 #include "dist/strategy/strategies.h"
-#include "dist/strategy/whole_copy.h"
 
 namespace weft::dist {
 namespace {

@@ -4,7 +4,6 @@
 #include "autograd/ops.h"
 #include "dist/data_parallel/data_parallel.h"
 #include "dist/strategy/strategies.h"
-#include "dist/strategy/whole_copy.h"
 
 namespace weft::dist {
 namespace {

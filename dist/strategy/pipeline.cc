@@ -8,7 +8,6 @@
 #include "dist/comm/device_mesh.h"
 #include "dist/model_parallel/stages.h"
 #include "dist/strategy/strategies.h"
-#include "dist/strategy/whole_copy.h"
 
 namespace weft::dist {
 namespace {

@@ -1,7 +1,6 @@
 #include <fmt/format.h>
 
 #include "dist/strategy/strategies.h"
-#include "dist/strategy/whole_copy.h"
 #include "optim/clip.h"
 
 namespace weft::dist {

@@ -22,9 +22,6 @@ bool is_mpi_rank();
 struct MpiOptions {
   HostOptions host = HostOptions::from_environment();
   size_t largest_message = size_t{1} << 28;
-  // Of each exchange; 0: as fast as MPI. See Transport::slow_down.
-  double latency_seconds = 0;
-  double bytes_per_second = 0;
 };
 
 /// The ranks of MPI_COMM_WORLD. Throws Error when MPI does not serve several threads. Sets the

@@ -1,6 +1,5 @@
 // One device under another name.
 #include "dist/strategy/strategies.h"
-#include "dist/strategy/whole_copy.h"
 
 namespace weft::dist {
 namespace {
