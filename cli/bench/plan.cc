@@ -195,13 +195,13 @@ Predicted predict(const Arguments& a, const std::string& strategy, const Learnt&
   const auto seconds = [&](int ranks) {
     return dist::host_collective_seconds(ranks, network.latency_seconds, network.bytes_per_second);
   };
-  const dist::GroupSeconds groups{
-      .shard = seconds(sharing.shard),
-      .replicate = seconds(sharing.replicas),
-      .tensor = seconds(sharing.tensor),
-      .message = [network](double bytes) {
-        return network.latency_seconds + bytes / network.bytes_per_second;
-      }};
+  const dist::GroupSeconds groups{.shard = seconds(sharing.shard),
+                                  .replicate = seconds(sharing.replicas),
+                                  .tensor = seconds(sharing.tensor),
+                                  .message = [network](double bytes) {
+                                    return network.latency_seconds +
+                                           bytes / network.bytes_per_second;
+                                  }};
   Predicted predicted;
   const dist::StrategyKind& kind = dist::find_strategy(strategy);
   std::vector<dist::RankWork> ranks;

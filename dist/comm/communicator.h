@@ -4,14 +4,13 @@
 //   ...                                                        // overlapped computation
 //   work.wait();
 //
-// N ranks call the same collectives of a communicator in the same order; those of one communicator
-// run in that order, those of different communicators independently of each other. Every function
-// returns at once; the tensors may be touched again after wait(), which rethrows what went wrong.
+// N ranks call the same collectives of a communicator in the same order; those of different
+// communicators run independently of each other. Every function returns at once; the tensors,
+// which are contiguous, may be touched again after wait(), which rethrows what went wrong.
 //
-// Sums are formed element by element in one binary tree over the ranks, ((0+1)+(2+3))+..., so the
-// bits depend neither on the engine nor on where a buffer is cut: the same on every rank and in
-// every run, and reduce_scatter gives the bits of all_reduce. f16 and bf16 are added in f32 and
-// rounded once. Tensors are contiguous.
+// Sums are formed element by element in one binary tree over the ranks (reduce_tree.h), so the bits
+// depend neither on the engine nor on where a buffer is cut, and reduce_scatter gives the bits of
+// all_reduce. f16 and bf16 are added in f32 and rounded once.
 //
 // Errors name rank, group, collective and sequence number. A rank that does not come is an error of
 // all others after the deadline, and the communicator is of no use afterwards.

@@ -1,8 +1,5 @@
-// What a rank's collectives did last, kept for the moment something hangs.
-//
-// A ring buffer of the latest collectives of all groups of a rank: sequence number, description,
-// state and times. Written out on a timeout, when WEFT_DIST_DUMP names a directory, as
-// <directory>/rank-<r>.json, or whenever a program asks.
+// What a rank's collectives did last, of all its groups, kept for the moment something hangs:
+// written on a timeout, when WEFT_DIST_DUMP names a directory, as <directory>/rank-<r>.json.
 #pragma once
 
 #include <chrono>

@@ -1,10 +1,6 @@
-// What is behind FullySharded (dist/data_parallel/fsdp.h): its units, and the course of an
-// iteration over them.
-//
-// Forward and backward touch parameters, and Unsharding brings them. In backward a gradient that is
-// ready is reported here; when a unit's are complete, Reduction takes them away and the unit is
-// resharded. After the pass come the units of which not every parameter was used, and the optimizer
-// finds its gradients.
+// What is behind FullySharded (dist/data_parallel/fsdp.h). Forward and backward touch parameters,
+// and Unsharding brings them. When a unit's gradients are complete, Reduction takes them away and
+// the unit is resharded; after the pass come the units of which not every parameter was used.
 #pragma once
 
 #include <algorithm>

@@ -62,8 +62,8 @@ void Unsharding::unshard_all() {
   for (const Work& work : works) work.wait();
 }
 
-/// Two units at a time, besides the one being fetched: reshards those that were unsharded first. The last one stays: an operation may be reading it
-/// together with the one to come.
+/// Two units at a time, besides the one being fetched: reshards those that were unsharded first.
+/// The last one stays: an operation may be reading it together with the one to come.
 void Unsharding::make_room() {
   if (options_.sharding != Sharding::kFullShard) return;
   while (residents_.size() >= 2) reshard(*residents_.front());

@@ -1,11 +1,9 @@
-// Linear layers cut over the ranks of a group.
-//
-//   x -> column_parallel_linear -> gelu -> row_parallel_linear -> y
+// Linear layers cut over the ranks of a group: x -> column-parallel -> gelu -> row-parallel -> y.
 //
 // A column-parallel linear has rows of W [out, in], hence a part of the output's features; a
 // row-parallel one has columns, hence takes a part of the input's features and adds up partial
-// results. One after the other they need one all_reduce in forward and one in backward. Attention
-// is cut by heads in the same way. tensor_parallel.h cuts the layers of a whole model.
+// results. Together they need one all_reduce in forward and one in backward. tensor_parallel.h cuts
+// the layers of a whole model, attention by heads.
 #pragma once
 
 #include "dist/comm/communicator.h"

@@ -1,9 +1,7 @@
 // Who has which part of a tensor that is dealt out to the ranks of a group, and the parts on their
-// way: gathered, or summed and scattered.
-//
-// Parts are equal, or differ by one at most (even_part), or are those of a sequence: of T tokens
-// each rank has ceil(T / N), and where N does not divide T the last ranks fill up with zeros. None
-// of this is recorded on the tape; rank_collectives.h is.
+// way. Parts differ by one at most (even_part), or are those of a sequence: of T tokens each rank
+// has ceil(T / N), and the last ranks fill up with zeros. None of this is recorded on the tape;
+// rank_collectives.h is.
 #pragma once
 
 #include <vector>

@@ -1,15 +1,13 @@
 // What the strategies' formulas of memory and traffic are made of (dist/strategy/strategy_kind.h).
 //
 // P parameters are cut into units (dist/data_parallel/fsdp.h); F ranks share a copy, R such groups
-// hold copies, T ranks share a layer, S are a pipeline: N = F R T S. Everything travels and is kept
-// in elements of 4 bytes. Formulas walk through the schedule of a step, unit by unit, since units
-// differ in size; their texts say what comes out for units of one size U, with Adam.
+// hold copies, T ranks share a layer, S are a pipeline: N = F R T S. Elements have 4 bytes.
+// Formulas walk through the schedule of a step, unit by unit; their texts say what comes out for
+// units of one size U, with Adam. `weft bench sharding` holds them against the allocator and the
+// transport.
 //
 // Sent by each rank, in a ring or straight, n bytes whose parts the ranks divide:
 //   all_reduce 2 (N-1)/N n;  all_gather, reduce_scatter (N-1)/N n.
-//
-// Nothing here measures anything: `weft bench sharding` holds the formulas against the allocator
-// and the transport.
 #pragma once
 
 #include <array>

@@ -13,8 +13,8 @@ namespace {
 using CutsById = std::unordered_map<const void*, Cut>;
 
 /// What tensor parallelism cuts of a model, and in `layout` what it sends.
-CutsById cut_layers(nn::Module& module, const nn::ModelStructure& structure,
-                    const Sharing& sharing, ModelLayout& layout) {
+CutsById cut_layers(nn::Module& module, const nn::ModelStructure& structure, const Sharing& sharing,
+                    ModelLayout& layout) {
   CutsById by_id;
   const auto add = [&](const Cuts& cuts) {
     for (const auto& [parameter, cut] : cuts) by_id.emplace(parameter.id(), cut);
@@ -78,8 +78,8 @@ ModelLayout layout_of(nn::Module& module, const nn::ModelStructure& structure,
   if (sharing.tensor > 1) cuts = cut_layers(module, structure, sharing, layout);
   std::unordered_set<std::string> of_stage;
   if (sharing.stages > 1) {
-    of_stage = tensors_of_stage(module, structure.segments, sharing.stages,
-                                sharing.stage_index(rank));
+    of_stage =
+        tensors_of_stage(module, structure.segments, sharing.stages, sharing.stage_index(rank));
   }
   layout.tokens = structure.tokens.count;
   const NamedTensors parameters = module.named_parameters();

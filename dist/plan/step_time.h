@@ -1,6 +1,5 @@
 // When things happen in a step: computation, and collectives beside it as far as the schedule of a
-// strategy allows. The schedules are the strategies' own (StrategyKind::timeline in
-// dist/strategy/strategy_kind.h); here is what they are laid out with.
+// strategy allows (StrategyKind::timeline in dist/strategy/strategy_kind.h).
 //
 // Collectives of one group run one after another, those of different groups beside each other. Cut
 // layers wait for their sums, forward, and for what is left of them behind the weight's gradient,

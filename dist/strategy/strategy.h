@@ -3,16 +3,13 @@
 //   auto strategy = make_strategy({.name = "fsdp"}, world);
 //   strategy->wrap(model, policy);
 //   optim::AdamW optimizer(strategy->groups(model.named_parameters()), {...});
-//   Tensor logits = strategy->forward(model, images);
-//   backward(loss);  optimizer.step(...);  strategy->after_step();
-//
-// or, where a strategy has an order of its own for the micro-batches of a step, as a pipeline has,
-//
-//   strategy->run(model, micro_batches);  optimizer.step(...);  strategy->after_step();
+//   strategy->run(model, micro_batches);          // or, where no order of their own is needed,
+//   backward(loss(strategy->forward(model, images)));
+//   optimizer.step(...);  strategy->after_step();
 //
 // Gradients are sums over the data ranks: the program weights each rank's loss with its share of
-// the samples (or with 1 / ranks). States are whole, as on one rank, so that a checkpoint can be
-// read by any number of ranks under any strategy. Every rank calls everything, in one order.
+// the samples. States are whole, so that a checkpoint can be read by any number of ranks under any
+// strategy. Every rank calls everything, in one order.
 #pragma once
 
 #include <memory>

@@ -111,8 +111,7 @@ class MpiTransport : public Transport {
     const auto post = [&](const Message& message, auto begin, const char* name) {
       size_t offset = 0;
       do {
-        const auto piece =
-            static_cast<int>(std::min(largest_message_, message.bytes - offset));
+        const auto piece = static_cast<int>(std::min(largest_message_, message.bytes - offset));
         requests.push_back(MPI_REQUEST_NULL);
         peers.push_back(message.peer);
         check(begin(static_cast<char*>(message.data) + offset, piece, MPI_BYTE, message.peer, kTag,
