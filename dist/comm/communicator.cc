@@ -117,41 +117,4 @@ Work Communicator::begin(Operation o) {
   return start(std::move(o));
 }
 
-Work Communicator::all_reduce(const Tensor& x, ReduceOp op) {
-  return begin({.collective = Collective::kAllReduce, .op = op, .in = x, .out = x});
-}
-
-Work Communicator::reduce_scatter(const Tensor& out, const Tensor& in, ReduceOp op) {
-  return reduce_scatter(out, in, {}, op);
-}
-
-Work Communicator::reduce_scatter(const Tensor& out, const Tensor& in,
-                                  const std::vector<int64_t>& counts, ReduceOp op) {
-  return begin(
-      {.collective = Collective::kReduceScatter, .op = op, .in = in, .out = out, .counts = counts});
-}
-
-Work Communicator::all_gather(const Tensor& out, const Tensor& in,
-                              const std::vector<int64_t>& counts) {
-  return begin({.collective = Collective::kAllGather, .in = in, .out = out, .counts = counts});
-}
-
-Work Communicator::broadcast(const Tensor& x, int root) {
-  return begin({.collective = Collective::kBroadcast, .in = x, .out = x, .peer = root});
-}
-
-Work Communicator::all_to_all(const Tensor& out, const Tensor& in) {
-  return begin({.collective = Collective::kAllToAll, .in = in, .out = out});
-}
-
-Work Communicator::send(const Tensor& x, int destination) {
-  return begin({.collective = Collective::kSend, .in = x, .out = x, .peer = destination});
-}
-
-Work Communicator::recv(const Tensor& x, int source) {
-  return begin({.collective = Collective::kRecv, .in = x, .out = x, .peer = source});
-}
-
-Work Communicator::barrier() { return begin({.collective = Collective::kBarrier}); }
-
 }  // namespace weft::dist

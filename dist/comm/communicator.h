@@ -105,33 +105,47 @@ std::string describe(const Operation& operation);
 class Communicator {
  public:
   virtual ~Communicator() = default;
-  Communicator(const Communicator&) = delete;
-  Communicator& operator=(const Communicator&) = delete;
 
   int rank() const { return rank_; }
   int size() const { return size_; }
   const std::string& name() const { return name_; }
 
   /// x = op over ranks of x, in place. kMean divides the sum by size(); not for integers.
-  Work all_reduce(const Tensor& x, ReduceOp op = ReduceOp::kSum);
+  Work all_reduce(const Tensor& x, ReduceOp op = ReduceOp::kSum) {
+    return begin({.collective = Collective::kAllReduce, .op = op, .in = x, .out = x});
+  }
   /// out = this rank's part of op over ranks of `in`. in.numel() == size() * out.numel(); rank r
   /// gets the r-th part. out may be that part of in.
-  Work reduce_scatter(const Tensor& out, const Tensor& in, ReduceOp op = ReduceOp::kSum);
+  Work reduce_scatter(const Tensor& out, const Tensor& in, ReduceOp op = ReduceOp::kSum) {
+    return reduce_scatter(out, in, {}, op);
+  }
   /// The same with parts of counts[r] elements, which may be 0.
   Work reduce_scatter(const Tensor& out, const Tensor& in, const std::vector<int64_t>& counts,
-                      ReduceOp op = ReduceOp::kSum);
+                      ReduceOp op = ReduceOp::kSum) {
+    return begin({Collective::kReduceScatter, op, in, out, counts});
+  }
   /// out = the ranks' `in` one after another: counts[r] elements of rank r, which may be 0, or as
   /// many of each. `in` may be this rank's part of out.
-  Work all_gather(const Tensor& out, const Tensor& in, const std::vector<int64_t>& counts = {});
+  Work all_gather(const Tensor& out, const Tensor& in, const std::vector<int64_t>& counts = {}) {
+    return begin({.collective = Collective::kAllGather, .in = in, .out = out, .counts = counts});
+  }
   /// x = x of rank `root`.
-  Work broadcast(const Tensor& x, int root = 0);
+  Work broadcast(const Tensor& x, int root = 0) {
+    return begin({.collective = Collective::kBroadcast, .in = x, .out = x, .peer = root});
+  }
   /// Part r of `in` goes to rank r; part r of `out` comes from rank r. All parts have one size.
-  Work all_to_all(const Tensor& out, const Tensor& in);
+  Work all_to_all(const Tensor& out, const Tensor& in) {
+    return begin({.collective = Collective::kAllToAll, .in = in, .out = out});
+  }
   /// A send and the recv of its peer meet in order, and both end when the data has moved: two ranks
   /// that both send first wait for each other. They have sequence numbers of their own.
-  Work send(const Tensor& x, int destination);
-  Work recv(const Tensor& x, int source);
-  Work barrier();
+  Work send(const Tensor& x, int destination) {
+    return begin({.collective = Collective::kSend, .in = x, .out = x, .peer = destination});
+  }
+  Work recv(const Tensor& x, int source) {
+    return begin({.collective = Collective::kRecv, .in = x, .out = x, .peer = source});
+  }
+  Work barrier() { return begin({.collective = Collective::kBarrier}); }
 
   /// A communicator of some of this one's ranks, in the order given; called by those ranks alone.
   virtual std::shared_ptr<Communicator> group(const std::vector<int>& ranks,

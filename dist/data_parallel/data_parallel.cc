@@ -1,7 +1,5 @@
 #include "dist/data_parallel/data_parallel.h"
 
-#include <omp.h>
-
 #include <algorithm>
 #include <bit>
 #include <exception>

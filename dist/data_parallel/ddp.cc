@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <map>
 #include <numeric>
 #include <sstream>
 #include <utility>
@@ -197,18 +198,15 @@ class DistributedDataParallel::Reducer : public std::enable_shared_from_this<Red
     buckets_.clear();
     std::vector<int64_t> sizes;  // elements
     // A bucket is filled per dtype and closed when it has reached its size.
-    std::vector<std::pair<DType, int>> open;
+    std::map<DType, int> open;
     for (int i : order) {
       const DType dtype = parameters_[i].tensor.dtype();
-      auto place =
-          std::find_if(open.begin(), open.end(), [&](auto& o) { return o.first == dtype; });
-      if (place == open.end()) {
-        open.emplace_back(dtype, static_cast<int>(buckets_.size()));
+      const auto [place, is_new] = open.try_emplace(dtype, static_cast<int>(buckets_.size()));
+      const int index = place->second;
+      if (is_new) {
         buckets_.emplace_back();
         sizes.push_back(0);
-        place = open.end() - 1;
       }
-      const int index = place->second;
       buckets_[index].parameters.push_back(i);
       sizes[index] += parameters_[i].tensor.numel();
       const int64_t limit = index == 0 ? options_.first_bucket_bytes : options_.bucket_bytes;
@@ -263,7 +261,7 @@ class DistributedDataParallel::Reducer : public std::enable_shared_from_this<Red
     // A parameter used in several recomputed segments is ready when its last contribution is in.
     if (p.arrived.contributions != p.expected) return;
     --buckets_[p.bucket].waits_for;
-    launch_ready();
+    while (next_bucket_ < buckets_.size() && buckets_[next_bucket_].waits_for <= 0) launch();
   }
 
   /// Moves the parameter's gradient into its bucket.
@@ -286,10 +284,6 @@ class DistributedDataParallel::Reducer : public std::enable_shared_from_this<Red
       arrived.is_in_bucket = true;
       if (!options_.gradient_as_bucket_view) arrived.first = gradient;
     }
-  }
-
-  void launch_ready() {
-    while (next_bucket_ < buckets_.size() && buckets_[next_bucket_].waits_for <= 0) launch();
   }
 
   void launch() {
@@ -317,9 +311,7 @@ class DistributedDataParallel::Reducer : public std::enable_shared_from_this<Red
         if (!p.arrived.is_in_bucket && p.tensor.grad().defined()) take_gradient(p);
       }
       if (after_backward) check_unused();
-      while (next_bucket_ < buckets_.size()) launch();
-      find_used();
-      for (Bucket& bucket : buckets_) bucket.complete();
+      reduce_buckets();
       reduce_late();
       hand_out();
       if (!is_rebuilt_) rebuild();
@@ -426,11 +418,14 @@ class DistributedDataParallel::Reducer : public std::enable_shared_from_this<Red
 
   /// The collectives of a backward of the others.
   void shadow_reduction() {
+    reduce_buckets();
+    if (!is_rebuilt_) rebuild();
+    reset();
+  }
+  void reduce_buckets() {
     while (next_bucket_ < buckets_.size()) launch();
     find_used();
     for (Bucket& bucket : buckets_) bucket.complete();
-    if (!is_rebuilt_) rebuild();
-    reset();
   }
 
   std::vector<Parameter> parameters_;
@@ -452,8 +447,6 @@ DistributedDataParallel::DistributedDataParallel(nn::Module& module, Communicato
     : reducer_(std::make_shared<Reducer>(module, std::move(group), options)) {
   reducer_->register_hooks();
 }
-
-DistributedDataParallel::~DistributedDataParallel() = default;
 
 Tensor DistributedDataParallel::operator()(const Tensor& x) {
   return reducer_->forward([&] { return reducer_->module_(x); });

@@ -64,9 +64,6 @@ class DistributedDataParallel {
   /// first rank and tensor that differ from rank 0's, when names, shapes or dtypes do.
   DistributedDataParallel(nn::Module& module, CommunicatorPtr group,
                           const DdpOptions& options = {});
-  ~DistributedDataParallel();
-  DistributedDataParallel(const DistributedDataParallel&) = delete;
-  DistributedDataParallel& operator=(const DistributedDataParallel&) = delete;
 
   Tensor operator()(const Tensor& x);
   /// The same for a module that is called in another way.

@@ -1,7 +1,5 @@
 #include "dist/data_parallel/fsdp.h"
 
-#include <algorithm>
-#include <map>
 #include <numeric>
 #include <unordered_map>
 #include <utility>
@@ -195,18 +193,10 @@ FullySharded::FullySharded(nn::Module& module, const FsdpOptions& options, const
   engine_->register_hooks();
 }
 
-FullySharded::~FullySharded() = default;
-
 NamedTensors FullySharded::named_parameters() const {
   // In the order of the model, whatever the units.
-  std::map<std::string, Tensor> slices;
-  for (const Unit& unit : engine_->units) {
-    for (const Parameter& p : unit.parameters) slices[p.name] = p.slice;
-  }
-  NamedTensors result;
-  for (const auto& [name, tensor] : engine_->module.named_parameters()) {
-    result.emplace_back(name, slices.at(name));
-  }
+  NamedTensors result = engine_->module.named_parameters();
+  for (auto& [name, tensor] : result) tensor = fsdp::find_named(engine_->units, name).second->slice;
   return result;
 }
 

@@ -32,7 +32,6 @@
 // Rajbhandari et al.: "ZeRO", SC 2020; Zhao et al.: "PyTorch FSDP", VLDB 2023.
 #pragma once
 
-#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -78,9 +77,6 @@ class FullySharded {
   /// gets no more memory than a unit at a time. Throws Error for a unit of several dtypes and for
   /// groups of no use.
   FullySharded(nn::Module& module, const FsdpOptions& options, const WrapPolicy& policy = {});
-  ~FullySharded();
-  FullySharded(const FullySharded&) = delete;
-  FullySharded& operator=(const FullySharded&) = delete;
 
   /// The slices that this rank keeps, by their parameters' names.
   NamedTensors named_parameters() const;

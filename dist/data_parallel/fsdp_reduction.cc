@@ -7,9 +7,9 @@
 namespace weft::dist::fsdp {
 
 bool has_gradients(const Unit& unit) {
-  if (unit.local.defined()) return true;
-  return std::any_of(unit.parameters.begin(), unit.parameters.end(),
-                     [](const Parameter& p) { return p.whole.grad().defined(); });
+  return unit.local.defined() || std::ranges::any_of(unit.parameters, [](const Parameter& p) {
+           return p.whole.grad().defined();
+         });
 }
 
 /// The unit's gradients, and what was collected of them under no_sync, as one flat tensor.

@@ -1,5 +1,4 @@
 // The states of FullySharded: whole ones of the ranks' slices, and slices of whole ones.
-#include <algorithm>
 #include <unordered_map>
 
 #include "autograd/ops.h"

@@ -1,7 +1,6 @@
 #include "dist/model_parallel/parallel_layers.h"
 
 #include <optional>
-#include <utility>
 
 #include "autograd/backward.h"
 #include "autograd/fp8.h"

@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cmath>
 #include <cstring>
 #include <deque>
 #include <nlohmann/json.hpp>
@@ -14,7 +13,6 @@
 #include "autograd/ops.h"
 #include "autograd/random.h"
 #include "core/transfer.h"
-#include "core/view.h"
 #include "dist/data_parallel/ddp.h"
 #include "dist/model_parallel/stages.h"
 #include "nn/meta.h"
@@ -360,7 +358,6 @@ class Pipeline::Engine : public std::enable_shared_from_this<Engine> {
 
 Pipeline::Pipeline(nn::Module& module, nn::Segments segments, const PipelineOptions& options)
     : engine_(std::make_shared<Engine>(module, std::move(segments), options)) {}
-Pipeline::~Pipeline() = default;
 
 int Pipeline::stage() const { return engine_->stage(); }
 bool Pipeline::owns(const std::string& name) const { return engine_->owns(name); }

@@ -43,9 +43,6 @@ class Pipeline {
   /// Copies the first rank's state to all, then keeps this stage's. Throws Error when there are
   /// fewer segments than stages, and for a tensor that belongs to no segment or to several.
   Pipeline(nn::Module& module, nn::Segments segments, const PipelineOptions& options);
-  ~Pipeline();
-  Pipeline(const Pipeline&) = delete;
-  Pipeline& operator=(const Pipeline&) = delete;
 
   int stage() const;
   /// This stage's segments.

@@ -45,22 +45,6 @@ void switch_streams(const Communicator& group) {
   generator().stream ^= (kTensorParallel + static_cast<uint64_t>(group.rank()) + 1) << 48;
 }
 
-/// The other streams for as long as it lives, if `is_needed`.
-class OtherStreams {
- public:
-  OtherStreams(const Communicator& group, bool is_needed) : group_(is_needed ? &group : nullptr) {
-    if (group_) switch_streams(*group_);
-  }
-  ~OtherStreams() {
-    if (group_) switch_streams(*group_);
-  }
-  OtherStreams(const OtherStreams&) = delete;
-  OtherStreams& operator=(const OtherStreams&) = delete;
-
- private:
-  const Communicator* const group_;
-};
-
 }  // namespace
 
 /// What the cut layers have to know of the tokens around them.
@@ -107,12 +91,11 @@ void TensorParallel::cut(nn::MultiheadAttention& attention) {
     const Tokens tokens = sequence->of(attention);
     const Tensor qkv = column_parallel_linear(x, attention.in_proj_weight, attention.in_proj_bias,
                                               group, tokens, sequence->length);
-    Tensor mixed;
-    {
-      const OtherStreams region(*group, tokens == Tokens::kWhole);
-      mixed =
-          ops::self_attention(qkv, attention.heads / group->size(), attention.current_options());
-    }
+    // The cut region. Of dealt-out tokens random numbers differ already.
+    if (tokens == Tokens::kWhole) switch_streams(*group);
+    const Tensor mixed =
+        ops::self_attention(qkv, attention.heads / group->size(), attention.current_options());
+    if (tokens == Tokens::kWhole) switch_streams(*group);
     return row_parallel_linear(mixed, attention.out_proj.weight, attention.out_proj.bias, group,
                                tokens);
   });
@@ -127,8 +110,7 @@ void TensorParallel::cut(nn::Linear& first, nn::Linear& second) {
              first.weight.size(0), names_[first.weight.id()]);
   cut_parameters(cuts_of(first, second));
   if (second.bias.defined()) row_biases_.insert(second.bias.id());
-  // The cut region begins behind the first layer and ends in front of the second. Of dealt-out
-  // tokens random numbers differ already.
+  // The cut region begins behind the first layer and ends in front of the second.
   first.set_stand_in([&first, group = group_, sequence = sequence_](const Tensor& x) {
     const Tokens tokens = sequence->of(first);
     const Tensor y =
@@ -163,8 +145,10 @@ void TensorParallel::deal_out(const TokenRegion& region) {
       sequence_->holds.insert(module);
       if (auto* drop_path = dynamic_cast<nn::DropPath*>(module)) {
         drop_path->set_stand_in([drop_path, group = group_](const Tensor& x) {
-          const OtherStreams common(*group, true);
-          return drop_path->forward(x);
+          switch_streams(*group);
+          const Tensor y = drop_path->forward(x);
+          switch_streams(*group);
+          return y;
         });
       }
     }

@@ -1,7 +1,6 @@
 #include "dist/comm/processes/socket.h"
 
 #include <arpa/inet.h>
-#include <fmt/format.h>
 #include <netdb.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>

@@ -9,7 +9,6 @@
 // Keys are set once. Errors come within timeout_seconds and name the address or the key.
 #pragma once
 
-#include <cstdint>
 #include <memory>
 #include <string>
 
@@ -18,17 +17,11 @@ namespace weft::dist {
 class Store {
  public:
   virtual ~Store() = default;
-  Store(const Store&) = delete;
-  Store& operator=(const Store&) = delete;
-
   virtual void set(const std::string& key, const std::string& value) = 0;
   /// Waits until some rank has set it.
   virtual std::string get(const std::string& key) = 0;
   /// This host's address as the other ranks reach it.
   virtual std::string own_address() const = 0;
-
- protected:
-  Store() = default;
 };
 
 struct TcpStoreOptions {
