@@ -39,13 +39,12 @@ class HostCommunicator : public Communicator {
   }
 
   CommunicatorPtr group(const std::vector<int>& ranks, const std::string& name) override {
-    for (size_t i = 0; i < ranks.size(); ++i) {
-      WEFT_CHECK(ranks[i] >= 0 && ranks[i] < size(), "group {}: rank {} is not in {}, of {} ranks",
-                 name, ranks[i], this->name(), size());
-      WEFT_CHECK(std::count(ranks.begin(), ranks.end(), ranks[i]) == 1,
-                 "group {}: rank {} is listed twice", name, ranks[i]);
+    for (int r : ranks) {
+      WEFT_CHECK(r >= 0 && r < size(), "group {}: rank {} is not in {}, of {} ranks", name, r,
+                 this->name(), size());
+      WEFT_CHECK(std::ranges::count(ranks, r) == 1, "group {}: rank {} is listed twice", name, r);
     }
-    WEFT_CHECK(std::count(ranks.begin(), ranks.end(), rank()) == 1,
+    WEFT_CHECK(std::ranges::count(ranks, rank()) == 1,
                "group {}: rank {} asks for a group of ranks {} without itself", name, rank(),
                fmt::join(ranks, ", "));
     return make_host_communicator(name, transport_->group(ranks), options_, shared_recorder());

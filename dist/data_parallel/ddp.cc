@@ -377,18 +377,17 @@ class DistributedDataParallel::Reducer : public std::enable_shared_from_this<Red
     const auto n = static_cast<int64_t>(parameters_.size());
     const Tensor plan = Tensor::zeros({2, n}, DType::i64);  // order, number of contributions
     int64_t* order = plan.data<int64_t>();
+    // By last contribution, and behind them those without one; collected from the back.
+    std::vector<int64_t> backwards;
+    for (int64_t i = 0; i < n; ++i) {
+      if (parameters_[i].arrived.contributions == 0) backwards.push_back(i);
+    }
     std::vector<bool> placed(n, false);
-    int64_t count = 0;
-    // By last contribution.
-    std::vector<int> last_first;
     for (auto i = arrivals_.rbegin(); i != arrivals_.rend(); ++i) {
-      if (!placed[*i]) last_first.push_back(*i);
+      if (!placed[*i]) backwards.push_back(*i);
       placed[*i] = true;
     }
-    for (auto i = last_first.rbegin(); i != last_first.rend(); ++i) order[count++] = *i;
-    for (int64_t i = n - 1; i >= 0; --i) {
-      if (!placed[i]) order[count++] = i;
-    }
+    std::ranges::reverse_copy(backwards, order);
     for (int64_t i = 0; i < n; ++i) {
       const int contributions = parameters_[i].arrived.contributions;
       order[n + i] = options_.static_graph ? contributions : std::max(contributions, 1);

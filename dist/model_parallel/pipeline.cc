@@ -265,24 +265,27 @@ class Pipeline::Engine : public std::enable_shared_from_this<Engine> {
       stage_of_[name] =
           static_cast<int>(std::upper_bound(ends.begin(), ends.end(), segment) - ends.begin());
     }
-    const auto let_go = [&](const NamedTensors& tensors) {
-      for (auto [name, tensor] : tensors) {
-        if (stage_of_.at(name) == stage()) continue;
-        const auto absent = std::make_shared<Storage>(
-            tensor.nbytes(), tensor.device(), [name = name, at = stage_of_.at(name)] {
-              WEFT_FAIL("pipeline: \"{}\" belongs to stage {}", name, at);
-            });
-        tensor.set_data(Tensor::view_of(absent, tensor.shape(), contiguous_strides(tensor.shape()),
-                                        0, tensor.dtype()));
-      }
+    const auto let_go = [&](const std::string& name, Tensor tensor) {
+      const auto absent = std::make_shared<Storage>(
+          tensor.nbytes(), tensor.device(), [name, at = stage_of_.at(name)] {
+            WEFT_FAIL("pipeline: \"{}\" belongs to stage {}", name, at);
+          });
+      tensor.set_data(Tensor::view_of(absent, tensor.shape(), contiguous_strides(tensor.shape()), 0,
+                                      tensor.dtype()));
     };
-    let_go(module_.named_parameters());
-    let_go(module_.named_buffers());
-    for (const auto& [name, p] : module_.named_parameters()) {
-      if (owns(name) && p.requires_grad()) trained_.push_back(p);
+    for (const auto& [name, parameter] : module_.named_parameters()) {
+      if (!owns(name)) {
+        let_go(name, parameter);
+      } else if (parameter.requires_grad()) {
+        trained_.push_back(parameter);
+      }
     }
     for (const auto& [name, buffer] : module_.named_buffers()) {
-      if (owns(name)) buffers_.push_back(buffer);
+      if (owns(name)) {
+        buffers_.push_back(buffer);
+      } else {
+        let_go(name, buffer);
+      }
     }
   }
 

@@ -12,6 +12,7 @@
 
 #include <array>
 #include <cstdint>
+#include <numeric>
 #include <vector>
 
 #include "core/memory_account.h"
@@ -26,7 +27,7 @@ struct StateBytes {
   std::array<int64_t, kMemoryKinds> kinds{};
   int64_t operator[](MemoryKind kind) const { return kinds[static_cast<int>(kind)]; }
   int64_t& operator[](MemoryKind kind) { return kinds[static_cast<int>(kind)]; }
-  int64_t total() const;
+  int64_t total() const { return std::accumulate(kinds.begin(), kinds.end(), int64_t{0}); }
 };
 
 /// Of ddp, as DdpOptions has them. Bytes.
@@ -43,7 +44,7 @@ struct StepShape {
 };
 
 /// The next multiple of `ranks`.
-int64_t padded(int64_t elements, int ranks);
+inline int64_t padded(int64_t elements, int ranks) { return (elements + ranks - 1) / ranks * ranks; }
 /// Elements that rank r of n sends of x, cut as the communicators cut it (split_evenly).
 int64_t sent_by_all_reduce(int64_t x, int n, int r);
 /// Elements of ddp's buckets filled in reverse order of registration, padded for the ranks.

@@ -17,12 +17,10 @@ std::string name(const char* what, int unit) { return fmt::format("{} unit {}", 
 }  // namespace
 
 StepWork::Pass StepWork::pass() const {
+  std::vector<Pass> parts = units;
+  parts.push_back(behind);
   Pass sum = before;
-  const auto add = [&](const Pass& part) {
-    sum.forward += part.forward, sum.backward += part.backward;
-  };
-  for (const Pass& unit : units) add(unit);
-  add(behind);
+  for (const Pass& part : parts) sum.forward += part.forward, sum.backward += part.backward;
   return sum;
 }
 
