@@ -147,18 +147,19 @@ class HostCommunicator : public Communicator {
       const RankStatus* status = transport_->status(r);
       if (!status) continue;
       const uint64_t started = status->started, finished = status->finished;
-      const std::string_view latest =
-          dist::name(static_cast<Collective>(status->collective.load()));
+      const auto latest = [&] {
+        return dist::name(static_cast<Collective>(status->collective.load()));
+      };
       if (status->left) {
         text += " is gone";
         if (started > 0) text += fmt::format(", last seen in #{}", started);
       } else if (started == 0) {
         text += " has not begun any collective of this group";
       } else if (started == finished) {
-        text +=
-            fmt::format(" has not come: it ended {} #{} and has begun none since", latest, started);
+        text += fmt::format(" has not come: it ended {} #{} and has begun none since", latest(),
+                            started);
       } else {
-        text += fmt::format(" is in {} #{}", latest, started);
+        text += fmt::format(" is in {} #{}", latest(), started);
       }
     }
     return fmt::format("{}", fmt::join(states, "; "));

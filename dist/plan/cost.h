@@ -44,7 +44,9 @@ struct StepShape {
 };
 
 /// The next multiple of `ranks`.
-inline int64_t padded(int64_t elements, int ranks) { return (elements + ranks - 1) / ranks * ranks; }
+inline int64_t padded(int64_t elements, int ranks) {
+  return (elements + ranks - 1) / ranks * ranks;
+}
 /// Elements that rank r of n sends of x, cut as the communicators cut it (split_evenly).
 int64_t sent_by_all_reduce(int64_t x, int n, int r);
 /// Elements of ddp's buckets filled in reverse order of registration, padded for the ranks.
