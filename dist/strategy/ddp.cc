@@ -24,7 +24,6 @@ class Ddp : public Strategy {
   }
   Tensor forward(nn::Module&, const Tensor& x) override { return (*ddp_)(x); }
   std::shared_ptr<void> no_sync() override { return ddp_->no_sync(); }
-  ExactSum squares(const Tensors& parameters) override { return own_squares(parameters); }
   std::string describe(int64_t parameters) const override {
     const double p = static_cast<double>(parameters);
     return fmt::format("ddp on {} ranks: 16 P = {} on each, {} sent by each in a step",

@@ -29,7 +29,7 @@ class PipelineStrategy : public Strategy {
   std::shared_ptr<void> no_sync() override { return pipeline_->no_sync(); }
   ExactSum squares(const Tensors& parameters) override {
     // Those of other stages have no gradient here.
-    ExactSum sum = own_squares(parameters);
+    ExactSum sum = Strategy::squares(parameters);
     all_reduce(sum, *options_.stages);
     return sum;
   }

@@ -39,7 +39,7 @@ class Sharded : public Strategy {
   }
   std::shared_ptr<void> no_sync() override { return fsdp_->no_sync(); }
   ExactSum squares(const Tensors& slices) override {
-    ExactSum sum = own_squares(slices);
+    ExactSum sum = Strategy::squares(slices);
     all_reduce(sum, *options_.shard);
     return sum;
   }

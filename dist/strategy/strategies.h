@@ -43,7 +43,5 @@ class WholeCopy : public StrategyKind {
 
 /// "12.3 MB"
 std::string megabytes(double bytes);
-/// Of the gradients that this rank has.
-ExactSum own_squares(const Tensors& parameters);
 
 }  // namespace weft::dist

@@ -11,7 +11,7 @@ namespace weft::dist {
 
 std::string megabytes(double bytes) { return fmt::format("{:.1f} MB", bytes / 1e6); }
 
-ExactSum own_squares(const Tensors& parameters) {
+ExactSum Strategy::squares(const Tensors& parameters) {
   ExactSum sum;
   for (const Tensor& p : parameters) {
     if (p.grad().defined()) add_squares(sum, p.grad());

@@ -58,8 +58,9 @@ class Strategy {
   virtual void run(nn::Module& module, const MicroBatches& batches);
   /// While the result lives, gradients stay on their rank and add up.
   virtual std::shared_ptr<void> no_sync() { return nullptr; }
-  /// The squares of these parameters' gradients, those of other ranks included, each once.
-  virtual ExactSum squares(const Tensors& parameters) = 0;
+  /// The squares of these parameters' gradients, those of other ranks included, each once; by
+  /// default of the gradients that this rank has.
+  virtual ExactSum squares(const Tensors& parameters);
   virtual double grad_norm(const Tensors& parameters);
   virtual void after_step() {}
 

@@ -7,7 +7,6 @@ namespace {
 class Alone : public Strategy {
  public:
   void wrap(nn::Module&, const ModelStructure&) override {}
-  ExactSum squares(const Tensors& parameters) override { return own_squares(parameters); }
   std::string describe(int64_t parameters) const override {
     return "alone: " + megabytes(16.0 * static_cast<double>(parameters));
   }
