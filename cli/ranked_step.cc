@@ -66,8 +66,8 @@ std::vector<dist::ModelLayout> layouts_of_model(const RankedStepOptions& options
   }
   if (sharing.stages == 1) return layouts;
   const std::vector<int64_t> between = activations_between(*model, structure.segments);
-  const std::vector<size_t> ends = dist::cut_evenly(
-      dist::segment_costs(structure.segments, model->state_dict()), sharing.stages);
+  const std::vector<size_t> ends =
+      dist::stage_ends(structure.segments, model->state_dict(), sharing.stages);
   for (int rank = 0; rank < sharing.ranks(); ++rank) {
     const int stage = sharing.stage_index(rank);
     if (stage > 0) layouts[rank].taken = between[ends[stage - 1] - 1];

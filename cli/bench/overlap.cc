@@ -1,5 +1,5 @@
 // Ranks as threads train through a network of a set latency and bandwidth
-// (dist/comm/slowed_transport.cc). A step without the network gives the time of the computation,
+// (dist/comm/transport.cc). A step without the network gives the time of the computation,
 // the strategy's timeline (dist/strategy/strategy_kind.h) what could be hidden behind it. Steps
 // with and without are timed in turn, so that both see the same machine, and the fastest of each
 // count: other work on the machine only adds to them.

@@ -1,5 +1,5 @@
 // Ranks as threads, through a network of a set latency and bandwidth
-// (dist/comm/slowed_transport.cc). What the planner needs to know of the machine is measured on two
+// (dist/comm/transport.cc). What the planner needs to know of the machine is measured on two
 // small batches, seconds and bytes of activations, a constant and so much an image: for the
 // data-parallel strategies in steps of ranks that talk to nobody, for those that cut layers or the
 // model's depth, whose ranks compute something else, in their own steps without a network. Held
@@ -195,11 +195,13 @@ Predicted predict(const Arguments& a, const std::string& strategy, const Learnt&
   const auto seconds = [&](int ranks) {
     return dist::host_collective_seconds(ranks, network.latency_seconds, network.bytes_per_second);
   };
-  const dist::GroupSeconds groups{
-      .shard = seconds(sharing.shard),
-      .replicate = seconds(sharing.replicas),
-      .tensor = seconds(sharing.tensor),
-      .message = dist::host_message_seconds(network.latency_seconds, network.bytes_per_second)};
+  const dist::GroupSeconds groups{.shard = seconds(sharing.shard),
+                                  .replicate = seconds(sharing.replicas),
+                                  .tensor = seconds(sharing.tensor),
+                                  .message = [network](double bytes) {
+                                    return network.latency_seconds +
+                                           bytes / network.bytes_per_second;
+                                  }};
   Predicted predicted;
   const dist::StrategyKind& kind = dist::find_strategy(strategy);
   std::vector<dist::RankWork> ranks;

@@ -4,26 +4,26 @@
 //   ...                                                        // overlapped computation
 //   work.wait();
 //
-// N ranks call the same collectives of a communicator in the same order; those of one communicator
-// run in that order, those of different communicators independently of each other. Every function
-// returns at once; the tensors may be touched again after wait(), which rethrows what went wrong.
+// N ranks call the same collectives of a communicator in the same order; those of different
+// communicators run independently of each other. Every function returns at once; the tensors,
+// which are contiguous, may be touched again after wait(), which rethrows what went wrong.
 //
-// Sums are formed element by element in one binary tree over the ranks, ((0+1)+(2+3))+..., so the
-// bits depend neither on the engine nor on where a buffer is cut: the same on every rank and in
-// every run, and reduce_scatter gives the bits of all_reduce. f16 and bf16 are added in f32 and
-// rounded once. Tensors are contiguous.
+// Sums are formed element by element in one binary tree over the ranks (reduce_tree.h), so the bits
+// depend neither on the engine nor on where a buffer is cut, and reduce_scatter gives the bits of
+// all_reduce. f16 and bf16 are added in f32 and rounded once.
 //
 // Errors name rank, group, collective and sequence number. A rank that does not come is an error of
 // all others after the deadline, and the communicator is of no use afterwards.
 //
 // Engines: in_process.h (ranks as threads), mpi.h and tcp.h (ranks as processes); for tensors on a
-// device nccl.h and staged.h, on top of one of these.
+// device nccl.h and on_device.h, on top of one of these.
 #pragma once
 
 #include <atomic>
 #include <cstdint>
 #include <exception>
 #include <memory>
+#include <numeric>
 #include <string>
 #include <vector>
 
@@ -62,8 +62,13 @@ class Work {
   struct State {
     std::atomic<bool> done{false};
     std::exception_ptr failure;  // written before done
-    virtual void block() const = 0;
+    virtual void block() const { done.wait(false, std::memory_order_acquire); }
     virtual ~State() = default;
+    void finish(std::exception_ptr error) {
+      failure = std::move(error);
+      done.store(true, std::memory_order_release);
+      done.notify_all();
+    }
   };
   explicit Work(std::shared_ptr<State> state) : state_(std::move(state)) {}
 
@@ -87,6 +92,11 @@ struct Operation {
   std::vector<int64_t> counts;  // elements per rank
   int peer = 0;                 // root, destination or source
   uint64_t sequence = 0;
+
+  /// The element at which the part of rank r begins.
+  int64_t begin(int r) const {
+    return std::accumulate(counts.begin(), counts.begin() + r, int64_t{0});
+  }
 };
 
 /// "all_reduce #12 (sum f32 [1024])"
@@ -95,34 +105,47 @@ std::string describe(const Operation& operation);
 class Communicator {
  public:
   virtual ~Communicator() = default;
-  Communicator(const Communicator&) = delete;
-  Communicator& operator=(const Communicator&) = delete;
 
   int rank() const { return rank_; }
   int size() const { return size_; }
   const std::string& name() const { return name_; }
 
   /// x = op over ranks of x, in place. kMean divides the sum by size(); not for integers.
-  Work all_reduce(const Tensor& x, ReduceOp op = ReduceOp::kSum);
+  Work all_reduce(const Tensor& x, ReduceOp op = ReduceOp::kSum) {
+    return begin({.collective = Collective::kAllReduce, .op = op, .in = x, .out = x});
+  }
   /// out = this rank's part of op over ranks of `in`. in.numel() == size() * out.numel(); rank r
   /// gets the r-th part. out may be that part of in.
-  Work reduce_scatter(const Tensor& out, const Tensor& in, ReduceOp op = ReduceOp::kSum);
+  Work reduce_scatter(const Tensor& out, const Tensor& in, ReduceOp op = ReduceOp::kSum) {
+    return reduce_scatter(out, in, {}, op);
+  }
   /// The same with parts of counts[r] elements, which may be 0.
   Work reduce_scatter(const Tensor& out, const Tensor& in, const std::vector<int64_t>& counts,
-                      ReduceOp op = ReduceOp::kSum);
-  /// out = the ranks' `in` one after another. `in` may be this rank's part of out.
-  Work all_gather(const Tensor& out, const Tensor& in);
-  /// The same with counts[r] elements of rank r, which may be 0.
-  Work all_gather(const Tensor& out, const Tensor& in, const std::vector<int64_t>& counts);
+                      ReduceOp op = ReduceOp::kSum) {
+    return begin({Collective::kReduceScatter, op, in, out, counts});
+  }
+  /// out = the ranks' `in` one after another: counts[r] elements of rank r, which may be 0, or as
+  /// many of each. `in` may be this rank's part of out.
+  Work all_gather(const Tensor& out, const Tensor& in, const std::vector<int64_t>& counts = {}) {
+    return begin({.collective = Collective::kAllGather, .in = in, .out = out, .counts = counts});
+  }
   /// x = x of rank `root`.
-  Work broadcast(const Tensor& x, int root = 0);
+  Work broadcast(const Tensor& x, int root = 0) {
+    return begin({.collective = Collective::kBroadcast, .in = x, .out = x, .peer = root});
+  }
   /// Part r of `in` goes to rank r; part r of `out` comes from rank r. All parts have one size.
-  Work all_to_all(const Tensor& out, const Tensor& in);
+  Work all_to_all(const Tensor& out, const Tensor& in) {
+    return begin({.collective = Collective::kAllToAll, .in = in, .out = out});
+  }
   /// A send and the recv of its peer meet in order, and both end when the data has moved: two ranks
   /// that both send first wait for each other. They have sequence numbers of their own.
-  Work send(const Tensor& x, int destination);
-  Work recv(const Tensor& x, int source);
-  Work barrier();
+  Work send(const Tensor& x, int destination) {
+    return begin({.collective = Collective::kSend, .in = x, .out = x, .peer = destination});
+  }
+  Work recv(const Tensor& x, int source) {
+    return begin({.collective = Collective::kRecv, .in = x, .out = x, .peer = source});
+  }
+  Work barrier() { return begin({.collective = Collective::kBarrier}); }
 
   /// A communicator of some of this one's ranks, in the order given; called by those ranks alone.
   virtual std::shared_ptr<Communicator> group(const std::vector<int>& ranks,
@@ -144,10 +167,8 @@ class Communicator {
   virtual Work start(Operation operation) = 0;
 
  private:
+  /// Checks the arguments. Without counts all parts have one size.
   Work begin(Operation operation);
-  void check_tensor(const char* collective, const Tensor& x) const;
-  void check_reducible(const char* collective, const Tensor& x, ReduceOp op) const;
-  void check_peer(const char* collective, int peer) const;
 
   const std::string name_;
   const int rank_, size_;

@@ -31,10 +31,6 @@ int DeviceMesh::index_of(const std::string& dimension) const {
   WEFT_FAIL("mesh: no dimension \"{}\" in {}", dimension, describe());
 }
 
-int DeviceMesh::size(const std::string& dimension) const {
-  return dimensions_[index_of(dimension)].second;
-}
-
 int DeviceMesh::coordinate(const std::string& dimension) const {
   return coordinates_[index_of(dimension)];
 }

@@ -7,7 +7,6 @@
 // parallelism, stands last.
 #pragma once
 
-#include <map>
 #include <string>
 #include <utility>
 #include <vector>
@@ -24,13 +23,11 @@ class DeviceMesh {
   /// the dimensions multiply out to it.
   DeviceMesh(CommunicatorPtr world, Dimensions dimensions);
 
-  int size(const std::string& dimension) const;
   /// This rank's position along a dimension.
   int coordinate(const std::string& dimension) const;
   /// The ranks that differ from this one along a dimension only, in order of that coordinate.
   Communicator& group(const std::string& dimension) const { return *shared_group(dimension); }
   CommunicatorPtr shared_group(const std::string& dimension) const;
-  Communicator& world() const { return *world_; }
   /// "data 2 x tensor 4"
   std::string describe() const;
 

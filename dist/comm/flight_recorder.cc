@@ -13,20 +13,6 @@ double microseconds(FlightRecorder::Clock::duration d) {
   return std::chrono::duration<double, std::micro>(d).count();
 }
 
-const char* name(FlightRecorder::State state) {
-  switch (state) {
-    case FlightRecorder::State::kQueued:
-      return "queued";
-    case FlightRecorder::State::kRunning:
-      return "running";
-    case FlightRecorder::State::kDone:
-      return "done";
-    case FlightRecorder::State::kFailed:
-      return "failed";
-  }
-  return "?";
-}
-
 }  // namespace
 
 uint64_t FlightRecorder::queued(std::string group, uint64_t sequence, std::string collective,
@@ -81,11 +67,14 @@ std::vector<FlightRecorder::Entry> FlightRecorder::entries() const {
 nlohmann::json FlightRecorder::to_json() const {
   nlohmann::json list = nlohmann::json::array();
   const Clock::time_point now = Clock::now();
+  constexpr const char* kStates[] = {"queued", "running", "done", "failed"};
   for (const Entry& e : entries()) {
-    nlohmann::json item = {
-        {"group", e.group},           {"sequence", e.sequence},
-        {"collective", e.collective}, {"bytes", e.bytes},
-        {"state", name(e.state)},     {"queued_us_ago", microseconds(now - e.queued)}};
+    nlohmann::json item = {{"group", e.group},
+                           {"sequence", e.sequence},
+                           {"collective", e.collective},
+                           {"bytes", e.bytes},
+                           {"state", kStates[static_cast<int>(e.state)]},
+                           {"queued_us_ago", microseconds(now - e.queued)}};
     if (e.state != State::kQueued) item["started_us_ago"] = microseconds(now - e.started);
     if (e.state == State::kDone || e.state == State::kFailed) {
       item["took_us"] = microseconds(e.finished - e.started);
@@ -109,22 +98,6 @@ void FlightRecorder::dump() const noexcept {
   } catch (...) {
     // The error that led here matters more than the lack of its record.
   }
-}
-
-nlohmann::json FlightRecorder::trace_events(int lane, Clock::time_point origin) const {
-  nlohmann::json events = nlohmann::json::array();
-  for (const Entry& e : entries()) {
-    if (e.state != State::kDone && e.state != State::kFailed) continue;
-    events.push_back({{"name", e.collective},
-                      {"cat", e.group},
-                      {"ph", "X"},
-                      {"pid", rank_},
-                      {"tid", lane},
-                      {"ts", microseconds(e.started - origin)},
-                      {"dur", microseconds(e.finished - e.started)},
-                      {"args", {{"bytes", e.bytes}, {"group", e.group}}}});
-  }
-  return events;
 }
 
 }  // namespace weft::dist

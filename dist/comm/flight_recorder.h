@@ -1,8 +1,5 @@
-// What a rank's collectives did last, kept for the moment something hangs.
-//
-// A ring buffer of the latest collectives of all groups of a rank: sequence number, description,
-// state and times. Written out on a timeout, when WEFT_DIST_DUMP names a directory, as
-// <directory>/rank-<r>.json, or whenever a program asks.
+// What a rank's collectives did last, of all its groups, kept for the moment something hangs:
+// written on a timeout, when WEFT_DIST_DUMP names a directory, as <directory>/rank-<r>.json.
 #pragma once
 
 #include <chrono>
@@ -41,8 +38,6 @@ class FlightRecorder {
   nlohmann::json to_json() const;
   /// Writes to_json() into the directory of WEFT_DIST_DUMP; nothing without it. Never throws.
   void dump() const noexcept;
-  /// Events of Chrome's trace format: one complete event per collective, pid the rank, tid `lane`.
-  nlohmann::json trace_events(int lane, Clock::time_point origin) const;
 
  private:
   Entry* find(uint64_t ticket);

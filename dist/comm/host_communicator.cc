@@ -15,26 +15,6 @@
 namespace weft::dist {
 namespace {
 
-class HostWork : public Work::State {
- public:
-  void block() const override {
-    std::unique_lock lock(mutex_);
-    wake_.wait(lock, [&] { return done.load(); });
-  }
-  void finish(std::exception_ptr error) {
-    std::lock_guard lock(mutex_);
-    failure = std::move(error);
-    done.store(true, std::memory_order_release);
-    wake_.notify_all();
-  }
-
- private:
-  mutable std::mutex mutex_;
-  mutable std::condition_variable wake_;
-};
-
-std::byte* bytes_of(const Tensor& x) { return static_cast<std::byte*>(x.raw()); }
-
 bool is_point_to_point(const Operation& operation) {
   return operation.collective == Collective::kSend || operation.collective == Collective::kRecv;
 }
@@ -59,13 +39,12 @@ class HostCommunicator : public Communicator {
   }
 
   CommunicatorPtr group(const std::vector<int>& ranks, const std::string& name) override {
-    for (size_t i = 0; i < ranks.size(); ++i) {
-      WEFT_CHECK(ranks[i] >= 0 && ranks[i] < size(), "group {}: rank {} is not in {}, of {} ranks",
-                 name, ranks[i], this->name(), size());
-      WEFT_CHECK(std::count(ranks.begin(), ranks.end(), ranks[i]) == 1,
-                 "group {}: rank {} is listed twice", name, ranks[i]);
+    for (int r : ranks) {
+      WEFT_CHECK(r >= 0 && r < size(), "group {}: rank {} is not in {}, of {} ranks", name, r,
+                 this->name(), size());
+      WEFT_CHECK(std::ranges::count(ranks, r) == 1, "group {}: rank {} is listed twice", name, r);
     }
-    WEFT_CHECK(std::count(ranks.begin(), ranks.end(), rank()) == 1,
+    WEFT_CHECK(std::ranges::count(ranks, rank()) == 1,
                "group {}: rank {} asks for a group of ranks {} without itself", name, rank(),
                fmt::join(ranks, ", "));
     return make_host_communicator(name, transport_->group(ranks), options_, shared_recorder());
@@ -78,7 +57,7 @@ class HostCommunicator : public Communicator {
 
  protected:
   Work start(Operation operation) override {
-    auto work = std::make_shared<HostWork>();
+    auto work = std::make_shared<Work::State>();
     const int64_t bytes =
         operation.in.defined()
             ? static_cast<int64_t>(std::max(operation.in.nbytes(), operation.out.nbytes()))
@@ -96,7 +75,7 @@ class HostCommunicator : public Communicator {
  private:
   struct Item {
     Operation operation;
-    std::shared_ptr<HostWork> work;
+    std::shared_ptr<Work::State> work;
     uint64_t ticket = 0;
   };
 
@@ -133,31 +112,26 @@ class HostCommunicator : public Communicator {
       mine->collective = static_cast<int>(operation.collective);
       mine->started = operation.sequence;
     }
-    deadline_ =
-        Transport::Clock::now() + std::chrono::duration_cast<Transport::Clock::duration>(
-                                      std::chrono::duration<double>(options_.timeout_seconds));
+    deadline_ = after(options_.timeout_seconds);
     try {
       if (options_.compares_operations && !is_point_to_point(operation)) compare(operation);
       run(operation);
-    } catch (const PeersMissing& missing) {
-      recorder().dump();
-      const std::string text = explain(operation, missing);
-      transport_->leave(text);
-      throw Error(text);
     } catch (const std::exception& error) {
       recorder().dump();
-      const std::string text = fmt::format("rank {} of {}: {}: {}", rank(), name(),
-                                           dist::describe(operation), error.what());
+      std::string text = fmt::format("rank {} of {}: {}: {}", rank(), name(),
+                                     dist::describe(operation), error.what());
+      if (const auto* missing = dynamic_cast<const PeersMissing*>(&error)) {
+        text += ": " + state_of(missing->peers, operation);
+      }
       transport_->leave(text);
       throw Error(text);
     }
     if (counts) mine->finished = operation.sequence;
   }
 
-  /// "rank 0 of world: all_reduce #17 (sum f32 [4]): waited 5 s for rank 2, which ended #15 ..."
-  std::string explain(const Operation& operation, const PeersMissing& missing) {
-    const std::string what = fmt::format("rank {} of {}: {}: {}", rank(), name(),
-                                         dist::describe(operation), missing.what());
+  /// "rank 2 has not come: it ended all_gather #15 and has begun none since": of the peers that
+  /// an operation waits for.
+  std::string state_of(std::vector<int> peers, const Operation& operation) {
     // Who is waited for may itself be waiting: name those who have not come as far.
     std::vector<int> behind;
     if (!is_point_to_point(operation)) {
@@ -166,33 +140,33 @@ class HostCommunicator : public Communicator {
         if (r != rank() && status && status->started < operation.sequence) behind.push_back(r);
       }
     }
-    std::string ranks;
-    for (int r : behind.empty() ? missing.peers : behind) {
-      ranks += fmt::format("{}rank {}", ranks.empty() ? "" : "; ", r);
+    if (!behind.empty()) peers = std::move(behind);
+    std::vector<std::string> states;
+    for (int r : peers) {
+      std::string& text = states.emplace_back(fmt::format("rank {}", r));
       const RankStatus* status = transport_->status(r);
       if (!status) continue;
       const uint64_t started = status->started, finished = status->finished;
+      const auto latest = [&] {
+        return dist::name(static_cast<Collective>(status->collective.load()));
+      };
       if (status->left) {
-        ranks += " is gone";
-        if (started > 0) ranks += fmt::format(", last seen in #{}", started);
+        text += " is gone";
+        if (started > 0) text += fmt::format(", last seen in #{}", started);
       } else if (started == 0) {
-        ranks += " has not begun any collective of this group";
+        text += " has not begun any collective of this group";
       } else if (started == finished) {
-        ranks +=
-            fmt::format(" has not come: it ended {} #{} and has begun none since",
-                        dist::name(static_cast<Collective>(status->collective.load())), started);
+        text += fmt::format(" has not come: it ended {} #{} and has begun none since", latest(),
+                            started);
       } else {
-        ranks +=
-            fmt::format(" is in {} #{}",
-                        dist::name(static_cast<Collective>(status->collective.load())), started);
+        text += fmt::format(" is in {} #{}", latest(), started);
       }
     }
-    return fmt::format("{}: {}", what, ranks);
+    return fmt::format("{}", fmt::join(states, "; "));
   }
 
-  void exchange(const std::vector<Message>& sends, const std::vector<Message>& receives,
-                bool is_control = false) {
-    transport_->exchange(sends, receives, deadline_, is_control);
+  void exchange(const Round& round, bool is_control = false) {
+    transport_->exchange(round, deadline_, is_control);
   }
 
   /// Every rank tells every other what it is about to run.
@@ -211,13 +185,13 @@ class HostCommunicator : public Communicator {
     }
     mine.resize(kText);
     std::vector<std::string> theirs(size(), std::string(kText, '\0'));
-    std::vector<Message> sends, receives;
+    Round round;
     for (int r = 0; r < size(); ++r) {
       if (r == rank()) continue;
-      sends.push_back({r, mine.data(), kText});
-      receives.push_back({r, theirs[r].data(), kText});
+      round.sends.push_back({r, mine.data(), kText});
+      round.receives.push_back({r, theirs[r].data(), kText});
     }
-    exchange(sends, receives, true);
+    exchange(round, true);
     for (int r = 0; r < size(); ++r) {
       if (r == rank() || theirs[r] == mine) continue;
       WEFT_FAIL("the ranks disagree: rank {} runs {}, rank {} runs {}", rank(), mine.c_str(), r,
@@ -226,106 +200,73 @@ class HostCommunicator : public Communicator {
   }
 
   void run(const Operation& o) {
-    const auto size_of = [&] { return static_cast<int64_t>(o.in.itemsize()); };
     switch (o.collective) {
       case Collective::kAllReduce: {
-        int64_t begin = 0;
-        for (int r = 0; r < rank(); ++r) begin += o.counts[r];
-        std::byte* mine = bytes_of(o.out) + begin * size_of();
+        const Message mine = message(rank(), o.out, o.begin(rank()), o.counts[rank()]);
         scatter_sums(o, mine);
         gather(o, mine);
-        o.out.bump_version();
-        return;
+        break;
       }
       case Collective::kReduceScatter:
-        scatter_sums(o, bytes_of(o.out));
-        o.out.bump_version();
-        return;
+        scatter_sums(o, message(rank(), o.out, 0, o.out.numel()));
+        break;
       case Collective::kAllGather:
-        gather(o, bytes_of(o.in));
-        o.out.bump_version();
-        return;
+        gather(o, message(rank(), o.in, 0, o.in.numel()));
+        break;
       case Collective::kBroadcast:
         broadcast(o);
-        if (rank() != o.peer) o.out.bump_version();
-        return;
+        if (rank() == o.peer) return;
+        break;
       case Collective::kAllToAll:
-        exchange_parts(o);
-        o.out.bump_version();
-        return;
+        copy(message(rank(), o.out, o.begin(rank()), o.counts[rank()]),
+             message(rank(), o.in, o.begin(rank()), o.counts[rank()]));
+        if (o.counts[0] > 0) exchange(all_to_all_round(o, rank()));
+        break;
       case Collective::kSend:
-        return exchange({{o.peer, o.in.raw(), o.in.nbytes()}}, {});
+        return exchange({.sends = {{o.peer, o.in.raw(), o.in.nbytes()}}});
       case Collective::kRecv:
-        exchange({}, {{o.peer, o.out.raw(), o.out.nbytes()}});
-        o.out.bump_version();
-        return;
+        exchange({.receives = {{o.peer, o.out.raw(), o.out.nbytes()}}});
+        break;
       case Collective::kBarrier:
         // Dissemination: after round k a rank has heard, at second hand, from 2^(k+1) ranks.
         for (int step = 1; step < size(); step *= 2) {
-          exchange({{(rank() + step) % size(), nullptr, 0}},
-                   {{(rank() + size() - step) % size(), nullptr, 0}});
+          exchange({.sends = {{(rank() + step) % size(), nullptr, 0}},
+                    .receives = {{(rank() + size() - step) % size(), nullptr, 0}}});
         }
         return;
     }
+    o.out.bump_version();
   }
 
-  /// The sum of this rank's part to `out`, the parts of the others to them.
-  void scatter_sums(const Operation& o, std::byte* out) {
+  /// The sum of this rank's part to `mine`, the parts of the others to them.
+  void scatter_sums(const Operation& o, const Message& mine) {
     const int64_t item = static_cast<int64_t>(o.in.itemsize());
     const int64_t segment = std::max<int64_t>(1, options_.segment_bytes / item);
-    std::vector<int64_t> begin(size() + 1, 0);
-    for (int r = 0; r < size(); ++r) begin[r + 1] = begin[r] + o.counts[r];
-    const int64_t longest = *std::max_element(o.counts.begin(), o.counts.end());
-    const int64_t own = o.counts[rank()];
+    const int64_t own = o.counts[rank()], longest = *std::ranges::max_element(o.counts);
     std::vector<std::vector<std::byte>> received(size());
+    std::vector<void*> inputs(size());
     for (int r = 0; r < size(); ++r) {
       if (r != rank()) received[r].resize(std::min(segment, own) * item);
+      inputs[r] = received[r].data();
     }
     for (int64_t first = 0; first < longest; first += segment) {
-      std::vector<Message> sends, receives;
+      exchange(scatter_round(o, rank(), first, segment, inputs));
       const int64_t count = std::clamp<int64_t>(own - first, 0, segment);
-      for (int k = 1; k < size(); ++k) {
-        const int to = (rank() + k) % size(), from = (rank() + size() - k) % size();
-        const int64_t part = std::clamp<int64_t>(o.counts[to] - first, 0, segment);
-        if (part > 0) {
-          sends.push_back(
-              {to, bytes_of(o.in) + (begin[to] + first) * item, static_cast<size_t>(part * item)});
-        }
-        if (count > 0) {
-          receives.push_back({from, received[from].data(), static_cast<size_t>(count * item)});
-        }
-      }
-      exchange(sends, receives);
       if (count == 0) continue;
-      std::vector<const void*> inputs(size());
-      for (int r = 0; r < size(); ++r) inputs[r] = received[r].data();
-      inputs[rank()] = bytes_of(o.in) + (begin[rank()] + first) * item;
-      reduce_tree(o.in.dtype(), o.op, inputs, out + first * item, count);
+      inputs[rank()] = message(rank(), o.in, o.begin(rank()) + first, count).data;
+      reduce_tree(o.in.dtype(), o.op, inputs, static_cast<std::byte*>(mine.data) + first * item,
+                  count);
     }
   }
 
   /// Every rank's part to its place in o.out; `mine` is this rank's.
-  void gather(const Operation& o, const std::byte* mine) {
-    const int64_t item = static_cast<int64_t>(o.out.itemsize());
-    std::vector<int64_t> begin(size() + 1, 0);
-    for (int r = 0; r < size(); ++r) begin[r + 1] = begin[r] + o.counts[r];
-    std::vector<Message> sends, receives;
-    for (int k = 1; k < size(); ++k) {
-      const int to = (rank() + k) % size(), from = (rank() + size() - k) % size();
-      if (o.counts[rank()] > 0) {
-        sends.push_back(
-            {to, const_cast<std::byte*>(mine), static_cast<size_t>(o.counts[rank()] * item)});
-      }
-      if (o.counts[from] > 0) {
-        receives.push_back({from, bytes_of(o.out) + begin[from] * item,
-                            static_cast<size_t>(o.counts[from] * item)});
-      }
-    }
-    std::byte* place = bytes_of(o.out) + begin[rank()] * item;
-    if (place != mine && o.counts[rank()] > 0) {
-      std::memmove(place, mine, static_cast<size_t>(o.counts[rank()] * item));
-    }
-    exchange(sends, receives);
+  void gather(const Operation& o, const Message& mine) {
+    copy(message(rank(), o.out, o.begin(rank()), o.counts[rank()]), mine);
+    exchange(gather_round(o, rank(), mine));
+  }
+
+  static void copy(const Message& to, const Message& from) {
+    if (to.data != from.data && from.bytes > 0) std::memmove(to.data, from.data, from.bytes);
   }
 
   void broadcast(const Operation& o) {
@@ -334,30 +275,17 @@ class HostCommunicator : public Communicator {
     int step = 1;
     for (; step < size(); step *= 2) {
       if (relative & step) {
-        exchange({}, {{absolute(relative - step), o.out.raw(), o.out.nbytes()}});
+        exchange({.receives = {{absolute(relative - step), o.out.raw(), o.out.nbytes()}}});
         break;
       }
     }
-    std::vector<Message> sends;
+    Round round;
     for (step /= 2; step > 0; step /= 2) {
       if (relative + step < size()) {
-        sends.push_back({absolute(relative + step), o.out.raw(), o.out.nbytes()});
+        round.sends.push_back({absolute(relative + step), o.out.raw(), o.out.nbytes()});
       }
     }
-    if (!sends.empty()) exchange(sends, {});
-  }
-
-  void exchange_parts(const Operation& o) {
-    const size_t part = o.counts[0] * o.in.itemsize();
-    if (part == 0) return;
-    std::vector<Message> sends, receives;
-    for (int k = 1; k < size(); ++k) {
-      const int to = (rank() + k) % size(), from = (rank() + size() - k) % size();
-      sends.push_back({to, bytes_of(o.in) + to * part, part});
-      receives.push_back({from, bytes_of(o.out) + from * part, part});
-    }
-    std::memcpy(bytes_of(o.out) + rank() * part, bytes_of(o.in) + rank() * part, part);
-    exchange(sends, receives);
+    if (!round.sends.empty()) exchange(round);
   }
 
   const HostOptions options_;

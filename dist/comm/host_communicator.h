@@ -1,16 +1,15 @@
 // The collectives of ranks on CPUs, written once over a Transport.
 //
 // reduce_scatter sends each part straight to the rank that keeps it, in segments, and combines the
-// N contributions there in one order (reduce_tree.h); all_gather sends each part straight to every
-// other rank; all_reduce is the one after the other. A rank sends the same bytes as in a ring,
+// N contributions there (reduce_tree.h); all_gather sends each part straight to every other rank;
+// all_reduce is the one after the other. That is one round instead of a ring's N - 1, and for n
+// bytes that N divides a rank sends the same:
 //
 //   all_reduce 2 (N-1)/N n,  reduce_scatter and all_gather (N-1)/N n,  all_to_all (N-1)/N n
 //
-// for n bytes that N divides, in one round instead of N - 1; and unlike in a ring the order of a
-// sum does not depend on which rank keeps it. broadcast goes down a binomial tree.
-//
-// One thread per communicator runs its operations in order. With WEFT_DIST_DEBUG=1 the ranks
-// compare what they are about to run first, and name the rank that runs something else.
+// broadcast goes down a binomial tree. One thread per communicator runs its operations in order.
+// With WEFT_DIST_DEBUG=1 the ranks compare what they are about to run first, and name the rank that
+// runs something else.
 #pragma once
 
 #include <memory>

@@ -87,10 +87,8 @@ class InProcessTransport : public Transport {
   void leave(const std::string& reason) override { group_->leave(rank(), reason); }
 
  protected:
-  std::unique_ptr<Transport> make_group(const std::vector<int>& ranks) override {
-    const auto place = std::find(ranks.begin(), ranks.end(), rank());
-    return std::make_unique<InProcessTransport>(group_->subgroup(ranks, instances_[ranks]++),
-                                                static_cast<int>(place - ranks.begin()),
+  std::unique_ptr<Transport> make_group(const std::vector<int>& ranks, int place) override {
+    return std::make_unique<InProcessTransport>(group_->subgroup(ranks, instances_[ranks]++), place,
                                                 static_cast<int>(ranks.size()));
   }
 
@@ -182,11 +180,8 @@ std::vector<CommunicatorPtr> make_in_process_world(int ranks, const InProcessOpt
   const auto group = std::make_shared<Group>(ranks);
   std::vector<CommunicatorPtr> world;
   for (int rank = 0; rank < ranks; ++rank) {
-    std::unique_ptr<Transport> transport = std::make_unique<InProcessTransport>(group, rank, ranks);
-    if (options.latency_seconds > 0 || options.bytes_per_second > 0) {
-      transport = slowed(std::move(transport), options.latency_seconds,
-                         options.bytes_per_second > 0 ? options.bytes_per_second : 1e30);
-    }
+    auto transport = std::make_unique<InProcessTransport>(group, rank, ranks);
+    transport->slow_down(options.latency_seconds, options.bytes_per_second);
     world.push_back(make_host_communicator("world", std::move(transport), options.host,
                                            std::make_shared<FlightRecorder>(rank)));
   }
@@ -199,25 +194,23 @@ void run_ranks(int ranks, const std::function<void(Communicator&)>& body,
   const int share = std::max(1, num_threads() / ranks);
   std::mutex mutex;
   std::exception_ptr first;
+  const auto give_up = [&](Communicator& rank, const std::string& reason) {
+    {
+      std::lock_guard lock(mutex);
+      if (!first) first = std::current_exception();
+    }
+    rank.leave(reason);
+  };
   std::vector<std::thread> threads;
   for (int rank = 0; rank < ranks; ++rank) {
     threads.emplace_back([&, rank] {
       set_num_threads(share);
       try {
         body(*world[rank]);
+      } catch (const std::exception& error) {
+        give_up(*world[rank], error.what());
       } catch (...) {
-        std::string reason = "unknown error";
-        {
-          std::lock_guard lock(mutex);
-          if (!first) first = std::current_exception();
-        }
-        try {
-          throw;
-        } catch (const std::exception& error) {
-          reason = error.what();
-        } catch (...) {
-        }
-        world[rank]->leave(reason);
+        give_up(*world[rank], "unknown error");
       }
     });
   }

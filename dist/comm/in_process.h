@@ -14,7 +14,7 @@ namespace weft::dist {
 
 struct InProcessOptions {
   HostOptions host = HostOptions::from_environment();
-  // Of each exchange; 0: as fast as memory. See slowed().
+  // Of each exchange; 0: as fast as memory. See Transport::slow_down.
   double latency_seconds = 0;
   double bytes_per_second = 0;
 };

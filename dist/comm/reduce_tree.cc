@@ -9,6 +9,9 @@ namespace {
 
 constexpr int64_t kBlock = 512;  // elements; a block per level of the tree lies on the stack
 
+template <class T, class... Others>
+constexpr bool kIsOneOf = (std::is_same_v<T, Others> || ...);
+
 template <class T>
 using Wide = std::conditional_t<std::is_arithmetic_v<T>, T, float>;
 
@@ -68,22 +71,13 @@ void reduce_tree(DType dtype, ReduceOp op, std::span<const void* const> inputs, 
       }
     }
   };
-  switch (dtype) {
-    case DType::f64:
-      return run(TypeTag<double>{});
-    case DType::f32:
-      return run(TypeTag<float>{});
-    case DType::f16:
-      return run(TypeTag<f16>{});
-    case DType::bf16:
-      return run(TypeTag<bf16>{});
-    case DType::i64:
-      return run(TypeTag<int64_t>{});
-    case DType::i32:
-      return run(TypeTag<int32_t>{});
-    default:
+  visit_dtype(dtype, [&]<class T>(TypeTag<T> tag) {
+    if constexpr (kIsOneOf<T, double, float, f16, bf16, int64_t, int32_t>) {
+      run(tag);
+    } else {
       WEFT_FAIL("reduce: cannot combine elements of {}", dtype);
-  }
+    }
+  });
 }
 
 }  // namespace weft::dist

@@ -4,11 +4,9 @@
 // here, beneath them.
 #pragma once
 
-#include <array>
 #include <atomic>
 #include <chrono>
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <span>
 #include <vector>
@@ -18,11 +16,33 @@
 
 namespace weft::dist {
 
+/// The time so many seconds from now.
+std::chrono::steady_clock::time_point after(double seconds);
+
 /// Bytes for a peer, or the place for a peer's bytes.
 struct Message {
   int peer = 0;
   void* data = nullptr;
   size_t bytes = 0;
+};
+/// Elements [first, first + count) of x.
+Message message(int peer, const Tensor& x, int64_t first, int64_t count);
+
+/// What a rank sends and receives at a time.
+struct Round {
+  std::vector<Message> sends, receives;
+};
+/// A segment of each part of o.in, from element `first` of the part on, to the rank that keeps it;
+/// of this rank's part the others' contributions, rank r's to into[r].
+Round scatter_round(const Operation& o, int rank, int64_t first, int64_t segment,
+                    const std::vector<void*>& into);
+/// `mine` to all others, their parts to their places in o.out.
+Round gather_round(const Operation& o, int rank, const Message& mine);
+Round all_to_all_round(const Operation& o, int rank);
+
+struct TrafficCounters {
+  std::atomic<int64_t> sent{0}, messages{0}, control{0};
+  Traffic read() const { return {sent, messages, control}; }
 };
 
 /// How far a rank has come in the collectives of a group; read by its peers when they write an
@@ -55,29 +75,15 @@ class Transport {
   /// in order; those of one call may move in any order. Called by one thread at a time.
   /// Throws PeersMissing at the deadline or when a peer is known to have gone, Error when a message
   /// has another size than was expected.
-  void exchange(std::span<const Message> sends, std::span<const Message> receives,
-                Clock::time_point deadline, bool is_control = false) {
-    int64_t bytes = 0;
-    for (const Message& message : sends) bytes += static_cast<int64_t>(message.bytes);
-    for (Counters* counters : {&own_, family_.get()}) {
-      if (is_control) {
-        counters->control += bytes;
-      } else {
-        counters->sent += bytes;
-        counters->messages += static_cast<int64_t>(sends.size());
-      }
-    }
-    do_exchange(sends, receives, deadline);
-  }
+  void exchange(const Round& round, Clock::time_point deadline, bool is_control = false);
 
   /// The status of a rank; null when it cannot be known (another host).
   virtual RankStatus* status(int rank) = 0;
   /// A transport among some of these ranks; called by those alone.
-  std::unique_ptr<Transport> group(const std::vector<int>& ranks) {
-    std::unique_ptr<Transport> group = make_group(ranks);
-    group->family_ = family_;
-    return group;
-  }
+  std::unique_ptr<Transport> group(const std::vector<int>& ranks);
+  /// From now on each exchange, of groups to come too, takes `latency` seconds and the time of its
+  /// bytes at `bandwidth` bytes per second (0: none), during which the processor is free.
+  void slow_down(double latency, double bandwidth);
   /// Tells the others that this rank has given up.
   virtual void leave(const std::string& reason) = 0;
 
@@ -89,22 +95,14 @@ class Transport {
   Transport(int rank, int size) : rank_(rank), size_(size) {}
   virtual void do_exchange(std::span<const Message> sends, std::span<const Message> receives,
                            Clock::time_point deadline) = 0;
-  virtual std::unique_ptr<Transport> make_group(const std::vector<int>& ranks) = 0;
+  /// This rank is the `place`-th of `ranks`.
+  virtual std::unique_ptr<Transport> make_group(const std::vector<int>& ranks, int place) = 0;
 
  private:
-  struct Counters {
-    std::atomic<int64_t> sent{0}, messages{0}, control{0};
-    Traffic read() const { return {sent, messages, control}; }
-  };
-
   const int rank_, size_;
-  Counters own_;
-  std::shared_ptr<Counters> family_ = std::make_shared<Counters>();
+  double latency_ = 0, bandwidth_ = 0;
+  TrafficCounters own_;
+  std::shared_ptr<TrafficCounters> family_ = std::make_shared<TrafficCounters>();
 };
-
-/// A transport slowed down to a network's speed: each exchange takes `latency` seconds and the time
-/// of its bytes at `bandwidth` bytes per second, during which the processor is free.
-std::unique_ptr<Transport> slowed(std::unique_ptr<Transport> transport, double latency,
-                                  double bandwidth);
 
 }  // namespace weft::dist

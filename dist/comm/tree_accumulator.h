@@ -4,10 +4,9 @@
 //   for (each micro-batch) { backward(loss); tree.push(take_gradients(parameters)); }
 //   set_gradients(parameters, tree.finish());
 //
-// A rank's j-th backward reduces the micro-batches j N, ..., j N + N - 1 over the N ranks; these
-// are whole subtrees of the tree over all M micro-batches when N is a power of two that divides M,
-// and their sums, added here like the digits of a binary counter, are the rest of it. So the sum
-// has the same bits for N = 1, 2, 4, ..., M.
+// A rank's j-th backward reduces the micro-batches j N, ..., j N + N - 1 over the N ranks: whole
+// subtrees of the tree over all M micro-batches when N is a power of two that divides M. Their
+// sums are added here like the digits of a binary counter, so the bits are the same for any such N.
 #pragma once
 
 #include <vector>

@@ -1,7 +1,5 @@
 #include "dist/data_parallel/data_parallel.h"
 
-#include <omp.h>
-
 #include <algorithm>
 #include <bit>
 #include <exception>
@@ -78,10 +76,9 @@ DataParallel::DataParallel(nn::Module& module,
     replica->module = make();
     replica->device = r == 0 ? first : device_of_rank(first, first.index + r);
     const NamedTensors theirs = replica->module->state_dict();
-    bool same = ours.size() == theirs.size();
-    for (size_t i = 0; same && i < ours.size(); ++i) {
-      same = ours[i].first == theirs[i].first && ours[i].second.shape() == theirs[i].second.shape();
-    }
+    const bool same = std::ranges::equal(ours, theirs, [](const auto& a, const auto& b) {
+      return a.first == b.first && a.second.shape() == b.second.shape();
+    });
     WEFT_CHECK(same,
                "DataParallel: the modules that were made do not have the tensors of the "
                "module they are to replicate");

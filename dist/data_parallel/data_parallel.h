@@ -3,15 +3,13 @@
 //   DataParallel parallel(model, [] { return make_model(); }, 4);
 //   backward(ops::cross_entropy(parallel(images), labels));
 //
-// The batch is cut along its first dimension, each part runs through its replica on a thread of its
-// own, forward and backward, and the results are put together again. Gradients of the replicas are
-// added, in the tree of reduce_tree.h, and go to the parameters of `model`, which alone is trained.
-// Replicas take the devices of their numbers (on_device.h), the model that of the first, where
-// inputs come from and results go. Those on the model's device share the memory of its parameters;
-// others get copies before each forward. Buffers follow the model's then; what the replicas do to
-// theirs is kept of the first replica, as in PyTorch. Replicas run in the precision of the thread
-// that calls, backward too. In fp8 each has scales of its own, as ranks have: delayed ones follow
-// the largest magnitude that any of them has met.
+// The batch is cut along its first dimension; gradients of the replicas are added in the tree of
+// reduce_tree.h and go to the parameters of `model`, which alone is trained. Replicas on the
+// model's device, which is the first's, share the memory of its parameters; others
+// (device_of_rank() of on_device.h) get copies before each forward. Of the replicas' changes to
+// buffers the first's are kept, as in PyTorch. Replicas run in the precision of the thread that
+// calls; in fp8 each has scales of its own, and delayed ones follow the largest magnitude that any
+// of them has met.
 #pragma once
 
 #include <functional>

@@ -4,8 +4,10 @@
 
 #include <algorithm>
 #include <cstring>
-#include <limits>
+#include <map>
 #include <numeric>
+#include <sstream>
+#include <utility>
 
 #include "autograd/backward.h"
 #include "autograd/ops.h"
@@ -41,16 +43,16 @@ void verify_same_tensors(Communicator& group, const NamedTensors& tensors, std::
   const int rank = static_cast<int>(lowest.data<int64_t>()[0]);
   if (rank == group.size()) return;
   const std::string theirs = broadcast_text(group, mine, rank);
-  const auto difference = std::mismatch(first.begin(), first.end(), theirs.begin(), theirs.end());
-  const auto line_at = [](const std::string& text, std::string::const_iterator place) {
-    const size_t at = place - text.begin();
-    const size_t before = at == 0 ? std::string::npos : text.rfind('\n', at - 1);
-    const size_t begin = before == std::string::npos ? 0 : before + 1;
-    const std::string line = text.substr(begin, text.find('\n', begin) - begin);
+  const auto next_line = [](std::istream& text) {
+    std::string line;
+    std::getline(text, line);
     return line.empty() ? "nothing" : line;
   };
-  WEFT_FAIL("{}: the ranks hold different models: rank 0 has {}, rank {} has {}", what,
-            line_at(first, difference.first), rank, line_at(theirs, difference.second));
+  std::istringstream lines(first), other_lines(theirs);
+  std::string line, other;
+  while (line == other) line = next_line(lines), other = next_line(other_lines);
+  WEFT_FAIL("{}: the ranks hold different models: rank 0 has {}, rank {} has {}", what, line, rank,
+            other);
 }
 
 CommunicationHook compress_gradients(DType narrow) {
@@ -124,12 +126,6 @@ class DistributedDataParallel::Reducer : public std::enable_shared_from_this<Red
     finish(false);
   }
 
-  void start_join() {
-    WEFT_CHECK(!is_joining_, "ddp: a Join is under way already");
-    is_joining_ = true;
-  }
-  void stop_join() { is_joining_ = false; }
-
   void finish_join() {
     while (true) {
       announce(false);
@@ -163,6 +159,7 @@ class DistributedDataParallel::Reducer : public std::enable_shared_from_this<Red
   const CommunicatorPtr group_;
   const DdpOptions options_;
   bool synchronizes_ = true;
+  bool is_joining_ = false;
 
  private:
   struct Bucket {
@@ -201,18 +198,15 @@ class DistributedDataParallel::Reducer : public std::enable_shared_from_this<Red
     buckets_.clear();
     std::vector<int64_t> sizes;  // elements
     // A bucket is filled per dtype and closed when it has reached its size.
-    std::vector<std::pair<DType, int>> open;
+    std::map<DType, int> open;
     for (int i : order) {
       const DType dtype = parameters_[i].tensor.dtype();
-      auto place =
-          std::find_if(open.begin(), open.end(), [&](auto& o) { return o.first == dtype; });
-      if (place == open.end()) {
-        open.emplace_back(dtype, static_cast<int>(buckets_.size()));
+      const auto [place, is_new] = open.try_emplace(dtype, static_cast<int>(buckets_.size()));
+      const int index = place->second;
+      if (is_new) {
         buckets_.emplace_back();
         sizes.push_back(0);
-        place = open.end() - 1;
       }
-      const int index = place->second;
       buckets_[index].parameters.push_back(i);
       sizes[index] += parameters_[i].tensor.numel();
       const int64_t limit = index == 0 ? options_.first_bucket_bytes : options_.bucket_bytes;
@@ -267,7 +261,7 @@ class DistributedDataParallel::Reducer : public std::enable_shared_from_this<Red
     // A parameter used in several recomputed segments is ready when its last contribution is in.
     if (p.arrived.contributions != p.expected) return;
     --buckets_[p.bucket].waits_for;
-    launch_ready();
+    while (next_bucket_ < buckets_.size() && buckets_[next_bucket_].waits_for <= 0) launch();
   }
 
   /// Moves the parameter's gradient into its bucket.
@@ -290,10 +284,6 @@ class DistributedDataParallel::Reducer : public std::enable_shared_from_this<Red
       arrived.is_in_bucket = true;
       if (!options_.gradient_as_bucket_view) arrived.first = gradient;
     }
-  }
-
-  void launch_ready() {
-    while (next_bucket_ < buckets_.size() && buckets_[next_bucket_].waits_for <= 0) launch();
   }
 
   void launch() {
@@ -321,9 +311,7 @@ class DistributedDataParallel::Reducer : public std::enable_shared_from_this<Red
         if (!p.arrived.is_in_bucket && p.tensor.grad().defined()) take_gradient(p);
       }
       if (after_backward) check_unused();
-      while (next_bucket_ < buckets_.size()) launch();
-      find_used();
-      for (Bucket& bucket : buckets_) bucket.complete();
+      reduce_buckets();
       reduce_late();
       hand_out();
       if (!is_rebuilt_) rebuild();
@@ -389,18 +377,17 @@ class DistributedDataParallel::Reducer : public std::enable_shared_from_this<Red
     const auto n = static_cast<int64_t>(parameters_.size());
     const Tensor plan = Tensor::zeros({2, n}, DType::i64);  // order, number of contributions
     int64_t* order = plan.data<int64_t>();
+    // By last contribution, and behind them those without one; collected from the back.
+    std::vector<int64_t> backwards;
+    for (int64_t i = 0; i < n; ++i) {
+      if (parameters_[i].arrived.contributions == 0) backwards.push_back(i);
+    }
     std::vector<bool> placed(n, false);
-    int64_t count = 0;
-    // By last contribution.
-    std::vector<int> last_first;
     for (auto i = arrivals_.rbegin(); i != arrivals_.rend(); ++i) {
-      if (!placed[*i]) last_first.push_back(*i);
+      if (!placed[*i]) backwards.push_back(*i);
       placed[*i] = true;
     }
-    for (auto i = last_first.rbegin(); i != last_first.rend(); ++i) order[count++] = *i;
-    for (int64_t i = n - 1; i >= 0; --i) {
-      if (!placed[i]) order[count++] = i;
-    }
+    std::ranges::reverse_copy(backwards, order);
     for (int64_t i = 0; i < n; ++i) {
       const int contributions = parameters_[i].arrived.contributions;
       order[n + i] = options_.static_graph ? contributions : std::max(contributions, 1);
@@ -430,11 +417,14 @@ class DistributedDataParallel::Reducer : public std::enable_shared_from_this<Red
 
   /// The collectives of a backward of the others.
   void shadow_reduction() {
+    reduce_buckets();
+    if (!is_rebuilt_) rebuild();
+    reset();
+  }
+  void reduce_buckets() {
     while (next_bucket_ < buckets_.size()) launch();
     find_used();
     for (Bucket& bucket : buckets_) bucket.complete();
-    if (!is_rebuilt_) rebuild();
-    reset();
   }
 
   std::vector<Parameter> parameters_;
@@ -446,7 +436,7 @@ class DistributedDataParallel::Reducer : public std::enable_shared_from_this<Red
   size_t next_bucket_ = 0;
   std::vector<int> arrivals_;  // parameters, once for each contribution
 
-  bool is_joining_ = false;
+  // Of a join.
   int first_active_ = 0, last_announced_ = 0, last_worked_ = 0;
   bool announced_sync_ = true;
 };
@@ -457,8 +447,6 @@ DistributedDataParallel::DistributedDataParallel(nn::Module& module, Communicato
   reducer_->register_hooks();
 }
 
-DistributedDataParallel::~DistributedDataParallel() = default;
-
 Tensor DistributedDataParallel::operator()(const Tensor& x) {
   return reducer_->forward([&] { return reducer_->module_(x); });
 }
@@ -467,20 +455,18 @@ Tensor DistributedDataParallel::forward(const std::function<Tensor()>& function)
   return reducer_->forward(function);
 }
 
-nn::Module& DistributedDataParallel::module() const { return reducer_->module_; }
-Communicator& DistributedDataParallel::group() const { return *reducer_->group_; }
 void DistributedDataParallel::synchronize() { reducer_->synchronize(); }
 
-DistributedDataParallel::NoSync::NoSync(DistributedDataParallel& ddp)
-    : ddp_(ddp), previous_(ddp.reducer_->synchronizes_) {
-  ddp.reducer_->synchronizes_ = false;
+std::shared_ptr<void> DistributedDataParallel::no_sync() {
+  const bool previous = std::exchange(reducer_->synchronizes_, false);
+  return {nullptr, [reducer = reducer_, previous](void*) { reducer->synchronizes_ = previous; }};
 }
-DistributedDataParallel::NoSync::~NoSync() { ddp_.reducer_->synchronizes_ = previous_; }
 
 DistributedDataParallel::Join::Join(DistributedDataParallel& ddp) : ddp_(ddp) {
-  ddp.reducer_->start_join();
+  WEFT_CHECK(!ddp.reducer_->is_joining_, "ddp: a Join is under way already");
+  ddp.reducer_->is_joining_ = true;
 }
-DistributedDataParallel::Join::~Join() { ddp_.reducer_->stop_join(); }
+DistributedDataParallel::Join::~Join() { ddp_.reducer_->is_joining_ = false; }
 void DistributedDataParallel::Join::finish() { ddp_.reducer_->finish_join(); }
 
 std::vector<std::vector<std::string>> DistributedDataParallel::buckets() const {

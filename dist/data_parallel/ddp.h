@@ -5,14 +5,11 @@
 //   backward(loss);          // gradients are averaged over ranks while it runs
 //   optimizer.step();
 //
-// Gradients travel in buckets: as soon as those of a bucket are complete it is reduced, while
-// backward goes on. Buckets hold the parameters in reverse order of registration at first, and from
-// the second iteration on in the order in which the gradients arrived in the first; their
-// collectives run in order of the buckets, whatever became ready first, on every rank alike. Sums
-// follow reduce_tree.h, element by element, so the buckets' sizes change no bit.
-//
-// .grad() holds the reduced gradient once the outermost backward() has returned. Li et al.:
-// "PyTorch Distributed: Experiences on Accelerating Data Parallel Training", VLDB 2020.
+// Gradients travel in buckets, each reduced as soon as it is complete, while backward goes on:
+// parameters in reverse order of registration at first, from the second iteration on in the order
+// in which the gradients arrived in the first. Buckets run in one order on every rank; their sizes
+// change no bit (reduce_tree.h). .grad() holds the reduced gradient once the outermost backward()
+// has returned. Li et al.: "PyTorch Distributed", VLDB 2020.
 //
 // Memory, in bytes, for P parameters of 4: gradients 4P, buckets 4P; with gradient_as_bucket_view
 // 4P together.
@@ -67,30 +64,14 @@ class DistributedDataParallel {
   /// first rank and tensor that differ from rank 0's, when names, shapes or dtypes do.
   DistributedDataParallel(nn::Module& module, CommunicatorPtr group,
                           const DdpOptions& options = {});
-  ~DistributedDataParallel();
-  DistributedDataParallel(const DistributedDataParallel&) = delete;
-  DistributedDataParallel& operator=(const DistributedDataParallel&) = delete;
 
   Tensor operator()(const Tensor& x);
   /// The same for a module that is called in another way.
   Tensor forward(const std::function<Tensor()>& function);
 
-  nn::Module& module() const;
-  Communicator& group() const;
-
-  /// While it lives, gradients stay on their rank and add up. It covers forward and backward.
-  class NoSync {
-   public:
-    explicit NoSync(DistributedDataParallel& ddp);
-    ~NoSync();
-    NoSync(const NoSync&) = delete;
-    NoSync& operator=(const NoSync&) = delete;
-
-   private:
-    DistributedDataParallel& ddp_;
-    bool previous_;
-  };
-  NoSync no_sync() { return NoSync(*this); }
+  /// While the result lives, gradients stay on their rank and add up. It covers forward and
+  /// backward.
+  std::shared_ptr<void> no_sync();
 
   /// Reduces what was gathered under no_sync, without a backward; zeros for what was not: for a
   /// rank that has no sample this time.

@@ -9,7 +9,7 @@
 #include "core/transfer.h"
 #include "core/view.h"
 #include "dist/comm/device/device_communicator.h"
-#include "dist/comm/device/staged.h"
+#include "dist/comm/device/on_device.h"
 #include "dist/comm/in_process.h"
 #include "dist/comm/reduce_tree.h"
 #include "dist/comm/testing/conformance.h"

@@ -1,7 +1,5 @@
 #include "dist/data_parallel/fsdp.h"
 
-#include <algorithm>
-#include <map>
 #include <numeric>
 #include <unordered_map>
 #include <utility>
@@ -27,8 +25,6 @@ const FsdpOptions& checked(const FsdpOptions& options) {
   WEFT_CHECK(options.average == ReduceOp::kMean || options.average == ReduceOp::kSum,
              "fsdp: gradients are averaged or summed, not reduced by {}",
              dist::name(options.average));
-  WEFT_CHECK(options.unsharded_units >= 2, "fsdp: unsharded_units must be at least 2, got {}",
-             options.unsharded_units);
   return options;
 }
 
@@ -197,18 +193,10 @@ FullySharded::FullySharded(nn::Module& module, const FsdpOptions& options, const
   engine_->register_hooks();
 }
 
-FullySharded::~FullySharded() = default;
-
 NamedTensors FullySharded::named_parameters() const {
   // In the order of the model, whatever the units.
-  std::map<std::string, Tensor> slices;
-  for (const Unit& unit : engine_->units) {
-    for (const Parameter& p : unit.parameters) slices[p.name] = p.slice;
-  }
-  NamedTensors result;
-  for (const auto& [name, tensor] : engine_->module.named_parameters()) {
-    result.emplace_back(name, slices.at(name));
-  }
+  NamedTensors result = engine_->module.named_parameters();
+  for (auto& [name, tensor] : result) tensor = fsdp::find_named(engine_->units, name).second->slice;
   return result;
 }
 
@@ -249,11 +237,10 @@ double FullySharded::grad_norm() const {
   return exact_norm(gradients, engine_->options.shard.get());
 }
 
-FullySharded::NoSync::NoSync(FullySharded& fsdp)
-    : fsdp_(fsdp), previous_(fsdp.engine_->synchronizes) {
-  fsdp.engine_->synchronizes = false;
+std::shared_ptr<void> FullySharded::no_sync() {
+  const bool previous = std::exchange(engine_->synchronizes, false);
+  return {nullptr, [engine = engine_, previous](void*) { engine->synchronizes = previous; }};
 }
-FullySharded::NoSync::~NoSync() { fsdp_.engine_->synchronizes = previous_; }
 
 void FullySharded::synchronize() { engine_->finish(); }
 
@@ -267,15 +254,14 @@ FullySharded::Memory FullySharded::memory() const {
     memory.gradients += bytes(unit.kept_gradient);
     memory.accumulated += bytes(unit.local);
   }
-  memory.unsharded = engine_->unsharding.bytes_now();
-  memory.peak_unsharded = engine_->unsharding.peak_bytes();
-  memory.peak_reducing = engine_->reduction.peak_bytes();
+  memory.unsharded = engine_->unsharding.held.now;
+  memory.peak_unsharded = engine_->unsharding.held.peak;
+  memory.peak_reducing = engine_->reduction.held.peak;
   return memory;
 }
 
 void FullySharded::reset_peak_memory() {
-  engine_->unsharding.reset_peak();
-  engine_->reduction.reset_peak();
+  for (auto* held : {&engine_->unsharding.held, &engine_->reduction.held}) held->peak = held->now;
 }
 
 std::vector<std::pair<std::string, int64_t>> FullySharded::units() const {
@@ -284,7 +270,7 @@ std::vector<std::pair<std::string, int64_t>> FullySharded::units() const {
   return result;
 }
 
-int64_t FullySharded::unshardings() const { return engine_->unsharding.count(); }
+int64_t FullySharded::unshardings() const { return engine_->unsharding.count; }
 
 int64_t FullySharded::bytes_sent() const {
   const CommunicatorPtr& replicate = engine_->options.replicate;

@@ -6,19 +6,16 @@
 //   backward(ops::cross_entropy(model(images), labels));
 //   optimizer.step(optim::clip_coefficient(fsdp.grad_norm(), 1.0));
 //
-// The model is split into units: the modules that a policy chooses, and the rest of the model. The
-// parameters of a unit lie one after another in a flat tensor, padded so that the F ranks of the
-// shard group keep equal shards of it. A parameter of the model is a view of memory that comes and
-// goes (core/tensor.h): the first operation that touches it, in forward, backward or a
-// recomputation, unshards its unit by an all-gather. No module needs to know. A unit is resharded,
-// its memory freed, when enough others have been unsharded after it, and in backward as soon as its
-// gradients are complete. A reduce-scatter then sums these, and each rank keeps its shard. The
-// order of unsharding is remembered: in the next iteration a unit is fetched while the one before
-// it computes.
+// The model is split into units (fsdp_unit.h): the modules that a policy chooses, and the rest. A
+// parameter of the model is a view of memory that comes and goes (core/tensor.h): the first
+// operation that touches it, in forward, backward or a recomputation, unshards its unit by an
+// all-gather. A unit's memory is freed when enough others have been unsharded after it, and in
+// backward as soon as its gradients are complete; a reduce-scatter sums these. The order of
+// unsharding is remembered: in the next iteration a unit is fetched while the one before it
+// computes.
 //
-// All ranks have to touch the units in one order, so they run one program: a rank that is out of
-// samples runs one with weight 0. Reading the model's state_dict() on one rank alone would wait for
-// the others; full_state_dict() is for that.
+// All ranks have to touch the units in one order: a rank that is out of samples runs one with
+// weight 0, and reading the model's state_dict() on one rank alone would wait for the others.
 //
 // The optimizer works on the shards: shard() gives it, for each parameter, the flat slice of it
 // that this rank keeps, possibly empty, under the parameter's name.
@@ -32,13 +29,9 @@
 // With a replicate group of R ranks, gradients are summed over it as well (HYBRID_SHARD: F inside a
 // node, R across; F = 1 is NO_SHARD, plain data parallelism).
 //
-// Behind this: fsdp_unit.h (what a unit is), fsdp_unsharding.h, fsdp_reduction.h, and
-// fsdp_engine.h, which runs an iteration over them.
-//
 // Rajbhandari et al.: "ZeRO", SC 2020; Zhao et al.: "PyTorch FSDP", VLDB 2023.
 #pragma once
 
-#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -75,8 +68,6 @@ struct FsdpOptions {
   /// unsharded, and gradients until they are summed, live on the device of the model.
   bool cpu_offload = false;
   bool prefetches = true;
-  /// Units unsharded at a time, besides the one being fetched: at least 2.
-  int unsharded_units = 2;
 };
 
 class FullySharded {
@@ -86,9 +77,6 @@ class FullySharded {
   /// gets no more memory than a unit at a time. Throws Error for a unit of several dtypes and for
   /// groups of no use.
   FullySharded(nn::Module& module, const FsdpOptions& options, const WrapPolicy& policy = {});
-  ~FullySharded();
-  FullySharded(const FullySharded&) = delete;
-  FullySharded& operator=(const FullySharded&) = delete;
 
   /// The slices that this rank keeps, by their parameters' names.
   NamedTensors named_parameters() const;
@@ -105,19 +93,8 @@ class FullySharded {
   /// The norm of the gradients of the whole model, exact and the same for any number of ranks.
   double grad_norm() const;
 
-  /// While it lives, gradients stay whole on their rank and add up, in reduce_dtype.
-  class NoSync {
-   public:
-    explicit NoSync(FullySharded& fsdp);
-    ~NoSync();
-    NoSync(const NoSync&) = delete;
-    NoSync& operator=(const NoSync&) = delete;
-
-   private:
-    FullySharded& fsdp_;
-    bool previous_;
-  };
-  NoSync no_sync() { return NoSync(*this); }
+  /// While the result lives, gradients stay whole on their rank and add up, in reduce_dtype.
+  std::shared_ptr<void> no_sync();
   /// Sums what has added up under no_sync without a backward: for a rank without a sample.
   void synchronize();
 

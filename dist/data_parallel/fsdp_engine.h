@@ -1,21 +1,103 @@
-// What is behind FullySharded (dist/data_parallel/fsdp.h): its units, and the course of an
-// iteration over them.
-//
-// Forward and backward touch parameters, and Unsharding brings them. In backward a gradient that is
-// ready is reported here; when a unit's are complete, Reduction takes them away and the unit is
-// resharded. After the pass come the units of which not every parameter was used, and the optimizer
-// finds its gradients.
+// What is behind FullySharded (dist/data_parallel/fsdp.h). Forward and backward touch parameters,
+// and Unsharding brings them. When a unit's gradients are complete, Reduction takes them away and
+// the unit is resharded; after the pass come the units of which not every parameter was used.
 #pragma once
 
+#include <algorithm>
 #include <memory>
+#include <mutex>
 #include <vector>
 
 #include "dist/data_parallel/fsdp.h"
-#include "dist/data_parallel/fsdp_reduction.h"
 #include "dist/data_parallel/fsdp_unit.h"
-#include "dist/data_parallel/fsdp_unsharding.h"
 
 namespace weft::dist {
+namespace fsdp {
+
+struct HeldBytes {
+  int64_t now = 0, peak = 0;
+  void add(int64_t bytes) {
+    now += bytes;
+    peak = std::max(peak, now);
+  }
+};
+
+/// How parameters come and go. The memory of a unit asks for its content when it is touched. The
+/// unit is then unsharded, gathered of the ranks' parts, and the one that followed it in the last
+/// iteration is fetched ahead. Units that were unsharded first are resharded: their memory is given
+/// back.
+class Unsharding {
+ public:
+  /// `units` and `options` belong to the caller and outlive it. Collectives run in `group`.
+  Unsharding(std::vector<Unit>& units, const FsdpOptions& options, CommunicatorPtr group)
+      : units_(units), options_(options), group_(std::move(group)) {}
+
+  /// Memory for the whole of a unit, which is unsharded when it is touched. Throws Error then, once
+  /// this Unsharding is gone.
+  std::shared_ptr<Storage> memory_for(const Unit& unit);
+
+  void unshard(Unit& unit);
+  /// All of them, up to date where they are: ZeRO-1's and -2's.
+  void unshard_all();
+  void reshard(Unit& unit);
+  /// Reshards all, and remembers the order in which they came.
+  void end_iteration();
+
+  Communicator& group() const { return *group_; }
+  int64_t count = 0;  // since the construction
+  HeldBytes held;
+
+ private:
+  void on_touch(Unit& unit);
+  Work start(Unit& unit, const Tensor& out);
+  void make_room();
+  void prefetch_after(Unit& unit);
+  void drop_incoming(Unit& unit);
+
+  std::vector<Unit>& units_;
+  const FsdpOptions& options_;
+  const CommunicatorPtr group_;
+  std::mutex touch_mutex_;
+  std::vector<Unit*> residents_;           // in order of unsharding
+  std::vector<Unit*> order_, last_order_;  // of unsharding, in this iteration and the last
+  // Cleared when this goes; memory that is touched later cannot be unsharded any more.
+  std::shared_ptr<Unsharding*> alive_ = std::make_shared<Unsharding*>(this);
+};
+
+/// How gradients leave: a unit's are summed over the ranks, each of which keeps the sum of its
+/// part; the optimizer finds it at the parameters' slices. Under no_sync they stay whole and add up
+/// until the next sum.
+class Reduction {
+ public:
+  /// `options` outlives it. Sums over the shard group run in `group`.
+  Reduction(const FsdpOptions& options, CommunicatorPtr group)
+      : options_(options), group_(std::move(group)) {}
+
+  /// Sends the gradients at hand on their way. Two units' are at a time.
+  void start(Unit& unit);
+  /// Waits for all that are on their way.
+  void complete_all();
+  /// Collects the gradients at hand in unit.local.
+  void collect(Unit& unit);
+  /// Gives the slices their gradients.
+  void hand_out(std::vector<Unit>& units);
+
+  Communicator& group() const { return *group_; }
+  HeldBytes held;  // by gradients on their way
+
+ private:
+  Tensor take_flat(Unit& unit);
+  void complete(Unit& unit);
+
+  const FsdpOptions& options_;
+  const CommunicatorPtr group_;
+  std::vector<Unit*> on_their_way_;
+};
+
+/// Whether there are gradients that have not been sent.
+bool has_gradients(const Unit& unit);
+
+}  // namespace fsdp
 
 class FullySharded::Engine : public std::enable_shared_from_this<Engine> {
  public:

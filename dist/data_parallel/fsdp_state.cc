@@ -1,5 +1,4 @@
 // The states of FullySharded: whole ones of the ranks' slices, and slices of whole ones.
-#include <algorithm>
 #include <unordered_map>
 
 #include "autograd/ops.h"
@@ -14,17 +13,10 @@ using fsdp::Unit;
 
 namespace {
 
-/// An optimizer's tensor "<parameter>.<kind>"; a step count is no matter of slices.
-struct StateName {
-  std::string parameter;
-  bool is_step = false;
-
-  explicit StateName(const std::string& name) {
-    const size_t dot = name.rfind('.');
-    is_step = dot != std::string::npos && name.substr(dot) == ".step";
-    parameter = name.substr(0, dot);
-  }
-};
+/// Of an optimizer's tensor "<parameter>.<kind>"; none of a step count, no matter of slices.
+std::string parameter_of(const std::string& name) {
+  return name.ends_with(".step") ? "" : name.substr(0, name.rfind('.'));
+}
 
 void copy_into(Tensor target, const Tensor& source) {
   const NoGrad guard;
@@ -84,10 +76,10 @@ optim::OptimizerState FullySharded::full_optimizer_state(const optim::OptimizerS
   const bool keeps = everywhere || engine_->shard_rank() == 0;
   optim::OptimizerState full{.tensors = {}, .groups = sharded.groups};
   for (const auto& [name, slice] : sharded.tensors) {
-    const StateName key(name);
+    const std::string parameter = parameter_of(name);
     Tensor whole = slice;
-    if (!key.is_step) {
-      const auto [unit, p] = fsdp::find_named(engine_->units, key.parameter);
+    if (!parameter.empty()) {
+      const auto [unit, p] = fsdp::find_named(engine_->units, parameter);
       std::vector<int64_t> counts;  // of elements, by rank
       for (int r = 0; r < engine_->shard_size(); ++r) {
         counts.push_back(fsdp::kept_by(*unit, *p, r).count);
@@ -105,12 +97,12 @@ optim::OptimizerState FullySharded::shard_optimizer_state(const optim::Optimizer
   const NoGrad guard;
   optim::OptimizerState sharded{.tensors = {}, .groups = full.groups};
   for (const auto& [name, whole] : full.tensors) {
-    const StateName key(name);
-    if (key.is_step) {
+    const std::string parameter = parameter_of(name);
+    if (parameter.empty()) {
       sharded.tensors.emplace_back(name, whole);
       continue;
     }
-    const Parameter& p = *fsdp::find_named(engine_->units, key.parameter).second;
+    const Parameter& p = *fsdp::find_named(engine_->units, parameter).second;
     WEFT_CHECK(whole.shape() == p.shape, "fsdp: \"{}\" in the state is {}, expected shape {}", name,
                whole, p.shape);
     sharded.tensors.emplace_back(name, ops::clone(fsdp::slice_of_whole(p, whole)));

@@ -1,7 +1,5 @@
 #include "dist/data_parallel/fsdp_unit.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <unordered_map>
 #include <unordered_set>
@@ -12,14 +10,13 @@
 namespace weft::dist::fsdp {
 
 int Unit::count_trained() const {
-  int count = 0;
-  for (const Parameter& p : parameters) count += p.whole.requires_grad();
-  return count;
+  return static_cast<int>(std::ranges::count_if(
+      parameters, [](const Parameter& p) { return p.whole.requires_grad(); }));
 }
 
 bool Unit::has_slice_gradient() const {
-  return std::any_of(parameters.begin(), parameters.end(),
-                     [](const Parameter& p) { return p.slice.grad().defined(); });
+  return std::ranges::any_of(parameters,
+                             [](const Parameter& p) { return p.slice.grad().defined(); });
 }
 
 std::vector<Unit> cut_into_units(nn::Module& root, const WrapPolicy& policy) {

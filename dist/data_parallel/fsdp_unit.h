@@ -1,12 +1,11 @@
-// The parameters that FullySharded (dist/data_parallel/fsdp.h) unshards together, and how ranks
-// share them.
+// The parameters that FullySharded (dist/data_parallel/fsdp.h) unshards together: one after another
+// in a flat tensor, padded to a multiple of the F ranks of the shard group.
 //
 //   parameters   | a              | b     | c                    |   |
 //   parts        | rank 0           | rank 1           | rank 2     |
 //
-// A unit's parameters lie one after another in a flat tensor, padded to a multiple of the F ranks
-// of the shard group. Rank r keeps the elements [r part, (r + 1) part): its slice of a parameter is
-// what the two have in common, possibly nothing.
+// Rank r keeps the elements [r part, (r + 1) part): its slice of a parameter is what the two have
+// in common, possibly nothing.
 #pragma once
 
 #include <memory>

@@ -1,8 +1,11 @@
-// What a step consists of: passes forward and back whose gradients add up.
+// What a step consists of: passes forward and back whose gradients add up, and the order in which
+// a pipeline's stages take them (pipeline.h says what each keeps).
 #pragma once
 
 #include <cstdint>
 #include <functional>
+#include <string>
+#include <string_view>
 
 #include "core/tensor.h"
 
@@ -24,5 +27,11 @@ struct MicroBatches {
   bool accumulates = true;
   std::function<void()> after_each;
 };
+
+enum class Schedule : uint8_t { kGpipe, k1F1B };
+
+/// "gpipe", "1f1b"; the other way round throws Error for an unknown name.
+std::string_view name(Schedule schedule);
+Schedule parse_schedule(const std::string& name);
 
 }  // namespace weft::dist

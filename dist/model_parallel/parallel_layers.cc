@@ -1,7 +1,6 @@
 #include "dist/model_parallel/parallel_layers.h"
 
 #include <optional>
-#include <utility>
 
 #include "autograd/backward.h"
 #include "autograd/fp8.h"
@@ -28,12 +27,6 @@ bool share_fp8_scales(const Tensor& weight, const CommunicatorPtr& group) {
   scaling->share(weight,
                  [group](const Tensor& amax) { group->all_reduce(amax, ReduceOp::kMax).wait(); });
   return true;
-}
-
-/// A leaf of its own with the elements of x.
-Tensor own(const Tensor& x) {
-  const NoGrad guard;
-  return x.defined() ? ops::clone(detach(x)) : Tensor();
 }
 
 }  // namespace
@@ -98,85 +91,6 @@ Tensor row_parallel_linear(const Tensor& x, const Tensor& weight, const Tensor& 
   const Tensor y = reduce_scatter_sequence(partial, -2, group);
   // Each rank adds the bias to its tokens: its gradient is a sum over the ranks.
   return bias.defined() ? y + ops::cast(copy_to_ranks(bias, group), y.dtype()) : y;
-}
-
-ColumnParallelLinear::ColumnParallelLinear(const nn::Linear& whole, CommunicatorPtr group,
-                                           bool gather_output, Tokens tokens)
-    : group_(std::move(group)), gather_output_(gather_output), tokens_(tokens) {
-  weight =
-      parameter("weight", own(equal_part(detach(whole.weight), 0, *group_, "column parallel")));
-  if (whole.bias.defined()) {
-    bias = parameter("bias", own(equal_part(detach(whole.bias), 0, *group_, "column parallel")));
-  }
-}
-
-Tensor ColumnParallelLinear::forward(const Tensor& x) {
-  const Tensor y = column_parallel_linear(x, weight, bias, group_, tokens_);
-  return gather_output_ ? gather_from_ranks(y, -1, group_) : y;
-}
-
-RowParallelLinear::RowParallelLinear(const nn::Linear& whole, CommunicatorPtr group,
-                                     bool input_is_parallel, Tokens tokens)
-    : group_(std::move(group)), input_is_parallel_(input_is_parallel), tokens_(tokens) {
-  weight = parameter("weight", own(equal_part(detach(whole.weight), 1, *group_, "row parallel")));
-  bias = parameter("bias", own(whole.bias));
-}
-
-Tensor RowParallelLinear::forward(const Tensor& x) {
-  return row_parallel_linear(input_is_parallel_ ? x : scatter_to_ranks(x, -1, group_), weight, bias,
-                             group_, tokens_);
-}
-
-namespace {
-
-/// This rank's rows of q, of k and of v, one after another as in the whole.
-Tensor heads_of(const Tensor& in_proj, const Communicator& group) {
-  Tensors parts;
-  for (const Tensor& third : ops::chunk(detach(in_proj), 3, 0)) {
-    parts.push_back(equal_part(third, 0, group, "attention"));
-  }
-  return ops::cat(parts, 0);
-}
-
-nn::Linear& checked_output(const nn::MultiheadAttention& whole, const Communicator& group) {
-  check_heads(whole, group);
-  return whole.out_proj;
-}
-
-}  // namespace
-
-void check_heads(const nn::MultiheadAttention& attention, const Communicator& group) {
-  WEFT_CHECK(attention.heads % group.size() == 0, "attention: {} ranks do not divide {} heads",
-             group.size(), attention.heads);
-}
-
-ParallelAttention::ParallelAttention(const nn::MultiheadAttention& whole, CommunicatorPtr group,
-                                     Tokens tokens)
-    : out_proj(
-          add<RowParallelLinear>("out_proj", checked_output(whole, *group), group, true, tokens)),
-      group_(std::move(group)),
-      heads_(whole.heads / group_->size()),
-      tokens_(tokens) {
-  in_proj_weight = parameter("in_proj_weight", own(heads_of(whole.in_proj_weight, *group_)));
-  if (whole.in_proj_bias.defined()) {
-    in_proj_bias = parameter("in_proj_bias", own(heads_of(whole.in_proj_bias, *group_)));
-  }
-}
-
-Tensor ParallelAttention::forward(const Tensor& x) {
-  const Tensor qkv = column_parallel_linear(x, in_proj_weight, in_proj_bias, group_, tokens_);
-  return out_proj(ops::self_attention(qkv, heads_));
-}
-
-SequenceParallelLayerNorm::SequenceParallelLayerNorm(const nn::LayerNorm& whole,
-                                                     CommunicatorPtr group)
-    : group_(std::move(group)), eps_(whole.eps) {
-  weight = parameter("weight", own(whole.weight));
-  bias = parameter("bias", own(whole.bias));
-}
-
-Tensor SequenceParallelLayerNorm::forward(const Tensor& x) {
-  return ops::layer_norm(x, copy_to_ranks(weight, group_), copy_to_ranks(bias, group_), eps_);
 }
 
 }  // namespace weft::dist

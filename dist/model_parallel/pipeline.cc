@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cmath>
 #include <cstring>
 #include <deque>
 #include <nlohmann/json.hpp>
@@ -14,7 +13,6 @@
 #include "autograd/ops.h"
 #include "autograd/random.h"
 #include "core/transfer.h"
-#include "core/view.h"
 #include "dist/data_parallel/ddp.h"
 #include "dist/model_parallel/stages.h"
 #include "nn/meta.h"
@@ -46,11 +44,14 @@ Tensor announced(const Tensor& header, Device device) {
   return Tensor::empty(shape, static_cast<DType>(words[0]), device);
 }
 
+/// Makes a node be recorded whose gradients go elsewhere.
+Tensor anchor_like(const Tensor& x) {
+  return Tensor::zeros({1}, x.dtype(), x.device()).set_requires_grad(true);
+}
+
 /// x, whose gradient goes to `dx`. Were x a leaf, its gradient would count among the parameters'.
 Tensor watched(const Tensor& x, const std::shared_ptr<Tensor>& dx) {
-  Tensor anchor = Tensor::zeros({1}, x.dtype(), x.device());
-  anchor.set_requires_grad(true);
-  return record("pipeline_input", {anchor}, x, {}, [dx](const Backward& b) -> Tensors {
+  return record("pipeline_input", {anchor_like(x)}, x, {}, [dx](const Backward& b) -> Tensors {
     *dx = b.dy();
     return {Tensor()};
   });
@@ -174,10 +175,8 @@ class Pipeline::Engine : public std::enable_shared_from_this<Engine> {
       if (!is_last()) y = announced(header, device_);
       options_.stages->broadcast(y, stages() - 1).wait();
     }
-    // Gradients of parameters are added where they lie; the anchor makes the node be recorded.
-    Tensor anchor = Tensor::zeros({1}, y.dtype(), y.device());
-    anchor.set_requires_grad(true);
-    return record("pipeline", {anchor}, y, {},
+    // Gradients of parameters are added where they lie.
+    return record("pipeline", {anchor_like(y)}, y, {},
                   [self = shared_from_this(), flights, counts](const Backward& b) -> Tensors {
                     b.require_no_graph();
                     int64_t begin = 0;
@@ -194,38 +193,36 @@ class Pipeline::Engine : public std::enable_shared_from_this<Engine> {
   }
 
   NamedTensors gather(const NamedTensors& mine) {
-    Communicator& group = *options_.stages;
+    const auto send = [&](const Tensor& x) { options_.stages->send(x, 0).wait(); };
     NamedTensors all;
-    if (is_first()) {
-      for (const auto& [name, tensor] : mine) all.emplace_back(name, to_device(tensor, Device{}));
+    if (!is_first()) {
+      // A list of names, dtypes and shapes, behind its length, and then the tensors.
+      nlohmann::json list = nlohmann::json::array();
+      for (const auto& [name, tensor] : mine) {
+        list.push_back({name, static_cast<int>(tensor.dtype()),
+                        std::vector<int64_t>(tensor.shape().begin(), tensor.shape().end())});
+      }
+      const std::string text = list.dump();
+      const Tensor bytes = Tensor::from(std::vector<uint8_t>(text.begin(), text.end()),
+                                        {static_cast<int64_t>(text.size())});
+      send(Tensor::from(std::vector<int64_t>{bytes.numel()}, {1}));
+      send(bytes);
+      for (const auto& [name, tensor] : mine) send(to_device(ops::contiguous(tensor), Device{}));
+      return all;
     }
+    for (const auto& [name, tensor] : mine) all.emplace_back(name, to_device(tensor, Device{}));
     for (int from = 1; from < stages(); ++from) {
-      if (stage() == from) {
-        nlohmann::json list = nlohmann::json::array();
-        for (const auto& [name, tensor] : mine) {
-          list.push_back({name, static_cast<int>(tensor.dtype()),
-                          std::vector<int64_t>(tensor.shape().begin(), tensor.shape().end())});
-        }
-        const std::string text = list.dump();
-        const Tensor bytes = Tensor::empty({static_cast<int64_t>(text.size())}, DType::u8);
-        std::memcpy(bytes.raw(), text.data(), text.size());
-        group.send(Tensor::from(std::vector<int64_t>{bytes.numel()}, {1}), 0).wait();
-        group.send(bytes, 0).wait();
-        for (const auto& [name, tensor] : mine) {
-          group.send(to_device(ops::contiguous(tensor), Device{}), 0).wait();
-        }
-      } else if (is_first()) {
-        const Tensor length = Tensor::zeros({1}, DType::i64);
-        group.recv(length, from).wait();
-        const Tensor bytes = Tensor::empty({length.data<int64_t>()[0]}, DType::u8);
-        group.recv(bytes, from).wait();
-        const auto* text = static_cast<const char*>(bytes.raw());
-        for (const nlohmann::json& entry : nlohmann::json::parse(text, text + bytes.nbytes())) {
-          const Tensor tensor = Tensor::empty(Shape(entry[2].get<std::vector<int64_t>>()),
-                                              static_cast<DType>(entry[1].get<int>()));
-          group.recv(tensor, from).wait();
-          all.emplace_back(entry[0].get<std::string>(), tensor);
-        }
+      const auto received = [&](const Shape& shape, DType dtype) {
+        const Tensor x = Tensor::empty(shape, dtype);
+        options_.stages->recv(x, from).wait();
+        return x;
+      };
+      const Tensor bytes = received({received({1}, DType::i64).data<int64_t>()[0]}, DType::u8);
+      const auto* text = bytes.data<uint8_t>();
+      for (const nlohmann::json& entry : nlohmann::json::parse(text, text + bytes.numel())) {
+        all.emplace_back(entry[0].get<std::string>(),
+                         received(Shape(entry[2].get<std::vector<int64_t>>()),
+                                  static_cast<DType>(entry[1].get<int>())));
       }
     }
     return all;
@@ -261,32 +258,34 @@ class Pipeline::Engine : public std::enable_shared_from_this<Engine> {
       WEFT_CHECK(is_new || other->second == segment_of[name],
                  "pipeline: \"{}\" is tied to a tensor of another segment", name);
     }
-    const std::vector<size_t> ends =
-        cut_evenly(segment_costs(segments_, state), static_cast<size_t>(stages()));
+    const std::vector<size_t> ends = stage_ends(segments_, state, stages());
     first_ = is_first() ? 0 : ends[stage() - 1];
     end_ = ends[stage()];
     for (const auto& [name, segment] : segment_of) {
       stage_of_[name] =
           static_cast<int>(std::upper_bound(ends.begin(), ends.end(), segment) - ends.begin());
     }
-    const auto let_go = [&](const NamedTensors& tensors) {
-      for (auto [name, tensor] : tensors) {
-        if (stage_of_.at(name) == stage()) continue;
-        const auto absent = std::make_shared<Storage>(
-            tensor.nbytes(), tensor.device(), [name = name, at = stage_of_.at(name)] {
-              WEFT_FAIL("pipeline: \"{}\" belongs to stage {}", name, at);
-            });
-        tensor.set_data(Tensor::view_of(absent, tensor.shape(), contiguous_strides(tensor.shape()),
-                                        0, tensor.dtype()));
-      }
+    const auto let_go = [&](const std::string& name, Tensor tensor) {
+      const auto absent = std::make_shared<Storage>(
+          tensor.nbytes(), tensor.device(), [name, at = stage_of_.at(name)] {
+            WEFT_FAIL("pipeline: \"{}\" belongs to stage {}", name, at);
+          });
+      tensor.set_data(Tensor::view_of(absent, tensor.shape(), contiguous_strides(tensor.shape()), 0,
+                                      tensor.dtype()));
     };
-    let_go(module_.named_parameters());
-    let_go(module_.named_buffers());
-    for (const auto& [name, p] : module_.named_parameters()) {
-      if (owns(name) && p.requires_grad()) trained_.push_back(p);
+    for (const auto& [name, parameter] : module_.named_parameters()) {
+      if (!owns(name)) {
+        let_go(name, parameter);
+      } else if (parameter.requires_grad()) {
+        trained_.push_back(parameter);
+      }
     }
     for (const auto& [name, buffer] : module_.named_buffers()) {
-      if (owns(name)) buffers_.push_back(buffer);
+      if (owns(name)) {
+        buffers_.push_back(buffer);
+      } else {
+        let_go(name, buffer);
+      }
     }
   }
 
@@ -362,7 +361,6 @@ class Pipeline::Engine : public std::enable_shared_from_this<Engine> {
 
 Pipeline::Pipeline(nn::Module& module, nn::Segments segments, const PipelineOptions& options)
     : engine_(std::make_shared<Engine>(module, std::move(segments), options)) {}
-Pipeline::~Pipeline() = default;
 
 int Pipeline::stage() const { return engine_->stage(); }
 bool Pipeline::owns(const std::string& name) const { return engine_->owns(name); }

@@ -4,26 +4,20 @@
 //   pipeline.run({.count = 8, .at = ...});        // or, in a plain loop,
 //   backward(ops::cross_entropy(pipeline(images), labels));
 //
-// A stage is a run of neighbouring segments; they are dealt out so that the largest stage has as
-// few parameters as possible. The other stages' parameters keep their names and shapes on every
-// rank but no memory: touching one is an error that names it.
-//
-// A batch goes through in K micro-batches; activations travel forward, their gradients back, each
-// direction between two neighbours through a group of its own, so that neither waits for the other.
-// All stages run their backwards in order of the micro-batches, hence gradients are the same sums
-// under both schedules:
+// A stage is a run of neighbouring segments (stages.h). The other stages' parameters keep their
+// names and shapes on every rank but no memory: touching one is an error that names it. Activations
+// travel forward, their gradients back, each direction between two neighbours through a group of
+// its own, so that neither waits for the other. All stages run their backwards in order of the
+// micro-batches, hence gradients are the same sums under both schedules:
 //
 //   kGpipe   all forwards, then all backwards; a stage keeps K micro-batches' activations.
 //            Huang et al.: "GPipe", arXiv:1811.06965
 //   k1F1B    a backward as soon as there is one; stage s of S keeps at most S - s. Narayanan et
 //            al.: "PipeDream-Flush", arXiv:2006.09503
 //
-// In both a stage waits (S - 1) / (K + S - 1) of the time. Random numbers go on from stage to
-// stage: the generator travels with the activations, so dropout is that of one rank.
-//
-// With a data group, whose ranks hold the same stage, gradients are summed over it as ddp does.
-//
-// The model lies on the device that its rank computes on; activations arrive there.
+// In both a stage waits (S - 1) / (K + S - 1) of the time. The generator travels with the
+// activations, so dropout is that of one rank. With a data group, whose ranks hold the same stage,
+// gradients are summed over it as ddp does.
 #pragma once
 
 #include <memory>
@@ -32,7 +26,6 @@
 
 #include "dist/comm/communicator.h"
 #include "dist/model_parallel/micro_batch.h"
-#include "dist/model_parallel/schedule.h"
 #include "nn/module.h"
 #include "nn/structure.h"
 
@@ -50,9 +43,6 @@ class Pipeline {
   /// Copies the first rank's state to all, then keeps this stage's. Throws Error when there are
   /// fewer segments than stages, and for a tensor that belongs to no segment or to several.
   Pipeline(nn::Module& module, nn::Segments segments, const PipelineOptions& options);
-  ~Pipeline();
-  Pipeline(const Pipeline&) = delete;
-  Pipeline& operator=(const Pipeline&) = delete;
 
   int stage() const;
   /// This stage's segments.

@@ -15,8 +15,6 @@ Tensor reduce_from_ranks(const Tensor& x, const CommunicatorPtr& group);
 /// `length` the parts are those of even_part(), otherwise all of one size.
 Tensor gather_from_ranks(const Tensor& x, int64_t dim, const CommunicatorPtr& group,
                          int64_t length = 0);
-/// This rank's part of x along a dimension, which the ranks divide; the gradient is put together.
-Tensor scatter_to_ranks(const Tensor& x, int64_t dim, const CommunicatorPtr& group);
 
 // Of sequences, dealt out in parts of ceil(T / N) that are filled up with zeros.
 

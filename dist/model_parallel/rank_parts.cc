@@ -49,13 +49,6 @@ Tensor whole_of(const Tensor& part, const Cut& cut, Communicator& group) {
   return sections.size() == 1 ? sections[0] : ops::cat(sections, cut.dim);
 }
 
-Tensor equal_part(const Tensor& x, int64_t dim, const Communicator& group, std::string_view what) {
-  WEFT_CHECK(x.size(dim) % group.size() == 0, "{}: {} ranks do not divide dimension {} of {}", what,
-             group.size(), dim, x);
-  const int64_t part = x.size(dim) / group.size();
-  return ops::contiguous(ops::narrow(x, dim, group.rank() * part, part));
-}
-
 Tensor tokens_of_rank(const Tensor& x, int64_t dim, int ranks, int rank) {
   const int64_t along = wrap_dim(dim, x.dim(), "tokens_of_rank"), length = x.size(along),
                 part = sequence_part(length, ranks), begin = std::min(length, rank * part),

@@ -1,12 +1,9 @@
 // Who has which part of a tensor that is dealt out to the ranks of a group, and the parts on their
-// way: gathered, or summed and scattered.
-//
-// Parts are equal, or differ by one at most (even_part), or are those of a sequence: of T tokens
-// each rank has ceil(T / N), and where N does not divide T the last ranks fill up with zeros. None
-// of this is recorded on the tape; rank_collectives.h is.
+// way. Parts differ by one at most (even_part), or are those of a sequence: of T tokens each rank
+// has ceil(T / N), and the last ranks fill up with zeros. None of this is recorded on the tape;
+// rank_collectives.h is.
 #pragma once
 
-#include <string_view>
 #include <vector>
 
 #include "dist/comm/communicator.h"
@@ -34,9 +31,6 @@ struct Cut {
 Tensor part_of(const Tensor& whole, const Cut& cut, const Communicator& group);
 /// All parts together, on every rank.
 Tensor whole_of(const Tensor& part, const Cut& cut, Communicator& group);
-
-/// This rank's equal part along a dimension. Throws Error naming `what` unless the ranks divide it.
-Tensor equal_part(const Tensor& x, int64_t dim, const Communicator& group, std::string_view what);
 
 /// Part r of a sequence, filled up with zeros.
 Tensor tokens_of_rank(const Tensor& x, int64_t dim, int ranks, int rank);

@@ -5,18 +5,15 @@
 
 namespace weft::dist {
 
-std::vector<double> segment_costs(const nn::Segments& segments, const NamedTensors& state) {
-  std::vector<double> costs(segments.size(), 1);
+std::vector<size_t> stage_ends(const nn::Segments& segments, const NamedTensors& state,
+                               size_t stages) {
+  const size_t n = segments.size();
+  std::vector<double> costs(n, 1);
   for (const auto& [name, tensor] : state) {
-    for (size_t i = 0; i < segments.size(); ++i) {
+    for (size_t i = 0; i < n; ++i) {
       if (nn::owns(segments[i], name)) costs[i] += static_cast<double>(tensor.numel());
     }
   }
-  return costs;
-}
-
-std::vector<size_t> cut_evenly(const std::vector<double>& costs, size_t stages) {
-  const size_t n = costs.size();
   // best[s][i]: the largest stage when the first i segments make s stages; from[s][i]: where the
   // last of these begins.
   std::vector<std::vector<double>> best(stages + 1, std::vector<double>(n + 1, INFINITY));

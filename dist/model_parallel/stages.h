@@ -3,7 +3,6 @@
 #pragma once
 
 #include <cstdint>
-#include <string>
 #include <vector>
 
 #include "core/shape.h"
@@ -12,13 +11,10 @@
 
 namespace weft::dist {
 
-/// Elements of the tensors of `state` that each segment owns, and one more, so that segments
-/// without parameters count.
-std::vector<double> segment_costs(const nn::Segments& segments, const NamedTensors& state);
-
-/// The ends of the stages in a chain of these costs: the largest sum is as small as it can be, and
-/// no stage is empty.
-std::vector<size_t> cut_evenly(const std::vector<double>& costs, size_t stages);
+/// The ends of the stages in the chain of segments: the largest stage owns as few elements of
+/// `state` as it can, a segment counting as one element more, and no stage is empty.
+std::vector<size_t> stage_ends(const nn::Segments& segments, const NamedTensors& state,
+                               size_t stages);
 
 /// Words of 8 bytes that announce an activation: its dtype, its shape, and where random numbers go
 /// on.

@@ -1,12 +1,9 @@
 #include "dist/model_parallel/tensor_parallel.h"
 
-#include <cmath>
-
 #include "autograd/backward.h"
 #include "autograd/ops.h"
 #include "autograd/random.h"
 #include "core/memory_account.h"
-#include "dist/comm/exact_sum.h"
 #include "dist/model_parallel/parallel_layers.h"
 #include "dist/model_parallel/rank_collectives.h"
 #include "nn/meta.h"
@@ -48,22 +45,6 @@ void switch_streams(const Communicator& group) {
   generator().stream ^= (kTensorParallel + static_cast<uint64_t>(group.rank()) + 1) << 48;
 }
 
-/// The other streams for as long as it lives, if `is_needed`.
-class OtherStreams {
- public:
-  OtherStreams(const Communicator& group, bool is_needed) : group_(is_needed ? &group : nullptr) {
-    if (group_) switch_streams(*group_);
-  }
-  ~OtherStreams() {
-    if (group_) switch_streams(*group_);
-  }
-  OtherStreams(const OtherStreams&) = delete;
-  OtherStreams& operator=(const OtherStreams&) = delete;
-
- private:
-  const Communicator* const group_;
-};
-
 }  // namespace
 
 /// What the cut layers have to know of the tokens around them.
@@ -102,19 +83,19 @@ void TensorParallel::cut_parameters(const Cuts& cuts) {
 }
 
 void TensorParallel::cut(nn::MultiheadAttention& attention) {
-  check_heads(attention, *group_);
+  WEFT_CHECK(attention.heads % group_->size() == 0, "attention: {} ranks do not divide {} heads",
+             group_->size(), attention.heads);
   cut_parameters(cuts_of(attention));
   if (attention.out_proj.bias.defined()) row_biases_.insert(attention.out_proj.bias.id());
   attention.set_stand_in([&attention, group = group_, sequence = sequence_](const Tensor& x) {
     const Tokens tokens = sequence->of(attention);
     const Tensor qkv = column_parallel_linear(x, attention.in_proj_weight, attention.in_proj_bias,
                                               group, tokens, sequence->length);
-    Tensor mixed;
-    {
-      const OtherStreams region(*group, tokens == Tokens::kWhole);
-      mixed =
-          ops::self_attention(qkv, attention.heads / group->size(), attention.current_options());
-    }
+    // The cut region. Of dealt-out tokens random numbers differ already.
+    if (tokens == Tokens::kWhole) switch_streams(*group);
+    const Tensor mixed =
+        ops::self_attention(qkv, attention.heads / group->size(), attention.current_options());
+    if (tokens == Tokens::kWhole) switch_streams(*group);
     return row_parallel_linear(mixed, attention.out_proj.weight, attention.out_proj.bias, group,
                                tokens);
   });
@@ -129,8 +110,7 @@ void TensorParallel::cut(nn::Linear& first, nn::Linear& second) {
              first.weight.size(0), names_[first.weight.id()]);
   cut_parameters(cuts_of(first, second));
   if (second.bias.defined()) row_biases_.insert(second.bias.id());
-  // The cut region begins behind the first layer and ends in front of the second. Of dealt-out
-  // tokens random numbers differ already.
+  // The cut region begins behind the first layer and ends in front of the second.
   first.set_stand_in([&first, group = group_, sequence = sequence_](const Tensor& x) {
     const Tokens tokens = sequence->of(first);
     const Tensor y =
@@ -165,8 +145,10 @@ void TensorParallel::deal_out(const TokenRegion& region) {
       sequence_->holds.insert(module);
       if (auto* drop_path = dynamic_cast<nn::DropPath*>(module)) {
         drop_path->set_stand_in([drop_path, group = group_](const Tensor& x) {
-          const OtherStreams common(*group, true);
-          return drop_path->forward(x);
+          switch_streams(*group);
+          const Tensor y = drop_path->forward(x);
+          switch_streams(*group);
+          return y;
         });
       }
     }
@@ -193,19 +175,6 @@ void TensorParallel::deal_out(const TokenRegion& region) {
         switch_streams(*group);
         return join_sequence(y, -2, group, sequence->length);
       });
-}
-
-double parallel_grad_norm(const Tensors& cut, const Tensors& whole, Communicator& group) {
-  ExactSum sum;
-  const auto add = [&](const Tensors& parameters) {
-    for (const Tensor& p : parameters) {
-      if (p.grad().defined()) add_squares(sum, p.grad());
-    }
-  };
-  add(cut);
-  if (group.rank() == 0) add(whole);
-  all_reduce(sum, group);
-  return std::sqrt(sum.value());
 }
 
 }  // namespace weft::dist

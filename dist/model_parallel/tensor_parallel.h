@@ -1,19 +1,15 @@
 // Tensor parallelism: the matrices of a model's layers cut over ranks that work on the same samples
 // (parallel_layers.h). Shoeybi et al.: "Megatron-LM", arXiv:1909.08053.
 //
-// With sequence parallelism the activations between these layers are cut along the tokens instead
-// of being whole on every rank: the all_reduce becomes a reduce_scatter behind the row-parallel
-// layer and an all_gather in front of the column-parallel one, which keeps its own tokens alone for
-// backward and gathers the others again. Of T tokens each rank has ceil(T / N); where N does not
-// divide T the last ranks fill up with zeros, which nobody attends to and which get no gradient.
-// Parameters that act on dealt-out tokens are whole on every rank, and their gradients are summed
-// over the ranks. Korthikanti et al., arXiv:2205.05198.
-//
-// A parallel head is column-parallel over the classes (parallel_head.h).
+// With sequence parallelism the activations between these layers are cut along the tokens: the
+// all_reduce becomes a reduce_scatter behind the row-parallel layer and an all_gather in front of
+// the column-parallel one. Of T tokens each rank has ceil(T / N); where N does not divide T the
+// last ranks fill up with zeros, which nobody attends to and which get no gradient. Parameters that
+// act on dealt-out tokens are whole on every rank, and their gradients are summed over the ranks.
+// Korthikanti et al., arXiv:2205.05198.
 //
 // Sums over ranks follow reduce_tree.h; a product cut along its inner dimension is rounded
-// differently from a whole one, within its bound. Ranks that differ in dropout must do so only
-// inside the cut regions.
+// differently from a whole one, within its bound.
 #pragma once
 
 #include <memory>
@@ -67,7 +63,6 @@ class TensorParallel {
   /// How a parameter was cut, by its name in the model; null: it is whole on every rank.
   const Cut* cut_of(const std::string& name) const;
   bool has_cuts() const { return !cuts_.empty(); }
-  Communicator& group() const { return *group_; }
 
  private:
   struct Sequence;
@@ -79,9 +74,5 @@ class TensorParallel {
   std::unordered_map<std::string, Cut> cuts_;
   std::unordered_set<const void*> row_biases_;
 };
-
-/// The norm of all gradients: parameters of which every rank has a part, and such that every rank
-/// has whole, which count once.
-double parallel_grad_norm(const Tensors& cut, const Tensors& whole, Communicator& group);
 
 }  // namespace weft::dist

@@ -6,6 +6,7 @@
 #include <mutex>
 
 #include "autograd/autocast.h"
+#include "dist/comm/exact_sum.h"
 #include "dist/comm/in_process.h"
 #include "dist/model_parallel/parallel_head.h"
 #include "dist/model_parallel/parallel_layers.h"
@@ -20,6 +21,64 @@ using namespace weft;
 using namespace weft::dist;
 
 namespace {
+
+/// A leaf with the elements of this rank's part of x along a dimension, which the ranks divide.
+Tensor part_leaf(const Tensor& x, int64_t dim, Communicator& c, int64_t sections = 1) {
+  if (!x.defined()) return {};
+  Tensor leaf = ops::clone(part_of(x, {.dim = dim, .sections = sections}, c));
+  return leaf.set_requires_grad(true);
+}
+Tensor whole_leaf(const Tensor& x) {
+  const NoGrad guard;
+  return ops::clone(detach(x)).set_requires_grad(true);
+}
+
+/// A layer's rows.
+struct ColumnParallel {
+  ColumnParallel(const nn::Linear& whole, CommunicatorPtr c, Tokens tokens = Tokens::kWhole)
+      : group(std::move(c)),
+        weight(part_leaf(whole.weight, 0, *group)),
+        bias(part_leaf(whole.bias, 0, *group)),
+        tokens(tokens) {}
+  Tensor operator()(const Tensor& x) const {
+    return column_parallel_linear(x, weight, bias, group, tokens);
+  }
+  CommunicatorPtr group;
+  Tensor weight, bias;
+  Tokens tokens;
+};
+
+/// A layer's columns, for an input of which this rank has its part.
+struct RowParallel {
+  RowParallel(const nn::Linear& whole, CommunicatorPtr c, Tokens tokens = Tokens::kWhole)
+      : group(std::move(c)),
+        weight(part_leaf(whole.weight, 1, *group)),
+        bias(whole_leaf(whole.bias)),
+        tokens(tokens) {}
+  Tensor operator()(const Tensor& x) const {
+    return row_parallel_linear(x, weight, bias, group, tokens);
+  }
+  CommunicatorPtr group;
+  Tensor weight, bias;
+  Tokens tokens;
+};
+
+/// The heads of a self-attention dealt out: in_proj by columns, out_proj by rows.
+struct ParallelAttention {
+  ParallelAttention(const nn::MultiheadAttention& whole, CommunicatorPtr c, Tokens tokens)
+      : in_proj_weight(part_leaf(whole.in_proj_weight, 0, *c, 3)),
+        in_proj_bias(part_leaf(whole.in_proj_bias, 0, *c, 3)),
+        out_proj(whole.out_proj, c, tokens),
+        heads(whole.heads / c->size()) {}
+  Tensor operator()(const Tensor& x) const {
+    const Tensor qkv =
+        column_parallel_linear(x, in_proj_weight, in_proj_bias, out_proj.group, out_proj.tokens);
+    return out_proj(ops::self_attention(qkv, heads));
+  }
+  Tensor in_proj_weight, in_proj_bias;
+  RowParallel out_proj;
+  int64_t heads;
+};
 
 CommunicatorPtr borrowed(Communicator& c) {
   return {&c, [](Communicator*) {}};
@@ -89,18 +148,22 @@ TEST_CASE("a block cut over ranks equals the whole one, gradients and norm inclu
     for (bool sequence : {false, true}) {
       run_ranks(ranks, [&](Communicator& c) {
         const CommunicatorPtr group = borrowed(c);
-        SequenceParallelLayerNorm norm_cut(*whole.norm, group);
-        nn::LayerNorm norm_whole(24);
-        norm_whole.to(DType::f64);
-        norm_whole.load_state_dict(whole.norm->state_dict());
+        nn::LayerNorm norm_own(24);
+        norm_own.to(DType::f64);
+        norm_own.load_state_dict(whole.norm->state_dict());
+        // Of dealt-out tokens the parameters' gradients are those of the rank's tokens alone.
+        const auto norm_cut = [&](const Tensor& x) {
+          return ops::layer_norm(x, copy_to_ranks(norm_own.weight, group),
+                                 copy_to_ranks(norm_own.bias, group), norm_own.eps);
+        };
         const Tokens tokens = sequence ? Tokens::kDealtOut : Tokens::kWhole;
-        ParallelAttention attention(*whole.attention, group, tokens);
-        ColumnParallelLinear fc1(*whole.fc1, group, false, tokens);
-        RowParallelLinear fc2(*whole.fc2, group, true, tokens);
-        ColumnParallelLinear head(*whole.head, group);
+        const ParallelAttention attention(*whole.attention, group, tokens);
+        const ColumnParallel fc1(*whole.fc1, group, tokens);
+        const RowParallel fc2(*whole.fc2, group, tokens);
+        const ColumnParallel head(*whole.head, group);
         Tensor in = sequence ? part(x, 1, c) : detach(x);
         in.set_requires_grad(true);
-        const Tensor h = in + attention(sequence ? norm_cut(in) : norm_whole(in));
+        const Tensor h = in + attention(sequence ? norm_cut(in) : norm_own(in));
         Tensor y = h + fc2(ops::gelu(fc1(h)));
         if (sequence) y = gather_from_ranks(y, 1, group);
         const Tensor cut = parallel_cross_entropy(head(ops::mean(y, {1})), labels, 12, group);
@@ -117,16 +180,25 @@ TEST_CASE("a block cut over ranks equals the whole one, gradients and norm inclu
         expect_close(attention.out_proj.weight.grad(),
                      part(whole.attention->out_proj.weight.grad(), 1, c), "out_proj.weight");
         // Trap: with sequence parallelism layer norm's gradients need a sum over the ranks.
-        const nn::Module& n = sequence ? static_cast<nn::Module&>(norm_cut) : norm_whole;
         for (size_t i = 0; i < 2; ++i) {
-          expect_close(n.parameters()[i].grad(), whole.norm->parameters()[i].grad(), "norm");
+          expect_close(norm_own.parameters()[i].grad(), whole.norm->parameters()[i].grad(), "norm");
         }
         expect_close(in.grad(), sequence ? part(x.grad(), 1, c) : x.grad(), "x");
         // Trap: replicated parameters count once in the norm.
-        const double together = parallel_grad_norm(
-            {fc1.weight, fc1.bias, fc2.weight, head.weight, attention.in_proj_weight,
-             attention.in_proj_bias, attention.out_proj.weight},
-            {fc2.bias, attention.out_proj.bias, n.parameters()[0], n.parameters()[1]}, c);
+        ExactSum squares;
+        for (const Tensor& p :
+             {fc1.weight, fc1.bias, fc2.weight, head.weight, attention.in_proj_weight,
+              attention.in_proj_bias, attention.out_proj.weight}) {
+          add_squares(squares, p.grad());
+        }
+        if (c.rank() == 0) {
+          for (const Tensor& p :
+               {fc2.bias, attention.out_proj.bias, norm_own.weight, norm_own.bias}) {
+            add_squares(squares, p.grad());
+          }
+        }
+        all_reduce(squares, c);
+        const double together = std::sqrt(squares.value());
         WEFT_CHECK(std::abs(together - norm) < 1e-12 * norm, "norm {}, expected {}", together,
                    norm);
       });
@@ -141,7 +213,7 @@ TEST_CASE("trap: a row-parallel bias on dealt-out tokens needs a sum of its grad
     whole.to(DType::f64);
     whole.load_state_dict({{"weight", Tensor::full({3, 4}, 0.5, DType::f64)},
                            {"bias", Tensor::full({3}, 1, DType::f64)}});
-    RowParallelLinear row(whole, group, true, Tokens::kDealtOut);
+    const RowParallel row(whole, group, Tokens::kDealtOut);
     const Tensor x = Tensor::full({6, 2}, 1, DType::f64);  // this rank's features of all tokens
     const Tensor y = row(x);
     WEFT_CHECK(y.shape() == (Shape{3, 3}), "tokens of this rank: {}", y);
@@ -155,10 +227,13 @@ TEST_CASE("trap: a row-parallel bias on dealt-out tokens needs a sum of its grad
 TEST_CASE("what ranks do not divide is refused") {
   run_ranks(2, [](Communicator& c) {
     const CommunicatorPtr group = borrowed(c);
-    nn::Linear odd(4, 3);
-    expect_error([&] { ColumnParallelLinear(odd, group); }, "2 ranks do not divide dimension 0");
-    nn::MultiheadAttention three(6, 3);
-    expect_error([&] { ParallelAttention(three, group); }, "2 ranks do not divide 3 heads");
+    nn::Sequential net;
+    auto& odd = net.append<nn::Linear>(4, 3);
+    auto& behind = net.append<nn::Linear>(3, 4);
+    auto& three = net.append<nn::MultiheadAttention>(6, 3);
+    TensorParallel parallel(net, group);
+    expect_error([&] { parallel.cut(odd, behind); }, "2 ranks do not divide the 3 features");
+    expect_error([&] { parallel.cut(three); }, "2 ranks do not divide 3 heads");
   });
 }
 
@@ -169,11 +244,11 @@ TEST_CASE("column and row parallel linear with whole inputs and outputs") {
     manual_seed(2);
     nn::Linear whole(24, 9);
     whole.to(DType::f64);
-    ColumnParallelLinear column(whole, group, true);
-    RowParallelLinear row(whole, group, false);
+    const ColumnParallel column(whole, group);
+    const RowParallel row(whole, group);
     const Tensor expected = whole(x);
-    expect_close(column(x), expected, "column");
-    expect_close(row(x), expected, "row");
+    expect_close(gather_from_ranks(column(x), -1, group), expected, "column");
+    expect_close(row(part(x, 2, c)), expected, "row");
   });
 }
 
@@ -212,10 +287,10 @@ TEST_CASE(
   for (int ranks : {2, 3, 4}) {
     run_ranks(ranks, [&](Communicator& c) {
       const CommunicatorPtr group = borrowed(c);
-      RowParallelLinear row(second, group, false);
-      const int64_t wrong = exceed(row(x), y, bound_of(x, second.weight, second.bias));
+      const RowParallel row(second, group);
+      const int64_t wrong = exceed(row(part(x, 1, c)), y, bound_of(x, second.weight, second.bias));
       WEFT_CHECK(wrong == 0, "{} results lie outside of the bound", wrong);
-      ColumnParallelLinear column(first, group);
+      const ColumnParallel column(first, group);
       Tensor mine = detach(h);
       mine.set_requires_grad(true);
       backward(column(mine), part(x, 1, c));
@@ -258,9 +333,9 @@ TEST_CASE("in bf16 a row-parallel result is rounded once on each rank, once as a
     run_ranks(ranks, [&](Communicator& c) {
       const CommunicatorPtr group = borrowed(c);
       for (bool sequence : {false, true}) {
-        RowParallelLinear row(whole, group, false, sequence ? Tokens::kDealtOut : Tokens::kWhole);
+        const RowParallel row(whole, group, sequence ? Tokens::kDealtOut : Tokens::kWhole);
         const Autocast precision(DType::bf16);
-        Tensor y = row(x);
+        Tensor y = row(::part(x, 1, c));
         WEFT_CHECK(y.dtype() == DType::bf16, "{}", y);
         if (sequence) y = join_sequence(y, 0, group, rows);
         const std::vector<double> got = y.to_vector();
@@ -406,7 +481,7 @@ TEST_CASE("blocks on 65 and 197 tokens, dealt out, equal the whole ones") {
 TEST_CASE("a rank keeps its own tokens for backward, of what column-parallel layers take") {
   run_ranks(4, [](Communicator& c) {
     nn::Linear whole(8, 16);
-    ColumnParallelLinear column(whole, borrowed(c), false, Tokens::kDealtOut);
+    const ColumnParallel column(whole, borrowed(c), Tokens::kDealtOut);
     Tensor x = Tensor::full({1, 2, 8}, 1);  // two of eight tokens
     x.set_requires_grad(true);
     const Tensor y = column(x);
@@ -615,7 +690,7 @@ TEST_CASE("the input's gradient travels while the weight's is computed") {
     Meeting meeting;
     run_ranks(2, [&](Communicator& c) {
       nn::Linear whole(4, 6);
-      ColumnParallelLinear column(whole, borrowed(c), false, tokens);
+      const ColumnParallel column(whole, borrowed(c), tokens);
       Tensor x = Tensor::full({2, 5, 4}, 1);
       x.set_requires_grad(true);
       const Tensor loss = ops::sum(column(x));

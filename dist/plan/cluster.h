@@ -3,18 +3,15 @@
 //   const Cluster cluster = {find_accelerator("h100"), find_network("infiniband-ndr"), 8};
 //   cluster.seconds({.ranks = 1024, .neighbours = 8})(Collective::kAllReduce, bytes);
 //
-// Links are alpha-beta: a step of a collective takes its latency, and its bytes their time. A
-// collective among m nodes with g ranks in each runs inside the nodes first, over all g links to
-// the outside at once, and inside again:
+// Links are alpha-beta: a step of a collective takes its latency, and its bytes their time. Among m
+// nodes with g ranks in each an all_gather or reduce_scatter of n bytes takes
 //
-//   all_gather, reduce_scatter of n bytes
 //     ceil(log2 g) a + (g-1)/g n/b  +  ceil(log2 m) A + (m-1)/m (n/g)/B
-//   all_reduce: twice that
 //
-// with a, b inside a node and A, B between nodes, per device. Latencies are those of trees; the
-// bandwidth terms are the least possible (Thakur, Rabenseifner, Gropp 2005). Computation is a
-// roofline: a product takes the longer of its FLOPs and its bytes, each at the share of the data
-// sheet's figure that large kernels reach.
+// with a, b inside a node and A, B between nodes, per device; an all_reduce twice that. Latencies
+// are those of trees; the bandwidth terms are the least possible (Thakur, Rabenseifner, Gropp
+// 2005). Computation is a roofline: a product takes the longer of its FLOPs and its bytes, each at
+// the share of the data sheet's figure that large kernels reach.
 #pragma once
 
 #include <string>

@@ -2,17 +2,10 @@
 
 #include <algorithm>
 #include <deque>
-#include <numeric>
 
 #include "dist/comm/communicator.h"
 
 namespace weft::dist {
-
-int64_t StateBytes::total() const {
-  return std::accumulate(kinds.begin(), kinds.end(), int64_t{0});
-}
-
-int64_t padded(int64_t elements, int ranks) { return (elements + ranks - 1) / ranks * ranks; }
 
 int64_t sent_by_all_reduce(int64_t x, int n, int r) {
   const int64_t own = split_evenly(x, n)[r];

@@ -1,19 +1,18 @@
 // What the strategies' formulas of memory and traffic are made of (dist/strategy/strategy_kind.h).
 //
 // P parameters are cut into units (dist/data_parallel/fsdp.h); F ranks share a copy, R such groups
-// hold copies, T ranks share a layer, S are a pipeline: N = F R T S. Everything travels and is kept
-// in elements of 4 bytes. Formulas walk through the schedule of a step, unit by unit, since units
-// differ in size; their texts say what comes out for units of one size U, with Adam.
+// hold copies, T ranks share a layer, S are a pipeline: N = F R T S. Elements have 4 bytes.
+// Formulas walk through the schedule of a step, unit by unit; their texts say what comes out for
+// units of one size U, with Adam. `weft bench sharding` holds them against the allocator and the
+// transport.
 //
 // Sent by each rank, in a ring or straight, n bytes whose parts the ranks divide:
 //   all_reduce 2 (N-1)/N n;  all_gather, reduce_scatter (N-1)/N n.
-//
-// Nothing here measures anything: `weft bench sharding` holds the formulas against the allocator
-// and the transport.
 #pragma once
 
 #include <array>
 #include <cstdint>
+#include <numeric>
 #include <vector>
 
 #include "core/memory_account.h"
@@ -28,7 +27,7 @@ struct StateBytes {
   std::array<int64_t, kMemoryKinds> kinds{};
   int64_t operator[](MemoryKind kind) const { return kinds[static_cast<int>(kind)]; }
   int64_t& operator[](MemoryKind kind) { return kinds[static_cast<int>(kind)]; }
-  int64_t total() const;
+  int64_t total() const { return std::accumulate(kinds.begin(), kinds.end(), int64_t{0}); }
 };
 
 /// Of ddp, as DdpOptions has them. Bytes.
@@ -45,7 +44,9 @@ struct StepShape {
 };
 
 /// The next multiple of `ranks`.
-int64_t padded(int64_t elements, int ranks);
+inline int64_t padded(int64_t elements, int ranks) {
+  return (elements + ranks - 1) / ranks * ranks;
+}
 /// Elements that rank r of n sends of x, cut as the communicators cut it (split_evenly).
 int64_t sent_by_all_reduce(int64_t x, int n, int r);
 /// Elements of ddp's buckets filled in reverse order of registration, padded for the ranks.

@@ -10,102 +10,87 @@
 namespace weft::dist {
 namespace {
 
-/// How a rank's parameters differ from the model's.
-class Shares {
- public:
-  Shares(nn::Module& module, const nn::ModelStructure& structure, const Sharing& sharing, int rank)
-      : sharing_(sharing), rank_(rank) {
-    if (sharing.tensor > 1) cut(module, structure);
-    if (sharing.stages > 1) choose_stage(module, structure);
-  }
+using CutsById = std::unordered_map<const void*, Cut>;
 
-  int64_t elements(const std::string& name, const Tensor& parameter) const {
-    if (sharing_.stages > 1 && !own_.contains(name)) return 0;
-    const auto found = cuts_.find(parameter.id());
-    if (found == cuts_.end()) return parameter.numel();
-    return found->second.elements(parameter.numel(), sharing_.tensor, sharing_.tensor_index(rank_));
-  }
-  bool is_cut(const Tensor& parameter) const { return cuts_.contains(parameter.id()); }
-
- private:
-  void cut(nn::Module& module, const nn::ModelStructure& structure) {
-    const auto add = [&](const Cuts& cuts) {
-      for (const auto& [parameter, cut] : cuts) cuts_.emplace(parameter.id(), cut);
-    };
-    for (const auto& [name, child] : module.named_modules()) {
-      if (auto* attention = dynamic_cast<nn::MultiheadAttention*>(child)) {
-        WEFT_CHECK(attention->heads % sharing_.tensor == 0,
-                   "tensor parallelism: {} ranks do not divide {} heads", sharing_.tensor,
-                   attention->heads);
-        add(cuts_of(*attention));
-      }
-    }
-    for (const auto& [first, second] : structure.mlps) {
-      WEFT_CHECK(first->weight.size(0) % sharing_.tensor == 0,
-                 "tensor parallelism: {} ranks do not divide {} features", sharing_.tensor,
-                 first->weight.size(0));
-      add(cuts_of(*first, *second));
-    }
-    WEFT_CHECK(!cuts_.empty(), "tensor parallelism: the model has neither attention nor an MLP");
-    if (!sharing_.cuts_head) return;
-    WEFT_CHECK(structure.head && structure.head->weight.size(0) >= sharing_.tensor,
-               "parallel head: the model has no head for {} ranks", sharing_.tensor);
-    add(cuts_of_head(*structure.head));
-  }
-  void choose_stage(nn::Module& module, const nn::ModelStructure& structure) {
-    const nn::Segments& segments = structure.segments;
-    WEFT_CHECK(static_cast<int>(segments.size()) >= sharing_.stages,
-               "pipeline: {} stages cannot be made of {} segments", sharing_.stages,
-               segments.size());
-    const NamedTensors state = module.state_dict();
-    const std::vector<size_t> ends = cut_evenly(segment_costs(segments, state), sharing_.stages);
-    const int stage = sharing_.stage_index(rank_);
-    for (size_t i = stage == 0 ? 0 : ends[stage - 1]; i < ends[stage]; ++i) {
-      for (const auto& [name, tensor] : state) {
-        if (nn::owns(segments[i], name)) own_.insert(name);
-      }
-    }
-  }
-
-  const Sharing sharing_;
-  const int rank_;
-  std::unordered_map<const void*, Cut> cuts_;
-  std::unordered_set<std::string> own_;
-};
-
-/// What tensor parallelism sends.
-void add_exchanges(ModelLayout& layout, nn::Module& module, const nn::ModelStructure& structure,
-                   const Sharing& sharing, const Shares& shares) {
+/// What tensor parallelism cuts of a model, and in `layout` what it sends.
+CutsById cut_layers(nn::Module& module, const nn::ModelStructure& structure, const Sharing& sharing,
+                    ModelLayout& layout) {
+  CutsById by_id;
+  const auto add = [&](const Cuts& cuts) {
+    for (const auto& [parameter, cut] : cuts) by_id.emplace(parameter.id(), cut);
+  };
   for (const auto& [name, child] : module.named_modules()) {
-    if (auto* attention = dynamic_cast<nn::MultiheadAttention*>(child)) {
-      ++layout.cut_layers;
-      layout.width = attention->out_proj.weight.size(0);
-    }
+    auto* attention = dynamic_cast<nn::MultiheadAttention*>(child);
+    if (!attention) continue;
+    WEFT_CHECK(attention->heads % sharing.tensor == 0,
+               "tensor parallelism: {} ranks do not divide {} heads", sharing.tensor,
+               attention->heads);
+    add(cuts_of(*attention));
+    ++layout.cut_layers;
+    layout.width = attention->out_proj.weight.size(0);
   }
   for (const auto& [first, second] : structure.mlps) {
+    WEFT_CHECK(first->weight.size(0) % sharing.tensor == 0,
+               "tensor parallelism: {} ranks do not divide {} features", sharing.tensor,
+               first->weight.size(0));
+    add(cuts_of(*first, *second));
     ++layout.cut_layers;
     layout.width = second->weight.size(0);
   }
-  if (sharing.cuts_head) layout.head_width = structure.head->weight.size(1);
-  if (!sharing.deals_out_tokens) return;
+  WEFT_CHECK(!by_id.empty(), "tensor parallelism: the model has neither attention nor an MLP");
+  if (sharing.cuts_head) {
+    WEFT_CHECK(structure.head && structure.head->weight.size(0) >= sharing.tensor,
+               "parallel head: the model has no head for {} ranks", sharing.tensor);
+    add(cuts_of_head(*structure.head));
+    layout.head_width = structure.head->weight.size(1);
+  }
+  if (!sharing.deals_out_tokens) return by_id;
   for (nn::Module* part : structure.tokens.between) {
     for (const auto& [name, parameter] : part->named_parameters()) {
-      if (!shares.is_cut(parameter)) layout.summed.push_back(parameter.numel());
+      if (!by_id.contains(parameter.id())) layout.summed.push_back(parameter.numel());
     }
   }
+  return by_id;
+}
+
+/// Names of the tensors of a pipeline's stage.
+std::unordered_set<std::string> tensors_of_stage(nn::Module& module, const nn::Segments& segments,
+                                                 int stages, int stage) {
+  WEFT_CHECK(static_cast<int>(segments.size()) >= stages,
+             "pipeline: {} stages cannot be made of {} segments", stages, segments.size());
+  const NamedTensors state = module.state_dict();
+  const std::vector<size_t> ends = stage_ends(segments, state, stages);
+  std::unordered_set<std::string> names;
+  for (size_t i = stage == 0 ? 0 : ends[stage - 1]; i < ends[stage]; ++i) {
+    for (const auto& [name, tensor] : state) {
+      if (nn::owns(segments[i], name)) names.insert(name);
+    }
+  }
+  return names;
 }
 
 }  // namespace
 
 ModelLayout layout_of(nn::Module& module, const nn::ModelStructure& structure,
                       const Sharing& sharing, int rank) {
-  const Shares shares(module, structure, sharing, rank);
   ModelLayout layout;
+  CutsById cuts;
+  if (sharing.tensor > 1) cuts = cut_layers(module, structure, sharing, layout);
+  std::unordered_set<std::string> of_stage;
+  if (sharing.stages > 1) {
+    of_stage =
+        tensors_of_stage(module, structure.segments, sharing.stages, sharing.stage_index(rank));
+  }
   layout.tokens = structure.tokens.count;
   const NamedTensors parameters = module.named_parameters();
   std::unordered_map<const void*, int64_t> elements;
   for (const auto& [name, tensor] : parameters) {
-    elements[tensor.id()] = shares.elements(name, tensor);
+    const auto cut = cuts.find(tensor.id());
+    int64_t& mine = elements[tensor.id()] = tensor.numel();
+    if (cut != cuts.end()) {
+      mine = cut->second.elements(mine, sharing.tensor, sharing.tensor_index(rank));
+    }
+    if (sharing.stages > 1 && !of_stage.contains(name)) mine = 0;
   }
   std::unordered_map<const void*, size_t> owners;  // unit + 1; 0: the root
   std::vector<int64_t> sizes;
@@ -134,7 +119,6 @@ ModelLayout layout_of(nn::Module& module, const nn::ModelStructure& structure,
       (is_behind ? layout.root_behind : layout.root_before) += n;
     }
   }
-  if (sharing.tensor > 1) add_exchanges(layout, module, structure, sharing, shares);
   return layout;
 }
 

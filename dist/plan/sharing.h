@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "dist/model_parallel/schedule.h"
+#include "dist/model_parallel/micro_batch.h"
 
 namespace weft::dist {
 

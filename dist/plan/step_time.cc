@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <nlohmann/json.hpp>
 
 namespace weft::dist {
 namespace {
@@ -18,12 +17,10 @@ std::string name(const char* what, int unit) { return fmt::format("{} unit {}", 
 }  // namespace
 
 StepWork::Pass StepWork::pass() const {
+  std::vector<Pass> parts = units;
+  parts.push_back(behind);
   Pass sum = before;
-  const auto add = [&](const Pass& part) {
-    sum.forward += part.forward, sum.backward += part.backward;
-  };
-  for (const Pass& unit : units) add(unit);
-  add(behind);
+  for (const Pass& part : parts) sum.forward += part.forward, sum.backward += part.backward;
   return sum;
 }
 
@@ -46,10 +43,6 @@ CollectiveSeconds host_collective_seconds(int ranks, double latency, double band
         WEFT_FAIL("cost: no time for {}", name(collective));
     }
   };
-}
-
-std::function<double(double)> host_message_seconds(double latency, double bandwidth) {
-  return [=](double bytes) { return latency + bytes / bandwidth; };
 }
 
 double Timeline::hidden_share(double step_seconds) const {
@@ -123,29 +116,6 @@ void UnitClock::backward(int unit) const {
   clock_.wait(tokens);
   clock_.compute(name("backward", unit), all * kWeightShare);
   clock_.wait(end);
-}
-
-nlohmann::json trace_events(const Timeline& timeline, int process) {
-  nlohmann::json events = nlohmann::json::array();
-  std::map<std::string, int> lanes;
-  for (const Timeline::Span& span : timeline.spans) {
-    const auto [lane, is_new] = lanes.try_emplace(span.lane, static_cast<int>(lanes.size()));
-    if (is_new) {
-      events.push_back({{"name", "thread_name"},
-                        {"ph", "M"},
-                        {"pid", process},
-                        {"tid", lane->second},
-                        {"args", {{"name", span.lane}}}});
-    }
-    events.push_back({{"name", span.name},
-                      {"cat", span.lane},
-                      {"ph", "X"},
-                      {"pid", process},
-                      {"tid", lane->second},
-                      {"ts", 1e6 * span.begin},
-                      {"dur", 1e6 * (span.end - span.begin)}});
-  }
-  return events;
 }
 
 }  // namespace weft::dist

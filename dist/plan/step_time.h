@@ -1,6 +1,5 @@
 // When things happen in a step: computation, and collectives beside it as far as the schedule of a
-// strategy allows. The schedules are the strategies' own (StrategyKind::timeline in
-// dist/strategy/strategy_kind.h); here is what they are laid out with.
+// strategy allows (StrategyKind::timeline in dist/strategy/strategy_kind.h).
 //
 // Collectives of one group run one after another, those of different groups beside each other. Cut
 // layers wait for their sums, forward, and for what is left of them behind the weight's gradient,
@@ -10,7 +9,6 @@
 #include <algorithm>
 #include <functional>
 #include <map>
-#include <nlohmann/json_fwd.hpp>
 #include <string>
 #include <vector>
 
@@ -46,12 +44,10 @@ struct GroupSeconds {
   CollectiveSeconds tensor = {};                     // of tp and fsdp+tp
   std::function<double(double bytes)> message = {};  // of a pipeline, to a neighbour
 };
-/// Of host_communicator.h's collectives on a transport like slowed()'s: each exchange takes
+/// Of host_communicator.h's collectives on a slowed transport: each exchange takes
 /// `latency` seconds, and its bytes their time at `bandwidth` bytes per second.
 CollectiveSeconds host_collective_seconds(int ranks, double latency, double bandwidth,
                                           int64_t segment_bytes = 256 << 10);
-/// A message of host_communicator.h's on such a transport.
-std::function<double(double bytes)> host_message_seconds(double latency, double bandwidth);
 
 struct Timeline {
   struct Span {
@@ -106,8 +102,5 @@ class UnitClock {
   double layers_ = 0;  // cut ones in a unit
   double forward_ = 0, backward_ = 0, again_ = 0;
 };
-
-/// Spans as events of Chrome's trace format, one process of a lane each.
-nlohmann::json trace_events(const Timeline& timeline, int process);
 
 }  // namespace weft::dist

@@ -6,7 +6,6 @@
 #include <numeric>
 
 #include "dist/strategy/strategies.h"
-#include "dist/strategy/whole_copy.h"
 
 namespace weft::dist {
 namespace {
@@ -24,12 +23,7 @@ class Ddp : public Strategy {
     ddp_ = std::make_unique<DistributedDataParallel>(module, world_, options_);
   }
   Tensor forward(nn::Module&, const Tensor& x) override { return (*ddp_)(x); }
-  std::shared_ptr<void> no_sync() override {
-    return std::shared_ptr<void>(new DistributedDataParallel::NoSync(*ddp_), [](void* guard) {
-      delete static_cast<DistributedDataParallel::NoSync*>(guard);
-    });
-  }
-  ExactSum squares(const Tensors& parameters) override { return own_squares(parameters); }
+  std::shared_ptr<void> no_sync() override { return ddp_->no_sync(); }
   std::string describe(int64_t parameters) const override {
     const double p = static_cast<double>(parameters);
     return fmt::format("ddp on {} ranks: 16 P = {} on each, {} sent by each in a step",

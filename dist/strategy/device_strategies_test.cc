@@ -1,5 +1,5 @@
 // Every strategy on CUDA devices against one rank on a device: ranks as threads, each on the device
-// of its number, collectives through host memory (dist/comm/device/staged.h).
+// of its number, collectives through host memory (dist/comm/device/staged.cc).
 #include <algorithm>
 #include <catch2/catch.hpp>
 #include <functional>

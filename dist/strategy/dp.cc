@@ -4,7 +4,6 @@
 #include "autograd/ops.h"
 #include "dist/data_parallel/data_parallel.h"
 #include "dist/strategy/strategies.h"
-#include "dist/strategy/whole_copy.h"
 
 namespace weft::dist {
 namespace {
@@ -43,7 +42,6 @@ class DataParallelStrategy : public Strategy {
       if (!batches.accumulates && batches.after_each) batches.after_each();
     }
   }
-  ExactSum squares(const Tensors& parameters) override { return own_squares(parameters); }
   std::string describe(int64_t parameters) const override {
     const double p = static_cast<double>(parameters);
     return fmt::format("dp on {} threads: (12 + 4 N) P = {} together", devices_,

@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <string>
 
-#include "dist/model_parallel/schedule.h"
+#include "dist/model_parallel/micro_batch.h"
 
 namespace weft::dist {
 

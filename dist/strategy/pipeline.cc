@@ -8,7 +8,6 @@
 #include "dist/comm/device_mesh.h"
 #include "dist/model_parallel/stages.h"
 #include "dist/strategy/strategies.h"
-#include "dist/strategy/whole_copy.h"
 
 namespace weft::dist {
 namespace {
@@ -30,7 +29,7 @@ class PipelineStrategy : public Strategy {
   std::shared_ptr<void> no_sync() override { return pipeline_->no_sync(); }
   ExactSum squares(const Tensors& parameters) override {
     // Those of other stages have no gradient here.
-    ExactSum sum = own_squares(parameters);
+    ExactSum sum = Strategy::squares(parameters);
     all_reduce(sum, *options_.stages);
     return sum;
   }

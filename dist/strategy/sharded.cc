@@ -37,13 +37,9 @@ class Sharded : public Strategy {
     if (module.is_training()) fsdp_->broadcast_buffers();
     return module(x);
   }
-  std::shared_ptr<void> no_sync() override {
-    return std::shared_ptr<void>(new FullySharded::NoSync(*fsdp_), [](void* guard) {
-      delete static_cast<FullySharded::NoSync*>(guard);
-    });
-  }
+  std::shared_ptr<void> no_sync() override { return fsdp_->no_sync(); }
   ExactSum squares(const Tensors& slices) override {
-    ExactSum sum = own_squares(slices);
+    ExactSum sum = Strategy::squares(slices);
     all_reduce(sum, *options_.shard);
     return sum;
   }
@@ -66,15 +62,11 @@ class Sharded : public Strategy {
   }
   std::string describe(int64_t parameters) const override {
     const double p = static_cast<double>(parameters), f = options_.shard->size();
-    std::string formula = "16 P / F, and unsharded units";
-    double bytes = 16 * p / f;
-    if (options_.sharding == Sharding::kZero1) {
-      formula = "(8 + 8 / F) P";
-      bytes = (8 + 8 / f) * p;
-    } else if (options_.sharding == Sharding::kZero2) {
-      formula = "(4 + 12 / F) P";
-      bytes = (4 + 12 / f) * p;
-    }
+    const auto [formula, bytes] = options_.sharding == Sharding::kZero1
+                                      ? std::pair("(8 + 8 / F) P", (8 + 8 / f) * p)
+                                  : options_.sharding == Sharding::kZero2
+                                      ? std::pair("(4 + 12 / F) P", (4 + 12 / f) * p)
+                                      : std::pair("16 P / F, and unsharded units", 16 * p / f);
     return fmt::format("{} on {} ranks, F = {}: {} = {} on each", name_, data_size(),
                        options_.shard->size(), formula, megabytes(bytes));
   }
@@ -87,20 +79,28 @@ class Sharded : public Strategy {
   std::unique_ptr<FullySharded> fsdp_;
 };
 
+int64_t sum(const std::vector<int64_t>& elements) {
+  return std::accumulate(elements.begin(), elements.end(), int64_t{0});
+}
+
 /// Elements of a unit, the root's number being -1, padded.
 int64_t unit_elements(const ModelLayout& layout, int unit, int shard) {
   return padded(unit < 0 ? layout.root() : layout.units[unit], shard);
+}
+std::vector<int64_t> elements_of(const ModelLayout& layout, const std::vector<int>& units,
+                                 int shard) {
+  std::vector<int64_t> elements;
+  for (int unit : units) elements.push_back(unit_elements(layout, unit, shard));
+  return elements;
 }
 
 /// The units of a step's backward pass, in the order in which their gradients are complete: the
 /// root last.
 std::vector<int64_t> reduced_units(const ModelLayout& layout, int shard) {
-  std::vector<int64_t> units;
-  for (auto unit = layout.units.rbegin(); unit != layout.units.rend(); ++unit) {
-    units.push_back(padded(*unit, shard));
-  }
-  if (layout.root() > 0) units.push_back(padded(layout.root(), shard));
-  return units;
+  std::vector<int> order(layout.units.size());
+  std::iota(order.rbegin(), order.rend(), 0);
+  if (layout.root() > 0) order.push_back(-1);
+  return elements_of(layout, order, shard);
 }
 
 /// Two units' gradients are on their way at a time, with the parts that they are summed into.
@@ -124,16 +124,7 @@ int64_t peak_of_gradients(const ModelLayout& layout, const std::vector<int64_t>&
     peak = std::max(peak, parts + whole);
     if (i >= 1) parts += units[i - 1] / shard;
   }
-  return std::max(peak, std::accumulate(units.begin(), units.end(), int64_t{0}) / shard);
-}
-
-/// Elements of the units in the order of unsharding, padded.
-std::vector<int64_t> unsharded_units(const ModelLayout& layout, int shard) {
-  std::vector<int64_t> elements;
-  for (int unit : unshard_order(layout)) {
-    elements.push_back(unit_elements(layout, unit, shard));
-  }
-  return elements;
+  return std::max(peak, sum(units) / shard);
 }
 
 std::string unit_name(int unit) { return unit < 0 ? "root" : fmt::format("unit {}", unit); }
@@ -245,10 +236,6 @@ int largest_proper_divisor(int ranks) {
   return 1;
 }
 
-int64_t sum(const std::vector<int64_t>& elements) {
-  return std::accumulate(elements.begin(), elements.end(), int64_t{0});
-}
-
 class ShardedKind : public StrategyKind {
  public:
   explicit ShardedKind(Sharding sharding) : sharding_(sharding) {}
@@ -277,7 +264,8 @@ class ShardedKind : public StrategyKind {
         (is_cut() ? peak_of_gradients(layout, units, sharing.shard) : layout.parameters);
     if (!is_full()) return bytes;
     // Two units at hand and the next on its way.
-    const std::vector<int64_t> unsharded = unsharded_units(layout, sharing.shard);
+    const std::vector<int64_t> unsharded =
+        elements_of(layout, unshard_order(layout), sharing.shard);
     int64_t peak = 0;
     for (size_t i = 0; i < unsharded.size(); ++i) {
       int64_t three = 0;
@@ -329,7 +317,8 @@ class ShardedKind : public StrategyKind {
     for (int64_t unit : units) {
       parts += sent_by_all_reduce(unit / f, sharing.replicas, sharing.replica_index(step.rank));
     }
-    const std::vector<int64_t> unsharded = is_full() ? unsharded_units(layout, f) : units;
+    const std::vector<int64_t> unsharded =
+        is_full() ? elements_of(layout, unshard_order(layout), f) : units;
     return kElementBytes * (sent_by_others(units) + sent_by_others(unsharded) + parts);
   }
 
@@ -354,6 +343,7 @@ class ShardedKind : public StrategyKind {
     return ShardedStep(sharding_, ranks.at(0), sharing, seconds, step.images).run();
   }
   std::optional<StrategyOptions> planned(const PlanChoice&) const override {
+    if (name == "zero3") return {};  // fsdp under the name of the paper
     return StrategyOptions{.name = name};
   }
 
@@ -363,13 +353,6 @@ class ShardedKind : public StrategyKind {
   bool is_cut() const { return sharding_ != Sharding::kZero1; }
 
   const Sharding sharding_;
-};
-
-/// fsdp under the name of the paper.
-class Zero3Kind : public ShardedKind {
- public:
-  Zero3Kind() : ShardedKind(Sharding::kFullShard) {}
-  std::optional<StrategyOptions> planned(const PlanChoice&) const override { return std::nullopt; }
 };
 
 /// fsdp inside of groups, each of which holds a copy.
@@ -403,7 +386,7 @@ namespace kinds {
 std::unique_ptr<StrategyKind> fsdp() { return std::make_unique<ShardedKind>(Sharding::kFullShard); }
 std::unique_ptr<StrategyKind> zero1() { return std::make_unique<ShardedKind>(Sharding::kZero1); }
 std::unique_ptr<StrategyKind> zero2() { return std::make_unique<ShardedKind>(Sharding::kZero2); }
-std::unique_ptr<StrategyKind> zero3() { return std::make_unique<Zero3Kind>(); }
+std::unique_ptr<StrategyKind> zero3() { return fsdp(); }
 std::unique_ptr<StrategyKind> hsdp() { return std::make_unique<HsdpKind>(); }
 
 }  // namespace kinds

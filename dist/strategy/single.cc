@@ -1,7 +1,6 @@
 #include <fmt/format.h>
 
 #include "dist/strategy/strategies.h"
-#include "dist/strategy/whole_copy.h"
 #include "optim/clip.h"
 
 namespace weft::dist {
@@ -10,7 +9,6 @@ namespace {
 class Single : public Strategy {
  public:
   void wrap(nn::Module&, const ModelStructure&) override {}
-  ExactSum squares(const Tensors& parameters) override { return own_squares(parameters); }
   double grad_norm(const Tensors& parameters) override { return optim::grad_norm(parameters); }
   std::string describe(int64_t parameters) const override {
     return fmt::format("single: 16 P = {}", megabytes(16.0 * static_cast<double>(parameters)));

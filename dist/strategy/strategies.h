@@ -24,9 +24,24 @@ std::unique_ptr<Strategy> make_ddp(CommunicatorPtr data,
 /// fsdp, zero1-3, hsdp. Gradients are summed.
 std::unique_ptr<Strategy> make_sharded(const std::string& name, const FsdpOptions& options);
 
+/// What strategies cost whose ranks each have a whole copy of what they work on: of the model, of
+/// their parts of its layers, of a stage.
+class WholeCopy : public StrategyKind {
+ public:
+  /// 4 P parameters, 4 P gradients of each thread, 8 P of the optimizer.
+  StateBytes state_bytes(const ModelLayout& layout, const Sharing& sharing) const override;
+  int64_t peak_bytes(const ModelLayout& layout, const Sharing& sharing,
+                     int64_t activations) const override;
+  int64_t sent_bytes(const ModelLayout&, const Sharing&, const StepShape&) const override {
+    return 0;
+  }
+  /// With copies, ddp's buckets leave when their gradients are complete, one after another.
+  Timeline timeline(const std::vector<RankWork>& ranks, const Sharing& sharing,
+                    const GroupSeconds& seconds, const StepShape& step) const override;
+  std::optional<StrategyOptions> planned(const PlanChoice&) const override { return std::nullopt; }
+};
+
 /// "12.3 MB"
 std::string megabytes(double bytes);
-/// Of the gradients that this rank has.
-ExactSum own_squares(const Tensors& parameters);
 
 }  // namespace weft::dist

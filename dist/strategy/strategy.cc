@@ -6,13 +6,12 @@
 
 #include "autograd/backward.h"
 #include "dist/strategy/strategies.h"
-#include "optim/optimizer_state.h"
 
 namespace weft::dist {
 
 std::string megabytes(double bytes) { return fmt::format("{:.1f} MB", bytes / 1e6); }
 
-ExactSum own_squares(const Tensors& parameters) {
+ExactSum Strategy::squares(const Tensors& parameters) {
   ExactSum sum;
   for (const Tensor& p : parameters) {
     if (p.grad().defined()) add_squares(sum, p.grad());
@@ -37,15 +36,6 @@ Tensor Strategy::predicted(const Tensor& logits) {
 
 double Strategy::grad_norm(const Tensors& parameters) {
   return std::sqrt(squares(parameters).value());
-}
-
-optim::OptimizerState Strategy::optimizer_state(const optim::Optimizer& optimizer) {
-  return optimizer.state_dict();
-}
-
-void Strategy::load_optimizer_state(optim::Optimizer& optimizer,
-                                    const optim::OptimizerState& state) {
-  optimizer.load_state_dict(state);
 }
 
 }  // namespace weft::dist

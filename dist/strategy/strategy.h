@@ -3,16 +3,13 @@
 //   auto strategy = make_strategy({.name = "fsdp"}, world);
 //   strategy->wrap(model, policy);
 //   optim::AdamW optimizer(strategy->groups(model.named_parameters()), {...});
-//   Tensor logits = strategy->forward(model, images);
-//   backward(loss);  optimizer.step(...);  strategy->after_step();
-//
-// or, where a strategy has an order of its own for the micro-batches of a step, as a pipeline has,
-//
-//   strategy->run(model, micro_batches);  optimizer.step(...);  strategy->after_step();
+//   strategy->run(model, micro_batches);          // or, where no order of their own is needed,
+//   backward(loss(strategy->forward(model, images)));
+//   optimizer.step(...);  strategy->after_step();
 //
 // Gradients are sums over the data ranks: the program weights each rank's loss with its share of
-// the samples (or with 1 / ranks). States are whole, as on one rank, so that a checkpoint can be
-// read by any number of ranks under any strategy. Every rank calls everything, in one order.
+// the samples. States are whole, so that a checkpoint can be read by any number of ranks under any
+// strategy. Every rank calls everything, in one order.
 #pragma once
 
 #include <memory>
@@ -26,6 +23,7 @@
 #include "nn/module.h"
 #include "nn/structure.h"
 #include "optim/optimizer.h"
+#include "optim/optimizer_state.h"
 
 namespace weft::dist {
 
@@ -60,19 +58,24 @@ class Strategy {
   virtual void run(nn::Module& module, const MicroBatches& batches);
   /// While the result lives, gradients stay on their rank and add up.
   virtual std::shared_ptr<void> no_sync() { return nullptr; }
-  /// The squares of these parameters' gradients, those of other ranks included, each once.
-  virtual ExactSum squares(const Tensors& parameters) = 0;
+  /// The squares of these parameters' gradients, those of other ranks included, each once; by
+  /// default of the gradients that this rank has.
+  virtual ExactSum squares(const Tensors& parameters);
   virtual double grad_norm(const Tensors& parameters);
   virtual void after_step() {}
 
   /// Whole states; on rank 0, elsewhere possibly empty.
   virtual NamedTensors model_state(nn::Module& module) { return module.state_dict(); }
-  virtual optim::OptimizerState optimizer_state(const optim::Optimizer& optimizer);
+  virtual optim::OptimizerState optimizer_state(const optim::Optimizer& optimizer) {
+    return optimizer.state_dict();
+  }
   virtual void load_model_state(nn::Module& module, const NamedTensors& state) {
     module.load_state_dict(state);
   }
   virtual void load_optimizer_state(optim::Optimizer& optimizer,
-                                    const optim::OptimizerState& state);
+                                    const optim::OptimizerState& state) {
+    optimizer.load_state_dict(state);
+  }
   /// Elements of the buckets or units in which gradients travel, their padding included.
   virtual int64_t padded_elements() const { return 0; }
   /// "fsdp on 4 ranks: 4P/N parameters, ..." with the bytes of a model of P parameters under Adam.

@@ -1,8 +1,8 @@
-#include "dist/strategy/whole_copy.h"
-
 #include <fmt/format.h>
 
 #include <algorithm>
+
+#include "dist/strategy/strategies.h"
 
 namespace weft::dist {
 

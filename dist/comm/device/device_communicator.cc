@@ -1,27 +1,20 @@
 #include "dist/comm/device/device_communicator.h"
 
+#include <bit>
+#include <span>
+
 #include "autograd/ops.h"
 #include "core/tensor.h"
 
 namespace weft::dist {
 namespace {
 
-Tensor combine(ReduceOp op, const Tensor& a, const Tensor& b) {
-  switch (op) {
-    case ReduceOp::kMax:
-      return ops::maximum(a, b);
-    case ReduceOp::kMin:
-      return ops::minimum(a, b);
-    default:
-      return ops::add(a, b);
-  }
-}
-
-Tensor tree(ReduceOp op, const std::vector<Tensor>& inputs, size_t low, size_t high) {
-  if (high - low == 1) return inputs[low];
-  size_t half = 1;
-  while (2 * half < high - low) half *= 2;
-  return combine(op, tree(op, inputs, low, low + half), tree(op, inputs, low + half, high));
+Tensor tree(ReduceOp op, std::span<const Tensor> inputs) {
+  if (inputs.size() == 1) return inputs[0];
+  const size_t half = std::bit_floor(inputs.size() - 1);
+  const Tensor a = tree(op, inputs.first(half)), b = tree(op, inputs.subspan(half));
+  if (op == ReduceOp::kMax) return ops::maximum(a, b);
+  return op == ReduceOp::kMin ? ops::minimum(a, b) : ops::add(a, b);
 }
 
 }  // namespace
@@ -69,7 +62,7 @@ Tensor reduce_tree_on_device(ReduceOp op, const std::vector<Tensor>& inputs) {
   const bool is_narrow = dtype == DType::f16 || dtype == DType::bf16;
   std::vector<Tensor> wide;
   for (const Tensor& x : inputs) wide.push_back(is_narrow ? ops::cast(x, DType::f32) : x);
-  Tensor result = tree(op, wide, 0, wide.size());
+  Tensor result = tree(op, wide);
   if (op == ReduceOp::kMean) {
     const Tensor ranks = Tensor::full({1}, static_cast<double>(inputs.size()), result.dtype());
     result = ops::div(result, ops::to(ranks, result.device()));

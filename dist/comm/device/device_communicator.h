@@ -1,12 +1,10 @@
 // Collectives for ranks that compute on a CUDA device: what NCCL (nccl.h) and its stand-in
-// (staged.h) share.
+// (staged.cc) share.
 //
-// Tensors on the device go to the engine, tensors on the CPU and barriers to the host communicator
-// that it stands on: strategies agree on shapes, flags and norms there. That is also how the ranks
-// of an engine find each other, and how they learn that one has gone. A device collective is
-// ordered by the stream that is current where it is called, behind what was submitted before;
-// wait() puts the stream that is current there behind it, and does not block the thread unless an
-// engine says so.
+// Tensors on the device go to the engine; tensors on the CPU and barriers to the host communicator
+// that it stands on, by which the ranks also find each other and learn that one has gone. A device
+// collective is ordered by the stream that is current where it is called, and wait() puts the
+// stream that is current there behind it, without blocking the thread unless an engine says so.
 #pragma once
 
 #include "dist/comm/communicator.h"

@@ -50,19 +50,10 @@ Nccl& nccl() {
   return the_library;
 }
 
-Clock::time_point after(double seconds) {
-  return Clock::now() +
-         std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
-}
-
-struct Counters {
-  std::atomic<int64_t> sent{0}, messages{0};
-};
-
 class NcclCommunicator : public DeviceCommunicator {
  public:
   NcclCommunicator(CommunicatorPtr host, Device device, const NcclOptions& options,
-                   std::shared_ptr<Counters> family)
+                   std::shared_ptr<TrafficCounters> family)
       : DeviceCommunicator(std::move(host), device),
         options_(options),
         family_(std::move(family)),
@@ -108,8 +99,7 @@ class NcclCommunicator : public DeviceCommunicator {
     {
       std::lock_guard lock(mutex_);
       if (failure_) {
-        item->failure = failure_;
-        item->done = true;
+        item->finish(failure_);
         return Work(item);
       }
     }
@@ -130,8 +120,7 @@ class NcclCommunicator : public DeviceCommunicator {
     } catch (const Error& error) {
       fail(fmt::format("rank {} of {}: {}: {}", rank(), name(), item->what, error.what()));
       std::lock_guard lock(mutex_);
-      item->failure = failure_;
-      item->done = true;
+      item->finish(failure_);
       return Work(item);
     }
     if (operation.collective != Collective::kSend) operation.out.bump_version();
@@ -153,11 +142,6 @@ class NcclCommunicator : public DeviceCommunicator {
     std::string what;
     uint64_t ticket = 0;
     Clock::time_point deadline;
-  };
-  struct Message {
-    int peer;
-    void* data;
-    size_t bytes;
   };
 
   // --- Coming together and parting.
@@ -261,9 +245,8 @@ class NcclCommunicator : public DeviceCommunicator {
       while (!pending_.empty() && (is_done || failure_)) {
         const std::shared_ptr<Item> ended = pending_.front();
         pending_.pop_front();
-        ended->failure = failure_;
         recorder().finished(ended->ticket, !failure_);
-        ended->done.store(true, std::memory_order_release);
+        ended->finish(failure_);
         if (!failure_) break;
       }
       if (pending_.empty()) idle_.notify_all();
@@ -283,18 +266,18 @@ class NcclCommunicator : public DeviceCommunicator {
 
   // --- The collectives, on stream_.
 
-  void exchange(const std::vector<Message>& sends, const std::vector<Message>& receives,
-                Clock::time_point deadline) {
+  void exchange(const Round& round, Clock::time_point deadline) {
+    if (round.sends.empty() && round.receives.empty()) return;
     const auto stream = static_cast<cudaStream_t>(stream_.handle());
     check(nccl().ncclGroupStart(), "ncclGroupStart");
-    for (const Message& m : sends) {
+    for (const Message& m : round.sends) {
       nccl().ncclSend(m.data, m.bytes, ncclInt8, m.peer, comm_, stream);
-      for (Counters* counters : {&own_, family_.get()}) {
+      for (TrafficCounters* counters : {&own_, family_.get()}) {
         counters->sent += static_cast<int64_t>(m.bytes);
         ++counters->messages;
       }
     }
-    for (const Message& m : receives) {
+    for (const Message& m : round.receives) {
       nccl().ncclRecv(m.data, m.bytes, ncclInt8, m.peer, comm_, stream);
     }
     const ncclResult_t ended = nccl().ncclGroupEnd();
@@ -302,7 +285,11 @@ class NcclCommunicator : public DeviceCommunicator {
     check(settle(deadline), "NCCL");
   }
 
-  static std::byte* bytes_of(const Tensor& x) { return static_cast<std::byte*>(x.raw()); }
+  static Tensor flat(const Tensor& x) { return view::reshape(x, {x.numel()}); }
+  /// This rank's part of a tensor that o.counts cut.
+  Tensor own_part(const Operation& o, const Tensor& whole) const {
+    return view::narrow(flat(whole), 0, o.begin(rank()), o.counts[rank()]);
+  }
 
   static void copy(const Tensor& to, const Tensor& from) {
     const NoGrad guard;
@@ -311,25 +298,17 @@ class NcclCommunicator : public DeviceCommunicator {
     ops::copy_(target, from);
   }
 
-  std::vector<int64_t> begins(const std::vector<int64_t>& counts) const {
-    std::vector<int64_t> begin(counts.size() + 1, 0);
-    for (size_t r = 0; r < counts.size(); ++r) begin[r + 1] = begin[r] + counts[r];
-    return begin;
-  }
-
   void run(const Operation& o, Clock::time_point deadline) {
     switch (o.collective) {
       case Collective::kAllReduce: {
-        const Tensor flat = view::reshape(o.out, {o.out.numel()});
-        const Tensor part = view::narrow(flat, 0, begins(o.counts)[rank()], o.counts[rank()]);
-        scatter_sums(o, flat, part, deadline);
+        const Tensor part = own_part(o, o.out);
+        scatter_sums(o, part, deadline);
         return gather(o, part, deadline);
       }
       case Collective::kReduceScatter:
-        return scatter_sums(o, view::reshape(o.in, {o.in.numel()}),
-                            view::reshape(o.out, {o.out.numel()}), deadline);
+        return scatter_sums(o, flat(o.out), deadline);
       case Collective::kAllGather:
-        return gather(o, view::reshape(o.in, {o.in.numel()}), deadline);
+        return gather(o, flat(o.in), deadline);
       case Collective::kBroadcast: {
         if (o.out.nbytes() == 0) return;
         const ncclResult_t result =
@@ -338,85 +317,51 @@ class NcclCommunicator : public DeviceCommunicator {
         check(result == ncclInProgress ? ncclSuccess : result, "ncclBroadcast");
         return check(settle(deadline), "ncclBroadcast");
       }
-      case Collective::kAllToAll: {
-        const int64_t count = o.counts[0];
-        const Tensor in = view::reshape(o.in, {o.in.numel()});
-        const Tensor out = view::reshape(o.out, {o.out.numel()});
-        std::vector<Message> sends, receives;
-        for (int r = 0; r < size() && count > 0; ++r) {
-          const Tensor from = view::narrow(in, 0, r * count, count);
-          const Tensor to = view::narrow(out, 0, r * count, count);
-          if (r == rank()) {
-            copy(to, from);
-          } else {
-            sends.push_back({r, from.raw(), from.nbytes()});
-            receives.push_back({r, to.raw(), to.nbytes()});
-          }
-        }
-        if (!sends.empty()) exchange(sends, receives, deadline);
-        return;
-      }
+      case Collective::kAllToAll:
+        copy(own_part(o, o.out), own_part(o, o.in));
+        return exchange(all_to_all_round(o, rank()), deadline);
       case Collective::kSend:
-        return exchange({{o.peer, o.in.raw(), o.in.nbytes()}}, {}, deadline);
+        return exchange({.sends = {{o.peer, o.in.raw(), o.in.nbytes()}}}, deadline);
       case Collective::kRecv:
-        return exchange({}, {{o.peer, o.out.raw(), o.out.nbytes()}}, deadline);
+        return exchange({.receives = {{o.peer, o.out.raw(), o.out.nbytes()}}}, deadline);
       case Collective::kBarrier:
         WEFT_FAIL("a barrier is the host's");
     }
   }
 
-  /// Each part of `in` to the rank that keeps it; this rank's, reduced, to `out`.
-  void scatter_sums(const Operation& o, const Tensor& in, const Tensor& out,
-                    Clock::time_point deadline) {
-    const auto item = static_cast<int64_t>(in.itemsize());
-    const int64_t segment = std::max<int64_t>(1, options_.segment_bytes / item);
-    const std::vector<int64_t> begin = begins(o.counts);
-    const int64_t longest = *std::max_element(o.counts.begin(), o.counts.end());
+  /// Each part of o.in to the rank that keeps it; this rank's, reduced, to `out`.
+  void scatter_sums(const Operation& o, const Tensor& out, Clock::time_point deadline) {
+    const int64_t segment =
+        std::max<int64_t>(1, options_.segment_bytes / static_cast<int64_t>(o.in.itemsize()));
+    const int64_t longest = *std::ranges::max_element(o.counts);
     for (int64_t first = 0; first < longest; first += segment) {
       const int64_t own = std::clamp<int64_t>(o.counts[rank()] - first, 0, segment);
       std::vector<Tensor> parts(size());
-      std::vector<Message> sends, receives;
+      std::vector<void*> into(size());
       for (int r = 0; r < size(); ++r) {
-        const int64_t theirs = std::clamp<int64_t>(o.counts[r] - first, 0, segment);
         if (r == rank()) {
-          parts[r] = view::narrow(in, 0, begin[r] + std::min(first, o.counts[r]), own);
-          continue;
+          parts[r] = view::narrow(own_part(o, o.in), 0, std::min(first, o.counts[r]), own);
+        } else {
+          parts[r] = Tensor::empty({own}, o.in.dtype(), device());
+          into[r] = parts[r].raw();
         }
-        if (theirs > 0) {
-          sends.push_back(
-              {r, bytes_of(in) + (begin[r] + first) * item, static_cast<size_t>(theirs * item)});
-        }
-        parts[r] = Tensor::empty({own}, in.dtype(), device());
-        if (own > 0) receives.push_back({r, parts[r].raw(), parts[r].nbytes()});
       }
-      if (!sends.empty() || !receives.empty()) exchange(sends, receives, deadline);
+      exchange(scatter_round(o, rank(), first, segment, into), deadline);
       if (own > 0) copy(view::narrow(out, 0, first, own), reduce_tree_on_device(o.op, parts));
     }
   }
 
   /// Every rank's part to its place in o.out; `mine` is this rank's.
   void gather(const Operation& o, const Tensor& mine, Clock::time_point deadline) {
-    const auto item = static_cast<int64_t>(o.out.itemsize());
-    const std::vector<int64_t> begin = begins(o.counts);
-    const Tensor flat = view::reshape(o.out, {o.out.numel()});
-    copy(view::narrow(flat, 0, begin[rank()], o.counts[rank()]), mine);
-    std::vector<Message> sends, receives;
-    for (int k = 1; k < size(); ++k) {
-      const int to = (rank() + k) % size(), from = (rank() + size() - k) % size();
-      if (mine.numel() > 0) sends.push_back({to, mine.raw(), mine.nbytes()});
-      if (o.counts[from] > 0) {
-        receives.push_back({from, bytes_of(flat) + begin[from] * item,
-                            static_cast<size_t>(o.counts[from] * item)});
-      }
-    }
-    if (!sends.empty() || !receives.empty()) exchange(sends, receives, deadline);
+    copy(own_part(o, o.out), mine);
+    exchange(gather_round(o, rank(), message(rank(), mine, 0, mine.numel())), deadline);
   }
 
   static constexpr double kFarewell = 10;  // seconds
 
   const NcclOptions options_;
-  const std::shared_ptr<Counters> family_;
-  Counters own_;
+  const std::shared_ptr<TrafficCounters> family_;
+  TrafficCounters own_;
   const Stream stream_;
   std::atomic<ncclComm_t> comm_{nullptr};
 
@@ -441,7 +386,7 @@ CommunicatorPtr make_nccl_communicator(CommunicatorPtr host, Device device,
   const std::string problem = nccl_problem();
   WEFT_CHECK(problem.empty(), "NCCL cannot be used: {}", problem);
   return std::make_shared<NcclCommunicator>(std::move(host), device, options,
-                                            std::make_shared<Counters>());
+                                            std::make_shared<TrafficCounters>());
 }
 
 }  // namespace weft::dist

@@ -3,14 +3,12 @@
 #include <fmt/core.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <cstdlib>
 #include <functional>
 #include <string>
 
 #include "core/runtime.h"
 #include "dist/comm/device/nccl.h"
-#include "dist/comm/device/staged.h"
 
 namespace weft::dist {
 namespace {

@@ -1,11 +1,11 @@
-#include "dist/comm/device/staged.h"
-
 #include <algorithm>
 #include <deque>
 #include <mutex>
 
 #include "core/runtime.h"
 #include "core/transfer.h"
+#include "dist/comm/device/device_communicator.h"
+#include "dist/comm/device/on_device.h"
 
 namespace weft::dist {
 namespace {
@@ -60,10 +60,10 @@ class Queue {
         item->operation.out.bump_version();
       }
     } catch (...) {
-      item->failure = failure_ = std::current_exception();
+      failure_ = std::current_exception();
     }
     item->operation = item->staged = {};
-    item->done = true;
+    item->finish(failure_);
   }
 
   std::mutex mutex_;

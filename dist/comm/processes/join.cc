@@ -30,8 +30,6 @@ int number(const char* name, int low, int high) {
 
 bool has_torchrun_variables() { return variable("RANK") && variable("WORLD_SIZE"); }
 
-int world_size() { return number("WORLD_SIZE", 1, 1 << 20); }
-
 std::shared_ptr<Store> environment_store(int rank, double timeout) {
   if (const char* directory = variable("WEFT_STORE")) return make_file_store(directory, timeout);
   const char* host = variable("MASTER_ADDR");
@@ -52,7 +50,7 @@ CommunicatorPtr join_world(const HostOptions& options) {
   if (is_mpi_rank()) return make_mpi_world({.host = options});
   WEFT_CHECK(has_torchrun_variables(),
              "this process is no rank: neither mpirun nor torchrun's RANK and WORLD_SIZE");
-  const int size = world_size(), rank = number("RANK", 0, size - 1);
+  const int size = number("WORLD_SIZE", 1, 1 << 20), rank = number("RANK", 0, size - 1);
   if (!std::getenv("OMP_NUM_THREADS")) {
     set_num_threads(std::max(1, omp_get_num_procs() / local_size()));
   }

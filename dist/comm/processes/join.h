@@ -3,14 +3,12 @@
 //   if (dist::is_rank()) world = dist::join_world();   // else this program may start ranks itself
 //
 // A process is a rank when mpirun or srun has started it (mpi.h), or when torchrun or anybody else
-// has set torchrun's variables:
+// has set torchrun's variables; ranks of the latter kind talk over TCP (tcp.h).
 //
 //   RANK, WORLD_SIZE          this rank of so many
 //   MASTER_ADDR, MASTER_PORT  where rank 0 serves the store through which the ranks find each other
 //   LOCAL_RANK, LOCAL_WORLD_SIZE  this rank among those of its host; 0 of 1 when left out
 //   WEFT_STORE=DIRECTORY      a file store instead of rank 0's: an empty directory that all share
-//
-// Ranks of the latter kind need no MPI: they talk over TCP (tcp.h).
 #pragma once
 
 #include "dist/comm/host_communicator.h"

@@ -2,10 +2,8 @@
 //
 //   std::vector<std::string> words = mpirun_command({.ranks = 4});   // "mpirun", "-n", "4", ...
 //
-// What mpirun must be told to work everywhere: as root, in containers (no cross-memory attach),
-// with more ranks than cores (no binding, waiting ranks yield). When a rank fails, mpirun sends
-// SIGTERM to the others and SIGKILL three seconds later: in between they find out who is missing,
-// say in which collective, and end (mpi.h), or save what they have, as training does.
+// When a rank fails, mpirun sends SIGTERM to the others and SIGKILL three seconds later: in between
+// they find out who is missing, say in which collective, and end (mpi.h), or save what they have.
 #pragma once
 
 #include <csignal>
@@ -23,7 +21,9 @@ struct LaunchOptions {
   int stop_signal = SIGTERM;
 };
 
-/// The words to put in front of a program and its arguments. Throws Error when there is no mpirun.
+/// The words to put in front of a program and its arguments: what mpirun must be told to work as
+/// root, in containers (no cross-memory attach), and with more ranks than cores (no binding,
+/// waiting ranks yield). Throws Error when there is no mpirun.
 std::vector<std::string> mpirun_command(const LaunchOptions& options);
 
 /// Runs `command` as ranks and returns the exit code: the first that is not 0, 128 + the number of

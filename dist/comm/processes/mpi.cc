@@ -91,7 +91,7 @@ class MpiTransport : public Transport {
   }
 
  protected:
-  std::unique_ptr<Transport> make_group(const std::vector<int>& ranks) override {
+  std::unique_ptr<Transport> make_group(const std::vector<int>& ranks, int place) override {
     MPI_Group all, some;
     MPI_Comm comm;
     check(MPI_Comm_group(comm_, &all), "MPI_Comm_group");
@@ -100,41 +100,32 @@ class MpiTransport : public Transport {
     check(MPI_Comm_create_group(comm_, some, 0, &comm), "MPI_Comm_create_group");
     MPI_Group_free(&all);
     MPI_Group_free(&some);
-    const auto place = std::find(ranks.begin(), ranks.end(), rank());
-    return std::make_unique<MpiTransport>(comm, static_cast<int>(place - ranks.begin()),
-                                          static_cast<int>(ranks.size()), largest_message_);
+    return std::make_unique<MpiTransport>(comm, place, static_cast<int>(ranks.size()),
+                                          largest_message_);
   }
 
   void do_exchange(std::span<const Message> sends, std::span<const Message> receives,
                    Clock::time_point deadline) override {
     std::vector<MPI_Request> requests;
-    std::vector<int> peers;
-    const auto post = [&](const Message& message, auto&& begin) {
+    std::vector<int> peers, bytes;  // of each request
+    const auto post = [&](const Message& message, auto begin, const char* name) {
       size_t offset = 0;
       do {
-        const size_t piece = std::min(largest_message_, message.bytes - offset);
+        const auto piece = static_cast<int>(std::min(largest_message_, message.bytes - offset));
         requests.push_back(MPI_REQUEST_NULL);
         peers.push_back(message.peer);
-        begin(static_cast<char*>(message.data) + offset, static_cast<int>(piece), message.peer,
-              &requests.back());
-        offset += piece;
+        check(begin(static_cast<char*>(message.data) + offset, piece, MPI_BYTE, message.peer, kTag,
+                    comm_, &requests.back()),
+              name);
+        bytes.push_back(piece);
+        offset += static_cast<size_t>(piece);
       } while (offset < message.bytes);
     };
-    constexpr int kTag = 1;
-    for (const Message& message : receives) {
-      post(message, [&](void* data, int bytes, int peer, MPI_Request* request) {
-        check(MPI_Irecv(data, bytes, MPI_BYTE, peer, kTag, comm_, request), "MPI_Irecv");
-        expected_.push_back(bytes);
-      });
-    }
-    for (const Message& message : sends) {
-      post(message, [&](void* data, int bytes, int peer, MPI_Request* request) {
-        check(MPI_Isend(data, bytes, MPI_BYTE, peer, kTag, comm_, request), "MPI_Isend");
-      });
-    }
-    const std::vector<int> expected = std::move(expected_);
-    expected_.clear();
-    wait(requests, peers, expected, deadline);
+    for (const Message& message : receives) post(message, MPI_Irecv, "MPI_Irecv");
+    const size_t received = requests.size();
+    for (const Message& message : sends) post(message, MPI_Isend, "MPI_Isend");
+    bytes.resize(received);
+    wait(requests, peers, bytes, deadline);
   }
 
  private:
@@ -225,6 +216,7 @@ class MpiTransport : public Transport {
     }
   }
 
+  static constexpr int kTag = 1;
   static constexpr int kYields = 50;
   static constexpr std::chrono::microseconds kNap{50};
   static constexpr std::chrono::milliseconds kLookInterval{50};
@@ -232,7 +224,6 @@ class MpiTransport : public Transport {
   const MPI_Comm comm_;
   const size_t largest_message_;
   std::vector<RankStatus*> statuses_;
-  std::vector<int> expected_;
 };
 
 }  // namespace
@@ -258,14 +249,9 @@ CommunicatorPtr make_mpi_world(const MpiOptions& options) {
   if (!std::getenv("OMP_NUM_THREADS")) {
     set_num_threads(std::max(1, omp_get_num_procs() / std::max(1, mpi_local_size())));
   }
-  std::unique_ptr<Transport> transport =
-      std::make_unique<MpiTransport>(comm, rank, size, options.largest_message);
-  if (options.latency_seconds > 0 || options.bytes_per_second > 0) {
-    transport = slowed(std::move(transport), options.latency_seconds,
-                       options.bytes_per_second > 0 ? options.bytes_per_second : 1e30);
-  }
-  return make_host_communicator("world", std::move(transport), options.host,
-                                std::make_shared<FlightRecorder>(rank));
+  return make_host_communicator(
+      "world", std::make_unique<MpiTransport>(comm, rank, size, options.largest_message),
+      options.host, std::make_shared<FlightRecorder>(rank));
 }
 
 }  // namespace weft::dist

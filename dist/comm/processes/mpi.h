@@ -1,15 +1,13 @@
-// Ranks as processes, over MPI: launch, rendezvous and collectives on CPUs.
-//
-// MPI moves bytes only: the collectives, their order of summation and their deadlines are Weft's
-// (host_communicator.h), so that they agree with the other engines bit for bit. Open MPI makes no
-// progress by itself: the communicator's thread polls, and sleeps between polls, since ranks may
-// outnumber cores. Messages are cut into pieces of at most 2^28 bytes, MPI's counts being int.
+// Ranks as processes, over MPI, which moves bytes only: the collectives, their order of summation
+// and their deadlines are those of host_communicator.h. Open MPI makes no progress by itself: the
+// communicator's thread polls, and sleeps between polls, since ranks may outnumber cores. Messages
+// are cut into pieces of at most 2^28 bytes, MPI's counts being int.
 //
 // SIGTERM, which mpirun sends to the ranks that are left when one has failed, ends a rank at its
 // next collective, or three seconds later; unless the program handles that signal itself.
 //
-// MPI is initialised at the first world and finalised when the program ends; after an error it is
-// not, because finalising waits for the other ranks.
+// MPI is finalised when the program ends; after an error it is not, because finalising waits for
+// the other ranks.
 #pragma once
 
 #include "dist/comm/host_communicator.h"
@@ -22,9 +20,6 @@ bool is_mpi_rank();
 struct MpiOptions {
   HostOptions host = HostOptions::from_environment();
   size_t largest_message = size_t{1} << 28;
-  // Of each exchange; 0: as fast as MPI. See slowed().
-  double latency_seconds = 0;
-  double bytes_per_second = 0;
 };
 
 /// The ranks of MPI_COMM_WORLD. Throws Error when MPI does not serve several threads. Sets the

@@ -1,7 +1,6 @@
 #include "dist/comm/processes/socket.h"
 
 #include <arpa/inet.h>
-#include <fmt/format.h>
 #include <netdb.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
@@ -33,6 +32,14 @@ int milliseconds_to(Socket::Clock::time_point deadline) {
   return static_cast<int>(std::clamp<int64_t>(left, 0, 1 << 30));
 }
 
+/// This side's.
+std::pair<sockaddr_storage, socklen_t> address_of(int descriptor) {
+  sockaddr_storage address = {};
+  socklen_t length = sizeof address;
+  ::getsockname(descriptor, reinterpret_cast<sockaddr*>(&address), &length);
+  return {address, length};
+}
+
 }  // namespace
 
 Socket::~Socket() {
@@ -46,20 +53,16 @@ Socket Socket::listen(int port) {
     if (socket.descriptor_ < 0) continue;
     const int on = 1, off = 0;
     ::setsockopt(socket.descriptor_, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
-    sockaddr_in6 six = {};
-    sockaddr_in four = {};
-    sockaddr* address = reinterpret_cast<sockaddr*>(&four);
-    socklen_t length = sizeof four;
-    four.sin_family = AF_INET;
-    four.sin_port = htons(static_cast<uint16_t>(port));
+    sockaddr_storage address = {};
+    address.ss_family = static_cast<sa_family_t>(family);
     if (family == AF_INET6) {
       ::setsockopt(socket.descriptor_, IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof off);
-      six.sin6_family = AF_INET6;
-      six.sin6_port = htons(static_cast<uint16_t>(port));
-      address = reinterpret_cast<sockaddr*>(&six);
-      length = sizeof six;
+      reinterpret_cast<sockaddr_in6&>(address).sin6_port = htons(static_cast<uint16_t>(port));
+    } else {
+      reinterpret_cast<sockaddr_in&>(address).sin_port = htons(static_cast<uint16_t>(port));
     }
-    if (::bind(socket.descriptor_, address, length) == 0 &&
+    const socklen_t length = family == AF_INET6 ? sizeof(sockaddr_in6) : sizeof(sockaddr_in);
+    if (::bind(socket.descriptor_, reinterpret_cast<sockaddr*>(&address), length) == 0 &&
         ::listen(socket.descriptor_, SOMAXCONN) == 0) {
       return socket;
     }
@@ -124,31 +127,32 @@ bool Socket::wait(short events, Clock::time_point deadline) const {
   }
 }
 
-void Socket::send(const void* data, size_t bytes, Clock::time_point deadline) const {
+/// Moves all of the bytes by calls of `step`, which moves some from an offset on.
+template <class Step>
+void Socket::move(size_t bytes, short events, Clock::time_point deadline, Step&& step) const {
   for (size_t done = 0; done < bytes;) {
-    const ssize_t n = ::send(descriptor_, static_cast<const char*>(data) + done, bytes - done,
-                             MSG_NOSIGNAL | MSG_DONTWAIT);
-    if (n > 0) {
-      done += static_cast<size_t>(n);
-      continue;
-    }
-    WEFT_CHECK(errno == EAGAIN || errno == EINTR, "the connection broke: {}", std::strerror(errno));
-    WEFT_CHECK(wait(POLLOUT, deadline), "the deadline has passed");
-  }
-}
-
-void Socket::receive(void* data, size_t bytes, Clock::time_point deadline) const {
-  for (size_t done = 0; done < bytes;) {
-    const ssize_t n =
-        ::recv(descriptor_, static_cast<char*>(data) + done, bytes - done, MSG_DONTWAIT);
+    const ssize_t n = step(done);
     if (n > 0) {
       done += static_cast<size_t>(n);
       continue;
     }
     WEFT_CHECK(n < 0, "the connection was closed");
     WEFT_CHECK(errno == EAGAIN || errno == EINTR, "the connection broke: {}", std::strerror(errno));
-    WEFT_CHECK(wait(POLLIN, deadline), "the deadline has passed");
+    WEFT_CHECK(wait(events, deadline), "the deadline has passed");
   }
+}
+
+void Socket::send(const void* data, size_t bytes, Clock::time_point deadline) const {
+  move(bytes, POLLOUT, deadline, [&](size_t done) {
+    return ::send(descriptor_, static_cast<const char*>(data) + done, bytes - done,
+                  MSG_NOSIGNAL | MSG_DONTWAIT);
+  });
+}
+
+void Socket::receive(void* data, size_t bytes, Clock::time_point deadline) const {
+  move(bytes, POLLIN, deadline, [&](size_t done) {
+    return ::recv(descriptor_, static_cast<char*>(data) + done, bytes - done, MSG_DONTWAIT);
+  });
 }
 
 void Socket::send_text(const std::string& text, Clock::time_point deadline) const {
@@ -168,19 +172,16 @@ std::string Socket::receive_text(Clock::time_point deadline) const {
 }
 
 int Socket::port() const {
-  sockaddr_storage address = {};
-  socklen_t length = sizeof address;
-  ::getsockname(descriptor_, reinterpret_cast<sockaddr*>(&address), &length);
-  return ntohs(address.ss_family == AF_INET6 ? reinterpret_cast<sockaddr_in6&>(address).sin6_port
-                                             : reinterpret_cast<sockaddr_in&>(address).sin_port);
+  const auto [address, length] = address_of(descriptor_);
+  return ntohs(address.ss_family == AF_INET6
+                   ? reinterpret_cast<const sockaddr_in6&>(address).sin6_port
+                   : reinterpret_cast<const sockaddr_in&>(address).sin_port);
 }
 
 std::string Socket::local_address() const {
-  sockaddr_storage address = {};
-  socklen_t length = sizeof address;
-  ::getsockname(descriptor_, reinterpret_cast<sockaddr*>(&address), &length);
+  const auto [address, length] = address_of(descriptor_);
   char text[INET6_ADDRSTRLEN] = {};
-  ::getnameinfo(reinterpret_cast<sockaddr*>(&address), length, text, sizeof text, nullptr, 0,
+  ::getnameinfo(reinterpret_cast<const sockaddr*>(&address), length, text, sizeof text, nullptr, 0,
                 NI_NUMERICHOST);
   return text;
 }

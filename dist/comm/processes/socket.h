@@ -46,6 +46,8 @@ class Socket {
  private:
   /// True when it can be read (or written) before the deadline.
   bool wait(short events, Clock::time_point deadline) const;
+  template <class Step>
+  void move(size_t bytes, short events, Clock::time_point deadline, Step&& step) const;
 
   int descriptor_ = -1;
 };

@@ -15,16 +15,12 @@
 
 #include "core/error.h"
 #include "dist/comm/processes/socket.h"
+#include "dist/comm/transport.h"
 
 namespace weft::dist {
 namespace {
 
 using Clock = Socket::Clock;
-
-Clock::time_point after(double seconds) {
-  return Clock::now() +
-         std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
-}
 
 /// Serves a table to whoever connects. A request is "s", key, value, or "g", key; the answer to the
 /// latter comes when there is one. The thread ends when it was told to and nobody is connected any
@@ -85,14 +81,9 @@ class Server {
     try {
       const std::string verb = client.socket.receive_text(after(kPatience));
       const std::string key = client.socket.receive_text(after(kPatience));
-      if (verb == "s") {
-        values_[key] = client.socket.receive_text(after(kPatience));
-      } else if (verb == "g") {
-        client.waits_for = key;
-      } else {
-        return false;
-      }
-      return true;
+      if (verb == "s") values_[key] = client.socket.receive_text(after(kPatience));
+      if (verb == "g") client.waits_for = key;
+      return verb == "s" || verb == "g";
     } catch (const Error&) {
       return false;
     }
@@ -136,23 +127,11 @@ class TcpStore : public Store {
   ~TcpStore() override { socket_ = {}; }
 
   void set(const std::string& key, const std::string& value) override {
-    std::lock_guard lock(mutex_);
-    const Clock::time_point deadline = after(timeout_);
-    ask(key, [&] {
-      socket_.send_text("s", deadline);
-      socket_.send_text(key, deadline);
-      socket_.send_text(value, deadline);
-    });
+    ask("s", key, [&](Clock::time_point deadline) { socket_.send_text(value, deadline); });
   }
   std::string get(const std::string& key) override {
-    std::lock_guard lock(mutex_);
-    const Clock::time_point deadline = after(timeout_);
     std::string value;
-    ask(key, [&] {
-      socket_.send_text("g", deadline);
-      socket_.send_text(key, deadline);
-      value = socket_.receive_text(deadline);
-    });
+    ask("g", key, [&](Clock::time_point deadline) { value = socket_.receive_text(deadline); });
     return value;
   }
   std::string own_address() const override { return socket_.local_address(); }
@@ -160,9 +139,13 @@ class TcpStore : public Store {
 
  private:
   template <class Function>
-  void ask(const std::string& key, Function&& function) {
+  void ask(const char* verb, const std::string& key, Function&& what_follows) {
+    std::lock_guard lock(mutex_);
+    const Clock::time_point deadline = after(timeout_);
     try {
-      function();
+      socket_.send_text(verb, deadline);
+      socket_.send_text(key, deadline);
+      what_follows(deadline);
     } catch (const Error& error) {
       WEFT_FAIL("{}: \"{}\": {}", address_, key, error.what());
     }

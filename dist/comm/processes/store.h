@@ -5,14 +5,10 @@
 //   const std::string id = store->get("nccl/0");   // on the others: waits for it
 //
 // The TCP store lives in a thread of the rank that serves it, until that rank's handle and those of
-// the connected ranks are gone; the file store is a directory that the ranks' hosts share. Safe to
-// use from several threads. Keys are set once.
-//
-// Errors: a port that is in use, a server that does not answer, a key that nobody sets, each within
-// timeout_seconds and with the address or the key.
+// the connected ranks are gone; the file store is a directory. Safe to use from several threads.
+// Keys are set once. Errors come within timeout_seconds and name the address or the key.
 #pragma once
 
-#include <cstdint>
 #include <memory>
 #include <string>
 
@@ -21,17 +17,11 @@ namespace weft::dist {
 class Store {
  public:
   virtual ~Store() = default;
-  Store(const Store&) = delete;
-  Store& operator=(const Store&) = delete;
-
   virtual void set(const std::string& key, const std::string& value) = 0;
   /// Waits until some rank has set it.
   virtual std::string get(const std::string& key) = 0;
   /// This host's address as the other ranks reach it.
   virtual std::string own_address() const = 0;
-
- protected:
-  Store() = default;
 };
 
 struct TcpStoreOptions {

@@ -34,11 +34,10 @@ class TcpTransport : public Transport {
   }
 
  protected:
-  std::unique_ptr<Transport> make_group(const std::vector<int>& ranks) override {
-    const auto place = std::find(ranks.begin(), ranks.end(), rank());
+  std::unique_ptr<Transport> make_group(const std::vector<int>& ranks, int place) override {
     return std::make_unique<TcpTransport>(
-        store_, fmt::format("{}/{}#{}", name_, fmt::join(ranks, ","), instances_[ranks]++),
-        static_cast<int>(place - ranks.begin()), static_cast<int>(ranks.size()), timeout_);
+        store_, fmt::format("{}/{}#{}", name_, fmt::join(ranks, ","), instances_[ranks]++), place,
+        static_cast<int>(ranks.size()), timeout_);
   }
 
   /// A message is its length, 8 bytes, and its bytes.
@@ -116,8 +115,7 @@ class TcpTransport : public Transport {
 
   /// Each rank listens and says where; it connects to those before it and hears from those behind.
   void connect() {
-    const Clock::time_point deadline = Clock::now() + std::chrono::duration_cast<Clock::duration>(
-                                                          std::chrono::duration<double>(timeout_));
+    const Clock::time_point deadline = after(timeout_);
     const Socket listener = Socket::listen(0);
     store_->set(key_of(rank()), fmt::format("{} {}", store_->own_address(), listener.port()));
     for (int r = 0; r < rank(); ++r) {

@@ -1,9 +1,6 @@
-// Ranks as processes without MPI, over TCP: for machines that have none, and for programs started
-// with torchrun's variables.
-//
-// Every group of ranks is a mesh of connections of its own, set up through a store (store.h); a
-// rank that dies is seen at once by its closed connections. The collectives are those of
-// host_communicator.h.
+// Ranks as processes without MPI, over TCP. Every group of ranks is a mesh of connections of its
+// own, set up through a store (store.h); a rank that dies is seen at once by its closed
+// connections. The collectives are those of host_communicator.h.
 #pragma once
 
 #include "dist/comm/host_communicator.h"

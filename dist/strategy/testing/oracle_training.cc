@@ -8,7 +8,6 @@
 #include "autograd/autocast.h"
 #include "core/transfer.h"
 #include "dist/comm/device/on_device.h"
-#include "dist/comm/device/staged.h"
 #include "dist/comm/in_process.h"
 #include "dist/comm/tree_accumulator.h"
 #include "optim/clip.h"

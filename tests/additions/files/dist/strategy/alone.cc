@@ -1,6 +1,5 @@
 // One device under another name.
 #include "dist/strategy/strategies.h"
-#include "dist/strategy/whole_copy.h"
 
 namespace weft::dist {
 namespace {
@@ -8,7 +7,6 @@ namespace {
 class Alone : public Strategy {
  public:
   void wrap(nn::Module&, const ModelStructure&) override {}
-  ExactSum squares(const Tensors& parameters) override { return own_squares(parameters); }
   std::string describe(int64_t parameters) const override {
     return "alone: " + megabytes(16.0 * static_cast<double>(parameters));
   }

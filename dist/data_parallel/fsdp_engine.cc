@@ -1,0 +1,203 @@
+#include "dist/data_parallel/fsdp_engine.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "autograd/ops.h"
+#include "core/memory_account.h"
+#include "core/transfer.h"
+
+namespace weft::dist::fsdp {
+
+std::shared_ptr<Storage> Unsharding::memory_for(const Unit& unit) {
+  const size_t index = static_cast<size_t>(&unit - units_.data());
+  return std::make_shared<Storage>(
+      static_cast<size_t>(unit.unsharded_bytes()), unit.device,
+      [alive = std::weak_ptr<Unsharding*>(alive_), index] {
+        const auto unsharding = alive.lock();
+        WEFT_CHECK(unsharding, "fsdp: a parameter is used after its FullySharded is gone");
+        (*unsharding)->on_touch((*unsharding)->units_[index]);
+      });
+}
+
+void Unsharding::on_touch(Unit& unit) {
+  std::lock_guard lock(touch_mutex_);
+  if (unit.is_resident) return;
+  make_room();
+  unshard(unit);
+  prefetch_after(unit);
+}
+
+/// Begins to gather a unit into `out`.
+Work Unsharding::start(Unit& unit, const Tensor& out) {
+  ++count;
+  const NoGrad guard;
+  const Tensor sent = ops::to(ops::cast(unit.kept, unit.unsharded_dtype), unit.device);
+  return group_->all_gather(out, sent);
+}
+
+void Unsharding::unshard(Unit& unit) {
+  const MemoryScope scope(MemoryKind::kGathered);
+  // A forward that no backward followed, in evaluation, is no part of the next iteration.
+  const bool is_expected =
+      order_.size() < last_order_.size() && last_order_[order_.size()] == &unit;
+  if (!is_expected && !last_order_.empty() && last_order_[0] == &unit) order_.clear();
+  if (unit.incoming.defined()) {
+    unit.fetch.wait();
+    unit.memory->allocate();
+    copy_same_layout(unit.incoming, flat_view(unit));
+    drop_incoming(unit);
+  } else {
+    unit.memory->allocate();
+    start(unit, flat_view(unit)).wait();
+  }
+  unit.is_resident = true;
+  residents_.push_back(&unit);
+  order_.push_back(&unit);
+  held.add(unit.unsharded_bytes());
+}
+
+void Unsharding::unshard_all() {
+  std::vector<Work> works;
+  for (Unit& unit : units_) works.push_back(start(unit, flat_view(unit)));
+  for (const Work& work : works) work.wait();
+}
+
+/// Two units at a time, besides the one being fetched: reshards those that were unsharded first.
+/// The last one stays: an operation may be reading it together with the one to come.
+void Unsharding::make_room() {
+  if (options_.sharding != Sharding::kFullShard) return;
+  while (residents_.size() >= 2) reshard(*residents_.front());
+}
+
+void Unsharding::reshard(Unit& unit) {
+  if (!unit.is_resident || keeps_whole(options_.sharding)) return;
+  unit.memory->free();
+  unit.is_resident = false;
+  std::erase(residents_, &unit);
+  held.add(-unit.unsharded_bytes());
+}
+
+void Unsharding::prefetch_after(Unit& unit) {
+  const size_t place = order_.size() - 1;
+  if (!options_.prefetches || place + 1 >= last_order_.size() || last_order_[place] != &unit)
+    return;
+  Unit& next = *last_order_[place + 1];
+  if (next.is_resident || next.incoming.defined()) return;
+  const MemoryScope scope(MemoryKind::kGathered);
+  next.incoming = Tensor::empty({next.padded}, next.unsharded_dtype, next.device);
+  held.add(next.unsharded_bytes());
+  next.fetch = start(next, next.incoming);
+}
+
+void Unsharding::drop_incoming(Unit& unit) {
+  unit.incoming = {};
+  unit.fetch = {};
+  held.add(-unit.unsharded_bytes());
+}
+
+void Unsharding::end_iteration() {
+  for (Unit& unit : units_) {
+    if (unit.incoming.defined()) {
+      unit.fetch.wait();
+      drop_incoming(unit);
+    }
+    reshard(unit);
+  }
+  if (!order_.empty()) last_order_ = std::exchange(order_, {});
+}
+
+bool has_gradients(const Unit& unit) {
+  return unit.local.defined() || std::ranges::any_of(unit.parameters, [](const Parameter& p) {
+           return p.whole.grad().defined();
+         });
+}
+
+/// The unit's gradients, and what was collected of them under no_sync, as one flat tensor.
+Tensor Reduction::take_flat(Unit& unit) {
+  const NoGrad guard;
+  Tensor flat = unit.local.defined() ? unit.local
+                                     : Tensor::zeros({unit.padded}, unit.reduce_dtype, unit.device);
+  for (Parameter& p : unit.parameters) {
+    const Tensor gradient = p.whole.grad();
+    if (!gradient.defined()) continue;
+    Tensor place = place_in_flat(p, flat);
+    if (unit.local.defined()) {
+      ops::add_(place, ops::cast(gradient, unit.reduce_dtype));
+    } else {
+      ops::copy_(place, gradient);
+    }
+    p.whole.set_grad({});
+  }
+  unit.local = {};
+  return flat;
+}
+
+void Reduction::collect(Unit& unit) {
+  // Kept in the dtype in which gradients travel: the sum of many must not be rounded to the
+  // parameters' narrow one each time.
+  unit.local = take_flat(unit);
+  assign_memory(unit.local, MemoryKind::kGradients);
+}
+
+void Reduction::start(Unit& unit) {
+  while (on_their_way_.size() >= 2) complete(*on_their_way_.front());
+  const MemoryScope scope(MemoryKind::kBuckets);
+  Unit::OnItsWay sum;
+  sum.whole = take_flat(unit);
+  assign_memory(sum.whole, MemoryKind::kBuckets);  // it may have been collected under no_sync
+  sum.part = Tensor::empty({unit.part}, unit.reduce_dtype, unit.device);
+  held.add(static_cast<int64_t>(sum.whole.nbytes() + sum.part.nbytes()));
+  sum.scatter = group_->reduce_scatter(sum.part, sum.whole);
+  unit.sums.push_back(std::move(sum));
+  if (std::find(on_their_way_.begin(), on_their_way_.end(), &unit) == on_their_way_.end()) {
+    on_their_way_.push_back(&unit);
+  }
+  unit.was_reduced = true;
+  unit.missing = unit.count_trained();
+}
+
+void Reduction::complete(Unit& unit) {
+  const NoGrad guard;
+  const int replicas = options_.replicate ? options_.replicate->size() : 1;
+  for (Unit::OnItsWay& sum : unit.sums) {
+    sum.scatter.wait();
+    if (replicas > 1) options_.replicate->all_reduce(sum.part).wait();
+    Tensor part = ops::to(ops::cast(sum.part, unit.dtype), unit.kept_device);
+    if (options_.average == ReduceOp::kMean) {
+      const double ranks = static_cast<double>(options_.shard->size()) * replicas;
+      part = ops::div(part, ops::to(Tensor::full({1}, ranks, unit.dtype), unit.kept_device));
+    }
+    if (!unit.has_new_gradient) {
+      // Gradients that zero_grad() has dropped do not count; others are added to.
+      if (!unit.has_slice_gradient()) unit.kept_gradient = {};
+      unit.has_new_gradient = true;
+    }
+    if (unit.kept_gradient.defined()) {
+      ops::add_(unit.kept_gradient, part);
+    } else {
+      unit.kept_gradient = part;
+      assign_memory(part, MemoryKind::kGradients);
+    }
+    held.add(-static_cast<int64_t>(sum.whole.nbytes() + sum.part.nbytes()));
+  }
+  unit.sums.clear();
+  std::erase(on_their_way_, &unit);
+}
+
+void Reduction::complete_all() {
+  while (!on_their_way_.empty()) complete(*on_their_way_.front());
+}
+
+void Reduction::hand_out(std::vector<Unit>& units) {
+  for (Unit& unit : units) {
+    unit.was_reduced = unit.has_new_gradient = false;
+    if (!unit.kept_gradient.defined()) continue;
+    for (Parameter& p : unit.parameters) {
+      if (!p.whole.requires_grad()) continue;
+      p.slice.set_grad(slice_of_part(unit, p, unit.kept_gradient, options_.shard->rank()));
+    }
+  }
+}
+
+}  // namespace weft::dist::fsdp
