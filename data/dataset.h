@@ -1,6 +1,6 @@
 // Data sets of labelled images.
 //
-//   DatasetPtr set = load_cifar10("cifar", Cifar10Part::kTest);
+//   DatasetPtr set = load_cifar10("cifar", Part::kTest);
 //   Example e = set->example(0);   // e.image: 32 x 32 RGB, e.label: 0..9
 //
 // Data sets are immutable and every function may be called from several threads at once.
@@ -55,6 +55,10 @@ class Dataset {
 };
 
 using DatasetPtr = std::shared_ptr<const Dataset>;
+
+/// Images of format.height x format.width, one after the other in `pixels`, each as Image's.
+DatasetPtr memory_dataset(ImageFormat format, std::vector<std::string> class_names,
+                          std::vector<uint8_t> pixels, std::vector<uint8_t> labels);
 
 /// The examples of `base` at `indices`, in that order.
 DatasetPtr subset(DatasetPtr base, std::vector<int64_t> indices);

@@ -1,5 +1,3 @@
-#include "data/sets/image_folder.h"
-
 #include <algorithm>
 #include <array>
 #include <cctype>
@@ -8,6 +6,7 @@
 
 #include "core/error.h"
 #include "data/files.h"
+#include "data/sets/sets.h"
 
 namespace weft::data {
 namespace {
