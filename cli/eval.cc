@@ -14,7 +14,7 @@
 #include "io/progress.h"
 #include "train/evaluation.h"
 #include "train/precision.h"
-#include "train/pretrained_model.h"
+#include "train/trained_model.h"
 
 namespace weft::cli {
 namespace {

@@ -3,8 +3,14 @@
 #include "autograd/random.h"
 #include "models/registry.h"
 #include "train/precision.h"
+#include "train/pretrained/pretrained.h"
 
 namespace weft::train {
+namespace {
+
+std::string numbered(size_t i) { return fmt::format("class {}", i); }
+
+}  // namespace
 
 void TrainedModel::move_to(Device to) {
   model->to(to);
@@ -68,5 +74,21 @@ TrainedModel load_trained_model(const io::Path& path) {
   const io::Path step = find_checkpoint(path);
   return restore_model(load_checkpoint(step, CheckpointParts::kModel), step);
 }
+
+TrainedModel load_pretrained_model(const io::Path& path) {
+  const Pretrained pretrained = read_pretrained(path);
+  const models::VitConfig vit = vit_config_of(pretrained);
+  TrainedModel trained{.config = {.model = "vision transformer", .weights = path.string()},
+                       .preprocess = pretrained.preprocess,
+                       .classes = pretrained.classes,
+                       .model = std::make_unique<models::VisionTransformer>(vit)};
+  load_pretrained(*trained.model, pretrained);
+  for (size_t i = trained.classes.size(); i < static_cast<size_t>(vit.classes); ++i) {
+    trained.classes.push_back(numbered(i));
+  }
+  return trained;
+}
+
+bool has_class_names(const TrainedModel& model) { return model.classes.at(0) != numbered(0); }
 
 }  // namespace weft::train

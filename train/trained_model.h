@@ -38,4 +38,11 @@ TrainedModel load_trained_model(const io::Path& path);
 TrainedModel restore_model(const Checkpoint& checkpoint, const io::Path& path,
                            bool with_weights = true);
 
+/// The vision transformer whose weights a file holds, with the preprocessing of its source: what
+/// eval and predict take instead of a checkpoint. Classes that the file does not name are called
+/// "class 0", ... Throws Error naming the file and what is missing.
+TrainedModel load_pretrained_model(const io::Path& path);
+/// True when the file names the model's classes.
+bool has_class_names(const TrainedModel& model);
+
 }  // namespace weft::train

@@ -1,10 +1,13 @@
 #include "train/trainer.h"
 
 #include <fmt/core.h>
+#include <signal.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <chrono>
 #include <cmath>
+#include <cstring>
 #include <memory>
 #include <optional>
 #include <utility>
@@ -22,10 +25,7 @@
 #include "train/precision.h"
 #include "train/pretrained/pretrained.h"
 #include "train/ranks.h"
-#include "train/run_directory.h"
 #include "train/run_report.h"
-#include "train/run_state.h"
-#include "train/stop_signals.h"
 #include "train/trained_model.h"
 
 namespace weft::train {
@@ -61,6 +61,62 @@ NamedTensors on_cpu(NamedTensors tensors) {
   return tensors;
 }
 
+/// Creates and returns `asked`, or where that is empty runs/NAME-N with the first N that is free;
+/// no other run gets the same. Throws Error when `asked` already holds a run.
+io::Path claim_run_directory(const std::string& asked, const std::string& name) {
+  if (!asked.empty()) {
+    WEFT_CHECK(!std::filesystem::exists(io::Path(asked) / "latest"),
+               "{} already holds a run; continue it with --resume {} or choose another --output",
+               asked, asked);
+    io::make_directories(asked);
+    return asked;
+  }
+  io::make_directories("runs");
+  for (int n = 1;; ++n) {
+    const io::Path path = io::Path("runs") / fmt::format("{}-{}", name, n);
+    std::error_code error;
+    if (std::filesystem::create_directory(path, error)) return path;
+    WEFT_CHECK(!error, "cannot create the directory {}: {}", path.string(), error.message());
+  }
+}
+
+/// Throws Error unless a checkpoint of so many bytes can be written: a full or read-only disk is
+/// better found before the first epoch than after it.
+void check_writable(const io::Path& directory, int64_t checkpoint_bytes) {
+  io::FileWriter(directory / ".writable");  // its destructor removes it
+  std::error_code error;
+  const std::filesystem::space_info space = std::filesystem::space(directory, error);
+  if (error || space.capacity == 0) return;  // some file systems do not say
+  WEFT_CHECK(space.available >= static_cast<uintmax_t>(checkpoint_bytes),
+             "cannot save checkpoints in {}: {}: one takes {} bytes, {} are free",
+             directory.string(), std::strerror(ENOSPC), checkpoint_bytes, space.available);
+}
+
+volatile sig_atomic_t stop_requested = 0;
+
+/// While it lives, the first SIGINT, SIGTERM, or SIGUSR1 (what a launcher sends its ranks on
+/// Ctrl-C) is a request to stop: the run finishes the step at hand, saves and says how to go on. A
+/// second one ends the program as usual.
+class StopSignals {
+ public:
+  StopSignals() {
+    stop_requested = 0;
+    struct sigaction action = {};
+    action.sa_handler = [](int) { stop_requested = 1; };
+    action.sa_flags = static_cast<int>(SA_RESETHAND | SA_RESTART);
+    for (int i = 0; i < 3; ++i) sigaction(kSignals[i], &action, &previous_[i]);
+  }
+  ~StopSignals() {
+    for (int i = 0; i < 3; ++i) sigaction(kSignals[i], &previous_[i], nullptr);
+  }
+  StopSignals(const StopSignals&) = delete;
+  StopSignals& operator=(const StopSignals&) = delete;
+
+ private:
+  static constexpr int kSignals[] = {SIGINT, SIGTERM, SIGUSR1};
+  struct sigaction previous_[3];
+};
+
 /// What a run continues or begins with, if anything.
 struct Start {
   const Checkpoint* checkpoint = nullptr;  // of the same run, read from `step`
@@ -83,7 +139,7 @@ class Run {
   double train_step();
   std::optional<Score> measure(data::Loader& loader, const std::string& label);
   /// Several ranks stop together, when they have told each other.
-  bool stops() const { return ranks_.size() > 1 ? told_to_stop_ : StopSignals::requested(); }
+  bool stops() const { return ranks_.size() > 1 ? told_to_stop_ : stop_requested != 0; }
   void save();
   nlohmann::json state() const;
   void restore(const Checkpoint& checkpoint, const io::Path& step);
@@ -176,7 +232,11 @@ std::unique_ptr<data::Loader> Run::evaluation_loader(const data::DatasetPtr& dat
 /// Last of all that can fail before the first step: a run that cannot start leaves nothing behind.
 void Run::claim_output(const Start& start) {
   checkpoint_ = start.step;
-  if (start.checkpoint) output_ = run_directory_of(options_.resume, start.step);
+  if (start.checkpoint) {
+    output_ = std::filesystem::equivalent(options_.resume, start.step)
+                  ? std::filesystem::canonical(start.step).parent_path()
+                  : io::Path(options_.resume);
+  }
   if (!ranks_.is_main()) return;
   if (!start.checkpoint) {
     output_ = claim_run_directory(options_.output,
@@ -283,7 +343,7 @@ double Run::train_step() {
   };
   optimization_->begin_step();
   ranks_.run(count, next_micro_batch, optimization_->parameters());
-  sums.stops = StopSignals::requested();
+  sums.stops = stop_requested;
   sums = ranks_.sum(sums);
   told_to_stop_ = sums.stops;
   const double loss = sums.loss.value() / static_cast<double>(sums.images);
@@ -321,16 +381,16 @@ std::optional<Score> Run::measure(data::Loader& loader, const std::string& label
   };
   const auto report = [&](int64_t done, const Score& so_far) {
     progress.update(done, so_far.examples, so_far.loss, so_far.accuracy);
-    return !is_alone || !StopSignals::requested();
+    return !is_alone || !stop_requested;
   };
   const Score score = evaluate(trained_, loader, config_.limit_batches, report, forward);
-  if (is_alone) return StopSignals::requested() ? std::nullopt : std::optional(score);
+  if (is_alone) return stop_requested ? std::nullopt : std::optional(score);
   Ranks::Sums sums;
   const auto n = static_cast<double>(score.examples);
   if (score.examples > 0) sums.loss.add(score.loss * n);
   sums.correct = std::llround(score.accuracy * n);
   sums.images = score.examples;
-  sums.stops = StopSignals::requested();
+  sums.stops = stop_requested;
   sums = ranks_.sum(sums);
   told_to_stop_ = sums.stops;
   if (told_to_stop_) return std::nullopt;
