@@ -1,9 +1,8 @@
-#include "train/pretrained/weight_file.h"
-
 #include <algorithm>
 
 #include "io/pth_reader.h"
 #include "io/quote.h"
+#include "train/pretrained/pretrained.h"
 
 namespace weft::train {
 namespace {
