@@ -30,40 +30,38 @@ int64_t count_frozen(const nn::Module& model) {
   return model.num_parameters() - trained;
 }
 
+/// Calls f(group, key, member) for all that is recorded.
+template <class S, class F>
+void for_each_figure(S& s, F&& f) {
+  f("progress", "step", s.step);
+  f("progress", "epoch", s.epoch);
+  f("progress", "batch", s.batch);
+  f("progress", "loss_sum", s.statistics.loss_sum);
+  f("progress", "correct", s.statistics.correct);
+  f("progress", "images", s.statistics.images);
+  f("last_epoch", "loss", s.last_epoch.loss);
+  f("last_epoch", "train_accuracy", s.last_epoch.train_accuracy);
+  f("last_epoch", "val_loss", s.last_epoch.validation.loss);
+  f("last_epoch", "val_accuracy", s.last_epoch.validation.accuracy);
+}
+
 }  // namespace
 
-nlohmann::json to_json(const RunState& s) {
-  return {{"progress",
-           {{"step", s.step},
-            {"epoch", s.epoch},
-            {"batch", s.batch},
-            {"loss_sum", s.statistics.loss_sum},
-            {"correct", s.statistics.correct},
-            {"images", s.statistics.images}}},
-          {"last_epoch",
-           {{"loss", s.last_epoch.loss},
-            {"train_accuracy", s.last_epoch.train_accuracy},
-            {"val_loss", s.last_epoch.validation.loss},
-            {"val_accuracy", s.last_epoch.validation.accuracy}}}};
+nlohmann::json to_json(const RunState& state) {
+  nlohmann::json json;
+  for_each_figure(state, [&](const char* group, const char* key, const auto& figure) {
+    json[group][key] = figure;
+  });
+  return json;
 }
 
 RunState run_state_from_json(const nlohmann::json& json) {
-  RunState s;
-  const nlohmann::json& p = json.at("progress");
-  p.at("step").get_to(s.step);
-  p.at("epoch").get_to(s.epoch);
-  p.at("batch").get_to(s.batch);
-  p.at("loss_sum").get_to(s.statistics.loss_sum);
-  p.at("correct").get_to(s.statistics.correct);
-  p.at("images").get_to(s.statistics.images);
-  if (s.epoch > 0) {  // before, there are NaNs, which JSON lacks
-    const nlohmann::json& last = json.at("last_epoch");
-    last.at("loss").get_to(s.last_epoch.loss);
-    last.at("train_accuracy").get_to(s.last_epoch.train_accuracy);
-    last.at("val_loss").get_to(s.last_epoch.validation.loss);
-    last.at("val_accuracy").get_to(s.last_epoch.validation.accuracy);
-  }
-  return s;
+  RunState state;
+  for_each_figure(state, [&](std::string_view group, const char* key, auto& figure) {
+    // Before the first epoch there are NaNs, which JSON lacks.
+    if (group == "progress" || state.epoch > 0) json.at(group).at(key).get_to(figure);
+  });
+  return state;
 }
 
 void RunReport::begin(const Outset& outset, const RunState& state, const io::Path& output) {
