@@ -40,17 +40,15 @@ Score evaluate(TrainedModel& trained, data::Loader& loader, int64_t limit,
     const Tensor labels = ops::to(batch->labels, trained.device);
     const auto run = [&](const Tensor& x) { return forward ? forward(x) : (*trained.model)(x); };
     const Tensor logits = forward_logits(run, images, precision);
-    if (n == 0) {
-      if (++batches == limit) break;
-      continue;
-    }
-    loss_sum += ops::cross_entropy(logits, labels).item() * static_cast<double>(n);
-    correct += static_cast<double>(count_correct(logits, labels));
-    score.examples += n;
-    score.loss = loss_sum / static_cast<double>(score.examples);
-    score.accuracy = correct / static_cast<double>(score.examples);
     ++batches;
-    if (progress && !progress(batches, score)) break;
+    if (n > 0) {
+      loss_sum += ops::cross_entropy(logits, labels).item() * static_cast<double>(n);
+      correct += static_cast<double>(count_correct(logits, labels));
+      score.examples += n;
+      score.loss = loss_sum / static_cast<double>(score.examples);
+      score.accuracy = correct / static_cast<double>(score.examples);
+      if (progress && !progress(batches, score)) break;
+    }
     if (batches == limit) break;
   }
   trained.model->train(was_training);

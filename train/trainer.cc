@@ -53,8 +53,6 @@ data::Preprocess preprocess_for(const Config& config, const data::Dataset& datas
   return preprocess;
 }
 
-int loader_workers() { return std::max(1, num_threads()); }
-
 /// What a checkpoint holds is independent of the device.
 NamedTensors on_cpu(NamedTensors tensors) {
   for (auto& [name, tensor] : tensors) tensor = to_device(tensor, Device{});
@@ -209,7 +207,7 @@ void Run::open_loaders() {
       splits_.train, ranks_.share({.shuffle = true,
                                    .drop_last = true,
                                    .seed = config_.seed,
-                                   .workers = loader_workers(),
+                                   .workers = std::max(1, num_threads()),
                                    .preprocess = trained_.preprocess,
                                    .augmentation = config_.augmentation},
                                   true));
@@ -226,7 +224,8 @@ void Run::open_loaders() {
 std::unique_ptr<data::Loader> Run::evaluation_loader(const data::DatasetPtr& dataset) {
   return std::make_unique<data::Loader>(
       dataset,
-      ranks_.share({.workers = loader_workers(), .preprocess = trained_.preprocess}, false));
+      ranks_.share({.workers = std::max(1, num_threads()), .preprocess = trained_.preprocess},
+                   false));
 }
 
 /// Last of all that can fail before the first step: a run that cannot start leaves nothing behind.
@@ -474,30 +473,21 @@ Config resumed_config(const RunOptions& options) {
   WEFT_CHECK(checkpoint.state.contains("config"), "resume: {} holds no configuration",
              step.string());
   Config config = config_from_json(checkpoint.state.at("config"));
-  const auto keeps_batch = [&] {
-    if (config.global_batch_size == 0)
-      config.global_batch_size = config.batch_size * sharing_of(config).data_devices();
-  };
-  if (options.devices > 0 && options.devices != config.devices) {
-    keeps_batch();
-    config.devices = options.devices;
-  }
+  const int64_t batch = config.batch_size * sharing_of(config).data_devices();
   dist::StrategyOptions& strategy = config.strategy;
   const dist::StrategyOptions& other = options.strategy;
+  bool changes = other.tensor_parallel > 0 || other.pipeline_stages > 0;
+  if (options.devices > 0)
+    changes |= std::exchange(config.devices, options.devices) != options.devices;
   const auto devices = static_cast<int>(config.devices);
   if (!other.name.empty() && other.name != dist::strategy_of(strategy, devices).name) {
-    keeps_batch();
+    changes = true;
     // Without the settings of the strategy before.
     strategy = {.name = other.name, .schedule = strategy.schedule};
   }
-  if (other.tensor_parallel > 0) {
-    keeps_batch();
-    strategy.tensor_parallel = other.tensor_parallel;
-  }
-  if (other.pipeline_stages > 0) {
-    keeps_batch();
-    strategy.pipeline_stages = other.pipeline_stages;
-  }
+  if (other.tensor_parallel > 0) strategy.tensor_parallel = other.tensor_parallel;
+  if (other.pipeline_stages > 0) strategy.pipeline_stages = other.pipeline_stages;
+  if (changes && config.global_batch_size == 0) config.global_batch_size = batch;
   validate(config);
   return config;
 }
