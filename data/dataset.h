@@ -44,14 +44,19 @@ struct Example {
 class Dataset {
  public:
   virtual ~Dataset() = default;
-  virtual int64_t size() const = 0;
+  int64_t size() const { return static_cast<int64_t>(labels_.size()); }
   /// Names in label order.
-  virtual const std::vector<std::string>& class_names() const = 0;
-  virtual ImageFormat format() const = 0;
-  /// The label without decoding the image.
-  virtual int64_t label(int64_t index) const = 0;
-  /// Throws Error naming the file when an image cannot be read.
-  virtual Example example(int64_t index) const = 0;
+  const std::vector<std::string>& class_names() const { return class_names_; }
+  ImageFormat format() const { return format_; }
+  int64_t label(int64_t index) const { return labels_.at(index); }
+  /// Throws Error naming the file when it cannot be read.
+  virtual Image image(int64_t index) const = 0;
+  Example example(int64_t index) const { return {image(index), label(index)}; }
+
+ protected:
+  ImageFormat format_;
+  std::vector<std::string> class_names_;
+  std::vector<int64_t> labels_;  // of each example
 };
 
 using DatasetPtr = std::shared_ptr<const Dataset>;
