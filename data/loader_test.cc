@@ -87,7 +87,6 @@ TEST_CASE("an epoch's order is a permutation that seed and epoch choose") {
 TEST_CASE("batches have the promised shapes, values and count") {
   Loader loader(counting(23), {.batch_size = 10, .preprocess = {.size = 32}});
   CHECK(loader.batches() == 3);
-  CHECK(loader.examples() == 23);
   for (int64_t index = 0; index < 3; ++index) {
     const auto batch = loader.next();
     REQUIRE(batch);
@@ -109,7 +108,6 @@ TEST_CASE("batches have the promised shapes, values and count") {
 
   Loader dropping(counting(23), {.batch_size = 10, .drop_last = true});
   CHECK(dropping.batches() == 2);
-  CHECK(dropping.examples() == 20);
   CHECK(rest_of_epoch(dropping).size() == 2);
 }
 

@@ -22,7 +22,8 @@ constexpr uint64_t kLargestHeader = 100'000'000;
 constexpr const char* kMetadataKey = "__metadata__";
 
 // tf32 comes after f32, so that "F32" reads as f32.
-constexpr std::pair<std::string_view, DType> kNames[] = {
+using NamedDType = std::pair<std::string_view, DType>;
+constexpr NamedDType kNames[] = {
     {"F64", DType::f64},        {"F32", DType::f32},      {"F32", DType::tf32},
     {"F16", DType::f16},        {"BF16", DType::bf16},    {"F8_E4M3", DType::f8e4m3},
     {"F8_E5M2", DType::f8e5m2}, {"I64", DType::i64},      {"I32", DType::i32},
@@ -99,7 +100,7 @@ class HeaderReader : public nlohmann::json_sax<json> {
       return true;
     }
     if (field_ != kDType) return unexpected("a string");
-    const auto row = std::ranges::find(kNames, text, [](const auto& known) { return known.first; });
+    const auto row = std::ranges::find(kNames, text, &NamedDType::first);
     check(row != std::end(kNames), "has the dtype " + quote(text) + ", which Weft does not know");
     entries_.back().dtype = row->second;
     return true;
@@ -268,10 +269,6 @@ void write_data(FileWriter& writer, const Tensor& tensor) {
 
 }  // namespace
 
-std::string_view safetensors_name(DType dtype) {
-  return std::ranges::find(kNames, dtype, [](const auto& known) { return known.second; })->first;
-}
-
 SafeTensors read_safetensors(const Path& path) {
   auto mapping = std::make_shared<MappedFile>(path);
   const std::span<std::byte> bytes = mapping->bytes();
@@ -339,7 +336,8 @@ void write_safetensors(FileWriter& writer, const NamedTensors& tensors, const Me
       WEFT_CHECK(tensor.device().type == DeviceType::cpu,
                  "safetensors: tensor {} is on {}, expected cpu", quote(name), tensor.device());
       const uint64_t end = offset + tensor.nbytes();
-      header[name] = {{"dtype", safetensors_name(tensor.dtype())},
+      const auto dtype = std::ranges::find(kNames, tensor.dtype(), &NamedDType::second);
+      header[name] = {{"dtype", dtype->first},
                       {"shape", std::vector<int64_t>(tensor.shape().begin(), tensor.shape().end())},
                       {"data_offsets", {offset, end}}};
       offset = end;

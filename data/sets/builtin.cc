@@ -64,13 +64,7 @@ float to_cell_middle(float x, float period) { return x - period * std::floor(x /
 // The signed distance to a figure about the origin, of radius about 1. `detail` in (0, 1) varies
 // the proportions that a class leaves open.
 float distance_to_figure(int label, float detail, float x, float y) {
-  static const auto triangle = [] {
-    std::array<Point, 3> corners;
-    for (int k = 0; k < 3; ++k) {
-      corners[k] = {1.1f * std::cos(kTurn * k / 3), 1.1f * std::sin(kTurn * k / 3)};
-    }
-    return corners;
-  }();
+  static const auto triangle = star_corners<3>(1.1f, 1.1f);
   static const auto star = star_corners<10>(1.15f, 0.45f);
   const float radius = length(x, y);
   switch (label) {

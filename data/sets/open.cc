@@ -62,6 +62,33 @@ struct FolderSplits {
   std::string train, validation, test;  // empty where absent
 };
 
+struct HoldOut {
+  std::vector<int64_t> kept, held_out;  // ascending
+};
+
+/// Holds out a tenth of each class, rounded to the nearest image, and at least one of a class of
+/// two or more. The choice depends on seed, class and the class's count.
+HoldOut hold_out_tenth(const Dataset& dataset, uint64_t seed) {
+  std::vector<std::vector<int64_t>> by_class(dataset.class_names().size());
+  for (int64_t i = 0; i < dataset.size(); ++i) by_class.at(dataset.label(i)).push_back(i);
+  HoldOut parts;
+  for (size_t label = 0; label < by_class.size(); ++label) {
+    std::vector<int64_t>& members = by_class[label];
+    const auto count = static_cast<int64_t>(members.size());
+    int64_t held = std::lround(0.1 * static_cast<double>(count));
+    if (held == 0 && count >= 2) held = 1;
+    Philox random = random_stream(seed, Purpose::kHoldOut, static_cast<int64_t>(label));
+    for (int64_t i = 0; i < held; ++i) {
+      std::swap(members[i], members[i + random.below(count - i)]);
+    }
+    parts.held_out.insert(parts.held_out.end(), members.begin(), members.begin() + held);
+    parts.kept.insert(parts.kept.end(), members.begin() + held, members.end());
+  }
+  std::ranges::sort(parts.kept);
+  std::ranges::sort(parts.held_out);
+  return parts;
+}
+
 Splits open_folder(const std::string& directory, uint64_t seed) {
   const FolderSplits found(directory);
   WEFT_CHECK(found.none() || !found.train.empty(),
@@ -77,7 +104,7 @@ Splits open_folder(const std::string& directory, uint64_t seed) {
   };
   Splits splits{all, open_split(found.validation), open_split(found.test)};
   if (!splits.validation) {
-    HoldOut parts = stratified_hold_out(*all, 0.1, seed);
+    HoldOut parts = hold_out_tenth(*all, seed);
     WEFT_CHECK(!parts.held_out.empty(),
                "{}: needs a class of at least two images, to hold some out for validation",
                directory);
@@ -95,27 +122,6 @@ DatasetPtr load(const Source& source, Part part) {
 }
 
 }  // namespace
-
-HoldOut stratified_hold_out(const Dataset& dataset, double fraction, uint64_t seed) {
-  std::vector<std::vector<int64_t>> by_class(dataset.class_names().size());
-  for (int64_t i = 0; i < dataset.size(); ++i) by_class.at(dataset.label(i)).push_back(i);
-  HoldOut parts;
-  for (size_t label = 0; label < by_class.size(); ++label) {
-    std::vector<int64_t>& members = by_class[label];
-    const auto count = static_cast<int64_t>(members.size());
-    int64_t held = std::lround(fraction * static_cast<double>(count));
-    if (held == 0 && count >= 2) held = 1;
-    Philox random = random_stream(seed, Purpose::kHoldOut, static_cast<int64_t>(label));
-    for (int64_t i = 0; i < held; ++i) {
-      std::swap(members[i], members[i + random.below(count - i)]);
-    }
-    parts.held_out.insert(parts.held_out.end(), members.begin(), members.begin() + held);
-    parts.kept.insert(parts.kept.end(), members.begin() + held, members.end());
-  }
-  std::ranges::sort(parts.kept);
-  std::ranges::sort(parts.held_out);
-  return parts;
-}
 
 void check_data_spec(const std::string& spec) { parse(spec); }
 

@@ -42,13 +42,4 @@ struct Evaluation {
 /// DIR/test, else DIR/val, else DIR/train, whole; and a folder of class folders whole, as "all".
 Evaluation open_evaluation(const std::string& spec);
 
-struct HoldOut {
-  std::vector<int64_t> kept;
-  std::vector<int64_t> held_out;
-};
-
-/// Holds out a `fraction` of each class, rounded to the nearest image, and at least one of a class
-/// of two or more. Both lists ascend. The choice depends on seed, class and the class's count.
-HoldOut stratified_hold_out(const Dataset& dataset, double fraction, uint64_t seed);
-
 }  // namespace weft::data
