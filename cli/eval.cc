@@ -12,7 +12,6 @@
 #include "core/parallel.h"
 #include "data/sets/open.h"
 #include "io/progress.h"
-#include "train/evaluation.h"
 #include "train/precision.h"
 #include "train/trained_model.h"
 

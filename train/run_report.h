@@ -12,7 +12,6 @@
 #include "io/event_log.h"
 #include "io/progress.h"
 #include "io/tensorboard.h"
-#include "train/evaluation.h"
 #include "train/optimization.h"
 #include "train/ranks.h"
 #include "train/trained_model.h"

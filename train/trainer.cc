@@ -19,7 +19,6 @@
 #include "data/sets/open.h"
 #include "dist/strategy/strategy_kind.h"
 #include "nn/meta.h"
-#include "train/evaluation.h"
 #include "train/fine_tuning.h"
 #include "train/optimization.h"
 #include "train/precision.h"
