@@ -102,16 +102,14 @@ class Machine {
   }
 
   PickleNode& node(PickleIndex index) { return pickle_.nodes[index]; }
-  size_t floor() const { return marks_.empty() ? 0 : marks_.back(); }
-  PickleIndex pop() {
-    check(stack_.size() > floor(), "the stack is empty");
-    const PickleIndex top = stack_.back();
-    stack_.pop_back();
-    return top;
-  }
   PickleIndex top() const {
-    check(stack_.size() > floor(), "the stack is empty");
+    check(stack_.size() > (marks_.empty() ? 0 : marks_.back()), "the stack is empty");
     return stack_.back();
+  }
+  PickleIndex pop() {
+    const PickleIndex index = top();
+    stack_.pop_back();
+    return index;
   }
   /// What was pushed since the last mark, which goes too.
   std::vector<PickleIndex> pop_to_mark() {

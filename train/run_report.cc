@@ -24,12 +24,6 @@ std::string describe_place(Device device) {
                                         : to_string(device);
 }
 
-int64_t count_frozen(const nn::Module& model) {
-  int64_t trained = 0;
-  for (const auto& [name, tensor] : trained_parameters(model)) trained += tensor.numel();
-  return model.num_parameters() - trained;
-}
-
 /// Calls f(group, key, member) for all that is recorded.
 template <class S, class F>
 void for_each_figure(S& s, F&& f) {
@@ -92,7 +86,11 @@ void RunReport::print_heading(const Outset& outset, const RunState& state) const
     fmt::print("weights: {}\n", config_.weights);
     for (const std::string& note : weight_notes) fmt::print("weights: {}\n", note);
   }
-  if (!config_.freeze.empty()) fmt::print("frozen: {} parameters\n", count_frozen(*trained.model));
+  if (!config_.freeze.empty()) {
+    int64_t frozen = trained.model->num_parameters();
+    for (const auto& [name, p] : trained_parameters(*trained.model)) frozen -= p.numel();
+    fmt::print("frozen: {} parameters\n", frozen);
+  }
   fmt::print("{}: {} images to train, {} to validate, {} to test\n", config_.data,
              count(splits.train), count(splits.validation), count(splits.test));
   if (ranks.is_active()) {

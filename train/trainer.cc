@@ -290,7 +290,7 @@ void Run::save() {
         output_, {.step = state_.step, .model = model, .optimizer = optimizer, .state = state()},
         kKeptCheckpoints);
   }
-  ranks_.barrier();
+  ranks_.fabric().barrier();
 }
 
 void Run::write_final_weights() {
