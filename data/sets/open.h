@@ -1,6 +1,6 @@
 // Which examples train a model, which choose it and which report it.
 //
-//   builtin       the procedural set of data/sets/builtin.h: no files
+//   builtin       the procedural set of data/sets/sets.h: no files
 //   cifar10:DIR   CIFAR-10's binary batches: images 0..44999 train, 45000..49999 validation, the
 //                 test batch tests. A DIR of image folders is read as folder:DIR.
 //   mnist:DIR     MNIST's IDX files: of 60,000 the last 5,000 are validation, t10k tests
