@@ -142,6 +142,4 @@ bool cpu_has_bf16_instructions() {
   return __builtin_cpu_supports("avx512bf16") || __builtin_cpu_supports("amx-bf16");
 }
 
-bool is_bf16_supported(Device device) { return capabilities_of(device).bf16; }
-
 }  // namespace weft::train
