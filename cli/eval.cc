@@ -12,9 +12,8 @@
 #include "core/parallel.h"
 #include "data/sets/open.h"
 #include "io/progress.h"
-#include "train/evaluation.h"
 #include "train/precision.h"
-#include "train/pretrained_model.h"
+#include "train/trained_model.h"
 
 namespace weft::cli {
 namespace {

@@ -1,4 +1,4 @@
-#include "data/sets/builtin.h"
+#include "data/sets/sets.h"
 #include "tests/program/run_weft.h"
 
 using namespace weft;
@@ -15,7 +15,7 @@ TEST_CASE("images writes a sheet and class folders of the images themselves") {
   CHECK_THAT(outcome.out, Contains("30 images in 10 class folders"));
 
   // Image 21 is the third of class 1: rows are classes, columns follow the order of the set.
-  const data::Image drawn = data::draw_builtin_image(data::BuiltinPart::kTest, 21);
+  const data::Image drawn = data::draw_builtin_image(data::Part::kTest, 21);
   CHECK(data::read_image(folder + "/ring/test-00021.png") == drawn);
   const data::Image picture = data::read_image(sheet);
   for (int y = 0; y < 32; ++y) {

@@ -1,7 +1,6 @@
 #include "cli/model_option.h"
 
 #include "cli/command.h"
-#include "train/pretrained_model.h"
 
 namespace weft::cli {
 

@@ -1,6 +1,6 @@
 // Data sets of labelled images.
 //
-//   DatasetPtr set = load_cifar10("cifar", Cifar10Part::kTest);
+//   DatasetPtr set = load_cifar10("cifar", Part::kTest);
 //   Example e = set->example(0);   // e.image: 32 x 32 RGB, e.label: 0..9
 //
 // Data sets are immutable and every function may be called from several threads at once.
@@ -44,17 +44,26 @@ struct Example {
 class Dataset {
  public:
   virtual ~Dataset() = default;
-  virtual int64_t size() const = 0;
+  int64_t size() const { return static_cast<int64_t>(labels_.size()); }
   /// Names in label order.
-  virtual const std::vector<std::string>& class_names() const = 0;
-  virtual ImageFormat format() const = 0;
-  /// The label without decoding the image.
-  virtual int64_t label(int64_t index) const = 0;
-  /// Throws Error naming the file when an image cannot be read.
-  virtual Example example(int64_t index) const = 0;
+  const std::vector<std::string>& class_names() const { return class_names_; }
+  ImageFormat format() const { return format_; }
+  int64_t label(int64_t index) const { return labels_.at(index); }
+  /// Throws Error naming the file when it cannot be read.
+  virtual Image image(int64_t index) const = 0;
+  Example example(int64_t index) const { return {image(index), label(index)}; }
+
+ protected:
+  ImageFormat format_;
+  std::vector<std::string> class_names_;
+  std::vector<int64_t> labels_;  // of each example
 };
 
 using DatasetPtr = std::shared_ptr<const Dataset>;
+
+/// Images of format.height x format.width, one after the other in `pixels`, each as Image's.
+DatasetPtr memory_dataset(ImageFormat format, std::vector<std::string> class_names,
+                          std::vector<uint8_t> pixels, std::vector<uint8_t> labels);
 
 /// The examples of `base` at `indices`, in that order.
 DatasetPtr subset(DatasetPtr base, std::vector<int64_t> indices);

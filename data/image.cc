@@ -1,5 +1,7 @@
 #include "data/image.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 
 #include "core/error.h"
@@ -21,11 +23,8 @@ Image decode_image(std::span<const uint8_t> bytes, const std::string& name) {
   if (starts_with(bytes, {0x89, 'P', 'N', 'G', '\r', '\n', 0x1A, '\n'})) {
     return codec::decode_png(bytes, name);
   }
-  std::string found;
-  for (size_t i = 0; i < std::min<size_t>(bytes.size(), 4); ++i) {
-    found += fmt::format("{}{:02x}", i ? " " : "", bytes[i]);
-  }
-  WEFT_FAIL("{}: not a JPEG or PNG image (it begins with {})", name, found);
+  const auto first = bytes.first(std::min<size_t>(bytes.size(), 4));
+  WEFT_FAIL("{}: not a JPEG or PNG image (it begins with {:02x})", name, fmt::join(first, " "));
 }
 
 Image read_image(const std::string& path) { return decode_image(read_file(path), path); }

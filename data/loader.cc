@@ -192,17 +192,9 @@ Loader::~Loader() = default;
 
 int64_t Loader::batches() const {
   const int64_t full = dataset_->size() / options_.batch_size;
-  const int64_t all =
-      full + (!options_.drop_last && dataset_->size() % options_.batch_size ? 1 : 0);
-  return all * (options_.micro_batches / options_.ranks);
+  const bool has_rest = dataset_->size() % options_.batch_size != 0 && !options_.drop_last;
+  return (full + has_rest) * (options_.micro_batches / options_.ranks);
 }
-
-int64_t Loader::examples() const {
-  return options_.drop_last ? dataset_->size() / options_.batch_size * options_.batch_size
-                            : dataset_->size();
-}
-
-const Dataset& Loader::dataset() const { return *dataset_; }
 
 std::optional<Batch> Loader::next() {
   if (position_.batch == batches()) {
@@ -217,8 +209,6 @@ std::optional<Batch> Loader::next() {
   ++position_.batch;
   return batch;
 }
-
-LoaderPosition Loader::position() const { return position_; }
 
 void Loader::seek(LoaderPosition position) {
   WEFT_CHECK(position.epoch >= 0 && position.batch >= 0 && position.batch <= batches(),

@@ -66,17 +66,15 @@ class Loader {
   Loader(const Loader&) = delete;
   Loader& operator=(const Loader&) = delete;
 
-  /// Batches of this rank, and examples in those of all ranks, of one epoch.
+  /// Of this rank, in an epoch.
   int64_t batches() const;
-  int64_t examples() const;
-  const Dataset& dataset() const;
 
   /// The next batch; nullopt once at the end of an epoch, after which the next epoch begins.
   /// Rethrows what a worker threw over this batch; the position then stays.
   std::optional<Batch> next();
 
   /// After the last batch of an epoch has been taken: (epoch, batches()).
-  LoaderPosition position() const;
+  LoaderPosition position() const { return position_; }
   /// Continues at `position`, its batch in [0, batches()].
   void seek(LoaderPosition position);
 

@@ -10,15 +10,23 @@
 namespace weft::data {
 namespace {
 
-// rows_i = keep * rows_i + (1 - keep) * rows_{i-1}, from the values before the call.
-void blend_with_previous(float* rows, int64_t count, int64_t length, float keep) {
-  if (count < 2) return;
+// Calls f(rows_i, rows_{i-1}), the latter as it was before.
+template <class F>
+void with_previous(float* rows, int64_t count, int64_t length, F&& f) {
+  // Needed once more when the first is reached.
   const std::vector<float> last(rows + (count - 1) * length, rows + count * length);
   for (int64_t i = count - 1; i >= 0; --i) {
     float* row = rows + i * length;
-    const float* previous = i > 0 ? row - length : last.data();
-    for (int64_t k = 0; k < length; ++k) row[k] = keep * row[k] + (1 - keep) * previous[k];
+    f(row, i > 0 ? row - length : last.data());
   }
+}
+
+// rows_i = keep * rows_i + (1 - keep) * rows_{i-1}
+void blend_with_previous(float* rows, int64_t count, int64_t length, float keep) {
+  if (count < 2) return;
+  with_previous(rows, count, length, [&](float* row, const float* previous) {
+    for (int64_t k = 0; k < length; ++k) row[k] = keep * row[k] + (1 - keep) * previous[k];
+  });
 }
 
 }  // namespace
@@ -44,20 +52,15 @@ void cutmix(const MixedBatch& batch, float lambda, Philox& random) {
   const auto half = static_cast<int>(0.5f * std::sqrt(1 - lambda) * static_cast<float>(size));
   const int left = std::max(centre_x - half, 0), right = std::min(centre_x + half, size);
   const int top = std::max(centre_y - half, 0), bottom = std::min(centre_y + half, size);
-  const int64_t image = int64_t{3} * size * size;
-  // The last image is needed once more when the first is reached.
-  const std::vector<float> last(batch.images + (batch.batch - 1) * image,
-                                batch.images + batch.batch * image);
-  for (int64_t i = batch.batch - 1; i >= 0; --i) {
-    float* target = batch.images + i * image;
-    const float* source = i > 0 ? target - image : last.data();
-    for (int c = 0; c < 3; ++c) {
-      for (int y = top; y < bottom; ++y) {
-        const int64_t row = (int64_t{c} * size + y) * size;
-        std::copy(source + row + left, source + row + right, target + row + left);
-      }
-    }
-  }
+  with_previous(batch.images, batch.batch, int64_t{3} * size * size,
+                [&](float* image, const float* previous) {
+                  for (int c = 0; c < 3; ++c) {
+                    for (int y = top; y < bottom; ++y) {
+                      const int64_t row = (int64_t{c} * size + y) * size;
+                      std::copy(previous + row + left, previous + row + right, image + row + left);
+                    }
+                  }
+                });
   const float cut = static_cast<float>((right - left) * (bottom - top)) /
                     (static_cast<float>(size) * static_cast<float>(size));
   blend_with_previous(batch.soft_labels, batch.batch, batch.classes, 1 - cut);

@@ -46,11 +46,8 @@ Image random_shift(const Image& image, int reach, Philox& random) {
 Image flip_horizontal(const Image& image) {
   Image result(image.height, image.width);
   for (int y = 0; y < image.height; ++y) {
-    const uint8_t* source = image.at(y, 0);
-    uint8_t* target = result.at(y, 0) + 3 * image.width;
-    for (int x = 0; x < image.width; ++x, source += 3) {
-      target -= 3;
-      for (int c = 0; c < 3; ++c) target[c] = source[c];
+    for (int x = 0; x < image.width; ++x) {
+      std::copy_n(image.at(y, x), 3, result.at(y, image.width - 1 - x));
     }
   }
   return result;

@@ -5,17 +5,17 @@
 #include <zlib.h>
 
 #include <cstdint>
-#include <cstring>
 #include <string>
 #include <utility>
 #include <vector>
 
 namespace weft::io::crafted {
 
-template <class T>
-std::string number(T value) {
-  std::string bytes(sizeof value, '\0');
-  std::memcpy(bytes.data(), &value, sizeof value);
+/// The values' bytes, one after the other.
+template <class... T>
+std::string number(T... values) {
+  std::string bytes;
+  (bytes.append(reinterpret_cast<const char*>(&values), sizeof values), ...);
   return bytes;
 }
 
@@ -28,25 +28,23 @@ struct Entry {
 
 /// A ZIP archive of stored entries.
 inline std::string zip(const std::vector<Entry>& entries) {
+  constexpr uint16_t kNone = 0;
   std::string file, directory;
   for (const Entry& e : entries) {
     const auto crc = static_cast<uint32_t>(
         ::crc32_z(0, reinterpret_cast<const unsigned char*>(e.data.data()), e.data.size()));
     const auto size = static_cast<uint32_t>(e.data.size() + e.extra_size);
-    const std::string common = number<uint16_t>(0) + number(e.flags) + number(e.method) +
-                               number<uint32_t>(0) + number(crc) + number(size) + number(size) +
-                               number<uint16_t>(static_cast<uint16_t>(e.name.size())) +
-                               number<uint16_t>(0);
-    directory += "PK\x01\x02" + number<uint16_t>(0) + common + number<uint16_t>(0) +
-                 number<uint16_t>(0) + number<uint16_t>(0) + number<uint32_t>(0) +
-                 number(static_cast<uint32_t>(file.size() + e.extra_offset)) + e.name;
+    const std::string common = number(kNone, e.flags, e.method, uint32_t{0}, crc, size, size,
+                                      static_cast<uint16_t>(e.name.size()), kNone);
+    const auto offset = static_cast<uint32_t>(file.size() + e.extra_offset);
+    directory += "PK\x01\x02" + number(kNone) + common +
+                 number(kNone, kNone, kNone, uint32_t{0}, offset) + e.name;
     file += "PK\x03\x04" + common + e.name + e.data;
   }
   const auto count = static_cast<uint16_t>(entries.size());
   const auto begin = static_cast<uint32_t>(file.size());
-  return file + directory + "PK\x05\x06" + number<uint16_t>(0) + number<uint16_t>(0) +
-         number(count) + number(count) + number(static_cast<uint32_t>(directory.size())) +
-         number(begin) + number<uint16_t>(0);
+  return file + directory + "PK\x05\x06" +
+         number(kNone, kNone, count, count, static_cast<uint32_t>(directory.size()), begin, kNone);
 }
 
 /// What torch.save would write: a pickle and storages "0", "1", ...

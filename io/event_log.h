@@ -22,8 +22,6 @@ class EventLog {
   /// Writes to `out`; nothing at all when it is null.
   explicit EventLog(std::FILE* out) : out_(out) {}
 
-  bool enabled() const { return out_ != nullptr; }
-
   /// Throws Error when the line cannot be written.
   void write(std::string_view event, const nlohmann::ordered_json& fields) const {
     if (!out_) return;

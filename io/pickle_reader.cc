@@ -14,85 +14,33 @@ namespace {
 
 using Kind = PickleNode::Kind;
 
+constexpr unsigned char kStop = '.';
 constexpr std::string_view kOrderedDict = "collections.OrderedDict";
 
-// Every opcode of Python 3's pickletools, for messages.
-constexpr std::pair<unsigned char, const char*> kOpcodeNames[] = {
-    {'(', "MARK"},
-    {'.', "STOP"},
-    {'0', "POP"},
-    {'1', "POP_MARK"},
-    {'2', "DUP"},
-    {'F', "FLOAT"},
-    {'I', "INT"},
-    {'J', "BININT"},
-    {'K', "BININT1"},
-    {'L', "LONG"},
-    {'M', "BININT2"},
-    {'N', "NONE"},
-    {'P', "PERSID"},
-    {'Q', "BINPERSID"},
-    {'R', "REDUCE"},
-    {'S', "STRING"},
-    {'T', "BINSTRING"},
-    {'U', "SHORT_BINSTRING"},
-    {'V', "UNICODE"},
-    {'X', "BINUNICODE"},
-    {'a', "APPEND"},
-    {'b', "BUILD"},
-    {'c', "GLOBAL"},
-    {'d', "DICT"},
-    {'}', "EMPTY_DICT"},
-    {'e', "APPENDS"},
-    {'g', "GET"},
-    {'h', "BINGET"},
-    {'i', "INST"},
-    {'j', "LONG_BINGET"},
-    {'l', "LIST"},
-    {']', "EMPTY_LIST"},
-    {'o', "OBJ"},
-    {'p', "PUT"},
-    {'q', "BINPUT"},
-    {'r', "LONG_BINPUT"},
-    {'s', "SETITEM"},
-    {'t', "TUPLE"},
-    {')', "EMPTY_TUPLE"},
-    {'u', "SETITEMS"},
-    {'G', "BINFLOAT"},
-    {'B', "BINBYTES"},
-    {'C', "SHORT_BINBYTES"},
-    {0x80, "PROTO"},
-    {0x81, "NEWOBJ"},
-    {0x82, "EXT1"},
-    {0x83, "EXT2"},
-    {0x84, "EXT4"},
-    {0x85, "TUPLE1"},
-    {0x86, "TUPLE2"},
-    {0x87, "TUPLE3"},
-    {0x88, "NEWTRUE"},
-    {0x89, "NEWFALSE"},
-    {0x8a, "LONG1"},
-    {0x8b, "LONG4"},
-    {0x8c, "SHORT_BINUNICODE"},
-    {0x8d, "BINUNICODE8"},
-    {0x8e, "BINBYTES8"},
-    {0x8f, "EMPTY_SET"},
-    {0x90, "ADDITEMS"},
-    {0x91, "FROZENSET"},
-    {0x92, "NEWOBJ_EX"},
-    {0x93, "STACK_GLOBAL"},
-    {0x94, "MEMOIZE"},
-    {0x95, "FRAME"},
-    {0x96, "BYTEARRAY8"},
-    {0x97, "NEXT_BUFFER"},
-    {0x98, "READONLY_BUFFER"},
+// Every opcode of Python 3's pickletools with its name, for messages.
+constexpr std::string_view kOpcodes =
+    " (:MARK .:STOP 0:POP 1:POP_MARK 2:DUP F:FLOAT I:INT J:BININT K:BININT1 L:LONG M:BININT2"
+    " N:NONE P:PERSID Q:BINPERSID R:REDUCE S:STRING T:BINSTRING U:SHORT_BINSTRING V:UNICODE"
+    " X:BINUNICODE a:APPEND b:BUILD c:GLOBAL d:DICT }:EMPTY_DICT e:APPENDS g:GET h:BINGET i:INST"
+    " j:LONG_BINGET l:LIST ]:EMPTY_LIST o:OBJ p:PUT q:BINPUT r:LONG_BINPUT s:SETITEM t:TUPLE"
+    " ):EMPTY_TUPLE u:SETITEMS G:BINFLOAT B:BINBYTES C:SHORT_BINBYTES \x80:PROTO \x81:NEWOBJ"
+    " \x82:EXT1 \x83:EXT2 \x84:EXT4 \x85:TUPLE1 \x86:TUPLE2 \x87:TUPLE3 \x88:NEWTRUE"
+    " \x89:NEWFALSE \x8a:LONG1 \x8b:LONG4 \x8c:SHORT_BINUNICODE \x8d:BINUNICODE8 \x8e:BINBYTES8"
+    " \x8f:EMPTY_SET \x90:ADDITEMS \x91:FROZENSET \x92:NEWOBJ_EX \x93:STACK_GLOBAL \x94:MEMOIZE"
+    " \x95:FRAME \x96:BYTEARRAY8 \x97:NEXT_BUFFER \x98:READONLY_BUFFER ";
+
+// In the order of PickleNode::Kind.
+constexpr const char* kKindNames[] = {
+    "None",   "a bool", "an integer", "a float",  "a string",  "a tuple",
+    "a list", "a set",  "a dict",     "a global", "a storage", "a tensor",
 };
 
 std::string opcode_name(unsigned char opcode) {
-  for (const auto& [code, name] : kOpcodeNames) {
-    if (code == opcode) return fmt::format("{} ({:#04x})", name, opcode);
-  }
-  return fmt::format("{:#04x}", opcode);
+  const char word[] = {' ', static_cast<char>(opcode), ':'};
+  const size_t found = kOpcodes.find(std::string_view(word, 3));
+  if (found == kOpcodes.npos) return fmt::format("{:#04x}", opcode);
+  const std::string_view name = kOpcodes.substr(found + 3);
+  return fmt::format("{} ({:#04x})", name.substr(0, name.find(' ')), opcode);
 }
 
 class Machine {
@@ -109,8 +57,7 @@ class Machine {
     check(protocol == 2,
           "pickle protocol {}; torch.save writes 2 unless told otherwise, and only that is read",
           protocol);
-    while (step()) {
-    }
+    for (unsigned char opcode; (opcode = next_opcode()) != kStop;) execute(opcode);
     check(stack_.size() == 1 && marks_.empty(), "STOP with {} values on the stack, expected one",
           stack_.size());
     check(position_ == bytes_.size(), "{} bytes follow STOP", bytes_.size() - position_);
@@ -155,16 +102,14 @@ class Machine {
   }
 
   PickleNode& node(PickleIndex index) { return pickle_.nodes[index]; }
-  size_t floor() const { return marks_.empty() ? 0 : marks_.back(); }
-  PickleIndex pop() {
-    check(stack_.size() > floor(), "the stack is empty");
-    const PickleIndex top = stack_.back();
-    stack_.pop_back();
-    return top;
-  }
   PickleIndex top() const {
-    check(stack_.size() > floor(), "the stack is empty");
+    check(stack_.size() > (marks_.empty() ? 0 : marks_.back()), "the stack is empty");
     return stack_.back();
+  }
+  PickleIndex pop() {
+    const PickleIndex index = top();
+    stack_.pop_back();
+    return index;
   }
   /// What was pushed since the last mark, which goes too.
   std::vector<PickleIndex> pop_to_mark() {
@@ -176,18 +121,19 @@ class Machine {
     return items;
   }
 
-  PickleNode& push(Kind kind) {
+  void push(Kind kind, const std::vector<PickleIndex>& items = {}) {
     check(pickle_.nodes.size() < limits_.nodes, "more than {} values", limits_.nodes);
     stack_.push_back(static_cast<PickleIndex>(pickle_.nodes.size()));
-    PickleNode& added = pickle_.nodes.emplace_back();
-    added.kind = kind;
-    return added;
-  }
-  void push_integer(Kind kind, int64_t value) { push(kind).integer = value; }
-  void push_text(std::string text) { push(Kind::kString).text = std::move(text); }
-  void push_items(Kind kind, std::vector<PickleIndex> items) {
-    push(kind);
+    pickle_.nodes.emplace_back().kind = kind;
     extend(stack_.back(), items);
+  }
+  void push_integer(Kind kind, int64_t value) {
+    push(kind);
+    pickle_.nodes.back().integer = value;
+  }
+  void push_text(Kind kind, std::string text) {
+    push(kind);
+    pickle_.nodes.back().text = std::move(text);
   }
   void extend(PickleIndex container, const std::vector<PickleIndex>& items) {
     int depth = node(container).depth;
@@ -229,7 +175,7 @@ class Machine {
           "it names {}, which a state dict does not need; nothing was executed. Save the state "
           "dict alone: torch.save(model.state_dict(), FILE)",
           quote(full));
-    push(Kind::kGlobal).text = std::move(full);
+    push_text(Kind::kGlobal, std::move(full));
   }
 
   void call(const char* opcode) {
@@ -238,114 +184,85 @@ class Machine {
           "{} of {} with {}", opcode, describe(node(callee)), describe(node(arguments)));
     if (node(callee).text == kOrderedDict) {
       check(node(arguments).items.empty(), "an OrderedDict made from arguments");
-      push(Kind::kDict);
-      return;
+      return push(Kind::kDict);
     }
-    push_items(Kind::kCall, {callee, arguments});
+    push(Kind::kCall, {callee, arguments});
   }
 
-  /// One opcode; false after STOP.
-  bool step() {
+  unsigned char next_opcode() {
     opcode_at_ = position_;
-    const auto opcode = take<uint8_t>();
+    return take<uint8_t>();
+  }
+
+  void execute(unsigned char opcode) {
     switch (opcode) {
-      case '.':
-        return false;
       case '(':
         check(static_cast<int>(marks_.size()) < limits_.depth, "more than {} marks", limits_.depth);
-        marks_.push_back(stack_.size());
-        return true;
+        return marks_.push_back(stack_.size());
       case 'N':
-        push(Kind::kNone);
-        return true;
+        return push(Kind::kNone);
       case 0x88:  // NEWTRUE
       case 0x89:  // NEWFALSE
-        push_integer(Kind::kBool, opcode == 0x88);
-        return true;
+        return push_integer(Kind::kBool, opcode == 0x88);
       case 'K':
-        push_integer(Kind::kInt, take<uint8_t>());
-        return true;
+        return push_integer(Kind::kInt, take<uint8_t>());
       case 'M':
-        push_integer(Kind::kInt, take<uint16_t>());
-        return true;
+        return push_integer(Kind::kInt, take<uint16_t>());
       case 'J':
-        push_integer(Kind::kInt, take<int32_t>());
-        return true;
+        return push_integer(Kind::kInt, take<int32_t>());
       case 0x8a:  // LONG1
-        push_integer(Kind::kInt, long_integer());
-        return true;
+        return push_integer(Kind::kInt, long_integer());
       case 'G':
-        push(Kind::kFloat).real = std::bit_cast<double>(__builtin_bswap64(take<uint64_t>()));
-        return true;
+        push(Kind::kFloat);
+        pickle_.nodes.back().real = std::bit_cast<double>(__builtin_bswap64(take<uint64_t>()));
+        return;
       case 'X':
-        push_text(take_text(take<uint32_t>()));
-        return true;
+        return push_text(Kind::kString, take_text(take<uint32_t>()));
       case 'U':
-        push_text(take_text(take<uint8_t>()));
-        return true;
+        return push_text(Kind::kString, take_text(take<uint8_t>()));
       case ')':
-        push(Kind::kTuple);
-        return true;
+        return push(Kind::kTuple);
       case ']':
-        push(Kind::kList);
-        return true;
+        return push(Kind::kList);
       case '}':
-        push(Kind::kDict);
-        return true;
+        return push(Kind::kDict);
       case 0x8f:  // EMPTY_SET
-        push(Kind::kSet);
-        return true;
+        return push(Kind::kSet);
       case 't':
-        push_items(Kind::kTuple, pop_to_mark());
-        return true;
+        return push(Kind::kTuple, pop_to_mark());
       case 0x85:  // TUPLE1
       case 0x86:  // TUPLE2
       case 0x87:  // TUPLE3
-        push_items(Kind::kTuple, pop_many(opcode - 0x84));
-        return true;
+        return push(Kind::kTuple, pop_many(opcode - 0x84));
       case 'a':
-        append({pop()});
-        return true;
+        return append({pop()});
       case 'e':
-        append(pop_to_mark());
-        return true;
+        return append(pop_to_mark());
       case 's':
-        set_items(pop_many(2));
-        return true;
+        return set_items(pop_many(2));
       case 'u':
-        set_items(pop_to_mark());
-        return true;
+        return set_items(pop_to_mark());
       case 'q':
-        put(take<uint8_t>());
-        return true;
+        return put(take<uint8_t>());
       case 'r':
-        put(take<uint32_t>());
-        return true;
+        return put(take<uint32_t>());
       case 'h':
-        get(take<uint8_t>());
-        return true;
+        return get(take<uint8_t>());
       case 'j':
-        get(take<uint32_t>());
-        return true;
+        return get(take<uint32_t>());
       case 'c':
-        global();
-        return true;
+        return global();
       case 'R':
-        call("REDUCE");
-        return true;
+        return call("REDUCE");
       case 0x81:  // NEWOBJ
-        call("NEWOBJ");
-        return true;
+        return call("NEWOBJ");
       case 'b':
-        build();
-        return true;
+        return build();
       case 'Q':
-        push_items(Kind::kPersistent, {pop()});
-        return true;
+        return push(Kind::kPersistent, {pop()});
       default:
         check(false, "the opcode {} is not one that a state dict needs; nothing was executed",
               opcode_name(opcode));
-        return false;
     }
   }
 
@@ -393,8 +310,6 @@ Pickle read_pickle(std::span<const std::byte> bytes, std::span<const std::string
 
 std::string describe(const PickleNode& node) {
   switch (node.kind) {
-    case Kind::kNone:
-      return "None";
     case Kind::kBool:
       return node.integer ? "True" : "False";
     case Kind::kInt:
@@ -403,23 +318,11 @@ std::string describe(const PickleNode& node) {
       return fmt::format("the float {}", node.real);
     case Kind::kString:
       return "the string " + quote(node.text);
-    case Kind::kTuple:
-      return "a tuple";
-    case Kind::kList:
-      return "a list";
-    case Kind::kSet:
-      return "a set";
-    case Kind::kDict:
-      return "a dict";
     case Kind::kGlobal:
       return node.text;
-    case Kind::kPersistent:
-      return "a storage";
-    case Kind::kCall:
-      return "a tensor";
+    default:
+      return kKindNames[static_cast<size_t>(node.kind)];
   }
-  WEFT_ASSERT(false);
-  return "";
 }
 
 }  // namespace weft::io

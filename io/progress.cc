@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <utility>
 
 #include "core/error.h"
 
@@ -19,10 +20,6 @@ constexpr int kShortestBar = 4;
 constexpr int kLongestBar = 30;
 constexpr int kPlainWidth = 1000;  // lines in a file are not cut
 constexpr const char* kEraseLine = "\r\x1b[K";
-
-double steady_seconds() {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
 
 int terminal_width(std::FILE* file) {
   winsize size{};
@@ -46,7 +43,10 @@ Progress::Progress(std::string label, int64_t total_steps, ProgressOptions optio
       start_(now()),
       next_draw_(start_ + (terminal_ ? 0 : kPlainInterval)) {}
 
-double Progress::now() const { return options_.clock ? options_.clock() : steady_seconds(); }
+double Progress::now() const {
+  if (options_.clock) return options_.clock();
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
 
 double Progress::images_per_second() const {
   const double seconds = now() - start_;
@@ -72,9 +72,7 @@ void Progress::update(int64_t step, int64_t images, double loss, double accuracy
 }
 
 void Progress::finish() {
-  if (finished_) return;
-  finished_ = true;
-  if (!terminal_ || !drawn_) return;
+  if (std::exchange(finished_, true) || !terminal_ || !drawn_) return;
   std::fputs(kEraseLine, options_.out);
   std::fflush(options_.out);
 }
@@ -111,7 +109,7 @@ Table::Table(std::vector<Column> columns, std::FILE* out)
 
 void Table::row(const std::vector<std::string>& cells) {
   WEFT_ASSERT(cells.size() == columns_.size());
-  if (!has_rows_) {
+  if (!std::exchange(has_rows_, true)) {
     std::vector<std::string> titles, rules;
     for (const Column& column : columns_) {
       titles.push_back(column.title);
@@ -119,7 +117,6 @@ void Table::row(const std::vector<std::string>& cells) {
     }
     print(titles);
     print(rules);
-    has_rows_ = true;
   }
   print(cells);
   std::fflush(out_);

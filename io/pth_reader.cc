@@ -1,7 +1,6 @@
 #include "io/pth_reader.h"
 
 #include <algorithm>
-#include <array>
 #include <bit>
 #include <cstring>
 #include <unordered_map>
@@ -20,12 +19,6 @@ static_assert(std::endian::native == std::endian::little, "storages are little e
 
 constexpr std::string_view kRebuildTensor = "torch._utils._rebuild_tensor_v2",
                            kRebuildParameter = "torch._utils._rebuild_parameter";
-// The pickle names every storage class, so the list of globals is that of dtypes.
-constexpr std::string_view kGlobals[] = {
-    kRebuildTensor,       kRebuildParameter,       "torch.DoubleStorage", "torch.FloatStorage",
-    "torch.HalfStorage",  "torch.BFloat16Storage", "torch.LongStorage",   "torch.IntStorage",
-    "torch.ShortStorage", "torch.CharStorage",     "torch.ByteStorage",   "torch.BoolStorage",
-};
 
 /// Elements as they lie in the file and as the tensor holds them.
 struct StorageType {
@@ -45,20 +38,18 @@ constexpr StorageType kStorageTypes[] = {
 
 // PyTorch <= 1.5: a pickle of the number 0x1950a86a20f9469cfc6c, then others. The older ones are
 // tar archives.
-constexpr std::array<unsigned char, 14> kLegacyMagic = {0x80, 0x02, 0x8a, 0x0a, 0x6c, 0xfc, 0x9c,
-                                                        0x46, 0xf9, 0x20, 0x6a, 0xa8, 0x50, 0x19};
-constexpr std::string_view kZipMagic = "PK\x03\x04", kTarMagic = "ustar";
+constexpr std::string_view kLegacyMagic =
+                               "\x80\x02\x8a\x0a\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19",
+                           kZipMagic = "PK\x03\x04", kTarMagic = "ustar";
 constexpr size_t kTarMagicOffset = 257;
 
-bool holds_at(std::span<const std::byte> bytes, size_t offset, const void* text, size_t length) {
-  return bytes.size() >= offset + length && std::memcmp(bytes.data() + offset, text, length) == 0;
+bool holds_at(std::span<const std::byte> bytes, size_t offset, std::string_view text) {
+  return bytes.size() >= offset + text.size() &&
+         std::memcmp(bytes.data() + offset, text.data(), text.size()) == 0;
 }
-bool is_zip(std::span<const std::byte> bytes) {
-  return holds_at(bytes, 0, kZipMagic.data(), kZipMagic.size());
-}
+bool is_zip(std::span<const std::byte> bytes) { return holds_at(bytes, 0, kZipMagic); }
 bool is_legacy(std::span<const std::byte> bytes) {
-  return holds_at(bytes, 0, kLegacyMagic.data(), kLegacyMagic.size()) ||
-         holds_at(bytes, kTarMagicOffset, kTarMagic.data(), kTarMagic.size());
+  return holds_at(bytes, 0, kLegacyMagic) || holds_at(bytes, kTarMagicOffset, kTarMagic);
 }
 
 /// Of any tensor: 2^60 elements of 8 bytes still count in 64 bits.
@@ -175,7 +166,9 @@ PthFile PthReader::read() {
   open_archive();
   const ZipEntry& data = *by_name_.at(root_ + "data.pkl");
   check_crc(data, file_);
-  pickle_ = read_pickle(data.data, kGlobals, file_ + ": data.pkl");
+  std::vector<std::string_view> globals = {kRebuildTensor, kRebuildParameter};
+  for (const StorageType& type : kStorageTypes) globals.push_back(type.global);
+  pickle_ = read_pickle(data.data, globals, file_ + ": data.pkl");
 
   PthFile result;
   const PickleNode& dict = find_state_dict(result);

@@ -6,7 +6,6 @@
 #include <cstring>
 #include <limits>
 #include <nlohmann/json.hpp>
-#include <optional>
 #include <unordered_set>
 
 #include "io/quote.h"
@@ -23,7 +22,8 @@ constexpr uint64_t kLargestHeader = 100'000'000;
 constexpr const char* kMetadataKey = "__metadata__";
 
 // tf32 comes after f32, so that "F32" reads as f32.
-constexpr std::pair<std::string_view, DType> kNames[] = {
+using NamedDType = std::pair<std::string_view, DType>;
+constexpr NamedDType kNames[] = {
     {"F64", DType::f64},        {"F32", DType::f32},      {"F32", DType::tf32},
     {"F16", DType::f16},        {"BF16", DType::bf16},    {"F8_E4M3", DType::f8e4m3},
     {"F8_E5M2", DType::f8e5m2}, {"I64", DType::i64},      {"I32", DType::i32},
@@ -33,10 +33,17 @@ static_assert(std::size(kNames) == std::size(kAllDTypes));
 
 struct Entry {
   std::string name;
-  std::optional<DType> dtype;
-  std::optional<Shape> shape;
+  DType dtype = DType::f32;
+  Shape shape;
   std::vector<uint64_t> offsets;
 };
+
+/// What the header says of a tensor, in the order of HeaderReader::Field.
+constexpr struct {
+  std::string_view name, expected;
+} kFields[] = {{"dtype", "dtype's name"},
+               {"shape", "shape, an array of sizes"},
+               {"data_offsets", "data_offsets, an array of two numbers"}};
 
 /// Builds entries from the header as it is parsed, so that nothing but entries takes memory.
 class HeaderReader : public nlohmann::json_sax<json> {
@@ -54,10 +61,9 @@ class HeaderReader : public nlohmann::json_sax<json> {
 
   bool end_object() override {
     if (depth_ == 2 && !in_metadata_) {
-      const Entry& entry = entries_.back();
-      check(entry.dtype.has_value(), "has no dtype");
-      check(entry.shape.has_value(), "has no shape");
-      check(entry.offsets.size() == 2, "has no data_offsets");
+      for (size_t i = 0; i < std::size(kFields); ++i) {
+        check(seen_[i], fmt::format("has no {}", kFields[i].name));
+      }
     }
     --depth_;
     return true;
@@ -67,26 +73,22 @@ class HeaderReader : public nlohmann::json_sax<json> {
     if (depth_ == 1) {
       in_metadata_ = text == kMetadataKey;
       if (in_metadata_) {
-        WEFT_CHECK(!has_metadata_, "{}: \"{}\" stands in the header twice", file_, kMetadataKey);
-        has_metadata_ = true;
+        WEFT_CHECK(!std::exchange(has_metadata_, true), "{}: \"{}\" stands in the header twice",
+                   file_, kMetadataKey);
       } else {
         entries_.emplace_back().name = std::move(text);
+        seen_ = {};
       }
     } else if (in_metadata_) {
       const auto [place, is_new] = metadata_.try_emplace(text);
       WEFT_CHECK(is_new, "{}: metadata {} stands in the header twice", file_, quote(text));
       metadata_value_ = &place->second;
     } else {
-      const Entry& entry = entries_.back();
-      field_ = text == "dtype"          ? Field::kDType
-               : text == "shape"        ? Field::kShape
-               : text == "data_offsets" ? Field::kOffsets
-                                        : Field::kNone;
-      check(field_ != Field::kNone, "has an unknown field " + quote(text));
-      const bool seen = field_ == Field::kDType   ? entry.dtype.has_value()
-                        : field_ == Field::kShape ? entry.shape.has_value()
-                                                  : !entry.offsets.empty();
-      check(!seen, "has the field " + quote(text) + " twice");
+      const auto known =
+          std::ranges::find_if(kFields, [&](const auto& field) { return field.name == text; });
+      check(known != std::end(kFields), "has an unknown field " + quote(text));
+      field_ = static_cast<Field>(known - kFields);
+      check(!std::exchange(seen_[field_], true), "has the field " + quote(text) + " twice");
     }
     return true;
   }
@@ -97,43 +99,38 @@ class HeaderReader : public nlohmann::json_sax<json> {
       *metadata_value_ = std::move(text);
       return true;
     }
-    if (field_ != Field::kDType) return unexpected("a string");
-    const auto row = std::ranges::find(kNames, text, [](const auto& known) { return known.first; });
+    if (field_ != kDType) return unexpected("a string");
+    const auto row = std::ranges::find(kNames, text, &NamedDType::first);
     check(row != std::end(kNames), "has the dtype " + quote(text) + ", which Weft does not know");
     entries_.back().dtype = row->second;
     return true;
   }
 
   bool start_array(size_t) override {
-    if (depth_ != 2 || in_metadata_ || in_array_ || field_ == Field::kDType) {
-      return unexpected("an array");
-    }
+    if (depth_ != 2 || in_metadata_ || in_array_ || field_ == kDType) return unexpected("an array");
     in_array_ = true;
-    if (field_ == Field::kShape) entries_.back().shape = Shape();
     return true;
   }
 
   bool end_array() override {
     in_array_ = false;
-    if (field_ == Field::kOffsets) {
-      check(entries_.back().offsets.size() == 2, "needs two data_offsets");
-    }
+    check(field_ != kOffsets || entries_.back().offsets.size() == 2, "needs two data_offsets");
     return true;
   }
 
   bool number_unsigned(uint64_t value) override {
     if (!in_array_) return unexpected("a number");
     Entry& entry = entries_.back();
-    if (field_ == Field::kOffsets) {
+    if (field_ == kOffsets) {
       check(entry.offsets.size() < 2, "needs two data_offsets");
       entry.offsets.push_back(value);
       return true;
     }
-    check(entry.shape->size() < kMaxDims,
+    check(entry.shape.size() < kMaxDims,
           fmt::format("has more than {} dimensions, Weft's most", kMaxDims));
     check(value <= static_cast<uint64_t>(std::numeric_limits<int64_t>::max()),
           fmt::format("has a size of {}", value));
-    entry.shape->push_back(static_cast<int64_t>(value));
+    entry.shape.push_back(static_cast<int64_t>(value));
     return true;
   }
 
@@ -153,7 +150,7 @@ class HeaderReader : public nlohmann::json_sax<json> {
   }
 
  private:
-  enum class Field { kNone, kDType, kShape, kOffsets };
+  enum Field { kDType, kShape, kOffsets };
 
   void check(bool condition, const std::string& what) const {
     WEFT_CHECK(condition, "{}: tensor {} {}", file_, quote(entries_.back().name), what);
@@ -164,10 +161,7 @@ class HeaderReader : public nlohmann::json_sax<json> {
     if (in_metadata_)
       WEFT_FAIL("{}: {} in \"{}\", which maps strings to strings", file_, what, kMetadataKey);
     WEFT_FAIL("{}: {} where tensor {} needs its {}", file_, what, quote(entries_.back().name),
-              depth_ == 1               ? "dtype, shape and data_offsets"
-              : field_ == Field::kDType ? "dtype's name"
-              : field_ == Field::kShape ? "shape, an array of sizes"
-                                        : "data_offsets, an array of two numbers");
+              depth_ == 1 ? "dtype, shape and data_offsets" : kFields[field_].expected);
   }
 
   const std::string file_;
@@ -175,31 +169,22 @@ class HeaderReader : public nlohmann::json_sax<json> {
   Metadata& metadata_;
   std::string* metadata_value_ = nullptr;
   int depth_ = 0;
-  bool in_array_ = false;
-  bool in_metadata_ = false;
-  bool has_metadata_ = false;
-  Field field_ = Field::kNone;
+  bool in_array_ = false, in_metadata_ = false, has_metadata_ = false;
+  Field field_ = kDType;           // of the tensor at hand
+  std::array<bool, 3> seen_ = {};  // the fields that it had already
 };
-
-void check_unique_names(const std::string& file, const std::vector<Entry>& entries) {
-  std::unordered_set<std::string_view> seen(entries.size());
-  for (const Entry& entry : entries) {
-    WEFT_CHECK(seen.insert(entry.name).second, "{}: tensor {} stands in the header twice", file,
-               quote(entry.name));
-  }
-}
 
 /// Bytes of the tensor by its shape; throws when they exceed 64 bits.
 uint64_t expected_bytes(const std::string& file, const Entry& entry) {
   // Sizes of 0 count as 1, so that strides can be computed from any shape that passes.
-  uint64_t bytes = itemsize(*entry.dtype);
-  for (int64_t size : *entry.shape) {
+  uint64_t bytes = itemsize(entry.dtype);
+  for (int64_t size : entry.shape) {
     WEFT_CHECK(
         !__builtin_mul_overflow(bytes, static_cast<uint64_t>(std::max<int64_t>(size, 1)), &bytes) &&
             bytes <= static_cast<uint64_t>(std::numeric_limits<int64_t>::max()),
-        "{}: tensor {} of shape {} is too large", file, quote(entry.name), *entry.shape);
+        "{}: tensor {} of shape {} is too large", file, quote(entry.name), entry.shape);
   }
-  return std::ranges::count(*entry.shape, 0) > 0 ? 0 : bytes;
+  return std::ranges::count(entry.shape, 0) > 0 ? 0 : bytes;
 }
 
 /// Checks that entries, sorted by offset, tile [0, data_bytes).
@@ -219,7 +204,7 @@ void check_layout(const std::string& file, const std::vector<Entry>& entries, ui
     const uint64_t bytes = expected_bytes(file, entry);
     WEFT_CHECK(last - first == bytes,
                "{}: tensor {}, {} {}, needs {} bytes, its data_offsets give {}", file, name,
-               *entry.dtype, *entry.shape, bytes, last - first);
+               entry.dtype, entry.shape, bytes, last - first);
     WEFT_CHECK(
         last <= data_bytes,
         "{}: tensor {} ends at offset {}, but there are only {} bytes of data: the file is cut "
@@ -236,20 +221,20 @@ void check_layout(const std::string& file, const std::vector<Entry>& entries, ui
 Tensor tensor_over(const std::shared_ptr<void>& owner, std::byte* data, const Entry& entry,
                    const std::string& file) {
   const size_t bytes = entry.offsets[1] - entry.offsets[0];
-  if (*entry.dtype == DType::boolean) {
+  if (entry.dtype == DType::boolean) {
     const std::byte* wrong =
         std::find_if(data, data + bytes, [](std::byte b) { return b > std::byte{1}; });
     WEFT_CHECK(wrong == data + bytes, "{}: tensor {} is BOOL but holds the byte {} at index {}",
                file, quote(entry.name), std::to_integer<int>(*wrong), wrong - data);
   }
-  if (reinterpret_cast<uintptr_t>(data) % itemsize(*entry.dtype) != 0) {
-    Tensor copy = Tensor::empty(*entry.shape, *entry.dtype);
+  if (reinterpret_cast<uintptr_t>(data) % itemsize(entry.dtype) != 0) {
+    Tensor copy = Tensor::empty(entry.shape, entry.dtype);
     if (bytes > 0) std::memcpy(copy.raw(), data, bytes);
     return copy;
   }
   auto storage = std::make_shared<Storage>(data, bytes, Device{}, [owner] {});
-  return Tensor::view_of(std::move(storage), *entry.shape, contiguous_strides(*entry.shape), 0,
-                         *entry.dtype);
+  return Tensor::view_of(std::move(storage), entry.shape, contiguous_strides(entry.shape), 0,
+                         entry.dtype);
 }
 
 template <size_t Size>
@@ -273,24 +258,16 @@ void write_strided(FileWriter& writer, const Tensor& tensor) {
 void write_data(FileWriter& writer, const Tensor& tensor) {
   if (tensor.numel() == 0) return;
   if (tensor.is_contiguous()) return writer.write(tensor.raw(), tensor.nbytes());
-  switch (tensor.itemsize()) {
-    case 1:
-      return write_strided<1>(writer, tensor);
-    case 2:
-      return write_strided<2>(writer, tensor);
-    case 4:
-      return write_strided<4>(writer, tensor);
-    default:
-      WEFT_ASSERT(tensor.itemsize() == 8);
-      return write_strided<8>(writer, tensor);
-  }
+  const size_t size = tensor.itemsize();
+  WEFT_ASSERT(std::has_single_bit(size) && size <= 8);
+  const auto write = size == 1   ? write_strided<1>
+                     : size == 2 ? write_strided<2>
+                     : size == 4 ? write_strided<4>
+                                 : write_strided<8>;
+  write(writer, tensor);
 }
 
 }  // namespace
-
-std::string_view safetensors_name(DType dtype) {
-  return std::ranges::find(kNames, dtype, [](const auto& known) { return known.second; })->first;
-}
 
 SafeTensors read_safetensors(const Path& path) {
   auto mapping = std::make_shared<MappedFile>(path);
@@ -319,7 +296,13 @@ SafeTensors read_safetensors(std::span<std::byte> bytes, std::shared_ptr<void> o
   std::vector<Entry> entries;
   HeaderReader reader(file, entries, result.metadata);
   json::sax_parse(header, header + header_bytes, &reader);
-  check_unique_names(file, entries);
+  {
+    std::unordered_set<std::string_view> seen(entries.size());
+    for (const Entry& entry : entries) {
+      WEFT_CHECK(seen.insert(entry.name).second, "{}: tensor {} stands in the header twice", file,
+                 quote(entry.name));
+    }
+  }
   std::ranges::stable_sort(entries, {}, &Entry::offsets);
   const std::span<std::byte> data = bytes.subspan(kLengthBytes + header_bytes);
   check_layout(file, entries, data.size());
@@ -353,7 +336,8 @@ void write_safetensors(FileWriter& writer, const NamedTensors& tensors, const Me
       WEFT_CHECK(tensor.device().type == DeviceType::cpu,
                  "safetensors: tensor {} is on {}, expected cpu", quote(name), tensor.device());
       const uint64_t end = offset + tensor.nbytes();
-      header[name] = {{"dtype", safetensors_name(tensor.dtype())},
+      const auto dtype = std::ranges::find(kNames, tensor.dtype(), &NamedDType::second);
+      header[name] = {{"dtype", dtype->first},
                       {"shape", std::vector<int64_t>(tensor.shape().begin(), tensor.shape().end())},
                       {"data_offsets", {offset, end}}};
       offset = end;

@@ -51,7 +51,4 @@ FileSummary write_safetensors(const Path& path, const NamedTensors& tensors,
 void write_safetensors(FileWriter& writer, const NamedTensors& tensors,
                        const Metadata& metadata = {});
 
-/// "F32", "BF16", ...: the format's name of a dtype.
-std::string_view safetensors_name(DType dtype);
-
 }  // namespace weft::io

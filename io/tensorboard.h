@@ -31,11 +31,8 @@ class TensorBoardWriter {
  private:
   void write(const std::string& event);
 
-  struct Close {
-    void operator()(std::FILE* file) const { std::fclose(file); }
-  };
   std::filesystem::path path_;
-  std::unique_ptr<std::FILE, Close> file_;
+  std::unique_ptr<std::FILE, int (*)(std::FILE*)> file_{nullptr, std::fclose};
 };
 
 /// CRC-32C (Castagnoli), RFC 3720 appendix B.4.

@@ -48,31 +48,26 @@ std::vector<int64_t> list_steps(const io::Path& output) {
 
 std::string checksum_text(uint32_t crc32) { return fmt::format("{:08x}", crc32); }
 
-uint32_t crc32_of_text(const std::string& text) {
-  return io::crc32_of(std::as_bytes(std::span(text)));
+std::string checksum_of(const json& state) {
+  const std::string text = state.dump();
+  return checksum_text(io::crc32_of(std::as_bytes(std::span(text))));
 }
 
-json describe_file(const io::FileSummary& summary) {
-  return {{"bytes", summary.bytes}, {"crc32", checksum_text(summary.crc32)}};
-}
-
-io::FileSummary write_tensors(const io::Path& path, const NamedTensors& tensors) {
+/// Returns what state.json says of the file.
+json write_tensors(const io::Path& path, const NamedTensors& tensors) {
   io::FileWriter writer(path);
   io::write_safetensors(writer, tensors, {{"format", "pt"}});
-  return writer.finish();
+  const io::FileSummary summary = writer.finish();
+  return {{"bytes", summary.bytes}, {"crc32", checksum_text(summary.crc32)}};
 }
 
 void write_files(const io::Path& directory, const Checkpoint& checkpoint) {
   json files;
-  files[kModelFile] = describe_file(write_tensors(directory / kModelFile, checkpoint.model));
-  files[kOptimizerFile] =
-      describe_file(write_tensors(directory / kOptimizerFile, checkpoint.optimizer));
-  const json all = {{"format", kFormat},
-                    {"version", kVersion},
-                    {"step", checkpoint.step},
-                    {"files", files},
-                    {"state", checkpoint.state},
-                    {"state_crc32", checksum_text(crc32_of_text(checkpoint.state.dump()))}};
+  files[kModelFile] = write_tensors(directory / kModelFile, checkpoint.model);
+  files[kOptimizerFile] = write_tensors(directory / kOptimizerFile, checkpoint.optimizer);
+  const json all = {{"format", kFormat},         {"version", kVersion},
+                    {"step", checkpoint.step},   {"files", files},
+                    {"state", checkpoint.state}, {"state_crc32", checksum_of(checkpoint.state)}};
   io::FileWriter writer(directory / kStateFile);
   writer.write(all.dump(2) + "\n");
   writer.finish();
@@ -124,7 +119,8 @@ const json& field(const json& object, const char* key, const io::Path& file) {
   return *place;
 }
 
-void verify_file(const io::Path& path, const json& expected, const io::Path& state_file) {
+NamedTensors read_verified(const io::Path& path, const json& files, const io::Path& state_file) {
+  const json& expected = field(files, path.filename().c_str(), state_file);
   const io::MappedFile file(path);
   const uint64_t bytes = field(expected, "bytes", state_file).get<uint64_t>();
   WEFT_CHECK(file.bytes().size() == bytes, "{} is damaged: it has {} bytes, {} were written",
@@ -133,11 +129,7 @@ void verify_file(const io::Path& path, const json& expected, const io::Path& sta
   const std::string found = checksum_text(io::crc32_of(file.bytes()));
   WEFT_CHECK(found == written, "{} is damaged: its CRC-32 is {}, {} was written", path.string(),
              found, written);
-}
-
-NamedTensors read_verified(const io::Path& directory, const char* name, const json& files) {
-  verify_file(directory / name, field(files, name, directory / kStateFile), directory / kStateFile);
-  return io::read_safetensors(directory / name).tensors;
+  return io::read_safetensors(path).tensors;
 }
 
 }  // namespace
@@ -200,13 +192,13 @@ Checkpoint load_checkpoint(const io::Path& path, CheckpointParts parts) {
     checkpoint.step = field(all, "step", state_file).get<int64_t>();
     checkpoint.state = field(all, "state", state_file);
     const std::string written = field(all, "state_crc32", state_file).get<std::string>();
-    const std::string found = checksum_text(crc32_of_text(checkpoint.state.dump()));
+    const std::string found = checksum_of(checkpoint.state);
     WEFT_CHECK(found == written, "{} is damaged: its state's CRC-32 is {}, {} was written",
                state_file.string(), found, written);
     const json& files = field(all, "files", state_file);
-    checkpoint.model = read_verified(directory, kModelFile, files);
+    checkpoint.model = read_verified(directory / kModelFile, files, state_file);
     if (parts == CheckpointParts::kAll) {
-      checkpoint.optimizer = read_verified(directory, kOptimizerFile, files);
+      checkpoint.optimizer = read_verified(directory / kOptimizerFile, files, state_file);
     }
   } catch (const json::exception& error) {
     WEFT_FAIL("{} is damaged: {}", state_file.string(), error.what());

@@ -1,5 +1,8 @@
 #include "train/config.h"
 
+#include <fmt/format.h>
+
+#include <algorithm>
 #include <charconv>
 #include <cmath>
 #include <functional>
@@ -27,8 +30,7 @@ namespace {
 constexpr int64_t kLargestImage = 4096;
 
 struct Recipe {
-  const char* name;
-  const char* summary;
+  std::string name, summary;
   Config config;
 };
 
@@ -84,22 +86,28 @@ const std::vector<Recipe>& recipes() {
 }
 
 const Recipe& find(const std::string& name) {
-  std::string known;
-  for (const Recipe& recipe : recipes()) {
-    if (recipe.name == name) return recipe;
-    known += (known.empty() ? "" : ", ") + std::string(recipe.name);
-  }
-  WEFT_FAIL("unknown recipe \"{}\": expected one of {}", name, known);
+  const auto found = std::ranges::find(recipes(), name, &Recipe::name);
+  WEFT_CHECK(found != recipes().end(), "unknown recipe \"{}\": expected one of {}", name,
+             fmt::join(recipe_names(), ", "));
+  return *found;
 }
 
 void check_choice(const char* setting, const std::string& value,
                   const std::vector<std::string>& known) {
-  std::string list;
-  for (const std::string& name : known) {
-    if (name == value) return;
-    list += (list.empty() ? "" : ", ") + name;
-  }
-  WEFT_FAIL("{}: \"{}\" is not one of {}", setting, value, list);
+  WEFT_CHECK(std::ranges::count(known, value) > 0, "{}: \"{}\" is not one of {}", setting, value,
+             fmt::join(known, ", "));
+}
+
+template <class T>
+void check_positive(const char* setting, T value) {
+  WEFT_CHECK(value > 0, "{}: expected a positive number, got {}", setting, value);
+}
+void check_share(const char* setting, double value) {
+  WEFT_CHECK(value >= 0 && value < 1, "{}: expected a number in [0, 1), got {}", setting, value);
+}
+template <class T>
+void check_not_negative(const char* setting, T value) {
+  WEFT_CHECK(value >= 0, "{}: must not be negative, got {}", setting, value);
 }
 
 void validate_precision(const Config& c) {
@@ -116,78 +124,44 @@ void validate_precision(const Config& c) {
   WEFT_CHECK(c.min_loss_scale >= 0 && c.min_loss_scale <= c.initial_loss_scale,
              "min-loss-scale: expected a number in [0, initial-loss-scale = {}], got {}",
              c.initial_loss_scale, c.min_loss_scale);
-  WEFT_CHECK(c.loss_scale_window > 0, "loss-scale-window: expected a positive number, got {}",
-             c.loss_scale_window);
-  WEFT_CHECK(c.loss_scale_hysteresis > 0,
-             "loss-scale-hysteresis: expected a positive number, got {}", c.loss_scale_hysteresis);
+  check_positive("loss-scale-window", c.loss_scale_window);
+  check_positive("loss-scale-hysteresis", c.loss_scale_hysteresis);
 }
+
+// f("epochs", part.epochs) for each of the members named; nlohmann's macros for structs do the
+// same.
+#define WEFT_SETTING(member) f(#member, part.member);
+#define WEFT_SETTINGS(...) NLOHMANN_JSON_EXPAND(NLOHMANN_JSON_PASTE(WEFT_SETTING, __VA_ARGS__))
 
 /// Calls f(key, member) for every setting: the one list that JSON is written from and read by.
 template <class C, class F>
-void for_each_setting(C& c, F&& f) {
-  f("recipe", c.recipe);
-  f("data", c.data);
-  f("model", c.model);
-  f("image_size", c.image_size);
-  f("epochs", c.epochs);
-  f("batch_size", c.batch_size);
-  f("accumulate", c.accumulate);
-  f("limit_batches", c.limit_batches);
-  f("weights", c.weights);
-  f("interpolation", c.interpolation);
-  f("layer_norm_eps", c.layer_norm_eps);
-  f("freeze", c.freeze);
-  f("layer_decay", c.layer_decay);
-  f("optimizer", c.optimizer);
-  f("lr", c.lr);
-  f("weight_decay", c.weight_decay);
-  f("momentum", c.momentum);
-  f("clip_norm", c.clip_norm);
-  f("schedule", c.schedule);
-  f("warmup", c.warmup);
-  f("label_smoothing", c.label_smoothing);
-  f("drop_path", c.drop_path);
-  f("random_crop", c.augmentation.random_crop);
-  f("shift", c.augmentation.shift);
-  f("flip", c.augmentation.flip);
-  f("rand_augment", c.augmentation.rand_augment);
-  f("magnitude", c.augmentation.magnitude);
-  f("erase", c.augmentation.erase);
-  f("mixup", c.augmentation.mixup);
-  f("cutmix", c.augmentation.cutmix);
-  f("normalize", c.normalize);
-  f("precision", c.precision);
-  f("matmul_numerics", c.matmul_numerics);
-  f("tf32_rounding", c.tf32_rounding);
-  f("loss_scale", c.loss_scale);
-  f("initial_loss_scale", c.initial_loss_scale);
-  f("loss_scale_window", c.loss_scale_window);
-  f("loss_scale_hysteresis", c.loss_scale_hysteresis);
-  f("min_loss_scale", c.min_loss_scale);
-  f("fp8_scaling", c.fp8_scaling);
-  f("checkpoint_activations", c.checkpoint_activations);
-  f("seed", c.seed);
-  f("devices", c.devices);
-  f("strategy", c.strategy.name);
-  f("global_batch_size", c.global_batch_size);
-  f("shard_size", c.strategy.shard_size);
-  f("tensor_parallel", c.strategy.tensor_parallel);
-  f("sequence_parallel", c.strategy.sequence_parallel);
-  f("parallel_head", c.strategy.parallel_head);
-  f("pipeline_stages", c.strategy.pipeline_stages);
-  f("pipeline_schedule", c.strategy.schedule);
-  f("micro_batches", c.strategy.micro_batches);
-  f("cpu_offload", c.strategy.cpu_offload);
-  f("gradient_average", c.gradient_average);
-  f("deterministic_reduce", c.deterministic_reduce);
+void for_each_setting(C& config, F&& f) {
+  {
+    auto& part = config;
+    WEFT_SETTINGS(recipe, data, model, image_size, epochs, batch_size, accumulate, limit_batches,
+                  weights, interpolation, layer_norm_eps, freeze, layer_decay, optimizer, lr,
+                  weight_decay, momentum, clip_norm, schedule, warmup, label_smoothing, drop_path,
+                  normalize, precision, matmul_numerics, tf32_rounding, loss_scale,
+                  initial_loss_scale, loss_scale_window, loss_scale_hysteresis, min_loss_scale,
+                  fp8_scaling, checkpoint_activations, seed, devices, global_batch_size,
+                  gradient_average, deterministic_reduce)
+  }
+  {
+    auto& part = config.augmentation;
+    WEFT_SETTINGS(random_crop, shift, flip, rand_augment, magnitude, erase, mixup, cutmix)
+  }
+  auto& part = config.strategy;
+  WEFT_SETTINGS(shard_size, tensor_parallel, sequence_parallel, parallel_head, pipeline_stages,
+                micro_batches, cpu_offload)
+  f("strategy", part.name);
+  f("pipeline_schedule", part.schedule);
 }
 
 void validate_ranks(const Config& c) {
   constexpr int64_t kMostDevices = 1 << 16;
   WEFT_CHECK(c.devices > 0 && c.devices <= kMostDevices, "devices: expected 1 to {}, got {}",
              kMostDevices, c.devices);
-  WEFT_CHECK(c.global_batch_size >= 0, "global-batch-size: must not be negative, got {}",
-             c.global_batch_size);
+  check_not_negative("global-batch-size", c.global_batch_size);
   const dist::StrategyOptions& s = c.strategy;
   for (const auto& [setting, value] :
        {std::pair("shard-size", s.shard_size), std::pair("tensor-parallel", s.tensor_parallel),
@@ -244,26 +218,17 @@ std::string recipe_summary(const std::string& name) { return find(name).summary;
 
 std::vector<std::string> recipe_names() {
   std::vector<std::string> names;
-  for (const Recipe& recipe : recipes()) names.emplace_back(recipe.name);
+  for (const Recipe& recipe : recipes()) names.push_back(recipe.name);
   return names;
 }
 
 void validate(const Config& c) {
-  const auto positive = [](const char* setting, int64_t value) {
-    WEFT_CHECK(value > 0, "{}: expected a positive number, got {}", setting, value);
-  };
-  const auto share = [](const char* setting, double value) {
-    WEFT_CHECK(value >= 0 && value < 1, "{}: expected a number in [0, 1), got {}", setting, value);
-  };
-  const auto not_negative = [](const char* setting, double value) {
-    WEFT_CHECK(value >= 0, "{}: must not be negative, got {}", setting, value);
-  };
   data::check_data_spec(c.data);
   check_choice("model", c.model, models::model_names());
-  positive("epochs", c.epochs);
-  positive("batch-size", c.batch_size);
-  positive("accumulate", c.accumulate);
-  not_negative("limit-batches", static_cast<double>(c.limit_batches));
+  check_positive("epochs", c.epochs);
+  check_positive("batch-size", c.batch_size);
+  check_positive("accumulate", c.accumulate);
+  check_not_negative("limit-batches", c.limit_batches);
   WEFT_CHECK(c.image_size >= 0 && c.image_size <= kLargestImage,
              "image-size: expected a number of pixels up to {}, got {}", kLargestImage,
              c.image_size);
@@ -272,21 +237,20 @@ void validate(const Config& c) {
   check_choice("interpolation", c.interpolation, {"torchvision", "timm"});
   WEFT_CHECK(c.layer_decay > 0 && c.layer_decay <= 1,
              "layer-decay: expected a number in (0, 1], got {}", c.layer_decay);
-  WEFT_CHECK(c.layer_norm_eps >= 0 && c.layer_norm_eps < 1,
-             "layer-norm-eps: expected a number in [0, 1), got {}", c.layer_norm_eps);
+  check_share("layer-norm-eps", c.layer_norm_eps);
   check_choice("optimizer", c.optimizer, optim::optimizer_names());
   check_choice("schedule", c.schedule, {"one-cycle", "cosine", "constant"});
   validate_precision(c);
-  WEFT_CHECK(c.lr > 0, "lr: expected a positive number, got {}", c.lr);
-  not_negative("weight-decay", c.weight_decay);
-  not_negative("clip-norm", c.clip_norm);
+  check_positive("lr", c.lr);
+  check_not_negative("weight-decay", c.weight_decay);
+  check_not_negative("clip-norm", c.clip_norm);
   WEFT_CHECK(std::isfinite(c.lr) && std::isfinite(c.weight_decay) && std::isfinite(c.clip_norm),
              "lr, weight-decay and clip-norm: expected finite numbers, got {}, {} and {}", c.lr,
              c.weight_decay, c.clip_norm);
-  share("momentum", c.momentum);
-  share("warmup", c.warmup);
-  share("label-smoothing", c.label_smoothing);
-  share("drop-path", c.drop_path);
+  check_share("momentum", c.momentum);
+  check_share("warmup", c.warmup);
+  check_share("label-smoothing", c.label_smoothing);
+  check_share("drop-path", c.drop_path);
   const data::Augmentation& a = c.augmentation;
   WEFT_CHECK(a.shift >= 0 && a.shift <= kLargestImage, "shift: expected 0 to {} pixels, got {}",
              kLargestImage, a.shift);
@@ -295,8 +259,8 @@ void validate(const Config& c) {
   WEFT_CHECK(a.magnitude >= 0 && a.magnitude <= 30, "magnitude: expected 0 to 30, got {}",
              a.magnitude);
   WEFT_CHECK(a.erase >= 0 && a.erase <= 1, "erase: expected a probability, got {}", a.erase);
-  not_negative("mixup", a.mixup);
-  not_negative("cutmix", a.cutmix);
+  check_not_negative("mixup", a.mixup);
+  check_not_negative("cutmix", a.cutmix);
   validate_ranks(c);
 }
 

@@ -110,9 +110,6 @@ class Fabric {
   /// its share of the whole batch's loss, scaled().
   void run(const dist::MicroBatches& batches);
   Tensor scaled(const Tensor& loss) { return scaler_.scale(loss); }
-  /// While the result lives, gradients add up on their rank and are not reduced: for gradient
-  /// accumulation.
-  std::shared_ptr<void> no_backward_sync() { return strategy_->no_sync(); }
   /// Scales the gradients so that their norm over all ranks is at most max_norm, and returns the
   /// norm that they had. In 16-mixed it divides them by the loss scale first.
   double clip_gradients(optim::Optimizer& optimizer, double max_norm);

@@ -1,17 +1,19 @@
 #include "train/precision.h"
 
+#include <fmt/format.h>
+
+#include <ranges>
+#include <utility>
+
 #include "kernels/device/probe.h"
 #include "kernels/gemm/onednn_matmul.h"
 
 namespace weft::train {
 namespace {
 
-struct Alias {
-  std::string_view alias, name;
-};
-
 // Fabric's short forms; "bf16" is ours and its.
-constexpr Alias kAliases[] = {{"16", "fp16"}, {"32", "fp32"}, {"64", "fp64"}};
+constexpr std::pair<std::string_view, std::string_view> kAliases[] = {
+    {"16", "fp16"}, {"32", "fp32"}, {"64", "fp64"}};
 
 kernels::MatmulSettings settings(const Precision& precision, kernels::Accumulation accumulation,
                                  kernels::Tf32 rounding) {
@@ -45,25 +47,21 @@ const std::vector<Precision>& precisions() {
 }
 
 const Precision& find_precision(std::string_view name) {
-  for (const Alias& alias : kAliases) {
-    if (alias.alias == name) name = alias.name;
+  for (const auto& [alias, full] : kAliases) {
+    if (alias == name) name = full;
   }
-  std::string known;
-  for (const Precision& precision : precisions()) {
-    if (precision.name == name || (!name.empty() && precision.fabric == name)) return precision;
-    if (!precision.fabric.empty() && precision.fabric != precision.name) {
-      known += (known.empty() ? "" : ", ") + std::string(precision.fabric);
-    }
+  std::vector<std::string_view> others;
+  for (const Precision& p : precisions()) {
+    if (p.name == name || (!name.empty() && p.fabric == name)) return p;
+    if (!p.fabric.empty() && p.fabric != p.name) others.push_back(p.fabric);
   }
-  WEFT_FAIL("precision: \"{}\" is not one of {} (or {})", name, precision_names(), known);
+  WEFT_FAIL("precision: \"{}\" is not one of {} (or {})", name, precision_names(),
+            fmt::join(others, ", "));
 }
 
 std::string precision_names() {
-  std::string names;
-  for (const Precision& precision : precisions()) {
-    names += (names.empty() ? "" : ", ") + std::string(precision.name);
-  }
-  return names;
+  const auto names = precisions() | std::views::transform(&Precision::name);
+  return fmt::format("{}", fmt::join(names, ", "));
 }
 
 PrecisionScope::PrecisionScope(const Precision& precision, kernels::Accumulation accumulation,
@@ -98,21 +96,16 @@ Capabilities capabilities_of(Device device) {
 
 Capabilities capabilities_of(kernels::Accumulation accumulation) {
   using kernels::Accumulation;
+  constexpr std::pair<Accumulation, int> kComputeCapabilities[] = {{Accumulation::kV100, 70},
+                                                                   {Accumulation::kA100, 80},
+                                                                   {Accumulation::kAda, 89},
+                                                                   {Accumulation::kH100, 90},
+                                                                   {Accumulation::kB200, 100}};
   const std::string device = fmt::format("--matmul-numerics {}", kernels::name(accumulation));
-  switch (accumulation) {
-    case Accumulation::kV100:
-      return capabilities_of_compute_capability(device, 70);
-    case Accumulation::kA100:
-      return capabilities_of_compute_capability(device, 80);
-    case Accumulation::kAda:
-      return capabilities_of_compute_capability(device, 89);
-    case Accumulation::kH100:
-      return capabilities_of_compute_capability(device, 90);
-    case Accumulation::kB200:
-      return capabilities_of_compute_capability(device, 100);
-    default:
-      return {.device = device};
+  for (const auto& [known, capability] : kComputeCapabilities) {
+    if (known == accumulation) return capabilities_of_compute_capability(device, capability);
   }
+  return {.device = device};
 }
 
 bool has(const Capabilities& device, const Precision& precision) {
@@ -148,7 +141,5 @@ void check_supported(const Precision& precision, const Capabilities& device) {
 bool cpu_has_bf16_instructions() {
   return __builtin_cpu_supports("avx512bf16") || __builtin_cpu_supports("amx-bf16");
 }
-
-bool is_bf16_supported(Device device) { return capabilities_of(device).bf16; }
 
 }  // namespace weft::train

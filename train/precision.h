@@ -81,8 +81,6 @@ bool has(const Capabilities& device, const Precision& precision);
 /// the other way round, fp32 for tf32 and where nothing nearer is there.
 void check_supported(const Precision& precision, const Capabilities& device);
 
-/// PyTorch's torch.cuda.is_bf16_supported(): whether bf16 products are formed, emulation included.
-bool is_bf16_supported(Device device = {});
 /// Whether the CPU has bf16 multiplications of its own: AVX-512 BF16 or AMX.
 bool cpu_has_bf16_instructions();
 

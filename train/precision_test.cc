@@ -110,7 +110,7 @@ TEST_CASE("a precision that a device lacks names the one to use instead") {
   CHECK_NOTHROW(check_supported(find_precision("fp8"), capabilities_of(Accumulation::kExact)));
   CHECK_THROWS_WITH(capabilities_of(Device{DeviceType::cuda, 99}),
                     Contains("cuda:99: there is no such device"));
-  CHECK(is_bf16_supported());
+  CHECK(capabilities_of(Device{}).bf16);
 }
 
 /// The dtypes of a small network's parts in a precision.

@@ -34,10 +34,8 @@ class Ranks {
   /// Throws Error where the settings and the world's size do not go together.
   Ranks(const Config& config, Device device, const dist::CommunicatorPtr& world);
 
-  /// This process among those of the run.
-  int rank() const { return fabric_.rank(); }
   int size() const { return fabric_.size(); }
-  bool is_main() const { return rank() == 0; }
+  bool is_main() const { return fabric_.is_main(); }
   /// False for one rank with one micro-batch: then nothing here changes anything.
   bool is_active() const { return size() > 1 || micro_batches_ > 1; }
   Fabric& fabric() { return fabric_; }
@@ -69,7 +67,6 @@ class Ranks {
   Sums sum(Sums mine) const;
   /// The norm over all gradients of all ranks.
   double grad_norm(const Tensors& parameters) const;
-  void barrier() const { fabric_.barrier(); }
 
  private:
   const Config& config_;

@@ -24,13 +24,39 @@ std::string describe_place(Device device) {
                                         : to_string(device);
 }
 
-int64_t count_frozen(const nn::Module& model) {
-  int64_t trained = 0;
-  for (const auto& [name, tensor] : trained_parameters(model)) trained += tensor.numel();
-  return model.num_parameters() - trained;
+/// Calls f(group, key, member) for all that is recorded.
+template <class S, class F>
+void for_each_figure(S& s, F&& f) {
+  f("progress", "step", s.step);
+  f("progress", "epoch", s.epoch);
+  f("progress", "batch", s.batch);
+  f("progress", "loss_sum", s.statistics.loss_sum);
+  f("progress", "correct", s.statistics.correct);
+  f("progress", "images", s.statistics.images);
+  f("last_epoch", "loss", s.last_epoch.loss);
+  f("last_epoch", "train_accuracy", s.last_epoch.train_accuracy);
+  f("last_epoch", "val_loss", s.last_epoch.validation.loss);
+  f("last_epoch", "val_accuracy", s.last_epoch.validation.accuracy);
 }
 
 }  // namespace
+
+nlohmann::json to_json(const RunState& state) {
+  nlohmann::json json;
+  for_each_figure(state, [&](const char* group, const char* key, const auto& figure) {
+    json[group][key] = figure;
+  });
+  return json;
+}
+
+RunState run_state_from_json(const nlohmann::json& json) {
+  RunState state;
+  for_each_figure(state, [&](std::string_view group, const char* key, auto& figure) {
+    // Before the first epoch there are NaNs, which JSON lacks.
+    if (group == "progress" || state.epoch > 0) json.at(group).at(key).get_to(figure);
+  });
+  return state;
+}
 
 void RunReport::begin(const Outset& outset, const RunState& state, const io::Path& output) {
   if (!is_main_) return;
@@ -60,7 +86,11 @@ void RunReport::print_heading(const Outset& outset, const RunState& state) const
     fmt::print("weights: {}\n", config_.weights);
     for (const std::string& note : weight_notes) fmt::print("weights: {}\n", note);
   }
-  if (!config_.freeze.empty()) fmt::print("frozen: {} parameters\n", count_frozen(*trained.model));
+  if (!config_.freeze.empty()) {
+    int64_t frozen = trained.model->num_parameters();
+    for (const auto& [name, p] : trained_parameters(*trained.model)) frozen -= p.numel();
+    fmt::print("frozen: {} parameters\n", frozen);
+  }
   fmt::print("{}: {} images to train, {} to validate, {} to test\n", config_.data,
              count(splits.train), count(splits.validation), count(splits.test));
   if (ranks.is_active()) {

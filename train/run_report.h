@@ -2,6 +2,7 @@
 // TensorBoard. Rank 0 speaks for all; the reports of the others are silent.
 #pragma once
 
+#include <cmath>
 #include <cstdio>
 #include <optional>
 #include <string>
@@ -13,11 +14,42 @@
 #include "io/tensorboard.h"
 #include "train/optimization.h"
 #include "train/ranks.h"
-#include "train/run_state.h"
 #include "train/trained_model.h"
 #include "train/trainer.h"
 
 namespace weft::train {
+
+/// Sums over the batches of an epoch that are done, and their means.
+struct EpochStatistics {
+  double loss_sum = 0;
+  int64_t correct = 0;
+  int64_t images = 0;
+
+  double loss() const { return images ? loss_sum / static_cast<double>(images) : NAN; }
+  double accuracy() const {
+    return images ? static_cast<double>(correct) / static_cast<double>(images) : NAN;
+  }
+};
+
+/// What an epoch came to; NaN before the first.
+struct EpochResult {
+  double loss = NAN;
+  double train_accuracy = NAN;
+  Score validation = {NAN, NAN, 0};
+};
+
+/// Where a run stands: what a checkpoint records besides the model and the optimizer.
+struct RunState {
+  int64_t step = 0;   // steps done
+  int64_t epoch = 0;  // epochs done
+  int64_t batch = 0;  // of the epoch: batches done
+  EpochStatistics statistics;
+  EpochResult last_epoch;
+};
+
+nlohmann::json to_json(const RunState& state);
+/// Of an object that holds "progress" and "last_epoch" among others. Throws nlohmann's exceptions.
+RunState run_state_from_json(const nlohmann::json& json);
 
 /// What a run sets out with.
 struct Outset {

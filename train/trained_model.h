@@ -2,10 +2,13 @@
 // read.
 #pragma once
 
+#include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
 
+#include "data/loader.h"
 #include "data/transforms.h"
 #include "nn/module.h"
 #include "train/checkpoint.h"
@@ -37,5 +40,32 @@ TrainedModel load_trained_model(const io::Path& path);
 /// constructor made it, which may be on the meta device (nn/meta.h).
 TrainedModel restore_model(const Checkpoint& checkpoint, const io::Path& path,
                            bool with_weights = true);
+
+/// The vision transformer whose weights a file holds, with the preprocessing of its source: what
+/// eval and predict take instead of a checkpoint. Classes that the file does not name are called
+/// "class 0", ... Throws Error naming the file and what is missing.
+TrainedModel load_pretrained_model(const io::Path& path);
+/// True when the file names the model's classes.
+bool has_class_names(const TrainedModel& model);
+
+/// How good a model is on a data set.
+struct Score {
+  double loss = 0;      // mean cross-entropy
+  double accuracy = 0;  // a fraction
+  int64_t examples = 0;
+};
+
+/// The model on every batch of the loader's next epoch (the first `limit` of them when not 0), in
+/// evaluation mode, in config.precision and config.matmul_numerics. After each batch it calls
+/// progress(batches done, score so far) and stops where that returns false. `forward`, when given,
+/// is called in the place of the model.
+Score evaluate(TrainedModel& model, data::Loader& loader, int64_t limit = 0,
+               const std::function<bool(int64_t, const Score&)>& progress = {},
+               const std::function<Tensor(const Tensor&)>& forward = {});
+
+/// Rows of `logits` [N, C] whose largest entry stands at their label.
+int64_t count_correct(const Tensor& logits, const Tensor& labels);
+/// Rows whose class i64 [N] is their label.
+int64_t count_equal(const Tensor& predicted, const Tensor& labels);
 
 }  // namespace weft::train

@@ -1,10 +1,13 @@
 #include "train/trainer.h"
 
 #include <fmt/core.h>
+#include <signal.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <chrono>
 #include <cmath>
+#include <cstring>
 #include <memory>
 #include <optional>
 #include <utility>
@@ -16,16 +19,12 @@
 #include "data/sets/open.h"
 #include "dist/strategy/strategy_kind.h"
 #include "nn/meta.h"
-#include "train/evaluation.h"
 #include "train/fine_tuning.h"
 #include "train/optimization.h"
 #include "train/precision.h"
 #include "train/pretrained/pretrained.h"
 #include "train/ranks.h"
-#include "train/run_directory.h"
 #include "train/run_report.h"
-#include "train/run_state.h"
-#include "train/stop_signals.h"
 #include "train/trained_model.h"
 
 namespace weft::train {
@@ -53,13 +52,67 @@ data::Preprocess preprocess_for(const Config& config, const data::Dataset& datas
   return preprocess;
 }
 
-int loader_workers() { return std::max(1, num_threads()); }
-
 /// What a checkpoint holds is independent of the device.
 NamedTensors on_cpu(NamedTensors tensors) {
   for (auto& [name, tensor] : tensors) tensor = to_device(tensor, Device{});
   return tensors;
 }
+
+/// Creates and returns `asked`, or where that is empty runs/NAME-N with the first N that is free;
+/// no other run gets the same. Throws Error when `asked` already holds a run.
+io::Path claim_run_directory(const std::string& asked, const std::string& name) {
+  if (!asked.empty()) {
+    WEFT_CHECK(!std::filesystem::exists(io::Path(asked) / "latest"),
+               "{} already holds a run; continue it with --resume {} or choose another --output",
+               asked, asked);
+    io::make_directories(asked);
+    return asked;
+  }
+  io::make_directories("runs");
+  for (int n = 1;; ++n) {
+    const io::Path path = io::Path("runs") / fmt::format("{}-{}", name, n);
+    std::error_code error;
+    if (std::filesystem::create_directory(path, error)) return path;
+    WEFT_CHECK(!error, "cannot create the directory {}: {}", path.string(), error.message());
+  }
+}
+
+/// Throws Error unless a checkpoint of so many bytes can be written: a full or read-only disk is
+/// better found before the first epoch than after it.
+void check_writable(const io::Path& directory, int64_t checkpoint_bytes) {
+  io::FileWriter(directory / ".writable");  // its destructor removes it
+  std::error_code error;
+  const std::filesystem::space_info space = std::filesystem::space(directory, error);
+  if (error || space.capacity == 0) return;  // some file systems do not say
+  WEFT_CHECK(space.available >= static_cast<uintmax_t>(checkpoint_bytes),
+             "cannot save checkpoints in {}: {}: one takes {} bytes, {} are free",
+             directory.string(), std::strerror(ENOSPC), checkpoint_bytes, space.available);
+}
+
+volatile sig_atomic_t stop_requested = 0;
+
+/// While it lives, the first SIGINT, SIGTERM, or SIGUSR1 (what a launcher sends its ranks on
+/// Ctrl-C) is a request to stop: the run finishes the step at hand, saves and says how to go on. A
+/// second one ends the program as usual.
+class StopSignals {
+ public:
+  StopSignals() {
+    stop_requested = 0;
+    struct sigaction action = {};
+    action.sa_handler = [](int) { stop_requested = 1; };
+    action.sa_flags = static_cast<int>(SA_RESETHAND | SA_RESTART);
+    for (int i = 0; i < 3; ++i) sigaction(kSignals[i], &action, &previous_[i]);
+  }
+  ~StopSignals() {
+    for (int i = 0; i < 3; ++i) sigaction(kSignals[i], &previous_[i], nullptr);
+  }
+  StopSignals(const StopSignals&) = delete;
+  StopSignals& operator=(const StopSignals&) = delete;
+
+ private:
+  static constexpr int kSignals[] = {SIGINT, SIGTERM, SIGUSR1};
+  struct sigaction previous_[3];
+};
 
 /// What a run continues or begins with, if anything.
 struct Start {
@@ -83,7 +136,7 @@ class Run {
   double train_step();
   std::optional<Score> measure(data::Loader& loader, const std::string& label);
   /// Several ranks stop together, when they have told each other.
-  bool stops() const { return ranks_.size() > 1 ? told_to_stop_ : StopSignals::requested(); }
+  bool stops() const { return ranks_.size() > 1 ? told_to_stop_ : stop_requested != 0; }
   void save();
   nlohmann::json state() const;
   void restore(const Checkpoint& checkpoint, const io::Path& step);
@@ -153,7 +206,7 @@ void Run::open_loaders() {
       splits_.train, ranks_.share({.shuffle = true,
                                    .drop_last = true,
                                    .seed = config_.seed,
-                                   .workers = loader_workers(),
+                                   .workers = std::max(1, num_threads()),
                                    .preprocess = trained_.preprocess,
                                    .augmentation = config_.augmentation},
                                   true));
@@ -170,13 +223,18 @@ void Run::open_loaders() {
 std::unique_ptr<data::Loader> Run::evaluation_loader(const data::DatasetPtr& dataset) {
   return std::make_unique<data::Loader>(
       dataset,
-      ranks_.share({.workers = loader_workers(), .preprocess = trained_.preprocess}, false));
+      ranks_.share({.workers = std::max(1, num_threads()), .preprocess = trained_.preprocess},
+                   false));
 }
 
 /// Last of all that can fail before the first step: a run that cannot start leaves nothing behind.
 void Run::claim_output(const Start& start) {
   checkpoint_ = start.step;
-  if (start.checkpoint) output_ = run_directory_of(options_.resume, start.step);
+  if (start.checkpoint) {
+    output_ = std::filesystem::equivalent(options_.resume, start.step)
+                  ? std::filesystem::canonical(start.step).parent_path()
+                  : io::Path(options_.resume);
+  }
   if (!ranks_.is_main()) return;
   if (!start.checkpoint) {
     output_ = claim_run_directory(options_.output,
@@ -232,7 +290,7 @@ void Run::save() {
         output_, {.step = state_.step, .model = model, .optimizer = optimizer, .state = state()},
         kKeptCheckpoints);
   }
-  ranks_.barrier();
+  ranks_.fabric().barrier();
 }
 
 void Run::write_final_weights() {
@@ -283,7 +341,7 @@ double Run::train_step() {
   };
   optimization_->begin_step();
   ranks_.run(count, next_micro_batch, optimization_->parameters());
-  sums.stops = StopSignals::requested();
+  sums.stops = stop_requested;
   sums = ranks_.sum(sums);
   told_to_stop_ = sums.stops;
   const double loss = sums.loss.value() / static_cast<double>(sums.images);
@@ -321,16 +379,16 @@ std::optional<Score> Run::measure(data::Loader& loader, const std::string& label
   };
   const auto report = [&](int64_t done, const Score& so_far) {
     progress.update(done, so_far.examples, so_far.loss, so_far.accuracy);
-    return !is_alone || !StopSignals::requested();
+    return !is_alone || !stop_requested;
   };
   const Score score = evaluate(trained_, loader, config_.limit_batches, report, forward);
-  if (is_alone) return StopSignals::requested() ? std::nullopt : std::optional(score);
+  if (is_alone) return stop_requested ? std::nullopt : std::optional(score);
   Ranks::Sums sums;
   const auto n = static_cast<double>(score.examples);
   if (score.examples > 0) sums.loss.add(score.loss * n);
   sums.correct = std::llround(score.accuracy * n);
   sums.images = score.examples;
-  sums.stops = StopSignals::requested();
+  sums.stops = stop_requested;
   sums = ranks_.sum(sums);
   told_to_stop_ = sums.stops;
   if (told_to_stop_) return std::nullopt;
@@ -414,30 +472,21 @@ Config resumed_config(const RunOptions& options) {
   WEFT_CHECK(checkpoint.state.contains("config"), "resume: {} holds no configuration",
              step.string());
   Config config = config_from_json(checkpoint.state.at("config"));
-  const auto keeps_batch = [&] {
-    if (config.global_batch_size == 0)
-      config.global_batch_size = config.batch_size * sharing_of(config).data_devices();
-  };
-  if (options.devices > 0 && options.devices != config.devices) {
-    keeps_batch();
-    config.devices = options.devices;
-  }
+  const int64_t batch = config.batch_size * sharing_of(config).data_devices();
   dist::StrategyOptions& strategy = config.strategy;
   const dist::StrategyOptions& other = options.strategy;
+  bool changes = other.tensor_parallel > 0 || other.pipeline_stages > 0;
+  if (options.devices > 0)
+    changes |= std::exchange(config.devices, options.devices) != options.devices;
   const auto devices = static_cast<int>(config.devices);
   if (!other.name.empty() && other.name != dist::strategy_of(strategy, devices).name) {
-    keeps_batch();
+    changes = true;
     // Without the settings of the strategy before.
     strategy = {.name = other.name, .schedule = strategy.schedule};
   }
-  if (other.tensor_parallel > 0) {
-    keeps_batch();
-    strategy.tensor_parallel = other.tensor_parallel;
-  }
-  if (other.pipeline_stages > 0) {
-    keeps_batch();
-    strategy.pipeline_stages = other.pipeline_stages;
-  }
+  if (other.tensor_parallel > 0) strategy.tensor_parallel = other.tensor_parallel;
+  if (other.pipeline_stages > 0) strategy.pipeline_stages = other.pipeline_stages;
+  if (changes && config.global_batch_size == 0) config.global_batch_size = batch;
   validate(config);
   return config;
 }

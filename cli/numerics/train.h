@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "core/dtype.h"
-#include "train/evaluation.h"
+#include "train/trained_model.h"
 
 namespace weft::cli {
 

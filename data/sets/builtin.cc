@@ -1,5 +1,3 @@
-#include "data/sets/builtin.h"
-
 #include <algorithm>
 #include <array>
 #include <cmath>
@@ -8,7 +6,7 @@
 
 #include "core/parallel.h"
 #include "data/random.h"
-#include "data/sets/memory_dataset.h"
+#include "data/sets/sets.h"
 
 namespace weft::data {
 namespace {
@@ -66,13 +64,7 @@ float to_cell_middle(float x, float period) { return x - period * std::floor(x /
 // The signed distance to a figure about the origin, of radius about 1. `detail` in (0, 1) varies
 // the proportions that a class leaves open.
 float distance_to_figure(int label, float detail, float x, float y) {
-  static const auto triangle = [] {
-    std::array<Point, 3> corners;
-    for (int k = 0; k < 3; ++k) {
-      corners[k] = {1.1f * std::cos(kTurn * k / 3), 1.1f * std::sin(kTurn * k / 3)};
-    }
-    return corners;
-  }();
+  static const auto triangle = star_corners<3>(1.1f, 1.1f);
   static const auto star = star_corners<10>(1.15f, 0.45f);
   const float radius = length(x, y);
   switch (label) {
@@ -203,19 +195,7 @@ float noise(uint32_t bits) {
   return static_cast<float>(sum - 510) / 147.80f;
 }
 
-int64_t part_size(BuiltinPart part) {
-  switch (part) {
-    case BuiltinPart::kTrain:
-      return 12000;
-    case BuiltinPart::kValidation:
-      return 1000;
-    case BuiltinPart::kTest:
-      break;
-  }
-  return 2000;
-}
-
-void draw(BuiltinPart part, int64_t index, uint8_t* pixels) {
+void draw(Part part, int64_t index, uint8_t* pixels) {
   Philox random = random_stream(kSeed, Purpose::kBuiltin, static_cast<int64_t>(part), index);
   const int label = static_cast<int>(index % kClasses);
 
@@ -252,14 +232,14 @@ void draw(BuiltinPart part, int64_t index, uint8_t* pixels) {
 
 }  // namespace
 
-Image draw_builtin_image(BuiltinPart part, int64_t index) {
+Image draw_builtin_image(Part part, int64_t index) {
   Image image(kSide, kSide);
   draw(part, index, image.pixels.data());
   return image;
 }
 
-DatasetPtr builtin_images(BuiltinPart part) {
-  const int64_t size = part_size(part);
+DatasetPtr builtin_images(Part part) {
+  const int64_t size = part == Part::kTrain ? 12000 : part == Part::kValidation ? 1000 : 2000;
   constexpr int64_t kBytes = 3 * kSide * kSide;
   std::vector<uint8_t> pixels(size * kBytes);
   std::vector<uint8_t> labels(size);
@@ -269,11 +249,10 @@ DatasetPtr builtin_images(BuiltinPart part) {
       labels[i] = static_cast<uint8_t>(i % kClasses);
     }
   });
-  return std::make_shared<MemoryDataset>(
-      ImageFormat{kSide, kSide, kNormalization},
-      std::vector<std::string>{"disc", "ring", "square", "triangle", "cross", "star", "crescent",
-                               "stripes", "checkerboard", "dots"},
-      std::move(pixels), std::move(labels));
+  return memory_dataset({kSide, kSide, kNormalization},
+                        {"disc", "ring", "square", "triangle", "cross", "star", "crescent",
+                         "stripes", "checkerboard", "dots"},
+                        std::move(pixels), std::move(labels));
 }
 
 }  // namespace weft::data

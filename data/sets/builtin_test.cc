@@ -1,6 +1,6 @@
 // The built-in images are the same on any number of threads, and not trivially separable: three
 // classifiers that know nothing of shape stay far below what a vision transformer reaches.
-#include "data/sets/builtin.h"
+#include "data/sets/sets.h"
 
 // Eigen's own threads would wait for one another at every small product.
 #define EIGEN_DONT_PARALLELIZE
@@ -118,8 +118,8 @@ TEST_CASE("the classifiers of this test learn what they can") {
 }
 
 TEST_CASE("neither pixels, neighbours nor colours tell the classes apart") {
-  const DatasetPtr train = builtin_images(BuiltinPart::kTrain);
-  const DatasetPtr test = builtin_images(BuiltinPart::kTest);
+  const DatasetPtr train = builtin_images(Part::kTrain);
+  const DatasetPtr test = builtin_images(Part::kTest);
   const auto report = [](const char* classifier, double accuracy) {
     std::printf("builtin: %s %.1f%%\n", classifier, 100 * accuracy);
     CAPTURE(classifier);
@@ -141,14 +141,14 @@ TEST_CASE("any number of threads draws the same images") {
   std::vector<uint32_t> sums;
   for (const int count : {1, 3}) {
     set_num_threads(count);
-    const DatasetPtr set = builtin_images(BuiltinPart::kValidation);
+    const DatasetPtr set = builtin_images(Part::kValidation);
     uint32_t sum = 0;
     for (int64_t i = 0; i < set->size(); ++i) {
       sum = sum * 31 + checksum(set->example(i).image);
       REQUIRE(set->label(i) == i % kClasses);
     }
     sums.push_back(sum);
-    CHECK(set->example(123).image == draw_builtin_image(BuiltinPart::kValidation, 123));
+    CHECK(set->example(123).image == draw_builtin_image(Part::kValidation, 123));
   }
   set_num_threads(threads);
   CHECK(sums[0] == sums[1]);
@@ -156,17 +156,17 @@ TEST_CASE("any number of threads draws the same images") {
 
 TEST_CASE("no image occurs twice, within a split or in two") {
   std::set<uint32_t> seen;
-  for (const auto part : {BuiltinPart::kTrain, BuiltinPart::kValidation, BuiltinPart::kTest}) {
+  for (const auto part : {Part::kTrain, Part::kValidation, Part::kTest}) {
     for (int64_t i = 0; i < 300; ++i)
       CHECK(seen.insert(checksum(draw_builtin_image(part, i))).second);
   }
 }
 
 TEST_CASE("the split has its sizes, names and normalisation") {
-  const DatasetPtr test = builtin_images(BuiltinPart::kTest);
+  const DatasetPtr test = builtin_images(Part::kTest);
   CHECK(test->size() == 2000);
-  CHECK(builtin_images(BuiltinPart::kValidation)->size() == 1000);
-  const DatasetPtr train = builtin_images(BuiltinPart::kTrain);
+  CHECK(builtin_images(Part::kValidation)->size() == 1000);
+  const DatasetPtr train = builtin_images(Part::kTrain);
   CHECK(train->size() == 12000);
   CHECK(train->class_names().size() == kClasses);
   const Normalization stated = train->format().normalization;

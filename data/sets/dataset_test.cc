@@ -4,9 +4,7 @@
 #include <catch2/catch.hpp>
 
 #include "data/fixtures.h"
-#include "data/sets/cifar10.h"
-#include "data/sets/image_folder.h"
-#include "data/sets/mnist.h"
+#include "data/sets/sets.h"
 
 namespace weft::data {
 namespace {
@@ -34,7 +32,7 @@ Bytes cifar10_batch() {
 TEST_CASE("CIFAR-10's records become images") {
   const TemporaryFolder folder;
   write_file(folder / "test_batch.bin", cifar10_batch());
-  const DatasetPtr set = load_cifar10(folder.path(), Cifar10Part::kTest);
+  const DatasetPtr set = load_cifar10(folder.path(), Part::kTest);
   CHECK(set->size() == 10000);
   CHECK(set->class_names()[9] == "truck");
   CHECK(set->format().height == 32);
@@ -51,7 +49,7 @@ TEST_CASE("CIFAR-10's records become images") {
 TEST_CASE("CIFAR-10's bad files are named") {
   const TemporaryFolder folder;
   const std::string batch = folder / "cifar-10-batches-bin/test_batch.bin";
-  const auto load = [&] { load_cifar10(folder.path(), Cifar10Part::kTest); };
+  const auto load = [&] { load_cifar10(folder.path(), Part::kTest); };
   CHECK(error_of(load) == batch + ": cannot open: No such file or directory");
   write_file(batch, Bytes(5000));
   CHECK(has_cifar10_batches(folder.path()));
@@ -77,7 +75,7 @@ TEST_CASE("MNIST's IDX files become grey images") {
   const TemporaryFolder folder;
   write_file(folder / "t10k-images-idx3-ubyte", idx({0x803, 30, 4, 5}, 600, 251));
   write_file(folder / "t10k-labels.idx1-ubyte", idx({0x801, 30}, 30, 10));
-  const DatasetPtr set = load_mnist(folder.path(), MnistPart::kTest);
+  const DatasetPtr set = load_mnist(folder.path(), Part::kTest);
   CHECK(set->size() == 30);
   CHECK(set->format().width == 5);
   const Example example = set->example(7);
@@ -90,7 +88,7 @@ TEST_CASE("MNIST's bad files are named") {
   const TemporaryFolder folder;
   const std::string images = folder / "train-images-idx3-ubyte";
   const std::string labels = folder / "train-labels-idx1-ubyte";
-  const auto load = [&] { load_mnist(folder.path(), MnistPart::kTrain); };
+  const auto load = [&] { load_mnist(folder.path(), Part::kTrain); };
   CHECK(error_of(load) == images + ": cannot open: No such file or directory");
   write_file(images, Bytes(7));
   CHECK(error_of(load) == images + ": expected an IDX header of 16 bytes, found 7");

@@ -1,5 +1,3 @@
-#include "data/sets/image_folder.h"
-
 #include <algorithm>
 #include <array>
 #include <cctype>
@@ -8,6 +6,7 @@
 
 #include "core/error.h"
 #include "data/files.h"
+#include "data/sets/sets.h"
 
 namespace weft::data {
 namespace {
@@ -34,51 +33,37 @@ class ImageFolder : public Dataset {
     if (static_cast<int64_t>(first.pixels.size()) * size() <= cache_bytes) cache_.resize(size());
   }
 
-  int64_t size() const override { return static_cast<int64_t>(files_.size()); }
-  const std::vector<std::string>& class_names() const override { return class_names_; }
-  ImageFormat format() const override { return format_; }
-  int64_t label(int64_t index) const override { return files_.at(index).label; }
-
-  Example example(int64_t index) const override {
-    if (cache_.empty()) return {read_image(path(index)), label(index)};
+  Image image(int64_t index) const override {
+    if (cache_.empty()) return read_image(path(index));
     {
       std::lock_guard lock(mutex_of(index));
-      if (!cache_.at(index).pixels.empty()) return {cache_[index], label(index)};
+      if (!cache_.at(index).pixels.empty()) return cache_[index];
     }
     Image image = read_image(path(index));
     std::lock_guard lock(mutex_of(index));
-    cache_[index] = image;
-    return {std::move(image), label(index)};
+    return cache_[index] = std::move(image);
   }
 
  private:
-  struct File {
-    std::string name;
-    int32_t label;
-  };
-
   void add_class(const fs::path& folder) {
     const size_t before = files_.size();
-    const auto label = static_cast<int32_t>(class_names_.size());
     for (const fs::path& file : sorted_entries(folder)) {
-      if (is_image_name(file)) files_.push_back({file.filename().string(), label});
+      if (is_image_name(file)) files_.push_back(file.filename().string());
     }
+    labels_.resize(files_.size(), static_cast<int64_t>(class_names_.size()));
     WEFT_CHECK(files_.size() > before, "{}: class folder without a .jpg, .jpeg or .png file",
                folder.string());
     class_names_.push_back(folder.filename().string());
   }
 
   std::string path(int64_t index) const {
-    const File& file = files_.at(index);
-    return (root_ / class_names_[file.label] / file.name).string();
+    return (root_ / class_names_[label(index)] / files_[index]).string();
   }
 
   std::mutex& mutex_of(int64_t index) const { return mutexes_[index % mutexes_.size()]; }
 
   fs::path root_;
-  std::vector<std::string> class_names_;
-  std::vector<File> files_;
-  ImageFormat format_;
+  std::vector<std::string> files_;    // names
   mutable std::vector<Image> cache_;  // empty when the set is too large; else filled on first use
   mutable std::array<std::mutex, 64> mutexes_;
 };

@@ -1,12 +1,10 @@
-#include "data/sets/mnist.h"
-
 #include <fmt/format.h>
 
 #include <filesystem>
 
 #include "core/error.h"
 #include "data/files.h"
-#include "data/sets/memory_dataset.h"
+#include "data/sets/sets.h"
 
 namespace weft::data {
 namespace {
@@ -39,12 +37,12 @@ Idx read_idx(const std::string& directory, const std::string& stem, int dims) {
   WEFT_CHECK(magic == expected, "{}: expected IDX magic number {:#010x}, found {:#010x}", idx.path,
              expected, magic);
   // Sizes of 32 bits: their product is compared in 128, where it cannot overflow.
-  unsigned __int128 bytes = idx.offset, product = 1;
+  unsigned __int128 values = 1;
   for (int d = 0; d < dims; ++d) {
     idx.sizes.push_back(big_endian(&idx.bytes[4 + 4 * d]));
-    product *= idx.sizes.back();
+    values *= idx.sizes.back();
   }
-  bytes += product;
+  const unsigned __int128 bytes = idx.offset + values;
   WEFT_CHECK(idx.bytes.size() == bytes, "{}: expected {} bytes for sizes [{}], found {}", idx.path,
              static_cast<uint64_t>(bytes), fmt::join(idx.sizes, ", "), idx.bytes.size());
   return idx;
@@ -52,8 +50,8 @@ Idx read_idx(const std::string& directory, const std::string& stem, int dims) {
 
 }  // namespace
 
-DatasetPtr load_mnist(const std::string& directory, MnistPart part) {
-  const std::string stem = part == MnistPart::kTrain ? "train" : "t10k";
+DatasetPtr load_mnist(const std::string& directory, Part part) {
+  const std::string stem = part == Part::kTrain ? "train" : "t10k";
   const Idx images = read_idx(directory, stem + "-images", 3);
   const Idx labels = read_idx(directory, stem + "-labels", 1);
   WEFT_CHECK(images.sizes[0] == labels.sizes[0], "{}: {} labels for the {} images of {}",
@@ -69,13 +67,10 @@ DatasetPtr load_mnist(const std::string& directory, MnistPart part) {
   for (size_t i = images.offset; i < images.bytes.size(); ++i) {
     pixels.insert(pixels.end(), 3, images.bytes[i]);
   }
-  const ImageFormat format = {static_cast<int>(images.sizes[1]), static_cast<int>(images.sizes[2]),
-                              kNormalization};
-  return std::make_shared<MemoryDataset>(
-      format, std::vector<std::string>{"0", "1", "2", "3", "4", "5", "6", "7", "8", "9"},
-      std::move(pixels),
-      std::vector<uint8_t>(labels.bytes.begin() + static_cast<ptrdiff_t>(labels.offset),
-                           labels.bytes.end()));
+  return memory_dataset(
+      {static_cast<int>(images.sizes[1]), static_cast<int>(images.sizes[2]), kNormalization},
+      {"0", "1", "2", "3", "4", "5", "6", "7", "8", "9"}, std::move(pixels),
+      {labels.bytes.begin() + static_cast<ptrdiff_t>(labels.offset), labels.bytes.end()});
 }
 
 }  // namespace weft::data

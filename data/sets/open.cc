@@ -7,10 +7,7 @@
 #include "core/error.h"
 #include "data/files.h"
 #include "data/random.h"
-#include "data/sets/builtin.h"
-#include "data/sets/cifar10.h"
-#include "data/sets/image_folder.h"
-#include "data/sets/mnist.h"
+#include "data/sets/sets.h"
 
 namespace weft::data {
 namespace {
@@ -55,21 +52,42 @@ Source locate(const std::string& spec) {
 
 // Which of DIR/train, DIR/val and DIR/test exist; none means that DIR holds class folders.
 struct FolderSplits {
-  explicit FolderSplits(const std::string& directory) {
-    const auto existing = [&](const char* name) {
-      const fs::path path = fs::path(directory) / name;
-      return is_folder(path) ? path.string() : std::string();
-    };
-    train = existing("train");
-    validation = existing("val");
-    test = existing("test");
-  }
+  explicit FolderSplits(const fs::path& directory)
+      : train(existing(directory / "train")),
+        validation(existing(directory / "val")),
+        test(existing(directory / "test")) {}
+  static std::string existing(const fs::path& path) { return is_folder(path) ? path.string() : ""; }
   bool none() const { return train.empty() && validation.empty() && test.empty(); }
 
   std::string train, validation, test;  // empty where absent
 };
 
-constexpr double kHeldOut = 0.1;
+struct HoldOut {
+  std::vector<int64_t> kept, held_out;  // ascending
+};
+
+/// Holds out a tenth of each class, rounded to the nearest image, and at least one of a class of
+/// two or more. The choice depends on seed, class and the class's count.
+HoldOut hold_out_tenth(const Dataset& dataset, uint64_t seed) {
+  std::vector<std::vector<int64_t>> by_class(dataset.class_names().size());
+  for (int64_t i = 0; i < dataset.size(); ++i) by_class.at(dataset.label(i)).push_back(i);
+  HoldOut parts;
+  for (size_t label = 0; label < by_class.size(); ++label) {
+    std::vector<int64_t>& members = by_class[label];
+    const auto count = static_cast<int64_t>(members.size());
+    int64_t held = std::lround(0.1 * static_cast<double>(count));
+    if (held == 0 && count >= 2) held = 1;
+    Philox random = random_stream(seed, Purpose::kHoldOut, static_cast<int64_t>(label));
+    for (int64_t i = 0; i < held; ++i) {
+      std::swap(members[i], members[i + random.below(count - i)]);
+    }
+    parts.held_out.insert(parts.held_out.end(), members.begin(), members.begin() + held);
+    parts.kept.insert(parts.kept.end(), members.begin() + held, members.end());
+  }
+  std::ranges::sort(parts.kept);
+  std::ranges::sort(parts.held_out);
+  return parts;
+}
 
 Splits open_folder(const std::string& directory, uint64_t seed) {
   const FolderSplits found(directory);
@@ -86,7 +104,7 @@ Splits open_folder(const std::string& directory, uint64_t seed) {
   };
   Splits splits{all, open_split(found.validation), open_split(found.test)};
   if (!splits.validation) {
-    HoldOut parts = stratified_hold_out(*all, kHeldOut, seed);
+    HoldOut parts = hold_out_tenth(*all, seed);
     WEFT_CHECK(!parts.held_out.empty(),
                "{}: needs a class of at least two images, to hold some out for validation",
                directory);
@@ -96,72 +114,34 @@ Splits open_folder(const std::string& directory, uint64_t seed) {
   return splits;
 }
 
-// The last `1 / parts` of a training set as validation.
-Splits split_tail(DatasetPtr all, int64_t parts, DatasetPtr test) {
-  const int64_t cut = all->size() - all->size() / parts;
-  return {subset(all, 0, cut), subset(all, cut, all->size()), std::move(test)};
+// A part of a source that is no folder.
+DatasetPtr load(const Source& source, Part part) {
+  if (source.kind == Kind::kBuiltin) return builtin_images(part);
+  const auto load_part = source.kind == Kind::kCifar10 ? load_cifar10 : load_mnist;
+  return load_part(source.directory, part);
 }
 
 }  // namespace
-
-HoldOut stratified_hold_out(const Dataset& dataset, double fraction, uint64_t seed) {
-  std::vector<std::vector<int64_t>> by_class(dataset.class_names().size());
-  for (int64_t i = 0; i < dataset.size(); ++i) by_class.at(dataset.label(i)).push_back(i);
-  HoldOut parts;
-  for (size_t label = 0; label < by_class.size(); ++label) {
-    std::vector<int64_t>& members = by_class[label];
-    const auto count = static_cast<int64_t>(members.size());
-    int64_t held = std::lround(fraction * static_cast<double>(count));
-    if (held == 0 && count >= 2) held = 1;
-    Philox random = random_stream(seed, Purpose::kHoldOut, static_cast<int64_t>(label));
-    for (int64_t i = 0; i < held; ++i) {
-      std::swap(members[i], members[i + random.below(count - i)]);
-    }
-    parts.held_out.insert(parts.held_out.end(), members.begin(), members.begin() + held);
-    parts.kept.insert(parts.kept.end(), members.begin() + held, members.end());
-  }
-  std::sort(parts.kept.begin(), parts.kept.end());
-  std::sort(parts.held_out.begin(), parts.held_out.end());
-  return parts;
-}
 
 void check_data_spec(const std::string& spec) { parse(spec); }
 
 Splits open_data(const std::string& spec, uint64_t seed) {
   const Source source = locate(spec);
-  switch (source.kind) {
-    case Kind::kBuiltin:
-      return {builtin_images(BuiltinPart::kTrain), builtin_images(BuiltinPart::kValidation),
-              builtin_images(BuiltinPart::kTest)};
-    case Kind::kCifar10:
-      return split_tail(load_cifar10(source.directory, Cifar10Part::kTrain), 10,
-                        load_cifar10(source.directory, Cifar10Part::kTest));
-    case Kind::kMnist:
-      return split_tail(load_mnist(source.directory, MnistPart::kTrain), 12,
-                        load_mnist(source.directory, MnistPart::kTest));
-    case Kind::kFolder:
-      return open_folder(source.directory, seed);
-  }
-  WEFT_ASSERT(false);
-  return {};
+  if (source.kind == Kind::kFolder) return open_folder(source.directory, seed);
+  const DatasetPtr test = load(source, Part::kTest), all = load(source, Part::kTrain);
+  if (source.kind == Kind::kBuiltin) return {all, load(source, Part::kValidation), test};
+  const int64_t cut = all->size() - all->size() / (source.kind == Kind::kCifar10 ? 10 : 12);
+  return {subset(all, 0, cut), subset(all, cut, all->size()), test};
 }
 
 Evaluation open_evaluation(const std::string& spec) {
   const Source source = locate(spec);
-  switch (source.kind) {
-    case Kind::kBuiltin:
-      return {builtin_images(BuiltinPart::kTest), "test"};
-    case Kind::kCifar10:
-      return {load_cifar10(source.directory, Cifar10Part::kTest), "test"};
-    case Kind::kMnist:
-      return {load_mnist(source.directory, MnistPart::kTest), "test"};
-    case Kind::kFolder:
-      break;
-  }
+  if (source.kind != Kind::kFolder) return {load(source, Part::kTest), "test"};
   const FolderSplits found(source.directory);
-  if (!found.test.empty()) return {open_image_folder(found.test), "test"};
-  if (!found.validation.empty()) return {open_image_folder(found.validation), "validation"};
-  if (!found.train.empty()) return {open_image_folder(found.train), "train"};
+  for (const auto& [path, split] :
+       {std::pair(found.test, "test"), {found.validation, "validation"}, {found.train, "train"}}) {
+    if (!path.empty()) return {open_image_folder(path), split};
+  }
   return {open_image_folder(source.directory), "all"};
 }
 

@@ -1,6 +1,6 @@
 // Which examples train a model, which choose it and which report it.
 //
-//   builtin       the procedural set of data/sets/builtin.h: no files
+//   builtin       the procedural set of data/sets/sets.h: no files
 //   cifar10:DIR   CIFAR-10's binary batches: images 0..44999 train, 45000..49999 validation, the
 //                 test batch tests. A DIR of image folders is read as folder:DIR.
 //   mnist:DIR     MNIST's IDX files: of 60,000 the last 5,000 are validation, t10k tests
@@ -41,14 +41,5 @@ struct Evaluation {
 /// Opens what `weft eval` measures: the test split of builtin, cifar10 and mnist; of a folder
 /// DIR/test, else DIR/val, else DIR/train, whole; and a folder of class folders whole, as "all".
 Evaluation open_evaluation(const std::string& spec);
-
-struct HoldOut {
-  std::vector<int64_t> kept;
-  std::vector<int64_t> held_out;
-};
-
-/// Holds out a `fraction` of each class, rounded to the nearest image, and at least one of a class
-/// of two or more. Both lists ascend. The choice depends on seed, class and the class's count.
-HoldOut stratified_hold_out(const Dataset& dataset, double fraction, uint64_t seed);
 
 }  // namespace weft::data

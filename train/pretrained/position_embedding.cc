@@ -55,6 +55,18 @@ std::vector<double> timm_weights(int64_t from, int64_t to) {
   return weights;
 }
 
+/// out[to, n] += weights[to, from] * in[from, n]
+void resample(const std::vector<double>& weights, int64_t from, int64_t to, const double* in,
+              int64_t n, double* out) {
+  for (int64_t i = 0; i < to; ++i) {
+    for (int64_t k = 0; k < from; ++k) {
+      const double w = weights[i * from + k];
+      if (w == 0) continue;
+      for (int64_t j = 0; j < n; ++j) out[i * n + j] += w * in[k * n + j];
+    }
+  }
+}
+
 int64_t side_of(int64_t patches, const Tensor& embedding) {
   const auto side = static_cast<int64_t>(std::lround(std::sqrt(static_cast<double>(patches))));
   WEFT_CHECK(patches > 0 && side * side == patches,
@@ -87,24 +99,10 @@ Tensor interpolate_positions(const Tensor& embedding, int64_t tokens, int64_t pr
   out = std::copy(source.begin(), source.begin() + prefix * width, out);
   std::vector<double> columns(from * to * width, 0.0);  // [from, to, width]
   for (int64_t y = 0; y < from; ++y) {
-    for (int64_t x = 0; x < to; ++x) {
-      for (int64_t k = 0; k < from; ++k) {
-        const double w = weights[x * from + k];
-        if (w == 0) continue;
-        const double* row = grid + (y * from + k) * width;
-        for (int64_t c = 0; c < width; ++c) columns[(y * to + x) * width + c] += w * row[c];
-      }
-    }
+    resample(weights, from, to, grid + y * from * width, width, &columns[y * to * width]);
   }
   std::fill(out, out + to * to * width, 0.0);
-  for (int64_t y = 0; y < to; ++y) {
-    for (int64_t k = 0; k < from; ++k) {
-      const double w = weights[y * from + k];
-      if (w == 0) continue;
-      const double* row = columns.data() + k * to * width;
-      for (int64_t i = 0; i < to * width; ++i) out[y * to * width + i] += w * row[i];
-    }
-  }
+  resample(weights, from, to, columns.data(), to * width, out);
   return ops::cast(result, embedding.dtype());
 }
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <iterator>
 #include <nlohmann/json.hpp>
 
 #include "autograd/ops.h"
@@ -57,28 +58,24 @@ json read_json(const io::Path& path) {
   return parsed;
 }
 
-/// Reads settings of a JSON object; absent ones and null leave the value.
-class Settings {
- public:
-  Settings(const json& object, std::string place) : object_(object), place_(std::move(place)) {}
-
-  template <class T>
-  void get(const char* key, T& value) const {
-    const auto found = object_.find(key);
-    if (found == object_.end() || found->is_null()) return;
-    try {
-      found->get_to(value);
-    } catch (const json::exception&) {
-      WEFT_FAIL("{}: \"{}\" has the unexpected value {}", place_, key,
-                io::quote(found->dump(-1, ' ', true, json::error_handler_t::replace)));
-    }
+/// Reads a setting of a JSON object; where it is absent or null the value stays.
+template <class T>
+void get(const json& object, const std::string& place, const char* key, T& value) {
+  const auto found = object.find(key);
+  if (found == object.end() || found->is_null()) return;
+  try {
+    found->get_to(value);
+  } catch (const json::exception&) {
+    WEFT_FAIL("{}: \"{}\" has the unexpected value {}", place, key,
+              io::quote(found->dump(-1, ' ', true, json::error_handler_t::replace)));
   }
-  json at(const char* key) const { return object_.value(key, json::object()); }
+}
 
- private:
-  const json& object_;
-  const std::string place_;
-};
+void get_heads(const json& object, const std::string& place, const char* key, Pretrained& p) {
+  int64_t heads = 0;
+  get(object, place, key, heads);
+  if (heads != 0) p.heads = heads;
+}
 
 void check_source(const Pretrained& p, const std::string& place) {
   WEFT_CHECK(p.layer_norm_eps >= 0 && p.layer_norm_eps < 1,
@@ -110,19 +107,16 @@ void apply_defaults(Pretrained& p, VitNames names) {
 
 /// Hugging Face's config.json and preprocessor_config.json.
 void apply_hugging_face_files(Pretrained& p, const io::Path& directory) {
-  const io::Path config_path = directory / "config.json";
-  const json config = read_json(config_path);
-  const Settings settings(config, config_path.string());
+  std::string place = (directory / "config.json").string();
+  const json config = read_json(place);
   std::string activation = "gelu";
-  int64_t heads = 0;
-  settings.get("hidden_act", activation);
-  WEFT_CHECK(activation == "gelu", "{}: hidden_act {}, Weft has \"gelu\"", config_path.string(),
+  get(config, place, "hidden_act", activation);
+  WEFT_CHECK(activation == "gelu", "{}: hidden_act {}, Weft has \"gelu\"", place,
              io::quote(activation));
-  settings.get("layer_norm_eps", p.layer_norm_eps);
-  settings.get("num_attention_heads", heads);
-  if (heads != 0) p.heads = heads;
+  get(config, place, "layer_norm_eps", p.layer_norm_eps);
+  get_heads(config, place, "num_attention_heads", p);
   std::map<std::string, std::string> labels;
-  settings.get("id2label", labels);
+  get(config, place, "id2label", labels);
   for (size_t i = 0; i < labels.size(); ++i) {
     const auto label = labels.find(std::to_string(i));
     // "LABEL_3" is what transformers calls a class without a name.
@@ -132,40 +126,36 @@ void apply_hugging_face_files(Pretrained& p, const io::Path& directory) {
     }
     p.classes.push_back(label->second);
   }
-  check_source(p, config_path.string());
+  check_source(p, place);
 
-  const io::Path images_path = directory / "preprocessor_config.json";
-  const json images_config = read_json(images_path);
-  const Settings images(images_config, images_path.string());
-  images.get("image_mean", p.preprocess.normalization.mean);
-  images.get("image_std", p.preprocess.normalization.std);
+  place = (directory / "preprocessor_config.json").string();
+  const json images = read_json(place);
+  get(images, place, "image_mean", p.preprocess.normalization.mean);
+  get(images, place, "image_std", p.preprocess.normalization.std);
   constexpr int kBicubic = 3;  // PIL's number
   int filter = 0;
-  images.get("resample", filter);
+  get(images, place, "resample", filter);
   if (filter == kBicubic) p.preprocess.filter = data::Filter::kBicubic;
-  check_source(p, images_path.string());
+  check_source(p, place);
 }
 
 /// timm's config.json.
 void apply_timm_files(Pretrained& p, const io::Path& directory) {
-  const io::Path path = directory / "config.json";
-  const json config = read_json(path);
+  const std::string place = (directory / "config.json").string();
+  const json config = read_json(place);
   const json nested = config.value("pretrained_cfg", json::object());
   if (!nested.is_object()) return;
-  const Settings settings(nested, path.string());
   std::string filter = "bicubic";
   double crop = 0.9;
-  settings.get("mean", p.preprocess.normalization.mean);
-  settings.get("std", p.preprocess.normalization.std);
-  settings.get("interpolation", filter);
-  settings.get("crop_pct", crop);
-  WEFT_CHECK(crop > 0.1 && crop <= 1, "{}: crop_pct {}", path.string(), crop);
+  get(nested, place, "mean", p.preprocess.normalization.mean);
+  get(nested, place, "std", p.preprocess.normalization.std);
+  get(nested, place, "interpolation", filter);
+  get(nested, place, "crop_pct", crop);
+  WEFT_CHECK(crop > 0.1 && crop <= 1, "{}: crop_pct {}", place, crop);
   if (filter == "bilinear") p.preprocess.filter = data::Filter::kBilinear;
   p.preprocess.resize = static_cast<int>(p.preprocess.size / crop);
-  std::vector<std::string> labels;
-  Settings(config, path.string()).get("label_names", labels);
-  p.classes = labels;
-  check_source(p, path.string());
+  get(config, place, "label_names", p.classes);
+  check_source(p, place);
 }
 
 /// The VitNames that `weft convert` found, which decide the defaults; else the file's own.
@@ -180,95 +170,61 @@ VitNames source_names(const Pretrained& p) {
 
 void apply_metadata(Pretrained& p) {
   const std::string place = p.file.path.string() + ": metadata";
-  const auto get = [&](const char* key, auto& value) {
+  json settings = json::object();
+  for (const char* key : {kEpsKey, kHeadsKey, kMeanKey, kStdKey}) {
     const auto found = p.file.metadata.find(key);
-    if (found == p.file.metadata.end()) return;
-    json object;
-    object[key] = json::parse(found->second, nullptr, /*allow_exceptions=*/false);
-    Settings(object, place).get(key, value);
-  };
-  int64_t heads = 0;
-  get(kEpsKey, p.layer_norm_eps);
-  get(kHeadsKey, heads);
-  if (heads != 0) p.heads = heads;
-  get(kMeanKey, p.preprocess.normalization.mean);
-  get(kStdKey, p.preprocess.normalization.std);
+    if (found == p.file.metadata.end()) continue;
+    settings[key] = json::parse(found->second, nullptr, /*allow_exceptions=*/false);
+  }
+  get(settings, place, kEpsKey, p.layer_norm_eps);
+  get_heads(settings, place, kHeadsKey, p);
+  get(settings, place, kMeanKey, p.preprocess.normalization.mean);
+  get(settings, place, kStdKey, p.preprocess.normalization.std);
   check_source(p, place);
 }
 
-/// The name of a module of the model; empty for none.
-std::string name_of(nn::Module& model, const nn::Module* wanted) {
-  for (const auto& [name, module] : model.named_modules()) {
-    if (module == wanted) return name;
-  }
-  return "";
-}
-
-/// What turns a file's state into one that fits the model.
-class Fitting {
- public:
-  Fitting(nn::Module& model, const Pretrained& pretrained)
-      : own_(model.state_dict()),
-        structure_(model.structure()),
-        head_(name_of(model, structure_.head)),
-        state_(pretrained.state) {}
-
-  void replace_head();
-  void interpolate(Interpolation rule);
-  void check_dtypes() const;
-
-  const NamedTensors& state() const { return state_; }
+/// What becomes of a file's state on its way into the model.
+struct Fitting {
+  NamedTensors state;
   std::vector<std::string> notes;
-  nn::Linear* replaced_head() const { return replaces_head_ ? structure_.head : nullptr; }
-
- private:
-  const NamedTensors own_;
-  const nn::ModelStructure structure_;
-  const std::string head_;  // empty: the model has none
-  bool replaces_head_ = false;
-  NamedTensors state_;
 };
 
-void Fitting::replace_head() {
-  if (head_.empty()) return;
-  const Tensor &own = structure_.head->weight, *theirs = find(state_, head_ + ".weight");
-  const bool fits = theirs && theirs->shape() == own.shape();
-  // Another width is not another number of classes: the model is a different one.
-  if (fits || (theirs && (theirs->dim() != 2 || theirs->size(1) != own.size(1)))) return;
-  notes.push_back(theirs
-                      ? fmt::format("the head of {} classes is replaced by a fresh one of {}",
-                                    theirs->size(0), own.size(0))
-                      : fmt::format("no head in the file: a fresh one of {} classes", own.size(0)));
-  replaces_head_ = true;
-  std::erase_if(state_, [&](const auto& named) { return nn::is_below(named.first, head_); });
-  for (const auto& named : own_) {
-    if (nn::is_below(named.first, head_)) state_.push_back(named);
+/// Puts the model's head in the place of one of another number of classes, or none; false where the
+/// file's fits, and where its width says that the model is a different one.
+bool replace_head(Fitting& fitting, const NamedTensors& own, nn::Module& model, nn::Linear* head) {
+  const auto modules = model.named_modules();
+  const auto place = std::ranges::find_if(modules, [&](const auto& m) { return m.second == head; });
+  if (!head || place == modules.end()) return false;
+  const std::string& name = place->first;
+  const Tensor* theirs = find(fitting.state, name + ".weight");
+  const Shape& shape = head->weight.shape();
+  if (theirs && (theirs->shape() == shape || theirs->dim() != 2 || theirs->size(1) != shape[1])) {
+    return false;
   }
+  fitting.notes.push_back(
+      theirs ? fmt::format("the head of {} classes is replaced by a fresh one of {}",
+                           theirs->size(0), shape[0])
+             : fmt::format("no head in the file: a fresh one of {} classes", shape[0]));
+  const auto in_head = [&](const auto& named) { return nn::is_below(named.first, name); };
+  std::erase_if(fitting.state, in_head);
+  std::ranges::copy_if(own, std::back_inserter(fitting.state), in_head);
+  return true;
 }
 
-void Fitting::interpolate(Interpolation rule) {
-  const auto& [positions, prefix] = structure_.positions;
-  const Tensor* own = find(own_, positions);
-  if (!own) return;
-  for (auto& [name, tensor] : state_) {
-    if (name != positions || tensor.dim() != 3 || tensor.size(2) != own->size(2) ||
-        tensor.size(1) == own->size(1)) {
-      continue;
-    }
+void interpolate(Fitting& fitting, const NamedTensors& own, const nn::ModelStructure& structure,
+                 Interpolation rule) {
+  const auto& [positions, prefix] = structure.positions;
+  const Tensor* wanted = find(own, positions);
+  if (!wanted) return;
+  const int64_t width = wanted->size(2), tokens = wanted->size(1);
+  for (auto& [name, tensor] : fitting.state) {
+    if (name != positions || tensor.dim() != 3 || tensor.size(2) != width) continue;
     const int64_t before = tensor.size(1);
-    tensor = interpolate_positions(tensor, own->size(1), prefix, rule);
-    notes.push_back(
-        fmt::format("position embeddings interpolated from {} to {} patches ({})", before - prefix,
-                    own->size(1) - prefix,
-                    rule == Interpolation::kTimm ? "timm's rule" : "torchvision's rule"));
-  }
-}
-
-void Fitting::check_dtypes() const {
-  for (const auto& [name, tensor] : state_) {
-    const Tensor* own = find(own_, name);
-    WEFT_CHECK(!own || is_floating(own->dtype()) == is_floating(tensor.dtype()),
-               "{} is {}, the model's is {}", io::quote(name), tensor.dtype(), own->dtype());
+    if (before == tokens) continue;
+    tensor = interpolate_positions(tensor, tokens, prefix, rule);
+    fitting.notes.push_back(fmt::format(
+        "position embeddings interpolated from {} to {} patches ({})", before - prefix,
+        tokens - prefix, rule == Interpolation::kTimm ? "timm's rule" : "torchvision's rule"));
   }
 }
 
@@ -359,12 +315,20 @@ std::vector<std::string> load_pretrained(nn::Module& model, const Pretrained& pr
   WEFT_CHECK(!pretrained.names || dynamic_cast<models::VisionTransformer*>(&model),
              "{}: the weights of a vision transformer ({}'s names) for a model of another kind",
              pretrained.file.path.string(), name(*pretrained.names));
-  Fitting fitting(model, pretrained);
+  const nn::ModelStructure structure = model.structure();
+  nn::Linear* const head = structure.head;
+  Fitting fitting{pretrained.state};
+  bool is_fresh = false;
   try {
-    fitting.replace_head();
-    fitting.interpolate(rule);
-    fitting.check_dtypes();
-    model.load_state_dict(fitting.state());
+    const NamedTensors own = model.state_dict();
+    is_fresh = replace_head(fitting, own, model, head);
+    interpolate(fitting, own, structure, rule);
+    for (const auto& [name, tensor] : fitting.state) {
+      const Tensor* wanted = find(own, name);
+      WEFT_CHECK(!wanted || is_floating(wanted->dtype()) == is_floating(tensor.dtype()),
+                 "{} is {}, the model's is {}", io::quote(name), tensor.dtype(), wanted->dtype());
+    }
+    model.load_state_dict(fitting.state);
   } catch (const Error& error) {
     const bool renamed = pretrained.names && *pretrained.names != VitNames::kTorchvision;
     WEFT_FAIL("{}: {}{}", pretrained.file.path.string(), error.what(),
@@ -372,7 +336,7 @@ std::vector<std::string> load_pretrained(nn::Module& model, const Pretrained& pr
                   ? fmt::format(" ({}'s names, shown as torchvision's)", name(*pretrained.names))
                   : "");
   }
-  if (nn::Linear* const head = fitting.replaced_head()) {
+  if (is_fresh) {
     const NoGrad guard;
     // As a new layer in PyTorch; a head of zeros, the models' own start, is for training from
     // nothing.

@@ -21,12 +21,30 @@
 #include <vector>
 
 #include "data/transforms.h"
+#include "io/safetensors.h"
 #include "models/vit.h"
 #include "train/pretrained/position_embedding.h"
 #include "train/pretrained/vit_names.h"
-#include "train/pretrained/weight_file.h"
 
 namespace weft::train {
+
+/// A file of weights of any kind that is read: safetensors, and state dicts of torch.save.
+struct WeightFile {
+  io::Path path;  // of the file itself
+  bool is_pth = false;
+  NamedTensors tensors;   // under the file's own names
+  io::Metadata metadata;  // of safetensors
+  // See PthFile.
+  std::string wrapper;
+  std::vector<std::string> others;
+};
+
+/// Reads a file, told by its first bytes, or of a directory its model.safetensors or, without one,
+/// its pytorch_model.bin. Throws Error as read_safetensors and read_pth do.
+WeightFile read_weight_file(const io::Path& path);
+
+/// "safetensors", "torch.save, under the key "state_dict" (not read: epoch, optimizer)"
+std::string describe_format(const WeightFile& file);
 
 struct Pretrained {
   WeightFile file;

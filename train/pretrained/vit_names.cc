@@ -14,11 +14,8 @@ namespace {
 
 constexpr std::string_view kNames[] = {"torchvision", "timm", "huggingface"};
 
-// "#" is the number of a layer; rows that end in "." stand for weight and bias. Where a row has no
-// torchvision name the tensor has no use here.
-struct Row {
-  std::string_view torchvision, timm, huggingface;
-};
+// "#" is the number of a layer; rows that end in "." stand for weight and bias.
+using Row = std::array<std::string_view, 3>;  // by VitNames
 
 constexpr Row kRows[] = {
     {"class_token", "cls_token", "vit.embeddings.cls_token"},
@@ -98,11 +95,7 @@ std::string fill(std::string_view pattern, const Match& match) {
   return text + match.tail;
 }
 
-std::string_view of(const Row& row, VitNames names) {
-  return names == VitNames::kTorchvision ? row.torchvision
-         : names == VitNames::kTimm      ? row.timm
-                                         : row.huggingface;
-}
+std::string_view of(const Row& row, VitNames names) { return row[static_cast<size_t>(names)]; }
 
 /// The first rule whose left pattern fits, applied.
 template <class Rules>
@@ -181,7 +174,7 @@ RenamedState to_torchvision(const NamedTensors& state, VitNames from) {
   };
   struct Thirds {
     std::array<Tensor, 3> tensors;
-    std::string usual;  // of one of them
+    Match match;  // of one of them
   };
   std::map<std::string, Thirds> joined;  // by torchvision's name
 
@@ -202,14 +195,14 @@ RenamedState to_torchvision(const NamedTensors& state, VitNames from) {
       WEFT_CHECK(!thirds.tensors[i].defined(), "the key {} has the meaning of another one",
                  io::quote(name));
       thirds.tensors[i] = tensor;
-      thirds.usual = usual;
+      thirds.match = *found;
       is_known = true;
     }
     for (const Row& row : kRows) {
       if (is_known || of(row, from).empty()) continue;
       const auto found = match(of(row, from), usual);
       if (!found) continue;
-      add(fill(row.torchvision, *found), name, tensor);
+      add(fill(row[0], *found), name, tensor);
       is_known = true;
     }
     if (!is_known) add(name, name, tensor);
@@ -219,12 +212,8 @@ RenamedState to_torchvision(const NamedTensors& state, VitNames from) {
     const auto found = joined.find(name);
     if (found == joined.end()) continue;
     for (size_t i = 0; i < std::size(kThirds); ++i) {
-      if (found->second.tensors[i].defined()) continue;
-      for (const std::string_view pattern : kThirds) {
-        if (const auto parts = match(pattern, found->second.usual)) {
-          WEFT_FAIL("the key {} is missing", io::quote(fill(kThirds[i], *parts)));
-        }
-      }
+      WEFT_CHECK(found->second.tensors[i].defined(), "the key {} is missing",
+                 io::quote(fill(kThirds[i], found->second.match)));
     }
     tensor = join(name, found->second.tensors);
   }
@@ -252,7 +241,7 @@ NamedTensors from_torchvision(const NamedTensors& state, VitNames to) {
     }
     for (const Row& row : kRows) {
       if (of(row, to).empty()) continue;
-      if (const auto found = match(row.torchvision, usual)) {
+      if (const auto found = match(row[0], usual)) {
         result.emplace_back(fill(of(row, to), *found), tensor);
       }
     }

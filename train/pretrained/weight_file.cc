@@ -1,9 +1,11 @@
-#include "train/pretrained/weight_file.h"
+#include <fmt/format.h>
 
 #include <algorithm>
+#include <ranges>
 
 #include "io/pth_reader.h"
 #include "io/quote.h"
+#include "train/pretrained/pretrained.h"
 
 namespace weft::train {
 namespace {
@@ -52,11 +54,8 @@ std::string describe_format(const WeightFile& file) {
   if (!file.is_pth) return "safetensors";
   std::string text = "torch.save";
   if (!file.wrapper.empty()) text += ", under the key " + io::quote(file.wrapper);
-  if (!file.others.empty()) {
-    text += " (not read:";
-    for (const std::string& key : file.others) text += " " + io::printable(key);
-    text += ")";
-  }
+  const auto others = file.others | std::views::transform(io::printable);
+  if (!file.others.empty()) text += fmt::format(" (not read: {})", fmt::join(others, " "));
   return text;
 }
 
