@@ -1,17 +1,21 @@
 // What a subcommand of `weft` is: a function that declares its options and says what to run.
 //
 //   void add_train(CLI::App& app, Action& action) {
-//     CLI::App& command = *app.add_subcommand("train", "Train a model")->group(kTrainingCommands);
-//     ...
-//     command.callback([&action] { action = [] { return run_train(); }; });
+//     const auto [command, a] = add_command<Arguments>(app, action, run_train, "train",
+//                                                      "Train a model", kTrainingCommands);
+//     command.add_option("--epochs", a.epochs, "Passes over the training images");
 //   }
+//
+// --help shows a new Arguments' values as the defaults, where default_str() says nothing else.
 //
 // A library of its own that defines it, and a line of cli/commands.bzl.
 #pragma once
 
 #include <CLI/CLI.hpp>
+#include <memory>
 #include <stdexcept>
 #include <string>
+#include <utility>
 
 #include "cli/commands.h"  // IWYU pragma: export
 #include "core/error.h"
@@ -51,6 +55,19 @@ auto as_usage(F&& f, const std::string& option = "") {
   } catch (const Error& error) {
     throw UsageError(option.empty() ? error.what() : option + ": " + error.what());
   }
+}
+
+/// Adds a subcommand that runs run(arguments), whose options the caller makes fill `arguments`.
+template <class Arguments, class Run>
+std::pair<CLI::App&, Arguments&> add_command(CLI::App& parent, Action& action, Run run,
+                                             const std::string& name,
+                                             const std::string& description,
+                                             const char* group = nullptr) {
+  CLI::App& command = *parent.add_subcommand(name, description);
+  if (group) command.group(group);
+  const auto arguments = std::make_shared<Arguments>();
+  command.callback([=, &action] { action = [=] { return run(*arguments); }; });
+  return {command, *arguments};
 }
 
 }  // namespace weft::cli

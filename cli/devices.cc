@@ -68,12 +68,10 @@ int devices(bool as_json) {
 }  // namespace
 
 void add_devices(CLI::App& app, Action& action) {
-  CLI::App* command =
-      app.add_subcommand("devices", "List the devices, and whether Weft's kernels run on them")
-          ->group(kDeviceCommands);
-  auto as_json = std::make_shared<bool>(false);
-  command->add_flag("--json", *as_json, kJsonObject);
-  command->callback([&action, as_json] { action = [=] { return devices(*as_json); }; });
+  const auto [command, as_json] = add_command<bool>(
+      app, action, devices, "devices", "List the devices, and whether Weft's kernels run on them",
+      kDeviceCommands);
+  command.add_flag("--json", as_json, kJsonObject);
 }
 
 }  // namespace weft::cli

@@ -93,43 +93,40 @@ int run_eval(const Arguments& a) {
 }  // namespace
 
 void add_eval(CLI::App& app, Action& action) {
-  CLI::App& command =
-      *app.add_subcommand("eval", "Measure a trained model's accuracy on a data set")
-           ->group(kTrainingCommands);
-  const auto a = std::make_shared<Arguments>();
+  const auto [command, a] =
+      add_command<Arguments>(app, action, run_eval, "eval",
+                             "Measure a trained model's accuracy on a data set", kTrainingCommands);
   command.option_defaults()->group("Model and data");
-  add_model_options(command, a->source);
+  add_model_options(command, a.source);
   command
-      .add_option("--data", a->data,
+      .add_option("--data", a.data,
                   "Images to measure on, of their test split where there is one: builtin, "
                   "cifar10:DIR, mnist:DIR or folder:DIR")
       ->type_name("DATA")
       ->default_str("the data that the model was trained on");
-  command.add_option("--batch-size", a->batch_size, "Images in one forward pass")
+  command.add_option("--batch-size", a.batch_size, "Images in one forward pass")
       ->check(CLI::PositiveNumber)
       ->default_str("the training's");
   command
-      .add_option("--limit-batches", a->limit_batches,
+      .add_option("--limit-batches", a.limit_batches,
                   "Batches after which the evaluation stops; 0: no limit")
-      ->check(CLI::NonNegativeNumber)
-      ->capture_default_str();
+      ->check(CLI::NonNegativeNumber);
 
   command.option_defaults()->group("Precision and device");
   command
-      .add_option("--precision", a->precision,
+      .add_option("--precision", a.precision,
                   fmt::format("What is computed in which format: {}", train::precision_names()))
       ->default_str("the training's");
   command
-      .add_option("--matmul-numerics", a->matmul_numerics,
+      .add_option("--matmul-numerics", a.matmul_numerics,
                   fmt::format("Arithmetic of matrix products: {}",
                               fmt::join(kernels::accumulation_names(), ", ")))
       ->default_str("the training's");
-  add_device_option(command, a->device);
-  add_threads_option(command, a->threads);
+  add_device_option(command, a.device);
+  add_threads_option(command, a.threads);
 
   command.option_defaults()->group("Output");
-  command.add_flag("--json", a->json, kJsonObject);
-  command.callback([a, &action] { action = [a] { return run_eval(*a); }; });
+  command.add_flag("--json", a.json, kJsonObject);
 }
 
 }  // namespace weft::cli

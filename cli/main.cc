@@ -42,6 +42,7 @@ int run(int argc, char** argv) {
   CLI::App app("Weft: tensors, automatic differentiation and vision transformers.", "weft");
   app.formatter(std::make_shared<io::HelpFormat>());
   app.require_subcommand(1);
+  app.option_defaults()->always_capture_default();  // commands inherit it
   Action action;
   for (const AddCommand add : commands()) add(app, action);
   // Last: commands would inherit it.

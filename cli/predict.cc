@@ -93,20 +93,18 @@ int run_predict(const Arguments& a) {
 }  // namespace
 
 void add_predict(CLI::App& app, Action& action) {
-  CLI::App& command = *app.add_subcommand("predict", "Classify images with a trained model")
-                           ->group(kTrainingCommands);
-  const auto a = std::make_shared<Arguments>();
-  add_model_options(command, a->source);
-  command.add_option("IMAGE", a->images, "JPEG or PNG files to classify")->required();
+  const auto [command, a] =
+      add_command<Arguments>(app, action, run_predict, "predict",
+                             "Classify images with a trained model", kTrainingCommands);
+  add_model_options(command, a.source);
+  command.add_option("IMAGE", a.images, "JPEG or PNG files to classify")->required();
   command
-      .add_option("--top", a->top,
+      .add_option("--top", a.top,
                   "Number of classes to show for each image, the most probable first")
-      ->check(CLI::PositiveNumber)
-      ->capture_default_str();
-  add_device_option(command, a->device);
-  add_threads_option(command, a->threads);
-  command.add_flag("--json", a->json, kJsonLines);
-  command.callback([a, &action] { action = [a] { return run_predict(*a); }; });
+      ->check(CLI::PositiveNumber);
+  add_device_option(command, a.device);
+  add_threads_option(command, a.threads);
+  command.add_flag("--json", a.json, kJsonLines);
 }
 
 }  // namespace weft::cli

@@ -310,20 +310,16 @@ int profile(Arguments a) {
 }  // namespace
 
 void add_profile(CLI::App& app, Action& action) {
-  CLI::App& command =
-      *app.add_subcommand("profile",
-                          "Show where a training step's time goes, as a table by op and as a trace")
-           ->group(kMeasuringCommands);
-  const auto a = std::make_shared<Arguments>();
+  const auto [command, a] = add_command<Arguments>(
+      app, action, profile, "profile",
+      "Show where a training step's time goes, as a table by op and as a trace",
+      kMeasuringCommands);
   command.option_defaults()->group("Step");
-  command.add_option("--model", a->step.model, kModelHelp)->capture_default_str();
-  command.add_option("--batch", a->step.batch, "Images in the batch")
-      ->check(CLI::PositiveNumber)
-      ->capture_default_str();
+  command.add_option("--model", a.step.model, kModelHelp);
+  command.add_option("--batch", a.step.batch, "Images in the batch")->check(CLI::PositiveNumber);
   command
-      .add_option("--precision", a->step.precision,
+      .add_option("--precision", a.step.precision,
                   fmt::format("What is computed in which format: {}", train::precision_names()))
-      ->capture_default_str()
       ->check([](const std::string& name) -> std::string {
         try {
           train::find_precision(name);
@@ -332,30 +328,27 @@ void add_profile(CLI::App& app, Action& action) {
         }
         return "";
       });
-  command.add_option("--image-size", a->image_size, "Height and width of an image, in pixels")
+  command.add_option("--image-size", a.image_size, "Height and width of an image, in pixels")
       ->check(CLI::PositiveNumber)
       ->default_str("the model's own");
-  command.add_option("--classes", a->classes, "Number of classes")
+  command.add_option("--classes", a.classes, "Number of classes")
       ->check(CLI::PositiveNumber)
       ->default_str("the model's own");
-  command.add_flag("--checkpoint-activations", a->checkpoint_activations,
+  command.add_flag("--checkpoint-activations", a.checkpoint_activations,
                    "Recompute activations in the backward pass");
-  command.add_flag("--inference", a->inference, "Run the forward pass alone, without the tape");
-  add_device_option(command, a->device);
-  add_threads_option(command, a->threads);
+  command.add_flag("--inference", a.inference, "Run the forward pass alone, without the tape");
+  add_device_option(command, a.device);
+  add_threads_option(command, a.threads);
 
   command.option_defaults()->group("Measurement and output");
-  command.add_option("--steps", a->steps, "Number of steps to record")
-      ->check(CLI::Range(1, 1000))
-      ->capture_default_str();
-  command.add_flag("--by-shape", a->by_shape, "Show a row for each shape that a kernel met");
-  command.add_flag("--all", a->all, "Show rows below 0.3% of a step, too");
+  command.add_option("--steps", a.steps, "Number of steps to record")->check(CLI::Range(1, 1000));
+  command.add_flag("--by-shape", a.by_shape, "Show a row for each shape that a kernel met");
+  command.add_flag("--all", a.all, "Show rows below 0.3% of a step, too");
   command
-      .add_option("--trace", a->trace,
+      .add_option("--trace", a.trace,
                   "Write a trace for chrome://tracing or ui.perfetto.dev to this file")
       ->type_name("FILE");
-  command.add_flag("--json", a->json, kJsonObject);
-  command.callback([a, &action] { action = [a] { return profile(*a); }; });
+  command.add_flag("--json", a.json, kJsonObject);
 }
 
 }  // namespace weft::cli

@@ -157,10 +157,9 @@ int run_train(const Arguments& arguments) {
 }  // namespace
 
 void add_train(CLI::App& app, Action& action) {
-  CLI::App& command =
-      *app.add_subcommand("train", "Train an image classifier, and save checkpoints and curves")
-           ->group(kTrainingCommands);
-  const auto arguments = std::make_shared<Arguments>();
+  const auto [command, a] = add_command<Arguments>(
+      app, action, run_train, "train", "Train an image classifier, and save checkpoints and curves",
+      kTrainingCommands);
   Arguments& a = *arguments;
   Settings settings(command, a);
   using C = train::Config;
@@ -344,8 +343,7 @@ void add_train(CLI::App& app, Action& action) {
       .add_option("--max-restarts", a.max_restarts,
                   "Times to start all ranks again, from the last checkpoint, when one fails; needs "
                   "--output")
-      ->check(CLI::Range(0, 1000))
-      ->capture_default_str();
+      ->check(CLI::Range(0, 1000));
 
   command.option_defaults()->group("Output");
   command
@@ -360,8 +358,6 @@ void add_train(CLI::App& app, Action& action) {
       ->type_name("DIR")
       ->excludes("--output");
   command.add_flag("--json", a.run.json, kJsonLines);
-  command.callback(
-      [arguments, &action] { action = [arguments] { return run_train(*arguments); }; });
 }
 
 }  // namespace weft::cli

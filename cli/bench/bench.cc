@@ -16,9 +16,7 @@
 #include <optional>
 
 #include "autograd/ops.h"
-#include "cli/bench/overlap.h"
-#include "cli/bench/plan.h"
-#include "cli/bench/sharding.h"
+#include "cli/bench/bench.h"
 #include "cli/command.h"
 #include "cli/device_option.h"
 #include "cli/training_step.h"
@@ -265,16 +263,14 @@ void add_bench(CLI::App& app, Action& action) {
   bench.group(kMeasuringCommands);  // after its own subcommands, which would inherit it
   const auto a = std::make_shared<Arguments>();
   command.option_defaults()->group("Step");
-  command.add_option("--model", a->model, kModelHelp)->capture_default_str();
+  command.add_option("--model", a->model, kModelHelp);
   command
       .add_option("--weights", a->weights,
                   "File of trained weights to start from: a step on them meets other values than "
                   "on random ones, denormals among them")
       ->type_name("FILE")
       ->default_str("random weights");
-  command.add_option("--batch", a->batch, "Images in the batch")
-      ->check(CLI::PositiveNumber)
-      ->capture_default_str();
+  command.add_option("--batch", a->batch, "Images in the batch")->check(CLI::PositiveNumber);
   command.add_option("--image-size", a->image_size, "Height and width of an image, in pixels")
       ->check(CLI::PositiveNumber)
       ->default_str("the model's own");
@@ -285,15 +281,11 @@ void add_bench(CLI::App& app, Action& action) {
                    "Recompute activations in the backward pass");
 
   command.option_defaults()->group("Precision and device");
-  command
-      .add_option("--precision", a->precision,
-                  fmt::format("What is computed in which format: {}", train::precision_names()))
-      ->capture_default_str();
-  command
-      .add_option("--matmul-numerics", a->matmul_numerics,
-                  fmt::format("Arithmetic of matrix products: {}",
-                              fmt::join(kernels::accumulation_names(), ", ")))
-      ->capture_default_str();
+  command.add_option("--precision", a->precision,
+                     fmt::format("What is computed in which format: {}", train::precision_names()));
+  command.add_option("--matmul-numerics", a->matmul_numerics,
+                     fmt::format("Arithmetic of matrix products: {}",
+                                 fmt::join(kernels::accumulation_names(), ", ")));
   add_device_option(command, a->device);
   command.add_option("--threads", a->threads, "Threads that CPU kernels use")
       ->check(CLI::PositiveNumber)
@@ -308,9 +300,7 @@ void add_bench(CLI::App& app, Action& action) {
                   "A second precision, whose steps take turns with the first one's; prints the "
                   "speed-up")
       ->default_str("none");
-  command.add_option("--steps", a->steps, "Number of timed steps")
-      ->check(CLI::PositiveNumber)
-      ->capture_default_str();
+  command.add_option("--steps", a->steps, "Number of timed steps")->check(CLI::PositiveNumber);
   command.add_flag("--profile", a->profile, "Print the time of each kernel, on standard error");
   command.add_flag("--json", a->json, kJsonObject);
   command.callback([a, &action] { action = [a] { return run_bench(*a); }; });

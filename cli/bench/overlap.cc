@@ -1,9 +1,11 @@
+// weft bench overlap: how much of its communication a strategy hides behind computation.
+//
 // Ranks as threads train through a network of a set latency and bandwidth
 // (dist/comm/slowed_transport.cc). A step without the network gives the time of the computation,
 // the strategy's timeline (dist/strategy/strategy_kind.h) what could be hidden behind it. Steps
 // with and without are timed in turn, so that both see the same machine, and the fastest of each
 // count: other work on the machine only adds to them.
-#include "cli/bench/overlap.h"
+#include "cli/bench/bench.h"
 
 #include <fmt/format.h>
 
@@ -270,41 +272,32 @@ int run(const Arguments& a) {
 }  // namespace
 
 void add_bench_overlap(CLI::App& bench, Action& action) {
-  CLI::App& command = *bench.add_subcommand(
-      "overlap", "Measure how much communication is hidden behind computation");
-  const auto a = std::make_shared<Arguments>();
+  const auto [command, a] = add_command<Arguments>(
+      bench, action, run, "overlap", "Measure how much communication is hidden behind computation");
   command.option_defaults()->group("Step");
-  command.add_option("--model", a->model, kModelHelp)->capture_default_str();
-  command.add_option("--strategy", a->strategies, "Strategies to measure")
-      ->delimiter(',')
-      ->capture_default_str();
-  command.add_option("--devices", a->devices, "Number of ranks, each a thread")
-      ->check(CLI::Range(2, 64))
-      ->capture_default_str();
-  command.add_option("--batch", a->batch, "Images in the batch of each rank")
-      ->check(CLI::PositiveNumber)
-      ->capture_default_str();
+  command.add_option("--model", a.model, kModelHelp);
+  command.add_option("--strategy", a.strategies, "Strategies to measure")->delimiter(',');
+  command.add_option("--devices", a.devices, "Number of ranks, each a thread")
+      ->check(CLI::Range(2, 64));
+  command.add_option("--batch", a.batch, "Images in the batch of each rank")
+      ->check(CLI::PositiveNumber);
 
   command.option_defaults()->group("Network");
   command
-      .add_option("--latency", a->latency_ms, "Latency of the simulated network, in milliseconds")
-      ->check(CLI::NonNegativeNumber)
-      ->capture_default_str();
-  command.add_option("--bandwidth", a->bandwidth_mb, "Bandwidth of the simulated network, in MB/s")
+      .add_option("--latency", a.latency_ms, "Latency of the simulated network, in milliseconds")
+      ->check(CLI::NonNegativeNumber);
+  command.add_option("--bandwidth", a.bandwidth_mb, "Bandwidth of the simulated network, in MB/s")
       ->check(CLI::PositiveNumber)
       ->default_str("such that the traffic takes half of the computation's time");
 
   command.option_defaults()->group("Measurement and output");
-  command.add_option("--steps", a->steps, "Number of timed steps")
-      ->check(CLI::PositiveNumber)
-      ->capture_default_str();
+  command.add_option("--steps", a.steps, "Number of timed steps")->check(CLI::PositiveNumber);
   command
-      .add_option("--trace", a->trace,
+      .add_option("--trace", a.trace,
                   "Write the last step of the last strategy to this file, for chrome://tracing or "
                   "ui.perfetto.dev")
       ->type_name("FILE");
-  command.add_flag("--json", a->json, kJsonLines);
-  command.callback([a, &action] { action = [a] { return run(*a); }; });
+  command.add_flag("--json", a.json, kJsonLines);
 }
 
 }  // namespace weft::cli

@@ -1,3 +1,5 @@
+// weft bench plan: the planner's predictions against runs on this machine.
+//
 // Ranks as threads, through a network of a set latency and bandwidth
 // (dist/comm/slowed_transport.cc). What the planner needs to know of the machine is measured on two
 // small batches, seconds and bytes of activations, a constant and so much an image: for the
@@ -6,7 +8,7 @@
 // back are steps of all strategies on another batch through the network; none of their times or
 // bytes enters a prediction. Steps of both kinds are timed in turn and the fastest of each counts,
 // for other work on the machine only adds to them.
-#include "cli/bench/plan.h"
+#include "cli/bench/bench.h"
 
 #include <fmt/format.h>
 
@@ -310,46 +312,37 @@ int run(const Arguments& a) {
 }  // namespace
 
 void add_bench_plan(CLI::App& bench, Action& action) {
-  CLI::App& command =
-      *bench.add_subcommand("plan", "Compare the planner's predictions with measured steps");
-  const auto a = std::make_shared<Arguments>();
+  const auto [command, a] = add_command<Arguments>(
+      bench, action, run, "plan", "Compare the planner's predictions with measured steps");
   command.option_defaults()->group("Step");
-  command.add_option("--model", a->model, kModelHelp)->capture_default_str();
-  command.add_option("--strategy", a->strategies, "Strategies to predict and then to measure")
-      ->delimiter(',')
-      ->capture_default_str();
-  command.add_option("--devices", a->devices, "Number of ranks, each a thread")
-      ->check(CLI::Range(2, 64))
-      ->capture_default_str();
+  command.add_option("--model", a.model, kModelHelp);
+  command.add_option("--strategy", a.strategies, "Strategies to predict and then to measure")
+      ->delimiter(',');
+  command.add_option("--devices", a.devices, "Number of ranks, each a thread")
+      ->check(CLI::Range(2, 64));
   command
-      .add_option("--small-batches", a->small,
+      .add_option("--small-batches", a.small,
                   "Two batch sizes of the steps that the planner learns this machine from")
       ->delimiter(',')
-      ->expected(2)
-      ->capture_default_str();
+      ->expected(2);
   command
-      .add_option("--batch", a->batch,
+      .add_option("--batch", a.batch,
                   "Images in the batch of each rank, in the steps that it predicts")
-      ->check(CLI::PositiveNumber)
-      ->capture_default_str();
+      ->check(CLI::PositiveNumber);
 
   command.option_defaults()->group("Network");
   command
-      .add_option("--latency", a->latency_ms, "Latency of the simulated network, in milliseconds")
-      ->check(CLI::NonNegativeNumber)
-      ->capture_default_str();
-  command.add_option("--bandwidth", a->bandwidth_mb, "Bandwidth of the simulated network, in MB/s")
-      ->check(CLI::PositiveNumber)
-      ->capture_default_str();
+      .add_option("--latency", a.latency_ms, "Latency of the simulated network, in milliseconds")
+      ->check(CLI::NonNegativeNumber);
+  command.add_option("--bandwidth", a.bandwidth_mb, "Bandwidth of the simulated network, in MB/s")
+      ->check(CLI::PositiveNumber);
 
   command.option_defaults()->group("Measurement and output");
-  command.add_option("--steps", a->steps, "Number of timed steps of each strategy")
-      ->check(CLI::PositiveNumber)
-      ->capture_default_str();
-  command.add_flag("--json", a->json, kJsonLines);
-  command.add_flag("--check", a->check,
+  command.add_option("--steps", a.steps, "Number of timed steps of each strategy")
+      ->check(CLI::PositiveNumber);
+  command.add_flag("--json", a.json, kJsonLines);
+  command.add_flag("--check", a.check,
                    "Fail where a prediction is more than 15% off in time, or 5% in memory");
-  command.callback([a, &action] { action = [a] { return run(*a); }; });
 }
 
 }  // namespace weft::cli

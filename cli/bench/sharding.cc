@@ -1,8 +1,10 @@
+// weft bench sharding: what each strategy keeps on a rank and sends from it, measured and computed.
+//
 // Measured where it happens: bytes kept by the allocator (core/memory_account.h), bytes sent by the
 // transport (dist/comm/transport.h), of every rank. Computed by the formulas of the strategies'
 // rows (dist/strategy/strategy_kind.h), which know the model's sizes and the number of ranks alone.
 // Peaks are of a step after the second, when buckets and the order of unsharding have settled.
-#include "cli/bench/sharding.h"
+#include "cli/bench/bench.h"
 
 #include <fmt/format.h>
 
@@ -359,31 +361,28 @@ int run(const Arguments& a) {
 }  // namespace
 
 void add_bench_sharding(CLI::App& bench, Action& action) {
-  CLI::App& command = *bench.add_subcommand(
-      "sharding", "Measure each strategy's memory and traffic beside its formulas");
-  const auto a = std::make_shared<Arguments>();
+  const auto [command, a] =
+      add_command<Arguments>(bench, action, run, "sharding",
+                             "Measure each strategy's memory and traffic beside its formulas");
   command.option_defaults()->group("Step");
-  command.add_option("--model", a->model, kModelHelp)->capture_default_str();
-  command.add_option("--devices", a->devices, "Numbers of ranks to measure with")
+  command.add_option("--model", a.model, kModelHelp);
+  command.add_option("--devices", a.devices, "Numbers of ranks to measure with")
       ->delimiter(',')
-      ->check(CLI::Range(1, 1024))
-      ->capture_default_str();
-  command.add_option("--strategy", a->strategies, "Strategies to measure")
+      ->check(CLI::Range(1, 1024));
+  command.add_option("--strategy", a.strategies, "Strategies to measure")
       ->delimiter(',')
       ->default_str("all that fit the model and the ranks");
   command
-      .add_option("--communicator", a->communicators,
+      .add_option("--communicator", a.communicators,
                   "What the ranks communicate through: in-process (threads), mpi (processes)")
       ->delimiter(',')
-      ->check(CLI::IsMember({"in-process", "mpi"}))
-      ->capture_default_str();
-  command.add_option("--batch", a->batch, "Images in the batch of each device")
-      ->check(CLI::PositiveNumber)
-      ->capture_default_str();
-  command.add_option("--image-size", a->image_size, "Height and width of an image, in pixels")
+      ->check(CLI::IsMember({"in-process", "mpi"}));
+  command.add_option("--batch", a.batch, "Images in the batch of each device")
+      ->check(CLI::PositiveNumber);
+  command.add_option("--image-size", a.image_size, "Height and width of an image, in pixels")
       ->check(CLI::PositiveNumber)
       ->default_str("the model's own");
-  command.add_option("--layers", a->layers, "Number of transformer layers")
+  command.add_option("--layers", a.layers, "Number of transformer layers")
       ->check(CLI::PositiveNumber)
       ->default_str("the model's own");
 
@@ -393,44 +392,41 @@ void add_bench_sharding(CLI::App& bench, Action& action) {
   };
   command
       .add_option(
-          "--shard-size", a->settings.shard_size,
+          "--shard-size", a.settings.shard_size,
           its_own("Devices that hold one sharded copy of the model", dist::Settings::kShardSize))
       ->check(CLI::PositiveNumber)
       ->default_str("the largest proper divisor of --devices");
   command
-      .add_option("--tensor-parallel", a->settings.tensor_parallel,
+      .add_option("--tensor-parallel", a.settings.tensor_parallel,
                   its_own("Devices that each layer is split over", dist::Settings::kTensorParallel))
       ->check(CLI::PositiveNumber)
       ->default_str("all under tp, 2 under fsdp+tp");
   command.add_flag(
-      "--sequence-parallel", a->settings.sequence_parallel,
+      "--sequence-parallel", a.settings.sequence_parallel,
       its_own("Shard the tokens between layers that are split", dist::Settings::kSequenceParallel));
   command.add_flag(
-      "--parallel-head", a->settings.parallel_head,
+      "--parallel-head", a.settings.parallel_head,
       its_own("Split the head and the loss by classes", dist::Settings::kParallelHead));
   command
-      .add_option("--pipeline-stages", a->settings.pipeline_stages,
+      .add_option("--pipeline-stages", a.settings.pipeline_stages,
                   its_own("Stages that the model is split into along its depth",
                           dist::Settings::kPipelineStages))
       ->check(CLI::PositiveNumber)
       ->default_str("as many as devices");
   command
-      .add_option("--deterministic-reduce", a->deterministic,
+      .add_option("--deterministic-reduce", a.deterministic,
                   "Micro-batches of a batch whose gradients are added in one fixed tree, to see "
                   "what that costs; the formulas stay those of a step without")
       ->check(CLI::PositiveNumber)
       ->default_str("off");
 
   command.option_defaults()->group("Measurement and output");
-  command.add_option("--steps", a->steps, "Number of measured steps")
-      ->check(CLI::PositiveNumber)
-      ->capture_default_str();
-  command.add_flag("--json", a->json, kJsonLines);
+  command.add_option("--steps", a.steps, "Number of measured steps")->check(CLI::PositiveNumber);
+  command.add_flag("--json", a.json, kJsonLines);
   command.add_flag(
-      "--check", a->check,
+      "--check", a.check,
       "Fail where memory is more than 5% off its formula, or the bytes sent are not those of "
       "theirs");
-  command.callback([a, &action] { action = [a] { return run(*a); }; });
 }
 
 }  // namespace weft::cli

@@ -239,34 +239,29 @@ int run(Arguments a) {
 }  // namespace
 
 void add_numerics_dot(CLI::App& numerics, Action& action) {
-  CLI::App& command =
-      *numerics.add_subcommand("dot", "Measure errors of dot products, beside their bounds");
-  const auto a = std::make_shared<Arguments>();
-  a->distributions.assign(std::begin(kDistributions), std::end(kDistributions));
-  command.add_option("--format", a->format, kFormatHelp)->capture_default_str();
+  const auto [command, a] = add_command<Arguments>(
+      numerics, action, run, "dot", "Measure errors of dot products, beside their bounds");
+  a.distributions.assign(std::begin(kDistributions), std::end(kDistributions));
+  command.add_option("--format", a.format, kFormatHelp);
   command
-      .add_option("--models", a->models, fmt::format("Ways to add the products: {}", kModelsHelp))
+      .add_option("--models", a.models, fmt::format("Ways to add the products: {}", kModelsHelp))
       ->delimiter(',')
       ->default_str("those that take the format");
   command
       .add_option(
-          "--distributions", a->distributions,
+          "--distributions", a.distributions,
           "Distributions of the operands: normal, uniform in [0, 1), wide (magnitudes spread over "
           "2^16), cancel (sums near zero)")
       ->delimiter(',')
-      ->check(CLI::IsMember(a->distributions))
-      ->capture_default_str();
-  command.add_option("--max-k", a->max_k, "The longest dot product; lengths double from 16")
-      ->check(CLI::Range(16, 1 << 20))
-      ->capture_default_str();
-  command.add_option("--samples", a->samples, "Dot products of each length")
-      ->check(CLI::Range(1, 100000))
-      ->capture_default_str();
-  command.add_option("--seed", a->seed, "Seed of the operands")->capture_default_str();
-  command.add_option("--html", a->html, "Write a page of plots to this file")->type_name("FILE");
-  command.add_flag("--json", a->json,
+      ->check(CLI::IsMember(a.distributions));
+  command.add_option("--max-k", a.max_k, "The longest dot product; lengths double from 16")
+      ->check(CLI::Range(16, 1 << 20));
+  command.add_option("--samples", a.samples, "Dot products of each length")
+      ->check(CLI::Range(1, 100000));
+  command.add_option("--seed", a.seed, "Seed of the operands");
+  command.add_option("--html", a.html, "Write a page of plots to this file")->type_name("FILE");
+  command.add_flag("--json", a.json,
                    "Print a JSON object for each distribution, way to add and length");
-  command.callback([a, &action] { action = [a] { return run(*a); }; });
 }
 
 }  // namespace weft::cli

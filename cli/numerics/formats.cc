@@ -252,20 +252,16 @@ int run(const Arguments& a) {
 }  // namespace
 
 void add_numerics_formats(CLI::App& numerics, Action& action) {
-  CLI::App& command =
-      *numerics.add_subcommand("formats", "Show range and precision of number formats");
-  const auto a = std::make_shared<Arguments>();
-  a->formats = {"fp32", "tf32", "fp16", "bf16", "e4m3", "e5m2", "q3.4"};
-  command
-      .add_option("FORMAT", a->formats,
-                  "Formats to show: fp32, tf32, fp16, bf16, e4m3, e5m2; e<E>m<M> of E exponent "
-                  "and M mantissa bits, e<E>m<M>fn without infinities; q<I>.<F> for fixed point")
-      ->capture_default_str();
-  command.add_option("--value", a->value, "A number that is rounded to each format")
-      ->capture_default_str();
-  command.add_option("--html", a->html, "Write a page of plots to this file")->type_name("FILE");
-  command.add_flag("--json", a->json, "Print a JSON object for each format");
-  command.callback([a, &action] { action = [a] { return run(*a); }; });
+  const auto [command, a] = add_command<Arguments>(numerics, action, run, "formats",
+                                                   "Show range and precision of number formats");
+  a.formats = {"fp32", "tf32", "fp16", "bf16", "e4m3", "e5m2", "q3.4"};
+  command.add_option(
+      "FORMAT", a.formats,
+      "Formats to show: fp32, tf32, fp16, bf16, e4m3, e5m2; e<E>m<M> of E exponent "
+      "and M mantissa bits, e<E>m<M>fn without infinities; q<I>.<F> for fixed point");
+  command.add_option("--value", a.value, "A number that is rounded to each format");
+  command.add_option("--html", a.html, "Write a page of plots to this file")->type_name("FILE");
+  command.add_flag("--json", a.json, "Print a JSON object for each format");
 }
 
 }  // namespace weft::cli

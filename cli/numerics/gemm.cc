@@ -226,32 +226,29 @@ int run(Arguments a) {
 }  // namespace
 
 void add_numerics_gemm(CLI::App& numerics, Action& action) {
-  CLI::App& command =
-      *numerics.add_subcommand("gemm", "Measure errors of a matrix product, element by element");
-  const auto a = std::make_shared<Arguments>();
-  for (const auto& [name, size, text] : {std::tuple{"--m", &a->m, "Rows of the product"},
-                                         {"--n", &a->n, "Columns of the product"},
-                                         {"--k", &a->k, "Length of its dot products"}}) {
-    command.add_option(name, *size, text)->check(CLI::Range(1, 4096))->capture_default_str();
+  const auto [command, a] = add_command<Arguments>(
+      numerics, action, run, "gemm", "Measure errors of a matrix product, element by element");
+  for (const auto& [name, size, text] : {std::tuple{"--m", &a.m, "Rows of the product"},
+                                         {"--n", &a.n, "Columns of the product"},
+                                         {"--k", &a.k, "Length of its dot products"}}) {
+    command.add_option(name, *size, text)->check(CLI::Range(1, 4096));
   }
-  command.add_option("--format", a->format, kFormatHelp)->capture_default_str();
+  command.add_option("--format", a.format, kFormatHelp);
   command
       .add_option(
-          "--distribution", a->distribution,
+          "--distribution", a.distribution,
           "Distribution of the operands: normal, uniform, wide or cancel, as of numerics dot")
       ->check(CLI::IsMember(
-          std::vector<std::string>(std::begin(kDistributions), std::end(kDistributions))))
-      ->capture_default_str();
+          std::vector<std::string>(std::begin(kDistributions), std::end(kDistributions))));
   command
       .add_option(
-          "--models", a->models,
+          "--models", a.models,
           fmt::format("Ways to add the products: weft (the engine's f32 product), {}", kModelsHelp))
       ->delimiter(',')
       ->default_str("those that take the format");
-  command.add_option("--seed", a->seed, "Seed of the operands")->capture_default_str();
-  command.add_option("--html", a->html, "Write a page of plots to this file")->type_name("FILE");
-  command.add_flag("--json", a->json, "Print a JSON object for each way to add");
-  command.callback([a, &action] { action = [a] { return run(*a); }; });
+  command.add_option("--seed", a.seed, "Seed of the operands");
+  command.add_option("--html", a.html, "Write a page of plots to this file")->type_name("FILE");
+  command.add_flag("--json", a.json, "Print a JSON object for each way to add");
 }
 
 }  // namespace weft::cli

@@ -130,28 +130,23 @@ int probe(Arguments a) {
 }  // namespace
 
 void add_numerics_probe(CLI::App& numerics, Action& action) {
-  CLI::App& command = *numerics.add_subcommand(
-      "probe", "Run dot products on this machine's tensor cores and compare them with the model");
-  const auto a = std::make_shared<Arguments>();
-  command.add_option("--device", a->device, "GPU to probe: cuda or cuda:N")
-      ->type_name("DEVICE")
-      ->capture_default_str();
-  command.add_option("--format", a->format, kFormatHelp)->capture_default_str();
+  const auto [command, a] = add_command<Arguments>(
+      numerics, action, probe, "probe",
+      "Run dot products on this machine's tensor cores and compare them with the model");
+  command.add_option("--device", a.device, "GPU to probe: cuda or cuda:N")->type_name("DEVICE");
+  command.add_option("--format", a.format, kFormatHelp);
   command
-      .add_option("--gpu", a->gpu,
+      .add_option("--gpu", a.gpu,
                   "GPU whose model the results are compared with: a name of numerics replay --gpu")
       ->default_str("by the device's compute capability");
-  command.add_option("--rows", a->rows, "Number of dot products")
-      ->check(CLI::Range(1, 1000000))
-      ->capture_default_str();
-  command.add_option("--seed", a->seed, "Seed of the operands")->capture_default_str();
-  command.add_option("--output", a->output, "Write operands and results to this file")
+  command.add_option("--rows", a.rows, "Number of dot products")->check(CLI::Range(1, 1000000));
+  command.add_option("--seed", a.seed, "Seed of the operands");
+  command.add_option("--output", a.output, "Write operands and results to this file")
       ->type_name("FILE")
       ->default_str("standard output");
-  command.add_flag("--json", a->json,
+  command.add_flag("--json", a.json,
                    "Print the counts as {\"rows\":N,\"mismatches\":M}, on standard error without "
                    "--output");
-  command.callback([a, &action] { action = [a] { return probe(*a); }; });
 }
 
 }  // namespace weft::cli

@@ -238,50 +238,39 @@ int run(const TrainArguments& a) {
 }  // namespace
 
 void add_numerics_train(CLI::App& numerics, Action& action) {
-  CLI::App& command = *numerics.add_subcommand(
-      "train", "Run one training in several precisions: curves, drift, gradients that vanish");
-  const auto a = std::make_shared<TrainArguments>();
+  const auto [command, a] = add_command<TrainArguments>(
+      numerics, action, run, "train",
+      "Run one training in several precisions: curves, drift, gradients that vanish");
   command.option_defaults()->group("Precision");
   command
-      .add_option("--precisions", a->precisions,
+      .add_option("--precisions", a.precisions,
                   fmt::format("Precisions of weft train --precision, and {}; the others are "
                               "compared with the first",
                               kUnscaled))
       ->delimiter(',')
       ->default_str(fmt::format("fp32,tf32,bf16,fp16,{}", kUnscaled));
+  command.add_option("--matmul-numerics", a.matmul_numerics,
+                     "Arithmetic of matrix products, as of weft train");
+  command.add_option("--loss-scale", a.loss_scale, "Loss scale that fp16 begins at")
+      ->check(CLI::PositiveNumber);
   command
-      .add_option("--matmul-numerics", a->matmul_numerics,
-                  "Arithmetic of matrix products, as of weft train")
-      ->capture_default_str();
-  command.add_option("--loss-scale", a->loss_scale, "Loss scale that fp16 begins at")
-      ->check(CLI::PositiveNumber)
-      ->capture_default_str();
-  command
-      .add_option("--loss-factor", a->loss_factor,
+      .add_option("--loss-factor", a.loss_factor,
                   "Factor on every run's loss: a small one makes gradients vanish")
-      ->check(CLI::PositiveNumber)
-      ->capture_default_str();
+      ->check(CLI::PositiveNumber);
 
   command.option_defaults()->group("Training");
-  command.add_option("--model", a->model, kModelHelp)->capture_default_str();
-  command.add_option("--data", a->data, "Images to train on, as of weft train")
-      ->type_name("DATA")
-      ->capture_default_str();
-  command.add_option("--steps", a->steps, "Optimizer steps of each run")
-      ->check(CLI::Range(1, 1000000))
-      ->capture_default_str();
-  command.add_option("--batch-size", a->batch_size, "Images in the batch of a step")
-      ->check(CLI::Range(1, 100000))
-      ->capture_default_str();
-  command.add_option("--lr", a->lr, "Learning rate of AdamW")
-      ->check(CLI::PositiveNumber)
-      ->capture_default_str();
-  command.add_option("--seed", a->seed, "Seed of weights and data")->capture_default_str();
+  command.add_option("--model", a.model, kModelHelp);
+  command.add_option("--data", a.data, "Images to train on, as of weft train")->type_name("DATA");
+  command.add_option("--steps", a.steps, "Optimizer steps of each run")
+      ->check(CLI::Range(1, 1000000));
+  command.add_option("--batch-size", a.batch_size, "Images in the batch of a step")
+      ->check(CLI::Range(1, 100000));
+  command.add_option("--lr", a.lr, "Learning rate of AdamW")->check(CLI::PositiveNumber);
+  command.add_option("--seed", a.seed, "Seed of weights and data");
 
   command.option_defaults()->group("Output");
-  command.add_option("--html", a->html, "Write a page of plots to this file")->type_name("FILE");
-  command.add_flag("--json", a->json, "Print a JSON object for each step, layer and run");
-  command.callback([a, &action] { action = [a] { return run(*a); }; });
+  command.add_option("--html", a.html, "Write a page of plots to this file")->type_name("FILE");
+  command.add_flag("--json", a.json, "Print a JSON object for each step, layer and run");
 }
 
 }  // namespace weft::cli

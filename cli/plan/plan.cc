@@ -118,41 +118,32 @@ int run(const Arguments& a) {
 }  // namespace
 
 void add_plan(CLI::App& app, Action& action) {
-  CLI::App& command =
-      *app.add_subcommand("plan", "Predict a training step's time, memory and scaling on a cluster")
-           ->group(kDeviceCommands);
-  const auto a = std::make_shared<Arguments>();
+  const auto [command, a] = add_command<Arguments>(
+      app, action, run, "plan", "Predict a training step's time, memory and scaling on a cluster",
+      kDeviceCommands);
   command.option_defaults()->group("Step");
-  command.add_option("--model", a->model, kModelHelp)->capture_default_str();
-  command.add_option("--batch", a->batch, "Images in the batch of each device")
-      ->check(CLI::PositiveNumber)
-      ->capture_default_str();
-  command.add_option("--precision", a->precision, "Format of matrix products: bf16 or fp32")
-      ->check(CLI::IsMember({"bf16", "fp32"}))
-      ->capture_default_str();
+  command.add_option("--model", a.model, kModelHelp);
+  command.add_option("--batch", a.batch, "Images in the batch of each device")
+      ->check(CLI::PositiveNumber);
+  command.add_option("--precision", a.precision, "Format of matrix products: bf16 or fp32")
+      ->check(CLI::IsMember({"bf16", "fp32"}));
 
   command.option_defaults()->group("Cluster");
-  command.add_option("--devices", a->devices, "Number of devices of all nodes together")
+  command.add_option("--devices", a.devices, "Number of devices of all nodes together")
       ->required()
       ->check(CLI::Range(1, 1 << 20));
-  command.add_option("--nodes", a->nodes, "Number of nodes that hold them")
-      ->check(CLI::Range(1, 1 << 20))
-      ->capture_default_str();
+  command.add_option("--nodes", a.nodes, "Number of nodes that hold them")
+      ->check(CLI::Range(1, 1 << 20));
+  command.add_option("--accelerator", a.accelerator,
+                     fmt::format("The device: {}", fmt::join(dist::accelerator_names(), ", ")));
+  command.add_option(
+      "--network", a.network,
+      fmt::format("Network between nodes: {}, or LATENCYus,BANDWIDTHGB/s of each device",
+                  fmt::join(dist::network_names(), ", ")));
   command
-      .add_option("--accelerator", a->accelerator,
-                  fmt::format("The device: {}", fmt::join(dist::accelerator_names(), ", ")))
-      ->capture_default_str();
-  command
-      .add_option(
-          "--network", a->network,
-          fmt::format("Network between nodes: {}, or LATENCYus,BANDWIDTHGB/s of each device",
-                      fmt::join(dist::network_names(), ", ")))
-      ->capture_default_str();
-  command
-      .add_option("--efficiency", a->efficiency,
+      .add_option("--efficiency", a.efficiency,
                   "Share of the data sheet's FLOP rate that matrix products reach")
-      ->check(CLI::Range(0.01, 1.0))
-      ->capture_default_str();
+      ->check(CLI::Range(0.01, 1.0));
 
   command.option_defaults()->group("Settings of strategies");
   const auto its_own = [](const char* what, dist::Settings setting) {
@@ -160,36 +151,35 @@ void add_plan(CLI::App& app, Action& action) {
   };
   command
       .add_option(
-          "--shard-size", a->settings.shard_size,
+          "--shard-size", a.settings.shard_size,
           its_own("Devices that hold one sharded copy of the model", dist::Settings::kShardSize))
       ->check(CLI::PositiveNumber)
       ->default_str("a node's devices");
   command
-      .add_option("--tensor-parallel", a->settings.tensor_parallel,
+      .add_option("--tensor-parallel", a.settings.tensor_parallel,
                   its_own("Devices that each layer is split over", dist::Settings::kTensorParallel))
       ->check(CLI::Range(2, 1024))
       ->default_str("as many of a node, up to 8, as the model can be split over");
   command.add_flag(
-      "--sequence-parallel", a->settings.sequence_parallel,
+      "--sequence-parallel", a.settings.sequence_parallel,
       its_own("Shard the tokens between layers that are split", dist::Settings::kSequenceParallel));
   command
-      .add_option("--pipeline-stages", a->settings.pipeline_stages,
+      .add_option("--pipeline-stages", a.settings.pipeline_stages,
                   its_own("Stages that the model is split into along its depth",
                           dist::Settings::kPipelineStages))
       ->check(CLI::Range(2, 1024))
       ->default_str("as many devices of a node, up to 8, as the model can be split into");
   command
       .add_option(
-          "--micro-batches", a->settings.micro_batches,
+          "--micro-batches", a.settings.micro_batches,
           its_own("Micro-batches that a batch is split into", dist::Settings::kMicroBatches))
       ->check(CLI::PositiveNumber)
       ->default_str("two per stage");
 
   command.option_defaults()->group("Output");
-  command.add_option("--html", a->html, "Write the scaling as a page of plots to this file")
+  command.add_option("--html", a.html, "Write the scaling as a page of plots to this file")
       ->type_name("FILE");
-  command.add_flag("--json", a->json, "Print a JSON object for each strategy, the best first");
-  command.callback([a, &action] { action = [a] { return run(*a); }; });
+  command.add_flag("--json", a.json, "Print a JSON object for each strategy, the best first");
 }
 
 }  // namespace weft::cli
