@@ -31,10 +31,8 @@ using nlohmann::ordered_json;
 
 struct Arguments {
   StepOptions step;
-  int64_t image_size = 0, classes = 0;
   int steps = 3, warmup = 2, threads = 0;
-  bool inference = false, checkpoint_activations = false, by_shape = false, all = false,
-       json = false;
+  bool inference = false, by_shape = false, all = false, json = false;
   std::string device, trace;
 };
 
@@ -189,9 +187,7 @@ ordered_json trace_of(const Recorder& recorder, const ordered_json& about) {
 
 int profile(Arguments a) {
   if (a.threads > 0) set_num_threads(a.threads);
-  if (a.image_size > 0) a.step.options.image_size = a.image_size;
-  if (a.classes > 0) a.step.options.classes = a.classes;
-  if (a.checkpoint_activations) a.step.options.checkpoint_activations = true;
+  as_usage([&] { train::find_precision(a.step.precision); }, "--precision");
   a.step.device = chosen_device(a.device);
   const Device device = a.step.device;
   const bool on_cpu = device.type == DeviceType::cpu;
@@ -317,25 +313,9 @@ void add_profile(CLI::App& app, Action& action) {
   command.option_defaults()->group("Step");
   command.add_option("--model", a.step.model, kModelHelp);
   command.add_option("--batch", a.step.batch, "Images in the batch")->check(CLI::PositiveNumber);
-  command
-      .add_option("--precision", a.step.precision,
-                  fmt::format("What is computed in which format: {}", train::precision_names()))
-      ->check([](const std::string& name) -> std::string {
-        try {
-          train::find_precision(name);
-        } catch (const Error& error) {
-          return error.what();
-        }
-        return "";
-      });
-  command.add_option("--image-size", a.image_size, "Height and width of an image, in pixels")
-      ->check(CLI::PositiveNumber)
-      ->default_str("the model's own");
-  command.add_option("--classes", a.classes, "Number of classes")
-      ->check(CLI::PositiveNumber)
-      ->default_str("the model's own");
-  command.add_flag("--checkpoint-activations", a.checkpoint_activations,
-                   "Recompute activations in the backward pass");
+  command.add_option("--precision", a.step.precision,
+                     fmt::format("What is computed in which format: {}", train::precision_names()));
+  add_model_size_options(command, a.step.options);
   command.add_flag("--inference", a.inference, "Run the forward pass alone, without the tape");
   add_device_option(command, a.device);
   add_threads_option(command, a.threads);

@@ -6,6 +6,17 @@
 
 namespace weft::cli {
 
+void add_model_size_options(CLI::App& command, models::ModelOptions& options) {
+  command.add_option("--image-size", options.image_size, "Height and width of an image, in pixels")
+      ->check(CLI::PositiveNumber)
+      ->default_str("the model's own");
+  command.add_option("--classes", options.classes, "Number of classes")
+      ->check(CLI::PositiveNumber)
+      ->default_str("the model's own");
+  command.add_flag("--checkpoint-activations", options.checkpoint_activations,
+                   "Recompute activations in the backward pass");
+}
+
 TrainingStep::TrainingStep(const StepOptions& options)
     : precision_(train::find_precision(options.precision)),
       accumulation_(kernels::parse_accumulation(options.matmul_numerics)),

@@ -13,11 +13,11 @@
 #include <cstdio>
 #include <filesystem>
 #include <memory>
-#include <nlohmann/json.hpp>
 #include <set>
-#include <sstream>
 
+#include "cli/json_line.h"
 #include "cli/ranked_step.h"
+#include "cli/run_program.h"
 #include "core/allocator.h"
 #include "dist/comm/in_process.h"
 #include "dist/comm/processes/launch.h"
@@ -35,7 +35,8 @@ struct Arguments {
   std::string model = "vit_b_16";
   std::vector<int> devices = {1, 2, 4};
   std::vector<std::string> strategies, communicators = {"in-process", "mpi"};
-  int64_t batch = 1, image_size = 0, layers = 0;
+  int64_t batch = 1;
+  models::ModelOptions options;
   dist::StrategyOptions settings;  // of one strategy each
   int steps = 1, deterministic = 0;
   bool json = false, check = false;
@@ -45,14 +46,12 @@ struct Arguments {
 constexpr double kTolerance = 0.05;
 
 RankedStepOptions step_options(const Arguments& a, const std::string& strategy, int devices) {
-  RankedStepOptions options{.model = a.model,
-                            .strategy = dist::own_settings(strategy, a.settings),
-                            .batch = a.batch,
-                            .devices = devices,
-                            .deterministic = a.deterministic};
-  if (a.image_size > 0) options.options.image_size = a.image_size;
-  if (a.layers > 0) options.options.layers = a.layers;
-  return options;
+  return {.model = a.model,
+          .strategy = dist::own_settings(strategy, a.settings),
+          .batch = a.batch,
+          .options = a.options,
+          .devices = devices,
+          .deterministic = a.deterministic};
 }
 
 /// Of one rank, in a step.
@@ -123,12 +122,14 @@ ordered_json result_of(const Arguments& a, const std::string& strategy, int devi
                          {"formula", kind.state_formula()}};
   double worst = 0;
   bool sends_as_computed = true;
+  int64_t most_sent = 0, most_sent_by_formula = 0;
   std::array<int64_t, kMemoryKinds> most{}, most_by_formula{};
   ordered_json by_rank = ordered_json::array();
   for (size_t r = 0; r < ranks.size(); ++r) {
     const Measured& measured = ranks[r];
     const dist::StateBytes formula = kind.state_bytes(layouts[r], sharing);
     int64_t kept = 0;
+    most[0] = std::max(most[0], measured.peaks[0]);  // activations have no formula
     for (int k = 1; k < kMemoryKinds; ++k) {
       const int64_t got = measured.peaks[k], expected = formula[static_cast<MemoryKind>(k)];
       kept += got;
@@ -143,6 +144,8 @@ ordered_json result_of(const Arguments& a, const std::string& strategy, int devi
                                           .images = images_of(options, sharing),
                                           .ddp_elements = measured.padded_elements});
     sends_as_computed = sends_as_computed && measured.sent == sent;
+    most_sent = std::max(most_sent, measured.sent);
+    most_sent_by_formula = std::max(most_sent_by_formula, sent);
     by_rank.push_back({{"kept", {{"measured", kept}, {"formula", formula.total()}}},
                        {"activations", measured.peaks[0]},
                        {"sent", {{"measured", measured.sent}, {"formula", sent}}}});
@@ -157,15 +160,9 @@ ordered_json result_of(const Arguments& a, const std::string& strategy, int devi
   }
   result["memory"]["total"] = {{"measured", total}, {"formula", total_by_formula}};
   result["memory"]["worst_deviation"] = worst;
-  int64_t activations = 0, sent = 0, sent_by_formula = 0;
-  for (const ordered_json& rank : by_rank) {
-    activations = std::max(activations, rank.at("activations").get<int64_t>());
-    sent = std::max(sent, rank.at("sent").at("measured").get<int64_t>());
-    sent_by_formula = std::max(sent_by_formula, rank.at("sent").at("formula").get<int64_t>());
-  }
-  result["activations"] = activations;
+  result["activations"] = most[0];
   result["sent"] = {
-      {"measured", sent}, {"formula", sent_by_formula}, {"text", kind.sent_formula()}};
+      {"measured", most_sent}, {"formula", most_sent_by_formula}, {"text", kind.sent_formula()}};
   result["ranks"] = by_rank;
   result["step_seconds"] = ranks[0].step_seconds;
   result["agrees"] = worst <= kTolerance && sends_as_computed;
@@ -226,7 +223,7 @@ int run_as_rank(const Arguments& a) {
     const std::vector<Measured> measured =
         measure(step_options(a, strategy, world->size()), a.steps, world);
     if (world->rank() > 0) continue;
-    fmt::print("{}\n", result_of(a, strategy, world->size(), "mpi", measured).dump());
+    print_json(result_of(a, strategy, world->size(), "mpi", measured));
     std::fflush(stdout);
   }
   return 0;
@@ -243,8 +240,8 @@ std::vector<ordered_json> run_under_mpi(const Arguments& a, int ranks) {
   add("--batch", a.batch);
   add("--steps", a.steps);
   if (a.deterministic > 0) add("--deterministic-reduce", a.deterministic);
-  if (a.image_size > 0) add("--image-size", a.image_size);
-  if (a.layers > 0) add("--layers", a.layers);
+  if (a.options.image_size) add("--image-size", *a.options.image_size);
+  if (a.options.layers) add("--layers", *a.options.layers);
   const dist::StrategyOptions& settings = a.settings;
   if (settings.shard_size > 0) add("--shard-size", settings.shard_size);
   if (settings.tensor_parallel > 0) add("--tensor-parallel", settings.tensor_parallel);
@@ -252,27 +249,12 @@ std::vector<ordered_json> run_under_mpi(const Arguments& a, int ranks) {
   if (settings.sequence_parallel) words.push_back("--sequence-parallel");
   if (settings.parallel_head) words.push_back("--parallel-head");
   for (const std::string& strategy : a.strategies) add("--strategy", strategy);
-  std::string command;
-  for (const std::string& word : words) {
-    std::string quoted = word;
-    for (size_t at = 0; (at = quoted.find('\'', at)) != std::string::npos; at += 4) {
-      quoted.replace(at, 1, "'\\''");
-    }
-    command += fmt::format("'{}' ", quoted);
-  }
   allocator(Device{}).release_pool();  // the ranks need the memory that those in process had
-  std::FILE* pipe = ::popen(command.c_str(), "r");
-  WEFT_CHECK(pipe, "bench sharding: cannot start mpirun");
-  std::string text;
-  char buffer[4096];
-  while (const size_t n = std::fread(buffer, 1, sizeof buffer, pipe)) text.append(buffer, n);
-  const int status = ::pclose(pipe);
-  WEFT_CHECK(status == 0, "bench sharding: {} ranks under mpirun failed; see above", ranks);
   std::vector<ordered_json> results;
-  std::istringstream lines(text);
-  for (std::string line; std::getline(lines, line);) {
+  const int status = run_program(words, [&](const std::string& line) {
     if (line.starts_with("{")) results.push_back(ordered_json::parse(line));
-  }
+  });
+  WEFT_CHECK(status == 0, "bench sharding: {} ranks under mpirun failed; see above", ranks);
   return results;
 }
 
@@ -335,7 +317,7 @@ int run(const Arguments& a) {
         agrees = agrees && result.at("agrees");
         formulas.insert(result.at("strategy"));
         if (a.json) {
-          fmt::print("{}\n", result.dump());
+          print_json(result);
           std::fflush(stdout);
         } else {
           print_row(*table, result);
@@ -379,40 +361,21 @@ void add_bench_sharding(CLI::App& bench, Action& action) {
       ->check(CLI::IsMember({"in-process", "mpi"}));
   command.add_option("--batch", a.batch, "Images in the batch of each device")
       ->check(CLI::PositiveNumber);
-  command.add_option("--image-size", a.image_size, "Height and width of an image, in pixels")
+  command
+      .add_option("--image-size", a.options.image_size, "Height and width of an image, in pixels")
       ->check(CLI::PositiveNumber)
       ->default_str("the model's own");
-  command.add_option("--layers", a.layers, "Number of transformer layers")
+  command.add_option("--layers", a.options.layers, "Number of transformer layers")
       ->check(CLI::PositiveNumber)
       ->default_str("the model's own");
 
-  command.option_defaults()->group("Settings of strategies");
-  const auto its_own = [](const char* what, dist::Settings setting) {
-    return fmt::format("{}; of {}", what, dist::strategies_with(setting));
-  };
-  command
-      .add_option(
-          "--shard-size", a.settings.shard_size,
-          its_own("Devices that hold one sharded copy of the model", dist::Settings::kShardSize))
-      ->check(CLI::PositiveNumber)
-      ->default_str("the largest proper divisor of --devices");
-  command
-      .add_option("--tensor-parallel", a.settings.tensor_parallel,
-                  its_own("Devices that each layer is split over", dist::Settings::kTensorParallel))
-      ->check(CLI::PositiveNumber)
-      ->default_str("all under tp, 2 under fsdp+tp");
-  command.add_flag(
-      "--sequence-parallel", a.settings.sequence_parallel,
-      its_own("Shard the tokens between layers that are split", dist::Settings::kSequenceParallel));
-  command.add_flag(
-      "--parallel-head", a.settings.parallel_head,
-      its_own("Split the head and the loss by classes", dist::Settings::kParallelHead));
-  command
-      .add_option("--pipeline-stages", a.settings.pipeline_stages,
-                  its_own("Stages that the model is split into along its depth",
-                          dist::Settings::kPipelineStages))
-      ->check(CLI::PositiveNumber)
-      ->default_str("as many as devices");
+  using dist::Settings;
+  add_strategy_settings(command, a.settings,
+                        {{Settings::kShardSize, "the largest proper divisor of --devices"},
+                         {Settings::kTensorParallel, "all under tp, 2 under fsdp+tp"},
+                         {Settings::kSequenceParallel, ""},
+                         {Settings::kParallelHead, ""},
+                         {Settings::kPipelineStages, "as many as devices"}});
   command
       .add_option("--deterministic-reduce", a.deterministic,
                   "Micro-batches of a batch whose gradients are added in one fixed tree, to see "

@@ -3,11 +3,12 @@
 
 #include <algorithm>
 #include <memory>
-#include <nlohmann/json.hpp>
 
 #include "cli/command.h"
+#include "cli/json_line.h"
 #include "cli/plan/prediction.h"
 #include "cli/plan/report.h"
+#include "cli/ranked_step.h"
 #include "io/progress.h"
 #include "models/registry.h"
 
@@ -81,9 +82,7 @@ int run(const Arguments& a) {
   const std::vector<Prediction> predictions = predict_all(a, demand, cluster, a.devices);
   if (!a.html.empty()) write_plan_report(a.html, a, demand, cluster, predictions);
   if (a.json) {
-    for (const Prediction& p : predictions) {
-      fmt::print("{}\n", json_of(a, cluster, p, demand).dump());
-    }
+    for (const Prediction& p : predictions) print_json(json_of(a, cluster, p, demand));
     return 0;
   }
   fmt::print(
@@ -131,6 +130,7 @@ void add_plan(CLI::App& app, Action& action) {
   command.option_defaults()->group("Cluster");
   command.add_option("--devices", a.devices, "Number of devices of all nodes together")
       ->required()
+      ->default_str("")
       ->check(CLI::Range(1, 1 << 20));
   command.add_option("--nodes", a.nodes, "Number of nodes that hold them")
       ->check(CLI::Range(1, 1 << 20));
@@ -145,36 +145,18 @@ void add_plan(CLI::App& app, Action& action) {
                   "Share of the data sheet's FLOP rate that matrix products reach")
       ->check(CLI::Range(0.01, 1.0));
 
-  command.option_defaults()->group("Settings of strategies");
-  const auto its_own = [](const char* what, dist::Settings setting) {
-    return fmt::format("{}; of {}", what, dist::strategies_with(setting));
-  };
-  command
-      .add_option(
-          "--shard-size", a.settings.shard_size,
-          its_own("Devices that hold one sharded copy of the model", dist::Settings::kShardSize))
-      ->check(CLI::PositiveNumber)
-      ->default_str("a node's devices");
-  command
-      .add_option("--tensor-parallel", a.settings.tensor_parallel,
-                  its_own("Devices that each layer is split over", dist::Settings::kTensorParallel))
-      ->check(CLI::Range(2, 1024))
-      ->default_str("as many of a node, up to 8, as the model can be split over");
-  command.add_flag(
-      "--sequence-parallel", a.settings.sequence_parallel,
-      its_own("Shard the tokens between layers that are split", dist::Settings::kSequenceParallel));
-  command
-      .add_option("--pipeline-stages", a.settings.pipeline_stages,
-                  its_own("Stages that the model is split into along its depth",
-                          dist::Settings::kPipelineStages))
-      ->check(CLI::Range(2, 1024))
-      ->default_str("as many devices of a node, up to 8, as the model can be split into");
-  command
-      .add_option(
-          "--micro-batches", a.settings.micro_batches,
-          its_own("Micro-batches that a batch is split into", dist::Settings::kMicroBatches))
-      ->check(CLI::PositiveNumber)
-      ->default_str("two per stage");
+  using dist::Settings;
+  add_strategy_settings(
+      command, a.settings,
+      {{Settings::kShardSize, "a node's devices"},
+       {Settings::kTensorParallel, "as many of a node, up to 8, as the model can be split over"},
+       {Settings::kSequenceParallel, ""},
+       {Settings::kPipelineStages,
+        "as many devices of a node, up to 8, as the model can be split into"},
+       {Settings::kMicroBatches, "two per stage"}});
+  for (const char* cut : {"--tensor-parallel", "--pipeline-stages"}) {
+    command.get_option(cut)->check(CLI::Range(2, 1024));
+  }
 
   command.option_defaults()->group("Output");
   command.add_option("--html", a.html, "Write the scaling as a page of plots to this file")
