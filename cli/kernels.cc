@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <filesystem>
 #include <fstream>
+#include <functional>
 #include <optional>
 #include <string>
 #include <vector>
@@ -76,8 +77,7 @@ struct Lab {
   Words options;  // of the ops' programs
 
   /// `print` gets the lines that are not totals.
-  template <class F>
-  int run(F&& print) const {
+  int run(const std::function<void(const std::string&)>& print) const {
     Words words = options;
     words.insert(words.begin(), command);
     const bool as_json = has_option(options, "--json");
