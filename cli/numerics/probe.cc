@@ -4,10 +4,10 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
-#include <memory>
-#include <nlohmann/json.hpp>
+#include <map>
 #include <optional>
 
+#include "cli/json_line.h"
 #include "cli/numerics/numerics.h"
 #include "core/error.h"
 #include "core/philox.h"
@@ -47,20 +47,10 @@ int find_device(const std::string& name) {
 
 /// The model's name by compute capability; empty for one that has none.
 std::string gpu_of(int device) {
-  switch (kernels::probe_cuda_devices().devices[device].compute_capability) {
-    case 80:
-      return "a100";
-    case 86:
-      return "a2";
-    case 89:
-      return "ada";
-    case 90:
-      return "h100";
-    case 100:
-      return "b200";
-    default:
-      return "";
-  }
+  static const std::map<int, const char*> kGpus = {
+      {80, "a100"}, {86, "a2"}, {89, "ada"}, {90, "h100"}, {100, "b200"}};
+  const auto gpu = kGpus.find(kernels::probe_cuda_devices().devices[device].compute_capability);
+  return gpu == kGpus.end() ? "" : gpu->second;
 }
 
 std::vector<TensorCoreVector> draw_vectors(const Arguments& a, DType format, int k) {
@@ -106,20 +96,16 @@ int probe(Arguments a) {
     }
   }
   const int64_t mismatches = std::ranges::count(differs, 1);
-  const auto write = [&](auto&& put) {
-    for (const TensorCoreVector& v : vectors) put(numerics::format_vector(v) + "\n");
-  };
+  std::string lines;
+  for (const TensorCoreVector& v : vectors) lines += numerics::format_vector(v) + "\n";
   if (a.output.empty()) {
-    write([](const std::string& line) { fmt::print("{}", line); });
+    fmt::print("{}", lines);
   } else {
-    io::write_file_atomically(a.output, [&](io::FileWriter& file) {
-      write([&](const std::string& line) { file.write(line); });
-    });
+    io::write_file_atomically(a.output, [&](io::FileWriter& file) { file.write(lines); });
   }
   std::FILE* const out = a.output.empty() ? stderr : stdout;
   if (a.json) {
-    const nlohmann::ordered_json total = {{"rows", a.rows}, {"mismatches", mismatches}};
-    fmt::print(out, "{}\n", total.dump());
+    print_json({{"rows", a.rows}, {"mismatches", mismatches}}, out);
   } else {
     fmt::print(out, "{} {} on cuda:{}: {} rows, {} of them differ from the model\n", a.gpu,
                a.format, device, a.rows, mismatches);

@@ -77,12 +77,8 @@ class Trainer {
                         static_cast<double>(batch->size());
       backward(scaler_.scale(a_.loss_factor == 1 ? loss : loss * a_.loss_factor));
     }
-    double norm = 0;
-    if (scaler_.is_enabled()) {
-      norm = scaler_.unscale(*optimizer_);
-    } else {
-      norm = optim::grad_norm(trained_.model->parameters());
-    }
+    const double norm = scaler_.is_enabled() ? scaler_.unscale(*optimizer_)
+                                             : optim::grad_norm(trained_.model->parameters());
     result.skipped = !scaler_.step(*optimizer_, optim::clip_coefficient(norm, 1));
     scaler_.update();
     fp8_.update();
@@ -90,21 +86,18 @@ class Trainer {
   }
 
   /// Gradients of each product's result on one batch, by hooks on the recorded operations.
-  std::vector<GradientCount> gradients(const train::Precision& precision, double scale) {
-    struct Watched {
-      Node* node;
-      std::shared_ptr<GradientCount> count;
-    };
+  std::vector<GradientCount> gradients(const char* precision_name, double scale) {
+    const train::Precision& precision = train::find_precision(precision_name);
     trained_.model->eval();
     loader_->seek({0, 0});
     const std::optional<data::Batch> batch = loader_->next();
-    std::vector<Watched> watched;
+    std::vector<GradientCount> counts;
     {
       const train::PrecisionScope scope(precision, accumulation_, &fp8_);
       const Tensor logits = train::forward_logits(*trained_.model, batch->images, precision);
       const Tensor loss = ops::cross_entropy(logits, batch->labels) * (scale * a_.loss_factor);
       std::set<Node*> seen;
-      std::vector<Node*> stack = {loss.autograd()->grad_fn.get()};
+      std::vector<Node*> products, stack = {loss.autograd()->grad_fn.get()};
       while (!stack.empty()) {
         Node* const node = stack.back();
         stack.pop_back();
@@ -112,29 +105,26 @@ class Trainer {
         for (const Edge& edge : node->edges) stack.push_back(edge.node.get());
         static const std::set<std::string> kProducts = {
             "linear", "linear_gelu", "mlp", "matmul", "conv2d", "attention", "self_attention"};
-        if (!kProducts.contains(node->name)) continue;
-        const auto count = std::make_shared<GradientCount>();
-        node->hooks.emplace_back(0, [count](const Tensor& gradient) {
-          add(gradient, *count);
+        if (kProducts.contains(node->name)) products.push_back(node);
+      }
+      std::ranges::sort(products, {}, &Node::sequence);
+      counts.resize(products.size());
+      std::map<std::string, int> index;
+      for (size_t i = 0; i < products.size(); ++i) {
+        Node& node = *products[i];
+        counts[i].layer = fmt::format("{} {}", node.name, ++index[node.name]);
+        node.hooks.emplace_back(0, [&count = counts[i]](const Tensor& gradient) {
+          add(gradient, count);
           return Tensor();
         });
-        watched.push_back({node, count});
-      }
-      std::ranges::sort(watched, {}, [](const Watched& w) { return w.node->sequence; });
-      std::map<std::string, int> index;
-      for (const Watched& w : watched) {
-        w.count->layer = fmt::format("{} {}", w.node->name, ++index[w.node->name]);
       }
       optimizer_->zero_grad();
       backward(loss);
     }
-    std::vector<GradientCount> result;
-    for (const Watched& w : watched) result.push_back(*w.count);
-    return result;
+    return counts;
   }
 
   train::Score validate() { return train::evaluate(trained_, *validation_loader_, 8); }
-  double scale() const { return scaler_.get_scale(); }
 
   std::vector<double> weights() const {
     const NoGrad guard;
@@ -203,12 +193,10 @@ TrainResult measure(const TrainArguments& a) {
     progress.finish();
     run.validation = trainer.validate();
     if (result.runs.empty()) {
-      const train::Precision &fp16 = train::find_precision("fp16"),
-                             &fp32 = train::find_precision("fp32");
-      result.gradients.scale = a.loss_scale;
-      result.gradients.f32 = trainer.gradients(fp32, 1);
-      result.gradients.f16 = trainer.gradients(fp16, 1);
-      result.gradients.scaled = trainer.gradients(fp16, a.loss_scale);
+      result.gradients = {.scale = a.loss_scale,
+                          .f32 = trainer.gradients("fp32", 1),
+                          .f16 = trainer.gradients("fp16", 1),
+                          .scaled = trainer.gradients("fp16", a.loss_scale)};
     }
     result.runs.push_back(run);
   }
@@ -222,16 +210,8 @@ int run(const TrainArguments& a) {
     }
     kernels::parse_accumulation(a.matmul_numerics);
     data::check_data_spec(a.data);
-    return 0;
   });
-  const TrainResult result = measure(a);
-  if (a.json) {
-    print_json(result);
-  } else {
-    print_tables(result);
-  }
-  if (!a.html.empty()) write_page(result, a);
-  say_written(a.html, a.json);
+  report_training(measure(a), a);
   return 0;
 }
 
@@ -269,8 +249,7 @@ void add_numerics_train(CLI::App& numerics, Action& action) {
   command.add_option("--seed", a.seed, "Seed of weights and data");
 
   command.option_defaults()->group("Output");
-  command.add_option("--html", a.html, "Write a page of plots to this file")->type_name("FILE");
-  command.add_flag("--json", a.json, "Print a JSON object for each step, layer and run");
+  add_output_options(command, a, "Print a JSON object for each step, layer and run");
 }
 
 }  // namespace weft::cli

@@ -77,10 +77,6 @@ void draw_y_title(Svg& svg, const Box& box, const std::string& title) {
           y, escape(title));
 }
 
-int color_of(const Series& series, int& next) {
-  return (series.color >= 0 ? series.color : next++) % kColors;
-}
-
 // Five samples of the viridis map (van der Walt and Smith, 2015): equal steps look equal, also
 // without colour vision.
 constexpr std::array<std::array<double, 3>, 5> kViridis = {
@@ -120,25 +116,19 @@ std::vector<std::vector<double>> reduced(const std::vector<std::vector<double>>&
 
 std::string escape(const std::string& text) {
   std::string result;
-  for (char c : text) {
-    switch (c) {
-      case '&':
-        result += "&amp;";
-        break;
-      case '<':
-        result += "&lt;";
-        break;
-      case '>':
-        result += "&gt;";
-        break;
-      case '"':
-        result += "&quot;";
-        break;
-      default:
-        result += c;
-    }
+  for (const char c : text) {
+    const std::string_view entity = c == '&'   ? "&amp;"
+                                    : c == '<' ? "&lt;"
+                                    : c == '>' ? "&gt;"
+                                    : c == '"' ? "&quot;"
+                                               : std::string_view(&c, 1);
+    result += entity;
   }
   return result;
+}
+
+std::string line_class(Mark mark, int color) {
+  return fmt::format("line{} c{}", mark == Mark::kDashed ? " dashed" : "", color);
 }
 
 Drawing draw(const LinePlot& plot) {
@@ -165,8 +155,7 @@ Drawing draw(const LinePlot& plot) {
 
   int next_color = 0;
   for (const Series& series : plot.series) {
-    const int color = color_of(series, next_color);
-    const bool points = series.mark == Mark::kPoints || series.mark == Mark::kLineAndPoints;
+    const int color = (series.color >= 0 ? series.color : next_color++) % kColors;
     std::string path, dots;
     bool pen_down = false;
     for (size_t i = 0; i < std::min(series.x.size(), series.y.size()); ++i) {
@@ -181,13 +170,11 @@ Drawing draw(const LinePlot& plot) {
       pen_down = true;
     }
     const std::string name = escape(series.name);
-    if (series.mark != Mark::kPoints) {
-      svg.put("<path class=\"line{} c{}\" d=\"{}\"><title>{}</title></path>",
-              series.mark == Mark::kDashed ? " dashed" : "", color, path, name);
-    }
-    if (points) {
-      svg.put("<path class=\"dots c{}\" d=\"{}\"><title>{}</title></path>", color, dots, name);
-    }
+    const auto draw_path = [&](const std::string& style, const std::string& d) {
+      svg.put("<path class=\"{}\" d=\"{}\"><title>{}</title></path>", style, d, name);
+    };
+    if (has_line(series.mark)) draw_path(line_class(series.mark, color), path);
+    if (has_dots(series.mark)) draw_path(fmt::format("dots c{}", color), dots);
     if (series.in_legend) drawing.legend.push_back({series.name, color, series.mark});
   }
   drawing.svg = svg.finish();

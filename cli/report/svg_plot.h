@@ -16,6 +16,11 @@ struct LegendEntry {
   Mark mark;
 };
 
+constexpr bool has_line(Mark mark) { return mark != Mark::kPoints; }
+constexpr bool has_dots(Mark mark) { return mark == Mark::kPoints || mark == Mark::kLineAndPoints; }
+/// "line dashed c3"
+std::string line_class(Mark mark, int color);
+
 struct Drawing {
   std::string svg;
   std::vector<LegendEntry> legend;
