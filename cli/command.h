@@ -13,12 +13,13 @@
 
 #include <CLI/CLI.hpp>
 #include <memory>
+#include <optional>
 #include <stdexcept>
 #include <string>
 #include <utility>
 
 #include "cli/commands.h"  // IWYU pragma: export
-#include "core/error.h"
+#include "core/error.h"    // IWYU pragma: export
 
 namespace weft::cli {
 
@@ -68,6 +69,23 @@ std::pair<CLI::App&, Arguments&> add_command(CLI::App& parent, Action& action, R
   const auto arguments = std::make_shared<Arguments>();
   command.callback([=, &action] { action = [=] { return run(*arguments); }; });
   return {command, *arguments};
+}
+
+/// What an option may have besides its name, its value and its help.
+struct OptionForm {
+  std::optional<CLI::Validator> check = {};
+  std::string takes = {};                 // "FILE", where the value's type does not say it
+  std::optional<std::string> usual = {};  // the default, where the value does not say it
+};
+
+template <class T>
+CLI::Option* add_option(CLI::App& command, const std::string& name, T& value,
+                        const std::string& help, const OptionForm& form) {
+  CLI::Option* option = command.add_option(name, value, help);
+  if (form.check) option->check(*form.check);
+  if (!form.takes.empty()) option->type_name(form.takes);
+  if (form.usual) option->default_str(*form.usual);
+  return option;
 }
 
 }  // namespace weft::cli

@@ -2,11 +2,8 @@
 // another dtype.
 #include <fmt/format.h>
 
-#include <memory>
-
 #include "autograd/ops.h"
 #include "cli/command.h"
-#include "core/error.h"
 #include "train/pretrained/pretrained.h"
 
 namespace weft::cli {
@@ -73,16 +70,12 @@ void add_convert(CLI::App& app, Action& action) {
           "holds model.safetensors or pytorch_model.bin")
       ->required();
   command.add_option("OUT", a.out, "The .safetensors file to write")->required();
-  command
-      .add_option("--names", a.names,
-                  "Names for a vision transformer's parameters: torchvision, timm or huggingface")
-      ->type_name("WHOSE")
-      ->default_str("as they are");
-  command
-      .add_option("--dtype", a.dtype,
-                  "Format for the floating-point tensors: f64, f32, f16, bf16, ...")
-      ->type_name("DTYPE")
-      ->default_str("as they are");
+  add_option(command, "--names", a.names,
+             "Names for a vision transformer's parameters: torchvision, timm or huggingface",
+             {.takes = "WHOSE", .usual = "as they are"});
+  add_option(command, "--dtype", a.dtype,
+             "Format for the floating-point tensors: f64, f32, f16, bf16, ...",
+             {.takes = "DTYPE", .usual = "as they are"});
 }
 
 }  // namespace weft::cli

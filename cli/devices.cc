@@ -2,9 +2,8 @@
 
 #include <fmt/format.h>
 
-#include <nlohmann/json.hpp>
-
 #include "cli/command.h"
+#include "cli/json_line.h"
 #include "core/parallel.h"
 #include "kernels/device/probe.h"
 #include "train/precision.h"
@@ -46,8 +45,7 @@ int devices(bool as_json) {
                       {"precisions", precisions_of(capabilities_of(device))},
                       {"problem", device.problem}});
     }
-    fmt::print("{}\n",
-               nlohmann::ordered_json({{"devices", list}, {"no_cuda", cuda.reason}}).dump());
+    print_json({{"devices", list}, {"no_cuda", cuda.reason}});
     return 0;
   }
   fmt::print("cpu     {} threads\n", num_threads());

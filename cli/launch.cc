@@ -23,19 +23,14 @@ void add_launch(CLI::App& app, Action& action) {
       app, action, launch, "launch",
       "Run a program as several ranks: weft launch --devices 4 -- PROGRAM ARGUMENT...",
       kDeviceCommands);
-  command.add_option("--devices", a.options.ranks, "Number of ranks to start")
-      ->required()
-      ->default_str("")
-      ->check(CLI::Range(1, 1 << 16));
-  command
-      .add_option("--hosts", a.options.hostfile,
-                  "File that names the hosts, as for mpirun's --hostfile")
-      ->type_name("FILE")
-      ->default_str("this host")
-      ->check(CLI::ExistingFile);
-  command
-      .add_option("--max-restarts", a.max_restarts, "Times to start all ranks again when one fails")
-      ->check(CLI::Range(0, 1000));
+  add_option(command, "--devices", a.options.ranks, "Number of ranks to start",
+             {.check = CLI::Range(1, 1 << 16), .usual = ""})
+      ->required();
+  add_option(command, "--hosts", a.options.hostfile,
+             "File that names the hosts, as for mpirun's --hostfile",
+             {.check = CLI::ExistingFile, .takes = "FILE", .usual = "this host"});
+  add_option(command, "--max-restarts", a.max_restarts,
+             "Times to start all ranks again when one fails", {.check = CLI::Range(0, 1000)});
   command.add_option("command", a.command, "The program and its arguments, behind --")->required();
   command.footer("The exit code is that of the first rank that failed.");
 }

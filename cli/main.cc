@@ -11,7 +11,6 @@
 #include <string_view>
 
 #include "cli/command.h"
-#include "core/error.h"
 #include "io/help_format.h"
 #include "kernels/instruction_set.h"
 

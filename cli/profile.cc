@@ -10,13 +10,12 @@
 #include <algorithm>
 #include <chrono>
 #include <map>
-#include <memory>
-#include <nlohmann/json.hpp>
 #include <tuple>
 
 #include "autograd/op_hook.h"
 #include "cli/command.h"
 #include "cli/device_option.h"
+#include "cli/json_line.h"
 #include "cli/training_step.h"
 #include "core/parallel.h"
 #include "io/files.h"
@@ -254,7 +253,7 @@ int profile(Arguments a) {
     }
     result["ops"] = std::move(ops);
     if (!a.trace.empty()) result["trace"] = a.trace;
-    fmt::print("{}\n", result.dump());
+    print_json(result);
     return 0;
   }
   fmt::print("{} of {} ({} parameters), batch {}, {}, {}; {} step{}\n",
@@ -270,33 +269,28 @@ int profile(Arguments a) {
                    {"calls", 6},
                    {"ms", 9},
                    {"share", 6}});
-  size_t hidden = 0;
-  double hidden_seconds = 0;
-  for (const Row& row : rows) {
-    if (!a.all && row.seconds < kLeastShare * total) {
-      ++hidden;
-      hidden_seconds += row.seconds;
-      continue;
-    }
-    table.row({row.phase, row.op, row.kernel.substr(0, static_cast<size_t>(width)),
-               fmt::format("{:g}", static_cast<double>(row.calls) / a.steps),
+  const auto add_row = [&](const Row& row, const std::string& calls) {
+    table.row({row.phase, row.op, row.kernel.substr(0, static_cast<size_t>(width)), calls,
                fmt::format("{:.3f}", 1e3 * row.seconds / a.steps),
                fmt::format("{:.1f}%", 100 * row.seconds / total)});
+  };
+  Row hidden;
+  for (const Row& row : rows) {
+    if (a.all || row.seconds >= kLeastShare * total) {
+      add_row(row, fmt::format("{:g}", static_cast<double>(row.calls) / a.steps));
+    } else {
+      hidden.kernel = fmt::format("{} smaller ones (--all)", ++hidden.calls);
+      hidden.seconds += row.seconds;
+    }
   }
-  if (hidden > 0) {
-    table.row({"", "", fmt::format("{} smaller ones (--all)", hidden), "",
-               fmt::format("{:.3f}", 1e3 * hidden_seconds / a.steps),
-               fmt::format("{:.1f}%", 100 * hidden_seconds / total)});
-  }
-  table.row({"", "", "outside kernels", "",
-             fmt::format("{:.3f}", 1e3 * (step_seconds - kernel_seconds)),
-             fmt::format("{:.1f}%", 100 * (1 - kernel_seconds / step_seconds))});
-  std::string parts;
+  if (hidden.calls > 0) add_row(hidden, "");
+  add_row({.kernel = "outside kernels", .seconds = total - kernel_seconds * a.steps}, "");
+  std::vector<std::string> parts;
   for (const auto& [phase, seconds] : phases) {
-    parts += fmt::format("{}{} {:.2f}", parts.empty() ? "" : ", ", phase, 1e3 * seconds);
+    parts.push_back(fmt::format("{} {:.2f}", phase, 1e3 * seconds));
   }
   fmt::print("a step {:.2f} ms ({:.2f} unprofiled): {} ms\n", 1e3 * step_seconds, 1e3 * plain,
-             parts);
+             fmt::join(parts, ", "));
   if (!a.trace.empty()) {
     fmt::print("trace {}: open it in https://ui.perfetto.dev or chrome://tracing\n", a.trace);
   }
@@ -312,7 +306,8 @@ void add_profile(CLI::App& app, Action& action) {
       kMeasuringCommands);
   command.option_defaults()->group("Step");
   command.add_option("--model", a.step.model, kModelHelp);
-  command.add_option("--batch", a.step.batch, "Images in the batch")->check(CLI::PositiveNumber);
+  add_option(command, "--batch", a.step.batch, "Images in the batch",
+             {.check = CLI::PositiveNumber});
   command.add_option("--precision", a.step.precision,
                      fmt::format("What is computed in which format: {}", train::precision_names()));
   add_model_size_options(command, a.step.options);
@@ -321,13 +316,13 @@ void add_profile(CLI::App& app, Action& action) {
   add_threads_option(command, a.threads);
 
   command.option_defaults()->group("Measurement and output");
-  command.add_option("--steps", a.steps, "Number of steps to record")->check(CLI::Range(1, 1000));
+  add_option(command, "--steps", a.steps, "Number of steps to record",
+             {.check = CLI::Range(1, 1000)});
   command.add_flag("--by-shape", a.by_shape, "Show a row for each shape that a kernel met");
   command.add_flag("--all", a.all, "Show rows below 0.3% of a step, too");
-  command
-      .add_option("--trace", a.trace,
-                  "Write a trace for chrome://tracing or ui.perfetto.dev to this file")
-      ->type_name("FILE");
+  add_option(command, "--trace", a.trace,
+             "Write a trace for chrome://tracing or ui.perfetto.dev to this file",
+             {.takes = "FILE"});
   command.add_flag("--json", a.json, kJsonObject);
 }
 

@@ -5,6 +5,7 @@
 
 #include "autograd/ops.h"
 #include "autograd/random.h"
+#include "cli/command.h"
 #include "dist/comm/tree_accumulator.h"
 #include "dist/model_parallel/stages.h"
 #include "nn/meta.h"
@@ -43,9 +44,8 @@ void add_strategy_settings(CLI::App& command, dist::StrategyOptions& settings,
     if constexpr (std::is_same_v<decltype(value), bool&>) {
       command.add_flag(name, value, text);
     } else {
-      command.add_option(name, value, text)
-          ->check(CLI::PositiveNumber)
-          ->default_str(usual.at(setting));
+      add_option(command, name, value, text,
+                 {.check = CLI::PositiveNumber, .usual = usual.at(setting)});
     }
   };
   add("--shard-size", Settings::kShardSize, settings.shard_size,

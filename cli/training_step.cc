@@ -3,16 +3,15 @@
 #include "autograd/backward.h"
 #include "autograd/ops.h"
 #include "autograd/random.h"
+#include "cli/command.h"
 
 namespace weft::cli {
 
 void add_model_size_options(CLI::App& command, models::ModelOptions& options) {
-  command.add_option("--image-size", options.image_size, "Height and width of an image, in pixels")
-      ->check(CLI::PositiveNumber)
-      ->default_str("the model's own");
-  command.add_option("--classes", options.classes, "Number of classes")
-      ->check(CLI::PositiveNumber)
-      ->default_str("the model's own");
+  add_option(command, "--image-size", options.image_size, "Height and width of an image, in pixels",
+             {.check = CLI::PositiveNumber, .usual = "the model's own"});
+  add_option(command, "--classes", options.classes, "Number of classes",
+             {.check = CLI::PositiveNumber, .usual = "the model's own"});
   command.add_flag("--checkpoint-activations", options.checkpoint_activations,
                    "Recompute activations in the backward pass");
 }

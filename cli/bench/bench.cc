@@ -10,7 +10,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <map>
 #include <memory>
 #include <optional>
 
@@ -257,13 +256,12 @@ void add_bench(CLI::App& app, Action& action) {
   bench.group(kMeasuringCommands);  // after its own subcommands, which would inherit it
   command.option_defaults()->group("Step");
   command.add_option("--model", a.step.model, kModelHelp);
-  command
-      .add_option("--weights", a.weights,
-                  "File of trained weights to start from: a step on them meets other values than "
-                  "on random ones, denormals among them")
-      ->type_name("FILE")
-      ->default_str("random weights");
-  command.add_option("--batch", a.step.batch, "Images in the batch")->check(CLI::PositiveNumber);
+  add_option(command, "--weights", a.weights,
+             "File of trained weights to start from: a step on them meets other values than "
+             "on random ones, denormals among them",
+             {.takes = "FILE", .usual = "random weights"});
+  add_option(command, "--batch", a.step.batch, "Images in the batch",
+             {.check = CLI::PositiveNumber});
   add_model_size_options(command, a.step.options);
 
   command.option_defaults()->group("Precision and device");
@@ -279,12 +277,11 @@ void add_bench(CLI::App& app, Action& action) {
                    "are not captured");
 
   command.option_defaults()->group("Measurement and output");
-  command
-      .add_option("--against", a.against,
-                  "A second precision, whose steps take turns with the first one's; prints the "
-                  "speed-up")
-      ->default_str("none");
-  command.add_option("--steps", a.steps, "Number of timed steps")->check(CLI::PositiveNumber);
+  add_option(command, "--against", a.against,
+             "A second precision, whose steps take turns with the first one's; prints the "
+             "speed-up",
+             {.usual = "none"});
+  add_option(command, "--steps", a.steps, "Number of timed steps", {.check = CLI::PositiveNumber});
   command.add_flag("--profile", a.profile, "Print the time of each kernel, on standard error");
   command.add_flag("--json", a.json, kJsonObject);
 }

@@ -268,26 +268,25 @@ void add_bench_overlap(CLI::App& bench, Action& action) {
   command.option_defaults()->group("Step");
   command.add_option("--model", a.model, kModelHelp);
   command.add_option("--strategy", a.strategies, "Strategies to measure")->delimiter(',');
-  command.add_option("--devices", a.devices, "Number of ranks, each a thread")
-      ->check(CLI::Range(2, 64));
-  command.add_option("--batch", a.batch, "Images in the batch of each rank")
-      ->check(CLI::PositiveNumber);
+  add_option(command, "--devices", a.devices, "Number of ranks, each a thread",
+             {.check = CLI::Range(2, 64)});
+  add_option(command, "--batch", a.batch, "Images in the batch of each rank",
+             {.check = CLI::PositiveNumber});
 
   command.option_defaults()->group("Network");
-  command
-      .add_option("--latency", a.latency_ms, "Latency of the simulated network, in milliseconds")
-      ->check(CLI::NonNegativeNumber);
-  command.add_option("--bandwidth", a.bandwidth_mb, "Bandwidth of the simulated network, in MB/s")
-      ->check(CLI::PositiveNumber)
-      ->default_str("such that the traffic takes half of the computation's time");
+  add_option(command, "--latency", a.latency_ms,
+             "Latency of the simulated network, in milliseconds",
+             {.check = CLI::NonNegativeNumber});
+  add_option(command, "--bandwidth", a.bandwidth_mb, "Bandwidth of the simulated network, in MB/s",
+             {.check = CLI::PositiveNumber,
+              .usual = "such that the traffic takes half of the computation's time"});
 
   command.option_defaults()->group("Measurement and output");
-  command.add_option("--steps", a.steps, "Number of timed steps")->check(CLI::PositiveNumber);
-  command
-      .add_option("--trace", a.trace,
-                  "Write the last step of the last strategy to this file, for chrome://tracing or "
-                  "ui.perfetto.dev")
-      ->type_name("FILE");
+  add_option(command, "--steps", a.steps, "Number of timed steps", {.check = CLI::PositiveNumber});
+  add_option(command, "--trace", a.trace,
+             "Write the last step of the last strategy to this file, for chrome://tracing or "
+             "ui.perfetto.dev",
+             {.takes = "FILE"});
   command.add_flag("--json", a.json, kJsonLines);
 }
 

@@ -309,28 +309,27 @@ void add_bench_plan(CLI::App& bench, Action& action) {
   command.add_option("--model", a.model, kModelHelp);
   command.add_option("--strategy", a.strategies, "Strategies to predict and then to measure")
       ->delimiter(',');
-  command.add_option("--devices", a.devices, "Number of ranks, each a thread")
-      ->check(CLI::Range(2, 64));
+  add_option(command, "--devices", a.devices, "Number of ranks, each a thread",
+             {.check = CLI::Range(2, 64)});
   command
       .add_option("--small-batches", a.small,
                   "Two batch sizes of the steps that the planner learns this machine from")
       ->delimiter(',')
       ->expected(2);
-  command
-      .add_option("--batch", a.batch,
-                  "Images in the batch of each rank, in the steps that it predicts")
-      ->check(CLI::PositiveNumber);
+  add_option(command, "--batch", a.batch,
+             "Images in the batch of each rank, in the steps that it predicts",
+             {.check = CLI::PositiveNumber});
 
   command.option_defaults()->group("Network");
-  command
-      .add_option("--latency", a.latency_ms, "Latency of the simulated network, in milliseconds")
-      ->check(CLI::NonNegativeNumber);
-  command.add_option("--bandwidth", a.bandwidth_mb, "Bandwidth of the simulated network, in MB/s")
-      ->check(CLI::PositiveNumber);
+  add_option(command, "--latency", a.latency_ms,
+             "Latency of the simulated network, in milliseconds",
+             {.check = CLI::NonNegativeNumber});
+  add_option(command, "--bandwidth", a.bandwidth_mb, "Bandwidth of the simulated network, in MB/s",
+             {.check = CLI::PositiveNumber});
 
   command.option_defaults()->group("Measurement and output");
-  command.add_option("--steps", a.steps, "Number of timed steps of each strategy")
-      ->check(CLI::PositiveNumber);
+  add_option(command, "--steps", a.steps, "Number of timed steps of each strategy",
+             {.check = CLI::PositiveNumber});
   command.add_flag("--json", a.json, kJsonLines);
   command.add_flag("--check", a.check,
                    "Fail where a prediction is more than 15% off in time, or 5% in memory");

@@ -12,7 +12,6 @@
 #include <chrono>
 #include <cstdio>
 #include <filesystem>
-#include <memory>
 #include <set>
 
 #include "cli/json_line.h"
@@ -53,6 +52,8 @@ RankedStepOptions step_options(const Arguments& a, const std::string& strategy, 
           .devices = devices,
           .deterministic = a.deterministic};
 }
+
+std::string kind_name(int kind) { return std::string(name(static_cast<MemoryKind>(kind))); }
 
 /// Of one rank, in a step.
 struct Measured {
@@ -153,8 +154,7 @@ ordered_json result_of(const Arguments& a, const std::string& strategy, int devi
   // The largest of any rank.
   int64_t total = 0, total_by_formula = 0;
   for (int k = 1; k < kMemoryKinds; ++k) {
-    const std::string kind(name(static_cast<MemoryKind>(k)));
-    result["memory"][kind] = {{"measured", most[k]}, {"formula", most_by_formula[k]}};
+    result["memory"][kind_name(k)] = {{"measured", most[k]}, {"formula", most_by_formula[k]}};
     total += most[k];
     total_by_formula += most_by_formula[k];
   }
@@ -258,25 +258,21 @@ std::vector<ordered_json> run_under_mpi(const Arguments& a, int ranks) {
   return results;
 }
 
-std::string megabytes(const ordered_json& bytes) {
-  return fmt::format("{:.2f}", 1e-6 * bytes.get<double>());
-}
-
 void print_row(io::Table& table, const ordered_json& r) {
-  std::vector<std::string> cells = {r.at("strategy"), std::to_string(r.at("devices").get<int>()),
-                                    r.at("communicator")};
-  const ordered_json& memory = r.at("memory");
-  for (int k = 1; k < kMemoryKinds; ++k) {
-    cells.push_back(
-        megabytes(memory.at(std::string(name(static_cast<MemoryKind>(k)))).at("measured")));
-  }
-  cells.push_back(megabytes(memory.at("total").at("measured")));
-  cells.push_back(megabytes(memory.at("total").at("formula")));
-  cells.push_back(fmt::format("{:.2f}%", 100 * memory.at("worst_deviation").get<double>()));
-  cells.push_back(megabytes(r.at("sent").at("measured")));
-  cells.push_back(r.at("sent").at("measured") == r.at("sent").at("formula")
-                      ? "equal"
-                      : megabytes(r.at("sent").at("formula")));
+  const auto megabytes = [](const ordered_json& bytes) {
+    return fmt::format("{:.2f}", 1e-6 * bytes.get<double>());
+  };
+  std::vector<std::string> cells = {r.at("strategy"), r.at("devices").dump(), r.at("communicator")};
+  const ordered_json &memory = r.at("memory"), &sent = r.at("sent");
+  for (int k = 1; k < kMemoryKinds; ++k)
+    cells.push_back(megabytes(memory.at(kind_name(k)).at("measured")));
+  const ordered_json& total = memory.at("total");
+  cells.insert(
+      cells.end(),
+      {megabytes(total.at("measured")), megabytes(total.at("formula")),
+       fmt::format("{:.2f}%", 100 * memory.at("worst_deviation").get<double>()),
+       megabytes(sent.at("measured")),
+       sent.at("measured") == sent.at("formula") ? "equal" : megabytes(sent.at("formula"))});
   table.row(cells);
 }
 
@@ -301,12 +297,11 @@ int run(const Arguments& a) {
   std::vector<io::Table::Column> columns = {
       {"strategy", 8, Align::kLeft}, {"N", 3}, {"ranks as", 10, Align::kLeft}};
   for (int k = 1; k < kMemoryKinds; ++k) {
-    columns.push_back({std::string(name(static_cast<MemoryKind>(k))), 10});
+    columns.push_back({kind_name(k), 10});
   }
   columns.insert(columns.end(),
                  {{"total", 9}, {"formula", 9}, {"worst", 6}, {"sent", 9}, {"formula", 9}});
-  std::optional<io::Table> table;
-  if (!a.json) table.emplace(columns, stdout);
+  io::Table table(columns);
   bool agrees = true;
   std::set<std::string> formulas;
   for (const std::string& communicator : a.communicators) {
@@ -320,7 +315,7 @@ int run(const Arguments& a) {
           print_json(result);
           std::fflush(stdout);
         } else {
-          print_row(*table, result);
+          print_row(table, result);
         }
       }
     }
@@ -348,26 +343,23 @@ void add_bench_sharding(CLI::App& bench, Action& action) {
                              "Measure each strategy's memory and traffic beside its formulas");
   command.option_defaults()->group("Step");
   command.add_option("--model", a.model, kModelHelp);
-  command.add_option("--devices", a.devices, "Numbers of ranks to measure with")
-      ->delimiter(',')
-      ->check(CLI::Range(1, 1024));
-  command.add_option("--strategy", a.strategies, "Strategies to measure")
-      ->delimiter(',')
-      ->default_str("all that fit the model and the ranks");
-  command
-      .add_option("--communicator", a.communicators,
-                  "What the ranks communicate through: in-process (threads), mpi (processes)")
-      ->delimiter(',')
-      ->check(CLI::IsMember({"in-process", "mpi"}));
-  command.add_option("--batch", a.batch, "Images in the batch of each device")
-      ->check(CLI::PositiveNumber);
-  command
-      .add_option("--image-size", a.options.image_size, "Height and width of an image, in pixels")
-      ->check(CLI::PositiveNumber)
-      ->default_str("the model's own");
-  command.add_option("--layers", a.options.layers, "Number of transformer layers")
-      ->check(CLI::PositiveNumber)
-      ->default_str("the model's own");
+  add_option(command, "--devices", a.devices, "Numbers of ranks to measure with",
+             {.check = CLI::Range(1, 1024)})
+      ->delimiter(',');
+  add_option(command, "--strategy", a.strategies, "Strategies to measure",
+             {.usual = "all that fit the model and the ranks"})
+      ->delimiter(',');
+  add_option(command, "--communicator", a.communicators,
+             "What the ranks communicate through: in-process (threads), mpi (processes)",
+             {.check = CLI::IsMember({"in-process", "mpi"})})
+      ->delimiter(',');
+  add_option(command, "--batch", a.batch, "Images in the batch of each device",
+             {.check = CLI::PositiveNumber});
+  add_option(command, "--image-size", a.options.image_size,
+             "Height and width of an image, in pixels",
+             {.check = CLI::PositiveNumber, .usual = "the model's own"});
+  add_option(command, "--layers", a.options.layers, "Number of transformer layers",
+             {.check = CLI::PositiveNumber, .usual = "the model's own"});
 
   using dist::Settings;
   add_strategy_settings(command, a.settings,
@@ -376,15 +368,14 @@ void add_bench_sharding(CLI::App& bench, Action& action) {
                          {Settings::kSequenceParallel, ""},
                          {Settings::kParallelHead, ""},
                          {Settings::kPipelineStages, "as many as devices"}});
-  command
-      .add_option("--deterministic-reduce", a.deterministic,
-                  "Micro-batches of a batch whose gradients are added in one fixed tree, to see "
-                  "what that costs; the formulas stay those of a step without")
-      ->check(CLI::PositiveNumber)
-      ->default_str("off");
+  add_option(command, "--deterministic-reduce", a.deterministic,
+             "Micro-batches of a batch whose gradients are added in one fixed tree, to see "
+             "what that costs; the formulas stay those of a step without",
+             {.check = CLI::PositiveNumber, .usual = "off"});
 
   command.option_defaults()->group("Measurement and output");
-  command.add_option("--steps", a.steps, "Number of measured steps")->check(CLI::PositiveNumber);
+  add_option(command, "--steps", a.steps, "Number of measured steps",
+             {.check = CLI::PositiveNumber});
   command.add_flag("--json", a.json, kJsonLines);
   command.add_flag(
       "--check", a.check,

@@ -28,7 +28,6 @@
 #include "cli/compare/work.h"
 #include "cli/device_option.h"
 #include "cli/json_line.h"
-#include "core/error.h"
 #include "core/parallel.h"
 #include "io/files.h"
 #include "kernels/device/name.h"
@@ -389,39 +388,35 @@ void add_compare(CLI::App& app, Action& action) {
       app, action, compare, "compare", "Time the same work in Weft and in PyTorch, side by side",
       kMeasuringCommands);
   command.option_defaults()->group("Cases");
-  command
-      .add_option("--cases", a.cases,
-                  "Regular expression: cases whose name or group it matches are run")
-      ->type_name("REGEX")
-      ->default_str("all");
+  add_option(command, "--cases", a.cases,
+             "Regular expression: cases whose name or group it matches are run",
+             {.takes = "REGEX", .usual = "all"});
   command.add_flag("--list", a.list, "Print the cases' groups and names, and run none");
-  command
-      .add_option("--against", a.against,
-                  "Forms of PyTorch: eager, compile (torch.compile), fused (the optimizer)")
-      ->delimiter(',')
-      ->check(CLI::IsMember({"eager", "compile", "fused"}));
-  command.add_option("--python", a.python, "Python interpreter that has PyTorch")
-      ->type_name("FILE");
-  command.add_option("--device", a.device, "Where both compute: cpu or cuda")->type_name("DEVICE");
+  add_option(command, "--against", a.against,
+             "Forms of PyTorch: eager, compile (torch.compile), fused (the optimizer)",
+             {.check = CLI::IsMember({"eager", "compile", "fused"})})
+      ->delimiter(',');
+  add_option(command, "--python", a.python, "Python interpreter that has PyTorch",
+             {.takes = "FILE"});
+  add_option(command, "--device", a.device, "Where both compute: cpu or cuda", {.takes = "DEVICE"});
   add_threads_option(command, a.threads);
 
   command.option_defaults()->group("Measurement");
-  command.add_option("--pairs", a.pairs, "Turns that each program takes at a case")
-      ->check(CLI::Range(1, 1000));
-  command.add_option("--seconds", a.scale, "Factor on the time that a turn takes")
-      ->check(CLI::Range(0.0, 1000.0));
-  command
-      .add_option("--timeout", a.timeout,
-                  "Seconds after which a program that has not answered is given up")
-      ->check(CLI::PositiveNumber);
+  add_option(command, "--pairs", a.pairs, "Turns that each program takes at a case",
+             {.check = CLI::Range(1, 1000)});
+  add_option(command, "--seconds", a.scale, "Factor on the time that a turn takes",
+             {.check = CLI::Range(0.0, 1000.0)});
+  add_option(command, "--timeout", a.timeout,
+             "Seconds after which a program that has not answered is given up",
+             {.check = CLI::PositiveNumber});
   command.add_flag("--profile", a.profile,
                    "Record where each case's time goes, for --json and --html");
 
   command.option_defaults()->group("Output");
   command.add_flag("--json", a.json, kJsonObject);
-  command.add_option("--save", a.save, "Write that JSON object to this file, beside the table")
-      ->type_name("FILE");
-  command.add_option("--html", a.html, "Write a page with bars to this file")->type_name("FILE");
+  add_option(command, "--save", a.save, "Write that JSON object to this file, beside the table",
+             {.takes = "FILE"});
+  add_option(command, "--html", a.html, "Write a page with bars to this file", {.takes = "FILE"});
   // What the program starts itself as.
   command.add_flag("--serve", a.serve)->group("");
   command.add_option("--directory", a.directory)->group("");

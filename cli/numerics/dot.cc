@@ -7,7 +7,6 @@
 #include "cli/numerics/models.h"
 #include "cli/numerics/numerics.h"
 #include "cli/report/html_report.h"
-#include "core/error.h"
 #include "core/parallel.h"
 #include "numerics/tensor_core_vectors.h"
 
@@ -219,21 +218,20 @@ void add_numerics_dot(CLI::App& numerics, Action& action) {
       numerics, action, run, "dot", "Measure errors of dot products, beside their bounds");
   a.distributions.assign(std::begin(kDistributions), std::end(kDistributions));
   command.add_option("--format", a.format, kFormatHelp);
-  command
-      .add_option("--models", a.models, fmt::format("Ways to add the products: {}", kModelsHelp))
-      ->delimiter(',')
-      ->default_str("those that take the format");
-  command
-      .add_option(
-          "--distributions", a.distributions,
-          "Distributions of the operands: normal, uniform in [0, 1), wide (magnitudes spread over "
-          "2^16), cancel (sums near zero)")
-      ->delimiter(',')
-      ->check(CLI::IsMember(a.distributions));
-  command.add_option("--max-k", a.max_k, "The longest dot product; lengths double from 16")
-      ->check(CLI::Range(16, 1 << 20));
-  command.add_option("--samples", a.samples, "Dot products of each length")
-      ->check(CLI::Range(1, 100000));
+  add_option(command, "--models", a.models,
+             fmt::format("Ways to add the products: {}", kModelsHelp),
+             {.usual = "those that take the format"})
+      ->delimiter(',');
+  add_option(
+      command, "--distributions", a.distributions,
+      "Distributions of the operands: normal, uniform in [0, 1), wide (magnitudes spread over "
+      "2^16), cancel (sums near zero)",
+      {.check = CLI::IsMember(a.distributions)})
+      ->delimiter(',');
+  add_option(command, "--max-k", a.max_k, "The longest dot product; lengths double from 16",
+             {.check = CLI::Range(16, 1 << 20)});
+  add_option(command, "--samples", a.samples, "Dot products of each length",
+             {.check = CLI::Range(1, 100000)});
   command.add_option("--seed", a.seed, "Seed of the operands");
   add_output_options(command, a,
                      "Print a JSON object for each distribution, way to add and length");

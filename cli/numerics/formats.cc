@@ -8,7 +8,6 @@
 
 #include "cli/json_line.h"
 #include "cli/numerics/numerics.h"
-#include "core/error.h"
 #include "numerics/format.h"
 
 namespace weft::cli {

@@ -8,7 +8,6 @@
 #include "cli/numerics/models.h"
 #include "cli/numerics/numerics.h"
 #include "cli/report/html_report.h"
-#include "core/error.h"
 #include "core/parallel.h"
 #include "core/view.h"
 #include "kernels/gemm/gemm.h"
@@ -219,21 +218,18 @@ void add_numerics_gemm(CLI::App& numerics, Action& action) {
   for (const auto& [name, size, text] : {std::tuple{"--m", &a.m, "Rows of the product"},
                                          {"--n", &a.n, "Columns of the product"},
                                          {"--k", &a.k, "Length of its dot products"}}) {
-    command.add_option(name, *size, text)->check(CLI::Range(1, 4096));
+    add_option(command, name, *size, text, {.check = CLI::Range(1, 4096)});
   }
   command.add_option("--format", a.format, kFormatHelp);
-  command
-      .add_option(
-          "--distribution", a.distribution,
-          "Distribution of the operands: normal, uniform, wide or cancel, as of numerics dot")
-      ->check(CLI::IsMember(
-          std::vector<std::string>(std::begin(kDistributions), std::end(kDistributions))));
-  command
-      .add_option(
-          "--models", a.models,
-          fmt::format("Ways to add the products: weft (the engine's f32 product), {}", kModelsHelp))
-      ->delimiter(',')
-      ->default_str("those that take the format");
+  add_option(command, "--distribution", a.distribution,
+             "Distribution of the operands: normal, uniform, wide or cancel, as of numerics dot",
+             {.check = CLI::IsMember(
+                  std::vector<std::string>(std::begin(kDistributions), std::end(kDistributions)))});
+  add_option(
+      command, "--models", a.models,
+      fmt::format("Ways to add the products: weft (the engine's f32 product), {}", kModelsHelp),
+      {.usual = "those that take the format"})
+      ->delimiter(',');
   command.add_option("--seed", a.seed, "Seed of the operands");
   add_output_options(command, a, "Print a JSON object for each way to add");
 }

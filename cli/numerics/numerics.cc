@@ -49,8 +49,8 @@ Operands draw_operands(const std::string& distribution, DType format, int64_t co
 }
 
 void add_output_options(CLI::App& command, Output& output, const char* json_help) {
-  command.add_option("--html", output.html, "Write a page of plots to this file")
-      ->type_name("FILE");
+  add_option(command, "--html", output.html, "Write a page of plots to this file",
+             {.takes = "FILE"});
   command.add_flag("--json", output.json, json_help);
 }
 

@@ -3,13 +3,11 @@
 
 #include <algorithm>
 #include <bit>
-#include <cmath>
 #include <map>
 #include <optional>
 
 #include "cli/json_line.h"
 #include "cli/numerics/numerics.h"
-#include "core/error.h"
 #include "core/philox.h"
 #include "io/files.h"
 #include "kernels/device/probe.h"
@@ -119,17 +117,16 @@ void add_numerics_probe(CLI::App& numerics, Action& action) {
   const auto [command, a] = add_command<Arguments>(
       numerics, action, probe, "probe",
       "Run dot products on this machine's tensor cores and compare them with the model");
-  command.add_option("--device", a.device, "GPU to probe: cuda or cuda:N")->type_name("DEVICE");
+  add_option(command, "--device", a.device, "GPU to probe: cuda or cuda:N", {.takes = "DEVICE"});
   command.add_option("--format", a.format, kFormatHelp);
-  command
-      .add_option("--gpu", a.gpu,
-                  "GPU whose model the results are compared with: a name of numerics replay --gpu")
-      ->default_str("by the device's compute capability");
-  command.add_option("--rows", a.rows, "Number of dot products")->check(CLI::Range(1, 1000000));
+  add_option(command, "--gpu", a.gpu,
+             "GPU whose model the results are compared with: a name of numerics replay --gpu",
+             {.usual = "by the device's compute capability"});
+  add_option(command, "--rows", a.rows, "Number of dot products",
+             {.check = CLI::Range(1, 1000000)});
   command.add_option("--seed", a.seed, "Seed of the operands");
-  command.add_option("--output", a.output, "Write operands and results to this file")
-      ->type_name("FILE")
-      ->default_str("standard output");
+  add_option(command, "--output", a.output, "Write operands and results to this file",
+             {.takes = "FILE", .usual = "standard output"});
   command.add_flag("--json", a.json,
                    "Print the counts as {\"rows\":N,\"mismatches\":M}, on standard error without "
                    "--output");

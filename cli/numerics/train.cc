@@ -12,7 +12,6 @@
 #include "autograd/backward.h"
 #include "autograd/ops.h"
 #include "cli/numerics/numerics.h"
-#include "core/error.h"
 #include "data/sets/open.h"
 #include "io/progress.h"
 #include "optim/adam.h"
@@ -222,30 +221,28 @@ void add_numerics_train(CLI::App& numerics, Action& action) {
       numerics, action, run, "train",
       "Run one training in several precisions: curves, drift, gradients that vanish");
   command.option_defaults()->group("Precision");
-  command
-      .add_option("--precisions", a.precisions,
-                  fmt::format("Precisions of weft train --precision, and {}; the others are "
-                              "compared with the first",
-                              kUnscaled))
-      ->delimiter(',')
-      ->default_str(fmt::format("fp32,tf32,bf16,fp16,{}", kUnscaled));
+  add_option(command, "--precisions", a.precisions,
+             fmt::format("Precisions of weft train --precision, and {}; the others are "
+                         "compared with the first",
+                         kUnscaled),
+             {.usual = fmt::format("fp32,tf32,bf16,fp16,{}", kUnscaled)})
+      ->delimiter(',');
   command.add_option("--matmul-numerics", a.matmul_numerics,
                      "Arithmetic of matrix products, as of weft train");
-  command.add_option("--loss-scale", a.loss_scale, "Loss scale that fp16 begins at")
-      ->check(CLI::PositiveNumber);
-  command
-      .add_option("--loss-factor", a.loss_factor,
-                  "Factor on every run's loss: a small one makes gradients vanish")
-      ->check(CLI::PositiveNumber);
+  add_option(command, "--loss-scale", a.loss_scale, "Loss scale that fp16 begins at",
+             {.check = CLI::PositiveNumber});
+  add_option(command, "--loss-factor", a.loss_factor,
+             "Factor on every run's loss: a small one makes gradients vanish",
+             {.check = CLI::PositiveNumber});
 
   command.option_defaults()->group("Training");
   command.add_option("--model", a.model, kModelHelp);
-  command.add_option("--data", a.data, "Images to train on, as of weft train")->type_name("DATA");
-  command.add_option("--steps", a.steps, "Optimizer steps of each run")
-      ->check(CLI::Range(1, 1000000));
-  command.add_option("--batch-size", a.batch_size, "Images in the batch of a step")
-      ->check(CLI::Range(1, 100000));
-  command.add_option("--lr", a.lr, "Learning rate of AdamW")->check(CLI::PositiveNumber);
+  add_option(command, "--data", a.data, "Images to train on, as of weft train", {.takes = "DATA"});
+  add_option(command, "--steps", a.steps, "Optimizer steps of each run",
+             {.check = CLI::Range(1, 1000000)});
+  add_option(command, "--batch-size", a.batch_size, "Images in the batch of a step",
+             {.check = CLI::Range(1, 100000)});
+  add_option(command, "--lr", a.lr, "Learning rate of AdamW", {.check = CLI::PositiveNumber});
   command.add_option("--seed", a.seed, "Seed of weights and data");
 
   command.option_defaults()->group("Output");

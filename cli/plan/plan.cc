@@ -2,7 +2,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <memory>
 
 #include "cli/command.h"
 #include "cli/json_line.h"
@@ -22,8 +21,9 @@ struct Arguments : PlanOptions {
   bool json = false;
 };
 
-ordered_json json_of(const PlanOptions& a, const dist::Cluster& cluster, const Prediction& p,
-                     const Demand& demand) {
+ordered_json json_of(const Demand& demand, const Prediction& p) {
+  const PlanOptions& a = demand.options;
+  const dist::Cluster& cluster = demand.cluster;
   return {{"strategy", p.strategy},
           {"model", a.model},
           {"accelerator", cluster.accelerator.name},
@@ -79,10 +79,10 @@ int run(const Arguments& a) {
                a.model, fmt::join(names, ", "));
   });
   const Demand demand = demand_of(a, cluster);
-  const std::vector<Prediction> predictions = predict_all(a, demand, cluster, a.devices);
-  if (!a.html.empty()) write_plan_report(a.html, a, demand, cluster, predictions);
+  const std::vector<Prediction> predictions = predict_all(demand);
+  if (!a.html.empty()) write_plan_report(a.html, demand, predictions);
   if (a.json) {
-    for (const Prediction& p : predictions) print_json(json_of(a, cluster, p, demand));
+    for (const Prediction& p : predictions) print_json(json_of(demand, p));
     return 0;
   }
   fmt::print(
@@ -122,28 +122,26 @@ void add_plan(CLI::App& app, Action& action) {
       kDeviceCommands);
   command.option_defaults()->group("Step");
   command.add_option("--model", a.model, kModelHelp);
-  command.add_option("--batch", a.batch, "Images in the batch of each device")
-      ->check(CLI::PositiveNumber);
-  command.add_option("--precision", a.precision, "Format of matrix products: bf16 or fp32")
-      ->check(CLI::IsMember({"bf16", "fp32"}));
+  add_option(command, "--batch", a.batch, "Images in the batch of each device",
+             {.check = CLI::PositiveNumber});
+  add_option(command, "--precision", a.precision, "Format of matrix products: bf16 or fp32",
+             {.check = CLI::IsMember({"bf16", "fp32"})});
 
   command.option_defaults()->group("Cluster");
-  command.add_option("--devices", a.devices, "Number of devices of all nodes together")
-      ->required()
-      ->default_str("")
-      ->check(CLI::Range(1, 1 << 20));
-  command.add_option("--nodes", a.nodes, "Number of nodes that hold them")
-      ->check(CLI::Range(1, 1 << 20));
+  add_option(command, "--devices", a.devices, "Number of devices of all nodes together",
+             {.check = CLI::Range(1, 1 << 20), .usual = ""})
+      ->required();
+  add_option(command, "--nodes", a.nodes, "Number of nodes that hold them",
+             {.check = CLI::Range(1, 1 << 20)});
   command.add_option("--accelerator", a.accelerator,
                      fmt::format("The device: {}", fmt::join(dist::accelerator_names(), ", ")));
   command.add_option(
       "--network", a.network,
       fmt::format("Network between nodes: {}, or LATENCYus,BANDWIDTHGB/s of each device",
                   fmt::join(dist::network_names(), ", ")));
-  command
-      .add_option("--efficiency", a.efficiency,
-                  "Share of the data sheet's FLOP rate that matrix products reach")
-      ->check(CLI::Range(0.01, 1.0));
+  add_option(command, "--efficiency", a.efficiency,
+             "Share of the data sheet's FLOP rate that matrix products reach",
+             {.check = CLI::Range(0.01, 1.0)});
 
   using dist::Settings;
   add_strategy_settings(
@@ -159,8 +157,8 @@ void add_plan(CLI::App& app, Action& action) {
   }
 
   command.option_defaults()->group("Output");
-  command.add_option("--html", a.html, "Write the scaling as a page of plots to this file")
-      ->type_name("FILE");
+  add_option(command, "--html", a.html, "Write the scaling as a page of plots to this file",
+             {.takes = "FILE"});
   command.add_flag("--json", a.json, "Print a JSON object for each strategy, the best first");
 }
 

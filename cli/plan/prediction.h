@@ -39,8 +39,10 @@ struct Activations {
   }
 };
 
-/// A model's demands, whatever the cluster.
+/// What is planned, and the model's demands.
 struct Demand {
+  PlanOptions options;
+  dist::Cluster cluster;
   int64_t layers = 0;  // of an encoder; 0: the model has none
   dist::ModelLayout layout;
   models::Matmuls matmuls;  // of one image
@@ -70,13 +72,10 @@ struct Prediction {
 Demand demand_of(const PlanOptions& options, const dist::Cluster& cluster);
 
 /// The strategies that go together with the model and so many devices.
-std::vector<dist::StrategyOptions> strategies_for(const PlanOptions& options, const Demand& demand,
-                                                  const dist::Cluster& cluster, int devices);
-Prediction predict(const PlanOptions& options, const Demand& demand, const dist::Cluster& cluster,
-                   const dist::StrategyOptions& strategy, int devices);
+std::vector<dist::StrategyOptions> strategies_for(const Demand& demand, int devices);
+Prediction predict(const Demand& demand, const dist::StrategyOptions& strategy, int devices);
 /// Of all these strategies: those that fit first, the fastest first.
-std::vector<Prediction> predict_all(const PlanOptions& options, const Demand& demand,
-                                    const dist::Cluster& cluster, int devices);
+std::vector<Prediction> predict_all(const Demand& demand);
 
 /// "4 to a layer, 2 copies"
 std::string describe(const dist::Sharing& sharing);

@@ -9,7 +9,7 @@
 namespace weft::cli {
 
 /// Throws Error when the page cannot be written.
-void write_plan_report(const std::string& path, const PlanOptions& options, const Demand& demand,
-                       const dist::Cluster& cluster, const std::vector<Prediction>& best_first);
+void write_plan_report(const std::string& path, const Demand& demand,
+                       const std::vector<Prediction>& best_first);
 
 }  // namespace weft::cli
