@@ -16,6 +16,12 @@ void add_model_size_options(CLI::App& command, models::ModelOptions& options) {
                    "Recompute activations in the backward pass");
 }
 
+Tensor cyclic_labels(int64_t rows, int64_t classes) {
+  std::vector<int64_t> values(rows);
+  for (int64_t i = 0; i < rows; ++i) values[i] = i % classes;
+  return Tensor::from(values, {rows});
+}
+
 TrainingStep::TrainingStep(const StepOptions& options)
     : precision_(train::find_precision(options.precision)),
       accumulation_(kernels::parse_accumulation(options.matmul_numerics)),
@@ -27,9 +33,7 @@ TrainingStep::TrainingStep(const StepOptions& options)
   model_->to(options.device, precision_.parameters);
   const int64_t size = model_->image_size();
   images_ = ops::to(ops::randn({options.batch, model_->channels(), size, size}), options.device);
-  std::vector<int64_t> labels(options.batch);
-  for (int64_t i = 0; i < options.batch; ++i) labels[i] = i % model_->classes();
-  labels_ = ops::to(Tensor::from(labels, {options.batch}), options.device);
+  labels_ = ops::to(cyclic_labels(options.batch, model_->classes()), options.device);
   optimizer_ = optim::make_optimizer(options.optimizer, model_->named_parameters(), {{"lr", 1e-4}});
 }
 

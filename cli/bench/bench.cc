@@ -1,11 +1,9 @@
 // weft bench step: one training step, timed beside oneDNN's best time for its matrix products.
 //
-// A step is zero_grad, forward, loss, backward and AdamW on resident data. Its rate counts three
-// times the forward pass's matmul FLOPs; recomputation is not counted. The yardstick is the same
-// number of FLOPs over the sum of oneDNN's best time for each product of the step: forward, data
-// gradient and weight gradient, each in its own layout, with plain weights or blocked ones
-// (reordering counted). Steps and products are timed in turn, at the same thread count, so that
-// both see the same machine.
+// A step is zero_grad, forward, loss, backward and AdamW on resident data; its rate counts three
+// times the forward pass's matmul FLOPs, recomputation not counted. The yardstick is those FLOPs
+// over the sum of oneDNN's best time for each product, forward and for both gradients, with plain
+// weights or blocked ones (reordering counted). Both are timed in turn, to see the same machine.
 #include <fmt/format.h>
 
 #include <algorithm>

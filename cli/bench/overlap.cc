@@ -1,10 +1,9 @@
 // weft bench overlap: how much of its communication a strategy hides behind computation.
 //
-// Ranks as threads train through a network of a set latency and bandwidth
-// (dist/comm/slowed_transport.cc). A step without the network gives the time of the computation,
-// the strategy's timeline (dist/strategy/strategy_kind.h) what could be hidden behind it. Steps
-// with and without are timed in turn, so that both see the same machine, and the fastest of each
-// count: other work on the machine only adds to them.
+// Ranks are threads, through a network of a set latency and bandwidth
+// (dist/comm/slowed_transport.cc). A step without it gives the time of the computation, the
+// strategy's timeline (dist/strategy/strategy_kind.h) what could be hidden behind it. Both kinds of
+// step are timed in turn, and the fastest counts, for other work on the machine only adds to it.
 #include "cli/bench/bench.h"
 
 #include <fmt/format.h>

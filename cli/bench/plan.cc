@@ -1,13 +1,11 @@
 // weft bench plan: the planner's predictions against runs on this machine.
 //
-// Ranks as threads, through a network of a set latency and bandwidth
-// (dist/comm/slowed_transport.cc). What the planner needs to know of the machine is measured on two
-// small batches, seconds and bytes of activations, a constant and so much an image: for the
-// data-parallel strategies in steps of ranks that talk to nobody, for those that cut layers or the
-// model's depth, whose ranks compute something else, in their own steps without a network. Held
-// back are steps of all strategies on another batch through the network; none of their times or
-// bytes enters a prediction. Steps of both kinds are timed in turn and the fastest of each counts,
-// for other work on the machine only adds to them.
+// Ranks are threads, through a network of a set latency and bandwidth
+// (dist/comm/slowed_transport.cc). What the planner needs to know is measured on two small batches
+// without a network, as a constant and so much an image: for the data-parallel strategies in steps
+// of ranks that talk to nobody, for the others, whose ranks compute something else, in their own.
+// Nothing of the steps held back, on another batch through the network, enters a prediction. All
+// are timed in turn, and the fastest step counts, for other work on the machine only adds to it.
 #include "cli/bench/bench.h"
 
 #include <fmt/format.h>

@@ -1,9 +1,8 @@
 // weft bench sharding: what each strategy keeps on a rank and sends from it, measured and computed.
 //
-// Measured where it happens: bytes kept by the allocator (core/memory_account.h), bytes sent by the
-// transport (dist/comm/transport.h), of every rank. Computed by the formulas of the strategies'
-// rows (dist/strategy/strategy_kind.h), which know the model's sizes and the number of ranks alone.
-// Peaks are of a step after the second, when buckets and the order of unsharding have settled.
+// Measured are bytes kept by the allocator (core/memory_account.h) and sent by the transport
+// (dist/comm/transport.h), of every rank, in a step after the second, when buckets and the order of
+// unsharding have settled. Computed is by the strategies' formulas (dist/strategy/strategy_kind.h).
 #include "cli/bench/bench.h"
 
 #include <fmt/format.h>

@@ -1,10 +1,9 @@
 // weft compare: the same work in Weft and in PyTorch, side by side.
 //
 // Each program runs in a process of its own, on the same cores, with as many threads. They take
-// turns, Weft, PyTorch, Weft, PyTorch, ..., and what is compared is the turns of a pair: the
-// machine's moods, other processes, temperature, weigh on both. While one works the other waits for
-// its next line of input. The peer is benchmarks/pytorch/compare_peer.py, which is part of this
-// program and written to a scratch directory for the run.
+// turns, and the turns of a pair are compared: what else the machine does weighs on both. The peer
+// is benchmarks/pytorch/compare_peer.py, which is part of this program and written to a scratch
+// directory for the run.
 #include <fmt/core.h>
 #include <fmt/format.h>
 #include <sched.h>
@@ -294,7 +293,7 @@ int compare(const Arguments& a) {
   if (a.threads > 0) set_num_threads(a.threads);
   const Device device = parse_device(a.device);
   if (a.serve) {
-    serve_work({.device = device, .directory = a.directory}, stdin, stdout);
+    serve_work(device, a.directory);
     return 0;
   }
   const ScratchDirectory scratch;

@@ -2,13 +2,16 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstdio>
 #include <fstream>
+#include <iostream>
 #include <map>
 
 #include "autograd/autocast.h"
 #include "autograd/backward.h"
 #include "autograd/ops.h"
 #include "autograd/random.h"
+#include "cli/json_line.h"
 #include "cli/training_step.h"
 #include "core/allocator.h"
 #include "core/parallel.h"
@@ -68,7 +71,7 @@ class Maker {
          }},
         {"cross_entropy",
          [&] {
-           const Tensor truth = labels(shape()[0], shape()[1]);
+           const Tensor truth = ops::to(cyclic_labels(shape()[0], shape()[1]), device_);
            return op({randn()}, [truth](const auto& x) { return ops::cross_entropy(x[0], truth); });
          }},
         {"chain",
@@ -123,12 +126,6 @@ class Maker {
   }
   Tensor randn(const Shape& shape) const { return randn(shape, dtype("precision")); }
   Tensor randn() const { return randn(shape()); }
-  /// i % classes for each row.
-  Tensor labels(int64_t rows, int64_t classes) const {
-    std::vector<int64_t> values(rows);
-    for (int64_t i = 0; i < rows; ++i) values[i] = i % classes;
-    return ops::to(Tensor::from(values, {rows}), device_);
-  }
   std::shared_ptr<nn::Module> model() const {
     const std::shared_ptr<nn::Module> model = models::make_model(spec_.at("model"));
     model->to(device_);
@@ -246,7 +243,7 @@ class Maker {
 
 class Server {
  public:
-  explicit Server(const ServeOptions& options) : options_(options), threads_(num_threads()) {}
+  Server(Device device, const std::string& directory) : device_(device), directory_(directory) {}
 
   ordered_json answer(const json& request) {
     const std::string what = request.at("do");
@@ -257,8 +254,8 @@ class Server {
     if (what == "memory") return memory();
     if (what == "drop") {
       works_.clear();
-      if (options_.device.type == DeviceType::cuda) {
-        allocator(options_.device).release_pool();  // the other program may need it
+      if (device_.type == DeviceType::cuda) {
+        allocator(device_).release_pool();  // the other program may need it
       }
       set_num_threads(threads_);
       return ordered_json::object();
@@ -273,7 +270,7 @@ class Server {
   };
 
   ordered_json hello() const {
-    const Tensor one = ops::ones({1}, DType::f32, options_.device);
+    const Tensor one = ops::ones({1}, DType::f32, device_);
     const Tensor two = ops::to(one + one, Device{});
     WEFT_ASSERT(two.item() == 2);
     return {{"program", "Weft"},
@@ -286,7 +283,7 @@ class Server {
 
   ordered_json prepare(const json& request) {
     manual_seed(0);
-    Work work = make_work(request.at("work"), options_.device, options_.directory);
+    Work work = make_work(request.at("work"), device_, directory_);
     work.run();  // creates primitives, allocates
     synchronize();
     // Warm: another, or as many as last a tenth of a second.
@@ -319,7 +316,7 @@ class Server {
 
   ordered_json profile(const json& request) const {
     const Warm& warm = works_.at(request.at("side"));
-    const kernels::Profile profile(options_.device);
+    const kernels::Profile profile(device_);
     warm.work.run();
     synchronize();
     const double total = profile.now();
@@ -334,11 +331,11 @@ class Server {
     return {{"rows", rows}};
   }
 
-  void synchronize() const { weft::synchronize(options_.device); }
+  void synchronize() const { weft::synchronize(device_); }
 
   ordered_json memory() const {
-    if (options_.device.type != DeviceType::cpu) {
-      return {{"peak_bytes", allocator(options_.device).stats().peak_reserved}};
+    if (device_.type != DeviceType::cpu) {
+      return {{"peak_bytes", allocator(device_).stats().peak_reserved}};
     }
     std::ifstream status("/proc/self/status");
     std::string word;
@@ -349,18 +346,11 @@ class Server {
     return {{"peak_bytes", kilobytes * 1024}};
   }
 
-  const ServeOptions options_;
-  const int threads_;
+  const Device device_;
+  const std::string directory_;
+  const int threads_ = num_threads();
   std::map<std::string, Warm> works_;
 };
-
-/// The next line without its end; false at the end of the input.
-bool read_line(std::FILE* in, std::string& line) {
-  line.clear();
-  int c;
-  while ((c = std::fgetc(in)) != EOF && c != '\n') line.push_back(static_cast<char>(c));
-  return c != EOF || !line.empty();
-}
 
 }  // namespace
 
@@ -368,19 +358,17 @@ Work make_work(const json& spec, Device device, const std::string& directory) {
   return Maker(spec, device, directory).make();
 }
 
-void serve_work(const ServeOptions& options, std::FILE* in, std::FILE* out) {
-  Server server(options);
-  std::string line;
-  while (read_line(in, line)) {
+void serve_work(Device device, const std::string& directory) {
+  Server server(device, directory);
+  for (std::string line; std::getline(std::cin, line);) {
     ordered_json answer;
     try {
       answer = server.answer(json::parse(line));
     } catch (const std::exception& error) {
       answer = {{"error", error.what()}};
     }
-    const std::string text = answer.dump() + "\n";
-    const bool written = std::fwrite(text.data(), 1, text.size(), out) == text.size();
-    WEFT_CHECK(written && std::fflush(out) == 0, "cannot write an answer");
+    print_json(answer);
+    WEFT_CHECK(std::fflush(stdout) == 0, "cannot write an answer");
   }
 }
 

@@ -38,12 +38,7 @@ struct Work {
 /// Ops have a precision and "backward": with the gradients of all inputs, given the output's.
 Work make_work(const nlohmann::json& spec, Device device, const std::string& directory);
 
-struct ServeOptions {
-  Device device = {};
-  std::string directory;
-};
-
-/// Answers requests from `in` on `out` until `in` ends.
-void serve_work(const ServeOptions& options, std::FILE* in, std::FILE* out);
+/// Answers requests from standard input on standard output until that ends.
+void serve_work(Device device, const std::string& directory);
 
 }  // namespace weft::cli

@@ -6,7 +6,6 @@
 #include "cli/command.h"
 #include "cli/json_line.h"
 #include "cli/plan/prediction.h"
-#include "cli/plan/report.h"
 #include "cli/ranked_step.h"
 #include "io/progress.h"
 #include "models/registry.h"

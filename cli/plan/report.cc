@@ -1,9 +1,8 @@
-#include "cli/plan/report.h"
-
 #include <fmt/format.h>
 
 #include <algorithm>
 
+#include "cli/plan/prediction.h"
 #include "cli/report/html_report.h"
 
 namespace weft::cli {

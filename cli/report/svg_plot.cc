@@ -7,7 +7,6 @@
 #include <cmath>
 #include <iterator>
 
-#include "cli/report/axis_scale.h"
 
 namespace weft::report {
 namespace {
