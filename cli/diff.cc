@@ -59,9 +59,7 @@ std::map<std::string, Tensor> by_name(const std::string& path) {
 }
 
 int diff(const Arguments& arguments) {
-  // Its exit code of an error is that of a mistake in the command line.
-  const auto [a, b] =
-      as_usage([&] { return std::pair(by_name(arguments.first), by_name(arguments.second)); });
+  const auto a = by_name(arguments.first), b = by_name(arguments.second);
   std::set<std::string> names;
   size_t name_width = 4;
   for (const auto* side : {&a, &b}) {

@@ -5,7 +5,6 @@
 #include <filesystem>
 #include <fstream>
 #include <functional>
-#include <optional>
 #include <type_traits>
 #include <vector>
 
@@ -27,9 +26,6 @@ struct Arguments {
   std::string recipe, device;
   std::vector<std::function<void(train::Config&)>> overrides;
   train::RunOptions run;
-  std::optional<int64_t> devices;
-  std::optional<std::string> strategy;
-  std::optional<int> tensor_parallel, pipeline_stages;
   int max_restarts = 0;
 };
 
@@ -115,10 +111,6 @@ int run_train(const Arguments& arguments) {
   }
   train::RunOptions run = arguments.run;
   run.device = chosen_device(arguments.device);
-  run.devices = arguments.devices.value_or(0);
-  run.strategy = {.name = arguments.strategy.value_or(""),
-                  .tensor_parallel = arguments.tensor_parallel.value_or(0),
-                  .pipeline_stages = arguments.pipeline_stages.value_or(0)};
   const bool is_rank = dist::is_rank();
   if (is_rank) {
     run.world = dist::join_world();
@@ -135,8 +127,8 @@ int run_train(const Arguments& arguments) {
       if (run.devices > 0) config.devices = run.devices;
       dist::StrategyOptions& strategy = config.strategy;
       if (!run.strategy.name.empty()) strategy.name = run.strategy.name;
-      if (arguments.tensor_parallel) strategy.tensor_parallel = run.strategy.tensor_parallel;
-      if (arguments.pipeline_stages) strategy.pipeline_stages = run.strategy.pipeline_stages;
+      if (const int n = run.strategy.tensor_parallel; n != 0) strategy.tensor_parallel = n;
+      if (const int n = run.strategy.pipeline_stages; n != 0) strategy.pipeline_stages = n;
       train::validate(config);
     });
   }
@@ -159,7 +151,6 @@ void add_train(CLI::App& app, Action& action) {
   const auto [command, a] = add_command<Arguments>(
       app, action, run_train, "train", "Train an image classifier, and save checkpoints and curves",
       kTrainingCommands);
-  Arguments& a = *arguments;
   Settings settings(command, a);
   using C = train::Config;
   command.footer(recipes_help());
@@ -259,12 +250,12 @@ void add_train(CLI::App& app, Action& action) {
 
   command.option_defaults()->group("Devices and sharding");
   add_device_option(command, a.device);
-  add_option(command, "--devices", a.devices,
+  add_option(command, "--devices", a.run.devices,
              "Number of devices. Each is a rank, started through mpirun; under mpirun or srun "
              "the ranks that are there; under strategy dp a thread",
              {.usual = "1"});
   add_threads_option(command, a.run.threads);
-  add_option(command, "--strategy", a.strategy,
+  add_option(command, "--strategy", a.run.strategy.name,
              fmt::format("How devices share the model and the batch: {}",
                          fmt::join(dist::strategy_names(), ", ")),
              {.usual = "ddp on several devices, else single"});
@@ -289,7 +280,7 @@ void add_train(CLI::App& app, Action& action) {
       its_own("Keep each rank's shards of parameters, gradients and optimizer state in "
               "the CPU's memory",
               dist::Settings::kCpuOffload));
-  add_option(command, "--tensor-parallel", a.tensor_parallel,
+  add_option(command, "--tensor-parallel", a.run.strategy.tensor_parallel,
              its_own("Tensor parallelism: devices that each layer is split over",
                      dist::Settings::kTensorParallel),
              {.usual = "all under tp, 2 under fsdp+tp"});
@@ -299,7 +290,7 @@ void add_train(CLI::App& app, Action& action) {
   strategy_setting(
       "--parallel-head", &S::parallel_head,
       its_own("Split the head and the loss by classes", dist::Settings::kParallelHead));
-  add_option(command, "--pipeline-stages", a.pipeline_stages,
+  add_option(command, "--pipeline-stages", a.run.strategy.pipeline_stages,
              its_own("Stages that the model is split into along its depth",
                      dist::Settings::kPipelineStages),
              {.usual = "as many as devices"});

@@ -4,6 +4,7 @@
 #include <chrono>
 #include <cstdio>
 #include <fstream>
+#include <functional>
 #include <iostream>
 #include <map>
 
@@ -36,6 +37,12 @@ constexpr double kLeastSampleSeconds = 2e-3;
 double seconds_since(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
 }
+
+/// A case's work, warm, and what is to be said of it ("parameters", "bytes").
+struct Work {
+  std::function<void()> run;
+  ordered_json facts = ordered_json::object();
+};
 
 /// Makes one kind of work after the other; members are what all kinds need.
 class Maker {
@@ -283,7 +290,7 @@ class Server {
 
   ordered_json prepare(const json& request) {
     manual_seed(0);
-    Work work = make_work(request.at("work"), device_, directory_);
+    Work work = Maker(request.at("work"), device_, directory_).make();
     work.run();  // creates primitives, allocates
     synchronize();
     // Warm: another, or as many as last a tenth of a second.
@@ -353,10 +360,6 @@ class Server {
 };
 
 }  // namespace
-
-Work make_work(const json& spec, Device device, const std::string& directory) {
-  return Maker(spec, device, directory).make();
-}
 
 void serve_work(Device device, const std::string& directory) {
   Server server(device, directory);
