@@ -12,8 +12,10 @@ void add_model_size_options(CLI::App& command, models::ModelOptions& options) {
              {.check = CLI::PositiveNumber, .usual = "the model's own"});
   add_option(command, "--classes", options.classes, "Number of classes",
              {.check = CLI::PositiveNumber, .usual = "the model's own"});
-  command.add_flag("--checkpoint-activations", options.checkpoint_activations,
-                   "Recompute activations in the backward pass");
+  // A flag bound to an optional would be false, not absent, where it is not given.
+  command.add_flag_callback(
+      "--checkpoint-activations", [&options] { options.checkpoint_activations = true; },
+      "Recompute activations in the backward pass");
 }
 
 Tensor cyclic_labels(int64_t rows, int64_t classes) {
