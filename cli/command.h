@@ -1,20 +1,25 @@
 // What a subcommand of `weft` is: a function that declares its options and says what to run.
 //
 //   void add_train(CLI::App& app, Action& action) {
-//     CLI::App& command = *app.add_subcommand("train", "Train a model")->group(kTrainingCommands);
-//     ...
-//     command.callback([&action] { action = [] { return run_train(); }; });
+//     const auto [command, a] = add_command<Arguments>(app, action, run_train, "train",
+//                                                      "Train a model", kTrainingCommands);
+//     command.add_option("--epochs", a.epochs, "Passes over the training images");
 //   }
+//
+// --help shows a new Arguments' values as the defaults, where default_str() says nothing else.
 //
 // A library of its own that defines it, and a line of cli/commands.bzl.
 #pragma once
 
 #include <CLI/CLI.hpp>
+#include <memory>
+#include <optional>
 #include <stdexcept>
 #include <string>
+#include <utility>
 
 #include "cli/commands.h"  // IWYU pragma: export
-#include "core/error.h"
+#include "core/error.h"    // IWYU pragma: export
 
 namespace weft::cli {
 
@@ -51,6 +56,36 @@ auto as_usage(F&& f, const std::string& option = "") {
   } catch (const Error& error) {
     throw UsageError(option.empty() ? error.what() : option + ": " + error.what());
   }
+}
+
+/// Adds a subcommand that runs run(arguments), whose options the caller makes fill `arguments`.
+template <class Arguments, class Run>
+std::pair<CLI::App&, Arguments&> add_command(CLI::App& parent, Action& action, Run run,
+                                             const std::string& name,
+                                             const std::string& description,
+                                             const char* group = nullptr) {
+  CLI::App& command = *parent.add_subcommand(name, description);
+  if (group) command.group(group);
+  const auto arguments = std::make_shared<Arguments>();
+  command.callback([=, &action] { action = [=] { return run(*arguments); }; });
+  return {command, *arguments};
+}
+
+/// What an option may have besides its name, its value and its help.
+struct OptionForm {
+  std::optional<CLI::Validator> check = {};
+  std::string takes = {};                 // "FILE", where the value's type does not say it
+  std::optional<std::string> usual = {};  // the default, where the value does not say it
+};
+
+template <class T>
+CLI::Option* add_option(CLI::App& command, const std::string& name, T& value,
+                        const std::string& help, const OptionForm& form) {
+  CLI::Option* option = command.add_option(name, value, help);
+  if (form.check) option->check(*form.check);
+  if (!form.takes.empty()) option->type_name(form.takes);
+  if (form.usual) option->default_str(*form.usual);
+  return option;
 }
 
 }  // namespace weft::cli

@@ -2,11 +2,8 @@
 // another dtype.
 #include <fmt/format.h>
 
-#include <memory>
-
 #include "autograd/ops.h"
 #include "cli/command.h"
-#include "core/error.h"
 #include "train/pretrained/pretrained.h"
 
 namespace weft::cli {
@@ -61,29 +58,24 @@ int run_convert(const Arguments& a) {
 }  // namespace
 
 void add_convert(CLI::App& app, Action& action) {
-  CLI::App& command = *app.add_subcommand("convert",
-                                          "Write weights of torch.save or safetensors as "
-                                          "safetensors, under other names or in another dtype")
-                           ->group(kFileCommands);
-  const auto a = std::make_shared<Arguments>();
+  const auto [command, a] =
+      add_command<Arguments>(app, action, run_convert, "convert",
+                             "Write weights of torch.save or safetensors as "
+                             "safetensors, under other names or in another dtype",
+                             kFileCommands);
   command
       .add_option(
-          "IN", a->in,
+          "IN", a.in,
           "The weights to read: a .safetensors, .pth, .pt or .bin file, or a directory that "
           "holds model.safetensors or pytorch_model.bin")
       ->required();
-  command.add_option("OUT", a->out, "The .safetensors file to write")->required();
-  command
-      .add_option("--names", a->names,
-                  "Names for a vision transformer's parameters: torchvision, timm or huggingface")
-      ->type_name("WHOSE")
-      ->default_str("as they are");
-  command
-      .add_option("--dtype", a->dtype,
-                  "Format for the floating-point tensors: f64, f32, f16, bf16, ...")
-      ->type_name("DTYPE")
-      ->default_str("as they are");
-  command.callback([a, &action] { action = [a] { return run_convert(*a); }; });
+  command.add_option("OUT", a.out, "The .safetensors file to write")->required();
+  add_option(command, "--names", a.names,
+             "Names for a vision transformer's parameters: torchvision, timm or huggingface",
+             {.takes = "WHOSE", .usual = "as they are"});
+  add_option(command, "--dtype", a.dtype,
+             "Format for the floating-point tensors: f64, f32, f16, bf16, ...",
+             {.takes = "DTYPE", .usual = "as they are"});
 }
 
 }  // namespace weft::cli

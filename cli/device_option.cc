@@ -9,18 +9,15 @@ namespace weft::cli {
 constexpr int kMostThreads = 1024;
 
 void add_device_option(CLI::App& command, std::string& text) {
-  command
-      .add_option("--device", text,
-                  "Where to compute: cpu, cuda or cuda:N, or emulated, CUDA kernels on an emulated "
-                  "GPU, thousands of times slower than the CPU")
-      ->type_name("DEVICE")
-      ->default_str("the first GPU that Weft's kernels run on, else cpu");
+  add_option(command, "--device", text,
+             "Where to compute: cpu, cuda or cuda:N, or emulated, CUDA kernels on an emulated "
+             "GPU, thousands of times slower than the CPU",
+             {.takes = "DEVICE", .usual = "the first GPU that Weft's kernels run on, else cpu"});
 }
 
 void add_threads_option(CLI::App& command, int& threads) {
-  command.add_option("--threads", threads, "Threads that CPU kernels use")
-      ->check(CLI::Range(1, kMostThreads))
-      ->default_str("one per core");
+  add_option(command, "--threads", threads, "Threads that CPU kernels use",
+             {.check = CLI::Range(1, kMostThreads), .usual = "one per core"});
 }
 
 Device chosen_device(const std::string& text) {

@@ -2,9 +2,8 @@
 
 #include <fmt/format.h>
 
-#include <nlohmann/json.hpp>
-
 #include "cli/command.h"
+#include "cli/json_line.h"
 #include "core/parallel.h"
 #include "kernels/device/probe.h"
 #include "train/precision.h"
@@ -46,8 +45,7 @@ int devices(bool as_json) {
                       {"precisions", precisions_of(capabilities_of(device))},
                       {"problem", device.problem}});
     }
-    fmt::print("{}\n",
-               nlohmann::ordered_json({{"devices", list}, {"no_cuda", cuda.reason}}).dump());
+    print_json({{"devices", list}, {"no_cuda", cuda.reason}});
     return 0;
   }
   fmt::print("cpu     {} threads\n", num_threads());
@@ -68,12 +66,10 @@ int devices(bool as_json) {
 }  // namespace
 
 void add_devices(CLI::App& app, Action& action) {
-  CLI::App* command =
-      app.add_subcommand("devices", "List the devices, and whether Weft's kernels run on them")
-          ->group(kDeviceCommands);
-  auto as_json = std::make_shared<bool>(false);
-  command->add_flag("--json", *as_json, kJsonObject);
-  command->callback([&action, as_json] { action = [=] { return devices(*as_json); }; });
+  const auto [command, as_json] = add_command<bool>(
+      app, action, devices, "devices", "List the devices, and whether Weft's kernels run on them",
+      kDeviceCommands);
+  command.add_flag("--json", as_json, kJsonObject);
 }
 
 }  // namespace weft::cli

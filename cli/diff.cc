@@ -6,18 +6,20 @@
 #include <cmath>
 #include <cstring>
 #include <map>
-#include <nlohmann/json.hpp>
 #include <set>
 
 #include "cli/command.h"
-#include "core/error.h"
+#include "cli/json_line.h"
 #include "io/progress.h"
 #include "io/safetensors.h"
 
 namespace weft::cli {
 namespace {
 
-constexpr int kSame = 0, kDifferent = 1, kError = 2;
+struct Arguments {
+  std::string first, second;
+  bool json = false;
+};
 
 struct Difference {
   std::string reason;  // why the elements cannot be compared; empty when they can
@@ -28,16 +30,12 @@ struct Difference {
 
 /// Elements of both, as doubles. NaN against NaN is no difference.
 Difference compare(const Tensor* a, const Tensor* b) {
-  Difference result;
-  if (!a || !b) {
-    result.reason = a ? "only in the first" : "only in the second";
-    return result;
-  }
+  if (!a || !b) return {.reason = a ? "only in the first" : "only in the second"};
   if (a->dtype() != b->dtype() || a->shape() != b->shape()) {
-    result.reason =
-        fmt::format("{} {} against {} {}", a->dtype(), a->shape(), b->dtype(), b->shape());
-    return result;
+    return {.reason =
+                fmt::format("{} {} against {} {}", a->dtype(), a->shape(), b->dtype(), b->shape())};
   }
+  Difference result;
   result.bit_equal = a->nbytes() == 0 || std::memcmp(a->raw(), b->raw(), a->nbytes()) == 0;
   if (result.bit_equal) return result;
   visit_dtype(a->dtype(), [&](auto tag) {
@@ -60,19 +58,8 @@ std::map<std::string, Tensor> by_name(const std::string& path) {
   return {file.tensors.begin(), file.tensors.end()};
 }
 
-nlohmann::ordered_json describe(const std::string& name, const Difference& difference) {
-  nlohmann::ordered_json row = {{"name", name}};
-  if (!difference.reason.empty()) {
-    row["reason"] = difference.reason;
-  } else {
-    row["elements"] = difference.elements;
-    row["max_abs"] = difference.max_abs;
-  }
-  return row;
-}
-
-int diff(const std::string& path_a, const std::string& path_b, bool as_json) {
-  const auto a = by_name(path_a), b = by_name(path_b);
+int diff(const Arguments& arguments) {
+  const auto a = by_name(arguments.first), b = by_name(arguments.second);
   std::set<std::string> names;
   size_t name_width = 4;
   for (const auto* side : {&a, &b}) {
@@ -91,58 +78,48 @@ int diff(const std::string& path_a, const std::string& path_b, bool as_json) {
   int64_t different = 0;
   double max_abs = 0;
   for (const std::string& name : names) {
-    const Difference difference = compare(find(a, name), find(b, name));
-    if (difference.bit_equal) continue;
+    const auto [reason, bit_equal, elements, distance] = compare(find(a, name), find(b, name));
+    if (bit_equal) continue;
     ++different;
-    max_abs = std::max(max_abs, difference.max_abs);
-    if (as_json) {
-      fmt::print("{}\n", describe(name, difference).dump());
-    } else if (!difference.reason.empty()) {
-      table.row({name, "-", difference.reason});
+    max_abs = std::max(max_abs, distance);
+    if (arguments.json && reason.empty()) {
+      print_json({{"name", name}, {"elements", elements}, {"max_abs", distance}});
+    } else if (arguments.json) {
+      print_json({{"name", name}, {"reason", reason}});
+    } else if (reason.empty()) {
+      table.row({name, fmt::format("{:.4g}", distance),
+                 fmt::format("{} of {}", elements, find(a, name)->numel())});
     } else {
-      table.row({name, fmt::format("{:.4g}", difference.max_abs),
-                 fmt::format("{} of {}", difference.elements, find(a, name)->numel())});
+      table.row({name, "-", reason});
     }
   }
-  if (as_json) {
-    const nlohmann::ordered_json all = {
-        {"tensors", names.size()}, {"different", different}, {"max_abs", max_abs}};
-    fmt::print("{}\n", all.dump());
+  if (arguments.json) {
+    print_json({{"tensors", names.size()}, {"different", different}, {"max_abs", max_abs}});
   } else if (different == 0) {
     fmt::print("{} tensors, all equal bit for bit\n", names.size());
   } else {
     fmt::print("{} tensors, {} different, largest difference {:.4g}\n", names.size(), different,
                max_abs);
   }
-  return different == 0 ? kSame : kDifferent;
+  return different == 0 ? 0 : 1;
 }
 
 }  // namespace
 
 void add_diff(CLI::App& app, Action& action) {
-  CLI::App* command =
-      app.add_subcommand("diff", "Compare the tensors of two safetensors files, bit for bit")
-          ->group(kFileCommands);
-  command->footer(
+  // An error has the exit code of a mistake in the command line.
+  const auto run = [](const Arguments& a) { return as_usage([&] { return diff(a); }); };
+  const auto [command, a] = add_command<Arguments>(
+      app, action, run, "diff", "Compare the tensors of two safetensors files, bit for bit",
+      kFileCommands);
+  command.footer(
       "The exit code is 0 when all tensors are equal bit for bit, 1 when some differ, 2 on an "
       "error.");
-  auto paths = std::make_shared<std::pair<std::string, std::string>>();
-  auto as_json = std::make_shared<bool>(false);
-  command->add_option("A", paths->first, "The first .safetensors file")->required();
-  command->add_option("B", paths->second, "The second .safetensors file")->required();
-  command->add_flag("--json", *as_json,
-                    "Print a JSON object for each tensor that differs, then one with the totals; "
-                    "an infinite difference is null");
-  command->callback([&action, paths, as_json] {
-    action = [=] {
-      try {
-        return diff(paths->first, paths->second, *as_json);
-      } catch (const Error& error) {
-        fmt::print(stderr, "weft: error: {}\n", error.what());
-        return kError;
-      }
-    };
-  });
+  command.add_option("A", a.first, "The first .safetensors file")->required();
+  command.add_option("B", a.second, "The second .safetensors file")->required();
+  command.add_flag("--json", a.json,
+                   "Print a JSON object for each tensor that differs, then one with the totals; "
+                   "an infinite difference is null");
 }
 
 }  // namespace weft::cli

@@ -2,13 +2,11 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <memory>
-#include <nlohmann/json.hpp>
 
 #include "cli/command.h"
 #include "cli/device_option.h"
+#include "cli/json_line.h"
 #include "cli/model_option.h"
-#include "core/error.h"
 #include "core/parallel.h"
 #include "data/sets/open.h"
 #include "io/progress.h"
@@ -66,22 +64,22 @@ int run_eval(const Arguments& a) {
   data::Loader loader(dataset, {.batch_size = batch_size,
                                 .workers = std::max(1, num_threads()),
                                 .preprocess = trained.preprocess});
-  train::Score score;
-  {
-    const int64_t total =
-        a.limit_batches > 0 ? std::min(a.limit_batches, loader.batches()) : loader.batches();
-    io::Progress progress("eval", total);
-    score =
-        train::evaluate(trained, loader, a.limit_batches, [&](int64_t done, const train::Score& s) {
-          progress.update(done, s.examples, s.loss, s.accuracy);
-          return true;
-        });
-  }
+  const int64_t total =
+      a.limit_batches > 0 ? std::min(a.limit_batches, loader.batches()) : loader.batches();
+  io::Progress progress("eval", total);
+  const train::Score score =
+      train::evaluate(trained, loader, a.limit_batches, [&](int64_t done, const train::Score& s) {
+        progress.update(done, s.examples, s.loss, s.accuracy);
+        return true;
+      });
+  progress.finish();
   if (a.json) {
-    const nlohmann::ordered_json result = {
-        {"event", "done"},          {"data", spec},       {"split", opened.split},
-        {"images", score.examples}, {"loss", score.loss}, {"test_accuracy", score.accuracy}};
-    fmt::print("{}\n", result.dump());
+    print_json({{"event", "done"},
+                {"data", spec},
+                {"split", opened.split},
+                {"images", score.examples},
+                {"loss", score.loss},
+                {"test_accuracy", score.accuracy}});
   } else {
     fmt::print("{} ({}, {} images): accuracy {:.2f}%, loss {:.4f}\n", spec, opened.split,
                score.examples, 100 * score.accuracy, score.loss);
@@ -92,43 +90,34 @@ int run_eval(const Arguments& a) {
 }  // namespace
 
 void add_eval(CLI::App& app, Action& action) {
-  CLI::App& command =
-      *app.add_subcommand("eval", "Measure a trained model's accuracy on a data set")
-           ->group(kTrainingCommands);
-  const auto a = std::make_shared<Arguments>();
+  const auto [command, a] =
+      add_command<Arguments>(app, action, run_eval, "eval",
+                             "Measure a trained model's accuracy on a data set", kTrainingCommands);
   command.option_defaults()->group("Model and data");
-  add_model_options(command, a->source);
-  command
-      .add_option("--data", a->data,
-                  "Images to measure on, of their test split where there is one: builtin, "
-                  "cifar10:DIR, mnist:DIR or folder:DIR")
-      ->type_name("DATA")
-      ->default_str("the data that the model was trained on");
-  command.add_option("--batch-size", a->batch_size, "Images in one forward pass")
-      ->check(CLI::PositiveNumber)
-      ->default_str("the training's");
-  command
-      .add_option("--limit-batches", a->limit_batches,
-                  "Batches after which the evaluation stops; 0: no limit")
-      ->check(CLI::NonNegativeNumber)
-      ->capture_default_str();
+  add_model_options(command, a.source);
+  add_option(command, "--data", a.data,
+             "Images to measure on, of their test split where there is one: builtin, "
+             "cifar10:DIR, mnist:DIR or folder:DIR",
+             {.takes = "DATA", .usual = "the data that the model was trained on"});
+  add_option(command, "--batch-size", a.batch_size, "Images in one forward pass",
+             {.check = CLI::PositiveNumber, .usual = "the training's"});
+  add_option(command, "--limit-batches", a.limit_batches,
+             "Batches after which the evaluation stops; 0: no limit",
+             {.check = CLI::NonNegativeNumber});
 
   command.option_defaults()->group("Precision and device");
-  command
-      .add_option("--precision", a->precision,
-                  fmt::format("What is computed in which format: {}", train::precision_names()))
-      ->default_str("the training's");
-  command
-      .add_option("--matmul-numerics", a->matmul_numerics,
-                  fmt::format("Arithmetic of matrix products: {}",
-                              fmt::join(kernels::accumulation_names(), ", ")))
-      ->default_str("the training's");
-  add_device_option(command, a->device);
-  add_threads_option(command, a->threads);
+  add_option(command, "--precision", a.precision,
+             fmt::format("What is computed in which format: {}", train::precision_names()),
+             {.usual = "the training's"});
+  add_option(command, "--matmul-numerics", a.matmul_numerics,
+             fmt::format("Arithmetic of matrix products: {}",
+                         fmt::join(kernels::accumulation_names(), ", ")),
+             {.usual = "the training's"});
+  add_device_option(command, a.device);
+  add_threads_option(command, a.threads);
 
   command.option_defaults()->group("Output");
-  command.add_flag("--json", a->json, kJsonObject);
-  command.callback([a, &action] { action = [a] { return run_eval(*a); }; });
+  command.add_flag("--json", a.json, kJsonObject);
 }
 
 }  // namespace weft::cli

@@ -3,12 +3,10 @@
 
 #include <algorithm>
 #include <filesystem>
-#include <memory>
 #include <string>
 #include <vector>
 
 #include "cli/command.h"
-#include "core/error.h"
 #include "data/image.h"
 #include "data/sets/open.h"
 #include "io/files.h"
@@ -80,6 +78,10 @@ data::Image draw_sheet(const data::Dataset& dataset,
 }
 
 int images(const Arguments& a) {
+  if (a.sheet.empty() && a.folder.empty()) {
+    throw UsageError("images: expected --sheet FILE or --folder DIR");
+  }
+  as_usage([&] { data::check_data_spec(a.data); });
   const data::DatasetPtr dataset = open_split(a);
   const auto chosen = first_of_each_class(*dataset, a.per_class);
   const std::vector<std::string>& names = dataset->class_names();
@@ -107,41 +109,22 @@ int images(const Arguments& a) {
 }  // namespace
 
 void add_images(CLI::App& app, Action& action) {
-  CLI::App& command =
-      *app.add_subcommand("images", "Write a data set's images as one sheet, or as PNG files")
-           ->group(kFileCommands);
-  const auto a = std::make_shared<Arguments>();
-  command
-      .add_option("--data", a->data,
-                  "Images to look at: builtin, cifar10:DIR, mnist:DIR or folder:DIR")
-      ->type_name("DATA")
-      ->capture_default_str();
-  command.add_option("--split", a->split, "Split of the data: train, validation or test")
-      ->check(CLI::IsMember({"train", "validation", "test"}))
-      ->capture_default_str();
-  command.add_option("--per-class", a->per_class, "Number of images of each class, the first ones")
-      ->check(CLI::Range(int64_t{1}, int64_t{1} << 20))
-      ->capture_default_str();
-  command
-      .add_option("--sheet", a->sheet,
-                  "Write one PNG file with a row of images for each class; this or --folder is "
-                  "needed")
-      ->type_name("FILE");
-  command
-      .add_option("--folder", a->folder,
-                  "Write a PNG file for each image, into a folder for each class under this one")
-      ->type_name("DIR");
-  command.callback([&action, a] {
-    if (a->sheet.empty() && a->folder.empty()) {
-      throw UsageError("images: expected --sheet FILE or --folder DIR");
-    }
-    try {
-      data::check_data_spec(a->data);
-    } catch (const Error& error) {
-      throw UsageError(error.what());
-    }
-    action = [a] { return images(*a); };
-  });
+  const auto [command, a] = add_command<Arguments>(
+      app, action, images, "images", "Write a data set's images as one sheet, or as PNG files",
+      kFileCommands);
+  add_option(command, "--data", a.data,
+             "Images to look at: builtin, cifar10:DIR, mnist:DIR or folder:DIR", {.takes = "DATA"});
+  add_option(command, "--split", a.split, "Split of the data: train, validation or test",
+             {.check = CLI::IsMember({"train", "validation", "test"})});
+  add_option(command, "--per-class", a.per_class, "Number of images of each class, the first ones",
+             {.check = CLI::Range(int64_t{1}, int64_t{1} << 20)});
+  add_option(command, "--sheet", a.sheet,
+             "Write one PNG file with a row of images for each class; this or --folder is "
+             "needed",
+             {.takes = "FILE"});
+  add_option(command, "--folder", a.folder,
+             "Write a PNG file for each image, into a folder for each class under this one",
+             {.takes = "DIR"});
 }
 
 }  // namespace weft::cli

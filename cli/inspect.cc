@@ -15,6 +15,11 @@
 namespace weft::cli {
 namespace {
 
+struct Arguments {
+  std::string path;
+  bool json = false;
+};
+
 struct Statistics {
   double min = std::numeric_limits<double>::infinity();
   double max = -std::numeric_limits<double>::infinity();
@@ -55,8 +60,8 @@ Statistics statistics_of(const Tensor& tensor) {
   return result;
 }
 
-int inspect(const std::string& path, bool as_json) {
-  const train::WeightFile file = train::read_weight_file(path);
+int inspect(const Arguments& a) {
+  const train::WeightFile file = train::read_weight_file(a.path);
   const auto names = train::recognise_vit(train::without_wrapper_prefixes(file.tensors));
   int64_t elements = 0;
   size_t bytes = 0;
@@ -64,7 +69,7 @@ int inspect(const std::string& path, bool as_json) {
     elements += tensor.numel();
     bytes += tensor.nbytes();
   }
-  if (as_json) {
+  if (a.json) {
     nlohmann::ordered_json tensors = nlohmann::ordered_json::array();
     for (const auto& [name, tensor] : file.tensors) {
       const Statistics s = statistics_of(tensor);
@@ -123,17 +128,12 @@ int inspect(const std::string& path, bool as_json) {
 }  // namespace
 
 void add_inspect(CLI::App& app, Action& action) {
-  CLI::App* command =
-      app.add_subcommand("inspect",
-                         "List a weight file's tensors: names, dtypes, shapes, statistics")
-          ->group(kFileCommands);
-  auto path = std::make_shared<std::string>();
-  auto as_json = std::make_shared<bool>(false);
-  command->add_option("FILE", *path, "The .safetensors, .pth, .pt or .bin file to read")
+  const auto [command, a] = add_command<Arguments>(
+      app, action, inspect, "inspect",
+      "List a weight file's tensors: names, dtypes, shapes, statistics", kFileCommands);
+  command.add_option("FILE", a.path, "The .safetensors, .pth, .pt or .bin file to read")
       ->required();
-  command->add_flag("--json", *as_json, kJsonObject);
-  command->callback(
-      [&action, path, as_json] { action = [=] { return inspect(*path, *as_json); }; });
+  command.add_flag("--json", a.json, kJsonObject);
 }
 
 }  // namespace weft::cli

@@ -1,27 +1,22 @@
 // weft kernels: the kernel lab (docs/kernel-lab.md). Each op has a program of its own, which lists,
 // checks and times that op's variants; this starts them, adds up, and makes a page of their rows.
-#include <fcntl.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
-#include <spawn.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <cerrno>
-#include <cstring>
 #include <filesystem>
 #include <fstream>
-#include <nlohmann/json.hpp>
+#include <functional>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "cli/command.h"
+#include "cli/json_line.h"
 #include "cli/report/kernel_report.h"
+#include "cli/run_program.h"
 #include "io/files.h"
-
-extern char** environ;
 
 namespace weft::cli {
 namespace {
@@ -36,70 +31,22 @@ const Words kOps = {
 #undef WEFT_OP
 };
 
-/// A program of the lab, beside this one: kernels/softmax/softmax_lab.
-fs::path program(const std::string& path) {
+/// A program of the lab, beside this one, with its arguments: kernels/softmax/softmax_lab check.
+Words program(const std::string& path, Words arguments) {
   const fs::path folder = fs::read_symlink("/proc/self/exe").parent_path();
   for (const fs::path& candidate :
        {folder / ".." / "kernels" / path, folder / fs::path(path).filename()}) {
-    if (fs::exists(candidate)) return candidate.lexically_normal();
+    if (!fs::exists(candidate)) continue;
+    arguments.insert(arguments.begin(), candidate.lexically_normal());
+    return arguments;
   }
   fail("kernels: {} was not built; ./weft kernels builds what it starts", path);
-}
-
-/// Runs a program; `line` gets each line of its standard output. Returns its exit status.
-template <class F>
-int run_program(const fs::path& path, const Words& words, F&& line) {
-  int ends[2];
-  WEFT_CHECK(::pipe2(ends, O_CLOEXEC) == 0, "kernels: cannot make a pipe: {}",
-             std::strerror(errno));
-  posix_spawn_file_actions_t actions;
-  posix_spawn_file_actions_init(&actions);
-  posix_spawn_file_actions_adddup2(&actions, ends[1], STDOUT_FILENO);
-  std::vector<char*> arguments = {const_cast<char*>(path.c_str())};
-  for (const std::string& word : words) arguments.push_back(const_cast<char*>(word.c_str()));
-  arguments.push_back(nullptr);
-  pid_t child = 0;
-  const int error =
-      ::posix_spawn(&child, path.c_str(), &actions, nullptr, arguments.data(), environ);
-  posix_spawn_file_actions_destroy(&actions);
-  ::close(ends[1]);
-  std::FILE* const out = ::fdopen(ends[0], "r");
-  if (error == 0) {
-    char* text = nullptr;
-    size_t capacity = 0;
-    for (ssize_t n; (n = ::getline(&text, &capacity, out)) >= 0;) {
-      line(std::string(text, text[n - 1] == '\n' ? n - 1 : n));
-    }
-    std::free(text);
-  }
-  std::fclose(out);
-  WEFT_CHECK(error == 0, "kernels: cannot start {}: {}", path.string(), std::strerror(error));
-  int status = 0;
-  while (::waitpid(child, &status, 0) < 0 && errno == EINTR) {
-  }
-  return WIFEXITED(status) ? WEXITSTATUS(status) : kFailure;
 }
 
 /// The last row of a program with --json, {"checked":3,"failed":0,"skipped":1}, or {"timed":...}.
 bool is_total(const std::string& line) {
   return line.starts_with("{\"checked\"") || line.starts_with("{\"timed\"");
 }
-
-class Totals {
- public:
-  void add(const std::string& line) {
-    const auto row = ordered_json::parse(line);
-    for (const auto& [name, count] : row.items()) {
-      sums_[name] = sums_.value(name, int64_t{0}) + count.get<int64_t>();
-    }
-  }
-  void print() const {
-    if (!sums_.is_null()) fmt::print("{}\n", sums_.dump());
-  }
-
- private:
-  ordered_json sums_;
-};
 
 /// The value of --name VALUE or --name=VALUE, taken out of the words.
 std::optional<std::string> take_option(Words& words, const std::string& name) {
@@ -130,8 +77,7 @@ struct Lab {
   Words options;  // of the ops' programs
 
   /// `print` gets the lines that are not totals.
-  template <class F>
-  int run(F&& print) const {
+  int run(const std::function<void(const std::string&)>& print) const {
     Words words = options;
     words.insert(words.begin(), command);
     const bool as_json = has_option(options, "--json");
@@ -142,20 +88,22 @@ struct Lab {
       Words rest = options, of_roofline;
       if (const auto device = take_option(rest, "--device")) of_roofline = {"--device", *device};
       std::string row;
-      const int status = run_program(program("testing/roofline"), of_roofline,
+      const int status = run_program(program("testing/roofline", of_roofline),
                                      [&](const std::string& line) { row += line + "\n"; });
       if (status != 0) return status;
       io::write_file_atomically(roofline_file, [&](io::FileWriter& file) { file.write(row); });
       if (as_json) print(row.substr(0, row.size() - 1));
       words.insert(words.end(), {"--roofline", roofline_file.string()});
     }
-    Totals totals;
+    ordered_json totals;
     int result = 0;
     for (const std::string& op : ops) {
       const int status =
-          run_program(program(op + "/" + op + "_lab"), words, [&](const std::string& line) {
+          run_program(program(op + "/" + op + "_lab", words), [&](const std::string& line) {
             if (as_json && is_total(line)) {
-              totals.add(line);
+              for (const auto& [name, count] : ordered_json::parse(line).items()) {
+                totals[name] = totals.value(name, int64_t{0}) + count.get<int64_t>();
+              }
             } else {
               print(line);
             }
@@ -164,7 +112,7 @@ struct Lab {
       if (status == kUsage) break;
     }
     io::remove_tree(roofline_file);
-    if (result != kUsage) totals.print();
+    if (result != kUsage && !totals.is_null()) print_json(totals);
     return result;
   }
 };

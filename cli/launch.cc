@@ -1,5 +1,4 @@
 // weft launch: a program as several ranks.
-#include <memory>
 #include <string>
 #include <vector>
 
@@ -15,36 +14,25 @@ struct Arguments {
   int max_restarts = 0;
 };
 
+int launch(const Arguments& a) { return dist::launch(a.options, a.command, a.max_restarts); }
+
 }  // namespace
 
 void add_launch(CLI::App& app, Action& action) {
-  CLI::App& command =
-      *app.add_subcommand(
-              "launch",
-              "Run a program as several ranks: weft launch --devices 4 -- PROGRAM ARGUMENT...")
-           ->group(kDeviceCommands);
-  const auto arguments = std::make_shared<Arguments>();
-  Arguments& a = *arguments;
-  command.add_option("--devices", a.options.ranks, "Number of ranks to start")
-      ->required()
-      ->check(CLI::Range(1, 1 << 16));
-  command
-      .add_option("--hosts", a.options.hostfile,
-                  "File that names the hosts, as for mpirun's --hostfile")
-      ->type_name("FILE")
-      ->default_str("this host")
-      ->check(CLI::ExistingFile);
-  command
-      .add_option("--max-restarts", a.max_restarts, "Times to start all ranks again when one fails")
-      ->check(CLI::Range(0, 1000))
-      ->capture_default_str();
+  const auto [command, a] = add_command<Arguments>(
+      app, action, launch, "launch",
+      "Run a program as several ranks: weft launch --devices 4 -- PROGRAM ARGUMENT...",
+      kDeviceCommands);
+  add_option(command, "--devices", a.options.ranks, "Number of ranks to start",
+             {.check = CLI::Range(1, 1 << 16), .usual = ""})
+      ->required();
+  add_option(command, "--hosts", a.options.hostfile,
+             "File that names the hosts, as for mpirun's --hostfile",
+             {.check = CLI::ExistingFile, .takes = "FILE", .usual = "this host"});
+  add_option(command, "--max-restarts", a.max_restarts,
+             "Times to start all ranks again when one fails", {.check = CLI::Range(0, 1000)});
   command.add_option("command", a.command, "The program and its arguments, behind --")->required();
   command.footer("The exit code is that of the first rank that failed.");
-  command.callback([arguments, &action] {
-    action = [arguments] {
-      return dist::launch(arguments->options, arguments->command, arguments->max_restarts);
-    };
-  });
 }
 
 }  // namespace weft::cli

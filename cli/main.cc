@@ -11,7 +11,6 @@
 #include <string_view>
 
 #include "cli/command.h"
-#include "core/error.h"
 #include "io/help_format.h"
 #include "kernels/instruction_set.h"
 
@@ -42,6 +41,7 @@ int run(int argc, char** argv) {
   CLI::App app("Weft: tensors, automatic differentiation and vision transformers.", "weft");
   app.formatter(std::make_shared<io::HelpFormat>());
   app.require_subcommand(1);
+  app.option_defaults()->always_capture_default();  // commands inherit it
   Action action;
   for (const AddCommand add : commands()) add(app, action);
   // Last: commands would inherit it.

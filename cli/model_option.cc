@@ -9,11 +9,10 @@ void add_model_options(CLI::App& command, ModelSource& source) {
       "--checkpoint", source.checkpoint,
       "The model: a run's directory, or one of its checkpoints; this or --weights is needed");
   checkpoint->type_name("DIR");
-  command
-      .add_option("--weights", source.weights,
-                  "In the place of --checkpoint, a vision transformer's weights: a safetensors or "
-                  "torch.save file under torchvision's, timm's or Hugging Face's names")
-      ->type_name("FILE")
+  add_option(command, "--weights", source.weights,
+             "In the place of --checkpoint, a vision transformer's weights: a safetensors or "
+             "torch.save file under torchvision's, timm's or Hugging Face's names",
+             {.takes = "FILE"})
       ->excludes(checkpoint);
 }
 

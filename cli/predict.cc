@@ -2,13 +2,12 @@
 #include <fmt/core.h>
 
 #include <algorithm>
-#include <memory>
-#include <nlohmann/json.hpp>
 #include <numeric>
 
 #include "autograd/ops.h"
 #include "cli/command.h"
 #include "cli/device_option.h"
+#include "cli/json_line.h"
 #include "cli/model_option.h"
 #include "core/parallel.h"
 #include "data/image.h"
@@ -65,12 +64,9 @@ int run_predict(const Arguments& a) {
   size_t path_width = 5, class_width = 5;
   for (const std::string& path : a.images) path_width = std::max(path_width, path.size());
   for (const std::string& name : trained.classes) class_width = std::max(class_width, name.size());
-  std::optional<io::Table> table;
-  if (!a.json) {
-    table.emplace(std::vector<io::Table::Column>{{"image", -static_cast<int>(path_width)},
-                                                 {"class", -static_cast<int>(class_width)},
-                                                 {"probability", 11}});
-  }
+  io::Table table({{"image", -static_cast<int>(path_width)},
+                   {"class", -static_cast<int>(class_width)},
+                   {"probability", 11}});
   for (const std::string& path : a.images) {
     const std::vector<Guess> guesses = predict(trained, path, a.top);
     if (a.json) {
@@ -79,12 +75,12 @@ int run_predict(const Arguments& a) {
       for (const Guess& guess : guesses) {
         line["top"].push_back({{"class", guess.name}, {"probability", guess.probability}});
       }
-      fmt::print("{}\n", line.dump());
+      print_json(line);
       continue;
     }
     for (size_t i = 0; i < guesses.size(); ++i) {
-      table->row({i == 0 ? path : "", guesses[i].name,
-                  fmt::format("{:.2f}%", 100 * guesses[i].probability)});
+      table.row({i == 0 ? path : "", guesses[i].name,
+                 fmt::format("{:.2f}%", 100 * guesses[i].probability)});
     }
   }
   return 0;
@@ -93,20 +89,17 @@ int run_predict(const Arguments& a) {
 }  // namespace
 
 void add_predict(CLI::App& app, Action& action) {
-  CLI::App& command = *app.add_subcommand("predict", "Classify images with a trained model")
-                           ->group(kTrainingCommands);
-  const auto a = std::make_shared<Arguments>();
-  add_model_options(command, a->source);
-  command.add_option("IMAGE", a->images, "JPEG or PNG files to classify")->required();
-  command
-      .add_option("--top", a->top,
-                  "Number of classes to show for each image, the most probable first")
-      ->check(CLI::PositiveNumber)
-      ->capture_default_str();
-  add_device_option(command, a->device);
-  add_threads_option(command, a->threads);
-  command.add_flag("--json", a->json, kJsonLines);
-  command.callback([a, &action] { action = [a] { return run_predict(*a); }; });
+  const auto [command, a] =
+      add_command<Arguments>(app, action, run_predict, "predict",
+                             "Classify images with a trained model", kTrainingCommands);
+  add_model_options(command, a.source);
+  command.add_option("IMAGE", a.images, "JPEG or PNG files to classify")->required();
+  add_option(command, "--top", a.top,
+             "Number of classes to show for each image, the most probable first",
+             {.check = CLI::PositiveNumber});
+  add_device_option(command, a.device);
+  add_threads_option(command, a.threads);
+  command.add_flag("--json", a.json, kJsonLines);
 }
 
 }  // namespace weft::cli

@@ -10,13 +10,12 @@
 #include <algorithm>
 #include <chrono>
 #include <map>
-#include <memory>
-#include <nlohmann/json.hpp>
 #include <tuple>
 
 #include "autograd/op_hook.h"
 #include "cli/command.h"
 #include "cli/device_option.h"
+#include "cli/json_line.h"
 #include "cli/training_step.h"
 #include "core/parallel.h"
 #include "io/files.h"
@@ -31,10 +30,8 @@ using nlohmann::ordered_json;
 
 struct Arguments {
   StepOptions step;
-  int64_t image_size = 0, classes = 0;
   int steps = 3, warmup = 2, threads = 0;
-  bool inference = false, checkpoint_activations = false, by_shape = false, all = false,
-       json = false;
+  bool inference = false, by_shape = false, all = false, json = false;
   std::string device, trace;
 };
 
@@ -189,9 +186,7 @@ ordered_json trace_of(const Recorder& recorder, const ordered_json& about) {
 
 int profile(Arguments a) {
   if (a.threads > 0) set_num_threads(a.threads);
-  if (a.image_size > 0) a.step.options.image_size = a.image_size;
-  if (a.classes > 0) a.step.options.classes = a.classes;
-  if (a.checkpoint_activations) a.step.options.checkpoint_activations = true;
+  as_usage([&] { train::find_precision(a.step.precision); }, "--precision");
   a.step.device = chosen_device(a.device);
   const Device device = a.step.device;
   const bool on_cpu = device.type == DeviceType::cpu;
@@ -258,7 +253,7 @@ int profile(Arguments a) {
     }
     result["ops"] = std::move(ops);
     if (!a.trace.empty()) result["trace"] = a.trace;
-    fmt::print("{}\n", result.dump());
+    print_json(result);
     return 0;
   }
   fmt::print("{} of {} ({} parameters), batch {}, {}, {}; {} step{}\n",
@@ -274,33 +269,28 @@ int profile(Arguments a) {
                    {"calls", 6},
                    {"ms", 9},
                    {"share", 6}});
-  size_t hidden = 0;
-  double hidden_seconds = 0;
-  for (const Row& row : rows) {
-    if (!a.all && row.seconds < kLeastShare * total) {
-      ++hidden;
-      hidden_seconds += row.seconds;
-      continue;
-    }
-    table.row({row.phase, row.op, row.kernel.substr(0, static_cast<size_t>(width)),
-               fmt::format("{:g}", static_cast<double>(row.calls) / a.steps),
+  const auto add_row = [&](const Row& row, const std::string& calls) {
+    table.row({row.phase, row.op, row.kernel.substr(0, static_cast<size_t>(width)), calls,
                fmt::format("{:.3f}", 1e3 * row.seconds / a.steps),
                fmt::format("{:.1f}%", 100 * row.seconds / total)});
+  };
+  Row hidden;
+  for (const Row& row : rows) {
+    if (a.all || row.seconds >= kLeastShare * total) {
+      add_row(row, fmt::format("{:g}", static_cast<double>(row.calls) / a.steps));
+    } else {
+      hidden.kernel = fmt::format("{} smaller ones (--all)", ++hidden.calls);
+      hidden.seconds += row.seconds;
+    }
   }
-  if (hidden > 0) {
-    table.row({"", "", fmt::format("{} smaller ones (--all)", hidden), "",
-               fmt::format("{:.3f}", 1e3 * hidden_seconds / a.steps),
-               fmt::format("{:.1f}%", 100 * hidden_seconds / total)});
-  }
-  table.row({"", "", "outside kernels", "",
-             fmt::format("{:.3f}", 1e3 * (step_seconds - kernel_seconds)),
-             fmt::format("{:.1f}%", 100 * (1 - kernel_seconds / step_seconds))});
-  std::string parts;
+  if (hidden.calls > 0) add_row(hidden, "");
+  add_row({.kernel = "outside kernels", .seconds = total - kernel_seconds * a.steps}, "");
+  std::vector<std::string> parts;
   for (const auto& [phase, seconds] : phases) {
-    parts += fmt::format("{}{} {:.2f}", parts.empty() ? "" : ", ", phase, 1e3 * seconds);
+    parts.push_back(fmt::format("{} {:.2f}", phase, 1e3 * seconds));
   }
   fmt::print("a step {:.2f} ms ({:.2f} unprofiled): {} ms\n", 1e3 * step_seconds, 1e3 * plain,
-             parts);
+             fmt::join(parts, ", "));
   if (!a.trace.empty()) {
     fmt::print("trace {}: open it in https://ui.perfetto.dev or chrome://tracing\n", a.trace);
   }
@@ -310,52 +300,30 @@ int profile(Arguments a) {
 }  // namespace
 
 void add_profile(CLI::App& app, Action& action) {
-  CLI::App& command =
-      *app.add_subcommand("profile",
-                          "Show where a training step's time goes, as a table by op and as a trace")
-           ->group(kMeasuringCommands);
-  const auto a = std::make_shared<Arguments>();
+  const auto [command, a] = add_command<Arguments>(
+      app, action, profile, "profile",
+      "Show where a training step's time goes, as a table by op and as a trace",
+      kMeasuringCommands);
   command.option_defaults()->group("Step");
-  command.add_option("--model", a->step.model, kModelHelp)->capture_default_str();
-  command.add_option("--batch", a->step.batch, "Images in the batch")
-      ->check(CLI::PositiveNumber)
-      ->capture_default_str();
-  command
-      .add_option("--precision", a->step.precision,
-                  fmt::format("What is computed in which format: {}", train::precision_names()))
-      ->capture_default_str()
-      ->check([](const std::string& name) -> std::string {
-        try {
-          train::find_precision(name);
-        } catch (const Error& error) {
-          return error.what();
-        }
-        return "";
-      });
-  command.add_option("--image-size", a->image_size, "Height and width of an image, in pixels")
-      ->check(CLI::PositiveNumber)
-      ->default_str("the model's own");
-  command.add_option("--classes", a->classes, "Number of classes")
-      ->check(CLI::PositiveNumber)
-      ->default_str("the model's own");
-  command.add_flag("--checkpoint-activations", a->checkpoint_activations,
-                   "Recompute activations in the backward pass");
-  command.add_flag("--inference", a->inference, "Run the forward pass alone, without the tape");
-  add_device_option(command, a->device);
-  add_threads_option(command, a->threads);
+  command.add_option("--model", a.step.model, kModelHelp);
+  add_option(command, "--batch", a.step.batch, "Images in the batch",
+             {.check = CLI::PositiveNumber});
+  command.add_option("--precision", a.step.precision,
+                     fmt::format("What is computed in which format: {}", train::precision_names()));
+  add_model_size_options(command, a.step.options);
+  command.add_flag("--inference", a.inference, "Run the forward pass alone, without the tape");
+  add_device_option(command, a.device);
+  add_threads_option(command, a.threads);
 
   command.option_defaults()->group("Measurement and output");
-  command.add_option("--steps", a->steps, "Number of steps to record")
-      ->check(CLI::Range(1, 1000))
-      ->capture_default_str();
-  command.add_flag("--by-shape", a->by_shape, "Show a row for each shape that a kernel met");
-  command.add_flag("--all", a->all, "Show rows below 0.3% of a step, too");
-  command
-      .add_option("--trace", a->trace,
-                  "Write a trace for chrome://tracing or ui.perfetto.dev to this file")
-      ->type_name("FILE");
-  command.add_flag("--json", a->json, kJsonObject);
-  command.callback([a, &action] { action = [a] { return profile(*a); }; });
+  add_option(command, "--steps", a.steps, "Number of steps to record",
+             {.check = CLI::Range(1, 1000)});
+  command.add_flag("--by-shape", a.by_shape, "Show a row for each shape that a kernel met");
+  command.add_flag("--all", a.all, "Show rows below 0.3% of a step, too");
+  add_option(command, "--trace", a.trace,
+             "Write a trace for chrome://tracing or ui.perfetto.dev to this file",
+             {.takes = "FILE"});
+  command.add_flag("--json", a.json, kJsonObject);
 }
 
 }  // namespace weft::cli

@@ -1,9 +1,11 @@
 #include "cli/ranked_step.h"
 
 #include <optional>
+#include <type_traits>
 
 #include "autograd/ops.h"
 #include "autograd/random.h"
+#include "cli/command.h"
 #include "dist/comm/tree_accumulator.h"
 #include "dist/model_parallel/stages.h"
 #include "nn/meta.h"
@@ -31,6 +33,34 @@ std::vector<int64_t> activations_between(const models::Classifier& model,
 }
 
 }  // namespace
+
+void add_strategy_settings(CLI::App& command, dist::StrategyOptions& settings,
+                           const std::map<dist::Settings, std::string>& usual) {
+  using dist::Settings;
+  command.option_defaults()->group("Settings of strategies");
+  const auto add = [&](const char* name, Settings setting, auto& value, const char* help) {
+    if (!usual.contains(setting)) return;
+    const std::string text = fmt::format("{}; of {}", help, dist::strategies_with(setting));
+    if constexpr (std::is_same_v<decltype(value), bool&>) {
+      command.add_flag(name, value, text);
+    } else {
+      add_option(command, name, value, text,
+                 {.check = CLI::PositiveNumber, .usual = usual.at(setting)});
+    }
+  };
+  add("--shard-size", Settings::kShardSize, settings.shard_size,
+      "Devices that hold one sharded copy of the model");
+  add("--tensor-parallel", Settings::kTensorParallel, settings.tensor_parallel,
+      "Devices that each layer is split over");
+  add("--sequence-parallel", Settings::kSequenceParallel, settings.sequence_parallel,
+      "Shard the tokens between layers that are split");
+  add("--parallel-head", Settings::kParallelHead, settings.parallel_head,
+      "Split the head and the loss by classes");
+  add("--pipeline-stages", Settings::kPipelineStages, settings.pipeline_stages,
+      "Stages that the model is split into along its depth");
+  add("--micro-batches", Settings::kMicroBatches, settings.micro_batches,
+      "Micro-batches that a batch is split into");
+}
 
 int64_t images_of(const RankedStepOptions& options, const dist::Sharing& sharing) {
   return options.batch * sharing.tensor * sharing.stages * sharing.threads;

@@ -2,7 +2,9 @@
 // measure.
 #pragma once
 
+#include <CLI/CLI.hpp>
 #include <functional>
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
@@ -24,6 +26,11 @@ struct RankedStepOptions {
   int devices = 1;        // of dp; the other strategies have as many as ranks
   int deterministic = 0;  // micro-batches of a deterministic reduction; 0: none
 };
+
+/// Adds the options of strategies that `usual` has, with what it says of their defaults, as a
+/// group.
+void add_strategy_settings(CLI::App& command, dist::StrategyOptions& settings,
+                           const std::map<dist::Settings, std::string>& usual);
 
 /// The layout of the model's parameters on each rank.
 std::vector<dist::ModelLayout> layouts_of_model(const RankedStepOptions& options, int devices);

@@ -5,13 +5,11 @@
 #include <filesystem>
 #include <fstream>
 #include <functional>
-#include <optional>
 #include <type_traits>
 #include <vector>
 
 #include "cli/command.h"
 #include "cli/device_option.h"
-#include "core/error.h"
 #include "dist/comm/processes/join.h"
 #include "dist/comm/processes/launch.h"
 #include "dist/strategy/strategy_kind.h"
@@ -28,9 +26,6 @@ struct Arguments {
   std::string recipe, device;
   std::vector<std::function<void(train::Config&)>> overrides;
   train::RunOptions run;
-  std::optional<int64_t> devices;
-  std::optional<std::string> strategy;
-  std::optional<int> tensor_parallel, pipeline_stages;
   int max_restarts = 0;
 };
 
@@ -116,10 +111,6 @@ int run_train(const Arguments& arguments) {
   }
   train::RunOptions run = arguments.run;
   run.device = chosen_device(arguments.device);
-  run.devices = arguments.devices.value_or(0);
-  run.strategy = {.name = arguments.strategy.value_or(""),
-                  .tensor_parallel = arguments.tensor_parallel.value_or(0),
-                  .pipeline_stages = arguments.pipeline_stages.value_or(0)};
   const bool is_rank = dist::is_rank();
   if (is_rank) {
     run.world = dist::join_world();
@@ -136,8 +127,8 @@ int run_train(const Arguments& arguments) {
       if (run.devices > 0) config.devices = run.devices;
       dist::StrategyOptions& strategy = config.strategy;
       if (!run.strategy.name.empty()) strategy.name = run.strategy.name;
-      if (arguments.tensor_parallel) strategy.tensor_parallel = run.strategy.tensor_parallel;
-      if (arguments.pipeline_stages) strategy.pipeline_stages = run.strategy.pipeline_stages;
+      if (const int n = run.strategy.tensor_parallel; n != 0) strategy.tensor_parallel = n;
+      if (const int n = run.strategy.pipeline_stages; n != 0) strategy.pipeline_stages = n;
       train::validate(config);
     });
   }
@@ -157,18 +148,15 @@ int run_train(const Arguments& arguments) {
 }  // namespace
 
 void add_train(CLI::App& app, Action& action) {
-  CLI::App& command =
-      *app.add_subcommand("train", "Train an image classifier, and save checkpoints and curves")
-           ->group(kTrainingCommands);
-  const auto arguments = std::make_shared<Arguments>();
-  Arguments& a = *arguments;
+  const auto [command, a] = add_command<Arguments>(
+      app, action, run_train, "train", "Train an image classifier, and save checkpoints and curves",
+      kTrainingCommands);
   Settings settings(command, a);
   using C = train::Config;
   command.footer(recipes_help());
-  command
-      .add_option("--recipe", a.recipe,
-                  "The settings to start from, one of the recipes listed below")
-      ->default_str(kDefaultRecipe);
+  add_option(command, "--recipe", a.recipe,
+             "The settings to start from, one of the recipes listed below",
+             {.usual = kDefaultRecipe});
 
   command.option_defaults()->group("Data");
   settings.add("--data DATA", &C::data,
@@ -262,17 +250,15 @@ void add_train(CLI::App& app, Action& action) {
 
   command.option_defaults()->group("Devices and sharding");
   add_device_option(command, a.device);
-  command
-      .add_option("--devices", a.devices,
-                  "Number of devices. Each is a rank, started through mpirun; under mpirun or srun "
-                  "the ranks that are there; under strategy dp a thread")
-      ->default_str("1");
+  add_option(command, "--devices", a.run.devices,
+             "Number of devices. Each is a rank, started through mpirun; under mpirun or srun "
+             "the ranks that are there; under strategy dp a thread",
+             {.usual = "1"});
   add_threads_option(command, a.run.threads);
-  command
-      .add_option("--strategy", a.strategy,
-                  fmt::format("How devices share the model and the batch: {}",
-                              fmt::join(dist::strategy_names(), ", ")))
-      ->default_str("ddp on several devices, else single");
+  add_option(command, "--strategy", a.run.strategy.name,
+             fmt::format("How devices share the model and the batch: {}",
+                         fmt::join(dist::strategy_names(), ", ")),
+             {.usual = "ddp on several devices, else single"});
   settings.add("--global-batch-size N", &C::global_batch_size,
                "Global batch: images of all devices together in one forward and backward pass",
                "--batch-size on each device");
@@ -294,22 +280,20 @@ void add_train(CLI::App& app, Action& action) {
       its_own("Keep each rank's shards of parameters, gradients and optimizer state in "
               "the CPU's memory",
               dist::Settings::kCpuOffload));
-  command
-      .add_option("--tensor-parallel", a.tensor_parallel,
-                  its_own("Tensor parallelism: devices that each layer is split over",
-                          dist::Settings::kTensorParallel))
-      ->default_str("all under tp, 2 under fsdp+tp");
+  add_option(command, "--tensor-parallel", a.run.strategy.tensor_parallel,
+             its_own("Tensor parallelism: devices that each layer is split over",
+                     dist::Settings::kTensorParallel),
+             {.usual = "all under tp, 2 under fsdp+tp"});
   strategy_setting("--sequence-parallel", &S::sequence_parallel,
                    its_own("Sequence parallelism: shard the tokens between layers that are split",
                            dist::Settings::kSequenceParallel));
   strategy_setting(
       "--parallel-head", &S::parallel_head,
       its_own("Split the head and the loss by classes", dist::Settings::kParallelHead));
-  command
-      .add_option("--pipeline-stages", a.pipeline_stages,
-                  its_own("Stages that the model is split into along its depth",
-                          dist::Settings::kPipelineStages))
-      ->default_str("as many as devices");
+  add_option(command, "--pipeline-stages", a.run.strategy.pipeline_stages,
+             its_own("Stages that the model is split into along its depth",
+                     dist::Settings::kPipelineStages),
+             {.usual = "as many as devices"});
   command
       .add_option_function<std::string>(
           "--pipeline-schedule",
@@ -340,28 +324,21 @@ void add_train(CLI::App& app, Action& action) {
   settings.add("--checkpoint-activations", &C::checkpoint_activations,
                "Activation checkpointing: recompute activations in the backward pass, to save "
                "memory");
-  command
-      .add_option("--max-restarts", a.max_restarts,
-                  "Times to start all ranks again, from the last checkpoint, when one fails; needs "
-                  "--output")
-      ->check(CLI::Range(0, 1000))
-      ->capture_default_str();
+  add_option(command, "--max-restarts", a.max_restarts,
+             "Times to start all ranks again, from the last checkpoint, when one fails; needs "
+             "--output",
+             {.check = CLI::Range(0, 1000)});
 
   command.option_defaults()->group("Output");
-  command
-      .add_option("--output", a.run.output,
-                  "Directory of the run: checkpoints, weights and curves for TensorBoard")
-      ->type_name("DIR")
-      ->default_str("runs/RECIPE-N");
-  command
-      .add_option("--resume", a.run.resume,
-                  "Continue the run of this directory with its own settings, bit for bit as if it "
-                  "had not stopped")
-      ->type_name("DIR")
+  add_option(command, "--output", a.run.output,
+             "Directory of the run: checkpoints, weights and curves for TensorBoard",
+             {.takes = "DIR", .usual = "runs/RECIPE-N"});
+  add_option(command, "--resume", a.run.resume,
+             "Continue the run of this directory with its own settings, bit for bit as if it "
+             "had not stopped",
+             {.takes = "DIR"})
       ->excludes("--output");
   command.add_flag("--json", a.run.json, kJsonLines);
-  command.callback(
-      [arguments, &action] { action = [arguments] { return run_train(*arguments); }; });
 }
 
 }  // namespace weft::cli

@@ -3,8 +3,26 @@
 #include "autograd/backward.h"
 #include "autograd/ops.h"
 #include "autograd/random.h"
+#include "cli/command.h"
 
 namespace weft::cli {
+
+void add_model_size_options(CLI::App& command, models::ModelOptions& options) {
+  add_option(command, "--image-size", options.image_size, "Height and width of an image, in pixels",
+             {.check = CLI::PositiveNumber, .usual = "the model's own"});
+  add_option(command, "--classes", options.classes, "Number of classes",
+             {.check = CLI::PositiveNumber, .usual = "the model's own"});
+  // A flag bound to an optional would be false, not absent, where it is not given.
+  command.add_flag_callback(
+      "--checkpoint-activations", [&options] { options.checkpoint_activations = true; },
+      "Recompute activations in the backward pass");
+}
+
+Tensor cyclic_labels(int64_t rows, int64_t classes) {
+  std::vector<int64_t> values(rows);
+  for (int64_t i = 0; i < rows; ++i) values[i] = i % classes;
+  return Tensor::from(values, {rows});
+}
 
 TrainingStep::TrainingStep(const StepOptions& options)
     : precision_(train::find_precision(options.precision)),
@@ -17,9 +35,7 @@ TrainingStep::TrainingStep(const StepOptions& options)
   model_->to(options.device, precision_.parameters);
   const int64_t size = model_->image_size();
   images_ = ops::to(ops::randn({options.batch, model_->channels(), size, size}), options.device);
-  std::vector<int64_t> labels(options.batch);
-  for (int64_t i = 0; i < options.batch; ++i) labels[i] = i % model_->classes();
-  labels_ = ops::to(Tensor::from(labels, {options.batch}), options.device);
+  labels_ = ops::to(cyclic_labels(options.batch, model_->classes()), options.device);
   optimizer_ = optim::make_optimizer(options.optimizer, model_->named_parameters(), {{"lr", 1e-4}});
 }
 

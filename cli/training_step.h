@@ -1,6 +1,7 @@
 // A training step of a model on one resident batch: what bench, profile and compare measure.
 #pragma once
 
+#include <CLI/CLI.hpp>
 #include <functional>
 #include <memory>
 #include <string>
@@ -21,6 +22,12 @@ struct StepOptions {
   std::string optimizer = "adamw";
   Device device = {};
 };
+
+/// Adds --image-size, --classes and --checkpoint-activations to a command.
+void add_model_size_options(CLI::App& command, models::ModelOptions& options);
+
+/// i64 [rows], on the CPU: 0, 1, 2, ... and again from 0 behind the last class.
+Tensor cyclic_labels(int64_t rows, int64_t classes);
 
 /// Weights, images and moments are random, the same at every construction. Labels are 0, 1, 2, ...
 class TrainingStep {

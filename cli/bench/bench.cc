@@ -1,26 +1,21 @@
 // weft bench step: one training step, timed beside oneDNN's best time for its matrix products.
 //
-// A step is zero_grad, forward, loss, backward and AdamW on resident data. Its rate counts three
-// times the forward pass's matmul FLOPs; recomputation is not counted. The yardstick is the same
-// number of FLOPs over the sum of oneDNN's best time for each product of the step: forward, data
-// gradient and weight gradient, each in its own layout, with plain weights or blocked ones
-// (reordering counted). Steps and products are timed in turn, at the same thread count, so that
-// both see the same machine.
+// A step is zero_grad, forward, loss, backward and AdamW on resident data; its rate counts three
+// times the forward pass's matmul FLOPs, recomputation not counted. The yardstick is those FLOPs
+// over the sum of oneDNN's best time for each product, forward and for both gradients, with plain
+// weights or blocked ones (reordering counted). Both are timed in turn, to see the same machine.
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <chrono>
-#include <map>
 #include <memory>
-#include <nlohmann/json.hpp>
 #include <optional>
 
 #include "autograd/ops.h"
-#include "cli/bench/overlap.h"
-#include "cli/bench/plan.h"
-#include "cli/bench/sharding.h"
+#include "cli/bench/bench.h"
 #include "cli/command.h"
 #include "cli/device_option.h"
+#include "cli/json_line.h"
 #include "cli/training_step.h"
 #include "core/allocator.h"
 #include "core/parallel.h"
@@ -37,12 +32,14 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 struct Arguments {
-  std::string model = "cct", precision = "fp32", matmul_numerics = "ieee", device, weights;
+  StepOptions step;
+  std::string device, weights;
   std::string against;  // another precision, timed in turn
-  int64_t batch = 64, image_size = 0, classes = 0;
-  int steps = 7, warmup = 2, threads = 0;
-  bool graph = false, checkpoint_activations = false, json = false, profile = false;
+  int steps = 7, threads = 0;
+  bool graph = false, json = false, profile = false;
 };
+
+constexpr int kWarmUpSteps = 2;
 
 double seconds_of(const std::function<void()>& work) {
   const Clock::time_point start = Clock::now();
@@ -133,37 +130,39 @@ int run_bench(const Arguments& a) {
   if (a.graph && device.type != DeviceType::cuda) {
     throw UsageError(fmt::format("--graph: expected a CUDA device, got {}", to_string(device)));
   }
-  StepOptions options{.model = a.model,
-                      .precision = a.precision,
-                      .matmul_numerics = a.matmul_numerics,
-                      .batch = a.batch,
-                      .device = device};
+  StepOptions options = a.step;
+  options.device = device;
   as_usage([&] {
-    const auto numerics = kernels::parse_accumulation(a.matmul_numerics);
-    for (const std::string& name : {a.precision, a.against.empty() ? a.precision : a.against}) {
+    const auto numerics = kernels::parse_accumulation(options.matmul_numerics);
+    for (const std::string& name : {options.precision, a.against}) {
+      if (name.empty()) continue;
       train::check_supported(train::find_precision(name), train::capabilities_of(numerics));
     }
   });
-  if (a.image_size > 0) options.options.image_size = a.image_size;
-  if (a.classes > 0) options.options.classes = a.classes;
-  if (a.checkpoint_activations) options.options.checkpoint_activations = true;
-  std::optional<train::Pretrained> weights;
-  if (!a.weights.empty()) {
-    weights = train::read_pretrained(a.weights);
-    if (weights->layer_norm_eps > 0) options.options.layer_norm_eps = weights->layer_norm_eps;
-  }
-  TrainingStep step(options);
-  if (weights) {
-    for (const std::string& note : train::load_pretrained(step.model(), *weights)) {
-      fmt::print(stderr, "weights: {}\n", note);
-    }
-    weights.reset();  // the model has its own copy
-  }
-  const auto run_step = [&] {
+  const auto run = [&](TrainingStep& step) {
     step.run();
     synchronize(device);
   };
-  for (int i = 0; i < a.warmup; ++i) run_step();
+  const auto make_step = [&](const std::string& precision) {
+    options.precision = precision;
+    std::optional<train::Pretrained> weights;  // gone when the model has its own copy
+    if (!a.weights.empty()) {
+      weights = train::read_pretrained(a.weights);
+      if (weights->layer_norm_eps > 0) options.options.layer_norm_eps = weights->layer_norm_eps;
+    }
+    auto step = std::make_unique<TrainingStep>(options);
+    if (weights) {
+      for (const std::string& note : train::load_pretrained(step->model(), *weights)) {
+        if (precision != a.against) fmt::print(stderr, "weights: {}\n", note);
+      }
+      weights.reset();
+    }
+    for (int i = 0; i < kWarmUpSteps; ++i) run(*step);
+    return step;
+  };
+  const auto made = make_step(a.step.precision);
+  TrainingStep& step = *made;
+  const auto run_step = [&] { run(step); };
   if (a.graph) step.capture();
   CachingAllocator& memory = allocator(device);
   memory.reset_peak();
@@ -172,36 +171,23 @@ int run_bench(const Arguments& a) {
   const size_t reserved_bytes = memory.stats().peak_reserved;
   if (a.profile) {
     const kernels::Profile profile(device);
-    const double seconds = seconds_of(run_step);
-    print_profile(profile, seconds);
+    print_profile(profile, seconds_of(run_step));
   }
 
-  std::optional<TrainingStep> other;
-  const auto run_other = [&] {
-    other->run();
-    synchronize(device);
-  };
-  if (!a.against.empty()) {
-    options.precision = a.against;
-    other.emplace(options);
-    if (!a.weights.empty()) {
-      train::load_pretrained(other->model(), train::read_pretrained(a.weights));
-    }
-    for (int i = 0; i < a.warmup; ++i) run_other();
-  }
-  const double flops = 3 * step.model().forward_matmul_flops() * static_cast<double>(a.batch);
-  const DType dtype = train::find_precision(a.precision).products;
+  const auto other = a.against.empty() ? nullptr : make_step(a.against);
+  const double flops = 3 * step.model().forward_matmul_flops() * static_cast<double>(a.step.batch);
+  const DType dtype = train::find_precision(a.step.precision).products;
   std::vector<Product> products;
   const bool on_cpu = device.type == DeviceType::cpu;
   // What oneDNN multiplies itself: simulated products have no equal there.
   const bool has_yardstick =
-      on_cpu && a.matmul_numerics == "ieee" &&
+      on_cpu && a.step.matmul_numerics == "ieee" &&
       (dtype == DType::f32 || (dtype == DType::bf16 && kernels::onednn_has_bf16()));
-  if (has_yardstick) products = products_of(step.model(), a.batch, dtype);
+  if (has_yardstick) products = products_of(step.model(), a.step.batch, dtype);
   std::vector<double> times, ratios;
   for (int i = 0; i < a.steps; ++i) {
     times.push_back(seconds_of(run_step));
-    if (other) ratios.push_back(seconds_of(run_other) / times.back());
+    if (other) ratios.push_back(seconds_of([&] { run(*other); }) / times.back());
     for (Product& product : products) product.time();
   }
   double gemm_seconds = 0;
@@ -209,18 +195,19 @@ int run_bench(const Arguments& a) {
   const double step_seconds = median(times);
   const double tflops = flops / step_seconds * 1e-12;
   const double gemm_tflops = has_yardstick ? flops / gemm_seconds * 1e-12 : 0;
+  const double images_per_second = static_cast<double>(a.step.batch) / step_seconds;
   const auto [fastest, slowest] = std::ranges::minmax(times);
 
   nlohmann::ordered_json result = {
-      {"model", a.model},
-      {"batch", a.batch},
-      {"precision", a.precision},
+      {"model", a.step.model},
+      {"batch", a.step.batch},
+      {"precision", a.step.precision},
       {"device", to_string(device)},
-      {"matmul_numerics", a.matmul_numerics},
+      {"matmul_numerics", a.step.matmul_numerics},
       {"graph", a.graph},
       {"threads", num_threads()},
       {"parameters", step.model().num_parameters()},
-      {"images_per_second", static_cast<double>(a.batch) / step_seconds},
+      {"images_per_second", images_per_second},
       {"step_ms", {{"median", 1e3 * step_seconds}, {"min", 1e3 * fastest}, {"max", 1e3 * slowest}}},
       {"tflops", tflops},
       {"gemm_tflops", gemm_tflops},
@@ -229,15 +216,16 @@ int run_bench(const Arguments& a) {
       {"reserved_bytes", reserved_bytes}};
   if (other) result["speedup"] = {{"against", a.against}, {"median", median(ratios)}};
   if (a.json) {
-    fmt::print("{}\n", result.dump());
+    print_json(result);
     return 0;
   }
-  fmt::print("{} ({} parameters), batch {}, {}{}, {}\n", a.model, step.model().num_parameters(),
-             a.batch, a.precision, a.matmul_numerics == "ieee" ? "" : " as on " + a.matmul_numerics,
+  fmt::print("{} ({} parameters), batch {}, {}{}, {}\n", a.step.model,
+             step.model().num_parameters(), a.step.batch, a.step.precision,
+             a.step.matmul_numerics == "ieee" ? "" : " as on " + a.step.matmul_numerics,
              on_cpu ? fmt::format("{} threads", num_threads())
                     : to_string(device) + (a.graph ? ", one CUDA graph" : ""));
   fmt::print("step {:.1f} ms (min {:.1f}, max {:.1f}), {:.2f} images/s\n", 1e3 * step_seconds,
-             1e3 * fastest, 1e3 * slowest, static_cast<double>(a.batch) / step_seconds);
+             1e3 * fastest, 1e3 * slowest, images_per_second);
   fmt::print("{:.3f} TFLOP/s{}\n", tflops,
              has_yardstick ? fmt::format(", {:.0f}% of oneDNN's {:.3f} on the same products",
                                          100 * tflops / gemm_tflops, gemm_tflops)
@@ -260,60 +248,40 @@ void add_bench(CLI::App& app, Action& action) {
   add_bench_sharding(bench, action);
   add_bench_overlap(bench, action);
   add_bench_plan(bench, action);
-  CLI::App& command =
-      *bench.add_subcommand("step", "Time a training step beside oneDNN on its matrix products");
+  const auto [command, a] =
+      add_command<Arguments>(bench, action, run_bench, "step",
+                             "Time a training step beside oneDNN on its matrix products");
   bench.group(kMeasuringCommands);  // after its own subcommands, which would inherit it
-  const auto a = std::make_shared<Arguments>();
   command.option_defaults()->group("Step");
-  command.add_option("--model", a->model, kModelHelp)->capture_default_str();
-  command
-      .add_option("--weights", a->weights,
-                  "File of trained weights to start from: a step on them meets other values than "
-                  "on random ones, denormals among them")
-      ->type_name("FILE")
-      ->default_str("random weights");
-  command.add_option("--batch", a->batch, "Images in the batch")
-      ->check(CLI::PositiveNumber)
-      ->capture_default_str();
-  command.add_option("--image-size", a->image_size, "Height and width of an image, in pixels")
-      ->check(CLI::PositiveNumber)
-      ->default_str("the model's own");
-  command.add_option("--classes", a->classes, "Number of classes")
-      ->check(CLI::PositiveNumber)
-      ->default_str("the model's own");
-  command.add_flag("--checkpoint-activations", a->checkpoint_activations,
-                   "Recompute activations in the backward pass");
+  command.add_option("--model", a.step.model, kModelHelp);
+  add_option(command, "--weights", a.weights,
+             "File of trained weights to start from: a step on them meets other values than "
+             "on random ones, denormals among them",
+             {.takes = "FILE", .usual = "random weights"});
+  add_option(command, "--batch", a.step.batch, "Images in the batch",
+             {.check = CLI::PositiveNumber});
+  add_model_size_options(command, a.step.options);
 
   command.option_defaults()->group("Precision and device");
-  command
-      .add_option("--precision", a->precision,
-                  fmt::format("What is computed in which format: {}", train::precision_names()))
-      ->capture_default_str();
-  command
-      .add_option("--matmul-numerics", a->matmul_numerics,
-                  fmt::format("Arithmetic of matrix products: {}",
-                              fmt::join(kernels::accumulation_names(), ", ")))
-      ->capture_default_str();
-  add_device_option(command, a->device);
-  command.add_option("--threads", a->threads, "Threads that CPU kernels use")
-      ->check(CLI::PositiveNumber)
-      ->default_str("one per core");
-  command.add_flag("--graph", a->graph,
+  command.add_option("--precision", a.step.precision,
+                     fmt::format("What is computed in which format: {}", train::precision_names()));
+  command.add_option("--matmul-numerics", a.step.matmul_numerics,
+                     fmt::format("Arithmetic of matrix products: {}",
+                                 fmt::join(kernels::accumulation_names(), ", ")));
+  add_device_option(command, a.device);
+  add_threads_option(command, a.threads);
+  command.add_flag("--graph", a.graph,
                    "Launch the step as one captured CUDA graph; with --against, beside steps that "
                    "are not captured");
 
   command.option_defaults()->group("Measurement and output");
-  command
-      .add_option("--against", a->against,
-                  "A second precision, whose steps take turns with the first one's; prints the "
-                  "speed-up")
-      ->default_str("none");
-  command.add_option("--steps", a->steps, "Number of timed steps")
-      ->check(CLI::PositiveNumber)
-      ->capture_default_str();
-  command.add_flag("--profile", a->profile, "Print the time of each kernel, on standard error");
-  command.add_flag("--json", a->json, kJsonObject);
-  command.callback([a, &action] { action = [a] { return run_bench(*a); }; });
+  add_option(command, "--against", a.against,
+             "A second precision, whose steps take turns with the first one's; prints the "
+             "speed-up",
+             {.usual = "none"});
+  add_option(command, "--steps", a.steps, "Number of timed steps", {.check = CLI::PositiveNumber});
+  command.add_flag("--profile", a.profile, "Print the time of each kernel, on standard error");
+  command.add_flag("--json", a.json, kJsonObject);
 }
 
 }  // namespace weft::cli

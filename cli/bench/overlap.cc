@@ -1,22 +1,21 @@
-// Ranks as threads train through a network of a set latency and bandwidth
-// (dist/comm/transport.cc). A step without the network gives the time of the computation,
-// the strategy's timeline (dist/strategy/strategy_kind.h) what could be hidden behind it. Steps
-// with and without are timed in turn, so that both see the same machine, and the fastest of each
-// count: other work on the machine only adds to them.
-#include "cli/bench/overlap.h"
+// weft bench overlap: how much of its communication a strategy hides behind computation.
+//
+// Ranks are threads, through a network of a set latency and bandwidth
+// (dist/comm/transport.cc). A step without it gives the time of the computation, the
+// strategy's timeline (dist/strategy/strategy_kind.h) what could be hidden behind it. Both kinds of
+// step are timed in turn, and the fastest counts, for other work on the machine only adds to it.
+#include "cli/bench/bench.h"
 
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <chrono>
 #include <map>
-#include <memory>
 #include <mutex>
-#include <nlohmann/json.hpp>
-#include <thread>
 
+#include "cli/json_line.h"
 #include "cli/ranked_step.h"
-#include "core/parallel.h"
+#include "dist/comm/flight_recorder.h"
 #include "dist/comm/in_process.h"
 #include "dist/plan/cluster.h"
 #include "dist/strategy/strategy_kind.h"
@@ -87,6 +86,8 @@ class Recorder : public kernels::LaunchHook {
   std::vector<Event> events_;
 };
 
+using Communications = std::vector<dist::FlightRecorder::Entry>;  // of a rank
+
 struct Steps {
   double alone = 1e30, slowed = 1e30;  // seconds of the fastest
   ordered_json events = ordered_json::array();
@@ -108,17 +109,16 @@ ordered_json lane_name(int rank, int lane, const std::string& name) {
 
 /// The timeline of one slowed step of all ranks.
 ordered_json trace_of(const std::vector<Recorder::Event>& events,
-                      const std::vector<dist::CommunicatorPtr>& world, Clock::time_point origin) {
+                      const std::vector<Communications>& of_ranks, Clock::time_point origin) {
   ordered_json trace = ordered_json::array();
-  for (size_t r = 0; r < world.size(); ++r) {
-    const int rank = static_cast<int>(r);
+  for (int rank = 0; rank < static_cast<int>(of_ranks.size()); ++rank) {
     trace.push_back({{"name", "process_name"},
                      {"ph", "M"},
                      {"pid", rank},
                      {"args", {{"name", fmt::format("rank {}", rank)}}}});
     trace.push_back(lane_name(rank, 0, "computation"));
     std::map<std::string, int> lanes;
-    for (const auto& e : world[r]->recorder().entries()) {
+    for (const auto& e : of_ranks[rank]) {
       if (e.started < origin || e.collective.starts_with("barrier")) continue;
       const auto [lane, is_new] = lanes.try_emplace(e.group, static_cast<int>(lanes.size()) + 1);
       if (is_new) trace.push_back(lane_name(rank, lane->second, e.group));
@@ -140,16 +140,16 @@ Steps measure(const Arguments& a, const RankedStepOptions& options, double bandw
   network.latency_seconds = 1e-3 * a.latency_ms;
   network.bytes_per_second = bandwidth;
   const auto fast = dist::make_in_process_world(a.devices);
-  const auto slow = dist::make_in_process_world(a.devices, network);
   Steps result;
   Recorder recorder;
   Clock::time_point begin;
-  std::mutex mutex;
-  std::exception_ptr failure;
-  const auto work = [&](int rank) {
-    RankedStep alone(options, fast[rank]), slowed(options, slow[rank]);
+  std::vector<Communications> communications(a.devices);
+  const auto work = [&](dist::Communicator& world) {
+    const int rank = world.rank();
+    const dist::CommunicatorPtr slow(&world, [](dist::Communicator*) {});
+    RankedStep alone(options, fast[rank]), slowed(options, slow);
     const auto timed = [&](RankedStep& step, bool records) {
-      slow[rank]->barrier().wait();
+      world.barrier().wait();
       const Clock::time_point start = Clock::now();
       if (rank == 0) begin = start;
       if (records) Recorder::become(rank);
@@ -176,27 +176,20 @@ Steps measure(const Arguments& a, const RankedStepOptions& options, double bandw
       result.alone = std::min(result.alone, without);
       result.slowed = std::min(result.slowed, with);
     }
+    communications[rank] = world.recorder().entries();
   };
-  const int share = std::max(1, num_threads() / a.devices);
-  std::vector<std::thread> threads;
-  for (int rank = 0; rank < a.devices; ++rank) {
-    threads.emplace_back([&, rank] {
-      set_num_threads(share);
-      try {
-        work(rank);
-      } catch (const std::exception& error) {
-        {
-          std::lock_guard lock(mutex);
-          if (!failure) failure = std::current_exception();
+  dist::run_ranks(
+      a.devices,
+      [&](dist::Communicator& world) {
+        try {
+          work(world);
+        } catch (const std::exception& error) {
+          fast[world.rank()]->leave(error.what());
+          throw;
         }
-        fast[rank]->leave(error.what());
-        slow[rank]->leave(error.what());
-      }
-    });
-  }
-  for (std::thread& thread : threads) thread.join();
-  if (failure) std::rethrow_exception(failure);
-  if (!a.trace.empty()) result.events = trace_of(recorder.events(), slow, begin);
+      },
+      network);
+  if (!a.trace.empty()) result.events = trace_of(recorder.events(), communications, begin);
   return result;
 }
 
@@ -241,18 +234,17 @@ int run(const Arguments& a) {
                       {.images = images});
     const double share = ideal.hidden_share(steps.slowed);
     if (a.json) {
-      fmt::print("{}\n", ordered_json{{"strategy", strategy},
-                                      {"model", a.model},
-                                      {"devices", a.devices},
-                                      {"batch", a.batch},
-                                      {"latency_seconds", 1e-3 * a.latency_ms},
-                                      {"bytes_per_second", bandwidth},
-                                      {"computation_seconds", steps.alone},
-                                      {"communication_seconds", ideal.communication},
-                                      {"ideal_seconds", ideal.end},
-                                      {"step_seconds", steps.slowed},
-                                      {"hidden_share", share}}
-                             .dump());
+      print_json({{"strategy", strategy},
+                  {"model", a.model},
+                  {"devices", a.devices},
+                  {"batch", a.batch},
+                  {"latency_seconds", 1e-3 * a.latency_ms},
+                  {"bytes_per_second", bandwidth},
+                  {"computation_seconds", steps.alone},
+                  {"communication_seconds", ideal.communication},
+                  {"ideal_seconds", ideal.end},
+                  {"step_seconds", steps.slowed},
+                  {"hidden_share", share}});
     } else {
       const auto ms = [](double s) { return fmt::format("{:.1f} ms", 1e3 * s); };
       table.row({strategy, ms(steps.alone), ms(ideal.communication), ms(ideal.end),
@@ -270,41 +262,31 @@ int run(const Arguments& a) {
 }  // namespace
 
 void add_bench_overlap(CLI::App& bench, Action& action) {
-  CLI::App& command = *bench.add_subcommand(
-      "overlap", "Measure how much communication is hidden behind computation");
-  const auto a = std::make_shared<Arguments>();
+  const auto [command, a] = add_command<Arguments>(
+      bench, action, run, "overlap", "Measure how much communication is hidden behind computation");
   command.option_defaults()->group("Step");
-  command.add_option("--model", a->model, kModelHelp)->capture_default_str();
-  command.add_option("--strategy", a->strategies, "Strategies to measure")
-      ->delimiter(',')
-      ->capture_default_str();
-  command.add_option("--devices", a->devices, "Number of ranks, each a thread")
-      ->check(CLI::Range(2, 64))
-      ->capture_default_str();
-  command.add_option("--batch", a->batch, "Images in the batch of each rank")
-      ->check(CLI::PositiveNumber)
-      ->capture_default_str();
+  command.add_option("--model", a.model, kModelHelp);
+  command.add_option("--strategy", a.strategies, "Strategies to measure")->delimiter(',');
+  add_option(command, "--devices", a.devices, "Number of ranks, each a thread",
+             {.check = CLI::Range(2, 64)});
+  add_option(command, "--batch", a.batch, "Images in the batch of each rank",
+             {.check = CLI::PositiveNumber});
 
   command.option_defaults()->group("Network");
-  command
-      .add_option("--latency", a->latency_ms, "Latency of the simulated network, in milliseconds")
-      ->check(CLI::NonNegativeNumber)
-      ->capture_default_str();
-  command.add_option("--bandwidth", a->bandwidth_mb, "Bandwidth of the simulated network, in MB/s")
-      ->check(CLI::PositiveNumber)
-      ->default_str("such that the traffic takes half of the computation's time");
+  add_option(command, "--latency", a.latency_ms,
+             "Latency of the simulated network, in milliseconds",
+             {.check = CLI::NonNegativeNumber});
+  add_option(command, "--bandwidth", a.bandwidth_mb, "Bandwidth of the simulated network, in MB/s",
+             {.check = CLI::PositiveNumber,
+              .usual = "such that the traffic takes half of the computation's time"});
 
   command.option_defaults()->group("Measurement and output");
-  command.add_option("--steps", a->steps, "Number of timed steps")
-      ->check(CLI::PositiveNumber)
-      ->capture_default_str();
-  command
-      .add_option("--trace", a->trace,
-                  "Write the last step of the last strategy to this file, for chrome://tracing or "
-                  "ui.perfetto.dev")
-      ->type_name("FILE");
-  command.add_flag("--json", a->json, kJsonLines);
-  command.callback([a, &action] { action = [a] { return run(*a); }; });
+  add_option(command, "--steps", a.steps, "Number of timed steps", {.check = CLI::PositiveNumber});
+  add_option(command, "--trace", a.trace,
+             "Write the last step of the last strategy to this file, for chrome://tracing or "
+             "ui.perfetto.dev",
+             {.takes = "FILE"});
+  command.add_flag("--json", a.json, kJsonLines);
 }
 
 }  // namespace weft::cli

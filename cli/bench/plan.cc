@@ -1,12 +1,12 @@
-// Ranks as threads, through a network of a set latency and bandwidth
-// (dist/comm/transport.cc). What the planner needs to know of the machine is measured on two
-// small batches, seconds and bytes of activations, a constant and so much an image: for the
-// data-parallel strategies in steps of ranks that talk to nobody, for those that cut layers or the
-// model's depth, whose ranks compute something else, in their own steps without a network. Held
-// back are steps of all strategies on another batch through the network; none of their times or
-// bytes enters a prediction. Steps of both kinds are timed in turn and the fastest of each counts,
-// for other work on the machine only adds to them.
-#include "cli/bench/plan.h"
+// weft bench plan: the planner's predictions against runs on this machine.
+//
+// Ranks are threads, through a network of a set latency and bandwidth
+// (dist/comm/transport.cc). What the planner needs to know is measured on two small batches
+// without a network, as a constant and so much an image: for the data-parallel strategies in steps
+// of ranks that talk to nobody, for the others, whose ranks compute something else, in their own.
+// Nothing of the steps held back, on another batch through the network, enters a prediction. All
+// are timed in turn, and the fastest step counts, for other work on the machine only adds to it.
+#include "cli/bench/bench.h"
 
 #include <fmt/format.h>
 
@@ -16,9 +16,9 @@
 #include <map>
 #include <memory>
 #include <mutex>
-#include <nlohmann/json.hpp>
 #include <thread>
 
+#include "cli/json_line.h"
 #include "cli/ranked_step.h"
 #include "core/parallel.h"
 #include "dist/comm/in_process.h"
@@ -27,8 +27,6 @@
 
 namespace weft::cli {
 namespace {
-
-using nlohmann::ordered_json;
 
 struct Arguments {
   std::string model = "vit_lite";
@@ -150,26 +148,26 @@ RankedStepOptions options_of(const Arguments& a, const std::string& strategy, in
   return {.model = a.model, .strategy = {.name = strategy}, .batch = batch};
 }
 
-/// Runs on the two small batches.
-struct Calibration {
-  std::vector<std::unique_ptr<Ranks>> runs;
+using Runs = std::vector<std::unique_ptr<Ranks>>;
 
-  Calibration(const Arguments& a, const std::string& strategy) {
-    for (int64_t batch : a.small) {
-      const bool alone = is_data_parallel(a, strategy);
-      runs.push_back(std::make_unique<Ranks>(options_of(a, alone ? "single" : strategy, batch),
-                                             a.devices, dist::InProcessOptions{}, alone));
-    }
+/// Of the two small batches.
+Runs calibration_runs(const Arguments& a, const std::string& strategy) {
+  const bool alone = is_data_parallel(a, strategy);
+  Runs runs;
+  for (int64_t batch : a.small) {
+    runs.push_back(std::make_unique<Ranks>(options_of(a, alone ? "single" : strategy, batch),
+                                           a.devices, dist::InProcessOptions{}, alone));
   }
-};
+  return runs;
+}
 
 /// What the held-back batch is expected to take, by the line through the small ones.
 struct Learnt {
   double seconds = 0;
   std::vector<int64_t> activations;  // of each rank
 
-  Learnt(const Arguments& a, const Calibration& calibration) {
-    const Observed one = calibration.runs[0]->observed(), two = calibration.runs[1]->observed();
+  Learnt(const Arguments& a, const Runs& runs) {
+    const Observed one = runs[0]->observed(), two = runs[1]->observed();
     const auto extended = [&](double first, double second) {
       const double slope = (second - first) / static_cast<double>(a.small[1] - a.small[0]);
       return first + slope * static_cast<double>(a.batch - a.small[0]);
@@ -236,24 +234,22 @@ int run(const Arguments& a) {
     WEFT_CHECK(a.small.size() == 2 && a.small[0] != a.small[1],
                "--small-batches: expected two different ones");
   });
-  dist::InProcessOptions network;
-  network.latency_seconds = 1e-3 * a.latency_ms;
-  network.bytes_per_second = 1e6 * a.bandwidth_mb;
-  std::map<std::string, Calibration> calibrations;  // "": of the data-parallel ones
-  std::vector<std::unique_ptr<Ranks>> held_back;
+  const dist::InProcessOptions network{.latency_seconds = 1e-3 * a.latency_ms,
+                                       .bytes_per_second = 1e6 * a.bandwidth_mb};
+  std::map<std::string, Runs> calibrations;  // "": of the data-parallel ones
+  Runs held_back;
   const auto kind = [&](const std::string& strategy) {
     return is_data_parallel(a, strategy) ? "" : strategy;
   };
   for (const std::string& strategy : a.strategies) {
-    if (!calibrations.contains(kind(strategy))) {
-      calibrations.emplace(kind(strategy), Calibration(a, strategy));
-    }
+    Runs& runs = calibrations[kind(strategy)];
+    if (runs.empty()) runs = calibration_runs(a, strategy);
     held_back.push_back(
         std::make_unique<Ranks>(options_of(a, strategy, a.batch), a.devices, network, false));
   }
   for (int i = 0; i <= a.steps; ++i) {
-    for (auto& [name, calibration] : calibrations) {
-      for (auto& ranks : calibration.runs) ranks->run(i > 0);
+    for (auto& [name, runs] : calibrations) {
+      for (auto& ranks : runs) ranks->run(i > 0);
     }
     for (auto& ranks : held_back) ranks->run(i > 0);
   }
@@ -278,20 +274,16 @@ int run(const Arguments& a) {
     holds = holds && std::abs(time_error) <= kTimeTolerance &&
             std::abs(memory_error) <= kMemoryTolerance;
     if (a.json) {
-      fmt::print(
-          "{}\n",
-          ordered_json{
-              {"strategy", strategy},
-              {"model", a.model},
-              {"devices", a.devices},
-              {"batch", a.batch},
-              {"seconds",
-               {{"predicted", predicted.seconds},
-                {"measured", observed.seconds},
-                {"error", time_error}}},
-              {"bytes",
-               {{"predicted", predicted.bytes}, {"measured", peak}, {"error", memory_error}}}}
-              .dump());
+      print_json({{"strategy", strategy},
+                  {"model", a.model},
+                  {"devices", a.devices},
+                  {"batch", a.batch},
+                  {"seconds",
+                   {{"predicted", predicted.seconds},
+                    {"measured", observed.seconds},
+                    {"error", time_error}}},
+                  {"bytes",
+                   {{"predicted", predicted.bytes}, {"measured", peak}, {"error", memory_error}}}});
     } else {
       const auto ms = [](double s) { return fmt::format("{:.1f} ms", 1e3 * s); };
       const auto mb = [](int64_t bytes) {
@@ -303,8 +295,7 @@ int run(const Arguments& a) {
     }
   }
   WEFT_CHECK(holds || !a.check,
-             "bench plan: a prediction is more than {}% off in time or {}% in "
-             "memory",
+             "bench plan: a prediction is more than {}% off in time or {}% in memory",
              100 * kTimeTolerance, 100 * kMemoryTolerance);
   return 0;
 }
@@ -312,46 +303,36 @@ int run(const Arguments& a) {
 }  // namespace
 
 void add_bench_plan(CLI::App& bench, Action& action) {
-  CLI::App& command =
-      *bench.add_subcommand("plan", "Compare the planner's predictions with measured steps");
-  const auto a = std::make_shared<Arguments>();
+  const auto [command, a] = add_command<Arguments>(
+      bench, action, run, "plan", "Compare the planner's predictions with measured steps");
   command.option_defaults()->group("Step");
-  command.add_option("--model", a->model, kModelHelp)->capture_default_str();
-  command.add_option("--strategy", a->strategies, "Strategies to predict and then to measure")
-      ->delimiter(',')
-      ->capture_default_str();
-  command.add_option("--devices", a->devices, "Number of ranks, each a thread")
-      ->check(CLI::Range(2, 64))
-      ->capture_default_str();
+  command.add_option("--model", a.model, kModelHelp);
+  command.add_option("--strategy", a.strategies, "Strategies to predict and then to measure")
+      ->delimiter(',');
+  add_option(command, "--devices", a.devices, "Number of ranks, each a thread",
+             {.check = CLI::Range(2, 64)});
   command
-      .add_option("--small-batches", a->small,
+      .add_option("--small-batches", a.small,
                   "Two batch sizes of the steps that the planner learns this machine from")
       ->delimiter(',')
-      ->expected(2)
-      ->capture_default_str();
-  command
-      .add_option("--batch", a->batch,
-                  "Images in the batch of each rank, in the steps that it predicts")
-      ->check(CLI::PositiveNumber)
-      ->capture_default_str();
+      ->expected(2);
+  add_option(command, "--batch", a.batch,
+             "Images in the batch of each rank, in the steps that it predicts",
+             {.check = CLI::PositiveNumber});
 
   command.option_defaults()->group("Network");
-  command
-      .add_option("--latency", a->latency_ms, "Latency of the simulated network, in milliseconds")
-      ->check(CLI::NonNegativeNumber)
-      ->capture_default_str();
-  command.add_option("--bandwidth", a->bandwidth_mb, "Bandwidth of the simulated network, in MB/s")
-      ->check(CLI::PositiveNumber)
-      ->capture_default_str();
+  add_option(command, "--latency", a.latency_ms,
+             "Latency of the simulated network, in milliseconds",
+             {.check = CLI::NonNegativeNumber});
+  add_option(command, "--bandwidth", a.bandwidth_mb, "Bandwidth of the simulated network, in MB/s",
+             {.check = CLI::PositiveNumber});
 
   command.option_defaults()->group("Measurement and output");
-  command.add_option("--steps", a->steps, "Number of timed steps of each strategy")
-      ->check(CLI::PositiveNumber)
-      ->capture_default_str();
-  command.add_flag("--json", a->json, kJsonLines);
-  command.add_flag("--check", a->check,
+  add_option(command, "--steps", a.steps, "Number of timed steps of each strategy",
+             {.check = CLI::PositiveNumber});
+  command.add_flag("--json", a.json, kJsonLines);
+  command.add_flag("--check", a.check,
                    "Fail where a prediction is more than 15% off in time, or 5% in memory");
-  command.callback([a, &action] { action = [a] { return run(*a); }; });
 }
 
 }  // namespace weft::cli

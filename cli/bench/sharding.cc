@@ -1,8 +1,9 @@
-// Measured where it happens: bytes kept by the allocator (core/memory_account.h), bytes sent by the
-// transport (dist/comm/transport.h), of every rank. Computed by the formulas of the strategies'
-// rows (dist/strategy/strategy_kind.h), which know the model's sizes and the number of ranks alone.
-// Peaks are of a step after the second, when buckets and the order of unsharding have settled.
-#include "cli/bench/sharding.h"
+// weft bench sharding: what each strategy keeps on a rank and sends from it, measured and computed.
+//
+// Measured are bytes kept by the allocator (core/memory_account.h) and sent by the transport
+// (dist/comm/transport.h), of every rank, in a step after the second, when buckets and the order of
+// unsharding have settled. Computed is by the strategies' formulas (dist/strategy/strategy_kind.h).
+#include "cli/bench/bench.h"
 
 #include <fmt/format.h>
 
@@ -10,12 +11,11 @@
 #include <chrono>
 #include <cstdio>
 #include <filesystem>
-#include <memory>
-#include <nlohmann/json.hpp>
 #include <set>
-#include <sstream>
 
+#include "cli/json_line.h"
 #include "cli/ranked_step.h"
+#include "cli/run_program.h"
 #include "core/allocator.h"
 #include "dist/comm/in_process.h"
 #include "dist/comm/processes/launch.h"
@@ -33,7 +33,8 @@ struct Arguments {
   std::string model = "vit_b_16";
   std::vector<int> devices = {1, 2, 4};
   std::vector<std::string> strategies, communicators = {"in-process", "mpi"};
-  int64_t batch = 1, image_size = 0, layers = 0;
+  int64_t batch = 1;
+  models::ModelOptions options;
   dist::StrategyOptions settings;  // of one strategy each
   int steps = 1, deterministic = 0;
   bool json = false, check = false;
@@ -43,15 +44,15 @@ struct Arguments {
 constexpr double kTolerance = 0.05;
 
 RankedStepOptions step_options(const Arguments& a, const std::string& strategy, int devices) {
-  RankedStepOptions options{.model = a.model,
-                            .strategy = dist::own_settings(strategy, a.settings),
-                            .batch = a.batch,
-                            .devices = devices,
-                            .deterministic = a.deterministic};
-  if (a.image_size > 0) options.options.image_size = a.image_size;
-  if (a.layers > 0) options.options.layers = a.layers;
-  return options;
+  return {.model = a.model,
+          .strategy = dist::own_settings(strategy, a.settings),
+          .batch = a.batch,
+          .options = a.options,
+          .devices = devices,
+          .deterministic = a.deterministic};
 }
+
+std::string kind_name(int kind) { return std::string(name(static_cast<MemoryKind>(kind))); }
 
 /// Of one rank, in a step.
 struct Measured {
@@ -121,12 +122,14 @@ ordered_json result_of(const Arguments& a, const std::string& strategy, int devi
                          {"formula", kind.state_formula()}};
   double worst = 0;
   bool sends_as_computed = true;
+  int64_t most_sent = 0, most_sent_by_formula = 0;
   std::array<int64_t, kMemoryKinds> most{}, most_by_formula{};
   ordered_json by_rank = ordered_json::array();
   for (size_t r = 0; r < ranks.size(); ++r) {
     const Measured& measured = ranks[r];
     const dist::StateBytes formula = kind.state_bytes(layouts[r], sharing);
     int64_t kept = 0;
+    most[0] = std::max(most[0], measured.peaks[0]);  // activations have no formula
     for (int k = 1; k < kMemoryKinds; ++k) {
       const int64_t got = measured.peaks[k], expected = formula[static_cast<MemoryKind>(k)];
       kept += got;
@@ -141,6 +144,8 @@ ordered_json result_of(const Arguments& a, const std::string& strategy, int devi
                                           .images = images_of(options, sharing),
                                           .ddp_elements = measured.padded_elements});
     sends_as_computed = sends_as_computed && measured.sent == sent;
+    most_sent = std::max(most_sent, measured.sent);
+    most_sent_by_formula = std::max(most_sent_by_formula, sent);
     by_rank.push_back({{"kept", {{"measured", kept}, {"formula", formula.total()}}},
                        {"activations", measured.peaks[0]},
                        {"sent", {{"measured", measured.sent}, {"formula", sent}}}});
@@ -148,22 +153,15 @@ ordered_json result_of(const Arguments& a, const std::string& strategy, int devi
   // The largest of any rank.
   int64_t total = 0, total_by_formula = 0;
   for (int k = 1; k < kMemoryKinds; ++k) {
-    const std::string kind(name(static_cast<MemoryKind>(k)));
-    result["memory"][kind] = {{"measured", most[k]}, {"formula", most_by_formula[k]}};
+    result["memory"][kind_name(k)] = {{"measured", most[k]}, {"formula", most_by_formula[k]}};
     total += most[k];
     total_by_formula += most_by_formula[k];
   }
   result["memory"]["total"] = {{"measured", total}, {"formula", total_by_formula}};
   result["memory"]["worst_deviation"] = worst;
-  int64_t activations = 0, sent = 0, sent_by_formula = 0;
-  for (const ordered_json& rank : by_rank) {
-    activations = std::max(activations, rank.at("activations").get<int64_t>());
-    sent = std::max(sent, rank.at("sent").at("measured").get<int64_t>());
-    sent_by_formula = std::max(sent_by_formula, rank.at("sent").at("formula").get<int64_t>());
-  }
-  result["activations"] = activations;
+  result["activations"] = most[0];
   result["sent"] = {
-      {"measured", sent}, {"formula", sent_by_formula}, {"text", kind.sent_formula()}};
+      {"measured", most_sent}, {"formula", most_sent_by_formula}, {"text", kind.sent_formula()}};
   result["ranks"] = by_rank;
   result["step_seconds"] = ranks[0].step_seconds;
   result["agrees"] = worst <= kTolerance && sends_as_computed;
@@ -224,7 +222,7 @@ int run_as_rank(const Arguments& a) {
     const std::vector<Measured> measured =
         measure(step_options(a, strategy, world->size()), a.steps, world);
     if (world->rank() > 0) continue;
-    fmt::print("{}\n", result_of(a, strategy, world->size(), "mpi", measured).dump());
+    print_json(result_of(a, strategy, world->size(), "mpi", measured));
     std::fflush(stdout);
   }
   return 0;
@@ -241,8 +239,8 @@ std::vector<ordered_json> run_under_mpi(const Arguments& a, int ranks) {
   add("--batch", a.batch);
   add("--steps", a.steps);
   if (a.deterministic > 0) add("--deterministic-reduce", a.deterministic);
-  if (a.image_size > 0) add("--image-size", a.image_size);
-  if (a.layers > 0) add("--layers", a.layers);
+  if (a.options.image_size) add("--image-size", *a.options.image_size);
+  if (a.options.layers) add("--layers", *a.options.layers);
   const dist::StrategyOptions& settings = a.settings;
   if (settings.shard_size > 0) add("--shard-size", settings.shard_size);
   if (settings.tensor_parallel > 0) add("--tensor-parallel", settings.tensor_parallel);
@@ -250,49 +248,30 @@ std::vector<ordered_json> run_under_mpi(const Arguments& a, int ranks) {
   if (settings.sequence_parallel) words.push_back("--sequence-parallel");
   if (settings.parallel_head) words.push_back("--parallel-head");
   for (const std::string& strategy : a.strategies) add("--strategy", strategy);
-  std::string command;
-  for (const std::string& word : words) {
-    std::string quoted = word;
-    for (size_t at = 0; (at = quoted.find('\'', at)) != std::string::npos; at += 4) {
-      quoted.replace(at, 1, "'\\''");
-    }
-    command += fmt::format("'{}' ", quoted);
-  }
   allocator(Device{}).release_pool();  // the ranks need the memory that those in process had
-  std::FILE* pipe = ::popen(command.c_str(), "r");
-  WEFT_CHECK(pipe, "bench sharding: cannot start mpirun");
-  std::string text;
-  char buffer[4096];
-  while (const size_t n = std::fread(buffer, 1, sizeof buffer, pipe)) text.append(buffer, n);
-  const int status = ::pclose(pipe);
-  WEFT_CHECK(status == 0, "bench sharding: {} ranks under mpirun failed; see above", ranks);
   std::vector<ordered_json> results;
-  std::istringstream lines(text);
-  for (std::string line; std::getline(lines, line);) {
+  const int status = run_program(words, [&](const std::string& line) {
     if (line.starts_with("{")) results.push_back(ordered_json::parse(line));
-  }
+  });
+  WEFT_CHECK(status == 0, "bench sharding: {} ranks under mpirun failed; see above", ranks);
   return results;
 }
 
-std::string megabytes(const ordered_json& bytes) {
-  return fmt::format("{:.2f}", 1e-6 * bytes.get<double>());
-}
-
 void print_row(io::Table& table, const ordered_json& r) {
-  std::vector<std::string> cells = {r.at("strategy"), std::to_string(r.at("devices").get<int>()),
-                                    r.at("communicator")};
-  const ordered_json& memory = r.at("memory");
-  for (int k = 1; k < kMemoryKinds; ++k) {
-    cells.push_back(
-        megabytes(memory.at(std::string(name(static_cast<MemoryKind>(k)))).at("measured")));
-  }
-  cells.push_back(megabytes(memory.at("total").at("measured")));
-  cells.push_back(megabytes(memory.at("total").at("formula")));
-  cells.push_back(fmt::format("{:.2f}%", 100 * memory.at("worst_deviation").get<double>()));
-  cells.push_back(megabytes(r.at("sent").at("measured")));
-  cells.push_back(r.at("sent").at("measured") == r.at("sent").at("formula")
-                      ? "equal"
-                      : megabytes(r.at("sent").at("formula")));
+  const auto megabytes = [](const ordered_json& bytes) {
+    return fmt::format("{:.2f}", 1e-6 * bytes.get<double>());
+  };
+  std::vector<std::string> cells = {r.at("strategy"), r.at("devices").dump(), r.at("communicator")};
+  const ordered_json &memory = r.at("memory"), &sent = r.at("sent");
+  for (int k = 1; k < kMemoryKinds; ++k)
+    cells.push_back(megabytes(memory.at(kind_name(k)).at("measured")));
+  const ordered_json& total = memory.at("total");
+  cells.insert(
+      cells.end(),
+      {megabytes(total.at("measured")), megabytes(total.at("formula")),
+       fmt::format("{:.2f}%", 100 * memory.at("worst_deviation").get<double>()),
+       megabytes(sent.at("measured")),
+       sent.at("measured") == sent.at("formula") ? "equal" : megabytes(sent.at("formula"))});
   table.row(cells);
 }
 
@@ -317,12 +296,11 @@ int run(const Arguments& a) {
   std::vector<io::Table::Column> columns = {
       {"strategy", 8, Align::kLeft}, {"N", 3}, {"ranks as", 10, Align::kLeft}};
   for (int k = 1; k < kMemoryKinds; ++k) {
-    columns.push_back({std::string(name(static_cast<MemoryKind>(k))), 10});
+    columns.push_back({kind_name(k), 10});
   }
   columns.insert(columns.end(),
                  {{"total", 9}, {"formula", 9}, {"worst", 6}, {"sent", 9}, {"formula", 9}});
-  std::optional<io::Table> table;
-  if (!a.json) table.emplace(columns, stdout);
+  io::Table table(columns);
   bool agrees = true;
   std::set<std::string> formulas;
   for (const std::string& communicator : a.communicators) {
@@ -333,10 +311,10 @@ int run(const Arguments& a) {
         agrees = agrees && result.at("agrees");
         formulas.insert(result.at("strategy"));
         if (a.json) {
-          fmt::print("{}\n", result.dump());
+          print_json(result);
           std::fflush(stdout);
         } else {
-          print_row(*table, result);
+          print_row(table, result);
         }
       }
     }
@@ -359,78 +337,49 @@ int run(const Arguments& a) {
 }  // namespace
 
 void add_bench_sharding(CLI::App& bench, Action& action) {
-  CLI::App& command = *bench.add_subcommand(
-      "sharding", "Measure each strategy's memory and traffic beside its formulas");
-  const auto a = std::make_shared<Arguments>();
+  const auto [command, a] =
+      add_command<Arguments>(bench, action, run, "sharding",
+                             "Measure each strategy's memory and traffic beside its formulas");
   command.option_defaults()->group("Step");
-  command.add_option("--model", a->model, kModelHelp)->capture_default_str();
-  command.add_option("--devices", a->devices, "Numbers of ranks to measure with")
-      ->delimiter(',')
-      ->check(CLI::Range(1, 1024))
-      ->capture_default_str();
-  command.add_option("--strategy", a->strategies, "Strategies to measure")
-      ->delimiter(',')
-      ->default_str("all that fit the model and the ranks");
-  command
-      .add_option("--communicator", a->communicators,
-                  "What the ranks communicate through: in-process (threads), mpi (processes)")
-      ->delimiter(',')
-      ->check(CLI::IsMember({"in-process", "mpi"}))
-      ->capture_default_str();
-  command.add_option("--batch", a->batch, "Images in the batch of each device")
-      ->check(CLI::PositiveNumber)
-      ->capture_default_str();
-  command.add_option("--image-size", a->image_size, "Height and width of an image, in pixels")
-      ->check(CLI::PositiveNumber)
-      ->default_str("the model's own");
-  command.add_option("--layers", a->layers, "Number of transformer layers")
-      ->check(CLI::PositiveNumber)
-      ->default_str("the model's own");
+  command.add_option("--model", a.model, kModelHelp);
+  add_option(command, "--devices", a.devices, "Numbers of ranks to measure with",
+             {.check = CLI::Range(1, 1024)})
+      ->delimiter(',');
+  add_option(command, "--strategy", a.strategies, "Strategies to measure",
+             {.usual = "all that fit the model and the ranks"})
+      ->delimiter(',');
+  add_option(command, "--communicator", a.communicators,
+             "What the ranks communicate through: in-process (threads), mpi (processes)",
+             {.check = CLI::IsMember({"in-process", "mpi"})})
+      ->delimiter(',');
+  add_option(command, "--batch", a.batch, "Images in the batch of each device",
+             {.check = CLI::PositiveNumber});
+  add_option(command, "--image-size", a.options.image_size,
+             "Height and width of an image, in pixels",
+             {.check = CLI::PositiveNumber, .usual = "the model's own"});
+  add_option(command, "--layers", a.options.layers, "Number of transformer layers",
+             {.check = CLI::PositiveNumber, .usual = "the model's own"});
 
-  command.option_defaults()->group("Settings of strategies");
-  const auto its_own = [](const char* what, dist::Settings setting) {
-    return fmt::format("{}; of {}", what, dist::strategies_with(setting));
-  };
-  command
-      .add_option(
-          "--shard-size", a->settings.shard_size,
-          its_own("Devices that hold one sharded copy of the model", dist::Settings::kShardSize))
-      ->check(CLI::PositiveNumber)
-      ->default_str("the largest proper divisor of --devices");
-  command
-      .add_option("--tensor-parallel", a->settings.tensor_parallel,
-                  its_own("Devices that each layer is split over", dist::Settings::kTensorParallel))
-      ->check(CLI::PositiveNumber)
-      ->default_str("all under tp, 2 under fsdp+tp");
-  command.add_flag(
-      "--sequence-parallel", a->settings.sequence_parallel,
-      its_own("Shard the tokens between layers that are split", dist::Settings::kSequenceParallel));
-  command.add_flag(
-      "--parallel-head", a->settings.parallel_head,
-      its_own("Split the head and the loss by classes", dist::Settings::kParallelHead));
-  command
-      .add_option("--pipeline-stages", a->settings.pipeline_stages,
-                  its_own("Stages that the model is split into along its depth",
-                          dist::Settings::kPipelineStages))
-      ->check(CLI::PositiveNumber)
-      ->default_str("as many as devices");
-  command
-      .add_option("--deterministic-reduce", a->deterministic,
-                  "Micro-batches of a batch whose gradients are added in one fixed tree, to see "
-                  "what that costs; the formulas stay those of a step without")
-      ->check(CLI::PositiveNumber)
-      ->default_str("off");
+  using dist::Settings;
+  add_strategy_settings(command, a.settings,
+                        {{Settings::kShardSize, "the largest proper divisor of --devices"},
+                         {Settings::kTensorParallel, "all under tp, 2 under fsdp+tp"},
+                         {Settings::kSequenceParallel, ""},
+                         {Settings::kParallelHead, ""},
+                         {Settings::kPipelineStages, "as many as devices"}});
+  add_option(command, "--deterministic-reduce", a.deterministic,
+             "Micro-batches of a batch whose gradients are added in one fixed tree, to see "
+             "what that costs; the formulas stay those of a step without",
+             {.check = CLI::PositiveNumber, .usual = "off"});
 
   command.option_defaults()->group("Measurement and output");
-  command.add_option("--steps", a->steps, "Number of measured steps")
-      ->check(CLI::PositiveNumber)
-      ->capture_default_str();
-  command.add_flag("--json", a->json, kJsonLines);
+  add_option(command, "--steps", a.steps, "Number of measured steps",
+             {.check = CLI::PositiveNumber});
+  command.add_flag("--json", a.json, kJsonLines);
   command.add_flag(
-      "--check", a->check,
+      "--check", a.check,
       "Fail where memory is more than 5% off its formula, or the bytes sent are not those of "
       "theirs");
-  command.callback([a, &action] { action = [a] { return run(*a); }; });
 }
 
 }  // namespace weft::cli

@@ -1,10 +1,9 @@
 // weft compare: the same work in Weft and in PyTorch, side by side.
 //
 // Each program runs in a process of its own, on the same cores, with as many threads. They take
-// turns, Weft, PyTorch, Weft, PyTorch, ..., and what is compared is the turns of a pair: the
-// machine's moods, other processes, temperature, weigh on both. While one works the other waits for
-// its next line of input. The peer is benchmarks/pytorch/compare_peer.py, which is part of this
-// program and written to a scratch directory for the run.
+// turns, and the turns of a pair are compared: what else the machine does weighs on both. The peer
+// is benchmarks/pytorch/compare_peer.py, which is part of this program and written to a scratch
+// directory for the run.
 #include <fmt/core.h>
 #include <fmt/format.h>
 #include <sched.h>
@@ -19,7 +18,6 @@
 #include <filesystem>
 #include <fstream>
 #include <memory>
-#include <optional>
 #include <regex>
 
 #include "cli/command.h"
@@ -28,9 +26,10 @@
 #include "cli/compare/report.h"
 #include "cli/compare/work.h"
 #include "cli/device_option.h"
-#include "core/error.h"
+#include "cli/json_line.h"
 #include "core/parallel.h"
 #include "io/files.h"
+#include "kernels/device/name.h"
 
 namespace weft::cli {
 
@@ -92,14 +91,6 @@ std::vector<int> claim_cores(int threads) {
   return cores;
 }
 
-std::string processor_name() {
-  std::ifstream file("/proc/cpuinfo");
-  for (std::string line; std::getline(file, line);) {
-    if (line.starts_with("model name")) return line.substr(line.find(':') + 2);
-  }
-  return "unknown";
-}
-
 /// Runnable processes of the last minute, ours included.
 double load_average() {
   double load = 0;
@@ -132,32 +123,16 @@ class Program {
         timeout_(timeout) {}
 
   /// A process besides the one that stays.
-  WorkerProcess fresh() const { return WorkerProcess(name_, command_, log_ + ".fresh"); }
+  WorkerProcess fresh() const { return {name_, command_, log_ + ".fresh", timeout_}; }
 
   /// An answer of the process that stays; one that died is started again.
   ordered_json ask(const ordered_json& request) {
     if (!worker_ || !worker_->is_alive()) {
-      worker_ = std::make_unique<WorkerProcess>(name_, command_, log_);
+      worker_ = std::make_unique<WorkerProcess>(name_, command_, log_, timeout_);
     }
-    return worker_->ask(request, timeout_);
+    return worker_->ask(request);
   }
-  ordered_json prepare(const std::string& side, const ordered_json& work) {
-    return ask({{"do", "prepare"}, {"side", side}, {"work", work}});
-  }
-  /// Seconds of one iteration: the turn's median and its best.
-  Figure time(const std::string& side, double seconds) {
-    const ordered_json answer = ask({{"do", "time"}, {"side", side}, {"seconds", seconds}});
-    WEFT_CHECK(answer.contains("times") && !answer["times"].empty(), "{}: answered no times",
-               name_);
-    const Spread spread = Spread::of(answer["times"].get<std::vector<double>>());
-    return {spread.median, spread.least};
-  }
-  ordered_json profile(const std::string& side) {
-    return ask({{"do", "profile"}, {"side", side}}).at("rows");
-  }
-  void drop() { ask({{"do", "drop"}}); }
-
-  double timeout() const { return timeout_; }
+  const std::string& name() const { return name_; }
   std::string command_line() const { return fmt::format("{}", fmt::join(command_, " ")); }
 
  private:
@@ -168,124 +143,119 @@ class Program {
   std::unique_ptr<WorkerProcess> worker_;
 };
 
-/// Measures cases, one after the other.
-class Comparison {
- public:
-  Comparison(const Arguments& a, Program& weft, Program* peer) : a_(a), weft_(weft), peer_(peer) {}
-
-  CaseResult measure(const CompareCase& about) {
-    CaseResult result{.about = about};
-    if (peer_) {
-      for (const std::string& side : about.sides) {
-        if (std::ranges::find(a_.against, side) != a_.against.end()) {
-          result.peers.push_back({.side = side});
-        }
-      }
-    }
-    if (about.measure == CompareCase::Measure::kTime) {
-      measure_times(result);
-    } else {
-      measure_processes(result);
-    }
-    return result;
+/// f(), or the message of what it threw.
+template <class F>
+std::string failure_of(F&& f) {
+  try {
+    f();
+    return "";
+  } catch (const Error& error) {
+    return error.what();
+  } catch (const nlohmann::json::exception& error) {
+    return error.what();
   }
+}
 
- private:
-  static constexpr const char* kWeft = "weft";
+/// One program in one of its forms, at one case.
+struct Side {
+  std::string name;  // "weft", "eager", ...
+  Program& program;
+  SideResult& result;
 
-  /// f(), or the message of what it threw.
+  /// Unless something has failed before.
   template <class F>
-  static std::string failure_of(F&& f) {
-    try {
-      f();
-      return "";
-    } catch (const Error& error) {
-      return error.what();
-    } catch (const nlohmann::json::exception& error) {
-      return error.what();
-    }
+  void attempt(F&& f) const {
+    if (result.failure.empty()) result.failure = failure_of(f);
   }
 
-  void measure_times(CaseResult& result) {
-    const CompareCase& about = result.about;
-    ordered_json facts;
-    result.failure = failure_of([&] { facts = weft_.prepare(kWeft, about.work); });
-    for (PeerResult& peer : result.peers) {
-      peer.failure = failure_of([&] {
-        const ordered_json other = peer_->prepare(peer.side, about.work);
-        const auto parameters = [](const ordered_json& f) { return f.value("parameters", -1); };
-        WEFT_CHECK(!result.failure.empty() || parameters(facts) == parameters(other),
-                   "not the same model: {} parameters, Weft's has {}", parameters(other),
-                   parameters(facts));
-      });
-    }
-    const double seconds = a_.scale * about.seconds;
-    for (int pair = 0; pair < a_.pairs; ++pair) {
-      turn(result, [&](const std::string& side) {
-        return side == kWeft ? weft_.time(side, seconds) : peer_->time(side, seconds);
-      });
-    }
-    if (a_.profile) {
-      failure_of([&] { result.profile = weft_.profile(kWeft); });
-      for (PeerResult& peer : result.peers) {
-        if (peer.failure.empty()) failure_of([&] { peer.profile = peer_->profile(peer.side); });
-      }
-    }
-    failure_of([&] { weft_.drop(); });
-    if (peer_) failure_of([&] { peer_->drop(); });
+  ordered_json prepare_request(const ordered_json& work) const {
+    return {{"do", "prepare"}, {"side", name}, {"work", work}};
   }
 
-  void measure_processes(CaseResult& result) {
-    const bool start = result.about.measure == CompareCase::Measure::kStartUp;
-    // Memory hardly varies, and a turn takes a minute.
-    const int pairs = start ? a_.pairs : std::min(a_.pairs, 2);
-    for (int pair = 0; pair < pairs; ++pair) {
-      turn(result, [&](const std::string& side) {
-        Program& program = side == kWeft ? weft_ : *peer_;
-        return start ? start_up_seconds(program) : peak_bytes(program, side, result.about.work);
-      });
-    }
+  /// Seconds of one iteration: the turn's median and its best.
+  Figure time(double seconds) const {
+    const ordered_json answer = program.ask({{"do", "time"}, {"side", name}, {"seconds", seconds}});
+    WEFT_CHECK(answer.contains("times") && !answer["times"].empty(), "{}: answered no times",
+               program.name());
+    const Spread spread = Spread::of(answer["times"].get<std::vector<double>>());
+    return {spread.median, spread.least};
   }
 
-  static Figure start_up_seconds(Program& program) {
+  Figure start_up_seconds() const {
     const Clock::time_point start = Clock::now();
     WorkerProcess worker = program.fresh();
-    worker.ask({{"do", "hello"}}, program.timeout());
+    worker.ask({{"do", "hello"}});
     const double seconds = std::chrono::duration<double>(Clock::now() - start).count();
     return {seconds, seconds};
   }
 
-  static Figure peak_bytes(Program& program, const std::string& side, const ordered_json& work) {
+  Figure peak_bytes(const ordered_json& work) const {
     WorkerProcess worker = program.fresh();
-    worker.ask({{"do", "prepare"}, {"side", side}, {"work", work}}, program.timeout());
-    const double bytes = worker.ask({{"do", "memory"}}, program.timeout()).at("peak_bytes");
+    worker.ask(prepare_request(work));
+    const double bytes = worker.ask({{"do", "memory"}}).at("peak_bytes");
     return {bytes, bytes};
   }
+};
 
-  /// One figure of each side, and the ratios of this pair.
-  template <class F>
-  static void turn(CaseResult& result, F&& measure) {
-    const auto take = [&](const std::string& side, auto& into) {
-      if (!into.failure.empty()) return false;
-      Figure figure;
-      into.failure = failure_of([&] { figure = measure(side); });
-      if (!into.failure.empty()) return false;
-      into.best = into.values.empty() ? figure.best : std::min(into.best, figure.best);
-      into.values.push_back(figure.median);
-      return true;
-    };
-    const bool has_weft = take(kWeft, result);
-    for (PeerResult& peer : result.peers) {
-      if (take(peer.side, peer) && has_weft) {
-        peer.ratios.push_back(peer.values.back() / result.values.back());
+/// A case's figures. `peer` is null without PyTorch.
+CaseResult measure(const Arguments& a, const CompareCase& about, Program& weft, Program* peer) {
+  CaseResult result;
+  result.about = about;
+  for (const std::string& side : about.sides) {
+    if (peer && std::ranges::count(a.against, side) > 0) result.peers.emplace_back().side = side;
+  }
+  std::vector<Side> sides = {{"weft", weft, result}};
+  for (PeerResult& other : result.peers) sides.push_back({other.side, *peer, other});
+  const auto turns = [&](int pairs, auto&& figure_of) {
+    for (int pair = 0; pair < pairs; ++pair) {
+      for (const Side& side : sides) {
+        side.attempt([&] {
+          const Figure figure = figure_of(side);
+          std::vector<double>& values = side.result.values;
+          side.result.best = values.empty() ? figure.best : std::min(side.result.best, figure.best);
+          values.push_back(figure.median);
+        });
+      }
+      for (PeerResult& other : result.peers) {
+        if (!result.failure.empty() || !other.failure.empty()) continue;
+        other.ratios.push_back(other.values.back() / result.values.back());
       }
     }
+  };
+  switch (about.measure) {
+    case CompareCase::Measure::kStartUp:
+      turns(a.pairs, [](const Side& side) { return side.start_up_seconds(); });
+      return result;
+    case CompareCase::Measure::kMemory:
+      // Memory hardly varies, and a turn takes a minute.
+      turns(std::min(a.pairs, 2), [&](const Side& side) { return side.peak_bytes(about.work); });
+      return result;
+    case CompareCase::Measure::kTime:
+      break;
   }
-
-  const Arguments& a_;
-  Program& weft_;
-  Program* peer_;  // null without PyTorch
-};
+  int64_t parameters = -1;  // of Weft's model
+  for (const Side& side : sides) {
+    side.attempt([&] {
+      const int64_t its =
+          side.program.ask(side.prepare_request(about.work)).value("parameters", int64_t{-1});
+      if (&side == &sides[0]) parameters = its;
+      WEFT_CHECK(!result.failure.empty() || its == parameters,
+                 "not the same model: {} parameters, Weft's has {}", its, parameters);
+    });
+  }
+  turns(a.pairs, [&](const Side& side) { return side.time(a.scale * about.seconds); });
+  // What goes wrong from here on leaves the figures as they are.
+  for (const Side& side : sides) {
+    if (!a.profile || !side.result.failure.empty()) continue;
+    failure_of([&] {
+      side.result.profile = side.program.ask({{"do", "profile"}, {"side", side.name}}).at("rows");
+    });
+  }
+  for (Program* program : {&weft, peer}) {
+    if (program) failure_of([&] { program->ask({{"do", "drop"}}); });
+  }
+  return result;
+}
 
 std::vector<CompareCase> chosen_cases(const Arguments& a, const std::string& directory) {
   const bool on_gpu = parse_device(a.device).type == DeviceType::cuda;
@@ -323,7 +293,7 @@ int compare(const Arguments& a) {
   if (a.threads > 0) set_num_threads(a.threads);
   const Device device = parse_device(a.device);
   if (a.serve) {
-    serve_work({.device = device, .directory = a.directory}, stdin, stdout);
+    serve_work(device, a.directory);
     return 0;
   }
   const ScratchDirectory scratch;
@@ -337,7 +307,7 @@ int compare(const Arguments& a) {
   const int threads = num_threads();
   CompareReport report;
   report.about = {{"started", time_now()},
-                  {"processor", processor_name()},
+                  {"processor", kernels::device_name(Device{})},
                   {"cores", cores},
                   {"threads", threads},
                   {"device", a.device},
@@ -348,15 +318,14 @@ int compare(const Arguments& a) {
   const std::string script = scratch.path() + "/compare_peer.py";
   io::write_file_atomically(script, [](io::FileWriter& file) { file.write(kComparePeer); });
 
-  const std::vector<std::string> common = {"--threads", std::to_string(threads), "--device",
-                                           a.device,    "--directory",           scratch.path()};
+  const auto program = [&](const char* name, std::vector<std::string> command) {
+    command.insert(command.end(), {"--threads", std::to_string(threads), "--device", a.device,
+                                   "--directory", scratch.path()});
+    return Program(name, command, scratch.path(), a.timeout);
+  };
   const std::string self = std::filesystem::read_symlink("/proc/self/exe").string();
-  std::vector<std::string> weft_command = {self, "compare", "--serve"};
-  std::vector<std::string> peer_command = {a.python, "-u", script};
-  weft_command.insert(weft_command.end(), common.begin(), common.end());
-  peer_command.insert(peer_command.end(), common.begin(), common.end());
-  Program weft("Weft", weft_command, scratch.path(), a.timeout);
-  Program peer("PyTorch", peer_command, scratch.path(), a.timeout);
+  Program weft = program("Weft", {self, "compare", "--serve"});
+  Program peer = program("PyTorch", {a.python, "-u", script});
   report.about["weft"] = weft.ask({{"do", "hello"}});
   report.about["weft"]["command"] = weft.command_line();
   bool has_peer = true;
@@ -384,31 +353,26 @@ int compare(const Arguments& a) {
         a.pairs);
   }
 
-  Comparison comparison(a, weft, has_peer ? &peer : nullptr);
-  std::optional<CompareTable> table;
-  if (!a.json) table.emplace();
+  io::Table table = compare_table();
   size_t lost = 0, failed = 0;
   for (const CompareCase& about : cases) {
     fmt::print(stderr, "weft: {} of {}: {}\n", report.cases.size() + 1, cases.size(), about.name);
-    report.cases.push_back(comparison.measure(about));
+    report.cases.push_back(measure(a, about, weft, has_peer ? &peer : nullptr));
     const CaseResult& result = report.cases.back();
-    if (table) table->row(result);
+    if (!a.json) print_rows(table, result);
     lost += result.is_lost();
     failed += !result.failure.empty();
   }
   report.about["ended"] = time_now();
   report.about["load_after"] = load_average();
 
-  if (!a.html.empty()) {
-    const std::string page = to_html(report);
-    io::write_file_atomically(a.html, [&](io::FileWriter& file) { file.write(page); });
-  }
+  if (!a.html.empty()) to_page(report).write(a.html);
   if (!a.save.empty()) {
     const std::string text = to_json(report).dump() + "\n";
     io::write_file_atomically(a.save, [&](io::FileWriter& file) { file.write(text); });
   }
   if (a.json) {
-    fmt::print("{}\n", to_json(report).dump());
+    print_json(to_json(report));
   } else {
     fmt::print("\n{} cases: {} where PyTorch was ahead, {} failed\n", cases.size(), lost, failed);
     if (!a.html.empty()) fmt::print("page {}\n", a.html);
@@ -419,55 +383,42 @@ int compare(const Arguments& a) {
 }  // namespace
 
 void add_compare(CLI::App& app, Action& action) {
-  CLI::App& command =
-      *app.add_subcommand("compare", "Time the same work in Weft and in PyTorch, side by side")
-           ->group(kMeasuringCommands);
-  const auto a = std::make_shared<Arguments>();
+  const auto [command, a] = add_command<Arguments>(
+      app, action, compare, "compare", "Time the same work in Weft and in PyTorch, side by side",
+      kMeasuringCommands);
   command.option_defaults()->group("Cases");
-  command
-      .add_option("--cases", a->cases,
-                  "Regular expression: cases whose name or group it matches are run")
-      ->type_name("REGEX")
-      ->default_str("all");
-  command.add_flag("--list", a->list, "Print the cases' groups and names, and run none");
-  command
-      .add_option("--against", a->against,
-                  "Forms of PyTorch: eager, compile (torch.compile), fused (the optimizer)")
-      ->delimiter(',')
-      ->check(CLI::IsMember({"eager", "compile", "fused"}))
-      ->capture_default_str();
-  command.add_option("--python", a->python, "Python interpreter that has PyTorch")
-      ->type_name("FILE")
-      ->capture_default_str();
-  command.add_option("--device", a->device, "Where both compute: cpu or cuda")
-      ->type_name("DEVICE")
-      ->capture_default_str();
-  add_threads_option(command, a->threads);
+  add_option(command, "--cases", a.cases,
+             "Regular expression: cases whose name or group it matches are run",
+             {.takes = "REGEX", .usual = "all"});
+  command.add_flag("--list", a.list, "Print the cases' groups and names, and run none");
+  add_option(command, "--against", a.against,
+             "Forms of PyTorch: eager, compile (torch.compile), fused (the optimizer)",
+             {.check = CLI::IsMember({"eager", "compile", "fused"})})
+      ->delimiter(',');
+  add_option(command, "--python", a.python, "Python interpreter that has PyTorch",
+             {.takes = "FILE"});
+  add_option(command, "--device", a.device, "Where both compute: cpu or cuda", {.takes = "DEVICE"});
+  add_threads_option(command, a.threads);
 
   command.option_defaults()->group("Measurement");
-  command.add_option("--pairs", a->pairs, "Turns that each program takes at a case")
-      ->check(CLI::Range(1, 1000))
-      ->capture_default_str();
-  command.add_option("--seconds", a->scale, "Factor on the time that a turn takes")
-      ->check(CLI::Range(0.0, 1000.0))
-      ->capture_default_str();
-  command
-      .add_option("--timeout", a->timeout,
-                  "Seconds after which a program that has not answered is given up")
-      ->check(CLI::PositiveNumber)
-      ->capture_default_str();
-  command.add_flag("--profile", a->profile,
+  add_option(command, "--pairs", a.pairs, "Turns that each program takes at a case",
+             {.check = CLI::Range(1, 1000)});
+  add_option(command, "--seconds", a.scale, "Factor on the time that a turn takes",
+             {.check = CLI::Range(0.0, 1000.0)});
+  add_option(command, "--timeout", a.timeout,
+             "Seconds after which a program that has not answered is given up",
+             {.check = CLI::PositiveNumber});
+  command.add_flag("--profile", a.profile,
                    "Record where each case's time goes, for --json and --html");
 
   command.option_defaults()->group("Output");
-  command.add_flag("--json", a->json, kJsonObject);
-  command.add_option("--save", a->save, "Write that JSON object to this file, beside the table")
-      ->type_name("FILE");
-  command.add_option("--html", a->html, "Write a page with bars to this file")->type_name("FILE");
+  command.add_flag("--json", a.json, kJsonObject);
+  add_option(command, "--save", a.save, "Write that JSON object to this file, beside the table",
+             {.takes = "FILE"});
+  add_option(command, "--html", a.html, "Write a page with bars to this file", {.takes = "FILE"});
   // What the program starts itself as.
-  command.add_flag("--serve", a->serve)->group("");
-  command.add_option("--directory", a->directory)->group("");
-  command.callback([a, &action] { action = [a] { return compare(*a); }; });
+  command.add_flag("--serve", a.serve)->group("");
+  command.add_option("--directory", a.directory)->group("");
 }
 
 }  // namespace weft::cli

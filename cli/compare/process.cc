@@ -35,8 +35,8 @@ std::string last_line(const std::string& path) {
 }  // namespace
 
 WorkerProcess::WorkerProcess(std::string name, const std::vector<std::string>& command,
-                             std::string log)
-    : name_(std::move(name)), log_(std::move(log)) {
+                             std::string log, double timeout_seconds)
+    : name_(std::move(name)), log_(std::move(log)), timeout_seconds_(timeout_seconds) {
   // A socket in place of two pipes: writing to one that nobody reads can be an error, not a signal.
   int ends[2];
   WEFT_CHECK(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) == 0,
@@ -85,7 +85,7 @@ void WorkerProcess::fail(const std::string& what) {
   WEFT_FAIL("{} {}{}{}", name_, what, reason.empty() ? "" : ": ", reason);
 }
 
-std::string WorkerProcess::read_line(double timeout_seconds) {
+std::string WorkerProcess::read_line() {
   const Clock::time_point start = Clock::now();
   while (true) {
     if (const size_t end = received_.find('\n'); end != std::string::npos) {
@@ -94,11 +94,11 @@ std::string WorkerProcess::read_line(double timeout_seconds) {
       return line;
     }
     const double left =
-        timeout_seconds - std::chrono::duration<double>(Clock::now() - start).count();
+        timeout_seconds_ - std::chrono::duration<double>(Clock::now() - start).count();
     pollfd ready = {.fd = socket_, .events = POLLIN, .revents = 0};
     const int count = left > 0 ? ::poll(&ready, 1, static_cast<int>(1e3 * left) + 1) : 0;
     if (count < 0 && errno == EINTR) continue;
-    if (count == 0) fail(fmt::format("did not answer within {:g} s", timeout_seconds));
+    if (count == 0) fail(fmt::format("did not answer within {:g} s", timeout_seconds_));
     char buffer[4096];
     const ssize_t bytes = ::recv(socket_, buffer, sizeof buffer, 0);
     if (bytes <= 0) fail("ended without an answer");
@@ -106,8 +106,7 @@ std::string WorkerProcess::read_line(double timeout_seconds) {
   }
 }
 
-nlohmann::ordered_json WorkerProcess::ask(const nlohmann::ordered_json& request,
-                                          double timeout_seconds) {
+nlohmann::ordered_json WorkerProcess::ask(const nlohmann::ordered_json& request) {
   WEFT_CHECK(is_alive(), "{} is not running any more", name_);
   const std::string text = request.dump() + "\n";
   for (size_t sent = 0; sent < text.size();) {
@@ -116,7 +115,7 @@ nlohmann::ordered_json WorkerProcess::ask(const nlohmann::ordered_json& request,
     if (bytes <= 0) fail("ended without an answer");
     sent += static_cast<size_t>(bytes);
   }
-  const std::string line = read_line(timeout_seconds);
+  const std::string line = read_line();
   nlohmann::ordered_json answer = nlohmann::ordered_json::parse(line, nullptr, false);
   if (!answer.is_object()) fail(fmt::format("answered \"{}\"", line.substr(0, 100)));
   if (answer.contains("error")) {

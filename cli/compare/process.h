@@ -15,7 +15,8 @@ namespace weft::cli {
 class WorkerProcess {
  public:
   /// `name` is for messages. Throws Error naming the program when it cannot be started.
-  WorkerProcess(std::string name, const std::vector<std::string>& command, std::string log);
+  WorkerProcess(std::string name, const std::vector<std::string>& command, std::string log,
+                double timeout_seconds);
   ~WorkerProcess();
   WorkerProcess(const WorkerProcess&) = delete;
   WorkerProcess& operator=(const WorkerProcess&) = delete;
@@ -23,15 +24,16 @@ class WorkerProcess {
   /// The answer. Throws Error with the answer's "error", and, after which nothing more can be
   /// asked, when the process ends, takes longer, or says something else than JSON: then the message
   /// holds the last line of its standard error.
-  nlohmann::ordered_json ask(const nlohmann::ordered_json& request, double timeout_seconds);
+  nlohmann::ordered_json ask(const nlohmann::ordered_json& request);
   bool is_alive() const { return pid_ > 0; }
 
  private:
-  std::string read_line(double timeout_seconds);
+  std::string read_line();
   [[noreturn]] void fail(const std::string& what);
   void stop(double patience_seconds);
 
   const std::string name_, log_;
+  const double timeout_seconds_;
   pid_t pid_ = 0;
   int socket_ = -1;
   std::string received_;

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "cli/compare/cases.h"
+#include "cli/report/html_report.h"
 #include "io/progress.h"
 
 namespace weft::cli {
@@ -19,27 +20,27 @@ struct Spread {
   double relative() const { return median > 0 ? (most - least) / median : 0; }
 };
 
-/// The peer's half of a case, or why there is none.
-struct PeerResult {
-  std::string side;            // "eager", ...
+/// One program's half of a case, or why there is none.
+struct SideResult {
   std::vector<double> values;  // of each turn: seconds or bytes
   double best = 0;             // the least of all samples: what hardly any interruption touched
-  std::vector<double> ratios;  // to Weft's of the same pair
   std::string failure;
   nlohmann::ordered_json profile;  // rows {name, calls, ms}, or null
 };
 
-struct CaseResult {
+struct PeerResult : SideResult {
+  std::string side;            // "eager", ...
+  std::vector<double> ratios;  // to Weft's of the same pair
+};
+
+/// Weft's half, and the peer's in each of its forms.
+struct CaseResult : SideResult {
   CompareCase about;
-  std::vector<double> values;  // Weft's, of each turn
-  double best = 0;
-  std::string failure;  // Weft's
-  nlohmann::ordered_json profile;
   std::vector<PeerResult> peers;
 
   bool is_memory() const { return about.measure == CompareCase::Measure::kMemory; }
   /// Some peer was faster, or smaller.
-  bool is_lost() const;
+  bool is_lost() const { return worst_ratio() < 1; }
   /// The smallest median of ratios; infinity without peers.
   double worst_ratio() const;
 };
@@ -50,21 +51,11 @@ struct CompareReport {
   std::vector<CaseResult> cases;
 };
 
-/// "1.23 ms", "45.6 MB"
-std::string format_figure(double value, bool is_memory);
-
 /// One row per case and peer, each printed when it is known.
-class CompareTable {
- public:
-  CompareTable();
-  void row(const CaseResult& result);
-
- private:
-  io::Table table_;
-};
+io::Table compare_table();
+void print_rows(io::Table& table, const CaseResult& result);
 
 nlohmann::ordered_json to_json(const CompareReport& report);
-/// A page without references to anything outside it.
-std::string to_html(const CompareReport& report);
+report::Page to_page(const CompareReport& report);
 
 }  // namespace weft::cli

@@ -2,13 +2,17 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstdio>
 #include <fstream>
+#include <functional>
+#include <iostream>
 #include <map>
 
 #include "autograd/autocast.h"
 #include "autograd/backward.h"
 #include "autograd/ops.h"
 #include "autograd/random.h"
+#include "cli/json_line.h"
 #include "cli/training_step.h"
 #include "core/allocator.h"
 #include "core/parallel.h"
@@ -34,61 +38,105 @@ double seconds_since(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
 }
 
-DType dtype_of_precision(const std::string& precision) {
-  WEFT_CHECK(precision == "fp32" || precision == "bf16", "unknown precision \"{}\"", precision);
-  return precision == "bf16" ? DType::bf16 : DType::f32;
-}
+/// A case's work, warm, and what is to be said of it ("parameters", "bytes").
+struct Work {
+  std::function<void()> run;
+  ordered_json facts = ordered_json::object();
+};
 
 /// Makes one kind of work after the other; members are what all kinds need.
 class Maker {
  public:
   Maker(const json& spec, Device device, const std::string& directory)
-      : spec_(spec), device_(device), directory_(directory) {}
+      : spec_(spec), device_(device), path_(directory + "/weft.safetensors") {}
 
   Work make() const {
-    using Kind = Work (Maker::*)() const;
-    static const std::map<std::string, Kind> kKinds = {
-        {"train", &Maker::train},
-        {"infer", &Maker::infer},
-        {"gemm", &Maker::gemm},
-        {"softmax", &Maker::softmax},
-        {"layer_norm", &Maker::layer_norm},
-        {"gelu", &Maker::gelu},
-        {"attention", &Maker::attention},
-        {"cross_entropy", &Maker::cross_entropy},
-        {"chain", &Maker::chain},
-        {"sum", &Maker::sum},
-        {"cast", &Maker::cast},
-        {"max_pool", &Maker::max_pool},
-        {"adamw", &Maker::adamw},
-        {"dispatch", &Maker::dispatch},
-        {"jpeg", &Maker::jpeg},
-        {"save", &Maker::save},
-        {"load", &Maker::load},
+    const std::map<std::string, std::function<Work()>> kinds = {
+        {"train", [&] { return train(); }},
+        {"infer", [&] { return infer(); }},
+        {"gemm",
+         [&] {
+           const int64_t m = number("m"), n = number("n"), k = number("k");
+           return op({randn({m, k}), randn({n, k})},
+                     [](const auto& x) { return ops::linear(x[0], x[1]); });
+         }},
+        {"softmax",
+         [&] { return op({randn()}, [](const auto& x) { return ops::softmax(x[0], -1); }); }},
+        {"layer_norm",
+         [&] {
+           const int64_t width = shape().back();
+           return op({randn(), randn({width}), randn({width})},
+                     [](const auto& x) { return ops::layer_norm(x[0], x[1], x[2], 1e-6); });
+         }},
+        {"gelu", [&] { return op({randn()}, [](const auto& x) { return ops::gelu(x[0]); }); }},
+        {"attention",
+         [&] {
+           const Shape shape = {number("batch"), number("heads"), number("tokens"),
+                                number("depth")};
+           return op({randn(shape), randn(shape), randn(shape)},
+                     [](const auto& x) { return ops::attention(x[0], x[1], x[2]); });
+         }},
+        {"cross_entropy",
+         [&] {
+           const Tensor truth = ops::to(cyclic_labels(shape()[0], shape()[1]), device_);
+           return op({randn()}, [truth](const auto& x) { return ops::cross_entropy(x[0], truth); });
+         }},
+        {"chain",
+         [&] {
+           return op({randn(), randn(), randn()},
+                     [](const auto& x) { return ops::sigmoid(x[0] * x[1] + x[2]) * x[0] - x[1]; });
+         }},
+        {"sum",
+         [&] {
+           const Shape dims = sizes("dims");
+           return op({randn()}, [dims](const auto& x) { return ops::sum(x[0], dims); });
+         }},
+        {"cast",
+         [&] {
+           const DType to = dtype("to");
+           return op({randn(shape(), dtype("from"))},
+                     [to](const auto& x) { return ops::cast(x[0], to); });
+         }},
+        {"max_pool",
+         [&] {
+           return op({randn()}, [](const auto& x) {
+             return ops::max_pool2d(x[0], {.kernel = {3, 3}, .stride = {2, 2}, .padding = {1, 1}});
+           });
+         }},
+        {"adamw", [&] { return adamw(); }},
+        {"dispatch", [&] { return dispatch(); }},
+        {"jpeg", [&] { return jpeg(); }},
+        {"save", [&] { return save(); }},
+        {"load", [&] { return load(); }},
     };
     const std::string kind = spec_.at("kind");
-    const auto entry = kKinds.find(kind);
-    WEFT_CHECK(entry != kKinds.end(), "compare: unknown kind of work \"{}\"", kind);
-    return (this->*entry->second)();
+    const auto entry = kinds.find(kind);
+    WEFT_CHECK(entry != kinds.end(), "compare: unknown kind of work \"{}\"", kind);
+    return entry->second();
   }
 
  private:
   int64_t number(const char* name) const { return spec_.at(name); }
-  Shape shape() const {
+  Shape sizes(const char* name) const {
     Shape result;
-    for (int64_t size : spec_.at("shape")) result.push_back(size);
+    for (int64_t size : spec_.at(name)) result.push_back(size);
     return result;
   }
-  DType precision() const { return dtype_of_precision(spec_.at("precision")); }
+  Shape shape() const { return sizes("shape"); }
+  DType dtype(const char* name) const {
+    const std::string precision = spec_.at(name);
+    WEFT_CHECK(precision == "fp32" || precision == "bf16", "unknown precision \"{}\"", precision);
+    return precision == "bf16" ? DType::bf16 : DType::f32;
+  }
   Tensor randn(const Shape& shape, DType dtype) const {
     return ops::to(ops::cast(ops::randn(shape), dtype), device_);
   }
-  Tensor randn() const { return randn(shape(), precision()); }
-  /// i % classes for each row.
-  Tensor labels(int64_t rows, int64_t classes) const {
-    std::vector<int64_t> values(rows);
-    for (int64_t i = 0; i < rows; ++i) values[i] = i % classes;
-    return ops::to(Tensor::from(values, {rows}), device_);
+  Tensor randn(const Shape& shape) const { return randn(shape, dtype("precision")); }
+  Tensor randn() const { return randn(shape()); }
+  std::shared_ptr<nn::Module> model() const {
+    const std::shared_ptr<nn::Module> model = models::make_model(spec_.at("model"));
+    model->to(device_);
+    return model;
   }
   std::shared_ptr<TrainingStep> step() const {
     return std::make_shared<TrainingStep>(StepOptions{.model = spec_.at("model"),
@@ -135,64 +183,8 @@ class Maker {
     return {[work] { work->infer(); }, parameters_of(work->model())};
   }
 
-  Work gemm() const {
-    const int64_t m = number("m"), n = number("n"), k = number("k");
-    return op({randn({m, k}, precision()), randn({n, k}, precision())},
-              [](const auto& x) { return ops::linear(x[0], x[1]); });
-  }
-
-  Work softmax() const {
-    return op({randn()}, [](const auto& x) { return ops::softmax(x[0], -1); });
-  }
-
-  Work layer_norm() const {
-    const int64_t width = shape().back();
-    return op({randn(), randn({width}, precision()), randn({width}, precision())},
-              [](const auto& x) { return ops::layer_norm(x[0], x[1], x[2], 1e-6); });
-  }
-
-  Work gelu() const {
-    return op({randn()}, [](const auto& x) { return ops::gelu(x[0]); });
-  }
-
-  Work attention() const {
-    const Shape shape = {number("batch"), number("heads"), number("tokens"), number("depth")};
-    const auto draw = [&] { return randn(shape, precision()); };
-    return op({draw(), draw(), draw()},
-              [](const auto& x) { return ops::attention(x[0], x[1], x[2]); });
-  }
-
-  Work cross_entropy() const {
-    const Tensor truth = labels(shape()[0], shape()[1]);
-    return op({randn()}, [truth](const auto& x) { return ops::cross_entropy(x[0], truth); });
-  }
-
-  Work chain() const {
-    return op({randn(), randn(), randn()},
-              [](const auto& x) { return ops::sigmoid(x[0] * x[1] + x[2]) * x[0] - x[1]; });
-  }
-
-  Work sum() const {
-    Shape dims;
-    for (int64_t dim : spec_.at("dims")) dims.push_back(dim);
-    return op({randn()}, [dims](const auto& x) { return ops::sum(x[0], dims); });
-  }
-
-  Work cast() const {
-    const DType to = dtype_of_precision(spec_.at("to"));
-    return op({randn(shape(), dtype_of_precision(spec_.at("from")))},
-              [to](const auto& x) { return ops::cast(x[0], to); });
-  }
-
-  Work max_pool() const {
-    return op({randn()}, [](const auto& x) {
-      return ops::max_pool2d(x[0], {.kernel = {3, 3}, .stride = {2, 2}, .padding = {1, 1}});
-    });
-  }
-
   Work adamw() const {
-    const std::shared_ptr<nn::Module> model = models::make_model(spec_.at("model"));
-    model->to(device_);
+    const auto model = this->model();
     for (const Tensor& parameter : model->parameters()) {
       parameter.set_grad(randn(parameter.shape(), parameter.dtype()));
     }
@@ -205,14 +197,11 @@ class Maker {
     Tensor x = randn({1}, DType::f32);
     const Tensor y = randn({1}, DType::f32);
     const int64_t repeats = number("repeats");
-    if (spec_.at("tape").get<bool>()) {
-      x.set_requires_grad(true);
-      return {[=] {
-        for (int64_t i = 0; i < repeats; ++i) x + y;
-      }};
-    }
+    const bool records = spec_.at("tape");
+    x.set_requires_grad(records);
     return {[=] {
-      const NoGrad guard;
+      std::optional<NoGrad> guard;
+      if (!records) guard.emplace();
       for (int64_t i = 0; i < repeats; ++i) x + y;
     }};
   }
@@ -234,9 +223,8 @@ class Maker {
   }
 
   Work save() const {
-    const std::shared_ptr<nn::Module> model = models::make_model(spec_.at("model"));
-    const std::string path = directory_ + "/weft.safetensors";
-    model->to(device_);
+    const auto model = this->model();
+    const std::string path = path_;
     return {[=] {
               NamedTensors state;
               for (const auto& [name, tensor] : model->state_dict()) {
@@ -250,20 +238,19 @@ class Maker {
   Work load() const {
     const Work saved = save();
     saved.run();
-    const std::shared_ptr<nn::Module> model = models::make_model(spec_.at("model"));
-    const std::string path = directory_ + "/weft.safetensors";
-    model->to(device_);
+    const auto model = this->model();
+    const std::string path = path_;
     return {[=] { model->load_state_dict(io::read_safetensors(path).tensors); }, saved.facts};
   }
 
   const json& spec_;
   const Device device_;
-  const std::string& directory_;
+  const std::string path_;  // of what is saved
 };
 
 class Server {
  public:
-  explicit Server(const ServeOptions& options) : options_(options), threads_(num_threads()) {}
+  Server(Device device, const std::string& directory) : device_(device), directory_(directory) {}
 
   ordered_json answer(const json& request) {
     const std::string what = request.at("do");
@@ -274,8 +261,8 @@ class Server {
     if (what == "memory") return memory();
     if (what == "drop") {
       works_.clear();
-      if (options_.device.type == DeviceType::cuda) {
-        allocator(options_.device).release_pool();  // the other program may need it
+      if (device_.type == DeviceType::cuda) {
+        allocator(device_).release_pool();  // the other program may need it
       }
       set_num_threads(threads_);
       return ordered_json::object();
@@ -290,7 +277,7 @@ class Server {
   };
 
   ordered_json hello() const {
-    const Tensor one = ops::ones({1}, DType::f32, options_.device);
+    const Tensor one = ops::ones({1}, DType::f32, device_);
     const Tensor two = ops::to(one + one, Device{});
     WEFT_ASSERT(two.item() == 2);
     return {{"program", "Weft"},
@@ -303,7 +290,7 @@ class Server {
 
   ordered_json prepare(const json& request) {
     manual_seed(0);
-    Work work = make_work(request.at("work"), options_.device, options_.directory);
+    Work work = Maker(request.at("work"), device_, directory_).make();
     work.run();  // creates primitives, allocates
     synchronize();
     // Warm: another, or as many as last a tenth of a second.
@@ -336,7 +323,7 @@ class Server {
 
   ordered_json profile(const json& request) const {
     const Warm& warm = works_.at(request.at("side"));
-    const kernels::Profile profile(options_.device);
+    const kernels::Profile profile(device_);
     warm.work.run();
     synchronize();
     const double total = profile.now();
@@ -351,11 +338,11 @@ class Server {
     return {{"rows", rows}};
   }
 
-  void synchronize() const { weft::synchronize(options_.device); }
+  void synchronize() const { weft::synchronize(device_); }
 
   ordered_json memory() const {
-    if (options_.device.type != DeviceType::cpu) {
-      return {{"peak_bytes", allocator(options_.device).stats().peak_reserved}};
+    if (device_.type != DeviceType::cpu) {
+      return {{"peak_bytes", allocator(device_).stats().peak_reserved}};
     }
     std::ifstream status("/proc/self/status");
     std::string word;
@@ -366,38 +353,25 @@ class Server {
     return {{"peak_bytes", kilobytes * 1024}};
   }
 
-  const ServeOptions options_;
-  const int threads_;
+  const Device device_;
+  const std::string directory_;
+  const int threads_ = num_threads();
   std::map<std::string, Warm> works_;
 };
 
-/// The next line without its end; false at the end of the input.
-bool read_line(std::FILE* in, std::string& line) {
-  line.clear();
-  int c;
-  while ((c = std::fgetc(in)) != EOF && c != '\n') line.push_back(static_cast<char>(c));
-  return c != EOF || !line.empty();
-}
-
 }  // namespace
 
-Work make_work(const json& spec, Device device, const std::string& directory) {
-  return Maker(spec, device, directory).make();
-}
-
-void serve_work(const ServeOptions& options, std::FILE* in, std::FILE* out) {
-  Server server(options);
-  std::string line;
-  while (read_line(in, line)) {
+void serve_work(Device device, const std::string& directory) {
+  Server server(device, directory);
+  for (std::string line; std::getline(std::cin, line);) {
     ordered_json answer;
     try {
       answer = server.answer(json::parse(line));
     } catch (const std::exception& error) {
       answer = {{"error", error.what()}};
     }
-    const std::string text = answer.dump() + "\n";
-    const bool written = std::fwrite(text.data(), 1, text.size(), out) == text.size();
-    WEFT_CHECK(written && std::fflush(out) == 0, "cannot write an answer");
+    print_json(answer);
+    WEFT_CHECK(std::fflush(stdout) == 0, "cannot write an answer");
   }
 }
 

@@ -4,23 +4,14 @@
 // is measured in a process of its own and by the same rules.
 #pragma once
 
-#include <cstdio>
-#include <functional>
-#include <nlohmann/json.hpp>
 #include <string>
 
 #include "core/device.h"
 
 namespace weft::cli {
 
-/// A case's work, warm, and what is to be said of it ("parameters", "bytes").
-struct Work {
-  std::function<void()> run;
-  nlohmann::ordered_json facts = nlohmann::ordered_json::object();
-};
-
-/// Makes the work that `spec` describes; files go to `directory`. Throws Error naming an unknown
-/// kind.
+/// Answers requests from standard input on standard output until that ends. Files go to
+/// `directory`. Kinds of work, and what describes them:
 ///
 ///   train, infer   model, batch, precision: a step of training (zero_grad, forward, loss,
 ///                  backward, AdamW; with "graph" as one CUDA graph), logits alone
@@ -36,14 +27,6 @@ struct Work {
 ///   save, load     model: its state on the disk, and back into the model
 ///
 /// Ops have a precision and "backward": with the gradients of all inputs, given the output's.
-Work make_work(const nlohmann::json& spec, Device device, const std::string& directory);
-
-struct ServeOptions {
-  Device device = {};
-  std::string directory;
-};
-
-/// Answers requests from `in` on `out` until `in` ends.
-void serve_work(const ServeOptions& options, std::FILE* in, std::FILE* out);
+void serve_work(Device device, const std::string& directory);
 
 }  // namespace weft::cli

@@ -2,28 +2,23 @@
 #include <fmt/core.h>
 
 #include <cmath>
-#include <memory>
-#include <nlohmann/json.hpp>
 
+#include "cli/json_line.h"
 #include "cli/numerics/models.h"
 #include "cli/numerics/numerics.h"
 #include "cli/report/html_report.h"
-#include "core/error.h"
 #include "core/parallel.h"
-#include "io/progress.h"
 #include "numerics/tensor_core_vectors.h"
 
 namespace weft::cli {
 namespace {
 
-struct Arguments {
+struct Arguments : Output {
   std::string format = "bf16";
   std::vector<std::string> models, distributions;
   int64_t max_k = 16384;
   int samples = 32;
   uint64_t seed = 1;
-  std::string html;
-  bool json = false;
 };
 
 /// Errors over sum |a||b|, of `samples` dot products.
@@ -85,44 +80,21 @@ std::vector<Curve> measure(const Arguments& a, DType format) {
   return curves;
 }
 
-void print_json(const std::vector<Curve>& curves, const std::string& format) {
-  for (const Curve& curve : curves) {
-    for (const Point& p : curve.points) {
-      const nlohmann::ordered_json row = {
-          {"format", format},     {"distribution", curve.distribution},
-          {"model", curve.model}, {"k", p.k},
-          {"mean", p.mean},       {"max", p.largest},
-          {"bias", p.bias},       {"bound", p.bound}};
-      fmt::print("{}\n", row.dump());
-    }
+/// Of each curve its last point.
+report::Table table_of(const std::vector<Curve>& curves) {
+  report::Table table = {.columns = {"distribution", "model", "K", "mean error", "largest", "bias",
+                                     "bound", "largest / bound"},
+                         .caption =
+                             "Relative to sum |a||b|. Bias is the mean of |computed| - "
+                             "|exact|: below zero where results are too short."};
+  for (const auto& [distribution, model, points] : curves) {
+    const Point& p = points.back();
+    table.rows.push_back({distribution, model, std::to_string(p.k), fmt::format("{:.2e}", p.mean),
+                          fmt::format("{:.2e}", p.largest), fmt::format("{:.1e}", p.bias),
+                          fmt::format("{:.2e}", p.bound),
+                          fmt::format("{:.1e}", p.largest / p.bound)});
   }
-}
-
-std::vector<std::string> cells(const Curve& curve, const Point& p) {
-  return {curve.distribution,
-          curve.model,
-          std::to_string(p.k),
-          fmt::format("{:.2e}", p.mean),
-          fmt::format("{:.2e}", p.largest),
-          fmt::format("{:.1e}", p.bias),
-          fmt::format("{:.2e}", p.bound),
-          fmt::format("{:.1e}", p.largest / p.bound)};
-}
-
-const std::vector<std::string> kColumns = {"distribution", "model", "K",     "mean error",
-                                           "largest",      "bias",  "bound", "largest / bound"};
-
-void print_table(const std::vector<Curve>& curves) {
-  io::Table table({{kColumns[0], 12, io::Table::Align::kLeft},
-                   {kColumns[1], 9, io::Table::Align::kLeft},
-                   {kColumns[2], 6},
-                   {kColumns[3], 10},
-                   {kColumns[4], 10},
-                   {kColumns[5], 8},
-                   {kColumns[6], 10},
-                   {kColumns[7], 15}});
-  for (const Curve& curve : curves) table.row(cells(curve, curve.points.back()));
-  fmt::print("\nErrors and bounds are relative to sum |a||b|.\n");
+  return table;
 }
 
 /// Error from rounding the operands to a format, beside error from accumulating them.
@@ -194,9 +166,8 @@ void write_page(const std::vector<Curve>& curves, const Arguments& a) {
                               .color = color,
                               .in_legend = false};
       for (const Point& p : curve.points) {
-        for (report::Series* series : {&mean, &bound}) {
-          series->x.push_back(static_cast<double>(p.k));
-        }
+        mean.x.push_back(static_cast<double>(p.k));
+        bound.x.push_back(static_cast<double>(p.k));
         mean.y.push_back(p.mean);
         bound.y.push_back(p.bound);
       }
@@ -208,18 +179,11 @@ void write_page(const std::vector<Curve>& curves, const Arguments& a) {
     page.add(plot);
   }
   page.heading(fmt::format("At K = {}", sizes(a).back()));
-  report::Table table = {.columns = kColumns,
-                         .caption =
-                             "Relative to sum |a||b|. Bias is the mean of |computed| - "
-                             "|exact|: below zero where results are too short."};
-  for (const Curve& curve : curves) table.rows.push_back(cells(curve, curve.points.back()));
-  page.add(table);
+  page.add(table_of(curves));
   add_formats(page, a);
-  page.heading("Repeat");
-  page.code(
-      fmt::format("./weft numerics dot --format {} --max-k {} --samples {} --seed {} --html {}",
-                  a.format, a.max_k, a.samples, a.seed, a.html));
-  page.write(a.html);
+  finish_page(page, a,
+              fmt::format("dot --format {} --max-k {} --samples {} --seed {}", a.format, a.max_k,
+                          a.samples, a.seed));
 }
 
 int run(Arguments a) {
@@ -227,46 +191,50 @@ int run(Arguments a) {
   if (a.models.empty()) a.models = default_models(format);
   const std::vector<Curve> curves = measure(a, format);
   if (a.json) {
-    print_json(curves, a.format);
+    for (const Curve& curve : curves) {
+      for (const Point& p : curve.points) {
+        print_json({{"format", a.format},
+                    {"distribution", curve.distribution},
+                    {"model", curve.model},
+                    {"k", p.k},
+                    {"mean", p.mean},
+                    {"max", p.largest},
+                    {"bias", p.bias},
+                    {"bound", p.bound}});
+      }
+    }
   } else {
-    print_table(curves);
+    print_table(table_of(curves), {12, 9, 6, 10, 10, 8}, 2);
+    fmt::print("\nErrors and bounds are relative to sum |a||b|.\n");
   }
   if (!a.html.empty()) write_page(curves, a);
-  say_written(a.html, a.json);
   return 0;
 }
 
 }  // namespace
 
 void add_numerics_dot(CLI::App& numerics, Action& action) {
-  CLI::App& command =
-      *numerics.add_subcommand("dot", "Measure errors of dot products, beside their bounds");
-  const auto a = std::make_shared<Arguments>();
-  a->distributions.assign(std::begin(kDistributions), std::end(kDistributions));
-  command.add_option("--format", a->format, kFormatHelp)->capture_default_str();
-  command
-      .add_option("--models", a->models, fmt::format("Ways to add the products: {}", kModelsHelp))
-      ->delimiter(',')
-      ->default_str("those that take the format");
-  command
-      .add_option(
-          "--distributions", a->distributions,
-          "Distributions of the operands: normal, uniform in [0, 1), wide (magnitudes spread over "
-          "2^16), cancel (sums near zero)")
-      ->delimiter(',')
-      ->check(CLI::IsMember(a->distributions))
-      ->capture_default_str();
-  command.add_option("--max-k", a->max_k, "The longest dot product; lengths double from 16")
-      ->check(CLI::Range(16, 1 << 20))
-      ->capture_default_str();
-  command.add_option("--samples", a->samples, "Dot products of each length")
-      ->check(CLI::Range(1, 100000))
-      ->capture_default_str();
-  command.add_option("--seed", a->seed, "Seed of the operands")->capture_default_str();
-  command.add_option("--html", a->html, "Write a page of plots to this file")->type_name("FILE");
-  command.add_flag("--json", a->json,
-                   "Print a JSON object for each distribution, way to add and length");
-  command.callback([a, &action] { action = [a] { return run(*a); }; });
+  const auto [command, a] = add_command<Arguments>(
+      numerics, action, run, "dot", "Measure errors of dot products, beside their bounds");
+  a.distributions.assign(std::begin(kDistributions), std::end(kDistributions));
+  command.add_option("--format", a.format, kFormatHelp);
+  add_option(command, "--models", a.models,
+             fmt::format("Ways to add the products: {}", kModelsHelp),
+             {.usual = "those that take the format"})
+      ->delimiter(',');
+  add_option(
+      command, "--distributions", a.distributions,
+      "Distributions of the operands: normal, uniform in [0, 1), wide (magnitudes spread over "
+      "2^16), cancel (sums near zero)",
+      {.check = CLI::IsMember(a.distributions)})
+      ->delimiter(',');
+  add_option(command, "--max-k", a.max_k, "The longest dot product; lengths double from 16",
+             {.check = CLI::Range(16, 1 << 20)});
+  add_option(command, "--samples", a.samples, "Dot products of each length",
+             {.check = CLI::Range(1, 100000)});
+  command.add_option("--seed", a.seed, "Seed of the operands");
+  add_output_options(command, a,
+                     "Print a JSON object for each distribution, way to add and length");
 }
 
 }  // namespace weft::cli

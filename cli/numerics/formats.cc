@@ -1,15 +1,13 @@
 // weft numerics formats: what number formats can hold, as a table, JSON and a page.
 #include <fmt/core.h>
 
+#include <algorithm>
 #include <cmath>
-#include <memory>
-#include <nlohmann/json.hpp>
+#include <iterator>
 #include <optional>
 
+#include "cli/json_line.h"
 #include "cli/numerics/numerics.h"
-#include "cli/report/html_report.h"
-#include "core/error.h"
-#include "io/progress.h"
 #include "numerics/format.h"
 
 namespace weft::cli {
@@ -20,11 +18,9 @@ using numerics::FixedFormat;
 using numerics::FloatFormat;
 using numerics::Rounding;
 
-struct Arguments {
+struct Arguments : Output {
   std::vector<std::string> formats;
   double value = 0.1;
-  std::string html;
-  bool json = false;
 };
 
 /// A floating-point or fixed-point format under one name.
@@ -76,11 +72,14 @@ Format parse(const std::string& name) {
   return {format.name(), std::nullopt, format};
 }
 
+bool is_power_of_two(double x) {
+  int exponent = 0;
+  return std::frexp(x, &exponent) == 0.5;
+}
+
 /// A power of two as one, other numbers as they are.
 std::string show(double x) {
-  int exponent = 0;
-  const double significand = std::frexp(x, &exponent);
-  if (significand == 0.5 && (x > 1e4 || x < 1e-2)) return fmt::format("2^{}", exponent - 1);
+  if (is_power_of_two(x) && (x > 1e4 || x < 1e-2)) return fmt::format("2^{}", std::ilogb(x));
   return fmt::format("{:.7g}", x);
 }
 
@@ -143,27 +142,6 @@ report::Table value_table(const std::vector<Format>& formats, double value) {
   return table;
 }
 
-void print(const report::Table& table) {
-  std::vector<io::Table::Column> columns;
-  for (size_t i = 0; i < table.columns.size(); ++i) {
-    size_t width = table.columns[i].size();
-    for (const auto& row : table.rows) width = std::max(width, row[i].size());
-    columns.push_back({table.columns[i], static_cast<int>(width),
-                       i == 0 ? io::Table::Align::kLeft : io::Table::Align::kRight});
-  }
-  io::Table out(columns);
-  for (const auto& row : table.rows) out.row(row);
-}
-
-std::vector<double> powers_of_two(const std::vector<double>& numbers) {
-  std::vector<double> result;
-  for (double x : numbers) {
-    int exponent = 0;
-    if (std::frexp(x, &exponent) == 0.5) result.push_back(x);
-  }
-  return result;
-}
-
 report::NumberLine number_line(const std::vector<Format>& formats, double limit) {
   report::NumberLine line = {
       .title = fmt::format("Every number up to {}", limit),
@@ -173,8 +151,9 @@ report::NumberLine number_line(const std::vector<Format>& formats, double limit)
           "floating-point format has equally many numbers, fixed point has equal steps."};
   for (const Format& format : formats) {
     if (format.bits() > 10) continue;
-    const std::vector<double> numbers = format.numbers(limit);
-    line.rows.push_back({format.name, numbers, powers_of_two(numbers)});
+    line.rows.push_back({.name = format.name, .points = format.numbers(limit)});
+    std::ranges::copy_if(line.rows.back().points, std::back_inserter(line.rows.back().tall),
+                         is_power_of_two);
   }
   return line;
 }
@@ -225,11 +204,9 @@ void write_page(const std::vector<Format>& formats, const Arguments& a) {
 
   page.heading(fmt::format("{} in each format", a.value));
   page.add(value_table(formats, a.value));
-  page.heading("Repeat");
   std::string names;
   for (const Format& format : formats) names += " " + format.name;
-  page.code(fmt::format("./weft numerics formats{} --value {} --html {}", names, a.value, a.html));
-  page.write(a.html);
+  finish_page(page, a, fmt::format("formats{} --value {}", names, a.value));
 }
 
 int run(const Arguments& a) {
@@ -238,34 +215,28 @@ int run(const Arguments& a) {
     formats.push_back(as_usage([&] { return parse(name); }));
   }
   if (a.json) {
-    for (const Format& format : formats) fmt::print("{}\n", describe(format, a.value).dump());
+    for (const Format& format : formats) print_json(describe(format, a.value));
   } else {
-    print(format_table(formats));
+    print_table(format_table(formats));
     fmt::print("\n{} in each format:\n", a.value);
-    print(value_table(formats, a.value));
+    print_table(value_table(formats, a.value));
   }
   if (!a.html.empty()) write_page(formats, a);
-  say_written(a.html, a.json);
   return 0;
 }
 
 }  // namespace
 
 void add_numerics_formats(CLI::App& numerics, Action& action) {
-  CLI::App& command =
-      *numerics.add_subcommand("formats", "Show range and precision of number formats");
-  const auto a = std::make_shared<Arguments>();
-  a->formats = {"fp32", "tf32", "fp16", "bf16", "e4m3", "e5m2", "q3.4"};
-  command
-      .add_option("FORMAT", a->formats,
-                  "Formats to show: fp32, tf32, fp16, bf16, e4m3, e5m2; e<E>m<M> of E exponent "
-                  "and M mantissa bits, e<E>m<M>fn without infinities; q<I>.<F> for fixed point")
-      ->capture_default_str();
-  command.add_option("--value", a->value, "A number that is rounded to each format")
-      ->capture_default_str();
-  command.add_option("--html", a->html, "Write a page of plots to this file")->type_name("FILE");
-  command.add_flag("--json", a->json, "Print a JSON object for each format");
-  command.callback([a, &action] { action = [a] { return run(*a); }; });
+  const auto [command, a] = add_command<Arguments>(numerics, action, run, "formats",
+                                                   "Show range and precision of number formats");
+  a.formats = {"fp32", "tf32", "fp16", "bf16", "e4m3", "e5m2", "q3.4"};
+  command.add_option(
+      "FORMAT", a.formats,
+      "Formats to show: fp32, tf32, fp16, bf16, e4m3, e5m2; e<E>m<M> of E exponent "
+      "and M mantissa bits, e<E>m<M>fn without infinities; q<I>.<F> for fixed point");
+  command.add_option("--value", a.value, "A number that is rounded to each format");
+  add_output_options(command, a, "Print a JSON object for each format");
 }
 
 }  // namespace weft::cli

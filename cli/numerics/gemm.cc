@@ -2,16 +2,14 @@
 #include <fmt/core.h>
 
 #include <cmath>
-#include <memory>
-#include <nlohmann/json.hpp>
+#include <optional>
 
+#include "cli/json_line.h"
 #include "cli/numerics/models.h"
 #include "cli/numerics/numerics.h"
 #include "cli/report/html_report.h"
-#include "core/error.h"
 #include "core/parallel.h"
 #include "core/view.h"
-#include "io/progress.h"
 #include "kernels/gemm/gemm.h"
 #include "numerics/error_bounds.h"
 #include "numerics/tensor_core_vectors.h"
@@ -19,13 +17,11 @@
 namespace weft::cli {
 namespace {
 
-struct Arguments {
+struct Arguments : Output {
   int m = 64, n = 64, k = 1024;
   std::string format = "bf16", distribution = "normal";
   std::vector<std::string> models;
   uint64_t seed = 1;
-  std::string html;
-  bool json = false;
 };
 
 /// The name of the f32 product that the engine itself computes.
@@ -39,12 +35,25 @@ struct Result {
 };
 
 struct Problem {
+  int m, n, k;
   std::vector<float> a, b;  // [m, k], and b transposed: [n, k]
   std::vector<ExactDot> exact;
+
+  /// f(i n + j, row i of a, column j of b) for every element.
+  template <class F>
+  void for_each(F&& f) const {
+    parallel_for(m, 1, [&](int64_t begin, int64_t end) {
+      for (int64_t i = begin; i < end; ++i) {
+        for (int64_t j = 0; j < n; ++j) {
+          f(i * n + j, std::span(a).subspan(i * k, k), std::span(b).subspan(j * k, k));
+        }
+      }
+    });
+  }
 };
 
 Problem make_problem(const Arguments& args, DType format) {
-  Problem p;
+  Problem p{.m = args.m, .n = args.n, .k = args.k};
   // A stream of random numbers per row of a and column of b. Under "cancel" the second half of each
   // row undoes the first against the halves of any column.
   for (int i = 0; i < args.m; ++i) {
@@ -57,14 +66,7 @@ Problem make_problem(const Arguments& args, DType format) {
     p.b.insert(p.b.end(), column.b.begin(), column.b.end());
   }
   p.exact.resize(static_cast<size_t>(args.m) * args.n);
-  parallel_for(args.m, 1, [&](int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; ++i) {
-      for (int64_t j = 0; j < args.n; ++j) {
-        p.exact[i * args.n + j] = exact_dot(std::span(p.a).subspan(i * args.k, args.k),
-                                            std::span(p.b).subspan(j * args.k, args.k));
-      }
-    }
-  });
+  p.for_each([&](int64_t i, auto row, auto column) { p.exact[i] = exact_dot(row, column); });
   return p;
 }
 
@@ -98,14 +100,7 @@ Result measure(const std::string& name, const Arguments& args, DType format, Pro
                                 .d_row_stride = args.n,
                                 .promotion_interval = model->promotion_interval()});
   } else {
-    parallel_for(args.m, 1, [&](int64_t begin, int64_t end) {
-      for (int64_t i = begin; i < end; ++i) {
-        for (int64_t j = 0; j < args.n; ++j) {
-          c[i * args.n + j] = model->dot(std::span(p.a).subspan(i * args.k, args.k),
-                                         std::span(p.b).subspan(j * args.k, args.k));
-        }
-      }
-    });
+    p.for_each([&](int64_t i, auto row, auto column) { c[i] = model->dot(row, column); });
   }
   Result result = {.model = name};
   for (size_t i = 0; i < c.size(); ++i) {
@@ -132,6 +127,16 @@ std::vector<std::vector<double>> matrix(const std::vector<double>& values, int c
   return rows;
 }
 
+report::Table table_of(const std::vector<Result>& results) {
+  report::Table table = {.columns = {"model", "mean error", "largest error", "largest / bound"},
+                         .caption = "Errors relative to sum |a||b|."};
+  for (const Result& r : results) {
+    table.rows.push_back({r.model, fmt::format("{:.2e}", r.mean), fmt::format("{:.2e}", r.largest),
+                          fmt::format("{:.1e}", r.largest_of_bound)});
+  }
+  return table;
+}
+
 void write_page(const std::vector<Result>& results, const Arguments& a) {
   report::Page page("Errors of a matrix product", fmt::format("{} x {} x {}, {} operands, {}", a.m,
                                                               a.n, a.k, a.format, a.distribution));
@@ -154,13 +159,7 @@ void write_page(const std::vector<Result>& results, const Arguments& a) {
     spread.series.push_back(series);
   }
   page.add(spread);
-  report::Table table = {.columns = {"model", "mean error", "largest error", "largest / bound"},
-                         .caption = "Errors relative to sum |a||b|."};
-  for (const Result& r : results) {
-    table.rows.push_back({r.model, fmt::format("{:.2e}", r.mean), fmt::format("{:.2e}", r.largest),
-                          fmt::format("{:.1e}", r.largest_of_bound)});
-  }
-  page.add(table);
+  page.add(table_of(results));
   double low = HUGE_VAL, high = 0;
   for (const Result& r : results) {
     low = std::min(low, r.mean / 100);
@@ -183,11 +182,9 @@ void write_page(const std::vector<Result>& results, const Arguments& a) {
                              .value = {.label = "error / bound"},
                              .rows = matrix(r.of_bound, a.n)});
   }
-  page.heading("Repeat");
-  page.code(fmt::format(
-      "./weft numerics gemm --m {} --n {} --k {} --format {} --distribution {} --seed {} --html {}",
-      a.m, a.n, a.k, a.format, a.distribution, a.seed, a.html));
-  page.write(a.html);
+  finish_page(page, a,
+              fmt::format("gemm --m {} --n {} --k {} --format {} --distribution {} --seed {}", a.m,
+                          a.n, a.k, a.format, a.distribution, a.seed));
 }
 
 int run(Arguments a) {
@@ -199,59 +196,42 @@ int run(Arguments a) {
   Problem problem = make_problem(a, format);
   std::vector<Result> results;
   for (const std::string& name : a.models) results.push_back(measure(name, a, format, problem));
-  std::optional<io::Table> table;
-  if (!a.json) {
-    table.emplace(std::vector<io::Table::Column>{{"model", 10, io::Table::Align::kLeft},
-                                                 {"mean error", 10},
-                                                 {"largest error", 13},
-                                                 {"largest / bound", 15}});
-  }
-  for (const Result& r : results) {
-    if (a.json) {
-      const nlohmann::ordered_json row = {{"model", r.model},
-                                          {"mean", r.mean},
-                                          {"max", r.largest},
-                                          {"max_of_bound", r.largest_of_bound}};
-      fmt::print("{}\n", row.dump());
-    } else {
-      table->row({r.model, fmt::format("{:.2e}", r.mean), fmt::format("{:.2e}", r.largest),
-                  fmt::format("{:.1e}", r.largest_of_bound)});
+  if (a.json) {
+    for (const Result& r : results) {
+      print_json({{"model", r.model},
+                  {"mean", r.mean},
+                  {"max", r.largest},
+                  {"max_of_bound", r.largest_of_bound}});
     }
+  } else {
+    print_table(table_of(results), {10});
   }
   if (!a.html.empty()) write_page(results, a);
-  say_written(a.html, a.json);
   return 0;
 }
 
 }  // namespace
 
 void add_numerics_gemm(CLI::App& numerics, Action& action) {
-  CLI::App& command =
-      *numerics.add_subcommand("gemm", "Measure errors of a matrix product, element by element");
-  const auto a = std::make_shared<Arguments>();
-  for (const auto& [name, size, text] : {std::tuple{"--m", &a->m, "Rows of the product"},
-                                         {"--n", &a->n, "Columns of the product"},
-                                         {"--k", &a->k, "Length of its dot products"}}) {
-    command.add_option(name, *size, text)->check(CLI::Range(1, 4096))->capture_default_str();
+  const auto [command, a] = add_command<Arguments>(
+      numerics, action, run, "gemm", "Measure errors of a matrix product, element by element");
+  for (const auto& [name, size, text] : {std::tuple{"--m", &a.m, "Rows of the product"},
+                                         {"--n", &a.n, "Columns of the product"},
+                                         {"--k", &a.k, "Length of its dot products"}}) {
+    add_option(command, name, *size, text, {.check = CLI::Range(1, 4096)});
   }
-  command.add_option("--format", a->format, kFormatHelp)->capture_default_str();
-  command
-      .add_option(
-          "--distribution", a->distribution,
-          "Distribution of the operands: normal, uniform, wide or cancel, as of numerics dot")
-      ->check(CLI::IsMember(
-          std::vector<std::string>(std::begin(kDistributions), std::end(kDistributions))))
-      ->capture_default_str();
-  command
-      .add_option(
-          "--models", a->models,
-          fmt::format("Ways to add the products: weft (the engine's f32 product), {}", kModelsHelp))
-      ->delimiter(',')
-      ->default_str("those that take the format");
-  command.add_option("--seed", a->seed, "Seed of the operands")->capture_default_str();
-  command.add_option("--html", a->html, "Write a page of plots to this file")->type_name("FILE");
-  command.add_flag("--json", a->json, "Print a JSON object for each way to add");
-  command.callback([a, &action] { action = [a] { return run(*a); }; });
+  command.add_option("--format", a.format, kFormatHelp);
+  add_option(command, "--distribution", a.distribution,
+             "Distribution of the operands: normal, uniform, wide or cancel, as of numerics dot",
+             {.check = CLI::IsMember(
+                  std::vector<std::string>(std::begin(kDistributions), std::end(kDistributions)))});
+  add_option(
+      command, "--models", a.models,
+      fmt::format("Ways to add the products: weft (the engine's f32 product), {}", kModelsHelp),
+      {.usual = "those that take the format"})
+      ->delimiter(',');
+  command.add_option("--seed", a.seed, "Seed of the operands");
+  add_output_options(command, a, "Print a JSON object for each way to add");
 }
 
 }  // namespace weft::cli

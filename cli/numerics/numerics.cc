@@ -3,10 +3,12 @@
 
 #include <fmt/core.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstdio>
 
 #include "core/philox.h"
+#include "io/progress.h"
 
 namespace weft::cli {
 
@@ -27,11 +29,8 @@ Operands draw_operands(const std::string& distribution, DType format, int64_t co
   const auto rounded = [&](double x) { return round_to(x, format); };
   const auto draw = [&] {
     if (distribution == "uniform") return rounded(random.uniform());
-    if (distribution == "wide") {
-      const double scale = std::exp2(random.uniform(-8, 8));
-      return rounded(random.normal() * scale);
-    }
-    return rounded(random.normal());
+    const double scale = distribution == "wide" ? std::exp2(random.uniform(-8, 8)) : 1;
+    return rounded(random.normal() * scale);
   };
   Operands operands;
   for (int64_t i = 0; i < count; ++i) {
@@ -49,8 +48,29 @@ Operands draw_operands(const std::string& distribution, DType format, int64_t co
   return operands;
 }
 
-void say_written(const std::string& path, bool json) {
-  if (!path.empty()) fmt::print(json ? stderr : stdout, "page written to {}\n", path);
+void add_output_options(CLI::App& command, Output& output, const char* json_help) {
+  add_option(command, "--html", output.html, "Write a page of plots to this file",
+             {.takes = "FILE"});
+  command.add_flag("--json", output.json, json_help);
+}
+
+void print_table(const report::Table& table, const std::vector<size_t>& least_widths, size_t left) {
+  std::vector<io::Table::Column> columns;
+  for (size_t i = 0; i < table.columns.size(); ++i) {
+    size_t width = i < least_widths.size() ? least_widths[i] : 0;
+    for (const auto& row : table.rows) width = std::max(width, row[i].size());
+    columns.push_back({table.columns[i], static_cast<int>(width),
+                       i < left ? io::Table::Align::kLeft : io::Table::Align::kRight});
+  }
+  io::Table out(columns);
+  for (const auto& row : table.rows) out.row(row);
+}
+
+void finish_page(report::Page& page, const Output& output, const std::string& command) {
+  page.heading("Repeat");
+  page.code(fmt::format("./weft numerics {} --html {}", command, output.html));
+  page.write(output.html);
+  fmt::print(output.json ? stderr : stdout, "page written to {}\n", output.html);
 }
 
 void add_numerics(CLI::App& app, Action& action) {

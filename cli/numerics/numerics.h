@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "cli/command.h"
+#include "cli/report/html_report.h"
 #include "core/dtype.h"
 
 namespace weft::cli {
@@ -39,7 +40,18 @@ inline constexpr const char* kDistributions[] = {"normal", "uniform", "wide", "c
 Operands draw_operands(const std::string& distribution, DType format, int64_t count, uint64_t seed,
                        uint64_t stream);
 
-/// Prints where the page was written.
-void say_written(const std::string& path, bool json);
+/// What the reports have in common: a page where --html names a file, and JSON or text.
+struct Output {
+  std::string html;
+  bool json = false;
+};
+void add_output_options(CLI::App& command, Output& output, const char* json_help);
+
+/// As wide as its cells, and at least as the columns' widths say; the first `left` columns are
+/// aligned left.
+void print_table(const report::Table& table, const std::vector<size_t>& least_widths = {},
+                 size_t left = 1);
+/// Adds the command line that makes the page again, to which it adds --html, and writes the page.
+void finish_page(report::Page& page, const Output& output, const std::string& command);
 
 }  // namespace weft::cli

@@ -3,13 +3,11 @@
 
 #include <algorithm>
 #include <bit>
-#include <cmath>
-#include <memory>
-#include <nlohmann/json.hpp>
+#include <map>
 #include <optional>
 
+#include "cli/json_line.h"
 #include "cli/numerics/numerics.h"
-#include "core/error.h"
 #include "core/philox.h"
 #include "io/files.h"
 #include "kernels/device/probe.h"
@@ -47,20 +45,10 @@ int find_device(const std::string& name) {
 
 /// The model's name by compute capability; empty for one that has none.
 std::string gpu_of(int device) {
-  switch (kernels::probe_cuda_devices().devices[device].compute_capability) {
-    case 80:
-      return "a100";
-    case 86:
-      return "a2";
-    case 89:
-      return "ada";
-    case 90:
-      return "h100";
-    case 100:
-      return "b200";
-    default:
-      return "";
-  }
+  static const std::map<int, const char*> kGpus = {
+      {80, "a100"}, {86, "a2"}, {89, "ada"}, {90, "h100"}, {100, "b200"}};
+  const auto gpu = kGpus.find(kernels::probe_cuda_devices().devices[device].compute_capability);
+  return gpu == kGpus.end() ? "" : gpu->second;
 }
 
 std::vector<TensorCoreVector> draw_vectors(const Arguments& a, DType format, int k) {
@@ -106,20 +94,16 @@ int probe(Arguments a) {
     }
   }
   const int64_t mismatches = std::ranges::count(differs, 1);
-  const auto write = [&](auto&& put) {
-    for (const TensorCoreVector& v : vectors) put(numerics::format_vector(v) + "\n");
-  };
+  std::string lines;
+  for (const TensorCoreVector& v : vectors) lines += numerics::format_vector(v) + "\n";
   if (a.output.empty()) {
-    write([](const std::string& line) { fmt::print("{}", line); });
+    fmt::print("{}", lines);
   } else {
-    io::write_file_atomically(a.output, [&](io::FileWriter& file) {
-      write([&](const std::string& line) { file.write(line); });
-    });
+    io::write_file_atomically(a.output, [&](io::FileWriter& file) { file.write(lines); });
   }
   std::FILE* const out = a.output.empty() ? stderr : stdout;
   if (a.json) {
-    const nlohmann::ordered_json total = {{"rows", a.rows}, {"mismatches", mismatches}};
-    fmt::print(out, "{}\n", total.dump());
+    print_json({{"rows", a.rows}, {"mismatches", mismatches}}, out);
   } else {
     fmt::print(out, "{} {} on cuda:{}: {} rows, {} of them differ from the model\n", a.gpu,
                a.format, device, a.rows, mismatches);
@@ -130,28 +114,22 @@ int probe(Arguments a) {
 }  // namespace
 
 void add_numerics_probe(CLI::App& numerics, Action& action) {
-  CLI::App& command = *numerics.add_subcommand(
-      "probe", "Run dot products on this machine's tensor cores and compare them with the model");
-  const auto a = std::make_shared<Arguments>();
-  command.add_option("--device", a->device, "GPU to probe: cuda or cuda:N")
-      ->type_name("DEVICE")
-      ->capture_default_str();
-  command.add_option("--format", a->format, kFormatHelp)->capture_default_str();
-  command
-      .add_option("--gpu", a->gpu,
-                  "GPU whose model the results are compared with: a name of numerics replay --gpu")
-      ->default_str("by the device's compute capability");
-  command.add_option("--rows", a->rows, "Number of dot products")
-      ->check(CLI::Range(1, 1000000))
-      ->capture_default_str();
-  command.add_option("--seed", a->seed, "Seed of the operands")->capture_default_str();
-  command.add_option("--output", a->output, "Write operands and results to this file")
-      ->type_name("FILE")
-      ->default_str("standard output");
-  command.add_flag("--json", a->json,
+  const auto [command, a] = add_command<Arguments>(
+      numerics, action, probe, "probe",
+      "Run dot products on this machine's tensor cores and compare them with the model");
+  add_option(command, "--device", a.device, "GPU to probe: cuda or cuda:N", {.takes = "DEVICE"});
+  command.add_option("--format", a.format, kFormatHelp);
+  add_option(command, "--gpu", a.gpu,
+             "GPU whose model the results are compared with: a name of numerics replay --gpu",
+             {.usual = "by the device's compute capability"});
+  add_option(command, "--rows", a.rows, "Number of dot products",
+             {.check = CLI::Range(1, 1000000)});
+  command.add_option("--seed", a.seed, "Seed of the operands");
+  add_option(command, "--output", a.output, "Write operands and results to this file",
+             {.takes = "FILE", .usual = "standard output"});
+  command.add_flag("--json", a.json,
                    "Print the counts as {\"rows\":N,\"mismatches\":M}, on standard error without "
                    "--output");
-  command.callback([a, &action] { action = [a] { return probe(*a); }; });
 }
 
 }  // namespace weft::cli

@@ -5,19 +5,14 @@
 #include <fstream>
 #include <iostream>
 #include <map>
-#include <memory>
-#include <nlohmann/json.hpp>
 
+#include "cli/json_line.h"
 #include "cli/numerics/numerics.h"
-#include "core/error.h"
 #include "numerics/format.h"
 #include "numerics/tensor_core_vectors.h"
 
 namespace weft::cli {
 namespace {
-
-using numerics::TensorCoreModel;
-using numerics::TensorCoreVector;
 
 constexpr int64_t kShown = 10;
 
@@ -39,8 +34,7 @@ void check_operands(const std::vector<float>& values, const char* name,
 
 int replay(const Arguments& a) {
   const DType input = as_usage([&] { return numerics::parse_operand_format(a.format); });
-  const TensorCoreModel model =
-      as_usage([&] { return numerics::tensor_core_model(a.gpu, input, DType::f32); });
+  as_usage([&] { numerics::tensor_core_model(a.gpu, input, DType::f32); });
   const numerics::FloatFormat format = numerics::parse_format(a.format);
 
   const bool standard_input = a.file == "-";
@@ -51,7 +45,7 @@ int replay(const Arguments& a) {
   }
   numerics::TensorCoreVectorReader reader(standard_input ? std::cin : file,
                                           standard_input ? "standard input" : a.file);
-  TensorCoreVector vector;
+  numerics::TensorCoreVector vector;
   int64_t rows = 0, mismatches = 0;
   std::map<DType, int64_t> results;
   while (reader.next(vector)) {
@@ -65,19 +59,17 @@ int replay(const Arguments& a) {
     for (const DType output : {DType::f32, DType::f16}) {
       if (!vector.d(output)) continue;
       ++results[output];
-      const TensorCoreModel& used =
-          output == DType::f32 ? model : numerics::tensor_core_model(a.gpu, input, output);
+      const auto model = numerics::tensor_core_model(a.gpu, input, output);
       const uint32_t expected = std::bit_cast<uint32_t>(*vector.d(output));
-      const uint32_t got = std::bit_cast<uint32_t>(numerics::model_result(used, vector));
+      const uint32_t got = std::bit_cast<uint32_t>(numerics::model_result(model, vector));
       if (got == expected) continue;
       differs = true;
       if (mismatches >= kShown) continue;
       if (a.json) {
-        const nlohmann::ordered_json row = {{"line", reader.line()},
-                                            {"output", name(output)},
-                                            {"recorded", fmt::format("{:08x}", expected)},
-                                            {"model", fmt::format("{:08x}", got)}};
-        fmt::print("{}\n", row.dump());
+        print_json({{"line", reader.line()},
+                    {"output", name(output)},
+                    {"recorded", fmt::format("{:08x}", expected)},
+                    {"model", fmt::format("{:08x}", got)}});
       } else {
         fmt::print("line {}: d as {} is {:08x} ({}), the model gives {:08x} ({})\n", reader.line(),
                    output, expected, *vector.d(output), got, std::bit_cast<float>(got));
@@ -87,8 +79,7 @@ int replay(const Arguments& a) {
   }
   WEFT_CHECK(rows > 0, "{}: holds no vectors", reader.name());
   if (a.json) {
-    const nlohmann::ordered_json total = {{"rows", rows}, {"mismatches", mismatches}};
-    fmt::print("{}\n", total.dump());
+    print_json({{"rows", rows}, {"mismatches", mismatches}});
   } else {
     if (mismatches > kShown) fmt::print("and {} more\n", mismatches - kShown);
     fmt::print("{} {}: {} rows, {} results in f32 and {} in f16, {} rows with a mismatch\n", a.gpu,
@@ -100,23 +91,22 @@ int replay(const Arguments& a) {
 }  // namespace
 
 void add_numerics_replay(CLI::App& numerics, Action& action) {
-  CLI::App& command = *numerics.add_subcommand(
-      "replay", "Compare a tensor core's recorded results with its model, bit for bit");
-  const auto a = std::make_shared<Arguments>();
+  const auto [command, a] = add_command<Arguments>(
+      numerics, action, replay, "replay",
+      "Compare a tensor core's recorded results with its model, bit for bit");
   command
-      .add_option("FILE", a->file,
+      .add_option("FILE", a.file,
                   "File of operands and results, a | b | c | d as f32 | d as f16 on a line; - for "
                   "standard input")
       ->required();
   command
-      .add_option("--gpu", a->gpu,
+      .add_option("--gpu", a.gpu,
                   "GPU that computed the results: v100, a2, a100, ada, l40s, h100, h200 or b200")
       ->required();
-  command.add_option("--format", a->format, kFormatHelp)->required();
+  command.add_option("--format", a.format, kFormatHelp)->required();
   command.add_flag(
-      "--json", a->json,
+      "--json", a.json,
       "Print the first mismatches as JSON objects, then {\"rows\":N,\"mismatches\":M}");
-  command.callback([a, &action] { action = [a] { return replay(*a); }; });
 }
 
 }  // namespace weft::cli

@@ -12,7 +12,6 @@
 #include "autograd/backward.h"
 #include "autograd/ops.h"
 #include "cli/numerics/numerics.h"
-#include "core/error.h"
 #include "data/sets/open.h"
 #include "io/progress.h"
 #include "optim/adam.h"
@@ -77,12 +76,8 @@ class Trainer {
                         static_cast<double>(batch->size());
       backward(scaler_.scale(a_.loss_factor == 1 ? loss : loss * a_.loss_factor));
     }
-    double norm = 0;
-    if (scaler_.is_enabled()) {
-      norm = scaler_.unscale(*optimizer_);
-    } else {
-      norm = optim::grad_norm(trained_.model->parameters());
-    }
+    const double norm = scaler_.is_enabled() ? scaler_.unscale(*optimizer_)
+                                             : optim::grad_norm(trained_.model->parameters());
     result.skipped = !scaler_.step(*optimizer_, optim::clip_coefficient(norm, 1));
     scaler_.update();
     fp8_.update();
@@ -90,21 +85,18 @@ class Trainer {
   }
 
   /// Gradients of each product's result on one batch, by hooks on the recorded operations.
-  std::vector<GradientCount> gradients(const train::Precision& precision, double scale) {
-    struct Watched {
-      Node* node;
-      std::shared_ptr<GradientCount> count;
-    };
+  std::vector<GradientCount> gradients(const char* precision_name, double scale) {
+    const train::Precision& precision = train::find_precision(precision_name);
     trained_.model->eval();
     loader_->seek({0, 0});
     const std::optional<data::Batch> batch = loader_->next();
-    std::vector<Watched> watched;
+    std::vector<GradientCount> counts;
     {
       const train::PrecisionScope scope(precision, accumulation_, &fp8_);
       const Tensor logits = train::forward_logits(*trained_.model, batch->images, precision);
       const Tensor loss = ops::cross_entropy(logits, batch->labels) * (scale * a_.loss_factor);
       std::set<Node*> seen;
-      std::vector<Node*> stack = {loss.autograd()->grad_fn.get()};
+      std::vector<Node*> products, stack = {loss.autograd()->grad_fn.get()};
       while (!stack.empty()) {
         Node* const node = stack.back();
         stack.pop_back();
@@ -112,29 +104,26 @@ class Trainer {
         for (const Edge& edge : node->edges) stack.push_back(edge.node.get());
         static const std::set<std::string> kProducts = {
             "linear", "linear_gelu", "mlp", "matmul", "conv2d", "attention", "self_attention"};
-        if (!kProducts.contains(node->name)) continue;
-        const auto count = std::make_shared<GradientCount>();
-        node->hooks.emplace_back(0, [count](const Tensor& gradient) {
-          add(gradient, *count);
+        if (kProducts.contains(node->name)) products.push_back(node);
+      }
+      std::ranges::sort(products, {}, &Node::sequence);
+      counts.resize(products.size());
+      std::map<std::string, int> index;
+      for (size_t i = 0; i < products.size(); ++i) {
+        Node& node = *products[i];
+        counts[i].layer = fmt::format("{} {}", node.name, ++index[node.name]);
+        node.hooks.emplace_back(0, [&count = counts[i]](const Tensor& gradient) {
+          add(gradient, count);
           return Tensor();
         });
-        watched.push_back({node, count});
-      }
-      std::ranges::sort(watched, {}, [](const Watched& w) { return w.node->sequence; });
-      std::map<std::string, int> index;
-      for (const Watched& w : watched) {
-        w.count->layer = fmt::format("{} {}", w.node->name, ++index[w.node->name]);
       }
       optimizer_->zero_grad();
       backward(loss);
     }
-    std::vector<GradientCount> result;
-    for (const Watched& w : watched) result.push_back(*w.count);
-    return result;
+    return counts;
   }
 
   train::Score validate() { return train::evaluate(trained_, *validation_loader_, 8); }
-  double scale() const { return scaler_.get_scale(); }
 
   std::vector<double> weights() const {
     const NoGrad guard;
@@ -203,12 +192,10 @@ TrainResult measure(const TrainArguments& a) {
     progress.finish();
     run.validation = trainer.validate();
     if (result.runs.empty()) {
-      const train::Precision &fp16 = train::find_precision("fp16"),
-                             &fp32 = train::find_precision("fp32");
-      result.gradients.scale = a.loss_scale;
-      result.gradients.f32 = trainer.gradients(fp32, 1);
-      result.gradients.f16 = trainer.gradients(fp16, 1);
-      result.gradients.scaled = trainer.gradients(fp16, a.loss_scale);
+      result.gradients = {.scale = a.loss_scale,
+                          .f32 = trainer.gradients("fp32", 1),
+                          .f16 = trainer.gradients("fp16", 1),
+                          .scaled = trainer.gradients("fp16", a.loss_scale)};
     }
     result.runs.push_back(run);
   }
@@ -222,66 +209,44 @@ int run(const TrainArguments& a) {
     }
     kernels::parse_accumulation(a.matmul_numerics);
     data::check_data_spec(a.data);
-    return 0;
   });
-  const TrainResult result = measure(a);
-  if (a.json) {
-    print_json(result);
-  } else {
-    print_tables(result);
-  }
-  if (!a.html.empty()) write_page(result, a);
-  say_written(a.html, a.json);
+  report_training(measure(a), a);
   return 0;
 }
 
 }  // namespace
 
 void add_numerics_train(CLI::App& numerics, Action& action) {
-  CLI::App& command = *numerics.add_subcommand(
-      "train", "Run one training in several precisions: curves, drift, gradients that vanish");
-  const auto a = std::make_shared<TrainArguments>();
+  const auto [command, a] = add_command<TrainArguments>(
+      numerics, action, run, "train",
+      "Run one training in several precisions: curves, drift, gradients that vanish");
   command.option_defaults()->group("Precision");
-  command
-      .add_option("--precisions", a->precisions,
-                  fmt::format("Precisions of weft train --precision, and {}; the others are "
-                              "compared with the first",
-                              kUnscaled))
-      ->delimiter(',')
-      ->default_str(fmt::format("fp32,tf32,bf16,fp16,{}", kUnscaled));
-  command
-      .add_option("--matmul-numerics", a->matmul_numerics,
-                  "Arithmetic of matrix products, as of weft train")
-      ->capture_default_str();
-  command.add_option("--loss-scale", a->loss_scale, "Loss scale that fp16 begins at")
-      ->check(CLI::PositiveNumber)
-      ->capture_default_str();
-  command
-      .add_option("--loss-factor", a->loss_factor,
-                  "Factor on every run's loss: a small one makes gradients vanish")
-      ->check(CLI::PositiveNumber)
-      ->capture_default_str();
+  add_option(command, "--precisions", a.precisions,
+             fmt::format("Precisions of weft train --precision, and {}; the others are "
+                         "compared with the first",
+                         kUnscaled),
+             {.usual = fmt::format("fp32,tf32,bf16,fp16,{}", kUnscaled)})
+      ->delimiter(',');
+  command.add_option("--matmul-numerics", a.matmul_numerics,
+                     "Arithmetic of matrix products, as of weft train");
+  add_option(command, "--loss-scale", a.loss_scale, "Loss scale that fp16 begins at",
+             {.check = CLI::PositiveNumber});
+  add_option(command, "--loss-factor", a.loss_factor,
+             "Factor on every run's loss: a small one makes gradients vanish",
+             {.check = CLI::PositiveNumber});
 
   command.option_defaults()->group("Training");
-  command.add_option("--model", a->model, kModelHelp)->capture_default_str();
-  command.add_option("--data", a->data, "Images to train on, as of weft train")
-      ->type_name("DATA")
-      ->capture_default_str();
-  command.add_option("--steps", a->steps, "Optimizer steps of each run")
-      ->check(CLI::Range(1, 1000000))
-      ->capture_default_str();
-  command.add_option("--batch-size", a->batch_size, "Images in the batch of a step")
-      ->check(CLI::Range(1, 100000))
-      ->capture_default_str();
-  command.add_option("--lr", a->lr, "Learning rate of AdamW")
-      ->check(CLI::PositiveNumber)
-      ->capture_default_str();
-  command.add_option("--seed", a->seed, "Seed of weights and data")->capture_default_str();
+  command.add_option("--model", a.model, kModelHelp);
+  add_option(command, "--data", a.data, "Images to train on, as of weft train", {.takes = "DATA"});
+  add_option(command, "--steps", a.steps, "Optimizer steps of each run",
+             {.check = CLI::Range(1, 1000000)});
+  add_option(command, "--batch-size", a.batch_size, "Images in the batch of a step",
+             {.check = CLI::Range(1, 100000)});
+  add_option(command, "--lr", a.lr, "Learning rate of AdamW", {.check = CLI::PositiveNumber});
+  command.add_option("--seed", a.seed, "Seed of weights and data");
 
   command.option_defaults()->group("Output");
-  command.add_option("--html", a->html, "Write a page of plots to this file")->type_name("FILE");
-  command.add_flag("--json", a->json, "Print a JSON object for each step, layer and run");
-  command.callback([a, &action] { action = [a] { return run(*a); }; });
+  add_output_options(command, a, "Print a JSON object for each step, layer and run");
 }
 
 }  // namespace weft::cli

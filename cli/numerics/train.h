@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "cli/numerics/numerics.h"
 #include "core/dtype.h"
 #include "train/trained_model.h"
 
@@ -18,14 +19,12 @@ namespace weft::cli {
 /// fp16 without a loss scale: what GradScaler is for.
 inline constexpr const char* kUnscaled = "fp16-unscaled";
 
-struct TrainArguments {
+struct TrainArguments : Output {
   std::vector<std::string> precisions = {"fp32", "tf32", "bf16", "fp16", kUnscaled};
   std::string model = "cct", data = "builtin", matmul_numerics = "ieee";
   int64_t steps = 100, batch_size = 32;
   double lr = 1e-3, loss_scale = 65536, loss_factor = 1;
   uint64_t seed = 0;
-  std::string html;
-  bool json = false;
 };
 
 struct TrainStep {
@@ -68,11 +67,8 @@ struct TrainResult {
   GradientReport gradients;
 };
 
-/// As tables on standard output.
-void print_tables(const TrainResult& result);
-/// A JSON object per step, point of divergence, layer and run.
-void print_json(const TrainResult& result);
-/// One self-contained HTML page at a.html.
-void write_page(const TrainResult& result, const TrainArguments& a);
+/// As tables on standard output, or with --json as an object per step, point of divergence, layer
+/// and run; and as a page where --html says so.
+void report_training(const TrainResult& result, const TrainArguments& a);
 
 }  // namespace weft::cli

@@ -2,12 +2,11 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <memory>
-#include <nlohmann/json.hpp>
 
 #include "cli/command.h"
+#include "cli/json_line.h"
 #include "cli/plan/prediction.h"
-#include "cli/plan/report.h"
+#include "cli/ranked_step.h"
 #include "io/progress.h"
 #include "models/registry.h"
 
@@ -21,8 +20,9 @@ struct Arguments : PlanOptions {
   bool json = false;
 };
 
-ordered_json json_of(const PlanOptions& a, const dist::Cluster& cluster, const Prediction& p,
-                     const Demand& demand) {
+ordered_json json_of(const Demand& demand, const Prediction& p) {
+  const PlanOptions& a = demand.options;
+  const dist::Cluster& cluster = demand.cluster;
   return {{"strategy", p.strategy},
           {"model", a.model},
           {"accelerator", cluster.accelerator.name},
@@ -78,12 +78,10 @@ int run(const Arguments& a) {
                a.model, fmt::join(names, ", "));
   });
   const Demand demand = demand_of(a, cluster);
-  const std::vector<Prediction> predictions = predict_all(a, demand, cluster, a.devices);
-  if (!a.html.empty()) write_plan_report(a.html, a, demand, cluster, predictions);
+  const std::vector<Prediction> predictions = predict_all(demand);
+  if (!a.html.empty()) write_plan_report(a.html, demand, predictions);
   if (a.json) {
-    for (const Prediction& p : predictions) {
-      fmt::print("{}\n", json_of(a, cluster, p, demand).dump());
-    }
+    for (const Prediction& p : predictions) print_json(json_of(demand, p));
     return 0;
   }
   fmt::print(
@@ -118,78 +116,49 @@ int run(const Arguments& a) {
 }  // namespace
 
 void add_plan(CLI::App& app, Action& action) {
-  CLI::App& command =
-      *app.add_subcommand("plan", "Predict a training step's time, memory and scaling on a cluster")
-           ->group(kDeviceCommands);
-  const auto a = std::make_shared<Arguments>();
+  const auto [command, a] = add_command<Arguments>(
+      app, action, run, "plan", "Predict a training step's time, memory and scaling on a cluster",
+      kDeviceCommands);
   command.option_defaults()->group("Step");
-  command.add_option("--model", a->model, kModelHelp)->capture_default_str();
-  command.add_option("--batch", a->batch, "Images in the batch of each device")
-      ->check(CLI::PositiveNumber)
-      ->capture_default_str();
-  command.add_option("--precision", a->precision, "Format of matrix products: bf16 or fp32")
-      ->check(CLI::IsMember({"bf16", "fp32"}))
-      ->capture_default_str();
+  command.add_option("--model", a.model, kModelHelp);
+  add_option(command, "--batch", a.batch, "Images in the batch of each device",
+             {.check = CLI::PositiveNumber});
+  add_option(command, "--precision", a.precision, "Format of matrix products: bf16 or fp32",
+             {.check = CLI::IsMember({"bf16", "fp32"})});
 
   command.option_defaults()->group("Cluster");
-  command.add_option("--devices", a->devices, "Number of devices of all nodes together")
-      ->required()
-      ->check(CLI::Range(1, 1 << 20));
-  command.add_option("--nodes", a->nodes, "Number of nodes that hold them")
-      ->check(CLI::Range(1, 1 << 20))
-      ->capture_default_str();
-  command
-      .add_option("--accelerator", a->accelerator,
-                  fmt::format("The device: {}", fmt::join(dist::accelerator_names(), ", ")))
-      ->capture_default_str();
-  command
-      .add_option(
-          "--network", a->network,
-          fmt::format("Network between nodes: {}, or LATENCYus,BANDWIDTHGB/s of each device",
-                      fmt::join(dist::network_names(), ", ")))
-      ->capture_default_str();
-  command
-      .add_option("--efficiency", a->efficiency,
-                  "Share of the data sheet's FLOP rate that matrix products reach")
-      ->check(CLI::Range(0.01, 1.0))
-      ->capture_default_str();
+  add_option(command, "--devices", a.devices, "Number of devices of all nodes together",
+             {.check = CLI::Range(1, 1 << 20), .usual = ""})
+      ->required();
+  add_option(command, "--nodes", a.nodes, "Number of nodes that hold them",
+             {.check = CLI::Range(1, 1 << 20)});
+  command.add_option("--accelerator", a.accelerator,
+                     fmt::format("The device: {}", fmt::join(dist::accelerator_names(), ", ")));
+  command.add_option(
+      "--network", a.network,
+      fmt::format("Network between nodes: {}, or LATENCYus,BANDWIDTHGB/s of each device",
+                  fmt::join(dist::network_names(), ", ")));
+  add_option(command, "--efficiency", a.efficiency,
+             "Share of the data sheet's FLOP rate that matrix products reach",
+             {.check = CLI::Range(0.01, 1.0)});
 
-  command.option_defaults()->group("Settings of strategies");
-  const auto its_own = [](const char* what, dist::Settings setting) {
-    return fmt::format("{}; of {}", what, dist::strategies_with(setting));
-  };
-  command
-      .add_option(
-          "--shard-size", a->settings.shard_size,
-          its_own("Devices that hold one sharded copy of the model", dist::Settings::kShardSize))
-      ->check(CLI::PositiveNumber)
-      ->default_str("a node's devices");
-  command
-      .add_option("--tensor-parallel", a->settings.tensor_parallel,
-                  its_own("Devices that each layer is split over", dist::Settings::kTensorParallel))
-      ->check(CLI::Range(2, 1024))
-      ->default_str("as many of a node, up to 8, as the model can be split over");
-  command.add_flag(
-      "--sequence-parallel", a->settings.sequence_parallel,
-      its_own("Shard the tokens between layers that are split", dist::Settings::kSequenceParallel));
-  command
-      .add_option("--pipeline-stages", a->settings.pipeline_stages,
-                  its_own("Stages that the model is split into along its depth",
-                          dist::Settings::kPipelineStages))
-      ->check(CLI::Range(2, 1024))
-      ->default_str("as many devices of a node, up to 8, as the model can be split into");
-  command
-      .add_option(
-          "--micro-batches", a->settings.micro_batches,
-          its_own("Micro-batches that a batch is split into", dist::Settings::kMicroBatches))
-      ->check(CLI::PositiveNumber)
-      ->default_str("two per stage");
+  using dist::Settings;
+  add_strategy_settings(
+      command, a.settings,
+      {{Settings::kShardSize, "a node's devices"},
+       {Settings::kTensorParallel, "as many of a node, up to 8, as the model can be split over"},
+       {Settings::kSequenceParallel, ""},
+       {Settings::kPipelineStages,
+        "as many devices of a node, up to 8, as the model can be split into"},
+       {Settings::kMicroBatches, "two per stage"}});
+  for (const char* cut : {"--tensor-parallel", "--pipeline-stages"}) {
+    command.get_option(cut)->check(CLI::Range(2, 1024));
+  }
 
   command.option_defaults()->group("Output");
-  command.add_option("--html", a->html, "Write the scaling as a page of plots to this file")
-      ->type_name("FILE");
-  command.add_flag("--json", a->json, "Print a JSON object for each strategy, the best first");
-  command.callback([a, &action] { action = [a] { return run(*a); }; });
+  add_option(command, "--html", a.html, "Write the scaling as a page of plots to this file",
+             {.takes = "FILE"});
+  command.add_flag("--json", a.json, "Print a JSON object for each strategy, the best first");
 }
 
 }  // namespace weft::cli

@@ -90,7 +90,7 @@ void choose_cuts(const PlanOptions& a, const dist::Cluster& cluster, Demand& dem
 }  // namespace
 
 Demand demand_of(const PlanOptions& a, const dist::Cluster& cluster) {
-  Demand demand;
+  Demand demand{.options = a, .cluster = cluster};
   demand.layout = layout_of_model({.model = a.model});
   if (demand.layout.tokens > 0) demand.layers = static_cast<int64_t>(demand.layout.units.size());
   demand.matmuls = models::make_model(a.model)->forward_matmuls(1);
@@ -125,13 +125,12 @@ double optimizer_seconds(const dist::Cluster& cluster, const dist::ModelLayout& 
 }
 
 /// Besides the products every activation is written once and read once in a forward pass.
-dist::StepWork::Pass pass_of(const PlanOptions& a, const Demand& demand,
-                             const dist::Cluster& cluster, double images, int tensor) {
+dist::StepWork::Pass pass_of(const Demand& demand, double images, int tensor) {
   const Activations& activations = tensor > 1 ? demand.cut_activations : demand.activations;
   return dist::roofline(
-      cluster.accelerator, products_of(demand, images, tensor),
+      demand.cluster.accelerator, products_of(demand, images, tensor),
       2.0 * static_cast<double>(activations.bytes(images, static_cast<double>(demand.layers))),
-      a.element_bytes(), {.products = a.efficiency});
+      demand.options.element_bytes(), {.products = demand.options.efficiency});
 }
 
 /// What a rank has and computes, and the memory that it needs.
@@ -141,21 +140,19 @@ struct PlannedRank {
 };
 
 /// The stages of a pipeline whose devices take `batch` images each.
-std::vector<PlannedRank> stages_of(const PlanOptions& a, const Demand& demand,
-                                   const dist::Cluster& cluster, const dist::Sharing& sharing) {
-  const double images =
-      static_cast<double>(a.batch * sharing.stages) / static_cast<double>(sharing.micro_batches);
-  const dist::StepWork work =
-      dist::deal_out(pass_of(a, demand, cluster, images, 1), demand.layout, 0);
+std::vector<PlannedRank> stages_of(const Demand& demand, const dist::Sharing& sharing) {
+  const double images = static_cast<double>(demand.options.batch * sharing.stages) /
+                        static_cast<double>(sharing.micro_batches);
+  const dist::StepWork work = dist::deal_out(pass_of(demand, images, 1), demand.layout, 0);
   std::vector<PlannedRank> stages;
   auto unit = work.units.begin();
   for (int s = 0; s < sharing.stages; ++s) {
     const dist::ModelLayout& layout = demand.stage_layouts[s];
     const auto end = unit + static_cast<std::ptrdiff_t>(layout.units.size());
     WEFT_ASSERT(end <= work.units.end());
-    dist::StepWork mine{
-        .units = {unit, end},
-        .optimizer = optimizer_seconds(cluster, layout, static_cast<double>(layout.parameters))};
+    dist::StepWork mine{.units = {unit, end},
+                        .optimizer = optimizer_seconds(demand.cluster, layout,
+                                                       static_cast<double>(layout.parameters))};
     if (s == 0) mine.before = work.before;
     if (s + 1 == sharing.stages) mine.behind = work.behind;
     unit = end;
@@ -172,30 +169,28 @@ std::vector<PlannedRank> stages_of(const PlanOptions& a, const Demand& demand,
 }
 
 /// The rank that stands for all, of `images` of those who share a layer.
-PlannedRank rank_of(const PlanOptions& a, const Demand& demand, const dist::Cluster& cluster,
-                    const dist::Sharing& sharing, int64_t images) {
+PlannedRank rank_of(const Demand& demand, const dist::Sharing& sharing, int64_t images) {
   const bool is_cut = sharing.tensor > 1;
   const dist::ModelLayout& layout = is_cut ? demand.cut : demand.layout;
   const double optimizer = optimizer_seconds(
-      cluster, layout, static_cast<double>(layout.parameters) / static_cast<double>(sharing.shard));
+      demand.cluster, layout,
+      static_cast<double>(layout.parameters) / static_cast<double>(sharing.shard));
   const auto count = static_cast<double>(images);
-  return {{layout,
-           dist::deal_out(pass_of(a, demand, cluster, count, sharing.tensor), layout, optimizer)},
+  return {{layout, dist::deal_out(pass_of(demand, count, sharing.tensor), layout, optimizer)},
           (is_cut ? demand.cut_activations : demand.activations)
               .bytes(count, static_cast<double>(demand.layers))};
 }
 
 }  // namespace
 
-Prediction predict(const PlanOptions& a, const Demand& demand, const dist::Cluster& cluster,
-                   const dist::StrategyOptions& strategy, int devices) {
+Prediction predict(const Demand& demand, const dist::StrategyOptions& strategy, int devices) {
   const dist::StrategyKind& kind = dist::find_strategy(strategy.name);
   Prediction p{.strategy = kind.name, .sharing = dist::sharing_of(strategy, devices)};
   const dist::Sharing& sharing = p.sharing;
-  const int64_t images = a.batch * sharing.tensor * sharing.stages;
-  const std::vector<PlannedRank> planned =
-      sharing.stages > 1 ? stages_of(a, demand, cluster, sharing)
-                         : std::vector{rank_of(a, demand, cluster, sharing, images)};
+  const int64_t images = demand.options.batch * sharing.tensor * sharing.stages;
+  const std::vector<PlannedRank> planned = sharing.stages > 1
+                                               ? stages_of(demand, sharing)
+                                               : std::vector{rank_of(demand, sharing, images)};
   std::vector<dist::RankWork> ranks;
   for (const auto& [rank, activations] : planned) {
     ranks.push_back(rank);
@@ -204,35 +199,34 @@ Prediction predict(const PlanOptions& a, const Demand& demand, const dist::Clust
     p.memory = memory;
     p.kept = kind.state_bytes(rank.layout, sharing).total();
   }
-  p.timeline = kind.timeline(ranks, sharing, cluster.seconds(sharing), {.images = images});
-  p.fits = static_cast<double>(p.memory) <= cluster.accelerator.memory;
-  p.images_per_second = static_cast<double>(a.batch) * devices / p.timeline.end;
+  p.timeline = kind.timeline(ranks, sharing, demand.cluster.seconds(sharing), {.images = images});
+  p.fits = static_cast<double>(p.memory) <= demand.cluster.accelerator.memory;
+  p.images_per_second = static_cast<double>(demand.options.batch) * devices / p.timeline.end;
   // Against a device alone, on as many images each.
-  const dist::StepWork::Pass alone = pass_of(a, demand, cluster, static_cast<double>(a.batch), 1);
+  const dist::StepWork::Pass alone = pass_of(demand, static_cast<double>(demand.options.batch), 1);
   const bool computes_the_same = sharing.tensor == 1 && sharing.stages == 1;
   const double optimizer = sharing.stages > 1
-                               ? optimizer_seconds(cluster, demand.layout,
+                               ? optimizer_seconds(demand.cluster, demand.layout,
                                                    static_cast<double>(demand.layout.parameters)) /
                                      sharing.stages
                                : ranks[0].work.optimizer;
   const double its_time =
       computes_the_same ? p.timeline.computation : alone.forward + alone.backward + optimizer;
   p.efficiency = std::min(1.0, its_time / p.timeline.end);
-  const double peak =
-      a.element_bytes() == 2 ? cluster.accelerator.bf16_flops : cluster.accelerator.fp32_flops;
+  const double peak = demand.options.element_bytes() == 2 ? demand.cluster.accelerator.bf16_flops
+                                                          : demand.cluster.accelerator.fp32_flops;
   double flops = 0;
   for (const models::Matmul& f : demand.matmuls) flops += f.flops();
-  p.utilization = 3 * flops * static_cast<double>(a.batch) / p.timeline.end / peak;
+  p.utilization = 3 * flops * static_cast<double>(demand.options.batch) / p.timeline.end / peak;
   return p;
 }
 
-std::vector<dist::StrategyOptions> strategies_for(const PlanOptions& a, const Demand& demand,
-                                                  const dist::Cluster& cluster, int devices) {
+std::vector<dist::StrategyOptions> strategies_for(const Demand& demand, int devices) {
   const dist::PlanChoice choice{.devices = devices,
-                                .devices_per_node = cluster.devices_per_node,
+                                .devices_per_node = demand.cluster.devices_per_node,
                                 .tensor = demand.tensor,
                                 .stages = demand.stages,
-                                .asked = a.settings};
+                                .asked = demand.options.settings};
   std::vector<dist::StrategyOptions> all;
   for (const auto& kind : dist::strategies()) {
     if (const auto options = kind->planned(choice)) all.push_back(*options);
@@ -240,11 +234,11 @@ std::vector<dist::StrategyOptions> strategies_for(const PlanOptions& a, const De
   return all;
 }
 
-std::vector<Prediction> predict_all(const PlanOptions& a, const Demand& demand,
-                                    const dist::Cluster& cluster, int devices) {
+std::vector<Prediction> predict_all(const Demand& demand) {
+  const int devices = demand.options.devices;
   std::vector<Prediction> all;
-  for (const dist::StrategyOptions& strategy : strategies_for(a, demand, cluster, devices)) {
-    all.push_back(predict(a, demand, cluster, strategy, devices));
+  for (const dist::StrategyOptions& strategy : strategies_for(demand, devices)) {
+    all.push_back(predict(demand, strategy, devices));
   }
   std::ranges::stable_sort(all, [](const Prediction& x, const Prediction& y) {
     return std::pair(!x.fits, x.timeline.end) < std::pair(!y.fits, y.timeline.end);

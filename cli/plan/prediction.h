@@ -1,12 +1,9 @@
-// What weft plan predicts: how long a step would take on machines that are not here, and what it
-// would need.
+// What weft plan predicts: a step's time on machines that are not here, and what it would need.
 //
 // Time: a roofline of the model's products and of the bytes that its other operations move, laid
 // out by each strategy's schedule beside collectives in an alpha-beta model of the cluster
-// (dist/plan/cluster.h). Memory: the strategies' formulas (dist/strategy/strategy_kind.h), and
-// activations, which are counted here in steps of a model of two layers and of three on few images:
-// they are a constant, so much an image, and so much an image and layer. `weft bench plan` holds
-// the same predictions against runs on this machine.
+// (dist/plan/cluster.h). Memory: the strategies' formulas, and activations as counted here in steps
+// of two layers and of three on few images. `weft bench plan` holds both against runs.
 #pragma once
 
 #include <cstdint>
@@ -39,8 +36,10 @@ struct Activations {
   }
 };
 
-/// A model's demands, whatever the cluster.
+/// What is planned, and the model's demands.
 struct Demand {
+  PlanOptions options;
+  dist::Cluster cluster;
   int64_t layers = 0;  // of an encoder; 0: the model has none
   dist::ModelLayout layout;
   models::Matmuls matmuls;  // of one image
@@ -70,15 +69,17 @@ struct Prediction {
 Demand demand_of(const PlanOptions& options, const dist::Cluster& cluster);
 
 /// The strategies that go together with the model and so many devices.
-std::vector<dist::StrategyOptions> strategies_for(const PlanOptions& options, const Demand& demand,
-                                                  const dist::Cluster& cluster, int devices);
-Prediction predict(const PlanOptions& options, const Demand& demand, const dist::Cluster& cluster,
-                   const dist::StrategyOptions& strategy, int devices);
+std::vector<dist::StrategyOptions> strategies_for(const Demand& demand, int devices);
+Prediction predict(const Demand& demand, const dist::StrategyOptions& strategy, int devices);
 /// Of all these strategies: those that fit first, the fastest first.
-std::vector<Prediction> predict_all(const PlanOptions& options, const Demand& demand,
-                                    const dist::Cluster& cluster, int devices);
+std::vector<Prediction> predict_all(const Demand& demand);
 
 /// "4 to a layer, 2 copies"
 std::string describe(const dist::Sharing& sharing);
+
+/// A page of scaling, efficiency and memory over the number of devices. Throws Error when it cannot
+/// be written.
+void write_plan_report(const std::string& path, const Demand& demand,
+                       const std::vector<Prediction>& best_first);
 
 }  // namespace weft::cli

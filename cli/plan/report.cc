@@ -1,9 +1,8 @@
-#include "cli/plan/report.h"
-
 #include <fmt/format.h>
 
 #include <algorithm>
 
+#include "cli/plan/prediction.h"
 #include "cli/report/html_report.h"
 
 namespace weft::cli {
@@ -22,8 +21,10 @@ std::vector<int> scales(const dist::Cluster& cluster, int devices) {
 
 }  // namespace
 
-void write_plan_report(const std::string& path, const PlanOptions& a, const Demand& demand,
-                       const dist::Cluster& cluster, const std::vector<Prediction>& best_first) {
+void write_plan_report(const std::string& path, const Demand& demand,
+                       const std::vector<Prediction>& best_first) {
+  const PlanOptions& a = demand.options;
+  const dist::Cluster& cluster = demand.cluster;
   report::Page page(fmt::format("{} on {} devices", a.model, a.devices),
                     fmt::format("{} x {} {}, {}", a.nodes, cluster.devices_per_node,
                                 cluster.accelerator.title, cluster.network.title));
@@ -32,23 +33,24 @@ void write_plan_report(const std::string& path, const PlanOptions& a, const Dema
       "sheet's rate, collectives by latency and bandwidth, overlapped as each strategy's schedule "
       "allows. Devices that share a layer or a pipeline take their images together.",
       a.batch, a.precision, 100 * a.efficiency));
-  report::LinePlot scaling{
-      .title = "Scaling at a fixed batch per device",
-      .x = {.label = "devices", .unit = "", .scale = report::Scale::kLog2},
-      .y = {.label = "images", .unit = "per second", .scale = report::Scale::kLog10},
-      .caption = "Dashed: as many times one device's rate as there are devices."};
-  report::LinePlot efficiency{
-      .title = "Efficiency",
-      .x = {.label = "devices", .unit = "", .scale = report::Scale::kLog2},
-      .y = {.label = "share of perfect scaling", .unit = "%", .min = 0, .max = 100},
-      .caption = "The time of one device alone over the step's."};
-  report::LinePlot memory{
-      .title = "Memory",
-      .x = {.label = "devices", .unit = "", .scale = report::Scale::kLog2},
-      .y = {.label = "peak on a device", .unit = "GB", .min = 0},
-      .caption = "Parameters, gradients, AdamW's state, what is on its way, and activations."};
+  const auto plot = [](const char* title, const report::Axis& y, const char* caption) {
+    return report::LinePlot{.title = title,
+                            .x = {.label = "devices", .scale = report::Scale::kLog2},
+                            .y = y,
+                            .caption = caption};
+  };
+  report::LinePlot scaling =
+      plot("Scaling at a fixed batch per device",
+           {.label = "images", .unit = "per second", .scale = report::Scale::kLog10},
+           "Dashed: as many times one device's rate as there are devices.");
+  report::LinePlot efficiency =
+      plot("Efficiency", {.label = "share of perfect scaling", .unit = "%", .min = 0, .max = 100},
+           "The time of one device alone over the step's.");
+  report::LinePlot memory =
+      plot("Memory", {.label = "peak on a device", .unit = "GB", .min = 0},
+           "Parameters, gradients, AdamW's state, what is on its way, and activations.");
   const std::vector<int> devices = scales(cluster, a.devices);
-  const double alone = predict(a, demand, cluster, {.name = "ddp"}, 1).images_per_second;
+  const double alone = predict(demand, {.name = "ddp"}, 1).images_per_second;
   report::Series ideal{.name = "perfect", .mark = report::Mark::kDashed};
   for (int n : devices) ideal.x.push_back(n), ideal.y.push_back(alone * n);
   int color = 0;
@@ -57,10 +59,10 @@ void write_plan_report(const std::string& path, const PlanOptions& a, const Dema
         .name = strategy.strategy, .mark = report::Mark::kLineAndPoints, .color = color++};
     report::Series share = rate, bytes = rate;
     for (int n : devices) {
-      const auto all = strategies_for(a, demand, cluster, n);
+      const auto all = strategies_for(demand, n);
       const auto mine = std::ranges::find(all, strategy.strategy, &dist::StrategyOptions::name);
       if (mine == all.end()) continue;
-      const Prediction p = predict(a, demand, cluster, *mine, n);
+      const Prediction p = predict(demand, *mine, n);
       for (report::Series* series : {&rate, &share, &bytes}) series->x.push_back(n);
       rate.y.push_back(p.images_per_second);
       share.y.push_back(100 * p.efficiency);

@@ -1,4 +1,4 @@
-#include "cli/report/axis_scale.h"
+#include "cli/report/svg_plot.h"
 
 #include <fmt/core.h>
 

@@ -56,24 +56,20 @@ std::string style() {
 
 std::string legend_html(const std::vector<LegendEntry>& entries) {
   std::string html;
-  for (const LegendEntry& entry : entries) {
-    const bool dots = entry.mark == Mark::kPoints || entry.mark == Mark::kLineAndPoints;
+  for (const auto& [name, color, mark] : entries) {
     html += "<span><svg viewBox=\"0 0 22 10\" aria-hidden=\"true\">";
-    if (entry.mark != Mark::kPoints) {
-      html += fmt::format("<path class=\"line{} c{}\" d=\"M0 5H22\"/>",
-                          entry.mark == Mark::kDashed ? " dashed" : "", entry.color);
-    }
-    if (dots) html += fmt::format("<path class=\"dots c{}\" d=\"M11 5h0\"/>", entry.color);
-    html += "</svg>" + escape(entry.name) + "</span>";
+    if (has_line(mark))
+      html += fmt::format("<path class=\"{}\" d=\"M0 5H22\"/>", line_class(mark, color));
+    if (has_dots(mark)) html += fmt::format("<path class=\"dots c{}\" d=\"M11 5h0\"/>", color);
+    html += "</svg>" + escape(name) + "</span>";
   }
   return html.empty() ? html : "<div class=\"legend\">" + html + "</div>\n";
 }
 
 /// Whether a cell reads as a number: its column is then aligned right.
 bool is_number(const std::string& cell) {
-  if (cell.empty()) return true;
-  const char first = cell[0];
-  return (first >= '0' && first <= '9') || first == '-' || first == '+' || first == '.' ||
+  return cell.empty() ||
+         std::string_view("0123456789-+.").find(cell[0]) != std::string_view::npos ||
          cell == "nan" || cell == "inf";
 }
 
@@ -88,26 +84,18 @@ void Page::paragraph(const std::string& text) { body_ += "<p>" + escape(text) + 
 
 void Page::code(const std::string& text) { body_ += "<pre>" + escape(text) + "</pre>\n"; }
 
-void Page::figure(const std::string& title, const std::string& legend, const std::string& svg,
-                  const std::string& caption) {
-  body_ += "<figure>\n<h3>" + escape(title) + "</h3>\n" + legend + svg + "\n";
-  if (!caption.empty()) body_ += "<figcaption>" + escape(caption) + "</figcaption>\n";
-  body_ += "</figure>\n";
+void Page::add(const Figure& figure) {
+  std::visit(
+      [&](const auto& plot) {
+        const auto [svg, legend] = draw(plot);
+        body_ +=
+            "<figure>\n<h3>" + escape(plot.title) + "</h3>\n" + legend_html(legend) + svg + "\n";
+        if (!plot.caption.empty())
+          body_ += "<figcaption>" + escape(plot.caption) + "</figcaption>\n";
+        body_ += "</figure>\n";
+      },
+      figure);
 }
-
-void Page::add(const LinePlot& plot) {
-  const Drawing drawing = draw(plot);
-  figure(plot.title, legend_html(drawing.legend), drawing.svg, plot.caption);
-}
-
-void Page::add(const BarChart& chart) {
-  const Drawing drawing = draw(chart);
-  figure(chart.title, legend_html(drawing.legend), drawing.svg, chart.caption);
-}
-
-void Page::add(const HeatMap& map) { figure(map.title, "", draw(map).svg, map.caption); }
-
-void Page::add(const NumberLine& line) { figure(line.title, "", draw(line).svg, line.caption); }
 
 void Page::add(const Table& table) {
   std::vector<const char*> kinds(table.columns.size(), " class=\"number\"");
@@ -134,11 +122,12 @@ void Page::add(const Table& table) {
 }
 
 std::string Page::html() const {
-  std::string html = "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n";
-  html += "<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n";
-  html +=
-      "<title>" + escape(title_) + "</title>\n<style>" + style() + "</style>\n</head>\n<body>\n";
-  html += "<h1>" + escape(title_) + "</h1>\n";
+  const std::string title = escape(title_);
+  std::string html = fmt::format(
+      "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n"
+      "<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n"
+      "<title>{0}</title>\n<style>{1}</style>\n</head>\n<body>\n<h1>{0}</h1>\n",
+      title, style());
   if (!subtitle_.empty()) html += "<p class=\"subtitle\">" + escape(subtitle_) + "</p>\n";
   return html + body_ + "</body>\n</html>\n";
 }

@@ -16,6 +16,7 @@
 
 #include <optional>
 #include <string>
+#include <variant>
 #include <vector>
 
 namespace weft::report {
@@ -98,6 +99,8 @@ struct Table {
   std::string caption;
 };
 
+using Figure = std::variant<LinePlot, BarChart, HeatMap, NumberLine>;
+
 class Page {
  public:
   explicit Page(std::string title, std::string subtitle = "");
@@ -106,10 +109,7 @@ class Page {
   void paragraph(const std::string& text);
   /// A command line, or other text in its own lines.
   void code(const std::string& text);
-  void add(const LinePlot& plot);
-  void add(const BarChart& chart);
-  void add(const HeatMap& map);
-  void add(const NumberLine& line);
+  void add(const Figure& figure);
   void add(const Table& table);
 
   std::string html() const;
@@ -117,9 +117,6 @@ class Page {
   void write(const std::string& path) const;
 
  private:
-  void figure(const std::string& title, const std::string& legend, const std::string& svg,
-              const std::string& caption);
-
   std::string title_, subtitle_, body_;
 };
 

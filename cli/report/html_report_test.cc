@@ -7,7 +7,7 @@
 #include <fstream>
 #include <sstream>
 
-#include "cli/report/axis_scale.h"
+#include "cli/report/svg_plot.h"
 
 using namespace weft::report;
 using Catch::Matchers::Contains;

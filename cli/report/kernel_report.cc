@@ -22,27 +22,24 @@ struct Row {
   double median_us, spread, flops, bytes, tflop_s, gb_s;
   double share = 0;         // 0: the run had no roofline
   double vendor_ratio = 0;  // 0: no vendor's variant took the case
-  std::string vendor;
 
   bool is_vendor() const { return kernels::is_vendor_variant(variant); }
 };
 
 Row row_of(const json& j) {
-  Row row{.op = j.at("op"),
+  const double median = j.at("median_us"), lower = j.at("lower_us"), upper = j.at("upper_us");
+  return {.op = j.at("op"),
           .variant = j.at("variant"),
           .dtype = j.at("dtype"),
           .name = j.at("case"),
-          .median_us = j.at("median_us"),
-          .spread = 0,
+          .median_us = median,
+          .spread = (upper - lower) / median,
           .flops = j.at("flops"),
           .bytes = j.at("bytes"),
           .tflop_s = j.at("tflop_s"),
-          .gb_s = j.at("gb_s")};
-  row.spread = (j.at("upper_us").get<double>() - j.at("lower_us").get<double>()) / row.median_us;
-  row.share = j.value("share", 0.0);
-  row.vendor_ratio = j.value("vendor_ratio", 0.0);
-  row.vendor = j.value("vendor", "");
-  return row;
+          .gb_s = j.at("gb_s"),
+          .share = j.value("share", 0.0),
+          .vendor_ratio = j.value("vendor_ratio", 0.0)};
 }
 
 class GeometricMean {
@@ -73,14 +70,6 @@ std::vector<const Row*> best_of_cases(const std::vector<Row>& rows, Takes&& take
     }
   }
   return best;
-}
-
-std::vector<std::string> ops_of(const std::vector<Row>& rows) {
-  std::vector<std::string> ops;
-  for (const Row& row : rows) {
-    if (std::ranges::find(ops, row.op) == ops.end()) ops.push_back(row.op);
-  }
-  return ops;
 }
 
 /// Ops that multiply matrices; the others move memory.
@@ -141,27 +130,27 @@ void add_shares(report::Page& page, const std::vector<Row>& rows) {
       .caption =
           "The quickest variant on each case; geometric means over an op's cases. Above 1: "
           "what the case moves stayed in a cache, or did not have to move."};
-  report::BarGroup own{.name = "our kernels", .values = {}};
-  report::BarGroup vendor{.name = "a vendor's library", .values = {}};
-  bool has_vendor = false;
-  for (const std::string& op : ops_of(rows)) {
-    GeometricMean means[2];
-    for (const bool is_vendor : {false, true}) {
-      for (const Row* row : best_of_cases(rows, [&](const Row& r) {
-             return r.op == op && r.share > 0 && r.is_vendor() == is_vendor;
-           })) {
-        means[is_vendor].add(row->share);
-      }
+  std::map<std::string, GeometricMean> means[2];  // ours, a vendor's
+  for (const bool is_vendor : {false, true}) {
+    for (const Row* row : best_of_cases(
+             rows, [&](const Row& r) { return r.share > 0 && r.is_vendor() == is_vendor; })) {
+      means[is_vendor][row->op].add(row->share);
     }
-    if (std::isnan(means[0].value()) && std::isnan(means[1].value())) continue;
-    chart.categories.push_back(op);
-    own.values.push_back(means[0].value());
-    vendor.values.push_back(means[1].value());
-    has_vendor |= !std::isnan(means[1].value());
+  }
+  for (const Row& row : rows) {
+    const bool has_mean = means[0].contains(row.op) || means[1].contains(row.op);
+    if (has_mean && std::ranges::count(chart.categories, row.op) == 0) {
+      chart.categories.push_back(row.op);
+    }
   }
   if (chart.categories.empty()) return;
-  chart.groups = {own};
-  if (has_vendor) chart.groups.push_back(vendor);
+  chart.groups = {{.name = "our kernels", .values = {}}};
+  if (!means[1].empty()) chart.groups.push_back({.name = "a vendor's library", .values = {}});
+  for (size_t g = 0; g < chart.groups.size(); ++g) {
+    for (const std::string& op : chart.categories) {
+      chart.groups[g].values.push_back(means[g][op].value());
+    }
+  }
   page.add(chart);
 }
 
@@ -174,14 +163,13 @@ void add_vendor_ratios(report::Page& page, const std::vector<Row>& rows) {
                          .caption =
                              "Our quickest variant; beyond 1 it is ahead. Medians of samples "
                              "taken in turns."};
-  report::BarGroup group{.name = "ratio", .values = {}};
+  chart.groups = {{.name = "ratio", .values = {}}};
   GeometricMean mean;
   for (const Row* row : best) {
     chart.categories.push_back(row->op + " " + row->name);
-    group.values.push_back(row->vendor_ratio);
+    chart.groups[0].values.push_back(row->vendor_ratio);
     mean.add(row->vendor_ratio);
   }
-  chart.groups = {group};
   page.add(chart);
   page.paragraph(fmt::format("Geometric mean of {} cases: {:.2f}.", best.size(), mean.value()));
 }
@@ -203,11 +191,10 @@ void add_ladder(report::Page& page, const std::vector<Row>& rows) {
                          .categories = variants,
                          .caption = "Geometric means over the cases that a variant takes."};
   for (const std::string& dtype : dtypes) {
-    report::BarGroup group{.name = dtype, .values = {}};
+    chart.groups.push_back({.name = dtype, .values = {}});
     for (const std::string& variant : variants) {
-      group.values.push_back(rates[variant][dtype].value());
+      chart.groups.back().values.push_back(rates[variant][dtype].value());
     }
-    chart.groups.push_back(std::move(group));
   }
   page.add(chart);
 }
@@ -258,15 +245,14 @@ report::Page kernel_page(const KernelRows& run) {
   const bool has_roofline = !run.roofline.is_null();
   report::Page page("Kernels", has_roofline ? run.roofline.value("name", "") : std::string());
   if (has_roofline) {
-    std::string peaks;
+    std::vector<std::string> peaks;
     for (const auto& [dtype, peak] : run.roofline.at("matmul_tflop_s").items()) {
-      peaks += fmt::format("{}{:.3g} TFLOP/s in {}", peaks.empty() ? "" : ", ", peak.get<double>(),
-                           dtype);
+      peaks.push_back(fmt::format("{:.3g} TFLOP/s in {}", peak.get<double>(), dtype));
     }
     page.paragraph(
         fmt::format("Ceilings, measured in the same run: memory is copied at {:.3g} GB/s, "
                     "both directions counted; matrices are multiplied at {}.",
-                    run.roofline.at("copy_gb_s").get<double>(), peaks));
+                    run.roofline.at("copy_gb_s").get<double>(), fmt::join(peaks, ", ")));
   }
   page.paragraph(
       fmt::format("{} kernels on {} cases. Times are medians from a cold cache, the variants of a "

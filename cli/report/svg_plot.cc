@@ -7,7 +7,6 @@
 #include <cmath>
 #include <iterator>
 
-#include "cli/report/axis_scale.h"
 
 namespace weft::report {
 namespace {
@@ -21,6 +20,10 @@ struct Box {
   double left, top, right, bottom;
   double width() const { return right - left; }
   double height() const { return bottom - top; }
+  double x(const AxisScale& scale, double value) const { return left + scale.at(value) * width(); }
+  double y(const AxisScale& scale, double value) const {
+    return bottom - scale.at(value) * height();
+  }
 };
 
 class Svg {
@@ -35,6 +38,9 @@ class Svg {
   }
   void text(double x, double y, const char* anchor, const std::string& what) {
     put("<text x=\"{:.1f}\" y=\"{:.1f}\" text-anchor=\"{}\">{}</text>", x, y, anchor, escape(what));
+  }
+  void small_text(double x, double y, const std::string& what) {
+    put("<text class=\"small\" x=\"{:.1f}\" y=\"{:.1f}\">{}</text>", x, y, what);
   }
   void line(const char* style, double x1, double y1, double x2, double y2) {
     put("<line class=\"{}\" x1=\"{:.1f}\" y1=\"{:.1f}\" x2=\"{:.1f}\" y2=\"{:.1f}\"/>", style, x1,
@@ -63,7 +69,7 @@ double widest(const std::vector<std::string>& texts) {
 
 void draw_x_axis(Svg& svg, const Box& box, const AxisScale& scale, const Axis& axis) {
   for (const Tick& tick : scale.ticks()) {
-    const double x = box.left + scale.at(tick.value) * box.width();
+    const double x = box.x(scale, tick.value);
     svg.line("grid", x, box.top, x, box.bottom);
     svg.text(x, box.bottom + 16, "middle", tick.label);
   }
@@ -77,10 +83,6 @@ void draw_y_title(Svg& svg, const Box& box, const std::string& title) {
           y, escape(title));
 }
 
-int color_of(const Series& series, int& next) {
-  return (series.color >= 0 ? series.color : next++) % kColors;
-}
-
 // Five samples of the viridis map (van der Walt and Smith, 2015): equal steps look equal, also
 // without colour vision.
 constexpr std::array<std::array<double, 3>, 5> kViridis = {
@@ -89,13 +91,13 @@ constexpr std::array<std::array<double, 3>, 5> kViridis = {
 std::string heat_color(double position) {
   const double at = std::clamp(position, 0.0, 1.0) * (kViridis.size() - 1);
   const size_t low = std::min(static_cast<size_t>(at), kViridis.size() - 2);
-  std::array<int, 3> rgb;
+  const double share = at - static_cast<double>(low);
+  std::string color = "#";
   for (size_t i = 0; i < 3; ++i) {
-    rgb[i] = static_cast<int>(
-        std::lround(kViridis[low][i] +
-                    (at - static_cast<double>(low)) * (kViridis[low + 1][i] - kViridis[low][i])));
+    const double from = kViridis[low][i], to = kViridis[low + 1][i];
+    color += fmt::format("{:02x}", std::lround(from + share * (to - from)));
   }
-  return fmt::format("#{:02x}{:02x}{:02x}", rgb[0], rgb[1], rgb[2]);
+  return color;
 }
 
 /// At most `limit` rows and columns: each cell the largest finite value of its block.
@@ -120,25 +122,19 @@ std::vector<std::vector<double>> reduced(const std::vector<std::vector<double>>&
 
 std::string escape(const std::string& text) {
   std::string result;
-  for (char c : text) {
-    switch (c) {
-      case '&':
-        result += "&amp;";
-        break;
-      case '<':
-        result += "&lt;";
-        break;
-      case '>':
-        result += "&gt;";
-        break;
-      case '"':
-        result += "&quot;";
-        break;
-      default:
-        result += c;
-    }
+  for (const char c : text) {
+    const std::string_view entity = c == '&'   ? "&amp;"
+                                    : c == '<' ? "&lt;"
+                                    : c == '>' ? "&gt;"
+                                    : c == '"' ? "&quot;"
+                                               : std::string_view(&c, 1);
+    result += entity;
   }
   return result;
+}
+
+std::string line_class(Mark mark, int color) {
+  return fmt::format("line{} c{}", mark == Mark::kDashed ? " dashed" : "", color);
 }
 
 Drawing draw(const LinePlot& plot) {
@@ -156,7 +152,7 @@ Drawing draw(const LinePlot& plot) {
   Drawing drawing;
   Svg svg(plot.title, kHeight);
   for (const Tick& tick : y_scale.ticks()) {
-    const double y = box.bottom - y_scale.at(tick.value) * box.height();
+    const double y = box.y(y_scale, tick.value);
     svg.line("grid", box.left, y, box.right, y);
     svg.text(box.left - 6, y + 4, "end", tick.label);
   }
@@ -165,8 +161,7 @@ Drawing draw(const LinePlot& plot) {
 
   int next_color = 0;
   for (const Series& series : plot.series) {
-    const int color = color_of(series, next_color);
-    const bool points = series.mark == Mark::kPoints || series.mark == Mark::kLineAndPoints;
+    const int color = (series.color >= 0 ? series.color : next_color++) % kColors;
     std::string path, dots;
     bool pen_down = false;
     for (size_t i = 0; i < std::min(series.x.size(), series.y.size()); ++i) {
@@ -174,20 +169,18 @@ Drawing draw(const LinePlot& plot) {
         pen_down = false;
         continue;
       }
-      const double x = box.left + x_scale.at(series.x[i]) * box.width();
-      const double y = box.bottom - y_scale.at(series.y[i]) * box.height();
+      const double x = box.x(x_scale, series.x[i]);
+      const double y = box.y(y_scale, series.y[i]);
       fmt::format_to(std::back_inserter(path), "{}{:.1f} {:.1f}", pen_down ? "L" : "M", x, y);
       fmt::format_to(std::back_inserter(dots), "M{:.1f} {:.1f}h0", x, y);
       pen_down = true;
     }
     const std::string name = escape(series.name);
-    if (series.mark != Mark::kPoints) {
-      svg.put("<path class=\"line{} c{}\" d=\"{}\"><title>{}</title></path>",
-              series.mark == Mark::kDashed ? " dashed" : "", color, path, name);
-    }
-    if (points) {
-      svg.put("<path class=\"dots c{}\" d=\"{}\"><title>{}</title></path>", color, dots, name);
-    }
+    const auto draw_path = [&](const std::string& style, const std::string& d) {
+      svg.put("<path class=\"{}\" d=\"{}\"><title>{}</title></path>", style, d, name);
+    };
+    if (has_line(series.mark)) draw_path(line_class(series.mark, color), path);
+    if (has_dots(series.mark)) draw_path(fmt::format("dots c{}", color), dots);
     if (series.in_legend) drawing.legend.push_back({series.name, color, series.mark});
   }
   drawing.svg = svg.finish();
@@ -223,7 +216,7 @@ Drawing draw(const BarChart& chart) {
   draw_x_axis(svg, box, scale, axis);
   const double start =
       chart.origin.value_or(scale.shows(0) ? std::max(0.0, scale.min()) : scale.min());
-  const double origin = box.left + scale.at(start) * box.width();
+  const double origin = box.x(scale, start);
   for (size_t i = 0; i < chart.categories.size(); ++i) {
     const double top = box.top + band * static_cast<double>(i) + 4;
     svg.text(box.left - 6, top + band / 2 - 1, "end", chart.categories[i]);
@@ -231,11 +224,10 @@ Drawing draw(const BarChart& chart) {
       const double value = i < chart.groups[g].values.size() ? chart.groups[g].values[i] : NAN;
       const double y = top + bar * static_cast<double>(g);
       if (!scale.shows(value)) {
-        svg.put("<text class=\"small\" x=\"{:.1f}\" y=\"{:.1f}\">{}</text>", origin + 4,
-                y + bar - 2, std::isnan(value) ? "–" : format_number(value));
+        svg.small_text(origin + 4, y + bar - 2, std::isnan(value) ? "–" : format_number(value));
         continue;
       }
-      const double x = box.left + scale.at(value) * box.width();
+      const double x = box.x(scale, value);
       const double left = std::min(x, origin), width = std::abs(x - origin);
       const bool is_behind = chart.origin && chart.groups.size() == 1 && value < start;
       svg.put(
@@ -243,8 +235,7 @@ Drawing draw(const BarChart& chart) {
           "<title>{}: {}</title></rect>",
           is_behind ? 1 : g % kColors, left, y, width, bar - 1,
           escape(chart.categories[i] + ", " + chart.groups[g].name), format_number(value));
-      svg.put("<text class=\"small\" x=\"{:.1f}\" y=\"{:.1f}\">{}</text>", left + width + 4,
-              y + bar - 2, format_number(value));
+      svg.small_text(left + width + 4, y + bar - 2, format_number(value));
     }
   }
   if (chart.origin) svg.line("axis", origin, box.top, origin, box.bottom);
@@ -339,8 +330,8 @@ Drawing draw(const NumberLine& line) {
       std::string path;
       for (double value : *points) {
         if (!scale.shows(value) || value < scale.min() || value > scale.max()) continue;
-        fmt::format_to(std::back_inserter(path), "M{:.1f} {:.1f}v{}",
-                       box.left + scale.at(value) * box.width(), middle - half, 2 * half);
+        fmt::format_to(std::back_inserter(path), "M{:.1f} {:.1f}v{}", box.x(scale, value),
+                       middle - half, 2 * half);
       }
       svg.put("<path class=\"tickmark c{}\" d=\"{}\"/>", i % kColors, path);
     }

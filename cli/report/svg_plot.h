@@ -1,4 +1,5 @@
-// Plots as SVG elements whose colours are classes of the page's style.
+// Plots as SVG elements whose colours are classes of the page's style, and where values lie on
+// their axes.
 #pragma once
 
 #include <string>
@@ -8,6 +9,38 @@
 
 namespace weft::report {
 
+struct Tick {
+  double value;
+  std::string label;
+};
+
+class AxisScale {
+ public:
+  /// Covers the finite (and on a logarithmic axis positive) values given, unless the axis says
+  /// otherwise, and ends at ticks.
+  AxisScale(const Axis& axis, const std::vector<double>& values);
+
+  bool shows(double value) const;
+  /// In [0, 1] over the axis; values beyond its ends are moved to them.
+  double at(double value) const;
+  double min() const { return min_; }
+  double max() const { return max_; }
+  const std::vector<Tick>& ticks() const { return ticks_; }
+
+ private:
+  double transform(double value) const;
+
+  Scale scale_;
+  double min_, max_;
+  std::vector<Tick> ticks_;
+};
+
+/// A number as a person writes it: 0.25, 1.2e-07 as 1.2x10^-7 with raised digits, 12,000.
+std::string format_number(double value);
+
+/// "label (unit)".
+std::string axis_title(const Axis& axis);
+
 inline constexpr int kColors = 8;
 
 struct LegendEntry {
@@ -15,6 +48,11 @@ struct LegendEntry {
   int color;
   Mark mark;
 };
+
+constexpr bool has_line(Mark mark) { return mark != Mark::kPoints; }
+constexpr bool has_dots(Mark mark) { return mark == Mark::kPoints || mark == Mark::kLineAndPoints; }
+/// "line dashed c3"
+std::string line_class(Mark mark, int color);
 
 struct Drawing {
   std::string svg;

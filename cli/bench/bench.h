@@ -1,0 +1,15 @@
+// The benches of `weft bench` beside `step`, a file each.
+#pragma once
+
+#include "cli/command.h"
+
+namespace weft::cli {
+
+/// How much of its communication a strategy hides behind computation.
+void add_bench_overlap(CLI::App& bench, Action& action);
+/// The planner's predictions against runs on this machine.
+void add_bench_plan(CLI::App& bench, Action& action);
+/// What each strategy keeps on a rank and sends from it, measured and computed.
+void add_bench_sharding(CLI::App& bench, Action& action);
+
+}  // namespace weft::cli
