@@ -1,6 +1,7 @@
 #include "optim/schedule.h"
 
 #include <catch2/catch.hpp>
+#include <nlohmann/json.hpp>
 
 #include "optim/sgd.h"
 
