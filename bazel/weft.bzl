@@ -247,7 +247,7 @@ def op(name, srcs = [], hdrs = [], deps = [], system = [], test_size = "medium",
             name + "_device_test",
             lab,
             ["check", "--device", "cuda"],
-            size = test_size,
+            size = "large",  # the emulator's pace
             tags = ["device"],
         )
         weft_cc_binary(
@@ -265,7 +265,7 @@ def op(name, srcs = [], hdrs = [], deps = [], system = [], test_size = "medium",
             ":" + name + "_asan",
             ["check", "--device", "cuda", "--small"],
             env = {"ASAN_OPTIONS": "detect_leaks=0"},
-            size = test_size,
+            size = "large",
             tags = ["device"],
             target_compatible_with = HOST_ONLY,
         )

@@ -12,6 +12,7 @@ COMMANDS = {
     "diff": "//cli:diff",
     "bench": "//cli/bench",
     "profile": "//cli:profile",
+    "torture": "//cli/torture",
     "compare": "//cli/compare",
     "kernels": "//cli:kernels",
     "devices": "//cli:devices",

@@ -1,5 +1,6 @@
 // The `weft` program: finds the subcommand, runs it, turns errors into one line and an exit code.
 
+#include <fcntl.h>
 #include <fmt/core.h>
 
 #include <algorithm>
@@ -11,6 +12,7 @@
 #include <string_view>
 
 #include "cli/command.h"
+#include "io/files.h"
 #include "io/help_format.h"
 #include "kernels/instruction_set.h"
 
@@ -65,14 +67,24 @@ int run(int argc, char** argv) {
   return action();
 }
 
+/// A closed descriptor 0, 1 or 2 would become the next file's, and what is printed would land
+/// there.
+void open_standard_descriptors() {
+  for (int descriptor = 0; descriptor < 3; ++descriptor) {
+    if (::fcntl(descriptor, F_GETFD) < 0) ::open("/dev/null", O_RDWR);
+  }
+}
+
 }  // namespace
 }  // namespace weft::cli
 
 int main(int argc, char** argv) {
+  weft::cli::open_standard_descriptors();
   // A file that grows beyond the process's limit is then an error of write(), as on a full disk.
   std::signal(SIGXFSZ, SIG_IGN);
   try {
     weft::kernels::apply_instruction_set_of_environment();
+    weft::io::apply_file_fault_of_environment();
     const int code = weft::cli::run(argc, argv);
     // Standard output may be a full disk or a closed pipe: what was promised there is then missing.
     if (std::fflush(stdout) != 0 || std::ferror(stdout)) {

@@ -59,6 +59,18 @@ bool start(jpeg_decompress_struct& info, ErrorState& state) {
   return true;
 }
 
+/// A progressive image may repeat its scans without end, each as much work as the image itself;
+/// what encoders write has about ten.
+constexpr int kMaxScans = 100;
+
+void limit_scans(j_common_ptr common) {
+  const auto* const info = reinterpret_cast<jpeg_decompress_struct*>(common);
+  if (info->input_scan_number <= kMaxScans) return;
+  auto* const state = reinterpret_cast<ErrorState*>(common->err);
+  std::snprintf(state->message, sizeof state->message, "more than %d scans", kMaxScans);
+  std::longjmp(state->jump, 1);
+}
+
 // `row` has room for one decoded row of four channels.
 bool read_pixels(jpeg_decompress_struct& info, ErrorState& state, Image& image, uint8_t* row) {
   if (setjmp(state.jump)) return false;
@@ -107,12 +119,14 @@ Image decode_jpeg(std::span<const uint8_t> bytes, const std::string& name) {
   struct Decoder {
     jpeg_decompress_struct info = {};
     ErrorState state;
+    jpeg_progress_mgr progress = {.progress_monitor = limit_scans};
     ~Decoder() { jpeg_destroy_decompress(&info); }
   } decoder;
   install(decoder.state);
   decoder.info.err = &decoder.state.manager;
   WEFT_CHECK(read_header(decoder.info, decoder.state, bytes), "{}: damaged JPEG: {}", name,
              decoder.state.message);
+  decoder.info.progress = &decoder.progress;
   // Before the start, which may allocate for the whole image.
   const int64_t height = decoder.info.image_height, width = decoder.info.image_width;
   WEFT_CHECK(height * width <= kMaxPixels, "{}: JPEG of {} x {} pixels, at most {} are read", name,

@@ -1,5 +1,6 @@
 #include "data/image.h"
 
+#include <algorithm>
 #include <catch2/catch.hpp>
 #include <csetjmp>
 #include <cstdio>
@@ -72,7 +73,7 @@ const PngCase kPngs[] = {
 };
 
 // One colour everywhere, in any of libjpeg's colour spaces.
-Bytes flat_jpeg(J_COLOR_SPACE space, const Bytes& color) {
+Bytes flat_jpeg(J_COLOR_SPACE space, const Bytes& color, bool is_progressive = false) {
   jpeg_compress_struct info = {};
   jpeg_error_mgr errors;
   info.err = jpeg_std_error(&errors);
@@ -85,6 +86,7 @@ Bytes flat_jpeg(J_COLOR_SPACE space, const Bytes& color) {
   info.in_color_space = space;
   jpeg_set_defaults(&info);
   jpeg_set_quality(&info, 100, TRUE);
+  if (is_progressive) jpeg_simple_progression(&info);
   jpeg_start_compress(&info, TRUE);
   Bytes row;
   for (int x = 0; x < 8; ++x) row.insert(row.end(), color.begin(), color.end());
@@ -147,6 +149,19 @@ TEST_CASE("what is no image is named") {
   CHECK(error_of([&] { read_image("/nowhere/cat.jpg"); }) ==
         "/nowhere/cat.jpg: cannot open: No such file or directory");
   CHECK(error_of([&] { read_image("/"); }) == "/: not a regular file");
+}
+
+TEST_CASE("a JPEG whose scans never end is refused") {
+  const Bytes whole = flat_jpeg(JCS_RGB, {10, 200, 30}, true);
+  CHECK(decode_image(whole, "x.jpg").width == 8);
+  // The last scan, from its marker to the end of the image, again and again.
+  const Bytes marker = {0xFF, 0xDA};
+  const auto scan = std::find_end(whole.begin(), whole.end(), marker.begin(), marker.end());
+  Bytes endless(whole.begin(), whole.end() - 2);
+  for (int i = 0; i < 200; ++i) endless.insert(endless.end(), scan, whole.end() - 2);
+  endless.insert(endless.end(), {0xFF, 0xD9});
+  CHECK(error_of([&] { decode_image(endless, "x.jpg"); }) ==
+        "x.jpg: damaged JPEG: more than 100 scans");
 }
 
 TEST_CASE("an image cut short anywhere is an error") {

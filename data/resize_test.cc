@@ -68,8 +68,8 @@ TEST_CASE("the same size is the same image, one colour stays one colour") {
 }
 
 TEST_CASE("the shorter side decides") {
-  CHECK(resize_shorter_side(formula_image(10, 25), 4, Filter::kBilinear).width == 10);
-  const Image tall = resize_shorter_side(formula_image(50, 30), 8, Filter::kBilinear);
+  CHECK(shorter_side_size(formula_image(10, 25), 4).width == 10);
+  const Size tall = shorter_side_size(formula_image(50, 30), 8);
   CHECK(tall.width == 8);
   CHECK(tall.height == 13);  // 8 * 50 / 30 = 13.33, rounded down
 }

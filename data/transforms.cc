@@ -20,21 +20,21 @@ Image crop(const Image& image, int top, int left, int height, int width) {
   return result;
 }
 
-Image centre_crop(const Image& image, int height, int width) {
+Window centre_window(const Size& image, int height, int width) {
   // torchvision rounds the corner to nearest even; so does lrint.
   const auto corner = [](int outer, int inner) {
     return static_cast<int>(std::lrint((outer - inner) / 2.0));
   };
-  return crop(image, corner(image.height, height), corner(image.width, width), height, width);
+  return {corner(image.height, height), corner(image.width, width), height, width};
 }
 
-Image random_crop(const Image& image, int height, int width, Philox& random) {
+Window random_window(const Size& image, int height, int width, Philox& random) {
   WEFT_CHECK(image.height >= height && image.width >= width,
-             "random_crop: a {} x {} window does not fit in an image of {} x {}", height, width,
+             "random_window: a {} x {} window does not fit in an image of {} x {}", height, width,
              image.height, image.width);
   const auto top = static_cast<int>(random.below(image.height - height + 1));
   const auto left = static_cast<int>(random.below(image.width - width + 1));
-  return crop(image, top, left, height, width);
+  return {top, left, height, width};
 }
 
 Image random_shift(const Image& image, int reach, Philox& random) {
@@ -94,8 +94,10 @@ Image fit(const Image& image, const Preprocess& preprocess, Philox* random) {
   const int side = preprocess.resize > 0 ? preprocess.resize : size;
   WEFT_CHECK(side >= size, "preprocessing: cannot crop {} pixels from a shorter side of {}", size,
              side);
-  const Image scaled = resize_shorter_side(image, side, preprocess.filter);
-  return random ? random_crop(scaled, size, size, *random) : centre_crop(scaled, size, size);
+  const Size scaled = shorter_side_size(image, side);
+  const Window window =
+      random ? random_window(scaled, size, size, *random) : centre_window(scaled, size, size);
+  return resize(image, scaled, window, preprocess.filter);
 }
 
 }  // namespace

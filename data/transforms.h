@@ -19,14 +19,23 @@ enum class Filter { kBilinear, kBicubic };  // bicubic: a = -1/2, Keys 1981
 /// weights, 8-bit intermediate.
 Image resize(const Image& image, int height, int width, Filter filter);
 
-/// Resizes so that the shorter side becomes `side`; the longer is rounded down.
-Image resize_shorter_side(const Image& image, int side, Filter filter);
+struct Size {
+  int height = 0, width = 0;
+};
+struct Window {
+  int top = 0, left = 0, height = 0, width = 0;
+};
+/// A window of the resized image. The rest is not computed: a thin image may become a huge one.
+Image resize(const Image& image, const Size& size, const Window& window, Filter filter);
 
+/// The size at which the shorter side is `side`; the longer is rounded down.
+Size shorter_side_size(const Image& image, int side);
 /// The height x width window whose upper left corner is (top, left); black outside the image.
 Image crop(const Image& image, int top, int left, int height, int width);
-Image centre_crop(const Image& image, int height, int width);
-/// A window at a uniformly random place inside the image, which must be at least as large.
-Image random_crop(const Image& image, int height, int width, Philox& random);
+/// The window in the middle of an image of that size, and one at a uniformly random place inside
+/// it; the image must be at least as large.
+Window centre_window(const Size& image, int height, int width);
+Window random_window(const Size& image, int height, int width, Philox& random);
 /// Moves the content by up to `reach` pixels along each axis: padding, then a random crop.
 Image random_shift(const Image& image, int reach, Philox& random);
 

@@ -30,6 +30,20 @@ TEST_CASE("crops copy the window and pad with black") {
   CHECK(error_of([&] { crop(image, 0, 0, 0, 2); }) == "crop: size must be positive, got 0 x 2");
 }
 
+namespace {
+
+Image crop(const Image& image, const Window& window) {
+  return crop(image, window.top, window.left, window.height, window.width);
+}
+Image centre_crop(const Image& image, int height, int width) {
+  return crop(image, centre_window({image.height, image.width}, height, width));
+}
+Image random_crop(const Image& image, int height, int width, Philox& random) {
+  return crop(image, random_window({image.height, image.width}, height, width, random));
+}
+
+}  // namespace
+
 TEST_CASE("the centre crop rounds half a pixel to even, as torchvision") {
   const Image image = formula_image(9, 8);
   CHECK(centre_crop(image, 4, 4) == crop(image, 2, 2, 4, 4));  // (9 - 4) / 2 = 2.5 -> 2
@@ -58,7 +72,28 @@ TEST_CASE("random crops and shifts reach every place and no other") {
   CHECK(crops == expected_crops);
   CHECK(shifts == expected_shifts);
   CHECK(error_of([&] { random_crop(image, 6, 4, random); }) ==
-        "random_crop: a 6 x 4 window does not fit in an image of 5 x 4");
+        "random_window: a 6 x 4 window does not fit in an image of 5 x 4");
+}
+
+TEST_CASE("a window of a resized image has the bits of the whole, and costs its own size") {
+  const Image image = formula_image(31, 17);
+  Philox random(5);
+  for (int i = 0; i < 200; ++i) {
+    const Size size{1 + static_cast<int>(random.below(60)), 1 + static_cast<int>(random.below(60))};
+    const Window window = random_window(size, 1 + static_cast<int>(random.below(size.height)),
+                                        1 + static_cast<int>(random.below(size.width)), random);
+    const Filter filter = i % 2 == 0 ? Filter::kBilinear : Filter::kBicubic;
+    INFO(size.height << " x " << size.width);
+    CHECK(resize(image, size, window, filter) ==
+          crop(resize(image, size.height, size.width, filter), window));
+  }
+  // The whole would have 7 GB.
+  Image thin(1, 1 << 20);
+  std::vector<float> found(3 * 48 * 48);
+  prepare_image(thin, {.size = 48, .fit = Fit::kShorterSide}, found.data());
+  CHECK(error_of([] { shorter_side_size(Image(1, 1 << 20), 1 << 20); }) ==
+        "resize: an image of 1 x 1048576 would have a side of 1099511627776 where the other has "
+        "1048576");
 }
 
 TEST_CASE("flipping reverses rows and undoes itself") {
@@ -132,8 +167,7 @@ TEST_CASE("preparing an image is its steps in order") {
 
   const Augmentation augmentation{.random_crop = true, .shift = 3};
   Philox ours(11), reference(11);
-  const Image window =
-      random_crop(resize_shorter_side(image, 30, Filter::kBicubic), 24, 24, reference);
+  const Image window = random_crop(resize(image, 30, 37, Filter::kBicubic), 24, 24, reference);
   normalize(random_shift(window, 3, reference), normalization, expected.data());
   prepare_image(image, cropped, augmentation, ours, found.data());
   CHECK(found == expected);

@@ -1,14 +1,19 @@
 #include "io/files.h"
 
 #include <fcntl.h>
+#include <signal.h>
+#include <sys/file.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 #include <zlib.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cerrno>
+#include <cstdlib>
 #include <cstring>
+#include <memory>
 #include <system_error>
 #include <utility>
 
@@ -163,5 +168,45 @@ void sync_directory(const Path& path) {
   ::close(descriptor);
   if (error != 0) fail_with_errno("sync", path, error);
 }
+
+void apply_file_fault_of_environment() {
+  const char* const variable = std::getenv("WEFT_FILE_FAULT");
+  if (!variable) return;
+  const std::string text = variable;
+  const size_t colon = std::min(text.find(':'), text.size());
+  const std::string kind = text.substr(0, colon);
+  const int error = kind == "ENOSPC" ? ENOSPC : kind == "EIO" ? EIO : 0;
+  const int64_t at = std::atoll(text.c_str() + std::min(colon + 1, text.size()));
+  WEFT_CHECK((error != 0 || kind == "kill") && at > 0,
+             "WEFT_FILE_FAULT is \"{}\": expected kill:N, ENOSPC:N or EIO:N", text);
+  auto left = std::make_shared<std::atomic<int64_t>>(at);
+  set_file_operation_hook([=](std::string_view operation, const Path& path) {
+    if (--*left != 0) return;
+    if (error == 0) ::raise(SIGKILL);
+    WEFT_FAIL("cannot {} {}: {}", operation, path.string(), std::strerror(error));
+  });
+}
+
+DirectoryLock::DirectoryLock(const Path& directory) {
+  const Path file = directory / ".lock";
+  announce("lock", file);
+  descriptor_ = ::open(file.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666);
+  if (descriptor_ < 0) fail_with_errno("create", file);
+  char text[256] = {};
+  if (::flock(descriptor_, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) {
+    const ssize_t length = ::pread(descriptor_, text, sizeof text - 1, 0);
+    ::close(descriptor_);
+    WEFT_FAIL("{} is in use by {}", directory.string(), length > 0 ? text : "another process");
+  }
+  std::string host(256, '\0');
+  ::gethostname(host.data(), host.size() - 1);
+  const std::string owner = fmt::format("process {} on {}", ::getpid(), host.c_str());
+  // Who is named is a help alone: a full disk takes nothing from the lock.
+  if (::ftruncate(descriptor_, 0) == 0) {
+    [[maybe_unused]] const ssize_t written = ::pwrite(descriptor_, owner.data(), owner.size(), 0);
+  }
+}
+
+DirectoryLock::~DirectoryLock() { ::close(descriptor_); }
 
 }  // namespace weft::io

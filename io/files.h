@@ -78,5 +78,22 @@ void sync_directory(const Path& path);
 /// program there, or throw what a failing disk would.
 using FileOperationHook = std::function<void(std::string_view operation, const Path& path)>;
 void set_file_operation_hook(FileOperationHook hook);
+/// Sets a hook that does what WEFT_FILE_FAULT says at the nth operation: "kill:N" kills the
+/// program, "ENOSPC:N" and "EIO:N" throw what a full or a broken disk would. Throws Error for
+/// anything else.
+void apply_file_fault_of_environment();
+
+/// A directory that is this process's alone while it lives, also when the process is killed. Throws
+/// Error that names the process which has it. File systems without locks let everybody in.
+class DirectoryLock {
+ public:
+  explicit DirectoryLock(const Path& directory);
+  ~DirectoryLock();
+  DirectoryLock(const DirectoryLock&) = delete;
+  DirectoryLock& operator=(const DirectoryLock&) = delete;
+
+ private:
+  int descriptor_;
+};
 
 }  // namespace weft::io

@@ -169,7 +169,9 @@ struct Learnt {
   Learnt(const Arguments& a, const Runs& runs) {
     const Observed one = runs[0]->observed(), two = runs[1]->observed();
     const auto extended = [&](double first, double second) {
-      const double slope = (second - first) / static_cast<double>(a.small[1] - a.small[0]);
+      // More images take no less: where the clock says so, it is noise.
+      const double slope =
+          std::max(0.0, second - first) / static_cast<double>(a.small[1] - a.small[0]);
       return first + slope * static_cast<double>(a.batch - a.small[0]);
     };
     seconds = extended(one.seconds, two.seconds);

@@ -75,7 +75,8 @@ void multiply_large(const Product& p, const Matrix& a, const Matrix& b, const Ma
                   .b_transposed = dense_b.transposed,
                   .bias = p.bias && first == 0,
                   .sum = p.accumulate || first > 0};
-    key.threads = c.rows * c.cols * k < kSerialProduct ? 1 : matmul_threads();
+    key.is_shared = c.rows * c.cols * k >= kSerialProduct;
+    if (key.is_shared) key.threads = matmul_threads();
     key.reorders_b = !key.a_transposed && key.m >= kRowsForReorder && key.n >= 32 && key.k >= 32;
     if (onednn_keeps_bits(key)) {
       onednn_matmul(key, dense_a.first.data, dense_b.first.data, target.first().data, p.bias);

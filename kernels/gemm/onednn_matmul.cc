@@ -1,5 +1,7 @@
 #include "kernels/gemm/onednn_matmul.h"
 
+#include <algorithm>
+#include <cstring>
 #include <string_view>
 #include <unordered_map>
 
@@ -25,7 +27,7 @@ struct Primitive {
   memory::desc a, b, b_plain, c, bias, scratchpad, reorder_scratchpad;
   dnnl::matmul matmul;
   dnnl::reorder reorder;  // of B; set when b differs from b_plain
-  bool is_brgemm = false;
+  bool is_brgemm = false, has_tiles = false;
 
   explicit Primitive(const MatmulKey& key) {
     a = matrix_desc(key.input, key.batch, key.a_repeated, key.m, key.k, key.a_transposed);
@@ -51,14 +53,86 @@ struct Primitive {
     matmul = dnnl::matmul(primitive_desc);
     b = primitive_desc.weights_desc();
     scratchpad = primitive_desc.scratchpad_desc();
-    is_brgemm = std::string_view(primitive_desc.impl_info_str()).substr(0, 3) == "brg";
+    const std::string_view driver = primitive_desc.impl_info_str();
+    is_brgemm = driver.starts_with("brg");
+    has_tiles = driver.find("amx") != driver.npos;
     if (b == b_plain) return;
     const dnnl::reorder::primitive_desc reorder_desc(onednn_engine(), b_plain, onednn_engine(), b,
                                                      onednn_attributes());
     reorder = dnnl::reorder(reorder_desc);
     reorder_scratchpad = reorder_desc.scratchpad_desc();
   }
+
+  /// B in the layout `b`, where that is another than B's own.
+  Tensor reordered(dnnl::stream& stream, const void* plain) const {
+    if (!reorder) return {};
+    OnednnMemory scratchpad(reorder_scratchpad), target(b);
+    reorder.execute(stream, {{DNNL_ARG_FROM, OnednnMemory(b_plain, plain).object},
+                             {DNNL_ARG_TO, target.object},
+                             {DNNL_ARG_SCRATCHPAD, scratchpad.object}});
+    return target.bytes;
+  }
+
+  /// The product of operands that lie as `a` and `b` say.
+  void multiply(dnnl::stream& stream, const void* src, const void* weights, void* dst,
+                const float* bias_data) const {
+    const auto wrap = [](const memory::desc& desc, const void* data) {
+      return OnednnMemory(desc, data).object;
+    };
+    OnednnMemory space(scratchpad);
+    std::unordered_map<int, memory> arguments = {{DNNL_ARG_SRC, wrap(a, src)},
+                                                 {DNNL_ARG_WEIGHTS, wrap(b, weights)},
+                                                 {DNNL_ARG_DST, wrap(c, dst)},
+                                                 {DNNL_ARG_SCRATCHPAD, space.object}};
+    if (bias_data) arguments.emplace(DNNL_ARG_BIAS, wrap(bias, bias_data));
+    matmul.execute(stream, arguments);
+  }
 };
+
+/// C = A B in blocks of rows whose size the shape decides, one thread each; B is brought into the
+/// blocked layout once for all of them.
+void multiply_row_blocks(const MatmulKey& key, const void* a, const void* b, void* c,
+                         const float* bias) {
+  MatmulKey whole = key;
+  whole.is_shared = false;
+  whole.threads = 1;
+  const int64_t block = std::clamp<int64_t>((key.m + 511) / 512 * 32, 32, 256);
+  whole.reorders_b = key.m > block;
+  const auto primitive_of = [&](int64_t rows) {
+    MatmulKey part = whole;
+    part.m = rows;
+    const OnednnThreads one(1);
+    return cached_primitive<Primitive>(part);
+  };
+  const auto first = primitive_of(std::min(block, key.m));
+  dnnl::stream stream(onednn_engine());
+  const Tensor blocked = first->reordered(stream, b);
+  const auto size_in = static_cast<int64_t>(itemsize(key.input));
+  const auto size_out = static_cast<int64_t>(itemsize(key.output));
+  parallel_for(key.m, block, [&](int64_t begin, int64_t end) {
+    const int64_t rows = end - begin;
+    const auto primitive = primitive_of(rows);
+    const OnednnThreads one(1);
+    dnnl::stream own_stream(onednn_engine());
+    const auto* source =
+        static_cast<const std::byte*>(a) + begin * size_in * (key.a_transposed ? 1 : key.k);
+    Tensor columns;  // of a transposed A, [K, rows]
+    if (key.a_transposed) {
+      columns = Tensor::empty({key.k, rows}, key.input);
+      for (int64_t k = 0; k < key.k; ++k) {
+        std::memcpy(static_cast<std::byte*>(columns.raw()) + k * rows * size_in,
+                    source + k * key.m * size_in, rows * size_in);
+      }
+      source = static_cast<std::byte*>(columns.raw());
+    }
+    // The last block may be shorter, and want another layout.
+    const bool is_shared = blocked.defined() && primitive->b == first->b;
+    const Tensor own = is_shared ? blocked : primitive->reordered(own_stream, b);
+    primitive->multiply(own_stream, source, own.defined() ? own.raw() : b,
+                        static_cast<std::byte*>(c) + begin * key.n * size_out,
+                        key.bias ? bias : nullptr);
+  });
+}
 
 }  // namespace
 
@@ -84,28 +158,11 @@ bool onednn_keeps_bits(const MatmulKey& key) {
 void onednn_matmul(const MatmulKey& key, const void* a, const void* b, void* c, const float* bias) {
   const OnednnThreads threads(key.threads);
   const auto primitive = cached_primitive<Primitive>(key);
+  if (primitive->has_tiles && key.is_shared) return multiply_row_blocks(key, a, b, c, bias);
   dnnl::stream stream(onednn_engine());
-  const auto wrap = [](const memory::desc& desc, const void* data) {
-    return OnednnMemory(desc, data).object;
-  };
-  memory weights = wrap(primitive->b_plain, b);
-  Tensor blocked;
-  if (primitive->reorder) {
-    OnednnMemory scratchpad(primitive->reorder_scratchpad);
-    OnednnMemory target(primitive->b);
-    primitive->reorder.execute(stream, {{DNNL_ARG_FROM, weights},
-                                        {DNNL_ARG_TO, target.object},
-                                        {DNNL_ARG_SCRATCHPAD, scratchpad.object}});
-    weights = target.object;
-    blocked = target.bytes;
-  }
-  OnednnMemory scratchpad(primitive->scratchpad);
-  std::unordered_map<int, memory> arguments = {{DNNL_ARG_SRC, wrap(primitive->a, a)},
-                                               {DNNL_ARG_WEIGHTS, weights},
-                                               {DNNL_ARG_DST, wrap(primitive->c, c)},
-                                               {DNNL_ARG_SCRATCHPAD, scratchpad.object}};
-  if (key.bias) arguments.emplace(DNNL_ARG_BIAS, wrap(primitive->bias, bias));
-  primitive->matmul.execute(stream, arguments);
+  const Tensor blocked = primitive->reordered(stream, b);
+  primitive->multiply(stream, a, blocked.defined() ? blocked.raw() : b, c,
+                      key.bias ? bias : nullptr);
 }
 
 }  // namespace weft::kernels

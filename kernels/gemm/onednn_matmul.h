@@ -4,8 +4,9 @@
 // meets fewer threads when it runs would leave parts of C untouched.
 //
 // oneDNN 2.6.3 sums each element's products in an order that depends on the description and not on
-// the threads, with one exception, which the caller avoids: with more than one thread, a transposed
-// A, one matrix and K >= 2048 it may split K among threads.
+// the threads, with two exceptions. With more than one thread, a transposed A, one matrix and
+// K >= 2048 it may split K among threads: the caller avoids that. And on tiles (AMX) it cuts K by
+// the number of threads: there onednn_matmul cuts the rows itself, and each block is one thread's.
 #pragma once
 
 #include <compare>
@@ -26,6 +27,8 @@ struct MatmulKey {
   bool sum = false;
   /// B is brought into oneDNN's own blocked layout first. That pays from some hundred rows on.
   bool reorders_b = false;
+  /// Several threads may work on it, `threads` of them; the bits are the same for any number.
+  bool is_shared = false;
   int threads = 1;
 
   friend auto operator<=>(const MatmulKey&, const MatmulKey&) = default;

@@ -1,0 +1,113 @@
+// A training that is killed, stopped, or meets a failing disk, at any moment.
+#include <fmt/core.h>
+#include <signal.h>
+
+#include <algorithm>
+
+#include "cli/torture/small_run.h"
+
+namespace weft::cli {
+
+void kill_at_random(Rack& rack, Tally& tally) {
+  SmallRun small(rack);
+  for (int64_t i = 0; rack.goes_on(i, 2); ++i) {
+    const io::Path output = small.fresh_output();
+    const uint64_t kills = 1 + rack.random.below(3);
+    double moment = 0;
+    for (uint64_t k = 0; k < kills; ++k) {
+      moment = rack.random.uniform() * small.seconds();
+      Child child = small.run(small.go_on(output));
+      child.has_ended(moment);
+      child.signal(SIGKILL);
+      child.wait(kRunSeconds);
+    }
+    const std::string loss = small.finish(output);
+    tally.count(loss.empty(),
+                fmt::format("{} kills, the last after {:.3f} s: {}", kills, moment, loss));
+  }
+}
+
+namespace {
+
+/// Runs with a fault at the nth operation on files, n from 1 on until none is met.
+template <class Check>
+void at_each_file_operation(Rack& rack, Tally& tally, const std::string& fault,
+                            const Check& check) {
+  SmallRun small(rack);
+  // A short rack takes operations far apart, from a first one that the seed decides.
+  const int64_t stride = rack.is_short ? 29 : 1;
+  for (int64_t n = rack.is_short ? 1 + static_cast<int64_t>(rack.random.below(stride)) : 1;
+       rack.goes_on(tally.tried, 1000); n += stride) {
+    const io::Path output = small.fresh_output();
+    const ChildEnd end =
+        small.run(small.start(output), {{"WEFT_FILE_FAULT", fmt::format("{}:{}", fault, n)}})
+            .wait(kRunSeconds);
+    if (end.code == 0) break;
+    std::string loss = check(end);
+    if (loss.empty()) loss = small.finish(output);
+    tally.count(loss.empty(), fmt::format("{} at operation {}: {}", fault, n, loss));
+  }
+}
+
+}  // namespace
+
+void kill_at_each_file_operation(Rack& rack, Tally& tally) {
+  at_each_file_operation(rack, tally, "kill", [](const ChildEnd& end) {
+    return end.code == 128 + SIGKILL ? "" : describe(end);
+  });
+}
+
+void fail_each_file_operation(Rack& rack, Tally& tally) {
+  const std::string fault = rack.random.below(2) == 0 ? "ENOSPC" : "EIO";
+  at_each_file_operation(rack, tally, fault, [](const ChildEnd& end) -> std::string {
+    if (end.code == 1 && end.err.find("weft: error: cannot") != end.err.npos) return "";
+    return "expected an error that says what cannot be written; " + describe(end);
+  });
+}
+
+void signal_at_random(Rack& rack, Tally& tally) {
+  SmallRun small(rack);
+  constexpr int kSignals[] = {SIGINT, SIGTERM, SIGHUP};
+  for (int64_t i = 0; rack.goes_on(i, 3); ++i) {
+    const int signal = kSignals[i % 3];
+    const io::Path output = small.fresh_output();
+    Child child = small.run(small.start(output));
+    const double moment = rack.random.uniform() * small.seconds();
+    child.has_ended(moment);
+    child.signal(signal);
+    const ChildEnd end = child.wait(kRunSeconds);
+    // Before the first step there is nothing to save; after the last one the run is done.
+    const bool is_expected = end.code == 0 || end.code == 130 || end.code == 128 + signal;
+    std::string loss = is_expected ? "" : describe(end);
+    const bool said_so = end.err.find("--resume") != end.err.npos;
+    if (loss.empty() && end.code == 130 && said_so && !std::filesystem::exists(output / "latest")) {
+      loss = "it says how to resume, and has saved nothing";
+    }
+    if (loss.empty()) loss = small.finish(output);
+    tally.count(loss.empty(), fmt::format("signal {} after {:.3f} s: {}", signal, moment, loss));
+  }
+}
+
+void share_a_directory(Rack& rack, Tally& tally) {
+  SmallRun small(rack);
+  for (int64_t i = 0; rack.goes_on(i, 1); ++i) {
+    const io::Path output = small.fresh_output();
+    Child first = small.run(small.start(output));
+    Child second(rack.scratch / "second", small.start(output));
+    ChildEnd ends[] = {first.wait(kRunSeconds), second.wait(kRunSeconds)};
+    std::ranges::sort(ends, {}, &ChildEnd::code);
+    const std::string other = fmt::format("process {}", first.pid());
+    std::string loss;
+    if (ends[0].code != 0) loss = "neither run came to its end: " + describe(ends[0]);
+    // The second may also have come when all was done.
+    const bool is_refused = ends[1].err.find("in use by process") != std::string::npos ||
+                            ends[1].err.find("already holds a run") != std::string::npos;
+    if (loss.empty() && (ends[1].code != 1 || !is_refused)) {
+      loss = "the second run was not refused: " + describe(ends[1]);
+    }
+    if (loss.empty()) loss = small.finish(output);
+    tally.count(loss.empty(), "two runs at once: " + loss);
+  }
+}
+
+}  // namespace weft::cli

@@ -1,0 +1,98 @@
+#include "cli/torture/small_run.h"
+
+#include <fmt/core.h>
+
+#include <chrono>
+
+#include "core/error.h"
+#include "data/image.h"
+
+namespace weft::cli {
+namespace {
+
+/// Three classes of noise with a tint, 16 images each to train and 4 to validate.
+void draw_images(const io::Path& folder) {
+  constexpr int kSize = 16;
+  for (const auto& [part, count] : {std::pair("train", 16), std::pair("val", 4)}) {
+    for (int tint = 0; tint < 3; ++tint) {
+      const io::Path place = folder / part / fmt::format("tint-{}", tint);
+      io::make_directories(place);
+      for (int i = 0; i < count; ++i) {
+        Philox random(tint, static_cast<uint64_t>(i), part[0]);
+        data::Image image(kSize, kSize);
+        for (size_t p = 0; p < image.pixels.size(); ++p) {
+          const bool is_tinted = static_cast<int>(p % 3) == tint;
+          image.pixels[p] = static_cast<uint8_t>(random.below(160) + (is_tinted ? 95 : 0));
+        }
+        const std::vector<uint8_t> png = data::encode_png(image);
+        io::FileWriter file(place / fmt::format("{:02}.png", i));
+        file.write(png.data(), png.size());
+        file.finish();
+      }
+    }
+  }
+}
+
+}  // namespace
+
+SmallRun::SmallRun(Rack& rack, const std::vector<std::string>& extra, int epochs)
+    : scratch_(rack.scratch), extra_(extra), epochs_(epochs) {
+  if (!std::filesystem::exists(scratch_ / "images")) draw_images(scratch_ / "images");
+  reference_ = fresh_output();
+  const auto begin = std::chrono::steady_clock::now();
+  const ChildEnd end = run(start(reference_)).wait(kRunSeconds);
+  seconds_ = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+  WEFT_CHECK(end.code == 0, "torture: the undisturbed run failed: {}", describe(end));
+}
+
+io::Path SmallRun::fresh_output() { return scratch_ / fmt::format("run-{}", outputs_++); }
+
+std::vector<std::string> SmallRun::start(const io::Path& output) const {
+  std::vector<std::string> words = {"train",
+                                    "--data",
+                                    "folder:" + (scratch_ / "images").string(),
+                                    "--model",
+                                    "cct",
+                                    "--image-size",
+                                    "16",
+                                    "--batch-size",
+                                    "8",
+                                    "--epochs",
+                                    std::to_string(epochs_),
+                                    "--save-every",
+                                    "2",
+                                    "--threads",
+                                    "2",
+                                    "--device",
+                                    "cpu",
+                                    "--output",
+                                    output};
+  words.insert(words.end(), extra_.begin(), extra_.end());
+  return words;
+}
+
+std::vector<std::string> SmallRun::resume(const io::Path& output) const {
+  return {"train", "--resume", output, "--threads", "2", "--device", "cpu"};
+}
+
+std::vector<std::string> SmallRun::go_on(const io::Path& output) const {
+  return std::filesystem::exists(output / "latest") ? resume(output) : start(output);
+}
+
+std::string SmallRun::finish(const io::Path& output) {
+  const ChildEnd end = run(go_on(output)).wait(kRunSeconds);
+  if (end.code != 0) return "going on failed: " + describe(end);
+  if (io::read_text(output / "model.safetensors") !=
+      io::read_text(reference_ / "model.safetensors")) {
+    return "other weights than the undisturbed run's";
+  }
+  io::remove_tree(output);
+  return "";
+}
+
+std::string describe(const ChildEnd& end) {
+  return fmt::format("{}exit code {}: {}", end.is_late ? "too late, " : "", end.code,
+                     end.last_words());
+}
+
+}  // namespace weft::cli

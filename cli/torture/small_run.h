@@ -1,0 +1,50 @@
+// The run that torture interrupts: a training that takes about a second, whose last bit is known.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "cli/torture/child.h"
+#include "cli/torture/ordeal.h"
+
+namespace weft::cli {
+
+/// The longest that any of these runs may take; slower machines than ours included.
+inline constexpr double kRunSeconds = 300;
+
+class SmallRun {
+ public:
+  /// Draws the images, and trains undisturbed. `extra` goes to every start ("--devices", "4").
+  SmallRun(Rack& rack, const std::vector<std::string>& extra = {}, int epochs = 2);
+
+  /// A directory for a run that does not exist yet.
+  io::Path fresh_output();
+  std::vector<std::string> start(const io::Path& output) const;
+  std::vector<std::string> resume(const io::Path& output) const;
+  /// What goes on with whatever is in `output`: resume where there is a checkpoint, else start.
+  std::vector<std::string> go_on(const io::Path& output) const;
+  /// Goes on to the end, undisturbed. Empty when the run then has the bits of the one that nothing
+  /// disturbed, else what is wrong.
+  std::string finish(const io::Path& output);
+
+  Child run(const std::vector<std::string>& arguments,
+            const std::map<std::string, std::string>& environment = {}) const {
+    return Child(scratch_ / "child", arguments, environment);
+  }
+  /// Of the undisturbed run.
+  double seconds() const { return seconds_; }
+  const io::Path& reference() const { return reference_; }
+
+ private:
+  const io::Path scratch_;
+  const std::vector<std::string> extra_;
+  const int epochs_;
+  io::Path reference_;
+  double seconds_ = 0;
+  int outputs_ = 0;
+};
+
+/// The tail of a message about an end: its exit code and last words.
+std::string describe(const ChildEnd& end);
+
+}  // namespace weft::cli
