@@ -101,7 +101,8 @@ struct Lab {
       const int status =
           run_program(program(op + "/" + op + "_lab", words), [&](const std::string& line) {
             if (as_json && is_total(line)) {
-              for (const auto& [name, count] : ordered_json::parse(line).items()) {
+              const ordered_json total = ordered_json::parse(line);
+              for (const auto& [name, count] : total.items()) {
                 totals[name] = totals.value(name, int64_t{0}) + count.get<int64_t>();
               }
             } else {

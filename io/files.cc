@@ -71,6 +71,14 @@ void FileWriter::write(const void* data, size_t bytes) {
   }
 }
 
+void FileWriter::overwrite(uint64_t offset, std::string_view text) {
+  announce("write", path_);
+  const ssize_t written =
+      ::pwrite(descriptor_, text.data(), text.size(), static_cast<off_t>(offset));
+  if (written < 0) fail_with_errno("write", path_);
+  if (static_cast<size_t>(written) != text.size()) fail_with_errno("write", path_, ENOSPC);
+}
+
 FileSummary FileWriter::finish() {
   announce("sync", path_);
   if (::fsync(descriptor_) != 0) fail_with_errno("write", path_);
@@ -138,6 +146,15 @@ MappedFile::~MappedFile() {
 uint32_t crc32_of(std::span<const std::byte> bytes, uint32_t before) {
   return static_cast<uint32_t>(
       ::crc32_z(before, reinterpret_cast<const unsigned char*>(bytes.data()), bytes.size()));
+}
+
+std::string checksum_text(uint32_t crc32) { return fmt::format("{:08x}", crc32); }
+
+std::string checksum_around(std::span<const std::byte> bytes, size_t offset) {
+  WEFT_ASSERT(offset + kNoChecksum.size() <= bytes.size());
+  uint32_t crc32 = crc32_of(bytes.first(offset));
+  crc32 = crc32_of(std::as_bytes(std::span(kNoChecksum)), crc32);
+  return checksum_text(crc32_of(bytes.subspan(offset + kNoChecksum.size()), crc32));
 }
 
 void make_directories(const Path& path) {

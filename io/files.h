@@ -33,6 +33,10 @@ class FileWriter {
 
   void write(const void* data, size_t bytes);
   void write(std::string_view text) { write(text.data(), text.size()); }
+  /// Replaces bytes that were written: a checksum of what follows it, say. The summary stays that
+  /// of what was written first.
+  void overwrite(uint64_t offset, std::string_view text);
+  const FileSummary& summary() const { return summary_; }
   /// Brings the file to the disk and closes it.
   FileSummary finish();
 
@@ -65,6 +69,11 @@ class MappedFile {
 };
 
 uint32_t crc32_of(std::span<const std::byte> bytes, uint32_t before = 0);
+/// Eight hexadecimal digits, as checksums are written.
+std::string checksum_text(uint32_t crc32);
+/// The checksum of a file that holds its own at `offset`, which counts as eight zeros there.
+std::string checksum_around(std::span<const std::byte> bytes, size_t offset);
+inline constexpr std::string_view kNoChecksum = "00000000";
 
 // Of std::filesystem's functions, with Error and the hook below.
 void make_directories(const Path& path);

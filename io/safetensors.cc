@@ -20,6 +20,8 @@ static_assert(std::endian::native == std::endian::little, "safetensors are littl
 constexpr uint64_t kLengthBytes = 8;
 constexpr uint64_t kLargestHeader = 100'000'000;
 constexpr const char* kMetadataKey = "__metadata__";
+constexpr const char* kChecksumKey = "weft.checksum";
+constexpr std::string_view kChecksumPrefix = "crc32:";
 
 // tf32 comes after f32, so that "F32" reads as f32.
 using NamedDType = std::pair<std::string_view, DType>;
@@ -237,6 +239,24 @@ Tensor tensor_over(const std::shared_ptr<void>& owner, std::byte* data, const En
                          entry.dtype);
 }
 
+/// Throws Error where the metadata hold a checksum that is not the file's. One flipped bit leaves
+/// either the key or the value as it was.
+void verify_checksum(std::span<const std::byte> bytes, std::string_view header,
+                     const Metadata& metadata, const std::string& file) {
+  for (const auto& [key, value] : metadata) {
+    if (key != kChecksumKey && !value.starts_with(kChecksumPrefix)) continue;
+    const size_t at = header.find(value);
+    const std::string found =
+        at == header.npos || value.size() != kChecksumPrefix.size() + kNoChecksum.size()
+            ? "unknown"
+            : std::string(kChecksumPrefix) +
+                  checksum_around(bytes, kLengthBytes + at + kChecksumPrefix.size());
+    WEFT_CHECK(key == kChecksumKey && found == value,
+               "{} is damaged: its checksum is {}, {} {} was written", file, found, quote(key),
+               quote(value));
+  }
+}
+
 template <size_t Size>
 void write_strided(FileWriter& writer, const Tensor& tensor) {
   constexpr size_t kElements = 65536;
@@ -306,6 +326,8 @@ SafeTensors read_safetensors(std::span<std::byte> bytes, std::shared_ptr<void> o
   std::ranges::stable_sort(entries, {}, &Entry::offsets);
   const std::span<std::byte> data = bytes.subspan(kLengthBytes + header_bytes);
   check_layout(file, entries, data.size());
+  verify_checksum(bytes, {header, header_bytes}, result.metadata, file);
+  result.metadata.erase(kChecksumKey);
 
   result.tensors.reserve(entries.size());
   for (Entry& entry : entries) {
@@ -315,7 +337,10 @@ SafeTensors read_safetensors(std::span<std::byte> bytes, std::shared_ptr<void> o
   return result;
 }
 
-void write_safetensors(FileWriter& writer, const NamedTensors& tensors, const Metadata& metadata) {
+namespace {
+
+/// Returns the header.
+std::string write(FileWriter& writer, const NamedTensors& tensors, const Metadata& metadata) {
   std::vector<const NamedTensors::value_type*> order;
   for (const auto& named : tensors) order.push_back(&named);
   std::ranges::sort(order, [](const auto* a, const auto* b) {
@@ -353,12 +378,26 @@ void write_safetensors(FileWriter& writer, const NamedTensors& tensors, const Me
   writer.write(&header_bytes, kLengthBytes);
   writer.write(text);
   for (const auto* named : order) write_data(writer, named->second);
+  return text;
+}
+
+}  // namespace
+
+void write_safetensors(FileWriter& writer, const NamedTensors& tensors, const Metadata& metadata) {
+  write(writer, tensors, metadata);
 }
 
 FileSummary write_safetensors(const Path& path, const NamedTensors& tensors,
                               const Metadata& metadata) {
-  return write_file_atomically(
-      path, [&](FileWriter& writer) { write_safetensors(writer, tensors, metadata); });
+  Metadata with_checksum = metadata;
+  with_checksum[kChecksumKey] = fmt::format("{}{}", kChecksumPrefix, kNoChecksum);
+  return write_file_atomically(path, [&](FileWriter& writer) {
+    const std::string header = write(writer, tensors, with_checksum);
+    const std::string entry = fmt::format("\"{}\":\"{}", kChecksumKey, kChecksumPrefix);
+    const size_t at = header.find(entry);
+    WEFT_ASSERT(at != header.npos);
+    writer.overwrite(kLengthBytes + at + entry.size(), checksum_text(writer.summary().crc32));
+  });
 }
 
 }  // namespace weft::io

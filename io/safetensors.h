@@ -32,9 +32,9 @@ struct SafeTensors {
 /// and private to this process when changed; only those that lie at an address unfit for their
 /// dtype are copied. The mapping lives as long as any of them.
 ///
-/// Throws Error naming the file and the tensor or field for whatever the format forbids, and for
-/// dtypes and ranks that Weft lacks. Memory used before that is at most 24 times the
-/// header, which may have 100 MB.
+/// Throws Error naming the file and the tensor or field for whatever the format forbids, for a
+/// checksum of ours that is not the file's, and for dtypes and ranks that Weft lacks. Memory used
+/// before that is at most 24 times the header, which may have 100 MB.
 SafeTensors read_safetensors(const Path& path);
 
 /// The same of a file's bytes in memory, which `owner` keeps alive. Errors name `file`.
@@ -43,11 +43,12 @@ SafeTensors read_safetensors(std::span<std::byte> bytes, std::shared_ptr<void> o
 
 /// Writes CPU tensors, strided ones too, sorted by descending element size and then by name, so
 /// that each is aligned. The file replaces an older one only when it is complete.
-/// Throws Error for equal names, names that are not UTF-8, and whatever the disk refuses.
+/// The metadata "weft.checksum" holds the CRC-32 of the file; reading verifies it and leaves it
+/// out. Throws Error for equal names, names that are not UTF-8, and whatever the disk refuses.
 FileSummary write_safetensors(const Path& path, const NamedTensors& tensors,
                               const Metadata& metadata = {});
 
-/// As write_safetensors, into a file that is open already.
+/// As write_safetensors, into a file that is open already, and without a checksum.
 void write_safetensors(FileWriter& writer, const NamedTensors& tensors,
                        const Metadata& metadata = {});
 

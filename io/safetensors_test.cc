@@ -150,6 +150,18 @@ TEST_CASE("Every truncation of a file is an error that names the file") {
                     Contains("1 bytes of data follow the last tensor, which ends at offset 12"));
 }
 
+TEST_CASE("Any flipped bit of a file that we wrote is found") {
+  const Path path = scratch("rot.safetensors");
+  write_safetensors(path, {{"w", Tensor::full({3}, 2)}, {"e", Tensor::empty({0})}}, {{"k", "v"}});
+  const std::string whole = read_text(path);
+  for (size_t bit = 0; bit < whole.size() * 8; ++bit) {
+    INFO("bit " << bit);
+    std::string bytes = whole;
+    bytes[bit / 8] = static_cast<char>(bytes[bit / 8] ^ 1 << bit % 8);
+    CHECK_THROWS_WITH(read_bytes(bytes), Contains("case.safetensors"));
+  }
+}
+
 TEST_CASE("Any one byte of the header changed gives tensors or an Error") {
   const Path path = scratch("flip.safetensors");
   write_safetensors(path, {{"w", Tensor::full({3}, 2)}}, {{"k", "v"}});

@@ -1,13 +1,10 @@
 #include "train/checkpoint.h"
 
-#include <fcntl.h>
-
 #include <algorithm>
-#include <cerrno>
 #include <charconv>
-#include <cstdio>
-#include <cstring>
+#include <compare>
 #include <optional>
+#include <ranges>
 
 namespace weft::train {
 namespace {
@@ -21,22 +18,34 @@ constexpr const char* kOptimizerFile = "optimizer.safetensors";
 constexpr const char* kStateFile = "state.json";
 constexpr const char* kLatestFile = "latest";
 constexpr std::string_view kStepPrefix = "step-";
+/// How state.json begins, before its checksum is known.
+constexpr std::string_view kStateBegin = "{\n  \"crc32\": \"00000000";
 
-std::string step_name(int64_t step) { return fmt::format("{}{}", kStepPrefix, step); }
+/// What a checkpoint's directory is called: "step-N", or "step-N.C" where step N was saved again.
+struct StepName {
+  int64_t step = 0, copy = 0;
 
-/// The number in "step-N"; nothing for other names.
-std::optional<int64_t> parse_step(std::string_view name) {
-  if (!name.starts_with(kStepPrefix)) return std::nullopt;
-  name.remove_prefix(kStepPrefix.size());
-  int64_t step = 0;
-  const auto [end, error] = std::from_chars(name.data(), name.data() + name.size(), step);
-  if (error != std::errc() || end != name.data() + name.size() || step < 0) return std::nullopt;
-  return step;
+  std::string text() const {
+    return copy == 0 ? fmt::format("{}{}", kStepPrefix, step)
+                     : fmt::format("{}{}.{}", kStepPrefix, step, copy);
+  }
+  auto operator<=>(const StepName&) const = default;
+};
+
+/// Nothing for other names.
+std::optional<StepName> parse_step(std::string_view text) {
+  StepName name;
+  const char* const end = text.data() + text.size();
+  if (!text.starts_with(kStepPrefix)) return std::nullopt;
+  const char* rest = std::from_chars(text.data() + kStepPrefix.size(), end, name.step).ptr;
+  if (rest != end && *rest == '.') rest = std::from_chars(rest + 1, end, name.copy).ptr;
+  // Written as we write it: no sign, no leading zero.
+  return rest == end && name.step >= 0 && name.text() == text ? std::optional(name) : std::nullopt;
 }
 
-/// Numbers of the complete checkpoints in a directory, ascending.
-std::vector<int64_t> list_steps(const io::Path& output) {
-  std::vector<int64_t> steps;
+/// The complete checkpoints in a directory, ascending.
+std::vector<StepName> list_steps(const io::Path& output) {
+  std::vector<StepName> steps;
   std::error_code error;
   for (const auto& entry : std::filesystem::directory_iterator(output, error)) {
     const auto step = parse_step(entry.path().filename().string());
@@ -46,11 +55,14 @@ std::vector<int64_t> list_steps(const io::Path& output) {
   return steps;
 }
 
-std::string checksum_text(uint32_t crc32) { return fmt::format("{:08x}", crc32); }
+std::string checksum_of(std::string_view text) {
+  return io::checksum_text(io::crc32_of(std::as_bytes(std::span(text))));
+}
 
-std::string checksum_of(const json& state) {
-  const std::string text = state.dump();
-  return checksum_text(io::crc32_of(std::as_bytes(std::span(text))));
+const json& field(const json& object, const char* key, const io::Path& file) {
+  const auto place = object.find(key);
+  WEFT_CHECK(place != object.end(), "{}: \"{}\" is missing", file.string(), key);
+  return *place;
 }
 
 /// Returns what state.json says of the file.
@@ -58,35 +70,48 @@ json write_tensors(const io::Path& path, const NamedTensors& tensors) {
   io::FileWriter writer(path);
   io::write_safetensors(writer, tensors, {{"format", "pt"}});
   const io::FileSummary summary = writer.finish();
-  return {{"bytes", summary.bytes}, {"crc32", checksum_text(summary.crc32)}};
+  return {{"bytes", summary.bytes}, {"crc32", io::checksum_text(summary.crc32)}};
 }
 
 void write_files(const io::Path& directory, const Checkpoint& checkpoint) {
   json files;
   files[kModelFile] = write_tensors(directory / kModelFile, checkpoint.model);
   files[kOptimizerFile] = write_tensors(directory / kOptimizerFile, checkpoint.optimizer);
-  const json all = {{"format", kFormat},         {"version", kVersion},
-                    {"step", checkpoint.step},   {"files", files},
-                    {"state", checkpoint.state}, {"state_crc32", checksum_of(checkpoint.state)}};
+  const json all = {{"crc32", io::kNoChecksum}, {"format", kFormat}, {"version", kVersion},
+                    {"step", checkpoint.step},  {"files", files},    {"state", checkpoint.state}};
+  std::string text = all.dump(2) + "\n";
+  WEFT_ASSERT(text.starts_with(kStateBegin));  // keys are sorted
+  const std::string checksum = checksum_of(text);
+  text.replace(kStateBegin.size() - io::kNoChecksum.size(), checksum.size(), checksum);
   io::FileWriter writer(directory / kStateFile);
-  writer.write(all.dump(2) + "\n");
+  writer.write(text);
   writer.finish();
 }
 
-/// Puts `fresh` in the place of `place`, where an older directory may be.
-void install_directory(const io::Path& fresh, const io::Path& place) {
-  if (!std::filesystem::exists(place)) return io::rename_path(fresh, place);
-  // Both names stay valid at every moment; the older directory then has the hidden name.
-  if (::renameat2(AT_FDCWD, fresh.c_str(), AT_FDCWD, place.c_str(), RENAME_EXCHANGE) != 0) {
-    WEFT_CHECK(errno == EINVAL || errno == ENOSYS, "cannot replace {}: {}", place.string(),
-               std::strerror(errno));
-    // A file system without exchange: two renames, and between them no name holds this step.
-    const io::Path old = place.parent_path() / fmt::format(".{}.old", place.filename().string());
-    io::rename_path(place, old);
-    io::rename_path(fresh, place);
-    return io::remove_tree(old);
+void check_format(const json& all, const io::Path& file) {
+  WEFT_CHECK(all.is_object() && all.value("format", json()) == kFormat,
+             "{} is not a Weft checkpoint's", file.string());
+}
+
+/// The file's JSON. Throws Error unless every byte is as it was written.
+json read_state(const io::Path& path) {
+  const std::string text = io::read_text(path);
+  const size_t at = kStateBegin.size() - io::kNoChecksum.size();
+  if (text.substr(0, at) == kStateBegin.substr(0, at) && text.size() > kStateBegin.size()) {
+    const std::string written = text.substr(at, io::kNoChecksum.size());
+    const std::string found = io::checksum_around(std::as_bytes(std::span(text)), at);
+    WEFT_CHECK(found == written, "{} is damaged: its CRC-32 is {}, {} was written", path.string(),
+               found, written);
+    return json::parse(text);
   }
-  io::remove_tree(fresh);
+  // Of an earlier version, which summed the state alone.
+  json all = json::parse(text);
+  check_format(all, path);
+  const std::string written = field(all, "state_crc32", path).get<std::string>();
+  const std::string found = checksum_of(field(all, "state", path).dump());
+  WEFT_CHECK(found == written, "{} is damaged: its state's CRC-32 is {}, {} was written",
+             path.string(), found, written);
+  return all;
 }
 
 /// What interrupted saves and removals left behind.
@@ -101,22 +126,23 @@ void remove_leftovers(const io::Path& output) {
   for (const io::Path& path : leftovers) io::remove_tree(path);
 }
 
-void remove_old(const io::Path& output, int64_t step, int keep_last) {
-  std::vector<int64_t> steps = list_steps(output);
-  std::erase_if(steps, [&](int64_t other) { return other > step; });
-  const int64_t surplus = static_cast<int64_t>(steps.size()) - keep_last;
-  for (int64_t i = 0; i < surplus; ++i) {
+/// Leaves, of the checkpoints up to `saved`, that one and the last `keep_last` steps.
+void remove_old(const io::Path& output, const StepName& saved, int keep_last) {
+  std::vector<StepName> steps = list_steps(output);
+  std::erase_if(steps, [&](const StepName& other) { return other.step > saved.step; });
+  int64_t kept = 0, last = -1;
+  for (const StepName& name : steps | std::views::reverse) {
+    const bool is_copy = name.step == saved.step ? name != saved : name.step == last;
+    if (!is_copy && (keep_last == 0 || kept < keep_last)) {
+      ++kept;
+      last = name.step;
+      continue;
+    }
     // Renamed first: a half-removed directory must not look like a checkpoint.
-    const io::Path hidden = output / fmt::format(".{}.old", step_name(steps[i]));
-    io::rename_path(output / step_name(steps[i]), hidden);
+    const io::Path hidden = output / fmt::format(".{}.old", name.text());
+    io::rename_path(output / name.text(), hidden);
     io::remove_tree(hidden);
   }
-}
-
-const json& field(const json& object, const char* key, const io::Path& file) {
-  const auto place = object.find(key);
-  WEFT_CHECK(place != object.end(), "{}: \"{}\" is missing", file.string(), key);
-  return *place;
 }
 
 NamedTensors read_verified(const io::Path& path, const json& files, const io::Path& state_file) {
@@ -126,7 +152,7 @@ NamedTensors read_verified(const io::Path& path, const json& files, const io::Pa
   WEFT_CHECK(file.bytes().size() == bytes, "{} is damaged: it has {} bytes, {} were written",
              path.string(), file.bytes().size(), bytes);
   const std::string written = field(expected, "crc32", state_file).get<std::string>();
-  const std::string found = checksum_text(io::crc32_of(file.bytes()));
+  const std::string found = io::checksum_text(io::crc32_of(file.bytes()));
   WEFT_CHECK(found == written, "{} is damaged: its CRC-32 is {}, {} was written", path.string(),
              found, written);
   return io::read_safetensors(path).tensors;
@@ -139,23 +165,27 @@ io::Path save_checkpoint(const io::Path& output, const Checkpoint& checkpoint, i
   WEFT_CHECK(keep_last >= 0, "save_checkpoint: keep_last is {}", keep_last);
   io::make_directories(output);
   remove_leftovers(output);
-  const std::string name = step_name(checkpoint.step);
-  const io::Path fresh = output / fmt::format(".{}.tmp", name);
+  // Saved again, a step gets a new name, so that `latest` always names a whole one.
+  StepName name{checkpoint.step};
+  while (std::filesystem::exists(output / name.text())) ++name.copy;
+  const io::Path fresh = output / fmt::format(".{}.tmp", name.text());
   io::make_directories(fresh);
   try {
     write_files(fresh, checkpoint);
     io::sync_directory(fresh);
-    install_directory(fresh, output / name);
+    io::rename_path(fresh, output / name.text());
   } catch (...) {
     std::error_code ignored;
     std::filesystem::remove_all(fresh, ignored);
     throw;
   }
   io::sync_directory(output);
-  io::write_file_atomically(output / kLatestFile,
-                            [&](io::FileWriter& writer) { writer.write(name + "\n"); });
-  if (keep_last > 0) remove_old(output, checkpoint.step, keep_last);
-  return output / name;
+  const std::string line = name.text() + "\n";
+  io::write_file_atomically(output / kLatestFile, [&](io::FileWriter& writer) {
+    writer.write(line + checksum_of(line) + "\n");
+  });
+  remove_old(output, name, keep_last);
+  return output / name.text();
 }
 
 io::Path find_checkpoint(const io::Path& path) {
@@ -163,19 +193,23 @@ io::Path find_checkpoint(const io::Path& path) {
              path.string());
   if (std::filesystem::exists(path / kStateFile)) return path;
   if (std::filesystem::exists(path / kLatestFile)) {
-    std::string name = io::read_text(path / kLatestFile);
-    while (!name.empty() && (name.back() == '\n' || name.back() == ' ')) name.pop_back();
-    WEFT_CHECK(parse_step(name), "{} is damaged: expected the name of a step, such as step-100",
+    const std::string text = io::read_text(path / kLatestFile);
+    // Two lines: the name, and the checksum of the first, which earlier versions did not write.
+    const std::string name = text.substr(0, text.find('\n')), line = name + "\n";
+    const bool is_whole = text == line + checksum_of(line) + "\n" || text == line || text == name;
+    WEFT_CHECK(parse_step(name) && is_whole,
+               "{} is damaged: expected the name of a step, such as step-100, and its checksum; "
+               "name the directory of a step instead",
                (path / kLatestFile).string());
     WEFT_CHECK(std::filesystem::exists(path / name / kStateFile),
                "{} names {}, which is not there; name the directory of another step",
                (path / kLatestFile).string(), name);
     return path / name;
   }
-  const std::vector<int64_t> steps = list_steps(path);
+  const std::vector<StepName> steps = list_steps(path);
   WEFT_CHECK(!steps.empty(), "no checkpoint in {}: it holds neither {} nor step-N directories",
              path.string(), kStateFile);
-  return path / step_name(steps.back());
+  return path / steps.back().text();
 }
 
 Checkpoint load_checkpoint(const io::Path& path, CheckpointParts parts) {
@@ -183,18 +217,13 @@ Checkpoint load_checkpoint(const io::Path& path, CheckpointParts parts) {
   const io::Path state_file = directory / kStateFile;
   Checkpoint checkpoint;
   try {
-    const json all = json::parse(io::read_text(state_file));
-    WEFT_CHECK(all.is_object() && all.value("format", json()) == kFormat,
-               "{} is not a Weft checkpoint's", state_file.string());
+    const json all = read_state(state_file);
+    check_format(all, state_file);
     WEFT_CHECK(field(all, "version", state_file) == kVersion,
                "{} has format version {}; this program reads version {}", state_file.string(),
                all["version"].dump(), kVersion);
     checkpoint.step = field(all, "step", state_file).get<int64_t>();
     checkpoint.state = field(all, "state", state_file);
-    const std::string written = field(all, "state_crc32", state_file).get<std::string>();
-    const std::string found = checksum_of(checkpoint.state);
-    WEFT_CHECK(found == written, "{} is damaged: its state's CRC-32 is {}, {} was written",
-               state_file.string(), found, written);
     const json& files = field(all, "files", state_file);
     checkpoint.model = read_verified(directory / kModelFile, files, state_file);
     if (parts == CheckpointParts::kAll) {

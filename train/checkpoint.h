@@ -2,8 +2,11 @@
 //
 //   OUT/step-1200/model.safetensors      the model's parameters and buffers
 //                 optimizer.safetensors  the optimizer's state
-//                 state.json             format version, a CRC-32 per file, and what else to resume
-//   OUT/latest                           "step-1200"
+//                 state.json             format version, CRC-32 of itself and of each file, and
+//                                        what else to resume
+//   OUT/latest                           "step-1200", and the CRC-32 of that
+//
+// A step that is saved again becomes step-1200.1, and the older one is removed.
 //
 // A checkpoint is written to a hidden directory, brought to the disk, then renamed, and `latest`
 // moves after it: wherever the program stops, the last complete checkpoint is there to load.

@@ -98,7 +98,49 @@ TEST_CASE("Saving a step again replaces it") {
   Checkpoint other = checkpoint_of(3, 0.5);
   save_checkpoint(output, other);
   CHECK(consistent_value(load_checkpoint(output)) == 3.5);
+  CHECK(listing(output) == std::vector<std::string>{"latest", "step-3.1"});
+  save_checkpoint(output, checkpoint_of(3));
+  CHECK(consistent_value(load_checkpoint(output)) == 3);
   CHECK(listing(output) == std::vector<std::string>{"latest", "step-3"});
+}
+
+TEST_CASE("Files of before there was a checksum of all are read") {
+  const io::Path output = fresh_directory("before");
+  const io::Path step = save_checkpoint(output, checkpoint_of(7));
+  const auto write = [](const io::Path& path, const std::string& text) {
+    io::write_file_atomically(path, [&](io::FileWriter& writer) { writer.write(text); });
+  };
+  nlohmann::json all = nlohmann::json::parse(io::read_text(step / "state.json"));
+  all.erase("crc32");
+  const std::string state = all["state"].dump();
+  all["state_crc32"] = io::checksum_text(io::crc32_of(std::as_bytes(std::span(state))));
+  write(step / "state.json", all.dump(2) + "\n");
+  write(output / "latest", "step-7\n");
+  CHECK(consistent_value(load_checkpoint(output)) == 7);
+  all["state"]["value"] = 8;
+  write(step / "state.json", all.dump(2) + "\n");
+  CHECK_THROWS_WITH(load_checkpoint(output), Contains("state.json is damaged: its state's CRC-32"));
+}
+
+TEST_CASE("Any flipped bit of any file is found and its file named") {
+  const io::Path output = fresh_directory("rot");
+  save_checkpoint(output, checkpoint_of(2));
+  const io::Path step = save_checkpoint(output, checkpoint_of(6));  // '2' and '6' differ by a bit
+  for (const io::Path& file : {step / "model.safetensors", step / "optimizer.safetensors",
+                               step / "state.json", output / "latest"}) {
+    const std::string whole = io::read_text(file);
+    for (size_t bit = 0; bit < whole.size() * 8; ++bit) {
+      INFO(file.string() << ", bit " << bit);
+      {
+        std::fstream stream(file, std::ios::in | std::ios::out | std::ios::binary);
+        stream.seekp(static_cast<std::streamoff>(bit / 8));
+        stream.put(static_cast<char>(whole[bit / 8] ^ 1 << bit % 8));
+      }
+      CHECK_THROWS_WITH(load_checkpoint(output), Contains(file.filename().string()));
+      std::fstream stream(file, std::ios::in | std::ios::out | std::ios::binary);
+      stream << whole;
+    }
+  }
 }
 
 TEST_CASE("Only the last k checkpoints stay, and steps to come are left alone") {
@@ -190,21 +232,23 @@ TEST_CASE("A damaged file is named") {
     stream << bytes;
   };
   damage("model.safetensors", 200, "?");
-  CHECK_THROWS_WITH(load_checkpoint(output),
-                    Contains("step-1/model.safetensors is damaged: its CRC-32"));
+  CHECK_THROWS_WITH(load_checkpoint(output), Contains("/model.safetensors is damaged: its CRC-32"));
   damage("optimizer.safetensors", 100, "?");
-  CHECK_THROWS_WITH(load_checkpoint(output), Contains("step-1/optimizer.safetensors is damaged"));
+  CHECK_THROWS_WITH(load_checkpoint(output), Contains("/optimizer.safetensors is damaged"));
   CHECK_NOTHROW(load_checkpoint(output, CheckpointParts::kModel));
 
-  const io::Path state = output / "step-1" / "state.json";
-  const auto edit = [&](const std::string& from, const std::string& to) {
-    save_checkpoint(output, checkpoint_of(1));
+  const auto edit = [&](const std::string& from, const std::string& to, bool sums_again = true) {
+    const io::Path state = save_checkpoint(output, checkpoint_of(1)) / "state.json";
     std::string text = io::read_text(state);
     text.replace(text.find(from), from.size(), to);
+    constexpr size_t kChecksum = sizeof("{\n  \"crc32\": \"") - 1;
+    if (sums_again) {
+      text.replace(kChecksum, 8, io::checksum_around(std::as_bytes(std::span(text)), kChecksum));
+    }
     io::write_file_atomically(state, [&](io::FileWriter& writer) { writer.write(text); });
   };
-  edit("\"value\": 1.0", "\"value\": 1.5");
-  CHECK_THROWS_WITH(load_checkpoint(output), Contains("state.json is damaged: its state's CRC-32"));
+  edit("\"value\": 1.0", "\"value\": 1.5", false);
+  CHECK_THROWS_WITH(load_checkpoint(output), Contains("state.json is damaged: its CRC-32"));
   edit("\"version\": 1", "\"version\": 2");
   CHECK_THROWS_WITH(load_checkpoint(output),
                     Contains("has format version 2; this program reads version 1"));
@@ -215,11 +259,11 @@ TEST_CASE("A damaged file is named") {
   edit("\"bytes\"", "\"bites\"");
   CHECK_THROWS_WITH(load_checkpoint(output), Contains("state.json: \"bytes\" is missing"));
 
-  save_checkpoint(output, checkpoint_of(1));
-  std::filesystem::resize_file(output / "step-1" / "model.safetensors", 50);
+  const io::Path model = save_checkpoint(output, checkpoint_of(1)) / "model.safetensors";
+  std::filesystem::resize_file(model, 50);
   CHECK_THROWS_WITH(load_checkpoint(output),
                     Contains("model.safetensors is damaged: it has 50 bytes"));
-  std::filesystem::remove(output / "step-1" / "model.safetensors");
+  std::filesystem::remove(model);
   CHECK_THROWS_WITH(load_checkpoint(output),
                     Contains("cannot read ") && Contains("model.safetensors: No such file"));
 }

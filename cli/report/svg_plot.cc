@@ -7,7 +7,6 @@
 #include <cmath>
 #include <iterator>
 
-
 namespace weft::report {
 namespace {
 

@@ -46,8 +46,11 @@ int run_torture(const Arguments& a) {
   for (const Ordeal& ordeal : kOrdeals) {
     if (a.only.empty() || std::ranges::count(a.only, ordeal.name) > 0) shares += ordeal.share;
   }
-  io::Table table(
-      {{"ordeal", 9, io::Table::Align::kLeft}, {"tried", 9}, {"held", 9}, {"lost", 6}, {"time", 8}});
+  io::Table table({{"ordeal", 9, io::Table::Align::kLeft},
+                   {"tried", 9},
+                   {"held", 9},
+                   {"lost", 6},
+                   {"time", 8}});
   bool is_lost = false;
   std::vector<std::string> losses;
   for (const Ordeal& ordeal : kOrdeals) {
