@@ -87,17 +87,20 @@ int launch_self(int devices, const Arguments& arguments) {
   std::vector<std::string> command;
   for (std::string word; std::getline(file, word, '\0');) command.push_back(word);
   command.at(0) = std::filesystem::read_symlink("/proc/self/exe");
-  std::vector<std::string> again;
-  if (arguments.max_restarts > 0) {
-    const train::RunOptions& run = arguments.run;
-    if (run.output.empty()) {
-      throw UsageError("--max-restarts needs --output, to find the checkpoints");
-    }
-    again = {command[0], "train", "--resume", run.output, "--devices", std::to_string(devices)};
-    if (!arguments.device.empty()) again.insert(again.end(), {"--device", arguments.device});
-    if (run.threads > 0) again.insert(again.end(), {"--threads", std::to_string(run.threads)});
-    if (run.json) again.emplace_back("--json");
+  const train::RunOptions& run = arguments.run;
+  if (arguments.max_restarts > 0 && run.output.empty()) {
+    throw UsageError("--max-restarts needs --output, to find the checkpoints");
   }
+  // A run that failed before its first checkpoint starts anew.
+  const auto again = [&] {
+    if (!std::filesystem::exists(run.output + "/latest")) return command;
+    std::vector<std::string> words = {command[0], "train",     "--resume",
+                                      run.output, "--devices", std::to_string(devices)};
+    if (!arguments.device.empty()) words.insert(words.end(), {"--device", arguments.device});
+    if (run.threads > 0) words.insert(words.end(), {"--threads", std::to_string(run.threads)});
+    if (run.json) words.emplace_back("--json");
+    return words;
+  };
   return dist::launch({.ranks = devices, .stop_signal = SIGUSR1}, command, arguments.max_restarts,
                       again);
 }
@@ -325,7 +328,8 @@ void add_train(CLI::App& app, Action& action) {
                "Activation checkpointing: recompute activations in the backward pass, to save "
                "memory");
   add_option(command, "--max-restarts", a.max_restarts,
-             "Times to start all ranks again, from the last checkpoint, when one fails; needs "
+             "Times to start all ranks again, from the last checkpoint if there is one, when one "
+             "fails; needs "
              "--output",
              {.check = CLI::Range(0, 1000)});
 
@@ -338,6 +342,9 @@ void add_train(CLI::App& app, Action& action) {
              "had not stopped",
              {.takes = "DIR"})
       ->excludes("--output");
+  settings.add("--save-every EVERY", &C::save_every,
+               "Save also within epochs: every so many steps, 500, or seconds, 600s",
+               "at the ends of epochs alone");
   command.add_flag("--json", a.run.json, kJsonLines);
 }
 

@@ -224,6 +224,8 @@ DirectoryLock::DirectoryLock(const Path& directory) {
   }
 }
 
-DirectoryLock::~DirectoryLock() { ::close(descriptor_); }
+DirectoryLock::~DirectoryLock() {
+  if (descriptor_ >= 0) ::close(descriptor_);
+}
 
 }  // namespace weft::io

@@ -12,6 +12,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 
 namespace weft::io {
 
@@ -98,8 +99,9 @@ class DirectoryLock {
  public:
   explicit DirectoryLock(const Path& directory);
   ~DirectoryLock();
-  DirectoryLock(const DirectoryLock&) = delete;
-  DirectoryLock& operator=(const DirectoryLock&) = delete;
+  DirectoryLock(DirectoryLock&& other) noexcept
+      : descriptor_(std::exchange(other.descriptor_, -1)) {}
+  DirectoryLock& operator=(DirectoryLock&&) = delete;
 
  private:
   int descriptor_;

@@ -143,7 +143,7 @@ void for_each_setting(C& config, F&& f) {
                   weight_decay, momentum, clip_norm, schedule, warmup, label_smoothing, drop_path,
                   normalize, precision, matmul_numerics, tf32_rounding, loss_scale,
                   initial_loss_scale, loss_scale_window, loss_scale_hysteresis, min_loss_scale,
-                  fp8_scaling, checkpoint_activations, seed, devices, global_batch_size,
+                  fp8_scaling, checkpoint_activations, seed, save_every, devices, global_batch_size,
                   gradient_average, deterministic_reduce)
   }
   {
@@ -208,6 +208,19 @@ double fixed_loss_scale(const Config& config) {
   return scale;
 }
 
+SaveEvery parse_save_every(const std::string& text) {
+  SaveEvery every;
+  if (text.empty()) return every;
+  const bool is_time = text.back() == 's';
+  const char* const end = text.data() + text.size() - is_time;
+  const auto [rest, error] = is_time ? std::from_chars(text.data(), end, every.seconds)
+                                     : std::from_chars(text.data(), end, every.steps);
+  WEFT_CHECK(error == std::errc() && rest == end && (every.steps > 0 || every.seconds > 0) &&
+                 std::isfinite(every.seconds),
+             "save-every: expected a number of steps, 500, or of seconds, 600s, got \"{}\"", text);
+  return every;
+}
+
 Config recipe(const std::string& name) {
   Config config = find(name).config;
   config.recipe = name;
@@ -228,6 +241,7 @@ void validate(const Config& c) {
   check_positive("epochs", c.epochs);
   check_positive("batch-size", c.batch_size);
   check_positive("accumulate", c.accumulate);
+  parse_save_every(c.save_every);
   check_not_negative("limit-batches", c.limit_batches);
   WEFT_CHECK(c.image_size >= 0 && c.image_size <= kLargestImage,
              "image-size: expected a number of pixels up to {}, got {}", kLargestImage,

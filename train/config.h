@@ -56,6 +56,7 @@ struct Config {
   std::string fp8_scaling = "current";     // current, delayed
   bool checkpoint_activations = false;
   uint64_t seed = 0;
+  std::string save_every;  // besides epoch ends: steps, "500", or seconds, "600s"; empty: never
 
   // Several ranks.
   int64_t devices = 1;  // ranks; under strategy dp threads
@@ -81,6 +82,13 @@ void validate(const Config& config);
 PrecisionScope enter_precision(const Config& config, Fp8Scaling& fp8);
 /// The number in config.loss_scale; throws Error when it is none.
 double fixed_loss_scale(const Config& config);
+
+struct SaveEvery {
+  int64_t steps = 0;   // 0: no number of steps
+  double seconds = 0;  // 0: no time
+};
+/// "", "500" or "600s"; throws Error for anything else.
+SaveEvery parse_save_every(const std::string& text);
 
 nlohmann::json to_json(const Config& config);
 /// A setting that is missing, in a checkpoint from before there was one, has its default: new

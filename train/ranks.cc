@@ -95,13 +95,13 @@ void Ranks::run(int64_t count, const std::function<dist::MicroBatch(int64_t)>& m
 Ranks::Sums Ranks::sum(Sums mine) const {
   const dist::CommunicatorPtr& world = fabric_.world();
   if (!world) return mine;
-  if (!strategy().counts()) mine = {.stops = mine.stops};
+  if (!strategy().counts()) mine = {.stops = mine.stops, .saves = mine.saves};
   dist::all_reduce(mine.loss, *world);
-  const Tensor counts = Tensor::from(
-      std::vector<int64_t>{mine.correct, mine.images, static_cast<int64_t>(mine.stops)}, {3});
+  const Tensor counts =
+      Tensor::from(std::vector<int64_t>{mine.correct, mine.images, mine.stops, mine.saves}, {4});
   world->all_reduce(counts).wait();
   const int64_t* c = counts.data<int64_t>();
-  return {mine.loss, c[0], c[1], c[2] > 0};
+  return {mine.loss, c[0], c[1], c[2] > 0, c[3] > 0};
 }
 
 double Ranks::grad_norm(const Tensors& parameters) const {

@@ -61,7 +61,7 @@ class Ranks {
   struct Sums {
     dist::ExactSum loss;
     int64_t correct = 0, images = 0;
-    bool stops = false;  // on any rank
+    bool stops = false, saves = false;  // on any rank
   };
   /// The sums of all ranks. A loss that several ranks computed counts once.
   Sums sum(Sums mine) const;

@@ -1,13 +1,10 @@
 #include "train/trainer.h"
 
 #include <fmt/core.h>
-#include <signal.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <chrono>
 #include <cmath>
-#include <cstring>
 #include <memory>
 #include <optional>
 #include <utility>
@@ -24,7 +21,9 @@
 #include "train/precision.h"
 #include "train/pretrained/pretrained.h"
 #include "train/ranks.h"
+#include "train/run_directory.h"
 #include "train/run_report.h"
+#include "train/stop_signals.h"
 #include "train/trained_model.h"
 
 namespace weft::train {
@@ -58,62 +57,6 @@ NamedTensors on_cpu(NamedTensors tensors) {
   return tensors;
 }
 
-/// Creates and returns `asked`, or where that is empty runs/NAME-N with the first N that is free;
-/// no other run gets the same. Throws Error when `asked` already holds a run.
-io::Path claim_run_directory(const std::string& asked, const std::string& name) {
-  if (!asked.empty()) {
-    WEFT_CHECK(!std::filesystem::exists(io::Path(asked) / "latest"),
-               "{} already holds a run; continue it with --resume {} or choose another --output",
-               asked, asked);
-    io::make_directories(asked);
-    return asked;
-  }
-  io::make_directories("runs");
-  for (int n = 1;; ++n) {
-    const io::Path path = io::Path("runs") / fmt::format("{}-{}", name, n);
-    std::error_code error;
-    if (std::filesystem::create_directory(path, error)) return path;
-    WEFT_CHECK(!error, "cannot create the directory {}: {}", path.string(), error.message());
-  }
-}
-
-/// Throws Error unless a checkpoint of so many bytes can be written: a full or read-only disk is
-/// better found before the first epoch than after it.
-void check_writable(const io::Path& directory, int64_t checkpoint_bytes) {
-  io::FileWriter(directory / ".writable");  // its destructor removes it
-  std::error_code error;
-  const std::filesystem::space_info space = std::filesystem::space(directory, error);
-  if (error || space.capacity == 0) return;  // some file systems do not say
-  WEFT_CHECK(space.available >= static_cast<uintmax_t>(checkpoint_bytes),
-             "cannot save checkpoints in {}: {}: one takes {} bytes, {} are free",
-             directory.string(), std::strerror(ENOSPC), checkpoint_bytes, space.available);
-}
-
-volatile sig_atomic_t stop_requested = 0;
-
-/// While it lives, the first SIGINT, SIGTERM, or SIGUSR1 (what a launcher sends its ranks on
-/// Ctrl-C) is a request to stop: the run finishes the step at hand, saves and says how to go on. A
-/// second one ends the program as usual.
-class StopSignals {
- public:
-  StopSignals() {
-    stop_requested = 0;
-    struct sigaction action = {};
-    action.sa_handler = [](int) { stop_requested = 1; };
-    action.sa_flags = static_cast<int>(SA_RESETHAND | SA_RESTART);
-    for (int i = 0; i < 3; ++i) sigaction(kSignals[i], &action, &previous_[i]);
-  }
-  ~StopSignals() {
-    for (int i = 0; i < 3; ++i) sigaction(kSignals[i], &previous_[i], nullptr);
-  }
-  StopSignals(const StopSignals&) = delete;
-  StopSignals& operator=(const StopSignals&) = delete;
-
- private:
-  static constexpr int kSignals[] = {SIGINT, SIGTERM, SIGUSR1};
-  struct sigaction previous_[3];
-};
-
 /// What a run continues or begins with, if anything.
 struct Start {
   const Checkpoint* checkpoint = nullptr;  // of the same run, read from `step`
@@ -136,7 +79,7 @@ class Run {
   double train_step();
   std::optional<Score> measure(data::Loader& loader, const std::string& label);
   /// Several ranks stop together, when they have told each other.
-  bool stops() const { return ranks_.size() > 1 ? told_to_stop_ : stop_requested != 0; }
+  bool stops() const { return ranks_.size() > 1 ? told_to_stop_ : StopSignals::requested(); }
   void save();
   nlohmann::json state() const;
   void restore(const Checkpoint& checkpoint, const io::Path& step);
@@ -152,11 +95,14 @@ class Run {
   std::unique_ptr<data::Loader> train_loader_, validation_loader_;
   int64_t batches_per_epoch_ = 0, steps_per_epoch_ = 0;  // in micro-batches of this rank; in steps
   std::optional<Optimization> optimization_;
+  std::optional<RunDirectory> directory_;
   io::Path output_, checkpoint_;
 
   RunState state_;                // its batch counts micro-batches of this rank
   double images_per_second_ = 0;  // of the last epoch trained here
-  bool told_to_stop_ = false;
+  const SaveEvery save_every_ = parse_save_every(config_.save_every);
+  Clock::time_point last_save_ = Clock::now();
+  bool told_to_stop_ = false, told_to_save_ = false;
 };
 
 Run::Run(const Config& config, const RunOptions& options, const Start& start)
@@ -231,20 +177,18 @@ std::unique_ptr<data::Loader> Run::evaluation_loader(const data::DatasetPtr& dat
 void Run::claim_output(const Start& start) {
   checkpoint_ = start.step;
   if (start.checkpoint) {
-    output_ = std::filesystem::equivalent(options_.resume, start.step)
-                  ? std::filesystem::canonical(start.step).parent_path()
-                  : io::Path(options_.resume);
+    directory_.emplace(RunDirectory::of(options_.resume, start.step, ranks_.is_main()));
+  } else if (ranks_.is_main()) {
+    directory_.emplace(RunDirectory::claim(
+        options_.output, config_.recipe.empty() ? config_.model : config_.recipe));
   }
+  if (directory_) output_ = directory_->path();
   if (!ranks_.is_main()) return;
-  if (!start.checkpoint) {
-    output_ = claim_run_directory(options_.output,
-                                  config_.recipe.empty() ? config_.model : config_.recipe);
-  }
   int64_t bytes = 0;
   for (const auto& [name, tensor] : trained_.model->state_dict()) {
     bytes += static_cast<int64_t>(tensor.nbytes());
   }
-  check_writable(output_, bytes * (1 + optimization_->state_tensors()));
+  directory_->check_writable(bytes * (1 + optimization_->state_tensors()));
 }
 
 nlohmann::json Run::state() const {
@@ -341,9 +285,12 @@ double Run::train_step() {
   };
   optimization_->begin_step();
   ranks_.run(count, next_micro_batch, optimization_->parameters());
-  sums.stops = stop_requested;
+  sums.stops = StopSignals::requested();
+  sums.saves = ranks_.is_main() && save_every_.seconds > 0 &&
+               seconds_since(last_save_) >= save_every_.seconds;
   sums = ranks_.sum(sums);
   told_to_stop_ = sums.stops;
+  told_to_save_ = sums.saves;
   const double loss = sums.loss.value() / static_cast<double>(sums.images);
   WEFT_CHECK(std::isfinite(loss), "training diverged: the loss is {} at step {}; try a lower --lr",
              loss, state_.step + 1);
@@ -364,6 +311,10 @@ void Run::train_batches(io::Progress& progress) {
     const EpochStatistics& s = state_.statistics;
     progress.update(state_.batch, s.images, s.loss(), s.accuracy());
     report_.step(state_, loss, *optimization_, progress.images_per_second());
+    // At the end of the epoch, and where it stops, it is saved anyway.
+    const bool is_due =
+        told_to_save_ || (save_every_.steps > 0 && state_.step % save_every_.steps == 0);
+    if (is_due && state_.batch < batches_per_epoch_ && !stops()) save();
   }
   images_per_second_ = progress.images_per_second();
 }
@@ -379,16 +330,16 @@ std::optional<Score> Run::measure(data::Loader& loader, const std::string& label
   };
   const auto report = [&](int64_t done, const Score& so_far) {
     progress.update(done, so_far.examples, so_far.loss, so_far.accuracy);
-    return !is_alone || !stop_requested;
+    return !is_alone || !StopSignals::requested();
   };
   const Score score = evaluate(trained_, loader, config_.limit_batches, report, forward);
-  if (is_alone) return stop_requested ? std::nullopt : std::optional(score);
+  if (is_alone) return StopSignals::requested() ? std::nullopt : std::optional(score);
   Ranks::Sums sums;
   const auto n = static_cast<double>(score.examples);
   if (score.examples > 0) sums.loss.add(score.loss * n);
   sums.correct = std::llround(score.accuracy * n);
   sums.images = score.examples;
-  sums.stops = stop_requested;
+  sums.stops = StopSignals::requested();
   sums = ranks_.sum(sums);
   told_to_stop_ = sums.stops;
   if (told_to_stop_) return std::nullopt;

@@ -10,6 +10,7 @@
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
+#include <iterator>
 #include <sstream>
 
 #include "core/error.h"
@@ -52,6 +53,7 @@ int run(const std::vector<std::string>& words) {
     ::_exit(127);
   }
   running = pid;
+  if (is_stopping) ::kill(pid, stop_signal);  // it came before there was anybody to tell
   int status = 0;
   while (::waitpid(pid, &status, 0) < 0) {
     WEFT_CHECK(errno == EINTR, "launch: waiting for {}: {}", words[0], std::strerror(errno));
@@ -86,19 +88,24 @@ std::vector<std::string> mpirun_command(const LaunchOptions& options) {
 }
 
 int launch(const LaunchOptions& options, const std::vector<std::string>& command, int max_restarts,
-           const std::vector<std::string>& restart_command) {
+           const std::function<std::vector<std::string>()>& restart_command) {
   WEFT_CHECK(!command.empty(), "launch: no command to run");
-  struct sigaction action = {}, interrupt = {}, terminate = {};
+  constexpr int kSignals[] = {SIGINT, SIGTERM, SIGHUP};
+  struct sigaction action = {}, before[std::size(kSignals)] = {};
   action.sa_handler = stop;
   stop_signal = options.stop_signal;
   is_stopping = 0;
-  ::sigaction(SIGINT, &action, &interrupt);
-  ::sigaction(SIGTERM, &action, &terminate);
+  for (size_t i = 0; i < std::size(kSignals); ++i) {
+    ::sigaction(kSignals[i], &action, &before[i]);
+    // Under nohup a hang-up stays without effect.
+    const bool is_ignored = kSignals[i] == SIGHUP && before[i].sa_handler == SIG_IGN;
+    if (is_ignored) ::sigaction(SIGHUP, &before[i], nullptr);
+  }
   int code = 0;
   for (int restart = 0;; ++restart) {
     std::vector<std::string> words = mpirun_command(options);
-    const std::vector<std::string>& program =
-        restart > 0 && !restart_command.empty() ? restart_command : command;
+    const std::vector<std::string> program =
+        restart > 0 && restart_command ? restart_command() : command;
     words.insert(words.end(), program.begin(), program.end());
     code = run(words);
     // 2 is a mistake in the command line, 130 an interruption: neither gets better by repeating.
@@ -107,9 +114,9 @@ int launch(const LaunchOptions& options, const std::vector<std::string>& command
     fmt::print(stderr, "weft: a rank failed (exit code {}); restart {} of {}\n", code, restart + 1,
                max_restarts);
   }
-  ::sigaction(SIGINT, &interrupt, nullptr);
-  ::sigaction(SIGTERM, &terminate, nullptr);
-  return code;
+  for (size_t i = 0; i < std::size(kSignals); ++i) ::sigaction(kSignals[i], &before[i], nullptr);
+  // Ranks that were still starting when they were asked to stop end by the signal.
+  return is_stopping && code > 128 ? 130 : code;
 }
 
 }  // namespace weft::dist

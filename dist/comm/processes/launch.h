@@ -7,6 +7,7 @@
 #pragma once
 
 #include <csignal>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -16,8 +17,8 @@ struct LaunchOptions {
   int ranks = 1;
   std::string hostfile;            // mpirun's; empty: this host
   std::vector<std::string> extra;  // further words for mpirun
-  /// What launch() sends to mpirun on SIGINT and SIGTERM. SIGTERM ends the ranks; SIGUSR1 and
-  /// SIGUSR2 mpirun passes on to them.
+  /// What launch() sends to mpirun on SIGINT, SIGTERM and SIGHUP. SIGTERM ends the ranks; SIGUSR1
+  /// and SIGUSR2 mpirun passes on to them.
   int stop_signal = SIGTERM;
 };
 
@@ -27,10 +28,11 @@ struct LaunchOptions {
 std::vector<std::string> mpirun_command(const LaunchOptions& options);
 
 /// Runs `command` as ranks and returns the exit code: the first that is not 0, 128 + the number of
-/// a signal that ended mpirun. With max_restarts > 0 a run
-/// that failed is started again, all ranks of it, at most so many times; `restart_command` then
-/// takes the place of `command`, where it is not empty.
+/// a signal that ended mpirun, 130 where a signal asked this process to stop. With
+/// max_restarts > 0 a run that failed is started again, all ranks of it, at most so many times;
+/// `restart_command`, where it is set, then says as what.
 int launch(const LaunchOptions& options, const std::vector<std::string>& command,
-           int max_restarts = 0, const std::vector<std::string>& restart_command = {});
+           int max_restarts = 0,
+           const std::function<std::vector<std::string>()>& restart_command = {});
 
 }  // namespace weft::dist

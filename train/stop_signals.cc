@@ -1,0 +1,30 @@
+#include "train/stop_signals.h"
+
+namespace weft::train {
+namespace {
+
+constexpr int kSignals[] = {SIGINT, SIGTERM, SIGUSR1, SIGHUP, SIGPIPE};
+volatile sig_atomic_t stop_requested = 0;
+
+}  // namespace
+
+StopSignals::StopSignals() {
+  stop_requested = 0;
+  struct sigaction action = {};
+  action.sa_handler = [](int) { stop_requested = 1; };
+  for (size_t i = 0; i < previous_.size(); ++i) {
+    action.sa_flags =
+        kSignals[i] == SIGPIPE ? SA_RESTART : static_cast<int>(SA_RESETHAND | SA_RESTART);
+    sigaction(kSignals[i], &action, &previous_[i]);
+    const bool is_ignored = kSignals[i] == SIGHUP && previous_[i].sa_handler == SIG_IGN;
+    if (is_ignored) sigaction(SIGHUP, &previous_[i], nullptr);
+  }
+}
+
+StopSignals::~StopSignals() {
+  for (size_t i = 0; i < previous_.size(); ++i) sigaction(kSignals[i], &previous_[i], nullptr);
+}
+
+bool StopSignals::requested() { return stop_requested != 0; }
+
+}  // namespace weft::train
