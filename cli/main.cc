@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <fmt/core.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <csignal>
@@ -75,6 +76,14 @@ void open_standard_descriptors() {
   }
 }
 
+/// A file that is mapped and then cut short faults where it is read.
+void report_bus_error(int) {
+  constexpr std::string_view kMessage =
+      "weft: error: a file was cut short while it was being read (SIGBUS)\n";
+  [[maybe_unused]] const ssize_t written = ::write(2, kMessage.data(), kMessage.size());
+  ::_exit(kFailure);
+}
+
 }  // namespace
 }  // namespace weft::cli
 
@@ -82,6 +91,7 @@ int main(int argc, char** argv) {
   weft::cli::open_standard_descriptors();
   // A file that grows beyond the process's limit is then an error of write(), as on a full disk.
   std::signal(SIGXFSZ, SIG_IGN);
+  std::signal(SIGBUS, weft::cli::report_bus_error);
   try {
     weft::kernels::apply_instruction_set_of_environment();
     weft::io::apply_file_fault_of_environment();

@@ -10,9 +10,13 @@ DeviceGraph::DeviceGraph(Device device) : device_(device), stream_(device) {
 
 DeviceGraph::~DeviceGraph() {
   if (!stream_.handle()) return;
-  stream_.synchronize();
-  if (graph_) runtime::destroy_graph(device_.index, graph_);
-  allocator(device_).let_go(stream_.handle());
+  try {
+    stream_.synchronize();
+    if (graph_) runtime::destroy_graph(device_.index, graph_);
+    allocator(device_).let_go(stream_.handle());
+  } catch (const std::exception&) {
+    // A device that has failed: the next call that may throw says why.
+  }
 }
 
 void DeviceGraph::capture(const std::function<void()>& work) {

@@ -41,6 +41,17 @@ class OnDevice {
     check(function(__VA_ARGS__), #function, device); \
   } while (false)
 
+/// The same for what destructors call, which must not throw: an error that stays shows at the next
+/// call that may.
+#define WEFT_CUDA_QUIETLY(device, function, ...)                     \
+  do {                                                               \
+    int previous = device;                                           \
+    cudaGetDevice(&previous);                                        \
+    if (cudaSetDevice(device) == cudaSuccess) function(__VA_ARGS__); \
+    cudaSetDevice(previous);                                         \
+    cudaGetLastError();                                              \
+  } while (false)
+
 cudaStream_t stream_of(StreamHandle stream) { return static_cast<cudaStream_t>(stream); }
 cudaEvent_t event_of(EventHandle event) { return static_cast<cudaEvent_t>(event); }
 
@@ -94,14 +105,17 @@ void* allocate(int device, size_t bytes) {
   return block;
 }
 
-void deallocate(int device, void* block) { WEFT_CUDA(device, cudaFree, block); }
+void deallocate(int device, void* block) { WEFT_CUDA_QUIETLY(device, cudaFree, block); }
 
 void* allocate_pinned(size_t bytes) {
   void* block = nullptr;
   check(cudaHostAlloc(&block, bytes, cudaHostAllocPortable), "cudaHostAlloc", 0);
   return block;
 }
-void deallocate_pinned(void* block) { check(cudaFreeHost(block), "cudaFreeHost", 0); }
+void deallocate_pinned(void* block) {
+  cudaFreeHost(block);
+  cudaGetLastError();
+}
 
 StreamHandle create_stream(int device) {
   cudaStream_t stream = nullptr;
@@ -109,7 +123,7 @@ StreamHandle create_stream(int device) {
   return stream;
 }
 void destroy_stream(int device, StreamHandle stream) {
-  WEFT_CUDA(device, cudaStreamDestroy, stream_of(stream));
+  WEFT_CUDA_QUIETLY(device, cudaStreamDestroy, stream_of(stream));
 }
 void synchronize(int device, StreamHandle stream) {
   WEFT_CUDA(device, cudaStreamSynchronize, stream_of(stream));
@@ -122,7 +136,7 @@ EventHandle create_event(int device) {
   return event;
 }
 void destroy_event(int device, EventHandle event) {
-  WEFT_CUDA(device, cudaEventDestroy, event_of(event));
+  WEFT_CUDA_QUIETLY(device, cudaEventDestroy, event_of(event));
 }
 void record(int device, EventHandle event, StreamHandle stream) {
   WEFT_CUDA(device, cudaEventRecord, event_of(event), stream_of(stream));
@@ -183,7 +197,7 @@ void launch_graph(int device, GraphHandle graph, StreamHandle stream) {
   WEFT_CUDA(device, cudaGraphLaunch, static_cast<cudaGraphExec_t>(graph), stream_of(stream));
 }
 void destroy_graph(int device, GraphHandle graph) {
-  WEFT_CUDA(device, cudaGraphExecDestroy, static_cast<cudaGraphExec_t>(graph));
+  WEFT_CUDA_QUIETLY(device, cudaGraphExecDestroy, static_cast<cudaGraphExec_t>(graph));
 }
 
 void push_range(const char* name) { nvtxRangePushA(name); }

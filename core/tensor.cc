@@ -34,10 +34,14 @@ void* Storage::touch() const {
 }
 
 Storage::~Storage() {
-  if (release_) {
-    release_();
-  } else {
-    allocator(device_).deallocate(data_, bytes_);
+  try {
+    if (release_) {
+      release_();
+    } else {
+      allocator(device_).deallocate(data_, bytes_);
+    }
+  } catch (const std::exception&) {
+    // A device that has failed keeps its memory; the next call that may throw says why.
   }
 }
 

@@ -6,6 +6,7 @@
 #include <map>
 #include <mutex>
 #include <numeric>
+#include <system_error>
 #include <thread>
 
 #include "core/error.h"
@@ -31,7 +32,12 @@ class Loader::Workers {
  public:
   Workers(const Dataset& dataset, const LoaderOptions& options, int64_t batches)
       : dataset_(dataset), options_(options), batches_(batches) {
-    for (int i = 0; i < options.workers; ++i) threads_.emplace_back([this] { work(); });
+    try {
+      for (int i = 0; i < options.workers; ++i) threads_.emplace_back([this] { work(); });
+    } catch (const std::system_error& error) {
+      // Any number of workers makes the same batches.
+      WEFT_CHECK(!threads_.empty(), "loader: cannot start a thread: {}", error.what());
+    }
   }
 
   ~Workers() {

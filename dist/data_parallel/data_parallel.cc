@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <bit>
 #include <exception>
+#include <system_error>
 #include <thread>
 
 #include "autograd/autocast.h"
@@ -29,17 +30,22 @@ void on_threads(int n, const std::function<void(int)>& body) {
   const memory::Owner owner = memory::current_owner();
   const int before = num_threads();
   set_num_threads(std::max(1, before / n));
-  for (int i = 0; i < n; ++i) {
-    threads.emplace_back([&, i] {
-      try {
-        const memory::WorkingFor working(owner);
-        const Autocast precision(autocast);
-        const kernels::MatmulScope numerics(matmuls);
-        body(i);
-      } catch (...) {
-        failures[i] = std::current_exception();
-      }
-    });
+  const auto run = [&](int i) {
+    try {
+      const memory::WorkingFor working(owner);
+      const Autocast precision(autocast);
+      const kernels::MatmulScope numerics(matmuls);
+      body(i);
+    } catch (...) {
+      failures[i] = std::current_exception();
+    }
+  };
+  try {
+    for (int i = 0; i < n; ++i) threads.emplace_back(run, i);
+  } catch (const std::system_error& error) {
+    const std::string text =
+        fmt::format("cannot start thread {} of {}: {}", threads.size() + 1, n, error.what());
+    failures[threads.size()] = std::make_exception_ptr(Error(text));
   }
   for (std::thread& thread : threads) thread.join();
   set_num_threads(before);
