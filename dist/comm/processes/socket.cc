@@ -14,17 +14,12 @@
 #include <cstring>
 #include <memory>
 #include <thread>
+#include <vector>
 
 #include "core/error.h"
 
 namespace weft::dist {
 namespace {
-
-int set_up(int descriptor) {
-  const int on = 1;
-  ::setsockopt(descriptor, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
-  return descriptor;
-}
 
 int milliseconds_to(Socket::Clock::time_point deadline) {
   const auto left =
@@ -32,12 +27,40 @@ int milliseconds_to(Socket::Clock::time_point deadline) {
   return static_cast<int>(std::clamp<int64_t>(left, 0, 1 << 30));
 }
 
-/// This side's.
-std::pair<sockaddr_storage, socklen_t> address_of(int descriptor) {
-  sockaddr_storage address = {};
-  socklen_t length = sizeof address;
-  ::getsockname(descriptor, reinterpret_cast<sockaddr*>(&address), &length);
-  return {address, length};
+using Addresses = std::unique_ptr<addrinfo, void (*)(addrinfo*)>;
+
+/// None, with a reason, when there is no such host.
+Addresses addresses_of(const std::string& host, int port, std::string* reason) {
+  addrinfo hints = {};
+  hints.ai_socktype = SOCK_STREAM;
+  addrinfo* found = nullptr;
+  const int code = ::getaddrinfo(host.c_str(), std::to_string(port).c_str(), &hints, &found);
+  if (code != 0 && reason) *reason = ::gai_strerror(code);
+  return {found, [](addrinfo* list) {
+            if (list) ::freeaddrinfo(list);
+          }};
+}
+
+bool is_numeric(const std::string& host) {
+  in6_addr address;
+  return ::inet_pton(AF_INET, host.c_str(), &address) == 1 ||
+         ::inet_pton(AF_INET6, host.c_str(), &address) == 1;
+}
+
+bool is_loopback(const sockaddr& address) {
+  if (address.sa_family == AF_INET) {
+    return ntohl(reinterpret_cast<const sockaddr_in&>(address).sin_addr.s_addr) >> 24 == 127;
+  }
+  return address.sa_family == AF_INET6 &&
+         IN6_IS_ADDR_LOOPBACK(&reinterpret_cast<const sockaddr_in6&>(address).sin6_addr);
+}
+
+/// As digits; "" where there is none any more.
+std::string text_of(const sockaddr_storage& address, socklen_t length) {
+  char text[INET6_ADDRSTRLEN] = {};
+  ::getnameinfo(reinterpret_cast<const sockaddr*>(&address), length, text, sizeof text, nullptr, 0,
+                NI_NUMERICHOST);
+  return text;
 }
 
 }  // namespace
@@ -46,47 +69,63 @@ Socket::~Socket() {
   if (descriptor_ >= 0) ::close(descriptor_);
 }
 
-Socket Socket::listen(int port) {
+Socket Socket::listen(int port, const std::string& host) {
+  struct Place {
+    sockaddr_storage address = {};
+    socklen_t length = 0;
+  };
+  std::vector<Place> places;
+  const auto add = [&](const sockaddr* address, socklen_t length) {
+    Place place{.length = length};
+    std::memcpy(&place.address, address, length);
+    places.push_back(place);
+  };
+  if (!host.empty()) {
+    const Addresses found = addresses_of(host, port, nullptr);
+    for (const addrinfo* a = found.get(); a; a = a->ai_next) {
+      // A host's name is often its loopback address to itself, and another to the others.
+      if (host == "localhost" || is_numeric(host) || !is_loopback(*a->ai_addr)) {
+        add(a->ai_addr, a->ai_addrlen);
+      }
+    }
+  }
   // An IPv6 socket that takes IPv4 too, where there is IPv6 at all.
-  for (const int family : {AF_INET6, AF_INET}) {
-    Socket socket(::socket(family, SOCK_STREAM | SOCK_CLOEXEC, 0));
-    if (socket.descriptor_ < 0) continue;
+  const auto network_port = htons(static_cast<uint16_t>(port));
+  const sockaddr_in6 any6 = {.sin6_family = AF_INET6, .sin6_port = network_port};
+  const sockaddr_in any4 = {.sin_family = AF_INET, .sin_port = network_port};
+  add(reinterpret_cast<const sockaddr*>(&any6), sizeof any6);
+  add(reinterpret_cast<const sockaddr*>(&any4), sizeof any4);
+  int error = 0;
+  for (const Place& place : places) {
+    Socket socket(::socket(place.address.ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+    if (socket.descriptor_ < 0) {
+      error = errno;
+      continue;
+    }
     const int on = 1, off = 0;
     ::setsockopt(socket.descriptor_, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
-    sockaddr_storage address = {};
-    address.ss_family = static_cast<sa_family_t>(family);
-    if (family == AF_INET6) {
+    if (place.address.ss_family == AF_INET6) {
       ::setsockopt(socket.descriptor_, IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof off);
-      reinterpret_cast<sockaddr_in6&>(address).sin6_port = htons(static_cast<uint16_t>(port));
-    } else {
-      reinterpret_cast<sockaddr_in&>(address).sin_port = htons(static_cast<uint16_t>(port));
     }
-    const socklen_t length = family == AF_INET6 ? sizeof(sockaddr_in6) : sizeof(sockaddr_in);
-    if (::bind(socket.descriptor_, reinterpret_cast<sockaddr*>(&address), length) == 0 &&
+    if (::bind(socket.descriptor_, reinterpret_cast<const sockaddr*>(&place.address),
+               place.length) == 0 &&
         ::listen(socket.descriptor_, SOMAXCONN) == 0) {
       return socket;
     }
-    WEFT_CHECK(errno != EADDRINUSE,
+    error = errno;
+    WEFT_CHECK(error != EADDRINUSE,
                "port {} is in use on this host; another run may be serving there. Choose another "
                "with MASTER_PORT",
                port);
-    WEFT_CHECK(family == AF_INET6, "cannot listen on port {}: {}", port, std::strerror(errno));
   }
-  WEFT_FAIL("cannot open a TCP socket: {}", std::strerror(errno));
+  WEFT_FAIL("cannot listen on port {}: {}", port, std::strerror(error));
 }
 
 Socket Socket::connect(const std::string& host, int port, Clock::time_point deadline) {
   std::string reason = "it does not answer";
   while (true) {
-    addrinfo hints = {};
-    hints.ai_socktype = SOCK_STREAM;
-    addrinfo* found = nullptr;
-    const int code = ::getaddrinfo(host.c_str(), std::to_string(port).c_str(), &hints, &found);
-    if (code != 0) reason = ::gai_strerror(code);
-    const std::unique_ptr<addrinfo, void (*)(addrinfo*)> guard(found, [](addrinfo* list) {
-      if (list) ::freeaddrinfo(list);
-    });
-    for (const addrinfo* a = found; a; a = a->ai_next) {
+    const Addresses found = addresses_of(host, port, &reason);
+    for (const addrinfo* a = found.get(); a; a = a->ai_next) {
       Socket socket(::socket(a->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
       if (socket.descriptor_ < 0) continue;
       int error = 0;
@@ -99,7 +138,7 @@ Socket Socket::connect(const std::string& host, int port, Clock::time_point dead
         }
       }
       if (error == 0) {
-        set_up(socket.descriptor_);
+        socket.send_at_once();
         return socket;
       }
       reason = std::strerror(error);
@@ -109,12 +148,9 @@ Socket Socket::connect(const std::string& host, int port, Clock::time_point dead
   }
 }
 
-Socket Socket::accept(Clock::time_point deadline) const {
-  WEFT_CHECK(wait(POLLIN, deadline), "nobody has connected to port {} before the deadline", port());
-  Socket socket(::accept4(descriptor_, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
-  WEFT_CHECK(socket.descriptor_ >= 0, "port {}: {}", port(), std::strerror(errno));
-  set_up(socket.descriptor_);
-  return socket;
+void Socket::send_at_once() const {
+  const int on = 1;
+  ::setsockopt(descriptor_, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
 }
 
 bool Socket::wait(short events, Clock::time_point deadline) const {
@@ -164,26 +200,34 @@ void Socket::send_text(const std::string& text, Clock::time_point deadline) cons
 std::string Socket::receive_text(Clock::time_point deadline) const {
   uint64_t length = 0;
   receive(&length, sizeof length, deadline);
-  // What ranks tell each other is short; anything else is not one of them.
-  WEFT_CHECK(length <= 1 << 20, "port {}: a message of {} bytes is none of ours", port(), length);
+  WEFT_CHECK(length <= kMostBytesOfText, "port {}: a message of {} bytes is none of ours", port(),
+             length);
   std::string text(length, '\0');
   receive(text.data(), length, deadline);
   return text;
 }
 
 int Socket::port() const {
-  const auto [address, length] = address_of(descriptor_);
+  sockaddr_storage address = {};
+  socklen_t length = sizeof address;
+  ::getsockname(descriptor_, reinterpret_cast<sockaddr*>(&address), &length);
   return ntohs(address.ss_family == AF_INET6
                    ? reinterpret_cast<const sockaddr_in6&>(address).sin6_port
                    : reinterpret_cast<const sockaddr_in&>(address).sin_port);
 }
 
 std::string Socket::local_address() const {
-  const auto [address, length] = address_of(descriptor_);
-  char text[INET6_ADDRSTRLEN] = {};
-  ::getnameinfo(reinterpret_cast<const sockaddr*>(&address), length, text, sizeof text, nullptr, 0,
-                NI_NUMERICHOST);
-  return text;
+  sockaddr_storage address = {};
+  socklen_t length = sizeof address;
+  ::getsockname(descriptor_, reinterpret_cast<sockaddr*>(&address), &length);
+  return text_of(address, length);
+}
+
+std::string Socket::remote_address() const {
+  sockaddr_storage address = {};
+  socklen_t length = sizeof address;
+  ::getpeername(descriptor_, reinterpret_cast<sockaddr*>(&address), &length);
+  return text_of(address, length);
 }
 
 void Socket::shut_down() const { ::shutdown(descriptor_, SHUT_RDWR); }

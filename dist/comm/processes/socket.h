@@ -3,10 +3,14 @@
 
 #include <chrono>
 #include <cstddef>
+#include <cstdint>
 #include <string>
 #include <utility>
 
 namespace weft::dist {
+
+/// What ranks tell each other in words is short; anything else is none of ours.
+inline constexpr uint64_t kMostBytesOfText = 1 << 20;
 
 class Socket {
  public:
@@ -21,24 +25,25 @@ class Socket {
     return *this;
   }
 
-  /// Listens on all addresses of this host; port 0: any that is free. Throws Error naming a port
-  /// that is in use.
-  static Socket listen(int port);
+  /// Listens at an address of this host, or at all of them where `host` is empty or is none of
+  /// this host's own, as behind a translated address. Port 0: any that is free. Throws Error naming
+  /// a port that is in use.
+  static Socket listen(int port, const std::string& host = "");
   /// Tries again until the deadline, since the other side may not listen yet. Throws Error naming
   /// the address.
   static Socket connect(const std::string& host, int port, Clock::time_point deadline);
-  /// The next one that connects. Throws Error at the deadline.
-  Socket accept(Clock::time_point deadline) const;
-
   /// All of the bytes. Throws Error when the other side has closed, or at the deadline.
   void send(const void* data, size_t bytes, Clock::time_point deadline) const;
   void receive(void* data, size_t bytes, Clock::time_point deadline) const;
-  /// A length and as many bytes.
+  /// A length and as many bytes, at most kMostBytesOfText.
   void send_text(const std::string& text, Clock::time_point deadline) const;
   std::string receive_text(Clock::time_point deadline) const;
 
   int port() const;                   // this side's
   std::string local_address() const;  // likewise
+  std::string remote_address() const;
+  /// Small messages do not wait for more.
+  void send_at_once() const;
   int descriptor() const { return descriptor_; }
   /// Nothing more goes in or out; the other side sees it.
   void shut_down() const;

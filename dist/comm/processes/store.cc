@@ -2,8 +2,10 @@
 
 #include <fmt/format.h>
 #include <poll.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
@@ -14,7 +16,7 @@
 #include <vector>
 
 #include "core/error.h"
-#include "dist/comm/processes/socket.h"
+#include "dist/comm/processes/door.h"
 #include "dist/comm/transport.h"
 
 namespace weft::dist {
@@ -22,14 +24,14 @@ namespace {
 
 using Clock = Socket::Clock;
 
-/// Serves a table to whoever connects. A request is "s", key, value, or "g", key; the answer to the
-/// latter comes when there is one. The thread ends when it was told to and nobody is connected any
+/// Serves a table to those who are let in. A request is "s", key, value, or "g", key. The former is
+/// answered by nothing, or by what is wrong with it; the latter by the value, when there is one.
+/// The thread never waits for a client. It ends when it was told to and nobody is connected any
 /// more: ranks that are late still find what they need.
 class Server {
  public:
-  explicit Server(int port) : socket_(Socket::listen(port)) {
+  Server(int port, const std::string& host) : door_(Socket::listen(port, host)) {
     WEFT_CHECK(::pipe(wake_) == 0, "store: {}", std::strerror(errno));
-    port_ = socket_.port();
     thread_ = std::thread([this] { serve(); });
   }
   ~Server() {
@@ -37,76 +39,108 @@ class Server {
     thread_.join();
     ::close(wake_[0]);
   }
-  int port() const { return port_; }
+  int port() const { return door_.port(); }
 
  private:
   struct Client {
     Socket socket;
+    std::string in, out;  // received and not understood yet; to be sent
     std::string waits_for;
   };
 
   void serve() {
     bool is_ending = false;
-    const Clock::time_point never = Clock::now() + std::chrono::hours(24 * 365);
-    Clock::time_point end = never;
+    Clock::time_point end = {};
     while (!is_ending || (!clients_.empty() && Clock::now() < end)) {
-      std::vector<pollfd> entries = {{socket_.descriptor(), POLLIN, 0},
-                                     {is_ending ? -1 : wake_[0], POLLIN, 0}};
+      std::vector<pollfd> entries = {{is_ending ? -1 : wake_[0], POLLIN, 0}};
+      door_.add_to(entries);
       for (const Client& client : clients_) {
-        entries.push_back({client.socket.descriptor(), POLLIN, 0});
+        const short events = client.out.empty() ? POLLIN : POLLIN | POLLOUT;
+        entries.push_back({client.socket.descriptor(), events, 0});
       }
       ::poll(entries.data(), entries.size(), 200);
-      if (entries[1].revents) {
-        is_ending = true;
-        end = after(kPatience);
-      }
-      // From the back, so that indices stay true when one goes.
-      for (size_t i = clients_.size(); i-- > 0;) {
-        if (entries[i + 2].revents && !answer(clients_[i])) {
-          clients_.erase(clients_.begin() + static_cast<std::ptrdiff_t>(i));
-        }
-      }
       if (entries[0].revents) {
-        try {
-          clients_.push_back({socket_.accept(after(kPatience)), {}});
-        } catch (const Error&) {  // it has gone again
-        }
+        is_ending = true;
+        end = after(kLinger);
       }
-      for (Client& client : clients_) reply(client);
+      for (Guest& guest : door_.admit()) clients_.push_back({std::move(guest.socket), {}, {}, {}});
+      std::erase_if(clients_, [&](Client& client) { return !take(client); });
+      std::erase_if(clients_, [&](Client& client) { return !give(client); });
     }
   }
 
   /// False: the client has gone, or speaks another language.
-  bool answer(Client& client) {
-    try {
-      const std::string verb = client.socket.receive_text(after(kPatience));
-      const std::string key = client.socket.receive_text(after(kPatience));
-      if (verb == "s") values_[key] = client.socket.receive_text(after(kPatience));
-      if (verb == "g") client.waits_for = key;
-      return verb == "s" || verb == "g";
-    } catch (const Error&) {
-      return false;
+  bool take(Client& client) {
+    char buffer[1 << 16];
+    while (true) {
+      const ssize_t n = ::recv(client.socket.descriptor(), buffer, sizeof buffer, MSG_DONTWAIT);
+      if (n < 0) {
+        if (errno == EINTR) continue;
+        return errno == EAGAIN;
+      }
+      if (n == 0) return false;
+      client.in.append(buffer, static_cast<size_t>(n));
+      std::vector<std::string> words;
+      for (size_t at = 0;;) {
+        uint64_t length = 0;
+        if (client.in.size() - at < sizeof length) break;
+        std::memcpy(&length, client.in.data() + at, sizeof length);
+        if (length > kMostBytesOfText) return false;
+        if (client.in.size() - at - sizeof length < length) break;
+        words.push_back(client.in.substr(at + sizeof length, length));
+        at += sizeof length + length;
+        if (words.size() < (words[0] == "s" ? 3u : 2u)) continue;
+        if (words[0] != "s" && words[0] != "g") return false;
+        if (words[0] == "s") {
+          client.out += framed(set(words[1], words[2]));
+        } else {
+          client.waits_for = words[1];
+        }
+        client.in.erase(0, at);
+        words.clear();
+        at = 0;
+      }
     }
   }
 
-  void reply(Client& client) {
-    if (client.waits_for.empty()) return;
-    const auto found = values_.find(client.waits_for);
-    if (found == values_.end()) return;
-    client.waits_for.clear();
-    try {
-      client.socket.send_text(found->second, after(kPatience));
-    } catch (const Error&) {  // seen as closed in the next turn
-    }
+  /// What is wrong with it, if anything.
+  std::string set(const std::string& key, const std::string& value) {
+    const auto [entry, is_new] = values_.try_emplace(key, value);
+    if (!is_new) return entry->second == value ? "" : "it is set already, to something else";
+    bytes_ += key.size() + value.size();
+    if (bytes_ <= kMostBytes) return "";
+    values_.erase(entry);
+    return fmt::format("the store is full: it takes {} bytes", kMostBytes);
   }
 
-  static constexpr double kPatience = 5;  // seconds, with a client in the middle of a message
+  bool give(Client& client) {
+    const auto found = client.waits_for.empty() ? values_.end() : values_.find(client.waits_for);
+    if (found != values_.end()) {
+      client.out += framed(found->second);
+      client.waits_for.clear();
+    }
+    while (!client.out.empty()) {
+      const ssize_t n = ::send(client.socket.descriptor(), client.out.data(), client.out.size(),
+                               MSG_NOSIGNAL | MSG_DONTWAIT);
+      if (n < 0 && errno != EINTR) return errno == EAGAIN;
+      if (n > 0) client.out.erase(0, static_cast<size_t>(n));
+    }
+    return true;
+  }
 
-  Socket socket_;
-  int port_ = 0;
+  static std::string framed(const std::string& text) {
+    const uint64_t length = text.size();
+    return std::string(reinterpret_cast<const char*>(&length), sizeof length) + text;
+  }
+
+  static constexpr double kLinger = 5;  // seconds that late ranks have at the end
+  static constexpr size_t kMostBytes = size_t{64} << 20;
+
+  Door door_;
   int wake_[2] = {-1, -1};
   std::vector<Client> clients_;
   std::map<std::string, std::string> values_;
+  size_t bytes_ = 0;
   std::thread thread_;
 };
 
@@ -114,11 +148,12 @@ class TcpStore : public Store {
  public:
   explicit TcpStore(const TcpStoreOptions& options)
       : timeout_(options.timeout_seconds),
-        server_(options.serves ? std::make_unique<Server>(options.port) : nullptr),
+        server_(options.serves ? std::make_unique<Server>(options.port, options.host) : nullptr),
         port_(server_ ? server_->port() : options.port),
         address_(fmt::format("the store at {}, port {}", options.host, port_)) {
     try {
       socket_ = Socket::connect(options.host, port_, after(timeout_));
+      greet(socket_, 0, after(timeout_));
     } catch (const Error& error) {
       WEFT_FAIL("store: {}; is rank 0 running there?", error.what());
     }
@@ -127,7 +162,11 @@ class TcpStore : public Store {
   ~TcpStore() override { socket_ = {}; }
 
   void set(const std::string& key, const std::string& value) override {
-    ask("s", key, [&](Clock::time_point deadline) { socket_.send_text(value, deadline); });
+    ask("s", key, [&](Clock::time_point deadline) {
+      socket_.send_text(value, deadline);
+      const std::string reason = socket_.receive_text(deadline);
+      WEFT_CHECK(reason.empty(), "{}", reason);
+    });
   }
   std::string get(const std::string& key) override {
     std::string value;
@@ -169,14 +208,26 @@ class FileStore : public Store {
     WEFT_CHECK(!error, "store: cannot make {}: {}", directory_.string(), error.message());
   }
 
+  /// What this rank has set goes with it, so that the next run finds an empty directory.
+  ~FileStore() override {
+    std::error_code ignored;
+    for (const std::filesystem::path& path : own_) std::filesystem::remove(path, ignored);
+  }
+
   void set(const std::string& key, const std::string& value) override {
     const std::filesystem::path path = path_of(key);
+    WEFT_CHECK(!std::filesystem::exists(path),
+               "store: {} is there already: an earlier run that ended badly left it, or another "
+               "one is using the directory; give an empty one",
+               path.string());
     const std::string beside = fmt::format("{}.{}.part", path.string(), ::getpid());
     std::ofstream file(beside, std::ios::binary);
     file.write(value.data(), static_cast<std::streamsize>(value.size()));
     file.close();
     WEFT_CHECK(file, "store: cannot write {}", beside);
     std::filesystem::rename(beside, path);
+    std::lock_guard lock(mutex_);
+    own_.push_back(path);
   }
   std::string get(const std::string& key) override {
     const std::filesystem::path path = path_of(key);
@@ -209,6 +260,8 @@ class FileStore : public Store {
 
   const std::filesystem::path directory_;
   const double timeout_;
+  std::mutex mutex_;
+  std::vector<std::filesystem::path> own_;
 };
 
 }  // namespace

@@ -6,7 +6,8 @@
 //
 // The TCP store lives in a thread of the rank that serves it, until that rank's handle and those of
 // the connected ranks are gone; the file store is a directory. Safe to use from several threads.
-// Keys are set once. Errors come within timeout_seconds and name the address or the key.
+// Keys are set once: again to the same value, or Error. Errors come within timeout_seconds and name
+// the address or the key.
 #pragma once
 
 #include <memory>
@@ -25,16 +26,16 @@ class Store {
 };
 
 struct TcpStoreOptions {
-  std::string host = "127.0.0.1";
-  int port = 29500;     // 0, of a server: any that is free
-  bool serves = false;  // exactly one rank's
+  std::string host = "127.0.0.1";  // a server listens there alone (Socket::listen)
+  int port = 29500;                // 0, of a server: any that is free
+  bool serves = false;             // exactly one rank's
   double timeout_seconds = 60;
 };
 std::shared_ptr<Store> make_tcp_store(const TcpStoreOptions& options);
 /// The port that a server of port 0 was given.
 int port_of(const Store& tcp_store);
 
-/// `directory` is made if need be; it must be empty at the start of a run.
+/// `directory` is made if need be; it must be empty at the start of a run, and is again at its end.
 std::shared_ptr<Store> make_file_store(const std::string& directory, double timeout_seconds = 60);
 
 }  // namespace weft::dist

@@ -118,6 +118,83 @@ TEST_CASE("a key that nobody sets, a server that is not there and a port in use 
   std::filesystem::remove_all(directory);
 }
 
+namespace {
+
+/// Says something to a port and waits until the other side has closed.
+void intrude(int port, const std::string& words) {
+  const auto deadline = Socket::Clock::now() + std::chrono::seconds(20);
+  const Socket socket = Socket::connect("127.0.0.1", port, deadline);
+  socket.send(words.data(), words.size(), deadline);
+  char byte;
+  CHECK_THROWS(socket.receive(&byte, 1, deadline));
+}
+
+}  // namespace
+
+TEST_CASE("strangers at the store are dropped, and hold nobody up") {
+  const auto server = make_tcp_store({.port = 0, .serves = true, .timeout_seconds = 10});
+  const int port = port_of(*server);
+  // Silent ones, who stay.
+  std::vector<Socket> silent;
+  for (int i = 0; i < 20; ++i) {
+    silent.push_back(
+        Socket::connect("127.0.0.1", port, Socket::Clock::now() + std::chrono::seconds(10)));
+  }
+  intrude(port, "GET / HTTP/1.1");
+  intrude(port, "weft-tcX");
+  const auto begin = std::chrono::steady_clock::now();
+  const auto client = make_tcp_store({.port = port, .timeout_seconds = 10});
+  client->set("a", "1");
+  CHECK(server->get("a") == "1");
+  CHECK(std::chrono::steady_clock::now() - begin < std::chrono::seconds(2));
+}
+
+TEST_CASE("a rank with another secret is refused, and told why") {
+  const auto server = make_tcp_store({.port = 0, .serves = true, .timeout_seconds = 10});
+  // The server's door compares with the variable of the moment.
+  std::string greeting = std::string("weft-tcp\x01\0\0\0\0\0\0\0another", 23);
+  greeting.resize(80);
+  const auto deadline = Socket::Clock::now() + std::chrono::seconds(20);
+  const Socket socket = Socket::connect("127.0.0.1", port_of(*server), deadline);
+  socket.send(greeting.data(), greeting.size(), deadline);
+  char answer = 0;
+  socket.receive(&answer, 1, deadline);
+  CHECK(answer == 1);
+  CHECK_THROWS(socket.receive(&answer, 1, deadline));
+}
+
+TEST_CASE("keys are set once, within limits") {
+  const auto store = make_tcp_store({.port = 0, .serves = true, .timeout_seconds = 10});
+  store->set("a", "1");
+  store->set("a", "1");
+  CHECK_THROWS_WITH(store->set("a", "2"), Contains("set already, to something else"));
+  CHECK(store->get("a") == "1");
+  const std::string large(1 << 20, 'x');
+  std::string error;
+  for (int i = 0; i < 70 && error.empty(); ++i) {
+    try {
+      store->set(std::to_string(i), large);
+    } catch (const Error& e) {
+      error = e.what();
+    }
+  }
+  CHECK_THAT(error, Contains("the store is full"));
+  const std::string directory = scratch("twice");
+  for (int run = 0; run < 2; ++run) {
+    const auto file = make_file_store(directory, 1);
+    file->set("a", "1");
+    CHECK_THROWS_WITH(make_file_store(directory, 1)->set("a", "1"), Contains("is there already"));
+  }
+  std::filesystem::remove_all(directory);
+}
+
+TEST_CASE("an address in the store that is none is named") {
+  const auto server = make_tcp_store({.port = 0, .serves = true, .timeout_seconds = 5});
+  server->set("world:0", "nonsense");
+  CHECK_THROWS_WITH(make_tcp_world(server, 1, 2, {.timeout_seconds = 2}),
+                    Contains("the store has \"nonsense\" for rank 0"));
+}
+
 TEST_CASE("ranks over TCP conform") {
   for (int ranks : {1, 2, 3, 4}) {
     INFO(ranks);

@@ -6,10 +6,11 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <charconv>
 #include <cstring>
 #include <map>
 
-#include "dist/comm/processes/socket.h"
+#include "dist/comm/processes/door.h"
 
 namespace weft::dist {
 namespace {
@@ -116,23 +117,28 @@ class TcpTransport : public Transport {
   /// Each rank listens and says where; it connects to those before it and hears from those behind.
   void connect() {
     const Clock::time_point deadline = after(timeout_);
-    const Socket listener = Socket::listen(0);
-    store_->set(key_of(rank()), fmt::format("{} {}", store_->own_address(), listener.port()));
+    const std::string address = store_->own_address();
+    Door door(Socket::listen(0, address));
+    store_->set(key_of(rank()), fmt::format("{} {}", address, door.port()));
     for (int r = 0; r < rank(); ++r) {
       const std::string place = store_->get(key_of(r));
       const size_t space = place.find(' ');
-      peers_[r] = Socket::connect(place.substr(0, space), std::stoi(place.substr(space)), deadline);
-      const int32_t own = rank();
-      peers_[r].send(&own, sizeof own, deadline);
+      int port = 0;
+      const char* const end = place.data() + place.size();
+      WEFT_CHECK(
+          space != place.npos && std::from_chars(place.data() + space + 1, end, port).ptr == end,
+          "rank {} of {}: the store has \"{}\" for rank {}; expected an address and a port", rank(),
+          name_, place, r);
+      peers_[r] = Socket::connect(place.substr(0, space), port, deadline);
+      greet(peers_[r], rank(), deadline);
     }
     for (int behind = rank() + 1; behind < size(); ++behind) {
       try {
-        Socket socket = listener.accept(deadline);
-        int32_t r = -1;
-        socket.receive(&r, sizeof r, deadline);
+        Guest guest = door.wait(deadline);
+        const int r = guest.who;
         WEFT_CHECK(r > rank() && r < size() && peers_[r].descriptor() < 0,
                    "rank {} introduces itself to rank {}", r, rank());
-        peers_[r] = std::move(socket);
+        peers_[r] = std::move(guest.socket);
       } catch (const Error& error) {
         std::vector<int> missing;
         for (int r = rank() + 1; r < size(); ++r) {
