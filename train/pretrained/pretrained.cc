@@ -310,6 +310,20 @@ models::VitConfig vit_config_of(const Pretrained& p) {
   return config;
 }
 
+namespace {
+
+void check_finite(const NamedTensors& state) {
+  const NoGrad guard;
+  for (const auto& [name, tensor] : state) {
+    if (!is_floating(tensor.dtype()) || std::isfinite(ops::sum(tensor).item())) continue;
+    // Finite numbers may have an infinite sum.
+    WEFT_CHECK(std::isfinite(ops::sum(tensor * 0.0).item()), "{} holds a NaN or an infinity",
+               io::quote(name));
+  }
+}
+
+}  // namespace
+
 std::vector<std::string> load_pretrained(nn::Module& model, const Pretrained& pretrained,
                                          Interpolation rule) {
   WEFT_CHECK(!pretrained.names || dynamic_cast<models::VisionTransformer*>(&model),
@@ -329,6 +343,7 @@ std::vector<std::string> load_pretrained(nn::Module& model, const Pretrained& pr
                  "{} is {}, the model's is {}", io::quote(name), tensor.dtype(), wanted->dtype());
     }
     model.load_state_dict(fitting.state);
+    check_finite(model.state_dict());
   } catch (const Error& error) {
     const bool renamed = pretrained.names && *pretrained.names != VitNames::kTorchvision;
     WEFT_FAIL("{}: {}{}", pretrained.file.path.string(), error.what(),

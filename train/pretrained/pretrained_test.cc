@@ -377,6 +377,28 @@ TEST_CASE("other models' own files load too, with another head") {
                   by_name(b->state_dict()).at("attention_pool.weight")));
 }
 
+TEST_CASE("weights that are no numbers are named") {
+  manual_seed(1);
+  const auto model = models::make_model("cct", {.classes = 4, .layers = 1});
+  NamedTensors state = model->state_dict();
+  const io::Path path = scratch("nan.safetensors");
+  const Shape shape = by_name(state).at("attention_pool.weight").shape();
+  for (const float value : {NAN, INFINITY, 3e38f}) {
+    Tensor changed = Tensor::full(shape, 1);
+    changed.data<float>()[0] = changed.data<float>()[1] = value;
+    for (auto& [name, tensor] : state) {
+      if (name == "attention_pool.weight") tensor = changed;
+    }
+    io::write_safetensors(path, state);
+    const auto load = [&] { load_pretrained(*model, read_pretrained(path)); };
+    if (std::isfinite(value)) {
+      CHECK_NOTHROW(load());  // although the sum is not
+    } else {
+      CHECK_THROWS_WITH(load(), Contains("nan.safetensors: \"attention_pool.weight\" holds a NaN"));
+    }
+  }
+}
+
 TEST_CASE("the metadata of a converted file keeps what the source decided") {
   const Pretrained face = read_pretrained(kData / "huggingface");
   const io::Path path = scratch("converted.safetensors");
@@ -417,7 +439,11 @@ TEST_CASE("formats are told by their first bytes") {
   // A header of 640 bytes begins as a pickle does.
   const io::Path path = scratch("640.safetensors");
   io::Metadata metadata = {{"pad", std::string(640 - 28, 'x')}};
-  io::write_safetensors(path, {}, metadata);
+  {
+    io::FileWriter writer(path);
+    io::write_safetensors(writer, {}, metadata);
+    writer.finish();
+  }
   const std::string bytes = io::read_text(path);
   CHECK(bytes.substr(0, 2) == "\x80\x02");
   CHECK(read_weight_file(path).metadata == metadata);
