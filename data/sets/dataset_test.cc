@@ -135,6 +135,26 @@ TEST_CASE("an image folder is sorted, cached or not") {
   }
 }
 
+TEST_CASE("a folder's cache keeps to its budget, whatever the first image's size") {
+  const TemporaryFolder folder;
+  write_file(folder / "a/0.png", encode_png(formula_image(1, 1)));
+  for (int i = 1; i < 6; ++i) {
+    write_file(fmt::format("{}/a/{}.png", folder.path(), i), encode_png(formula_image(10, 10)));
+  }
+  const DatasetPtr set = open_image_folder(folder.path(), 1000);  // three of them, and the first
+  for (int i = 0; i < 6; ++i) set->image(i);
+  std::filesystem::remove_all(folder.path() + "/a");
+  int cached = 0;
+  for (int i = 0; i < 6; ++i) {
+    try {
+      set->image(i);
+      ++cached;
+    } catch (const Error&) {
+    }
+  }
+  CHECK(cached == 4);
+}
+
 TEST_CASE("a folder's mistakes are named") {
   const TemporaryFolder folder;
   const std::string root = folder.path();

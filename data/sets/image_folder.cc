@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <cctype>
 #include <filesystem>
 #include <mutex>
@@ -21,7 +22,8 @@ bool is_image_name(const fs::path& path) {
 
 class ImageFolder : public Dataset {
  public:
-  ImageFolder(const std::string& directory, int64_t cache_bytes) : root_(directory) {
+  ImageFolder(const std::string& directory, int64_t cache_bytes)
+      : root_(directory), cache_room_(cache_bytes) {
     WEFT_CHECK(is_folder(root_), "{}: no such directory", directory);
     for (const fs::path& folder : sorted_entries(root_)) {
       if (is_folder(folder)) add_class(folder);
@@ -30,18 +32,24 @@ class ImageFolder : public Dataset {
                directory);
     const Image first = read_image(path(0));
     format_ = {first.height, first.width, kImageNetNormalization};
-    if (static_cast<int64_t>(first.pixels.size()) * size() <= cache_bytes) cache_.resize(size());
+    cache_.resize(size());
   }
 
   Image image(int64_t index) const override {
-    if (cache_.empty()) return read_image(path(index));
     {
       std::lock_guard lock(mutex_of(index));
       if (!cache_.at(index).pixels.empty()) return cache_[index];
     }
     Image image = read_image(path(index));
+    const auto bytes = static_cast<int64_t>(image.pixels.size());
     std::lock_guard lock(mutex_of(index));
-    return cache_[index] = std::move(image);
+    if (!cache_[index].pixels.empty()) return image;  // another thread has read it, too
+    if (cache_room_.fetch_sub(bytes) >= bytes) {
+      cache_[index] = image;
+    } else {
+      cache_room_ += bytes;
+    }
+    return image;
   }
 
  private:
@@ -63,8 +71,9 @@ class ImageFolder : public Dataset {
   std::mutex& mutex_of(int64_t index) const { return mutexes_[index % mutexes_.size()]; }
 
   fs::path root_;
-  std::vector<std::string> files_;    // names
-  mutable std::vector<Image> cache_;  // empty when the set is too large; else filled on first use
+  std::vector<std::string> files_;           // names
+  mutable std::vector<Image> cache_;         // filled as images are read, while there is room
+  mutable std::atomic<int64_t> cache_room_;  // bytes
   mutable std::array<std::mutex, 64> mutexes_;
 };
 
