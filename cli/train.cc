@@ -144,8 +144,12 @@ int run_train(const Arguments& arguments) {
   if (processes > 1 && !is_rank) {
     return launch_self(processes, arguments);
   }
-  const auto result = run.resume.empty() ? train::train(config, run) : train::resume(run);
-  return result.exit_code();
+  try {
+    return (run.resume.empty() ? train::train(config, run) : train::resume(run)).exit_code();
+  } catch (const std::exception& error) {
+    if (run.world) run.world->leave(error.what());  // the others say why, too
+    throw;
+  }
 }
 
 }  // namespace

@@ -7,6 +7,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <deque>
+#include <exception>
 #include <mutex>
 #include <thread>
 
@@ -30,6 +31,8 @@ class HostCommunicator : public Communicator {
   }
 
   ~HostCommunicator() override {
+    // The others would wait for a rank that an exception takes away.
+    if (std::uncaught_exceptions() > exceptions_) transport_->leave("an exception ended it");
     {
       std::lock_guard lock(mutex_);
       stop_ = true;
@@ -297,6 +300,7 @@ class HostCommunicator : public Communicator {
   std::condition_variable wake_;
   std::deque<Item> queue_;
   bool stop_ = false;
+  const int exceptions_ = std::uncaught_exceptions();  // when it was made
   std::thread thread_;
 };
 

@@ -53,6 +53,7 @@ struct alignas(64) RankStatus {
   std::atomic<int> collective{-1};    // kind of the one started last
   std::atomic<int> pid{0};            // of a process on this host; 0: unknown
   std::atomic<bool> left{false};      // it failed or ended: nothing more will come
+  char reason[256] = {};              // why, written before `left`
 };
 
 /// Thrown by exchange() when peers do not come.

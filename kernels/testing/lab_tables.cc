@@ -165,7 +165,7 @@ void CheckReport::print_groups() const {
 }
 
 void CheckReport::add_traffic(const std::vector<AccessTraffic>& traffic) const {
-  constexpr size_t kShown = 30;
+  constexpr size_t kShown = 20;
   if (as_json_) {
     for (const AccessTraffic& t : traffic) {
       fmt::print(

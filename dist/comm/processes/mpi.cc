@@ -9,7 +9,9 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <condition_variable>
 #include <cstdlib>
+#include <mutex>
 #include <new>
 #include <thread>
 
@@ -43,8 +45,47 @@ void handle_termination() {
   ::sigaction(SIGTERM, &action, nullptr);
 }
 
+/// MPI's own calls wait for the other ranks without end and cannot be called back. While this
+/// lives, a thread keeps the time: at the deadline it says what was waited for, and ends the
+/// process.
+class Watchdog {
+ public:
+  Watchdog(const char* what, double seconds)
+      : thread_([=, this] {
+          std::unique_lock lock(mutex_);
+          const bool is_done = done_.wait_for(lock, std::chrono::duration<double>(seconds),
+                                              [&] { return is_done_; });
+          if (is_done) return;
+          const char* rank = std::getenv("OMPI_COMM_WORLD_RANK");
+          fmt::print(stderr,
+                     "weft: error: rank {}: {}: waited {} s (WEFT_DIST_TIMEOUT) for ranks that did "
+                     "not come\n",
+                     rank ? rank : "?", what, seconds);
+          ::_exit(1);
+        }) {}
+  ~Watchdog() {
+    {
+      std::lock_guard lock(mutex_);
+      is_done_ = true;
+    }
+    done_.notify_one();
+    thread_.join();
+  }
+  Watchdog(const Watchdog&) = delete;
+  Watchdog& operator=(const Watchdog&) = delete;
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable done_;
+  bool is_done_ = false;
+  std::thread thread_;  // last: it uses the others
+};
+
+double timeout_seconds = 60;  // of the world's options
+
 void finalize() {
   if (!any_failure) {
+    const Watchdog watchdog("MPI_Finalize", timeout_seconds);
     MPI_Finalize();
     return;
   }
@@ -55,6 +96,7 @@ void finalize() {
 void initialize() {
   static const bool once = [] {
     int given = 0;
+    const Watchdog watchdog("MPI_Init", timeout_seconds);
     check(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_MULTIPLE, &given), "MPI_Init_thread");
     WEFT_CHECK(given == MPI_THREAD_MULTIPLE,
                "MPI: this installation does not serve several threads (level {} of {})", given,
@@ -79,21 +121,26 @@ class MpiTransport : public Transport {
  public:
   MpiTransport(MPI_Comm comm, int rank, int size, size_t largest_message)
       : Transport(rank, size), comm_(comm), largest_message_(largest_message), statuses_(size) {
+    const Watchdog watchdog("the ranks of a group", timeout_seconds);
     check(MPI_Comm_set_errhandler(comm_, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
     share_statuses();
   }
 
   RankStatus* status(int rank) override { return statuses_[rank]; }
 
-  void leave(const std::string&) override {
+  void leave(const std::string& reason) override {
     any_failure = true;
-    statuses_[rank()]->left = true;
+    RankStatus& mine = *statuses_[rank()];
+    if (mine.left) return;
+    reason.copy(mine.reason, sizeof mine.reason - 1);
+    mine.left = true;
   }
 
  protected:
   std::unique_ptr<Transport> make_group(const std::vector<int>& ranks, int place) override {
     MPI_Group all, some;
     MPI_Comm comm;
+    const Watchdog watchdog("a group's making", timeout_seconds);
     check(MPI_Comm_group(comm_, &all), "MPI_Comm_group");
     check(MPI_Group_incl(all, static_cast<int>(ranks.size()), ranks.data(), &some),
           "MPI_Group_incl");
@@ -173,7 +220,9 @@ class MpiTransport : public Transport {
           throw PeersMissing(fmt::format("rank {} has died (process {})", peer, status->pid.load()),
                              {peer});
         }
-        if (status->left) throw PeersMissing(fmt::format("rank {} gave up", peer), {peer});
+        if (status->left) {
+          throw PeersMissing(fmt::format("rank {} gave up ({})", peer, status->reason), {peer});
+        }
       }
       if (is_terminated && ++looks_since_termination > 10) {
         throw PeersMissing("this rank was told to end, another one having failed", missing);
@@ -240,10 +289,14 @@ int mpi_local_size() {
 }
 
 CommunicatorPtr make_mpi_world(const MpiOptions& options) {
+  timeout_seconds = options.host.timeout_seconds;
   initialize();
   int rank = 0, size = 1;
   MPI_Comm comm;
-  check(MPI_Comm_dup(MPI_COMM_WORLD, &comm), "MPI_Comm_dup");
+  {
+    const Watchdog watchdog("the world's making", timeout_seconds);
+    check(MPI_Comm_dup(MPI_COMM_WORLD, &comm), "MPI_Comm_dup");
+  }
   MPI_Comm_rank(comm, &rank);
   MPI_Comm_size(comm, &size);
   if (!std::getenv("OMP_NUM_THREADS")) {
