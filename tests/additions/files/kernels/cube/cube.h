@@ -15,8 +15,6 @@ struct CubeProblem {
   std::string describe() const;
 };
 
-void cube(const CubeProblem& problem);
-const Op<CubeProblem>& cube_op();
-std::vector<Expected> cube_reference(const CubeProblem& problem);
+WEFT_DECLARE_OP(cube, CubeProblem);
 
 }  // namespace weft::kernels
