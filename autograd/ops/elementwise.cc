@@ -373,16 +373,32 @@ Tensor operator-(Tensor a, Tensor b) { return combine(B::kSub, ops::sub, a, b); 
 Tensor operator*(Tensor a, Tensor b) { return combine(B::kMul, ops::mul, a, b); }
 Tensor operator/(Tensor a, Tensor b) { return combine(B::kDiv, ops::div, a, b); }
 
+// The caller's parameters live to the end of its expression: what is moved on gives its memory.
 Tensor operator+(Tensor a, double b) {
   const Tensor number = scalar_like(a, b);
   return std::move(a) + number;
 }
 Tensor operator+(double a, Tensor b) { return std::move(b) + a; }
-Tensor operator-(Tensor a, double b) { return combine(B::kSub, ops::sub, a, scalar_like(a, b)); }
-Tensor operator-(double a, Tensor b) { return combine(B::kSub, ops::sub, scalar_like(b, a), b); }
-Tensor operator*(Tensor a, double b) { return combine(B::kMul, ops::mul, a, scalar_like(a, b)); }
+Tensor operator-(Tensor a, double b) {
+  const Tensor number = scalar_like(a, b);
+  return std::move(a) - number;
+}
+Tensor operator-(double a, Tensor b) {
+  const Tensor number = scalar_like(b, a);
+  return number - std::move(b);
+}
+Tensor operator*(Tensor a, double b) {
+  const Tensor number = scalar_like(a, b);
+  return std::move(a) * number;
+}
 Tensor operator*(double a, Tensor b) { return std::move(b) * a; }
-Tensor operator/(Tensor a, double b) { return combine(B::kDiv, ops::div, a, scalar_like(a, b)); }
-Tensor operator/(double a, Tensor b) { return combine(B::kDiv, ops::div, scalar_like(b, a), b); }
+Tensor operator/(Tensor a, double b) {
+  const Tensor number = scalar_like(a, b);
+  return std::move(a) / number;
+}
+Tensor operator/(double a, Tensor b) {
+  const Tensor number = scalar_like(b, a);
+  return number / std::move(b);
+}
 
 }  // namespace weft
