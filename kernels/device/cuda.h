@@ -11,7 +11,6 @@
 //
 //   WEFT_LAUNCH(sum_kernel, grid, block, shared_bytes, stream, x, y, n);
 //   WEFT_LAUNCH((scale_kernel<float, 4>), grid, block, 0, stream, ...);  // commas: parentheses
-//   WEFT_LAUNCH_CLUSTER(sum_kernel, cluster, grid, block, shared_bytes, stream, x, y, n);
 //
 // The second argument of WEFT_SHARED is a name, the third, if any, the array's dimensions. Dynamic
 // shared memory is aligned to 1024 bytes; a launch asks for what it needs up to 227 KiB. `stream`
@@ -51,8 +50,6 @@
 
 #endif
 
-#define WEFT_LAUNCH_CLUSTER(kernel, cluster, grid, block, shared_bytes, stream, ...) \
-  ::weft::kernels::launch({#kernel, grid, block, cluster, shared_bytes, stream},     \
+#define WEFT_LAUNCH(kernel, grid, block, shared_bytes, stream, ...)     \
+  ::weft::kernels::launch({#kernel, grid, block, shared_bytes, stream}, \
                           kernel __VA_OPT__(, ) __VA_ARGS__)
-#define WEFT_LAUNCH(kernel, grid, block, shared_bytes, stream, ...) \
-  WEFT_LAUNCH_CLUSTER(kernel, dim3(1), grid, block, shared_bytes, stream __VA_OPT__(, ) __VA_ARGS__)

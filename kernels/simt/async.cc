@@ -23,16 +23,10 @@ AsyncQueue& queue_of(std::shared_ptr<AsyncQueue>& queue) {
 
 /// An agent of the pool, with a new clock, that knows what the current thread knows.
 AsyncAgent bulk_agent(const Site& site) {
-  State& s = state();
-  if (!s.watches()) return {0, 0, current, nullptr, site, true};
-  const int slot = s.next_pool_agent++ % kPoolAgents;
-  s.pool_clocks[slot] = next_clock(s.pool_clocks[slot]);
-  return {2 * s.n_threads + slot,
-          s.pool_clocks[slot],
-          current,
-          with_event(current->known, current->agent, current->clock),
-          site,
-          true};
+  if (!state().watches()) return {0, 0, current, nullptr, site, true};
+  const auto [agent, clock] = next_pool_agent();
+  KnowledgePtr known = with_event(current->known, current->linear, current->clock);
+  return {agent, clock, current, std::move(known), site, true};
 }
 
 /// After what the current thread issued, its next events count as later ones.
@@ -121,17 +115,15 @@ size_t box_bytes(const TensorMap& map) {
 
 /// Where a byte of a box lies: the swizzle looks at the address within the block's shared memory.
 char* box_address(void* box, size_t offset, Swizzle swizzle) {
-  State& s = state();
-  const size_t base = s.workspace.offset_of(box);
-  const size_t arena = base / kArenaBytes * kArenaBytes;
-  return static_cast<char*>(box) - base + arena + swizzled(base - arena + offset, swizzle);
+  const Workspace& workspace = state().workspace;
+  return workspace.arena() + swizzled(workspace.offset_of(box) + offset, swizzle);
 }
 
 void check_shared(const char* operation, const void* address, size_t alignment, const Site& site) {
   if (!is_shared(address)) {
     fail_kernel(fmt::format("{}: {} is not in shared memory", operation, address), site);
   }
-  if ((state().workspace.offset_of(address) % kArenaBytes) % alignment != 0) {
+  if (state().workspace.offset_of(address) % alignment != 0) {
     fail_kernel(fmt::format("misaligned {}: expected a shared address that is a multiple of {}",
                             operation, alignment),
                 site);
@@ -167,10 +159,10 @@ void cp_async(void* to, const void* from, size_t bytes, size_t source_bytes, con
   if (s.watches()) {
     if (queue.open.clock == 0) {
       const Clock last = queue.committed.empty() ? queue.last_clock : queue.committed.back().clock;
-      queue.open.clock = next_clock(std::max(last, s.cluster_start));
+      queue.open.clock = next_clock(std::max(last, s.block_start));
     }
     const AsyncAgent agent{
-        s.n_threads + self.agent, queue.open.clock, &self, self.known, site, false};
+        s.n_threads + self.linear, queue.open.clock, &self, self.known, site, false};
     access_memory(agent, from, source_bytes, source_bytes == 0 ? 1 : bytes, Access::kRead);
     access_memory(agent, to, bytes, bytes, Access::kWrite);
     issued();
@@ -200,45 +192,10 @@ void cp_async_wait(int pending, const Site&) {
     AsyncQueue::Group& group = queue.committed.front();
     finish_group(group);
     if (group.clock != 0) {
-      current->known = with_event(current->known, state().n_threads + current->agent, group.clock);
+      current->known = with_event(current->known, state().n_threads + current->linear, group.clock);
     }
     queue.committed.erase(queue.committed.begin());
   }
-}
-
-void cp_async_mbarrier_arrive(uint64_t* barrier, const Site& site) {
-  Mbarrier& state_of = find_mbarrier(barrier, "cp.async.mbarrier.arrive", site);
-  State& s = state();
-  Thread& self = *current;
-  AsyncQueue& queue = queue_of(self.copies);
-  AsyncAgent agent{s.n_threads + self.agent,
-                   std::max(queue.open.clock, queue.last_clock),
-                   &self,
-                   self.known,
-                   site,
-                   false};
-  std::vector<std::function<void()>> work;
-  for (AsyncQueue::Group& group : queue.committed) {
-    std::move(group.work.begin(), group.work.end(), std::back_inserter(work));
-    group.work.clear();
-  }
-  std::move(queue.open.work.begin(), queue.open.work.end(), std::back_inserter(work));
-  queue.open.work.clear();
-  const auto arrive = [barrier, agent, work = std::move(work)] {
-    for (const auto& copy : work) copy();
-    Mbarrier& target = state().mbarriers[barrier];
-    if (state().watches() && agent.clock != 0) {
-      target.release.add(agent.known, agent.agent, agent.clock);
-    }
-    --target.pending;
-    complete_phase(target, agent.site);
-  };
-  if (is_eager()) {
-    arrive();
-  } else {
-    state_of.copies.push_back(arrive);
-  }
-  issued();
 }
 
 // mbarriers.
@@ -252,12 +209,6 @@ void mbarrier_init(uint64_t* barrier, uint32_t count, const Site& site) {
   entry.expected = entry.pending = count;
 }
 
-void mbarrier_invalidate(uint64_t* barrier, const Site& site) {
-  find_mbarrier(barrier, "mbarrier.inval", site);
-  access_memory(*current, barrier, sizeof(uint64_t), sizeof(uint64_t), Access::kWrite, site);
-  state().mbarriers.erase(barrier);
-}
-
 void mbarrier_arrive(uint64_t* barrier, uint32_t count, const Site& site) {
   Mbarrier& entry = find_mbarrier(barrier, "mbarrier.arrive", site);
   access_memory(*current, barrier, sizeof(uint64_t), sizeof(uint64_t), Access::kAtomic, site);
@@ -266,10 +217,7 @@ void mbarrier_arrive(uint64_t* barrier, uint32_t count, const Site& site) {
                             count, entry.pending),
                 site);
   }
-  if (state().watches()) {
-    entry.release.add(current->known, current->agent, current->clock);
-    tick(*current);
-  }
+  release_past(entry.release);
   entry.pending -= count;
   complete_phase(entry, site);
 }
@@ -280,24 +228,22 @@ void mbarrier_expect_tx(uint64_t* barrier, uint32_t bytes, const Site& site) {
   entry.transactions += bytes;
 }
 
-bool mbarrier_test(uint64_t* barrier, uint32_t parity, const Site& site) {
-  Mbarrier* entry = &find_mbarrier(barrier, "mbarrier.try_wait", site);
-  access_memory(*current, barrier, sizeof(uint64_t), sizeof(uint64_t), Access::kAtomic, site);
-  const auto is_complete = [&] { return (entry->phases & 1u) != parity; };
-  if (!is_complete() && !entry->copies.empty()) {
-    // The latest moment for the copies that this wait is for.
-    for (const auto& copy : std::exchange(entry->copies, {})) copy();
-    entry = &find_mbarrier(barrier, "mbarrier.try_wait", site);
-  }
-  if (!is_complete()) return false;
-  entry->observed = true;
-  learn(*current, entry->completed);
-  return true;
-}
-
 void mbarrier_wait(uint64_t* barrier, uint32_t parity, const Site& site) {
-  while (!mbarrier_test(barrier, parity, site)) {
-    find_mbarrier(barrier, "mbarrier.try_wait", site).waiting.push_back(current);
+  while (true) {
+    Mbarrier* entry = &find_mbarrier(barrier, "mbarrier.try_wait", site);
+    access_memory(*current, barrier, sizeof(uint64_t), sizeof(uint64_t), Access::kAtomic, site);
+    const auto is_complete = [&] { return (entry->phases & 1u) != parity; };
+    if (!is_complete() && !entry->copies.empty()) {
+      // The latest moment for the copies that this wait is for.
+      for (const auto& copy : std::exchange(entry->copies, {})) copy();
+      entry = &find_mbarrier(barrier, "mbarrier.try_wait", site);
+    }
+    if (is_complete()) {
+      entry->observed = true;
+      learn(*current, entry->completed);
+      return;
+    }
+    entry->waiting.push_back(current);
     wait("mbarrier_wait", site);
   }
 }
@@ -306,7 +252,7 @@ void fence_proxy_async(const Site&) {
   if (!state().watches()) return;
   Thread& self = *current;
   auto known = std::make_shared<Knowledge>(*self.known);
-  known->seen[self.agent] = self.clock;
+  known->seen[self.linear] = self.clock;
   for (size_t i = 0; i < known->seen.size(); ++i) {
     known->fenced[i] = std::max(known->fenced[i], known->seen[i]);
   }
@@ -344,25 +290,6 @@ void tma_load(void* to, const TensorMap& map, const int* coordinates, uint64_t* 
       }
     });
     complete_transaction(barrier, box_bytes(map), agent);
-  });
-}
-
-void bulk_load(void* to, const void* from, size_t bytes, uint64_t* barrier, const Site& site) {
-  check_shared("cp.async.bulk", to, kBulkAlignment, site);
-  find_mbarrier(barrier, "cp.async.bulk", site);
-  if (bytes % kBulkAlignment != 0) {
-    fail_kernel(
-        fmt::format("cp.async.bulk: {} bytes, expected a multiple of {}", bytes, kBulkAlignment),
-        site);
-  }
-  const AsyncAgent agent = bulk_agent(site);
-  access_memory(agent, from, bytes, kBulkAlignment, Access::kRead);
-  access_memory(agent, to, bytes, kBulkAlignment, Access::kWrite);
-  issued();
-  if (!is_eager()) std::memset(to, kPoison, bytes);
-  submit_load(barrier, [=] {
-    std::memcpy(to, from, bytes);
-    complete_transaction(barrier, bytes, agent);
   });
 }
 
@@ -442,42 +369,5 @@ void finish_copies(Thread& thread) {
   for (AsyncQueue::Group& group : queue.committed) finish_group(group);
   finish_group(queue.open);
 }
-
-// Clusters.
-
-void cluster_arrive(const Site&) {
-  State& s = state();
-  Barrier& barrier = s.cluster_barrier;
-  if (s.watches()) {
-    barrier.release.add(current->known, current->agent, current->clock);
-    tick(*current);
-  }
-  current->cluster_phase = s.cluster_phases;
-  if (++barrier.arrived < s.live) return;
-  barrier.arrived = 0;
-  ++s.cluster_phases;
-  s.cluster_known = barrier.release.take();
-  make_ready(barrier.waiting);
-}
-
-void cluster_wait(const Site& site) {
-  State& s = state();
-  if (current->cluster_phase == s.cluster_phases) {
-    s.cluster_barrier.waiting.push_back(current);
-    wait("barrier.cluster.wait", site);
-  }
-  learn(*current, s.cluster_known);
-}
-
-void* cluster_address(const void* address, unsigned rank, const Site& site) {
-  State& s = state();
-  const size_t offset = s.workspace.offset_of(address);
-  if (offset >= Workspace::kArenasBytes || rank >= static_cast<unsigned>(s.n_blocks)) {
-    fail_kernel(fmt::format("mapa: block {} of a cluster of {}", rank, s.n_blocks), site);
-  }
-  return s.workspace.arena(static_cast<int>(rank)) + offset % kArenaBytes;
-}
-
-unsigned cluster_rank() { return static_cast<unsigned>(current->block->rank); }
 
 }  // namespace weft::simt

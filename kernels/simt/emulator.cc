@@ -29,18 +29,21 @@ void resume_host(bool thread_ends) {
   switch_fiber(self->fiber, state().host, thread_ends);
 }
 
-/// Runs the next thread that can; back to the host when there is none.
-void run_next(bool thread_ends = false) {
+/// Takes the thread whose turn it is from those that can run.
+Thread* next_ready() {
   State& s = state();
-  if (s.ready.empty()) {
-    resume_host(thread_ends);
-    return;
-  }
   if (s.options.order == Order::kRandom) {
     std::swap(s.ready.front(), s.ready[s.next_random() % s.ready.size()]);
   }
   Thread* const thread = s.ready.front();
   s.ready.pop_front();
+  return thread;
+}
+
+/// Runs the next thread that can; back to the host when there is none.
+void run_next(bool thread_ends = false) {
+  if (state().ready.empty()) return resume_host(thread_ends);
+  Thread* const thread = next_ready();
   Thread* const self = current;
   if (thread == self) return;
   current = thread;
@@ -71,8 +74,7 @@ void thread_entry() {
   self.exited = true;
   self.warp->exited |= 1u << self.lane;
   --self.block->live;
-  --state().live;
-  if (state().watches()) self.block->barriers[0].release.add(self.known, self.agent, self.clock);
+  if (state().watches()) self.block->barriers[0].release.add(self.known, self.linear, self.clock);
   release_exited(*self.block);
   run_next(true);
   __builtin_unreachable();
@@ -89,34 +91,29 @@ void check_shape(const LaunchShape& shape) {
       count(shape.block) > 0 && count(shape.block) <= kMaxThreadsPerBlock && shape.block.z <= 64,
       "{}: a block of {} x {} x {} threads cannot be launched; expected 1 to {}", kernel,
       shape.block.x, shape.block.y, shape.block.z, kMaxThreadsPerBlock);
-  WEFT_CHECK(count(shape.cluster) > 0 && count(shape.cluster) <= kMaxBlocksPerCluster &&
-                 shape.grid.x % shape.cluster.x == 0 && shape.grid.y % shape.cluster.y == 0 &&
-                 shape.grid.z % shape.cluster.z == 0,
-             "{}: a cluster of {} x {} x {} blocks does not divide the grid", kernel,
-             shape.cluster.x, shape.cluster.y, shape.cluster.z);
   WEFT_CHECK(shape.dynamic_shared_bytes <= kMaxSharedBytes,
              "{}: {} bytes of dynamic shared memory, of which a block has {}", kernel,
              shape.dynamic_shared_bytes, kMaxSharedBytes);
 }
 
-void prepare_block(int rank, uint3 index) {
+void prepare_block(uint3 index) {
   State& s = state();
   const dim3 d = launch_shape.block;
   const size_t threads = size_t{d.x} * d.y * d.z;
-  Block& block = s.blocks[rank];
-  block = Block{};
-  block.index = index;
-  block.rank = rank;
-  block.live = static_cast<int>(threads);
-  block.arena = s.workspace.arena(rank);
-  block.dynamic_bytes = launch_shape.dynamic_shared_bytes;
-  block.shared_bytes = block.dynamic_bytes;
+  const size_t dynamic_bytes = launch_shape.dynamic_shared_bytes;
+  s.n_threads = static_cast<int>(threads);
+  s.workspace.guard_stacks(threads);
+  Block& block = s.block = {.index = index,
+                            .live = s.n_threads,
+                            .arena = s.workspace.arena(),
+                            .dynamic_bytes = dynamic_bytes,
+                            .shared_bytes = dynamic_bytes,
+                            .threads = {s.workspace.threads(), threads}};
   if (sanitizer::poison) {
     sanitizer::poison(block.arena, kArenaBytes);
     sanitizer::unpoison(block.arena, block.dynamic_bytes);
   }
   std::memset(block.arena, kPoison, block.dynamic_bytes);
-  block.threads = {s.workspace.threads() + rank * threads, threads};
   block.warps.assign((threads + kWarpSize - 1) / kWarpSize, Warp{});
   for (size_t t = 0; t < threads; ++t) {
     Thread& thread = *new (&block.threads[t]) Thread{};
@@ -127,88 +124,64 @@ void prepare_block(int rank, uint3 index) {
     thread.warp = &warp;
     thread.linear = static_cast<int>(t);
     thread.lane = static_cast<int>(t % kWarpSize);
-    thread.agent = static_cast<int>(rank * threads + t);
     if (thread.lane == 0) warp.lanes = &thread;
     warp.block = &block;
     ++warp.size;
-    prepare_fiber(thread.fiber, s.workspace.stack(rank * threads + t), Workspace::kStackBytes,
-                  thread_entry);
+    prepare_fiber(thread.fiber, s.workspace.stack(t), Workspace::kStackBytes, thread_entry);
   }
 }
 
 std::string deadlock_message() {
   constexpr int kShown = 4;
   State& s = state();
-  std::string message = fmt::format("deadlock: {} threads wait for ever:", s.live);
+  std::string message = fmt::format("deadlock: {} threads wait for ever:", s.block.live);
   int shown = 0;
   const char* last = nullptr;
   unsigned last_line = 0;
-  for (int b = 0; b < s.n_blocks; ++b) {
-    for (const Thread& thread : s.blocks[b].threads) {
-      if (thread.exited || (thread.waits_for == last && thread.site.line() == last_line)) continue;
-      last = thread.waits_for;
-      last_line = thread.site.line();
-      if (++shown > kShown) return message + " ...";
-      message += fmt::format(" {} at {} ({});", describe(thread), thread.waits_for,
-                             to_string(thread.site));
-    }
+  for (const Thread& thread : s.block.threads) {
+    if (thread.exited || (thread.waits_for == last && thread.site.line() == last_line)) continue;
+    last = thread.waits_for;
+    last_line = thread.site.line();
+    if (++shown > kShown) return message + " ...";
+    message +=
+        fmt::format(" {} at {} ({});", describe(thread), thread.waits_for, to_string(thread.site));
   }
   message.pop_back();
   return message;
 }
 
-/// Gives every thread of the cluster its clock and what it knows: the end of earlier launches.
+/// Gives every thread of the block its clock and what it knows: the end of earlier launches.
 void start_clocks() {
   State& s = state();
-  s.cluster_start = s.last_clock;
-  s.cluster_starts.push_back(s.cluster_start);
+  s.block_start = s.last_clock;
+  s.block_starts.push_back(s.block_start);
   auto known = std::make_shared<Knowledge>();
-  known->seen.assign(s.agents(), s.cluster_start);
-  known->fenced.assign(s.agents(), s.cluster_start);
-  std::fill_n(s.pool_clocks, kPoolAgents, s.cluster_start);
-  s.next_pool_agent = 0;
-  for (int b = 0; b < s.n_blocks; ++b) {
-    for (Thread& thread : s.blocks[b].threads) {
-      thread.clock = next_clock(s.cluster_start);
-      thread.known = known;
-    }
+  known->seen.assign(s.agents(), s.block_start);
+  known->fenced.assign(s.agents(), s.block_start);
+  std::fill_n(s.pool_clocks, kPoolAgents, s.block_start);
+  s.pool_agents_used = 0;
+  for (Thread& thread : s.block.threads) {
+    thread.clock = next_clock(s.block_start);
+    thread.known = known;
   }
 }
 
-void run_cluster(uint3 first) {
+void run_block(uint3 index) {
   State& s = state();
-  const dim3 c = launch_shape.cluster;
-  s.n_blocks = static_cast<int>(c.x * c.y * c.z);
-  s.n_threads = s.n_blocks * static_cast<int>(launch_shape.block.x * launch_shape.block.y *
-                                              launch_shape.block.z);
-  s.workspace.guard_stacks(s.n_threads);
   s.ready.clear();
   s.failure.clear();
   s.mbarriers.clear();
-  s.cluster_barrier = Barrier{};
-  s.live = s.n_threads;
-  for (int b = 0; b < s.n_blocks; ++b) {
-    const auto u = static_cast<unsigned>(b);
-    prepare_block(b, {first.x + u % c.x, first.y + u / c.x % c.y, first.z + u / (c.x * c.y)});
-  }
-  begin_watching_cluster();
+  prepare_block(index);
+  begin_watching_block();
   start_clocks();
-  for (int b = 0; b < s.n_blocks; ++b) {
-    for (Thread& thread : s.blocks[b].threads) s.ready.push_back(&thread);
-  }
+  for (Thread& thread : s.block.threads) s.ready.push_back(&thread);
   if (s.options.order == Order::kReverse) std::reverse(s.ready.begin(), s.ready.end());
-  if (s.options.order == Order::kRandom) {
-    std::swap(s.ready.front(), s.ready[s.next_random() % s.ready.size()]);
-  }
-  current = s.ready.front();
-  s.ready.pop_front();
+  current = next_ready();
   switch_fiber(s.host, current->fiber);
-  if (s.failure.empty() && s.live > 0) s.failure = deadlock_message();
+  if (s.failure.empty() && s.block.live > 0) s.failure = deadlock_message();
   if (s.failure.empty()) fold_traffic();
-  for (int b = 0; b < s.n_blocks; ++b) {
-    std::destroy(s.blocks[b].threads.begin(), s.blocks[b].threads.end());
-    s.blocks[b] = Block{};
-  }
+  std::destroy(s.block.threads.begin(), s.block.threads.end());
+  s.block = Block{};
   if (!s.failure.empty()) report(s.failure, s.failure);
 }
 
@@ -232,12 +205,8 @@ bool arrive(int id, int threads, const Site& site) {
                 site);
   }
   barrier.expected = expected;
-  if (state().watches()) {
-    barrier.release.add(current->known, current->agent, current->clock);
-    tick(*current);
-  }
-  if (++barrier.arrived < expected) return false;
-  return true;
+  release_past(barrier.release);
+  return ++barrier.arrived >= expected;
 }
 
 /// Lanes of a warp must meet at one __syncthreads: bar.sync is .aligned.
@@ -290,7 +259,7 @@ void run_grid(const char* kernel, const LaunchShape& shape, void (*body)(void*),
   s.random = s.options.seed * 0x9E3779B97F4A7C15u | 1;
   s.findings.clear();
   s.released.clear();
-  s.cluster_starts.clear();
+  s.block_starts.clear();
   if (s.last_clock > kLastClock) {
     s.last_clock = 0;
     s.global.clear();
@@ -299,14 +268,11 @@ void run_grid(const char* kernel, const LaunchShape& shape, void (*body)(void*),
   s.launch_start = s.last_clock;
   if (!s.watches()) emulated::forget_unwritten();
   if (s.global.pages() > 4096) s.global.clear();
-  const dim3 c = shape.cluster;
-  const dim3 clusters = {shape.grid.x / c.x, shape.grid.y / c.y, shape.grid.z / c.z};
-  const uint64_t count = uint64_t{clusters.x} * clusters.y * clusters.z;
+  const uint64_t plane = uint64_t{shape.grid.x} * shape.grid.y, count = plane * shape.grid.z;
   for (uint64_t step = 0; step < count && s.failure.empty(); ++step) {
     const uint64_t i = s.options.order == Order::kReverse ? count - 1 - step : step;
-    run_cluster({static_cast<unsigned>(i % clusters.x) * c.x,
-                 static_cast<unsigned>(i / clusters.x % clusters.y) * c.y,
-                 static_cast<unsigned>(i / (uint64_t{clusters.x} * clusters.y)) * c.z});
+    run_block({static_cast<unsigned>(i % shape.grid.x),
+               static_cast<unsigned>(i % plane / shape.grid.x), static_cast<unsigned>(i / plane)});
   }
   s.failure.clear();
   if (s.findings.empty()) return;
@@ -359,10 +325,22 @@ std::string describe_agent(int agent) {
 
 void tick(Thread& thread) { thread.clock = next_clock(thread.clock); }
 
+void release_past(Release& release) {
+  if (!state().watches()) return;
+  release.add(current->known, current->linear, current->clock);
+  tick(*current);
+}
+
 Clock next_clock(Clock clock) {
   State& s = state();
   s.last_clock = std::max(s.last_clock, clock + 1);
   return clock + 1;
+}
+
+std::pair<int, Clock> next_pool_agent() {
+  State& s = state();
+  const int slot = s.pool_agents_used++ % kPoolAgents;
+  return {2 * s.n_threads + slot, s.pool_clocks[slot] = next_clock(s.pool_clocks[slot])};
 }
 
 void learn(Thread& thread, const KnowledgePtr& known) {
@@ -390,11 +368,6 @@ void make_ready(std::vector<Thread*>& threads) {
 void wait(const char* operation, const Site& site) {
   current->waits_for = operation;
   current->site = site;
-  run_next();
-}
-
-void yield() {
-  state().ready.push_back(current);
   run_next();
 }
 
@@ -481,7 +454,7 @@ void* static_shared(const void* key, size_t bytes, size_t alignment) {
   block.static_arrays.push_back({key, offset});
   if (sanitizer::unpoison) sanitizer::unpoison(block.arena + offset, bytes);
   std::memset(block.arena + offset, kPoison, bytes);
-  open_shared(block, offset, bytes);
+  open_shared(offset, bytes);
   return block.arena + offset;
 }
 

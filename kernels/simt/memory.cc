@@ -110,12 +110,12 @@ std::string where(const Visitor& visitor) {
 }
 
 void report_race(const char* space, const Visitor& visitor, const Record& record) {
-  const bool is_same_cluster = record.clock > state().cluster_start;
+  const bool is_same_block = record.clock > state().block_start;
   report(
       fmt::format("race {} {}", visitor.event.place, record.place),
       fmt::format("data race in {} memory: {}, and {} by {} at {}, with nothing that orders them",
                   space, where(visitor), name(record.access),
-                  is_same_cluster ? describe_agent(record.agent) : "another block",
+                  is_same_block ? describe_agent(record.agent) : "another block",
                   to_string(record.place)));
 }
 
@@ -135,23 +135,21 @@ void for_each_granule(uintptr_t begin, size_t bytes, F&& f) {
 void visit_shared(const Visitor& visitor, size_t offset, size_t bytes) {
   State& s = state();
   ByteState* const states = &s.bytes[offset];
-  if (offset % kArenaBytes + bytes > kArenaBytes ||
+  if (offset + bytes > kArenaBytes ||
       std::find(states, states + bytes, ByteState::kOutside) != states + bytes) {
-    const Block& block = s.blocks[offset / kArenaBytes];
-    fail_access(
-        visitor,
-        fmt::format("{} of {} bytes outside shared memory, {} bytes after its start "
-                    "(the block has {} bytes of dynamic shared memory)",
-                    name(visitor.event.access), bytes, offset % kArenaBytes, block.dynamic_bytes));
+    fail_access(visitor,
+                fmt::format("{} of {} bytes outside shared memory, {} bytes after its start "
+                            "(the block has {} bytes of dynamic shared memory)",
+                            name(visitor.event.access), bytes, offset, s.block.dynamic_bytes));
   }
   if (visitor.event.access != Access::kWrite &&
       std::find(states, states + bytes, ByteState::kUnwritten) != states + bytes) {
     report(fmt::format("uninitialised {}", visitor.event.place),
            fmt::format("uninitialised shared memory: {}, {} bytes after its start", where(visitor),
-                       offset % kArenaBytes));
+                       offset));
   }
   if (visitor.event.access != Access::kRead) std::fill_n(states, bytes, ByteState::kWritten);
-  const Timeline timeline{s.launch_start, s.cluster_start, true, &s.cluster_starts};
+  const Timeline timeline{s.launch_start, s.block_start, true, &s.block_starts};
   for_each_granule(offset, bytes, [&](uintptr_t granule, uint8_t mask) {
     enter(s.granules[granule / kGranuleBytes], mask, visitor.event, timeline,
           static_cast<uint32_t>(s.next_random()),
@@ -194,7 +192,7 @@ void visit_global(const Visitor& visitor, uintptr_t address, size_t bytes) {
     }
     if (visitor.event.access != Access::kRead) std::fill_n(written, bytes, true);
   }
-  const Timeline timeline{s.launch_start, s.cluster_start, false, &s.cluster_starts};
+  const Timeline timeline{s.launch_start, s.block_start, false, &s.block_starts};
   for_each_granule(address, bytes, [&](uintptr_t granule, uint8_t mask) {
     enter(s.global.at(granule), mask, visitor.event, timeline,
           static_cast<uint32_t>(s.next_random()),
@@ -207,7 +205,7 @@ void visit(const Visitor& visitor, const void* pointer, size_t bytes, size_t ali
   State& s = state();
   const auto address = reinterpret_cast<uintptr_t>(pointer);
   const size_t offset = s.workspace.offset_of(pointer);
-  if (offset >= Workspace::kArenasBytes && offset < Workspace::kBytes) {
+  if (offset >= kArenaBytes && offset < Workspace::kBytes) {
     if (visitor.is_hook) check_registers(*visitor.thread, pointer, bytes, visitor.event.place);
     return;
   }
@@ -215,7 +213,7 @@ void visit(const Visitor& visitor, const void* pointer, size_t bytes, size_t ali
     fail_access(visitor, fmt::format("misaligned {} of {} bytes at {:#x}",
                                      name(visitor.event.access), bytes, address));
   }
-  if (offset < Workspace::kArenasBytes) {
+  if (offset < kArenaBytes) {
     visit_shared(visitor, offset, bytes);
   } else {
     visit_global(visitor, address, bytes);
@@ -229,7 +227,7 @@ void on_access(const void* address, size_t bytes, size_t alignment, Access acces
   // threadIdx and its like look at this variable first.
   if (address == &current || !state().watches()) return;
   Thread& self = *current;
-  visit({{self.clock, place_of(pc), static_cast<uint16_t>(self.agent), access, self.known.get()},
+  visit({{self.clock, place_of(pc), static_cast<uint16_t>(self.linear), access, self.known.get()},
          &self,
          true},
         address, bytes, alignment);
@@ -238,7 +236,7 @@ void on_access(const void* address, size_t bytes, size_t alignment, Access acces
 void access_memory(Thread& thread, const void* address, size_t bytes, size_t alignment,
                    Access access, const Site& site) {
   if (!state().watches()) return;
-  visit({{thread.clock, place_of(site), static_cast<uint16_t>(thread.agent), access,
+  visit({{thread.clock, place_of(site), static_cast<uint16_t>(thread.linear), access,
           thread.known.get()},
          &thread,
          false},
@@ -252,33 +250,26 @@ void access_memory(const AsyncAgent& agent, const void* address, size_t bytes, s
     check_proxy_fence(agent, address, bytes);
   }
   visit({{agent.clock, place_of(agent.site), static_cast<uint16_t>(agent.agent), access,
-          agent.known.get(), agent.follows_issuer ? agent.issuer->agent : -1},
+          agent.known.get(), agent.follows_issuer ? agent.issuer->linear : -1},
          agent.issuer,
          false},
         address, bytes, alignment);
 }
 
-bool is_shared(const void* address) {
-  return state().workspace.offset_of(address) < Workspace::kArenasBytes;
-}
+bool is_shared(const void* address) { return state().workspace.offset_of(address) < kArenaBytes; }
 
-void begin_watching_cluster() {
+void begin_watching_block() {
   State& s = state();
   if (!s.watches()) return;
-  const size_t arenas = std::max(s.bytes.size(), s.n_blocks * kArenaBytes);
-  s.bytes.resize(arenas);
-  s.granules.resize(arenas / kGranuleBytes);
-  for (int b = 0; b < s.n_blocks; ++b) {
-    std::fill_n(s.bytes.begin() + b * kArenaBytes, kArenaBytes, ByteState::kOutside);
-    open_shared(s.blocks[b], 0, s.blocks[b].dynamic_bytes);
-  }
+  s.bytes.assign(kArenaBytes, ByteState::kOutside);
+  s.granules.resize(kArenaBytes / kGranuleBytes);
+  open_shared(0, s.block.dynamic_bytes);
   recent_regions = {};
 }
 
-void open_shared(const Block& block, size_t offset, size_t bytes) {
+void open_shared(size_t offset, size_t bytes) {
   State& s = state();
-  if (!s.watches()) return;
-  std::fill_n(s.bytes.begin() + block.rank * kArenaBytes + offset, bytes, ByteState::kUnwritten);
+  if (s.watches()) std::fill_n(s.bytes.begin() + offset, bytes, ByteState::kUnwritten);
 }
 
 void check_proxy_fence(const AsyncAgent& agent, const void* address, size_t bytes) {
@@ -289,7 +280,7 @@ void check_proxy_fence(const AsyncAgent& agent, const void* address, size_t byte
       if ((record.mask & mask) == 0 || record.mask > 0xf || record.access == Access::kRead)
         continue;
       const bool is_generic = record.agent < 2 * s.n_threads;
-      if (!is_generic || record.clock <= s.cluster_start ||
+      if (!is_generic || record.clock <= s.block_start ||
           agent.known->fenced[record.agent] >= record.clock) {
         continue;
       }

@@ -77,9 +77,10 @@ __global__ void ldmatrix_kernel(const uint16_t* a, const uint16_t* b, float* c) 
     if (lane < 16) rows_b[lane].x[j] = b[lane * 8 + j];
   }
   __syncwarp();
-  uint32_t ra[4], rb[2];
+  uint32_t ra[4], twice_b[4];
   ldmatrix_x4(ra, &rows_a[lane]);
-  ldmatrix_x2_trans(rb, &rows_b[lane % 16]);
+  ldmatrix_x4_trans(twice_b, &rows_b[lane % 16]);
+  const uint32_t rb[2] = {twice_b[0], twice_b[1]};
   float d[4] = {};
   mma_m16n8k16_bf16(d, ra, rb);
   store(d, c);

@@ -32,14 +32,8 @@
   constexpr name##3 make_##name##3(T x, T y, T z) { return {x, y, z}; } \
   constexpr name##4 make_##name##4(T x, T y, T z, T w) { return {x, y, z, w}; }
 
-WEFT_SIMT_VECTOR(signed char, char, 2, 4)
-WEFT_SIMT_VECTOR(unsigned char, uchar, 2, 4)
-WEFT_SIMT_VECTOR(short, short, 4, 8)
-WEFT_SIMT_VECTOR(unsigned short, ushort, 4, 8)
 WEFT_SIMT_VECTOR(int, int, 8, 16)
 WEFT_SIMT_VECTOR(unsigned, uint, 8, 16)
-WEFT_SIMT_VECTOR(long long, longlong, 16, 16)
-WEFT_SIMT_VECTOR(unsigned long long, ulonglong, 16, 16)
 WEFT_SIMT_VECTOR(float, float, 8, 16)
 WEFT_SIMT_VECTOR(double, double, 16, 16)
 #undef WEFT_SIMT_VECTOR

@@ -14,8 +14,6 @@
 namespace weft::simt {
 
 inline constexpr int kMaxThreadsPerBlock = 1024;
-inline constexpr int kMaxBlocksPerCluster = 16;
-inline constexpr size_t kMaxThreads = size_t{kMaxThreadsPerBlock} * kMaxBlocksPerCluster;
 /// Bulk copies and wgmma groups that can be told apart at a time.
 inline constexpr int kPoolAgents = 64;
 
@@ -29,7 +27,7 @@ class Workspace {
   Workspace(const Workspace&) = delete;
   Workspace& operator=(const Workspace&) = delete;
 
-  char* arena(int block) const { return base_ + block * kArenaBytes; }
+  char* arena() const { return base_; }
   Thread* threads() const { return reinterpret_cast<Thread*>(base_ + kThreadsOffset); }
   char* stack(size_t thread) const { return base_ + kStacksOffset + thread * kStackPitch + kPage; }
   /// Offset of an address; beyond kBytes when it lies elsewhere.
@@ -38,15 +36,14 @@ class Workspace {
   }
 
   static constexpr size_t kPage = 4096;
-  static constexpr size_t kArenasBytes = kArenaBytes * kMaxBlocksPerCluster;
-  static constexpr size_t kThreadsOffset = kArenasBytes;
+  static constexpr size_t kThreadsOffset = kArenaBytes;
   static constexpr size_t kStacksOffset =
-      (kThreadsOffset + kMaxThreads * sizeof(Thread) + kPage - 1) / kPage * kPage;
+      (kThreadsOffset + kMaxThreadsPerBlock * sizeof(Thread) + kPage - 1) / kPage * kPage;
   // Frames of instrumented code are large; pages that no frame reaches are never touched. Below
   // each stack lies a page without access: an overflow is a fault at once.
   static constexpr size_t kStackBytes = 256 << 10;
   static constexpr size_t kStackPitch = kStackBytes + kPage;
-  static constexpr size_t kBytes = kStacksOffset + kMaxThreads * kStackPitch;
+  static constexpr size_t kBytes = kStacksOffset + kMaxThreadsPerBlock * kStackPitch;
 
  private:
   char* base_;
@@ -66,7 +63,7 @@ struct State {
   void (*body)(void*) = nullptr;
   void* context = nullptr;
   uint64_t random = 1;
-  std::vector<Clock> cluster_starts;
+  std::vector<Clock> block_starts;
   Clock launch_start = 0;
   GlobalShadow global;
   struct Finding {
@@ -76,26 +73,21 @@ struct State {
   };
   std::vector<Finding> findings;
 
-  // The cluster that runs.
-  Block blocks[kMaxBlocksPerCluster];
-  int n_blocks = 0;
+  // The block that runs.
+  Block block;
   int n_threads = 0;
   std::deque<Thread*> ready;
-  int live = 0;
   Fiber host;
   std::string failure;
-  Clock cluster_start = 0;
+  Clock block_start = 0;
   Clock last_clock = 0;
-  std::vector<ByteState> bytes;   // of the arenas
-  std::vector<Granule> granules;  // of the arenas
+  std::vector<ByteState> bytes;   // of the arena
+  std::vector<Granule> granules;  // of the arena
   Clock pool_clocks[kPoolAgents] = {};
-  int next_pool_agent = 0;
-  Barrier cluster_barrier;
-  uint64_t cluster_phases = 0;  // of its barrier
-  KnowledgePtr cluster_known;
+  int pool_agents_used = 0;
   std::unordered_map<const void*, Mbarrier> mbarriers;
-  /// What fences before atomics on this address made known, by cluster.
-  std::unordered_map<const void*, std::map<uint32_t, KnowledgePtr>> released;
+  /// What fences before atomics on this address made known, by block.
+  std::unordered_map<const void*, KnowledgeByBlock> released;
 
   uint64_t next_random() {
     random ^= random << 13;
@@ -109,10 +101,15 @@ struct State {
 
 State& state();
 
+/// The next agent of the pool, and a new clock of its.
+std::pair<int, Clock> next_pool_agent();
+
 /// Moves the thread's clock on, so that what it does from now on is told apart from what it has
 /// released.
 void tick(Thread& thread);
-/// A clock that no agent of this cluster has reached.
+/// Adds all that the current thread has done and knows to a release, when accesses are watched.
+void release_past(Release& release);
+/// A clock that no agent of this block has reached.
 Clock next_clock(Clock clock);
 void learn(Thread& thread, const KnowledgePtr& known);
 
@@ -132,12 +129,12 @@ void wait(const char* operation, const Site& site);
 void check_registers(const Thread& thread, const void* address, size_t bytes, Place place);
 /// Enters an access into the statistics of its source access.
 void count_traffic(const Thread& thread, const Event& event, const void* address, size_t bytes);
-/// Adds up the statistics of a cluster that ended.
+/// Adds up the statistics of a block that ended.
 void fold_traffic();
 
-void begin_watching_cluster();
-/// [begin, begin + bytes) of a block's arena is its to use.
-void open_shared(const Block& block, size_t offset, size_t bytes);
+void begin_watching_block();
+/// So many bytes of the arena from an offset on are the block's to use.
+void open_shared(size_t offset, size_t bytes);
 /// Of the granule's bytes, calls f(record) for those that the generic proxy wrote.
 void check_proxy_fence(const AsyncAgent& agent, const void* address, size_t bytes);
 

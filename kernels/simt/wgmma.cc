@@ -65,7 +65,7 @@ KnowledgePtr warpgroup_knowledge() {
     Release release;
     for (int lane = 0; lane < kWarpSize; ++lane) {
       const Thread& thread = member(w * kWarpSize + lane);
-      release.add(thread.known, thread.agent, thread.clock);
+      release.add(thread.known, thread.linear, thread.clock);
     }
     const KnowledgePtr known = release.take();
     if (!common) {
@@ -192,11 +192,7 @@ void issue_wgmma(WarpgroupQueue& queue, const Site& site) {
   const SharedMatrix a(arguments.a_descriptor, op.a_mn_major, bytes);
   State& s = state();
   if (s.watches()) {
-    if (queue.open.agents.empty()) {
-      const int slot = s.next_pool_agent++ % kPoolAgents;
-      s.pool_clocks[slot] = next_clock(s.pool_clocks[slot]);
-      queue.open.agents.emplace_back(2 * s.n_threads + slot, s.pool_clocks[slot]);
-    }
+    if (queue.open.agents.empty()) queue.open.agents.push_back(next_pool_agent());
     const auto [agent_index, clock] = queue.open.agents.front();
     const AsyncAgent agent{agent_index, clock, current, warpgroup_knowledge(), site, true, false};
     b.enter(agent, op.n, k);
