@@ -13,7 +13,6 @@
 #include "core/stream.h"
 #include "core/transfer.h"
 #include "io/help_format.h"
-#include "kernels/device/name.h"
 #include "kernels/device/probe.h"
 #include "kernels/gemm/gemm.h"
 #include "kernels/stopwatch.h"
