@@ -41,7 +41,7 @@ __device__ __forceinline__ void fence_mbarrier_init(WEFT_SITE) {
 __device__ __forceinline__ void mbarrier_arrive(uint64_t* barrier WEFT_AND_SITE) {
   WEFT_PTX(asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier))
                         : "memory"),
-           simt::mbarrier_arrive(barrier, 1, site));
+           simt::mbarrier_arrive(barrier, site));
 }
 
 /// Announces `bytes` that copies will bring in this phase.
@@ -57,15 +57,12 @@ __device__ __forceinline__ void mbarrier_expect_tx(uint64_t* barrier,
 /// mbarrier_expect_tx, then mbarrier_arrive.
 __device__ __forceinline__ void mbarrier_arrive_expect_tx(uint64_t* barrier,
                                                           uint32_t bytes WEFT_AND_SITE) {
-#ifdef __CUDACC__
-  asm volatile(
-      "mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)),
-      "r"(bytes)
-      : "memory");
-#else
-  simt::mbarrier_expect_tx(barrier, bytes, site);
-  simt::mbarrier_arrive(barrier, 1, site);
-#endif
+  WEFT_PTX(asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(
+                            shared_address(barrier)),
+                        "r"(bytes)
+                        : "memory"),
+           simt::mbarrier_expect_tx(barrier, bytes, site);
+           simt::mbarrier_arrive(barrier, site));
 }
 
 __device__ __forceinline__ void mbarrier_wait(uint64_t* barrier, uint32_t parity WEFT_AND_SITE) {

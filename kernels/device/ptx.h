@@ -20,11 +20,11 @@
 #endif
 
 #ifdef __CUDACC__
-#define WEFT_PTX(instruction, emulation) instruction
+#define WEFT_PTX(instruction, ...) instruction
 #define WEFT_SITE
 #define WEFT_AND_SITE
 #else
-#define WEFT_PTX(instruction, emulation) emulation
+#define WEFT_PTX(instruction, ...) __VA_ARGS__
 #define WEFT_SITE ::weft::simt::Site site = ::weft::simt::Site::current()
 #define WEFT_AND_SITE , WEFT_SITE
 #endif

@@ -29,11 +29,6 @@ AsyncAgent bulk_agent(const Site& site) {
   return {agent, clock, current, std::move(known), site, true};
 }
 
-/// After what the current thread issued, its next events count as later ones.
-void issued() {
-  if (state().watches()) tick(*current);
-}
-
 Mbarrier& find_mbarrier(uint64_t* barrier, const char* operation, const Site& site) {
   const auto entry = state().mbarriers.find(barrier);
   if (entry == state().mbarriers.end()) {
@@ -72,18 +67,18 @@ void complete_transaction(uint64_t* address, size_t bytes, const AsyncAgent& age
 /// The contiguous pieces of a box: f(offset in the dense box, bytes, global address or null where
 /// the piece lies outside the tensor).
 template <class F>
-void for_each_piece(const TensorMap& map, const int* coordinates, F&& f) {
+void for_each_piece(const TensorMap& map, const Coordinates& corner, F&& f) {
   uint32_t index[TensorMap::kMaxRank] = {};
   const size_t row_bytes = map.box[0] * map.element_bytes;
   for (size_t offset = 0;; offset += row_bytes) {
     char* address = static_cast<char*>(map.base);
     bool inside = true;
     for (int d = 1; d < map.rank; ++d) {
-      const int64_t at = int64_t{coordinates[d]} + index[d];
+      const int64_t at = int64_t{corner[d]} + index[d];
       inside = inside && at >= 0 && at < static_cast<int64_t>(map.dims[d]);
       address += at * static_cast<int64_t>(map.strides[d]);
     }
-    const int64_t begin = coordinates[0];
+    const int64_t begin = corner[0];
     for (uint32_t i = 0; i < map.box[0];) {
       // A run of elements that are all inside or all outside, within 16 bytes: a swizzle's unit.
       const auto inside_at = [&](uint32_t e) {
@@ -136,17 +131,6 @@ void finish_group(AsyncQueue::Group& group) {
   group.work.clear();
 }
 
-/// A copy that ends in complete_tx: now, or when somebody waits for the barrier.
-void submit_load(uint64_t* barrier, std::function<void()> copy) {
-  if (is_eager()) {
-    copy();
-  } else {
-    Mbarrier& target = state().mbarriers.find(barrier)->second;
-    target.copies.push_back(std::move(copy));
-    make_ready(target.waiting);  // to look again, which makes the copy
-  }
-}
-
 }  // namespace
 
 // cp.async.
@@ -165,7 +149,7 @@ void cp_async(void* to, const void* from, size_t bytes, size_t source_bytes, con
         s.n_threads + self.linear, queue.open.clock, &self, self.known, site, false};
     access_memory(agent, from, source_bytes, source_bytes == 0 ? 1 : bytes, Access::kRead);
     access_memory(agent, to, bytes, bytes, Access::kWrite);
-    issued();
+    tick(self);  // what comes next counts as later
   }
   const auto copy = [=] {
     std::memcpy(to, from, source_bytes);
@@ -209,16 +193,12 @@ void mbarrier_init(uint64_t* barrier, uint32_t count, const Site& site) {
   entry.expected = entry.pending = count;
 }
 
-void mbarrier_arrive(uint64_t* barrier, uint32_t count, const Site& site) {
+void mbarrier_arrive(uint64_t* barrier, const Site& site) {
   Mbarrier& entry = find_mbarrier(barrier, "mbarrier.arrive", site);
   access_memory(*current, barrier, sizeof(uint64_t), sizeof(uint64_t), Access::kAtomic, site);
-  if (count > entry.pending) {
-    fail_kernel(fmt::format("mbarrier.arrive: {} arrivals, of which the phase expects {} more",
-                            count, entry.pending),
-                site);
-  }
+  if (entry.pending == 0) fail_kernel("mbarrier.arrive: the phase expects no more arrivals", site);
   release_past(entry.release);
-  entry.pending -= count;
+  --entry.pending;
   complete_phase(entry, site);
 }
 
@@ -262,26 +242,20 @@ void fence_proxy_async(const Site&) {
 
 // Bulk copies and TMA.
 
-void tma_load(void* to, const TensorMap& map, const int* coordinates, uint64_t* barrier,
+void tma_load(void* to, const TensorMap& map, const Coordinates& at, uint64_t* barrier,
               const Site& site) {
   check_shared("cp.async.bulk.tensor", to, kBoxAlignment, site);
   find_mbarrier(barrier, "cp.async.bulk.tensor", site);
   const AsyncAgent agent = bulk_agent(site);
-  std::vector<int> at(coordinates, coordinates + map.rank);
   if (state().watches()) {
-    for_each_piece(map, at.data(), [&](size_t offset, size_t bytes, char* from) {
+    for_each_piece(map, at, [&](size_t offset, size_t bytes, char* from) {
       if (from != nullptr) access_memory(agent, from, bytes, 1, Access::kRead);
       access_memory(agent, box_address(to, offset, map.swizzle), bytes, 1, Access::kWrite);
     });
+    tick(*current);
   }
-  issued();
-  if (!is_eager()) {
-    for_each_piece(map, at.data(), [&](size_t offset, size_t bytes, char*) {
-      std::memset(box_address(to, offset, map.swizzle), kPoison, bytes);
-    });
-  }
-  submit_load(barrier, [=] {
-    for_each_piece(map, at.data(), [&](size_t offset, size_t bytes, char* from) {
+  const auto copy = [=] {
+    for_each_piece(map, at, [&](size_t offset, size_t bytes, char* from) {
       char* const target = box_address(to, offset, map.swizzle);
       if (from != nullptr) {
         std::memcpy(target, from, bytes);
@@ -290,36 +264,37 @@ void tma_load(void* to, const TensorMap& map, const int* coordinates, uint64_t* 
       }
     });
     complete_transaction(barrier, box_bytes(map), agent);
+  };
+  if (is_eager()) return copy();
+  for_each_piece(map, at, [&](size_t offset, size_t bytes, char*) {
+    std::memset(box_address(to, offset, map.swizzle), kPoison, bytes);
   });
+  Mbarrier& target = state().mbarriers.find(barrier)->second;
+  target.copies.push_back(copy);
+  make_ready(target.waiting);  // to look again, which makes the copy
 }
 
-void tma_store(const TensorMap& map, const int* coordinates, const void* from, const Site& site) {
+void tma_store(const TensorMap& map, const Coordinates& at, const void* from, const Site& site) {
   check_shared("cp.async.bulk.tensor", from, kBoxAlignment, site);
-  const AsyncAgent reader = bulk_agent(site);
-  const AsyncAgent writer = bulk_agent(site);
+  const AsyncAgent reader = bulk_agent(site), writer = bulk_agent(site);
   AsyncQueue::Group& group = queue_of(current->bulk_copies).open;
   void* const box = const_cast<void*>(from);
-  std::vector<int> at(coordinates, coordinates + map.rank);
   if (state().watches()) {
-    for_each_piece(map, at.data(), [&](size_t offset, size_t bytes, char* to) {
+    for_each_piece(map, at, [&](size_t offset, size_t bytes, char* to) {
       if (to == nullptr) return;
       access_memory(reader, box_address(box, offset, map.swizzle), bytes, 1, Access::kRead);
       access_memory(writer, to, bytes, 1, Access::kWrite);
     });
     group.reads.emplace_back(reader.agent, reader.clock);
     group.writes.emplace_back(writer.agent, writer.clock);
+    tick(*current);
   }
-  issued();
-  const auto copy = [=] {
-    for_each_piece(map, at.data(), [&](size_t offset, size_t bytes, char* to) {
+  group.work.push_back([=] {
+    for_each_piece(map, at, [&](size_t offset, size_t bytes, char* to) {
       if (to != nullptr) std::memcpy(to, box_address(box, offset, map.swizzle), bytes);
     });
-  };
-  if (is_eager()) {
-    copy();
-  } else {
-    group.work.push_back(copy);
-  }
+  });
+  if (is_eager()) finish_group(group);
   group.is_read = false;
   group.site = site;
 }

@@ -6,6 +6,7 @@
 // order of events alone.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -36,7 +37,7 @@ struct Mbarrier {
   std::vector<std::function<void()>> copies;  // that take effect when somebody waits
 };
 void mbarrier_init(uint64_t* barrier, uint32_t count, const Site& site);
-void mbarrier_arrive(uint64_t* barrier, uint32_t count, const Site& site);
+void mbarrier_arrive(uint64_t* barrier, const Site& site);
 void mbarrier_expect_tx(uint64_t* barrier, uint32_t bytes, const Site& site);
 /// Until the phase of that parity has completed: of a fresh barrier, at once for parity 1.
 void mbarrier_wait(uint64_t* barrier, uint32_t parity, const Site& site);
@@ -65,12 +66,15 @@ struct TensorMap {
   Swizzle swizzle = Swizzle::kNone;
 };
 
-/// cp.async.bulk.tensor, global to shared: the box at `coordinates`; elements outside the tensor
+/// Of a box's first element, innermost first; beyond the rank zeros.
+using Coordinates = std::array<int, TensorMap::kMaxRank>;
+
+/// cp.async.bulk.tensor, global to shared: the box at some coordinates; elements outside the tensor
 /// become zero. Counts the whole box on the barrier.
-void tma_load(void* to, const TensorMap& map, const int* coordinates, uint64_t* barrier,
+void tma_load(void* to, const TensorMap& map, const Coordinates& at, uint64_t* barrier,
               const Site& site);
 /// cp.async.bulk.tensor, shared to global: elements outside the tensor are left out.
-void tma_store(const TensorMap& map, const int* coordinates, const void* from, const Site& site);
+void tma_store(const TensorMap& map, const Coordinates& at, const void* from, const Site& site);
 void bulk_commit(const Site& site);
 /// Waits until at most `pending` of the thread's latest groups have not been read from shared
 /// memory, or, unless `read_only`, not been written to global memory.

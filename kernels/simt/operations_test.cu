@@ -113,7 +113,7 @@ __global__ void wgmma_kernel(const __grid_constant__ TensorMap a_map,
                                         : wgmma_descriptor_mn_major(tiles + 2048 * k, 4096);
     const uint64_t db = kB == Major::kK ? wgmma_descriptor_k_major(tile_b + 32 * k)
                                         : wgmma_descriptor_mn_major(tile_b + 2048 * k, 4096);
-    wgmma<Bf16, kN, kA, kB>(d, da, db, k > 0);
+    wgmma<Bf16, Bf16, kN, kA, kB>(d, da, db, k > 0);
   }
   wgmma_commit();
   wgmma_wait<0>();
@@ -142,8 +142,8 @@ __global__ void wgmma_fp8_kernel(const __grid_constant__ TensorMap a_map,
   float d[kN / 2];
   wgmma_fence();
   for (int k = 0; k < 2; ++k) {
-    wgmma_fp8<TypeA, TypeB, kN>(d, wgmma_descriptor_k_major(tiles + 32 * k),
-                                wgmma_descriptor_k_major(tile_b + 32 * k), k > 0);
+    wgmma<TypeA, TypeB, kN>(d, wgmma_descriptor_k_major(tiles + 32 * k),
+                            wgmma_descriptor_k_major(tile_b + 32 * k), k > 0);
   }
   wgmma_commit();
   wgmma_wait<0>();
