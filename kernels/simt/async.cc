@@ -32,8 +32,7 @@ AsyncAgent bulk_agent(const Site& site) {
 Mbarrier& find_mbarrier(uint64_t* barrier, const char* operation, const Site& site) {
   const auto entry = state().mbarriers.find(barrier);
   if (entry == state().mbarriers.end()) {
-    fail_kernel(fmt::format("{}: there is no initialised mbarrier at this address", operation),
-                site);
+    fail_kernel(site, "{}: there is no initialised mbarrier at this address", operation);
   }
   return entry->second;
 }
@@ -115,13 +114,10 @@ char* box_address(void* box, size_t offset, Swizzle swizzle) {
 }
 
 void check_shared(const char* operation, const void* address, size_t alignment, const Site& site) {
-  if (!is_shared(address)) {
-    fail_kernel(fmt::format("{}: {} is not in shared memory", operation, address), site);
-  }
+  if (!is_shared(address)) fail_kernel(site, "{}: {} is not in shared memory", operation, address);
   if (state().workspace.offset_of(address) % alignment != 0) {
-    fail_kernel(fmt::format("misaligned {}: expected a shared address that is a multiple of {}",
-                            operation, alignment),
-                site);
+    fail_kernel(site, "misaligned {}: expected a shared address that is a multiple of {}",
+                operation, alignment);
   }
 }
 
@@ -187,7 +183,7 @@ void cp_async_wait(int pending, const Site&) {
 void mbarrier_init(uint64_t* barrier, uint32_t count, const Site& site) {
   check_shared("mbarrier.init", barrier, sizeof(uint64_t), site);
   access_memory(*current, barrier, sizeof(uint64_t), sizeof(uint64_t), Access::kWrite, site);
-  if (count == 0) fail_kernel("mbarrier.init: expected at least one arrival", site);
+  if (count == 0) fail_kernel(site, "mbarrier.init: expected at least one arrival");
   Mbarrier& entry = state().mbarriers[barrier];
   entry = Mbarrier{};
   entry.expected = entry.pending = count;
@@ -196,7 +192,7 @@ void mbarrier_init(uint64_t* barrier, uint32_t count, const Site& site) {
 void mbarrier_arrive(uint64_t* barrier, const Site& site) {
   Mbarrier& entry = find_mbarrier(barrier, "mbarrier.arrive", site);
   access_memory(*current, barrier, sizeof(uint64_t), sizeof(uint64_t), Access::kAtomic, site);
-  if (entry.pending == 0) fail_kernel("mbarrier.arrive: the phase expects no more arrivals", site);
+  if (entry.pending == 0) fail_kernel(site, "mbarrier.arrive: the phase expects no more arrivals");
   release_past(entry.release);
   --entry.pending;
   complete_phase(entry, site);

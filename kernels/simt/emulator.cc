@@ -187,10 +187,10 @@ void run_block(uint3 index) {
 
 void check_barrier(int id, int threads, const Site& site) {
   if (id < 0 || id >= kNamedBarriers || threads % kWarpSize != 0) {
-    fail_kernel(fmt::format("named barrier {} for {} threads: expected a barrier below {} and a "
-                            "multiple of {} threads",
-                            id, threads, kNamedBarriers, kWarpSize),
-                site);
+    fail_kernel(site,
+                "named barrier {} for {} threads: expected a barrier below {} and a "
+                "multiple of {} threads",
+                id, threads, kNamedBarriers, kWarpSize);
   }
 }
 
@@ -200,9 +200,8 @@ bool arrive(int id, int threads, const Site& site) {
   Barrier& barrier = block.barriers[id];
   const int expected = threads == 0 ? block.live : threads;
   if (barrier.arrived > 0 && threads != 0 && barrier.expected != expected) {
-    fail_kernel(fmt::format("named barrier {}: {} says that {} threads take part, others said {}",
-                            id, describe(*current), expected, barrier.expected),
-                site);
+    fail_kernel(site, "named barrier {}: {} says that {} threads take part, others said {}", id,
+                describe(*current), expected, barrier.expected);
   }
   barrier.expected = expected;
   release_past(barrier.release);
@@ -217,10 +216,10 @@ void check_aligned(const Site& site) {
         other->site.line() == site.line()) {
       continue;
     }
-    fail_kernel(fmt::format("divergent collective: lanes of a warp wait at different "
-                            "__syncthreads, another at {}",
-                            to_string(other->site)),
-                site);
+    fail_kernel(site,
+                "divergent collective: lanes of a warp wait at different "
+                "__syncthreads, another at {}",
+                to_string(other->site));
   }
 }
 
@@ -292,10 +291,6 @@ void fail_kernel(const std::string& message, const std::string& place, const Thr
   state().failure = fmt::format("{}: {} ({})", place, message, describe(thread));
   resume_host(true);
   __builtin_unreachable();
-}
-
-void fail_kernel(const std::string& message, const Site& site) {
-  fail_kernel(message, to_string(site), *current);
 }
 
 void report(const std::string& key, const std::string& message) {
@@ -398,16 +393,16 @@ void meet(uint32_t mask, const char* operation, const Site& site, WarpFunction r
   const uint32_t self = 1u << current->lane;
   mask &= warp.existing();
   if (!(mask & self)) {
-    fail_kernel(fmt::format("divergent collective: {} by lane {}, which is not in its own mask "
-                            "{:08x}",
-                            operation, current->lane, mask),
-                site);
+    fail_kernel(site,
+                "divergent collective: {} by lane {}, which is not in its own mask "
+                "{:08x}",
+                operation, current->lane, mask);
   }
   if (mask & warp.exited) {
-    fail_kernel(fmt::format("divergent collective: {} with a mask {:08x} that names lanes {:08x}, "
-                            "which have exited",
-                            operation, mask, mask & warp.exited),
-                site);
+    fail_kernel(site,
+                "divergent collective: {} with a mask {:08x} that names lanes {:08x}, "
+                "which have exited",
+                operation, mask, mask & warp.exited);
   }
   auto meeting = std::find_if(warp.meetings.begin(), warp.meetings.end(),
                               [&](const Meeting& m) { return (m.mask & mask) != 0; });
@@ -416,11 +411,11 @@ void meet(uint32_t mask, const char* operation, const Site& site, WarpFunction r
     meeting = warp.meetings.end() - 1;
   }
   if (meeting->mask != mask || std::strcmp(meeting->operation, operation) != 0) {
-    fail_kernel(fmt::format("divergent collective: lane {} is at {} with mask {:08x}, lanes {:08x} "
-                            "are at {} with mask {:08x} ({})",
-                            current->lane, operation, mask, meeting->arrived, meeting->operation,
-                            meeting->mask, to_string(meeting->site)),
-                site);
+    fail_kernel(site,
+                "divergent collective: lane {} is at {} with mask {:08x}, lanes {:08x} "
+                "are at {} with mask {:08x} ({})",
+                current->lane, operation, mask, meeting->arrived, meeting->operation, meeting->mask,
+                to_string(meeting->site));
   }
   meeting->arrived |= self;
   if (meeting->arrived != mask) {
@@ -447,9 +442,8 @@ void* static_shared(const void* key, size_t bytes, size_t alignment) {
   const size_t gaps = kGap * (block.static_arrays.size() + 1);
   block.shared_bytes = offset + bytes;
   if (block.shared_bytes > kMaxSharedBytes + gaps || block.shared_bytes > kArenaBytes) {
-    fail_kernel(fmt::format("{} bytes of shared memory, of which a block has {}",
-                            block.shared_bytes - gaps, kMaxSharedBytes),
-                Site::current());
+    fail_kernel(Site::current(), "{} bytes of shared memory, of which a block has {}",
+                block.shared_bytes - gaps, kMaxSharedBytes);
   }
   block.static_arrays.push_back({key, offset});
   if (sanitizer::unpoison) sanitizer::unpoison(block.arena + offset, bytes);

@@ -143,9 +143,6 @@ extern LaunchShape launch_shape;
 /// Runs body(context) once per thread of the grid. Throws KernelError.
 void run_grid(const char* kernel, const LaunchShape& shape, void (*body)(void*), void* context);
 
-/// Ends the launch with a KernelError. To be called by an emulated thread.
-[[noreturn]] void fail_kernel(const std::string& message, const Site& site);
-
 /// bar.sync: waits until `threads` threads (0: all live ones of the block) have arrived.
 void barrier_sync(int id, int threads, const Site& site);
 /// bar.arrive: arrives without waiting.

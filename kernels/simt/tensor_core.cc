@@ -82,7 +82,7 @@ void mma_sync(MatrixType type, int k, float* d, const uint32_t* a, const uint32_
     meet(kFullMask, kind.name, site, kind.run);
     return;
   }
-  fail_kernel(fmt::format("mma.sync: there is no m16n8k{} of {}", k, info(type).name), site);
+  fail_kernel(site, "mma.sync: there is no m16n8k{} of {}", k, info(type).name);
 }
 
 void ldmatrix(bool transposed, uint32_t* registers, const void* row, const Site& site) {

@@ -123,8 +123,15 @@ void make_ready(std::vector<Thread*>& threads);
 /// Suspends the current thread; someone will make it ready.
 void wait(const char* operation, const Site& site);
 
+/// Ends the launch with a KernelError. To be called by an emulated thread.
 [[noreturn]] void fail_kernel(const std::string& message, const std::string& place,
                               const Thread& thread);
+template <class... Arguments>
+[[noreturn]] void fail_kernel(const Site& site, fmt::format_string<Arguments...> message,
+                              Arguments&&... arguments) {
+  fail_kernel(fmt::format(message, std::forward<Arguments>(arguments)...), to_string(site),
+              *current);
+}
 /// Fails when the thread touches registers that a wgmma in flight reads or writes.
 void check_registers(const Thread& thread, const void* address, size_t bytes, Place place);
 /// Enters an access into the statistics of its source access.
