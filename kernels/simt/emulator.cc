@@ -210,16 +210,16 @@ bool arrive(int id, int threads, const Site& site) {
 
 /// Lanes of a warp must meet at one __syncthreads: bar.sync is .aligned.
 void check_aligned(const Site& site) {
-  for (const Thread* other = current->warp->lanes;
-       other != current->warp->lanes + current->warp->size; ++other) {
-    if (other->waits_for == nullptr || std::strcmp(other->waits_for, "__syncthreads") != 0 ||
-        other->site.line() == site.line()) {
+  const Warp& warp = *current->warp;
+  for (const Thread& other : std::span(warp.lanes, warp.size)) {
+    if (other.waits_for == nullptr || std::strcmp(other.waits_for, "__syncthreads") != 0 ||
+        other.site.line() == site.line()) {
       continue;
     }
     fail_kernel(site,
                 "divergent collective: lanes of a warp wait at different "
                 "__syncthreads, another at {}",
-                to_string(other->site));
+                to_string(other.site));
   }
 }
 
