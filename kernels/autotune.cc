@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cerrno>
+#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -18,7 +19,6 @@
 #include "core/parallel.h"
 #include "core/stream.h"
 #include "kernels/device/probe.h"
-#include "kernels/stopwatch.h"
 
 namespace weft::kernels {
 namespace {
@@ -226,6 +226,21 @@ std::string operand_key(std::string_view name, const Tensor& operand) {
   // 16 bytes are the most that any copy asks for.
   const auto beyond = reinterpret_cast<uintptr_t>(operand.raw()) % 16;
   return key + (beyond == 0 ? "; " : fmt::format(" +{}; ", beyond));
+}
+
+double time_run(Device device, const std::function<void()>& run) {
+  if (device.type == DeviceType::cpu) {
+    const auto begin = std::chrono::steady_clock::now();
+    run();
+    return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+  }
+  const Stream stream = current_stream(device);
+  Event begin(device), end(device);
+  begin.record(stream);
+  run();
+  end.record(stream);
+  end.synchronize();
+  return 1e-3 * end.ms_since(begin);
 }
 
 bool autotunes() { return is_on.load(std::memory_order_relaxed); }

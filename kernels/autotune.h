@@ -44,6 +44,10 @@ bool autotunes();
 /// CUDA graph is captured, and not within a measurement: then the first.
 size_t choose_by_time(const Candidates& candidates);
 
+/// Seconds that the device takes for the work that run submits to the current stream: between two
+/// events on a GPU, real or emulated, by the clock on a CPU.
+double time_run(Device device, const std::function<void()>& run);
+
 /// Turns autotuning on, with that file for a cache (none: empty), for as long as it lives. For
 /// tests; of one thread at a time.
 class AutotuneScope {

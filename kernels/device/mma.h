@@ -4,7 +4,7 @@
 //   d[i]: row g + 8 (i / 2), column 2 q + i % 2
 //   a: register r of 16-bit elements holds row g + 8 (r % 2), columns 2 q + {0, 1} + 8 (r / 2)
 //   b: register r holds rows 2 q + {0, 1} + 8 r, column g
-// (PTX ISA, "Matrix Fragments for mma"; other types in kernels/simt/matrix_unit.cc.)
+// (PTX ISA, "Matrix Fragments for mma"; other types in kernels/simt/matrix_unit.h.)
 #pragma once
 
 #include "core/float_formats.h"
