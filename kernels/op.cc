@@ -40,6 +40,18 @@ ForcedVariants& forced_variants() {
 
 std::atomic<LaunchHook*> the_hook{nullptr};
 
+/// An empty variant: none.
+void force_variant(const std::string& op, std::string_view variant) {
+  ForcedVariants& forced = forced_variants();
+  std::lock_guard lock(forced.mutex);
+  if (variant.empty()) {
+    forced.by_op.erase(op);
+  } else {
+    forced.by_op[op] = variant;
+  }
+  forced.any = !forced.by_op.empty();
+}
+
 }  // namespace
 
 bool any_variant_forced() { return forced_variants().any.load(std::memory_order_relaxed); }
@@ -53,22 +65,10 @@ std::string forced_variant(std::string_view op) {
 
 ForcedVariant::ForcedVariant(std::string_view op, std::string_view variant)
     : op_(op), previous_(forced_variant(op)) {
-  ForcedVariants& forced = forced_variants();
-  std::lock_guard lock(forced.mutex);
-  forced.by_op[op_] = variant;
-  forced.any = true;
+  force_variant(op_, variant);
 }
 
-ForcedVariant::~ForcedVariant() {
-  ForcedVariants& forced = forced_variants();
-  std::lock_guard lock(forced.mutex);
-  if (previous_.empty()) {
-    forced.by_op.erase(op_);
-  } else {
-    forced.by_op[op_] = previous_;
-  }
-  forced.any = !forced.by_op.empty();
-}
+ForcedVariant::~ForcedVariant() { force_variant(op_, previous_); }
 
 void set_launch_hook(LaunchHook* hook) { the_hook = hook; }
 

@@ -32,10 +32,10 @@ __device__ __forceinline__ void mbarrier_init(uint64_t* barrier, uint32_t arriva
 }
 
 /// Makes initialised mbarriers visible to TMA.
-__device__ __forceinline__ void fence_mbarrier_init(WEFT_SITE) {
+__device__ __forceinline__ void fence_mbarrier_init() {
   WEFT_PTX(asm volatile("fence.mbarrier_init.release.cluster;" ::
                             : "memory"),
-           simt::fence_proxy_async(site));
+           simt::fence_proxy_async());
 }
 
 __device__ __forceinline__ void mbarrier_arrive(uint64_t* barrier WEFT_AND_SITE) {
@@ -83,10 +83,8 @@ __device__ __forceinline__ void mbarrier_wait(uint64_t* barrier, uint32_t parity
 
 /// Between ordinary writes to shared memory and TMA stores or wgmma that read them. Every writing
 /// thread executes it, then a barrier tells the one that issues.
-__device__ __forceinline__ void fence_proxy_async(WEFT_SITE) {
-  WEFT_PTX(asm volatile("fence.proxy.async.shared::cta;" ::
-                            : "memory"),
-           simt::fence_proxy_async(site));
+__device__ __forceinline__ void fence_proxy_async() {
+  WEFT_PTX(asm volatile("fence.proxy.async.shared::cta;" ::: "memory"), simt::fence_proxy_async());
 }
 
 /// Moves registers between warpgroups: of a multiple of 8 from 24 to 256 per thread.

@@ -30,16 +30,16 @@ __device__ __forceinline__ void cp_async(void* to, const void* from,
 #endif
 }
 
-__device__ __forceinline__ void cp_async_commit(WEFT_SITE) {
-  WEFT_PTX(asm volatile("cp.async.commit_group;" ::: "memory"), simt::cp_async_commit(site));
+__device__ __forceinline__ void cp_async_commit() {
+  WEFT_PTX(asm volatile("cp.async.commit_group;" ::: "memory"), simt::cp_async_commit());
 }
 
 /// Waits until at most kPending of this thread's groups are under way.
 template <int kPending>
-__device__ __forceinline__ void cp_async_wait(WEFT_SITE) {
+__device__ __forceinline__ void cp_async_wait() {
   WEFT_PTX(asm volatile("cp.async.wait_group %0;" ::"n"(kPending)
                         : "memory"),
-           simt::cp_async_wait(kPending, site));
+           simt::cp_async_wait(kPending));
 }
 
 /// Fills a box in shared memory; what lies outside the tensor becomes zero. The whole box counts on
@@ -82,22 +82,22 @@ __device__ __forceinline__ void tma_store_3d(const TensorMap* map, const void* f
            simt::tma_store(*map, {x, y, z}, from, site));
 }
 
-__device__ __forceinline__ void tma_store_commit(WEFT_SITE) {
-  WEFT_PTX(asm volatile("cp.async.bulk.commit_group;" ::: "memory"), simt::bulk_commit(site));
+__device__ __forceinline__ void tma_store_commit() {
+  WEFT_PTX(asm volatile("cp.async.bulk.commit_group;" ::: "memory"), simt::bulk_commit());
 }
 /// Until at most kPending of this thread's groups still read shared memory.
 template <int kPending>
-__device__ __forceinline__ void tma_store_wait_read(WEFT_SITE) {
+__device__ __forceinline__ void tma_store_wait_read() {
   WEFT_PTX(asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(kPending)
                         : "memory"),
-           simt::bulk_wait(kPending, true, site));
+           simt::bulk_wait(kPending, true));
 }
 /// Until at most kPending of this thread's groups are not yet in global memory.
 template <int kPending>
-__device__ __forceinline__ void tma_store_wait(WEFT_SITE) {
+__device__ __forceinline__ void tma_store_wait() {
   WEFT_PTX(asm volatile("cp.async.bulk.wait_group %0;" ::"n"(kPending)
                         : "memory"),
-           simt::bulk_wait(kPending, false, site));
+           simt::bulk_wait(kPending, false));
 }
 
 }  // namespace weft::ptx

@@ -1,7 +1,7 @@
 // How the PTX wrappers of this folder are written: the instruction, and beside it its emulation.
 //
-//   __device__ __forceinline__ void cp_async_commit(WEFT_SITE) {
-//     WEFT_PTX(asm volatile("cp.async.commit_group;" ::: "memory"), simt::cp_async_commit(site));
+//   __device__ __forceinline__ void wgmma_fence(WEFT_SITE) {
+//     WEFT_PTX(asm volatile("wgmma.fence.sync.aligned;" ::: "memory"), simt::wgmma_fence(site));
 //   }
 //
 // nvcc sees the first argument, the host compiler the second; `site` is the caller's place in the

@@ -138,8 +138,7 @@ void cp_async(void* to, const void* from, size_t bytes, size_t source_bytes, con
   AsyncQueue& queue = queue_of(self.copies);
   if (s.watches()) {
     if (queue.open.clock == 0) {
-      const Clock last = queue.committed.empty() ? queue.last_clock : queue.committed.back().clock;
-      queue.open.clock = next_clock(std::max(last, s.block_start));
+      queue.open.clock = next_clock(std::max(queue.last_clock, s.block_start));
     }
     const AsyncAgent agent{
         s.n_threads + self.linear, queue.open.clock, &self, self.known, site, false};
@@ -159,14 +158,13 @@ void cp_async(void* to, const void* from, size_t bytes, size_t source_bytes, con
   }
 }
 
-void cp_async_commit(const Site&) {
+void cp_async_commit() {
   AsyncQueue& queue = queue_of(current->copies);
   if (queue.open.clock != 0) queue.last_clock = queue.open.clock;
-  queue.committed.push_back(std::move(queue.open));
-  queue.open = {};
+  queue.committed.push_back(std::exchange(queue.open, {}));
 }
 
-void cp_async_wait(int pending, const Site&) {
+void cp_async_wait(int pending) {
   AsyncQueue& queue = queue_of(current->copies);
   while (queue.committed.size() > static_cast<size_t>(pending)) {
     AsyncQueue::Group& group = queue.committed.front();
@@ -224,7 +222,7 @@ void mbarrier_wait(uint64_t* barrier, uint32_t parity, const Site& site) {
   }
 }
 
-void fence_proxy_async(const Site&) {
+void fence_proxy_async() {
   if (!state().watches()) return;
   Thread& self = *current;
   auto known = std::make_shared<Knowledge>(*self.known);
@@ -295,13 +293,12 @@ void tma_store(const TensorMap& map, const Coordinates& at, const void* from, co
   group.site = site;
 }
 
-void bulk_commit(const Site&) {
+void bulk_commit() {
   AsyncQueue& queue = queue_of(current->bulk_copies);
-  queue.committed.push_back(std::move(queue.open));
-  queue.open = {};
+  queue.committed.push_back(std::exchange(queue.open, {}));
 }
 
-void bulk_wait(int pending, bool read_only, const Site&) {
+void bulk_wait(int pending, bool read_only) {
   AsyncQueue& queue = queue_of(current->bulk_copies);
   const size_t done =
       queue.committed.size() - std::min(queue.committed.size(), static_cast<size_t>(pending));
@@ -310,13 +307,13 @@ void bulk_wait(int pending, bool read_only, const Site&) {
     finish_group(group);
     group.is_read = true;
     if (!state().watches()) continue;
-    for (const auto& [agent, clock] : group.reads) {
-      current->known = with_event(current->known, agent, clock);
-    }
-    if (read_only) continue;
-    for (const auto& [agent, clock] : group.writes) {
-      current->known = with_event(current->known, agent, clock);
-    }
+    const auto learn_of = [](const std::vector<std::pair<int, Clock>>& events) {
+      for (const auto& [agent, clock] : events) {
+        current->known = with_event(current->known, agent, clock);
+      }
+    };
+    learn_of(group.reads);
+    if (!read_only) learn_of(group.writes);
   }
   if (!read_only) queue.committed.erase(queue.committed.begin(), queue.committed.begin() + done);
 }
@@ -328,17 +325,16 @@ void finish_copies(Thread& thread) {
   }
   if (!thread.bulk_copies) return;
   AsyncQueue& queue = *thread.bulk_copies;
-  const auto check = [&](const AsyncQueue::Group& group) {
-    if (group.is_read || (group.reads.empty() && group.work.empty())) return;
-    report(fmt::format("store {}", to_string(group.site)),
-           fmt::format("{} exits while the bulk store of {} may still read its shared memory: "
-                       "tma_store_wait is missing",
-                       describe(thread), to_string(group.site)));
-  };
-  for (const AsyncQueue::Group& group : queue.committed) check(group);
-  check(queue.open);
-  for (AsyncQueue::Group& group : queue.committed) finish_group(group);
-  finish_group(queue.open);
+  queue.committed.push_back(std::move(queue.open));
+  for (AsyncQueue::Group& group : queue.committed) {
+    if (!group.is_read && !(group.reads.empty() && group.work.empty())) {
+      report(fmt::format("store {}", to_string(group.site)),
+             fmt::format("{} exits while the bulk store of {} may still read its shared memory: "
+                         "tma_store_wait is missing",
+                         describe(thread), to_string(group.site)));
+    }
+    finish_group(group);
+  }
 }
 
 }  // namespace weft::simt

@@ -20,9 +20,9 @@ namespace weft::simt {
 /// cp.async: `bytes` (4, 8 or 16) from global to shared memory, of which the first `source_bytes`
 /// are read and the rest are zeros. Joins the thread's open group.
 void cp_async(void* to, const void* from, size_t bytes, size_t source_bytes, const Site& site);
-void cp_async_commit(const Site& site);
+void cp_async_commit();
 /// Waits until at most `pending` of the thread's latest groups are not complete.
-void cp_async_wait(int pending, const Site& site);
+void cp_async_wait(int pending);
 
 /// The state behind the 64 opaque bits of an mbarrier (PTX ISA, "mbarrier").
 struct Mbarrier {
@@ -43,7 +43,7 @@ void mbarrier_expect_tx(uint64_t* barrier, uint32_t bytes, const Site& site);
 void mbarrier_wait(uint64_t* barrier, uint32_t parity, const Site& site);
 
 /// Makes the generic proxy's writes so far visible to TMA and wgmma.
-void fence_proxy_async(const Site& site);
+void fence_proxy_async();
 
 enum class Swizzle : uint8_t { kNone, kBytes32, kBytes64, kBytes128 };
 
@@ -75,10 +75,10 @@ void tma_load(void* to, const TensorMap& map, const Coordinates& at, uint64_t* b
               const Site& site);
 /// cp.async.bulk.tensor, shared to global: elements outside the tensor are left out.
 void tma_store(const TensorMap& map, const Coordinates& at, const void* from, const Site& site);
-void bulk_commit(const Site& site);
+void bulk_commit();
 /// Waits until at most `pending` of the thread's latest groups have not been read from shared
 /// memory, or, unless `read_only`, not been written to global memory.
-void bulk_wait(int pending, bool read_only, const Site& site);
+void bulk_wait(int pending, bool read_only);
 
 /// What a thread has issued and not waited for.
 struct AsyncQueue {

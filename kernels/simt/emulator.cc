@@ -82,18 +82,18 @@ void thread_entry() {
 
 void check_shape(const LaunchShape& shape) {
   const std::string& kernel = state().kernel;
-  const auto count = [](dim3 d) { return uint64_t{d.x} * d.y * d.z; };
-  WEFT_CHECK(count(shape.grid) > 0 && shape.grid.y < 65536 && shape.grid.z < 65536 &&
-                 shape.grid.x < 1u << 31,
-             "{}: a grid of {} x {} x {} blocks cannot be launched", kernel, shape.grid.x,
-             shape.grid.y, shape.grid.z);
-  WEFT_CHECK(
-      count(shape.block) > 0 && count(shape.block) <= kMaxThreadsPerBlock && shape.block.z <= 64,
-      "{}: a block of {} x {} x {} threads cannot be launched; expected 1 to {}", kernel,
-      shape.block.x, shape.block.y, shape.block.z, kMaxThreadsPerBlock);
-  WEFT_CHECK(shape.dynamic_shared_bytes <= kMaxSharedBytes,
-             "{}: {} bytes of dynamic shared memory, of which a block has {}", kernel,
-             shape.dynamic_shared_bytes, kMaxSharedBytes);
+  const auto [grid, block, shared_bytes] = shape;
+  WEFT_CHECK(grid.x > 0 && grid.y > 0 && grid.z > 0 && grid.x < 1u << 31 && grid.y < 1u << 16 &&
+                 grid.z < 1u << 16,
+             "{}: a grid of {} x {} x {} blocks cannot be launched", kernel, grid.x, grid.y,
+             grid.z);
+  const uint64_t threads = uint64_t{block.x} * block.y * block.z;
+  WEFT_CHECK(threads > 0 && threads <= kMaxThreadsPerBlock && block.z <= 64,
+             "{}: a block of {} x {} x {} threads cannot be launched; expected 1 to {}", kernel,
+             block.x, block.y, block.z, kMaxThreadsPerBlock);
+  WEFT_CHECK(shared_bytes <= kMaxSharedBytes,
+             "{}: {} bytes of dynamic shared memory, of which a block has {}", kernel, shared_bytes,
+             kMaxSharedBytes);
 }
 
 void prepare_block(uint3 index) {
@@ -295,8 +295,7 @@ void fail_kernel(const std::string& message, const std::string& place, const Thr
 
 void report(const std::string& key, const std::string& message) {
   std::vector<State::Finding>& findings = state().findings;
-  const auto same = std::find_if(findings.begin(), findings.end(),
-                                 [&](const State::Finding& f) { return f.key == key; });
+  const auto same = std::ranges::find(findings, key, &State::Finding::key);
   if (same != findings.end()) {
     ++same->count;
   } else {
@@ -393,9 +392,7 @@ void meet(uint32_t mask, const char* operation, const Site& site, WarpFunction r
   const uint32_t self = 1u << current->lane;
   mask &= warp.existing();
   if (!(mask & self)) {
-    fail_kernel(site,
-                "divergent collective: {} by lane {}, which is not in its own mask "
-                "{:08x}",
+    fail_kernel(site, "divergent collective: {} by lane {}, which is not in its own mask {:08x}",
                 operation, current->lane, mask);
   }
   if (mask & warp.exited) {
@@ -418,10 +415,7 @@ void meet(uint32_t mask, const char* operation, const Site& site, WarpFunction r
                 to_string(meeting->site));
   }
   meeting->arrived |= self;
-  if (meeting->arrived != mask) {
-    wait(operation, site);
-    return;
-  }
+  if (meeting->arrived != mask) return wait(operation, site);
   warp.meetings.erase(meeting);
   run(warp, mask);
   std::vector<Thread*> others;
