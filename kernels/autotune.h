@@ -2,13 +2,12 @@
 // dispatch for instead of the first row that fits.
 //
 // Each problem is measured once on each device. What won is kept in a file, by the device's name
-// and driver version (a CPU's: its threads), so that later runs choose alike without measuring:
-// $WEFT_AUTOTUNE_CACHE, else weft/autotune.json in $XDG_CACHE_HOME or ~/.cache. A file that cannot
-// be read as one of these is left as it is and said once; what is measured is then forgotten with
-// the process.
+// and driver version (a CPU's: its threads): $WEFT_AUTOTUNE_CACHE, else weft/autotune.json in
+// $XDG_CACHE_HOME or ~/.cache. A file that cannot be read as one of these is left as it is, said
+// once, and not used.
 //
-// Variants round differently, so another winner means other bits: docs/kernel-lab.md says what of
-// determinism is left. Ops take part that have a tuning_key() and a written() (op.h).
+// Variants round differently, so another winner means other bits (docs/kernel-lab.md). Ops take
+// part that have a tuning_key() and a written() (op.h).
 #pragma once
 
 #include <filesystem>

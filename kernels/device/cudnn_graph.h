@@ -8,11 +8,8 @@
 //   const CudnnPlan plan(graph, CudnnTarget(device));
 //   plan.run(device, {{kX, p.x.raw()}, ...});
 //
-// Shapes and strides in elements, outermost dimension first. Arithmetic is in f32. A graph that no
-// engine of the library takes is an Error of CudnnPlan's constructor; so is anything that the
-// library refuses. (cuDNN's documentation, "Graph API"; cudnn_graph.h.)
-//
-// Only for sources of the cuda flavour, as cudnn.h.
+// Shapes and strides in elements, outermost dimension first. Arithmetic is in f32. What the library
+// refuses is an Error. (cuDNN's documentation, "Graph API".) Only for sources of the cuda flavour.
 #pragma once
 
 #include "kernels/device/cudnn.h"

@@ -4,10 +4,9 @@
 //     WEFT_PTX(asm volatile("wgmma.fence.sync.aligned;" ::: "memory"), simt::wgmma_fence(site));
 //   }
 //
-// nvcc sees the first argument, the host compiler the second; `site` is the caller's place in the
-// source, which the emulator names in its findings. Wrappers have PTX's names and one statement.
-// They need the architecture that PTX gives the instruction to: a .cu that calls one says so in its
-// cuda_library's `archs`.
+// nvcc sees the first argument, the host compiler the rest; `site` is the caller's place in the
+// source, for the emulator's findings. A .cu that calls one says the architecture that PTX gives
+// the instruction to in its cuda_library's `archs`.
 #pragma once
 
 #include <cstdint>

@@ -6,7 +6,6 @@
 // exp log log1p expm1 tanh are Highway's (hwy/contrib/math), which leaves NaN, infinities and
 // overflow undefined (1.0.3's Exp gives 0 for NaN); here they are IEEE's.
 
-// Per-target include guard, as Highway's own -inl headers have.
 #if defined(WEFT_KERNELS_SIMD_MATH_INL_H) == defined(HWY_TARGET_TOGGLE)
 #ifdef WEFT_KERNELS_SIMD_MATH_INL_H
 #undef WEFT_KERNELS_SIMD_MATH_INL_H

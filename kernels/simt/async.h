@@ -2,8 +2,7 @@
 //
 // A copy takes effect somewhere between its issue and the wait that needs it. Options::completion
 // chooses the end of that range: eager copies show a buffer that is overwritten while in use, those
-// on wait, which hold NaN until then, a wait that is missing. Races are found under both, from the
-// order of events alone.
+// on wait, which hold NaN until then, a wait that is missing.
 #pragma once
 
 #include <array>

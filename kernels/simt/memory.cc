@@ -196,6 +196,27 @@ void visit_global(const Visitor& visitor, uintptr_t address, size_t bytes) {
                  [](uintptr_t granule) -> Granule& { return state().global.at(granule); });
 }
 
+/// Reports generic writes that no proxy fence has shown to the asynchronous agent that reads.
+void check_proxy_fence(const AsyncAgent& agent, const void* address, size_t bytes) {
+  State& s = state();
+  const size_t offset = s.workspace.offset_of(address);
+  for_each_granule(offset, bytes, [&](uintptr_t granule, uint8_t mask) {
+    for (const Record& record : s.granules[granule / kGranuleBytes].records) {
+      const bool is_generic = record.agent < 2 * s.n_threads;
+      if ((record.mask & mask) == 0 || record.mask > 0xf || record.access == Access::kRead ||
+          !is_generic || record.clock <= s.block_start ||
+          agent.known->fenced[record.agent] >= record.clock) {
+        continue;
+      }
+      report(fmt::format("proxy {} {}", place_of(agent.site), record.place),
+             fmt::format("missing fence.proxy.async: {} at {} reads through the asynchronous proxy "
+                         "what {} wrote at {} through the generic one",
+                         describe_agent(agent.agent), to_string(agent.site),
+                         describe_agent(record.agent), to_string(record.place)));
+    }
+  });
+}
+
 void visit(const Visitor& visitor, const void* pointer, size_t bytes, size_t alignment) {
   if (bytes == 0) return;
   State& s = state();
@@ -279,26 +300,6 @@ void begin_watching_block() {
 void open_shared(size_t offset, size_t bytes) {
   State& s = state();
   if (s.watches()) std::fill_n(s.bytes.begin() + offset, bytes, ByteState::kUnwritten);
-}
-
-void check_proxy_fence(const AsyncAgent& agent, const void* address, size_t bytes) {
-  State& s = state();
-  const size_t offset = s.workspace.offset_of(address);
-  for_each_granule(offset, bytes, [&](uintptr_t granule, uint8_t mask) {
-    for (const Record& record : s.granules[granule / kGranuleBytes].records) {
-      const bool is_generic = record.agent < 2 * s.n_threads;
-      if ((record.mask & mask) == 0 || record.mask > 0xf || record.access == Access::kRead ||
-          !is_generic || record.clock <= s.block_start ||
-          agent.known->fenced[record.agent] >= record.clock) {
-        continue;
-      }
-      report(fmt::format("proxy {} {}", place_of(agent.site), record.place),
-             fmt::format("missing fence.proxy.async: {} at {} reads through the asynchronous proxy "
-                         "what {} wrote at {} through the generic one",
-                         describe_agent(agent.agent), to_string(agent.site),
-                         describe_agent(record.agent), to_string(record.place)));
-    }
-  });
 }
 
 DeviceView::DeviceView(const void* begin, size_t bytes) : begin_(begin) {

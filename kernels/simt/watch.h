@@ -142,7 +142,5 @@ void fold_traffic();
 void begin_watching_block();
 /// So many bytes of the arena from an offset on are the block's to use.
 void open_shared(size_t offset, size_t bytes);
-/// Of the granule's bytes, calls f(record) for those that the generic proxy wrote.
-void check_proxy_fence(const AsyncAgent& agent, const void* address, size_t bytes);
 
 }  // namespace weft::simt
