@@ -19,6 +19,7 @@
 #define blockIdx (::weft::simt::current->block->index)
 #define blockDim (::weft::simt::launch_shape.block)
 #define gridDim (::weft::simt::launch_shape.grid)
+inline constexpr int warpSize = 32;
 
 // The caller's place in the source, as a last parameter.
 #define WEFT_SIMT_SITE weft::simt::Site site = weft::simt::Site::current()
@@ -47,6 +48,15 @@ T shuffle_value(unsigned mask, T value, int source, int width, const char* name,
   const int first = current->lane / width * width;
   const bool is_inside = source >= first && source < first + width;
   return from_word<T>(shuffle(mask, to_word(value), is_inside ? source : -1, name, site));
+}
+
+/// Not instrumented: atomic_access says what there is to say.
+template <class T, class F>
+__attribute__((no_sanitize_thread)) T atomic_update(T* address, F f, const Site& site) {
+  atomic_access(address, sizeof(T), site);
+  const T old = *address;
+  *address = f(old);
+  return old;
 }
 
 }  // namespace weft::simt
@@ -129,18 +139,33 @@ WEFT_SIMT_REDUCE(__reduce_xor_sync, unsigned, a ^ b)
 
 // Atomics on shared and global memory.
 
-/// Not instrumented: atomic_access says what there is to say.
+#define WEFT_SIMT_ATOMIC(name, expression)                            \
+  template <class T>                                                  \
+  T name(T* address, std::type_identity_t<T> value, WEFT_SIMT_SITE) { \
+    return weft::simt::atomic_update(                                 \
+        address, [value](T old) -> T { return expression; }, site);   \
+  }
+WEFT_SIMT_ATOMIC(atomicAdd, old + value)
+WEFT_SIMT_ATOMIC(atomicSub, old - value)
+WEFT_SIMT_ATOMIC(atomicExch, ((void)old, value))
+WEFT_SIMT_ATOMIC(atomicMin, old < value ? old : value)
+WEFT_SIMT_ATOMIC(atomicMax, old > value ? old : value)
+WEFT_SIMT_ATOMIC(atomicAnd, old& value)
+WEFT_SIMT_ATOMIC(atomicOr, old | value)
+WEFT_SIMT_ATOMIC(atomicXor, old ^ value)
+#undef WEFT_SIMT_ATOMIC
+
 template <class T>
-__attribute__((no_sanitize_thread)) T atomicAdd(T* address, std::type_identity_t<T> value,
-                                                WEFT_SIMT_SITE) {
-  weft::simt::atomic_access(address, sizeof(T), site);
-  const T old = *address;
-  *address = old + value;
-  return old;
+T atomicCAS(T* address, std::type_identity_t<T> compare, std::type_identity_t<T> value,
+            WEFT_SIMT_SITE) {
+  return weft::simt::atomic_update(
+      address,
+      [=](T old) -> T { return std::memcmp(&old, &compare, sizeof(T)) == 0 ? value : old; }, site);
 }
 
 // Bits.
 
+inline int __popc(unsigned x) { return std::popcount(x); }
 inline float __uint_as_float(unsigned x) { return std::bit_cast<float>(x); }
 inline unsigned __float_as_uint(float x) { return std::bit_cast<unsigned>(x); }
 

@@ -34,6 +34,18 @@ uint64_t shuffle(uint32_t mask, uint64_t value, int source, const char* operatio
   return self.out;
 }
 
+uint32_t ballot(uint32_t mask, bool predicate, const char* operation, const Site& site) {
+  Thread& self = operands(predicate);
+  meet(mask, operation, site, [](Warp& warp, uint32_t mask) {
+    uint32_t votes = 0;
+    for_each_lane(warp, mask, [&](Thread& lane) {
+      if (lane.in != 0) votes |= 1u << lane.lane;
+    });
+    for_each_lane(warp, mask, [&](Thread& lane) { lane.out = votes; });
+  });
+  return static_cast<uint32_t>(self.out);
+}
+
 uint32_t match_any(uint32_t mask, uint64_t value, const Site& site) {
   Thread& self = operands(value);
   meet(mask, "match.sync", site, [](Warp& warp, uint32_t mask) {
@@ -58,12 +70,6 @@ uint32_t reduce(uint32_t mask, uint32_t value, Join join, const char* operation,
     for_each_lane(warp, mask, [&](Thread& lane) { lane.out = result; });
   });
   return static_cast<uint32_t>(self.out);
-}
-
-uint32_t ballot(uint32_t mask, bool predicate, const char* operation, const Site& site) {
-  const uint32_t vote = predicate ? 1u << current->lane : 0;
-  return reduce(
-      mask, vote, [](uint32_t x, uint32_t y) { return x | y; }, operation, site);
 }
 
 void sync_warp(uint32_t mask, const Site& site) {

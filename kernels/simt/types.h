@@ -9,11 +9,16 @@
 #define __global__
 #define __device__
 #define __host__
+#define __constant__
 #define __forceinline__ inline
 #define __launch_bounds__(...)
 #define __grid_constant__
+#define __align__(n) alignas(n)
 
 #define WEFT_SIMT_VECTOR(T, name, align2, align4) \
+  struct name##1 {                                \
+    T x;                                          \
+  };                                              \
   struct alignas(align2) name##2 {                \
     T x, y;                                       \
   };                                              \
