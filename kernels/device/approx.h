@@ -1,6 +1,12 @@
-// The special function unit's approximation of 2^x: relative error 2^-22.5 beyond f32's rounding
-// (PTX ISA). Results and arguments below the normal range become zero (ftz). The emulator gives the
-// correctly rounded value, which lies within the bound; kernels' bounds must allow for the
+// The special function unit's approximations. Relative errors beyond f32's rounding, from the PTX
+// ISA:
+//
+//   ex2_approx    2^-22.5     lg2_approx   2^-22 (absolute in [0.5, 2])
+//   rcp_approx    1 ulp       rsqrt_approx 2^-22.9
+//   tanh_approx   2^-11
+//
+// Results and arguments below the normal range become zero (ftz), but for tanh. The emulator gives
+// the correctly rounded value, which lies within each bound; kernels' bounds must allow for the
 // device's.
 #pragma once
 
@@ -10,15 +16,29 @@
 
 namespace weft::ptx {
 
-__device__ __forceinline__ float ex2_approx(float x) {
+#ifndef __CUDACC__
+inline float flushed(float x) { return std::fabs(x) < 0x1p-126f ? std::copysign(0.0f, x) : x; }
+#endif
+
+#define WEFT_APPROX(name, instruction, emulation)                 \
+  __device__ __forceinline__ float name(float x) {                \
+    float y;                                                      \
+    WEFT_PTX(asm(instruction ".f32 %0, %1;"                       \
+                 : "=f"(y)                                        \
+                 : "f"(x)),                                       \
+             const double wide = static_cast<double>(flushed(x)); \
+             y = flushed(static_cast<float>(emulation)));         \
+    return y;                                                     \
+  }
+WEFT_APPROX(ex2_approx, "ex2.approx.ftz", std::exp2(wide))
+WEFT_APPROX(lg2_approx, "lg2.approx.ftz", std::log2(wide))
+WEFT_APPROX(rcp_approx, "rcp.approx.ftz", 1 / wide)
+WEFT_APPROX(rsqrt_approx, "rsqrt.approx.ftz", 1 / std::sqrt(wide))
+#undef WEFT_APPROX
+
+__device__ __forceinline__ float tanh_approx(float x) {
   float y;
-  WEFT_PTX(
-      asm("ex2.approx.ftz.f32 %0, %1;"
-          : "=f"(y)
-          : "f"(x)),
-      const auto flushed =
-          [](float v) { return std::fabs(v) < 0x1p-126f ? std::copysign(0.0f, v) : v; };
-      y = flushed(static_cast<float>(std::exp2(static_cast<double>(flushed(x))))));
+  WEFT_PTX(asm("tanh.approx.f32 %0, %1;" : "=f"(y) : "f"(x)), y = std::tanh(x));
   return y;
 }
 

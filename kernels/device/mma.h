@@ -1,4 +1,4 @@
-// Matrix instructions of a warp (sm_80).
+// Matrix instructions of a warp (sm_80; fp8 from sm_89).
 //
 //   d [16, 8] += a [16, K] b [K, 8], f32 sums; lane = 4 g + q holds
 //   d[i]: row g + 8 (i / 2), column 2 q + i % 2
@@ -12,19 +12,29 @@
 
 namespace weft::ptx {
 
-#define WEFT_MMA(name, k, type, ptx_type)                                                      \
-  __device__ __forceinline__ void name(float(&d)[4], const uint32_t(&a)[4],                    \
-                                       const uint32_t(&b)[2] WEFT_AND_SITE) {                  \
-    WEFT_PTX(asm volatile("mma.sync.aligned.m16n8k" #k ".row.col.f32." ptx_type "." ptx_type   \
-                          ".f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"         \
-                          : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])                     \
-                          : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1])), \
-             simt::mma_sync(simt::MatrixType::type, d, a, b, site));                           \
+#define WEFT_MMA(name, k, type, ptx_type, a_registers, b_registers, a_text, b_text, ...)     \
+  __device__ __forceinline__ void name(float(&d)[4], const uint32_t(&a)[a_registers],        \
+                                       const uint32_t(&b)[b_registers] WEFT_AND_SITE) {      \
+    WEFT_PTX(asm volatile("mma.sync.aligned.m16n8k" #k ".row.col.f32." ptx_type "." ptx_type \
+                          ".f32 {%0,%1,%2,%3}, " a_text ", " b_text ", {%0,%1,%2,%3};"       \
+                          : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])                   \
+                          : __VA_ARGS__),                                                    \
+             simt::mma_sync(simt::MatrixType::type, k, d, a, b, site));                      \
   }
-WEFT_MMA(mma_m16n8k16_bf16, 16, bf16, "bf16")
-WEFT_MMA(mma_m16n8k16_f16, 16, f16, "f16")
+#define WEFT_MMA_4_2(name, k, type, ptx_type)                                               \
+  WEFT_MMA(name, k, type, ptx_type, 4, 2, "{%4,%5,%6,%7}", "{%8,%9}", "r"(a[0]), "r"(a[1]), \
+           "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]))
+#define WEFT_MMA_2_1(name, k, type, ptx_type) \
+  WEFT_MMA(name, k, type, ptx_type, 2, 1, "{%4,%5}", "{%6}", "r"(a[0]), "r"(a[1]), "r"(b[0]))
+
+WEFT_MMA_4_2(mma_m16n8k16_bf16, 16, bf16, "bf16")
+WEFT_MMA_4_2(mma_m16n8k16_f16, 16, f16, "f16")
+WEFT_MMA_2_1(mma_m16n8k8_f16, 8, f16, "f16")
 /// The operands' low 13 bits are ignored: cvt_rna_tf32 rounds them away.
-WEFT_MMA(mma_m16n8k8_tf32, 8, tf32, "tf32")
+WEFT_MMA_4_2(mma_m16n8k8_tf32, 8, tf32, "tf32")
+WEFT_MMA_4_2(mma_m16n8k32_e4m3, 32, e4m3, "e4m3")
+#undef WEFT_MMA_2_1
+#undef WEFT_MMA_4_2
 #undef WEFT_MMA
 
 // Four 8x8 matrices of 16-bit elements between shared memory and registers: lanes 8j..8j+7 give the

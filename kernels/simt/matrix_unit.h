@@ -60,11 +60,13 @@ struct Position {
   int row, col;
 };
 /// Of element i of a lane's fragments, whose elements have so many bytes: A is 16 by k, B k by 8.
-inline Position a_position(int lane, int i, int bytes) {
+inline Position a_position(int lane, int i, int bytes, int k) {
   const int g = lane / 4, q = lane % 4;
   const int per_register = 4 / bytes;
   const int in_register = i % per_register, reg = i / per_register;
-  return {g + 8 * (reg % 2), per_register * (q + 4 * (reg / 2)) + in_register};
+  const int width = 4 * per_register;  // columns of a half
+  if (k == width) return {g + 8 * reg, per_register * q + in_register};
+  return {g + 8 * (reg % 2), per_register * q + in_register + width * (reg / 2)};
 }
 inline Position b_position(int lane, int i, int bytes) {
   const int per_register = 4 / bytes;

@@ -92,8 +92,9 @@ void check_mma(int k, Run&& run) {
 
 TEST_CASE("mma.sync multiplies fragments of every type") {
   check_mma<bf16, uint16_t>(16, run_mma_bf16);
-  check_mma<f16, uint16_t>(16, run_mma_f16);
+  check_mma<f16, uint16_t>(8, run_mma_f16_k8);
   check_mma<tf32, float>(8, run_mma_tf32);
+  check_mma<f8e4m3, uint8_t>(32, run_mma_e4m3);
 }
 
 TEST_CASE("mma.sync gives the bits of the chosen GPU's tensor cores") {

@@ -17,18 +17,23 @@ __device__ void store(const float (&d)[4], float* c) {
 
 __device__ uint32_t pair(const uint16_t* x) { return x[0] | static_cast<uint32_t>(x[1]) << 16; }
 
-template <bool kF16>
-__global__ void mma_kernel(const uint16_t* a, const uint16_t* b, float* c) {
+__global__ void mma_bf16_kernel(const uint16_t* a, const uint16_t* b, float* c) {
   const unsigned g = threadIdx.x / 4, q = threadIdx.x % 4;
   uint32_t ra[4], rb[2];
   for (unsigned r = 0; r < 4; ++r) ra[r] = pair(a + (g + 8 * (r % 2)) * 16 + 2 * q + 8 * (r / 2));
   for (unsigned r = 0; r < 2; ++r) rb[r] = pair(b + g * 16 + 2 * q + 8 * r);
   float d[4] = {};
-  if constexpr (kF16) {
-    mma_m16n8k16_f16(d, ra, rb);
-  } else {
-    mma_m16n8k16_bf16(d, ra, rb);
-  }
+  mma_m16n8k16_bf16(d, ra, rb);
+  store(d, c);
+}
+
+__global__ void mma_f16_k8_kernel(const uint16_t* a, const uint16_t* b, float* c) {
+  const unsigned g = threadIdx.x / 4, q = threadIdx.x % 4;
+  uint32_t ra[2], rb[1];
+  for (unsigned r = 0; r < 2; ++r) ra[r] = pair(a + (g + 8 * r) * 8 + 2 * q);
+  rb[0] = pair(b + g * 8 + 2 * q);
+  float d[4] = {};
+  mma_m16n8k8_f16(d, ra, rb);
   store(d, c);
 }
 
@@ -41,6 +46,22 @@ __global__ void mma_tf32_kernel(const float* a, const float* b, float* c) {
   for (unsigned r = 0; r < 2; ++r) rb[r] = __float_as_uint(b[g * 8 + q + 4 * r]);
   float d[4] = {};
   mma_m16n8k8_tf32(d, ra, rb);
+  store(d, c);
+}
+
+__global__ void mma_e4m3_kernel(const uint8_t* a, const uint8_t* b, float* c) {
+  const unsigned g = threadIdx.x / 4, q = threadIdx.x % 4;
+  uint32_t ra[4] = {}, rb[2] = {};
+  for (unsigned i = 0; i < 16; ++i) {
+    const unsigned row = g + 8 * (i / 4 % 2), col = 4 * q + i % 4 + 16 * (i / 8);
+    ra[i / 4] |= static_cast<uint32_t>(a[row * 32 + col]) << (8 * (i % 4));
+  }
+  for (unsigned i = 0; i < 8; ++i) {
+    const unsigned k = 4 * q + i % 4 + 16 * (i / 4);
+    rb[i / 4] |= static_cast<uint32_t>(b[g * 32 + k]) << (8 * (i % 4));
+  }
+  float d[4] = {};
+  mma_m16n8k32_e4m3(d, ra, rb);
   store(d, c);
 }
 
@@ -211,13 +232,16 @@ __global__ void columns_kernel(float* y, int pitch) {
 }  // namespace
 
 void run_mma_bf16(const uint16_t* a, const uint16_t* b, float* c) {
-  WEFT_LAUNCH(mma_kernel<false>, 1, 32, 0, nullptr, a, b, c);
+  WEFT_LAUNCH(mma_bf16_kernel, 1, 32, 0, nullptr, a, b, c);
 }
-void run_mma_f16(const uint16_t* a, const uint16_t* b, float* c) {
-  WEFT_LAUNCH(mma_kernel<true>, 1, 32, 0, nullptr, a, b, c);
+void run_mma_f16_k8(const uint16_t* a, const uint16_t* b, float* c) {
+  WEFT_LAUNCH(mma_f16_k8_kernel, 1, 32, 0, nullptr, a, b, c);
 }
 void run_mma_tf32(const float* a, const float* b, float* c) {
   WEFT_LAUNCH(mma_tf32_kernel, 1, 32, 0, nullptr, a, b, c);
+}
+void run_mma_e4m3(const uint8_t* a, const uint8_t* b, float* c) {
+  WEFT_LAUNCH(mma_e4m3_kernel, 1, 32, 0, nullptr, a, b, c);
 }
 void run_ldmatrix(const uint16_t* a, const uint16_t* b, float* c) {
   WEFT_LAUNCH(ldmatrix_kernel, 1, 32, 0, nullptr, a, b, c);

@@ -8,8 +8,9 @@ namespace weft::kernels {
 
 /// c [16, 8] = a [16, K] b [8, K]^T by one mma.sync; elements as bits.
 void run_mma_bf16(const uint16_t* a, const uint16_t* b, float* c);
-void run_mma_f16(const uint16_t* a, const uint16_t* b, float* c);
+void run_mma_f16_k8(const uint16_t* a, const uint16_t* b, float* c);
 void run_mma_tf32(const float* a, const float* b, float* c);
+void run_mma_e4m3(const uint8_t* a, const uint8_t* b, float* c);
 /// The same with a and b through shared memory, ldmatrix and its transposing form; b [K, 8].
 void run_ldmatrix(const uint16_t* a, const uint16_t* b, float* c);
 /// c [64, n] = a b by wgmma over two k steps, operands through TMA. a_mn: a is [32, 64], else

@@ -54,9 +54,9 @@ void multiply_exactly(const numerics::TensorCoreModel& model, int m, int n, int 
   }
 }
 
-template <MatrixType kType>
+template <MatrixType kType, int kK>
 void run_mma(Warp& warp, uint32_t) {
-  constexpr int kBytes = info(kType).bytes, kK = 32 / kBytes;
+  constexpr int kBytes = info(kType).bytes;
   float a[16][kK], b[8][kK], d[16][8];
   for (int lane = 0; lane < kWarpSize; ++lane) {
     const Thread& thread = warp.lanes[lane];
@@ -64,7 +64,7 @@ void run_mma(Warp& warp, uint32_t) {
     const auto* ra = static_cast<const char*>(thread.pointers[1]);
     const auto* rb = static_cast<const char*>(thread.pointers[2]);
     for (int i = 0; i < 16 * kK / kWarpSize; ++i) {
-      const Position p = a_position(lane, i, kBytes);
+      const Position p = a_position(lane, i, kBytes, kK);
       a[p.row][p.col] = widen(kType, ra + i * kBytes);
     }
     for (int i = 0; i < 8 * kK / kWarpSize; ++i) {
@@ -123,17 +123,31 @@ void multiply(Instruction instruction, OperandTypes types, int m, int n, int k, 
   }
 }
 
-void mma_sync(MatrixType type, float* d, const uint32_t* a, const uint32_t* b, const Site& site) {
-  static constexpr std::pair<const char*, WarpFunction> kKinds[] = {
-      {"mma.m16n8k16.f16", run_mma<MatrixType::f16>},
-      {"mma.m16n8k16.bf16", run_mma<MatrixType::bf16>},
-      {"mma.m16n8k8.tf32", run_mma<MatrixType::tf32>},
+void mma_sync(MatrixType type, int k, float* d, const uint32_t* a, const uint32_t* b,
+              const Site& site) {
+  struct Kind {
+    MatrixType type;
+    int k;
+    const char* name;
+    WarpFunction run;
   };
-  const auto [name, run] = kKinds[static_cast<int>(type)];
-  current->pointers[0] = d;
-  current->pointers[1] = const_cast<uint32_t*>(a);
-  current->pointers[2] = const_cast<uint32_t*>(b);
-  meet(kFullMask, name, site, run);
+  static constexpr Kind kKinds[] = {
+      {MatrixType::f16, 16, "mma.m16n8k16.f16", run_mma<MatrixType::f16, 16>},
+      {MatrixType::f16, 8, "mma.m16n8k8.f16", run_mma<MatrixType::f16, 8>},
+      {MatrixType::bf16, 16, "mma.m16n8k16.bf16", run_mma<MatrixType::bf16, 16>},
+      {MatrixType::tf32, 8, "mma.m16n8k8.tf32", run_mma<MatrixType::tf32, 8>},
+      {MatrixType::e4m3, 32, "mma.m16n8k32.e4m3", run_mma<MatrixType::e4m3, 32>},
+  };
+  for (const Kind& kind : kKinds) {
+    if (kind.type != type || kind.k != k) continue;
+    Thread& self = *current;
+    self.pointers[0] = d;
+    self.pointers[1] = const_cast<uint32_t*>(a);
+    self.pointers[2] = const_cast<uint32_t*>(b);
+    meet(kFullMask, kind.name, site, kind.run);
+    return;
+  }
+  fail_kernel(site, "mma.sync: there is no m16n8k{} of {}", k, info(type).name);
 }
 
 void ldmatrix(bool transposed, uint32_t* registers, const void* row, const Site& site) {

@@ -19,9 +19,9 @@ namespace weft::simt {
 
 enum class MatrixType : uint8_t { f16, bf16, tf32, e4m3, e5m2 };
 
-/// d += a b for m16n8kK, K the elements of f16, bf16 or tf32 in 32 bytes; d has 4 floats, a 4 and b
-/// 2 registers.
-void mma_sync(MatrixType type, float* d, const uint32_t* a, const uint32_t* b, const Site& site);
+/// d += a b for m16n8kK, K elements of `type`; d has 4 floats, a 4 or 2 and b 2 or 1 registers.
+void mma_sync(MatrixType type, int k, float* d, const uint32_t* a, const uint32_t* b,
+              const Site& site);
 
 /// Four 8x8 matrices of 16-bit elements; lanes 8j..8j+7 give the rows of matrix j.
 void ldmatrix(bool transposed, uint32_t* registers, const void* row, const Site& site);

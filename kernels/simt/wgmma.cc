@@ -195,7 +195,7 @@ void issue_wgmma(WarpgroupQueue& queue, const Site& site) {
     if (!has_registers) continue;
     const auto* registers = static_cast<const char*>(thread.pointers[1]);
     for (int i = 0; i < 64 * k / kWarpgroupThreads; ++i) {
-      const Position p = a_position(t % kWarpSize, i, bytes);
+      const Position p = a_position(t % kWarpSize, i, bytes, k);
       a_values[(16 * (t / kWarpSize) + p.row) * k + p.col] =
           widen(op.a_type, registers + i * bytes);
     }
