@@ -1,4 +1,5 @@
-// Barriers: named ones of a block, mbarriers in shared memory; fences between proxies.
+// Barriers: named ones of a block, mbarriers in shared memory, of a cluster; fences between
+// proxies.
 //
 // An mbarrier's phase ends when as many threads have arrived as mbarrier_init said and all bytes
 // that mbarrier_expect_tx announced have come. mbarrier_wait(barrier, parity) passes once the phase
@@ -31,7 +32,7 @@ __device__ __forceinline__ void mbarrier_init(uint64_t* barrier, uint32_t arriva
            simt::mbarrier_init(barrier, arrivals, site));
 }
 
-/// Makes initialised mbarriers visible to TMA.
+/// Makes initialised mbarriers visible to TMA and to the cluster's other blocks.
 __device__ __forceinline__ void fence_mbarrier_init() {
   WEFT_PTX(asm volatile("fence.mbarrier_init.release.cluster;" ::
                             : "memory"),
@@ -41,7 +42,20 @@ __device__ __forceinline__ void fence_mbarrier_init() {
 __device__ __forceinline__ void mbarrier_arrive(uint64_t* barrier WEFT_AND_SITE) {
   WEFT_PTX(asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier))
                         : "memory"),
-           simt::mbarrier_arrive(barrier, site));
+           simt::mbarrier_arrive(barrier, 1, site));
+}
+
+/// Arrives at the barrier at the same place in another block of the cluster.
+__device__ __forceinline__ void mbarrier_arrive_cluster(uint64_t* barrier,
+                                                        uint32_t rank WEFT_AND_SITE) {
+  WEFT_PTX(
+      asm volatile("{\n .reg .b32 remote;\n mapa.shared::cluster.u32 remote, %0, %1;\n"
+                   " mbarrier.arrive.release.cluster.shared::cluster.b64 _, [remote];\n}" ::"r"(
+                       shared_address(barrier)),
+                   "r"(rank)
+                   : "memory"),
+      simt::mbarrier_arrive(static_cast<uint64_t*>(simt::cluster_address(barrier, rank, site)), 1,
+                            site));
 }
 
 /// Announces `bytes` that copies will bring in this phase.
@@ -62,19 +76,28 @@ __device__ __forceinline__ void mbarrier_arrive_expect_tx(uint64_t* barrier,
                         "r"(bytes)
                         : "memory"),
            simt::mbarrier_expect_tx(barrier, bytes, site);
-           simt::mbarrier_arrive(barrier, site));
+           simt::mbarrier_arrive(barrier, 1, site));
+}
+
+__device__ __forceinline__ bool mbarrier_try_wait(uint64_t* barrier,
+                                                  uint32_t parity WEFT_AND_SITE) {
+#ifdef __CUDACC__
+  uint32_t is_over;
+  asm volatile(
+      "{\n .reg .pred over;\n mbarrier.try_wait.parity.shared::cta.b64 over, [%1], %2;\n"
+      " selp.u32 %0, 1, 0, over;\n}"
+      : "=r"(is_over)
+      : "r"(shared_address(barrier)), "r"(parity)
+      : "memory");
+  return is_over != 0;
+#else
+  return simt::mbarrier_test(barrier, parity, site);
+#endif
 }
 
 __device__ __forceinline__ void mbarrier_wait(uint64_t* barrier, uint32_t parity WEFT_AND_SITE) {
 #ifdef __CUDACC__
-  uint32_t is_over = 0;
-  while (is_over == 0) {
-    asm volatile(
-        "{\n .reg .pred over;\n mbarrier.try_wait.parity.shared::cta.b64 over, [%1], %2;\n"
-        " selp.u32 %0, 1, 0, over;\n}"
-        : "=r"(is_over)
-        : "r"(shared_address(barrier)), "r"(parity)
-        : "memory");
+  while (!mbarrier_try_wait(barrier, parity)) {
   }
 #else
   simt::mbarrier_wait(barrier, parity, site);
@@ -85,6 +108,29 @@ __device__ __forceinline__ void mbarrier_wait(uint64_t* barrier, uint32_t parity
 /// thread executes it, then a barrier tells the one that issues.
 __device__ __forceinline__ void fence_proxy_async() {
   WEFT_PTX(asm volatile("fence.proxy.async.shared::cta;" ::: "memory"), simt::fence_proxy_async());
+}
+
+__device__ __forceinline__ void cluster_arrive() {
+  WEFT_PTX(asm volatile("barrier.cluster.arrive.release.aligned;" ::
+                            : "memory"),
+           simt::cluster_arrive());
+}
+
+__device__ __forceinline__ void cluster_wait(WEFT_SITE) {
+  WEFT_PTX(asm volatile("barrier.cluster.wait.acquire.aligned;" ::
+                            : "memory"),
+           simt::cluster_wait(site));
+}
+
+/// This block's place in its cluster.
+__device__ __forceinline__ uint32_t cluster_rank() {
+#ifdef __CUDACC__
+  uint32_t rank;
+  asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+  return rank;
+#else
+  return simt::cluster_rank();
+#endif
 }
 
 /// Moves registers between warpgroups: of a multiple of 8 from 24 to 256 per thread.

@@ -42,6 +42,14 @@ __device__ __forceinline__ void cp_async_wait() {
            simt::cp_async_wait(kPending));
 }
 
+/// The barrier counts an arrival once this thread's copies so far are complete.
+__device__ __forceinline__ void cp_async_mbarrier_arrive(uint64_t* barrier WEFT_AND_SITE) {
+  WEFT_PTX(asm volatile(
+               "cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(shared_address(barrier))
+               : "memory"),
+           simt::cp_async_mbarrier_arrive(barrier, site));
+}
+
 /// Fills a box in shared memory; what lies outside the tensor becomes zero. The whole box counts on
 /// the barrier.
 __device__ __forceinline__ void tma_load_2d(void* to, const TensorMap* map, uint64_t* barrier,

@@ -11,14 +11,16 @@
 //
 //   WEFT_LAUNCH(sum_kernel, grid, block, shared_bytes, stream, x, y, n);
 //   WEFT_LAUNCH((scale_kernel<float, 4>), grid, block, 0, stream, ...);  // commas: parentheses
+//   WEFT_LAUNCH_CLUSTER(sum_kernel, cluster, grid, block, shared_bytes, stream, x, y, n);
 //
-// Dynamic shared memory is aligned to 1024 bytes; a launch asks for what it needs up to 227 KiB.
-// `stream` is a cudaStream_t. A launch throws weft::Error, naming the kernel, when it is refused;
-// arguments are converted to the kernel's parameter types.
+// The second argument of WEFT_SHARED is a name, the third, if any, the array's dimensions. Dynamic
+// shared memory is aligned to 1024 bytes; a launch asks for what it needs up to 227 KiB. `stream`
+// is a cudaStream_t or a pointer that is one. A launch throws weft::Error, naming the kernel, when
+// it is refused; arguments are converted to the kernel's parameter types.
 //
-// With nvcc this is CUDA's own vocabulary, with the host compiler the emulator's
-// (kernels/simt/builtins.h); no .cu outside kernels/device and kernels/simt asks which. No .cc file
-// includes this.
+// With nvcc this is CUDA's own vocabulary; with the host compiler, in the host flavour, the
+// emulator's (kernels/simt/builtins.h). A .cu outside kernels/device and kernels/simt never asks
+// which. Everything in an anonymous namespace or inline; no .cc file includes this.
 #pragma once
 
 #include "kernels/device/launch.h"
@@ -49,6 +51,8 @@
 
 #endif
 
-#define WEFT_LAUNCH(kernel, grid, block, shared_bytes, stream, ...)     \
-  ::weft::kernels::launch({#kernel, grid, block, shared_bytes, stream}, \
+#define WEFT_LAUNCH_CLUSTER(kernel, cluster, grid, block, shared_bytes, stream, ...) \
+  ::weft::kernels::launch({#kernel, grid, block, cluster, shared_bytes, stream},     \
                           kernel __VA_OPT__(, ) __VA_ARGS__)
+#define WEFT_LAUNCH(kernel, grid, block, shared_bytes, stream, ...) \
+  WEFT_LAUNCH_CLUSTER(kernel, dim3(1), grid, block, shared_bytes, stream __VA_OPT__(, ) __VA_ARGS__)

@@ -24,9 +24,12 @@ bool wants_synchronous_launches() {
 
 void check(cudaError_t error, const LaunchConfig& config, const char* what) {
   if (error == cudaSuccess) return;
-  fail("{}: {}: {} (grid {} x {} x {}, block {} x {} x {}, {} bytes of shared memory)",
-       config.kernel, what, cudaGetErrorString(error), config.grid.x, config.grid.y, config.grid.z,
-       config.block.x, config.block.y, config.block.z, config.shared_bytes);
+  fail(
+      "{}: {}: {} (grid {} x {} x {}, block {} x {} x {}, cluster {} x {} x {}, {} bytes of shared "
+      "memory)",
+      config.kernel, what, cudaGetErrorString(error), config.grid.x, config.grid.y, config.grid.z,
+      config.block.x, config.block.y, config.block.z, config.cluster.x, config.cluster.y,
+      config.cluster.z, config.shared_bytes);
 }
 
 }  // namespace
@@ -52,11 +55,21 @@ void launch_on_device(const LaunchConfig& config, const void* kernel, void** arg
                                static_cast<int>(config.shared_bytes)),
           config, "shared memory was refused");
   }
-  const auto stream = static_cast<cudaStream_t>(config.stream);
-  check(cudaLaunchKernel(kernel, config.grid, config.block, arguments, config.shared_bytes, stream),
-        config, "the launch failed");
+  cudaLaunchConfig_t launch = {};
+  launch.gridDim = config.grid;
+  launch.blockDim = config.block;
+  launch.dynamicSmemBytes = config.shared_bytes;
+  launch.stream = static_cast<cudaStream_t>(config.stream);
+  cudaLaunchAttribute attribute = {};
+  if (config.cluster.x * config.cluster.y * config.cluster.z > 1) {
+    attribute.id = cudaLaunchAttributeClusterDimension;
+    attribute.val.clusterDim = {config.cluster.x, config.cluster.y, config.cluster.z};
+    launch.attrs = &attribute;
+    launch.numAttrs = 1;
+  }
+  check(cudaLaunchKernelExC(&launch, kernel, arguments), config, "the launch failed");
   if (wants_synchronous_launches()) {
-    check(cudaStreamSynchronize(stream), config, "the kernel failed");
+    check(cudaStreamSynchronize(launch.stream), config, "the kernel failed");
   }
 }
 

@@ -16,7 +16,7 @@ namespace weft::kernels {
 
 struct LaunchConfig {
   const char* kernel;  // its name in the source
-  dim3 grid, block;
+  dim3 grid, block, cluster;
   size_t shared_bytes;  // dynamic
   void* stream;         // a cudaStream_t
 };
@@ -58,8 +58,8 @@ void launch(const LaunchConfig& config, void (*kernel)(Parameters...), Arguments
 #else
   emulated::submit(config.stream, [config, kernel, values = std::move(values)]() mutable {
     KernelCall<Parameters...> call{kernel, values};
-    simt::run_grid(config.kernel, {config.grid, config.block, config.shared_bytes}, call.run,
-                   &call);
+    simt::run_grid(config.kernel, {config.grid, config.block, config.cluster, config.shared_bytes},
+                   call.run, &call);
   });
 #endif
 }

@@ -1,4 +1,4 @@
-// Matrix instructions of a warp (sm_80; fp8 from sm_89).
+// Matrix instructions of a warp (sm_80; fp8 from sm_89, stmatrix from sm_90).
 //
 //   d [16, 8] += a [16, K] b [K, 8], f32 sums; lane = 4 g + q holds
 //   d[i]: row g + 8 (i / 2), column 2 q + i % 2
@@ -29,29 +29,61 @@ namespace weft::ptx {
 
 WEFT_MMA_4_2(mma_m16n8k16_bf16, 16, bf16, "bf16")
 WEFT_MMA_4_2(mma_m16n8k16_f16, 16, f16, "f16")
+WEFT_MMA_2_1(mma_m16n8k8_bf16, 8, bf16, "bf16")
 WEFT_MMA_2_1(mma_m16n8k8_f16, 8, f16, "f16")
 /// The operands' low 13 bits are ignored: cvt_rna_tf32 rounds them away.
 WEFT_MMA_4_2(mma_m16n8k8_tf32, 8, tf32, "tf32")
+WEFT_MMA_2_1(mma_m16n8k4_tf32, 4, tf32, "tf32")
 WEFT_MMA_4_2(mma_m16n8k32_e4m3, 32, e4m3, "e4m3")
+WEFT_MMA_4_2(mma_m16n8k32_e5m2, 32, e5m2, "e5m2")
 #undef WEFT_MMA_2_1
 #undef WEFT_MMA_4_2
 #undef WEFT_MMA
+
+/// d [8, 8] += a [8, 4] b [4, 8] in f64; d[i]: row g, column 2 q + i; a: row g, column q; b: row q,
+/// column g.
+__device__ __forceinline__ void mma_m8n8k4_f64(double (&d)[2], double a, double b WEFT_AND_SITE) {
+  WEFT_PTX(asm volatile("mma.sync.aligned.m8n8k4.row.col.f64.f64.f64.f64 {%0,%1}, {%2}, {%3}, "
+                        "{%0,%1};"
+                        : "+d"(d[0]), "+d"(d[1])
+                        : "d"(a), "d"(b)),
+           simt::mma_sync_f64(d, a, b, site));
+}
 
 // Four 8x8 matrices of 16-bit elements between shared memory and registers: lanes 8j..8j+7 give the
 // rows of matrix j, 16 bytes each; register j of lane 4 g + q holds row g, columns 2 q and 2 q + 1
 // of matrix j, or row and column exchanged (trans).
 
-#define WEFT_LDMATRIX_X4(name, form, transposed)                                                  \
-  __device__ __forceinline__ void name(uint32_t(&r)[4], const void* row WEFT_AND_SITE) {          \
-    WEFT_PTX(asm volatile("ldmatrix.sync.aligned.m8n8.x4" form ".shared.b16 {%0,%1,%2,%3}, [%4];" \
-                          : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])                        \
-                          : "r"(shared_address(row))                                              \
-                          : "memory"),                                                            \
-             simt::ldmatrix(transposed, r, row, site));                                           \
+#define WEFT_LDMATRIX(name, count, transposed, form, registers, address, ...)                    \
+  __device__ __forceinline__ void name(uint32_t(&r)[count], const void* row WEFT_AND_SITE) {     \
+    WEFT_PTX(                                                                                    \
+        asm volatile("ldmatrix.sync.aligned.m8n8." form ".shared.b16 " registers "," address ";" \
+                     : __VA_ARGS__                                                               \
+                     : "r"(shared_address(row))                                                  \
+                     : "memory"),                                                                \
+        simt::ldmatrix(count, transposed, r, row, site));                                        \
   }
-WEFT_LDMATRIX_X4(ldmatrix_x4, "", false)
-WEFT_LDMATRIX_X4(ldmatrix_x4_trans, ".trans", true)
+#define WEFT_LDMATRIX_X4(name, transposed, form)                                            \
+  WEFT_LDMATRIX(name, 4, transposed, form, "{%0,%1,%2,%3}", "[%4]", "=r"(r[0]), "=r"(r[1]), \
+                "=r"(r[2]), "=r"(r[3]))
+#define WEFT_LDMATRIX_X2(name, transposed, form) \
+  WEFT_LDMATRIX(name, 2, transposed, form, "{%0,%1}", "[%2]", "=r"(r[0]), "=r"(r[1]))
+
+WEFT_LDMATRIX_X4(ldmatrix_x4, false, "x4")
+WEFT_LDMATRIX_X4(ldmatrix_x4_trans, true, "x4.trans")
+WEFT_LDMATRIX_X2(ldmatrix_x2, false, "x2")
+WEFT_LDMATRIX_X2(ldmatrix_x2_trans, true, "x2.trans")
+#undef WEFT_LDMATRIX_X2
 #undef WEFT_LDMATRIX_X4
+#undef WEFT_LDMATRIX
+
+__device__ __forceinline__ void stmatrix_x4(void* row, const uint32_t (&r)[4] WEFT_AND_SITE) {
+  WEFT_PTX(asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1,%2,%3,%4};" ::"r"(
+                            shared_address(row)),
+                        "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3])
+                        : "memory"),
+           simt::stmatrix(4, false, r, row, site));
+}
 
 /// A float rounded to tf32: to nearest, ties away from zero.
 __device__ __forceinline__ uint32_t cvt_rna_tf32(float x) {

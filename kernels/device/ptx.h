@@ -22,10 +22,12 @@
 #define WEFT_PTX(instruction, ...) instruction
 #define WEFT_SITE
 #define WEFT_AND_SITE
+#define WEFT_PASS_SITE
 #else
 #define WEFT_PTX(instruction, ...) __VA_ARGS__
 #define WEFT_SITE ::weft::simt::Site site = ::weft::simt::Site::current()
 #define WEFT_AND_SITE , WEFT_SITE
+#define WEFT_PASS_SITE , site
 #endif
 
 namespace weft::ptx {

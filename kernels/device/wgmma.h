@@ -2,7 +2,7 @@
 // operands in shared memory, asynchronously.
 //
 //   wgmma_fence();  // registers are written; fence_proxy_async said so of shared memory
-//   wgmma<Bf16, Bf16, 128>(d, a_descriptor, b_descriptor, true);
+//   wgmma<Bf16, 128>(d, a_descriptor, b_descriptor, true);
 //   wgmma_commit();
 //   wgmma_wait<0>();  // d may be read, shared memory overwritten
 //
@@ -70,18 +70,18 @@ struct WgmmaInstruction;
 #define WEFT_D32_TEXT                                                                          \
   "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24," \
   "%25,%26,%27,%28,%29,%30,%31"
-#define WEFT_D64_TEXT                                                                 \
-  WEFT_D32_TEXT                                                                       \
-      ",%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50," \
-      "%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63"
-#define WEFT_D96_TEXT                                                                 \
-  WEFT_D64_TEXT                                                                       \
-      ",%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79,%80,%81,%82," \
-      "%83,%84,%85,%86,%87,%88,%89,%90,%91,%92,%93,%94,%95"
-#define WEFT_D128_TEXT                                                                \
-  WEFT_D96_TEXT                                                                       \
-      ",%96,%97,%98,%99,%100,%101,%102,%103,%104,%105,%106,%107,%108,%109,%110,%111," \
-      "%112,%113,%114,%115,%116,%117,%118,%119,%120,%121,%122,%123,%124,%125,%126,%127"
+#define WEFT_D64_TEXT                                                             \
+  WEFT_D32_TEXT                                                                   \
+  ",%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50," \
+  "%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63"
+#define WEFT_D96_TEXT                                                             \
+  WEFT_D64_TEXT                                                                   \
+  ",%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79,%80,%81,%82," \
+  "%83,%84,%85,%86,%87,%88,%89,%90,%91,%92,%93,%94,%95"
+#define WEFT_D128_TEXT                                                            \
+  WEFT_D96_TEXT                                                                   \
+  ",%96,%97,%98,%99,%100,%101,%102,%103,%104,%105,%106,%107,%108,%109,%110,%111," \
+  "%112,%113,%114,%115,%116,%117,%118,%119,%120,%121,%122,%123,%124,%125,%126,%127"
 
 // Operands after those of d: descriptors of a and b, accumulate, and which operands are transposed,
 // which only instructions on 16-bit elements ask for: `transposes` names them there.
@@ -142,11 +142,9 @@ inline constexpr simt::MatrixType kMatrixType<E5m2> = simt::MatrixType::e5m2;
 
 #endif
 
-/// d = a b + (accumulate ? d : 0). Both types are the same of 16 bits, or each is one of fp8; those
-/// are K-major, and the tensor core keeps 13 bits of such a sum (numerics/tensor_core.h).
-template <class TypeA, class TypeB, int kN, Major kA = Major::kK, Major kB = Major::kK>
-__device__ __forceinline__ void wgmma(float (&d)[kN / 2], uint64_t a_descriptor,
-                                      uint64_t b_descriptor, bool accumulate WEFT_AND_SITE) {
+template <class TypeA, class TypeB, int kN, Major kA, Major kB>
+__device__ __forceinline__ void issue_wgmma(float (&d)[kN / 2], uint64_t a_descriptor,
+                                            uint64_t b_descriptor, bool accumulate WEFT_AND_SITE) {
 #ifdef __CUDACC__
   WgmmaInstruction<TypeA, TypeB, kN, kA, kB>::run(d, a_descriptor, b_descriptor, accumulate);
 #else
@@ -158,6 +156,22 @@ __device__ __forceinline__ void wgmma(float (&d)[kN / 2], uint64_t a_descriptor,
                .b_mn_major = kB == Major::kMn},
               d, nullptr, a_descriptor, b_descriptor, site);
 #endif
+}
+
+/// d = a b + (accumulate ? d : 0), of 16-bit elements.
+template <class Type, int kN, Major kA = Major::kK, Major kB = Major::kK>
+__device__ __forceinline__ void wgmma(float (&d)[kN / 2], uint64_t a_descriptor,
+                                      uint64_t b_descriptor, bool accumulate WEFT_AND_SITE) {
+  issue_wgmma<Type, Type, kN, kA, kB>(d, a_descriptor, b_descriptor, accumulate WEFT_PASS_SITE);
+}
+
+/// The same of fp8, each operand in a format of its own and K-major. The tensor core keeps 13 bits
+/// of such a sum (numerics/tensor_core.h).
+template <class TypeA, class TypeB, int kN>
+__device__ __forceinline__ void wgmma_fp8(float (&d)[kN / 2], uint64_t a_descriptor,
+                                          uint64_t b_descriptor, bool accumulate WEFT_AND_SITE) {
+  issue_wgmma<TypeA, TypeB, kN, Major::kK, Major::kK>(d, a_descriptor, b_descriptor,
+                                                      accumulate WEFT_PASS_SITE);
 }
 
 }  // namespace weft::ptx

@@ -69,7 +69,7 @@ __global__ void __launch_bounds__(kThreads, 1)
                 : wgmma_descriptor_mn_major(tile_a + consumer * kAtom + 2048 * k, kAtom);
         const uint64_t b = kB == Major::kK ? wgmma_descriptor_k_major(tile_b + 32 * k)
                                            : wgmma_descriptor_mn_major(tile_b + 2048 * k, kAtom);
-        wgmma<Type, Type, kCols, kA, kB>(sums, a, b, step > 0 || k > 0);
+        wgmma<Type, kCols, kA, kB>(sums, a, b, step > 0 || k > 0);
       }
       wgmma_commit();
       // The products of the last step have been read; those of this one run on.

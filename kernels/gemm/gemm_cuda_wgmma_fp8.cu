@@ -59,8 +59,8 @@ __global__ void __launch_bounds__(kThreads, 1)
       wgmma_fence();
 #pragma unroll
       for (int k = 0; k < kDepth / 32; ++k) {
-        wgmma<TypeA, TypeB, kCols>(products, wgmma_descriptor_k_major(tile_a + 32 * k),
-                                   wgmma_descriptor_k_major(tile_b + 32 * k), k > 0 || !starts);
+        wgmma_fp8<TypeA, TypeB, kCols>(products, wgmma_descriptor_k_major(tile_a + 32 * k),
+                                       wgmma_descriptor_k_major(tile_b + 32 * k), k > 0 || !starts);
       }
       wgmma_commit();
       wgmma_wait<0>();

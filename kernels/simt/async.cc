@@ -25,7 +25,7 @@ AsyncQueue& queue_of(std::shared_ptr<AsyncQueue>& queue) {
 AsyncAgent bulk_agent(const Site& site) {
   if (!state().watches()) return {0, 0, current, nullptr, site, true};
   const auto [agent, clock] = next_pool_agent();
-  KnowledgePtr known = with_event(current->known, current->linear, current->clock);
+  KnowledgePtr known = with_event(current->known, current->agent, current->clock);
   return {agent, clock, current, std::move(known), site, true};
 }
 
@@ -109,13 +109,15 @@ size_t box_bytes(const TensorMap& map) {
 
 /// Where a byte of a box lies: the swizzle looks at the address within the block's shared memory.
 char* box_address(void* box, size_t offset, Swizzle swizzle) {
-  const Workspace& workspace = state().workspace;
-  return workspace.arena() + swizzled(workspace.offset_of(box) + offset, swizzle);
+  State& s = state();
+  const size_t base = s.workspace.offset_of(box);
+  const size_t arena = base / kArenaBytes * kArenaBytes;
+  return static_cast<char*>(box) - base + arena + swizzled(base - arena + offset, swizzle);
 }
 
 void check_shared(const char* operation, const void* address, size_t alignment, const Site& site) {
   if (!is_shared(address)) fail_kernel(site, "{}: {} is not in shared memory", operation, address);
-  if (state().workspace.offset_of(address) % alignment != 0) {
+  if (state().workspace.offset_of(address) % kArenaBytes % alignment != 0) {
     fail_kernel(site, "misaligned {}: expected a shared address that is a multiple of {}",
                 operation, alignment);
   }
@@ -125,6 +127,14 @@ void check_shared(const char* operation, const void* address, size_t alignment, 
 void finish_group(AsyncQueue::Group& group) {
   for (auto& work : group.work) work();
   group.work.clear();
+}
+
+/// A copy that ends in complete_tx: now, or when somebody waits for the barrier.
+void submit_load(uint64_t* barrier, std::function<void()> copy) {
+  if (is_eager()) return copy();
+  Mbarrier& target = state().mbarriers.find(barrier)->second;
+  target.copies.push_back(std::move(copy));
+  make_ready(target.waiting);  // to look again, which makes the copy
 }
 
 }  // namespace
@@ -138,10 +148,10 @@ void cp_async(void* to, const void* from, size_t bytes, size_t source_bytes, con
   AsyncQueue& queue = queue_of(self.copies);
   if (s.watches()) {
     if (queue.open.clock == 0) {
-      queue.open.clock = next_clock(std::max(queue.last_clock, s.block_start));
+      queue.open.clock = next_clock(std::max(queue.last_clock, s.cluster_start));
     }
     const AsyncAgent agent{
-        s.n_threads + self.linear, queue.open.clock, &self, self.known, site, false};
+        s.n_threads + self.agent, queue.open.clock, &self, self.known, site, false};
     access_memory(agent, from, source_bytes, source_bytes == 0 ? 1 : bytes, Access::kRead);
     access_memory(agent, to, bytes, bytes, Access::kWrite);
     tick(self);  // what comes next counts as later
@@ -170,10 +180,45 @@ void cp_async_wait(int pending) {
     AsyncQueue::Group& group = queue.committed.front();
     finish_group(group);
     if (group.clock != 0) {
-      current->known = with_event(current->known, state().n_threads + current->linear, group.clock);
+      current->known = with_event(current->known, state().n_threads + current->agent, group.clock);
     }
     queue.committed.erase(queue.committed.begin());
   }
+}
+
+void cp_async_mbarrier_arrive(uint64_t* barrier, const Site& site) {
+  Mbarrier& state_of = find_mbarrier(barrier, "cp.async.mbarrier.arrive", site);
+  State& s = state();
+  Thread& self = *current;
+  AsyncQueue& queue = queue_of(self.copies);
+  AsyncAgent agent{s.n_threads + self.agent,
+                   std::max(queue.open.clock, queue.last_clock),
+                   &self,
+                   self.known,
+                   site,
+                   false};
+  std::vector<std::function<void()>> work;
+  for (AsyncQueue::Group& group : queue.committed) {
+    std::move(group.work.begin(), group.work.end(), std::back_inserter(work));
+    group.work.clear();
+  }
+  std::move(queue.open.work.begin(), queue.open.work.end(), std::back_inserter(work));
+  queue.open.work.clear();
+  const auto arrive = [barrier, agent, work = std::move(work)] {
+    for (const auto& copy : work) copy();
+    Mbarrier& target = state().mbarriers[barrier];
+    if (state().watches() && agent.clock != 0) {
+      target.release.add(agent.known, agent.agent, agent.clock);
+    }
+    --target.pending;
+    complete_phase(target, agent.site);
+  };
+  if (is_eager()) {
+    arrive();
+  } else {
+    state_of.copies.push_back(arrive);
+  }
+  if (s.watches()) tick(self);
 }
 
 // mbarriers.
@@ -187,12 +232,21 @@ void mbarrier_init(uint64_t* barrier, uint32_t count, const Site& site) {
   entry.expected = entry.pending = count;
 }
 
-void mbarrier_arrive(uint64_t* barrier, const Site& site) {
+void mbarrier_invalidate(uint64_t* barrier, const Site& site) {
+  find_mbarrier(barrier, "mbarrier.inval", site);
+  access_memory(*current, barrier, sizeof(uint64_t), sizeof(uint64_t), Access::kWrite, site);
+  state().mbarriers.erase(barrier);
+}
+
+void mbarrier_arrive(uint64_t* barrier, uint32_t count, const Site& site) {
   Mbarrier& entry = find_mbarrier(barrier, "mbarrier.arrive", site);
   access_memory(*current, barrier, sizeof(uint64_t), sizeof(uint64_t), Access::kAtomic, site);
-  if (entry.pending == 0) fail_kernel(site, "mbarrier.arrive: the phase expects no more arrivals");
+  if (count > entry.pending) {
+    fail_kernel(site, "mbarrier.arrive: {} arrivals, of which the phase expects {} more", count,
+                entry.pending);
+  }
   release_past(entry.release);
-  --entry.pending;
+  entry.pending -= count;
   complete_phase(entry, site);
 }
 
@@ -202,22 +256,24 @@ void mbarrier_expect_tx(uint64_t* barrier, uint32_t bytes, const Site& site) {
   entry.transactions += bytes;
 }
 
+bool mbarrier_test(uint64_t* barrier, uint32_t parity, const Site& site) {
+  Mbarrier* entry = &find_mbarrier(barrier, "mbarrier.try_wait", site);
+  access_memory(*current, barrier, sizeof(uint64_t), sizeof(uint64_t), Access::kAtomic, site);
+  const auto is_complete = [&] { return (entry->phases & 1u) != parity; };
+  if (!is_complete() && !entry->copies.empty()) {
+    // The latest moment for the copies that this wait is for.
+    for (const auto& copy : std::exchange(entry->copies, {})) copy();
+    entry = &find_mbarrier(barrier, "mbarrier.try_wait", site);
+  }
+  if (!is_complete()) return false;
+  entry->observed = true;
+  learn(*current, entry->completed);
+  return true;
+}
+
 void mbarrier_wait(uint64_t* barrier, uint32_t parity, const Site& site) {
-  while (true) {
-    Mbarrier* entry = &find_mbarrier(barrier, "mbarrier.try_wait", site);
-    access_memory(*current, barrier, sizeof(uint64_t), sizeof(uint64_t), Access::kAtomic, site);
-    const auto is_complete = [&] { return (entry->phases & 1u) != parity; };
-    if (!is_complete() && !entry->copies.empty()) {
-      // The latest moment for the copies that this wait is for.
-      for (const auto& copy : std::exchange(entry->copies, {})) copy();
-      entry = &find_mbarrier(barrier, "mbarrier.try_wait", site);
-    }
-    if (is_complete()) {
-      entry->observed = true;
-      learn(*current, entry->completed);
-      return;
-    }
-    entry->waiting.push_back(current);
+  while (!mbarrier_test(barrier, parity, site)) {
+    find_mbarrier(barrier, "mbarrier.try_wait", site).waiting.push_back(current);
     wait("mbarrier_wait", site);
   }
 }
@@ -226,7 +282,7 @@ void fence_proxy_async() {
   if (!state().watches()) return;
   Thread& self = *current;
   auto known = std::make_shared<Knowledge>(*self.known);
-  known->seen[self.linear] = self.clock;
+  known->seen[self.agent] = self.clock;
   for (size_t i = 0; i < known->seen.size(); ++i) {
     known->fenced[i] = std::max(known->fenced[i], known->seen[i]);
   }
@@ -248,7 +304,12 @@ void tma_load(void* to, const TensorMap& map, const Coordinates& at, uint64_t* b
     });
     tick(*current);
   }
-  const auto copy = [=] {
+  if (!is_eager()) {
+    for_each_piece(map, at, [&](size_t offset, size_t bytes, char*) {
+      std::memset(box_address(to, offset, map.swizzle), kPoison, bytes);
+    });
+  }
+  submit_load(barrier, [=] {
     for_each_piece(map, at, [&](size_t offset, size_t bytes, char* from) {
       char* const target = box_address(to, offset, map.swizzle);
       if (from != nullptr) {
@@ -258,14 +319,24 @@ void tma_load(void* to, const TensorMap& map, const Coordinates& at, uint64_t* b
       }
     });
     complete_transaction(barrier, box_bytes(map), agent);
-  };
-  if (is_eager()) return copy();
-  for_each_piece(map, at, [&](size_t offset, size_t bytes, char*) {
-    std::memset(box_address(to, offset, map.swizzle), kPoison, bytes);
   });
-  Mbarrier& target = state().mbarriers.find(barrier)->second;
-  target.copies.push_back(copy);
-  make_ready(target.waiting);  // to look again, which makes the copy
+}
+
+void bulk_load(void* to, const void* from, size_t bytes, uint64_t* barrier, const Site& site) {
+  check_shared("cp.async.bulk", to, kBulkAlignment, site);
+  find_mbarrier(barrier, "cp.async.bulk", site);
+  if (bytes % kBulkAlignment != 0) {
+    fail_kernel(site, "cp.async.bulk: {} bytes, expected a multiple of {}", bytes, kBulkAlignment);
+  }
+  const AsyncAgent agent = bulk_agent(site);
+  access_memory(agent, from, bytes, kBulkAlignment, Access::kRead);
+  access_memory(agent, to, bytes, kBulkAlignment, Access::kWrite);
+  if (state().watches()) tick(*current);
+  if (!is_eager()) std::memset(to, kPoison, bytes);
+  submit_load(barrier, [=] {
+    std::memcpy(to, from, bytes);
+    complete_transaction(barrier, bytes, agent);
+  });
 }
 
 void tma_store(const TensorMap& map, const Coordinates& at, const void* from, const Site& site) {
@@ -336,5 +407,39 @@ void finish_copies(Thread& thread) {
     finish_group(group);
   }
 }
+
+// Clusters.
+
+void cluster_arrive() {
+  State& s = state();
+  Barrier& barrier = s.cluster_barrier;
+  release_past(barrier.release);
+  current->cluster_phase = s.cluster_phases;
+  if (++barrier.arrived < s.live) return;
+  barrier.arrived = 0;
+  ++s.cluster_phases;
+  s.cluster_known = barrier.release.take();
+  make_ready(barrier.waiting);
+}
+
+void cluster_wait(const Site& site) {
+  State& s = state();
+  if (current->cluster_phase == s.cluster_phases) {
+    s.cluster_barrier.waiting.push_back(current);
+    wait("barrier.cluster.wait", site);
+  }
+  learn(*current, s.cluster_known);
+}
+
+void* cluster_address(const void* address, unsigned rank, const Site& site) {
+  State& s = state();
+  const size_t offset = s.workspace.offset_of(address);
+  if (offset >= Workspace::kArenasBytes || rank >= static_cast<unsigned>(s.n_blocks)) {
+    fail_kernel(site, "mapa: block {} of a cluster of {}", rank, s.n_blocks);
+  }
+  return s.workspace.arena(static_cast<int>(rank)) + offset % kArenaBytes;
+}
+
+unsigned cluster_rank() { return static_cast<unsigned>(current->block->rank); }
 
 }  // namespace weft::simt

@@ -22,6 +22,8 @@ void cp_async(void* to, const void* from, size_t bytes, size_t source_bytes, con
 void cp_async_commit();
 /// Waits until at most `pending` of the thread's latest groups are not complete.
 void cp_async_wait(int pending);
+/// cp.async.mbarrier.arrive.noinc: arrives once all cp.async of this thread so far are complete.
+void cp_async_mbarrier_arrive(uint64_t* barrier, const Site& site);
 
 /// The state behind the 64 opaque bits of an mbarrier (PTX ISA, "mbarrier").
 struct Mbarrier {
@@ -32,13 +34,16 @@ struct Mbarrier {
   bool observed = true;      // has anyone seen the last completion?
   Release release;
   KnowledgePtr completed;  // what the last phase's arrivals knew
+  KnowledgePtr initialised;
   std::vector<Thread*> waiting;
   std::vector<std::function<void()>> copies;  // that take effect when somebody waits
 };
 void mbarrier_init(uint64_t* barrier, uint32_t count, const Site& site);
-void mbarrier_arrive(uint64_t* barrier, const Site& site);
+void mbarrier_invalidate(uint64_t* barrier, const Site& site);
+void mbarrier_arrive(uint64_t* barrier, uint32_t count, const Site& site);
 void mbarrier_expect_tx(uint64_t* barrier, uint32_t bytes, const Site& site);
-/// Until the phase of that parity has completed: of a fresh barrier, at once for parity 1.
+/// Has the phase of that parity completed? A fresh barrier says so of parity 1.
+bool mbarrier_test(uint64_t* barrier, uint32_t parity, const Site& site);
 void mbarrier_wait(uint64_t* barrier, uint32_t parity, const Site& site);
 
 /// Makes the generic proxy's writes so far visible to TMA and wgmma.
@@ -74,6 +79,8 @@ void tma_load(void* to, const TensorMap& map, const Coordinates& at, uint64_t* b
               const Site& site);
 /// cp.async.bulk.tensor, shared to global: elements outside the tensor are left out.
 void tma_store(const TensorMap& map, const Coordinates& at, const void* from, const Site& site);
+/// cp.async.bulk, global to shared: a multiple of 16 bytes.
+void bulk_load(void* to, const void* from, size_t bytes, uint64_t* barrier, const Site& site);
 void bulk_commit();
 /// Waits until at most `pending` of the thread's latest groups have not been read from shared
 /// memory, or, unless `read_only`, not been written to global memory.
@@ -93,6 +100,13 @@ struct AsyncQueue {
   Clock last_clock = 0;  // cp.async: of the last commit
   std::vector<Group> committed;
 };
+
+/// barrier.cluster.arrive and .wait, of all threads of the cluster.
+void cluster_arrive();
+void cluster_wait(const Site& site);
+/// mapa: where `address` lies in the shared memory of another block of the cluster.
+void* cluster_address(const void* address, unsigned rank, const Site& site);
+unsigned cluster_rank();
 
 /// When a block's threads have all exited: copies that still read its shared memory are a fault.
 void finish_copies(Thread& thread);

@@ -34,18 +34,6 @@ uint64_t shuffle(uint32_t mask, uint64_t value, int source, const char* operatio
   return self.out;
 }
 
-uint32_t ballot(uint32_t mask, bool predicate, const char* operation, const Site& site) {
-  Thread& self = operands(predicate);
-  meet(mask, operation, site, [](Warp& warp, uint32_t mask) {
-    uint32_t votes = 0;
-    for_each_lane(warp, mask, [&](Thread& lane) {
-      if (lane.in != 0) votes |= 1u << lane.lane;
-    });
-    for_each_lane(warp, mask, [&](Thread& lane) { lane.out = votes; });
-  });
-  return static_cast<uint32_t>(self.out);
-}
-
 uint32_t match_any(uint32_t mask, uint64_t value, const Site& site) {
   Thread& self = operands(value);
   meet(mask, "match.sync", site, [](Warp& warp, uint32_t mask) {
@@ -72,12 +60,18 @@ uint32_t reduce(uint32_t mask, uint32_t value, Join join, const char* operation,
   return static_cast<uint32_t>(self.out);
 }
 
+uint32_t ballot(uint32_t mask, bool predicate, const char* operation, const Site& site) {
+  const uint32_t vote = predicate ? 1u << current->lane : 0;
+  return reduce(
+      mask, vote, [](uint32_t x, uint32_t y) { return x | y; }, operation, site);
+}
+
 void sync_warp(uint32_t mask, const Site& site) {
   meet(mask, "__syncwarp", site, [](Warp& warp, uint32_t mask) {
     if (!state().watches()) return;
     Release release;
     for_each_lane(warp, mask, [&](Thread& lane) {
-      release.add(lane.known, lane.linear, lane.clock);
+      release.add(lane.known, lane.agent, lane.clock);
       tick(lane);
     });
     const KnowledgePtr known = release.take();
@@ -100,13 +94,13 @@ void fence(bool for_device) {
   State& s = state();
   if (!s.watches()) return;
   Thread& self = *current;
-  const auto block = static_cast<uint32_t>(s.block_starts.size() - 1);
+  const auto cluster = static_cast<uint32_t>(s.cluster_starts.size() - 1);
   for (const auto& [from, known] : self.acquired) {
-    if (from == block) {
+    if (from == cluster) {
       learn(self, known);
     } else if (for_device) {
       const auto& mine = self.known->earlier;
-      auto earlier = std::make_shared<KnowledgeByBlock>(mine ? *mine : KnowledgeByBlock());
+      auto earlier = std::make_shared<KnowledgeByCluster>(mine ? *mine : KnowledgeByCluster());
       join_into((*earlier)[from], known);
       auto next = std::make_shared<Knowledge>(*self.known);
       next->earlier = std::move(earlier);
@@ -114,7 +108,7 @@ void fence(bool for_device) {
     }
   }
   self.acquired.clear();
-  self.fenced = with_event(self.known, self.linear, self.clock);
+  self.fenced = with_event(self.known, self.agent, self.clock);
   if (for_device) self.fenced_device = self.fenced;
   self.fence_clock = self.clock;
   tick(self);
@@ -131,11 +125,11 @@ void atomic_access(const volatile void* address, size_t bytes, const Site& site)
   if (self.fence_clock != 0) self.clock = self.fence_clock;
   access_memory(self, plain, bytes, bytes, Access::kAtomic, site);
   self.clock = clock;
-  KnowledgeByBlock& released = s.released[plain];
+  KnowledgeByCluster& released = s.released[plain];
   for (const auto& [from, known] : released) join_into(self.acquired[from], known);
   const KnowledgePtr& fenced = is_shared(plain) ? self.fenced : self.fenced_device;
   if (!fenced) return;
-  join_into(released[static_cast<uint32_t>(s.block_starts.size() - 1)], fenced);
+  join_into(released[static_cast<uint32_t>(s.cluster_starts.size() - 1)], fenced);
   if (fenced->earlier) {
     for (const auto& [from, known] : *fenced->earlier) join_into(released[from], known);
   }

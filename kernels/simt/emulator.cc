@@ -74,7 +74,8 @@ void thread_entry() {
   self.exited = true;
   self.warp->exited |= 1u << self.lane;
   --self.block->live;
-  if (state().watches()) self.block->barriers[0].release.add(self.known, self.linear, self.clock);
+  --state().live;
+  if (state().watches()) self.block->barriers[0].release.add(self.known, self.agent, self.clock);
   release_exited(*self.block);
   run_next(true);
   __builtin_unreachable();
@@ -82,33 +83,35 @@ void thread_entry() {
 
 void check_shape(const LaunchShape& shape) {
   const std::string& kernel = state().kernel;
-  const auto [grid, block, shared_bytes] = shape;
-  WEFT_CHECK(grid.x > 0 && grid.y > 0 && grid.z > 0 && grid.x < 1u << 31 && grid.y < 1u << 16 &&
-                 grid.z < 1u << 16,
+  const auto [grid, block, cluster, shared_bytes] = shape;
+  const auto count = [](dim3 d) { return uint64_t{d.x} * d.y * d.z; };
+  WEFT_CHECK(count(grid) > 0 && grid.x < 1u << 31 && grid.y < 1u << 16 && grid.z < 1u << 16,
              "{}: a grid of {} x {} x {} blocks cannot be launched", kernel, grid.x, grid.y,
              grid.z);
-  const uint64_t threads = uint64_t{block.x} * block.y * block.z;
-  WEFT_CHECK(threads > 0 && threads <= kMaxThreadsPerBlock && block.z <= 64,
+  WEFT_CHECK(count(block) > 0 && count(block) <= kMaxThreadsPerBlock && block.z <= 64,
              "{}: a block of {} x {} x {} threads cannot be launched; expected 1 to {}", kernel,
              block.x, block.y, block.z, kMaxThreadsPerBlock);
+  WEFT_CHECK(count(cluster) > 0 && count(cluster) <= kMaxBlocksPerCluster &&
+                 grid.x % cluster.x == 0 && grid.y % cluster.y == 0 && grid.z % cluster.z == 0,
+             "{}: a cluster of {} x {} x {} blocks does not divide the grid", kernel, cluster.x,
+             cluster.y, cluster.z);
   WEFT_CHECK(shared_bytes <= kMaxSharedBytes,
              "{}: {} bytes of dynamic shared memory, of which a block has {}", kernel, shared_bytes,
              kMaxSharedBytes);
 }
 
-void prepare_block(uint3 index) {
+void prepare_block(int rank, uint3 index) {
   State& s = state();
   const dim3 d = launch_shape.block;
   const size_t threads = size_t{d.x} * d.y * d.z;
   const size_t dynamic_bytes = launch_shape.dynamic_shared_bytes;
-  s.n_threads = static_cast<int>(threads);
-  s.workspace.guard_stacks(threads);
-  Block& block = s.block = {.index = index,
-                            .live = s.n_threads,
-                            .arena = s.workspace.arena(),
-                            .dynamic_bytes = dynamic_bytes,
-                            .shared_bytes = dynamic_bytes,
-                            .threads = {s.workspace.threads(), threads}};
+  Block& block = s.blocks[rank] = {.index = index,
+                                   .rank = rank,
+                                   .live = static_cast<int>(threads),
+                                   .arena = s.workspace.arena(rank),
+                                   .dynamic_bytes = dynamic_bytes,
+                                   .shared_bytes = dynamic_bytes,
+                                   .threads = s.threads().subspan(rank * threads, threads)};
   if (sanitizer::poison) {
     sanitizer::poison(block.arena, kArenaBytes);
     sanitizer::unpoison(block.arena, block.dynamic_bytes);
@@ -124,21 +127,23 @@ void prepare_block(uint3 index) {
     thread.warp = &warp;
     thread.linear = static_cast<int>(t);
     thread.lane = static_cast<int>(t % kWarpSize);
+    thread.agent = static_cast<int>(rank * threads + t);
     if (thread.lane == 0) warp.lanes = &thread;
     warp.block = &block;
     ++warp.size;
-    prepare_fiber(thread.fiber, s.workspace.stack(t), Workspace::kStackBytes, thread_entry);
+    prepare_fiber(thread.fiber, s.workspace.stack(rank * threads + t), Workspace::kStackBytes,
+                  thread_entry);
   }
 }
 
 std::string deadlock_message() {
   constexpr int kShown = 4;
   State& s = state();
-  std::string message = fmt::format("deadlock: {} threads wait for ever:", s.block.live);
+  std::string message = fmt::format("deadlock: {} threads wait for ever:", s.live);
   int shown = 0;
   const char* last = nullptr;
   unsigned last_line = 0;
-  for (const Thread& thread : s.block.threads) {
+  for (const Thread& thread : s.threads()) {
     if (thread.exited || (thread.waits_for == last && thread.site.line() == last_line)) continue;
     last = thread.waits_for;
     last_line = thread.site.line();
@@ -150,38 +155,48 @@ std::string deadlock_message() {
   return message;
 }
 
-/// Gives every thread of the block its clock and what it knows: the end of earlier launches.
+/// Gives every thread of the cluster its clock and what it knows: the end of earlier launches.
 void start_clocks() {
   State& s = state();
-  s.block_start = s.last_clock;
-  s.block_starts.push_back(s.block_start);
+  s.cluster_start = s.last_clock;
+  s.cluster_starts.push_back(s.cluster_start);
   auto known = std::make_shared<Knowledge>();
-  known->seen.assign(s.agents(), s.block_start);
-  known->fenced.assign(s.agents(), s.block_start);
-  std::fill_n(s.pool_clocks, kPoolAgents, s.block_start);
+  known->seen.assign(s.agents(), s.cluster_start);
+  known->fenced.assign(s.agents(), s.cluster_start);
+  std::fill_n(s.pool_clocks, kPoolAgents, s.cluster_start);
   s.pool_agents_used = 0;
-  for (Thread& thread : s.block.threads) {
-    thread.clock = next_clock(s.block_start);
+  for (Thread& thread : s.threads()) {
+    thread.clock = next_clock(s.cluster_start);
     thread.known = known;
   }
 }
 
-void run_block(uint3 index) {
+void run_cluster(uint3 first) {
   State& s = state();
+  const dim3 c = launch_shape.cluster;
+  s.n_blocks = static_cast<int>(c.x * c.y * c.z);
+  s.n_threads = s.n_blocks * static_cast<int>(launch_shape.block.x * launch_shape.block.y *
+                                              launch_shape.block.z);
+  s.workspace.guard_stacks(s.n_threads);
   s.ready.clear();
   s.failure.clear();
   s.mbarriers.clear();
-  prepare_block(index);
-  begin_watching_block();
+  s.cluster_barrier = Barrier{};
+  s.live = s.n_threads;
+  for (int b = 0; b < s.n_blocks; ++b) {
+    const auto u = static_cast<unsigned>(b);
+    prepare_block(b, {first.x + u % c.x, first.y + u / c.x % c.y, first.z + u / (c.x * c.y)});
+  }
+  begin_watching_cluster();
   start_clocks();
-  for (Thread& thread : s.block.threads) s.ready.push_back(&thread);
+  for (Thread& thread : s.threads()) s.ready.push_back(&thread);
   if (s.options.order == Order::kReverse) std::reverse(s.ready.begin(), s.ready.end());
   current = next_ready();
   switch_fiber(s.host, current->fiber);
-  if (s.failure.empty() && s.block.live > 0) s.failure = deadlock_message();
+  if (s.failure.empty() && s.live > 0) s.failure = deadlock_message();
   if (s.failure.empty()) fold_traffic();
-  std::destroy(s.block.threads.begin(), s.block.threads.end());
-  s.block = Block{};
+  std::ranges::destroy(s.threads());
+  for (int b = 0; b < s.n_blocks; ++b) s.blocks[b] = Block{};
   if (!s.failure.empty()) report(s.failure, s.failure);
 }
 
@@ -258,7 +273,7 @@ void run_grid(const char* kernel, const LaunchShape& shape, void (*body)(void*),
   s.random = s.options.seed * 0x9E3779B97F4A7C15u | 1;
   s.findings.clear();
   s.released.clear();
-  s.block_starts.clear();
+  s.cluster_starts.clear();
   if (s.last_clock > kLastClock) {
     s.last_clock = 0;
     s.global.clear();
@@ -267,11 +282,14 @@ void run_grid(const char* kernel, const LaunchShape& shape, void (*body)(void*),
   s.launch_start = s.last_clock;
   if (!s.watches()) emulated::forget_unwritten();
   if (s.global.pages() > 4096) s.global.clear();
-  const uint64_t plane = uint64_t{shape.grid.x} * shape.grid.y, count = plane * shape.grid.z;
+  const dim3 c = shape.cluster;
+  const dim3 clusters = {shape.grid.x / c.x, shape.grid.y / c.y, shape.grid.z / c.z};
+  const uint64_t count = uint64_t{clusters.x} * clusters.y * clusters.z;
   for (uint64_t step = 0; step < count && s.failure.empty(); ++step) {
     const uint64_t i = s.options.order == Order::kReverse ? count - 1 - step : step;
-    run_block({static_cast<unsigned>(i % shape.grid.x),
-               static_cast<unsigned>(i % plane / shape.grid.x), static_cast<unsigned>(i / plane)});
+    run_cluster({static_cast<unsigned>(i % clusters.x) * c.x,
+                 static_cast<unsigned>(i / clusters.x % clusters.y) * c.y,
+                 static_cast<unsigned>(i / (uint64_t{clusters.x} * clusters.y)) * c.z});
   }
   s.failure.clear();
   if (s.findings.empty()) return;
@@ -321,7 +339,7 @@ void tick(Thread& thread) { thread.clock = next_clock(thread.clock); }
 
 void release_past(Release& release) {
   if (!state().watches()) return;
-  release.add(current->known, current->linear, current->clock);
+  release.add(current->known, current->agent, current->clock);
   tick(*current);
 }
 
@@ -362,6 +380,11 @@ void make_ready(std::vector<Thread*>& threads) {
 void wait(const char* operation, const Site& site) {
   current->waits_for = operation;
   current->site = site;
+  run_next();
+}
+
+void yield() {
+  state().ready.push_back(current);
   run_next();
 }
 
@@ -442,7 +465,7 @@ void* static_shared(const void* key, size_t bytes, size_t alignment) {
   block.static_arrays.push_back({key, offset});
   if (sanitizer::unpoison) sanitizer::unpoison(block.arena + offset, bytes);
   std::memset(block.arena + offset, kPoison, bytes);
-  open_shared(offset, bytes);
+  open_shared(block, offset, bytes);
   return block.arena + offset;
 }
 

@@ -1,7 +1,7 @@
-// A CUDA grid on the host: one fiber per CUDA thread, one scheduler over the threads of a block.
+// A CUDA grid on the host: one fiber per CUDA thread, one scheduler over the blocks of a cluster.
 //
-// The blocks of a grid run one after another, the threads of a block in turns: a thread runs until
-// it waits for others. Options choose the order; a correct kernel gives the same bits in all.
+// The clusters of a grid run one after another, the threads of a cluster in turns: a thread runs
+// until it waits for others. Options choose the order; a correct kernel gives the same bits in all.
 // A fault ends the launch with simt::KernelError, which names the kernel, the block, the threads
 // and the place in the source.
 //
@@ -67,7 +67,7 @@ struct Thread {
   uint3 index{};
   Block* block = nullptr;
   Warp* warp = nullptr;
-  int linear = 0;  // in its block; its number as an agent, too (knowledge.h)
+  int linear = 0;  // in its block
   int lane = 0;
   bool exited = false;
   const char* waits_for = nullptr;  // an operation, for messages; null while runnable
@@ -76,12 +76,14 @@ struct Thread {
   void* pointers[3] = {};           // operands of operations on arrays
   Fiber fiber;
 
+  int agent = 0;  // in the cluster; see knowledge.h
   Clock clock = 0;
   KnowledgePtr known;
-  KnowledgePtr fenced;         // at its last fence: what its next atomics on shared memory release
-  KnowledgePtr fenced_device;  // at its last device-wide fence: what those on global memory do
-  Clock fence_clock = 0;       // what those fences released
-  KnowledgeByBlock acquired;   // by atomics, for the next fence
+  KnowledgePtr fenced;          // at its last fence: what its next atomics on shared memory release
+  KnowledgePtr fenced_device;   // at its last device-wide fence: what those on global memory do
+  Clock fence_clock = 0;        // what those fences released
+  KnowledgeByCluster acquired;  // by atomics, for the next fence
+  uint64_t cluster_phase = 0;   // of the cluster's barrier, at its arrival
   std::vector<std::pair<float*, float*>> in_flight;  // accumulators that a wgmma works on
   std::shared_ptr<AsyncQueue> copies;                // cp.async
   std::shared_ptr<AsyncQueue> bulk_copies;           // TMA stores
@@ -115,6 +117,7 @@ struct Barrier {
 
 struct Block {
   uint3 index{};
+  int rank = 0;  // in its cluster
   int live = 0;
   char* arena = nullptr;  // its shared memory: dynamic first, then static arrays as they are met
   size_t dynamic_bytes = 0;
@@ -131,7 +134,7 @@ struct Block {
 };
 
 struct LaunchShape {
-  dim3 grid, block;
+  dim3 grid, block, cluster;
   size_t dynamic_shared_bytes = 0;
 };
 
@@ -143,6 +146,8 @@ extern LaunchShape launch_shape;
 /// Runs body(context) once per thread of the grid. Throws KernelError.
 void run_grid(const char* kernel, const LaunchShape& shape, void (*body)(void*), void* context);
 
+/// Lets the other threads run.
+void yield();
 /// bar.sync: waits until `threads` threads (0: all live ones of the block) have arrived.
 void barrier_sync(int id, int threads, const Site& site);
 /// bar.arrive: arrives without waiting.

@@ -243,8 +243,8 @@ __global__ void tensor_core(bool faulty, float* data, int fault) {
   for (float& x : d) x = 0;
   if (!(faulty && fault == 1)) wgmma_fence();
   for (int k = 0; k < 4; ++k) {
-    wgmma<Bf16, Bf16, 64>(d, wgmma_descriptor_k_major(tiles + 16 * k),
-                          wgmma_descriptor_k_major(tiles + 4096 + 16 * k), true);
+    wgmma<Bf16, 64>(d, wgmma_descriptor_k_major(tiles + 16 * k),
+                    wgmma_descriptor_k_major(tiles + 4096 + 16 * k), true);
   }
   wgmma_commit();
   if (!(faulty && fault == 2)) wgmma_wait<0>();
@@ -260,8 +260,7 @@ __global__ void early_overwrite(bool faulty, float* data) {
   float d[32];
   for (float& x : d) x = 0;
   wgmma_fence();
-  wgmma<Bf16, Bf16, 64>(d, wgmma_descriptor_k_major(tiles), wgmma_descriptor_k_major(tiles + 4096),
-                        true);
+  wgmma<Bf16, 64>(d, wgmma_descriptor_k_major(tiles), wgmma_descriptor_k_major(tiles + 4096), true);
   wgmma_commit();
   if (!faulty) wgmma_wait<0>();
   __syncthreads();

@@ -20,8 +20,8 @@ void merge(Knowledge& into, const Knowledge& from) {
   }
   if (!into.earlier) into.earlier = from.earlier;
   if (!from.earlier || from.earlier == into.earlier) return;
-  auto merged = std::make_shared<KnowledgeByBlock>(*into.earlier);
-  for (const auto& [block, known] : *from.earlier) join_into((*merged)[block], known);
+  auto merged = std::make_shared<KnowledgeByCluster>(*into.earlier);
+  for (const auto& [cluster, known] : *from.earlier) join_into((*merged)[cluster], known);
   into.earlier = std::move(merged);
 }
 

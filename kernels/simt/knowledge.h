@@ -1,12 +1,12 @@
-// Vector clocks: what each agent of a block knows of the others' past.
+// Vector clocks: what each agent of a cluster knows of the others' past.
 //
-// Agents are the block's threads, one copy engine per thread for cp.async, and a pool for bulk
+// Agents are the cluster's threads, one copy engine per thread for cp.async, and a pool for bulk
 // copies and wgmma. Each has a clock, which moves on when it releases something. Event (agent,
 // clock) happened before what a thread does now if the thread has seen that clock of that agent.
 // Barriers, warp syncs, mbarriers, fences with atomics and waits on copies pass knowledge on (C.
 // Flanagan, S. Freund, "FastTrack", PLDI 2009; PTX ISA, "Memory Consistency Model").
 //
-// Clocks never go back: a block's start where the last one's ended, so that what an earlier
+// Clocks never go back: a cluster's start where the last one's ended, so that what an earlier
 // launch did is told apart by its clock alone.
 #pragma once
 
@@ -21,15 +21,15 @@ using Clock = uint32_t;
 
 struct Knowledge;
 using KnowledgePtr = std::shared_ptr<const Knowledge>;
-/// By the number of a block in the launch.
-using KnowledgeByBlock = std::map<uint32_t, KnowledgePtr>;
+/// By the number of a cluster in the launch.
+using KnowledgeByCluster = std::map<uint32_t, KnowledgePtr>;
 
 struct Knowledge {
   std::vector<Clock> seen;  // per agent
   /// Per agent: what of its generic writes a proxy fence has shown to the asynchronous proxy.
   std::vector<Clock> fenced;
-  /// What was learnt, through atomics, of blocks that ran earlier in the launch.
-  std::shared_ptr<const KnowledgeByBlock> earlier;
+  /// What was learnt, through atomics, of clusters that ran earlier in the launch.
+  std::shared_ptr<const KnowledgeByCluster> earlier;
 };
 
 /// The union; one of the two where it has all of the other.

@@ -129,18 +129,18 @@ void for_each_granule(uintptr_t begin, size_t bytes, F&& f) {
 /// Enters the access into granule_at(address) of its granules and reports races.
 template <class F>
 void enter_granules(const Visitor& visitor, const char* space, uintptr_t begin, size_t bytes,
-                    bool forgets_blocks, F&& granule_at) {
+                    bool forgets_clusters, F&& granule_at) {
   State& s = state();
-  const Timeline timeline{s.launch_start, s.block_start, forgets_blocks, &s.block_starts};
+  const Timeline timeline{s.launch_start, s.cluster_start, forgets_clusters, &s.cluster_starts};
   for_each_granule(begin, bytes, [&](uintptr_t address, uint8_t mask) {
     const auto random = static_cast<uint32_t>(s.next_random());
     enter(granule_at(address), mask, visitor.event, timeline, random, [&](const Record& record) {
-      const bool is_same_block = record.clock > s.block_start;
+      const bool is_same_cluster = record.clock > s.cluster_start;
       report(fmt::format("race {} {}", visitor.event.place, record.place),
              fmt::format("data race in {} memory: {}, and {} by {} at {}, with nothing that orders "
                          "them",
                          space, where(visitor), kNames[static_cast<int>(record.access)],
-                         is_same_block ? describe_agent(record.agent) : "another block",
+                         is_same_cluster ? describe_agent(record.agent) : "another block",
                          to_string(record.place)));
     });
   });
@@ -148,15 +148,17 @@ void enter_granules(const Visitor& visitor, const char* space, uintptr_t begin, 
 
 void visit_shared(const Visitor& visitor, size_t offset, size_t bytes) {
   State& s = state();
-  const std::span states(s.bytes.data() + offset, std::min(bytes, kArenaBytes - offset));
+  ByteState* const begin = &s.bytes[offset];
+  const size_t in_arena = offset % kArenaBytes;
+  const std::span states(begin, std::min(bytes, kArenaBytes - in_arena));
   if (states.size() < bytes || std::ranges::find(states, ByteState::kOutside) != states.end()) {
-    fail_access(visitor,
-                fmt::format("{} of {} bytes outside shared memory, {} bytes after its start "
-                            "(the block has {} bytes of dynamic shared memory)",
-                            name(visitor), bytes, offset, s.block.dynamic_bytes));
+    fail_access(visitor, fmt::format("{} of {} bytes outside shared memory, {} bytes after its "
+                                     "start (the block has {} bytes of dynamic shared memory)",
+                                     name(visitor), bytes, in_arena,
+                                     s.blocks[offset / kArenaBytes].dynamic_bytes));
   }
   check_written(visitor, states, ByteState::kUnwritten, ByteState::kWritten, [&] {
-    return fmt::format("shared memory: {}, {} bytes after its start", where(visitor), offset);
+    return fmt::format("shared memory: {}, {} bytes after its start", where(visitor), in_arena);
   });
   enter_granules(visitor, "shared", offset, bytes, true, [&](uintptr_t granule) -> Granule& {
     return s.granules[granule / kGranuleBytes];
@@ -204,7 +206,7 @@ void check_proxy_fence(const AsyncAgent& agent, const void* address, size_t byte
     for (const Record& record : s.granules[granule / kGranuleBytes].records) {
       const bool is_generic = record.agent < 2 * s.n_threads;
       if ((record.mask & mask) == 0 || record.mask > 0xf || record.access == Access::kRead ||
-          !is_generic || record.clock <= s.block_start ||
+          !is_generic || record.clock <= s.cluster_start ||
           agent.known->fenced[record.agent] >= record.clock) {
         continue;
       }
@@ -222,7 +224,7 @@ void visit(const Visitor& visitor, const void* pointer, size_t bytes, size_t ali
   State& s = state();
   const auto address = reinterpret_cast<uintptr_t>(pointer);
   const size_t offset = s.workspace.offset_of(pointer);
-  if (offset >= kArenaBytes && offset < Workspace::kBytes) {
+  if (offset >= Workspace::kArenasBytes && offset < Workspace::kBytes) {
     if (visitor.is_hook) check_registers(*visitor.thread, pointer, bytes, visitor.event.place);
     return;
   }
@@ -230,7 +232,7 @@ void visit(const Visitor& visitor, const void* pointer, size_t bytes, size_t ali
     fail_access(visitor,
                 fmt::format("misaligned {} of {} bytes at {:#x}", name(visitor), bytes, address));
   }
-  if (offset < kArenaBytes) {
+  if (offset < Workspace::kArenasBytes) {
     visit_shared(visitor, offset, bytes);
   } else {
     visit_global(visitor, address, bytes);
@@ -241,15 +243,15 @@ void visit(const Visitor& visitor, const void* pointer, size_t bytes, size_t ali
 }  // namespace
 
 bool Timeline::is_ordered(const Record& record, const Event& event) const {
-  if (record.clock > block_start) {
+  if (record.clock > cluster_start) {
     return record.agent == event.agent || record.agent == event.issuer ||
            event.known->seen[record.agent] >= record.clock;
   }
-  if (forgets_blocks || record.clock <= launch_start) return true;
+  if (forgets_clusters || record.clock <= launch_start) return true;
   if (!event.known->earlier) return false;
-  const auto next = std::lower_bound(block_starts->begin(), block_starts->end(), record.clock);
-  const auto block = static_cast<uint32_t>(next - block_starts->begin()) - 1;
-  const auto known = event.known->earlier->find(block);
+  const auto next = std::lower_bound(cluster_starts->begin(), cluster_starts->end(), record.clock);
+  const auto cluster = static_cast<uint32_t>(next - cluster_starts->begin()) - 1;
+  const auto known = event.known->earlier->find(cluster);
   return known != event.known->earlier->end() && known->second->seen[record.agent] >= record.clock;
 }
 
@@ -257,7 +259,7 @@ void on_access(const void* address, size_t bytes, size_t alignment, Access acces
   // threadIdx and its like look at this variable first.
   if (address == &current || !state().watches()) return;
   Thread& self = *current;
-  visit({{self.clock, place_of(pc), static_cast<uint16_t>(self.linear), access, self.known.get()},
+  visit({{self.clock, place_of(pc), static_cast<uint16_t>(self.agent), access, self.known.get()},
          &self,
          true},
         address, bytes, alignment);
@@ -266,7 +268,7 @@ void on_access(const void* address, size_t bytes, size_t alignment, Access acces
 void access_memory(Thread& thread, const void* address, size_t bytes, size_t alignment,
                    Access access, const Site& site) {
   if (!state().watches()) return;
-  visit({{thread.clock, place_of(site), static_cast<uint16_t>(thread.linear), access,
+  visit({{thread.clock, place_of(site), static_cast<uint16_t>(thread.agent), access,
           thread.known.get()},
          &thread,
          false},
@@ -280,26 +282,33 @@ void access_memory(const AsyncAgent& agent, const void* address, size_t bytes, s
     check_proxy_fence(agent, address, bytes);
   }
   visit({{agent.clock, place_of(agent.site), static_cast<uint16_t>(agent.agent), access,
-          agent.known.get(), agent.follows_issuer ? agent.issuer->linear : -1},
+          agent.known.get(), agent.follows_issuer ? agent.issuer->agent : -1},
          agent.issuer,
          false},
         address, bytes, alignment);
 }
 
-bool is_shared(const void* address) { return state().workspace.offset_of(address) < kArenaBytes; }
+bool is_shared(const void* address) {
+  return state().workspace.offset_of(address) < Workspace::kArenasBytes;
+}
 
-void begin_watching_block() {
+void begin_watching_cluster() {
   State& s = state();
   if (!s.watches()) return;
-  s.bytes.assign(kArenaBytes, ByteState::kOutside);
-  s.granules.resize(kArenaBytes / kGranuleBytes);
-  open_shared(0, s.block.dynamic_bytes);
+  const size_t arenas = std::max(s.bytes.size(), s.n_blocks * kArenaBytes);
+  s.bytes.resize(arenas);
+  s.granules.resize(arenas / kGranuleBytes);
+  for (int b = 0; b < s.n_blocks; ++b) {
+    std::fill_n(s.bytes.begin() + b * kArenaBytes, kArenaBytes, ByteState::kOutside);
+    open_shared(s.blocks[b], 0, s.blocks[b].dynamic_bytes);
+  }
   recent_regions = {};
 }
 
-void open_shared(size_t offset, size_t bytes) {
+void open_shared(const Block& block, size_t offset, size_t bytes) {
   State& s = state();
-  if (s.watches()) std::fill_n(s.bytes.begin() + offset, bytes, ByteState::kUnwritten);
+  if (!s.watches()) return;
+  std::fill_n(s.bytes.begin() + block.rank * kArenaBytes + offset, bytes, ByteState::kUnwritten);
 }
 
 DeviceView::DeviceView(const void* begin, size_t bytes) : begin_(begin) {

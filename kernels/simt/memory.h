@@ -17,7 +17,7 @@ namespace weft::simt {
 /// An ordinary load or store of the current thread, about to happen; `pc` lies behind it.
 void on_access(const void* address, size_t bytes, size_t alignment, Access access, const void* pc);
 
-/// An access by an operation of a thread.
+/// An access by an operation of a thread of the cluster.
 void access_memory(Thread& thread, const void* address, size_t bytes, size_t alignment,
                    Access access, const Site& site);
 
@@ -34,7 +34,7 @@ struct AsyncAgent {
 void access_memory(const AsyncAgent& agent, const void* address, size_t bytes, size_t alignment,
                    Access access);
 
-/// Is the address in shared memory?
+/// Is the address in the shared memory of the current cluster?
 bool is_shared(const void* address);
 
 /// Host memory that kernels may touch as if it were the device's, for as long as this lives.

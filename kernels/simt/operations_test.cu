@@ -77,10 +77,9 @@ __global__ void ldmatrix_kernel(const uint16_t* a, const uint16_t* b, float* c) 
     if (lane < 16) rows_b[lane].x[j] = b[lane * 8 + j];
   }
   __syncwarp();
-  uint32_t ra[4], twice_b[4];
+  uint32_t ra[4], rb[2];
   ldmatrix_x4(ra, &rows_a[lane]);
-  ldmatrix_x4_trans(twice_b, &rows_b[lane % 16]);
-  const uint32_t rb[2] = {twice_b[0], twice_b[1]};
+  ldmatrix_x2_trans(rb, &rows_b[lane % 16]);
   float d[4] = {};
   mma_m16n8k16_bf16(d, ra, rb);
   store(d, c);
@@ -113,7 +112,7 @@ __global__ void wgmma_kernel(const __grid_constant__ TensorMap a_map,
                                         : wgmma_descriptor_mn_major(tiles + 2048 * k, 4096);
     const uint64_t db = kB == Major::kK ? wgmma_descriptor_k_major(tile_b + 32 * k)
                                         : wgmma_descriptor_mn_major(tile_b + 2048 * k, 4096);
-    wgmma<Bf16, Bf16, kN, kA, kB>(d, da, db, k > 0);
+    wgmma<Bf16, kN, kA, kB>(d, da, db, k > 0);
   }
   wgmma_commit();
   wgmma_wait<0>();
@@ -142,8 +141,8 @@ __global__ void wgmma_fp8_kernel(const __grid_constant__ TensorMap a_map,
   float d[kN / 2];
   wgmma_fence();
   for (int k = 0; k < 2; ++k) {
-    wgmma<TypeA, TypeB, kN>(d, wgmma_descriptor_k_major(tiles + 32 * k),
-                            wgmma_descriptor_k_major(tile_b + 32 * k), k > 0);
+    wgmma_fp8<TypeA, TypeB, kN>(d, wgmma_descriptor_k_major(tiles + 32 * k),
+                                wgmma_descriptor_k_major(tile_b + 32 * k), k > 0);
   }
   wgmma_commit();
   wgmma_wait<0>();

@@ -46,10 +46,10 @@ struct Event {
 
 /// Tells whether a record happened before an event.
 struct Timeline {
-  Clock launch_start = 0;       // clocks up to here belong to earlier launches
-  Clock block_start = 0;        // clocks up to here belong to blocks that ended
-  bool forgets_blocks = false;  // shared memory: what earlier blocks did is gone
-  const std::vector<Clock>* block_starts = nullptr;  // of the launch, ascending
+  Clock launch_start = 0;         // clocks up to here belong to earlier launches
+  Clock cluster_start = 0;        // clocks up to here belong to clusters that ended
+  bool forgets_clusters = false;  // shared memory: what earlier clusters did is gone
+  const std::vector<Clock>* cluster_starts = nullptr;  // of the launch, ascending
 
   bool is_ordered(const Record& record, const Event& event) const;
 };

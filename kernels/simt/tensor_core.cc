@@ -1,6 +1,7 @@
 #include "kernels/simt/tensor_core.h"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <cstring>
 #include <utility>
@@ -80,22 +81,47 @@ void run_mma(Warp& warp, uint32_t) {
   }
 }
 
-/// Moves element pairs from rows in shared memory to lanes' registers.
-template <bool kTransposed>
-void run_ldmatrix(Warp& warp, uint32_t) {
-  for (int j = 0; j < 4; ++j) {
-    const char* rows[8];
+void run_mma_f64(Warp& warp, uint32_t) {
+  double a[8][4], b[4][8];
+  for (int lane = 0; lane < kWarpSize; ++lane) {
+    a[lane / 4][lane % 4] = std::bit_cast<double>(warp.lanes[lane].in);
+    b[lane % 4][lane / 4] = std::bit_cast<double>(warp.lanes[lane].out);
+  }
+  for (int lane = 0; lane < kWarpSize; ++lane) {
+    auto* d = static_cast<double*>(warp.lanes[lane].pointers[0]);
+    for (int i = 0; i < 2; ++i) {
+      for (int k = 0; k < 4; ++k) d[i] = std::fma(a[lane / 4][k], b[k][2 * (lane % 4) + i], d[i]);
+    }
+  }
+}
+
+struct MatrixMove {
+  int count;
+  bool transposed;
+};
+
+/// Moves element pairs between lanes' registers and rows in shared memory.
+template <bool kLoads>
+void run_matrix_move(Warp& warp, uint32_t) {
+  const MatrixMove move = *static_cast<const MatrixMove*>(warp.lanes[0].pointers[2]);
+  for (int j = 0; j < move.count; ++j) {
+    char* rows[8];
     for (int r = 0; r < 8; ++r) {
       Thread& thread = warp.lanes[8 * j + r];
-      rows[r] = static_cast<const char*>(thread.pointers[1]);
-      access_memory(thread, rows[r], 16, 16, Access::kRead, thread.site);
+      rows[r] = static_cast<char*>(thread.pointers[1]);
+      access_memory(thread, rows[r], 16, 16, kLoads ? Access::kRead : Access::kWrite, thread.site);
     }
     for (int lane = 0; lane < kWarpSize; ++lane) {
       auto* registers = static_cast<char*>(warp.lanes[lane].pointers[0]) + 4 * j;
       for (int half = 0; half < 2; ++half) {
         int row = lane / 4, col = 2 * (lane % 4) + half;
-        if (kTransposed) std::swap(row, col);
-        std::memcpy(registers + 2 * half, rows[row] + 2 * col, 2);
+        if (move.transposed) std::swap(row, col);
+        char* const element = rows[row] + 2 * col;
+        if (kLoads) {
+          std::memcpy(registers + 2 * half, element, 2);
+        } else {
+          std::memcpy(element, registers + 2 * half, 2);
+        }
       }
     }
   }
@@ -135,8 +161,11 @@ void mma_sync(MatrixType type, int k, float* d, const uint32_t* a, const uint32_
       {MatrixType::f16, 16, "mma.m16n8k16.f16", run_mma<MatrixType::f16, 16>},
       {MatrixType::f16, 8, "mma.m16n8k8.f16", run_mma<MatrixType::f16, 8>},
       {MatrixType::bf16, 16, "mma.m16n8k16.bf16", run_mma<MatrixType::bf16, 16>},
+      {MatrixType::bf16, 8, "mma.m16n8k8.bf16", run_mma<MatrixType::bf16, 8>},
       {MatrixType::tf32, 8, "mma.m16n8k8.tf32", run_mma<MatrixType::tf32, 8>},
+      {MatrixType::tf32, 4, "mma.m16n8k4.tf32", run_mma<MatrixType::tf32, 4>},
       {MatrixType::e4m3, 32, "mma.m16n8k32.e4m3", run_mma<MatrixType::e4m3, 32>},
+      {MatrixType::e5m2, 32, "mma.m16n8k32.e5m2", run_mma<MatrixType::e5m2, 32>},
   };
   for (const Kind& kind : kKinds) {
     if (kind.type != type || kind.k != k) continue;
@@ -150,15 +179,33 @@ void mma_sync(MatrixType type, int k, float* d, const uint32_t* a, const uint32_
   fail_kernel(site, "mma.sync: there is no m16n8k{} of {}", k, info(type).name);
 }
 
-void ldmatrix(bool transposed, uint32_t* registers, const void* row, const Site& site) {
+void mma_sync_f64(double* d, double a, double b, const Site& site) {
+  current->pointers[0] = d;
+  current->in = std::bit_cast<uint64_t>(a);
+  current->out = std::bit_cast<uint64_t>(b);
+  meet(kFullMask, "mma.m8n8k4.f64", site, run_mma_f64);
+}
+
+void ldmatrix(int count, bool transposed, uint32_t* registers, const void* row, const Site& site) {
+  const MatrixMove move{count, transposed};
   current->pointers[0] = registers;
   current->pointers[1] = const_cast<void*>(row);
+  current->pointers[2] = const_cast<MatrixMove*>(&move);
   current->site = site;
-  meet(kFullMask, "ldmatrix", site, transposed ? run_ldmatrix<true> : run_ldmatrix<false>);
+  meet(kFullMask, "ldmatrix", site, run_matrix_move<true>);
+}
+
+void stmatrix(int count, bool transposed, const uint32_t* registers, void* row, const Site& site) {
+  const MatrixMove move{count, transposed};
+  current->pointers[0] = const_cast<uint32_t*>(registers);
+  current->pointers[1] = row;
+  current->pointers[2] = const_cast<MatrixMove*>(&move);
+  current->site = site;
+  meet(kFullMask, "stmatrix", site, run_matrix_move<false>);
 }
 
 uint32_t shared_address(const void* address) {
-  return static_cast<uint32_t>(state().workspace.offset_of(address));
+  return static_cast<uint32_t>(state().workspace.offset_of(address) % kArenaBytes);
 }
 
 }  // namespace weft::simt

@@ -1,4 +1,4 @@
-// Matrix instructions: mma.sync and ldmatrix of a warp, wgmma of a warpgroup.
+// Matrix instructions: mma.sync, ldmatrix and stmatrix of a warp, wgmma of a warpgroup.
 //
 // Fragment layouts are those of the PTX ISA ("Matrix Fragments for mma", "Register Fragments and
 // Shared Memory Matrix Layouts for wgmma"). Sums are in f32: in the order of K with four partial
@@ -22,9 +22,12 @@ enum class MatrixType : uint8_t { f16, bf16, tf32, e4m3, e5m2 };
 /// d += a b for m16n8kK, K elements of `type`; d has 4 floats, a 4 or 2 and b 2 or 1 registers.
 void mma_sync(MatrixType type, int k, float* d, const uint32_t* a, const uint32_t* b,
               const Site& site);
+/// m8n8k4 in f64: d has 2 elements, a and b one.
+void mma_sync_f64(double* d, double a, double b, const Site& site);
 
-/// Four 8x8 matrices of 16-bit elements; lanes 8j..8j+7 give the rows of matrix j.
-void ldmatrix(bool transposed, uint32_t* registers, const void* row, const Site& site);
+/// `count` (1, 2, 4) 8x8 matrices of 16-bit elements; lanes 8j..8j+7 give the rows of matrix j.
+void ldmatrix(int count, bool transposed, uint32_t* registers, const void* row, const Site& site);
+void stmatrix(int count, bool transposed, const uint32_t* registers, void* row, const Site& site);
 
 /// wgmma.mma_async.m64nNkK. A's register form has `a`, the other a descriptor. The types are equal,
 /// or both fp8.

@@ -14,6 +14,8 @@
 namespace weft::simt {
 
 inline constexpr int kMaxThreadsPerBlock = 1024;
+inline constexpr int kMaxBlocksPerCluster = 16;
+inline constexpr size_t kMaxThreads = size_t{kMaxThreadsPerBlock} * kMaxBlocksPerCluster;
 /// Bulk copies and wgmma groups that can be told apart at a time.
 inline constexpr int kPoolAgents = 64;
 
@@ -27,7 +29,7 @@ class Workspace {
   Workspace(const Workspace&) = delete;
   Workspace& operator=(const Workspace&) = delete;
 
-  char* arena() const { return base_; }
+  char* arena(int block) const { return base_ + block * kArenaBytes; }
   Thread* threads() const { return reinterpret_cast<Thread*>(base_ + kThreadsOffset); }
   char* stack(size_t thread) const { return base_ + kStacksOffset + thread * kStackPitch + kPage; }
   /// Offset of an address; beyond kBytes when it lies elsewhere.
@@ -36,14 +38,15 @@ class Workspace {
   }
 
   static constexpr size_t kPage = 4096;
-  static constexpr size_t kThreadsOffset = kArenaBytes;
+  static constexpr size_t kArenasBytes = kArenaBytes * kMaxBlocksPerCluster;
+  static constexpr size_t kThreadsOffset = kArenasBytes;
   static constexpr size_t kStacksOffset =
-      (kThreadsOffset + kMaxThreadsPerBlock * sizeof(Thread) + kPage - 1) / kPage * kPage;
+      (kThreadsOffset + kMaxThreads * sizeof(Thread) + kPage - 1) / kPage * kPage;
   // Frames of instrumented code are large; pages that no frame reaches are never touched. Below
   // each stack lies a page without access: an overflow is a fault at once.
   static constexpr size_t kStackBytes = 256 << 10;
   static constexpr size_t kStackPitch = kStackBytes + kPage;
-  static constexpr size_t kBytes = kStacksOffset + kMaxThreadsPerBlock * kStackPitch;
+  static constexpr size_t kBytes = kStacksOffset + kMaxThreads * kStackPitch;
 
  private:
   char* base_;
@@ -63,7 +66,7 @@ struct State {
   void (*body)(void*) = nullptr;
   void* context = nullptr;
   uint64_t random = 1;
-  std::vector<Clock> block_starts;
+  std::vector<Clock> cluster_starts;
   Clock launch_start = 0;
   GlobalShadow global;
   struct Finding {
@@ -73,21 +76,26 @@ struct State {
   };
   std::vector<Finding> findings;
 
-  // The block that runs.
-  Block block;
+  // The cluster that runs.
+  Block blocks[kMaxBlocksPerCluster];
+  int n_blocks = 0;
   int n_threads = 0;
   std::deque<Thread*> ready;
+  int live = 0;
   Fiber host;
   std::string failure;
-  Clock block_start = 0;
+  Clock cluster_start = 0;
   Clock last_clock = 0;
-  std::vector<ByteState> bytes;   // of the arena
-  std::vector<Granule> granules;  // of the arena
+  std::vector<ByteState> bytes;   // of the arenas
+  std::vector<Granule> granules;  // of the arenas
   Clock pool_clocks[kPoolAgents] = {};
   int pool_agents_used = 0;
+  Barrier cluster_barrier;
+  uint64_t cluster_phases = 0;  // of its barrier
+  KnowledgePtr cluster_known;
   std::unordered_map<const void*, Mbarrier> mbarriers;
-  /// What fences before atomics on this address made known, by block.
-  std::unordered_map<const void*, KnowledgeByBlock> released;
+  /// What fences before atomics on this address made known, by cluster.
+  std::unordered_map<const void*, KnowledgeByCluster> released;
 
   uint64_t next_random() {
     random ^= random << 13;
@@ -96,6 +104,10 @@ struct State {
     return random;
   }
   bool watches() const { return options.races; }
+  /// Of the cluster, block by block.
+  std::span<Thread> threads() const {
+    return {workspace.threads(), static_cast<size_t>(n_threads)};
+  }
   int agents() const { return 2 * n_threads + kPoolAgents; }
 };
 
@@ -109,7 +121,7 @@ std::pair<int, Clock> next_pool_agent();
 void tick(Thread& thread);
 /// Adds all that the current thread has done and knows to a release, when accesses are watched.
 void release_past(Release& release);
-/// A clock that no agent of this block has reached.
+/// A clock that no agent of this cluster has reached.
 Clock next_clock(Clock clock);
 void learn(Thread& thread, const KnowledgePtr& known);
 
@@ -136,11 +148,11 @@ template <class... Arguments>
 void check_registers(const Thread& thread, const void* address, size_t bytes, Place place);
 /// Enters an access into the statistics of its source access.
 void count_traffic(const Thread& thread, const Event& event, const void* address, size_t bytes);
-/// Adds up the statistics of a block that ended.
+/// Adds up the statistics of a cluster that ended.
 void fold_traffic();
 
-void begin_watching_block();
-/// So many bytes of the arena from an offset on are the block's to use.
-void open_shared(size_t offset, size_t bytes);
+void begin_watching_cluster();
+/// So many bytes of a block's arena from an offset on are its to use.
+void open_shared(const Block& block, size_t offset, size_t bytes);
 
 }  // namespace weft::simt

@@ -61,7 +61,7 @@ KnowledgePtr warpgroup_knowledge() {
     Release release;
     for (int lane = 0; lane < kWarpSize; ++lane) {
       const Thread& thread = member(w * kWarpSize + lane);
-      release.add(thread.known, thread.linear, thread.clock);
+      release.add(thread.known, thread.agent, thread.clock);
     }
     const KnowledgePtr known = release.take();
     if (!common) {
@@ -76,12 +76,11 @@ KnowledgePtr warpgroup_knowledge() {
   return common;
 }
 
-/// A matrix in shared memory as a wgmma descriptor names it (PTX ISA, "Matrix Descriptor Format"),
-/// its rows of 128 bytes swizzled by 128.
+/// A matrix in shared memory as a wgmma descriptor names it (PTX ISA, "Matrix Descriptor Format").
 struct SharedMatrix {
-  static constexpr int kRowBytes = 128;
   char* arena;
   uint32_t start, leading, stride;
+  Swizzle swizzle;
   bool mn_major;
   int element_bytes;
 
@@ -90,16 +89,28 @@ struct SharedMatrix {
         start(static_cast<uint32_t>(descriptor & 0x3fff) << 4),
         leading(static_cast<uint32_t>(descriptor >> 16 & 0x3fff) << 4),
         stride(static_cast<uint32_t>(descriptor >> 32 & 0x3fff) << 4),
+        swizzle(static_cast<Swizzle>((4 - (descriptor >> 62)) & 3)),  // 1 is 128 bytes, 3 is 32
         mn_major(is_mn_major),
         element_bytes(bytes) {}
 
   /// Where the element (r of M or N, k) lies.
   char* at(int r, int k) const {
-    const int kb = k * element_bytes, row = kRowBytes / element_bytes;
-    const uint32_t offset =
-        mn_major ? r % row * element_bytes + r / row * leading + k % 8 * kRowBytes + k / 8 * stride
-                 : r / 8 * stride + r % 8 * kRowBytes + kb;
-    return arena + swizzled(start + offset, Swizzle::kBytes128);
+    const int es = element_bytes;
+    const int per_16 = 16 / es;
+    const int kb = k * es;
+    const int width = 16 << static_cast<int>(swizzle);
+    uint32_t offset = 0;
+    if (!mn_major && swizzle == Swizzle::kNone) {
+      offset = r / 8 * stride + r % 8 * 16 + kb / 16 * leading + kb % 16;
+    } else if (!mn_major) {
+      offset = r / 8 * stride + r % 8 * width + kb;
+    } else if (swizzle == Swizzle::kNone) {
+      offset = r % per_16 * es + r / per_16 * stride + k % 8 * 16 + k / 8 * leading;
+    } else {
+      const int row = width / es;  // elements of M or N in one swizzled row
+      offset = r % row * es + r / row * leading + k % 8 * width + k / 8 * stride;
+    }
+    return arena + swizzled(start + offset, swizzle);
   }
 
   /// Reads rows x k elements; enters every 16 bytes once.
@@ -120,10 +131,7 @@ struct SharedMatrix {
   }
 };
 
-/// With a base offset, or another swizzle than of 128 bytes.
-bool is_refused(uint64_t descriptor) {
-  return (descriptor >> 49 & 7) != 0 || descriptor >> 62 != 1;
-}
+bool is_refused(uint64_t descriptor) { return (descriptor >> 49 & 7) != 0; }
 
 struct WgmmaArguments {
   const Wgmma* operation;
@@ -151,10 +159,9 @@ void issue_wgmma(WarpgroupQueue& queue, const Site& site) {
   }
   if (is_refused(arguments.b_descriptor) ||
       (!has_registers && is_refused(arguments.a_descriptor))) {
-    fail_kernel(
-        site,
-        "wgmma: a descriptor with a base offset, or not swizzled by 128 bytes, is not supported: "
-        "align tiles to the swizzle's atom of 8 rows");
+    fail_kernel(site,
+                "wgmma: a descriptor with a base offset is not supported: align tiles to the "
+                "swizzle's atom of 8 rows");
   }
   if (op.a_type != op.b_type && (bytes != 1 || info(op.b_type).bytes != 1)) {
     fail_kernel(site, "wgmma: there is none of {} and {}", info(op.a_type).name,
