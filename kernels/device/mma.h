@@ -54,14 +54,14 @@ __device__ __forceinline__ void mma_m8n8k4_f64(double (&d)[2], double a, double 
 // rows of matrix j, 16 bytes each; register j of lane 4 g + q holds row g, columns 2 q and 2 q + 1
 // of matrix j, or row and column exchanged (trans).
 
-#define WEFT_LDMATRIX(name, count, transposed, form, registers, address, ...)                    \
-  __device__ __forceinline__ void name(uint32_t(&r)[count], const void* row WEFT_AND_SITE) {     \
-    WEFT_PTX(                                                                                    \
-        asm volatile("ldmatrix.sync.aligned.m8n8." form ".shared.b16 " registers "," address ";" \
-                     : __VA_ARGS__                                                               \
-                     : "r"(shared_address(row))                                                  \
-                     : "memory"),                                                                \
-        simt::ldmatrix(count, transposed, r, row, site));                                        \
+#define WEFT_LDMATRIX(name, count, transposed, form, registers, address, ...)                     \
+  __device__ __forceinline__ void name(uint32_t(&r)[count], const void* row WEFT_AND_SITE) {      \
+    WEFT_PTX(                                                                                     \
+        asm volatile("ldmatrix.sync.aligned.m8n8." form ".shared.b16 " registers ", " address ";" \
+                     : __VA_ARGS__                                                                \
+                     : "r"(shared_address(row))                                                   \
+                     : "memory"),                                                                 \
+        simt::ldmatrix(count, transposed, r, row, site));                                         \
   }
 #define WEFT_LDMATRIX_X4(name, transposed, form)                                            \
   WEFT_LDMATRIX(name, 4, transposed, form, "{%0,%1,%2,%3}", "[%4]", "=r"(r[0]), "=r"(r[1]), \
