@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cerrno>
+#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -17,8 +18,7 @@
 
 #include "core/parallel.h"
 #include "core/stream.h"
-#include "kernels/device/name.h"
-#include "kernels/stopwatch.h"
+#include "kernels/device/probe.h"
 
 namespace weft::kernels {
 namespace {
@@ -37,33 +37,29 @@ constexpr double kSeconds = 0.05;
 /// The cache of a program: the environment's, or none.
 Path cache_of_environment() {
   if (const char* const path = std::getenv("WEFT_AUTOTUNE_CACHE")) return path;
-  if (const char* const path = std::getenv("XDG_CACHE_HOME"); path && *path) {
-    return Path(path) / "weft/autotune.json";
-  }
-  if (const char* const path = std::getenv("HOME"); path && *path) {
-    return Path(path) / ".cache/weft/autotune.json";
+  for (const auto& [variable, below] : {std::pair{"XDG_CACHE_HOME", "weft/autotune.json"},
+                                        std::pair{"HOME", ".cache/weft/autotune.json"}}) {
+    if (const char* const path = std::getenv(variable); path && *path) return Path(path) / below;
   }
   return {};
 }
 
+/// The winners by device, op and problem, as the file has them.
+using Winners = std::map<std::string, std::map<std::string, std::map<std::string, std::string>>>;
+
 /// A cache file's content; throws std::exception when it is something else.
-json parse_cache(const std::string& text) {
-  json content = json::parse(text);
+Winners read_cache(const Path& path) {
+  std::ifstream file(path);
+  if (!file) throw std::runtime_error(std::strerror(errno));
+  const json content = json::parse(file);
   if (content.at(kFormatKey) != kFormat) throw std::runtime_error("it has another format");
-  for (const auto& [device, ops] : content.at("devices").items()) {
-    for (const auto& [op, problems] : ops.items()) {
-      for (const auto& [problem, variant] : problems.items()) {
-        static_cast<void>(variant.get_ref<const std::string&>());
-      }
-    }
-  }
-  return content;
+  return content.at("devices").get<Winners>();
 }
 
 /// The bytes that a tensor's elements lie in, and their copy on the same device.
 class Snapshot {
  public:
-  explicit Snapshot(const Tensor& tensor) : at_(static_cast<char*>(tensor.raw())) {
+  explicit Snapshot(const Tensor& tensor) : at_(tensor.raw()) {
     int64_t last = 0;
     for (int d = 0; d < tensor.dim(); ++d) last += (tensor.size(d) - 1) * tensor.stride(d);
     const int64_t bytes =
@@ -75,16 +71,16 @@ class Snapshot {
 
  private:
   void move(void* to, const void* from) const {
+    const Device device = copy_.device();
     if (copy_.nbytes() == 0) return;
-    if (copy_.device().type == DeviceType::cpu) {
+    if (device.type == DeviceType::cpu) {
       std::memcpy(to, from, copy_.nbytes());
     } else {
-      runtime::copy(copy_.device().index, to, from, copy_.nbytes(),
-                    current_stream_handle(copy_.device()));
+      runtime::copy(device.index, to, from, copy_.nbytes(), current_stream_handle(device));
     }
   }
 
-  char* at_;
+  void* at_;
   Tensor copy_;
 };
 
@@ -106,22 +102,26 @@ double least_seconds(const Candidates& c, size_t variant) {
   }
 }
 
+thread_local bool is_measuring = false;
+
+struct Measuring {
+  Measuring() { is_measuring = true; }
+  ~Measuring() { is_measuring = false; }
+};
+
+/// The index of the fastest variant.
 size_t measure(const Candidates& c) {
+  const Measuring measuring;
   std::vector<Snapshot> before;
   for (const Tensor& tensor : c.written) {
     if (tensor.defined()) before.emplace_back(tensor);
   }
-  size_t best = 0;
-  double best_seconds = std::numeric_limits<double>::infinity();
+  std::vector<double> seconds;
   for (size_t i = 0; i < c.variants.size(); ++i) {
-    const double seconds = least_seconds(c, i);
-    if (seconds < best_seconds) {
-      best = i;
-      best_seconds = seconds;
-    }
+    seconds.push_back(least_seconds(c, i));
     for (const Snapshot& snapshot : before) snapshot.put_back();
   }
-  return best;
+  return std::ranges::min_element(seconds) - seconds.begin();
 }
 
 bool is_capturing(Device device) {
@@ -129,12 +129,10 @@ bool is_capturing(Device device) {
          runtime::is_capturing(device.index, current_stream_handle(device));
 }
 
-thread_local bool is_measuring = false;
-
-struct Measuring {
-  Measuring() { is_measuring = true; }
-  ~Measuring() { is_measuring = false; }
-};
+std::atomic<bool> is_on{[] {
+  const char* const text = std::getenv("WEFT_AUTOTUNE");
+  return text && std::string_view(text) == "1";
+}()};
 
 }  // namespace
 
@@ -144,16 +142,10 @@ struct AutotuneScope::Tuner {
     std::error_code error;
     if (cache.empty() || !std::filesystem::exists(cache, error)) return;
     try {
-      known = read();
+      known = read_cache(cache);
     } catch (const std::exception& fault) {
       give_up(fault.what());
     }
-  }
-
-  json read() const {
-    std::ifstream file(cache);
-    if (!file) throw std::runtime_error(std::strerror(errno));
-    return parse_cache({std::istreambuf_iterator<char>(file), {}});
   }
 
   void give_up(const std::string& why) {
@@ -175,35 +167,26 @@ struct AutotuneScope::Tuner {
   }
 
   /// The index of the variant that won before.
-  std::optional<size_t> find(const std::string& device, const Candidates& c) const {
-    const auto devices = known.find("devices");
-    if (devices == known.end()) return {};
-    const auto ops = devices->find(device);
-    if (ops == devices->end()) return {};
-    const auto problems = ops->find(std::string(c.op));
-    if (problems == ops->end()) return {};
-    const auto variant = problems->find(c.problem);
-    if (variant == problems->end()) return {};
-    const auto row = std::ranges::find(c.variants, variant->get_ref<const std::string&>());
-    if (row == c.variants.end()) return {};  // of another version of the program
+  std::optional<size_t> find(const std::string& device, const Candidates& c) {
+    const auto row = std::ranges::find(c.variants, known[device][std::string(c.op)][c.problem]);
+    if (row == c.variants.end()) return {};  // not known, or of another version of the program
     return static_cast<size_t>(row - c.variants.begin());
   }
 
   /// Puts the file in place whole, with what other processes have found meanwhile.
   void keep(const std::string& device, const Candidates& c, size_t winner) {
-    const auto add = [&](json& to) {
-      to[kFormatKey] = kFormat;
-      to["devices"][device][std::string(c.op)][c.problem] = std::string(c.variants[winner]);
+    const auto add = [&](Winners& to) {
+      to[device][std::string(c.op)][c.problem] = c.variants[winner];
     };
     add(known);
     if (cache.empty()) return;
     const Path beside = cache.string() + fmt::format(".{}.tmp", getpid());
     try {
       if (cache.has_parent_path()) std::filesystem::create_directories(cache.parent_path());
-      json content = std::filesystem::exists(cache) ? read() : json::object();
-      add(content);
+      Winners all = std::filesystem::exists(cache) ? read_cache(cache) : Winners();
+      add(all);
       std::ofstream file(beside);
-      file << content.dump(1) << '\n';
+      file << json{{kFormatKey, kFormat}, {"devices", all}}.dump(1) << '\n';
       file.close();
       if (!file) throw std::runtime_error(std::strerror(errno));
       std::filesystem::rename(beside, cache);
@@ -216,18 +199,9 @@ struct AutotuneScope::Tuner {
 
   std::mutex mutex;
   Path cache;  // empty: none
-  json known = json::object();
+  Winners known;
   std::map<std::string, std::string> names;  // of devices
 };
-
-namespace {
-
-std::atomic<bool> is_on{[] {
-  const char* const text = std::getenv("WEFT_AUTOTUNE");
-  return text && std::string_view(text) == "1";
-}()};
-
-}  // namespace
 
 std::shared_ptr<AutotuneScope::Tuner>& AutotuneScope::current() {
   static std::shared_ptr<Tuner> tuner =
@@ -254,6 +228,21 @@ std::string operand_key(std::string_view name, const Tensor& operand) {
   return key + (beyond == 0 ? "; " : fmt::format(" +{}; ", beyond));
 }
 
+double time_run(Device device, const std::function<void()>& run) {
+  if (device.type == DeviceType::cpu) {
+    const auto begin = std::chrono::steady_clock::now();
+    run();
+    return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+  }
+  const Stream stream = current_stream(device);
+  Event begin(device), end(device);
+  begin.record(stream);
+  run();
+  end.record(stream);
+  end.synchronize();
+  return 1e-3 * end.ms_since(begin);
+}
+
 bool autotunes() { return is_on.load(std::memory_order_relaxed); }
 
 size_t choose_by_time(const Candidates& candidates) {
@@ -266,10 +255,7 @@ size_t choose_by_time(const Candidates& candidates) {
     if (const auto known = tuner->find(device, candidates)) return *known;
   }
   if (is_measuring || is_capturing(candidates.device)) return 0;
-  const size_t winner = [&] {
-    const Measuring measuring;
-    return measure(candidates);
-  }();
+  const size_t winner = measure(candidates);
   std::lock_guard lock(tuner->mutex);
   // Another thread may have been first: all run what one of them found.
   if (const auto known = tuner->find(device, candidates)) return *known;

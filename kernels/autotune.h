@@ -2,13 +2,12 @@
 // dispatch for instead of the first row that fits.
 //
 // Each problem is measured once on each device. What won is kept in a file, by the device's name
-// and driver version (a CPU's: its threads), so that later runs choose alike without measuring:
-// $WEFT_AUTOTUNE_CACHE, else weft/autotune.json in $XDG_CACHE_HOME or ~/.cache. A file that cannot
-// be read as one of these is left as it is and said once; what is measured is then forgotten with
-// the process.
+// and driver version (a CPU's: its threads): $WEFT_AUTOTUNE_CACHE, else weft/autotune.json in
+// $XDG_CACHE_HOME or ~/.cache. A file that cannot be read as one of these is left as it is, said
+// once, and not used.
 //
-// Variants round differently, so another winner means other bits: docs/kernel-lab.md says what of
-// determinism is left. Ops take part that have a tuning_key() and a written() (op.h).
+// Variants round differently, so another winner means other bits (docs/kernel-lab.md). Ops take
+// part that have a tuning_key() and a written() (op.h).
 #pragma once
 
 #include <filesystem>
@@ -43,6 +42,10 @@ bool autotunes();
 /// The index of the variant to run. Measures them when nothing is known of the problem; not while a
 /// CUDA graph is captured, and not within a measurement: then the first.
 size_t choose_by_time(const Candidates& candidates);
+
+/// Seconds that the device takes for the work that run submits to the current stream: between two
+/// events on a GPU, real or emulated, by the clock on a CPU.
+double time_run(Device device, const std::function<void()>& run);
 
 /// Turns autotuning on, with that file for a cache (none: empty), for as long as it lives. For
 /// tests; of one thread at a time.

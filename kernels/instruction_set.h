@@ -1,9 +1,8 @@
 // Which instruction set CPU kernels may use.
 //
 // Kernels are compiled for the instruction sets of core/simd/targets.h and take the best that
-// the machine has. WEFT_INSTRUCTION_SET=avx512, avx2 or baseline in the environment, read when the
-// program or an op's test starts, lets them take nothing better: to measure, or to test what other
-// machines run. oneDNN chooses for itself; its own limit is ONEDNN_MAX_CPU_ISA.
+// the machine has, or that WEFT_INSTRUCTION_SET=avx512, avx2 or baseline allows, read when the
+// program or an op's test starts. oneDNN's own limit is ONEDNN_MAX_CPU_ISA.
 #pragma once
 
 #include <string_view>

@@ -40,6 +40,18 @@ ForcedVariants& forced_variants() {
 
 std::atomic<LaunchHook*> the_hook{nullptr};
 
+/// An empty variant: none.
+void force_variant(const std::string& op, std::string_view variant) {
+  ForcedVariants& forced = forced_variants();
+  std::lock_guard lock(forced.mutex);
+  if (variant.empty()) {
+    forced.by_op.erase(op);
+  } else {
+    forced.by_op[op] = variant;
+  }
+  forced.any = !forced.by_op.empty();
+}
+
 }  // namespace
 
 bool any_variant_forced() { return forced_variants().any.load(std::memory_order_relaxed); }
@@ -53,61 +65,45 @@ std::string forced_variant(std::string_view op) {
 
 ForcedVariant::ForcedVariant(std::string_view op, std::string_view variant)
     : op_(op), previous_(forced_variant(op)) {
-  ForcedVariants& forced = forced_variants();
-  std::lock_guard lock(forced.mutex);
-  forced.by_op[op_] = variant;
-  forced.any = true;
+  force_variant(op_, variant);
 }
 
-ForcedVariant::~ForcedVariant() {
-  ForcedVariants& forced = forced_variants();
-  std::lock_guard lock(forced.mutex);
-  if (previous_.empty()) {
-    forced.by_op.erase(op_);
-  } else {
-    forced.by_op[op_] = previous_;
-  }
-  forced.any = !forced.by_op.empty();
-}
+ForcedVariant::~ForcedVariant() { force_variant(op_, previous_); }
 
 void set_launch_hook(LaunchHook* hook) { the_hook = hook; }
-LaunchHook* launch_hook() { return the_hook.load(std::memory_order_relaxed); }
 
-namespace {
-
-bool waits_for_each_launch() {
-  static const bool waits = [] {
-    const char* text = std::getenv("WEFT_CUDA_SYNC");
-    return text && std::string_view(text) == "1";
-  }();
-  return waits;
-}
-
-}  // namespace
-
-DeviceLaunch::DeviceLaunch(std::string_view op, std::string_view variant, Device device)
-    : op_(op), variant_(variant), device_(device) {
+Launch::Launch(std::string_view op, std::string_view variant, Device device, Describe describe)
+    : op_(op),
+      variant_(variant),
+      device_(device),
+      describe_(std::move(describe)),
+      hook_(the_hook.load(std::memory_order_relaxed)) {
+  if (hook_) hook_->begin(op_, variant_, device_, describe_());
+  if (device_.type == DeviceType::cpu) return;
   allocator(device_).name_recent(op_);  // the outputs
   runtime::push_range(variant_.data());
 }
 
-DeviceLaunch::~DeviceLaunch() {
-  allocator(device_).name_recent(op_);  // what the variant needed beside them
-  runtime::pop_range();
+Launch::~Launch() {
+  if (device_.type != DeviceType::cpu) {
+    allocator(device_).name_recent(op_);  // what the variant needed beside them
+    runtime::pop_range();
+  }
+  if (hook_) hook_->end();
 }
 
-std::string DeviceLaunch::take_fault() {
+void Launch::finish() const {
+  if (device_.type == DeviceType::cpu) return;
+  static const bool waits_for_each_launch = [] {
+    const char* text = std::getenv("WEFT_CUDA_SYNC");
+    return text && std::string_view(text) == "1";
+  }();
   try {
     runtime::check_launch(device_.index);
-    if (waits_for_each_launch()) current_stream(device_).synchronize();
+    if (waits_for_each_launch) current_stream(device_).synchronize();
   } catch (const Error& error) {
-    return error.what();
+    WEFT_FAIL("{} on {}: {}", variant_, describe_(), error.what());
   }
-  return {};
-}
-
-void DeviceLaunch::report(const std::string& fault, const std::string& problem) {
-  WEFT_FAIL("{} on {}: {}", variant_, problem, fault);
 }
 
 void fail_no_variant(std::string_view op, const std::string& problem, std::string_view forced,

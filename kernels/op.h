@@ -32,9 +32,8 @@ class DTypeSet {
   }
   constexpr bool contains(DType dtype) const { return bits_ >> static_cast<int>(dtype) & 1u; }
   constexpr DTypeSet operator|(DTypeSet other) const {
-    DTypeSet result;
-    result.bits_ = bits_ | other.bits_;
-    return result;
+    other.bits_ |= bits_;
+    return other;
   }
 
  private:
@@ -116,53 +115,29 @@ struct LaunchHook {
   virtual void end() noexcept = 0;
 };
 void set_launch_hook(LaunchHook* hook);
-LaunchHook* launch_hook();
 
-/// A kernel as the hook sees it: begins with this object and ends with it.
-class HookedLaunch {
+/// The one place where a kernel runs: the hook's launch, and on a device a range in the profiler's
+/// timeline, names for the memory of the op's outputs, and a check that its launches were accepted.
+/// With WEFT_CUDA_SYNC=1 that waits for them too, so that a fault is reported by the op that caused
+/// it.
+class Launch {
  public:
-  template <class Problem>
-  HookedLaunch(std::string_view op, std::string_view variant, const Problem& problem)
-      : hook_(launch_hook()) {
-    if (hook_) [[unlikely]]
-      hook_->begin(op, variant, problem.device(), problem.describe());
-  }
-  ~HookedLaunch() {
-    if (hook_) [[unlikely]]
-      hook_->end();
-  }
-  HookedLaunch(const HookedLaunch&) = delete;
-  HookedLaunch& operator=(const HookedLaunch&) = delete;
+  using Describe = std::function<std::string()>;  // the problem; called when needed
 
- private:
-  LaunchHook* hook_;
-};
-
-/// The one place where work is submitted to a device: a range in the profiler's timeline, names for
-/// the memory of the op's outputs, and a check that the launches were accepted. With
-/// WEFT_CUDA_SYNC=1 it waits for them too, so that a fault is reported by the op that caused it.
-class DeviceLaunch {
- public:
   /// The names end in a zero, as the literals of a list's rows do.
-  DeviceLaunch(std::string_view op, std::string_view variant, Device device);
-  ~DeviceLaunch();
-  DeviceLaunch(const DeviceLaunch&) = delete;
-  DeviceLaunch& operator=(const DeviceLaunch&) = delete;
+  Launch(std::string_view op, std::string_view variant, Device device, Describe describe);
+  ~Launch();
+  Launch(const Launch&) = delete;
+  Launch& operator=(const Launch&) = delete;
 
   /// Throws Error naming the variant and the problem when a launch was refused or failed.
-  template <class Problem>
-  void finish(const Problem& problem) {
-    const std::string fault = take_fault();
-    if (!fault.empty()) [[unlikely]]
-      report(fault, problem.describe());
-  }
+  void finish() const;
 
  private:
-  std::string take_fault();
-  [[noreturn]] void report(const std::string& fault, const std::string& problem);
-
   std::string_view op_, variant_;
   Device device_;
+  Describe describe_;
+  LaunchHook* hook_;
 };
 
 /// A problem whose variants may be chosen by time: tuning_key() names all that decides which is
@@ -180,6 +155,15 @@ const Variant<Problem>* fastest_variant(const Op<Problem>& op, const Problem& pr
                                   std::string_view forced, const std::string& known);
 bool any_variant_forced();
 
+template <class Problem>
+bool is_for(const Variant<Problem>& variant, const Problem& problem) {
+  return variant.device == problem.device().type && variant.dtypes.contains(problem.dtype());
+}
+template <class Problem>
+bool takes(const Variant<Problem>& variant, const Problem& problem) {
+  return is_for(variant, problem) && variant.fits(problem);
+}
+
 /// The row of the list that dispatch runs; throws Error naming the problem and the variants when
 /// none fits.
 template <class Problem>
@@ -193,9 +177,7 @@ const Variant<Problem>& select_variant(const Op<Problem>& op, const Problem& pro
   std::string passed_over;
   for (const Variant<Problem>& variant : op.variants) {
     if (!forced.empty() && variant.name != forced) continue;
-    if (variant.device != problem.device().type || !variant.dtypes.contains(problem.dtype())) {
-      continue;
-    }
+    if (!is_for(variant, problem)) continue;
     if (variant.fits(problem)) {
       if (!passed_over.empty()) [[unlikely]] {
         log_once(fmt::format("{}: takes {}, as{} does not fit", problem.describe(), variant.name,
@@ -216,14 +198,9 @@ const Variant<Problem>& select_variant(const Op<Problem>& op, const Problem& pro
 /// Runs a variant that fits the problem.
 template <class Problem>
 void run_variant(const Op<Problem>& op, const Variant<Problem>& variant, const Problem& problem) {
-  const HookedLaunch hooked(op.name, variant.name, problem);
-  if (variant.device == DeviceType::cpu) {
-    variant.run(problem);
-  } else {
-    DeviceLaunch launch(op.name, variant.name, problem.device());
-    variant.run(problem);
-    launch.finish(problem);
-  }
+  const Launch launch(op.name, variant.name, problem.device(), [&] { return problem.describe(); });
+  variant.run(problem);
+  launch.finish();
 }
 
 /// The fastest of the rows that fit; null where there is no choice.
@@ -232,10 +209,7 @@ const Variant<Problem>* fastest_variant(const Op<Problem>& op, const Problem& pr
   std::vector<const Variant<Problem>*> rows;
   std::vector<std::string_view> names;
   for (const Variant<Problem>& variant : op.variants) {
-    if (variant.device != problem.device().type || !variant.dtypes.contains(problem.dtype()) ||
-        !variant.fits(problem)) {
-      continue;
-    }
+    if (!takes(variant, problem)) continue;
     rows.push_back(&variant);
     names.push_back(variant.name);
   }

@@ -47,18 +47,6 @@ uint64_t FloatFormat::encode_special(uint64_t payload, int payload_bits,
   return overflow_code_ | uint64_t{1} << (mantissa_bits_ - 1) | kept;
 }
 
-uint64_t FloatFormat::encode(double x, const Conversion& conversion, uint64_t random) const {
-  const uint64_t bits = std::bit_cast<uint64_t>(x);
-  const uint64_t sign = bits >> 63 << (exponent_bits_ + mantissa_bits_);
-  const uint64_t mantissa = bits & ((uint64_t{1} << 52) - 1);
-  const int field = static_cast<int>(bits >> 52 & 0x7ff);
-  if (field == 0x7ff) return sign | encode_special(mantissa, 52, conversion);
-  const uint64_t significand = field == 0 ? mantissa : mantissa | uint64_t{1} << 52;
-  const int exponent = std::max(field, 1) - 1075;
-  const int leading = exponent + static_cast<int>(std::bit_width(significand)) - 1;
-  return sign | encode_magnitude(significand, exponent, leading, conversion, random);
-}
-
 double FloatFormat::decode(uint64_t code) const {
   const int width = exponent_bits_ + mantissa_bits_;
   const bool negative = code >> width & 1;

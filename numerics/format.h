@@ -17,8 +17,10 @@
 #include <algorithm>
 #include <bit>
 #include <cstdint>
+#include <limits>
 #include <string>
 #include <string_view>
+#include <type_traits>
 #include <vector>
 
 #include "core/float_formats.h"
@@ -69,8 +71,14 @@ class FloatFormat {
 
   /// The code of x. `random`: 64 random bits, read by stochastic rounding alone, which rounds away
   /// from zero when they, as a fraction, lie below the lost fraction of the last place.
-  uint64_t encode(double x, const Conversion& conversion = {}, uint64_t random = 0) const;
-  uint64_t encode(float x, const Conversion& conversion = {}, uint64_t random = 0) const;
+  uint64_t encode(double x, const Conversion& conversion = {}, uint64_t random = 0) const {
+    return encode_fields(x, conversion, random);
+  }
+  uint64_t encode(float x, const Conversion& conversion = {}, uint64_t random = 0) const {
+    // Formats with f32's exponents or fewer see f32's subnormals as they are stored.
+    return exponent_bits_ > 8 ? encode(static_cast<double>(x), conversion, random)
+                              : encode_fields(x, conversion, random);
+  }
   /// The exact value of a code. A NaN's payload is kept in the leading bits.
   double decode(uint64_t code) const;
   /// decode(encode(x)).
@@ -79,6 +87,8 @@ class FloatFormat {
   }
 
  private:
+  template <class T>
+  uint64_t encode_fields(T x, const Conversion& conversion, uint64_t random) const;
   /// significand 2^exponent, without its sign; its leading bit stands for 2^leading, or it is less
   /// and 2^leading no more than the smallest normal number.
   uint64_t encode_magnitude(uint64_t significand, int exponent, int leading,
@@ -163,17 +173,19 @@ inline uint64_t FloatFormat::encode_magnitude(uint64_t significand, int exponent
   return code;
 }
 
-inline uint64_t FloatFormat::encode(float x, const Conversion& conversion, uint64_t random) const {
-  // Formats with f32's exponents or fewer see f32's subnormals as they are stored.
-  if (exponent_bits_ > 8) return encode(static_cast<double>(x), conversion, random);
-  const uint32_t bits = std::bit_cast<uint32_t>(x);
-  const uint64_t sign = static_cast<uint64_t>(bits >> 31) << (exponent_bits_ + mantissa_bits_);
-  const uint32_t mantissa = bits & 0x7fffffu;
-  const int field = static_cast<int>(bits >> 23 & 0xff);
-  if (field == 0xff) return sign | encode_special(mantissa, 23, conversion);
-  const uint32_t significand = field == 0 ? mantissa : mantissa | 0x800000u;
-  const int leading = std::max(field, 1) - 127;
-  return sign | encode_magnitude(significand, leading - 23, leading, conversion, random);
+template <class T>
+uint64_t FloatFormat::encode_fields(T x, const Conversion& conversion, uint64_t random) const {
+  using Bits = std::conditional_t<sizeof(T) == 8, uint64_t, uint32_t>;
+  constexpr int kMantissaBits = std::numeric_limits<T>::digits - 1;
+  constexpr int kBias = std::numeric_limits<T>::max_exponent - 1, kTop = 2 * kBias + 1;
+  const uint64_t bits = std::bit_cast<Bits>(x);
+  const uint64_t sign = bits >> (8 * sizeof(T) - 1) << (exponent_bits_ + mantissa_bits_);
+  const uint64_t mantissa = bits & ((uint64_t{1} << kMantissaBits) - 1);
+  const int field = static_cast<int>(bits >> kMantissaBits & kTop);
+  if (field == kTop) return sign | encode_special(mantissa, kMantissaBits, conversion);
+  const uint64_t significand = field == 0 ? mantissa : mantissa | uint64_t{1} << kMantissaBits;
+  const int leading = std::max(field, 1) - kBias;
+  return sign | encode_magnitude(significand, leading - kMantissaBits, leading, conversion, random);
 }
 
 }  // namespace weft::numerics

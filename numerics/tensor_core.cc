@@ -2,6 +2,8 @@
 // form.
 #include "numerics/tensor_core.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <array>
 #include <bit>
@@ -69,45 +71,32 @@ float round_result(int64_t sum, int exponent, const FusedStep& step) {
   return static_cast<float>(sum < 0 ? -result : result);
 }
 
-struct Gpu {
-  std::string_view name, model;
-};
-constexpr Gpu kGpus[] = {{"v100", "v100"}, {"a2", "a100"},   {"a100", "a100"}, {"ada", "ada"},
-                         {"l40s", "ada"},  {"h100", "h100"}, {"h200", "h100"}, {"b200", "b200"}};
-
-constexpr auto kGpuNames = [] {
-  std::array<std::string_view, std::size(kGpus)> names;
-  for (size_t i = 0; i < names.size(); ++i) names[i] = kGpus[i].name;
-  return names;
-}();
+constexpr std::array<std::string_view, 8> kGpus = {"v100", "a2",   "a100", "ada",
+                                                   "l40s", "h100", "h200", "b200"};
 
 std::string_view model_of(std::string_view gpu) {
-  for (const Gpu& known : kGpus) {
-    if (known.name == gpu) return known.model;
-  }
-  std::string names;
-  for (const Gpu& known : kGpus) {
-    if (!names.empty()) names += ' ';
-    names += known.name;
-  }
-  WEFT_FAIL("unknown GPU \"{}\": expected one of {}", gpu, names);
+  const auto known = std::ranges::find(kGpus, gpu);
+  WEFT_CHECK(known != kGpus.end(), "unknown GPU \"{}\": expected one of {}", gpu,
+             fmt::join(kGpus, " "));
+  return gpu == "a2" ? "a100" : gpu == "l40s" ? "ada" : gpu == "h200" ? "h100" : *known;
 }
+
+bool is_fp8(DType input) { return input == DType::f8e4m3 || input == DType::f8e5m2; }
 
 }  // namespace
 
-std::span<const std::string_view> tensor_core_gpus() { return kGpuNames; }
+std::span<const std::string_view> tensor_core_gpus() { return kGpus; }
 
 bool tensor_core_takes(std::string_view gpu, DType input) {
   const std::string_view model = model_of(gpu);
   if (input == DType::f16) return true;
   if (input == DType::bf16 || input == DType::tf32) return model != "v100";
-  const bool fp8 = input == DType::f8e4m3 || input == DType::f8e5m2;
-  return fp8 && model != "v100" && model != "a100";
+  return is_fp8(input) && model != "v100" && model != "a100";
 }
 
 TensorCoreModel tensor_core_model(std::string_view gpu, DType input, DType output) {
   const std::string_view model = model_of(gpu);
-  const bool fp8 = input == DType::f8e4m3 || input == DType::f8e5m2;
+  const bool fp8 = is_fp8(input);
   const bool hopper = model == "h100", blackwell = model == "b200", volta = model == "v100";
   WEFT_CHECK(tensor_core_takes(gpu, input),
              "the tensor cores of {} take no {} operands: expected {}", gpu, input,
@@ -119,23 +108,22 @@ TensorCoreModel tensor_core_model(std::string_view gpu, DType input, DType outpu
              "the tensor cores of {} give no {} results for {} operands: expected f32{}", gpu,
              output, input, input == DType::f16 || fp8 ? " or f16" : "");
 
-  const bool wide = hopper || blackwell;  // the 16-term adder
+  struct Adder {
+    int terms, fraction_bits, floor, half_floor;
+  };
+  const bool wide = hopper || blackwell;
+  const Adder adder = wide    ? Adder{16, 25, -133, -21}
+                      : volta ? Adder{4, 23, -126, -19}
+                              : Adder{8, 24, -132, -20};
   FusedStep step = {
-      .terms = wide    ? 16
-               : volta ? 4
-                       : 8,
-      .fraction_bits = wide    ? 25
-                       : volta ? 23
-                               : 24,
+      .terms = adder.terms,
+      .fraction_bits = adder.fraction_bits,
       .output_bits = half_output ? 10 : 23,
       .to_nearest = half_output,
-      .alignment_floor = wide    ? -133
-                         : volta ? -126
-                                 : -132,
+      .alignment_floor = half_output ? adder.half_floor : adder.floor,
       .output_exponent = half_output ? -14 : -126,
       .output_overflow = half_output ? 0x1p16 : 0x1p128,
   };
-  if (half_output) step.alignment_floor = wide ? -21 : volta ? -19 : -20;
   if (input == DType::tf32) step.terms /= 2;
   TensorCoreModel result = {model, input, output, step};
   if (fp8 && (blackwell || (hopper && half_output))) {

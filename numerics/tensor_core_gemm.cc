@@ -19,7 +19,6 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
-#include <cstring>
 #include <vector>
 
 #include "core/error.h"
@@ -201,7 +200,7 @@ float element(const TensorCoreOperand& x, int64_t row, int64_t column) {
   });
 }
 
-/// A product split by split_operands(), and what the fast path cannot take.
+/// An operand's values split, and what the fast path cannot take.
 class Packed {
  public:
   Packed(int64_t size, int64_t lines)
@@ -239,9 +238,7 @@ class Gemm {
       : model_(model),
         p_(problem),
         // Products are summed from zero in blocks of so many, or in one chain that starts at c.
-        block_(model.split_block != 0            ? model.split_block
-               : problem.promotion_interval != 0 ? problem.promotion_interval
-                                                 : 0),
+        block_(model.split_block != 0 ? model.split_block : problem.promotion_interval),
         padded_k_(round_up(problem.k, std::max<int64_t>(model.step.terms, model.split_block))),
         smallest_(smallest_exponent(model.input)),
         panels_((problem.n + kPanel - 1) / kPanel),
@@ -279,11 +276,10 @@ class Gemm {
   void pack_panel(int64_t panel) {
     for (int64_t i = 0; i < padded_k_; ++i) {
       const int64_t k = source_k(i);
-      for (int64_t j = 0; j < kPanel; ++j) {
-        const int64_t column = panel * kPanel + j;
+      for (int64_t column = panel * kPanel; column < (panel + 1) * kPanel; ++column) {
         const bool inside = k < p_.k && column < p_.n;
-        b_.put((panel * padded_k_ + i) * kPanel + j, inside ? b_value(k, column) : 0, smallest_,
-               column);
+        b_.put((panel * padded_k_ + i) * kPanel + column % kPanel, inside ? b_value(k, column) : 0,
+               smallest_, column);
       }
     }
   }
@@ -302,60 +298,54 @@ class Gemm {
     }
     for (int64_t j = 0; j < columns; j += kPanel) {
       for (int64_t r = 0; r < rows; r += kRows) {
-        const TensorCoreTile tile = {a.from(r * padded_k_), b_.from((column_begin + j) * padded_k_),
-                                     padded_k_};
-        compute_tile(tile, a, row_begin, r, column_begin + j);
+        compute_tile(a, row_begin, r, column_begin + j);
       }
     }
   }
 
-  void compute_tile(const TensorCoreTile& tile, const Packed& a, int64_t row_begin, int64_t r0,
-                    int64_t column_begin) const {
+  /// Rows r0 and up of the block that `a` holds, against a panel of b.
+  void compute_tile(const Packed& a, int64_t row_begin, int64_t r0, int64_t column_begin) const {
+    const TensorCoreTile tile = {a.from(r0 * padded_k_), b_.from(column_begin * padded_k_),
+                                 padded_k_};
     const int rows = static_cast<int>(std::min<int64_t>(kRows, p_.m - row_begin - r0));
     const int columns = static_cast<int>(std::min<int64_t>(kPanel, p_.n - column_begin));
-    TileState state;
-    float total[kRows][kPanel] = {};
-    for (int r = 0; r < rows; ++r) {
-      for (int j = 0; j < columns; ++j) {
-        total[r][j] = c_value(row_begin + r0 + r, column_begin + j);
+    const auto for_each_element = [&](auto&& f) {
+      for (int r = 0; r < rows; ++r) {
+        for (int j = 0; j < columns; ++j) f(r, j);
       }
-    }
-    std::memset(state.overflow, 0, sizeof(state.overflow));
+    };
+    TileState state = {};
+    float total[kRows][kPanel] = {};
+    for_each_element(
+        [&](int r, int j) { total[r][j] = c_value(row_begin + r0 + r, column_begin + j); });
     const int64_t block = block_ == 0 ? padded_k_ : block_;
     for (int64_t begin = 0; begin < padded_k_; begin += block) {
-      for (int r = 0; r < kRows; ++r) {
-        for (int j = 0; j < kPanel; ++j) {
-          // What is not finite is summed by the scalar definition below.
-          const float start = block_ == 0 && std::isfinite(total[r][j]) ? total[r][j] : 0;
-          state.value[r][j] = start;
-        }
-      }
+      for_each_element([&](int r, int j) {
+        // What is not finite is summed by the scalar definition below.
+        state.value[r][j] = block_ == 0 && std::isfinite(total[r][j]) ? total[r][j] : 0;
+      });
       HWY_DYNAMIC_DISPATCH(run_tile)
       (tile, model_.step, begin, std::min(padded_k_, begin + block), state);
-      for (int r = 0; r < rows; ++r) {
-        for (int j = 0; j < columns; ++j) {
-          const float sum = state.value[r][j];
-          if (block_ != 0) {
-            total[r][j] = add_to_accumulator(total[r][j], sum, model_.output);
-          } else if (std::isfinite(total[r][j])) {
-            total[r][j] = sum;
-          }
+      for_each_element([&](int r, int j) {
+        const float sum = state.value[r][j];
+        if (block_ != 0) {
+          total[r][j] = add_to_accumulator(total[r][j], sum, model_.output);
+        } else if (std::isfinite(total[r][j])) {
+          total[r][j] = sum;
         }
-      }
+      });
     }
-    for (int r = 0; r < rows; ++r) {
-      for (int j = 0; j < columns; ++j) {
-        const int64_t row = row_begin + r0 + r, column = column_begin + j;
-        float result = total[r][j];
-        const bool overflow = state.overflow[r][j] != 0 || !std::isfinite(result);
-        if (p_.k > 0 && (a.nan[r0 + r] || b_.nan[column])) {
-          result = tensor_core_nan(model_.output);
-        } else if (p_.k > 0 && (a.special[r0 + r] || b_.special[column] || overflow)) {
-          result = scalar(row, column);
-        }
-        p_.d[row * p_.d_row_stride + column * p_.d_column_stride] = result;
+    for_each_element([&](int r, int j) {
+      const int64_t row = row_begin + r0 + r, column = column_begin + j;
+      float result = total[r][j];
+      const bool overflow = state.overflow[r][j] != 0 || !std::isfinite(result);
+      if (p_.k > 0 && (a.nan[r0 + r] || b_.nan[column])) {
+        result = tensor_core_nan(model_.output);
+      } else if (p_.k > 0 && (a.special[r0 + r] || b_.special[column] || overflow)) {
+        result = scalar(row, column);
       }
-    }
+      p_.d[row * p_.d_row_stride + column * p_.d_column_stride] = result;
+    });
   }
 
   float scalar(int64_t row, int64_t column) const {

@@ -1,18 +1,18 @@
 #include "numerics/tensor_core_vectors.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
-#include <array>
 #include <bit>
 #include <charconv>
-#include <iterator>
+#include <ranges>
+#include <span>
 #include <utility>
 
 #include "core/error.h"
 
 namespace weft::numerics {
 namespace {
-
-constexpr int kFields = 5;
 
 std::vector<std::string_view> split(std::string_view text, std::string_view separators) {
   std::vector<std::string_view> parts;
@@ -43,7 +43,7 @@ bool TensorCoreVectorReader::next(TensorCoreVector& vector) {
   } while (words(text).empty() || text.starts_with('#'));
 
   const std::vector<std::string_view> fields = split(text, "|");
-  WEFT_CHECK(fields.size() == kFields,
+  WEFT_CHECK(fields.size() == 5,
              "{}, line {}: expected five fields, a | b | c | d as f32 | d as f16, got {}", name_,
              line_, fields.size());
   const auto parse = [&](std::string_view word) {
@@ -78,25 +78,15 @@ bool TensorCoreVectorReader::next(TensorCoreVector& vector) {
 }
 
 std::string format_vector(const TensorCoreVector& vector) {
-  std::string text;
-  const auto put = [&](float x) {
-    fmt::format_to(std::back_inserter(text), "{:08x} ", std::bit_cast<uint32_t>(x));
+  const auto hexadecimal = [](std::span<const float> values) {
+    const auto bits = [](float x) { return std::bit_cast<uint32_t>(x); };
+    return fmt::format("{:08x}", fmt::join(values | std::views::transform(bits), " "));
   };
-  for (float x : vector.a) put(x);
-  text += "| ";
-  for (float x : vector.b) put(x);
-  text += "| ";
-  put(vector.c);
-  for (const std::optional<float>& d : {vector.d_f32, vector.d_f16}) {
-    text += "| ";
-    if (d) {
-      put(*d);
-    } else {
-      text += "- ";
-    }
-  }
-  text.pop_back();
-  return text;
+  const auto optional = [&](const std::optional<float>& d) {
+    return d ? hexadecimal({&*d, 1}) : "-";
+  };
+  return fmt::format("{} | {} | {} | {} | {}", hexadecimal(vector.a), hexadecimal(vector.b),
+                     hexadecimal({&vector.c, 1}), optional(vector.d_f32), optional(vector.d_f16));
 }
 
 float model_result(const TensorCoreModel& model, const TensorCoreVector& vector) {
@@ -106,12 +96,11 @@ float model_result(const TensorCoreModel& model, const TensorCoreVector& vector)
 }
 
 DType parse_operand_format(std::string_view name) {
-  constexpr std::array<std::pair<std::string_view, DType>, 5> kFormats = {
-      {{"fp16", DType::f16},
-       {"bf16", DType::bf16},
-       {"tf32", DType::tf32},
-       {"e4m3", DType::f8e4m3},
-       {"e5m2", DType::f8e5m2}}};
+  constexpr std::pair<std::string_view, DType> kFormats[] = {{"fp16", DType::f16},
+                                                             {"bf16", DType::bf16},
+                                                             {"tf32", DType::tf32},
+                                                             {"e4m3", DType::f8e4m3},
+                                                             {"e5m2", DType::f8e5m2}};
   for (const auto& [known, dtype] : kFormats) {
     if (known == name) return dtype;
   }

@@ -15,7 +15,7 @@
 #include <cmath>
 
 #include "kernels/attention/attention_heads.h"
-#include "kernels/simd/exp_inl.h"
+#include "kernels/simd/math_inl.h"
 #include "kernels/simd/philox_inl.h"
 #include "kernels/simd/rows_inl.h"
 

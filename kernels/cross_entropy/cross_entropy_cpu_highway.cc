@@ -11,7 +11,7 @@
 
 #include "core/parallel.h"
 #include "kernels/cross_entropy/cross_entropy.h"
-#include "kernels/simd/exp_inl.h"
+#include "kernels/simd/math_inl.h"
 #include "kernels/simd/rows_inl.h"
 #include "kernels/simd/variant.h"
 

@@ -33,10 +33,10 @@ __device__ __forceinline__ void mbarrier_init(uint64_t* barrier, uint32_t arriva
 }
 
 /// Makes initialised mbarriers visible to TMA and to the cluster's other blocks.
-__device__ __forceinline__ void fence_mbarrier_init(WEFT_SITE) {
+__device__ __forceinline__ void fence_mbarrier_init() {
   WEFT_PTX(asm volatile("fence.mbarrier_init.release.cluster;" ::
                             : "memory"),
-           simt::fence_proxy_async(site));
+           simt::fence_proxy_async());
 }
 
 __device__ __forceinline__ void mbarrier_arrive(uint64_t* barrier WEFT_AND_SITE) {
@@ -71,15 +71,12 @@ __device__ __forceinline__ void mbarrier_expect_tx(uint64_t* barrier,
 /// mbarrier_expect_tx, then mbarrier_arrive.
 __device__ __forceinline__ void mbarrier_arrive_expect_tx(uint64_t* barrier,
                                                           uint32_t bytes WEFT_AND_SITE) {
-#ifdef __CUDACC__
-  asm volatile(
-      "mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)),
-      "r"(bytes)
-      : "memory");
-#else
-  simt::mbarrier_expect_tx(barrier, bytes, site);
-  simt::mbarrier_arrive(barrier, 1, site);
-#endif
+  WEFT_PTX(asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(
+                            shared_address(barrier)),
+                        "r"(bytes)
+                        : "memory"),
+           simt::mbarrier_expect_tx(barrier, bytes, site);
+           simt::mbarrier_arrive(barrier, 1, site));
 }
 
 __device__ __forceinline__ bool mbarrier_try_wait(uint64_t* barrier,
@@ -109,16 +106,14 @@ __device__ __forceinline__ void mbarrier_wait(uint64_t* barrier, uint32_t parity
 
 /// Between ordinary writes to shared memory and TMA stores or wgmma that read them. Every writing
 /// thread executes it, then a barrier tells the one that issues.
-__device__ __forceinline__ void fence_proxy_async(WEFT_SITE) {
-  WEFT_PTX(asm volatile("fence.proxy.async.shared::cta;" ::
-                            : "memory"),
-           simt::fence_proxy_async(site));
+__device__ __forceinline__ void fence_proxy_async() {
+  WEFT_PTX(asm volatile("fence.proxy.async.shared::cta;" ::: "memory"), simt::fence_proxy_async());
 }
 
-__device__ __forceinline__ void cluster_arrive(WEFT_SITE) {
+__device__ __forceinline__ void cluster_arrive() {
   WEFT_PTX(asm volatile("barrier.cluster.arrive.release.aligned;" ::
                             : "memory"),
-           simt::cluster_arrive(site));
+           simt::cluster_arrive());
 }
 
 __device__ __forceinline__ void cluster_wait(WEFT_SITE) {

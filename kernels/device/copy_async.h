@@ -30,16 +30,16 @@ __device__ __forceinline__ void cp_async(void* to, const void* from,
 #endif
 }
 
-__device__ __forceinline__ void cp_async_commit(WEFT_SITE) {
-  WEFT_PTX(asm volatile("cp.async.commit_group;" ::: "memory"), simt::cp_async_commit(site));
+__device__ __forceinline__ void cp_async_commit() {
+  WEFT_PTX(asm volatile("cp.async.commit_group;" ::: "memory"), simt::cp_async_commit());
 }
 
 /// Waits until at most kPending of this thread's groups are under way.
 template <int kPending>
-__device__ __forceinline__ void cp_async_wait(WEFT_SITE) {
+__device__ __forceinline__ void cp_async_wait() {
   WEFT_PTX(asm volatile("cp.async.wait_group %0;" ::"n"(kPending)
                         : "memory"),
-           simt::cp_async_wait(kPending, site));
+           simt::cp_async_wait(kPending));
 }
 
 /// The barrier counts an arrival once this thread's copies so far are complete.
@@ -54,75 +54,58 @@ __device__ __forceinline__ void cp_async_mbarrier_arrive(uint64_t* barrier WEFT_
 /// the barrier.
 __device__ __forceinline__ void tma_load_2d(void* to, const TensorMap* map, uint64_t* barrier,
                                             int x, int y WEFT_AND_SITE) {
-#ifdef __CUDACC__
-  asm volatile(
-      "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
-      " [%0], [%1, {%3, %4}], [%2];" ::"r"(shared_address(to)),
-      "l"(map), "r"(shared_address(barrier)), "r"(x), "r"(y)
-      : "memory");
-#else
-  const int at[] = {x, y};
-  simt::tma_load(to, *map, at, barrier, site);
-#endif
+  WEFT_PTX(asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.tile"
+                        ".mbarrier::complete_tx::bytes [%0], [%1, {%3, %4}], [%2];" ::"r"(
+                            shared_address(to)),
+                        "l"(map), "r"(shared_address(barrier)), "r"(x), "r"(y)
+                        : "memory"),
+           simt::tma_load(to, *map, {x, y}, barrier, site));
 }
 __device__ __forceinline__ void tma_load_3d(void* to, const TensorMap* map, uint64_t* barrier,
                                             int x, int y, int z WEFT_AND_SITE) {
-#ifdef __CUDACC__
-  asm volatile(
-      "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
-      " [%0], [%1, {%3, %4, %5}], [%2];" ::"r"(shared_address(to)),
-      "l"(map), "r"(shared_address(barrier)), "r"(x), "r"(y), "r"(z)
-      : "memory");
-#else
-  const int at[] = {x, y, z};
-  simt::tma_load(to, *map, at, barrier, site);
-#endif
+  WEFT_PTX(asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.tile"
+                        ".mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5}], [%2];" ::"r"(
+                            shared_address(to)),
+                        "l"(map), "r"(shared_address(barrier)), "r"(x), "r"(y), "r"(z)
+                        : "memory"),
+           simt::tma_load(to, *map, {x, y, z}, barrier, site));
 }
 
 /// Writes a box; what lies outside the tensor is left out. Reads shared memory until
 /// tma_store_wait_read, writes global memory until tma_store_wait.
 __device__ __forceinline__ void tma_store_2d(const TensorMap* map, const void* from, int x,
                                              int y WEFT_AND_SITE) {
-#ifdef __CUDACC__
-  asm volatile(
-      "cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group [%0, {%2, %3}], [%1];" ::"l"(map),
-      "r"(shared_address(from)), "r"(x), "r"(y)
-      : "memory");
-#else
-  const int at[] = {x, y};
-  simt::tma_store(*map, at, from, site);
-#endif
+  WEFT_PTX(asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group"
+                        " [%0, {%2, %3}], [%1];" ::"l"(map),
+                        "r"(shared_address(from)), "r"(x), "r"(y)
+                        : "memory"),
+           simt::tma_store(*map, {x, y}, from, site));
 }
 __device__ __forceinline__ void tma_store_3d(const TensorMap* map, const void* from, int x, int y,
                                              int z WEFT_AND_SITE) {
-#ifdef __CUDACC__
-  asm volatile(
-      "cp.async.bulk.tensor.3d.global.shared::cta.tile.bulk_group [%0, {%2, %3, %4}], [%1];" ::"l"(
-          map),
-      "r"(shared_address(from)), "r"(x), "r"(y), "r"(z)
-      : "memory");
-#else
-  const int at[] = {x, y, z};
-  simt::tma_store(*map, at, from, site);
-#endif
+  WEFT_PTX(asm volatile("cp.async.bulk.tensor.3d.global.shared::cta.tile.bulk_group"
+                        " [%0, {%2, %3, %4}], [%1];" ::"l"(map),
+                        "r"(shared_address(from)), "r"(x), "r"(y), "r"(z)
+                        : "memory"),
+           simt::tma_store(*map, {x, y, z}, from, site));
 }
 
-__device__ __forceinline__ void tma_store_commit(WEFT_SITE) {
-  WEFT_PTX(asm volatile("cp.async.bulk.commit_group;" ::: "memory"), simt::bulk_commit(site));
+__device__ __forceinline__ void tma_store_commit() {
+  WEFT_PTX(asm volatile("cp.async.bulk.commit_group;" ::: "memory"), simt::bulk_commit());
 }
 /// Until at most kPending of this thread's groups still read shared memory.
 template <int kPending>
-__device__ __forceinline__ void tma_store_wait_read(WEFT_SITE) {
+__device__ __forceinline__ void tma_store_wait_read() {
   WEFT_PTX(asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(kPending)
                         : "memory"),
-           simt::bulk_wait(kPending, true, site));
+           simt::bulk_wait(kPending, true));
 }
 /// Until at most kPending of this thread's groups are not yet in global memory.
 template <int kPending>
-__device__ __forceinline__ void tma_store_wait(WEFT_SITE) {
+__device__ __forceinline__ void tma_store_wait() {
   WEFT_PTX(asm volatile("cp.async.bulk.wait_group %0;" ::"n"(kPending)
                         : "memory"),
-           simt::bulk_wait(kPending, false, site));
+           simt::bulk_wait(kPending, false));
 }
 
 }  // namespace weft::ptx

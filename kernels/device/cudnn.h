@@ -78,16 +78,16 @@ CudnnOwned<cudnnTensorDescriptor_t> cudnn_dense(DType dtype, int64_t n, int64_t 
 /// 1 or 0 as cuDNN takes them beside tensors of a dtype: f64 for f64, else f32.
 class CudnnScalar {
  public:
-  CudnnScalar(DType dtype, double value)
-      : is_f64_(dtype == DType::f64), f64_(value), f32_(static_cast<float>(value)) {}
-  const void* get() const {
-    return is_f64_ ? static_cast<const void*>(&f64_) : static_cast<const void*>(&f32_);
+  CudnnScalar(DType dtype, double value) : f64_(value) {
+    if (dtype != DType::f64) f32_ = static_cast<float>(value);
   }
+  const void* get() const { return this; }
 
  private:
-  bool is_f64_;
-  double f64_;
-  float f32_;
+  union {
+    double f64_;
+    float f32_;
+  };
 };
 
 }  // namespace weft::kernels

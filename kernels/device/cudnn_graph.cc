@@ -132,27 +132,18 @@ void CudnnGraph::matmul(Value a, Value b, Value c) {
        {CUDNN_ATTR_OPERATION_MATMUL_CDESC, c}});
 }
 
-void CudnnGraph::pointwise(cudnnPointwiseMode_t op, Value y, Value x, Value b, Value t,
-                           DType math) {
+void CudnnGraph::pointwise_along(std::optional<int64_t> axis, cudnnPointwiseMode_t op, Value y,
+                                 Value x, Value b, Value t, DType math) {
   CudnnDescriptor form = create(CUDNN_BACKEND_POINTWISE_DESCRIPTOR);
   set(form, CUDNN_ATTR_POINTWISE_MODE, CUDNN_TYPE_POINTWISE_MODE, op);
   set_type(form, CUDNN_ATTR_POINTWISE_MATH_PREC, math);
+  if (axis) set(form, CUDNN_ATTR_POINTWISE_AXIS, CUDNN_TYPE_INT64, *axis);
   add(CUDNN_BACKEND_OPERATION_POINTWISE_DESCRIPTOR, CUDNN_ATTR_OPERATION_POINTWISE_PW_DESCRIPTOR,
       std::move(form),
       {{CUDNN_ATTR_OPERATION_POINTWISE_XDESC, x},
        {CUDNN_ATTR_OPERATION_POINTWISE_BDESC, b},
        {CUDNN_ATTR_OPERATION_POINTWISE_TDESC, t},
        {CUDNN_ATTR_OPERATION_POINTWISE_YDESC, y}});
-}
-
-void CudnnGraph::index(int dimension, Value y, Value x) {
-  CudnnDescriptor form = create(CUDNN_BACKEND_POINTWISE_DESCRIPTOR);
-  set(form, CUDNN_ATTR_POINTWISE_MODE, CUDNN_TYPE_POINTWISE_MODE, CUDNN_POINTWISE_GEN_INDEX);
-  set_type(form, CUDNN_ATTR_POINTWISE_MATH_PREC, DType::i32);
-  set(form, CUDNN_ATTR_POINTWISE_AXIS, CUDNN_TYPE_INT64, int64_t{dimension});
-  add(CUDNN_BACKEND_OPERATION_POINTWISE_DESCRIPTOR, CUDNN_ATTR_OPERATION_POINTWISE_PW_DESCRIPTOR,
-      std::move(form),
-      {{CUDNN_ATTR_OPERATION_POINTWISE_XDESC, x}, {CUDNN_ATTR_OPERATION_POINTWISE_YDESC, y}});
 }
 
 void CudnnGraph::reduce(cudnnReduceTensorOp_t op, Value y, Value x) {
@@ -261,9 +252,7 @@ CudnnPlan::CudnnPlan(CudnnGraph graph, const CudnnTarget& target) : graph_(std::
       check(dnn.cudnnBackendGetAttribute(plan.get(), CUDNN_ATTR_EXECUTION_PLAN_WORKSPACE_SIZE,
                                          CUDNN_TYPE_INT64, 1, &count, &workspace_bytes_),
             "cudnnBackendGetAttribute");
-      parts_.push_back(std::move(whole));
-      parts_.push_back(std::move(choices[i]));
-      parts_.push_back(std::move(plan));
+      for (CudnnDescriptor* part : {&whole, &choices[i], &plan}) parts_.push_back(std::move(*part));
       return;
     } catch (const Error& error) {
       reason = error.what();

@@ -8,11 +8,8 @@
 //   const CudnnPlan plan(graph, CudnnTarget(device));
 //   plan.run(device, {{kX, p.x.raw()}, ...});
 //
-// Shapes and strides in elements, outermost dimension first. Arithmetic is in f32. A graph that no
-// engine of the library takes is an Error of CudnnPlan's constructor; so is anything that the
-// library refuses. (cuDNN's documentation, "Graph API"; cudnn_graph.h.)
-//
-// Only for sources of the cuda flavour, as cudnn.h.
+// Shapes and strides in elements, outermost dimension first. Arithmetic is in f32. What the library
+// refuses is an Error. (cuDNN's documentation, "Graph API".) Only for sources of the cuda flavour.
 #pragma once
 
 #include "kernels/device/cudnn.h"
@@ -45,9 +42,13 @@ class CudnnGraph {
   void matmul(Value a, Value b, Value c);
   /// y = op(x), op(x, b) or op(x, b, t), broadcast; `math`: what it computes in, f32, i32 or bool.
   void pointwise(cudnnPointwiseMode_t op, Value y, Value x, Value b = nullptr, Value t = nullptr,
-                 DType math = DType::f32);
+                 DType math = DType::f32) {
+    pointwise_along({}, op, y, x, b, t, math);
+  }
   /// y = the place of each element of x along a dimension, i32
-  void index(int dimension, Value y, Value x);
+  void index(int dimension, Value y, Value x) {
+    pointwise_along(dimension, CUDNN_POINTWISE_GEN_INDEX, y, x, nullptr, nullptr, DType::i32);
+  }
   /// y = the maximum, sum, ... over the dimensions of x that are 1 in y
   void reduce(cudnnReduceTensorOp_t op, Value y, Value x);
   /// y = x with y's strides: a transpose
@@ -62,6 +63,8 @@ class CudnnGraph {
 
   Value tensor(int64_t id, DType dtype, const Shape& shape, const Strides& strides, bool is_virtual,
                bool is_value);
+  void pointwise_along(std::optional<int64_t> axis, cudnnPointwiseMode_t op, Value y, Value x,
+                       Value b, Value t, DType math);
   void add(CudnnDescriptor operation);
   /// An operation of a type on values, in the form that `form` gives it.
   void add(cudnnBackendDescriptorType_t type, cudnnBackendAttributeName_t form_name,
@@ -96,8 +99,6 @@ class CudnnPlan {
 
   /// Submits the graph to the device's current stream.
   void run(Device device, std::map<int64_t, void*> memory) const;
-
-  int64_t workspace_bytes() const { return workspace_bytes_; }
 
  private:
   CudnnGraph graph_;

@@ -4,7 +4,7 @@
 //   d[i]: row g + 8 (i / 2), column 2 q + i % 2
 //   a: register r of 16-bit elements holds row g + 8 (r % 2), columns 2 q + {0, 1} + 8 (r / 2)
 //   b: register r holds rows 2 q + {0, 1} + 8 r, column g
-// (PTX ISA, "Matrix Fragments for mma"; other types in kernels/simt/matrix_unit.cc.)
+// (PTX ISA, "Matrix Fragments for mma"; other types in kernels/simt/matrix_unit.h.)
 #pragma once
 
 #include "core/float_formats.h"
@@ -54,34 +54,29 @@ __device__ __forceinline__ void mma_m8n8k4_f64(double (&d)[2], double a, double 
 // rows of matrix j, 16 bytes each; register j of lane 4 g + q holds row g, columns 2 q and 2 q + 1
 // of matrix j, or row and column exchanged (trans).
 
-__device__ __forceinline__ void ldmatrix_x4(uint32_t (&r)[4], const void* row WEFT_AND_SITE) {
-  WEFT_PTX(asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
-                        : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-                        : "r"(shared_address(row))
-                        : "memory"),
-           simt::ldmatrix(4, false, r, row, site));
-}
-__device__ __forceinline__ void ldmatrix_x4_trans(uint32_t (&r)[4], const void* row WEFT_AND_SITE) {
-  WEFT_PTX(asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
-                        : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-                        : "r"(shared_address(row))
-                        : "memory"),
-           simt::ldmatrix(4, true, r, row, site));
-}
-__device__ __forceinline__ void ldmatrix_x2(uint32_t (&r)[2], const void* row WEFT_AND_SITE) {
-  WEFT_PTX(asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0,%1}, [%2];"
-                        : "=r"(r[0]), "=r"(r[1])
-                        : "r"(shared_address(row))
-                        : "memory"),
-           simt::ldmatrix(2, false, r, row, site));
-}
-__device__ __forceinline__ void ldmatrix_x2_trans(uint32_t (&r)[2], const void* row WEFT_AND_SITE) {
-  WEFT_PTX(asm volatile("ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16 {%0,%1}, [%2];"
-                        : "=r"(r[0]), "=r"(r[1])
-                        : "r"(shared_address(row))
-                        : "memory"),
-           simt::ldmatrix(2, true, r, row, site));
-}
+#define WEFT_LDMATRIX(name, count, transposed, form, registers, address, ...)                     \
+  __device__ __forceinline__ void name(uint32_t(&r)[count], const void* row WEFT_AND_SITE) {      \
+    WEFT_PTX(                                                                                     \
+        asm volatile("ldmatrix.sync.aligned.m8n8." form ".shared.b16 " registers ", " address ";" \
+                     : __VA_ARGS__                                                                \
+                     : "r"(shared_address(row))                                                   \
+                     : "memory"),                                                                 \
+        simt::ldmatrix(count, transposed, r, row, site));                                         \
+  }
+#define WEFT_LDMATRIX_X4(name, transposed, form)                                            \
+  WEFT_LDMATRIX(name, 4, transposed, form, "{%0,%1,%2,%3}", "[%4]", "=r"(r[0]), "=r"(r[1]), \
+                "=r"(r[2]), "=r"(r[3]))
+#define WEFT_LDMATRIX_X2(name, transposed, form) \
+  WEFT_LDMATRIX(name, 2, transposed, form, "{%0,%1}", "[%2]", "=r"(r[0]), "=r"(r[1]))
+
+WEFT_LDMATRIX_X4(ldmatrix_x4, false, "x4")
+WEFT_LDMATRIX_X4(ldmatrix_x4_trans, true, "x4.trans")
+WEFT_LDMATRIX_X2(ldmatrix_x2, false, "x2")
+WEFT_LDMATRIX_X2(ldmatrix_x2_trans, true, "x2.trans")
+#undef WEFT_LDMATRIX_X2
+#undef WEFT_LDMATRIX_X4
+#undef WEFT_LDMATRIX
+
 __device__ __forceinline__ void stmatrix_x4(void* row, const uint32_t (&r)[4] WEFT_AND_SITE) {
   WEFT_PTX(asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1,%2,%3,%4};" ::"r"(
                             shared_address(row)),

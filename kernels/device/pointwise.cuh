@@ -12,6 +12,7 @@
 #pragma once
 
 #include <array>
+#include <tuple>
 
 #include "core/stream.h"
 #include "kernels/device/elements.cuh"
@@ -140,12 +141,7 @@ void pointwise(const F& f, const Tensor& y, const std::array<Tensor, kInputs>& i
   using namespace pointwise_kernels;
   constexpr int kCount = static_cast<int>(kInputs);
   if (y.numel() == 0) return;
-  const Walk walk = [&] {
-    if constexpr (kInputs == 0) return Walk({y});
-    if constexpr (kInputs == 1) return Walk({y, inputs[0]});
-    if constexpr (kInputs == 2) return Walk({y, inputs[0], inputs[1]});
-    if constexpr (kInputs == 3) return Walk({y, inputs[0], inputs[1], inputs[2]});
-  }();
+  const Walk walk = std::apply([&](const auto&... input) { return Walk({y, input...}); }, inputs);
   PointwiseOperands<kCount> p = {};
   p.numel = walk.numel();
   p.dims = walk.shape().size();

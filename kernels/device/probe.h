@@ -38,4 +38,10 @@ void require_usable(Device device);
 void require_usable(Device device, const CudaDevices& found);
 bool is_usable(Device device);
 
+/// What a device calls itself, whose measurements these are: "NVIDIA H200", "AMD EPYC 9R14",
+/// "emulated".
+std::string device_name(Device device);
+/// The version of a CUDA device's driver, "580.65.06"; empty where there is none to tell.
+std::string driver_version(Device device);
+
 }  // namespace weft::kernels

@@ -12,7 +12,7 @@ CudaDevices probe_cuda_devices() {
                               .name = "emulated",
                               .compute_capability = 90,
                               .memory_bytes = runtime::memory_info(index).total,
-                              .multiprocessors = 2});  // as capability_simt.cc says
+                              .multiprocessors = 2});  // as simt.cc says
   }
   return result;
 }

@@ -1,13 +1,12 @@
 // How the PTX wrappers of this folder are written: the instruction, and beside it its emulation.
 //
-//   __device__ __forceinline__ void cp_async_commit(WEFT_SITE) {
-//     WEFT_PTX(asm volatile("cp.async.commit_group;" ::: "memory"), simt::cp_async_commit(site));
+//   __device__ __forceinline__ void wgmma_fence(WEFT_SITE) {
+//     WEFT_PTX(asm volatile("wgmma.fence.sync.aligned;" ::: "memory"), simt::wgmma_fence(site));
 //   }
 //
-// nvcc sees the first argument, the host compiler the second; `site` is the caller's place in the
-// source, which the emulator names in its findings. Wrappers have PTX's names and one statement.
-// They need the architecture that PTX gives the instruction to: a .cu that calls one says so in its
-// cuda_library's `archs`.
+// nvcc sees the first argument, the host compiler the rest; `site` is the caller's place in the
+// source, for the emulator's findings. A .cu that calls one says the architecture that PTX gives
+// the instruction to in its cuda_library's `archs`.
 #pragma once
 
 #include <cstdint>
@@ -20,13 +19,15 @@
 #endif
 
 #ifdef __CUDACC__
-#define WEFT_PTX(instruction, emulation) instruction
+#define WEFT_PTX(instruction, ...) instruction
 #define WEFT_SITE
 #define WEFT_AND_SITE
+#define WEFT_PASS_SITE
 #else
-#define WEFT_PTX(instruction, emulation) emulation
+#define WEFT_PTX(instruction, ...) __VA_ARGS__
 #define WEFT_SITE ::weft::simt::Site site = ::weft::simt::Site::current()
 #define WEFT_AND_SITE , WEFT_SITE
+#define WEFT_PASS_SITE , site
 #endif
 
 namespace weft::ptx {

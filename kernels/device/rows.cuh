@@ -2,9 +2,8 @@
 // of.
 //
 // Lane l of a warp holds the vectors l, l + 32, l + 64, ... of a row: kSteps vectors of kVector
-// elements, so rows of up to 32 kSteps kVector elements are read once and each access of the warp
-// is one stretch of memory. Rows whose length or place does not allow vectors are read element by
-// element (kVector = 1).
+// elements, so that each access of the warp is one stretch of memory. Rows whose length or place
+// does not allow vectors are read element by element (kVector = 1).
 #pragma once
 
 #include "kernels/device/elements.cuh"

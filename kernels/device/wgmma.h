@@ -18,14 +18,6 @@
 
 namespace weft::ptx {
 
-/// K-major: rows of 128 bytes along K, swizzled by 128 bytes; `start` lies in a tile aligned to
-/// 1024.
-__device__ __forceinline__ uint64_t wgmma_descriptor_k_major(const void* start) {
-  constexpr uint64_t kAtomBytes = 1024, kSwizzle128 = 1;
-  return (static_cast<uint64_t>(shared_address(start)) >> 4 & 0x3fff) | uint64_t{1} << 16 |
-         (kAtomBytes >> 4) << 32 | kSwizzle128 << 62;
-}
-
 /// M- or N-major, 16-bit elements: rows of 128 bytes (64 elements) along M or N, one per k,
 /// swizzled by 128 bytes. 8 rows are an atom; atoms of the next 8 k follow at 1024 bytes, those of
 /// the next 64 elements of M or N at `column_bytes`.
@@ -35,6 +27,12 @@ __device__ __forceinline__ uint64_t wgmma_descriptor_mn_major(const void* start,
   return (static_cast<uint64_t>(shared_address(start)) >> 4 & 0x3fff) |
          static_cast<uint64_t>(column_bytes >> 4) << 16 | (kAtomBytes >> 4) << 32 |
          kSwizzle128 << 62;
+}
+
+/// K-major: rows of 128 bytes along K, swizzled by 128 bytes; `start` lies in a tile aligned to
+/// 1024. The field of `column_bytes` is not read.
+__device__ __forceinline__ uint64_t wgmma_descriptor_k_major(const void* start) {
+  return wgmma_descriptor_mn_major(start, 16);
 }
 
 __device__ __forceinline__ void wgmma_fence(WEFT_SITE) {
@@ -59,10 +57,8 @@ struct E5m2 {};
 
 enum class Major : int { kK = 0, kMn = 1 };
 
-template <class Type, int kN, Major kA = Major::kK, Major kB = Major::kK>
+template <class TypeA, class TypeB, int kN, Major kA = Major::kK, Major kB = Major::kK>
 struct WgmmaInstruction;
-template <class TypeA, class TypeB, int kN>
-struct WgmmaFp8Instruction;
 
 #ifdef __CUDACC__
 
@@ -74,72 +70,57 @@ struct WgmmaFp8Instruction;
 #define WEFT_D32_TEXT                                                                          \
   "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24," \
   "%25,%26,%27,%28,%29,%30,%31"
-#define WEFT_D64_TEXT                                                                          \
-  "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24," \
-  "%25,%26,%27,%28,%29,%30,%31,%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,"   \
-  "%47,%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63"
-#define WEFT_D96_TEXT                                                                          \
-  "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24," \
-  "%25,%26,%27,%28,%29,%30,%31,%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,"   \
-  "%47,%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63,%64,%65,%66,%67,%68,"   \
-  "%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79,%80,%81,%82,%83,%84,%85,%86,%87,%88,%89,%90,"   \
-  "%91,%92,%93,%94,%95"
-#define WEFT_D128_TEXT                                                                          \
-  "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,"  \
-  "%25,%26,%27,%28,%29,%30,%31,%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,"    \
-  "%47,%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63,%64,%65,%66,%67,%68,"    \
-  "%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79,%80,%81,%82,%83,%84,%85,%86,%87,%88,%89,%90,"    \
-  "%91,%92,%93,%94,%95,%96,%97,%98,%99,%100,%101,%102,%103,%104,%105,%106,%107,%108,%109,%110," \
-  "%111,%112,%113,%114,%115,%116,%117,%118,%119,%120,%121,%122,%123,%124,%125,%126,%127"
+#define WEFT_D64_TEXT                                                             \
+  WEFT_D32_TEXT                                                                   \
+  ",%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50," \
+  "%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63"
+#define WEFT_D96_TEXT                                                             \
+  WEFT_D64_TEXT                                                                   \
+  ",%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79,%80,%81,%82," \
+  "%83,%84,%85,%86,%87,%88,%89,%90,%91,%92,%93,%94,%95"
+#define WEFT_D128_TEXT                                                            \
+  WEFT_D96_TEXT                                                                   \
+  ",%96,%97,%98,%99,%100,%101,%102,%103,%104,%105,%106,%107,%108,%109,%110,%111," \
+  "%112,%113,%114,%115,%116,%117,%118,%119,%120,%121,%122,%123,%124,%125,%126,%127"
 
-// Operands after those of d: descriptors of a and b, accumulate, and which operands are transposed.
-#define WEFT_WGMMA_16(Type, type, n, text, a, b, accumulates, ta, tb, ...)                    \
-  template <Major kA, Major kB>                                                               \
-  struct WgmmaInstruction<Type, n, kA, kB> {                                                  \
-    static __device__ __forceinline__ void run(float (&d)[n / 2], uint64_t a_descriptor,      \
-                                               uint64_t b_descriptor, bool accumulate) {      \
-      asm volatile("{\n .reg .pred accumulates;\n setp.ne.b32 accumulates, " accumulates      \
-                   ", 0;\n"                                                                   \
-                   " wgmma.mma_async.sync.aligned.m64n" #n "k16.f32." type "." type " {" text \
-                   "}, " a ", " b ", accumulates, 1, 1, " ta ", " tb ";\n}"                   \
-                   : __VA_ARGS__                                                              \
-                   : "l"(a_descriptor), "l"(b_descriptor), "r"(static_cast<int>(accumulate)), \
-                     "n"(static_cast<int>(kA)), "n"(static_cast<int>(kB)));                   \
-    }                                                                                         \
-  };
-#define WEFT_WGMMA_8(TypeA, type_a, TypeB, type_b, n, text, a, b, accumulates, ...)               \
-  template <>                                                                                     \
-  struct WgmmaFp8Instruction<TypeA, TypeB, n> {                                                   \
+// Operands after those of d: descriptors of a and b, accumulate, and which operands are transposed,
+// which only instructions on 16-bit elements ask for: `transposes` names them there.
+#define WEFT_WGMMA(TypeA, type_a, TypeB, type_b, n, k, text, a, b, accumulates, transposes, ...)  \
+  template <Major kA, Major kB>                                                                   \
+  struct WgmmaInstruction<TypeA, TypeB, n, kA, kB> {                                              \
     static __device__ __forceinline__ void run(float (&d)[n / 2], uint64_t a_descriptor,          \
                                                uint64_t b_descriptor, bool accumulate) {          \
       asm volatile("{\n .reg .pred accumulates;\n setp.ne.b32 accumulates, " accumulates          \
-                   ", 0;\n"                                                                       \
-                   " wgmma.mma_async.sync.aligned.m64n" #n "k32.f32." type_a "." type_b " {" text \
-                   "}, " a ", " b ", accumulates, 1, 1;\n}"                                       \
+                   ", 0;\n wgmma.mma_async.sync.aligned.m64n" #n "k" #k ".f32." type_a "." type_b \
+                   " {" text "}, " a ", " b ", accumulates, 1, 1" transposes ";\n}"               \
                    : __VA_ARGS__                                                                  \
-                   : "l"(a_descriptor), "l"(b_descriptor), "r"(static_cast<int>(accumulate)));    \
+                   : "l"(a_descriptor), "l"(b_descriptor), "r"(static_cast<int>(accumulate)),     \
+                     "n"(static_cast<int>(kA)), "n"(static_cast<int>(kB)));                       \
     }                                                                                             \
   };
-#define WEFT_WGMMA_SIZES_16(Type, type)                                                          \
-  WEFT_WGMMA_16(Type, type, 64, WEFT_D32_TEXT, "%32", "%33", "%34", "%35", "%36", WEFT_D32(0))   \
-  WEFT_WGMMA_16(Type, type, 128, WEFT_D64_TEXT, "%64", "%65", "%66", "%67", "%68", WEFT_D64(0))  \
-  WEFT_WGMMA_16(Type, type, 192, WEFT_D96_TEXT, "%96", "%97", "%98", "%99", "%100", WEFT_D64(0), \
-                WEFT_D32(64))                                                                    \
-  WEFT_WGMMA_16(Type, type, 256, WEFT_D128_TEXT, "%128", "%129", "%130", "%131", "%132",         \
-                WEFT_D64(0), WEFT_D64(64))
-#define WEFT_WGMMA_SIZES_8(TypeA, type_a, TypeB, type_b)                                          \
-  WEFT_WGMMA_8(TypeA, type_a, TypeB, type_b, 64, WEFT_D32_TEXT, "%32", "%33", "%34", WEFT_D32(0)) \
-  WEFT_WGMMA_8(TypeA, type_a, TypeB, type_b, 128, WEFT_D64_TEXT, "%64", "%65", "%66", WEFT_D64(0))
-WEFT_WGMMA_SIZES_16(Bf16, "bf16")
-WEFT_WGMMA_SIZES_16(F16, "f16")
-WEFT_WGMMA_SIZES_8(E4m3, "e4m3", E4m3, "e4m3")
-WEFT_WGMMA_SIZES_8(E4m3, "e4m3", E5m2, "e5m2")
-WEFT_WGMMA_SIZES_8(E5m2, "e5m2", E4m3, "e4m3")
-WEFT_WGMMA_SIZES_8(E5m2, "e5m2", E5m2, "e5m2")
-#undef WEFT_WGMMA_SIZES_8
-#undef WEFT_WGMMA_SIZES_16
+#define WEFT_WGMMA_16(Type, type)                                                                \
+  WEFT_WGMMA(Type, type, Type, type, 64, 16, WEFT_D32_TEXT, "%32", "%33", "%34", ", %35, %36",   \
+             WEFT_D32(0))                                                                        \
+  WEFT_WGMMA(Type, type, Type, type, 128, 16, WEFT_D64_TEXT, "%64", "%65", "%66", ", %67, %68",  \
+             WEFT_D64(0))                                                                        \
+  WEFT_WGMMA(Type, type, Type, type, 192, 16, WEFT_D96_TEXT, "%96", "%97", "%98", ", %99, %100", \
+             WEFT_D64(0), WEFT_D32(64))                                                          \
+  WEFT_WGMMA(Type, type, Type, type, 256, 16, WEFT_D128_TEXT, "%128", "%129", "%130",            \
+             ", %131, %132", WEFT_D64(0), WEFT_D64(64))
+#define WEFT_WGMMA_8(TypeA, type_a, TypeB, type_b)                                          \
+  WEFT_WGMMA(TypeA, type_a, TypeB, type_b, 64, 32, WEFT_D32_TEXT, "%32", "%33", "%34", "",  \
+             WEFT_D32(0))                                                                   \
+  WEFT_WGMMA(TypeA, type_a, TypeB, type_b, 128, 32, WEFT_D64_TEXT, "%64", "%65", "%66", "", \
+             WEFT_D64(0))
+WEFT_WGMMA_16(Bf16, "bf16")
+WEFT_WGMMA_16(F16, "f16")
+WEFT_WGMMA_8(E4m3, "e4m3", E4m3, "e4m3")
+WEFT_WGMMA_8(E4m3, "e4m3", E5m2, "e5m2")
+WEFT_WGMMA_8(E5m2, "e5m2", E4m3, "e4m3")
+WEFT_WGMMA_8(E5m2, "e5m2", E5m2, "e5m2")
 #undef WEFT_WGMMA_8
 #undef WEFT_WGMMA_16
+#undef WEFT_WGMMA
 #undef WEFT_D128_TEXT
 #undef WEFT_D96_TEXT
 #undef WEFT_D64_TEXT
@@ -161,15 +142,14 @@ inline constexpr simt::MatrixType kMatrixType<E5m2> = simt::MatrixType::e5m2;
 
 #endif
 
-/// d = a b + (accumulate ? d : 0), of 16-bit elements.
-template <class Type, int kN, Major kA = Major::kK, Major kB = Major::kK>
-__device__ __forceinline__ void wgmma(float (&d)[kN / 2], uint64_t a_descriptor,
-                                      uint64_t b_descriptor, bool accumulate WEFT_AND_SITE) {
+template <class TypeA, class TypeB, int kN, Major kA, Major kB>
+__device__ __forceinline__ void issue_wgmma(float (&d)[kN / 2], uint64_t a_descriptor,
+                                            uint64_t b_descriptor, bool accumulate WEFT_AND_SITE) {
 #ifdef __CUDACC__
-  WgmmaInstruction<Type, kN, kA, kB>::run(d, a_descriptor, b_descriptor, accumulate);
+  WgmmaInstruction<TypeA, TypeB, kN, kA, kB>::run(d, a_descriptor, b_descriptor, accumulate);
 #else
-  simt::wgmma({.a_type = kMatrixType<Type>,
-               .b_type = kMatrixType<Type>,
+  simt::wgmma({.a_type = kMatrixType<TypeA>,
+               .b_type = kMatrixType<TypeB>,
                .n = kN,
                .accumulate = accumulate,
                .a_mn_major = kA == Major::kMn,
@@ -178,20 +158,20 @@ __device__ __forceinline__ void wgmma(float (&d)[kN / 2], uint64_t a_descriptor,
 #endif
 }
 
+/// d = a b + (accumulate ? d : 0), of 16-bit elements.
+template <class Type, int kN, Major kA = Major::kK, Major kB = Major::kK>
+__device__ __forceinline__ void wgmma(float (&d)[kN / 2], uint64_t a_descriptor,
+                                      uint64_t b_descriptor, bool accumulate WEFT_AND_SITE) {
+  issue_wgmma<Type, Type, kN, kA, kB>(d, a_descriptor, b_descriptor, accumulate WEFT_PASS_SITE);
+}
+
 /// The same of fp8, each operand in a format of its own and K-major. The tensor core keeps 13 bits
 /// of such a sum (numerics/tensor_core.h).
 template <class TypeA, class TypeB, int kN>
 __device__ __forceinline__ void wgmma_fp8(float (&d)[kN / 2], uint64_t a_descriptor,
                                           uint64_t b_descriptor, bool accumulate WEFT_AND_SITE) {
-#ifdef __CUDACC__
-  WgmmaFp8Instruction<TypeA, TypeB, kN>::run(d, a_descriptor, b_descriptor, accumulate);
-#else
-  simt::wgmma({.a_type = kMatrixType<TypeA>,
-               .b_type = kMatrixType<TypeB>,
-               .n = kN,
-               .accumulate = accumulate},
-              d, nullptr, a_descriptor, b_descriptor, site);
-#endif
+  issue_wgmma<TypeA, TypeB, kN, Major::kK, Major::kK>(d, a_descriptor, b_descriptor,
+                                                      accumulate WEFT_PASS_SITE);
 }
 
 }  // namespace weft::ptx

@@ -1,6 +1,5 @@
 // Philox words (core/philox.h) of many consecutive blocks. Included as convert_inl.h is.
 
-// Per-target include guard, as Highway's own -inl headers have.
 #if defined(WEFT_KERNELS_SIMD_PHILOX_INL_H) == defined(HWY_TARGET_TOGGLE)
 #ifdef WEFT_KERNELS_SIMD_PHILOX_INL_H
 #undef WEFT_KERNELS_SIMD_PHILOX_INL_H

@@ -1,10 +1,8 @@
 // Rows of tensors whose dtype is known at run time only, read as f32 (or f64) and written from it.
 //
 // A kernel that widens a row into a buffer in L1, computes there, and rounds on the way out needs
-// no instantiation per combination of dtypes. Included once per Highway target, as convert_inl.h
-// is.
+// no instantiation per combination of dtypes. Included as convert_inl.h is.
 
-// Per-target include guard, as Highway's own -inl headers have.
 #if defined(WEFT_KERNELS_SIMD_ROWS_INL_H) == defined(HWY_TARGET_TOGGLE)
 #ifdef WEFT_KERNELS_SIMD_ROWS_INL_H
 #undef WEFT_KERNELS_SIMD_ROWS_INL_H

@@ -23,28 +23,16 @@ AsyncQueue& queue_of(std::shared_ptr<AsyncQueue>& queue) {
 
 /// An agent of the pool, with a new clock, that knows what the current thread knows.
 AsyncAgent bulk_agent(const Site& site) {
-  State& s = state();
-  if (!s.watches()) return {0, 0, current, nullptr, site, true};
-  const int slot = s.next_pool_agent++ % kPoolAgents;
-  s.pool_clocks[slot] = next_clock(s.pool_clocks[slot]);
-  return {2 * s.n_threads + slot,
-          s.pool_clocks[slot],
-          current,
-          with_event(current->known, current->agent, current->clock),
-          site,
-          true};
-}
-
-/// After what the current thread issued, its next events count as later ones.
-void issued() {
-  if (state().watches()) tick(*current);
+  if (!state().watches()) return {0, 0, current, nullptr, site, true};
+  const auto [agent, clock] = next_pool_agent();
+  KnowledgePtr known = with_event(current->known, current->agent, current->clock);
+  return {agent, clock, current, std::move(known), site, true};
 }
 
 Mbarrier& find_mbarrier(uint64_t* barrier, const char* operation, const Site& site) {
   const auto entry = state().mbarriers.find(barrier);
   if (entry == state().mbarriers.end()) {
-    fail_kernel(fmt::format("{}: there is no initialised mbarrier at this address", operation),
-                site);
+    fail_kernel(site, "{}: there is no initialised mbarrier at this address", operation);
   }
   return entry->second;
 }
@@ -78,18 +66,18 @@ void complete_transaction(uint64_t* address, size_t bytes, const AsyncAgent& age
 /// The contiguous pieces of a box: f(offset in the dense box, bytes, global address or null where
 /// the piece lies outside the tensor).
 template <class F>
-void for_each_piece(const TensorMap& map, const int* coordinates, F&& f) {
+void for_each_piece(const TensorMap& map, const Coordinates& corner, F&& f) {
   uint32_t index[TensorMap::kMaxRank] = {};
   const size_t row_bytes = map.box[0] * map.element_bytes;
   for (size_t offset = 0;; offset += row_bytes) {
     char* address = static_cast<char*>(map.base);
     bool inside = true;
     for (int d = 1; d < map.rank; ++d) {
-      const int64_t at = int64_t{coordinates[d]} + index[d];
+      const int64_t at = int64_t{corner[d]} + index[d];
       inside = inside && at >= 0 && at < static_cast<int64_t>(map.dims[d]);
       address += at * static_cast<int64_t>(map.strides[d]);
     }
-    const int64_t begin = coordinates[0];
+    const int64_t begin = corner[0];
     for (uint32_t i = 0; i < map.box[0];) {
       // A run of elements that are all inside or all outside, within 16 bytes: a swizzle's unit.
       const auto inside_at = [&](uint32_t e) {
@@ -128,13 +116,10 @@ char* box_address(void* box, size_t offset, Swizzle swizzle) {
 }
 
 void check_shared(const char* operation, const void* address, size_t alignment, const Site& site) {
-  if (!is_shared(address)) {
-    fail_kernel(fmt::format("{}: {} is not in shared memory", operation, address), site);
-  }
-  if ((state().workspace.offset_of(address) % kArenaBytes) % alignment != 0) {
-    fail_kernel(fmt::format("misaligned {}: expected a shared address that is a multiple of {}",
-                            operation, alignment),
-                site);
+  if (!is_shared(address)) fail_kernel(site, "{}: {} is not in shared memory", operation, address);
+  if (state().workspace.offset_of(address) % kArenaBytes % alignment != 0) {
+    fail_kernel(site, "misaligned {}: expected a shared address that is a multiple of {}",
+                operation, alignment);
   }
 }
 
@@ -146,13 +131,10 @@ void finish_group(AsyncQueue::Group& group) {
 
 /// A copy that ends in complete_tx: now, or when somebody waits for the barrier.
 void submit_load(uint64_t* barrier, std::function<void()> copy) {
-  if (is_eager()) {
-    copy();
-  } else {
-    Mbarrier& target = state().mbarriers.find(barrier)->second;
-    target.copies.push_back(std::move(copy));
-    make_ready(target.waiting);  // to look again, which makes the copy
-  }
+  if (is_eager()) return copy();
+  Mbarrier& target = state().mbarriers.find(barrier)->second;
+  target.copies.push_back(std::move(copy));
+  make_ready(target.waiting);  // to look again, which makes the copy
 }
 
 }  // namespace
@@ -166,14 +148,13 @@ void cp_async(void* to, const void* from, size_t bytes, size_t source_bytes, con
   AsyncQueue& queue = queue_of(self.copies);
   if (s.watches()) {
     if (queue.open.clock == 0) {
-      const Clock last = queue.committed.empty() ? queue.last_clock : queue.committed.back().clock;
-      queue.open.clock = next_clock(std::max(last, s.cluster_start));
+      queue.open.clock = next_clock(std::max(queue.last_clock, s.cluster_start));
     }
     const AsyncAgent agent{
         s.n_threads + self.agent, queue.open.clock, &self, self.known, site, false};
     access_memory(agent, from, source_bytes, source_bytes == 0 ? 1 : bytes, Access::kRead);
     access_memory(agent, to, bytes, bytes, Access::kWrite);
-    issued();
+    tick(self);  // what comes next counts as later
   }
   const auto copy = [=] {
     std::memcpy(to, from, source_bytes);
@@ -187,14 +168,13 @@ void cp_async(void* to, const void* from, size_t bytes, size_t source_bytes, con
   }
 }
 
-void cp_async_commit(const Site&) {
+void cp_async_commit() {
   AsyncQueue& queue = queue_of(current->copies);
   if (queue.open.clock != 0) queue.last_clock = queue.open.clock;
-  queue.committed.push_back(std::move(queue.open));
-  queue.open = {};
+  queue.committed.push_back(std::exchange(queue.open, {}));
 }
 
-void cp_async_wait(int pending, const Site&) {
+void cp_async_wait(int pending) {
   AsyncQueue& queue = queue_of(current->copies);
   while (queue.committed.size() > static_cast<size_t>(pending)) {
     AsyncQueue::Group& group = queue.committed.front();
@@ -238,7 +218,7 @@ void cp_async_mbarrier_arrive(uint64_t* barrier, const Site& site) {
   } else {
     state_of.copies.push_back(arrive);
   }
-  issued();
+  if (s.watches()) tick(self);
 }
 
 // mbarriers.
@@ -246,7 +226,7 @@ void cp_async_mbarrier_arrive(uint64_t* barrier, const Site& site) {
 void mbarrier_init(uint64_t* barrier, uint32_t count, const Site& site) {
   check_shared("mbarrier.init", barrier, sizeof(uint64_t), site);
   access_memory(*current, barrier, sizeof(uint64_t), sizeof(uint64_t), Access::kWrite, site);
-  if (count == 0) fail_kernel("mbarrier.init: expected at least one arrival", site);
+  if (count == 0) fail_kernel(site, "mbarrier.init: expected at least one arrival");
   Mbarrier& entry = state().mbarriers[barrier];
   entry = Mbarrier{};
   entry.expected = entry.pending = count;
@@ -262,14 +242,10 @@ void mbarrier_arrive(uint64_t* barrier, uint32_t count, const Site& site) {
   Mbarrier& entry = find_mbarrier(barrier, "mbarrier.arrive", site);
   access_memory(*current, barrier, sizeof(uint64_t), sizeof(uint64_t), Access::kAtomic, site);
   if (count > entry.pending) {
-    fail_kernel(fmt::format("mbarrier.arrive: {} arrivals, of which the phase expects {} more",
-                            count, entry.pending),
-                site);
+    fail_kernel(site, "mbarrier.arrive: {} arrivals, of which the phase expects {} more", count,
+                entry.pending);
   }
-  if (state().watches()) {
-    entry.release.add(current->known, current->agent, current->clock);
-    tick(*current);
-  }
+  release_past(entry.release);
   entry.pending -= count;
   complete_phase(entry, site);
 }
@@ -302,7 +278,7 @@ void mbarrier_wait(uint64_t* barrier, uint32_t parity, const Site& site) {
   }
 }
 
-void fence_proxy_async(const Site&) {
+void fence_proxy_async() {
   if (!state().watches()) return;
   Thread& self = *current;
   auto known = std::make_shared<Knowledge>(*self.known);
@@ -316,26 +292,25 @@ void fence_proxy_async(const Site&) {
 
 // Bulk copies and TMA.
 
-void tma_load(void* to, const TensorMap& map, const int* coordinates, uint64_t* barrier,
+void tma_load(void* to, const TensorMap& map, const Coordinates& at, uint64_t* barrier,
               const Site& site) {
   check_shared("cp.async.bulk.tensor", to, kBoxAlignment, site);
   find_mbarrier(barrier, "cp.async.bulk.tensor", site);
   const AsyncAgent agent = bulk_agent(site);
-  std::vector<int> at(coordinates, coordinates + map.rank);
   if (state().watches()) {
-    for_each_piece(map, at.data(), [&](size_t offset, size_t bytes, char* from) {
+    for_each_piece(map, at, [&](size_t offset, size_t bytes, char* from) {
       if (from != nullptr) access_memory(agent, from, bytes, 1, Access::kRead);
       access_memory(agent, box_address(to, offset, map.swizzle), bytes, 1, Access::kWrite);
     });
+    tick(*current);
   }
-  issued();
   if (!is_eager()) {
-    for_each_piece(map, at.data(), [&](size_t offset, size_t bytes, char*) {
+    for_each_piece(map, at, [&](size_t offset, size_t bytes, char*) {
       std::memset(box_address(to, offset, map.swizzle), kPoison, bytes);
     });
   }
   submit_load(barrier, [=] {
-    for_each_piece(map, at.data(), [&](size_t offset, size_t bytes, char* from) {
+    for_each_piece(map, at, [&](size_t offset, size_t bytes, char* from) {
       char* const target = box_address(to, offset, map.swizzle);
       if (from != nullptr) {
         std::memcpy(target, from, bytes);
@@ -351,14 +326,12 @@ void bulk_load(void* to, const void* from, size_t bytes, uint64_t* barrier, cons
   check_shared("cp.async.bulk", to, kBulkAlignment, site);
   find_mbarrier(barrier, "cp.async.bulk", site);
   if (bytes % kBulkAlignment != 0) {
-    fail_kernel(
-        fmt::format("cp.async.bulk: {} bytes, expected a multiple of {}", bytes, kBulkAlignment),
-        site);
+    fail_kernel(site, "cp.async.bulk: {} bytes, expected a multiple of {}", bytes, kBulkAlignment);
   }
   const AsyncAgent agent = bulk_agent(site);
   access_memory(agent, from, bytes, kBulkAlignment, Access::kRead);
   access_memory(agent, to, bytes, kBulkAlignment, Access::kWrite);
-  issued();
+  if (state().watches()) tick(*current);
   if (!is_eager()) std::memset(to, kPoison, bytes);
   submit_load(barrier, [=] {
     std::memcpy(to, from, bytes);
@@ -366,44 +339,37 @@ void bulk_load(void* to, const void* from, size_t bytes, uint64_t* barrier, cons
   });
 }
 
-void tma_store(const TensorMap& map, const int* coordinates, const void* from, const Site& site) {
+void tma_store(const TensorMap& map, const Coordinates& at, const void* from, const Site& site) {
   check_shared("cp.async.bulk.tensor", from, kBoxAlignment, site);
-  const AsyncAgent reader = bulk_agent(site);
-  const AsyncAgent writer = bulk_agent(site);
+  const AsyncAgent reader = bulk_agent(site), writer = bulk_agent(site);
   AsyncQueue::Group& group = queue_of(current->bulk_copies).open;
   void* const box = const_cast<void*>(from);
-  std::vector<int> at(coordinates, coordinates + map.rank);
   if (state().watches()) {
-    for_each_piece(map, at.data(), [&](size_t offset, size_t bytes, char* to) {
+    for_each_piece(map, at, [&](size_t offset, size_t bytes, char* to) {
       if (to == nullptr) return;
       access_memory(reader, box_address(box, offset, map.swizzle), bytes, 1, Access::kRead);
       access_memory(writer, to, bytes, 1, Access::kWrite);
     });
     group.reads.emplace_back(reader.agent, reader.clock);
     group.writes.emplace_back(writer.agent, writer.clock);
+    tick(*current);
   }
-  issued();
-  const auto copy = [=] {
-    for_each_piece(map, at.data(), [&](size_t offset, size_t bytes, char* to) {
+  group.work.push_back([=] {
+    for_each_piece(map, at, [&](size_t offset, size_t bytes, char* to) {
       if (to != nullptr) std::memcpy(to, box_address(box, offset, map.swizzle), bytes);
     });
-  };
-  if (is_eager()) {
-    copy();
-  } else {
-    group.work.push_back(copy);
-  }
+  });
+  if (is_eager()) finish_group(group);
   group.is_read = false;
   group.site = site;
 }
 
-void bulk_commit(const Site&) {
+void bulk_commit() {
   AsyncQueue& queue = queue_of(current->bulk_copies);
-  queue.committed.push_back(std::move(queue.open));
-  queue.open = {};
+  queue.committed.push_back(std::exchange(queue.open, {}));
 }
 
-void bulk_wait(int pending, bool read_only, const Site&) {
+void bulk_wait(int pending, bool read_only) {
   AsyncQueue& queue = queue_of(current->bulk_copies);
   const size_t done =
       queue.committed.size() - std::min(queue.committed.size(), static_cast<size_t>(pending));
@@ -412,13 +378,13 @@ void bulk_wait(int pending, bool read_only, const Site&) {
     finish_group(group);
     group.is_read = true;
     if (!state().watches()) continue;
-    for (const auto& [agent, clock] : group.reads) {
-      current->known = with_event(current->known, agent, clock);
-    }
-    if (read_only) continue;
-    for (const auto& [agent, clock] : group.writes) {
-      current->known = with_event(current->known, agent, clock);
-    }
+    const auto learn_of = [](const std::vector<std::pair<int, Clock>>& events) {
+      for (const auto& [agent, clock] : events) {
+        current->known = with_event(current->known, agent, clock);
+      }
+    };
+    learn_of(group.reads);
+    if (!read_only) learn_of(group.writes);
   }
   if (!read_only) queue.committed.erase(queue.committed.begin(), queue.committed.begin() + done);
 }
@@ -430,28 +396,24 @@ void finish_copies(Thread& thread) {
   }
   if (!thread.bulk_copies) return;
   AsyncQueue& queue = *thread.bulk_copies;
-  const auto check = [&](const AsyncQueue::Group& group) {
-    if (group.is_read || (group.reads.empty() && group.work.empty())) return;
-    report(fmt::format("store {}", to_string(group.site)),
-           fmt::format("{} exits while the bulk store of {} may still read its shared memory: "
-                       "tma_store_wait is missing",
-                       describe(thread), to_string(group.site)));
-  };
-  for (const AsyncQueue::Group& group : queue.committed) check(group);
-  check(queue.open);
-  for (AsyncQueue::Group& group : queue.committed) finish_group(group);
-  finish_group(queue.open);
+  queue.committed.push_back(std::move(queue.open));
+  for (AsyncQueue::Group& group : queue.committed) {
+    if (!group.is_read && !(group.reads.empty() && group.work.empty())) {
+      report(fmt::format("store {}", to_string(group.site)),
+             fmt::format("{} exits while the bulk store of {} may still read its shared memory: "
+                         "tma_store_wait is missing",
+                         describe(thread), to_string(group.site)));
+    }
+    finish_group(group);
+  }
 }
 
 // Clusters.
 
-void cluster_arrive(const Site&) {
+void cluster_arrive() {
   State& s = state();
   Barrier& barrier = s.cluster_barrier;
-  if (s.watches()) {
-    barrier.release.add(current->known, current->agent, current->clock);
-    tick(*current);
-  }
+  release_past(barrier.release);
   current->cluster_phase = s.cluster_phases;
   if (++barrier.arrived < s.live) return;
   barrier.arrived = 0;
@@ -473,7 +435,7 @@ void* cluster_address(const void* address, unsigned rank, const Site& site) {
   State& s = state();
   const size_t offset = s.workspace.offset_of(address);
   if (offset >= Workspace::kArenasBytes || rank >= static_cast<unsigned>(s.n_blocks)) {
-    fail_kernel(fmt::format("mapa: block {} of a cluster of {}", rank, s.n_blocks), site);
+    fail_kernel(site, "mapa: block {} of a cluster of {}", rank, s.n_blocks);
   }
   return s.workspace.arena(static_cast<int>(rank)) + offset % kArenaBytes;
 }

@@ -2,10 +2,10 @@
 //
 // A copy takes effect somewhere between its issue and the wait that needs it. Options::completion
 // chooses the end of that range: eager copies show a buffer that is overwritten while in use, those
-// on wait, which hold NaN until then, a wait that is missing. Races are found under both, from the
-// order of events alone.
+// on wait, which hold NaN until then, a wait that is missing.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -19,9 +19,9 @@ namespace weft::simt {
 /// cp.async: `bytes` (4, 8 or 16) from global to shared memory, of which the first `source_bytes`
 /// are read and the rest are zeros. Joins the thread's open group.
 void cp_async(void* to, const void* from, size_t bytes, size_t source_bytes, const Site& site);
-void cp_async_commit(const Site& site);
+void cp_async_commit();
 /// Waits until at most `pending` of the thread's latest groups are not complete.
-void cp_async_wait(int pending, const Site& site);
+void cp_async_wait(int pending);
 /// cp.async.mbarrier.arrive.noinc: arrives once all cp.async of this thread so far are complete.
 void cp_async_mbarrier_arrive(uint64_t* barrier, const Site& site);
 
@@ -47,7 +47,7 @@ bool mbarrier_test(uint64_t* barrier, uint32_t parity, const Site& site);
 void mbarrier_wait(uint64_t* barrier, uint32_t parity, const Site& site);
 
 /// Makes the generic proxy's writes so far visible to TMA and wgmma.
-void fence_proxy_async(const Site& site);
+void fence_proxy_async();
 
 enum class Swizzle : uint8_t { kNone, kBytes32, kBytes64, kBytes128 };
 
@@ -70,18 +70,21 @@ struct TensorMap {
   Swizzle swizzle = Swizzle::kNone;
 };
 
-/// cp.async.bulk.tensor, global to shared: the box at `coordinates`; elements outside the tensor
+/// Of a box's first element, innermost first; beyond the rank zeros.
+using Coordinates = std::array<int, TensorMap::kMaxRank>;
+
+/// cp.async.bulk.tensor, global to shared: the box at some coordinates; elements outside the tensor
 /// become zero. Counts the whole box on the barrier.
-void tma_load(void* to, const TensorMap& map, const int* coordinates, uint64_t* barrier,
+void tma_load(void* to, const TensorMap& map, const Coordinates& at, uint64_t* barrier,
               const Site& site);
 /// cp.async.bulk.tensor, shared to global: elements outside the tensor are left out.
-void tma_store(const TensorMap& map, const int* coordinates, const void* from, const Site& site);
+void tma_store(const TensorMap& map, const Coordinates& at, const void* from, const Site& site);
 /// cp.async.bulk, global to shared: a multiple of 16 bytes.
 void bulk_load(void* to, const void* from, size_t bytes, uint64_t* barrier, const Site& site);
-void bulk_commit(const Site& site);
+void bulk_commit();
 /// Waits until at most `pending` of the thread's latest groups have not been read from shared
 /// memory, or, unless `read_only`, not been written to global memory.
-void bulk_wait(int pending, bool read_only, const Site& site);
+void bulk_wait(int pending, bool read_only);
 
 /// What a thread has issued and not waited for.
 struct AsyncQueue {
@@ -99,7 +102,7 @@ struct AsyncQueue {
 };
 
 /// barrier.cluster.arrive and .wait, of all threads of the cluster.
-void cluster_arrive(const Site& site);
+void cluster_arrive();
 void cluster_wait(const Site& site);
 /// mapa: where `address` lies in the shared memory of another block of the cluster.
 void* cluster_address(const void* address, unsigned rank, const Site& site);

@@ -67,24 +67,20 @@ __attribute__((no_sanitize_thread)) T atomic_update(T* address, F f, const Site&
 
 inline void __syncthreads(WEFT_SIMT_SITE) { weft::simt::barrier_sync(0, 0, site); }
 inline int __syncthreads_count(int predicate, WEFT_SIMT_SITE) {
-  return weft::simt::sync_vote(weft::simt::Vote::kCount, predicate != 0, site);
+  return weft::simt::sync_count(predicate != 0, site);
 }
 inline int __syncthreads_and(int predicate, WEFT_SIMT_SITE) {
-  return weft::simt::sync_vote(weft::simt::Vote::kAll, predicate != 0, site);
+  return weft::simt::sync_count(predicate == 0, site) == 0;
 }
 inline int __syncthreads_or(int predicate, WEFT_SIMT_SITE) {
-  return weft::simt::sync_vote(weft::simt::Vote::kAny, predicate != 0, site);
+  return weft::simt::sync_count(predicate != 0, site) != 0;
 }
 inline void __syncwarp(unsigned mask = weft::simt::kFullMask, WEFT_SIMT_SITE) {
   weft::simt::sync_warp(mask, site);
 }
-inline void __threadfence_block(WEFT_SIMT_SITE) {
-  weft::simt::fence(weft::simt::Scope::kBlock, site);
-}
-inline void __threadfence(WEFT_SIMT_SITE) { weft::simt::fence(weft::simt::Scope::kDevice, site); }
-inline void __threadfence_system(WEFT_SIMT_SITE) {
-  weft::simt::fence(weft::simt::Scope::kSystem, site);
-}
+inline void __threadfence_block() { weft::simt::fence(false); }
+inline void __threadfence() { weft::simt::fence(true); }
+inline void __threadfence_system() { weft::simt::fence(true); }
 inline void __nanosleep(unsigned) { weft::simt::yield(); }
 
 // Warp shuffles, votes, matches, reductions.
@@ -131,21 +127,27 @@ unsigned __match_all_sync(unsigned mask, T value, int* predicate, WEFT_SIMT_SITE
   return *predicate ? mask : 0;
 }
 
-#define WEFT_SIMT_REDUCE(name, T, reduction)                                           \
-  inline T name(unsigned mask, T value, WEFT_SIMT_SITE) {                              \
-    return static_cast<T>(weft::simt::reduce(mask, static_cast<uint32_t>(value),       \
-                                             weft::simt::Reduction::reduction, site)); \
+#define WEFT_SIMT_REDUCE(name, T, redux, expression)                                              \
+  inline T name(unsigned mask, T value, WEFT_SIMT_SITE) {                                         \
+    const auto join = [](uint32_t x, uint32_t y) {                                                \
+      const T a = static_cast<T>(x), b = static_cast<T>(y);                                       \
+      return static_cast<uint32_t>(expression);                                                   \
+    };                                                                                            \
+    return static_cast<T>(                                                                        \
+        weft::simt::reduce(mask, static_cast<uint32_t>(value), join, "redux.sync." redux, site)); \
   }
-WEFT_SIMT_REDUCE(__reduce_add_sync, int, kAdd)
-WEFT_SIMT_REDUCE(__reduce_add_sync, unsigned, kAdd)
-WEFT_SIMT_REDUCE(__reduce_min_sync, int, kMinSigned)
-WEFT_SIMT_REDUCE(__reduce_min_sync, unsigned, kMinUnsigned)
-WEFT_SIMT_REDUCE(__reduce_max_sync, int, kMaxSigned)
-WEFT_SIMT_REDUCE(__reduce_max_sync, unsigned, kMaxUnsigned)
-WEFT_SIMT_REDUCE(__reduce_and_sync, unsigned, kBitAnd)
-WEFT_SIMT_REDUCE(__reduce_or_sync, unsigned, kBitOr)
-WEFT_SIMT_REDUCE(__reduce_xor_sync, unsigned, kBitXor)
+WEFT_SIMT_REDUCE(__reduce_add_sync, unsigned, "add", a + b)
+WEFT_SIMT_REDUCE(__reduce_min_sync, int, "min.s32", a < b ? a : b)
+WEFT_SIMT_REDUCE(__reduce_min_sync, unsigned, "min.u32", a < b ? a : b)
+WEFT_SIMT_REDUCE(__reduce_max_sync, int, "max.s32", a > b ? a : b)
+WEFT_SIMT_REDUCE(__reduce_max_sync, unsigned, "max.u32", a > b ? a : b)
+WEFT_SIMT_REDUCE(__reduce_and_sync, unsigned, "and", a& b)
+WEFT_SIMT_REDUCE(__reduce_or_sync, unsigned, "or", a | b)
+WEFT_SIMT_REDUCE(__reduce_xor_sync, unsigned, "xor", a ^ b)
 #undef WEFT_SIMT_REDUCE
+inline int __reduce_add_sync(unsigned mask, int value, WEFT_SIMT_SITE) {
+  return static_cast<int>(__reduce_add_sync(mask, static_cast<unsigned>(value), site));
+}
 
 // Atomics on shared and global memory.
 

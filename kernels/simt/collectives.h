@@ -15,24 +15,16 @@ uint32_t ballot(uint32_t mask, bool predicate, const char* operation, const Site
 /// The lanes of the mask whose operand equals this lane's.
 uint32_t match_any(uint32_t mask, uint64_t value, const Site& site);
 
-enum class Reduction : uint8_t {
-  kAdd,
-  kMinSigned,
-  kMaxSigned,
-  kMinUnsigned,
-  kMaxUnsigned,
-  kBitAnd,
-  kBitOr,
-  kBitXor
-};
-uint32_t reduce(uint32_t mask, uint32_t value, Reduction reduction, const Site& site);
+/// The operands of the mask's lanes, joined in ascending order.
+using Join = uint32_t (*)(uint32_t, uint32_t);
+uint32_t reduce(uint32_t mask, uint32_t value, Join join, const char* operation, const Site& site);
 
 void sync_warp(uint32_t mask, const Site& site);
-enum class Vote : uint8_t { kCount, kAll, kAny };
-int sync_vote(Vote vote, bool predicate, const Site& site);
+/// __syncthreads, and the number of threads that gave true.
+int sync_count(bool predicate, const Site& site);
 
-enum class Scope : uint8_t { kBlock, kDevice, kSystem };
-void fence(Scope scope, const Site& site);
+/// Orders what the thread has done before what it does next, for its block or for the device.
+void fence(bool for_device);
 
 /// Announces an atomic access and returns; the caller then reads and writes *address at once, since
 /// no other thread runs meanwhile.

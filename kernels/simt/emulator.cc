@@ -29,18 +29,21 @@ void resume_host(bool thread_ends) {
   switch_fiber(self->fiber, state().host, thread_ends);
 }
 
-/// Runs the next thread that can; back to the host when there is none.
-void run_next(bool thread_ends = false) {
+/// Takes the thread whose turn it is from those that can run.
+Thread* next_ready() {
   State& s = state();
-  if (s.ready.empty()) {
-    resume_host(thread_ends);
-    return;
-  }
   if (s.options.order == Order::kRandom) {
     std::swap(s.ready.front(), s.ready[s.next_random() % s.ready.size()]);
   }
   Thread* const thread = s.ready.front();
   s.ready.pop_front();
+  return thread;
+}
+
+/// Runs the next thread that can; back to the host when there is none.
+void run_next(bool thread_ends = false) {
+  if (state().ready.empty()) return resume_host(thread_ends);
+  Thread* const thread = next_ready();
   Thread* const self = current;
   if (thread == self) return;
   current = thread;
@@ -80,43 +83,40 @@ void thread_entry() {
 
 void check_shape(const LaunchShape& shape) {
   const std::string& kernel = state().kernel;
+  const auto [grid, block, cluster, shared_bytes] = shape;
   const auto count = [](dim3 d) { return uint64_t{d.x} * d.y * d.z; };
-  WEFT_CHECK(count(shape.grid) > 0 && shape.grid.y < 65536 && shape.grid.z < 65536 &&
-                 shape.grid.x < 1u << 31,
-             "{}: a grid of {} x {} x {} blocks cannot be launched", kernel, shape.grid.x,
-             shape.grid.y, shape.grid.z);
-  WEFT_CHECK(
-      count(shape.block) > 0 && count(shape.block) <= kMaxThreadsPerBlock && shape.block.z <= 64,
-      "{}: a block of {} x {} x {} threads cannot be launched; expected 1 to {}", kernel,
-      shape.block.x, shape.block.y, shape.block.z, kMaxThreadsPerBlock);
-  WEFT_CHECK(count(shape.cluster) > 0 && count(shape.cluster) <= kMaxBlocksPerCluster &&
-                 shape.grid.x % shape.cluster.x == 0 && shape.grid.y % shape.cluster.y == 0 &&
-                 shape.grid.z % shape.cluster.z == 0,
-             "{}: a cluster of {} x {} x {} blocks does not divide the grid", kernel,
-             shape.cluster.x, shape.cluster.y, shape.cluster.z);
-  WEFT_CHECK(shape.dynamic_shared_bytes <= kMaxSharedBytes,
-             "{}: {} bytes of dynamic shared memory, of which a block has {}", kernel,
-             shape.dynamic_shared_bytes, kMaxSharedBytes);
+  WEFT_CHECK(count(grid) > 0 && grid.x < 1u << 31 && grid.y < 1u << 16 && grid.z < 1u << 16,
+             "{}: a grid of {} x {} x {} blocks cannot be launched", kernel, grid.x, grid.y,
+             grid.z);
+  WEFT_CHECK(count(block) > 0 && count(block) <= kMaxThreadsPerBlock && block.z <= 64,
+             "{}: a block of {} x {} x {} threads cannot be launched; expected 1 to {}", kernel,
+             block.x, block.y, block.z, kMaxThreadsPerBlock);
+  WEFT_CHECK(count(cluster) > 0 && count(cluster) <= kMaxBlocksPerCluster &&
+                 grid.x % cluster.x == 0 && grid.y % cluster.y == 0 && grid.z % cluster.z == 0,
+             "{}: a cluster of {} x {} x {} blocks does not divide the grid", kernel, cluster.x,
+             cluster.y, cluster.z);
+  WEFT_CHECK(shared_bytes <= kMaxSharedBytes,
+             "{}: {} bytes of dynamic shared memory, of which a block has {}", kernel, shared_bytes,
+             kMaxSharedBytes);
 }
 
 void prepare_block(int rank, uint3 index) {
   State& s = state();
   const dim3 d = launch_shape.block;
   const size_t threads = size_t{d.x} * d.y * d.z;
-  Block& block = s.blocks[rank];
-  block = Block{};
-  block.index = index;
-  block.rank = rank;
-  block.live = static_cast<int>(threads);
-  block.arena = s.workspace.arena(rank);
-  block.dynamic_bytes = launch_shape.dynamic_shared_bytes;
-  block.shared_bytes = block.dynamic_bytes;
+  const size_t dynamic_bytes = launch_shape.dynamic_shared_bytes;
+  Block& block = s.blocks[rank] = {.index = index,
+                                   .rank = rank,
+                                   .live = static_cast<int>(threads),
+                                   .arena = s.workspace.arena(rank),
+                                   .dynamic_bytes = dynamic_bytes,
+                                   .shared_bytes = dynamic_bytes,
+                                   .threads = s.threads().subspan(rank * threads, threads)};
   if (sanitizer::poison) {
     sanitizer::poison(block.arena, kArenaBytes);
     sanitizer::unpoison(block.arena, block.dynamic_bytes);
   }
   std::memset(block.arena, kPoison, block.dynamic_bytes);
-  block.threads = {s.workspace.threads() + rank * threads, threads};
   block.warps.assign((threads + kWarpSize - 1) / kWarpSize, Warp{});
   for (size_t t = 0; t < threads; ++t) {
     Thread& thread = *new (&block.threads[t]) Thread{};
@@ -143,15 +143,13 @@ std::string deadlock_message() {
   int shown = 0;
   const char* last = nullptr;
   unsigned last_line = 0;
-  for (int b = 0; b < s.n_blocks; ++b) {
-    for (const Thread& thread : s.blocks[b].threads) {
-      if (thread.exited || (thread.waits_for == last && thread.site.line() == last_line)) continue;
-      last = thread.waits_for;
-      last_line = thread.site.line();
-      if (++shown > kShown) return message + " ...";
-      message += fmt::format(" {} at {} ({});", describe(thread), thread.waits_for,
-                             to_string(thread.site));
-    }
+  for (const Thread& thread : s.threads()) {
+    if (thread.exited || (thread.waits_for == last && thread.site.line() == last_line)) continue;
+    last = thread.waits_for;
+    last_line = thread.site.line();
+    if (++shown > kShown) return message + " ...";
+    message +=
+        fmt::format(" {} at {} ({});", describe(thread), thread.waits_for, to_string(thread.site));
   }
   message.pop_back();
   return message;
@@ -166,12 +164,10 @@ void start_clocks() {
   known->seen.assign(s.agents(), s.cluster_start);
   known->fenced.assign(s.agents(), s.cluster_start);
   std::fill_n(s.pool_clocks, kPoolAgents, s.cluster_start);
-  s.next_pool_agent = 0;
-  for (int b = 0; b < s.n_blocks; ++b) {
-    for (Thread& thread : s.blocks[b].threads) {
-      thread.clock = next_clock(s.cluster_start);
-      thread.known = known;
-    }
+  s.pool_agents_used = 0;
+  for (Thread& thread : s.threads()) {
+    thread.clock = next_clock(s.cluster_start);
+    thread.known = known;
   }
 }
 
@@ -193,31 +189,23 @@ void run_cluster(uint3 first) {
   }
   begin_watching_cluster();
   start_clocks();
-  for (int b = 0; b < s.n_blocks; ++b) {
-    for (Thread& thread : s.blocks[b].threads) s.ready.push_back(&thread);
-  }
+  for (Thread& thread : s.threads()) s.ready.push_back(&thread);
   if (s.options.order == Order::kReverse) std::reverse(s.ready.begin(), s.ready.end());
-  if (s.options.order == Order::kRandom) {
-    std::swap(s.ready.front(), s.ready[s.next_random() % s.ready.size()]);
-  }
-  current = s.ready.front();
-  s.ready.pop_front();
+  current = next_ready();
   switch_fiber(s.host, current->fiber);
   if (s.failure.empty() && s.live > 0) s.failure = deadlock_message();
   if (s.failure.empty()) fold_traffic();
-  for (int b = 0; b < s.n_blocks; ++b) {
-    std::destroy(s.blocks[b].threads.begin(), s.blocks[b].threads.end());
-    s.blocks[b] = Block{};
-  }
+  std::ranges::destroy(s.threads());
+  for (int b = 0; b < s.n_blocks; ++b) s.blocks[b] = Block{};
   if (!s.failure.empty()) report(s.failure, s.failure);
 }
 
 void check_barrier(int id, int threads, const Site& site) {
   if (id < 0 || id >= kNamedBarriers || threads % kWarpSize != 0) {
-    fail_kernel(fmt::format("named barrier {} for {} threads: expected a barrier below {} and a "
-                            "multiple of {} threads",
-                            id, threads, kNamedBarriers, kWarpSize),
-                site);
+    fail_kernel(site,
+                "named barrier {} for {} threads: expected a barrier below {} and a "
+                "multiple of {} threads",
+                id, threads, kNamedBarriers, kWarpSize);
   }
 }
 
@@ -227,31 +215,26 @@ bool arrive(int id, int threads, const Site& site) {
   Barrier& barrier = block.barriers[id];
   const int expected = threads == 0 ? block.live : threads;
   if (barrier.arrived > 0 && threads != 0 && barrier.expected != expected) {
-    fail_kernel(fmt::format("named barrier {}: {} says that {} threads take part, others said {}",
-                            id, describe(*current), expected, barrier.expected),
-                site);
+    fail_kernel(site, "named barrier {}: {} says that {} threads take part, others said {}", id,
+                describe(*current), expected, barrier.expected);
   }
   barrier.expected = expected;
-  if (state().watches()) {
-    barrier.release.add(current->known, current->agent, current->clock);
-    tick(*current);
-  }
-  if (++barrier.arrived < expected) return false;
-  return true;
+  release_past(barrier.release);
+  return ++barrier.arrived >= expected;
 }
 
 /// Lanes of a warp must meet at one __syncthreads: bar.sync is .aligned.
 void check_aligned(const Site& site) {
-  for (const Thread* other = current->warp->lanes;
-       other != current->warp->lanes + current->warp->size; ++other) {
-    if (other->waits_for == nullptr || std::strcmp(other->waits_for, "__syncthreads") != 0 ||
-        other->site.line() == site.line()) {
+  const Warp& warp = *current->warp;
+  for (const Thread& other : std::span(warp.lanes, warp.size)) {
+    if (other.waits_for == nullptr || std::strcmp(other.waits_for, "__syncthreads") != 0 ||
+        other.site.line() == site.line()) {
       continue;
     }
-    fail_kernel(fmt::format("divergent collective: lanes of a warp wait at different "
-                            "__syncthreads, another at {}",
-                            to_string(other->site)),
-                site);
+    fail_kernel(site,
+                "divergent collective: lanes of a warp wait at different "
+                "__syncthreads, another at {}",
+                to_string(other.site));
   }
 }
 
@@ -328,14 +311,9 @@ void fail_kernel(const std::string& message, const std::string& place, const Thr
   __builtin_unreachable();
 }
 
-void fail_kernel(const std::string& message, const Site& site) {
-  fail_kernel(message, to_string(site), *current);
-}
-
 void report(const std::string& key, const std::string& message) {
   std::vector<State::Finding>& findings = state().findings;
-  const auto same = std::find_if(findings.begin(), findings.end(),
-                                 [&](const State::Finding& f) { return f.key == key; });
+  const auto same = std::ranges::find(findings, key, &State::Finding::key);
   if (same != findings.end()) {
     ++same->count;
   } else {
@@ -359,10 +337,22 @@ std::string describe_agent(int agent) {
 
 void tick(Thread& thread) { thread.clock = next_clock(thread.clock); }
 
+void release_past(Release& release) {
+  if (!state().watches()) return;
+  release.add(current->known, current->agent, current->clock);
+  tick(*current);
+}
+
 Clock next_clock(Clock clock) {
   State& s = state();
   s.last_clock = std::max(s.last_clock, clock + 1);
   return clock + 1;
+}
+
+std::pair<int, Clock> next_pool_agent() {
+  State& s = state();
+  const int slot = s.pool_agents_used++ % kPoolAgents;
+  return {2 * s.n_threads + slot, s.pool_clocks[slot] = next_clock(s.pool_clocks[slot])};
 }
 
 void learn(Thread& thread, const KnowledgePtr& known) {
@@ -425,16 +415,14 @@ void meet(uint32_t mask, const char* operation, const Site& site, WarpFunction r
   const uint32_t self = 1u << current->lane;
   mask &= warp.existing();
   if (!(mask & self)) {
-    fail_kernel(fmt::format("divergent collective: {} by lane {}, which is not in its own mask "
-                            "{:08x}",
-                            operation, current->lane, mask),
-                site);
+    fail_kernel(site, "divergent collective: {} by lane {}, which is not in its own mask {:08x}",
+                operation, current->lane, mask);
   }
   if (mask & warp.exited) {
-    fail_kernel(fmt::format("divergent collective: {} with a mask {:08x} that names lanes {:08x}, "
-                            "which have exited",
-                            operation, mask, mask & warp.exited),
-                site);
+    fail_kernel(site,
+                "divergent collective: {} with a mask {:08x} that names lanes {:08x}, "
+                "which have exited",
+                operation, mask, mask & warp.exited);
   }
   auto meeting = std::find_if(warp.meetings.begin(), warp.meetings.end(),
                               [&](const Meeting& m) { return (m.mask & mask) != 0; });
@@ -443,17 +431,14 @@ void meet(uint32_t mask, const char* operation, const Site& site, WarpFunction r
     meeting = warp.meetings.end() - 1;
   }
   if (meeting->mask != mask || std::strcmp(meeting->operation, operation) != 0) {
-    fail_kernel(fmt::format("divergent collective: lane {} is at {} with mask {:08x}, lanes {:08x} "
-                            "are at {} with mask {:08x} ({})",
-                            current->lane, operation, mask, meeting->arrived, meeting->operation,
-                            meeting->mask, to_string(meeting->site)),
-                site);
+    fail_kernel(site,
+                "divergent collective: lane {} is at {} with mask {:08x}, lanes {:08x} "
+                "are at {} with mask {:08x} ({})",
+                current->lane, operation, mask, meeting->arrived, meeting->operation, meeting->mask,
+                to_string(meeting->site));
   }
   meeting->arrived |= self;
-  if (meeting->arrived != mask) {
-    wait(operation, site);
-    return;
-  }
+  if (meeting->arrived != mask) return wait(operation, site);
   warp.meetings.erase(meeting);
   run(warp, mask);
   std::vector<Thread*> others;
@@ -474,9 +459,8 @@ void* static_shared(const void* key, size_t bytes, size_t alignment) {
   const size_t gaps = kGap * (block.static_arrays.size() + 1);
   block.shared_bytes = offset + bytes;
   if (block.shared_bytes > kMaxSharedBytes + gaps || block.shared_bytes > kArenaBytes) {
-    fail_kernel(fmt::format("{} bytes of shared memory, of which a block has {}",
-                            block.shared_bytes - gaps, kMaxSharedBytes),
-                Site::current());
+    fail_kernel(Site::current(), "{} bytes of shared memory, of which a block has {}",
+                block.shared_bytes - gaps, kMaxSharedBytes);
   }
   block.static_arrays.push_back({key, offset});
   if (sanitizer::unpoison) sanitizer::unpoison(block.arena + offset, bytes);

@@ -73,17 +73,17 @@ struct Thread {
   const char* waits_for = nullptr;  // an operation, for messages; null while runnable
   Site site;                        // where it waits
   uint64_t in = 0, out = 0;         // its operand and result in a warp operation
-  void* pointers[4] = {};           // operands of operations on arrays
+  void* pointers[3] = {};           // operands of operations on arrays
   Fiber fiber;
 
   int agent = 0;  // in the cluster; see knowledge.h
   Clock clock = 0;
   KnowledgePtr known;
-  KnowledgePtr fenced;         // at its last fence: what its next atomics on shared memory release
-  KnowledgePtr fenced_device;  // at its last device-wide fence: what those on global memory do
-  Clock fence_clock = 0;       // what those fences released
-  std::map<uint32_t, KnowledgePtr> acquired;         // by atomics, for the next fence; by cluster
-  uint64_t cluster_phase = 0;                        // of the cluster's barrier, at its arrival
+  KnowledgePtr fenced;          // at its last fence: what its next atomics on shared memory release
+  KnowledgePtr fenced_device;   // at its last device-wide fence: what those on global memory do
+  Clock fence_clock = 0;        // what those fences released
+  KnowledgeByCluster acquired;  // by atomics, for the next fence
+  uint64_t cluster_phase = 0;   // of the cluster's barrier, at its arrival
   std::vector<std::pair<float*, float*>> in_flight;  // accumulators that a wgmma works on
   std::shared_ptr<AsyncQueue> copies;                // cp.async
   std::shared_ptr<AsyncQueue> bulk_copies;           // TMA stores
@@ -145,9 +145,6 @@ extern LaunchShape launch_shape;
 
 /// Runs body(context) once per thread of the grid. Throws KernelError.
 void run_grid(const char* kernel, const LaunchShape& shape, void (*body)(void*), void* context);
-
-/// Ends the launch with a KernelError. To be called by an emulated thread.
-[[noreturn]] void fail_kernel(const std::string& message, const Site& site);
 
 /// Lets the other threads run.
 void yield();

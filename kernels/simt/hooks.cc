@@ -8,9 +8,9 @@
 
 using weft::simt::current;
 
-#define WEFT_HOOK(name, bytes, alignment, kind)                                  \
-  extern "C" void name(void* address);                                           \
-  void name(void* address) {                                                     \
+#define WEFT_HOOK(name, bytes, alignment, kind, ...)                             \
+  extern "C" void name(void* address __VA_OPT__(, ) __VA_ARGS__);                \
+  void name(void* address __VA_OPT__(, ) __VA_ARGS__) {                          \
     if (current != nullptr) {                                                    \
       weft::simt::on_access(address, bytes, alignment, weft::simt::Access::kind, \
                             __builtin_return_address(0));                        \
@@ -28,6 +28,8 @@ WEFT_HOOKS(2)
 WEFT_HOOKS(4)
 WEFT_HOOKS(8)
 WEFT_HOOKS(16)
+WEFT_HOOK(__tsan_read_range, size, 1, kRead, size_t size)
+WEFT_HOOK(__tsan_write_range, size, 1, kWrite, size_t size)
 
 extern "C" {
 
@@ -36,16 +38,6 @@ void __tsan_func_entry(void*) {}
 void __tsan_func_exit() {}
 void __tsan_vptr_update(void**, void*) {}
 void __tsan_vptr_read(void**) {}
-
-void __tsan_read_range(void* address, size_t bytes) {
-  if (current == nullptr) return;
-  weft::simt::on_access(address, bytes, 1, weft::simt::Access::kRead, __builtin_return_address(0));
-}
-
-void __tsan_write_range(void* address, size_t bytes) {
-  if (current == nullptr) return;
-  weft::simt::on_access(address, bytes, 1, weft::simt::Access::kWrite, __builtin_return_address(0));
-}
 
 // Host code in instrumented units (reference counts and the like) has its atomics replaced, too.
 #define WEFT_FETCH(bits, T, op)                                 \

@@ -1,34 +1,27 @@
 #include "kernels/simt/knowledge.h"
 
 #include <algorithm>
+#include <functional>
 
 namespace weft::simt {
 namespace {
 
-bool covers(const std::vector<Clock>& a, const std::vector<Clock>& b) {
-  for (size_t i = 0; i < b.size(); ++i) {
-    if (a[i] < b[i]) return false;
+/// Whether a has all of b.
+bool covers(const Knowledge& a, const Knowledge& b) {
+  const auto none_less = [](const std::vector<Clock>& x, const std::vector<Clock>& y) {
+    return std::equal(x.begin(), x.end(), y.begin(), std::greater_equal<>());
+  };
+  return !b.earlier && none_less(a.seen, b.seen) && none_less(a.fenced, b.fenced);
+}
+
+void merge(Knowledge& into, const Knowledge& from) {
+  for (const auto clocks : {&Knowledge::seen, &Knowledge::fenced}) {
+    std::ranges::transform(into.*clocks, from.*clocks, (into.*clocks).begin(), std::ranges::max);
   }
-  return true;
-}
-
-void join_clocks(std::vector<Clock>& into, const std::vector<Clock>& from) {
-  for (size_t i = 0; i < from.size(); ++i) into[i] = std::max(into[i], from[i]);
-}
-
-void join_into(Knowledge& into, const Knowledge& from) {
-  join_clocks(into.seen, from.seen);
-  join_clocks(into.fenced, from.fenced);
+  if (!into.earlier) into.earlier = from.earlier;
   if (!from.earlier || from.earlier == into.earlier) return;
-  if (!into.earlier) {
-    into.earlier = from.earlier;
-    return;
-  }
-  auto merged = std::make_shared<std::map<uint32_t, KnowledgePtr>>(*into.earlier);
-  for (const auto& [cluster, known] : *from.earlier) {
-    KnowledgePtr& mine = (*merged)[cluster];
-    mine = mine ? join(mine, known) : known;
-  }
+  auto merged = std::make_shared<KnowledgeByCluster>(*into.earlier);
+  for (const auto& [cluster, known] : *from.earlier) join_into((*merged)[cluster], known);
   into.earlier = std::move(merged);
 }
 
@@ -37,12 +30,14 @@ void join_into(Knowledge& into, const Knowledge& from) {
 KnowledgePtr join(const KnowledgePtr& a, const KnowledgePtr& b) {
   if (a == b || !b) return a;
   if (!a) return b;
-  if (!b->earlier && covers(a->seen, b->seen) && covers(a->fenced, b->fenced)) return a;
-  if (!a->earlier && covers(b->seen, a->seen) && covers(b->fenced, a->fenced)) return b;
+  if (covers(*a, *b)) return a;
+  if (covers(*b, *a)) return b;
   auto result = std::make_shared<Knowledge>(*a);
-  join_into(*result, *b);
+  merge(*result, *b);
   return result;
 }
+
+void join_into(KnowledgePtr& mine, const KnowledgePtr& known) { mine = join(mine, known); }
 
 KnowledgePtr with_event(const KnowledgePtr& known, int agent, Clock clock) {
   if (known->seen[agent] >= clock) return known;
@@ -52,8 +47,8 @@ KnowledgePtr with_event(const KnowledgePtr& known, int agent, Clock clock) {
 }
 
 void Release::add(const KnowledgePtr& known, int agent, Clock clock) {
-  add(known);
-  events_.push_back({agent, clock});
+  if (parts_.empty() || parts_.back() != known) parts_.push_back(known);
+  events_.emplace_back(agent, clock);
 }
 
 KnowledgePtr Release::take() {
@@ -61,9 +56,9 @@ KnowledgePtr Release::take() {
   std::sort(parts_.begin(), parts_.end());
   parts_.erase(std::unique(parts_.begin(), parts_.end()), parts_.end());
   auto result = std::make_shared<Knowledge>(*parts_.front());
-  for (size_t i = 1; i < parts_.size(); ++i) join_into(*result, *parts_[i]);
-  for (const Event& event : events_) {
-    result->seen[event.agent] = std::max(result->seen[event.agent], event.clock);
+  for (size_t i = 1; i < parts_.size(); ++i) merge(*result, *parts_[i]);
+  for (const auto& [agent, clock] : events_) {
+    result->seen[agent] = std::max(result->seen[agent], clock);
   }
   parts_.clear();
   events_.clear();

@@ -21,17 +21,21 @@ using Clock = uint32_t;
 
 struct Knowledge;
 using KnowledgePtr = std::shared_ptr<const Knowledge>;
+/// By the number of a cluster in the launch.
+using KnowledgeByCluster = std::map<uint32_t, KnowledgePtr>;
 
 struct Knowledge {
   std::vector<Clock> seen;  // per agent
   /// Per agent: what of its generic writes a proxy fence has shown to the asynchronous proxy.
   std::vector<Clock> fenced;
-  /// What was learnt, through atomics, of clusters that ran earlier in the launch; by their number.
-  std::shared_ptr<const std::map<uint32_t, KnowledgePtr>> earlier;
+  /// What was learnt, through atomics, of clusters that ran earlier in the launch.
+  std::shared_ptr<const KnowledgeByCluster> earlier;
 };
 
 /// The union; one of the two where it has all of the other.
 KnowledgePtr join(const KnowledgePtr& a, const KnowledgePtr& b);
+/// mine = join(mine, known)
+void join_into(KnowledgePtr& mine, const KnowledgePtr& known);
 /// `known`, and the agent up to a clock.
 KnowledgePtr with_event(const KnowledgePtr& known, int agent, Clock clock);
 
@@ -39,19 +43,12 @@ KnowledgePtr with_event(const KnowledgePtr& known, int agent, Clock clock);
 class Release {
  public:
   void add(const KnowledgePtr& known, int agent, Clock clock);
-  void add(const KnowledgePtr& known) {
-    if (parts_.empty() || parts_.back() != known) parts_.push_back(known);
-  }
   /// Everything added since the last take(); null when there was nothing.
   KnowledgePtr take();
 
  private:
-  struct Event {
-    int agent;
-    Clock clock;
-  };
   std::vector<KnowledgePtr> parts_;
-  std::vector<Event> events_;
+  std::vector<std::pair<int, Clock>> events_;  // of agents
 };
 
 }  // namespace weft::simt

@@ -81,17 +81,7 @@ std::string describe_outside(uintptr_t address) {
   return fmt::format("at {:#x}, which is not device memory", address);
 }
 
-const char* name(Access access) {
-  switch (access) {
-    case Access::kRead:
-      return "read";
-    case Access::kWrite:
-      return "write";
-    case Access::kAtomic:
-      return "atomic";
-  }
-  return "";
-}
+constexpr const char* kNames[] = {"read", "write", "atomic"};  // by Access
 
 /// Who accesses and on what grounds.
 struct Visitor {
@@ -100,23 +90,27 @@ struct Visitor {
   bool is_hook;    // an ordinary access of the current thread
 };
 
+const char* name(const Visitor& visitor) { return kNames[static_cast<int>(visitor.event.access)]; }
+
 [[noreturn]] void fail_access(const Visitor& visitor, const std::string& message) {
   fail_kernel(message, to_string(visitor.event.place), *visitor.thread);
 }
 
 std::string where(const Visitor& visitor) {
-  return fmt::format("{} by {} at {}", name(visitor.event.access),
-                     describe_agent(visitor.event.agent), to_string(visitor.event.place));
+  return fmt::format("{} by {} at {}", name(visitor), describe_agent(visitor.event.agent),
+                     to_string(visitor.event.place));
 }
 
-void report_race(const char* space, const Visitor& visitor, const Record& record) {
-  const bool is_same_cluster = record.clock > state().cluster_start;
-  report(
-      fmt::format("race {} {}", visitor.event.place, record.place),
-      fmt::format("data race in {} memory: {}, and {} by {} at {}, with nothing that orders them",
-                  space, where(visitor), name(record.access),
-                  is_same_cluster ? describe_agent(record.agent) : "another block",
-                  to_string(record.place)));
+/// Looks for bytes that nobody has written before a read of them, and notes those of a write.
+template <class T, class Describe>
+void check_written(const Visitor& visitor, std::span<T> states, T unwritten, T written,
+                   Describe&& describe) {
+  if (visitor.event.access != Access::kWrite &&
+      std::ranges::find(states, unwritten) != states.end()) {
+    report(fmt::format("uninitialised {}", visitor.event.place),
+           fmt::format("uninitialised {}", describe()));
+  }
+  if (visitor.event.access != Access::kRead) std::ranges::fill(states, written);
 }
 
 /// Calls f(granule address, mask) for the granules of a range.
@@ -132,35 +126,46 @@ void for_each_granule(uintptr_t begin, size_t bytes, F&& f) {
   }
 }
 
+/// Enters the access into granule_at(address) of its granules and reports races.
+template <class F>
+void enter_granules(const Visitor& visitor, const char* space, uintptr_t begin, size_t bytes,
+                    bool forgets_clusters, F&& granule_at) {
+  State& s = state();
+  const Timeline timeline{s.launch_start, s.cluster_start, forgets_clusters, &s.cluster_starts};
+  for_each_granule(begin, bytes, [&](uintptr_t address, uint8_t mask) {
+    const auto random = static_cast<uint32_t>(s.next_random());
+    enter(granule_at(address), mask, visitor.event, timeline, random, [&](const Record& record) {
+      const bool is_same_cluster = record.clock > s.cluster_start;
+      report(fmt::format("race {} {}", visitor.event.place, record.place),
+             fmt::format("data race in {} memory: {}, and {} by {} at {}, with nothing that orders "
+                         "them",
+                         space, where(visitor), kNames[static_cast<int>(record.access)],
+                         is_same_cluster ? describe_agent(record.agent) : "another block",
+                         to_string(record.place)));
+    });
+  });
+}
+
 void visit_shared(const Visitor& visitor, size_t offset, size_t bytes) {
   State& s = state();
-  ByteState* const states = &s.bytes[offset];
-  if (offset % kArenaBytes + bytes > kArenaBytes ||
-      std::find(states, states + bytes, ByteState::kOutside) != states + bytes) {
-    const Block& block = s.blocks[offset / kArenaBytes];
-    fail_access(
-        visitor,
-        fmt::format("{} of {} bytes outside shared memory, {} bytes after its start "
-                    "(the block has {} bytes of dynamic shared memory)",
-                    name(visitor.event.access), bytes, offset % kArenaBytes, block.dynamic_bytes));
+  ByteState* const begin = &s.bytes[offset];
+  const size_t in_arena = offset % kArenaBytes;
+  const std::span states(begin, std::min(bytes, kArenaBytes - in_arena));
+  if (states.size() < bytes || std::ranges::find(states, ByteState::kOutside) != states.end()) {
+    fail_access(visitor, fmt::format("{} of {} bytes outside shared memory, {} bytes after its "
+                                     "start (the block has {} bytes of dynamic shared memory)",
+                                     name(visitor), bytes, in_arena,
+                                     s.blocks[offset / kArenaBytes].dynamic_bytes));
   }
-  if (visitor.event.access != Access::kWrite &&
-      std::find(states, states + bytes, ByteState::kUnwritten) != states + bytes) {
-    report(fmt::format("uninitialised {}", visitor.event.place),
-           fmt::format("uninitialised shared memory: {}, {} bytes after its start", where(visitor),
-                       offset % kArenaBytes));
-  }
-  if (visitor.event.access != Access::kRead) std::fill_n(states, bytes, ByteState::kWritten);
-  const Timeline timeline{s.launch_start, s.cluster_start, true, &s.cluster_starts};
-  for_each_granule(offset, bytes, [&](uintptr_t granule, uint8_t mask) {
-    enter(s.granules[granule / kGranuleBytes], mask, visitor.event, timeline,
-          static_cast<uint32_t>(s.next_random()),
-          [&](const Record& record) { report_race("shared", visitor, record); });
+  check_written(visitor, states, ByteState::kUnwritten, ByteState::kWritten, [&] {
+    return fmt::format("shared memory: {}, {} bytes after its start", where(visitor), in_arena);
+  });
+  enter_granules(visitor, "shared", offset, bytes, true, [&](uintptr_t granule) -> Granule& {
+    return s.granules[granule / kGranuleBytes];
   });
 }
 
 void visit_global(const Visitor& visitor, uintptr_t address, size_t bytes) {
-  State& s = state();
   Region region;
   if (const Region* const known = recent_regions.find(address, bytes)) {
     region = *known;
@@ -170,35 +175,47 @@ void visit_global(const Visitor& visitor, uintptr_t address, size_t bytes) {
     const auto image_end = reinterpret_cast<uintptr_t>(&_end);
     if (visitor.is_hook && address >= image_begin && address < image_end) return;
     region = find_region(address);
-    if (region.end == 0) {
-      fail_access(visitor, fmt::format("{} of {} bytes {}", name(visitor.event.access), bytes,
-                                       describe_outside(address)));
-    }
     if (address + bytes > region.end) {
       fail_access(
           visitor,
-          fmt::format("{} of {} bytes beyond the end of device memory: {} bytes into a block "
-                      "of {}",
-                      name(visitor.event.access), bytes, address - region.begin,
-                      region.end - region.begin));
+          fmt::format("{} of {} bytes {}", name(visitor), bytes,
+                      region.end == 0
+                          ? describe_outside(address)
+                          : fmt::format("beyond the end of device memory: {} bytes into a block "
+                                        "of {}",
+                                        address - region.begin, region.end - region.begin)));
     }
     recent_regions.add(region);
   }
   if (region.is_written) {
-    bool* const written = region.is_written + (address - region.begin);
-    if (visitor.event.access != Access::kWrite &&
-        std::find(written, written + bytes, false) != written + bytes) {
-      report(fmt::format("uninitialised {}", visitor.event.place),
-             fmt::format("uninitialised device memory: {}, {} bytes into a block of {}",
-                         where(visitor), address - region.begin, region.end - region.begin));
-    }
-    if (visitor.event.access != Access::kRead) std::fill_n(written, bytes, true);
+    const std::span written(region.is_written + (address - region.begin), bytes);
+    check_written(visitor, written, false, true, [&] {
+      return fmt::format("device memory: {}, {} bytes into a block of {}", where(visitor),
+                         address - region.begin, region.end - region.begin);
+    });
   }
-  const Timeline timeline{s.launch_start, s.cluster_start, false, &s.cluster_starts};
-  for_each_granule(address, bytes, [&](uintptr_t granule, uint8_t mask) {
-    enter(s.global.at(granule), mask, visitor.event, timeline,
-          static_cast<uint32_t>(s.next_random()),
-          [&](const Record& record) { report_race("global", visitor, record); });
+  enter_granules(visitor, "global", address, bytes, false,
+                 [](uintptr_t granule) -> Granule& { return state().global.at(granule); });
+}
+
+/// Reports generic writes that no proxy fence has shown to the asynchronous agent that reads.
+void check_proxy_fence(const AsyncAgent& agent, const void* address, size_t bytes) {
+  State& s = state();
+  const size_t offset = s.workspace.offset_of(address);
+  for_each_granule(offset, bytes, [&](uintptr_t granule, uint8_t mask) {
+    for (const Record& record : s.granules[granule / kGranuleBytes].records) {
+      const bool is_generic = record.agent < 2 * s.n_threads;
+      if ((record.mask & mask) == 0 || record.mask > 0xf || record.access == Access::kRead ||
+          !is_generic || record.clock <= s.cluster_start ||
+          agent.known->fenced[record.agent] >= record.clock) {
+        continue;
+      }
+      report(fmt::format("proxy {} {}", place_of(agent.site), record.place),
+             fmt::format("missing fence.proxy.async: {} at {} reads through the asynchronous proxy "
+                         "what {} wrote at {} through the generic one",
+                         describe_agent(agent.agent), to_string(agent.site),
+                         describe_agent(record.agent), to_string(record.place)));
+    }
   });
 }
 
@@ -212,8 +229,8 @@ void visit(const Visitor& visitor, const void* pointer, size_t bytes, size_t ali
     return;
   }
   if (address % alignment != 0) {
-    fail_access(visitor, fmt::format("misaligned {} of {} bytes at {:#x}",
-                                     name(visitor.event.access), bytes, address));
+    fail_access(visitor,
+                fmt::format("misaligned {} of {} bytes at {:#x}", name(visitor), bytes, address));
   }
   if (offset < Workspace::kArenasBytes) {
     visit_shared(visitor, offset, bytes);
@@ -224,6 +241,19 @@ void visit(const Visitor& visitor, const void* pointer, size_t bytes, size_t ali
 }
 
 }  // namespace
+
+bool Timeline::is_ordered(const Record& record, const Event& event) const {
+  if (record.clock > cluster_start) {
+    return record.agent == event.agent || record.agent == event.issuer ||
+           event.known->seen[record.agent] >= record.clock;
+  }
+  if (forgets_clusters || record.clock <= launch_start) return true;
+  if (!event.known->earlier) return false;
+  const auto next = std::lower_bound(cluster_starts->begin(), cluster_starts->end(), record.clock);
+  const auto cluster = static_cast<uint32_t>(next - cluster_starts->begin()) - 1;
+  const auto known = event.known->earlier->find(cluster);
+  return known != event.known->earlier->end() && known->second->seen[record.agent] >= record.clock;
+}
 
 void on_access(const void* address, size_t bytes, size_t alignment, Access access, const void* pc) {
   // threadIdx and its like look at this variable first.
@@ -279,27 +309,6 @@ void open_shared(const Block& block, size_t offset, size_t bytes) {
   State& s = state();
   if (!s.watches()) return;
   std::fill_n(s.bytes.begin() + block.rank * kArenaBytes + offset, bytes, ByteState::kUnwritten);
-}
-
-void check_proxy_fence(const AsyncAgent& agent, const void* address, size_t bytes) {
-  State& s = state();
-  const size_t offset = s.workspace.offset_of(address);
-  for_each_granule(offset, bytes, [&](uintptr_t granule, uint8_t mask) {
-    for (const Record& record : s.granules[granule / kGranuleBytes].records) {
-      if ((record.mask & mask) == 0 || record.mask > 0xf || record.access == Access::kRead)
-        continue;
-      const bool is_generic = record.agent < 2 * s.n_threads;
-      if (!is_generic || record.clock <= s.cluster_start ||
-          agent.known->fenced[record.agent] >= record.clock) {
-        continue;
-      }
-      report(fmt::format("proxy {} {}", place_of(agent.site), record.place),
-             fmt::format("missing fence.proxy.async: {} at {} reads through the asynchronous proxy "
-                         "what {} wrote at {} through the generic one",
-                         describe_agent(agent.agent), to_string(agent.site),
-                         describe_agent(record.agent), to_string(record.place)));
-    }
-  });
 }
 
 DeviceView::DeviceView(const void* begin, size_t bytes) : begin_(begin) {

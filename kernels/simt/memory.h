@@ -21,8 +21,7 @@ void on_access(const void* address, size_t bytes, size_t alignment, Access acces
 void access_memory(Thread& thread, const void* address, size_t bytes, size_t alignment,
                    Access access, const Site& site);
 
-/// A copy engine or tensor core at work on behalf of a thread: what it reads and writes is ordered
-/// by waits, not by the thread's program order.
+/// A copy engine or tensor core at work for a thread: ordered by waits, not by program order.
 struct AsyncAgent {
   int agent = 0;
   Clock clock = 0;

@@ -12,14 +12,19 @@ namespace {
 constexpr size_t kBankBytes = 4, kBanks = 32, kSectorBytes = 32;
 constexpr size_t kPassBytes = kBankBytes * kBanks;
 
-/// The k-th execution of an access by the lanes of a warp.
-struct Execution {
-  struct LaneAccess {
-    uintptr_t address;
-    size_t bytes;
-  };
-  std::vector<LaneAccess> lanes;
+/// An access of a lane.
+struct LaneAccess {
+  uintptr_t address;
+  size_t bytes;
+
+  /// Calls f for the multiples of `unit` bytes that it touches, counted in units.
+  template <class F>
+  void for_each_unit(size_t unit, F&& f) const {
+    for (uintptr_t i = address / unit; i <= (address + bytes - 1) / unit; ++i) f(i);
+  }
 };
+/// The k-th execution of an access by the lanes of a warp.
+using Execution = std::vector<LaneAccess>;
 
 struct Source {
   Place place;
@@ -40,54 +45,41 @@ std::map<Source, Traffic> totals;
 /// Wide accesses go half or quarter warp by half or quarter warp, so that a pass moves 128 bytes;
 /// a part whose words an earlier one has read comes along with it.
 uint64_t shared_passes(const Execution& execution) {
-  const size_t bytes = execution.lanes.front().bytes;
+  const size_t bytes = execution.front().bytes;
   const size_t group = std::max<size_t>(1, kWarpSize * kBankBytes / std::max(bytes, kBankBytes));
   uint64_t passes = 0;
   std::set<uintptr_t> served;
-  for (size_t begin = 0; begin < execution.lanes.size(); begin += group) {
+  for (size_t begin = 0; begin < execution.size(); begin += group) {
     std::set<uintptr_t> words[kBanks];
     const size_t known = served.size();
-    for (size_t i = begin; i < std::min(begin + group, execution.lanes.size()); ++i) {
-      const auto& lane = execution.lanes[i];
-      for (uintptr_t word = lane.address / kBankBytes;
-           word <= (lane.address + lane.bytes - 1) / kBankBytes; ++word) {
+    for (size_t i = begin; i < std::min(begin + group, execution.size()); ++i) {
+      execution[i].for_each_unit(kBankBytes, [&](uintptr_t word) {
         words[word % kBanks].insert(word);
         served.insert(word);
-      }
+      });
     }
     if (served.size() == known) continue;
-    size_t worst = 0;
-    for (const auto& bank : words) worst = std::max(worst, bank.size());
-    passes += worst;
+    passes += std::ranges::max(words, {}, [](const auto& bank) { return bank.size(); }).size();
   }
   return passes;
 }
 
-uint64_t sectors(const Execution& execution) {
-  std::set<uintptr_t> touched;
-  for (const auto& lane : execution.lanes) {
-    for (uintptr_t sector = lane.address / kSectorBytes;
-         sector <= (lane.address + lane.bytes - 1) / kSectorBytes; ++sector) {
-      touched.insert(sector);
-    }
+/// How many units of memory the lanes touch together.
+size_t distinct_units(const Execution& execution, size_t unit) {
+  std::set<uintptr_t> units;
+  for (const LaneAccess& lane : execution) {
+    lane.for_each_unit(unit, [&](uintptr_t i) { units.insert(i); });
   }
-  return touched.size();
+  return units.size();
 }
 
 void fold(const Source& source, const Execution& execution) {
-  std::set<uintptr_t> distinct;
-  for (const auto& lane : execution.lanes) {
-    for (uintptr_t byte = lane.address; byte < lane.address + lane.bytes; ++byte) {
-      distinct.insert(byte);
-    }
-  }
   Traffic& total = totals[source];
-  total.is_shared = source.is_shared;
-  total.access = source.access;
   ++total.executions;
-  total.transactions += source.is_shared ? shared_passes(execution) : sectors(execution);
+  total.transactions +=
+      source.is_shared ? shared_passes(execution) : distinct_units(execution, kSectorBytes);
   const size_t unit = source.is_shared ? kPassBytes : kSectorBytes;
-  total.ideal += (distinct.size() + unit - 1) / unit;
+  total.ideal += (distinct_units(execution, 1) + unit - 1) / unit;
 }
 
 }  // namespace
@@ -98,7 +90,7 @@ void count_traffic(const Thread& thread, const Event& event, const void* address
   WarpSource& warp = open_sources[{thread.warp, source}];
   const size_t k = warp.count[thread.lane]++;
   if (warp.executions.size() <= k) warp.executions.resize(k + 1);
-  warp.executions[k].lanes.push_back({reinterpret_cast<uintptr_t>(address), bytes});
+  warp.executions[k].push_back({reinterpret_cast<uintptr_t>(address), bytes});
 }
 
 void fold_traffic() {
@@ -114,10 +106,10 @@ std::vector<Traffic> take_traffic() {
   std::map<std::tuple<std::string, bool, Access>, Traffic> by_place;
   for (const auto& [source, traffic] : totals) {
     const std::string place = to_string(source.place);
-    Traffic& sum = by_place[{place, traffic.is_shared, traffic.access}];
+    Traffic& sum = by_place[{place, source.is_shared, source.access}];
     sum.place = place;
-    sum.is_shared = traffic.is_shared;
-    sum.access = traffic.access;
+    sum.is_shared = source.is_shared;
+    sum.access = source.access;
     sum.executions += traffic.executions;
     sum.transactions += traffic.transactions;
     sum.ideal += traffic.ideal;
@@ -125,8 +117,7 @@ std::vector<Traffic> take_traffic() {
   totals.clear();
   std::vector<Traffic> result;
   for (auto& [key, traffic] : by_place) result.push_back(std::move(traffic));
-  std::sort(result.begin(), result.end(),
-            [](const Traffic& a, const Traffic& b) { return a.transactions > b.transactions; });
+  std::ranges::sort(result, std::greater<>(), &Traffic::transactions);
   return result;
 }
 

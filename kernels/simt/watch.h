@@ -89,13 +89,13 @@ struct State {
   std::vector<ByteState> bytes;   // of the arenas
   std::vector<Granule> granules;  // of the arenas
   Clock pool_clocks[kPoolAgents] = {};
-  int next_pool_agent = 0;
+  int pool_agents_used = 0;
   Barrier cluster_barrier;
   uint64_t cluster_phases = 0;  // of its barrier
   KnowledgePtr cluster_known;
   std::unordered_map<const void*, Mbarrier> mbarriers;
   /// What fences before atomics on this address made known, by cluster.
-  std::unordered_map<const void*, std::map<uint32_t, KnowledgePtr>> released;
+  std::unordered_map<const void*, KnowledgeByCluster> released;
 
   uint64_t next_random() {
     random ^= random << 13;
@@ -104,14 +104,23 @@ struct State {
     return random;
   }
   bool watches() const { return options.races; }
+  /// Of the cluster, block by block.
+  std::span<Thread> threads() const {
+    return {workspace.threads(), static_cast<size_t>(n_threads)};
+  }
   int agents() const { return 2 * n_threads + kPoolAgents; }
 };
 
 State& state();
 
+/// The next agent of the pool, and a new clock of its.
+std::pair<int, Clock> next_pool_agent();
+
 /// Moves the thread's clock on, so that what it does from now on is told apart from what it has
 /// released.
 void tick(Thread& thread);
+/// Adds all that the current thread has done and knows to a release, when accesses are watched.
+void release_past(Release& release);
 /// A clock that no agent of this cluster has reached.
 Clock next_clock(Clock clock);
 void learn(Thread& thread, const KnowledgePtr& known);
@@ -126,8 +135,15 @@ void make_ready(std::vector<Thread*>& threads);
 /// Suspends the current thread; someone will make it ready.
 void wait(const char* operation, const Site& site);
 
+/// Ends the launch with a KernelError. To be called by an emulated thread.
 [[noreturn]] void fail_kernel(const std::string& message, const std::string& place,
                               const Thread& thread);
+template <class... Arguments>
+[[noreturn]] void fail_kernel(const Site& site, fmt::format_string<Arguments...> message,
+                              Arguments&&... arguments) {
+  fail_kernel(fmt::format(message, std::forward<Arguments>(arguments)...), to_string(site),
+              *current);
+}
 /// Fails when the thread touches registers that a wgmma in flight reads or writes.
 void check_registers(const Thread& thread, const void* address, size_t bytes, Place place);
 /// Enters an access into the statistics of its source access.
@@ -136,9 +152,7 @@ void count_traffic(const Thread& thread, const Event& event, const void* address
 void fold_traffic();
 
 void begin_watching_cluster();
-/// [begin, begin + bytes) of a block's arena is its to use.
+/// So many bytes of a block's arena from an offset on are its to use.
 void open_shared(const Block& block, size_t offset, size_t bytes);
-/// Of the granule's bytes, calls f(record) for those that the generic proxy wrote.
-void check_proxy_fence(const AsyncAgent& agent, const void* address, size_t bytes);
 
 }  // namespace weft::simt

@@ -19,35 +19,31 @@ WarpgroupQueue& warpgroup(const char* operation, const Site& site) {
   Block& block = *current->block;
   const size_t index = current->linear / kWarpgroupThreads;
   if (block.threads.size() < (index + 1) * kWarpgroupThreads) {
-    fail_kernel(fmt::format("{}: the last {} threads of a block are no warpgroup of {}", operation,
-                            block.threads.size() % kWarpgroupThreads, kWarpgroupThreads),
-                site);
+    fail_kernel(site, "{}: the last {} threads of a block are no warpgroup of {}", operation,
+                block.threads.size() % kWarpgroupThreads, kWarpgroupThreads);
   }
   block.warpgroups.resize(std::max(block.warpgroups.size(), index + 1));
   if (!block.warpgroups[index]) block.warpgroups[index] = std::make_shared<WarpgroupQueue>();
   return *block.warpgroups[index];
 }
 
-/// Waits until all threads of the warpgroup have arrived at the operation; the last one, for which
-/// this returns true, acts for all and calls leave().
-bool meet_warpgroup(WarpgroupQueue& queue, const char* operation, const Site& site) {
+/// Waits until all threads of the warpgroup have arrived at the operation; the last one calls
+/// act(queue) for all.
+template <class F>
+void as_warpgroup(const char* operation, const Site& site, F&& act) {
+  WarpgroupQueue& queue = warpgroup(operation, site);
   if (queue.arrived.empty()) {
     queue.operation = operation;
     queue.site = site;
   } else if (std::strcmp(queue.operation, operation) != 0 || queue.site.line() != site.line()) {
-    fail_kernel(fmt::format("divergent collective: {} is at {}, {} threads of its warpgroup are at "
-                            "{} ({})",
-                            describe(*current), operation, queue.arrived.size(), queue.operation,
-                            to_string(queue.site)),
-                site);
+    fail_kernel(site,
+                "divergent collective: {} is at {}, {} threads of its warpgroup are at {} ({})",
+                describe(*current), operation, queue.arrived.size(), queue.operation,
+                to_string(queue.site));
   }
   queue.arrived.push_back(current);
-  if (queue.arrived.size() == kWarpgroupThreads) return true;
-  wait(operation, site);
-  return false;
-}
-
-void leave(WarpgroupQueue& queue) {
+  if (queue.arrived.size() < kWarpgroupThreads) return wait(operation, site);
+  act(queue);
   std::vector<Thread*> others = std::exchange(queue.arrived, {});
   std::erase(others, current);
   make_ready(others);
@@ -93,11 +89,9 @@ struct SharedMatrix {
         start(static_cast<uint32_t>(descriptor & 0x3fff) << 4),
         leading(static_cast<uint32_t>(descriptor >> 16 & 0x3fff) << 4),
         stride(static_cast<uint32_t>(descriptor >> 32 & 0x3fff) << 4),
+        swizzle(static_cast<Swizzle>((4 - (descriptor >> 62)) & 3)),  // 1 is 128 bytes, 3 is 32
         mn_major(is_mn_major),
-        element_bytes(bytes) {
-    // 1 is 128 bytes, 3 is 32.
-    swizzle = static_cast<Swizzle>((4 - (descriptor >> 62)) & 3);
-  }
+        element_bytes(bytes) {}
 
   /// Where the element (r of M or N, k) lies.
   char* at(int r, int k) const {
@@ -160,26 +154,24 @@ void issue_wgmma(WarpgroupQueue& queue, const Site& site) {
     const auto& other = *static_cast<const WgmmaArguments*>(member(t).pointers[2]);
     if (other.b_descriptor != arguments.b_descriptor ||
         (!has_registers && other.a_descriptor != arguments.a_descriptor)) {
-      fail_kernel("wgmma: the threads of a warpgroup give different descriptors", site);
+      fail_kernel(site, "wgmma: the threads of a warpgroup give different descriptors");
     }
   }
   if (is_refused(arguments.b_descriptor) ||
       (!has_registers && is_refused(arguments.a_descriptor))) {
-    fail_kernel(
-        "wgmma: a descriptor with a base offset is not supported: align tiles to the "
-        "swizzle's atom of 8 rows",
-        site);
+    fail_kernel(site,
+                "wgmma: a descriptor with a base offset is not supported: align tiles to the "
+                "swizzle's atom of 8 rows");
   }
   if (op.a_type != op.b_type && (bytes != 1 || info(op.b_type).bytes != 1)) {
-    fail_kernel(fmt::format("wgmma: there is none of {} and {}", info(op.a_type).name,
-                            info(op.b_type).name),
-                site);
+    fail_kernel(site, "wgmma: there is none of {} and {}", info(op.a_type).name,
+                info(op.b_type).name);
   }
   if ((op.a_mn_major || op.b_mn_major) && bytes != 2) {
-    fail_kernel("wgmma: only 16-bit elements may be M- or N-major", site);
+    fail_kernel(site, "wgmma: only 16-bit elements may be M- or N-major");
   }
   if (op.n < 8 || op.n > 256 || op.n % 8 != 0) {
-    fail_kernel(fmt::format("wgmma: n = {}, expected a multiple of 8 up to 256", op.n), site);
+    fail_kernel(site, "wgmma: n = {}, expected a multiple of 8 up to 256", op.n);
   }
   if (!queue.is_fenced) {
     report(fmt::format("wgmma_fence {}", to_string(site)),
@@ -192,11 +184,7 @@ void issue_wgmma(WarpgroupQueue& queue, const Site& site) {
   const SharedMatrix a(arguments.a_descriptor, op.a_mn_major, bytes);
   State& s = state();
   if (s.watches()) {
-    if (queue.open.agents.empty()) {
-      const int slot = s.next_pool_agent++ % kPoolAgents;
-      s.pool_clocks[slot] = next_clock(s.pool_clocks[slot]);
-      queue.open.agents.emplace_back(2 * s.n_threads + slot, s.pool_clocks[slot]);
-    }
+    if (queue.open.agents.empty()) queue.open.agents.push_back(next_pool_agent());
     const auto [agent_index, clock] = queue.open.agents.front();
     const AsyncAgent agent{agent_index, clock, current, warpgroup_knowledge(), site, true, false};
     b.enter(agent, op.n, k);
@@ -251,34 +239,28 @@ void issue_wgmma(WarpgroupQueue& queue, const Site& site) {
       }
     }
   };
-  if (is_eager) {
-    operation.run();
-    operation.run = nullptr;
-  }
+  if (is_eager) std::exchange(operation.run, nullptr)();
   queue.open.operations.push_back(std::move(operation));
 }
 
-/// The group's results become visible to its threads.
-void finish(WarpgroupQueue& queue, WarpgroupQueue::Group& group,
-            const std::vector<WarpgroupQueue::Group>& later) {
+/// The results of a group, no longer committed, become visible to its threads.
+void finish(WarpgroupQueue& queue, WarpgroupQueue::Group& group) {
   for (WarpgroupQueue::Operation& operation : group.operations) {
-    if (operation.run) operation.run();
+    if (operation.run) std::exchange(operation.run, nullptr)();
   }
-  const auto is_used_later = [&](float* d) {
-    const auto uses = [&](const WarpgroupQueue::Group& other) {
-      return std::any_of(other.operations.begin(), other.operations.end(), [&](const auto& o) {
-        return o.run &&
-               std::find(o.accumulators.begin(), o.accumulators.end(), d) != o.accumulators.end();
-      });
-    };
-    return std::any_of(later.begin(), later.end(), uses) || uses(queue.open);
+  const auto is_used = [&](const WarpgroupQueue::Group& other, float* d) {
+    return std::ranges::any_of(other.operations, [&](const auto& o) {
+      return o.run && std::ranges::find(o.accumulators, d) != o.accumulators.end();
+    });
   };
   for (WarpgroupQueue::Operation& operation : group.operations) {
-    operation.run = nullptr;
     for (float* d : operation.accumulators) {
       const auto held = queue.held.find(d);
-      if (held == queue.held.end() || is_used_later(d)) continue;
-      std::copy(held->second.begin(), held->second.end(), d);
+      if (held == queue.held.end() || is_used(queue.open, d) ||
+          std::ranges::any_of(queue.committed, [&](const auto& g) { return is_used(g, d); })) {
+        continue;
+      }
+      std::ranges::copy(held->second, d);
       queue.held.erase(held);
     }
   }
@@ -288,76 +270,67 @@ void finish(WarpgroupQueue& queue, WarpgroupQueue::Group& group,
 
 void wgmma(const Wgmma& operation, float* d, const uint32_t* a, uint64_t a_descriptor,
            uint64_t b_descriptor, const Site& site) {
-  WarpgroupQueue& queue = warpgroup("wgmma", site);
-  const WgmmaArguments arguments{&operation, a_descriptor, b_descriptor};
+  WgmmaArguments arguments{&operation, a_descriptor, b_descriptor};
   current->pointers[0] = d;
   current->pointers[1] = const_cast<uint32_t*>(a);
-  current->pointers[2] = const_cast<WgmmaArguments*>(&arguments);
-  if (!meet_warpgroup(queue, "wgmma", site)) return;
-  issue_wgmma(queue, site);
-  leave(queue);
+  current->pointers[2] = &arguments;
+  as_warpgroup("wgmma", site, [&](WarpgroupQueue& queue) { issue_wgmma(queue, site); });
 }
 
 void wgmma_fence(const Site& site) {
-  WarpgroupQueue& queue = warpgroup("wgmma.fence", site);
-  if (!meet_warpgroup(queue, "wgmma.fence", site)) return;
-  queue.is_fenced = true;
-  leave(queue);
+  as_warpgroup("wgmma.fence", site, [](WarpgroupQueue& queue) { queue.is_fenced = true; });
 }
 
 void wgmma_commit(const Site& site) {
-  WarpgroupQueue& queue = warpgroup("wgmma.commit_group", site);
-  if (!meet_warpgroup(queue, "wgmma.commit_group", site)) return;
-  queue.committed.push_back(std::exchange(queue.open, {}));
-  leave(queue);
+  as_warpgroup("wgmma.commit_group", site, [](WarpgroupQueue& queue) {
+    queue.committed.push_back(std::exchange(queue.open, {}));
+  });
 }
 
 void wgmma_wait(int pending, const Site& site) {
-  WarpgroupQueue& queue = warpgroup("wgmma.wait_group", site);
-  if (!meet_warpgroup(queue, "wgmma.wait_group", site)) return;
-  while (queue.committed.size() > static_cast<size_t>(pending)) {
-    WarpgroupQueue::Group group = std::move(queue.committed.front());
-    queue.committed.erase(queue.committed.begin());
-    finish(queue, group, queue.committed);
-    for (int t = 0; state().watches() && t < kWarpgroupThreads; ++t) {
-      for (const auto& [agent, clock] : group.agents) {
-        learn(member(t), with_event(member(t).known, agent, clock));
+  as_warpgroup("wgmma.wait_group", site, [&](WarpgroupQueue& queue) {
+    while (queue.committed.size() > static_cast<size_t>(pending)) {
+      WarpgroupQueue::Group group = std::move(queue.committed.front());
+      queue.committed.erase(queue.committed.begin());
+      finish(queue, group);
+      for (int t = 0; state().watches() && t < kWarpgroupThreads; ++t) {
+        for (const auto& [agent, clock] : group.agents) {
+          learn(member(t), with_event(member(t).known, agent, clock));
+        }
       }
     }
-  }
-  // Accumulators that a later group still works on stay out of bounds.
-  for (int t = 0; t < kWarpgroupThreads; ++t) {
-    Thread& thread = member(t);
-    thread.in_flight.clear();
-    for (const WarpgroupQueue::Group& group : queue.committed) {
-      for (const auto& operation : group.operations) {
-        thread.in_flight.emplace_back(operation.accumulators[t],
-                                      operation.accumulators[t] + operation.floats);
+    // Accumulators that a later group still works on stay out of bounds.
+    for (int t = 0; t < kWarpgroupThreads; ++t) {
+      auto& in_flight = member(t).in_flight;
+      in_flight.clear();
+      for (const WarpgroupQueue::Group& group : queue.committed) {
+        for (const auto& operation : group.operations) {
+          float* const begin = operation.accumulators[t];
+          in_flight.emplace_back(begin, begin + operation.floats);
+        }
       }
     }
-  }
-  queue.is_fenced = false;
-  leave(queue);
+    queue.is_fenced = false;
+  });
 }
 
 void set_max_registers(int count, bool increases, const Site& site) {
   if (count % 8 != 0 || count < 24 || count > 256) {
-    fail_kernel(fmt::format("setmaxnreg {}: expected a multiple of 8 from 24 to 256", count), site);
+    fail_kernel(site, "setmaxnreg {}: expected a multiple of 8 from 24 to 256", count);
   }
-  WarpgroupQueue& queue = warpgroup("setmaxnreg", site);
-  if (!meet_warpgroup(queue, increases ? "setmaxnreg.inc" : "setmaxnreg.dec", site)) return;
-  queue.registers = count;
-  int total = 0;
-  for (const auto& other : current->block->warpgroups) {
-    if (other) total += other->registers * kWarpgroupThreads;
-  }
-  if (total > kRegistersPerMultiprocessor) {
-    fail_kernel(fmt::format("setmaxnreg {}: the block's warpgroups would hold {} registers, a "
-                            "multiprocessor has {}",
-                            count, total, kRegistersPerMultiprocessor),
-                site);
-  }
-  leave(queue);
+  as_warpgroup(increases ? "setmaxnreg.inc" : "setmaxnreg.dec", site, [&](WarpgroupQueue& queue) {
+    queue.registers = count;
+    int total = 0;
+    for (const auto& other : current->block->warpgroups) {
+      if (other) total += other->registers * kWarpgroupThreads;
+    }
+    if (total > kRegistersPerMultiprocessor) {
+      fail_kernel(site,
+                  "setmaxnreg {}: the block's warpgroups would hold {} registers, a multiprocessor "
+                  "has {}",
+                  count, total, kRegistersPerMultiprocessor);
+    }
+  });
 }
 
 void check_registers(const Thread& thread, const void* address, size_t bytes, Place place) {

@@ -9,7 +9,7 @@
 #include <cmath>
 
 #include "core/parallel.h"
-#include "kernels/simd/exp_inl.h"
+#include "kernels/simd/math_inl.h"
 #include "kernels/simd/rows_inl.h"
 #include "kernels/simd/variant.h"
 #include "kernels/softmax/softmax.h"

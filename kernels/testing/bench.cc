@@ -9,7 +9,7 @@
 
 #include "core/parallel.h"
 #include "core/transfer.h"
-#include "kernels/stopwatch.h"
+#include "kernels/autotune.h"
 #include "kernels/testing/timing.h"
 
 namespace weft::kernels {

@@ -8,9 +8,9 @@
 #include <sstream>
 #include <thread>
 
+#include "kernels/autotune.h"
 #include "kernels/gemm/gemm_cases.h"
 #include "kernels/softmax/softmax_cases.h"
-#include "kernels/stopwatch.h"
 #include "kernels/testing/timing.h"
 
 namespace weft::kernels {

@@ -134,11 +134,6 @@ struct OpTable {
 uint64_t case_seed(std::string_view op, std::string_view name);
 
 template <class Problem>
-bool takes(const Variant<Problem>& variant, const Problem& p) {
-  return variant.device == p.device().type && variant.dtypes.contains(p.dtype()) && variant.fits(p);
-}
-
-template <class Problem>
 const Variant<Problem>* find_variant(const Op<Problem>& op, std::string_view name) {
   for (const Variant<Problem>& variant : op.variants) {
     if (variant.name == name) return &variant;

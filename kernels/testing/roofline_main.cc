@@ -13,10 +13,9 @@
 #include "core/stream.h"
 #include "core/transfer.h"
 #include "io/help_format.h"
-#include "kernels/device/name.h"
+#include "kernels/autotune.h"
 #include "kernels/device/probe.h"
 #include "kernels/gemm/gemm.h"
-#include "kernels/stopwatch.h"
 #include "kernels/testing/bench.h"
 #include "kernels/testing/timing.h"
 
