@@ -139,6 +139,27 @@ MappedFile::MappedFile(const Path& path) {
   WEFT_CHECK(is_file, "cannot read {}: not a regular file", path.string());
 }
 
+std::string MappedFile::checksum_around(size_t offset) const {
+  WEFT_ASSERT(offset + kNoChecksum.size() <= size_);
+  constexpr size_t kAtOnce = size_t{1} << 18;
+  uint32_t crc32 = 0;
+  for (size_t begin = 0; begin < size_; begin += kAtOnce) {
+    const size_t end = std::min(begin + kAtOnce, size_);
+    for (size_t at = begin; at < end;) {
+      const bool is_inside = at >= offset && at < offset + kNoChecksum.size();
+      const size_t next = at < offset ? std::min(end, offset)
+                          : is_inside ? std::min(end, offset + kNoChecksum.size())
+                                      : end;
+      const char* const bytes = is_inside ? kNoChecksum.data() + (at - offset)
+                                          : reinterpret_cast<const char*>(data_) + at;
+      crc32 = crc32_of(std::as_bytes(std::span(bytes, next - at)), crc32);
+      at = next;
+    }
+    ::madvise(data_ + begin, end - begin, MADV_DONTNEED);
+  }
+  return checksum_text(crc32);
+}
+
 MappedFile::~MappedFile() {
   if (data_) ::munmap(data_, size_);
 }
@@ -204,20 +225,28 @@ void apply_file_fault_of_environment() {
   });
 }
 
-DirectoryLock::DirectoryLock(const Path& directory) {
-  const Path file = directory / ".lock";
-  announce("lock", file);
-  descriptor_ = ::open(file.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666);
-  if (descriptor_ < 0) fail_with_errno("create", file);
-  char text[256] = {};
-  if (::flock(descriptor_, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) {
-    const ssize_t length = ::pread(descriptor_, text, sizeof text - 1, 0);
+DirectoryLock::DirectoryLock(const Path& directory) : file_(directory / ".lock") {
+  announce("lock", file_);
+  while (true) {
+    descriptor_ = ::open(file_.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666);
+    if (descriptor_ < 0) fail_with_errno("create", file_);
+    if (::flock(descriptor_, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) {
+      char owner[256] = {};
+      const ssize_t length = ::pread(descriptor_, owner, sizeof owner - 1, 0);
+      ::close(descriptor_);
+      WEFT_FAIL("{} is in use by {}", directory.string(), length > 0 ? owner : "another process");
+    }
+    // Who had the lock removes the file: this may be one that has no name any more.
+    struct stat locked, named;
+    if (::fstat(descriptor_, &locked) == 0 && ::stat(file_.c_str(), &named) == 0 &&
+        locked.st_ino == named.st_ino) {
+      break;
+    }
     ::close(descriptor_);
-    WEFT_FAIL("{} is in use by {}", directory.string(), length > 0 ? text : "another process");
   }
-  std::string host(256, '\0');
-  ::gethostname(host.data(), host.size() - 1);
-  const std::string owner = fmt::format("process {} on {}", ::getpid(), host.c_str());
+  char host[256] = {};
+  ::gethostname(host, sizeof host - 1);
+  const std::string owner = fmt::format("process {} on {}", ::getpid(), host);
   // Who is named is a help alone: a full disk takes nothing from the lock.
   if (::ftruncate(descriptor_, 0) == 0) {
     [[maybe_unused]] const ssize_t written = ::pwrite(descriptor_, owner.data(), owner.size(), 0);
@@ -225,7 +254,9 @@ DirectoryLock::DirectoryLock(const Path& directory) {
 }
 
 DirectoryLock::~DirectoryLock() {
-  if (descriptor_ >= 0) ::close(descriptor_);
+  if (descriptor_ < 0) return;
+  ::unlink(file_.c_str());
+  ::close(descriptor_);
 }
 
 }  // namespace weft::io

@@ -63,6 +63,9 @@ class MappedFile {
   MappedFile& operator=(const MappedFile&) = delete;
 
   std::span<std::byte> bytes() const { return {data_, size_}; }
+  /// checksum_around(bytes(), offset), with little of the file in memory at a time. Of bytes that
+  /// were not changed.
+  std::string checksum_around(size_t offset) const;
 
  private:
   std::byte* data_ = nullptr;
@@ -100,10 +103,11 @@ class DirectoryLock {
   explicit DirectoryLock(const Path& directory);
   ~DirectoryLock();
   DirectoryLock(DirectoryLock&& other) noexcept
-      : descriptor_(std::exchange(other.descriptor_, -1)) {}
+      : file_(std::move(other.file_)), descriptor_(std::exchange(other.descriptor_, -1)) {}
   DirectoryLock& operator=(DirectoryLock&&) = delete;
 
  private:
+  Path file_;
   int descriptor_;
 };
 

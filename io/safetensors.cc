@@ -4,6 +4,7 @@
 #include <array>
 #include <bit>
 #include <cstring>
+#include <functional>
 #include <limits>
 #include <nlohmann/json.hpp>
 #include <unordered_set>
@@ -239,10 +240,13 @@ Tensor tensor_over(const std::shared_ptr<void>& owner, std::byte* data, const En
                          entry.dtype);
 }
 
+/// The file's checksum without what stands at an offset.
+using ChecksumAround = std::function<std::string(size_t offset)>;
+
 /// Throws Error where the metadata hold a checksum that is not the file's. One flipped bit leaves
 /// either the key or the value as it was.
-void verify_checksum(std::span<const std::byte> bytes, std::string_view header,
-                     const Metadata& metadata, const std::string& file) {
+void verify_checksum(std::string_view header, const Metadata& metadata, const std::string& file,
+                     const ChecksumAround& checksum_around) {
   for (const auto& [key, value] : metadata) {
     if (key != kChecksumKey && !value.starts_with(kChecksumPrefix)) continue;
     const size_t at = header.find(value);
@@ -250,7 +254,7 @@ void verify_checksum(std::span<const std::byte> bytes, std::string_view header,
         at == header.npos || value.size() != kChecksumPrefix.size() + kNoChecksum.size()
             ? "unknown"
             : std::string(kChecksumPrefix) +
-                  checksum_around(bytes, kLengthBytes + at + kChecksumPrefix.size());
+                  checksum_around(kLengthBytes + at + kChecksumPrefix.size());
     WEFT_CHECK(key == kChecksumKey && found == value,
                "{} is damaged: its checksum is {}, {} {} was written", file, found, quote(key),
                quote(value));
@@ -287,16 +291,8 @@ void write_data(FileWriter& writer, const Tensor& tensor) {
   write(writer, tensor);
 }
 
-}  // namespace
-
-SafeTensors read_safetensors(const Path& path) {
-  auto mapping = std::make_shared<MappedFile>(path);
-  const std::span<std::byte> bytes = mapping->bytes();
-  return read_safetensors(bytes, std::move(mapping), path.string());
-}
-
-SafeTensors read_safetensors(std::span<std::byte> bytes, std::shared_ptr<void> owner,
-                             const std::string& file) {
+SafeTensors read(std::span<std::byte> bytes, const std::shared_ptr<void>& owner,
+                 const std::string& file, const ChecksumAround& checksum_around) {
   WEFT_CHECK(bytes.size() >= kLengthBytes,
              "{}: not a safetensors file: {} bytes, too short for the header's length", file,
              bytes.size());
@@ -326,7 +322,7 @@ SafeTensors read_safetensors(std::span<std::byte> bytes, std::shared_ptr<void> o
   std::ranges::stable_sort(entries, {}, &Entry::offsets);
   const std::span<std::byte> data = bytes.subspan(kLengthBytes + header_bytes);
   check_layout(file, entries, data.size());
-  verify_checksum(bytes, {header, header_bytes}, result.metadata, file);
+  verify_checksum({header, header_bytes}, result.metadata, file, checksum_around);
   result.metadata.erase(kChecksumKey);
 
   result.tensors.reserve(entries.size());
@@ -335,6 +331,19 @@ SafeTensors read_safetensors(std::span<std::byte> bytes, std::shared_ptr<void> o
     result.tensors.emplace_back(std::move(entry.name), std::move(tensor));
   }
   return result;
+}
+
+}  // namespace
+
+SafeTensors read_safetensors(const Path& path) {
+  const auto mapping = std::make_shared<MappedFile>(path);
+  return read(mapping->bytes(), mapping, path.string(),
+              [&](size_t offset) { return mapping->checksum_around(offset); });
+}
+
+SafeTensors read_safetensors(std::span<std::byte> bytes, std::shared_ptr<void> owner,
+                             const std::string& file) {
+  return read(bytes, owner, file, [&](size_t offset) { return checksum_around(bytes, offset); });
 }
 
 namespace {

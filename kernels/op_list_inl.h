@@ -1,6 +1,6 @@
 // An op made of its list, kernels/NAME/NAME.inc: the variants' declarations, NAME_op(), and NAME(),
-// which dispatches. An op's source includes this once, in weft::kernels, where the conditions of its
-// list are known:
+// which dispatches. An op's source includes this once, in weft::kernels, where the conditions of
+// its list are known:
 //
 //   #define WEFT_OP softmax
 //   #define WEFT_PROBLEM SoftmaxProblem

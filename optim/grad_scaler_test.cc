@@ -1,7 +1,6 @@
 #include "optim/grad_scaler.h"
 
 #include <catch2/catch.hpp>
-#include <nlohmann/json.hpp>
 #include <cmath>
 #include <limits>
 #include <nlohmann/json.hpp>

@@ -196,7 +196,7 @@ io::Path find_checkpoint(const io::Path& path) {
     const std::string text = io::read_text(path / kLatestFile);
     // Two lines: the name, and the checksum of the first, which earlier versions did not write.
     const std::string name = text.substr(0, text.find('\n')), line = name + "\n";
-    const bool is_whole = text == line + checksum_of(line) + "\n" || text == line || text == name;
+    const bool is_whole = text == line + checksum_of(line) + "\n" || text == line;
     WEFT_CHECK(parse_step(name) && is_whole,
                "{} is damaged: expected the name of a step, such as step-100, and its checksum; "
                "name the directory of a step instead",

@@ -33,8 +33,9 @@ std::string text_of(const io::Path& path) {
 }  // namespace
 
 std::string ChildEnd::last_words() const {
-  const std::string text = err.substr(0, err.find_last_not_of("\n ") + 1);
-  return text.substr(text.find_last_of('\n') + 1);
+  size_t begin = err.find("weft: error: ");
+  if (begin == err.npos) begin = err.find_last_of('\n', err.find_last_not_of("\n ")) + 1;
+  return err.substr(begin, err.find('\n', begin) - begin);
 }
 
 Child::Child(const io::Path& scratch, const std::vector<std::string>& arguments,

@@ -17,7 +17,7 @@ struct ChildEnd {
   bool is_late = false;
   std::string out, err;
 
-  /// The last line of standard error, for a report.
+  /// The program's error, else the last line of standard error.
   std::string last_words() const;
 };
 

@@ -31,6 +31,7 @@ struct Rack {
   Philox random;
   std::chrono::steady_clock::time_point end;
   bool is_short = false;  // try each thing once or a few times, whatever the time
+  int outputs = 0;        // directories of runs so far
 
   /// Whether to try once more after `done` trials, of which a short rack takes `few`.
   bool goes_on(int64_t done, int64_t few) const {

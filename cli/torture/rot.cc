@@ -20,12 +20,14 @@ void write(const io::Path& path, const std::string& bytes) {
 
 /// Whether reading the run's checkpoint and its final weights reports damage that names a file.
 /// Otherwise a reason.
-std::string read_again(const io::Path& run, const io::Path& file) {
+std::string read_again(const io::Path& run, const io::Path& step, const io::Path& file) {
   try {
     if (file.filename() == "model.safetensors" && file.parent_path() == run) {
       io::read_safetensors(file);
     } else {
       train::load_checkpoint(run);
+      // Without its checksum `latest` is as earlier versions wrote it.
+      if (file == run / "latest" && train::find_checkpoint(run) == step) return "";
     }
   } catch (const Error& error) {
     const std::string message = error.what();
@@ -54,7 +56,7 @@ void damage(Rack& rack, Tally& tally, int64_t few,
     const std::string what = change(bytes);
     if (bytes == whole[at]) continue;
     write(files[at], bytes);
-    const std::string loss = read_again(run, files[at]);
+    const std::string loss = read_again(run, step, files[at]);
     tally.count(loss.empty(), fmt::format("{}, {}: {}", files[at].string(), what, loss));
     write(files[at], whole[at]);
   }

@@ -36,7 +36,7 @@ void draw_images(const io::Path& folder) {
 }  // namespace
 
 SmallRun::SmallRun(Rack& rack, const std::vector<std::string>& extra, int epochs)
-    : scratch_(rack.scratch), extra_(extra), epochs_(epochs) {
+    : rack_(rack), scratch_(rack.scratch), extra_(extra), epochs_(epochs) {
   if (!std::filesystem::exists(scratch_ / "images")) draw_images(scratch_ / "images");
   reference_ = fresh_output();
   const auto begin = std::chrono::steady_clock::now();
@@ -45,7 +45,7 @@ SmallRun::SmallRun(Rack& rack, const std::vector<std::string>& extra, int epochs
   WEFT_CHECK(end.code == 0, "torture: the undisturbed run failed: {}", describe(end));
 }
 
-io::Path SmallRun::fresh_output() { return scratch_ / fmt::format("run-{}", outputs_++); }
+io::Path SmallRun::fresh_output() { return scratch_ / fmt::format("run-{}", rack_.outputs++); }
 
 std::vector<std::string> SmallRun::start(const io::Path& output) const {
   std::vector<std::string> words = {"train",

@@ -15,6 +15,7 @@ inline constexpr double kRunSeconds = 300;
 class SmallRun {
  public:
   /// Draws the images, and trains undisturbed. `extra` goes to every start ("--devices", "4").
+  /// The rack must outlive it.
   SmallRun(Rack& rack, const std::vector<std::string>& extra = {}, int epochs = 2);
 
   /// A directory for a run that does not exist yet.
@@ -36,12 +37,12 @@ class SmallRun {
   const io::Path& reference() const { return reference_; }
 
  private:
+  Rack& rack_;
   const io::Path scratch_;
   const std::vector<std::string> extra_;
   const int epochs_;
   io::Path reference_;
   double seconds_ = 0;
-  int outputs_ = 0;
 };
 
 /// The tail of a message about an end: its exit code and last words.

@@ -18,7 +18,7 @@ using weft::simt::current;
   }
 // "unaligned" ones are those that the source makes without claiming an alignment: memcpy and
 // packed.
-#define WEFT_HOOKS(bytes)                                 \
+#define WEFT_HOOKS(bytes)                                  \
   WEFT_HOOK(__tsan_read##bytes, bytes, bytes, kRead)       \
   WEFT_HOOK(__tsan_write##bytes, bytes, bytes, kWrite)     \
   WEFT_HOOK(__tsan_unaligned_read##bytes, bytes, 1, kRead) \

@@ -51,8 +51,8 @@ struct OperandTypes {
   MatrixType a, b;
 };
 
-/// D [m, n] += A [m, k] B^T, B [n, k]; all row-major: as the GPU of Options::tensor_core does it (an
-/// H100, where that lacks wgmma or the types), or faster. fp8 is never done faster.
+/// D [m, n] += A [m, k] B^T, B [n, k]; all row-major: as the GPU of Options::tensor_core does it
+/// (an H100, where that lacks wgmma or the types), or faster. fp8 is never done faster.
 void multiply(Instruction instruction, OperandTypes types, int m, int n, int k, const float* a,
               const float* b, float* d);
 

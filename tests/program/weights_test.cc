@@ -265,7 +265,7 @@ TEST_CASE("fine-tuning starts from the weights, freezes what it is told, and res
   // A run stopped after its first epoch goes on as this one did.
   run_train("fine_b", common + "--epochs 2");
   std::filesystem::remove_all(scratch("fine_b") + "/step-4");
-  std::ofstream(scratch("fine_b") + "/latest") << "step-2";
+  std::ofstream(scratch("fine_b") + "/latest") << "step-2\n";
   const Outcome resumed = run_weft("train --json --resume " + scratch("fine_b"));
   INFO(resumed.err);
   CHECK(resumed.code == 0);
