@@ -21,7 +21,8 @@ constexpr std::string_view kStepPrefix = "step-";
 /// How state.json begins, before its checksum is known.
 constexpr std::string_view kStateBegin = "{\n  \"crc32\": \"00000000";
 
-/// What a checkpoint's directory is called: "step-N", or "step-N.C" where step N was saved again.
+/// What a checkpoint's directory is called: "step-N", or for a moment "step-N.C" when step N is
+/// saved again.
 struct StepName {
   int64_t step = 0, copy = 0;
 
@@ -158,6 +159,13 @@ NamedTensors read_verified(const io::Path& path, const json& files, const io::Pa
   return io::read_safetensors(path).tensors;
 }
 
+void write_latest(const io::Path& output, const StepName& name) {
+  const std::string line = name.text() + "\n";
+  io::write_file_atomically(output / kLatestFile, [&](io::FileWriter& writer) {
+    writer.write(line + checksum_of(line) + "\n");
+  });
+}
+
 }  // namespace
 
 io::Path save_checkpoint(const io::Path& output, const Checkpoint& checkpoint, int keep_last) {
@@ -165,7 +173,8 @@ io::Path save_checkpoint(const io::Path& output, const Checkpoint& checkpoint, i
   WEFT_CHECK(keep_last >= 0, "save_checkpoint: keep_last is {}", keep_last);
   io::make_directories(output);
   remove_leftovers(output);
-  // Saved again, a step gets a new name, so that `latest` always names a whole one.
+  // Where the step is there already it gets a new name first, so that `latest` names a whole one at
+  // every moment.
   StepName name{checkpoint.step};
   while (std::filesystem::exists(output / name.text())) ++name.copy;
   const io::Path fresh = output / fmt::format(".{}.tmp", name.text());
@@ -180,11 +189,17 @@ io::Path save_checkpoint(const io::Path& output, const Checkpoint& checkpoint, i
     throw;
   }
   io::sync_directory(output);
-  const std::string line = name.text() + "\n";
-  io::write_file_atomically(output / kLatestFile, [&](io::FileWriter& writer) {
-    writer.write(line + checksum_of(line) + "\n");
-  });
+  write_latest(output, name);
   remove_old(output, name, keep_last);
+  if (name.copy > 0) {
+    // The older one is gone: until `latest` says so, step-N.C that is not there means step-N.
+    const StepName usual{checkpoint.step};
+    io::sync_directory(output);
+    io::rename_path(output / name.text(), output / usual.text());
+    io::sync_directory(output);
+    write_latest(output, usual);
+    name = usual;
+  }
   return output / name.text();
 }
 
@@ -201,7 +216,12 @@ io::Path find_checkpoint(const io::Path& path) {
                "{} is damaged: expected the name of a step, such as step-100, and its checksum; "
                "name the directory of a step instead",
                (path / kLatestFile).string());
-    WEFT_CHECK(std::filesystem::exists(path / name / kStateFile),
+    const auto is_there = [&](const std::string& directory) {
+      return std::filesystem::exists(path / directory / kStateFile);
+    };
+    const StepName step = *parse_step(name), usual{step.step};
+    if (step != usual && !is_there(name) && is_there(usual.text())) return path / usual.text();
+    WEFT_CHECK(is_there(name),
                "{} names {}, which is not there; name the directory of another step",
                (path / kLatestFile).string(), name);
     return path / name;

@@ -6,7 +6,7 @@
 //                                        what else to resume
 //   OUT/latest                           "step-1200", and the CRC-32 of that
 //
-// A step that is saved again becomes step-1200.1, and the older one is removed.
+// A step that is saved again is step-1200.1 until the older one is gone.
 //
 // A checkpoint is written to a hidden directory, brought to the disk, then renamed, and `latest`
 // moves after it: wherever the program stops, the last complete checkpoint is there to load.
