@@ -186,7 +186,8 @@ TEST_CASE("A checkpoint with another model's weights is refused") {
   state["files"]["model.safetensors"] = other["files"]["model.safetensors"];
   state.erase("crc32");
   const std::string summed = state["state"].dump();
-  state["state_crc32"] = weft::io::checksum_text(weft::io::crc32_of(std::as_bytes(std::span(summed))));
+  state["state_crc32"] =
+      weft::io::checksum_text(weft::io::crc32_of(std::as_bytes(std::span(summed))));
   write_bytes(step + "/state.json", bytes_of(state.dump()));
   for (const std::string& command : commands) {
     check_error(run_weft(command + scratch("vit")), 1, step + ": load_state_dict: missing keys: ");
