@@ -29,7 +29,7 @@
 #include "cli/json_line.h"
 #include "core/parallel.h"
 #include "io/files.h"
-#include "kernels/device/name.h"
+#include "kernels/device/probe.h"
 
 namespace weft::cli {
 
