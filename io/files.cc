@@ -16,6 +16,7 @@
 #include <memory>
 #include <system_error>
 #include <utility>
+#include <vector>
 
 #include "core/error.h"
 
@@ -134,34 +135,39 @@ MappedFile::MappedFile(const Path& path) {
       data_ = static_cast<std::byte*>(mapped);
     }
   }
+  if (error == 0 && is_file) {
+    descriptor_ = descriptor;
+    return;
+  }
   ::close(descriptor);
   if (error != 0) fail_with_errno("read", path, error);
-  WEFT_CHECK(is_file, "cannot read {}: not a regular file", path.string());
+  WEFT_FAIL("cannot read {}: not a regular file", path.string());
 }
 
 std::string MappedFile::checksum_around(size_t offset) const {
   WEFT_ASSERT(offset + kNoChecksum.size() <= size_);
-  constexpr size_t kAtOnce = size_t{1} << 18;
+  // Read and not looked at through the mapping, whose pages would all come into memory.
+  std::vector<char> part(size_t{1} << 18);
   uint32_t crc32 = 0;
-  for (size_t begin = 0; begin < size_; begin += kAtOnce) {
-    const size_t end = std::min(begin + kAtOnce, size_);
-    for (size_t at = begin; at < end;) {
-      const bool is_inside = at >= offset && at < offset + kNoChecksum.size();
-      const size_t next = at < offset ? std::min(end, offset)
-                          : is_inside ? std::min(end, offset + kNoChecksum.size())
-                                      : end;
-      const char* const bytes = is_inside ? kNoChecksum.data() + (at - offset)
-                                          : reinterpret_cast<const char*>(data_) + at;
-      crc32 = crc32_of(std::as_bytes(std::span(bytes, next - at)), crc32);
-      at = next;
+  for (size_t begin = 0; begin < size_;) {
+    const ssize_t n = ::pread(descriptor_, part.data(), std::min(part.size(), size_ - begin),
+                              static_cast<off_t>(begin));
+    if (n < 0 && errno == EINTR) continue;
+    if (n <= 0)
+      WEFT_FAIL("cannot read a file: {}", n < 0 ? std::strerror(errno) : "it was cut short");
+    const size_t end = begin + static_cast<size_t>(n);
+    for (size_t i = 0; i < kNoChecksum.size(); ++i) {
+      if (offset + i >= begin && offset + i < end) part[offset + i - begin] = kNoChecksum[i];
     }
-    ::madvise(data_ + begin, end - begin, MADV_DONTNEED);
+    crc32 = crc32_of(std::as_bytes(std::span(part.data(), end - begin)), crc32);
+    begin = end;
   }
   return checksum_text(crc32);
 }
 
 MappedFile::~MappedFile() {
   if (data_) ::munmap(data_, size_);
+  if (descriptor_ >= 0) ::close(descriptor_);
 }
 
 uint32_t crc32_of(std::span<const std::byte> bytes, uint32_t before) {

@@ -63,11 +63,11 @@ class MappedFile {
   MappedFile& operator=(const MappedFile&) = delete;
 
   std::span<std::byte> bytes() const { return {data_, size_}; }
-  /// checksum_around(bytes(), offset), with little of the file in memory at a time. Of bytes that
-  /// were not changed.
+  /// checksum_around(bytes(), offset) of the file, with little of it in memory at a time.
   std::string checksum_around(size_t offset) const;
 
  private:
+  int descriptor_ = -1;
   std::byte* data_ = nullptr;
   size_t size_ = 0;
 };
