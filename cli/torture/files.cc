@@ -93,9 +93,7 @@ std::vector<Seed> seeds_of(Rack& rack) {
   std::string records(size_t{3073} * 4, '\3');
   for (int part = 1; part <= 5; ++part) {
     io::make_directories(cifar.parent_path());
-    io::FileWriter file(cifar.parent_path() / fmt::format("data_batch_{}.bin", part));
-    file.write(records);
-    file.finish();
+    write_file(cifar.parent_path() / fmt::format("data_batch_{}.bin", part), records);
   }
   add("CIFAR-10", cifar, records,
       [=] { data::open_data("cifar10:" + cifar.parent_path().string(), 0); });
@@ -132,9 +130,7 @@ void read_hostile_files(Rack& rack, Tally& tally) {
       for (int64_t trial = 0; trial < kTrials; ++trial) {
         Philox random(stream, static_cast<uint64_t>(trial));
         try {
-          io::FileWriter file(seed.place);
-          file.write(mutated(seed.bytes, random));
-          file.finish();
+          write_file(seed.place, mutated(seed.bytes, random));
           seed.read();
         } catch (const Error&) {
         } catch (const std::exception&) {

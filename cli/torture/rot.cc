@@ -12,12 +12,6 @@
 namespace weft::cli {
 namespace {
 
-void write(const io::Path& path, const std::string& bytes) {
-  io::FileWriter file(path);
-  file.write(bytes);
-  file.finish();
-}
-
 /// Whether reading the run's checkpoint and its final weights reports damage that names a file.
 /// Otherwise a reason.
 std::string read_again(const io::Path& run, const io::Path& step, const io::Path& file) {
@@ -55,10 +49,10 @@ void damage(Rack& rack, Tally& tally, int64_t few,
     std::string bytes = whole[at];
     const std::string what = change(bytes);
     if (bytes == whole[at]) continue;
-    write(files[at], bytes);
+    write_file(files[at], bytes);
     const std::string loss = read_again(run, step, files[at]);
     tally.count(loss.empty(), fmt::format("{}, {}: {}", files[at].string(), what, loss));
-    write(files[at], whole[at]);
+    write_file(files[at], whole[at]);
   }
 }
 

@@ -96,7 +96,6 @@ void share_a_directory(Rack& rack, Tally& tally) {
     Child second(rack.scratch / "second", small.start(output));
     ChildEnd ends[] = {first.wait(kRunSeconds), second.wait(kRunSeconds)};
     std::ranges::sort(ends, {}, &ChildEnd::code);
-    const std::string other = fmt::format("process {}", first.pid());
     std::string loss;
     if (ends[0].code != 0) loss = "neither run came to its end: " + describe(ends[0]);
     // The second may also have come when all was done.

@@ -25,15 +25,19 @@ void draw_images(const io::Path& folder) {
           image.pixels[p] = static_cast<uint8_t>(random.below(160) + (is_tinted ? 95 : 0));
         }
         const std::vector<uint8_t> png = data::encode_png(image);
-        io::FileWriter file(place / fmt::format("{:02}.png", i));
-        file.write(png.data(), png.size());
-        file.finish();
+        write_file(place / fmt::format("{:02}.png", i), std::string(png.begin(), png.end()));
       }
     }
   }
 }
 
 }  // namespace
+
+void write_file(const io::Path& path, std::string_view bytes) {
+  io::FileWriter file(path);
+  file.write(bytes);
+  file.finish();
+}
 
 SmallRun::SmallRun(Rack& rack, const std::vector<std::string>& extra, int epochs)
     : rack_(rack), scratch_(rack.scratch), extra_(extra), epochs_(epochs) {

@@ -2,12 +2,16 @@
 #pragma once
 
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "cli/torture/child.h"
 #include "cli/torture/ordeal.h"
 
 namespace weft::cli {
+
+/// Writes a whole file.
+void write_file(const io::Path& path, std::string_view bytes);
 
 /// The longest that any of these runs may take; slower machines than ours included.
 inline constexpr double kRunSeconds = 300;

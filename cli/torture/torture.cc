@@ -4,10 +4,9 @@
 
 #include <algorithm>
 #include <chrono>
-#include <memory>
-#include <nlohmann/json.hpp>
 
 #include "cli/command.h"
+#include "cli/json_line.h"
 #include "cli/torture/ordeal.h"
 #include "io/progress.h"
 
@@ -36,6 +35,10 @@ struct Arguments {
   uint64_t seed = 0;
   std::vector<std::string> only;
   bool is_short = false, as_json = false;
+
+  bool takes(const Ordeal& ordeal) const {
+    return only.empty() || std::ranges::count(only, ordeal.name) > 0;
+  }
 };
 
 int run_torture(const Arguments& a) {
@@ -44,7 +47,7 @@ int run_torture(const Arguments& a) {
       std::filesystem::temp_directory_path() / fmt::format("weft-torture-{}", ::getpid());
   double shares = 0;
   for (const Ordeal& ordeal : kOrdeals) {
-    if (a.only.empty() || std::ranges::count(a.only, ordeal.name) > 0) shares += ordeal.share;
+    if (a.takes(ordeal)) shares += ordeal.share;
   }
   io::Table table({{"ordeal", 9, io::Table::Align::kLeft},
                    {"tried", 9},
@@ -54,7 +57,7 @@ int run_torture(const Arguments& a) {
   bool is_lost = false;
   std::vector<std::string> losses;
   for (const Ordeal& ordeal : kOrdeals) {
-    if (!a.only.empty() && std::ranges::count(a.only, ordeal.name) == 0) continue;
+    if (!a.takes(ordeal)) continue;
     const auto begin = Clock::now();
     const double seconds = 60 * a.minutes * ordeal.share / shares;
     Rack rack{
@@ -67,13 +70,12 @@ int run_torture(const Arguments& a) {
     const double took = std::chrono::duration<double>(Clock::now() - begin).count();
     is_lost = is_lost || !tally.losses.empty() || tally.tried == 0;
     if (a.as_json) {
-      fmt::print("{}\n", nlohmann::ordered_json({{"ordeal", ordeal.name},
-                                                 {"promise", ordeal.promise},
-                                                 {"tried", tally.tried},
-                                                 {"held", tally.held},
-                                                 {"losses", tally.losses},
-                                                 {"seconds", took}})
-                             .dump());
+      print_json({{"ordeal", ordeal.name},
+                  {"promise", ordeal.promise},
+                  {"tried", tally.tried},
+                  {"held", tally.held},
+                  {"losses", tally.losses},
+                  {"seconds", took}});
     } else {
       table.row({ordeal.name, std::to_string(tally.tried), std::to_string(tally.held),
                  std::to_string(tally.tried - tally.held), io::format_duration(took)});
@@ -100,32 +102,23 @@ int run_torture(const Arguments& a) {
 }  // namespace
 
 void add_torture(CLI::App& app, Action& action) {
-  CLI::App& command =
-      *app.add_subcommand("torture",
-                          "Kill runs, damage files, hurt ranks, and see that nothing is lost")
-           ->group(kMeasuringCommands);
-  const auto arguments = std::make_shared<Arguments>();
-  Arguments& a = *arguments;
+  const auto [command, a] = add_command<Arguments>(
+      app, action, run_torture, "torture",
+      "Kill runs, damage files, hurt ranks, and see that nothing is lost", kMeasuringCommands);
   std::vector<std::string> names;
   std::string promises = "Ordeals, and what must hold:";
   for (const Ordeal& ordeal : kOrdeals) {
     names.emplace_back(ordeal.name);
     promises += fmt::format("\n  {:<9} {}", ordeal.name, ordeal.promise);
   }
-  command.add_option("--minutes", a.minutes, "Time for all ordeals together")
-      ->check(CLI::PositiveNumber)
-      ->capture_default_str();
-  command.add_option("--seed", a.seed, "Seed of moments, places and changes")
-      ->capture_default_str();
-  command.add_option("--only", a.only, "The ordeals to run")
-      ->type_name("NAME")
-      ->check(CLI::IsMember(names))
-      ->default_str("all");
+  add_option(command, "--minutes", a.minutes, "Time for all ordeals together",
+             {.check = CLI::PositiveNumber});
+  command.add_option("--seed", a.seed, "Seed of moments, places and changes");
+  add_option(command, "--only", a.only, "The ordeals to run",
+             {.check = CLI::IsMember(names), .takes = "NAME", .usual = "all"});
   command.add_flag("--short", a.is_short, "Try each thing a few times, whatever --minutes says");
   command.add_flag("--json", a.as_json, kJsonLines);
   command.footer(promises + "\n\nThe exit code is 1 when anything was lost.");
-  command.callback(
-      [arguments, &action] { action = [arguments] { return run_torture(*arguments); }; });
 }
 
 }  // namespace weft::cli
