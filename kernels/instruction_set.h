@@ -1,6 +1,6 @@
 // Which instruction set CPU kernels may use.
 //
-// Kernels are compiled for the instruction sets of core/simd/targets.h and take the best that
+// Kernels are compiled for the instruction sets of core/simd/targets_inl.h and take the best that
 // the machine has, or that WEFT_INSTRUCTION_SET=avx512, avx2 or baseline allows, read when the
 // program or an op's test starts. oneDNN's own limit is ONEDNN_MAX_CPU_ISA.
 #pragma once

@@ -10,7 +10,7 @@
 // some sixty per step.
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "numerics/tensor_core_gemm.cc"
-#include "core/simd/targets.h"
+#include "core/simd/targets_inl.h"
 // The order matters: foreach_target re-includes this file once per instruction set.
 #include <hwy/foreach_target.h>
 #include <hwy/highway.h>

@@ -3,7 +3,7 @@
 // adam.h states. The limiter is memory: 28 bytes per f32 element.
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/adam/adam_cpu_highway.cc"
-#include "core/simd/targets.h"
+#include "core/simd/targets_inl.h"
 
 #include "kernels/adam/adam_constants.h"
 #include "kernels/multi_tensor/chunks.h"

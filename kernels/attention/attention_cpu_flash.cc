@@ -7,7 +7,7 @@
 // adds to dk and dv in the order of the query blocks. The limiter is the matrix product.
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/attention/attention_cpu_flash.cc"
-#include "core/simd/targets.h"
+#include "core/simd/targets_inl.h"
 // The order matters: foreach_target re-includes this file once per instruction set.
 #include <hwy/foreach_target.h>
 #include <hwy/highway.h>

@@ -1,7 +1,7 @@
 // Rows of scores are independent; each takes three passes over memory that a core's cache holds.
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/attention/attention_scores.cc"
-#include "core/simd/targets.h"
+#include "core/simd/targets_inl.h"
 // The order matters: foreach_target re-includes this file once per instruction set.
 #include <hwy/foreach_target.h>
 #include <hwy/highway.h>

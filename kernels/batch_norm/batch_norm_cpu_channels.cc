@@ -4,7 +4,7 @@
 // passes after the first to find it in L2; the limiter is memory.
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/batch_norm/batch_norm_cpu_channels.cc"
-#include "core/simd/targets.h"
+#include "core/simd/targets_inl.h"
 
 #include <algorithm>
 #include <cmath>

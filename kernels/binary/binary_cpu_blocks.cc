@@ -3,7 +3,7 @@
 // Memory-bound but for pow and integers' division.
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/binary/binary_cpu_blocks.cc"
-#include "core/simd/targets.h"
+#include "core/simd/targets_inl.h"
 
 #include "kernels/binary/binary.h"
 #include "kernels/elementwise/block_io.h"

@@ -4,7 +4,7 @@
 // time of computing GELU's slope with AVX-512.
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/binary/binary_cpu_table.cc"
-#include "core/simd/targets.h"
+#include "core/simd/targets_inl.h"
 
 #include <algorithm>
 #include <cstdint>

@@ -4,7 +4,7 @@
 // the saved log-sum-exp. The limiter is the exponential.
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/cross_entropy/cross_entropy_cpu_highway.cc"
-#include "core/simd/targets.h"
+#include "core/simd/targets_inl.h"
 
 #include <hwy/aligned_allocator.h>
 #include <cmath>

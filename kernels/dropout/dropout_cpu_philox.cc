@@ -2,7 +2,7 @@
 // vectorises. The generator, not memory, is the limiter.
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/dropout/dropout_cpu_philox.cc"
-#include "core/simd/targets.h"
+#include "core/simd/targets_inl.h"
 
 #include <algorithm>
 #include <type_traits>

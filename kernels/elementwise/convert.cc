@@ -3,7 +3,7 @@
 // plain loops between f64, f32 and integers are left to the compiler's vectoriser.
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/elementwise/convert.cc"
-#include "core/simd/targets.h"
+#include "core/simd/targets_inl.h"
 
 #include <algorithm>
 #include <array>

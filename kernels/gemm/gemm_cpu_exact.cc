@@ -10,7 +10,7 @@
 // A thread owns tiles of 2 rows by a panel of columns. Ten operations for each product limit it.
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/gemm/gemm_cpu_exact.cc"
-#include "core/simd/targets.h"
+#include "core/simd/targets_inl.h"
 // The order matters: foreach_target re-includes this file once per instruction set.
 #include <hwy/foreach_target.h>
 #include <hwy/highway.h>

@@ -1,7 +1,7 @@
 // Rows are widened to f32 where their dtype needs it, a block of L1's size at a time.
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/gemm/gemm_cpu_matrix.cc"
-#include "core/simd/targets.h"
+#include "core/simd/targets_inl.h"
 // The order matters: foreach_target re-includes this file once per instruction set.
 #include <hwy/foreach_target.h>
 #include <hwy/highway.h>

@@ -4,7 +4,7 @@
 // second; the chunks' shares are then added column by column. The limiter is memory.
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/layer_norm/layer_norm_cpu_highway.cc"
-#include "core/simd/targets.h"
+#include "core/simd/targets_inl.h"
 
 #include <hwy/aligned_allocator.h>
 #include <cmath>

@@ -2,7 +2,7 @@
 // in order: the same bits on every instruction set. The limiter is memory.
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/multi_tensor_norm/multi_tensor_norm_cpu_highway.cc"
-#include "core/simd/targets.h"
+#include "core/simd/targets_inl.h"
 
 #include "kernels/multi_tensor/chunks.h"
 #include "kernels/multi_tensor/squares_inl.h"

@@ -2,7 +2,7 @@
 // value that is not finite, and its sum of squares. The limiter is memory.
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/multi_tensor_scale/multi_tensor_scale_cpu_highway.cc"
-#include "core/simd/targets.h"
+#include "core/simd/targets_inl.h"
 
 #include <algorithm>
 

@@ -6,7 +6,7 @@
 // stays in cache; the limiter is memory, and for the positions of maxima, compare and blend.
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/pool2d/pool2d_cpu_planes.cc"
-#include "core/simd/targets.h"
+#include "core/simd/targets_inl.h"
 
 #include <algorithm>
 #include <limits>

@@ -8,7 +8,7 @@
 // variance takes a second pass about the mean. The limiter is memory.
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/reduce/reduce_cpu_highway.cc"
-#include "core/simd/targets.h"
+#include "core/simd/targets_inl.h"
 
 #include <algorithm>
 #include <cmath>

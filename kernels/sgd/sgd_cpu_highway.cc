@@ -3,7 +3,7 @@
 // sgd.h states. The limiter is memory: 20 bytes per f32 element.
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/sgd/sgd_cpu_highway.cc"
-#include "core/simd/targets.h"
+#include "core/simd/targets_inl.h"
 
 #include "kernels/multi_tensor/chunks.h"
 #include "kernels/sgd/sgd.h"

@@ -3,7 +3,7 @@
 // The limiter is the exponential in forward, memory in backward.
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/softmax/softmax_cpu_highway.cc"
-#include "core/simd/targets.h"
+#include "core/simd/targets_inl.h"
 
 #include <hwy/aligned_allocator.h>
 #include <cmath>

@@ -3,7 +3,7 @@
 // Memory-bound for arithmetic and, on AVX-512, nearly so for exp and GELU in f32.
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/unary/unary_cpu_blocks.cc"
-#include "core/simd/targets.h"
+#include "core/simd/targets_inl.h"
 
 #include <cmath>
 #include <limits>

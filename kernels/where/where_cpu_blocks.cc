@@ -2,7 +2,7 @@
 // size. Memory-bound.
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/where/where_cpu_blocks.cc"
-#include "core/simd/targets.h"
+#include "core/simd/targets_inl.h"
 
 #include "kernels/elementwise/block_io.h"
 #include "kernels/where/where.h"

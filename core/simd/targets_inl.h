@@ -3,7 +3,7 @@
 //
 //   #undef HWY_TARGET_INCLUDE
 //   #define HWY_TARGET_INCLUDE "<the source's own path>"
-//   #include "core/simd/targets.h"
+//   #include "core/simd/targets_inl.h"
 //
 // No #pragma once: <hwy/foreach_target.h> includes the source again for each instruction set, and
 // <hwy/highway.h> looks different in each.
