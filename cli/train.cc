@@ -226,6 +226,9 @@ void add_train(CLI::App& app, Action& action) {
   settings.add("--momentum X", &C::momentum, "Momentum, of optimizer sgd");
   settings.add("--clip-norm X", &C::clip_norm,
                "Norm that gradients are clipped to; 0: no clipping");
+  settings.add("--nonfinite NAME", &C::nonfinite,
+               "Where a loss or a gradient is not finite: stop, and name what first was not, or "
+               "skip the step");
   settings.add("--label-smoothing X", &C::label_smoothing,
                "Probability spread over all classes of a label, in [0, 1)");
   settings.add("--seed N", &C::seed, "Seed of weights, order of images, augmentation and dropout");

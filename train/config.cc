@@ -140,8 +140,8 @@ void for_each_setting(C& config, F&& f) {
     auto& part = config;
     WEFT_SETTINGS(recipe, data, model, image_size, epochs, batch_size, accumulate, limit_batches,
                   weights, interpolation, layer_norm_eps, freeze, layer_decay, optimizer, lr,
-                  weight_decay, momentum, clip_norm, schedule, warmup, label_smoothing, drop_path,
-                  normalize, precision, matmul_numerics, tf32_rounding, loss_scale,
+                  weight_decay, momentum, clip_norm, nonfinite, schedule, warmup, label_smoothing,
+                  drop_path, normalize, precision, matmul_numerics, tf32_rounding, loss_scale,
                   initial_loss_scale, loss_scale_window, loss_scale_hysteresis, min_loss_scale,
                   fp8_scaling, checkpoint_activations, seed, save_every, devices, global_batch_size,
                   gradient_average, deterministic_reduce)
@@ -261,6 +261,7 @@ void validate(const Config& c) {
   WEFT_CHECK(std::isfinite(c.lr) && std::isfinite(c.weight_decay) && std::isfinite(c.clip_norm),
              "lr, weight-decay and clip-norm: expected finite numbers, got {}, {} and {}", c.lr,
              c.weight_decay, c.clip_norm);
+  check_choice("nonfinite", c.nonfinite, {"stop", "skip"});
   check_share("momentum", c.momentum);
   check_share("warmup", c.warmup);
   check_share("label-smoothing", c.label_smoothing);

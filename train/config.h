@@ -37,6 +37,7 @@ struct Config {
   double weight_decay = 0.05;          // not on biases and normalisation
   double momentum = 0.9;               // of an optimizer that has one
   double clip_norm = 1;                // 0: no clipping
+  std::string nonfinite = "stop";      // a loss or gradient that is not finite: stop, skip the step
   std::string schedule = "one-cycle";  // one-cycle, cosine, constant
   double warmup = 0.1;                 // share of all steps in which the learning rate rises
   double label_smoothing = 0;

@@ -155,6 +155,11 @@ bool Fabric::step(optim::Optimizer& optimizer, double gradient_scale) {
   return is_taken;
 }
 
+void Fabric::skip_step() {
+  is_unscaled_ = false;
+  strategy_->after_step();
+}
+
 /// Delayed scales follow the largest magnitude that any rank has met.
 void Fabric::reduce_amax() {
   if (fp8_.options().scaling != Fp8Options::Scaling::kDelayed) return;

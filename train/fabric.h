@@ -120,6 +120,8 @@ class Fabric {
   /// step. Returns false, on all ranks, when a gradient was infinite on one of them and the step
   /// was skipped.
   bool step(optim::Optimizer& optimizer, double gradient_scale = 1);
+  /// Instead of step(): nothing changes.
+  void skip_step();
   optim::GradScaler& scaler() { return scaler_; }
   Fp8Scaling& fp8() { return fp8_; }
 

@@ -57,16 +57,25 @@ Optimization::Optimization(const Config& config, nn::Module& model, Ranks& ranks
   fabric_.setup(model, *optimizer_);
 }
 
-void Optimization::finish_step(int64_t step) {
-  double norm = fabric_.unscale(*optimizer_), clip = 1;
-  if (config_.clip_norm > 0) {
+bool Optimization::finish_gradients() {
+  norm_ = fabric_.unscale(*optimizer_);
+  if (config_.clip_norm > 0 || config_.nonfinite == "skip") {
     const bool is_known = scales_loss() && !ranks_.is_active();
-    if (!is_known) norm = ranks_.grad_norm(optimizer_->parameters());
-    clip = optim::clip_coefficient(norm, config_.clip_norm);
+    if (!is_known) norm_ = ranks_.grad_norm(optimizer_->parameters());
   }
+  return scales_loss() || std::isfinite(norm_);
+}
+
+void Optimization::step(int64_t step) {
+  const double clip = config_.clip_norm > 0 ? optim::clip_coefficient(norm_, config_.clip_norm) : 1;
   optimizer_->set_lr(config_.lr * schedule_(step));
   last_scale_ = fabric_.scaler().get_scale();
   last_was_skipped_ = !fabric_.step(*optimizer_, clip);
+}
+
+void Optimization::skip_step() {
+  fabric_.skip_step();
+  last_was_skipped_ = true;
 }
 
 NamedTensors Optimization::tensors() {

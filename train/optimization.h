@@ -5,7 +5,7 @@
 //   Optimization optimization(config, model, ranks, steps);
 //   optimization.begin_step();
 //   backward(optimization.scaled(loss));  // of each micro-batch, in config's precision
-//   optimization.finish_step(step);
+//   if (optimization.finish_gradients()) optimization.step(step);
 //
 // Everything here that lasts from step to step is part of a checkpoint.
 #pragma once
@@ -30,9 +30,14 @@ class Optimization {
 
   void begin_step() { optimizer_->zero_grad(); }
   Tensor scaled(const Tensor& loss) { return fabric_.scaled(loss); }
+  /// To be called after the last backward. False when the gradients of any rank are known not to
+  /// be finite, and that is not due to the loss's scale.
+  bool finish_gradients();
   /// Clips the gradients and takes optimizer step number `step`, counted from 0, at the schedule's
   /// learning rate. Where a scaled loss has overflowed on any rank, the step is skipped.
-  void finish_step(int64_t step);
+  void step(int64_t step);
+  /// Goes on to the next step with everything as it is.
+  void skip_step();
 
   Tensors parameters() const { return optimizer_->parameters(); }
   int64_t state_tensors() const { return optimizer_->state_tensors(); }
@@ -55,6 +60,7 @@ class Optimization {
   Fabric& fabric_;
   std::unique_ptr<optim::Optimizer> optimizer_;
   optim::Schedule schedule_;
+  double norm_ = 0;  // of the gradients, where it was asked for
   double last_scale_ = 1;
   bool last_was_skipped_ = false;
 };

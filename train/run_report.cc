@@ -118,8 +118,8 @@ void RunReport::step(const RunState& state, double loss, const Optimization& opt
                                   {"val_accuracy", state.last_epoch.validation.accuracy},
                                   {"lr", optimization.lr()},
                                   {"images_per_second", images_per_second}};
-  if (optimization.scales_loss()) {
-    event["loss_scale"] = optimization.loss_scale();
+  if (optimization.scales_loss()) event["loss_scale"] = optimization.loss_scale();
+  if (optimization.scales_loss() || config_.nonfinite == "skip") {
     event["skipped"] = optimization.was_skipped();
   }
   log_.write("step", event);

@@ -16,6 +16,7 @@
 #include "data/sets/open.h"
 #include "dist/strategy/strategy_kind.h"
 #include "nn/meta.h"
+#include "train/divergence.h"
 #include "train/fine_tuning.h"
 #include "train/optimization.h"
 #include "train/precision.h"
@@ -77,6 +78,7 @@ class Run {
   void run_epoch();
   void train_batches(io::Progress& progress);
   double train_step();
+  [[noreturn]] void fail_diverged(double loss, const dist::MicroBatch& suspect);
   std::optional<Score> measure(data::Loader& loader, const std::string& label);
   /// Several ranks stop together, when they have told each other.
   bool stops() const { return ranks_.size() > 1 ? told_to_stop_ : StopSignals::requested(); }
@@ -254,6 +256,8 @@ double Run::train_step() {
   const int64_t count =
       std::min(config_.accumulate * ranks_.micro_batches(), batches_per_epoch_ - state_.batch);
   Ranks::Sums sums;
+  dist::MicroBatch latest;
+  std::optional<dist::MicroBatch> suspect;  // the first of a loss that is not finite
   const auto next_micro_batch = [&](int64_t) {
     const auto batch = std::make_shared<std::optional<data::Batch>>(train_loader_->next());
     WEFT_ASSERT(batch->has_value());
@@ -275,13 +279,15 @@ double Run::train_step() {
       const Tensor mean =
           strategy.cross_entropy(logits, targets, {.label_smoothing = config_.label_smoothing});
       if (!is_empty) {
-        sums.loss.add(mean.item() * static_cast<double>(b.size()));
+        const double value = mean.item();
+        if (!std::isfinite(value) && !suspect) suspect = latest;
+        sums.loss.add(value * static_cast<double>(b.size()));
         sums.correct += count_equal(strategy.predicted(logits), b.labels);
         sums.images += b.size();
       }
       return optimization_->scaled(mean * ranks_.weight(b.size(), count));
     };
-    return dist::MicroBatch{ops::cast(images, precision.parameters), loss};
+    return latest = dist::MicroBatch{ops::cast(images, precision.parameters), loss};
   };
   optimization_->begin_step();
   ranks_.run(count, next_micro_batch, optimization_->parameters());
@@ -292,14 +298,53 @@ double Run::train_step() {
   told_to_stop_ = sums.stops;
   told_to_save_ = sums.saves;
   const double loss = sums.loss.value() / static_cast<double>(sums.images);
-  WEFT_CHECK(std::isfinite(loss), "training diverged: the loss is {} at step {}; try a lower --lr",
-             loss, state_.step + 1);
-  state_.statistics.loss_sum += sums.loss.value();
-  state_.statistics.correct += sums.correct;
-  state_.statistics.images += sums.images;
-  optimization_->finish_step(state_.step);
+  const bool is_finite = optimization_->finish_gradients() && std::isfinite(loss);
+  if (!is_finite && (config_.nonfinite == "stop" ||
+                     !first_nonfinite(trained_.model->named_parameters()).empty())) {
+    fail_diverged(loss, suspect.value_or(latest));
+  }
+  if (std::isfinite(loss)) {
+    state_.statistics.loss_sum += sums.loss.value();
+    state_.statistics.correct += sums.correct;
+    state_.statistics.images += sums.images;
+  }
+  // A scale that is too large is halved by a step that is not taken.
+  if (is_finite || optimization_->scales_loss()) {
+    optimization_->step(state_.step);
+  } else {
+    optimization_->skip_step();
+  }
   ++state_.step;  // also of a skipped one: the schedule follows the data
   return loss;
+}
+
+/// Ends the run by an error that says what first was not finite in a step, as far as it can be
+/// told.
+void Run::fail_diverged(double loss, const dist::MicroBatch& suspect) {
+  const std::string what =
+      std::isfinite(loss) ? "a gradient is not finite" : fmt::format("the loss is {}", loss);
+  NamedTensors parameters = trained_.model->named_parameters(), gradients;
+  std::string cause = first_nonfinite(parameters);
+  if (!cause.empty()) {
+    cause += " is not finite";
+  } else {
+    for (const auto& [name, parameter] : parameters) gradients.emplace_back(name, parameter.grad());
+    // Backward comes to the last ones first.
+    std::ranges::reverse(gradients);
+    const std::string gradient = first_nonfinite(gradients);
+    // Several ranks would have to repeat the step together.
+    if (ranks_.size() == 1) {
+      cause = first_anomaly([&] {
+        ranks_.run(
+            1, [&](int64_t) { return suspect; }, optimization_->parameters());
+      });
+    }
+    if (!gradient.empty()) {
+      cause += fmt::format("{}first in the gradient of {}", cause.empty() ? "" : "; ", gradient);
+    }
+  }
+  WEFT_FAIL("training diverged at step {}: {}{}; try a lower --lr, or --nonfinite skip",
+            state_.step + 1, what, cause.empty() ? "" : fmt::format(" ({})", cause));
 }
 
 /// Trains what is left of the epoch; returns early when a stop was requested.

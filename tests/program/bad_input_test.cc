@@ -138,6 +138,24 @@ TEST_CASE("A loss scale that sticks at its minimum ends the run") {
               1, "gradients are infinite at the smallest loss scale");
 }
 
+TEST_CASE(
+    "A run whose numbers are none says what first was not finite, or goes on without the step") {
+  const std::string settings =
+      "train --json --model resnet8 --epochs 1 --limit-batches 3 --batch-size 4 --lr 1e37 "
+      "--schedule constant --warmup 0 --output ";
+  const Outcome stopped = run_weft(settings + fresh_scratch("diverged"));
+  check_error(stopped, 1, "training diverged at step 2: the loss is ");
+  CHECK_THAT(stopped.err, Contains("anomaly: ") && Contains("--nonfinite skip"));
+  const Outcome skipped = run_weft(settings + fresh_scratch("skipped") + " --nonfinite skip");
+  INFO(skipped.err);
+  REQUIRE(skipped.code == 0);
+  const std::vector<json> steps = events_of(parse_lines(skipped.out), "step");
+  REQUIRE(steps.size() == 3);
+  CHECK(!steps[0].at("skipped"));
+  CHECK(steps[1].at("skipped"));
+  check_error(run_weft("train --nonfinite perhaps"), 2, "nonfinite: ");
+}
+
 TEST_CASE("predict names what is no image") {
   const std::string text = scratch("letter.jpg"), half = scratch("half.png");
   write_bytes(text, bytes_of("Dear Sir"));

@@ -1,0 +1,33 @@
+#include "train/divergence.h"
+
+#include <cmath>
+
+#include "autograd/ops.h"
+
+namespace weft::train {
+
+bool is_finite(const Tensor& x) {
+  const NoGrad guard;
+  if (!is_floating(x.dtype()) || std::isfinite(ops::sum(x).item())) return true;
+  // Finite numbers may have an infinite sum.
+  return std::isfinite(ops::sum(x * 0.0).item());
+}
+
+std::string first_nonfinite(const NamedTensors& tensors) {
+  for (const auto& [name, tensor] : tensors) {
+    if (tensor.defined() && !is_finite(tensor)) return name;
+  }
+  return "";
+}
+
+std::string first_anomaly(const std::function<void()>& pass) {
+  const AnomalyMode checked;
+  try {
+    pass();
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "";
+}
+
+}  // namespace weft::train
