@@ -24,8 +24,11 @@ namespace {
 
 using Clock = Socket::Clock;
 
-/// Serves a table to those who are let in. A request is "s", key, value, or "g", key. The former is
-/// answered by nothing, or by what is wrong with it; the latter by the value, when there is one.
+constexpr double kPatience = 2;  // seconds for last words
+
+/// Serves a table to those who are let in. A request is "s", key, value, or "g" or "f", key. "s" is
+/// answered by nothing, or by what is wrong with it; "g" by the value, when there is one; "f" at
+/// once, by "yes" or by nothing.
 /// The thread never waits for a client. It ends when it was told to and nobody is connected any
 /// more: ranks that are late still find what they need.
 class Server {
@@ -90,11 +93,14 @@ class Server {
         words.push_back(client.in.substr(at + sizeof length, length));
         at += sizeof length + length;
         if (words.size() < (words[0] == "s" ? 3u : 2u)) continue;
-        if (words[0] != "s" && words[0] != "g") return false;
         if (words[0] == "s") {
           client.out += framed(set(words[1], words[2]));
-        } else {
+        } else if (words[0] == "g") {
           client.waits_for = words[1];
+        } else if (words[0] == "f") {
+          client.out += framed(values_.count(words[1]) ? "yes" : "");
+        } else {
+          return false;
         }
         client.in.erase(0, at);
         words.clear();
@@ -150,10 +156,10 @@ class TcpStore : public Store {
       : timeout_(options.timeout_seconds),
         server_(options.serves ? std::make_unique<Server>(options.port, options.host) : nullptr),
         port_(server_ ? server_->port() : options.port),
+        host_(options.host),
         address_(fmt::format("the store at {}, port {}", options.host, port_)) {
     try {
-      socket_ = Socket::connect(options.host, port_, after(timeout_));
-      greet(socket_, 0, after(timeout_));
+      connect(after(timeout_));
     } catch (const Error& error) {
       WEFT_FAIL("store: {}; is rank 0 running there?", error.what());
     }
@@ -162,39 +168,52 @@ class TcpStore : public Store {
   ~TcpStore() override { socket_ = {}; }
 
   void set(const std::string& key, const std::string& value) override {
-    ask("s", key, [&](Clock::time_point deadline) {
-      socket_.send_text(value, deadline);
-      const std::string reason = socket_.receive_text(deadline);
-      WEFT_CHECK(reason.empty(), "{}", reason);
-    });
+    set(key, value, after(timeout_));
   }
-  std::string get(const std::string& key) override {
-    std::string value;
-    ask("g", key, [&](Clock::time_point deadline) { value = socket_.receive_text(deadline); });
-    return value;
+  std::string get(const std::string& key) override { return ask({"g", key}, after(timeout_)); }
+  std::optional<std::string> find(const std::string& key) override {
+    if (ask({"f", key}, after(timeout_)).empty()) return std::nullopt;
+    return get(key);
+  }
+  void set_if_possible(const std::string& key, const std::string& value) noexcept override {
+    try {
+      set(key, value, after(kPatience));
+    } catch (const std::exception&) {
+    }
   }
   std::string own_address() const override { return socket_.local_address(); }
   int port() const { return port_; }
 
  private:
-  template <class Function>
-  void ask(const char* verb, const std::string& key, Function&& what_follows) {
-    std::lock_guard lock(mutex_);
-    const Clock::time_point deadline = after(timeout_);
+  void set(const std::string& key, const std::string& value, Clock::time_point deadline) {
+    const std::string reason = ask({"s", key, value}, deadline);
+    WEFT_CHECK(reason.empty(), "{}: \"{}\": {}", address_, key, reason);
+  }
+
+  void connect(Clock::time_point deadline) {
+    socket_ = Socket::connect(host_, port_, deadline);
+    greet(socket_, 0, deadline);
+  }
+
+  std::string ask(const std::vector<std::string>& words, Clock::time_point deadline) {
+    const std::unique_lock lock(mutex_, deadline);
     try {
-      socket_.send_text(verb, deadline);
-      socket_.send_text(key, deadline);
-      what_follows(deadline);
+      WEFT_CHECK(lock.owns_lock(), "another request of this rank waits for its answer");
+      if (socket_.descriptor() < 0) connect(deadline);
+      for (const std::string& word : words) socket_.send_text(word, deadline);
+      return socket_.receive_text(deadline);
     } catch (const Error& error) {
-      WEFT_FAIL("{}: \"{}\": {}", address_, key, error.what());
+      // The answer may still come: the next request must not take it for its own.
+      if (lock.owns_lock()) socket_ = {};
+      WEFT_FAIL("{}: \"{}\": {}", address_, words[1], error.what());
     }
   }
 
   const double timeout_;
   std::unique_ptr<Server> server_;
   const int port_;
-  const std::string address_;
-  std::mutex mutex_;
+  const std::string host_, address_;
+  std::timed_mutex mutex_;
   Socket socket_;
 };
 
@@ -232,14 +251,25 @@ class FileStore : public Store {
   std::string get(const std::string& key) override {
     const std::filesystem::path path = path_of(key);
     const Clock::time_point deadline = after(timeout_);
-    while (!std::filesystem::exists(path)) {
+    while (true) {
+      if (const std::optional<std::string> value = find(key)) return *value;
       WEFT_CHECK(Clock::now() < deadline, "store: no rank has written {} after {} s", path.string(),
                  timeout_);
       std::this_thread::sleep_for(std::chrono::milliseconds(10));
     }
+  }
+  std::optional<std::string> find(const std::string& key) override {
+    std::ifstream file(path_of(key), std::ios::binary);
+    if (!file) return std::nullopt;
     std::stringstream text;
-    text << std::ifstream(path, std::ios::binary).rdbuf();
+    text << file.rdbuf();
     return text.str();
+  }
+  void set_if_possible(const std::string& key, const std::string& value) noexcept override {
+    try {
+      set(key, value);
+    } catch (const std::exception&) {
+    }
   }
   std::string own_address() const override {
     char name[256] = {};

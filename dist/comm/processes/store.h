@@ -11,6 +11,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <string>
 
 namespace weft::dist {
@@ -21,6 +22,10 @@ class Store {
   virtual void set(const std::string& key, const std::string& value) = 0;
   /// Waits until some rank has set it.
   virtual std::string get(const std::string& key) = 0;
+  /// The value when some rank has set it by now.
+  virtual std::optional<std::string> find(const std::string& key) = 0;
+  /// As set, for last words: tries for two seconds, and throws nothing.
+  virtual void set_if_possible(const std::string& key, const std::string& value) noexcept = 0;
   /// This host's address as the other ranks reach it.
   virtual std::string own_address() const = 0;
 };

@@ -28,7 +28,9 @@ class TcpTransport : public Transport {
 
   RankStatus* status(int) override { return nullptr; }
 
-  void leave(const std::string&) override {
+  // The words come first: who sees the connection closed looks for them.
+  void leave(const std::string& reason) override {
+    store_->set_if_possible(last_words_of(rank()), reason);
     for (const Socket& peer : peers_) {
       if (peer.descriptor() >= 0) peer.shut_down();
     }
@@ -98,8 +100,7 @@ class TcpTransport : public Transport {
                                 : ::recv(descriptor, data, bytes, MSG_DONTWAIT);
         if (n < 0 && (errno == EAGAIN || errno == EINTR)) return;
         if (n <= 0) {
-          throw PeersMissing(fmt::format("rank {} has gone: its connection is closed", peer),
-                             {peer});
+          throw PeersMissing(why_gone(peer), {peer});
         }
         flow.offset += static_cast<size_t>(n);
       }
@@ -121,7 +122,7 @@ class TcpTransport : public Transport {
     Door door(Socket::listen(0, address));
     store_->set(key_of(rank()), fmt::format("{} {}", address, door.port()));
     for (int r = 0; r < rank(); ++r) {
-      const std::string place = store_->get(key_of(r));
+      const std::string place = place_of(r);
       const size_t space = place.find(' ');
       int port = 0;
       const char* const end = place.data() + place.size();
@@ -140,16 +141,36 @@ class TcpTransport : public Transport {
                    "rank {} introduces itself to rank {}", r, rank());
         peers_[r] = std::move(guest.socket);
       } catch (const Error& error) {
-        std::vector<int> missing;
+        std::vector<std::string> missing;
         for (int r = rank() + 1; r < size(); ++r) {
-          if (peers_[r].descriptor() < 0) missing.push_back(r);
+          if (peers_[r].descriptor() < 0) missing.push_back(fmt::format("rank {}", r));
         }
-        WEFT_FAIL("rank {} of {}: waited {} s for ranks {} to connect: {}", rank(), name_, timeout_,
+        WEFT_FAIL("rank {} of {}: waited {} s for {} to connect: {}", rank(), name_, timeout_,
                   fmt::join(missing, ", "), error.what());
       }
     }
   }
 
+  /// The address and the port of a rank's listener.
+  std::string place_of(int r) {
+    try {
+      return store_->get(key_of(r));
+    } catch (const Error& error) {
+      WEFT_FAIL("rank {} of {}: rank {} has not come: {}", rank(), name_, r, error.what());
+    }
+  }
+
+  std::string why_gone(int peer) {
+    std::optional<std::string> words;
+    try {
+      words = store_->find(last_words_of(peer));
+    } catch (const Error&) {  // the store went with the rank that served it
+    }
+    return words ? fmt::format("rank {} gave up ({})", peer, *words)
+                 : fmt::format("rank {} has gone: its connection is closed", peer);
+  }
+
+  std::string last_words_of(int rank) const { return fmt::format("{}:{}:gave up", name_, rank); }
   std::string key_of(int rank) const { return fmt::format("{}:{}", name_, rank); }
 
   const std::shared_ptr<Store> store_;
