@@ -8,10 +8,24 @@
 
 #include <functional>
 #include <optional>
+#include <string>
+#include <string_view>
 
 #include "core/runtime.h"
 
 namespace weft::emulated {
+
+/// A GPU whose limits the emulated devices have. They have two multiprocessors, so that blocks walk
+/// over several tiles of small problems, too.
+struct Gpu {
+  std::string_view name;
+  runtime::DeviceLimits limits;
+};
+
+/// The one in use: that of WEFT_EMULATED_GPU, or an H100.
+const Gpu& gpu();
+/// From now on another: a100, a10, 4090, h100, h200, b200 or 5090. Throws Error for any other name.
+void use_gpu(std::string_view name);
 
 struct Block {
   const unsigned char* begin = nullptr;

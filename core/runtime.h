@@ -8,6 +8,7 @@
 #pragma once
 
 #include <cstddef>
+#include <exception>
 #include <string>
 
 #include "core/device.h"
@@ -39,6 +40,41 @@ struct DeviceQuery {
 std::string explain_no_device(const DeviceQuery& query);
 /// True where kernels run in the host's emulator: correct, and thousands of times slower.
 bool is_emulated();
+
+/// The device that this thread's calls of CUDA go to where they name none: launches, libraries'
+/// handles, events' streams.
+int current_device();
+/// Throws Error when the device cannot be made the current one.
+void set_current_device(int device);
+
+/// Makes a device this thread's current one while it lives. The functions below do so themselves.
+class DeviceGuard {
+ public:
+  explicit DeviceGuard(int device) : previous_(current_device()), changed_(previous_ != device) {
+    if (changed_) set_current_device(device);
+  }
+  ~DeviceGuard() {
+    try {
+      if (changed_) set_current_device(previous_);
+    } catch (const std::exception&) {
+      // A device that has failed: the next call that may throw says why.
+    }
+  }
+  DeviceGuard(const DeviceGuard&) = delete;
+  DeviceGuard& operator=(const DeviceGuard&) = delete;
+
+ private:
+  int previous_;
+  bool changed_;
+};
+
+/// What kernels must know of a device.
+struct DeviceLimits {
+  int compute_capability = 0;  // 10 * major + minor: 80 for an A100, 90 for an H100
+  int multiprocessors = 0;
+  size_t shared_memory_per_block = 0;  // bytes that a block may ask for
+};
+const DeviceLimits& limits(int device);
 
 struct MemoryInfo {
   size_t free = 0, total = 0;  // bytes

@@ -17,6 +17,9 @@ namespace {
 [[noreturn]] void absent() { fail("CUDA is not available: {}", no_device_reason()); }
 }  // namespace
 
+int current_device() { return 0; }
+void set_current_device(int) { absent(); }
+const DeviceLimits& limits(int) { absent(); }
 MemoryInfo memory_info(int) { absent(); }
 void* allocate(int, size_t) { absent(); }
 void deallocate(int, void*) { absent(); }

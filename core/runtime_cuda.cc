@@ -2,6 +2,8 @@
 #include <cuda_runtime_api.h>
 #include <nvtx3/nvToolsExt.h>
 
+#include <vector>
+
 #include "core/runtime.h"
 
 namespace weft::runtime {
@@ -15,29 +17,10 @@ void check(cudaError_t error, const char* call, int device) {
        cudaGetErrorName(error));
 }
 
-/// Makes a device the thread's current one while it lives.
-class OnDevice {
- public:
-  explicit OnDevice(int device) {
-    check(cudaGetDevice(&previous_), "cudaGetDevice", device);
-    if (previous_ != device) check(cudaSetDevice(device), "cudaSetDevice", device);
-    changed_ = previous_ != device;
-  }
-  ~OnDevice() {
-    if (changed_) cudaSetDevice(previous_);
-  }
-  OnDevice(const OnDevice&) = delete;
-  OnDevice& operator=(const OnDevice&) = delete;
-
- private:
-  int previous_ = 0;
-  bool changed_ = false;
-};
-
 /// A call of the runtime on a device; its name stands in the Error.
 #define WEFT_CUDA(device, function, ...)             \
   do {                                               \
-    const OnDevice guard(device);                    \
+    const DeviceGuard guard(device);                 \
     check(function(__VA_ARGS__), #function, device); \
   } while (false)
 
@@ -83,6 +66,33 @@ int device_count() { return devices().count; }
 const std::string& no_device_reason() { return devices().reason; }
 bool is_emulated() { return false; }
 
+int current_device() {
+  int device = 0;
+  check(cudaGetDevice(&device), "cudaGetDevice", 0);
+  return device;
+}
+void set_current_device(int device) { check(cudaSetDevice(device), "cudaSetDevice", device); }
+
+const DeviceLimits& limits(int device) {
+  static const std::vector<DeviceLimits> all = [] {
+    std::vector<DeviceLimits> all(device_count());
+    for (int device = 0; device < device_count(); ++device) {
+      const auto attribute = [&](cudaDeviceAttr name) {
+        int value = 0;
+        check(cudaDeviceGetAttribute(&value, name, device), "cudaDeviceGetAttribute", device);
+        return value;
+      };
+      all[device] = {.compute_capability = 10 * attribute(cudaDevAttrComputeCapabilityMajor) +
+                                           attribute(cudaDevAttrComputeCapabilityMinor),
+                     .multiprocessors = attribute(cudaDevAttrMultiProcessorCount),
+                     .shared_memory_per_block =
+                         static_cast<size_t>(attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin))};
+    }
+    return all;
+  }();
+  return all[device];
+}
+
 MemoryInfo memory_info(int device) {
   MemoryInfo info;
   WEFT_CUDA(device, cudaMemGetInfo, &info.free, &info.total);
@@ -90,7 +100,7 @@ MemoryInfo memory_info(int device) {
 }
 
 void* allocate(int device, size_t bytes) {
-  const OnDevice guard(device);
+  const DeviceGuard guard(device);
   // Allocating is legal while another stream is captured, if one says so.
   cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
   cudaThreadExchangeStreamCaptureMode(&mode);
@@ -145,7 +155,7 @@ void wait(int device, StreamHandle stream, EventHandle event) {
   WEFT_CUDA(device, cudaStreamWaitEvent, stream_of(stream), event_of(event), 0);
 }
 bool is_done(int device, EventHandle event) {
-  const OnDevice guard(device);
+  const DeviceGuard guard(device);
   const cudaError_t error = cudaEventQuery(event_of(event));
   if (error == cudaErrorNotReady) {
     cudaGetLastError();
@@ -179,7 +189,7 @@ void begin_capture(int device, StreamHandle stream) {
   WEFT_CUDA(device, cudaStreamBeginCapture, stream_of(stream), cudaStreamCaptureModeThreadLocal);
 }
 GraphHandle end_capture(int device, StreamHandle stream) {
-  const OnDevice guard(device);
+  const DeviceGuard guard(device);
   cudaGraph_t graph = nullptr;
   WEFT_CUDA(device, cudaStreamEndCapture, stream_of(stream), &graph);
   cudaGraphExec_t executable = nullptr;

@@ -36,15 +36,49 @@ Memory& memory() {
 using Work = std::vector<std::function<void()>>;
 
 struct EmulatedStream {
+  int device;
   bool capturing = false;
-  Work captured;
+  Work captured = {};
 };
 
-using EmulatedEvent = std::chrono::steady_clock::time_point;
+struct EmulatedEvent {
+  int device;
+  std::chrono::steady_clock::time_point time = {};
+};
+
+thread_local int the_current_device = 0;
+
+/// Shared memory that a block may ask for: CUDA C++ Programming Guide, "Technical Specifications
+/// per Compute Capability".
+constexpr emulated::Gpu gpu_of(std::string_view name, int compute_capability, size_t shared_kib) {
+  return {name, {compute_capability, 2, shared_kib << 10}};
+}
+constexpr emulated::Gpu kGpus[] = {gpu_of("h100", 90, 227),  gpu_of("h200", 90, 227),
+                                   gpu_of("b200", 100, 227), gpu_of("a100", 80, 163),
+                                   gpu_of("a10", 86, 99),    gpu_of("4090", 89, 99),
+                                   gpu_of("5090", 120, 99)};
+
+const emulated::Gpu& find_gpu(std::string_view name, const char* asked_by) {
+  std::string names;
+  for (const emulated::Gpu& gpu : kGpus) {
+    if (gpu.name == name) return gpu;
+    names += (names.empty() ? "" : ", ") + std::string(gpu.name);
+  }
+  WEFT_FAIL("{}: no GPU called \"{}\" can be emulated; expected {}", asked_by, name, names);
+}
+
+const emulated::Gpu*& the_gpu() {
+  static const emulated::Gpu* gpu = [] {
+    const char* name = std::getenv("WEFT_EMULATED_GPU");
+    return name ? &find_gpu(name, "WEFT_EMULATED_GPU") : &kGpus[0];
+  }();
+  return gpu;
+}
 
 EmulatedStream* stream_of(runtime::StreamHandle stream) {
   return static_cast<EmulatedStream*>(stream);
 }
+EmulatedEvent* event_of(runtime::EventHandle event) { return static_cast<EmulatedEvent*>(event); }
 
 /// Bytes of device memory become what `from` says they are; anything from the host is written.
 void note_written(const void* to, const void* from, size_t bytes) {
@@ -66,6 +100,9 @@ void note_written(const void* to, const void* from, size_t bytes) {
 
 namespace emulated {
 
+const Gpu& gpu() { return *the_gpu(); }
+void use_gpu(std::string_view name) { the_gpu() = &find_gpu(name, "--gpu"); }
+
 std::optional<Block> block_of(const void* address) {
   Memory& m = memory();
   std::lock_guard lock(m.mutex);
@@ -85,7 +122,11 @@ void forget_unwritten() {
 
 uint64_t block_generation() { return memory().generation.load(std::memory_order_relaxed); }
 
+// CUDA refuses a launch into a stream of another device than the current one.
 void submit(runtime::StreamHandle stream, std::function<void()> work) {
+  WEFT_CHECK(!stream || stream_of(stream)->device == the_current_device,
+             "work for a stream of cuda:{} was submitted while cuda:{} is current",
+             stream_of(stream)->device, the_current_device);
   if (stream && stream_of(stream)->capturing) {
     stream_of(stream)->captured.push_back(std::move(work));
   } else {
@@ -103,6 +144,10 @@ const std::string& no_device_reason() {
   return none;
 }
 bool is_emulated() { return true; }
+int current_device() { return the_current_device; }
+void set_current_device(int device) { the_current_device = device; }
+
+const DeviceLimits& limits(int) { return the_gpu()->limits; }
 
 MemoryInfo memory_info(int device) {
   Memory& m = memory();
@@ -165,28 +210,31 @@ void deallocate(int device, void* block) {
 void* allocate_pinned(size_t bytes) { return std::aligned_alloc(64, (bytes + 63) / 64 * 64); }
 void deallocate_pinned(void* block) { std::free(block); }
 
-StreamHandle create_stream(int) { return new EmulatedStream; }
+StreamHandle create_stream(int device) { return new EmulatedStream{device}; }
 void destroy_stream(int, StreamHandle stream) { delete stream_of(stream); }
 void synchronize(int, StreamHandle stream) {
   WEFT_CHECK(!stream_of(stream)->capturing, "a stream cannot be waited for while it is captured");
 }
 void synchronize(int) {}
 
-EventHandle create_event(int) { return new EmulatedEvent; }
-void destroy_event(int, EventHandle event) { delete static_cast<EmulatedEvent*>(event); }
-void record(int, EventHandle event, StreamHandle stream) {
-  emulated::submit(
-      stream, [event] { *static_cast<EmulatedEvent*>(event) = std::chrono::steady_clock::now(); });
+EventHandle create_event(int device) { return new EmulatedEvent{device}; }
+void destroy_event(int, EventHandle event) { delete event_of(event); }
+void record(int device, EventHandle event, StreamHandle stream) {
+  const DeviceGuard guard(device);
+  WEFT_CHECK(event_of(event)->device == device, "an event of cuda:{} was recorded on cuda:{}",
+             event_of(event)->device, device);
+  emulated::submit(stream, [event] { event_of(event)->time = std::chrono::steady_clock::now(); });
 }
 void wait(int, StreamHandle, EventHandle) {}
 bool is_done(int, EventHandle) { return true; }
 void synchronize_event(int, EventHandle) {}
 double elapsed_ms(int, EventHandle begin, EventHandle end) {
-  const auto time = *static_cast<EmulatedEvent*>(end) - *static_cast<EmulatedEvent*>(begin);
+  const auto time = event_of(end)->time - event_of(begin)->time;
   return std::chrono::duration<double, std::milli>(time).count();
 }
 
-void copy(int, void* to, const void* from, size_t bytes, StreamHandle stream) {
+void copy(int device, void* to, const void* from, size_t bytes, StreamHandle stream) {
+  const DeviceGuard guard(device);
   emulated::submit(stream, [=] {
     std::memmove(to, from, bytes);
     note_written(to, from, bytes);
@@ -195,7 +243,8 @@ void copy(int, void* to, const void* from, size_t bytes, StreamHandle stream) {
 void copy_peer(int device, void* to, int, const void* from, size_t bytes, StreamHandle stream) {
   copy(device, to, from, bytes, stream);
 }
-void set_bytes(int, void* to, int value, size_t bytes, StreamHandle stream) {
+void set_bytes(int device, void* to, int value, size_t bytes, StreamHandle stream) {
+  const DeviceGuard guard(device);
   emulated::submit(stream, [=] {
     std::memset(to, value, bytes);
     note_written(to, nullptr, bytes);
@@ -213,7 +262,8 @@ GraphHandle end_capture(int, StreamHandle stream) {
   return new Work(std::exchange(s.captured, {}));
 }
 bool is_capturing(int, StreamHandle stream) { return stream_of(stream)->capturing; }
-void launch_graph(int, GraphHandle graph, StreamHandle stream) {
+void launch_graph(int device, GraphHandle graph, StreamHandle stream) {
+  const DeviceGuard guard(device);
   for (const auto& work : *static_cast<Work*>(graph)) emulated::submit(stream, work);
 }
 void destroy_graph(int, GraphHandle graph) { delete static_cast<Work*>(graph); }

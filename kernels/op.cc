@@ -80,6 +80,7 @@ Launch::Launch(std::string_view op, std::string_view variant, Device device, Des
       hook_(the_hook.load(std::memory_order_relaxed)) {
   if (hook_) hook_->begin(op_, variant_, device_, describe_());
   if (device_.type == DeviceType::cpu) return;
+  guard_.emplace(device_.index);
   allocator(device_).name_recent(op_);  // the outputs
   runtime::push_range(variant_.data());
 }

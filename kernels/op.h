@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <functional>
 #include <initializer_list>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -18,6 +19,7 @@
 #include <vector>
 
 #include "core/log.h"
+#include "core/runtime.h"
 #include "core/tensor.h"
 #include "kernels/autotune.h"
 
@@ -116,7 +118,8 @@ struct LaunchHook {
 };
 void set_launch_hook(LaunchHook* hook);
 
-/// The one place where a kernel runs: the hook's launch, and on a device a range in the profiler's
+/// The one place where a kernel runs: the hook's launch, and on a device, which is then the current
+/// one, a range in the profiler's
 /// timeline, names for the memory of the op's outputs, and a check that its launches were accepted.
 /// With WEFT_CUDA_SYNC=1 that waits for them too, so that a fault is reported by the op that caused
 /// it.
@@ -138,6 +141,7 @@ class Launch {
   Device device_;
   Describe describe_;
   LaunchHook* hook_;
+  std::optional<runtime::DeviceGuard> guard_;
 };
 
 /// A problem whose variants may be chosen by time: tuning_key() names all that decides which is

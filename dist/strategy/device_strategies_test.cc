@@ -6,6 +6,7 @@
 
 #include "core/runtime.h"
 #include "dist/strategy/testing/oracle_training.h"
+#include "kernels/testing/emulation.h"
 #include "tests/skip.h"
 
 using namespace weft;
@@ -13,8 +14,9 @@ using namespace weft::dist;
 
 namespace {
 
-#define NEEDS_DEVICE() \
-  if (runtime::device_count() == 0) WEFT_SKIP(runtime::no_device_reason().c_str())
+#define NEEDS_DEVICE()                                                              \
+  if (runtime::device_count() == 0) WEFT_SKIP(runtime::no_device_reason().c_str()); \
+  kernels::watch_accesses(false)
 
 /// A strategy on so many ranks. dp has its ranks inside.
 struct Case {

@@ -1,11 +1,17 @@
 #include "kernels/attention/attention.h"
 
+#include "core/runtime.h"
 #include "kernels/attention/attention_heads.h"
 #include "kernels/attention/attention_short.h"
 #include "kernels/gemm/gemm.h"
 
 namespace weft::kernels {
 namespace {
+
+/// Bytes that a block of the problem's device may ask for.
+int64_t shared_memory_of(const AttentionProblem& p) {
+  return static_cast<int64_t>(runtime::limits(p.device().index).shared_memory_per_block);
+}
 
 bool attention_is_ieee(const AttentionProblem& p) { return gemm_is<GemmArithmetic::kIeee>(p); }
 
@@ -45,7 +51,7 @@ bool attention_fits_shared_rows(const AttentionProblem& p) {
   if (!attention_is_plain(p)) return false;
   const auto size = static_cast<int64_t>(p.dtype() == DType::f64 ? sizeof(double) : sizeof(float));
   const int64_t longest = p.backward() ? std::max(p.k.size(2), 2 * p.q.size(2)) : p.k.size(2);
-  return longest * size <= int64_t{227} << 10;
+  return longest * size <= shared_memory_of(p);
 }
 
 bool attention_fits_tiles(const AttentionProblem& p) {
@@ -63,6 +69,13 @@ bool attention_fits_mma(const AttentionProblem& p) {
          (!p.backward() || (has_aligned_rows(p.out) && has_aligned_rows(p.dout)));
 }
 
+bool attention_fits_flash(const AttentionProblem& p) {
+  if (!attention_fits_mma(p)) return false;
+  const FlashShape shape = {short_tile_width(p.q.size(3)), static_cast<int64_t>(p.q.itemsize()),
+                            p.dropout > 0};
+  return shape.shared_bytes(p.backward()) <= shared_memory_of(p);
+}
+
 bool attention_fits_short(const AttentionProblem& p) {
   const int64_t pairs = p.q.size(0) * p.q.size(1), keys = p.k.size(2), queries = p.q.size(2);
   const int64_t tile_width = short_tile_width(p.q.size(3));
@@ -73,13 +86,13 @@ bool attention_fits_short(const AttentionProblem& p) {
   }
   if (!p.backward()) {
     const ShortForward split(pairs, queries, element_bytes);
-    return split.shared_bytes(keys, tile_width) <= kShortSharedBytes;
+    return split.shared_bytes(keys, tile_width) <= shared_memory_of(p);
   }
   // A block takes all queries of a head: of many it would be one of few that work.
   constexpr int64_t kMostQueries = 1024;
-  const ShortBackward split(keys, tile_width);
+  const ShortBackward split(keys, tile_width, element_bytes, shared_memory_of(p));
   return queries <= kMostQueries && split.warps <= kShortBackwardWarps &&
-         split.shared_bytes(tile_width, element_bytes) <= kShortSharedBytes;
+         split.shared_bytes() <= shared_memory_of(p);
 }
 
 void attention(const AttentionProblem& problem) { dispatch(attention_op(), problem); }

@@ -64,6 +64,8 @@ bool attention_fits_tiles(const AttentionProblem& problem);
 bool attention_fits_mma(const AttentionProblem& problem);
 /// Of those, the ones whose keys and values fit a GPU's shared memory and registers at once.
 bool attention_fits_short(const AttentionProblem& problem);
+/// The same where the device has the shared memory for attention_cuda_flash's tiles.
+bool attention_fits_flash(const AttentionProblem& problem);
 /// f16 or bf16 on a device, with P and dS rounded to it, heads of up to 128 columns and a multiple
 /// of 8 whose rows begin at multiples of 16 bytes, ieee numerics, no dropout, whose masks are
 /// others there; the library was found, and has a plan.

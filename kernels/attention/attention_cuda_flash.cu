@@ -21,8 +21,8 @@ namespace {
 
 using namespace ptx;
 
-constexpr int kWarps = 4, kThreads = kWarps * kWarp;
-constexpr int kTile = 64;  // tokens that a block of backward owns
+constexpr int kWarps = FlashShape::kFlashWarps, kThreads = kWarps * kWarp;
+constexpr int kTile = FlashShape::kFlashTile;
 
 /// Tiles of `tile` that cover n.
 __host__ __device__ constexpr int tiles_of(int n, int tile) { return (n + tile - 1) / tile; }
@@ -31,14 +31,11 @@ template <int kWidth, MmaOperand kOperand, bool kDropout>
 struct Shape {
   using Element = MmaElement<kOperand>;
   using Tile = TokenTile<kWidth, kOperand>;
-  static constexpr bool kIsWide = sizeof(Element) == 4;
+  static constexpr FlashShape kShape = {kWidth, sizeof(Element), kDropout};
   // Blocks of a multiprocessor that the registers shall suffice for.
-  static constexpr int kBlocksPerSm = kWidth == 32 && !kIsWide ? 3 : 2;
-  static constexpr int kStages = kWidth == 128 || kIsWide ? 2 : 3;
-  // Tokens that a stage brings: with 64 of 512 bytes backward would exceed the 163 KiB of sm_80.
-  static constexpr int kStep = kWidth == 128 && kIsWide ? 32 : 64;
-  // Forward: 16-row blocks of a warp. Two share each fragment of K and V where the registers reach.
-  static constexpr int kRowBlocks = kWidth == 128 || kDropout ? 1 : 2;
+  static constexpr int kBlocksPerSm = kWidth == 32 && !kShape.is_wide() ? 3 : 2;
+  static constexpr int kStages = kShape.stages(), kStep = kShape.step();
+  static constexpr int kRowBlocks = kShape.row_blocks();
   static constexpr int kQueries = 16 * kWarps * kRowBlocks;
   template <bool kOfQueries>
   using Ring = TokenRing<Tile, kStages, kStep, kOfQueries>;
@@ -47,6 +44,8 @@ struct Shape {
   template <bool kOfKeys>
   static constexpr size_t kBackwardBytes =
       2 * Tile::elements(kTile) * sizeof(Element) + Ring<kOfKeys>::kBytes;
+  static_assert(kForwardBytes == kShape.shared_bytes(false));
+  static_assert(kBackwardBytes<true> == kShape.shared_bytes(true));
   // Backward: columns of scores that a warp holds at once.
   template <bool kOfKeys>
   static constexpr int kColumns = kOfKeys || kWidth == 128 ? 32 : 64;

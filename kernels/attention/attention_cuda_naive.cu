@@ -138,15 +138,15 @@ __global__ void attention_dkv_kernel(AttentionArguments p) {
 }
 
 template <class Acc>
-void run(const AttentionArguments& p, bool backward, runtime::StreamHandle stream) {
+void run(const AttentionArguments& p, bool backward, int64_t shared_bytes,
+         runtime::StreamHandle stream) {
   const auto launch = [&](auto kernel, int64_t tokens, int64_t row_elements) {
     const int64_t work = p.batches * p.heads * tokens;
     if (work == 0) return;
     const int64_t bytes = row_elements * static_cast<int64_t>(sizeof(Acc));
     // Those whose rows fit shared memory together.
-    constexpr int64_t kSharedBytes = 227 << 10;
     const int warps = static_cast<int>(
-        std::clamp<int64_t>(kSharedBytes / std::max<int64_t>(bytes, 1), 1, kWarps));
+        std::clamp<int64_t>(shared_bytes / std::max<int64_t>(bytes, 1), 1, kWarps));
     WEFT_LAUNCH(kernel, static_cast<unsigned>((work + warps - 1) / warps), warps * kWarp,
                 static_cast<size_t>(warps * bytes), stream, p);
   };
@@ -163,7 +163,10 @@ void attention_cuda_naive(const AttentionProblem& problem) {
   const Tensor delta = attention_delta(problem);
   const AttentionArguments p(problem, delta);
   const runtime::StreamHandle stream = current_stream_handle(problem.device());
-  wide ? run<double>(p, problem.backward(), stream) : run<float>(p, problem.backward(), stream);
+  const auto shared_bytes =
+      static_cast<int64_t>(runtime::limits(problem.device().index).shared_memory_per_block);
+  wide ? run<double>(p, problem.backward(), shared_bytes, stream)
+       : run<float>(p, problem.backward(), shared_bytes, stream);
 }
 
 }  // namespace weft::kernels

@@ -140,12 +140,11 @@ __global__ void __launch_bounds__(short_forward_warps(sizeof(MmaElement<kOperand
   }
 }
 
-template <int kWidth, MmaOperand kOperand, bool kDropout>
+template <int kWidth, int kQueries, MmaOperand kOperand, bool kDropout>
 __global__ void __launch_bounds__(kShortBackwardWarps* kWarp)
     attention_short_backward_kernel(const __grid_constant__ MmaAttention p) {
   using Element = MmaElement<kOperand>;
   using Tile = TokenTile<kWidth, kOperand>;
-  constexpr int kQueries = short_queries(sizeof(Element));
   constexpr int kRows = short_backward_rows(kWidth), kDepth = kMmaDepth<kOperand>;
   using TileDs = TokenTile<kQueries, kOperand>;  // keys by queries
   WEFT_DYNAMIC_SHARED(Element, tile_k);
@@ -236,11 +235,21 @@ void attention_cuda_short(const AttentionProblem& problem) {
       if (p.queries > 0) forward<kWidth, kOperand, kDropout>(p, stream);
       return;
     }
-    const ShortBackward split(p.keys, kWidth);
-    WEFT_LAUNCH((attention_short_backward_kernel<kWidth, kOperand, kDropout>),
-                static_cast<unsigned>(p.pairs), static_cast<unsigned>(split.warps * kWarp),
-                static_cast<size_t>(split.shared_bytes(kWidth, sizeof(MmaElement<kOperand>))),
-                stream, p);
+    constexpr int64_t kElementBytes = sizeof(MmaElement<kOperand>);
+    const ShortBackward split(
+        p.keys, kWidth, kElementBytes,
+        static_cast<int64_t>(runtime::limits(problem.device().index).shared_memory_per_block));
+    const auto launch = [&](auto kernel) {
+      WEFT_LAUNCH(kernel, static_cast<unsigned>(p.pairs),
+                  static_cast<unsigned>(split.warps * kWarp),
+                  static_cast<size_t>(split.shared_bytes()), stream, p);
+    };
+    constexpr int kQueries = short_queries(kElementBytes), kFew = short_few_queries(kElementBytes);
+    if (split.queries == kQueries) {
+      launch(attention_short_backward_kernel<kWidth, kQueries, kOperand, kDropout>);
+    } else {
+      launch(attention_short_backward_kernel<kWidth, kFew, kOperand, kDropout>);
+    }
   });
 }
 

@@ -1,5 +1,5 @@
-// How attention over few keys is divided among blocks and warps, and what shared memory that takes:
-// what the list's condition and attention_cuda_short agree on.
+// How attention on tensor cores is divided among blocks and warps, and what shared memory that
+// takes: what the list's conditions agree on with attention_cuda_short and attention_cuda_flash.
 #pragma once
 
 #include <algorithm>
@@ -11,11 +11,11 @@ namespace weft::kernels {
 /// Warps of a block. Two blocks of f32 heads do not fit a multiprocessor: one has its registers.
 constexpr int short_forward_warps(int64_t element_bytes) { return element_bytes == 4 ? 8 : 4; }
 inline constexpr int kShortBackwardWarps = 8;
-/// Queries of a chunk of backward: as many as shared memory holds beside ViT's 197 keys.
+/// Queries of a chunk of backward: as many as 163 KiB hold beside ViT's 197 keys; of 16-bit heads
+/// half of them are as many as the 99 KiB of consumers' cards hold.
 constexpr int short_queries(int64_t element_bytes) { return element_bytes == 4 ? 16 : 64; }
+constexpr int short_few_queries(int64_t element_bytes) { return element_bytes == 4 ? 16 : 32; }
 inline constexpr int kShortStages = 2;  // of backward's ring of chunks
-/// What a block may have on every architecture that the kernels are built for.
-inline constexpr int64_t kShortSharedBytes = int64_t{163} << 10;
 
 /// Columns of the tiles that hold heads of this width.
 constexpr int64_t short_tile_width(int64_t width) {
@@ -64,23 +64,52 @@ struct ShortForward {
   }
 };
 
-/// Backward: the warps of a head's block.
+/// Backward: the warps of a head's block, and the queries of its chunks: as many as fit `limit`
+/// bytes of shared memory.
 struct ShortBackward {
+  int64_t tile_width, element_bytes;
   int64_t warps, tile_keys;
+  int queries;
 
-  ShortBackward(int64_t keys, int64_t tile_width) {
+  ShortBackward(int64_t keys, int64_t tile_width, int64_t element_bytes, int64_t limit)
+      : tile_width(tile_width), element_bytes(element_bytes) {
     const int64_t keys_of_warp = 16 * short_backward_rows(tile_width);
     warps = std::max<int64_t>((keys + keys_of_warp - 1) / keys_of_warp, 1);
     tile_keys = warps * keys_of_warp;
+    queries = short_queries(element_bytes);
+    if (shared_bytes() > limit) queries = short_few_queries(element_bytes);
   }
   /// K, V and dS; q, dout, lse and delta of each stage's queries.
-  int64_t shared_bytes(int64_t tile_width, int64_t element_bytes) const {
-    const int64_t queries = short_queries(element_bytes);
+  int64_t shared_bytes() const {
     const int64_t row_bytes = short_tile_pitch(tile_width, element_bytes) * element_bytes;
     const int64_t ds_bytes = short_tile_pitch(queries, element_bytes) * element_bytes;
     return tile_keys * (2 * row_bytes + ds_bytes) +
            kShortStages * 2 * queries * (row_bytes + int64_t{sizeof(float)});
   }
+};
+
+/// Of attention_cuda_flash.
+struct FlashShape {
+  int64_t tile_width, element_bytes;
+  bool has_dropout;
+
+  constexpr bool is_wide() const { return element_bytes == 4; }
+  constexpr int stages() const { return tile_width == 128 || is_wide() ? 2 : 3; }
+  /// Tokens that a stage brings: with 64 of 512 bytes backward would exceed the 163 KiB of sm_80.
+  constexpr int step() const { return tile_width == 128 && is_wide() ? 32 : 64; }
+  /// Forward: 16-row blocks of a warp. Two share each fragment of K and V where the registers
+  /// reach.
+  constexpr int row_blocks() const { return tile_width == 128 || has_dropout ? 1 : 2; }
+  /// The block's own rows, Q forward, two tensors' in backward, and the ring of the others.
+  constexpr int64_t shared_bytes(bool backward) const {
+    const int64_t row_bytes = short_tile_pitch(tile_width, element_bytes) * element_bytes;
+    const int64_t own = backward ? 2 * kFlashTile : 16 * kFlashWarps * row_blocks();
+    const int64_t of_rows = backward ? int64_t{sizeof(float)} : 0;  // lse and delta
+    return own * row_bytes + stages() * 2 * step() * (row_bytes + of_rows);
+  }
+
+  static constexpr int kFlashWarps = 4;
+  static constexpr int kFlashTile = 64;  // tokens that a block of backward owns
 };
 
 }  // namespace weft::kernels

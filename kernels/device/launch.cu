@@ -6,7 +6,6 @@
 #include <string_view>
 
 #include "core/error.h"
-#include "kernels/device/capability.h"
 
 namespace weft::kernels {
 namespace {
@@ -33,21 +32,6 @@ void check(cudaError_t error, const LaunchConfig& config, const char* what) {
 }
 
 }  // namespace
-
-int compute_capability(int device) {
-  int major = 0, minor = 0;
-  if (cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) != cudaSuccess ||
-      cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device) != cudaSuccess) {
-    return 0;
-  }
-  return 10 * major + minor;
-}
-
-int multiprocessor_count(int device) {
-  int count = 0;
-  const cudaError_t error = cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device);
-  return error == cudaSuccess ? count : 1;
-}
 
 void launch_on_device(const LaunchConfig& config, const void* kernel, void** arguments) {
   if (config.shared_bytes > kDefaultSharedBytes) {

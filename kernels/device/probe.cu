@@ -18,7 +18,8 @@ __global__ void probe_kernel(int* out) {
 
 std::string run_probe(int index) {
   int* out = nullptr;
-  int host[kThreads] = {};
+  int host[kThreads] = {}, previous = 0;
+  cudaGetDevice(&previous);
   cudaError_t error = cudaSetDevice(index);
   if (error == cudaSuccess) error = cudaMalloc(&out, sizeof(host));
   if (error == cudaSuccess) {
@@ -27,6 +28,7 @@ std::string run_probe(int index) {
   }
   if (error == cudaSuccess) error = cudaMemcpy(host, out, sizeof(host), cudaMemcpyDeviceToHost);
   cudaFree(out);
+  cudaSetDevice(previous);
   if (error != cudaSuccess) return cudaGetErrorString(error);
   for (int i = 0; i < kThreads; ++i) {
     if (host[i] != host[0] + i || host[0] < 5000) return "the test kernel gave a wrong answer";

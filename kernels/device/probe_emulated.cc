@@ -8,11 +8,12 @@ CudaDevices probe_cuda_devices() {
   CudaDevices result;
   result.reason = runtime::no_device_reason();
   for (int index = 0; index < runtime::device_count(); ++index) {
+    const runtime::DeviceLimits& limits = runtime::limits(index);
     result.devices.push_back({.index = index,
                               .name = "emulated",
-                              .compute_capability = 90,
+                              .compute_capability = limits.compute_capability,
                               .memory_bytes = runtime::memory_info(index).total,
-                              .multiprocessors = 2});  // as simt.cc says
+                              .multiprocessors = limits.multiprocessors});
   }
   return result;
 }

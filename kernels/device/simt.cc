@@ -1,13 +1,9 @@
-// The emulated device's side of capability.h and tensor_map.h.
+// The emulated device's side of tensor_map.h.
 #include <algorithm>
 
-#include "kernels/device/capability.h"
 #include "kernels/device/tensor_map_check.h"
 
 namespace weft {
-
-int kernels::compute_capability(int) { return 90; }
-int kernels::multiprocessor_count(int) { return 2; }
 
 TensorMap make_tensor_map(const TensorMapSpec& spec) {
   check_tensor_map(spec);

@@ -120,7 +120,7 @@ std::vector<float> tensor_core_probe(int device, DType input, DType output,
                                      std::span<const float> a, std::span<const float> b,
                                      std::span<const float> c) {
   const auto kernel = kernel_of(input, output);
-  check(cudaSetDevice(device));
+  const runtime::DeviceGuard guard(device);
   const size_t rows = c.size();
   WEFT_CHECK(a.size() == rows * tensor_core_probe_k(input) && b.size() == a.size(),
              "tensor core probe: {} and {} values for {} rows", a.size(), b.size(), rows);

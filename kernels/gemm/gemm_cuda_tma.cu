@@ -1,7 +1,5 @@
 #include "kernels/gemm/gemm_tma.h"
 
-#include "kernels/device/capability.h"
-
 namespace weft::kernels {
 namespace {
 
@@ -74,14 +72,14 @@ bool gemm_fits_mma(const GemmProblem& p) {
 
 bool gemm_fits_wgmma(const GemmProblem& p) {
   return gemm_is<GemmArithmetic::kIeee>(p) && p.k() > 0 && tma_matrix(p.a) && tma_matrix(p.b) &&
-         compute_capability(p.device().index) == 90;
+         runtime::limits(p.device().index).compute_capability == 90;
 }
 
 bool gemm_fits_wgmma_fp8(const GemmProblem& p) {
   const bool is_modelled =
       p.numerics.accumulation == Accumulation::kH100 && p.a.dtype() == p.b.dtype();
   return (gemm_is<GemmArithmetic::kFp8>(p) || is_modelled) && p.k() > 0 &&
-         compute_capability(p.device().index) == 90;
+         runtime::limits(p.device().index).compute_capability == 90;
 }
 
 }  // namespace weft::kernels

@@ -9,7 +9,6 @@
 #pragma once
 
 #include "kernels/device/barrier.h"
-#include "kernels/device/capability.h"
 #include "kernels/device/copy_async.h"
 #include "kernels/device/instances.h"
 #include "kernels/device/mma.h"
@@ -344,7 +343,7 @@ struct Plan {
     g.workspace = rest->workspace;
     g.partials = rest->partials;
     grid = static_cast<unsigned>(
-        std::min<int64_t>(multiprocessor_count(problem.device().index), count));
+        std::min<int64_t>(runtime::limits(problem.device().index).multiprocessors, count));
     stream = current_stream_handle(problem.device());
   }
 

@@ -81,6 +81,8 @@ void thread_entry() {
   __builtin_unreachable();
 }
 
+size_t max_shared_bytes() { return emulated::gpu().limits.shared_memory_per_block; }
+
 void check_shape(const LaunchShape& shape) {
   const std::string& kernel = state().kernel;
   const auto [grid, block, cluster, shared_bytes] = shape;
@@ -95,9 +97,10 @@ void check_shape(const LaunchShape& shape) {
                  grid.x % cluster.x == 0 && grid.y % cluster.y == 0 && grid.z % cluster.z == 0,
              "{}: a cluster of {} x {} x {} blocks does not divide the grid", kernel, cluster.x,
              cluster.y, cluster.z);
-  WEFT_CHECK(shared_bytes <= kMaxSharedBytes,
-             "{}: {} bytes of dynamic shared memory, of which a block has {}", kernel, shared_bytes,
-             kMaxSharedBytes);
+  const size_t most = max_shared_bytes();
+  WEFT_CHECK(shared_bytes <= most,
+             "{}: {} bytes of dynamic shared memory, of which a block of the emulated {} has {}",
+             kernel, shared_bytes, emulated::gpu().name, most);
 }
 
 void prepare_block(int rank, uint3 index) {
@@ -252,10 +255,13 @@ void Workspace::guard_stacks(size_t n) {
   for (; guarded_ < n; ++guarded_) mprotect(stack(guarded_) - kPage, kPage, PROT_NONE);
 }
 
-State& state() {
+constinit State* the_state = nullptr;
+
+State& make_state() {
   // In the program's image, which kernels may read: blockIdx lies here.
   alignas(State) static char memory[sizeof(State)];
   static State& state = *new (memory) State;
+  the_state = &state;
   return state;
 }
 
@@ -458,9 +464,15 @@ void* static_shared(const void* key, size_t bytes, size_t alignment) {
   const size_t offset = (block.shared_bytes + kGap + alignment - 1) / alignment * alignment;
   const size_t gaps = kGap * (block.static_arrays.size() + 1);
   block.shared_bytes = offset + bytes;
-  if (block.shared_bytes > kMaxSharedBytes + gaps || block.shared_bytes > kArenaBytes) {
-    fail_kernel(Site::current(), "{} bytes of shared memory, of which a block has {}",
-                block.shared_bytes - gaps, kMaxSharedBytes);
+  const size_t all = block.shared_bytes - gaps;
+  if (all > max_shared_bytes() || block.shared_bytes > kArenaBytes) {
+    fail_kernel(Site::current(),
+                "{} bytes of shared memory, of which a block of the emulated {} has {}", all,
+                emulated::gpu().name, max_shared_bytes());
+  }
+  if (all - block.dynamic_bytes > kMaxStaticBytes) {
+    fail_kernel(Site::current(), "{} bytes of static shared memory; expected at most {}",
+                all - block.dynamic_bytes, kMaxStaticBytes);
   }
   block.static_arrays.push_back({key, offset});
   if (sanitizer::unpoison) sanitizer::unpoison(block.arena + offset, bytes);

@@ -29,9 +29,8 @@ namespace weft::simt {
 
 inline constexpr int kWarpSize = 32;
 inline constexpr uint32_t kFullMask = 0xffffffffu;
-/// What a block may use on sm_80 to sm_100; sm_90 has it all.
-inline constexpr size_t kMaxSharedBytes = 227 << 10;
-inline constexpr size_t kArenaBytes = 228 << 10;
+inline constexpr size_t kArenaBytes = 228 << 10;     // a block's shared memory, with gaps
+inline constexpr size_t kMaxStaticBytes = 48 << 10;  // that need not be asked for
 inline constexpr int kNamedBarriers = 16;
 
 /// A fault that the emulator found in a kernel.

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "core/emulated.h"
 #include "core/runtime.h"
 #include "kernels/simt/memory.h"
 
@@ -97,6 +98,26 @@ TEST_CASE("Sound kernels give no alarm and the same bits under all schedules") {
       CHECK(first == memory);
     });
   }
+}
+
+TEST_CASE("Kernels run on their stream's device and touch its memory alone") {
+  using namespace weft;
+  constexpr size_t kBytes = 4096 * sizeof(float);
+  auto* const there = static_cast<float*>(runtime::allocate(1, kBytes));
+  const runtime::StreamHandle stream = runtime::create_stream(1);
+  runtime::set_bytes(1, there, 0, kBytes, stream);
+  CHECK_THROWS_WITH(run_fault_kernel("misaligned", false, there),
+                    Contains("in memory of cuda:1, by a kernel on cuda:0"));
+  CHECK_THROWS_WITH(emulated::submit(stream, [] {}),
+                    Contains("a stream of cuda:1 was submitted while cuda:0 is current"));
+  {
+    const runtime::DeviceGuard guard(1);
+    CHECK_NOTHROW(run_fault_kernel("misaligned", false, there));
+    CHECK_NOTHROW(emulated::submit(stream, [] {}));
+  }
+  CHECK(runtime::current_device() == 0);
+  runtime::destroy_stream(1, stream);
+  runtime::deallocate(1, there);
 }
 
 TEST_CASE("Device memory that nobody wrote is not read unnoticed") {

@@ -32,7 +32,8 @@ Region find_region(uintptr_t address) {
     --next;
     if (address < next->second.end) return next->second;
   }
-  if (const auto block = emulated::block_of(reinterpret_cast<const void*>(address))) {
+  const auto block = emulated::block_of(reinterpret_cast<const void*>(address));
+  if (block && block->device == runtime::current_device()) {
     const auto begin = reinterpret_cast<uintptr_t>(block->begin);
     return {begin, begin + block->bytes, block->is_written};
   }
@@ -56,6 +57,10 @@ RegionCache recent_regions;
 
 /// Where an address lies that is in no region.
 std::string describe_outside(uintptr_t address) {
+  if (const auto block = emulated::block_of(reinterpret_cast<const void*>(address))) {
+    return fmt::format("in memory of cuda:{}, by a kernel on cuda:{}", block->device,
+                       runtime::current_device());
+  }
   constexpr uintptr_t kNear = 4096;
   const auto& views = device_views();
   auto next = views.lower_bound(address);
@@ -101,10 +106,28 @@ std::string where(const Visitor& visitor) {
                      to_string(visitor.event.place));
 }
 
+/// Whether all of these are that one; by words, as most accesses are of 4 bytes or more.
+template <class T>
+bool are_all(std::span<T> states, T wanted) {
+  static_assert(sizeof(T) == 1);
+  constexpr uint64_t kEach = 0x0101010101010101;
+  const uint64_t pattern = kEach * static_cast<uint64_t>(wanted);
+  size_t at = 0;
+  for (; at + 8 <= states.size(); at += 8) {
+    if (std::memcmp(&states[at], &pattern, 8) != 0) return false;
+  }
+  if (states.size() - at == 4) return std::memcmp(&states[at], &pattern, 4) == 0;
+  for (; at < states.size(); ++at) {
+    if (states[at] != wanted) return false;
+  }
+  return true;
+}
+
 /// Looks for bytes that nobody has written before a read of them, and notes those of a write.
 template <class T, class Describe>
 void check_written(const Visitor& visitor, std::span<T> states, T unwritten, T written,
                    Describe&& describe) {
+  if (are_all(states, written)) return;
   if (visitor.event.access != Access::kWrite &&
       std::ranges::find(states, unwritten) != states.end()) {
     report(fmt::format("uninitialised {}", visitor.event.place),
@@ -133,7 +156,7 @@ void enter_granules(const Visitor& visitor, const char* space, uintptr_t begin, 
   State& s = state();
   const Timeline timeline{s.launch_start, s.cluster_start, forgets_clusters, &s.cluster_starts};
   for_each_granule(begin, bytes, [&](uintptr_t address, uint8_t mask) {
-    const auto random = static_cast<uint32_t>(s.next_random());
+    const auto random = [&] { return static_cast<uint32_t>(s.next_random()); };
     enter(granule_at(address), mask, visitor.event, timeline, random, [&](const Record& record) {
       const bool is_same_cluster = record.clock > s.cluster_start;
       report(fmt::format("race {} {}", visitor.event.place, record.place),
@@ -151,7 +174,8 @@ void visit_shared(const Visitor& visitor, size_t offset, size_t bytes) {
   ByteState* const begin = &s.bytes[offset];
   const size_t in_arena = offset % kArenaBytes;
   const std::span states(begin, std::min(bytes, kArenaBytes - in_arena));
-  if (states.size() < bytes || std::ranges::find(states, ByteState::kOutside) != states.end()) {
+  if (states.size() < bytes || (!are_all(states, ByteState::kWritten) &&
+                                std::ranges::find(states, ByteState::kOutside) != states.end())) {
     fail_access(visitor, fmt::format("{} of {} bytes outside shared memory, {} bytes after its "
                                      "start (the block has {} bytes of dynamic shared memory)",
                                      name(visitor), bytes, in_arena,
@@ -242,12 +266,7 @@ void visit(const Visitor& visitor, const void* pointer, size_t bytes, size_t ali
 
 }  // namespace
 
-bool Timeline::is_ordered(const Record& record, const Event& event) const {
-  if (record.clock > cluster_start) {
-    return record.agent == event.agent || record.agent == event.issuer ||
-           event.known->seen[record.agent] >= record.clock;
-  }
-  if (forgets_clusters || record.clock <= launch_start) return true;
+bool Timeline::is_learnt(const Record& record, const Event& event) const {
   if (!event.known->earlier) return false;
   const auto next = std::lower_bound(cluster_starts->begin(), cluster_starts->end(), record.clock);
   const auto cluster = static_cast<uint32_t>(next - cluster_starts->begin()) - 1;

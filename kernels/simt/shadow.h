@@ -30,7 +30,7 @@ inline constexpr size_t kGranuleBytes = 4;
 /// Holds a few records: all writes that later accesses must be ordered after, and of concurrent
 /// readers as many as there is room for, chosen at random. A race with one of many readers is
 /// therefore seen in some granules of the array that they read, not in all.
-struct Granule {
+struct alignas(64) Granule {  // a line of the host's cache
   std::array<Record, 5> records;
 };
 
@@ -51,13 +51,24 @@ struct Timeline {
   bool forgets_clusters = false;  // shared memory: what earlier clusters did is gone
   const std::vector<Clock>* cluster_starts = nullptr;  // of the launch, ascending
 
-  bool is_ordered(const Record& record, const Event& event) const;
+  bool is_ordered(const Record& record, const Event& event) const {
+    if (record.clock > cluster_start) {
+      return record.agent == event.agent || record.agent == event.issuer ||
+             event.known->seen[record.agent] >= record.clock;
+    }
+    return forgets_clusters || record.clock <= launch_start || is_learnt(record, event);
+  }
+
+ private:
+  /// Whether the event's thread has learnt of the record's, of an earlier cluster.
+  bool is_learnt(const Record& record, const Event& event) const;
 };
 
 /// Enters the event for bytes `mask`; calls race(record) for each record that it races with.
-template <class OnRace>
+/// random() gives 32 random bits, where there is a choice.
+template <class Random, class OnRace>
 void enter(Granule& granule, uint8_t mask, const Event& event, const Timeline& timeline,
-           uint32_t random, OnRace&& race) {
+           Random&& random, OnRace&& race) {
   constexpr uint8_t kSpent = 0x80;  // room for a new record; those behind it still count
   const bool writes = event.access != Access::kRead;
   Record* room = nullptr;
@@ -83,11 +94,16 @@ void enter(Granule& granule, uint8_t mask, const Event& event, const Timeline& t
       }
     }
   }
-  for (size_t i = 0; room == nullptr && i < granule.records.size(); ++i) {
-    Record& record = granule.records[(random + i) % granule.records.size()];
-    if (record.access == Access::kRead) room = &record;
+  if (room == nullptr) {
+    const size_t first = random() % granule.records.size();
+    room = &granule.records[first];
+    for (size_t i = 0; i < granule.records.size(); ++i) {
+      Record& record = granule.records[(first + i) % granule.records.size()];
+      if (record.access != Access::kRead) continue;
+      room = &record;
+      break;
+    }
   }
-  if (room == nullptr) room = &granule.records[random % granule.records.size()];
   *room = {event.clock, event.place, event.agent, mask, event.access};
 }
 

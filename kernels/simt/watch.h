@@ -111,7 +111,9 @@ struct State {
   int agents() const { return 2 * n_threads + kPoolAgents; }
 };
 
-State& state();
+extern State* the_state;
+State& make_state();
+inline State& state() { return the_state != nullptr ? *the_state : make_state(); }
 
 /// The next agent of the pool, and a new clock of its.
 std::pair<int, Clock> next_pool_agent();

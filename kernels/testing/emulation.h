@@ -13,6 +13,14 @@ namespace weft::kernels {
 /// in a random one with asynchronous copies done as late as is legal, even numbers backwards.
 void use_schedule(int run);
 
+/// Whether every access to memory is watched for races and bounds, as it is at first. Several times
+/// faster without: for tests of what stands above kernels.
+void watch_accesses(bool watches);
+
+/// From now on the device has the limits of that GPU: its compute capability, its shared memory.
+/// Throws Error naming those that can be emulated.
+void use_gpu(std::string_view gpu);
+
 /// From now on products have the bits of that GPU's tensor cores (numerics/tensor_core.h); empty:
 /// sums in f32, which is faster. Throws Error for an unknown GPU.
 void use_tensor_core(std::string_view gpu);

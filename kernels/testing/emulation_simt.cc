@@ -1,3 +1,4 @@
+#include "core/emulated.h"
 #include "kernels/simt/emulator.h"
 #include "kernels/simt/memory.h"
 #include "kernels/testing/emulation.h"
@@ -13,6 +14,10 @@ void use_schedule(int run) {
   options.seed = static_cast<uint64_t>(run);
   options.completion = run % 2 ? simt::Completion::kOnWait : simt::Completion::kEager;
 }
+
+void watch_accesses(bool watches) { simt::options().races = watches && !sanitizer::is_linked(); }
+
+void use_gpu(std::string_view gpu) { emulated::use_gpu(gpu); }
 
 void use_tensor_core(std::string_view gpu) {
   // The model's own name, which lives on; all have one for f16.

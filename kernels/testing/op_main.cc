@@ -96,7 +96,7 @@ int usage_error(const std::string& message) {
 struct Arguments {
   CheckOptions check;
   BenchOptions bench;
-  std::string instruction_set, checked_device, device, dtype, tensor_core;
+  std::string instruction_set, checked_device, device, dtype, gpu, tensor_core;
 };
 
 /// What to time; throws Error for arguments that make no sense.
@@ -144,6 +144,12 @@ int run_op_main(const OpTable& table, int argc, char** argv) {
   check_command->add_flag("--traffic", a.check.traffic,
                           "Count bank conflicts and sectors of every access to memory; on the "
                           "emulated device alone");
+  check_command
+      ->add_option("--gpu", a.gpu,
+                   "Give the emulated device the limits of this GPU: a100, a10, 4090, h100, h200, "
+                   "b200 or 5090")
+      ->type_name("GPU")
+      ->default_str("WEFT_EMULATED_GPU, else h100");
   check_command
       ->add_option("--tensor-core", a.tensor_core,
                    "Compute matrix products with the bits of this GPU's tensor cores: a100, ada, "
@@ -211,9 +217,11 @@ int run_op_main(const OpTable& table, int argc, char** argv) {
     print_variants(table);
     return 0;
   }
-  if ((a.check.traffic || !a.tensor_core.empty()) && !runtime::is_emulated()) {
-    return usage_error(fmt::format("check {}: for the emulated device alone",
-                                   a.check.traffic ? "--traffic" : "--tensor-core"));
+  if ((a.check.traffic || !a.gpu.empty() || !a.tensor_core.empty()) && !runtime::is_emulated()) {
+    return usage_error(
+        fmt::format("check {}: for the emulated device alone", a.check.traffic  ? "--traffic"
+                                                               : !a.gpu.empty() ? "--gpu"
+                                                                                : "--tensor-core"));
   }
   if (!a.checked_device.empty()) {
     try {
@@ -221,6 +229,11 @@ int run_op_main(const OpTable& table, int argc, char** argv) {
     } catch (const Error& error) {
       return usage_error(fmt::format("check --device: {}", error.what()));
     }
+  }
+  try {
+    if (!a.gpu.empty()) use_gpu(a.gpu);
+  } catch (const Error& error) {
+    return usage_error(fmt::format("check {}", error.what()));
   }
   try {
     use_tensor_core(a.tensor_core);

@@ -57,6 +57,17 @@ TEST_CASE("a model cut over two devices has the gradients of the whole, bit for 
   CHECK(gradients({kFirst, kSecond}) == gradients({kFirst, kFirst}));
 }
 
+TEST_CASE("ops compute on their tensors' device and leave the thread on its own") {
+  if (runtime::device_count() < 2) WEFT_SKIP("fewer than two CUDA devices");
+  for (const Device device : {kSecond, kFirst}) {
+    const runtime::DeviceGuard guard(1 - device.index);
+    const Tensor x = ops::full({8, 4}, 2, DType::f32, device);
+    CHECK(ops::to(ops::matmul(x, ops::transpose(x, 0, 1)), Device{}).to_vector() ==
+          std::vector<double>(64, 16));
+    CHECK(runtime::current_device() == 1 - device.index);
+  }
+}
+
 TEST_CASE("gradients cross from a device to the CPU and back") {
   if (runtime::device_count() == 0) WEFT_SKIP("no CUDA device");
   Tensor x = ops::randn({2, 3});

@@ -48,6 +48,16 @@ TEST_CASE("layers cut over devices train as one device does") {
   CHECK(parse_lines(outcome.out).back().at("max_abs").get<double>() < 1e-5);
 }
 
+TEST_CASE("the second device trains as the first does") {
+  NEEDS_DEVICE();
+  if (runtime::device_count() < 2) WEFT_SKIP("a second CUDA device");
+  run_train("first", tiny(""));
+  std::string second = tiny("");
+  second.replace(second.find("--device cuda "), 13, "--device cuda:1");
+  run_train("second", second);
+  CHECK(diff_weights("first", "second") == 0);
+}
+
 TEST_CASE("one device cannot be named for several ranks, nor one that is not there") {
   check_error(run_weft("train --device cuda:7 --output " + scratch("none")), 1, "cuda:7");
   if (runtime::device_count() < 2) WEFT_SKIP("a second CUDA device");
