@@ -188,7 +188,17 @@ def cuda_library(
       tags: the usual; "cuda" is added, which `./weft test` builds wherever nvcc is found.
       **kwargs: the usual.
     """
-    common = dict(hdrs = hdrs, archs = archs, copts = copts, spill_free = spill_free, **kwargs)
+    one_arch = [arch for arch in archs if arch.startswith("sm_")][-1:]
+    common = dict(
+        hdrs = hdrs,
+        archs = select({
+            "//bazel:one_arch": one_arch,
+            "//conditions:default": archs,
+        }),
+        copts = copts,
+        spill_free = spill_free,
+        **kwargs
+    )
     host_srcs = srcs if emulated else []
     _cuda_objects(
         name = name,

@@ -39,8 +39,10 @@ HOST_ONLY = select({
 })
 
 def emulated(labels):
-    """Labels that exist to bring an emulated device along: nothing in the cuda flavour."""
+    """Labels that exist to bring an emulated device along: nothing in the cuda flavour, and nothing under clang, whose
+    sanitizers' hooks the emulator does not provide."""
     return select({
+        "//bazel:clang": [],
         "//bazel:cuda": [],
         "//conditions:default": labels,
     })

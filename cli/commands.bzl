@@ -42,11 +42,15 @@ def weft_program(name, commands, **kwargs):
         # :main asks for what the table defines, and stands after it in the link.
         alwayslink = True,
         optimize = "-O1",
-        deps = [":main"] + [COMMANDS[command] for command in commands],
+        visibility = ["//tests/fuzz:__pkg__"],
+        deps = [":command"] + [COMMANDS[command] for command in commands],
     )
     weft_cc_binary(
         name = name,
-        deps = [":%s_table" % name],
+        deps = [
+            ":%s_table" % name,
+            ":main",
+        ],
         **kwargs
     )
     weft_cc_binary(
@@ -55,6 +59,7 @@ def weft_program(name, commands, **kwargs):
         target_compatible_with = HOST_ONLY,
         deps = [
             ":%s_table" % name,
+            ":main",
             "//kernels:emulated",
         ],
     )

@@ -10,8 +10,9 @@
 
 namespace weft::data::codec {
 
-/// The most pixels an image may have: a header of a few bytes must not claim all memory.
-inline constexpr int64_t kMaxPixels = int64_t{1} << 28;
+/// Throws Error where an image has more pixels than are read, 2^28 unless WEFT_MAX_PIXELS says
+/// otherwise: a header of a few bytes must not claim all memory.
+void check_pixels(int64_t width, int64_t height, const char* format, const std::string& name);
 
 Image decode_jpeg(std::span<const uint8_t> bytes, const std::string& name);
 Image decode_png(std::span<const uint8_t> bytes, const std::string& name);

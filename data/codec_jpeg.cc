@@ -129,8 +129,7 @@ Image decode_jpeg(std::span<const uint8_t> bytes, const std::string& name) {
   decoder.info.progress = &decoder.progress;
   // Before the start, which may allocate for the whole image.
   const int64_t height = decoder.info.image_height, width = decoder.info.image_width;
-  WEFT_CHECK(height * width <= kMaxPixels, "{}: JPEG of {} x {} pixels, at most {} are read", name,
-             width, height, kMaxPixels);
+  check_pixels(width, height, "JPEG", name);
   WEFT_CHECK(start(decoder.info, decoder.state), "{}: damaged JPEG: {}", name,
              decoder.state.message);
   Image image(static_cast<int>(height), static_cast<int>(width));

@@ -90,8 +90,7 @@ Image decode_png(std::span<const uint8_t> bytes, const std::string& name) {
   WEFT_CHECK(read_header(state), "{}: damaged PNG: {}", name, state.message);
   const int64_t width = png_get_image_width(state.png, state.info);
   const int64_t height = png_get_image_height(state.png, state.info);
-  WEFT_CHECK(height * width <= kMaxPixels, "{}: PNG of {} x {} pixels, at most {} are read", name,
-             width, height, kMaxPixels);
+  check_pixels(width, height, "PNG", name);
   WEFT_ASSERT(png_get_rowbytes(state.png, state.info) == static_cast<size_t>(3 * width));
   Image image(static_cast<int>(height), static_cast<int>(width));
   std::vector<uint8_t*> rows(height);

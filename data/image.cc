@@ -3,6 +3,9 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <charconv>
+#include <cstdlib>
+#include <cstring>
 
 #include "core/error.h"
 #include "data/codec.h"
@@ -15,7 +18,24 @@ bool starts_with(std::span<const uint8_t> bytes, std::initializer_list<uint8_t> 
   return bytes.size() >= magic.size() && std::equal(magic.begin(), magic.end(), bytes.begin());
 }
 
+int64_t max_pixels() {
+  const char* const text = std::getenv("WEFT_MAX_PIXELS");
+  if (!text) return int64_t{1} << 28;
+  const char* const end = text + std::strlen(text);
+  int64_t pixels = 0;
+  WEFT_CHECK(std::from_chars(text, end, pixels).ptr == end && pixels > 0,
+             "WEFT_MAX_PIXELS: expected a number of pixels above 0, got \"{}\"", text);
+  return pixels;
+}
+
 }  // namespace
+
+void codec::check_pixels(int64_t width, int64_t height, const char* format,
+                         const std::string& name) {
+  WEFT_CHECK(height * width <= max_pixels(),
+             "{}: {} of {} x {} pixels, at most {} are read (WEFT_MAX_PIXELS)", name, format, width,
+             height, max_pixels());
+}
 
 Image decode_image(std::span<const uint8_t> bytes, const std::string& name) {
   WEFT_CHECK(!bytes.empty(), "{}: empty file, expected a JPEG or PNG image", name);

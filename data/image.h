@@ -27,7 +27,8 @@ struct Image {
 
 /// Decodes a JPEG or PNG image, told apart by content. Grey, palette, CMYK and 16-bit images become
 /// 8-bit RGB; alpha is dropped, not blended, as PIL's convert("RGB") does. Throws Error that begins
-/// with `name` when the bytes are neither format, damaged or cut short.
+/// with `name` when the bytes are neither format, damaged or cut short, or hold more pixels than
+/// WEFT_MAX_PIXELS (2^28).
 Image decode_image(std::span<const uint8_t> bytes, const std::string& name);
 
 /// Reads and decodes a file; errors name the path.

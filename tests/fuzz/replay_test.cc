@@ -1,13 +1,13 @@
 // Runs a fuzz target over small files, over the pickles in those that are archives, and over a
 // fixed number of mutations of each.
-#include <algorithm>
 #include <catch2/catch.hpp>
+#include <cstdlib>
 #include <filesystem>
 #include <map>
 #include <string>
 
+#include "cli/torture/mutation.h"
 #include "core/error.h"
-#include "core/philox.h"
 #include "io/files.h"
 #include "io/zip_reader.h"
 
@@ -18,7 +18,7 @@ namespace {
 using namespace weft;
 
 constexpr size_t kLargest = 8192;
-constexpr int kMutations = 5000;  // of each seed
+constexpr size_t kExecutions = 60000;
 
 void run(const std::string& input) {
   LLVMFuzzerTestOneInput(reinterpret_cast<const uint8_t*>(input.data()), input.size());
@@ -38,9 +38,12 @@ std::map<std::string, std::string> pickles_in(std::string& file) {
   return pickles;
 }
 
-std::map<std::string, std::string> seeds() {
+/// The target's own files; of the readers of weights those of io, too.
+std::map<std::string, std::string> seeds(const std::string& target) {
   std::map<std::string, std::string> seeds;
-  for (const char* folder : {"io/testdata", "tests/fuzz/seeds"}) {
+  for (const std::string& folder : {std::string("io/testdata"), "tests/fuzz/seeds/" + target}) {
+    const bool is_of_weights = target == "safetensors" || target == "pth" || target == "pickle";
+    if (folder == "io/testdata" ? !is_of_weights : !std::filesystem::exists(folder)) continue;
     for (const auto& entry : std::filesystem::directory_iterator(folder)) {
       if (!entry.is_regular_file() || entry.path().extension() == ".py") continue;
       std::string file = io::read_text(entry.path());
@@ -53,46 +56,19 @@ std::map<std::string, std::string> seeds() {
   return seeds;
 }
 
-/// One to four edits: a byte changed, a bit flipped, a range left out, repeated, or the end cut
-/// off.
-std::string mutated(std::string bytes, Philox& random) {
-  const auto edits = 1 + random.below(4);
-  for (uint64_t i = 0; i < edits && !bytes.empty(); ++i) {
-    const size_t at = random.below(bytes.size());
-    const size_t count = 1 + random.below(std::min<size_t>(16, bytes.size() - at));
-    switch (random.below(5)) {
-      case 0:
-        bytes[at] = static_cast<char>(random.below(256));
-        break;
-      case 1:
-        bytes[at] = static_cast<char>(bytes[at] ^ (1 << random.below(8)));
-        break;
-      case 2:
-        bytes.erase(at, count);
-        break;
-      case 3:
-        bytes.insert(at, bytes.substr(at, count));
-        break;
-      default:
-        bytes.resize(at);
-    }
-  }
-  return bytes;
-}
-
 }  // namespace
 
 TEST_CASE("Files and mutations of them are read or refused") {
-  const std::map<std::string, std::string> files = seeds();
-  REQUIRE(files.size() > 20);
+  const std::map<std::string, std::string> files = seeds(std::getenv("WEFT_FUZZ_TARGET"));
+  REQUIRE(files.size() > 2);
   run("");
   Philox random(1);
   for (const auto& [name, bytes] : files) {
     INFO(name);
     run(bytes);
-    for (int i = 0; i < kMutations; ++i) {
+    for (size_t i = 0; i < kExecutions / files.size(); ++i) {
       INFO("mutation " << i);
-      run(mutated(bytes, random));
+      run(cli::mutated(bytes, random));
     }
   }
 }
