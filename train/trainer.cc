@@ -9,6 +9,7 @@
 #include <optional>
 #include <utility>
 
+#include "autograd/finite.h"
 #include "autograd/ops.h"
 #include "autograd/random.h"
 #include "core/parallel.h"
@@ -16,7 +17,6 @@
 #include "data/sets/open.h"
 #include "dist/strategy/strategy_kind.h"
 #include "nn/meta.h"
-#include "train/divergence.h"
 #include "train/fine_tuning.h"
 #include "train/optimization.h"
 #include "train/precision.h"
@@ -334,10 +334,13 @@ void Run::fail_diverged(double loss, const dist::MicroBatch& suspect) {
     const std::string gradient = first_nonfinite(gradients);
     // Several ranks would have to repeat the step together.
     if (ranks_.size() == 1) {
-      cause = first_anomaly([&] {
-        ranks_.run(
-            1, [&](int64_t) { return suspect; }, optimization_->parameters());
-      });
+      const AnomalyMode checked;
+      const auto again = [&](int64_t) { return suspect; };
+      try {
+        ranks_.run(1, again, optimization_->parameters());
+      } catch (const Error& error) {
+        cause = error.what();
+      }
     }
     if (!gradient.empty()) {
       cause += fmt::format("{}first in the gradient of {}", cause.empty() ? "" : "; ", gradient);

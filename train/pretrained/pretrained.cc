@@ -5,10 +5,10 @@
 #include <iterator>
 #include <nlohmann/json.hpp>
 
+#include "autograd/finite.h"
 #include "autograd/ops.h"
 #include "io/quote.h"
 #include "nn/layers.h"
-#include "train/divergence.h"
 
 namespace weft::train {
 namespace {

@@ -1,10 +1,10 @@
-#include "train/divergence.h"
+#include "autograd/finite.h"
 
 #include <cmath>
 
 #include "autograd/ops.h"
 
-namespace weft::train {
+namespace weft {
 
 bool is_finite(const Tensor& x) {
   const NoGrad guard;
@@ -20,14 +20,4 @@ std::string first_nonfinite(const NamedTensors& tensors) {
   return "";
 }
 
-std::string first_anomaly(const std::function<void()>& pass) {
-  const AnomalyMode checked;
-  try {
-    pass();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "";
-}
-
-}  // namespace weft::train
+}  // namespace weft
