@@ -13,6 +13,7 @@
 #include <string_view>
 
 #include "cli/command.h"
+#include "core/version.h"
 #include "io/files.h"
 #include "io/help_format.h"
 #include "kernels/instruction_set.h"
@@ -44,6 +45,7 @@ int run(int argc, char** argv) {
   CLI::App app("Weft: tensors, automatic differentiation and vision transformers.", "weft");
   app.formatter(std::make_shared<io::HelpFormat>());
   app.require_subcommand(1);
+  app.set_version_flag("--version", "weft " WEFT_VERSION, "Print the version and exit");
   app.option_defaults()->always_capture_default();  // commands inherit it
   Action action;
   for (const AddCommand add : commands()) add(app, action);
@@ -51,9 +53,11 @@ int run(int argc, char** argv) {
   app.footer(
       "weft COMMAND --help lists a command's options. Flags, which take no value, are off by "
       "default.\n"
-      "./weft test [--all] runs the tests; ./weft --flavor host|cuda COMMAND says what to build; "
-      "--device\n"
-      "emulated runs a command's CUDA kernels on an emulated GPU.");
+      "./weft test [--all] runs the tests; ./weft install [--prefix DIR] makes a library for other "
+      "programs;\n"
+      "./weft --flavor host|cuda COMMAND says what to build; --device emulated runs a command's "
+      "CUDA\n"
+      "kernels on an emulated GPU.");
   try {
     app.parse(argc, argv);
   } catch (const CLI::Success& request) {

@@ -2,6 +2,7 @@
 #include <cmath>
 #include <limits>
 
+#include "core/version.h"
 #include "io/safetensors.h"
 #include "tests/program/run_weft.h"
 
@@ -28,6 +29,12 @@ TEST_CASE("Help is printed on standard output") {
     CHECK(outcome.err == "");
   }
   CHECK_THAT(run_weft("--help").out, Contains("inspect") && Contains("./weft test"));
+}
+
+TEST_CASE("The version is that of the header") {
+  const Outcome outcome = run_weft("--version");
+  CHECK(outcome.code == 0);
+  CHECK(outcome.out == "weft " WEFT_VERSION "\n");
 }
 
 TEST_CASE("inspect lists names, dtypes, shapes and statistics") {
