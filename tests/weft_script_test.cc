@@ -87,7 +87,7 @@ class Machine {
              nanobind +
              " ];;\n"
              "'-m pip') " +
-             record("pip $3") + "touch " + nanobind +
+             record("pip $3") + ": > " + nanobind +
              ";;\n"
              "*) echo \"$PYTHONPATH: $*\"; exit 5;;\n"
              "esac");
