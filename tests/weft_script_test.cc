@@ -86,6 +86,23 @@ class Machine {
   void install(const std::string& package) {
     std::ofstream(installed().string(), std::ios::app) << package << "\n";
   }
+  /// A python3 that says of itself `about`: its version, whether it has headers, and where.
+  void add_python(const std::string& about) {
+    const std::string nanobind = (root_ / "nanobind").string();
+    tool("python3",
+         "case \"$1 $2\" in\n"
+         "'-c import os'*) echo " +
+             about +
+             ";;\n"
+             "'-c import importlib'*) [ -e " +
+             nanobind +
+             " ];;\n"
+             "'-m pip') " +
+             record("pip $3") + ": > " + nanobind +
+             ";;\n"
+             "*) echo \"$PYTHONPATH: $*\"; exit 5;;\n"
+             "esac");
+  }
   void remove(const std::string& tool) { fs::remove(tools_ / tool); }
   /// An op of the kernel lab has a list.
   void add_op(const std::string& op) {
@@ -186,6 +203,35 @@ TEST_CASE("With nothing to build the script asks nobody, until a source changes"
   // What programs write beside the sources is no source.
   std::ofstream((machine.root() / "page.html").string()) << "page";
   CHECK(machine.run("train").calls == "");
+}
+
+TEST_CASE("A script runs on the python3 found first, with the module that was built for it") {
+  Machine machine("python");
+  for (const std::string& package : packages()) machine.install(package);
+  Outcome outcome = machine.run("python script.py");
+  CHECK(outcome.code == 1);
+  CHECK(outcome.err == "weft: error: no python3 on the path; run: apt-get install python3\n");
+  machine.add_python("3.11 False /usr/include/python3.11");
+  outcome = machine.run("python script.py");
+  CHECK(outcome.code == 1);
+  CHECK_THAT(outcome.err, StartsWith("weft: error: "));
+  CHECK_THAT(outcome.err, Contains("has no headers (/usr/include/python3.11/Python.h); install the "
+                                   "package python3-dev for it, python3.11-dev\n"));
+  machine.add_python("3.11 True /usr/include/python3.11");
+  const std::string package_folder = (machine.root() / "bazel-bin/python/package").string();
+  outcome = machine.run("python script.py --epochs 3");
+  CHECK(outcome.code == 5);
+  CHECK(outcome.out == package_folder + ": script.py --epochs 3\n");
+  CHECK_THAT(outcome.calls,
+             Contains("pip install") && Contains("nanobind\n") && Contains("//python:package\n"));
+  CHECK_THAT(read(machine.root() / ".weft/python.bazelrc"),
+             StartsWith("build --repo_env=WEFT_PYTHON=" + machine.root().string()));
+  // It is there now, and nothing is to be built.
+  outcome = machine.run("python -c pass", "PYTHONPATH=/elsewhere");
+  CHECK(outcome.calls == "");
+  CHECK(outcome.out == package_folder + ":/elsewhere: -c pass\n");
+  // The program needs none of it.
+  CHECK(machine.run("train").calls.find("pip") == std::string::npos);
 }
 
 TEST_CASE("As root the script installs what is missing, and only that") {

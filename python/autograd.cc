@@ -1,0 +1,157 @@
+// The tape, from Python: backward and grad, hooks, modes, and functions whose gradient is written
+// in Python (python/weft/autograd.py makes classes of them).
+#include "autograd/autocast.h"
+#include "autograd/backward.h"
+#include "autograd/checkpoint.h"
+#include "autograd/tape.h"
+#include "python/bindings.h"
+#include "python/casters.h"
+#include "python/scope.h"
+
+namespace weft::python {
+namespace {
+
+using MaybeTensors = std::vector<MaybeTensor>;
+
+Tensors tensors_of(const MaybeTensors& all) {
+  Tensors tensors;
+  for (const MaybeTensor& t : all) tensors.push_back(t.tensor);
+  return tensors;
+}
+
+/// Lets a hook be taken away: the tape itself keeps hooks as long as the tensor.
+struct HookHandle {
+  std::shared_ptr<bool> is_on = std::make_shared<bool>(true);
+};
+
+HookHandle add_hook(const Tensor& x, std::function<MaybeTensor(const Tensor&)> hook) {
+  WEFT_CHECK(x.requires_grad(), "register_hook: {} requires no gradient", x);
+  HookHandle handle;
+  register_hook(x, [is_on = handle.is_on, hook = std::move(hook)](const Tensor& gradient) {
+    return *is_on ? hook(gradient).tensor : Tensor();
+  });
+  return handle;
+}
+
+HookHandle add_ready_hook(const Tensor& x, std::function<void()> hook) {
+  HookHandle handle;
+  register_ready_hook(x, [is_on = handle.is_on, hook = std::move(hook)] {
+    if (*is_on) hook();
+  });
+  return handle;
+}
+
+/// (gradients of the outputs, saved tensors, which inputs need one) -> a gradient for each input.
+using PythonBackward =
+    std::function<MaybeTensors(const MaybeTensors&, const MaybeTensors&, const std::vector<bool>&)>;
+
+/// record() for an operation whose outputs and gradient Python has computed.
+Tensors record_function(const std::string& name, const Tensors& inputs, const Tensors& outputs,
+                        const MaybeTensors& saved, PythonBackward backward) {
+  Tensors fresh, kept;
+  for (const Tensor& y : outputs) fresh.push_back(detach(y));
+  std::vector<bool> is_kept;
+  for (const MaybeTensor& s : saved) {
+    is_kept.push_back(s.tensor.defined());
+    if (!s.tensor.defined()) continue;
+    // An output is to be saved as the tensor that carries the history.
+    const auto output =
+        std::ranges::find_if(outputs, [&](const Tensor& y) { return y.is_same(s.tensor); });
+    kept.push_back(output == outputs.end() ? s.tensor : fresh[output - outputs.begin()]);
+  }
+  const auto count = static_cast<int>(inputs.size()), results = static_cast<int>(outputs.size());
+  return record(
+      name, inputs, fresh, kept, [=, backward = std::move(backward)](const Backward& b) -> Tensors {
+        MaybeTensors gradients, saved;
+        for (int i = 0; i < results; ++i) gradients.push_back({b.dy(i)});
+        int next = 0;
+        for (bool has : is_kept) saved.push_back({has ? b.saved(next++) : Tensor()});
+        std::vector<bool> needs;
+        for (int i = 0; i < count; ++i) needs.push_back(b.needs(i));
+        Tensors result = tensors_of(backward(gradients, saved, needs));
+        WEFT_CHECK(static_cast<int>(result.size()) == count,
+                   "Function: backward returned {} gradients for {} tensors", result.size(), count);
+        return result;
+      });
+}
+
+}  // namespace
+
+void bind_autograd(nb::module_& m, nb::class_<Tensor>& tensor) {
+  nb::class_<HookHandle>(m, "HookHandle", "What takes a hook away.")
+      .def("remove", [](HookHandle& h) { *h.is_on = false; });
+  tensor
+      .def_prop_rw("requires_grad", &Tensor::requires_grad,
+                   [](Tensor& x, bool value) { x.set_requires_grad(value); })
+      .def_prop_rw(
+          "grad", [](const Tensor& x) { return x.grad(); },
+          [](const Tensor& x, const MaybeTensor& gradient) {
+            const Tensor& g = gradient;
+            WEFT_CHECK(!g.defined() || (g.shape() == x.shape() && g.device() == x.device()),
+                       "grad: expected the shape and device of {}, got {}", x, g);
+            x.set_grad(g);
+          },
+          nb::for_setter(nb::arg("gradient").none()),
+          "The accumulated gradient; None until backward() has run.")
+      .def_prop_ro(
+          "is_leaf",
+          [](const Tensor& x) { return !x.requires_grad() || x.autograd()->requires_grad; })
+      .def_prop_ro(
+          "grad_fn",
+          [](const Tensor& x) -> std::optional<std::string> {
+            if (!x.autograd() || !x.autograd()->grad_fn) return {};
+            return x.autograd()->grad_fn->name;
+          },
+          "The name of the recorded op that made it, or None.")
+      .def(
+          "requires_grad_",
+          [](nb::handle_t<Tensor> self, bool value) {
+            nb::cast<Tensor&>(self).set_requires_grad(value);
+            return nb::borrow(self);
+          },
+          "requires_grad"_a = true)
+      .def("detach", &detach, "The same data without history.")
+      .def("retain_grad", &retain_grad, "Keeps the gradient of an intermediate result in grad.")
+      .def("register_hook", &add_hook, "hook"_a,
+           "Calls hook(gradient) when backward has the gradient of this tensor; a tensor that it "
+           "returns replaces it.")
+      .def("register_post_accumulate_grad_hook", &add_ready_hook, "hook"_a,
+           "Calls hook() once per backward, when a leaf's grad is complete.")
+      .def(
+          "backward",
+          [](const Tensor& x, const MaybeTensor& gradient, std::optional<bool> retain_graph,
+             bool create_graph) {
+            backward(x, gradient,
+                     {.retain_graph = retain_graph.value_or(create_graph),
+                      .create_graph = create_graph});
+          },
+          "gradient"_a = nb::none(), "retain_graph"_a = nb::none(), "create_graph"_a = false,
+          Unlocked(),
+          "Adds d(self)/d(leaf) to the grad of every leaf that requires one. Without a gradient "
+          "self must have one element.");
+  m.def(
+      "_grad",
+      [](const Tensors& outputs, const Tensors& inputs, const MaybeTensors& gradients,
+         bool retain_graph, bool create_graph, bool allow_unused) {
+        return grad(outputs, inputs, tensors_of(gradients),
+                    {.retain_graph = retain_graph,
+                     .create_graph = create_graph,
+                     .allow_unused = allow_unused});
+      },
+      Unlocked());
+  m.def(
+      "_checkpoint",
+      [](const std::function<Tensor(const Tensors&)>& function, const Tensors& inputs) {
+        return checkpoint(function, inputs);
+      },
+      Unlocked());
+  m.def("_record", &record_function);
+  m.def("is_grad_enabled", &grad_enabled);
+  m.def("_autocast_dtype", &autocast_dtype);
+
+  bind_scope<GradMode, bool>(m, "_GradMode");
+  bind_scope<AnomalyMode, bool>(m, "_AnomalyMode");
+  bind_scope<Autocast, DType>(m, "_Autocast");
+}
+
+}  // namespace weft::python

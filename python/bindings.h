@@ -1,0 +1,20 @@
+// The parts of the module, in the order in which module.cc makes them.
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+#include "core/tensor.h"
+
+namespace weft::python {
+
+void bind_dtype(nanobind::module_& m);                                       // casters.cc
+void bind_tensor(nanobind::module_& m, nanobind::class_<Tensor>& tensor);    // tensor.cc
+void bind_exchange(nanobind::module_& m, nanobind::class_<Tensor>& tensor);  // exchange.cc
+void bind_indexing(nanobind::class_<Tensor>& tensor);                        // indexing.cc
+void bind_ops(nanobind::module_& m, nanobind::class_<Tensor>& tensor);       // ops.cc
+void bind_autograd(nanobind::module_& m, nanobind::class_<Tensor>& tensor);  // autograd.cc
+
+/// The slots of the type weft.Tensor that speak the buffer protocol.
+PyType_Slot* buffer_slots();  // exchange.cc
+
+}  // namespace weft::python

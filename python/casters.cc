@@ -1,0 +1,187 @@
+#include "python/casters.h"
+
+#include <algorithm>
+#include <array>
+#include <iterator>
+
+#include "python/bindings.h"
+
+namespace weft::python {
+namespace {
+
+/// A dtype as an object of Python's, one for each.
+struct DTypeObject {
+  DType dtype;
+};
+
+struct Names {
+  DType dtype;
+  std::string_view name, alias;
+};
+
+// PyTorch's names. The others go by their own.
+constexpr Names kNames[] = {
+    {DType::f64, "float64", "double"},
+    {DType::f32, "float32", "float"},
+    {DType::f16, "float16", "half"},
+    {DType::bf16, "bfloat16", "bfloat16"},
+    {DType::f8e4m3, "float8_e4m3fn", "float8_e4m3fn"},
+    {DType::f8e5m2, "float8_e5m2", "float8_e5m2"},
+    {DType::i64, "int64", "long"},
+    {DType::i32, "int32", "int"},
+    {DType::u8, "uint8", "uint8"},
+};
+
+Names names_of(DType dtype) {
+  const Names* const found = std::ranges::find(kNames, dtype, &Names::dtype);
+  return found == std::end(kNames) ? Names{dtype, name(dtype), name(dtype)} : *found;
+}
+
+nb::str text_of(std::string_view text) { return nb::str(text.data(), text.size()); }
+
+std::array<PyObject*, std::size(kAllDTypes)> objects;  // never freed: the module lives as long
+
+}  // namespace
+
+std::string_view long_name(DType dtype) { return names_of(dtype).name; }
+
+nb::object dtype_object(DType dtype) { return nb::borrow(objects[static_cast<size_t>(dtype)]); }
+
+bool read_dtype(nb::handle source, DType& dtype) noexcept {
+  DTypeObject* object = nullptr;
+  if (nb::try_cast(source, object) && object) {
+    dtype = object->dtype;
+    return true;
+  }
+  PyObject* const type = source.ptr();
+  if (type == reinterpret_cast<PyObject*>(&PyFloat_Type)) return dtype = DType::f32, true;
+  if (type == reinterpret_cast<PyObject*>(&PyLong_Type)) return dtype = DType::i64, true;
+  if (type == reinterpret_cast<PyObject*>(&PyBool_Type)) return dtype = DType::boolean, true;
+  return false;
+}
+
+template <>
+DType Named<DType>::parse(const std::string& text) {
+  for (const DType candidate : kAllDTypes) {
+    const Names n = names_of(candidate);
+    if (text == n.name || text == n.alias) return candidate;
+  }
+  return parse_dtype(text);
+}
+
+template <>
+Device Named<Device>::parse(const std::string& text) {
+  return parse_device(text);
+}
+
+bool read_shape(nb::handle source, Shape& shape) noexcept {
+  shape = {};
+  PyObject* const object = source.ptr();
+  const auto append = [&](PyObject* item) {
+    if (PyBool_Check(item) || PyFloat_Check(item)) return false;
+    const Py_ssize_t size = PyNumber_AsSsize_t(item, PyExc_OverflowError);
+    if (size == -1 && PyErr_Occurred()) return PyErr_Clear(), false;
+    shape.push_back(size);
+    return true;
+  };
+  if (PyTuple_Check(object) || PyList_Check(object)) {
+    const Py_ssize_t count = PySequence_Fast_GET_SIZE(object);
+    if (count > kMaxDims) return false;
+    for (Py_ssize_t i = 0; i < count; ++i) {
+      if (!append(PySequence_Fast_GET_ITEM(object, i))) return false;
+    }
+    return true;
+  }
+  return PyIndex_Check(object) && append(object);
+}
+
+Shape shape_of_arguments(const nb::args& sizes, std::string_view function) {
+  Shape shape;
+  const bool is_one = sizes.size() == 1 && !PyIndex_Check(nb::handle(sizes[0]).ptr());
+  if (!read_shape(is_one ? nb::handle(sizes[0]) : nb::handle(sizes), shape)) {
+    throw nb::type_error(fmt::format("{}: expected at most {} integers, got {}", function, kMaxDims,
+                                     nb::repr(sizes).c_str())
+                             .c_str());
+  }
+  return shape;
+}
+
+bool read_number(nb::handle source, Operand& operand) noexcept {
+  PyObject* const object = source.ptr();
+  if (PyFloat_Check(object)) {
+    operand.kind = Operand::Kind::kFloat;
+    operand.real = PyFloat_AS_DOUBLE(object);
+    return true;
+  }
+  const bool is_bool = PyBool_Check(object);
+  if (is_bool || PyLong_Check(object)) {
+    int overflow = 0;
+    operand.integer = PyLong_AsLongLongAndOverflow(object, &overflow);
+    operand.kind = is_bool ? Operand::Kind::kBool : Operand::Kind::kInt;
+    return overflow == 0;
+  }
+  // NumPy's scalars, but no arrays: those have a length.
+  PyNumberMethods* const methods = Py_TYPE(object)->tp_as_number;
+  if (!methods || PySequence_Check(object) || nb::hasattr(source, "__dlpack__")) {
+    // NumPy gives its scalars the methods of sequences, too.
+    if (!nb::hasattr(source, "dtype") || !nb::hasattr(source, "item") ||
+        nb::hasattr(source, "__dlpack__"))
+      return false;
+  }
+  if (methods && methods->nb_index) {
+    PyObject* const number = PyNumber_Index(object);
+    if (!number) return PyErr_Clear(), false;
+    int overflow = 0;
+    operand.integer = PyLong_AsLongLongAndOverflow(number, &overflow);
+    Py_DECREF(number);
+    operand.kind = Operand::Kind::kInt;
+    return overflow == 0;
+  }
+  if (!methods || !methods->nb_float) return false;
+  operand.real = PyFloat_AsDouble(object);
+  if (operand.real == -1 && PyErr_Occurred()) return PyErr_Clear(), false;
+  operand.kind = Operand::Kind::kFloat;
+  return true;
+}
+
+Tensor Operand::beside(const Tensor& x) const {
+  if (kind == Kind::kTensor) return tensor;
+  DType dtype = x.dtype();
+  if (kind == Kind::kFloat && !is_floating(dtype)) dtype = DType::f32;
+  if (kind == Kind::kInt && dtype == DType::boolean) dtype = DType::i64;
+  if (dtype == DType::i64) {  // beyond 2^53 a double is not enough
+    const Tensor number = Tensor::empty({}, dtype);
+    *number.data<int64_t>() = integer;
+    return ops::to(number, x.device());
+  }
+  if (x.device().type == DeviceType::cpu && x.device().index == 0)
+    return Tensor::full({}, as_double(), dtype);
+  return ops::full({}, as_double(), dtype, x.device());
+}
+
+void bind_dtype(nb::module_& m) {
+  nb::class_<DTypeObject>(m, "dtype", "The element type of a tensor: weft.float32, ...")
+      .def_prop_ro(
+          "name", [](const DTypeObject& d) { return long_name(d.dtype); }, "PyTorch's name")
+      .def_prop_ro(
+          "short_name", [](const DTypeObject& d) { return name(d.dtype); },
+          "Weft's own name: \"f32\"")
+      .def_prop_ro(
+          "itemsize", [](const DTypeObject& d) { return itemsize(d.dtype); }, "Bytes of an element")
+      .def_prop_ro("is_floating_point", [](const DTypeObject& d) { return is_floating(d.dtype); })
+      .def("__repr__",
+           [](const DTypeObject& d) { return fmt::format("weft.{}", long_name(d.dtype)); })
+      // Pickled by name: there is one object of each.
+      .def("__reduce__", [](const DTypeObject& d) { return long_name(d.dtype); });
+  for (const DType dtype : kAllDTypes) {
+    nb::object object = nb::cast(DTypeObject{dtype});
+    objects[static_cast<size_t>(dtype)] = object.inc_ref().ptr();
+    m.attr(text_of(names_of(dtype).name)) = object;
+    m.attr(text_of(names_of(dtype).alias)) = object;
+  }
+  m.def("promote_types", &promote, "a"_a, "b"_a,
+        "The type that holds the result of an op on both: the wider of two floats, the float of a "
+        "float and an integer, the wider integer. bool gives way to everything.");
+}
+
+}  // namespace weft::python

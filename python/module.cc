@@ -1,0 +1,38 @@
+// The extension module weft._weft. The package weft around it (python/weft) adds what has to be
+// written in Python.
+#include "python/bindings.h"
+#include "python/casters.h"
+
+NB_MODULE(_weft, m) {
+  using namespace weft;
+  using namespace weft::python;
+  nb::set_leak_warnings(false);  // hooks and modules in reference cycles live as long as Python
+
+  nb::exception<Error>(m, "Error", PyExc_RuntimeError);
+  nb::exception<InternalError>(m, "InternalError", PyExc_RuntimeError);
+  bind_dtype(m);
+  nb::class_<Device>(m, "device", "Where a tensor lives: device(\"cpu\"), device(\"cuda:1\")")
+      .def("__init__", [](Device* self, const Device& other) { new (self) Device(other); })
+      .def("__init__",
+           [](Device* self, const std::string& text) { new (self) Device(parse_device(text)); })
+      .def(nb::init_implicit<const Device&>())
+      .def_prop_ro("type", [](const Device& d) { return name(d.type); })
+      .def_ro("index", &Device::index)
+      .def("__str__", [](const Device& d) { return to_string(d); })
+      .def("__repr__", [](const Device& d) { return fmt::format("device(\"{}\")", d); })
+      .def("__hash__", [](const Device& d) { return d.index * 16 + static_cast<int>(d.type); })
+      .def("__eq__", [](const Device& a, const Device& b) { return a == b; })
+      .def("__reduce__", [](const Device& d) {
+        return nb::make_tuple(nb::type<Device>(), nb::make_tuple(to_string(d)));
+      });
+  nb::implicitly_convertible<std::string, Device>();
+
+  nb::class_<Tensor> tensor(
+      m, "Tensor", nb::type_slots(buffer_slots()),
+      "A handle on storage, shape, strides, dtype and device. Views share storage and never copy.");
+  bind_tensor(m, tensor);
+  bind_exchange(m, tensor);
+  bind_indexing(tensor);
+  bind_ops(m, tensor);
+  bind_autograd(m, tensor);
+}

@@ -1,0 +1,551 @@
+// The differentiable operations of autograd/ops.h as functions and methods, a line for each.
+//
+// Names are PyTorch's. Beside a tensor a number may stand; in-place forms end in an underscore and
+// return the tensor itself.
+#include <cmath>
+
+#include "autograd/ops.h"
+#include "autograd/random.h"
+#include "core/view.h"
+#include "python/bindings.h"
+#include "python/casters.h"
+#include "python/exchange.h"
+
+namespace weft::python {
+namespace {
+
+using Unary = Tensor (*)(const Tensor&);
+using Binary = Tensor (*)(const Tensor&, const Tensor&);
+
+/// Where an operation is entered: as weft.NAME(input, ...) and as Tensor.NAME(...).
+struct Table {
+  nb::module_& m;
+  nb::class_<Tensor>& t;
+
+  /// A function whose first argument is the tensor; `extra` describes the others.
+  template <class F, class... Extra>
+  void op(const char* name, F f, const Extra&... extra) {
+    m.def(name, f, "input"_a, extra..., Unlocked());
+    t.def(name, f, extra..., Unlocked());
+  }
+
+  /// NAME_(...): the op's result is copied over the tensor.
+  template <class F>
+  void in_place(const std::string& name, F f) {
+    t.def(name.c_str(), [f, name](nb::handle_t<Tensor> self) {
+      Tensor target = nb::cast<Tensor>(self);
+      check_writable(name, target);
+      {
+        const nb::gil_scoped_release unlocked;
+        f(target);
+      }
+      return nb::borrow(self);
+    });
+  }
+  template <class F, class... Extra>
+  void in_place_beside(const std::string& name, F f, const Extra&... extra) {
+    t.def(
+        name.c_str(),
+        [f, name](nb::handle_t<Tensor> self, const Operand& operand) {
+          Tensor target = nb::cast<Tensor>(self);
+          check_writable(name, target);
+          {
+            const nb::gil_scoped_release unlocked;
+            f(target, operand.beside(target));
+          }
+          return nb::borrow(self);
+        },
+        "other"_a, extra...);
+  }
+
+  void unary(const char* name, Unary f, const char* docs = "") {
+    op(name, f, docs);
+    in_place(std::string(name) + "_", [f](Tensor& x) { ops::copy_(x, f(x)); });
+  }
+  void unary(std::initializer_list<const char*> names, Unary f, const char* docs = "") {
+    for (const char* name : names) unary(name, f, docs);
+  }
+
+  /// With its operators: __add__ and __radd__; and its form in place, by which __iadd__ goes.
+  void binary(const std::string& name, Binary f, const char* symbol = nullptr,
+              const char* docs = "") {
+    const auto beside = [f](const Tensor& x, const Operand& y) { return f(x, y.beside(x)); };
+    m.def(name.c_str(), beside, "input"_a, "other"_a, Unlocked(), docs);
+    t.def(name.c_str(), beside, "other"_a, Unlocked(), docs);
+    if (!symbol) return;
+    const std::string letters = symbol;
+    t.def(("__" + letters + "__").c_str(), beside, Unlocked(), nb::is_operator());
+    t.def(("__r" + letters + "__").c_str(),
+          [f](const Tensor& x, const Operand& y) { return f(y.beside(x), x); }, Unlocked(),
+          nb::is_operator());
+  }
+  void binary_in_place(const std::string& name, const std::string& symbol,
+                       void (*f)(Tensor&, const Tensor&)) {
+    in_place_beside(name + "_", f);
+    in_place_beside("__i" + symbol + "__", f, nb::is_operator());
+  }
+  void comparison(const char* name, Binary f) {
+    const auto beside = [f](const Tensor& x, const Operand& y) { return f(x, y.beside(x)); };
+    m.def(name, beside, "input"_a, "other"_a, Unlocked());
+    t.def(name, beside, "other"_a, Unlocked());
+    t.def((std::string("__") + name + "__").c_str(), beside, Unlocked(), nb::is_operator());
+  }
+
+  /// Over all dimensions, or those of `dim`: an int or several.
+  using Reduction = Tensor (*)(const Tensor&, const Shape&, bool);
+  void reduction(const char* name, Reduction f, const char* docs) {
+    op(
+        name,
+        [f](const Tensor& x, const std::optional<Shape>& dim, bool keepdim,
+            const MaybeDType& dtype) {
+          return f(dtype ? ops::cast(x, *dtype) : x, dim.value_or(Shape{}), keepdim);
+        },
+        "dim"_a = nb::none(), "keepdim"_a = false, nb::kw_only(), "dtype"_a = nb::none(), docs);
+  }
+};
+
+/// Division of integers is in float32, as in PyTorch.
+Tensor true_divide(const Tensor& a, const Tensor& b) {
+  if (is_floating(a.dtype()) || is_floating(b.dtype())) return ops::div(a, b);
+  return ops::div(ops::cast(a, DType::f32), ops::cast(b, DType::f32));
+}
+
+void bind_elementwise(Table& table) {
+  table.op(
+      "add",
+      [](const Tensor& x, const Operand& y, double alpha) {
+        return ops::add(x, y.beside(x), alpha);
+      },
+      "other"_a, nb::kw_only(), "alpha"_a = 1.0, "input + alpha other");
+  table.op(
+      "sub",
+      [](const Tensor& x, const Operand& y, double alpha) {
+        return alpha == 1 ? ops::sub(x, y.beside(x)) : ops::add(x, y.beside(x), -alpha);
+      },
+      "other"_a, nb::kw_only(), "alpha"_a = 1.0, "input - alpha other");
+  const auto arithmetic = [&](const char* symbol, Binary f) {
+    table.t.def((std::string("__") + symbol + "__").c_str(),
+                [f](const Tensor& x, const Operand& y) { return f(x, y.beside(x)); }, Unlocked(),
+                nb::is_operator());
+    table.t.def((std::string("__r") + symbol + "__").c_str(),
+                [f](const Tensor& x, const Operand& y) { return f(y.beside(x), x); }, Unlocked(),
+                nb::is_operator());
+  };
+  arithmetic("add", [](const Tensor& a, const Tensor& b) { return ops::add(a, b); });
+  arithmetic("sub", ops::sub);
+  table.binary("mul", ops::mul, "mul");
+  table.binary("div", true_divide, "truediv");
+  table.binary("pow", ops::pow, "pow");
+  table.binary("maximum", ops::maximum, nullptr, "Ties: half of the gradient to each.");
+  table.binary("minimum", ops::minimum, nullptr, "Ties: half of the gradient to each.");
+  table.binary("logical_and", ops::logical_and);
+  table.binary("logical_or", ops::logical_or);
+  table.binary_in_place("add", "add", [](Tensor& x, const Tensor& y) { ops::add_(x, y); });
+  table.binary_in_place("sub", "sub", [](Tensor& x, const Tensor& y) { ops::add_(x, y, -1); });
+  table.binary_in_place("mul", "mul", [](Tensor& x, const Tensor& y) { ops::mul_(x, y); });
+  table.binary_in_place("div", "truediv",
+                        [](Tensor& x, const Tensor& y) { ops::copy_(x, true_divide(x, y)); });
+  table.binary_in_place("pow", "pow",
+                        [](Tensor& x, const Tensor& y) { ops::copy_(x, ops::pow(x, y)); });
+
+  table.comparison("eq", ops::eq);
+  table.comparison("ne", ops::ne);
+  table.comparison("lt", ops::lt);
+  table.comparison("le", ops::le);
+  table.comparison("gt", ops::gt);
+  table.comparison("ge", ops::ge);
+
+  table.unary({"neg", "negative", "__neg__"}, ops::neg);
+  table.unary({"abs", "absolute", "__abs__"}, ops::abs);
+  table.unary("exp", ops::exp);
+  table.unary("log", ops::log);
+  table.unary("sqrt", ops::sqrt);
+  table.unary("rsqrt", ops::rsqrt);
+  table.unary("reciprocal", ops::reciprocal);
+  table.unary("square", ops::square);
+  table.unary("sin", ops::sin);
+  table.unary("cos", ops::cos);
+  table.unary("tanh", ops::tanh);
+  table.unary("sigmoid", ops::sigmoid);
+  table.unary("erf", ops::erf);
+  table.unary("relu", ops::relu);
+  table.unary("silu", ops::silu);
+  table.unary("sign", ops::sign);
+  table.unary("floor", ops::floor);
+  table.unary("ceil", ops::ceil);
+  table.unary("round", ops::round, "To the nearest integer, ties to even.");
+  table.op("isnan", ops::is_nan);
+  table.op("logical_not", ops::logical_not);
+  table.op(
+      "gelu",
+      [](const Tensor& x, const std::string& approximate) {
+        WEFT_CHECK(approximate == "none" || approximate == "tanh",
+                   "gelu: approximate is \"none\" or \"tanh\", got \"{}\"", approximate);
+        return ops::gelu(x, approximate == "tanh" ? ops::Gelu::kTanh : ops::Gelu::kErf);
+      },
+      nb::kw_only(), "approximate"_a = "none");
+  table.op(
+      "clamp",
+      [](const Tensor& x, std::optional<double> min, std::optional<double> max) {
+        WEFT_CHECK(min || max, "clamp: expected min, max or both");
+        return ops::clamp(x, min.value_or(-HUGE_VAL), max.value_or(HUGE_VAL));
+      },
+      "min"_a = nb::none(), "max"_a = nb::none());
+  table.m.attr("clip") = table.m.attr("clamp");
+
+  const auto on_bools = [&](const char* symbol, Binary f) {
+    const auto checked = [f, symbol](const Tensor& x, const Operand& other) {
+      const Tensor y = other.beside(x);
+      WEFT_CHECK(x.dtype() == DType::boolean && y.dtype() == DType::boolean,
+                 "{}: expected bool tensors, got {} and {}", symbol, x, y);
+      return f(x, y);
+    };
+    table.t.def(symbol, checked, Unlocked(), nb::is_operator());
+  };
+  on_bools("__and__", ops::logical_and);
+  on_bools("__rand__", ops::logical_and);
+  on_bools("__or__", ops::logical_or);
+  on_bools("__ror__", ops::logical_or);
+  on_bools("__xor__", ops::ne);
+  on_bools("__rxor__", ops::ne);
+  table.t.def("__invert__", [](const Tensor& x) {
+    WEFT_CHECK(x.dtype() == DType::boolean, "__invert__: expected a bool tensor, got {}", x);
+    return ops::logical_not(x);
+  });
+  const auto where = [](const Tensor& condition, const Operand& a, const Operand& b) {
+    if (a.kind == Operand::Kind::kTensor)
+      return ops::where(condition, a.tensor, b.beside(a.tensor));
+    if (b.kind == Operand::Kind::kTensor)
+      return ops::where(condition, a.beside(b.tensor), b.tensor);
+    const bool is_real = std::max(a.kind, b.kind) == Operand::Kind::kFloat;
+    const Tensor like = Tensor::empty({0}, is_real ? DType::f32 : DType::i64, condition.device());
+    return ops::where(condition, a.beside(like), b.beside(like));
+  };
+  table.m.def("where", where, "condition"_a, "input"_a, "other"_a, Unlocked());
+  table.t.def(
+      "where",
+      [where](const Tensor& x, const Tensor& condition, const Operand& other) {
+        return where(condition, Operand{.tensor = x}, other);
+      },
+      "condition"_a, "other"_a, Unlocked());
+
+  table.in_place("zero_", [](Tensor& x) { ops::zero_(x); });
+  table.in_place_beside("copy_",
+                        [](Tensor& x, const Tensor& y) { ops::copy_(x, ops::to(y, x.device())); });
+  table.t.def(
+      "fill_",
+      [](nb::handle_t<Tensor> self, double value) {
+        Tensor x = nb::cast<Tensor>(self);
+        check_writable("fill_", x);
+        ops::fill_(x, value);
+        return nb::borrow(self);
+      },
+      "value"_a);
+}
+
+void bind_conversions(Table& table) {
+  table.op("clone", ops::clone, "A new, contiguous tensor.");
+  table.op("contiguous", ops::contiguous, "The tensor itself where it is contiguous.");
+  for (const auto& [name, dtype] : {std::pair("double", DType::f64),
+                                    {"float", DType::f32},
+                                    {"half", DType::f16},
+                                    {"bfloat16", DType::bf16},
+                                    {"long", DType::i64},
+                                    {"int", DType::i32},
+                                    {"bool", DType::boolean}}) {
+    table.t.def(
+        name, [dtype](const Tensor& x) { return ops::cast(x, dtype); }, Unlocked());
+  }
+  table.t.def(
+      "type_as", [](const Tensor& x, const Tensor& y) { return ops::cast(x, y.dtype()); },
+      "other"_a, Unlocked());
+  table.t.def(
+      "cpu", [](const Tensor& x) { return ops::to(x, {}); }, Unlocked());
+  table.t.def(
+      "cuda",
+      [](const Tensor& x, int index) {
+        return ops::to(x, {DeviceType::cuda, index});
+      },
+      "index"_a = 0, Unlocked());
+}
+
+void bind_views(Table& table) {
+  const auto shaped = [&](const char* name, Tensor (*f)(const Tensor&, const Shape&)) {
+    table.m.def(name, f, "input"_a, "shape"_a, Unlocked());
+    table.t.def(
+        name,
+        [f, name](const Tensor& x, const nb::args& sizes) {
+          return f(x, shape_of_arguments(sizes, name));
+        },
+        "shape"_a);
+  };
+  shaped("reshape", ops::reshape);
+  shaped("view", ops::view);
+  shaped("permute", ops::permute);
+  shaped("expand", ops::expand);
+  table.t.def(
+      "expand_as", [](const Tensor& x, const Tensor& y) { return ops::expand(x, y.shape()); },
+      "other"_a);
+  table.t.def(
+      "view_as", [](const Tensor& x, const Tensor& y) { return ops::view(x, y.shape()); },
+      "other"_a);
+  table.op(
+      "flatten",
+      [](const Tensor& x, int64_t first, int64_t last) {
+        return x.dim() == 0 ? ops::reshape(x, {1}) : ops::flatten(x, first, last);
+      },
+      "start_dim"_a = 0, "end_dim"_a = -1);
+  table.op("transpose", ops::transpose, "dim0"_a, "dim1"_a);
+  table.op("swapaxes", ops::transpose, "axis0"_a, "axis1"_a);
+  table.op("t", [](const Tensor& x) {
+    WEFT_CHECK(x.dim() <= 2, "t: expected a matrix, got {}", x);
+    return x.dim() == 2 ? ops::transpose(x, 0, 1) : x;
+  });
+  table.op(
+      "squeeze",
+      [](const Tensor& x, const std::optional<Shape>& dim) {
+        Tensor y = x;
+        for (int d = x.dim() - 1; d >= 0; --d) {
+          const bool is_named = !dim || std::ranges::any_of(*dim, [&](int64_t i) {
+            return wrap_dim(i, x.dim(), "squeeze") == d;
+          });
+          if (is_named) y = ops::squeeze(y, d);
+        }
+        return y;
+      },
+      "dim"_a = nb::none(), "Without a dim all of size 1.");
+  table.op("unsqueeze", ops::unsqueeze, "dim"_a);
+  table.op("narrow", ops::narrow, "dim"_a, "start"_a, "length"_a);
+  table.op("select", ops::select, "dim"_a, "index"_a);
+  table.op("split", ops::split, "split_size"_a, "dim"_a = 0);
+  table.op(
+      "split",
+      [](const Tensor& x, const std::vector<int64_t>& sizes, int64_t dim) {
+        Tensors pieces;
+        int64_t begin = 0;
+        for (int64_t size : sizes)
+          pieces.push_back(ops::narrow(x, dim, std::exchange(begin, begin + size), size));
+        WEFT_CHECK(begin == x.size(dim), "split: the sizes add up to {}, not to the {} of {}",
+                   begin, x.size(dim), x);
+        return pieces;
+      },
+      "split_sizes"_a, "dim"_a = 0);
+  table.op("chunk", ops::chunk, "chunks"_a, "dim"_a = 0);
+  table.op(
+      "unbind",
+      [](const Tensor& x, int64_t dim) {
+        Tensors slices;
+        for (int64_t i = 0; i < x.size(dim); ++i) slices.push_back(ops::select(x, dim, i));
+        return slices;
+      },
+      "dim"_a = 0);
+  table.m.def("cat", ops::cat, "tensors"_a, "dim"_a = 0, Unlocked());
+  table.m.attr("concat") = table.m.attr("cat");
+  table.m.def("stack", ops::stack, "tensors"_a, "dim"_a = 0, Unlocked());
+}
+
+/// max and min: of all elements; of two tensors; along a dimension, with the places.
+void bind_extreme(Table& table, const char* name, Tensor (*all)(const Tensor&, const Shape&, bool),
+                  Binary of_two, Tensor (*place)(const Tensor&, int64_t, bool)) {
+  table.op(name, [all](const Tensor& x) { return all(x, {}, false); });
+  table.op(
+      name, [of_two](const Tensor& x, const Tensor& y) { return of_two(x, y); }, "other"_a);
+  table.op(
+      name,
+      [place](const Tensor& x, int64_t dim, bool keepdim) {
+        const Tensor index = place(x, dim, true);
+        const Tensor value = ops::gather(x, dim, index);
+        return keepdim ? std::pair(value, index)
+                       : std::pair(ops::squeeze(value, dim), ops::squeeze(index, dim));
+      },
+      "dim"_a, "keepdim"_a = false, "(values, indices): the first of equals, and its gradient.");
+  table.op((std::string("arg") + name).c_str(),
+           [place](const Tensor& x, std::optional<int64_t> dim, bool keepdim) {
+             if (dim) return place(x, *dim, keepdim);
+             const Tensor index = place(ops::reshape(x, {-1}), 0, false);
+             return keepdim ? ops::reshape(index, Shape::filled(x.dim(), 1)) : index;
+           },
+           "dim"_a = nb::none(), "keepdim"_a = false, "The first of equals.");
+  table.op((std::string("a") + name).c_str(),
+           [all](const Tensor& x, const std::optional<Shape>& dim, bool keepdim) {
+             return all(x, dim.value_or(Shape{}), keepdim);
+           },
+           "dim"_a = nb::none(), "keepdim"_a = false, "Ties share the gradient.");
+}
+
+void bind_reductions(Table& table) {
+  table.reduction("sum", ops::sum, "");
+  table.reduction("mean", ops::mean, "");
+  table.reduction("prod", ops::prod, "");
+  bind_extreme(table, "max", ops::max, ops::maximum, ops::argmax);
+  bind_extreme(table, "min", ops::min, ops::minimum, ops::argmin);
+  table.op(
+      "var",
+      [](const Tensor& x, const std::optional<Shape>& dim, double correction, bool keepdim) {
+        return ops::var(x, dim.value_or(Shape{}), correction, keepdim);
+      },
+      "dim"_a = nb::none(), nb::kw_only(), "correction"_a = 1.0, "keepdim"_a = false);
+  table.op(
+      "sum_to_size", [](const Tensor& x, const Shape& size) { return ops::sum_to(x, size); },
+      "size"_a, "Summed over the dimensions in which `size` was broadcast to the tensor's.");
+}
+
+void bind_products(Table& table) {
+  table.op("matmul", ops::matmul, "other"_a,
+           "Vectors, matrices and batches of them, as NumPy's @.");
+  table.t.def("__matmul__", ops::matmul, Unlocked(), nb::is_operator());
+  const auto of_dims = [&](const char* name, int dims) {
+    table.op(
+        name,
+        [name, dims](const Tensor& a, const Tensor& b) {
+          WEFT_CHECK(a.dim() == dims && b.dim() == dims,
+                     "{}: expected {} dimensions, got {} and {}", name, dims, a, b);
+          return ops::matmul(a, b);
+        },
+        "other"_a);
+  };
+  of_dims("dot", 1);
+  of_dims("mm", 2);
+  of_dims("bmm", 3);
+  table.op(
+      "softmax",
+      [](const Tensor& x, int64_t dim, const MaybeDType& dtype) {
+        return ops::softmax(dtype ? ops::cast(x, *dtype) : x, dim);
+      },
+      "dim"_a, "dtype"_a = nb::none());
+  table.op(
+      "log_softmax",
+      [](const Tensor& x, int64_t dim, const MaybeDType& dtype) {
+        return ops::log_softmax(dtype ? ops::cast(x, *dtype) : x, dim);
+      },
+      "dim"_a, "dtype"_a = nb::none());
+}
+
+void bind_lookup(Table& table) {
+  table.op("index_select", ops::index_select, "dim"_a, "index"_a);
+  table.op("gather", ops::gather, "dim"_a, "index"_a);
+  table.op("scatter_add", ops::scatter_add, "dim"_a, "index"_a, "src"_a,
+           "Equal indices are added in order of position.");
+}
+
+void bind_creation(Table& table) {
+  nb::module_& m = table.m;
+  const auto sized = [&](const char* name, auto make) {
+    m.def(
+        name,
+        [make, name](const nb::args& size, const MaybeDType& dtype, const MaybeDevice& device,
+                     bool requires_grad) {
+          Tensor x = make(shape_of_arguments(size, name), dtype.value_or(DType::f32),
+                          device.value_or(Device{}));
+          if (requires_grad) x.set_requires_grad(true);
+          return x;
+        },
+        "size"_a, nb::kw_only(), "dtype"_a = nb::none(), "device"_a = nb::none(),
+        "requires_grad"_a = false);
+  };
+  sized("zeros", [](const Shape& s, DType t, Device d) { return ops::full(s, 0, t, d); });
+  sized("ones", [](const Shape& s, DType t, Device d) { return ops::ones(s, t, d); });
+  sized("empty", [](const Shape& s, DType t, Device d) { return Tensor::empty(s, t, d); });
+  sized("rand", [](const Shape& s, DType t, Device d) { return ops::to(ops::rand(s, t), d); });
+  sized("randn", [](const Shape& s, DType t, Device d) { return ops::to(ops::randn(s, t), d); });
+  m.def(
+      "full",
+      [](const Shape& size, const Operand& value, const MaybeDType& dtype,
+         const MaybeDevice& device, bool requires_grad) {
+        const DType natural = value.kind == Operand::Kind::kFloat ? DType::f32
+                              : value.kind == Operand::Kind::kInt ? DType::i64
+                                                                  : DType::boolean;
+        Tensor x =
+            ops::full(size, value.as_double(), dtype.value_or(natural), device.value_or(Device{}));
+        if (requires_grad) x.set_requires_grad(true);
+        return x;
+      },
+      "size"_a, "fill_value"_a, nb::kw_only(), "dtype"_a = nb::none(), "device"_a = nb::none(),
+      "requires_grad"_a = false);
+  const auto like = [&](const char* name, double (*value)()) {
+    m.def(
+        name,
+        [value](const Tensor& x, const MaybeDType& dtype, const MaybeDevice& device) {
+          return ops::full(x.shape(), value(), dtype.value_or(x.dtype()),
+                           device.value_or(x.device()));
+        },
+        "input"_a, nb::kw_only(), "dtype"_a = nb::none(), "device"_a = nb::none());
+  };
+  like("zeros_like", [] { return 0.0; });
+  like("ones_like", [] { return 1.0; });
+  m.def(
+      "full_like",
+      [](const Tensor& x, double value, const MaybeDType& dtype) {
+        return ops::full(x.shape(), value, dtype.value_or(x.dtype()), x.device());
+      },
+      "input"_a, "fill_value"_a, nb::kw_only(), "dtype"_a = nb::none());
+  m.def(
+      "empty_like", [](const Tensor& x) { return Tensor::empty(x.shape(), x.dtype(), x.device()); },
+      "input"_a);
+  m.def(
+      "randn_like",
+      [](const Tensor& x) { return ops::to(ops::randn(x.shape(), x.dtype()), x.device()); },
+      "input"_a);
+  m.def(
+      "rand_like",
+      [](const Tensor& x) { return ops::to(ops::rand(x.shape(), x.dtype()), x.device()); },
+      "input"_a);
+  m.def(
+      "arange",
+      [](const Operand& first, const std::optional<Operand>& last, const Operand& step,
+         const MaybeDType& dtype, const MaybeDevice& device) {
+        const Operand begin = last ? first : Operand{.kind = Operand::Kind::kInt};
+        const Operand end = last ? *last : first;
+        const double by = step.as_double();
+        const bool is_real = begin.kind == Operand::Kind::kFloat ||
+                             end.kind == Operand::Kind::kFloat ||
+                             step.kind == Operand::Kind::kFloat;
+        const double reach = is_real ? end.as_double() - begin.as_double()
+                                     : static_cast<double>(end.integer - begin.integer);
+        WEFT_CHECK(by != 0 && std::isfinite(reach / by) && reach / by >= 0,
+                   "arange: a step of {} does not lead from {} to {}", by, begin.as_double(),
+                   end.as_double());
+        const DType type = dtype.value_or(is_real ? DType::f32 : DType::i64);
+        Tensor x = ops::arange(0, static_cast<int64_t>(std::ceil(reach / by)), DType::i64);
+        if (is_real) {
+          x = ops::cast(x, DType::f64) * by + begin.as_double();
+        } else {
+          x = ops::add(ops::mul(x, step.beside(x)), begin.beside(x));
+        }
+        return ops::to(ops::cast(x, type), device.value_or(Device{}));
+      },
+      "start"_a, "end"_a = nb::none(), "step"_a = 1, nb::kw_only(), "dtype"_a = nb::none(),
+      "device"_a = nb::none());
+  m.def(
+      "eye",
+      [](int64_t n, const MaybeDType& dtype, const MaybeDevice& device) {
+        return ops::to(ops::eye(n, dtype.value_or(DType::f32)), device.value_or(Device{}));
+      },
+      "n"_a, nb::kw_only(), "dtype"_a = nb::none(), "device"_a = nb::none());
+  m.def("manual_seed", &manual_seed, "seed"_a, "Restarts this thread's random generator.");
+  m.def("get_rng_state", [] {
+    const Generator& g = generator();
+    return nb::make_tuple(g.seed, g.stream, g.offset);
+  });
+  m.def(
+      "set_rng_state",
+      [](const std::tuple<uint64_t, uint64_t, uint64_t>& state) {
+        generator() = {std::get<0>(state), std::get<1>(state), std::get<2>(state)};
+      },
+      "state"_a);
+}
+
+}  // namespace
+
+void bind_ops(nb::module_& m, nb::class_<Tensor>& tensor) {
+  Table table{m, tensor};
+  bind_elementwise(table);
+  bind_conversions(table);
+  bind_views(table);
+  bind_reductions(table);
+  bind_products(table);
+  bind_lookup(table);
+  bind_creation(table);
+}
+
+}  // namespace weft::python

@@ -1,0 +1,278 @@
+// weft.Tensor: what it says of itself, and its values as Python's numbers.
+#include <algorithm>
+
+#include "autograd/ops.h"
+#include "autograd/raw.h"
+#include "core/view.h"
+#include "python/bindings.h"
+#include "python/casters.h"
+#include "python/exchange.h"
+
+namespace weft::python {
+namespace {
+
+nb::object element(const Tensor& x, int64_t offset) {
+  return visit_dtype(x.dtype(), [&](auto tag) -> nb::object {
+    using T = typename decltype(tag)::type;
+    const T value = x.data<T>()[offset];
+    if constexpr (std::is_same_v<T, bool>) {
+      return nb::bool_(value);
+    } else if constexpr (std::is_integral_v<T>) {
+      return nb::int_(static_cast<int64_t>(value));
+    } else {
+      return nb::float_(to_double(value));
+    }
+  });
+}
+
+Tensor on_cpu(const Tensor& x) {
+  nb::gil_scoped_release unlocked;
+  return ops::to(detach(x), Device{});
+}
+
+nb::object item(const Tensor& x) {
+  WEFT_CHECK(x.numel() == 1, "item: expected a tensor of one element, got {}", x);
+  return element(on_cpu(x), 0);
+}
+
+nb::object to_list(const Tensor& x, int dim, int64_t offset) {
+  if (dim == x.dim()) return element(x, offset);
+  nb::list list;
+  for (int64_t i = 0; i < x.shape()[dim]; ++i)
+    list.append(to_list(x, dim + 1, offset + i * x.strides()[dim]));
+  return list;
+}
+
+bool is_sequence(nb::handle data) {
+  return nb::isinstance<nb::list>(data) || nb::isinstance<nb::tuple>(data);
+}
+
+/// What nested lists hold: their shape, the widest kind of their numbers, and those in order.
+struct Numbers {
+  Shape shape;
+  Operand::Kind kind = Operand::Kind::kBool;
+  std::vector<Operand> values;
+
+  explicit Numbers(nb::handle data) {
+    for (nb::object level = nb::borrow(data); is_sequence(level);) {
+      const size_t size = nb::len(level);
+      if (shape.size() == kMaxDims)
+        throw nb::value_error(fmt::format("tensor: more than {} nested lists", kMaxDims).c_str());
+      shape.push_back(static_cast<int64_t>(size));
+      if (size == 0) break;
+      level = level[0];
+    }
+    read(data, 0);
+    if (values.empty()) kind = Operand::Kind::kFloat;
+  }
+
+ private:
+  void read(nb::handle data, int dim) {
+    if (is_sequence(data)) {
+      const auto size = static_cast<int64_t>(nb::len(data));
+      if (dim == shape.size() || size != shape[dim]) {
+        throw nb::value_error(
+            fmt::format("tensor: a list of {} elements in dimension {}, where the first has {}",
+                        size, dim, dim < shape.size() ? shape[dim] : 0)
+                .c_str());
+      }
+      for (nb::handle item : nb::borrow<nb::sequence>(data)) read(item, dim + 1);
+      return;
+    }
+    if (dim != shape.size()) {
+      throw nb::value_error(
+          fmt::format("tensor: a number in dimension {}, where the first has a list", dim).c_str());
+    }
+    Operand value;
+    if (nb::isinstance<Tensor>(data)) data = held_.emplace_back(item(nb::cast<Tensor>(data)));
+    if (!read_number(data, value)) {
+      throw nb::type_error(fmt::format("tensor: expected numbers, got {} of type {}",
+                                       nb::repr(data).c_str(), nb::type_name(data.type()).c_str())
+                               .c_str());
+    }
+    kind = std::max(kind, value.kind);
+    values.push_back(value);
+  }
+
+  std::vector<nb::object> held_;
+};
+static_assert(Operand::Kind::kBool < Operand::Kind::kInt &&
+              Operand::Kind::kInt < Operand::Kind::kFloat);
+
+Tensor tensor_of_numbers(nb::handle data, const MaybeDType& dtype) {
+  const Numbers numbers(data);
+  const DType natural = numbers.kind == Operand::Kind::kFloat ? DType::f32
+                        : numbers.kind == Operand::Kind::kInt ? DType::i64
+                                                              : DType::boolean;
+  const Tensor x = Tensor::empty(numbers.shape, dtype.value_or(natural));
+  visit_dtype(x.dtype(), [&](auto tag) {
+    using T = typename decltype(tag)::type;
+    T* to = x.data<T>();
+    for (const Operand& value : numbers.values) {
+      if constexpr (std::is_same_v<T, int64_t>) {
+        *to++ =
+            value.kind == Operand::Kind::kFloat ? static_cast<int64_t>(value.real) : value.integer;
+      } else {
+        *to++ = from_double<T>(value.as_double());
+      }
+    }
+  });
+  return x;
+}
+
+/// PyTorch's tensor(): always a copy.
+Tensor make_tensor(nb::handle data, const MaybeDType& dtype, const MaybeDevice& device,
+                   bool requires_grad) {
+  Operand number;
+  Tensor x;
+  if (is_sequence(data) || read_number(data, number)) {
+    x = tensor_of_numbers(data, dtype);
+  } else {
+    x = ops::clone(detach(import_array(data)));
+  }
+  if (dtype) x = ops::cast(x, *dtype);
+  if (device) x = ops::to(x, *device);
+  if (requires_grad) x.set_requires_grad(true);
+  return x;
+}
+
+/// The same without a copy where that is possible.
+Tensor as_tensor(nb::handle data, const MaybeDType& dtype, const MaybeDevice& device) {
+  Operand number;
+  Tensor x = is_sequence(data) || read_number(data, number) ? tensor_of_numbers(data, dtype)
+                                                            : import_array(data);
+  if (dtype) x = ops::cast(x, *dtype);
+  return device ? ops::to(x, *device) : x;
+}
+
+/// x.to(dtype), x.to(device), x.to(device, dtype) or x.to(other).
+Tensor to(const Tensor& x, const nb::args& where, MaybeDType dtype, MaybeDevice device, bool copy) {
+  for (nb::handle argument : where) {
+    if (nb::isinstance<Tensor>(argument)) {
+      const auto& other = nb::cast<const Tensor&>(argument);
+      dtype.object = other.dtype();
+      device.object = other.device();
+    } else if (DType given; read_dtype(argument, given)) {
+      dtype.object = given;
+    } else {
+      device = nb::cast<MaybeDevice>(argument);
+    }
+  }
+  nb::gil_scoped_release unlocked;
+  Tensor y = x;
+  if (dtype) y = ops::cast(y, *dtype);
+  if (device) y = ops::to(y, *device);
+  return copy && y.is_same(x) ? ops::clone(x) : y;
+}
+
+std::string scientific(double value, DType dtype) {
+  return visit_dtype(dtype, [&](auto tag) {
+    using T = typename decltype(tag)::type;
+    for (int digits = 0;; ++digits) {
+      const std::string text = fmt::format("{:.{}e}", value, digits);
+      if (digits >= 17 || to_double(from_double<T>(std::strtod(text.c_str(), nullptr))) == value)
+        return text;
+    }
+  });
+}
+
+}  // namespace
+
+void bind_tensor(nb::module_& m, nb::class_<Tensor>& tensor) {
+  m.def("tensor", &make_tensor, "data"_a, nb::kw_only(), "dtype"_a = nb::none(),
+        "device"_a = nb::none(), "requires_grad"_a = false,
+        "A copy of numbers, nested lists, arrays or a tensor. Without a dtype Python's floats are "
+        "float32, ints int64; an array keeps its own.");
+  m.def("as_tensor", &as_tensor, "data"_a, "dtype"_a = nb::none(), "device"_a = nb::none(),
+        "As tensor(), but shares memory with arrays that have the dtype and lie on the device.");
+  m.attr("asarray") = m.attr("as_tensor");
+  m.def("_shortest", &scientific,
+        "The fewest digits, as 1.25e+00, that are read back as this value of the dtype.");
+
+  tensor.def_prop_ro("shape", [](const Tensor& x) { return x.shape(); })
+      .def_prop_ro("dtype", [](const Tensor& x) { return x.dtype(); })
+      .def_prop_ro("device", [](const Tensor& x) { return x.device(); })
+      .def_prop_ro("ndim", [](const Tensor& x) { return x.dim(); })
+      .def_prop_ro("nbytes", [](const Tensor& x) { return x.nbytes(); })
+      .def_prop_ro("itemsize", [](const Tensor& x) { return x.itemsize(); })
+      .def_prop_ro("T",
+                   [](const Tensor& x) {
+                     Shape order;
+                     for (int i = x.dim() - 1; i >= 0; --i) order.push_back(i);
+                     return ops::permute(x, order);
+                   })
+      .def_prop_ro("mT", [](const Tensor& x) { return ops::transpose(x, -2, -1); })
+      .def_prop_ro("_version", [](const Tensor& x) { return x.version(); })
+      .def("dim", [](const Tensor& x) { return x.dim(); })
+      .def("numel", [](const Tensor& x) { return x.numel(); })
+      .def("nelement", [](const Tensor& x) { return x.numel(); })
+      .def("element_size", [](const Tensor& x) { return x.itemsize(); })
+      .def("storage_offset", [](const Tensor& x) { return x.offset(); })
+      .def("data_ptr", [](const Tensor& x) { return reinterpret_cast<uintptr_t>(x.raw()); })
+      .def("is_contiguous", [](const Tensor& x) { return x.is_contiguous(); })
+      .def("is_floating_point", [](const Tensor& x) { return is_floating(x.dtype()); })
+      .def(
+          "is_same", [](const Tensor& x, const Tensor& y) { return x.is_same(y); }, "other"_a,
+          "Whether both are handles on one tensor, gradient and all.")
+      .def(
+          "size",
+          [](const Tensor& x, std::optional<int64_t> dim) -> nb::object {
+            return dim ? nb::int_(x.size(*dim)) : nb::cast(x.shape());
+          },
+          "dim"_a = nb::none())
+      .def(
+          "stride",
+          [](const Tensor& x, std::optional<int64_t> dim) -> nb::object {
+            return dim ? nb::int_(x.stride(*dim)) : nb::cast(x.strides());
+          },
+          "dim"_a = nb::none(), "In elements.")
+      .def("item", &item, "The only element as a Python number. Waits for a device.")
+      .def(
+          "tolist",
+          [](const Tensor& x) {
+            const Tensor values = on_cpu(x);
+            return to_list(values, 0, 0);
+          },
+          "Nested lists of Python numbers; of no dimensions a number.")
+      .def("to", &to, "where"_a, "dtype"_a = nb::none(), "device"_a = nb::none(), "copy"_a = false,
+           "x.to(dtype), x.to(device), x.to(device, dtype) or x.to(other).")
+      .def("__len__",
+           [](const Tensor& x) {
+             if (x.dim() == 0) throw nb::type_error("len() of a tensor of no dimensions");
+             return x.shape()[0];
+           })
+      .def("__bool__",
+           [](const Tensor& x) {
+             if (x.numel() != 1) {
+               throw nb::value_error(
+                   fmt::format("the truth of {} is ambiguous: use any() or all()", x).c_str());
+             }
+             return on_cpu(x).item() != 0;
+           })
+      .def("__float__", [](const Tensor& x) { return nb::float_(item(x)); })
+      .def("__int__", [](const Tensor& x) { return nb::int_(item(x)); })
+      .def("__index__",
+           [](const Tensor& x) {
+             if (is_floating(x.dtype()) || x.numel() != 1) {
+               throw nb::type_error(
+                   fmt::format("only an integer tensor of one element is an index, got {}", x)
+                       .c_str());
+             }
+             return nb::int_(item(x));
+           })
+      .def("__hash__",
+           [](const Tensor& x) {
+             return static_cast<Py_ssize_t>(std::hash<const void*>()(x.id()) >> 4);
+           })
+      .def("__deepcopy__",
+           [](const Tensor& x, nb::handle) {
+             WEFT_CHECK(!x.requires_grad() || x.autograd()->requires_grad,
+                        "deepcopy: {} is the result of a recorded op; use detach().clone()", x);
+             Tensor y = ops::clone(detach(x));
+             if (x.requires_grad()) y.set_requires_grad(true);
+             return y;
+           })
+      .def("__copy__", [](const Tensor& x) { return x; });
+}
+
+}  // namespace weft::python

@@ -1,0 +1,18 @@
+"""Modules that tests can do without: a test that needs one says so by a decorator."""
+
+import importlib
+import unittest
+
+
+def _import(name):
+    try:
+        return importlib.import_module(name)
+    except ImportError:
+        return None
+
+
+numpy = _import("numpy")
+ml_dtypes = _import("ml_dtypes") if numpy else None
+
+needs_numpy = unittest.skipUnless(numpy, "Python's numpy is not installed")
+needs_ml_dtypes = unittest.skipUnless(ml_dtypes, "Python's ml_dtypes is not installed")

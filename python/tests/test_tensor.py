@@ -1,0 +1,307 @@
+"""Tensors: how they are made, what they say of themselves, operators, indexing, printing."""
+
+import copy
+import pickle
+import random
+import unittest
+
+import weft
+from optional import needs_numpy
+from optional import numpy as np
+
+
+class Creation(unittest.TestCase):
+    def test_from_numbers_and_lists(self):
+        self.assertEqual(weft.tensor(2).dtype, weft.int64)
+        self.assertEqual(weft.tensor(2.0).dtype, weft.float32)
+        self.assertEqual(weft.tensor([True, False]).dtype, weft.bool)
+        self.assertEqual(weft.tensor([1, 2.5]).tolist(), [1.0, 2.5])
+        self.assertEqual(weft.tensor([[1, 2], [3, 4]]).shape, (2, 2))
+        self.assertEqual(weft.tensor([]).shape, (0,))
+        self.assertEqual(weft.tensor([[], []]).shape, (2, 0))
+        self.assertEqual(weft.tensor([2**62 + 1]).item(), 2**62 + 1)
+        self.assertEqual(weft.tensor([weft.tensor(1.5), 2]).tolist(), [1.5, 2.0])
+        self.assertEqual(weft.tensor([0.1], dtype="bf16").item(), 0.10009765625)
+        x = weft.tensor([1.0], requires_grad=True)
+        self.assertTrue(x.requires_grad and x.is_leaf)
+
+    def test_refuses_what_is_no_array(self):
+        with self.assertRaisesRegex(ValueError, "a list of 1 elements in dimension 1"):
+            weft.tensor([[1, 2], [3]])
+        with self.assertRaisesRegex(ValueError, "a number in dimension 1"):
+            weft.tensor([[1], 2])
+        with self.assertRaisesRegex(TypeError, "expected numbers, got 'a'"):
+            weft.tensor(["a"])
+        with self.assertRaises(TypeError):
+            weft.tensor(None)
+        with self.assertRaises(TypeError):
+            weft.Tensor()
+        with self.assertRaisesRegex(weft.Error, "only floating-point tensors have gradients"):
+            weft.tensor([1], requires_grad=True)
+
+    def test_sizes_as_arguments_or_as_a_tuple(self):
+        for make in (weft.zeros, weft.ones, weft.empty, weft.rand, weft.randn):
+            self.assertEqual(make(2, 3).shape, (2, 3))
+            self.assertEqual(make((2, 3), dtype=weft.float64).dtype, weft.float64)
+        self.assertEqual(weft.zeros(2).tolist(), [0.0, 0.0])
+        self.assertEqual(weft.full((2,), 7).dtype, weft.int64)
+        self.assertEqual(weft.zeros(()).shape, ())
+        self.assertRaises(TypeError, weft.zeros, 2.5)
+        self.assertRaises(TypeError, weft.zeros, *range(1, 12))
+        with self.assertRaisesRegex(weft.Error, "must not be negative"):
+            weft.zeros(-1)
+
+    def test_arange(self):
+        self.assertEqual(weft.arange(3).tolist(), [0, 1, 2])
+        self.assertEqual(weft.arange(1, 8, 3).tolist(), [1, 4, 7])
+        self.assertEqual(weft.arange(3, 0, -1).tolist(), [3, 2, 1])
+        self.assertEqual(weft.arange(0, 1, 0.25).tolist(), [0.0, 0.25, 0.5, 0.75])
+        self.assertEqual(weft.arange(2**60, 2**60 + 2).tolist(), [2**60, 2**60 + 1])
+
+    def test_random_numbers_follow_the_seed(self):
+        weft.manual_seed(3)
+        first = weft.randn(5).tolist()
+        state = weft.get_rng_state()
+        second = weft.randn(5).tolist()
+        weft.set_rng_state(state)
+        self.assertEqual(weft.randn(5).tolist(), second)
+        weft.manual_seed(3)
+        self.assertEqual(weft.randn(5).tolist(), first)
+
+
+class Attributes(unittest.TestCase):
+    def test_what_a_tensor_says(self):
+        x = weft.zeros(2, 3, dtype=weft.bfloat16)
+        self.assertEqual((x.shape, x.ndim, x.numel(), x.size(), x.size(-1)), ((2, 3), 2, 6, (2, 3), 3))
+        self.assertEqual((x.itemsize, x.nbytes, x.stride(), x.T.stride()), (2, 12, (3, 1), (1, 3)))
+        self.assertEqual(str(x.device), "cpu")
+        self.assertEqual(x.device, weft.device("cpu"))
+        self.assertIs(x.dtype, weft.bfloat16)
+        self.assertEqual(len(x), 2)
+        self.assertRaises(TypeError, len, weft.tensor(1))
+
+    def test_numbers(self):
+        self.assertEqual(float(weft.tensor(1.5)), 1.5)
+        self.assertEqual(int(weft.tensor([3.7])), 3)
+        self.assertEqual([10, 20, 30][weft.tensor(1)], 20)
+        self.assertTrue(weft.tensor(0.5))
+        self.assertFalse(weft.tensor([0]))
+        with self.assertRaisesRegex(ValueError, "ambiguous"):
+            bool(weft.zeros(2))
+        with self.assertRaisesRegex(weft.Error, "item: expected a tensor of one element"):
+            weft.zeros(2).item()
+        with self.assertRaisesRegex(TypeError, "only an integer tensor of one element"):
+            [1, 2][weft.tensor(1.0)]
+
+    def test_dtypes_and_conversions(self):
+        x = weft.tensor([1.5, -2.0])
+        self.assertEqual(x.long().tolist(), [1, -2])
+        self.assertEqual(x.to(weft.float64).dtype, weft.float64)
+        self.assertEqual(x.half().dtype, weft.float16)
+        self.assertEqual(x.to("cpu", weft.float16).dtype, weft.float16)
+        self.assertTrue(x.to(weft.float32).is_same(x))
+        self.assertFalse(x.to(weft.float32, copy=True).is_same(x))
+        self.assertEqual(repr(weft.float8_e4m3fn), "weft.float8_e4m3fn")
+        self.assertIs(pickle.loads(pickle.dumps(weft.bfloat16)), weft.bfloat16)
+        self.assertIs(weft.float, weft.float32)
+        self.assertEqual(weft.promote_types(weft.float16, weft.bfloat16), weft.float32)
+
+    def test_copies_and_pickles(self):
+        for dtype in (weft.float32, weft.bfloat16, weft.int64, weft.bool, weft.float8_e5m2):
+            x = weft.tensor([[1.0, 0.0], [0.5, 2.0]]).T.to(dtype)
+            y = pickle.loads(pickle.dumps(x))
+            self.assertEqual((y.dtype, y.tolist()), (dtype, x.tolist()))
+        p = weft.tensor([1.0], requires_grad=True)
+        self.assertTrue(pickle.loads(pickle.dumps(p)).requires_grad)
+        q = copy.deepcopy(p)
+        self.assertTrue(q.requires_grad and not q.is_same(p))
+        with self.assertRaisesRegex(weft.Error, "result of a recorded op"):
+            pickle.dumps(p * 2)
+
+
+class Operators(unittest.TestCase):
+    def test_numbers_beside_tensors(self):
+        x = weft.tensor([1.0, 2.0])
+        self.assertEqual((2 - x).tolist(), [1.0, 0.0])
+        self.assertEqual((1 / x).tolist(), [1.0, 0.5])
+        self.assertEqual((x**2 + 2**x).tolist(), [3.0, 8.0])
+        self.assertEqual((-x).tolist(), [-1.0, -2.0])
+        self.assertEqual(abs(-x).tolist(), [1.0, 2.0])
+        i = weft.tensor([1, 2])
+        self.assertEqual((i + 1).dtype, weft.int64)
+        self.assertEqual((i + 0.5).tolist(), [1.5, 2.5])
+        self.assertEqual((i / 2).tolist(), [0.5, 1.0])
+        self.assertEqual((weft.tensor([True]) + 1).dtype, weft.int64)
+        self.assertEqual((weft.tensor([2**60]) + 1).item(), 2**60 + 1)
+        self.assertEqual((x.half() * 2).dtype, weft.float16)
+        self.assertRaises(TypeError, lambda: x + "a")
+        self.assertRaises(TypeError, lambda: x + None)
+
+    def test_comparisons(self):
+        x = weft.tensor([1.0, 2.0])
+        self.assertEqual((x < 2).tolist(), [True, False])
+        self.assertEqual((x == 2).tolist(), [False, True])
+        self.assertEqual(((x > 0) & ~(x > 1)).tolist(), [True, False])
+        self.assertFalse(x == None)  # noqa: E711
+        self.assertRaises(weft.Error, lambda: x & x)
+
+    def test_in_place_forms_return_the_tensor_itself(self):
+        x = weft.tensor([1.0, 2.0])
+        handle = x
+        x += 1
+        x *= 2
+        x -= weft.tensor([1.0, 0.0])
+        x /= 2
+        self.assertIs(x, handle)
+        self.assertEqual(x.tolist(), [1.5, 3.0])
+        self.assertIs(x.exp_().zero_().fill_(3).copy_(weft.ones(2)), x)
+        self.assertEqual(x.tolist(), [1.0, 1.0])
+        p = weft.tensor([1.0], requires_grad=True)
+        with self.assertRaises(weft.Error):
+            p += 1
+
+    def test_errors_name_what_is_wrong(self):
+        with self.assertRaisesRegex(weft.Error, r"add: .*\[2\].*\[3\]"):
+            weft.ones(2) + weft.ones(3)
+        with self.assertRaisesRegex(weft.Error, "cpu:1"):
+            weft.ones(2) + weft.ones(2, device="cpu:1")
+        with self.assertRaisesRegex(RuntimeError, "tpu"):
+            weft.device("tpu")
+        self.assertRaises(TypeError, weft.exp, 1)
+        self.assertRaises(TypeError, weft.matmul, weft.ones(2), None)
+
+    def test_views_share_memory(self):
+        x = weft.zeros(2, 3)
+        x.view(6)[0] = 1
+        x.T[2, 1] = 5
+        x.reshape(-1)[1:2] = 7
+        self.assertEqual(x.tolist(), [[1.0, 7.0, 0.0], [0.0, 0.0, 5.0]])
+
+    def test_reductions(self):
+        x = weft.tensor([[1.0, 5.0, 2.0], [4.0, 3.0, 6.0]])
+        self.assertEqual(x.sum().item(), 21)
+        self.assertEqual(x.sum(0).tolist(), [5.0, 8.0, 8.0])
+        self.assertEqual(x.mean((0, 1), keepdim=True).shape, (1, 1))
+        values, indices = x.max(1)
+        self.assertEqual((values.tolist(), indices.tolist()), ([5.0, 6.0], [1, 2]))
+        self.assertEqual(x.argmin().item(), 0)
+        self.assertEqual(x.amax(0).tolist(), [4.0, 5.0, 6.0])
+        self.assertEqual(x.max(weft.full((3,), 4.0)).tolist(), [[4.0, 5.0, 4.0], [4.0, 4.0, 6.0]])
+
+
+def basic_keys(random_):
+    """Keys for a tensor of shape (4, 3, 5)."""
+    one = [lambda: random_.randrange(-3, 3), lambda: slice(None), lambda: slice(1, None, 2),
+           lambda: slice(-2, None), lambda: None, lambda: Ellipsis, lambda: slice(2, 1)]
+    key = [random_.choice(one)() for _ in range(random_.randrange(0, 4))]
+    while key.count(Ellipsis) > 1:
+        key.remove(Ellipsis)
+    return tuple(key)
+
+
+@needs_numpy
+class Indexing(unittest.TestCase):
+    def setUp(self):
+        self.array = np.arange(60, dtype=np.float32).reshape(4, 3, 5)
+
+    def check(self, key, native=None):
+        x = weft.tensor(self.array)
+        expected = self.array[key]
+        y = x[key if native is None else native]
+        self.assertEqual(y.shape, expected.shape, key)
+        self.assertEqual(y.tolist(), expected.tolist(), key)
+        changed = self.array.copy()
+        changed[key] = -1
+        x[key] = -1
+        self.assertEqual(x.tolist(), changed.tolist(), key)
+        values = np.arange(expected.size, dtype=np.float32).reshape(expected.shape)
+        changed[key] = values
+        x[key] = weft.tensor(values)
+        self.assertEqual(x.tolist(), changed.tolist(), key)
+
+    def test_basic_keys(self):
+        random_ = random.Random(1)
+        for _ in range(300):
+            self.check(basic_keys(random_))
+
+    def test_arrays(self):
+        mask = self.array % 3 == 0
+        keys = [
+            [0, 2], np.array([1, -1]), np.array([[0, 1], [2, 3]]), (slice(None), [0, 2]),
+            (..., [4, 0, 2]), ([0, 1], [2, 0]), ([[0], [1]], [0, 2]), ([0, 3], slice(None), [1, 4]),
+            (0, slice(None), [1, 4]), (slice(None), 1, [1, 4]), ([0, 1], slice(0, 2)), mask, (mask[:, :, 0],),
+            (slice(None), mask[0]), (mask[:, 0, 0], 1), (None, [1, 2], ..., None), ([], slice(None)),
+            (1, [0, 2], slice(1, 3)), (np.array(2), [1]), np.zeros((4,), bool), (True,), (False, ...),
+        ]
+        for key in keys:
+            self.check(key)
+
+    def test_tensors_as_keys(self):
+        x = weft.tensor(self.array)
+        index = weft.tensor([2, 0])
+        self.assertEqual(x[index].tolist(), self.array[[2, 0]].tolist())
+        self.assertEqual(x[x > 50].tolist(), self.array[self.array > 50].tolist())
+        self.assertEqual(x[:, index.int()].tolist(), self.array[:, [2, 0]].tolist())
+
+    def test_out_of_bounds(self):
+        x = weft.zeros(4, 3)
+        for key in (4, (0, -4), [4], (0, 0, 0), weft.tensor([True, False]), 1.5, "a", (..., ...)):
+            with self.assertRaises(IndexError, msg=str(key)):
+                x[key]
+            with self.assertRaises(IndexError, msg=str(key)):
+                x[key] = 0
+        with self.assertRaisesRegex(ValueError, "step must be positive"):
+            x[::-1]
+        with self.assertRaisesRegex(weft.Error, "broadcast"):
+            x[0] = weft.zeros(4)
+        self.assertRaises(TypeError, iter, weft.tensor(1))
+
+    def test_iteration(self):
+        self.assertEqual([r.tolist() for r in weft.tensor([[1, 2], [3, 4]])], [[1, 2], [3, 4]])
+        a, b = weft.tensor([5, 6])
+        self.assertEqual((a.item(), b.item()), (5, 6))
+
+
+@needs_numpy
+class Printing(unittest.TestCase):
+    # Since then large numbers of a narrow type have an exponent earlier.
+    is_new = np is not None and np.lib.NumpyVersion(np.__version__) >= "2.3.0"
+
+    def check(self, array):
+        if array.dtype.itemsize < 8 and array.dtype.kind == "f" and not self.is_new:
+            return
+        x = weft.tensor(array)
+        if array.ndim == 0:  # whose digits differ among the versions of NumPy
+            return self.assertEqual(eval(str(x), {"nan": np.nan, "inf": np.inf}), eval(str(array), {"nan": np.nan, "inf": np.inf}))
+        self.assertEqual(str(x), str(array))
+        body = np.array2string(array, separator=", ", prefix="tensor(", suffix=")")
+        if array.size > 0:
+            self.assertTrue(repr(x).startswith("tensor(" + body), f"{x!r}\n{body}")
+
+    def test_as_numpy(self):
+        random_ = np.random.default_rng(1)
+        for shape in [(), (1,), (3,), (30,), (2, 3), (2, 2, 2), (12, 30), (2001,), (40, 50), (3, 500, 2), (8, 8, 8, 8)]:
+            for scale in (1, 100, 1e-3, 1e6, 1e10, 1e-9):
+                x = random_.standard_normal(shape) * scale
+                self.check(np.asarray(x, np.float32))
+                self.check(np.asarray(x, np.float64))
+                self.check(np.asarray(x, np.float32).round(1))
+            self.check(np.asarray(random_.integers(-1000, 1000, shape)))
+            self.check(np.asarray(random_.integers(0, 2, shape), bool))
+        for values in ([np.nan, 1.0], [np.inf, -np.inf], [1.5, -np.inf, 1e-5], [np.nan], [0.0], [-0.0, 1.0],
+                       [1e8], [1, 1001.0], [1.0, 1000.0], [0.1, 0.25, 1e-4], [123456789.0], [3.14159265]):
+            self.check(np.array(values, np.float32))
+            self.check(np.array(values, np.float64))
+        self.check(np.array([0.3, 1.5, 100], np.float16))
+
+    def test_what_is_not_the_default_is_said(self):
+        self.assertEqual(repr(weft.tensor([1.0])), "tensor([1.])")
+        self.assertEqual(repr(weft.tensor([0.1], dtype=weft.bfloat16)), "tensor([0.1], dtype=weft.bfloat16)")
+        x = weft.tensor([1.0], requires_grad=True)
+        self.assertEqual(repr(x), "tensor([1.], requires_grad=True)")
+        self.assertEqual(repr(x * 2), "tensor([2.], grad_fn=<mul>)")
+        self.assertEqual(repr(weft.zeros(0)), "tensor([])")
+
+
+if __name__ == "__main__":
+    unittest.main()

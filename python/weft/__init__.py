@@ -1,0 +1,27 @@
+"""Weft: a tensor and autograd engine, under PyTorch's names.
+
+    import weft
+
+    x = weft.tensor([[1.0, 2.0]], requires_grad=True)
+    (x @ x.T).sum().backward()
+    x.grad
+"""
+
+import os as _os
+
+# Idle OpenMP threads give up their core at once; it reads this when it is loaded, with the module below.
+_os.environ.setdefault("GOMP_SPINCOUNT", "1000")
+
+from weft import _printing
+from weft._weft import *  # noqa: F403
+from weft.autograd import (  # noqa: F401
+    autocast,
+    checkpoint,
+    enable_grad,
+    inference_mode,
+    no_grad,
+    set_grad_enabled,
+)
+
+Tensor.__repr__ = _printing.represent
+Tensor.__str__ = _printing.text
