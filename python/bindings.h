@@ -17,6 +17,7 @@ void bind_nn(nanobind::module_& m);                                          // 
 void bind_functional(nanobind::module_ m);                                   // functional.cc
 void bind_optim(nanobind::module_ m);                                        // optim.cc
 void bind_numerics(nanobind::module_ m);                                     // numerics.cc
+void bind_kernels(nanobind::module_ m);                                      // kernels.cc
 void bind_training(nanobind::module_& m);                                    // training.cc
 
 /// The slots of the type weft.Tensor that speak the buffer protocol.

@@ -53,6 +53,13 @@ void bind_normalisations(nb::module_& m) {
       "input"_a, "normalized_shape"_a, "weight"_a = nb::none(), "bias"_a = nb::none(),
       "eps"_a = 1e-5, Unlocked());
   m.def(
+      "add_layer_norm",
+      [](const Tensor& x, const Tensor& residual, const MaybeTensor& weight,
+         const MaybeTensor& bias,
+         double eps) { return ops::add_layer_norm(x, residual, weight, bias, eps); },
+      "input"_a, "residual"_a, "weight"_a = nb::none(), "bias"_a = nb::none(), "eps"_a = 1e-5,
+      Unlocked(), "(s, layer_norm(s)) with s = input + residual, in one pass.");
+  m.def(
       "batch_norm",
       [](const Tensor& x, const MaybeTensor& mean, const MaybeTensor& var,
          const MaybeTensor& weight, const MaybeTensor& bias, bool training, double momentum,
@@ -109,6 +116,12 @@ void bind_functional(nb::module_ m) {
       },
       "input"_a, "weight"_a, "bias"_a = nb::none(), Unlocked(),
       "gelu(linear(...)) in one pass over the result.");
+  m.def(
+      "mlp",
+      [](const Tensor& x, const Tensor& weight_1, const MaybeTensor& bias_1, const Tensor& weight_2,
+         const MaybeTensor& bias_2) { return ops::mlp(x, weight_1, bias_1, weight_2, bias_2); },
+      "input"_a, "weight_1"_a, "bias_1"_a.none(), "weight_2"_a, "bias_2"_a.none(), Unlocked(),
+      "linear(linear_gelu(x, weight_1, bias_1), weight_2, bias_2), with one gradient.");
   m.def(
       "embedding",
       [](const Tensor& indices, const Tensor& weight) { return ops::embedding(weight, indices); },

@@ -1,5 +1,5 @@
 // weft.optim: optimizers by name, learning-rate schedules, clipping and loss scaling.
-// python/weft/optim.py gives them PyTorch's names and arguments.
+// python/weft/optim/__init__.py gives them PyTorch's names and arguments.
 #include <nanobind/stl/map.h>
 #include <nanobind/stl/unique_ptr.h>
 
