@@ -29,10 +29,17 @@ void Module::check_name(std::string_view name) const {
              "Module: \"{}\" is registered already", name);
 }
 
-void Module::add_child(std::string_view name, std::unique_ptr<Module> child) {
+void Module::add_child(std::string_view name, std::shared_ptr<Module> child) {
   check_name(name);
   WEFT_CHECK(child != nullptr, "Module: child \"{}\" is null", name);
   children_.emplace_back(name, std::move(child));
+}
+
+void Module::set_child(std::string_view name, std::shared_ptr<Module> child) {
+  const auto taken = std::ranges::find(children_, name, [](const auto& c) { return c.first; });
+  if (taken == children_.end()) return add_child(name, std::move(child));
+  WEFT_CHECK(child != nullptr, "Module: child \"{}\" is null", name);
+  taken->second = std::move(child);
 }
 
 Tensor Module::parameter(std::string_view name, Tensor tensor) {
@@ -51,12 +58,13 @@ Tensor Module::buffer(std::string_view name, Tensor tensor) {
 }
 
 // However deep the tree, neither this nor a visit recurses: children are taken from a module before
-// it goes.
+// it goes, unless somebody else keeps it.
 Module::~Module() {
   auto pending = std::move(children_);
   while (!pending.empty()) {
-    const std::unique_ptr<Module> module = std::move(pending.back().second);
+    const std::shared_ptr<Module> module = std::move(pending.back().second);
     pending.pop_back();
+    if (module.use_count() > 1) continue;
     std::ranges::move(module->children_, std::back_inserter(pending));
     module->children_.clear();
   }

@@ -9,9 +9,10 @@
 //     nn::Linear &fc1, &fc2;
 //   };
 //
-// A module owns its children. Names are dotted paths as in PyTorch, "fc1.weight", in order of
-// registration, a module's own tensors before its children's. Tensors are replaced only through
-// Tensor::set_data or in place, so that handles kept elsewhere follow; never assign to a member.
+// A module owns its children, which others may own, too. Names are dotted paths as in PyTorch,
+// "fc1.weight", in order of registration, a module's own tensors before its children's. Tensors are
+// replaced only through Tensor::set_data or in place, so that handles kept elsewhere follow; never
+// assign to a member.
 #pragma once
 
 #include <functional>
@@ -95,8 +96,10 @@ class Module {
     add_child(name, std::move(child));
     return reference;
   }
-  void add_child(std::string_view name, std::unique_ptr<Module> child);
-  const std::vector<std::pair<std::string, std::unique_ptr<Module>>>& children() const {
+  void add_child(std::string_view name, std::shared_ptr<Module> child);
+  /// The same, but takes the place of a child of that name.
+  void set_child(std::string_view name, std::shared_ptr<Module> child);
+  const std::vector<std::pair<std::string, std::shared_ptr<Module>>>& children() const {
     return children_;
   }
 
@@ -117,7 +120,7 @@ class Module {
   void convert(Convert&& converted);
 
   NamedTensors parameters_, buffers_;
-  std::vector<std::pair<std::string, std::unique_ptr<Module>>> children_;
+  std::vector<std::pair<std::string, std::shared_ptr<Module>>> children_;
   std::function<Tensor(const Tensor&)> stand_in_;
   bool training_ = true;
 };

@@ -13,6 +13,12 @@ void bind_exchange(nanobind::module_& m, nanobind::class_<Tensor>& tensor);  // 
 void bind_indexing(nanobind::class_<Tensor>& tensor);                        // indexing.cc
 void bind_ops(nanobind::module_& m, nanobind::class_<Tensor>& tensor);       // ops.cc
 void bind_autograd(nanobind::module_& m, nanobind::class_<Tensor>& tensor);  // autograd.cc
+void bind_nn(nanobind::module_& m);                                          // nn.cc
+void bind_functional(nanobind::module_ m);                                   // functional.cc
+void bind_optim(nanobind::module_ m);                                        // optim.cc
+void bind_numerics(nanobind::module_ m);                                     // numerics.cc
+void bind_kernels(nanobind::module_ m);                                      // kernels.cc
+void bind_training(nanobind::module_& m);                                    // training.cc
 
 /// The slots of the type weft.Tensor that speak the buffer protocol.
 PyType_Slot* buffer_slots();  // exchange.cc

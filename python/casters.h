@@ -95,7 +95,7 @@ struct type_caster<weft::Tensor> : type_caster_base<weft::Tensor> {
 
 template <>
 struct type_caster<weft::python::MaybeTensor> {
-  NB_TYPE_CASTER(weft::python::MaybeTensor, const_name("Tensor | None"))
+  NB_TYPE_CASTER(weft::python::MaybeTensor, const_name("Tensor"))
   bool from_python(handle source, uint32_t flags, cleanup_list* cleanup) noexcept {
     value.tensor = {};
     if (source.is_none()) return true;
@@ -125,7 +125,7 @@ struct type_caster<weft::python::Operand> {
 
 template <class T>
 struct type_caster<weft::python::Named<T>> {
-  NB_TYPE_CASTER(weft::python::Named<T>, make_caster<T>::Name + const_name(" | str | None"))
+  NB_TYPE_CASTER(weft::python::Named<T>, make_caster<T>::Name + const_name(" | str"))
   bool from_python(handle source, uint32_t, cleanup_list* cleanup) noexcept {
     value = {};
     if (source.is_none()) return true;

@@ -35,4 +35,10 @@ NB_MODULE(_weft, m) {
   bind_indexing(tensor);
   bind_ops(m, tensor);
   bind_autograd(m, tensor);
+  bind_nn(m);
+  bind_functional(m.def_submodule("functional"));
+  bind_optim(m.def_submodule("optim"));
+  bind_numerics(m.def_submodule("numerics"));
+  bind_kernels(m.def_submodule("kernels"));
+  bind_training(m);
 }

@@ -28,7 +28,8 @@ def tag():
 def contents(package):
     for folder, _, files in os.walk(os.path.join(package, NAME)):
         for file in sorted(files):
-            if not file.endswith(".pyc"):
+            # Bazel leaves files of its own beside these.
+            if file.endswith((".py", ".pyi", ".so", ".typed")):
                 path = os.path.join(folder, file)
                 with open(path, "rb") as opened:
                     yield os.path.relpath(path, package), opened.read()

@@ -23,5 +23,15 @@ from weft.autograd import (  # noqa: F401
     set_grad_enabled,
 )
 
+# By their full names: parts of the extension module have the same short ones.
+import weft.amp  # noqa: E402
+import weft.data  # noqa: E402
+import weft.kernels  # noqa: E402
+import weft.models  # noqa: E402
+import weft.nn  # noqa: E402
+import weft.numerics  # noqa: E402
+import weft.optim  # noqa: E402
+import weft.train  # noqa: E402
+
 Tensor.__repr__ = _printing.represent
 Tensor.__str__ = _printing.text

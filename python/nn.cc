@@ -1,0 +1,353 @@
+// weft.nn: modules, in C++ and in Python alike. A class written in Python is a C++ module, too: it
+// can be a child of one, be trained by an optimizer, and its state is what C++ reads and writes.
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/trampoline.h>
+
+#include "nn/init.h"
+#include "nn/layers.h"
+#include "nn/module.h"
+#include "python/bindings.h"
+#include "python/casters.h"
+#include "python/named_tensors.h"
+
+namespace weft::python {
+namespace {
+
+using nn::Module;
+
+/// A C++ class of modules that Python may derive from: forward() is then Python's, for C++ as well.
+template <class Base>
+struct Derivable : Base {
+  NB_TRAMPOLINE(Base, 1);
+  Tensor forward(const Tensor& x) override { NB_OVERRIDE(forward, x); }
+};
+
+/// What modules keep for their subclasses.
+struct Access : Module {
+  using Module::buffer;
+  using Module::children;
+  using Module::parameter;
+  using Module::set_child;
+  static void set_child_of(Module& m, std::string_view name, std::shared_ptr<Module> child) {
+    (m.*&Access::set_child)(name, std::move(child));
+  }
+  static void parameter_of(Module& m, std::string_view name, const Tensor& x) {
+    (m.*&Access::parameter)(name, x);
+  }
+  static void buffer_of(Module& m, std::string_view name, const Tensor& x) {
+    (m.*&Access::buffer)(name, x);
+  }
+  static const auto& children_of(const Module& m) { return (m.*&Access::children)(); }
+};
+
+/// A module's own tensor or child of that name.
+const Tensor* find_own(const NamedTensors& tensors, std::string_view name) {
+  const auto found = std::ranges::find(tensors, name, [](const auto& t) { return t.first; });
+  return found == tensors.end() ? nullptr : &found->second;
+}
+
+/// module.name = value: tensors that require a gradient become parameters, modules children. A name
+/// that is taken keeps its tensor, which takes the new one's data.
+void set_attribute(nb::handle self, nb::str name, nb::handle value) {
+  auto& module = nb::cast<Module&>(self);
+  const std::string_view text = name.c_str();
+  nb::object stored = nb::borrow(value);
+  if (nb::isinstance<Module>(value)) {
+    const auto child = nb::cast<std::shared_ptr<Module>>(value);
+    for (const auto& [path, below] : child->named_modules()) {
+      if (below == &module)
+        throw nb::value_error(fmt::format("\"{}\" would contain itself", text).c_str());
+    }
+    Access::set_child_of(module, text, child);
+  } else if (nb::isinstance<Tensor>(value)) {
+    const Tensor x = nb::cast<Tensor>(value);
+    const NamedTensors parameters = module.named_parameters(), buffers = module.named_buffers();
+    const Tensor* own = find_own(parameters, text);
+    if (!own) own = find_own(buffers, text);
+    if (own) {
+      Tensor kept = *own;
+      kept.set_data(detach(x));
+      stored = nb::cast(kept);
+    } else if (x.requires_grad() && x.autograd()->requires_grad) {
+      Access::parameter_of(module, text, x);
+    }
+  }
+  if (PyObject_GenericSetAttr(self.ptr(), name.ptr(), stored.ptr()) != 0) throw nb::python_error();
+}
+
+/// Of tensors and children that C++ registered.
+nb::object get_attribute(nb::handle self, nb::str name) {
+  const auto& module = nb::cast<Module&>(self);
+  const std::string_view text = name.c_str();
+  for (const auto& [child_name, child] : Access::children_of(module)) {
+    if (child_name == text) return nb::cast(child);
+  }
+  for (const NamedTensors& tensors : {module.named_parameters(), module.named_buffers()}) {
+    if (const Tensor* own = find_own(tensors, text)) return nb::cast(*own);
+  }
+  throw nb::attribute_error(
+      fmt::format("{} has no attribute \"{}\"", nb::type_name(self.type()).c_str(), text).c_str());
+}
+
+nb::object call(nb::handle self, const nb::args& arguments, const nb::kwargs& options) {
+  auto& module = nb::cast<Module&>(self);
+  if (module.has_stand_in()) {
+    if (arguments.size() != 1 || options.size() != 0)
+      throw nb::type_error("a module that others stand in for takes one tensor");
+    const auto& x = nb::cast<const Tensor&>(arguments[0]);
+    const nb::gil_scoped_release unlocked;
+    return [&](const Tensor& y) {
+      const nb::gil_scoped_acquire locked;
+      return nb::cast(y);
+    }(module(x));
+  }
+  return self.attr("forward")(*arguments, **options);
+}
+
+template <class Layer, class... Extra>
+nb::class_<Layer, Module, Derivable<Layer>> layer(nb::module_& m, const char* name,
+                                                  const Extra&... extra) {
+  nb::class_<Layer, Module, Derivable<Layer>> c(m, name, nb::dynamic_attr(), extra...);
+  c.def(
+      "forward", [](Layer& self, const Tensor& x) { return self.Layer::forward(x); }, "input"_a,
+      Unlocked());
+  return c;
+}
+
+void bind_module(nb::module_& m) {
+  nb::class_<Module, Derivable<Module>>(
+      m, "Module", nb::dynamic_attr(),
+      "A tree of layers with named parameters and buffers. Subclasses call super().__init__(), "
+      "assign "
+      "parameters and children to their attributes, and define forward().")
+      .def(nb::init<>())
+      .def(
+          "forward", [](Module& self, const Tensor& x) { return self.Module::forward(x); },
+          "input"_a)
+      .def("__call__", &call)
+      .def("__setattr__", &set_attribute, "name"_a, nb::arg("value").none())
+      .def("__getattr__", &get_attribute, "name"_a)
+      .def(
+          "register_buffer",
+          [](nb::handle_t<Module> self, const std::string& name, const MaybeTensor& tensor) {
+            Access::buffer_of(nb::cast<Module&>(self), name, tensor);
+            nb::setattr(self, name.c_str(), nb::cast(tensor));
+          },
+          "name"_a, nb::arg("tensor").none(), "A tensor that is saved but not trained.")
+      .def(
+          "register_parameter",
+          [](nb::handle_t<Module> self, const std::string& name, const MaybeTensor& tensor) {
+            Access::parameter_of(nb::cast<Module&>(self), name, tensor);
+            nb::setattr(self, name.c_str(), nb::cast(tensor));
+          },
+          "name"_a, nb::arg("tensor").none())
+      .def(
+          "add_module",
+          [](nb::handle_t<Module> self, const std::string& name, nb::handle_t<Module> child) {
+            nb::setattr(self, name.c_str(), child);
+          },
+          "name"_a, "module"_a)
+      .def("named_parameters", &Module::named_parameters)
+      .def("parameters", &Module::parameters)
+      .def("named_buffers", &Module::named_buffers)
+      .def("named_modules", &Module::named_modules, nb::rv_policy::reference_internal,
+           "This module, named \"\", then its descendants, each before its children.")
+      .def(
+          "modules",
+          [](Module& self) {
+            std::vector<Module*> all;
+            for (auto& [name, module] : self.named_modules()) all.push_back(module);
+            return all;
+          },
+          nb::rv_policy::reference_internal)
+      .def("named_children", [](Module& self) { return Access::children_of(self); })
+      .def("children",
+           [](Module& self) {
+             std::vector<std::shared_ptr<Module>> all;
+             for (auto& [name, module] : Access::children_of(self)) all.push_back(module);
+             return all;
+           })
+      .def("num_parameters", &Module::num_parameters, "Elements of all parameters.")
+      .def(
+          "state_dict", [](const Module& self) { return dict_of(self.state_dict()); },
+          "Handles, without history, on the data of all parameters and buffers.")
+      .def(
+          "load_state_dict",
+          [](Module& self, const nb::dict& state, bool strict) {
+            const nn::LoadResult result =
+                self.load_state_dict(tensors_of(state), {.strict = strict});
+            return std::pair(result.missing, result.unexpected);
+          },
+          "state_dict"_a, "strict"_a = true,
+          "Copies a state into the parameters and buffers, converting dtypes. An Error names every "
+          "offending key, and nothing has changed. (missing, unexpected) keys, where not strict.")
+      .def(
+          "train",
+          [](nb::handle_t<Module> self, bool mode) {
+            nb::cast<Module&>(self).train(mode);
+            return nb::borrow(self);
+          },
+          "mode"_a = true)
+      .def("eval",
+           [](nb::handle_t<Module> self) {
+             nb::cast<Module&>(self).eval();
+             return nb::borrow(self);
+           })
+      .def_prop_ro("training", &Module::is_training)
+      .def(
+          "to",
+          [](nb::handle_t<Module> self, const nb::args& where) {
+            auto& module = nb::cast<Module&>(self);
+            for (nb::handle argument : where) {
+              DType dtype;
+              if (read_dtype(argument, dtype)) {
+                module.to(dtype);
+              } else {
+                module.to(*nb::cast<MaybeDevice>(argument));
+              }
+            }
+            return nb::borrow(self);
+          },
+          "where"_a, "Moves (a device) or converts (a dtype) parameters, gradients and buffers.")
+      .def("zero_grad", &Module::zero_grad)
+      .def(
+          "requires_grad_",
+          [](nb::handle_t<Module> self, bool value) {
+            nb::cast<Module&>(self).requires_grad_(value);
+            return nb::borrow(self);
+          },
+          "requires_grad"_a = true)
+      .def(
+          "apply",
+          [](nb::handle_t<Module> self, const nb::callable& function) {
+            for (auto& [name, module] : nb::cast<Module&>(self).named_modules())
+              function(nb::cast(module, nb::rv_policy::reference));
+            return nb::borrow(self);
+          },
+          "fn"_a);
+}
+
+template <class Pool>
+void bind_pool(nb::module_& m, const char* name) {
+  layer<Pool>(m, name).def(nb::init<nn::Size2d, std::optional<nn::Size2d>, nn::Size2d>(),
+                           "kernel_size"_a, "stride"_a = nb::none(), "padding"_a = nn::Size2d(0));
+}
+
+void bind_layers(nb::module_& m) {
+  layer<nn::Linear>(m, "Linear", "x W^T + b: weight [out, in], bias [out].")
+      .def(nb::init<int64_t, int64_t, bool>(), "in_features"_a, "out_features"_a, "bias"_a = true);
+  layer<nn::LayerNorm>(m, "LayerNorm", "Over the last dimension.")
+      .def(
+          "__init__",
+          [](Derivable<nn::LayerNorm>* self, const Shape& shape, double eps) {
+            WEFT_CHECK(shape.size() == 1, "LayerNorm: one dimension is normalised, got {}", shape);
+            new (self) Derivable<nn::LayerNorm>(shape[0], eps);
+          },
+          "normalized_shape"_a, "eps"_a = 1e-5);
+  layer<nn::BatchNorm2d>(m, "BatchNorm2d")
+      .def(nb::init<int64_t, double, double>(), "num_features"_a, "eps"_a = 1e-5,
+           "momentum"_a = 0.1);
+  layer<nn::Conv2d>(m, "Conv2d")
+      .def(
+          "__init__",
+          [](Derivable<nn::Conv2d>* self, int64_t in, int64_t out, nn::Size2d kernel,
+             nn::Size2d stride, nn::Size2d padding, nn::Size2d dilation, int64_t groups,
+             bool bias) {
+            new (self) Derivable<nn::Conv2d>(
+                in, out, kernel,
+                nn::Conv2dOptions{
+                    .stride = stride, .padding = padding, .dilation = dilation, .groups = groups},
+                bias);
+          },
+          "in_channels"_a, "out_channels"_a, "kernel_size"_a, "stride"_a = nn::Size2d(1),
+          "padding"_a = nn::Size2d(0), "dilation"_a = nn::Size2d(1), "groups"_a = 1,
+          "bias"_a = true);
+  layer<nn::Embedding>(m, "Embedding", "Rows of weight [count, width] at integer indices.")
+      .def(nb::init<int64_t, int64_t>(), "num_embeddings"_a, "embedding_dim"_a);
+  layer<nn::Dropout>(m, "Dropout").def(nb::init<double>(), "p"_a = 0.5);
+  layer<nn::DropPath>(m, "DropPath", "Zeroes whole samples with probability p in training.")
+      .def(nb::init<double>(), "p"_a);
+  layer<nn::GELU>(m, "GELU").def(
+      "__init__",
+      [](Derivable<nn::GELU>* self, const std::string& approximate) {
+        WEFT_CHECK(approximate == "none" || approximate == "tanh",
+                   "GELU: approximate is \"none\" or \"tanh\", got \"{}\"", approximate);
+        new (self) Derivable<nn::GELU>(approximate == "tanh" ? ops::Gelu::kTanh : ops::Gelu::kErf);
+      },
+      "approximate"_a = "none");
+  layer<nn::ReLU>(m, "ReLU").def(nb::init<>());
+  layer<nn::SiLU>(m, "SiLU").def(nb::init<>());
+  layer<nn::Tanh>(m, "Tanh").def(nb::init<>());
+  bind_pool<nn::MaxPool2d>(m, "MaxPool2d");
+  bind_pool<nn::AvgPool2d>(m, "AvgPool2d");
+  layer<nn::Flatten>(m, "Flatten")
+      .def(nb::init<int64_t, int64_t>(), "start_dim"_a = 1, "end_dim"_a = -1);
+  layer<nn::Identity>(m, "Identity").def(nb::init<>());
+  layer<nn::MultiheadAttention>(m, "MultiheadAttention", "Self-attention of x [B, T, width].")
+      .def(
+          "__init__",
+          [](Derivable<nn::MultiheadAttention>* self, int64_t width, int64_t heads, double dropout,
+             bool bias, bool causal) {
+            new (self) Derivable<nn::MultiheadAttention>(
+                width, heads, nn::AttentionOptions{.causal = causal, .dropout = dropout}, bias);
+          },
+          "embed_dim"_a, "num_heads"_a, "dropout"_a = 0.0, "bias"_a = true, "causal"_a = false);
+  layer<nn::Sequential>(m, "Sequential", "Children applied in order, named \"0\", \"1\", ...")
+      .def("__init__",
+           [](Derivable<nn::Sequential>* self, const nb::args& modules) {
+             new (self) Derivable<nn::Sequential>();
+             int number = 0;
+             for (nb::handle module : modules) {
+               Access::set_child_of(*self, std::to_string(number++),
+                                    nb::cast<std::shared_ptr<Module>>(module));
+             }
+           })
+      .def(
+          "append",
+          [](nb::handle_t<nn::Sequential> self, std::shared_ptr<Module> module) {
+            auto& sequential = nb::cast<nn::Sequential&>(self);
+            Access::set_child_of(sequential, std::to_string(sequential.size()), std::move(module));
+            return nb::borrow(self);
+          },
+          "module"_a)
+      .def("__len__", &nn::Sequential::size)
+      .def("__getitem__", [](nn::Sequential& self, int64_t i) {
+        const auto& children = Access::children_of(self);
+        const int64_t size = self.size();
+        if (i < -size || i >= size)
+          throw nb::index_error(fmt::format("index {} of {} modules", i, size).c_str());
+        return children[i < 0 ? i + size : i].second;
+      });
+}
+
+void bind_init(nb::module_ m) {
+  m.def("zeros_", &nn::init::zeros, "tensor"_a);
+  m.def("ones_", &nn::init::ones, "tensor"_a);
+  m.def("constant_", &nn::init::constant, "tensor"_a, "val"_a);
+  m.def("uniform_", &nn::init::uniform, "tensor"_a, "a"_a = 0.0, "b"_a = 1.0);
+  m.def("normal_", &nn::init::normal, "tensor"_a, "mean"_a = 0.0, "std"_a = 1.0);
+  m.def("trunc_normal_", &nn::init::trunc_normal, "tensor"_a, "mean"_a = 0.0, "std"_a = 1.0,
+        "a"_a = -2.0, "b"_a = 2.0, "Kept inside [a, b]: absolute values, not multiples of std.");
+  m.def("xavier_uniform_", &nn::init::xavier_uniform, "tensor"_a, "gain"_a = 1.0);
+  m.def("kaiming_uniform_", &nn::init::kaiming_uniform, "tensor"_a, "a"_a = 0.0);
+  m.def(
+      "kaiming_normal_",
+      [](const Tensor& x, const std::string& mode) {
+        WEFT_CHECK(mode == "fan_in" || mode == "fan_out",
+                   "kaiming_normal_: mode is fan_in or fan_out, got \"{}\"", mode);
+        return nn::init::kaiming_normal(
+            x, mode == "fan_in" ? nn::init::Fan::kIn : nn::init::Fan::kOut);
+      },
+      "tensor"_a, nb::kw_only(), "mode"_a = "fan_in");
+}
+
+}  // namespace
+
+void bind_nn(nb::module_& m) {
+  nb::module_ nn = m.def_submodule("nn");
+  bind_module(nn);
+  bind_layers(nn);
+  bind_init(m.def_submodule("init"));
+}
+
+}  // namespace weft::python

@@ -1,0 +1,299 @@
+"""Modules written in C++ and in Python, optimizers, schedules, mixed precision, data, models, files."""
+
+import math
+import os
+import subprocess
+import sys
+import tempfile
+import unittest
+
+import weft
+from weft import nn, optim
+from weft.nn import functional as F
+
+
+class Mlp(nn.Module):
+    def __init__(self, width, hidden):
+        super().__init__()
+        self.fc1 = nn.Linear(width, hidden)
+        self.fc2 = nn.Linear(hidden, width)
+        self.scale = nn.Parameter(weft.ones(width))
+        self.register_buffer("calls", weft.zeros((), dtype=weft.int64))
+        self.note = "not a tensor"
+
+    def forward(self, x):
+        self.calls += 1
+        return self.fc2(F.gelu(self.fc1(x))) * self.scale
+
+
+class Modules(unittest.TestCase):
+    def test_what_is_assigned_is_registered(self):
+        m = Mlp(4, 8)
+        self.assertEqual(
+            [name for name, _ in m.named_parameters()],
+            ["scale", "fc1.weight", "fc1.bias", "fc2.weight", "fc2.bias"],
+        )
+        self.assertEqual([name for name, _ in m.named_buffers()], ["calls"])
+        self.assertEqual(m.num_parameters(), 4 + 4 * 8 * 2 + 12)
+        self.assertIs(dict(m.named_children())["fc1"], m.fc1)
+        self.assertEqual(m(weft.ones(2, 4)).shape, (2, 4))
+        self.assertEqual(m.calls.item(), 1)
+        self.assertIsInstance(m.scale, nn.Parameter)
+        self.assertNotIsInstance(m.calls, nn.Parameter)
+        with self.assertRaises(AttributeError):
+            m.absent
+        with self.assertRaisesRegex(ValueError, "contain itself"):
+            m.fc1.parent = m
+
+    def test_a_name_that_is_taken_keeps_its_tensor(self):
+        m = Mlp(4, 8)
+        handle = dict(m.named_parameters())["scale"]
+        m.scale = nn.Parameter(weft.full((4,), 3.0))
+        self.assertEqual(handle.tolist(), [3.0] * 4)
+        self.assertTrue(m.scale.is_same(handle) and handle.requires_grad)
+        m.fc2 = nn.Linear(8, 4, bias=False)
+        self.assertEqual(len(m.parameters()), 4)
+
+    def test_modules_of_python_inside_those_of_cpp(self):
+        class Double(nn.Module):
+            def forward(self, x):
+                return x * 2
+
+        class Shifted(nn.Linear):
+            def forward(self, x):
+                return super().forward(x) + 100
+
+        s = nn.Sequential(Double(), nn.Sequential(Shifted(2, 2), nn.ReLU()), nn.Identity())
+        with weft.no_grad():
+            nn.init.zeros_(s[1][0].weight)
+            nn.init.zeros_(s[1][0].bias)
+        self.assertEqual(s(weft.ones(1, 2)).tolist(), [[100.0, 100.0]])
+        self.assertEqual([n for n, _ in s.named_parameters()], ["1.0.weight", "1.0.bias"])
+        del Double
+        import gc
+        gc.collect()
+        self.assertEqual(s(weft.ones(1, 2)).tolist(), [[100.0, 100.0]])
+        self.assertIsInstance(s[1][0], Shifted)
+
+    def test_modes_conversions_and_freezing(self):
+        m = nn.Sequential(Mlp(4, 8), nn.Dropout(0.5))
+        self.assertTrue(m.training and m[0].fc1.training)
+        self.assertIs(m.eval(), m)
+        self.assertFalse(m[0].training)
+        m.to(weft.bfloat16)
+        self.assertEqual(m[0].fc1.weight.dtype, weft.bfloat16)
+        self.assertEqual(m[0].calls.dtype, weft.int64)
+        m.requires_grad_(False)
+        self.assertFalse(any(p.requires_grad for p in m.parameters()))
+        seen = []
+        m.apply(lambda module: seen.append(type(module).__name__))
+        self.assertEqual(seen, ["Sequential", "Mlp", "Linear", "Linear", "Dropout"])
+
+    def test_states(self):
+        a, b = Mlp(4, 8), Mlp(4, 8)
+        state = a.state_dict()
+        self.assertEqual(b.load_state_dict(state), ([], []))
+        self.assertEqual(b.fc1.weight.tolist(), a.fc1.weight.tolist())
+        del state["fc1.bias"]
+        state["other"] = weft.ones(1)
+        with self.assertRaisesRegex(weft.Error, "fc1.bias"):
+            b.load_state_dict(state)
+        self.assertEqual(b.load_state_dict(state, strict=False), (["fc1.bias"], ["other"]))
+
+    def test_files(self):
+        with tempfile.TemporaryDirectory() as folder:
+            path = os.path.join(folder, "model.safetensors")
+            a = Mlp(4, 8).to(weft.bfloat16)
+            weft.save_file(a.state_dict(), path, {"format": "pt"})
+            b = Mlp(4, 8)
+            b.load_state_dict(weft.load_file(path))
+            self.assertEqual(b.fc2.weight.tolist(), a.fc2.weight.tolist())
+            with self.assertRaisesRegex(weft.Error, "absent.safetensors"):
+                weft.load_file(os.path.join(folder, "absent.safetensors"))
+
+    def test_lists_and_dicts_of_modules(self):
+        class Net(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.layers = nn.ModuleList([nn.Linear(2, 2) for _ in range(2)])
+                self.heads = nn.ModuleDict({"a": nn.Linear(2, 1)})
+
+            def forward(self, x):
+                for layer in self.layers:
+                    x = layer(x)
+                return self.heads["a"](x)
+
+        net = Net()
+        self.assertEqual(net(weft.ones(3, 2)).shape, (3, 1))
+        self.assertEqual(net.parameters()[0].shape, (2, 2))
+        self.assertEqual([n for n, _ in net.named_parameters()][-1], "heads.a.bias")
+
+    def test_layers(self):
+        x = weft.randn(2, 3, 8, 8)
+        for layer, shape in [
+            (nn.Conv2d(3, 6, 3, padding=1, stride=2), (2, 6, 4, 4)),
+            (nn.Conv2d(3, 6, (1, 3), groups=3, bias=False), (2, 6, 8, 6)),
+            (nn.BatchNorm2d(3), (2, 3, 8, 8)),
+            (nn.MaxPool2d(2), (2, 3, 4, 4)),
+            (nn.AvgPool2d(3, stride=1), (2, 3, 6, 6)),
+            (nn.Flatten(), (2, 192)),
+            (nn.LayerNorm(8), (2, 3, 8, 8)),
+            (nn.GELU("tanh"), (2, 3, 8, 8)),
+        ]:
+            self.assertEqual(layer(x).shape, shape, type(layer))
+        attention = nn.MultiheadAttention(8, 2)
+        self.assertEqual(attention(weft.randn(2, 5, 8)).shape, (2, 5, 8))
+        self.assertEqual(attention.out_proj.weight.shape, (8, 8))
+        self.assertEqual(nn.Embedding(10, 4)(weft.tensor([1, 2])).shape, (2, 4))
+        with self.assertRaisesRegex(weft.Error, "linear"):
+            nn.Linear(3, 2)(weft.ones(2, 4))
+
+    def test_losses(self):
+        logits, labels = weft.tensor([[2.0, 0.0], [0.0, 0.0]]), weft.tensor([0, 1])
+        expected = (math.log(1 + math.exp(-2)) + math.log(2)) / 2
+        self.assertAlmostEqual(nn.CrossEntropyLoss()(logits, labels).item(), expected, places=6)
+        self.assertEqual(nn.MSELoss(reduction="sum")(weft.ones(3), weft.zeros(3)).item(), 3)
+        with self.assertRaisesRegex(weft.Error, "reduction is mean, sum or none"):
+            F.mse_loss(logits, logits, "median")
+
+
+def train(make, steps=30):
+    weft.manual_seed(1)
+    model = nn.Sequential(nn.Linear(4, 16), nn.Tanh(), nn.Linear(16, 1))
+    optimizer = make(model)
+    x = weft.randn(64, 4)
+    y = x.sum(1, keepdim=True).tanh()
+    losses = []
+    for _ in range(steps):
+        optimizer.zero_grad()
+        loss = F.mse_loss(model(x), y)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+class Optimizers(unittest.TestCase):
+    def test_each_learns(self):
+        for make in (
+            lambda m: optim.AdamW(m.parameters(), lr=0.03),
+            lambda m: optim.Adam(m.named_parameters(), lr=0.03, betas=(0.8, 0.99)),
+            lambda m: optim.SGD(m.parameters(), lr=0.1, momentum=0.9, nesterov=True),
+        ):
+            losses = train(make)
+            self.assertLess(losses[-1], losses[0] / 3)
+        for name in optim.optimizer_names():
+            self.assertIn("lr", optim.optimizer_options(name))
+            losses = train(lambda m: optim.make_optimizer(name, m.parameters()), steps=2)
+            self.assertNotEqual(losses[0], losses[1])
+
+    def test_groups_and_errors(self):
+        m = Mlp(4, 8)
+        o = optim.AdamW([{"params": [m.scale], "lr": 0.5, "betas": (0.5, 0.6)}, {"params": m.fc1.parameters()}], lr=0.1)
+        self.assertEqual([g["lr"] for g in o.param_groups], [0.5, 0.1])
+        self.assertEqual(o.param_groups[0]["beta2"], 0.6)
+        o.param_groups[1]["lr"] = 0.2
+        self.assertEqual(o.param_groups[1]["lr"], 0.2)
+        self.assertTrue(o.param_groups[0]["params"][0].is_same(m.scale))
+        with self.assertRaisesRegex(weft.Error, "momentum"):
+            optim.make_optimizer("adamw", m.parameters(), momentum=0.9)
+        with self.assertRaisesRegex(weft.Error, "twice"):
+            optim.SGD([m.scale, m.scale])
+        with self.assertRaisesRegex(weft.Error, "read-only"):
+            optim.SGD([weft.as_tensor(memoryview(b"\0" * 8).cast("f"))])
+
+    def test_states_continue_a_run(self):
+        weft.manual_seed(0)
+        m = nn.Linear(3, 1)
+
+        def step(o):
+            o.zero_grad()
+            (m(weft.ones(2, 3)) ** 2).sum().backward()
+            o.step()
+
+        o = optim.AdamW(m.named_parameters(), lr=0.1)
+        step(o)
+        kept = {k: v.clone() for k, v in o.state_dict()["state"].items()}
+        weights = {k: v.clone() for k, v in m.state_dict().items()}
+        groups = o.state_dict()["param_groups"]
+        step(o)
+        expected = m.weight.tolist()
+        m.load_state_dict(weights)
+        o = optim.AdamW(m.named_parameters(), lr=0.7)
+        o.load_state_dict({"state": kept, "param_groups": groups})
+        step(o)
+        self.assertEqual(m.weight.tolist(), expected)
+
+    def test_schedules(self):
+        o = optim.SGD([weft.ones(1, requires_grad=True)], lr=2.0)
+        s = optim.lr_scheduler.LambdaLR(o, lambda step: 0.5**step)
+        s.step()
+        self.assertEqual(o.lr, 1.0)
+        o.lr = 1.0
+        s = optim.lr_scheduler.CosineAnnealingLR(o, 10)
+        for _ in range(10):
+            s.step()
+        self.assertAlmostEqual(o.lr, 0)
+        self.assertEqual(s.step_count, 10)
+
+    def test_clipping_and_loss_scaling(self):
+        p = weft.tensor([3.0, 4.0], requires_grad=True)
+        (p * p).sum().backward()
+        self.assertEqual(weft.nn.utils.clip_grad_norm_([p], 1.0), 10.0)
+        self.assertAlmostEqual(p.grad[1].item(), 0.8, places=5)
+        scaler = weft.amp.GradScaler(init_scale=8.0)
+        o = optim.SGD([p], lr=1.0)
+        p.grad = None
+        scaler.scale((p * 1).sum()).backward()
+        self.assertEqual(p.grad.tolist(), [8.0, 8.0])
+        self.assertTrue(scaler.step(o))
+        scaler.update()
+        self.assertEqual(p.tolist(), [2.0, 3.0])
+        p.grad = weft.tensor([math.inf, 0.0])
+        self.assertFalse(scaler.step(o))
+        scaler.update()
+        self.assertEqual(scaler.get_scale(), 4.0)
+
+
+class Data(unittest.TestCase):
+    def test_batches_and_models(self):
+        images, validation, test = weft.data.open("builtin", 1)
+        image, label = images[0]
+        self.assertEqual((image.shape, image.dtype), ((32, 32, 3), weft.uint8))
+        self.assertTrue(0 <= label < len(images.class_names))
+        loader = weft.data.Loader(test, 64, shuffle=True, drop_last=True, augmentation={"flip": True})
+        batches = [labels.tolist() for _, labels in loader]
+        self.assertEqual(len(batches), len(loader))
+        self.assertNotEqual([labels.tolist() for _, labels in loader], batches)
+        loader.position = (0, 2)
+        x, labels = next(loader)
+        self.assertEqual(labels.tolist(), batches[2])
+        with self.assertRaisesRegex(weft.Error, "unknown augmentation"):
+            weft.data.Loader(test, 8, augmentation={"blur": 1})
+        self.assertIn("vit_b_16", weft.models.names())
+        model = weft.models.make("cct", classes=10, image_size=32)
+        self.assertEqual(model(x[:2]).shape, (2, 10))
+        self.assertEqual(model.encoder.layers[0].ln_1.weight.shape, (128,))
+        with self.assertRaisesRegex(weft.Error, "vit_b_16"):
+            weft.models.make("vgg")
+
+    def test_the_loop_of_the_example_is_that_of_cpp(self):
+        program = os.path.join("examples", "plain_training")
+        if not os.path.exists(program):
+            self.skipTest("examples/plain_training is not built")
+        with tempfile.TemporaryDirectory() as folder:
+            path = [os.path.join(folder, name) for name in ("cpp", "python")]
+            said = [
+                subprocess.run(words, stdout=subprocess.PIPE, text=True, timeout=120, check=True).stdout
+                for words in ([program, path[0]], [sys.executable, program + ".py", path[1]])
+            ]
+            self.assertEqual(len(said[0].splitlines()), 10)
+            self.assertEqual(said[0], said[1])
+            states = [weft.load_file(p) for p in path]
+            self.assertEqual(states[0].keys(), states[1].keys())
+            for name, tensor in states[0].items():
+                self.assertEqual(tensor.tolist(), states[1][name].tolist())
+
+
+if __name__ == "__main__":
+    unittest.main()

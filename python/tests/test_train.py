@@ -1,0 +1,129 @@
+"""Fabric on one rank and on several; the kernels' variants."""
+
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import textwrap
+import unittest
+
+import weft
+
+PROGRAM = """
+    import sys
+    import weft
+    from weft import nn, optim
+    from weft.nn import functional as F
+
+    fabric = weft.train.Fabric(devices=int(sys.argv[1]), strategy=sys.argv[2])
+    fabric.launch()
+    fabric.seed_everything(1)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(12, 8), nn.GELU(), nn.Linear(8, 4))
+    optimizer = optim.AdamW(model.named_parameters(), lr=0.01)
+    fabric.setup(model, optimizer)
+    weft.manual_seed(5)
+    x, y = weft.randn(8, 12), weft.tensor([0, 1, 2, 3] * 2)
+    mine = slice(fabric.global_rank, None, fabric.world_size)
+    for step in range(3):
+        optimizer.zero_grad()
+        fabric.backward(F.cross_entropy(fabric.forward(x[mine]), y[mine]))
+        fabric.clip_gradients(optimizer, 1.0)
+        fabric.step(optimizer)
+    loss = fabric.all_reduce(F.cross_entropy(fabric.forward(x), y)).item()
+    ranks = fabric.all_gather(weft.tensor([float(fabric.global_rank)])).flatten().tolist()
+    fabric.print(fabric.world_size, f"{loss:.5f}", ranks)
+    fabric.save(sys.argv[3])
+"""
+
+
+class Ranks(unittest.TestCase):
+    def setUp(self):
+        self.folder = tempfile.TemporaryDirectory()
+        self.program = os.path.join(self.folder.name, "program.py")
+        with open(self.program, "w") as file:
+            file.write(textwrap.dedent(PROGRAM))
+
+    def tearDown(self):
+        self.folder.cleanup()
+
+    def run_program(self, devices, strategy, *before):
+        path = os.path.join(self.folder.name, f"{strategy}{devices}.safetensors")
+        run = subprocess.run(
+            [*before, sys.executable, self.program, str(devices), strategy, path],
+            stdout=subprocess.PIPE, text=True, timeout=120, env=dict(os.environ, OMP_NUM_THREADS="1"),
+        )
+        self.assertEqual(run.returncode, 0)
+        return run.stdout, weft.load_file(path)
+
+    def test_ranks_learn_what_one_learns(self):
+        alone, state = self.run_program(1, "auto")
+        self.assertEqual(alone.split()[0], "1")
+        for strategy in ("ddp", "zero1"):
+            said, shared = self.run_program(2, strategy)
+            self.assertEqual(said.split()[0], "2")
+            self.assertIn("[0.0, 1.0]", said)
+            self.assertAlmostEqual(float(said.split()[1]), float(alone.split()[1]), places=4)
+            for name, tensor in state.items():
+                self.assertLess((tensor - shared[name]).abs().max().item(), 1e-5)
+
+    def test_under_torchrun(self):
+        # What torchrun sets for each of its processes.
+        path = os.path.join(self.folder.name, "torchrun.safetensors")
+        with socket.socket() as s:
+            s.bind(("127.0.0.1", 0))
+            port = s.getsockname()[1]
+        ranks = [
+            subprocess.Popen(
+                [sys.executable, self.program, "2", "ddp", path], stdout=subprocess.PIPE, text=True,
+                env=dict(
+                    os.environ, OMP_NUM_THREADS="1", RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE="2",
+                    LOCAL_WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port),
+                ),
+            )
+            for rank in range(2)
+        ]
+        try:
+            said = [process.communicate(timeout=120)[0] for process in ranks]
+            self.assertEqual([process.returncode for process in ranks], [0, 0])
+            self.assertTrue(said[0].startswith("2 ") and not said[1], said)
+        finally:
+            for process in ranks:
+                process.kill()
+                process.wait()
+
+    @unittest.skipUnless(shutil.which("mpirun"), "mpirun is not installed")
+    def test_under_mpirun(self):
+        said, _ = self.run_program(2, "ddp", "mpirun", "--allow-run-as-root", "--oversubscribe", "-n", "2")
+        self.assertTrue(said.startswith("2 "), said)
+
+    def test_options_that_do_not_go_together(self):
+        with self.assertRaisesRegex(weft.Error, "int7"):
+            weft.train.Fabric(precision="int7")
+        with self.assertRaises(weft.Error):
+            weft.train.Fabric(devices=2, strategy="nothing")
+
+
+class Kernels(unittest.TestCase):
+    def test_variants_are_listed_and_forced(self):
+        rows = weft.kernels.variants("gemm")
+        names = [row["name"] for row in rows]
+        self.assertIn("gemm_cpu_eigen", names)
+        self.assertTrue(all(row["op"] == "gemm" and row["device"] in ("cpu", "cuda") for row in rows))
+        self.assertIn(weft.float64, rows[names.index("gemm_cpu_eigen")]["dtypes"])
+        self.assertGreaterEqual(len({row["op"] for row in weft.kernels.variants()}), 20)
+        a = weft.randn(3, 4)
+        with weft.kernels.use("gemm", "gemm_cpu_eigen"):
+            self.assertLess((a @ a.T - (a.unsqueeze(1) * a).sum(-1)).abs().max().item(), 1e-5)
+        with weft.kernels.use("gemm", "gemm_cpu_exact"), self.assertRaisesRegex(weft.Error, "does not fit"):
+            a @ a.T
+        a @ a.T
+        with self.assertRaisesRegex(weft.Error, "no variant 'fast'"):
+            weft.kernels.use("gemm", "fast")
+        with self.assertRaisesRegex(weft.Error, "no op 'conv9d'"):
+            weft.kernels.variants("conv9d")
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,29 @@
+"""Learning-rate schedules: functions of the step, and what sets an optimizer's rates by one.
+
+    schedule = lr_scheduler.sequential([lr_scheduler.linear(100, 0.01, 1), lr_scheduler.cosine(900)], [100])
+    scheduler = lr_scheduler.Scheduler(optimizer, schedule)      # or any function of the step: PyTorch's LambdaLR"""
+
+from weft._weft.optim.schedules import *  # noqa: F401, F403
+from weft._weft.optim.schedules import Scheduler, cosine, exponential, one_cycle, staircase
+
+
+def LambdaLR(optimizer, lr_lambda):
+    return Scheduler(optimizer, lr_lambda)
+
+
+def StepLR(optimizer, step_size, gamma=0.1):
+    return Scheduler(optimizer, staircase(step_size, gamma))
+
+
+def ExponentialLR(optimizer, gamma):
+    return Scheduler(optimizer, exponential(gamma))
+
+
+def CosineAnnealingLR(optimizer, T_max, eta_min=0.0):
+    """Down to eta_min, of the first group, up to step T_max."""
+    return Scheduler(optimizer, cosine(T_max, eta_min / optimizer.lr))
+
+
+def OneCycleLR(optimizer, max_lr, total_steps, pct_start=0.3, div_factor=25.0, final_div_factor=1e4):
+    optimizer.lr = max_lr
+    return Scheduler(optimizer, one_cycle(total_steps, pct_start, div_factor, final_div_factor))
