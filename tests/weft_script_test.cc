@@ -35,11 +35,14 @@ class Machine {
       : root_(fs::path(std::getenv("TEST_TMPDIR")) / name), tools_(root_ / "tools") {
     fs::remove_all(root_);
     fs::create_directories(tools_);
-    fs::create_directories(root_ / "cli");
     fs::copy_file("weft", root_ / "weft");
-    fs::copy_file("cli/commands.bzl", root_ / "cli/commands.bzl");
-    for (const char* tool : {"bash", "cat", "cksum", "dirname", "env", "find", "grep", "mkdir",
-                             "mktemp", "mv", "readlink", "rm", "sort", "awk", "tr", "xargs"}) {
+    for (const char* file : {"cli/commands.bzl", "bazel/install/install"}) {
+      fs::create_directories((root_ / file).parent_path());
+      fs::copy_file(file, root_ / file);
+    }
+    for (const char* tool :
+         {"bash", "cat", "cksum", "dirname", "env", "find", "grep", "mkdir", "mktemp", "mv",
+          "readlink", "realpath", "rm", "sort", "awk", "tr", "xargs"}) {
       for (const char* folder : {"/usr/bin/", "/bin/"}) {
         if (fs::exists(std::string(folder) + tool) && !fs::exists(tools_ / tool)) {
           fs::create_symlink(std::string(folder) + tool, tools_ / tool);
@@ -227,6 +230,19 @@ TEST_CASE("Errors of the script are one line") {
   const Outcome elsewhere = machine.run("train");
   CHECK(elsewhere.code == 1);
   CHECK_THAT(elsewhere.err, StartsWith("weft: error: this is not Debian; install the equivalents"));
+}
+
+TEST_CASE("Before an installation is built its prefix is looked at") {
+  Machine machine("install");
+  for (const std::string& package : packages()) machine.install(package);
+  const Outcome refused = machine.run("install --prefix " + machine.root().string() + "/weft");
+  CHECK(refused.code == 1);
+  CHECK_THAT(refused.err, Contains("/weft is not a directory"));
+  CHECK(refused.calls == "");
+  CHECK(machine.run("install --prefx /x").code == 2);
+  CHECK_THAT(machine.run("install --help").out, StartsWith("Usage: ./weft install"));
+  CHECK(machine.run("install --prefix " + machine.root().string() + "/prefix").calls ==
+        "bazel build --config=host --check_up_to_date //bazel/install:files\n");
 }
 
 TEST_CASE(
