@@ -3,6 +3,7 @@ kernels/simt, by the host compiler in the host flavour."""
 
 load("@cuda//:toolkit.bzl", "NVCC", "NVCC_VERSION")
 load("@bazel_tools//tools/cpp:toolchain_utils.bzl", "find_cpp_toolchain")
+load("//bazel:here.bzl", "here")
 
 # No contraction of a*b+c, as on the CPU: a kernel that wants an fma says so.
 _NVCC_OPTIONS = [
@@ -192,7 +193,7 @@ def cuda_library(
     common = dict(
         hdrs = hdrs,
         archs = select({
-            "//bazel:one_arch": one_arch,
+            here("//bazel:one_arch"): one_arch,
             "//conditions:default": archs,
         }),
         copts = copts,
@@ -203,15 +204,15 @@ def cuda_library(
     _cuda_objects(
         name = name,
         srcs = select({
-            "//bazel:cuda": srcs,
+            here("//bazel:cuda"): srcs,
             "//conditions:default": host_srcs,
         }),
         deps = deps + select({
-            "//bazel:cuda": ["@cuda//:runtime"],
+            here("//bazel:cuda"): ["@cuda//:runtime"],
             "//conditions:default": [],
         }),
         emulated = select({
-            "//bazel:cuda": False,
+            here("//bazel:cuda"): False,
             "//conditions:default": True,
         }),
         tags = tags + ["cuda"],

@@ -1,6 +1,7 @@
 """Build rules of Weft: cc_* with the house's flags, and op() for a folder of kernels."""
 
 load("//bazel:cuda.bzl", "cuda_library")
+load("//bazel:here.bzl", "here")
 load("//bazel:ops.bzl", "OPS")
 
 # No -march: CPU kernels choose their instruction set at run time. No contraction: a*b+c rounds twice
@@ -23,18 +24,18 @@ _LINKOPTS = [
     "-fopenmp",
     "-ldl",
 ] + select({
-    "//bazel:cuda": ["-Wl,-rpath,$$ORIGIN/lib,--disable-new-dtags"],
+    here("//bazel:cuda"): ["-Wl,-rpath,$$ORIGIN/lib,--disable-new-dtags"],
     "//conditions:default": [],
 })
 
 # Where a test or program runs kernels on a device: the GPU's in the cuda flavour, else the emulated one, which is
 # linked where it is asked for.
 CUDA_ONLY = select({
-    "//bazel:cuda": [],
+    here("//bazel:cuda"): [],
     "//conditions:default": ["@platforms//:incompatible"],
 })
 HOST_ONLY = select({
-    "//bazel:cuda": ["@platforms//:incompatible"],
+    here("//bazel:cuda"): ["@platforms//:incompatible"],
     "//conditions:default": [],
 })
 
@@ -42,15 +43,15 @@ def emulated(labels):
     """Labels that exist to bring an emulated device along: nothing in the cuda flavour, and nothing under clang, whose
     sanitizers' hooks the emulator does not provide."""
     return select({
-        "//bazel:clang": [],
-        "//bazel:cuda": [],
+        here("//bazel:clang"): [],
+        here("//bazel:cuda"): [],
         "//conditions:default": labels,
     })
 
 # The program, with a device to compute on.
 WEFT_WITH_DEVICE = select({
-    "//bazel:cuda": ["//cli:weft"],
-    "//conditions:default": ["//cli:weft_emulated"],
+    here("//bazel:cuda"): [here("//cli:weft")],
+    "//conditions:default": [here("//cli:weft_emulated")],
 })
 
 def weft_cc_library(name, optimize = "-O3", copts = [], **kwargs):
@@ -88,8 +89,8 @@ def weft_cc_test(name, srcs = None, deps = [], device = None, copts = [], linkop
         name = name,
         srcs = srcs or [name + ".cc"],
         deps = deps + emulated(device or []) + [
-            "//bazel/system:catch2",
-            "//tests:skip",
+            here("//bazel/system:catch2"),
+            here("//tests:skip"),
         ],
         tags = tags + (["device"] if device != None else []),
         copts = _COPTS + ["-O1"] + copts,
@@ -102,7 +103,7 @@ def _program_test(name, program, args, **kwargs):
     """Another target's program with arguments, as a test."""
     native.sh_test(
         name = name,
-        srcs = ["//bazel:run_program"],
+        srcs = [here("//bazel:run_program")],
         args = ["$(location %s)" % program] + args,
         data = [program],
         **kwargs
@@ -111,7 +112,7 @@ def _program_test(name, program, args, **kwargs):
 def op(name, srcs = [], hdrs = [], deps = [], system = [], test_size = "medium", sm_90a = [], spill_free = []):
     """A kernel folder: the library, a test of every listed variant over every case, and a bench.
 
-    By convention the folder holds NAME.h, NAME.inc, NAME_reference.cc, NAME_cases.h and its variants,
+    The folder is kernels/NAME, of this repository or of another. By convention it holds NAME.h, NAME.inc, NAME_reference.cc, NAME_cases.h and its variants,
     NAME_<device>_<algorithm>.cc or .cu. Nothing else needs to be told about a new variant.
 
     Args:
@@ -143,9 +144,9 @@ def op(name, srcs = [], hdrs = [], deps = [], system = [], test_size = "medium",
                 hdrs = [name + ".h"] + hdrs + native.glob(["*.cuh"]),
                 spill_free = spill_free,
                 deps = [
-                    "//core",
-                    "//kernels:op",
-                    "//kernels/device",
+                    here("//core"),
+                    here("//kernels:op"),
+                    here("//kernels/device"),
                 ] + deps,
                 **({"archs": archs} if archs else {})
             )
@@ -160,7 +161,7 @@ def op(name, srcs = [], hdrs = [], deps = [], system = [], test_size = "medium",
                 "*_inl.h",
             ],
         ) + srcs + select({
-            "//bazel:cuda": library_variants,
+            here("//bazel:cuda"): library_variants,
             "//conditions:default": [],
         }),
         hdrs = [name + ".h"] + hdrs,
@@ -169,14 +170,14 @@ def op(name, srcs = [], hdrs = [], deps = [], system = [], test_size = "medium",
         ),
         visibility = ["//visibility:public"],
         deps = [
-            "//core",
-            "//kernels:op",
-            "//kernels/simd",
-            "//numerics",
-        ] + deps + ["//bazel/system:" + s for s in system] + select({
-            "//bazel:cuda": cuda_deps + ([
-                "//kernels/device:cudnn",
-                "//kernels/device:library",
+            here("//core"),
+            here("//kernels:op"),
+            here("//kernels/simd"),
+            here("//numerics"),
+        ] + deps + [here("//bazel/system:" + s) for s in system] + select({
+            here("//bazel:cuda"): cuda_deps + ([
+                here("//kernels/device:cudnn"),
+                here("//kernels/device:library"),
                 "@cuda//:runtime",
             ] if library_variants else []),
             "//conditions:default": [],
@@ -185,7 +186,7 @@ def op(name, srcs = [], hdrs = [], deps = [], system = [], test_size = "medium",
 
     # The list once more, with the kernels for the emulated device: it stands before NAME in the link, whose own list
     # then stays in its archive. What the op is made of comes with its emulated kernels, too.
-    parts = [dep for dep in deps if dep.startswith("//kernels/") and dep[len("//kernels/"):] in OPS]
+    parts = [dep for dep in deps if "//kernels/" in dep and dep.split("//kernels/")[1] in OPS]
     for kind, suffix in [("_emulated", ""), ("_sanitized", "_asan")]:
         weft_cc_library(
             name = name + kind,
@@ -198,7 +199,7 @@ def op(name, srcs = [], hdrs = [], deps = [], system = [], test_size = "medium",
             visibility = ["//visibility:public"],
             deps = [":" + name] + [dep + suffix for dep in cuda_deps] +
                    [part + ":" + part.split("/")[-1] + kind for part in parts] +
-                   ["//kernels/simt"] + ["//bazel/system:" + s for s in system],
+                   [here("//kernels/simt")] + [here("//bazel/system:" + s) for s in system],
         )
     weft_cc_library(
         name = name + "_cases",
@@ -206,7 +207,7 @@ def op(name, srcs = [], hdrs = [], deps = [], system = [], test_size = "medium",
         visibility = ["//visibility:public"],
         deps = [
             ":" + name,
-            "//kernels/testing",
+            here("//kernels/testing"),
         ],
     )
 
@@ -225,7 +226,7 @@ def op(name, srcs = [], hdrs = [], deps = [], system = [], test_size = "medium",
         visibility = ["//visibility:public"],
         deps = [
             ":" + name + "_cases",
-            "//kernels/testing:op_main",
+            here("//kernels/testing:op_main"),
         ],
     )
     weft_cc_binary(

@@ -36,7 +36,8 @@ class Machine {
     fs::remove_all(root_);
     fs::create_directories(tools_);
     fs::copy_file("weft", root_ / "weft");
-    for (const char* file : {"cli/commands.bzl", "bazel/install/install"}) {
+    for (const char* file : {".bazelversion", "cli/commands.bzl", "bazel/install/install",
+                             "bazel/system/find_packages"}) {
       fs::create_directories((root_ / file).parent_path());
       fs::copy_file(file, root_ / file);
     }
@@ -50,6 +51,13 @@ class Machine {
       }
     }
     tool("id", "echo ${WEFT_TEST_UID:-0}");
+    // A compiler that lacks headers, but for those in a folder that pkg-config may name.
+    tool("cc",
+         "text=$(cat); for header in ${WEFT_TEST_LACKS:-}; do case $text in *\"<$header>\"*)\n"
+         "case \" $* \" in *\" -I/opt/include \"*) ;; *) exit 1;; esac;; esac; done");
+    tool("pkg-config",
+         "case ${WEFT_TEST_PKG_CONFIG:-}$1 in yes--cflags*) echo -I/opt/include;;\n"
+         "yes--libs*) echo -L/opt/lib;; esac");
     // Installed is what the file says, and what apt-get install adds to it.
     tool("dpkg-query",
          "while read -r package; do echo \"installed $package\"; done < " + installed().string());
@@ -226,10 +234,39 @@ TEST_CASE("Errors of the script are one line") {
   const Outcome test = machine.run("test --most");
   CHECK(test.code == 2);
   CHECK(last_line(test) == "weft: error: unknown argument of test: --most");
-  machine.remove("dpkg-query");
-  const Outcome elsewhere = machine.run("train");
-  CHECK(elsewhere.code == 1);
-  CHECK_THAT(elsewhere.err, StartsWith("weft: error: this is not Debian; install the equivalents"));
+}
+
+TEST_CASE("Elsewhere than on Debian what is there is looked for, and what is missing is listed") {
+  Machine machine("elsewhere");
+  const std::string settings = GENERATE("", "WEFT_SKIP_PACKAGES=1 ");
+  if (settings.empty()) machine.remove("dpkg-query");
+  const Outcome complete = machine.run("train", settings);
+  CHECK(complete.code == 7);
+  CHECK(complete.calls == "bazel build --config=host --check_up_to_date //cli:weft_train\n");
+  fs::remove_all(machine.root() / ".weft");
+
+  const std::string lacking = settings + "'WEFT_TEST_LACKS=dnnl.hpp hwy/highway.h' ";
+  const Outcome incomplete = machine.run("train", lacking);
+  CHECK(incomplete.code == 1);
+  CHECK(incomplete.err ==
+        "weft: error: this machine lacks what Weft is built of:\n"
+        "  <dnnl.hpp> (dnnl): oneDNN, matrix products on the CPU\n"
+        "  <hwy/highway.h> (libhwy): Highway, vector kernels on the CPU\n");
+  CHECK(incomplete.calls == "");
+
+  // Folders that pkg-config names are passed on to Bazel.
+  CHECK(machine.run("train", lacking + "WEFT_TEST_PKG_CONFIG=yes WEFT_BUILD_CACHE=no").code == 7);
+  CHECK(read(machine.root() / ".weft/bazelrc") ==
+        "\nbuild --action_env=CPATH=/opt/include --repo_env=CPATH=/opt/include\n"
+        "build --action_env=LIBRARY_PATH=/opt/lib --repo_env=LIBRARY_PATH=/opt/lib\n");
+
+  // One of the two Catch2 is enough.
+  CHECK(machine.run("eval", settings + "WEFT_TEST_LACKS=catch2/catch.hpp").code != 1);
+  CHECK_THAT(machine
+                 .run("predict",
+                      settings + "'WEFT_TEST_LACKS=catch2/catch.hpp catch2/catch_test_macros.hpp'")
+                 .err,
+             Contains("(catch2): the tests; Catch2 2 or 3"));
 }
 
 TEST_CASE("Before an installation is built its prefix is looked at") {

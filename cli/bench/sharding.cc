@@ -29,10 +29,15 @@ namespace {
 using nlohmann::ordered_json;
 using Devices = dist::StrategyKind::Devices;
 
+std::vector<std::string> usual_communicators() {
+  if (dist::mpi_library().empty()) return {"in-process"};
+  return {"in-process", "mpi"};
+}
+
 struct Arguments {
   std::string model = "vit_b_16";
   std::vector<int> devices = {1, 2, 4};
-  std::vector<std::string> strategies, communicators = {"in-process", "mpi"};
+  std::vector<std::string> strategies, communicators = usual_communicators();
   int64_t batch = 1;
   models::ModelOptions options;
   dist::StrategyOptions settings;  // of one strategy each

@@ -121,9 +121,48 @@ TEST_CASE("ranks that were started by hand must be as many as the run wants") {
   CHECK(!std::filesystem::exists(scratch("none")));
 }
 
-TEST_CASE("a missing mpirun is an error that says what to install") {
-  const Outcome outcome = run_shell("PATH=/nowhere " + weft_program() + " train --devices 2");
-  check_error(outcome, 1, "there is no mpirun in PATH; install Open MPI");
+TEST_CASE("without mpirun ranks are processes that talk over TCP, and train the same") {
+  run_train("with_mpirun", tiny(4, "--devices 2 --strategy fsdp"));
+  const std::string run = fresh_scratch("without_mpirun"), here = "PATH=/nowhere ";
+  const Outcome outcome =
+      run_shell(here + "/usr/bin/timeout 120 " + weft_program() + " train --output " + run + " " +
+                tiny(4, "--devices 2 --strategy fsdp"));
+  INFO(outcome.err);
+  REQUIRE(outcome.code == 0);
+  CHECK(diff_weights("with_mpirun", "without_mpirun") == 0);
+}
+
+TEST_CASE("what only mpirun can do says that it is missing") {
+  std::ofstream(scratch("hosts")) << "localhost\n";
+  check_error(run_shell("PATH=/nowhere " + weft_program() + " launch --devices 2 --hosts " +
+                        scratch("hosts") + " -- /bin/true"),
+              1, "there is no mpirun in PATH; install Open MPI");
+}
+
+TEST_CASE(
+    "launch without mpirun hands on exit codes, ends the ranks that are left, and cleans up") {
+  const std::string folder = fresh_scratch("local ranks");
+  std::filesystem::create_directories(folder);
+  const auto launch = [&](const std::string& command) {
+    return run_shell("PATH=/nowhere TMPDIR='" + folder + "' /usr/bin/timeout 60 " + weft_program() +
+                     " launch " + command);
+  };
+  const Outcome ranks =
+      launch("--devices 3 -- /bin/sh -c 'echo rank $RANK of $WORLD_SIZE, $LOCAL_RANK here'");
+  CHECK(ranks.code == 0);
+  for (int r = 0; r < 3; ++r) {
+    CHECK_THAT(ranks.out, Contains(fmt::format("rank {0} of 3, {0} here\n", r)));
+  }
+  // Rank 1 fails at once; the others would sleep for longer than this test may take, one of them
+  // deaf to SIGTERM.
+  const Outcome failed = launch(
+      "--devices 3 -- /bin/sh -c 'case $RANK in 1) exit 3;; 2) trap \"\" TERM;; esac; "
+      "for i in 1 2 3 4 5 6 7 8 9 10 11 12; do /bin/sleep 10; done'");
+  CHECK(failed.code == 3);
+  CHECK(launch("--devices 2 -- /bin/sh -c 'kill -9 $$'").code == 128 + 9);
+  CHECK(launch("--devices 2 -- /nonexistent").code == 127);
+  CHECK(launch("--devices 2 --max-restarts 1 -- /bin/sh -c 'exit 5'").code == 5);
+  CHECK(std::filesystem::is_empty(folder));
 }
 
 TEST_CASE("launch runs any program and hands on its exit code") {

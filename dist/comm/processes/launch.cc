@@ -8,12 +8,15 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <iterator>
 #include <sstream>
 
 #include "core/error.h"
+#include "dist/comm/processes/local_ranks.h"
+#include "dist/comm/processes/mpi.h"
 
 namespace weft::dist {
 namespace {
@@ -27,14 +30,41 @@ bool is_in_path(const std::string& program) {
   return false;
 }
 
-volatile pid_t running = 0;
+/// The library that the mpirun in PATH belongs to, as mpi_library() calls it; empty if there is
+/// none.
+std::string_view library_of_mpirun() {
+  if (!is_in_path("mpirun")) return "";
+  std::FILE* const pipe = ::popen("mpirun --version 2>/dev/null", "r");
+  if (!pipe) return "";
+  std::string text;
+  for (int c; (c = std::fgetc(pipe)) != EOF;) text += static_cast<char>(c);
+  ::pclose(pipe);
+  if (text.find("Open MPI") != std::string::npos) return "Open MPI";
+  if (text.find("HYDRA") != std::string::npos) return "MPICH";
+  return "unknown";
+}
+
+volatile pid_t running = 0;  // as kill() takes it
 volatile sig_atomic_t stop_signal = SIGTERM;
 
 volatile sig_atomic_t is_stopping = 0;
 
 void stop(int) {
   is_stopping = 1;
-  if (running > 0) ::kill(running, stop_signal);
+  if (running != 0) ::kill(running, stop_signal);
+}
+
+void be_running(pid_t whom) {
+  running = whom;
+  if (is_stopping) ::kill(whom, stop_signal);  // it came before there was anybody to tell
+}
+
+int run_local(int ranks, const std::vector<std::string>& words) {
+  LocalRanks processes(ranks, words);
+  be_running(-processes.group());
+  const int code = processes.wait();
+  running = 0;
+  return code;
 }
 
 /// Runs a program to its end.
@@ -52,8 +82,7 @@ int run(const std::vector<std::string>& words) {
     fmt::print(stderr, "weft: error: launch: cannot run {}: {}\n", words[0], std::strerror(errno));
     ::_exit(127);
   }
-  running = pid;
-  if (is_stopping) ::kill(pid, stop_signal);  // it came before there was anybody to tell
+  be_running(pid);
   int status = 0;
   while (::waitpid(pid, &status, 0) < 0) {
     WEFT_CHECK(errno == EINTR, "launch: waiting for {}: {}", words[0], std::strerror(errno));
@@ -64,23 +93,35 @@ int run(const std::vector<std::string>& words) {
 
 }  // namespace
 
+bool has_mpirun() { return !mpi_library().empty() && library_of_mpirun() == mpi_library(); }
+
 std::vector<std::string> mpirun_command(const LaunchOptions& options) {
   WEFT_CHECK(options.ranks > 0, "launch: the number of ranks must be positive, got {}",
              options.ranks);
-  WEFT_CHECK(is_in_path("mpirun"),
+  const std::string_view library = library_of_mpirun();
+  WEFT_CHECK(!library.empty(),
              "launch: there is no mpirun in PATH; install Open MPI (Debian: openmpi-bin)");
+  WEFT_CHECK(library == mpi_library(), "launch: the mpirun in PATH is of {}, but Weft was built {}",
+             library,
+             mpi_library().empty() ? "without MPI" : fmt::format("with {}", mpi_library()));
   std::vector<std::string> words = {"env"};
-  if (::geteuid() == 0) {
-    words.insert(words.end(), {"OMPI_ALLOW_RUN_AS_ROOT=1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1"});
-  }
-  words.insert(words.end(), {"mpirun", "--oversubscribe", "--bind-to", "none", "--mca",
-                             "mpi_yield_when_idle", "1", "--mca", "btl_vader_single_copy_mechanism",
-                             "none", "--mca", "odls_base_sigkill_timeout", "3"});
-  if (!options.hostfile.empty()) {
-    words.insert(words.end(), {"--hostfile", options.hostfile, "-x", "PATH"});
-  }
-  if (options.ranks > omp_get_num_procs()) {
-    words.insert(words.end(), {"-x", "OMP_WAIT_POLICY=passive"});
+  const bool is_crowded = options.ranks > omp_get_num_procs();
+  if (library == "MPICH") {
+    if (is_crowded) words.emplace_back("OMP_WAIT_POLICY=passive");
+    words.insert(words.end(), {"mpirun", "-bind-to", "none"});
+    if (!options.hostfile.empty()) words.insert(words.end(), {"-f", options.hostfile});
+  } else {
+    if (::geteuid() == 0) {
+      words.insert(words.end(), {"OMPI_ALLOW_RUN_AS_ROOT=1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1"});
+    }
+    words.insert(words.end(),
+                 {"mpirun", "--oversubscribe", "--bind-to", "none", "--mca", "mpi_yield_when_idle",
+                  "1", "--mca", "btl_vader_single_copy_mechanism", "none", "--mca",
+                  "odls_base_sigkill_timeout", "3"});
+    if (!options.hostfile.empty()) {
+      words.insert(words.end(), {"--hostfile", options.hostfile, "-x", "PATH"});
+    }
+    if (is_crowded) words.insert(words.end(), {"-x", "OMP_WAIT_POLICY=passive"});
   }
   words.insert(words.end(), options.extra.begin(), options.extra.end());
   words.insert(words.end(), {"-n", std::to_string(options.ranks)});
@@ -90,6 +131,10 @@ std::vector<std::string> mpirun_command(const LaunchOptions& options) {
 int launch(const LaunchOptions& options, const std::vector<std::string>& command, int max_restarts,
            const std::function<std::vector<std::string>()>& restart_command) {
   WEFT_CHECK(!command.empty(), "launch: no command to run");
+  WEFT_CHECK(options.ranks > 0, "launch: the number of ranks must be positive, got {}",
+             options.ranks);
+  // Other hosts are mpirun's alone: what is missing is its error.
+  const bool is_local = options.hostfile.empty() && options.extra.empty() && !has_mpirun();
   constexpr int kSignals[] = {SIGINT, SIGTERM, SIGHUP};
   struct sigaction action = {}, before[std::size(kSignals)] = {};
   action.sa_handler = stop;
@@ -103,11 +148,15 @@ int launch(const LaunchOptions& options, const std::vector<std::string>& command
   }
   int code = 0;
   for (int restart = 0;; ++restart) {
-    std::vector<std::string> words = mpirun_command(options);
     const std::vector<std::string> program =
         restart > 0 && restart_command ? restart_command() : command;
-    words.insert(words.end(), program.begin(), program.end());
-    code = run(words);
+    if (is_local) {
+      code = run_local(options.ranks, program);
+    } else {
+      std::vector<std::string> words = mpirun_command(options);
+      words.insert(words.end(), program.begin(), program.end());
+      code = run(words);
+    }
     // 2 is a mistake in the command line, 130 an interruption: neither gets better by repeating.
     const bool is_final = code == 0 || code == 2 || code == 130 || is_stopping;
     if (is_final || restart == max_restarts) break;

@@ -1,9 +1,15 @@
 // Starting a program as several ranks.
 //
+//   int code = launch({.ranks = 4}, {"./program", "argument"});
 //   std::vector<std::string> words = mpirun_command({.ranks = 4});   // "mpirun", "-n", "4", ...
 //
-// When a rank fails, mpirun sends SIGTERM to the others and SIGKILL three seconds later: in between
-// they find out who is missing, say in which collective, and end (mpi.h), or save what they have.
+// Ranks are started by mpirun, Open MPI's or MPICH's, where it is of the library that this was
+// built with. Without it they are processes of this host that talk over TCP (join.h), and other
+// hosts cannot be used.
+//
+// When a rank fails, the launcher sends SIGTERM to the others and SIGKILL three seconds later: in
+// between they find out who is missing, say in which collective, and end (mpi.h), or save what they
+// have.
 #pragma once
 
 #include <csignal>
@@ -17,14 +23,17 @@ struct LaunchOptions {
   int ranks = 1;
   std::string hostfile;            // mpirun's; empty: this host
   std::vector<std::string> extra;  // further words for mpirun
-  /// What launch() sends to mpirun on SIGINT, SIGTERM and SIGHUP. SIGTERM ends the ranks; SIGUSR1
-  /// and SIGUSR2 mpirun passes on to them.
+  /// What launch() sends on SIGINT, SIGTERM and SIGHUP to mpirun, or to the ranks. SIGTERM ends the
+  /// ranks; SIGUSR1 and SIGUSR2 mpirun passes on to them.
   int stop_signal = SIGTERM;
 };
 
+/// Whether there is an mpirun in PATH, of the MPI that this was built with.
+bool has_mpirun();
+
 /// The words to put in front of a program and its arguments: what mpirun must be told to work as
 /// root, in containers (no cross-memory attach), and with more ranks than cores (no binding,
-/// waiting ranks yield). Throws Error when there is no mpirun.
+/// waiting ranks yield). Throws Error when there is no mpirun, or that of another MPI.
 std::vector<std::string> mpirun_command(const LaunchOptions& options);
 
 /// Runs `command` as ranks and returns the exit code: the first that is not 0, 128 + the number of

@@ -1,6 +1,7 @@
 #include "dist/comm/processes/mpi.h"
 
 #define OMPI_SKIP_MPICXX 1
+#define MPICH_SKIP_MPICXX 1
 #include <mpi/mpi.h>
 #include <omp.h>
 #include <sched.h>
@@ -106,13 +107,6 @@ void initialize() {
     return true;
   }();
   static_cast<void>(once);
-}
-
-int environment_number(std::initializer_list<const char*> names, int otherwise) {
-  for (const char* name : names) {
-    if (const char* text = std::getenv(name)) return std::atoi(text);
-  }
-  return otherwise;
 }
 
 bool process_has_ended(int pid) { return pid > 0 && ::kill(pid, 0) != 0 && errno == ESRCH; }
@@ -277,15 +271,14 @@ class MpiTransport : public Transport {
 
 }  // namespace
 
-bool is_mpi_rank() {
-  return std::getenv("OMPI_COMM_WORLD_SIZE") != nullptr || std::getenv("PMIX_RANK") != nullptr;
-}
-
-int mpi_local_rank() {
-  return environment_number({"OMPI_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID"}, 0);
-}
-int mpi_local_size() {
-  return environment_number({"OMPI_COMM_WORLD_LOCAL_SIZE", "SLURM_NTASKS_PER_NODE"}, 1);
+std::string_view mpi_library() {
+#if defined OPEN_MPI
+  return "Open MPI";
+#elif defined MPICH_VERSION
+  return "MPICH";
+#else
+  return "unknown";
+#endif
 }
 
 CommunicatorPtr make_mpi_world(const MpiOptions& options) {

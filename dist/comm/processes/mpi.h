@@ -8,11 +8,18 @@
 //
 // MPI is finalised when the program ends; after an error it is not, because finalising waits for
 // the other ranks.
+//
+// A build on a machine without MPI has none of this: make_mpi_world() then throws Error.
 #pragma once
+
+#include <string_view>
 
 #include "dist/comm/host_communicator.h"
 
 namespace weft::dist {
+
+/// The MPI that this was built with: "Open MPI", "MPICH", "unknown"; empty if none.
+std::string_view mpi_library();
 
 /// True in a process that mpirun or srun has started as a rank.
 bool is_mpi_rank();

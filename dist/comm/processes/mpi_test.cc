@@ -9,6 +9,7 @@
 
 #include "dist/comm/testing/conformance.h"
 #include "dist/comm/testing/rank_processes.h"
+#include "tests/skip.h"
 
 using namespace weft;
 using namespace weft::dist;
@@ -50,6 +51,7 @@ TEST_CASE("a rank that is killed", "[.rank]") {
 }
 
 TEST_CASE("MPI processes conform") {
+  if (!has_mpirun()) WEFT_SKIP("ranks under mpirun: there is none of the MPI of this build");
   for (int ranks : {1, 2, 3, 4, 8}) {
     const CommandOutcome outcome = run_under_mpirun({.ranks = ranks}, "conformance of a rank");
     INFO(ranks << " ranks:\n" << outcome.text);
@@ -58,6 +60,7 @@ TEST_CASE("MPI processes conform") {
 }
 
 TEST_CASE("MPI messages are cut where their counts would not fit") {
+  if (!has_mpirun()) WEFT_SKIP("ranks under mpirun: there is none of the MPI of this build");
   const CommandOutcome outcome =
       run_under_mpirun({.ranks = 3}, "conformance of a rank in small pieces");
   INFO(outcome.text);
@@ -65,6 +68,7 @@ TEST_CASE("MPI messages are cut where their counts would not fit") {
 }
 
 TEST_CASE("a stalled process is named, and the others end") {
+  if (!has_mpirun()) WEFT_SKIP("ranks under mpirun: there is none of the MPI of this build");
   const auto begin = std::chrono::steady_clock::now();
   const CommandOutcome outcome = run_under_mpirun({.ranks = 3}, "a rank that stalls");
   CHECK(outcome.code != 0);
@@ -75,6 +79,7 @@ TEST_CASE("a stalled process is named, and the others end") {
 }
 
 TEST_CASE("a killed process is named, and the others end") {
+  if (!has_mpirun()) WEFT_SKIP("ranks under mpirun: there is none of the MPI of this build");
   const auto begin = std::chrono::steady_clock::now();
   const CommandOutcome outcome = run_under_mpirun({.ranks = 3}, "a rank that is killed");
   INFO(outcome.text);

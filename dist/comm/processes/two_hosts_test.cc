@@ -109,6 +109,7 @@ TEST_CASE("a rank of the other host stalls", "[.rank]") {
 
 TEST_CASE("two hosts make one world") {
   if (!can_make_hosts()) WEFT_SKIP("two hosts: making them needs root");
+  if (!has_mpirun()) WEFT_SKIP("ranks under mpirun: there is none of the MPI of this build");
   const Hosts hosts;
   const CommandOutcome outcome = hosts.run_case("a rank of one of two hosts conforms");
   INFO(outcome.text);

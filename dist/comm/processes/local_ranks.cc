@@ -1,0 +1,103 @@
+#include "dist/comm/processes/local_ranks.h"
+
+#include <fmt/core.h>
+#include <omp.h>
+#include <signal.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <chrono>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <thread>
+
+#include "core/error.h"
+
+namespace weft::dist {
+namespace {
+
+constexpr std::chrono::seconds kGrace{3};
+constexpr std::chrono::milliseconds kLookInterval{20};
+
+void set(const char* name, const std::string& value) { ::setenv(name, value.c_str(), 1); }
+
+[[noreturn]] void become_rank(int rank, int ranks, const std::string& directory,
+                              std::vector<char*>& arguments) {
+  ::prctl(PR_SET_PDEATHSIG, SIGTERM);
+  set("RANK", std::to_string(rank));
+  set("WORLD_SIZE", std::to_string(ranks));
+  set("LOCAL_RANK", std::to_string(rank));
+  set("LOCAL_WORLD_SIZE", std::to_string(ranks));
+  set("WEFT_STORE", directory);
+  if (ranks > omp_get_num_procs()) set("OMP_WAIT_POLICY", "passive");
+  ::execvp(arguments[0], arguments.data());
+  fmt::print(stderr, "weft: error: launch: cannot run {}: {}\n", arguments[0],
+             std::strerror(errno));
+  ::_exit(127);
+}
+
+}  // namespace
+
+LocalRanks::LocalRanks(int ranks, const std::vector<std::string>& command) {
+  directory_ = std::filesystem::temp_directory_path() / "weft-ranks-XXXXXX";
+  WEFT_CHECK(::mkdtemp(directory_.data()), "launch: cannot make {}: {}", directory_,
+             std::strerror(errno));
+  std::vector<char*> arguments;
+  for (const std::string& word : command) arguments.push_back(const_cast<char*>(word.c_str()));
+  arguments.push_back(nullptr);
+  for (int rank = 0; rank < ranks; ++rank) {
+    const pid_t pid = ::fork();
+    if (pid == 0) {
+      ::setpgid(0, group_);
+      become_rank(rank, ranks, directory_, arguments);
+    }
+    if (pid < 0) {
+      const int error = errno;
+      if (group_ > 0) ::kill(-group_, SIGKILL);
+      wait();
+      std::filesystem::remove_all(directory_);
+      WEFT_FAIL("launch: cannot start a process: {}", std::strerror(error));
+    }
+    // Here, too: whoever comes first. None is waited for before all are members, so the group
+    // stays.
+    if (group_ == 0) group_ = pid;
+    ::setpgid(pid, group_);
+    ++running_;
+  }
+}
+
+LocalRanks::~LocalRanks() {
+  std::error_code ignored;
+  std::filesystem::remove_all(directory_, ignored);
+}
+
+int LocalRanks::wait() {
+  using Clock = std::chrono::steady_clock;
+  int first_failure = 0;
+  Clock::time_point deadline = Clock::time_point::max();
+  while (running_ > 0) {
+    int status = 0;
+    const pid_t pid = ::waitpid(-group_, &status, first_failure == 0 ? 0 : WNOHANG);
+    if (pid < 0) {
+      WEFT_CHECK(errno == EINTR, "launch: waiting for the ranks: {}", std::strerror(errno));
+      continue;
+    }
+    if (pid == 0) {
+      if (Clock::now() > deadline) ::kill(-group_, SIGKILL);
+      std::this_thread::sleep_for(kLookInterval);
+      continue;
+    }
+    --running_;
+    const int code = WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
+    if (code == 0 || first_failure != 0) continue;
+    first_failure = code;
+    deadline = Clock::now() + kGrace;
+    ::kill(-group_, SIGTERM);
+  }
+  return first_failure;
+}
+
+}  // namespace weft::dist

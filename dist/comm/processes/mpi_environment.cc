@@ -1,0 +1,33 @@
+// What the variables say that mpirun and srun set.
+#include <cstdlib>
+
+#include "dist/comm/processes/mpi.h"
+
+namespace weft::dist {
+namespace {
+
+int number(std::initializer_list<const char*> names, int otherwise) {
+  for (const char* name : names) {
+    if (const char* text = std::getenv(name)) return std::atoi(text);
+  }
+  return otherwise;
+}
+
+}  // namespace
+
+bool is_mpi_rank() {
+  // Of Open MPI; of srun and others that speak PMIx; of MPICH.
+  for (const char* name : {"OMPI_COMM_WORLD_SIZE", "PMIX_RANK", "PMI_RANK"}) {
+    if (std::getenv(name)) return true;
+  }
+  return false;
+}
+
+int mpi_local_rank() {
+  return number({"OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID"}, 0);
+}
+int mpi_local_size() {
+  return number({"OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS", "SLURM_NTASKS_PER_NODE"}, 1);
+}
+
+}  // namespace weft::dist
