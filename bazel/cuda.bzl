@@ -6,7 +6,7 @@ load("@bazel_tools//tools/cpp:toolchain_utils.bzl", "find_cpp_toolchain")
 load("//bazel:here.bzl", "here")
 
 # No contraction of a*b+c, as on the CPU: a kernel that wants an fma says so.
-_NVCC_OPTIONS = [
+NVCC_OPTIONS = [
     "-std=c++20",
     "-O3",
     "--fmad=false",
@@ -20,7 +20,7 @@ _NVCC_OPTIONS = [
 ]
 
 # Accesses stay as the source has them: no vectors of several, no merged stores.
-_SIMT_OPTIONS = [
+SIMT_OPTIONS = [
     "-x",
     "c++",
     "-std=c++20",
@@ -42,7 +42,7 @@ _SIMT_OPTIONS = [
 ]
 
 # Every access calls a hook; kernels/simt provides the hooks.
-_HOOKS = [
+HOOKS = [
     "-fsanitize=thread",
     "--param=tsan-instrument-func-entry-exit=0",
     "-Wno-tsan",
@@ -81,12 +81,12 @@ def _cuda_objects_impl(ctx):
         output = ctx.actions.declare_file("_cuda/%s/%s.o" % (ctx.label.name, source.basename))
         arguments = ctx.actions.args()
         if ctx.attr.emulated:
-            arguments.add_all(_SIMT_OPTIONS)
-            arguments.add_all(_ADDRESS_SANITIZER if ctx.attr.sanitized else _HOOKS)
+            arguments.add_all(SIMT_OPTIONS)
+            arguments.add_all(_ADDRESS_SANITIZER if ctx.attr.sanitized else HOOKS)
         else:
             arguments.add("none" if source.basename in ctx.attr.spill_free else "may_spill")
             arguments.add(NVCC)
-            arguments.add_all(_NVCC_OPTIONS)
+            arguments.add_all(NVCC_OPTIONS)
             arguments.add_all([_gencode(arch) for arch in ctx.attr.archs])
             arguments.add_all(ctx.attr.copts)
         arguments.add_all(depset(transitive = [context.defines, context.local_defines]), format_each = "-D%s")

@@ -6,7 +6,7 @@ load("//bazel:ops.bzl", "OPS")
 
 # No -march: CPU kernels choose their instruction set at run time. No contraction: a*b+c rounds twice
 # unless the source asks for fma, so that every instruction set and compiler gives the same bits.
-_COPTS = [
+COPTS = [
     "-std=c++20",
     "-fopenmp",
     "-ffp-contract=off",
@@ -18,6 +18,9 @@ _COPTS = [
     "-Wno-missing-field-initializers",  # problems are built with designated initialisers
 ]
 
+# Of libraries.
+OPTIMIZE = "-O3"
+
 # A bundle for GPU machines (benchmarks/gpu/bundle) brings its libraries along in lib/. Their own needs are looked for
 # there, too, with the old kind of tag alone.
 _LINKOPTS = [
@@ -27,6 +30,9 @@ _LINKOPTS = [
     here("//bazel:cuda"): ["-Wl,-rpath,$$ORIGIN/lib,--disable-new-dtags"],
     "//conditions:default": [],
 })
+
+# Of programs that load plugins, which call what the program holds (kernels/plugins).
+PLUGIN_HOST_LINKOPTS = ["-rdynamic"]
 
 # Where a test or program runs kernels on a device: the GPU's in the cuda flavour, else the emulated one, which is
 # linked where it is asked for.
@@ -54,10 +60,20 @@ WEFT_WITH_DEVICE = select({
     "//conditions:default": [here("//cli:weft_emulated")],
 })
 
-def weft_cc_library(name, optimize = "-O3", copts = [], **kwargs):
+def _headers_impl(ctx):
+    files = depset(transitive = [dep[CcInfo].compilation_context.headers for dep in ctx.attr.deps])
+    return [DefaultInfo(files = files, runfiles = ctx.runfiles(transitive_files = files))]
+
+headers = rule(
+    doc = """Every header that a dependent of deps may include, as files.""",
+    implementation = _headers_impl,
+    attrs = {"deps": attr.label_list(providers = [CcInfo])},
+)
+
+def weft_cc_library(name, optimize = OPTIMIZE, copts = [], **kwargs):
     native.cc_library(
         name = name,
-        copts = _COPTS + [optimize] + copts,
+        copts = COPTS + [optimize] + copts,
         linkstatic = True,
         **kwargs
     )
@@ -65,7 +81,7 @@ def weft_cc_library(name, optimize = "-O3", copts = [], **kwargs):
 def weft_cc_binary(name, copts = [], linkopts = [], **kwargs):
     native.cc_binary(
         name = name,
-        copts = _COPTS + ["-O2"] + copts,
+        copts = COPTS + ["-O2"] + copts,
         linkopts = _LINKOPTS + linkopts,
         **kwargs
     )
@@ -93,7 +109,7 @@ def weft_cc_test(name, srcs = None, deps = [], device = None, copts = [], linkop
             here("//tests:skip"),
         ],
         tags = tags + (["device"] if device != None else []),
-        copts = _COPTS + ["-O1"] + copts,
+        copts = COPTS + ["-O1"] + copts,
         linkopts = _LINKOPTS + linkopts,
         size = size,
         **kwargs
@@ -172,6 +188,7 @@ def op(name, srcs = [], hdrs = [], deps = [], system = [], test_size = "medium",
         deps = [
             here("//core"),
             here("//kernels:op"),
+            here("//kernels/plugins"),
             here("//kernels/simd"),
             here("//numerics"),
         ] + deps + [here("//bazel/system:" + s) for s in system] + select({
@@ -213,15 +230,14 @@ def op(name, srcs = [], hdrs = [], deps = [], system = [], test_size = "medium",
 
     # The op's program in the kernel lab: lists, checks and times its variants, on the CPU and on a device.
     native.genrule(
-        name = name + "_main",
-        outs = [name + "_main.cc"],
-        cmd = "printf '#include \"kernels/%s/%s_cases.h\"\n#include \"kernels/testing/op_main.h\"\nWEFT_OP_MAIN(%s)\n' " +
+        name = name + "_table_source",
+        outs = [name + "_table.cc"],
+        cmd = "printf '#include \"kernels/%s/%s_cases.h\"\n#include \"kernels/testing/op_main.h\"\nWEFT_OP_TABLE(%s)\n' " +
               " ".join([name] * 3) + " > $@",
     )
     weft_cc_library(
         name = name + "_table",
-        srcs = [name + "_main.cc"],
-        alwayslink = True,
+        srcs = [name + "_table.cc"],
         optimize = "-O1",
         visibility = ["//visibility:public"],
         deps = [
@@ -229,11 +245,25 @@ def op(name, srcs = [], hdrs = [], deps = [], system = [], test_size = "medium",
             here("//kernels/testing:op_main"),
         ],
     )
+    native.genrule(
+        name = name + "_main_source",
+        outs = [name + "_main.cc"],
+        cmd = "printf '#include \"kernels/testing/op_main.h\"\nWEFT_OP_MAIN(%s)\n' " + name + " > $@",
+    )
+    weft_cc_library(
+        name = name + "_main",
+        srcs = [name + "_main.cc"],
+        alwayslink = True,
+        optimize = "-O1",
+        visibility = ["//visibility:public"],
+        deps = [":" + name + "_table"],
+    )
     weft_cc_binary(
         name = name + "_lab",
+        linkopts = PLUGIN_HOST_LINKOPTS,
         tags = ["lab"],
         visibility = ["//visibility:public"],
-        deps = emulated([":" + name + "_emulated"]) + [":" + name + "_table"],
+        deps = emulated([":" + name + "_emulated"]) + [":" + name + "_main"],
     )
     lab = ":" + name + "_lab"
     _program_test(name + "_test", lab, ["check", "--device", "cpu"], size = test_size)
@@ -260,7 +290,7 @@ def op(name, srcs = [], hdrs = [], deps = [], system = [], test_size = "medium",
             target_compatible_with = HOST_ONLY,
             deps = [
                 ":" + name + "_sanitized",
-                ":" + name + "_table",
+                ":" + name + "_main",
             ],
         )
         _program_test(

@@ -1,6 +1,6 @@
 """The commands of weft, one line each, in the order of its help, and programs that hold them."""
 
-load("//bazel:weft.bzl", "HOST_ONLY", "weft_cc_binary", "weft_cc_library")
+load("//bazel:weft.bzl", "HOST_ONLY", "PLUGIN_HOST_LINKOPTS", "weft_cc_binary", "weft_cc_library")
 
 # A command NAME is a library that defines add_NAME (cli/command.h).
 COMMANDS = {
@@ -47,6 +47,7 @@ def weft_program(name, commands, **kwargs):
     )
     weft_cc_binary(
         name = name,
+        linkopts = PLUGIN_HOST_LINKOPTS,
         deps = [
             ":%s_table" % name,
             ":main",
@@ -55,6 +56,7 @@ def weft_program(name, commands, **kwargs):
     )
     weft_cc_binary(
         name = name + "_emulated",
+        linkopts = PLUGIN_HOST_LINKOPTS,
         tags = ["manual"],
         target_compatible_with = HOST_ONLY,
         deps = [

@@ -14,6 +14,7 @@
 
 #include "cli/command.h"
 #include "cli/json_line.h"
+#include "cli/kernel_skeleton.h"
 #include "cli/report/kernel_report.h"
 #include "cli/run_program.h"
 #include "io/files.h"
@@ -27,20 +28,28 @@ namespace fs = std::filesystem;
 
 const Words kOps = {
 #define WEFT_OP(name) #name,
-#include "cli/kernel_ops.inc"
+#include "kernels/ops.inc"
 #undef WEFT_OP
 };
 
 /// A program of the lab, beside this one, with its arguments: kernels/softmax/softmax_lab check.
 Words program(const std::string& path, Words arguments) {
   const fs::path folder = fs::read_symlink("/proc/self/exe").parent_path();
-  for (const fs::path& candidate :
-       {folder / ".." / "kernels" / path, folder / fs::path(path).filename()}) {
+  const fs::path name = fs::path(path).filename();
+  for (const fs::path& candidate : {folder / ".." / "kernels" / path, folder / name,
+                                    folder / ".." / "libexec" / "weft" / name}) {
     if (!fs::exists(candidate)) continue;
     arguments.insert(arguments.begin(), candidate.lexically_normal());
     return arguments;
   }
   fail("kernels: {} was not built; ./weft kernels builds what it starts", path);
+}
+
+/// In the place of an op: the one that --plugin brings.
+constexpr const char* kOpOfPlugin = "";
+
+std::string lab_of(const std::string& op) {
+  return op == kOpOfPlugin ? "testing/plugin_lab" : op + "/" + op + "_lab";
 }
 
 /// The last row of a program with --json, {"checked":3,"failed":0,"skipped":1}, or {"timed":...}.
@@ -98,17 +107,16 @@ struct Lab {
     ordered_json totals;
     int result = 0;
     for (const std::string& op : ops) {
-      const int status =
-          run_program(program(op + "/" + op + "_lab", words), [&](const std::string& line) {
-            if (as_json && is_total(line)) {
-              const ordered_json total = ordered_json::parse(line);
-              for (const auto& [name, count] : total.items()) {
-                totals[name] = totals.value(name, int64_t{0}) + count.get<int64_t>();
-              }
-            } else {
-              print(line);
-            }
-          });
+      const int status = run_program(program(lab_of(op), words), [&](const std::string& line) {
+        if (as_json && is_total(line)) {
+          const ordered_json total = ordered_json::parse(line);
+          for (const auto& [name, count] : total.items()) {
+            totals[name] = totals.value(name, int64_t{0}) + count.get<int64_t>();
+          }
+        } else {
+          print(line);
+        }
+      });
       if (status != 0) result = status;
       if (status == kUsage) break;
     }
@@ -142,9 +150,10 @@ int report(Lab lab) {
 int run(const Words& words) {
   static const Words kCommands = {"list", "check", "bench", "report"};
   Lab lab{.command = words.empty() ? "" : words[0], .ops = kOps};
+  if (lab.command == "new") return write_kernel_skeleton({words.begin() + 1, words.end()});
   if (std::ranges::count(kCommands, lab.command) == 0) {
-    throw UsageError(
-        fmt::format("kernels: expected list, check, bench or report, got \"{}\"", lab.command));
+    throw UsageError(fmt::format("kernels: expected list, check, bench, report or new, got \"{}\"",
+                                 lab.command));
   }
   lab.options.assign(words.begin() + 1, words.end());
   if (!lab.options.empty() && !lab.options[0].starts_with("-")) {
@@ -155,6 +164,8 @@ int run(const Words& words) {
     }
     lab.ops = {op};
     lab.options.erase(lab.options.begin());
+  } else if (has_option(lab.options, "--plugin")) {
+    lab.ops = {kOpOfPlugin};
   } else {
     for (const char* option : {"--shape", "--variant", "--case"}) {
       if (!has_option(lab.options, option)) continue;
@@ -174,7 +185,7 @@ int run(const Words& words) {
 void add_kernels(CLI::App& app, Action& action) {
   CLI::App* command = app.add_subcommand("kernels",
                                          "List, check and time the kernels: weft kernels "
-                                         "list|check|bench|report [OP] [OPTION...]")
+                                         "list|check|bench|report|new [OP] [OPTION...]")
                           ->group(kMeasuringCommands);
   command->footer(
       "  list [OP]                   List the variants, and how many cases each of them takes\n"
@@ -184,6 +195,13 @@ void add_kernels(CLI::App& app, Action& action) {
       "  report [OP] [OPTION...]     Write what bench measures as a page\n"
       "    --html FILE               Page to write (default: kernels.html)\n"
       "    --rows FILE               Rows of an earlier report, in the place of measuring\n"
+      "  new OP DIR [--cuda]         Write the skeleton of a variant outside the tree, or of a new "
+      "op\n"
+      "\n"
+      "  --plugin FILE               Of list, check, bench and report: a variant outside the "
+      "tree,\n"
+      "                              a .cc, .cu or .so file; without OP a folder that brings an "
+      "op\n"
       "\n"
       "OP is a folder of kernels/ (default: every op). weft kernels check OP --help and weft "
       "kernels\n"

@@ -7,7 +7,7 @@
 //   #include "kernels/op_list_inl.h"
 //
 // With another WEFT_LIST, a path, there is no NAME(). No #pragma once: a source may make several
-// ops.
+// ops. plugin_rows() is declared by kernels/plugins/load.h.
 
 #define WEFT_JOIN(a, b) a##b
 #define WEFT_OP_FUNCTION(op) WEFT_JOIN(op, _op)
@@ -26,14 +26,28 @@ void WEFT_OP(const WEFT_PROBLEM& problem) { dispatch(WEFT_OP_FUNCTION(WEFT_OP)()
 #include WEFT_LIST
 #undef WEFT_VARIANT
 
+std::vector<const void*> plugin_rows(std::string_view op, size_t problem_bytes,
+                                     const std::vector<std::string_view>& listed);
+
 const Op<WEFT_PROBLEM>& WEFT_OP_FUNCTION(WEFT_OP)() {
+  static const auto& kRows = *new const std::vector<Variant<WEFT_PROBLEM>>([] {
 #define WEFT_VARIANT(name, device, dtypes, fits) \
   Variant<WEFT_PROBLEM>{#name, DeviceType::device, dtypes, fits, name, #fits},
-  static constexpr Variant<WEFT_PROBLEM> kVariants[] = {
+    static constexpr Variant<WEFT_PROBLEM> kListed[] = {
 #include WEFT_LIST
-  };
+    };
 #undef WEFT_VARIANT
-  static constexpr Op<WEFT_PROBLEM> kOp = {WEFT_OP_TEXT(WEFT_OP), kVariants};
+    std::vector<std::string_view> names;
+    for (const auto& row : kListed) names.push_back(row.name);
+    // Those of plugins first: they are what the user asks for.
+    std::vector<Variant<WEFT_PROBLEM>> rows;
+    for (const void* row : plugin_rows(WEFT_OP_TEXT(WEFT_OP), sizeof(WEFT_PROBLEM), names)) {
+      rows.push_back(*static_cast<const Variant<WEFT_PROBLEM>*>(row));
+    }
+    rows.insert(rows.end(), std::begin(kListed), std::end(kListed));
+    return rows;
+  }());
+  static const Op<WEFT_PROBLEM> kOp = {WEFT_OP_TEXT(WEFT_OP), kRows};
   return kOp;
 }
 

@@ -130,8 +130,9 @@ def _install_list_impl(ctx):
     lines = []
     for target, words in ctx.attr.files.items():
         mode, place = words.split(" ")
-        file = target.files.to_list()[0]
-        lines.append(" ".join([mode, place, file.short_path]))
+        for file in target.files.to_list():
+            name = file.basename if place.endswith("/") else ""
+            lines.append(" ".join([mode, place + name, file.short_path]))
     for place, target in ctx.attr.links.items():
         lines.append(" ".join(["link", place, target]))
     ctx.actions.write(output, "".join([line + "\n" for line in lines]))
@@ -144,7 +145,7 @@ install_list = rule(
     attrs = {
         "files": attr.label_keyed_string_dict(
             allow_files = True,
-            doc = "\"MODE PLACE\" of a file, \"tree PLACE\" of a folder; @VERSION@ and @MAJOR@ are filled in",
+            doc = "\"MODE PLACE\" of a file, \"MODE PLACE/\" of several, \"tree PLACE\" of a folder; @VERSION@ and @MAJOR@ are filled in",
         ),
         "links": attr.string_dict(doc = "what the link in a place says"),
     },

@@ -52,7 +52,7 @@ def mutations(name, faults):
             deps = [
                 ":%s_kernel" % fault,
                 "//kernels/%s:%s_emulated" % (op, op),
-                "//kernels/%s:%s_table" % (op, op),
+                "//kernels/%s:%s_main" % (op, op),
             ],
         )
         programs.append(":" + fault)

@@ -3,6 +3,7 @@
 #include <backtrace.h>
 #include <fmt/core.h>
 
+#include <array>
 #include <map>
 #include <vector>
 
@@ -12,8 +13,24 @@ namespace {
 constexpr Place kIsCall = 0x80000000u;
 constexpr int kMaxFrames = 3;
 
-/// Addresses are kept relative to this function, so that 31 bits hold them.
-intptr_t base() { return reinterpret_cast<intptr_t>(&base) - (intptr_t{1} << 30); }
+// Addresses are kept in 31 bits: a region of 16 MB, numbered from 1 as code in it is first met, and
+// the offset in it. So the program and whatever it loads may lie far apart.
+constexpr int kOffsetBits = 24, kRegionBits = 7;
+using Regions = std::array<uintptr_t, 1 << kRegionBits>;
+
+Regions& regions() {
+  static Regions the_regions = {};
+  return the_regions;
+}
+
+Place number_of_region(uintptr_t region) {
+  Regions& known = regions();
+  for (size_t i = 1; i < known.size(); ++i) {
+    if (known[i] == 0) known[i] = region;
+    if (known[i] == region) return static_cast<Place>(i);
+  }
+  return 0;
+}
 
 struct CallSites {
   std::vector<Site> sites = {Site()};
@@ -41,7 +58,9 @@ backtrace_state* backtraces() {
 }  // namespace
 
 Place place_of(const void* pc) {
-  return static_cast<Place>(reinterpret_cast<intptr_t>(pc) - 1 - base()) & ~kIsCall;
+  const uintptr_t address = reinterpret_cast<uintptr_t>(pc) - 1;
+  const auto offset = static_cast<Place>(address & ((1u << kOffsetBits) - 1));
+  return number_of_region(address >> kOffsetBits) << kOffsetBits | offset;
 }
 
 Place place_of(const Site& site) {
@@ -65,8 +84,9 @@ std::string to_string(Place place) {
     std::string text;
     int count = 0;
   } frames;
+  const uintptr_t region = regions()[place >> kOffsetBits];
   backtrace_pcinfo(
-      backtraces(), static_cast<uintptr_t>(base() + static_cast<intptr_t>(place)),
+      backtraces(), region << kOffsetBits | (place & ((1u << kOffsetBits) - 1)),
       [](void* data, uintptr_t, const char* file, int line, const char*) {
         auto& frames = *static_cast<Frames*>(data);
         if (file == nullptr || ++frames.count > kMaxFrames) return 0;

@@ -1,3 +1,5 @@
+#include "kernels/testing/op_main.h"
+
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cstdio>
@@ -6,10 +8,10 @@
 #include "io/help_format.h"
 #include "kernels/device/probe.h"
 #include "kernels/instruction_set.h"
+#include "kernels/plugins/load.h"
 #include "kernels/testing/bench.h"
 #include "kernels/testing/emulation.h"
 #include "kernels/testing/lab_tables.h"
-#include "kernels/testing/op_table.h"
 
 namespace weft::kernels {
 namespace {
@@ -96,7 +98,7 @@ int usage_error(const std::string& message) {
 struct Arguments {
   CheckOptions check;
   BenchOptions bench;
-  std::string instruction_set, checked_device, device, dtype, gpu, tensor_core;
+  std::string plugin, instruction_set, checked_device, device, dtype, gpu, tensor_core;
 };
 
 /// What to time; throws Error for arguments that make no sense.
@@ -115,14 +117,33 @@ BenchPlan bench_plan(const OpTable& table, const Arguments& a) {
   return plan_bench(table, options);
 }
 
+/// The op's table with the plugin's row, or that of the op that the plugin brings.
+OpTable table_with_plugin(const std::string& op, OpTable (*table)(), Arguments& a) {
+  if (a.plugin.empty()) {
+    WEFT_CHECK(table, "--plugin is missing: a folder that brings an op of its own");
+    return table();
+  }
+  const Plugin& plugin = load_plugin(a.plugin);
+  if (!table) {
+    WEFT_CHECK(plugin.table, "{0} adds a variant to {1}: weft kernels check {1} --plugin {0}",
+               a.plugin, plugin.op);
+    return plugin.table();
+  }
+  WEFT_CHECK(!plugin.table, "{0} brings an op of its own, {1}: weft kernels check --plugin {0}",
+             a.plugin, plugin.op);
+  WEFT_CHECK(plugin.op == op, "{} adds a variant to {}, not to {}", a.plugin, plugin.op, op);
+  if (a.check.variant.empty()) a.check.variant = plugin.name;
+  return table();
+}
+
 }  // namespace
 
-int run_op_main(const OpTable& table, int argc, char** argv) {
+int run_op_main(const std::string& op, OpTable (*make_table)(), int argc, char** argv) {
   Arguments a;
-  CLI::App app("Lists, checks or times the variants of " + table.name, table.name);
+  CLI::App app("Lists, checks or times the variants of " + op, op);
   app.formatter(std::make_shared<io::HelpFormat>());
   app.require_subcommand(0, 1);
-  const CLI::App* const list_command =
+  CLI::App* const list_command =
       app.add_subcommand("list", "List the variants, and how many cases each of them takes");
   CLI::App* const check_command =
       app.add_subcommand("check", "Compare every variant with the reference on every case");
@@ -185,12 +206,19 @@ int run_op_main(const OpTable& table, int argc, char** argv) {
       ->type_name("FILE")
       ->default_str("none, and no shares");
   bench_command->add_flag("--json", a.bench.as_json, "Print JSON objects, one a line");
+  for (CLI::App* const command : {list_command, check_command, bench_command}) {
+    command
+        ->add_option("--plugin", a.plugin,
+                     "A variant outside the tree: a .cc or .cu file, which is compiled, or a "
+                     "shared object; check then takes this one")
+        ->type_name("FILE");
+  }
   try {
     app.parse(argc, argv);
   } catch (const CLI::Success& request) {
     return app.exit(request);
   } catch (const CLI::ParseError& error) {
-    return usage_error(fmt::format("{}: {}", table.name, error.what()));
+    return usage_error(fmt::format("{}: {}", op, error.what()));
   }
   apply_instruction_set_of_environment();
   if (!a.instruction_set.empty()) {
@@ -201,6 +229,13 @@ int run_op_main(const OpTable& table, int argc, char** argv) {
       std::printf("SKIPPED: %s\n", error.what());
       return 0;
     }
+  }
+  OpTable table;
+  try {
+    table = table_with_plugin(op, make_table, a);
+  } catch (const Error& error) {
+    std::fprintf(stderr, "weft: error: %s\n", error.what());
+    return 1;
   }
   for (const std::string& variant : {a.check.variant, a.bench.variant}) {
     if (variant.empty() || std::ranges::count(table.variants, variant, &OpTable::Row::name) > 0) {

@@ -241,17 +241,4 @@ struct CheckResult {
 CheckResult check_case(const OpTable& table, const CaseEntry& entry, const std::string& variant,
                        const std::vector<Expected>& expected);
 
-/// The program behind every op's test and bench:
-///   list                           the variants, and how many cases each fits
-///   check [--variant V] [--case C] every variant on every case; exit status 1 on a failure
-///         [--device D]             the variants of this device alone
-///         [--small]                without the cases that are benchmarked too
-///         [--instruction-set S]    kernels/instruction_set.h
-///         [--tensor-core GPU] [--traffic]   kernels/testing/emulation.h
-///   bench ...                      kernels/testing/bench.h
-/// check comes without being asked for. On the emulated device it leaves out the timed cases that
-/// move more than 1 MiB or compute more than 4 MFLOP, unless one is named. Mistakes in the
-/// arguments are one line and exit status 2.
-int run_op_main(const OpTable& table, int argc, char** argv);
-
 }  // namespace weft::kernels

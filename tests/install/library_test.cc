@@ -93,6 +93,18 @@ TEST_CASE("CMake finds the package and builds a program on either library") {
   CHECK_THAT(refused.text, Contains("version: " WEFT_VERSION));
 }
 
+TEST_CASE("The installed lab compiles and checks kernels outside the tree") {
+  const std::string weft = "cd " + scratch().string() +
+                           " && env -u WEFT_ROOT XDG_CACHE_HOME=" + (scratch() / "cache").string() +
+                           " " + prefix() + "/bin/weft kernels ";
+  run(weft + "new softmax . --cuda");
+  CHECK_THAT(run(weft + "check softmax --small --plugin softmax_cuda_mine.cu").text,
+             Contains("softmax_cuda_mine") && Contains(" 0 failed, "));
+  run(weft + "new square square --cuda");
+  CHECK_THAT(run(weft + "check --plugin square").text,
+             Contains("square_cuda_threads") && Contains(" 0 failed, "));
+}
+
 TEST_CASE("pkg-config finds the library, and a compiler's line is enough") {
   if (!has("pkg-config")) WEFT_SKIP("pkg-config is not installed");
   const std::string object = (scratch() / "main.o").string();

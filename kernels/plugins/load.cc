@@ -1,0 +1,109 @@
+#include "kernels/plugins/load.h"
+
+#include <dlfcn.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <mutex>
+#include <set>
+#include <string>
+
+#include "kernels/plugins/build.h"
+
+namespace weft::kernels {
+namespace {
+
+namespace fs = std::filesystem;
+
+const std::vector<std::string_view> kOps = {
+#define WEFT_OP(name) #name,
+#include "kernels/ops.inc"
+#undef WEFT_OP
+};
+
+struct Loaded {
+  const Plugin* plugin;
+  std::string file;
+};
+
+struct Registry {
+  std::mutex mutex;
+  std::vector<Loaded> variants;
+  std::set<std::string, std::less<>> used;  // ops whose rows were asked for
+};
+
+Registry& registry() {
+  static auto& the_registry = *new Registry;
+  return the_registry;
+}
+
+const Plugin& open_plugin(const fs::path& object, const std::string& file) {
+  // For good: lists hold its functions.
+  void* const handle = ::dlopen(object.c_str(), RTLD_NOW | RTLD_LOCAL);
+  WEFT_CHECK(handle, "{} cannot be loaded: {}", file, ::dlerror());
+  const auto* const plugin = static_cast<const Plugin*>(::dlsym(handle, "weft_plugin"));
+  WEFT_CHECK(plugin, "{} is no plugin: it has no WEFT_PLUGIN line", file);
+  const std::string_view abi = plugin->abi;
+  WEFT_CHECK(plugin->format == kPluginFormat && abi == WEFT_PLUGIN_ABI,
+             "{} was compiled for {} (format {}), but this is {} (format {}): compile it anew",
+             file, abi, plugin->format, WEFT_PLUGIN_ABI, kPluginFormat);
+  return *plugin;
+}
+
+void load_plugins_of_environment() {
+  const char* const text = std::getenv("WEFT_PLUGINS");
+  std::string_view rest = text ? text : "";
+  while (!rest.empty()) {
+    const std::string_view file = rest.substr(0, rest.find(','));
+    rest.remove_prefix(std::min(rest.size(), file.size() + 1));
+    const Plugin& plugin = load_plugin(file);
+    WEFT_CHECK(plugin.variant,
+               "WEFT_PLUGINS: {} brings an op of its own, {}, which no program calls: check it by "
+               "weft kernels check --plugin {}",
+               file, plugin.op, file);
+  }
+}
+
+}  // namespace
+
+const Plugin& load_plugin(const fs::path& file) {
+  const Plugin& plugin = open_plugin(plugin_object(file), file);
+  if (!plugin.variant) return plugin;
+  WEFT_CHECK(std::ranges::count(kOps, plugin.op) > 0,
+             "{} adds a variant to an unknown op \"{}\": expected one of {}", file.string(),
+             plugin.op, fmt::join(kOps, ", "));
+  Registry& r = registry();
+  std::lock_guard lock(r.mutex);
+  WEFT_CHECK(!r.used.contains(plugin.op),
+             "{} adds a variant to {}, which was used already: load plugins first", file.string(),
+             plugin.op);
+  for (const Loaded& other : r.variants) {
+    WEFT_CHECK(std::string_view(other.plugin->name) != plugin.name, "{} and {} both define {}",
+               other.file, file.string(), plugin.name);
+  }
+  r.variants.push_back({&plugin, file});
+  return plugin;
+}
+
+std::vector<const void*> plugin_rows(std::string_view op, size_t problem_bytes,
+                                     const std::vector<std::string_view>& listed) {
+  [[maybe_unused]] static const bool is_loaded = (load_plugins_of_environment(), true);
+  Registry& r = registry();
+  std::lock_guard lock(r.mutex);
+  std::vector<const void*> rows;
+  for (const auto& [plugin, file] : r.variants) {
+    if (plugin->op != op) continue;
+    WEFT_CHECK(plugin->problem_bytes == problem_bytes,
+               "{} was compiled with another problem of {}, of {} bytes instead of {}: compile it "
+               "anew",
+               file, op, plugin->problem_bytes, problem_bytes);
+    WEFT_CHECK(std::ranges::count(listed, plugin->name) == 0,
+               "{} defines {}, which {} has already: choose another name", file, plugin->name, op);
+    rows.push_back(plugin->variant);
+  }
+  r.used.emplace(op);
+  return rows;
+}
+
+}  // namespace weft::kernels
