@@ -76,7 +76,9 @@ def _public_headers_of_impl(target, ctx):
         file
         for attribute in ["hdrs", "textual_hdrs"]
         for file in getattr(ctx.rule.files, attribute, [])
-        if file.extension in ["h", "inc", "cuh"] and not file.short_path.startswith("../")
+        # What speaks of cuDNN's graphs is for the variants that call it.
+        if file.extension in ["h", "inc", "cuh"] and not file.short_path.startswith("../") and
+           not file.basename.endswith("_cudnn_graph.h")
     ]
     deps = [dep[_PublicHeaders].files for dep in getattr(ctx.rule.attr, "deps", []) if _PublicHeaders in dep]
     return [_PublicHeaders(files = depset(own, transitive = deps))]
