@@ -3,6 +3,7 @@
 #include <cstring>
 
 #include "core/error.h"
+#include "core/runtime.h"
 #include "kernels/device/tensor_core_probe.h"
 
 namespace weft::kernels {
