@@ -393,9 +393,7 @@ TEST_CASE("The kernel lab's programs are built with the command that starts them
   // Nothing is timed for the page of an earlier run, nor for what the command will refuse.
   CHECK(built("report --rows rows.jsonl") == "//cli:weft_kernels //kernels/testing:roofline");
   CHECK(built("check --plugin my_op") == "//cli:weft_kernels //kernels/testing:plugin_lab");
-  CHECK(built("check softmax --plugin my.cu") ==
-        "//cli:weft_kernels //kernels/softmax:softmax_lab");
-  CHECK(built("new softmax .") == "//cli:weft_kernels");
+  CHECK(built("check gemm --plugin my.cu") == "//cli:weft_kernels //kernels/gemm:gemm_lab");
   CHECK(built("check relu") == "//cli:weft_kernels");
   CHECK(machine.run("kernels check softmax").out == "weft_kernels: kernels check softmax\n");
 }
