@@ -2,8 +2,8 @@
 //
 // EVENTS is Bazel's file of events (--build_event_json_file), an object a line: one per target that
 // was built, skipped as incompatible, or not built, and one per test that ran. Cases that a test
-// skipped are lines of its log, "SKIPPED: reason". STATUS is Bazel's own. Exits 1 when anything
-// failed or nothing passed.
+// skipped are lines of its log, "SKIPPED: reason". STATUS is Bazel's own. Names what failed; exits
+// 1 when anything did or nothing passed.
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
@@ -30,7 +30,8 @@ int main(int argc, char** argv) {
     std::fprintf(stderr, "usage: test_summary EVENTS TESTLOGS STATUS\n");
     return 2;
   }
-  int passed = 0, failed = 0, skipped = 0;
+  int passed = 0, skipped = 0;
+  std::map<std::string, std::string> failures;  // by label: how it failed
   std::map<std::string, int> skips;
   std::ifstream events(argv[1]);
   for (std::string line; std::getline(events, line);) {
@@ -38,12 +39,14 @@ int main(int argc, char** argv) {
     if (!event.is_object() || !event.contains("id")) continue;
     const json& id = event["id"];
     if (event.contains("testSummary")) {
-      if (event["testSummary"].value("overallStatus", "") != "PASSED") {
-        ++failed;
+      const std::string label = id["testSummary"].value("label", "//:");
+      const std::string status = event["testSummary"].value("overallStatus", "");
+      if (status != "PASSED") {
+        failures[label] = status;
         continue;
       }
       ++passed;
-      std::ifstream log(log_of(argv[2], id["testSummary"].value("label", "//:")));
+      std::ifstream log(log_of(argv[2], label));
       for (std::string text; std::getline(log, text);) {
         if (!text.starts_with("SKIPPED: ")) continue;
         ++skips[text];
@@ -54,13 +57,19 @@ int main(int argc, char** argv) {
           event.contains("completed") && event["completed"].value("success", false);
       const bool is_incompatible =
           event.contains("aborted") && event["aborted"].value("reason", "") == "SKIPPED";
-      if (!is_built && !is_incompatible) ++failed;
+      if (!is_built && !is_incompatible) {
+        failures.try_emplace(id["targetCompleted"].value("label", "//:"), "NOT BUILT");
+      }
     }
   }
   std::printf("\n");
   for (const auto& [reason, count] : skips) std::printf("%7d %s\n", count, reason.c_str());
-  const bool is_fine = failed == 0 && passed > 0 && std::atoi(argv[3]) == 0;
-  std::printf("%s\n%d passed, %d failed, %d skipped\n",
-              is_fine ? "All tests passed." : "Tests or builds failed.", passed, failed, skipped);
+  for (const auto& [label, status] : failures) {
+    std::printf("%s: %s\n", status.c_str(), label.c_str());
+  }
+  const bool is_fine = failures.empty() && passed > 0 && std::atoi(argv[3]) == 0;
+  std::printf("%s\n%d passed, %zu failed, %d skipped\n",
+              is_fine ? "All tests passed." : "Tests or builds failed.", passed, failures.size(),
+              skipped);
   return is_fine ? 0 : 1;
 }
