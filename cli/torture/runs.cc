@@ -35,7 +35,7 @@ void at_each_file_operation(Rack& rack, Tally& tally, const std::string& fault,
                             const Check& check) {
   SmallRun small(rack);
   // A short rack takes operations far apart, from a first one that the seed decides.
-  const int64_t stride = rack.is_short ? 29 : 1;
+  const int64_t stride = rack.is_short ? 167 : 1;
   for (int64_t n = rack.is_short ? 1 + static_cast<int64_t>(rack.random.below(stride)) : 1;
        rack.goes_on(tally.tried, 1000); n += stride) {
     const io::Path output = small.fresh_output();
