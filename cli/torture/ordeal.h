@@ -52,6 +52,7 @@ void kill_at_each_file_operation(Rack& rack, Tally& tally);
 void fail_each_file_operation(Rack& rack, Tally& tally);
 void signal_at_random(Rack& rack, Tally& tally);
 void share_a_directory(Rack& rack, Tally& tally);
+void take_places_away(Rack& rack, Tally& tally);
 // rot.cc
 void flip_bits(Rack& rack, Tally& tally);
 void truncate(Rack& rack, Tally& tally);

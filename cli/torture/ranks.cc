@@ -1,4 +1,5 @@
-// Trainings on several ranks, one of which is killed or stopped, or whose port a stranger finds.
+// Trainings on several ranks, one of which is killed, stopped, slow or mistaken, whose connections
+// break, or whose port a stranger finds.
 #include <fmt/core.h>
 #include <signal.h>
 
@@ -7,6 +8,7 @@
 #include <deque>
 #include <map>
 #include <memory>
+#include <thread>
 
 #include "cli/torture/small_run.h"
 #include "core/error.h"
@@ -19,17 +21,42 @@ constexpr int kRanks = 4;
 /// Seconds that a rank waits for another (WEFT_DIST_TIMEOUT), and that an end may take.
 constexpr int kTimeout = 5;
 constexpr double kDeadline = 60;
+/// Up to which of its collectives a rank errs; a run has about so many, or more.
+constexpr int kCollectives = 40;
 
-/// What happens to a run.
-enum class Fault { kKill, kStop, kStranger };
-constexpr const char* kFaults[] = {"was killed", "was stopped", "met a stranger"};
+/// What happens to a run: from outside, or by the rank's own fault (dist/comm/fault.h).
+enum class Harm { kKill, kStop, kSlow, kStranger, kShape, kOrder, kLost, kGarbled };
+struct Words {
+  const char* says;          // what the rank did or suffered
+  const char* own_fault;     // what WEFT_DIST_FAULT calls it
+  bool is_survived = false;  // the run must end well
+};
+constexpr Words kWords[] = {
+    {"was killed", nullptr},           {"was stopped", nullptr},
+    {"was slow", nullptr, true},       {"met a stranger", nullptr, true},
+    {"sent an element less", "shape"}, {"left a collective out", "order"},
+    {"lost its connections", "lost"},  {"sent garbage", "garbled"},
+};
+const Words& words(Harm harm) { return kWords[static_cast<int>(harm)]; }
+
+struct Trial {
+  Harm harm;
+  bool over_tcp;
+};
+/// MPI has no port of ours, and no connection that a rank could break.
+constexpr Trial kTrials[] = {
+    {Harm::kKill, false}, {Harm::kStop, true},     {Harm::kOrder, false},  {Harm::kShape, true},
+    {Harm::kLost, true},  {Harm::kStranger, true}, {Harm::kKill, true},    {Harm::kStop, false},
+    {Harm::kOrder, true}, {Harm::kShape, false},   {Harm::kGarbled, true}, {Harm::kSlow, true},
+    {Harm::kSlow, false},
+};
 
 /// A run on all ranks: mpirun's, or processes started one by one that meet at a port of this host.
 class World {
  public:
-  World(const SmallRun& small, const io::Path& output, const io::Path& scratch, bool over_tcp) {
-    std::map<std::string, std::string> environment = {
-        {"WEFT_DIST_TIMEOUT", std::to_string(kTimeout)}};
+  World(const SmallRun& small, const io::Path& output, const io::Path& scratch, bool over_tcp,
+        std::map<std::string, std::string> environment) {
+    environment["WEFT_DIST_TIMEOUT"] = std::to_string(kTimeout);
     if (!over_tcp) {
       children_.emplace_back(scratch / "child", small.start(output), environment);
       return;
@@ -47,10 +74,15 @@ class World {
   }
 
   /// Whether there was a rank to hurt.
-  bool hurt(Fault fault, int rank) {
-    if (fault == Fault::kStranger) return intrude();
+  bool hurt(Harm harm, int rank) {
+    if (harm == Harm::kStranger) return intrude();
     const pid_t victim = process_of(rank);
-    return victim > 0 && ::kill(victim, fault == Fault::kKill ? SIGKILL : SIGSTOP) == 0;
+    if (victim <= 0 || ::kill(victim, harm == Harm::kKill ? SIGKILL : SIGSTOP) != 0) return false;
+    if (harm == Harm::kSlow) {
+      std::this_thread::sleep_for(std::chrono::duration<double>(0.3 * kTimeout));
+      ::kill(victim, SIGCONT);
+    }
+    return true;
   }
 
   bool have_ended(double seconds, int but_for = -1) {
@@ -107,21 +139,29 @@ class World {
   int port_ = 0;                // of ranks over TCP
 };
 
-std::string hurt(SmallRun& small, const io::Path& scratch, bool over_tcp, Fault fault, int rank,
-                 double moment) {
+std::string hurt(SmallRun& small, Rack& rack, Trial trial, int rank, double moment) {
   const io::Path output = small.fresh_output();
   {
-    World world(small, output, scratch, over_tcp);
-    world.have_ended(moment);
-    const bool is_hurt = world.hurt(fault, rank);
+    const char* const own_fault = words(trial.harm).own_fault;
+    std::map<std::string, std::string> environment;
+    if (own_fault) {
+      environment["WEFT_DIST_FAULT"] =
+          fmt::format("{}:{}:{}", own_fault, rank, rack.random.below(kCollectives));
+    }
+    World world(small, output, rack.scratch, trial.over_tcp, environment);
+    bool is_hurt = own_fault != nullptr;
+    if (!own_fault) {
+      world.have_ended(moment);
+      is_hurt = world.hurt(trial.harm, rank);
+    }
     // Nobody but us ends a stopped rank that no launcher waits for.
-    const bool stays = over_tcp && fault == Fault::kStop;
+    const bool stays = trial.over_tcp && trial.harm == Harm::kStop;
     if (!world.have_ended(kDeadline, stays ? rank : -1)) return "hung: it did not end in time";
-    if (stays) world.hurt(Fault::kKill, rank);
-    if (!over_tcp && world.leaves_processes()) return "processes are left behind";
+    if (stays) world.hurt(Harm::kKill, rank);
+    if (!trial.over_tcp && world.leaves_processes()) return "processes are left behind";
     const ChildEnd end = world.end();
     const bool is_done = end.code == 0;  // it came too early or too late to hurt
-    if (fault == Fault::kStranger && !is_done) return "the stranger ended it: " + describe(end);
+    if (words(trial.harm).is_survived && !is_done) return "that ended it: " + describe(end);
     const bool is_named = end.err.find(fmt::format("rank {}", rank)) != end.err.npos;
     if (!is_done && is_hurt && !is_named) {
       return fmt::format("nothing names rank {}: {}", rank, describe(end));
@@ -135,7 +175,7 @@ std::string hurt(SmallRun& small, const io::Path& scratch, bool over_tcp, Fault 
 void hurt_ranks(Rack& rack, Tally& tally) {
   const std::vector<const char*> strategies = {"ddp", "fsdp", "tp", "pipeline"};
   std::map<std::string, std::unique_ptr<SmallRun>> runs;
-  for (int64_t i = 0; rack.goes_on(i, 5); ++i) {
+  for (int64_t i = 0; rack.goes_on(i, 6); ++i) {
     const std::string strategy = strategies[rack.random.below(strategies.size())];
     auto& small = runs[strategy];
     if (!small) {
@@ -143,19 +183,13 @@ void hurt_ranks(Rack& rack, Tally& tally) {
           rack,
           std::vector<std::string>{"--devices", std::to_string(kRanks), "--strategy", strategy});
     }
-    // Over TCP each fault, with MPI the first two: it has no port of ours.
-    constexpr std::pair<bool, Fault> kTrials[] = {{false, Fault::kKill},
-                                                  {true, Fault::kKill},
-                                                  {false, Fault::kStop},
-                                                  {true, Fault::kStop},
-                                                  {true, Fault::kStranger}};
-    const auto [over_tcp, fault] = kTrials[i % std::size(kTrials)];
+    const Trial trial = kTrials[i % std::size(kTrials)];
     const int rank = static_cast<int>(rack.random.below(kRanks));
     const double moment = rack.random.uniform() * small->seconds();
-    const std::string loss = hurt(*small, rack.scratch, over_tcp, fault, rank, moment);
+    const std::string loss = hurt(*small, rack, trial, rank, moment);
     tally.count(loss.empty(), fmt::format("{} over {}: rank {} {} after {:.3f} s: {}", strategy,
-                                          over_tcp ? "TCP" : "MPI", rank,
-                                          kFaults[static_cast<int>(fault)], moment, loss));
+                                          trial.over_tcp ? "TCP" : "MPI", rank,
+                                          words(trial.harm).says, moment, loss));
   }
 }
 

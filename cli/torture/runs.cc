@@ -1,6 +1,7 @@
-// A training that is killed, stopped, or meets a failing disk, at any moment.
+// A training that is killed, stopped, meets a failing disk, or whose places vanish, at any moment.
 #include <fmt/core.h>
 #include <signal.h>
+#include <sys/mount.h>
 
 #include <algorithm>
 
@@ -106,6 +107,83 @@ void share_a_directory(Rack& rack, Tally& tally) {
     }
     if (loss.empty()) loss = small.finish(output);
     tally.count(loss.empty(), "two runs at once: " + loss);
+  }
+}
+
+namespace {
+
+/// A disk of so many bytes at `place`, for whoever may mount one.
+class SmallDisk {
+ public:
+  SmallDisk(const io::Path& place, int64_t bytes) : place_(place) {
+    io::make_directories(place_);
+    is_there_ = ::mount("tmpfs", place_.c_str(), "tmpfs", 0, size(bytes).c_str()) == 0;
+  }
+  ~SmallDisk() {
+    if (is_there_) ::umount2(place_.c_str(), MNT_DETACH);
+  }
+  SmallDisk(const SmallDisk&) = delete;
+  SmallDisk& operator=(const SmallDisk&) = delete;
+  bool is_there() const { return is_there_; }
+  void grow(int64_t bytes) const {
+    ::mount("tmpfs", place_.c_str(), "tmpfs", MS_REMOUNT, size(bytes).c_str());
+  }
+
+ private:
+  static std::string size(int64_t bytes) { return fmt::format("size={}", bytes); }
+  const io::Path place_;
+  bool is_there_ = false;
+};
+
+int64_t bytes_in(const io::Path& folder) {
+  int64_t bytes = 0;
+  for (const auto& entry : std::filesystem::recursive_directory_iterator(folder)) {
+    if (entry.is_regular_file()) bytes += static_cast<int64_t>(entry.file_size());
+  }
+  return bytes;
+}
+
+/// An end is expected to be the run's own, or an error that names the place.
+std::string explained(const ChildEnd& end, const io::Path& place) {
+  const bool is_named = end.code == 1 && end.err.find("weft: error: ") != end.err.npos &&
+                        end.err.find(place.filename().string()) != end.err.npos;
+  return end.code == 0 || is_named
+             ? ""
+             : fmt::format("expected an error that names {}; {}", place.string(), describe(end));
+}
+
+}  // namespace
+
+void take_places_away(Rack& rack, Tally& tally) {
+  SmallRun small(rack);
+  for (int64_t i = 0; rack.goes_on(i, 3); ++i) {
+    const io::Path output =
+        i % 3 == 2 ? rack.scratch / "disk" / fmt::format("run-{}", i) : small.fresh_output();
+    std::string what, loss;
+    if (i % 3 == 2) {
+      // Room for one or two checkpoints of those that the run writes.
+      const SmallDisk disk(rack.scratch / "disk", bytes_in(small.reference()) * 3 / 2);
+      if (!disk.is_there()) continue;
+      what = "a full disk";
+      loss = explained(small.run(small.start(output)).wait(kRunSeconds), output);
+      disk.grow(int64_t{1} << 30);
+      if (loss.empty()) loss = small.finish(output);
+    } else {
+      const io::Path place = i % 3 == 0 ? output : small.an_image();
+      const io::Path away = place.string() + ".away";
+      const double moment = rack.random.uniform() * small.seconds();
+      what = fmt::format("{} gone after {:.3f} s", place.string(), moment);
+      Child child = small.run(small.start(output));
+      // A run has read the list of its images when it makes its directory.
+      while (!std::filesystem::exists(output) && !child.has_ended(0)) child.pause();
+      child.has_ended(moment);
+      std::filesystem::rename(place, away);
+      loss = explained(child.wait(kRunSeconds), place);
+      if (loss.empty() && std::filesystem::exists(place)) loss = "something has taken its place";
+      if (loss.empty()) std::filesystem::rename(away, place);
+      if (loss.empty()) loss = small.finish(output);
+    }
+    tally.count(loss.empty(), what + ": " + loss);
   }
 }
 

@@ -39,6 +39,8 @@ class SmallRun {
   /// Of the undisturbed run.
   double seconds() const { return seconds_; }
   const io::Path& reference() const { return reference_; }
+  /// One of those that it trains on.
+  io::Path an_image() const { return scratch_ / "images/train/tint-1/07.png"; }
 
  private:
   Rack& rack_;

@@ -7,8 +7,8 @@ TEST_CASE("each ordeal is tried, and nothing is lost") {
   const Outcome outcome = run_weft("torture --short --seed 1");
   INFO(outcome.out << outcome.err);
   CHECK(outcome.code == 0);
-  for (const char* ordeal : {"kill", "kill-io", "fail-io", "signal", "two-runs", "flip", "truncate",
-                             "files", "ranks", "soak", "repeat"}) {
+  for (const char* ordeal : {"kill", "kill-io", "fail-io", "signal", "two-runs", "places", "flip",
+                             "truncate", "files", "ranks", "soak", "repeat"}) {
     CHECK_THAT(outcome.out, Contains(ordeal));
   }
   CHECK_THAT(outcome.out, Contains("nothing lost"));

@@ -27,6 +27,7 @@ class HostCommunicator : public Communicator {
       : Communicator(std::move(name), transport->rank(), transport->size(), std::move(recorder)),
         options_(options),
         transport_(std::move(transport)) {
+    if (options_.world_rank < 0) options_.world_rank = rank();
     thread_ = std::thread([this] { serve(); });
   }
 
@@ -76,6 +77,11 @@ class HostCommunicator : public Communicator {
   }
 
  private:
+  bool commits_fault(uint64_t ticket) const {
+    return options_.fault.kind != Fault::Kind::kNone && ticket == options_.fault.at &&
+           options_.fault.rank == options_.world_rank;
+  }
+
   struct Item {
     Operation operation;
     std::shared_ptr<Work::State> work;
@@ -96,7 +102,8 @@ class HostCommunicator : public Communicator {
       recorder().started(item.ticket);
       if (!error) {
         try {
-          run_watched(item.operation);
+          const bool leaves_out = commits_fault(item.ticket) && commit(item.operation);
+          if (!leaves_out) run_watched(item.operation);
         } catch (...) {
           // Peers may hold half of a collective: nothing that follows can be trusted.
           error = broken_ = std::current_exception();
@@ -116,6 +123,7 @@ class HostCommunicator : public Communicator {
       mine->started = operation.sequence;
     }
     deadline_ = after(options_.timeout_seconds);
+    label_ = label_of(operation);
     try {
       if (options_.compares_operations && !is_point_to_point(operation)) compare(operation);
       run(operation);
@@ -168,8 +176,40 @@ class HostCommunicator : public Communicator {
     return fmt::format("{}", fmt::join(states, "; "));
   }
 
-  void exchange(const Round& round, bool is_control = false) {
+  void exchange(Round round, bool is_control = false) {
+    round.label = label_;
     transport_->exchange(round, deadline_, is_control);
+  }
+
+  /// Takes an element off what goes to, or comes from, another rank.
+  void shorten(Operation& o) {
+    if (!o.counts.empty()) {
+      int64_t& part = o.counts[(rank() + 1) % size()];
+      part = std::max<int64_t>(part - 1, 0);
+      return;
+    }
+    for (Tensor* x : {&o.in, &o.out}) {
+      if (!x->defined() || x->numel() == 0) continue;
+      *x = Tensor::view_of(x->storage(), {x->numel() - 1}, {1}, x->offset(), x->dtype());
+    }
+  }
+
+  /// The fault that this rank is to commit now. Returns whether the operation is to be left out.
+  bool commit(Operation& o) {
+    switch (options_.fault.kind) {
+      case Fault::Kind::kNone:
+        return false;
+      case Fault::Kind::kOrder:
+        return true;
+      case Fault::Kind::kShape:
+        shorten(o);
+        return false;
+      case Fault::Kind::kLost:
+      case Fault::Kind::kGarbled:
+        transport_->commit(options_.fault.kind);
+        return false;
+    }
+    return false;
   }
 
   /// Every rank tells every other what it is about to run.
@@ -194,7 +234,7 @@ class HostCommunicator : public Communicator {
       round.sends.push_back({r, mine.data(), kText});
       round.receives.push_back({r, theirs[r].data(), kText});
     }
-    exchange(round, true);
+    exchange(std::move(round), true);
     for (int r = 0; r < size(); ++r) {
       if (r == rank() || theirs[r] == mine) continue;
       WEFT_FAIL("the ranks disagree: rank {} runs {}, rank {} runs {}", rank(), mine.c_str(), r,
@@ -288,12 +328,13 @@ class HostCommunicator : public Communicator {
         round.sends.push_back({absolute(relative + step), o.out.raw(), o.out.nbytes()});
       }
     }
-    if (!round.sends.empty()) exchange(round);
+    if (!round.sends.empty()) exchange(std::move(round));
   }
 
-  const HostOptions options_;
+  HostOptions options_;
   const std::unique_ptr<Transport> transport_;
   Transport::Clock::time_point deadline_;
+  uint16_t label_ = 0;  // of the operation at hand
   std::exception_ptr broken_;
 
   std::mutex mutex_;
@@ -320,6 +361,7 @@ HostOptions HostOptions::from_environment() {
                "WEFT_DIST_DEBUG: expected 0 or 1, got \"{}\"", text);
     options.compares_operations = value == "1";
   }
+  options.fault = Fault::from_environment();
   return options;
 }
 

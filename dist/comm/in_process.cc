@@ -17,6 +17,7 @@ namespace {
 struct Parcel {
   const void* data = nullptr;
   size_t bytes = 0;
+  uint16_t label = 0;
   bool done = false;  // under the mutex of the sender's box
 };
 using ParcelPtr = std::shared_ptr<Parcel>;
@@ -92,18 +93,18 @@ class InProcessTransport : public Transport {
                                                 static_cast<int>(ranks.size()));
   }
 
-  void do_exchange(std::span<const Message> sends, std::span<const Message> receives,
-                   Clock::time_point deadline) override {
+  void do_exchange(const Round& round, Clock::time_point deadline) override {
+    const auto& [sends, receives, label] = round;
     std::vector<ParcelPtr> parcels;
     for (const Message& message : sends) {
-      parcels.push_back(std::make_shared<Parcel>(Parcel{message.data, message.bytes}));
+      parcels.push_back(std::make_shared<Parcel>(Parcel{message.data, message.bytes, label}));
       Group::Box& box = group_->box(message.peer);
       std::lock_guard lock(box.mutex);
       box.arrived[rank()].push_back(parcels.back());
       box.wake.notify_all();
     }
     try {
-      for (const Message& message : receives) receive(message, deadline);
+      for (const Message& message : receives) receive(message, label, deadline);
       for (size_t i = 0; i < parcels.size(); ++i) {
         wait(sends[i].peer, deadline, [&] { return parcels[i]->done; });
       }
@@ -130,7 +131,7 @@ class InProcessTransport : public Transport {
     throw PeersMissing("the deadline has passed", {peer});
   }
 
-  void receive(const Message& message, Clock::time_point deadline) {
+  void receive(const Message& message, uint16_t label, Clock::time_point deadline) {
     std::deque<ParcelPtr>& arrived = own_box().arrived[message.peer];
     wait(message.peer, deadline, [&] { return !arrived.empty(); });
     ParcelPtr parcel;
@@ -140,15 +141,17 @@ class InProcessTransport : public Transport {
       parcel = std::move(arrived.front());
       arrived.pop_front();
     }
-    const bool fits = parcel->bytes == message.bytes;
+    const bool fits = parcel->bytes == message.bytes && parcel->label == label;
     if (fits && message.bytes > 0) std::memcpy(message.data, parcel->data, message.bytes);
     const size_t bytes = parcel->bytes;
+    const uint16_t sent = parcel->label;
     Group::Box& sender = group_->box(message.peer);
     {
       std::lock_guard lock(sender.mutex);
       parcel->done = true;
       sender.wake.notify_all();
     }
+    check_label(message.peer, sent, label);
     WEFT_CHECK(fits, "expected {} bytes from rank {}, which sent {}", message.bytes, message.peer,
                bytes);
   }

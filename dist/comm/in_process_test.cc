@@ -180,3 +180,19 @@ TEST_CASE("a slowed communicator takes the time of its network") {
       },
       options);
 }
+
+TEST_CASE("a rank that leaves a collective out or sends an element less is named, not obeyed") {
+  for (const auto kind : {Fault::Kind::kOrder, Fault::Kind::kShape}) {
+    INFO(static_cast<int>(kind));
+    InProcessOptions options = with_timeout(5);
+    options.host.fault = {.kind = kind, .rank = 1, .at = 2};
+    const auto errors = errors_of(
+        3,
+        [](Communicator& c) {
+          for (int i = 0; i < 5; ++i) c.all_reduce(Tensor::zeros({6})).wait();
+        },
+        options);
+    CHECK_THAT(errors[0], Contains("all_reduce #3") && Contains("rank 1"));
+    CHECK_THAT(errors[2], Contains("all_reduce #3") && Contains("rank 1"));
+  }
+}

@@ -1,5 +1,7 @@
 #include "dist/comm/transport.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <thread>
 
@@ -59,6 +61,27 @@ Round all_to_all_round(const Operation& o, int rank) {
   return round;
 }
 
+uint16_t label_of(const Operation& o) {
+  if (o.collective == Collective::kSend || o.collective == Collective::kRecv) {
+    return static_cast<uint16_t>(Collective::kSend);
+  }
+  return static_cast<uint16_t>((o.sequence & 0xfff) << 3 | static_cast<unsigned>(o.collective));
+}
+
+void check_label(int peer, uint16_t sent, uint16_t expected) {
+  const auto text = [](uint16_t label) {
+    return fmt::format("{} #{}", name(static_cast<Collective>(label & 7)), label >> 3);
+  };
+  WEFT_CHECK(sent == expected,
+             "the ranks disagree: rank {} sent what belongs to {}, expected was {} (numbers modulo "
+             "4096)",
+             peer, text(sent), text(expected));
+}
+
+void Transport::commit(Fault::Kind) {
+  WEFT_FAIL("WEFT_DIST_FAULT: these ranks have no connections to spoil; expected ranks over TCP");
+}
+
 void Transport::exchange(const Round& round, Clock::time_point deadline, bool is_control) {
   const auto bytes_of = [](const std::vector<Message>& messages) {
     int64_t bytes = 0;
@@ -75,7 +98,7 @@ void Transport::exchange(const Round& round, Clock::time_point deadline, bool is
     }
   }
   const Clock::time_point begin = Clock::now();
-  do_exchange(round.sends, round.receives, deadline);
+  do_exchange(round, deadline);
   if (latency_ == 0 && bandwidth_ == 0) return;
   // Links carry both directions at once.
   const auto bytes = static_cast<double>(std::max(sent, bytes_of(round.receives)));

@@ -8,11 +8,11 @@
 #include <chrono>
 #include <cstdint>
 #include <memory>
-#include <span>
 #include <vector>
 
 #include "core/error.h"
 #include "dist/comm/communicator.h"
+#include "dist/comm/fault.h"
 
 namespace weft::dist {
 
@@ -31,7 +31,15 @@ Message message(int peer, const Tensor& x, int64_t first, int64_t count);
 /// What a rank sends and receives at a time.
 struct Round {
   std::vector<Message> sends, receives;
+  /// Of the collective that the messages belong to. It travels with them.
+  uint16_t label = 0;
 };
+/// 12 bits of the operation's number and 3 of its kind: what MPI has room for in a tag. One for
+/// every send and recv, whose numbers the two ends do not share.
+uint16_t label_of(const Operation& operation);
+/// Throws Error, which names both, when a peer's message is of another collective than was
+/// expected.
+void check_label(int peer, uint16_t sent, uint16_t expected);
 /// A segment of each part of o.in, from element `first` of the part on, to the rank that keeps it;
 /// of this rank's part the others' contributions, rank r's to into[r].
 Round scatter_round(const Operation& o, int rank, int64_t first, int64_t segment,
@@ -75,7 +83,7 @@ class Transport {
   /// Sends and receives all of these and returns when that is done. Messages between two ranks meet
   /// in order; those of one call may move in any order. Called by one thread at a time.
   /// Throws PeersMissing at the deadline or when a peer is known to have gone, Error when a message
-  /// has another size than was expected.
+  /// has another size or label than was expected.
   void exchange(const Round& round, Clock::time_point deadline, bool is_control = false);
 
   /// The status of a rank; null when it cannot be known (another host).
@@ -87,6 +95,8 @@ class Transport {
   void slow_down(double latency, double bandwidth);
   /// Tells the others that this rank has given up.
   virtual void leave(const std::string& reason) = 0;
+  /// A fault of the connections, on purpose; throws Error where there are none.
+  virtual void commit(Fault::Kind kind);
 
   Traffic traffic() const { return own_.read(); }
   /// Of this rank in the world and in all groups made from it.
@@ -94,8 +104,7 @@ class Transport {
 
  protected:
   Transport(int rank, int size) : rank_(rank), size_(size) {}
-  virtual void do_exchange(std::span<const Message> sends, std::span<const Message> receives,
-                           Clock::time_point deadline) = 0;
+  virtual void do_exchange(const Round& round, Clock::time_point deadline) = 0;
   /// This rank is the `place`-th of `ranks`.
   virtual std::unique_ptr<Transport> make_group(const std::vector<int>& ranks, int place) = 0;
 

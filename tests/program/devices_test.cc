@@ -147,12 +147,14 @@ TEST_CASE(
     return run_shell("PATH=/nowhere TMPDIR='" + folder + "' /usr/bin/timeout 60 " + weft_program() +
                      " launch " + command);
   };
-  const Outcome ranks =
-      launch("--devices 3 -- /bin/sh -c 'echo rank $RANK of $WORLD_SIZE, $LOCAL_RANK here'");
+  const Outcome ranks = launch(
+      "--devices 3 -- /bin/sh -c 'echo rank $RANK of $WORLD_SIZE, $LOCAL_RANK here; "
+      "echo ${#WEFT_SECRET} characters of a secret >&2'");
   CHECK(ranks.code == 0);
   for (int r = 0; r < 3; ++r) {
     CHECK_THAT(ranks.out, Contains(fmt::format("rank {0} of 3, {0} here\n", r)));
   }
+  CHECK_THAT(ranks.err, Contains("32 characters of a secret"));
   // Rank 1 fails at once; the others would sleep for longer than this test may take, one of them
   // deaf to SIGTERM.
   const Outcome failed = launch(

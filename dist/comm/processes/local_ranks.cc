@@ -12,6 +12,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
+#include <random>
 #include <thread>
 
 #include "core/error.h"
@@ -24,14 +25,23 @@ constexpr std::chrono::milliseconds kLookInterval{20};
 
 void set(const char* name, const std::string& value) { ::setenv(name, value.c_str(), 1); }
 
+/// A secret of this run's own: 128 random bits, in hexadecimal.
+std::string make_secret() {
+  std::random_device random;
+  std::string secret;
+  for (int i = 0; i < 4; ++i) secret += fmt::format("{:08x}", random());
+  return secret;
+}
+
 [[noreturn]] void become_rank(int rank, int ranks, const std::string& directory,
-                              std::vector<char*>& arguments) {
+                              const std::string& secret, std::vector<char*>& arguments) {
   ::prctl(PR_SET_PDEATHSIG, SIGTERM);
   set("RANK", std::to_string(rank));
   set("WORLD_SIZE", std::to_string(ranks));
   set("LOCAL_RANK", std::to_string(rank));
   set("LOCAL_WORLD_SIZE", std::to_string(ranks));
   set("WEFT_STORE", directory);
+  ::setenv("WEFT_SECRET", secret.c_str(), 0);  // unless somebody has given one
   if (ranks > omp_get_num_procs()) set("OMP_WAIT_POLICY", "passive");
   ::execvp(arguments[0], arguments.data());
   fmt::print(stderr, "weft: error: launch: cannot run {}: {}\n", arguments[0],
@@ -48,11 +58,12 @@ LocalRanks::LocalRanks(int ranks, const std::vector<std::string>& command) {
   std::vector<char*> arguments;
   for (const std::string& word : command) arguments.push_back(const_cast<char*>(word.c_str()));
   arguments.push_back(nullptr);
+  const std::string secret = make_secret();
   for (int rank = 0; rank < ranks; ++rank) {
     const pid_t pid = ::fork();
     if (pid == 0) {
       ::setpgid(0, group_);
-      become_rank(rank, ranks, directory_, arguments);
+      become_rank(rank, ranks, directory_, secret, arguments);
     }
     if (pid < 0) {
       const int error = errno;

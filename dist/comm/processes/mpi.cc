@@ -145,34 +145,35 @@ class MpiTransport : public Transport {
                                           largest_message_);
   }
 
-  void do_exchange(std::span<const Message> sends, std::span<const Message> receives,
-                   Clock::time_point deadline) override {
+  void do_exchange(const Round& round, Clock::time_point deadline) override {
     std::vector<MPI_Request> requests;
     std::vector<int> peers, bytes;  // of each request
-    const auto post = [&](const Message& message, auto begin, const char* name) {
+    const auto post = [&](const Message& message, int tag, auto begin, const char* name) {
       size_t offset = 0;
       do {
         const auto piece = static_cast<int>(std::min(largest_message_, message.bytes - offset));
         requests.push_back(MPI_REQUEST_NULL);
         peers.push_back(message.peer);
-        check(begin(static_cast<char*>(message.data) + offset, piece, MPI_BYTE, message.peer, kTag,
+        check(begin(static_cast<char*>(message.data) + offset, piece, MPI_BYTE, message.peer, tag,
                     comm_, &requests.back()),
               name);
         bytes.push_back(piece);
         offset += static_cast<size_t>(piece);
       } while (offset < message.bytes);
     };
-    for (const Message& message : receives) post(message, MPI_Irecv, "MPI_Irecv");
+    for (const Message& message : round.receives) {
+      post(message, MPI_ANY_TAG, MPI_Irecv, "MPI_Irecv");
+    }
     const size_t received = requests.size();
-    for (const Message& message : sends) post(message, MPI_Isend, "MPI_Isend");
+    for (const Message& message : round.sends) post(message, round.label, MPI_Isend, "MPI_Isend");
     bytes.resize(received);
-    wait(requests, peers, bytes, deadline);
+    wait(requests, peers, bytes, round.label, deadline);
   }
 
  private:
-  /// The first requests are receives of `expected` bytes.
+  /// The first requests are receives of `expected` bytes with this label.
   void wait(std::vector<MPI_Request>& requests, const std::vector<int>& peers,
-            const std::vector<int>& expected, Clock::time_point deadline) {
+            const std::vector<int>& expected, uint16_t label, Clock::time_point deadline) {
     if (requests.empty()) return;
     std::vector<MPI_Status> statuses(requests.size());
     Clock::time_point next_look = Clock::now() + kLookInterval;
@@ -225,6 +226,7 @@ class MpiTransport : public Transport {
     }
     for (size_t i = 0; i < expected.size(); ++i) {
       int bytes = 0;
+      check_label(peers[i], static_cast<uint16_t>(statuses[i].MPI_TAG), label);
       check(MPI_Get_count(&statuses[i], MPI_BYTE, &bytes), "MPI_Get_count");
       WEFT_CHECK(bytes == expected[i], "expected {} bytes from rank {}, which sent {}", expected[i],
                  peers[i], bytes);
@@ -259,7 +261,6 @@ class MpiTransport : public Transport {
     }
   }
 
-  static constexpr int kTag = 1;
   static constexpr int kYields = 50;
   static constexpr std::chrono::microseconds kNap{50};
   static constexpr std::chrono::milliseconds kLookInterval{50};

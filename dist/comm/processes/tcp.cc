@@ -32,6 +32,17 @@ class TcpTransport : public Transport {
 
   RankStatus* status(int) override { return nullptr; }
 
+  void commit(Fault::Kind kind) override {
+    for (const Socket& peer : peers_) {
+      if (peer.descriptor() < 0) continue;
+      if (kind == Fault::Kind::kGarbled) {
+        peer.send("a garbled connection", 20, after(timeout_));
+      } else {
+        peer.shut_down();
+      }
+    }
+  }
+
   // The words come first: who sees the connection closed looks for them.
   void leave(const std::string& reason) override {
     store_->set_if_possible(last_words_of(rank()), reason);
@@ -47,12 +58,14 @@ class TcpTransport : public Transport {
         static_cast<int>(ranks.size()), timeout_);
   }
 
-  /// A message is its length, 8 bytes, and its bytes.
-  void do_exchange(std::span<const Message> sends, std::span<const Message> receives,
-                   Clock::time_point deadline) override {
+  /// A message is its head and its bytes.
+  void do_exchange(const Round& round, Clock::time_point deadline) override {
     std::map<int, Flow> out, in;
-    for (const Message& message : sends) out[message.peer].messages.push_back(message);
-    for (const Message& message : receives) in[message.peer].messages.push_back(message);
+    for (const Message& message : round.sends) out[message.peer].messages.push_back(message);
+    for (const Message& message : round.receives) in[message.peer].messages.push_back(message);
+    for (auto* flows : {&out, &in}) {
+      for (auto& [peer, flow] : *flows) flow.label = round.label;
+    }
     while (true) {
       std::vector<pollfd> entries;
       std::vector<int> ranks;
@@ -80,11 +93,15 @@ class TcpTransport : public Transport {
   }
 
  private:
+  struct Head {
+    uint64_t bytes = 0, label = 0;
+  };
   /// Messages to or from a peer, one after another.
   struct Flow {
     std::vector<Message> messages;
-    size_t message = 0, offset = 0;  // of the length and the bytes behind it
-    uint64_t length = 0;
+    uint16_t label = 0;
+    size_t message = 0, offset = 0;  // of the head and the bytes behind it
+    Head head;
     bool is_done() const { return message == messages.size(); }
   };
 
@@ -92,10 +109,10 @@ class TcpTransport : public Transport {
   void move(int peer, Flow& flow, bool sends) {
     while (!flow.is_done()) {
       const Message& message = flow.messages[flow.message];
-      if (sends && flow.offset == 0) flow.length = message.bytes;
-      const bool in_head = flow.offset < sizeof flow.length;
-      const size_t head = sizeof flow.length;
-      char* data = in_head ? reinterpret_cast<char*>(&flow.length) + flow.offset
+      if (sends && flow.offset == 0) flow.head = {message.bytes, flow.label};
+      constexpr size_t head = sizeof flow.head;
+      const bool in_head = flow.offset < head;
+      char* data = in_head ? reinterpret_cast<char*>(&flow.head) + flow.offset
                            : static_cast<char*>(message.data) + (flow.offset - head);
       const size_t bytes = in_head ? head - flow.offset : message.bytes + head - flow.offset;
       if (bytes > 0) {
@@ -109,8 +126,12 @@ class TcpTransport : public Transport {
         flow.offset += static_cast<size_t>(n);
       }
       if (flow.offset == head && !sends) {
-        WEFT_CHECK(flow.length == message.bytes, "expected {} bytes from rank {}, which sent {}",
-                   message.bytes, peer, flow.length);
+        WEFT_CHECK(flow.head.label < (1 << 15), "what came from rank {} is no message of ours",
+                   peer);
+        check_label(peer, static_cast<uint16_t>(flow.head.label), flow.label);
+        WEFT_CHECK(flow.head.bytes == message.bytes,
+                   "expected {} bytes from rank {}, which sent {}", message.bytes, peer,
+                   flow.head.bytes);
       }
       if (flow.offset == head + message.bytes) {
         ++flow.message;
