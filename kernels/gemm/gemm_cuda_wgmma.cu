@@ -105,10 +105,11 @@ void run_cols(const GemmProblem& problem) {
 
 /// The widest tile that leaves the fewest multiprocessors idle in the last wave.
 int choose_cols(const GemmProblem& p) {
+  if (const int forced = wgmma_tile_columns()) return forced;
   const int64_t batches = p.c.numel() / (p.m() * p.n());
   int best = 128;
   double best_cost = INFINITY;
-  for (int cols : {256, 192, 128}) {
+  for (int cols : kWgmmaTileColumns) {
     const int64_t count = batches * tiles(p.m(), kRows) * tiles(p.n(), cols);
     const int64_t waves = (count + kTargetBlocks - 1) / kTargetBlocks;
     const double cost = static_cast<double>(waves) * cols;
