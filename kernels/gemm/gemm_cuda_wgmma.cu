@@ -35,7 +35,7 @@ template <class Type, int kCols, Major kA, Major kB>
 __global__ void __launch_bounds__(kThreads, 1)
     gemm_wgmma_kernel(const __grid_constant__ Arguments g, const __grid_constant__ TensorMap map_a,
                       const __grid_constant__ TensorMap map_b,
-                      const __grid_constant__ TensorMap map_c) {
+                      const __grid_constant__ TensorMap map) {
   WEFT_DYNAMIC_SHARED(char, shared);
   WEFT_SHARED(uint64_t, full, [kStages<kCols>]);
   WEFT_SHARED(uint64_t, empty, [kStages<kCols>]);
@@ -79,7 +79,8 @@ __global__ void __launch_bounds__(kThreads, 1)
     }
     wgmma_wait<0>();
     if (thread == 0) mbarrier_arrive(&empty[last]);
-    store_tile<kCols>(g, &map_c, buffer, tile, consumer, sums);
+    using Narrow = std::conditional_t<std::is_same_v<Type, Bf16>, bf16, f16>;
+    store_tile<Narrow, kCols>(g, &map, buffer, tile, consumer, sums);
   }
   wait_for_stores();
 }
@@ -97,7 +98,7 @@ void run_cols(const GemmProblem& problem) {
         constexpr Major kA = a_is_k() ? Major::kK : Major::kMn,
                         kB = b_is_k() ? Major::kK : Major::kMn;
         WEFT_LAUNCH((gemm_wgmma_kernel<Type, kCols, kA, kB>), plan.grid, kThreads,
-                    kSharedBytes<kCols>, plan.stream, plan.g, map_a, map_b, plan.map_c);
+                    kSharedBytes<kCols>, plan.stream, plan.g, map_a, map_b, plan.map);
       },
       a_depth, b_depth);
   plan.finish(problem);
