@@ -86,13 +86,13 @@ __global__ void __launch_bounds__(kThreads, 1)
 }
 
 template <class Type, int kCols>
-void run_cols(const GemmProblem& problem) {
+void run_cols(const GemmProblem& problem, const KSplit& split) {
   const TmaMatrix a = *tma_matrix(problem.a), b = *tma_matrix(problem.b);
   // A row-major runs along K, B along N.
   const bool a_depth = !a.is_transposed, b_depth = b.is_transposed;
   const TensorMap map_a = matrix_map(a, problem.dtype(), a_depth ? kRows : kDepth);
   const TensorMap map_b = matrix_map(b, problem.dtype(), b_depth ? kCols : kDepth);
-  const Plan plan(problem, a, b, kCols, kDepth);
+  const Plan plan(problem, a, b, kCols, split);
   with_flags(
       [&](auto a_is_k, auto b_is_k) {
         constexpr Major kA = a_is_k() ? Major::kK : Major::kMn,
@@ -104,30 +104,15 @@ void run_cols(const GemmProblem& problem) {
   plan.finish(problem);
 }
 
-/// The widest tile that leaves the fewest multiprocessors idle in the last wave.
-int choose_cols(const GemmProblem& p) {
-  if (const int forced = wgmma_tile_columns()) return forced;
-  const int64_t batches = p.c.numel() / (p.m() * p.n());
-  int best = 128;
-  double best_cost = INFINITY;
-  for (int cols : kWgmmaTileColumns) {
-    const int64_t count = batches * tiles(p.m(), kRows) * tiles(p.n(), cols);
-    const int64_t waves = (count + kTargetBlocks - 1) / kTargetBlocks;
-    const double cost = static_cast<double>(waves) * cols;
-    if (cost < best_cost) {
-      best = cols;
-      best_cost = cost;
-    }
-  }
-  return best;
-}
-
 template <class Type>
 void run(const GemmProblem& problem) {
-  const int cols = choose_cols(problem);
-  if (cols == 256) return run_cols<Type, 256>(problem);
-  if (cols == 192) return run_cols<Type, 192>(problem);
-  run_cols<Type, 128>(problem);
+  const int64_t batches = problem.c.numel() / (problem.m() * problem.n());
+  const GemmTiling tiling =
+      choose_tiling(batches, problem.m(), problem.n(), problem.k(), true, wgmma_tile_columns());
+  const KSplit split = {tiling.parts, tiling.depth};
+  if (tiling.columns == 256) return run_cols<Type, 256>(problem, split);
+  if (tiling.columns == 192) return run_cols<Type, 192>(problem, split);
+  run_cols<Type, 128>(problem, split);
 }
 
 }  // namespace

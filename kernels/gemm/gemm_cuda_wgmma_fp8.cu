@@ -107,7 +107,13 @@ void run(const GemmProblem& problem) {
   const TmaMatrix matrix_a = *tma_matrix(a), matrix_b = *tma_matrix(b);
   const TensorMap map_a = matrix_map(matrix_a, a.dtype(), kRows);
   const TensorMap map_b = matrix_map(matrix_b, b.dtype(), kCols);
-  const Plan plan(problem, matrix_a, matrix_b, kCols, kDepth);
+  const GemmArguments p(problem);
+  // A model's bits are those of K as a whole.
+  const KSplit split =
+      is_gpu(problem.numerics.accumulation)
+          ? KSplit{1, p.k}
+          : KSplit::choose(p.batches * tiles(p.m, kRows) * tiles(p.n, kCols), p.k, kDepth);
+  const Plan plan(problem, matrix_a, matrix_b, kCols, split);
   WEFT_LAUNCH((gemm_wgmma_fp8_kernel<TypeA, TypeB>), plan.grid, kThreads, kSharedBytes, plan.stream,
               plan.g, map_a, map_b, plan.map);
   plan.finish(problem);

@@ -28,7 +28,7 @@ bool gemm_fits_mma(const GemmProblem& problem);
 /// The condition of gemm_cuda_wgmma: what TMA can address, on a device of capability 9.0.
 bool gemm_fits_wgmma(const GemmProblem& problem);
 /// Columns of a tile that gemm_cuda_wgmma takes in this thread: 128, 192 or 256, or 0, as at first,
-/// for those that leave the fewest multiprocessors idle. For tests of each, and tuning.
+/// for what costs least (kernels/gemm/gemm_tiling.h). For tests of each, and tuning.
 int& wgmma_tile_columns();
 inline constexpr int kWgmmaTileColumns[] = {256, 192, 128};
 /// The condition of gemm_cuda_wgmma_fp8, which copies what TMA cannot address: capability 9.0;

@@ -430,8 +430,8 @@ inline TensorMap matrix_map(const TmaMatrix& matrix, DType dtype, uint32_t lines
        .swizzle = TmaSwizzle::kBytes128});
 }
 
-/// A problem cut into tiles of 128 x cols and stages of `depth` of K, with the memory that the
-/// kernel needs beside it.
+/// A problem cut into tiles of 128 x cols and parts of K, with the memory that the kernel needs
+/// beside it.
 struct Plan {
   Arguments g = {};
   TensorMap map = {};  // where TMA stores: C, or aux
@@ -439,13 +439,11 @@ struct Plan {
   unsigned grid = 1;
   runtime::StreamHandle stream = nullptr;
 
-  Plan(const GemmProblem& problem, const TmaMatrix& a, const TmaMatrix& b, int cols, int depth) {
+  Plan(const GemmProblem& problem, const TmaMatrix& a, const TmaMatrix& b, int cols,
+       const KSplit& split) {
     g.p = GemmArguments(problem);
     const unsigned rows = tiles(g.p.m, kRows), columns = tiles(g.p.n, cols);
-    // A model's bits are those of K as a whole.
-    g.split = is_gpu(problem.numerics.accumulation)
-                  ? KSplit{1, g.p.k}
-                  : KSplit::choose(g.p.batches * rows * columns, g.p.k, depth);
+    g.split = split;
     const int64_t count = g.p.batches * rows * columns * g.split.parts;
     WEFT_ASSERT(count < int64_t{1} << 31);
     g.order = {rows, columns, static_cast<uint32_t>(g.split.parts),
