@@ -69,6 +69,15 @@ TEST_CASE("serialised wgmma is an error, whatever may spill") {
   CHECK_THAT(outcome.text, Contains("C7510") && Contains("error: wgmma is serialised"));
 }
 
+TEST_CASE("a setmaxnreg that ptxas ignores is an error, whatever may spill") {
+  const weft::CommandOutcome outcome = checked(
+      "may_spill",
+      nvcc_that_says("ptxas info    : (C7508) Potential Performance Loss: 'setmaxnreg' ignored to "
+                     "maintain minimum register requirements.\n"));
+  CHECK(outcome.code == 1);
+  CHECK_THAT(outcome.text, Contains("C7508") && Contains("error: setmaxnreg is ignored"));
+}
+
 TEST_CASE("nvcc's own failures and warnings pass through") {
   const weft::CommandOutcome failed = checked("none", nvcc_that_says("x.cu(3): error: no\n", 2));
   CHECK(failed.code == 2);

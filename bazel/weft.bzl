@@ -147,6 +147,11 @@ def op(name, srcs = [], hdrs = [], deps = [], system = [], test_size = "medium",
 
     # kernels/mutations edits them.
     native.exports_files(native.glob([name + "_cuda_*.cu", "*.cuh"], allow_empty = True))
+    native.filegroup(
+        name = name + "_cuda_headers",
+        srcs = native.glob(["*.cuh"], allow_empty = True),
+        visibility = [here("//kernels/mutations:__pkg__")],
+    )
 
     cuda_deps = []
     for suffix, sources, archs in [

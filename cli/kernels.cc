@@ -14,6 +14,7 @@
 
 #include "cli/command.h"
 #include "cli/json_line.h"
+#include "cli/kernel_sass.h"
 #include "cli/kernel_skeleton.h"
 #include "cli/report/kernel_report.h"
 #include "cli/run_program.h"
@@ -151,9 +152,10 @@ int run(const Words& words) {
   static const Words kCommands = {"list", "check", "bench", "report"};
   Lab lab{.command = words.empty() ? "" : words[0], .ops = kOps};
   if (lab.command == "new") return write_kernel_skeleton({words.begin() + 1, words.end()});
+  if (lab.command == "sass") return report_machine_code({words.begin() + 1, words.end()});
   if (std::ranges::count(kCommands, lab.command) == 0) {
-    throw UsageError(fmt::format("kernels: expected list, check, bench, report or new, got \"{}\"",
-                                 lab.command));
+    throw UsageError(fmt::format(
+        "kernels: expected list, check, bench, report, sass or new, got \"{}\"", lab.command));
   }
   lab.options.assign(words.begin() + 1, words.end());
   if (!lab.options.empty() && !lab.options[0].starts_with("-")) {
@@ -185,7 +187,7 @@ int run(const Words& words) {
 void add_kernels(CLI::App& app, Action& action) {
   CLI::App* command = app.add_subcommand("kernels",
                                          "List, check and time the kernels: weft kernels "
-                                         "list|check|bench|report|new [OP] [OPTION...]")
+                                         "list|check|bench|report|sass|new [OP] [OPTION...]")
                           ->group(kMeasuringCommands);
   command->footer(
       "  list [OP]                   List the variants, and how many cases each of them takes\n"
@@ -195,6 +197,10 @@ void add_kernels(CLI::App& app, Action& action) {
       "  report [OP] [OPTION...]     Write what bench measures as a page\n"
       "    --html FILE               Page to write (default: kernels.html)\n"
       "    --rows FILE               Rows of an earlier report, in the place of measuring\n"
+      "  sass OP [OPTION...]         Compile the kernels and say what their machine code holds\n"
+      "    --gpu GPU                 h100 (default), h200, a100, a10, 4090, b200 or 5090\n"
+      "    --kernel TEXT             Kernels and files with this text in their names\n"
+      "    --json                    A JSON object for each kernel\n"
       "  new OP DIR [--cuda]         Write the skeleton of a variant outside the tree, or of a new "
       "op\n"
       "\n"

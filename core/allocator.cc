@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <ranges>
+#include <utility>
 
+#include "core/graph.h"
 #include "core/stream.h"
 
 namespace weft {
@@ -11,6 +13,8 @@ namespace {
 // A pooled block serves requests down to 7/8 of its size: exact reuse is the rule in training, and
 // the waste of the exceptions is bounded.
 bool is_reusable(size_t capacity, size_t wanted) { return capacity - wanted <= wanted / 7; }
+
+bool is_capturing() { return DeviceGraph::capturing() != nullptr; }
 
 }  // namespace
 
@@ -22,7 +26,7 @@ void* CachingAllocator::allocate(size_t bytes, StreamHandle stream) {
   if (bytes == 0) return nullptr;
   const size_t wanted = source_->capacity_for(bytes);
   std::lock_guard lock(mutex_);
-  wake_resting_locked(false);
+  if (!is_capturing()) wake_resting_locked(false);
   void* block = nullptr;
   size_t capacity = wanted;
   Pool& pool = pools_[stream];
@@ -33,7 +37,7 @@ void* CachingAllocator::allocate(size_t bytes, StreamHandle stream) {
     pool.erase(pooled);
   } else {
     block = source_->take(wanted);
-    if (!block) {
+    if (!block && !is_capturing()) {
       wake_resting_locked(true);
       release_pool_locked();
       block = source_->take(wanted);
@@ -41,10 +45,11 @@ void* CachingAllocator::allocate(size_t bytes, StreamHandle stream) {
     if (!block) {
       const std::string largest = largest_locked(5), system = source_->describe();
       fail(
-          "out of memory on {}: requested {} bytes; live {}, reserved {}, peak {}{}{}. Try a "
+          "out of memory on {}: requested {} bytes{}; live {}, reserved {}, peak {}{}{}. Try a "
           "smaller batch, --accumulate or --checkpoint-activations",
-          device_, bytes, stats_.live, stats_.reserved, stats_.peak_live,
-          system.empty() ? "" : ", " + system, largest.empty() ? "" : "; most by op: " + largest);
+          device_, bytes, is_capturing() ? " while a graph is captured" : "", stats_.live,
+          stats_.reserved, stats_.peak_live, system.empty() ? "" : ", " + system,
+          largest.empty() ? "" : "; most by op: " + largest);
     }
     stats_.reserved += capacity;
     ++stats_.system_requests;
@@ -67,6 +72,7 @@ void CachingAllocator::pool_locked(void* block, size_t capacity, StreamHandle st
     pool.emplace_hint(pool.lower_bound(capacity), capacity, block);
     return;
   }
+  if (is_capturing()) return resting_.push_back({block, capacity, stream, {}, {}});
   source_->give_back(block);
   stats_.reserved -= capacity;
 }
@@ -80,12 +86,15 @@ void CachingAllocator::deallocate(void* block, size_t bytes) {
   stats_.live -= bytes;
   memory::freed(freed.owner, bytes);
   if (freed.users.empty()) return pool_locked(block, freed.capacity, freed.stream);
-  Resting resting{block, freed.capacity, freed.stream, {}};
-  for (StreamHandle user : freed.users) {
+  resting_.push_back({block, freed.capacity, freed.stream, freed.users, {}});
+  if (!is_capturing()) record_users_locked(resting_.back());
+}
+
+void CachingAllocator::record_users_locked(Resting& resting) {
+  for (StreamHandle user : std::exchange(resting.users, {})) {
     resting.events.push_back(runtime::create_event(device_.index));
     runtime::record(device_.index, resting.events.back(), user);
   }
-  resting_.push_back(std::move(resting));
 }
 
 void CachingAllocator::record_use(void* block, StreamHandle stream) {
@@ -107,6 +116,7 @@ void CachingAllocator::assign(void* block, MemoryKind kind) {
 }
 
 void CachingAllocator::wake_resting_locked(bool wait) {
+  for (Resting& resting : resting_) record_users_locked(resting);
   std::erase_if(resting_, [&](const Resting& r) {
     for (runtime::EventHandle event : r.events) {
       if (wait) {
@@ -129,6 +139,7 @@ void CachingAllocator::hold(StreamHandle stream) {
 void CachingAllocator::let_go(StreamHandle stream) {
   std::lock_guard lock(mutex_);
   held_.erase(stream);
+  for (Resting& resting : resting_) std::erase(resting.users, stream);
   // The stream is about to go: nobody could ask for its blocks again.
   release_locked(pools_[stream]);
   pools_.erase(stream);

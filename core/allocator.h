@@ -8,6 +8,9 @@
 // when it was allocated; it may be freed while kernels of that stream still run, because whoever
 // gets it next submits to the same stream, behind them. Work of another stream is announced with
 // record_use(): the block then rests until that work is done.
+//
+// A thread that captures a graph (core/graph.h) may neither ask whether events are done nor give
+// memory back to CUDA. What it frees then rests until a request that comes outside a capture.
 #pragma once
 
 #include <cstddef>
@@ -105,11 +108,13 @@ class CachingAllocator {
     void* block;
     size_t capacity;
     StreamHandle stream;
+    std::vector<StreamHandle> users;  // whose events a capture has put off
     std::vector<runtime::EventHandle> events;
   };
   using Pool = std::multimap<size_t, void*>;  // capacity -> block
 
   void pool_locked(void* block, size_t capacity, StreamHandle stream);
+  void record_users_locked(Resting& resting);
   void wake_resting_locked(bool wait);
   void release_pool_locked();
   void release_locked(Pool& pool);

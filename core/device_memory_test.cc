@@ -171,6 +171,48 @@ TEST_CASE("a captured graph runs when it is launched, on what its inputs then ho
   CHECK_THROWS_WITH(graph.capture([] {}), Catch::Contains("captured once"));
 }
 
+TEST_CASE("a capture asks CUDA nothing that would end it") {
+  if (runtime::device_count() == 0) WEFT_SKIP("no CUDA device");
+  const Stream other(kCuda);
+  const Tensor y = Tensor::zeros({2}, DType::f32, kCuda);
+  for (bool is_shared : {false, true}) {
+    Tensor x = to_device(Tensor::from(std::vector<float>{1, 2}, {2}), kCuda);
+    if (is_shared) allocator(kCuda).record_use(x.raw(), other.handle());
+    DeviceGraph graph(kCuda);
+    const size_t before = allocator(kCuda).stats().reserved;
+    graph.capture([&] {
+      // Memory of another stream, freed while it is captured, rests; the next request finds it so.
+      x = {};
+      const Tensor temporary = Tensor::empty({3}, DType::f32, kCuda);
+      copy_same_layout(Tensor::view_of(temporary.storage(), {2}, {1}, 0, DType::f32), y);
+    });
+    CHECK(allocator(kCuda).stats().reserved >= before);
+    if (!runtime::is_emulated()) continue;
+    // The emulated device's allocator keeps nothing: the first request after it gives it back.
+    const Tensor next = Tensor::empty({1}, DType::f32, kCuda);
+    CHECK(allocator(kCuda).stats().reserved ==
+          before - 2 * sizeof(float) + (3 + 1) * sizeof(float));
+  }
+}
+
+TEST_CASE("the emulated device refuses what CUDA forbids while a graph is captured") {
+  if (!runtime::is_emulated() || runtime::device_count() == 0) WEFT_SKIP("no emulated device");
+  const runtime::EventHandle event = runtime::create_event(0);
+  const auto capture = [](const std::function<void()>& work) { DeviceGraph(kCuda).capture(work); };
+  CHECK_THROWS_WITH(capture([&] { runtime::is_done(0, event); }),
+                    Catch::Contains("cudaEventQuery is not allowed while"));
+  CHECK_THROWS_WITH(capture([&] { runtime::synchronize_event(0, event); }),
+                    Catch::Contains("cudaEventSynchronize is not allowed while"));
+  CHECK_THROWS_WITH(capture([] { runtime::synchronize(0); }),
+                    Catch::Contains("cudaDeviceSynchronize is not allowed while"));
+  void* const block = runtime::allocate(0, 64);
+  CHECK_THROWS_WITH(capture([&] { runtime::deallocate(0, block); }),
+                    Catch::Contains("the capture has no graph: cudaFree was called"));
+  CHECK_NOTHROW(capture([] {}));
+  CHECK(runtime::is_done(0, event));
+  runtime::destroy_event(0, event);
+}
+
 TEST_CASE("on the CPU a graph repeats its function") {
   int count = 0;
   DeviceGraph graph({});

@@ -1,8 +1,30 @@
 #include "core/graph.h"
 
 #include "core/allocator.h"
+#include "core/scoped_value.h"
 
 namespace weft {
+namespace {
+
+thread_local DeviceGraph* the_capturing_graph = nullptr;
+
+}  // namespace
+
+Tensor empty_beside_capture(const Shape& shape, DType dtype, Device device) {
+  thread_local auto& streams = *new std::map<int, Stream>;
+  const StreamGuard guard(streams.try_emplace(device.index, device).first->second);
+  return Tensor::empty(shape, dtype, device);
+}
+
+DeviceGraph* DeviceGraph::capturing() { return the_capturing_graph; }
+
+GraphState& DeviceGraph::state(const std::string& name,
+                               const std::function<std::unique_ptr<GraphState>()>& make) {
+  WEFT_ASSERT(the_capturing_graph == this);
+  std::unique_ptr<GraphState>& state = states_[name];
+  if (!state) state = make();
+  return *state;
+}
 
 DeviceGraph::DeviceGraph(Device device) : device_(device), stream_(device) {
   if (stream_.handle()) allocator(device_).hold(stream_.handle());
@@ -30,6 +52,7 @@ void DeviceGraph::capture(const std::function<void()>& work) {
   const StreamGuard guard(stream_);
   runtime::begin_capture(device_.index, stream_.handle());
   try {
+    const ScopedValue captures(the_capturing_graph, this);
     work();
   } catch (...) {
     // The stream leaves its capture; what was recorded is dropped.
@@ -37,14 +60,17 @@ void DeviceGraph::capture(const std::function<void()>& work) {
       runtime::destroy_graph(device_.index, runtime::end_capture(device_.index, stream_.handle()));
     } catch (const Error&) {  // an invalidated capture has no graph
     }
+    states_.clear();
     throw;
   }
   graph_ = runtime::end_capture(device_.index, stream_.handle());
+  for (const auto& [name, state] : states_) state->captured();
 }
 
 void DeviceGraph::launch() {
   if (work_) return work_();
   WEFT_CHECK(graph_, "a DeviceGraph is launched after its capture");
+  for (const auto& [name, state] : states_) state->advance();
   const Stream current = current_stream(device_);
   Event before(device_), after(device_);
   before.record(current);

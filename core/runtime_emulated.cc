@@ -48,6 +48,21 @@ struct EmulatedEvent {
 
 thread_local int the_current_device = 0;
 
+/// The stream that this thread captures, and the first call that CUDA forbids meanwhile, which
+/// leaves a capture without a graph. As cudaStreamCaptureModeThreadLocal has it.
+thread_local EmulatedStream* the_captured_stream = nullptr;
+thread_local const char* the_forbidden_call = nullptr;
+
+/// Calls that may throw do so, too.
+void forbid_in_capture(const char* call) {
+  if (!the_captured_stream) return;
+  if (!the_forbidden_call) the_forbidden_call = call;
+}
+void refuse_in_capture(const char* call) {
+  forbid_in_capture(call);
+  WEFT_CHECK(!the_captured_stream, "{} is not allowed while this thread captures a graph", call);
+}
+
 /// Shared memory that a block may ask for: CUDA C++ Programming Guide, "Technical Specifications
 /// per Compute Capability".
 constexpr emulated::Gpu gpu_of(std::string_view name, int compute_capability, size_t shared_kib) {
@@ -185,6 +200,7 @@ void* allocate(int device, size_t bytes) {
 }
 
 void deallocate(int device, void* block) {
+  forbid_in_capture("cudaFree");
   Memory& m = memory();
   std::lock_guard lock(m.mutex);
   const auto entry = m.blocks.find(reinterpret_cast<uintptr_t>(block));
@@ -207,15 +223,21 @@ void deallocate(int device, void* block) {
   std::free(raw);
 }
 
-void* allocate_pinned(size_t bytes) { return std::aligned_alloc(64, (bytes + 63) / 64 * 64); }
-void deallocate_pinned(void* block) { std::free(block); }
+void* allocate_pinned(size_t bytes) {
+  refuse_in_capture("cudaHostAlloc");
+  return std::aligned_alloc(64, (bytes + 63) / 64 * 64);
+}
+void deallocate_pinned(void* block) {
+  forbid_in_capture("cudaFreeHost");
+  std::free(block);
+}
 
 StreamHandle create_stream(int device) { return new EmulatedStream{device}; }
 void destroy_stream(int, StreamHandle stream) { delete stream_of(stream); }
 void synchronize(int, StreamHandle stream) {
   WEFT_CHECK(!stream_of(stream)->capturing, "a stream cannot be waited for while it is captured");
 }
-void synchronize(int) {}
+void synchronize(int) { refuse_in_capture("cudaDeviceSynchronize"); }
 
 EventHandle create_event(int device) { return new EmulatedEvent{device}; }
 void destroy_event(int, EventHandle event) { delete event_of(event); }
@@ -226,8 +248,11 @@ void record(int device, EventHandle event, StreamHandle stream) {
   emulated::submit(stream, [event] { event_of(event)->time = std::chrono::steady_clock::now(); });
 }
 void wait(int, StreamHandle, EventHandle) {}
-bool is_done(int, EventHandle) { return true; }
-void synchronize_event(int, EventHandle) {}
+bool is_done(int, EventHandle) {
+  refuse_in_capture("cudaEventQuery");
+  return true;
+}
+void synchronize_event(int, EventHandle) { refuse_in_capture("cudaEventSynchronize"); }
 double elapsed_ms(int, EventHandle begin, EventHandle end) {
   const auto time = event_of(end)->time - event_of(begin)->time;
   return std::chrono::duration<double, std::milli>(time).count();
@@ -253,13 +278,21 @@ void set_bytes(int device, void* to, int value, size_t bytes, StreamHandle strea
 
 void begin_capture(int, StreamHandle stream) {
   WEFT_CHECK(!stream_of(stream)->capturing, "the stream is being captured already");
+  WEFT_CHECK(!the_captured_stream, "this thread captures another stream already");
   stream_of(stream)->capturing = true;
+  the_captured_stream = stream_of(stream);
+  the_forbidden_call = nullptr;
 }
 GraphHandle end_capture(int, StreamHandle stream) {
   EmulatedStream& s = *stream_of(stream);
   WEFT_CHECK(s.capturing, "the stream is not being captured");
   s.capturing = false;
-  return new Work(std::exchange(s.captured, {}));
+  the_captured_stream = nullptr;
+  Work captured = std::exchange(s.captured, {});
+  WEFT_CHECK(!the_forbidden_call,
+             "the capture has no graph: {} was called, which is not allowed in between",
+             the_forbidden_call);
+  return new Work(std::move(captured));
 }
 bool is_capturing(int, StreamHandle stream) { return stream_of(stream)->capturing; }
 void launch_graph(int device, GraphHandle graph, StreamHandle stream) {

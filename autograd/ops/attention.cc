@@ -34,6 +34,7 @@ AttentionProblem make_problem(std::string_view op, const Tensor& q, const Tensor
   }
   if (p.dropout > 0) {
     // Each call has a stream of its own: the kernel counts score elements from 0 in it.
+    p.moved = moved_since_capture(q.device());
     Generator& g = generator();
     p.seed = g.seed;
     p.stream = (uint64_t{1} << 63) | (g.stream << 40) | g.take(4);

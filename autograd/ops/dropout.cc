@@ -7,13 +7,18 @@
 namespace weft::ops {
 namespace {
 
-/// The mask of (seed, stream, offset) applied to x; its own gradient is the same.
-Tensor masked(const Tensor& x, double p, uint64_t seed, uint64_t stream, uint64_t offset) {
+/// The mask at the generator's place applied to x; its own gradient is the same.
+Tensor masked(const Tensor& x, double p, const Generator& g, const Tensor& moved) {
   Tensor y = raw::empty_like(x);
-  kernels::dropout({.x = x, .y = y, .p = p, .seed = seed, .stream = stream, .offset = offset});
-  return record("dropout", {x}, y, {}, [=](const Backward& b) -> Tensors {
-    return {masked(b.dy(), p, seed, stream, offset)};
-  });
+  kernels::dropout({.x = x,
+                    .y = y,
+                    .p = p,
+                    .seed = g.seed,
+                    .stream = g.stream,
+                    .offset = g.offset,
+                    .moved = moved});
+  return record("dropout", {x}, y, {},
+                [=](const Backward& b) -> Tensors { return {masked(b.dy(), p, g, moved)}; });
 }
 
 }  // namespace
@@ -22,8 +27,10 @@ Tensor dropout(const Tensor& x, double p, bool training) {
   raw::check_floating("dropout", x);
   WEFT_CHECK(p >= 0 && p <= 1, "dropout: the probability must lie in [0, 1], got {}", p);
   if (!training || p == 0) return x;
-  Generator& g = generator();
-  return masked(x, p, g.seed, g.stream, g.take(x.numel()));
+  const Tensor moved = moved_since_capture(x.device());
+  const Generator place = generator();
+  generator().take(x.numel());
+  return masked(x, p, place, moved);
 }
 
 }  // namespace weft::ops

@@ -41,6 +41,9 @@ struct AttentionProblem {
   bool causal = false;
   double dropout = 0;  // p, in [0, 1)
   uint64_t seed = 0, stream = 0, offset = 0;
+  /// i64 of one element on the device, or undefined. stream stands for stream + *moved, so that a
+  /// captured graph, which repeats its arguments, draws other masks.
+  Tensor moved;
   /// f16: P and dS may be rounded to f16 before the products, as a GPU's tensor cores take them;
   /// false keeps them in f32. Those of bf16 may always be rounded.
   bool rounds_scores = true;
@@ -49,6 +52,10 @@ struct AttentionProblem {
   /// Philox blocks that dropout uses: the next draw from the stream starts at offset + blocks().
   uint64_t blocks() const {
     return dropout > 0 ? (q.size(0) * q.size(1) * q.size(2) * k.size(2) + 3) / 4 : 0;
+  }
+  /// On a CPU, where `moved` can be read.
+  uint64_t drawn_stream() const {
+    return stream + (moved.defined() ? static_cast<uint64_t>(*moved.data<int64_t>()) : 0);
   }
   bool backward() const { return dout.defined(); }
   DType dtype() const { return q.dtype(); }

@@ -53,6 +53,7 @@ struct AttentionCase {
                        .offset = 5,
                        .rounds_scores = rounds_scores,
                        .numerics = {accumulation, tf32}};
+    if (dropout > 0 && fused) p.moved = in.values({4}, {1}, DType::i64);
     const int64_t key_heads = heads / sharing;
     const auto random = [&](int64_t heads, int64_t tokens, double size) {
       return in.uniform({batch, heads, tokens, width}, dtype, -size, size);

@@ -44,6 +44,7 @@ struct AttentionFields {
   Real scale, dropout;
   bool causal;
   uint64_t seed, stream, offset;
+  const int64_t* moved;  // may be null
 
   explicit AttentionFields(const AttentionProblem& p)
       : q(p.q),
@@ -64,7 +65,8 @@ struct AttentionFields {
         causal(p.causal),
         seed(p.seed),
         stream(p.stream),
-        offset(p.offset) {}
+        offset(p.offset),
+        moved(p.moved.defined() ? p.moved.data<int64_t>() : nullptr) {}
 
   /// What dropout multiplies the scores by that it keeps.
   __device__ __forceinline__ Real kept_factor() const { return 1 / (1 - dropout); }
@@ -72,9 +74,14 @@ struct AttentionFields {
   __device__ __forceinline__ bool is_kept(uint32_t word) const {
     return uniform_from_bits(word) >= static_cast<float>(dropout);
   }
+  /// The words of elements n / 4 * 4 to n / 4 * 4 + 3 of the scores.
+  __device__ __forceinline__ auto words_of(uint64_t n) const {
+    const uint64_t drawn = stream + (moved ? static_cast<uint64_t>(*moved) : 0);
+    return philox4x32(seed, drawn, offset + n / 4);
+  }
   /// Dropout keeps element n of the scores.
   __device__ __forceinline__ bool keeps(uint64_t n) const {
-    const auto words = philox4x32(seed, stream, offset + n / 4);
+    const auto words = words_of(n);
     return is_kept(philox_word(words, n % 4));
   }
 };

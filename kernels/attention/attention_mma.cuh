@@ -40,7 +40,7 @@ struct MmaAttention : AttentionFields<HeadRows, int, float> {
   }
   /// Bit 0: element n is kept; bit 1: element n + 1.
   __device__ __forceinline__ uint32_t kept_pair(uint64_t n) const {
-    const auto words = philox4x32(seed, stream, offset + n / 4);
+    const auto words = words_of(n);
     const uint32_t place = n % 4, first = is_kept(philox_word(words, place));
     if (place == 3) return first | uint32_t{keeps(n + 1)} << 1;
     return first | uint32_t{is_kept(philox_word(words, place + 1))} << 1;

@@ -34,7 +34,7 @@ void dropout_factors(const AttentionProblem& p, int64_t pair, int64_t query, int
   for (int64_t done = 0; done < n;) {
     // A block of Philox is four words; the row may begin within one.
     const int64_t skip = (first + done) % 4, count = std::min(n - done, kWords - skip);
-    philox_words(p.seed, p.stream, p.offset + static_cast<uint64_t>((first + done) / 4),
+    philox_words(p.seed, p.drawn_stream(), p.offset + static_cast<uint64_t>((first + done) / 4),
                  (skip + count + 3) / 4, words);
     for (int64_t i = 0; i < count; ++i) {
       factors[done + i] = uniform_from_bits(words[skip + i]) < probability ? 0 : kept;

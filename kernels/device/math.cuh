@@ -22,17 +22,20 @@ __device__ inline float gaussian(float t) {
   return std::fma(e, rest, e);
 }
 
-/// exp(t^2 / 2) P(T > t) of a standard normal T, t in [0, 16].
-__device__ inline float normal_tail(float t) {
+/// exp(t^2 / 2) P(T > t) of a standard normal T, t in [0, 16], from r = 1 / (t + 4) and
+/// s = (t - 4) r.
+__device__ inline float normal_tail(float s, float r) {
   constexpr float kC[] = {0x1.82b4bcp-1f,  -0x1.373e38p-1f, 0x1.8c6da2p-2f,  -0x1.7e0050p-3f,
                           0x1.eed1c4p-5f,  -0x1.ecf572p-8f, -0x1.cb8472p-9f, 0x1.9a9b70p-10f,
                           0x1.5da780p-13f, -0x1.21914cp-13f};
-  const float r = 1.0f / (t + 4.0f);
-  const float s = (t - 4.0f) * r;
   float p = kC[9];
 #pragma unroll
   for (int k = 8; k >= 0; --k) p = std::fma(p, s, kC[k]);
   return p * r;
+}
+__device__ inline float normal_tail(float t) {
+  const float r = 1.0f / (t + 4.0f);
+  return normal_tail((t - 4.0f) * r, r);
 }
 
 /// 1 / (1 + exp(-x)) and 1 minus that, both without cancellation.

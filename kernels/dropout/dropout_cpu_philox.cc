@@ -24,13 +24,13 @@ void run(const DropoutProblem& p, const Tensor& from, const Tensor& to) {
   using Acc = std::conditional_t<std::is_same_v<T, double>, double, float>;
   const Acc factor = static_cast<Acc>(p.factor());
   const uint32_t threshold = p.threshold();
+  const uint64_t start = p.drawn_offset();
   constexpr int64_t kWords = 1024, kGrain = 16 * kWords;
   parallel_for(p.x.numel(), kGrain, [&](int64_t begin, int64_t end) HWY_ATTR {
     alignas(64) uint32_t words[kWords];
     for (int64_t first = begin; first < end; first += kWords) {
       const int64_t n = std::min(kWords, end - first);
-      philox_words(p.seed, p.stream, p.offset + static_cast<uint64_t>(first / 4), (n + 3) / 4,
-                   words);
+      philox_words(p.seed, p.stream, start + static_cast<uint64_t>(first / 4), (n + 3) / 4, words);
       // y is x or apart from it: every element depends on its own place only.
 #pragma GCC ivdep
       for (int64_t i = 0; i < n; ++i) {

@@ -21,15 +21,17 @@ struct DropoutArguments {
   double factor;
   uint32_t threshold;
   uint64_t seed, stream, offset;
+  const int64_t* moved;  // may be null
 };
 
 template <class Acc>
 __global__ void __launch_bounds__(kThreads) dropout_kernel(DropoutArguments p) {
   const Acc factor = static_cast<Acc>(p.factor);
+  const uint64_t offset = p.offset + (p.moved ? static_cast<uint64_t>(*p.moved) : 0);
   const int64_t blocks = (p.n + kWords - 1) / kWords;
   for (int64_t b = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x; b < blocks;
        b += static_cast<int64_t>(gridDim.x) * kThreads) {
-    const auto words = philox4x32(p.seed, p.stream, p.offset + static_cast<uint64_t>(b));
+    const auto words = philox4x32(p.seed, p.stream, offset + static_cast<uint64_t>(b));
     const int64_t i = b * kWords;
     const auto kept = [&](int k, Acc x) {
       return words[k] >> 9 >= p.threshold ? x * factor : Acc{0};
@@ -62,7 +64,8 @@ void dropout_cuda_philox(const DropoutProblem& p) {
                                    .threshold = p.threshold(),
                                    .seed = p.seed,
                                    .stream = p.stream,
-                                   .offset = p.offset};
+                                   .offset = p.offset,
+                                   .moved = p.moved.defined() ? p.moved.data<int64_t>() : nullptr};
   const unsigned grid = blocks_for(x.numel(), kThreads * kWords);
   const runtime::StreamHandle stream = current_stream_handle(p.device());
   with_arithmetic_zero(p.dtype(), [&](auto zero) {

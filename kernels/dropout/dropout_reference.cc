@@ -10,7 +10,7 @@ std::vector<Expected> dropout_reference(const DropoutProblem& p) {
   expected.values = p.x.to_vector();
   expected.bounds.assign(expected.values.size(), 0);
   for (size_t i = 0; i < expected.values.size(); ++i) {
-    const uint32_t word = philox4x32(p.seed, p.stream, p.offset + i / 4)[i % 4];
+    const uint32_t word = philox4x32(p.seed, p.stream, p.drawn_offset() + i / 4)[i % 4];
     double& value = expected.values[i];
     if (uniform_from_bits(word) < p.p) {
       value = 0;

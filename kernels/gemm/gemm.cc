@@ -50,6 +50,11 @@ std::optional<int64_t> batch_stride(const Tensor& t) {
   return stride;
 }
 
+int& wgmma_tile_columns() {
+  static thread_local int columns = 0;
+  return columns;
+}
+
 void gemm(const GemmProblem& problem) { dispatch(gemm_op(), problem); }
 
 constexpr const char* kEpilogues[] = {"none", "gelu", "dgelu"};

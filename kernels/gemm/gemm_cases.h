@@ -3,6 +3,7 @@
 
 #include "kernels/gemm/gemm_test_cases.h"
 #include "kernels/gemm/gemm_timed_cases.h"
+#include "kernels/gemm/gemm_tma.h"
 
 namespace weft::kernels {
 
@@ -11,6 +12,8 @@ inline OpTable gemm_table() {
   add_gemm_test_cases(cases);
   add_gemm_timed_cases(cases);
   OpTable table = make_table(gemm_op(), cases.list, gemm_reference);
+  table.tiles = {std::begin(kWgmmaTileColumns), std::end(kWgmmaTileColumns)};
+  table.force_tile = [](int columns) { wgmma_tile_columns() = columns; };
   table.of_shape = [](std::string_view shape, DType dtype) -> std::optional<CaseEntry> {
     const std::optional<Case<GemmProblem>> c = gemm_of_shape(shape, dtype);
     if (!c) return {};

@@ -189,8 +189,24 @@ inline unsigned grid_batches(int64_t batches) {
   return static_cast<unsigned>(std::min(batches, kMaxGridZ));
 }
 
-inline unsigned tiles(int64_t n, int64_t tile) {
+__host__ __device__ inline unsigned tiles(int64_t n, int64_t tile) {
   return static_cast<unsigned>((n + tile - 1) / tile);
 }
+
+/// Blocks for C's tiles, all along x, row after row: along y there could be 65535. `along_z` blocks
+/// each.
+inline dim3 tile_grid(const GemmArguments& p, int64_t rows, int64_t columns, int64_t along_z) {
+  const uint64_t count = uint64_t{tiles(p.m, rows)} * tiles(p.n, columns);
+  WEFT_CHECK(count < uint64_t{1} << 31, "gemm: {} tiles of {} x {} are more than a grid has", count,
+             rows, columns);
+  return {static_cast<unsigned>(count), 1, grid_batches(along_z)};
+}
+/// The tile of a block of that grid.
+struct BlockTile {
+  unsigned row, column;
+
+  __device__ BlockTile(const GemmArguments& p, int64_t columns)
+      : row(blockIdx.x / tiles(p.n, columns)), column(blockIdx.x % tiles(p.n, columns)) {}
+};
 
 }  // namespace weft::kernels

@@ -12,8 +12,9 @@ constexpr int kTile = 16;
 template <class Acc>
 __global__ void __launch_bounds__(kTile* kTile)
     gemm_naive_kernel(const __grid_constant__ GemmArguments p) {
-  const int64_t column = static_cast<int64_t>(blockIdx.x) * kTile + threadIdx.x;
-  const int64_t row = static_cast<int64_t>(blockIdx.y) * kTile + threadIdx.y;
+  const BlockTile tile(p, kTile);
+  const int64_t column = int64_t{tile.column} * kTile + threadIdx.x;
+  const int64_t row = int64_t{tile.row} * kTile + threadIdx.y;
   if (row >= p.m || column >= p.n) return;
   for (int64_t batch = blockIdx.z; batch < p.batches; batch += gridDim.z) {
     const int64_t a = p.base(p.a, batch) + row * p.a.row;
@@ -32,7 +33,7 @@ __global__ void __launch_bounds__(kTile* kTile)
 void gemm_cuda_naive(const GemmProblem& problem) {
   if (finish_if_empty(problem)) return;
   const GemmArguments p(problem);
-  const dim3 grid(tiles(p.n, kTile), tiles(p.m, kTile), grid_batches(p.batches));
+  const dim3 grid = tile_grid(p, kTile, kTile, p.batches);
   with_arithmetic_zero(problem.dtype(), [&](auto zero) {
     using Acc = decltype(zero);
     WEFT_LAUNCH(gemm_naive_kernel<Acc>, grid, dim3(kTile, kTile), 0,

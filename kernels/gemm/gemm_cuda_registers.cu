@@ -60,8 +60,9 @@ __global__ void __launch_bounds__(kThreads)
     gemm_registers_kernel(const __grid_constant__ GemmArguments p) {
   WEFT_SHARED(float, tile_a, [2][kDepth][kRows + 4]);
   WEFT_SHARED(float, tile_b, [2][kDepth][kCols + 4]);
-  const int64_t row0 = static_cast<int64_t>(blockIdx.y) * kRows;
-  const int64_t column0 = static_cast<int64_t>(blockIdx.x) * kCols;
+  const BlockTile tile(p, kCols);
+  const int64_t row0 = int64_t{tile.row} * kRows;
+  const int64_t column0 = int64_t{tile.column} * kCols;
   const int thread_row = static_cast<int>(threadIdx.x) / (kCols / kThreadCols) * kThreadRows;
   const int thread_col = static_cast<int>(threadIdx.x) % (kCols / kThreadCols) * kThreadCols;
   for (int64_t batch = blockIdx.z; batch < p.batches; batch += gridDim.z) {
@@ -119,7 +120,7 @@ __global__ void __launch_bounds__(kThreads)
 void gemm_cuda_registers(const GemmProblem& problem) {
   if (finish_if_empty(problem)) return;
   const GemmArguments p(problem);
-  const dim3 grid(tiles(p.n, kCols), tiles(p.m, kRows), grid_batches(p.batches));
+  const dim3 grid = tile_grid(p, kRows, kCols, p.batches);
   with_flags(
       [&](auto a_depth, auto b_depth) {
         WEFT_LAUNCH((gemm_registers_kernel<a_depth(), b_depth()>), grid, kThreads, 0,

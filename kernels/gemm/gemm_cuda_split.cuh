@@ -4,12 +4,9 @@
 #pragma once
 
 #include "kernels/gemm/gemm_bias_gradient.cuh"
+#include "kernels/gemm/gemm_tiling.h"
 
 namespace weft::kernels {
-
-/// Blocks that fill a device: the multiprocessors of an H200. A constant, so that every device cuts
-/// K alike and gives the same bits.
-inline constexpr int64_t kTargetBlocks = 132;
 
 /// Parts that K is cut into: enough to fill the device, none with fewer than kMinDepth of K, so
 /// that the sums outweigh the workspace's traffic.

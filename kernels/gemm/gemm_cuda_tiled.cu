@@ -19,8 +19,9 @@ __global__ void __launch_bounds__(kTile* kTile)
   WEFT_SHARED(Acc, tile_a, [kTile][kTile + 1]);
   WEFT_SHARED(Acc, tile_b, [kTile][kTile + 1]);
   const int i = static_cast<int>(threadIdx.y), j = static_cast<int>(threadIdx.x);
-  const int64_t row = static_cast<int64_t>(blockIdx.y) * kTile + i;
-  const int64_t column = static_cast<int64_t>(blockIdx.x) * kTile + j;
+  const BlockTile tile(p, kTile);
+  const int64_t row = int64_t{tile.row} * kTile + i;
+  const int64_t column = int64_t{tile.column} * kTile + j;
   for (int64_t batch = blockIdx.z; batch < p.batches; batch += gridDim.z) {
     const int64_t a = p.base(p.a, batch), b = p.base(p.b, batch);
     Acc sum = 0;
@@ -45,7 +46,7 @@ __global__ void __launch_bounds__(kTile* kTile)
 void gemm_cuda_tiled(const GemmProblem& problem) {
   if (finish_if_empty(problem)) return;
   const GemmArguments p(problem);
-  const dim3 grid(tiles(p.n, kTile), tiles(p.m, kTile), grid_batches(p.batches));
+  const dim3 grid = tile_grid(p, kTile, kTile, p.batches);
   with_arithmetic_zero(problem.dtype(), [&](auto zero) {
     using Acc = decltype(zero);
     WEFT_LAUNCH(gemm_tiled_kernel<Acc>, grid, dim3(kTile, kTile), 0,

@@ -35,7 +35,7 @@ template <class Type, int kCols, Major kA, Major kB>
 __global__ void __launch_bounds__(kThreads, 1)
     gemm_wgmma_kernel(const __grid_constant__ Arguments g, const __grid_constant__ TensorMap map_a,
                       const __grid_constant__ TensorMap map_b,
-                      const __grid_constant__ TensorMap map_c) {
+                      const __grid_constant__ TensorMap map) {
   WEFT_DYNAMIC_SHARED(char, shared);
   WEFT_SHARED(uint64_t, full, [kStages<kCols>]);
   WEFT_SHARED(uint64_t, empty, [kStages<kCols>]);
@@ -79,53 +79,40 @@ __global__ void __launch_bounds__(kThreads, 1)
     }
     wgmma_wait<0>();
     if (thread == 0) mbarrier_arrive(&empty[last]);
-    store_tile<kCols>(g, &map_c, buffer, tile, consumer, sums);
+    using Narrow = std::conditional_t<std::is_same_v<Type, Bf16>, bf16, f16>;
+    store_tile<Narrow, kCols>(g, &map, buffer, tile, consumer, sums);
   }
   wait_for_stores();
 }
 
 template <class Type, int kCols>
-void run_cols(const GemmProblem& problem) {
+void run_cols(const GemmProblem& problem, const KSplit& split) {
   const TmaMatrix a = *tma_matrix(problem.a), b = *tma_matrix(problem.b);
   // A row-major runs along K, B along N.
   const bool a_depth = !a.is_transposed, b_depth = b.is_transposed;
   const TensorMap map_a = matrix_map(a, problem.dtype(), a_depth ? kRows : kDepth);
   const TensorMap map_b = matrix_map(b, problem.dtype(), b_depth ? kCols : kDepth);
-  const Plan plan(problem, a, b, kCols, kDepth);
+  const Plan plan(problem, a, b, kCols, split);
   with_flags(
       [&](auto a_is_k, auto b_is_k) {
         constexpr Major kA = a_is_k() ? Major::kK : Major::kMn,
                         kB = b_is_k() ? Major::kK : Major::kMn;
         WEFT_LAUNCH((gemm_wgmma_kernel<Type, kCols, kA, kB>), plan.grid, kThreads,
-                    kSharedBytes<kCols>, plan.stream, plan.g, map_a, map_b, plan.map_c);
+                    kSharedBytes<kCols>, plan.stream, plan.g, map_a, map_b, plan.map);
       },
       a_depth, b_depth);
   plan.finish(problem);
 }
 
-/// The widest tile that leaves the fewest multiprocessors idle in the last wave.
-int choose_cols(const GemmProblem& p) {
-  const int64_t batches = p.c.numel() / (p.m() * p.n());
-  int best = 128;
-  double best_cost = INFINITY;
-  for (int cols : {256, 192, 128}) {
-    const int64_t count = batches * tiles(p.m(), kRows) * tiles(p.n(), cols);
-    const int64_t waves = (count + kTargetBlocks - 1) / kTargetBlocks;
-    const double cost = static_cast<double>(waves) * cols;
-    if (cost < best_cost) {
-      best = cols;
-      best_cost = cost;
-    }
-  }
-  return best;
-}
-
 template <class Type>
 void run(const GemmProblem& problem) {
-  const int cols = choose_cols(problem);
-  if (cols == 256) return run_cols<Type, 256>(problem);
-  if (cols == 192) return run_cols<Type, 192>(problem);
-  run_cols<Type, 128>(problem);
+  const int64_t batches = problem.c.numel() / (problem.m() * problem.n());
+  const GemmTiling tiling =
+      choose_tiling(batches, problem.m(), problem.n(), problem.k(), true, wgmma_tile_columns());
+  const KSplit split = {tiling.parts, tiling.depth};
+  if (tiling.columns == 256) return run_cols<Type, 256>(problem, split);
+  if (tiling.columns == 192) return run_cols<Type, 192>(problem, split);
+  run_cols<Type, 128>(problem, split);
 }
 
 }  // namespace

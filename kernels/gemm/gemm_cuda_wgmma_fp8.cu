@@ -30,7 +30,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     gemm_wgmma_fp8_kernel(const __grid_constant__ Arguments g,
                           const __grid_constant__ TensorMap map_a,
                           const __grid_constant__ TensorMap map_b,
-                          const __grid_constant__ TensorMap map_c) {
+                          const __grid_constant__ TensorMap map) {
   WEFT_DYNAMIC_SHARED(char, shared);
   WEFT_SHARED(uint64_t, full, [kStages]);
   WEFT_SHARED(uint64_t, empty, [kStages]);
@@ -69,7 +69,11 @@ __global__ void __launch_bounds__(kThreads, 1)
 #pragma unroll
       for (int i = 0; i < kCols / 2; ++i) sums[i] += products[i];
     }
-    store_tile<kCols>(g, &map_c, buffer, tile, consumer, sums);
+    if (g.p.c.elements.dtype == DType::bf16) {
+      store_tile<bf16, kCols>(g, &map, buffer, tile, consumer, sums);
+    } else {
+      store_tile<f16, kCols>(g, &map, buffer, tile, consumer, sums);
+    }
   }
   wait_for_stores();
 }
@@ -103,9 +107,15 @@ void run(const GemmProblem& problem) {
   const TmaMatrix matrix_a = *tma_matrix(a), matrix_b = *tma_matrix(b);
   const TensorMap map_a = matrix_map(matrix_a, a.dtype(), kRows);
   const TensorMap map_b = matrix_map(matrix_b, b.dtype(), kCols);
-  const Plan plan(problem, matrix_a, matrix_b, kCols, kDepth);
+  const GemmArguments p(problem);
+  // A model's bits are those of K as a whole.
+  const KSplit split =
+      is_gpu(problem.numerics.accumulation)
+          ? KSplit{1, p.k}
+          : KSplit::choose(p.batches * tiles(p.m, kRows) * tiles(p.n, kCols), p.k, kDepth);
+  const Plan plan(problem, matrix_a, matrix_b, kCols, split);
   WEFT_LAUNCH((gemm_wgmma_fp8_kernel<TypeA, TypeB>), plan.grid, kThreads, kSharedBytes, plan.stream,
-              plan.g, map_a, map_b, plan.map_c);
+              plan.g, map_a, map_b, plan.map);
   plan.finish(problem);
 }
 

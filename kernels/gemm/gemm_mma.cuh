@@ -36,8 +36,9 @@ __global__ void __launch_bounds__(Shape<kTile>::kThreads)
   const int warp = static_cast<int>(threadIdx.x) / kWarp;
   const int lane = static_cast<int>(threadIdx.x) % kWarp;
   const int warp_row = warp % 2 * S::kWarpRows, warp_col = warp / 2 * S::kWarpCols;
-  const int64_t row0 = static_cast<int64_t>(blockIdx.y) * kTile;
-  const int64_t column0 = static_cast<int64_t>(blockIdx.x) * kTile;
+  const BlockTile tile(p, kTile);
+  const int64_t row0 = int64_t{tile.row} * kTile;
+  const int64_t column0 = int64_t{tile.column} * kTile;
   for (int64_t z = blockIdx.z; z < p.batches * split.parts; z += gridDim.z) {
     const int64_t batch = z / split.parts;
     const int part = static_cast<int>(z % split.parts);
@@ -90,7 +91,7 @@ __global__ void __launch_bounds__(Shape<kTile>::kThreads)
                       // just read
     const GemmArguments::Output to = p.output(batch);
     // A warp's rows are a group of the column sums.
-    const int64_t group = (batch * gridDim.y + blockIdx.y) * 2 + warp % 2;
+    const int64_t group = (batch * tiles(p.m, kTile) + tile.row) * 2 + warp % 2;
 #pragma unroll
     for (int j = 0; j < S::kColBlocks; ++j) {
       float column_sums[2] = {};
@@ -126,10 +127,10 @@ template <class Format, int kTile, class TileA, class TileB>
 void run(const GemmProblem& problem, const GemmArguments& p) {
   constexpr size_t kSharedBytes = size_t{Format::kStages} * (TileA::kElements + TileB::kElements) *
                                   sizeof(typename Format::Element);
-  const dim3 blocks(tiles(p.n, kTile), tiles(p.m, kTile));
-  const KSplit split = KSplit::choose(p.batches * blocks.y * blocks.x, p.k, Format::kStageDepth);
-  const Remainder rest(problem, p, split, Format::kSumsColumns ? p.batches * blocks.y * 2 : 0);
-  const dim3 grid(blocks.x, blocks.y, grid_batches(p.batches * split.parts));
+  const unsigned rows = tiles(p.m, kTile), columns = tiles(p.n, kTile);
+  const KSplit split = KSplit::choose(p.batches * rows * columns, p.k, Format::kStageDepth);
+  const Remainder rest(problem, p, split, Format::kSumsColumns ? p.batches * rows * 2 : 0);
+  const dim3 grid = tile_grid(p, kTile, kTile, p.batches * split.parts);
   WEFT_LAUNCH((gemm_mma_kernel<Format, kTile, TileA, TileB>), grid, Shape<kTile>::kThreads,
               kSharedBytes, current_stream_handle(problem.device()), p, split, rest.workspace,
               rest.partials);

@@ -27,6 +27,10 @@ bool fits_16_byte_copies(const Tensor& t);
 bool gemm_fits_mma(const GemmProblem& problem);
 /// The condition of gemm_cuda_wgmma: what TMA can address, on a device of capability 9.0.
 bool gemm_fits_wgmma(const GemmProblem& problem);
+/// Columns of a tile that gemm_cuda_wgmma takes in this thread: 128, 192 or 256, or 0, as at first,
+/// for what costs least (kernels/gemm/gemm_tiling.h). For tests of each, and tuning.
+int& wgmma_tile_columns();
+inline constexpr int kWgmmaTileColumns[] = {256, 192, 128};
 /// The condition of gemm_cuda_wgmma_fp8, which copies what TMA cannot address: capability 9.0;
 /// ieee, or operands of one format under h100, whose bits that device's tensor cores give.
 bool gemm_fits_wgmma_fp8(const GemmProblem& problem);

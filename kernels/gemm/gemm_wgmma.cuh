@@ -3,13 +3,17 @@
 //
 // A block has three warpgroups, a producer and two consumers of 64 rows each (gemm_cuda_wgmma.cu
 // says how they meet). Behind the stages each consumer has shared memory of its own for its sums of
-// a tile, 2 bytes each: TMA stores them from there as 16-bit elements while the next tile's
-// products begin, or, where C is f32, not addressable by TMA, or more is to be done to an element
-// than adding a bias, each warp lays half of its columns there in f32 and lanes take columns.
+// a tile, 2 bytes each. Sums leave in one of these ways (Store):
+//   - rounded to 16 bits there, from where TMA stores them while the next tile's products begin;
+//   - so too under a GELU, where they are aux; threads then read eight of a row each, and store the
+//     eight of C. Under dgelu they are the product as it is rounded first, and C alone is stored;
+//   - where C is f32, not addressable by TMA, or anything else is to be done to an element, each
+//     warp lays half of its columns there in f32 and lanes take columns.
 #pragma once
 
 #include "kernels/device/barrier.h"
 #include "kernels/device/copy_async.h"
+#include "kernels/device/gelu.cuh"
 #include "kernels/device/instances.h"
 #include "kernels/device/mma.h"
 #include "kernels/device/wgmma.h"
@@ -50,6 +54,14 @@ struct Buffer {
   }
 };
 
+/// The thread's number in its warpgroup, read anew: what an epilogue computes from it is not kept
+/// in registers through the products, where there are none left.
+__device__ __forceinline__ int reread_thread() {
+  uint32_t thread;
+  WEFT_PTX(asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread)), thread = threadIdx.x);
+  return static_cast<int>(thread) % kConsumerThreads;
+}
+
 /// The tiles of all batches and parts of K, in columns of 8, so that blocks that run together share
 /// rows of A and columns of B in the second-level cache. Divisions of 64 bits would cost registers.
 struct TileOrder {
@@ -76,6 +88,9 @@ struct TilePlace {
   }
 };
 
+/// The way of sums out of registers.
+enum class Store : uint8_t { kTma, kGelu, kDgelu, kElements };
+
 /// A kernel's arguments beside the tensor maps.
 struct Arguments {
   GemmArguments p;
@@ -83,7 +98,7 @@ struct Arguments {
   KSplit split;
   KSplitWorkspace workspace;
   ColumnPartials<float> partials;
-  bool stores_by_tma;
+  Store store;
   bool repeats_a, repeats_b;  // one matrix for all batches
 
   /// Stages of `depth` that a part of K takes.
@@ -164,9 +179,8 @@ __device__ __forceinline__ void produce(const Arguments& g, int depth, Ring<kSta
 template <class T, int kCols>
 __device__ __forceinline__ void round_into(char* store, const float* shifts, float scale,
                                            const float (&sums)[kCols / 2]) {
-  const int warp = static_cast<int>(threadIdx.x) % kConsumerThreads / kWarp;
-  const int group = static_cast<int>(threadIdx.x) % kWarp / 4;
-  const int quad = static_cast<int>(threadIdx.x) % 4;
+  const int thread = reread_thread(), warp = thread / kWarp;
+  const int group = thread % kWarp / 4, quad = thread % 4;
   char* const row = store + (kWarpRows * warp + group) * kLine;
 #pragma unroll
   for (int j = 0; j < kCols / 8; ++j) {
@@ -183,14 +197,13 @@ __device__ __forceinline__ void round_into(char* store, const float* shifts, flo
   }
 }
 
-/// Rounds a consumer's sums into its buffer and has TMA store them.
-template <int kCols>
-__device__ __forceinline__ void store_by_tma(const Arguments& g, const TensorMap* map_c,
-                                             const Buffer& buffer, const TilePlace& tile,
-                                             int consumer, const float (&sums)[kCols / 2]) {
-  using namespace ptx;
+/// Rounds a consumer's sums to T into its buffer, once its last tile's is no longer read.
+template <class T, int kCols>
+__device__ __forceinline__ void round_tile(const Arguments& g, const Buffer& buffer,
+                                           const TilePlace& tile, int consumer,
+                                           const float (&sums)[kCols / 2]) {
   const GemmArguments& p = g.p;
-  const int thread = static_cast<int>(threadIdx.x) % kConsumerThreads;
+  const int thread = reread_thread();
   const int64_t column0 = int64_t{tile.col} * kCols;
   // Through shared memory: the addresses of a thread's own columns would be kept in registers
   // through the products.
@@ -201,22 +214,121 @@ __device__ __forceinline__ void store_by_tma(const Arguments& g, const TensorMap
     buffer.shifts[i] = has_bias ? load_one<float>(p.bias.elements, column * p.bias.column) : -0.0f;
   }
   // The last tile's store has read the buffer: its issuer says so.
-  if (thread == 0) tma_store_wait_read<0>();
-  named_barrier_sync(1 + consumer, kConsumerThreads);
-  if (p.c.elements.dtype == DType::bf16) {
-    round_into<bf16, kCols>(buffer.store, buffer.shifts, p.scale, sums);
-  } else {
-    round_into<f16, kCols>(buffer.store, buffer.shifts, p.scale, sums);
+  if (thread == 0) ptx::tma_store_wait_read<0>();
+  ptx::named_barrier_sync(1 + consumer, kConsumerThreads);
+  round_into<T, kCols>(buffer.store, buffer.shifts, p.scale, sums);
+}
+
+/// Has TMA store a consumer's buffer.
+template <int kCols>
+__device__ __forceinline__ void store_by_tma(const TensorMap* map, const Buffer& buffer,
+                                             const TilePlace& tile, int consumer) {
+  ptx::fence_proxy_async();
+  ptx::named_barrier_sync(1 + consumer, kConsumerThreads);
+  if (threadIdx.x % kConsumerThreads != 0) return;
+  const int row0 = tile.row * kRows + consumer * kConsumerRows;
+  for (int i = 0; i < kCols / 64; ++i) {
+    ptx::tma_store_3d(map, buffer.store + i * kAtom, tile.col * kCols + 64 * i, row0, tile.batch);
   }
-  fence_proxy_async();
-  named_barrier_sync(1 + consumer, kConsumerThreads);
-  if (thread == 0) {
-    const int row0 = tile.row * kRows + consumer * kConsumerRows;
-    for (int i = 0; i < kCols / 64; ++i) {
-      tma_store_3d(map_c, buffer.store + i * kAtom, static_cast<int>(column0) + 64 * i, row0,
-                   tile.batch);
+  ptx::tma_store_commit();
+}
+
+/// Eight elements of 16 bits, in pairs.
+using Eight = Pack<uint32_t, 4>;
+
+/// A pair in f32.
+template <class T>
+__device__ __forceinline__ Pack<float, 2> widen_pair(uint32_t pair) {
+  if constexpr (std::is_same_v<T, bf16>) {
+    return {{__uint_as_float(pair << 16), __uint_as_float(pair & 0xffff0000u)}};
+  } else {
+    return {{widen(f16::from_bits(static_cast<uint16_t>(pair))),
+             widen(f16::from_bits(static_cast<uint16_t>(pair >> 16)))}};
+  }
+}
+
+/// Stores the C of a GELU, of what lies rounded in a consumer's buffer: aux, or under dgelu the
+/// product. A thread takes the same eight columns of each box of 64, of every 16th row. Under dgelu
+/// the next row's aux is under way while one is computed.
+template <class T, bool kIsDgelu, int kCols>
+__device__ __forceinline__ void store_activated(const Arguments& g, const Buffer& buffer,
+                                                const TilePlace& tile, int consumer) {
+  constexpr int kBoxes = kCols / 64, kChunk = 8, kChunks = 64 / kChunk;
+  constexpr int kStep = kConsumerThreads / kChunks;
+  const GemmArguments& p = g.p;
+  const int thread = reread_thread();
+  const int chunk = thread % kChunks, first = thread / kChunks;
+  const int64_t row0 = int64_t{tile.row} * kRows + consumer * kConsumerRows + first;
+  const int rows = static_cast<int>(min(int64_t{kConsumerRows}, p.m - row0));
+  const int64_t column0 = int64_t{tile.col} * kCols + kChunk * chunk;
+  // Boxes that reach into C; n is a multiple of eight.
+  const int boxes = static_cast<int>(min(int64_t{kBoxes}, (p.n - column0 + 63) / 64));
+  const GemmArguments::Output to = p.output(tile.batch);
+  const auto* aux =
+      static_cast<const uint16_t*>(p.aux.elements.data) + to.aux + row0 * p.aux.row + column0;
+  auto* c = static_cast<uint16_t*>(p.c.elements.data) + to.c + row0 * p.c.row + column0;
+  const char* from = buffer.store + first * kLine + 16 * (chunk ^ first % 8);
+  Eight next[kBoxes] = {};
+  const auto load = [&](int row) {
+#pragma unroll
+    for (int box = 0; box < kBoxes; ++box) {
+      if (row >= rows || box >= boxes) continue;
+      next[box] = *reinterpret_cast<const Eight*>(aux + 64 * box);
     }
-    tma_store_commit();
+    aux += kStep * p.aux.row;
+  };
+  float totals[kBoxes][kChunk] = {};
+  if constexpr (kIsDgelu) load(0);
+#pragma unroll 1
+  for (int row = 0; row < rows; row += kStep) {
+    Eight arguments[kBoxes];
+#pragma unroll
+    for (int box = 0; box < kBoxes; ++box) arguments[box] = next[box];
+    if constexpr (kIsDgelu) load(row + kStep);
+#pragma unroll
+    for (int box = 0; box < kBoxes; ++box) {
+      if (box >= boxes) continue;
+      Eight x = *reinterpret_cast<const Eight*>(from + box * kAtom);
+#pragma unroll
+      for (int j = 0; j < kChunk / 2; ++j) {
+        const Pack<float, 2> value = widen_pair<T>(x.values[j]);
+        const Pack<float, 2> argument = kIsDgelu ? widen_pair<T>(arguments[box].values[j]) : value;
+        float y[2];
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+          const NarrowGelu gelu(argument.values[e]);
+          y[e] = kIsDgelu ? value.values[e] * gelu.derivative() : gelu.value();
+        }
+        x.values[j] = std::is_same_v<T, bf16> ? ptx::cvt_rn_bf16x2(y[0], y[1])
+                                              : ptx::cvt_rn_f16x2(y[0], y[1]);
+        if constexpr (kIsDgelu) {
+          const Pack<float, 2> rounded = widen_pair<T>(x.values[j]);
+          totals[box][2 * j] += rounded.values[0];
+          totals[box][2 * j + 1] += rounded.values[1];
+        }
+      }
+      *reinterpret_cast<Eight*>(c + 64 * box) = x;
+    }
+    from += kStep * kLine;
+    c += kStep * p.c.row;
+  }
+  if constexpr (kIsDgelu) {
+    if (!g.partials) return;
+    // Four threads of a warp have the same columns; its 16 rows are a group of the column sums.
+    const int64_t group =
+        (int64_t{tile.batch} * g.order.rows + tile.row) * kWarps + consumer * 4 + thread / kWarp;
+#pragma unroll
+    for (int box = 0; box < kBoxes; ++box) {
+#pragma unroll
+      for (int i = 0; i < kChunk; ++i) {
+        float total = totals[box][i];
+        total += __shfl_xor_sync(kAllLanes, total, kChunks);
+        total += __shfl_xor_sync(kAllLanes, total, 2 * kChunks);
+        if (thread % kWarp < kChunks && box < boxes) {
+          g.partials.at(p, group, column0 + 64 * box + i) = total;
+        }
+      }
+    }
   }
 }
 
@@ -230,7 +342,7 @@ __device__ __forceinline__ void store_by_elements(const Arguments& g, const Buff
                                                   const float (&sums)[kCols / 2]) {
   constexpr int kHalf = kCols / 2, kBatch = 8;
   const GemmArguments& p = g.p;
-  const int thread = static_cast<int>(threadIdx.x) % kConsumerThreads;
+  const int thread = reread_thread();
   const int warp = thread / kWarp, lane = thread % kWarp;
   const int64_t row0 =
       int64_t{tile.row} * kRows + consumer * kConsumerRows + int64_t{kWarpRows} * warp;
@@ -281,16 +393,22 @@ __device__ __forceinline__ void store_by_elements(const Arguments& g, const Buff
   }
 }
 
-/// A consumer's sums of a tile become C, or what is left to do becomes another kernel's.
-template <int kCols>
-__device__ __forceinline__ void store_tile(const Arguments& g, const TensorMap* map_c,
+/// A consumer's sums of a tile become C, of T where it has 16 bits, or what is left to do becomes
+/// another kernel's. map: of C, or under a GELU of aux.
+template <class T, int kCols>
+__device__ __forceinline__ void store_tile(const Arguments& g, const TensorMap* map,
                                            const Buffer& buffer, const TilePlace& tile,
                                            int consumer, const float (&sums)[kCols / 2]) {
-  if (g.stores_by_tma) {
-    store_by_tma<kCols>(g, map_c, buffer, tile, consumer, sums);
-  } else {
-    store_by_elements<kCols>(g, buffer, tile, consumer, sums);
+  if (g.store == Store::kElements) {
+    return store_by_elements<kCols>(g, buffer, tile, consumer, sums);
   }
+  round_tile<T, kCols>(g, buffer, tile, consumer, sums);
+  if (g.store == Store::kDgelu) {
+    ptx::named_barrier_sync(1 + consumer, kConsumerThreads);
+    return store_activated<T, true, kCols>(g, buffer, tile, consumer);
+  }
+  store_by_tma<kCols>(map, buffer, tile, consumer);
+  if (g.store == Store::kGelu) store_activated<T, false, kCols>(g, buffer, tile, consumer);
 }
 
 /// To be called by a consumer's threads at their end: a block's shared memory outlives its stores.
@@ -312,31 +430,30 @@ inline TensorMap matrix_map(const TmaMatrix& matrix, DType dtype, uint32_t lines
        .swizzle = TmaSwizzle::kBytes128});
 }
 
-/// A problem cut into tiles of 128 x cols and stages of `depth` of K, with the memory that the
-/// kernel needs beside it.
+/// A problem cut into tiles of 128 x cols and parts of K, with the memory that the kernel needs
+/// beside it.
 struct Plan {
   Arguments g = {};
-  TensorMap map_c = {};  // where TMA stores
+  TensorMap map = {};  // where TMA stores: C, or aux
   std::optional<Remainder> rest;
   unsigned grid = 1;
   runtime::StreamHandle stream = nullptr;
 
-  Plan(const GemmProblem& problem, const TmaMatrix& a, const TmaMatrix& b, int cols, int depth) {
+  Plan(const GemmProblem& problem, const TmaMatrix& a, const TmaMatrix& b, int cols,
+       const KSplit& split) {
     g.p = GemmArguments(problem);
     const unsigned rows = tiles(g.p.m, kRows), columns = tiles(g.p.n, cols);
-    // A model's bits are those of K as a whole.
-    g.split = is_gpu(problem.numerics.accumulation)
-                  ? KSplit{1, g.p.k}
-                  : KSplit::choose(g.p.batches * rows * columns, g.p.k, depth);
+    g.split = split;
     const int64_t count = g.p.batches * rows * columns * g.split.parts;
     WEFT_ASSERT(count < int64_t{1} << 31);
     g.order = {rows, columns, static_cast<uint32_t>(g.split.parts),
                static_cast<uint32_t>(g.p.batches)};
-    const auto c = tma_matrix(problem.c);
-    g.stores_by_tma = c && !c->is_transposed && problem.c.itemsize() == 2 &&
-                      c->batches == g.p.batches && problem.epilogue == Epilogue::kNone &&
-                      !problem.accumulate && !problem.residual.defined() && g.split.parts == 1;
-    if (g.stores_by_tma) map_c = matrix_map(*c, problem.c.dtype(), kConsumerRows);
+    g.store = Store::kElements;
+    if (const auto out = stored_by_tma(problem)) {
+      constexpr Store kStores[] = {Store::kTma, Store::kGelu, Store::kDgelu};
+      g.store = kStores[static_cast<int>(problem.epilogue)];
+      map = matrix_map(*out, problem.c.dtype(), kConsumerRows);
+    }
     g.repeats_a = a.batches == 1;
     g.repeats_b = b.batches == 1;
     rest.emplace(problem, g.p, g.split, g.p.batches * rows * kWarps);
@@ -349,6 +466,25 @@ struct Plan {
 
   /// What comes after the kernel.
   void finish(const GemmProblem& problem) const { rest->finish(problem, g.p); }
+
+ private:
+  /// C, or aux under gelu, where sums become 16-bit elements of it at once, in whole chunks of
+  /// eight under a GELU; else nothing.
+  std::optional<TmaMatrix> stored_by_tma(const GemmProblem& problem) const {
+    const auto rows_of = [&](const Tensor& t) {
+      std::optional<TmaMatrix> matrix = tma_matrix(t);
+      const bool fits = matrix && !matrix->is_transposed && matrix->batches == g.p.batches;
+      return fits ? matrix : std::nullopt;
+    };
+    if (problem.c.itemsize() != 2 || problem.accumulate || problem.residual.defined() ||
+        g.split.parts > 1) {
+      return {};
+    }
+    const auto c = rows_of(problem.c);
+    if (problem.epilogue == Epilogue::kNone || !c) return c;
+    const auto aux = rows_of(problem.aux);
+    return g.p.n % 8 == 0 && problem.aux.dtype() == problem.c.dtype() ? aux : std::nullopt;
+  }
 };
 
 }  // namespace weft::kernels::wgmma_tiles

@@ -37,7 +37,7 @@ def mutations(name, faults):
             name = fault + "_kernel",
             testonly = True,
             srcs = [fault + ".cu"],
-            hdrs = [faulty] if header else [],
+            hdrs = ["//kernels/%s:%s_cuda_headers" % (op, op)] + ([faulty] if header else []),
             alwayslink = True,
             target_compatible_with = HOST_ONLY,
             deps = [

@@ -49,7 +49,7 @@ const Fault kFaults[] = {
     {"tensor_core1", "missing wgmma_fence"},
     {"tensor_core2", "missing wgmma_wait"},
     {"early_overwrite", "an asynchronous operation"},
-    {"registers", "setmaxnreg"},
+    {"registers", "of the 64512 that 384 threads are launched with"},
     {"partial_mask", "divergent collective"},
 };
 
@@ -98,6 +98,17 @@ TEST_CASE("Sound kernels give no alarm and the same bits under all schedules") {
       CHECK(first == memory);
     });
   }
+}
+
+TEST_CASE("Grids and blocks larger than any GPU's are refused") {
+  const auto launch = [](dim3 grid, dim3 block) {
+    run_grid(
+        "kernel", {grid, block, 1, 0}, [](void*) {}, nullptr);
+  };
+  CHECK_NOTHROW(launch(dim3(1, 3, 2), 64));
+  CHECK_THROWS_WITH(launch(dim3(1, 65536), 32), Contains("a grid of 1 x 65536 x 1 blocks"));
+  CHECK_THROWS_WITH(launch(dim3(1, 1, 65536), 32), Contains("a grid of 1 x 1 x 65536 blocks"));
+  CHECK_THROWS_WITH(launch(1, 1056), Contains("a block of 1056 x 1 x 1 threads"));
 }
 
 TEST_CASE("Kernels run on their stream's device and touch its memory alone") {

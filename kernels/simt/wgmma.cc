@@ -315,20 +315,29 @@ void wgmma_wait(int pending, const Site& site) {
 }
 
 void set_max_registers(int count, bool increases, const Site& site) {
-  if (count % 8 != 0 || count < 24 || count > 256) {
+  constexpr int kLeastRegisters = 24;
+  if (count % 8 != 0 || count < kLeastRegisters || count > 256) {
     fail_kernel(site, "setmaxnreg {}: expected a multiple of 8 from 24 to 256", count);
   }
   as_warpgroup(increases ? "setmaxnreg.inc" : "setmaxnreg.dec", site, [&](WarpgroupQueue& queue) {
     queue.registers = count;
-    int total = 0;
-    for (const auto& other : current->block->warpgroups) {
-      if (other) total += other->registers * kWarpgroupThreads;
+    // A block's registers are those that it is launched with, as many as its launch bounds leave a
+    // thread; who asks for more than the others give up waits for ever.
+    const Block& block = *current->block;
+    const int threads = static_cast<int>(block.threads.size());
+    const int launched = kRegistersPerMultiprocessor / threads / 8 * 8 * threads;
+    int total = 0, said = 0;
+    for (const auto& other : block.warpgroups) {
+      if (!other || other->registers == 0) continue;
+      total += other->registers * kWarpgroupThreads;
+      said += kWarpgroupThreads;
     }
-    if (total > kRegistersPerMultiprocessor) {
+    total += (threads - said) * kLeastRegisters;
+    if (total > launched) {
       fail_kernel(site,
-                  "setmaxnreg {}: the block's warpgroups would hold {} registers, a multiprocessor "
-                  "has {}",
-                  count, total, kRegistersPerMultiprocessor);
+                  "setmaxnreg {}: the block's warpgroups would hold {} registers, of the {} that "
+                  "{} threads are launched with",
+                  count, total, launched, threads);
     }
   });
 }

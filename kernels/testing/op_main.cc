@@ -1,5 +1,7 @@
 #include "kernels/testing/op_main.h"
 
+#include <fmt/ranges.h>
+
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cstdio>
@@ -26,6 +28,8 @@ struct CheckOptions {
   bool traffic = false;              // count how memory is used
   std::optional<DeviceType> device;  // its variants alone
 
+  int few = 0;  // cases of each variant; 0: all
+
   bool takes(const CaseEntry& entry) const {
     if (!only_case.empty()) return entry.name == only_case;
     return !entry.is_large && (!small || !entry.is_timed());
@@ -33,22 +37,35 @@ struct CheckOptions {
   bool takes(const OpTable::Row& row) const {
     return (variant.empty() || row.name == variant) && (!device || row.device == *device);
   }
-  bool is_everything() const { return variant.empty() && only_case.empty() && !small; }
+  bool is_everything() const { return variant.empty() && only_case.empty() && !small && few == 0; }
 };
+
+/// The cases in their order; where a few of each variant are asked for, in one that mixes shapes
+/// and dtypes, the same in every run.
+std::vector<const CaseEntry*> cases_of(const OpTable& table, const CheckOptions& options) {
+  std::vector<const CaseEntry*> cases;
+  for (const CaseEntry& entry : table.cases) {
+    if (options.takes(entry)) cases.push_back(&entry);
+  }
+  if (options.few > 0) std::ranges::sort(cases, {}, [](const CaseEntry* c) { return c->seed; });
+  return cases;
+}
 
 int check(const OpTable& table, const CheckOptions& options) {
   const std::string& only_variant = options.variant;
   const bool emulated = runtime::is_emulated();
   CheckReport report(table, options.as_json, !only_variant.empty() || !options.only_case.empty());
-  std::vector<bool> variant_ran(table.variants.size(), false), no_device = variant_ran;
-  for (const CaseEntry& entry : table.cases) {
-    if (!options.takes(entry)) continue;
+  std::vector<int> runs(table.variants.size(), 0);
+  std::vector<bool> no_device(table.variants.size(), false);
+  for (const CaseEntry* const listed : cases_of(table, options)) {
+    const CaseEntry& entry = *listed;
     const bool is_long = emulated && options.only_case.empty() && takes_long_to_emulate(entry.cost);
     std::vector<Expected> expected;
     bool any_ran = false;
     for (size_t v = 0; v < table.variants.size(); ++v) {
       const OpTable::Row& variant = table.variants[v];
       if (!options.takes(variant)) continue;
+      if (options.few > 0 && runs[v] == options.few) continue;
       if (emulated && variant.device == DeviceType::cuda && options.only_case.empty() &&
           (is_long || variant.name.find(entry.emulated_on) == std::string::npos)) {
         report.skip();
@@ -62,7 +79,7 @@ int check(const OpTable& table, const CheckOptions& options) {
       }
       if (result.ran != Ran::kYes && result.failure.empty()) continue;
       any_ran = true;
-      variant_ran[v] = true;
+      ++runs[v];
       report.add(entry, variant, result, expected);
       if (options.traffic && variant.device == DeviceType::cuda && result.failure.empty()) {
         Inputs in(entry.seed);
@@ -73,7 +90,8 @@ int check(const OpTable& table, const CheckOptions& options) {
       }
     }
     // Every case has a variant on the CPU.
-    if (!any_ran && only_variant.empty() && options.device != DeviceType::cuda) {
+    if (!any_ran && options.few == 0 && only_variant.empty() &&
+        options.device != DeviceType::cuda) {
       report.fault(entry.name + ": no variant fits");
     }
   }
@@ -82,7 +100,7 @@ int check(const OpTable& table, const CheckOptions& options) {
     if (no_device[v] && !options.as_json) {
       std::printf("SKIPPED: %s needs a CUDA device\n", variant.c_str());
     }
-    if (variant_ran[v] || no_device[v] || !options.is_everything()) continue;
+    if (runs[v] > 0 || no_device[v] || !options.is_everything()) continue;
     if (!options.takes(table.variants[v])) continue;
     report.fault(variant + ": no case fits this variant");
   }
@@ -99,6 +117,7 @@ struct Arguments {
   CheckOptions check;
   BenchOptions bench;
   std::string plugin, instruction_set, checked_device, device, dtype, gpu, tensor_core;
+  int tile = 0;
 };
 
 /// What to time; throws Error for arguments that make no sense.
@@ -157,6 +176,16 @@ int run_op_main(const std::string& op, OpTable (*make_table)(), int argc, char**
       ->type_name("DEVICE")
       ->default_str("all that there are");
   check_command->add_flag("--small", a.check.small, "Leave out the cases that bench times");
+  check_command
+      ->add_option("--few", a.check.few, "Check each variant on this many cases, always the same")
+      ->check(CLI::PositiveNumber)
+      ->type_name("N")
+      ->default_str("all");
+  check_command
+      ->add_option("--tile", a.tile,
+                   "Have the variant that chooses among widths of a tile take this one")
+      ->type_name("COLUMNS")
+      ->default_str("the variant's choice");
   check_command->add_flag("--json", a.check.as_json, "Print JSON objects, one a line");
   check_command
       ->add_option("--instruction-set", a.instruction_set,
@@ -257,6 +286,15 @@ int run_op_main(const std::string& op, OpTable (*make_table)(), int argc, char**
         fmt::format("check {}: for the emulated device alone", a.check.traffic  ? "--traffic"
                                                                : !a.gpu.empty() ? "--gpu"
                                                                                 : "--tensor-core"));
+  }
+  if (a.tile != 0) {
+    if (std::ranges::count(table.tiles, a.tile) == 0) {
+      return usage_error(fmt::format("check --tile {}: expected {}", a.tile,
+                                     table.tiles.empty()
+                                         ? "none, " + table.name + " has no tiles to choose among"
+                                         : fmt::format("one of {}", fmt::join(table.tiles, ", "))));
+    }
+    table.force_tile(a.tile);
   }
   if (!a.checked_device.empty()) {
     try {

@@ -12,6 +12,8 @@ namespace weft::kernels {
 ///   check [--variant V] [--case C] every variant on every case; exit status 1 on a failure
 ///         [--device D]             the variants of this device alone
 ///         [--small]                without the cases that are benchmarked too
+///         [--few N]                N cases of each variant
+///         [--tile W]               where a variant chooses among widths of a tile, this one
 ///         [--instruction-set S]    kernels/instruction_set.h
 ///         [--tensor-core GPU] [--traffic]   kernels/testing/emulation.h
 ///   bench ...                      kernels/testing/bench.h

@@ -128,6 +128,10 @@ struct OpTable {
   /// A timed case of a shape that the caller wrote, such as 4096x4096x1024; nothing when the text
   /// is none. Ops that cannot make one leave it empty.
   std::function<std::optional<CaseEntry>(std::string_view shape, DType dtype)> of_shape;
+  /// Widths of a tile that a variant chooses among, and what has it take one of them from now on in
+  /// this thread; 0: its own choice.
+  std::vector<int> tiles;
+  void (*force_tile)(int width) = nullptr;
 };
 
 /// FNV-1a of "op/case": printed on failure, so that one case can be repeated.

@@ -1,0 +1,62 @@
+// Every kernel that gemm_cuda_wgmma is made of: each width of a tile, layout of the operands and
+// dtype, on cases with several tiles and tails in each dimension, and each end of a product. The
+// width that a problem would get on its own depends on the number of its tiles.
+#include <catch2/catch.hpp>
+#include <set>
+#include <string>
+
+#include "core/scoped_value.h"
+#include "kernels/gemm/gemm_cases.h"
+#include "kernels/gemm/gemm_tma.h"
+#include "kernels/simt/emulator.h"
+
+using namespace weft;
+using namespace weft::kernels;
+
+namespace {
+
+/// Checks gemm_cuda_wgmma on the case with a width of tile; the bytes of shared memory that it
+/// took, which tell the widths apart.
+size_t check_tile(const OpTable& table, const std::string& name, int columns) {
+  const ScopedValue forced(wgmma_tile_columns(), columns);
+  for (const CaseEntry& entry : table.cases) {
+    if (entry.name != name) continue;
+    INFO(name << " in tiles of " << columns << " columns");
+    const CheckResult result = check_case(table, entry, "gemm_cuda_wgmma", entry.expected());
+    CHECK(result.ran == Ran::kYes);
+    CHECK(result.failure == "");
+    return simt::launch_shape.dynamic_shared_bytes;
+  }
+  FAIL("no case " << name);
+  return 0;
+}
+
+}  // namespace
+
+TEST_CASE("Every width of wgmma's tile takes every layout and dtype") {
+  const OpTable table = gemm_table();
+  std::set<size_t> shared_bytes;
+  for (int columns : kWgmmaTileColumns) {
+    for (const char* dtype : {"f16", "bf16"}) {
+      for (const char* layout : {"NN", "NT", "TN", "TT"}) {
+        const std::string name =
+            fmt::format("264x200x120_{0}_{0}_{1}N_bias_integers", dtype, layout);
+        shared_bytes.insert(check_tile(table, name, columns));
+      }
+    }
+  }
+  CHECK(shared_bytes.size() == std::size(kWgmmaTileColumns));
+}
+
+TEST_CASE("Every width of wgmma's tile has every end") {
+  const OpTable table = gemm_table();
+  for (int columns : kWgmmaTileColumns) {
+    for (const char* dtypes : {"f16_f16", "f16_f32", "bf16_bf16", "bf16_f32"}) {
+      for (const char* end : {"136x200x72_{}_NTN_bias", "136x200x72_{}_NTN_bias_gelu",
+                              "136x200x72_{}_NTN_bias_dgelu_bias_gradient",
+                              "136x72x40_{}_NTN_residual", "200x72x616_{}_TNN_accumulate"}) {
+        check_tile(table, fmt::format(fmt::runtime(end), dtypes), columns);
+      }
+    }
+  }
+}
