@@ -128,11 +128,14 @@ class Loader::Workers {
     const int64_t first = index / per_batch * options_.batch_size;
     const int64_t whole = std::min(options_.batch_size, static_cast<int64_t>(order.size()) - first);
     const int64_t share = (whole + options_.micro_batches - 1) / options_.micro_batches;
-    const int64_t begin = first + std::min(whole, number * share);
-    const int64_t count = std::clamp<int64_t>(whole - number * share, 0, share);
+    const int64_t begin = first + (number * share < whole ? number * share : 0);
+    int64_t count = std::clamp<int64_t>(whole - number * share, 0, share);
+    const bool is_filler = count == 0 && options_.fills_empty;
+    if (is_filler) count = 1;
     const int size = options_.preprocess.size;
     const int64_t image_size = int64_t{3} * size * size;
     Batch batch;
+    batch.fillers = is_filler ? 1 : 0;
     batch.index = index / per_batch * options_.micro_batches + number;
     batch.images = Tensor::empty({count, 3, size, size}, DType::f32);
     batch.labels = Tensor::empty({count}, DType::i64);
@@ -175,8 +178,14 @@ class Loader::Workers {
   std::vector<std::thread> threads_;
 };
 
-Loader::Loader(DatasetPtr dataset, LoaderOptions options)
-    : dataset_(std::move(dataset)), options_(std::move(options)) {
+Loader::Loader(DatasetPtr dataset, LoaderOptions options) : dataset_(std::move(dataset)) {
+  set_options(std::move(options));
+}
+
+void Loader::set_options(LoaderOptions options) {
+  workers_ = nullptr;
+  position_ = {};
+  options_ = std::move(options);
   WEFT_CHECK(options_.batch_size > 0, "loader: batch size must be positive, got {}",
              options_.batch_size);
   WEFT_CHECK(options_.workers > 0, "loader: workers must be positive, got {}", options_.workers);
@@ -213,6 +222,7 @@ std::optional<Batch> Loader::next() {
     if (tensor->defined()) *tensor = to_device(*tensor, options_.device);
   }
   ++position_.batch;
+  if (options_.watch) *options_.watch = {batch.fillers, position_.batch == batches()};
   return batch;
 }
 

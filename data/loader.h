@@ -25,6 +25,12 @@
 
 namespace weft::data {
 
+/// What a loader says of the batch that next() gave last, to whoever shares it out.
+struct LoaderWatch {
+  int64_t fillers = 0;  // rows at its end that other ranks have as well
+  bool is_last = false;
+};
+
 struct LoaderOptions {
   int64_t batch_size = 1;
   bool shuffle = false;
@@ -36,15 +42,19 @@ struct LoaderOptions {
   int workers = 1;
   int prefetch = 4;    // batches prepared ahead, at least 1
   Device device = {};  // where next() brings a batch
+  /// A rank whose share of a batch is empty gets the batch's first sample as a filler.
+  bool fills_empty = false;
+  std::shared_ptr<LoaderWatch> watch = {};  // may be null
   Preprocess preprocess = {};
   Augmentation augmentation = {};
 };
 
 struct Batch {
-  Tensor images;       // f32 [B, 3, size, size]
-  Tensor labels;       // i64 [B]
-  Tensor soft_labels;  // f32 [B, classes] with mixup or cutmix, else undefined
-  int64_t index = 0;   // in its epoch; of a micro-batch: batch * micro_batches + its number
+  Tensor images;        // f32 [B, 3, size, size]
+  Tensor labels;        // i64 [B]
+  Tensor soft_labels;   // f32 [B, classes] with mixup or cutmix, else undefined
+  int64_t index = 0;    // in its epoch; of a micro-batch: batch * micro_batches + its number
+  int64_t fillers = 0;  // rows, all of them or none, that are there instead of an empty share
   int64_t size() const { return labels.size(0); }
 };
 
@@ -65,6 +75,10 @@ class Loader {
   ~Loader();
   Loader(const Loader&) = delete;
   Loader& operator=(const Loader&) = delete;
+
+  const LoaderOptions& options() const { return options_; }
+  /// Begins anew, with the first epoch, as constructed with these.
+  void set_options(LoaderOptions options);
 
   /// Of this rank, in an epoch.
   int64_t batches() const;

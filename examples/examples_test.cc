@@ -2,6 +2,10 @@
 #include <algorithm>
 #include <catch2/catch.hpp>
 #include <cmath>
+#include <fstream>
+#include <string>
+#include <utility>
+#include <vector>
 
 #include "io/safetensors.h"
 #include "tests/program/run_weft.h"
@@ -11,11 +15,49 @@ using weft::cli::Outcome;
 
 namespace {
 
-Outcome run_example(const std::string& name, const std::string& arguments) {
+Outcome run_example(const std::string& name, const std::string& arguments,
+                    const std::string& environment = "") {
   const std::string program = std::filesystem::exists("examples/" + name)
                                   ? "examples/" + name
                                   : "bazel-bin/examples/" + name;
-  return cli::run_shell("GOMP_SPINCOUNT=0 timeout 60 " + program + " " + arguments);
+  return cli::run_shell("GOMP_SPINCOUNT=0 " + environment + " timeout 60 " + program + " " +
+                        arguments);
+}
+
+/// The lines of a source that say something, without their comments.
+std::vector<std::string> code_of(const std::string& path) {
+  std::ifstream file(path);
+  REQUIRE(file.good());
+  std::vector<std::string> lines;
+  for (std::string line; std::getline(file, line);) {
+    line.erase(std::min(line.find("//"), line.size()));
+    while (!line.empty() && line.back() == ' ') line.pop_back();
+    if (!line.empty()) lines.push_back(line);
+  }
+  return lines;
+}
+
+/// The lines of b that are not in a longest common subsequence with a.
+std::vector<std::string> lines_that_differ(const std::vector<std::string>& a,
+                                           const std::vector<std::string>& b) {
+  std::vector<std::vector<int>> common(a.size() + 1, std::vector<int>(b.size() + 1, 0));
+  for (size_t i = a.size(); i-- > 0;) {
+    for (size_t j = b.size(); j-- > 0;) {
+      common[i][j] =
+          a[i] == b[j] ? common[i + 1][j + 1] + 1 : std::max(common[i + 1][j], common[i][j + 1]);
+    }
+  }
+  std::vector<std::string> differ;
+  for (size_t i = 0, j = 0; j < b.size();) {
+    if (i < a.size() && a[i] == b[j]) {
+      ++i, ++j;
+    } else if (i < a.size() && common[i + 1][j] >= common[i][j + 1]) {
+      ++i;
+    } else {
+      differ.push_back(b[j++]);
+    }
+  }
+  return differ;
 }
 
 double distance(const std::string& a, const std::string& b) {
@@ -37,14 +79,63 @@ TEST_CASE("the plain loop and its scaled versions train the same model") {
   const Outcome first = run_example("plain_training", plain);
   INFO(first.err);
   REQUIRE(first.code == 0);
-  for (const std::string how : {"1", "2", "2 fsdp", "4 zero1", "2 tp", "2 pipeline", "4 dp"}) {
+  for (const auto& [devices, strategy] : {std::pair("1", ""),
+                                          {"2", ""},
+                                          {"2", "FSDP"},
+                                          {"4", "deepspeed_stage_1"},
+                                          {"2", "tp"},
+                                          {"2", "pipeline"},
+                                          {"4", "dp"}}) {
     const std::string scaled = cli::scratch("scaled.safetensors");
-    const Outcome outcome = run_example("scaled_training", scaled + " " + how);
-    INFO(how << "\n" << outcome.err);
+    const Outcome outcome =
+        run_example("scaled_training", scaled,
+                    std::string("WEFT_DEVICES=") + devices + " WEFT_STRATEGY=" + strategy);
+    INFO(devices << " " << strategy << "\n" << outcome.err);
     REQUIRE(outcome.code == 0);
     CHECK(std::count(outcome.out.begin(), outcome.out.end(), '\n') == 10);
     // Ten steps of Adam carry roundings of the sums at most as far as its steps of 1e-3 allow; a
     // rank left out would move weights by whole steps.
     CHECK(distance(plain, scaled) < 2e-4);
   }
+}
+
+TEST_CASE("five lines scale a program, the model's structure included") {
+  const std::vector<std::string> plain = code_of("examples/plain_training.cc"),
+                                 scaled = code_of("examples/scaled_training.cc");
+  const std::vector<std::string> differ = lines_that_differ(plain, scaled);
+  const std::vector<std::string> five = {"train::Fabric fabric(", "fabric.launch(", "fabric.setup(",
+                                         "fabric.setup_dataloader(", "fabric.backward("};
+  const std::vector<std::string> output = {"#include \"train/fabric.h\"", "fabric.print(",
+                                           "fabric.save("};
+  CHECK(differ.size() == five.size() + output.size());
+  for (const auto& words : {five, output}) {
+    for (const std::string& word : words) {
+      INFO(word);
+      CHECK(std::ranges::count_if(differ, [&](const std::string& line) {
+              return line.find(word) != std::string::npos;
+            }) == 1);
+    }
+  }
+  // What the plain program says in their place.
+  CHECK(lines_that_differ(scaled, plain).size() == 3);
+}
+
+TEST_CASE("two models and two optimizers learn a ring") {
+  for (const std::string environment : {"", "WEFT_PRECISION=16-mixed"}) {
+    const Outcome outcome = run_example("gan", "", environment);
+    INFO(environment << "\n" << outcome.out << outcome.err);
+    REQUIRE(outcome.code == 0);
+    // The last line: "mean distance from the ring 0.123".
+    const size_t place = outcome.out.rfind("ring ");
+    REQUIRE(place != std::string::npos);
+    CHECK(std::stod(outcome.out.substr(place + 5)) < 0.25);
+  }
+  // On two devices: the same figures, whatever is sharded.
+  const Outcome ddp = run_example("gan", "10", "WEFT_DEVICES=2 WEFT_STRATEGY=ddp");
+  const Outcome fsdp = run_example("gan", "10", "WEFT_DEVICES=2 WEFT_STRATEGY=fsdp");
+  INFO(ddp.err << fsdp.err);
+  REQUIRE(ddp.code == 0);
+  REQUIRE(fsdp.code == 0);
+  CHECK(ddp.out.starts_with("mean distance"));
+  CHECK(fsdp.out == ddp.out);
 }

@@ -16,19 +16,17 @@ using namespace weft;
 struct Net : nn::Sequential {
   Net() {
     append<nn::Flatten>();
-    fc1 = &append<nn::Linear>(3 * 32 * 32, 64);
+    append<nn::Linear>(3 * 32 * 32, 64);
     append<nn::GELU>();
-    fc2 = &append<nn::Linear>(64, 10);
+    append<nn::Linear>(64, 10);
   }
-  nn::Linear *fc1, *fc2;
 };
 
 int main(int argc, char** argv) {
-  const std::string path = argc > 1 ? argv[1] : "plain.safetensors";
+  const std::string path = argc > 1 ? argv[1] : "trained.safetensors";
   manual_seed(1);
   Net model;
   optim::AdamW optimizer(model.named_parameters(), {.lr = 1e-3});
-
   const data::DatasetPtr dataset = data::open_data("builtin", 1).train;
   data::Loader loader(dataset, {.batch_size = 64, .drop_last = true, .preprocess = {.size = 32}});
   for (int step = 0; step < 10; ++step) {

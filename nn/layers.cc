@@ -1,6 +1,7 @@
 #include "nn/layers.h"
 
 #include <cmath>
+#include <unordered_set>
 
 #include "nn/init.h"
 #include "nn/meta.h"
@@ -113,12 +114,35 @@ Tensor Sequential::forward(const Tensor& x) {
   return y;
 }
 
+namespace {
+
+template <class... Classes>
+bool is_one_of(const Module& module) {
+  return (... || (dynamic_cast<const Classes*>(&module) != nullptr));
+}
+
+}  // namespace
+
 ModelStructure Sequential::structure() {
   ModelStructure structure;
+  std::unordered_set<const Module*> units;
+  Linear* first = nullptr;  // of a pair that may follow
   for (const auto& [name, child] : children()) {
     structure.segments.push_back(
         {name, [&child = *child](const Tensor& x) { return child(x); }, {name}});
+    if (child->num_parameters() > 0) units.insert(child.get());
+    auto* const linear = dynamic_cast<Linear*>(child.get());
+    structure.head = linear;
+    if (linear && first && first->weight.size(0) == linear->weight.size(1)) {
+      structure.mlps.emplace_back(first, linear);
+      first = nullptr;
+    } else if (linear) {
+      first = linear;
+    } else if (!is_one_of<GELU, ReLU, SiLU, Tanh, Dropout, Identity>(*child)) {
+      first = nullptr;
+    }
   }
+  structure.units = [units](const std::string&, Module& module) { return units.contains(&module); };
   return structure;
 }
 

@@ -148,7 +148,8 @@ class Sequential : public Module {
     (append(std::move(modules)), ...);
   }
   Tensor forward(const Tensor& x) override;
-  /// A segment for each child.
+  /// A segment for each child, and a unit for each that has parameters. Linear layers with nothing
+  /// but elementwise functions between them are pairs; the last child, a linear layer, is the head.
   ModelStructure structure() override;
 
   void append(std::unique_ptr<Module> module) { add_child(next_name(), std::move(module)); }

@@ -215,6 +215,7 @@ Module& Module::to(DType dtype) {
 }
 
 void Module::zero_grad() {
+  if (route_.zero_grad) route_.zero_grad();
   for (const Tensor& tensor : parameters()) {
     if (tensor.grad().defined()) tensor.set_grad({});
   }

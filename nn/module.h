@@ -47,13 +47,24 @@ class Module {
 
   /// The module's function. Throws Error when a subclass defines none of one tensor.
   virtual Tensor forward(const Tensor& x);
-  Tensor operator()(const Tensor& x) { return stand_in_ ? stand_in_(x) : forward(x); }
+  Tensor operator()(const Tensor& x) { return route_.forward ? route_.forward(x) : unrouted(x); }
+  /// operator() without the route: for those who are its end.
+  Tensor unrouted(const Tensor& x) { return stand_in_ ? stand_in_(x) : forward(x); }
   /// Calls `function` in place of forward() wherever the module is called: how a layer is cut over
   /// ranks without its owner's knowledge (dist/model_parallel/tensor_parallel.h).
   void set_stand_in(std::function<Tensor(const Tensor&)> function) {
     stand_in_ = std::move(function);
   }
   bool has_stand_in() const { return stand_in_ != nullptr; }
+
+  /// What becomes of a program's own calls of a model that was set up to train on several devices
+  /// or in another precision (train/fabric.h). An empty function changes nothing.
+  struct Route {
+    std::function<Tensor(const Tensor&)> forward;  // of operator()
+    std::function<void()> zero_grad;               // besides what zero_grad() does
+  };
+  void set_route(Route route) { route_ = std::move(route); }
+  bool has_route() const { return route_.forward != nullptr; }
 
   /// What strategies, fine-tuning and the planner have to know of it (nn/structure.h). A module
   /// that does not say has no structure.
@@ -122,6 +133,7 @@ class Module {
   NamedTensors parameters_, buffers_;
   std::vector<std::pair<std::string, std::shared_ptr<Module>>> children_;
   std::function<Tensor(const Tensor&)> stand_in_;
+  Route route_;
   bool training_ = true;
 };
 

@@ -5,6 +5,7 @@
 #include "autograd/ops.h"
 #include "kernels/multi_tensor_norm/multi_tensor_norm.h"
 #include "kernels/multi_tensor_scale/multi_tensor_scale.h"
+#include "optim/gradient_owner.h"
 
 namespace weft::optim {
 namespace {
@@ -28,12 +29,19 @@ Tensors contiguous_gradients(const Tensors& parameters) {
   return gradients_of(parameters);
 }
 
-double grad_norm(const Tensors& parameters) {
+double grad_norm_here(const Tensors& parameters) {
   const Tensors gradients = gradients_of(parameters);
   if (gradients.empty()) return 0;
   const Tensor norm = Tensor::empty({}, DType::f64, gradients[0].device());
   kernels::multi_tensor_norm({.tensors = gradients, .norm = norm});
   return norm.item();
+}
+
+double grad_norm(const Tensors& parameters) {
+  const std::shared_ptr<GradientOwner> owner = gradient_owner(parameters);
+  if (!owner) return grad_norm_here(parameters);
+  const Tensors mine = owner->complete(parameters);
+  return mine.empty() ? 0 : owner->norm(mine);
 }
 
 double clip_coefficient(double norm, double max_norm) {
@@ -43,12 +51,15 @@ double clip_coefficient(double norm, double max_norm) {
 }
 
 double clip_grad_norm(const Tensors& parameters, double max_norm, bool error_if_nonfinite) {
-  const double norm = grad_norm(parameters);
+  const std::shared_ptr<GradientOwner> owner = gradient_owner(parameters);
+  const Tensors mine = owner ? owner->complete(parameters) : parameters;
+  if (owner && mine.empty()) return 0;
+  const double norm = owner ? owner->norm(mine) : grad_norm_here(mine);
   const double coefficient = clip_coefficient(norm, max_norm);
   WEFT_CHECK(std::isfinite(norm) || !error_if_nonfinite,
              "clip_grad_norm: the norm of the gradients is {}", norm);
   if (coefficient == 1) return norm;
-  const Tensors contiguous = contiguous_gradients(parameters);
+  const Tensors contiguous = contiguous_gradients(mine);
   kernels::multi_tensor_scale({.tensors = contiguous, .factor = coefficient});
   for (const Tensor& gradient : contiguous) gradient.bump_version();
   return norm;
@@ -57,7 +68,8 @@ double clip_grad_norm(const Tensors& parameters, double max_norm, bool error_if_
 void clip_grad_value(const Tensors& parameters, double limit) {
   WEFT_CHECK(limit >= 0, "clip_grad_value: the limit must not be negative, got {}", limit);
   const NoGrad guard;
-  for (Tensor& gradient : gradients_of(parameters)) {
+  const std::shared_ptr<GradientOwner> owner = gradient_owner(parameters);
+  for (Tensor& gradient : gradients_of(owner ? owner->complete(parameters) : parameters)) {
     ops::copy_(gradient, ops::clamp(gradient, -limit, limit));
   }
 }

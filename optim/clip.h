@@ -1,4 +1,8 @@
-// Gradient clipping. Parameters without a gradient are skipped; gradients change in place.
+// Gradient clipping. Parameters without a gradient are skipped; gradients change in place. Of
+// parameters that were set up to train on several devices or with a loss scale (train/fabric.h) the
+// gradients of the whole model are meant, unscaled: every rank calls, with the model's parameters
+// or with its optimizer's. While batches add up to a step (Fabric::accumulate) clipping waits, and
+// the norm is 0.
 #pragma once
 
 #include "autograd/tape.h"
@@ -9,6 +13,8 @@ namespace weft::optim {
 Tensors contiguous_gradients(const Tensors& parameters);
 /// The 2-norm of all gradients together; 0 when there are none.
 double grad_norm(const Tensors& parameters);
+/// The same of the gradients that these very tensors have here, whoever answers for them.
+double grad_norm_here(const Tensors& parameters);
 /// min(1, max_norm / (norm + 1e-6)): what clip_grad_norm multiplies by. Handing it to
 /// Optimizer::step instead saves a pass over the gradients.
 double clip_coefficient(double norm, double max_norm);

@@ -81,6 +81,9 @@ class GradScaler {
   double found_inf(const Optimizer& optimizer) const;
   void set_found_inf(const Optimizer& optimizer, double found_inf);
 
+  /// Makes an optimizer READY again: the gradients that were unscaled have been dropped.
+  void forget(const Optimizer& optimizer) { states_.erase(&optimizer); }
+
   bool is_enabled() const { return options_.enabled; }
   /// S; 1 when disabled.
   double get_scale() const { return options_.enabled ? state_.scale : 1; }

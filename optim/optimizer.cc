@@ -11,6 +11,7 @@
 
 #include "autograd/ops.h"
 #include "core/memory_account.h"
+#include "core/scoped_value.h"
 #include "core/transfer.h"
 #include "kernels/op.h"
 #include "optim/capture.h"
@@ -49,6 +50,7 @@ ParameterGroups without_decay_of_vectors(const NamedTensors& parameters,
 }
 
 void Optimizer::add_group(ParameterGroup group) {
+  WEFT_CHECK(!has_route(), "{}: add_group() comes before the optimizer is set up", kind_);
   for (const auto& [option, value] : group.options) {
     WEFT_CHECK(defaults_.count(option), "{}: unknown option \"{}\"", kind_, option);
   }
@@ -104,6 +106,10 @@ void Optimizer::set_lr(double lr) {
 }
 
 void Optimizer::zero_grad() {
+  if (route_.zero_grad && !is_on_route_) {
+    const ScopedValue on_route(is_on_route_, true);
+    return route_.zero_grad();
+  }
   for (const Tensor& tensor : parameters()) {
     if (tensor.grad().defined()) tensor.set_grad({});
   }
@@ -124,7 +130,22 @@ Optimizer::ParameterState& Optimizer::state_of(const ParameterGroup& group, cons
   return state;
 }
 
-void Optimizer::step(double gradient_scale, const Tensor& skip) {
+bool Optimizer::step(double gradient_scale, const Tensor& skip) {
+  if (!route_.step || is_on_route_) {
+    take_step(gradient_scale, skip);
+    return true;
+  }
+  for (const Tensor& parameter : parameters()) {
+    WEFT_CHECK(!is_capturing(parameter.device()),
+               "{}: a step that was set up for several devices or a precision cannot be captured",
+               kind_);
+  }
+  const ScopedValue on_route(is_on_route_, true);
+  was_skipped_ = !route_.step(gradient_scale);
+  return !was_skipped_;
+}
+
+void Optimizer::take_step(double gradient_scale, const Tensor& skip) {
   WEFT_CHECK(!skip.defined() || can_skip(),
              "{}: a captured step cannot be skipped, as fp16's loss scale asks for", kind_);
   const NoGrad guard;

@@ -18,6 +18,7 @@
 //   for (...) { optimizer.set_lr(...); optimizer.advance(); graph.launch(); }
 #pragma once
 
+#include <functional>
 #include <map>
 #include <optional>
 #include <string>
@@ -65,7 +66,10 @@ class Optimizer {
   /// One update. Gradients are multiplied by gradient_scale on the way: a clipping coefficient, or
   /// the inverse of a loss scale, at no extra pass over memory. `skip`, of a captured step: an f32
   /// scalar [] on the device; launches that find it other than 0 leave parameters and state alone.
-  void step(double gradient_scale = 1, const Tensor& skip = {});
+  /// False when the step was left out, which only a route does.
+  bool step(double gradient_scale = 1, const Tensor& skip = {});
+  /// Whether the latest step() was left out: a schedule then stays where it is.
+  bool was_skipped() const { return was_skipped_; }
   /// Counts the captured step and brings the groups' options, as they are now, to the device.
   /// Throws Error without a captured step, and, for optimizers whose kernels cannot read them there
   /// (SGD), when an option or the scale is no longer what it was at the capture.
@@ -75,7 +79,17 @@ class Optimizer {
   /// Drops the gradients: they are undefined until the next backward.
   void zero_grad();
 
-  /// Throws Error for unknown options, values outside their range, and a parameter given twice.
+  /// What becomes of a program's own calls of an optimizer that was set up with its model
+  /// (train/fabric.h). While one of these runs, step() and zero_grad() are the optimizer's own.
+  struct Route {
+    std::function<bool(double gradient_scale)> step;
+    std::function<void()> zero_grad;
+  };
+  void set_route(Route route) { route_ = std::move(route); }
+  bool has_route() const { return route_.step != nullptr; }
+
+  /// Throws Error for unknown options, values outside their range, a parameter given twice, and of
+  /// an optimizer that was set up, whose parameters are what a device keeps of the model's.
   void add_group(ParameterGroup group);
   std::vector<ParameterGroup>& groups() { return groups_; }
   const std::vector<ParameterGroup>& groups() const { return groups_; }
@@ -84,6 +98,9 @@ class Optimizer {
   const Options& defaults() const { return defaults_; }
   /// Tensors as large as a parameter that are kept for each, at most.
   int64_t state_tensors() const;
+
+  /// Whether there is state to carry from step to step.
+  bool has_stepped() const { return !states_.empty(); }
 
   /// The rate whose lr_scale-fold the first group learns at.
   double lr() const;
@@ -138,6 +155,7 @@ class Optimizer {
     double gradient_scale;
   };
 
+  void take_step(double gradient_scale, const Tensor& skip);
   ParameterState& state_of(const ParameterGroup& group, const Tensor& parameter, bool captured);
 
   std::string kind_;
@@ -145,6 +163,9 @@ class Optimizer {
   std::vector<ParameterGroup> groups_;
   std::unordered_map<const void*, ParameterState> states_;  // by Tensor::id()
   std::vector<Captured> captured_;
+  Route route_;
+  bool is_on_route_ = false;
+  bool was_skipped_ = false;
 };
 
 }  // namespace weft::optim

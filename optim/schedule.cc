@@ -102,6 +102,7 @@ void Scheduler::apply() {
 }
 
 void Scheduler::step() {
+  if (optimizer_.was_skipped()) return;
   ++step_;
   apply();
 }

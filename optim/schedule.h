@@ -51,7 +51,8 @@ Schedule per_epoch(Schedule schedule, int64_t steps_per_epoch);
 class Scheduler {
  public:
   Scheduler(Optimizer& optimizer, Schedule schedule);
-  /// To be called after each step of the optimizer.
+  /// To be called after each step of the optimizer, that is once for a global batch. Does nothing
+  /// when the optimizer left that step out.
   void step();
   int64_t step_count() const { return step_; }
 

@@ -91,9 +91,10 @@ nb::object get_attribute(nb::handle self, nb::str name) {
 
 nb::object call(nb::handle self, const nb::args& arguments, const nb::kwargs& options) {
   auto& module = nb::cast<Module&>(self);
-  if (module.has_stand_in()) {
+  if (module.has_stand_in() || module.has_route()) {
     if (arguments.size() != 1 || options.size() != 0)
-      throw nb::type_error("a module that others stand in for takes one tensor");
+      throw nb::type_error(
+          "a module that was set up, or that others stand in for, takes one tensor");
     const auto& x = nb::cast<const Tensor&>(arguments[0]);
     const nb::gil_scoped_release unlocked;
     return [&](const Tensor& y) {

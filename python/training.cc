@@ -2,6 +2,7 @@
 #include <nanobind/stl/map.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/unique_ptr.h>
+#include <nanobind/stl/vector.h>
 
 #include "data/loader.h"
 #include "data/sets/open.h"
@@ -170,6 +171,13 @@ void bind_models(nb::module_ m) {
       "A model by its name, with fresh parameters: make(\"cct\", image_size=32, classes=10).");
 }
 
+/// 4, -1, "auto" or [0, 2].
+train::Devices devices_of(const nb::object& devices) {
+  if (nb::isinstance<nb::int_>(devices)) return nb::cast<int>(devices);
+  if (nb::isinstance<nb::str>(devices)) return nb::cast<std::string>(devices);
+  return nb::cast<std::vector<int>>(devices);
+}
+
 void bind_fabric(nb::module_ m) {
   using train::Fabric;
   nb::class_<Fabric>(
@@ -178,17 +186,23 @@ void bind_fabric(nb::module_ m) {
       "that its options name.")
       .def(
           "__init__",
-          [](Fabric* self, const std::string& device, int devices, const std::string& precision,
-             const std::string& strategy, const std::string& accumulation) {
+          [](Fabric* self, const std::string& device, const nb::object& devices, int num_nodes,
+             const std::string& precision, const std::string& strategy,
+             const std::string& accumulation, int64_t gradient_accumulation_steps,
+             bool split_batches) {
             new (self)
                 Fabric({.device = device,
-                        .devices = devices,
+                        .devices = devices_of(devices),
+                        .num_nodes = num_nodes,
                         .precision = precision,
                         .strategy = {.name = strategy},
-                        .numerics = {.accumulation = kernels::parse_accumulation(accumulation)}});
+                        .numerics = {.accumulation = kernels::parse_accumulation(accumulation)},
+                        .accumulate = gradient_accumulation_steps,
+                        .split_batches = split_batches});
           },
-          nb::kw_only(), "device"_a = "cpu", "devices"_a = 1, "precision"_a = "32-true",
-          "strategy"_a = "auto", "accumulation"_a = "ieee")
+          nb::kw_only(), "device"_a = "cpu", "devices"_a = 1, "num_nodes"_a = 1,
+          "precision"_a = "32-true", "strategy"_a = "auto", "accumulation"_a = "ieee",
+          "gradient_accumulation_steps"_a = 1, "split_batches"_a = false)
       .def(
           "launch",
           [](Fabric& self) {
@@ -220,9 +234,19 @@ void bind_fabric(nb::module_ m) {
             self.setup(model, optimizer);
           },
           "model"_a, "optimizer"_a, nb::keep_alive<1, 2>(), nb::keep_alive<1, 3>(), Unlocked(),
-          "Shards a model and its optimizer, which has not stepped yet, as the strategy says.")
-      .def("forward", &Fabric::forward, "x"_a, Unlocked(),
-           "The model on x in the precision asked for.")
+          "Shards a model and its optimizer, which has not stepped yet, as the strategy says. From "
+          "there on model(x), optimizer.step(), zero_grad() and clip_grad_norm_() know of it.")
+      .def(
+          "setup_module", [](Fabric& self, nn::Module& model) { self.setup(model); }, "model"_a,
+          nb::keep_alive<1, 2>(), Unlocked(), "The model alone, before setup_optimizers().")
+      .def(
+          "setup_optimizers",
+          [](Fabric& self, optim::Optimizer& optimizer) { self.setup_optimizer(optimizer); },
+          "optimizer"_a, nb::keep_alive<1, 2>(), Unlocked(),
+          "An optimizer of parameters of models that were set up.")
+      .def(
+          "forward", [](Fabric& self, const Tensor& x) { return self.forward(x); }, "x"_a,
+          Unlocked(), "The only model on x in the precision asked for, as model(x).")
       .def(
           "cross_entropy",
           [](Fabric& self, const Tensor& logits, const Tensor& labels, double label_smoothing) {
@@ -245,9 +269,19 @@ void bind_fabric(nb::module_ m) {
       .def("all_gather", &Fabric::all_gather, "x"_a, Unlocked(), "[ranks, ...]: every rank's x.")
       .def("broadcast", &Fabric::broadcast, "x"_a, "source"_a = 0, Unlocked(), "In place.")
       .def("barrier", &Fabric::barrier, Unlocked())
-      .def("save", &Fabric::save, "path"_a, Unlocked(),
-           "The whole model as a safetensors file, written by rank 0. Every rank calls it.")
-      .def("load", &Fabric::load, "path"_a, Unlocked())
+      .def("gather_for_metrics", &Fabric::gather_for_metrics, "x"_a, Unlocked(),
+           "[samples, ...]: the rows of all ranks, each sample of a loader's batch once.")
+      .def(
+          "setup_dataloader",
+          [](const Fabric& self, Loader& loader) { self.setup_dataloader(loader); }, "loader"_a,
+          Unlocked(), "From here on the loader gives this rank's share.")
+      .def(
+          "save", [](Fabric& self, const std::string& path) { self.save(path); }, "path"_a,
+          Unlocked(),
+          "The whole model as a safetensors file, written by rank 0. Every rank calls it.")
+      .def(
+          "load", [](Fabric& self, const std::string& path) { self.load(path); }, "path"_a,
+          Unlocked())
       .def("seed_everything", &Fabric::seed_everything, "seed"_a)
       .def("print", [](const Fabric& self, const nb::args& arguments, const nb::kwargs& options) {
         if (self.is_main()) nb::module_::import_("builtins").attr("print")(*arguments, **options);

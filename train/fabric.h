@@ -1,19 +1,28 @@
-// A plain training loop on any number of ranks.
+// A plain training loop in any precision, on any number of devices, with Lightning Fabric's words.
 //
 //   train::Fabric fabric({.devices = 4, .precision = "bf16-mixed", .strategy = {.name = "fsdp"}});
 //   if (const auto code = fabric.launch(argc, argv)) return *code;  // starts the ranks, or is one
-//   fabric.seed_everything(1);
 //   Net model;
 //   optim::AdamW optimizer(model.named_parameters(), {.lr = 1e-3});
+//   data::Loader loader(dataset, {.batch_size = 64, .shuffle = true});
 //   fabric.setup(model, optimizer);
-//   auto loader = fabric.setup_dataloader(dataset, {.batch_size = 64, .shuffle = true});
-//   while (auto batch = loader->next()) {
+//   fabric.setup_dataloader(loader);
+//   while (const auto batch = loader.next()) {
 //     optimizer.zero_grad();
-//     fabric.backward(ops::cross_entropy(fabric.forward(images), labels));
-//     fabric.clip_gradients(optimizer, 1.0);
-//     fabric.step(optimizer);
+//     fabric.backward(ops::cross_entropy(model(batch->images), batch->labels));
+//     optim::clip_grad_norm(model.parameters(), 1.0);
+//     optimizer.step();
 //   }
 //   fabric.save("model.safetensors");
+//
+// What setup() has taken over knows of the precision, the loss scale and the shards: model(x),
+// optimizer.step() and zero_grad(), model.zero_grad(), and the functions of optim/clip.h. What
+// cannot be led there throws: weft::backward(loss) where the loss has to be scaled or averaged,
+// clipping and steps on gradients that have not been summed over the ranks, add_group(), a step
+// inside a captured graph. A program may set up several models and optimizers.
+//
+// Not known to Fabric is what a program calls of a model besides model(x): model.forward(x) and
+// methods of its own. forward(model, function) runs them.
 //
 // A step of several micro-batches, or one in a strategy's own order, is fabric.run() in the place
 // of backward(). `weft train` is built on this (train/ranks.h, train/optimization.h);
@@ -22,17 +31,29 @@
 
 #include <fmt/core.h>
 
+#include <concepts>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
+#include <typeinfo>
+#include <unordered_map>
+#include <utility>
+#include <vector>
 
 #include "data/loader.h"
 #include "dist/plan/sharing.h"
 #include "dist/strategy/strategy.h"
 #include "nn/module.h"
+#include "nn/structure.h"
 #include "optim/grad_scaler.h"
+#include "optim/gradient_owner.h"
 #include "optim/optimizer.h"
+#include "train/devices.h"
+#include "train/metrics_log.h"
+#include "train/named_state.h"
 #include "train/precision.h"
+#include "train/shared_loader.h"
 
 namespace weft::train {
 
@@ -47,18 +68,32 @@ struct NumericsOptions {
 
 struct FabricOptions {
   std::string device = "cpu";  // cpu or cuda; of a single device also its number: cuda:1
-  int devices = 1;             // with cuda a rank takes the device of its number on its host
+  Devices devices = 1;         // with cuda a rank takes the device of its number on its host
+  int num_nodes = 1;           // hosts with so many devices each, on which a launcher starts ranks
   /// 32-true, 64-true, 16-mixed (the loss is scaled), bf16-mixed, 16-true, bf16-true,
   /// transformer-engine (fp8), or by our names (train/precision.h).
   std::string precision = "32-true";
-  dist::StrategyOptions strategy = {};  // a parallel head: with cross_entropy() below
+  /// By our names, Fabric's, Accelerate's or DeepSpeed's (dist/strategy/aliases.h). A parallel
+  /// head: with forward() and cross_entropy() below.
+  dist::StrategyOptions strategy = {};
   NumericsOptions numerics = {};
+  int64_t accumulate = 1;          // batches of one step, of accumulate() below
+  bool split_batches = false;      // a loader's batch is that of all devices, not of each
+  std::string log_directory = {};  // of log(); empty: it writes nothing
 };
+
+/// The options with what the environment says of them, as `fabric run` does for Lightning's:
+/// WEFT_DEVICE, WEFT_DEVICES, WEFT_NUM_NODES, WEFT_PRECISION, WEFT_STRATEGY. Throws Error naming a
+/// variable whose value cannot be read.
+FabricOptions from_environment(FabricOptions options = {});
 
 class Fabric {
  public:
   /// Throws Error for options that do not go together.
   explicit Fabric(const FabricOptions& options);
+  ~Fabric();
+  Fabric(const Fabric&) = delete;
+  Fabric& operator=(const Fabric&) = delete;
 
   /// With several devices, outside mpirun and srun: starts this program again as so many ranks,
   /// waits, and returns their exit code, with which main() is to end. Otherwise joins the ranks
@@ -73,69 +108,135 @@ class Fabric {
   int size() const { return world_ ? world_->size() : 1; }
   bool is_main() const { return rank() == 0; }
   /// Ranks that take different samples, and this one's number among them.
-  int data_size() const { return strategy_->data_size(); }
-  int data_rank() const { return strategy_->data_rank(); }
+  int data_size() const { return strategy().data_size(); }
+  int data_rank() const { return strategy().data_rank(); }
   /// Devices that take different samples, threads of dp among them.
-  int data_devices() const { return sharing_.data_devices(); }
-  dist::Strategy& strategy() const { return *strategy_; }
+  int data_devices() const { return sharing().data_devices(); }
+  /// Of the model that was set up first.
+  dist::Strategy& strategy() const;
   /// Null for a process alone.
   const dist::CommunicatorPtr& world() const { return world_; }
 
-  /// Shards a model and its optimizer, which has not stepped yet, as the strategy says, and moves
-  /// the model to the device. The strategy asks the model for its structure.
-  void setup(nn::Module& model, optim::Optimizer& optimizer) {
-    setup(model, optimizer, model.structure());
+  /// Takes over a model and optimizers of its parameters, which have not stepped yet: shards them
+  /// as the strategy says, and moves the model to the device. The strategy asks the model for its
+  /// structure. Under dp replicas are made by the model's default constructor where the structure
+  /// does not say how.
+  template <std::derived_from<nn::Module> Model, std::derived_from<optim::Optimizer>... Optimizers>
+  void setup(Model& model, Optimizers&... optimizers) {
+    nn::ModelStructure structure = model.structure();
+    if constexpr (std::default_initializable<Model>) {
+      if (!structure.replica && typeid(model) == typeid(Model)) {
+        structure.replica = [] { return std::make_unique<Model>(); };
+      }
+    }
+    setup_model(model, structure);
+    (setup_optimizer(optimizers), ...);
   }
   /// The same, for a model that does not describe itself.
-  void setup(nn::Module& model, optim::Optimizer& optimizer, const nn::ModelStructure& structure);
-  /// A loader of batches of options.batch_size for each device, different ones, moved there. Ranks
-  /// that share a layer or a pipeline get the same; with dp one batch holds those of all devices.
+  void setup(nn::Module& model, optim::Optimizer& optimizer, const nn::ModelStructure& structure) {
+    setup_model(model, structure);
+    setup_optimizer(optimizer);
+  }
+  void setup_model(nn::Module& model, const nn::ModelStructure& structure);
+  /// Of parameters of models that were set up, one or several.
+  void setup_optimizer(optim::Optimizer& optimizer);
+
+  /// From here on the loader gives this rank's share, on its device: batches of its batch_size for
+  /// each device, or with split_batches a part of each batch. Ranks that share a layer or a
+  /// pipeline get the same; with dp one batch holds those of all devices. A share that would be
+  /// empty holds a sample that another rank has as well.
+  void setup_dataloader(data::Loader& loader) const;
+  /// The same for a new loader; its batch_size is always that of each device.
   std::unique_ptr<data::Loader> setup_dataloader(data::DatasetPtr dataset,
                                                  data::LoaderOptions options) const;
+  /// The same for any other loader (shared_loader.h): `auto shared = fabric.share(loader);`, then
+  /// shared.next(). Every rank reads all of `loader`, which must give the same on each.
+  template <class Source>
+  SharedLoader<Source> share(Source& loader) const {
+    return SharedLoader<Source>(loader, {.ranks = data_size(),
+                                         .rank = data_rank(),
+                                         .batches = options_.split_batches ? 1 : data_devices(),
+                                         .device = device_,
+                                         .watch = watch_});
+  }
 
-  /// The model on x, wherever that is, in the precision asked for; logits come back in f32 or f64,
-  /// on the device.
-  Tensor forward(const Tensor& x);
+  /// The model on x, wherever that is, in the precision asked for; floating results come back in
+  /// f32 or f64, on the device. model(x) is the same.
+  Tensor forward(nn::Module& model, const Tensor& x);
+  /// The same of the only model.
+  Tensor forward(const Tensor& x) { return forward(*only_model("forward").module, x); }
+  /// What function() returns, called in the precision and prepared for as model(x) is: for methods
+  /// of a model. Throws Error under dp and pipeline, which run model(x) alone.
+  Tensor forward(nn::Module& model, const std::function<Tensor()>& function);
   /// ops::cross_entropy of what forward() returned. With parallel_head a rank has the logits of
   /// some classes alone: then it has to be this one.
   Tensor cross_entropy(const Tensor& logits, const Tensor& labels,
                        const ops::CrossEntropyOptions& options = {}) const {
-    return strategy_->cross_entropy(logits, labels, options);
+    return strategy().cross_entropy(logits, labels, options);
   }
   /// Enters the precision, for as long as the result lives; the functions here do so themselves.
   PrecisionScope autocast();
-  /// Computes the gradients of the mean of all ranks' losses; in 16-mixed they are scaled.
+
+  /// Adds the gradients of the mean of all ranks' losses; in 16-mixed they are scaled.
   void backward(const Tensor& loss);
-  /// Forward and backward of a step's micro-batches, in the strategy's order. The loss of each is
-  /// its share of the whole batch's loss, scaled().
+  /// Forward and backward of a step's micro-batches of the only model, in the strategy's order. The
+  /// loss of each is its share of the whole batch's loss, scaled().
   void run(const dist::MicroBatches& batches);
   Tensor scaled(const Tensor& loss) { return scaler_.scale(loss); }
-  /// Scales the gradients so that their norm over all ranks is at most max_norm, and returns the
-  /// norm that they had. In 16-mixed it divides them by the loss scale first.
+
+  /// While the result lives, backward() leaves the model's gradients on their rank, where they add
+  /// up. The last backward before clipping and step() has to be outside.
+  [[nodiscard]] std::shared_ptr<void> no_backward_sync(nn::Module& model, bool enabled = true);
+  /// For the body of a loop of which options.accumulate rounds are one step, as
+  /// `accelerator.accumulate`: while the result lives, backward() divides the loss by them, and
+  /// until the last of them, or the last batch of a loader of this Fabric, step() is left out,
+  /// zero_grad() keeps what has added up, and clipping does nothing.
+  [[nodiscard]] std::shared_ptr<void> accumulate(nn::Module& model);
+  /// False in a round of accumulate() that ends no step.
+  bool sync_gradients() const { return !is_accumulating_; }
+
+  /// optim::clip_grad_norm of the optimizer's parameters: scales the gradients so that their norm
+  /// over all ranks is at most max_norm, and returns the norm that they had. In 16-mixed it divides
+  /// them by the loss scale first.
   double clip_gradients(optim::Optimizer& optimizer, double max_norm);
   /// In 16-mixed divides the gradients by the loss scale, once a step, and returns the norm of this
-  /// rank's; else 0. clip_gradients() and step() do it where it was not done.
+  /// rank's; else 0. Clipping and step() do it where it was not done.
   double unscale(optim::Optimizer& optimizer);
-  /// optimizer.step(gradient_scale); then sets the loss scale and the scales of fp8 for the next
-  /// step. Returns false, on all ranks, when a gradient was infinite on one of them and the step
-  /// was skipped.
+  /// optimizer.step(gradient_scale), which then sets the loss scale and the scales of fp8 for the
+  /// next step. Returns false, on all ranks, when a gradient was infinite on one of them and the
+  /// step was skipped.
   bool step(optim::Optimizer& optimizer, double gradient_scale = 1);
-  /// Instead of step(): nothing changes.
+  /// Instead of step() of the only optimizer: nothing changes.
   void skip_step();
   optim::GradScaler& scaler() { return scaler_; }
   Fp8Scaling& fp8() { return fp8_; }
 
   /// In place; complete when it returns.
   void all_reduce(const Tensor& x, dist::ReduceOp op = dist::ReduceOp::kMean) const;
-  /// [ranks, ...]: every rank's x, where x is.
+  /// [ranks, ...]: every rank's x, where x is. The gradient of x is the sum of what the ranks do
+  /// with it.
   Tensor all_gather(const Tensor& x) const;
+  /// [samples, ...]: the data ranks' rows, one after another, each sample of the latest batch once:
+  /// without the rows that a loader of this Fabric filled up with. Rows may differ in number.
+  Tensor gather_for_metrics(const Tensor& x) const;
   void broadcast(const Tensor& x, int source = 0) const;
   void barrier() const;
 
-  /// The whole model as a safetensors file, written by rank 0. Every rank calls both.
+  /// The whole of the only model as a safetensors file, written by rank 0. Every rank calls both.
   void save(const std::string& path);
   void load(const std::string& path);
+  /// Any state by the caller's names, whole whatever the strategy, in one safetensors file that
+  /// replaces an older one when it is complete: `save(path, {{"model", &model}, {"optimizer",
+  /// &optimizer}, {"scaler", &fabric.scaler()}, {"epoch", &epoch}})`. Every rank calls.
+  void save(const std::string& path, const std::vector<NamedState>& states);
+  /// The other way round, under the same or another strategy. Returns the names in the file that
+  /// were not asked for. Throws Error naming what the file lacks or has of another kind before
+  /// anything has changed; a model's and an optimizer's tensors are checked when their turn comes.
+  std::vector<std::string> load(const std::string& path, const std::vector<NamedState>& states);
 
+  /// Writes to metrics.jsonl and metrics.csv in options.log_directory, on rank 0 alone.
+  void log(const std::string& name, double value, int64_t step);
+  void log_dict(const std::vector<std::pair<std::string, double>>& values, int64_t step);
   /// On rank 0 alone.
   template <class... Args>
   void print(fmt::format_string<Args...> format, Args&&... arguments) const {
@@ -145,18 +246,76 @@ class Fabric {
   void seed_everything(uint64_t seed) const;
 
  private:
+  /// A model that was set up.
+  struct Model {
+    nn::Module* module = nullptr;
+    std::weak_ptr<void> is_alive;
+    std::shared_ptr<dist::Strategy> strategy;
+    Tensors parameters;                            // of the model
+    std::unordered_map<const void*, Tensor> kept;  // what this rank has of each
+    std::shared_ptr<void> ownership;               // of the gradients
+    int local_depth = 0;                           // of no_backward_sync()
+    int64_t rounds = 0;                            // of accumulate(), since the last step
+    // Where ranks have different samples: what the gradients at hand are.
+    bool was_touched = false;  // by the backward under way
+    bool has_sums = false;     // sums over the ranks, or nothing
+    bool has_local = false;    // of this rank alone
+    Tensors sums_aside = {};   // summed before others came that are this rank's alone
+  };
+  struct Optimizer {
+    optim::Optimizer* optimizer = nullptr;
+    std::weak_ptr<void> is_alive;
+    std::vector<Model*> models;
+    bool is_unscaled = false;   // its gradients, since they were computed
+    bool is_used_up = false;    // a step has used them; zero_grad() is due where a loss is scaled
+    bool is_adding_up = false;  // accumulate() has gradients of a step to come
+  };
+  class Gradients;
+
+  const dist::Sharing& sharing() const;
+  Model& only_model(std::string_view function);
+  Model& find_model(nn::Module& model, std::string_view function);
+  Optimizer& find_optimizer(const optim::Optimizer& optimizer, std::string_view function);
+  void forget_the_dead();
+  dist::Strategy* strategy_of(const optim::Optimizer& optimizer);
+  dist::Strategy* strategy_of(const nn::Module& module);
+  void run_backward(const std::function<void()>& pass);
+  void watch_backward(Model& model);
+  void put_sums_aside(Model& model);
+  void take_sums_back(Model& model);
+  bool waits(const Optimizer& optimizer) const;
+  bool take_step(Optimizer& entry, double gradient_scale);
+  void drop_gradients(Optimizer& entry);
+  void drop_gradients(Model& model);
+  void drop_rest(Model& model);
+  void settle(Optimizer& entry);
+  double unscale(Optimizer& entry);
+  void update_scale();
   void reduce_amax();
 
   const FabricOptions options_;
-  const dist::Sharing sharing_;
+  std::optional<dist::Sharing> sharing_;  // once the number of devices is known
+  int devices_ = 0;
   const Precision& precision_;
   optim::GradScaler scaler_;
   Fp8Scaling fp8_;
-  bool is_unscaled_ = false;  // since the last step
   Device device_;
   dist::CommunicatorPtr world_;
-  std::unique_ptr<dist::Strategy> strategy_;
-  nn::Module* model_ = nullptr;
+  // Made by launch(); it becomes that of the first model.
+  std::shared_ptr<dist::Strategy> geometry_;
+  bool is_geometry_used_ = false;
+  std::vector<std::unique_ptr<Model>> models_;
+  std::vector<std::unique_ptr<Optimizer>> optimizers_;
+  std::shared_ptr<data::LoaderWatch> watch_ = std::make_shared<data::LoaderWatch>();
+  std::optional<MetricsLog> log_;
+  bool is_in_backward_ = false;
+  bool is_update_due_ = false;  // of the loss scale, when all optimizers that wait for it are done
+  // Of accumulate().
+  bool is_in_round_ = false, is_accumulating_ = false;
+  Model* in_round_ = nullptr;
+  // Cleared when this goes: what was set up may be there for longer.
+  std::shared_ptr<Fabric*> alive_ = std::make_shared<Fabric*>(this);
+  std::shared_ptr<Gradients> gradients_;
 };
 
 }  // namespace weft::train

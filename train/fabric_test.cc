@@ -4,14 +4,21 @@
 #include <catch2/catch.hpp>
 #include <cmath>
 #include <cstdlib>
+#include <nlohmann/json.hpp>
 
+#include "autograd/backward.h"
 #include "autograd/ops.h"
 #include "autograd/random.h"
 #include "core/runtime.h"
+#include "data/sets/open.h"
 #include "dist/comm/in_process.h"
+#include "dist/strategy/aliases.h"
 #include "io/safetensors.h"
 #include "nn/nn.h"
 #include "optim/adam.h"
+#include "optim/clip.h"
+#include "optim/schedule.h"
+#include "optim/sgd.h"
 #include "tests/skip.h"
 
 using namespace weft;
@@ -34,8 +41,37 @@ struct Result {
   int64_t skipped = 0;
 };
 
+dist::CommunicatorPtr borrowed(dist::Communicator& c) {
+  return {&c, [](dist::Communicator*) {}};
+}
+
+/// What the loop of train() does besides its plain words.
+enum class Loop : uint8_t {
+  kPlain,   // model(x), optim::clip_grad_norm(), optimizer.step()
+  kFabric,  // the same by Fabric's functions
+  kTwice,   // a step of two backward passes over half of the rows each
+  kLocal,   // the first of them without a sum over the ranks
+  kRounds,  // the same by accumulate(), in two rounds
+};
+
+/// This rank's rows out of 12 in a step; of half of them where `part` is 0 or 1.
+std::pair<Tensor, Tensor> rows_of(const Fabric& fabric, int step, int part = -1) {
+  const NoGrad guard;
+  Philox random(7, static_cast<uint64_t>(step));
+  std::vector<float> values(12 * 6);
+  for (float& v : values) v = static_cast<float>(random.normal());
+  const Tensor x = Tensor::from(values, {12, 6});
+  const Tensor labels =
+      Tensor::from(std::vector<int64_t>{0, 1, 2, 3, 3, 2, 1, 0, 0, 1, 2, 3}, {12});
+  const int begin = part == 1 ? 6 : 0, all = part < 0 ? 12 : 6;
+  const int rows = all / fabric.data_size(), first = begin + fabric.data_rank() * rows;
+  return {ops::contiguous(ops::narrow(x, 0, first, rows)),
+          ops::to(ops::contiguous(ops::narrow(labels, 0, first, rows)), fabric.device())};
+}
+
 /// Three steps on 12 rows; each data rank takes its share of them.
-Result train(const FabricOptions& options, const dist::CommunicatorPtr& world) {
+Result train(FabricOptions options, const dist::CommunicatorPtr& world, Loop loop) {
+  if (loop == Loop::kRounds) options.accumulate = 2;
   Fabric fabric(options);
   fabric.launch(world);
   fabric.seed_everything(1);
@@ -49,21 +85,35 @@ Result train(const FabricOptions& options, const dist::CommunicatorPtr& world) {
   fabric.setup(*model, optimizer, structure);
   Result result;
   for (int step = 0; step < 3; ++step) {
-    const NoGrad guard;
-    Philox random(7, static_cast<uint64_t>(step));
-    std::vector<float> values(12 * 6);
-    for (float& v : values) v = static_cast<float>(random.normal());
-    Tensor x = Tensor::from(values, {12, 6});
-    Tensor labels = Tensor::from(std::vector<int64_t>{0, 1, 2, 3, 3, 2, 1, 0, 0, 1, 2, 3}, {12});
-    const int ranks = fabric.data_size(), rows = 12 / ranks;
-    x = ops::contiguous(ops::narrow(x, 0, fabric.data_rank() * rows, rows));
-    labels = ops::contiguous(ops::narrow(labels, 0, fabric.data_rank() * rows, rows));
-    const GradMode records(true);
-    optimizer.zero_grad();
-    const Tensor loss = ops::cross_entropy(fabric.forward(x), ops::to(labels, fabric.device()));
-    fabric.backward(loss);
-    result.norms.push_back(fabric.clip_gradients(optimizer, 0.5));
-    result.skipped += !fabric.step(optimizer);
+    const bool is_whole = loop == Loop::kPlain || loop == Loop::kFabric;
+    if (loop != Loop::kRounds) optimizer.zero_grad();
+    Tensor loss;
+    for (int part = is_whole ? -1 : 0; part < (is_whole ? 0 : 2); ++part) {
+      const auto [x, labels] = rows_of(fabric, step, part);
+      const auto scope = loop == Loop::kRounds  ? fabric.accumulate(*model)
+                         : loop == Loop::kLocal ? fabric.no_backward_sync(*model, part == 0)
+                                                : std::shared_ptr<void>();
+      if (loop == Loop::kRounds) optimizer.zero_grad();
+      const Tensor output = loop == Loop::kFabric ? fabric.forward(x) : (*model)(x);
+      const Tensor mean = ops::cross_entropy(output, labels);
+      const bool is_half = loop == Loop::kTwice || loop == Loop::kLocal;
+      fabric.backward(is_half ? mean * 0.5 : mean);
+      const Tensor share = is_whole ? detach(mean) : detach(mean) * 0.5;
+      loss = loss.defined() ? loss + share : share;
+      if (loop != Loop::kRounds) continue;
+      const double norm = optim::clip_grad_norm(model->parameters(), 0.5);
+      if (fabric.sync_gradients()) result.norms.push_back(norm);
+      WEFT_CHECK(optimizer.step() == fabric.sync_gradients(), "a step in the middle");
+    }
+    if (loop == Loop::kFabric) {
+      result.norms.push_back(fabric.clip_gradients(optimizer, 0.5));
+      result.skipped += !fabric.step(optimizer);
+    } else if (loop != Loop::kRounds) {
+      // By the model's parameters or by the optimizer's: the same gradients.
+      const Tensors clipped = step == 1 ? optimizer.parameters() : model->parameters();
+      result.norms.push_back(optim::clip_grad_norm(clipped, 0.5));
+      result.skipped += !optimizer.step();
+    }
     const Tensor mean = detach(loss);
     fabric.all_reduce(mean);
     result.losses.push_back(mean.item());
@@ -79,11 +129,13 @@ Result train(const FabricOptions& options, const dist::CommunicatorPtr& world) {
   return result;
 }
 
-Result train_ranks(const FabricOptions& options) {
-  if (options.devices == 1 || options.strategy.name == "dp") return train(options, nullptr);
+Result train_ranks(const FabricOptions& options, Loop loop = Loop::kPlain) {
+  if (options.devices.count == 1 || options.strategy.name == "dp") {
+    return train(options, nullptr, loop);
+  }
   Result result;
-  dist::run_ranks(options.devices, [&](dist::Communicator& c) {
-    Result mine = train(options, {&c, [](dist::Communicator*) {}});
+  dist::run_ranks(options.devices.count, [&](dist::Communicator& c) {
+    Result mine = train(options, borrowed(c), loop);
     if (c.rank() == 0) result = std::move(mine);
   });
   return result;
@@ -102,28 +154,60 @@ double largest_difference(const Result& a, const Result& b) {
 
 }  // namespace
 
-TEST_CASE("one loop, every strategy: the same weights in f64") {
+namespace {
+
+std::vector<FabricOptions> every_strategy() {
+  return {
+      {.devices = 3, .strategy = {.name = "dp"}},
+      {.devices = 2, .strategy = {.name = "ddp"}},
+      {.devices = 3, .strategy = {.name = "fsdp"}},
+      {.devices = 2, .strategy = {.name = "fsdp", .shard_grad_op = true}},
+      {.devices = 2, .strategy = {.name = "zero1"}},
+      {.devices = 3, .strategy = {.name = "zero2"}},
+      {.devices = 6, .strategy = {.name = "hsdp", .shard_size = 3}},
+      {.devices = 3, .strategy = {.name = "tp"}},
+      {.devices = 4, .strategy = {.name = "fsdp+tp"}},
+      {.devices = 6, .strategy = {.name = "tp", .tensor_parallel = 3}},
+      {.devices = 3, .strategy = {.name = "pipeline"}},
+      {.devices = 3, .strategy = {.name = "pipeline", .schedule = dist::Schedule::kGpipe}},
+      {.devices = 4, .strategy = {.name = "pipeline", .pipeline_stages = 2, .micro_batches = 3}},
+  };
+}
+
+}  // namespace
+
+TEST_CASE("a plain loop, every strategy: the weights of one device in f64") {
   const Result one = train_ranks({.precision = "64-true"});
-  for (const FabricOptions& options :
-       {FabricOptions{.devices = 3, .strategy = {.name = "dp"}},
-        {.devices = 2, .strategy = {.name = "ddp"}},
-        {.devices = 3, .strategy = {.name = "fsdp"}},
-        {.devices = 4, .strategy = {.name = "zero1"}},
-        {.devices = 4, .strategy = {.name = "hsdp"}},
-        {.devices = 3, .strategy = {.name = "tp"}},
-        {.devices = 4, .strategy = {.name = "fsdp+tp"}},
-        {.devices = 3, .strategy = {.name = "pipeline"}},
-        {.devices = 3, .strategy = {.name = "pipeline", .schedule = dist::Schedule::kGpipe}},
-        {.devices = 4,
-        .strategy = {.name = "pipeline", .pipeline_stages = 2, .micro_batches = 3}}}) {
+  for (const FabricOptions& options : every_strategy()) {
     FabricOptions double_options = options;
     double_options.precision = "64-true";
-    INFO(options.strategy.name << " on " << options.devices);
+    INFO(options.strategy.name << " on " << options.devices.count);
     const Result result = train_ranks(double_options);
     CHECK(largest_difference(result, one) < 1e-12);
     for (int step = 0; step < 3; ++step) {
       CHECK(std::abs(result.losses[step] - one.losses[step]) < 1e-12);
       CHECK(std::abs(result.norms[step] - one.norms[step]) < 1e-12);
+    }
+    // By Fabric's words: the same operations.
+    CHECK(largest_difference(result, train_ranks(double_options, Loop::kFabric)) == 0);
+  }
+}
+
+TEST_CASE("trap: gradients of several backward passes add up under every strategy") {
+  const Result one = train_ranks({.precision = "64-true"});
+  std::vector<FabricOptions> all = every_strategy();
+  all.push_back({.devices = 1});
+  for (FabricOptions options : all) {
+    options.precision = "64-true";
+    for (Loop loop : {Loop::kTwice, Loop::kLocal, Loop::kRounds}) {
+      INFO(options.strategy.name << " on " << options.devices.count << ", loop "
+                                 << static_cast<int>(loop));
+      const Result result = train_ranks(options, loop);
+      CHECK(largest_difference(result, one) < 1e-12);
+      REQUIRE(result.norms.size() == 3);
+      for (int step = 0; step < 3; ++step) {
+        CHECK(std::abs(result.norms[step] - one.norms[step]) < 1e-12);
+      }
     }
   }
 }
@@ -175,7 +259,7 @@ TEST_CASE("on CUDA devices every strategy has the weights of one CPU in f64") {
     FabricOptions there = options;
     there.device = "cuda";
     there.precision = "64-true";
-    INFO(options.strategy.name << " on " << options.devices);
+    INFO(options.strategy.name << " on " << options.devices.count);
     const Result result = train_ranks(there);
     CHECK(largest_difference(result, one) < 1e-10);
     for (int step = 0; step < 3; ++step) {
@@ -191,7 +275,7 @@ TEST_CASE("trap: an infinite gradient of one rank makes all of them leave the st
   for (const std::string strategy : {"ddp", "fsdp", "zero1", "pipeline"}) {
     dist::run_ranks(2, [&](dist::Communicator& c) {
       Fabric fabric({.devices = 2, .precision = "16-mixed", .strategy = {.name = strategy}});
-      fabric.launch(dist::CommunicatorPtr(&c, [](dist::Communicator*) {}));
+      fabric.launch(borrowed(c));
       fabric.seed_everything(1);
       const auto model = make_model();
       optim::AdamW optimizer(model->named_parameters(), {.lr = 0.01});
@@ -203,11 +287,367 @@ TEST_CASE("trap: an infinite gradient of one rank makes all of them leave the st
         // The first step's gradients leave fp16's range behind the last layer, on one rank
         // alone where ranks have samples of their own.
         const bool overflows = step == 0 && (strategy == "pipeline" || c.rank() == 1);
-        const Tensor logits = fabric.forward(Tensor::full({4, 6}, 1));
+        const Tensor logits = (*model)(Tensor::full({4, 6}, 1));
         fabric.backward(ops::sum(logits) * (overflows ? 1e6 : 1.0));
-        const bool is_taken = fabric.step(optimizer);
+        const bool is_taken = optimizer.step();
         WEFT_CHECK(is_taken == (step == 1), "{}: step {} on rank {}", strategy, step, c.rank());
       }
     });
   }
+}
+
+TEST_CASE("trap: clipping by hand, in 16-mixed, means the gradients without their scale") {
+  const Result exact = train_ranks({.precision = "32-true"});
+  for (const std::string strategy : {"single", "ddp", "fsdp", "zero1", "tp"}) {
+    const int devices = strategy == "single" ? 1 : 2;
+    const Result plain =
+        train_ranks({.devices = devices, .precision = "16-mixed", .strategy = {.name = strategy}});
+    INFO(strategy);
+    for (int step = 0; step < 3; ++step) {
+      CHECK(std::abs(plain.norms[step] - exact.norms[step]) < 0.02 * exact.norms[step]);
+    }
+  }
+  Fabric fabric({.precision = "16-mixed"});
+  fabric.launch(nullptr);
+  const auto model = make_model();
+  optim::AdamW optimizer(model->named_parameters(), {});
+  fabric.setup(*model, optimizer);
+  fabric.backward(ops::mean((*model)(Tensor::full({4, 6}, 1))));
+  const double scaled = optim::grad_norm_here(model->parameters());
+  const double norm = optim::grad_norm(model->parameters());
+  CHECK(norm * 65536 == Approx(scaled).epsilon(1e-6));
+  optim::clip_grad_value(model->parameters(), 0.1);
+  for (const Tensor& p : model->parameters()) {
+    for (double g : p.grad().to_vector()) CHECK(std::abs(g) <= 0.1f);
+  }
+  CHECK(optimizer.step());
+  // Of gradients that a step has used, further ones cannot be made under another scale.
+  fabric.backward(ops::mean((*model)(Tensor::full({4, 6}, 1))));
+  CHECK_THROWS_WITH(optimizer.step(), Contains("zero_grad() was not called since the last step()"));
+  model->zero_grad();
+  fabric.backward(ops::mean((*model)(Tensor::full({4, 6}, 1))));
+  CHECK(optimizer.step());
+}
+
+TEST_CASE("trap: what cannot be led to the precision and the shards throws") {
+  const Tensor x = Tensor::full({4, 6}, 1);
+  dist::run_ranks(2, [&](dist::Communicator& c) {
+    const auto model = make_model();
+    optim::AdamW optimizer(model->named_parameters(), {});
+    {
+      Fabric fabric({.devices = 2, .strategy = {.name = "ddp"}});
+      fabric.launch(borrowed(c));
+      fabric.setup(*model, optimizer);
+      const auto message = [](const auto& call) -> std::string {
+        try {
+          call();
+        } catch (const Error& error) {
+          return error.what();
+        }
+        return "";
+      };
+      const auto expect = [&](const std::string& part, const auto& call) {
+        const std::string what = message(call);
+        WEFT_CHECK(what.find(part) != std::string::npos, "expected \"{}\", got \"{}\"", part, what);
+      };
+      expect("was set up already", [&] { fabric.setup(*model, optimizer); });
+      expect("before the optimizer is set up", [&] {
+        optimizer.add_group({.parameters = {{"more", Tensor::zeros({2})}}});
+      });
+      {
+        const auto local = fabric.no_backward_sync(*model);
+        fabric.backward(ops::sum((*model)(x)));
+      }
+      expect("outside of no_backward_sync()", [&] { optimizer.step(); });
+      expect("outside of no_backward_sync()",
+             [&] { optim::clip_grad_norm(model->parameters(), 1.0); });
+      Tensors mixed = model->parameters();
+      mixed.push_back(Tensor::zeros({2}));
+      expect("clip them apart", [&] { optim::clip_grad_norm(mixed, 1.0); });
+      model->zero_grad();
+      const auto other = make_model();
+      optim::AdamW stranger(other->named_parameters(), {});
+      expect("is of no model that was set up", [&] { fabric.setup_optimizer(stranger); });
+      expect("of an optimizer that was not set up", [&] { fabric.step(stranger); });
+      // The last: it leaves the reduction unfinished.
+      expect("call fabric.backward(loss)", [&] { backward(ops::sum((*model)(x))); });
+    }
+    for (const auto& call : std::vector<std::function<void()>>{
+             [&] { (*model)(x); }, [&] { model->zero_grad(); }, [&] { optimizer.step(); },
+             [&] { optimizer.zero_grad(); }}) {
+      bool throws = false;
+      try {
+        call();
+      } catch (const Error&) {
+        throws = true;
+      }
+      WEFT_CHECK(throws, "a call after the Fabric's end");
+    }
+  });
+}
+
+TEST_CASE("two models and optimizers share one loss scale, whoever is first to overflow") {
+  Fabric fabric({.precision = "16-mixed", .numerics = {.loss_scale = {.init_scale = 1024}}});
+  fabric.launch(nullptr);
+  const auto a = make_model(), b = make_model();
+  optim::SGD first(a->named_parameters(), {.lr = 1}), second(b->named_parameters(), {.lr = 1});
+  fabric.setup(*a, first);
+  fabric.setup(*b, second);
+  CHECK_THROWS_WITH(fabric.forward(Tensor::zeros({1, 6})), Contains("2 were set up"));
+  const Tensor x = Tensor::full({4, 6}, 1);
+  const auto weights = [&] {
+    std::vector<double> all;
+    for (const Tensor& p : b->parameters()) {
+      for (double v : p.to_vector()) all.push_back(v);
+    }
+    return all;
+  };
+  const std::vector<double> begin = weights();
+  // b's gradients wait, scaled by 1024, while a's overflow halves the scale.
+  fabric.backward(ops::sum((*b)(x)));
+  fabric.backward(ops::sum((*a)(x)) * 1e6);
+  CHECK(!first.step());
+  CHECK(first.was_skipped());
+  CHECK(fabric.scaler().get_scale() == 512);
+  CHECK(second.step());
+  const std::vector<double> end = weights();
+
+  Fabric plain({.precision = "16-mixed", .numerics = {.loss_scale = {.init_scale = 512}}});
+  plain.launch(nullptr);
+  size_t place = 0;
+  const NoGrad guard;
+  for (Tensor p : b->parameters()) {
+    std::vector<float> values;
+    for (int64_t i = 0; i < p.numel(); ++i) values.push_back(static_cast<float>(begin[place++]));
+    ops::copy_(p, Tensor::from(values, p.shape()));
+  }
+  const GradMode records(true);
+  const auto again = make_model();
+  again->load_state_dict(b->state_dict());
+  optim::SGD third(again->named_parameters(), {.lr = 1});
+  plain.setup(*again, third);
+  plain.backward(ops::sum((*again)(x)));
+  third.step();
+  place = 0;
+  for (const Tensor& p : again->parameters()) {
+    for (double v : p.to_vector()) CHECK(v == Approx(end[place++]).margin(1e-5));
+  }
+  // Clipped both before either steps: the scale waits for the second.
+  first.zero_grad();
+  second.zero_grad();
+  fabric.backward(ops::sum((*a)(x)));
+  fabric.backward(ops::sum((*b)(x)));
+  optim::clip_grad_norm(a->parameters(), 1.0);
+  optim::clip_grad_norm(b->parameters(), 1.0);
+  CHECK_THROWS_WITH(fabric.backward(ops::sum((*a)(x))), Contains("before step()"));
+  CHECK(first.step());
+  CHECK(second.step());
+}
+
+TEST_CASE("a schedule counts steps, not rounds or skipped steps") {
+  Fabric fabric({.precision = "16-mixed", .accumulate = 2});
+  fabric.launch(nullptr);
+  const auto model = make_model();
+  optim::SGD optimizer(model->named_parameters(), {.lr = 1e-3});
+  fabric.setup(*model, optimizer);
+  optim::Scheduler scheduler(optimizer, optim::exponential(0.5));
+  const auto round = [&](double factor) {
+    const auto scope = fabric.accumulate(*model);
+    fabric.backward(ops::mean((*model)(Tensor::full({4, 6}, 1))) * factor);
+    optimizer.step();
+    scheduler.step();
+    optimizer.zero_grad();
+  };
+  round(1);
+  CHECK(scheduler.step_count() == 0);
+  round(1);
+  CHECK(scheduler.step_count() == 1);
+  round(1e6);
+  round(1);
+  CHECK(scheduler.step_count() == 1);  // the step was skipped
+  round(1);
+  round(1);
+  CHECK(scheduler.step_count() == 2);
+  CHECK(optimizer.lr() == 0.25e-3);
+}
+
+TEST_CASE("all_gather has a gradient; gather_for_metrics has each sample once") {
+  dist::run_ranks(3, [&](dist::Communicator& c) {
+    Fabric fabric({.devices = 3, .strategy = {.name = "ddp"}});
+    fabric.launch(borrowed(c));
+    const double r = c.rank();
+    const Tensor x = Tensor::full({2}, r + 1).set_requires_grad(true);
+    // Rank r multiplies row s by 10 r + s: the gradient of x_s is the sum over the ranks.
+    const Tensor factors =
+        Tensor::from(std::vector<float>{static_cast<float>(10 * r), static_cast<float>(10 * r + 1),
+                                        static_cast<float>(10 * r + 2)},
+                     {3, 1});
+    const Tensor all = fabric.all_gather(x);
+    WEFT_CHECK(all.shape() == Shape({3, 2}), "{}", all);
+    backward(ops::sum(all * factors));
+    for (double g : x.grad().to_vector()) WEFT_CHECK(g == 30 + 3 * r, "{} on rank {}", g, r);
+
+    // Five rows of a tensor on three ranks: 2, 2 and 1; then one row, with fillers on two ranks.
+    struct Source {
+      std::vector<Tensor> batches;
+      size_t at = 0;
+      std::optional<std::pair<Tensor, Tensor>> next() {
+        if (at == batches.size()) {
+          at = 0;
+          return std::nullopt;
+        }
+        const Tensor& x = batches[at++];
+        return std::pair(x, x * 2.0);
+      }
+    };
+    Source source{{Tensor::from(std::vector<int64_t>{1, 2, 3, 4, 5}, {5}),
+                   Tensor::from(std::vector<int64_t>{6}, {1})}};
+    for (const bool splits : {true, false}) {
+      Fabric shares({.devices = 3, .strategy = {.name = "ddp"}, .split_batches = splits});
+      shares.launch(borrowed(c));
+      auto loader = shares.share(source);
+      for (int epoch = 0; epoch < 2; ++epoch) {
+        std::vector<double> seen;
+        int batches = 0;
+        while (const auto batch = loader.next()) {
+          WEFT_CHECK(batch->first.size(0) > 0, "an empty share");
+          const Tensor whole = shares.gather_for_metrics(batch->second);
+          for (double v : whole.to_vector()) seen.push_back(v / 2);
+          ++batches;
+        }
+        WEFT_CHECK(seen == std::vector<double>({1, 2, 3, 4, 5, 6}) && batches == (splits ? 2 : 1),
+                   "{} samples in {} batches", seen.size(), batches);
+      }
+    }
+  });
+}
+
+TEST_CASE("a loader is set up where it stands, and shares each of its samples once") {
+  const data::DatasetPtr dataset = data::open_data("builtin", 1).validation;
+  const int64_t size = std::min<int64_t>(dataset->size(), 1 << 20);
+  dist::run_ranks(3, [&](dist::Communicator& c) {
+    for (const bool splits : {true, false}) {
+      Fabric fabric({.devices = 3, .strategy = {.name = "fsdp"}, .split_batches = splits});
+      fabric.launch(borrowed(c));
+      data::Loader loader(dataset, {.batch_size = 64, .preprocess = {.size = 8}});
+      fabric.setup_dataloader(loader);
+      const int64_t global = splits ? 64 : 192;
+      WEFT_CHECK(loader.batches() == (size + global - 1) / global, "{}", loader.batches());
+      int64_t samples = 0;
+      while (const auto batch = loader.next()) {
+        WEFT_CHECK(batch->size() > 0, "an empty share");
+        samples += fabric.gather_for_metrics(batch->labels).numel();
+      }
+      WEFT_CHECK(samples == size, "{} of {}", samples, size);
+    }
+  });
+}
+
+TEST_CASE("any named state is saved whole and taken up by another strategy") {
+  const std::string path =
+      std::string(std::getenv("TEST_TMPDIR") ? std::getenv("TEST_TMPDIR") : "/tmp") +
+      "/state.safetensors";
+  const Tensor x = Tensor::full({4, 6}, 1);
+  const auto step = [&](Fabric& fabric, nn::Module& model, optim::Optimizer& optimizer) {
+    optimizer.zero_grad();
+    fabric.backward(ops::sum(model(x) * model(x)));
+    optimizer.step();
+  };
+  std::vector<double> expected;
+  dist::run_ranks(2, [&](dist::Communicator& c) {
+    Fabric fabric({.devices = 2, .precision = "64-true", .strategy = {.name = "FSDP"}});
+    fabric.launch(borrowed(c));
+    fabric.seed_everything(3);
+    const auto model = make_model();
+    optim::AdamW optimizer(model->named_parameters(), {.lr = 0.01});
+    fabric.setup(*model, optimizer);
+    optim::Scheduler scheduler(optimizer, optim::exponential(0.5));
+    step(fabric, *model, optimizer);
+    scheduler.step();
+    int64_t epoch = 7;
+    double best = INFINITY;
+    std::string text = "a \"note\"";
+    Tensor mean = Tensor::full({3}, 2.5);
+    nlohmann::json own = {{"k", {1, 2}}};
+    fabric.save(path, {{"model", model.get()},
+                       {"optimizer", &optimizer},
+                       {"scheduler", &scheduler},
+                       {"scaler", &fabric.scaler()},
+                       {"epoch", &epoch},
+                       {"best", &best},
+                       {"text", &text},
+                       {"mean", &mean},
+                       {"own", &own}});
+    step(fabric, *model, optimizer);
+    const NamedTensors whole = fabric.strategy().model_state(*model);
+    if (c.rank() != 0) return;
+    for (const auto& [name, tensor] : whole) {
+      for (double v : tensor.to_vector()) expected.push_back(v);
+    }
+  });
+  Fabric fabric({.precision = "64-true"});
+  fabric.launch(nullptr);
+  const auto model = make_model();
+  optim::AdamW optimizer(model->named_parameters(), {.lr = 1});
+  fabric.setup(*model, optimizer);
+  optim::Scheduler scheduler(optimizer, optim::exponential(0.5));
+  int64_t epoch = 0;
+  double best = 0;
+  std::string text;
+  Tensor mean = Tensor::zeros({3});
+  const std::vector<std::string> left = fabric.load(path, {{"model", model.get()},
+                                                           {"optimizer", &optimizer},
+                                                           {"scheduler", &scheduler},
+                                                           {"epoch", &epoch},
+                                                           {"best", &best},
+                                                           {"text", &text},
+                                                           {"mean", &mean}});
+  CHECK(left == std::vector<std::string>{"own", "scaler"});
+  CHECK(epoch == 7);
+  CHECK(best == INFINITY);
+  CHECK(text == "a \"note\"");
+  CHECK(mean.to_vector() == std::vector<double>{2.5, 2.5, 2.5});
+  CHECK(scheduler.step_count() == 1);
+  step(fabric, *model, optimizer);
+  size_t place = 0;
+  for (const auto& [name, tensor] : model->state_dict()) {
+    for (double v : tensor.to_vector()) CHECK(std::abs(v - expected.at(place++)) < 1e-12);
+  }
+  CHECK_THROWS_WITH(fabric.load(path, {{"nothing", &epoch}}),
+                    Contains("holds no state \"nothing\""));
+  CHECK_THROWS_WITH(fabric.load(path, {{"text", &epoch}}),
+                    Contains("\"text\" is of kind text, expected integer"));
+  CHECK_THROWS_WITH(fabric.save(path, {{"a", &epoch}, {"a", &best}}), Contains("two states"));
+  CHECK_THROWS_WITH(fabric.save(path, {{"a.b", &epoch}}), Contains("dots"));
+  CHECK(epoch == 7);
+}
+
+TEST_CASE("devices and strategies by the names of others") {
+  CHECK(Devices("auto").on(Device{}) == 1);
+  CHECK(Devices(-1).on(Device{}) == 1);
+  CHECK(Devices("3").on(Device{}) == 3);
+  CHECK(Devices("0,2").numbers == std::vector<int>{0, 2});
+  CHECK(Devices("0,2").on(parse_device("cuda")) == 2);
+  CHECK(Devices("0,2").of_rank(parse_device("cuda"), 1).index == 2);
+  CHECK_THROWS_WITH(Devices("many"), Contains("devices: expected a number"));
+  CHECK_THROWS_WITH(Devices("1,1"), Contains("listed twice"));
+  CHECK_THROWS_WITH(Devices("0,1").on(Device{}), Contains("a list of numbers is one of GPUs"));
+  for (const auto& [theirs, ours] : {std::pair("FSDP", "fsdp"),
+                                     {"deepspeed_stage_3", "zero3"},
+                                     {"DEEPSPEED", "zero2"},
+                                     {"MULTI_GPU", "ddp"},
+                                     {"HYBRID_SHARD", "hsdp"},
+                                     {"Zero-1", "zero1"},
+                                     {"auto", "auto"}}) {
+    CHECK(dist::named_here({.name = theirs}).name == ours);
+  }
+  CHECK(dist::named_here({.name = "deepspeed_stage_3_offload"}).cpu_offload);
+  CHECK(dist::named_here({.name = "SHARD_GRAD_OP"}).shard_grad_op);
+  CHECK(dist::named_here({.name = "ddp_find_unused_parameters_true"}).find_unused);
+  CHECK_THROWS_WITH(Fabric({.devices = 2, .strategy = {.name = "fdsp"}}),
+                    Contains("did you mean \"fsdp\"?"));
+  CHECK_THROWS_WITH(Fabric({.devices = 2, .strategy = {.name = "ddp", .wrap = "Linear"}}),
+                    Contains("wrap is a setting of"));
+  CHECK_THROWS_WITH(Fabric({.devices = 2, .strategy = {.name = "fsdp", .param_dtype = "int8"}}),
+                    Contains("param-dtype: expected bf16, fp16 or fp32"));
 }

@@ -86,6 +86,7 @@ bool cpu_has_bf16_instructions();
 
 /// A model's output in f32 (f64 for f64 models).
 inline Tensor widened(const Tensor& output, const Precision& precision) {
+  if (!is_floating(output.dtype())) return output;
   return ops::cast(output, precision.parameters == DType::f64 ? DType::f64 : DType::f32);
 }
 
@@ -93,7 +94,8 @@ inline Tensor widened(const Tensor& output, const Precision& precision) {
 /// module or another function of a tensor. To be called in a PrecisionScope.
 template <class Model>
 Tensor forward_logits(Model&& model, const Tensor& images, const Precision& precision) {
-  return widened(model(ops::cast(images, precision.parameters)), precision);
+  const bool is_cast = is_floating(images.dtype()) || images.dtype() == DType::u8;
+  return widened(model(is_cast ? ops::cast(images, precision.parameters) : images), precision);
 }
 
 }  // namespace weft::train

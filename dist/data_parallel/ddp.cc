@@ -448,7 +448,7 @@ DistributedDataParallel::DistributedDataParallel(nn::Module& module, Communicato
 }
 
 Tensor DistributedDataParallel::operator()(const Tensor& x) {
-  return reducer_->forward([&] { return reducer_->module_(x); });
+  return reducer_->forward([&] { return reducer_->module_.unrouted(x); });
 }
 
 Tensor DistributedDataParallel::forward(const std::function<Tensor()>& function) {

@@ -1,6 +1,14 @@
 #include "dist/data_parallel/fsdp.h"
 
+#include <cxxabi.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <memory>
 #include <numeric>
+#include <set>
+#include <typeinfo>
 #include <unordered_map>
 #include <utility>
 
@@ -25,6 +33,10 @@ const FsdpOptions& checked(const FsdpOptions& options) {
   WEFT_CHECK(options.average == ReduceOp::kMean || options.average == ReduceOp::kSum,
              "fsdp: gradients are averaged or summed, not reduced by {}",
              dist::name(options.average));
+  WEFT_CHECK(options.resident_units >= 2,
+             "fsdp: expected 2 resident units or more, since an operation may read two together, "
+             "got {}",
+             options.resident_units);
   return options;
 }
 
@@ -48,6 +60,38 @@ WrapPolicy wrap_by_size(int64_t parameters) {
       if (child->num_parameters() >= parameters) own -= child->num_parameters();
     }
     return own >= parameters;
+  };
+}
+
+namespace {
+
+/// "weft::models::EncoderBlock"
+std::string class_name(const nn::Module& module) {
+  int status = 0;
+  const std::unique_ptr<char, void (*)(void*)> name(
+      abi::__cxa_demangle(typeid(module).name(), nullptr, nullptr, &status), std::free);
+  return status == 0 ? name.get() : typeid(module).name();
+}
+
+}  // namespace
+
+WrapPolicy wrap_by_class_names(std::vector<std::string> names) {
+  return [names = std::move(names)](const std::string& path, nn::Module& module) {
+    const auto is_one = [](const std::string& full, const std::string& name) {
+      return full == name || full.ends_with("::" + name);
+    };
+    if (path.empty()) {
+      std::set<std::string> classes;
+      for (const auto& [at, child] : module.named_modules()) classes.insert(class_name(*child));
+      for (const std::string& name : names) {
+        const bool is_there = std::ranges::any_of(
+            classes, [&](const std::string& full) { return is_one(full, name); });
+        WEFT_CHECK(is_there, "wrap: the model has no module of class {}; it has {}", name,
+                   fmt::join(classes, ", "));
+      }
+    }
+    const std::string full = class_name(module);
+    return std::ranges::any_of(names, [&](const std::string& name) { return is_one(full, name); });
   };
 }
 
@@ -235,6 +279,10 @@ double FullySharded::grad_norm() const {
     }
   }
   return exact_norm(gradients, engine_->options.shard.get());
+}
+
+void FullySharded::drop_local_gradients() {
+  for (Unit& unit : engine_->units) unit.local = {};
 }
 
 std::shared_ptr<void> FullySharded::no_sync() {

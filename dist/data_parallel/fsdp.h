@@ -51,6 +51,9 @@ using nn::WrapPolicy;
 
 /// Modules with at least so many parameters that are not in a smaller such module.
 WrapPolicy wrap_by_size(int64_t parameters = 100'000'000);
+/// Modules of classes of these names, without or with their namespaces: "EncoderBlock". When a
+/// model is cut that has none of some name, Error lists the classes that it has.
+WrapPolicy wrap_by_class_names(std::vector<std::string> names);
 
 struct FsdpOptions {
   CommunicatorPtr shard;      // the ranks that hold a copy together
@@ -68,6 +71,8 @@ struct FsdpOptions {
   /// unsharded, and gradients until they are summed, live on the device of the model.
   bool cpu_offload = false;
   bool prefetches = true;
+  /// kFullShard: units that are whole at a time, besides the one that is fetched ahead.
+  int resident_units = 2;
 };
 
 class FullySharded {
@@ -93,6 +98,8 @@ class FullySharded {
   /// The norm of the gradients of the whole model, exact and the same for any number of ranks.
   double grad_norm() const;
 
+  /// Drops what has added up under no_sync.
+  void drop_local_gradients();
   /// While the result lives, gradients stay whole on their rank and add up, in reduce_dtype.
   std::shared_ptr<void> no_sync();
   /// Sums what has added up under no_sync without a backward: for a rank without a sample.

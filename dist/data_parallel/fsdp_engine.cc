@@ -67,7 +67,7 @@ void Unsharding::unshard_all() {
 /// The last one stays: an operation may be reading it together with the one to come.
 void Unsharding::make_room() {
   if (options_.sharding != Sharding::kFullShard) return;
-  while (residents_.size() >= 2) reshard(*residents_.front());
+  while (std::ssize(residents_) >= options_.resident_units) reshard(*residents_.front());
 }
 
 void Unsharding::reshard(Unit& unit) {

@@ -28,7 +28,8 @@ std::vector<Unit> cut_into_units(nn::Module& root, const WrapPolicy& policy) {
   const auto modules = root.named_modules();
   for (auto entry = modules.rbegin(); entry != modules.rend(); ++entry) {
     const auto& [name, module] = *entry;
-    if (!name.empty() && !(policy && policy(name, *module))) continue;
+    const bool is_chosen = policy && policy(name, *module);
+    if (!name.empty() && !is_chosen) continue;
     Unit unit;
     unit.name = name.empty() ? "root" : name;
     for (const auto& [inner, tensor] : module->named_parameters()) {

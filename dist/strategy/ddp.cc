@@ -23,6 +23,9 @@ class Ddp : public Strategy {
     ddp_ = std::make_unique<DistributedDataParallel>(module, world_, options_);
   }
   Tensor forward(nn::Module&, const Tensor& x) override { return (*ddp_)(x); }
+  Tensor call(nn::Module&, const std::function<Tensor()>& function) override {
+    return ddp_->forward(function);
+  }
   std::shared_ptr<void> no_sync() override { return ddp_->no_sync(); }
   std::string describe(int64_t parameters) const override {
     const double p = static_cast<double>(parameters);
@@ -45,9 +48,15 @@ class DdpKind : public WholeCopy {
   Sharing share(const StrategyOptions&, int devices) const override {
     return {.replicas = devices};
   }
-  std::unique_ptr<Strategy> make(const StrategyOptions&, const Sharing&,
+  std::unique_ptr<Strategy> make(const StrategyOptions& options, const Sharing&,
                                  CommunicatorPtr world) const override {
-    return make_ddp(std::move(world));
+    DdpOptions ddp{.find_unused_parameters = options.find_unused,
+                   .static_graph = options.static_graph,
+                   .gradient_as_bucket_view = true};
+    if (options.bucket_mb > 0) ddp.bucket_bytes = int64_t{options.bucket_mb} << 20;
+    const DType narrow = narrow_dtype("compress-dtype", options.compress_dtype);
+    if (narrow != DType::f32) ddp.hook = compress_gradients(narrow);
+    return make_ddp(std::move(world), ddp);
   }
 
   /// Gradients live in buckets, but for the one that has just been computed.

@@ -18,6 +18,9 @@ class DataParallelStrategy : public Strategy {
                "dp: the model's structure does not say how another of its kind is made");
     parallel_ = std::make_unique<DataParallel>(module, structure.replica, devices_);
   }
+  Tensor call(nn::Module&, const std::function<Tensor()>&) override {
+    WEFT_FAIL("dp: a model is called as model(x) alone; it cannot share out other functions of it");
+  }
   Tensor forward(nn::Module&, const Tensor& x) override { return (*parallel_)(x); }
 
   /// As many micro-batches at a time as there are replicas, whose gradients are added in the tree.

@@ -19,10 +19,24 @@ struct StrategyOptions {
   Schedule schedule = Schedule::k1F1B;  // of a pipeline; the others leave it alone
   int micro_batches = 0;                // of a pipeline's batch; 0: two per stage
   bool cpu_offload = false;             // see FsdpOptions
+  // Of gradients that are summed in buckets (DdpOptions).
+  int bucket_mb = 0;           // MiB of a bucket; 0: 25
+  std::string compress_dtype;  // bf16 or fp16: what gradients travel in; empty: their own
+  bool static_graph = false;   // every iteration uses the same parameters
+  bool find_unused = false;    // some iterations leave parameters without a gradient
+  // Of sharded parameters (FsdpOptions).
+  std::string wrap;            // units: "Block,Head", classes; "100000", modules so large; empty:
+                               // those that the model names
+  bool shard_grad_op = false;  // parameters stay whole from forward to backward
+  bool no_prefetch = false;    // a unit is fetched when it is touched, and no sooner
+  int resident_units = 0;      // that are whole at a time; 0: 2
+  std::string param_dtype;   // bf16, fp16: what whole parameters are and travel in; f32 and empty:
+                             // their own
+  std::string reduce_dtype;  // the same of gradients that are summed
 };
 
 /// Settings above that some strategies have; a row of strategy.inc has the sum of its own.
-enum class Settings : uint8_t {
+enum class Settings : uint32_t {
   kNone = 0,
   kShardSize = 1 << 0,
   kTensorParallel = 1 << 1,
@@ -31,12 +45,16 @@ enum class Settings : uint8_t {
   kPipelineStages = 1 << 4,
   kMicroBatches = 1 << 5,
   kCpuOffload = 1 << 6,
+  kBuckets = 1 << 7,         // all of DdpOptions
+  kMixedPrecision = 1 << 8,  // param_dtype, reduce_dtype
+  kUnits = 1 << 9,           // wrap, no_prefetch
+  kResharding = 1 << 10,     // shard_grad_op, resident_units
 };
 constexpr Settings operator|(Settings a, Settings b) {
-  return static_cast<Settings>(static_cast<uint8_t>(a) | static_cast<uint8_t>(b));
+  return static_cast<Settings>(static_cast<uint32_t>(a) | static_cast<uint32_t>(b));
 }
 constexpr bool contains(Settings all, Settings one) {
-  return (static_cast<uint8_t>(all) & static_cast<uint8_t>(one)) != 0;
+  return (static_cast<uint32_t>(all) & static_cast<uint32_t>(one)) != 0;
 }
 
 }  // namespace weft::dist

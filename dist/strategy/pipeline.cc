@@ -24,6 +24,10 @@ class PipelineStrategy : public Strategy {
   void wrap(nn::Module& module, const ModelStructure& structure) override {
     pipeline_ = std::make_unique<Pipeline>(module, structure.segments, options_);
   }
+  Tensor call(nn::Module&, const std::function<Tensor()>&) override {
+    WEFT_FAIL(
+        "pipeline: a model is called as model(x) alone; it cannot share out other functions of it");
+  }
   Tensor forward(nn::Module&, const Tensor& x) override { return (*pipeline_)(x); }
   void run(nn::Module&, const MicroBatches& batches) override { pipeline_->run(batches); }
   std::shared_ptr<void> no_sync() override { return pipeline_->no_sync(); }

@@ -16,8 +16,8 @@ namespace {
 
 class Sharded : public Strategy {
  public:
-  Sharded(std::string name, const FsdpOptions& options)
-      : name_(std::move(name)), options_(options) {
+  Sharded(std::string name, const FsdpOptions& options, std::string wrap)
+      : name_(std::move(name)), options_(options), wrap_(std::move(wrap)) {
     options_.average = ReduceOp::kSum;
   }
 
@@ -27,16 +27,20 @@ class Sharded : public Strategy {
     return row * options_.shard->size() + options_.shard->rank();
   }
   void wrap(nn::Module& module, const ModelStructure& structure) override {
-    fsdp_ = std::make_unique<FullySharded>(module, options_, structure.units);
+    fsdp_ = std::make_unique<FullySharded>(module, options_, wrap_policy(wrap_, structure.units));
   }
   optim::ParameterGroups groups(const optim::ParameterGroups& groups) override {
     return fsdp_->shard(groups);
   }
   Tensor forward(nn::Module& module, const Tensor& x) override {
+    return call(module, [&] { return module.unrouted(x); });
+  }
+  Tensor call(nn::Module& module, const std::function<Tensor()>& function) override {
     fsdp_->refresh();
     if (module.is_training()) fsdp_->broadcast_buffers();
-    return module(x);
+    return function();
   }
+  void drop_local_gradients() override { fsdp_->drop_local_gradients(); }
   std::shared_ptr<void> no_sync() override { return fsdp_->no_sync(); }
   ExactSum squares(const Tensors& slices) override {
     ExactSum sum = Strategy::squares(slices);
@@ -76,6 +80,7 @@ class Sharded : public Strategy {
 
   const std::string name_;
   FsdpOptions options_;
+  const std::string wrap_;
   std::unique_ptr<FullySharded> fsdp_;
 };
 
@@ -243,13 +248,19 @@ class ShardedKind : public StrategyKind {
   Sharing share(const StrategyOptions&, int devices) const override { return {.shard = devices}; }
   std::unique_ptr<Strategy> make(const StrategyOptions& options, const Sharing& sharing,
                                  CommunicatorPtr world) const override {
-    FsdpOptions fsdp{.shard = world, .sharding = sharding_, .cpu_offload = options.cpu_offload};
+    FsdpOptions fsdp{.shard = world,
+                     .sharding = options.shard_grad_op ? Sharding::kShardGradOp : sharding_,
+                     .param_dtype = narrow_dtype("param-dtype", options.param_dtype),
+                     .reduce_dtype = narrow_dtype("reduce-dtype", options.reduce_dtype),
+                     .cpu_offload = options.cpu_offload,
+                     .prefetches = !options.no_prefetch};
+    if (options.resident_units > 0) fsdp.resident_units = options.resident_units;
     if (sharing.replicas > 1) {
       const DeviceMesh mesh(world, {{"replicate", sharing.replicas}, {"shard", sharing.shard}});
       fsdp.shard = mesh.shared_group("shard");
       fsdp.replicate = mesh.shared_group("replicate");
     }
-    return make_sharded(name, fsdp);
+    return make_sharded(name, fsdp, options.wrap);
   }
 
   StateBytes state_bytes(const ModelLayout& layout, const Sharing& sharing) const override {
@@ -377,8 +388,9 @@ class HsdpKind : public ShardedKind {
 };
 }  // namespace
 
-std::unique_ptr<Strategy> make_sharded(const std::string& name, const FsdpOptions& options) {
-  return std::make_unique<Sharded>(name, options);
+std::unique_ptr<Strategy> make_sharded(const std::string& name, const FsdpOptions& options,
+                                       const std::string& wrap) {
+  return std::make_unique<Sharded>(name, options, wrap);
 }
 
 namespace kinds {

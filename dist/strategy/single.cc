@@ -9,7 +9,8 @@ namespace {
 class Single : public Strategy {
  public:
   void wrap(nn::Module&, const ModelStructure&) override {}
-  double grad_norm(const Tensors& parameters) override { return optim::grad_norm(parameters); }
+  Tensor call(nn::Module&, const std::function<Tensor()>& function) override { return function(); }
+  double grad_norm(const Tensors& parameters) override { return optim::grad_norm_here(parameters); }
   std::string describe(int64_t parameters) const override {
     return fmt::format("single: 16 P = {}", megabytes(16.0 * static_cast<double>(parameters)));
   }

@@ -18,11 +18,18 @@ namespace kinds {
 #undef WEFT_STRATEGY
 }  // namespace kinds
 
+/// "bf16" and the like; f32 for that and for none. Throws Error naming the setting.
+DType narrow_dtype(std::string_view setting, const std::string& name);
+/// StrategyOptions::wrap as a policy; `own` where it says nothing. Throws Error for a malformed
+/// one.
+WrapPolicy wrap_policy(const std::string& wrap, const WrapPolicy& own);
+
 /// Gradients are summed, whatever `options` say.
 std::unique_ptr<Strategy> make_ddp(CommunicatorPtr data,
                                    const DdpOptions& options = {.gradient_as_bucket_view = true});
-/// fsdp, zero1-3, hsdp. Gradients are summed.
-std::unique_ptr<Strategy> make_sharded(const std::string& name, const FsdpOptions& options);
+/// fsdp, zero1-3, hsdp. Gradients are summed. `wrap` as in StrategyOptions.
+std::unique_ptr<Strategy> make_sharded(const std::string& name, const FsdpOptions& options,
+                                       const std::string& wrap = "");
 
 /// What strategies cost whose ranks each have a whole copy of what they work on: of the model, of
 /// their parts of its layers, of a stage.

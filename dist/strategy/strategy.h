@@ -12,6 +12,7 @@
 // strategy. Every rank calls everything, in one order.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <string>
 
@@ -45,7 +46,10 @@ class Strategy {
   virtual void wrap(nn::Module& module, const ModelStructure& structure) = 0;
   /// The groups for the optimizer of groups of the model's parameters.
   virtual optim::ParameterGroups groups(const optim::ParameterGroups& groups) { return groups; }
-  virtual Tensor forward(nn::Module& module, const Tensor& x) { return module(x); }
+  virtual Tensor forward(nn::Module& module, const Tensor& x) { return module.unrouted(x); }
+  /// What function() returns, which calls the model in another way. Throws Error where that cannot
+  /// be shared out.
+  virtual Tensor call(nn::Module& module, const std::function<Tensor()>& function) = 0;
   /// ops::cross_entropy of what forward() returned while the model trained: with a parallel head
   /// that is a part of the logits.
   virtual Tensor cross_entropy(const Tensor& logits, const Tensor& labels,
@@ -58,6 +62,8 @@ class Strategy {
   virtual void run(nn::Module& module, const MicroBatches& batches);
   /// While the result lives, gradients stay on their rank and add up.
   virtual std::shared_ptr<void> no_sync() { return nullptr; }
+  /// Drops those that the parameters' .grad() does not show.
+  virtual void drop_local_gradients() {}
   /// The squares of these parameters' gradients, those of other ranks included, each once; by
   /// default of the gradients that this rank has.
   virtual ExactSum squares(const Tensors& parameters);

@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <cctype>
+#include <charconv>
 #include <type_traits>
 
 #include "dist/comm/in_process.h"
@@ -59,7 +61,7 @@ const StrategyKind& strategy_of(const StrategyOptions& options, int devices) {
 
 namespace {
 
-/// Calls f(setting, its flag, its value) for every number and every switch.
+/// Calls f(setting, its flag, its value) for every number, every switch and every text.
 template <class Options, class F>
 void for_each_setting(Options& o, F&& f) {
   f(Settings::kShardSize, "shard-size", o.shard_size);
@@ -69,25 +71,75 @@ void for_each_setting(Options& o, F&& f) {
   f(Settings::kSequenceParallel, "sequence-parallel", o.sequence_parallel);
   f(Settings::kParallelHead, "parallel-head", o.parallel_head);
   f(Settings::kMicroBatches, "micro-batches", o.micro_batches);
+  f(Settings::kBuckets, "bucket-mb", o.bucket_mb);
+  f(Settings::kBuckets, "compress-dtype", o.compress_dtype);
+  f(Settings::kBuckets, "static-graph", o.static_graph);
+  f(Settings::kBuckets, "find-unused", o.find_unused);
+  f(Settings::kUnits, "wrap", o.wrap);
+  f(Settings::kUnits, "no-prefetch", o.no_prefetch);
+  f(Settings::kResharding, "shard-grad-op", o.shard_grad_op);
+  f(Settings::kResharding, "resident-units", o.resident_units);
+  f(Settings::kMixedPrecision, "param-dtype", o.param_dtype);
+  f(Settings::kMixedPrecision, "reduce-dtype", o.reduce_dtype);
 }
+
+/// Those whose values count devices.
+constexpr Settings kDeviceCounts =
+    Settings::kShardSize | Settings::kTensorParallel | Settings::kPipelineStages;
 
 void check_settings(const StrategyKind& kind, const StrategyOptions& options, int devices) {
   WEFT_CHECK(devices > 0, "devices must be positive, got {}", devices);
   WEFT_CHECK(kind.devices != StrategyKind::Devices::kOne || devices == 1,
              "strategy {} runs on one device, got {}; choose ddp or fsdp", kind.name, devices);
   for_each_setting(options, [&](Settings setting, const char* flag, const auto& value) {
-    const int number = static_cast<int>(value);
-    WEFT_CHECK(number >= 0, "{} must not be negative, got {}", flag, number);
-    WEFT_CHECK(number == 0 || contains(kind.settings, setting), "{} is a setting of {}, not of {}",
-               flag, strategies_with(setting), kind.name);
-    constexpr bool is_switch = std::is_same_v<decltype(value), const bool&>;
-    const bool counts_devices = !is_switch && setting != Settings::kMicroBatches;
-    WEFT_CHECK(!counts_devices || number == 0 || devices % number == 0,
-               "{} {} does not divide {} devices", flag, number, devices);
+    using Value = std::remove_cvref_t<decltype(value)>;
+    WEFT_CHECK(value == Value() || contains(kind.settings, setting),
+               "{} is a setting of {}, not of {}", flag, strategies_with(setting), kind.name);
+    if constexpr (std::is_same_v<Value, int>) {
+      WEFT_CHECK(value >= 0, "{} must not be negative, got {}", flag, value);
+      const bool counts_devices = contains(kDeviceCounts, setting);
+      WEFT_CHECK(!counts_devices || value == 0 || devices % value == 0,
+                 "{} {} does not divide {} devices", flag, value, devices);
+    }
   });
+  WEFT_CHECK(!options.shard_grad_op || options.resident_units == 0,
+             "resident-units: under shard-grad-op all units stay whole until backward");
+  WEFT_CHECK(options.resident_units != 1,
+             "resident-units: expected 2 or more: an operation may read two together");
+  narrow_dtype("compress-dtype", options.compress_dtype);
+  narrow_dtype("param-dtype", options.param_dtype);
+  narrow_dtype("reduce-dtype", options.reduce_dtype);
+  wrap_policy(options.wrap, {});
 }
 
 }  // namespace
+
+DType narrow_dtype(std::string_view setting, const std::string& name) {
+  if (name.empty() || name == "fp32" || name == "f32") return DType::f32;
+  if (name == "bf16") return DType::bf16;
+  if (name == "fp16" || name == "f16") return DType::f16;
+  WEFT_FAIL("{}: expected bf16, fp16 or fp32, got \"{}\"", setting, name);
+}
+
+WrapPolicy wrap_policy(const std::string& wrap, const WrapPolicy& own) {
+  if (wrap.empty()) return own;
+  if (std::isdigit(static_cast<unsigned char>(wrap[0])) != 0) {
+    int64_t parameters = 0;
+    const char* const end = wrap.data() + wrap.size();
+    const auto [rest, error] = std::from_chars(wrap.data(), end, parameters);
+    WEFT_CHECK(error == std::errc() && rest == end,
+               "wrap: expected a number of parameters or names of classes, got \"{}\"", wrap);
+    return wrap_by_size(parameters);
+  }
+  std::vector<std::string> classes;
+  for (size_t begin = 0; begin <= wrap.size();) {
+    const size_t end = std::min(wrap.find(',', begin), wrap.size());
+    classes.push_back(wrap.substr(begin, end - begin));
+    WEFT_CHECK(!classes.back().empty(), "wrap: an empty name of a class in \"{}\"", wrap);
+    begin = end + 1;
+  }
+  return wrap_by_class_names(classes);
+}
 
 StrategyOptions own_settings(const std::string& name, const StrategyOptions& options) {
   StrategyOptions own = options;

@@ -51,6 +51,9 @@ class TensorParallelStrategy : public Strategy {
   Tensor forward(nn::Module& module, const Tensor& x) override {
     return inner_->forward(module, x);
   }
+  Tensor call(nn::Module& module, const std::function<Tensor()>& function) override {
+    return inner_->call(module, function);
+  }
   Tensor cross_entropy(const Tensor& logits, const Tensor& labels,
                        const ops::CrossEntropyOptions& options) override {
     if (classes_ == 0) return inner_->cross_entropy(logits, labels, options);
@@ -60,6 +63,7 @@ class TensorParallelStrategy : public Strategy {
     return classes_ == 0 ? inner_->predicted(logits) : parallel_argmax(logits, classes_, tensor_);
   }
   std::shared_ptr<void> no_sync() override { return inner_->no_sync(); }
+  void drop_local_gradients() override { inner_->drop_local_gradients(); }
   /// Parameters that are whole on every rank of the tensor group count once.
   ExactSum squares(const Tensors& parameters) override {
     Tensors cut, whole;

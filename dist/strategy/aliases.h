@@ -1,0 +1,19 @@
+// Strategies under the names that others give them.
+//
+//   named_here({.name = "deepspeed_stage_3_offload"})   // zero3 with cpu_offload
+//
+// Lightning Fabric: ddp_find_unused_parameters_true, ddp_spawn, fsdp_cpu_offload, deepspeed,
+// deepspeed_stage_N and deepspeed_stage_N_offload. Accelerate: NO, MULTI_GPU, MULTI_CPU, FSDP,
+// DEEPSPEED, and FSDP's FULL_SHARD, SHARD_GRAD_OP, NO_SHARD, HYBRID_SHARD. DeepSpeed: zero_0 to
+// zero_3. In any case of letters, with - or _.
+#pragma once
+
+#include "dist/strategy/options.h"
+
+namespace weft::dist {
+
+/// The same under a name of strategy.inc, or "auto", and with the settings that the name implies.
+/// Throws Error for an unknown name: it lists ours, and names the nearest of all.
+StrategyOptions named_here(const StrategyOptions& options);
+
+}  // namespace weft::dist

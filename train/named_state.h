@@ -1,0 +1,40 @@
+// What Fabric::save() keeps and Fabric::load() fills, under a name of the caller's choice.
+#pragma once
+
+#include <cstdint>
+#include <nlohmann/json_fwd.hpp>
+#include <string>
+#include <variant>
+
+#include "core/tensor.h"
+
+namespace weft::nn {
+class Module;
+}
+namespace weft::optim {
+class Optimizer;
+class Scheduler;
+class GradScaler;
+}  // namespace weft::optim
+namespace weft::data {
+class Loader;
+}
+
+namespace weft::train {
+
+/// `{"model", &model}`, `{"epoch", &epoch}`. The name has no dots and is nobody else's; a loader's
+/// state is its position, a tensor keeps its shape. Scalars are int64_t and double.
+struct NamedState {
+  using Value =
+      std::variant<nn::Module*, optim::Optimizer*, optim::Scheduler*, optim::GradScaler*,
+                   data::Loader*, Tensor*, int64_t*, double*, bool*, std::string*, nlohmann::json*>;
+
+  /// From a pointer to one of these, or to what is derived from it.
+  template <class T>
+  NamedState(std::string name, T* value) : name(std::move(name)), value(value) {}
+
+  std::string name;
+  Value value;
+};
+
+}  // namespace weft::train
