@@ -28,14 +28,16 @@ std::vector<Block> blocks_of(const std::string& document) {
   REQUIRE(file.good());
   std::string mark;
   bool is_inside = false;
+  size_t fence = 0;  // how far it is indented, and the block with it
   for (std::string line; std::getline(file, line);) {
     const size_t indent = std::min(line.find_first_not_of(' '), line.size());
     const std::string text = line.substr(indent);
     if (text.starts_with("```")) {
       is_inside = !is_inside;
+      fence = indent;
       if (is_inside) blocks.push_back({std::exchange(mark, ""), ""});
     } else if (is_inside) {
-      blocks.back().text += (indent >= 3 ? line.substr(3) : line) + "\n";
+      blocks.back().text += line.substr(std::min(indent, fence)) + "\n";
     } else if (text.starts_with("<!-- ") && text.ends_with(" -->")) {
       mark = text.substr(5, text.size() - 9);
     }
