@@ -1,6 +1,7 @@
 """The repository @mpi: the MPI of this machine, Open MPI or MPICH, or none.
 
-<mpi/mpi.h> is taken where the compiler finds it, as on Debian; else mpicc is asked. MPICC names another, or "no".
+MPICC, where it is set, is the compiler that is asked, or "no". Otherwise <mpi/mpi.h> is taken where the compiler finds
+it, as on Debian, and else mpicc is asked.
 MPI.found says whether there is one, MPI.deps and MPI.linkopts what to link.
 """
 
@@ -17,9 +18,10 @@ cc_library(
 
 def _ask(context, mpicc):
     """(folder of mpi.h, options for the linker), as `mpicc -show` says; None where it does not."""
-    if not mpicc:
+    path = context.path(mpicc) if "/" in mpicc else context.which(mpicc)
+    if not path or not path.exists:
         return None
-    words = context.execute([mpicc, "-show"]).stdout.strip().split(" ")
+    words = context.execute([path, "-show"]).stdout.strip().split(" ")
     linkopts = [word for word in words if word[:2] in ["-L", "-l"] or word.startswith("-Wl,")]
     for folder in [word[2:] for word in words if word.startswith("-I")] + ["/usr/include"]:
         if context.path(folder).get_child("mpi.h").exists:
@@ -27,15 +29,17 @@ def _ask(context, mpicc):
     return None
 
 def _mpi_impl(context):
-    mpicc = context.os.environ.get("MPICC", "mpicc")
+    mpicc = context.os.environ.get("MPICC", "")
     found, deps, linkopts = False, [], []
-    if mpicc != "no" and compiler_finds(context, "mpi/mpi.h"):
+    if not mpicc and compiler_finds(context, "mpi/mpi.h"):
         found, linkopts = True, ["-lmpi"]
     elif mpicc != "no":
-        answer = _ask(context, context.which(mpicc))
+        answer = _ask(context, mpicc or "mpicc")
         if answer:
             found, deps, linkopts = True, ["@mpi"], answer[1]
             context.symlink(answer[0], "include/mpi")
+        elif mpicc:
+            fail("MPICC=%s: there is no such compiler of MPI's, or it names no folder of mpi.h" % mpicc)
     context.file("BUILD", _BUILD)
     context.file("mpi.bzl", "MPI = struct(found = %r, deps = %r, linkopts = %r)\n" % (found, deps, linkopts))
 

@@ -145,8 +145,8 @@ def op(name, srcs = [], hdrs = [], deps = [], system = [], test_size = "medium",
     # Variants that call CUDA's libraries, NAME_cublas.cc and NAME_cudnn.cc.
     library_variants = native.glob([name + "_cublas.cc", name + "_cudnn.cc"])
 
-    # kernels/mutations edits them.
-    native.exports_files(native.glob([name + "_cuda_*.cu", "*.cuh"], allow_empty = True))
+    # kernels/mutations and tests/documents edit them.
+    native.exports_files(native.glob([name + ".cc", name + ".inc", name + "_cuda_*.cu", "*.cuh"], allow_empty = True))
     native.filegroup(
         name = name + "_cuda_headers",
         srcs = native.glob(["*.cuh"], allow_empty = True),
@@ -164,6 +164,7 @@ def op(name, srcs = [], hdrs = [], deps = [], system = [], test_size = "medium",
                 srcs = sources,
                 hdrs = [name + ".h"] + hdrs + native.glob(["*.cuh"]),
                 spill_free = spill_free,
+                visibility = ["//visibility:public"],
                 deps = [
                     here("//core"),
                     here("//kernels:op"),

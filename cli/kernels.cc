@@ -105,7 +105,7 @@ struct Lab {
       if (as_json) print(row.substr(0, row.size() - 1));
       words.insert(words.end(), {"--roofline", roofline_file.string()});
     }
-    ordered_json totals;
+    auto totals = ordered_json::object();
     int result = 0;
     for (const std::string& op : ops) {
       const int status = run_program(program(lab_of(op), words), [&](const std::string& line) {
@@ -122,7 +122,7 @@ struct Lab {
       if (status == kUsage) break;
     }
     io::remove_tree(roofline_file);
-    if (result != kUsage && !totals.is_null()) print_json(totals);
+    if (result != kUsage && !totals.empty()) print_json(totals);
     return result;
   }
 };

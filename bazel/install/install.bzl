@@ -89,7 +89,7 @@ _public_headers_of = aspect(
 )
 
 def _public_headers_impl(ctx):
-    headers = depset(ctx.files.srcs, transitive = [dep[_PublicHeaders].files for dep in ctx.attr.deps])
+    headers = depset(ctx.files.srcs + ctx.files.others, transitive = [dep[_PublicHeaders].files for dep in ctx.attr.deps])
     folder = ctx.actions.declare_directory(ctx.label.name)
     names = ctx.actions.args()
     names.use_param_file("%s", use_always = True)
@@ -117,6 +117,7 @@ public_headers = rule(
     implementation = _public_headers_impl,
     attrs = {
         "srcs": attr.label_list(allow_files = [".h"], doc = "the umbrella"),
+        "others": attr.label_list(allow_files = True, doc = "headers that deps include but do not have"),
         "deps": attr.label_list(aspects = [_public_headers_of]),
         "_rewrite_includes": attr.label(
             default = "//bazel/install:rewrite_includes",

@@ -118,9 +118,11 @@ class World {
  private:
   pid_t process_of(int rank) const {
     if (port_ > 0) return children_[rank].pid();
-    const std::vector<pid_t> pids =
-        children_[0].family(fmt::format("OMPI_COMM_WORLD_RANK={}", rank));
-    return pids.empty() ? -1 : pids.front();
+    for (const char* name : {"OMPI_COMM_WORLD_RANK", "PMI_RANK"}) {  // of Open MPI, of MPICH
+      const std::vector<pid_t> pids = children_[0].family(fmt::format("{}={}", name, rank));
+      if (!pids.empty()) return pids.front();
+    }
+    return -1;
   }
 
   /// Somebody says something else at the port of rank 0.

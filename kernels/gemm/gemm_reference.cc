@@ -18,6 +18,7 @@
 //
 // Products of more than 2^24 multiply-adds are checked on a sample of rows; the others must be
 // finite.
+#include <cfloat>
 #include <cmath>
 
 #include "core/view.h"
@@ -50,8 +51,15 @@ std::vector<double> values_of(const Tensor& x, Tf32 rounding = Tf32::kOff) {
   return values;
 }
 
+// IEEE's binary128: on arm64 long double has that format, on x86-64 a type of the compiler's.
+#if LDBL_MANT_DIG == 113
+using Binary128 = long double;
+#else
+using Binary128 = __float128;
+#endif
+
 /// The value of a dtype nearest to x, ties to even.
-double nearest(__float128 x, DType dtype) {
+double nearest(Binary128 x, DType dtype) {
   return visit_dtype(dtype, [&](auto tag) {
     using T = typename decltype(tag)::type;
     const auto distance = [&](double y) { return x < y ? y - x : x - y; };
@@ -69,7 +77,7 @@ double nearest(__float128 x, DType dtype) {
     double best = numerics::round_to(static_cast<double>(x), dtype);
     if (!std::isfinite(best) || best == 0) return best;
     for (double other : {next(best, 1), next(best, -1)}) {
-      const __float128 gain = distance(best) - distance(other);
+      const Binary128 gain = distance(best) - distance(other);
       // Of two equally near the even one is the one that halves of a step lead back to.
       const bool is_even = numerics::round_to((best + other) / 2, dtype) == other;
       if (gain > 0 || (gain == 0 && is_even)) best = other;
@@ -120,9 +128,9 @@ double specified_element(const GemmProblem& p, const double* a, const double* b,
   const int64_t k = p.k(), n = p.n();
   const auto scale = static_cast<float>(p.scale);
   if (p.numerics.accumulation == Accumulation::kExact) {
-    __float128 sum = static_cast<__float128>(bias) + old;
+    Binary128 sum = static_cast<Binary128>(bias) + old;
     for (int64_t l = 0; l < k; ++l) {
-      sum += static_cast<__float128>(a[l]) * static_cast<double>(scale) * b[l * n];
+      sum += static_cast<Binary128>(a[l]) * static_cast<double>(scale) * b[l * n];
     }
     return nearest(sum, p.c.dtype());
   }

@@ -9,6 +9,7 @@
 #include <set>
 #include <string>
 
+#include "core/log.h"
 #include "kernels/plugins/build.h"
 
 namespace weft::kernels {
@@ -62,6 +63,7 @@ void load_plugins_of_environment() {
                "WEFT_PLUGINS: {} brings an op of its own, {}, which no program calls: check it by "
                "weft kernels check --plugin {}",
                file, plugin.op, file);
+    log_once(fmt::format("{} of {} stands first in {}", plugin.name, file, plugin.op));
   }
 }
 

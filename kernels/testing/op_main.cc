@@ -116,7 +116,8 @@ int usage_error(const std::string& message) {
 struct Arguments {
   CheckOptions check;
   BenchOptions bench;
-  std::string plugin, instruction_set, checked_device, device, dtype, gpu, tensor_core;
+  std::string plugin, plugin_variant, instruction_set, checked_device, device, dtype, gpu,
+      tensor_core;
   int tile = 0;
 };
 
@@ -133,6 +134,15 @@ BenchPlan bench_plan(const OpTable& table, const Arguments& a) {
   } else if (runtime::device_count() > 0 && !runtime::is_emulated()) {
     options.device = {DeviceType::cuda, 0};
   }
+  const std::string& asked = options.variant.empty() ? a.plugin_variant : options.variant;
+  const auto row = std::ranges::find(table.variants, asked, &OpTable::Row::name);
+  WEFT_CHECK(row == table.variants.end() || row->device == options.device.type,
+             "bench: {} is for {}, and what is timed is {}{}", asked, name(row->device),
+             options.device,
+             options.device.type == DeviceType::cuda ? ": add --device cpu"
+             : runtime::is_emulated()
+                 ? "; the emulated device has no speed, check --traffic counts its accesses"
+                 : "");
   return plan_bench(table, options);
 }
 
@@ -151,6 +161,7 @@ OpTable table_with_plugin(const std::string& op, OpTable (*table)(), Arguments& 
   WEFT_CHECK(!plugin.table, "{0} brings an op of its own, {1}: weft kernels check --plugin {0}",
              a.plugin, plugin.op);
   WEFT_CHECK(plugin.op == op, "{} adds a variant to {}, not to {}", a.plugin, plugin.op, op);
+  a.plugin_variant = plugin.name;
   if (a.check.variant.empty()) a.check.variant = plugin.name;
   return table();
 }

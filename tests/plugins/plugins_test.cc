@@ -110,6 +110,59 @@ TEST_CASE("A shared object is taken as it is") {
   CHECK_THAT(check.text, Contains("softmax_cpu_loop"));
 }
 
+/// racing.cu without its race.
+const Edits kNoRace = {
+    {"sums[threadIdx.x] = sum;", "sums[threadIdx.x] = sum;\n  __syncthreads();"}};
+
+TEST_CASE("A plugin is timed beside the others, and its page is written") {
+  // The rates of a machine, which nobody waits for.
+  const fs::path roofline = scratch() / "roofline.json", page = scratch() / "page.html";
+  std::ofstream(roofline.string()) << R"({"roofline":{"device":"cpu","name":"a machine",)"
+                                   << R"("threads":2,"copy_gb_s":20,"matmul_tflop_s":{"f32":1}}})";
+  const std::string options = "--samples 1 --shape 48 --roofline " + roofline.string();
+  const auto kernels = [&](const std::string& arguments, const fs::path& file) {
+    return run("cli/weft_kernels kernels " + arguments + " --plugin " + file.string());
+  };
+  const fs::path file = plugin("row_loop.cc", "timed.cc");
+  const weft::CommandOutcome rows = kernels("bench softmax --json " + options, file);
+  CHECK(rows.code == 0);
+  CHECK_THAT(rows.text, Contains("\"variant\":\"softmax_cpu_loop\"") &&
+                            EndsWith("{\"timed\":5,\"skipped\":0}\n"));
+  const weft::CommandOutcome report =
+      kernels("report softmax --html " + page.string() + " " + options, file);
+  INFO(report.text);
+  CHECK(report.code == 0);
+  CHECK_THAT(read(page), Contains("softmax_cpu_loop"));
+  CHECK_THAT(kernels("check softmax --json --small", file).text,
+             EndsWith("{\"checked\":11,\"failed\":0,\"skipped\":0}\n"));
+  // The emulated device is not timed, and that is said.
+  const weft::CommandOutcome refused =
+      kernels("bench softmax " + options, plugin("racing.cu", "timed.cu"));
+  CHECK(refused.code == 2);
+  CHECK_THAT(refused.text, Contains("bench: softmax_cuda_racing is for cuda, and what is timed is "
+                                    "cpu; the emulated device has no speed"));
+  CHECK(lines_of(refused.text) == 1);
+}
+
+TEST_CASE("The accesses of a .cu file are counted by its lines") {
+  const fs::path file = plugin("racing.cu", "counted.cu", kNoRace);
+  const weft::CommandOutcome check = softmax("check --traffic --case '[5, 31]_axis1_f32'", file);
+  INFO(check.text);
+  CHECK(check.code == 0);
+  const int line = line_with(read(file), "sum += std::exp(x[i])");
+  CHECK_THAT(check.text, Contains("counted.cu:" + std::to_string(line)));
+}
+
+TEST_CASE("An access out of bounds in a .cu file is reported with its place") {
+  Edits edits = kNoRace;
+  edits.emplace_back("y[i] = std::exp", "y[i + 4096] = std::exp");
+  const fs::path file = plugin("racing.cu", "beyond.cu", edits);
+  const weft::CommandOutcome check = softmax("check --case '[5, 31]_axis1_f32'", file);
+  CHECK(check.code == 1);
+  CHECK_THAT(check.text,
+             Contains("beyond.cu:" + std::to_string(line_with(read(file), "y[i + 4096]"))));
+}
+
 TEST_CASE("A race in a .cu file is reported with its place") {
   const fs::path file = plugin("racing.cu", "racing.cu");
   const weft::CommandOutcome check = softmax("check --small", file);
@@ -130,6 +183,9 @@ TEST_CASE("A program computes with the plugins that the environment names") {
       run("cli/weft train --epochs 1 --limit-batches 2 --output " + (scratch() / "run").string(),
           plugins);
   CHECK(train.code == 0);
+  CHECK_THAT(train.text, Contains("first.cc stands first in softmax\n") &&
+                             Contains("weft: cross_entropy_cpu_mine of ") &&
+                             Contains("test accuracy"));
 }
 
 TEST_CASE("Bad plugins are one line that names them") {

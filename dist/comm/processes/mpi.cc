@@ -58,6 +58,7 @@ class Watchdog {
                                               [&] { return is_done_; });
           if (is_done) return;
           const char* rank = std::getenv("OMPI_COMM_WORLD_RANK");
+          if (!rank) rank = std::getenv("PMI_RANK");  // MPICH's
           fmt::print(stderr,
                      "weft: error: rank {}: {}: waited {} s (WEFT_DIST_TIMEOUT) for ranks that did "
                      "not come\n",
