@@ -2,5 +2,8 @@
 
 def compiler_finds(context, header):
     """Whether the compiler, as Bazel will call it, finds <header>. For implementations of repository rules."""
-    command = "echo '#include <%s>' | ${CC:-cc} -E -x c++ - >/dev/null" % header
+
+    # MPI's own classes for C++, which nobody needs, lie elsewhere.
+    options = "-DOMPI_SKIP_MPICXX -DMPICH_SKIP_MPICXX -E -x c++ -std=c++20"
+    command = "echo '#include <%s>' | ${CC:-cc} %s - >/dev/null" % (header, options)
     return context.execute(["sh", "-c", command]).return_code == 0

@@ -193,7 +193,7 @@ def cuda_library(
     common = dict(
         hdrs = hdrs,
         archs = select({
-            "//bazel:one_arch": one_arch,
+            here("//bazel:one_arch"): one_arch,
             "//conditions:default": archs,
         }),
         copts = copts,

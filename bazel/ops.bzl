@@ -20,8 +20,10 @@ OPS = [
     "pool2d",
     "random",
     "reduce",
+    "scan",
     "sgd",
     "softmax",
+    "sort",
     "unary",
     "where",
 ]

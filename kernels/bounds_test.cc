@@ -34,8 +34,10 @@
 #include "kernels/pool2d/pool2d_cases.h"
 #include "kernels/random/random_cases.h"
 #include "kernels/reduce/reduce_cases.h"
+#include "kernels/scan/scan_cases.h"
 #include "kernels/sgd/sgd_cases.h"
 #include "kernels/softmax/softmax_cases.h"
+#include "kernels/sort/sort_cases.h"
 #include "kernels/unary/unary_cases.h"
 #include "kernels/where/where_cases.h"
 
@@ -161,8 +163,10 @@ TEST_CASE("no kernel's bound is violated, or loose by more than the documented f
                                pool2d_table(),
                                random_table(),
                                reduce_table(),
+                               scan_table(),
                                sgd_table(),
                                softmax_table(),
+                               sort_table(),
                                unary_table(),
                                where_table()}) {
     // The loosest of each width, for the log.
@@ -186,7 +190,7 @@ TEST_CASE("no kernel's bound is violated, or loose by more than the documented f
 TEST_CASE("results that no rounding can change have bounds of zero") {
   for (const OpTable& table :
        {adam_table(), copy_table(), dropout_table(), fill_table(), fp8_quantize_table(),
-        loss_scale_table(), sgd_table(), where_table()}) {
+        loss_scale_table(), sgd_table(), sort_table(), where_table()}) {
     INFO(table.name);
     for (const CaseEntry& entry : table.cases) {
       if (entry.cost.flops > 0 || entry.cost.bytes > 0) continue;

@@ -10,7 +10,8 @@ namespace weft::kernels {
 
 std::string_view name(BinaryOp op) {
   static constexpr std::string_view kNames[] = {
-      "add", "add_scaled", "sub", "mul", "div", "pow", "maximum", "minimum",
+      "add", "add_scaled", "sub", "mul", "div", "pow", "floor_divide", "remainder", "atan2",
+      "maximum", "minimum",
       // Tests.
       "eq", "ne", "lt", "le", "gt", "ge", "logical_and", "logical_or", "logical_xor",
       // Gradients.
@@ -21,7 +22,7 @@ std::string_view name(BinaryOp op) {
 }
 
 bool is_test(BinaryOp op) { return op >= BinaryOp::kEq && op <= BinaryOp::kLogicalXor; }
-bool takes_integers(BinaryOp op) { return op <= BinaryOp::kLogicalXor; }
+bool takes_integers(BinaryOp op) { return op <= BinaryOp::kLogicalXor && op != BinaryOp::kAtan2; }
 
 bool binary_fits(const BinaryProblem& p) {
   return (!is_test(p.op) || p.y.dtype() == DType::boolean) &&
@@ -29,7 +30,7 @@ bool binary_fits(const BinaryProblem& p) {
 }
 
 bool binary_fits_cuda(const BinaryProblem& p) {
-  const bool may_throw = p.op == BinaryOp::kDiv || p.op == BinaryOp::kPow;
+  const bool may_throw = p.op >= BinaryOp::kDiv && p.op <= BinaryOp::kRemainder;
   return binary_fits(p) && (is_floating(p.dtype()) || !may_throw);
 }
 

@@ -8,7 +8,7 @@
 // included, as true.
 //
 // Integers: div truncates toward zero; a division by zero and a negative exponent throw Error. The
-// ops that only floats have (the gradients) fit no variant on integers.
+// ops that only floats have (atan2, the gradients) fit no variant on integers.
 //
 //   binary({.op = BinaryOp::kAdd, .a = x, .b = view::expand(bias, x.shape()), .y = y});
 #pragma once
@@ -24,7 +24,10 @@ enum class BinaryOp : uint8_t {
   kMul,
   kDiv,
   kPow,
-  kMaximum,  // NaN if either is
+  kFloorDivide,  // the quotient rounded down; of floats, of the quotient that has no remainder
+  kRemainder,    // a - b floor(a / b), with the sign of b
+  kAtan2,        // the angle of the point (b, a), floats only
+  kMaximum,      // NaN if either is
   kMinimum,
   // y is bool.
   kEq,
@@ -59,7 +62,7 @@ bool binary_fits(const BinaryProblem& problem);
 /// A gradient by way of a slope, all tensors of one dtype.
 bool binary_fits_table(const BinaryProblem& problem);
 inline constexpr DTypeSet kBinaryTableTypes = {DType::f16, DType::bf16};
-/// And not integers' div or pow, which may throw.
+/// And not integers' divisions or pow, which may throw.
 bool binary_fits_cuda(const BinaryProblem& problem);
 
 struct BinaryProblem {
@@ -77,8 +80,8 @@ void binary_cpu_blocks(const BinaryProblem& problem);
 /// y[i] = f(a[i], b[i]) for n elements of one arithmetic type; y is of that type, or bool for a
 /// test, and may be a or b.
 using BinaryLoop = void (*)(const void* a, const void* b, void* y, int64_t n, double alpha);
-/// The loop of an op that goes one by one: pow, the division of integers, f64's gradients of
-/// transcendental functions. Null for others.
+/// The loop of an op that goes one by one: pow, atan2, the divisions of integers and those that
+/// round down, f64's gradients of transcendental functions. Null for others.
 BinaryLoop binary_scalar_loop(BinaryOp op, DType type);
 
 WEFT_DECLARE_OP(binary, BinaryProblem);

@@ -36,7 +36,8 @@ inline OpTable binary_table() {
   const auto right = [](Inputs& in, BinaryOp op, const Shape& shape, DType dtype) {
     if (is_floating(dtype)) return in.normal(shape, dtype, 2);
     const bool is_signed = dtype == DType::i64 || dtype == DType::i32;
-    if (op == BinaryOp::kDiv) return in.integers(shape, dtype, 1, 5);
+    if (op == BinaryOp::kDiv || op == BinaryOp::kFloorDivide || op == BinaryOp::kRemainder)
+      return in.integers(shape, dtype, 1, 5);
     if (op == BinaryOp::kPow) return in.integers(shape, dtype, 0, 4);
     return in.integers(shape, dtype, is_signed ? -9 : 0, dtype == DType::boolean ? 1 : 9);
   };

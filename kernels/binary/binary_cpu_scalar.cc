@@ -1,6 +1,6 @@
-// Functions of two numbers that have no vector form here: pow from the C library, integers'
-// division and powers with their errors, and f64's gradients, where accuracy counts and speed does
-// not.
+// Functions of two numbers that have no vector form here: pow and atan2 from the C library, what is
+// made of its fmod, integers' divisions and powers with their errors, and f64's gradients, where
+// accuracy counts and speed does not.
 #include <algorithm>
 #include <cmath>
 #include <numbers>
@@ -15,6 +15,38 @@ int64_t divide(int64_t a, int64_t b) {
   // The one quotient that overflows, of the smallest number and -1, wraps around.
   if (b == -1) return static_cast<int64_t>(0 - static_cast<uint64_t>(a));
   return a / b;
+}
+
+int64_t floor_divide(int64_t a, int64_t b) {
+  WEFT_CHECK(b != 0, "floor_divide: integer division of {} by zero", a);
+  const int64_t quotient = divide(a, b);
+  return b != -1 && a % b != 0 && (a < 0) != (b < 0) ? quotient - 1 : quotient;
+}
+
+int64_t remainder(int64_t a, int64_t b) {
+  WEFT_CHECK(b != 0, "remainder: integer division of {} by zero", a);
+  if (b == -1) return 0;
+  const int64_t rest = a % b;
+  return rest != 0 && (rest < 0) != (b < 0) ? rest + b : rest;
+}
+
+/// fmod is exact; the sum with b rounds once.
+template <class T>
+T remainder(T a, T b) {
+  const T rest = std::fmod(a, b);
+  return rest != 0 && (rest < 0) != (b < 0) ? rest + b : rest;
+}
+
+/// The quotient of what is left when the remainder is taken away: an integer but for its rounding.
+template <class T>
+T floor_divide(T a, T b) {
+  if (b == 0) return a / b;
+  const T rest = std::fmod(a, b);
+  T whole = (a - rest) / b;
+  if (rest != 0 && (rest < 0) != (b < 0)) whole -= 1;
+  if (whole == 0) return std::copysign(T{0}, a / b);
+  const T down = std::floor(whole);
+  return whole - down > T{0.5} ? down + 1 : down;
 }
 
 int64_t power(int64_t a, int64_t b) {
@@ -71,6 +103,19 @@ BinaryLoop binary_scalar_loop(BinaryOp op, DType type) {
     if (type == DType::f64) return loop<double, std::pow>;
     if (type == DType::f32) return loop<float, std::pow>;
     return loop<int64_t, power>;
+  }
+  if (op == BinaryOp::kFloorDivide) {
+    if (type == DType::f64) return loop<double, floor_divide<double>>;
+    if (type == DType::f32) return loop<float, floor_divide<float>>;
+    return loop<int64_t, floor_divide>;
+  }
+  if (op == BinaryOp::kRemainder) {
+    if (type == DType::f64) return loop<double, remainder<double>>;
+    if (type == DType::f32) return loop<float, remainder<float>>;
+    return loop<int64_t, remainder>;
+  }
+  if (op == BinaryOp::kAtan2) {
+    return type == DType::f64 ? loop<double, std::atan2> : loop<float, std::atan2>;
   }
   if (op == BinaryOp::kDiv && type == DType::i64) return loop<int64_t, divide>;
   if (type != DType::f64) return nullptr;

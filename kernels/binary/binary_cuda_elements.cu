@@ -58,6 +58,9 @@ struct BinaryFunction {
   __device__ void floats(Each each, Acc factor) const {
     switch (op) {
       WEFT_BINARY(kDiv, each, a / b);
+      WEFT_BINARY(kFloorDivide, each, floor_quotient(a, b));
+      WEFT_BINARY(kRemainder, each, floor_remainder(a, b));
+      WEFT_BINARY(kAtan2, each, std::atan2(a, b));
       WEFT_BINARY(kReluGrad, each, a > 0 ? b : Acc{0});
       WEFT_BINARY(kLeakyReluGrad, each, a > 0 ? b : factor * b);
       WEFT_BINARY(kSigmoidGrad, each, b * a * (1 - a));

@@ -1,16 +1,19 @@
 // Plain loops in f64, in long double where the result is f64.
 //
-// Exact: everything but pow and the gradients is correctly rounded at each step of its definition
-// (f32 arithmetic in f64 rounds as f32 does: 53 >= 2 * 24 + 2, Figueroa 1995), so equality is
-// demanded; integers to 2^53.
+// Exact: everything but pow, atan2 and the gradients is correctly rounded at each step of its
+// definition (f32 arithmetic in f64 rounds as f32 does: 53 >= 2 * 24 + 2, Figueroa 1995), so
+// equality is demanded; integers to 2^53.
 //
-// pow is the C library's, 1 ULP. The gradients of sigmoid and tanh are three or four roundings. The
-// others lose, in units u of f32's roundoff, what the steps of kernels/simd/math_inl.h lose; over
-// every 17th of all 2^32 floats, on AVX-512, AVX2 and the baseline, the largest errors are below
-// 8u of the sum of the derivative's terms, each taken positive, because where they cancel no
-// relative accuracy is to be had. gelu_tanh's argument z is rounded to 3u of itself, which changes
-// its sigmoid by |z| (1 - sigmoid(z)) as much. An exponential below 2^-126 has lost up to 2^-149,
-// times its factor. The product with dy is one more rounding.
+// fmod, of which floor_divide and remainder are made, is exact in every library.
+//
+// pow is the C library's, 1 ULP; atan2 too, and CUDA's has at most 3 ULP. The gradients of sigmoid
+// and tanh are three or four roundings. The others lose, in units u of f32's roundoff, what the
+// steps of kernels/simd/math_inl.h lose; over every 17th of all 2^32 floats, on AVX-512, AVX2 and
+// the baseline, the largest errors are below 8u of the sum of the derivative's terms, each taken
+// positive, because where they cancel no relative accuracy is to be had. gelu_tanh's argument z is
+// rounded to 3u of itself, which changes its sigmoid by |z| (1 - sigmoid(z)) as much. An
+// exponential below 2^-126 has lost up to 2^-149, times its factor. The product with dy is one more
+// rounding.
 #include <algorithm>
 #include <cmath>
 #include <numbers>
@@ -23,7 +26,25 @@
 namespace weft::kernels {
 namespace {
 
-bool is_exact(BinaryOp op) { return op != BinaryOp::kPow && op < BinaryOp::kSigmoidGrad; }
+bool is_exact(BinaryOp op) {
+  return op != BinaryOp::kPow && op != BinaryOp::kAtan2 && op < BinaryOp::kSigmoidGrad;
+}
+
+/// a - b floor(a / b), and the quotient that belongs to it, each step rounded.
+double floor_remainder(double a, double b, DType type) {
+  const double rest = std::fmod(a, b);
+  return rest != 0 && (rest < 0) != (b < 0) ? rounded_to(rest + b, type) : rest;
+}
+double floor_quotient(double a, double b, DType type) {
+  const double quotient = a / b;
+  if (b == 0) return quotient;
+  const double rest = std::fmod(a, b);
+  double whole = rounded_to(rounded_to(a - rest, type) / b, type);
+  if (rest != 0 && (rest < 0) != (b < 0)) whole = rounded_to(whole - 1, type);
+  if (whole == 0) return std::copysign(0.0, quotient);
+  const double down = std::floor(whole);
+  return rounded_to(whole - down, type) > 0.5 ? rounded_to(down + 1, type) : down;
+}
 
 /// A case of a switch over ops.
 #define WEFT_BINARY(op, ...) \
@@ -37,6 +58,8 @@ double exact(BinaryOp op, double a, double b, double alpha, DType type) {
     WEFT_BINARY(kSub, a - b);
     WEFT_BINARY(kMul, a * b);
     WEFT_BINARY(kDiv, type == DType::i64 ? std::trunc(a / b) : a / b);
+    WEFT_BINARY(kFloorDivide, floor_quotient(a, b, type));
+    WEFT_BINARY(kRemainder, floor_remainder(a, b, type));
     WEFT_BINARY(kMaximum, std::isnan(a) || std::isnan(b) ? NAN : std::max(a, b));
     WEFT_BINARY(kMinimum, std::isnan(a) || std::isnan(b) ? NAN : std::min(a, b));
     WEFT_BINARY(kEq, a == b);
@@ -60,6 +83,7 @@ Approximate approximate(BinaryOp op, Real a, Real b, bool f64) {
   const Real x = std::clamp<Real>(a, -1000, 1000), magnitude = std::abs(x);
   switch (op) {
     WEFT_BINARY(kPow, {std::pow(a, b), 2 * std::abs(std::pow(a, b)), 1});
+    WEFT_BINARY(kAtan2, {std::atan2(a, b), 8 * std::abs(std::atan2(a, b)), 1});
     WEFT_BINARY(kSigmoidGrad,
                 {b * a * (1 - a), 4 * std::abs(b * a * (1 - a)), 2 + 2 * std::abs(b)});
     WEFT_BINARY(kTanhGrad, {b * (1 - a * a), 5 * std::abs(b * (1 - a * a)), 2 + 2 * std::abs(b)});

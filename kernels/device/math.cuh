@@ -61,6 +61,13 @@ __device__ T clamped(T x, T bound) {
   return x < -bound ? -bound : x > bound ? bound : x;
 }
 
+/// min(max(x + 3, 0), 6)
+template <class T>
+__device__ T hardswish_gate(T x) {
+  const T shifted = x + 3;
+  return shifted < 0 ? T{0} : shifted > 6 ? T{6} : shifted;
+}
+
 template <class T>
 __device__ T sigmoid(T x) {
   return Sigmoids<T>(x).sigmoid;
@@ -81,6 +88,25 @@ __device__ T silu_derivative(T x) {
   const T b = clamped(x, std::is_same_v<T, float> ? T{110} : T{800});
   const Sigmoids<T> s(b);
   return s.sigmoid * std::fma(b, s.complement, T{1});
+}
+
+/// a - b floor(a / b), with the sign of b. fmod is exact; the sum with b rounds once.
+template <class T>
+__device__ T floor_remainder(T a, T b) {
+  const T rest = std::fmod(a, b);
+  return rest != 0 && (rest < 0) != (b < 0) ? rest + b : rest;
+}
+
+/// The quotient of what is left when that is taken away: an integer but for its rounding.
+template <class T>
+__device__ T floor_quotient(T a, T b) {
+  if (b == 0) return a / b;
+  const T rest = std::fmod(a, b);
+  T whole = (a - rest) / b;
+  if (rest != 0 && (rest < 0) != (b < 0)) whole -= 1;
+  if (whole == 0) return std::copysign(T{0}, a / b);
+  const T down = std::floor(whole);
+  return whole - down > T{0.5} ? down + 1 : down;
 }
 
 /// x P(T < x)

@@ -11,10 +11,11 @@ namespace weft::kernels {
 std::string_view name(UnaryOp op) {
   static constexpr std::string_view kNames[] = {
       "neg", "abs", "sign", "square", "relu", "floor", "ceil", "round", "trunc", "scale", "shift",
-      "leaky_relu", "reciprocal", "sqrt", "rsqrt",
+      "leaky_relu", "reciprocal", "sqrt", "rsqrt", "hardswish",
       // Transcendental.
-      "exp", "expm1", "log", "log1p", "sin", "cos", "tanh", "erf", "sigmoid", "softplus", "silu",
-      "gelu_erf", "gelu_tanh",
+      "elu", "exp", "expm1", "log", "log1p", "exp2", "log2", "log10", "sin", "cos", "tan", "asin",
+      "acos", "atan", "sinh", "cosh", "asinh", "acosh", "atanh", "tanh", "erf", "sigmoid",
+      "softplus", "silu", "gelu_erf", "gelu_tanh",
       // Tests.
       "logical_not", "is_nan", "is_inf", "is_finite"};
   static_assert(std::size(kNames) == static_cast<size_t>(UnaryOp::kIsFinite) + 1);

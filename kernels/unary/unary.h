@@ -30,13 +30,27 @@ enum class UnaryOp : uint8_t {
   kLeakyRelu,  // x > 0 ? x : alpha x
   kReciprocal,
   kSqrt,
-  kRsqrt,  // 1 / sqrt(x)
+  kRsqrt,      // 1 / sqrt(x)
+  kHardswish,  // x min(max(x + 3, 0), 6) / 6
+  kElu,        // x > 0 ? x : alpha (exp(x) - 1)
   kExp,
   kExpm1,  // exp(x) - 1
   kLog,
   kLog1p,  // log(1 + x)
+  kExp2,
+  kLog2,
+  kLog10,
   kSin,
   kCos,
+  kTan,
+  kAsin,
+  kAcos,
+  kAtan,
+  kSinh,
+  kCosh,
+  kAsinh,
+  kAcosh,
+  kAtanh,
   kTanh,
   kErf,
   kSigmoid,   // 1 / (1 + exp(-x))
@@ -67,7 +81,7 @@ inline constexpr DTypeSet kUnaryTableTypes = {DType::f16, DType::bf16};
 struct UnaryProblem {
   UnaryOp op;
   Tensor x, y;
-  double alpha = 1;  // scale, shift, leaky_relu; rounded to the type of the arithmetic
+  double alpha = 1;  // scale, shift, leaky_relu, elu; rounded to the type of the arithmetic
 
   DType dtype() const { return x.dtype(); }
   Device device() const { return y.device(); }
@@ -79,8 +93,8 @@ void unary_cpu_blocks(const UnaryProblem& problem);
 /// y[i] = f(x[i]) for n elements of one arithmetic type; y is of that type, or bool for a test, and
 /// may be x.
 using UnaryLoop = void (*)(const void* x, void* y, int64_t n, double alpha);
-/// The loop of an op that the C library computes: f64's transcendental functions, and sin and cos.
-/// Null for others.
+/// The loop of an op that the C library computes: f64's transcendental functions, and of f32 those
+/// whose library form is as accurate as it is fast, sin to atanh. Null for others.
 UnaryLoop unary_libm_loop(UnaryOp op, DType type);
 
 WEFT_DECLARE_OP(unary, UnaryProblem);

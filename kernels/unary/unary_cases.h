@@ -27,7 +27,15 @@ inline OpTable unary_table() {
       case UnaryOp::kSqrt:
       case UnaryOp::kRsqrt:
       case UnaryOp::kLog:
+      case UnaryOp::kLog2:
+      case UnaryOp::kLog10:
         return in.uniform(shape, dtype, 0x1p-6, 12);
+      case UnaryOp::kAsin:
+      case UnaryOp::kAcos:
+      case UnaryOp::kAtanh:
+        return in.uniform(shape, dtype, -1, 1);
+      case UnaryOp::kAcosh:
+        return in.uniform(shape, dtype, 1, 12);
       case UnaryOp::kLog1p:
         return in.uniform(shape, dtype, -0.9, 12);
       default:

@@ -35,6 +35,13 @@ HWY_INLINE T magnitude(T x) {
     return std::abs(x);
 }
 
+/// min(max(x + 3, 0), 6); NaN stays NaN.
+template <class T>
+HWY_INLINE T hardswish_gate(T x) {
+  const T shifted = x + 3;
+  return shifted < 0 ? 0 : shifted > 6 ? 6 : shifted;
+}
+
 /// Whether |x| is infinite, which no integer is.
 template <class T>
 HWY_INLINE bool is_infinite(T x) {
@@ -69,6 +76,8 @@ UnaryLoop unary_loop(UnaryOp op, DType type) {
     WEFT_UNARY(kReciprocal, Loops::floating, 1 / x);
     WEFT_UNARY(kSqrt, Loops::floating, std::sqrt(x));
     WEFT_UNARY(kRsqrt, Loops::floating, 1 / std::sqrt(x));
+    WEFT_UNARY(kHardswish, Loops::floating, x * hardswish_gate(x) / 6);
+    WEFT_UNARY(kElu, Loops::floating, x > 0 ? x : alpha * std::expm1(x));
     WEFT_UNARY(kLogicalNot, Loops::plain, x == 0);
     WEFT_UNARY(kIsNan, Loops::plain, x != x);
     WEFT_UNARY(kIsInf, Loops::plain, is_infinite(x));

@@ -1,6 +1,7 @@
 // Transcendental functions one by one from the C library: f64 is for checking gradients, where
-// accuracy counts and speed does not, and sin and cos need the library's reduction of large
-// arguments.
+// accuracy counts and speed does not; sin, cos and tan need the library's reduction of large
+// arguments; and of the functions from exp2 to atanh hwy/contrib/math has some, none of which keeps
+// signed zeros, infinities and NaN, and whose atanh cancels below 2^-12.
 #include <cmath>
 #include <numbers>
 
@@ -35,12 +36,31 @@ double gelu_tanh(double x) {
 }  // namespace
 
 UnaryLoop unary_libm_loop(UnaryOp op, DType type) {
-  if (type == DType::bf16) return nullptr;
-  if (op == UnaryOp::kSin)
-    return type == DType::f64 ? loop<double, std::sin> : loop<float, std::sin>;
-  if (op == UnaryOp::kCos)
-    return type == DType::f64 ? loop<double, std::cos> : loop<float, std::cos>;
-  if (type != DType::f64) return nullptr;
+  if (type == DType::bf16 || type == DType::i64) return nullptr;
+  const bool is_f64 = type == DType::f64;
+#define WEFT_LIBM(op, f) \
+  case UnaryOp::op:      \
+    return is_f64 ? loop<double, f> : loop<float, f>
+  switch (op) {
+    WEFT_LIBM(kExp2, std::exp2);
+    WEFT_LIBM(kLog2, std::log2);
+    WEFT_LIBM(kLog10, std::log10);
+    WEFT_LIBM(kSin, std::sin);
+    WEFT_LIBM(kCos, std::cos);
+    WEFT_LIBM(kTan, std::tan);
+    WEFT_LIBM(kAsin, std::asin);
+    WEFT_LIBM(kAcos, std::acos);
+    WEFT_LIBM(kAtan, std::atan);
+    WEFT_LIBM(kSinh, std::sinh);
+    WEFT_LIBM(kCosh, std::cosh);
+    WEFT_LIBM(kAsinh, std::asinh);
+    WEFT_LIBM(kAcosh, std::acosh);
+    WEFT_LIBM(kAtanh, std::atanh);
+    default:
+      break;
+  }
+#undef WEFT_LIBM
+  if (!is_f64) return nullptr;
 #define WEFT_LIBM(op, f) \
   case UnaryOp::op:      \
     return loop<double, f>

@@ -1,15 +1,17 @@
 // Plain loops in f64, in long double where the result is f64.
 //
-// Exact: everything up to rsqrt and the tests is correctly rounded at each step of its definition
-// (f32 arithmetic in f64 rounds as f32 does: 53 >= 2 * 24 + 2, Figueroa 1995), so equality is
-// demanded.
+// Exact: everything up to hardswish and the tests is correctly rounded at each step of its
+// definition (f32 arithmetic in f64 rounds as f32 does: 53 >= 2 * 24 + 2, Figueroa 1995), so
+// equality is demanded.
 //
 // Approximated, in units u of f32's roundoff: exp expm1 log log1p tanh carry the ULPs that
-// hwy/contrib/math states (1 ULP = 2u), the rest the sum of their steps' errors. Over every 17th of
-// all 2^32 floats, on AVX-512, AVX2 and the baseline, the largest errors are below these. Beside
-// it an exponential below 2^-126 has lost up to 2^-149, times |x| in x sigmoid(x).
-// gelu_tanh rounds the argument z of its sigmoid to 3u of itself, which changes the sigmoid by
-// |z| (1 - sigmoid(z)) as much.
+// hwy/contrib/math states (1 ULP = 2u). exp2 to atanh are the C library's, at most 2 ULP in f32 and
+// f64 (as below); CUDA's have up to 4 ULP (CUDA C++ Programming Guide, "Mathematical Functions"),
+// hence their 8u. elu is expm1, of any of these, and one product. The rest is the sum of their
+// steps' errors. Over every 17th of all 2^32 floats, on AVX-512, AVX2 and the baseline, the largest
+// errors are below these. Beside it an exponential below 2^-126 has lost up to 2^-149, times |x| in
+// x sigmoid(x). gelu_tanh rounds the argument z of its sigmoid to 3u of itself, which changes the
+// sigmoid by |z| (1 - sigmoid(z)) as much.
 //
 // f64 is the C library's: glibc's manual gives at most 2 ULP for the functions here ("Known Maximum
 // Errors in Math Functions"); erfc's argument x / sqrt 2 is rounded twice, times x^2 in the tail.
@@ -47,28 +49,46 @@ double exact(UnaryOp op, double x, double alpha, DType type) {
     WEFT_UNARY(kReciprocal, 1 / x);
     WEFT_UNARY(kSqrt, std::sqrt(x));
     WEFT_UNARY(kRsqrt, 1 / rounded_to(std::sqrt(x), type));
-    WEFT_UNARY(kLogicalNot, x == 0);
-    WEFT_UNARY(kIsNan, std::isnan(x));
-    WEFT_UNARY(kIsInf, std::isinf(x));
-    WEFT_UNARY(kIsFinite, std::isfinite(x));
+    case UnaryOp::kHardswish: {
+      const double shifted = rounded_to(x + 3, type);
+      const double gate = std::isnan(x) ? x : std::clamp(shifted, 0.0, 6.0);
+      return rounded_to(x * gate, type) / 6;
+    }
+      WEFT_UNARY(kLogicalNot, x == 0);
+      WEFT_UNARY(kIsNan, std::isnan(x));
+      WEFT_UNARY(kIsInf, std::isinf(x));
+      WEFT_UNARY(kIsFinite, std::isfinite(x));
     default:
       WEFT_ASSERT(false);
   }
 }
 
 /// The units are those of the value itself.
-Approximate approximate(UnaryOp op, Real x, bool f64) {
+Approximate approximate(UnaryOp op, Real x, Real alpha, bool f64) {
   // Beyond 1000 every tail has vanished.
   const double magnitude = std::min(1000.0, static_cast<double>(std::abs(x)));
   const bool at_limit = std::isinf(x) && x < 0;
   const Real z = 2 * std::sqrt(2 / std::numbers::pi_v<Real>) * x * (1 + 0.044715L * x * x);
   switch (op) {
+    WEFT_UNARY(kElu, {x > 0 ? x : alpha * std::expm1(x), x > 0 ? 0.0 : 10.0, 1});
     WEFT_UNARY(kExp, {std::exp(x), 2, 1});
     WEFT_UNARY(kExpm1, {std::expm1(x), 8});
     WEFT_UNARY(kLog, {std::log(x), 8});
     WEFT_UNARY(kLog1p, {std::log1p(x), 8});
+    WEFT_UNARY(kExp2, {std::exp2(x), 8, 1});
+    WEFT_UNARY(kLog2, {std::log2(x), 8});
+    WEFT_UNARY(kLog10, {std::log10(x), 8});
     WEFT_UNARY(kSin, {std::sin(x), 2});
     WEFT_UNARY(kCos, {std::cos(x), 2});
+    WEFT_UNARY(kTan, {std::tan(x), 8});
+    WEFT_UNARY(kAsin, {std::asin(x), 8});
+    WEFT_UNARY(kAcos, {std::acos(x), 8});
+    WEFT_UNARY(kAtan, {std::atan(x), 8});
+    WEFT_UNARY(kSinh, {std::sinh(x), 8});
+    WEFT_UNARY(kCosh, {std::cosh(x), 8});
+    WEFT_UNARY(kAsinh, {std::asinh(x), 8});
+    WEFT_UNARY(kAcosh, {std::acosh(x), 8});
+    WEFT_UNARY(kAtanh, {std::atanh(x), 8});
     WEFT_UNARY(kTanh, {std::tanh(x), 8});
     WEFT_UNARY(kErf, {std::erf(x), 8});
     WEFT_UNARY(kSigmoid, {sigmoid(x), 6, 1});
@@ -88,7 +108,7 @@ Approximate approximate(UnaryOp op, Real x, bool f64) {
 
 #undef WEFT_UNARY
 
-bool is_exact(UnaryOp op) { return op <= UnaryOp::kRsqrt || is_test(op); }
+bool is_exact(UnaryOp op) { return op <= UnaryOp::kHardswish || is_test(op); }
 
 }  // namespace
 
@@ -103,7 +123,7 @@ std::vector<Expected> unary_reference(const UnaryProblem& p) {
       expected.add(as_stored(value, type, p.y.dtype()), 0);
       continue;
     }
-    Approximate y = approximate(p.op, x, f64);
+    Approximate y = approximate(p.op, x, alpha, f64);
     y.units *= std::abs(y.value);
     const double value = static_cast<double>(y.value);
     const double stored = as_stored(value, DType::f64, p.y.dtype());

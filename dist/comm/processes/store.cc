@@ -24,7 +24,7 @@ namespace {
 
 using Clock = Socket::Clock;
 
-constexpr double kPatience = 2;  // seconds for last words
+constexpr double kPatience = 2;  // seconds, where a rank has no time to lose
 
 /// Serves a table to those who are let in. A request is "s", key, value, or "g" or "f", key. "s" is
 /// answered by nothing, or by what is wrong with it; "g" by the value, when there is one; "f" at
@@ -172,8 +172,9 @@ class TcpStore : public Store {
   }
   std::string get(const std::string& key) override { return ask({"g", key}, after(timeout_)); }
   std::optional<std::string> find(const std::string& key) override {
-    if (ask({"f", key}, after(timeout_)).empty()) return std::nullopt;
-    return get(key);
+    const Clock::time_point deadline = after(kPatience);
+    if (ask({"f", key}, deadline).empty()) return std::nullopt;
+    return ask({"g", key}, deadline);
   }
   void set_if_possible(const std::string& key, const std::string& value) noexcept override {
     try {

@@ -22,7 +22,7 @@ class Store {
   virtual void set(const std::string& key, const std::string& value) = 0;
   /// Waits until some rank has set it.
   virtual std::string get(const std::string& key) = 0;
-  /// The value when some rank has set it by now.
+  /// The value when some rank has set it by now. An answer takes two seconds at most.
   virtual std::optional<std::string> find(const std::string& key) = 0;
   /// As set, for last words: tries for two seconds, and throws nothing.
   virtual void set_if_possible(const std::string& key, const std::string& value) noexcept = 0;

@@ -217,6 +217,13 @@ TEST_CASE(
     c.all_reduce(Tensor::zeros({4})).wait();
   });
   CHECK_THAT(late[0] + late[2], Contains("all_reduce #2 (sum f32 [4])") && Contains("rank 1"));
+  // Rank 0 waits for 1, which waits for 2: that is the one.
+  const auto chain = over_tcp(3, {.timeout_seconds = 0.5}, [](Communicator& c) {
+    c.barrier().wait();
+    if (c.rank() == 2) return std::this_thread::sleep_for(std::chrono::seconds(3));
+    c.recv(Tensor::zeros({4}), c.rank() + 1).wait();
+  });
+  CHECK_THAT(chain[0], Contains("the deadline has passed: rank 2"));
   const auto begin = std::chrono::steady_clock::now();
   const auto gone = over_tcp(3, {.timeout_seconds = 30}, [](Communicator& c) {
     c.barrier().wait();

@@ -9,6 +9,10 @@
 #include <charconv>
 #include <cstring>
 #include <map>
+#include <optional>
+#include <set>
+#include <sstream>
+#include <thread>
 
 #include "dist/comm/processes/door.h"
 
@@ -62,7 +66,7 @@ class TcpTransport : public Transport {
       }
       if (entries.empty()) return;
       const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - Clock::now());
-      if (left.count() <= 0) throw PeersMissing("the deadline has passed", ranks);
+      if (left.count() <= 0) throw PeersMissing("the deadline has passed", held_up_by(ranks));
       const int ready = ::poll(entries.data(), entries.size(),
                                static_cast<int>(std::min<int64_t>(left.count(), 1000)));
       WEFT_CHECK(ready >= 0 || errno == EINTR, "poll: {}", std::strerror(errno));
@@ -158,6 +162,32 @@ class TcpTransport : public Transport {
     } catch (const Error& error) {
       WEFT_FAIL("rank {} of {}: rank {} has not come: {}", rank(), name_, r, error.what());
     }
+  }
+
+  /// Of the peers whose messages have not come, and of those whom these wait for themselves, the
+  /// ones that wait for nobody: they hold the others up.
+  std::vector<int> held_up_by(const std::vector<int>& missing) {
+    constexpr double kGrace = 1;  // seconds until the others' deadlines have passed, too
+    const auto waits_of = [&](int r) { return fmt::format("{}:{}:waits for", name_, r); };
+    store_->set_if_possible(waits_of(rank()), fmt::format("{}", fmt::join(missing, " ")));
+    std::this_thread::sleep_for(std::chrono::duration<double>(kGrace));
+    std::vector<int> next = missing, silent;
+    std::set<int> known = {rank()};
+    try {
+      while (!next.empty()) {
+        const int r = next.back();
+        next.pop_back();
+        if (r < 0 || r >= size() || !known.insert(r).second) continue;
+        const std::optional<std::string> note = store_->find(waits_of(r));
+        if (!note) silent.push_back(r);
+        std::istringstream words(note.value_or(""));
+        for (int other; words >> other;) next.push_back(other);
+      }
+    } catch (const Error&) {  // the store's rank may be the one
+      return missing;
+    }
+    std::ranges::sort(silent);
+    return silent.empty() ? missing : silent;
   }
 
   std::string why_gone(int peer) {
