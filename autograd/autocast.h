@@ -7,10 +7,13 @@
 //   }
 //
 // Ops fall into PyTorch's lists of its CUDA autocast, the same on every device and for every dtype:
-//   low      operands cast to the narrow dtype: linear, matmul, conv2d, attention
-//   f32      operands widened to f32: exp, log, pow, rsqrt, reciprocal, sum, prod, softmax,
-//            log_softmax, layer_norm (which writes the narrow dtype at once), losses
-//   promote  operands brought to the widest of theirs: cat, stack, scatter_add
+//   low      operands cast to the narrow dtype: linear, matmul, einsum, convolutions,
+//            attention
+//   f32      operands widened to f32: exp, log and their kin, tan, sinh, cosh, pow, rsqrt,
+//            reciprocal, sums, norms, softmax, log_softmax, layer_norm (which writes the narrow
+//            dtype at once), group_norm, interpolate,
+//            losses
+//   promote  operands brought to the widest of theirs: cat, stack, scatter_add, index_put, atan2
 // All others follow their inputs, and f64 operands are left alone (autograd/autocast_test.cc).
 //
 // The cast of an f32 leaf that requires a gradient is kept until the outermost Autocast ends or the

@@ -69,6 +69,36 @@ std::map<std::string, Entry> table() {
       binary(low, [](auto& q, auto& k) { return attention(q, k, k); }, {1, 2, 3, 4}, {1, 2, 5, 4});
   t["self_attention"] = unary(low, [](auto& x) { return self_attention(x, 2); }, {1, 3, 12});
 
+  t["conv1d"] = binary(low, [](auto& x, auto& w) { return conv1d(x, w); }, {1, 2, 5}, {3, 2, 3});
+  t["conv_transpose2d"] = binary(low, [](auto& x, auto& w) { return conv_transpose2d(x, w); },
+                                 {1, 2, 3, 3}, {2, 3, 2, 2});
+  t["einsum"] = binary(low,
+                       [](auto& x, auto& y) {
+                         return einsum("ij,jk->ik", {x, y});
+                       },
+                       {4, 6}, {6, 3});
+
+  for (const auto& [name, f] : std::map<std::string, Unary>{
+           {"expm1", expm1}, {"tan", tan}, {"sinh", sinh}, {"cosh", cosh}}) {
+    t[name] = unary(f32, f);
+  }
+  for (const auto& [name, f] :
+       std::map<std::string, Unary>{{"log2", log2}, {"log10", log10}, {"log1p", log1p}}) {
+    t[name] = unary(f32, [f = f](auto& x) { return f(abs(x)); });
+  }
+  for (const auto& [name, f] : std::map<std::string, Unary>{{"asin", asin}, {"acos", acos}}) {
+    t[name] = unary(f32, [f = f](auto& x) { return f(clamp(x, -1, 1)); });
+  }
+  t["softplus"] = unary(f32, [](auto& x) { return softplus(x); });
+  t["norm"] = unary(f32, [](auto& x) { return norm(x, 2, {1}); });
+  t["logsumexp"] = unary(f32, [](auto& x) { return logsumexp(x, {1}); });
+  t["cumsum"] = unary(f32, [](auto& x) { return cumsum(x, 1); });
+  t["rms_norm"] = unary(f32, [](auto& x) { return rms_norm(x); });
+  t["group_norm"] = unary(f32, [](auto& x) { return group_norm(x, 2); }, {2, 4, 3});
+  t["nll_loss"] = unary(f32, [](auto& x) { return nll_loss(x, i64({1, 0, 5, 2}, {4})); });
+  t["kl_div"] = binary(f32, [](auto& x, auto& y) { return kl_div(x, abs(y)); });
+  t["smooth_l1_loss"] = binary(f32, [](auto& x, auto& y) { return smooth_l1_loss(x, y); });
+  t["cosine_similarity"] = binary(f32, [](auto& x, auto& y) { return cosine_similarity(x, y); });
   t["exp"] = unary(f32, Unary(exp));
   t["log"] = unary(f32, [](auto& x) { return log(abs(x)); });
   t["pow"] = binary(f32, [](auto& x, auto& y) { return pow(abs(x), y); });
@@ -91,36 +121,69 @@ std::map<std::string, Entry> table() {
 
   t["cat"] = binary(List::kPromote, [](auto& x, auto& y) { return cat({x, y}, 0); });
   t["stack"] = binary(List::kPromote, [](auto& x, auto& y) { return stack({x, y}, 0); });
+  t["atan2"] = binary(List::kPromote, Binary(atan2));
+  t["index_put"] = binary(List::kPromote,
+                          [](auto& x, auto& y) {
+                            return index_put(x, {i64({1, 1, -1, 0}, {4})}, y, true);
+                          },
+                          {4, 6}, {4, 6});
   t["scatter_add"] = binary(List::kPromote,
                             [](auto& x, auto& y) {
                               return scatter_add(x, 1, i64({1, 1, 0, 2}, {2, 2}), y);
                             },
                             {2, 4}, {2, 2});
 
-  for (const auto& [name, f] : std::map<std::string, Binary>{
-           {"sub", sub}, {"mul", mul}, {"div", div}, {"maximum", maximum}, {"minimum", minimum}}) {
+  for (const auto& [name, f] : std::map<std::string, Binary>{{"sub", sub},
+                                                             {"mul", mul},
+                                                             {"div", div},
+                                                             {"maximum", maximum},
+                                                             {"minimum", minimum},
+                                                             {"remainder", ops::remainder},
+                                                             {"floor_divide", floor_divide}}) {
     t[name] = binary(follows, f);
   }
   t["add"] = binary(follows, [](auto& x, auto& y) { return add(x, y); });
   t["where"] = binary(follows, [](auto& x, auto& y) { return where(gt(x, y), x, y); });
-  for (const auto& [name, f] : std::map<std::string, Unary>{{"neg", neg},
-                                                            {"abs", abs},
-                                                            {"square", square},
-                                                            {"sin", sin},
-                                                            {"cos", cos},
-                                                            {"tanh", tanh},
-                                                            {"sigmoid", sigmoid},
-                                                            {"erf", erf},
-                                                            {"relu", relu},
-                                                            {"silu", silu},
-                                                            {"sign", sign},
-                                                            {"floor", floor},
-                                                            {"ceil", ceil},
-                                                            {"round", round},
-                                                            {"contiguous", contiguous},
-                                                            {"clone", clone}}) {
+  for (const auto& [name, f] :
+       std::map<std::string, Unary>{{"neg", neg},         {"abs", abs},
+                                    {"square", square},   {"sin", sin},
+                                    {"cos", cos},         {"tanh", tanh},
+                                    {"sigmoid", sigmoid}, {"erf", erf},
+                                    {"relu", relu},       {"silu", silu},
+                                    {"exp2", exp2},       {"atan", atan},
+                                    {"asinh", asinh},     {"hardswish", hardswish},
+                                    {"trunc", trunc},     {"sign", sign},
+                                    {"floor", floor},     {"ceil", ceil},
+                                    {"round", round},     {"contiguous", contiguous},
+                                    {"clone", clone}}) {
     t[name] = unary(follows, f);
   }
+  t["acosh"] = unary(follows, [](auto& x) { return acosh(abs(x) + 1.0); });
+  t["atanh"] = unary(follows, [](auto& x) { return atanh(sigmoid(x)); });
+  t["leaky_relu"] = unary(follows, [](auto& x) { return leaky_relu(x); });
+  t["elu"] = unary(follows, [](auto& x) { return elu(x); });
+  t["masked_fill"] = unary(follows, [](auto& x) { return masked_fill(x, gt(x, x * 0.0), 2); });
+  t["diagonal"] = unary(follows, [](auto& x) { return diagonal(x); });
+  t["flip"] = unary(follows, [](auto& x) { return flip(x, {0}); });
+  t["roll"] = unary(follows, [](auto& x) { return roll(x, {1}); });
+  t["repeat"] = unary(follows, [](auto& x) { return repeat(x, {2, 1}); });
+  t["tile"] = unary(follows, [](auto& x) { return tile(x, {2}); });
+  t["meshgrid"] = unary(follows, [](auto& x) { return meshgrid({x, x})[0]; }, {4});
+  t["tril"] = unary(follows, [](auto& x) { return tril(x); });
+  t["triu"] = unary(follows, [](auto& x) { return triu(x); });
+  t["pad"] = unary(follows, [](auto& x) { return pad(x, {1, 1}); });
+  t["trace"] = unary(follows, Unary(trace), {4, 4});
+  t["std"] = unary(follows, [](auto& x) { return std(x, {1}); });
+  t["outer"] = binary(follows, Binary(outer), {4}, {6});
+  t["instance_norm"] = unary(follows, [](auto& x) { return instance_norm(x); }, {2, 4, 3});
+  t["adaptive_avg_pool2d"] =
+      unary(follows, [](auto& x) { return adaptive_avg_pool2d(x, 2); }, {1, 2, 4, 4});
+  t["interpolate"] =
+      unary(f32, [](auto& x) { return interpolate(x, {.size = Size2d(3)}); }, {1, 2, 4, 4});
+  t["index"] = unary(follows, [](auto& x) { return index(x, {i64({1, -1}, {2})}); });
+  t["sort"] = unary(follows, [](auto& x) { return sort(x).first; });
+  t["topk"] = unary(follows, [](auto& x) { return topk(x, 2).first; });
+  t["unique"] = unary(follows, [](auto& x) { return unique(x)[0]; });
   t["sqrt"] = unary(follows, [](auto& x) { return sqrt(abs(x)); });
   t["gelu"] = unary(follows, [](auto& x) { return gelu(x); });
   t["clamp"] = unary(follows, [](auto& x) { return clamp(x, -0.5, 0.25); });
@@ -157,10 +220,11 @@ std::map<std::string, Entry> table() {
   t["sum_to"] = unary(f32, [](auto& x) { return sum_to(x, {6}); });
 
   for (const char* name :
-       {"full",   "ones",   "arange",      "eye",        "one_hot",     "rand", "randn",
-        "eq",     "ne",     "lt",          "le",         "gt",          "ge",   "is_nan",
-        "argmax", "argmin", "logical_and", "logical_or", "logical_not", "add_", "mul_",
-        "fill_",  "zero_",  "copy_",       "cast",       "to"}) {
+       {"linspace", "isinf",  "isfinite",    "any",        "all",         "nonzero", "argsort",
+        "full",     "ones",   "arange",      "eye",        "one_hot",     "rand",    "randn",
+        "eq",       "ne",     "lt",          "le",         "gt",          "ge",      "is_nan",
+        "argmax",   "argmin", "logical_and", "logical_or", "logical_not", "add_",    "mul_",
+        "fill_",    "zero_",  "copy_",       "cast",       "to"}) {
     t[name] = {List::kNotNumeric};
   }
   return t;

@@ -43,6 +43,7 @@ const std::map<std::string, OneTensor>& tries() {
       {"zeros_like", [](T x) { return zeros_like(x); }},
       {"ones", [](T x) { return ones(x.shape()); }},
       {"arange", [](T x) { return arange(0, x.numel()); }},
+      {"linspace", [](T x) { return linspace(0, 1, x.numel()); }},
       {"eye", [](T x) { return eye(x.size(0)); }},
       {"one_hot", [](T x) { return one_hot(zero_index(x.shape()), 2); }},
       {"rand", [](T x) { return ops::rand(x.shape()); }},
@@ -51,6 +52,10 @@ const std::map<std::string, OneTensor>& tries() {
       {"sub", [](T x) { return sub(row(x), x); }},
       {"mul", [](T x) { return mul(x, x); }},
       {"div", [](T x) { return div(x, row(x)); }},
+      {"remainder", [](T x) { return ops::remainder(x, like(x)); }},
+      {"floor_divide", [](T x) { return floor_divide(x, row(x)); }},
+      {"atan2", [](T x) { return ops::atan2(x, like(x)); }},
+      {"masked_fill", [](T x) { return masked_fill(x, is_nan(x), 2); }},
       {"pow", [](T x) { return ops::pow(square(x), like(x)); }},
       {"maximum", [](T x) { return maximum(x, like(x)); }},
       {"minimum", [](T x) { return minimum(x, row(x)); }},
@@ -58,6 +63,24 @@ const std::map<std::string, OneTensor>& tries() {
       {"neg", [](T x) { return neg(x); }},
       {"abs", [](T x) { return ops::abs(x); }},
       {"exp", [](T x) { return ops::exp(x); }},
+      {"exp2", [](T x) { return ops::exp2(x); }},
+      {"expm1", [](T x) { return ops::expm1(x); }},
+      {"log2", [](T x) { return ops::log2(x); }},
+      {"log10", [](T x) { return ops::log10(x); }},
+      {"log1p", [](T x) { return ops::log1p(x); }},
+      {"tan", [](T x) { return ops::tan(x); }},
+      {"asin", [](T x) { return ops::asin(x); }},
+      {"acos", [](T x) { return ops::acos(x); }},
+      {"atan", [](T x) { return ops::atan(x); }},
+      {"sinh", [](T x) { return ops::sinh(x); }},
+      {"cosh", [](T x) { return ops::cosh(x); }},
+      {"asinh", [](T x) { return ops::asinh(x); }},
+      {"acosh", [](T x) { return ops::acosh(x + 1.0); }},
+      {"atanh", [](T x) { return ops::atanh(x); }},
+      {"leaky_relu", [](T x) { return leaky_relu(x); }},
+      {"elu", [](T x) { return elu(x); }},
+      {"softplus", [](T x) { return softplus(x); }},
+      {"hardswish", [](T x) { return hardswish(x); }},
       {"log", [](T x) { return ops::log(square(x)); }},
       {"sqrt", [](T x) { return ops::sqrt(square(x)); }},
       {"rsqrt", [](T x) { return rsqrt(square(x)); }},
@@ -82,6 +105,9 @@ const std::map<std::string, OneTensor>& tries() {
       {"floor", [](T x) { return ops::floor(x); }},
       {"ceil", [](T x) { return ops::ceil(x); }},
       {"round", [](T x) { return ops::round(x); }},
+      {"trunc", [](T x) { return ops::trunc(x); }},
+      {"isinf", [](T x) { return ops::isinf(x); }},
+      {"isfinite", [](T x) { return ops::isfinite(x); }},
       {"is_nan", [](T x) { return is_nan(x); }},
       {"logical_and", [](T x) { return logical_and(is_nan(x), is_nan(x)); }},
       {"logical_or", [](T x) { return logical_or(is_nan(x), is_nan(x)); }},
@@ -148,6 +174,80 @@ const std::map<std::string, OneTensor>& tries() {
        [](T x) {
          return stack({x, x}, 0);
        }},
+      {"diagonal", [](T x) { return diagonal(x); }},
+      {"flip", [](T x) { return flip(x, {0, 1}); }},
+      {"roll",
+       [](T x) {
+         return roll(roll(x, {3}), {1, -1}, {0, 1});
+       }},
+      {"repeat",
+       [](T x) {
+         return repeat(x, {2, 1, 3});
+       }},
+      {"tile", [](T x) { return tile(x, {0}); }},
+      {"meshgrid",
+       [](T x) {
+         return meshgrid({reshape(x, {x.numel()}), row(x)})[0];
+       }},
+      {"tril", [](T x) { return tril(x); }},
+      {"triu", [](T x) { return triu(x, -1); }},
+      {"pad",
+       [](T x) {
+         return pad(x, {1, 0, 2, -1});
+       }},
+      {"std", [](T x) { return ops::std(x, {1}, 0); }},
+      {"norm", [](T x) { return norm(x) + norm(x, 1) + norm(x, 0) + norm(x, 3); }},
+      {"logsumexp", [](T x) { return logsumexp(x, {1}); }},
+      {"trace", [](T x) { return trace(x); }},
+      {"any", [](T x) { return ops::any(x, {0}); }},
+      {"all", [](T x) { return ops::all(x); }},
+      {"outer",
+       [](T x) {
+         return outer(reshape(x, {x.numel()}), row(x));
+       }},
+      {"einsum",
+       [](T x) {
+         return einsum("ij,kj->ik", {x, x});
+       }},
+      {"rms_norm", [](T x) { return rms_norm(x, row(x)); }},
+      {"group_norm", [](T x) { return group_norm(images(x), 1); }},
+      {"instance_norm",
+       [](T x) {
+         return instance_norm(expand(images(x), {x.size(0), x.size(1), 2, 1}));
+       }},
+      {"nll_loss", [](T x) { return nll_loss(x, zero_index({x.size(0)})); }},
+      {"kl_div", [](T x) { return kl_div(x, like(x)); }},
+      {"smooth_l1_loss", [](T x) { return smooth_l1_loss(x, like(x)); }},
+      {"cosine_similarity", [](T x) { return cosine_similarity(x, like(x)); }},
+      {"conv1d",
+       [](T x) {
+         return conv1d(ops::view(x, {x.size(0), x.size(1), 1}),
+                       full({2, x.size(1), 1}, 1, DType::f64));
+       }},
+      {"conv_transpose2d",
+       [](T x) {
+         return conv_transpose2d(images(x), full({x.size(1), 2, 2, 2}, 1, DType::f64),
+                                 full({2}, 1, DType::f64));
+       }},
+      {"adaptive_avg_pool2d", [](T x) { return adaptive_avg_pool2d(images(x), {2, 1}); }},
+      {"interpolate",
+       [](T x) {
+         return interpolate(images(x), {.size = Size2d(3), .mode = Interpolation::kBilinear});
+       }},
+      {"index",
+       [](T x) {
+         return index(x, {{}, zero_index({0, 2})});
+       }},
+      {"index_put",
+       [](T x) {
+         return index_put(x, {zero_index({0})}, row(x), true);
+       }},
+      {"nonzero", [](T x) { return nonzero(x); }},
+      {"sort", [](T x) { return sort(x, 1).first; }},
+      {"argsort", [](T x) { return argsort(x, 0); }},
+      {"topk", [](T x) { return topk(x, x.size(1) / 2).first; }},
+      {"unique", [](T x) { return unique(x, true, true)[0]; }},
+      {"cumsum", [](T x) { return cumsum(x, 1); }},
       {"sum", [](T x) { return sum(x) + sum(sum(x, {0}, true)); }},
       {"mean", [](T x) { return mean(x, {1}); }},
       {"prod", [](T x) { return prod(x, {1}); }},
@@ -211,8 +311,10 @@ const std::map<std::string, OneTensor>& tries() {
 
 /// Shapes in which there is nothing to choose from.
 const std::map<std::string, std::vector<Shape>> kRefused = {
-    {"max", {{3, 0}, {0, 0}}},    {"min", {{0, 3}, {0, 0}}},    {"argmax", {{3, 0}, {0, 0}}},
-    {"argmin", {{0, 3}, {0, 0}}}, {"select", {{0, 3}, {0, 0}}}, {"cross_entropy", {{3, 0}, {0, 0}}},
+    {"max", {{3, 0}, {0, 0}}},           {"min", {{0, 3}, {0, 0}}},
+    {"argmax", {{3, 0}, {0, 0}}},        {"argmin", {{0, 3}, {0, 0}}},
+    {"select", {{0, 3}, {0, 0}}},        {"cross_entropy", {{3, 0}, {0, 0}}},
+    {"instance_norm", {{3, 0}, {0, 0}}}, {"nll_loss", {{3, 0}}},
 };
 
 TEST_CASE("every op in ops.h takes empty tensors and tensors of one element") {

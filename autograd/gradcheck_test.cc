@@ -67,9 +67,18 @@ std::map<std::string, std::vector<Check>> checks() {
                                 {"mul", mul},
                                 {"div", div},
                                 {"maximum", maximum},
-                                {"minimum", minimum}}) {
+                                {"minimum", minimum},
+                                {"atan2", ops::atan2}}) {
     all[name] = {of(f, m, n), of(f, column, row), of(f, cube, scalar)};
   }
+  // The quotients keep away from integers, where the remainder jumps.
+  const Tensor divisors = Tensor::from(std::vector<double>{1.7, -0.9, 2.3, 0.6}, {4});
+  const Tensor dividends =
+      Tensor::from(std::vector<double>{2.1, 2.2, -3.1, 0.8, -4.3, -0.5, 1.2, -2.1}, {2, 4});
+  for (Tensor t : {divisors, dividends}) t.set_requires_grad(true);
+  all["remainder"] = {of(ops::remainder, dividends, divisors)};
+  all["masked_fill"] = {
+      of([](const Tensor& x) { return masked_fill(x, gt(x, full({}, 0, DType::f64)), 3) * x; }, m)};
   all["pow"] = {of(ops::pow, p, n), of(ops::pow, p, scalar)};
   const Tensor mask = gt(m, full({}, 0, DType::f64));
   all["where"] = {{[mask](const Tensors& in) { return where(mask, in[0], in[1]); }, {n, row}}};
@@ -84,14 +93,36 @@ std::map<std::string, std::vector<Check>> checks() {
                                 {"erf", ops::erf},
                                 {"relu", relu},
                                 {"silu", silu},
+                                {"exp2", ops::exp2},
+                                {"expm1", ops::expm1},
+                                {"tan", [](const Tensor& x) { return ops::tan(x * 0.4); }},
+                                {"atan", ops::atan},
+                                {"sinh", ops::sinh},
+                                {"cosh", ops::cosh},
+                                {"asinh", ops::asinh},
+                                {"hardswish", hardswish},
                                 {"reciprocal", reciprocal},
                                 {"clone", clone}}) {
     all[name] = {of(f, m), of(f, cube)};
   }
-  for (const auto& [name, f] :
-       {std::pair<std::string, Unary>{"log", ops::log}, {"sqrt", ops::sqrt}, {"rsqrt", rsqrt}}) {
+  for (const auto& [name, f] : {std::pair<std::string, Unary>{"log", ops::log},
+                                {"sqrt", ops::sqrt},
+                                {"rsqrt", rsqrt},
+                                {"log2", ops::log2},
+                                {"log10", ops::log10},
+                                {"log1p", ops::log1p},
+                                {"acosh", [](const Tensor& x) { return ops::acosh(x + 1.1); }}}) {
     all[name] = {of(f, p)};
   }
+  for (const auto& [name, f] : {std::pair<std::string, Unary>{"asin", ops::asin},
+                                {"acos", ops::acos},
+                                {"atanh", ops::atanh}}) {
+    all[name] = {of([f = f](const Tensor& x) { return f(sigmoid(x)); }, m)};
+  }
+  all["leaky_relu"] = {of([](const Tensor& x) { return leaky_relu(x, 0.2); }, m)};
+  all["elu"] = {of([](const Tensor& x) { return elu(x, 0.7); }, cube)};
+  all["softplus"] = {of([](const Tensor& x) { return softplus(x); }, m),
+                     of([](const Tensor& x) { return softplus(x, 1.5, 0.3); }, cube)};
   all["gelu"] = {of([](const Tensor& x) { return gelu(x); }, m),
                  of([](const Tensor& x) { return gelu(x, Gelu::kTanh); }, m)};
   all["clamp"] = {of([](const Tensor& x) { return clamp(x, -0.7, 0.9); }, m)};
@@ -150,8 +181,35 @@ std::map<std::string, std::vector<Check>> checks() {
       cube)};
   all["cat"] = {{[](const Tensors& in) { return cat({in[0], in[1], in[0]}, 1); }, {m, n}}};
   all["stack"] = {{[](const Tensors& in) { return stack({in[0], in[1]}, -1); }, {m, n}}};
+  all["diagonal"] = {of([](const Tensor& x) { return diagonal(x, 1, 2, 0); }, cube),
+                     of([](const Tensor& x) { return diagonal(x, -1); }, m)};
+  all["flip"] = {of([](const Tensor& x) { return flip(x, {0, -1}) * x; }, cube)};
+  all["roll"] = {of(
+                     [](const Tensor& x) {
+                       return roll(x, {5, -1}, {0, 2}) * x;
+                     },
+                     cube),
+                 of([](const Tensor& x) { return roll(x, {-7}) * x; }, m)};
+  all["repeat"] = {of([](const Tensor& x) { return repeat(x, {2, 1, 3}); }, m)};
+  all["tile"] = {of([](const Tensor& x) { return tile(x, {2}); }, cube)};
+  all["meshgrid"] = {{[](const Tensors& in) {
+                        const Tensors grids = meshgrid(in, Indexing::kXY);
+                        return grids[0] * grids[1];
+                      },
+                      {row, input({3}, 33)}}};
+  all["tril"] = {of([](const Tensor& x) { return tril(x, 1); }, cube)};
+  all["triu"] = {of([](const Tensor& x) { return triu(x, -1); }, cube)};
+  all["pad"] = {of([](const Tensor& x) { return pad(x, {1, -2, -1, 3}); }, cube)};
+  for (Padding padding : {Padding::kReflect, Padding::kReplicate, Padding::kCircular}) {
+    all["pad"].push_back(of(
+        [=](const Tensor& x) {
+          return pad(x, {2, 1, 0, 2}, padding) * 2.0;
+        },
+        cube));
+  }
   for (const auto& [name, f] :
        {std::pair<std::string, Tensor (*)(const Tensor&, const Shape&, bool)>{"sum", sum},
+        {"logsumexp", logsumexp},
         {"mean", mean},
         {"prod", prod},
         {"max", ops::max},
@@ -166,11 +224,32 @@ std::map<std::string, std::vector<Check>> checks() {
   }
   all["var"] = {of([](const Tensor& x) { return var(x, {1}); }, cube),
                 of([](const Tensor& x) { return var(x, {}, 0); }, m)};
+  all["std"] = {of([](const Tensor& x) { return ops::std(x, {1}); }, cube),
+                of(
+                    [](const Tensor& x) {
+                      return ops::std(x, {0, 2}, 0, true);
+                    },
+                    cube)};
+  constexpr double kInf = std::numeric_limits<double>::infinity();
+  for (double order : {2.0, 1.0, 3.0, 0.5, kInf, -kInf}) {
+    all["norm"].push_back(of([=](const Tensor& x) { return norm(x, order, {-1}); }, cube));
+  }
+  all["trace"] = {of(trace, m)};
+  all["outer"] = {of(outer, row, input({3}, 34))};
+  all["cumsum"] = {of([](const Tensor& x) { return cumsum(x, 1) * x; }, cube)};
+  all["sort"] = {of([](const Tensor& x) { return sort(x, 1).first * x; }, cube)};
+  all["topk"] = {of([](const Tensor& x) { return topk(x, 2, 0, false).first; }, m)};
   all["sum_to"] = {of([](const Tensor& x) { return sum_to(x, {3, 1}); }, cube)};
   const Tensor square_b = input({4, 5}, 8), batch_b = input({2, 4, 3}, 9), vec = input({4}, 10);
   all["matmul"] = {of(matmul, m, square_b), of(matmul, cube, square_b), of(matmul, cube, batch_b),
                    of(matmul, m, vec),      of(matmul, vec, square_b),  of(matmul, vec, row),
                    of(matmul, m, batch_b)};
+  for (const char* equation : {"ij,kj->ik", "ij,ij->ij", "ij,ij", "ij,kj->", "ij,kl->jl"}) {
+    all["einsum"].push_back(
+        {[=](const Tensors& in) { return einsum(equation, in); }, {m, input({3, 4}, 35)}});
+  }
+  all["einsum"].push_back({[](const Tensors& in) { return einsum("...ij,jk,ii->k...", in); },
+                           {cube, square_b, input({3, 3}, 36)}});
   const Tensor weight = input({5, 4}, 11), bias = input({5}, 12);
   all["linear"] = {
       {[](const Tensors& in) { return linear(in[0], in[1], in[2]); }, {cube, weight, bias}},
@@ -203,6 +282,13 @@ std::map<std::string, std::vector<Check>> checks() {
       {[](const Tensors& in) { return add_layer_norm(in[0], in[1], {}, {}).first; },
        {cube, stream}}};
   const Tensor image = input({2, 4, 5, 6}, 16), channels = input({4}, 17), shift = input({4}, 18);
+  all["rms_norm"] = {
+      of([](const Tensor& x, const Tensor& w) { return rms_norm(x, w); }, cube, gamma)};
+  all["group_norm"] = {{[](const Tensors& in) { return group_norm(in[0], 2, in[1], in[2]); },
+                        {input({2, 4, 3}, 52), channels, shift}}};
+  all["instance_norm"] = {
+      {[](const Tensors& in) { return instance_norm(in[0], {}, {}, in[1], in[2]); },
+       {input({2, 4, 3}, 53), channels, shift}}};
   all["batch_norm"] = {
       {[](const Tensors& in) { return batch_norm(in[0], in[1], in[2], {}, {}, true); },
        {image, channels, shift},
@@ -219,6 +305,29 @@ std::map<std::string, std::vector<Check>> checks() {
          logits, false),
       of([soft](const Tensor& x) { return cross_entropy(x, soft, {.label_smoothing = 0.2}); },
          logits, false)};
+  all["nll_loss"] = {of([](const Tensor& x) { return nll_loss(x, labels()); }, logits),
+                     of(
+                         [w = positive({3}, 38).alias()](const Tensor& x) {
+                           return nll_loss(x, Tensor::from(std::vector<int64_t>{2, 0, 1, 1}, {4}),
+                                           {.weight = w, .ignore_index = 1});
+                         },
+                         logits)};
+  for (LossReduction reduction : {LossReduction::kMean, LossReduction::kSum, LossReduction::kNone,
+                                  LossReduction::kBatchMean}) {
+    for (bool log_target : {false, true}) {
+      all["kl_div"].push_back(
+          {[=](const Tensors& in) { return kl_div(in[0], in[1], reduction, log_target); }, {m, p}});
+    }
+    if (reduction == LossReduction::kBatchMean) continue;
+    for (double beta : {1.0, 0.0, 2.5}) {
+      all["smooth_l1_loss"].push_back(
+          {[=](const Tensors& in) { return smooth_l1_loss(in[0], in[1], reduction, beta); },
+           {m, n}});
+    }
+  }
+  all["cosine_similarity"] = {
+      {[](const Tensors& in) { return cosine_similarity(in[0], in[1]); }, {cube, m}},
+      {[](const Tensors& in) { return cosine_similarity(in[0], in[1], -1, 4.0); }, {m, n}}};
   const Tensor q = input({2, 2, 3, 4}, 22), k = input({2, 2, 5, 4}, 23),
                v = input({2, 2, 5, 4}, 24);
   for (double rate : {0.0, 0.3}) {
@@ -239,28 +348,72 @@ std::map<std::string, std::vector<Check>> checks() {
                                        false});
     }
   }
+  const Tensor shown =
+      ne(Tensor::from(std::vector<int64_t>{1, 0, 1, 1, 0, 0, 0, 0, 0, 0, 1, 1, 0, 1, 0}, {3, 5}),
+         full({}, 0, DType::i64));
+  all["attention"].push_back(
+      {[=](const Tensors& in) { return attention(in[0], in[1], in[2], {.mask = shown}); },
+       {input({2, 4, 3, 4}, 49), k, v},
+       false});
+  const Tensor small = input({1, 2, 6, 4}, 51);
   const Tensor filter = input({6, 2, 3, 2}, 26), conv_bias = input({6}, 27);
   all["conv2d"] = {
       {[](const Tensors& in) {
          return conv2d(in[0], in[1], in[2], {.stride = {2, 1}, .padding = {1, 0}, .groups = 2});
        },
-       {image, filter, conv_bias},
-       false},
+       {input({1, 4, 5, 3}, 50), filter, conv_bias}},
       {[](const Tensors& in) {
          return conv2d(in[0], in[1], {}, {.stride = {2, 2}});
        },
-       {input({1, 3, 4, 4}, 28), input({2, 3, 2, 2}, 29)},
-       false}};
+       {input({1, 3, 4, 4}, 28), input({2, 3, 2, 2}, 29)}}};
+  all["conv1d"] = {{[](const Tensors& in) {
+                      return conv1d(in[0], in[1], in[2],
+                                    {.stride = 2, .padding = 1, .dilation = 2, .groups = 2});
+                    },
+                    {input({2, 4, 9}, 39), input({2, 2, 3}, 40), input({2}, 41)}}};
+  all["conv_transpose2d"] = {{[](const Tensors& in) {
+                                return conv_transpose2d(in[0], in[1], in[2],
+                                                        {.stride = {3, 2},
+                                                         .padding = {1, 0},
+                                                         .output_padding = {2, 1},
+                                                         .groups = 2,
+                                                         .dilation = {1, 2}});
+                              },
+                              {input({2, 4, 2, 3}, 42), input({4, 1, 3, 2}, 43), input({2}, 44)}},
+                             {[](const Tensors& in) { return conv_transpose2d(in[0], in[1]); },
+                              {input({1, 2, 3, 2}, 45), input({2, 3, 2, 2}, 46)}}};
+  for (const Size2d& size : {Size2d{1}, Size2d{5, 3}, Size2d{3, 4}, Size2d{7, 9}}) {
+    all["adaptive_avg_pool2d"].push_back(
+        of([=](const Tensor& x) { return adaptive_avg_pool2d(x, size); }, small));
+  }
+  for (Interpolation mode : {Interpolation::kNearest, Interpolation::kBilinear}) {
+    all["interpolate"].push_back(of(
+        [=](const Tensor& x) {
+          return interpolate(x, {.size = Size2d{7, 4}, .mode = mode});
+        },
+        small));
+    all["interpolate"].push_back(of(
+        [=](const Tensor& x) {
+          return interpolate(x, {.scale_factor = std::array{0.5, 2.3}, .mode = mode});
+        },
+        small));
+  }
+  all["interpolate"].push_back(of(
+      [](const Tensor& x) {
+        return interpolate(
+            x, {.size = Size2d{3, 9}, .mode = Interpolation::kBilinear, .align_corners = true});
+      },
+      small));
   all["max_pool2d"] = {of(
       [](const Tensor& x) {
         return max_pool2d(x, {.kernel = {3, 3}, .stride = {2, 2}, .padding = {1, 1}});
       },
-      image, false)};
+      small)};
   all["avg_pool2d"] = {of(
       [](const Tensor& x) {
         return avg_pool2d(x, {.kernel = {3, 2}, .stride = {2, 1}, .padding = {1, 1}});
       },
-      image, false)};
+      small)};
   const Tensor ids = Tensor::from(std::vector<int64_t>{2, 0, 2, 1, 2, 0}, {2, 3});
   all["embedding"] = {of([ids](const Tensor& w) { return embedding(w, ids); }, m)};
   all["index_select"] = {of(
@@ -271,6 +424,23 @@ std::map<std::string, std::vector<Check>> checks() {
   all["gather"] = {of([ids](const Tensor& x) { return gather(x, 1, ids); }, input({2, 3}, 30))};
   all["scatter_add"] = {{[ids](const Tensors& in) { return scatter_add(in[0], 1, ids, in[1]); },
                          {input({2, 4}, 31), input({2, 3}, 32)}}};
+  const Tensor two = Tensor::from(std::vector<int64_t>{1, 0, -1, 1}, {2, 2});
+  const Tensor three = Tensor::from(std::vector<int64_t>{2, -3}, {2});
+  for (const Tensors& indices : {Tensors{two, three}, Tensors{{}, {}, two}, Tensors{two, {}, three},
+                                 Tensors{gt(cube.alias(), full({}, 0, DType::f64))}}) {
+    all["index"].push_back(of([=](const Tensor& x) { return index(x, indices); }, cube));
+    const Tensor values = input({1}, 47);
+    for (bool adds : {false, true}) {
+      all["index_put"].push_back(
+          {[=](const Tensors& in) { return index_put(in[0], indices, in[1], adds); },
+           {cube, values}});
+    }
+  }
+  // Values of the places' own shape; of equal places the last one's count.
+  all["index_put"].push_back({[=](const Tensors& in) {
+                                return index_put(in[0], {two, {}, three}, in[1], true);
+                              },
+                              {cube, input({2, 2, 3}, 48)}});
   all["dropout"] = {of(
       [](const Tensor& x) {
         manual_seed(5);
@@ -281,10 +451,11 @@ std::map<std::string, std::vector<Check>> checks() {
 }
 
 const std::set<std::string> kNotDifferentiable = {
-    "full",       "full_like",   "zeros_like", "ones",  "arange", "eye",    "one_hot",
-    "rand",       "randn",       "eq",         "ne",    "lt",     "le",     "gt",
-    "ge",         "sign",        "floor",      "ceil",  "round",  "is_nan", "logical_and",
-    "logical_or", "logical_not", "argmax",     "argmin"};
+    "linspace", "floor_divide", "trunc",       "isinf",      "isfinite",    "any",        "all",
+    "nonzero",  "argsort",      "unique",      "full",       "full_like",   "zeros_like", "ones",
+    "arange",   "eye",          "one_hot",     "rand",       "randn",       "eq",         "ne",
+    "lt",       "le",           "gt",          "ge",         "sign",        "floor",      "ceil",
+    "round",    "is_nan",       "logical_and", "logical_or", "logical_not", "argmax",     "argmin"};
 
 TEST_CASE("every op in ops.h has a gradcheck") {
   const auto table = checks();

@@ -10,6 +10,7 @@ void check_shapes(std::string_view loss, const Tensor& x, const Tensor& y) {
 }
 
 Tensor reduce(const Tensor& x, Reduction reduction) {
+  WEFT_CHECK(reduction != Reduction::kBatchMean, "a sum over the batch's size is kl_div's alone");
   if (reduction == Reduction::kMean) return ops::mean(x);
   return reduction == Reduction::kSum ? ops::sum(x) : x;
 }

@@ -5,7 +5,7 @@
 
 namespace weft::nn {
 
-enum class Reduction { kMean, kSum, kNone };
+using Reduction = ops::LossReduction;
 
 /// Mean cross-entropy of logits [N, C] against class indices i64 [N] or probabilities [N, C].
 using ops::cross_entropy;

@@ -22,6 +22,16 @@ AttentionProblem make_problem(std::string_view op, const Tensor& q, const Tensor
   p.scale = options.scale.value_or(1.0 / std::sqrt(static_cast<double>(q.size(3))));
   p.causal = options.causal;
   p.dropout = options.dropout;
+  if (options.mask.defined()) {
+    const Tensor& mask = options.mask;
+    const Shape scores = {q.size(0), q.size(1), q.size(2), k.size(2)};
+    raw::check_operands(op, {q, mask});
+    WEFT_CHECK(
+        mask.dtype() == DType::boolean && broadcast_shapes(mask.shape(), scores, op) == scores,
+        "{}: expected a bool mask that broadcasts to {}, got {}", op, scores, mask);
+    WEFT_CHECK(p.scale != 0, "{}: expected a scale other than 0 beside a mask", op);
+    p.mask = view::expand(mask, scores);
+  }
   if (p.dropout > 0) {
     // Each call has a stream of its own: the kernel counts score elements from 0 in it.
     Generator& g = generator();
@@ -52,8 +62,10 @@ Tensor attention(const Tensor& query, const Tensor& key, const Tensor& value,
   for (const Tensor* t : {&query, &key, &value}) {
     WEFT_CHECK(t->dim() == 4, "attention: expected [B, H, T, D], got {}", *t);
   }
+  const int64_t heads = query.size(1), key_heads = key.size(1);
   WEFT_CHECK(key.shape() == value.shape() && query.size(0) == key.size(0) &&
-                 query.size(1) == key.size(1) && query.size(3) == key.size(3),
+                 (heads == key_heads || (key_heads > 0 && heads % key_heads == 0)) &&
+                 query.size(3) == key.size(3),
              "attention: q {}, k {} and v {} do not fit together", query, key, value);
   const Tensor q = with_unit_stride(autocast_cast(query));
   const Tensor k = with_unit_stride(autocast_cast(key));
@@ -61,14 +73,14 @@ Tensor attention(const Tensor& query, const Tensor& key, const Tensor& value,
   AttentionProblem p = make_problem("attention", q, k, v, options);
   p.out = empty_heads(q);
   kernels::attention(p);
-  const Tensor out = p.out, lse = p.lse;
-  p.q = p.k = p.v = p.out = p.lse = {};
-  return record("attention", {q, k, v}, out, {q, k, v, out, lse},
+  const Tensor out = p.out, lse = p.lse, mask = p.mask;
+  p.q = p.k = p.v = p.out = p.lse = p.mask = {};
+  return record("attention", {q, k, v}, out, {q, k, v, out, lse, mask},
                 [p](const Backward& b) -> Tensors {
                   b.require_no_graph();
                   AttentionProblem g = p;
                   g.q = b.saved(0), g.k = b.saved(1), g.v = b.saved(2), g.out = b.saved(3),
-                  g.lse = b.saved(4);
+                  g.lse = b.saved(4), g.mask = b.saved(5);
                   g.dout = with_unit_stride(cast(b.dy(), g.q.dtype()));
                   g.dq = empty_heads(g.q), g.dk = empty_heads(g.k), g.dv = empty_heads(g.v);
                   kernels::attention(g);
@@ -96,20 +108,21 @@ Tensor self_attention(const Tensor& input, int64_t heads, const AttentionOptions
   Tensor out = Tensor::empty({batch, tokens, width}, qkv.dtype(), qkv.device());
   p.out = as_heads(out);
   kernels::attention(p);
-  const Tensor lse = p.lse;
-  p.q = p.k = p.v = p.out = p.lse = {};
-  return record("self_attention", {qkv}, out, {qkv, out, lse}, [=](const Backward& b) -> Tensors {
-    b.require_no_graph();
-    AttentionProblem g = p;
-    const Tensor qkv = b.saved(0);
-    g.q = part(qkv, 0), g.k = part(qkv, 1), g.v = part(qkv, 2);
-    g.out = as_heads(b.saved(1)), g.lse = b.saved(2);
-    g.dout = as_heads(raw::contiguous(b.dy(), qkv.dtype()));
-    Tensor dqkv = raw::empty_like(qkv);
-    g.dq = part(dqkv, 0), g.dk = part(dqkv, 1), g.dv = part(dqkv, 2);
-    kernels::attention(g);
-    return {dqkv};
-  });
+  const Tensor lse = p.lse, mask = p.mask;
+  p.q = p.k = p.v = p.out = p.lse = p.mask = {};
+  return record("self_attention", {qkv}, out, {qkv, out, lse, mask},
+                [=](const Backward& b) -> Tensors {
+                  b.require_no_graph();
+                  AttentionProblem g = p;
+                  const Tensor qkv = b.saved(0);
+                  g.q = part(qkv, 0), g.k = part(qkv, 1), g.v = part(qkv, 2);
+                  g.out = as_heads(b.saved(1)), g.lse = b.saved(2), g.mask = b.saved(3);
+                  g.dout = as_heads(raw::contiguous(b.dy(), qkv.dtype()));
+                  Tensor dqkv = raw::empty_like(qkv);
+                  g.dq = part(dqkv, 0), g.dk = part(dqkv, 1), g.dv = part(dqkv, 2);
+                  kernels::attention(g);
+                  return {dqkv};
+                });
 }
 
 }  // namespace weft::ops

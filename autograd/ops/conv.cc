@@ -1,4 +1,4 @@
-// Convolution and pooling of images [N, C, H, W].
+// Convolution and pooling of images [N, C, H, W], and convolution of sequences.
 #include "autograd/autocast.h"
 #include "autograd/ops.h"
 #include "autograd/raw.h"
@@ -8,12 +8,46 @@
 namespace weft::ops {
 namespace {
 
+using kernels::Conv2dPass;
 using kernels::Conv2dProblem;
 using kernels::Pool2dProblem;
 
 void check_image(std::string_view op, const Tensor& x) {
   raw::check_floating(op, x);
   WEFT_CHECK(x.dim() == 4, "{}: expected images [N, C, H, W], got {}", op, x);
+}
+
+/// The three maps of a convolution, each linear in two of image, filter and result, each in the
+/// dtype of its first operand and with the others for gradients:
+///   forward (x, w) to y, data gradient (dy, w) to dx, weight gradient (x, dy) to dw.
+Tensor convolve(const Conv2dProblem& geometry, Conv2dPass pass, const Tensor& a, const Tensor& b,
+                const Shape& shape) {
+  Conv2dProblem p = geometry;
+  const Tensor out = Tensor::empty(shape, a.dtype(), a.device());
+  (pass == Conv2dPass::kDataGradient ? p.dy : p.x) = a;
+  (pass == Conv2dPass::kWeightGradient ? p.dy : p.w) = b;
+  (pass == Conv2dPass::kForward ? p.y : pass == Conv2dPass::kDataGradient ? p.dx : p.dw) = out;
+  kernels::conv2d(p);
+  return record("conv2d", {a, b}, out, {a, b}, [geometry, pass](const Backward& g) -> Tensors {
+    const Tensor a = g.saved(0), b = g.saved(1), dout = cast(g.dy(), a.dtype());
+    const auto map = [&](Conv2dPass to, const Tensor& x, const Tensor& y, const Tensor& like) {
+      return convolve(geometry, to, x, y, like.shape());
+    };
+    constexpr auto kForward = Conv2dPass::kForward, kData = Conv2dPass::kDataGradient,
+                   kWeight = Conv2dPass::kWeightGradient;
+    Tensor da, db;
+    if (g.needs(0)) {
+      da = pass == kForward ? map(kData, dout, b, a)
+           : pass == kData  ? map(kForward, dout, b, a)
+                            : map(kData, b, dout, a);
+    }
+    if (g.needs(1)) {
+      db = pass == kForward ? map(kWeight, a, dout, b)
+           : pass == kData  ? map(kWeight, dout, a, b)
+                            : map(kForward, a, dout, b);
+    }
+    return {da, db};
+  });
 }
 
 Tensor pool(std::string_view op, const Tensor& x, const Pool2dOptions& options,
@@ -42,16 +76,24 @@ Tensor pool(std::string_view op, const Tensor& x, const Pool2dOptions& options,
   const bool is_max = kind == kernels::PoolKind::kMax;
   if (is_max && is_recording({x})) forward.indices = Tensor::empty(shape, DType::i32, x.device());
   kernels::pool2d(forward);
-  return record(op, {x}, forward.y, {forward.indices},
-                [p, shape = x.shape()](const Backward& b) -> Tensors {
-                  b.require_no_graph();
-                  Pool2dProblem backward = p;
-                  backward.dy = b.dy();
-                  backward.dx = Tensor::empty(shape, b.dy().dtype(), b.dy().device());
-                  backward.indices = b.saved(0);
-                  kernels::pool2d(backward);
-                  return {backward.dx};
-                });
+  return record(
+      op, {x}, forward.y, {forward.indices}, [=, shape = x.shape()](const Backward& b) -> Tensors {
+        Pool2dProblem backward = p;
+        backward.dy = b.dy();
+        backward.dx = Tensor::empty(shape, b.dy().dtype(), b.dy().device());
+        backward.indices = b.saved(0);
+        kernels::pool2d(backward);
+        // It is linear in dy: its gradient pools the same windows' means, or elements.
+        return {record(op, {b.dy()}, backward.dx, {backward.indices},
+                       [=](const Backward& g) -> Tensors {
+                         if (!is_max) return {avg_pool2d(g.dy(), options)};
+                         const Tensor places = g.saved(0);
+                         const Shape& s = places.shape();
+                         const Tensor planes = reshape(g.dy(), {s[0], s[1], shape[2] * shape[3]});
+                         const Tensor flat = reshape(places, {s[0], s[1], s[2] * s[3]});
+                         return {reshape(gather(planes, 2, flat), s)};
+                       })};
+      });
 }
 
 }  // namespace
@@ -89,11 +131,21 @@ Tensor conv2d(const Tensor& input, const Tensor& weight, const Tensor& bias,
   forward.x = x, forward.w = w, forward.bias = bias;
   forward.y = Tensor::empty(shape, dtype, x.device());
   kernels::conv2d(forward);
-  return record("conv2d", {x, weight, bias}, forward.y, {x, w},
+  return record("conv2d", {x, weight, bias}, forward.y, {x, w, weight},
                 [=, wide = weight.dtype()](const Backward& b) -> Tensors {
-                  b.require_no_graph();
                   const Tensor x = b.saved(0), w = b.saved(1), dy = cast(b.dy(), x.dtype());
                   Tensor dx, dw, db;
+                  if (b.create_graph()) {
+                    const Tensor weight = b.saved(2), narrow = cast(weight, x.dtype());
+                    if (b.needs(0)) {
+                      dx = convolve(p, Conv2dPass::kDataGradient, dy, narrow, x.shape());
+                    }
+                    if (b.needs(1)) {
+                      dw = convolve(p, Conv2dPass::kWeightGradient, x, dy, weight.shape());
+                    }
+                    if (b.needs(2)) db = cast(sum(dy, {0, 2, 3}), wide);
+                    return {dx, b.needs(1) ? cast(dw, wide) : dw, db};
+                  }
                   if (b.needs(0)) {
                     Conv2dProblem data = p;
                     data.w = w, data.dy = dy;
@@ -110,6 +162,57 @@ Tensor conv2d(const Tensor& input, const Tensor& weight, const Tensor& bias,
                   }
                   return {dx, dw, db};
                 });
+}
+
+Tensor conv1d(const Tensor& x, const Tensor& weight, const Tensor& bias,
+              const Conv1dOptions& options) {
+  raw::check_operands("conv1d", {x, weight, bias}, 2);
+  WEFT_CHECK(x.dim() == 3 && weight.dim() == 3,
+             "conv1d: expected sequences [N, C, L] and a weight [O, C/groups, K], got {} and {}", x,
+             weight);
+  // Images of one row.
+  return squeeze(conv2d(unsqueeze(x, 2), unsqueeze(weight, 2), bias,
+                        {.stride = {1, options.stride},
+                         .padding = {0, options.padding},
+                         .dilation = {1, options.dilation},
+                         .groups = options.groups}),
+                 2);
+}
+
+Tensor conv_transpose2d(const Tensor& input, const Tensor& weight, const Tensor& bias,
+                        const ConvTranspose2dOptions& options) {
+  check_image("conv_transpose2d", input);
+  raw::check_operands("conv_transpose2d", {input, weight, bias}, 2);
+  const int64_t groups = options.groups;
+  WEFT_CHECK(weight.dim() == 4 && groups > 0 && input.size(1) == weight.size(0) &&
+                 weight.size(0) % groups == 0,
+             "conv_transpose2d: images {} and weight {} do not fit together with {} groups", input,
+             weight, groups);
+  const int64_t channels = weight.size(1) * groups;
+  WEFT_CHECK(!bias.defined() || bias.shape() == Shape{channels},
+             "conv_transpose2d: expected a bias of shape [{}], got {}", channels, bias);
+  Shape shape = {input.size(0), channels};
+  for (int i = 0; i < 2; ++i) {
+    const int64_t stride = options.stride[i], dilation = options.dilation[i],
+                  added = options.output_padding[i];
+    WEFT_CHECK(stride > 0 && dilation > 0 && options.padding[i] >= 0 && added >= 0 &&
+                   added < std::max(stride, dilation),
+               "conv_transpose2d: expected a positive stride and dilation, a padding that is not "
+               "negative, and an output padding less than stride or dilation, got {}, {}, {}, {}",
+               stride, dilation, options.padding[i], added);
+    shape.push_back((input.size(2 + i) - 1) * stride - 2 * options.padding[i] +
+                    dilation * (weight.size(2 + i) - 1) + added + 1);
+    WEFT_CHECK(shape.back() > 0, "conv_transpose2d: {} leaves no pixel of images {}", weight,
+               input);
+  }
+  const DType dtype = autocast_products(input, weight);
+  const Tensor y =
+      convolve({.stride = options.stride,
+                .padding = options.padding,
+                .dilation = options.dilation,
+                .groups = groups},
+               Conv2dPass::kDataGradient, cast(input, dtype), cast(weight, dtype), shape);
+  return bias.defined() ? add(y, cast(reshape(bias, {1, channels, 1, 1}), dtype)) : y;
 }
 
 Tensor max_pool2d(const Tensor& x, const Pool2dOptions& options) {

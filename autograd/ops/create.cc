@@ -31,6 +31,19 @@ Tensor arange(int64_t begin, int64_t end, DType dtype) {
   return raw::contiguous(Tensor::from(values, {end - begin}), dtype);
 }
 
+Tensor linspace(double start, double end, int64_t steps, DType dtype, Device device) {
+  WEFT_CHECK(steps >= 0, "linspace: the number of steps must not be negative, got {}", steps);
+  const double step = (end - start) / static_cast<double>(std::max<int64_t>(steps - 1, 1));
+  std::vector<double> values;
+  // From the nearer end, so that both are exact and the middle is symmetric.
+  for (int64_t i = 0; i < steps; ++i) {
+    const double from_start = start + static_cast<double>(i) * step;
+    values.push_back(i < (steps + 1) / 2 ? from_start
+                                         : end - static_cast<double>(steps - 1 - i) * step);
+  }
+  return to(raw::contiguous(Tensor::from(values, {steps}), dtype), device);
+}
+
 Tensor eye(int64_t n, DType dtype) {
   WEFT_CHECK(n >= 0, "eye: the size must not be negative, got {}", n);
   Tensor y = Tensor::zeros({n, n}, dtype, {});

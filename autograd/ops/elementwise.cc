@@ -1,6 +1,7 @@
 // Elementwise ops: each is one kernel call and the rule of its derivative beside it.
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <numbers>
 #include <utility>
 
@@ -74,6 +75,11 @@ Tensor silu_slope(const Tensor& x) {
   return mul(s, 1.0 + mul(x, 1.0 - s));
 }
 
+Tensor hardswish_slope(const Tensor& x) {
+  const Tensor outside = cast(gt(x, scalar_like(x, 0)), x.dtype());
+  return where(gt(abs(x), scalar_like(x, 3)), outside, x / 3.0 + 0.5);
+}
+
 Tensor gelu_erf_slope(const Tensor& x) {
   const Tensor cdf = (1.0 + erf(x * (1 / std::numbers::sqrt2))) * 0.5;
   const double density = std::numbers::inv_sqrtpi / std::numbers::sqrt2;
@@ -118,6 +124,22 @@ constexpr Derivative kDerivatives[] = {
     {U::kSigmoid,    kY, [](T dy, T y) { return mul(dy, mul(y, 1.0 - y)); }, B::kSigmoidGrad},
     {U::kRelu,       kY, [](T dy, T y) { return mul(dy, relu_slope(y)); }, B::kReluGrad},
     {U::kSilu,       kX, [](T dy, T x) { return mul(dy, silu_slope(x)); }, B::kSiluGrad},
+    {U::kExp2,       kY, [](T dy, T y) { return mul(dy, y) * std::numbers::ln2; }},
+    {U::kExpm1,      kY, [](T dy, T y) { return mul(dy, y + 1.0); }, {}, kInF32},
+    {U::kLog2,       kX, [](T dy, T x) { return div(dy, x * std::numbers::ln2); }, {}, kInF32},
+    {U::kLog10,      kX, [](T dy, T x) { return div(dy, x * std::numbers::ln10); }, {}, kInF32},
+    {U::kLog1p,      kX, [](T dy, T x) { return div(dy, x + 1.0); }, {}, kInF32},
+    {U::kTan,        kY, [](T dy, T y) { return mul(dy, square(y) + 1.0); }, {}, kInF32},
+    {U::kAsin,       kX, [](T dy, T x) { return mul(dy, rsqrt(1.0 - square(x))); }, {}, kInF32},
+    {U::kAcos,       kX, [](T dy, T x) { return neg(mul(dy, rsqrt(1.0 - square(x)))); }, {}, kInF32},
+    {U::kAtan,       kX, [](T dy, T x) { return div(dy, square(x) + 1.0); }},
+    {U::kSinh,       kX, [](T dy, T x) { return mul(dy, cosh(x)); }, {}, kInF32},
+    {U::kCosh,       kX, [](T dy, T x) { return mul(dy, sinh(x)); }, {}, kInF32},
+    {U::kAsinh,      kX, [](T dy, T x) { return mul(dy, rsqrt(square(x) + 1.0)); }},
+    {U::kAcosh,      kX, [](T dy, T x) { return mul(dy, rsqrt(square(x) - 1.0)); }},
+    {U::kAtanh,      kX, [](T dy, T x) { return div(dy, 1.0 - square(x)); }},
+    {U::kSoftplus,   kX, [](T dy, T x) { return mul(dy, sigmoid(x)); }, {}, kInF32},
+    {U::kHardswish,  kX, [](T dy, T x) { return mul(dy, hardswish_slope(x)); }},
     {U::kGeluErf,   kX, [](T dy, T x) { return mul(dy, gelu_erf_slope(x)); }, B::kGeluErfGrad},
     {U::kGeluTanh,  kX, [](T dy, T x) { return mul(dy, gelu_tanh_slope(x)); }, B::kGeluTanhGrad},
 };
@@ -138,6 +160,16 @@ Tensor differentiable(UnaryOp op, const Tensor& input, std::string_view recorded
 }
 
 Tensor differentiable(UnaryOp op, const Tensor& x) { return differentiable(op, x, name(op)); }
+
+/// y = x > 0 ? x : bent(x), by a kernel with the parameter alpha. The gradient: dy where x > 0,
+/// slope(x) dy elsewhere, in recorded ops.
+template <class Slope>
+Tensor bend(UnaryOp op, T x, double alpha, Slope slope) {
+  return record(name(op), {x}, compute(op, x, alpha), {x}, [slope](const Backward& b) -> Tensors {
+    const Tensor x = b.saved(0), &dy = b.dy();
+    return {cast(where(gt(x, scalar_like(x, 0)), dy, slope(x, dy)), x.dtype())};
+  });
+}
 
 Tensor extreme(BinaryOp kernel, T a, T b) {
   return record(name(kernel), {a, b}, compute(kernel, a, b), {a, b},
@@ -232,6 +264,26 @@ Tensor div(const Tensor& first, const Tensor& second) {
                 });
 }
 
+Tensor remainder(const Tensor& a, const Tensor& b) {
+  return record_two(
+      "remainder", a, b, compute(B::kRemainder, a, b), {a, b},
+      [](const Backward& g) { return g.dy(); },
+      [](const Backward& g) { return neg(mul(g.dy(), floor_divide(g.saved(0), g.saved(1)))); });
+}
+
+Tensor atan2(const Tensor& first, const Tensor& second) {
+  const bool integers = !is_floating(first.dtype()) && !is_floating(second.dtype());
+  const Tensor a = integers ? cast(first, DType::f32) : first;
+  const Tensor b = integers ? cast(second, DType::f32) : second;
+  const auto over_squares = [](const Backward& g) {
+    return div(g.dy(), add(square(g.saved(0)), square(g.saved(1))));
+  };
+  return record_two(
+      "atan2", a, b, compute(B::kAtan2, a, b), {a, b},
+      [=](const Backward& g) { return mul(over_squares(g), g.saved(1)); },
+      [=](const Backward& g) { return neg(mul(over_squares(g), g.saved(0))); });
+}
+
 Tensor pow(const Tensor& first, const Tensor& second) {
   const Tensor a = autocast_f32(first), b = autocast_f32(second);
   const Tensor y = compute(B::kPow, a, b);
@@ -272,10 +324,21 @@ Tensor where(const Tensor& condition, const Tensor& a, const Tensor& b) {
                 });
 }
 
+Tensor masked_fill(const Tensor& x, const Tensor& mask, double value) {
+  WEFT_CHECK(mask.defined() && mask.dtype() == DType::boolean,
+             "masked_fill: the mask must be bool, got {}", mask);
+  return where(mask, full({}, value, x.dtype(), x.device()), x);
+}
+
 Tensor neg(const Tensor& x) { return differentiable(U::kNeg, x); }
 Tensor abs(const Tensor& x) { return differentiable(U::kAbs, x); }
 Tensor exp(const Tensor& x) { return differentiable(U::kExp, x); }
+Tensor exp2(const Tensor& x) { return differentiable(U::kExp2, x); }
+Tensor expm1(const Tensor& x) { return differentiable(U::kExpm1, x); }
 Tensor log(const Tensor& x) { return differentiable(U::kLog, x); }
+Tensor log2(const Tensor& x) { return differentiable(U::kLog2, x); }
+Tensor log10(const Tensor& x) { return differentiable(U::kLog10, x); }
+Tensor log1p(const Tensor& x) { return differentiable(U::kLog1p, x); }
 Tensor sqrt(const Tensor& x) { return differentiable(U::kSqrt, x); }
 Tensor rsqrt(const Tensor& x) { return differentiable(U::kRsqrt, x); }
 Tensor reciprocal(const Tensor& x) { return differentiable(U::kReciprocal, x); }
@@ -283,10 +346,41 @@ Tensor square(const Tensor& x) { return differentiable(U::kSquare, x); }
 Tensor sin(const Tensor& x) { return differentiable(U::kSin, x); }
 Tensor cos(const Tensor& x) { return differentiable(U::kCos, x); }
 Tensor erf(const Tensor& x) { return differentiable(U::kErf, x); }
+Tensor tan(const Tensor& x) { return differentiable(U::kTan, x); }
+Tensor asin(const Tensor& x) { return differentiable(U::kAsin, x); }
+Tensor acos(const Tensor& x) { return differentiable(U::kAcos, x); }
+Tensor atan(const Tensor& x) { return differentiable(U::kAtan, x); }
+Tensor sinh(const Tensor& x) { return differentiable(U::kSinh, x); }
+Tensor cosh(const Tensor& x) { return differentiable(U::kCosh, x); }
+Tensor asinh(const Tensor& x) { return differentiable(U::kAsinh, x); }
+Tensor acosh(const Tensor& x) { return differentiable(U::kAcosh, x); }
+Tensor atanh(const Tensor& x) { return differentiable(U::kAtanh, x); }
 Tensor tanh(const Tensor& x) { return differentiable(U::kTanh, x); }
 Tensor sigmoid(const Tensor& x) { return differentiable(U::kSigmoid, x); }
 Tensor relu(const Tensor& x) { return differentiable(U::kRelu, x); }
 Tensor silu(const Tensor& x) { return differentiable(U::kSilu, x); }
+Tensor hardswish(const Tensor& x) { return differentiable(U::kHardswish, x); }
+
+Tensor leaky_relu(const Tensor& x, double negative_slope) {
+  return bend(U::kLeakyRelu, x, negative_slope, [=](T, T dy) { return dy * negative_slope; });
+}
+
+Tensor elu(const Tensor& x, double alpha) {
+  // Where x > 0 the slope is not looked at, and must not overflow.
+  return bend(U::kElu, x, alpha, [=](T x, T dy) {
+    return mul(dy, exp(clamp(x, -std::numeric_limits<double>::infinity(), 0)) * alpha);
+  });
+}
+
+Tensor softplus(const Tensor& input, double beta, double threshold) {
+  const Tensor x = autocast_f32(input), scaled = beta == 1 ? x : x * beta;
+  const Tensor y = differentiable(U::kSoftplus, scaled);
+  const Tensor curve = beta == 1 ? y : y / beta;
+  // Beyond 17 the two are the same number in f32.
+  if (threshold >= 17 && x.dtype() != DType::f64) return curve;
+  return where(gt(scaled, scalar_like(scaled, threshold)), x, curve);
+}
+
 Tensor gelu(const Tensor& x, Gelu form) {
   return differentiable(form == Gelu::kErf ? U::kGeluErf : U::kGeluTanh, x, "gelu");
 }
@@ -313,12 +407,16 @@ Tensor gt(const Tensor& a, const Tensor& b) { return compute(B::kGt, a, b); }
 Tensor ge(const Tensor& a, const Tensor& b) { return compute(B::kGe, a, b); }
 Tensor logical_and(const Tensor& a, const Tensor& b) { return compute(B::kLogicalAnd, a, b); }
 Tensor logical_or(const Tensor& a, const Tensor& b) { return compute(B::kLogicalOr, a, b); }
+Tensor floor_divide(const Tensor& a, const Tensor& b) { return compute(B::kFloorDivide, a, b); }
 Tensor logical_not(const Tensor& x) { return compute(U::kLogicalNot, x); }
 Tensor is_nan(const Tensor& x) { return compute(U::kIsNan, x); }
+Tensor isinf(const Tensor& x) { return compute(U::kIsInf, x); }
+Tensor isfinite(const Tensor& x) { return compute(U::kIsFinite, x); }
 Tensor sign(const Tensor& x) { return compute(U::kSign, x); }
 Tensor floor(const Tensor& x) { return compute(U::kFloor, x); }
 Tensor ceil(const Tensor& x) { return compute(U::kCeil, x); }
 Tensor round(const Tensor& x) { return compute(U::kRound, x); }
+Tensor trunc(const Tensor& x) { return compute(U::kTrunc, x); }
 
 Tensor& add_(Tensor& target, const Tensor& x, double alpha) {
   const Tensor b = operand("add_", target, x);

@@ -1,6 +1,6 @@
-// Normalisation of layers, alone and after a residual addition, and of batches. Inside an Autocast
-// layer_norm makes a narrow output of an f32 input: the next matrix product would cast it anyway,
-// and the rounding is the same one.
+// Normalisation of layers, alone and after a residual addition, of groups, instances and batches.
+// Inside an Autocast layer_norm makes a narrow output of an f32 input: the next matrix product
+// would cast it anyway, and the rounding is the same one.
 #include "autograd/autocast.h"
 #include "autograd/ops.h"
 #include "autograd/raw.h"
@@ -98,6 +98,37 @@ Tensors fused_backward(const Backward& b, const Tensor& dy, const Tensor& ds, bo
   return {dx, dweight, dbias};
 }
 
+/// Each group of channels, and all that follows them, normalised as a row of layer_norm, in the
+/// dtype of x whatever the Autocast.
+Tensor normalized_groups(const Tensor& x, int64_t groups, const Tensor& weight, const Tensor& bias,
+                         double eps) {
+  const Autocast as_it_comes(DType::f32);
+  Shape features = x.shape();
+  features.erase(0);
+  const Shape rows = {x.size(0) * groups, numel(features) / groups};
+  Tensor y = reshape(layer_norm(reshape(x, rows), {}, {}, eps), x.shape());
+  Shape per_channel = Shape::filled(x.dim(), 1);
+  per_channel[1] = x.size(1);
+  if (weight.defined()) y = mul(y, reshape(weight, per_channel));
+  if (bias.defined()) y = add(y, reshape(bias, per_channel));
+  return cast(y, x.dtype());
+}
+
+void check_channels(std::string_view op, const Tensor& x,
+                    std::initializer_list<const Tensor*> per_channel) {
+  for (const Tensor* t : per_channel) {
+    WEFT_CHECK(!t->defined() || t->shape() == Shape{x.size(1)},
+               "{}: expected shape [{}], that of the channels of {}, got {}", op, x.size(1), x, *t);
+  }
+}
+
+/// running = (1 - momentum) running + momentum batch, in place.
+void update_running(Tensor& running, const Tensor& batch, double momentum) {
+  if (!running.defined()) return;
+  raw::copy(add(running * (1 - momentum), batch, momentum), running);
+  running.bump_version();
+}
+
 }  // namespace
 
 Tensor layer_norm(const Tensor& x, const Tensor& weight, const Tensor& bias, double eps) {
@@ -128,6 +159,50 @@ std::pair<Tensor, Tensor> add_layer_norm(const Tensor& x, const Tensor& residual
                                            b.needs(1) ? cast(g[0], dr) : Tensor(), g[1], g[2]};
                                  });
   return {results[0], results[1]};
+}
+
+Tensor rms_norm(const Tensor& input, const Tensor& weight, std::optional<double> eps) {
+  check("rms_norm", input, weight, {});
+  const Tensor x = autocast_f32(input);
+  const Tensor wide = itemsize(x.dtype()) < 4 ? cast(x, DType::f32) : x;
+  const double least = eps.value_or(2 * unit_roundoff(x.dtype()));
+  const Tensor y = cast(mul(wide, rsqrt(mean(square(wide), {-1}, true) + least)), x.dtype());
+  return weight.defined() ? mul(y, weight) : y;
+}
+
+Tensor group_norm(const Tensor& x, int64_t groups, const Tensor& weight, const Tensor& bias,
+                  double eps) {
+  raw::check_operands("group_norm", {x, weight, bias}, 1);
+  WEFT_CHECK(x.dim() >= 2 && groups > 0 && x.size(1) % groups == 0,
+             "group_norm: expected [N, C, ...] with channels for {} groups, got {}", groups, x);
+  check_channels("group_norm", x, {&weight, &bias});
+  return normalized_groups(autocast_f32(x), groups, weight, bias, eps);
+}
+
+Tensor instance_norm(const Tensor& x, Tensor running_mean, Tensor running_var, const Tensor& weight,
+                     const Tensor& bias, bool use_input_stats, double momentum, double eps) {
+  raw::check_operands("instance_norm", {x, weight, bias, running_mean, running_var}, 1);
+  WEFT_CHECK(x.dim() >= 3 && x.size(1) > 0, "instance_norm: expected [N, C, ...], got {}", x);
+  check_channels("instance_norm", x, {&running_mean, &running_var, &weight, &bias});
+  if (!use_input_stats) {
+    return batch_norm(x, weight, bias, running_mean, running_var, false, momentum, eps);
+  }
+  Shape instance;
+  int64_t elements = 1;
+  for (int d = 2; d < x.dim(); ++d) {
+    instance.push_back(d);
+    elements *= x.shape()[d];
+  }
+  WEFT_CHECK(elements > 1 || x.numel() == 0,
+             "instance_norm: needs more than one value per channel, got {}", x);
+  {
+    const NoGrad guard;
+    if (running_mean.defined()) {
+      update_running(running_mean, mean(mean(x, instance), {0}), momentum);
+    }
+    if (running_var.defined()) update_running(running_var, mean(var(x, instance), {0}), momentum);
+  }
+  return normalized_groups(x, x.size(1), weight, bias, eps);
 }
 
 Tensor batch_norm(const Tensor& x, const Tensor& scale, const Tensor& shift, Tensor running_mean,

@@ -1,6 +1,8 @@
 // Reductions. Kernels keep reduced dimensions with size 1; keepdim = false drops them afterwards.
 #include "kernels/reduce/reduce.h"
 
+#include <cmath>
+
 #include "autograd/autocast.h"
 #include "autograd/ops.h"
 #include "autograd/raw.h"
@@ -68,6 +70,14 @@ Tensor extreme(const Tensor& input, const Shape& dims, bool keepdim, Reduction r
     const Tensor shared = div(view(b.dy(), kept), sum(hits, reduced(kept), true));
     return {mul(hits, shared)};
   });
+}
+
+/// sum^(1 / p) of sums that are not negative, with the gradient 0 where the sum is 0.
+Tensor root(const Tensor& sum, double p) {
+  const Tensor zero = full({}, 0, sum.dtype(), sum.device());
+  const Tensor is_zero = eq(sum, zero), positive = masked_fill(sum, is_zero, 1);
+  const Tensor one_over_p = full({}, 1 / p, sum.dtype(), sum.device());
+  return masked_fill(p == 2 ? sqrt(positive) : pow(positive, one_over_p), is_zero, 0);
 }
 
 Tensor arg_extreme(const Tensor& x, int64_t dim, bool keepdim, Reduction reduction) {
@@ -138,6 +148,58 @@ Tensor var(const Tensor& x, const Shape& dims, double correction, bool keepdim) 
     const Tensor centred = sub(x, mean(x, reduced(kept), true));
     return {mul(centred, reshape(b.dy() * scale, kept))};
   });
+}
+
+Tensor std(const Tensor& x, const Shape& dims, double correction, bool keepdim) {
+  return root(var(x, dims, correction, keepdim), 2);
+}
+
+Tensor norm(const Tensor& input, double p, const Shape& dims, bool keepdim) {
+  raw::check_floating("norm", input);
+  const Tensor given = autocast_f32(input);
+  const DType dtype = given.dtype();
+  const Tensor x = itemsize(dtype) < 4 ? cast(given, DType::f32) : given;
+  const Tensor size = p == 2 ? x : abs(x);
+  Tensor y;
+  if (p == 0) {
+    y = cast(sum(ne(x, full({}, 0, x.dtype(), x.device())), dims, keepdim), x.dtype());
+  } else if (p == 1) {
+    y = sum(size, dims, keepdim);
+  } else if (std::isinf(p)) {
+    y = p > 0 ? max(size, dims, keepdim) : min(size, dims, keepdim);
+  } else if (p == 2) {
+    y = root(sum(square(size), dims, keepdim), 2);
+  } else {
+    y = root(sum(pow(size, full({}, p, x.dtype(), x.device())), dims, keepdim), p);
+  }
+  return cast(y, dtype);
+}
+
+Tensor logsumexp(const Tensor& input, const Shape& dims, bool keepdim) {
+  raw::check_floating("logsumexp", input);
+  const Tensor x = autocast_f32(input);
+  const Axes axes(x, dims, "logsumexp");
+  if (axes.count == 0) return log(sum(exp(x), dims, keepdim));
+  Tensor shift;  // a constant: it cancels
+  {
+    const NoGrad guard;
+    shift = max(detach(x), dims, true);
+    shift = masked_fill(shift, isinf(shift), 0);
+  }
+  return add(log(sum(exp(sub(x, shift)), dims, keepdim)), reshape(shift, axes.result(keepdim)));
+}
+
+Tensor trace(const Tensor& x) {
+  WEFT_CHECK(x.dim() == 2, "trace: expected a matrix, got {}", x);
+  return cast(sum(diagonal(x)), sum_dtype(x));  // an Autocast does not widen it
+}
+
+Tensor any(const Tensor& x, const Shape& dims, bool keepdim) {
+  return compute(x, Axes(x, dims, "any"), Reduction::kAny, DType::boolean, keepdim);
+}
+
+Tensor all(const Tensor& x, const Shape& dims, bool keepdim) {
+  return compute(x, Axes(x, dims, "all"), Reduction::kAll, DType::boolean, keepdim);
 }
 
 Tensor argmax(const Tensor& x, int64_t dim, bool keepdim) {

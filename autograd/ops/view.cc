@@ -101,6 +101,30 @@ Tensor select(const Tensor& x, int64_t dim, int64_t index) {
   });
 }
 
+Tensor diagonal(const Tensor& x, int64_t offset, int64_t dim1, int64_t dim2) {
+  const int a = wrap_dim(dim1, x.dim(), "diagonal"), b = wrap_dim(dim2, x.dim(), "diagonal");
+  WEFT_CHECK(a != b, "diagonal: expected two dimensions of {}, got {} twice", x, a);
+  const auto part = [=](const Tensor& whole) {
+    const int64_t rows = whole.shape()[a], columns = whole.shape()[b];
+    const int64_t down = offset < 0 ? -offset : 0, right = offset < 0 ? 0 : offset;
+    const int64_t length = std::max<int64_t>(0, std::min(rows - down, columns - right));
+    Shape shape = whole.shape();
+    Strides strides = whole.strides();
+    const int64_t begin = length > 0 ? down * strides[a] + right * strides[b] : 0;
+    const int64_t step = strides[a] + strides[b];
+    for (int d : {std::max(a, b), std::min(a, b)}) shape.erase(d), strides.erase(d);
+    shape.push_back(length);
+    strides.push_back(step);
+    return Tensor::view_of(whole.storage(), shape, strides, whole.offset() + begin, whole.dtype());
+  };
+  return record_view("diagonal", x, part(x), [=, shape = x.shape()](const Backward& g) -> Tensors {
+    Tensor dx = Tensor::zeros(shape, g.dy().dtype(), g.dy().device());
+    Tensor target = diagonal(dx, offset, a, b);
+    copy_(target, g.dy());
+    return {dx};
+  });
+}
+
 Tensors split(const Tensor& x, int64_t size, int64_t dim) {
   WEFT_CHECK(size > 0, "split: the size of a piece must be positive, got {}", size);
   const int64_t total = x.size(dim);

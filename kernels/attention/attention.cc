@@ -15,7 +15,9 @@ int64_t shared_memory_of(const AttentionProblem& p) {
 
 bool attention_is_ieee(const AttentionProblem& p) { return gemm_is<GemmArithmetic::kIeee>(p); }
 
-bool attention_has_numerics(const AttentionProblem& p) { return !attention_is_ieee(p); }
+bool attention_has_numerics(const AttentionProblem& p) {
+  return !attention_is_ieee(p) && attention_is_unmasked(p);
+}
 
 /// What the kernels of plain arithmetic for CUDA multiply.
 bool attention_is_plain(const AttentionProblem& p) {
@@ -36,7 +38,7 @@ bool attention_is_for_mma(const AttentionProblem& p) {
 // block of queries against every key stay in a core's cache up to these lengths; under a causal
 // mask half of them are useless work that attention_cpu_flash skips.
 bool attention_has_short_rows(const AttentionProblem& p) {
-  return attention_is_ieee(p) && p.q.numel() > 0 && p.k.numel() > 0 &&
+  return attention_is_ieee(p) && attention_is_unmasked(p) && p.q.numel() > 0 && p.k.numel() > 0 &&
          p.k.size(2) <= (p.causal ? 512 : 2048);
 }
 
@@ -47,22 +49,27 @@ bool attention_has_short_rows(const AttentionProblem& p) {
 #define WEFT_LIST "kernels/attention/attention.inc"
 #include "kernels/op_list_inl.h"
 
+bool attention_is_unmasked(const AttentionProblem& p) {
+  return !p.mask.defined() && p.q.size(1) == p.k.size(1);
+}
+
 bool attention_fits_shared_rows(const AttentionProblem& p) {
   if (!attention_is_plain(p)) return false;
   const auto size = static_cast<int64_t>(p.dtype() == DType::f64 ? sizeof(double) : sizeof(float));
-  const int64_t longest = p.backward() ? std::max(p.k.size(2), 2 * p.q.size(2)) : p.k.size(2);
+  const int64_t longest =
+      p.backward() ? std::max(p.k.size(2), 2 * p.q.size(2) * heads_per_key(p)) : p.k.size(2);
   return longest * size <= shared_memory_of(p);
 }
 
 bool attention_fits_tiles(const AttentionProblem& p) {
-  return attention_is_plain(p) && p.q.size(3) <= 128 &&
+  return attention_is_plain(p) && attention_is_unmasked(p) && p.q.size(3) <= 128 &&
          p.q.size(0) * p.q.size(1) * (std::max(p.q.size(2), p.k.size(2)) / 32 + 1) < INT32_MAX;
 }
 
 bool attention_fits_mma(const AttentionProblem& p) {
   constexpr int64_t kMostTokens = int64_t{1} << 30;  // the kernels count them in int
   // A kernel's largest score is the one with the largest product only under a positive scale.
-  return attention_is_for_mma(p) && p.scale > 0 && p.q.size(3) <= 128 &&
+  return attention_is_for_mma(p) && attention_is_unmasked(p) && p.scale > 0 && p.q.size(3) <= 128 &&
          p.q.size(2) < kMostTokens && p.k.size(2) < kMostTokens &&
          p.q.size(0) * p.q.size(1) * (std::max(p.q.size(2), p.k.size(2)) / 64 + 1) < INT32_MAX &&
          has_aligned_rows(p.q) && has_aligned_rows(p.k) && has_aligned_rows(p.v) &&
@@ -100,7 +107,7 @@ void attention(const AttentionProblem& problem) { dispatch(attention_op(), probl
 std::string AttentionProblem::tuning_key() const {
   return operand_key("q", q) + operand_key("k", k) + operand_key("v", v) + operand_key("out", out) +
          operand_key("dout", dout) + operand_key("dq", dq) + operand_key("dk", dk) +
-         operand_key("dv", dv) +
+         operand_key("dv", dv) + operand_key("mask", mask) +
          fmt::format("{}{}{}{}", causal ? "causal, " : "", dropout > 0 ? "dropout, " : "",
                      rounds_scores ? "" : "exact scores, ", to_string(numerics));
 }
@@ -111,8 +118,8 @@ std::vector<Tensor> AttentionProblem::written() const {
 }
 
 std::string AttentionProblem::describe() const {
-  return fmt::format("attention(q={}, k={}, scale={}, causal={}, dropout={}, backward={})", q, k,
-                     scale, causal, dropout, backward());
+  return fmt::format("attention(q={}, k={}, scale={}, causal={}, mask={}, dropout={}, backward={})",
+                     q, k, scale, causal, mask.defined(), dropout, backward());
 }
 
 }  // namespace weft::kernels

@@ -1,6 +1,7 @@
 // Scaled dot-product attention and its gradient, per batch b and head h.
 //
-//   S = scale Q K^T                    [Tq, Tk]; causal: query i sees the keys j <= i only
+//   S = scale Q K^T                    [Tq, Tk]; causal: query i sees the keys j <= i only;
+//                                      mask: query i sees key j where mask[b,h,i,j], too
 //   P = softmax(S), lse = log sum exp(S) along the keys
 //   out = dropout(P) V                 dropout keeps elements with probability 1 - p, times 1/(1-p)
 //
@@ -8,11 +9,14 @@
 //   P = exp(S - lse), dP = dropout(dout V^T), D = sum(dout * out) along the head dimension,
 //   dS = P * (dP - D), dq = scale dS K, dk = scale dS^T Q, dv = dropout(P)^T dout
 //
-// q, out, dout, dq: [B, H, Tq, D]; k, v, dk, dv: [B, H, Tk, D]; one dtype (f64 f32 f16 bf16). Any
-// batch, head and token strides, so views of a fused [B, T, 3, H, D] buffer and of a [B, T, H, D]
-// output need no copy; the head dimension has unit stride. lse: contiguous [B, H, Tq], f32 (f64 for
-// f64). Outputs are assigned (=). The softmax is in f32 (f64 for f64), the products are as
-// `numerics` says (kernels/gemm/matmul_numerics.h). Tk = 0 gives out = 0 and lse = -inf.
+// q, out, dout, dq: [B, H, Tq, D]; k, v, dk, dv: [B, H / n, Tk, D], each of whose heads serves n
+// neighbouring heads of q (grouped heads), one where n = 1, and has the sum of their gradients;
+// mask: bool [B, H, Tq, Tk], any strides, or undefined, beside a scale other than 0; one dtype (f64
+// f32 f16 bf16). Any batch, head and token strides, so views of a fused [B, T, 3, H, D] buffer and
+// of a [B, T, H, D] output need no copy; the head dimension has unit stride. lse: contiguous [B, H,
+// Tq], f32 (f64 for f64). Outputs are assigned (=). The softmax is in f32 (f64 for f64), the
+// products are as `numerics` says (kernels/gemm/matmul_numerics.h). A query that sees no key has
+// out = 0 and lse = -inf.
 //
 // Element n of the row-major [B, H, Tq, Tk] scores is dropped when
 // uniform_from_bits(philox4x32(seed, stream, offset + n / 4)[n % 4]) < p: backward draws the same
@@ -32,6 +36,7 @@ struct AttentionProblem {
   Tensor lse;         // forward: written; backward: the forward's
   Tensor dout;        // backward only: the gradient of out
   Tensor dq, dk, dv;  // backward only: written
+  Tensor mask;        // may be undefined
   double scale = 1;   // usually 1 / sqrt(D)
   bool causal = false;
   double dropout = 0;  // p, in [0, 1)
@@ -55,7 +60,11 @@ struct AttentionProblem {
   std::vector<Tensor> written() const;
 };
 
-/// A row of scores, and two columns in backward, fit a GPU's shared memory.
+/// Each head of q has its own keys, and sees all of them but for causality: what most variants
+/// take.
+bool attention_is_unmasked(const AttentionProblem& problem);
+/// A row of scores, and in backward two columns for each head that shares the keys, fit a GPU's
+/// shared memory.
 bool attention_fits_shared_rows(const AttentionProblem& problem);
 /// Heads of up to 128 columns.
 bool attention_fits_tiles(const AttentionProblem& problem);

@@ -21,17 +21,22 @@ struct AttentionCase {
   Accumulation accumulation = Accumulation::kIeee;
   bool rounds_scores = false;  // of f16: allows it
   Tf32 tf32 = Tf32::kOff;      // of f32
+  int64_t sharing = 1;         // heads of q for each of k and v
+  enum class Mask { kNone, kOfKeys, kFull } mask = Mask::kNone;
 
   std::string name() const {
     constexpr std::string_view kTf32[] = {"", "_tf32", "_tf32_nearest"};
-    return fmt::format("{}x{}x{}x{}x{}_{}{}{}{}{}{}{}{}", batch, heads, queries, keys, width,
+    constexpr std::string_view kMasks[] = {"", "_masked_keys", "_masked"};
+    return fmt::format("{}x{}x{}x{}x{}_{}{}{}{}{}{}{}{}{}{}", batch, heads, queries, keys, width,
                        weft::name(dtype), backward ? "_backward" : "", causal ? "_causal" : "",
                        dropout > 0 ? "_dropout" : "", fused ? "_fused" : "",
                        accumulation == Accumulation::kExact ? "_exact" : "",
-                       rounds_scores ? "_rounded" : "", kTf32[static_cast<int>(tf32)]);
+                       rounds_scores ? "_rounded" : "", kTf32[static_cast<int>(tf32)],
+                       kMasks[static_cast<int>(mask)],
+                       sharing > 1 ? fmt::format("_shared_by_{}", sharing) : "");
   }
 
-  Tensor output(Inputs& in, int64_t tokens) const {
+  Tensor output(Inputs& in, int64_t heads, int64_t tokens) const {
     if (!fused) return in.output({batch, heads, tokens, width}, dtype);
     const Tensor rows = in.row_strided_output({batch, tokens, heads * width}, dtype);
     const Shape shape = {batch, heads, tokens, width};
@@ -48,7 +53,8 @@ struct AttentionCase {
                        .offset = 5,
                        .rounds_scores = rounds_scores,
                        .numerics = {accumulation, tf32}};
-    const auto random = [&](int64_t tokens, double size) {
+    const int64_t key_heads = heads / sharing;
+    const auto random = [&](int64_t heads, int64_t tokens, double size) {
       return in.uniform({batch, heads, tokens, width}, dtype, -size, size);
     };
     if (fused) {
@@ -58,22 +64,32 @@ struct AttentionCase {
       };
       p.q = part(0), p.k = part(1), p.v = part(2);
     } else {
-      p.q = random(queries, 2), p.k = random(keys, 2), p.v = random(keys, 2);
+      p.q = random(heads, queries, 2), p.k = random(key_heads, keys, 2);
+      p.v = random(key_heads, keys, 2);
+    }
+    if (mask == Mask::kOfKeys) {
+      p.mask = view::expand(in.integers({batch, 1, 1, keys}, DType::boolean, 0, 1),
+                            {batch, heads, queries, keys});
+    } else if (mask == Mask::kFull) {
+      // Queries that see no key are among them.
+      const Tensor shown = in.integers({batch, heads, queries, keys}, DType::boolean, 0, 1);
+      std::fill_n(shown.data<bool>(), std::min(shown.numel(), 2 * keys), false);
+      p.mask = in.strided(shown);
     }
     const DType sums = dtype == DType::f64 ? DType::f64 : DType::f32;
     if (!backward) {
-      p.out = output(in, queries);
+      p.out = output(in, heads, queries);
       p.lse = in.output({batch, heads, queries}, sums);
       return p;
     }
     // lse near that of the forward pass, out of the size of a mean of v.
     const double log_keys = std::log(static_cast<double>(std::max<int64_t>(keys, 1)));
-    p.out = random(queries, 0.5);
-    p.dout = random(queries, 1);
+    p.out = random(heads, queries, 0.5);
+    p.dout = random(heads, queries, 1);
     p.lse = in.uniform({batch, heads, queries}, sums, log_keys, log_keys + 2);
-    p.dq = output(in, queries);
-    p.dk = output(in, keys);
-    p.dv = output(in, keys);
+    p.dq = output(in, heads, queries);
+    p.dk = output(in, key_heads, keys);
+    p.dv = output(in, key_heads, keys);
     return p;
   }
 };
@@ -182,6 +198,36 @@ inline OpTable attention_table() {
     const Accumulation exact = Accumulation::kExact;
     add({2, 3, 65, 65, 32, dtype, false, false, 0, true, exact});
     add({1, 2, 17, 33, 24, dtype, false, true, 0.25, false, exact});
+  }
+  // Grouped heads and masks: several blocks of queries and of keys, of which one may hide all.
+  for (DType dtype : {DType::f64, DType::f32, DType::f16, DType::bf16}) {
+    using Mask = AttentionCase::Mask;
+    add({.batch = 2,
+         .heads = 4,
+         .queries = 19,
+         .keys = 33,
+         .width = 24,
+         .dtype = dtype,
+         .sharing = 2});
+    for (Mask mask : {Mask::kOfKeys, Mask::kFull}) {
+      add({.batch = 2,
+           .heads = 3,
+           .queries = 50,
+           .keys = 21,
+           .width = 16,
+           .dtype = dtype,
+           .dropout = 0.2,
+           .sharing = 3,
+           .mask = mask});
+      add({.batch = 1,
+           .heads = 1,
+           .queries = 9,
+           .keys = 140,
+           .width = 8,
+           .dtype = dtype,
+           .causal = mask == Mask::kFull,
+           .mask = mask});
+    }
   }
   // Timed: ViT-B/16 with 4 images and the compact model with 64, each from a fused buffer.
   for (DType dtype : {DType::f32, DType::bf16}) {

@@ -2,7 +2,8 @@
 // softmax is Milakov and Gimelshein's, 2018): any length, f32 and f64 arithmetic, no library.
 //
 // A thread owns a (batch, head) pair: it packs the pair's operands once, then walks blocks of
-// queries against blocks of keys, one block of scores (two in backward) at a time. In forward a
+// queries against blocks of keys, one block of scores (two in backward) at a time. In backward it
+// owns a pair of k and v, and takes the heads of q that share it one after the other. In forward a
 // block of O is rescaled whenever the running maximum grows; backward recomputes P from lse, and
 // adds to dk and dv in the order of the query blocks. The limiter is the matrix product.
 #undef HWY_TARGET_INCLUDE
@@ -121,6 +122,21 @@ void store_rows(const Acc* from, int64_t padded, const Matrix& to) {
   }
 }
 
+/// Hides the keys [key, key + n) that the mask hides from a query: their scores become -inf under
+/// the scale. Returns whether any is left.
+template <class Acc>
+bool hide_scores(const MaskRow& mask, int64_t key, int64_t n, Acc scale, Acc* scores) {
+  if (!mask.first) return true;
+  const Acc hidden = -std::copysign(std::numeric_limits<Acc>::infinity(), scale);
+  bool is_any_left = false;
+  for (int64_t j = 0; j < n; ++j) {
+    const bool is_shown = mask.shows(key + j);
+    is_any_left |= is_shown;
+    scores[j] = is_shown ? scores[j] : hidden;
+  }
+  return is_any_left;
+}
+
 /// A block of queries against a block of keys.
 struct ScoreBlock {
   int64_t query, queries, key, keys;
@@ -131,14 +147,13 @@ struct ScoreBlock {
 template <class Acc>
 class Pair {
  public:
-  Pair(const AttentionProblem& p, int64_t pair)
+  explicit Pair(const AttentionProblem& p)
       : queries(p.q.size(2)),
         keys(p.k.size(2)),
         width(p.q.size(3)),
         padded_width(padded(width)),
         padded_keys(padded(keys)),
         p_(p),
-        pair_(pair),
         memory_(Tensor::empty({most_elements()}, dtype_of<Acc>())) {}
 
   const int64_t queries, keys, width, padded_width, padded_keys;
@@ -149,10 +164,10 @@ class Pair {
     WEFT_ASSERT(used_ <= memory_.numel());
     return taken;
   }
-  /// [T, padded_width]
-  const Acc* rows_of(const Tensor& heads) {
+  /// A pair's [T, padded_width].
+  const Acc* rows_of(const Tensor& heads, int64_t pair) {
     Acc* rows = take(heads.size(2) * padded_width);
-    pack_rows(head_matrix(heads, pair_), padded_width, rows);
+    pack_rows(head_matrix(heads, pair), padded_width, rows);
     return rows;
   }
   /// [width, padded_keys], of k's or v's rows.
@@ -187,17 +202,17 @@ class Pair {
   }
 
   const AttentionProblem& p_;
-  int64_t pair_, used_ = 0;
+  int64_t used_ = 0;
   Tensor memory_;
 };
 
 template <class Acc>
 void forward_pair(const AttentionProblem& p, int64_t pair) {
-  Pair<Acc> s(p, pair);
-  const int64_t width = s.padded_width;
-  const Acc* q = s.rows_of(p.q);
-  const Acc* k_columns = s.columns_of(s.rows_of(p.k));
-  const Acc* v = s.rows_of(p.v);
+  Pair<Acc> s(p);
+  const int64_t width = s.padded_width, key_pair = pair / heads_per_key(p);
+  const Acc* q = s.rows_of(p.q, pair);
+  const Acc* k_columns = s.columns_of(s.rows_of(p.k, key_pair));
+  const Acc* v = s.rows_of(p.v, key_pair);
   Acc* scores = s.take(kQueries * kKeys);
   Acc* out = s.take(kQueries * width);
   Acc* factors = s.take(kKeys);
@@ -219,6 +234,10 @@ void forward_pair(const AttentionProblem& p, int64_t pair) {
         Acc* row = scores + i * kKeys;
         std::fill(row + seen, row + block.keys, Acc{0});
         if (seen == 0) continue;
+        if (!hide_scores({p, pair, first + i}, key, seen, scale, row)) {
+          std::fill(row, row + seen, Acc{0});
+          continue;
+        }
         const Acc block_max = max_score(row, seen, scale);
         // A NaN score must reach the sum, not hide behind the maximum.
         const Acc new_max = block_max > max[i] ? block_max : max[i];
@@ -237,7 +256,7 @@ void forward_pair(const AttentionProblem& p, int64_t pair) {
                     width);
     }
     for (int64_t i = 0; i < rows; ++i) {
-      const Acc inverse = keys == 0 ? 0 : 1 / sum[i];
+      const Acc inverse = sum[i] == 0 ? 0 : 1 / sum[i];
       for (int64_t j = 0; j < width; ++j) out[i * width + j] *= inverse;
       lse[first + i] = max[i] + std::log(sum[i]);
     }
@@ -246,14 +265,14 @@ void forward_pair(const AttentionProblem& p, int64_t pair) {
 }
 
 template <class Acc>
-void backward_pair(const AttentionProblem& p, int64_t pair) {
-  Pair<Acc> s(p, pair);
+void backward_pair(const AttentionProblem& p, int64_t key_pair) {
+  Pair<Acc> s(p);
   const int64_t width = s.padded_width;
-  const Acc* q = s.rows_of(p.q);
-  const Acc* dout = s.rows_of(p.dout);
-  const Acc* k = s.rows_of(p.k);
+  Acc* q = s.take(s.queries * width);
+  Acc* dout = s.take(s.queries * width);
+  const Acc* k = s.rows_of(p.k, key_pair);
   const Acc* k_columns = s.columns_of(k);
-  const Acc* v_columns = s.columns_of(s.rows_of(p.v));
+  const Acc* v_columns = s.columns_of(s.rows_of(p.v, key_pair));
   Acc* dk = s.take(s.keys * width);
   Acc* dv = s.take(s.keys * width);
   Acc* probabilities = s.take(kQueries * kKeys);
@@ -265,47 +284,54 @@ void backward_pair(const AttentionProblem& p, int64_t pair) {
   Acc* delta = s.take(s.queries);
   std::fill(dk, dk + s.keys * width, Acc{0});
   std::fill(dv, dv + s.keys * width, Acc{0});
-  const Matrix out = head_matrix(p.out, pair), gradient = head_matrix(p.dout, pair);
-  for (int64_t i = 0; i < s.queries; ++i) {
-    delta[i] = dot_of_rows(out.dtype, out.at(i, 0), gradient.at(i, 0), s.width, row_a, row_b);
-  }
   const auto scale = static_cast<Acc>(p.scale);
-  const Acc* lse = p.lse.data<Acc>() + pair * s.queries;
-  const Matrix target = head_matrix(p.dq, pair);
-  for (int64_t first = 0; first < s.queries; first += kQueries) {
-    const int64_t rows = std::min(kQueries, s.queries - first);
-    std::fill(dq, dq + rows * width, Acc{0});
-    const int64_t keys = visible_keys(p, first + rows - 1);
-    for (int64_t key = 0; key < keys; key += kKeys) {
-      const ScoreBlock block{first, rows, key, std::min(kKeys, keys - key)};
-      s.multiply_block(block, q, k_columns, probabilities);
-      s.multiply_block(block, dout, v_columns, gradients);
-      for (int64_t i = 0; i < rows; ++i) {
-        const int64_t seen = s.seen(block, i);
-        Acc* row = probabilities + i * kKeys;
-        Acc* dp = gradients + i * kKeys;
-        if (p.dropout > 0) dropout_factors(p, pair, first + i, key, seen, factors);
-        backward_row(row, dp, seen, scale, lse[first + i], delta[first + i],
-                     p.dropout > 0 ? factors : nullptr);
-        std::fill(row + seen, row + block.keys, Acc{0});
-        std::fill(dp + seen, dp + block.keys, Acc{0});
-      }
-      multiply<Acc>(block.keys, width, rows, {probabilities, 1, kKeys}, dout + first * width, width,
-                    dv + key * width, width);
-      multiply<Acc>(block.keys, width, rows, {gradients, 1, kKeys}, q + first * width, width,
-                    dk + key * width, width);
-      multiply<Acc>(rows, width, block.keys, {gradients, kKeys, 1}, k + key * width, width, dq,
-                    width);
+  const int64_t sharing = heads_per_key(p);
+  for (int64_t pair = key_pair * sharing; pair < (key_pair + 1) * sharing; ++pair) {
+    pack_rows(head_matrix(p.q, pair), width, q);
+    pack_rows(head_matrix(p.dout, pair), width, dout);
+    const Matrix out = head_matrix(p.out, pair), gradient = head_matrix(p.dout, pair);
+    for (int64_t i = 0; i < s.queries; ++i) {
+      delta[i] = dot_of_rows(out.dtype, out.at(i, 0), gradient.at(i, 0), s.width, row_a, row_b);
     }
-    store_rows(dq, width, target.block(first, rows, 0, s.width));
+    const Acc* lse = p.lse.data<Acc>() + pair * s.queries;
+    const Matrix target = head_matrix(p.dq, pair);
+    for (int64_t first = 0; first < s.queries; first += kQueries) {
+      const int64_t rows = std::min(kQueries, s.queries - first);
+      std::fill(dq, dq + rows * width, Acc{0});
+      const int64_t keys = visible_keys(p, first + rows - 1);
+      for (int64_t key = 0; key < keys; key += kKeys) {
+        const ScoreBlock block{first, rows, key, std::min(kKeys, keys - key)};
+        s.multiply_block(block, q, k_columns, probabilities);
+        s.multiply_block(block, dout, v_columns, gradients);
+        for (int64_t i = 0; i < rows; ++i) {
+          int64_t seen = s.seen(block, i);
+          Acc* row = probabilities + i * kKeys;
+          Acc* dp = gradients + i * kKeys;
+          if (!hide_scores({p, pair, first + i}, key, seen, scale, row)) seen = 0;
+          if (p.dropout > 0) dropout_factors(p, pair, first + i, key, seen, factors);
+          backward_row(row, dp, seen, scale, lse[first + i], delta[first + i],
+                       p.dropout > 0 ? factors : nullptr);
+          std::fill(row + seen, row + block.keys, Acc{0});
+          std::fill(dp + seen, dp + block.keys, Acc{0});
+        }
+        multiply<Acc>(block.keys, width, rows, {probabilities, 1, kKeys}, dout + first * width,
+                      width, dv + key * width, width);
+        multiply<Acc>(block.keys, width, rows, {gradients, 1, kKeys}, q + first * width, width,
+                      dk + key * width, width);
+        multiply<Acc>(rows, width, block.keys, {gradients, kKeys, 1}, k + key * width, width, dq,
+                      width);
+      }
+      store_rows(dq, width, target.block(first, rows, 0, s.width));
+    }
   }
-  store_rows(dk, width, head_matrix(p.dk, pair));
-  store_rows(dv, width, head_matrix(p.dv, pair));
+  store_rows(dk, width, head_matrix(p.dk, key_pair));
+  store_rows(dv, width, head_matrix(p.dv, key_pair));
 }
 
 template <class Acc>
 void run_pairs(const AttentionProblem& p) {
-  parallel_for(attention_pairs(p), 1, [&](int64_t pair, int64_t) {
+  const int64_t pairs = p.backward() ? p.k.size(0) * p.k.size(1) : attention_pairs(p);
+  parallel_for(pairs, 1, [&](int64_t pair, int64_t) {
     p.backward() ? backward_pair<Acc>(p, pair) : forward_pair<Acc>(p, pair);
   });
 }

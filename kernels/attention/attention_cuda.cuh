@@ -7,6 +7,7 @@
 #include "core/philox.h"
 #include "core/stream.h"
 #include "kernels/attention/attention.h"
+#include "kernels/attention/attention_heads.h"
 #include "kernels/device/elements.cuh"
 #include "kernels/device/mma.h"
 #include "kernels/device/warp.cuh"
@@ -39,6 +40,7 @@ template <class Heads, class Count, class Real>
 struct AttentionFields {
   Heads q, k, v, out, dout, dq, dk, dv;
   Count heads, queries, keys, width;
+  Count sharing;  // heads of q that share one of k and v
   Real scale, dropout;
   bool causal;
   uint64_t seed, stream, offset;
@@ -56,6 +58,7 @@ struct AttentionFields {
         queries(static_cast<Count>(p.q.size(2))),
         keys(static_cast<Count>(p.k.size(2))),
         width(static_cast<Count>(p.q.size(3))),
+        sharing(static_cast<Count>(heads_per_key(p))),
         scale(static_cast<Real>(p.scale)),
         dropout(static_cast<Real>(p.dropout)),
         causal(p.causal),
@@ -102,13 +105,19 @@ struct AttentionArguments : AttentionFields<Heads, int64_t, double> {
   int64_t batches;
   Numbers lse, delta;  // [B, H, Tq]
   Tf32 tf32;           // what becomes of the factors of products
+  const uint8_t* mask = nullptr;
+  int64_t mask_strides[4] = {};
 
   AttentionArguments(const AttentionProblem& p, const Tensor& delta)
       : AttentionFields(p),
         batches(p.q.size(0)),
         lse(p.lse),
         delta(delta),
-        tf32(p.dtype() == DType::f32 ? p.numerics.tf32 : Tf32::kOff) {}
+        tf32(p.dtype() == DType::f32 ? p.numerics.tf32 : Tf32::kOff) {
+    if (!p.mask.defined()) return;
+    mask = static_cast<const uint8_t*>(p.mask.raw());
+    for (int d = 0; d < 4; ++d) mask_strides[d] = p.mask.strides()[d];
+  }
 
   /// x as a factor of a product. Products of TF32's 11 bits are exact in f32.
   __device__ __forceinline__ float factor(float x) const {
@@ -123,6 +132,11 @@ struct AttentionArguments : AttentionFields<Heads, int64_t, double> {
     return (b * heads + h) * queries + query;
   }
   __device__ bool sees(int64_t query, int64_t key) const { return !causal || key <= query; }
+  __device__ bool sees(int64_t b, int64_t h, int64_t query, int64_t key) const {
+    if (!sees(query, key)) return false;
+    return !mask || mask[b * mask_strides[0] + h * mask_strides[1] + query * mask_strides[2] +
+                         key * mask_strides[3]];
+  }
 };
 
 }  // namespace weft::kernels

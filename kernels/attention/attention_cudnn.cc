@@ -147,7 +147,7 @@ CudnnGraph attention_cudnn_graph(const AttentionProblem& p) {
 }
 
 bool attention_fits_cudnn(const AttentionProblem& p) {
-  if (!gemm_is<GemmArithmetic::kIeee>(p) || p.dropout > 0 ||
+  if (!gemm_is<GemmArithmetic::kIeee>(p) || !attention_is_unmasked(p) || p.dropout > 0 ||
       (p.dtype() == DType::f16 && !p.rounds_scores) || p.q.size(3) > 128 || p.q.size(3) % 8 != 0) {
     return false;
   }

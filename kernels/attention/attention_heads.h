@@ -8,6 +8,12 @@ namespace weft::kernels {
 
 inline int64_t attention_pairs(const AttentionProblem& p) { return p.q.size(0) * p.q.size(1); }
 
+/// Neighbouring heads of q that share a head of k and v. With pair / n the pair of k and v follows
+/// from that of q.
+inline int64_t heads_per_key(const AttentionProblem& p) {
+  return p.q.size(1) / std::max<int64_t>(p.k.size(1), 1);
+}
+
 /// Pair b * H + h of a [B, H, T, D] tensor: its [T, D] matrix.
 inline Matrix head_matrix(const Tensor& t, int64_t pair) {
   const int64_t heads = t.size(1);
@@ -32,10 +38,27 @@ inline int64_t visible_keys(const AttentionProblem& p, int64_t i) {
   return p.causal ? std::min(keys, i + 1) : keys;
 }
 
+/// A query's row of the mask.
+struct MaskRow {
+  const bool* first = nullptr;
+  int64_t stride = 0;
+
+  MaskRow(const AttentionProblem& p, int64_t pair, int64_t query) {
+    if (!p.mask.defined()) return;
+    const int64_t heads = p.q.size(1);
+    const Strides& strides = p.mask.strides();
+    first = p.mask.data<bool>() + pair / heads * strides[0] + pair % heads * strides[1] +
+            query * strides[2];
+    stride = strides[3];
+  }
+  bool shows(int64_t key) const { return !first || first[key * stride]; }
+};
+
 inline void check_attention(const AttentionProblem& p) {
   WEFT_ASSERT(p.q.dim() == 4 && p.k.dim() == 4 && p.v.shape() == p.k.shape());
   WEFT_ASSERT(p.out.shape() == p.q.shape() && p.q.size(3) == p.k.size(3));
-  WEFT_ASSERT(p.q.size(0) == p.k.size(0) && p.q.size(1) == p.k.size(1));
+  WEFT_ASSERT(p.q.size(0) == p.k.size(0) && p.q.size(1) == p.k.size(1) * heads_per_key(p));
+  WEFT_ASSERT(!p.mask.defined() || (p.mask.dtype() == DType::boolean && p.scale != 0));
   WEFT_ASSERT(p.lse.is_contiguous() && p.lse.numel() == attention_pairs(p) * p.q.size(2));
   WEFT_ASSERT(p.lse.dtype() == (p.dtype() == DType::f64 ? DType::f64 : DType::f32));
   WEFT_ASSERT(p.dropout >= 0 && p.dropout < 1);

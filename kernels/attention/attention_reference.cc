@@ -136,9 +136,15 @@ double dropout_factor(const AttentionProblem& p, int64_t pair, int64_t i, int64_
   return is_dropped ? 0 : 1 / (1 - p.dropout);
 }
 
+/// Whether query i sees key j.
+bool sees(const AttentionProblem& p, int64_t pair, int64_t i, int64_t j) {
+  return j < visible_keys(p, i) && MaskRow(p, pair, i).shows(j);
+}
+
 /// scale Q K^T
 Values scores(const AttentionProblem& p, int64_t pair, const Precision& precision) {
-  Values s = multiply(factor(p, p.q, pair), transpose(factor(p, p.k, pair)), precision);
+  Values s =
+      multiply(factor(p, p.q, pair), transpose(factor(p, p.k, pair / heads_per_key(p))), precision);
   for (double& x : s.value) x *= p.scale;
   for (double& x : s.error) x *= std::abs(p.scale);
   for (size_t i = 0; i < s.value.size(); ++i) s.error[i] += 2 * precision.u * std::abs(s.value[i]);
@@ -153,17 +159,21 @@ void forward_pair(const AttentionProblem& p, int64_t pair, const Precision& prec
     const int64_t n = visible_keys(p, i);
     double max = -INFINITY, largest = 0, worst = 0, sum = 0;
     for (int64_t j = 0; j < n; ++j) {
+      if (!sees(p, pair, i, j)) continue;
       max = std::max(max, s.at(i, j));
       largest = std::max(largest, std::abs(s.at(i, j)));
       worst = std::max(worst, s.error_at(i, j));
     }
-    for (int64_t j = 0; j < n; ++j) sum += std::exp(s.at(i, j) - max);
+    for (int64_t j = 0; j < n; ++j) {
+      if (sees(p, pair, i, j)) sum += std::exp(s.at(i, j) - max);
+    }
     const double blocks = std::ceil(static_cast<double>(n) / 16) + 1;
     const double argument = worst + blocks * 2 * largest * precision.u;
     const double g = numerics::gamma(static_cast<double>(n) + 16 + 4 * blocks, precision.u);
     for (int64_t j = 0; j < s.cols; ++j) {
-      const double value = j < n ? std::exp(s.at(i, j) - max) / sum : 0;
-      const double factor = j < n ? dropout_factor(p, pair, i, j) : 0;
+      const bool is_seen = sees(p, pair, i, j);
+      const double value = is_seen ? std::exp(s.at(i, j) - max) / sum : 0;
+      const double factor = is_seen ? dropout_factor(p, pair, i, j) : 0;
       s.at(i, j) = value * factor;
       s.error_at(i, j) =
           factor * (value * (std::expm1(2 * argument) + g + precision.v) + precision.flushed);
@@ -171,21 +181,38 @@ void forward_pair(const AttentionProblem& p, int64_t pair, const Precision& prec
     sums.at(i, 0) = max + std::log(sum);
     sums.error_at(i, 0) = 2 * argument + g + 4 * precision.u * (largest + std::abs(std::log(sum)));
   }
-  put(p.out, pair, multiply(s, factor(p, p.v, pair), precision), results[0]);
+  put(p.out, pair, multiply(s, factor(p, p.v, pair / heads_per_key(p)), precision), results[0]);
   put(p.lse, pair, sums, results[1]);
 }
 
-void backward_pair(const AttentionProblem& p, int64_t pair, const Precision& precision,
-                   std::vector<Expected>& results) {
-  const Values q = factor(p, p.q, pair), k = factor(p, p.k, pair);
+/// What a pair of q and dout has to say of its keys' gradients: rows of the factors.
+struct KeyTerms {
+  Values ds, q, weights, dout;
+
+  /// Those of another head with the same keys go below.
+  void append(const KeyTerms& other) {
+    for (Values KeyTerms::*m : {&KeyTerms::ds, &KeyTerms::q, &KeyTerms::weights, &KeyTerms::dout}) {
+      Values& a = this->*m;
+      const Values& b = other.*m;
+      a.rows += b.rows;
+      a.value.insert(a.value.end(), b.value.begin(), b.value.end());
+      a.error.insert(a.error.end(), b.error.begin(), b.error.end());
+    }
+  }
+};
+
+/// Of a pair of q and dout: puts dq.
+KeyTerms backward_head(const AttentionProblem& p, int64_t pair, const Precision& precision,
+                       std::vector<Expected>& results) {
+  const int64_t key_pair = pair / heads_per_key(p);
+  const Values q = factor(p, p.q, pair), k = factor(p, p.k, key_pair);
   const Values out = read(head_matrix(p.out, pair)), dout = read(head_matrix(p.dout, pair));
   const Values dout_factor = factor(p, p.dout, pair);
-  const Values dp = multiply(dout_factor, transpose(factor(p, p.v, pair)), precision);
+  const Values dp = multiply(dout_factor, transpose(factor(p, p.v, key_pair)), precision);
   Values weights = scores(p, pair, precision);
   Values ds(weights.rows, weights.cols);
   const double u = precision.u;
   for (int64_t i = 0; i < ds.rows; ++i) {
-    const int64_t n = visible_keys(p, i);
     const int64_t at = pair * ds.rows + i;
     const double lse = p.dtype() == DType::f64 ? p.lse.data<double>()[at] : p.lse.data<float>()[at];
     double delta = 0, magnitude = 0;
@@ -195,12 +222,16 @@ void backward_pair(const AttentionProblem& p, int64_t pair, const Precision& pre
     }
     const double delta_error = numerics::gamma(static_cast<double>(out.cols) + 2, u) * magnitude;
     for (int64_t j = 0; j < ds.cols; ++j) {
+      const bool is_seen = sees(p, pair, i, j);
+      if (!is_seen) {
+        weights.at(i, j) = weights.error_at(i, j) = 0;
+        continue;
+      }
       const double s = weights.at(i, j);
-      const double value = j < n ? std::exp(s - lse) : 0;
-      const double factor = j < n ? dropout_factor(p, pair, i, j) : 0;
+      const double value = std::exp(s - lse), factor = dropout_factor(p, pair, i, j);
       const double argument = weights.error_at(i, j) + u * (std::abs(s) + std::abs(lse));
       const double relative = std::expm1(argument) + 8 * u;
-      const double error = j < n ? value * relative + precision.flushed : 0;
+      const double error = value * relative + precision.flushed;
       weights.at(i, j) = value * factor;
       weights.error_at(i, j) = factor * (error + value * precision.v);
       const double slope = factor * dp.at(i, j) - delta;
@@ -214,8 +245,19 @@ void backward_pair(const AttentionProblem& p, int64_t pair, const Precision& pre
     }
   }
   put(p.dq, pair, multiply(ds, k, precision), results[0]);
-  put(p.dk, pair, multiply(transpose(ds), q, precision), results[1]);
-  put(p.dv, pair, multiply(transpose(weights), dout_factor, precision), results[2]);
+  return {ds, q, weights, dout_factor};
+}
+
+/// Of a pair of k and v, and all heads of q that share it.
+void backward_pair(const AttentionProblem& p, int64_t key_pair, const Precision& precision,
+                   std::vector<Expected>& results) {
+  const int64_t sharing = heads_per_key(p), first = key_pair * sharing;
+  KeyTerms terms = backward_head(p, first, precision, results);
+  for (int64_t pair = first + 1; pair < first + sharing; ++pair) {
+    terms.append(backward_head(p, pair, precision, results));
+  }
+  put(p.dk, key_pair, multiply(transpose(terms.ds), terms.q, precision), results[1]);
+  put(p.dv, key_pair, multiply(transpose(terms.weights), terms.dout, precision), results[2]);
 }
 
 }  // namespace
@@ -234,7 +276,7 @@ std::vector<Expected> attention_reference(const AttentionProblem& p) {
                                        : rounds && is_f16 ? 0x1p-25
                                                           : 0x1p-126,
                             .is_tf32 = is_tf32};
-  const int64_t pairs = attention_pairs(p);
+  const int64_t pairs = p.backward() ? p.k.size(0) * p.k.size(1) : attention_pairs(p);
   const double products = static_cast<double>(pairs) * static_cast<double>(p.q.size(2)) *
                           static_cast<double>(p.k.numel() / std::max<int64_t>(pairs, 1));
   const auto step = static_cast<int64_t>(std::max(1.0, std::ceil(products / kMaxProducts)));

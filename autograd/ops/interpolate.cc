@@ -1,0 +1,138 @@
+// Resampling: adaptive means, nearest neighbours, bilinear interpolation. One dimension after the
+// other.
+#include <cmath>
+
+#include "autograd/autocast.h"
+#include "autograd/ops.h"
+#include "autograd/raw.h"
+
+namespace weft::ops {
+namespace {
+
+void check_image(std::string_view op, const Tensor& x) {
+  raw::check_floating(op, x);
+  WEFT_CHECK(x.dim() == 4, "{}: expected images [N, C, H, W], got {}", op, x);
+}
+
+/// How the positions of one dimension of the result map to those of x's.
+struct Axis {
+  int dim;
+  int64_t from, to;
+  std::optional<double> factor;  // to / from as the caller gave it
+
+  /// Positions of x per position of the result.
+  double step(bool align_corners) const {
+    if (align_corners)
+      return to > 1 ? static_cast<double>(from - 1) / static_cast<double>(to - 1) : 0;
+    return factor ? 1 / *factor : static_cast<double>(from) / static_cast<double>(to);
+  }
+};
+
+/// Weights have f32's accuracy at least.
+Tensor widened(const Tensor& x) { return itemsize(x.dtype()) < 4 ? cast(x, DType::f32) : x; }
+
+Tensor picked(const Tensor& x, int dim, const std::vector<int64_t>& places) {
+  const auto count = static_cast<int64_t>(places.size());
+  return index_select(x, dim, to(Tensor::from(places, {count}), x.device()));
+}
+
+/// The element that PyTorch takes: positions are products of floats.
+Tensor nearest(const Tensor& x, const Axis& axis) {
+  const auto step = static_cast<float>(axis.step(false));
+  std::vector<int64_t> places;
+  for (int64_t i = 0; i < axis.to; ++i) {
+    const auto place = static_cast<int64_t>(std::floor(static_cast<float>(i) * step));
+    places.push_back(std::min(place, axis.from - 1));
+  }
+  return picked(x, axis.dim, places);
+}
+
+/// The two neighbours of each position, weighted by its distance from them.
+Tensor linear(const Tensor& x, const Axis& axis, bool align_corners) {
+  const double step = axis.step(align_corners);
+  std::vector<int64_t> lower, upper;
+  std::vector<double> weights;
+  for (int64_t i = 0; i < axis.to; ++i) {
+    const double place = align_corners ? static_cast<double>(i) * step
+                                       : std::max(0.0, (static_cast<double>(i) + 0.5) * step - 0.5);
+    const auto below = std::min(static_cast<int64_t>(place), axis.from - 1);
+    lower.push_back(below);
+    upper.push_back(std::min(below + 1, axis.from - 1));
+    weights.push_back(place - static_cast<double>(below));
+  }
+  Shape along = Shape::filled(4, 1);
+  along[axis.dim] = axis.to;
+  const Tensor weight = to(cast(Tensor::from(weights, along), x.dtype()), x.device());
+  const Tensor low = picked(x, axis.dim, lower), high = picked(x, axis.dim, upper);
+  return add(low, mul(sub(high, low), weight));
+}
+
+/// [from, to]: column i averages the elements [floor(i from / to), ceil((i + 1) from / to)).
+Tensor averaging(const Axis& axis, const Tensor& like) {
+  std::vector<double> weights(axis.from * axis.to);
+  for (int64_t i = 0; i < axis.to; ++i) {
+    const int64_t begin = i * axis.from / axis.to;
+    const int64_t end = ((i + 1) * axis.from + axis.to - 1) / axis.to;
+    for (int64_t k = begin; k < end; ++k) {
+      weights[k * axis.to + i] = 1 / static_cast<double>(end - begin);
+    }
+  }
+  const Tensor matrix = Tensor::from(weights, {axis.from, axis.to});
+  return to(cast(matrix, like.dtype()), like.device());
+}
+
+}  // namespace
+
+Tensor adaptive_avg_pool2d(const Tensor& x, const Size2d& size) {
+  check_image("adaptive_avg_pool2d", x);
+  const int64_t height = x.size(2), width = x.size(3);
+  WEFT_CHECK(size[0] > 0 && size[1] > 0 && height > 0 && width > 0,
+             "adaptive_avg_pool2d: expected images and a size of at least one pixel, got {} and "
+             "[{}, {}]",
+             x, size[0], size[1]);
+  if (size[0] == 1 && size[1] == 1) return mean(x, {2, 3}, true);
+  // Windows that share no pixel are those of average pooling; others overlap.
+  if (height % size[0] == 0 && width % size[1] == 0) {
+    const Size2d window = {height / size[0], width / size[1]};
+    return avg_pool2d(x, {.kernel = window, .stride = window});
+  }
+  const Autocast as_it_comes(DType::f32);
+  const Tensor wide = widened(x);
+  const Tensor rows = averaging({2, height, size[0], {}}, wide);
+  const Tensor columns = averaging({3, width, size[1], {}}, wide);
+  return cast(matmul(transpose(rows, 0, 1), matmul(wide, columns)), x.dtype());
+}
+
+Tensor interpolate(const Tensor& input, const InterpolateOptions& options) {
+  check_image("interpolate", input);
+  const Tensor x = autocast_f32(input);
+  WEFT_CHECK(options.size.has_value() != options.scale_factor.has_value(),
+             "interpolate: expected either a size or a scale factor");
+  const bool is_bilinear = options.mode == Interpolation::kBilinear;
+  WEFT_CHECK(is_bilinear || !options.align_corners,
+             "interpolate: corners are aligned by bilinear interpolation alone");
+  Tensor y = is_bilinear ? widened(x) : x;
+  for (int i = 0; i < 2; ++i) {
+    Axis axis = {2 + i, x.size(2 + i), 0, {}};
+    if (options.size) {
+      axis.to = (*options.size)[i];
+    } else {
+      axis.factor = (*options.scale_factor)[i];
+      axis.to = static_cast<int64_t>(std::floor(static_cast<double>(axis.from) * *axis.factor));
+    }
+    WEFT_CHECK(axis.from > 0 && axis.to > 0,
+               "interpolate: expected images and a result of at least one pixel, got {} of {}",
+               axis.to, x);
+    if (is_bilinear) {
+      if (axis.to != axis.from || (axis.factor && *axis.factor != 1)) {
+        y = linear(y, axis, options.align_corners);
+      }
+    } else {
+      y = nearest(y, axis);
+    }
+  }
+  y = cast(y, x.dtype());
+  return y.is_same(x) ? clone(x) : y;
+}
+
+}  // namespace weft::ops

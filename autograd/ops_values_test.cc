@@ -1,0 +1,310 @@
+// Ops against values from PyTorch 2.15 in f64, on fixed numbers, and what each says of bad input.
+#include <catch2/catch.hpp>
+#include <cmath>
+#include <functional>
+#include <limits>
+
+#include "autograd/backward.h"
+#include "autograd/ops.h"
+
+namespace weft {
+namespace {
+
+using namespace ops;
+
+constexpr double kInf = std::numeric_limits<double>::infinity();
+constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
+
+/// Quarters from -9/4 to 9/4 in an order without a pattern of its own.
+Tensor pattern(const Shape& shape) {
+  std::vector<double> values;
+  for (int64_t i = 0; i < numel(shape); ++i) {
+    values.push_back(static_cast<double>(i * 37 % 19 - 9) / 4);
+  }
+  return Tensor::from(values, shape);
+}
+Tensor integers() { return cast(pattern({7}) * 4.0, DType::i64); }
+Tensor special() {
+  return Tensor::from(std::vector<double>{3, kNan, -0.0, kInf, 0.0, -1, kNan}, {7});
+}
+Tensor places(const std::vector<int64_t>& values) {
+  return Tensor::from(values, {static_cast<int64_t>(values.size())});
+}
+
+struct Value {
+  const char* name;
+  std::function<Tensor()> run;
+  Shape shape;
+  std::vector<double> expected;
+};
+
+const std::vector<Value>& values() {
+  static const std::vector<Value> all = {
+      {"floor_divide", [] { return floor_divide(pattern({7}), pattern({7}) * 0.0 + 0.75); }, {7}, {-3.0, 3.0, 2.0, 2.0, 2.0, 1.0, 1.0}},
+      {"remainder", [] { return ops::remainder(pattern({7}), pattern({7}) * 0.0 + 0.75); }, {7}, {-0.0, 0.0, 0.5, 0.25, 0.0, 0.5, 0.25}},
+      {"remainder by a negative", [] { return ops::remainder(pattern({7}), pattern({7}) * 0.0 - 0.75); }, {7}, {-0.0, 0.0, -0.25, -0.5, 0.0, -0.25, -0.5}},
+      {"floor_divide of integers", [] { return floor_divide(integers(), full({}, -4, DType::i64)); }, {7}, {2.0, -3.0, -2.0, -2.0, -2.0, -2.0, -1.0}},
+      {"remainder of integers", [] { return ops::remainder(integers(), full({}, -4, DType::i64)); }, {7}, {-1.0, -3.0, 0.0, -1.0, -2.0, -3.0, 0.0}},
+      {"atan2", [] { return ops::atan2(pattern({7}), pattern({7}) + 1.0); }, {7}, {-2.0778948311872334, 0.6055446636049701, 0.5880026035475675, 0.5667292175235064, 0.5404195002705842, 0.507098504392337, 0.4636476090008061}},
+      {"softplus", [] { return softplus(pattern({7}), 2, 1); }, {7}, {0.005523872424296908, 2.25, 2.0, 1.75, 1.5, 1.25, 1.0}},
+      {"elu", [] { return elu(pattern({7}), 0.5); }, {7}, {-0.4473003877190678, 2.25, 2.0, 1.75, 1.5, 1.25, 1.0}},
+      {"leaky_relu", [] { return leaky_relu(pattern({7}), 0.1); }, {7}, {-0.225, 2.25, 2.0, 1.75, 1.5, 1.25, 1.0}},
+      {"hardswish", [] { return hardswish(pattern({7}) * 2.0); }, {7}, {-0.0, 4.5, 4.0, 3.5, 3.0, 2.2916666666666665, 1.6666666666666667}},
+      {"masked_fill", [] { return masked_fill(pattern({7}), gt(pattern({7}), pattern({1}) + 2.25), -1); }, {7}, {-2.25, -1.0, -1.0, -1.0, -1.0, -1.0, -1.0}},
+      {"linspace", [] { return linspace(-1, 2, 5, DType::f64); }, {5}, {-1.0, -0.25, 0.5, 1.25, 2.0}},
+      {"linspace of one", [] { return linspace(3, 7, 1, DType::f64); }, {1}, {3.0}},
+      {"norm", [] { return norm(pattern({3, 4}), 2, {1}); }, {3}, {4.14578098794425, 2.318404623873926, 0.6123724356957945}},
+      {"norm 3", [] { return norm(pattern({3, 4}), 3, {0}, true); }, {1, 4}, {2.460203180168832, 2.3728049895073324, 2.080083823051904, 1.7963790376632978}},
+      {"norm 0", [] { return norm(pattern({3, 4}), 0, {1}); }, {3}, {4.0, 4.0, 3.0}},
+      {"norm -inf", [] { return norm(pattern({3, 4}), -kInf, {-1}); }, {3}, {1.75, 0.75, 0.0}},
+      {"std", [] { return ops::std(pattern({3, 4}), {1}); }, {3}, {2.1347814095749165, 0.3227486121839514, 0.3227486121839514}},
+      {"logsumexp", [] { return logsumexp(pattern({3, 4}), {0}); }, {4}, {1.830308412820332, 2.6576059644443806, 2.4076059644443806, 2.1576059644443806}},
+      {"logsumexp of infinities", [] { return logsumexp(Tensor::from(std::vector<double>{-kInf, -kInf, kInf, 0}, {2, 2}), {1}); }, {2}, {-kInf, kInf}},
+      {"any", [] { return ops::any(gt(pattern({3, 4}), full({}, 2, DType::f64)), {1}); }, {3}, {1, 0, 0}},
+      {"all", [] { return ops::all(gt(pattern({3, 4}), full({}, -2.2, DType::f64)), {1}); }, {3}, {0, 1, 1}},
+      {"trace", [] { return trace(pattern({3, 4})); }, {}, {-1.0}},
+      {"diagonal", [] { return diagonal(pattern({3, 4}), 1); }, {3}, {2.25, 1.0, -0.25}},
+      {"diagonal below", [] { return diagonal(pattern({2, 3, 2}), -1, 1, 2); }, {2, 2}, {2.0, 1.25, 0.5, -0.25}},
+      {"diagonal outside", [] { return diagonal(pattern({3, 4}), 9); }, {0}, {}},
+      {"flip", [] { return flip(pattern({3, 4}), {0, 1}); }, {3, 4}, {-0.25, 0.0, 0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 1.75, 2.0, 2.25, -2.25}},
+      {"roll", [] { return roll(pattern({3, 4}), {1, -6}, {0, 1}); }, {3, 4}, {0.0, -0.25, 0.5, 0.25, 2.0, 1.75, -2.25, 2.25, 1.0, 0.75, 1.5, 1.25}},
+      {"roll all", [] { return roll(pattern({3, 4}), {5}); }, {3, 4}, {0.75, 0.5, 0.25, 0.0, -0.25, -2.25, 2.25, 2.0, 1.75, 1.5, 1.25, 1.0}},
+      {"repeat", [] { return repeat(pattern({2, 2}), {2, 1, 2}); }, {2, 2, 4}, {-2.25, 2.25, -2.25, 2.25, 2.0, 1.75, 2.0, 1.75, -2.25, 2.25, -2.25, 2.25, 2.0, 1.75, 2.0, 1.75}},
+      {"tile", [] { return tile(pattern({2, 2}), {2}); }, {2, 4}, {-2.25, 2.25, -2.25, 2.25, 2.0, 1.75, 2.0, 1.75}},
+      {"meshgrid", [] { return meshgrid({pattern({2}), pattern({3})})[1]; }, {2, 3}, {-2.25, 2.25, 2.0, -2.25, 2.25, 2.0}},
+      {"meshgrid xy", [] { return meshgrid({pattern({2}), pattern({3})}, Indexing::kXY)[0]; }, {3, 2}, {-2.25, 2.25, -2.25, 2.25, -2.25, 2.25}},
+      {"tril", [] { return tril(pattern({3, 4}), -1); }, {3, 4}, {0.0, 0.0, 0.0, 0.0, 1.5, 0.0, 0.0, 0.0, 0.5, 0.25, 0.0, 0.0}},
+      {"triu", [] { return triu(pattern({3, 4}), 1); }, {3, 4}, {0.0, 2.25, 2.0, 1.75, 0.0, 0.0, 1.0, 0.75, 0.0, 0.0, 0.0, -0.25}},
+      {"pad", [] { return pad(pattern({2, 3}), {1, -1, 0, 1}, Padding::kConstant, 7); }, {3, 3}, {7.0, -2.25, 2.25, 7.0, 1.75, 1.5, 7.0, 7.0, 7.0}},
+      {"pad reflect", [] { return pad(pattern({2, 3}), {2, 1}, Padding::kReflect); }, {2, 6}, {2.0, 2.25, -2.25, 2.25, 2.0, 2.25, 1.25, 1.5, 1.75, 1.5, 1.25, 1.5}},
+      {"pad replicate", [] { return pad(pattern({1, 2, 3}), {2, 0}, Padding::kReplicate); }, {1, 2, 5}, {-2.25, -2.25, -2.25, 2.25, 2.0, 1.75, 1.75, 1.75, 1.5, 1.25}},
+      {"pad circular", [] { return pad(pattern({1, 2, 3}), {2, 3}, Padding::kCircular); }, {1, 2, 8}, {2.25, 2.0, -2.25, 2.25, 2.0, -2.25, 2.25, 2.0, 1.5, 1.25, 1.75, 1.5, 1.25, 1.75, 1.5, 1.25}},
+      {"outer", [] { return outer(pattern({2}), pattern({3})); }, {2, 3}, {5.0625, -5.0625, -4.5, -5.0625, 5.0625, 4.5}},
+      {"einsum", [] { return einsum("bij,jk", {pattern({2, 2, 3}), pattern({3, 2})}); }, {2, 2, 2}, {12.5625, 1.375, 0.9375, 8.125, 0.0, 4.1875, -0.9375, 0.25}},
+      {"einsum ellipsis", [] { return einsum("i...,i...->...", {pattern({2, 3}), pattern({2, 1})}); }, {3}, {9.0, -1.6875, -1.6875}},
+      {"einsum diagonal", [] { return einsum("ii->i", {pattern({3, 3})}); }, {3}, {-2.25, 1.5, 0.5}},
+      {"einsum three", [] { return einsum("ij,jk,kl->il", {pattern({2, 3}), pattern({3, 2}), pattern({2, 2})}); }, {2, 2}, {-25.515625, 30.671875, 14.140625, 16.328125}},
+      {"sort", [] { return sort(special()).first; }, {7}, {-1.0, -0.0, 0.0, 3.0, kInf, kNan, kNan}},
+      {"sort descending", [] { return sort(special(), 0, true).first; }, {7}, {kNan, kNan, kInf, 3.0, -0.0, 0.0, -1.0}},
+      {"argsort", [] { return argsort(special()); }, {7}, {5.0, 2.0, 4.0, 0.0, 3.0, 1.0, 6.0}},
+      {"argsort descending", [] { return argsort(special(), 0, true); }, {7}, {1.0, 6.0, 3.0, 0.0, 2.0, 4.0, 5.0}},
+      {"sort rows", [] { return sort(pattern({3, 4}), 0).second; }, {3, 4}, {0.0, 2.0, 2.0, 2.0, 2.0, 1.0, 1.0, 1.0, 1.0, 0.0, 0.0, 0.0}},
+      {"topk", [] { return topk(pattern({3, 4}), 2, 1).first; }, {3, 2}, {2.25, 2.0, 1.5, 1.25, 0.5, 0.25}},
+      {"topk smallest", [] { return topk(pattern({3, 4}), 1, 0, false).second; }, {1, 4}, {0.0, 2.0, 2.0, 2.0}},
+      {"unique", [] { return unique(Tensor::from(std::vector<int64_t>{3, 1, 2, 1, 3, 3}, {6}), true, true)[0]; }, {3}, {1.0, 2.0, 3.0}},
+      {"inverse of unique", [] { return unique(Tensor::from(std::vector<int64_t>{3, 1, 2, 1, 3, 3}, {6}), true, true)[1]; }, {6}, {2.0, 0.0, 1.0, 0.0, 2.0, 2.0}},
+      {"counts of unique", [] { return unique(Tensor::from(std::vector<int64_t>{3, 1, 2, 1, 3, 3}, {6}), true, true)[2]; }, {3}, {2.0, 1.0, 3.0}},
+      {"cumsum", [] { return cumsum(pattern({3, 4}), 1); }, {3, 4}, {-2.25, 0.0, 2.0, 3.75, 1.5, 2.75, 3.75, 4.5, 0.5, 0.75, 0.75, 0.5}},
+      {"cumsum of bool", [] { return cumsum(gt(pattern({7}), full({}, 0, DType::f64)), 0); }, {7}, {0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0}},
+      {"nonzero", [] { return nonzero(gt(pattern({3, 4}), full({}, 1, DType::f64))); }, {5, 2}, {0.0, 1.0, 0.0, 2.0, 0.0, 3.0, 1.0, 0.0, 1.0, 1.0}},
+      {"index", [] { return index(pattern({3, 4}), {places({2, 0, -1}), places({1, 3, 0})}); }, {3}, {0.25, 1.75, 0.5}},
+      {"index apart", [] { return index(pattern({2, 2, 3}), {places({1, 0}), {}, places({2, 0})}); }, {2, 2}, {0.5, -0.25, -2.25, 1.75}},
+      {"index behind", [] { return index(pattern({2, 2, 3}), {{}, places({1}), places({2, 0})}); }, {2, 2}, {1.25, 1.75, -0.25, 0.25}},
+      {"index by a mask", [] { return index(pattern({3, 4}), {gt(pattern({3, 4}), full({}, 1, DType::f64))}); }, {5}, {2.25, 2.0, 1.75, 1.5, 1.25}},
+      {"index_put", [] { return index_put(pattern({3, 4}), {places({2, 0})}, pattern({4}) * 10.0); }, {3, 4}, {-22.5, 22.5, 20.0, 17.5, 1.5, 1.25, 1.0, 0.75, -22.5, 22.5, 20.0, 17.5}},
+      {"index_put adds", [] { return index_put(pattern({7}), {places({2, 0, 2})}, pattern({3}), true); }, {7}, {0.0, 2.25, 1.75, 1.75, 1.5, 1.25, 1.0}},
+      {"rms_norm", [] { return rms_norm(pattern({3, 4}), pattern({4}), 0.1); }, {3, 4}, {2.414309685602851, 2.414309685602851, 1.9076027145504006, 1.4605083283276505, -2.8088450276956167, 2.340704189746347, 1.664500757152958, 1.0923286218816288, -2.5558282541117916, 1.2779141270558958, 0.0, -0.9939332099323634}},
+      {"group_norm", [] { return group_norm(pattern({2, 4, 2}), 2, pattern({4}), pattern({4})); }, {2, 4, 2}, {1.6292523544160264, -3.8473392047595403, 3.543084118138675, 3.2388290315178105, 4.683109859463399, 2.894369953154466, 0.9674262909898417, -0.5977211270304745, -5.268498591896324, -3.256166197298775, 1.2438338027012252, -0.7684985918963243, 4.683109859463399, 2.894369953154466, 0.9674262909898417, -0.5977211270304745}},
+      {"instance_norm", [] { return instance_norm(pattern({2, 2, 3}), {}, {}, pattern({2}), pattern({2})); }, {2, 2, 3}, {0.9280876278225713, -3.975247569389396, -3.7028400584331758, 5.005345339026498, 2.249999999999999, -0.505345339026499, -5.005345339026498, -2.2499999999999996, 0.5053453390264986, 5.005345339026498, 2.25, -0.5053453390264981}},
+      {"conv1d", [] { return conv1d(pattern({1, 2, 6}), pattern({2, 2, 2}), pattern({2}), {.stride = 2, .padding = 1, .dilation = 2}); }, {1, 2, 3}, {4.125, -1.4375, -3.3125, 5.625, 8.75, 6.5}},
+      {"conv_transpose2d", [] { return conv_transpose2d(pattern({1, 2, 2, 2}), pattern({2, 1, 2, 2}), pattern({1}), {.stride = 2, .padding = 1, .output_padding = 1}); }, {1, 1, 3, 3}, {-5.0625, 3.5, 2.625, 3.5, -5.0625, 2.625, 2.0, 2.0, 1.375}},
+      {"adaptive_avg_pool2d", [] { return adaptive_avg_pool2d(pattern({1, 2, 5, 4}), {2, 3}); }, {1, 2, 2, 3}, {0.5833333333333334, 1.125, 0.875, -0.625, -0.875, -1.125, 1.125, 0.875, 0.625, -0.875, -1.125, -0.5833333333333334}},
+      {"interpolate", [] { return interpolate(pattern({1, 2, 5, 4}), {.size = Size2d(2, 3)}); }, {1, 2, 2, 3}, {-2.25, 2.25, 2.0, 0.5, 0.25, 0.0, 2.25, 2.0, 1.75, 0.25, 0.0, -0.25}},
+      {"interpolate bilinear", [] { return interpolate(pattern({1, 1, 2, 3}), {.scale_factor = std::array{1.5, 2.0}, .mode = Interpolation::kBilinear}); }, {1, 1, 3, 6}, {-2.25, -1.125, 1.125, 2.1875, 2.0625, 2.0, -0.2500000000000001, 0.2812499999999999, 1.34375, 1.8125, 1.6875, 1.625, 1.75, 1.6875, 1.5625, 1.4375, 1.3125, 1.25}},
+      {"interpolate corners", [] { return interpolate(pattern({1, 1, 2, 3}), {.size = Size2d(3, 4), .mode = Interpolation::kBilinear, .align_corners = true}); }, {1, 1, 3, 4}, {-2.25, 0.7499999999999999, 2.1666666666666665, 2.0, -0.25, 1.1666666666666665, 1.7916666666666665, 1.625, 1.75, 1.5833333333333335, 1.4166666666666667, 1.25}},
+      {"nll_loss", [] { return nll_loss(pattern({3, 4}), places({1, -100, 2})); }, {}, {-1.125}},
+      {"nll_loss weighted", [] { return nll_loss(pattern({3, 4}), places({1, 0, 2}), {.weight = pattern({4}) + 3.0, .ignore_index = 0}); }, {}, {-1.1524390243902438}},
+      {"kl_div", [] { return kl_div(pattern({3, 4}), ops::abs(pattern({3, 4})), LossReduction::kBatchMean); }, {}, {-2.347015753631128}},
+      {"kl_div log", [] { return kl_div(pattern({3, 4}), pattern({1, 4}), LossReduction::kSum, true); }, {}, {67.2090888742326}},
+      {"smooth_l1_loss", [] { return smooth_l1_loss(pattern({7}), pattern({7}) * 0.5, LossReduction::kNone, 0.4); }, {7}, {0.925, 0.925, 0.8, 0.675, 0.55, 0.425, 0.3}},
+      {"cosine_similarity", [] { return cosine_similarity(pattern({3, 4}), pattern({1, 4}) + 1.0); }, {3}, {0.9429140723896728, 0.5838515275928318, -0.15244318679334118}},
+      {"attention", [] { return attention(pattern({1, 2, 2, 2}), pattern({1, 1, 3, 2}), pattern({1, 1, 3, 2}), {.mask = gt(Tensor::from(std::vector<double>{1, 0, 1, 0, 0, 0}, {2, 3}), full({}, 0, DType::f64))}); }, {1, 2, 2, 2}, {-2.2480422708637087, 2.2494779388969888, 0.0, 0.0, 1.3373536989685553, 1.2933723469417184, 0.0, 0.0}},
+  };
+  return all;
+}
+
+TEST_CASE("values are PyTorch's") {
+  for (const Value& value : values()) {
+    INFO(value.name);
+    Tensor y;
+    REQUIRE_NOTHROW(y = value.run());
+    CHECK(y.shape() == value.shape);
+    const std::vector<double> got = y.to_vector();
+    REQUIRE(got.size() == value.expected.size());
+    for (size_t i = 0; i < got.size(); ++i) {
+      const double expected = value.expected[i];
+      INFO("element " << i << ": " << got[i] << ", expected " << expected);
+      const bool is_same = got[i] == expected || (std::isnan(got[i]) && std::isnan(expected));
+      // The two add in different orders.
+      CHECK((is_same || std::abs(got[i] - expected) <= 1e-14 * (1 + std::abs(expected))));
+    }
+  }
+}
+
+TEST_CASE("dtypes of results") {
+  const Tensor whole = integers(), half = cast(pattern({2, 3}), DType::bf16);
+  CHECK(cumsum(whole, 0).dtype() == DType::i64);
+  CHECK(cumsum(half, 0).dtype() == DType::bf16);
+  CHECK(norm(half).dtype() == DType::bf16);
+  CHECK(ops::atan2(whole, whole).dtype() == DType::f32);
+  CHECK(floor_divide(whole, whole + 10.0).dtype() == DType::f32);
+  CHECK(ops::remainder(whole, full({}, 3, DType::i32)).dtype() == DType::i64);
+  CHECK(masked_fill(whole, gt(whole, whole), 1).dtype() == DType::i64);
+  CHECK(tril(cast(half, DType::i32)).dtype() == DType::i32);
+  CHECK(cosine_similarity(half, half).dtype() == DType::bf16);
+  CHECK(einsum("i,i", {whole, whole}).dtype() == DType::i64);
+  for (const auto& [sorted, order] : {sort(half), topk(half, 1)}) {
+    CHECK(sorted.dtype() == DType::bf16);
+    CHECK(order.dtype() == DType::i64);
+  }
+  CHECK(ops::any(whole).dtype() == DType::boolean);
+  CHECK(isinf(whole).to_vector() == std::vector<double>(7, 0));
+}
+
+TEST_CASE("narrow norms are summed in f32") {
+  // 300^2 is more than f16 holds.
+  CHECK(norm(Tensor::full({4}, 300, DType::f16)).item() == 600);
+}
+
+TEST_CASE("gradients where a root has none are 0") {
+  for (auto* f : {+[](const Tensor& x) { return norm(x, 2, {1}); },
+                  +[](const Tensor& x) { return ops::std(x, {1}); }}) {
+    Tensor x = Tensor::zeros({2, 3}, DType::f64).set_requires_grad(true);
+    backward(sum(f(x)));
+    CHECK(x.grad().to_vector() == std::vector<double>(6, 0));
+  }
+}
+
+TEST_CASE("instance_norm moves its running statistics by the means over the batch") {
+  Tensor mean = Tensor::zeros({1}, DType::f64), var = Tensor::full({1}, 1, DType::f64);
+  const Tensor x = Tensor::from(std::vector<double>{1, 3, 4, 8}, {2, 1, 2});
+  instance_norm(x, mean, var, {}, {}, true, 0.5);
+  CHECK(mean.item() == 2);               // (0 + (2 + 6) / 2) / 2
+  CHECK(var.item() == 0.5 * (1 + 5.0));  // (1 + (2 + 8) / 2) / 2
+  const Tensor y = instance_norm(x, mean, var, {}, {}, false, 0.5, 0);
+  CHECK(y.to_vector()[1] == Approx((3 - 2) / std::sqrt(3.0)));
+}
+
+struct Refusal {
+  std::function<void()> run;
+  const char* message;
+};
+
+TEST_CASE("bad input is named") {
+  const Tensor x = Tensor::zeros({2, 3}), image = Tensor::zeros({1, 2, 4, 4});
+  const Tensor i = Tensor::zeros({2}, DType::i64), mask = gt(x, x);
+  const std::vector<Refusal> refusals = {
+      {[&] { remainder(i, i); }, "remainder: integer division of 0 by zero"},
+      {[&] { floor_divide(i, i); }, "floor_divide: integer division of 0 by zero"},
+      {[&] { masked_fill(x, x, 1); }, "masked_fill: the mask must be bool, got f32 [2, 3] on cpu"},
+      {[&] { linspace(0, 1, -1); }, "linspace: the number of steps must not be negative, got -1"},
+      {[&] { diagonal(x, 0, 1, -1); },
+       "diagonal: expected two dimensions of f32 [2, 3] on cpu, got 1 twice"},
+      {[&] {
+         flip(x, {0, -2});
+       },
+       "flip: dimension 0 is named twice in [0, -2]"},
+      {[&] {
+         roll(x, {1, 2});
+       },
+       "roll: expected one shift without dimensions, got [1, 2]"},
+      {[&] { repeat(x, {2}); },
+       "repeat: [2] are fewer numbers than the dimensions of f32 [2, 3] on cpu"},
+      {[&] { tril(i); }, "tril: expected matrices [..., M, N], got i64 [2] on cpu"},
+      {[&] { pad(x, {1}); },
+       "pad: expected two numbers for each of at most 2 dimensions, got 1 numbers"},
+      {[&] {
+         pad(x, {-2, -2});
+       },
+       "pad: [-2, -2] leave nothing of dimension 1 of f32 [2, 3] on cpu"},
+      {[&] {
+         pad(x, {3, 0}, Padding::kReflect);
+       },
+       "pad: 3 and 0 do not fit dimension 1 of f32 [2, 3] on cpu"},
+      {[&] { norm(i); }, "norm: expected a floating-point tensor, got i64 [2] on cpu"},
+      {[&] { trace(i); }, "trace: expected a matrix, got i64 [2] on cpu"},
+      {[&] { outer(x, i); }, "outer: expected vectors, got f32 [2, 3] on cpu and i64 [2] on cpu"},
+      {[&] { einsum("ij,j", {x}); }, "einsum: \"ij,j\" has 2 operands, got 1"},
+      {[&] { einsum("i->i", {x}); },
+       "einsum: \"i\" of \"i->i\" does not have the dimensions of f32 [2, 3] on cpu"},
+      {[&] { einsum("i2->i", {x}); }, "einsum: expected letters and \"...\", got '2' in \"i2->i\""},
+      {[&] { einsum("ij->k", {x}); },
+       "einsum: the result of \"ij->k\" has 'k' twice, or no operand has it"},
+      {[&] {
+         einsum("ij,ji->", {x, x});
+       },
+       "einsum: a dimension has 2 elements in f32 [2, 3] on cpu and 3 in f32 [2, 3] on cpu"},
+      {[&] { einsum("ii", {x}); }, "einsum: the label 'i' means 2 and 3 elements of"},
+      {[&] { topk(x, 4); },
+       "topk: expected between 0 and 3 elements of dimension 1 of f32 [2, 3] on cpu, got 4"},
+      {[&] { sort(x, 2); }, "sort: "},
+      {[&] { cumsum(x, 2); }, "cumsum: "},
+      {[&] { index(x, {places({2})}); },
+       "index: index 2 is outside dimension 0 of f32 [2, 3] on cpu"},
+      {[&] {
+         index(x, {{}, {}});
+       },
+       "index: expected an index for at least one dimension of"},
+      {[&] {
+         index(x, {i, i, i});
+       },
+       "index: 3 indices are more than the dimensions of f32 [2, 3] on cpu"},
+      {[&] {
+         index(Tensor::zeros({2, 4}), {mask});
+       },
+       "index: the mask bool [2, 3] on cpu does not have the sizes of f32 [2, 4] on cpu"},
+      {[&] { index_put(x, {i}, Tensor::zeros({4})); }, "index_put: "},
+      {[&] { index_put(x, {i}, i); }, "index_put: f32 [2, 3] on cpu and i64 [2] on cpu differ in"},
+      {[&] { rms_norm(x, Tensor::zeros({2})); }, "rms_norm: weight and bias must have shape [3]"},
+      {[&] { group_norm(image, 3); },
+       "group_norm: expected [N, C, ...] with channels for 3 groups, got f32 [1, 2, 4, 4] on cpu"},
+      {[&] { group_norm(image, 1, x); }, "group_norm: expected shape [2], that of the channels of"},
+      {[&] {
+         instance_norm(Tensor::zeros({1, 2, 1}));
+       },
+       "instance_norm: needs more than one value per channel, got f32 [1, 2, 1] on cpu"},
+      {[&] { conv1d(x, x); }, "conv1d: expected sequences [N, C, L] and a weight [O, C/groups, K]"},
+      {[&] {
+         conv_transpose2d(image, Tensor::zeros({3, 1, 2, 2}));
+       },
+       "conv_transpose2d: images f32 [1, 2, 4, 4] on cpu and weight f32 [3, 1, 2, 2] on cpu do "
+       "not"},
+      {[&] {
+         conv_transpose2d(image, Tensor::zeros({2, 1, 2, 2}), {}, {.output_padding = 1});
+       },
+       "conv_transpose2d: expected a positive stride and dilation, a padding that is not negative"},
+      {[&] { adaptive_avg_pool2d(image, 0); },
+       "adaptive_avg_pool2d: expected images and a size of"},
+      {[&] { interpolate(image, {}); }, "interpolate: expected either a size or a scale factor"},
+      {[&] { interpolate(image, {.size = Size2d(0)}); },
+       "interpolate: expected images and a result of at least one pixel, got 0 of"},
+      {[&] { nll_loss(x, Tensor::zeros({3}, DType::i64)); },
+       "nll_loss: expected i64 labels of shape [2], got i64 [3] on cpu"},
+      {[&] {
+         nll_loss(x, places({0, 3}));
+       },
+       "nll_loss: label 3 at position 1 is not one of the 3 classes"},
+      {[&] { nll_loss(x, i, {.reduction = LossReduction::kBatchMean}); },
+       "nll_loss: a sum over the batch's size is kl_div's alone"},
+      {[&] { smooth_l1_loss(x, x, LossReduction::kMean, -1); },
+       "smooth_l1_loss: beta must not be negative, got -1"},
+      {[&] { cosine_similarity(x, x, 2); }, "cosine_similarity: "},
+      {[&] {
+         attention(image, Tensor::zeros({1, 3, 4, 4}), Tensor::zeros({1, 3, 4, 4}));
+       },
+       "attention: q f32 [1, 2, 4, 4] on cpu, k f32 [1, 3, 4, 4] on cpu"},
+      {[&] { attention(image, image, image, {.mask = x}); }, "attention: "},
+      {[&] {
+         attention(image, image, image, {.mask = Tensor::zeros({4, 4}, DType::f32)});
+       },
+       "attention: expected a bool mask that broadcasts to [1, 2, 4, 4], got f32 [4, 4] on cpu"},
+  };
+  for (const Refusal& refusal : refusals) {
+    INFO(refusal.message);
+    CHECK_THROWS_AS(refusal.run(), Error);
+    CHECK_THROWS_WITH(refusal.run(), Catch::StartsWith(refusal.message));
+  }
+}
+
+}  // namespace
+}  // namespace weft
