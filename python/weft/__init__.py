@@ -7,6 +7,7 @@
     x.grad
 """
 
+import importlib as _importlib
 import os as _os
 
 # Idle OpenMP threads give up their core at once; it reads this when it is loaded, with the module below.
@@ -14,6 +15,7 @@ _os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
 from weft import _printing
 from weft._weft import *  # noqa: F403
+from weft._weft import __version__  # noqa: F401
 from weft.autograd import (  # noqa: F401
     autocast,
     checkpoint,
@@ -35,3 +37,10 @@ import weft.train  # noqa: E402
 
 Tensor.__repr__ = _printing.represent
 Tensor.__str__ = _printing.text
+
+
+def __getattr__(name):
+    # PyTorch takes seconds to import, and need not be there.
+    if name == "torch":
+        return _importlib.import_module("weft.torch")
+    raise AttributeError(f"module 'weft' has no attribute {name!r}")
