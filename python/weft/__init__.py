@@ -40,7 +40,7 @@ Tensor.__str__ = _printing.text
 
 
 def __getattr__(name):
-    # PyTorch takes seconds to import, and need not be there.
-    if name == "torch":
-        return _importlib.import_module("weft.torch")
+    # PyTorch takes seconds to import, and need not be there; `python -m weft.compare` imports that one itself.
+    if name in ("compare", "torch"):
+        return _importlib.import_module("weft." + name)
     raise AttributeError(f"module 'weft' has no attribute {name!r}")
