@@ -98,7 +98,9 @@ struct Table {
         name,
         [f](const Tensor& x, const std::optional<Shape>& dim, bool keepdim,
             const MaybeDType& dtype) {
-          return f(dtype ? ops::cast(x, *dtype) : x, dim.value_or(Shape{}), keepdim);
+          const Tensor y = f(dtype ? ops::cast(x, *dtype) : x, dim.value_or(Shape{}), keepdim);
+          // Sums of integers are in int64.
+          return dtype ? ops::cast(y, *dtype) : y;
         },
         "dim"_a = nb::none(), "keepdim"_a = false, nb::kw_only(), "dtype"_a = nb::none(), docs);
   }
@@ -158,7 +160,10 @@ void bind_elementwise(Table& table) {
   table.comparison("gt", ops::gt);
   table.comparison("ge", ops::ge);
 
-  table.unary({"neg", "negative", "__neg__"}, ops::neg);
+  table.unary({"neg", "negative", "__neg__"}, [](const Tensor& x) {
+    WEFT_CHECK(x.dtype() != DType::boolean, "neg: of a mask the opposite is ~x, got {}", x);
+    return ops::neg(x);
+  });
   table.unary({"abs", "absolute", "__abs__"}, ops::abs);
   table.unary("exp", ops::exp);
   table.unary("log", ops::log);
@@ -195,7 +200,17 @@ void bind_elementwise(Table& table) {
   table.op("isnan", ops::is_nan);
   table.op("isinf", ops::isinf);
   table.op("isfinite", ops::isfinite);
-  table.op("masked_fill", ops::masked_fill, "mask"_a, "value"_a);
+  table.op(
+      "masked_fill",
+      [](const Tensor& x, const Tensor& mask, const Operand& value) {
+        if (value.kind != Operand::Kind::kTensor)
+          return ops::masked_fill(x, mask, value.as_double());
+        WEFT_CHECK(value.tensor.dim() == 0,
+                   "masked_fill: expected a number or a tensor without dimensions, got {}",
+                   value.tensor);
+        return ops::where(mask, ops::cast(value.tensor, x.dtype()), x);
+      },
+      "mask"_a, "value"_a);
   table.op("logical_not", ops::logical_not);
   table.op(
       "gelu",
@@ -387,12 +402,16 @@ void bind_rearrangements(Table& table) {
   table.m.def("tile", ops::tile, "input"_a, "dims"_a, Unlocked());
   table.m.def(
       "meshgrid",
-      [](const Tensors& vectors, const std::string& indexing) {
+      [](const nb::args& tensors, const std::string& indexing) {
         WEFT_CHECK(indexing == "ij" || indexing == "xy",
                    "meshgrid: indexing is \"ij\" or \"xy\", got \"{}\"", indexing);
+        // Each as an argument, or all as one list.
+        const bool is_list = tensors.size() == 1 && !nb::isinstance<Tensor>(tensors[0]);
+        const auto vectors = is_list ? nb::cast<Tensors>(tensors[0]) : nb::cast<Tensors>(tensors);
+        const nb::gil_scoped_release unlocked;
         return ops::meshgrid(vectors, indexing == "ij" ? ops::Indexing::kIJ : ops::Indexing::kXY);
       },
-      "tensors"_a, nb::kw_only(), "indexing"_a = "ij", Unlocked());
+      "tensors"_a, "indexing"_a = "ij");
   table.op("tril", ops::tril, "diagonal"_a = 0);
   table.op("triu", ops::triu, "diagonal"_a = 0);
   table.op("nonzero", ops::nonzero);

@@ -63,6 +63,23 @@ class Ops(unittest.TestCase):
         self.assertEqual((weft.tensor([7, -7]) // 2).tolist(), [3, -4])
         self.assertEqual((weft.tensor([7, -7]) % 4).tolist(), [3, 1])
 
+    def test_arguments_as_in_pytorch(self):
+        x, y = weft.arange(2), weft.arange(3)
+        for grids in (weft.meshgrid(x, y), weft.meshgrid([x, y]), weft.meshgrid(y, x, indexing="xy")):
+            self.assertEqual(len(grids), 2)
+            self.assertEqual(grids[0].shape, grids[1].shape)
+        self.assertEqual([g.tolist() for g in weft.meshgrid(y)], [[0, 1, 2]])
+        # A value that is a tensor has a gradient.
+        z, value = weft.ones(3, requires_grad=True), weft.tensor(5.0, requires_grad=True)
+        weft.masked_fill(z, weft.tensor([True, False, True]), value).sum().backward()
+        self.assertEqual((z.grad.tolist(), value.grad.item()), ([0, 1, 0], 2))
+        with self.assertRaisesRegex(weft.Error, "a number or a tensor without dimensions, got f32 .3."):
+            z.masked_fill(weft.tensor(True), weft.ones(3))
+        self.assertEqual(weft.tensor([3, 4], dtype=weft.int32).prod(dtype=weft.int32).dtype, weft.int32)
+        self.assertEqual(weft.tensor([3, 4], dtype=weft.int32).sum().dtype, weft.int64)
+        with self.assertRaisesRegex(weft.Error, "the opposite is ~x"):
+            -weft.tensor([True])
+
 
 if __name__ == "__main__":
     unittest.main()
