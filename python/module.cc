@@ -44,4 +44,5 @@ NB_MODULE(_weft, m) {
   bind_kernels(m.def_submodule("kernels"));
   bind_training(m);
   bind_torch(m.def_submodule("torch"));
+  bind_dist(m.def_submodule("dist"));
 }

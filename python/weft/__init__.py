@@ -28,6 +28,7 @@ from weft.autograd import (  # noqa: F401
 # By their full names: parts of the extension module have the same short ones.
 import weft.amp  # noqa: E402
 import weft.data  # noqa: E402
+import weft.dist  # noqa: E402
 import weft.kernels  # noqa: E402
 import weft.models  # noqa: E402
 import weft.nn  # noqa: E402
