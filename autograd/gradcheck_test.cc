@@ -484,6 +484,17 @@ TEST_CASE("gradients of gradients agree with central differences") {
   }
 }
 
+TEST_CASE("a product has gradients of gradients at zeros, too") {
+  Tensor x = Tensor::from(std::vector<double>{0, 2, 3, 0, 0, -1, 5, 4, 1, 0, 2, 2}, {2, 2, 3});
+  x.set_requires_grad(true);
+  for (const Shape& dims : {Shape{}, Shape{1}, Shape{0, 2}}) {
+    INFO(dims.size() << " dimensions");
+    const DifferentiableFunction f = [&](const Tensors& in) { return prod(in[0], dims); };
+    CHECK_NOTHROW(gradcheck(f, {x}));
+    CHECK_NOTHROW(gradgradcheck(f, {x}));
+  }
+}
+
 TEST_CASE("an op without gradients of gradients names itself") {
   for (const auto& [name, list] : checks()) {
     if (list[0].second_order) continue;

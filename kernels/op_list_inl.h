@@ -7,7 +7,8 @@
 //   #include "kernels/op_list_inl.h"
 //
 // With another WEFT_LIST, a path, there is no NAME(). No #pragma once: a source may make several
-// ops. plugin_rows() is declared by kernels/plugins/load.h.
+// ops. What is declared here of plugins is kernels/plugins/load.h's. The source includes <atomic>, by
+// way of kernels/op.h.
 
 #define WEFT_JOIN(a, b) a##b
 #define WEFT_OP_FUNCTION(op) WEFT_JOIN(op, _op)
@@ -26,11 +27,21 @@ void WEFT_OP(const WEFT_PROBLEM& problem) { dispatch(WEFT_OP_FUNCTION(WEFT_OP)()
 #include WEFT_LIST
 #undef WEFT_VARIANT
 
+extern std::atomic<int> plugin_changes;
 std::vector<const void*> plugin_rows(std::string_view op, size_t problem_bytes,
                                      const std::vector<std::string_view>& listed);
 
 const Op<WEFT_PROBLEM>& WEFT_OP_FUNCTION(WEFT_OP)() {
-  static const auto& kRows = *new const std::vector<Variant<WEFT_PROBLEM>>([] {
+  // Made anew after a plugin was loaded. None is freed: another thread may be looking through it.
+  struct List {
+    int changes;
+    std::vector<Variant<WEFT_PROBLEM>> rows;
+    Op<WEFT_PROBLEM> op;
+  };
+  static std::atomic<const List*> last = nullptr;
+  const int changes = plugin_changes.load(std::memory_order_acquire);
+  const List* list = last.load(std::memory_order_acquire);
+  if (!list || list->changes != changes) [[unlikely]] {
 #define WEFT_VARIANT(name, device, dtypes, fits) \
   Variant<WEFT_PROBLEM>{#name, DeviceType::device, dtypes, fits, name, #fits},
     static constexpr Variant<WEFT_PROBLEM> kListed[] = {
@@ -45,10 +56,11 @@ const Op<WEFT_PROBLEM>& WEFT_OP_FUNCTION(WEFT_OP)() {
       rows.push_back(*static_cast<const Variant<WEFT_PROBLEM>*>(row));
     }
     rows.insert(rows.end(), std::begin(kListed), std::end(kListed));
-    return rows;
-  }());
-  static const Op<WEFT_PROBLEM> kOp = {WEFT_OP_TEXT(WEFT_OP), kRows};
-  return kOp;
+    auto* const made = new List{changes, std::move(rows), {}};
+    made->op = {WEFT_OP_TEXT(WEFT_OP), made->rows};
+    last.store(list = made, std::memory_order_release);
+  }
+  return list->op;
 }
 
 #undef WEFT_OP_TEXT

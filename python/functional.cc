@@ -17,6 +17,15 @@ nn::Reduction reduction_of(std::string_view function, std::string_view name) {
   return nn::Reduction::kNone;
 }
 
+ops::LossReduction loss_reduction_of(std::string_view function, std::string_view name) {
+  if (name == "mean") return ops::LossReduction::kMean;
+  if (name == "sum") return ops::LossReduction::kSum;
+  if (name == "batchmean") return ops::LossReduction::kBatchMean;
+  WEFT_CHECK(name == "none", "{}: reduction is mean, sum, batchmean or none, got \"{}\"", function,
+             name);
+  return ops::LossReduction::kNone;
+}
+
 void bind_losses(nb::module_& m) {
   const auto loss = [&](const char* name,
                         Tensor (*f)(const Tensor&, const Tensor&, nn::Reduction)) {
@@ -30,6 +39,32 @@ void bind_losses(nb::module_& m) {
   loss("mse_loss", nn::mse_loss);
   loss("l1_loss", nn::l1_loss);
   loss("binary_cross_entropy_with_logits", nn::bce_with_logits);
+  m.def(
+      "nll_loss",
+      [](const Tensor& x, const Tensor& labels, const MaybeTensor& weight, int64_t ignore_index,
+         const std::string& reduction) {
+        return ops::nll_loss(x, labels,
+                             {.weight = weight,
+                              .ignore_index = ignore_index,
+                              .reduction = loss_reduction_of("nll_loss", reduction)});
+      },
+      "input"_a, "target"_a, "weight"_a = nb::none(), nb::kw_only(), "ignore_index"_a = -100,
+      "reduction"_a = "mean", Unlocked());
+  m.def(
+      "kl_div",
+      [](const Tensor& x, const Tensor& target, const std::string& reduction, bool log_target) {
+        return ops::kl_div(x, target, loss_reduction_of("kl_div", reduction), log_target);
+      },
+      "input"_a, "target"_a, nb::kw_only(), "reduction"_a = "mean", "log_target"_a = false,
+      Unlocked());
+  m.def(
+      "smooth_l1_loss",
+      [](const Tensor& x, const Tensor& target, const std::string& reduction, double beta) {
+        return ops::smooth_l1_loss(x, target, loss_reduction_of("smooth_l1_loss", reduction), beta);
+      },
+      "input"_a, "target"_a, nb::kw_only(), "reduction"_a = "mean", "beta"_a = 1.0, Unlocked());
+  m.def("cosine_similarity", &ops::cosine_similarity, "x1"_a, "x2"_a, "dim"_a = 1, "eps"_a = 1e-8,
+        Unlocked());
   m.def(
       "cross_entropy",
       [](const Tensor& logits, const Tensor& labels, int64_t ignore_index, double label_smoothing) {
@@ -52,6 +87,31 @@ void bind_normalisations(nb::module_& m) {
       },
       "input"_a, "normalized_shape"_a, "weight"_a = nb::none(), "bias"_a = nb::none(),
       "eps"_a = 1e-5, Unlocked());
+  m.def(
+      "rms_norm",
+      [](const Tensor& x, const Shape& shape, const MaybeTensor& weight,
+         std::optional<double> eps) {
+        WEFT_CHECK(shape.size() == 1 && x.dim() > 0 && shape[0] == x.size(-1),
+                   "rms_norm: normalized_shape is the last dimension of {}, got {}", x, shape);
+        return ops::rms_norm(x, weight, eps);
+      },
+      "input"_a, "normalized_shape"_a, "weight"_a = nb::none(), "eps"_a = nb::none(), Unlocked());
+  m.def(
+      "group_norm",
+      [](const Tensor& x, int64_t groups, const MaybeTensor& weight, const MaybeTensor& bias,
+         double eps) { return ops::group_norm(x, groups, weight, bias, eps); },
+      "input"_a, "num_groups"_a, "weight"_a = nb::none(), "bias"_a = nb::none(), "eps"_a = 1e-5,
+      Unlocked());
+  m.def(
+      "instance_norm",
+      [](const Tensor& x, const MaybeTensor& mean, const MaybeTensor& var,
+         const MaybeTensor& weight, const MaybeTensor& bias, bool use_input_stats, double momentum,
+         double eps) {
+        return ops::instance_norm(x, mean, var, weight, bias, use_input_stats, momentum, eps);
+      },
+      "input"_a, "running_mean"_a = nb::none(), "running_var"_a = nb::none(),
+      "weight"_a = nb::none(), "bias"_a = nb::none(), "use_input_stats"_a = true,
+      "momentum"_a = 0.1, "eps"_a = 1e-5, Unlocked());
   m.def(
       "add_layer_norm",
       [](const Tensor& x, const Tensor& residual, const MaybeTensor& weight,
@@ -84,6 +144,64 @@ void bind_images(nb::module_& m) {
       },
       "input"_a, "weight"_a, "bias"_a = nb::none(), "stride"_a = Size2d(1), "padding"_a = Size2d(0),
       "dilation"_a = Size2d(1), "groups"_a = 1, Unlocked());
+  m.def(
+      "conv1d",
+      [](const Tensor& x, const Tensor& weight, const MaybeTensor& bias, int64_t stride,
+         int64_t padding, int64_t dilation, int64_t groups) {
+        return ops::conv1d(
+            x, weight, bias,
+            {.stride = stride, .padding = padding, .dilation = dilation, .groups = groups});
+      },
+      "input"_a, "weight"_a, "bias"_a = nb::none(), "stride"_a = 1, "padding"_a = 0,
+      "dilation"_a = 1, "groups"_a = 1, Unlocked());
+  m.def(
+      "conv_transpose2d",
+      [](const Tensor& x, const Tensor& weight, const MaybeTensor& bias, Size2d stride,
+         Size2d padding, Size2d output_padding, int64_t groups, Size2d dilation) {
+        return ops::conv_transpose2d(x, weight, bias,
+                                     {.stride = stride,
+                                      .padding = padding,
+                                      .output_padding = output_padding,
+                                      .groups = groups,
+                                      .dilation = dilation});
+      },
+      "input"_a, "weight"_a, "bias"_a = nb::none(), "stride"_a = Size2d(1), "padding"_a = Size2d(0),
+      "output_padding"_a = Size2d(0), "groups"_a = 1, "dilation"_a = Size2d(1), Unlocked());
+  m.def("adaptive_avg_pool2d", &ops::adaptive_avg_pool2d, "input"_a, "output_size"_a, Unlocked());
+  m.def(
+      "interpolate",
+      [](const Tensor& x, std::optional<Size2d> size, nb::object scale, const std::string& mode,
+         bool align_corners) {
+        WEFT_CHECK(mode == "nearest" || mode == "bilinear",
+                   "interpolate: mode is nearest or bilinear, got \"{}\"", mode);
+        ops::InterpolateOptions options{.size = size, .align_corners = align_corners};
+        options.mode =
+            mode == "nearest" ? ops::Interpolation::kNearest : ops::Interpolation::kBilinear;
+        if (nb::isinstance<nb::sequence>(scale)) {
+          const auto [height, width] = nb::cast<std::pair<double, double>>(scale);
+          options.scale_factor = {height, width};
+        } else if (!scale.is_none()) {
+          options.scale_factor = {nb::cast<double>(scale), nb::cast<double>(scale)};
+        }
+        const nb::gil_scoped_release unlocked;
+        return ops::interpolate(x, options);
+      },
+      "input"_a, "size"_a = nb::none(), "scale_factor"_a = nb::none(), "mode"_a = "nearest",
+      "align_corners"_a = false);
+  m.def(
+      "pad",
+      [](const Tensor& x, const std::vector<int64_t>& pad, const std::string& mode, double value) {
+        const std::pair<std::string_view, ops::Padding> known[] = {
+            {"constant", ops::Padding::kConstant},
+            {"reflect", ops::Padding::kReflect},
+            {"replicate", ops::Padding::kReplicate},
+            {"circular", ops::Padding::kCircular}};
+        for (const auto& [name, padding] : known) {
+          if (mode == name) return ops::pad(x, pad, padding, value);
+        }
+        WEFT_FAIL("pad: mode is constant, reflect, replicate or circular, got \"{}\"", mode);
+      },
+      "input"_a, "pad"_a, "mode"_a = "constant", "value"_a = 0.0, Unlocked());
   const auto pool = [&](const char* name, auto f) {
     m.def(
         name,
@@ -133,15 +251,20 @@ void bind_functional(nb::module_ m) {
         return ops::one_hot(indices, classes, DType::i64);
       },
       "input"_a, "num_classes"_a = -1, Unlocked());
+  m.def("leaky_relu", &ops::leaky_relu, "input"_a, "negative_slope"_a = 0.01, Unlocked());
+  m.def("elu", &ops::elu, "input"_a, "alpha"_a = 1.0, Unlocked());
+  m.def("softplus", &ops::softplus, "input"_a, "beta"_a = 1.0, "threshold"_a = 20.0, Unlocked());
+  m.def("hardswish", &ops::hardswish, "input"_a, Unlocked());
   m.def("dropout", &ops::dropout, "input"_a, "p"_a = 0.5, "training"_a = true, Unlocked());
   m.def(
       "scaled_dot_product_attention",
-      [](const Tensor& q, const Tensor& k, const Tensor& v, double dropout, bool causal,
-         std::optional<double> scale) {
-        return ops::attention(q, k, v, {.causal = causal, .dropout = dropout, .scale = scale});
+      [](const Tensor& q, const Tensor& k, const Tensor& v, const MaybeTensor& mask, double dropout,
+         bool causal, std::optional<double> scale) {
+        return ops::attention(q, k, v,
+                              {.causal = causal, .dropout = dropout, .scale = scale, .mask = mask});
       },
-      "query"_a, "key"_a, "value"_a, nb::kw_only(), "dropout_p"_a = 0.0, "is_causal"_a = false,
-      "scale"_a = nb::none(), Unlocked(),
+      "query"_a, "key"_a, "value"_a, "attn_mask"_a = nb::none(), "dropout_p"_a = 0.0,
+      "is_causal"_a = false, "scale"_a = nb::none(), Unlocked(),
       "softmax(scale Q K^T) V of q, k, v [B, H, T, D]; scale is 1/sqrt(D) unless it is given.");
   m.def(
       "self_attention",

@@ -1,5 +1,7 @@
-// weft.kernels: the variants of every op, and the choice among them.
+// weft.kernels: the variants of every op, the choice among them, and others' (kernels/plugin.h).
 #include "kernels/op.h"
+#include "kernels/plugins/build.h"
+#include "kernels/plugins/load.h"
 
 #include "python/bindings.h"
 #include "python/casters.h"
@@ -35,6 +37,18 @@ nb::list variants() {
   return rows;
 }
 
+/// Its op and its name. An Error says what the compiler said.
+std::pair<std::string, std::string> load(const std::string& file) {
+  kernels::CompilerMessages messages;
+  try {
+    const kernels::Plugin& plugin = kernels::load_plugin(file);
+    return {plugin.op, plugin.name ? plugin.name : ""};
+  } catch (const Error& error) {
+    if (messages.text.empty()) throw;
+    WEFT_FAIL("{}{}", messages.text, error.what());
+  }
+}
+
 }  // namespace
 
 void bind_kernels(nb::module_ m) {
@@ -42,6 +56,15 @@ void bind_kernels(nb::module_ m) {
       "variants", &variants,
       "A dict for each variant of each op, in the order of dispatch: op, name, device, dtypes and "
       "the condition on the problem.");
+  m.def("_load", &load, "file"_a, Unlocked());
+  m.def(
+      "_plugin_home",
+      [] {
+        const kernels::PluginHome home = kernels::find_plugin_home();
+        return std::pair(home.include.string(), home.root.string());
+      },
+      "Where Weft's headers lie, and the checkout's root or nothing.");
+  m.def("_device_count", &runtime::device_count);
   bind_scope<kernels::ForcedVariant, std::string, std::string>(m, "_ForcedVariant");
 }
 

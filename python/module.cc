@@ -1,5 +1,6 @@
 // The extension module weft._weft. The package weft around it (python/weft) adds what has to be
 // written in Python.
+#include "core/version.h"
 #include "python/bindings.h"
 #include "python/casters.h"
 
@@ -8,6 +9,7 @@ NB_MODULE(_weft, m) {
   using namespace weft::python;
   nb::set_leak_warnings(false);  // hooks and modules in reference cycles live as long as Python
 
+  m.attr("__version__") = WEFT_VERSION;
   nb::exception<Error>(m, "Error", PyExc_RuntimeError);
   nb::exception<InternalError>(m, "InternalError", PyExc_RuntimeError);
   bind_dtype(m);
@@ -41,4 +43,6 @@ NB_MODULE(_weft, m) {
   bind_numerics(m.def_submodule("numerics"));
   bind_kernels(m.def_submodule("kernels"));
   bind_training(m);
+  bind_torch(m.def_submodule("torch"));
+  bind_dist(m.def_submodule("dist"));
 }

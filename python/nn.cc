@@ -40,7 +40,13 @@ struct Access : Module {
   static const auto& children_of(const Module& m) { return (m.*&Access::children)(); }
 };
 
-/// A module's own tensor or child of that name.
+Module& module_of(nb::handle self) {
+  if (!nb::inst_ready(self))
+    throw nb::attribute_error("a module's __init__ calls super().__init__() first");
+  return nb::cast<Module&>(self);
+}
+
+/// A module's own tensor of that name.
 const Tensor* find_own(const NamedTensors& tensors, std::string_view name) {
   const auto found = std::ranges::find(tensors, name, [](const auto& t) { return t.first; });
   return found == tensors.end() ? nullptr : &found->second;
@@ -49,7 +55,7 @@ const Tensor* find_own(const NamedTensors& tensors, std::string_view name) {
 /// module.name = value: tensors that require a gradient become parameters, modules children. A name
 /// that is taken keeps its tensor, which takes the new one's data.
 void set_attribute(nb::handle self, nb::str name, nb::handle value) {
-  auto& module = nb::cast<Module&>(self);
+  auto& module = module_of(self);
   const std::string_view text = name.c_str();
   nb::object stored = nb::borrow(value);
   if (nb::isinstance<Module>(value)) {
@@ -77,7 +83,7 @@ void set_attribute(nb::handle self, nb::str name, nb::handle value) {
 
 /// Of tensors and children that C++ registered.
 nb::object get_attribute(nb::handle self, nb::str name) {
-  const auto& module = nb::cast<Module&>(self);
+  const auto& module = module_of(self);
   const std::string_view text = name.c_str();
   for (const auto& [child_name, child] : Access::children_of(module)) {
     if (child_name == text) return nb::cast(child);

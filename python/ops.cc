@@ -98,7 +98,9 @@ struct Table {
         name,
         [f](const Tensor& x, const std::optional<Shape>& dim, bool keepdim,
             const MaybeDType& dtype) {
-          return f(dtype ? ops::cast(x, *dtype) : x, dim.value_or(Shape{}), keepdim);
+          const Tensor y = f(dtype ? ops::cast(x, *dtype) : x, dim.value_or(Shape{}), keepdim);
+          // Sums of integers are in int64.
+          return dtype ? ops::cast(y, *dtype) : y;
         },
         "dim"_a = nb::none(), "keepdim"_a = false, nb::kw_only(), "dtype"_a = nb::none(), docs);
   }
@@ -138,6 +140,9 @@ void bind_elementwise(Table& table) {
   table.binary("pow", ops::pow, "pow");
   table.binary("maximum", ops::maximum, nullptr, "Ties: half of the gradient to each.");
   table.binary("minimum", ops::minimum, nullptr, "Ties: half of the gradient to each.");
+  table.binary("remainder", ops::remainder, "mod");
+  table.binary("floor_divide", ops::floor_divide, "floordiv");
+  table.binary("atan2", ops::atan2);
   table.binary("logical_and", ops::logical_and);
   table.binary("logical_or", ops::logical_or);
   table.binary_in_place("add", "add", [](Tensor& x, const Tensor& y) { ops::add_(x, y); });
@@ -155,7 +160,10 @@ void bind_elementwise(Table& table) {
   table.comparison("gt", ops::gt);
   table.comparison("ge", ops::ge);
 
-  table.unary({"neg", "negative", "__neg__"}, ops::neg);
+  table.unary({"neg", "negative", "__neg__"}, [](const Tensor& x) {
+    WEFT_CHECK(x.dtype() != DType::boolean, "neg: of a mask the opposite is ~x, got {}", x);
+    return ops::neg(x);
+  });
   table.unary({"abs", "absolute", "__abs__"}, ops::abs);
   table.unary("exp", ops::exp);
   table.unary("log", ops::log);
@@ -163,6 +171,21 @@ void bind_elementwise(Table& table) {
   table.unary("rsqrt", ops::rsqrt);
   table.unary("reciprocal", ops::reciprocal);
   table.unary("square", ops::square);
+  table.unary("exp2", ops::exp2);
+  table.unary("expm1", ops::expm1);
+  table.unary("log2", ops::log2);
+  table.unary("log10", ops::log10);
+  table.unary("log1p", ops::log1p);
+  table.unary("tan", ops::tan);
+  table.unary("asin", ops::asin);
+  table.unary("acos", ops::acos);
+  table.unary("atan", ops::atan);
+  table.unary("sinh", ops::sinh);
+  table.unary("cosh", ops::cosh);
+  table.unary("asinh", ops::asinh);
+  table.unary("acosh", ops::acosh);
+  table.unary("atanh", ops::atanh);
+  table.unary("trunc", ops::trunc);
   table.unary("sin", ops::sin);
   table.unary("cos", ops::cos);
   table.unary("tanh", ops::tanh);
@@ -175,6 +198,19 @@ void bind_elementwise(Table& table) {
   table.unary("ceil", ops::ceil);
   table.unary("round", ops::round, "To the nearest integer, ties to even.");
   table.op("isnan", ops::is_nan);
+  table.op("isinf", ops::isinf);
+  table.op("isfinite", ops::isfinite);
+  table.op(
+      "masked_fill",
+      [](const Tensor& x, const Tensor& mask, const Operand& value) {
+        if (value.kind != Operand::Kind::kTensor)
+          return ops::masked_fill(x, mask, value.as_double());
+        WEFT_CHECK(value.tensor.dim() == 0,
+                   "masked_fill: expected a number or a tensor without dimensions, got {}",
+                   value.tensor);
+        return ops::where(mask, ops::cast(value.tensor, x.dtype()), x);
+      },
+      "mask"_a, "value"_a);
   table.op("logical_not", ops::logical_not);
   table.op(
       "gelu",
@@ -339,9 +375,63 @@ void bind_views(Table& table) {
         return slices;
       },
       "dim"_a = 0);
+  table.op("diagonal", ops::diagonal, "offset"_a = 0, "dim1"_a = 0, "dim2"_a = 1);
   table.m.def("cat", ops::cat, "tensors"_a, "dim"_a = 0, Unlocked());
   table.m.attr("concat") = table.m.attr("cat");
   table.m.def("stack", ops::stack, "tensors"_a, "dim"_a = 0, Unlocked());
+}
+
+void bind_rearrangements(Table& table) {
+  table.op("flip", ops::flip, "dims"_a);
+  table.op(
+      "roll",
+      [](const Tensor& x, const Shape& shifts, const std::optional<Shape>& dims) {
+        return ops::roll(x, shifts, dims.value_or(Shape{}));
+      },
+      "shifts"_a, "dims"_a = nb::none());
+  const auto repeated = [&](const char* name, Tensor (*f)(const Tensor&, const Shape&)) {
+    table.t.def(
+        name,
+        [f, name](const Tensor& x, const nb::args& repeats) {
+          return f(x, shape_of_arguments(repeats, name));
+        },
+        "repeats"_a);
+  };
+  repeated("repeat", ops::repeat);
+  repeated("tile", ops::tile);
+  table.m.def("tile", ops::tile, "input"_a, "dims"_a, Unlocked());
+  table.m.def(
+      "meshgrid",
+      [](const nb::args& tensors, const std::string& indexing) {
+        WEFT_CHECK(indexing == "ij" || indexing == "xy",
+                   "meshgrid: indexing is \"ij\" or \"xy\", got \"{}\"", indexing);
+        // Each as an argument, or all as one list.
+        const bool is_list = tensors.size() == 1 && !nb::isinstance<Tensor>(tensors[0]);
+        const auto vectors = is_list ? nb::cast<Tensors>(tensors[0]) : nb::cast<Tensors>(tensors);
+        const nb::gil_scoped_release unlocked;
+        return ops::meshgrid(vectors, indexing == "ij" ? ops::Indexing::kIJ : ops::Indexing::kXY);
+      },
+      "tensors"_a, "indexing"_a = "ij");
+  table.op("tril", ops::tril, "diagonal"_a = 0);
+  table.op("triu", ops::triu, "diagonal"_a = 0);
+  table.op("nonzero", ops::nonzero);
+  table.op("sort", ops::sort, "dim"_a = -1, "descending"_a = false,
+           "(values, indices); equals keep their order.");
+  table.op("argsort", ops::argsort, "dim"_a = -1, "descending"_a = false);
+  table.op("topk", ops::topk, "k"_a, "dim"_a = -1, "largest"_a = true);
+  table.op("cumsum", ops::cumsum, "dim"_a);
+  const auto unique = [](const Tensor& x, bool inverse, bool counts) -> nb::object {
+    Tensors all;
+    {
+      const nb::gil_scoped_release unlocked;
+      all = ops::unique(x, inverse, counts);
+    }
+    return all.size() == 1 ? nb::cast(all[0]) : nb::tuple(nb::cast(all));
+  };
+  table.m.def("unique", unique, "input"_a, nb::kw_only(), "return_inverse"_a = false,
+              "return_counts"_a = false);
+  table.t.def("unique", unique, nb::kw_only(), "return_inverse"_a = false,
+              "return_counts"_a = false);
 }
 
 /// max and min: of all elements; of two tensors; along a dimension, with the places.
@@ -386,6 +476,22 @@ void bind_reductions(Table& table) {
       },
       "dim"_a = nb::none(), nb::kw_only(), "correction"_a = 1.0, "keepdim"_a = false);
   table.op(
+      "std",
+      [](const Tensor& x, const std::optional<Shape>& dim, double correction, bool keepdim) {
+        return ops::std(x, dim.value_or(Shape{}), correction, keepdim);
+      },
+      "dim"_a = nb::none(), nb::kw_only(), "correction"_a = 1.0, "keepdim"_a = false);
+  table.op(
+      "norm",
+      [](const Tensor& x, double p, const std::optional<Shape>& dim, bool keepdim) {
+        return ops::norm(x, p, dim.value_or(Shape{}), keepdim);
+      },
+      "p"_a = 2.0, "dim"_a = nb::none(), "keepdim"_a = false);
+  table.reduction("logsumexp", ops::logsumexp, "");
+  table.reduction("any", ops::any, "");
+  table.reduction("all", ops::all, "");
+  table.op("trace", ops::trace);
+  table.op(
       "sum_to_size", [](const Tensor& x, const Shape& size) { return ops::sum_to(x, size); },
       "size"_a, "Summed over the dimensions in which `size` was broadcast to the tensor's.");
 }
@@ -404,6 +510,17 @@ void bind_products(Table& table) {
         },
         "other"_a);
   };
+  table.op("outer", ops::outer, "vec2"_a);
+  table.m.def(
+      "einsum",
+      [](const std::string& equation, const nb::args& operands) {
+        const bool is_list = operands.size() == 1 && nb::isinstance<nb::list>(operands[0]);
+        const auto tensors =
+            nb::cast<Tensors>(is_list ? nb::handle(operands[0]) : nb::handle(operands));
+        const nb::gil_scoped_release unlocked;
+        return ops::einsum(equation, tensors);
+      },
+      "equation"_a, "operands"_a);
   of_dims("dot", 1);
   of_dims("mm", 2);
   of_dims("bmm", 3);
@@ -517,6 +634,15 @@ void bind_creation(Table& table) {
       "start"_a, "end"_a = nb::none(), "step"_a = 1, nb::kw_only(), "dtype"_a = nb::none(),
       "device"_a = nb::none());
   m.def(
+      "linspace",
+      [](double start, double end, int64_t steps, const MaybeDType& dtype,
+         const MaybeDevice& device) {
+        return ops::linspace(start, end, steps, dtype.value_or(DType::f32),
+                             device.value_or(Device{}));
+      },
+      "start"_a, "end"_a, "steps"_a, nb::kw_only(), "dtype"_a = nb::none(),
+      "device"_a = nb::none());
+  m.def(
       "eye",
       [](int64_t n, const MaybeDType& dtype, const MaybeDevice& device) {
         return ops::to(ops::eye(n, dtype.value_or(DType::f32)), device.value_or(Device{}));
@@ -542,6 +668,7 @@ void bind_ops(nb::module_& m, nb::class_<Tensor>& tensor) {
   bind_elementwise(table);
   bind_conversions(table);
   bind_views(table);
+  bind_rearrangements(table);
   bind_reductions(table);
   bind_products(table);
   bind_lookup(table);

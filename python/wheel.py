@@ -5,18 +5,28 @@ machine that the extension module was built for."""
 
 import base64
 import hashlib
+import importlib
 import os
 import sys
 import sysconfig
 import zipfile
 
-NAME, VERSION = "weft", "0.1"
-METADATA = f"""Metadata-Version: 2.1
+NAME = "weft"
+
+
+def metadata(version):
+    return f"""Metadata-Version: 2.1
 Name: {NAME}
-Version: {VERSION}
+Version: {version}
 Summary: A tensor and autograd engine
 Requires-Python: =={sys.version_info.major}.{sys.version_info.minor}.*
 """
+
+
+def version_of(package):
+    """What the extension module says: core/version.h holds the number."""
+    sys.path.insert(0, package)
+    return importlib.import_module(NAME).__version__
 
 
 def tag():
@@ -25,7 +35,7 @@ def tag():
     return f"{version}-{version}-{machine}"
 
 
-def contents(package):
+def contents(package, version):
     for folder, _, files in os.walk(os.path.join(package, NAME)):
         for file in sorted(files):
             # Bazel leaves files of its own beside these.
@@ -33,14 +43,15 @@ def contents(package):
                 path = os.path.join(folder, file)
                 with open(path, "rb") as opened:
                     yield os.path.relpath(path, package), opened.read()
-    about = f"{NAME}-{VERSION}.dist-info"
-    yield f"{about}/METADATA", METADATA.encode()
+    about = f"{NAME}-{version}.dist-info"
+    yield f"{about}/METADATA", metadata(version).encode()
     yield f"{about}/WHEEL", f"Wheel-Version: 1.0\nGenerator: weft\nRoot-Is-Purelib: false\nTag: {tag()}\n".encode()
 
 
 def make(package, folder):
     os.makedirs(folder, exist_ok=True)
-    path = os.path.join(folder, f"{NAME}-{VERSION}-{tag()}.whl")
+    version = version_of(package)
+    path = os.path.join(folder, f"{NAME}-{version}-{tag()}.whl")
     record = []
     with zipfile.ZipFile(path + ".new", "w", zipfile.ZIP_DEFLATED) as wheel:
 
@@ -51,11 +62,11 @@ def make(package, folder):
             info.compress_type = zipfile.ZIP_DEFLATED
             wheel.writestr(info, data)
 
-        for name, data in contents(package):
+        for name, data in contents(package, version):
             digest = base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()
             record.append(f"{name},sha256={digest},{len(data)}\n")
             add(name, data)
-        name = f"{NAME}-{VERSION}.dist-info/RECORD"
+        name = f"{NAME}-{version}.dist-info/RECORD"
         add(name, "".join(record + [f"{name},,\n"]).encode())
     os.replace(path + ".new", path)
     return path

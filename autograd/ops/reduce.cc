@@ -110,6 +110,34 @@ Tensor mean(const Tensor& x, const Shape& dims, bool keepdim) {
                 });
 }
 
+namespace {
+
+/// At each element the product of the others that are reduced with it, from ops which can be
+/// differentiated again: the rows of a matrix of them that has 1 on its diagonal.
+Tensor product_of_others(const Tensor& x, const Shape& kept) {
+  // The dimensions that are reduced last, as one.
+  Shape order, shape;
+  int64_t count = 1;
+  for (int i = 0; i < x.dim(); ++i) {
+    if (kept[i] == x.size(i)) order.push_back(i), shape.push_back(x.size(i));
+  }
+  for (int i = 0; i < x.dim(); ++i) {
+    if (kept[i] != x.size(i)) order.push_back(i), count *= x.size(i);
+  }
+  Shape back = order;
+  for (int i = 0; i < order.size(); ++i) back[static_cast<int>(order[i])] = i;
+  const Tensor ordered = permute(x, order);
+  shape.push_back(count);
+  const Tensor rows = unsqueeze(reshape(ordered, shape), -2);
+  shape.push_back(count);
+  const Tensor places = to(arange(0, count), x.device());
+  const Tensor own = eq(unsqueeze(places, 1), places);
+  const Tensor others = prod(where(own, ops::full({}, 1, x.dtype(), x.device()), rows), {-1});
+  return permute(reshape(others, ordered.shape()), back);
+}
+
+}  // namespace
+
 Tensor prod(const Tensor& input, const Shape& dims, bool keepdim) {
   const Tensor x = autocast_f32(input);
   const Axes axes(x, dims, "prod");
@@ -118,6 +146,8 @@ Tensor prod(const Tensor& input, const Shape& dims, bool keepdim) {
     // dy * (product of the others). Without zeros that is y / x; with one zero only its own place
     // gets the product of the rest; with two every place gets 0.
     const Tensor x = b.saved(0);
+    // The formula with divisions takes what it does at zeros for constant.
+    if (b.create_graph()) return {mul(view(b.dy(), kept), product_of_others(x, kept))};
     const Tensor zero = cast(eq(x, full_like(x, 0)), x.dtype());
     const Tensor zeros = sum(zero, reduced(kept), true);
     const Tensor filled = where(cast(zero, DType::boolean), ops::full_like(x, 1), x);

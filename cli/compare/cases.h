@@ -19,7 +19,7 @@ struct CompareCase {
   Measure measure = Measure::kTime;
   nlohmann::ordered_json work;     // what both programs are told: cli/compare/work.h
   std::vector<std::string> sides;  // of the peer: "eager", "compile", "fused"
-  double seconds = 0.15;           // of a turn, before --seconds scales it
+  double seconds = 0.15;           // of a turn, unless --seconds says another
 };
 
 /// All of them; `directory` holds the files that they read. On a GPU larger training steps are

@@ -18,6 +18,7 @@
 #include <filesystem>
 #include <fstream>
 #include <memory>
+#include <optional>
 #include <regex>
 
 #include "cli/command.h"
@@ -27,6 +28,7 @@
 #include "cli/compare/work.h"
 #include "cli/device_option.h"
 #include "cli/json_line.h"
+#include "cli/run_program.h"
 #include "core/parallel.h"
 #include "io/files.h"
 #include "kernels/device/probe.h"
@@ -42,10 +44,11 @@ using nlohmann::ordered_json;
 using Clock = std::chrono::steady_clock;
 
 struct Arguments {
-  std::string cases = ".*", python = "python3", device = "cpu", html, save;
+  std::string cases = ".*", model, shape, file, python = "python3", device = "cpu", html, save;
   std::vector<std::string> against = {"eager", "compile", "fused"};
   int pairs = 5, threads = 0;
-  double scale = 1, timeout = 900;
+  std::optional<double> seconds;  // of a turn
+  double timeout = 900;
   bool json = false, list = false, profile = false;
   // Of the worker process.
   bool serve = false;
@@ -243,7 +246,7 @@ CaseResult measure(const Arguments& a, const CompareCase& about, Program& weft, 
                  "not the same model: {} parameters, Weft's has {}", its, parameters);
     });
   }
-  turns(a.pairs, [&](const Side& side) { return side.time(a.scale * about.seconds); });
+  turns(a.pairs, [&](const Side& side) { return side.time(a.seconds.value_or(about.seconds)); });
   // What goes wrong from here on leaves the figures as they are.
   for (const Side& side : sides) {
     if (!a.profile || !side.result.failure.empty()) continue;
@@ -266,14 +269,23 @@ std::vector<CompareCase> chosen_cases(const Arguments& a, const std::string& dir
   } catch (const std::regex_error& error) {
     throw UsageError(fmt::format("--cases \"{}\": {}", a.cases, error.what()));
   }
-  const size_t all = cases.size();
-  std::erase_if(cases, [&](const CompareCase& c) {
-    return !std::regex_search(c.name, pattern) && !std::regex_search(c.group, pattern);
-  });
-  if (cases.empty()) {
+  const auto keep = [&](const std::string& option, const std::string& value, auto&& wanted) {
+    if (value.empty()) return;
+    const size_t all = cases.size();
+    std::erase_if(cases, [&](const CompareCase& c) { return !wanted(c); });
+    if (!cases.empty()) return;
     throw UsageError(
-        fmt::format("--cases \"{}\" matches none of the {} cases; see --list", a.cases, all));
-  }
+        fmt::format("{} \"{}\" matches none of the {} cases; see --list", option, value, all));
+  };
+  keep("--cases", a.cases, [&](const CompareCase& c) {
+    return std::regex_search(c.name, pattern) || std::regex_search(c.group, pattern);
+  });
+  keep("--model", a.model, [&](const CompareCase& c) {
+    return c.work.is_object() && c.work.value("model", "") == a.model;
+  });
+  keep("--shape", a.shape, [&](const CompareCase& c) {
+    return (" " + c.name + " ").find(" " + a.shape + " ") != std::string::npos;
+  });
   return cases;
 }
 
@@ -289,7 +301,22 @@ ordered_json environment_of(int threads) {
   return environment;
 }
 
+/// Functions of a file of one's own, which Python's half compares: python/weft/compare.py.
+int compare_file(const Arguments& a) {
+  std::vector<std::string> words = {a.python, "-m",      "weft.compare",
+                                    a.file,   "--pairs", std::to_string(a.pairs)};
+  if (a.seconds) words.insert(words.end(), {"--seconds", fmt::format("{}", *a.seconds)});
+  if (a.json) words.emplace_back("--json");
+  // Libraries of threads read it at their start.
+  if (a.threads > 0) environment_of(a.threads);
+  return run_program(words, [](const std::string& line) {
+    fmt::print("{}\n", line);
+    std::fflush(stdout);
+  });
+}
+
 int compare(const Arguments& a) {
+  if (!a.file.empty()) return compare_file(a);
   if (a.threads > 0) set_num_threads(a.threads);
   const Device device = parse_device(a.device);
   if (a.serve) {
@@ -328,13 +355,17 @@ int compare(const Arguments& a) {
   Program peer = program("PyTorch", {a.python, "-u", script});
   report.about["weft"] = weft.ask({{"do", "hello"}});
   report.about["weft"]["command"] = weft.command_line();
-  bool has_peer = true;
-  try {
-    report.about["pytorch"] = peer.ask({{"do", "hello"}});
-    report.about["pytorch"]["command"] = peer.command_line();
-  } catch (const Error& error) {
-    has_peer = false;
-    report.about["pytorch"] = {{"missing", error.what()}};
+  const bool has_peer = a.against != std::vector<std::string>{"none"};
+  if (has_peer) {
+    try {
+      report.about["pytorch"] = peer.ask({{"do", "hello"}});
+      report.about["pytorch"]["command"] = peer.command_line();
+    } catch (const Error& error) {
+      throw UsageError(fmt::format(
+          "compare: no PyTorch: {}; --python FILE names a Python that has it, --against "
+          "none times Weft alone",
+          error.what()));
+    }
   }
   const ordered_json& other = report.about["pytorch"];
   if (!a.json) {
@@ -344,13 +375,12 @@ int compare(const Arguments& a) {
       fmt::print("PyTorch {}, Python {}\n", other.value("version", "?"),
                  other.value("python", "?"));
     } else {
-      fmt::print("no PyTorch, so Weft alone: {}\n", other["missing"].get<std::string>());
+      fmt::print("Weft alone\n");
     }
-    fmt::print(
-        "{} pairs of turns; ratio: PyTorch's median over Weft's, above 1 Weft is ahead; best: the "
-        "same of "
-        "their best samples\n\n",
-        a.pairs);
+    fmt::print("{} {}\n\n", a.pairs,
+               has_peer ? "pairs of turns; ratio: PyTorch's median over Weft's, above 1 Weft is "
+                          "ahead; best: the same of their best samples"
+                        : "turns");
   }
 
   io::Table table = compare_table();
@@ -374,7 +404,8 @@ int compare(const Arguments& a) {
   if (a.json) {
     print_json(to_json(report));
   } else {
-    fmt::print("\n{} cases: {} where PyTorch was ahead, {} failed\n", cases.size(), lost, failed);
+    const std::string ahead = has_peer ? fmt::format(" {} where PyTorch was ahead,", lost) : "";
+    fmt::print("\n{} cases:{} {} failed\n", cases.size(), ahead, failed);
     if (!a.html.empty()) fmt::print("page {}\n", a.html);
   }
   return failed > 0 ? kFailure : 0;
@@ -390,10 +421,17 @@ void add_compare(CLI::App& app, Action& action) {
   add_option(command, "--cases", a.cases,
              "Regular expression: cases whose name or group it matches are run",
              {.takes = "REGEX", .usual = "all"});
+  add_option(command, "--model", a.model, "Cases of this model", {.takes = "NAME", .usual = "all"});
+  add_option(command, "--shape", a.shape, "Cases with this shape in their names, as 788x3072",
+             {.takes = "SHAPE", .usual = "all"});
+  add_option(command, "--case", a.file,
+             "Functions of your own, in the place of these cases: docs/benchmarks.md",
+             {.check = CLI::ExistingFile, .takes = "FILE.py", .usual = "none"});
   command.add_flag("--list", a.list, "Print the cases' groups and names, and run none");
   add_option(command, "--against", a.against,
-             "Forms of PyTorch: eager, compile (torch.compile), fused (the optimizer)",
-             {.check = CLI::IsMember({"eager", "compile", "fused"})})
+             "Forms of PyTorch: eager, compile (torch.compile), fused (the optimizer); none: Weft "
+             "alone",
+             {.check = CLI::IsMember({"eager", "compile", "fused", "none"})})
       ->delimiter(',');
   add_option(command, "--python", a.python, "Python interpreter that has PyTorch",
              {.takes = "FILE"});
@@ -403,8 +441,8 @@ void add_compare(CLI::App& app, Action& action) {
   command.option_defaults()->group("Measurement");
   add_option(command, "--pairs", a.pairs, "Turns that each program takes at a case",
              {.check = CLI::Range(1, 1000)});
-  add_option(command, "--seconds", a.scale, "Factor on the time that a turn takes",
-             {.check = CLI::Range(0.0, 1000.0)});
+  add_option(command, "--seconds", a.seconds, "Seconds that a turn lasts at least",
+             {.check = CLI::Range(0.0, 1000.0), .usual = "0.15, of steps 0.6"});
   add_option(command, "--timeout", a.timeout,
              "Seconds after which a program that has not answered is given up",
              {.check = CLI::PositiveNumber});

@@ -1,6 +1,7 @@
 // The peer here is a Python without PyTorch, or a shell script that answers as PyTorch's half
 // would: a program that computes nothing, ten times as slow as a given figure.
 #include <catch2/catch.hpp>
+#include <chrono>
 #include <nlohmann/json.hpp>
 
 #include "tests/program/run_weft.h"
@@ -49,21 +50,24 @@ json find(const json& result, const std::string& name) {
 
 }  // namespace
 
-TEST_CASE("Without PyTorch Weft runs alone and says why") {
+TEST_CASE("Without PyTorch there is nothing to compare with, and Weft alone is asked for") {
   const std::string python =
       program("no-torch",
               "#!/bin/sh\necho Traceback >&2\n"
               "echo \"ModuleNotFoundError: No module named 'torch'\" >&2\nexit 1\n");
-  const Outcome outcome = run_weft(kTwoCases + ("--python " + python));
-  CHECK(outcome.code == 0);
-  CHECK_THAT(outcome.out, Contains("no PyTorch, so Weft alone: PyTorch ended without an answer: "
-                                   "ModuleNotFoundError: No module named 'torch'") &&
-                              Contains("1000 additions of one element") &&
-                              Contains("2 cases: 0 where PyTorch was ahead, 0 failed"));
+  check_error(run_weft(kTwoCases + ("--python " + python)), 2,
+              "no PyTorch: PyTorch ended without an answer: ModuleNotFoundError: No module named "
+              "'torch'");
+  check_error(run_weft(kTwoCases + std::string("--python /nonexistent/python")), 2,
+              "PyTorch: cannot start /nonexistent/python: No such file");
 
-  const Outcome as_json = run_weft(kTwoCases + ("--json --python " + python));
-  const json result = json::parse(as_json.out);
-  CHECK_THAT(result["pytorch"]["missing"].get<std::string>(), Contains("No module named 'torch'"));
+  const std::string alone = kTwoCases + ("--against none --python " + python);
+  const Outcome outcome = run_weft(alone);
+  CHECK(outcome.code == 0);
+  CHECK_THAT(outcome.out, Contains("Weft alone\n2 turns\n") &&
+                              Contains("1000 additions of one element") &&
+                              Contains("2 cases: 0 failed") && !Contains("PyTorch was ahead"));
+  const json result = json::parse(run_weft(alone + " --json").out);
   REQUIRE(result["cases"].size() == 2);
   for (const json& c : result["cases"]) {
     CHECK(c["weft"]["values"].size() == 2);
@@ -72,10 +76,33 @@ TEST_CASE("Without PyTorch Weft runs alone and says why") {
   }
 }
 
-TEST_CASE("A Python that cannot be started is no PyTorch either") {
-  const Outcome outcome = run_weft(kTwoCases + std::string("--python /nonexistent/python"));
-  CHECK(outcome.code == 0);
-  CHECK_THAT(outcome.out, Contains("PyTorch: cannot start /nonexistent/python: No such file"));
+TEST_CASE("A turn lasts as many seconds as are asked for") {
+  const auto begin = std::chrono::steady_clock::now();
+  CHECK(run_weft("compare --against none --threads 1 --pairs 3 --seconds 0.5 --cases '^1000 "
+                 "additions of one element$'")
+            .code == 0);
+  CHECK(std::chrono::steady_clock::now() - begin >= std::chrono::milliseconds(1500));
+}
+
+TEST_CASE("Cases are chosen by model and by shape") {
+  const Outcome model = run_weft("compare --list --model cct");
+  CHECK_THAT(model.out,
+             Contains("train cct batch 64 fp32") && !Contains("vit_b_16") && !Contains("gemm"));
+  const Outcome shape = run_weft("compare --list --shape 788x3072 --cases ops");
+  CHECK_THAT(shape.out, Contains("gelu 788x3072 bf16 + grad") && !Contains("788x3072x768") &&
+                            !Contains("softmax"));
+  check_error(run_weft("compare --model vgg"), 2, "--model \"vgg\" matches none of the ");
+  check_error(run_weft("compare --shape 1x1"), 2, "--shape \"1x1\" matches none of the ");
+}
+
+TEST_CASE("A file of one's own is Python's to compare") {
+  const std::string file = program("mine.py", "functions = {}\n");
+  const std::string python = program("echo-python", "#!/bin/sh\necho \"$@\"\nexit 3\n");
+  const Outcome outcome =
+      run_weft("compare --case " + file + " --pairs 2 --seconds 0.25 --json --python " + python);
+  CHECK(outcome.code == 3);
+  CHECK(outcome.out == "-m weft.compare " + file + " --pairs 2 --seconds 0.25 --json\n");
+  check_error(run_weft("compare --case /nonexistent.py"), 2, "/nonexistent.py");
 }
 
 TEST_CASE("Figures of both, ratios pair by pair, versions and commands") {

@@ -12,6 +12,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <future>
+#include <iterator>
 #include <set>
 #include <string>
 #include <string_view>
@@ -169,6 +170,14 @@ Words compile_command(const fs::path& source, const PluginHome& home) {
 /// Its own functions before the program's: those of the headers are compiled with its options.
 Words link_command() { return {compiler(), "-shared", "-fopenmp", "-Wl,-Bsymbolic-functions"}; }
 
+/// Code in a library, as Python's module is one, is linked with: a program may have opened it for
+/// itself alone.
+Words own_library() {
+  const std::vector<fs::path> places = own_places();
+  if (places.size() < 2 || places[0] == places[1]) return {};
+  return {places[0].string()};
+}
+
 struct Finished {
   int status;
   std::string text;  // all that it said
@@ -214,6 +223,8 @@ std::vector<fs::path> dependencies_in(const fs::path& rule) {
   return files;
 }
 
+thread_local CompilerMessages* messages = nullptr;
+
 /// A plugin's sources on their way to a shared object.
 class Build {
  public:
@@ -221,7 +232,7 @@ class Build {
       : plugin_(plugin), cache_(cache_folder()) {
     const PluginHome home = find_plugin_home();
     Hash hash;
-    hash.add(WEFT_PLUGIN_ABI).add(plugin.string()).add(link_command());
+    hash.add(WEFT_PLUGIN_ABI).add(plugin.string()).add(link_command()).add(own_library());
     for (const fs::path& source : sources) {
       commands_.push_back(compile_command(source, home));
       hash.add(commands_.back());
@@ -281,6 +292,7 @@ class Build {
       running.push_back(std::async(std::launch::async, run, words, stem + ".log"));
     }
     for (auto& compiler : running) finish(compiler.get(), "does not compile");
+    std::ranges::copy(own_library(), std::back_inserter(link));
     link.insert(link.end(), {"-o", scratch / "plugin.so"});
     finish(run(link, scratch / "link.log"), "cannot be linked");
     std::set<std::string> files;
@@ -298,7 +310,11 @@ class Build {
 
   void finish(const Finished& compiler, std::string_view problem) const {
     if (compiler.status == 0) return;
-    std::fputs(compiler.text.c_str(), stderr);
+    if (messages) {
+      messages->text += compiler.text;
+    } else {
+      std::fputs(compiler.text.c_str(), stderr);
+    }
     WEFT_FAIL("{} {}", plugin_.string(), problem);
   }
 
@@ -316,6 +332,9 @@ class Build {
 };
 
 }  // namespace
+
+CompilerMessages::CompilerMessages() : previous_(messages) { messages = this; }
+CompilerMessages::~CompilerMessages() { messages = previous_; }
 
 PluginHome find_plugin_home() {
   std::vector<fs::path> places = own_places();

@@ -7,6 +7,7 @@
 #pragma once
 
 #include <filesystem>
+#include <string>
 #include <vector>
 
 namespace weft::kernels {
@@ -25,7 +26,21 @@ PluginHome find_plugin_home();
 
 /// The shared object of a plugin: `file` itself where it is one, else what the source, or the
 /// sources of the folder, are compiled to. What the compiler says of an error goes to standard
-/// error. Throws Error that names the file.
+/// error, or to this thread's CompilerMessages. Throws Error that names the file.
 std::filesystem::path plugin_object(const std::filesystem::path& file);
+
+/// Collects what compilers say of errors, for as long as it lives.
+class CompilerMessages {
+ public:
+  CompilerMessages();
+  ~CompilerMessages();
+  CompilerMessages(const CompilerMessages&) = delete;
+  CompilerMessages& operator=(const CompilerMessages&) = delete;
+
+  std::string text;
+
+ private:
+  CompilerMessages* const previous_;
+};
 
 }  // namespace weft::kernels

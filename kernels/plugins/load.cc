@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <cstdlib>
 #include <mutex>
-#include <set>
 #include <string>
 
 #include "core/log.h"
@@ -31,7 +30,6 @@ struct Loaded {
 struct Registry {
   std::mutex mutex;
   std::vector<Loaded> variants;
-  std::set<std::string, std::less<>> used;  // ops whose rows were asked for
 };
 
 Registry& registry() {
@@ -69,6 +67,8 @@ void load_plugins_of_environment() {
 
 }  // namespace
 
+std::atomic<int> plugin_changes = 0;
+
 const Plugin& load_plugin(const fs::path& file) {
   const Plugin& plugin = open_plugin(plugin_object(file), file);
   if (!plugin.variant) return plugin;
@@ -77,14 +77,13 @@ const Plugin& load_plugin(const fs::path& file) {
              plugin.op, fmt::join(kOps, ", "));
   Registry& r = registry();
   std::lock_guard lock(r.mutex);
-  WEFT_CHECK(!r.used.contains(plugin.op),
-             "{} adds a variant to {}, which was used already: load plugins first", file.string(),
-             plugin.op);
   for (const Loaded& other : r.variants) {
-    WEFT_CHECK(std::string_view(other.plugin->name) != plugin.name, "{} and {} both define {}",
-               other.file, file.string(), plugin.name);
+    WEFT_CHECK(other.file == file || std::string_view(other.plugin->name) != plugin.name,
+               "{} and {} both define {}", other.file, file.string(), plugin.name);
   }
+  std::erase_if(r.variants, [&](const Loaded& other) { return other.file == file; });
   r.variants.push_back({&plugin, file});
+  plugin_changes.fetch_add(1, std::memory_order_release);
   return plugin;
 }
 
@@ -94,17 +93,21 @@ std::vector<const void*> plugin_rows(std::string_view op, size_t problem_bytes,
   Registry& r = registry();
   std::lock_guard lock(r.mutex);
   std::vector<const void*> rows;
-  for (const auto& [plugin, file] : r.variants) {
+  for (auto loaded = r.variants.begin(); loaded != r.variants.end(); ++loaded) {
+    const auto [plugin, file] = *loaded;
     if (plugin->op != op) continue;
-    WEFT_CHECK(plugin->problem_bytes == problem_bytes,
+    const bool fits = plugin->problem_bytes == problem_bytes;
+    if (fits && std::ranges::count(listed, plugin->name) == 0) {
+      rows.push_back(plugin->variant);
+      continue;
+    }
+    r.variants.erase(loaded);
+    WEFT_CHECK(fits,
                "{} was compiled with another problem of {}, of {} bytes instead of {}: compile it "
                "anew",
                file, op, plugin->problem_bytes, problem_bytes);
-    WEFT_CHECK(std::ranges::count(listed, plugin->name) == 0,
-               "{} defines {}, which {} has already: choose another name", file, plugin->name, op);
-    rows.push_back(plugin->variant);
+    WEFT_FAIL("{} defines {}, which {} has already: choose another name", file, plugin->name, op);
   }
-  r.used.emplace(op);
   return rows;
 }
 

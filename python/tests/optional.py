@@ -13,6 +13,8 @@ def _import(name):
 
 numpy = _import("numpy")
 ml_dtypes = _import("ml_dtypes") if numpy else None
+torch = _import("torch")
 
 needs_numpy = unittest.skipUnless(numpy, "Python's numpy is not installed")
 needs_ml_dtypes = unittest.skipUnless(ml_dtypes, "Python's ml_dtypes is not installed")
+needs_torch = unittest.skipUnless(torch, "Python's torch is not installed")

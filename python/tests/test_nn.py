@@ -45,6 +45,13 @@ class Modules(unittest.TestCase):
         with self.assertRaisesRegex(ValueError, "contain itself"):
             m.fc1.parent = m
 
+        class Hasty(nn.Module):
+            def __init__(self):
+                self.fc = nn.Linear(1, 1)
+
+        with self.assertRaisesRegex(AttributeError, r"calls super\(\).__init__\(\) first"):
+            Hasty()
+
     def test_a_name_that_is_taken_keeps_its_tensor(self):
         m = Mlp(4, 8)
         handle = dict(m.named_parameters())["scale"]
