@@ -7,8 +7,8 @@
 //   #include "kernels/op_list_inl.h"
 //
 // With another WEFT_LIST, a path, there is no NAME(). No #pragma once: a source may make several
-// ops. What is declared here of plugins is kernels/plugins/load.h's. The source includes <atomic>, by
-// way of kernels/op.h.
+// ops. What is declared here of plugins is kernels/plugins/load.h's. The source includes <atomic>,
+// by way of kernels/op.h.
 
 #define WEFT_JOIN(a, b) a##b
 #define WEFT_OP_FUNCTION(op) WEFT_JOIN(op, _op)
