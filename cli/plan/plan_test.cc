@@ -53,6 +53,26 @@ TEST_CASE("a plan lists every strategy, the fastest that fits first") {
   CHECK(of(plans, "ddp").at("state_bytes") > of(plans, "pipeline").at("state_bytes"));
 }
 
+TEST_CASE("an image's activations are those that the allocator counts, in either precision") {
+  for (const std::string precision : {"fp32", "bf16"}) {
+    INFO(precision);
+    const auto planned = [&](int batch) {
+      return plan(fmt::format("--precision {} --batch {}", precision, batch))[0]
+          .at("activation_bytes")
+          .get<double>();
+    };
+    const auto measured = [&](int batch) {
+      const Outcome outcome = run_weft(
+          fmt::format("bench step --json --model vit_lite --steps 1 --precision {} --batch {}",
+                      precision, batch));
+      INFO(outcome.err);
+      REQUIRE(outcome.code == 0);
+      return parse_lines(outcome.out).back().at("peak_bytes").get<double>();
+    };
+    CHECK((planned(96) - planned(32)) / (measured(96) - measured(32)) == Approx(1).epsilon(0.05));
+  }
+}
+
 TEST_CASE("cuts can be chosen, and dealing tokens out saves memory") {
   const auto plain = plan("--devices 16 --nodes 2 --tensor-parallel 2 --pipeline-stages 4");
   CHECK(of(plain, "tp").at("tensor_parallel") == 2);

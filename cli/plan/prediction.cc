@@ -38,11 +38,15 @@ Activations activations_of(const PlanOptions& a, const dist::StrategyOptions& st
                              has_layers ? std::optional(layers) : std::nullopt);
   };
   // A batch is that of one device; those who share a layer take theirs together.
-  const double few = count(1, 2), more = count(2, 2), deeper = has_layers ? count(1, 3) : few;
+  const double few = count(1, 2), more = count(2, 2);
+  const double few_deeper = has_layers ? count(1, 3) : few,
+               more_deeper = has_layers ? count(2, 3) : more;
   Activations result;
-  result.per_layer = (deeper - few) / ranks;
-  result.per_image = (more - few) / ranks - 2 * result.per_layer;
-  result.constant = few - ranks * (result.per_image + 2 * result.per_layer);
+  result.layers_per_image = ((more_deeper - more) - (few_deeper - few)) / ranks;
+  result.layers_constant = few_deeper - few - ranks * result.layers_per_image;
+  result.per_image = (more - few) / ranks - 2 * result.layers_per_image;
+  result.constant =
+      few - 2 * result.layers_constant - ranks * (result.per_image + 2 * result.layers_per_image);
   return result;
 }
 

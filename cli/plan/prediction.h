@@ -27,12 +27,15 @@ struct PlanOptions {
   int element_bytes() const { return precision == "bf16" ? 2 : 4; }
 };
 
-/// Bytes of activations: constant + images (per_image + layers per_layer).
+/// Bytes of activations: constant + images per_image, and in each layer of both as much again. What
+/// a layer keeps whatever the batch are its weights' copies in the precision's dtype.
 struct Activations {
-  double constant = 0, per_image = 0, per_layer = 0;
+  double constant = 0, per_image = 0;
+  double layers_constant = 0, layers_per_image = 0;
 
   int64_t bytes(double images, double layers) const {
-    return static_cast<int64_t>(constant + images * (per_image + layers * per_layer));
+    return static_cast<int64_t>(constant + images * per_image +
+                                layers * (layers_constant + images * layers_per_image));
   }
 };
 
