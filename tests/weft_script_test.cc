@@ -349,11 +349,13 @@ TEST_CASE(
   events({built, pass, completed + R"("aborted":{"reason":"ANALYSIS_FAILURE"}})"});
   outcome = machine.run("test");
   CHECK(outcome.code == 1);
-  CHECK(outcome.out == "\nTests or builds failed.\n1 passed, 1 failed, 0 skipped\n");
+  CHECK(outcome.out ==
+        "\nNOT BUILT: //a:b\nTests or builds failed.\n1 passed, 1 failed, 0 skipped\n");
   events({built, pass, completed + R"("completed":{}})"});
   CHECK_THAT(machine.run("test").out, Contains("1 passed, 1 failed"));
   events({built, summary + R"({"overallStatus":"TIMEOUT"}})"});
-  CHECK_THAT(machine.run("test").out, Contains("0 passed, 1 failed"));
+  CHECK_THAT(machine.run("test").out,
+             Contains("TIMEOUT: //a:b\n") && Contains("0 passed, 1 failed"));
   events({pass});
   CHECK(machine.run("test", "WEFT_TEST_BAZEL=1").code == 1);
   events({});
