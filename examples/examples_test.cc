@@ -20,7 +20,7 @@ Outcome run_example(const std::string& name, const std::string& arguments,
   const std::string program = std::filesystem::exists("examples/" + name)
                                   ? "examples/" + name
                                   : "bazel-bin/examples/" + name;
-  return cli::run_shell("GOMP_SPINCOUNT=0 " + environment + " timeout 60 " + program + " " +
+  return cli::run_shell("GOMP_SPINCOUNT=0 " + environment + " timeout 300 " + program + " " +
                         arguments);
 }
 

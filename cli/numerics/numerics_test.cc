@@ -85,7 +85,7 @@ TEST_CASE("replay of published vectors has no mismatch") {
   for (const auto& [gpu, format] : {std::pair{"h100", "e4m3"}, std::pair{"ada", "tf32"}}) {
     const Outcome outcome =
         run_shell(std::string("tar xOf ") + archive + " --wildcards '*" + gpu + "_" + format +
-                  ".txt' | timeout 60 " + weft_program() + " numerics replay - --gpu " + gpu +
+                  ".txt' | timeout 300 " + weft_program() + " numerics replay - --gpu " + gpu +
                   " --format " + format + " --json");
     INFO(gpu << " " << format << outcome.err);
     CHECK(outcome.out == "{\"rows\":2500,\"mismatches\":0}\n");

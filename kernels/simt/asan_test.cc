@@ -9,7 +9,7 @@ namespace {
 using Catch::Matchers::Contains;
 
 weft::CommandOutcome run(const std::string& kernel, const std::string& kind) {
-  return weft::run_command("timeout 60 kernels/simt/asan_fault " + kernel + " " + kind);
+  return weft::run_command("timeout 300 kernels/simt/asan_fault " + kernel + " " + kind);
 }
 
 TEST_CASE("the sanitizers find bad addresses in emulated kernels") {

@@ -9,7 +9,7 @@
 namespace {
 
 weft::CommandOutcome softmax(const std::string& arguments) {
-  return weft::run_command("timeout 60 kernels/softmax/softmax_lab check " + arguments);
+  return weft::run_command("timeout 300 kernels/softmax/softmax_lab check " + arguments);
 }
 
 TEST_CASE("accesses are counted by their place in the source") {
@@ -47,7 +47,7 @@ TEST_CASE("the table names places, dearest first") {
 TEST_CASE("products have the bits of the tensor cores that were asked for, within the bounds") {
   const auto largest_error = [](const std::string& gpu) {
     const weft::CommandOutcome outcome = weft::run_command(
-        "timeout 60 kernels/gemm/gemm_lab check --json --variant gemm_cuda_mma "
+        "timeout 300 kernels/gemm/gemm_lab check --json --variant gemm_cuda_mma "
         "--case '[2]197x96x48_bf16_f32_NRN_bias' --tensor-core " +
         gpu);
     INFO(outcome.text);

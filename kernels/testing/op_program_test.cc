@@ -10,7 +10,7 @@ namespace {
 using Catch::Matchers::Contains;
 
 weft::CommandOutcome run(const std::string& program, const std::string& arguments) {
-  return weft::run_command("timeout 60 " + program + " " + arguments);
+  return weft::run_command("timeout 300 " + program + " " + arguments);
 }
 
 weft::CommandOutcome softmax(const std::string& arguments) {

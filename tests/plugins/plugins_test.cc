@@ -43,7 +43,7 @@ fs::path plugin(const std::string& source, const std::string& file, const Edits&
 /// Runs a program of this tree against this tree's headers.
 weft::CommandOutcome run(const std::string& command, const std::string& settings = "") {
   return weft::run_command("WEFT_ROOT=$PWD XDG_CACHE_HOME=" + cache().string() + " " + settings +
-                           " timeout 200 " + command);
+                           " timeout 600 " + command);
 }
 
 weft::CommandOutcome softmax(const std::string& command, const fs::path& file,
