@@ -12,6 +12,7 @@
 
 #include <hwy/highway.h>
 
+#include <algorithm>
 #include <type_traits>
 #include <vector>
 
@@ -22,16 +23,31 @@
 HWY_BEFORE_NAMESPACE();
 namespace weft::kernels::HWY_NAMESPACE {
 
+// Where vectors have no masks in hardware, as on NEON, a masked store would load, blend and write
+// back a whole vector: also what lies behind the part, which may be another thread's, or nobody's.
+#if HWY_ARCH_X86
+inline constexpr bool kHasMasks = true;
+#else
+inline constexpr bool kHasMasks = false;
+#endif
+
 /// m <= Lanes elements of Acc; the lanes beyond are 0.
 template <class D>
 HWY_INLINE hn::Vec<D> load_part(D d, const hn::TFromD<D>* p, size_t m) {
-  return m == hn::Lanes(d) ? hn::LoadU(d, p) : hn::MaskedLoad(hn::FirstN(d, m), d, p);
+  if (m == hn::Lanes(d)) return hn::LoadU(d, p);
+  if constexpr (kHasMasks) return hn::MaskedLoad(hn::FirstN(d, m), d, p);
+  HWY_ALIGN hn::TFromD<D> part[hn::MaxLanes(d)] = {};
+  std::copy_n(p, m, part);
+  return hn::Load(d, part);
 }
 
 template <class D>
 HWY_INLINE void store_part(D d, hn::Vec<D> v, hn::TFromD<D>* p, size_t m) {
   if (m == hn::Lanes(d)) return hn::StoreU(v, d, p);
-  hn::BlendedStore(v, hn::FirstN(d, m), d, p);
+  if constexpr (kHasMasks) return hn::BlendedStore(v, hn::FirstN(d, m), d, p);
+  HWY_ALIGN hn::TFromD<D> part[hn::MaxLanes(d)];
+  hn::Store(v, d, part);
+  std::copy_n(part, m, p);
 }
 
 /// The sum of f(i, m), a vector of the elements [i, i + m), over [0, n): in four accumulators of
