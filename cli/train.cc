@@ -307,7 +307,7 @@ void add_train(CLI::App& app, Action& action) {
   command
       .add_option_function<std::string>(
           "--pipeline-schedule",
-          [&a](const std::string& name) {
+          [&a = a](const std::string& name) {
             a.overrides.push_back(
                 [name](C& c) { c.strategy.schedule = dist::parse_schedule(name); });
           },
