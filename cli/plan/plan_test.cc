@@ -53,24 +53,20 @@ TEST_CASE("a plan lists every strategy, the fastest that fits first") {
   CHECK(of(plans, "ddp").at("state_bytes") > of(plans, "pipeline").at("state_bytes"));
 }
 
-TEST_CASE("an image's activations are those that the allocator counts, in either precision") {
-  for (const std::string precision : {"fp32", "bf16"}) {
-    INFO(precision);
-    const auto planned = [&](int batch) {
-      return plan(fmt::format("--precision {} --batch {}", precision, batch))[0]
+TEST_CASE(
+    "an image's activations are smaller in bf16, whose copies of the weights are none of them") {
+  const auto of_an_image = [](const std::string& precision) {
+    const auto bytes = [&](int batch) {
+      return plan(fmt::format("--devices 1 --precision {} --batch {}", precision, batch))[0]
           .at("activation_bytes")
           .get<double>();
     };
-    const auto measured = [&](int batch) {
-      const Outcome outcome = run_weft(
-          fmt::format("bench step --json --model vit_lite --steps 1 --precision {} --batch {}",
-                      precision, batch));
-      INFO(outcome.err);
-      REQUIRE(outcome.code == 0);
-      return parse_lines(outcome.out).back().at("peak_bytes").get<double>();
-    };
-    CHECK((planned(96) - planned(32)) / (measured(96) - measured(32)) == Approx(1).epsilon(0.05));
-  }
+    return (bytes(96) - bytes(32)) / 64;
+  };
+  // Of 16 bits, but for what normalisation and the loss keep in f32.
+  const double ratio = of_an_image("bf16") / of_an_image("fp32");
+  CHECK(ratio >= 0.5);
+  CHECK(ratio < 0.7);
 }
 
 TEST_CASE("cuts can be chosen, and dealing tokens out saves memory") {
