@@ -3,7 +3,10 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <chrono>
+#include <cstdlib>
+#include <cstring>
 
 #include "cli/command.h"
 #include "cli/json_line.h"
@@ -46,8 +49,10 @@ struct Arguments {
 
 int run_torture(const Arguments& a) {
   using Clock = std::chrono::steady_clock;
-  io::Path scratch =
-      std::filesystem::temp_directory_path() / fmt::format("weft-torture-{}", ::getpid());
+  std::string place = (std::filesystem::temp_directory_path() / "weft-torture-XXXXXX").string();
+  WEFT_CHECK(::mkdtemp(place.data()) != nullptr, "cannot make a directory like {}: {}", place,
+             std::strerror(errno));
+  const io::Path scratch = place;
   double shares = 0;
   for (const Ordeal& ordeal : kOrdeals) {
     if (a.takes(ordeal)) shares += ordeal.share;
@@ -118,7 +123,8 @@ void add_torture(CLI::App& app, Action& action) {
              {.check = CLI::PositiveNumber});
   command.add_option("--seed", a.seed, "Seed of moments, places and changes");
   add_option(command, "--only", a.only, "The ordeals to run",
-             {.check = CLI::IsMember(names), .takes = "NAME", .usual = "all"});
+             {.check = CLI::IsMember(names), .takes = "NAME,...", .usual = "all"})
+      ->delimiter(',');
   command.add_flag("--short", a.is_short, "Try each thing a few times, whatever --minutes says");
   command.add_flag("--json", a.as_json, kJsonLines);
   command.footer(promises + "\n\nThe exit code is 1 when anything was lost.");

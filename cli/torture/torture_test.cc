@@ -13,3 +13,10 @@ TEST_CASE("each ordeal is tried, and nothing is lost") {
   }
   CHECK_THAT(outcome.out, Contains("nothing lost"));
 }
+
+TEST_CASE("ordeals can be chosen") {
+  const Outcome outcome = run_weft("torture --short --only two-runs,truncate");
+  INFO(outcome.out << outcome.err);
+  CHECK(outcome.code == 0);
+  CHECK_THAT(outcome.out, Contains("two-runs") && Contains("truncate") && !Contains("soak"));
+}

@@ -34,6 +34,9 @@ struct HeadStrides {
   }
 };
 
+/// What AttentionFields::moved stands for where it is null.
+[[maybe_unused]] __device__ const int64_t kNotMoved = 0;
+
 /// What the kernels want to know of a problem: where its heads lie, as a type Heads says it, counts
 /// and real numbers.
 template <class Heads, class Count, class Real>
@@ -76,7 +79,8 @@ struct AttentionFields {
   }
   /// The words of elements n / 4 * 4 to n / 4 * 4 + 3 of the scores.
   __device__ __forceinline__ auto words_of(uint64_t n) const {
-    const uint64_t drawn = stream + (moved ? static_cast<uint64_t>(*moved) : 0);
+    // Two addresses, not two branches: those cost registers that attention_cuda_short.cu lacks.
+    const uint64_t drawn = stream + static_cast<uint64_t>(*(moved ? moved : &kNotMoved));
     return philox4x32(seed, drawn, offset + n / 4);
   }
   /// Dropout keeps element n of the scores.
