@@ -63,9 +63,6 @@ class TcpTransport : public Transport {
     std::map<int, Flow> out, in;
     for (const Message& message : round.sends) out[message.peer].messages.push_back(message);
     for (const Message& message : round.receives) in[message.peer].messages.push_back(message);
-    for (auto* flows : {&out, &in}) {
-      for (auto& [peer, flow] : *flows) flow.label = round.label;
-    }
     while (true) {
       std::vector<pollfd> entries;
       std::vector<int> ranks;
@@ -86,8 +83,8 @@ class TcpTransport : public Transport {
       for (size_t i = 0; ready > 0 && i < entries.size(); ++i) {
         const int r = ranks[i];
         // What has arrived is read first: a peer may have sent its last words and gone.
-        if (entries[i].events & POLLIN && entries[i].revents) move(r, in[r], false);
-        if (entries[i].events & POLLOUT && entries[i].revents) move(r, out[r], true);
+        if (entries[i].events & POLLIN && entries[i].revents) move(r, in[r], round.label, false);
+        if (entries[i].events & POLLOUT && entries[i].revents) move(r, out[r], round.label, true);
       }
     }
   }
@@ -99,17 +96,16 @@ class TcpTransport : public Transport {
   /// Messages to or from a peer, one after another.
   struct Flow {
     std::vector<Message> messages;
-    uint16_t label = 0;
     size_t message = 0, offset = 0;  // of the head and the bytes behind it
     Head head;
     bool is_done() const { return message == messages.size(); }
   };
 
   /// As many bytes as can be moved now.
-  void move(int peer, Flow& flow, bool sends) {
+  void move(int peer, Flow& flow, uint16_t label, bool sends) {
     while (!flow.is_done()) {
       const Message& message = flow.messages[flow.message];
-      if (sends && flow.offset == 0) flow.head = {message.bytes, flow.label};
+      if (sends && flow.offset == 0) flow.head = {message.bytes, label};
       constexpr size_t head = sizeof flow.head;
       const bool in_head = flow.offset < head;
       char* data = in_head ? reinterpret_cast<char*>(&flow.head) + flow.offset
@@ -128,7 +124,7 @@ class TcpTransport : public Transport {
       if (flow.offset == head && !sends) {
         WEFT_CHECK(flow.head.label < (1 << 15), "what came from rank {} is no message of ours",
                    peer);
-        check_label(peer, static_cast<uint16_t>(flow.head.label), flow.label);
+        check_label(peer, static_cast<uint16_t>(flow.head.label), label);
         WEFT_CHECK(flow.head.bytes == message.bytes,
                    "expected {} bytes from rank {}, which sent {}", message.bytes, peer,
                    flow.head.bytes);
