@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <map>
-#include <ranges>
 #include <unordered_map>
 #include <utility>
 
@@ -93,9 +92,9 @@ class Pass {
       WEFT_CHECK(input.requires_grad(), "grad: input {} does not require a gradient", input);
       captured(input);
     }
-    for (NodeState* state : std::views::reverse(order_)) {  // oldest first
-      state->needed = std::ranges::any_of(state->node->edges,
-                                          [&](const Edge& edge) { return leads_to_capture(edge); });
+    for (auto state = order_.rbegin(); state != order_.rend(); ++state) {  // oldest first
+      (*state)->needed = std::ranges::any_of(
+          (*state)->node->edges, [&](const Edge& edge) { return leads_to_capture(edge); });
     }
   }
 

@@ -307,7 +307,7 @@ void add_train(CLI::App& app, Action& action) {
   command
       .add_option_function<std::string>(
           "--pipeline-schedule",
-          [&a](const std::string& name) {
+          [&a = a](const std::string& name) {
             a.overrides.push_back(
                 [name](C& c) { c.strategy.schedule = dist::parse_schedule(name); });
           },
@@ -324,7 +324,7 @@ void add_train(CLI::App& app, Action& action) {
   command
       .add_flag_function(
           "--deterministic-reduce{8}",
-          [&a](int64_t micro_batches) {
+          [&a = a](int64_t micro_batches) {
             a.overrides.push_back(
                 [micro_batches](C& c) { c.deterministic_reduce = micro_batches; });
           },

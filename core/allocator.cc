@@ -1,7 +1,6 @@
 #include "core/allocator.h"
 
 #include <algorithm>
-#include <ranges>
 #include <utility>
 
 #include "core/graph.h"
@@ -204,7 +203,8 @@ std::string CachingAllocator::largest_locked(size_t count) const {
   std::vector<std::pair<std::string, Total>> totals(by_op.begin(), by_op.end());
   std::ranges::stable_sort(totals, std::greater{}, [](const auto& t) { return t.second.bytes; });
   std::string text;
-  for (const auto& [op, total] : totals | std::views::take(count)) {
+  totals.resize(std::min(count, totals.size()));
+  for (const auto& [op, total] : totals) {
     text += fmt::format("{}{} {} bytes in {} {}", text.empty() ? "" : ", ", op, total.bytes,
                         total.blocks, total.blocks == 1 ? "block" : "blocks");
   }

@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <bit>
 #include <charconv>
-#include <ranges>
 #include <span>
 #include <utility>
 
@@ -79,8 +78,9 @@ bool TensorCoreVectorReader::next(TensorCoreVector& vector) {
 
 std::string format_vector(const TensorCoreVector& vector) {
   const auto hexadecimal = [](std::span<const float> values) {
-    const auto bits = [](float x) { return std::bit_cast<uint32_t>(x); };
-    return fmt::format("{:08x}", fmt::join(values | std::views::transform(bits), " "));
+    std::vector<uint32_t> bits;
+    for (float x : values) bits.push_back(std::bit_cast<uint32_t>(x));
+    return fmt::format("{:08x}", fmt::join(bits, " "));
   };
   const auto optional = [&](const std::optional<float>& d) {
     return d ? hexadecimal({&*d, 1}) : "-";

@@ -51,7 +51,7 @@ Tensor GradScaler::scale(const Tensor& loss) {
   const Device device = loss.device();
   if (!is_capturing(device)) return ops::mul(loss, ops::full({}, state_.scale, DType::f32, device));
   WEFT_CHECK(!captured_, "GradScaler: a step is captured once");
-  captured_.emplace();
+  captured_.emplace(Captured{});
   for (Tensor* t : {&captured_->scale, &captured_->inverse, &captured_->found_inf}) {
     *t = empty_beside_capture({}, DType::f32, device);
   }

@@ -4,7 +4,6 @@
 #include <charconv>
 #include <compare>
 #include <optional>
-#include <ranges>
 
 namespace weft::train {
 namespace {
@@ -132,7 +131,8 @@ void remove_old(const io::Path& output, const StepName& saved, int keep_last) {
   std::vector<StepName> steps = list_steps(output);
   std::erase_if(steps, [&](const StepName& other) { return other.step > saved.step; });
   int64_t kept = 0, last = -1;
-  for (const StepName& name : steps | std::views::reverse) {
+  std::ranges::reverse(steps);
+  for (const StepName& name : steps) {
     const bool is_copy = name.step == saved.step ? name != saved : name.step == last;
     if (!is_copy && (keep_last == 0 || kept < keep_last)) {
       ++kept;

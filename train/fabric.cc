@@ -313,7 +313,7 @@ void Fabric::setup_optimizer(optim::Optimizer& optimizer) {
   for (optim::ParameterGroup& group : groups) {
     for (auto& [name, tensor] : group.parameters) {
       const auto owner = std::ranges::find_if(
-          models_, [&](const auto& model) { return model->kept.contains(tensor.id()); });
+          models_, [id = tensor.id()](const auto& model) { return model->kept.contains(id); });
       WEFT_CHECK(owner != models_.end(),
                  "fabric: parameter \"{}\" of the optimizer is of no model that was set up", name);
       tensor = (*owner)->kept.at(tensor.id());

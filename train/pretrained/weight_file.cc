@@ -1,7 +1,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <ranges>
 
 #include "io/pth_reader.h"
 #include "io/quote.h"
@@ -54,7 +53,8 @@ std::string describe_format(const WeightFile& file) {
   if (!file.is_pth) return "safetensors";
   std::string text = "torch.save";
   if (!file.wrapper.empty()) text += ", under the key " + io::quote(file.wrapper);
-  const auto others = file.others | std::views::transform(io::printable);
+  std::vector<std::string> others;
+  for (const std::string& name : file.others) others.push_back(io::printable(name));
   if (!file.others.empty()) text += fmt::format(" (not read: {})", fmt::join(others, " "));
   return text;
 }
