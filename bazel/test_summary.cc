@@ -2,10 +2,11 @@
 //
 // EVENTS is Bazel's file of events (--build_event_json_file), an object a line: one per target that
 // was built, skipped as incompatible, or not built, and one per test that ran. Cases that a test
-// skipped are lines of its log, "SKIPPED: reason". STATUS is Bazel's own. Names what failed; exits
-// 1 when anything did or nothing passed.
+// skipped are lines of its log, "SKIPPED: reason". STATUS is Bazel's own. Names what failed, and
+// shows how its log ends; exits 1 when anything did or nothing passed.
 #include <cstdio>
 #include <cstdlib>
+#include <deque>
 #include <filesystem>
 #include <fstream>
 #include <map>
@@ -21,6 +22,19 @@ namespace fs = std::filesystem;
 fs::path log_of(const fs::path& logs, const std::string& label) {
   const size_t colon = label.find(':');
   return logs / label.substr(2, colon - 2) / label.substr(colon + 1) / "test.log";
+}
+
+/// A log's last lines, which say what failed: Catch2 prints a failure where it happens, and counts
+/// at the end.
+void print_end(const fs::path& log) {
+  constexpr size_t kLines = 30;
+  std::deque<std::string> lines;
+  std::ifstream file(log);
+  for (std::string line; std::getline(file, line);) {
+    lines.push_back(line.substr(0, 300));
+    if (lines.size() > kLines) lines.pop_front();
+  }
+  for (const std::string& line : lines) std::printf("    %s\n", line.c_str());
 }
 
 }  // namespace
@@ -66,6 +80,7 @@ int main(int argc, char** argv) {
   for (const auto& [reason, count] : skips) std::printf("%7d %s\n", count, reason.c_str());
   for (const auto& [label, status] : failures) {
     std::printf("%s: %s\n", status.c_str(), label.c_str());
+    if (status != "NOT BUILT") print_end(log_of(argv[2], label));
   }
   const bool is_fine = failures.empty() && passed > 0 && std::atoi(argv[3]) == 0;
   std::printf("%s\n%d passed, %zu failed, %d skipped\n",

@@ -376,6 +376,23 @@ TEST_CASE("Cases that tests skipped are counted by their reasons") {
         "1 passed, 0 failed, 3 skipped\n");
 }
 
+TEST_CASE("What failed is shown at the end, where a long run's reader looks") {
+  Machine machine("failures");
+  for (const std::string& package : packages()) machine.install(package);
+  const fs::path logs = machine.root() / "bazel-testlogs/a/b";
+  fs::create_directories(logs);
+  std::ofstream log((logs / "test.log").string());
+  log << "far above\n";
+  for (int line = 0; line < 29; ++line) log << "line " << line << "\n";
+  log << std::string(1000, 'x') << "\n";
+  log.close();
+  std::ofstream(machine.events().string())
+      << R"({"id":{"testSummary":{"label":"//a:b"}},"testSummary":{"overallStatus":"FAILED"}})";
+  const std::string out = machine.run("test").out;
+  CHECK_THAT(out, Contains("FAILED: //a:b\n    line 0\n    line 1\n"));
+  CHECK_THAT(out, Contains("line 28\n    " + std::string(300, 'x') + "\nTests or builds failed."));
+}
+
 TEST_CASE("The kernel lab's programs are built with the command that starts them") {
   Machine machine("lab");
   for (const std::string& package : packages()) machine.install(package);
