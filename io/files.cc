@@ -191,6 +191,13 @@ void make_directories(const Path& path) {
   WEFT_CHECK(!error, "cannot create the directory {}: {}", path.string(), error.message());
 }
 
+void make_directory(const Path& path) {
+  announce("mkdir", path);
+  std::error_code error;
+  std::filesystem::create_directory(path, error);
+  WEFT_CHECK(!error, "cannot create the directory {}: {}", path.string(), error.message());
+}
+
 void rename_path(const Path& from, const Path& to) {
   announce("rename", to);
   if (::rename(from.c_str(), to.c_str()) != 0) fail_with_errno("write", to);

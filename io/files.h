@@ -81,6 +81,8 @@ inline constexpr std::string_view kNoChecksum = "00000000";
 
 // Of std::filesystem's functions, with Error and the hook below.
 void make_directories(const Path& path);
+/// Makes the last directory of a path, whose others are there.
+void make_directory(const Path& path);
 void rename_path(const Path& from, const Path& to);
 /// Removes a file or a directory with all it holds; nothing when absent.
 void remove_tree(const Path& path);

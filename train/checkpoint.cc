@@ -117,7 +117,8 @@ json read_state(const io::Path& path) {
 /// What interrupted saves and removals left behind.
 void remove_leftovers(const io::Path& output) {
   std::vector<io::Path> leftovers;
-  for (const auto& entry : std::filesystem::directory_iterator(output)) {
+  std::error_code error;
+  for (const auto& entry : std::filesystem::directory_iterator(output, error)) {
     const std::string name = entry.path().filename().string();
     if (name.starts_with(".step-") || name.starts_with(fmt::format(".{}.", kLatestFile))) {
       leftovers.push_back(entry.path());
@@ -171,14 +172,14 @@ void write_latest(const io::Path& output, const StepName& name) {
 io::Path save_checkpoint(const io::Path& output, const Checkpoint& checkpoint, int keep_last) {
   WEFT_CHECK(checkpoint.step >= 0, "save_checkpoint: the step is {}", checkpoint.step);
   WEFT_CHECK(keep_last >= 0, "save_checkpoint: keep_last is {}", keep_last);
-  io::make_directories(output);
   remove_leftovers(output);
   // Where the step is there already it gets a new name first, so that `latest` names a whole one at
   // every moment.
   StepName name{checkpoint.step};
   while (std::filesystem::exists(output / name.text())) ++name.copy;
   const io::Path fresh = output / fmt::format(".{}.tmp", name.text());
-  io::make_directories(fresh);
+  // Not the directories above it: of a run whose directory has vanished nothing comes back.
+  io::make_directory(fresh);
   try {
     write_files(fresh, checkpoint);
     io::sync_directory(fresh);

@@ -29,7 +29,8 @@ struct Checkpoint {
 
 /// Saves output/step-N, replacing one of that number, and returns its path. Afterwards removes
 /// older checkpoints (of lower steps) but the last `keep_last`, this one counted; 0 keeps all.
-/// Throws Error naming the file that could not be written; what was there before stays.
+/// Throws Error naming the file that could not be written, or `output` when that is no directory;
+/// what was there before stays.
 io::Path save_checkpoint(const io::Path& output, const Checkpoint& checkpoint, int keep_last = 0);
 
 enum class CheckpointParts { kAll, kModel };

@@ -17,6 +17,7 @@ io::Path fresh_directory(const std::string& name) {
   const char* directory = std::getenv("TEST_TMPDIR");
   const io::Path path = io::Path(directory ? directory : "/tmp") / name;
   std::filesystem::remove_all(path);
+  std::filesystem::create_directories(path);
   return path;
 }
 
@@ -265,10 +266,36 @@ TEST_CASE("A damaged file is named") {
                     Contains("cannot read ") && Contains("model.safetensors: No such file"));
 }
 
+TEST_CASE("A directory that has vanished does not come back with half a run in it") {
+  const io::Path output = fresh_directory("vanished"), away = output.string() + "-away";
+  std::filesystem::remove_all(away);
+  save_checkpoint(output, checkpoint_of(1));
+  int failures = 0;
+  for (bool completed = false; !completed; ++failures) {
+    INFO("vanished before operation " << failures);
+    int operations = 0;
+    io::set_file_operation_hook([&](std::string_view, const io::Path&) {
+      if (operations++ == failures) std::filesystem::rename(output, away);
+    });
+    try {
+      save_checkpoint(output, checkpoint_of(2));
+      completed = operations <= failures;
+    } catch (const Error& error) {
+      CHECK_THAT(error.what(), Contains("vanished") && Contains("No such file or directory"));
+    }
+    io::set_file_operation_hook(nullptr);
+    REQUIRE(std::filesystem::exists(output) == completed);
+    if (completed) break;
+    std::filesystem::rename(away, output);
+    const double value = consistent_value(load_checkpoint(output));
+    CHECK((value == 1 || value == 2));
+  }
+  CHECK(failures > 5);
+}
+
 TEST_CASE("Places without a checkpoint say what is missing") {
   const io::Path output = fresh_directory("none");
-  CHECK_THROWS_WITH(load_checkpoint(output), Contains("none: no such directory"));
-  io::make_directories(output);
+  CHECK_THROWS_WITH(load_checkpoint(output / "not"), Contains("none/not: no such directory"));
   CHECK_THROWS_WITH(load_checkpoint(output), Contains("holds neither state.json nor step-N"));
   io::write_file_atomically(output / "latest",
                             [](io::FileWriter& writer) { writer.write("step-9\n"); });

@@ -133,6 +133,7 @@ TEST_CASE("A checkpoint that lacks newer settings goes on as it would have") {
   keep_keys_of(old, checkpoint.state);
   keep_keys_of(old.at("config"), checkpoint.state.at("config"));
   const std::string run = fresh_scratch("older");
+  std::filesystem::create_directory(run);
   train::save_checkpoint(run, checkpoint);
   const Outcome outcome = run_weft("train --json --resume " + run);
   INFO(outcome.err);
@@ -141,6 +142,7 @@ TEST_CASE("A checkpoint that lacks newer settings goes on as it would have") {
 
   checkpoint.state.at("config")["levitation"] = 3;
   const std::string unknown = fresh_scratch("unknown");
+  std::filesystem::create_directory(unknown);
   train::save_checkpoint(unknown, checkpoint);
   check_error(run_weft("eval --checkpoint " + unknown), 1,
               "configuration: unknown key \"levitation\"");
