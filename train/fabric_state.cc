@@ -57,6 +57,8 @@ template <class... Functions>
 struct Overloaded : Functions... {
   using Functions::operator()...;
 };
+template <class... Functions>
+Overloaded(Functions...) -> Overloaded<Functions...>;
 
 /// JSON has no infinities and no NaN.
 std::string text_of(double value) { return fmt::format("{}", value); }

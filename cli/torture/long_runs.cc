@@ -3,9 +3,11 @@
 #include <signal.h>
 
 #include <algorithm>
+#include <deque>
 #include <map>
 
 #include "cli/torture/small_run.h"
+#include "kernels/instruction_set.h"
 
 namespace weft::cli {
 
@@ -45,16 +47,43 @@ void soak(Rack& rack, Tally& tally) {
   tally.count(end.code == 130, "the soaked run did not stop: " + describe(end));
 }
 
+namespace {
+
+/// `words` with another value of an option.
+std::vector<std::string> with(std::vector<std::string> words, const std::string& option,
+                              int64_t value) {
+  *(std::ranges::find(words, option) + 1) = std::to_string(value);
+  return words;
+}
+
+}  // namespace
+
 void repeat(Rack& rack, Tally& tally) {
-  SmallRun small(rack);
-  for (int64_t i = 0; rack.goes_on(i, 3); ++i) {
+  // Of one instruction set the bits are the same on any number of threads, and of a batch that is
+  // summed as a fixed tree on any number of ranks.
+  std::vector<std::string> sets = {"baseline", "avx2", "avx512"};
+  sets.resize(
+      1 + std::ranges::distance(sets.begin(), std::ranges::find(sets, kernels::instruction_set())));
+  std::deque<SmallRun> of_sets;
+  for (const std::string& set : sets) {
+    of_sets.emplace_back(rack, std::vector<std::string>{}, 2,
+                         std::map<std::string, std::string>{{"WEFT_INSTRUCTION_SET", set}});
+  }
+  SmallRun tree(rack, {"--deterministic-reduce=4", "--devices", "1"});
+  const auto few = static_cast<int64_t>(2 * sets.size() + 2);
+  for (int64_t i = 0; rack.goes_on(i, few); ++i) {
+    const size_t kind = static_cast<size_t>(i) % (sets.size() + 1);
+    const bool is_tree = kind == sets.size();
+    SmallRun& small = is_tree ? tree : of_sets[kind];
     const io::Path output = small.fresh_output();
-    std::vector<std::string> words = small.start(output);
-    const std::string threads = std::to_string(1 + i % 3);
-    *(std::ranges::find(words, "--threads") + 1) = threads;
+    const int64_t threads = 1 + i % 3, ranks = is_tree ? 2 << i / 4 % 2 : 1;
+    std::vector<std::string> words = with(small.start(output), "--threads", threads);
+    if (is_tree) words = with(words, "--devices", ranks);
     const ChildEnd end = small.run(words).wait(kRunSeconds);
     const std::string loss = end.code == 0 ? small.finish(output) : describe(end);
-    tally.count(loss.empty(), fmt::format("repeated on {} threads: {}", threads, loss));
+    tally.count(loss.empty(),
+                fmt::format("{} on {} threads of {} ranks: {}",
+                            is_tree ? "repeated as a tree" : sets[kind], threads, ranks, loss));
   }
 }
 

@@ -39,8 +39,13 @@ void write_file(const io::Path& path, std::string_view bytes) {
   file.finish();
 }
 
-SmallRun::SmallRun(Rack& rack, const std::vector<std::string>& extra, int epochs)
-    : rack_(rack), scratch_(rack.scratch), extra_(extra), epochs_(epochs) {
+SmallRun::SmallRun(Rack& rack, const std::vector<std::string>& extra, int epochs,
+                   const std::map<std::string, std::string>& environment)
+    : rack_(rack),
+      scratch_(rack.scratch),
+      extra_(extra),
+      epochs_(epochs),
+      environment_(environment) {
   if (!std::filesystem::exists(scratch_ / "images")) draw_images(scratch_ / "images");
   reference_ = fresh_output();
   const auto begin = std::chrono::steady_clock::now();

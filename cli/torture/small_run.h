@@ -18,9 +18,10 @@ inline constexpr double kRunSeconds = 300;
 
 class SmallRun {
  public:
-  /// Draws the images, and trains undisturbed. `extra` goes to every start ("--devices", "4").
-  /// The rack must outlive it.
-  SmallRun(Rack& rack, const std::vector<std::string>& extra = {}, int epochs = 2);
+  /// Draws the images, and trains undisturbed. `extra` goes to every start ("--devices", "4"),
+  /// `environment` to every process. The rack must outlive it.
+  SmallRun(Rack& rack, const std::vector<std::string>& extra = {}, int epochs = 2,
+           const std::map<std::string, std::string>& environment = {});
 
   /// A directory for a run that does not exist yet.
   io::Path fresh_output();
@@ -33,7 +34,8 @@ class SmallRun {
   std::string finish(const io::Path& output);
 
   Child run(const std::vector<std::string>& arguments,
-            const std::map<std::string, std::string>& environment = {}) const {
+            std::map<std::string, std::string> environment = {}) const {
+    environment.insert(environment_.begin(), environment_.end());
     return Child(scratch_ / "child", arguments, environment);
   }
   /// Of the undisturbed run.
@@ -47,6 +49,7 @@ class SmallRun {
   const io::Path scratch_;
   const std::vector<std::string> extra_;
   const int epochs_;
+  const std::map<std::string, std::string> environment_;
   io::Path reference_;
   double seconds_ = 0;
 };

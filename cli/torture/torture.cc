@@ -33,7 +33,9 @@ constexpr Ordeal kOrdeals[] = {
      "a rank killed, stopped or mistaken ends the run in time, by name, and costs no checkpoint", 3,
      hurt_ranks},
     {"soak", "a long run grows in memory, threads and open files no more", 2, soak},
-    {"repeat", "a repeated run has the same bits on any number of threads", 1, repeat},
+    {"repeat",
+     "a repeated run has the same bits on any number of threads, and of ranks where asked", 1,
+     repeat},
 };
 
 struct Arguments {

@@ -183,17 +183,18 @@ void convolve(const Conv2dProblem& p, const Conv2dSizes& s, const Tensor& in, co
   const Tensor w = contiguous(p.w);
   const Tensor bias = is_forward && p.bias.defined() ? contiguous(p.bias, DType::f32) : Tensor();
   const int64_t images = images_per_block(s);
-  const auto [whole, rest] = Primitives(p, s, images);
+  const Primitives made(p, s, images);
+  const Primitive &whole = *made.whole, &rest = *made.rest;
   dnnl::stream stream(onednn_engine());
   const auto blocked_filter = [&](const Primitive& primitive) {
     const OnednnThreads one(1);
     return blocked_input(stream, primitive.filter, w.raw());
   };
-  const OnednnMemory whole_filter = blocked_filter(*whole), rest_filter = blocked_filter(*rest);
+  const OnednnMemory whole_filter = blocked_filter(whole), rest_filter = blocked_filter(rest);
   parallel_for(s.N, images, [&](int64_t begin, int64_t end) {
     const OnednnThreads one(1);
     const bool is_whole = end - begin == images;
-    const Primitive& primitive = is_whole ? *whole : *rest;
+    const Primitive& primitive = is_whole ? whole : rest;
     const Operand& from = is_forward ? primitive.image : primitive.result;
     const Operand& to = is_forward ? primitive.result : primitive.image;
     dnnl::stream own_stream(onednn_engine());
@@ -219,16 +220,17 @@ void weight_gradient(const Conv2dProblem& p, const Conv2dSizes& s, const Tensor&
   const Tensor x = contiguous(p.x), dy = contiguous(p.dy);
   const int64_t images = conv2d_images_per_part(s.N, dw.numel());
   const int64_t parts = (s.N + images - 1) / images;
-  const auto [whole, rest] = Primitives(p, s, images);
+  const Primitives made(p, s, images);
+  const Primitive &whole = *made.whole, &rest = *made.rest;
   // Every part takes the layout of the first, so that parts can be added element by element.
-  const auto elements = static_cast<int64_t>(whole->filter.blocked.get_size() / sizeof(float));
+  const auto elements = static_cast<int64_t>(whole.filter.blocked.get_size() / sizeof(float));
   const Tensor sums = Tensor::empty({parts, elements});
   parallel_for(s.N, images, [&](int64_t begin, int64_t end) {
     const OnednnThreads one(1);
-    const Primitive& primitive = end - begin == images ? *whole : *rest;
+    const Primitive& primitive = end - begin == images ? whole : rest;
     void* part = image_at(sums, begin / images);
     dnnl::stream stream(onednn_engine());
-    const bool same_layout = primitive.filter.blocked == whole->filter.blocked;
+    const bool same_layout = primitive.filter.blocked == whole.filter.blocked;
     const OnednnMemory source = blocked_input(stream, primitive.image, image_at(x, begin));
     const OnednnMemory gradient = blocked_input(stream, primitive.result, image_at(dy, begin));
     const OnednnMemory target = same_layout ? OnednnMemory(primitive.filter.blocked, part)
@@ -239,15 +241,15 @@ void weight_gradient(const Conv2dProblem& p, const Conv2dSizes& s, const Tensor&
                                            {DNNL_ARG_DIFF_WEIGHTS, target.object},
                                            {DNNL_ARG_SCRATCHPAD, scratchpad.object}});
     if (!same_layout) {
-      memory from = target.object, to = OnednnMemory(whole->filter.blocked, part).object;
+      memory from = target.object, to = OnednnMemory(whole.filter.blocked, part).object;
       dnnl::reorder(from, to).execute(stream, from, to);
     }
   });
   add_parts(sums);
   const OnednnThreads one(1);
   dnnl::stream stream(onednn_engine());
-  if (whole->filter.reorder) {
-    store(stream, whole->filter, OnednnMemory(whole->filter.blocked, sums.raw()), dw.raw());
+  if (whole.filter.reorder) {
+    store(stream, whole.filter, OnednnMemory(whole.filter.blocked, sums.raw()), dw.raw());
   } else {
     std::memcpy(dw.raw(), sums.raw(), dw.nbytes());
   }

@@ -34,9 +34,8 @@ using Vector [[gnu::vector_size(16)]] = Word;
 /// The lower (half 0) or upper halves of a and b, element by element in turn.
 template <int half, class Word, size_t... i>
 Vector<Word> interleave(Vector<Word> a, Vector<Word> b, std::index_sequence<i...>) {
-  constexpr Vector<Word> kOrder = {
-      static_cast<Word>(i / 2 + i % 2 * kSquare<Word> + half * kSquare<Word> / 2)...};
-  return __builtin_shuffle(a, b, kOrder);
+  constexpr int n = kSquare<Word>;
+  return __builtin_shufflevector(a, b, (int{i} / 2 + int{i} % 2 * n + half * n / 2)...);
 }
 
 /// y (j, i) = x (i, j) for a square of 16 bytes by 16 bytes; strides in elements. Each of log2(n)
