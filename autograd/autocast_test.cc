@@ -261,7 +261,7 @@ TEST_CASE("each op computes what its list says") {
           // Weights and the parts of a sum need one dtype.
           const DType promoted = promote(a, b);
           const Tensor x = ops::cast(wide_a, a), y = ops::cast(wide_b, b);
-          const auto outside = [&](DType dtype) {
+          const auto outside = [&, &entry = entry](DType dtype) {
             return entry.run(ops::cast(x, dtype), ops::cast(y, dtype));
           };
           INFO(name << " of " << weft::name(a) << " and " << weft::name(b) << " in "

@@ -256,7 +256,7 @@ __attribute__((target("avx,f16c"))) int count_f16c_mismatches() {
 }
 
 TEST_CASE("f16 agrees with F16C bit for bit, NaN included") {
-  if (!__builtin_cpu_supports("f16c")) return;
+  if (!__builtin_cpu_supports("avx2")) return;  // F16C, too, stands beside it
   CHECK(count_f16c_mismatches() == 0);
 }
 

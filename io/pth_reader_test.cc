@@ -38,7 +38,7 @@ std::map<std::string, std::string> contents(const NamedTensors& tensors) {
   std::map<std::string, std::string> result;
   for (const auto& [name, tensor] : tensors) {
     std::string bytes = describe(tensor) + ": ";
-    for_each_offset(tensor.shape(), tensor.strides(), [&](int64_t offset) {
+    for_each_offset(tensor.shape(), tensor.strides(), [&, &tensor = tensor](int64_t offset) {
       const auto* first = static_cast<const char*>(tensor.raw());
       bytes.append(first + offset * static_cast<int64_t>(tensor.itemsize()), tensor.itemsize());
     });
@@ -141,8 +141,11 @@ TEST_CASE("every file cut at every byte is an error that names the file") {
       const std::span<std::byte> bytes(first, length);
       std::string message = "no error";
       try {
-        kind == ".safetensors" ? read_safetensors(bytes, nullptr, "case").tensors
-                               : read_pth(bytes, nullptr, "case").tensors;
+        if (kind == ".safetensors") {
+          read_safetensors(bytes, nullptr, "case");
+        } else {
+          read_pth(bytes, nullptr, "case");
+        }
       } catch (const Error& error) {
         message = error.what();
       }

@@ -78,8 +78,9 @@ TEST_CASE("What is written is read back, bit for bit, for every dtype") {
   REQUIRE(read.tensors.size() == written.size());
   for (const auto& [name, tensor] : written) {
     INFO(name);
-    const auto place = std::find_if(read.tensors.begin(), read.tensors.end(),
-                                    [&](const auto& other) { return other.first == name; });
+    const auto place =
+        std::find_if(read.tensors.begin(), read.tensors.end(),
+                     [&name = name](const auto& other) { return other.first == name; });
     REQUIRE(place != read.tensors.end());
     CHECK(place->second.dtype() == (name == "tf32" ? DType::f32 : tensor.dtype()));
     CHECK(same_bytes(place->second, tensor));
