@@ -116,6 +116,10 @@ class Fabric {
   dist::Strategy& strategy() const;
   /// Null for a process alone.
   const dist::CommunicatorPtr& world() const { return world_; }
+  /// As given, with our names.
+  const FabricOptions& options() const { return options_; }
+  /// Of the batch that a loader of this Fabric gave last.
+  const data::LoaderWatch& latest_batch() const { return *watch_; }
 
   /// Takes over a model and optimizers of its parameters, which have not stepped yet: shards them
   /// as the strategy says, and moves the model to the device. The strategy asks the model for its
