@@ -1,6 +1,7 @@
 // What is kept of a fit, how one goes on, and the callbacks that are there.
 #include <catch2/catch.hpp>
 #include <cmath>
+#include <csignal>
 #include <nlohmann/json.hpp>
 #include <set>
 
@@ -133,13 +134,12 @@ TEST_CASE("a fit goes on with the same bits from any step of any epoch") {
   CHECK(whole.first.contains("tensors:EmaWeightAveraging.net.3.weight"));
   CHECK(whole.second.at("trainer").at("value").at("global_step") == 15);
   // In the middle of an epoch, before and after a validation, at an epoch's end, and at the end.
-  for (const int step : {1, 2, 8, 10, 15}) {
+  for (const int step : {1, 2, 8, 10, 12, 15}) {
     INFO("from step " << step);
     const std::string from = scratch("noisy_from");
     std::filesystem::copy_file(directory + "/step=" + std::to_string(step) + ".safetensors", from);
     fit_noisy({}, nullptr, directory, again, from);
     const auto resumed = all_of(again);
-    // All but the weights, which are the averages at the end of a fit.
     CHECK(resumed.first == whole.first);
     CHECK(resumed.second == whole.second);
   }
@@ -316,6 +316,29 @@ TEST_CASE("a step that throws leaves the last state whole") {
   Noisy model;
   trainer.fit(model, train, {}, checkpoint->best_model_path());
   CHECK(trainer.global_step() == 15);
+}
+
+TEST_CASE("a signal ends a fit after the step at hand, which is saved") {
+  struct Interrupt : Callback {
+    void on_train_batch_end(Trainer& trainer, TrainingModule&, const Tensor&, const Batch&,
+                            int64_t) override {
+      if (trainer.global_step() == 2) std::raise(SIGINT);
+    }
+  };
+  const std::string directory = scratch("interrupted");
+  const auto checkpoint =
+      std::make_shared<ModelCheckpoint>(ModelCheckpointOptions{.dirpath = directory});
+  TrainerOptions options =
+      quiet({.max_epochs = 3, .callbacks = {checkpoint, std::make_shared<Interrupt>()}});
+  options.handle_signals = true;
+  Trainer trainer(options);
+  Noisy model;
+  data::TensorLoader train(line(18), {.batch_size = 4});
+  trainer.fit(model, train);
+  CHECK(trainer.was_interrupted());
+  CHECK(trainer.global_step() == 2);
+  CHECK(files_in(directory) == std::set<std::string>{"last.safetensors"});
+  CHECK(all_of(checkpoint->last_model_path()).second.at("trainer").at("value").at("batch") == 2);
 }
 
 TEST_CASE("what cannot go on, and what was never logged, is said by name") {

@@ -17,9 +17,10 @@ void LoggedMeans::add(const std::string& name, const Tensor& value, double weigh
   if (entry == entries_.end()) entry = entries_.insert(entry, {.name = name});
   const NoGrad guard;
   // A batch that is there to fill up must not bring its NaN.
+  if (weight == 0 && entry->sum.defined()) return;
   const Tensor number = ops::cast(ops::reshape(detach(value), {}), DType::f64);
   const Tensor share = weight == 0 ? Tensor::scalar(0, DType::f64) : number * weight;
-  entry->sum = entry->sum.defined() ? entry->sum + ops::to(share, entry->sum.device()) : share;
+  entry->sum = entry->sum.defined() ? ops::to(entry->sum, share.device()) + share : share;
   entry->weight += weight;
 }
 

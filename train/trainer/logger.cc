@@ -38,6 +38,7 @@ void ConsoleLogger::end_epoch(int64_t epoch, int64_t step, const NamedValues& me
     std::vector<io::Table::Column> columns = {{"epoch", 5}, {"step", 8}};
     names_.clear();
     for (const auto& [name, value] : metrics) {
+      if (name.ends_with("_step")) continue;
       names_.push_back(name);
       columns.push_back({name, kWidth});
     }

@@ -56,7 +56,8 @@ class TensorBoardLogger : public Logger {
   std::optional<io::TensorBoardWriter> curves_;
 };
 
-/// A table of epochs for who watches: a column for each name that the first epoch has.
+/// A table of epochs for who watches: a column for each name that the first epoch has, but for
+/// "_step" values.
 class ConsoleLogger : public Logger {
  public:
   explicit ConsoleLogger(std::FILE* out = stdout) : out_(out) {}

@@ -196,7 +196,11 @@ void Trainer::run(const std::string& checkpoint) {
   std::optional<AnomalyMode> checked;
   if (options_.detect_anomaly) checked.emplace();
   call([&](Callback& callback) { callback.on_fit_start(*this, *module_); });
-  if (!checkpoint.empty()) load_checkpoint(checkpoint);
+  if (!checkpoint.empty()) {
+    load_checkpoint(checkpoint);
+    say(fmt::format("going on from {} at epoch {}, batch {}, step {}", checkpoint, epoch_, batch_,
+                    global_step_));
+  }
   for (const auto& logger : loggers_) logger->begin(global_step_);
   check_sanity();
   start_ = Clock::now();
@@ -207,9 +211,17 @@ void Trainer::run(const std::string& checkpoint) {
   call([&](Callback& callback) { callback.on_train_end(*this, *module_); });
   call([&](Callback& callback) { callback.on_fit_end(*this, *module_); });
   for (const auto& logger : loggers_) logger->finish();
-  if (options_.enable_progress_bar) {
-    fabric_.print("stopped after {} epochs, {} steps: {}\n", epoch_, global_step_, stop_reason_);
+  say(fmt::format("stopped at epoch {}, batch {}, step {}: {}", epoch_, batch_, global_step_,
+                  stop_reason_));
+  if (!was_interrupted_) return;
+  for (const auto& callback : options_.callbacks) {
+    const auto* const saved = dynamic_cast<const ModelCheckpoint*>(callback.get());
+    if (saved) say("saved as " + saved->last_model_path());
   }
+}
+
+void Trainer::say(const std::string& line) const {
+  if (options_.enable_progress_bar) fabric_.print("{}\n", line);
 }
 
 void Trainer::check_sanity() {

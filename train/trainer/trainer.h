@@ -11,9 +11,8 @@
 //   trainer.fabric().save("model.safetensors");
 //
 // Device, precision, strategy and number of devices are Fabric's options; the loop stays the same.
-// What ranks decide they decide together, and as long as their steps log the same names, their
-// loops run in step. A module has one optimizer: a program with several writes its loop with Fabric
-// (examples/gan.cc).
+// What ends a fit, and when a state is due, ranks decide together, by one small collective a step.
+// A module has one optimizer: a program with several writes its loop with Fabric (examples/gan.cc).
 #pragma once
 
 #include <chrono>
@@ -75,7 +74,7 @@ struct TrainerOptions {
   bool track_grad_norm = false;  // also without clipping by norm
 
   int64_t log_every_n_steps = 50;   // of "_step" values, "lr" and "grad_norm"
-  bool enable_progress_bar = true;  // and the table of epochs
+  bool enable_progress_bar = true;  // and the table of epochs, and what is said around it
   bool detect_anomaly = false;      // AnomalyMode
   /// Ctrl-C and SIGTERM end the fit after the step at hand (train/stop_signals.h).
   bool handle_signals = true;
@@ -103,7 +102,7 @@ class Trainer {
   /// Before the module is made: its weights, and dropout.
   void seed_everything(uint64_t seed);
 
-  /// Trains the module, which must outlive the Trainer or be used no more after it. With a
+  /// Trains the module, which cannot be called any more when the Trainer is gone. With a
   /// `checkpoint`, a file that save_checkpoint() has written, continues exactly from there: on as
   /// many devices the parameters, the optimizer, the random numbers, the figures and the callbacks
   /// go on with the same bits, wherever in an epoch it was saved. Once for each Trainer. Throws
@@ -157,6 +156,7 @@ class Trainer {
   void begin(const BatchSource& train, const std::optional<BatchSource>& validation,
              bool continues);
   void run(const std::string& checkpoint);
+  void say(const std::string& line) const;
   void check_sanity();
   void run_epoch();
   void train_batch();

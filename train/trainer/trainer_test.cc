@@ -380,7 +380,8 @@ TEST_CASE("several ranks fit what one does, in step and with its figures") {
     int64_t steps = 0;
   };
   const auto fit = [](const FabricOptions& fabric, const dist::CommunicatorPtr& world) {
-    TrainerOptions options = quiet({.fabric = fabric, .max_epochs = 3});
+    TrainerOptions options =
+        quiet({.fabric = fabric, .max_epochs = 3, .accumulate_grad_batches = 2});
     options.fabric.precision = "64-true";
     options.fabric.split_batches = true;
     Trainer trainer(options);
