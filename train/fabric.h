@@ -87,6 +87,19 @@ struct FabricOptions {
 /// variable whose value cannot be read.
 FabricOptions from_environment(FabricOptions options = {});
 
+/// The structure that a model describes. Where that says nothing of replicas, the model's default
+/// constructor, if there is one, makes them.
+template <std::derived_from<nn::Module> Model>
+nn::ModelStructure structure_of(Model& model) {
+  nn::ModelStructure structure = model.structure();
+  if constexpr (std::default_initializable<Model>) {
+    if (!structure.replica && typeid(model) == typeid(Model)) {
+      structure.replica = [] { return std::make_unique<Model>(); };
+    }
+  }
+  return structure;
+}
+
 class Fabric {
  public:
   /// Throws Error for options that do not go together.
@@ -127,13 +140,7 @@ class Fabric {
   /// does not say how.
   template <std::derived_from<nn::Module> Model, std::derived_from<optim::Optimizer>... Optimizers>
   void setup(Model& model, Optimizers&... optimizers) {
-    nn::ModelStructure structure = model.structure();
-    if constexpr (std::default_initializable<Model>) {
-      if (!structure.replica && typeid(model) == typeid(Model)) {
-        structure.replica = [] { return std::make_unique<Model>(); };
-      }
-    }
-    setup_model(model, structure);
+    setup_model(model, structure_of(model));
     (setup_optimizer(optimizers), ...);
   }
   /// The same, for a model that does not describe itself.

@@ -12,7 +12,6 @@
 #include "core/scoped_value.h"
 #include "dist/comm/processes/join.h"
 #include "io/nearest.h"
-#include "nn/structure.h"
 #include "optim/clip.h"
 #include "train/stop_signals.h"
 #include "train/trainer/model_checkpoint.h"
@@ -127,8 +126,9 @@ void Trainer::call(Hook&& hook) {
 
 // What fit() does before the first step.
 
-void Trainer::fit(TrainingModule& module, const BatchSource& train,
-                  const std::optional<BatchSource>& validation, const std::string& checkpoint) {
+void Trainer::fit_module(TrainingModule& module, const nn::ModelStructure& structure,
+                         const BatchSource& train, const std::optional<BatchSource>& validation,
+                         const std::string& checkpoint) {
   WEFT_CHECK(!module_, "trainer: fit() was called already; another fit needs another Trainer");
   launch_alone();
   module_ = &module;
@@ -139,7 +139,7 @@ void Trainer::fit(TrainingModule& module, const BatchSource& train,
   if (heeds_signals_) signals.emplace();
   is_save_point_ = false;
   try {
-    begin(train, validation, !checkpoint.empty());
+    begin(structure, train, validation, !checkpoint.empty());
     run(checkpoint);
   } catch (const std::exception& error) {
     call([&](Callback& callback) { callback.on_exception(*this, module, error); });
@@ -149,12 +149,12 @@ void Trainer::fit(TrainingModule& module, const BatchSource& train,
   is_save_point_ = true;
 }
 
-void Trainer::set_up(TrainingModule& module) {
-  if (!module.has_route()) fabric_.setup_model(module, module.structure());
+void Trainer::set_up(TrainingModule& module, const nn::ModelStructure& structure) {
+  if (!module.has_route()) fabric_.setup_model(module, structure);
 }
 
-void Trainer::begin(const BatchSource& train, const std::optional<BatchSource>& validation,
-                    bool continues) {
+void Trainer::begin(const nn::ModelStructure& structure, const BatchSource& train,
+                    const std::optional<BatchSource>& validation, bool continues) {
   train_ = train.share(fabric_);
   train_batches_ = options_.limit_train_batches.of(train_->per_epoch(), "limit_train_batches");
   if (validation) {
@@ -170,7 +170,7 @@ void Trainer::begin(const BatchSource& train, const std::optional<BatchSource>& 
   Optimization optimization = module_->configure_optimizers();
   WEFT_CHECK(optimization.optimizer, "trainer: configure_optimizers() returned none");
   optimizer_ = std::move(optimization.optimizer);
-  set_up(*module_);
+  set_up(*module_, structure);
   fabric_.setup_optimizer(*optimizer_);
   if (optimization.schedule) scheduler_.emplace(*optimizer_, optimization.schedule);
   if (!fabric_.is_main()) return;
@@ -376,10 +376,11 @@ NamedValues Trainer::measure(TrainingModule& module, RankBatches& batches, int64
   return validation_means_.means(fabric_);
 }
 
-NamedValues Trainer::validate(TrainingModule& module, const BatchSource& source) {
+NamedValues Trainer::validate_module(TrainingModule& module, const nn::ModelStructure& structure,
+                                     const BatchSource& source) {
   launch_alone();
   const ScopedValue at_work(module.trainer_, this);
-  set_up(module);
+  set_up(module, structure);
   const std::unique_ptr<RankBatches> batches = source.share(fabric_);
   const bool was_training = module.is_training();
   const NamedValues values = measure(

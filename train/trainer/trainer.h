@@ -108,10 +108,16 @@ class Trainer {
   /// go on with the same bits, wherever in an epoch it was saved. Once for each Trainer. Throws
   /// what steps and callbacks throw, and Error for what cannot work before the first step: a
   /// checkpoint of another module, a directory that cannot be written.
-  void fit(TrainingModule& module, const BatchSource& train,
-           const std::optional<BatchSource>& validation = {}, const std::string& checkpoint = {});
+  template <std::derived_from<TrainingModule> Module>
+  void fit(Module& module, const BatchSource& train,
+           const std::optional<BatchSource>& validation = {}, const std::string& checkpoint = {}) {
+    fit_module(module, structure_of(module), train, validation, checkpoint);
+  }
   /// Measures a module, one that fit() was called with or another, and returns what it logged.
-  NamedValues validate(TrainingModule& module, const BatchSource& source);
+  template <std::derived_from<TrainingModule> Module>
+  NamedValues validate(Module& module, const BatchSource& source) {
+    return validate_module(module, structure_of(module), source);
+  }
 
   /// Everything that fit() goes on from, as one file. In callbacks to be called in on_save_point
   /// alone, else after fit(). Every rank calls.
@@ -149,12 +155,17 @@ class Trainer {
   friend class TrainingModule;
   enum class Phase : uint8_t { kNone, kTraining, kValidation };
 
+  void fit_module(TrainingModule& module, const nn::ModelStructure& structure,
+                  const BatchSource& train, const std::optional<BatchSource>& validation,
+                  const std::string& checkpoint);
+  NamedValues validate_module(TrainingModule& module, const nn::ModelStructure& structure,
+                              const BatchSource& source);
   void launch_alone();
   template <class Hook>
   void call(Hook&& hook);
-  void set_up(TrainingModule& module);
-  void begin(const BatchSource& train, const std::optional<BatchSource>& validation,
-             bool continues);
+  void set_up(TrainingModule& module, const nn::ModelStructure& structure);
+  void begin(const nn::ModelStructure& structure, const BatchSource& train,
+             const std::optional<BatchSource>& validation, bool continues);
   void run(const std::string& checkpoint);
   void say(const std::string& line) const;
   void check_sanity();

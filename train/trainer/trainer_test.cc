@@ -396,13 +396,18 @@ TEST_CASE("several ranks fit what one does, in step and with its figures") {
                trainer.metric("train_loss", "test"), trainer.global_step()};
   };
   const Run one = fit({}, nullptr);
-  for (const std::string strategy : {"ddp", "fsdp", "zero1"}) {
+  for (const std::string strategy : {"dp", "ddp", "fsdp", "zero1"}) {
     INFO(strategy);
+    const FabricOptions fabric = {.devices = 2, .strategy = {.name = strategy}};
     Run two;
-    dist::run_ranks(2, [&](dist::Communicator& c) {
-      const Run mine = fit({.devices = 2, .strategy = {.name = strategy}}, borrowed(c));
-      if (c.rank() == 0) two = mine;
-    });
+    if (strategy == "dp") {  // its ranks are threads
+      two = fit(fabric, nullptr);
+    } else {
+      dist::run_ranks(2, [&](dist::Communicator& c) {
+        const Run mine = fit(fabric, borrowed(c));
+        if (c.rank() == 0) two = mine;
+      });
+    }
     REQUIRE(two.weights.size() == one.weights.size());
     for (size_t i = 0; i < one.weights.size(); ++i) {
       CHECK(std::abs(two.weights[i] - one.weights[i]) < 1e-13);
