@@ -16,7 +16,7 @@
 #include "models/registry.h"
 #include "optim/registry.h"
 #include "train/precision.h"
-#include "train/trainer.h"
+#include "train/image_run.h"
 
 namespace weft::cli {
 namespace {

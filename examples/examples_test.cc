@@ -1,4 +1,5 @@
-// Both programs are run, and train the same model.
+// The programs are run: the plain loop and its scaled versions train the same model, the others
+// learn.
 #include <algorithm>
 #include <catch2/catch.hpp>
 #include <cmath>
@@ -138,4 +139,38 @@ TEST_CASE("two models and two optimizers learn a ring") {
   REQUIRE(fsdp.code == 0);
   CHECK(ddp.out.starts_with("mean distance"));
   CHECK(fsdp.out == ddp.out);
+}
+
+TEST_CASE("an autoencoder learns, goes on where it was, and runs on several devices") {
+  const auto run = [](const std::string& arguments, const std::string& environment = "") {
+    const Outcome outcome = run_example("autoencoder", arguments, environment);
+    INFO(environment << "\n" << outcome.out << outcome.err);
+    REQUIRE(outcome.code == 0);
+    return outcome.out;
+  };
+  const std::string whole = cli::fresh_scratch("autoencoder"),
+                    parts = cli::fresh_scratch("autoencoder_parts");
+  CHECK_THAT(run(whole + " builtin 100"), Catch::Matchers::Contains("step 100: max_steps = 100"));
+  // Steps 50 and 100.
+  const io::Path figures = io::Path(whole) / "metrics.csv";
+  std::ifstream file(figures);
+  std::vector<double> losses;
+  for (std::string line; std::getline(file, line);) {
+    // step,epoch,train_loss_step,lr
+    if (!line.starts_with("step"))
+      losses.push_back(std::stod(line.substr(line.find(',', line.find(',') + 1) + 1)));
+  }
+  REQUIRE(losses.size() == 2);
+  CHECK(losses[1] < 0.8 * losses[0]);
+
+  run(parts + " builtin 30");
+  CHECK_THAT(run(parts + " builtin 100"),
+             Catch::Matchers::Contains("at epoch 0, batch 30, step 30"));
+  CHECK(distance(whole + "/model.safetensors", parts + "/model.safetensors") == 0);
+
+  for (const std::string strategy : {"ddp", "fsdp"}) {
+    const std::string directory = cli::fresh_scratch("autoencoder_" + strategy);
+    run(directory + " builtin 5", "WEFT_DEVICES=2 WEFT_STRATEGY=" + strategy);
+    CHECK(std::filesystem::exists(directory + "/checkpoints/last.safetensors"));
+  }
 }

@@ -83,7 +83,7 @@ std::string Progress::line(int width) const {
   std::string text = fmt::format(" {:3.0f}%", 100 * share);
   if (!std::isnan(loss_)) text += fmt::format("  loss {:.4f}", loss_);
   if (!std::isnan(accuracy_)) text += fmt::format("  accuracy {:.1f}%", 100 * accuracy_);
-  text += fmt::format("  {:.0f} images/s", images_per_second());
+  text += fmt::format("  {:.0f} {}/s", images_per_second(), options_.unit);
   const int64_t steps = step_ - options_.first_step;
   if (steps > 0) {
     const auto left = static_cast<double>(total_steps_ - step_ + options_.steps_after);

@@ -25,6 +25,7 @@ struct ProgressOptions {
   std::optional<bool> terminal;
   /// Seconds of a steady clock; for tests.
   std::function<double()> clock;
+  std::string unit = "images";  // what update() counts besides steps
 };
 
 /// A bar with loss, accuracy, images per second and time left. On a terminal it is drawn in place,

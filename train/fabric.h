@@ -87,6 +87,19 @@ struct FabricOptions {
 /// variable whose value cannot be read.
 FabricOptions from_environment(FabricOptions options = {});
 
+/// The structure that a model describes. Where that says nothing of replicas, the model's default
+/// constructor, if there is one, makes them.
+template <std::derived_from<nn::Module> Model>
+nn::ModelStructure structure_of(Model& model) {
+  nn::ModelStructure structure = model.structure();
+  if constexpr (std::default_initializable<Model>) {
+    if (!structure.replica && typeid(model) == typeid(Model)) {
+      structure.replica = [] { return std::make_unique<Model>(); };
+    }
+  }
+  return structure;
+}
+
 class Fabric {
  public:
   /// Throws Error for options that do not go together.
@@ -116,6 +129,10 @@ class Fabric {
   dist::Strategy& strategy() const;
   /// Null for a process alone.
   const dist::CommunicatorPtr& world() const { return world_; }
+  /// As given, with our names.
+  const FabricOptions& options() const { return options_; }
+  /// Of the batch that a loader of this Fabric gave last.
+  const data::LoaderWatch& latest_batch() const { return *watch_; }
 
   /// Takes over a model and optimizers of its parameters, which have not stepped yet: shards them
   /// as the strategy says, and moves the model to the device. The strategy asks the model for its
@@ -123,13 +140,7 @@ class Fabric {
   /// does not say how.
   template <std::derived_from<nn::Module> Model, std::derived_from<optim::Optimizer>... Optimizers>
   void setup(Model& model, Optimizers&... optimizers) {
-    nn::ModelStructure structure = model.structure();
-    if constexpr (std::default_initializable<Model>) {
-      if (!structure.replica && typeid(model) == typeid(Model)) {
-        structure.replica = [] { return std::make_unique<Model>(); };
-      }
-    }
-    setup_model(model, structure);
+    setup_model(model, structure_of(model));
     (setup_optimizer(optimizers), ...);
   }
   /// The same, for a model that does not describe itself.

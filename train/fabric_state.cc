@@ -31,6 +31,7 @@ struct KindOf {
   const char* operator()(optim::GradScaler*) const { return "scaler"; }
   const char* operator()(data::Loader*) const { return "loader"; }
   const char* operator()(Tensor*) const { return "tensor"; }
+  const char* operator()(NamedTensors*) const { return "tensors"; }
   const char* operator()(int64_t*) const { return "integer"; }
   const char* operator()(double*) const { return "number"; }
   const char* operator()(bool*) const { return "truth"; }
@@ -133,6 +134,7 @@ void Fabric::save(const std::string& path, const std::vector<NamedState>& states
           add(all.tensors);
         },
         [&](Tensor* x) { tensors.emplace_back(state.name, to_device(detach(*x), Device{})); },
+        [&](NamedTensors* some) { add(*some); },
         [&](optim::Scheduler* scheduler) { keep(scheduler->state_dict()); },
         [&](optim::GradScaler* scaler) { keep(scaler->state_dict()); },
         [&](data::Loader* loader) {
@@ -202,6 +204,7 @@ std::vector<std::string> Fabric::load(const std::string& path,
               ops::copy_(*x, ops::to(from, x->device()));
             };
           },
+          [&](NamedTensors* some) -> Change { return [some, tensors] { *some = tensors; }; },
           [&](optim::Scheduler* scheduler) -> Change {
             return [scheduler, saved = value()] { scheduler->load_state_dict(saved); };
           },

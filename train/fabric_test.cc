@@ -569,6 +569,7 @@ TEST_CASE("any named state is saved whole and taken up by another strategy") {
     std::string text = "a \"note\"";
     Tensor mean = Tensor::full({3}, 2.5);
     nlohmann::json own = {{"k", {1, 2}}};
+    NamedTensors some = {{"a.b", Tensor::full({2}, 0.5)}, {"c", Tensor::full({}, 4)}};
     fabric.save(path, {{"model", model.get()},
                        {"optimizer", &optimizer},
                        {"scheduler", &scheduler},
@@ -577,6 +578,7 @@ TEST_CASE("any named state is saved whole and taken up by another strategy") {
                        {"best", &best},
                        {"text", &text},
                        {"mean", &mean},
+                       {"some", &some},
                        {"own", &own}});
     step(fabric, *model, optimizer);
     const NamedTensors whole = fabric.strategy().model_state(*model);
@@ -595,18 +597,24 @@ TEST_CASE("any named state is saved whole and taken up by another strategy") {
   double best = 0;
   std::string text;
   Tensor mean = Tensor::zeros({3});
+  NamedTensors some;
   const std::vector<std::string> left = fabric.load(path, {{"model", model.get()},
                                                            {"optimizer", &optimizer},
                                                            {"scheduler", &scheduler},
                                                            {"epoch", &epoch},
                                                            {"best", &best},
                                                            {"text", &text},
-                                                           {"mean", &mean}});
+                                                           {"mean", &mean},
+                                                           {"some", &some}});
   CHECK(left == std::vector<std::string>{"own", "scaler"});
   CHECK(epoch == 7);
   CHECK(best == INFINITY);
   CHECK(text == "a \"note\"");
   CHECK(mean.to_vector() == std::vector<double>{2.5, 2.5, 2.5});
+  REQUIRE(some.size() == 2);
+  CHECK(some[0].first == "a.b");
+  CHECK(some[0].second.to_vector() == std::vector<double>{0.5, 0.5});
+  CHECK(some[1].second.item() == 4);
   CHECK(scheduler.step_count() == 1);
   step(fabric, *model, optimizer);
   size_t place = 0;

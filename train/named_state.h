@@ -23,11 +23,12 @@ class Loader;
 namespace weft::train {
 
 /// `{"model", &model}`, `{"epoch", &epoch}`. The name has no dots and is nobody else's; a loader's
-/// state is its position, a tensor keeps its shape. Scalars are int64_t and double.
+/// state is its position, a tensor keeps its shape. NamedTensors are those of rank 0, and become
+/// what the file has, on the CPU. Scalars are int64_t and double.
 struct NamedState {
-  using Value =
-      std::variant<nn::Module*, optim::Optimizer*, optim::Scheduler*, optim::GradScaler*,
-                   data::Loader*, Tensor*, int64_t*, double*, bool*, std::string*, nlohmann::json*>;
+  using Value = std::variant<nn::Module*, optim::Optimizer*, optim::Scheduler*, optim::GradScaler*,
+                             data::Loader*, Tensor*, NamedTensors*, int64_t*, double*, bool*,
+                             std::string*, nlohmann::json*>;
 
   /// From a pointer to one of these, or to what is derived from it.
   template <class T>

@@ -12,10 +12,10 @@
 #include "io/event_log.h"
 #include "io/progress.h"
 #include "io/tensorboard.h"
+#include "train/image_run.h"
 #include "train/optimization.h"
 #include "train/ranks.h"
 #include "train/trained_model.h"
-#include "train/trainer.h"
 
 namespace weft::train {
 

@@ -1,4 +1,4 @@
-#include "train/trainer.h"
+#include "train/image_run.h"
 
 #include <fmt/core.h>
 

@@ -1,4 +1,5 @@
-// Training runs: data, model, optimizer and schedule from a Config, checkpoints on the way.
+// Training runs on sets of images: data, model, optimizer and schedule from a Config, checkpoints
+// on the way.
 //
 // A run is a function of its Config alone: the order of images, their augmentation, the initial
 // weights and dropout come from the seed, and no result depends on the number of threads. A run

@@ -1,0 +1,63 @@
+// What a program adds to a Trainer's loop. Every rank calls every hook, in the order of
+// TrainerOptions::callbacks.
+//
+//   struct Stopwatch : train::Callback {
+//     void on_train_epoch_end(train::Trainer& trainer, train::TrainingModule&) override { ... }
+//   };
+#pragma once
+
+#include <cstdint>
+#include <exception>
+#include <nlohmann/json_fwd.hpp>
+#include <string>
+
+#include "train/trainer/training_module.h"
+
+namespace weft::train {
+
+class Trainer;
+
+class Callback {
+ public:
+  virtual ~Callback() = default;
+
+  /// The module is set up and nothing has begun. What cannot work throws here.
+  virtual void on_fit_start(Trainer&, TrainingModule&) {}
+  /// After the last epoch; not after an exception.
+  virtual void on_fit_end(Trainer&, TrainingModule&) {}
+  virtual void on_sanity_check_start(Trainer&, TrainingModule&) {}
+  virtual void on_sanity_check_end(Trainer&, TrainingModule&) {}
+  /// Between these two: the epochs. A state that was saved has been taken up.
+  virtual void on_train_start(Trainer&, TrainingModule&) {}
+  virtual void on_train_end(Trainer&, TrainingModule&) {}
+  virtual void on_train_epoch_start(Trainer&, TrainingModule&) {}
+  /// The epoch's means are in trainer.metrics(). After the validation that ends the epoch.
+  virtual void on_train_epoch_end(Trainer&, TrainingModule&) {}
+  virtual void on_train_batch_start(Trainer&, TrainingModule&, const Batch&, int64_t /*index*/) {}
+  /// With the gradients of a step, before they are clipped.
+  virtual void on_before_optimizer_step(Trainer&, TrainingModule&, optim::Optimizer&) {}
+  /// `loss` has no history. trainer.has_stepped() tells whether the batch was the last of a step.
+  virtual void on_train_batch_end(Trainer&, TrainingModule&, const Tensor& /*loss*/, const Batch&,
+                                  int64_t /*index*/) {}
+  /// Not for the sanity check's.
+  virtual void on_validation_start(Trainer&, TrainingModule&) {}
+  /// Its means are in trainer.metrics().
+  virtual void on_validation_end(Trainer&, TrainingModule&) {}
+  /// After a step, and after what follows from it (a validation, the end of an epoch): nothing is
+  /// under way, and what trainer.save_checkpoint() saves goes on exactly.
+  virtual void on_save_point(Trainer&, TrainingModule&) {}
+  /// Something threw; it goes on its way afterwards. Ranks may not call each other here.
+  virtual void on_exception(Trainer&, TrainingModule&, const std::exception&) {}
+
+  /// What it is saved under, without dots; nothing is saved where that is empty, and two callbacks
+  /// of one Trainer need two keys.
+  virtual std::string state_key() const { return {}; }
+  virtual nlohmann::json state_dict() const;
+  /// After on_fit_start.
+  virtual void load_state_dict(const nlohmann::json&) {}
+  /// Tensors besides: whole whatever the strategy, on rank 0. Every rank calls.
+  virtual NamedTensors tensors(Trainer&, TrainingModule&) { return {}; }
+  virtual void load_tensors(Trainer&, TrainingModule&, const NamedTensors&) {}
+};
+
+}  // namespace weft::train

@@ -1,0 +1,388 @@
+// What is kept of a fit, how one goes on, and the callbacks that are there.
+#include <catch2/catch.hpp>
+#include <cmath>
+#include <csignal>
+#include <nlohmann/json.hpp>
+#include <set>
+
+#include "dist/comm/in_process.h"
+#include "io/safetensors.h"
+#include "optim/adam.h"
+#include "train/trainer/early_stopping.h"
+#include "train/trainer/model_checkpoint.h"
+#include "train/trainer/testing.h"
+#include "train/trainer/weight_averaging.h"
+
+using namespace weft;
+using namespace weft::train;
+using namespace weft::train::testing;
+using namespace std::chrono_literals;
+using Catch::Matchers::Contains;
+
+namespace {
+
+/// With a random stream, an optimizer with state, a schedule, and figures of several kinds.
+struct Noisy : TrainingModule {
+  explicit Noisy(int64_t width = 8) : net(add<nn::Sequential>("net")) {
+    net.append<nn::Linear>(3, width);
+    net.append<nn::Dropout>(0.5);
+    net.append<nn::GELU>();
+    net.append<nn::Linear>(width, 1);
+  }
+  Tensor forward(const Tensor& x) override { return net(x); }
+  nn::ModelStructure structure() override {
+    return nn::ModelStructure(nn::wrap_modules<nn::Linear>());
+  }
+  Tensor training_step(const Batch& batch, int64_t index) override {
+    if (trainer().global_step() == throws_at) throw std::runtime_error("it broke");
+    const Tensor loss = nn::mse_loss((*this)(batch[0]), batch[1]);
+    log("train_loss", loss);
+    log("index", static_cast<double>(index));
+    return loss;
+  }
+  void validation_step(const Batch& batch, int64_t) override {
+    log("val_loss", nn::mse_loss((*this)(batch[0]), batch[1]));
+  }
+  Optimization configure_optimizers() override {
+    return {std::make_unique<optim::AdamW>(named_parameters(), optim::AdamWOptions{.lr = 0.02}),
+            optim::cosine(trainer().estimated_steps())};
+  }
+  nn::Sequential& net;
+  int64_t throws_at = -1;
+};
+
+/// Validations that find what they are told, one number an epoch.
+struct Scripted : Regression {
+  explicit Scripted(std::vector<double> script) : script(std::move(script)) {}
+  void validation_step(const Batch&, int64_t) override {
+    log("score", script.at(trainer().epoch()));
+  }
+  std::vector<double> script;
+};
+
+std::set<std::string> files_in(const std::string& directory) {
+  std::set<std::string> names;
+  for (const auto& entry : std::filesystem::directory_iterator(directory)) {
+    names.insert(entry.path().filename().string());
+  }
+  return names;
+}
+
+/// Fits Scripted with a callback, an epoch for each number.
+template <class T>
+std::shared_ptr<T> follow(const std::vector<double>& script, std::shared_ptr<T> callback,
+                          std::optional<int64_t> epochs = {}) {
+  Trainer trainer(quiet({.max_epochs = epochs.value_or(script.size()),
+                         .num_sanity_val_steps = 0,
+                         .callbacks = {callback}}));
+  Scripted model(script);
+  data::TensorLoader train(line(8), {.batch_size = 4});
+  trainer.fit(model, train, train);
+  return callback;
+}
+
+dist::CommunicatorPtr borrowed(dist::Communicator& c) {
+  return {&c, [](dist::Communicator*) {}};
+}
+
+/// A fit of three epochs of five batches. Its states are kept in `directory`, and the last of all
+/// in `end`.
+void fit_noisy(const FabricOptions& fabric, const dist::CommunicatorPtr& world,
+               const std::string& directory, const std::string& end, const std::string& from = {}) {
+  const auto checkpoint = std::make_shared<ModelCheckpoint>(ModelCheckpointOptions{
+      .dirpath = directory, .filename = "{step}", .save_top_k = -1, .every_n_train_steps = 1});
+  const auto stopping =
+      std::make_shared<EarlyStopping>(EarlyStoppingOptions{.monitor = "val_loss", .patience = 100});
+  const auto average = std::make_shared<EmaWeightAveraging>(EmaOptions{.decay = 0.9});
+  Trainer trainer(quiet({.fabric = fabric,
+                         .max_epochs = 3,
+                         .val_check_interval = 2,
+                         .log_every_n_steps = 1,
+                         .callbacks = {checkpoint, stopping, average}}));
+  trainer.launch(world);
+  // What a program does before it goes on must not matter.
+  trainer.seed_everything(from.empty() ? 1 : 2);
+  Noisy model;
+  data::TensorLoader train(line(18), {.batch_size = 4 / trainer.fabric().size(), .shuffle = true});
+  data::TensorLoader validation(line(6, 1), {.batch_size = 4});
+  trainer.fit(model, train, validation, from);
+  trainer.save_checkpoint(end);
+}
+
+/// Everything in a file, by its bits, but for the time that has passed.
+std::pair<std::map<std::string, std::vector<double>>, nlohmann::json> all_of(
+    const std::string& path) {
+  const io::SafeTensors file = io::read_safetensors(path);
+  std::map<std::string, std::vector<double>> tensors;
+  for (const auto& [name, tensor] : file.tensors) tensors[name] = tensor.to_vector();
+  nlohmann::json state = nlohmann::json::parse(file.metadata.at("weft.state"));
+  state.at("trainer").at("value").erase("seconds");
+  for (auto& [name, entry] : state.items()) {
+    if (name.starts_with("callback:ModelCheckpoint")) entry.at("value").erase("saved_at");
+  }
+  return {tensors, state};
+}
+
+}  // namespace
+
+TEST_CASE("a fit goes on with the same bits from any step of any epoch") {
+  const std::string directory = scratch("noisy"), end = scratch("noisy_end"),
+                    again = scratch("noisy_again");
+  fit_noisy({}, nullptr, directory, end);
+  const auto whole = all_of(end);
+  CHECK(whole.first.contains("module.net.0.weight"));
+  CHECK(whole.first.contains("tensors:EmaWeightAveraging.net.3.weight"));
+  CHECK(whole.second.at("trainer").at("value").at("global_step") == 15);
+  // In the middle of an epoch, before and after a validation, at an epoch's end, and at the end.
+  for (const int step : {1, 2, 8, 10, 12, 15}) {
+    INFO("from step " << step);
+    const std::string from = scratch("noisy_from");
+    std::filesystem::copy_file(directory + "/step=" + std::to_string(step) + ".safetensors", from);
+    fit_noisy({}, nullptr, directory, again, from);
+    const auto resumed = all_of(again);
+    CHECK(resumed.first == whole.first);
+    CHECK(resumed.second == whole.second);
+  }
+}
+
+TEST_CASE("ranks go on with the same bits, too, each with its random stream") {
+  for (const std::string strategy : {"ddp", "fsdp"}) {
+    INFO(strategy);
+    const std::string directory = scratch("ranks_" + strategy), end = scratch("ranks_end"),
+                      again = scratch("ranks_again");
+    const FabricOptions fabric = {.devices = 2, .strategy = {.name = strategy}};
+    dist::run_ranks(2,
+                    [&](dist::Communicator& c) { fit_noisy(fabric, borrowed(c), directory, end); });
+    const std::string from = scratch("ranks_from");
+    std::filesystem::copy_file(directory + "/step=8.safetensors", from);
+    dist::run_ranks(
+        2, [&](dist::Communicator& c) { fit_noisy(fabric, borrowed(c), directory, again, from); });
+    CHECK(all_of(again) == all_of(end));
+    // In the middle of an epoch batches are those of two ranks.
+    CHECK_THROWS_WITH(fit_noisy({}, nullptr, directory, again, from),
+                      Contains("saved after batch 3 of 5 of an epoch, on 2 ranks"));
+  }
+}
+
+TEST_CASE("the best states of a fit are kept, and the last") {
+  const std::string directory = scratch("best");
+  const auto best = follow(
+      {5, 3, 4, 1, NAN, 2},
+      std::make_shared<ModelCheckpoint>(ModelCheckpointOptions{.dirpath = directory,
+                                                               .filename = "{epoch}-{score:.1f}",
+                                                               .monitor = "score",
+                                                               .save_top_k = 2,
+                                                               .save_last = true}));
+  CHECK(files_in(directory) == std::set<std::string>{"epoch=4-score=1.0.safetensors",
+                                                     "epoch=6-score=2.0.safetensors",
+                                                     "last.safetensors"});
+  CHECK_THAT(best->best_model_path(), Contains("epoch=4-score=1.0"));
+  CHECK(best->best_model_score() == 1);
+  CHECK(best->kept().size() == 2);
+
+  const std::string other = scratch("most");
+  const auto most =
+      follow({0.5, 0.9, 0.9, 0.7},
+             std::make_shared<ModelCheckpoint>(ModelCheckpointOptions{.dirpath = other,
+                                                                      .filename = "best",
+                                                                      .monitor = "score",
+                                                                      .mode = Mode::kMax,
+                                                                      .save_top_k = 1}));
+  CHECK(most->best_model_score() == 0.9);
+  CHECK(files_in(other).size() == 1);
+  // The second of equals is no better.
+  const auto state = all_of(most->best_model_path()).second;
+  CHECK(state.at("trainer").at("value").at("epoch") == 2);
+
+  // Every two steps, and the latest alone.
+  const std::string steps = scratch("steps");
+  follow({1, 1, 1}, std::make_shared<ModelCheckpoint>(
+                        ModelCheckpointOptions{.dirpath = steps, .every_n_train_steps = 4}));
+  CHECK(files_in(steps) == std::set<std::string>{"epoch=2-step=4.safetensors"});
+  const std::string times = scratch("times");
+  follow({1, 1, 1}, std::make_shared<ModelCheckpoint>(ModelCheckpointOptions{
+                        .dirpath = times, .save_top_k = -1, .train_time_interval = 1ns}));
+  CHECK(files_in(times).size() == 6);
+  const std::string rare = scratch("rare");
+  follow({1, 1, 1}, std::make_shared<ModelCheckpoint>(
+                        ModelCheckpointOptions{.dirpath = rare, .train_time_interval = 1h}));
+  CHECK(files_in(rare).empty());
+}
+
+TEST_CASE("a fit stops early, at the epoch that says so") {
+  const auto options = [](EarlyStoppingOptions more) {
+    more.monitor = "score";
+    return std::make_shared<EarlyStopping>(more);
+  };
+  const auto patient = follow({5, 4, 3, 3.5, 3, 3.1, 2}, options({.patience = 3}));
+  CHECK(patient->stopped_epoch() == 5);
+  CHECK(patient->best_score() == 3);
+  CHECK(patient->wait_count() == 3);
+  CHECK(follow({5, 4, 3, 2, 1}, options({.patience = 2}))->stopped_epoch() == -1);
+  // Improvements of a tenth are none.
+  CHECK(follow({5, 4.9, 4.85, 1}, options({.patience = 2, .min_delta = 0.2}))->stopped_epoch() ==
+        2);
+  CHECK(follow({1, 2, 3, 3, 3}, options({.mode = Mode::kMax, .patience = 2}))->stopped_epoch() ==
+        4);
+  CHECK(follow({3, 2, 1, 0}, options({.stopping_threshold = 1.5}))->stopped_epoch() == 2);
+  CHECK(follow({3, NAN, 1}, options({}))->stopped_epoch() == 1);
+  CHECK(follow({3, NAN, 1}, options({.check_finite = false}))->stopped_epoch() == -1);
+}
+
+TEST_CASE("averages of the weights are those of a plain computation") {
+  struct Watch : Callback {
+    void on_train_batch_end(Trainer& trainer, TrainingModule& module, const Tensor&, const Batch&,
+                            int64_t) override {
+      const std::vector<double> weights = weights_of(trainer, module);
+      if (expected.empty()) {
+        expected = weights;
+      } else {
+        for (size_t i = 0; i < weights.size(); ++i) {
+          expected[i] = expected[i] * 0.75 + weights[i] * 0.25;
+        }
+      }
+      latest = weights;
+    }
+    void on_validation_end(Trainer& trainer, TrainingModule& module) override {
+      CHECK(weights_of(trainer, module) == latest);
+    }
+    std::vector<double> expected, latest;
+  };
+  struct Measured : Regression {
+    void validation_step(const Batch&, int64_t) override {
+      log("first", ops::narrow(ops::flatten(linear.weight), 0, 0, 1));
+    }
+  };
+  const auto fit = [&](const FabricOptions& options, const dist::CommunicatorPtr& world,
+                       bool is_watched) {
+    FabricOptions fabric = options;
+    fabric.precision = "64-true";
+    fabric.split_batches = true;
+    const auto average = std::make_shared<EmaWeightAveraging>(EmaOptions{.decay = 0.75});
+    const auto watch = std::make_shared<Watch>();
+    std::vector<std::shared_ptr<Callback>> callbacks = {average};
+    if (is_watched) callbacks.push_back(watch);
+    Trainer trainer(quiet({.fabric = fabric, .max_epochs = 2, .callbacks = callbacks}));
+    trainer.launch(world);
+    trainer.seed_everything(1);
+    Measured measured;
+    Regression plain;
+    TrainingModule& model = is_watched ? static_cast<TrainingModule&>(measured) : plain;
+    data::TensorLoader train(line(16, 0, DType::f64), {.batch_size = 4});
+    trainer.fit(model, train, train);
+    if (is_watched) {
+      CHECK(weights_of(trainer, model) == watch->expected);
+      CHECK(trainer.metric("first", "test") == watch->expected[0]);
+    }
+    return weights_of(trainer, model);
+  };
+  fit({}, nullptr, true);
+  const std::vector<double> one = fit({}, nullptr, false);
+  for (const std::string strategy : {"ddp", "fsdp", "zero1"}) {
+    std::vector<double> two;
+    dist::run_ranks(2, [&](dist::Communicator& c) {
+      const auto mine = fit({.devices = 2, .strategy = {.name = strategy}}, borrowed(c), false);
+      if (c.rank() == 0) two = mine;
+    });
+    INFO(strategy);
+    REQUIRE(two.size() == one.size());
+    for (size_t i = 0; i < one.size(); ++i) CHECK(std::abs(two[i] - one[i]) < 1e-13);
+  }
+}
+
+TEST_CASE("a step that throws leaves the last state whole") {
+  struct Witness : Callback {
+    void on_exception(Trainer& trainer, TrainingModule&, const std::exception& error) override {
+      what = error.what();
+      CHECK_THROWS_WITH(trainer.save_checkpoint("never"), Contains("a step is under way"));
+    }
+    std::string what;
+  };
+  const std::string directory = scratch("thrown");
+  const auto checkpoint = std::make_shared<ModelCheckpoint>(
+      ModelCheckpointOptions{.dirpath = directory, .every_n_train_steps = 3});
+  const auto witness = std::make_shared<Witness>();
+  data::TensorLoader train(line(18), {.batch_size = 4});
+  {
+    Trainer trainer(quiet({.max_epochs = 3, .callbacks = {checkpoint, witness}}));
+    Noisy model;
+    model.throws_at = 7;
+    CHECK_THROWS_WITH(trainer.fit(model, train), "it broke");
+    CHECK(trainer.global_step() == 7);
+  }
+  CHECK(witness->what == "it broke");
+  CHECK(files_in(directory) == std::set<std::string>{"epoch=1-step=6.safetensors"});
+  Trainer trainer(quiet({.max_epochs = 3}));
+  Noisy model;
+  trainer.fit(model, train, {}, checkpoint->best_model_path());
+  CHECK(trainer.global_step() == 15);
+}
+
+TEST_CASE("a signal ends a fit after the step at hand, which is saved") {
+  struct Interrupt : Callback {
+    void on_train_batch_end(Trainer& trainer, TrainingModule&, const Tensor&, const Batch&,
+                            int64_t) override {
+      if (trainer.global_step() == 2) std::raise(SIGINT);
+    }
+  };
+  const std::string directory = scratch("interrupted");
+  const auto checkpoint =
+      std::make_shared<ModelCheckpoint>(ModelCheckpointOptions{.dirpath = directory});
+  TrainerOptions options =
+      quiet({.max_epochs = 3, .callbacks = {checkpoint, std::make_shared<Interrupt>()}});
+  options.handle_signals = true;
+  Trainer trainer(options);
+  Noisy model;
+  data::TensorLoader train(line(18), {.batch_size = 4});
+  trainer.fit(model, train);
+  CHECK(trainer.was_interrupted());
+  CHECK(trainer.global_step() == 2);
+  CHECK(files_in(directory) == std::set<std::string>{"last.safetensors"});
+  CHECK(all_of(checkpoint->last_model_path()).second.at("trainer").at("value").at("batch") == 2);
+}
+
+TEST_CASE("what cannot go on, and what was never logged, is said by name") {
+  const std::string path = scratch("noisy_state");
+  data::TensorLoader train(line(18), {.batch_size = 4});
+  {
+    Trainer trainer(quiet({.max_epochs = 1}));
+    Noisy model;
+    CHECK_THROWS_WITH(trainer.save_checkpoint(path), Contains("after fit()"));
+    trainer.fit(model, train);
+    trainer.save_checkpoint(path);
+  }
+  const auto message = [&](TrainingModule&& model, const std::string& from,
+                           std::vector<std::shared_ptr<Callback>> callbacks = {}) {
+    try {
+      Trainer(quiet({.max_epochs = 2, .callbacks = callbacks})).fit(model, train, {}, from);
+    } catch (const Error& error) {
+      return std::string(error.what());
+    }
+    return std::string();
+  };
+  CHECK_THAT(message(Noisy(9), path),
+             Contains(path) && Contains("net.0.weight (expected [9, 3], got [8, 3])"));
+  CHECK_THAT(message(Regression(), path), Contains("with a schedule"));
+  CHECK_THAT(message(Noisy(), path + ".none"), Contains(path + ".none"));
+  io::write_safetensors(path + ".plain", {{"x", Tensor::zeros({1})}}, {{"format", "pt"}});
+  CHECK_THAT(message(Noisy(), path + ".plain"), Contains("holds no named states"));
+  for (const auto& callback : std::vector<std::shared_ptr<Callback>>{
+           std::make_shared<EarlyStopping>(EarlyStoppingOptions{.monitor = "train_los"}),
+           std::make_shared<ModelCheckpoint>(
+               ModelCheckpointOptions{.dirpath = scratch("unknown"), .monitor = "train_los"})}) {
+    CHECK_THAT(message(Noisy(), {}, {callback}),
+               Contains("nothing was logged as \"train_los\"; there are: train_loss, index") &&
+                   Contains("did you mean \"train_loss\"?"));
+  }
+  CHECK_THROWS_WITH(EarlyStopping({}), Contains("monitor"));
+  CHECK_THROWS_WITH(EarlyStopping({.monitor = "x", .patience = 0}), Contains("patience"));
+  CHECK_THROWS_WITH(EarlyStopping({.monitor = "x", .min_delta = -1}), Contains("min_delta"));
+  CHECK_THROWS_WITH(EmaWeightAveraging({.decay = 1}), Contains("decay"));
+  CHECK_THROWS_WITH(ModelCheckpoint({.save_top_k = 2}), Contains("without a monitor"));
+  CHECK_THROWS_WITH(ModelCheckpoint({.save_top_k = -2}), Contains("save_top_k"));
+  CHECK_THROWS_WITH(ModelCheckpoint({.train_time_interval = 0s}), Contains("train_time_interval"));
+  CHECK_THROWS_WITH(ModelCheckpoint({.filename = "a/b"}), Contains("filename"));
+  const auto twice = std::make_shared<EmaWeightAveraging>();
+  CHECK_THROWS_WITH(Trainer({.max_epochs = 1, .callbacks = {twice, twice}}),
+                    Contains("two callbacks would be saved as \"EmaWeightAveraging\""));
+}

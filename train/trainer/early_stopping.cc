@@ -1,0 +1,58 @@
+#include "train/trainer/early_stopping.h"
+
+#include <fmt/format.h>
+
+#include <nlohmann/json.hpp>
+
+#include "train/trainer/exact_text.h"
+#include "train/trainer/trainer.h"
+
+namespace weft::train {
+
+EarlyStopping::EarlyStopping(EarlyStoppingOptions options) : options_(std::move(options)) {
+  WEFT_CHECK(!options_.monitor.empty(), "EarlyStopping: monitor: expected a metric's name");
+  WEFT_CHECK(options_.patience > 0, "patience: expected a positive number of looks, got {}",
+             options_.patience);
+  WEFT_CHECK(options_.min_delta >= 0, "min_delta: expected a difference of 0 or more, got {}",
+             options_.min_delta);
+}
+
+void EarlyStopping::on_validation_end(Trainer& trainer, TrainingModule&) { look(trainer); }
+
+void EarlyStopping::on_train_epoch_end(Trainer& trainer, TrainingModule&) {
+  if (!trainer.has_validation()) look(trainer);
+}
+
+void EarlyStopping::look(Trainer& trainer) {
+  const std::string& name = options_.monitor;
+  const double score = trainer.metric(name, "EarlyStopping");
+  // As if less were better.
+  const double sign = options_.mode == Mode::kMin ? 1 : -1;
+  const bool is_better =
+      std::isnan(best_) ? !std::isnan(score) : sign * score < sign * best_ - options_.min_delta;
+  if (is_better) best_ = score;
+  waited_ = is_better ? 0 : waited_ + 1;
+  std::string reason;
+  if (options_.check_finite && !std::isfinite(score)) {
+    reason = fmt::format("{} is {}", name, score);
+  } else if (options_.stopping_threshold && sign * score < sign * *options_.stopping_threshold) {
+    reason = fmt::format("{} = {:.4g} is beyond {:.4g}", name, score, *options_.stopping_threshold);
+  } else if (waited_ >= options_.patience) {
+    reason = fmt::format("{} has not got better than {:.4g} in {} looks", name, best_, waited_);
+  }
+  if (reason.empty()) return;
+  stopped_epoch_ = trainer.epoch();
+  trainer.stop(reason);
+}
+
+nlohmann::json EarlyStopping::state_dict() const {
+  return {{"best", exact_text(best_)}, {"waited", waited_}, {"stopped_epoch", stopped_epoch_}};
+}
+
+void EarlyStopping::load_state_dict(const nlohmann::json& state) {
+  best_ = exact_number(state.at("best"));
+  waited_ = state.at("waited");
+  stopped_epoch_ = state.at("stopped_epoch");
+}
+
+}  // namespace weft::train

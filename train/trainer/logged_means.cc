@@ -1,0 +1,80 @@
+#include "train/trainer/logged_means.h"
+
+#include <algorithm>
+#include <functional>
+#include <nlohmann/json.hpp>
+
+#include "autograd/ops.h"
+#include "train/trainer/exact_text.h"
+
+namespace weft::train {
+
+void LoggedMeans::add(const std::string& name, const Tensor& value, double weight) {
+  WEFT_CHECK(value.defined() && value.numel() == 1,
+             "log: \"{}\": expected one number, got a tensor of shape {}", name,
+             value.defined() ? value.shape() : Shape({0}));
+  auto entry = std::ranges::find(entries_, name, &Entry::name);
+  if (entry == entries_.end()) entry = entries_.insert(entry, {.name = name});
+  const NoGrad guard;
+  // A batch that is there to fill up must not bring its NaN.
+  if (weight == 0 && entry->sum.defined()) return;
+  const Tensor number = ops::cast(ops::reshape(detach(value), {}), DType::f64);
+  const Tensor share = weight == 0 ? Tensor::scalar(0, DType::f64) : number * weight;
+  entry->sum = entry->sum.defined() ? ops::to(entry->sum, share.device()) + share : share;
+  entry->weight += weight;
+}
+
+/// [ranks, names, 2]: each rank's sums and weights.
+std::vector<double> LoggedMeans::all_sums(const Fabric& fabric) const {
+  std::string names;
+  std::vector<double> mine;
+  for (const Entry& entry : entries_) {
+    names += entry.name + "\n";
+    mine.push_back(entry.sum.item());
+    mine.push_back(entry.weight);
+  }
+  if (fabric.size() == 1) return mine;
+  const auto hash = static_cast<int64_t>(std::hash<std::string>()(names));
+  const Tensor hashes = fabric.all_gather(Tensor::from(std::vector<int64_t>{hash}, {1}));
+  for (int rank = 0; rank < fabric.size(); ++rank) {
+    WEFT_CHECK(hashes.data<int64_t>()[rank] == hashes.data<int64_t>()[0],
+               "log: rank {} has logged other names than rank 0, or in another order", rank);
+  }
+  if (mine.empty()) return {};
+  return fabric.all_gather(Tensor::from(mine, {static_cast<int64_t>(mine.size())})).to_vector();
+}
+
+NamedValues LoggedMeans::means(const Fabric& fabric) const {
+  const std::vector<double> sums = all_sums(fabric);
+  const size_t row = 2 * entries_.size();
+  NamedValues means;
+  for (size_t i = 0; i < entries_.size(); ++i) {
+    double sum = 0, weight = 0;
+    for (size_t at = 2 * i; at < sums.size(); at += row) {
+      sum += sums[at];
+      weight += sums[at + 1];
+    }
+    means.emplace_back(entries_[i].name, sum / weight);
+  }
+  return means;
+}
+
+nlohmann::json LoggedMeans::state_dict(const Fabric& fabric) const {
+  std::vector<std::string> names, sums;
+  for (const Entry& entry : entries_) names.push_back(entry.name);
+  for (const double value : all_sums(fabric)) sums.push_back(exact_text(value));
+  return {{"names", names}, {"sums", sums}};
+}
+
+void LoggedMeans::load_state_dict(const nlohmann::json& state, int rank) {
+  clear();
+  const auto names = state.at("names").get<std::vector<std::string>>();
+  const auto sums = state.at("sums").get<std::vector<std::string>>();
+  for (size_t i = 0; i < names.size(); ++i) {
+    const size_t at = 2 * (rank * names.size() + i);
+    entries_.push_back({names[i], Tensor::scalar(exact_number(sums.at(at)), DType::f64),
+                        exact_number(sums.at(at + 1))});
+  }
+}
+
+}  // namespace weft::train

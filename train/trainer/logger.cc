@@ -1,0 +1,59 @@
+#include "train/trainer/logger.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+namespace weft::train {
+
+void MetricsLogger::begin(int64_t) {
+  log_.emplace(directory_);
+  io::FileWriter(directory_ / ".writable");  // its destructor removes it
+}
+
+void MetricsLogger::log_metrics(int64_t step, const NamedValues& values) {
+  log_->write(step, values);
+}
+
+void TensorBoardLogger::begin(int64_t step) {
+  io::make_directories(directory_);
+  curves_.emplace(directory_, step);
+}
+
+void TensorBoardLogger::log_metrics(int64_t step, const NamedValues& values) {
+  for (const auto& [name, value] : values) curves_->scalar(name, step, value);
+  curves_->flush();
+}
+
+void TensorBoardLogger::finish() { curves_.reset(); }
+
+void ConsoleLogger::begin(int64_t) {
+  since_ = std::chrono::steady_clock::now();
+  table_.reset();
+}
+
+void ConsoleLogger::end_epoch(int64_t epoch, int64_t step, const NamedValues& metrics) {
+  constexpr int kWidth = 10;
+  if (!table_) {
+    std::vector<io::Table::Column> columns = {{"epoch", 5}, {"step", 8}};
+    names_.clear();
+    for (const auto& [name, value] : metrics) {
+      if (name.ends_with("_step")) continue;
+      names_.push_back(name);
+      columns.push_back({name, kWidth});
+    }
+    columns.push_back({"time", 7});
+    table_.emplace(columns, out_);
+  }
+  std::vector<std::string> cells = {fmt::format("{}", epoch + 1), fmt::format("{}", step)};
+  for (const std::string& name : names_) {
+    const auto value = std::ranges::find(metrics, name, &NamedValues::value_type::first);
+    cells.push_back(value == metrics.end() ? "" : fmt::format("{:.4g}", value->second));
+  }
+  const auto now = std::chrono::steady_clock::now();
+  cells.push_back(io::format_duration(std::chrono::duration<double>(now - since_).count()));
+  since_ = now;
+  table_->row(cells);
+}
+
+}  // namespace weft::train

@@ -1,0 +1,75 @@
+// Where a Trainer's figures go. Rank 0 alone calls.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <cstdio>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "io/files.h"
+#include "io/progress.h"
+#include "io/tensorboard.h"
+#include "train/metrics_log.h"
+#include "train/trainer/training_module.h"
+
+namespace weft::train {
+
+class Logger {
+ public:
+  virtual ~Logger() = default;
+  /// Before anything is trained, and before the sanity check; `step` steps were taken already.
+  /// Throws Error where nothing can be written.
+  virtual void begin(int64_t /*step*/) {}
+  /// After `step` steps.
+  virtual void log_metrics(int64_t step, const NamedValues& values) = 0;
+  /// After epoch `epoch`, counted from 0, with the latest value of each name.
+  virtual void end_epoch(int64_t /*epoch*/, int64_t /*step*/, const NamedValues& /*metrics*/) {}
+  /// After the last call, also when an exception has ended the fit.
+  virtual void finish() {}
+};
+
+/// metrics.jsonl and metrics.csv in a directory (train/metrics_log.h).
+class MetricsLogger : public Logger {
+ public:
+  explicit MetricsLogger(io::Path directory) : directory_(std::move(directory)) {}
+  void begin(int64_t step) override;
+  void log_metrics(int64_t step, const NamedValues& values) override;
+
+ private:
+  const io::Path directory_;
+  std::optional<MetricsLog> log_;
+};
+
+/// Curves for TensorBoard in a directory (io/tensorboard.h).
+class TensorBoardLogger : public Logger {
+ public:
+  explicit TensorBoardLogger(io::Path directory) : directory_(std::move(directory)) {}
+  void begin(int64_t step) override;
+  void log_metrics(int64_t step, const NamedValues& values) override;
+  void finish() override;
+
+ private:
+  const io::Path directory_;
+  std::optional<io::TensorBoardWriter> curves_;
+};
+
+/// A table of epochs for who watches: a column for each name that the first epoch has, but for
+/// "_step" values.
+class ConsoleLogger : public Logger {
+ public:
+  explicit ConsoleLogger(std::FILE* out = stdout) : out_(out) {}
+  void begin(int64_t step) override;
+  void log_metrics(int64_t, const NamedValues&) override {}
+  void end_epoch(int64_t epoch, int64_t step, const NamedValues& metrics) override;
+
+ private:
+  std::FILE* const out_;
+  std::chrono::steady_clock::time_point since_;
+  std::vector<std::string> names_;
+  std::optional<io::Table> table_;
+};
+
+}  // namespace weft::train

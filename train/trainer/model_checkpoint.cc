@@ -1,0 +1,158 @@
+#include "train/trainer/model_checkpoint.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <nlohmann/json.hpp>
+
+#include "train/trainer/exact_text.h"
+#include "train/trainer/trainer.h"
+
+namespace weft::train {
+namespace {
+
+constexpr const char* kName = "ModelCheckpoint";
+constexpr const char* kSuffix = ".safetensors";
+
+/// "epoch=3-step=1200" of "{epoch}-{step}".
+std::string file_name(const std::string& pattern, const Trainer& trainer) {
+  std::string text;
+  for (size_t at = 0; at < pattern.size();) {
+    const size_t open = pattern.find('{', at), close = pattern.find('}', open);
+    if (open == pattern.npos || close == pattern.npos) return text + pattern.substr(at);
+    text += pattern.substr(at, open - at);
+    at = close + 1;
+    const std::string field = pattern.substr(open + 1, close - open - 1);
+    const std::string name = field.substr(0, field.find(':'));
+    if (name == "epoch" || name == "step") {
+      text += fmt::format("{}={}", name, name == "epoch" ? trainer.epoch() : trainer.global_step());
+      continue;
+    }
+    const std::string format = name == field ? "" : field.substr(name.size());
+    text += name + "=" +
+            fmt::format(fmt::runtime("{" + format + "}"), trainer.metric(name, "filename"));
+  }
+  return text;
+}
+
+}  // namespace
+
+ModelCheckpoint::ModelCheckpoint(ModelCheckpointOptions options) : options_(std::move(options)) {
+  WEFT_CHECK(options_.save_top_k >= -1,
+             "save_top_k: expected a number of states, or -1 for all, got {}", options_.save_top_k);
+  WEFT_CHECK(!options_.monitor.empty() || options_.save_top_k <= 1,
+             "save_top_k: {} states without a monitor, which says which are best; use 1, or -1 for "
+             "all",
+             options_.save_top_k);
+  WEFT_CHECK(options_.every_n_train_steps >= 0,
+             "every_n_train_steps: expected a number of steps, or 0, got {}",
+             options_.every_n_train_steps);
+  const auto& interval = options_.train_time_interval;
+  WEFT_CHECK(!interval || interval->count() > 0,
+             "train_time_interval: expected a positive duration, got {} s", interval->count());
+  WEFT_CHECK(!options_.filename.empty() && options_.filename.find('/') == std::string::npos,
+             "filename: expected a name without directories, got \"{}\"", options_.filename);
+}
+
+double ModelCheckpoint::best_model_score() const {
+  return kept_.empty() || options_.monitor.empty() ? NAN : kept_.front().score;
+}
+
+std::vector<std::string> ModelCheckpoint::kept() const {
+  std::vector<std::string> paths;
+  for (const Kept& kept : kept_) paths.push_back(kept.path.string());
+  return paths;
+}
+
+void ModelCheckpoint::on_fit_start(Trainer& trainer, TrainingModule&) {
+  const std::string& output = trainer.options().directory;
+  WEFT_CHECK(!options_.dirpath.empty() || !output.empty(),
+             "ModelCheckpoint: give its dirpath, or the Trainer's directory");
+  directory_ =
+      options_.dirpath.empty() ? io::Path(output) / "checkpoints" : io::Path(options_.dirpath);
+  if (!trainer.fabric().is_main()) return;
+  io::make_directories(directory_);
+  io::FileWriter(directory_ / ".writable");  // its destructor removes it
+}
+
+bool ModelCheckpoint::is_due(const Trainer& trainer) const {
+  const bool by_steps = options_.every_n_train_steps > 0;
+  const auto& interval = options_.train_time_interval;
+  if (!by_steps && !interval) {
+    return trainer.has_validation() ? trainer.has_validated() : trainer.has_ended_epoch();
+  }
+  return (by_steps && trainer.global_step() % options_.every_n_train_steps == 0) ||
+         (interval && trainer.seconds() - saved_at_ >= interval->count());
+}
+
+void ModelCheckpoint::on_save_point(Trainer& trainer, TrainingModule&) {
+  const bool due = is_due(trainer);
+  if (due) {
+    saved_at_ = trainer.seconds();
+    if (options_.save_top_k != 0) save_ranked(trainer);
+  }
+  // Work that a signal ends is saved in any case.
+  const bool saves_last = options_.save_last && (due || trainer.is_stopping());
+  if (!saves_last && !trainer.was_interrupted()) return;
+  last_ = directory_ / (std::string("last") + kSuffix);
+  trainer.save_checkpoint(last_.string());
+}
+
+/// NaN is worse than any number.
+bool ModelCheckpoint::is_better(double score, double than) const {
+  if (std::isnan(score) || std::isnan(than)) return !std::isnan(score);
+  return options_.mode == Mode::kMin && !options_.monitor.empty() ? score < than : score > than;
+}
+
+io::Path ModelCheckpoint::path_of(const Trainer& trainer) const {
+  const std::string name = file_name(options_.filename, trainer);
+  for (int version = 0;; ++version) {
+    const std::string suffix = version == 0 ? "" : fmt::format("-v{}", version);
+    const io::Path path = directory_ / (name + suffix + kSuffix);
+    if (std::ranges::find(kept_, path, &Kept::path) == kept_.end()) return path;
+  }
+}
+
+void ModelCheckpoint::save_ranked(Trainer& trainer) {
+  const double score = options_.monitor.empty() ? static_cast<double>(trainer.global_step())
+                                                : trainer.metric(options_.monitor, kName);
+  const bool is_full =
+      options_.save_top_k > 0 && static_cast<int>(kept_.size()) >= options_.save_top_k;
+  if (is_full && !is_better(score, kept_.back().score)) return;
+  const Kept fresh = {path_of(trainer), score};
+  io::Path dropped;
+  if (is_full) {
+    dropped = kept_.back().path;
+    kept_.pop_back();
+  }
+  // Behind those that are as good.
+  const auto place =
+      std::ranges::find_if(kept_, [&](const Kept& other) { return is_better(score, other.score); });
+  kept_.insert(place, fresh);
+  trainer.save_checkpoint(fresh.path.string());
+  if (!dropped.empty() && trainer.fabric().is_main()) io::remove_tree(dropped);
+}
+
+std::string ModelCheckpoint::state_key() const {
+  const auto& interval = options_.train_time_interval;
+  return fmt::format("{}({}, {}, {}, {})", kName, options_.filename, options_.monitor,
+                     options_.every_n_train_steps, interval ? interval->count() : 0);
+}
+
+nlohmann::json ModelCheckpoint::state_dict() const {
+  nlohmann::json kept = nlohmann::json::array();
+  for (const Kept& one : kept_) kept.push_back({one.path.string(), exact_text(one.score)});
+  return {{"kept", kept}, {"last", last_.string()}, {"saved_at", saved_at_}};
+}
+
+void ModelCheckpoint::load_state_dict(const nlohmann::json& state) {
+  kept_.clear();
+  for (const auto& one : state.at("kept")) {
+    kept_.push_back({one.at(0).get<std::string>(), exact_number(one.at(1))});
+  }
+  last_ = state.at("last").get<std::string>();
+  saved_at_ = state.at("saved_at");
+}
+
+}  // namespace weft::train

@@ -1,0 +1,73 @@
+// Keeps the best states of a fit, the latest one, or one every so often.
+//
+//   std::make_shared<train::ModelCheckpoint>(train::ModelCheckpointOptions{
+//       .monitor = "val_loss", .save_top_k = 3, .save_last = true})
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "io/files.h"
+#include "train/trainer/callback.h"
+
+namespace weft::train {
+
+/// Whether less of a metric is better, or more.
+enum class Mode : uint8_t { kMin, kMax };
+
+struct ModelCheckpointOptions {
+  std::string dirpath = {};  // empty: "checkpoints" in the Trainer's directory
+  /// Without ".safetensors". "{epoch}" becomes "epoch=3", the epochs done, "{step}" the steps,
+  /// "{NAME}" a metric, "{NAME:.2f}" in that format.
+  std::string filename = "{epoch}-{step}";
+  std::string monitor = {};  // a metric; empty: the latest is the best
+  Mode mode = Mode::kMin;
+  int save_top_k = 1;      // states that are kept; -1: all, 0: none
+  bool save_last = false;  // also "last.safetensors", whenever there is a save and at the end
+  // When; with neither of them after each validation, without validation after each epoch.
+  int64_t every_n_train_steps = 0;
+  std::optional<std::chrono::duration<double>> train_time_interval = {};
+};
+
+class ModelCheckpoint : public Callback {
+ public:
+  /// Throws Error for options that do not go together.
+  explicit ModelCheckpoint(ModelCheckpointOptions options);
+
+  /// Empty before the first.
+  std::string best_model_path() const { return kept_.empty() ? "" : kept_.front().path.string(); }
+  /// Of best_model_path(); NaN before the first, and without a monitor.
+  double best_model_score() const;
+  /// Best first.
+  std::vector<std::string> kept() const;
+  std::string last_model_path() const { return last_.string(); }
+
+  /// Throws Error when the directory cannot be written.
+  void on_fit_start(Trainer& trainer, TrainingModule& module) override;
+  void on_save_point(Trainer& trainer, TrainingModule& module) override;
+  std::string state_key() const override;
+  nlohmann::json state_dict() const override;
+  void load_state_dict(const nlohmann::json& state) override;
+
+ private:
+  struct Kept {
+    io::Path path;
+    double score = 0;
+  };
+
+  bool is_due(const Trainer& trainer) const;
+  void save_ranked(Trainer& trainer);
+  bool is_better(double score, double than) const;
+  io::Path path_of(const Trainer& trainer) const;
+
+  const ModelCheckpointOptions options_;
+  io::Path directory_;
+  std::vector<Kept> kept_;  // best first
+  io::Path last_;
+  double saved_at_ = 0;  // seconds of the fit
+};
+
+}  // namespace weft::train

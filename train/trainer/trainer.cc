@@ -1,0 +1,476 @@
+#include "train/trainer/trainer.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <set>
+#include <utility>
+
+#include "autograd/ops.h"
+#include "autograd/random.h"
+#include "core/scoped_value.h"
+#include "dist/comm/processes/join.h"
+#include "io/nearest.h"
+#include "optim/clip.h"
+#include "train/stop_signals.h"
+#include "train/trainer/model_checkpoint.h"
+
+namespace weft::train {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+double seconds_since(Clock::time_point start) {
+  return std::chrono::duration<double>(Clock::now() - start).count();
+}
+
+/// Samples of this rank's latest batch that count in means: those that no other rank has as well.
+double weight_of(const Batch& batch, const Fabric& fabric) {
+  if (!fabric.strategy().counts()) return 0;
+  const auto counted = std::ranges::find_if(batch, [](const Tensor& x) { return x.dim() > 0; });
+  const int64_t rows = counted == batch.end() ? 1 : counted->size(0);
+  return static_cast<double>(std::max<int64_t>(0, rows - fabric.latest_batch().fillers));
+}
+
+std::FILE* progress_stream(bool is_shown) {
+  static std::FILE* const nowhere = std::fopen("/dev/null", "w");
+  return is_shown || !nowhere ? stderr : nowhere;
+}
+
+void check_positive(const char* option, int64_t value) {
+  WEFT_CHECK(value > 0, "{}: expected a positive number, got {}", option, value);
+}
+
+}  // namespace
+
+int64_t Limit::of(int64_t all, const char* option) const {
+  constexpr const char* kExpected = "{}: expected a positive count or a fraction in (0, 1], got {}";
+  if (count) {
+    WEFT_CHECK(*count > 0, kExpected, option, *count);
+    return std::min(*count, all);
+  }
+  WEFT_CHECK(fraction > 0 && fraction <= 1, kExpected, option, fraction);
+  const auto part = static_cast<int64_t>(fraction * static_cast<double>(all));
+  WEFT_CHECK(part > 0, "{}: {} of {} batches is none", option, fraction, all);
+  return part;
+}
+
+Trainer::Trainer(TrainerOptions options) : options_(std::move(options)), fabric_(options_.fabric) {
+  WEFT_CHECK(options_.fabric.accumulate == 1,
+             "trainer: set accumulate_grad_batches instead of Fabric's accumulate, got {}",
+             options_.fabric.accumulate);
+  WEFT_CHECK(options_.max_epochs || options_.max_steps || options_.max_time,
+             "trainer: say when to stop: max_epochs, max_steps or max_time");
+  if (options_.max_epochs) check_positive("max_epochs", *options_.max_epochs);
+  if (options_.max_steps) check_positive("max_steps", *options_.max_steps);
+  WEFT_CHECK(!options_.max_time || options_.max_time->count() > 0,
+             "max_time: expected a positive duration, got {} s", options_.max_time->count());
+  constexpr int64_t kMany = 1 << 30;
+  options_.limit_train_batches.of(kMany, "limit_train_batches");
+  options_.limit_val_batches.of(kMany, "limit_val_batches");
+  options_.val_check_interval.of(kMany, "val_check_interval");
+  check_positive("check_val_every_n_epoch", options_.check_val_every_n_epoch);
+  check_positive("accumulate_grad_batches", options_.accumulate_grad_batches);
+  check_positive("log_every_n_steps", options_.log_every_n_steps);
+  WEFT_CHECK(options_.num_sanity_val_steps >= -1,
+             "num_sanity_val_steps: expected a number of batches, or -1 for all, got {}",
+             options_.num_sanity_val_steps);
+  WEFT_CHECK(options_.gradient_clip_val >= 0 && std::isfinite(options_.gradient_clip_val),
+             "gradient_clip_val: expected a positive limit, or 0 for none, got {}",
+             options_.gradient_clip_val);
+  const auto writes = [](const auto& callback) {
+    return dynamic_cast<const ModelCheckpoint*>(callback.get()) != nullptr;
+  };
+  if (!options_.directory.empty() && std::ranges::none_of(options_.callbacks, writes)) {
+    options_.callbacks.push_back(
+        std::make_shared<ModelCheckpoint>(ModelCheckpointOptions{.save_last = true}));
+  }
+  std::set<std::string> keys;
+  for (const auto& callback : options_.callbacks) {
+    WEFT_CHECK(callback, "trainer: a callback is null");
+    const std::string key = callback->state_key();
+    WEFT_CHECK(key.empty() || keys.insert(key).second,
+               "trainer: two callbacks would be saved as \"{}\"", key);
+  }
+  for (const auto& logger : options_.loggers) WEFT_CHECK(logger, "trainer: a logger is null");
+}
+
+Trainer::~Trainer() = default;
+
+std::optional<int> Trainer::launch(int argc, char** argv) {
+  const std::optional<int> code = fabric_.launch(argc, argv);
+  is_launched_ = !code;
+  return code;
+}
+
+void Trainer::launch(dist::CommunicatorPtr world) {
+  fabric_.launch(std::move(world));
+  is_launched_ = true;
+}
+
+/// A program on one device need not launch.
+void Trainer::launch_alone() {
+  if (!is_launched_) launch(nullptr);
+}
+
+void Trainer::seed_everything(uint64_t seed) {
+  launch_alone();
+  fabric_.seed_everything(seed);
+}
+
+template <class Hook>
+void Trainer::call(Hook&& hook) {
+  for (const auto& callback : options_.callbacks) hook(*callback);
+}
+
+// What fit() does before the first step.
+
+void Trainer::fit_module(TrainingModule& module, const nn::ModelStructure& structure,
+                         const BatchSource& train, const std::optional<BatchSource>& validation,
+                         const std::string& checkpoint) {
+  WEFT_CHECK(!module_, "trainer: fit() was called already; another fit needs another Trainer");
+  launch_alone();
+  module_ = &module;
+  const ScopedValue at_work(module.trainer_, this);
+  // Ranks may be threads of one process, which has its signals once.
+  heeds_signals_ = options_.handle_signals && (fabric_.size() == 1 || dist::is_rank());
+  std::optional<StopSignals> signals;
+  if (heeds_signals_) signals.emplace();
+  is_save_point_ = false;
+  try {
+    begin(structure, train, validation, !checkpoint.empty());
+    run(checkpoint);
+  } catch (const std::exception& error) {
+    call([&](Callback& callback) { callback.on_exception(*this, module, error); });
+    for (const auto& logger : loggers_) logger->finish();
+    throw;
+  }
+  is_save_point_ = true;
+}
+
+void Trainer::set_up(TrainingModule& module, const nn::ModelStructure& structure) {
+  if (!module.has_route()) fabric_.setup_model(module, structure);
+}
+
+void Trainer::begin(const nn::ModelStructure& structure, const BatchSource& train,
+                    const std::optional<BatchSource>& validation, bool continues) {
+  train_ = train.share(fabric_);
+  train_batches_ = options_.limit_train_batches.of(train_->per_epoch(), "limit_train_batches");
+  if (validation) {
+    validation_ = validation->share(fabric_);
+    validation_batches_ =
+        options_.limit_val_batches.of(validation_->per_epoch(), "limit_val_batches");
+    const Limit& interval = options_.val_check_interval;
+    validation_interval_ = interval.of(train_batches_, "val_check_interval");
+    WEFT_CHECK(!interval.count || *interval.count <= train_batches_,
+               "val_check_interval: {} batches, but an epoch has {}; see check_val_every_n_epoch",
+               *interval.count, train_batches_);
+  }
+  Optimization optimization = module_->configure_optimizers();
+  WEFT_CHECK(optimization.optimizer, "trainer: configure_optimizers() returned none");
+  optimizer_ = std::move(optimization.optimizer);
+  set_up(*module_, structure);
+  fabric_.setup_optimizer(*optimizer_);
+  if (optimization.schedule) scheduler_.emplace(*optimizer_, optimization.schedule);
+  if (!fabric_.is_main()) return;
+  loggers_ = options_.loggers;
+  if (!options_.directory.empty()) {
+    const io::Path directory = options_.directory;
+    io::make_directories(directory);
+    lock_ = std::make_unique<io::DirectoryLock>(directory);
+    WEFT_CHECK(
+        continues || !std::filesystem::exists(directory / "metrics.jsonl"),
+        "trainer: {} already holds a run; continue one of its checkpoints, or choose another "
+        "directory",
+        directory.string());
+    if (loggers_.empty()) {
+      loggers_ = {std::make_shared<MetricsLogger>(directory),
+                  std::make_shared<TensorBoardLogger>(directory)};
+    }
+  }
+  if (options_.enable_progress_bar) loggers_.push_back(std::make_shared<ConsoleLogger>());
+}
+
+void Trainer::run(const std::string& checkpoint) {
+  std::optional<AnomalyMode> checked;
+  if (options_.detect_anomaly) checked.emplace();
+  call([&](Callback& callback) { callback.on_fit_start(*this, *module_); });
+  if (!checkpoint.empty()) {
+    load_checkpoint(checkpoint);
+    say(fmt::format("going on from {} at epoch {}, batch {}, step {}", checkpoint, epoch_, batch_,
+                    global_step_));
+  }
+  for (const auto& logger : loggers_) logger->begin(global_step_);
+  check_sanity();
+  start_ = Clock::now();
+  seconds_before_ = seconds_;
+  call([&](Callback& callback) { callback.on_train_start(*this, *module_); });
+  agree();
+  while (!is_stopping_) run_epoch();
+  call([&](Callback& callback) { callback.on_train_end(*this, *module_); });
+  call([&](Callback& callback) { callback.on_fit_end(*this, *module_); });
+  for (const auto& logger : loggers_) logger->finish();
+  say(fmt::format("stopped at epoch {}, batch {}, step {}: {}", epoch_, batch_, global_step_,
+                  stop_reason_));
+  if (!was_interrupted_) return;
+  for (const auto& callback : options_.callbacks) {
+    const auto* const saved = dynamic_cast<const ModelCheckpoint*>(callback.get());
+    if (saved) say("saved as " + saved->last_model_path());
+  }
+}
+
+void Trainer::say(const std::string& line) const {
+  if (options_.enable_progress_bar) fabric_.print("{}\n", line);
+}
+
+void Trainer::check_sanity() {
+  if (!validation_ || options_.num_sanity_val_steps == 0) return;
+  const Generator before = generator();
+  call([&](Callback& callback) { callback.on_sanity_check_start(*this, *module_); });
+  const int64_t asked = options_.num_sanity_val_steps;
+  measure(*module_, *validation_,
+          asked < 0 ? validation_batches_ : std::min(asked, validation_batches_));
+  call([&](Callback& callback) { callback.on_sanity_check_end(*this, *module_); });
+  generator() = before;
+}
+
+// The loop.
+
+/// What is left of an epoch, or of what the fit takes of it.
+void Trainer::run_epoch() {
+  train_->seek({epoch_, batch_});
+  module_->train();
+  samples_ = 0;
+  if (batch_ == 0) {
+    module_->on_train_epoch_start();
+    call([&](Callback& callback) { callback.on_train_epoch_start(*this, *module_); });
+  }
+  const bool is_shown = options_.enable_progress_bar && fabric_.is_main();
+  const std::string of_all =
+      options_.max_epochs ? fmt::format("/{}", *options_.max_epochs) : std::string();
+  io::Progress progress(
+      fmt::format("epoch {}{}", epoch_ + 1, of_all), train_batches_,
+      {.out = progress_stream(is_shown), .first_step = batch_, .unit = "samples"});
+  while (batch_ < train_batches_) {
+    const int64_t before = batch_;
+    do train_batch();
+    while (!has_stepped_);
+    // To look at the loss is to wait for the device.
+    const bool looks =
+        fabric_.device().type == DeviceType::cpu || global_step_ % options_.log_every_n_steps == 0;
+    if (is_shown) {
+      progress.update(batch_, samples_ * fabric_.data_size(), looks ? loss_.item() : NAN);
+    }
+    has_ended_epoch_ = batch_ == train_batches_;
+    has_validated_ = validation_ && batch_ / validation_interval_ > before / validation_interval_ &&
+                     (epoch_ + 1) % options_.check_val_every_n_epoch == 0;
+    if (has_ended_epoch_) {
+      progress.finish();
+      publish_epoch();
+    }
+    if (has_validated_) check_validation();
+    if (has_ended_epoch_) end_epoch();
+    agree();
+    is_save_point_ = true;
+    call([&](Callback& callback) { callback.on_save_point(*this, *module_); });
+    is_save_point_ = false;
+    if (has_ended_epoch_ || is_stopping_) return;
+  }
+}
+
+Batch Trainer::next_of(RankBatches& batches, int64_t index, int64_t count) {
+  std::optional<Batch> batch = batches.next();
+  WEFT_CHECK(batch && !batch->empty(), "trainer: a loader of {} batches ended after {}", count,
+             index);
+  weight_ = weight_of(*batch, fabric_);
+  return std::move(*batch);
+}
+
+void Trainer::train_batch() {
+  const Batch batch = next_of(*train_, batch_, train_batches_);
+  const int64_t index = batch_;
+  const int64_t in_step = options_.accumulate_grad_batches;
+  has_stepped_ = ++batches_in_step_ == in_step || index + 1 == train_batches_;
+  call([&](Callback& callback) { callback.on_train_batch_start(*this, *module_, batch, index); });
+  if (batches_in_step_ == 1) optimizer_->zero_grad();
+  {
+    const ScopedValue phase(phase_, Phase::kTraining);
+    const auto local = fabric_.no_backward_sync(*module_, !has_stepped_);
+    const Tensor loss = module_->training_step(batch, index);
+    WEFT_CHECK(loss.defined() && loss.numel() == 1,
+               "trainer: expected training_step() to return one number, the loss, got {}",
+               loss.defined() ? fmt::format("{}", loss) : "nothing");
+    fabric_.backward(in_step == 1 ? loss : loss * (1.0 / static_cast<double>(in_step)));
+    loss_ = detach(loss);
+  }
+  ++batch_;
+  samples_ += static_cast<int64_t>(weight_);
+  if (has_stepped_) take_step();
+  call([&](Callback& callback) {
+    callback.on_train_batch_end(*this, *module_, loss_, batch, index);
+  });
+}
+
+void Trainer::take_step() {
+  call(
+      [&](Callback& callback) { callback.on_before_optimizer_step(*this, *module_, *optimizer_); });
+  const double limit = options_.gradient_clip_val;
+  const bool clips_norm = limit > 0 && options_.gradient_clip_algorithm == GradientClip::kNorm;
+  grad_norm_ = NAN;
+  if (clips_norm) {
+    grad_norm_ = optim::clip_grad_norm(module_->parameters(), limit);
+  } else {
+    if (options_.track_grad_norm) grad_norm_ = optim::grad_norm(module_->parameters());
+    if (limit > 0) optim::clip_grad_value(module_->parameters(), limit);
+  }
+  const double lr = optimizer_->lr();
+  optimizer_->step();
+  if (scheduler_) scheduler_->step();
+  batches_in_step_ = 0;
+  ++global_step_;
+  if (global_step_ % options_.log_every_n_steps != 0) return;
+  NamedValues values = step_means_.means(fabric_);
+  step_means_.clear();
+  for (auto& [name, value] : values) name += "_step";
+  values.emplace_back("lr", lr);
+  if (clips_norm || options_.track_grad_norm) values.emplace_back("grad_norm", grad_norm_);
+  publish(values);
+}
+
+/// The means of an epoch whose batches are done.
+void Trainer::publish_epoch() {
+  {
+    const ScopedValue phase(phase_, Phase::kTraining);
+    weight_ = fabric_.strategy().counts();
+    module_->on_train_epoch_end();
+  }
+  publish(epoch_means_.means(fabric_));
+  epoch_means_.clear();
+}
+
+void Trainer::end_epoch() {
+  call([&](Callback& callback) { callback.on_train_epoch_end(*this, *module_); });
+  for (const auto& logger : loggers_) logger->end_epoch(epoch_, global_step_, metrics_);
+  ++epoch_;
+  batch_ = 0;
+}
+
+void Trainer::check_validation() {
+  call([&](Callback& callback) { callback.on_validation_start(*this, *module_); });
+  publish(measure(*module_, *validation_, validation_batches_));
+  call([&](Callback& callback) { callback.on_validation_end(*this, *module_); });
+  module_->train();
+}
+
+NamedValues Trainer::measure(TrainingModule& module, RankBatches& batches, int64_t count) {
+  const NoGrad guard;
+  const ScopedValue phase(phase_, Phase::kValidation);
+  validation_means_.clear();
+  module.eval();
+  batches.seek({0, 0});
+  module.on_validation_epoch_start();
+  for (int64_t i = 0; i < count; ++i) module.validation_step(next_of(batches, i, count), i);
+  weight_ = fabric_.strategy().counts();
+  module.on_validation_epoch_end();
+  return validation_means_.means(fabric_);
+}
+
+NamedValues Trainer::validate_module(TrainingModule& module, const nn::ModelStructure& structure,
+                                     const BatchSource& source) {
+  launch_alone();
+  const ScopedValue at_work(module.trainer_, this);
+  set_up(module, structure);
+  const std::unique_ptr<RankBatches> batches = source.share(fabric_);
+  const bool was_training = module.is_training();
+  const NamedValues values = measure(
+      module, *batches, options_.limit_val_batches.of(batches->per_epoch(), "limit_val_batches"));
+  module.train(was_training);
+  return values;
+}
+
+// What ranks decide together.
+
+/// Whether the fit ends here. Clocks differ, and a signal or a callback may reach one rank alone.
+void Trainer::agree() {
+  seconds_ = seconds_before_ + seconds_since(start_);
+  was_interrupted_ = heeds_signals_ && StopSignals::requested();
+  if (fabric_.size() > 1) {
+    const Tensor all = Tensor::from(
+        std::vector<double>{seconds_, wants_stop_ ? 1.0 : 0.0, was_interrupted_ ? 1.0 : 0.0}, {3});
+    fabric_.all_reduce(all, dist::ReduceOp::kMax);
+    const double* const most = all.data<double>();
+    seconds_ = most[0];
+    if (most[1] > 0 && !wants_stop_) stop("another rank has asked for it");
+    was_interrupted_ = most[2] > 0;
+  }
+  const auto reaches = [&](const char* option, const auto& limit, auto value) {
+    if (limit && value >= *limit) stop(fmt::format("{} = {}", option, *limit));
+  };
+  if (was_interrupted_) stop("a signal");
+  if (!wants_stop_) reaches("max_steps", options_.max_steps, global_step_);
+  if (!wants_stop_) reaches("max_epochs", options_.max_epochs, epoch_);
+  if (!wants_stop_ && options_.max_time && seconds_ >= options_.max_time->count()) {
+    stop(fmt::format("max_time = {} s", options_.max_time->count()));
+  }
+  is_stopping_ = wants_stop_;
+}
+
+void Trainer::stop(const std::string& reason) {
+  wants_stop_ = true;
+  stop_reason_ = reason;
+}
+
+// Figures.
+
+void Trainer::log_value(const std::string& name, const Tensor& value, const LogOptions& options) {
+  WEFT_CHECK(phase_ != Phase::kNone, "log: \"{}\": in a step, or where an epoch's means end", name);
+  if (phase_ == Phase::kValidation) return validation_means_.add(name, value, weight_);
+  if (options.on_epoch) epoch_means_.add(name, value, weight_);
+  const bool is_due = (global_step_ + 1) % options_.log_every_n_steps == 0;
+  if (options.on_step && is_due) step_means_.add(name, value, weight_);
+}
+
+void Trainer::publish(const NamedValues& values) {
+  if (values.empty()) return;
+  for (const auto& [name, value] : values) {
+    const auto known = std::ranges::find(metrics_, name, &NamedValues::value_type::first);
+    if (known != metrics_.end()) {
+      known->second = value;
+    } else {
+      metrics_.emplace_back(name, value);
+    }
+  }
+  NamedValues line = {{"epoch", static_cast<double>(epoch_)}};
+  line.insert(line.end(), values.begin(), values.end());
+  for (const auto& logger : loggers_) logger->log_metrics(global_step_, line);
+}
+
+double Trainer::metric(const std::string& name, const char* asker) const {
+  std::vector<std::string> names;
+  for (const auto& [known, value] : metrics_) {
+    if (known == name) return value;
+    names.push_back(known);
+  }
+  WEFT_FAIL("{}: nothing was logged as \"{}\"; there are: {}{}", asker, name,
+            names.empty() ? "none" : fmt::format("{}", fmt::join(names, ", ")),
+            io::did_you_mean(name, names));
+}
+
+int64_t Trainer::estimated_steps() const {
+  const int64_t in_step = options_.accumulate_grad_batches;
+  std::optional<int64_t> steps = options_.max_steps;
+  if (options_.max_epochs) {
+    const int64_t all = *options_.max_epochs * ((train_batches_ + in_step - 1) / in_step);
+    steps = std::min(steps.value_or(all), all);
+  }
+  WEFT_CHECK(steps, "estimated_steps: the fit has neither max_epochs nor max_steps");
+  return *steps;
+}
+
+optim::Optimizer& Trainer::optimizer() const {
+  WEFT_CHECK(optimizer_, "trainer: there is no optimizer before fit()");
+  return *optimizer_;
+}
+
+}  // namespace weft::train

@@ -1,0 +1,220 @@
+// Trains a module by its own steps: the loop around Fabric, with Lightning's words.
+//
+//   train::Trainer trainer({.fabric = train::from_environment(), .max_epochs = 10,
+//                           .directory = "runs/regression"});
+//   if (const auto code = trainer.launch(argc, argv)) return *code;
+//   trainer.seed_everything(1);
+//   Regression model;                                             // a TrainingModule
+//   data::TensorLoader train(data::tensor_dataset({x, y}), {.batch_size = 64, .shuffle = true});
+//   data::TensorLoader validation(data::tensor_dataset({u, v}), {.batch_size = 64});
+//   trainer.fit(model, train, validation);
+//   trainer.fabric().save("model.safetensors");
+//
+// Device, precision, strategy and number of devices are Fabric's options; the loop stays the same.
+// What ends a fit, and when a state is due, ranks decide together, by one small collective a step.
+// A module has one optimizer: a program with several writes its loop with Fabric (examples/gan.cc).
+#pragma once
+
+#include <chrono>
+#include <concepts>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "train/fabric.h"
+#include "train/trainer/batch_source.h"
+#include "train/trainer/callback.h"
+#include "train/trainer/logged_means.h"
+#include "train/trainer/logger.h"
+#include "train/trainer/training_module.h"
+
+namespace weft::train {
+
+/// A count by an integer, a fraction by a floating number: 10 of them, or 0.1 of all.
+struct Limit {
+  template <std::integral T>
+  Limit(T count) : count(static_cast<int64_t>(count)) {}
+  template <std::floating_point T>
+  Limit(T fraction) : fraction(static_cast<double>(fraction)) {}
+
+  /// Out of `all`, at most all. Throws Error naming the option when there are none, or when the
+  /// limit is not a positive count or a fraction in (0, 1].
+  int64_t of(int64_t all, const char* option) const;
+
+  std::optional<int64_t> count;
+  double fraction = 1;
+};
+
+enum class GradientClip : uint8_t { kNorm, kValue };
+
+struct TrainerOptions {
+  FabricOptions fabric = {};  // batches of a step: accumulate_grad_batches, not its accumulate
+
+  // When it ends: whatever comes first. One of them has to be given.
+  std::optional<int64_t> max_epochs = {};
+  std::optional<int64_t> max_steps = {};  // of the optimizer
+  /// Of this fit and of those that it continues.
+  std::optional<std::chrono::duration<double>> max_time = {};
+
+  Limit limit_train_batches = 1.0;  // of an epoch, on each rank
+  Limit limit_val_batches = 1.0;
+  /// Training batches, of an epoch, from validation to validation; with accumulation the step at
+  /// hand is finished first.
+  Limit val_check_interval = 1.0;
+  int64_t check_val_every_n_epoch = 1;
+  /// Validation batches that are tried before anything is trained; what they log is forgotten.
+  /// -1: all.
+  int64_t num_sanity_val_steps = 2;
+
+  int64_t accumulate_grad_batches = 1;  // of a step; an epoch's last may have fewer
+  double gradient_clip_val = 0;         // 0: gradients are not clipped
+  GradientClip gradient_clip_algorithm = GradientClip::kNorm;
+  bool track_grad_norm = false;  // also without clipping by norm
+
+  int64_t log_every_n_steps = 50;   // of "_step" values, "lr" and "grad_norm"
+  bool enable_progress_bar = true;  // and the table of epochs, and what is said around it
+  bool detect_anomaly = false;      // AnomalyMode
+  /// Ctrl-C and SIGTERM end the fit after the step at hand (train/stop_signals.h).
+  bool handle_signals = true;
+
+  /// Where figures and checkpoints go; empty: nowhere but to `loggers` and `callbacks`. Where those
+  /// hold none, the directory gets a MetricsLogger, a TensorBoardLogger, and in "checkpoints" the
+  /// best or the latest state and "last".
+  std::string directory = {};
+  std::vector<std::shared_ptr<Logger>> loggers = {};
+  std::vector<std::shared_ptr<Callback>> callbacks = {};
+};
+
+class Trainer {
+ public:
+  /// Throws Error naming an option that is out of range.
+  explicit Trainer(TrainerOptions options);
+  ~Trainer();
+  Trainer(const Trainer&) = delete;
+  Trainer& operator=(const Trainer&) = delete;
+
+  /// Fabric::launch(); a program on one device need not call it.
+  [[nodiscard]] std::optional<int> launch(int argc, char** argv);
+  void launch(dist::CommunicatorPtr world);
+  Fabric& fabric() { return fabric_; }
+  /// Before the module is made: its weights, and dropout.
+  void seed_everything(uint64_t seed);
+
+  /// Trains the module, which cannot be called any more when the Trainer is gone. With a
+  /// `checkpoint`, a file that save_checkpoint() has written, continues exactly from there: on as
+  /// many devices the parameters, the optimizer, the random numbers, the figures and the callbacks
+  /// go on with the same bits, wherever in an epoch it was saved. Once for each Trainer. Throws
+  /// what steps and callbacks throw, and Error for what cannot work before the first step: a
+  /// checkpoint of another module, a directory that cannot be written.
+  template <std::derived_from<TrainingModule> Module>
+  void fit(Module& module, const BatchSource& train,
+           const std::optional<BatchSource>& validation = {}, const std::string& checkpoint = {}) {
+    fit_module(module, structure_of(module), train, validation, checkpoint);
+  }
+  /// Measures a module, one that fit() was called with or another, and returns what it logged.
+  template <std::derived_from<TrainingModule> Module>
+  NamedValues validate(Module& module, const BatchSource& source) {
+    return validate_module(module, structure_of(module), source);
+  }
+
+  /// Everything that fit() goes on from, as one file. In callbacks to be called in on_save_point
+  /// alone, else after fit(). Every rank calls.
+  void save_checkpoint(const std::string& path);
+  /// Ends the fit after the step at hand; one rank's word is enough. `reason`: for who watches.
+  void stop(const std::string& reason);
+
+  // Where the fit stands.
+  int64_t epoch() const { return epoch_; }                   // done
+  int64_t batch() const { return batch_; }                   // of the epoch: done
+  int64_t global_step() const { return global_step_; }       // of the optimizer: done
+  bool has_stepped() const { return has_stepped_; }          // the latest batch was a step's last
+  double seconds() const { return seconds_; }                // as of the latest step; ranks agree
+  bool is_stopping() const { return is_stopping_; }          // at a save point: it is the last one
+  bool was_interrupted() const { return was_interrupted_; }  // by a signal
+  const std::string& stop_reason() const { return stop_reason_; }
+  double grad_norm() const { return grad_norm_; }  // of the latest step; NaN where not asked for
+  bool has_validation() const { return validation_ != nullptr; }
+  /// What a save point follows.
+  bool has_validated() const { return has_validated_; }
+  bool has_ended_epoch() const { return has_ended_epoch_; }
+
+  /// The latest mean of each name.
+  const NamedValues& metrics() const { return metrics_; }
+  /// Throws Error naming those that there are.
+  double metric(const std::string& name, const char* asker) const;
+  /// Steps that the fit takes in all, as far as max_epochs and max_steps tell: for schedules.
+  /// Throws Error when neither was given.
+  int64_t estimated_steps() const;
+  /// Throws Error outside of a fit.
+  optim::Optimizer& optimizer() const;
+  const TrainerOptions& options() const { return options_; }
+
+ private:
+  friend class TrainingModule;
+  enum class Phase : uint8_t { kNone, kTraining, kValidation };
+
+  void fit_module(TrainingModule& module, const nn::ModelStructure& structure,
+                  const BatchSource& train, const std::optional<BatchSource>& validation,
+                  const std::string& checkpoint);
+  NamedValues validate_module(TrainingModule& module, const nn::ModelStructure& structure,
+                              const BatchSource& source);
+  void launch_alone();
+  template <class Hook>
+  void call(Hook&& hook);
+  void set_up(TrainingModule& module, const nn::ModelStructure& structure);
+  void begin(const nn::ModelStructure& structure, const BatchSource& train,
+             const std::optional<BatchSource>& validation, bool continues);
+  void run(const std::string& checkpoint);
+  void say(const std::string& line) const;
+  void check_sanity();
+  void run_epoch();
+  void train_batch();
+  void take_step();
+  void publish_epoch();
+  void check_validation();
+  void end_epoch();
+  Batch next_of(RankBatches& batches, int64_t index, int64_t count);
+  NamedValues measure(TrainingModule& module, RankBatches& batches, int64_t count);
+  void agree();
+  void log_value(const std::string& name, const Tensor& value, const LogOptions& options);
+  void publish(const NamedValues& values);
+  nlohmann::json state_dict() const;
+  void load_state_dict(const nlohmann::json& state);
+  void load_checkpoint(const std::string& path);
+  struct Saved;
+  std::vector<NamedState> states(Saved& saved);
+
+  TrainerOptions options_;
+  Fabric fabric_;
+  bool is_launched_ = false;
+  std::unique_ptr<io::DirectoryLock> lock_;
+  std::vector<std::shared_ptr<Logger>> loggers_;  // on rank 0
+
+  TrainingModule* module_ = nullptr;  // that of fit()
+  std::unique_ptr<RankBatches> train_, validation_;
+  int64_t train_batches_ = 0, validation_batches_ = 0, validation_interval_ = 0;
+  std::unique_ptr<optim::Optimizer> optimizer_;
+  std::optional<optim::Scheduler> scheduler_;
+
+  int64_t epoch_ = 0, batch_ = 0, global_step_ = 0;
+  int64_t batches_in_step_ = 0;
+  bool has_stepped_ = false, has_validated_ = false, has_ended_epoch_ = false;
+  bool is_save_point_ = true;
+  bool heeds_signals_ = false;
+  bool wants_stop_ = false, is_stopping_ = false, was_interrupted_ = false;
+  std::string stop_reason_;
+  double seconds_ = 0, seconds_before_ = 0;  // those of the fits that this one continues
+  std::chrono::steady_clock::time_point start_;
+  double grad_norm_ = 0;
+  Tensor loss_;          // of the latest batch
+  int64_t samples_ = 0;  // of this rank, since the epoch began here
+
+  Phase phase_ = Phase::kNone;
+  double weight_ = 0;  // of what is logged
+  LoggedMeans epoch_means_, step_means_, validation_means_;
+  NamedValues metrics_;
+};
+
+}  // namespace weft::train

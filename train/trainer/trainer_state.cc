@@ -1,0 +1,176 @@
+// What a Trainer saves and continues from: a file of named states (train/named_state.h).
+//
+//   module, optimizer, schedule, scaler, fp8   as Fabric keeps them, whole
+//   trainer                                    JSON: where the fit stands, its figures, and each
+//                                              rank's random stream
+//   callback:KEY, tensors:KEY                  of each callback that has a key
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <bit>
+#include <nlohmann/json.hpp>
+#include <set>
+
+#include "autograd/ops.h"
+#include "autograd/random.h"
+#include "train/trainer/exact_text.h"
+#include "train/trainer/trainer.h"
+
+namespace weft::train {
+namespace {
+
+constexpr int kVersion = 1;
+constexpr const char* kTrainer = "trainer";
+constexpr const char* kFp8 = "fp8";
+
+/// [ranks, 3]: seed, stream and offset of each.
+std::vector<std::vector<uint64_t>> generators_of(const Fabric& fabric) {
+  const Generator& mine = generator();
+  std::vector<int64_t> bits;
+  for (const uint64_t word : {mine.seed, mine.stream, mine.offset}) {
+    bits.push_back(std::bit_cast<int64_t>(word));
+  }
+  const Tensor all = fabric.all_gather(Tensor::from(bits, {3}));
+  std::vector<std::vector<uint64_t>> rows(fabric.size());
+  for (int64_t i = 0; i < all.numel(); ++i) {
+    rows[i / 3].push_back(std::bit_cast<uint64_t>(all.data<int64_t>()[i]));
+  }
+  return rows;
+}
+
+/// A state's name has no dots; what callbacks are called after may.
+std::string without_dots(std::string key) {
+  std::ranges::replace(key, '.', '_');
+  return key;
+}
+
+}  // namespace
+
+nlohmann::json Callback::state_dict() const { return nlohmann::json::object(); }
+
+nlohmann::json Trainer::state_dict() const {
+  nlohmann::json metrics = nlohmann::json::array();
+  for (const auto& [name, value] : metrics_) metrics.push_back({name, exact_text(value)});
+  return {{"version", kVersion},
+          {"epoch", epoch_},
+          {"batch", batch_},
+          {"batches", train_batches_},
+          {"global_step", global_step_},
+          {"seconds", seconds_},
+          {"generators", generators_of(fabric_)},
+          {"epoch_means", epoch_means_.state_dict(fabric_)},
+          {"metrics", metrics}};
+}
+
+void Trainer::load_state_dict(const nlohmann::json& state) {
+  WEFT_CHECK(state.at("version") == kVersion, "it has format version {}, expected {}",
+             state.at("version").dump(), kVersion);
+  const auto generators = state.at("generators").get<std::vector<std::vector<uint64_t>>>();
+  const auto ranks = static_cast<int>(generators.size());
+  const int64_t batch = state.at("batch"), batches = state.at("batches");
+  WEFT_CHECK(batch == 0 || (ranks == fabric_.size() && batches == train_batches_),
+             "it was saved after batch {} of {} of an epoch, on {} ranks; here an epoch has {} "
+             "batches, on {}",
+             batch, batches, ranks, train_batches_, fabric_.size());
+  epoch_ = state.at("epoch");
+  batch_ = batch;
+  global_step_ = state.at("global_step");
+  seconds_ = state.at("seconds");
+  metrics_.clear();
+  for (const auto& metric : state.at("metrics")) {
+    metrics_.emplace_back(metric.at(0), exact_number(metric.at(1)));
+  }
+  if (ranks == fabric_.size()) {
+    const std::vector<uint64_t>& mine = generators[fabric_.rank()];
+    generator() = {.seed = mine.at(0), .stream = mine.at(1), .offset = mine.at(2)};
+    epoch_means_.load_state_dict(state.at("epoch_means"), fabric_.rank());
+  } else {
+    // At the start of an epoch: streams as if the fit had begun on these ranks.
+    fabric_.seed_everything(generators.at(0).at(0));
+    generator().offset = generators.at(0).at(2);
+  }
+}
+
+/// What states point to while they are saved or loaded.
+struct Trainer::Saved {
+  nlohmann::json trainer;
+  NamedTensors fp8;
+  std::vector<nlohmann::json> callbacks;
+  std::vector<NamedTensors> tensors;  // of callbacks
+};
+
+std::vector<NamedState> Trainer::states(Saved& saved) {
+  std::vector<NamedState> all = {{"module", module_},
+                                 {"optimizer", optimizer_.get()},
+                                 {"scaler", &fabric_.scaler()},
+                                 {kTrainer, &saved.trainer},
+                                 {kFp8, &saved.fp8}};
+  if (scheduler_) all.emplace_back("schedule", &*scheduler_);
+  saved.callbacks.resize(options_.callbacks.size());
+  saved.tensors.resize(options_.callbacks.size());
+  for (size_t i = 0; i < options_.callbacks.size(); ++i) {
+    const std::string key = without_dots(options_.callbacks[i]->state_key());
+    if (key.empty()) continue;
+    all.emplace_back("callback:" + key, &saved.callbacks[i]);
+    all.emplace_back("tensors:" + key, &saved.tensors[i]);
+  }
+  return all;
+}
+
+void Trainer::save_checkpoint(const std::string& path) {
+  WEFT_CHECK(optimizer_ && is_save_point_,
+             "save_checkpoint: call it in on_save_point or after fit(): elsewhere a step is under "
+             "way, which could not go on exactly");
+  if (fabric_.is_main() && io::Path(path).has_parent_path()) {
+    io::make_directories(io::Path(path).parent_path());
+  }
+  Saved saved;
+  const std::vector<NamedState> all = states(saved);
+  saved.trainer = state_dict();
+  saved.fp8 = fabric_.fp8().state_dict(module_->named_parameters());
+  for (size_t i = 0; i < options_.callbacks.size(); ++i) {
+    Callback& callback = *options_.callbacks[i];
+    if (callback.state_key().empty()) continue;
+    saved.callbacks[i] = callback.state_dict();
+    saved.tensors[i] = callback.tensors(*this, *module_);
+  }
+  fabric_.save(path, all);
+}
+
+void Trainer::load_checkpoint(const std::string& path) {
+  Saved saved;
+  try {
+    const std::vector<std::string> names = fabric_.load(path, {});
+    const std::set<std::string> there(names.begin(), names.end());
+    WEFT_CHECK(there.contains(kTrainer), "it is no checkpoint of a Trainer");
+    std::vector<NamedState> wanted = states(saved);
+    // A callback that was not there when it was saved begins anew.
+    std::erase_if(wanted, [&](const NamedState& state) {
+      return state.name.find(':') != std::string::npos && !there.contains(state.name);
+    });
+    fabric_.load(path, {{kTrainer, &saved.trainer}});
+    WEFT_CHECK(there.contains("schedule") == scheduler_.has_value(),
+               "it was saved {} a schedule of the learning rate, the module has {}",
+               there.contains("schedule") ? "with" : "without", scheduler_ ? "one" : "none");
+    fabric_.load(path, wanted);
+    fabric_.fp8().load_state_dict(saved.fp8, module_->named_parameters());
+    load_state_dict(saved.trainer);
+    for (const NamedState& state : wanted) {
+      for (size_t i = 0; i < options_.callbacks.size(); ++i) {
+        Callback& callback = *options_.callbacks[i];
+        const std::string key = without_dots(callback.state_key());
+        if (key.empty()) continue;
+        if (state.name == "callback:" + key) callback.load_state_dict(saved.callbacks[i]);
+        if (state.name == "tensors:" + key) {
+          callback.load_tensors(*this, *module_, saved.tensors[i]);
+        }
+      }
+    }
+  } catch (const nlohmann::json::exception& error) {
+    WEFT_FAIL("cannot continue from {}: malformed: {}", path, error.what());
+  } catch (const Error& error) {
+    WEFT_FAIL("cannot continue from {}: {}", path, error.what());
+  }
+}
+
+}  // namespace weft::train

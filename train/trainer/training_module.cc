@@ -1,0 +1,21 @@
+#include "train/trainer/training_module.h"
+
+#include "core/error.h"
+#include "train/trainer/trainer.h"
+
+namespace weft::train {
+
+void TrainingModule::validation_step(const Batch&, int64_t) {
+  WEFT_FAIL("trainer: the module defines no validation_step()");
+}
+
+Trainer& TrainingModule::trainer() const {
+  WEFT_CHECK(trainer_, "module: no Trainer is at work on it");
+  return *trainer_;
+}
+
+void TrainingModule::log(const std::string& name, const Tensor& value, const LogOptions& options) {
+  trainer().log_value(name, value, options);
+}
+
+}  // namespace weft::train

@@ -1,0 +1,101 @@
+// A model that says how it is trained: what train::Trainer fits.
+//
+//   struct Regression : train::TrainingModule {
+//     Regression() : line(add<nn::Linear>("line", 3, 1)) {}
+//     Tensor forward(const Tensor& x) override { return line(x); }
+//     Tensor training_step(const train::Batch& batch, int64_t) override {
+//       const Tensor loss = nn::mse_loss((*this)(batch[0]), batch[1]);
+//       log("train_loss", loss);
+//       return loss;
+//     }
+//     void validation_step(const train::Batch& batch, int64_t) override {
+//       log("val_loss", nn::mse_loss((*this)(batch[0]), batch[1]));
+//     }
+//     train::Optimization configure_optimizers() override {
+//       return std::make_unique<optim::AdamW>(named_parameters(), optim::AdamWOptions{.lr = 0.1});
+//     }
+//     nn::Linear& line;
+//   };
+//
+// A step runs in the precision asked for and calls the module as (*this)(x): so it knows of the
+// shards. Other functions of the module: trainer().fabric().forward(*this, [&] { ... }).
+#pragma once
+
+#include <concepts>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "autograd/tape.h"
+#include "nn/module.h"
+#include "optim/optimizer.h"
+#include "optim/schedule.h"
+
+namespace weft::train {
+
+class Trainer;
+
+/// A loader's batch on this rank's device: the tensors of its samples, counted by the first
+/// dimension. Of a data::Loader: images, labels and, with mixup or cutmix, soft labels.
+using Batch = Tensors;
+
+using NamedValues = std::vector<std::pair<std::string, double>>;
+
+struct LogOptions {
+  bool on_epoch = true;  // the mean over the epoch, or over a validation
+  /// Of a training step: also "NAME_step", the mean over the ranks, every log_every_n_steps.
+  bool on_step = false;
+};
+
+/// An optimizer and the schedule of its learning rate, if any, counted in steps of it
+/// (optim::per_epoch, Trainer::estimated_steps).
+struct Optimization {
+  template <std::derived_from<optim::Optimizer> T>
+  Optimization(std::unique_ptr<T> optimizer, optim::Schedule schedule = {})
+      : optimizer(std::move(optimizer)), schedule(std::move(schedule)) {}
+
+  std::unique_ptr<optim::Optimizer> optimizer;
+  optim::Schedule schedule;
+};
+
+class TrainingModule : public nn::Module {
+ public:
+  /// The loss of a batch, one number: the mean over its samples. `index`: of the batch in its
+  /// epoch.
+  virtual Tensor training_step(const Batch& batch, int64_t index) = 0;
+  /// Measures a batch, in evaluation and without a tape; log() says what. Throws Error when a
+  /// subclass that is validated defines none.
+  virtual void validation_step(const Batch& batch, int64_t index);
+  /// Called once, before the module is set up.
+  virtual Optimization configure_optimizers() = 0;
+
+  // The places to log() what batches do not add up to; on_train_epoch_end before the validation
+  // that ends the epoch.
+  virtual void on_train_epoch_start() {}
+  virtual void on_train_epoch_end() {}
+  virtual void on_validation_epoch_start() {}
+  virtual void on_validation_epoch_end() {}
+
+  /// Throws Error outside of a Trainer.
+  Trainer& trainer() const;
+
+ protected:
+  /// For the steps above: a number, averaged over batches, each with its samples' weight, and over
+  /// the ranks. Every rank logs the same names. Throws Error for a tensor of several elements, and
+  /// outside of a Trainer's step.
+  void log(const std::string& name, const Tensor& value, const LogOptions& options = {});
+  void log(const std::string& name, double value, const LogOptions& options = {}) {
+    log(name, Tensor::scalar(value, DType::f64), options);
+  }
+  void log_dict(const std::vector<std::pair<std::string, Tensor>>& values,
+                const LogOptions& options = {}) {
+    for (const auto& [name, value] : values) log(name, value, options);
+  }
+
+ private:
+  friend class Trainer;
+  Trainer* trainer_ = nullptr;
+};
+
+}  // namespace weft::train
