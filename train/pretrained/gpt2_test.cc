@@ -6,7 +6,8 @@
 
 #include "autograd/ops.h"
 #include "autograd/random.h"
-#include "models/generate.h"
+#include "tests/shell.h"
+#include "tests/skip.h"
 
 namespace weft::train {
 namespace {
@@ -15,8 +16,8 @@ using Catch::Matchers::Contains;
 
 const io::Path kData = "train/pretrained/testdata";
 
-std::map<std::string, Tensor> expected() {
-  const NamedTensors tensors = io::read_safetensors(kData / "expected.safetensors").tensors;
+std::map<std::string, Tensor> expected(const io::Path& folder = kData) {
+  const NamedTensors tensors = io::read_safetensors(folder / "expected.safetensors").tensors;
   return {tensors.begin(), tensors.end()};
 }
 
@@ -56,11 +57,11 @@ void check_logits(models::Gpt& model, const Tensor& tokens, const Tensor& truth,
   }
 }
 
-TEST_CASE("GPT-2's files give transformers' logits") {
-  const auto truth = expected();
+void check_gpt2(const io::Path& folder) {
+  const auto truth = expected(folder);
   for (const char* file : {"gpt2", "gpt2/model.safetensors", "gpt2/hub.bin"}) {
     INFO(file);
-    const Pretrained pretrained = read_pretrained(kData / file);
+    const Pretrained pretrained = read_pretrained(folder / file);
     CHECK_FALSE(pretrained.names);
     models::Gpt model(gpt2_config_of(pretrained));
     CHECK(load_pretrained(model, pretrained).empty());
@@ -68,20 +69,8 @@ TEST_CASE("GPT-2's files give transformers' logits") {
   }
 }
 
-TEST_CASE("config.json's eps decides the logits") {
-  const auto truth = expected();
-  const Pretrained pretrained = read_pretrained(kData / "gpt2");
-  models::GptConfig config = gpt2_config_of(pretrained);
-  CHECK(config.eps == 1e-3);
-  config.eps = 1e-5;
-  models::Gpt model(config);
-  load_pretrained(model, pretrained);
-  model.eval();
-  CHECK(distance(model(truth.at("tokens")), truth.at("logits.gpt2")) > 1e-4);
-}
-
-TEST_CASE("Llama's layers give transformers' logits") {
-  const auto truth = expected();
+void check_llama(const io::Path& folder) {
+  const auto truth = expected(folder);
   NamedTensors state;
   for (const auto& [name, tensor] : truth) {
     if (name.starts_with("llama.")) state.emplace_back(name.substr(6), tensor);
@@ -97,6 +86,38 @@ TEST_CASE("Llama's layers give transformers' logits") {
   model.load_state_dict(state);
   // transformers computes Llama's norms and angles in f32, whatever the model's dtype.
   check_logits(model, truth.at("tokens"), truth.at("logits.llama"), 0x1p-24);
+}
+
+TEST_CASE("GPT-2's files give transformers' logits") { check_gpt2(kData); }
+
+TEST_CASE("Llama's layers give transformers' logits") { check_llama(kData); }
+
+TEST_CASE("models that transformers makes now give its logits") {
+  const std::string python = "timeout 240 python3 ";
+  if (run_command(python + "-c 'import torch, transformers, safetensors.torch'").code != 0) {
+    WEFT_SKIP("GPT-2 of transformers: python3 has no torch, transformers and safetensors");
+  }
+  const io::Path folder = scratch("transformers");
+  std::filesystem::create_directories(folder);
+  const CommandOutcome made =
+      run_command(python + (kData / "generate.py").string() + " " + folder.string() + " 7");
+  INFO(made.text);
+  REQUIRE(made.code == 0);
+  check_gpt2(folder);
+  check_llama(folder);
+  std::filesystem::remove_all(folder);
+}
+
+TEST_CASE("config.json's eps decides the logits") {
+  const auto truth = expected();
+  const Pretrained pretrained = read_pretrained(kData / "gpt2");
+  models::GptConfig config = gpt2_config_of(pretrained);
+  CHECK(config.eps == 1e-3);
+  config.eps = 1e-5;
+  models::Gpt model(config);
+  load_pretrained(model, pretrained);
+  model.eval();
+  CHECK(distance(model(truth.at("tokens")), truth.at("logits.gpt2")) > 1e-4);
 }
 
 TEST_CASE("a GPT-2's architecture is read off the shapes and config.json") {

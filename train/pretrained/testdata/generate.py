@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Writes this folder's files with transformers.
+"""Writes this folder's files, or their like, with transformers.
 
     python3 -m venv VENV && VENV/bin/pip install torch transformers safetensors
-    VENV/bin/python generate.py
+    VENV/bin/python generate.py [FOLDER] [SEED]      without them: these files
 
 gpt2/           GPT2LMHeadModel as save_pretrained writes it, of two layers and random weights
 gpt2/hub.bin    its state under the names of the first published file: without "transformer.", with
@@ -14,13 +14,15 @@ expected.safetensors
 """
 
 import os
+import sys
 from collections import OrderedDict
 
 import safetensors.torch
 import torch
 import transformers
 
-FOLDER = os.path.dirname(os.path.abspath(__file__))
+FOLDER = sys.argv[1] if len(sys.argv) > 1 else os.path.dirname(os.path.abspath(__file__))
+SEED = int(sys.argv[2]) if len(sys.argv) > 2 else 0
 VOCABULARY, CONTEXT, LAYERS, HEADS, WIDTH = 24, 12, 2, 2, 8
 
 
@@ -77,7 +79,7 @@ def our_names(state):
 
 def main():
     transformers.logging.disable_progress_bar()
-    torch.manual_seed(0)
+    torch.manual_seed(SEED)
     tokens = torch.randint(0, VOCABULARY, (2, CONTEXT))
     expected = {"tokens": tokens}
 
