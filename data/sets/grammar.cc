@@ -130,7 +130,7 @@ Bytes Grammar::text(int64_t bytes, uint64_t seed) const {
   std::string stack;  // what is still to come, the next symbol last
   for (int64_t sentence = 0; static_cast<int64_t>(result.size()) < bytes; ++sentence) {
     Philox random = random_stream(seed, Purpose::kGrammar, 0, sentence);
-    stack = "S";
+    stack.assign(1, 'S');
     while (!stack.empty()) {
       const char symbol = stack.back();
       stack.pop_back();
@@ -155,7 +155,7 @@ std::vector<double> Grammar::information(const Bytes& text) const {
   std::vector<double> result;
   std::string stack;
   for (const uint8_t byte : text) {
-    if (stack.empty()) stack = "S";
+    if (stack.empty()) stack.assign(1, 'S');
     const char symbol = stack.back(), next = static_cast<char>(byte);
     stack.pop_back();
     if (!is_letter(symbol)) {
