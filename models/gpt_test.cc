@@ -3,6 +3,7 @@
 #include <catch2/catch.hpp>
 #include <cmath>
 
+#include "autograd/autocast.h"
 #include "autograd/backward.h"
 #include "autograd/gradcheck.h"
 #include "autograd/random.h"
@@ -192,6 +193,23 @@ TEST_CASE("with a cache, in steps of any size, the logits are the whole forward'
     std::vector<int64_t> prompt_first(12, 1);
     prompt_first[0] = 7;
     CHECK(cache_distance(equal, tokens, {single, prompt_first}) == 0);
+  }
+}
+
+TEST_CASE("inside an Autocast the logits are the same but for bf16's roundings") {
+  for (const GptConfig& config : {small_llama(), small_gpt2()}) {
+    manual_seed(12);
+    Gpt model(config);
+    randomise(model);
+    const Tensor tokens = batch_of(some_tokens(2 * 18, config.vocabulary), 2);
+    const NoGrad guard;
+    const Tensor truth = model(tokens);
+    const Autocast autocast(DType::bf16);
+    const Tensor narrow = ops::cast(model(tokens), DType::f32);
+    // A path to a logit has some ten operands rounded at 2^-9 in each layer; errors of random sign
+    // add up as roots.
+    CHECK(largest(ops::sub(narrow, truth)) <= 16 * 0x1p-9 * largest(truth));
+    CHECK(largest(ops::sub(narrow, truth)) > 0);
   }
 }
 
