@@ -17,6 +17,8 @@ enum class Purpose : uint64_t {
   kMix = 3,
   kHoldOut = 4,
   kBuiltin = 5,
+  kText = 6,
+  kGrammar = 7,
 };
 
 inline Philox random_stream(uint64_t seed, Purpose purpose, int64_t epoch, int64_t index = 0) {

@@ -121,6 +121,21 @@ TEST_CASE("five lines scale a program, the model's structure included") {
   CHECK(lines_that_differ(scaled, plain).size() == 3);
 }
 
+TEST_CASE("a gpt says how far it is from the entropy of its text") {
+  const Outcome outcome = run_example("gpt", "60");
+  INFO(outcome.out << outcome.err);
+  REQUIRE(outcome.code == 0);
+  const std::string words = "held-out text: ";
+  const size_t place = outcome.out.find(words);
+  REQUIRE(place != std::string::npos);
+  CHECK(outcome.out.find("nats per byte, its entropy 0.2919\nthe ", place) != std::string::npos);
+  // It begins at ln 256 = 5.5. To know how often each byte comes, the first thing learned, leaves
+  // 2.7.
+  const double loss = std::stod(outcome.out.substr(place + words.size()));
+  CHECK(loss < 3);
+  CHECK(loss > 0.2919);
+}
+
 TEST_CASE("two models and two optimizers learn a ring") {
   for (const std::string environment : {"", "WEFT_PRECISION=16-mixed"}) {
     const Outcome outcome = run_example("gan", "", environment);

@@ -2,6 +2,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "models/conv_matmul.h"
 #include "models/option_taker.h"
 #include "nn/init.h"
 
@@ -13,13 +14,6 @@ constexpr int64_t kExpansion = 4;  // channels out of a bottleneck, in multiples
 /// Of convolutions without biases: batch normalisation has them.
 nn::Conv2dOptions same_padding(int64_t kernel, int64_t stride) {
   return {.stride = stride, .padding = kernel / 2};
-}
-
-Matmul matmul_of(const nn::Conv2d& conv, int64_t& side) {
-  const auto& o = conv.options;
-  side = (side + 2 * o.padding[0] - conv.weight.size(2)) / o.stride[0] + 1;
-  const int64_t out = conv.weight.size(0);
-  return {.name = "conv", .m = side * side, .n = out, .k = conv.weight.numel() / out};
 }
 
 std::unique_ptr<Classifier> make(ResNetConfig config, OptionTaker& options) {
@@ -67,9 +61,9 @@ Matmuls ResidualBlock::forward_matmuls(int64_t& side) const {
   Matmuls all;
   if (shortcut_) {
     int64_t own = side;
-    all.push_back(matmul_of(*shortcut_, own));
+    all.push_back(conv_matmul(*shortcut_, own));
   }
-  for (const auto& [conv, norm] : layers_) all.push_back(matmul_of(*conv, side));
+  for (const auto& [conv, norm] : layers_) all.push_back(conv_matmul(*conv, side));
   return all;
 }
 
@@ -132,7 +126,7 @@ nn::ModelStructure ResNet::structure() {
 
 Matmuls ResNet::forward_matmuls(int64_t images) const {
   int64_t side = config.image_size;
-  Matmuls all = {matmul_of(conv1, side)};
+  Matmuls all = {conv_matmul(conv1, side)};
   if (config.large_stem) side = (side - 1) / 2 + 1;
   for (const ResidualBlock* block : blocks) {
     for (const Matmul& matmul : block->forward_matmuls(side)) all.push_back(matmul);

@@ -9,6 +9,8 @@
 #include "autograd/ops.h"
 #include "io/quote.h"
 #include "nn/layers.h"
+#include "train/pretrained/gpt2.h"
+#include "train/pretrained/json_settings.h"
 
 namespace weft::train {
 namespace {
@@ -45,31 +47,6 @@ int64_t image_size_of(const Pretrained& p) {
              "{}: {} is {}: expected a class token and a square of patches", p.file.path.string(),
              kPositions, positions);
   return side * patch;
-}
-
-/// A JSON file beside the weights; an empty object without one.
-json read_json(const io::Path& path) {
-  std::error_code error;
-  if (!std::filesystem::exists(path, error)) return json::object();
-  constexpr uintmax_t kLargest = 16 << 20;
-  WEFT_CHECK(std::filesystem::file_size(path, error) <= kLargest, "{}: more than {} bytes",
-             path.string(), kLargest);
-  json parsed = json::parse(io::read_text(path), nullptr, /*allow_exceptions=*/false);
-  WEFT_CHECK(parsed.is_object(), "{}: not a JSON object", path.string());
-  return parsed;
-}
-
-/// Reads a setting of a JSON object; where it is absent or null the value stays.
-template <class T>
-void get(const json& object, const std::string& place, const char* key, T& value) {
-  const auto found = object.find(key);
-  if (found == object.end() || found->is_null()) return;
-  try {
-    found->get_to(value);
-  } catch (const json::exception&) {
-    WEFT_FAIL("{}: \"{}\" has the unexpected value {}", place, key,
-              io::quote(found->dump(-1, ' ', true, json::error_handler_t::replace)));
-  }
 }
 
 void get_heads(const json& object, const std::string& place, const char* key, Pretrained& p) {
@@ -237,17 +214,27 @@ Pretrained read_pretrained(const io::Path& path) {
   const std::string file = result.file.path.string();
   result.state = without_wrapper_prefixes(result.file.tensors);
   result.names = recognise_vit(result.state);
-  if (!result.names) return result;
+  const io::Path directory = result.file.path.parent_path();
+  const bool is_gpt2 = recognise_gpt2(result.state);
+  if (!result.names && !is_gpt2) return result;
   try {
-    RenamedState renamed = to_torchvision(result.state, *result.names);
-    result.state = std::move(renamed.state);
-    result.dropped = std::move(renamed.dropped);
+    if (is_gpt2) {
+      result.state = to_gpt2(result.state);
+    } else {
+      RenamedState renamed = to_torchvision(result.state, *result.names);
+      result.state = std::move(renamed.state);
+      result.dropped = std::move(renamed.dropped);
+    }
   } catch (const Error& error) {
     WEFT_FAIL("{}: {}", file, error.what());
   }
+  if (is_gpt2) {
+    apply_gpt2_files(result, directory);
+    apply_metadata(result);
+    return result;
+  }
   const VitNames source = source_names(result);
   apply_defaults(result, source);
-  const io::Path directory = result.file.path.parent_path();
   if (*result.names == VitNames::kHuggingFace) apply_hugging_face_files(result, directory);
   if (*result.names == VitNames::kTimm) apply_timm_files(result, directory);
   apply_metadata(result);
@@ -260,12 +247,12 @@ Pretrained read_pretrained(const io::Path& path) {
 
 io::Metadata source_metadata(const Pretrained& p) {
   io::Metadata metadata;
+  if (p.names || recognise_gpt2(p.state)) metadata[kEpsKey] = json(p.layer_norm_eps).dump();
+  if (p.heads) metadata[kHeadsKey] = json(*p.heads).dump();
   if (!p.names) return metadata;
   metadata[kNamesKey] = name(source_names(p));
-  metadata[kEpsKey] = json(p.layer_norm_eps).dump();
   metadata[kMeanKey] = json(p.preprocess.normalization.mean).dump();
   metadata[kStdKey] = json(p.preprocess.normalization.std).dump();
-  if (p.heads) metadata[kHeadsKey] = json(*p.heads).dump();
   return metadata;
 }
 

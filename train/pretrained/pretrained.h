@@ -4,8 +4,9 @@
 //   const Pretrained pretrained = read_pretrained("vit_b_16-c867db91.pth");
 //   for (const std::string& note : load_pretrained(model, pretrained)) ...
 //
-// Vision transformers of torchvision, timm and Hugging Face are recognised by their keys; a state
-// with other keys is taken as it is. What a file of weights does not say follows its source:
+// Vision transformers of torchvision, timm and Hugging Face, and GPT-2 (train/pretrained/gpt2.h),
+// are recognised by their keys; a state with other keys is taken as it is. What a file of weights
+// of a vision transformer does not say follows its source:
 //
 //                  torchvision          timm                  Hugging Face
 //   LayerNorm eps  1e-6                 1e-6                  1e-12
@@ -49,12 +50,14 @@ std::string describe_format(const WeightFile& file);
 struct Pretrained {
   WeightFile file;
   std::optional<VitNames> names;     // the file's; none: not a vision transformer's
-  NamedTensors state;                // under torchvision's names when `names` is set
+  NamedTensors state;                // under the names of Weft's models
   std::vector<std::string> dropped;  // see RenamedState
 
-  // Of vision transformers.
+  // Of transformers.
   double layer_norm_eps = 0;     // 0: not known, the model's own
   std::optional<int64_t> heads;  // where the file says so
+
+  // Of vision transformers.
   data::Preprocess preprocess;
   std::vector<std::string> classes;  // where the file says so; as many as the head has
 };
