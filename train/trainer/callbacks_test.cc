@@ -272,7 +272,7 @@ TEST_CASE("averages of the weights are those of a plain computation") {
     trainer.fit(model, train, train);
     if (is_watched) {
       CHECK(weights_of(trainer, model) == watch->expected);
-      CHECK(trainer.metric("first", "test") == watch->expected[0]);
+      CHECK(trainer.metric("first") == watch->expected[0]);
     }
     return weights_of(trainer, model);
   };

@@ -35,8 +35,8 @@ TEST_CASE("a fit on a CUDA device is that on the CPU, and goes on with the same 
     data::TensorLoader validation(line(8, 1, dtype), {.batch_size = 4});
     trainer.fit(model, train, validation, from);
     std::vector<double> all = weights_of(trainer, model);
-    all.push_back(trainer.metric("train_loss", "test"));
-    all.push_back(trainer.metric("val_loss", "test"));
+    all.push_back(trainer.metric("train_loss"));
+    all.push_back(trainer.metric("val_loss"));
     return all;
   };
   const std::vector<double> cpu = fit("cpu", "64-true", ""), cuda = fit("cuda", "64-true", "");

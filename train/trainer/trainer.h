@@ -81,7 +81,7 @@ struct TrainerOptions {
 
   /// Where figures and checkpoints go; empty: nowhere but to `loggers` and `callbacks`. Where those
   /// hold none, the directory gets a MetricsLogger, a TensorBoardLogger, and in "checkpoints" the
-  /// best or the latest state and "last".
+  /// state after the latest validation or epoch, and "last".
   std::string directory = {};
   std::vector<std::shared_ptr<Logger>> loggers = {};
   std::vector<std::shared_ptr<Callback>> callbacks = {};
@@ -142,8 +142,8 @@ class Trainer {
 
   /// The latest mean of each name.
   const NamedValues& metrics() const { return metrics_; }
-  /// Throws Error naming those that there are.
-  double metric(const std::string& name, const char* asker) const;
+  /// Throws Error, on behalf of `asker`, naming those that there are.
+  double metric(const std::string& name, const char* asker = "metric") const;
   /// Steps that the fit takes in all, as far as max_epochs and max_steps tell: for schedules.
   /// Throws Error when neither was given.
   int64_t estimated_steps() const;

@@ -116,7 +116,7 @@ TEST_CASE("a linear regression comes to its solution, in every precision") {
     const std::vector<double> expected = {1, -2, 0.5, 0.25};
     for (size_t i = 0; i < 4; ++i) CHECK(std::abs(weights[i] - expected[i]) < tolerance);
     CHECK(kept->of("val_loss").size() == 60);
-    CHECK(kept->of("val_loss").back() == trainer.metric("val_loss", "test"));
+    CHECK(kept->of("val_loss").back() == trainer.metric("val_loss"));
     CHECK(kept->of("train_loss").size() == 60);
     CHECK(kept->of("train_loss").back() < kept->of("train_loss").front());
     CHECK(kept->of("train_loss_step").size() == 24);
@@ -196,7 +196,7 @@ TEST_CASE("several labels of a sample, pairs, and text are learnt likewise") {
     data::TensorLoader train(set, {.batch_size = 16, .shuffle = true}),
         all(set, {.batch_size = 64});
     trainer.fit(model, train, all);
-    return trainer.metric("right", "test");
+    return trainer.metric("right");
   };
   manual_seed(1);
   const Tensor x = normal({64, 4}, 5);
@@ -392,8 +392,8 @@ TEST_CASE("several ranks fit what one does, in step and with its figures") {
     data::TensorLoader train(line(32, 0, DType::f64), {.batch_size = 8, .shuffle = true});
     data::TensorLoader validation(line(9, 1, DType::f64), {.batch_size = 8});
     trainer.fit(model, train, validation);
-    return Run{weights_of(trainer, model), trainer.metric("val_loss", "test"),
-               trainer.metric("train_loss", "test"), trainer.global_step()};
+    return Run{weights_of(trainer, model), trainer.metric("val_loss"), trainer.metric("train_loss"),
+               trainer.global_step()};
   };
   const Run one = fit({}, nullptr);
   for (const std::string strategy : {"dp", "ddp", "fsdp", "zero1"}) {
