@@ -48,6 +48,8 @@ class Windows {
   /// Throws Error unless 0 < stride <= length < text.size(). The text must outlive the windows.
   Windows(const Bytes& text, int64_t length, int64_t stride);
   Windows(const Bytes& text, int64_t length) : Windows(text, length, length) {}
+  Windows(Bytes&& text, int64_t length, int64_t stride) = delete;
+  Windows(Bytes&& text, int64_t length) = delete;
 
   int64_t size() const { return static_cast<int64_t>(first_.size()); }
   /// Those of the given numbers, in that order.
