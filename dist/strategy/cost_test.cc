@@ -96,10 +96,11 @@ TEST_CASE("weights of products travel in 16 bits, each rank's part of them") {
   CHECK(2 * unsharding(bf16) == unsharding({.name = "fsdp"}));
   CHECK(fsdp.state_bytes(model, sharing_of(bf16, 4)).total() <
         fsdp.state_bytes(model, sharing_of("fsdp", 4)).total());
-  // zero2's part no longer lies in the whole.
-  CHECK(find_strategy("zero2").state_bytes(
-            model, sharing_of({.name = "zero2", .product_dtype = "bf16"},
-                              4))[MemoryKind::kParameters] == (4000 + 1000) * 4);
+  // zero2's part no longer lies in the whole, which is gathered.
+  const StateBytes zero2 = find_strategy("zero2").state_bytes(
+      model, sharing_of({.name = "zero2", .product_dtype = "bf16"}, 4));
+  CHECK(zero2[MemoryKind::kParameters] == 1000 * 4);
+  CHECK(zero2[MemoryKind::kGathered] == 4000 * 4 + 2 * (2000 + 500));
 }
 
 TEST_CASE("traffic of copies whose parts the ranks do not divide is that of each rank") {

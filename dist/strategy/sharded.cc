@@ -332,24 +332,29 @@ class ShardedKind : public StrategyKind {
     // The part lies in the whole, where that is as exact; two narrowed units arrive at a time.
     const bool is_exact = sharing.whole_bytes == kElementBytes &&
                           (sharing.product_bytes == kElementBytes || sharing.shard == 1);
-    if (is_exact) bytes[MemoryKind::kParameters] = 0;
-    bytes[MemoryKind::kParameters] += sharing.whole_bytes * whole;
-    int64_t before = 0;
+    if (is_exact) {
+      bytes[MemoryKind::kParameters] = kElementBytes * whole;
+      return bytes;
+    }
+    int64_t before = 0, peak = 0;
     for (int unit : reduce_order(layout)) {
       const fsdp::Wire wire = wire_of(layout, unit, sharing);
       const int64_t arriving = wire.narrowed > 0 ? wire.bytes() + wire.bytes() / sharing.shard : 0;
-      bytes[MemoryKind::kGathered] = std::max(bytes[MemoryKind::kGathered], before + arriving);
+      peak = std::max(peak, before + arriving);
       before = arriving;
     }
+    bytes[MemoryKind::kGathered] = sharing.whole_bytes * whole + peak;
     return bytes;
   }
   int64_t peak_bytes(const ModelLayout& layout, const Sharing& sharing,
                      int64_t activations) const override {
     const StateBytes state = state_bytes(layout, sharing);
-    const int64_t kept = state[MemoryKind::kParameters] + state[MemoryKind::kOptimizer];
+    const int64_t gathered = state[MemoryKind::kGathered];
+    const int64_t kept =
+        state[MemoryKind::kParameters] + state[MemoryKind::kOptimizer] + (is_full() ? 0 : gathered);
     // Forward ends with all activations and what is unsharded; zero_grad() has dropped the
     // gradients of the step before.
-    int64_t peak = kept + activations + state[MemoryKind::kGathered];
+    int64_t peak = kept + activations + (is_full() ? gathered : 0);
     const auto units = static_cast<int64_t>(layout.units.size());
     int64_t whole = layout.root_behind, parts = 0, on_the_way = 0;
     for (int64_t i = 0; i < units; ++i) {
