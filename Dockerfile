@@ -9,8 +9,8 @@ RUN WEFT_BUILD_CACHE=no /weft/weft install --prefix /opt/weft
 
 FROM debian:12
 RUN apt-get update && \
-    apt-get install -y --no-install-recommends cmake g++ libdnnl2 libfmt-dev libhwy-dev libjpeg62-turbo libpng16-16 make \
-      nlohmann-json3-dev openmpi-bin pkg-config zlib1g && \
+    apt-get install -y --no-install-recommends cmake g++ libdnnl2 libfmt-dev libhwy-dev libjpeg62-turbo libpng16-16 \
+      libyaml-cpp0.7 make nlohmann-json3-dev openmpi-bin pkg-config zlib1g && \
     rm -rf /var/lib/apt/lists/*
 COPY --from=build /opt/weft /usr/local
 RUN ldconfig

@@ -5,6 +5,7 @@ load("//bazel:weft.bzl", "HOST_ONLY", "PLUGIN_HOST_LINKOPTS", "weft_cc_binary", 
 # A command NAME is a library that defines add_NAME (cli/command.h).
 COMMANDS = {
     "train": "//cli:train",
+    "config": "//cli:config",
     "eval": "//cli:eval",
     "predict": "//cli:predict",
     "images": "//cli:images",

@@ -3,6 +3,7 @@
 #include <optional>
 #include <type_traits>
 
+#include "autograd/autocast.h"
 #include "autograd/ops.h"
 #include "autograd/random.h"
 #include "cli/command.h"
@@ -68,6 +69,7 @@ int64_t images_of(const RankedStepOptions& options, const dist::Sharing& sharing
 
 dist::StrategyOptions filled(const RankedStepOptions& options, int devices) {
   dist::StrategyOptions strategy = options.strategy;
+  if (options.precision == "bf16") strategy.product_dtype = "bf16";
   if (!contains(dist::strategy_of(strategy, devices).settings, dist::Settings::kMicroBatches)) {
     return strategy;
   }
@@ -112,7 +114,8 @@ dist::ModelLayout layout_of_model(const RankedStepOptions& options) {
   return layouts_of_model(alone, 1)[0];
 }
 
-RankedStep::RankedStep(const RankedStepOptions& options, const dist::CommunicatorPtr& world) {
+RankedStep::RankedStep(const RankedStepOptions& options, const dist::CommunicatorPtr& world)
+    : autocast_(options.precision == "bf16" ? DType::bf16 : DType::f32) {
   {
     const MemoryScope scope(MemoryKind::kParameters);
     model_ = make_model(options);
@@ -146,6 +149,7 @@ RankedStep::RankedStep(const RankedStepOptions& options, const dist::Communicato
 }
 
 void RankedStep::run(const std::function<void(const char*)>& entering) {
+  const Autocast mode(autocast_);
   const auto enter = [&](const char* phase) {
     if (entering) entering(phase);
   };

@@ -23,8 +23,9 @@ struct RankedStepOptions {
   int64_t batch = 1;  // images per device
   models::ModelOptions options = {};
   std::string optimizer = "adamw";
-  int devices = 1;        // of dp; the other strategies have as many as ranks
-  int deterministic = 0;  // micro-batches of a deterministic reduction; 0: none
+  std::string precision = "fp32";  // or bf16
+  int devices = 1;                 // of dp; the other strategies have as many as ranks
+  int deterministic = 0;           // micro-batches of a deterministic reduction; 0: none
 };
 
 /// Adds the options of strategies that `usual` has, with what it says of their defaults, as a
@@ -38,7 +39,8 @@ std::vector<dist::ModelLayout> layouts_of_model(const RankedStepOptions& options
 dist::ModelLayout layout_of_model(const RankedStepOptions& options);
 /// Images that the devices of one data rank take together in a step.
 int64_t images_of(const RankedStepOptions& options, const dist::Sharing& sharing);
-/// The options with as many micro-batches as such a step's images fill.
+/// The strategy's options with as many micro-batches as such a step's images fill, and the
+/// precision's part in them.
 dist::StrategyOptions filled(const RankedStepOptions& options, int devices);
 
 /// Constructed and run by every rank alike. Its memory is counted in account().
@@ -55,6 +57,7 @@ class RankedStep {
   dist::Strategy& strategy() { return *strategy_; }
 
  private:
+  const DType autocast_;
   MemoryAccount account_;
   const MemoryAccount::Joined joined_{account_};
   std::unique_ptr<models::Classifier> model_;

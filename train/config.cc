@@ -152,7 +152,9 @@ void for_each_setting(C& config, F&& f) {
   }
   auto& part = config.strategy;
   WEFT_SETTINGS(shard_size, tensor_parallel, sequence_parallel, parallel_head, pipeline_stages,
-                micro_batches, cpu_offload)
+                micro_batches, cpu_offload, offload_optimizer, bucket_mb, compress_dtype,
+                static_graph, find_unused, wrap, shard_grad_op, no_prefetch, resident_units,
+                param_dtype, reduce_dtype, buffer_dtype)
   f("strategy", part.name);
   f("pipeline_schedule", part.schedule);
 }

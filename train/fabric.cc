@@ -31,8 +31,11 @@ optim::GradScalerOptions scaler_of(const FabricOptions& options, const Precision
   return scaler;
 }
 
-FabricOptions with_our_names(FabricOptions options) {
+/// With our names, and what the strategy has to know of the precision.
+FabricOptions completed(FabricOptions options) {
   options.strategy = dist::named_here(options.strategy);
+  const DType products = find_precision(options.precision).rounds_weights_to();
+  options.strategy.product_dtype = products == DType::f32 ? "" : name(products);
   return options;
 }
 
@@ -150,7 +153,7 @@ class Fabric::Gradients : public optim::GradientOwner {
 };
 
 Fabric::Fabric(const FabricOptions& options)
-    : options_(with_our_names(options)),
+    : options_(completed(options)),
       precision_(find_precision(options.precision)),
       scaler_(scaler_of(options, precision_)),
       fp8_(options.numerics.fp8),

@@ -74,7 +74,9 @@ struct FabricOptions {
   /// transformer-engine (fp8), or by our names (train/precision.h).
   std::string precision = "32-true";
   /// By our names, Fabric's, Accelerate's or DeepSpeed's (dist/strategy/aliases.h). A parallel
-  /// head: with forward() and cross_entropy() below.
+  /// head: with forward() and cross_entropy() below. In bf16-mixed and 16-mixed weights that
+  /// products alone read travel in 16 bits, with the same results, unless param_dtype says fp32: a
+  /// model that reads them otherwise, or leaves Autocast for a part of itself, needs that.
   dist::StrategyOptions strategy = {};
   NumericsOptions numerics = {};
   int64_t accumulate = 1;          // batches of one step, of accumulate() below

@@ -38,6 +38,9 @@ struct Precision {
 
   bool is_tf32() const { return products == DType::tf32; }
   bool is_fp8() const { return products == DType::f8e4m3; }
+  /// What every product rounds f32 weights to, bf16 or f16, so that they may travel in it; else
+  /// f32. (fp8 scales them as they are.)
+  DType rounds_weights_to() const { return is_fp8() ? DType::f32 : autocast; }
   /// Small gradients vanish unless the loss is scaled, and f32 weights take what was scaled.
   bool scales_loss() const { return autocast == DType::f16; }
 };

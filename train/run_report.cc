@@ -3,7 +3,9 @@
 #include <fmt/core.h>
 
 #include "core/parallel.h"
+#include "io/files.h"
 #include "kernels/gemm/matmul_numerics.h"
+#include "train/config_files/to_yaml.h"
 #include "train/fine_tuning.h"
 
 namespace weft::train {
@@ -60,6 +62,8 @@ RunState run_state_from_json(const nlohmann::json& json) {
 
 void RunReport::begin(const Outset& outset, const RunState& state, const io::Path& output) {
   if (!is_main_) return;
+  io::write_file_atomically(output / "config.yaml",
+                            [&](io::FileWriter& file) { file.write(to_yaml(config_)); });
   if (!json_) {
     print_heading(outset, state);
     table_.emplace(std::vector<io::Table::Column>{{"epoch", 7},

@@ -66,7 +66,7 @@ class RunReport {
   RunReport(const Config& config, bool is_main, bool json)
       : config_(config), is_main_(is_main), json_(json), log_(is_main && json ? stdout : nullptr) {}
 
-  /// Before the first step; curves go to `output`.
+  /// Before the first step; curves go to `output`, and the configuration as config.yaml.
   void begin(const Outset& outset, const RunState& state, const io::Path& output);
   /// After a step, whose loss was `loss`.
   void step(const RunState& state, double loss, const Optimization& optimization,

@@ -39,6 +39,7 @@ struct Arguments {
   std::vector<int> devices = {1, 2, 4};
   std::vector<std::string> strategies, communicators = usual_communicators();
   int64_t batch = 1;
+  std::string precision = "fp32";
   models::ModelOptions options;
   dist::StrategyOptions settings;  // of one strategy each
   int steps = 1, deterministic = 0;
@@ -53,6 +54,7 @@ RankedStepOptions step_options(const Arguments& a, const std::string& strategy, 
           .strategy = dist::own_settings(strategy, a.settings),
           .batch = a.batch,
           .options = a.options,
+          .precision = a.precision,
           .devices = devices,
           .deterministic = a.deterministic};
 }
@@ -116,6 +118,7 @@ ordered_json result_of(const Arguments& a, const std::string& strategy, int devi
                          {"communicator", communicator},
                          {"model", a.model},
                          {"batch", a.batch},
+                         {"precision", a.precision},
                          {"parameters", layout_of_model(options).parameters},
                          {"shard_size", sharing.shard},
                          {"copies", sharing.replicas},
@@ -242,6 +245,7 @@ std::vector<ordered_json> run_under_mpi(const Arguments& a, int ranks) {
   words.insert(words.end(), {"bench", "sharding"});
   add("--model", a.model);
   add("--batch", a.batch);
+  add("--precision", a.precision);
   add("--steps", a.steps);
   if (a.deterministic > 0) add("--deterministic-reduce", a.deterministic);
   if (a.options.image_size) add("--image-size", *a.options.image_size);
@@ -359,6 +363,9 @@ void add_bench_sharding(CLI::App& bench, Action& action) {
       ->delimiter(',');
   add_option(command, "--batch", a.batch, "Images in the batch of each device",
              {.check = CLI::PositiveNumber});
+  add_option(command, "--precision", a.precision,
+             "Format of matrix products: fp32 or bf16, in which sharded weights then travel",
+             {.check = CLI::IsMember({"fp32", "bf16"})});
   add_option(command, "--image-size", a.options.image_size,
              "Height and width of an image, in pixels",
              {.check = CLI::PositiveNumber, .usual = "the model's own"});

@@ -1,4 +1,5 @@
 // Every strategy keeps the bytes of its formula, within 5%, and sends exactly as many.
+#include <map>
 #include <set>
 
 #include "tests/program/train_runs.h"
@@ -61,6 +62,26 @@ TEST_CASE("cut by tokens and classes, inside copies, and as pipelines side by si
   CHECK(results[0].at("sequence_parallel") == true);
   CHECK(results[1].at("shard_size") == 2);
   CHECK(results[2].at("pipeline_stages") == 2);
+}
+
+TEST_CASE("in bf16 sharded weights take half the bytes, as the formula says") {
+  std::map<std::string, std::vector<json>> by_precision;
+  for (const std::string precision : {"fp32", "bf16"}) {
+    const Outcome outcome = run_weft(
+        "bench sharding --json --check --model vit_lite --devices 4 --communicator in-process "
+        "--strategy fsdp,zero1,zero2,hsdp --batch 2 --precision " +
+        precision);
+    INFO(outcome.err);
+    REQUIRE(outcome.code == 0);
+    by_precision[precision] = parse_lines(outcome.out);
+    for (const json& result : by_precision[precision]) check(result);
+  }
+  for (size_t i = 0; i < by_precision["fp32"].size(); ++i) {
+    const auto sent = [&](const char* precision) {
+      return by_precision[precision][i].at("sent").at("measured").get<double>();
+    };
+    CHECK(sent("bf16") < 0.8 * sent("fp32"));
+  }
 }
 
 TEST_CASE("a fixed tree of micro-batches costs a reduction for each that a rank takes") {

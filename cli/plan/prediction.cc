@@ -6,7 +6,6 @@
 #include <optional>
 #include <utility>
 
-#include "autograd/autocast.h"
 #include "cli/ranked_step.h"
 #include "dist/comm/in_process.h"
 #include "models/registry.h"
@@ -23,8 +22,8 @@ double count_activations(const PlanOptions& a, const dist::StrategyOptions& stra
     const dist::CommunicatorPtr handle(&world, [](dist::Communicator*) {});
     RankedStepOptions options{.model = a.model, .strategy = strategy, .batch = batch};
     options.options.layers = layers;
+    options.precision = a.precision;
     RankedStep step(options, handle);
-    const Autocast mode(a.precision == "bf16" ? DType::bf16 : DType::f32);
     step.run();
     bytes[world.rank()] = static_cast<double>(step.account().bytes(MemoryKind::kActivations).peak);
   });
@@ -187,8 +186,10 @@ PlannedRank rank_of(const Demand& demand, const dist::Sharing& sharing, int64_t 
 
 }  // namespace
 
-Prediction predict(const Demand& demand, const dist::StrategyOptions& strategy, int devices) {
-  const dist::StrategyKind& kind = dist::find_strategy(strategy.name);
+Prediction predict(const Demand& demand, const dist::StrategyOptions& asked, int devices) {
+  const dist::StrategyKind& kind = dist::find_strategy(asked.name);
+  dist::StrategyOptions strategy = asked;
+  if (demand.options.precision == "bf16") strategy.product_dtype = "bf16";
   Prediction p{.strategy = kind.name, .sharing = dist::sharing_of(strategy, devices)};
   const dist::Sharing& sharing = p.sharing;
   const int64_t images = demand.options.batch * sharing.tensor * sharing.stages;

@@ -73,7 +73,7 @@ Demand demand_of(const PlanOptions& options, const dist::Cluster& cluster);
 
 /// The strategies that go together with the model and so many devices.
 std::vector<dist::StrategyOptions> strategies_for(const Demand& demand, int devices);
-Prediction predict(const Demand& demand, const dist::StrategyOptions& strategy, int devices);
+Prediction predict(const Demand& demand, const dist::StrategyOptions& asked, int devices);
 /// Of all these strategies: those that fit first, the fastest first.
 std::vector<Prediction> predict_all(const Demand& demand);
 

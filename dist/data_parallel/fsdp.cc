@@ -20,6 +20,7 @@
 #include "dist/data_parallel/ddp.h"
 #include "dist/data_parallel/fsdp_engine.h"
 #include "nn/meta.h"
+#include "nn/product_weights.h"
 
 namespace weft::dist {
 
@@ -37,6 +38,9 @@ const FsdpOptions& checked(const FsdpOptions& options) {
              "fsdp: expected 2 resident units or more, since an operation may read two together, "
              "got {}",
              options.resident_units);
+  WEFT_CHECK(options.product_dtype == DType::f32 || options.product_dtype == DType::bf16 ||
+                 options.product_dtype == DType::f16,
+             "fsdp: products run in f32, bf16 or f16, not in {}", options.product_dtype);
   return options;
 }
 
@@ -112,7 +116,11 @@ FullySharded::Engine::Engine(nn::Module& root, const FsdpOptions& given, const W
     if (is_narrowed) buffer.set_data(ops::cast(buffer, options.buffer_dtype));
   }
   units = fsdp::cut_into_units(module, policy);
-  for (Unit& unit : units) build(unit);
+  const std::unordered_set<const void*> products = nn::product_weights(module);
+  for (Unit& unit : units) {
+    fsdp::lay_out(unit, options, products);
+    build(unit);
+  }
   refreshed_ = kept_versions();
 }
 
@@ -140,12 +148,12 @@ Tensor FullySharded::Engine::values_of_first_rank(const Unit& unit) {
 void FullySharded::Engine::build(Unit& unit) {
   const NoGrad guard;
   const MemoryScope scope(MemoryKind::kParameters);
-  fsdp::lay_out(unit, options);
   const bool stays = fsdp::keeps_whole(options.sharding);
   {
     const Tensor flat = values_of_first_rank(unit);
     const Tensor own = view::narrow(flat, 0, shard_rank() * unit.part, unit.part);
-    if (stays && unit.unsharded_dtype == unit.dtype && unit.kept_device == unit.device) {
+    const bool is_exact = unit.unsharded_dtype == unit.dtype && !unit.is_narrowed();
+    if (stays && is_exact && unit.kept_device == unit.device) {
       unit.kept = own;
       unit.memory = flat.storage();
       unit.is_resident = true;
@@ -220,6 +228,8 @@ void FullySharded::Engine::end_iteration() {
 
 void FullySharded::Engine::after_step() {
   end_iteration();
+  // What an Autocast has cast of the parameters is out of date, be it around several steps.
+  for (const Unit& unit : units) unit.memory->bump_version();
   if (fsdp::keeps_whole(options.sharding)) unsharding.unshard_all();
   refreshed_ = kept_versions();
 }

@@ -29,6 +29,10 @@
 // With a replicate group of R ranks, gradients are summed over it as well (HYBRID_SHARD: F inside a
 // node, R across; F = 1 is NO_SHARD, plain data parallelism).
 //
+// Inside an Autocast products round their weights to its dtype in any case. Weights that they alone
+// read (nn/product_weights.h) travel in it, FsdpOptions::product_dtype, and are widened on arrival:
+// half the bytes, and the same bits of whatever is computed.
+//
 // Rajbhandari et al.: "ZeRO", SC 2020; Zhao et al.: "PyTorch FSDP", VLDB 2023.
 #pragma once
 
@@ -63,13 +67,24 @@ struct FsdpOptions {
   ReduceOp average = ReduceOp::kMean;
   /// Of unsharded parameters, and of the gradients that travel and add up under no_sync. f32:
   /// those of the parameters. Parts, and with them the optimizer, keep the parameters' dtype.
+  ///
+  /// Of F ranks' gradients g that travel in 16 bits, the sum differs from that in f32 by at most
+  /// (2 u + u^2) sum |g|, with u = 2^-8 for bf16 and 2^-11 for f16 (in its range): each is rounded
+  /// once, and their sum, added in f32, once more. Among R copies that sum's sum is rounded too:
+  /// (3 u + 3 u^2 + u^3) sum |g|.
   DType param_dtype = DType::f32;
   DType reduce_dtype = DType::f32;
+  /// What f32 weights travel in that products alone read: bf16 or f16, if every product runs in an
+  /// Autocast to it; f32: their own.
+  DType product_dtype = DType::f32;
   /// Of floating buffers. f32: as they are.
   DType buffer_dtype = DType::f32;
   /// Parts of parameters and gradients, and with them the optimizer, stay on the CPU; what is
   /// unsharded, and gradients until they are summed, live on the device of the model.
   bool cpu_offload = false;
+  /// The parts that the optimizer works on, with it and their gradients, stay on the CPU, but what
+  /// is sent of them to be unsharded stays on the device from one step to the next.
+  bool offload_optimizer = false;
   bool prefetches = true;
   /// kFullShard: units that are whole at a time, besides the one that is fetched ahead.
   int resident_units = 2;

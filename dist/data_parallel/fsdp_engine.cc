@@ -28,12 +28,25 @@ void Unsharding::on_touch(Unit& unit) {
   prefetch_after(unit);
 }
 
+/// What this rank sends of a unit, on its device.
+Tensor Unsharding::own_part(Unit& unit) const {
+  const bool stays = options_.offload_optimizer && !keeps_whole(options_.sharding);
+  const uint64_t version = unit.kept.version();
+  if (stays && unit.sent.defined() && unit.sent_version == version) return unit.sent;
+  const NoGrad guard;
+  const Tensor part = ops::to(unit.is_narrowed() ? narrowed_part(unit, group_->rank())
+                                                 : ops::cast(unit.kept, unit.unsharded_dtype),
+                              unit.device);
+  if (stays) unit.sent = part, unit.sent_version = version;
+  return part;
+}
+
 /// Begins to gather a unit into `out`.
 Work Unsharding::start(Unit& unit, const Tensor& out) {
   ++count;
-  const NoGrad guard;
-  const Tensor sent = ops::to(ops::cast(unit.kept, unit.unsharded_dtype), unit.device);
-  return group_->all_gather(out, sent);
+  std::vector<int64_t> counts;  // none: as many of each rank
+  if (unit.is_narrowed()) counts = unit.wire.bytes_by_rank(group_->size());
+  return group_->all_gather(out, own_part(unit), counts);
 }
 
 void Unsharding::unshard(Unit& unit) {
@@ -42,11 +55,9 @@ void Unsharding::unshard(Unit& unit) {
   const bool is_expected =
       order_.size() < last_order_.size() && last_order_[order_.size()] == &unit;
   if (!is_expected && !last_order_.empty() && last_order_[0] == &unit) order_.clear();
+  if (unit.is_narrowed() && !unit.incoming.defined()) fetch(unit);
   if (unit.incoming.defined()) {
-    unit.fetch.wait();
-    unit.memory->allocate();
-    copy_same_layout(unit.incoming, flat_view(unit));
-    drop_incoming(unit);
+    arrive(unit);
   } else {
     unit.memory->allocate();
     start(unit, flat_view(unit)).wait();
@@ -57,9 +68,40 @@ void Unsharding::unshard(Unit& unit) {
   held.add(unit.unsharded_bytes());
 }
 
+/// Begins to gather a unit into memory beside its own.
+void Unsharding::fetch(Unit& unit) {
+  const MemoryScope scope(MemoryKind::kGathered);
+  unit.incoming = unit.is_narrowed()
+                      ? Tensor::empty({unit.wire.bytes()}, DType::u8, unit.device)
+                      : Tensor::empty({unit.padded}, unit.unsharded_dtype, unit.device);
+  held.add(unit.arriving_bytes());
+  unit.fetch = start(unit, unit.incoming);
+}
+
+/// Waits for what was fetched, and puts it in its place.
+void Unsharding::arrive(Unit& unit) {
+  unit.fetch.wait();
+  if (!unit.is_resident) unit.memory->allocate();
+  if (unit.is_narrowed()) {
+    widen_into_place(unit, unit.incoming);
+  } else {
+    copy_same_layout(unit.incoming, flat_view(unit));
+  }
+  drop_incoming(unit);
+}
+
 void Unsharding::unshard_all() {
   std::vector<Work> works;
-  for (Unit& unit : units_) works.push_back(start(unit, flat_view(unit)));
+  Unit* coming = nullptr;  // two narrowed units at a time take memory beside their own
+  for (Unit& unit : units_) {
+    if (!unit.is_narrowed()) {
+      works.push_back(start(unit, flat_view(unit)));
+      continue;
+    }
+    fetch(unit);
+    if (Unit* const before = std::exchange(coming, &unit)) arrive(*before);
+  }
+  if (coming) arrive(*coming);
   for (const Work& work : works) work.wait();
 }
 
@@ -84,16 +126,13 @@ void Unsharding::prefetch_after(Unit& unit) {
     return;
   Unit& next = *last_order_[place + 1];
   if (next.is_resident || next.incoming.defined()) return;
-  const MemoryScope scope(MemoryKind::kGathered);
-  next.incoming = Tensor::empty({next.padded}, next.unsharded_dtype, next.device);
-  held.add(next.unsharded_bytes());
-  next.fetch = start(next, next.incoming);
+  fetch(next);
 }
 
 void Unsharding::drop_incoming(Unit& unit) {
   unit.incoming = {};
   unit.fetch = {};
-  held.add(-unit.unsharded_bytes());
+  held.add(-unit.arriving_bytes());
 }
 
 void Unsharding::end_iteration() {

@@ -49,7 +49,10 @@ class Unsharding {
 
  private:
   void on_touch(Unit& unit);
+  Tensor own_part(Unit& unit) const;
   Work start(Unit& unit, const Tensor& out);
+  void fetch(Unit& unit);
+  void arrive(Unit& unit);
   void make_room();
   void prefetch_after(Unit& unit);
   void drop_incoming(Unit& unit);

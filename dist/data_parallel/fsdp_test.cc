@@ -5,6 +5,7 @@
 #include <cstring>
 #include <optional>
 
+#include "autograd/autocast.h"
 #include "core/allocator.h"
 #include "dist/comm/in_process.h"
 #include "dist/data_parallel/ddp.h"
@@ -220,6 +221,168 @@ TEST_CASE("mixed precision: parameters, reductions and buffers each in a dtype o
       WEFT_CHECK(slice.grad().to_vector()[0] == 4, "{} has the gradient {}", name, slice.grad());
     }
   });
+}
+
+namespace {
+
+/// What three steps leave under an Autocast, and the bytes that left each rank, summed over ranks.
+struct Trained {
+  NamedTensors weights;
+  optim::OptimizerState optimizer;
+  int64_t gathered = 0, unshardings = 0;
+  std::vector<std::pair<std::string, int64_t>> units;
+};
+
+/// `rows`, a parameter that is added, a layer norm, and weights of products; parts of odd sizes.
+struct Net : nn::Module {
+  Net()
+      : rows(parameter("rows", Tensor::full({3, 5}, 0.3))),
+        first(add<nn::Linear>("first", 5, 9)),
+        norm(add<nn::LayerNorm>("norm", 9)),
+        second(add<nn::Linear>("second", 9, 7, false)) {}
+  Tensor forward(const Tensor& x) override { return second(norm(first(x + rows))); }
+  Tensor rows;
+  nn::Linear& first;
+  nn::LayerNorm& norm;
+  nn::Linear& second;
+};
+
+Trained train_narrow(const FsdpOptions& given, int ranks, int replicas, DType autocast) {
+  Trained result;
+  std::vector<int64_t> gathered(ranks);
+  run_ranks(ranks, [&](Communicator& c) {
+    manual_seed(5);
+    Net net;
+    FsdpOptions options = given;
+    std::tie(options.shard, options.replicate) = groups_of(c, replicas);
+    FullySharded fsdp(net, options, wrap_modules<nn::Linear>());
+    optim::AdamW optimizer(fsdp.shard(optim::ParameterGroups(net.named_parameters())),
+                           {.lr = 0.01});
+    const Autocast mode(autocast);  // whose casts of weights must not outlive a step
+    for (int step = 0; step < 3; ++step) {
+      generator() = {.seed = 9, .stream = static_cast<uint64_t>(100 * step + c.rank())};
+      const Tensor x = ops::randn({3, 5});
+      optimizer.zero_grad();
+      backward(ops::sum(ops::square(net(x))));
+      optimizer.step();
+      fsdp.after_step();
+    }
+    const NamedTensors weights = fsdp.full_state_dict();
+    const optim::OptimizerState state = fsdp.full_optimizer_state(optimizer.state_dict());
+    if (c.rank() == 0) {
+      result.weights = cloned(weights);
+      result.optimizer = {cloned(state.tensors), state.groups};
+      result.units = fsdp.units();
+    }
+    // A forward alone unshards, and reduces nothing.
+    const NoGrad guard;
+    const int64_t before = fsdp.bytes_sent(), unshardings = fsdp.unshardings();
+    net(Tensor::full({3, 5}, 1));
+    fsdp.after_step();
+    gathered[c.rank()] = fsdp.bytes_sent() - before;
+    if (c.rank() == 0) result.unshardings = fsdp.unshardings() - unshardings;
+  });
+  for (int64_t bytes : gathered) result.gathered += bytes;
+  return result;
+}
+
+}  // namespace
+
+TEST_CASE("weights of products travel in the products' dtype, and nothing changes but the bytes") {
+  for (DType narrow : {DType::bf16, DType::f16}) {
+    for (Sharding sharding :
+         {Sharding::kFullShard, Sharding::kShardGradOp, Sharding::kZero2, Sharding::kZero1}) {
+      for (const auto& [ranks, replicas] : {std::pair(1, 1), {2, 1}, {3, 1}, {4, 2}, {8, 1}}) {
+        for (bool prefetches : {true, false}) {
+          FsdpOptions options{.sharding = sharding, .prefetches = prefetches};
+          const Trained wide = train_narrow(options, ranks, replicas, narrow);
+          options.product_dtype = narrow;
+          const Trained mine = train_narrow(options, ranks, replicas, narrow);
+          INFO(name(narrow) << ", sharding " << static_cast<int>(sharding) << ", " << ranks);
+          CHECK(same_bits(mine.weights, wide.weights));
+          CHECK(same_bits(mine.optimizer.tensors, wide.optimizer.tensors));
+          CHECK(mine.units == wide.units);
+          REQUIRE(mine.unshardings == wide.unshardings);
+          // Two bytes of each element of the layers' weights, 45 and 63, but for a gap of two bytes
+          // behind an odd number of them.
+          const int others = ranks / replicas - 1;
+          CHECK(wide.gathered - mine.gathered == replicas * others * ((2 * 45 - 2) + (2 * 63 - 2)));
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("a model of weights alone gathers half the bytes") {
+  run_ranks(4, [](Communicator& c) {
+    for (bool is_narrow : {false, true}) {
+      nn::Sequential model;
+      for (int i = 0; i < 3; ++i) model.append<nn::Linear>(8, 8, false);
+      FullySharded fsdp(
+          model, {.shard = borrowed(c), .product_dtype = is_narrow ? DType::bf16 : DType::f32},
+          wrap_modules<nn::Linear>());
+      const NoGrad guard;
+      const int64_t before = fsdp.bytes_sent();
+      model(Tensor::full({1, 8}, 1));
+      const int64_t sent = fsdp.bytes_sent() - before;
+      WEFT_CHECK(sent == 3 * 3 * (64 / 4) * (is_narrow ? 2 : 4), "{} bytes", sent);
+      // Whole weights are f32, and their gradients: only their values are those of products.
+      WEFT_CHECK(model.parameters()[0].dtype() == DType::f32, "{}", model.parameters()[0]);
+    }
+  });
+}
+
+TEST_CASE("gradients that travel in 16 bits are within their bound of the sum") {
+  // A layer of no bias on one row has the row for its gradient.
+  static constexpr int64_t kWidth = 301;
+  for (const auto& [narrow, u] : {std::pair(DType::bf16, 0x1p-8), {DType::f16, 0x1p-11}}) {
+    for (int replicas : {1, 2}) {
+      std::vector<double> bytes;
+      for (DType travels : {DType::f32, narrow}) {
+        run_ranks(4, [&, narrow = narrow, u = u](Communicator& c) {
+          const auto [shard, replicate] = groups_of(c, replicas);
+          nn::Linear model(kWidth, 1, false);
+          FullySharded fsdp(model, {.shard = shard,
+                                    .replicate = replicate,
+                                    .average = ReduceOp::kSum,
+                                    .reduce_dtype = travels});
+          std::vector<Tensor> rows;
+          for (int r = 0; r < c.size(); ++r) {
+            generator() = {.seed = 4, .stream = static_cast<uint64_t>(r)};
+            rows.push_back(ops::randn({1, kWidth}));
+          }
+          model(rows[0]);
+          const int64_t before = fsdp.bytes_sent();
+          backward(ops::sum(model(rows[c.rank()])));
+          if (c.rank() == 0) bytes.push_back(static_cast<double>(fsdp.bytes_sent() - before));
+          std::vector<double> sum(kWidth), magnitude(kWidth);
+          for (const Tensor& row : rows) {
+            const std::vector<double> g = row.to_vector();
+            for (int64_t i = 0; i < kWidth; ++i) sum[i] += g[i], magnitude[i] += std::abs(g[i]);
+          }
+          const auto slice = fsdp.named_parameters()[0].second;
+          const std::vector<double> got = slice.grad().to_vector();
+          const int64_t first = shard->rank() * ((kWidth + shard->size() - 1) / shard->size());
+          bool is_rounded = false;
+          for (size_t i = 0; i < got.size(); ++i) {
+            const double all = magnitude[first + i];
+            // And the sum of four in f32.
+            double bound = 3 * 0x1p-24 * all;
+            if (travels != DType::f32) {
+              bound += (replicas == 1 ? 2 * u + u * u : 3 * u + 3 * u * u + u * u * u) * all;
+            }
+            const double error = std::abs(got[i] - sum[first + i]);
+            WEFT_CHECK(error <= bound, "element {}: off by {}, expected {} at most", first + i,
+                       error, bound);
+            is_rounded = is_rounded || error > 4 * 0x1p-24 * all;
+          }
+          WEFT_CHECK(is_rounded == (travels != DType::f32), "{} travelled in another dtype",
+                     travels);
+        });
+      }
+      CHECK(bytes[1] == Approx(bytes[0] / 2));
+    }
+  }
 }
 
 TEST_CASE("trap: accumulation happens in the dtype of the reduction") {

@@ -5,6 +5,7 @@
 #include <unordered_set>
 
 #include "autograd/ops.h"
+#include "core/transfer.h"
 #include "core/view.h"
 
 namespace weft::dist::fsdp {
@@ -45,10 +46,21 @@ std::vector<Unit> cut_into_units(nn::Module& root, const WrapPolicy& policy) {
   return units;
 }
 
-void lay_out(Unit& unit, const FsdpOptions& options) {
+void lay_out(Unit& unit, const FsdpOptions& options,
+             const std::unordered_set<const void*>& products) {
   unit.dtype = unit.parameters[0].whole.dtype();
   unit.device = unit.parameters[0].whole.device();
-  unit.kept_device = options.cpu_offload ? Device{} : unit.device;
+  const bool is_offloaded = options.cpu_offload || options.offload_optimizer;
+  unit.kept_device = is_offloaded ? Device{} : unit.device;
+  const auto chosen = [&](DType asked) { return asked == DType::f32 ? unit.dtype : asked; };
+  unit.unsharded_dtype = chosen(options.param_dtype);
+  unit.reduce_dtype = chosen(options.reduce_dtype);
+  const int ranks = options.shard->size();
+  const auto is_narrowed = [&](const Parameter& p) {
+    return ranks > 1 && options.product_dtype != DType::f32 && unit.dtype == DType::f32 &&
+           unit.unsharded_dtype == DType::f32 && products.contains(p.whole.id());
+  };
+  std::ranges::stable_partition(unit.parameters, is_narrowed);
   int64_t offset = 0;
   for (Parameter& p : unit.parameters) {
     WEFT_CHECK(p.whole.dtype() == unit.dtype,
@@ -59,13 +71,12 @@ void lay_out(Unit& unit, const FsdpOptions& options) {
                unit.parameters[0].name, unit.device, p.name, p.whole.device());
     p.offset = offset;
     offset += p.numel;
+    if (is_narrowed(p)) unit.wire.narrowed = offset;
   }
-  const auto chosen = [&](DType asked) { return asked == DType::f32 ? unit.dtype : asked; };
-  unit.unsharded_dtype = chosen(options.param_dtype);
-  unit.reduce_dtype = chosen(options.reduce_dtype);
-  const int ranks = options.shard->size();
   unit.part = (offset + ranks - 1) / ranks;
   unit.padded = unit.part * ranks;
+  unit.wire.elements = unit.padded;
+  unit.wire_dtype = options.product_dtype;
   unit.missing = unit.count_trained();
   for (Parameter& p : unit.parameters) p.kept = kept_by(unit, p, options.shard->rank());
 }
@@ -92,6 +103,42 @@ Tensor flat_view(const Unit& unit) {
   const auto alias = std::make_shared<Storage>(unit.memory->data(), unit.memory->bytes(),
                                                unit.memory->device(), [] {});
   return Tensor::view_of(alias, {unit.padded}, {1}, 0, unit.unsharded_dtype);
+}
+
+namespace {
+
+/// `bytes` bytes of a contiguous tensor, from its byte `first` on.
+Tensor bytes_of(const Tensor& x, int64_t first, int64_t bytes) {
+  const int64_t offset = x.offset() * static_cast<int64_t>(x.itemsize());
+  return Tensor::view_of(x.storage(), {bytes}, {1}, offset + first, DType::u8);
+}
+
+}  // namespace
+
+Tensor narrowed_part(const Unit& unit, int rank) {
+  const NoGrad guard;
+  const int64_t begin = rank * unit.part;
+  const int64_t narrow = std::clamp<int64_t>(unit.wire.narrowed - begin, 0, unit.part);
+  const int64_t bytes = unit.wire.begin(begin + unit.part) - unit.wire.begin(begin);
+  const Tensor sent = Tensor::zeros({bytes}, DType::u8, unit.kept_device);
+  Tensor weights = Tensor::view_of(sent.storage(), {narrow}, {1}, 0, unit.wire_dtype);
+  ops::copy_(weights, view::narrow(unit.kept, 0, 0, narrow));
+  // Byte by byte: the others begin at a multiple of their size on the wire, not in a part of it.
+  const int64_t others = (unit.part - narrow) * unit.wire.item;
+  copy_same_layout(bytes_of(unit.kept, narrow * unit.wire.item, others),
+                   bytes_of(sent, bytes - others, others));
+  return sent;
+}
+
+void widen_into_place(const Unit& unit, const Tensor& arrived) {
+  const NoGrad guard;
+  const Wire& wire = unit.wire;
+  const Tensor whole = flat_view(unit);
+  Tensor weights = view::narrow(whole, 0, 0, wire.narrowed);
+  ops::copy_(weights, Tensor::view_of(arrived.storage(), {wire.narrowed}, {1}, 0, unit.wire_dtype));
+  const int64_t others = (unit.padded - wire.narrowed) * wire.item;
+  copy_same_layout(bytes_of(arrived, wire.bytes() - others, others),
+                   bytes_of(whole, wire.narrowed * wire.item, others));
 }
 
 Tensor place_in_flat(const Parameter& p, const Tensor& flat) {

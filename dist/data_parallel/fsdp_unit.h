@@ -5,15 +5,17 @@
 //   parts        | rank 0           | rank 1           | rank 2     |
 //
 // Rank r keeps the elements [r part, (r + 1) part): its slice of a parameter is what the two have
-// in common, possibly nothing.
+// in common, possibly nothing. Weights that travel narrow (fsdp_wire.h) come first.
 #pragma once
 
 #include <memory>
 #include <string>
+#include <unordered_set>
 #include <utility>
 #include <vector>
 
 #include "dist/data_parallel/fsdp.h"
+#include "dist/data_parallel/fsdp_wire.h"
 
 namespace weft::dist::fsdp {
 
@@ -41,14 +43,19 @@ struct Unit {
   Device device = {};       // of the whole
   Device kept_device = {};  // of the parts
   int64_t padded = 0;
-  int64_t part = 0;                 // padded / ranks of the shard group
+  int64_t part = 0;               // padded / ranks of the shard group
+  DType wire_dtype = DType::f32;  // of the first wire.narrowed elements, as they travel
+  Wire wire;
   Tensor kept;                      // [part]: this rank's
   std::shared_ptr<Storage> memory;  // of the whole
 
-  // Of Unsharding: whether the whole is there, or on its way ahead of its use.
+  // Of Unsharding: whether the whole is there, or on its way: [padded], or [wire.bytes()] u8.
   bool is_resident = false;
   Tensor incoming;
   Work fetch;
+  // What this rank sends of it, where it stays on the device, of kept's version.
+  Tensor sent;
+  uint64_t sent_version = 0;
 
   // Of Reduction.
   Tensor kept_gradient;           // [part]
@@ -65,6 +72,8 @@ struct Unit {
   int64_t unsharded_bytes() const {
     return padded * static_cast<int64_t>(itemsize(unsharded_dtype));
   }
+  bool is_narrowed() const { return wire.narrowed > 0; }
+  int64_t arriving_bytes() const { return is_narrowed() ? wire.bytes() : unsharded_bytes(); }
   int count_trained() const;
   /// Whether the optimizer would see one; zero_grad() takes them away.
   bool has_slice_gradient() const;
@@ -78,9 +87,10 @@ inline bool keeps_whole(Sharding sharding) {
 /// The model's parameters by unit: the outermost unit first, as the model names them.
 std::vector<Unit> cut_into_units(nn::Module& module, const WrapPolicy& policy);
 
-/// Fills in offsets, dtypes, devices and sizes. Throws Error for a unit of several dtypes or
-/// devices.
-void lay_out(Unit& unit, const FsdpOptions& options);
+/// Fills in offsets, dtypes, devices and sizes; `products` are nn::product_weights(). Throws Error
+/// for a unit of several dtypes or devices.
+void lay_out(Unit& unit, const FsdpOptions& options,
+             const std::unordered_set<const void*>& products);
 
 /// What rank `rank` of the shard group keeps of a parameter.
 Range kept_by(const Unit& unit, const Parameter& parameter, int rank);
@@ -92,6 +102,10 @@ Tensor slice_of_whole(const Parameter& parameter, const Tensor& whole);
 /// The unsharded parameters, [padded]. It keeps no count of changes: what is unsharded again is no
 /// change.
 Tensor flat_view(const Unit& unit);
+/// What rank `rank` keeps of a narrowed unit as it travels, [wire.bytes(rank, ranks)] u8.
+Tensor narrowed_part(const Unit& unit, int rank);
+/// The unit that all ranks' narrowed parts make, `arrived`, into the unsharded parameters.
+void widen_into_place(const Unit& unit, const Tensor& arrived);
 /// A parameter's place in a flat tensor, [padded], in its shape.
 Tensor place_in_flat(const Parameter& parameter, const Tensor& flat);
 

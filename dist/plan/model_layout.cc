@@ -6,6 +6,7 @@
 
 #include "dist/model_parallel/stages.h"
 #include "dist/model_parallel/tensor_parallel.h"
+#include "nn/product_weights.h"
 
 namespace weft::dist {
 namespace {
@@ -92,20 +93,26 @@ ModelLayout layout_of(nn::Module& module, const nn::ModelStructure& structure,
     }
     if (sharing.stages > 1 && !of_stage.contains(name)) mine = 0;
   }
-  std::unordered_map<const void*, size_t> owners;  // unit + 1; 0: the root
-  std::vector<int64_t> sizes;
+  const std::unordered_set<const void*> of_products = nn::product_weights(module);
+  std::unordered_set<const void*> owned;  // by units
+  std::vector<int64_t> sizes, products;
   // As FullySharded does: inner modules first.
   auto modules = module.named_modules();
   for (auto entry = modules.rbegin(); entry != modules.rend(); ++entry) {
     const auto& [name, inner] = *entry;
     if (name.empty() || !structure.units || !structure.units(name, *inner)) continue;
-    int64_t sum = 0;
+    int64_t sum = 0, of_them = 0;
     for (const auto& [parameter, tensor] : inner->named_parameters()) {
-      if (owners.try_emplace(tensor.id(), sizes.size() + 1).second) sum += elements[tensor.id()];
+      if (!owned.insert(tensor.id()).second) continue;
+      sum += elements[tensor.id()];
+      if (of_products.contains(tensor.id())) of_them += elements[tensor.id()];
     }
-    if (sum > 0) sizes.push_back(sum);
+    if (sum == 0) continue;
+    sizes.push_back(sum);
+    products.push_back(of_them);
   }
   layout.units.assign(sizes.rbegin(), sizes.rend());
+  layout.unit_products.assign(products.rbegin(), products.rend());
   bool is_behind = false;
   for (const auto& [name, tensor] : parameters) {
     const int64_t n = elements[tensor.id()];
@@ -113,9 +120,10 @@ ModelLayout layout_of(nn::Module& module, const nn::ModelStructure& structure,
     layout.parameters += n;
     layout.largest_parameter = std::max(layout.largest_parameter, n);
     layout.sizes.push_back(n);
-    if (owners.contains(tensor.id())) {
+    if (owned.contains(tensor.id())) {
       is_behind = true;
     } else {
+      if (of_products.contains(tensor.id())) layout.root_products += n;
       (is_behind ? layout.root_behind : layout.root_before) += n;
     }
   }

@@ -24,6 +24,9 @@ struct ModelLayout {
   int64_t root_before = 0, root_behind = 0;
   std::vector<int64_t> units;  // the others, in the order of a forward pass
   std::vector<int64_t> sizes;  // of all parameters, in order of registration
+  /// Of the units and the root what products alone read (nn/product_weights.h); empty: nothing.
+  std::vector<int64_t> unit_products;
+  int64_t root_products = 0;
 
   // Tensor parallelism: attentions and MLPs that are cut, what a parallel head takes, and the whole
   // parameters whose gradients are summed where tokens are dealt out.
@@ -41,6 +44,11 @@ struct ModelLayout {
   int64_t state_tensors = 2;  // of the optimizer for each parameter (optim/registry.h); Adam's
 
   int64_t root() const { return root_before + root_behind; }
+  /// Of a unit, the root's number being -1.
+  int64_t products(int unit) const {
+    if (unit < 0) return root_products;
+    return unit_products.empty() ? 0 : unit_products[unit];
+  }
 };
 /// Of a module whose parts are called in order of registration, as transformers' are. Throws Error
 /// for a model that cannot be shared so.

@@ -65,6 +65,44 @@ TEST_CASE("traffic is that of rings over padded sizes") {
   CHECK(find_strategy("single").sent_bytes(model, {}) == 0);
 }
 
+TEST_CASE("weights of products travel in 16 bits, each rank's part of them") {
+  // Four units of 600 such elements and 400 others, in parts of 250: two narrow ones, one of 100
+  // and 150, one wide.
+  ModelLayout model = layout(1000, 4);
+  model.unit_products.assign(4, 600);
+  const StrategyOptions bf16{.name = "fsdp", .product_dtype = "bf16"};
+  const std::vector<int64_t> gathered = {500, 500, 200 + 600, 1000};
+  for (int rank = 0; rank < 4; ++rank) {
+    const auto sent = [&](StrategyOptions options) {
+      return find_strategy(options.name).sent_bytes(model, sharing_of(options, 4), {.rank = rank});
+    };
+    const int64_t reduced = 4 * 3 * 250 * 4;
+    CHECK(sent(bf16) == 6 * 3 * gathered[rank] + reduced);
+    CHECK(sent({.name = "zero2", .product_dtype = "bf16"}) == 4 * 3 * gathered[rank] + reduced);
+    // Whole parameters narrow, or none; gradients narrow.
+    CHECK(sent({.name = "fsdp", .param_dtype = "bf16", .product_dtype = "bf16"}) ==
+          6 * 3 * 250 * 2 + reduced);
+    CHECK(sent({.name = "fsdp", .param_dtype = "fp32", .product_dtype = "bf16"}) ==
+          6 * 3 * 250 * 4 + reduced);
+    CHECK(sent({.name = "fsdp", .reduce_dtype = "bf16", .product_dtype = "bf16"}) ==
+          6 * 3 * gathered[rank] + reduced / 2);
+  }
+  // A model of weights alone: half.
+  model.unit_products.assign(4, 1000);
+  const StrategyKind& fsdp = find_strategy("fsdp");
+  const auto unsharding = [&](const StrategyOptions& options) {
+    return fsdp.sent_bytes(model, sharing_of(options, 4)) - 4 * 3 * 250 * 4;
+  };
+  CHECK(2 * unsharding(bf16) == unsharding({.name = "fsdp"}));
+  CHECK(fsdp.state_bytes(model, sharing_of(bf16, 4)).total() <
+        fsdp.state_bytes(model, sharing_of("fsdp", 4)).total());
+  // zero2's part no longer lies in the whole, which is gathered.
+  const StateBytes zero2 = find_strategy("zero2").state_bytes(
+      model, sharing_of({.name = "zero2", .product_dtype = "bf16"}, 4));
+  CHECK(zero2[MemoryKind::kParameters] == 1000 * 4);
+  CHECK(zero2[MemoryKind::kGathered] == 4000 * 4 + 2 * (2000 + 500));
+}
+
 TEST_CASE("traffic of copies whose parts the ranks do not divide is that of each rank") {
   // Parts of 501 elements, reduced among two ranks as 251 and 250.
   const ModelLayout model = layout(1002, 1);
@@ -156,6 +194,9 @@ TEST_CASE("a rank's layout is that of its parts of the cut layers, or of its sta
   CHECK(mine.parameters == cut / 2 + whole);
   CHECK(mine.units == std::vector<int64_t>{cut / 2 + 16});
   CHECK(mine.root_before == 16);
+  // Without biases and norms.
+  CHECK(mine.unit_products == std::vector<int64_t>{(3 * 8 * 8 + 8 * 8 + 2 * 12 * 8) / 2});
+  CHECK(mine.root_products == 8 * 5);
   CHECK(mine.cut_layers == 2);
   CHECK(mine.width == 8);
   // Five classes: three and two.

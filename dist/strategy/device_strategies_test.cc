@@ -26,7 +26,8 @@ struct Case {
 
 std::string describe(const Case& c) {
   return c.options.name + " on " + std::to_string(c.ranks) +
-         (c.options.cpu_offload ? ", offloaded" : "");
+         (c.options.cpu_offload ? ", offloaded" : "") +
+         (c.options.offload_optimizer ? ", the optimizer offloaded" : "");
 }
 
 MakeStrategy maker(const Case& c) {
@@ -52,8 +53,9 @@ TEST_CASE("every strategy on devices equals one device in f64") {
            {{.name = "ddp"}, 3},
            {{.name = "fsdp"}, 3},
            {{.name = "fsdp", .cpu_offload = true}, 2},
+           {{.name = "fsdp", .offload_optimizer = true}, 2},
            {{.name = "zero1"}, 2},
-           {{.name = "zero2"}, 3},
+           {{.name = "zero2", .offload_optimizer = true}, 3},
            {{.name = "zero3"}, 2},
            {{.name = "hsdp", .cpu_offload = true}, 4},
            {{.name = "tp"}, 2},

@@ -18,7 +18,8 @@ struct StrategyOptions {
   int pipeline_stages = 0;         // 0: all devices
   Schedule schedule = Schedule::k1F1B;  // of a pipeline; the others leave it alone
   int micro_batches = 0;                // of a pipeline's batch; 0: two per stage
-  bool cpu_offload = false;             // see FsdpOptions
+  bool cpu_offload = false;             // see FsdpOptions, as
+  bool offload_optimizer = false;       // this
   // Of gradients that are summed in buckets (DdpOptions).
   int bucket_mb = 0;           // MiB of a bucket; 0: 25
   std::string compress_dtype;  // bf16 or fp16: what gradients travel in; empty: their own
@@ -30,9 +31,13 @@ struct StrategyOptions {
   bool shard_grad_op = false;  // parameters stay whole from forward to backward
   bool no_prefetch = false;    // a unit is fetched when it is touched, and no sooner
   int resident_units = 0;      // that are whole at a time; 0: 2
-  std::string param_dtype;   // bf16, fp16: what whole parameters are and travel in; f32 and empty:
-                             // their own
-  std::string reduce_dtype;  // the same of gradients that are summed
+  std::string param_dtype;  // bf16, fp16: what whole parameters are and travel in; fp32: their own;
+                            // empty: the same, but product_dtype for what it is about
+  std::string reduce_dtype;  // bf16, fp16: what gradients travel in; fp32 and empty: their own
+  std::string buffer_dtype;  // bf16, fp16: what floating buffers are; fp32 and empty: their own
+  // No setting but the run's precision, which Fabric fills in. bf16, fp16: what all products round
+  // their operands to, so that weights may travel in it (FsdpOptions); empty: no such thing.
+  std::string product_dtype;
 };
 
 /// Settings above that some strategies have; a row of strategy.inc has the sum of its own.
@@ -46,9 +51,10 @@ enum class Settings : uint32_t {
   kMicroBatches = 1 << 5,
   kCpuOffload = 1 << 6,
   kBuckets = 1 << 7,         // all of DdpOptions
-  kMixedPrecision = 1 << 8,  // param_dtype, reduce_dtype
+  kMixedPrecision = 1 << 8,  // param_dtype, reduce_dtype, buffer_dtype
   kUnits = 1 << 9,           // wrap, no_prefetch
   kResharding = 1 << 10,     // shard_grad_op, resident_units
+  kOffloadOptimizer = 1 << 11,
 };
 constexpr Settings operator|(Settings a, Settings b) {
   return static_cast<Settings>(static_cast<uint32_t>(a) | static_cast<uint32_t>(b));

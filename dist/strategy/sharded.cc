@@ -8,6 +8,7 @@
 
 #include "dist/comm/device_mesh.h"
 #include "dist/data_parallel/fsdp.h"
+#include "dist/data_parallel/fsdp_wire.h"
 #include "dist/strategy/strategies.h"
 #include "dist/strategy/strategy_kind.h"
 
@@ -71,8 +72,17 @@ class Sharded : public Strategy {
                                   : options_.sharding == Sharding::kZero2
                                       ? std::pair("(4 + 12 / F) P", (4 + 12 / f) * p)
                                       : std::pair("16 P / F, and unsharded units", 16 * p / f);
-    return fmt::format("{} on {} ranks, F = {}: {} = {} on each", name_, data_size(),
-                       options_.shard->size(), formula, megabytes(bytes));
+    std::string text = fmt::format("{} on {} ranks, F = {}: {} = {} on each", name_, data_size(),
+                                   options_.shard->size(), formula, megabytes(bytes));
+    if (options_.param_dtype != DType::f32) {
+      text += fmt::format("; parameters travel in {}", options_.param_dtype);
+    } else if (options_.product_dtype != DType::f32) {
+      text += fmt::format("; weights of products travel in {}", options_.product_dtype);
+    }
+    if (options_.reduce_dtype != DType::f32) {
+      text += fmt::format("; gradients travel in {}", options_.reduce_dtype);
+    }
+    return text;
   }
 
  private:
@@ -92,20 +102,27 @@ int64_t sum(const std::vector<int64_t>& elements) {
 int64_t unit_elements(const ModelLayout& layout, int unit, int shard) {
   return padded(unit < 0 ? layout.root() : layout.units[unit], shard);
 }
-std::vector<int64_t> elements_of(const ModelLayout& layout, const std::vector<int>& units,
-                                 int shard) {
-  std::vector<int64_t> elements;
-  for (int unit : units) elements.push_back(unit_elements(layout, unit, shard));
-  return elements;
+/// What of it travels.
+fsdp::Wire wire_of(const ModelLayout& layout, int unit, const Sharing& sharing) {
+  const bool is_narrowed = sharing.product_bytes < sharing.whole_bytes && sharing.shard > 1;
+  return {.elements = unit_elements(layout, unit, sharing.shard),
+          .narrowed = is_narrowed ? layout.products(unit) : 0,
+          .item = sharing.whole_bytes,
+          .narrow_item = sharing.product_bytes};
 }
 
 /// The units of a step's backward pass, in the order in which their gradients are complete: the
 /// root last.
-std::vector<int64_t> reduced_units(const ModelLayout& layout, int shard) {
+std::vector<int> reduce_order(const ModelLayout& layout) {
   std::vector<int> order(layout.units.size());
   std::iota(order.rbegin(), order.rend(), 0);
   if (layout.root() > 0) order.push_back(-1);
-  return elements_of(layout, order, shard);
+  return order;
+}
+std::vector<int64_t> reduced_units(const ModelLayout& layout, int shard) {
+  std::vector<int64_t> elements;
+  for (int unit : reduce_order(layout)) elements.push_back(unit_elements(layout, unit, shard));
+  return elements;
 }
 
 /// Two units' gradients are on their way at a time, with the parts that they are summed into.
@@ -118,18 +135,41 @@ int64_t peak_of_buckets(const std::vector<int64_t>& units, int shard) {
   return peak;
 }
 
-/// A unit's gradients arrive whole, next to the parts that are complete: those of all units but the
-/// two on their way. The root's behind the units arrive first and wait for the rest of it.
-int64_t peak_of_gradients(const ModelLayout& layout, const std::vector<int64_t>& units, int shard) {
+/// Bytes: a unit's gradients arrive whole, next to the parts that are complete: those of all units
+/// but the two on their way. The root's behind the units arrive first and wait for the rest of it.
+int64_t peak_of_gradients(const ModelLayout& layout, const std::vector<int64_t>& units,
+                          const Sharing& sharing) {
   int64_t parts = 0, peak = 0;
   for (size_t i = 0; i < units.size(); ++i) {
     const bool is_root = layout.root() > 0 && i + 1 == units.size();
     const int64_t whole =
         is_root ? layout.root() : layout.units[layout.units.size() - 1 - i] + layout.root_behind;
-    peak = std::max(peak, parts + whole);
-    if (i >= 1) parts += units[i - 1] / shard;
+    peak = std::max(peak, kElementBytes * parts + sharing.whole_bytes * whole);
+    if (i >= 1) parts += units[i - 1] / sharing.shard;
   }
-  return std::max(peak, sum(units) / shard);
+  return std::max(peak, kElementBytes * sum(units) / sharing.shard);
+}
+
+/// Bytes: two units at hand and the next on its way, or, of one that is narrowed, all of it in
+/// both forms. What is sent of a narrowed one is a copy.
+int64_t peak_of_unsharding(const ModelLayout& layout, const Sharing& sharing) {
+  const std::vector<int> order = unshard_order(layout);
+  const auto whole = [&](size_t i) {
+    if (i >= order.size()) return int64_t{0};
+    return sharing.whole_bytes * unit_elements(layout, order[i], sharing.shard);
+  };
+  const auto coming = [&](size_t i, bool with_sent) {
+    if (i >= order.size()) return int64_t{0};
+    const fsdp::Wire wire = wire_of(layout, order[i], sharing);
+    return wire.bytes() + (with_sent && wire.narrowed > 0 ? wire.bytes() / sharing.shard : 0);
+  };
+  int64_t peak = 0;
+  for (size_t i = 0; i < order.size(); ++i) {
+    peak = std::max(peak, whole(i) + whole(i + 1) + coming(i + 2, true));
+    if (wire_of(layout, order[i], sharing).narrowed == 0) continue;
+    peak = std::max(peak, (i > 0 ? whole(i - 1) : 0) + whole(i) + coming(i, false));
+  }
+  return peak;
 }
 
 std::string unit_name(int unit) { return unit < 0 ? "root" : fmt::format("unit {}", unit); }
@@ -182,12 +222,14 @@ class ShardedStep {
   }
 
  private:
-  double bytes_of(int unit) const {
-    return static_cast<double>(kElementBytes * unit_elements(layout_, unit, sharing_.shard));
+  double gradient_bytes(int unit) const {
+    return static_cast<double>(sharing_.gradient_bytes *
+                               unit_elements(layout_, unit, sharing_.shard));
   }
   double unshard(int unit) {
+    const auto bytes = static_cast<double>(wire_of(layout_, unit, sharing_).bytes());
     return clock_.launch("unshard", "all_gather " + unit_name(unit),
-                         seconds_.shard(Collective::kAllGather, bytes_of(unit)));
+                         seconds_.shard(Collective::kAllGather, bytes));
   }
 
   void touch(int unit) {
@@ -206,8 +248,9 @@ class ShardedStep {
 
   void reduce(int unit) {
     while (reducing_.size() >= 2) complete();
-    const double end = clock_.launch("reduce", "reduce_scatter " + unit_name(unit),
-                                     seconds_.shard(Collective::kReduceScatter, bytes_of(unit)));
+    const double end =
+        clock_.launch("reduce", "reduce_scatter " + unit_name(unit),
+                      seconds_.shard(Collective::kReduceScatter, gradient_bytes(unit)));
     reducing_.emplace_back(unit, end);
   }
   void complete() {
@@ -215,9 +258,9 @@ class ShardedStep {
     reducing_.pop_front();
     clock_.wait(end);
     if (sharing_.replicas == 1) return;
-    clock_.wait(
-        clock_.launch("replicate", "all_reduce " + unit_name(unit),
-                      seconds_.replicate(Collective::kAllReduce, bytes_of(unit) / sharing_.shard)));
+    clock_.wait(clock_.launch(
+        "replicate", "all_reduce " + unit_name(unit),
+        seconds_.replicate(Collective::kAllReduce, gradient_bytes(unit) / sharing_.shard)));
   }
 
   StepClock clock_;
@@ -241,18 +284,28 @@ int largest_proper_divisor(int ranks) {
   return 1;
 }
 
+DType products_travel_in(const StrategyOptions& options) {
+  if (!options.param_dtype.empty()) return DType::f32;
+  return narrow_dtype("product-dtype", options.product_dtype);
+}
+
 class ShardedKind : public StrategyKind {
  public:
   explicit ShardedKind(Sharding sharding) : sharding_(sharding) {}
 
-  Sharing share(const StrategyOptions&, int devices) const override { return {.shard = devices}; }
+  Sharing share(const StrategyOptions& options, int devices) const override {
+    return with_bytes(options, {.shard = devices});
+  }
   std::unique_ptr<Strategy> make(const StrategyOptions& options, const Sharing& sharing,
                                  CommunicatorPtr world) const override {
     FsdpOptions fsdp{.shard = world,
                      .sharding = options.shard_grad_op ? Sharding::kShardGradOp : sharding_,
                      .param_dtype = narrow_dtype("param-dtype", options.param_dtype),
                      .reduce_dtype = narrow_dtype("reduce-dtype", options.reduce_dtype),
+                     .product_dtype = products_travel_in(options),
+                     .buffer_dtype = narrow_dtype("buffer-dtype", options.buffer_dtype),
                      .cpu_offload = options.cpu_offload,
+                     .offload_optimizer = options.offload_optimizer,
                      .prefetches = !options.no_prefetch};
     if (options.resident_units > 0) fsdp.resident_units = options.resident_units;
     if (sharing.replicas > 1) {
@@ -267,40 +320,50 @@ class ShardedKind : public StrategyKind {
     const std::vector<int64_t> units = reduced_units(layout, sharing.shard);
     const int64_t whole = sum(units), part = whole / sharing.shard;
     StateBytes bytes;
-    bytes[MemoryKind::kParameters] = kElementBytes * (is_full() ? part : whole);
+    bytes[MemoryKind::kParameters] = kElementBytes * part;
     bytes[MemoryKind::kOptimizer] = kElementBytes * layout.state_tensors * part;
-    bytes[MemoryKind::kBuckets] = kElementBytes * peak_of_buckets(units, sharing.shard);
-    bytes[MemoryKind::kGradients] =
-        kElementBytes *
-        (is_cut() ? peak_of_gradients(layout, units, sharing.shard) : layout.parameters);
-    if (!is_full()) return bytes;
-    // Two units at hand and the next on its way.
-    const std::vector<int64_t> unsharded =
-        elements_of(layout, unshard_order(layout), sharing.shard);
-    int64_t peak = 0;
-    for (size_t i = 0; i < unsharded.size(); ++i) {
-      int64_t three = 0;
-      for (size_t k = i; k < std::min(i + 3, unsharded.size()); ++k) three += unsharded[k];
-      peak = std::max(peak, three);
+    bytes[MemoryKind::kBuckets] = sharing.gradient_bytes * peak_of_buckets(units, sharing.shard);
+    bytes[MemoryKind::kGradients] = is_cut() ? peak_of_gradients(layout, units, sharing)
+                                             : sharing.whole_bytes * layout.parameters;
+    if (is_full()) {
+      bytes[MemoryKind::kGathered] = peak_of_unsharding(layout, sharing);
+      return bytes;
     }
-    bytes[MemoryKind::kGathered] = kElementBytes * peak;
+    // The part lies in the whole, where that is as exact; two narrowed units arrive at a time.
+    const bool is_exact = sharing.whole_bytes == kElementBytes &&
+                          (sharing.product_bytes == kElementBytes || sharing.shard == 1);
+    if (is_exact) {
+      bytes[MemoryKind::kParameters] = kElementBytes * whole;
+      return bytes;
+    }
+    int64_t before = 0, peak = 0;
+    for (int unit : reduce_order(layout)) {
+      const fsdp::Wire wire = wire_of(layout, unit, sharing);
+      const int64_t arriving = wire.narrowed > 0 ? wire.bytes() + wire.bytes() / sharing.shard : 0;
+      peak = std::max(peak, before + arriving);
+      before = arriving;
+    }
+    bytes[MemoryKind::kGathered] = sharing.whole_bytes * whole + peak;
     return bytes;
   }
   int64_t peak_bytes(const ModelLayout& layout, const Sharing& sharing,
                      int64_t activations) const override {
     const StateBytes state = state_bytes(layout, sharing);
-    const int64_t kept = state[MemoryKind::kParameters] + state[MemoryKind::kOptimizer];
+    const int64_t gathered = state[MemoryKind::kGathered];
+    const int64_t kept =
+        state[MemoryKind::kParameters] + state[MemoryKind::kOptimizer] + (is_full() ? 0 : gathered);
     // Forward ends with all activations and what is unsharded; zero_grad() has dropped the
     // gradients of the step before.
-    int64_t peak = kept + activations + state[MemoryKind::kGathered];
+    int64_t peak = kept + activations + (is_full() ? gathered : 0);
     const auto units = static_cast<int64_t>(layout.units.size());
     int64_t whole = layout.root_behind, parts = 0, on_the_way = 0;
     for (int64_t i = 0; i < units; ++i) {
       const int64_t unit = padded(layout.units[units - 1 - i], sharing.shard);
       const int64_t left = activations / units * (units - i);
       whole += unit;
-      int64_t now = kept + left + kElementBytes * (whole + parts + on_the_way);
-      if (is_full()) now += kElementBytes * (2 * unit + layout.root());
+      int64_t now = kept + left + sharing.whole_bytes * whole + kElementBytes * parts +
+                    sharing.gradient_bytes * on_the_way;
+      if (is_full()) now += sharing.whole_bytes * (2 * unit + layout.root());
       peak = std::max(peak, now);
       if (!is_cut()) continue;
       // The unit's gradients move into a buffer; the one before last is complete.
@@ -318,19 +381,15 @@ class ShardedKind : public StrategyKind {
   int64_t sent_bytes(const ModelLayout& layout, const Sharing& sharing,
                      const StepShape& step) const override {
     const int f = sharing.shard;
-    const auto sent_by_others = [f](const std::vector<int64_t>& units) {
-      int64_t elements = 0;
-      for (int64_t unit : units) elements += unit / f * (f - 1);
-      return elements;
-    };
-    const std::vector<int64_t> units = reduced_units(layout, f);
-    int64_t parts = 0;
-    for (int64_t unit : units) {
-      parts += sent_by_all_reduce(unit / f, sharing.replicas, sharing.replica_index(step.rank));
+    int64_t gathered = 0, reduced = 0;  // bytes, elements
+    for (int unit : is_full() ? unshard_order(layout) : reduce_order(layout)) {
+      gathered += (f - 1) * wire_of(layout, unit, sharing).bytes(sharing.shard_index(step.rank), f);
     }
-    const std::vector<int64_t> unsharded =
-        is_full() ? elements_of(layout, unshard_order(layout), f) : units;
-    return kElementBytes * (sent_by_others(units) + sent_by_others(unsharded) + parts);
+    for (int64_t unit : reduced_units(layout, f)) {
+      reduced += (f - 1) * (unit / f) +
+                 sent_by_all_reduce(unit / f, sharing.replicas, sharing.replica_index(step.rank));
+    }
+    return gathered + sharing.gradient_bytes * reduced;
   }
 
   std::string state_formula() const override {
@@ -347,7 +406,8 @@ class ShardedKind : public StrategyKind {
     }
   }
   std::string sent_formula() const override {
-    return is_full() ? "3 (F-1)/F 4 P, less the last units" : "2 (F-1)/F 4 P";
+    return is_full() ? "3 (F-1)/F 4 P, less the last units; of weights 2 P twice in 16 bits"
+                     : "2 (F-1)/F 4 P; of weights 2 P in 16 bits";
   }
   Timeline timeline(const std::vector<RankWork>& ranks, const Sharing& sharing,
                     const GroupSeconds& seconds, const StepShape& step) const override {
@@ -373,10 +433,11 @@ class HsdpKind : public ShardedKind {
 
   Sharing share(const StrategyOptions& options, int devices) const override {
     const int shard = options.shard_size > 0 ? options.shard_size : largest_proper_divisor(devices);
-    return {.shard = shard, .replicas = devices / shard};
+    return with_bytes(options, {.shard = shard, .replicas = devices / shard});
   }
   std::string sent_formula() const override {
-    return "3 (F-1)/F 4 P + 2 (R-1)/R 4 P/F, less the last units";
+    return "3 (F-1)/F 4 P + 2 (R-1)/R 4 P/F, less the last units; of weights 2 P twice in 16 "
+           "bits";
   }
   /// One group that all ranks share is fsdp.
   std::optional<StrategyOptions> planned(const PlanChoice& choice) const override {
@@ -387,6 +448,16 @@ class HsdpKind : public ShardedKind {
   }
 };
 }  // namespace
+
+Sharing with_bytes(const StrategyOptions& options, Sharing sharing) {
+  const auto bytes = [](const char* setting, const std::string& dtype) {
+    return static_cast<int>(itemsize(narrow_dtype(setting, dtype)));
+  };
+  sharing.whole_bytes = bytes("param-dtype", options.param_dtype);
+  sharing.gradient_bytes = bytes("reduce-dtype", options.reduce_dtype);
+  sharing.product_bytes = static_cast<int>(itemsize(products_travel_in(options)));
+  return sharing;
+}
 
 std::unique_ptr<Strategy> make_sharded(const std::string& name, const FsdpOptions& options,
                                        const std::string& wrap) {

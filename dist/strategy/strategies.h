@@ -20,6 +20,8 @@ namespace kinds {
 
 /// "bf16" and the like; f32 for that and for none. Throws Error naming the setting.
 DType narrow_dtype(std::string_view setting, const std::string& name);
+/// `sharing` with what `options` say of the bytes of sharded parameters and their gradients.
+Sharing with_bytes(const StrategyOptions& options, Sharing sharing);
 /// StrategyOptions::wrap as a policy; `own` where it says nothing. Throws Error for a malformed
 /// one.
 WrapPolicy wrap_policy(const std::string& wrap, const WrapPolicy& own);

@@ -68,6 +68,7 @@ void for_each_setting(Options& o, F&& f) {
   f(Settings::kTensorParallel, "tensor-parallel", o.tensor_parallel);
   f(Settings::kPipelineStages, "pipeline-stages", o.pipeline_stages);
   f(Settings::kCpuOffload, "cpu-offload", o.cpu_offload);
+  f(Settings::kOffloadOptimizer, "offload-optimizer", o.offload_optimizer);
   f(Settings::kSequenceParallel, "sequence-parallel", o.sequence_parallel);
   f(Settings::kParallelHead, "parallel-head", o.parallel_head);
   f(Settings::kMicroBatches, "micro-batches", o.micro_batches);
@@ -81,6 +82,7 @@ void for_each_setting(Options& o, F&& f) {
   f(Settings::kResharding, "resident-units", o.resident_units);
   f(Settings::kMixedPrecision, "param-dtype", o.param_dtype);
   f(Settings::kMixedPrecision, "reduce-dtype", o.reduce_dtype);
+  f(Settings::kMixedPrecision, "buffer-dtype", o.buffer_dtype);
 }
 
 /// Those whose values count devices.
@@ -109,6 +111,11 @@ void check_settings(const StrategyKind& kind, const StrategyOptions& options, in
   narrow_dtype("compress-dtype", options.compress_dtype);
   narrow_dtype("param-dtype", options.param_dtype);
   narrow_dtype("reduce-dtype", options.reduce_dtype);
+  narrow_dtype("buffer-dtype", options.buffer_dtype);
+  WEFT_CHECK(!options.cpu_offload || !options.offload_optimizer,
+             "offload-optimizer: cpu-offload keeps the optimizer on the CPU too; leave out one");
+  WEFT_CHECK(!options.static_graph || !options.find_unused,
+             "find-unused: under static-graph the first iteration shows what is used");
   wrap_policy(options.wrap, {});
 }
 

@@ -345,6 +345,17 @@ TEST_CASE("strategies that cannot be are errors that say what was expected") {
   refuse({.name = "dp", .micro_batches = 2}, 4, "micro-batches is a setting of pipeline");
   refuse({.name = "zero2", .cpu_offload = true}, 4,
          "cpu-offload is a setting of fsdp, zero3, hsdp and fsdp+tp, not of zero2");
+  refuse({.name = "ddp", .offload_optimizer = true}, 4,
+         "offload-optimizer is a setting of fsdp, zero1, zero2, zero3 and hsdp, not of ddp");
+  refuse({.name = "fsdp", .cpu_offload = true, .offload_optimizer = true}, 4, "leave out one");
+  refuse({.name = "fsdp", .bucket_mb = 5}, 4, "bucket-mb is a setting of ddp, not of fsdp");
+  refuse({.name = "ddp", .static_graph = true, .find_unused = true}, 4,
+         "find-unused: under static-graph");
+  refuse({.name = "zero1", .resident_units = 3}, 4,
+         "resident-units is a setting of fsdp, zero3 and hsdp, not of zero1");
+  refuse({.name = "fsdp", .wrap = "Block,"}, 4, "wrap: an empty name of a class in \"Block,\"");
+  refuse({.name = "fsdp", .buffer_dtype = "int8"}, 4,
+         "buffer-dtype: expected bf16, fp16 or fp32, got \"int8\"");
   refuse({.name = "ddp", .sequence_parallel = true}, 4,
          "sequence-parallel is a setting of tp and fsdp+tp, not of ddp");
   refuse({.name = "fsdp", .parallel_head = true}, 4,

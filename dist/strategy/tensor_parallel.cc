@@ -179,9 +179,9 @@ class TensorParallelKind : public StrategyKind {
     WEFT_CHECK(devices % tensor == 0,
                "{}: {} devices are no mesh of {} that share a layer; set tensor-parallel", name,
                devices, tensor);
-    Sharing sharing{.tensor = tensor,
-                    .deals_out_tokens = options.sequence_parallel,
-                    .cuts_head = options.parallel_head};
+    Sharing sharing = with_bytes(options, {.tensor = tensor,
+                                           .deals_out_tokens = options.sequence_parallel,
+                                           .cuts_head = options.parallel_head});
     (is_sharded_ ? sharing.shard : sharing.replicas) = devices / tensor;
     return sharing;
   }

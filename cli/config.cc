@@ -1,0 +1,158 @@
+// weft config: asks for the settings that matter most and writes them to a file; weft config show:
+// what a run would be done with, and where each setting comes from.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <iostream>
+#include <nlohmann/json.hpp>
+
+#include "cli/command.h"
+#include "cli/json_line.h"
+#include "cli/run_settings.h"
+#include "dist/strategy/strategy_kind.h"
+#include "io/files.h"
+#include "models/registry.h"
+#include "train/config_files/config_file.h"
+#include "train/config_files/to_yaml.h"
+#include "train/precision.h"
+
+namespace weft::cli {
+namespace {
+
+struct Arguments {
+  std::string output = "weft.yaml";
+  bool shows = false;  // config show
+  RunSettings settings;
+  bool json = false;
+};
+
+int show(const Arguments& a) {
+  const EffectiveSettings all = effective(a.settings);
+  const nlohmann::json values = to_json(all.config);
+  if (a.json) {
+    nlohmann::ordered_json settings, origins;
+    for (const auto& [key, value] : values.items()) {
+      settings[train::option_name(key)] = value;
+      origins[train::option_name(key)] = all.origins.at(key);
+    }
+    print_json({{"settings", settings}, {"from", origins}, {"notes", all.notes}});
+    return 0;
+  }
+  size_t name_width = 0, value_width = 0;
+  const auto text_of = [](const nlohmann::json& value) {
+    return value.is_string() && !value.get_ref<const std::string&>().empty()
+               ? value.get<std::string>()
+               : value.dump();
+  };
+  for (const auto& [key, value] : values.items()) {
+    name_width = std::max(name_width, key.size());
+    value_width = std::max(value_width, text_of(value).size());
+  }
+  for (const auto& [key, value] : values.items()) {
+    fmt::print("{:<{}}  {:<{}}  {}\n", train::option_name(key), name_width, text_of(value),
+               value_width, all.origins.at(key));
+  }
+  for (const std::string& note : all.notes) fmt::print("note: {}\n", note);
+  return 0;
+}
+
+struct Question {
+  std::string key, text;
+};
+
+std::vector<Question> questions() {
+  return {
+      {"data", "Images to train on: builtin, cifar10:DIR, mnist:DIR or folder:DIR"},
+      {"model", fmt::format("Model: {}", fmt::join(models::model_names(), ", "))},
+      {"epochs", "Passes over the training images"},
+      {"batch_size", "Images per device in one forward and backward pass"},
+      {"accumulate", "Batches whose gradients make one optimizer step"},
+      {"lr", "Learning rate at the peak of the schedule"},
+      {"precision", fmt::format("Precision: {}", train::precision_names())},
+      {"devices", "Number of devices"},
+      {"strategy", fmt::format("How they share the model and the batch: auto, {}",
+                               fmt::join(dist::strategy_names(), ", "))},
+      {"seed", "Seed of weights, order of images, augmentation and dropout"},
+  };
+}
+
+/// An answer as a value of the setting's type, if it is one; else as it stands.
+nlohmann::json value_of(const std::string& answer, const nlohmann::json& usual) {
+  if (usual.is_string()) return answer;
+  const nlohmann::json value = nlohmann::json::parse(answer, nullptr, false);
+  return value.is_discarded() ? nlohmann::json(answer) : value;
+}
+
+/// Asks until the answer will do; an empty one leaves what is there. Throws Error at the end of the
+/// input.
+template <class Take>
+void ask(const std::string& text, const std::string& usual, const Take& take) {
+  for (std::string answer;;) {
+    fmt::print("{} [{}]: ", text, usual);
+    std::fflush(stdout);
+    WEFT_CHECK(std::getline(std::cin, answer), "config: the input ended at the question \"{}\"",
+               text);
+    const size_t end = answer.find_last_not_of(" \t\r");
+    answer.resize(end == std::string::npos ? 0 : end + 1);
+    if (answer.empty()) return;
+    try {
+      return take(answer);
+    } catch (const Error& error) {
+      fmt::print("  {}\n", error.what());
+    }
+  }
+}
+
+int write(const Arguments& a) {
+  if (std::filesystem::exists(a.output)) {
+    throw UsageError(
+        fmt::format("--output: {} is there already; expected the name of a new file", a.output));
+  }
+  train::Config config = train::recipe("builtin-quick");
+  ask(fmt::format("Recipe to start from: {}", fmt::join(train::recipe_names(), ", ")),
+      config.recipe, [&](const std::string& name) { config = train::recipe(name); });
+  const train::Config preset = config;
+  for (const auto& [key, text] : questions()) {
+    const nlohmann::json usual = to_json(config).at(key);
+    ask(text, usual.is_string() ? usual.get<std::string>() : usual.dump(),
+        [&, key = key](const std::string& answer) {
+          train::ConfigFile line;
+          line.path = "answer";
+          line.set(key, value_of(answer, usual), train::option_name(key));
+          const train::Config changed = with_file(config, line);
+          train::validate(changed);
+          config = changed;
+        });
+  }
+  io::FileWriter file(a.output);
+  file.write(fmt::format("recipe: {}\n", config.recipe) + train::to_yaml(config, preset));
+  file.finish();
+  fmt::print("\nwrote {}\n\n  weft train --config {}\n  weft config show --config {}\n", a.output,
+             a.output, a.output);
+  return 0;
+}
+
+int run(const Arguments& a) { return a.shows ? show(a) : write(a); }
+
+}  // namespace
+
+void add_config(CLI::App& app, Action& action) {
+  const auto [command, a] = add_command<Arguments>(
+      app, action, run, "config", "Write a training run's settings to a file, or show them",
+      kTrainingCommands);
+  command.footer(
+      "It asks for the settings that matter most, shows what an empty answer means in brackets, "
+      "and\nwrites YAML for `weft train --config FILE`. That also takes the YAML of Accelerate and "
+      "the JSON\nof DeepSpeed.");
+  add_option(command, "--output", a.output, "File to write", {.takes = "FILE"});
+  CLI::App& show = *command.add_subcommand(
+      "show",
+      "Show every setting of a run and where it comes from: default, recipe, file or "
+      "command line");
+  show.callback([&a = a] { a.shows = true; });
+  add_run_settings(show, a.settings);
+  show.add_flag("--json", a.json, kJsonObject);
+}
+
+}  // namespace weft::cli

@@ -1,0 +1,362 @@
+#include "cli/run_settings.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+#include <type_traits>
+
+#include "cli/command.h"
+#include "dist/strategy/aliases.h"
+#include "dist/strategy/strategy_kind.h"
+#include "models/registry.h"
+#include "optim/registry.h"
+#include "train/config_files/config_file.h"
+#include "train/precision.h"
+
+namespace weft::cli {
+namespace {
+
+constexpr const char* kDefaultRecipe = "builtin-quick";
+
+/// "--batch-size N" as train::Config's JSON has it: "batch_size".
+std::string key_of(const std::string& option) {
+  std::string key = option.substr(2, option.find_first_of(" ,") - 2);
+  std::ranges::replace(key, '-', '_');
+  return key;
+}
+
+/// Declares options that replace one setting of the recipe each, with the default recipe's value as
+/// their default.
+class Settings {
+ public:
+  Settings(CLI::App& command, RunSettings& settings) : command_(command), settings_(settings) {}
+
+  /// `name` ends in what the option takes: "--epochs N". A member of Config, or a function from a
+  /// Config to a reference. `usual` says what the default means where its value does not.
+  template <class Member>
+  void add(const std::string& name, Member member, const std::string& help,
+           const std::string& usual = "") {
+    using T = std::decay_t<std::invoke_result_t<Member, train::Config&>>;
+    const auto replace = [&settings = settings_, key = key_of(name), member](const T& value) {
+      settings.overrides.push_back(
+          {key, [member, value](train::Config& c) { std::invoke(member, c) = value; }});
+    };
+    const T& value = std::invoke(member, usual_);
+    if constexpr (std::is_same_v<T, bool>) {
+      command_
+          .add_flag_function(
+              name, [replace](int64_t count) { replace(count > 0); }, help)
+          ->default_str(value ? "on" : "off");
+    } else {
+      const size_t space = name.find(' ');
+      CLI::Option* option = command_.add_option_function<T>(name.substr(0, space), replace, help);
+      option->type_name(name.substr(space + 1));
+      if constexpr (fmt::is_formattable<T>::value) option->default_str(fmt::format("{}", value));
+      if (!usual.empty()) option->default_str(usual);
+      // CLI11 reads -1 as the largest unsigned number.
+      if constexpr (std::is_unsigned_v<T>) option->check(CLI::NonNegativeNumber);
+    }
+  }
+
+ private:
+  CLI::App& command_;
+  RunSettings& settings_;
+  train::Config usual_ = train::recipe(kDefaultRecipe);
+};
+
+std::string recipes_help() {
+  std::string text =
+      "A recipe has a value for every setting; an option replaces one of them. The defaults above\n"
+      "are those of builtin-quick.\n\nRecipes:";
+  for (const std::string& name : train::recipe_names()) {
+    text += fmt::format("\n  {:<18} {}", name, train::recipe_summary(name));
+  }
+  return text;
+}
+
+}  // namespace
+
+void add_run_settings(CLI::App& command, RunSettings& settings) {
+  Settings add(command, settings);
+  using C = train::Config;
+  command.footer(recipes_help());
+  add_option(command, "--recipe", settings.recipe,
+             "The settings to start from, one of the recipes listed below",
+             {.usual = kDefaultRecipe});
+  add_option(command, "--config", settings.file,
+             "Settings from a file, YAML or JSON, on top of the recipe's: by these options' names, "
+             "or a file of Accelerate or DeepSpeed",
+             {.takes = "FILE", .usual = "none"});
+
+  command.option_defaults()->group("Data");
+  add.add("--data DATA", &C::data,
+          "Images to train on: builtin, cifar10:DIR, mnist:DIR or folder:DIR");
+  add.add("--image-size N", &C::image_size,
+          "Height and width that images are resized to, in pixels", "the data's own, up to 224");
+  add.add("--limit-batches N", &C::limit_batches,
+          "Batches after which an epoch or an evaluation stops; 0: no limit");
+  const auto augmentation = [&](const char* name, auto member, const char* help) {
+    add.add(
+        name, [member](C & c) -> auto& { return c.augmentation.*member; }, help);
+  };
+  using A = data::Augmentation;
+  augmentation("--shift N", &A::shift, "Move training images at random by up to N pixels");
+  augmentation("--flip,!--no-flip", &A::flip, "Mirror half of the training images");
+  augmentation("--rand-augment N", &A::rand_augment, "RandAugment operations per training image");
+  augmentation("--erase P", &A::erase,
+               "Probability of erasing a random rectangle of a training image");
+  augmentation("--mixup ALPHA", &A::mixup,
+               "Blend pairs of training images, by Beta(ALPHA, ALPHA); 0: no mixup");
+  augmentation("--cutmix ALPHA", &A::cutmix,
+               "Paste a rectangle of one training image into another, its share by "
+               "Beta(ALPHA, ALPHA); 0: no cutmix");
+
+  command.option_defaults()->group("Model");
+  add.add("--model NAME", &C::model,
+          fmt::format("The model to train: {}", fmt::join(models::model_names(), ", ")));
+  add.add("--weights FILE", &C::weights,
+          "Start from trained weights, a safetensors or torch.save file under torchvision's, "
+          "timm's or Hugging Face's names",
+          "random weights");
+  add.add("--interpolation RULE", &C::interpolation,
+          "Rule by which the weights' position embeddings are interpolated to another image "
+          "size: torchvision or timm");
+  add.add("--freeze PATTERN", &C::freeze,
+          "Parameters not to train: names, modules or patterns with * and ?", "none");
+  add.add("--drop-path P", &C::drop_path,
+          "Probability of skipping the last transformer block; it grows linearly from 0 at "
+          "the first");
+
+  command.option_defaults()->group("Optimization");
+  add.add("--epochs N", &C::epochs, "Passes over the training images");
+  add.add("--batch-size N", &C::batch_size, "Images per device in one forward and backward pass");
+  add.add("--accumulate N", &C::accumulate,
+          "Gradient accumulation: batches whose gradients make one optimizer step");
+  add.add("--optimizer NAME", &C::optimizer,
+          fmt::format("The optimizer: {}", fmt::join(optim::optimizer_names(), ", ")));
+  add.add("--lr X", &C::lr, "Learning rate at the peak of the schedule");
+  add.add("--schedule NAME", &C::schedule,
+          "Learning rate over the steps: one-cycle, cosine or constant");
+  add.add("--warmup X", &C::warmup,
+          "Share of all steps in which the learning rate rises to its peak");
+  add.add("--layer-decay X", &C::layer_decay,
+          "Factor on the learning rate from each transformer layer to the one before it; "
+          "1: no decay");
+  add.add("--weight-decay X", &C::weight_decay,
+          "Weight decay, of all parameters but biases and normalisation");
+  add.add("--momentum X", &C::momentum, "Momentum, of optimizer sgd");
+  add.add("--clip-norm X", &C::clip_norm, "Norm that gradients are clipped to; 0: no clipping");
+  add.add("--nonfinite NAME", &C::nonfinite,
+          "Where a loss or a gradient is not finite: stop, and name what first was not, or "
+          "skip the step");
+  add.add("--label-smoothing X", &C::label_smoothing,
+          "Probability spread over all classes of a label, in [0, 1)");
+  add.add("--seed N", &C::seed, "Seed of weights, order of images, augmentation and dropout");
+
+  command.option_defaults()->group("Precision");
+  add.add("--precision NAME", &C::precision,
+          fmt::format("What is computed in which format: {}; Lightning Fabric's names too "
+                      "(bf16-mixed, ...)",
+                      train::precision_names()));
+  add.add("--matmul-numerics NAME", &C::matmul_numerics,
+          fmt::format("Arithmetic of matrix products, the CPU's, exact, or bit for bit that "
+                      "of a GPU's tensor cores: {}",
+                      fmt::join(kernels::accumulation_names(), ", ")));
+  add.add("--tf32-rounding RULE", &C::tf32_rounding,
+          "Rounding of operands to TF32: truncate or nearest");
+  add.add("--loss-scale SCALE", &C::loss_scale,
+          "Loss scale under fp16: dynamic, none or a fixed number");
+  add.add("--initial-loss-scale X", &C::initial_loss_scale,
+          "Loss scale that a dynamic one begins at");
+  add.add("--loss-scale-window N", &C::loss_scale_window,
+          "Steps in a row without an infinity after which a dynamic loss scale doubles");
+  add.add("--loss-scale-hysteresis N", &C::loss_scale_hysteresis,
+          "Steps with an infinity after which a dynamic loss scale halves");
+  add.add("--min-loss-scale X", &C::min_loss_scale,
+          "Loss scale at which an infinity ends the run; 0: none does");
+  add.add("--fp8-scaling RULE", &C::fp8_scaling,
+          "What fp8 scales a tensor by, its own largest magnitude (current) or that of its "
+          "last 1024 steps (delayed)");
+
+  command.option_defaults()->group("Devices and sharding");
+  add_option(command, "--devices", settings.devices,
+             "Number of devices. Each is a rank, started through mpirun; under mpirun or srun "
+             "the ranks that are there; under strategy dp a thread",
+             {.usual = "1"});
+  add_option(command, "--strategy", settings.strategy.name,
+             fmt::format("How devices share the model and the batch: {}",
+                         fmt::join(dist::strategy_names(), ", ")),
+             {.usual = "ddp on several devices, else single"});
+  add.add("--global-batch-size N", &C::global_batch_size,
+          "Global batch: images of all devices together in one forward and backward pass",
+          "--batch-size on each device");
+  using S = dist::StrategyOptions;
+  const auto its_own = [](const char* what, dist::Settings setting) {
+    return fmt::format("{}; of strategy {}", what, dist::strategies_with(setting));
+  };
+  const auto strategy_setting = [&](const char* name, auto member, const std::string& help,
+                                    const char* usual = "") {
+    add.add(
+        name, [member](C & c) -> auto& { return c.strategy.*member; }, help, usual);
+  };
+  strategy_setting(
+      "--shard-size N", &S::shard_size,
+      its_own("Devices that hold one sharded copy of the model", dist::Settings::kShardSize),
+      "the largest proper divisor of --devices");
+  strategy_setting(
+      "--cpu-offload", &S::cpu_offload,
+      its_own("Keep each rank's shards of parameters, gradients and optimizer state in "
+              "the CPU's memory",
+              dist::Settings::kCpuOffload));
+  add_option(command, "--tensor-parallel", settings.strategy.tensor_parallel,
+             its_own("Tensor parallelism: devices that each layer is split over",
+                     dist::Settings::kTensorParallel),
+             {.usual = "all under tp, 2 under fsdp+tp"});
+  strategy_setting("--sequence-parallel", &S::sequence_parallel,
+                   its_own("Sequence parallelism: shard the tokens between layers that are split",
+                           dist::Settings::kSequenceParallel));
+  strategy_setting(
+      "--parallel-head", &S::parallel_head,
+      its_own("Split the head and the loss by classes", dist::Settings::kParallelHead));
+  add_option(command, "--pipeline-stages", settings.strategy.pipeline_stages,
+             its_own("Stages that the model is split into along its depth",
+                     dist::Settings::kPipelineStages),
+             {.usual = "as many as devices"});
+  command
+      .add_option_function<std::string>(
+          "--pipeline-schedule",
+          [&settings](const std::string& name) {
+            settings.overrides.push_back({"pipeline_schedule", [name](C& c) {
+                                            c.strategy.schedule = dist::parse_schedule(name);
+                                          }});
+          },
+          "Order in which stages take micro-batches: 1f1b or gpipe; of strategy pipeline")
+      ->type_name("NAME")
+      ->default_str("1f1b");
+  strategy_setting(
+      "--micro-batches N", &S::micro_batches,
+      its_own("Micro-batches that a batch is split into", dist::Settings::kMicroBatches),
+      "two per stage");
+  command.option_defaults()->group("Gradients of whole copies");
+  strategy_setting("--bucket-mb N", &S::bucket_mb,
+                   its_own("MiB of gradients that are summed together", dist::Settings::kBuckets),
+                   "25");
+  strategy_setting(
+      "--compress-dtype NAME", &S::compress_dtype,
+      its_own("Format that gradients travel in: bf16, fp16 or fp32", dist::Settings::kBuckets),
+      "their own");
+  strategy_setting("--static-graph", &S::static_graph,
+                   its_own("Promise that every step uses the parameters that the first one does",
+                           dist::Settings::kBuckets));
+  strategy_setting(
+      "--find-unused", &S::find_unused,
+      its_own("Look in every step for parameters that got no gradient", dist::Settings::kBuckets));
+
+  command.option_defaults()->group("Sharded parameters");
+  strategy_setting("--wrap WHAT", &S::wrap,
+                   its_own("What is gathered together: modules of so many parameters or more, "
+                           "100000, or of these classes, EncoderBlock,Linear",
+                           dist::Settings::kUnits),
+                   "what the model names");
+  strategy_setting(
+      "--shard-grad-op", &S::shard_grad_op,
+      its_own("Keep parameters whole from forward to backward", dist::Settings::kResharding));
+  strategy_setting(
+      "--no-prefetch", &S::no_prefetch,
+      its_own("Gather a unit when it is touched, and no sooner", dist::Settings::kUnits));
+  strategy_setting("--resident-units N", &S::resident_units,
+                   its_own("Units that are whole at a time, 2 or more, besides the one that is "
+                           "gathered ahead",
+                           dist::Settings::kResharding),
+                   "2");
+  strategy_setting("--offload-optimizer", &S::offload_optimizer,
+                   its_own("Keep the optimizer, its state and its shards in the CPU's memory",
+                           dist::Settings::kOffloadOptimizer));
+  strategy_setting("--param-dtype NAME", &S::param_dtype,
+                   its_own("Format that parameters are gathered in and are while whole: bf16, fp16 "
+                           "or fp32",
+                           dist::Settings::kMixedPrecision),
+                   "fp32, but weights of products travel as --precision bf16 or fp16 rounds them");
+  strategy_setting("--reduce-dtype NAME", &S::reduce_dtype,
+                   its_own("Format that gradients travel in: bf16, fp16 or fp32",
+                           dist::Settings::kMixedPrecision),
+                   "fp32");
+  strategy_setting(
+      "--buffer-dtype NAME", &S::buffer_dtype,
+      its_own("Format of floating buffers: bf16, fp16 or fp32", dist::Settings::kMixedPrecision),
+      "fp32");
+
+  command.option_defaults()->group("Devices and sharding");
+  add.add("--gradient-average RULE", &C::gradient_average,
+          "What ranks with different numbers of images average: samples, the mean over all "
+          "images, or ranks, the mean of the ranks' means as in PyTorch's DDP");
+  command
+      .add_flag_function(
+          "--deterministic-reduce{8}",
+          [&settings](int64_t micro_batches) {
+            settings.overrides.push_back({"deterministic_reduce", [micro_batches](C& c) {
+                                            c.deterministic_reduce = micro_batches;
+                                          }});
+          },
+          "Split each global batch into so many micro-batches, 8 where no number is given, and add "
+          "their gradients in one fixed tree: the same bits on 1, 2, 4, ... devices")
+      ->default_str("off");
+  add.add("--checkpoint-activations", &C::checkpoint_activations,
+          "Activation checkpointing: recompute activations in the backward pass, to save "
+          "memory");
+
+  command.option_defaults()->group("Output");
+  add.add("--save-every EVERY", &C::save_every,
+          "Save also within epochs: every so many steps, 500, or seconds, 600s",
+          "at the ends of epochs alone");
+}
+
+EffectiveSettings effective(const RunSettings& settings) {
+  return as_usage([&] {
+    train::ConfigFile file;
+    if (!settings.file.empty()) file = train::read_config_file(settings.file);
+    EffectiveSettings result{.notes = file.notes};
+    std::string recipe = settings.recipe;
+    if (recipe.empty()) recipe = file.settings.value("recipe", kDefaultRecipe);
+    train::Config& config = result.config;
+    config = train::recipe(recipe);
+    const nlohmann::json usual = to_json(train::Config()), preset = to_json(config);
+    for (const auto& [key, value] : preset.items()) {
+      result.origins[key] = value == usual.at(key) ? "default" : "recipe " + recipe;
+    }
+    config = with_file(config, file);
+    config.recipe = recipe;
+    for (const auto& [key, file_key] : file.keys) {
+      if (key != "recipe") result.origins[key] = file.path + ": " + file_key;
+    }
+    const auto said = [&](const std::string& key) { result.origins[key] = "command line"; };
+    if (!settings.recipe.empty()) said("recipe");
+    dist::StrategyOptions& strategy = config.strategy;
+    if (settings.devices > 0) config.devices = settings.devices, said("devices");
+    if (!settings.strategy.name.empty()) strategy.name = settings.strategy.name, said("strategy");
+    if (const int n = settings.strategy.tensor_parallel; n != 0) {
+      strategy.tensor_parallel = n, said("tensor_parallel");
+    }
+    if (const int n = settings.strategy.pipeline_stages; n != 0) {
+      strategy.pipeline_stages = n, said("pipeline_stages");
+    }
+    strategy = dist::named_here(strategy);
+    apply(file.batch, file.path, config);
+    if (file.batch.total > 0 || file.batch.micro > 0) {
+      result.origins["batch_size"] = file.path + ": train_batch_size and its like";
+    }
+    if (file.batch.total > 0 || file.batch.accumulation > 0) {
+      result.origins["accumulate"] = file.path + ": train_batch_size and its like";
+    }
+    for (const RunSettings::Override& override : settings.overrides) {
+      override.apply(config);
+      said(override.key);
+    }
+    config.precision = train::find_precision(config.precision).name;
+    train::validate(config);
+    return result;
+  });
+}
+
+}  // namespace weft::cli

@@ -1,0 +1,44 @@
+// The options that decide a training run, one for each setting of train/config.h: `weft train`
+// runs with them, `weft config` shows them and writes them to files.
+//
+// Precedence: defaults, the recipe, the file of --config, the command line.
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <functional>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "train/config.h"
+
+namespace weft::cli {
+
+/// What a command line says of a run.
+struct RunSettings {
+  std::string recipe;  // empty: the file's, or builtin-quick
+  std::string file;    // of --config
+  struct Override {
+    std::string key;  // of to_json(Config)
+    std::function<void(train::Config&)> apply;
+  };
+  std::vector<Override> overrides;
+  // What a resumed run may change as well; 0 and empty: not said.
+  int64_t devices = 0;
+  dist::StrategyOptions strategy = {.name = ""};  // its name, tensor_parallel, pipeline_stages
+
+  /// Whether nothing is said but what a resumed run may change.
+  bool are_the_runs_own() const { return recipe.empty() && file.empty() && overrides.empty(); }
+};
+
+void add_run_settings(CLI::App& command, RunSettings& settings);
+
+struct EffectiveSettings {
+  train::Config config;
+  std::map<std::string, std::string> origins;  // by to_json(Config)'s keys: "command line"
+  std::vector<std::string> notes;              // on what of the file changes nothing
+};
+/// The configuration that comes out, checked. Throws UsageError naming what is wrong with it.
+EffectiveSettings effective(const RunSettings& settings);
+
+}  // namespace weft::cli

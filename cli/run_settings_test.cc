@@ -1,0 +1,116 @@
+#include "cli/run_settings.h"
+
+#include <catch2/catch.hpp>
+#include <cstdlib>
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "cli/command.h"
+#include "train/config_files/to_yaml.h"
+
+using namespace weft;
+using namespace weft::cli;
+using Catch::Matchers::Contains;
+using nlohmann::json;
+
+namespace {
+
+/// What `weft train` would run with.
+EffectiveSettings parse(const std::string& line) {
+  CLI::App app;
+  RunSettings settings;
+  add_run_settings(app, settings);
+  app.parse(line);
+  return effective(settings);
+}
+
+std::string write_file(const std::string& name, const std::string& text) {
+  const char* folder = std::getenv("TEST_TMPDIR");
+  const std::string path = std::string(folder ? folder : "/tmp") + "/" + name;
+  std::ofstream(path) << text;
+  return path;
+}
+
+}  // namespace
+
+TEST_CASE("each setting of a strategy has its option") {
+  struct Case {
+    std::string line, key;
+    json value;
+  };
+  for (const auto& [line, key, value] : std::vector<Case>{
+           {"--strategy ddp --bucket-mb 3", "bucket_mb", 3},
+           {"--strategy ddp --compress-dtype bf16", "compress_dtype", "bf16"},
+           {"--strategy ddp --static-graph", "static_graph", true},
+           {"--strategy ddp --find-unused", "find_unused", true},
+           {"--strategy fsdp --wrap EncoderBlock,Linear", "wrap", "EncoderBlock,Linear"},
+           {"--strategy fsdp --shard-grad-op", "shard_grad_op", true},
+           {"--strategy zero1 --no-prefetch", "no_prefetch", true},
+           {"--strategy fsdp --resident-units 4", "resident_units", 4},
+           {"--strategy zero2 --offload-optimizer", "offload_optimizer", true},
+           {"--strategy fsdp --param-dtype fp32", "param_dtype", "fp32"},
+           {"--strategy hsdp --reduce-dtype bf16", "reduce_dtype", "bf16"},
+           {"--strategy zero3 --buffer-dtype fp16", "buffer_dtype", "fp16"},
+           {"--strategy fsdp --cpu-offload", "cpu_offload", true},
+           {"--strategy pipeline --pipeline-schedule gpipe", "pipeline_schedule", "gpipe"}}) {
+    INFO(line);
+    const EffectiveSettings all = parse("--devices 4 " + line);
+    CHECK(to_json(all.config).at(key) == value);
+    CHECK(all.origins.at(key) == "command line");
+    CHECK(all.origins.at("strategy") == "command line");
+    // A checkpoint carries it.
+    CHECK(to_json(train::config_from_json(to_json(all.config))) == to_json(all.config));
+  }
+  CHECK(parse("--devices 2 --strategy SHARD_GRAD_OP").config.strategy.shard_grad_op);
+}
+
+TEST_CASE("a setting of another strategy, or of no sense, is named") {
+  for (const auto& [line, message] : std::vector<std::pair<std::string, std::string>>{
+           {"--strategy fsdp --bucket-mb 3", "bucket-mb is a setting of ddp, not of fsdp"},
+           {"--strategy ddp --wrap Linear", "wrap is a setting of fsdp, zero1"},
+           {"--strategy zero1 --shard-grad-op",
+            "shard-grad-op is a setting of fsdp, zero3 and hsdp, not of zero1"},
+           {"--strategy tp --reduce-dtype bf16", "reduce-dtype is a setting of"},
+           {"--strategy ddp --compress-dtype int8",
+            "compress-dtype: expected bf16, fp16 or fp32, got \"int8\""},
+           {"--strategy ddp --bucket-mb -1", "bucket-mb must not be negative, got -1"},
+           {"--strategy fsdp --resident-units 1", "resident-units: expected 2 or more"},
+           {"--strategy fsdp --shard-grad-op --resident-units 3", "under shard-grad-op"},
+           {"--strategy fsdp --cpu-offload --offload-optimizer", "leave out one"},
+           {"--strategy fdsp", "did you mean \"fsdp\"?"}}) {
+    INFO(line);
+    try {
+      parse("--devices 4 " + line);
+      FAIL("no error");
+    } catch (const UsageError& error) {
+      CHECK_THAT(error.what(), Contains(message));
+    }
+  }
+}
+
+TEST_CASE("defaults, recipe, file, command line: the later one counts, and is named") {
+  const std::string path = write_file("run.yaml", "epochs: 7\nlr: 0.25\nstrategy: FSDP\n");
+  const EffectiveSettings all = parse("--config " + path + " --lr 0.5 --devices 2");
+  CHECK(all.config.epochs == 7);
+  CHECK(all.config.lr == 0.5);
+  CHECK(all.config.strategy.name == "fsdp");
+  CHECK(all.origins.at("epochs") == path + ": epochs");
+  CHECK(all.origins.at("lr") == "command line");
+  CHECK(all.origins.at("label_smoothing") == "recipe builtin-quick");
+  CHECK(all.origins.at("momentum") == "default");
+  // A file may name its recipe; the command line's counts.
+  const std::string recipe = write_file("recipe.yaml", "recipe: cifar10-quick\nepochs: 2\n");
+  CHECK(parse("--config " + recipe).config.model == "cct_2_3x3");
+  CHECK(parse("--config " + recipe).config.epochs == 2);
+  CHECK(parse("--config " + recipe + " --recipe builtin-quick").config.model == "cct");
+  // What a run writes is the run.
+  const train::Config config = parse("--devices 2 --strategy fsdp --wrap 5000 --flip").config;
+  const std::string own = write_file("own.yaml", train::to_yaml(config));
+  CHECK(to_json(parse("--config " + own).config) == to_json(config));
+  // DeepSpeed's batch rule counts the devices of the command line.
+  const std::string rule =
+      write_file("ds.json", "{\"train_batch_size\": 64, \"train_micro_batch_size_per_gpu\": 4}");
+  CHECK(parse("--config " + rule + " --devices 4").config.accumulate == 4);
+  CHECK_THROWS_WITH(parse("--config " + rule + " --devices 3"), Contains("train_batch_size"));
+  CHECK_THROWS_AS(parse("--config /nowhere/run.yaml"), UsageError);
+}

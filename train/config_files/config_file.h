@@ -1,0 +1,51 @@
+// Settings of a run from a file, by our names or by those of others:
+//
+//   ours        YAML or JSON: the command line's names without their dashes, "batch-size: 32"
+//   Accelerate  the YAML that `accelerate config` writes
+//   DeepSpeed   the JSON of deepspeed.initialize()
+//
+// What a file says takes the place of a recipe's values. An unknown key is an error that names the
+// nearest known one; what is known but has no counterpart here is told in `notes`.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "train/config.h"
+
+namespace weft::train {
+
+/// DeepSpeed's: total = micro x accumulation x devices. 0: not said.
+struct BatchRule {
+  int64_t total = 0, micro = 0, accumulation = 0;
+};
+
+struct ConfigFile {
+  std::string path;
+  std::string dialect = "weft";                        // weft, accelerate, deepspeed
+  nlohmann::json settings = nlohmann::json::object();  // by the keys of to_json(Config)
+  std::map<std::string, std::string> keys;  // by the same: the file's key, "bf16.enabled"
+  std::vector<std::string> notes;
+  BatchRule batch;
+
+  void set(const std::string& key, nlohmann::json value, const std::string& file_key) {
+    settings[key] = std::move(value);
+    keys[key] = file_key;
+  }
+};
+
+/// Throws Error naming the file, the key, its value and what was expected.
+ConfigFile read_config_file(const std::string& path);
+
+/// `config` with the file's values in the place of its own; throws Error for a value that is of
+/// another type than the setting's.
+Config with_file(const Config& config, const ConfigFile& file);
+
+/// Splits the rule's total batch by the configuration's devices. Throws Error where it does not
+/// come out even.
+void apply(const BatchRule& rule, const std::string& file, Config& config);
+
+}  // namespace weft::train

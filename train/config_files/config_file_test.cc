@@ -1,0 +1,317 @@
+#include "train/config_files/config_file.h"
+
+#include <catch2/catch.hpp>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+
+#include "core/error.h"
+#include "train/config_files/to_yaml.h"
+
+using namespace weft;
+using namespace weft::train;
+using Catch::Matchers::Contains;
+using json = nlohmann::json;
+
+namespace {
+
+std::string write_file(const std::string& name, const std::string& text) {
+  const char* folder = std::getenv("TEST_TMPDIR");
+  const std::string path = std::string(folder ? folder : "/tmp") + "/" + name;
+  std::ofstream(path, std::ios::binary) << text;
+  return path;
+}
+
+ConfigFile read(const std::string& name, const std::string& text) {
+  return read_config_file(write_file(name, text));
+}
+
+Config config_of(const std::string& name, const std::string& text, int64_t devices = 0) {
+  const ConfigFile file = read(name, text);
+  Config config = with_file(Config(), file);
+  if (devices > 0) config.devices = devices;
+  apply(file.batch, file.path, config);
+  validate(config);
+  return config;
+}
+
+constexpr const char* kOwnYaml = R"(# a run of ours
+model: cct
+epochs: 3
+lr: 5e-4
+batch-size: 32
+flip: true
+freeze: [head, "encoder.*"]
+strategy: fsdp
+devices: 2
+wrap: 100000
+shard-grad-op: true
+loss-scale: dynamic
+)";
+
+// As `accelerate config` writes it.
+constexpr const char* kAccelerateFsdp = R"(compute_environment: LOCAL_MACHINE
+debug: false
+distributed_type: FSDP
+downcast_bf16: 'no'
+enable_cpu_affinity: false
+fsdp_config:
+  fsdp_activation_checkpointing: true
+  fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP
+  fsdp_backward_prefetch: BACKWARD_PRE
+  fsdp_cpu_ram_efficient_loading: true
+  fsdp_forward_prefetch: false
+  fsdp_offload_params: false
+  fsdp_sharding_strategy: SHARD_GRAD_OP
+  fsdp_state_dict_type: SHARDED_STATE_DICT
+  fsdp_sync_module_states: true
+  fsdp_transformer_layer_cls_to_wrap: EncoderBlock
+  fsdp_use_orig_params: true
+machine_rank: 0
+main_training_function: main
+mixed_precision: bf16
+num_machines: 1
+num_processes: 8
+rdzv_backend: static
+same_network: true
+tpu_env: []
+tpu_use_cluster: false
+tpu_use_sudo: false
+use_cpu: false
+)";
+
+constexpr const char* kAccelerateMpi = R"(compute_environment: LOCAL_MACHINE
+debug: false
+distributed_type: MULTI_CPU
+downcast_bf16: 'no'
+ipex_config:
+  ipex: false
+machine_rank: 0
+main_process_ip: 192.168.0.1
+main_process_port: 29500
+main_training_function: main
+mixed_precision: 'no'
+mpirun_config:
+  mpirun_ccl: '1'
+  mpirun_hostfile: /root/hostfile
+num_machines: 4
+num_processes: 16
+rdzv_backend: static
+same_network: true
+use_cpu: true
+)";
+
+constexpr const char* kDeepSpeed = R"({
+  "train_batch_size": 256,
+  "train_micro_batch_size_per_gpu": 16,
+  "gradient_accumulation_steps": 4,
+  "steps_per_print": 2000,
+  "gradient_clipping": 0.5,
+  "optimizer": {"type": "AdamW",
+    "params": {"lr": 0.0003, "betas": [0.9, 0.999], "eps": 1e-8, "weight_decay": 0.01}},
+  "scheduler": {"type": "WarmupCosineLR",
+    "params": {"warmup_num_steps": 100, "total_num_steps": 1000, "warmup_min_ratio": 0.0}},
+  "fp16": {"enabled": true, "loss_scale": 0, "initial_scale_power": 12, "hysteresis": 3},
+  "bf16": {"enabled": false},
+  "zero_optimization": {"stage": 2, "overlap_comm": true, "reduce_bucket_size": 5e8,
+    "offload_optimizer": {"device": "cpu", "pin_memory": true}},
+  "wall_clock_breakdown": false
+})";
+
+const std::vector<std::pair<const char*, const char*>>& files() {
+  static const auto& all =
+      *new std::vector<std::pair<const char*, const char*>>{{"own.yaml", kOwnYaml},
+                                                            {"fsdp.yaml", kAccelerateFsdp},
+                                                            {"mpi.yaml", kAccelerateMpi},
+                                                            {"ds.json", kDeepSpeed}};
+  return all;
+}
+
+}  // namespace
+
+TEST_CASE("our own names, in YAML and JSON") {
+  const Config yaml = config_of("own.yaml", kOwnYaml);
+  CHECK(yaml.model == "cct");
+  CHECK(yaml.epochs == 3);
+  CHECK(yaml.lr == 5e-4);
+  CHECK(yaml.batch_size == 32);
+  CHECK(yaml.augmentation.flip);
+  CHECK(yaml.freeze == std::vector<std::string>{"head", "encoder.*"});
+  CHECK(yaml.strategy.name == "fsdp");
+  CHECK(yaml.strategy.wrap == "100000");
+  CHECK(yaml.strategy.shard_grad_op);
+  // What a run writes is read as the same run.
+  CHECK(to_json(config_of("run.yaml", to_yaml(yaml))) == to_json(yaml));
+  CHECK(to_json(config_of("run.json", to_json(yaml).dump())) == to_json(yaml));
+  const std::string changes = to_yaml(yaml, Config());
+  CHECK_THAT(changes, Contains("batch-size: 32\n") && !Contains("seed"));
+  CHECK(to_json(config_of("changes.yaml", changes)) == to_json(yaml));
+  for (const std::string& name : recipe_names()) {
+    Config config = recipe(name);
+    config.weights = "weights \"of\"\n: #1";
+    CHECK(to_json(with_file(Config(), read("recipe.yaml", to_yaml(config)))) == to_json(config));
+  }
+  CHECK(read("empty.yaml", "").settings.empty());
+  CHECK(read("empty.json", "{}").settings.empty());
+}
+
+TEST_CASE("an Accelerate file of FSDP, and one for mpirun") {
+  const Config fsdp = config_of("fsdp.yaml", kAccelerateFsdp);
+  CHECK(fsdp.strategy.name == "fsdp");
+  CHECK(fsdp.strategy.shard_grad_op);
+  CHECK(fsdp.strategy.wrap == "EncoderBlock");
+  CHECK_FALSE(fsdp.strategy.cpu_offload);
+  CHECK_FALSE(fsdp.strategy.no_prefetch);
+  CHECK(fsdp.checkpoint_activations);
+  CHECK(fsdp.precision == "bf16");
+  CHECK(fsdp.devices == 8);
+  CHECK(read("fsdp.yaml", kAccelerateFsdp).keys.at("wrap") ==
+        "fsdp_config.fsdp_transformer_layer_cls_to_wrap");
+  const ConfigFile mpi = read("mpi.yaml", kAccelerateMpi);
+  CHECK(mpi.dialect == "accelerate");
+  CHECK(mpi.settings == json{{"strategy", "ddp"}, {"precision", "fp32"}, {"devices", 16}});
+  CHECK_THAT(mpi.notes.at(0), Contains("mpirun_config.mpirun_hostfile"));
+  const std::vector<std::tuple<std::string, std::string, json>> lines = {
+      {"fsdp_sharding_strategy: 4", "strategy", "hsdp"},
+      {"fsdp_sharding_strategy: NO_SHARD", "strategy", "ddp"},
+      {"fsdp_reshard_after_forward: false", "shard_grad_op", true},
+      {"fsdp_auto_wrap_policy: SIZE_BASED_WRAP\n  fsdp_min_num_params: 2000", "wrap", "2000"},
+      {"fsdp_backward_prefetch: NO_PREFETCH", "no_prefetch", true},
+      {"fsdp_offload_params: true", "cpu_offload", true}};
+  for (const auto& [line, key, value] : lines) {
+    INFO(line);
+    const ConfigFile file = read("line.yaml", "distributed_type: FSDP\nfsdp_config:\n  " + line);
+    CHECK(file.settings.at(key) == value);
+  }
+}
+
+TEST_CASE("a DeepSpeed file: batch rule, optimizer, scheduler, precision, ZeRO") {
+  const Config config = config_of("ds.json", kDeepSpeed, 4);
+  CHECK(config.batch_size == 16);
+  CHECK(config.accumulate == 4);
+  CHECK(config.clip_norm == 0.5);
+  CHECK(config.optimizer == "adamw");
+  CHECK(config.lr == 0.0003);
+  CHECK(config.weight_decay == 0.01);
+  CHECK(config.schedule == "cosine");
+  CHECK(config.warmup == 0.1);
+  CHECK(config.precision == "fp16");
+  CHECK(config.loss_scale == "dynamic");
+  CHECK(config.initial_loss_scale == 4096);
+  CHECK(config.loss_scale_window == 1000);
+  CHECK(config.loss_scale_hysteresis == 3);
+  CHECK(config.strategy.name == "zero2");
+  CHECK(config.strategy.offload_optimizer);
+  CHECK_THROWS_WITH(config_of("ds.json", kDeepSpeed, 2),
+                    Contains("256 is train_micro_batch_size_per_gpu 16 x "
+                             "gradient_accumulation_steps 4 x 4 devices, and the run has 2"));
+  // Two of the three give the third.
+  const Config micro = config_of("b.json", R"({"train_batch_size": 48,
+      "gradient_accumulation_steps": 2})",
+                                 3);
+  CHECK(micro.batch_size == 8);
+  const Config steps = config_of("b.json", R"({"train_batch_size": 48,
+      "train_micro_batch_size_per_gpu": 4})",
+                                 3);
+  CHECK(steps.accumulate == 4);
+  CHECK_THROWS_WITH(config_of("b.json", R"({"train_batch_size": 50})", 3),
+                    Contains("a multiple of 3, got 50"));
+  // Accelerate may lead to it.
+  write_file("inner.json", kDeepSpeed);
+  const ConfigFile outer = read("outer.yaml",
+                                "distributed_type: DEEPSPEED\ndeepspeed_config:\n"
+                                "  deepspeed_config_file: inner.json\n  zero_stage: 3\n");
+  CHECK(outer.settings.at("strategy") == "zero3");
+  CHECK(outer.settings.at("lr") == 0.0003);
+  CHECK(outer.batch.total == 256);
+}
+
+TEST_CASE("what is wrong is named: file, key, value, what was expected") {
+  const std::vector<std::tuple<std::string, std::string, std::string>> cases = {
+      {"a.yaml", "epoch: 3", "unknown key \"epoch\"; did you mean \"epochs\"?"},
+      {"a.yaml", "epochs: many", "key \"epochs\": expected a whole number, got \"many\""},
+      {"a.yaml", "epochs: 2.5", "key \"epochs\": expected a whole number, got 2.5"},
+      {"a.yaml", "flip: 1", "key \"flip\": expected true or false, got 1"},
+      {"a.yaml", "lr: [1]", "key \"lr\": expected a number, got [1]"},
+      {"a.yaml", "model: true", "key \"model\": expected a text, got true"},
+      {"a.yaml", "freeze: [1]", "key \"freeze\": expected a list of texts, got [1]"},
+      {"a.yaml", "seed: -1", "key \"seed\": expected a whole number, 0 or more, got -1"},
+      {"a.yaml", "epochs: 1\nepochs: 2", "line 2: the key \"epochs\" is there twice"},
+      {"a.yaml", "batch-size: 1\nbatch_size: 2", "is there twice"},
+      {"a.yaml", "lr: [1", "line 1: expected YAML"},
+      {"a.yaml", "- 1", "expected keys with values, got [1]"},
+      {"a.json", "{\"lr\": 1,\n", "line 2: expected JSON"},
+      {"a.yaml", "distributed_type: FSPD", "expected one of NO, MULTI_GPU"},
+      {"a.yaml", "distributed_type: NO\nmixed_precison: bf16",
+       "unknown key \"mixed_precison\"; did you mean \"mixed_precision\"?"},
+      {"a.yaml", "distributed_type: FSDP\nfsdp_config: {fsdp_ofload_params: true}",
+       "unknown key \"fsdp_config.fsdp_ofload_params\"; did you mean \"fsdp_offload_params\"?"},
+      {"a.yaml", "distributed_type: FSDP\nfsdp_config: 3",
+       "fsdp_config: expected keys with values, got 3"},
+      {"a.json", R"({"fp16": {"enable": true}})", "unknown key \"fp16.enable\"; did you mean"},
+      {"a.json", R"({"fp16": {"enabled": true}, "bf16": {"enabled": true}})",
+       "key \"fp16.enabled\": expected false where bf16 is enabled, got true"},
+      {"a.json", R"({"zero_optimization": {"stage": 4}})",
+       "key \"zero_optimization.stage\": expected 0, 1, 2 or 3, got 4"},
+      {"a.json", R"({"train_batch_size": "many"})",
+       "key \"train_batch_size\": expected a whole number, got \"many\""},
+      {"a.json", R"({"fp16": {}, "optimizer": {"type": "Adagrad"}})",
+       "key \"optimizer.type\": expected one of Adam, AdamW, SGD"},
+  };
+  for (const auto& [name, text, message] : cases) {
+    INFO(text);
+    CHECK_THROWS_WITH(read(name, text), Contains(name) && Contains(message));
+  }
+  std::string deep = "a: ";
+  for (int i = 0; i < 100; ++i) deep += "[";
+  CHECK_THROWS_AS(read("deep.yaml", deep), Error);
+  CHECK_THROWS_WITH(read("nested.yaml", deep + std::string(100, ']')), Contains("deep"));
+}
+
+TEST_CASE("a file cut at any byte is read or is an error that names it") {
+  int errors = 0;
+  for (const auto& [name, text] : files()) {
+    const std::string whole = text;
+    for (size_t bytes = 0; bytes < whole.size(); ++bytes) {
+      try {
+        read(name, whole.substr(0, bytes));
+      } catch (const Error& error) {
+        ++errors;
+        INFO(bytes << " bytes of " << name);
+        CHECK_THAT(error.what(), Contains(name));
+      }
+    }
+  }
+  CHECK(errors > 500);
+}
+
+TEST_CASE("a file with a key left out, one too many, or a value of another type") {
+  const json kinds = {true, 7, 0.5, "text", json::array({1}), json::object({{"a", 1}}), nullptr};
+  for (const auto& [name, text] : files()) {
+    const ConfigFile whole = read(name, text);
+    json values = json::parse(kDeepSpeed);
+    if (std::string(name) != "ds.json") {
+      // As JSON, which every dialect is read from.
+      values = whole.dialect == "weft" ? whole.settings : json{};
+      if (values.empty()) continue;
+    }
+    for (const auto& [key, value] : values.items()) {
+      json less = values;
+      less.erase(key);
+      CHECK_NOTHROW(read("less.json", less.dump()));
+      for (const json& kind : kinds) {
+        json other = values;
+        other[key] = kind;
+        INFO(other.dump());
+        try {
+          read("other.json", other.dump());
+        } catch (const Error& error) {
+          CHECK_THAT(error.what(), Contains("other.json") && Contains(key));
+        }
+      }
+    }
+    json more = values;
+    more["levitation"] = 3;
+    CHECK_THROWS_WITH(read("more.json", more.dump()), Contains("unknown key \"levitation\""));
+  }
+}

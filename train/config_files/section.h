@@ -1,0 +1,55 @@
+// An object of a configuration file while it is read: values by key and type, and in the end the
+// keys that nobody asked for.
+//
+//   Section bf16 = file.section("bf16");
+//   if (const auto enabled = bf16.boolean("enabled")) ...
+//   bf16.finish();                       // "ds.json: bf16: unknown key "enable"; did you mean ..."
+//
+// A key that is missing, null or, where a library fills it in, "auto" has no value.
+#pragma once
+
+#include <cstdint>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace weft::train {
+
+class Section {
+ public:
+  /// `path`: of the keys that lead here, "" for the file. `object` outlives it.
+  Section(std::string file, std::string path, const nlohmann::json& object);
+
+  /// Throw Error naming file, key and value where it is of another type.
+  std::optional<bool> boolean(const std::string& key);  // true, false, yes and no
+  std::optional<int64_t> whole_number(const std::string& key);
+  std::optional<double> number(const std::string& key);
+  std::optional<std::string> text(const std::string& key);  // a number's, too
+  std::optional<std::vector<double>> numbers(const std::string& key);
+  /// One of `choices`, which may be true and false, without regard to case, as it stands there;
+  /// throws Error for others.
+  std::optional<std::string> choice(const std::string& key,
+                                    const std::vector<std::string>& choices);
+  /// Empty where there is none.
+  Section section(const std::string& key);
+  bool has(const std::string& key) const { return value(key) != nullptr; }
+  /// Keys that are known and read nowhere; returns those that are there.
+  std::vector<std::string> known(const std::vector<std::string>& keys);
+  /// Throws Error naming a key that is none of those above, and the nearest one.
+  void finish() const;
+
+  /// "bf16.enabled"
+  std::string path_of(const std::string& key) const;
+  [[noreturn]] void fail(const std::string& key, const std::string& expected) const;
+
+ private:
+  const nlohmann::json* value(const std::string& key) const;
+  const nlohmann::json* take(const std::string& key);
+
+  std::string file_, path_;
+  const nlohmann::json* object_;
+  std::vector<std::string> known_;
+};
+
+}  // namespace weft::train

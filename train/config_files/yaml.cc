@@ -1,0 +1,92 @@
+#include <yaml-cpp/yaml.h>
+
+#include <charconv>
+#include <cmath>
+
+#include "core/error.h"
+#include "train/config_files/dialects.h"
+
+namespace weft::train {
+namespace {
+
+/// Aliases make a small text large.
+constexpr int kMostNodes = 10'000, kDeepest = 32;
+
+/// A plain scalar's value; quoted ones are texts.
+nlohmann::json scalar(const YAML::Node& node) {
+  const std::string& text = node.Scalar();
+  if (node.Tag() == "!") return text;
+  for (const char* null : {"", "~", "null", "Null", "NULL"}) {
+    if (text == null) return nullptr;
+  }
+  for (const char* yes : {"true", "True", "TRUE"}) {
+    if (text == yes) return true;
+  }
+  for (const char* no : {"false", "False", "FALSE"}) {
+    if (text == no) return false;
+  }
+  const char *begin = text.data(), *const end = begin + text.size();
+  if (text[0] == '+') ++begin;
+  int64_t whole = 0;
+  if (const auto [rest, error] = std::from_chars(begin, end, whole);
+      error == std::errc() && rest == end) {
+    return whole;
+  }
+  double number = 0;
+  if (const auto [rest, error] = std::from_chars(begin, end, number);
+      error == std::errc() && rest == end && std::isfinite(number)) {
+    return number;
+  }
+  return text;
+}
+
+class Converter {
+ public:
+  explicit Converter(const std::string& file) : file_(file) {}
+
+  nlohmann::json convert(const YAML::Node& node, int depth = 0) {
+    WEFT_CHECK(++nodes_ <= kMostNodes && depth <= kDeepest,
+               "{}: line {}: expected at most {} values, {} deep", file_, node.Mark().line + 1,
+               kMostNodes, kDeepest);
+    switch (node.Type()) {
+      case YAML::NodeType::Scalar:
+        return scalar(node);
+      case YAML::NodeType::Sequence: {
+        nlohmann::json list = nlohmann::json::array();
+        for (const YAML::Node& item : node) list.push_back(convert(item, depth + 1));
+        return list;
+      }
+      case YAML::NodeType::Map: {
+        nlohmann::json object = nlohmann::json::object();
+        for (const auto& entry : node) {
+          const int line = entry.first.Mark().line + 1;
+          WEFT_CHECK(entry.first.IsScalar(), "{}: line {}: expected a key before \":\"", file_,
+                     line);
+          const std::string& key = entry.first.Scalar();
+          WEFT_CHECK(!object.contains(key), "{}: line {}: the key \"{}\" is there twice", file_,
+                     line, key);
+          object[key] = convert(entry.second, depth + 1);
+        }
+        return object;
+      }
+      default:
+        return nullptr;
+    }
+  }
+
+ private:
+  const std::string& file_;
+  int nodes_ = 0;
+};
+
+}  // namespace
+
+nlohmann::json parse_yaml(const std::string& file, const std::string& text) {
+  try {
+    return Converter(file).convert(YAML::Load(text));
+  } catch (const YAML::Exception& error) {
+    WEFT_FAIL("{}: line {}: expected YAML: {}", file, error.mark.line + 1, error.msg);
+  }
+}
+
+}  // namespace weft::train
