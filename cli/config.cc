@@ -14,7 +14,7 @@
 #include "io/files.h"
 #include "models/registry.h"
 #include "train/config_files/config_file.h"
-#include "train/config_files/to_yaml.h"
+#include "train/config_yaml.h"
 #include "train/precision.h"
 
 namespace weft::cli {

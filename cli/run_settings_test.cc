@@ -6,7 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "cli/command.h"
-#include "train/config_files/to_yaml.h"
+#include "train/config_yaml.h"
 
 using namespace weft;
 using namespace weft::cli;

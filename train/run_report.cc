@@ -5,7 +5,7 @@
 #include "core/parallel.h"
 #include "io/files.h"
 #include "kernels/gemm/matmul_numerics.h"
-#include "train/config_files/to_yaml.h"
+#include "train/config_yaml.h"
 #include "train/fine_tuning.h"
 
 namespace weft::train {

@@ -9,7 +9,7 @@
 #include "io/files.h"
 #include "io/nearest.h"
 #include "train/config_files/dialects.h"
-#include "train/config_files/to_yaml.h"
+#include "train/config_yaml.h"
 
 namespace weft::train {
 namespace {

@@ -6,7 +6,7 @@
 #include <fstream>
 
 #include "core/error.h"
-#include "train/config_files/to_yaml.h"
+#include "train/config_yaml.h"
 
 using namespace weft;
 using namespace weft::train;

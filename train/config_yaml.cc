@@ -1,4 +1,4 @@
-#include "train/config_files/to_yaml.h"
+#include "train/config_yaml.h"
 
 #include <fmt/format.h>
 

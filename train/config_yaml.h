@@ -1,4 +1,4 @@
-// A configuration as a file that `weft train --config` reads (config_file.h).
+// A configuration as a file that `weft train --config` reads (train/config_files/config_file.h).
 #pragma once
 
 #include <string>
