@@ -69,7 +69,7 @@ void repeat(Rack& rack, Tally& tally) {
     of_sets.emplace_back(rack, std::vector<std::string>{}, 2,
                          std::map<std::string, std::string>{{"WEFT_INSTRUCTION_SET", set}});
   }
-  SmallRun tree(rack, {"--deterministic-reduce=4", "--devices", "1"});
+  SmallRun tree(rack, {"--deterministic-reduce=4", "--global-batch-size", "8", "--devices", "1"});
   const auto few = static_cast<int64_t>(2 * sets.size() + 2);
   for (int64_t i = 0; rack.goes_on(i, few); ++i) {
     const size_t kind = static_cast<size_t>(i) % (sets.size() + 1);
