@@ -28,9 +28,12 @@ class File {
   const int descriptor_;
 };
 
-/// A folder of this process, removed in the end.
+/// A folder of this process, removed in the end; one of that name is a killed process's.
 struct Folder {
-  Folder() { std::filesystem::create_directories(path); }
+  Folder() {
+    std::filesystem::remove_all(path);
+    std::filesystem::create_directories(path);
+  }
   ~Folder() { std::filesystem::remove_all(path); }
   const std::filesystem::path path =
       std::filesystem::temp_directory_path() / ("weft-mnist-fuzz-" + std::to_string(::getpid()));
