@@ -7,7 +7,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cstdlib>
 #include <nlohmann/json.hpp>
 #include <set>
 #include <unordered_map>
@@ -17,6 +16,7 @@
 #include "io/safetensors.h"
 #include "optim/optimizer_state.h"
 #include "optim/schedule.h"
+#include "train/exact_text.h"
 #include "train/fabric.h"
 
 namespace weft::train {
@@ -60,15 +60,6 @@ struct Overloaded : Functions... {
 };
 template <class... Functions>
 Overloaded(Functions...) -> Overloaded<Functions...>;
-
-/// JSON has no infinities and no NaN.
-std::string text_of(double value) { return fmt::format("{}", value); }
-double number_of(const std::string& text) {
-  char* end = nullptr;
-  const double value = std::strtod(text.c_str(), &end);
-  WEFT_CHECK(!text.empty() && end == text.c_str() + text.size(), "not a number: \"{}\"", text);
-  return value;
-}
 
 }  // namespace
 
@@ -140,7 +131,7 @@ void Fabric::save(const std::string& path, const std::vector<NamedState>& states
         [&](data::Loader* loader) {
           keep(std::pair(loader->position().epoch, loader->position().batch));
         },
-        [&](double* value) { keep(text_of(*value)); },
+        [&](double* value) { keep(exact_text(*value)); },
         [&](const auto* value) { keep(*value); },
     };
     std::visit(visitor, state.value);
@@ -215,7 +206,7 @@ std::vector<std::string> Fabric::load(const std::string& path,
             const auto [epoch, batch] = value().get<std::pair<int64_t, int64_t>>();
             return [loader, at = data::LoaderPosition{epoch, batch}] { loader->seek(at); };
           },
-          [&](double* x) -> Change { return [x, saved = number_of(value())] { *x = saved; }; },
+          [&](double* x) -> Change { return [x, saved = exact_number(value())] { *x = saved; }; },
           [&]<class T>(T* x) -> Change {
             return [x, saved = value().template get<T>()] { *x = saved; };
           },

@@ -4,7 +4,7 @@
 
 #include <nlohmann/json.hpp>
 
-#include "train/trainer/exact_text.h"
+#include "train/exact_text.h"
 #include "train/trainer/trainer.h"
 
 namespace weft::train {

@@ -5,7 +5,7 @@
 #include <nlohmann/json.hpp>
 
 #include "autograd/ops.h"
-#include "train/trainer/exact_text.h"
+#include "train/exact_text.h"
 
 namespace weft::train {
 

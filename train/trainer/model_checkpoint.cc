@@ -6,7 +6,7 @@
 #include <cmath>
 #include <nlohmann/json.hpp>
 
-#include "train/trainer/exact_text.h"
+#include "train/exact_text.h"
 #include "train/trainer/trainer.h"
 
 namespace weft::train {

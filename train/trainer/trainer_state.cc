@@ -13,7 +13,7 @@
 
 #include "autograd/ops.h"
 #include "autograd/random.h"
-#include "train/trainer/exact_text.h"
+#include "train/exact_text.h"
 #include "train/trainer/trainer.h"
 
 namespace weft::train {
