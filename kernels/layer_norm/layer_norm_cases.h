@@ -10,7 +10,7 @@ namespace weft::kernels {
 struct LayerNormForm {
   DType x = DType::f32, y = DType::f32;  // y is also dy's and residual's
   bool backward = false;
-  bool residual = false;  // backward: ds
+  bool residual = false;  // backward: ds, and the residual's gradient where y has another dtype
   bool affine = true;
   bool strided = false;
   DType affine_dtype() const { return x == DType::f64 ? DType::f64 : DType::f32; }
@@ -38,6 +38,7 @@ inline LayerNormProblem layer_norm_case(Inputs& in, const Shape& shape, const La
     p.dy = layout(random(shape, form.y));
     if (form.residual) p.ds = layout(random(shape, form.x));
     p.dx = output(shape, form.x);
+    if (form.residual && form.x != form.y) p.dresidual = output(shape, form.y);
     if (form.affine) {
       p.dgamma = output(columns, statistics);
       p.dbeta = output(columns, statistics);
@@ -90,9 +91,9 @@ inline OpTable layer_norm_table() {
       for (bool backward : {false, true}) {
         for (bool residual : {false, true}) {
           if (shape.back() == 192 && !residual) continue;
-          // x and y, or x, dy and dx; the residual adds two more, or ds.
+          // x and y, or x, dy and dx; the residual adds two more, or ds and its gradient.
           const double nx = 1 + backward + residual;
-          const double ny = 1 + (residual && !backward);
+          const double ny = 1 + (residual && (!backward || x != y));
           const double bytes = static_cast<double>(numel(shape)) *
                                (nx * static_cast<double>(itemsize(x)) + ny * itemsize(y));
           add(shape, {.x = x, .y = y, .backward = backward, .residual = residual},
