@@ -121,6 +121,21 @@ inline OpTable layer_norm_table() {
                                     .beta = in.normal({40}, DType::bf16),
                                     .y = in.output({6, 40}, DType::bf16)};
                    }});
+  for (DType dtype : {DType::f32, DType::f64}) {
+    for (int64_t n : {33, 40, 1100}) {
+      cases.push_back({fmt::format("dx_in_dy_{}_{}", n, dtype), [=](Inputs& in) {
+                         Problem p{.x = in.normal({9, n}, dtype),
+                                   .gamma = in.normal({n}, dtype),
+                                   .mean = in.normal({9}, dtype, 0.1),
+                                   .rstd = in.uniform({9}, dtype, 0.5, 2),
+                                   .dy = in.inout(in.normal({9, n}, dtype))};
+                         p.dx = p.dy;
+                         p.dgamma = in.output({n}, dtype);
+                         p.dbeta = in.output({n}, dtype);
+                         return p;
+                       }});
+    }
+  }
   cases.push_back({"dgamma_alone_bf16", [](Inputs& in) {
                      return Problem{.x = in.normal({70, 40}, DType::bf16),
                                     .gamma = in.normal({40}, DType::bf16),

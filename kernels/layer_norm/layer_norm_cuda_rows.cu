@@ -2,9 +2,9 @@
 // read once, and the variance takes its own pass over the registers. Memory-bound.
 //
 // dgamma and dbeta take two steps without atomics: each block of a grid that walks over the rows
-// sums its own into one partial row, held per thread for fixed columns, in the pass that makes dx
-// or, for long rows and f64, in one of its own; a second kernel adds the partial rows in order, in
-// f64. The number of blocks depends on the number of rows alone.
+// sums its own into one partial row, in the pass that makes dx or, for long rows and f64, in one of
+// its own; a second kernel adds the partial rows in order, in f64. The number of blocks depends on
+// the number of rows alone.
 #include "core/stream.h"
 #include "kernels/copy/copy.h"
 #include "kernels/device/columns.cuh"
@@ -314,14 +314,16 @@ void run_backward(const LayerNormRows& p, bool vectors, const Elements& dgamma,
     });
   }
   if (!in_registers) {
-    if (p.dx) run_long<Acc>(p, stream);
-    if (!sums) return;
-    // About 64 rows for each block's warp, and enough blocks for any GPU where there are many rows.
-    blocks = std::clamp<int64_t>(p.rows / (8 * kColumnWarps), 1, 64);
-    make_partial();
-    const dim3 grid(static_cast<unsigned>((p.n + kWarp - 1) / kWarp),
-                    static_cast<unsigned>(blocks));
-    WEFT_LAUNCH(layer_norm_columns_kernel<Acc>, grid, kWarp * kColumnWarps, 0, stream, p, partial);
+    if (sums) {
+      // About 64 rows for each block's warp, and enough blocks for any GPU where rows are many.
+      blocks = std::clamp<int64_t>(p.rows / (8 * kColumnWarps), 1, 64);
+      make_partial();
+      const dim3 grid(static_cast<unsigned>((p.n + kWarp - 1) / kWarp),
+                      static_cast<unsigned>(blocks));
+      WEFT_LAUNCH(layer_norm_columns_kernel<Acc>, grid, kWarp * kColumnWarps, 0, stream, p,
+                  partial);
+    }
+    if (p.dx) run_long<Acc>(p, stream);  // after the columns of dy, whose memory dx may be
   }
   if (!sums) return;
   const dim3 grid(static_cast<unsigned>((p.n + kWarp - 1) / kWarp), 2);
