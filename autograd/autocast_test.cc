@@ -342,7 +342,7 @@ TEST_CASE("scopes nest, and end as they began") {
   CHECK(autocast_dtype() == DType::f32);
 }
 
-/// Counts casts of [3, 5] tensors, which only the weight here is.
+/// Counts casts of f32 [3, 5] tensors to bf16.
 class CountCasts : public kernels::LaunchHook {
  public:
   CountCasts() { kernels::set_launch_hook(this); }
@@ -388,6 +388,26 @@ TEST_CASE("a weight is cast once for all losses of a scope, and again when it ch
     const Autocast next(DType::bf16);
     loss(1);
     CHECK(casts.count == 3);
+  }
+}
+
+TEST_CASE("add_layer_norm writes the gradient of each operand in its dtype, without a cast") {
+  manual_seed(4);
+  const Tensor weight = ops::randn({3, 5});
+  const auto leaf = [](DType dtype) {
+    return ops::cast(ops::randn({3, 5}), dtype).set_requires_grad(true);
+  };
+  for (DType stream : {DType::f32, DType::f16}) {
+    Tensor x = leaf(DType::bf16), residual = leaf(stream);
+    const auto [sum, y] = ops::add_layer_norm(x, residual, {}, {});
+    CHECK(sum.dtype() == DType::f32);
+    const CountCasts casts;
+    backward(ops::sum(sum * weight) + ops::sum(y * weight));
+    CHECK(casts.count == 0);
+    CHECK(x.grad().dtype() == DType::bf16);
+    CHECK(residual.grad().dtype() == stream);
+    if (stream != DType::f32) continue;
+    CHECK(x.grad().to_vector() == ops::cast(residual.grad(), DType::bf16).to_vector());
   }
 }
 

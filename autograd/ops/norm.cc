@@ -72,14 +72,20 @@ Normalized compute(const Tensor& x, const Tensor& residual, const Tensor& weight
   return out;
 }
 
-/// {ds, dweight, dbias} of the saved s, mean, rstd and weight; ds is the gradient of the normalised
-/// sum, in its dtype.
+/// {dx, dresidual, dweight, dbias} of the saved s, mean, rstd and weight. dx and dresidual are the
+/// gradient of the normalised sum in the dtypes of its operands; of one dtype, they are one tensor.
 Tensors fused_backward(const Backward& b, const Tensor& dy, const Tensor& ds, bool has_bias,
-                       double eps) {
+                       double eps, DType x_dtype, DType residual_dtype) {
   const Tensor s = b.saved(0), mean = b.saved(1), rstd = b.saved(2), weight = b.saved(3);
-  if (b.create_graph()) return composed_backward(dy, ds, s, weight, eps, has_bias);
-  Tensor dx = raw::empty_like(s);
-  Tensor dweight, dbias;
+  if (b.create_graph()) {
+    const Tensors g = composed_backward(dy, ds, s, weight, eps, has_bias);
+    return {cast(g[0], x_dtype), cast(g[0], residual_dtype), g[1], g[2]};
+  }
+  const Tensor dx = Tensor::empty(s.shape(), x_dtype, s.device());
+  Tensor dresidual, dweight, dbias;
+  if (residual_dtype != x_dtype) {
+    dresidual = Tensor::empty(s.shape(), residual_dtype, s.device());
+  }
   if (weight.defined()) dweight = Tensor::empty(weight.shape(), weight.dtype(), s.device());
   if (has_bias) {
     const DType dtype = weight.defined() ? weight.dtype() : s.dtype();
@@ -92,10 +98,11 @@ Tensors fused_backward(const Backward& b, const Tensor& dy, const Tensor& ds, bo
              .dy = dy,
              .ds = ds,
              .dx = dx,
+             .dresidual = dresidual,
              .dgamma = dweight,
              .dbeta = dbias,
              .eps = eps});
-  return {dx, dweight, dbias};
+  return {dx, dresidual.defined() ? dresidual : dx, dweight, dbias};
 }
 
 /// Each group of channels, and all that follows them, normalised as a row of layer_norm, in the
@@ -136,7 +143,9 @@ Tensor layer_norm(const Tensor& x, const Tensor& weight, const Tensor& bias, dou
   const Normalized n = compute(x, {}, weight, bias, eps);
   return record("layer_norm", {x, weight, bias}, n.y, {x, n.mean, n.rstd, weight},
                 [eps, has_bias = bias.defined()](const Backward& b) -> Tensors {
-                  return fused_backward(b, b.dy(), {}, has_bias, eps);
+                  const DType dtype = b.saved(0).dtype();
+                  const Tensors g = fused_backward(b, b.dy(), {}, has_bias, eps, dtype, dtype);
+                  return {g[0], g[2], g[3]};
                 });
 }
 
@@ -147,17 +156,18 @@ std::pair<Tensor, Tensor> add_layer_norm(const Tensor& x, const Tensor& residual
   WEFT_CHECK(x.shape() == residual.shape(), "add_layer_norm: {} and {} differ in shape", x,
              residual);
   const Normalized n = compute(x, residual, weight, bias, eps);
-  const Tensors results = record("add_layer_norm", {x, residual, weight, bias}, Tensors{n.s, n.y},
-                                 {n.s, n.mean, n.rstd, weight},
-                                 [eps, has_bias = bias.defined(), dx = x.dtype(),
-                                  dr = residual.dtype()](const Backward& b) -> Tensors {
-                                   if (!b.dy(1).defined())
-                                     return {cast(b.dy(0), dx), cast(b.dy(0), dr), {}, {}};
-                                   const Tensors g =
-                                       fused_backward(b, b.dy(1), b.dy(0), has_bias, eps);
-                                   return {b.needs(0) ? cast(g[0], dx) : Tensor(),
-                                           b.needs(1) ? cast(g[0], dr) : Tensor(), g[1], g[2]};
-                                 });
+  const Tensors results =
+      record("add_layer_norm", {x, residual, weight, bias}, Tensors{n.s, n.y},
+             {n.s, n.mean, n.rstd, weight},
+             [eps, has_bias = bias.defined(), dx = x.dtype(),
+              dr = residual.dtype()](const Backward& b) -> Tensors {
+               if (!b.dy(1).defined()) return {cast(b.dy(0), dx), cast(b.dy(0), dr), {}, {}};
+               // What nobody needs is not written in a dtype of its own.
+               const DType first = b.needs(0) ? dx : dr;
+               const Tensors g = fused_backward(b, b.dy(1), b.dy(0), has_bias, eps, first,
+                                                b.needs(1) ? dr : first);
+               return {b.needs(0) ? g[0] : Tensor(), b.needs(1) ? g[1] : Tensor(), g[2], g[3]};
+             });
   return {results[0], results[1]};
 }
 

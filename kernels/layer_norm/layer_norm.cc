@@ -10,11 +10,12 @@ std::string LayerNormProblem::tuning_key() const {
   return operand_key("x", x) + operand_key("residual", residual) + operand_key("gamma", gamma) +
          operand_key("beta", beta) + operand_key("sum", sum) + operand_key("y", y) +
          operand_key("mean", mean) + operand_key("dy", dy) + operand_key("ds", ds) +
-         operand_key("dx", dx) + operand_key("dgamma", dgamma) + operand_key("dbeta", dbeta);
+         operand_key("dx", dx) + operand_key("dresidual", dresidual) +
+         operand_key("dgamma", dgamma) + operand_key("dbeta", dbeta);
 }
 
 std::vector<Tensor> LayerNormProblem::written() const {
-  if (backward()) return {dx, dgamma, dbeta};
+  if (backward()) return {dx, dresidual, dgamma, dbeta};
   return {sum, y, mean, rstd};
 }
 

@@ -10,7 +10,7 @@ namespace weft::kernels {
 struct LayerNormForm {
   DType x = DType::f32, y = DType::f32;  // y is also dy's and residual's
   bool backward = false;
-  bool residual = false;  // backward: ds
+  bool residual = false;  // backward: ds, and the residual's gradient where y has another dtype
   bool affine = true;
   bool strided = false;
   DType affine_dtype() const { return x == DType::f64 ? DType::f64 : DType::f32; }
@@ -38,6 +38,7 @@ inline LayerNormProblem layer_norm_case(Inputs& in, const Shape& shape, const La
     p.dy = layout(random(shape, form.y));
     if (form.residual) p.ds = layout(random(shape, form.x));
     p.dx = output(shape, form.x);
+    if (form.residual && form.x != form.y) p.dresidual = output(shape, form.y);
     if (form.affine) {
       p.dgamma = output(columns, statistics);
       p.dbeta = output(columns, statistics);
@@ -84,15 +85,17 @@ inline OpTable layer_norm_table() {
       }
     }
   }
+  // More rows than a GPU's grid of gradients has warps: some take two.
+  add({4800, 8}, {.x = DType::f32, .y = DType::bf16, .backward = true, .residual = true});
   // ViT-B/16 at batch 4, and the compact model at batch 64.
   for (Shape shape : {Shape{4, 197, 768}, Shape{64, 65, 192}}) {
     for (auto [x, y] : {dtypes[1], dtypes[3], dtypes[4]}) {
       for (bool backward : {false, true}) {
         for (bool residual : {false, true}) {
           if (shape.back() == 192 && !residual) continue;
-          // x and y, or x, dy and dx; the residual adds two more, or ds.
+          // x and y, or x, dy and dx; the residual adds two more, or ds and its gradient.
           const double nx = 1 + backward + residual;
-          const double ny = 1 + (residual && !backward);
+          const double ny = 1 + (residual && (!backward || x != y));
           const double bytes = static_cast<double>(numel(shape)) *
                                (nx * static_cast<double>(itemsize(x)) + ny * itemsize(y));
           add(shape, {.x = x, .y = y, .backward = backward, .residual = residual},
@@ -118,6 +121,21 @@ inline OpTable layer_norm_table() {
                                     .beta = in.normal({40}, DType::bf16),
                                     .y = in.output({6, 40}, DType::bf16)};
                    }});
+  for (DType dtype : {DType::f32, DType::f64}) {
+    for (int64_t n : {33, 40, 1100}) {
+      cases.push_back({fmt::format("dx_in_dy_{}_{}", n, dtype), [=](Inputs& in) {
+                         Problem p{.x = in.normal({9, n}, dtype),
+                                   .gamma = in.normal({n}, dtype),
+                                   .mean = in.normal({9}, dtype, 0.1),
+                                   .rstd = in.uniform({9}, dtype, 0.5, 2),
+                                   .dy = in.inout(in.normal({9, n}, dtype))};
+                         p.dx = p.dy;
+                         p.dgamma = in.output({n}, dtype);
+                         p.dbeta = in.output({n}, dtype);
+                         return p;
+                       }});
+    }
+  }
   cases.push_back({"dgamma_alone_bf16", [](Inputs& in) {
                      return Problem{.x = in.normal({70, 40}, DType::bf16),
                                     .gamma = in.normal({40}, DType::bf16),

@@ -86,7 +86,7 @@ template <class Acc>
 void backward(const LayerNormProblem& p, int64_t rows, int64_t n) {
   const hn::ScalableTag<Acc> d;
   using V = hn::Vec<decltype(d)>;
-  const Rows x(p.x), dy(p.dy), ds(p.ds), dx(p.dx);
+  const Rows x(p.x), dy(p.dy), ds(p.ds), dx(p.dx), dresidual(p.dresidual);
   const Rows means = Rows::of_scalars(p.mean), rstds = Rows::of_scalars(p.rstd);
   const std::vector<Acc> gamma = vector_or<Acc>(p.gamma, n, 1);
   const bool with_affine = p.dgamma.defined() || p.dbeta.defined();
@@ -140,6 +140,7 @@ void backward(const LayerNormProblem& p, int64_t rows, int64_t n) {
         store_part(d, incoming ? hn::Add(v, load_part(d, incoming + i, m)) : v, out + i, m);
       });
       dx.write(r, out, n);
+      if (dresidual) dresidual.write(r, out, n);
     }
   });
   if (!with_affine) return;

@@ -49,7 +49,8 @@ bool layer_norm_fits_cudnn(const LayerNormProblem& p) {
   if (p.device().type != DeviceType::cuda || p.dtype() == DType::f64 || p.x.numel() == 0) {
     return false;
   }
-  if (p.residual.defined() || p.ds.defined() || !p.gamma.defined() || !p.mean.defined()) {
+  if (p.residual.defined() || p.ds.defined() || p.dresidual.defined() || !p.gamma.defined() ||
+      !p.mean.defined()) {
     return false;
   }
   const bool has_all =

@@ -105,6 +105,7 @@ std::vector<Expected> backward(const LayerNormProblem& p, int64_t n, int64_t row
     }
   };
   add(p.dx, dx, error, 1);
+  add(p.dresidual, dx, error, 1);
   add(p.dgamma, dgamma, dgamma_magnitude, gamma(rows + 4.0, u));
   add(p.dbeta, dbeta, dbeta_magnitude, gamma(rows + 1.0, u));
   return result;

@@ -108,6 +108,14 @@ inline OpTable reduce_table() {
     add(reduction, {40, 65}, {40, 1}, DType::bf16, Layout::kContiguous, false,
         reduction == Reduction::kMax ? DType::bf16 : DType::f32);
   }
+  // Around the 128 rows that a GPU's block sums, in columns that fit vectors and ones that do not.
+  for (DType dtype : {DType::f32, DType::f16, DType::bf16}) {
+    for (int64_t n : {127, 128, 129, 300}) {
+      add(Reduction::kSum, {n, 40}, {1, 40}, dtype, Layout::kContiguous, false, DType::f32);
+      add(Reduction::kMean, {n, 13}, {1, 13}, dtype, Layout::kContiguous, false, dtype);
+    }
+    add(Reduction::kSum, {3, 130, 16}, {3, 1, 16}, dtype, Layout::kContiguous, true, DType::f32);
+  }
   // More rows than a GPU's grid has blocks: each takes several, one after the other.
   add(Reduction::kSum, {4500, 3}, {4500, 1}, DType::f32, Layout::kContiguous, false, DType::f32);
   // Nothing to reduce, and nothing to make.

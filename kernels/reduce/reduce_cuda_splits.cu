@@ -7,9 +7,14 @@
 //
 // Floats are summed in f64, integers in i64. Memory-bound where f64 additions are cheap (compute
 // capability 8.0 and 9.0).
+//
+// Sums and means of f32, bf16 and f16 over the rows of a matrix, which training's are, have a
+// kernel of their own: 16 bytes a load and f32 additions, so few that the join alone is in f64.
+// Memory-bound.
 #include "core/stream.h"
+#include "kernels/device/columns.cuh"
 #include "kernels/device/elements.cuh"
-#include "kernels/device/warp.cuh"
+#include "kernels/device/instances.h"
 #include "kernels/reduce/reduce.h"
 #include "kernels/reduce/reduce_layout.h"
 
@@ -72,8 +77,9 @@ struct Axes {
   int64_t sizes[kMaxDims], strides[kMaxDims];
 
   __device__ int64_t offset(int64_t index) const {
+    // The outermost axis takes what is left: one axis alone, as most have, is not divided.
     int64_t result = 0;
-    for (int d = dims - 1; d >= 0; --d) {
+    for (int d = dims - 1; d > 0; --d) {
       const int64_t size = sizes[d];
       // Most tensors have fewer than 2^32 elements: 64-bit divisions are slow.
       if (index < int64_t{1} << 32 && size < int64_t{1} << 32) {
@@ -85,7 +91,7 @@ struct Axes {
         index /= size;
       }
     }
-    return result;
+    return result + index * strides[0];
   }
 };
 
@@ -118,7 +124,7 @@ constexpr int kThreads = 256, kWarps = kThreads / kWarp;
 
 /// Block b: split b % splits of output b / splits.
 template <class Acc>
-__global__ void __launch_bounds__(kThreads) reduce_rows_kernel(Splits<Acc> p) {
+__global__ void __launch_bounds__(kThreads, 4) reduce_rows_kernel(Splits<Acc> p) {
   WEFT_SHARED(Partial<Acc>, warps, [kWarps]);
   const int thread = static_cast<int>(threadIdx.x);
   for (int64_t b = blockIdx.x; b < p.outputs * p.splits; b += gridDim.x) {
@@ -158,6 +164,61 @@ __global__ void __launch_bounds__(kThreads) reduce_columns_kernel(Splits<Acc> p)
   }
 }
 
+/// Elements of an output that a block of sum_columns_kernel adds: 16 of each warp, whose 8 sums
+/// then meet, so that none passes through more than 24 additions.
+constexpr int kGroup = 16 * kWarps;
+
+struct ColumnGroups {
+  const void* x;
+  Axes kept;
+  int64_t stride;  // of the reduced axis
+  int64_t outputs, count;
+  unsigned tiles;   // blocks side by side: outputs / (32 kVector)
+  float* partials;  // [groups, outputs]
+};
+
+/// Block tiles g + t: group g of outputs from 32 kVector t on, of which a lane has kVector side by
+/// side.
+template <class T, int kVector>
+__global__ void __launch_bounds__(kThreads) sum_columns_kernel(ColumnGroups p) {
+  constexpr int kColumns = kWarp * kVector, kAtOnce = 4;
+  WEFT_SHARED(float, sums, [kWarps][kColumns]);
+  const int lane = static_cast<int>(threadIdx.x) % kWarp;
+  const int warp = static_cast<int>(threadIdx.x) / kWarp;
+  const int64_t group = blockIdx.x / p.tiles;
+  const int64_t first = int64_t{blockIdx.x % p.tiles} * kColumns;
+  const int64_t output = first + lane * kVector;
+  float mine[kVector] = {};
+  if (output < p.outputs) {
+    const int64_t end = min((group + 1) * kGroup, p.count);
+    int64_t row = group * kGroup + warp;
+    int64_t at = p.kept.offset(output) + row * p.stride;
+    const int64_t step = kWarps * p.stride;
+    const auto add = [&](auto rows) {
+      float x[rows()][kVector];
+#pragma unroll
+      for (int r = 0; r < rows(); ++r) elements::load_as<T, kVector>(p.x, at + r * step, x[r]);
+#pragma unroll
+      for (int r = 0; r < rows(); ++r) {
+#pragma unroll
+        for (int k = 0; k < kVector; ++k) mine[k] += x[r][k];
+      }
+      row += rows() * kWarps;
+      at += rows() * step;
+    };
+    while (row + (kAtOnce - 1) * kWarps < end) add(std::integral_constant<int, kAtOnce>());
+    while (row < end) add(std::integral_constant<int, 1>());
+  }
+#pragma unroll
+  for (int k = 0; k < kVector; ++k) sums[warp][lane * kVector + k] = mine[k];
+  __syncthreads();
+  const int column = static_cast<int>(threadIdx.x);
+  if (column >= kColumns || first + column >= p.outputs) return;
+  float total = sums[0][column];
+  for (int w = 1; w < kWarps; ++w) total += sums[w][column];
+  p.partials[group * p.outputs + first + column] = total;
+}
+
 struct Finish {
   Elements y;
   Axes kept_y;
@@ -167,16 +228,9 @@ struct Finish {
   double* means;  // written for the mean that variance needs; y is not
 };
 
-/// Thread k joins the splits of output k and writes it.
+/// Writes what all elements of an output are reduced to.
 template <class Acc>
-__global__ void __launch_bounds__(kThreads)
-    reduce_join_kernel(const Partial<Acc>* partials, Kind kind, Finish f) {
-  const int64_t output = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
-  if (output >= f.outputs) return;
-  Partial<Acc> all = nothing<Acc>(kind);
-  for (int64_t s = 0; s < f.splits; ++s) {
-    all = join(kind, all, partials[s * f.outputs + output]);
-  }
+__device__ void write_output(const Finish& f, int64_t output, const Partial<Acc>& all) {
   const double n = static_cast<double>(f.count);
   const int64_t at = f.kept_y.offset(output);
   if (f.means) {
@@ -207,6 +261,28 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
+/// Thread k joins the splits of output k and writes it.
+template <class Acc>
+__global__ void __launch_bounds__(kThreads)
+    reduce_join_kernel(const Partial<Acc>* partials, Kind kind, Finish f) {
+  const int64_t output = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
+  if (output >= f.outputs) return;
+  Partial<Acc> all = nothing<Acc>(kind);
+  for (int64_t s = 0; s < f.splits; ++s) {
+    all = join(kind, all, partials[s * f.outputs + output]);
+  }
+  write_output(f, output, all);
+}
+
+/// The same of the groups of sum_columns_kernel: a block joins 32 outputs.
+template <int kJoinWarps>
+__global__ void __launch_bounds__(kWarp* kJoinWarps)
+    join_columns_kernel(const float* partials, Finish f) {
+  const int64_t output = static_cast<int64_t>(blockIdx.x) * kWarp + threadIdx.x;
+  const double sum = sum_of_column<double, kJoinWarps>(partials, f.splits, f.outputs, output);
+  if (threadIdx.y == 0 && output < f.outputs) write_output(f, output, Partial<double>{sum, -1});
+}
+
 Kind kind_of(Reduction reduction) {
   if (selects(reduction)) return wants_largest(reduction) ? Kind::kLargest : Kind::kSmallest;
   if (reduction == Reduction::kAny || reduction == Reduction::kAll) return Kind::kCount;
@@ -224,6 +300,11 @@ Axes axes_of(const Shape& sizes, const Strides& strides) {
   return axes;
 }
 
+/// Whether the elements of neighbouring outputs lie side by side, for enough outputs.
+bool are_columns(const ReduceLayout& layout) {
+  return !layout.kept_x.empty() && std::abs(layout.kept_x.back()) == 1 && layout.outputs >= 8;
+}
+
 /// One pass over x: means is written by the first of variance's two, exact read by the second.
 template <class Acc>
 void pass(const ReduceProblem& p, const ReduceLayout& layout, Reduction reduction, double* means,
@@ -235,8 +316,7 @@ void pass(const ReduceProblem& p, const ReduceLayout& layout, Reduction reductio
                    .outputs = layout.outputs,
                    .count = layout.count,
                    .means = exact};
-  const bool columns =
-      !layout.kept_x.empty() && std::abs(layout.kept_x.back()) == 1 && layout.outputs >= 8;
+  const bool columns = are_columns(layout);
   // Enough splits for a large GPU, none shorter than a thread's 16 elements.
   const int64_t blocks = columns ? (s.outputs + kWarp - 1) / kWarp : s.outputs;
   const int64_t shortest = columns ? 16 * kWarps : 16 * kThreads;
@@ -262,6 +342,73 @@ void pass(const ReduceProblem& p, const ReduceLayout& layout, Reduction reductio
               finish);
 }
 
+/// Whether sum_columns_kernel can load `vector` outputs at once.
+bool fit_vectors(const ReduceProblem& p, const ReduceLayout& layout, int vector) {
+  const auto divides = [&](int64_t n) { return n % vector == 0; };
+  return is_aligned(p.x, vector) && layout.kept_x.back() == 1 && divides(layout.kept.back()) &&
+         std::all_of(layout.kept_x.begin(), layout.kept_x.end() - 1, divides) &&
+         std::ranges::all_of(layout.reduced_x, divides);
+}
+
+/// A sum or mean of f32, bf16 or f16 over one axis, or over none, behind columns.
+void sum_columns(const ReduceProblem& p, const ReduceLayout& layout) {
+  constexpr int kVector = 8;
+  const bool vectors = fit_vectors(p, layout, kVector);
+  const int64_t columns = vectors ? kWarp * kVector : kWarp;
+  const int64_t tiles = (layout.outputs + columns - 1) / columns;
+  const int64_t groups = (layout.count + kGroup - 1) / kGroup;
+  WEFT_CHECK(tiles * groups < int64_t{1} << 31, "{}: too many elements", p.describe());
+  const Tensor partials = Tensor::empty(Shape{groups, layout.outputs}, DType::f32, p.device());
+  const ColumnGroups of{.x = p.x.raw(),
+                        .kept = axes_of(layout.kept, layout.kept_x),
+                        .stride = layout.reduced_x.empty() ? 0 : layout.reduced_x[0],
+                        .outputs = layout.outputs,
+                        .count = layout.count,
+                        .tiles = static_cast<unsigned>(tiles),
+                        .partials = partials.data<float>()};
+  const auto grid = static_cast<unsigned>(tiles * groups);
+  const runtime::StreamHandle stream = current_stream_handle(p.device());
+  const auto run = [&](auto zero) {
+    with_flags(
+        [&](auto vectors) {
+          constexpr int kWidth = vectors() ? kVector : 1;
+          WEFT_LAUNCH((sum_columns_kernel<decltype(zero), kWidth>), grid, kThreads, 0, stream, of);
+        },
+        vectors);
+  };
+  switch (p.dtype()) {
+    case DType::bf16:
+      run(bf16{});
+      break;
+    case DType::f16:
+      run(f16{});
+      break;
+    default:
+      run(0.0f);
+  }
+  const Finish finish{.y = Elements(p.y),
+                      .kept_y = axes_of(layout.kept, layout.kept_y),
+                      .reduction = p.reduction,
+                      .outputs = layout.outputs,
+                      .count = layout.count,
+                      .splits = groups};
+  const auto join_blocks = static_cast<unsigned>((layout.outputs + kWarp - 1) / kWarp);
+  with_flags(
+      [&](auto many) {
+        constexpr int kJoinWarps = many() ? 32 : 8;
+        WEFT_LAUNCH((join_columns_kernel<kJoinWarps>), join_blocks, dim3(kWarp, kJoinWarps), 0,
+                    stream, partials.data<float>(), finish);
+      },
+      groups > 64);
+}
+
+bool fits_sum_columns(const ReduceProblem& p, const ReduceLayout& layout) {
+  const bool in_f32 =
+      p.dtype() == DType::f32 || p.dtype() == DType::bf16 || p.dtype() == DType::f16;
+  const bool sums = p.reduction == Reduction::kSum || p.reduction == Reduction::kMean;
+  return in_f32 && sums && are_columns(layout) && layout.reduced.size() <= 1 && layout.count > 0;
+}
+
 }  // namespace
 
 void reduce_cuda_splits(const ReduceProblem& p) {
@@ -269,6 +416,7 @@ void reduce_cuda_splits(const ReduceProblem& p) {
   if (layout.outputs == 0) return;
   WEFT_CHECK(layout.count > 0 || !selects(p.reduction), "{}: there are no elements to choose from",
              p.describe());
+  if (fits_sum_columns(p, layout)) return sum_columns(p, layout);
   if (p.reduction == Reduction::kVar) {
     const Tensor means = Tensor::empty({layout.outputs}, DType::f64, p.device());
     pass<double>(p, layout, Reduction::kMean, means.data<double>(), nullptr);
