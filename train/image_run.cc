@@ -493,7 +493,7 @@ RunResult Run::execute() {
   }
   result.validation_accuracy = state_.last_epoch.validation.accuracy;
   result.checkpoint = checkpoint_.string();
-  result.output = output_.string();
+  if (ranks_.is_main()) result.output = output_.string();
   result.seconds = seconds_since(start);
   if (result.interrupted) {
     report_.interrupted(state_, output_, checkpoint_);
