@@ -9,7 +9,7 @@
 #include "kernels/gemm/matmul_numerics.h"
 #include "train/config_files/to_yaml.h"
 #include "train/fine_tuning.h"
-#include "train/record/metrics_file.h"
+#include "train/metrics_file.h"
 
 namespace weft::train {
 namespace {

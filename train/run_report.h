@@ -21,12 +21,12 @@
 #include "io/event_log.h"
 #include "io/progress.h"
 #include "io/tensorboard.h"
+#include "train/findings.h"
 #include "train/image_run.h"
+#include "train/layer_watch.h"
 #include "train/metrics_log.h"
 #include "train/optimization.h"
 #include "train/ranks.h"
-#include "train/record/findings.h"
-#include "train/record/watch.h"
 #include "train/trained_model.h"
 
 namespace weft::train {

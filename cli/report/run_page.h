@@ -11,8 +11,8 @@
 #include "cli/report/html_report.h"
 #include "io/files.h"
 #include "train/config.h"
-#include "train/record/findings.h"
-#include "train/record/metrics_file.h"
+#include "train/findings.h"
+#include "train/metrics_file.h"
 
 namespace weft::report {
 

@@ -1,4 +1,4 @@
-#include "train/record/watch.h"
+#include "train/layer_watch.h"
 
 #include <algorithm>
 #include <cmath>

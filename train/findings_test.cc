@@ -1,4 +1,4 @@
-#include "train/record/findings.h"
+#include "train/findings.h"
 
 #include <catch2/catch.hpp>
 #include <cmath>

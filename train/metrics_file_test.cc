@@ -1,4 +1,4 @@
-#include "train/record/metrics_file.h"
+#include "train/metrics_file.h"
 
 #include <catch2/catch.hpp>
 #include <cmath>
