@@ -463,7 +463,6 @@ void Run::run_epoch() {
     validation = measure(*validation_loader_, "validation", is_last ? &verdicts : nullptr);
   }
   if (validation) {
-    if (is_last) publish(verdicts);
     const EpochStatistics s = std::exchange(state_.statistics, {});
     state_.last_epoch = {s.loss(), s.accuracy(), *validation};
     report_.epoch(state_, images_per_second_, seconds_since(start));
@@ -471,6 +470,7 @@ void Run::run_epoch() {
     state_.batch = 0;
   }
   save();
+  if (is_last && validation) publish(verdicts);
 }
 
 RunResult Run::execute() {

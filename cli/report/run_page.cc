@@ -189,39 +189,42 @@ void say_what_is_missing(Page& page, const Runs& runs, std::string RunRecord::*r
   }
 }
 
+/// A row for each figure, a column for each run.
 void add_overview(Page& page, const Runs& runs) {
-  Table table = {.columns = {"run", "data", "model", "precision", "devices", "epochs", "steps",
-                             "train loss", "train", "val loss", "val", "best val", "images/s",
-                             "memory", "time"}};
+  Table table = {.columns = {""}};
+  table.rows = {{"data"}, {"model"}, {"precision"}, {"devices"}};
+  for (const char* figure : {"epochs", "steps", "training loss", "training accuracy",
+                             "validation loss", "validation accuracy", "best validation accuracy",
+                             "images per second (median of steps)", "memory (most)", "time"}) {
+    table.rows.push_back({figure});
+  }
   for (const RunRecord& run : runs) {
-    std::vector<std::string> row = {run.name};
+    std::vector<std::string> cells;
     if (run.config) {
       const train::Config& c = *run.config;
-      row.insert(row.end(), {c.data, c.model, c.precision, fmt::format("{}", c.devices)});
+      cells = {c.data, c.model, c.precision, fmt::format("{}", c.devices)};
     } else {
-      row.insert(row.end(), {"–", "–", "–", "–"});
+      cells.assign(4, "–");
     }
     const auto last = [&](const std::string& name) { return last_or_nan(values_of(run, name)); };
     const std::vector<double> epochs = values_of(run, "epoch");
-    const double done = epochs.empty() ? 0 : epochs.back();
-    row.push_back(run.config ? fmt::format("{:.0f} of {}", done, run.config->epochs)
-                             : fmt::format("{:.0f}", done));
-    row.push_back(fmt::format("{}", run.metrics.empty() ? 0 : run.metrics.back().step));
+    cells.push_back(fmt::format("{:.0f}", epochs.empty() ? 0 : epochs.back()));
+    if (run.config) cells.back() += fmt::format(" of {}", run.config->epochs);
+    cells.push_back(fmt::format("{}", run.metrics.empty() ? 0 : run.metrics.back().step));
     double best = NAN;
     for (const double a : values_of(run, "accuracy/validation")) best = best >= a ? best : a;
-    // The median: a first step is slow, a machine may have paused.
     std::vector<double> speeds = values_of(run, "images_per_second");
     std::ranges::sort(speeds);
-    const auto median = speeds.begin() + static_cast<std::ptrdiff_t>(speeds.size() / 2);
     const double seconds = last("seconds"), memory = largest({run}, "memory_bytes");
-    row.insert(
-        row.end(),
+    cells.insert(
+        cells.end(),
         {fixed(last("loss/train")), percent(last("accuracy/train")), fixed(last("loss/validation")),
          percent(last("accuracy/validation")), percent(best),
-         speeds.empty() ? "–" : fmt::format("{:.0f}", *median),
-         bytes_text(largest({run}, "memory_bytes") > 0 ? largest({run}, "memory_bytes") : NAN),
+         speeds.empty() ? "–" : fmt::format("{:.0f}", speeds[speeds.size() / 2]),
+         memory > 0 ? bytes_text(memory) : "–",
          std::isfinite(seconds) ? io::format_duration(seconds) : "–"});
-    table.rows.push_back(std::move(row));
+    table.columns.push_back(run.name);
+    for (size_t i = 0; i < cells.size(); ++i) table.rows[i].push_back(cells[i]);
   }
   page.heading("Overview");
   page.add(table);
@@ -530,7 +533,7 @@ void read_findings(RunRecord& run, const io::Path& directory, bool evaluates) {
     if (!run.findings) run.no_findings = "no validation.json, and no checkpoint to evaluate";
     return;
   }
-  if (run.findings && run.findings->step >= last_step) return;
+  if (run.findings && run.findings->step == last_step) return;
   if (!evaluates) {
     if (!run.findings) run.no_findings = "no validation.json; weft report evaluates the checkpoint";
     return;
