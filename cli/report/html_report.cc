@@ -78,7 +78,7 @@ std::string legend_html(const std::vector<LegendEntry>& entries) {
 bool is_number(const std::string& cell) {
   return cell.empty() ||
          std::string_view("0123456789-+.").find(cell[0]) != std::string_view::npos ||
-         cell == "nan" || cell == "inf";
+         cell == "nan" || cell == "inf" || cell == "–";
 }
 
 }  // namespace
