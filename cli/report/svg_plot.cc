@@ -279,21 +279,23 @@ Drawing draw(const HeatMap& map) {
   const size_t columns = rows.empty() ? 0 : rows[0].size();
   const double largest = map.texts.empty() ? 24 : 36;
   constexpr double kReadable = 13;  // a cell's height beside which a name can stand
+  std::vector<std::string> row_names, column_names;
+  for (const std::string& name : map.row_names) row_names.push_back(shortened(name, 26));
+  for (const std::string& name : map.column_names) column_names.push_back(shortened(name, 26));
+  if (by > 1) row_names.clear();
+  const double left = std::max(60.0, 30 + widest(row_names));
+  constexpr double kColorScale = 140;  // beside the cells
+  const double most = std::min(420.0, kWidth - left - kColorScale);
   const auto side = [&](size_t count) {
-    return std::min(420.0 / static_cast<double>(std::max<size_t>(count, 1)), largest);
+    return std::min(most / static_cast<double>(std::max<size_t>(count, 1)), largest);
   };
   double cell_width = side(columns), cell_height = side(rows.size());
-  if (map.row_names.empty()) cell_width = cell_height = std::min(cell_width, cell_height);
-  if (!map.row_names.empty() && by == 1) cell_height = std::max(cell_height, kReadable);
-  const auto names = [&](const std::vector<std::string>& all, double cell) {
-    std::vector<std::string> shown;
-    if (by > 1 || cell < kReadable) return shown;
-    for (const std::string& name : all) shown.push_back(shortened(name, 26));
-    return shown;
-  };
-  const std::vector<std::string> row_names = names(map.row_names, cell_height);
-  const std::vector<std::string> column_names = names(map.column_names, cell_width);
-  const double left = std::max(60.0, 30 + widest(row_names));
+  if (row_names.empty()) {
+    cell_width = cell_height = std::min(cell_width, cell_height);
+  } else {
+    cell_height = std::max(cell_height, kReadable);
+  }
+  if (by > 1 || cell_width < kReadable) column_names.clear();
   // Names of columns stand upright.
   const double below = column_names.empty() ? 30 : 22 + widest(column_names);
   const Box box = {left, 22, left + cell_width * static_cast<double>(columns),
@@ -363,7 +365,8 @@ Drawing draw(const HeatMap& map) {
     svg.text(bar_left + 22, bar_top + (1 - scale.at(tick.value)) * bar_height + 4, "start",
              tick.label);
   }
-  svg.text(bar_left, 12, "start", axis_title(axis));
+  const std::string title = axis_title(axis);
+  svg.text(std::min(bar_left, kWidth - 4 - text_width(title)), 12, "start", title);
   return {svg.finish(), {}};
 }
 
