@@ -60,16 +60,16 @@ double text_width(const std::string& text) {
   return kCharacter * static_cast<double>(std::ranges::count_if(text, is_character));
 }
 
-/// At most so many characters, the last one then an ellipsis.
+/// At most so many characters, with an ellipsis for what is left out: names that begin alike, as
+/// those of layers, differ at their ends.
 std::string shortened(const std::string& text, size_t most) {
-  size_t characters = 0;
+  std::vector<size_t> begins;  // of the characters
   for (size_t i = 0; i < text.size(); ++i) {
-    if ((text[i] & 0xc0) == 0x80) continue;
-    if (++characters == most && text_width(text.substr(i)) > kCharacter) {
-      return text.substr(0, i) + "…";
-    }
+    if ((text[i] & 0xc0) != 0x80) begins.push_back(i);
   }
-  return text;
+  if (begins.size() <= most) return text;
+  const size_t front = most / 5, back = most - 1 - front;
+  return text.substr(0, begins[front]) + "…" + text.substr(begins[begins.size() - back]);
 }
 
 /// What an axis says at its end: the name of a row or column, or its number.
@@ -280,7 +280,7 @@ Drawing draw(const HeatMap& map) {
   const double largest = map.texts.empty() ? 24 : 36;
   constexpr double kReadable = 13;  // a cell's height beside which a name can stand
   std::vector<std::string> row_names, column_names;
-  for (const std::string& name : map.row_names) row_names.push_back(shortened(name, 26));
+  for (const std::string& name : map.row_names) row_names.push_back(shortened(name, 40));
   for (const std::string& name : map.column_names) column_names.push_back(shortened(name, 26));
   if (by > 1) row_names.clear();
   const double left = std::max(60.0, 30 + widest(row_names));
