@@ -6,6 +6,7 @@ load("//bazel:weft.bzl", "HOST_ONLY", "PLUGIN_HOST_LINKOPTS", "weft_cc_binary", 
 COMMANDS = {
     "train": "//cli:train",
     "config": "//cli:config",
+    "report": "//cli:report",
     "eval": "//cli:eval",
     "predict": "//cli:predict",
     "images": "//cli:images",

@@ -67,11 +67,12 @@ int run_eval(const Arguments& a) {
   const int64_t total =
       a.limit_batches > 0 ? std::min(a.limit_batches, loader.batches()) : loader.batches();
   io::Progress progress("eval", total);
+  const auto report = [&](int64_t done, const train::Score& s) {
+    progress.update(done, s.examples, s.loss, s.accuracy);
+    return true;
+  };
   const train::Score score =
-      train::evaluate(trained, loader, a.limit_batches, [&](int64_t done, const train::Score& s) {
-        progress.update(done, s.examples, s.loss, s.accuracy);
-        return true;
-      });
+      train::evaluate(trained, loader, {.limit = a.limit_batches, .progress = report});
   progress.finish();
   if (a.json) {
     print_json({{"event", "done"},

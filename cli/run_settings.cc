@@ -310,6 +310,18 @@ void add_run_settings(CLI::App& command, RunSettings& settings) {
   add.add("--save-every EVERY", &C::save_every,
           "Save also within epochs: every so many steps, 500, or seconds, 600s",
           "at the ends of epochs alone");
+  command
+      .add_flag_function(
+          "--watch{10}",
+          [&settings](int64_t steps) {
+            settings.overrides.push_back({"watch", [steps](C& c) { c.watch = steps; }});
+          },
+          "Record of every layer, each so many steps, 10 where no number is given: largest weight "
+          "and gradient, the gradient's norm, and its share that underflows")
+      ->default_str("off");
+  add.add("--detect-anomaly", &C::detect_anomaly,
+          "Check the result and the gradients of every operation for NaN, and end the run by an "
+          "error that names the first; slow");
 }
 
 EffectiveSettings effective(const RunSettings& settings) {

@@ -64,6 +64,20 @@ TEST_CASE("each setting of a strategy has its option") {
   CHECK(parse("--devices 2 --strategy SHARD_GRAD_OP").config.strategy.shard_grad_op);
 }
 
+TEST_CASE("layers are watched each so many steps, and a NaN is looked for, where it is asked") {
+  CHECK(parse("").config.watch == 0);
+  CHECK(parse("--watch").config.watch == 10);
+  CHECK(parse("--watch=3 --devices 2 --strategy ddp").config.watch == 3);
+  CHECK(parse("--watch").origins.at("watch") == "command line");
+  CHECK_FALSE(parse("").config.detect_anomaly);
+  CHECK(parse("--detect-anomaly --devices 2 --strategy fsdp").config.detect_anomaly);
+  CHECK_THROWS_WITH(parse("--watch --devices 2 --strategy zero1"),
+                    Contains("watch: not with zero1"));
+  CHECK_THROWS_WITH(parse("--watch=-2"), Contains("watch: must not be negative, got -2"));
+  CHECK_THROWS_WITH(parse("--detect-anomaly --devices 2 --strategy dp"),
+                    Contains("detect-anomaly: not with dp"));
+}
+
 TEST_CASE("a setting of another strategy, or of no sense, is named") {
   for (const auto& [line, message] : std::vector<std::pair<std::string, std::string>>{
            {"--strategy fsdp --bucket-mb 3", "bucket-mb is a setting of ddp, not of fsdp"},

@@ -8,6 +8,7 @@
 
 #include "cli/command.h"
 #include "cli/device_option.h"
+#include "cli/report/run_page.h"
 #include "cli/run_settings.h"
 #include "dist/comm/processes/join.h"
 #include "dist/comm/processes/launch.h"
@@ -48,6 +49,17 @@ int launch_self(int devices, const Arguments& arguments) {
                       again);
 }
 
+/// The run has ended well, whatever becomes of its page.
+void write_page(const std::string& output, bool is_silent) {
+  const std::string page = output + "/report.html";
+  try {
+    report::run_page({report::read_run(output, false)}).write(page);
+    if (!is_silent) fmt::print("report     {}\n", page);
+  } catch (const Error& error) {
+    fmt::print(stderr, "weft: note: no report was written: {}\n", error.what());
+  }
+}
+
 int run_train(const Arguments& arguments) {
   if (!arguments.run.resume.empty() && !arguments.settings.are_the_runs_own()) {
     throw UsageError(
@@ -84,7 +96,10 @@ int run_train(const Arguments& arguments) {
     return launch_self(processes, arguments);
   }
   try {
-    return (run.resume.empty() ? train::train(config, run) : train::resume(run)).exit_code();
+    const train::RunResult result =
+        run.resume.empty() ? train::train(config, run) : train::resume(run);
+    if (!result.interrupted && !result.output.empty()) write_page(result.output, run.json);
+    return result.exit_code();
   } catch (const std::exception& error) {
     if (run.world) run.world->leave(error.what());  // the others say why, too
     throw;
@@ -108,9 +123,10 @@ void add_train(CLI::App& app, Action& action) {
              {.check = CLI::Range(0, 1000)});
 
   command.option_defaults()->group("Output");
-  add_option(command, "--output", a.run.output,
-             "Directory of the run: checkpoints, weights and curves for TensorBoard",
-             {.takes = "DIR", .usual = "runs/RECIPE-N"});
+  add_option(
+      command, "--output", a.run.output,
+      "Directory of the run: checkpoints, weights, metrics, curves for TensorBoard and a report",
+      {.takes = "DIR", .usual = "runs/RECIPE-N"});
   add_option(command, "--resume", a.run.resume,
              "Continue the run of this directory with its own settings, bit for bit as if it "
              "had not stopped",

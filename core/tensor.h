@@ -109,10 +109,11 @@ class Tensor {
   bool is_contiguous() const { return impl_->contiguous; }
   const std::shared_ptr<Storage>& storage() const { return impl_->storage; }
 
-  /// The first element. The typed form requires T to be the dtype's type.
+  /// The first element; null where the storage has no bytes. The typed form requires T to be the
+  /// dtype's type.
   void* raw() const {
-    return static_cast<char*>(impl_->storage->data()) +
-           impl_->offset * static_cast<int64_t>(itemsize());
+    char* const data = static_cast<char*>(impl_->storage->data());
+    return data == nullptr ? nullptr : data + impl_->offset * static_cast<int64_t>(itemsize());
   }
   template <class T>
   T* data() const {

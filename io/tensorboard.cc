@@ -3,11 +3,14 @@
 #include <fmt/core.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <bit>
 #include <cerrno>
 #include <chrono>
+#include <cmath>
 #include <cstring>
+#include <utility>
 
 #include "core/error.h"
 
@@ -80,10 +83,56 @@ TensorBoardWriter::TensorBoardWriter(const std::filesystem::path& directory, int
   write(event(first_step, field(7, key(1, kVarint) + varint(1))));
 }
 
+// tensorflow/core/framework/summary.proto: Summary.Value and what it may hold.
+
 void TensorBoardWriter::scalar(std::string_view tag, int64_t step, double value) {
-  // summary { value { tag, simple_value } }
-  const std::string point = field(1, tag) + key(2, kFixed32) + bytes_of(static_cast<float>(value));
-  write(event(step, field(5, field(1, point))));
+  write_value(tag, step, key(2, kFixed32) + bytes_of(static_cast<float>(value)));  // simple_value
+}
+
+void TensorBoardWriter::histogram(std::string_view tag, int64_t step,
+                                  std::span<const double> values) {
+  constexpr int kBins = 40;
+  double least = HUGE_VAL, most = -HUGE_VAL, count = 0, sum = 0, squares = 0;
+  for (const double value : values) {
+    if (!std::isfinite(value)) continue;
+    least = std::min(least, value);
+    most = std::max(most, value);
+    ++count;
+    sum += value;
+    squares += value * value;
+  }
+  if (count == 0) return;
+  // A single value gets a bin of some width.
+  const double width = most > least ? (most - least) / kBins : std::max(std::abs(least), 1.0) / 1e3;
+  std::array<double, kBins> bins = {};
+  for (const double value : values) {
+    if (!std::isfinite(value)) continue;
+    ++bins[std::min(static_cast<int>((value - least) / width), kBins - 1)];
+  }
+  std::string limits, counts;
+  for (int i = 0; i < kBins; ++i) {
+    limits += bytes_of(least + width * (i + 1));
+    counts += bytes_of(bins[i]);
+  }
+  std::string histogram;
+  for (const auto& [number, figure] : {std::pair(1, least), std::pair(2, most), std::pair(3, count),
+                                       std::pair(4, sum), std::pair(5, squares)}) {
+    histogram += key(number, kFixed64) + bytes_of(figure);
+  }
+  write_value(tag, step, field(5, histogram + field(6, limits) + field(7, counts)));
+}
+
+void TensorBoardWriter::image(std::string_view tag, int64_t step, int height, int width,
+                              std::string_view png) {
+  constexpr uint64_t kRgb = 3;  // colorspace
+  const std::string image = key(1, kVarint) + varint(static_cast<uint64_t>(height)) +
+                            key(2, kVarint) + varint(static_cast<uint64_t>(width)) +
+                            key(3, kVarint) + varint(kRgb) + field(4, png);
+  write_value(tag, step, field(4, image));
+}
+
+void TensorBoardWriter::write_value(std::string_view tag, int64_t step, const std::string& fields) {
+  write(event(step, field(5, field(1, field(1, tag) + fields))));
 }
 
 void TensorBoardWriter::flush() {

@@ -10,6 +10,7 @@
 #include <cstdio>
 #include <filesystem>
 #include <memory>
+#include <span>
 #include <string>
 #include <string_view>
 
@@ -23,6 +24,11 @@ class TensorBoardWriter {
 
   /// A point of the curve `tag`. Throws Error when it cannot be written.
   void scalar(std::string_view tag, int64_t step, double value);
+  /// How the finite ones of the values are distributed, in 40 bins of equal width. Where there are
+  /// none, nothing is written.
+  void histogram(std::string_view tag, int64_t step, std::span<const double> values);
+  /// A picture of height x width pixels, encoded as PNG.
+  void image(std::string_view tag, int64_t step, int height, int width, std::string_view png);
   /// Hands everything to the operating system, so that a reader sees it.
   void flush();
 
@@ -30,6 +36,8 @@ class TensorBoardWriter {
 
  private:
   void write(const std::string& event);
+  /// An event with one value of a summary: its fields besides the tag.
+  void write_value(std::string_view tag, int64_t step, const std::string& fields);
 
   std::filesystem::path path_;
   std::unique_ptr<std::FILE, int (*)(std::FILE*)> file_{nullptr, std::fclose};

@@ -1,11 +1,14 @@
 #include "io/tensorboard.h"
 
 #include <catch2/catch.hpp>
+#include <cmath>
 #include <cstring>
 #include <vector>
 
 #include "core/error.h"
 #include "io/files.h"
+#include "tests/shell.h"
+#include "tests/skip.h"
 
 namespace weft::io {
 namespace {
@@ -57,6 +60,53 @@ TEST_CASE("A curve is a file of events that TensorBoard reads") {
   CHECK(events[1].substr(9) == "\x10\xac\x02\x3a\x02\x08\x01"s);
   CHECK(events[2].substr(9) ==
         "\x10\xac\x02\x2a\x0d\x0a\x0b\x0a\x04"s + "loss" + "\x15\x00\x00\xc0\x3f"s);
+}
+
+TEST_CASE("The tensorboard package reads scalars, histograms and images") {
+  if (run_command("timeout 120 python3 -c 'import tensorboard'").code != 0) {
+    WEFT_SKIP("the tensorboard package is not installed");
+  }
+  const Path directory = Path(std::getenv("TEST_TMPDIR")) / "read_back";
+  remove_tree(directory);
+  make_directories(directory);
+  {
+    TensorBoardWriter writer(directory, 1);
+    writer.scalar("loss", 1, 1.5);
+    writer.scalar("loss", 2, 0.25);
+    // 1,000 values from -1 to 1, and some that are no numbers.
+    std::vector<double> values = {NAN, HUGE_VAL};
+    for (int i = 0; i < 1000; ++i) values.push_back(-1 + 2.0 * i / 999);
+    writer.histogram("weights", 3, values);
+    writer.histogram("one value", 3, std::vector<double>{7, 7});
+    writer.histogram("nothing", 3, std::vector<double>{NAN});
+    writer.image("picture", 4, 2, 5, "the bytes of a PNG");
+  }
+  const CommandOutcome read = run_command(
+      "timeout 120 python3 - " + directory.string() +
+      " <<'END'\n"
+      "import sys\n"
+      "from tensorboard.backend.event_processing.event_accumulator import EventAccumulator\n"
+      "log = EventAccumulator(sys.argv[1])\n"
+      "log.Reload()\n"
+      "tags = log.Tags()\n"
+      "print(tags['scalars'], tags['histograms'], tags['images'])\n"
+      "print([(e.step, e.value) for e in log.Scalars('loss')])\n"
+      "h = log.Histograms('weights')[0].histogram_value\n"
+      "print(h.min, h.max, h.num, abs(round(h.sum, 9)), round(h.sum_squares, 3))\n"
+      "print(len(h.bucket_limit), round(h.bucket_limit[-1], 9), sum(h.bucket), set(h.bucket))\n"
+      "h = log.Histograms('one value')[0].histogram_value\n"
+      "print(h.min, h.max, h.num, sum(h.bucket), h.bucket_limit[0] > 7)\n"
+      "i = log.Images('picture')[0]\n"
+      "print(i.step, i.height, i.width, i.encoded_image_string)\n"
+      "END");
+  INFO(read.text);
+  CHECK(read.code == 0);
+  for (const char* line :
+       {"['loss'] ['weights', 'one value'] ['picture']\n", "[(1, 1.5), (2, 0.25)]\n",
+        "-1.0 1.0 1000.0 0.0 334.001\n", "40 1.0 1000.0 {25.0}\n", "7.0 7.0 2.0 2.0 True\n",
+        "4 2 5 b'the bytes of a PNG'\n"}) {
+    CHECK_THAT(read.text, Catch::Contains(line));
+  }
 }
 
 TEST_CASE("A directory that is not there is named") {

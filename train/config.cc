@@ -145,8 +145,8 @@ void for_each_setting(C& config, F&& f) {
                   weight_decay, momentum, clip_norm, nonfinite, schedule, warmup, label_smoothing,
                   drop_path, normalize, precision, matmul_numerics, tf32_rounding, loss_scale,
                   initial_loss_scale, loss_scale_window, loss_scale_hysteresis, min_loss_scale,
-                  fp8_scaling, checkpoint_activations, seed, save_every, devices, global_batch_size,
-                  gradient_average, deterministic_reduce)
+                  fp8_scaling, checkpoint_activations, seed, save_every, watch, detect_anomaly,
+                  devices, global_batch_size, gradient_average, deterministic_reduce)
   }
   {
     auto& part = config.augmentation;
@@ -175,12 +175,20 @@ void validate_ranks(const Config& c) {
                kMostDevices, value);
   }
   check_choice("gradient-average", c.gradient_average, {"samples", "ranks"});
+  const dist::StrategyKind& strategy = dist::strategy_of(s, static_cast<int>(c.devices));
+  const bool is_split = strategy.devices == dist::StrategyKind::Devices::kRanks &&
+                        !contains(strategy.settings, dist::Settings::kBuckets);
+  WEFT_CHECK(c.watch == 0 || !is_split,
+             "watch: not with {}, of which no rank has whole gradients; it goes with single, dp "
+             "and ddp",
+             strategy.name);
+  WEFT_CHECK(!c.detect_anomaly || strategy.devices != dist::StrategyKind::Devices::kThreads,
+             "detect-anomaly: not with {}, whose threads are not watched; use ddp", strategy.name);
   const int devices = sharing_of(c).data_devices();
   const int64_t m = c.deterministic_reduce;
   if (m == 0) return;
   WEFT_CHECK(m > 0 && m <= kMostDevices,
              "deterministic-reduce: expected 1 to {} micro-batches, got {}", kMostDevices, m);
-  const dist::StrategyKind& strategy = dist::strategy_of(s, static_cast<int>(c.devices));
   WEFT_CHECK(strategy.fixes_order(),
              "deterministic-reduce: not with {}, whose products are sums of as many parts as "
              "there are ranks",
@@ -247,6 +255,7 @@ void validate(const Config& c) {
   check_positive("accumulate", c.accumulate);
   parse_save_every(c.save_every);
   check_not_negative("limit-batches", c.limit_batches);
+  check_not_negative("watch", c.watch);
   WEFT_CHECK(c.image_size >= 0 && c.image_size <= kLargestImage,
              "image-size: expected a number of pixels up to {}, got {}", kLargestImage,
              c.image_size);

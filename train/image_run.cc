@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <utility>
@@ -12,12 +13,15 @@
 #include "autograd/finite.h"
 #include "autograd/ops.h"
 #include "autograd/random.h"
+#include "core/allocator.h"
 #include "core/parallel.h"
 #include "core/transfer.h"
 #include "data/sets/open.h"
 #include "dist/strategy/strategy_kind.h"
 #include "nn/meta.h"
+#include "train/findings.h"
 #include "train/fine_tuning.h"
+#include "train/layer_watch.h"
 #include "train/optimization.h"
 #include "train/precision.h"
 #include "train/pretrained/pretrained.h"
@@ -77,9 +81,12 @@ class Run {
   std::unique_ptr<data::Loader> evaluation_loader(const data::DatasetPtr& dataset);
   void run_epoch();
   void train_batches(io::Progress& progress);
-  double train_step();
+  StepFigures train_step();
+  void compute_gradients(int64_t count, const std::function<dist::MicroBatch(int64_t)>& batch);
+  void publish(const std::vector<Verdict>& verdicts);
   [[noreturn]] void fail_diverged(double loss, const dist::MicroBatch& suspect);
-  std::optional<Score> measure(data::Loader& loader, const std::string& label);
+  std::optional<Score> measure(data::Loader& loader, const std::string& label,
+                               std::vector<Verdict>* verdicts = nullptr);
   /// Several ranks stop together, when they have told each other.
   bool stops() const { return ranks_.size() > 1 ? told_to_stop_ : StopSignals::requested(); }
   void save();
@@ -249,8 +256,25 @@ void Run::write_final_weights() {
   io::write_safetensors(output_ / "model.safetensors", model, metadata);
 }
 
-/// Returns the step's loss, over all ranks.
-double Run::train_step() {
+/// Runs the backward passes of a step; with --detect-anomaly the first op to make a NaN is an
+/// error.
+void Run::compute_gradients(int64_t count, const std::function<dist::MicroBatch(int64_t)>& batch) {
+  if (!config_.detect_anomaly) {
+    ranks_.run(count, batch, optimization_->parameters());
+    return;
+  }
+  const AnomalyMode checked;
+  try {
+    ranks_.run(count, batch, optimization_->parameters());
+  } catch (const Error& error) {
+    WEFT_FAIL("step {}: {}", state_.step + 1, error.what());
+  }
+}
+
+/// Its figures are those of all ranks.
+StepFigures Run::train_step() {
+  const Clock::time_point start = Clock::now();
+  allocator(trained_.device).reset_peak();
   const Precision& precision = find_precision(config_.precision);
   // The gradients of up to `accumulate` batches, each weighted by its share of the step's images.
   const int64_t count =
@@ -290,7 +314,7 @@ double Run::train_step() {
     return latest = dist::MicroBatch{ops::cast(images, precision.parameters), loss};
   };
   optimization_->begin_step();
-  ranks_.run(count, next_micro_batch, optimization_->parameters());
+  compute_gradients(count, next_micro_batch);
   sums.stops = StopSignals::requested();
   sums.saves = ranks_.is_main() && save_every_.seconds > 0 &&
                seconds_since(last_save_) >= save_every_.seconds;
@@ -308,6 +332,10 @@ double Run::train_step() {
     state_.statistics.correct += sums.correct;
     state_.statistics.images += sums.images;
   }
+  std::vector<LayerFigures> layers;
+  if (ranks_.is_main() && config_.watch > 0 && (state_.step + 1) % config_.watch == 0) {
+    layers = watch_layers(*trained_.model, precision, ranks_.fabric().scaler().get_scale());
+  }
   // A scale that is too large is halved by a step that is not taken.
   if (is_finite || optimization_->scales_loss()) {
     optimization_->step(state_.step);
@@ -315,7 +343,11 @@ double Run::train_step() {
     optimization_->skip_step();
   }
   ++state_.step;  // also of a skipped one: the schedule follows the data
-  return loss;
+  return {.loss = loss,
+          .images = sums.images,
+          .seconds = seconds_since(start),
+          .memory_bytes = allocator(trained_.device).stats().peak_live,
+          .layers = std::move(layers)};
 }
 
 /// Ends the run by an error that says what first was not finite in a step, as far as it can be
@@ -355,10 +387,11 @@ void Run::train_batches(io::Progress& progress) {
   trained_.model->train();
   train_loader_->seek({state_.epoch, state_.batch});
   while (state_.batch < batches_per_epoch_ && !stops()) {
-    const double loss = train_step();
+    StepFigures figures = train_step();
     const EpochStatistics& s = state_.statistics;
     progress.update(state_.batch, s.images, s.loss(), s.accuracy());
-    report_.step(state_, loss, *optimization_, progress.images_per_second());
+    figures.mean_images_per_second = progress.images_per_second();
+    report_.step(state_, figures, *optimization_);
     // At the end of the epoch, and where it stops, it is saved anyway.
     const bool is_due =
         told_to_save_ || (save_every_.steps > 0 && state_.step % save_every_.steps == 0);
@@ -367,8 +400,10 @@ void Run::train_batches(io::Progress& progress) {
   images_per_second_ = progress.images_per_second();
 }
 
-/// On the data of all ranks; nothing when a stop was requested on the way.
-std::optional<Score> Run::measure(data::Loader& loader, const std::string& label) {
+/// On the data of all ranks; nothing when a stop was requested on the way. `verdicts`: of this
+/// rank's images.
+std::optional<Score> Run::measure(data::Loader& loader, const std::string& label,
+                                  std::vector<Verdict>* verdicts) {
   int64_t total = loader.batches();
   if (config_.limit_batches > 0) total = std::min(total, config_.limit_batches);
   io::Progress progress(label, total, {.out = report_.progress_stream()});
@@ -380,7 +415,12 @@ std::optional<Score> Run::measure(data::Loader& loader, const std::string& label
     progress.update(done, so_far.examples, so_far.loss, so_far.accuracy);
     return !is_alone || !StopSignals::requested();
   };
-  const Score score = evaluate(trained_, loader, config_.limit_batches, report, forward);
+  const auto each = [&](const data::Batch& batch, const Tensor& logits) {
+    if (verdicts) append_verdicts(*verdicts, batch, logits);
+  };
+  const Score score = evaluate(
+      trained_, loader,
+      {.limit = config_.limit_batches, .progress = report, .forward = forward, .each = each});
   if (is_alone) return StopSignals::requested() ? std::nullopt : std::optional(score);
   Ranks::Sums sums;
   const auto n = static_cast<double>(score.examples);
@@ -395,6 +435,15 @@ std::optional<Score> Run::measure(data::Loader& loader, const std::string& label
   return Score{sums.loss.value() / all, static_cast<double>(sums.correct) / all, sums.images};
 }
 
+/// Writes what the ranks together found in the last validation.
+void Run::publish(const std::vector<Verdict>& verdicts) {
+  const Tensor all = ranks_.fabric().gather_for_metrics(to_rows(verdicts));
+  if (!ranks_.is_main()) return;
+  Findings findings = make_findings(from_rows(all), *splits_.validation);
+  findings.step = state_.step;
+  report_.findings(findings, output_);
+}
+
 /// Trains and validates one epoch, or what is left of it, and saves.
 void Run::run_epoch() {
   const Clock::time_point start = Clock::now();
@@ -407,8 +456,12 @@ void Run::run_epoch() {
          .steps_after = (config_.epochs - state_.epoch - 1) * batches_per_epoch_});
     train_batches(progress);
   }
+  const bool is_last = state_.epoch + 1 == config_.epochs;
+  std::vector<Verdict> verdicts;
   std::optional<Score> validation;
-  if (!stops()) validation = measure(*validation_loader_, "validation");
+  if (!stops()) {
+    validation = measure(*validation_loader_, "validation", is_last ? &verdicts : nullptr);
+  }
   if (validation) {
     const EpochStatistics s = std::exchange(state_.statistics, {});
     state_.last_epoch = {s.loss(), s.accuracy(), *validation};
@@ -417,6 +470,7 @@ void Run::run_epoch() {
     state_.batch = 0;
   }
   save();
+  if (is_last && validation) publish(verdicts);
 }
 
 RunResult Run::execute() {
@@ -439,6 +493,7 @@ RunResult Run::execute() {
   }
   result.validation_accuracy = state_.last_epoch.validation.accuracy;
   result.checkpoint = checkpoint_.string();
+  if (ranks_.is_main()) result.output = output_.string();
   result.seconds = seconds_since(start);
   if (result.interrupted) {
     report_.interrupted(state_, output_, checkpoint_);

@@ -40,6 +40,7 @@ struct RunResult {
   double validation_accuracy = 0;
   double seconds = 0;
   std::string checkpoint;  // the last one saved
+  std::string output;      // the run's directory; empty on all ranks but the first
 
   int exit_code() const { return interrupted ? 130 : 0; }
 };

@@ -58,16 +58,19 @@ Optimization::Optimization(const Config& config, nn::Module& model, Ranks& ranks
 }
 
 bool Optimization::finish_gradients() {
-  norm_ = fabric_.unscale(*optimizer_);
-  if (config_.clip_norm > 0 || config_.nonfinite == "skip") {
-    const bool is_known = scales_loss() && !ranks_.is_active();
-    if (!is_known) norm_ = ranks_.grad_norm(optimizer_->parameters());
+  const double unscaled_norm = fabric_.unscale(*optimizer_);
+  norm_.reset();
+  if (scales_loss() && !ranks_.is_active()) {
+    norm_ = unscaled_norm;
+  } else if (config_.clip_norm > 0 || config_.nonfinite == "skip") {
+    norm_ = ranks_.grad_norm(optimizer_->parameters());
   }
-  return scales_loss() || std::isfinite(norm_);
+  return scales_loss() || std::isfinite(norm_.value_or(0));
 }
 
 void Optimization::step(int64_t step) {
-  const double clip = config_.clip_norm > 0 ? optim::clip_coefficient(norm_, config_.clip_norm) : 1;
+  const double clip =
+      config_.clip_norm > 0 ? optim::clip_coefficient(norm_.value(), config_.clip_norm) : 1;
   optimizer_->set_lr(config_.lr * schedule_(step));
   last_scale_ = fabric_.scaler().get_scale();
   last_was_skipped_ = !fabric_.step(*optimizer_, clip);

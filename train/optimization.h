@@ -12,6 +12,7 @@
 
 #include <memory>
 #include <nlohmann/json_fwd.hpp>
+#include <optional>
 
 #include "nn/module.h"
 #include "optim/grad_scaler.h"
@@ -45,6 +46,8 @@ class Optimization {
   double lr() const { return optimizer_->lr(); }
   bool scales_loss() const { return fabric_.scaler().is_enabled(); }
   double loss_scale() const { return last_scale_; }
+  /// Of the gradients before they were clipped, over all ranks; none where nothing asks for it.
+  std::optional<double> grad_norm() const { return norm_; }
   bool was_skipped() const { return last_was_skipped_; }
 
   /// The optimizer's state, for a checkpoint. Every rank calls this; rank 0 gets all of it.
@@ -60,7 +63,7 @@ class Optimization {
   Fabric& fabric_;
   std::unique_ptr<optim::Optimizer> optimizer_;
   optim::Schedule schedule_;
-  double norm_ = 0;  // of the gradients, where it was asked for
+  std::optional<double> norm_;
   double last_scale_ = 1;
   bool last_was_skipped_ = false;
 };

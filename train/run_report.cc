@@ -2,11 +2,14 @@
 
 #include <fmt/core.h>
 
+#include <filesystem>
+
 #include "core/parallel.h"
 #include "io/files.h"
 #include "kernels/gemm/matmul_numerics.h"
 #include "train/config_yaml.h"
 #include "train/fine_tuning.h"
+#include "train/metrics_file.h"
 
 namespace weft::train {
 namespace {
@@ -75,6 +78,14 @@ void RunReport::begin(const Outset& outset, const RunState& state, const io::Pat
                                                   {"time", 8}});
   }
   curves_.emplace(output, state.step + 1);
+  cut_metrics(output, state.step, state.epoch);
+  metrics_.emplace(output);
+  if (std::filesystem::exists(output / "metrics.jsonl")) {
+    for (const MetricsRow& row : read_metrics(output / "metrics.jsonl")) {
+      seconds_before_ = row.find("seconds").value_or(seconds_before_);
+    }
+  }
+  start_ = std::chrono::steady_clock::now();
   if (!config_.weights.empty() && state.step == 0) {
     log_.write("weights", {{"file", config_.weights}, {"notes", outset.weight_notes}});
   }
@@ -113,26 +124,41 @@ void RunReport::print_heading(const Outset& outset, const RunState& state) const
   std::fflush(stdout);
 }
 
-void RunReport::step(const RunState& state, double loss, const Optimization& optimization,
-                     double images_per_second) {
+void RunReport::step(const RunState& state, const StepFigures& figures,
+                     const Optimization& optimization) {
   nlohmann::ordered_json event = {{"epoch", state.epoch + 1},
                                   {"step", state.step},
-                                  {"loss", loss},
+                                  {"loss", figures.loss},
                                   {"train_accuracy", state.statistics.accuracy()},
                                   {"val_accuracy", state.last_epoch.validation.accuracy},
                                   {"lr", optimization.lr()},
-                                  {"images_per_second", images_per_second}};
+                                  {"images_per_second", figures.mean_images_per_second}};
   if (optimization.scales_loss()) event["loss_scale"] = optimization.loss_scale();
   if (optimization.scales_loss() || config_.nonfinite == "skip") {
     event["skipped"] = optimization.was_skipped();
   }
   log_.write("step", event);
-  if (!curves_) return;
-  curves_->scalar("loss/step", state.step, loss);
-  curves_->scalar("lr", state.step, optimization.lr());
-  if (optimization.scales_loss()) {
-    curves_->scalar("loss_scale", state.step, optimization.loss_scale());
+  if (!is_main_) return;
+  Figures all = {{"loss/step", figures.loss}, {"lr", optimization.lr()}};
+  if (optimization.scales_loss()) all.emplace_back("loss_scale", optimization.loss_scale());
+  if (const auto norm = optimization.grad_norm()) all.emplace_back("grad_norm", *norm);
+  all.emplace_back("images_per_second", static_cast<double>(figures.images) / figures.seconds);
+  all.emplace_back("memory_bytes", static_cast<double>(figures.memory_bytes));
+  for (const LayerFigures& layer : figures.layers) {
+    all.emplace_back("watch/weight_amax/" + layer.name, layer.weight_amax);
+    all.emplace_back("watch/grad_amax/" + layer.name, layer.grad_amax);
+    all.emplace_back("watch/grad_norm/" + layer.name, layer.grad_norm);
+    all.emplace_back("watch/underflow/" + layer.name, layer.underflow);
+    curves_->histogram("watch/grad/" + layer.name, state.step, layer.grad);
   }
+  record(state.step, std::move(all));
+}
+
+void RunReport::record(int64_t step, Figures figures) {
+  for (const auto& [name, value] : figures) curves_->scalar(name, step, value);
+  const std::chrono::duration<double> here = std::chrono::steady_clock::now() - start_;
+  figures.emplace_back("seconds", seconds_before_ + here.count());
+  metrics_->write(step, figures);
 }
 
 void RunReport::epoch(const RunState& state, double images_per_second, double seconds) {
@@ -151,12 +177,23 @@ void RunReport::epoch(const RunState& state, double images_per_second, double se
                        {"val_accuracy", e.validation.accuracy},
                        {"images_per_second", images_per_second},
                        {"seconds", seconds}});
-  if (!curves_) return;
-  curves_->scalar("loss/train", state.step, e.loss);
-  curves_->scalar("loss/validation", state.step, e.validation.loss);
-  curves_->scalar("accuracy/train", state.step, e.train_accuracy);
-  curves_->scalar("accuracy/validation", state.step, e.validation.accuracy);
-  curves_->scalar("images_per_second", state.step, images_per_second);
+  if (!is_main_) return;
+  record(state.step, {{"epoch", static_cast<double>(state.epoch + 1)},
+                      {"loss/train", e.loss},
+                      {"accuracy/train", e.train_accuracy},
+                      {"loss/validation", e.validation.loss},
+                      {"accuracy/validation", e.validation.accuracy}});
+  curves_->flush();
+}
+
+void RunReport::findings(const Findings& findings, const io::Path& output) {
+  if (!is_main_) return;
+  write_findings(output / kFindingsFile, findings);
+  for (size_t i = 0; i < findings.most_wrong.size(); ++i) {
+    const WrongImage& image = findings.most_wrong[i];
+    curves_->image(fmt::format("most wrong/{}", i + 1), findings.step, image.height, image.width,
+                   image.png);
+  }
   curves_->flush();
 }
 

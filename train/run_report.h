@@ -1,18 +1,30 @@
-// What a run says: a heading and a table for a person, or JSON events for a program, and curves for
-// TensorBoard. Rank 0 speaks for all; the reports of the others are silent.
+// What a run says: a heading and a table for a person, or JSON events for a program; curves for
+// TensorBoard, and the same figures as metrics.jsonl and metrics.csv. Rank 0 speaks for all; the
+// reports of the others are silent.
+//
+// The figures of a step: loss/step, lr, loss_scale (where the loss is scaled), grad_norm (where it
+// is known), images_per_second, memory_bytes, and of each layer that was looked at
+// watch/weight_amax/LAYER, watch/grad_amax/LAYER, watch/grad_norm/LAYER, watch/underflow/LAYER.
+// Those of an epoch: epoch, loss/train, accuracy/train, loss/validation, accuracy/validation.
+// `seconds` counts from the run's beginning, without the time between a stop and going on.
 #pragma once
 
+#include <chrono>
 #include <cmath>
 #include <cstdio>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "data/sets/open.h"
 #include "io/event_log.h"
 #include "io/progress.h"
 #include "io/tensorboard.h"
+#include "train/findings.h"
 #include "train/image_run.h"
+#include "train/layer_watch.h"
+#include "train/metrics_log.h"
 #include "train/optimization.h"
 #include "train/ranks.h"
 #include "train/trained_model.h"
@@ -60,19 +72,30 @@ struct Outset {
   std::vector<std::string> weight_notes;  // what was done to make config.weights fit
 };
 
+/// What a step came to.
+struct StepFigures {
+  double loss = 0;
+  int64_t images = 0;
+  double seconds = 0;
+  double mean_images_per_second = 0;  // since the epoch began
+  size_t memory_bytes = 0;            // of tensors on the device, at their most
+  std::vector<LayerFigures> layers = {};
+};
+
 class RunReport {
  public:
   /// `config` must outlive it.
   RunReport(const Config& config, bool is_main, bool json)
       : config_(config), is_main_(is_main), json_(json), log_(is_main && json ? stdout : nullptr) {}
 
-  /// Before the first step; curves go to `output`, and the configuration as config.yaml.
+  /// Before the first step; curves and metrics go to `output`, and the configuration as
+  /// config.yaml. Metrics of a run that goes on are cut back to its checkpoint.
   void begin(const Outset& outset, const RunState& state, const io::Path& output);
-  /// After a step, whose loss was `loss`.
-  void step(const RunState& state, double loss, const Optimization& optimization,
-            double images_per_second);
+  void step(const RunState& state, const StepFigures& figures, const Optimization& optimization);
   /// After an epoch, with state.epoch its number, counted from 0.
   void epoch(const RunState& state, double images_per_second, double seconds);
+  /// After the last validation.
+  void findings(const Findings& findings, const io::Path& output);
   void interrupted(const RunState& state, const io::Path& output, const io::Path& checkpoint) const;
   void done(const RunState& state, const RunResult& result, double images_per_second,
             const io::Path& output) const;
@@ -81,13 +104,19 @@ class RunReport {
   std::FILE* progress_stream() const;
 
  private:
+  using Figures = std::vector<std::pair<std::string, double>>;
   void print_heading(const Outset& outset, const RunState& state) const;
+  /// To the curves and, with the time, to the metrics.
+  void record(int64_t step, Figures figures);
 
   const Config& config_;
   const bool is_main_, json_;
   const io::EventLog log_;
   std::optional<io::Table> table_;
   std::optional<io::TensorBoardWriter> curves_;
+  std::optional<MetricsLog> metrics_;
+  std::chrono::steady_clock::time_point start_;
+  double seconds_before_ = 0;  // of the run, before this session
 };
 
 }  // namespace weft::train

@@ -103,9 +103,8 @@ int64_t count_equal(const Tensor& predicted, const Tensor& labels) {
   return static_cast<int64_t>(ops::sum(ops::eq(predicted, there)).item());
 }
 
-Score evaluate(TrainedModel& trained, data::Loader& loader, int64_t limit,
-               const std::function<bool(int64_t, const Score&)>& progress,
-               const std::function<Tensor(const Tensor&)>& forward) {
+Score evaluate(TrainedModel& trained, data::Loader& loader, const Evaluation& evaluation) {
+  const auto& [limit, progress, forward, each] = evaluation;
   NoGrad guard;
   // One scope for all batches: the weights are cast once.
   const Precision& precision = find_precision(trained.config.precision);
@@ -125,12 +124,15 @@ Score evaluate(TrainedModel& trained, data::Loader& loader, int64_t limit,
     const Tensor images =
         ops::to(n > 0 ? batch->images : Tensor::zeros({1, 3, size, size}), trained.device);
     const Tensor labels = ops::to(batch->labels, trained.device);
-    const auto run = [&](const Tensor& x) { return forward ? forward(x) : (*trained.model)(x); };
+    const auto run = [&, &forward = forward](const Tensor& x) {
+      return forward ? forward(x) : (*trained.model)(x);
+    };
     const Tensor logits = forward_logits(run, images, precision);
     ++batches;
     if (n > 0) {
       loss_sum += ops::cross_entropy(logits, labels).item() * static_cast<double>(n);
       correct += static_cast<double>(count_correct(logits, labels));
+      if (each) each(*batch, logits);
       score.examples += n;
       score.loss = loss_sum / static_cast<double>(score.examples);
       score.accuracy = correct / static_cast<double>(score.examples);

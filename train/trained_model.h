@@ -55,13 +55,19 @@ struct Score {
   int64_t examples = 0;
 };
 
-/// The model on every batch of the loader's next epoch (the first `limit` of them when not 0), in
-/// evaluation mode, in config.precision and config.matmul_numerics. After each batch it calls
-/// progress(batches done, score so far) and stops where that returns false. `forward`, when given,
-/// is called in the place of the model.
-Score evaluate(TrainedModel& model, data::Loader& loader, int64_t limit = 0,
-               const std::function<bool(int64_t, const Score&)>& progress = {},
-               const std::function<Tensor(const Tensor&)>& forward = {});
+struct Evaluation {
+  int64_t limit = 0;  // batches; 0: all
+  /// Called after each batch with the batches done and the score so far; ends it by false.
+  std::function<bool(int64_t, const Score&)> progress = {};
+  /// Called in the place of the model.
+  std::function<Tensor(const Tensor&)> forward = {};
+  /// Called with each batch that is not empty and its logits [N, classes].
+  std::function<void(const data::Batch&, const Tensor&)> each = {};
+};
+
+/// The model on every batch of the loader's next epoch, in evaluation mode, in config.precision and
+/// config.matmul_numerics.
+Score evaluate(TrainedModel& model, data::Loader& loader, const Evaluation& evaluation = {});
 
 /// Rows of `logits` [N, C] whose largest entry stands at their label.
 int64_t count_correct(const Tensor& logits, const Tensor& labels);

@@ -123,7 +123,7 @@ class Trainer {
     return counts;
   }
 
-  train::Score validate() { return train::evaluate(trained_, *validation_loader_, 8); }
+  train::Score validate() { return train::evaluate(trained_, *validation_loader_, {.limit = 8}); }
 
   std::vector<double> weights() const {
     const NoGrad guard;

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "cli/report/svg_plot.h"
+#include "io/base64.h"
 #include "io/files.h"
 
 namespace weft::report {
@@ -42,6 +43,13 @@ caption { text-align: left; padding-bottom: .3rem; }
 th, td { padding: .2rem .7rem .2rem 0; border-bottom: 1px solid var(--grid); text-align: left;
   white-space: nowrap; }
 th.number, td.number { text-align: right; }
+.on-dark { fill: #ffffff; } .on-light { fill: #1d2430; }
+.gallery { display: grid; grid-template-columns: repeat(auto-fill, minmax(8rem, 1fr)); gap: 1rem; }
+.gallery figure { margin: 0; } .gallery figcaption { white-space: pre-line; overflow-wrap: anywhere; }
+.gallery img { display: block; height: 6rem; width: auto; max-width: 100%; object-fit: contain;
+  image-rendering: pixelated; margin-bottom: .3rem; }
+@media (max-width: 40rem) { body { margin: 1rem auto; } .plot { overflow-x: auto; }
+  .plot > svg { min-width: 36rem; } }
 pre { background: var(--box); padding: .6rem .8rem; overflow-x: auto; border-radius: 4px; }
 )css";
 
@@ -70,7 +78,7 @@ std::string legend_html(const std::vector<LegendEntry>& entries) {
 bool is_number(const std::string& cell) {
   return cell.empty() ||
          std::string_view("0123456789-+.").find(cell[0]) != std::string_view::npos ||
-         cell == "nan" || cell == "inf";
+         cell == "nan" || cell == "inf" || cell == "–";
 }
 
 }  // namespace
@@ -88,8 +96,8 @@ void Page::add(const Figure& figure) {
   std::visit(
       [&](const auto& plot) {
         const auto [svg, legend] = draw(plot);
-        body_ +=
-            "<figure>\n<h3>" + escape(plot.title) + "</h3>\n" + legend_html(legend) + svg + "\n";
+        body_ += "<figure>\n<h3>" + escape(plot.title) + "</h3>\n" + legend_html(legend) +
+                 "<div class=\"plot\">" + svg + "</div>\n";
         if (!plot.caption.empty())
           body_ += "<figcaption>" + escape(plot.caption) + "</figcaption>\n";
         body_ += "</figure>\n";
@@ -119,6 +127,21 @@ void Page::add(const Table& table) {
     body_ += "</tr>\n";
   }
   body_ += "</tbody></table></div>\n";
+}
+
+void Page::add(const Gallery& gallery) {
+  body_ += "<div class=\"gallery\">\n";
+  for (const Picture& picture : gallery.pictures) {
+    body_ += fmt::format(
+        "<figure><img width=\"{}\" height=\"{}\" alt=\"{}\" "
+        "src=\"data:image/png;base64,{}\"><figcaption>{}</figcaption></figure>\n",
+        picture.width, picture.height, escape(picture.text), io::base64(picture.png),
+        escape(picture.text));
+  }
+  body_ += "</div>\n";
+  if (!gallery.caption.empty()) {
+    body_ += "<p class=\"subtitle\">" + escape(gallery.caption) + "</p>\n";
+  }
 }
 
 std::string Page::html() const {

@@ -75,6 +75,10 @@ struct HeatMap {
   Axis value;
   std::vector<std::vector<double>> rows;
   std::string caption;
+  /// Names of rows and columns: beside them where they have room, else told of a cell pointed at.
+  std::vector<std::string> row_names = {}, column_names = {};
+  /// Of each row and column, what a cell says; left out where cells are small.
+  std::vector<std::vector<std::string>> texts = {};
 };
 
 struct NumberLineRow {
@@ -99,6 +103,18 @@ struct Table {
   std::string caption;
 };
 
+struct Picture {
+  std::string png;  // a file's bytes
+  int height = 0, width = 0;
+  std::string text;  // below it, in its own lines
+};
+
+/// Small pictures side by side.
+struct Gallery {
+  std::vector<Picture> pictures;
+  std::string caption;
+};
+
 using Figure = std::variant<LinePlot, BarChart, HeatMap, NumberLine>;
 
 class Page {
@@ -111,6 +127,7 @@ class Page {
   void code(const std::string& text);
   void add(const Figure& figure);
   void add(const Table& table);
+  void add(const Gallery& gallery);
 
   std::string html() const;
   /// The whole page in its place, or an Error and no file.

@@ -126,6 +126,46 @@ TEST_CASE("Large matrices are reduced by the largest value of each block") {
   CHECK(count(html, "<title>7</title>") == 1);
 }
 
+TEST_CASE("Rows and columns of a matrix have names and words where there is room") {
+  const std::vector<std::string> names = {"a <cat>", "a name of more than 26 characters"};
+  Page page("heat");
+  page.add(HeatMap{.value = {.min = 0, .max = 1},
+                   .rows = {{1, 0.25}, {0, 1}},
+                   .row_names = names,
+                   .column_names = names,
+                   .texts = {{"12", "too wide"}, {"0", "3"}}});
+  const std::string html = page.html();
+  CHECK(count(html, ">a &lt;cat&gt;</text>") == 2);
+  CHECK(count(html, ">a name of more than 26 characters</text>") == 1);
+  CHECK(count(html, ">a nam…e than 26 characters</text>") == 1);
+  CHECK(count(html, "<title>a &lt;cat&gt;, a name of more than 26 characters: 0.25</title>") == 1);
+  CHECK(count(html, ">12</text>") == 1);
+  CHECK(count(html, "too wide") == 0);
+  // Too many for words: names are told of cells alone, and of a block its first.
+  std::vector<std::string> many;
+  for (int i = 0; i < 150; ++i) many.push_back("class " + std::to_string(i));
+  Page large("large");
+  large.add(HeatMap{.rows = std::vector<std::vector<double>>(150, std::vector<double>(150, 0.5)),
+                    .row_names = many,
+                    .column_names = many});
+  const std::string blocks = large.html();
+  CHECK(count(blocks, "<title>class 2, class 148: 0.5</title>") == 1);
+  CHECK(count(blocks, "class 1, ") == 0);
+  CHECK(count(blocks, ">class 149</text>") == 1);
+  CHECK(count(blocks, ">class 77</text>") == 0);
+}
+
+TEST_CASE("Pictures lie in the page") {
+  Page page("pictures");
+  page.add(Gallery{.pictures = {{.png = "foob", .height = 3, .width = 4, .text = "it's\n\"A\""}},
+                   .caption = "Two < three."});
+  const std::string html = page.html();
+  CHECK_THAT(html, Contains("<img width=\"4\" height=\"3\" alt=\"it&#39;s\n&quot;A&quot;\" "
+                            "src=\"data:image/png;base64,Zm9vYg==\">"));
+  CHECK_THAT(html, Contains("<figcaption>it&#39;s\n&quot;A&quot;</figcaption>"));
+  CHECK_THAT(html, Contains("Two &lt; three."));
+}
+
 TEST_CASE("A page that cannot be written is an error and no file") {
   const char* scratch = std::getenv("TEST_TMPDIR");
   const std::string folder = scratch ? scratch : "/tmp";

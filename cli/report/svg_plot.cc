@@ -60,6 +60,23 @@ double text_width(const std::string& text) {
   return kCharacter * static_cast<double>(std::ranges::count_if(text, is_character));
 }
 
+/// At most so many characters, with an ellipsis for what is left out: names that begin alike, as
+/// those of layers, differ at their ends.
+std::string shortened(const std::string& text, size_t most) {
+  std::vector<size_t> begins;  // of the characters
+  for (size_t i = 0; i < text.size(); ++i) {
+    if ((text[i] & 0xc0) != 0x80) begins.push_back(i);
+  }
+  if (begins.size() <= most) return text;
+  const size_t front = most / 5, back = most - 1 - front;
+  return text.substr(0, begins[front]) + "…" + text.substr(begins[begins.size() - back]);
+}
+
+/// What an axis says at its end: the name of a row or column, or its number.
+std::string end_name(const std::vector<std::string>& names, size_t i) {
+  return i < names.size() ? shortened(names[i], 26) : std::to_string(i);
+}
+
 double widest(const std::vector<std::string>& texts) {
   double width = 0;
   for (const std::string& text : texts) width = std::max(width, text_width(text));
@@ -99,11 +116,15 @@ std::string heat_color(double position) {
   return color;
 }
 
-/// At most `limit` rows and columns: each cell the largest finite value of its block.
-std::vector<std::vector<double>> reduced(const std::vector<std::vector<double>>& rows,
-                                         size_t limit) {
+/// Rows and columns that are drawn as one, so that there are at most `limit` of either.
+size_t block_size(const std::vector<std::vector<double>>& rows, size_t limit) {
   const size_t columns = rows.empty() ? 0 : rows[0].size();
-  const size_t by = std::max<size_t>(1, (std::max(rows.size(), columns) + limit - 1) / limit);
+  return std::max<size_t>(1, (std::max(rows.size(), columns) + limit - 1) / limit);
+}
+
+/// Each cell the largest finite value of its block of `by` rows and columns.
+std::vector<std::vector<double>> reduced(const std::vector<std::vector<double>>& rows, size_t by) {
+  const size_t columns = rows.empty() ? 0 : rows[0].size();
   std::vector<std::vector<double>> result((rows.size() + by - 1) / by);
   for (size_t i = 0; i < result.size(); ++i) {
     result[i].assign((columns + by - 1) / by, NAN);
@@ -122,11 +143,12 @@ std::vector<std::vector<double>> reduced(const std::vector<std::vector<double>>&
 std::string escape(const std::string& text) {
   std::string result;
   for (const char c : text) {
-    const std::string_view entity = c == '&'   ? "&amp;"
-                                    : c == '<' ? "&lt;"
-                                    : c == '>' ? "&gt;"
-                                    : c == '"' ? "&quot;"
-                                               : std::string_view(&c, 1);
+    const std::string_view entity = c == '&'    ? "&amp;"
+                                    : c == '<'  ? "&lt;"
+                                    : c == '>'  ? "&gt;"
+                                    : c == '"'  ? "&quot;"
+                                    : c == '\'' ? "&#39;"
+                                                : std::string_view(&c, 1);
     result += entity;
   }
   return result;
@@ -247,43 +269,85 @@ Drawing draw(const BarChart& chart) {
 }
 
 Drawing draw(const HeatMap& map) {
-  const std::vector<std::vector<double>> rows = reduced(map.rows, 100);
+  const size_t by = block_size(map.rows, 100);
+  const std::vector<std::vector<double>> rows = reduced(map.rows, by);
   std::vector<double> values;
   for (const auto& row : rows) values.insert(values.end(), row.begin(), row.end());
   Axis axis = map.value;
   if (axis.scale == Scale::kLinear && !axis.min) values.push_back(0);
   const AxisScale scale(axis, values);
   const size_t columns = rows.empty() ? 0 : rows[0].size();
-  const double cell =
-      std::min(420.0 / static_cast<double>(std::max<size_t>({rows.size(), columns, 1})), 24.0);
-  const Box box = {60, 22, 60 + cell * static_cast<double>(columns),
-                   22 + cell * static_cast<double>(rows.size())};
-  const double height = std::max(box.bottom + 40, 260.0);
+  const double largest = map.texts.empty() ? 24 : 36;
+  constexpr double kReadable = 13;  // a cell's height beside which a name can stand
+  std::vector<std::string> row_names, column_names;
+  for (const std::string& name : map.row_names) row_names.push_back(shortened(name, 40));
+  for (const std::string& name : map.column_names) column_names.push_back(shortened(name, 26));
+  if (by > 1) row_names.clear();
+  const double left = std::max(60.0, 30 + widest(row_names));
+  constexpr double kColorScale = 140;  // beside the cells
+  const double most = std::min(420.0, kWidth - left - kColorScale);
+  const auto side = [&](size_t count) {
+    return std::min(most / static_cast<double>(std::max<size_t>(count, 1)), largest);
+  };
+  double cell_width = side(columns), cell_height = side(rows.size());
+  if (row_names.empty()) {
+    cell_width = cell_height = std::min(cell_width, cell_height);
+  } else {
+    cell_height = std::max(cell_height, kReadable);
+  }
+  if (by > 1 || cell_width < kReadable) column_names.clear();
+  // Names of columns stand upright.
+  const double below = column_names.empty() ? 30 : 22 + widest(column_names);
+  const Box box = {left, 22, left + cell_width * static_cast<double>(columns),
+                   22 + cell_height * static_cast<double>(rows.size())};
+  const double height = std::max(box.bottom + below + 10, 260.0);
 
   Svg svg(map.title, height);
   for (size_t i = 0; i < rows.size(); ++i) {
     for (size_t j = 0; j < columns; ++j) {
       const double value = rows[i][j];
-      const std::string color = std::isnan(value)    ? "none"
-                                : scale.shows(value) ? heat_color(scale.at(value))
-                                : value > 0          ? heat_color(1)
-                                                     : heat_color(0);
+      const double position = scale.shows(value) ? scale.at(value) : value > 0 ? 1 : 0;
+      const double x = box.left + cell_width * static_cast<double>(j);
+      const double y = box.top + cell_height * static_cast<double>(i);
       svg.put(
           "<rect class=\"cell\" x=\"{:.2f}\" y=\"{:.2f}\" width=\"{:.2f}\" height=\"{:.2f}\" "
           "fill=\"{}\">",
-          box.left + cell * static_cast<double>(j), box.top + cell * static_cast<double>(i), cell,
-          cell, color);
-      svg.put("<title>{}</title></rect>", format_number(value));
+          x, y, cell_width, cell_height, std::isnan(value) ? "none" : heat_color(position));
+      std::string what = format_number(value);
+      if (i * by < map.row_names.size() && j * by < map.column_names.size()) {
+        what = map.row_names[i * by] + ", " + map.column_names[j * by] + ": " + what;
+      }
+      svg.put("<title>{}</title></rect>", escape(what));
+      if (by == 1 && i < map.texts.size() && j < map.texts[i].size() &&
+          text_width(map.texts[i][j]) <= cell_width) {
+        svg.put("<text class=\"{}\" x=\"{:.1f}\" y=\"{:.1f}\" text-anchor=\"middle\">{}</text>",
+                position < 0.6 ? "on-dark" : "on-light", x + cell_width / 2,
+                y + cell_height / 2 + 4, escape(map.texts[i][j]));
+      }
     }
   }
-  const size_t full_columns = map.rows.empty() ? 0 : map.rows[0].size();
-  svg.text(box.left, box.bottom + 16, "start", "0");
-  svg.text(box.right, box.bottom + 16, "end",
-           std::to_string(std::max<size_t>(full_columns, 1) - 1));
-  svg.text((box.left + box.right) / 2, box.bottom + 30, "middle", map.x_label);
-  svg.text(box.left - 6, box.top + 11, "end", "0");
-  svg.text(box.left - 6, box.bottom, "end",
-           std::to_string(std::max<size_t>(map.rows.size(), 1) - 1));
+  if (column_names.empty()) {
+    const size_t full_columns = map.rows.empty() ? 0 : map.rows[0].size();
+    const size_t last = std::max<size_t>(full_columns, 1) - 1;
+    svg.text(box.left, box.bottom + 16, "start", end_name(map.column_names, 0));
+    svg.text(box.right, box.bottom + 16, "end", end_name(map.column_names, last));
+  }
+  for (size_t j = 0; j < column_names.size(); ++j) {
+    svg.put(
+        "<text transform=\"translate({:.1f} {:.1f}) rotate(-90)\" text-anchor=\"end\">{}</text>",
+        box.left + cell_width * (static_cast<double>(j) + 0.5) + 4, box.bottom + 6,
+        escape(column_names[j]));
+  }
+  svg.text((box.left + box.right) / 2, box.bottom + below, "middle", map.x_label);
+  if (row_names.empty()) {
+    svg.text(box.left - 6, box.top + 11, "end", "0");
+    svg.text(box.left - 6, box.bottom, "end",
+             std::to_string(std::max<size_t>(map.rows.size(), 1) - 1));
+  }
+  for (size_t i = 0; i < row_names.size(); ++i) {
+    svg.text(box.left - 6, box.top + cell_height * (static_cast<double>(i) + 0.5) + 4, "end",
+             row_names[i]);
+  }
   draw_y_title(svg, box, map.y_label);
 
   // The scale of colours, its largest value on top.
@@ -301,7 +365,8 @@ Drawing draw(const HeatMap& map) {
     svg.text(bar_left + 22, bar_top + (1 - scale.at(tick.value)) * bar_height + 4, "start",
              tick.label);
   }
-  svg.text(bar_left, 12, "start", axis_title(axis));
+  const std::string title = axis_title(axis);
+  svg.text(std::min(bar_left, kWidth - 4 - text_width(title)), 12, "start", title);
   return {svg.finish(), {}};
 }
 

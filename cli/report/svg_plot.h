@@ -64,7 +64,7 @@ Drawing draw(const BarChart& chart);
 Drawing draw(const HeatMap& map);
 Drawing draw(const NumberLine& line);
 
-/// Text for HTML: & < > and quotes are written as entities.
+/// Text for HTML: & < > and both kinds of quotes are written as entities.
 std::string escape(const std::string& text);
 
 }  // namespace weft::report

@@ -13,15 +13,13 @@ struct Matrix {
   int64_t rows = 0, cols = 0;
   int64_t row_stride = 0, col_stride = 0;
 
-  void* at(int64_t i, int64_t j) const {
-    return static_cast<char*>(data) +
-           (i * row_stride + j * col_stride) * static_cast<int64_t>(itemsize(dtype));
-  }
+  void* at(int64_t i, int64_t j) const { return shifted(i * row_stride + j * col_stride).data; }
   Matrix block(int64_t row, int64_t n_rows, int64_t col, int64_t n_cols) const {
     return {dtype, at(row, col), n_rows, n_cols, row_stride, col_stride};
   }
   Matrix shifted(int64_t elements) const {
-    void* const moved = static_cast<char*>(data) + elements * static_cast<int64_t>(itemsize(dtype));
+    const int64_t bytes = elements * static_cast<int64_t>(itemsize(dtype));
+    void* const moved = data == nullptr ? nullptr : static_cast<char*>(data) + bytes;
     return {dtype, moved, rows, cols, row_stride, col_stride};
   }
   Matrix row_block(int64_t row, int64_t n_rows) const { return block(row, n_rows, 0, cols); }

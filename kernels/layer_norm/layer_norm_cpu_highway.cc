@@ -101,7 +101,7 @@ void backward(const LayerNormProblem& p, int64_t rows, int64_t n) {
     Acc* const ds_buffer = buffers.get() + 2 * n;
     Acc* const dx_buffer = buffers.get() + 3 * n;
     Acc* const dgamma = with_affine ? shares.data<Acc>() + begin / grain * 2 * n : nullptr;
-    Acc* const dbeta = dgamma + n;
+    Acc* const dbeta = with_affine ? dgamma + n : nullptr;
     if (with_affine) std::fill_n(dgamma, 2 * n, Acc{0});
     for (int64_t r = begin; r < end; ++r) {
       const Acc* const s = x.read(r, n, x_buffer);

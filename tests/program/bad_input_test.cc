@@ -223,9 +223,10 @@ TEST_CASE("A file that may not grow is named") {
                               Contains("model.safetensors: File too large\n"));
   CHECK(!std::filesystem::exists(output + "/latest"));
   for (const auto& entry : std::filesystem::directory_iterator(output)) {
-    INFO(entry.path());  // the curves so far are whole records
+    INFO(entry.path());  // the curves and metrics so far are whole records
     const std::string name = entry.path().filename().string();
-    CHECK((name == "config.yaml" || name.starts_with("events.out.tfevents.")));
+    CHECK((name == "config.yaml" || name.starts_with("metrics.") ||
+           name.starts_with("events.out.tfevents.")));
   }
 }
 
