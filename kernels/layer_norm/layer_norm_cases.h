@@ -123,7 +123,7 @@ inline OpTable layer_norm_table() {
                    }});
   for (DType dtype : {DType::f32, DType::f64}) {
     for (int64_t n : {33, 40, 1100}) {
-      cases.push_back({fmt::format("dx_in_dy_{}_{}", n, dtype), [=](Inputs& in) {
+      cases.push_back({fmt::format("[9, {}]_{}_backward_dx_in_dy", n, dtype), [=](Inputs& in) {
                          Problem p{.x = in.normal({9, n}, dtype),
                                    .gamma = in.normal({n}, dtype),
                                    .mean = in.normal({9}, dtype, 0.1),
