@@ -243,11 +243,12 @@ int run_bench(const Arguments& a) {
 
 void add_bench(CLI::App& app, Action& action) {
   CLI::App& bench =
-      *app.add_subcommand("bench", "Measure training steps: speed, memory, traffic, overlap");
+      *app.add_subcommand("bench", "Measure training steps: speed, memory, growth, traffic, overlap");
   bench.require_subcommand(1);
   add_bench_sharding(bench, action);
   add_bench_overlap(bench, action);
   add_bench_plan(bench, action);
+  add_bench_scaling(bench, action);
   const auto [command, a] =
       add_command<Arguments>(bench, action, run_bench, "step",
                              "Time a training step beside oneDNN on its matrix products");

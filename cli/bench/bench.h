@@ -9,6 +9,8 @@ namespace weft::cli {
 void add_bench_overlap(CLI::App& bench, Action& action);
 /// The planner's predictions against runs on this machine.
 void add_bench_plan(CLI::App& bench, Action& action);
+/// How a training step's time and memory grow with its sizes.
+void add_bench_scaling(CLI::App& bench, Action& action);
 /// What each strategy keeps on a rank and sends from it, measured and computed.
 void add_bench_sharding(CLI::App& bench, Action& action);
 
