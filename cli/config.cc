@@ -139,8 +139,7 @@ int run(const Arguments& a) { return a.shows ? show(a) : write(a); }
 
 void add_config(CLI::App& app, Action& action) {
   const auto [command, a] = add_command<Arguments>(
-      app, action, run, "config", "Write a training run's settings to a file, or show them",
-      kTrainingCommands);
+      app, action, run, "config", "Write a training run's settings to a file, or show them");
   command.footer(
       "It asks for the settings that matter most, shows what an empty answer means in brackets, "
       "and\nwrites YAML for `weft train --config FILE`. That also takes the YAML of Accelerate and "
@@ -153,6 +152,7 @@ void add_config(CLI::App& app, Action& action) {
   show.callback([&a = a] { a.shows = true; });
   add_run_settings(show, a.settings);
   show.add_flag("--json", a.json, kJsonObject);
+  command.group(kTrainingCommands);  // after its own subcommand, which would inherit it
 }
 
 }  // namespace weft::cli

@@ -59,6 +59,18 @@ class Settings {
     }
   }
 
+  /// Off unless named, with a count that may be left out: "--watch" or "--watch 4".
+  void add_count(const std::string& name, int64_t train::Config::*member, int64_t usual,
+                 const std::string& help) {
+    const auto replace = [&settings = settings_, name, member](int64_t count) {
+      settings.overrides.push_back({key_of(name), [=](train::Config& c) { c.*member = count; }});
+    };
+    command_.add_option_function<int64_t>(name, replace, help + "; off unless asked for")
+        ->expected(0, 1)
+        ->type_name("[N]")
+        ->default_str(std::to_string(usual));  // also what a missing number stands for
+  }
+
  private:
   CLI::App& command_;
   RunSettings& settings_;
@@ -146,12 +158,21 @@ void add_run_settings(CLI::App& command, RunSettings& settings) {
   add.add("--weight-decay X", &C::weight_decay,
           "Weight decay, of all parameters but biases and normalisation");
   add.add("--momentum X", &C::momentum, "Momentum, of optimizer sgd");
+  add.add("--nesterov", &C::nesterov, "Take Nesterov's momentum, of optimizer sgd");
+  add.add("--betas X X", &C::betas, "beta1 and beta2 of Adam, as two numbers",
+          "the optimizer's own");
+  add.add("--eps X", &C::eps, "What Adam adds to the root of the second moment",
+          "the optimizer's own");
+  add.add("--vector-lr X", &C::vector_lr,
+          "Factor on the learning rate of biases and other vectors");
   add.add("--clip-norm X", &C::clip_norm, "Norm that gradients are clipped to; 0: no clipping");
   add.add("--nonfinite NAME", &C::nonfinite,
           "Where a loss or a gradient is not finite: stop, and name what first was not, or "
           "skip the step");
   add.add("--label-smoothing X", &C::label_smoothing,
           "Probability spread over all classes of a label, in [0, 1)");
+  add.add("--test-time-flip,!--no-test-time-flip", &C::test_time_flip,
+          "Classify by the mean logits of an image and its mirror image");
   add.add("--seed N", &C::seed, "Seed of weights, order of images, augmentation and dropout");
 
   command.option_defaults()->group("Precision");
@@ -291,17 +312,9 @@ void add_run_settings(CLI::App& command, RunSettings& settings) {
   add.add("--gradient-average RULE", &C::gradient_average,
           "What ranks with different numbers of images average: samples, the mean over all "
           "images, or ranks, the mean of the ranks' means as in PyTorch's DDP");
-  command
-      .add_flag_function(
-          "--deterministic-reduce{8}",
-          [&settings](int64_t micro_batches) {
-            settings.overrides.push_back({"deterministic_reduce", [micro_batches](C& c) {
-                                            c.deterministic_reduce = micro_batches;
-                                          }});
-          },
-          "Split each global batch into so many micro-batches, 8 where no number is given, and add "
-          "their gradients in one fixed tree: the same bits on 1, 2, 4, ... devices")
-      ->default_str("off");
+  add.add_count("--deterministic-reduce", &C::deterministic_reduce, 8,
+                "Split each global batch into N micro-batches, and add their gradients in one "
+                "fixed tree: the same bits on 1, 2, 4, ... devices");
   add.add("--checkpoint-activations", &C::checkpoint_activations,
           "Activation checkpointing: recompute activations in the backward pass, to save "
           "memory");
@@ -310,15 +323,9 @@ void add_run_settings(CLI::App& command, RunSettings& settings) {
   add.add("--save-every EVERY", &C::save_every,
           "Save also within epochs: every so many steps, 500, or seconds, 600s",
           "at the ends of epochs alone");
-  command
-      .add_flag_function(
-          "--watch{10}",
-          [&settings](int64_t steps) {
-            settings.overrides.push_back({"watch", [steps](C& c) { c.watch = steps; }});
-          },
-          "Record of every layer, each so many steps, 10 where no number is given: largest weight "
-          "and gradient, the gradient's norm, and its share that underflows")
-      ->default_str("off");
+  add.add_count("--watch", &C::watch, 10,
+                "Record of every layer, each N steps: largest weight and gradient, the gradient's "
+                "norm, and its share that underflows");
   add.add("--detect-anomaly", &C::detect_anomaly,
           "Check the result and the gradients of every operation for NaN, and end the run by an "
           "error that names the first; slow");

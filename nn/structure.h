@@ -91,6 +91,9 @@ struct ModelStructure {
   /// Names of parameters that are tokens or positions: weight decay leaves them out.
   std::vector<std::string> embeddings;
   PositionEmbedding positions;
+  /// Takes from images of the training set, [N, C, H, W] as the model gets them, what is not
+  /// learned, before the first step; empty where all is.
+  std::function<void(const Tensor& images)> adapt_to = {};
   std::function<std::unique_ptr<Module>()> replica;  // another of the same architecture: dp
 };
 

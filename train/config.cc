@@ -78,6 +78,24 @@ const std::vector<Recipe>& recipes() {
         .label_smoothing = 0.1,
         .augmentation = {.shift = 4, .flip = true},
         .precision = "bf16"}},
+      {"cifar10-fast",
+       "airbench, a small convolutional network that learns quickly, on CIFAR-10",
+       {.data = "cifar10:cifar-10-batches-bin",
+        .model = "airbench",
+        .epochs = 6,
+        .batch_size = 256,
+        .optimizer = "sgd",
+        .lr = 0.4,
+        .weight_decay = 1.3e-3,
+        .momentum = 0.85,
+        .nesterov = true,
+        .vector_lr = 16,
+        .clip_norm = 0,
+        .warmup = 0.23,
+        .label_smoothing = 0.2,
+        .augmentation = {.shift = 2, .flip = true},
+        .test_time_flip = true,
+        .precision = "bf16"}},
       {"cvpr2023-scratch",
        "ViT-B/16 from random weights on CIFAR-10 at 224 pixels, as the CVPR 2023 runs", cvpr2023},
       {"cvpr2023-finetune",
@@ -142,11 +160,12 @@ void for_each_setting(C& config, F&& f) {
     auto& part = config;
     WEFT_SETTINGS(recipe, data, model, image_size, epochs, batch_size, accumulate, limit_batches,
                   weights, interpolation, layer_norm_eps, freeze, layer_decay, optimizer, lr,
-                  weight_decay, momentum, clip_norm, nonfinite, schedule, warmup, label_smoothing,
-                  drop_path, normalize, precision, matmul_numerics, tf32_rounding, loss_scale,
-                  initial_loss_scale, loss_scale_window, loss_scale_hysteresis, min_loss_scale,
-                  fp8_scaling, checkpoint_activations, seed, save_every, watch, detect_anomaly,
-                  devices, global_batch_size, gradient_average, deterministic_reduce)
+                  weight_decay, momentum, nesterov, betas, eps, vector_lr, clip_norm, nonfinite,
+                  schedule, warmup, label_smoothing, test_time_flip, drop_path, normalize,
+                  precision, matmul_numerics, tf32_rounding, loss_scale, initial_loss_scale,
+                  loss_scale_window, loss_scale_hysteresis, min_loss_scale, fp8_scaling,
+                  checkpoint_activations, seed, save_every, watch, detect_anomaly, devices,
+                  global_batch_size, gradient_average, deterministic_reduce)
   }
   {
     auto& part = config.augmentation;
@@ -276,6 +295,22 @@ void validate(const Config& c) {
              c.weight_decay, c.clip_norm);
   check_choice("nonfinite", c.nonfinite, {"stop", "skip"});
   check_share("momentum", c.momentum);
+  const optim::Options options = optim::optimizer_options(c.optimizer);
+  const auto check_is_option = [&](const char* setting, bool is_set, const char* option) {
+    WEFT_CHECK(!is_set || options.contains(option), "{}: optimizer {} has none", setting,
+               c.optimizer);
+  };
+  check_is_option("nesterov", c.nesterov, "nesterov");
+  WEFT_CHECK(!c.nesterov || c.momentum > 0, "nesterov: needs a momentum, got {}", c.momentum);
+  check_is_option("betas", !c.betas.empty(), "beta1");
+  WEFT_CHECK(c.betas.empty() || c.betas.size() == 2, "betas: expected two numbers, got {}",
+             c.betas.size());
+  for (const double beta : c.betas) check_share("betas", beta);
+  check_is_option("eps", c.eps != 0, "eps");
+  WEFT_CHECK(std::isfinite(c.eps) && c.eps >= 0,
+             "eps: expected a number that is not negative, got {}", c.eps);
+  WEFT_CHECK(std::isfinite(c.vector_lr) && c.vector_lr > 0,
+             "vector-lr: expected a positive number, got {}", c.vector_lr);
   check_share("warmup", c.warmup);
   check_share("label-smoothing", c.label_smoothing);
   check_share("drop-path", c.drop_path);

@@ -36,6 +36,10 @@ struct Config {
   double lr = 1e-3;                    // learning rate at the schedule's peak
   double weight_decay = 0.05;          // not on biases and normalisation
   double momentum = 0.9;               // of an optimizer that has one
+  bool nesterov = false;               // sgd
+  std::vector<double> betas = {};      // adam, adamw: beta1 and beta2; empty: their own
+  double eps = 0;                      // adam, adamw; 0: their own
+  double vector_lr = 1;                // factor on the learning rate of biases and other vectors
   double clip_norm = 1;                // 0: no clipping
   std::string nonfinite = "stop";      // a loss or gradient that is not finite: stop, skip the step
   std::string schedule = "one-cycle";  // one-cycle, cosine, constant
@@ -44,7 +48,8 @@ struct Config {
   double drop_path = 0;
 
   data::Augmentation augmentation = {};
-  bool normalize = true;  // with the data's own mean and deviation; else pixels in [0, 1]
+  bool test_time_flip = false;  // logits are the mean of an image's and its mirror image's
+  bool normalize = true;        // with the data's own mean and deviation; else pixels in [0, 1]
 
   std::string precision = "fp32";          // train/precision.h, by our name
   std::string matmul_numerics = "ieee";    // kernels/gemm/matmul_numerics.h

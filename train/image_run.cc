@@ -146,6 +146,7 @@ void Run::make_model(const Start& start) {
   } else {
     trained_ = make_trained_model(config_, preprocess_for(config_, *splits_.train, weights),
                                   splits_.train->class_names());
+    if (ranks_.is_main()) adapt_to(trained_, *splits_.train);
     if (weights && ranks_.is_main()) {
       weight_notes_ =
           load_pretrained(*trained_.model, *weights, parse_interpolation(config_.interpolation));

@@ -32,6 +32,19 @@ TrainedModel make_trained_model(const Config& config, const data::Preprocess& pr
   return trained;
 }
 
+void adapt_to(TrainedModel& trained, const data::Dataset& dataset) {
+  const auto adapt = trained.model->structure().adapt_to;
+  if (!adapt) return;
+  constexpr int64_t kMostImages = 5000;
+  const int64_t count = std::min(dataset.size(), kMostImages), size = trained.preprocess.size;
+  Tensor images = Tensor::empty({count, 3, size, size});
+  for (int64_t i = 0; i < count; ++i) {
+    data::prepare_image(dataset.example(i).image, trained.preprocess,
+                        images.data<float>() + i * 3 * size * size);
+  }
+  adapt(images);
+}
+
 nlohmann::json describe(const TrainedModel& m) {
   const data::Preprocess& p = m.preprocess;
   return {{"config", to_json(m.config)},
@@ -127,7 +140,10 @@ Score evaluate(TrainedModel& trained, data::Loader& loader, const Evaluation& ev
     const auto run = [&, &forward = forward](const Tensor& x) {
       return forward ? forward(x) : (*trained.model)(x);
     };
-    const Tensor logits = forward_logits(run, images, precision);
+    Tensor logits = forward_logits(run, images, precision);
+    if (trained.config.test_time_flip) {
+      logits = (logits + forward_logits(run, ops::flip(images, {3}), precision)) * 0.5;
+    }
     ++batches;
     if (n > 0) {
       loss_sum += ops::cross_entropy(logits, labels).item() * static_cast<double>(n);

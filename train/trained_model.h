@@ -31,6 +31,9 @@ struct TrainedModel {
 TrainedModel make_trained_model(const Config& config, const data::Preprocess& preprocess,
                                 const std::vector<std::string>& classes);
 
+/// What the model takes from the data before it learns, if anything, of some of these images.
+void adapt_to(TrainedModel& model, const data::Dataset& dataset);
+
 /// What load_trained_model reads of a checkpoint's state.
 nlohmann::json describe(const TrainedModel& model);
 /// The model of a run's directory or of one of its checkpoints. Throws Error naming the file, the

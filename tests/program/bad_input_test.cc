@@ -40,6 +40,13 @@ TEST_CASE("Mistakes in train's command line exit with 2") {
                     "unknown recipe \"nope\": expected one of builtin-quick, cifar10-quick");
   check_train_error("--model nope", 2, "model: \"nope\" is not one of vit_b_16, ");
   check_train_error("--optimizer lion", 2, "optimizer: \"lion\" is not one of adamw, adam, sgd");
+  check_train_error("--nesterov", 2, "nesterov: optimizer adamw has none");
+  check_train_error("--optimizer sgd --momentum 0 --nesterov", 2,
+                    "nesterov: needs a momentum, got 0");
+  check_train_error("--optimizer sgd --eps 1e-3", 2, "eps: optimizer sgd has none");
+  check_train_error("--betas 0.9", 2, "betas: expected two numbers, got 1");
+  check_train_error("--betas 0.9 1.5", 2, "betas: expected a number in [0, 1), got 1.5");
+  check_train_error("--vector-lr 0", 2, "vector-lr: expected a positive number, got 0");
   check_train_error("--schedule steps", 2, "schedule: \"steps\" is not one of one-cycle");
   check_train_error("--data imagenet", 2,
                     "unknown data 'imagenet': expected builtin, cifar10:DIR, folder:DIR");

@@ -191,6 +191,8 @@ TEST_CASE("a DeepSpeed file: batch rule, optimizer, scheduler, precision, ZeRO")
   CHECK(config.accumulate == 4);
   CHECK(config.clip_norm == 0.5);
   CHECK(config.optimizer == "adamw");
+  CHECK(config.betas == std::vector<double>{0.9, 0.999});
+  CHECK(config.eps == 1e-8);
   CHECK(config.lr == 0.0003);
   CHECK(config.weight_decay == 0.01);
   CHECK(config.schedule == "cosine");

@@ -31,20 +31,20 @@ void read_optimizer(Section section, ConfigFile& file) {
     file.set("optimizer", name, section.path_of("type"));
   }
   Section params = section.section("params");
-  for (const auto& [theirs, ours] : {std::pair("lr", "lr"), std::pair("momentum", "momentum"),
-                                     std::pair("weight_decay", "weight_decay")}) {
+  for (const auto& [theirs, ours] :
+       {std::pair("lr", "lr"), std::pair("momentum", "momentum"), std::pair("eps", "eps"),
+        std::pair("weight_decay", "weight_decay")}) {
     if (const auto value = params.number(theirs)) {
       file.set(ours, *value, params.path_of(theirs));
     }
   }
-  if (const auto eps = params.number("eps"); eps && *eps != 1e-8) {
-    params.fail("eps", "1e-8, the only one here");
+  if (const auto betas = params.numbers("betas")) {
+    file.set("betas", *betas, params.path_of("betas"));
   }
-  const std::vector<double> usual = {0.9, 0.999};
-  if (params.numbers("betas").value_or(usual) != usual) {
-    params.fail("betas", "[0.9, 0.999], the only ones here");
+  if (const auto nesterov = params.boolean("nesterov")) {
+    file.set("nesterov", *nesterov, params.path_of("nesterov"));
   }
-  params.known({"torch_adam", "adam_w_mode", "bias_correction", "nesterov"});
+  params.known({"torch_adam", "adam_w_mode", "bias_correction"});
   params.finish();
   section.known({"legacy_fusion"});
   section.finish();
