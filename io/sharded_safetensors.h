@@ -1,13 +1,13 @@
 // Tensors in slices over several files, each written by a process of its own.
 //
-//   DIR/shard-0-of-4.safetensors   slices of tensors, "fc.weight@2,0" for that at offset [2, 0]
+//   DIR/shard-0-of-4-v0.safetensors  slices of tensors, "fc.weight@2,0" for that at offset [2, 0]
 //       ...
-//       shard-3-of-4.safetensors
-//       index.json                 what lies where
+//       shard-3-of-4-v0.safetensors
+//       index.json                   what lies where
 //
 //   {"crc32": "...", "format": "weft-sharded", "version": 1, "world_size": 4, "strategy": "fsdp",
-//    "files": [{"name": "shard-0-of-4.safetensors", "bytes": 4096, "header_crc32": "..."}, ...],
-//    "tensors": {"fc.weight": {"dtype": "F32", "shape": [5, 3],
+//    "files": [{"name": "shard-0-of-4-v0.safetensors", "bytes": 4096, "header_crc32": "..."}, ...],
+//    "tensors": {"fc.weight": {"dtype": "f32", "shape": [5, 3],
 //                "slices": [{"file": 0, "offset": [2, 0], "size": [1, 3], "crc32": "..."}]}},
 //    "metadata": {"key": "value"}}
 //
@@ -51,7 +51,7 @@ void write_shard_index(const Path& directory, const ShardedState& state);
 /// A number for the next state in a directory: no file of a state there, complete or not, has it in
 /// its name.
 int next_generation(const Path& directory);
-/// "shard-0-of-4.safetensors" of generation 0, "shard-0-of-4.1.safetensors" of the next.
+/// "shard-0-of-4-v0.safetensors" of generation 0, "shard-0-of-4-v1.safetensors" of the next.
 std::string shard_name(int rank, int world_size, int generation);
 
 /// What lies where: index.json, read.

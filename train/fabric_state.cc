@@ -13,6 +13,7 @@
 
 #include "autograd/ops.h"
 #include "core/transfer.h"
+#include "dist/strategy/strategy_kind.h"
 #include "io/safetensors.h"
 #include "optim/optimizer_state.h"
 #include "optim/schedule.h"
@@ -215,7 +216,7 @@ void Fabric::start_save(const std::string& path, std::vector<io::Slice> slices,
   const io::Path directory = place.at("directory").get<std::string>();
   const io::Path file = directory / io::shard_name(rank(), size(), place.at("generation"));
   const auto mine = std::make_shared<std::vector<io::Slice>>(std::move(slices));
-  const std::string strategy = options_.strategy.name;
+  const std::string strategy = dist::strategy_of(options_.strategy, devices_).name;
   save_ = std::make_unique<PendingSave>(
       world_,
       [file, mine] {

@@ -221,8 +221,11 @@ void Run::restore(const Checkpoint& checkpoint, const io::Path& step) {
                "{} has changed: {} images to train and {} to validate, the run had {} and {}",
                config_.data, splits_.train->size(), splits_.validation->size(),
                images.at("train").dump(), images.at("validation").dump());
-    if (checkpoint.is_sharded) optimization_->load_sharded(step, state);
-    if (!checkpoint.is_sharded) optimization_->load(checkpoint.optimizer, state);
+    if (checkpoint.is_sharded) {
+      optimization_->load_sharded(step, state);
+    } else {
+      optimization_->load(checkpoint.optimizer, state);
+    }
     const nlohmann::json& g = state.at("generator");
     generator() = {g.at("seed"), g.at("stream"), g.at("offset")};
     state_ = run_state_from_json(state);
@@ -238,7 +241,7 @@ void Run::restore(const Checkpoint& checkpoint, const io::Path& step) {
 void Run::save() {
   constexpr int kKeptCheckpoints = 2;
   if (config_.state_dict_type == "sharded") {
-    // Each rank writes its part while training goes on; what they make is then there at once.
+    // Each rank writes its part while training goes on. When all have, it is a checkpoint.
     ranks_.fabric().wait_for_save();
     const auto draft = ranks_.is_main() ? std::make_shared<CheckpointDraft>(output_, state_.step)
                                         : std::shared_ptr<CheckpointDraft>();

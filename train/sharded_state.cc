@@ -90,6 +90,7 @@ std::string broadcast_text(const std::string& text, const dist::CommunicatorPtr&
   const Tensor size = Tensor::from(std::vector{static_cast<int64_t>(text.size())}, {1});
   world->broadcast(size).wait();
   const int64_t count = size.data<int64_t>()[0];
+  if (count == 0) return "";
   const Tensor bytes = Tensor::zeros({count}, DType::u8);
   if (world->rank() == 0) std::copy(text.begin(), text.end(), bytes.data<uint8_t>());
   world->broadcast(bytes).wait();

@@ -37,15 +37,16 @@ void at_each_file_operation(Rack& rack, Tally& tally, const std::string& fault,
                             const Check& check) {
   struct Tried {
     SmallRun run;
+    int64_t few;  // a short rack takes operations so far apart, from one that the seed decides
+    int64_t n = 0;
     bool is_done = false;
   };
-  Tried all[] = {{SmallRun(rack)}, {SmallRun(rack, sharded_on_two_ranks())}};
-  // A short rack takes operations far apart, from a first one that the seed decides.
-  const int64_t stride = rack.is_short ? 211 : 1;
-  for (int64_t n = rack.is_short ? 1 + static_cast<int64_t>(rack.random.below(stride)) : 1;
-       !(all[0].is_done && all[1].is_done) && rack.goes_on(tally.tried, 2000); n += stride) {
-    for (auto& [small, is_done] : all) {
+  Tried all[] = {{SmallRun(rack), 167}, {SmallRun(rack, sharded_on_two_ranks()), 331}};
+  while (!(all[0].is_done && all[1].is_done) && rack.goes_on(tally.tried, 2000)) {
+    for (auto& [small, few, n, is_done] : all) {
       if (is_done) continue;
+      const int64_t stride = rack.is_short ? few : 1;
+      n += n == 0 ? 1 + static_cast<int64_t>(rack.random.below(stride)) : stride;
       const io::Path output = small.fresh_output();
       const ChildEnd end =
           small.run(small.start(output), {{"WEFT_FILE_FAULT", fmt::format("{}:{}", fault, n)}})

@@ -60,6 +60,8 @@ TEST_CASE("a sharded run goes on elsewhere with the bits of a full one on one ra
   }
   must_run("train --output " + fresh_scratch("tuned") + " --weights " + many + " " + tiny(""));
 
+  check_error(run_weft("inspect " + last), 1,
+              "a sharded state; weft consolidate makes a file of it");
   // A part that is gone is named, and the checkpoint before.
   std::filesystem::remove(last + "/shard-0-of-1-v0.safetensors");
   check_error(run_weft("train --resume " + run), 1, "shard-0-of-1-v0.safetensors: No such file");

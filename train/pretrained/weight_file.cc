@@ -24,6 +24,8 @@ io::Path file_in(const io::Path& directory) {
     const io::Path index = directory / (std::string(name) + kIndexSuffix);
     if (std::filesystem::exists(index)) return index;
   }
+  WEFT_CHECK(!std::filesystem::exists(directory / "index.json"),
+             "{}: a sharded state; weft consolidate makes a file of it", directory.string());
   WEFT_FAIL(
       "{}: the directory holds no model.safetensors and no pytorch_model.bin, nor an index of "
       "either",
