@@ -139,6 +139,8 @@ ShardIndex parse_index(const json& all) {
                "{} is not the name of a file beside it", quote(name));
     index.files.push_back({name, file.at("bytes"), file.at("header_crc32")});
   }
+  WEFT_CHECK(index.world_size == static_cast<int64_t>(index.files.size()),
+             "{} files of a world of {}", index.files.size(), index.world_size);
   for (const auto& [name, entry] : all.at("tensors").items()) {
     ShardIndex::Entry& ours = index.tensors[name];
     ours.dtype = parse_dtype(entry.at("dtype").get<std::string>());
