@@ -22,8 +22,11 @@ std::vector<double> fit(const std::string& type, int ranks, const std::string& d
         quiet({.fabric = {.devices = ranks, .strategy = {.name = "fsdp"}, .state_dict_type = type},
                .max_epochs = 4,
                .directory = directory,
-               .callbacks = {std::make_shared<ModelCheckpoint>(ModelCheckpointOptions{
-                   .filename = "{epoch}", .save_top_k = 2, .save_last = true})}}));
+               .callbacks = {
+                   std::make_shared<ModelCheckpoint>(ModelCheckpointOptions{.filename = "{epoch}",
+                                                                            .monitor = "train_loss",
+                                                                            .save_top_k = 2,
+                                                                            .save_last = true})}}));
     trainer.launch({&c, [](dist::Communicator*) {}});
     trainer.seed_everything(1);
     Regression model;
