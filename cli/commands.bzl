@@ -22,6 +22,7 @@ COMMANDS = {
     "plan": "//cli/plan",
     "numerics": "//cli/numerics",
     "convert": "//cli:convert",
+    "consolidate": "//cli:consolidate",
 }
 
 def weft_program(name, commands, **kwargs):

@@ -66,8 +66,9 @@ void add_convert(CLI::App& app, Action& action) {
   command
       .add_option(
           "IN", a.in,
-          "The weights to read: a .safetensors, .pth, .pt or .bin file, or a directory that "
-          "holds model.safetensors or pytorch_model.bin")
+          "The weights to read: a .safetensors, .pth, .pt or .bin file, the .index.json of "
+          "several, "
+          "or a directory that holds model.safetensors or pytorch_model.bin, or the index of one")
       ->required();
   command.add_option("OUT", a.out, "The .safetensors file to write")->required();
   add_option(command, "--names", a.names,

@@ -323,6 +323,10 @@ void add_run_settings(CLI::App& command, RunSettings& settings) {
   add.add("--save-every EVERY", &C::save_every,
           "Save also within epochs: every so many steps, 500, or seconds, 600s",
           "at the ends of epochs alone");
+  add.add(
+      "--state-dict-type TYPE", &C::state_dict_type,
+      "What checkpoints are: full, written by one rank, or sharded, each rank's part written by "
+      "itself while training goes on");
   add.add_count("--watch", &C::watch, 10,
                 "Record of every layer, each N steps: largest weight and gradient, the gradient's "
                 "norm, and its share that underflows");

@@ -5,20 +5,21 @@
 #include <compare>
 #include <optional>
 
+#include "io/checked_json.h"
+#include "io/sharded_safetensors.h"
+
 namespace weft::train {
 namespace {
 
 using json = nlohmann::json;
 
 constexpr const char* kFormat = "weft-checkpoint";
-constexpr int kVersion = 1;
+constexpr int kVersion = 1, kShardedVersion = 2;
 constexpr const char* kModelFile = "model.safetensors";
 constexpr const char* kOptimizerFile = "optimizer.safetensors";
 constexpr const char* kStateFile = "state.json";
 constexpr const char* kLatestFile = "latest";
 constexpr std::string_view kStepPrefix = "step-";
-/// How state.json begins, before its checksum is known.
-constexpr std::string_view kStateBegin = "{\n  \"crc32\": \"00000000";
 
 /// What a checkpoint's directory is called: "step-N", or for a moment "step-N.C" when step N is
 /// saved again.
@@ -65,27 +66,10 @@ const json& field(const json& object, const char* key, const io::Path& file) {
   return *place;
 }
 
-/// Returns what state.json says of the file.
-json write_tensors(const io::Path& path, const NamedTensors& tensors) {
+io::FileSummary write_tensors(const io::Path& path, const NamedTensors& tensors) {
   io::FileWriter writer(path);
   io::write_safetensors(writer, tensors, {{"format", "pt"}});
-  const io::FileSummary summary = writer.finish();
-  return {{"bytes", summary.bytes}, {"crc32", io::checksum_text(summary.crc32)}};
-}
-
-void write_files(const io::Path& directory, const Checkpoint& checkpoint) {
-  json files;
-  files[kModelFile] = write_tensors(directory / kModelFile, checkpoint.model);
-  files[kOptimizerFile] = write_tensors(directory / kOptimizerFile, checkpoint.optimizer);
-  const json all = {{"crc32", io::kNoChecksum}, {"format", kFormat}, {"version", kVersion},
-                    {"step", checkpoint.step},  {"files", files},    {"state", checkpoint.state}};
-  std::string text = all.dump(2) + "\n";
-  WEFT_ASSERT(text.starts_with(kStateBegin));  // keys are sorted
-  const std::string checksum = checksum_of(text);
-  text.replace(kStateBegin.size() - io::kNoChecksum.size(), checksum.size(), checksum);
-  io::FileWriter writer(directory / kStateFile);
-  writer.write(text);
-  writer.finish();
+  return writer.finish();
 }
 
 void check_format(const json& all, const io::Path& file) {
@@ -96,14 +80,7 @@ void check_format(const json& all, const io::Path& file) {
 /// The file's JSON. Throws Error unless every byte is as it was written.
 json read_state(const io::Path& path) {
   const std::string text = io::read_text(path);
-  const size_t at = kStateBegin.size() - io::kNoChecksum.size();
-  if (text.substr(0, at) == kStateBegin.substr(0, at) && text.size() > kStateBegin.size()) {
-    const std::string written = text.substr(at, io::kNoChecksum.size());
-    const std::string found = io::checksum_around(std::as_bytes(std::span(text)), at);
-    WEFT_CHECK(found == written, "{} is damaged: its CRC-32 is {}, {} was written", path.string(),
-               found, written);
-    return json::parse(text);
-  }
+  if (io::looks_like_checked_json(text)) return io::parse_checked_json(text, path);
   // Of an earlier version, which summed the state alone.
   json all = json::parse(text);
   check_format(all, path);
@@ -147,7 +124,7 @@ void remove_old(const io::Path& output, const StepName& saved, int keep_last) {
   }
 }
 
-NamedTensors read_verified(const io::Path& path, const json& files, const io::Path& state_file) {
+void verify(const io::Path& path, const json& files, const io::Path& state_file) {
   const json& expected = field(files, path.filename().c_str(), state_file);
   const io::MappedFile file(path);
   const uint64_t bytes = field(expected, "bytes", state_file).get<uint64_t>();
@@ -157,7 +134,23 @@ NamedTensors read_verified(const io::Path& path, const json& files, const io::Pa
   const std::string found = io::checksum_text(io::crc32_of(file.bytes()));
   WEFT_CHECK(found == written, "{} is damaged: its CRC-32 is {}, {} was written", path.string(),
              found, written);
+}
+
+NamedTensors read_verified(const io::Path& path, const json& files, const io::Path& state_file) {
+  verify(path, files, state_file);
   return io::read_safetensors(path).tensors;
+}
+
+/// Reads the tensors of a sharded one, whole.
+void put_together(Checkpoint& checkpoint, const io::Path& directory, CheckpointParts parts) {
+  io::ShardedReader reader(directory);
+  for (const auto& [full_name, entry] : reader.index().tensors) {
+    const size_t dot = full_name.find('.');
+    const bool is_model = full_name.substr(0, dot) == "model";
+    if (dot == full_name.npos || (!is_model && parts == CheckpointParts::kModel)) continue;
+    (is_model ? checkpoint.model : checkpoint.optimizer)
+        .emplace_back(full_name.substr(dot + 1), reader.read(full_name));
+  }
 }
 
 void write_latest(const io::Path& output, const StepName& name) {
@@ -169,39 +162,79 @@ void write_latest(const io::Path& output, const StepName& name) {
 
 }  // namespace
 
-io::Path save_checkpoint(const io::Path& output, const Checkpoint& checkpoint, int keep_last) {
-  WEFT_CHECK(checkpoint.step >= 0, "save_checkpoint: the step is {}", checkpoint.step);
-  WEFT_CHECK(keep_last >= 0, "save_checkpoint: keep_last is {}", keep_last);
+CheckpointDraft::CheckpointDraft(const io::Path& output, int64_t step)
+    : output_(output), step_(step) {
+  WEFT_CHECK(step >= 0, "save_checkpoint: the step is {}", step);
   remove_leftovers(output);
   // Where the step is there already it gets a new name first, so that `latest` names a whole one at
   // every moment.
-  StepName name{checkpoint.step};
-  while (std::filesystem::exists(output / name.text())) ++name.copy;
-  const io::Path fresh = output / fmt::format(".{}.tmp", name.text());
+  while (std::filesystem::exists(output / StepName{step_, copy_}.text())) ++copy_;
+  directory_ = output / fmt::format(".{}.tmp", StepName{step_, copy_}.text());
   // Not the directories above it: of a run whose directory has vanished nothing comes back.
-  io::make_directory(fresh);
-  try {
-    write_files(fresh, checkpoint);
-    io::sync_directory(fresh);
-    io::rename_path(fresh, output / name.text());
-  } catch (...) {
-    std::error_code ignored;
-    std::filesystem::remove_all(fresh, ignored);
-    throw;
+  io::make_directory(directory_);
+}
+
+CheckpointDraft::~CheckpointDraft() {
+  std::error_code ignored;
+  if (!directory_.empty()) std::filesystem::remove_all(directory_, ignored);
+}
+
+io::Path CheckpointDraft::commit(const json& state, int keep_last,
+                                 const std::map<std::string, io::FileSummary>& files) {
+  WEFT_CHECK(keep_last >= 0, "save_checkpoint: keep_last is {}", keep_last);
+  json described = json::object();
+  const auto describe = [&](const std::string& file, const io::FileSummary& summary) {
+    described[file] = {{"bytes", summary.bytes}, {"crc32", io::checksum_text(summary.crc32)}};
+  };
+  for (const auto& [file, summary] : files) describe(file, summary);
+  if (files.empty()) {
+    const std::string index = io::read_text(directory_ / io::kShardIndex);
+    describe(io::kShardIndex, {index.size(), io::crc32_of(std::as_bytes(std::span(index)))});
   }
-  io::sync_directory(output);
-  write_latest(output, name);
-  remove_old(output, name, keep_last);
+  io::FileWriter writer(directory_ / kStateFile);
+  writer.write(io::checked_json_text({{"format", kFormat},
+                                      {"version", files.empty() ? kShardedVersion : kVersion},
+                                      {"step", step_},
+                                      {"files", described},
+                                      {"state", state}},
+                                     2));
+  writer.finish();
+  io::sync_directory(directory_);
+  StepName name{step_, copy_};
+  io::rename_path(directory_, output_ / name.text());
+  directory_.clear();
+  io::sync_directory(output_);
+  write_latest(output_, name);
+  remove_old(output_, name, keep_last);
   if (name.copy > 0) {
     // The older one is gone: until `latest` says so, step-N.C that is not there means step-N.
-    const StepName usual{checkpoint.step};
-    io::sync_directory(output);
-    io::rename_path(output / name.text(), output / usual.text());
-    io::sync_directory(output);
-    write_latest(output, usual);
+    const StepName usual{step_};
+    io::sync_directory(output_);
+    io::rename_path(output_ / name.text(), output_ / usual.text());
+    io::sync_directory(output_);
+    write_latest(output_, usual);
     name = usual;
   }
-  return output / name.text();
+  return output_ / name.text();
+}
+
+io::Path save_checkpoint(const io::Path& output, const Checkpoint& checkpoint, int keep_last) {
+  CheckpointDraft draft(output, checkpoint.step);
+  const io::FileSummary model = write_tensors(draft.directory() / kModelFile, checkpoint.model);
+  const io::FileSummary optimizer =
+      write_tensors(draft.directory() / kOptimizerFile, checkpoint.optimizer);
+  return draft.commit(checkpoint.state, keep_last,
+                      {{kModelFile, model}, {kOptimizerFile, optimizer}});
+}
+
+std::string say_what_is_before(const io::Path& step) {
+  const auto name = parse_step(step.filename().string());
+  if (!name) return "";
+  std::vector<StepName> before = list_steps(step.parent_path());
+  std::erase_if(before, [&](const StepName& other) { return other.step >= name->step; });
+  if (before.empty()) return "";
+  return fmt::format("; the checkpoint before it is {}",
+                     (step.parent_path() / before.back().text()).string());
 }
 
 io::Path find_checkpoint(const io::Path& path) {
@@ -240,18 +273,29 @@ Checkpoint load_checkpoint(const io::Path& path, CheckpointParts parts) {
   try {
     const json all = read_state(state_file);
     check_format(all, state_file);
-    WEFT_CHECK(field(all, "version", state_file) == kVersion,
-               "{} has format version {}; this program reads version {}", state_file.string(),
-               all["version"].dump(), kVersion);
+    const json& version = field(all, "version", state_file);
+    checkpoint.is_sharded = version == kShardedVersion;
+    WEFT_CHECK(version == kVersion || checkpoint.is_sharded,
+               "{} has format version {}; this program reads versions {} and {}",
+               state_file.string(), version.dump(), kVersion, kShardedVersion);
     checkpoint.step = field(all, "step", state_file).get<int64_t>();
     checkpoint.state = field(all, "state", state_file);
     const json& files = field(all, "files", state_file);
+    if (checkpoint.is_sharded) {
+      verify(directory / io::kShardIndex, files, state_file);
+      if (parts != CheckpointParts::kState) put_together(checkpoint, directory, parts);
+      return checkpoint;
+    }
+    if (parts == CheckpointParts::kState) return checkpoint;
     checkpoint.model = read_verified(directory / kModelFile, files, state_file);
     if (parts == CheckpointParts::kAll) {
       checkpoint.optimizer = read_verified(directory / kOptimizerFile, files, state_file);
     }
   } catch (const json::exception& error) {
-    WEFT_FAIL("{} is damaged: {}", state_file.string(), error.what());
+    WEFT_FAIL("{} is damaged: {}{}", state_file.string(), error.what(),
+              say_what_is_before(directory));
+  } catch (const Error& error) {
+    WEFT_FAIL("{}{}", error.what(), say_what_is_before(directory));
   }
   return checkpoint;
 }

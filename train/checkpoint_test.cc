@@ -247,9 +247,9 @@ TEST_CASE("A damaged file is named") {
   };
   edit("\"value\": 1.0", "\"value\": 1.5", false);
   CHECK_THROWS_WITH(load_checkpoint(output), Contains("state.json is damaged: its CRC-32"));
-  edit("\"version\": 1", "\"version\": 2");
+  edit("\"version\": 1", "\"version\": 3");
   CHECK_THROWS_WITH(load_checkpoint(output),
-                    Contains("has format version 2; this program reads version 1"));
+                    Contains("has format version 3; this program reads versions 1 and 2"));
   edit("weft-checkpoint", "else");
   CHECK_THROWS_WITH(load_checkpoint(output), Contains("state.json is not a Weft checkpoint's"));
   edit("{", "[");

@@ -164,8 +164,8 @@ void for_each_setting(C& config, F&& f) {
                   schedule, warmup, label_smoothing, test_time_flip, drop_path, normalize,
                   precision, matmul_numerics, tf32_rounding, loss_scale, initial_loss_scale,
                   loss_scale_window, loss_scale_hysteresis, min_loss_scale, fp8_scaling,
-                  checkpoint_activations, seed, save_every, watch, detect_anomaly, devices,
-                  global_batch_size, gradient_average, deterministic_reduce)
+                  checkpoint_activations, seed, save_every, state_dict_type, watch, detect_anomaly,
+                  devices, global_batch_size, gradient_average, deterministic_reduce)
   }
   {
     auto& part = config.augmentation;
@@ -194,6 +194,7 @@ void validate_ranks(const Config& c) {
                kMostDevices, value);
   }
   check_choice("gradient-average", c.gradient_average, {"samples", "ranks"});
+  check_choice("state-dict-type", c.state_dict_type, {"full", "sharded"});
   const dist::StrategyKind& strategy = dist::strategy_of(s, static_cast<int>(c.devices));
   const bool is_split = strategy.devices == dist::StrategyKind::Devices::kRanks &&
                         !contains(strategy.settings, dist::Settings::kBuckets);

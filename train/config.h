@@ -63,8 +63,9 @@ struct Config {
   bool checkpoint_activations = false;
   uint64_t seed = 0;
   std::string save_every;  // besides epoch ends: steps, "500", or seconds, "600s"; empty: never
-  int64_t watch = 0;       // steps between looks at every layer; 0: none is taken
-  bool detect_anomaly = false;  // AnomalyMode: every op is checked for NaN
+  std::string state_dict_type = "full";  // of checkpoints: full, sharded
+  int64_t watch = 0;                     // steps between looks at every layer; 0: none is taken
+  bool detect_anomaly = false;           // AnomalyMode: every op is checked for NaN
 
   // Several ranks.
   int64_t devices = 1;  // ranks; under strategy dp threads

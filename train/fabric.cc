@@ -21,6 +21,7 @@
 #include "dist/strategy/aliases.h"
 #include "dist/strategy/strategy_kind.h"
 #include "optim/clip.h"
+#include "train/sharded_state.h"
 
 namespace weft::train {
 namespace {
@@ -34,6 +35,7 @@ optim::GradScalerOptions scaler_of(const FabricOptions& options, const Precision
 /// With our names, and what the strategy has to know of the precision.
 FabricOptions completed(FabricOptions options) {
   options.strategy = dist::named_here(options.strategy);
+  options.state_dict_type = dist::state_dict_type_here(options.state_dict_type);
   const DType products = find_precision(options.precision).rounds_weights_to();
   options.strategy.product_dtype = products == DType::f32 ? "" : name(products);
   return options;
@@ -83,6 +85,8 @@ FabricOptions from_environment(FabricOptions options) {
     options.strategy.name = value;
     options.strategy = dist::named_here(options.strategy);
   });
+  read("WEFT_STATE_DICT_TYPE",
+       [&](const char* value) { options.state_dict_type = dist::state_dict_type_here(value); });
   return options;
 }
 
@@ -540,6 +544,7 @@ bool Fabric::take_step(Optimizer& entry, double gradient_scale) {
     reduce_amax();
     fp8_.update();
   }
+  poll_save();
   return is_taken;
 }
 
@@ -577,6 +582,7 @@ void Fabric::skip_step() {
     entry->is_used_up = true;
   }
   model.strategy->after_step();
+  poll_save();
 }
 
 void Fabric::drop_gradients(Optimizer& entry) {

@@ -33,6 +33,7 @@
 
 #include <concepts>
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -55,7 +56,13 @@
 #include "train/precision.h"
 #include "train/shared_loader.h"
 
+namespace weft::io {
+struct Slice;
+}
+
 namespace weft::train {
+
+class PendingSave;
 
 /// Settings that the name of a precision leaves open.
 struct NumericsOptions {
@@ -79,14 +86,15 @@ struct FabricOptions {
   /// model that reads them otherwise, or leaves Autocast for a part of itself, needs that.
   dist::StrategyOptions strategy = {};
   NumericsOptions numerics = {};
-  int64_t accumulate = 1;          // batches of one step, of accumulate() below
-  bool split_batches = false;      // a loader's batch is that of all devices, not of each
-  std::string log_directory = {};  // of log(); empty: it writes nothing
+  int64_t accumulate = 1;                // batches of one step, of accumulate() below
+  bool split_batches = false;            // a loader's batch is that of all devices, not of each
+  std::string state_dict_type = "full";  // of save(): full, sharded
+  std::string log_directory = {};        // of log(); empty: it writes nothing
 };
 
 /// The options with what the environment says of them, as `fabric run` does for Lightning's:
-/// WEFT_DEVICE, WEFT_DEVICES, WEFT_NUM_NODES, WEFT_PRECISION, WEFT_STRATEGY. Throws Error naming a
-/// variable whose value cannot be read.
+/// WEFT_DEVICE, WEFT_DEVICES, WEFT_NUM_NODES, WEFT_PRECISION, WEFT_STRATEGY, WEFT_STATE_DICT_TYPE.
+/// Throws Error naming a variable whose value cannot be read.
 FabricOptions from_environment(FabricOptions options = {});
 
 /// The structure that a model describes. Where that says nothing of replicas, the model's default
@@ -238,13 +246,25 @@ class Fabric {
   /// The whole of the only model as a safetensors file, written by rank 0. Every rank calls both.
   void save(const std::string& path);
   void load(const std::string& path);
-  /// Any state by the caller's names, whole whatever the strategy, in one safetensors file that
-  /// replaces an older one when it is complete: `save(path, {{"model", &model}, {"optimizer",
-  /// &optimizer}, {"scaler", &fabric.scaler()}, {"epoch", &epoch}})`. Every rank calls.
-  void save(const std::string& path, const std::vector<NamedState>& states);
-  /// The other way round, under the same or another strategy. Returns the names in the file that
-  /// were not asked for. Throws Error naming what the file lacks or has of another kind before
-  /// anything has changed; a model's and an optimizer's tensors are checked when their turn comes.
+  /// Any state by the caller's names: `save(path, {{"model", &model}, {"optimizer", &optimizer},
+  /// {"scaler", &fabric.scaler()}, {"epoch", &epoch}})`. Every rank calls. With state_dict_type
+  /// full: whole, in one safetensors file, whatever the strategy. With sharded: in a directory to
+  /// which each rank writes its part (io/sharded_safetensors.h). Either replaces an older one when
+  /// it is complete.
+  void save(const std::string& path, const std::vector<NamedState>& states) {
+    async_save(path, states);
+    wait_for_save();
+  }
+  /// The same; a sharded state is copied, and written while training goes on. It is complete after
+  /// a step of an optimizer, the next save or wait_for_save(), whatever comes first; that throws
+  /// what went wrong. Rank 0 then calls `then`. The path is rank 0's.
+  void async_save(const std::string& path, const std::vector<NamedState>& states,
+                  const std::function<void()>& then = {});
+  void wait_for_save();
+  /// What either kind of save() has left, under the same or another strategy, on any number of
+  /// ranks; of a sharded one a rank reads its part. Returns the names in it that were not asked
+  /// for. Throws Error naming what it lacks or has of another kind before anything has changed; a
+  /// model's and an optimizer's tensors are checked when their turn comes.
   std::vector<std::string> load(const std::string& path, const std::vector<NamedState>& states);
 
   /// Writes to metrics.jsonl and metrics.csv in options.log_directory, on rank 0 alone.
@@ -290,8 +310,20 @@ class Fabric {
   Model& find_model(nn::Module& model, std::string_view function);
   Optimizer& find_optimizer(const optim::Optimizer& optimizer, std::string_view function);
   void forget_the_dead();
-  dist::Strategy* strategy_of(const optim::Optimizer& optimizer);
-  dist::Strategy* strategy_of(const nn::Module& module);
+  Model* model_of(const optim::Optimizer& optimizer);
+  Model* model_of(const nn::Module& module);
+  NamedTensors whole_state(nn::Module& module);
+  optim::OptimizerState whole_state(const optim::Optimizer& optimizer);
+  dist::LocalTensors local_state(nn::Module& module);
+  dist::LocalTensors local_state(const optim::Optimizer& optimizer);
+  void start_save(const std::string& path, std::vector<io::Slice> slices,
+                  const std::map<std::string, std::string>& metadata,
+                  const std::function<void()>& then);
+  void poll_save();
+  struct SavedState;
+  void load_model(const SavedState& from, const std::string& name, nn::Module& module);
+  void load_optimizer(const SavedState& from, const std::string& name, optim::Optimizer& optimizer,
+                      const nlohmann::json& groups);
   void run_backward(const std::function<void()>& pass);
   void watch_backward(Model& model);
   void put_sums_aside(Model& model);
@@ -321,6 +353,7 @@ class Fabric {
   std::vector<std::unique_ptr<Optimizer>> optimizers_;
   std::shared_ptr<data::LoaderWatch> watch_ = std::make_shared<data::LoaderWatch>();
   std::optional<MetricsLog> log_;
+  std::unique_ptr<PendingSave> save_;  // of async_save(), until it is complete
   bool is_in_backward_ = false;
   bool is_update_due_ = false;  // of the loss scale, when all optimizers that wait for it are done
   // Of accumulate().

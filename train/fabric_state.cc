@@ -3,7 +3,7 @@
 // A file of named states is a safetensors file: a model's tensors under "<name>.<its name>", an
 // optimizer's likewise, a tensor's under its name. The metadata "weft.state" is a JSON object with,
 // for each name, {"kind": "model"} or what else there is to know: an optimizer's groups, a scalar's
-// value.
+// value. A sharded state has the same tensors and metadata, spread over files.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -13,11 +13,13 @@
 
 #include "autograd/ops.h"
 #include "core/transfer.h"
+#include "dist/strategy/strategy_kind.h"
 #include "io/safetensors.h"
 #include "optim/optimizer_state.h"
 #include "optim/schedule.h"
 #include "train/exact_text.h"
 #include "train/fabric.h"
+#include "train/sharded_state.h"
 
 namespace weft::train {
 namespace {
@@ -76,14 +78,15 @@ void Fabric::load(const std::string& path) {
   model.strategy->load_model_state(*model.module, io::read_safetensors(path).tensors);
 }
 
-/// The strategy that knows the whole of an optimizer's state; null: the optimizer does itself.
-dist::Strategy* Fabric::strategy_of(const optim::Optimizer& optimizer) {
+/// The only model of an optimizer that was set up, whose strategy knows its state; null: the
+/// optimizer has all of it.
+Fabric::Model* Fabric::model_of(const optim::Optimizer& optimizer) {
   forget_the_dead();
   const auto entry = std::ranges::find_if(
       optimizers_, [&](const auto& known) { return known->optimizer == &optimizer; });
   if (entry == optimizers_.end()) return nullptr;
   const std::vector<Model*>& models = (*entry)->models;
-  if (models.size() == 1) return models[0]->strategy.get();
+  if (models.size() == 1) return models[0];
   WEFT_CHECK(!world_,
              "fabric: the state of an optimizer of {} models cannot be put together from several "
              "ranks; use an optimizer for each",
@@ -91,17 +94,63 @@ dist::Strategy* Fabric::strategy_of(const optim::Optimizer& optimizer) {
   return nullptr;
 }
 
-dist::Strategy* Fabric::strategy_of(const nn::Module& module) {
+Fabric::Model* Fabric::model_of(const nn::Module& module) {
   forget_the_dead();
   for (const auto& model : models_) {
-    if (model->module == &module) return model->strategy.get();
+    if (model->module == &module) return model.get();
   }
   return nullptr;
 }
 
-void Fabric::save(const std::string& path, const std::vector<NamedState>& states) {
+NamedTensors Fabric::whole_state(nn::Module& module) {
+  const Model* const model = model_of(module);
+  return model ? model->strategy->model_state(module) : module.state_dict();
+}
+
+optim::OptimizerState Fabric::whole_state(const optim::Optimizer& optimizer) {
+  const Model* const model = model_of(optimizer);
+  return model ? model->strategy->optimizer_state(optimizer) : optimizer.state_dict();
+}
+
+/// What was not set up is rank 0's to write.
+dist::LocalTensors Fabric::local_state(nn::Module& module) {
+  if (const Model* const model = model_of(module)) return model->strategy->local_state(module);
+  dist::LocalTensors all = dist::whole_tensors(module);
+  for (auto& entry : all) entry.placement.copies = is_main() ? 1 : 0;
+  return all;
+}
+
+dist::LocalTensors Fabric::local_state(const optim::Optimizer& optimizer) {
+  const NamedTensors tensors = optimizer.state_dict().tensors;
+  if (const Model* const model = model_of(optimizer)) {
+    return optimizer_tensors(tensors, model->strategy->local_state(*model->module));
+  }
+  dist::LocalTensors all;
+  for (const auto& [name, tensor] : tensors) {
+    all.push_back({name, tensor, {.whole = tensor.shape(), .copies = is_main() ? 1 : 0}});
+  }
+  return all;
+}
+
+void Fabric::wait_for_save() {
+  if (!save_) return;
+  const std::unique_ptr<PendingSave> save = std::move(save_);
+  save->wait();
+}
+
+void Fabric::poll_save() {
+  if (!save_) return;
+  std::unique_ptr<PendingSave> save = std::move(save_);
+  if (!save->poll()) save_ = std::move(save);
+}
+
+void Fabric::async_save(const std::string& path, const std::vector<NamedState>& states,
+                        const std::function<void()>& then) {
   check_names("save", states);
-  NamedTensors tensors;
+  wait_for_save();
+  const bool is_sharded = options_.state_dict_type == "sharded";
+  NamedTensors tensors;  // whole ones
+  SliceCopies slices;    // of this rank
   nlohmann::json description = nlohmann::json::object();
   for (const NamedState& state : states) {
     nlohmann::json& entry = description[state.name];
@@ -114,13 +163,15 @@ void Fabric::save(const std::string& path, const std::vector<NamedState>& states
     const auto keep = [&entry](const auto& value) { entry["value"] = value; };
     const Overloaded visitor{
         [&](nn::Module* model) {
-          dist::Strategy* const strategy = strategy_of(*model);
-          add(strategy ? strategy->model_state(*model) : model->state_dict());
+          if (is_sharded) return slices.add(state.name, local_state(*model));
+          add(whole_state(*model));
         },
         [&](optim::Optimizer* optimizer) {
-          dist::Strategy* const strategy = strategy_of(*optimizer);
-          const optim::OptimizerState all =
-              strategy ? strategy->optimizer_state(*optimizer) : optimizer->state_dict();
+          if (is_sharded) {
+            entry["groups"] = optimizer->state_dict().groups;
+            return slices.add(state.name, local_state(*optimizer));
+          }
+          const optim::OptimizerState all = whole_state(*optimizer);
           entry["groups"] = all.groups;
           add(all.tensors);
         },
@@ -136,16 +187,121 @@ void Fabric::save(const std::string& path, const std::vector<NamedState>& states
     };
     std::visit(visitor, state.value);
   }
+  const io::Metadata metadata = {{"format", "pt"}, {kState, description.dump()}};
+  if (is_sharded) {
+    if (is_main()) slices.add(tensors);
+    return start_save(path, slices.take(), metadata, then);
+  }
   if (is_main()) {
-    io::write_safetensors(path, tensors, {{"format", "pt"}, {kState, description.dump()}});
+    io::write_safetensors(path, tensors, metadata);
+    if (then) then();
   }
   barrier();
+}
+
+/// Makes the directory, and has this rank's slices written to it.
+void Fabric::start_save(const std::string& path, std::vector<io::Slice> slices,
+                        const io::Metadata& metadata, const std::function<void()>& then) {
+  nlohmann::json place;
+  if (is_main()) {
+    try {
+      io::make_directory(path);
+      place = {{"directory", path}, {"generation", io::next_generation(path)}};
+    } catch (const Error& error) {
+      place = {{"failure", error.what()}};
+    }
+  }
+  place = nlohmann::json::parse(broadcast_text(place.dump(), world_));
+  WEFT_CHECK(!place.contains("failure"), "{}", place["failure"].get<std::string>());
+  const io::Path directory = place.at("directory").get<std::string>();
+  const io::Path file = directory / io::shard_name(rank(), size(), place.at("generation"));
+  const auto mine = std::make_shared<std::vector<io::Slice>>(std::move(slices));
+  const std::string strategy = dist::strategy_of(options_.strategy, devices_).name;
+  save_ = std::make_unique<PendingSave>(
+      world_,
+      [file, mine] {
+        nlohmann::json shard = io::write_shard(file, *mine);
+        mine->clear();
+        return shard;
+      },
+      [directory, strategy, metadata, then](const std::vector<nlohmann::json>& shards) {
+        io::write_shard_index(directory, {shards, strategy, metadata});
+        if (then) then();
+      });
+}
+
+/// What load() reads from: a file, or the shards of a directory.
+struct Fabric::SavedState {
+  explicit SavedState(const std::string& path) {
+    if (io::is_sharded_state(path)) {
+      reader = std::make_shared<io::ShardedReader>(path);
+      metadata = reader->index().metadata;
+    } else {
+      io::SafeTensors file = io::read_safetensors(path);
+      whole = std::move(file.tensors);
+      metadata = std::move(file.metadata);
+    }
+  }
+  /// All of a state's tensors, by their own names.
+  NamedTensors tensors_of(const std::string& state) const {
+    NamedTensors tensors;
+    const std::string prefix = state + ".";
+    const auto add = [&](const std::string& name, const auto& make) {
+      if (name == state) tensors.emplace_back(name, make());
+      if (name.starts_with(prefix)) tensors.emplace_back(name.substr(prefix.size()), make());
+    };
+    for (const auto& [name, tensor] : whole) {
+      add(name, [&tensor = tensor] { return tensor; });
+    }
+    if (!reader) return tensors;
+    for (const auto& [name, entry] : reader->index().tensors) {
+      add(name, [&, &name = name] { return reader->read(name); });
+    }
+    return tensors;
+  }
+
+  std::shared_ptr<io::ShardedReader> reader;  // of shards
+  NamedTensors whole;                         // of a file
+  io::Metadata metadata;
+};
+
+void Fabric::load_model(const SavedState& from, const std::string& name, nn::Module& module) {
+  Model* const model = model_of(module);
+  if (!from.reader) {
+    const NamedTensors state = from.tensors_of(name);
+    if (!model) module.load_state_dict(state);
+    if (model) model->strategy->load_model_state(module, state);
+    return;
+  }
+  std::set<std::string> wanted;
+  for (const auto& [entry, tensor] : module.state_dict()) wanted.insert(name + "." + entry);
+  for (const auto& [entry, place] : from.reader->index().tensors) {
+    WEFT_CHECK(!entry.starts_with(name + ".") || wanted.contains(entry),
+               "{}: tensor \"{}\" is none of the model's", from.reader->directory().string(),
+               entry);
+  }
+  read_into(*from.reader, name, local_state(module));
+  if (model) model->strategy->after_step();
+}
+
+void Fabric::load_optimizer(const SavedState& from, const std::string& name,
+                            optim::Optimizer& optimizer, const nlohmann::json& groups) {
+  Model* const model = model_of(optimizer);
+  if (model && from.reader) {
+    optimizer.load_state_dict(
+        {read_optimizer(*from.reader, name, model->strategy->local_state(*model->module)), groups});
+    return;
+  }
+  const optim::OptimizerState state = {from.tensors_of(name), groups};
+  if (!model) optimizer.load_state_dict(state);
+  if (model) model->strategy->load_optimizer_state(optimizer, state);
 }
 
 std::vector<std::string> Fabric::load(const std::string& path,
                                       const std::vector<NamedState>& states) {
   check_names("load", states);
-  const io::SafeTensors file = io::read_safetensors(path);
+  wait_for_save();
+  const SavedState file(path);
   const auto text = file.metadata.find(kState);
   WEFT_CHECK(text != file.metadata.end(),
              "{}: holds no named states; fabric.load(path) reads a file of a model alone", path);
@@ -162,30 +318,19 @@ std::vector<std::string> Fabric::load(const std::string& path,
       const std::string kind = entry.at("kind");
       WEFT_CHECK(kind == kind_of(state), "{}: the state \"{}\" is of kind {}, expected {}", path,
                  state.name, kind, kind_of(state));
-      NamedTensors tensors;
-      const std::string prefix = state.name + ".";
-      for (const auto& [name, tensor] : file.tensors) {
-        if (name == state.name) tensors.emplace_back(name, tensor);
-        if (name.starts_with(prefix)) tensors.emplace_back(name.substr(prefix.size()), tensor);
-      }
       const auto value = [&entry] { return entry.at("value"); };
       using Change = std::function<void()>;
       const Overloaded visitor{
           [&](nn::Module* model) -> Change {
-            return [this, model, tensors] {
-              dist::Strategy* const strategy = strategy_of(*model);
-              if (!strategy) model->load_state_dict(tensors);
-              if (strategy) strategy->load_model_state(*model, tensors);
-            };
+            return [this, &file, &state, model] { load_model(file, state.name, *model); };
           },
           [&](optim::Optimizer* optimizer) -> Change {
-            return [this, optimizer, saved = optim::OptimizerState{tensors, entry.at("groups")}] {
-              dist::Strategy* const strategy = strategy_of(*optimizer);
-              if (!strategy) optimizer->load_state_dict(saved);
-              if (strategy) strategy->load_optimizer_state(*optimizer, saved);
+            return [this, &file, &state, optimizer, groups = entry.at("groups")] {
+              load_optimizer(file, state.name, *optimizer, groups);
             };
           },
           [&](Tensor* x) -> Change {
+            const NamedTensors tensors = file.tensors_of(state.name);
             WEFT_CHECK(tensors.size() == 1 && tensors[0].second.shape() == x->shape(),
                        "{}: \"{}\" is {}, expected shape {}", path, state.name,
                        tensors.empty() ? "missing" : fmt::format("{}", tensors[0].second),
@@ -195,7 +340,9 @@ std::vector<std::string> Fabric::load(const std::string& path,
               ops::copy_(*x, ops::to(from, x->device()));
             };
           },
-          [&](NamedTensors* some) -> Change { return [some, tensors] { *some = tensors; }; },
+          [&](NamedTensors* some) -> Change {
+            return [some, tensors = file.tensors_of(state.name)] { *some = tensors; };
+          },
           [&](optim::Scheduler* scheduler) -> Change {
             return [scheduler, saved = value()] { scheduler->load_state_dict(saved); };
           },

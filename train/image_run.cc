@@ -139,7 +139,7 @@ void Run::make_model(const Start& start) {
   std::optional<nn::MetaScope> meta;
   if (!ranks_.is_main()) meta.emplace();
   if (checkpoint) {
-    trained_ = restore_model(*checkpoint, step, ranks_.is_main());
+    trained_ = restore_model(*checkpoint, step, ranks_.is_main() && !checkpoint->is_sharded);
     trained_.config = config_;  // the devices and the strategy it goes on with are recorded
     WEFT_CHECK(trained_.classes == splits_.train->class_names(),
                "resume: the classes of {} are not those of {}", config_.data, step.string());
@@ -222,7 +222,11 @@ void Run::restore(const Checkpoint& checkpoint, const io::Path& step) {
                "{} has changed: {} images to train and {} to validate, the run had {} and {}",
                config_.data, splits_.train->size(), splits_.validation->size(),
                images.at("train").dump(), images.at("validation").dump());
-    optimization_->load(checkpoint.optimizer, state);
+    if (checkpoint.is_sharded) {
+      optimization_->load_sharded(step, state);
+    } else {
+      optimization_->load(checkpoint.optimizer, state);
+    }
     const nlohmann::json& g = state.at("generator");
     generator() = {g.at("seed"), g.at("stream"), g.at("offset")};
     state_ = run_state_from_json(state);
@@ -230,12 +234,23 @@ void Run::restore(const Checkpoint& checkpoint, const io::Path& step) {
   } catch (const nlohmann::json::exception& error) {
     WEFT_FAIL("{}: the state is not that of a training run: {}", step.string(), error.what());
   } catch (const Error& error) {
-    WEFT_FAIL("{}: {}", step.string(), error.what());
+    WEFT_FAIL("{}: {}{}", step.string(), error.what(),
+              checkpoint.is_sharded ? say_what_is_before(step) : "");
   }
 }
 
 void Run::save() {
   constexpr int kKeptCheckpoints = 2;
+  if (config_.state_dict_type == "sharded") {
+    // Each rank writes its part while training goes on. When all have, it is a checkpoint.
+    ranks_.fabric().wait_for_save();
+    const auto draft = ranks_.is_main() ? std::make_shared<CheckpointDraft>(output_, state_.step)
+                                        : std::shared_ptr<CheckpointDraft>();
+    optimization_->save_sharded(draft ? draft->directory() : "", [this, draft, state = state()] {
+      checkpoint_ = draft->commit(state, kKeptCheckpoints);
+    });
+    return;
+  }
   // Every rank brings its part.
   const NamedTensors model = on_cpu(ranks_.strategy().model_state(*trained_.model));
   const NamedTensors optimizer = on_cpu(optimization_->tensors());
@@ -480,6 +495,7 @@ RunResult Run::execute() {
   report_.begin({trained_, splits_, ranks_, steps_per_epoch_, weight_notes_}, state_, output_);
   RunResult result;
   while (state_.epoch < config_.epochs && !stops()) run_epoch();
+  ranks_.fabric().wait_for_save();
   result.interrupted = stops();
   if (!result.interrupted) {
     write_final_weights();
@@ -523,7 +539,7 @@ RunResult train(const Config& config, const RunOptions& options) {
 
 Config resumed_config(const RunOptions& options) {
   const io::Path step = find_checkpoint(options.resume);
-  const Checkpoint checkpoint = load_checkpoint(step, CheckpointParts::kModel);
+  const Checkpoint checkpoint = load_checkpoint(step, CheckpointParts::kState);
   WEFT_CHECK(checkpoint.state.contains("config"), "resume: {} holds no configuration",
              step.string());
   Config config = config_from_json(checkpoint.state.at("config"));
@@ -549,7 +565,10 @@ Config resumed_config(const RunOptions& options) {
 RunResult resume(const RunOptions& options) {
   const Config config = resumed_config(options);
   const io::Path step = find_checkpoint(options.resume);
-  const Checkpoint checkpoint = load_checkpoint(step);
+  // Of a sharded one each rank reads its part when it has a model.
+  const bool is_sharded = io::is_sharded_state(step);
+  const Checkpoint checkpoint =
+      load_checkpoint(step, is_sharded ? CheckpointParts::kState : CheckpointParts::kAll);
   return Run(config, options, {.checkpoint = &checkpoint, .step = step}).execute();
 }
 

@@ -100,6 +100,20 @@ nlohmann::json Optimization::settings() const {
           {"loss_scaler", fabric_.scaler().state_dict()}};
 }
 
+void Optimization::save_sharded(const io::Path& directory, const std::function<void()>& then) {
+  NamedTensors fp8 = fabric_.fp8().state_dict(model_.named_parameters());
+  fabric_.async_save(directory.string(),
+                     {{"model", &model_}, {"optimizer", optimizer_.get()}, {"fp8", &fp8}}, then);
+}
+
+void Optimization::load_sharded(const io::Path& directory, const nlohmann::json& settings) {
+  NamedTensors fp8;
+  fabric_.load(directory.string(),
+               {{"model", &model_}, {"optimizer", optimizer_.get()}, {"fp8", &fp8}});
+  fabric_.fp8().load_state_dict(fp8, model_.named_parameters());
+  fabric_.scaler().load_state_dict(settings.at("loss_scaler"));
+}
+
 void Optimization::load(const NamedTensors& tensors, const nlohmann::json& settings) {
   NamedTensors optimizer, fp8;
   for (const auto& [name, tensor] : tensors) {

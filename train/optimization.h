@@ -10,10 +10,12 @@
 // Everything here that lasts from step to step is part of a checkpoint.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <nlohmann/json_fwd.hpp>
 #include <optional>
 
+#include "io/files.h"
 #include "nn/module.h"
 #include "optim/grad_scaler.h"
 #include "optim/optimizer.h"
@@ -53,6 +55,11 @@ class Optimization {
   /// The optimizer's state, for a checkpoint. Every rank calls this; rank 0 gets all of it.
   NamedTensors tensors();
   nlohmann::json settings() const;
+  /// Starts to save the model's and the optimizer's state, each rank its part, into rank 0's
+  /// directory (Fabric::async_save).
+  void save_sharded(const io::Path& directory, const std::function<void()>& then);
+  /// Takes up what save_sharded() has left, the model too, and settings().
+  void load_sharded(const io::Path& directory, const nlohmann::json& settings);
   /// Takes up a checkpoint's state. Throws Error for a state of another optimizer or precision.
   void load(const NamedTensors& tensors, const nlohmann::json& settings);
 

@@ -28,13 +28,14 @@ FabricOptions fabric_options(const Config& config, Device device) {
           .devices = static_cast<int>(config.devices),
           .precision = config.precision,
           .strategy = config.strategy,
-          .numerics = {
-              .loss_scale = scaler_options(config),
-              .loss_scale_is_fixed = config.loss_scale != "dynamic",
-              .fp8 = {.scaling = is_delayed ? Fp8Options::Scaling::kDelayed
-                                            : Fp8Options::Scaling::kCurrent},
-              .accumulation = kernels::parse_accumulation(config.matmul_numerics),
-              .tf32_rounding = is_nearest ? kernels::Tf32::kNearest : kernels::Tf32::kTruncate}};
+          .numerics = {.loss_scale = scaler_options(config),
+                       .loss_scale_is_fixed = config.loss_scale != "dynamic",
+                       .fp8 = {.scaling = is_delayed ? Fp8Options::Scaling::kDelayed
+                                                     : Fp8Options::Scaling::kCurrent},
+                       .accumulation = kernels::parse_accumulation(config.matmul_numerics),
+                       .tf32_rounding =
+                           is_nearest ? kernels::Tf32::kNearest : kernels::Tf32::kTruncate},
+          .state_dict_type = config.state_dict_type};
 }
 
 }  // namespace

@@ -73,6 +73,14 @@ void Child::signal(int number) const {
   if (!has_ended_) ::kill(pid_, number);
 }
 
+void Child::kill() {
+  // Who starts others may do so while they are looked for.
+  while (!has_ended(0) || !family().empty()) {
+    kill_all();
+    pause();
+  }
+}
+
 void Child::pause() const { std::this_thread::sleep_for(std::chrono::milliseconds(50)); }
 
 bool Child::has_ended(double seconds) {

@@ -34,6 +34,8 @@ class Child {
 
   pid_t pid() const { return pid_; }
   void signal(int number) const;
+  /// Kills it and all that it has started, as when the power fails, and waits until none is there.
+  void kill();
   /// Waits a little.
   void pause() const;
   /// Waits so long; false while it still runs.

@@ -17,6 +17,8 @@
 #include "data/sets/open.h"
 #include "io/pth_reader.h"
 #include "io/safetensors.h"
+#include "io/safetensors_index.h"
+#include "io/sharded_safetensors.h"
 #include "train/checkpoint.h"
 #include "train/config.h"
 
@@ -73,6 +75,31 @@ std::vector<Seed> seeds_of(Rack& rack) {
   }
   add("CIFAR-10", cifar, records,
       [=] { data::open_data("cifar10:" + cifar.parent_path().string(), 0); });
+  const io::Path shards = scratch / "shards";
+  io::make_directories(shards);
+  io::write_shard_index(shards, {{io::write_shard(shards / io::shard_name(0, 1, 0),
+                                                  {{"a", {4, 2}, {0, 0}, Tensor::zeros({3, 2})},
+                                                   {"a", {4, 2}, {3, 0}, Tensor::zeros({1, 2})}})},
+                                 "single",
+                                 {}});
+  nlohmann::json index = nlohmann::json::parse(io::read_text(shards / io::kShardIndex));
+  index.erase("crc32");
+  add("shards", shards / "changed.json", index.dump(), [=] {
+    const io::Path changed = shards / "changed.json";
+    const nlohmann::json object = io::parse_foreign_json(io::read_text(changed), changed);
+    // Of what a checksum would let pass.
+    if (!object.is_object() || object.empty() || object.begin().key() <= "crc32") return;
+    write_file(shards / io::kShardIndex, io::checked_json_text(object));
+    io::ShardedReader reader(shards);
+    for (const auto& [name, entry] : reader.index().tensors) reader.read(name);
+  });
+  const io::Path weight_index = scratch / "spread" / "model.safetensors.index.json";
+  io::write_indexed(weight_index.parent_path(), {{"a", DType::f32, {4}}, {"b", DType::f32, {4}}},
+                    16, [](const std::string&) { return Tensor::zeros({4}); });
+  add("weight index", weight_index, io::read_text(weight_index), [=] {
+    io::read_indexed(io::read_weight_index(weight_index),
+                     [](const io::Path& part) { return io::read_safetensors(part).tensors; });
+  });
   return seeds;
 }
 

@@ -175,15 +175,19 @@ std::string hurt(SmallRun& small, Rack& rack, Trial trial, int rank, double mome
 }  // namespace
 
 void hurt_ranks(Rack& rack, Tally& tally) {
-  const std::vector<const char*> strategies = {"ddp", "fsdp", "tp", "pipeline"};
+  struct Kind {
+    const char *strategy, *checkpoints;
+  };
+  const std::vector<Kind> kinds = {
+      {"ddp", "full"}, {"fsdp", "sharded"}, {"tp", "sharded"}, {"pipeline", "full"}};
   std::map<std::string, std::unique_ptr<SmallRun>> runs;
   for (int64_t i = 0; rack.goes_on(i, 6); ++i) {
-    const std::string strategy = strategies[rack.random.below(strategies.size())];
+    const auto& [strategy, checkpoints] = kinds[rack.random.below(kinds.size())];
     auto& small = runs[strategy];
     if (!small) {
       small = std::make_unique<SmallRun>(
-          rack,
-          std::vector<std::string>{"--devices", std::to_string(kRanks), "--strategy", strategy});
+          rack, std::vector<std::string>{"--devices", std::to_string(kRanks), "--strategy",
+                                         strategy, "--state-dict-type", checkpoints});
     }
     const Trial trial = kTrials[i % std::size(kTrials)];
     const int rank = static_cast<int>(rack.random.below(kRanks));

@@ -33,26 +33,40 @@ std::string read_again(const io::Path& run, const io::Path& step, const io::Path
   return "it was loaded";
 }
 
-/// Changes one file of a finished run after the other, reads the run, and puts the file back.
+/// A file of a finished run.
+struct Target {
+  io::Path run, step, file;
+  std::string whole;
+};
+
+std::vector<Target> targets_of(const io::Path& run) {
+  const io::Path step = train::find_checkpoint(run);
+  std::vector<Target> targets;
+  const auto add = [&](const io::Path& file) {
+    targets.push_back({run, step, file, io::read_text(file)});
+  };
+  add(run / "latest");
+  add(run / "model.safetensors");
+  for (const auto& entry : std::filesystem::directory_iterator(step)) add(entry.path());
+  return targets;
+}
+
+/// Changes one file of two finished runs, of which one is sharded, after the other, reads the run,
+/// and puts the file back.
 void damage(Rack& rack, Tally& tally, int64_t few,
             const std::function<std::string(std::string& bytes)>& change) {
-  SmallRun small(rack, {}, 1);
-  const io::Path run = small.reference();
-  const io::Path step = train::find_checkpoint(run);
-  const std::vector<io::Path> files = {step / "model.safetensors", step / "optimizer.safetensors",
-                                       step / "state.json", run / "latest",
-                                       run / "model.safetensors"};
-  std::vector<std::string> whole;
-  for (const io::Path& file : files) whole.push_back(io::read_text(file));
+  SmallRun small(rack, {}, 1), ranks(rack, sharded_on_two_ranks(), 1);
+  std::vector<Target> targets = targets_of(small.reference());
+  for (Target& target : targets_of(ranks.reference())) targets.push_back(std::move(target));
   for (int64_t i = 0; rack.goes_on(i, few); ++i) {
-    const size_t at = static_cast<size_t>(i) % files.size();
-    std::string bytes = whole[at];
+    const auto& [run, step, file, whole] = targets[static_cast<size_t>(i) % targets.size()];
+    std::string bytes = whole;
     const std::string what = change(bytes);
-    if (bytes == whole[at]) continue;
-    write_file(files[at], bytes);
-    const std::string loss = read_again(run, step, files[at]);
-    tally.count(loss.empty(), fmt::format("{}, {}: {}", files[at].string(), what, loss));
-    write_file(files[at], whole[at]);
+    if (bytes == whole) continue;
+    write_file(file, bytes);
+    const std::string loss = read_again(run, step, file);
+    tally.count(loss.empty(), fmt::format("{}, {}: {}", file.string(), what, loss));
+    write_file(file, whole);
   }
 }
 

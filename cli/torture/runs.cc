@@ -10,8 +10,9 @@
 namespace weft::cli {
 
 void kill_at_random(Rack& rack, Tally& tally) {
-  SmallRun small(rack);
+  SmallRun runs[] = {SmallRun(rack), SmallRun(rack, sharded_on_two_ranks())};
   for (int64_t i = 0; rack.goes_on(i, 2); ++i) {
+    SmallRun& small = runs[i % 2];
     const io::Path output = small.fresh_output();
     const uint64_t kills = 1 + rack.random.below(3);
     double moment = 0;
@@ -19,34 +20,44 @@ void kill_at_random(Rack& rack, Tally& tally) {
       moment = rack.random.uniform() * small.seconds();
       Child child = small.run(small.go_on(output));
       child.has_ended(moment);
-      child.signal(SIGKILL);
-      child.wait(kRunSeconds);
+      child.kill();
     }
     const std::string loss = small.finish(output);
-    tally.count(loss.empty(),
-                fmt::format("{} kills, the last after {:.3f} s: {}", kills, moment, loss));
+    tally.count(loss.empty(), fmt::format("{} of {} kills, the last after {:.3f} s: {}",
+                                          output.string(), kills, moment, loss));
   }
 }
 
 namespace {
 
-/// Runs with a fault at the nth operation on files, n from 1 on until none is met.
+/// Runs with a fault at the nth operation on files, n from 1 on until none is met: a process alone,
+/// and ranks that write their parts of a checkpoint, each of which meets it.
 template <class Check>
 void at_each_file_operation(Rack& rack, Tally& tally, const std::string& fault,
                             const Check& check) {
-  SmallRun small(rack);
-  // A short rack takes operations far apart, from a first one that the seed decides.
-  const int64_t stride = rack.is_short ? 167 : 1;
-  for (int64_t n = rack.is_short ? 1 + static_cast<int64_t>(rack.random.below(stride)) : 1;
-       rack.goes_on(tally.tried, 1000); n += stride) {
-    const io::Path output = small.fresh_output();
-    const ChildEnd end =
-        small.run(small.start(output), {{"WEFT_FILE_FAULT", fmt::format("{}:{}", fault, n)}})
-            .wait(kRunSeconds);
-    if (end.code == 0) break;
-    std::string loss = check(end);
-    if (loss.empty()) loss = small.finish(output);
-    tally.count(loss.empty(), fmt::format("{} at operation {}: {}", fault, n, loss));
+  struct Tried {
+    SmallRun run;
+    int64_t few;  // a short rack takes operations so far apart, from one that the seed decides
+    int64_t n = 0;
+    bool is_done = false;
+  };
+  Tried all[] = {{SmallRun(rack), 167}, {SmallRun(rack, sharded_on_two_ranks()), 331}};
+  while (!(all[0].is_done && all[1].is_done) && rack.goes_on(tally.tried, 2000)) {
+    for (auto& [small, few, n, is_done] : all) {
+      if (is_done) continue;
+      const int64_t stride = rack.is_short ? few : 1;
+      n += n == 0 ? 1 + static_cast<int64_t>(rack.random.below(stride)) : stride;
+      const io::Path output = small.fresh_output();
+      const ChildEnd end =
+          small.run(small.start(output), {{"WEFT_FILE_FAULT", fmt::format("{}:{}", fault, n)}})
+              .wait(kRunSeconds);
+      is_done = end.code == 0;
+      if (is_done) continue;
+      std::string loss = check(end);
+      if (loss.empty()) loss = small.finish(output);
+      tally.count(loss.empty(),
+                  fmt::format("{}: {} at operation {}: {}", output.string(), fault, n, loss));
+    }
   }
 }
 
@@ -61,7 +72,8 @@ void kill_at_each_file_operation(Rack& rack, Tally& tally) {
 void fail_each_file_operation(Rack& rack, Tally& tally) {
   const std::string fault = rack.random.below(2) == 0 ? "ENOSPC" : "EIO";
   at_each_file_operation(rack, tally, fault, [](const ChildEnd& end) -> std::string {
-    if (end.code == 1 && end.err.find("weft: error: cannot") != end.err.npos) return "";
+    const size_t error = end.err.find("weft: error: ");
+    if (end.code == 1 && end.err.find("cannot ", error) != end.err.npos) return "";
     return "expected an error that says what cannot be written; " + describe(end);
   });
 }

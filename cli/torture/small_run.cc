@@ -39,6 +39,12 @@ void write_file(const io::Path& path, std::string_view bytes) {
   file.finish();
 }
 
+const std::vector<std::string>& sharded_on_two_ranks() {
+  static const auto& words = *new std::vector<std::string>{
+      "--devices", "2", "--strategy", "fsdp", "--state-dict-type", "sharded"};
+  return words;
+}
+
 SmallRun::SmallRun(Rack& rack, const std::vector<std::string>& extra, int epochs,
                    const std::map<std::string, std::string>& environment)
     : rack_(rack),

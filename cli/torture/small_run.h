@@ -16,6 +16,9 @@ void write_file(const io::Path& path, std::string_view bytes);
 /// The longest that any of these runs may take; slower machines than ours included.
 inline constexpr double kRunSeconds = 300;
 
+/// What makes a run one of two ranks, each of which writes its part of every checkpoint.
+const std::vector<std::string>& sharded_on_two_ranks();
+
 class SmallRun {
  public:
   /// Draws the images, and trains undisturbed. `extra` goes to every start ("--devices", "4"),

@@ -130,15 +130,16 @@ class FullySharded {
                                              bool everywhere = false);
   optim::OptimizerState shard_optimizer_state(const optim::OptimizerState& full) const;
 
-  /// A rank's part of a state, to be saved by the rank: slices by name, and in `layout` for each
-  /// name the whole shape and the slice's place. assemble() makes the whole of the parts of all
-  /// ranks, however many there were.
-  struct Part {
-    NamedTensors slices;
-    nlohmann::json layout;
+  /// What this rank keeps of an entry of the model's state_dict(): of a parameter its elements from
+  /// `first` on, flat; a buffer whole. The tensor is a handle on what the optimizer works on.
+  struct Kept {
+    std::string name;
+    Tensor tensor;
+    Shape shape;  // of the whole
+    bool is_buffer = false;
+    int64_t first = 0;
   };
-  Part sharded_state_dict() const;
-  static NamedTensors assemble(const std::vector<Part>& parts);
+  std::vector<Kept> kept_state() const;
 
   /// Bytes this rank holds, by kind.
   struct Memory {

@@ -2,7 +2,6 @@
 #include <unordered_map>
 
 #include "autograd/ops.h"
-#include "core/view.h"
 #include "dist/data_parallel/fsdp.h"
 #include "dist/data_parallel/fsdp_engine.h"
 
@@ -110,46 +109,17 @@ optim::OptimizerState FullySharded::shard_optimizer_state(const optim::Optimizer
   return sharded;
 }
 
-FullySharded::Part FullySharded::sharded_state_dict() const {
-  const NoGrad guard;
-  Part part;
-  part.layout = nlohmann::json::object();
+std::vector<FullySharded::Kept> FullySharded::kept_state() const {
+  std::vector<Kept> kept;
   for (const auto& [name, entry] : engine_->module.state_dict()) {
     const Parameter* p = fsdp::find_entry(engine_->units, entry).second;
-    if (!p && engine_->shard_rank() != 0) continue;  // buffers are whole on every rank
-    part.slices.emplace_back(name, p ? ops::clone(p->slice) : ops::clone(entry));
-    part.layout[name] = {
-        {"shape", std::vector<int64_t>(entry.shape().begin(), entry.shape().end())},
-        {"first", p ? p->kept.first : 0}};
+    kept.push_back({.name = name,
+                    .tensor = p ? p->slice : entry,
+                    .shape = entry.shape(),
+                    .is_buffer = p == nullptr,
+                    .first = p ? p->kept.first : 0});
   }
-  return part;
-}
-
-NamedTensors FullySharded::assemble(const std::vector<Part>& parts) {
-  const NoGrad guard;
-  NamedTensors state;
-  std::unordered_map<std::string, size_t> places;
-  std::unordered_map<std::string, int64_t> filled;
-  for (const Part& part : parts) {
-    for (const auto& [name, slice] : part.slices) {
-      const nlohmann::json& layout = part.layout.at(name);
-      const Shape shape(layout.at("shape").get<std::vector<int64_t>>());
-      const auto [place, is_new] = places.try_emplace(name, state.size());
-      if (is_new) state.emplace_back(name, Tensor::zeros(shape, slice.dtype()));
-      Tensor& whole = state[place->second].second;
-      const int64_t first = layout.at("first").get<int64_t>();
-      WEFT_CHECK(whole.shape() == shape && first >= 0 && first + slice.numel() <= whole.numel(),
-                 "fsdp: the parts of \"{}\" do not fit together", name);
-      copy_into(view::narrow(view::reshape(whole, {whole.numel()}), 0, first, slice.numel()),
-                view::reshape(slice, {slice.numel()}));
-      filled[name] += slice.numel();
-    }
-  }
-  for (const auto& [name, whole] : state) {
-    WEFT_CHECK(filled[name] == whole.numel(), "fsdp: of \"{}\" {} of {} elements are there", name,
-               filled[name], whole.numel());
-  }
-  return state;
+  return kept;
 }
 
 }  // namespace weft::dist

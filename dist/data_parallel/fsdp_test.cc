@@ -473,9 +473,8 @@ TEST_CASE("bytes sent are those of the formula") {
   });
 }
 
-TEST_CASE("sharded states are read at another world size") {
-  std::vector<FullySharded::Part> parts(3);
-  NamedTensors expected;
+TEST_CASE("states are read at another world size") {
+  NamedTensors whole;
   optim::OptimizerState optimizer_state;
   const auto step = [](nn::Module& model, optim::Optimizer& optimizer, int number) {
     const OracleBatch batch = oracle_batch(number, 6, DType::f64);
@@ -489,16 +488,13 @@ TEST_CASE("sharded states are read at another world size") {
     optim::AdamW optimizer(fsdp.named_parameters(), {.lr = 0.01});
     step(*model, optimizer, 0);
     fsdp.after_step();
-    parts[c.rank()] = fsdp.sharded_state_dict();
     const auto state = fsdp.full_optimizer_state(optimizer.state_dict());
     const auto full = fsdp.full_state_dict();
     if (c.rank() == 0) {
       optimizer_state = state;
-      expected = full;
+      whole = full;
     }
   });
-  const NamedTensors whole = FullySharded::assemble(parts);
-  CHECK(difference(whole, expected) == 0);
   // One more step, on one rank and on two that continue from the three.
   const auto one = make_oracle_model(DType::f64, 50);
   one->load_state_dict(whole);
@@ -516,8 +512,6 @@ TEST_CASE("sharded states are read at another world size") {
     const double d = difference(fsdp.full_state_dict(true), one->state_dict());
     WEFT_CHECK(d < 1e-12, "after resharding the parameters differ by {}", d);
   });
-  parts.pop_back();
-  CHECK_THROWS_WITH(FullySharded::assemble(parts), Contains("elements are there"));
 }
 
 TEST_CASE("FSDP refuses what it cannot shard") {

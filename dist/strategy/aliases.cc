@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cctype>
+#include <cstring>
 #include <functional>
 #include <string>
 #include <vector>
@@ -53,13 +54,26 @@ const std::vector<Alias>& aliases() {
   return list;
 }
 
-}  // namespace
-
-StrategyOptions named_here(const StrategyOptions& options) {
-  std::string name = options.name;
+/// In small letters, with _.
+std::string plain(std::string name) {
   for (char& c : name) {
     c = c == '-' ? '_' : static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
   }
+  return name;
+}
+
+}  // namespace
+
+std::string state_dict_type_here(const std::string& name) {
+  std::string type = plain(name);
+  if (type.ends_with("_state_dict")) type.resize(type.size() - std::strlen("_state_dict"));
+  WEFT_CHECK(type == "full" || type == "sharded",
+             "state-dict-type: expected full or sharded, got \"{}\"", name);
+  return type;
+}
+
+StrategyOptions named_here(const StrategyOptions& options) {
+  const std::string name = plain(options.name);
   StrategyOptions result = options;
   result.name = name;
   const std::vector<std::string> ours = strategy_names();

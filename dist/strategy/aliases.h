@@ -16,4 +16,8 @@ namespace weft::dist {
 /// Throws Error for an unknown name: it lists ours, and names the nearest of all.
 StrategyOptions named_here(const StrategyOptions& options);
 
+/// What a state is saved as, "full" or "sharded", by these names, FSDP's (SHARDED_STATE_DICT) or
+/// Accelerate's. Throws Error for others.
+std::string state_dict_type_here(const std::string& name);
+
 }  // namespace weft::dist

@@ -77,6 +77,11 @@ class PipelineStrategy : public Strategy {
     }
     optimizer.load_state_dict(mine);
   }
+  LocalTensors local_state(nn::Module& module) override {
+    LocalTensors mine = Strategy::local_state(module);
+    std::erase_if(mine, [&](const LocalTensor& entry) { return !pipeline_->owns(entry.name); });
+    return mine;
+  }
   std::string describe(int64_t parameters) const override {
     const int stages = options_.stages->size();
     return fmt::format(

@@ -60,6 +60,20 @@ class Sharded : public Strategy {
                             const optim::OptimizerState& state) override {
     optimizer.load_state_dict(fsdp_->shard_optimizer_state(state));
   }
+  LocalTensors local_state(nn::Module&) override {
+    const int copies = replicas(), copy = options_.replicate ? options_.replicate->rank() : 0;
+    LocalTensors all;
+    for (const FullySharded::Kept& kept : fsdp_->kept_state()) {
+      Placement placement{.whole = kept.shape, .copies = copies, .copy = copy};
+      if (!kept.is_buffer) placement.flat = {kept.first, kept.tensor.numel()};
+      if (kept.is_buffer || numel(kept.shape) == 0) {
+        placement.copies = data_rank() == 0 ? 1 : 0;
+        placement.copy = 0;
+      }
+      all.push_back({kept.name, kept.tensor, placement});
+    }
+    return all;
+  }
   int64_t padded_elements() const override {
     int64_t elements = 0;
     for (const auto& [name, padded] : fsdp_->units()) elements += padded;

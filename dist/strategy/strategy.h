@@ -8,8 +8,9 @@
 //   optimizer.step(...);  strategy->after_step();
 //
 // Gradients are sums over the data ranks: the program weights each rank's loss with its share of
-// the samples. States are whole, so that a checkpoint can be read by any number of ranks under any
-// strategy. Every rank calls everything, in one order.
+// the samples. States are whole, or come as this rank's tensors with their places in the whole; so
+// a checkpoint can be read by any number of ranks under any strategy. Every rank calls everything,
+// in one order.
 #pragma once
 
 #include <functional>
@@ -20,6 +21,7 @@
 #include "dist/comm/communicator.h"
 #include "dist/comm/exact_sum.h"
 #include "dist/model_parallel/micro_batch.h"
+#include "dist/strategy/local_state.h"
 #include "dist/strategy/options.h"
 #include "nn/module.h"
 #include "nn/structure.h"
@@ -81,6 +83,11 @@ class Strategy {
   virtual void load_optimizer_state(optim::Optimizer& optimizer,
                                     const optim::OptimizerState& state) {
     optimizer.load_state_dict(state);
+  }
+  /// What this rank has of the model's state. An optimizer's tensors lie in theirs as those of
+  /// their parameters do. Nothing is sent; whoever writes to the tensors calls after_step() then.
+  virtual LocalTensors local_state(nn::Module& module) {
+    return whole_tensors(module, data_size(), data_rank());
   }
   /// Elements of the buckets or units in which gradients travel, their padding included.
   virtual int64_t padded_elements() const { return 0; }

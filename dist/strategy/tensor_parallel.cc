@@ -93,6 +93,19 @@ class TensorParallelStrategy : public Strategy {
                             const optim::OptimizerState& state) override {
     inner_->load_optimizer_state(optimizer, {cut_apart(state.tensors, parameter_of), state.groups});
   }
+  LocalTensors local_state(nn::Module& module) override {
+    LocalTensors all = inner_->local_state(module);
+    for (auto& [name, tensor, placement] : all) {
+      if (const Cut* cut = cuts_->cut_of(name)) {
+        placement.part = {*cut, tensor_->size(), tensor_->rank()};
+        placement.whole[static_cast<int>(cut->dim)] = cut->length;
+      } else if (placement.copies > 0) {
+        placement.copy = placement.copy * tensor_->size() + tensor_->rank();
+        placement.copies *= tensor_->size();
+      }
+    }
+    return all;
+  }
   std::string describe(int64_t parameters) const override {
     return fmt::format(
         "{}: layers cut over {} ranks{}{}, {} of the activations per layer; of P / {} and what is "

@@ -66,7 +66,10 @@ void read_fsdp(Section section, ConfigFile& file) {
   if (const auto checkpoint = section.boolean("fsdp_activation_checkpointing")) {
     set("checkpoint_activations", *checkpoint, "fsdp_activation_checkpointing");
   }
-  ignore(file, section.known({"fsdp_state_dict_type"}), "checkpoints hold the whole state");
+  if (const auto type = section.choice(
+          "fsdp_state_dict_type", {"FULL_STATE_DICT", "SHARDED_STATE_DICT", "LOCAL_STATE_DICT"})) {
+    set("state_dict_type", *type == "FULL_STATE_DICT" ? "full" : "sharded", "fsdp_state_dict_type");
+  }
   ignore(file,
          section.known({"fsdp_cpu_ram_efficient_loading", "fsdp_forward_prefetch",
                         "fsdp_sync_module_states", "fsdp_use_orig_params"}),

@@ -163,6 +163,7 @@ TEST_CASE("an Accelerate file of FSDP, and one for mpirun") {
   CHECK_FALSE(fsdp.strategy.cpu_offload);
   CHECK_FALSE(fsdp.strategy.no_prefetch);
   CHECK(fsdp.checkpoint_activations);
+  CHECK(fsdp.state_dict_type == "sharded");
   CHECK(fsdp.precision == "bf16");
   CHECK(fsdp.devices == 8);
   CHECK(read("fsdp.yaml", kAccelerateFsdp).keys.at("wrap") ==
@@ -177,7 +178,8 @@ TEST_CASE("an Accelerate file of FSDP, and one for mpirun") {
       {"fsdp_reshard_after_forward: false", "shard_grad_op", true},
       {"fsdp_auto_wrap_policy: SIZE_BASED_WRAP\n  fsdp_min_num_params: 2000", "wrap", "2000"},
       {"fsdp_backward_prefetch: NO_PREFETCH", "no_prefetch", true},
-      {"fsdp_offload_params: true", "cpu_offload", true}};
+      {"fsdp_offload_params: true", "cpu_offload", true},
+      {"fsdp_state_dict_type: FULL_STATE_DICT", "state_dict_type", "full"}};
   for (const auto& [line, key, value] : lines) {
     INFO(line);
     const ConfigFile file = read("line.yaml", "distributed_type: FSDP\nfsdp_config:\n  " + line);

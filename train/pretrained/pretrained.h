@@ -31,7 +31,8 @@ namespace weft::train {
 
 /// A file of weights of any kind that is read: safetensors, and state dicts of torch.save.
 struct WeightFile {
-  io::Path path;  // of the file itself
+  io::Path path;     // of the file itself, or of an index of several
+  size_t files = 1;  // that the tensors are spread over
   bool is_pth = false;
   NamedTensors tensors;   // under the file's own names
   io::Metadata metadata;  // of safetensors
@@ -40,8 +41,9 @@ struct WeightFile {
   std::vector<std::string> others;
 };
 
-/// Reads a file, told by its first bytes, or of a directory its model.safetensors or, without one,
-/// its pytorch_model.bin. Throws Error as read_safetensors and read_pth do.
+/// Reads a file, told by its first bytes; the files of an index, model.safetensors.index.json or
+/// pytorch_model.bin.index.json; of a directory its model.safetensors or the index of one, else its
+/// pytorch_model.bin. Throws Error as read_safetensors, read_weight_index and read_pth do.
 WeightFile read_weight_file(const io::Path& path);
 
 /// "safetensors", "torch.save, under the key "state_dict" (not read: epoch, optimizer)"

@@ -8,6 +8,8 @@
 #include "autograd/ops.h"
 #include "autograd/random.h"
 #include "core/view.h"
+#include "io/pth_reader.h"
+#include "io/safetensors_index.h"
 #include "models/registry.h"
 
 namespace weft::train {
@@ -424,6 +426,46 @@ TEST_CASE("a directory's weights are its model.safetensors, else its pytorch_mod
   CHECK(read_weight_file(folder).is_pth);
   copy("timm.safetensors", "model.safetensors");
   CHECK(read_weight_file(folder).path == folder / "model.safetensors");
+  std::filesystem::remove_all(folder);
+}
+
+TEST_CASE("weights in several files are read by their index, of a directory or named") {
+  const io::Path folder = scratch("several"), whole = kData / "timm.safetensors";
+  const auto state = by_name(io::read_safetensors(whole).tensors);
+  std::vector<io::PendingTensor> tensors;
+  for (const auto& [name, x] : state) tensors.push_back({name, x.dtype(), x.shape()});
+  const auto files = io::write_indexed(folder, tensors, 2000,
+                                       [&](const std::string& name) { return state.at(name); });
+  REQUIRE(files.size() > 3);
+  const io::Path index = folder / "model.safetensors.index.json";
+  for (const io::Path& path : {folder, index}) {
+    const Pretrained several = read_pretrained(path), one = read_pretrained(whole);
+    CHECK(several.file.path == index);
+    CHECK(describe_format(several.file) ==
+          fmt::format("safetensors in {} files", files.size() - 1));
+    CHECK(several.names == one.names);
+    const auto found = by_name(several.state);
+    CHECK(found.size() == one.state.size());
+    for (const auto& [name, x] : one.state) CHECK(same_bits(found.at(name), x));
+  }
+  // Parts of torch.save, and one that is gone.
+  std::filesystem::copy_file(kData / "torchvision.pth", folder / "pytorch_model-1.bin");
+  const std::string name = io::read_pth(kData / "torchvision.pth").tensors.at(0).first;
+  const auto write = [&](const std::string& file, const std::string& part) {
+    io::write_file_atomically(folder / file, [&](io::FileWriter& writer) {
+      writer.write(fmt::format(R"({{"weight_map": {{"{}": "{}"}}}})", name, part));
+    });
+    return folder / file;
+  };
+  const WeightFile pth =
+      read_weight_file(write("pytorch_model.bin.index.json", "pytorch_model-1.bin"));
+  CHECK(pth.is_pth);
+  CHECK(pth.tensors.size() == 1);
+  CHECK_THROWS_WITH(read_weight_file(write("other.index.json", "none.bin")),
+                    Contains("none.bin: No such file"));
+  // An index is no part of an index.
+  CHECK_THROWS_WITH(read_weight_file(write("self.index.json", "self.index.json")),
+                    Contains("self.index.json"));
   std::filesystem::remove_all(folder);
 }
 

@@ -13,7 +13,11 @@ namespace weft::train {
 namespace {
 
 constexpr const char* kName = "ModelCheckpoint";
-constexpr const char* kSuffix = ".safetensors";
+
+/// Of a file; a sharded state is a directory.
+const char* suffix_of(const Trainer& trainer) {
+  return trainer.fabric().options().state_dict_type == "full" ? ".safetensors" : "";
+}
 
 /// "epoch=3-step=1200" of "{epoch}-{step}".
 std::string file_name(const std::string& pattern, const Trainer& trainer) {
@@ -95,8 +99,8 @@ void ModelCheckpoint::on_save_point(Trainer& trainer, TrainingModule&) {
   // Work that a signal ends is saved in any case.
   const bool saves_last = options_.save_last && (due || trainer.is_stopping());
   if (!saves_last && !trainer.was_interrupted()) return;
-  last_ = directory_ / (std::string("last") + kSuffix);
-  trainer.save_checkpoint(last_.string());
+  last_ = directory_ / (std::string("last") + suffix_of(trainer));
+  trainer.async_save_checkpoint(last_.string());
 }
 
 /// NaN is worse than any number.
@@ -109,7 +113,7 @@ io::Path ModelCheckpoint::path_of(const Trainer& trainer) const {
   const std::string name = file_name(options_.filename, trainer);
   for (int version = 0;; ++version) {
     const std::string suffix = version == 0 ? "" : fmt::format("-v{}", version);
-    const io::Path path = directory_ / (name + suffix + kSuffix);
+    const io::Path path = directory_ / (name + suffix + suffix_of(trainer));
     if (std::ranges::find(kept_, path, &Kept::path) == kept_.end()) return path;
   }
 }
@@ -130,8 +134,10 @@ void ModelCheckpoint::save_ranked(Trainer& trainer) {
   const auto place =
       std::ranges::find_if(kept_, [&](const Kept& other) { return is_better(score, other.score); });
   kept_.insert(place, fresh);
-  trainer.save_checkpoint(fresh.path.string());
-  if (!dropped.empty() && trainer.fabric().is_main()) io::remove_tree(dropped);
+  // Not before the new one is there.
+  trainer.async_save_checkpoint(fresh.path.string(), [dropped] {
+    if (!dropped.empty()) io::remove_tree(dropped);
+  });
 }
 
 std::string ModelCheckpoint::state_key() const {

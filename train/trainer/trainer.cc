@@ -209,6 +209,7 @@ void Trainer::run(const std::string& checkpoint) {
   agree();
   while (!is_stopping_) run_epoch();
   call([&](Callback& callback) { callback.on_train_end(*this, *module_); });
+  fabric_.wait_for_save();
   call([&](Callback& callback) { callback.on_fit_end(*this, *module_); });
   for (const auto& logger : loggers_) logger->finish();
   say(fmt::format("stopped at epoch {}, batch {}, step {}: {}", epoch_, batch_, global_step_,

@@ -18,6 +18,7 @@
 #include <chrono>
 #include <concepts>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -99,6 +100,7 @@ class Trainer {
   [[nodiscard]] std::optional<int> launch(int argc, char** argv);
   void launch(dist::CommunicatorPtr world);
   Fabric& fabric() { return fabric_; }
+  const Fabric& fabric() const { return fabric_; }
   /// Before the module is made: its weights, and dropout.
   void seed_everything(uint64_t seed);
 
@@ -119,9 +121,13 @@ class Trainer {
     return validate_module(module, structure_of(module), source);
   }
 
-  /// Everything that fit() goes on from, as one file. In callbacks to be called in on_save_point
+  /// Everything that fit() goes on from, as Fabric::save() leaves it: one file, or a directory of
+  /// each rank's part. In callbacks to be called in on_save_point
   /// alone, else after fit(). Every rank calls.
   void save_checkpoint(const std::string& path);
+  /// The same while training goes on, where the Fabric's state_dict_type is sharded
+  /// (Fabric::async_save); fit() ends when it is there.
+  void async_save_checkpoint(const std::string& path, const std::function<void()>& then = {});
   /// Ends the fit after the step at hand; one rank's word is enough. `reason`: for who watches.
   void stop(const std::string& reason);
 

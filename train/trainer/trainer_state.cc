@@ -1,6 +1,6 @@
-// What a Trainer saves and continues from: a file of named states (train/named_state.h).
+// What a Trainer saves and continues from: named states (train/named_state.h).
 //
-//   module, optimizer, schedule, scaler, fp8   as Fabric keeps them, whole
+//   module, optimizer, schedule, scaler, fp8   as Fabric keeps them
 //   trainer                                    JSON: where the fit stands, its figures, and each
 //                                              rank's random stream
 //   callback:KEY, tensors:KEY                  of each callback that has a key
@@ -118,6 +118,11 @@ std::vector<NamedState> Trainer::states(Saved& saved) {
 }
 
 void Trainer::save_checkpoint(const std::string& path) {
+  async_save_checkpoint(path);
+  fabric_.wait_for_save();
+}
+
+void Trainer::async_save_checkpoint(const std::string& path, const std::function<void()>& then) {
   WEFT_CHECK(optimizer_ && is_save_point_,
              "save_checkpoint: call it in on_save_point or after fit(): elsewhere a step is under "
              "way, which could not go on exactly");
@@ -134,7 +139,7 @@ void Trainer::save_checkpoint(const std::string& path) {
     saved.callbacks[i] = callback.state_dict();
     saved.tensors[i] = callback.tensors(*this, *module_);
   }
-  fabric_.save(path, all);
+  fabric_.async_save(path, all, then);
 }
 
 void Trainer::load_checkpoint(const std::string& path) {

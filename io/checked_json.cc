@@ -1,0 +1,75 @@
+#include "io/checked_json.h"
+
+#include <algorithm>
+
+#include "core/error.h"
+
+namespace weft::io {
+namespace {
+
+using json = nlohmann::json;
+
+constexpr size_t kLargestForeign = size_t{32} << 20;
+constexpr int kDeepest = 32;
+constexpr const char* kKey = "crc32";
+/// How texts begin, up to the checksum.
+constexpr std::string_view kBegins[] = {"{\"crc32\":\"", "{\n  \"crc32\": \""};
+
+/// Where the checksum stands; npos: nowhere.
+size_t checksum_place(std::string_view text) {
+  for (const std::string_view begin : kBegins) {
+    if (text.starts_with(begin) && text.size() > begin.size() + kNoChecksum.size()) {
+      return begin.size();
+    }
+  }
+  return std::string_view::npos;
+}
+
+/// The library's text begins with "[json.exception...] "; the bytes it quotes may be anything.
+std::string reason_of(const json::exception& error) {
+  std::string reason = error.what();
+  reason.erase(0, reason.find("] ") == std::string::npos ? 0 : reason.find("] ") + 2);
+  std::ranges::replace_if(
+      reason, [](unsigned char c) { return c < 32 || c > 126; }, '?');
+  return reason.substr(0, 300);
+}
+
+}  // namespace
+
+std::string checked_json_text(json object, int indent) {
+  object[kKey] = kNoChecksum;
+  std::string text = object.dump(indent) + "\n";
+  const size_t at = checksum_place(text);
+  WEFT_ASSERT(at != text.npos);
+  const std::string checksum = checksum_text(crc32_of(std::as_bytes(std::span(text))));
+  return text.replace(at, checksum.size(), checksum);
+}
+
+bool looks_like_checked_json(std::string_view text) {
+  return checksum_place(text) != std::string_view::npos;
+}
+
+json parse_checked_json(std::string_view text, const Path& file) {
+  const size_t at = checksum_place(text);
+  WEFT_CHECK(at != text.npos, "{} is damaged: it does not begin with its checksum", file.string());
+  const std::string_view written = text.substr(at, kNoChecksum.size());
+  const std::string found = checksum_around(std::as_bytes(std::span(text)), at);
+  WEFT_CHECK(found == written, "{} is damaged: its CRC-32 is {}, {} was written", file.string(),
+             found, written);
+  return parse_foreign_json(text, file);
+}
+
+json parse_foreign_json(std::string_view text, const Path& file) {
+  WEFT_CHECK(text.size() <= kLargestForeign, "{}: {} bytes of JSON, at most {} are read",
+             file.string(), text.size(), kLargestForeign);
+  try {
+    return json::parse(text, [&](int depth, json::parse_event_t, json&) {
+      WEFT_CHECK(depth < kDeepest, "{}: JSON nested more than {} deep", file.string(), kDeepest);
+      return true;
+    });
+  } catch (const json::exception& error) {
+    WEFT_FAIL("{} is damaged: {}", file.string(), reason_of(error));
+  }
+}
+
+}  // namespace weft::io
