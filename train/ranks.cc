@@ -21,6 +21,8 @@ optim::GradScalerOptions scaler_options(const Config& config) {
   return options;
 }
 
+}  // namespace
+
 FabricOptions fabric_options(const Config& config, Device device) {
   const bool is_delayed = config.fp8_scaling == "delayed";
   const bool is_nearest = config.tf32_rounding == "nearest";
@@ -36,8 +38,6 @@ FabricOptions fabric_options(const Config& config, Device device) {
               .accumulation = kernels::parse_accumulation(config.matmul_numerics),
               .tf32_rounding = is_nearest ? kernels::Tf32::kNearest : kernels::Tf32::kTruncate}};
 }
-
-}  // namespace
 
 Ranks::Ranks(const Config& config, Device device, const dist::CommunicatorPtr& world)
     : config_(config), fabric_(fabric_options(config, device)) {

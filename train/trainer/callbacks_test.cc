@@ -341,6 +341,45 @@ TEST_CASE("a signal ends a fit after the step at hand, which is saved") {
   CHECK(all_of(checkpoint->last_model_path()).second.at("trainer").at("value").at("batch") == 2);
 }
 
+TEST_CASE("a signal cuts a validation short, which a fit that goes on repeats") {
+  struct Interrupted : Noisy {
+    explicit Interrupted(int64_t at) : at(at) {}
+    void validation_step(const Batch& batch, int64_t index) override {
+      if (++steps == at) std::raise(SIGTERM);
+      Noisy::validation_step(batch, index);
+    }
+    const int64_t at;
+    int64_t steps = 0;
+  };
+  data::TensorLoader train(line(18), {.batch_size = 4}), validation(line(12, 1), {.batch_size = 4});
+  const std::string directory = scratch("cut_short");
+  // Validations of 3 steps, after batches 2 and 4, or after the fifth, an epoch's last.
+  const int64_t interval = GENERATE(2, 5);
+  const auto fit = [&](int64_t at, const std::string& from) {
+    const auto checkpoint =
+        std::make_shared<ModelCheckpoint>(ModelCheckpointOptions{.dirpath = directory});
+    TrainerOptions options =
+        quiet({.max_epochs = 2, .val_check_interval = interval, .callbacks = {checkpoint}});
+    options.num_sanity_val_steps = 0;
+    options.handle_signals = true;
+    Trainer trainer(options);
+    trainer.seed_everything(1);
+    Interrupted model(at);
+    trainer.fit(model, train, validation, from);
+    CHECK(trainer.was_interrupted() == (at > 0));
+    if (at > 0) CHECK(!trainer.has_validated());
+    return std::pair(weights_of(trainer, model), model.steps);
+  };
+  const auto whole = fit(0, "");
+  for (const int64_t at : {1, 5}) {
+    INFO(at);
+    CHECK(fit(at, "").second == at);
+    const auto rest = fit(0, directory + "/last.safetensors");
+    CHECK(rest.first == whole.first);
+    CHECK(rest.second == whole.second - (at - 1) / 3 * 3);
+  }
+}
+
 TEST_CASE("what cannot go on, and what was never logged, is said by name") {
   const std::string path = scratch("noisy_state");
   data::TensorLoader train(line(18), {.batch_size = 4});
