@@ -103,7 +103,7 @@ class Run {
   std::vector<std::string> weight_notes_;  // what was done to make them fit
   std::unique_ptr<data::Loader> train_loader_, validation_loader_;
   int64_t batches_per_epoch_ = 0, steps_per_epoch_ = 0;  // in micro-batches of this rank; in steps
-  std::optional<RunOptimizer> optimizer_;
+  std::optional<RunOptimizer> optimization_;
   std::optional<RunDirectory> directory_;
   io::Path output_, checkpoint_;
 
@@ -128,7 +128,7 @@ Run::Run(const Config& config, const RunOptions& options, const Start& start)
              "deterministic-reduce: {} keeps running statistics, \"{}\" and others, of the batches "
              "that a rank has seen",
              config.model, trained_.model->named_buffers()[0].first);
-  optimizer_.emplace(config_, *trained_.model, ranks_, config.epochs * steps_per_epoch_);
+  optimization_.emplace(config_, *trained_.model, ranks_, config.epochs * steps_per_epoch_);
   if (start.checkpoint) restore(*start.checkpoint, start.step);
   claim_output(start);
 }
@@ -197,7 +197,7 @@ void Run::claim_output(const Start& start) {
   for (const auto& [name, tensor] : trained_.model->state_dict()) {
     bytes += static_cast<int64_t>(tensor.nbytes());
   }
-  directory_->check_writable(bytes * (1 + optimizer_->state_tensors()));
+  directory_->check_writable(bytes * (1 + optimization_->state_tensors()));
 }
 
 nlohmann::json Run::state() const {
@@ -208,7 +208,7 @@ nlohmann::json Run::state() const {
   RunState of_all_ranks = state_;
   of_all_ranks.batch /= ranks_.micro_batches();
   state.update(to_json(of_all_ranks));
-  state.update(optimizer_->settings());
+  state.update(optimization_->settings());
   return state;
 }
 
@@ -221,7 +221,7 @@ void Run::restore(const Checkpoint& checkpoint, const io::Path& step) {
                "{} has changed: {} images to train and {} to validate, the run had {} and {}",
                config_.data, splits_.train->size(), splits_.validation->size(),
                images.at("train").dump(), images.at("validation").dump());
-    optimizer_->load(checkpoint.optimizer, state);
+    optimization_->load(checkpoint.optimizer, state);
     const nlohmann::json& g = state.at("generator");
     generator() = {g.at("seed"), g.at("stream"), g.at("offset")};
     state_ = run_state_from_json(state);
@@ -237,7 +237,7 @@ void Run::save() {
   constexpr int kKeptCheckpoints = 2;
   // Every rank brings its part.
   const NamedTensors model = on_cpu(ranks_.strategy().model_state(*trained_.model));
-  const NamedTensors optimizer = on_cpu(optimizer_->tensors());
+  const NamedTensors optimizer = on_cpu(optimization_->tensors());
   if (ranks_.is_main()) {
     checkpoint_ = save_checkpoint(
         output_, {.step = state_.step, .model = model, .optimizer = optimizer, .state = state()},
@@ -260,12 +260,12 @@ void Run::write_final_weights() {
 /// error.
 void Run::compute_gradients(int64_t count, const std::function<dist::MicroBatch(int64_t)>& batch) {
   if (!config_.detect_anomaly) {
-    ranks_.run(count, batch, optimizer_->parameters());
+    ranks_.run(count, batch, optimization_->parameters());
     return;
   }
   const AnomalyMode checked;
   try {
-    ranks_.run(count, batch, optimizer_->parameters());
+    ranks_.run(count, batch, optimization_->parameters());
   } catch (const Error& error) {
     WEFT_FAIL("step {}: {}", state_.step + 1, error.what());
   }
@@ -309,11 +309,11 @@ StepFigures Run::train_step() {
         sums.correct += count_equal(strategy.predicted(logits), b.labels);
         sums.images += b.size();
       }
-      return optimizer_->scaled(mean * ranks_.weight(b.size(), count));
+      return optimization_->scaled(mean * ranks_.weight(b.size(), count));
     };
     return latest = dist::MicroBatch{ops::cast(images, precision.parameters), loss};
   };
-  optimizer_->begin_step();
+  optimization_->begin_step();
   compute_gradients(count, next_micro_batch);
   sums.stops = StopSignals::requested();
   sums.saves = ranks_.is_main() && save_every_.seconds > 0 &&
@@ -322,7 +322,7 @@ StepFigures Run::train_step() {
   told_to_stop_ = sums.stops;
   told_to_save_ = sums.saves;
   const double loss = sums.loss.value() / static_cast<double>(sums.images);
-  const bool is_finite = optimizer_->finish_gradients() && std::isfinite(loss);
+  const bool is_finite = optimization_->finish_gradients() && std::isfinite(loss);
   if (!is_finite && (config_.nonfinite == "stop" ||
                      !first_nonfinite(trained_.model->named_parameters()).empty())) {
     fail_diverged(loss, suspect.value_or(latest));
@@ -337,10 +337,10 @@ StepFigures Run::train_step() {
     layers = watch_layers(*trained_.model, precision, ranks_.fabric().scaler().get_scale());
   }
   // A scale that is too large is halved by a step that is not taken.
-  if (is_finite || optimizer_->scales_loss()) {
-    optimizer_->step(state_.step);
+  if (is_finite || optimization_->scales_loss()) {
+    optimization_->step(state_.step);
   } else {
-    optimizer_->skip_step();
+    optimization_->skip_step();
   }
   ++state_.step;  // also of a skipped one: the schedule follows the data
   return {.loss = loss,
@@ -369,7 +369,7 @@ void Run::fail_diverged(double loss, const dist::MicroBatch& suspect) {
       const AnomalyMode checked;
       const auto again = [&](int64_t) { return suspect; };
       try {
-        ranks_.run(1, again, optimizer_->parameters());
+        ranks_.run(1, again, optimization_->parameters());
       } catch (const Error& error) {
         cause = error.what();
       }
@@ -391,7 +391,7 @@ void Run::train_batches(io::Progress& progress) {
     const EpochStatistics& s = state_.statistics;
     progress.update(state_.batch, s.images, s.loss(), s.accuracy());
     figures.mean_images_per_second = progress.images_per_second();
-    report_.step(state_, figures, *optimizer_);
+    report_.step(state_, figures, *optimization_);
     // At the end of the epoch, and where it stops, it is saved anyway.
     const bool is_due =
         told_to_save_ || (save_every_.steps > 0 && state_.step % save_every_.steps == 0);

@@ -38,11 +38,8 @@ RunFigures::RunFigures(const io::Path& output, const Config& config, int64_t ste
 }
 
 void RunFigures::record(int64_t step, Figures figures, const std::vector<LayerFigures>& layers) {
+  for (auto& figure : named_figures(layers)) figures.push_back(std::move(figure));
   for (const LayerFigures& layer : layers) {
-    figures.emplace_back("watch/weight_amax/" + layer.name, layer.weight_amax);
-    figures.emplace_back("watch/grad_amax/" + layer.name, layer.grad_amax);
-    figures.emplace_back("watch/grad_norm/" + layer.name, layer.grad_norm);
-    figures.emplace_back("watch/underflow/" + layer.name, layer.underflow);
     curves_.histogram("watch/grad/" + layer.name, step, layer.grad);
   }
   for (const auto& [name, value] : figures) curves_.scalar(name, step, value);

@@ -1,7 +1,7 @@
 // The figures of a run in its directory: config.yaml, metrics.jsonl and metrics.csv, and curves for
 // TensorBoard. `seconds` counts from the run's beginning, without the time between a stop and going
-// on. Of each layer that was looked at: watch/weight_amax/LAYER, watch/grad_amax/LAYER,
-// watch/grad_norm/LAYER, watch/underflow/LAYER, and a histogram of its gradients.
+// on. Of each layer that was looked at its figures (train/layer_watch.h), and a histogram of its
+// gradients.
 #pragma once
 
 #include <chrono>

@@ -25,6 +25,7 @@
 #include "train/runs/run_checkpoints.h"
 #include "train/runs/text_model.h"
 #include "train/trainer/trainer.h"
+#include "train/trainer/watch_layers.h"
 
 namespace weft::train {
 namespace {
@@ -78,11 +79,12 @@ class NextByte : public TrainingModule {
 class TextReport : public Callback, public Logger {
  public:
   TextReport(const Config& config, const RunOptions& options, const data::TextSplits& splits,
-             RunCheckpoints& checkpoints)
+             RunCheckpoints& checkpoints, std::shared_ptr<WatchLayers> watch)
       : config_(config),
         options_(options),
         splits_(splits),
         checkpoints_(checkpoints),
+        watch_(std::move(watch)),
         log_(options.json ? stdout : nullptr) {}
 
   const io::Path& output() const { return output_; }
@@ -117,14 +119,8 @@ class TextReport : public Callback, public Logger {
     }
     step_bytes_ += batch[0].numel() * trainer.fabric().data_size();
   }
-  void on_before_optimizer_step(Trainer& trainer, TrainingModule&,
-                                optim::Optimizer& optimizer) override {
+  void on_before_optimizer_step(Trainer& trainer, TrainingModule&, optim::Optimizer&) override {
     loss_scale_ = trainer.fabric().scaler().get_scale();
-    layers_.clear();
-    if (config_.watch == 0 || (trainer.global_step() + 1) % config_.watch != 0) return;
-    trainer.fabric().unscale(optimizer);
-    if (!trainer.fabric().is_main()) return;
-    layers_ = watch_layers(*model_, find_precision(config_.precision), loss_scale_);
   }
 
   // What rank 0 hears.
@@ -150,7 +146,7 @@ class TextReport : public Callback, public Logger {
     all.emplace_back("bytes_per_second", bytes / seconds);
     all.emplace_back("memory_bytes",
                      static_cast<double>(allocator(trainer_->fabric().device()).stats().peak_live));
-    figures_->record(step, std::move(all), layers_);
+    figures_->record(step, std::move(all), watch_ ? watch_->latest() : std::vector<LayerFigures>());
     log_.write("step", {{"epoch", trainer_->epoch() + 1},
                         {"step", step},
                         {"loss", loss},
@@ -243,6 +239,7 @@ class TextReport : public Callback, public Logger {
   const RunOptions& options_;
   const data::TextSplits& splits_;
   RunCheckpoints& checkpoints_;
+  const std::shared_ptr<WatchLayers> watch_;  // null: nobody looks
   const io::EventLog log_;
   Trainer* trainer_ = nullptr;
   nn::Module* model_ = nullptr;
@@ -250,7 +247,6 @@ class TextReport : public Callback, public Logger {
   io::Path output_;
   std::optional<RunFigures> figures_;
   std::optional<io::Table> table_;
-  std::vector<LayerFigures> layers_;  // of the step at hand
   double loss_scale_ = 1;
   Clock::time_point epoch_start_, step_start_;
   int64_t step_bytes_ = 0;
@@ -298,9 +294,11 @@ RunResult run(const Config& config, const RunOptions& options, std::optional<Che
   const auto describe = [&] { return nlohmann::json{{"config", to_json(config)}}; };
   const auto checkpoints = std::make_shared<RunCheckpoints>(parse_save_every(config.save_every),
                                                             describe, std::move(start), step);
-  const auto report = std::make_shared<TextReport>(config, options, splits, *checkpoints);
+  const auto watch = config.watch > 0 ? std::make_shared<WatchLayers>(config.watch) : nullptr;
+  const auto report = std::make_shared<TextReport>(config, options, splits, *checkpoints, watch);
   TrainerOptions how = trainer_options(config, options);
   how.callbacks = {checkpoints, report};
+  if (watch) how.callbacks.push_back(watch);
   how.loggers = {report};
   Trainer trainer(std::move(how));
   trainer.launch(options.world);

@@ -2,6 +2,7 @@
 #include <catch2/catch.hpp>
 #include <cmath>
 #include <csignal>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <set>
 
@@ -11,6 +12,7 @@
 #include "train/trainer/early_stopping.h"
 #include "train/trainer/model_checkpoint.h"
 #include "train/trainer/testing.h"
+#include "train/trainer/watch_layers.h"
 #include "train/trainer/weight_averaging.h"
 
 using namespace weft;
@@ -339,6 +341,38 @@ TEST_CASE("a signal ends a fit after the step at hand, which is saved") {
   CHECK(trainer.global_step() == 2);
   CHECK(files_in(directory) == std::set<std::string>{"last.safetensors"});
   CHECK(all_of(checkpoint->last_model_path()).second.at("trainer").at("value").at("batch") == 2);
+}
+
+TEST_CASE("layers that are watched are logged with the figures of their steps") {
+  struct Lines : Logger {
+    void log_metrics(int64_t step, const NamedValues& values) override {
+      for (const auto& [name, value] : values) {
+        if (name.starts_with("watch/")) seen[name].emplace_back(step, value);
+      }
+    }
+    std::map<std::string, std::vector<std::pair<int64_t, double>>> seen;
+  };
+  const auto fit = [](const std::string& precision) {
+    const auto lines = std::make_shared<Lines>();
+    Trainer trainer(quiet({.fabric = {.precision = precision},
+                           .max_steps = 6,
+                           .loggers = {lines},
+                           .callbacks = {std::make_shared<WatchLayers>(2)}}));
+    trainer.seed_everything(1);
+    Regression model;
+    data::TensorLoader train(line(24), {.batch_size = 4});
+    trainer.fit(model, train);
+    return lines->seen;
+  };
+  const auto wide = fit("32-true"), scaled = fit("16-mixed");
+  REQUIRE(wide.size() == 4);
+  const auto& norms = wide.at("watch/grad_norm/linear");
+  REQUIRE(norms.size() == 3);
+  CHECK(norms[2].first == 6);
+  CHECK(norms[0].second > norms[2].second);
+  // Without the scale of the loss; fp16 has 11 bits.
+  CHECK(scaled.at("watch/grad_norm/linear")[0].second == Approx(norms[0].second).epsilon(0.01));
+  CHECK_THROWS_WITH(WatchLayers(0), Contains("expected a positive number of steps, got 0"));
 }
 
 TEST_CASE("a signal cuts a validation short, which a fit that goes on repeats") {

@@ -390,13 +390,15 @@ void Trainer::take_step() {
   }
   batches_in_step_ = 0;
   ++global_step_;
-  if (global_step_ % options_.log_every_n_steps != 0) return;
-  NamedValues values = step_means_.means(fabric_);
-  step_means_.clear();
-  for (auto& [name, value] : values) name += "_step";
-  values.emplace_back("lr", lr);
-  if (has_norm) values.emplace_back("grad_norm", grad_norm_);
-  publish(values);
+  NamedValues values;
+  if (global_step_ % options_.log_every_n_steps == 0) {
+    values = step_means_.means(fabric_);
+    step_means_.clear();
+    for (auto& [name, value] : values) name += "_step";
+    values.emplace_back("lr", lr);
+    if (has_norm) values.emplace_back("grad_norm", grad_norm_);
+  }
+  publish(values, std::exchange(step_figures_, {}));
 }
 
 /// Throws where it would not get better: the weights themselves are lost, or it was asked for.
@@ -523,8 +525,13 @@ void Trainer::log_value(const std::string& name, const Tensor& value, const LogO
   if (options.on_step && is_due) step_means_.add(name, value, weight_);
 }
 
-void Trainer::publish(const NamedValues& values) {
-  if (values.empty()) return;
+void Trainer::log_figures(const NamedValues& values) {
+  step_figures_.insert(step_figures_.end(), values.begin(), values.end());
+}
+
+/// `besides` goes to the loggers alone.
+void Trainer::publish(const NamedValues& values, const NamedValues& besides) {
+  if (values.empty() && besides.empty()) return;
   for (const auto& [name, value] : values) {
     const auto known = std::ranges::find(metrics_, name, &NamedValues::value_type::first);
     if (known != metrics_.end()) {
@@ -535,6 +542,7 @@ void Trainer::publish(const NamedValues& values) {
   }
   NamedValues line = {{"epoch", static_cast<double>(epoch_)}};
   line.insert(line.end(), values.begin(), values.end());
+  line.insert(line.end(), besides.begin(), besides.end());
   for (const auto& logger : loggers_) logger->log_metrics(global_step_, line);
 }
 

@@ -130,6 +130,8 @@ class Trainer {
   /// Everything that fit() goes on from, as one file. In callbacks to be called in on_save_point
   /// alone, else after fit(). Every rank calls.
   void save_checkpoint(const std::string& path);
+  /// More figures of the step at hand, as they are, for the loggers: in on_before_optimizer_step.
+  void log_figures(const NamedValues& values);
   /// Ends the fit after the step at hand; one rank's word is enough. `reason`: for who watches.
   void stop(const std::string& reason);
 
@@ -203,7 +205,7 @@ class Trainer {
                                      bool ends_early);
   void agree();
   void log_value(const std::string& name, const Tensor& value, const LogOptions& options);
-  void publish(const NamedValues& values);
+  void publish(const NamedValues& values, const NamedValues& besides = {});
   void load_checkpoint(const std::string& path);
   struct Saved;
   std::vector<NamedState> states(Saved& saved);
@@ -238,7 +240,7 @@ class Trainer {
   Phase phase_ = Phase::kNone;
   double weight_ = 0;  // of what is logged
   LoggedMeans epoch_means_, step_means_, validation_means_;
-  NamedValues metrics_;
+  NamedValues metrics_, step_figures_;
 };
 
 }  // namespace weft::train
