@@ -302,13 +302,13 @@ Batch Trainer::begin_batch() {
   has_stepped_ =
       ++batches_in_step_ == options_.accumulate_grad_batches || batch_ + 1 == train_batches_;
   call([&](Callback& callback) { callback.on_train_batch_start(*this, *module_, batch, batch_); });
-  if (batches_in_step_ == 1) optimizer_->zero_grad();
   samples_ += static_cast<int64_t>(weight_);
   return batch;
 }
 
 void Trainer::train_batch() {
   const Batch batch = begin_batch();
+  if (batches_in_step_ == 1) optimizer_->zero_grad();
   const int64_t index = batch_, in_step = options_.accumulate_grad_batches;
   {
     const ScopedValue phase(phase_, Phase::kTraining);
@@ -335,6 +335,7 @@ void Trainer::train_pipelined() {
   const int64_t parts = fabric_.strategy().micro_batches();
   std::vector<Batch> batches;
   loss_ = {};
+  optimizer_->zero_grad();
   const auto micro_batch = [&](int64_t i) {
     if (i % parts == 0) {
       batches.push_back(begin_batch());

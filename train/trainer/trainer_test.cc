@@ -527,7 +527,7 @@ TEST_CASE("steps around a model of another class train and save that model") {
     weights[is_around] = weights_of(trainer, module);
     const std::string file = scratch("around.safetensors");
     trainer.fabric().save(file);
-    CHECK(io::read_safetensors(file).tensors.at(0).first == "linear.weight");
+    CHECK(io::read_safetensors(file).tensors.at(0).first.starts_with("linear."));
   }
   CHECK(weights[0] == weights[1]);
 }
