@@ -9,6 +9,7 @@ COMMANDS = {
     "report": "//cli:report",
     "eval": "//cli:eval",
     "predict": "//cli:predict",
+    "generate": "//cli:generate",
     "images": "//cli:images",
     "inspect": "//cli:inspect",
     "diff": "//cli:diff",

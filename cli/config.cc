@@ -12,6 +12,7 @@
 #include "cli/run_settings.h"
 #include "dist/strategy/strategy_kind.h"
 #include "io/files.h"
+#include "models/gpt_names.h"
 #include "models/registry.h"
 #include "train/config_files/config_file.h"
 #include "train/config_yaml.h"
@@ -63,8 +64,11 @@ struct Question {
 
 std::vector<Question> questions() {
   return {
-      {"data", "Images to train on: builtin, cifar10:DIR, mnist:DIR or folder:DIR"},
-      {"model", fmt::format("Model: {}", fmt::join(models::model_names(), ", "))},
+      {"data",
+       "Images to train on: builtin, cifar10:DIR, mnist:DIR or folder:DIR; or text: grammar or "
+       "text:FILE"},
+      {"model", fmt::format("Model: {}; of text {}", fmt::join(models::model_names(), ", "),
+                            fmt::join(models::gpt_names(), ", "))},
       {"epochs", "Passes over the training images"},
       {"batch_size", "Images per device in one forward and backward pass"},
       {"accumulate", "Batches whose gradients make one optimizer step"},

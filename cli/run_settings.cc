@@ -9,6 +9,7 @@
 #include "cli/command.h"
 #include "dist/strategy/aliases.h"
 #include "dist/strategy/strategy_kind.h"
+#include "models/gpt_names.h"
 #include "models/registry.h"
 #include "optim/registry.h"
 #include "train/config_files/config_file.h"
@@ -18,6 +19,7 @@ namespace weft::cli {
 namespace {
 
 constexpr const char* kDefaultRecipe = "builtin-quick";
+constexpr const char* kTextRecipe = "gpt-quick";
 
 /// "--batch-size N" as train::Config's JSON has it: "batch_size".
 std::string key_of(const std::string& option) {
@@ -77,6 +79,15 @@ class Settings {
   train::Config usual_ = train::recipe(kDefaultRecipe);
 };
 
+/// The recipe where none is named: that of text for who names text or a model of it.
+std::string usual_recipe(const RunSettings& settings, const train::ConfigFile& file) {
+  train::Config config = with_file(train::recipe(kDefaultRecipe), file);
+  for (const RunSettings::Override& override : settings.overrides) override.apply(config);
+  const bool is_text =
+      train::is_of_text(config) || std::ranges::count(models::gpt_names(), config.model) > 0;
+  return is_text ? kTextRecipe : kDefaultRecipe;
+}
+
 std::string recipes_help() {
   std::string text =
       "A recipe has a value for every setting; an option replaces one of them. The defaults above\n"
@@ -102,8 +113,10 @@ void add_run_settings(CLI::App& command, RunSettings& settings) {
              {.takes = "FILE", .usual = "none"});
 
   command.option_defaults()->group("Data");
-  add.add("--data DATA", &C::data,
-          "Images to train on: builtin, cifar10:DIR, mnist:DIR or folder:DIR");
+  add.add(
+      "--data DATA", &C::data,
+      "Images to train on: builtin, cifar10:DIR, mnist:DIR or folder:DIR; or text: grammar, whose "
+      "entropy is known, text:FILE or FILE.txt");
   add.add("--image-size N", &C::image_size,
           "Height and width that images are resized to, in pixels", "the data's own, up to 224");
   add.add("--limit-batches N", &C::limit_batches,
@@ -126,7 +139,8 @@ void add_run_settings(CLI::App& command, RunSettings& settings) {
 
   command.option_defaults()->group("Model");
   add.add("--model NAME", &C::model,
-          fmt::format("The model to train: {}", fmt::join(models::model_names(), ", ")));
+          fmt::format("The model to train: {}; of text {}", fmt::join(models::model_names(), ", "),
+                      fmt::join(models::gpt_names(), ", ")));
   add.add("--weights FILE", &C::weights,
           "Start from trained weights, a safetensors or torch.save file under torchvision's, "
           "timm's or Hugging Face's names",
@@ -142,7 +156,8 @@ void add_run_settings(CLI::App& command, RunSettings& settings) {
 
   command.option_defaults()->group("Optimization");
   add.add("--epochs N", &C::epochs, "Passes over the training images");
-  add.add("--batch-size N", &C::batch_size, "Images per device in one forward and backward pass");
+  add.add("--batch-size N", &C::batch_size,
+          "Images, or windows of text, per device in one forward and backward pass");
   add.add("--accumulate N", &C::accumulate,
           "Gradient accumulation: batches whose gradients make one optimizer step");
   add.add("--optimizer NAME", &C::optimizer,
@@ -341,7 +356,7 @@ EffectiveSettings effective(const RunSettings& settings) {
     if (!settings.file.empty()) file = train::read_config_file(settings.file);
     EffectiveSettings result{.notes = file.notes};
     std::string recipe = settings.recipe;
-    if (recipe.empty()) recipe = file.settings.value("recipe", kDefaultRecipe);
+    if (recipe.empty()) recipe = file.settings.value("recipe", usual_recipe(settings, file));
     train::Config& config = result.config;
     config = train::recipe(recipe);
     const nlohmann::json usual = to_json(train::Config()), preset = to_json(config);

@@ -13,6 +13,7 @@
 #include "dist/comm/processes/join.h"
 #include "dist/comm/processes/launch.h"
 #include "train/image_run.h"
+#include "train/runs/text_run.h"
 
 namespace weft::cli {
 namespace {
@@ -96,8 +97,11 @@ int run_train(const Arguments& arguments) {
     return launch_self(processes, arguments);
   }
   try {
+    const bool resumes = !run.resume.empty();
     const train::RunResult result =
-        run.resume.empty() ? train::train(config, run) : train::resume(run);
+        train::is_of_text(config)
+            ? (resumes ? train::resume_text(run) : train::train_text(config, run))
+            : (resumes ? train::resume(run) : train::train(config, run));
     if (!result.interrupted && !result.output.empty()) write_page(result.output, run.json);
     return result.exit_code();
   } catch (const std::exception& error) {
@@ -110,7 +114,8 @@ int run_train(const Arguments& arguments) {
 
 void add_train(CLI::App& app, Action& action) {
   const auto [command, a] = add_command<Arguments>(
-      app, action, run_train, "train", "Train an image classifier, and save checkpoints and curves",
+      app, action, run_train, "train",
+      "Train an image classifier or a language model, and save checkpoints and curves",
       kTrainingCommands);
   add_run_settings(command, a.settings);
   command.option_defaults()->group("Devices and sharding");

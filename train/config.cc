@@ -13,7 +13,9 @@
 
 #include "core/error.h"
 #include "data/sets/open.h"
+#include "data/sets/open_text.h"
 #include "dist/strategy/strategy_kind.h"
+#include "models/gpt_names.h"
 #include "models/registry.h"
 #include "optim/registry.h"
 
@@ -96,6 +98,14 @@ const std::vector<Recipe>& recipes() {
         .augmentation = {.shift = 2, .flip = true},
         .test_time_flip = true,
         .precision = "bf16"}},
+      {"gpt-quick",
+       "a byte-level GPT on text of a grammar whose entropy its loss comes down to, in two minutes",
+       {.data = "grammar",
+        .model = "gpt_mini",
+        .epochs = 2,
+        .batch_size = 16,
+        .lr = 1e-2,
+        .weight_decay = 0.01}},
       {"cvpr2023-scratch",
        "ViT-B/16 from random weights on CIFAR-10 at 224 pixels, as the CVPR 2023 runs", cvpr2023},
       {"cvpr2023-finetune",
@@ -222,7 +232,37 @@ void validate_ranks(const Config& c) {
              m, devices, m);
 }
 
+/// What is said of images alone must be left as it is.
+void validate_text(const Config& c) {
+  check_choice("model", c.model, models::gpt_names());
+  const nlohmann::json mine = to_json(c), usual = to_json(Config());
+  for (const char* key :
+       {"image_size", "weights", "interpolation", "layer_norm_eps", "label_smoothing", "drop_path",
+        "normalize", "checkpoint_activations", "gradient_average", "deterministic_reduce",
+        "random_crop", "shift", "flip", "rand_augment", "magnitude", "erase", "mixup", "cutmix"}) {
+    std::string name = key;
+    std::ranges::replace(name, '_', '-');
+    WEFT_CHECK(mine.at(key) == usual.at(key),
+               "{}: a setting of images, but data '{}' is text; leave it out, or start from "
+               "--recipe gpt-quick",
+               name, c.data);
+  }
+}
+
+void validate_data_and_model(const Config& c) {
+  if (is_of_text(c)) return validate_text(c);
+  data::check_data_spec(c.data);
+  WEFT_CHECK(
+      std::ranges::count(models::gpt_names(), c.model) == 0,
+      "model: {} learns text, but data '{}' are images; expected --data grammar or a file of "
+      "text",
+      c.model, c.data);
+  check_choice("model", c.model, models::model_names());
+}
+
 }  // namespace
+
+bool is_of_text(const Config& config) { return data::is_text(config.data); }
 
 PrecisionScope enter_precision(const Config& config, Fp8Scaling& fp8) {
   return PrecisionScope(
@@ -268,8 +308,7 @@ std::vector<std::string> recipe_names() {
 }
 
 void validate(const Config& c) {
-  data::check_data_spec(c.data);
-  check_choice("model", c.model, models::model_names());
+  validate_data_and_model(c);
   check_positive("epochs", c.epochs);
   check_positive("batch-size", c.batch_size);
   check_positive("accumulate", c.accumulate);

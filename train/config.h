@@ -16,12 +16,12 @@ namespace weft::train {
 
 struct Config {
   std::string recipe;
-  std::string data = "builtin";  // data/sets/open.h
-  std::string model = "cct";
-  int64_t image_size = 0;  // pixels; 0: the data's own, at most 224
+  std::string data = "builtin";  // data/sets/open.h, data/sets/open_text.h
+  std::string model = "cct";     // models/models.inc, models/gpt_names.h
+  int64_t image_size = 0;        // pixels; 0: the data's own, at most 224
 
   int64_t epochs = 10;
-  int64_t batch_size = 64;    // images per device
+  int64_t batch_size = 64;    // images per device, or windows of text
   int64_t accumulate = 1;     // gradient accumulation: batches of one optimizer step
   int64_t limit_batches = 0;  // per epoch, and per evaluation; 0: all
 
@@ -74,6 +74,10 @@ struct Config {
   std::string gradient_average = "samples";  // samples: over all; ranks: as PyTorch's DDP
   int64_t deterministic_reduce = 0;          // micro-batches in the fixed tree; 0: not fixed
 };
+
+/// Whether a language model learns from text: train/runs/text_run.h; else a classifier from images:
+/// train/image_run.h.
+bool is_of_text(const Config& config);
 
 /// How the devices share the model and a batch; throws Error where they cannot.
 dist::Sharing sharing_of(const Config& config);

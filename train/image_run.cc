@@ -103,7 +103,7 @@ class Run {
   std::vector<std::string> weight_notes_;  // what was done to make them fit
   std::unique_ptr<data::Loader> train_loader_, validation_loader_;
   int64_t batches_per_epoch_ = 0, steps_per_epoch_ = 0;  // in micro-batches of this rank; in steps
-  std::optional<Optimization> optimization_;
+  std::optional<RunOptimizer> optimization_;
   std::optional<RunDirectory> directory_;
   io::Path output_, checkpoint_;
 

@@ -79,4 +79,15 @@ std::vector<LayerFigures> watch_layers(nn::Module& model, const Precision& preci
   return layers;
 }
 
+std::vector<std::pair<std::string, double>> named_figures(const std::vector<LayerFigures>& layers) {
+  std::vector<std::pair<std::string, double>> all;
+  for (const LayerFigures& layer : layers) {
+    all.emplace_back("watch/weight_amax/" + layer.name, layer.weight_amax);
+    all.emplace_back("watch/grad_amax/" + layer.name, layer.grad_amax);
+    all.emplace_back("watch/grad_norm/" + layer.name, layer.grad_norm);
+    all.emplace_back("watch/underflow/" + layer.name, layer.underflow);
+  }
+  return all;
+}
+
 }  // namespace weft::train

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "nn/module.h"
@@ -33,5 +34,9 @@ DType underflow_format(const Precision& precision);
 /// number.
 std::vector<LayerFigures> watch_layers(nn::Module& model, const Precision& precision,
                                        double loss_scale);
+
+/// Of each layer watch/weight_amax/LAYER, watch/grad_amax/LAYER, watch/grad_norm/LAYER and
+/// watch/underflow/LAYER.
+std::vector<std::pair<std::string, double>> named_figures(const std::vector<LayerFigures>& layers);
 
 }  // namespace weft::train

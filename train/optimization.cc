@@ -15,6 +15,8 @@ namespace {
 /// What tells Fp8Scaling's tensors from the optimizer's, which they lie beside in a checkpoint.
 constexpr const char* kFp8Key = ".fp8_";
 
+}  // namespace
+
 std::unique_ptr<optim::Optimizer> make_optimizer(const Config& config, nn::Module& model) {
   const nn::ModelStructure structure = model.structure();
   optim::ParameterGroups groups =
@@ -37,7 +39,6 @@ std::unique_ptr<optim::Optimizer> make_optimizer(const Config& config, nn::Modul
   return optim::make_optimizer(config.optimizer, groups, options);
 }
 
-/// The factor on config.lr at each step.
 optim::Schedule make_schedule(const Config& config, int64_t steps) {
   if (config.schedule == "one-cycle") {
     return optim::one_cycle(steps, {.warmup_fraction = config.warmup});
@@ -51,9 +52,7 @@ optim::Schedule make_schedule(const Config& config, int64_t steps) {
                            {rising});
 }
 
-}  // namespace
-
-Optimization::Optimization(const Config& config, nn::Module& model, Ranks& ranks, int64_t steps)
+RunOptimizer::RunOptimizer(const Config& config, nn::Module& model, Ranks& ranks, int64_t steps)
     : config_(config),
       model_(model),
       ranks_(ranks),
@@ -63,7 +62,7 @@ Optimization::Optimization(const Config& config, nn::Module& model, Ranks& ranks
   fabric_.setup(model, *optimizer_);
 }
 
-bool Optimization::finish_gradients() {
+bool RunOptimizer::finish_gradients() {
   const double unscaled_norm = fabric_.unscale(*optimizer_);
   norm_.reset();
   if (scales_loss() && !ranks_.is_active()) {
@@ -74,7 +73,7 @@ bool Optimization::finish_gradients() {
   return scales_loss() || std::isfinite(norm_.value_or(0));
 }
 
-void Optimization::step(int64_t step) {
+void RunOptimizer::step(int64_t step) {
   const double clip =
       config_.clip_norm > 0 ? optim::clip_coefficient(norm_.value(), config_.clip_norm) : 1;
   optimizer_->set_lr(config_.lr * schedule_(step));
@@ -82,12 +81,12 @@ void Optimization::step(int64_t step) {
   last_was_skipped_ = !fabric_.step(*optimizer_, clip);
 }
 
-void Optimization::skip_step() {
+void RunOptimizer::skip_step() {
   fabric_.skip_step();
   last_was_skipped_ = true;
 }
 
-NamedTensors Optimization::tensors() {
+NamedTensors RunOptimizer::tensors() {
   NamedTensors tensors = fabric_.strategy().optimizer_state(*optimizer_).tensors;
   for (auto& entry : fabric_.fp8().state_dict(model_.named_parameters())) {
     tensors.push_back(std::move(entry));
@@ -95,18 +94,18 @@ NamedTensors Optimization::tensors() {
   return tensors;
 }
 
-nlohmann::json Optimization::settings() const {
+nlohmann::json RunOptimizer::settings() const {
   return {{"optimizer", optimizer_->state_dict().groups},
           {"loss_scaler", fabric_.scaler().state_dict()}};
 }
 
-void Optimization::save_sharded(const io::Path& directory, const std::function<void()>& then) {
+void RunOptimizer::save_sharded(const io::Path& directory, const std::function<void()>& then) {
   NamedTensors fp8 = fabric_.fp8().state_dict(model_.named_parameters());
   fabric_.async_save(directory.string(),
                      {{"model", &model_}, {"optimizer", optimizer_.get()}, {"fp8", &fp8}}, then);
 }
 
-void Optimization::load_sharded(const io::Path& directory, const nlohmann::json& settings) {
+void RunOptimizer::load_sharded(const io::Path& directory, const nlohmann::json& settings) {
   NamedTensors fp8;
   fabric_.load(directory.string(),
                {{"model", &model_}, {"optimizer", optimizer_.get()}, {"fp8", &fp8}});
@@ -114,7 +113,7 @@ void Optimization::load_sharded(const io::Path& directory, const nlohmann::json&
   fabric_.scaler().load_state_dict(settings.at("loss_scaler"));
 }
 
-void Optimization::load(const NamedTensors& tensors, const nlohmann::json& settings) {
+void RunOptimizer::load(const NamedTensors& tensors, const nlohmann::json& settings) {
   NamedTensors optimizer, fp8;
   for (const auto& [name, tensor] : tensors) {
     const bool is_fp8 = name.find(kFp8Key) != std::string::npos;

@@ -2,10 +2,10 @@
 // rate, the clipping of gradients, the scale of fp16's loss and those of fp8's tensors, all as the
 // run's Config says.
 //
-//   Optimization optimization(config, model, ranks, steps);
-//   optimization.begin_step();
-//   backward(optimization.scaled(loss));  // of each micro-batch, in config's precision
-//   if (optimization.finish_gradients()) optimization.step(step);
+//   RunOptimizer optimizer(config, model, ranks, steps);
+//   optimizer.begin_step();
+//   backward(optimizer.scaled(loss));  // of each micro-batch, in config's precision
+//   if (optimizer.finish_gradients()) optimizer.step(step);
 //
 // Everything here that lasts from step to step is part of a checkpoint.
 #pragma once
@@ -25,11 +25,17 @@
 
 namespace weft::train {
 
-class Optimization {
+/// config's optimizer over groups of the model's parameters: without weight decay of vectors and
+/// embeddings, and with layer decay where it is asked for.
+std::unique_ptr<optim::Optimizer> make_optimizer(const Config& config, nn::Module& model);
+/// The factor on config.lr at each step of a run of so many.
+optim::Schedule make_schedule(const Config& config, int64_t steps);
+
+class RunOptimizer {
  public:
   /// Makes the optimizer and sets it up, with the model, in ranks' Fabric, for a run of so many
   /// steps. config, model and ranks must outlive it.
-  Optimization(const Config& config, nn::Module& model, Ranks& ranks, int64_t steps);
+  RunOptimizer(const Config& config, nn::Module& model, Ranks& ranks, int64_t steps);
 
   void begin_step() { optimizer_->zero_grad(); }
   Tensor scaled(const Tensor& loss) { return fabric_.scaled(loss); }

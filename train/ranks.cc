@@ -21,6 +21,8 @@ optim::GradScalerOptions scaler_options(const Config& config) {
   return options;
 }
 
+}  // namespace
+
 FabricOptions fabric_options(const Config& config, Device device) {
   const bool is_delayed = config.fp8_scaling == "delayed";
   const bool is_nearest = config.tf32_rounding == "nearest";
@@ -37,8 +39,6 @@ FabricOptions fabric_options(const Config& config, Device device) {
                            is_nearest ? kernels::Tf32::kNearest : kernels::Tf32::kTruncate},
           .state_dict_type = config.state_dict_type};
 }
-
-}  // namespace
 
 Ranks::Ranks(const Config& config, Device device, const dist::CommunicatorPtr& world)
     : config_(config), fabric_(fabric_options(config, device)) {

@@ -28,6 +28,10 @@
 
 namespace weft::train {
 
+/// What config says of device, precision, loss scale and strategy. `device` gives the kind where
+/// there are several.
+FabricOptions fabric_options(const Config& config, Device device);
+
 class Ranks {
  public:
   /// `world` is null in a run of one rank. Of several ranks `device` gives the kind, cpu or cuda.

@@ -2,32 +2,12 @@
 
 #include <fmt/core.h>
 
-#include <filesystem>
-
-#include "core/parallel.h"
-#include "io/files.h"
-#include "kernels/gemm/matmul_numerics.h"
-#include "train/config_yaml.h"
 #include "train/fine_tuning.h"
-#include "train/metrics_file.h"
 
 namespace weft::train {
 namespace {
 
 std::string percent(double fraction) { return fmt::format("{:.1f}%", 100 * fraction); }
-
-/// "bf16", "fp16 as on h100", ...
-std::string describe_arithmetic(const Config& config) {
-  if (kernels::parse_accumulation(config.matmul_numerics) == kernels::Accumulation::kIeee) {
-    return config.precision;
-  }
-  return fmt::format("{} as on {}", config.precision, config.matmul_numerics);
-}
-
-std::string describe_place(Device device) {
-  return device.type == DeviceType::cpu ? fmt::format("{} threads", num_threads())
-                                        : to_string(device);
-}
 
 /// Calls f(group, key, member) for all that is recorded.
 template <class S, class F>
@@ -65,8 +45,6 @@ RunState run_state_from_json(const nlohmann::json& json) {
 
 void RunReport::begin(const Outset& outset, const RunState& state, const io::Path& output) {
   if (!is_main_) return;
-  io::write_file_atomically(output / "config.yaml",
-                            [&](io::FileWriter& file) { file.write(to_yaml(config_)); });
   if (!json_) {
     print_heading(outset, state);
     table_.emplace(std::vector<io::Table::Column>{{"epoch", 7},
@@ -77,15 +55,7 @@ void RunReport::begin(const Outset& outset, const RunState& state, const io::Pat
                                                   {"images/s", 9},
                                                   {"time", 8}});
   }
-  curves_.emplace(output, state.step + 1);
-  cut_metrics(output, state.step, state.epoch);
-  metrics_.emplace(output);
-  if (std::filesystem::exists(output / "metrics.jsonl")) {
-    for (const MetricsRow& row : read_metrics(output / "metrics.jsonl")) {
-      seconds_before_ = row.find("seconds").value_or(seconds_before_);
-    }
-  }
-  start_ = std::chrono::steady_clock::now();
+  figures_.emplace(output, config_, state.step, state.epoch);
   if (!config_.weights.empty() && state.step == 0) {
     log_.write("weights", {{"file", config_.weights}, {"notes", outset.weight_notes}});
   }
@@ -125,40 +95,26 @@ void RunReport::print_heading(const Outset& outset, const RunState& state) const
 }
 
 void RunReport::step(const RunState& state, const StepFigures& figures,
-                     const Optimization& optimization) {
+                     const RunOptimizer& optimizer) {
   nlohmann::ordered_json event = {{"epoch", state.epoch + 1},
                                   {"step", state.step},
                                   {"loss", figures.loss},
                                   {"train_accuracy", state.statistics.accuracy()},
                                   {"val_accuracy", state.last_epoch.validation.accuracy},
-                                  {"lr", optimization.lr()},
+                                  {"lr", optimizer.lr()},
                                   {"images_per_second", figures.mean_images_per_second}};
-  if (optimization.scales_loss()) event["loss_scale"] = optimization.loss_scale();
-  if (optimization.scales_loss() || config_.nonfinite == "skip") {
-    event["skipped"] = optimization.was_skipped();
+  if (optimizer.scales_loss()) event["loss_scale"] = optimizer.loss_scale();
+  if (optimizer.scales_loss() || config_.nonfinite == "skip") {
+    event["skipped"] = optimizer.was_skipped();
   }
   log_.write("step", event);
   if (!is_main_) return;
-  Figures all = {{"loss/step", figures.loss}, {"lr", optimization.lr()}};
-  if (optimization.scales_loss()) all.emplace_back("loss_scale", optimization.loss_scale());
-  if (const auto norm = optimization.grad_norm()) all.emplace_back("grad_norm", *norm);
+  RunFigures::Figures all = {{"loss/step", figures.loss}, {"lr", optimizer.lr()}};
+  if (optimizer.scales_loss()) all.emplace_back("loss_scale", optimizer.loss_scale());
+  if (const auto norm = optimizer.grad_norm()) all.emplace_back("grad_norm", *norm);
   all.emplace_back("images_per_second", static_cast<double>(figures.images) / figures.seconds);
   all.emplace_back("memory_bytes", static_cast<double>(figures.memory_bytes));
-  for (const LayerFigures& layer : figures.layers) {
-    all.emplace_back("watch/weight_amax/" + layer.name, layer.weight_amax);
-    all.emplace_back("watch/grad_amax/" + layer.name, layer.grad_amax);
-    all.emplace_back("watch/grad_norm/" + layer.name, layer.grad_norm);
-    all.emplace_back("watch/underflow/" + layer.name, layer.underflow);
-    curves_->histogram("watch/grad/" + layer.name, state.step, layer.grad);
-  }
-  record(state.step, std::move(all));
-}
-
-void RunReport::record(int64_t step, Figures figures) {
-  for (const auto& [name, value] : figures) curves_->scalar(name, step, value);
-  const std::chrono::duration<double> here = std::chrono::steady_clock::now() - start_;
-  figures.emplace_back("seconds", seconds_before_ + here.count());
-  metrics_->write(step, figures);
+  figures_->record(state.step, std::move(all), figures.layers);
 }
 
 void RunReport::epoch(const RunState& state, double images_per_second, double seconds) {
@@ -178,12 +134,12 @@ void RunReport::epoch(const RunState& state, double images_per_second, double se
                        {"images_per_second", images_per_second},
                        {"seconds", seconds}});
   if (!is_main_) return;
-  record(state.step, {{"epoch", static_cast<double>(state.epoch + 1)},
-                      {"loss/train", e.loss},
-                      {"accuracy/train", e.train_accuracy},
-                      {"loss/validation", e.validation.loss},
-                      {"accuracy/validation", e.validation.accuracy}});
-  curves_->flush();
+  figures_->record(state.step, {{"epoch", static_cast<double>(state.epoch + 1)},
+                                {"loss/train", e.loss},
+                                {"accuracy/train", e.train_accuracy},
+                                {"loss/validation", e.validation.loss},
+                                {"accuracy/validation", e.validation.accuracy}});
+  figures_->flush();
 }
 
 void RunReport::findings(const Findings& findings, const io::Path& output) {
@@ -191,10 +147,10 @@ void RunReport::findings(const Findings& findings, const io::Path& output) {
   write_findings(output / kFindingsFile, findings);
   for (size_t i = 0; i < findings.most_wrong.size(); ++i) {
     const WrongImage& image = findings.most_wrong[i];
-    curves_->image(fmt::format("most wrong/{}", i + 1), findings.step, image.height, image.width,
-                   image.png);
+    figures_->image(fmt::format("most wrong/{}", i + 1), findings.step, image.height, image.width,
+                    image.png);
   }
-  curves_->flush();
+  figures_->flush();
 }
 
 void RunReport::interrupted(const RunState& state, const io::Path& output,

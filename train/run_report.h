@@ -2,14 +2,11 @@
 // TensorBoard, and the same figures as metrics.jsonl and metrics.csv. Rank 0 speaks for all; the
 // reports of the others are silent.
 //
-// The figures of a step: loss/step, lr, loss_scale (where the loss is scaled), grad_norm (where it
-// is known), images_per_second, memory_bytes, and of each layer that was looked at
-// watch/weight_amax/LAYER, watch/grad_amax/LAYER, watch/grad_norm/LAYER, watch/underflow/LAYER.
-// Those of an epoch: epoch, loss/train, accuracy/train, loss/validation, accuracy/validation.
-// `seconds` counts from the run's beginning, without the time between a stop and going on.
+// The figures of a step (train/run_figures.h): loss/step, lr, loss_scale (where the loss is
+// scaled), grad_norm (where it is known), images_per_second, memory_bytes. Those of an epoch:
+// epoch, loss/train, accuracy/train, loss/validation, accuracy/validation.
 #pragma once
 
-#include <chrono>
 #include <cmath>
 #include <cstdio>
 #include <optional>
@@ -20,13 +17,12 @@
 #include "data/sets/open.h"
 #include "io/event_log.h"
 #include "io/progress.h"
-#include "io/tensorboard.h"
 #include "train/findings.h"
 #include "train/image_run.h"
 #include "train/layer_watch.h"
-#include "train/metrics_log.h"
 #include "train/optimization.h"
 #include "train/ranks.h"
+#include "train/run_figures.h"
 #include "train/trained_model.h"
 
 namespace weft::train {
@@ -91,7 +87,7 @@ class RunReport {
   /// Before the first step; curves and metrics go to `output`, and the configuration as
   /// config.yaml. Metrics of a run that goes on are cut back to its checkpoint.
   void begin(const Outset& outset, const RunState& state, const io::Path& output);
-  void step(const RunState& state, const StepFigures& figures, const Optimization& optimization);
+  void step(const RunState& state, const StepFigures& figures, const RunOptimizer& optimizer);
   /// After an epoch, with state.epoch its number, counted from 0.
   void epoch(const RunState& state, double images_per_second, double seconds);
   /// After the last validation.
@@ -104,19 +100,13 @@ class RunReport {
   std::FILE* progress_stream() const;
 
  private:
-  using Figures = std::vector<std::pair<std::string, double>>;
   void print_heading(const Outset& outset, const RunState& state) const;
-  /// To the curves and, with the time, to the metrics.
-  void record(int64_t step, Figures figures);
 
   const Config& config_;
   const bool is_main_, json_;
   const io::EventLog log_;
   std::optional<io::Table> table_;
-  std::optional<io::TensorBoardWriter> curves_;
-  std::optional<MetricsLog> metrics_;
-  std::chrono::steady_clock::time_point start_;
-  double seconds_before_ = 0;  // of the run, before this session
+  std::optional<RunFigures> figures_;
 };
 
 }  // namespace weft::train

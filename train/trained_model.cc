@@ -65,6 +65,7 @@ TrainedModel restore_model(const Checkpoint& checkpoint, const io::Path& path, b
   try {
     const nlohmann::json& state = checkpoint.state;
     config = config_from_json(state.at("config"));
+    WEFT_CHECK(!is_of_text(config), "a run on text ({}); weft generate reads it", config.data);
     state.at("classes").get_to(classes);
     const nlohmann::json& p = state.at("preprocess");
     p.at("size").get_to(preprocess.size);

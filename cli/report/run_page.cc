@@ -524,6 +524,10 @@ int64_t step_of(const io::Path& checkpoint) {
 }
 
 void read_findings(RunRecord& run, const io::Path& directory, bool evaluates) {
+  if (run.config && is_of_text(*run.config)) {
+    run.no_findings = "a run on text, which has no images to be wrong about";
+    return;
+  }
   const io::Path file = directory / train::kFindingsFile;
   if (fs::exists(file)) run.findings = train::read_findings(file);
   int64_t last_step = -1;

@@ -36,12 +36,14 @@ class Callback {
   virtual void on_train_batch_start(Trainer&, TrainingModule&, const Batch&, int64_t /*index*/) {}
   /// With the gradients of a step, before they are clipped.
   virtual void on_before_optimizer_step(Trainer&, TrainingModule&, optim::Optimizer&) {}
-  /// `loss` has no history. trainer.has_stepped() tells whether the batch was the last of a step.
+  /// `loss` has no history, and is undefined on a pipeline's ranks but the last stage's.
+  /// trainer.has_stepped() tells whether the batch was the last of a step.
   virtual void on_train_batch_end(Trainer&, TrainingModule&, const Tensor& /*loss*/, const Batch&,
                                   int64_t /*index*/) {}
   /// Not for the sanity check's.
   virtual void on_validation_start(Trainer&, TrainingModule&) {}
-  /// Its means are in trainer.metrics().
+  /// Its means are in trainer.metrics(), unless a signal has cut it short and
+  /// trainer.has_validated() is false.
   virtual void on_validation_end(Trainer&, TrainingModule&) {}
   /// After a step, and after what follows from it (a validation, the end of an epoch): nothing is
   /// under way, and what trainer.save_checkpoint() saves goes on exactly.

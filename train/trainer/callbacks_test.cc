@@ -2,6 +2,7 @@
 #include <catch2/catch.hpp>
 #include <cmath>
 #include <csignal>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <set>
 
@@ -11,6 +12,7 @@
 #include "train/trainer/early_stopping.h"
 #include "train/trainer/model_checkpoint.h"
 #include "train/trainer/testing.h"
+#include "train/trainer/watch_layers.h"
 #include "train/trainer/weight_averaging.h"
 
 using namespace weft;
@@ -339,6 +341,77 @@ TEST_CASE("a signal ends a fit after the step at hand, which is saved") {
   CHECK(trainer.global_step() == 2);
   CHECK(files_in(directory) == std::set<std::string>{"last.safetensors"});
   CHECK(all_of(checkpoint->last_model_path()).second.at("trainer").at("value").at("batch") == 2);
+}
+
+TEST_CASE("layers that are watched are logged with the figures of their steps") {
+  struct Lines : Logger {
+    void log_metrics(int64_t step, const NamedValues& values) override {
+      for (const auto& [name, value] : values) {
+        if (name.starts_with("watch/")) seen[name].emplace_back(step, value);
+      }
+    }
+    std::map<std::string, std::vector<std::pair<int64_t, double>>> seen;
+  };
+  const auto fit = [](const std::string& precision) {
+    const auto lines = std::make_shared<Lines>();
+    Trainer trainer(quiet({.fabric = {.precision = precision},
+                           .max_steps = 6,
+                           .loggers = {lines},
+                           .callbacks = {std::make_shared<WatchLayers>(2)}}));
+    trainer.seed_everything(1);
+    Regression model;
+    data::TensorLoader train(line(24), {.batch_size = 4});
+    trainer.fit(model, train);
+    return lines->seen;
+  };
+  const auto wide = fit("32-true"), scaled = fit("16-mixed");
+  REQUIRE(wide.size() == 4);
+  const auto& norms = wide.at("watch/grad_norm/linear");
+  REQUIRE(norms.size() == 3);
+  CHECK(norms[2].first == 6);
+  CHECK(norms[0].second > norms[2].second);
+  // Without the scale of the loss; fp16 has 11 bits.
+  CHECK(scaled.at("watch/grad_norm/linear")[0].second == Approx(norms[0].second).epsilon(0.01));
+  CHECK_THROWS_WITH(WatchLayers(0), Contains("expected a positive number of steps, got 0"));
+}
+
+TEST_CASE("a signal cuts a validation short, which a fit that goes on repeats") {
+  struct Interrupted : Noisy {
+    explicit Interrupted(int64_t at) : at(at) {}
+    void validation_step(const Batch& batch, int64_t index) override {
+      if (++steps == at) std::raise(SIGTERM);
+      Noisy::validation_step(batch, index);
+    }
+    const int64_t at;
+    int64_t steps = 0;
+  };
+  data::TensorLoader train(line(18), {.batch_size = 4}), validation(line(12, 1), {.batch_size = 4});
+  const std::string directory = scratch("cut_short");
+  // Validations of 3 steps, after batches 2 and 4, or after the fifth, an epoch's last.
+  const int64_t interval = GENERATE(2, 5);
+  const auto fit = [&](int64_t at, const std::string& from) {
+    const auto checkpoint =
+        std::make_shared<ModelCheckpoint>(ModelCheckpointOptions{.dirpath = directory});
+    TrainerOptions options =
+        quiet({.max_epochs = 2, .val_check_interval = interval, .callbacks = {checkpoint}});
+    options.num_sanity_val_steps = 0;
+    options.handle_signals = true;
+    Trainer trainer(options);
+    trainer.seed_everything(1);
+    Interrupted model(at);
+    trainer.fit(model, train, validation, from);
+    CHECK(trainer.was_interrupted() == (at > 0));
+    if (at > 0) CHECK(!trainer.has_validated());
+    return std::pair(weights_of(trainer, model), model.steps);
+  };
+  const auto whole = fit(0, "");
+  for (const int64_t at : {1, 5}) {
+    INFO(at);
+    CHECK(fit(at, "").second == at);
+    const auto rest = fit(0, directory + "/last.safetensors");
+    CHECK(rest.first == whole.first);
+    CHECK(rest.second == whole.second - (at - 1) / 3 * 3);
+  }
 }
 
 TEST_CASE("what cannot go on, and what was never logged, is said by name") {

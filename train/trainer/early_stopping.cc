@@ -17,7 +17,9 @@ EarlyStopping::EarlyStopping(EarlyStoppingOptions options) : options_(std::move(
              options_.min_delta);
 }
 
-void EarlyStopping::on_validation_end(Trainer& trainer, TrainingModule&) { look(trainer); }
+void EarlyStopping::on_validation_end(Trainer& trainer, TrainingModule&) {
+  if (trainer.has_validated()) look(trainer);
+}
 
 void EarlyStopping::on_train_epoch_end(Trainer& trainer, TrainingModule&) {
   if (!trainer.has_validation()) look(trainer);

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <functional>
 #include <nlohmann/json.hpp>
+#include <sstream>
 
 #include "autograd/ops.h"
 #include "train/exact_text.h"
@@ -24,27 +25,48 @@ void LoggedMeans::add(const std::string& name, const Tensor& value, double weigh
   entry->weight += weight;
 }
 
-/// [ranks, names, 2]: each rank's sums and weights.
-std::vector<double> LoggedMeans::all_sums(const Fabric& fabric) const {
+/// Ranks that have added nothing take the names of those that have, with a weight of 0.
+void LoggedMeans::agree_on_names(const Fabric& fabric) {
   std::string names;
+  for (const Entry& entry : entries_) names += entry.name + "\n";
+  const auto hash = static_cast<int64_t>(std::hash<std::string>()(names));
+  const auto size = static_cast<int64_t>(names.size());
+  const Tensor all = fabric.all_gather(Tensor::from(std::vector<int64_t>{hash, size}, {2}));
+  const int64_t* const theirs = all.data<int64_t>();
+  int source = 0;
+  while (source + 1 < fabric.size() && theirs[2 * source + 1] == 0) ++source;
+  bool is_complete = true;
+  for (int rank = 0; rank < fabric.size(); ++rank) {
+    const bool is_silent = theirs[2 * rank + 1] == 0;
+    WEFT_CHECK(is_silent || theirs[2 * rank] == theirs[2 * source],
+               "log: rank {} has logged other names than rank {}, or in another order", rank,
+               source);
+    is_complete = is_complete && (!is_silent || theirs[2 * source + 1] == 0);
+  }
+  if (is_complete) return;
+  const Tensor text = Tensor::zeros({theirs[2 * source + 1]}, DType::u8);
+  if (fabric.rank() == source) std::ranges::copy(names, text.data<uint8_t>());
+  fabric.broadcast(text, source);
+  if (!entries_.empty()) return;
+  std::stringstream lines(std::string(text.data<uint8_t>(), text.data<uint8_t>() + text.numel()));
+  for (std::string name; std::getline(lines, name);) {
+    entries_.push_back({.name = name, .sum = Tensor::scalar(0, DType::f64)});
+  }
+}
+
+/// [ranks, names, 2]: each rank's sums and weights.
+std::vector<double> LoggedMeans::all_sums(const Fabric& fabric) {
+  if (fabric.size() > 1) agree_on_names(fabric);
   std::vector<double> mine;
   for (const Entry& entry : entries_) {
-    names += entry.name + "\n";
     mine.push_back(entry.sum.item());
     mine.push_back(entry.weight);
   }
-  if (fabric.size() == 1) return mine;
-  const auto hash = static_cast<int64_t>(std::hash<std::string>()(names));
-  const Tensor hashes = fabric.all_gather(Tensor::from(std::vector<int64_t>{hash}, {1}));
-  for (int rank = 0; rank < fabric.size(); ++rank) {
-    WEFT_CHECK(hashes.data<int64_t>()[rank] == hashes.data<int64_t>()[0],
-               "log: rank {} has logged other names than rank 0, or in another order", rank);
-  }
-  if (mine.empty()) return {};
+  if (fabric.size() == 1 || mine.empty()) return mine;
   return fabric.all_gather(Tensor::from(mine, {static_cast<int64_t>(mine.size())})).to_vector();
 }
 
-NamedValues LoggedMeans::means(const Fabric& fabric) const {
+NamedValues LoggedMeans::means(const Fabric& fabric) {
   const std::vector<double> sums = all_sums(fabric);
   const size_t row = 2 * entries_.size();
   NamedValues means;
@@ -59,7 +81,7 @@ NamedValues LoggedMeans::means(const Fabric& fabric) const {
   return means;
 }
 
-nlohmann::json LoggedMeans::state_dict(const Fabric& fabric) const {
+nlohmann::json LoggedMeans::state_dict(const Fabric& fabric) {
   std::vector<std::string> names, sums;
   for (const Entry& entry : entries_) names.push_back(entry.name);
   for (const double value : all_sums(fabric)) sums.push_back(exact_text(value));

@@ -16,12 +16,13 @@ class LoggedMeans {
   /// Adds a value that counts `weight` times. Throws Error unless it is one number.
   void add(const std::string& name, const Tensor& value, double weight);
   /// The means over all that was added on any rank, in the order of the names; NaN where nothing
-  /// counted. Every rank calls. Throws Error on all of them when their names differ.
-  NamedValues means(const Fabric& fabric) const;
+  /// counted. Every rank calls. Throws Error on all of them when their names differ, but for ranks
+  /// that have added nothing: a pipeline's first stages.
+  NamedValues means(const Fabric& fabric);
   void clear() { entries_.clear(); }
 
   /// What every rank has added: a row for each. Every rank calls, as for means().
-  nlohmann::json state_dict(const Fabric& fabric) const;
+  nlohmann::json state_dict(const Fabric& fabric);
   /// Takes up this rank's row of as many ranks.
   void load_state_dict(const nlohmann::json& state, int rank);
 
@@ -32,7 +33,8 @@ class LoggedMeans {
     double weight = 0;
   };
 
-  std::vector<double> all_sums(const Fabric& fabric) const;
+  std::vector<double> all_sums(const Fabric& fabric);
+  void agree_on_names(const Fabric& fabric);
 
   std::vector<Entry> entries_;
 };

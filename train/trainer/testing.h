@@ -70,7 +70,7 @@ inline std::vector<double> weights_of(Trainer& trainer, nn::Module& module) {
 
 /// Options of a test: nothing is shown.
 inline TrainerOptions quiet(TrainerOptions options) {
-  options.enable_progress_bar = false;
+  options.enable_progress_bar = options.enable_table = false;
   options.handle_signals = false;
   return options;
 }

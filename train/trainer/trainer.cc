@@ -7,10 +7,12 @@
 #include <set>
 #include <utility>
 
+#include "autograd/finite.h"
 #include "autograd/ops.h"
 #include "autograd/random.h"
 #include "core/scoped_value.h"
 #include "dist/comm/processes/join.h"
+#include "dist/strategy/strategy_kind.h"
 #include "io/nearest.h"
 #include "optim/clip.h"
 #include "train/stop_signals.h"
@@ -150,7 +152,7 @@ void Trainer::fit_module(TrainingModule& module, const nn::ModelStructure& struc
 }
 
 void Trainer::set_up(TrainingModule& module, const nn::ModelStructure& structure) {
-  if (!module.has_route()) fabric_.setup_model(module, structure);
+  if (!module.model().has_route()) fabric_.setup_model(module.model(), structure);
 }
 
 void Trainer::begin(const nn::ModelStructure& structure, const BatchSource& train,
@@ -171,6 +173,8 @@ void Trainer::begin(const nn::ModelStructure& structure, const BatchSource& trai
   WEFT_CHECK(optimization.optimizer, "trainer: configure_optimizers() returned none");
   optimizer_ = std::move(optimization.optimizer);
   set_up(*module_, structure);
+  const dist::StrategyKind& kind = dist::strategy_of(fabric_.options().strategy, fabric_.size());
+  is_pipelined_ = contains(kind.settings, dist::Settings::kPipelineStages);
   fabric_.setup_optimizer(*optimizer_);
   if (optimization.schedule) scheduler_.emplace(*optimizer_, optimization.schedule);
   if (!fabric_.is_main()) return;
@@ -189,7 +193,7 @@ void Trainer::begin(const nn::ModelStructure& structure, const BatchSource& trai
                   std::make_shared<TensorBoardLogger>(directory)};
     }
   }
-  if (options_.enable_progress_bar) loggers_.push_back(std::make_shared<ConsoleLogger>());
+  if (options_.enable_table) loggers_.push_back(std::make_shared<ConsoleLogger>());
 }
 
 void Trainer::run(const std::string& checkpoint) {
@@ -222,7 +226,7 @@ void Trainer::run(const std::string& checkpoint) {
 }
 
 void Trainer::say(const std::string& line) const {
-  if (options_.enable_progress_bar) fabric_.print("{}\n", line);
+  if (options_.enable_table) fabric_.print("{}\n", line);
 }
 
 void Trainer::check_sanity() {
@@ -231,7 +235,7 @@ void Trainer::check_sanity() {
   call([&](Callback& callback) { callback.on_sanity_check_start(*this, *module_); });
   const int64_t asked = options_.num_sanity_val_steps;
   measure(*module_, *validation_,
-          asked < 0 ? validation_batches_ : std::min(asked, validation_batches_));
+          asked < 0 ? validation_batches_ : std::min(asked, validation_batches_), false);
   call([&](Callback& callback) { callback.on_sanity_check_end(*this, *module_); });
   generator() = before;
 }
@@ -241,7 +245,7 @@ void Trainer::check_sanity() {
 /// What is left of an epoch, or of what the fit takes of it.
 void Trainer::run_epoch() {
   train_->seek({epoch_, batch_});
-  module_->train();
+  module_->model().train();
   samples_ = 0;
   if (batch_ == 0) {
     module_->on_train_epoch_start();
@@ -253,24 +257,30 @@ void Trainer::run_epoch() {
   io::Progress progress(
       fmt::format("epoch {}{}", epoch_ + 1, of_all), train_batches_,
       {.out = progress_stream(is_shown), .first_step = batch_, .unit = "samples"});
-  while (batch_ < train_batches_) {
-    const int64_t before = batch_;
-    do train_batch();
-    while (!has_stepped_);
-    // To look at the loss is to wait for the device.
-    const bool looks =
-        fabric_.device().type == DeviceType::cpu || global_step_ % options_.log_every_n_steps == 0;
-    if (is_shown) {
-      progress.update(batch_, samples_ * fabric_.data_size(), looks ? loss_.item() : NAN);
+  while (batch_ < train_batches_ || is_validation_due_) {
+    // Else a signal has cut a validation short.
+    if (!is_validation_due_) {
+      const int64_t before = batch_;
+      do is_pipelined_ ? train_pipelined() : train_batch();
+      while (!has_stepped_);
+      // To look at the loss is to wait for the device.
+      const bool looks = fabric_.device().type == DeviceType::cpu ||
+                         global_step_ % options_.log_every_n_steps == 0;
+      if (is_shown) {
+        progress.update(batch_, samples_ * fabric_.data_size(),
+                        looks && loss_.defined() ? loss_.item() : NAN);
+      }
+      is_validation_due_ = validation_ &&
+                           batch_ / validation_interval_ > before / validation_interval_ &&
+                           (epoch_ + 1) % options_.check_val_every_n_epoch == 0;
+      if (batch_ == train_batches_) {
+        progress.finish();
+        publish_epoch();
+      }
     }
-    has_ended_epoch_ = batch_ == train_batches_;
-    has_validated_ = validation_ && batch_ / validation_interval_ > before / validation_interval_ &&
-                     (epoch_ + 1) % options_.check_val_every_n_epoch == 0;
-    if (has_ended_epoch_) {
-      progress.finish();
-      publish_epoch();
-    }
-    if (has_validated_) check_validation();
+    has_validated_ = false;
+    if (is_validation_due_) check_validation();
+    has_ended_epoch_ = batch_ == train_batches_ && !is_validation_due_;
     if (has_ended_epoch_) end_epoch();
     agree();
     is_save_point_ = true;
@@ -288,16 +298,22 @@ Batch Trainer::next_of(RankBatches& batches, int64_t index, int64_t count) {
   return std::move(*batch);
 }
 
+Batch Trainer::begin_batch() {
+  Batch batch = next_of(*train_, batch_, train_batches_);
+  has_stepped_ =
+      ++batches_in_step_ == options_.accumulate_grad_batches || batch_ + 1 == train_batches_;
+  call([&](Callback& callback) { callback.on_train_batch_start(*this, *module_, batch, batch_); });
+  samples_ += static_cast<int64_t>(weight_);
+  return batch;
+}
+
 void Trainer::train_batch() {
-  const Batch batch = next_of(*train_, batch_, train_batches_);
-  const int64_t index = batch_;
-  const int64_t in_step = options_.accumulate_grad_batches;
-  has_stepped_ = ++batches_in_step_ == in_step || index + 1 == train_batches_;
-  call([&](Callback& callback) { callback.on_train_batch_start(*this, *module_, batch, index); });
+  const Batch batch = begin_batch();
   if (batches_in_step_ == 1) optimizer_->zero_grad();
+  const int64_t index = batch_, in_step = options_.accumulate_grad_batches;
   {
     const ScopedValue phase(phase_, Phase::kTraining);
-    const auto local = fabric_.no_backward_sync(*module_, !has_stepped_);
+    const auto local = fabric_.no_backward_sync(module_->model(), !has_stepped_);
     const Tensor loss = module_->training_step(batch, index);
     WEFT_CHECK(loss.defined() && loss.numel() == 1,
                "trainer: expected training_step() to return one number, the loss, got {}",
@@ -306,37 +322,107 @@ void Trainer::train_batch() {
     loss_ = detach(loss);
   }
   ++batch_;
-  samples_ += static_cast<int64_t>(weight_);
   if (has_stepped_) take_step();
   call([&](Callback& callback) {
     callback.on_train_batch_end(*this, *module_, loss_, batch, index);
   });
 }
 
+/// A step of a pipeline, which takes the micro-batches of all its batches in its own order.
+void Trainer::train_pipelined() {
+  const Precision& precision = find_precision(fabric_.options().precision);
+  const int64_t first = batch_, in_step = options_.accumulate_grad_batches;
+  const int64_t count = std::min(in_step, train_batches_ - batch_);
+  const int64_t parts = fabric_.strategy().micro_batches();
+  std::vector<Batch> batches;
+  loss_ = {};
+  optimizer_->zero_grad();
+  const auto micro_batch = [&](int64_t i) {
+    if (i % parts == 0) {
+      batches.push_back(begin_batch());
+      ++batch_;
+    }
+    const Batch& batch = batches.back();
+    const int64_t rows = batch.at(0).size(0);
+    const int64_t begin = i % parts * rows / parts, end = (i % parts + 1) * rows / parts;
+    WEFT_CHECK(begin < end, "trainer: a batch of {} samples has no {} micro-batches", rows, parts);
+    const auto piece = std::make_shared<Batch>();
+    for (const Tensor& x : batch) piece->push_back(ops::narrow(x, 0, begin, end - begin));
+    const double share = static_cast<double>(end - begin) /
+                         static_cast<double>(rows * in_step * fabric_.data_size());
+    Tensor input = module_->input(*piece);
+    if (is_floating(input.dtype())) input = ops::cast(input, precision.parameters);
+    const auto loss = [this, &precision, piece, share](const Tensor& output) {
+      weight_ = weight_of(*piece, fabric_);
+      const Tensor mean = module_->loss(widened(output, precision), *piece);
+      loss_ = detach(mean);
+      return fabric_.scaled(mean * share);
+    };
+    return dist::MicroBatch{input, loss};
+  };
+  {
+    const ScopedValue phase(phase_, Phase::kTraining);
+    fabric_.run({.count = count * parts, .at = micro_batch});
+  }
+  take_step();
+  for (int64_t i = 0; i < count; ++i) {
+    has_stepped_ = i + 1 == count;
+    call([&](Callback& callback) {
+      callback.on_train_batch_end(*this, *module_, loss_, batches[i], first + i);
+    });
+  }
+}
+
 void Trainer::take_step() {
   call(
       [&](Callback& callback) { callback.on_before_optimizer_step(*this, *module_, *optimizer_); });
+  const Tensors parameters = module_->model().parameters();
   const double limit = options_.gradient_clip_val;
   const bool clips_norm = limit > 0 && options_.gradient_clip_algorithm == GradientClip::kNorm;
-  grad_norm_ = NAN;
-  if (clips_norm) {
-    grad_norm_ = optim::clip_grad_norm(module_->parameters(), limit);
-  } else {
-    if (options_.track_grad_norm) grad_norm_ = optim::grad_norm(module_->parameters());
-    if (limit > 0) optim::clip_grad_value(module_->parameters(), limit);
-  }
+  const bool judges = options_.nonfinite != Nonfinite::kTake && !fabric_.scaler().is_enabled();
+  const bool has_norm = clips_norm || options_.track_grad_norm || judges;
+  grad_norm_ = has_norm ? optim::grad_norm(parameters) : NAN;
   const double lr = optimizer_->lr();
-  optimizer_->step();
-  if (scheduler_) scheduler_->step();
+  if (!judges || std::isfinite(grad_norm_)) {
+    if (limit > 0 && !clips_norm) optim::clip_grad_value(parameters, limit);
+    optimizer_->step(clips_norm ? optim::clip_coefficient(grad_norm_, limit) : 1);
+    if (scheduler_) scheduler_->step();
+  } else {
+    skip_nonfinite_step();
+  }
   batches_in_step_ = 0;
   ++global_step_;
-  if (global_step_ % options_.log_every_n_steps != 0) return;
-  NamedValues values = step_means_.means(fabric_);
-  step_means_.clear();
-  for (auto& [name, value] : values) name += "_step";
-  values.emplace_back("lr", lr);
-  if (clips_norm || options_.track_grad_norm) values.emplace_back("grad_norm", grad_norm_);
-  publish(values);
+  NamedValues values;
+  if (global_step_ % options_.log_every_n_steps == 0) {
+    values = step_means_.means(fabric_);
+    step_means_.clear();
+    for (auto& [name, value] : values) name += "_step";
+    values.emplace_back("lr", lr);
+    if (has_norm) values.emplace_back("grad_norm", grad_norm_);
+  }
+  publish(values, std::exchange(step_figures_, {}));
+}
+
+/// Throws where it would not get better: the weights themselves are lost, or it was asked for.
+void Trainer::skip_nonfinite_step() {
+  const NamedTensors parameters = module_->model().named_parameters();
+  std::string cause = first_nonfinite(parameters);
+  if (!cause.empty()) {
+    cause = fmt::format(" ({} is not finite)", cause);
+  } else if (options_.nonfinite == Nonfinite::kSkip) {
+    return fabric_.skip_step();
+  } else {
+    NamedTensors gradients;
+    for (const auto& [name, parameter] : parameters) gradients.emplace_back(name, parameter.grad());
+    // Backward comes to the last ones first.
+    std::ranges::reverse(gradients);
+    cause = first_nonfinite(gradients);
+    if (!cause.empty()) cause = fmt::format(" (first in the gradient of {})", cause);
+  }
+  WEFT_FAIL(
+      "training diverged at step {}: a gradient is not finite{}; try a lower learning rate, "
+      "or skip such steps",
+      global_step_ + 1, cause);
 }
 
 /// The means of an epoch whose batches are done.
@@ -359,19 +445,28 @@ void Trainer::end_epoch() {
 
 void Trainer::check_validation() {
   call([&](Callback& callback) { callback.on_validation_start(*this, *module_); });
-  publish(measure(*module_, *validation_, validation_batches_));
+  const std::optional<NamedValues> means =
+      measure(*module_, *validation_, validation_batches_, heeds_signals_ && fabric_.size() == 1);
+  has_validated_ = means.has_value();
+  is_validation_due_ = !means;
+  if (means) publish(*means);
   call([&](Callback& callback) { callback.on_validation_end(*this, *module_); });
-  module_->train();
+  module_->model().train();
 }
 
-NamedValues Trainer::measure(TrainingModule& module, RankBatches& batches, int64_t count) {
+/// Nothing where it `ends_early` and a signal has come.
+std::optional<NamedValues> Trainer::measure(TrainingModule& module, RankBatches& batches,
+                                            int64_t count, bool ends_early) {
   const NoGrad guard;
   const ScopedValue phase(phase_, Phase::kValidation);
   validation_means_.clear();
-  module.eval();
+  module.model().eval();
   batches.seek({0, 0});
   module.on_validation_epoch_start();
-  for (int64_t i = 0; i < count; ++i) module.validation_step(next_of(batches, i, count), i);
+  for (int64_t i = 0; i < count; ++i) {
+    if (ends_early && StopSignals::requested()) return std::nullopt;
+    module.validation_step(next_of(batches, i, count), i);
+  }
   weight_ = fabric_.strategy().counts();
   module.on_validation_epoch_end();
   return validation_means_.means(fabric_);
@@ -383,10 +478,10 @@ NamedValues Trainer::validate_module(TrainingModule& module, const nn::ModelStru
   const ScopedValue at_work(module.trainer_, this);
   set_up(module, structure);
   const std::unique_ptr<RankBatches> batches = source.share(fabric_);
-  const bool was_training = module.is_training();
-  const NamedValues values = measure(
-      module, *batches, options_.limit_val_batches.of(batches->per_epoch(), "limit_val_batches"));
-  module.train(was_training);
+  const bool was_training = module.model().is_training();
+  const int64_t count = options_.limit_val_batches.of(batches->per_epoch(), "limit_val_batches");
+  const NamedValues values = *measure(module, *batches, count, false);
+  module.model().train(was_training);
   return values;
 }
 
@@ -432,8 +527,13 @@ void Trainer::log_value(const std::string& name, const Tensor& value, const LogO
   if (options.on_step && is_due) step_means_.add(name, value, weight_);
 }
 
-void Trainer::publish(const NamedValues& values) {
-  if (values.empty()) return;
+void Trainer::log_figures(const NamedValues& values) {
+  step_figures_.insert(step_figures_.end(), values.begin(), values.end());
+}
+
+/// `besides` goes to the loggers alone.
+void Trainer::publish(const NamedValues& values, const NamedValues& besides) {
+  if (values.empty() && besides.empty()) return;
   for (const auto& [name, value] : values) {
     const auto known = std::ranges::find(metrics_, name, &NamedValues::value_type::first);
     if (known != metrics_.end()) {
@@ -444,6 +544,7 @@ void Trainer::publish(const NamedValues& values) {
   }
   NamedValues line = {{"epoch", static_cast<double>(epoch_)}};
   line.insert(line.end(), values.begin(), values.end());
+  line.insert(line.end(), besides.begin(), besides.end());
   for (const auto& logger : loggers_) logger->log_metrics(global_step_, line);
 }
 

@@ -50,6 +50,11 @@ struct Limit {
 
 enum class GradientClip : uint8_t { kNorm, kValue };
 
+/// What becomes of a step whose gradients are not finite: it is taken, the fit ends by an Error
+/// that names what first was not, or the step is left out. With a loss scale the scale answers
+/// instead.
+enum class Nonfinite : uint8_t { kTake, kStop, kSkip };
+
 struct TrainerOptions {
   FabricOptions fabric = {};  // batches of a step: accumulate_grad_batches, not its accumulate
 
@@ -72,12 +77,15 @@ struct TrainerOptions {
   int64_t accumulate_grad_batches = 1;  // of a step; an epoch's last may have fewer
   double gradient_clip_val = 0;         // 0: gradients are not clipped
   GradientClip gradient_clip_algorithm = GradientClip::kNorm;
-  bool track_grad_norm = false;  // also without clipping by norm
+  bool track_grad_norm = false;            // also without clipping by norm
+  Nonfinite nonfinite = Nonfinite::kTake;  // of any rank's gradients
 
   int64_t log_every_n_steps = 50;   // of "_step" values, "lr" and "grad_norm"
-  bool enable_progress_bar = true;  // and the table of epochs, and what is said around it
+  bool enable_progress_bar = true;  // of batches
+  bool enable_table = true;         // of epochs, and what is said around it
   bool detect_anomaly = false;      // AnomalyMode
-  /// Ctrl-C and SIGTERM end the fit after the step at hand (train/stop_signals.h).
+  /// Ctrl-C and SIGTERM end the fit after the step at hand (train/stop_signals.h). On one rank they
+  /// cut a validation short; a fit that goes on repeats it.
   bool handle_signals = true;
 
   /// Where figures and checkpoints go; empty: nowhere but to `loggers` and `callbacks`. Where those
@@ -113,12 +121,12 @@ class Trainer {
   template <std::derived_from<TrainingModule> Module>
   void fit(Module& module, const BatchSource& train,
            const std::optional<BatchSource>& validation = {}, const std::string& checkpoint = {}) {
-    fit_module(module, structure_of(module), train, validation, checkpoint);
+    fit_module(module, described(module), train, validation, checkpoint);
   }
   /// Measures a module, one that fit() was called with or another, and returns what it logged.
   template <std::derived_from<TrainingModule> Module>
   NamedValues validate(Module& module, const BatchSource& source) {
-    return validate_module(module, structure_of(module), source);
+    return validate_module(module, described(module), source);
   }
 
   /// Everything that fit() goes on from, as Fabric::save() leaves it: one file, or a directory of
@@ -128,6 +136,8 @@ class Trainer {
   /// The same while training goes on, where the Fabric's state_dict_type is sharded
   /// (Fabric::async_save); fit() ends when it is there.
   void async_save_checkpoint(const std::string& path, const std::function<void()>& then = {});
+  /// More figures of the step at hand, as they are, for the loggers: in on_before_optimizer_step.
+  void log_figures(const NamedValues& values);
   /// Ends the fit after the step at hand; one rank's word is enough. `reason`: for who watches.
   void stop(const std::string& reason);
 
@@ -155,12 +165,24 @@ class Trainer {
   int64_t estimated_steps() const;
   /// Throws Error outside of a fit.
   optim::Optimizer& optimizer() const;
+  /// Null where configure_optimizers() gave no schedule.
+  optim::Scheduler* scheduler() { return scheduler_ ? &*scheduler_ : nullptr; }
+  /// Where the fit stands, its figures, and each rank's random stream: what a callback that saves
+  /// the rest itself keeps at a save point, and gives back in on_fit_start. Every rank calls.
+  /// load_state_dict() throws Error for a place in an epoch that these ranks cannot go on from.
+  nlohmann::json state_dict();
+  void load_state_dict(const nlohmann::json& state);
   const TrainerOptions& options() const { return options_; }
 
  private:
   friend class TrainingModule;
   enum class Phase : uint8_t { kNone, kTraining, kValidation };
 
+  template <class Module>
+  static nn::ModelStructure described(Module& module) {
+    nn::Module& model = module.model();
+    return &model == &module ? structure_of(module) : structure_of(model);
+  }
   void fit_module(TrainingModule& module, const nn::ModelStructure& structure,
                   const BatchSource& train, const std::optional<BatchSource>& validation,
                   const std::string& checkpoint);
@@ -176,18 +198,20 @@ class Trainer {
   void say(const std::string& line) const;
   void check_sanity();
   void run_epoch();
+  Batch begin_batch();
   void train_batch();
+  void train_pipelined();
   void take_step();
+  void skip_nonfinite_step();
   void publish_epoch();
   void check_validation();
   void end_epoch();
   Batch next_of(RankBatches& batches, int64_t index, int64_t count);
-  NamedValues measure(TrainingModule& module, RankBatches& batches, int64_t count);
+  std::optional<NamedValues> measure(TrainingModule& module, RankBatches& batches, int64_t count,
+                                     bool ends_early);
   void agree();
   void log_value(const std::string& name, const Tensor& value, const LogOptions& options);
-  void publish(const NamedValues& values);
-  nlohmann::json state_dict() const;
-  void load_state_dict(const nlohmann::json& state);
+  void publish(const NamedValues& values, const NamedValues& besides = {});
   void load_checkpoint(const std::string& path);
   struct Saved;
   std::vector<NamedState> states(Saved& saved);
@@ -207,6 +231,7 @@ class Trainer {
   int64_t epoch_ = 0, batch_ = 0, global_step_ = 0;
   int64_t batches_in_step_ = 0;
   bool has_stepped_ = false, has_validated_ = false, has_ended_epoch_ = false;
+  bool is_validation_due_ = false;  // before the next step
   bool is_save_point_ = true;
   bool heeds_signals_ = false;
   bool wants_stop_ = false, is_stopping_ = false, was_interrupted_ = false;
@@ -214,13 +239,14 @@ class Trainer {
   double seconds_ = 0, seconds_before_ = 0;  // those of the fits that this one continues
   std::chrono::steady_clock::time_point start_;
   double grad_norm_ = 0;
-  Tensor loss_;          // of the latest batch
+  bool is_pipelined_ = false;
+  Tensor loss_;          // of the latest batch; undefined on a pipeline's ranks that have none
   int64_t samples_ = 0;  // of this rank, since the epoch began here
 
   Phase phase_ = Phase::kNone;
   double weight_ = 0;  // of what is logged
   LoggedMeans epoch_means_, step_means_, validation_means_;
-  NamedValues metrics_;
+  NamedValues metrics_, step_figures_;
 };
 
 }  // namespace weft::train

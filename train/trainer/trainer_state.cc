@@ -48,13 +48,14 @@ std::string without_dots(std::string key) {
 
 nlohmann::json Callback::state_dict() const { return nlohmann::json::object(); }
 
-nlohmann::json Trainer::state_dict() const {
+nlohmann::json Trainer::state_dict() {
   nlohmann::json metrics = nlohmann::json::array();
   for (const auto& [name, value] : metrics_) metrics.push_back({name, exact_text(value)});
   return {{"version", kVersion},
           {"epoch", epoch_},
           {"batch", batch_},
           {"batches", train_batches_},
+          {"is_validation_due", is_validation_due_},
           {"global_step", global_step_},
           {"seconds", seconds_},
           {"generators", generators_of(fabric_)},
@@ -72,6 +73,8 @@ void Trainer::load_state_dict(const nlohmann::json& state) {
              "it was saved after batch {} of {} of an epoch, on {} ranks; here an epoch has {} "
              "batches, on {}",
              batch, batches, ranks, train_batches_, fabric_.size());
+  // Before it was kept a validation was never cut short.
+  is_validation_due_ = validation_ && state.value("is_validation_due", false);
   epoch_ = state.at("epoch");
   batch_ = batch;
   global_step_ = state.at("global_step");
@@ -100,7 +103,7 @@ struct Trainer::Saved {
 };
 
 std::vector<NamedState> Trainer::states(Saved& saved) {
-  std::vector<NamedState> all = {{"module", module_},
+  std::vector<NamedState> all = {{"module", &module_->model()},
                                  {"optimizer", optimizer_.get()},
                                  {"scaler", &fabric_.scaler()},
                                  {kTrainer, &saved.trainer},
@@ -132,7 +135,7 @@ void Trainer::async_save_checkpoint(const std::string& path, const std::function
   Saved saved;
   const std::vector<NamedState> all = states(saved);
   saved.trainer = state_dict();
-  saved.fp8 = fabric_.fp8().state_dict(module_->named_parameters());
+  saved.fp8 = fabric_.fp8().state_dict(module_->model().named_parameters());
   for (size_t i = 0; i < options_.callbacks.size(); ++i) {
     Callback& callback = *options_.callbacks[i];
     if (callback.state_key().empty()) continue;
@@ -158,7 +161,7 @@ void Trainer::load_checkpoint(const std::string& path) {
                "it was saved {} a schedule of the learning rate, the module has {}",
                there.contains("schedule") ? "with" : "without", scheduler_ ? "one" : "none");
     fabric_.load(path, wanted);
-    fabric_.fp8().load_state_dict(saved.fp8, module_->named_parameters());
+    fabric_.fp8().load_state_dict(saved.fp8, module_->model().named_parameters());
     load_state_dict(saved.trainer);
     for (const NamedState& state : wanted) {
       for (size_t i = 0; i < options_.callbacks.size(); ++i) {

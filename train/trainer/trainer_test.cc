@@ -8,6 +8,7 @@
 #include "autograd/random.h"
 #include "data/sets/open.h"
 #include "dist/comm/in_process.h"
+#include "io/safetensors.h"
 #include "optim/adam.h"
 #include "train/trainer/model_checkpoint.h"
 #include "train/trainer/testing.h"
@@ -379,15 +380,18 @@ TEST_CASE("several ranks fit what one does, in step and with its figures") {
     double loss = 0, mean = 0;
     int64_t steps = 0;
   };
-  const auto fit = [](const FabricOptions& fabric, const dist::CommunicatorPtr& world) {
-    TrainerOptions options =
-        quiet({.fabric = fabric, .max_epochs = 3, .accumulate_grad_batches = 2});
+  const auto fit = []<class Model>(const FabricOptions& fabric,
+                                   const dist::CommunicatorPtr& world) {
+    TrainerOptions options = quiet({.fabric = fabric,
+                                    .max_epochs = 3,
+                                    .accumulate_grad_batches = 2,
+                                    .gradient_clip_val = 0.5});
     options.fabric.precision = "64-true";
     options.fabric.split_batches = true;
     Trainer trainer(options);
     trainer.launch(world);
     trainer.seed_everything(1);
-    Regression model;
+    Model model;
     // The last batch of validation has fewer samples than there are in a share.
     data::TensorLoader train(line(32, 0, DType::f64), {.batch_size = 8, .shuffle = true});
     data::TensorLoader validation(line(9, 1, DType::f64), {.batch_size = 8});
@@ -395,19 +399,7 @@ TEST_CASE("several ranks fit what one does, in step and with its figures") {
     return Run{weights_of(trainer, model), trainer.metric("val_loss"), trainer.metric("train_loss"),
                trainer.global_step()};
   };
-  const Run one = fit({}, nullptr);
-  for (const std::string strategy : {"dp", "ddp", "fsdp", "zero1"}) {
-    INFO(strategy);
-    const FabricOptions fabric = {.devices = 2, .strategy = {.name = strategy}};
-    Run two;
-    if (strategy == "dp") {  // its ranks are threads
-      two = fit(fabric, nullptr);
-    } else {
-      dist::run_ranks(2, [&](dist::Communicator& c) {
-        const Run mine = fit(fabric, borrowed(c));
-        if (c.rank() == 0) two = mine;
-      });
-    }
+  const auto check_close = [](const Run& two, const Run& one) {
     REQUIRE(two.weights.size() == one.weights.size());
     for (size_t i = 0; i < one.weights.size(); ++i) {
       CHECK(std::abs(two.weights[i] - one.weights[i]) < 1e-13);
@@ -415,6 +407,57 @@ TEST_CASE("several ranks fit what one does, in step and with its figures") {
     CHECK(two.loss == Approx(one.loss).epsilon(1e-10));
     CHECK(two.mean == Approx(one.mean).epsilon(1e-10));
     CHECK(two.steps == one.steps);
+  };
+  const Run one = fit.operator()<Regression>({}, nullptr);
+  for (const std::string strategy : {"dp", "ddp", "fsdp", "zero1"}) {
+    INFO(strategy);
+    const FabricOptions fabric = {.devices = 2, .strategy = {.name = strategy}};
+    Run two;
+    if (strategy == "dp") {  // its ranks are threads
+      two = fit.operator()<Regression>(fabric, nullptr);
+    } else {
+      dist::run_ranks(2, [&](dist::Communicator& c) {
+        const Run mine = fit.operator()<Regression>(fabric, borrowed(c));
+        if (c.rank() == 0) two = mine;
+      });
+    }
+    check_close(two, one);
+  }
+  // Stages of a pipeline, and layers that are cut.
+  struct Deep : TrainingModule {
+    Deep() : first(add<nn::Linear>("first", 3, 8)), second(add<nn::Linear>("second", 8, 1)) {}
+    Tensor forward(const Tensor& x) override { return second(ops::gelu(first(x))); }
+    Tensor loss(const Tensor& output, const Batch& batch) override {
+      const Tensor mean = nn::mse_loss(output, batch[1]);
+      log("train_loss", mean, {.on_step = true});
+      return mean;
+    }
+    void validation_step(const Batch& batch, int64_t) override {
+      log("val_loss", nn::mse_loss((*this)(batch[0]), batch[1]));
+    }
+    Optimization configure_optimizers() override {
+      return std::make_unique<optim::SGD>(named_parameters(), optim::SgdOptions{.lr = 0.1});
+    }
+    nn::ModelStructure structure() override {
+      nn::ModelStructure structure;
+      structure.mlps = {{&first, &second}};
+      structure.segments = {
+          {"first", [this](const Tensor& x) { return ops::gelu(first(x)); }, {"first"}},
+          {"second", [this](const Tensor& x) { return second(x); }, {"second"}}};
+      return structure;
+    }
+    nn::Linear &first, &second;
+  };
+  const Run whole = fit.operator()<Deep>({}, nullptr);
+  for (const std::string strategy : {"pipeline", "tp"}) {
+    INFO(strategy);
+    Run two;
+    dist::run_ranks(2, [&](dist::Communicator& c) {
+      const Run mine =
+          fit.operator()<Deep>({.devices = 2, .strategy = {.name = strategy}}, borrowed(c));
+      if (c.rank() == 0) two = mine;
+    });
+    check_close(two, whole);
   }
   // One rank's word ends all.
   dist::run_ranks(2, [&](dist::Communicator& c) {
@@ -433,6 +476,60 @@ TEST_CASE("several ranks fit what one does, in step and with its figures") {
     trainer.fit(model, train);
     WEFT_CHECK(trainer.global_step() == 2, "{} steps", trainer.global_step());
   });
+}
+
+TEST_CASE("a step whose gradients are not finite is left out, or ends the fit by name") {
+  struct Poisoned : Regression {
+    Tensor training_step(const Batch& batch, int64_t index) override {
+      const Tensor loss = Regression::training_step(batch, index);
+      return index == 2 ? loss * INFINITY : loss;
+    }
+  };
+  const auto fit = [](Nonfinite nonfinite) {
+    Trainer trainer(quiet({.max_epochs = 1, .nonfinite = nonfinite}));
+    trainer.seed_everything(3);
+    Poisoned module;
+    data::TensorLoader loader(line(50), {.batch_size = 10});
+    trainer.fit(module, loader);
+    CHECK(trainer.global_step() == 5);
+    return weights_of(trainer, module);
+  };
+  for (const double w : fit(Nonfinite::kSkip)) CHECK(std::isfinite(w));
+  for (const double w : fit(Nonfinite::kTake)) CHECK(!std::isfinite(w));
+  CHECK_THROWS_WITH(fit(Nonfinite::kStop),
+                    "training diverged at step 3: a gradient is not finite "
+                    "(first in the gradient of linear.bias); try a lower "
+                    "learning rate, or skip such steps");
+}
+
+TEST_CASE("steps around a model of another class train and save that model") {
+  struct Around : TrainingModule {
+    explicit Around(Regression& other) : other(other) {}
+    nn::Module& model() override { return other; }
+    Tensor training_step(const Batch& batch, int64_t) override {
+      return nn::mse_loss(model()(batch[0]), batch[1]);
+    }
+    Optimization configure_optimizers() override { return other.configure_optimizers(); }
+    Regression& other;
+  };
+  std::vector<double> weights[2];
+  for (const bool is_around : {false, true}) {
+    Trainer trainer(quiet({.max_epochs = 2}));
+    trainer.seed_everything(3);
+    Regression module;
+    Around around(module);
+    data::TensorLoader loader(line(40), {.batch_size = 8});
+    if (is_around) {
+      trainer.fit(around, loader);
+    } else {
+      trainer.fit(module, loader);
+    }
+    weights[is_around] = weights_of(trainer, module);
+    const std::string file = scratch("around.safetensors");
+    trainer.fabric().save(file);
+    CHECK(io::read_safetensors(file).tensors.at(0).first.starts_with("linear."));
+  }
+  CHECK(weights[0] == weights[1]);
 }
 
 TEST_CASE("what cannot work is said by name") {

@@ -5,6 +5,16 @@
 
 namespace weft::train {
 
+Tensor TrainingModule::training_step(const Batch& batch, int64_t) {
+  return loss(model()(input(batch)), batch);
+}
+
+Tensor TrainingModule::loss(const Tensor&, const Batch&) {
+  WEFT_FAIL(
+      "trainer: the module defines no loss(output, batch); strategy pipeline needs it, others take "
+      "training_step() as well");
+}
+
 void TrainingModule::validation_step(const Batch&, int64_t) {
   WEFT_FAIL("trainer: the module defines no validation_step()");
 }

@@ -61,9 +61,16 @@ struct Optimization {
 
 class TrainingModule : public nn::Module {
  public:
+  /// What is set up, trained and saved: this module, or for steps around a model of another class
+  /// that model, under its own names. The steps then call it, as model()(x).
+  virtual nn::Module& model() { return *this; }
   /// The loss of a batch, one number: the mean over its samples. `index`: of the batch in its
-  /// epoch.
-  virtual Tensor training_step(const Batch& batch, int64_t index) = 0;
+  /// epoch. By default loss() of model()(input(batch)).
+  virtual Tensor training_step(const Batch& batch, int64_t index);
+  // The same in two parts, which a pipeline needs: there a batch comes in micro-batches, and the
+  // last stage alone has the output. One of loss() and training_step() is to be defined.
+  virtual Tensor input(const Batch& batch) { return batch.at(0); }
+  virtual Tensor loss(const Tensor& output, const Batch& batch);
   /// Measures a batch, in evaluation and without a tape; log() says what. Throws Error when a
   /// subclass that is validated defines none.
   virtual void validation_step(const Batch& batch, int64_t index);

@@ -80,7 +80,7 @@ NamedTensors EmaWeightAveraging::tensors(Trainer& trainer, TrainingModule& modul
   if (averages_.empty()) return {};
   const Tensors weights = copies_of(kept_of(trainer));
   set_weights(trainer, averages_);
-  NamedTensors whole = trainer.fabric().strategy().model_state(module);
+  NamedTensors whole = trainer.fabric().strategy().model_state(module.model());
   const NoGrad guard;
   for (auto& [name, tensor] : whole) tensor = ops::clone(detach(tensor));
   set_weights(trainer, weights);
@@ -92,7 +92,7 @@ void EmaWeightAveraging::load_tensors(Trainer& trainer, TrainingModule& module,
   averages_.clear();
   if (whole.empty()) return;
   const Tensors weights = copies_of(kept_of(trainer));
-  trainer.fabric().strategy().load_model_state(module, whole);
+  trainer.fabric().strategy().load_model_state(module.model(), whole);
   averages_ = wide_copies_of(kept_of(trainer));
   set_weights(trainer, weights);
 }

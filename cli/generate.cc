@@ -1,0 +1,70 @@
+// weft generate: text from a language model that weft train has trained.
+#include <fmt/format.h>
+
+#include <nlohmann/json.hpp>
+
+#include "cli/command.h"
+#include "cli/device_option.h"
+#include "core/parallel.h"
+#include "train/runs/text_model.h"
+
+namespace weft::cli {
+namespace {
+
+struct Arguments {
+  std::string run, prompt = "the ", device;
+  int64_t bytes = 200;
+  models::GenerateOptions options;
+  int threads = 0;
+  bool json = false;
+};
+
+int run_generate(const Arguments& a) {
+  if (a.prompt.empty()) throw UsageError("--prompt: is empty; expected a byte or more");
+  if (a.threads > 0) set_num_threads(a.threads);
+  const Device device = chosen_device(a.device);
+  train::TextModel text = train::load_text_model(a.run);
+  text.model->to(device);
+  const std::string more = train::continue_text(text, a.prompt, a.bytes, a.options);
+  if (a.json) {
+    const nlohmann::ordered_json line = {{"prompt", a.prompt}, {"text", more}};
+    // Bytes that are no UTF-8 are replaced.
+    fmt::print("{}\n", line.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace));
+  } else {
+    fmt::print("{}{}\n", a.prompt, more);
+  }
+  return 0;
+}
+
+}  // namespace
+
+void add_generate(CLI::App& app, Action& action) {
+  const auto [command, a] =
+      add_command<Arguments>(app, action, run_generate, "generate",
+                             "Write text with a trained language model", kTrainingCommands);
+  command.option_defaults()->group("Model and text");
+  add_option(command, "RUN", a.run, "The model: a run's directory, or one of its checkpoints",
+             {.takes = "DIR"})
+      ->required();
+  add_option(command, "--prompt", a.prompt, "Text that the model goes on with", {.takes = "TEXT"});
+  add_option(command, "--bytes", a.bytes, "Bytes to write", {.check = CLI::NonNegativeNumber});
+  command.option_defaults()->group("Sampling");
+  add_option(command, "--temperature", a.options.temperature,
+             "Divisor of the logits; 0: always the most probable byte",
+             {.check = CLI::NonNegativeNumber});
+  add_option(command, "--top-k", a.options.top_k,
+             "Draw from this many of the most probable bytes; 0: from all",
+             {.check = CLI::NonNegativeNumber});
+  add_option(command, "--top-p", a.options.top_p,
+             "Draw from the fewest bytes that have this probability together",
+             {.check = CLI::Range(0.0, 1.0)});
+  add_option(command, "--seed", a.options.seed, "Seed of what is drawn",
+             {.check = CLI::NonNegativeNumber});
+  command.option_defaults()->group("Device");
+  add_device_option(command, a.device);
+  add_threads_option(command, a.threads);
+  command.option_defaults()->group("Output");
+  command.add_flag("--json", a.json, kJsonObject);
+}
+
+}  // namespace weft::cli

@@ -1,0 +1,35 @@
+#include "models/gpt_names.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <utility>
+
+namespace weft::models {
+namespace {
+
+const std::vector<std::pair<std::string, GptConfig>>& list() {
+  static const std::vector<std::pair<std::string, GptConfig>> all = {
+      {"gpt", {.tied_head = false}},
+      {"gpt_mini",
+       {.context = 64, .width = 64, .layers = 2, .kv_heads = 2, .hidden = 172, .tied_head = false}},
+  };
+  return all;
+}
+
+}  // namespace
+
+GptConfig gpt_config(const std::string& name) {
+  const auto found = std::ranges::find(list(), name, [](const auto& entry) { return entry.first; });
+  WEFT_CHECK(found != list().end(), "unknown language model \"{}\"; known are {}", name,
+             fmt::join(gpt_names(), ", "));
+  return found->second;
+}
+
+std::vector<std::string> gpt_names() {
+  std::vector<std::string> names;
+  for (const auto& [name, config] : list()) names.push_back(name);
+  return names;
+}
+
+}  // namespace weft::models

@@ -1,0 +1,337 @@
+#include "train/runs/text_run.h"
+
+#include <fmt/format.h>
+
+#include <chrono>
+#include <cmath>
+#include <memory>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "autograd/ops.h"
+#include "core/allocator.h"
+#include "core/parallel.h"
+#include "data/sets/open_text.h"
+#include "data/tensors/text_windows.h"
+#include "io/event_log.h"
+#include "io/progress.h"
+#include "nn/loss.h"
+#include "train/fine_tuning.h"
+#include "train/optimization.h"
+#include "train/ranks.h"
+#include "train/run_directory.h"
+#include "train/run_figures.h"
+#include "train/runs/run_checkpoints.h"
+#include "train/runs/text_model.h"
+#include "train/trainer/trainer.h"
+#include "train/trainer/watch_layers.h"
+
+namespace weft::train {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+double seconds_since(Clock::time_point start) {
+  return std::chrono::duration<double>(Clock::now() - start).count();
+}
+
+constexpr const char* kTrainLoss = "loss/train";
+constexpr const char* kValidationLoss = "loss/validation";
+
+double value_of(const NamedValues& values, const std::string& name) {
+  for (const auto& [known, value] : values) {
+    if (known == name) return value;
+  }
+  return NAN;
+}
+
+/// The steps of a language model: mean cross-entropy of the bytes that follow, in nats a byte.
+class NextByte : public TrainingModule {
+ public:
+  NextByte(const Config& config, models::Gpt& model) : config_(config), model_(model) {}
+
+  nn::Module& model() override { return model_; }
+  Tensor loss(const Tensor& logits, const Batch& batch) override {
+    const Tensor mean = loss_of(logits, batch);
+    log(kTrainLoss, mean, {.on_step = true});
+    return mean;
+  }
+  void validation_step(const Batch& batch, int64_t) override {
+    log(kValidationLoss, loss_of(model()(batch[0]), batch));
+  }
+  Optimization configure_optimizers() override {
+    return {make_optimizer(config_, model_), make_schedule(config_, trainer().estimated_steps())};
+  }
+
+ private:
+  static Tensor loss_of(const Tensor& logits, const Batch& batch) {
+    return nn::cross_entropy(ops::flatten(logits, 0, 1), ops::flatten(batch[1]));
+  }
+
+  const Config& config_;
+  models::Gpt& model_;
+};
+
+/// What a run says, and its directory: the text twin of train/run_report.h. The figures of a step
+/// are loss/step, lr, grad_norm, loss_scale, bytes_per_second and memory_bytes, those of an epoch
+/// epoch, loss/train and loss/validation.
+class TextReport : public Callback, public Logger {
+ public:
+  TextReport(const Config& config, const RunOptions& options, const data::TextSplits& splits,
+             RunCheckpoints& checkpoints, std::shared_ptr<WatchLayers> watch)
+      : config_(config),
+        options_(options),
+        splits_(splits),
+        checkpoints_(checkpoints),
+        watch_(std::move(watch)),
+        log_(options.json ? stdout : nullptr) {}
+
+  const io::Path& output() const { return output_; }
+
+  // What every rank does.
+
+  /// Last of all that can fail before the first step: a run that cannot start leaves nothing
+  /// behind.
+  void on_fit_start(Trainer& trainer, TrainingModule& module) override {
+    trainer_ = &trainer;
+    model_ = &module.model();
+    if (!trainer.fabric().is_main()) return;
+    if (checkpoints_.latest().empty()) {
+      directory_.emplace(RunDirectory::claim(
+          options_.output, config_.recipe.empty() ? config_.model : config_.recipe));
+    } else {
+      directory_.emplace(RunDirectory::of(options_.resume, checkpoints_.latest(), true));
+    }
+    output_ = directory_->path();
+    int64_t bytes = 0;
+    for (const Tensor& parameter : model_->parameters()) {
+      bytes += static_cast<int64_t>(parameter.nbytes());
+    }
+    directory_->check_writable(bytes * (1 + trainer.optimizer().state_tensors()));
+    checkpoints_.set_directory(output_);
+  }
+  void on_train_batch_start(Trainer& trainer, TrainingModule&, const Batch& batch,
+                            int64_t) override {
+    if (step_bytes_ == 0) {
+      step_start_ = Clock::now();
+      allocator(trainer.fabric().device()).reset_peak();
+    }
+    step_bytes_ += batch[0].numel() * trainer.fabric().data_size();
+  }
+  void on_before_optimizer_step(Trainer& trainer, TrainingModule&, optim::Optimizer&) override {
+    loss_scale_ = trainer.fabric().scaler().get_scale();
+  }
+
+  // What rank 0 hears.
+
+  void begin(int64_t step) override {
+    if (!options_.json) print_heading();
+    figures_.emplace(output_, config_, step, trainer_->epoch());
+    epoch_start_ = Clock::now();
+  }
+
+  void log_metrics(int64_t step, const NamedValues& values) override {
+    const double loss = value_of(values, std::string(kTrainLoss) + "_step");
+    if (std::isnan(value_of(values, "lr"))) return;  // an epoch's means: end_epoch() has them all
+    const double seconds = seconds_since(step_start_);
+    const auto bytes = static_cast<double>(std::exchange(step_bytes_, 0));
+    epoch_bytes_ += bytes;
+    epoch_seconds_ += seconds;
+    const double lr = value_of(values, "lr"), norm = value_of(values, "grad_norm");
+    RunFigures::Figures all = {{"loss/step", loss}, {"lr", lr}};
+    const bool is_scaled = trainer_->fabric().scaler().is_enabled();
+    if (is_scaled) all.emplace_back("loss_scale", loss_scale_);
+    if (config_.clip_norm > 0 || !is_scaled) all.emplace_back("grad_norm", norm);
+    all.emplace_back("bytes_per_second", bytes / seconds);
+    all.emplace_back("memory_bytes",
+                     static_cast<double>(allocator(trainer_->fabric().device()).stats().peak_live));
+    figures_->record(step, std::move(all), watch_ ? watch_->latest() : std::vector<LayerFigures>());
+    log_.write("step", {{"epoch", trainer_->epoch() + 1},
+                        {"step", step},
+                        {"loss", loss},
+                        {"lr", lr},
+                        {"bytes_per_second", bytes / seconds}});
+  }
+
+  void end_epoch(int64_t epoch, int64_t step, const NamedValues& metrics) override {
+    const double loss = value_of(metrics, kTrainLoss);
+    const double validation = value_of(metrics, kValidationLoss);
+    const double seconds = seconds_since(epoch_start_);
+    epoch_start_ = Clock::now();
+    bytes_per_second_ = std::exchange(epoch_bytes_, 0) / std::exchange(epoch_seconds_, 0);
+    figures_->record(step, {{"epoch", static_cast<double>(epoch + 1)},
+                            {kTrainLoss, loss},
+                            {kValidationLoss, validation}});
+    figures_->flush();
+    log_.write("epoch", {{"epoch", epoch + 1},
+                         {"step", step},
+                         {"loss", loss},
+                         {"val_loss", validation},
+                         {"bytes_per_second", bytes_per_second_},
+                         {"seconds", seconds}});
+    if (options_.json) return;
+    if (!table_) {
+      table_.emplace(std::vector<io::Table::Column>{
+          {"epoch", 7}, {"step", 7}, {"loss", 8}, {"val loss", 9}, {"bytes/s", 9}, {"time", 8}});
+    }
+    table_->row({fmt::format("{}/{}", epoch + 1, config_.epochs), fmt::format("{}", step),
+                 fmt::format("{:.4f}", loss), fmt::format("{:.4f}", validation),
+                 fmt::format("{:.0f}", bytes_per_second_), io::format_duration(seconds)});
+  }
+
+  void interrupted() const {
+    fmt::print(stderr, "stopped after step {}; continue with: ./weft train --resume {}\n",
+               trainer_->global_step(), output_.string());
+    log_.write("interrupted",
+               {{"step", trainer_->global_step()}, {"checkpoint", checkpoints_.latest().string()}});
+  }
+
+  void done(double test_loss, int64_t test_bytes, double seconds) const {
+    nlohmann::ordered_json done = {{"step", trainer_->global_step()},
+                                   {"loss", value_of(trainer_->metrics(), kTrainLoss)},
+                                   {"val_loss", value_of(trainer_->metrics(), kValidationLoss)},
+                                   {"test_loss", test_loss},
+                                   {"entropy", nullptr},
+                                   {"bytes_per_second", bytes_per_second_},
+                                   {"seconds", seconds},
+                                   {"checkpoint", checkpoints_.latest().string()}};
+    if (splits_.entropy) done["entropy"] = *splits_.entropy;
+    log_.write("done", done);
+    if (options_.json) return;
+    const std::string beside = splits_.entropy
+                                   ? fmt::format("the text's entropy is {:.4f}", *splits_.entropy)
+                                   : fmt::format("{:.3f} bits", test_loss / std::log(2));
+    fmt::print("\ntest loss {:.4f} nats a byte ({}) on {} bytes never seen before, after {}\n",
+               test_loss, beside, test_bytes, io::format_duration(seconds));
+    fmt::print("checkpoint {}\nweights    {}\ngo on      ./weft generate {} --prompt \"the \"\n",
+               checkpoints_.latest().string(), (output_ / "model.safetensors").string(),
+               output_.string());
+  }
+
+ private:
+  void print_heading() const {
+    Fabric& fabric = trainer_->fabric();
+    const int64_t context = models_context();
+    fmt::print("{}: {} parameters, sees {} bytes, {}, {}\n", config_.model,
+               model_->num_parameters(), context, describe_arithmetic(config_),
+               describe_place(fabric.device()));
+    fmt::print("{}: {} bytes to train, {} to validate, {} to test\n", config_.data,
+               splits_.train.size(), splits_.validation.size(), splits_.test.size());
+    if (splits_.entropy) {
+      fmt::print("{}: the entropy of its text is {:.4f} nats a byte: no model comes below\n",
+                 config_.data, *splits_.entropy);
+    }
+    if (fabric.size() > 1) {
+      fmt::print("{}\n", fabric.strategy().describe(model_->num_parameters()));
+    }
+    fmt::print(
+        "{}: {} epoch{} of {} steps, batch {}{} x {} bytes, {} with learning rate {} ({})\n\n",
+        config_.recipe.empty() ? "settings" : config_.recipe, config_.epochs,
+        config_.epochs == 1 ? "" : "s", trainer_->estimated_steps() / config_.epochs,
+        config_.batch_size, config_.accumulate > 1 ? fmt::format(" x {}", config_.accumulate) : "",
+        context, config_.optimizer, config_.lr, config_.schedule);
+    std::fflush(stdout);
+  }
+  int64_t models_context() const { return dynamic_cast<models::Gpt&>(*model_).config.context; }
+
+  const Config& config_;
+  const RunOptions& options_;
+  const data::TextSplits& splits_;
+  RunCheckpoints& checkpoints_;
+  const std::shared_ptr<WatchLayers> watch_;  // null: nobody looks
+  const io::EventLog log_;
+  Trainer* trainer_ = nullptr;
+  nn::Module* model_ = nullptr;
+  std::optional<RunDirectory> directory_;
+  io::Path output_;
+  std::optional<RunFigures> figures_;
+  std::optional<io::Table> table_;
+  double loss_scale_ = 1;
+  Clock::time_point epoch_start_, step_start_;
+  int64_t step_bytes_ = 0;
+  double epoch_bytes_ = 0, epoch_seconds_ = 0, bytes_per_second_ = 0;
+};
+
+TrainerOptions trainer_options(const Config& config, const RunOptions& options) {
+  TrainerOptions result = {
+      .fabric = fabric_options(config, options.device),
+      .max_epochs = config.epochs,
+      .num_sanity_val_steps = 0,
+      .accumulate_grad_batches = config.accumulate,
+      .gradient_clip_val = config.clip_norm,
+      .nonfinite = config.nonfinite == "skip" ? Nonfinite::kSkip : Nonfinite::kStop,
+      .log_every_n_steps = 1,
+      .enable_table = false,
+      .detect_anomaly = config.detect_anomaly};
+  result.fabric.split_batches = config.global_batch_size > 0;
+  if (config.limit_batches > 0) {
+    result.limit_train_batches = result.limit_val_batches = config.limit_batches;
+  }
+  return result;
+}
+
+RunResult run(const Config& config, const RunOptions& options, std::optional<Checkpoint> start = {},
+              const io::Path& step = {}) {
+  const Clock::time_point begin = Clock::now();
+  check_supported(find_precision(config.precision), capabilities_of(options.device));
+  if (options.threads > 0) set_num_threads(options.threads);
+  TextModel text = make_text_model(config);
+  const int64_t context = text.model->config.context;
+  const data::TextSplits splits = data::open_text(config.data, context);
+  freeze(*text.model, config.freeze);
+
+  const int64_t batch = config.global_batch_size > 0 ? config.global_batch_size : config.batch_size;
+  data::RandomWindowLoader train(splits.train,
+                                 {.batch = batch, .length = context, .seed = config.seed});
+  const auto held_out = [&](const data::Bytes& bytes) {
+    return std::make_shared<data::WindowDataset>(bytes, context);
+  };
+  const auto tested = held_out(splits.test);
+  data::TensorLoader validation(held_out(splits.validation), {.batch_size = batch}),
+      test(tested, {.batch_size = batch});
+
+  const auto describe = [&] { return nlohmann::json{{"config", to_json(config)}}; };
+  const auto checkpoints = std::make_shared<RunCheckpoints>(parse_save_every(config.save_every),
+                                                            describe, std::move(start), step);
+  const auto watch = config.watch > 0 ? std::make_shared<WatchLayers>(config.watch) : nullptr;
+  const auto report = std::make_shared<TextReport>(config, options, splits, *checkpoints, watch);
+  TrainerOptions how = trainer_options(config, options);
+  how.callbacks = {checkpoints, report};
+  if (watch) how.callbacks.push_back(watch);
+  how.loggers = {report};
+  Trainer trainer(std::move(how));
+  trainer.launch(options.world);
+  trainer.seed_everything(config.seed);
+  NextByte module(config, *text.model);
+  trainer.fit(module, train, BatchSource(validation));
+
+  RunResult result = {.interrupted = trainer.was_interrupted(),
+                      .checkpoint = checkpoints->latest().string(),
+                      .output = report->output().string()};
+  const bool is_main = trainer.fabric().is_main();
+  if (result.interrupted) {
+    if (is_main) report->interrupted();
+    return result;
+  }
+  trainer.fabric().save((report->output() / "model.safetensors").string());
+  const double test_loss = value_of(trainer.validate(module, test), kValidationLoss);
+  result.seconds = seconds_since(begin);
+  if (is_main) report->done(test_loss, tested->counted_bytes(), result.seconds);
+  return result;
+}
+
+}  // namespace
+
+RunResult train_text(const Config& config, const RunOptions& options) {
+  validate(config);
+  return run(config, options);
+}
+
+RunResult resume_text(const RunOptions& options) {
+  const Config config = resumed_config(options);
+  const io::Path step = find_checkpoint(options.resume);
+  return run(config, options, load_checkpoint(step), step);
+}
+
+}  // namespace weft::train
