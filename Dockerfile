@@ -2,7 +2,7 @@
 #
 #   docker build -t weft . && docker run weft train
 #
-# The image has the program, the library and its headers, and a compiler for programs on it.
+# The image has the program, the library and its headers, and a compiler for programs on the shared one.
 FROM debian:12 AS build
 COPY . /weft
 RUN WEFT_BUILD_CACHE=no /weft/weft install --prefix /opt/weft

@@ -193,6 +193,8 @@ std::map<std::string, Entry> table() {
   t["min"] = unary(follows, [](auto& x) { return min(x, {1}); });
   t["batch_norm"] = unary(follows, [](auto& x) { return batch_norm(x, {}, {}, {}, {}, true); });
   t["max_pool2d"] = unary(follows, [](auto& x) { return max_pool2d(x); }, {1, 2, 4, 4});
+  t["max_pool2d_with_indices"] =
+      unary(follows, [](auto& x) { return max_pool2d_with_indices(x).first; }, {1, 2, 4, 4});
   t["avg_pool2d"] = unary(follows, [](auto& x) { return avg_pool2d(x); }, {1, 2, 4, 4});
   t["embedding"] = unary(follows, [](auto& x) { return embedding(x, i64({3, 0}, {2})); });
   t["index_select"] = unary(follows, [](auto& x) { return index_select(x, 1, i64({5, 0}, {2})); });

@@ -296,6 +296,10 @@ const std::map<std::string, OneTensor>& tries() {
        [](T x) {
          return max_pool2d(images(x), {.kernel = {1, 1}, .stride = {1, 1}});
        }},
+      {"max_pool2d_with_indices",
+       [](T x) {
+         return max_pool2d_with_indices(images(x), {.kernel = {1, 1}, .stride = {1, 1}}).first;
+       }},
       {"avg_pool2d",
        [](T x) {
          return avg_pool2d(images(x), {.kernel = {1, 1}, .stride = {1, 1}});

@@ -337,8 +337,7 @@ std::map<std::string, std::vector<Check>> checks() {
                                     return attention(in[0], in[1], in[2],
                                                      {.causal = causal, .dropout = rate});
                                   },
-                                  {q, k, v},
-                                  false});
+                                  {q, k, v}});
       all["self_attention"].push_back({[=](const Tensors& in) {
                                          manual_seed(3);
                                          return self_attention(in[0], 2,
@@ -353,8 +352,24 @@ std::map<std::string, std::vector<Check>> checks() {
          full({}, 0, DType::i64));
   all["attention"].push_back(
       {[=](const Tensors& in) { return attention(in[0], in[1], in[2], {.mask = shown}); },
-       {input({2, 4, 3, 4}, 49), k, v},
-       false});
+       {input({2, 4, 3, 4}, 49), k, v}});
+  // Of a mask that is added, too.
+  const Tensor hidden = masked_fill(full({3, 5}, 0, DType::f64), shown, -HUGE_VAL);
+  for (double rate : {0.0, 0.3}) {
+    all["attention"].push_back(
+        {[=](const Tensors& in) {
+           manual_seed(3);
+           return attention(in[0], in[1], in[2],
+                            {.causal = rate > 0, .dropout = rate, .mask = add(in[3], hidden)});
+         },
+         {input({2, 4, 3, 4}, 49), k, v, input({4, 1, 5}, 52)}});
+  }
+  all["attention"].push_back(
+      {[=](const Tensors& in) { return attention(in[0], in[1], in[2], {.mask = hidden}); },
+       {q, k, v}});
+  all["self_attention"].push_back(
+      {[](const Tensors& in) { return self_attention(in[0], 2, {.mask = in[1]}); },
+       {input({2, 3, 24}, 25), input({1, 3}, 53)}});
   const Tensor small = input({1, 2, 6, 4}, 51);
   const Tensor filter = input({6, 2, 3, 2}, 26), conv_bias = input({6}, 27);
   all["conv2d"] = {
@@ -409,11 +424,21 @@ std::map<std::string, std::vector<Check>> checks() {
         return max_pool2d(x, {.kernel = {3, 3}, .stride = {2, 2}, .padding = {1, 1}});
       },
       small)};
+  all["max_pool2d_with_indices"] = {of(
+      [](const Tensor& x) {
+        return max_pool2d_with_indices(x, {.dilation = {3, 2}, .ceil_mode = true}).first;
+      },
+      small)};
   all["avg_pool2d"] = {of(
       [](const Tensor& x) {
         return avg_pool2d(x, {.kernel = {3, 2}, .stride = {2, 1}, .padding = {1, 1}});
       },
       small)};
+  all["avg_pool2d"].push_back(of(
+      [](const Tensor& x) {
+        return avg_pool2d(squeeze(x, 0), {.kernel = 3, .stride = 2, .ceil_mode = true});
+      },
+      small));
   const Tensor ids = Tensor::from(std::vector<int64_t>{2, 0, 2, 1, 2, 0}, {2, 3});
   all["embedding"] = {of([ids](const Tensor& w) { return embedding(w, ids); }, m)};
   all["index_select"] = {of(

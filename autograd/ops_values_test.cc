@@ -94,6 +94,11 @@ const std::vector<Value>& values() {
       {"unique", [] { return unique(Tensor::from(std::vector<int64_t>{3, 1, 2, 1, 3, 3}, {6}), true, true)[0]; }, {3}, {1.0, 2.0, 3.0}},
       {"inverse of unique", [] { return unique(Tensor::from(std::vector<int64_t>{3, 1, 2, 1, 3, 3}, {6}), true, true)[1]; }, {6}, {2.0, 0.0, 1.0, 0.0, 2.0, 2.0}},
       {"counts of unique", [] { return unique(Tensor::from(std::vector<int64_t>{3, 1, 2, 1, 3, 3}, {6}), true, true)[2]; }, {3}, {2.0, 1.0, 3.0}},
+      {"unique rows", [] { return unique(Tensor::from(std::vector<int64_t>{2, 1, 2, 0, 2, 1, 2, 5, 2, 1, 2, 0, 0, 7, 0, 0}, {4, 4}), true, true, 0)[0]; }, {3, 4}, {0.0, 7.0, 0.0, 0.0, 2.0, 1.0, 2.0, 0.0, 2.0, 1.0, 2.0, 5.0}},
+      {"inverse of unique rows", [] { return unique(Tensor::from(std::vector<int64_t>{2, 1, 2, 0, 2, 1, 2, 5, 2, 1, 2, 0, 0, 7, 0, 0}, {4, 4}), true, true, 0)[1]; }, {4}, {1.0, 2.0, 1.0, 0.0}},
+      {"counts of unique rows", [] { return unique(Tensor::from(std::vector<int64_t>{2, 1, 2, 0, 2, 1, 2, 5, 2, 1, 2, 0, 0, 7, 0, 0}, {4, 4}), true, true, 0)[2]; }, {3}, {1.0, 2.0, 1.0}},
+      {"unique columns", [] { return unique(Tensor::from(std::vector<int64_t>{2, 1, 2, 0, 2, 1, 2, 5, 2, 1, 2, 0, 0, 7, 0, 0}, {4, 4}), true, true, -1)[0]; }, {4, 3}, {0.0, 1.0, 2.0, 5.0, 1.0, 2.0, 0.0, 1.0, 2.0, 0.0, 7.0, 0.0}},
+      {"inverse of unique columns", [] { return unique(Tensor::from(std::vector<int64_t>{2, 1, 2, 0, 2, 1, 2, 5, 2, 1, 2, 0, 0, 7, 0, 0}, {4, 4}), true, true, -1)[1]; }, {4}, {2.0, 1.0, 2.0, 0.0}},
       {"cumsum", [] { return cumsum(pattern({3, 4}), 1); }, {3, 4}, {-2.25, 0.0, 2.0, 3.75, 1.5, 2.75, 3.75, 4.5, 0.5, 0.75, 0.75, 0.5}},
       {"cumsum of bool", [] { return cumsum(gt(pattern({7}), full({}, 0, DType::f64)), 0); }, {7}, {0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0}},
       {"nonzero", [] { return nonzero(gt(pattern({3, 4}), full({}, 1, DType::f64))); }, {5, 2}, {0.0, 1.0, 0.0, 2.0, 0.0, 3.0, 1.0, 0.0, 1.0, 1.0}},
@@ -108,6 +113,10 @@ const std::vector<Value>& values() {
       {"instance_norm", [] { return instance_norm(pattern({2, 2, 3}), {}, {}, pattern({2}), pattern({2})); }, {2, 2, 3}, {0.9280876278225713, -3.975247569389396, -3.7028400584331758, 5.005345339026498, 2.249999999999999, -0.505345339026499, -5.005345339026498, -2.2499999999999996, 0.5053453390264986, 5.005345339026498, 2.25, -0.5053453390264981}},
       {"conv1d", [] { return conv1d(pattern({1, 2, 6}), pattern({2, 2, 2}), pattern({2}), {.stride = 2, .padding = 1, .dilation = 2}); }, {1, 2, 3}, {4.125, -1.4375, -3.3125, 5.625, 8.75, 6.5}},
       {"conv_transpose2d", [] { return conv_transpose2d(pattern({1, 2, 2, 2}), pattern({2, 1, 2, 2}), pattern({1}), {.stride = 2, .padding = 1, .output_padding = 1}); }, {1, 1, 3, 3}, {-5.0625, 3.5, 2.625, 3.5, -5.0625, 2.625, 2.0, 2.0, 1.375}},
+      {"max_pool2d ceil", [] { return max_pool2d(pattern({1, 2, 5, 6}), {.kernel = 2, .stride = 3, .ceil_mode = true}); }, {1, 2, 2, 2}, {2.25, 1.75, 1.25, 2.0, -0.25, 2.25, 0.0, 2.25}},
+      {"max_pool2d dilated", [] { return max_pool2d(pattern({1, 2, 5, 6}), {.kernel = {2, 3}, .padding = {0, 1}, .dilation = 2}); }, {1, 2, 2, 2}, {2.25, 2.25, 1.0, 1.0, 1.25, 1.25, 1.25, 2.0}},
+      {"max_pool2d_with_indices", [] { return max_pool2d_with_indices(pattern({2, 5, 6}), {.kernel = {2, 3}, .padding = {0, 1}, .dilation = 2}).second; }, {2, 2, 2}, {1.0, 1.0, 25.0, 25.0, 13.0, 13.0, 13.0, 29.0}},
+      {"avg_pool2d ceil", [] { return avg_pool2d(pattern({1, 2, 5, 6}), {.kernel = 3, .padding = 1, .ceil_mode = true}); }, {1, 2, 3, 4}, {0.19444444444444445, 0.8333333333333334, 0.5, 0.16666666666666666, -0.4166666666666667, 0.05555555555555555, 0.08333333333333333, -0.08333333333333333, -0.2222222222222222, 0.4722222222222222, 0.6666666666666666, 0.25, -0.5, -0.4722222222222222, 0.25, 0.041666666666666664, -0.1388888888888889, -0.05555555555555555, 0.5, 0.125, -0.3888888888888889, -0.8333333333333334, -0.1111111111111111, 0.125}},
       {"adaptive_avg_pool2d", [] { return adaptive_avg_pool2d(pattern({1, 2, 5, 4}), {2, 3}); }, {1, 2, 2, 3}, {0.5833333333333334, 1.125, 0.875, -0.625, -0.875, -1.125, 1.125, 0.875, 0.625, -0.875, -1.125, -0.5833333333333334}},
       {"interpolate", [] { return interpolate(pattern({1, 2, 5, 4}), {.size = Size2d(2, 3)}); }, {1, 2, 2, 3}, {-2.25, 2.25, 2.0, 0.5, 0.25, 0.0, 2.25, 2.0, 1.75, 0.25, 0.0, -0.25}},
       {"interpolate bilinear", [] { return interpolate(pattern({1, 1, 2, 3}), {.scale_factor = std::array{1.5, 2.0}, .mode = Interpolation::kBilinear}); }, {1, 1, 3, 6}, {-2.25, -1.125, 1.125, 2.1875, 2.0625, 2.0, -0.2500000000000001, 0.2812499999999999, 1.34375, 1.8125, 1.6875, 1.625, 1.75, 1.6875, 1.5625, 1.4375, 1.3125, 1.25}},
@@ -119,6 +128,8 @@ const std::vector<Value>& values() {
       {"smooth_l1_loss", [] { return smooth_l1_loss(pattern({7}), pattern({7}) * 0.5, LossReduction::kNone, 0.4); }, {7}, {0.925, 0.925, 0.8, 0.675, 0.55, 0.425, 0.3}},
       {"cosine_similarity", [] { return cosine_similarity(pattern({3, 4}), pattern({1, 4}) + 1.0); }, {3}, {0.9429140723896728, 0.5838515275928318, -0.15244318679334118}},
       {"attention", [] { return attention(pattern({1, 2, 2, 2}), pattern({1, 1, 3, 2}), pattern({1, 1, 3, 2}), {.mask = gt(Tensor::from(std::vector<double>{1, 0, 1, 0, 0, 0}, {2, 3}), full({}, 0, DType::f64))}); }, {1, 2, 2, 2}, {-2.2480422708637087, 2.2494779388969888, 0.0, 0.0, 1.3373536989685553, 1.2933723469417184, 0.0, 0.0}},
+      {"attention added mask", [] { return attention(pattern({1, 2, 2, 2}), pattern({1, 1, 3, 2}), pattern({1, 1, 3, 2}), {.mask = Tensor::from(std::vector<double>{-kInf, 0.5, -1.25, -kInf, -kInf, -kInf}, {2, 3})}); }, {1, 2, 2, 2}, {1.9259764009841556, 1.6759764009841553, 0.0, 0.0, 1.969164065832241, 1.719164065832241, 0.0, 0.0}},
+      {"attention with a mask's gradient", [] { return attention(pattern({1, 2, 2, 2}), pattern({1, 1, 3, 2}), pattern({1, 1, 3, 2}), {.mask = Tensor(Tensor::from(std::vector<double>{-kInf, 0.5, -1.25, -kInf, -kInf, -kInf}, {2, 3})).set_requires_grad(true)}); }, {1, 2, 2, 2}, {1.9259764009841556, 1.6759764009841553, 0.0, 0.0, 1.969164065832241, 1.719164065832241, 0.0, 0.0}},
   };
   return all;
 }
@@ -295,9 +306,18 @@ TEST_CASE("bad input is named") {
        "attention: q f32 [1, 2, 4, 4] on cpu, k f32 [1, 3, 4, 4] on cpu"},
       {[&] { attention(image, image, image, {.mask = x}); }, "attention: "},
       {[&] {
-         attention(image, image, image, {.mask = Tensor::zeros({4, 4}, DType::f32)});
+         attention(image, image, image, {.mask = Tensor::zeros({4, 4}, DType::i64)});
        },
-       "attention: expected a bool mask that broadcasts to [1, 2, 4, 4], got f32 [4, 4] on cpu"},
+       "attention: expected a bool or floating mask that broadcasts to [1, 2, 4, 4], got i64 [4, "
+       "4]"},
+      {[&] { max_pool2d(image, {.dilation = 0}); },
+       "max_pool2d: expected a positive kernel, stride and dilation"},
+      {[&] { max_pool2d(image, {.kernel = 3, .padding = 2}); },
+       "max_pool2d: expected a padding of at most half the kernel, which reaches over 3, got 2"},
+      {[&] { max_pool2d(image, {.kernel = 2, .padding = 4, .dilation = 8}); },
+       "max_pool2d: a window of 2 steps of 8 holds no pixel of images f32 [1, 2, 4, 4]"},
+      {[&] { avg_pool2d(image, {.dilation = 2}); }, "avg_pool2d: windows have no dilation"},
+      {[&] { unique(x, false, false, 2); }, "unique: "},
   };
   for (const Refusal& refusal : refusals) {
     INFO(refusal.message);

@@ -208,7 +208,7 @@ def cuda_library(
             "//conditions:default": host_srcs,
         }),
         deps = deps + select({
-            here("//bazel:cuda"): ["@cuda//:runtime"],
+            here("//bazel:cuda"): [here("@cuda//:runtime")],
             "//conditions:default": [],
         }),
         emulated = select({

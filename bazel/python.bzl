@@ -22,9 +22,8 @@ cc_library(
     srcs = ["nanobind/src/nb_combined.cpp"],
     hdrs = glob(["include/**", "nanobind/include/**"]),
     textual_hdrs = glob(["nanobind/src/*", "nanobind/ext/**"]),
-    copts = ["-std=c++17", "-O2", "-fvisibility=hidden", "-fno-strict-aliasing", "-DNDEBUG", "-w",
-             "-Iexternal/python3/nanobind/ext/robin_map/include"],
-    includes = ["include", "nanobind/include"],
+    copts = ["-std=c++17", "-O2", "-fvisibility=hidden", "-fno-strict-aliasing", "-DNDEBUG", "-w"],
+    includes = ["include", "nanobind/ext/robin_map/include", "nanobind/include"],
     linkstatic = True,
 )
 """

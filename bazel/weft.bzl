@@ -38,10 +38,10 @@ PLUGIN_HOST_LINKOPTS = ["-rdynamic"]
 # linked where it is asked for.
 CUDA_ONLY = select({
     here("//bazel:cuda"): [],
-    "//conditions:default": ["@platforms//:incompatible"],
+    "//conditions:default": [here("@platforms//:incompatible")],
 })
 HOST_ONLY = select({
-    here("//bazel:cuda"): ["@platforms//:incompatible"],
+    here("//bazel:cuda"): [here("@platforms//:incompatible")],
     "//conditions:default": [],
 })
 
@@ -201,7 +201,7 @@ def op(name, srcs = [], hdrs = [], deps = [], system = [], test_size = "medium",
             here("//bazel:cuda"): cuda_deps + ([
                 here("//kernels/device:cudnn"),
                 here("//kernels/device:library"),
-                "@cuda//:runtime",
+                here("@cuda//:runtime"),
             ] if library_variants else []),
             "//conditions:default": [],
         }),

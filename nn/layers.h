@@ -84,6 +84,7 @@ class DropPath : public Module {
   double p;
 };
 
+/// x Phi(x), with the normal distribution as it is or by tanh.
 class GELU : public Module {
  public:
   explicit GELU(ops::Gelu form = ops::Gelu::kErf) : form(form) {}
@@ -91,6 +92,7 @@ class GELU : public Module {
   ops::Gelu form;
 };
 
+/// A function of each element.
 template <Tensor (*function)(const Tensor& x)>
 class Elementwise : public Module {
  public:
@@ -100,19 +102,21 @@ using ReLU = Elementwise<ops::relu>;
 using SiLU = Elementwise<ops::silu>;
 using Tanh = Elementwise<ops::tanh>;
 
+/// The largest element, or the mean, of each window of x [N, C, H, W].
 template <Tensor (*function)(const Tensor& x, const ops::Pool2dOptions& options)>
 class Pool2d : public Module {
  public:
-  /// Without a stride the windows lie side by side. The last parameter is average pooling's.
+  /// Without a stride the windows lie side by side. Of the others ops::Pool2dOptions tells.
   explicit Pool2d(Size2d kernel, std::optional<Size2d> stride = {}, Size2d padding = 0,
-                  bool count_include_pad = true)
-      : options{kernel, stride.value_or(kernel), padding, count_include_pad} {}
+                  bool count_include_pad = true, Size2d dilation = 1, bool ceil_mode = false)
+      : options{kernel, stride.value_or(kernel), padding, count_include_pad, dilation, ceil_mode} {}
   Tensor forward(const Tensor& x) override { return function(x, options); }
   ops::Pool2dOptions options;
 };
 using MaxPool2d = Pool2d<ops::max_pool2d>;
 using AvgPool2d = Pool2d<ops::avg_pool2d>;
 
+/// The dimensions first to last as one.
 class Flatten : public Module {
  public:
   explicit Flatten(int64_t first = 1, int64_t last = -1) : first(first), last(last) {}
@@ -120,6 +124,7 @@ class Flatten : public Module {
   int64_t first, last;
 };
 
+/// x itself.
 class Identity : public Module {
  public:
   Tensor forward(const Tensor& x) override { return x; }

@@ -50,33 +50,56 @@ Tensor convolve(const Conv2dProblem& geometry, Conv2dPass pass, const Tensor& a,
   });
 }
 
-Tensor pool(std::string_view op, const Tensor& x, const Pool2dOptions& options,
-            kernels::PoolKind kind) {
-  check_image(op, x);
-  Shape shape = {x.size(0), x.size(1)};
-  for (int i = 0; i < 2; ++i) {
-    WEFT_CHECK(options.kernel[i] > 0 && options.stride[i] > 0 && options.padding[i] >= 0 &&
-                   2 * options.padding[i] <= options.kernel[i],
-               "{}: expected a positive kernel and stride and a padding of at most half the "
-               "kernel, got {}, {}, {}",
-               op, options.kernel[i], options.stride[i], options.padding[i]);
-    shape.push_back(kernels::pool2d_output_size(x.size(2 + i), options.kernel[i], options.stride[i],
-                                                options.padding[i]));
-    WEFT_CHECK(shape.back() > 0, "{}: a window of {} is larger than the padded images {}", op,
-               options.kernel[i], x);
+/// How many windows there are along dimension 2 + d of the images.
+int64_t count_windows(std::string_view op, const Tensor& x, const Pool2dOptions& options, int d) {
+  const int64_t size = x.size(2 + d), kernel = options.kernel[d], stride = options.stride[d],
+                padding = options.padding[d], dilation = options.dilation[d];
+  WEFT_CHECK(kernel > 0 && stride > 0 && dilation > 0 && padding >= 0,
+             "{}: expected a positive kernel, stride and dilation and no negative padding, got {}, "
+             "{}, {}, {}",
+             op, kernel, stride, dilation, padding);
+  const int64_t reach = dilation * (kernel - 1) + 1;
+  WEFT_CHECK(2 * padding <= reach,
+             "{}: expected a padding of at most half the kernel, which reaches over {}, got {}", op,
+             reach, padding);
+  const int64_t windows =
+      kernels::pool2d_output_size(size, kernel, stride, padding, dilation, options.ceil_mode);
+  WEFT_CHECK(windows > 0, "{}: a window of {} is larger than the padded images {}", op, reach, x);
+  // One that begins in the padding may step over a small image.
+  for (int64_t i = 0; i < windows && i * stride < padding; ++i) {
+    const int64_t begin = i * stride - padding, steps = (dilation - 1 - begin) / dilation;
+    WEFT_CHECK(steps < kernel && begin + steps * dilation < size,
+               "{}: a window of {} steps of {} holds no pixel of images {}", op, kernel, dilation,
+               x);
   }
+  return windows;
+}
+
+/// {y, i32 places of maxima or undefined}; where they are not wanted they are made for a gradient.
+std::pair<Tensor, Tensor> pool(std::string_view op, const Tensor& x, const Pool2dOptions& options,
+                               kernels::PoolKind kind, bool wants_places = false) {
+  if (x.defined() && x.dim() == 3) {
+    auto [y, places] = pool(op, unsqueeze(x, 0), options, kind, wants_places);
+    return {squeeze(y, 0), places.defined() ? squeeze(places, 0) : places};
+  }
+  check_image(op, x);
+  const Shape shape = {x.size(0), x.size(1), count_windows(op, x, options, 0),
+                       count_windows(op, x, options, 1)};
   Pool2dProblem p{.kind = kind,
                   .kernel = options.kernel,
                   .stride = options.stride,
                   .padding = options.padding,
+                  .dilation = options.dilation,
                   .count_include_pad = options.count_include_pad};
   Pool2dProblem forward = p;
   forward.x = x;
   forward.y = Tensor::empty(shape, x.dtype(), x.device());
   const bool is_max = kind == kernels::PoolKind::kMax;
-  if (is_max && is_recording({x})) forward.indices = Tensor::empty(shape, DType::i32, x.device());
+  if (wants_places || (is_max && is_recording({x}))) {
+    forward.indices = Tensor::empty(shape, DType::i32, x.device());
+  }
   kernels::pool2d(forward);
-  return record(
+  const Tensor y = record(
       op, {x}, forward.y, {forward.indices}, [=, shape = x.shape()](const Backward& b) -> Tensors {
         Pool2dProblem backward = p;
         backward.dy = b.dy();
@@ -94,6 +117,7 @@ Tensor pool(std::string_view op, const Tensor& x, const Pool2dOptions& options,
                          return {reshape(gather(planes, 2, flat), s)};
                        })};
       });
+  return {y, forward.indices};
 }
 
 }  // namespace
@@ -216,11 +240,18 @@ Tensor conv_transpose2d(const Tensor& input, const Tensor& weight, const Tensor&
 }
 
 Tensor max_pool2d(const Tensor& x, const Pool2dOptions& options) {
-  return pool("max_pool2d", x, options, kernels::PoolKind::kMax);
+  return pool("max_pool2d", x, options, kernels::PoolKind::kMax).first;
+}
+
+std::pair<Tensor, Tensor> max_pool2d_with_indices(const Tensor& x, const Pool2dOptions& options) {
+  const auto [y, places] = pool("max_pool2d", x, options, kernels::PoolKind::kMax, true);
+  return {y, cast(places, DType::i64)};
 }
 
 Tensor avg_pool2d(const Tensor& x, const Pool2dOptions& options) {
-  return pool("avg_pool2d", x, options, kernels::PoolKind::kAverage);
+  WEFT_CHECK(options.dilation == Size2d(1), "avg_pool2d: windows have no dilation, got [{}, {}]",
+             options.dilation[0], options.dilation[1]);
+  return pool("avg_pool2d", x, options, kernels::PoolKind::kAverage).first;
 }
 
 }  // namespace weft::ops

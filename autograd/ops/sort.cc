@@ -44,6 +44,29 @@ Tensor running_sum(const Tensor& x, int axis, bool reverse) {
   });
 }
 
+struct Order {
+  Tensor ordered;  // the slices
+  Tensor places;   // i64: where each was
+};
+
+/// Slices along the first dimension in the order of their first elements, then the second ones, ...
+Order order_of(const Tensor& slices) {
+  if (slices.dim() == 1) {
+    const auto [values, places] = sort(slices);
+    return {values, places};
+  }
+  const int64_t count = slices.size(0);
+  const Tensor rows = reshape(slices, {count, numel(slices.shape()) / std::max<int64_t>(count, 1)});
+  // The sort is stable: by the last elements first.
+  Tensor places = arange(0, count);
+  places = to(places, slices.device());
+  for (int64_t i = rows.size(1) - 1; i >= 0; --i) {
+    const Tensor keys = index_select(select(rows, 1, i), 0, places);
+    places = index_select(places, 0, argsort(keys));
+  }
+  return {index_select(slices, 0, places), places};
+}
+
 }  // namespace
 
 std::pair<Tensor, Tensor> sort(const Tensor& x, int64_t dim, bool descending) {
@@ -59,23 +82,31 @@ std::pair<Tensor, Tensor> topk(const Tensor& x, int64_t k, int64_t dim, bool lar
   return first_of_order("topk", x, dim, k, largest);
 }
 
-Tensors unique(const Tensor& x, bool return_inverse, bool return_counts) {
+Tensors unique(const Tensor& x, bool return_inverse, bool return_counts,
+               std::optional<int64_t> dim) {
   const NoGrad guard;
-  const auto [values, order] = sort(reshape(x, {-1}));
-  const int64_t count = values.numel();
-  // A value is new where it differs from the one before it.
+  WEFT_CHECK(x.defined(), "unique: undefined tensor");
+  const int axis = dim ? wrap_dim(*dim, std::max(x.dim(), 1), "unique") : 0;
+  const Tensor slices = !dim || x.dim() == 0 ? reshape(x, {-1}) : transpose(x, 0, axis);
+  const Order found = order_of(slices);
+  const Tensor& order = found.places;
+  const int64_t count = slices.size(0);
+  // One is new where it differs from the one before it.
   Tensor is_new = full({count}, 1, DType::boolean, x.device());
   if (count > 1) {
-    raw::copy(ne(slice(values, 0, 1, count), slice(values, 0, 0, count - 1)),
+    const Tensor differs =
+        ne(slice(found.ordered, 0, 1, count), slice(found.ordered, 0, 0, count - 1));
+    raw::copy(differs.dim() == 1 ? differs : any(flatten(differs, 1), {1}),
               view::slice(is_new, 0, 1, count));
   }
   const Tensor firsts = reshape(nonzero(is_new), {-1});
-  Tensors results = {index_select(values, 0, firsts)};
+  const Tensor values = index_select(found.ordered, 0, firsts);
+  Tensors results = {dim && x.dim() > 0 ? contiguous(transpose(values, 0, axis)) : values};
   if (return_inverse) {
     const Tensor rank = sub(cumsum(is_new, 0), full({}, 1, DType::i64, x.device()));
     const Tensor inverse = Tensor::empty({count}, DType::i64, x.device());
     kernels::index({.kind = kernels::IndexKind::kScatter, .x = rank, .index = order, .y = inverse});
-    results.push_back(view::reshape(inverse, x.shape()));
+    results.push_back(dim ? inverse : view::reshape(inverse, x.shape()));
   }
   if (return_counts) {
     const Tensor end = full({1}, static_cast<double>(count), DType::i64, x.device());

@@ -1,7 +1,8 @@
 // Scaled dot-product attention and its gradient, per batch b and head h.
 //
 //   S = scale Q K^T                    [Tq, Tk]; causal: query i sees the keys j <= i only;
-//                                      mask: query i sees key j where mask[b,h,i,j], too
+//                                      mask: query i sees key j where mask[b,h,i,j], too, or has
+//                                      mask[b,h,i,j] added to its score, where -inf hides the key
 //   P = softmax(S), lse = log sum exp(S) along the keys
 //   out = dropout(P) V                 dropout keeps elements with probability 1 - p, times 1/(1-p)
 //
@@ -11,12 +12,12 @@
 //
 // q, out, dout, dq: [B, H, Tq, D]; k, v, dk, dv: [B, H / n, Tk, D], each of whose heads serves n
 // neighbouring heads of q (grouped heads), one where n = 1, and has the sum of their gradients;
-// mask: bool [B, H, Tq, Tk], any strides, or undefined, beside a scale other than 0; one dtype (f64
-// f32 f16 bf16). Any batch, head and token strides, so views of a fused [B, T, 3, H, D] buffer and
-// of a [B, T, H, D] output need no copy; the head dimension has unit stride. lse: contiguous [B, H,
-// Tq], f32 (f64 for f64). Outputs are assigned (=). The softmax is in f32 (f64 for f64), the
-// products are as `numerics` says (kernels/gemm/matmul_numerics.h). A query that sees no key has
-// out = 0 and lse = -inf.
+// mask: [B, H, Tq, Tk], bool or of lse's dtype, any strides, or undefined, beside a scale other
+// than 0; one dtype (f64 f32 f16 bf16). Any batch, head and token strides, so views of a fused [B,
+// T, 3, H, D] buffer and of a [B, T, H, D] output need no copy; the head dimension has unit stride.
+// lse: contiguous [B, H, Tq], f32 (f64 for f64). Outputs are assigned (=). The softmax is in f32
+// (f64 for f64), the products are as `numerics` says (kernels/gemm/matmul_numerics.h). A query that
+// sees no key has out = 0 and lse = -inf.
 //
 // Element n of the row-major [B, H, Tq, Tk] scores is dropped when
 // uniform_from_bits(philox4x32(seed, stream, offset + n / 4)[n % 4]) < p: backward draws the same

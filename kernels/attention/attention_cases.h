@@ -2,6 +2,8 @@
 #pragma once
 
 #include <cmath>
+#include <limits>
+#include <type_traits>
 
 #include "core/view.h"
 #include "kernels/attention/attention.h"
@@ -22,11 +24,11 @@ struct AttentionCase {
   bool rounds_scores = false;  // of f16: allows it
   Tf32 tf32 = Tf32::kOff;      // of f32
   int64_t sharing = 1;         // heads of q for each of k and v
-  enum class Mask { kNone, kOfKeys, kFull } mask = Mask::kNone;
+  enum class Mask { kNone, kOfKeys, kFull, kAdded } mask = Mask::kNone;
 
   std::string name() const {
     constexpr std::string_view kTf32[] = {"", "_tf32", "_tf32_nearest"};
-    constexpr std::string_view kMasks[] = {"", "_masked_keys", "_masked"};
+    constexpr std::string_view kMasks[] = {"", "_masked_keys", "_masked", "_added_mask"};
     return fmt::format("{}x{}x{}x{}x{}_{}{}{}{}{}{}{}{}{}{}", batch, heads, queries, keys, width,
                        weft::name(dtype), backward ? "_backward" : "", causal ? "_causal" : "",
                        dropout > 0 ? "_dropout" : "", fused ? "_fused" : "",
@@ -68,6 +70,7 @@ struct AttentionCase {
       p.q = random(heads, queries, 2), p.k = random(key_heads, keys, 2);
       p.v = random(key_heads, keys, 2);
     }
+    const DType sums = dtype == DType::f64 ? DType::f64 : DType::f32;
     if (mask == Mask::kOfKeys) {
       p.mask = view::expand(in.integers({batch, 1, 1, keys}, DType::boolean, 0, 1),
                             {batch, heads, queries, keys});
@@ -76,8 +79,19 @@ struct AttentionCase {
       const Tensor shown = in.integers({batch, heads, queries, keys}, DType::boolean, 0, 1);
       std::fill_n(shown.data<bool>(), std::min(shown.numel(), 2 * keys), false);
       p.mask = in.strided(shown);
+    } else if (mask == Mask::kAdded) {
+      // The same for all heads, with hidden keys and a query that sees none.
+      const Tensor added = in.normal({batch, 1, queries, keys}, sums);
+      visit_dtype(sums, [&](auto tag) {
+        using T = typename decltype(tag)::type;
+        if constexpr (std::is_floating_point_v<T>) {
+          for (int64_t i = 0; i < added.numel(); ++i) {
+            if (i < keys || i % 5 == 2) added.data<T>()[i] = -std::numeric_limits<T>::infinity();
+          }
+        }
+      });
+      p.mask = view::expand(added, {batch, heads, queries, keys});
     }
-    const DType sums = dtype == DType::f64 ? DType::f64 : DType::f32;
     if (!backward) {
       p.out = output(in, heads, queries);
       p.lse = in.output({batch, heads, queries}, sums);
@@ -210,7 +224,7 @@ inline OpTable attention_table() {
          .width = 24,
          .dtype = dtype,
          .sharing = 2});
-    for (Mask mask : {Mask::kOfKeys, Mask::kFull}) {
+    for (Mask mask : {Mask::kOfKeys, Mask::kFull, Mask::kAdded}) {
       add({.batch = 2,
            .heads = 3,
            .queries = 50,
@@ -226,7 +240,7 @@ inline OpTable attention_table() {
            .keys = 140,
            .width = 8,
            .dtype = dtype,
-           .causal = mask == Mask::kFull,
+           .causal = mask != Mask::kOfKeys,
            .mask = mask});
     }
   }

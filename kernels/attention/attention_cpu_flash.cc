@@ -122,15 +122,24 @@ void store_rows(const Acc* from, int64_t padded, const Matrix& to) {
   }
 }
 
-/// Hides the keys [key, key + n) that the mask hides from a query: their scores become -inf under
-/// the scale. Returns whether any is left.
+/// Masks the scores of the keys [key, key + n) of a query, which the scale will multiply: those of
+/// hidden keys become -inf under it. Returns whether any is left.
 template <class Acc>
-bool hide_scores(const MaskRow& mask, int64_t key, int64_t n, Acc scale, Acc* scores) {
-  if (!mask.first) return true;
-  const Acc hidden = -std::copysign(std::numeric_limits<Acc>::infinity(), scale);
+bool mask_scores(const MaskRow& mask, int64_t key, int64_t n, Acc scale, Acc* scores) {
+  constexpr Acc kInfinity = std::numeric_limits<Acc>::infinity();
+  if (!mask.exists()) return true;
   bool is_any_left = false;
+  if (mask.is_additive()) {
+    for (int64_t j = 0; j < n; ++j) {
+      const Acc added = mask.at<Acc>(key + j);
+      is_any_left |= added != -kInfinity;
+      scores[j] += added / scale;
+    }
+    return is_any_left;
+  }
+  const Acc hidden = -std::copysign(kInfinity, scale);
   for (int64_t j = 0; j < n; ++j) {
-    const bool is_shown = mask.shows(key + j);
+    const bool is_shown = mask.at<bool>(key + j);
     is_any_left |= is_shown;
     scores[j] = is_shown ? scores[j] : hidden;
   }
@@ -234,7 +243,7 @@ void forward_pair(const AttentionProblem& p, int64_t pair) {
         Acc* row = scores + i * kKeys;
         std::fill(row + seen, row + block.keys, Acc{0});
         if (seen == 0) continue;
-        if (!hide_scores({p, pair, first + i}, key, seen, scale, row)) {
+        if (!mask_scores({p, pair, first + i}, key, seen, scale, row)) {
           std::fill(row, row + seen, Acc{0});
           continue;
         }
@@ -307,7 +316,7 @@ void backward_pair(const AttentionProblem& p, int64_t key_pair) {
           int64_t seen = s.seen(block, i);
           Acc* row = probabilities + i * kKeys;
           Acc* dp = gradients + i * kKeys;
-          if (!hide_scores({p, pair, first + i}, key, seen, scale, row)) seen = 0;
+          if (!mask_scores({p, pair, first + i}, key, seen, scale, row)) seen = 0;
           if (p.dropout > 0) dropout_factors(p, pair, first + i, key, seen, factors);
           backward_row(row, dp, seen, scale, lse[first + i], delta[first + i],
                        p.dropout > 0 ? factors : nullptr);

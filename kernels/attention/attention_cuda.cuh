@@ -116,7 +116,8 @@ struct AttentionArguments : AttentionFields<Heads, int64_t, double> {
   int64_t batches;
   Numbers lse, delta;  // [B, H, Tq]
   Tf32 tf32;           // what becomes of the factors of products
-  const uint8_t* mask = nullptr;
+  const void* mask = nullptr;
+  bool is_added = false;  // the mask to the scores
   int64_t mask_strides[4] = {};
 
   AttentionArguments(const AttentionProblem& p, const Tensor& delta)
@@ -126,7 +127,8 @@ struct AttentionArguments : AttentionFields<Heads, int64_t, double> {
         delta(delta),
         tf32(p.dtype() == DType::f32 ? p.numerics.tf32 : Tf32::kOff) {
     if (!p.mask.defined()) return;
-    mask = static_cast<const uint8_t*>(p.mask.raw());
+    mask = p.mask.raw();
+    is_added = p.mask.dtype() != DType::boolean;
     for (int d = 0; d < 4; ++d) mask_strides[d] = p.mask.strides()[d];
   }
 
@@ -143,10 +145,14 @@ struct AttentionArguments : AttentionFields<Heads, int64_t, double> {
     return (b * heads + h) * queries + query;
   }
   __device__ bool sees(int64_t query, int64_t key) const { return !causal || key <= query; }
-  __device__ bool sees(int64_t b, int64_t h, int64_t query, int64_t key) const {
-    if (!sees(query, key)) return false;
-    return !mask || mask[b * mask_strides[0] + h * mask_strides[1] + query * mask_strides[2] +
-                         key * mask_strides[3]];
+  /// What the mask adds to a score: -inf for a hidden key.
+  template <class Acc>
+  __device__ Acc added(int64_t b, int64_t h, int64_t query, int64_t key) const {
+    if (!mask) return 0;
+    const int64_t at =
+        b * mask_strides[0] + h * mask_strides[1] + query * mask_strides[2] + key * mask_strides[3];
+    if (is_added) return static_cast<const Acc*>(mask)[at];
+    return static_cast<const uint8_t*>(mask)[at] ? Acc{0} : static_cast<Acc>(-INFINITY);
   }
 };
 

@@ -37,8 +37,13 @@ struct Work {
     }
     return sum;
   }
+  /// -inf for a key that the query does not see.
   __device__ Acc score(int64_t head, int64_t query, int64_t key) const {
-    return static_cast<Acc>(p.scale) * dot(p.q, head, query, p.k, key);
+    const Acc hidden = static_cast<Acc>(-INFINITY);
+    if (!p.sees(query, key)) return hidden;
+    const Acc added = p.template added<Acc>(b, head, query, key);
+    if (added == hidden) return hidden;
+    return static_cast<Acc>(p.scale) * dot(p.q, head, query, p.k, key) + added;
   }
   /// The factor of dropout: 0 or 1 / (1 - p).
   __device__ Acc kept(int64_t head, int64_t query, int64_t key) const {
@@ -46,8 +51,9 @@ struct Work {
     return p.keeps(row(head, query) * p.keys + key) ? static_cast<Acc>(p.kept_factor()) : Acc{0};
   }
   __device__ Acc probability(int64_t head, int64_t query, int64_t key) const {
-    if (!p.sees(b, head, query, key)) return 0;
-    return std::exp(score(head, query, key) - load_one<Acc>(p.lse, row(head, query)));
+    const Acc s = score(head, query, key);
+    if (s == static_cast<Acc>(-INFINITY)) return 0;
+    return std::exp(s - load_one<Acc>(p.lse, row(head, query)));
   }
   /// dS of one pair whose probability is known.
   __device__ Acc dscore(int64_t head, int64_t query, int64_t key, Acc probability) const {
@@ -78,8 +84,7 @@ __global__ void attention_naive_kernel(AttentionArguments p) {
   Acc* const scores = shared_row<Acc>(p.keys, 1);
   Acc max = -INFINITY, total = 0;
   for (int64_t j = w.lane; j < p.keys; j += kWarp) {
-    scores[j] =
-        p.sees(w.b, w.h, w.token, j) ? w.score(w.h, w.token, j) : static_cast<Acc>(-INFINITY);
+    scores[j] = w.score(w.h, w.token, j);
     max = scores[j] > max ? scores[j] : max;
   }
   max = warp_max(max);

@@ -38,27 +38,28 @@ inline int64_t visible_keys(const AttentionProblem& p, int64_t i) {
   return p.causal ? std::min(keys, i + 1) : keys;
 }
 
-/// A query's row of the mask.
+/// A query's row of the mask: whether it sees a key, or what is added to the score.
 struct MaskRow {
-  const bool* first = nullptr;
-  int64_t stride = 0;
+  Matrix row = {};  // [1, Tk], or nothing
 
   MaskRow(const AttentionProblem& p, int64_t pair, int64_t query) {
-    if (!p.mask.defined()) return;
-    const int64_t heads = p.q.size(1);
-    const Strides& strides = p.mask.strides();
-    first = p.mask.data<bool>() + pair / heads * strides[0] + pair % heads * strides[1] +
-            query * strides[2];
-    stride = strides[3];
+    if (p.mask.defined()) row = head_matrix(p.mask, pair).block(query, 1, 0, p.k.size(2));
   }
-  bool shows(int64_t key) const { return !first || first[key * stride]; }
+  bool exists() const { return row.data != nullptr; }
+  bool is_additive() const { return exists() && row.dtype != DType::boolean; }
+  template <class T>
+  T at(int64_t key) const {
+    return *static_cast<const T*>(row.at(0, key));
+  }
 };
 
 inline void check_attention(const AttentionProblem& p) {
   WEFT_ASSERT(p.q.dim() == 4 && p.k.dim() == 4 && p.v.shape() == p.k.shape());
   WEFT_ASSERT(p.out.shape() == p.q.shape() && p.q.size(3) == p.k.size(3));
   WEFT_ASSERT(p.q.size(0) == p.k.size(0) && p.q.size(1) == p.k.size(1) * heads_per_key(p));
-  WEFT_ASSERT(!p.mask.defined() || (p.mask.dtype() == DType::boolean && p.scale != 0));
+  WEFT_ASSERT(!p.mask.defined() || p.mask.dtype() == DType::boolean ||
+              p.mask.dtype() == p.lse.dtype());
+  WEFT_ASSERT(!p.mask.defined() || p.scale != 0);
   WEFT_ASSERT(p.lse.is_contiguous() && p.lse.numel() == attention_pairs(p) * p.q.size(2));
   WEFT_ASSERT(p.lse.dtype() == (p.dtype() == DType::f64 ? DType::f64 : DType::f32));
   WEFT_ASSERT(p.dropout >= 0 && p.dropout < 1);

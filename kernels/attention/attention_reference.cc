@@ -136,18 +136,36 @@ double dropout_factor(const AttentionProblem& p, int64_t pair, int64_t i, int64_
   return is_dropped ? 0 : 1 / (1 - p.dropout);
 }
 
-/// Whether query i sees key j.
-bool sees(const AttentionProblem& p, int64_t pair, int64_t i, int64_t j) {
-  return j < visible_keys(p, i) && MaskRow(p, pair, i).shows(j);
+/// What the mask adds to a score: -inf for a hidden key.
+double mask_at(const AttentionProblem& p, int64_t pair, int64_t i, int64_t j) {
+  const MaskRow row(p, pair, i);
+  if (!row.is_additive()) return row.at<bool>(j) ? 0 : -INFINITY;
+  return row.row.dtype == DType::f64 ? row.at<double>(j) : row.at<float>(j);
 }
 
-/// scale Q K^T
+/// Whether query i sees key j.
+bool sees(const AttentionProblem& p, int64_t pair, int64_t i, int64_t j) {
+  if (j >= visible_keys(p, i)) return false;
+  return !p.mask.defined() || mask_at(p, pair, i, j) != -INFINITY;
+}
+
+/// scale Q K^T + mask
 Values scores(const AttentionProblem& p, int64_t pair, const Precision& precision) {
   Values s =
       multiply(factor(p, p.q, pair), transpose(factor(p, p.k, pair / heads_per_key(p))), precision);
   for (double& x : s.value) x *= p.scale;
   for (double& x : s.error) x *= std::abs(p.scale);
   for (size_t i = 0; i < s.value.size(); ++i) s.error[i] += 2 * precision.u * std::abs(s.value[i]);
+  if (!p.mask.defined() || p.mask.dtype() == DType::boolean) return s;
+  for (int64_t i = 0; i < s.rows; ++i) {
+    for (int64_t j = 0; j < s.cols; ++j) {
+      const double added = mask_at(p, pair, i, j);
+      if (std::isinf(added)) continue;  // nobody asks
+      // Divided by the scale, added to the product, and multiplied by the scale again.
+      s.error_at(i, j) += 4 * precision.u * (std::abs(s.at(i, j)) + std::abs(added));
+      s.at(i, j) += added;
+    }
+  }
   return s;
 }
 

@@ -6,12 +6,20 @@ memory is shared, that it outlives its first owner, and that what is read-only s
 
 import gc
 import importlib
+import os
 import sys
 
 import weft
 
 DTYPES = "float64 float32 float16 bfloat16 float8_e4m3fn float8_e5m2 int64 int32 uint8 bool".split()
+os.environ.setdefault("JAX_ENABLE_X64", "1")  # else JAX has no dtypes of 64 bits
 SHAPES = ((), (1,), (0,), (5,), (3, 0), (2, 3), (4, 1, 2))
+# Of the first element.
+ADDRESSES = {
+    "numpy": lambda a: a.__array_interface__["data"][0],
+    "torch": lambda a: a.data_ptr(),
+    "jax.numpy": lambda a: a.unsafe_buffer_pointer(),
+}
 
 
 class Old:
@@ -101,10 +109,8 @@ class Library:
             return True  # it asks for the newer struct
         if tuple(theirs.shape) != tuple(x.shape):
             return False
-        if x.numel() and self.name in ("numpy", "torch"):
-            address = theirs.data_ptr() if self.name == "torch" else theirs.__array_interface__["data"][0]
-            if address != x.data_ptr():
-                return False
+        if x.numel() and self.name in ADDRESSES and ADDRESSES[self.name](theirs) != x.data_ptr():
+            return False
         del x
         gc.collect()
         weft.full((64, 1024), 7.0)  # another would take freed memory

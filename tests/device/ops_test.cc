@@ -63,6 +63,7 @@ const std::vector<OpOnDevice>& ops_on_device() {
       {"cumsum", [](T x) { return cumsum(x, 0) * cumsum(x, 1); }},
       {"unique", [](T x) { return cast(unique(ops::round(x), true, true)[1], DType::f32); }},
       {"counts", [](T x) { return cast(unique(ops::round(x), false, true)[1], DType::f32); }},
+      {"unique rows", [](T x) { return unique(ops::round(x), false, false, 0)[0]; }},
       {"nonzero", [](T x) { return cast(nonzero(relu(x)), DType::f32); }},
       {"index",
        [](T x) {
@@ -87,6 +88,12 @@ const std::vector<OpOnDevice>& ops_on_device() {
        [](T x) {
          return conv_transpose2d(image(x), ops::view(x, {2, 3, 2, 2}), {}, {.stride = 2});
        }},
+      {"max_pool2d_with_indices",
+       [](T x) {
+         const auto [y, places] =
+             max_pool2d_with_indices(image(x), {.kernel = 2, .stride = 1, .ceil_mode = true});
+         return add(y, cast(places, DType::f32));
+       }},
       {"adaptive_avg_pool2d",
        [](T x) {
          return adaptive_avg_pool2d(image(x), {2, 3});
@@ -106,6 +113,11 @@ const std::vector<OpOnDevice>& ops_on_device() {
        [](T x) {
          const Tensor q = ops::view(x, {1, 2, 3, 4}), k = narrow(q, 1, 0, 1);
          return attention(q, k, k, {.mask = tril(full({3, 3}, 1, DType::boolean, x.device()))});
+       }},
+      {"attention with an added mask",
+       [](T x) {
+         const Tensor q = ops::view(x, {1, 2, 3, 4}), k = narrow(q, 1, 0, 1);
+         return attention(q, k, k, {.mask = narrow(k, 3, 1, 3)});
        }},
   };
   return all;
