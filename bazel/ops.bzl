@@ -18,6 +18,7 @@ OPS = [
     "loss_scale",
     "multi_tensor_norm",
     "multi_tensor_scale",
+    "normalize_images",
     "pool2d",
     "random",
     "reduce",

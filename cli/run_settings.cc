@@ -330,6 +330,11 @@ void add_run_settings(CLI::App& command, RunSettings& settings) {
   add.add_count("--deterministic-reduce", &C::deterministic_reduce, 8,
                 "Split each global batch into N micro-batches, and add their gradients in one "
                 "fixed tree: the same bits on 1, 2, 4, ... devices");
+  add.add(
+      "--collectives WHO", &C::collectives,
+      "Who adds what GPUs hold: nccl, the fastest, in an order of its choice; exact, kernels of "
+      "our own in one order, with the bits of CPUs; auto: exact with --deterministic-reduce, "
+      "else nccl");
   add.add("--checkpoint-activations", &C::checkpoint_activations,
           "Activation checkpointing: recompute activations in the backward pass, to save "
           "memory");

@@ -11,8 +11,10 @@
 
 #include "core/error.h"
 #include "core/transfer.h"
+#include "data/device_feed.h"
 #include "data/mix.h"
 #include "data/random.h"
+#include "kernels/copy/copy.h"
 
 namespace weft::data {
 
@@ -30,8 +32,9 @@ std::vector<int64_t> epoch_order(int64_t size, bool shuffle, uint64_t seed, int6
 // `generation_`, which makes workers drop what they have in hand.
 class Loader::Workers {
  public:
-  Workers(const Dataset& dataset, const LoaderOptions& options, int64_t batches)
-      : dataset_(dataset), options_(options), batches_(batches) {
+  /// `feed` is null on the CPU.
+  Workers(const Dataset& dataset, const LoaderOptions& options, int64_t batches, DeviceFeed* feed)
+      : dataset_(dataset), options_(options), batches_(batches), feed_(feed) {
     try {
       for (int i = 0; i < options.workers; ++i) threads_.emplace_back([this] { work(); });
     } catch (const std::system_error& error) {
@@ -67,7 +70,20 @@ class Loader::Workers {
     return order_ && position.epoch == epoch_ && position.batch == next_to_take_;
   }
 
-  Batch take() {
+  /// A batch that is ready; on its way to a device `bytes` has what it holds.
+  struct Ready {
+    Batch batch;
+    ByteBatch bytes;
+  };
+
+  /// Whether take() would return one at once.
+  bool has_next() {
+    std::lock_guard lock(mutex_);
+    const auto entry = done_.find(next_to_take_);
+    return entry != done_.end() && !entry->second.failure;
+  }
+
+  Ready take() {
     std::unique_lock lock(mutex_);
     wake_consumer_.wait(lock, [&] { return done_.contains(next_to_take_); });
     const auto entry = done_.find(next_to_take_);
@@ -78,17 +94,17 @@ class Loader::Workers {
       order_ = nullptr;
       std::rethrow_exception(failure);
     }
-    Batch batch = std::move(entry->second.batch);
+    Ready ready = std::move(entry->second.ready);
     done_.erase(entry);
     ++next_to_take_;
     lock.unlock();
     wake_workers_.notify_one();
-    return batch;
+    return ready;
   }
 
  private:
   struct Result {
-    Batch batch;
+    Ready ready;
     std::exception_ptr failure;
   };
 
@@ -108,7 +124,7 @@ class Loader::Workers {
       lock.unlock();
       Result result;
       try {
-        result.batch = make_batch(*order, epoch, index, generation);
+        result.ready = make_batch(*order, epoch, index, generation);
       } catch (...) {
         result.failure = std::current_exception();
       }
@@ -120,7 +136,7 @@ class Loader::Workers {
   }
 
   // Incomplete, and never handed out, when the generation changes on the way.
-  Batch make_batch(const std::vector<int64_t>& order, int64_t epoch, int64_t index,
+  Ready make_batch(const std::vector<int64_t>& order, int64_t epoch, int64_t index,
                    uint64_t generation) const {
     // Of this rank: micro-batch `number` of the batch that begins at `first`.
     const int64_t per_batch = options_.micro_batches / options_.ranks;
@@ -134,37 +150,63 @@ class Loader::Workers {
     if (is_filler) count = 1;
     const int size = options_.preprocess.size;
     const int64_t image_size = int64_t{3} * size * size;
-    Batch batch;
+    const Augmentation& augmentation = options_.augmentation;
+    const bool mixes = augmentation.mixes() && count > 0;
+    const auto classes = mixes ? static_cast<int64_t>(dataset_.class_names().size()) : 0;
+    Ready ready;
+    Batch& batch = ready.batch;
     batch.fillers = is_filler ? 1 : 0;
     batch.index = index / per_batch * options_.micro_batches + number;
-    batch.images = Tensor::empty({count, 3, size, size}, DType::f32);
-    batch.labels = Tensor::empty({count}, DType::i64);
-    float* images = batch.images.data<float>();
-    int64_t* labels = batch.labels.data<int64_t>();
+    if (feed_) {
+      ready.bytes = feed_->host_batch({count, classes, augmentation.erase > 0});
+      batch.labels = ready.bytes.labels;
+      batch.soft_labels = ready.bytes.soft_labels;
+    } else {
+      batch.images = Tensor::empty({count, 3, size, size}, DType::f32);
+      batch.labels = Tensor::empty({count}, DType::i64);
+      if (mixes) batch.soft_labels = Tensor::empty({count, classes}, DType::f32);
+    }
+    auto* const labels = batch.labels.data<int64_t>();
     for (int64_t i = 0; i < count; ++i) {
       if (generation != generation_) return {};
       const int64_t sample = order[begin + i];
       const Example example = dataset_.example(sample);
       Philox random = random_stream(options_.seed, Purpose::kAugment, epoch, sample);
-      prepare_image(example.image, options_.preprocess, options_.augmentation, random,
-                    images + i * image_size);
+      if (feed_) {
+        const Window erased =
+            prepare_bytes(example.image, options_.preprocess, augmentation, random,
+                          ready.bytes.pixels.data<uint8_t>() + i * image_size);
+        if (ready.bytes.erased.defined()) {
+          int32_t* const row = ready.bytes.erased.data<int32_t>() + 4 * i;
+          row[0] = erased.top, row[1] = erased.left;
+          row[2] = erased.height, row[3] = erased.width;
+        }
+      } else {
+        prepare_image(example.image, options_.preprocess, augmentation, random,
+                      batch.images.data<float>() + i * image_size);
+      }
       labels[i] = example.label;
     }
-    if (options_.augmentation.mixes() && count > 0) {
-      const auto classes = static_cast<int64_t>(dataset_.class_names().size());
-      batch.soft_labels = Tensor::empty({count, classes}, DType::f32);
-      float* soft_labels = batch.soft_labels.data<float>();
+    if (mixes) {
+      float* const soft_labels = batch.soft_labels.data<float>();
       one_hot({labels, static_cast<size_t>(count)}, classes, soft_labels);
       Philox random = random_stream(options_.seed, Purpose::kMix, epoch, batch.index);
-      mix({images, soft_labels, count, size, classes}, options_.augmentation.mixup,
-          options_.augmentation.cutmix, random);
+      const Mixing mixing = draw_mixing(augmentation.mixup, augmentation.cutmix, size, random);
+      if (feed_) {
+        ready.bytes.mixing = mixing;
+        apply_to_labels(mixing, soft_labels, count, classes);
+      } else {
+        apply(mixing, {batch.images.data<float>(), soft_labels, count, size, classes});
+      }
     }
-    return batch;
+    if (!feed_) batch.images = kernels::contiguous(batch.images, options_.dtype);
+    return ready;
   }
 
   const Dataset& dataset_;
   const LoaderOptions& options_;
   const int64_t batches_;
+  DeviceFeed* const feed_;
 
   std::mutex mutex_;
   std::condition_variable wake_workers_, wake_consumer_;
@@ -178,12 +220,20 @@ class Loader::Workers {
   std::vector<std::thread> threads_;
 };
 
+struct Loader::Ahead {
+  LoaderPosition position;
+  Batch batch;  // of the host: its numbers
+  DeviceFeed::UnderWay under_way;
+};
+
 Loader::Loader(DatasetPtr dataset, LoaderOptions options) : dataset_(std::move(dataset)) {
   set_options(std::move(options));
 }
 
 void Loader::set_options(LoaderOptions options) {
+  ahead_ = nullptr;
   workers_ = nullptr;
+  feed_ = nullptr;
   position_ = {};
   options_ = std::move(options);
   WEFT_CHECK(options_.batch_size > 0, "loader: batch size must be positive, got {}",
@@ -196,11 +246,17 @@ void Loader::set_options(LoaderOptions options) {
                  options_.micro_batches > 0 && options_.micro_batches % options_.ranks == 0,
              "loader: rank {} of {} cannot share batches of {} micro-batches", options_.rank,
              options_.ranks, options_.micro_batches);
+  const DType dtype = options_.dtype;
+  WEFT_CHECK(dtype == DType::f32 || dtype == DType::f16 || dtype == DType::bf16,
+             "loader: images are f32, f16 or bf16, not {}", dtype);
   WEFT_CHECK(dataset_->size() > 0, "loader: the data set is empty");
   WEFT_CHECK(!options_.drop_last || options_.batch_size <= dataset_->size(),
              "loader: batch size {} is larger than the data set of {} images", options_.batch_size,
              dataset_->size());
-  workers_ = std::make_unique<Workers>(*dataset_, options_, batches());
+  if (options_.device.type == DeviceType::cuda) {
+    feed_ = std::make_unique<DeviceFeed>(options_.device, dtype, options_.preprocess);
+  }
+  workers_ = std::make_unique<Workers>(*dataset_, options_, batches(), feed_.get());
 }
 
 Loader::~Loader() = default;
@@ -216,13 +272,36 @@ std::optional<Batch> Loader::next() {
     position_ = {position_.epoch + 1, 0};
     return std::nullopt;
   }
-  if (!workers_->is_at(position_)) workers_->begin(position_);
-  Batch batch = workers_->take();
-  for (Tensor* tensor : {&batch.images, &batch.labels, &batch.soft_labels}) {
-    if (tensor->defined()) *tensor = to_device(*tensor, options_.device);
+  Batch batch;
+  if (feed_) {
+    batch = next_on_device();
+  } else {
+    if (!workers_->is_at(position_)) workers_->begin(position_);
+    batch = workers_->take().batch;
   }
   ++position_.batch;
   if (options_.watch) *options_.watch = {batch.fillers, position_.batch == batches()};
+  return batch;
+}
+
+/// The batch of position_, and the one after it, where that is ready, on its way.
+Batch Loader::next_on_device() {
+  const auto begin = [this](LoaderPosition position) {
+    Workers::Ready ready = workers_->take();
+    return std::make_unique<Ahead>(
+        Ahead{position, std::move(ready.batch), feed_->begin(ready.bytes)});
+  };
+  if (!ahead_ || ahead_->position != position_) {
+    ahead_ = nullptr;
+    if (!workers_->is_at(position_)) workers_->begin(position_);
+    ahead_ = begin(position_);
+  }
+  const std::unique_ptr<Ahead> taken = std::move(ahead_);
+  const LoaderPosition after = {position_.epoch, position_.batch + 1};
+  if (after.batch < batches() && workers_->has_next()) ahead_ = begin(after);
+  Batch batch = feed_->finish(taken->under_way);
+  batch.index = taken->batch.index;
+  batch.fillers = taken->batch.fillers;
   return batch;
 }
 

@@ -40,8 +40,11 @@ struct LoaderOptions {
   int ranks = 1;
   int rank = 0;
   int workers = 1;
-  int prefetch = 4;    // batches prepared ahead, at least 1
-  Device device = {};  // where next() brings a batch
+  int prefetch = 4;  // batches prepared ahead, at least 1
+  /// Where next() brings a batch. On a CUDA device batches travel as bytes, one ahead of the
+  /// consumer, and become numbers there (data/device_feed.h).
+  Device device = {};
+  DType dtype = DType::f32;  // of images: f32, or f16 and bf16, rounded from that
   /// A rank whose share of a batch is empty gets the batch's first sample as a filler.
   bool fills_empty = false;
   std::shared_ptr<LoaderWatch> watch = {};  // may be null
@@ -50,7 +53,7 @@ struct LoaderOptions {
 };
 
 struct Batch {
-  Tensor images;        // f32 [B, 3, size, size]
+  Tensor images;        // [B, 3, size, size], of the options' dtype
   Tensor labels;        // i64 [B]
   Tensor soft_labels;   // f32 [B, classes] with mixup or cutmix, else undefined
   int64_t index = 0;    // in its epoch; of a micro-batch: batch * micro_batches + its number
@@ -64,6 +67,8 @@ struct LoaderPosition {
   int64_t batch = 0;
   bool operator==(const LoaderPosition&) const = default;
 };
+
+class DeviceFeed;
 
 /// Not thread safe: one thread calls.
 class Loader {
@@ -94,11 +99,16 @@ class Loader {
 
  private:
   class Workers;
+  struct Ahead;
+
+  Batch next_on_device();
 
   DatasetPtr dataset_;
   LoaderOptions options_;
   LoaderPosition position_;
+  std::unique_ptr<DeviceFeed> feed_;  // null on the CPU
   std::unique_ptr<Workers> workers_;
+  std::unique_ptr<Ahead> ahead_;  // on its way to the device; null: none
 };
 
 /// The order in which an epoch takes the examples 0..size-1.

@@ -40,39 +40,48 @@ void one_hot(std::span<const int64_t> labels, int64_t classes, float* soft_label
   }
 }
 
-void mixup(const MixedBatch& batch, float lambda) {
-  blend_with_previous(batch.images, batch.batch, int64_t{3} * batch.size * batch.size, lambda);
-  blend_with_previous(batch.soft_labels, batch.batch, batch.classes, lambda);
-}
+Mixing mixup(float lambda) { return {.keep = lambda, .keep_labels = lambda}; }
 
-void cutmix(const MixedBatch& batch, float lambda, Philox& random) {
-  const int size = batch.size;
+Mixing cutmix(float lambda, int size, Philox& random) {
   const auto centre_x = static_cast<int>(random.below(size));
   const auto centre_y = static_cast<int>(random.below(size));
   const auto half = static_cast<int>(0.5f * std::sqrt(1 - lambda) * static_cast<float>(size));
   const int left = std::max(centre_x - half, 0), right = std::min(centre_x + half, size);
   const int top = std::max(centre_y - half, 0), bottom = std::min(centre_y + half, size);
-  with_previous(batch.images, batch.batch, int64_t{3} * size * size,
-                [&](float* image, const float* previous) {
-                  for (int c = 0; c < 3; ++c) {
-                    for (int y = top; y < bottom; ++y) {
-                      const int64_t row = (int64_t{c} * size + y) * size;
-                      std::copy(previous + row + left, previous + row + right, image + row + left);
-                    }
-                  }
-                });
   const float cut = static_cast<float>((right - left) * (bottom - top)) /
                     (static_cast<float>(size) * static_cast<float>(size));
-  blend_with_previous(batch.soft_labels, batch.batch, batch.classes, 1 - cut);
+  return {.cut = {top, left, bottom - top, right - left}, .keep_labels = 1 - cut};
 }
 
-void mix(const MixedBatch& batch, double mixup_alpha, double cutmix_alpha, Philox& random) {
+Mixing draw_mixing(double mixup_alpha, double cutmix_alpha, int size, Philox& random) {
   const bool take_mixup = mixup_alpha > 0 && (cutmix_alpha <= 0 || chance(random, 0.5));
-  if (take_mixup) {
-    mixup(batch, static_cast<float>(beta_variable(random, mixup_alpha)));
-  } else if (cutmix_alpha > 0) {
-    cutmix(batch, static_cast<float>(beta_variable(random, cutmix_alpha)), random);
+  if (take_mixup) return mixup(static_cast<float>(beta_variable(random, mixup_alpha)));
+  if (cutmix_alpha <= 0) return {};
+  const auto lambda = static_cast<float>(beta_variable(random, cutmix_alpha));
+  return cutmix(lambda, size, random);
+}
+
+void apply(const Mixing& mixing, const MixedBatch& batch) {
+  const int64_t size = batch.size;
+  if (mixing.keep != 1)
+    blend_with_previous(batch.images, batch.batch, 3 * size * size, mixing.keep);
+  const Window& cut = mixing.cut;
+  if (cut.height > 0 && cut.width > 0) {
+    with_previous(batch.images, batch.batch, 3 * size * size,
+                  [&](float* image, const float* previous) {
+                    for (int c = 0; c < 3; ++c) {
+                      for (int y = cut.top; y < cut.top + cut.height; ++y) {
+                        const int64_t first = (c * size + y) * size + cut.left;
+                        std::copy_n(previous + first, cut.width, image + first);
+                      }
+                    }
+                  });
   }
+  apply_to_labels(mixing, batch.soft_labels, batch.batch, batch.classes);
+}
+
+void apply_to_labels(const Mixing& mixing, float* soft_labels, int64_t batch, int64_t classes) {
+  blend_with_previous(soft_labels, batch, classes, mixing.keep_labels);
 }
 
 }  // namespace weft::data

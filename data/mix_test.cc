@@ -33,7 +33,7 @@ TEST_CASE("one-hot rows") {
 
 TEST_CASE("mixup blends each image with the one before") {
   Data data;
-  mixup(data.batch(), 0.75f);
+  apply(mixup(0.75f), data.batch());
   CHECK(data.labels ==
         std::vector<float>{0, 0, 0.75f, 0.25f, 0.75f, 0, 0.25f, 0, 0.25f, 0, 0, 0.75f});
   for (int k = 0; k < kImage; ++k) {
@@ -47,7 +47,7 @@ TEST_CASE("cutmix moves one rectangle and weighs labels by its area") {
   for (int trial = 0; trial < 50; ++trial) {
     const Data before;
     Data data;
-    cutmix(data.batch(), 0.6f, random);
+    apply(cutmix(0.6f, kSize, random), data.batch());
     for (int i = 0; i < kBatch; ++i) {
       const int previous = (i + kBatch - 1) % kBatch;
       int moved = 0;
@@ -73,8 +73,9 @@ TEST_CASE("a batch of one is left as it is") {
   Data data;
   const Data before;
   Philox random(2);
-  mixup({data.images.data(), data.labels.data(), 1, kSize, kClasses}, 0.3f);
-  cutmix({data.images.data(), data.labels.data(), 1, kSize, kClasses}, 0.3f, random);
+  const MixedBatch alone = {data.images.data(), data.labels.data(), 1, kSize, kClasses};
+  apply(mixup(0.3f), alone);
+  apply(cutmix(0.3f, kSize, random), alone);
   CHECK(data.images == before.images);
   CHECK(data.labels == before.labels);
 }
@@ -84,7 +85,7 @@ TEST_CASE("mix takes each of the two about half the time") {
   for (int trial = 0; trial < 200; ++trial) {
     Data data;
     Philox random(4, trial);
-    mix(data.batch(), 1.0, 1.0, random);
+    apply(draw_mixing(1.0, 1.0, kSize, random), data.batch());
     // CutMix keeps whole numbers.
     bool is_blend = false;
     for (const float value : data.images) is_blend |= value != std::floor(value);

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <utility>
 
 #include "core/error.h"
 #include "data/rand_augment.h"
@@ -53,20 +54,40 @@ Image flip_horizontal(const Image& image) {
   return result;
 }
 
-void normalize(const Image& image, const Normalization& normalization, float* out) {
-  const size_t plane = static_cast<size_t>(image.height) * image.width;
+void normalization_table(const Normalization& normalization, float* values) {
   for (int c = 0; c < 3; ++c) {
-    // A byte has 256 values: the divisions happen once for each.
-    float value[256];
     for (int i = 0; i < 256; ++i) {
-      value[i] = (static_cast<float>(i) / 255.0f - normalization.mean[c]) / normalization.std[c];
+      values[256 * c + i] =
+          (static_cast<float>(i) / 255.0f - normalization.mean[c]) / normalization.std[c];
     }
-    const uint8_t* source = image.pixels.data() + c;
-    for (size_t p = 0; p < plane; ++p) out[c * plane + p] = value[source[3 * p]];
   }
 }
 
-void random_erase(float* image, int height, int width, Philox& random) {
+void normalize(const Image& image, const Normalization& normalization, float* out) {
+  const size_t plane = static_cast<size_t>(image.height) * image.width;
+  // A byte has 256 values: the divisions happen once for each.
+  float values[3 * 256];
+  normalization_table(normalization, values);
+  for (int c = 0; c < 3; ++c) {
+    const uint8_t* source = image.pixels.data() + c;
+    for (size_t p = 0; p < plane; ++p) out[c * plane + p] = values[256 * c + source[3 * p]];
+  }
+}
+
+namespace {
+
+void erase(float* image, int height, int width, const Window& window) {
+  for (int c = 0; c < 3; ++c) {
+    for (int y = window.top; y < window.top + window.height; ++y) {
+      std::fill_n(image + (static_cast<size_t>(c) * height + y) * width + window.left, window.width,
+                  0.0f);
+    }
+  }
+}
+
+}  // namespace
+
+Window random_erasing(int height, int width, Philox& random) {
   const double area = static_cast<double>(height) * width;
   for (int attempt = 0; attempt < 10; ++attempt) {
     const double target = area * random.uniform(0.02f, 0.33f);
@@ -76,13 +97,13 @@ void random_erase(float* image, int height, int width, Philox& random) {
     if (h >= height || w >= width) continue;
     const auto top = static_cast<int>(random.below(height - h + 1));
     const auto left = static_cast<int>(random.below(width - w + 1));
-    for (int c = 0; c < 3; ++c) {
-      for (int y = top; y < top + h; ++y) {
-        std::fill_n(image + (static_cast<size_t>(c) * height + y) * width + left, w, 0.0f);
-      }
-    }
-    return;
+    return {top, left, h, w};
   }
+  return {};
+}
+
+void random_erase(float* image, int height, int width, Philox& random) {
+  erase(image, height, width, random_erasing(height, width, random));
 }
 
 namespace {
@@ -100,20 +121,40 @@ Image fit(const Image& image, const Preprocess& preprocess, Philox* random) {
   return resize(image, scaled, window, preprocess.filter);
 }
 
-}  // namespace
-
-void prepare_image(const Image& image, const Preprocess& preprocess,
-                   const Augmentation& augmentation, Philox& random, float* out) {
+/// Fitted and changed at random, with the rectangle that is to be erased.
+std::pair<Image, Window> augment(const Image& image, const Preprocess& preprocess,
+                                 const Augmentation& augmentation, Philox& random) {
   Image fitted = fit(image, preprocess, augmentation.random_crop ? &random : nullptr);
   if (augmentation.shift > 0) fitted = random_shift(fitted, augmentation.shift, random);
   if (augmentation.flip && chance(random, 0.5)) fitted = flip_horizontal(fitted);
   if (augmentation.rand_augment > 0) {
     fitted = rand_augment(fitted, augmentation.rand_augment, augmentation.magnitude, random);
   }
-  normalize(fitted, preprocess.normalization, out);
+  Window erased;
   if (augmentation.erase > 0 && chance(random, augmentation.erase)) {
-    random_erase(out, fitted.height, fitted.width, random);
+    erased = random_erasing(fitted.height, fitted.width, random);
   }
+  return {std::move(fitted), erased};
+}
+
+}  // namespace
+
+void prepare_image(const Image& image, const Preprocess& preprocess,
+                   const Augmentation& augmentation, Philox& random, float* out) {
+  const auto [fitted, erased] = augment(image, preprocess, augmentation, random);
+  normalize(fitted, preprocess.normalization, out);
+  erase(out, fitted.height, fitted.width, erased);
+}
+
+Window prepare_bytes(const Image& image, const Preprocess& preprocess,
+                     const Augmentation& augmentation, Philox& random, uint8_t* out) {
+  const auto [fitted, erased] = augment(image, preprocess, augmentation, random);
+  const size_t plane = static_cast<size_t>(fitted.height) * fitted.width;
+  for (int c = 0; c < 3; ++c) {
+    const uint8_t* source = fitted.pixels.data() + c;
+    for (size_t p = 0; p < plane; ++p) out[c * plane + p] = source[3 * p];
+  }
+  return erased;
 }
 
 void prepare_image(const Image& image, const Preprocess& preprocess, float* out) {

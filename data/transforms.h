@@ -41,11 +41,15 @@ Image random_shift(const Image& image, int reach, Philox& random);
 
 Image flip_horizontal(const Image& image);
 
+/// values[256 c + pixel] = (pixel / 255 - mean[c]) / std[c], of the three channels.
+void normalization_table(const Normalization& normalization, float* values);
 /// out[c][y][x] = (pixel / 255 - mean[c]) / std[c].
 void normalize(const Image& image, const Normalization& normalization, float* out);
 
-/// Zhong et al., "Random Erasing Data Augmentation", 2017, as torchvision's: sets a rectangle of
-/// 2-33% of the area and aspect ratio 0.3-3.3 of a [3, height, width] image to 0.
+/// Zhong et al., "Random Erasing Data Augmentation", 2017, as torchvision's: draws a rectangle of
+/// 2-33% of the area and aspect ratio 0.3-3.3, or one without pixels where none fits.
+Window random_erasing(int height, int width, Philox& random);
+/// Sets such a rectangle of a [3, height, width] image to 0.
 void random_erase(float* image, int height, int width, Philox& random);
 
 enum class Fit {
@@ -79,7 +83,11 @@ struct Augmentation {
 /// Fits, augments and normalises one image into 3 * size * size floats at `out`.
 void prepare_image(const Image& image, const Preprocess& preprocess,
                    const Augmentation& augmentation, Philox& random, float* out);
-/// The same without augmentation.
+/// The same, yet to be normalised: 3 * size * size bytes, a plane for each channel. Returns the
+/// rectangle that is to be 0 after that.
+Window prepare_bytes(const Image& image, const Preprocess& preprocess,
+                     const Augmentation& augmentation, Philox& random, uint8_t* out);
+/// Without augmentation.
 void prepare_image(const Image& image, const Preprocess& preprocess, float* out);
 
 }  // namespace weft::data

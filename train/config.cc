@@ -175,7 +175,7 @@ void for_each_setting(C& config, F&& f) {
                   precision, matmul_numerics, tf32_rounding, loss_scale, initial_loss_scale,
                   loss_scale_window, loss_scale_hysteresis, min_loss_scale, fp8_scaling,
                   checkpoint_activations, seed, save_every, state_dict_type, watch, detect_anomaly,
-                  devices, global_batch_size, gradient_average, deterministic_reduce)
+                  devices, global_batch_size, gradient_average, deterministic_reduce, collectives)
   }
   {
     auto& part = config.augmentation;
@@ -215,8 +215,13 @@ void validate_ranks(const Config& c) {
   WEFT_CHECK(!c.detect_anomaly || strategy.devices != dist::StrategyKind::Devices::kThreads,
              "detect-anomaly: not with {}, whose threads are not watched; use ddp", strategy.name);
   const int devices = sharing_of(c).data_devices();
+  check_choice("collectives", c.collectives, {"auto", "nccl", "exact"});
   const int64_t m = c.deterministic_reduce;
   if (m == 0) return;
+  WEFT_CHECK(c.collectives != "nccl",
+             "collectives: nccl adds in an order of its own choice, deterministic-reduce={} in a "
+             "fixed one; expected exact",
+             m);
   WEFT_CHECK(m > 0 && m <= kMostDevices,
              "deterministic-reduce: expected 1 to {} micro-batches, got {}", kMostDevices, m);
   WEFT_CHECK(strategy.fixes_order(),

@@ -73,6 +73,7 @@ struct Config {
   int64_t global_batch_size = 0;             // images of all devices; 0: batch_size on each
   std::string gradient_average = "samples";  // samples: over all; ranks: as PyTorch's DDP
   int64_t deterministic_reduce = 0;          // micro-batches in the fixed tree; 0: not fixed
+  std::string collectives = "auto";  // who adds on GPUs: nccl, exact; auto: exact where it is fixed
 };
 
 /// Whether a language model learns from text: train/runs/text_run.h; else a classifier from images:

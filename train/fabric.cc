@@ -166,6 +166,7 @@ Fabric::Fabric(const FabricOptions& options)
   WEFT_CHECK(options.num_nodes > 0 && options.accumulate > 0,
              "fabric: num_nodes and accumulate must be positive, got {} and {}", options.num_nodes,
              options.accumulate);
+  dist::parse_collectives(options.collectives);  // throws sooner than launch()
   // All devices, under a launcher, are the ranks that it has started.
   if (options.devices.count == 0 && dist::is_rank()) return;
   devices_ = options.devices.on(device_) * options.num_nodes;
@@ -215,7 +216,10 @@ void Fabric::launch(dist::CommunicatorPtr world) {
     const bool are_processes = dist::is_rank();  // else threads of one
     device_ = options_.devices.of_rank(device_, are_processes ? dist::local_rank() : rank());
   }
-  if (size() > 1) world_ = dist::on_device(std::move(world_), device_);
+  if (size() > 1) {
+    const dist::Collectives collectives = dist::parse_collectives(options_.collectives);
+    world_ = dist::on_device(std::move(world_), device_, collectives);
+  }
   geometry_ = dist::make_strategy(options_.strategy, world_, devices_);
 }
 

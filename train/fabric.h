@@ -85,6 +85,9 @@ struct FabricOptions {
   /// products alone read travel in 16 bits, with the same results, unless param_dtype says fp32: a
   /// model that reads them otherwise, or leaves Autocast for a part of itself, needs that.
   dist::StrategyOptions strategy = {};
+  /// Who adds on GPUs: nccl, or exact, our kernels in the one order of summation, with the CPU's
+  /// bits (dist/comm/device/on_device.h).
+  std::string collectives = "nccl";
   NumericsOptions numerics = {};
   int64_t accumulate = 1;                // batches of one step, of accumulate() below
   bool split_batches = false;            // a loader's batch is that of all devices, not of each

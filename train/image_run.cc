@@ -163,6 +163,7 @@ void Run::open_loaders() {
                                    .drop_last = true,
                                    .seed = config_.seed,
                                    .workers = std::max(1, num_threads()),
+                                   .device = trained_.device,
                                    .preprocess = trained_.preprocess,
                                    .augmentation = config_.augmentation},
                                   true));

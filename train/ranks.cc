@@ -26,10 +26,12 @@ optim::GradScalerOptions scaler_options(const Config& config) {
 FabricOptions fabric_options(const Config& config, Device device) {
   const bool is_delayed = config.fp8_scaling == "delayed";
   const bool is_nearest = config.tf32_rounding == "nearest";
+  const bool is_exact = config.collectives == "exact" || config.deterministic_reduce > 0;
   return {.device = to_string(device),
           .devices = static_cast<int>(config.devices),
           .precision = config.precision,
           .strategy = config.strategy,
+          .collectives = is_exact ? "exact" : "nccl",
           .numerics = {.loss_scale = scaler_options(config),
                        .loss_scale_is_fixed = config.loss_scale != "dynamic",
                        .fp8 = {.scaling = is_delayed ? Fp8Options::Scaling::kDelayed

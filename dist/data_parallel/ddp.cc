@@ -13,6 +13,7 @@
 #include "autograd/ops.h"
 #include "core/memory_account.h"
 #include "core/view.h"
+#include "dist/comm/device/on_device.h"
 #include "nn/meta.h"
 
 namespace weft::dist {
@@ -217,7 +218,7 @@ class DistributedDataParallel::Reducer : public std::enable_shared_from_this<Red
       // Equal parts for all ranks.
       const int64_t padded = (sizes[b] + group_->size() - 1) / group_->size() * group_->size();
       const Tensor& first = parameters_[bucket.parameters[0]].tensor;
-      bucket.flat = Tensor::zeros({padded}, first.dtype(), first.device());
+      bucket.flat = buffer_for(*group_, padded, first.dtype(), first.device());
       int64_t offset = 0;
       for (int i : bucket.parameters) {
         Parameter& p = parameters_[i];

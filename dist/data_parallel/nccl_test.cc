@@ -90,8 +90,13 @@ NamedTensors train(const CommunicatorPtr& world, Device device, bool shards) {
 }  // namespace
 
 TEST_CASE("a rank of NCCL conforms", "[.rank]") {
-  const CommunicatorPtr world = make_nccl_communicator(join_world(), own_device());
-  run_conformance(*world, own_device());
+  const CommunicatorPtr host = join_world();
+  for (const Collectives collectives : {Collectives::kExact, Collectives::kNccl}) {
+    const CommunicatorPtr world =
+        make_nccl_communicator(host, own_device(), {.collectives = collectives});
+    run_conformance(*world, own_device(),
+                    {.sums_have_one_order = collectives == Collectives::kExact});
+  }
 }
 
 TEST_CASE("a rank of NCCL trains", "[.rank]") {

@@ -19,6 +19,9 @@ class DeviceCommunicator : public Communicator {
   void leave(const std::string& reason) override { host_->leave(reason); }
 
   Device device() const { return device_; }
+  /// Zeros on the device, in memory that the engine reaches more directly than any other;
+  /// undefined where it has none. Every rank calls it, in one order.
+  virtual Tensor registered_buffer(int64_t, DType) { return {}; }
 
  protected:
   DeviceCommunicator(CommunicatorPtr host, Device device);

@@ -1,6 +1,5 @@
 #include "dist/comm/device/nccl.h"
 
-#include <cuda_runtime_api.h>
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -9,6 +8,7 @@
 #include <condition_variable>
 #include <cstring>
 #include <deque>
+#include <map>
 #include <mutex>
 #include <thread>
 
@@ -16,7 +16,7 @@
 #include "core/allocator.h"
 #include "core/stream.h"
 #include "core/view.h"
-#include "dist/comm/device/nccl_api_inl.h"
+#include "dist/comm/device/nccl_api.h"
 #include "kernels/device/library.h"
 
 namespace weft::dist {
@@ -24,31 +24,97 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-/// The functions used, from whichever library was found.
+constexpr const char* kLibrary = "libnccl.so.2";
+
+/// The library that was found, and its functions.
 struct Nccl {
-  kernels::Library library{"libnccl.so." + std::to_string(NCCL_MAJOR)};
-#define WEFT_NCCL(name) \
-  decltype(&::name) name = library.is_open() ? library.function<decltype(&::name)>(#name) : nullptr
-  WEFT_NCCL(ncclGetUniqueId);
-  WEFT_NCCL(ncclCommInitRankConfig);
-  WEFT_NCCL(ncclCommGetAsyncError);
-  WEFT_NCCL(ncclCommFinalize);
-  WEFT_NCCL(ncclCommDestroy);
-  WEFT_NCCL(ncclCommAbort);
-  WEFT_NCCL(ncclGroupStart);
-  WEFT_NCCL(ncclGroupEnd);
-  WEFT_NCCL(ncclSend);
-  WEFT_NCCL(ncclRecv);
-  WEFT_NCCL(ncclBroadcast);
-  WEFT_NCCL(ncclGetErrorString);
-  WEFT_NCCL(ncclGetLastError);
-#undef WEFT_NCCL
+  kernels::Library library{kLibrary};
+  nccl::Api api = {};
+
+  Nccl() {
+    if (!library.is_open()) return;
+    load(api.get_unique_id, "ncclGetUniqueId");
+    load(api.comm_init_rank_config, "ncclCommInitRankConfig");
+    load(api.comm_get_async_error, "ncclCommGetAsyncError");
+    load(api.comm_finalize, "ncclCommFinalize");
+    load(api.comm_destroy, "ncclCommDestroy");
+    load(api.comm_abort, "ncclCommAbort");
+    load(api.group_start, "ncclGroupStart");
+    load(api.group_end, "ncclGroupEnd");
+    load(api.send, "ncclSend");
+    load(api.recv, "ncclRecv");
+    load(api.broadcast, "ncclBroadcast");
+    load(api.reduce, "ncclReduce");
+    load(api.all_reduce, "ncclAllReduce");
+    load(api.reduce_scatter, "ncclReduceScatter");
+    load(api.all_gather, "ncclAllGather");
+    load(api.get_error_string, "ncclGetErrorString");
+    load(api.get_last_error, "ncclGetLastError");
+    try {
+      load(api.mem_alloc, "ncclMemAlloc");
+      load(api.mem_free, "ncclMemFree");
+      load(api.comm_register, "ncclCommRegister");
+      load(api.comm_deregister, "ncclCommDeregister");
+    } catch (const Error&) {
+      api.mem_alloc = nullptr;  // a library older than these
+    }
+  }
+
+  template <class Function>
+  void load(Function& function, const char* name) const {
+    function = library.function<Function>(name);
+  }
 };
 
-Nccl& nccl() {
+Nccl& the_library() {
   static auto& the_library = *new Nccl;
   return the_library;
 }
+
+nccl::Type type_of(DType dtype) {
+  switch (dtype) {
+    case DType::f64:
+      return nccl::Type::kFloat64;
+    case DType::f32:
+      return nccl::Type::kFloat32;
+    case DType::f16:
+      return nccl::Type::kFloat16;
+    case DType::bf16:
+      return nccl::Type::kBfloat16;
+    case DType::i64:
+      return nccl::Type::kInt64;
+    case DType::i32:
+      return nccl::Type::kInt32;
+    default:
+      WEFT_FAIL("NCCL adds no {}", dtype);
+  }
+}
+
+/// Memory from NCCL, registered with a communicator: it may outlive that, and the other way round.
+struct Registrations {
+  explicit Registrations(const nccl::Api& api) : api(api) {}
+
+  const nccl::Api& api;
+  std::mutex mutex;
+  nccl::Comm comm = nullptr;       // null once that has gone
+  std::map<void*, void*> handles;  // by memory
+
+  void forget(void* memory) {
+    std::lock_guard lock(mutex);
+    const auto entry = handles.find(memory);
+    if (entry == handles.end()) return;
+    if (comm) api.comm_deregister(comm, entry->second);
+    handles.erase(entry);
+  }
+  void forget_all() {
+    std::lock_guard lock(mutex);
+    for (const auto& [memory, handle] : handles) {
+      if (comm) api.comm_deregister(comm, handle);
+    }
+    handles.clear();
+    comm = nullptr;
+  }
+};
 
 class NcclCommunicator : public DeviceCommunicator {
  public:
@@ -56,9 +122,11 @@ class NcclCommunicator : public DeviceCommunicator {
                    std::shared_ptr<TrafficCounters> family)
       : DeviceCommunicator(std::move(host), device),
         options_(options),
+        api_(options.api ? *options.api : the_library().api),
         family_(std::move(family)),
         stream_(device) {
     initialize();
+    registrations_->comm = comm_;
     watchdog_ = std::thread([this] { watch(); });
   }
 
@@ -72,9 +140,10 @@ class NcclCommunicator : public DeviceCommunicator {
     wake_.notify_one();
     watchdog_.join();
     if (!comm_) return;
-    nccl().ncclCommFinalize(comm_);
-    if (settle(after(kFarewell)) == ncclSuccess) {
-      nccl().ncclCommDestroy(comm_);
+    registrations_->forget_all();
+    api_.comm_finalize(comm_);
+    if (settle(after(kFarewell)) == Result::kSuccess) {
+      api_.comm_destroy(comm_);
     } else {
       abort();
     }
@@ -88,6 +157,30 @@ class NcclCommunicator : public DeviceCommunicator {
  protected:
   CommunicatorPtr make_group(CommunicatorPtr host) override {
     return std::make_shared<NcclCommunicator>(std::move(host), device(), options_, family_);
+  }
+
+  Tensor registered_buffer(int64_t elements, DType dtype) override {
+    const size_t bytes = static_cast<size_t>(elements) * itemsize(dtype);
+    if (!api_.mem_alloc || bytes == 0 || !comm_) return {};
+    const runtime::DeviceGuard guard(device().index);
+    void* memory = nullptr;
+    check(api_.mem_alloc(&memory, bytes), "ncclMemAlloc");
+    // Whoever lets go of it last may do so while the device still reads it.
+    const auto release = [memory, registrations = registrations_, on = device()] {
+      registrations->forget(memory);
+      const runtime::DeviceGuard guard(on.index);
+      runtime::synchronize(on.index);
+      registrations->api.mem_free(memory);
+    };
+    const auto storage = std::make_shared<Storage>(memory, bytes, device(), release);
+    void* handle = nullptr;
+    check(api_.comm_register(comm_, memory, bytes, &handle), "ncclCommRegister");
+    {
+      std::lock_guard lock(registrations_->mutex);
+      registrations_->handles[memory] = handle;
+    }
+    runtime::set_bytes(device().index, memory, 0, bytes, current_stream_handle(device()));
+    return Tensor::view_of(storage, {elements}, {1}, 0, dtype);
   }
 
   Work start_on_device(Operation operation) override {
@@ -134,6 +227,8 @@ class NcclCommunicator : public DeviceCommunicator {
   }
 
  private:
+  using Result = nccl::Result;
+
   struct Item : Work::State {
     explicit Item(Device on) : device(on), event(on) {}
     void block() const override { current_stream(device).wait(event); }
@@ -147,23 +242,22 @@ class NcclCommunicator : public DeviceCommunicator {
   // --- Coming together and parting.
 
   void initialize() {
-    ncclUniqueId id = {};
-    if (rank() == 0) check(nccl().ncclGetUniqueId(&id), "ncclGetUniqueId");
+    nccl::UniqueId id = {};
+    if (rank() == 0) check(api_.get_unique_id(&id), "ncclGetUniqueId");
     const Tensor bytes = Tensor::empty({static_cast<int64_t>(sizeof id)}, DType::u8);
     std::memcpy(bytes.raw(), &id, sizeof id);
     host().broadcast(bytes, 0).wait();
     std::memcpy(&id, bytes.raw(), sizeof id);
-    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
-    config.blocking = 0;
-    int previous = 0;
-    cudaGetDevice(&previous);
-    cudaSetDevice(device().index);
-    ncclComm_t made = nullptr;
-    const ncclResult_t begun = nccl().ncclCommInitRankConfig(&made, size(), id, rank(), &config);
+    nccl::Config config;
+    nccl::Comm made = nullptr;
+    const auto begin = [&] {
+      const runtime::DeviceGuard guard(device().index);
+      return api_.comm_init_rank_config(&made, size(), id, rank(), &config);
+    };
+    const Result begun = begin();
     comm_ = made;
-    cudaSetDevice(previous);
     try {
-      check(begun == ncclInProgress ? ncclSuccess : begun, "ncclCommInitRankConfig");
+      check(begun, "ncclCommInitRankConfig");
       check(settle(after(options_.timeout_seconds)), "ncclCommInitRankConfig");
     } catch (const Error& error) {
       abort();
@@ -172,32 +266,37 @@ class NcclCommunicator : public DeviceCommunicator {
   }
 
   /// Waits until NCCL has done what it was told on the host's side.
-  ncclResult_t settle(Clock::time_point deadline) {
+  Result settle(Clock::time_point deadline) {
     while (true) {
-      ncclResult_t state = ncclSuccess;
-      const ncclResult_t asked = nccl().ncclCommGetAsyncError(comm_, &state);
-      if (asked != ncclSuccess) return asked;
-      if (state != ncclInProgress) return state;
+      Result state = Result::kSuccess;
+      const Result asked = api_.comm_get_async_error(comm_, &state);
+      if (asked != Result::kSuccess) return asked;
+      if (state != Result::kInProgress) return state;
       WEFT_CHECK(Clock::now() < deadline,
                  "NCCL is still under way at the deadline: another rank has not come");
       std::this_thread::sleep_for(std::chrono::microseconds(50));
     }
   }
 
-  void check(ncclResult_t result, const char* call) const {
-    if (result == ncclSuccess) return;
-    const char* more = nccl().ncclGetLastError(comm_);
-    WEFT_FAIL("{}: {}{}", call, nccl().ncclGetErrorString(result),
+  void check(Result result, const char* call) const {
+    if (result == Result::kSuccess || result == Result::kInProgress) return;
+    const char* more = api_.get_last_error(comm_);
+    WEFT_FAIL("{}: {}{}", call, api_.get_error_string(result),
               more && *more ? fmt::format(" ({})", more) : "");
   }
 
   /// Frees the device from the collectives under way. From a thread of its own, since it may hang.
   void abort() {
-    const ncclComm_t comm = comm_.exchange(nullptr);
+    {
+      // What NCCL gave out it frees without the communicator, too.
+      std::lock_guard lock(registrations_->mutex);
+      registrations_->comm = nullptr;
+    }
+    const nccl::Comm comm = comm_.exchange(nullptr);
     if (!comm) return;
     const auto has_ended = std::make_shared<std::atomic<bool>>(false);
-    std::thread helper([comm, has_ended] {
-      nccl().ncclCommAbort(comm);
+    std::thread helper([comm, has_ended, &api = api_] {
+      api.comm_abort(comm);
       *has_ended = true;
     });
     for (const auto deadline = after(kFarewell); !*has_ended && Clock::now() < deadline;) {
@@ -224,10 +323,10 @@ class NcclCommunicator : public DeviceCommunicator {
       bool is_done = false;
       try {
         is_done = item->event.is_done();
-        ncclResult_t state = ncclSuccess;
+        Result state = Result::kSuccess;
         if (!is_done && comm_) {
-          check(nccl().ncclCommGetAsyncError(comm_, &state), "ncclCommGetAsyncError");
-          if (state != ncclInProgress) check(state, "NCCL");
+          check(api_.comm_get_async_error(comm_, &state), "ncclCommGetAsyncError");
+          check(state, "NCCL");
           WEFT_CHECK(Clock::now() < item->deadline,
                      "it has not ended within {} s: a rank has not come, or its network is gone",
                      options_.timeout_seconds);
@@ -266,23 +365,39 @@ class NcclCommunicator : public DeviceCommunicator {
 
   // --- The collectives, on stream_.
 
+  nccl::Stream stream() const { return stream_.handle(); }
+
+  void count(size_t bytes, int64_t messages = 1) {
+    for (TrafficCounters* counters : {&own_, family_.get()}) {
+      counters->sent += static_cast<int64_t>(bytes);
+      counters->messages += messages;
+    }
+  }
+
+  /// One of NCCL's functions, or several as a group, which is one launch.
+  template <class Function>
+  void call(const char* what, Clock::time_point deadline, Function&& function) {
+    check(function(), what);
+    check(settle(deadline), what);
+  }
+  template <class Function>
+  void call_group(Clock::time_point deadline, Function&& function) {
+    check(api_.group_start(), "ncclGroupStart");
+    function();  // its errors are those of the group's end
+    call("ncclGroupEnd", deadline, api_.group_end);
+  }
+
   void exchange(const Round& round, Clock::time_point deadline) {
     if (round.sends.empty() && round.receives.empty()) return;
-    const auto stream = static_cast<cudaStream_t>(stream_.handle());
-    check(nccl().ncclGroupStart(), "ncclGroupStart");
-    for (const Message& m : round.sends) {
-      nccl().ncclSend(m.data, m.bytes, ncclInt8, m.peer, comm_, stream);
-      for (TrafficCounters* counters : {&own_, family_.get()}) {
-        counters->sent += static_cast<int64_t>(m.bytes);
-        ++counters->messages;
+    call_group(deadline, [&] {
+      for (const Message& m : round.sends) {
+        api_.send(m.data, m.bytes, nccl::Type::kInt8, m.peer, comm_, stream());
+        count(m.bytes);
       }
-    }
-    for (const Message& m : round.receives) {
-      nccl().ncclRecv(m.data, m.bytes, ncclInt8, m.peer, comm_, stream);
-    }
-    const ncclResult_t ended = nccl().ncclGroupEnd();
-    check(ended == ncclInProgress ? ncclSuccess : ended, "ncclGroupEnd");
-    check(settle(deadline), "NCCL");
+      for (const Message& m : round.receives) {
+        api_.recv(m.data, m.bytes, nccl::Type::kInt8, m.peer, comm_, stream());
+      }
+    });
   }
 
   static Tensor flat(const Tensor& x) { return view::reshape(x, {x.numel()}); }
@@ -301,22 +416,24 @@ class NcclCommunicator : public DeviceCommunicator {
   void run(const Operation& o, Clock::time_point deadline) {
     switch (o.collective) {
       case Collective::kAllReduce: {
+        if (nccl_adds(o)) return all_reduce(o, deadline);
         const Tensor part = own_part(o, o.out);
         scatter_sums(o, part, deadline);
         return gather(o, part, deadline);
       }
       case Collective::kReduceScatter:
+        if (nccl_adds(o)) return reduce_scatter(o, deadline);
         return scatter_sums(o, flat(o.out), deadline);
       case Collective::kAllGather:
         return gather(o, flat(o.in), deadline);
-      case Collective::kBroadcast: {
+      case Collective::kBroadcast:
         if (o.out.nbytes() == 0) return;
-        const ncclResult_t result =
-            nccl().ncclBroadcast(o.out.raw(), o.out.raw(), o.out.nbytes(), ncclInt8, o.peer, comm_,
-                                 static_cast<cudaStream_t>(stream_.handle()));
-        check(result == ncclInProgress ? ncclSuccess : result, "ncclBroadcast");
-        return check(settle(deadline), "ncclBroadcast");
-      }
+        // Down a ring, whose last rank sends nothing.
+        if ((rank() + 1) % size() != o.peer) count(o.out.nbytes());
+        return call("ncclBroadcast", deadline, [&] {
+          return api_.broadcast(o.out.raw(), o.out.raw(), o.out.nbytes(), nccl::Type::kInt8, o.peer,
+                                comm_, stream());
+        });
       case Collective::kAllToAll:
         copy(own_part(o, o.out), own_part(o, o.in));
         return exchange(all_to_all_round(o, rank()), deadline);
@@ -328,6 +445,57 @@ class NcclCommunicator : public DeviceCommunicator {
         WEFT_FAIL("a barrier is the host's");
     }
   }
+
+  // Sums by NCCL.
+
+  /// Not where NaN has to win: NCCL's maxima and minima say nothing of it.
+  bool nccl_adds(const Operation& o) const {
+    return options_.collectives == Collectives::kNccl &&
+           (o.op == ReduceOp::kSum || o.op == ReduceOp::kMean);
+  }
+  static nccl::Op op_of(const Operation& o) {
+    return o.op == ReduceOp::kMean ? nccl::Op::kAvg : nccl::Op::kSum;
+  }
+  static bool is_even(const Operation& o) {
+    return std::ranges::all_of(o.counts, [&](int64_t count) { return count == o.counts[0]; });
+  }
+  /// Bytes of all parts but this rank's.
+  size_t bytes_of_others(const Operation& o) const {
+    return static_cast<size_t>(o.begin(size()) - o.counts[rank()]) * o.in.itemsize();
+  }
+
+  void all_reduce(const Operation& o, Clock::time_point deadline) {
+    if (o.in.numel() == 0) return;
+    // A ring of reduce_scatter and all_gather; trees and NVLS send no more.
+    count(bytes_of_others(o) + static_cast<size_t>(o.counts[rank()]) * o.in.itemsize() *
+                                   static_cast<size_t>(size() - 1));
+    call("ncclAllReduce", deadline, [&] {
+      return api_.all_reduce(o.in.raw(), o.out.raw(), static_cast<size_t>(o.in.numel()),
+                             type_of(o.in.dtype()), op_of(o), comm_, stream());
+    });
+  }
+
+  void reduce_scatter(const Operation& o, Clock::time_point deadline) {
+    if (o.in.numel() == 0) return;
+    const nccl::Type type = type_of(o.in.dtype());
+    count(bytes_of_others(o));
+    if (is_even(o)) {
+      return call("ncclReduceScatter", deadline, [&] {
+        return api_.reduce_scatter(o.in.raw(), o.out.raw(), static_cast<size_t>(o.counts[0]), type,
+                                   op_of(o), comm_, stream());
+      });
+    }
+    call_group(deadline, [&] {
+      for (int r = 0; r < size(); ++r) {
+        if (o.counts[r] == 0) continue;
+        const Message part = message(r, o.in, o.begin(r), o.counts[r]);
+        api_.reduce(part.data, r == rank() ? o.out.raw() : nullptr,
+                    static_cast<size_t>(o.counts[r]), type, op_of(o), r, comm_, stream());
+      }
+    });
+  }
+
+  // Sums in the order of reduce_tree.h, of bytes that NCCL moves.
 
   /// Each part of o.in to the rank that keeps it; this rank's, reduced, to `out`.
   void scatter_sums(const Operation& o, const Tensor& out, Clock::time_point deadline) {
@@ -353,17 +521,27 @@ class NcclCommunicator : public DeviceCommunicator {
 
   /// Every rank's part to its place in o.out; `mine` is this rank's.
   void gather(const Operation& o, const Tensor& mine, Clock::time_point deadline) {
-    copy(own_part(o, o.out), mine);
-    exchange(gather_round(o, rank(), message(rank(), mine, 0, mine.numel())), deadline);
+    if (!is_even(o)) {
+      copy(own_part(o, o.out), mine);
+      return exchange(gather_round(o, rank(), message(rank(), mine, 0, mine.numel())), deadline);
+    }
+    if (mine.numel() == 0) return;
+    count(mine.nbytes() * static_cast<size_t>(size() - 1));
+    call("ncclAllGather", deadline, [&] {
+      return api_.all_gather(mine.raw(), o.out.raw(), mine.nbytes(), nccl::Type::kInt8, comm_,
+                             stream());
+    });
   }
 
   static constexpr double kFarewell = 10;  // seconds
 
   const NcclOptions options_;
+  const nccl::Api& api_;
+  const std::shared_ptr<Registrations> registrations_ = std::make_shared<Registrations>(api_);
   const std::shared_ptr<TrafficCounters> family_;
   TrafficCounters own_;
   const Stream stream_;
-  std::atomic<ncclComm_t> comm_{nullptr};
+  std::atomic<nccl::Comm> comm_{nullptr};
 
   std::mutex mutex_;
   std::condition_variable wake_, idle_;
@@ -377,13 +555,14 @@ class NcclCommunicator : public DeviceCommunicator {
 
 std::string nccl_problem() {
   if (runtime::device_count() == 0) return runtime::no_device_reason();
-  return nccl().library.problem();
+  if (runtime::is_emulated()) return "NCCL does not know of emulated devices";
+  return the_library().library.problem();
 }
 
 CommunicatorPtr make_nccl_communicator(CommunicatorPtr host, Device device,
                                        const NcclOptions& options) {
   require_device(device);
-  const std::string problem = nccl_problem();
+  const std::string problem = options.api ? "" : nccl_problem();
   WEFT_CHECK(problem.empty(), "NCCL cannot be used: {}", problem);
   return std::make_shared<NcclCommunicator>(std::move(host), device, options,
                                             std::make_shared<TrafficCounters>());

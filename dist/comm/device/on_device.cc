@@ -8,6 +8,7 @@
 #include <string>
 
 #include "core/runtime.h"
+#include "dist/comm/device/device_communicator.h"
 #include "dist/comm/device/nccl.h"
 
 namespace weft::dist {
@@ -47,14 +48,31 @@ std::string problem_of(Communicator& host, Device device) {
 
 }  // namespace
 
-CommunicatorPtr on_device(CommunicatorPtr host, Device device) {
+Collectives parse_collectives(const std::string& text) {
+  if (text == "nccl") return Collectives::kNccl;
+  WEFT_CHECK(text == "exact", "collectives: expected nccl or exact, got \"{}\"", text);
+  return Collectives::kExact;
+}
+
+CommunicatorPtr on_device(CommunicatorPtr host, Device device, Collectives collectives) {
   if (device.type == DeviceType::cpu) return host;
   const std::string problem = problem_of(*host, device);
-  if (problem.empty()) return make_nccl_communicator(std::move(host), device);
+  if (problem.empty()) {
+    return make_nccl_communicator(std::move(host), device, {.collectives = collectives});
+  }
   if (host->rank() == 0 && host->size() > 1 && !runtime::is_emulated()) {
     fmt::print(stderr, "weft: collectives go through host memory: {}\n", problem);
   }
   return make_staged_communicator(std::move(host), device);
+}
+
+Tensor buffer_for(Communicator& group, int64_t n, DType dtype, Device device) {
+  Tensor buffer;
+  if (auto* const engine = dynamic_cast<DeviceCommunicator*>(&group);
+      engine && engine->device() == device) {
+    buffer = engine->registered_buffer(n, dtype);
+  }
+  return buffer.defined() ? buffer : Tensor::zeros({n}, dtype, device);
 }
 
 Device device_of_rank(Device asked, int local_rank) {

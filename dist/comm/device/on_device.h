@@ -1,14 +1,30 @@
 // The communicators for ranks that compute on a device.
 #pragma once
 
+#include <string>
+
 #include "dist/comm/communicator.h"
 
 namespace weft::dist {
 
+/// Who adds what ranks on devices hold: NCCL, in an order of its choice, or our kernels in the one
+/// order of summation (reduce_tree.h), with the CPU's bits.
+enum class Collectives : uint8_t { kNccl, kExact };
+/// "nccl" or "exact"; throws Error for anything else.
+Collectives parse_collectives(const std::string& text);
+
 /// A communicator of the same ranks for tensors on `device`, and on the CPU as before: NCCL where
 /// it can be used and every rank has a device of its own, else through host memory, which rank 0
-/// says on standard error. On the CPU `host` itself. Every rank calls it.
-CommunicatorPtr on_device(CommunicatorPtr host, Device device);
+/// says on standard error. On the CPU `host` itself. Only NCCL can add in another order than the
+/// exact one. Every rank calls it.
+CommunicatorPtr on_device(CommunicatorPtr host, Device device,
+                          Collectives collectives = Collectives::kNccl);
+
+/// n zeros on `device` for collectives of `group` that come again and again, as on DDP's buckets:
+/// where NCCL serves the group, memory from ncclMemAlloc that is registered with it, which spares
+/// NCCL copies to memory of its own; the allocator does not count it. Every rank of the group calls
+/// it, in one order.
+Tensor buffer_for(Communicator& group, int64_t n, DType dtype, Device device);
 
 /// Collectives on a device's tensors through host memory: where there is no NCCL, and its stand-in
 /// on the emulator. A collective's input is copied to the host when it is called, and reaches the

@@ -9,7 +9,17 @@
 
 namespace weft::dist {
 
+/// What an engine does not promise.
+struct ConformanceOptions {
+  /// False: sums and means of reals are within the bounds of any order of summation, rounded at
+  /// every step, and an all_reduce has the same bits on all ranks.
+  bool sums_have_one_order = true;
+  /// False: ranks that use two groups in different orders wait for each other.
+  bool groups_run_apart = true;
+};
+
 /// With tensors on `device`, each rank its own.
-void run_conformance(Communicator& world, Device device = {});
+void run_conformance(Communicator& world, Device device = {},
+                     const ConformanceOptions& options = {});
 
 }  // namespace weft::dist

@@ -49,8 +49,8 @@ OracleResult train_oracle(const OracleSetting& setting, const MakeStrategy& make
                           const CommunicatorPtr& host) {
   const int rank = host ? host->rank() : 0;
   const Device device = setting.on_device ? device_of_rank({DeviceType::cuda, 0}, rank) : Device{};
-  const CommunicatorPtr world =
-      host && setting.on_device ? make_staged_communicator(host, device) : host;
+  const auto connect = setting.communicator ? setting.communicator : make_staged_communicator;
+  const CommunicatorPtr world = host && setting.on_device ? connect(host, device) : host;
   const auto model = make_model(setting, rank);
   model->to(device);
   const std::unique_ptr<Strategy> strategy = make(world);

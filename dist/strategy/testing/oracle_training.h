@@ -28,7 +28,9 @@ struct OracleSetting {
   double clip_norm = 0.5;
   ops::CrossEntropyOptions loss = {};
   std::vector<std::string> frozen;  // names of parameters
-  bool on_device = false;           // ranks on the CUDA devices of their numbers, through the host
+  bool on_device = false;           // ranks on the CUDA devices of their numbers
+  /// Their collectives; null: through the host.
+  std::function<CommunicatorPtr(const CommunicatorPtr& host, Device device)> communicator = {};
   WrapPolicy units = wrap_modules<nn::Linear, nn::LayerNorm>();
 };
 
