@@ -48,7 +48,8 @@ std::string chosen_state(const io::Path& directory, const std::string& asked) {
   const auto states = metadata.find("weft.state");
   try {
     if (states != metadata.end()) {
-      for (const auto& [name, state] : nlohmann::json::parse(states->second).items()) {
+      const nlohmann::json named = nlohmann::json::parse(states->second);
+      for (const auto& [name, state] : named.items()) {
         if (state.at("kind") == "model") models.push_back(name);
       }
     }

@@ -16,7 +16,7 @@ namespace {
 using dist::LocalTensor;
 using dist::LocalTensors;
 using dist::Piece;
-using dist::Placement;
+using dist::TensorPlacement;
 
 /// Of an optimizer's "<parameter>.<kind>".
 std::pair<std::string, std::string> parameter_and_kind(const std::string& name) {
@@ -27,8 +27,8 @@ std::pair<std::string, std::string> parameter_and_kind(const std::string& name) 
 constexpr const char* kStep = "step";  // a count, no matter of slices
 
 /// Of a count that all ranks with a part of a parameter have: who has its first element writes it.
-Placement place_of_count(const LocalTensor& parameter) {
-  Placement count = parameter.placement;
+TensorPlacement place_of_count(const LocalTensor& parameter) {
+  TensorPlacement count = parameter.placement;
   const auto pieces = count.pieces(parameter.tensor);
   const bool has_first =
       !pieces.empty() && std::ranges::all_of(pieces[0].offset, [](int64_t at) { return at == 0; });
@@ -49,7 +49,8 @@ Tensor copy_of(const Tensor& x) {
 }
 
 /// This rank's part of a tensor, newly made.
-Tensor read_local(io::ShardedReader& reader, const std::string& name, const Placement& placement) {
+Tensor read_local(io::ShardedReader& reader, const std::string& name,
+                  const TensorPlacement& placement) {
   const Tensor local = Tensor::empty(placement.local_shape(), reader.entry(name).dtype);
   for (const Piece& piece : placement.pieces(local)) reader.read(name, piece.offset, piece.values);
   return local;
@@ -164,7 +165,7 @@ NamedTensors read_optimizer(io::ShardedReader& reader, const std::string& prefix
       check_shape(reader, entry->first, {});
       state.emplace_back(name, reader.read(entry->first));
     } else {
-      const Placement& placement = found->second->placement;
+      const TensorPlacement& placement = found->second->placement;
       check_shape(reader, entry->first, placement.whole);
       state.emplace_back(name, read_local(reader, entry->first, placement));
     }

@@ -8,7 +8,7 @@
 namespace weft::dist {
 namespace {
 
-Shape part_shape(const Placement& placement) {
+Shape part_shape(const TensorPlacement& placement) {
   Shape shape = placement.whole;
   if (!placement.part) return shape;
   const auto& [cut, ranks, rank] = *placement.part;
@@ -48,7 +48,7 @@ void append_boxes(const Shape& shape, int dim, Shape offset, int64_t first, int6
 }
 
 /// The boxes of a part of the whole as boxes of the whole.
-std::vector<Piece> uncut(std::vector<Piece> pieces, const Placement::Part& part) {
+std::vector<Piece> uncut(std::vector<Piece> pieces, const TensorPlacement::Part& part) {
   const auto& [cut, ranks, rank] = part;
   const int dim = static_cast<int>(cut.dim);
   const int64_t section = cut.length / cut.sections, mine = even_part(section, ranks, rank);
@@ -68,9 +68,9 @@ std::vector<Piece> uncut(std::vector<Piece> pieces, const Placement::Part& part)
 
 }  // namespace
 
-Shape Placement::local_shape() const { return flat ? Shape{flat->count} : part_shape(*this); }
+Shape TensorPlacement::local_shape() const { return flat ? Shape{flat->count} : part_shape(*this); }
 
-std::vector<Piece> Placement::pieces(const Tensor& local) const {
+std::vector<Piece> TensorPlacement::pieces(const Tensor& local) const {
   WEFT_ASSERT(local.shape() == local_shape());
   const Shape shape = part_shape(*this);
   std::vector<Piece> pieces;
@@ -95,7 +95,7 @@ LocalTensors whole_tensors(const nn::Module& module, int copies, int copy) {
   for (const auto& [name, buffer] : module.named_buffers()) buffers.insert(name);
   LocalTensors all;
   for (const auto& [name, tensor] : module.state_dict()) {
-    Placement placement{.whole = tensor.shape(), .copies = copies, .copy = copy};
+    TensorPlacement placement{.whole = tensor.shape(), .copies = copies, .copy = copy};
     if (buffers.contains(name)) {
       placement.copies = copy == 0 ? 1 : 0;
       placement.copy = 0;

@@ -23,7 +23,7 @@ struct Piece {
 
 /// Where a rank's tensor lies in the whole one. Of the whole a Cut may leave this rank a part; of
 /// that it may have the elements from `first` on, row by row, as a flat tensor.
-struct Placement {
+struct TensorPlacement {
   Shape whole;
   struct Part {
     Cut cut;
@@ -48,7 +48,7 @@ struct Placement {
 struct LocalTensor {
   std::string name;  // of the entry of the model's state
   Tensor tensor;     // this rank's: a handle on what the model or the strategy keeps
-  Placement placement;
+  TensorPlacement placement;
 };
 using LocalTensors = std::vector<LocalTensor>;
 

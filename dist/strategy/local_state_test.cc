@@ -54,7 +54,7 @@ TEST_CASE("flat ranges of any tensor are boxes that fill it") {
     for (int64_t first = 0; first < values.numel();) {
       const int64_t count =
           std::min<int64_t>(random.below(8), static_cast<uint64_t>(values.numel() - first));
-      const Placement placement{.whole = shape, .flat = {{first, count}}};
+      const TensorPlacement placement{.whole = shape, .flat = {{first, count}}};
       const auto pieces = placement.pieces(view::narrow(flat, 0, first, count));
       CHECK(pieces.size() <= static_cast<size_t>(2 * std::max(dims, 1) - 1) + (dims == 0));
       for (const Piece& piece : pieces) put(whole, piece);
@@ -81,7 +81,7 @@ TEST_CASE("parts of cut layers, sharded or not, fill the whole") {
       std::vector<Tensor> parts(ranks);
       run_ranks(ranks, [&](Communicator& c) { parts[c.rank()] = part_of(values, cut, c); });
       for (int r = 0; r < ranks; ++r) {
-        Placement placement{.whole = shape, .part = {{cut, ranks, r}}};
+        TensorPlacement placement{.whole = shape, .part = {{cut, ranks, r}}};
         CHECK(placement.local_shape() == parts[r].shape());
         if (shards == 0) {
           for (const Piece& piece : placement.pieces(parts[r])) put(whole, piece);

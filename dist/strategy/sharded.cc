@@ -64,7 +64,7 @@ class Sharded : public Strategy {
     const int copies = replicas(), copy = options_.replicate ? options_.replicate->rank() : 0;
     LocalTensors all;
     for (const FullySharded::Kept& kept : fsdp_->kept_state()) {
-      Placement placement{.whole = kept.shape, .copies = copies, .copy = copy};
+      TensorPlacement placement{.whole = kept.shape, .copies = copies, .copy = copy};
       if (!kept.is_buffer) placement.flat = {kept.first, kept.tensor.numel()};
       if (kept.is_buffer || numel(kept.shape) == 0) {
         placement.copies = data_rank() == 0 ? 1 : 0;
