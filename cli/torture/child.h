@@ -34,7 +34,7 @@ class Child {
 
   pid_t pid() const { return pid_; }
   void signal(int number) const;
-  /// Kills it and all that it has started, as when the power fails, and waits until none is there.
+  /// Kills it and all processes of this program that it has started, and waits until none is there.
   void kill();
   /// Waits a little.
   void pause() const;
