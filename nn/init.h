@@ -10,11 +10,13 @@
 
 namespace weft::nn::init {
 
+/// With one value.
 Tensor zeros(Tensor x);
 Tensor ones(Tensor x);
 Tensor constant(Tensor x, double value);
 /// In [low, high).
 Tensor uniform(Tensor x, double low = 0, double high = 1);
+/// Of a mean and a standard deviation.
 Tensor normal(Tensor x, double mean = 0, double std = 1);
 /// Normal, kept inside [low, high]: absolute values, not multiples of std.
 Tensor trunc_normal(Tensor x, double mean = 0, double std = 1, double low = -2, double high = 2);

@@ -79,10 +79,13 @@ Tensors record_function(const std::string& name, const Tensors& inputs, const Te
 
 void bind_autograd(nb::module_& m, nb::class_<Tensor>& tensor) {
   nb::class_<HookHandle>(m, "HookHandle", "What takes a hook away.")
-      .def("remove", [](HookHandle& h) { *h.is_on = false; });
+      .def(
+          "remove", [](HookHandle& h) { *h.is_on = false; }, "The hook is called no more.");
   tensor
-      .def_prop_rw("requires_grad", &Tensor::requires_grad,
-                   [](Tensor& x, bool value) { x.set_requires_grad(value); })
+      .def_prop_rw(
+          "requires_grad", &Tensor::requires_grad,
+          [](Tensor& x, bool value) { x.set_requires_grad(value); },
+          "Whether what is computed from it is recorded for backward.")
       .def_prop_rw(
           "grad", [](const Tensor& x) { return x.grad(); },
           [](const Tensor& x, const MaybeTensor& gradient) {
@@ -95,7 +98,8 @@ void bind_autograd(nb::module_& m, nb::class_<Tensor>& tensor) {
           "The accumulated gradient; None until backward() has run.")
       .def_prop_ro(
           "is_leaf",
-          [](const Tensor& x) { return !x.requires_grad() || x.autograd()->requires_grad; })
+          [](const Tensor& x) { return !x.requires_grad() || x.autograd()->requires_grad; },
+          "Whether no recorded op made it.")
       .def_prop_ro(
           "grad_fn",
           [](const Tensor& x) -> std::optional<std::string> {
@@ -109,7 +113,7 @@ void bind_autograd(nb::module_& m, nb::class_<Tensor>& tensor) {
             nb::cast<Tensor&>(self).set_requires_grad(value);
             return nb::borrow(self);
           },
-          "requires_grad"_a = true)
+          "requires_grad"_a = true, "Sets requires_grad of a leaf, and returns the tensor.")
       .def("detach", &detach, "The same data without history.")
       .def("retain_grad", &retain_grad, "Keeps the gradient of an intermediate result in grad.")
       .def("register_hook", &add_hook, "hook"_a,
@@ -146,7 +150,7 @@ void bind_autograd(nb::module_& m, nb::class_<Tensor>& tensor) {
       },
       Unlocked());
   m.def("_record", &record_function);
-  m.def("is_grad_enabled", &grad_enabled);
+  m.def("is_grad_enabled", &grad_enabled, "Whether this thread records operations.");
   m.def("_autocast_dtype", &autocast_dtype);
 
   bind_scope<GradMode, bool>(m, "_GradMode");

@@ -3,6 +3,7 @@
 #include "nn/loss.h"
 #include "python/bindings.h"
 #include "python/casters.h"
+#include "python/docstrings.h"
 #include "python/exchange.h"
 
 namespace weft::python {
@@ -27,20 +28,20 @@ ops::LossReduction loss_reduction_of(std::string_view function, std::string_view
 }
 
 void bind_losses(nb::module_& m) {
-  const auto loss = [&](const char* name,
-                        Tensor (*f)(const Tensor&, const Tensor&, nn::Reduction)) {
-    m.def(
-        name,
+  const auto loss = [&](const char* name, Tensor (*f)(const Tensor&, const Tensor&, nn::Reduction),
+                        const char* text) {
+    define_op(
+        m, name,
         [f, name](const Tensor& x, const Tensor& y, const std::string& reduction) {
           return f(x, y, reduction_of(name, reduction));
         },
-        "input"_a, "target"_a, "reduction"_a = "mean", Unlocked());
+        "input"_a, "target"_a, "reduction"_a = "mean", Unlocked(), text);
   };
-  loss("mse_loss", nn::mse_loss);
-  loss("l1_loss", nn::l1_loss);
-  loss("binary_cross_entropy_with_logits", nn::bce_with_logits);
-  m.def(
-      "nll_loss",
+  loss("mse_loss", nn::mse_loss, docs("nn::mse_loss"));
+  loss("l1_loss", nn::l1_loss, docs("nn::l1_loss"));
+  loss("binary_cross_entropy_with_logits", nn::bce_with_logits, docs("nn::bce_with_logits"));
+  define_op(
+      m, "nll_loss",
       [](const Tensor& x, const Tensor& labels, const MaybeTensor& weight, int64_t ignore_index,
          const std::string& reduction) {
         return ops::nll_loss(x, labels,
@@ -50,35 +51,34 @@ void bind_losses(nb::module_& m) {
       },
       "input"_a, "target"_a, "weight"_a = nb::none(), nb::kw_only(), "ignore_index"_a = -100,
       "reduction"_a = "mean", Unlocked());
-  m.def(
-      "kl_div",
+  define_op(
+      m, "kl_div",
       [](const Tensor& x, const Tensor& target, const std::string& reduction, bool log_target) {
         return ops::kl_div(x, target, loss_reduction_of("kl_div", reduction), log_target);
       },
       "input"_a, "target"_a, nb::kw_only(), "reduction"_a = "mean", "log_target"_a = false,
       Unlocked());
-  m.def(
-      "smooth_l1_loss",
+  define_op(
+      m, "smooth_l1_loss",
       [](const Tensor& x, const Tensor& target, const std::string& reduction, double beta) {
         return ops::smooth_l1_loss(x, target, loss_reduction_of("smooth_l1_loss", reduction), beta);
       },
       "input"_a, "target"_a, nb::kw_only(), "reduction"_a = "mean", "beta"_a = 1.0, Unlocked());
-  m.def("cosine_similarity", &ops::cosine_similarity, "x1"_a, "x2"_a, "dim"_a = 1, "eps"_a = 1e-8,
-        Unlocked());
-  m.def(
-      "cross_entropy",
+  define_op(m, "cosine_similarity", &ops::cosine_similarity, "x1"_a, "x2"_a, "dim"_a = 1,
+            "eps"_a = 1e-8, Unlocked());
+  define_op(
+      m, "cross_entropy",
       [](const Tensor& logits, const Tensor& labels, int64_t ignore_index, double label_smoothing) {
         return ops::cross_entropy(
             logits, labels, {.label_smoothing = label_smoothing, .ignore_index = ignore_index});
       },
       "input"_a, "target"_a, nb::kw_only(), "ignore_index"_a = -100, "label_smoothing"_a = 0.0,
-      Unlocked(),
-      "The mean over rows of logits [N, C] against classes int64 [N] or probabilities [N, C].");
+      Unlocked());
 }
 
 void bind_normalisations(nb::module_& m) {
-  m.def(
-      "layer_norm",
+  define_op(
+      m, "layer_norm",
       [](const Tensor& x, const Shape& shape, const MaybeTensor& weight, const MaybeTensor& bias,
          double eps) {
         WEFT_CHECK(shape.size() == 1 && x.dim() > 0 && shape[0] == x.size(-1),
@@ -87,8 +87,8 @@ void bind_normalisations(nb::module_& m) {
       },
       "input"_a, "normalized_shape"_a, "weight"_a = nb::none(), "bias"_a = nb::none(),
       "eps"_a = 1e-5, Unlocked());
-  m.def(
-      "rms_norm",
+  define_op(
+      m, "rms_norm",
       [](const Tensor& x, const Shape& shape, const MaybeTensor& weight,
          std::optional<double> eps) {
         WEFT_CHECK(shape.size() == 1 && x.dim() > 0 && shape[0] == x.size(-1),
@@ -96,14 +96,14 @@ void bind_normalisations(nb::module_& m) {
         return ops::rms_norm(x, weight, eps);
       },
       "input"_a, "normalized_shape"_a, "weight"_a = nb::none(), "eps"_a = nb::none(), Unlocked());
-  m.def(
-      "group_norm",
+  define_op(
+      m, "group_norm",
       [](const Tensor& x, int64_t groups, const MaybeTensor& weight, const MaybeTensor& bias,
          double eps) { return ops::group_norm(x, groups, weight, bias, eps); },
       "input"_a, "num_groups"_a, "weight"_a = nb::none(), "bias"_a = nb::none(), "eps"_a = 1e-5,
       Unlocked());
-  m.def(
-      "instance_norm",
+  define_op(
+      m, "instance_norm",
       [](const Tensor& x, const MaybeTensor& mean, const MaybeTensor& var,
          const MaybeTensor& weight, const MaybeTensor& bias, bool use_input_stats, double momentum,
          double eps) {
@@ -112,15 +112,15 @@ void bind_normalisations(nb::module_& m) {
       "input"_a, "running_mean"_a = nb::none(), "running_var"_a = nb::none(),
       "weight"_a = nb::none(), "bias"_a = nb::none(), "use_input_stats"_a = true,
       "momentum"_a = 0.1, "eps"_a = 1e-5, Unlocked());
-  m.def(
-      "add_layer_norm",
+  define_op(
+      m, "add_layer_norm",
       [](const Tensor& x, const Tensor& residual, const MaybeTensor& weight,
          const MaybeTensor& bias,
          double eps) { return ops::add_layer_norm(x, residual, weight, bias, eps); },
       "input"_a, "residual"_a, "weight"_a = nb::none(), "bias"_a = nb::none(), "eps"_a = 1e-5,
-      Unlocked(), "(s, layer_norm(s)) with s = input + residual, in one pass.");
-  m.def(
-      "batch_norm",
+      Unlocked());
+  define_op(
+      m, "batch_norm",
       [](const Tensor& x, const MaybeTensor& mean, const MaybeTensor& var,
          const MaybeTensor& weight, const MaybeTensor& bias, bool training, double momentum,
          double eps) {
@@ -134,8 +134,8 @@ void bind_normalisations(nb::module_& m) {
 }
 
 void bind_images(nb::module_& m) {
-  m.def(
-      "conv2d",
+  define_op(
+      m, "conv2d",
       [](const Tensor& x, const Tensor& weight, const MaybeTensor& bias, Size2d stride,
          Size2d padding, Size2d dilation, int64_t groups) {
         return ops::conv2d(
@@ -144,8 +144,8 @@ void bind_images(nb::module_& m) {
       },
       "input"_a, "weight"_a, "bias"_a = nb::none(), "stride"_a = Size2d(1), "padding"_a = Size2d(0),
       "dilation"_a = Size2d(1), "groups"_a = 1, Unlocked());
-  m.def(
-      "conv1d",
+  define_op(
+      m, "conv1d",
       [](const Tensor& x, const Tensor& weight, const MaybeTensor& bias, int64_t stride,
          int64_t padding, int64_t dilation, int64_t groups) {
         return ops::conv1d(
@@ -154,8 +154,8 @@ void bind_images(nb::module_& m) {
       },
       "input"_a, "weight"_a, "bias"_a = nb::none(), "stride"_a = 1, "padding"_a = 0,
       "dilation"_a = 1, "groups"_a = 1, Unlocked());
-  m.def(
-      "conv_transpose2d",
+  define_op(
+      m, "conv_transpose2d",
       [](const Tensor& x, const Tensor& weight, const MaybeTensor& bias, Size2d stride,
          Size2d padding, Size2d output_padding, int64_t groups, Size2d dilation) {
         return ops::conv_transpose2d(x, weight, bias,
@@ -167,9 +167,10 @@ void bind_images(nb::module_& m) {
       },
       "input"_a, "weight"_a, "bias"_a = nb::none(), "stride"_a = Size2d(1), "padding"_a = Size2d(0),
       "output_padding"_a = Size2d(0), "groups"_a = 1, "dilation"_a = Size2d(1), Unlocked());
-  m.def("adaptive_avg_pool2d", &ops::adaptive_avg_pool2d, "input"_a, "output_size"_a, Unlocked());
-  m.def(
-      "interpolate",
+  define_op(m, "adaptive_avg_pool2d", &ops::adaptive_avg_pool2d, "input"_a, "output_size"_a,
+            Unlocked());
+  define_op(
+      m, "interpolate",
       [](const Tensor& x, std::optional<Size2d> size, nb::object scale, const std::string& mode,
          bool align_corners) {
         WEFT_CHECK(mode == "nearest" || mode == "bilinear",
@@ -188,8 +189,8 @@ void bind_images(nb::module_& m) {
       },
       "input"_a, "size"_a = nb::none(), "scale_factor"_a = nb::none(), "mode"_a = "nearest",
       "align_corners"_a = false);
-  m.def(
-      "pad",
+  define_op(
+      m, "pad",
       [](const Tensor& x, const std::vector<int64_t>& pad, const std::string& mode, double value) {
         const std::pair<std::string_view, ops::Padding> known[] = {
             {"constant", ops::Padding::kConstant},
@@ -202,77 +203,95 @@ void bind_images(nb::module_& m) {
         WEFT_FAIL("pad: mode is constant, reflect, replicate or circular, got \"{}\"", mode);
       },
       "input"_a, "pad"_a, "mode"_a = "constant", "value"_a = 0.0, Unlocked());
-  const auto pool = [&](const char* name, auto f) {
-    m.def(
-        name,
-        [f](const Tensor& x, Size2d kernel, std::optional<Size2d> stride, Size2d padding,
-            bool count_include_pad) {
-          return f(x,
-                   ops::Pool2dOptions{kernel, stride.value_or(kernel), padding, count_include_pad});
-        },
-        "input"_a, "kernel_size"_a, "stride"_a = nb::none(), "padding"_a = Size2d(0), nb::kw_only(),
-        "count_include_pad"_a = true, Unlocked());
-  };
-  pool("max_pool2d", ops::max_pool2d);
-  pool("avg_pool2d", ops::avg_pool2d);
+  define_op(
+      m, "avg_pool2d",
+      [](const Tensor& x, Size2d kernel, std::optional<Size2d> stride, Size2d padding,
+         bool ceil_mode, bool count_include_pad) {
+        return ops::avg_pool2d(x, {.kernel = kernel,
+                                   .stride = stride.value_or(kernel),
+                                   .padding = padding,
+                                   .count_include_pad = count_include_pad,
+                                   .ceil_mode = ceil_mode});
+      },
+      "input"_a, "kernel_size"_a, "stride"_a = nb::none(), "padding"_a = Size2d(0),
+      "ceil_mode"_a = false, "count_include_pad"_a = true, Unlocked());
+  define_op(
+      m, "max_pool2d",
+      [](const Tensor& x, Size2d kernel, std::optional<Size2d> stride, Size2d padding,
+         Size2d dilation, bool ceil_mode, bool return_indices) -> nb::object {
+        const ops::Pool2dOptions options{.kernel = kernel,
+                                         .stride = stride.value_or(kernel),
+                                         .padding = padding,
+                                         .dilation = dilation,
+                                         .ceil_mode = ceil_mode};
+        std::pair<Tensor, Tensor> result;
+        {
+          const nb::gil_scoped_release unlocked;
+          if (return_indices) {
+            result = ops::max_pool2d_with_indices(x, options);
+          } else {
+            result.first = ops::max_pool2d(x, options);
+          }
+        }
+        return return_indices ? nb::cast(result) : nb::cast(result.first);
+      },
+      "input"_a, "kernel_size"_a, "stride"_a = nb::none(), "padding"_a = Size2d(0),
+      "dilation"_a = Size2d(1), "ceil_mode"_a = false, "return_indices"_a = false);
 }
 
 }  // namespace
 
 void bind_functional(nb::module_ m) {
-  m.def(
-      "linear",
+  define_op(
+      m, "linear",
       [](const Tensor& x, const Tensor& weight, const MaybeTensor& bias) {
         return ops::linear(x, weight, bias);
       },
-      "input"_a, "weight"_a, "bias"_a = nb::none(), Unlocked(),
-      "x W^T + b: x [..., in], W [out, in], b [out].");
-  m.def(
-      "linear_gelu",
+      "input"_a, "weight"_a, "bias"_a = nb::none(), Unlocked());
+  define_op(
+      m, "linear_gelu",
       [](const Tensor& x, const Tensor& weight, const MaybeTensor& bias) {
         return ops::linear_gelu(x, weight, bias);
       },
-      "input"_a, "weight"_a, "bias"_a = nb::none(), Unlocked(),
-      "gelu(linear(...)) in one pass over the result.");
-  m.def(
-      "mlp",
+      "input"_a, "weight"_a, "bias"_a = nb::none(), Unlocked());
+  define_op(
+      m, "mlp",
       [](const Tensor& x, const Tensor& weight_1, const MaybeTensor& bias_1, const Tensor& weight_2,
          const MaybeTensor& bias_2) { return ops::mlp(x, weight_1, bias_1, weight_2, bias_2); },
-      "input"_a, "weight_1"_a, "bias_1"_a.none(), "weight_2"_a, "bias_2"_a.none(), Unlocked(),
-      "linear(linear_gelu(x, weight_1, bias_1), weight_2, bias_2), with one gradient.");
-  m.def(
-      "embedding",
+      "input"_a, "weight_1"_a, "bias_1"_a.none(), "weight_2"_a, "bias_2"_a.none(), Unlocked());
+  define_op(
+      m, "embedding",
       [](const Tensor& indices, const Tensor& weight) { return ops::embedding(weight, indices); },
-      "input"_a, "weight"_a, Unlocked(), "Rows of weight [V, D].");
-  m.def(
-      "one_hot",
+      "input"_a, "weight"_a, Unlocked());
+  define_op(
+      m, "one_hot",
       [](const Tensor& indices, int64_t classes) {
         if (classes < 0) classes = static_cast<int64_t>(ops::max(indices).item()) + 1;
         return ops::one_hot(indices, classes, DType::i64);
       },
       "input"_a, "num_classes"_a = -1, Unlocked());
-  m.def("leaky_relu", &ops::leaky_relu, "input"_a, "negative_slope"_a = 0.01, Unlocked());
-  m.def("elu", &ops::elu, "input"_a, "alpha"_a = 1.0, Unlocked());
-  m.def("softplus", &ops::softplus, "input"_a, "beta"_a = 1.0, "threshold"_a = 20.0, Unlocked());
-  m.def("hardswish", &ops::hardswish, "input"_a, Unlocked());
-  m.def("dropout", &ops::dropout, "input"_a, "p"_a = 0.5, "training"_a = true, Unlocked());
-  m.def(
-      "scaled_dot_product_attention",
+  define_op(m, "leaky_relu", &ops::leaky_relu, "input"_a, "negative_slope"_a = 0.01, Unlocked());
+  define_op(m, "elu", &ops::elu, "input"_a, "alpha"_a = 1.0, Unlocked());
+  define_op(m, "softplus", &ops::softplus, "input"_a, "beta"_a = 1.0, "threshold"_a = 20.0,
+            Unlocked());
+  define_op(m, "hardswish", &ops::hardswish, "input"_a, Unlocked());
+  define_op(m, "dropout", &ops::dropout, "input"_a, "p"_a = 0.5, "training"_a = true, Unlocked());
+  define_op(
+      m, "scaled_dot_product_attention",
       [](const Tensor& q, const Tensor& k, const Tensor& v, const MaybeTensor& mask, double dropout,
          bool causal, std::optional<double> scale) {
         return ops::attention(q, k, v,
                               {.causal = causal, .dropout = dropout, .scale = scale, .mask = mask});
       },
       "query"_a, "key"_a, "value"_a, "attn_mask"_a = nb::none(), "dropout_p"_a = 0.0,
-      "is_causal"_a = false, "scale"_a = nb::none(), Unlocked(),
-      "softmax(scale Q K^T) V of q, k, v [B, H, T, D]; scale is 1/sqrt(D) unless it is given.");
-  m.def(
-      "self_attention",
+      "is_causal"_a = false, "scale"_a = nb::none(), Unlocked(), docs("ops::attention"));
+  define_op(
+      m, "self_attention",
       [](const Tensor& qkv, int64_t heads, double dropout, bool causal) {
         return ops::self_attention(qkv, heads, {.causal = causal, .dropout = dropout});
       },
-      "qkv"_a, "num_heads"_a, nb::kw_only(), "dropout_p"_a = 0.0, "is_causal"_a = false, Unlocked(),
-      "Attention on the fused projection [B, T, 3 * heads * D] of one input: [B, T, heads * D].");
+      "qkv"_a, "num_heads"_a, nb::kw_only(), "dropout_p"_a = 0.0, "is_causal"_a = false,
+      Unlocked());
   bind_losses(m);
   bind_normalisations(m);
   bind_images(m);

@@ -8,6 +8,7 @@
 #include "nn/module.h"
 #include "python/bindings.h"
 #include "python/casters.h"
+#include "python/docstrings.h"
 #include "python/named_tensors.h"
 
 namespace weft::python {
@@ -111,13 +112,15 @@ nb::object call(nb::handle self, const nb::args& arguments, const nb::kwargs& op
   return self.attr("forward")(*arguments, **options);
 }
 
-template <class Layer, class... Extra>
+/// A layer with its forward(); `text` is its docstring, where the header's on nn::NAME does not do.
+template <class Layer>
 nb::class_<Layer, Module, Derivable<Layer>> layer(nb::module_& m, const char* name,
-                                                  const Extra&... extra) {
-  nb::class_<Layer, Module, Derivable<Layer>> c(m, name, nb::dynamic_attr(), extra...);
+                                                  const char* text = nullptr) {
+  nb::class_<Layer, Module, Derivable<Layer>> c(m, name, nb::dynamic_attr(),
+                                                text ? text : docs(std::string("nn::") + name));
   c.def(
       "forward", [](Layer& self, const Tensor& x) { return self.Layer::forward(x); }, "input"_a,
-      Unlocked());
+      Unlocked(), docs("nn::Module::forward"));
   return c;
 }
 
@@ -130,7 +133,7 @@ void bind_module(nb::module_& m) {
       .def(nb::init<>())
       .def(
           "forward", [](Module& self, const Tensor& x) { return self.Module::forward(x); },
-          "input"_a)
+          "input"_a, docs("nn::Module::forward"))
       .def("__call__", &call)
       .def("__setattr__", &set_attribute, "name"_a, nb::arg("value").none())
       .def("__getattr__", &get_attribute, "name"_a)
@@ -140,25 +143,26 @@ void bind_module(nb::module_& m) {
             Access::buffer_of(nb::cast<Module&>(self), name, tensor);
             nb::setattr(self, name.c_str(), nb::cast(tensor));
           },
-          "name"_a, nb::arg("tensor").none(), "A tensor that is saved but not trained.")
+          "name"_a, nb::arg("tensor").none(), docs("nn::Module::buffer"))
       .def(
           "register_parameter",
           [](nb::handle_t<Module> self, const std::string& name, const MaybeTensor& tensor) {
             Access::parameter_of(nb::cast<Module&>(self), name, tensor);
             nb::setattr(self, name.c_str(), nb::cast(tensor));
           },
-          "name"_a, nb::arg("tensor").none())
+          "name"_a, nb::arg("tensor").none(), docs("nn::Module::parameter"))
       .def(
           "add_module",
           [](nb::handle_t<Module> self, const std::string& name, nb::handle_t<Module> child) {
             nb::setattr(self, name.c_str(), child);
           },
-          "name"_a, "module"_a)
-      .def("named_parameters", &Module::named_parameters)
-      .def("parameters", &Module::parameters)
-      .def("named_buffers", &Module::named_buffers)
+          "name"_a, "module"_a, "Another module as a child, which is also an attribute.")
+      .def("named_parameters", &Module::named_parameters, docs("nn::Module::named_parameters"))
+      .def("parameters", &Module::parameters, docs("nn::Module::named_parameters"))
+      .def("named_buffers", &Module::named_buffers,
+           "Tensors that are saved but not trained, each once, under its first name.")
       .def("named_modules", &Module::named_modules, nb::rv_policy::reference_internal,
-           "This module, named \"\", then its descendants, each before its children.")
+           docs("nn::Module::named_modules"))
       .def(
           "modules",
           [](Module& self) {
@@ -166,18 +170,22 @@ void bind_module(nb::module_& m) {
             for (auto& [name, module] : self.named_modules()) all.push_back(module);
             return all;
           },
-          nb::rv_policy::reference_internal)
-      .def("named_children", [](Module& self) { return Access::children_of(self); })
-      .def("children",
-           [](Module& self) {
-             std::vector<std::shared_ptr<Module>> all;
-             for (auto& [name, module] : Access::children_of(self)) all.push_back(module);
-             return all;
-           })
+          nb::rv_policy::reference_internal, docs("nn::Module::named_modules"))
+      .def(
+          "named_children", [](Module& self) { return Access::children_of(self); },
+          "The modules right below this one, with their names.")
+      .def(
+          "children",
+          [](Module& self) {
+            std::vector<std::shared_ptr<Module>> all;
+            for (auto& [name, module] : Access::children_of(self)) all.push_back(module);
+            return all;
+          },
+          "The modules right below this one.")
       .def("num_parameters", &Module::num_parameters, "Elements of all parameters.")
       .def(
           "state_dict", [](const Module& self) { return dict_of(self.state_dict()); },
-          "Handles, without history, on the data of all parameters and buffers.")
+          docs("nn::Module::state_dict"))
       .def(
           "load_state_dict",
           [](Module& self, const nb::dict& state, bool strict) {
@@ -186,20 +194,23 @@ void bind_module(nb::module_& m) {
             return std::pair(result.missing, result.unexpected);
           },
           "state_dict"_a, "strict"_a = true,
-          "Copies a state into the parameters and buffers, converting dtypes. An Error names every "
-          "offending key, and nothing has changed. (missing, unexpected) keys, where not strict.")
+          fmt::format("{}\n\nReturns the (missing, unexpected) keys, where not strict.",
+                      docs("nn::Module::load_state_dict"))
+              .c_str())
       .def(
           "train",
           [](nb::handle_t<Module> self, bool mode) {
             nb::cast<Module&>(self).train(mode);
             return nb::borrow(self);
           },
-          "mode"_a = true)
-      .def("eval",
-           [](nb::handle_t<Module> self) {
-             nb::cast<Module&>(self).eval();
-             return nb::borrow(self);
-           })
+          "mode"_a = true, "Training, as dropout and batch norm do it, or evaluation.")
+      .def(
+          "eval",
+          [](nb::handle_t<Module> self) {
+            nb::cast<Module&>(self).eval();
+            return nb::borrow(self);
+          },
+          "train(False)")
       .def_prop_ro("training", &Module::is_training)
       .def(
           "to",
@@ -215,15 +226,15 @@ void bind_module(nb::module_& m) {
             }
             return nb::borrow(self);
           },
-          "where"_a, "Moves (a device) or converts (a dtype) parameters, gradients and buffers.")
-      .def("zero_grad", &Module::zero_grad)
+          "where"_a, docs("nn::Module::to"))
+      .def("zero_grad", &Module::zero_grad, docs("nn::Module::zero_grad"))
       .def(
           "requires_grad_",
           [](nb::handle_t<Module> self, bool value) {
             nb::cast<Module&>(self).requires_grad_(value);
             return nb::borrow(self);
           },
-          "requires_grad"_a = true)
+          "requires_grad"_a = true, docs("nn::Module::requires_grad_"))
       .def(
           "apply",
           [](nb::handle_t<Module> self, const nb::callable& function) {
@@ -231,19 +242,38 @@ void bind_module(nb::module_& m) {
               function(nb::cast(module, nb::rv_policy::reference));
             return nb::borrow(self);
           },
-          "fn"_a);
+          "fn"_a, "Calls the function with this module and each of its descendants.");
 }
 
-template <class Pool>
-void bind_pool(nb::module_& m, const char* name) {
-  layer<Pool>(m, name).def(nb::init<nn::Size2d, std::optional<nn::Size2d>, nn::Size2d>(),
-                           "kernel_size"_a, "stride"_a = nb::none(), "padding"_a = nn::Size2d(0));
+using MaybeSize2d = std::optional<nn::Size2d>;
+
+void bind_pools(nb::module_& m) {
+  using nn::Size2d;
+  layer<nn::MaxPool2d>(m, "MaxPool2d", docs("ops::max_pool2d"))
+      .def(
+          "__init__",
+          [](Derivable<nn::MaxPool2d>* self, Size2d kernel, MaybeSize2d stride, Size2d padding,
+             Size2d dilation, bool ceil_mode) {
+            new (self) Derivable<nn::MaxPool2d>(kernel, stride, padding, true, dilation, ceil_mode);
+          },
+          "kernel_size"_a, "stride"_a = nb::none(), "padding"_a = Size2d(0),
+          "dilation"_a = Size2d(1), "ceil_mode"_a = false);
+  layer<nn::AvgPool2d>(m, "AvgPool2d", docs("ops::avg_pool2d"))
+      .def(
+          "__init__",
+          [](Derivable<nn::AvgPool2d>* self, Size2d kernel, MaybeSize2d stride, Size2d padding,
+             bool ceil_mode, bool count_include_pad) {
+            new (self)
+                Derivable<nn::AvgPool2d>(kernel, stride, padding, count_include_pad, 1, ceil_mode);
+          },
+          "kernel_size"_a, "stride"_a = nb::none(), "padding"_a = Size2d(0), "ceil_mode"_a = false,
+          "count_include_pad"_a = true);
 }
 
 void bind_layers(nb::module_& m) {
-  layer<nn::Linear>(m, "Linear", "x W^T + b: weight [out, in], bias [out].")
+  layer<nn::Linear>(m, "Linear")
       .def(nb::init<int64_t, int64_t, bool>(), "in_features"_a, "out_features"_a, "bias"_a = true);
-  layer<nn::LayerNorm>(m, "LayerNorm", "Over the last dimension.")
+  layer<nn::LayerNorm>(m, "LayerNorm")
       .def(
           "__init__",
           [](Derivable<nn::LayerNorm>* self, const Shape& shape, double eps) {
@@ -269,11 +299,10 @@ void bind_layers(nb::module_& m) {
           "in_channels"_a, "out_channels"_a, "kernel_size"_a, "stride"_a = nn::Size2d(1),
           "padding"_a = nn::Size2d(0), "dilation"_a = nn::Size2d(1), "groups"_a = 1,
           "bias"_a = true);
-  layer<nn::Embedding>(m, "Embedding", "Rows of weight [count, width] at integer indices.")
+  layer<nn::Embedding>(m, "Embedding")
       .def(nb::init<int64_t, int64_t>(), "num_embeddings"_a, "embedding_dim"_a);
   layer<nn::Dropout>(m, "Dropout").def(nb::init<double>(), "p"_a = 0.5);
-  layer<nn::DropPath>(m, "DropPath", "Zeroes whole samples with probability p in training.")
-      .def(nb::init<double>(), "p"_a);
+  layer<nn::DropPath>(m, "DropPath").def(nb::init<double>(), "p"_a);
   layer<nn::GELU>(m, "GELU").def(
       "__init__",
       [](Derivable<nn::GELU>* self, const std::string& approximate) {
@@ -282,15 +311,14 @@ void bind_layers(nb::module_& m) {
         new (self) Derivable<nn::GELU>(approximate == "tanh" ? ops::Gelu::kTanh : ops::Gelu::kErf);
       },
       "approximate"_a = "none");
-  layer<nn::ReLU>(m, "ReLU").def(nb::init<>());
-  layer<nn::SiLU>(m, "SiLU").def(nb::init<>());
-  layer<nn::Tanh>(m, "Tanh").def(nb::init<>());
-  bind_pool<nn::MaxPool2d>(m, "MaxPool2d");
-  bind_pool<nn::AvgPool2d>(m, "AvgPool2d");
+  layer<nn::ReLU>(m, "ReLU", docs("ops::relu")).def(nb::init<>());
+  layer<nn::SiLU>(m, "SiLU", docs("ops::silu")).def(nb::init<>());
+  layer<nn::Tanh>(m, "Tanh", docs("ops::tanh")).def(nb::init<>());
+  bind_pools(m);
   layer<nn::Flatten>(m, "Flatten")
       .def(nb::init<int64_t, int64_t>(), "start_dim"_a = 1, "end_dim"_a = -1);
   layer<nn::Identity>(m, "Identity").def(nb::init<>());
-  layer<nn::MultiheadAttention>(m, "MultiheadAttention", "Self-attention of x [B, T, width].")
+  layer<nn::MultiheadAttention>(m, "MultiheadAttention")
       .def(
           "__init__",
           [](Derivable<nn::MultiheadAttention>* self, int64_t width, int64_t heads, double dropout,
@@ -299,7 +327,7 @@ void bind_layers(nb::module_& m) {
                 width, heads, nn::AttentionOptions{.causal = causal, .dropout = dropout}, bias);
           },
           "embed_dim"_a, "num_heads"_a, "dropout"_a = 0.0, "bias"_a = true, "causal"_a = false);
-  layer<nn::Sequential>(m, "Sequential", "Children applied in order, named \"0\", \"1\", ...")
+  layer<nn::Sequential>(m, "Sequential")
       .def("__init__",
            [](Derivable<nn::Sequential>* self, const nb::args& modules) {
              new (self) Derivable<nn::Sequential>();
@@ -316,7 +344,7 @@ void bind_layers(nb::module_& m) {
             Access::set_child_of(sequential, std::to_string(sequential.size()), std::move(module));
             return nb::borrow(self);
           },
-          "module"_a)
+          "module"_a, "Another module behind the last one.")
       .def("__len__", &nn::Sequential::size)
       .def("__getitem__", [](nn::Sequential& self, int64_t i) {
         const auto& children = Access::children_of(self);
@@ -328,24 +356,27 @@ void bind_layers(nb::module_& m) {
 }
 
 void bind_init(nb::module_ m) {
-  m.def("zeros_", &nn::init::zeros, "tensor"_a);
-  m.def("ones_", &nn::init::ones, "tensor"_a);
-  m.def("constant_", &nn::init::constant, "tensor"_a, "val"_a);
-  m.def("uniform_", &nn::init::uniform, "tensor"_a, "a"_a = 0.0, "b"_a = 1.0);
-  m.def("normal_", &nn::init::normal, "tensor"_a, "mean"_a = 0.0, "std"_a = 1.0);
-  m.def("trunc_normal_", &nn::init::trunc_normal, "tensor"_a, "mean"_a = 0.0, "std"_a = 1.0,
-        "a"_a = -2.0, "b"_a = 2.0, "Kept inside [a, b]: absolute values, not multiples of std.");
-  m.def("xavier_uniform_", &nn::init::xavier_uniform, "tensor"_a, "gain"_a = 1.0);
-  m.def("kaiming_uniform_", &nn::init::kaiming_uniform, "tensor"_a, "a"_a = 0.0);
-  m.def(
-      "kaiming_normal_",
+  const auto init = [&](const std::string& name, auto f, const auto&... extra) {
+    m.def((name + "_").c_str(), f, "tensor"_a, docs("nn::init::" + name), extra...);
+  };
+  init("zeros", &nn::init::zeros);
+  init("ones", &nn::init::ones);
+  init("constant", &nn::init::constant, "val"_a);
+  init("uniform", &nn::init::uniform, "a"_a = 0.0, "b"_a = 1.0);
+  init("normal", &nn::init::normal, "mean"_a = 0.0, "std"_a = 1.0);
+  init("trunc_normal", &nn::init::trunc_normal, "mean"_a = 0.0, "std"_a = 1.0, "a"_a = -2.0,
+       "b"_a = 2.0);
+  init("xavier_uniform", &nn::init::xavier_uniform, "gain"_a = 1.0);
+  init("kaiming_uniform", &nn::init::kaiming_uniform, "a"_a = 0.0);
+  init(
+      "kaiming_normal",
       [](const Tensor& x, const std::string& mode) {
         WEFT_CHECK(mode == "fan_in" || mode == "fan_out",
                    "kaiming_normal_: mode is fan_in or fan_out, got \"{}\"", mode);
         return nn::init::kaiming_normal(
             x, mode == "fan_in" ? nn::init::Fan::kIn : nn::init::Fan::kOut);
       },
-      "tensor"_a, nb::kw_only(), "mode"_a = "fan_in");
+      nb::kw_only(), "mode"_a = "fan_in");
 }
 
 }  // namespace

@@ -9,6 +9,7 @@
 #include "core/view.h"
 #include "python/bindings.h"
 #include "python/casters.h"
+#include "python/docstrings.h"
 #include "python/exchange.h"
 
 namespace weft::python {
@@ -22,25 +23,33 @@ struct Table {
   nb::module_& m;
   nb::class_<Tensor>& t;
 
-  /// A function whose first argument is the tensor; `extra` describes the others.
+  /// A function whose first argument is the tensor; `extra` describes the others, and has a
+  /// docstring where that of ops::NAME is not enough.
   template <class F, class... Extra>
   void op(const char* name, F f, const Extra&... extra) {
-    m.def(name, f, "input"_a, extra..., Unlocked());
-    t.def(name, f, extra..., Unlocked());
+    define_op(m, name, f, "input"_a, extra..., Unlocked());
+    t.def(name, f, comment_on("ops::" + std::string(name)), extra..., Unlocked());
   }
 
   /// NAME_(...): the op's result is copied over the tensor.
   template <class F>
   void in_place(const std::string& name, F f) {
-    t.def(name.c_str(), [f, name](nb::handle_t<Tensor> self) {
-      Tensor target = nb::cast<Tensor>(self);
-      check_writable(name, target);
-      {
-        const nb::gil_scoped_release unlocked;
-        f(target);
-      }
-      return nb::borrow(self);
-    });
+    t.def(
+        name.c_str(),
+        [f, name](nb::handle_t<Tensor> self) {
+          Tensor target = nb::cast<Tensor>(self);
+          check_writable(name, target);
+          {
+            const nb::gil_scoped_release unlocked;
+            f(target);
+          }
+          return nb::borrow(self);
+        },
+        docs_in_place(name).c_str());
+  }
+  static std::string docs_in_place(const std::string& name) {
+    return fmt::format("{}, copied over the tensor, which keeps its dtype.\n\n{}",
+                       name.substr(0, name.size() - 1), docs("ops::add_"));
   }
   template <class F, class... Extra>
   void in_place_beside(const std::string& name, F f, const Extra&... extra) {
@@ -55,23 +64,25 @@ struct Table {
           }
           return nb::borrow(self);
         },
-        "other"_a, extra...);
+        "other"_a, docs("ops::add_"), extra...);
   }
 
-  void unary(const char* name, Unary f, const char* docs = "") {
-    op(name, f, docs);
-    in_place(std::string(name) + "_", [f](Tensor& x) { ops::copy_(x, f(x)); });
+  /// Names of one function, the first of them that of the header.
+  void unary(std::initializer_list<const char*> names, Unary f) {
+    const std::string documented = "ops::" + std::string(*names.begin());
+    for (const char* name : names) {
+      op(name, f, docs(documented));
+      in_place(std::string(name) + "_", [f](Tensor& x) { ops::copy_(x, f(x)); });
+    }
   }
-  void unary(std::initializer_list<const char*> names, Unary f, const char* docs = "") {
-    for (const char* name : names) unary(name, f, docs);
-  }
+  void unary(const char* name, Unary f) { unary({name}, f); }
 
   /// With its operators: __add__ and __radd__; and its form in place, by which __iadd__ goes.
-  void binary(const std::string& name, Binary f, const char* symbol = nullptr,
-              const char* docs = "") {
+  void binary(const std::string& name, Binary f, const char* symbol = nullptr) {
     const auto beside = [f](const Tensor& x, const Operand& y) { return f(x, y.beside(x)); };
-    m.def(name.c_str(), beside, "input"_a, "other"_a, Unlocked(), docs);
-    t.def(name.c_str(), beside, "other"_a, Unlocked(), docs);
+    const char* const text = docs("ops::" + name);
+    m.def(name.c_str(), beside, "input"_a, "other"_a, Unlocked(), text);
+    t.def(name.c_str(), beside, "other"_a, Unlocked(), text);
     if (!symbol) return;
     const std::string letters = symbol;
     t.def(("__" + letters + "__").c_str(), beside, Unlocked(), nb::is_operator());
@@ -86,14 +97,15 @@ struct Table {
   }
   void comparison(const char* name, Binary f) {
     const auto beside = [f](const Tensor& x, const Operand& y) { return f(x, y.beside(x)); };
-    m.def(name, beside, "input"_a, "other"_a, Unlocked());
-    t.def(name, beside, "other"_a, Unlocked());
+    const char* const text = docs("ops::" + std::string(name));
+    m.def(name, beside, "input"_a, "other"_a, Unlocked(), text);
+    t.def(name, beside, "other"_a, Unlocked(), text);
     t.def((std::string("__") + name + "__").c_str(), beside, Unlocked(), nb::is_operator());
   }
 
   /// Over all dimensions, or those of `dim`: an int or several.
   using Reduction = Tensor (*)(const Tensor&, const Shape&, bool);
-  void reduction(const char* name, Reduction f, const char* docs) {
+  void reduction(const char* name, Reduction f) {
     op(
         name,
         [f](const Tensor& x, const std::optional<Shape>& dim, bool keepdim,
@@ -102,7 +114,7 @@ struct Table {
           // Sums of integers are in int64.
           return dtype ? ops::cast(y, *dtype) : y;
         },
-        "dim"_a = nb::none(), "keepdim"_a = false, nb::kw_only(), "dtype"_a = nb::none(), docs);
+        "dim"_a = nb::none(), "keepdim"_a = false, nb::kw_only(), "dtype"_a = nb::none());
   }
 };
 
@@ -118,13 +130,13 @@ void bind_elementwise(Table& table) {
       [](const Tensor& x, const Operand& y, double alpha) {
         return ops::add(x, y.beside(x), alpha);
       },
-      "other"_a, nb::kw_only(), "alpha"_a = 1.0, "input + alpha other");
+      "other"_a, nb::kw_only(), "alpha"_a = 1.0);
   table.op(
       "sub",
       [](const Tensor& x, const Operand& y, double alpha) {
         return alpha == 1 ? ops::sub(x, y.beside(x)) : ops::add(x, y.beside(x), -alpha);
       },
-      "other"_a, nb::kw_only(), "alpha"_a = 1.0, "input - alpha other");
+      "other"_a, nb::kw_only(), "alpha"_a = 1.0, "input - alpha other, as add.");
   const auto arithmetic = [&](const char* symbol, Binary f) {
     table.t.def((std::string("__") + symbol + "__").c_str(),
                 [f](const Tensor& x, const Operand& y) { return f(x, y.beside(x)); }, Unlocked(),
@@ -138,8 +150,8 @@ void bind_elementwise(Table& table) {
   table.binary("mul", ops::mul, "mul");
   table.binary("div", true_divide, "truediv");
   table.binary("pow", ops::pow, "pow");
-  table.binary("maximum", ops::maximum, nullptr, "Ties: half of the gradient to each.");
-  table.binary("minimum", ops::minimum, nullptr, "Ties: half of the gradient to each.");
+  table.binary("maximum", ops::maximum);
+  table.binary("minimum", ops::minimum);
   table.binary("remainder", ops::remainder, "mod");
   table.binary("floor_divide", ops::floor_divide, "floordiv");
   table.binary("atan2", ops::atan2);
@@ -196,8 +208,8 @@ void bind_elementwise(Table& table) {
   table.unary("sign", ops::sign);
   table.unary("floor", ops::floor);
   table.unary("ceil", ops::ceil);
-  table.unary("round", ops::round, "To the nearest integer, ties to even.");
-  table.op("isnan", ops::is_nan);
+  table.unary("round", ops::round);
+  table.op("isnan", ops::is_nan, docs("ops::is_nan"));
   table.op("isinf", ops::isinf);
   table.op("isfinite", ops::isfinite);
   table.op(
@@ -257,7 +269,7 @@ void bind_elementwise(Table& table) {
     const Tensor like = Tensor::empty({0}, is_real ? DType::f32 : DType::i64, condition.device());
     return ops::where(condition, a.beside(like), b.beside(like));
   };
-  table.m.def("where", where, "condition"_a, "input"_a, "other"_a, Unlocked());
+  define_op(table.m, "where", where, "condition"_a, "input"_a, "other"_a, Unlocked());
   table.t.def(
       "where",
       [where](const Tensor& x, const Tensor& condition, const Operand& other) {
@@ -276,12 +288,12 @@ void bind_elementwise(Table& table) {
         ops::fill_(x, value);
         return nb::borrow(self);
       },
-      "value"_a);
+      "value"_a, docs("ops::add_"));
 }
 
 void bind_conversions(Table& table) {
-  table.op("clone", ops::clone, "A new, contiguous tensor.");
-  table.op("contiguous", ops::contiguous, "The tensor itself where it is contiguous.");
+  table.op("clone", ops::clone);
+  table.op("contiguous", ops::contiguous);
   for (const auto& [name, dtype] : {std::pair("double", DType::f64),
                                     {"float", DType::f32},
                                     {"half", DType::f16},
@@ -290,30 +302,33 @@ void bind_conversions(Table& table) {
                                     {"int", DType::i32},
                                     {"bool", DType::boolean}}) {
     table.t.def(
-        name, [dtype](const Tensor& x) { return ops::cast(x, dtype); }, Unlocked());
+        name, [dtype](const Tensor& x) { return ops::cast(x, dtype); }, Unlocked(),
+        "In this dtype; the tensor itself where it has it.");
   }
   table.t.def(
       "type_as", [](const Tensor& x, const Tensor& y) { return ops::cast(x, y.dtype()); },
-      "other"_a, Unlocked());
+      "other"_a, Unlocked(), "In the dtype of another.");
   table.t.def(
-      "cpu", [](const Tensor& x) { return ops::to(x, {}); }, Unlocked());
+      "cpu", [](const Tensor& x) { return ops::to(x, {}); }, Unlocked(),
+      "On the CPU; the tensor itself where it lies there.");
   table.t.def(
       "cuda",
       [](const Tensor& x, int index) {
         return ops::to(x, {DeviceType::cuda, index});
       },
-      "index"_a = 0, Unlocked());
+      "index"_a = 0, Unlocked(), "On a GPU; the tensor itself where it lies there.");
 }
 
 void bind_views(Table& table) {
   const auto shaped = [&](const char* name, Tensor (*f)(const Tensor&, const Shape&)) {
-    table.m.def(name, f, "input"_a, "shape"_a, Unlocked());
+    const char* const text = docs(std::string("ops::") + name);
+    table.m.def(name, f, "input"_a, "shape"_a, Unlocked(), text);
     table.t.def(
         name,
         [f, name](const Tensor& x, const nb::args& sizes) {
           return f(x, shape_of_arguments(sizes, name));
         },
-        "shape"_a);
+        "shape"_a, text);
   };
   shaped("reshape", ops::reshape);
   shaped("view", ops::view);
@@ -321,10 +336,10 @@ void bind_views(Table& table) {
   shaped("expand", ops::expand);
   table.t.def(
       "expand_as", [](const Tensor& x, const Tensor& y) { return ops::expand(x, y.shape()); },
-      "other"_a);
+      "other"_a, "expand to another's shape.");
   table.t.def(
       "view_as", [](const Tensor& x, const Tensor& y) { return ops::view(x, y.shape()); },
-      "other"_a);
+      "other"_a, "view with another's shape.");
   table.op(
       "flatten",
       [](const Tensor& x, int64_t first, int64_t last) {
@@ -332,11 +347,14 @@ void bind_views(Table& table) {
       },
       "start_dim"_a = 0, "end_dim"_a = -1);
   table.op("transpose", ops::transpose, "dim0"_a, "dim1"_a);
-  table.op("swapaxes", ops::transpose, "axis0"_a, "axis1"_a);
-  table.op("t", [](const Tensor& x) {
-    WEFT_CHECK(x.dim() <= 2, "t: expected a matrix, got {}", x);
-    return x.dim() == 2 ? ops::transpose(x, 0, 1) : x;
-  });
+  table.op("swapaxes", ops::transpose, "axis0"_a, "axis1"_a, docs("ops::transpose"));
+  table.op(
+      "t",
+      [](const Tensor& x) {
+        WEFT_CHECK(x.dim() <= 2, "t: expected a matrix, got {}", x);
+        return x.dim() == 2 ? ops::transpose(x, 0, 1) : x;
+      },
+      "A matrix transposed: a view.");
   table.op(
       "squeeze",
       [](const Tensor& x, const std::optional<Shape>& dim) {
@@ -349,7 +367,7 @@ void bind_views(Table& table) {
         }
         return y;
       },
-      "dim"_a = nb::none(), "Without a dim all of size 1.");
+      "dim"_a = nb::none(), "Without the dimensions, or without any, of size 1: a view.");
   table.op("unsqueeze", ops::unsqueeze, "dim"_a);
   table.op("narrow", ops::narrow, "dim"_a, "start"_a, "length"_a);
   table.op("select", ops::select, "dim"_a, "index"_a);
@@ -374,11 +392,11 @@ void bind_views(Table& table) {
         for (int64_t i = 0; i < x.size(dim); ++i) slices.push_back(ops::select(x, dim, i));
         return slices;
       },
-      "dim"_a = 0);
+      "dim"_a = 0, "All slices along a dimension: views without it.");
   table.op("diagonal", ops::diagonal, "offset"_a = 0, "dim1"_a = 0, "dim2"_a = 1);
-  table.m.def("cat", ops::cat, "tensors"_a, "dim"_a = 0, Unlocked());
+  define_op(table.m, "cat", ops::cat, "tensors"_a, "dim"_a = 0, Unlocked());
   table.m.attr("concat") = table.m.attr("cat");
-  table.m.def("stack", ops::stack, "tensors"_a, "dim"_a = 0, Unlocked());
+  define_op(table.m, "stack", ops::stack, "tensors"_a, "dim"_a = 0, Unlocked());
 }
 
 void bind_rearrangements(Table& table) {
@@ -395,13 +413,13 @@ void bind_rearrangements(Table& table) {
         [f, name](const Tensor& x, const nb::args& repeats) {
           return f(x, shape_of_arguments(repeats, name));
         },
-        "repeats"_a);
+        "repeats"_a, docs(std::string("ops::") + name));
   };
   repeated("repeat", ops::repeat);
   repeated("tile", ops::tile);
-  table.m.def("tile", ops::tile, "input"_a, "dims"_a, Unlocked());
-  table.m.def(
-      "meshgrid",
+  define_op(table.m, "tile", ops::tile, "input"_a, "dims"_a, Unlocked());
+  define_op(
+      table.m, "meshgrid",
       [](const nb::args& tensors, const std::string& indexing) {
         WEFT_CHECK(indexing == "ij" || indexing == "xy",
                    "meshgrid: indexing is \"ij\" or \"xy\", got \"{}\"", indexing);
@@ -415,23 +433,24 @@ void bind_rearrangements(Table& table) {
   table.op("tril", ops::tril, "diagonal"_a = 0);
   table.op("triu", ops::triu, "diagonal"_a = 0);
   table.op("nonzero", ops::nonzero);
-  table.op("sort", ops::sort, "dim"_a = -1, "descending"_a = false,
-           "(values, indices); equals keep their order.");
+  table.op("sort", ops::sort, "dim"_a = -1, "descending"_a = false);
   table.op("argsort", ops::argsort, "dim"_a = -1, "descending"_a = false);
   table.op("topk", ops::topk, "k"_a, "dim"_a = -1, "largest"_a = true);
   table.op("cumsum", ops::cumsum, "dim"_a);
-  const auto unique = [](const Tensor& x, bool inverse, bool counts) -> nb::object {
+  // Always sorted, asked for or not.
+  const auto unique = [](const Tensor& x, bool, bool inverse, bool counts,
+                         std::optional<int64_t> dim) -> nb::object {
     Tensors all;
     {
       const nb::gil_scoped_release unlocked;
-      all = ops::unique(x, inverse, counts);
+      all = ops::unique(x, inverse, counts, dim);
     }
     return all.size() == 1 ? nb::cast(all[0]) : nb::tuple(nb::cast(all));
   };
-  table.m.def("unique", unique, "input"_a, nb::kw_only(), "return_inverse"_a = false,
-              "return_counts"_a = false);
-  table.t.def("unique", unique, nb::kw_only(), "return_inverse"_a = false,
-              "return_counts"_a = false);
+  define_op(table.m, "unique", unique, "input"_a, "sorted"_a = true, "return_inverse"_a = false,
+            "return_counts"_a = false, "dim"_a = nb::none());
+  table.t.def("unique", unique, "sorted"_a = true, "return_inverse"_a = false,
+              "return_counts"_a = false, "dim"_a = nb::none(), docs("ops::unique"));
 }
 
 /// max and min: of all elements; of two tensors; along a dimension, with the places.
@@ -439,7 +458,8 @@ void bind_extreme(Table& table, const char* name, Tensor (*all)(const Tensor&, c
                   Binary of_two, Tensor (*place)(const Tensor&, int64_t, bool)) {
   table.op(name, [all](const Tensor& x) { return all(x, {}, false); });
   table.op(
-      name, [of_two](const Tensor& x, const Tensor& y) { return of_two(x, y); }, "other"_a);
+      name, [of_two](const Tensor& x, const Tensor& y) { return of_two(x, y); }, "other"_a,
+      docs("ops::maximum"));
   table.op(
       name,
       [place](const Tensor& x, int64_t dim, bool keepdim) {
@@ -455,18 +475,18 @@ void bind_extreme(Table& table, const char* name, Tensor (*all)(const Tensor&, c
              const Tensor index = place(ops::reshape(x, {-1}), 0, false);
              return keepdim ? ops::reshape(index, Shape::filled(x.dim(), 1)) : index;
            },
-           "dim"_a = nb::none(), "keepdim"_a = false, "The first of equals.");
+           "dim"_a = nb::none(), "keepdim"_a = false);
   table.op((std::string("a") + name).c_str(),
            [all](const Tensor& x, const std::optional<Shape>& dim, bool keepdim) {
              return all(x, dim.value_or(Shape{}), keepdim);
            },
-           "dim"_a = nb::none(), "keepdim"_a = false, "Ties share the gradient.");
+           "dim"_a = nb::none(), "keepdim"_a = false, docs("ops::max"));
 }
 
 void bind_reductions(Table& table) {
-  table.reduction("sum", ops::sum, "");
-  table.reduction("mean", ops::mean, "");
-  table.reduction("prod", ops::prod, "");
+  table.reduction("sum", ops::sum);
+  table.reduction("mean", ops::mean);
+  table.reduction("prod", ops::prod);
   bind_extreme(table, "max", ops::max, ops::maximum, ops::argmax);
   bind_extreme(table, "min", ops::min, ops::minimum, ops::argmin);
   table.op(
@@ -487,18 +507,17 @@ void bind_reductions(Table& table) {
         return ops::norm(x, p, dim.value_or(Shape{}), keepdim);
       },
       "p"_a = 2.0, "dim"_a = nb::none(), "keepdim"_a = false);
-  table.reduction("logsumexp", ops::logsumexp, "");
-  table.reduction("any", ops::any, "");
-  table.reduction("all", ops::all, "");
+  table.reduction("logsumexp", ops::logsumexp);
+  table.reduction("any", ops::any);
+  table.reduction("all", ops::all);
   table.op("trace", ops::trace);
   table.op(
       "sum_to_size", [](const Tensor& x, const Shape& size) { return ops::sum_to(x, size); },
-      "size"_a, "Summed over the dimensions in which `size` was broadcast to the tensor's.");
+      "size"_a, docs("ops::sum_to"));
 }
 
 void bind_products(Table& table) {
-  table.op("matmul", ops::matmul, "other"_a,
-           "Vectors, matrices and batches of them, as NumPy's @.");
+  table.op("matmul", ops::matmul, "other"_a);
   table.t.def("__matmul__", ops::matmul, Unlocked(), nb::is_operator());
   const auto of_dims = [&](const char* name, int dims) {
     table.op(
@@ -508,11 +527,11 @@ void bind_products(Table& table) {
                      "{}: expected {} dimensions, got {} and {}", name, dims, a, b);
           return ops::matmul(a, b);
         },
-        "other"_a);
+        "other"_a, "matmul of so many dimensions alone.");
   };
   table.op("outer", ops::outer, "vec2"_a);
-  table.m.def(
-      "einsum",
+  define_op(
+      table.m, "einsum",
       [](const std::string& equation, const nb::args& operands) {
         const bool is_list = operands.size() == 1 && nb::isinstance<nb::list>(operands[0]);
         const auto tensors =
@@ -541,13 +560,12 @@ void bind_products(Table& table) {
 void bind_lookup(Table& table) {
   table.op("index_select", ops::index_select, "dim"_a, "index"_a);
   table.op("gather", ops::gather, "dim"_a, "index"_a);
-  table.op("scatter_add", ops::scatter_add, "dim"_a, "index"_a, "src"_a,
-           "Equal indices are added in order of position.");
+  table.op("scatter_add", ops::scatter_add, "dim"_a, "index"_a, "src"_a);
 }
 
 void bind_creation(Table& table) {
   nb::module_& m = table.m;
-  const auto sized = [&](const char* name, auto make) {
+  const auto sized = [&](const char* name, auto make, const char* text) {
     m.def(
         name,
         [make, name](const nb::args& size, const MaybeDType& dtype, const MaybeDevice& device,
@@ -558,15 +576,25 @@ void bind_creation(Table& table) {
           return x;
         },
         "size"_a, nb::kw_only(), "dtype"_a = nb::none(), "device"_a = nb::none(),
-        "requires_grad"_a = false);
+        "requires_grad"_a = false, text);
   };
-  sized("zeros", [](const Shape& s, DType t, Device d) { return ops::full(s, 0, t, d); });
-  sized("ones", [](const Shape& s, DType t, Device d) { return ops::ones(s, t, d); });
-  sized("empty", [](const Shape& s, DType t, Device d) { return Tensor::empty(s, t, d); });
-  sized("rand", [](const Shape& s, DType t, Device d) { return ops::to(ops::rand(s, t), d); });
-  sized("randn", [](const Shape& s, DType t, Device d) { return ops::to(ops::randn(s, t), d); });
-  m.def(
-      "full",
+  sized(
+      "zeros", [](const Shape& s, DType t, Device d) { return ops::full(s, 0, t, d); },
+      "All elements are 0.");
+  sized(
+      "ones", [](const Shape& s, DType t, Device d) { return ops::ones(s, t, d); },
+      docs("ops::ones"));
+  sized(
+      "empty", [](const Shape& s, DType t, Device d) { return Tensor::empty(s, t, d); },
+      docs("weft::Tensor::empty"));
+  sized(
+      "rand", [](const Shape& s, DType t, Device d) { return ops::to(ops::rand(s, t), d); },
+      docs("ops::rand"));
+  sized(
+      "randn", [](const Shape& s, DType t, Device d) { return ops::to(ops::randn(s, t), d); },
+      docs("ops::randn"));
+  define_op(
+      m, "full",
       [](const Shape& size, const Operand& value, const MaybeDType& dtype,
          const MaybeDevice& device, bool requires_grad) {
         const DType natural = value.kind == Operand::Kind::kFloat ? DType::f32
@@ -586,29 +614,30 @@ void bind_creation(Table& table) {
           return ops::full(x.shape(), value(), dtype.value_or(x.dtype()),
                            device.value_or(x.device()));
         },
-        "input"_a, nb::kw_only(), "dtype"_a = nb::none(), "device"_a = nb::none());
+        "input"_a, nb::kw_only(), "dtype"_a = nb::none(), "device"_a = nb::none(),
+        docs("ops::zeros_like"));
   };
   like("zeros_like", [] { return 0.0; });
   like("ones_like", [] { return 1.0; });
-  m.def(
-      "full_like",
+  define_op(
+      m, "full_like",
       [](const Tensor& x, double value, const MaybeDType& dtype) {
         return ops::full(x.shape(), value, dtype.value_or(x.dtype()), x.device());
       },
       "input"_a, "fill_value"_a, nb::kw_only(), "dtype"_a = nb::none());
   m.def(
       "empty_like", [](const Tensor& x) { return Tensor::empty(x.shape(), x.dtype(), x.device()); },
-      "input"_a);
+      "input"_a, "Uninitialised, of the input's shape, dtype and device.");
   m.def(
       "randn_like",
       [](const Tensor& x) { return ops::to(ops::randn(x.shape(), x.dtype()), x.device()); },
-      "input"_a);
+      "input"_a, docs("ops::randn"));
   m.def(
       "rand_like",
       [](const Tensor& x) { return ops::to(ops::rand(x.shape(), x.dtype()), x.device()); },
-      "input"_a);
-  m.def(
-      "arange",
+      "input"_a, docs("ops::rand"));
+  define_op(
+      m, "arange",
       [](const Operand& first, const std::optional<Operand>& last, const Operand& step,
          const MaybeDType& dtype, const MaybeDevice& device) {
         const Operand begin = last ? first : Operand{.kind = Operand::Kind::kInt};
@@ -633,8 +662,8 @@ void bind_creation(Table& table) {
       },
       "start"_a, "end"_a = nb::none(), "step"_a = 1, nb::kw_only(), "dtype"_a = nb::none(),
       "device"_a = nb::none());
-  m.def(
-      "linspace",
+  define_op(
+      m, "linspace",
       [](double start, double end, int64_t steps, const MaybeDType& dtype,
          const MaybeDevice& device) {
         return ops::linspace(start, end, steps, dtype.value_or(DType::f32),
@@ -642,23 +671,26 @@ void bind_creation(Table& table) {
       },
       "start"_a, "end"_a, "steps"_a, nb::kw_only(), "dtype"_a = nb::none(),
       "device"_a = nb::none());
-  m.def(
-      "eye",
+  define_op(
+      m, "eye",
       [](int64_t n, const MaybeDType& dtype, const MaybeDevice& device) {
         return ops::to(ops::eye(n, dtype.value_or(DType::f32)), device.value_or(Device{}));
       },
       "n"_a, nb::kw_only(), "dtype"_a = nb::none(), "device"_a = nb::none());
   m.def("manual_seed", &manual_seed, "seed"_a, "Restarts this thread's random generator.");
-  m.def("get_rng_state", [] {
-    const Generator& g = generator();
-    return nb::make_tuple(g.seed, g.stream, g.offset);
-  });
+  m.def(
+      "get_rng_state",
+      [] {
+        const Generator& g = generator();
+        return nb::make_tuple(g.seed, g.stream, g.offset);
+      },
+      "Where this thread's random generator stands: (seed, stream, offset).");
   m.def(
       "set_rng_state",
       [](const std::tuple<uint64_t, uint64_t, uint64_t>& state) {
         generator() = {std::get<0>(state), std::get<1>(state), std::get<2>(state)};
       },
-      "state"_a);
+      "state"_a, "Puts this thread's random generator where get_rng_state() said.");
 }
 
 }  // namespace

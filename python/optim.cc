@@ -10,6 +10,7 @@
 #include "optim/schedule.h"
 #include "python/bindings.h"
 #include "python/casters.h"
+#include "python/docstrings.h"
 #include "python/exchange.h"
 #include "python/json.h"
 #include "python/named_tensors.h"
@@ -89,15 +90,15 @@ void bind_optimizer(nb::module_& m) {
       .def_prop_ro("options", [](const Group& g) {
         return std::map<std::string, double>(g.get().options.begin(), g.get().options.end());
       });
-  nb::class_<Optimizer>(m, "Optimizer")
+  nb::class_<Optimizer>(
+      m, "Optimizer",
+      "Parameters in groups with their options, the state of each, and one update per step.")
       .def(
           "step", [](Optimizer& self, double gradient_scale) { self.step(gradient_scale); },
-          "gradient_scale"_a = 1.0, Unlocked(),
-          "One update. Gradients are multiplied by gradient_scale on the way: a clipping "
-          "coefficient, at no extra pass over memory.")
+          "gradient_scale"_a = 1.0, Unlocked(), docs("optim::Optimizer::step"))
       .def(
           "zero_grad", [](Optimizer& self, bool) { self.zero_grad(); }, "set_to_none"_a = true,
-          "Drops the gradients: they are None until the next backward.")
+          docs("optim::Optimizer::zero_grad"))
       .def_prop_ro("param_groups",
                    [](nb::handle_t<Optimizer> self) {
                      auto& optimizer = nb::cast<Optimizer&>(self);
@@ -113,13 +114,14 @@ void bind_optimizer(nb::module_& m) {
             groups.append(group);
             for (auto& g : groups_of(groups)) self.add_group(g);
           },
-          "param_group"_a)
-      .def_prop_rw("lr", &Optimizer::lr, &Optimizer::set_lr)
-      .def_prop_ro("defaults",
-                   [](const Optimizer& self) {
-                     return std::map<std::string, double>(self.defaults().begin(),
-                                                          self.defaults().end());
-                   })
+          "param_group"_a, docs("optim::Optimizer::add_group"))
+      .def_prop_rw("lr", &Optimizer::lr, &Optimizer::set_lr, docs("optim::Optimizer::lr"))
+      .def_prop_ro(
+          "defaults",
+          [](const Optimizer& self) {
+            return std::map<std::string, double>(self.defaults().begin(), self.defaults().end());
+          },
+          docs("optim::Optimizer::defaults"))
       .def(
           "state_dict",
           [](const Optimizer& self) {
@@ -129,8 +131,7 @@ void bind_optimizer(nb::module_& m) {
             dict["param_groups"] = object_of(state.groups);
             return dict;
           },
-          "Handles on the state, by \"<parameter>.<state>\"; clone them to keep them beyond the "
-          "next step.")
+          docs("optim::Optimizer::state_dict"))
       .def(
           "load_state_dict",
           [](Optimizer& self, const nb::dict& state) {
@@ -139,7 +140,7 @@ void bind_optimizer(nb::module_& m) {
             self.load_state_dict({.tensors = tensors_of(nb::cast<nb::dict>(state["state"])),
                                   .groups = json_of(state["param_groups"])});
           },
-          "state_dict"_a);
+          "state_dict"_a, docs("optim::Optimizer::load_state_dict"));
   m.def(
       "make_optimizer",
       [](const std::string& name, nb::handle parameters, const nb::kwargs& options) {
@@ -150,7 +151,7 @@ void bind_optimizer(nb::module_& m) {
       },
       "name"_a, "params"_a, "options"_a,
       "An optimizer by its name. Its options are named as in PyTorch, but for beta1 and beta2.");
-  m.def("optimizer_names", &optim::optimizer_names);
+  m.def("optimizer_names", &optim::optimizer_names, "What make_optimizer knows.");
   m.def(
       "optimizer_options",
       [](const std::string& name) {
@@ -171,18 +172,20 @@ void bind_optimizer(nb::module_& m) {
         }
         return groups;
       },
-      "params"_a, "exempt"_a = std::vector<std::string>(),
-      "Two groups: matrices and larger; and, without weight decay, vectors, scalars and `exempt`.");
+      "params"_a, "exempt"_a = std::vector<std::string>(), docs("optim::without_decay_of_vectors"));
 }
 
 void bind_schedules(nb::module_ m) {
   using optim::Schedule;
-  m.def("constant", &optim::constant);
-  m.def("linear", &optim::linear, "steps"_a, "start"_a, "end"_a);
-  m.def("cosine", &optim::cosine, "steps"_a, "end"_a = 0.0);
-  m.def("exponential", &optim::exponential, "gamma"_a);
-  m.def("staircase", &optim::staircase, "every"_a, "gamma"_a = 0.1);
-  m.def(
+  const auto schedule = [&](const char* name, auto f, const auto&... extra) {
+    m.def(name, f, extra..., docs(std::string("optim::") + name));
+  };
+  schedule("constant", &optim::constant);
+  schedule("linear", &optim::linear, "steps"_a, "start"_a, "end"_a);
+  schedule("cosine", &optim::cosine, "steps"_a, "end"_a = 0.0);
+  schedule("exponential", &optim::exponential, "gamma"_a);
+  schedule("staircase", &optim::staircase, "every"_a, "gamma"_a = 0.1);
+  schedule(
       "one_cycle",
       [](int64_t steps, double warmup_fraction, double div_factor, double final_div_factor,
          bool linear) {
@@ -193,17 +196,19 @@ void bind_schedules(nb::module_ m) {
       },
       "steps"_a, "warmup_fraction"_a = 0.3, "div_factor"_a = 25.0, "final_div_factor"_a = 1e4,
       "linear"_a = false);
-  m.def("sequential", &optim::sequential, "schedules"_a, "milestones"_a);
-  m.def("per_epoch", &optim::per_epoch, "schedule"_a, "steps_per_epoch"_a);
-  nb::class_<optim::Scheduler>(m, "Scheduler",
-                               "Sets an optimizer's learning rates: each group's at construction "
-                               "times schedule(step).")
+  schedule("sequential", &optim::sequential, "schedules"_a, "milestones"_a);
+  schedule("per_epoch", &optim::per_epoch, "schedule"_a, "steps_per_epoch"_a);
+  nb::class_<optim::Scheduler>(m, "Scheduler", docs("optim::Scheduler"))
       .def(nb::init<Optimizer&, Schedule>(), "optimizer"_a, "schedule"_a, nb::keep_alive<1, 2>())
-      .def("step", &optim::Scheduler::step, "To be called after each step of the optimizer.")
-      .def_prop_ro("step_count", &optim::Scheduler::step_count)
-      .def("state_dict", [](const optim::Scheduler& s) { return object_of(s.state_dict()); })
-      .def("load_state_dict",
-           [](optim::Scheduler& s, nb::handle state) { s.load_state_dict(json_of(state)); });
+      .def("step", &optim::Scheduler::step, docs("optim::Scheduler::step"))
+      .def_prop_ro("step_count", &optim::Scheduler::step_count, "How often step() was called.")
+      .def(
+          "state_dict", [](const optim::Scheduler& s) { return object_of(s.state_dict()); },
+          "What load_state_dict takes.")
+      .def(
+          "load_state_dict",
+          [](optim::Scheduler& s, nb::handle state) { s.load_state_dict(json_of(state)); },
+          docs("optim::Scheduler::load_state_dict"));
 }
 
 void bind_scaler(nb::module_& m) {
@@ -221,21 +226,25 @@ void bind_scaler(nb::module_& m) {
           },
           nb::kw_only(), "init_scale"_a = 65536.0, "growth_factor"_a = 2.0,
           "backoff_factor"_a = 0.5, "growth_interval"_a = 2000, "enabled"_a = true)
-      .def("scale", &GradScaler::scale, "loss"_a, Unlocked())
+      .def("scale", &GradScaler::scale, "loss"_a, Unlocked(), docs("optim::GradScaler::scale"))
       .def("unscale_", &GradScaler::unscale, "optimizer"_a, Unlocked(),
-           "Divides the gradients by the scale, and returns their common norm.")
+           docs("optim::GradScaler::unscale"))
       .def("step", &GradScaler::step, "optimizer"_a, "gradient_scale"_a = 1.0, Unlocked(),
-           "optimizer.step(), unless a gradient was infinite or NaN: then False, and nothing "
-           "changed.")
+           docs("optim::GradScaler::step"))
       .def(
           "update",
           [](GradScaler& s, std::optional<double> scale) { scale ? s.update(*scale) : s.update(); },
-          "new_scale"_a = nb::none())
-      .def("get_scale", &GradScaler::get_scale)
-      .def("is_enabled", &GradScaler::is_enabled)
-      .def("state_dict", [](const GradScaler& s) { return object_of(s.state_dict()); })
-      .def("load_state_dict",
-           [](GradScaler& s, nb::handle state) { s.load_state_dict(json_of(state)); });
+          "new_scale"_a = nb::none(), docs("optim::GradScaler::update"))
+      .def("get_scale", &GradScaler::get_scale, docs("optim::GradScaler::get_scale"))
+      .def("is_enabled", &GradScaler::is_enabled,
+           "Otherwise losses and gradients stay as they are.")
+      .def(
+          "state_dict", [](const GradScaler& s) { return object_of(s.state_dict()); },
+          docs("optim::GradScaler::state_dict"))
+      .def(
+          "load_state_dict",
+          [](GradScaler& s, nb::handle state) { s.load_state_dict(json_of(state)); },
+          docs("optim::GradScaler::load_state_dict"));
 }
 
 }  // namespace
@@ -244,12 +253,11 @@ void bind_optim(nb::module_ m) {
   bind_optimizer(m);
   bind_schedules(m.def_submodule("schedules"));
   bind_scaler(m);
-  m.def("grad_norm", &optim::grad_norm, "parameters"_a, Unlocked());
+  m.def("grad_norm", &optim::grad_norm, "parameters"_a, Unlocked(), docs("optim::grad_norm"));
   m.def("clip_grad_norm_", &optim::clip_grad_norm, "parameters"_a, "max_norm"_a,
-        "error_if_nonfinite"_a = false, Unlocked(),
-        "Scales all gradients so that their common norm is at most max_norm; returns the norm that "
-        "they had.");
-  m.def("clip_grad_value_", &optim::clip_grad_value, "parameters"_a, "clip_value"_a, Unlocked());
+        "error_if_nonfinite"_a = false, Unlocked(), docs("optim::clip_grad_norm"));
+  m.def("clip_grad_value_", &optim::clip_grad_value, "parameters"_a, "clip_value"_a, Unlocked(),
+        docs("optim::clip_grad_value"));
 }
 
 }  // namespace weft::python

@@ -189,28 +189,53 @@ void bind_tensor(nb::module_& m, nb::class_<Tensor>& tensor) {
   m.def("_shortest", &scientific,
         "The fewest digits, as 1.25e+00, that are read back as this value of the dtype.");
 
-  tensor.def_prop_ro("shape", [](const Tensor& x) { return x.shape(); })
-      .def_prop_ro("dtype", [](const Tensor& x) { return x.dtype(); })
-      .def_prop_ro("device", [](const Tensor& x) { return x.device(); })
-      .def_prop_ro("ndim", [](const Tensor& x) { return x.dim(); })
-      .def_prop_ro("nbytes", [](const Tensor& x) { return x.nbytes(); })
-      .def_prop_ro("itemsize", [](const Tensor& x) { return x.itemsize(); })
-      .def_prop_ro("T",
-                   [](const Tensor& x) {
-                     Shape order;
-                     for (int i = x.dim() - 1; i >= 0; --i) order.push_back(i);
-                     return ops::permute(x, order);
-                   })
-      .def_prop_ro("mT", [](const Tensor& x) { return ops::transpose(x, -2, -1); })
-      .def_prop_ro("_version", [](const Tensor& x) { return x.version(); })
-      .def("dim", [](const Tensor& x) { return x.dim(); })
-      .def("numel", [](const Tensor& x) { return x.numel(); })
-      .def("nelement", [](const Tensor& x) { return x.numel(); })
-      .def("element_size", [](const Tensor& x) { return x.itemsize(); })
-      .def("storage_offset", [](const Tensor& x) { return x.offset(); })
-      .def("data_ptr", [](const Tensor& x) { return reinterpret_cast<uintptr_t>(x.raw()); })
-      .def("is_contiguous", [](const Tensor& x) { return x.is_contiguous(); })
-      .def("is_floating_point", [](const Tensor& x) { return is_floating(x.dtype()); })
+  tensor
+      .def_prop_ro(
+          "shape", [](const Tensor& x) { return x.shape(); }, "The sizes, a tuple.")
+      .def_prop_ro(
+          "dtype", [](const Tensor& x) { return x.dtype(); }, "What the elements are.")
+      .def_prop_ro(
+          "device", [](const Tensor& x) { return x.device(); }, "Where they lie.")
+      .def_prop_ro(
+          "ndim", [](const Tensor& x) { return x.dim(); }, "How many dimensions there are.")
+      .def_prop_ro(
+          "nbytes", [](const Tensor& x) { return x.nbytes(); }, "Bytes of the elements.")
+      .def_prop_ro(
+          "itemsize", [](const Tensor& x) { return x.itemsize(); }, "Bytes of one element.")
+      .def_prop_ro(
+          "T",
+          [](const Tensor& x) {
+            Shape order;
+            for (int i = x.dim() - 1; i >= 0; --i) order.push_back(i);
+            return ops::permute(x, order);
+          },
+          "The dimensions in reverse: a view.")
+      .def_prop_ro(
+          "mT", [](const Tensor& x) { return ops::transpose(x, -2, -1); },
+          "The matrices of the last two dimensions transposed: a view.")
+      .def_prop_ro(
+          "_version", [](const Tensor& x) { return x.version(); },
+          "How often the storage was changed in place.")
+      .def(
+          "dim", [](const Tensor& x) { return x.dim(); }, "How many dimensions there are.")
+      .def(
+          "numel", [](const Tensor& x) { return x.numel(); }, "How many elements there are.")
+      .def(
+          "nelement", [](const Tensor& x) { return x.numel(); }, "How many elements there are.")
+      .def(
+          "element_size", [](const Tensor& x) { return x.itemsize(); }, "Bytes of one element.")
+      .def(
+          "storage_offset", [](const Tensor& x) { return x.offset(); },
+          "Where the first element lies in the storage, in elements.")
+      .def(
+          "data_ptr", [](const Tensor& x) { return reinterpret_cast<uintptr_t>(x.raw()); },
+          "The address of the first element.")
+      .def(
+          "is_contiguous", [](const Tensor& x) { return x.is_contiguous(); },
+          "Whether the elements lie in row-major order without gaps.")
+      .def(
+          "is_floating_point", [](const Tensor& x) { return is_floating(x.dtype()); },
+          "Whether the dtype is floating.")
       .def(
           "is_same", [](const Tensor& x, const Tensor& y) { return x.is_same(y); }, "other"_a,
           "Whether both are handles on one tensor, gradient and all.")
@@ -219,7 +244,7 @@ void bind_tensor(nb::module_& m, nb::class_<Tensor>& tensor) {
           [](const Tensor& x, std::optional<int64_t> dim) -> nb::object {
             return dim ? nb::int_(x.size(*dim)) : nb::cast(x.shape());
           },
-          "dim"_a = nb::none())
+          "dim"_a = nb::none(), "Of a dimension; of all, a tuple.")
       .def(
           "stride",
           [](const Tensor& x, std::optional<int64_t> dim) -> nb::object {

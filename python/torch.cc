@@ -100,7 +100,9 @@ kernels::AttentionProblem attention_problem(const Tensor& q, const Tensor& k, co
   p.scale = scale;
   p.causal = causal;
   if (mask.tensor.defined()) {
-    p.mask = view::expand(mask, {q.size(0), q.size(1), q.size(2), k.size(2)});
+    const bool is_added = mask.tensor.dtype() != DType::boolean;
+    p.mask = view::expand(is_added ? ops::cast(mask, statistics_of(q)) : mask.tensor,
+                          {q.size(0), q.size(1), q.size(2), k.size(2)});
   }
   return p;
 }

@@ -70,19 +70,10 @@ def only(function, **usual):
     return call
 
 
-def max_pool2d(x, kernel_size, stride=None, padding=0, dilation=1, ceil_mode=False, return_indices=False):
-    for name, value, usual in (("ceil_mode", ceil_mode, False), ("return_indices", return_indices, False)):
-        if value != usual:
-            refuse(f"{name}={value}")
-    if dilation not in (1, (1, 1)):
-        refuse("a dilated window")
-    return F.max_pool2d(x, kernel_size, stride, padding)
-
-
 def avg_pool2d(x, kernel_size, stride=None, padding=0, ceil_mode=False, count_include_pad=True, divisor_override=None):
-    if ceil_mode or divisor_override is not None:
-        refuse("ceil_mode or divisor_override")
-    return F.avg_pool2d(x, kernel_size, stride or None, padding, count_include_pad=count_include_pad)
+    if divisor_override is not None:
+        refuse("divisor_override")
+    return F.avg_pool2d(x, kernel_size, stride or None, padding, ceil_mode, count_include_pad)
 
 
 def put(x, indices, values, accumulate=False):
@@ -128,9 +119,7 @@ def copied(function):
 # None: it has none.
 ADAPTERS = {
     "where": lambda x, condition, other: weft.where(condition, x, other),
-    "nn.functional.max_pool2d": max_pool2d,
     "nn.functional.avg_pool2d": avg_pool2d,
-    "unique": only(weft.unique, sorted=True, dim=None),
     "sort": only(lambda x, *a, **k: weft.sort(x, *a, **{n: v for n, v in k.items() if n != "stable"})),
     "argsort": only(lambda x, *a, **k: weft.argsort(x, *a, **{n: v for n, v in k.items() if n != "stable"})),
     "topk": only(weft.topk, sorted=True),

@@ -15,6 +15,7 @@ NAMES = {
     "index": "__getitem__",
     "index_put": "__setitem__",
     "is_nan": "isnan",
+    "max_pool2d_with_indices": "max_pool2d",
     "slice": "__getitem__",
     "sum_to": "sum_to_size",
 }
@@ -79,6 +80,40 @@ class Ops(unittest.TestCase):
         self.assertEqual(weft.tensor([3, 4], dtype=weft.int32).sum().dtype, weft.int64)
         with self.assertRaisesRegex(weft.Error, "the opposite is ~x"):
             -weft.tensor([True])
+
+    def test_options_as_in_pytorch(self):
+        rows = weft.tensor([[2, 1], [0, 7], [2, 1]])
+        values, inverse, counts = rows.unique(sorted=False, return_inverse=True, return_counts=True, dim=0)
+        self.assertEqual((values.tolist(), inverse.tolist(), counts.tolist()), ([[0, 7], [2, 1]], [1, 0, 1], [1, 2]))
+        self.assertEqual(rows.unique(dim=-1).tolist(), [[1, 2], [7, 0], [1, 2]])
+        self.assertEqual(rows.unique().tolist(), [0, 1, 2, 7])
+
+        image = weft.arange(25).reshape(1, 1, 5, 5).float()
+        values, places = F.max_pool2d(image, 2, 2, ceil_mode=True, return_indices=True)
+        self.assertEqual(places.flatten().tolist(), [6, 8, 9, 16, 18, 19, 21, 23, 24])
+        self.assertEqual(values.flatten().tolist(), places.flatten().tolist())
+        self.assertEqual(F.max_pool2d(image[0], 2, 1, 1, dilation=2).shape, (1, 5, 5))
+        self.assertEqual(weft.nn.MaxPool2d(2, dilation=3, ceil_mode=True)(image).shape, (1, 1, 1, 1))
+        self.assertEqual(weft.nn.AvgPool2d(2, ceil_mode=True)(image)[0, 0, 2, 2].item(), 24)
+        with self.assertRaisesRegex(weft.Error, "max_pool2d: .* padding of at most half the kernel"):
+            F.max_pool2d(image, 2, padding=2)
+
+    def test_a_mask_that_is_added(self):
+        inf = float("inf")
+        q = weft.tensor([[[[1.0, 0.0], [0.0, 1.0]]]], requires_grad=True)
+        mask = weft.tensor([[0.0, -inf], [-inf, -inf]])
+        out = F.scaled_dot_product_attention(q, q, q, attn_mask=mask)
+        self.assertEqual(out.tolist(), [[[[1, 0], [0, 0]]]])
+        shown = F.scaled_dot_product_attention(q, q, q, attn_mask=mask == 0)
+        self.assertEqual(out.tolist(), shown.tolist())
+        out.sum().backward()
+        self.assertEqual(q.grad.tolist(), [[[[1, 1], [0, 0]]]])
+        bias = weft.zeros(2, 2, requires_grad=True)
+        (F.scaled_dot_product_attention(q.detach(), q.detach(), q.detach(), attn_mask=bias)[0, 0, 0, 0]).backward()
+        self.assertAlmostEqual(bias.grad[0].sum().item(), 0, places=6)
+        self.assertGreater(bias.grad[0, 0].item(), 0.2)
+        with self.assertRaisesRegex(weft.Error, "a bool or floating mask that broadcasts to .1, 1, 2, 2., got i64"):
+            F.scaled_dot_product_attention(q, q, q, attn_mask=weft.zeros(2, 2, dtype="i64"))
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 import collections
 import copy
+import math
 import unittest
 import warnings
 
@@ -85,6 +86,7 @@ class Use(unittest.TestCase):
         torch.manual_seed(0)
         mask = torch.rand(2, 1, 5, 6) > 0.3
         mask[0, 0, 0] = False
+        added = torch.randn(2, 1, 5, 6).masked_fill(~mask, -math.inf)
         for dtype in (torch.float32, torch.bfloat16):
             def t(*shape):
                 return _random(*shape, dtype=dtype)
@@ -101,6 +103,7 @@ class Use(unittest.TestCase):
                 (_kernels.gelu, (t(2, 8), "tanh")),
                 (_kernels.attention, (t(2, 4, 5, 8), t(2, 2, 6, 8), t(2, 2, 6, 8), None, True, 0.3)),
                 (_kernels.attention, (t(2, 2, 5, 8), t(2, 2, 6, 8), t(2, 2, 6, 8), mask, False, 0.3)),
+                (_kernels.attention, (t(2, 2, 5, 8), t(2, 2, 6, 8), t(2, 2, 6, 8), added.to(dtype), False, 0.3)),
                 (_kernels.conv2d, (t(2, 4, 7, 8), t(6, 2, 3, 3), t(6), [2, 1], [1, 0], [1, 2], 2)),
             ):
                 with self.subTest(operator=operator._name, dtype=dtype):
@@ -123,6 +126,7 @@ class Use(unittest.TestCase):
             (lambda x: _kernels.gelu(x, "tanh"), (t(3, 4),)),
             (lambda *a: _kernels.attention(*a, None, True, 0.5)[0], (t(1, 2, 3, 4), t(1, 1, 5, 4), t(1, 1, 5, 4))),
             (lambda *a: _kernels.attention(*a, mask, False, 0.5)[0], (t(2, 2, 3, 4), t(2, 2, 4, 4), t(2, 2, 4, 4))),
+            (lambda *a: _kernels.attention(*a, mask.double(), False, 0.5)[0], (t(2, 2, 3, 4), t(2, 2, 4, 4), t(2, 2, 4, 4))),
             (lambda *a: _kernels.conv2d(*a, [2, 1], [1, 0], [1, 2], 2), (t(2, 2, 5, 6), t(4, 1, 3, 3), t(4))),
         ):
             self.assertTrue(torch.autograd.gradcheck(function, arguments))
@@ -197,7 +201,9 @@ class Use(unittest.TestCase):
 
         q, mask = torch.randn(1, 2, 3, 4), torch.randn(3, 3)
         ours = weft.torch.use(Masked())
-        with self.assertWarnsRegex(UserWarning, "scaled_dot_product_attention stays with PyTorch: its mask is of"):
+        self.assert_close([ours(q, mask)], [Masked()(q, mask)], 1e-5)
+        mask.requires_grad_()
+        with self.assertWarnsRegex(UserWarning, "scaled_dot_product_attention stays with PyTorch: its mask requires"):
             self.assertTrue(torch.equal(ours(q, mask), Masked()(q, mask)))
         with self.assertWarnsRegex(UserWarning, "linear stays with PyTorch: its operands are torch.int64"):
             whole = weft.torch.use(nn.Linear(2, 2, bias=False))

@@ -8,14 +8,17 @@ from weft._weft.optim.schedules import Scheduler, cosine, exponential, one_cycle
 
 
 def LambdaLR(optimizer, lr_lambda):
+    """The first rates times lr_lambda(step)."""
     return Scheduler(optimizer, lr_lambda)
 
 
 def StepLR(optimizer, step_size, gamma=0.1):
+    """Times gamma every step_size steps."""
     return Scheduler(optimizer, staircase(step_size, gamma))
 
 
 def ExponentialLR(optimizer, gamma):
+    """Times gamma every step."""
     return Scheduler(optimizer, exponential(gamma))
 
 
@@ -25,5 +28,6 @@ def CosineAnnealingLR(optimizer, T_max, eta_min=0.0):
 
 
 def OneCycleLR(optimizer, max_lr, total_steps, pct_start=0.3, div_factor=25.0, final_div_factor=1e4):
+    """Up from max_lr / div_factor to max_lr in the first pct_start of the steps, then down to almost nothing."""
     optimizer.lr = max_lr
     return Scheduler(optimizer, one_cycle(total_steps, pct_start, div_factor, final_div_factor))

@@ -204,7 +204,7 @@ def _heads_like(x):
 def attention(
     q: Tensor, k: Tensor, v: Tensor, mask: Optional[Tensor], causal: bool, scale: float
 ) -> Tuple[Tensor, Tensor]:
-    """{out, lse} of q, k, v [B, H, T, D]; mask: bool, true where a query sees a key."""
+    """{out, lse} of q, k, v [B, H, T, D]; mask: bool, true where a query sees a key, or added to the scores."""
     out, lse = _kernels.attention(shared(q), shared(k), shared(v), shared(mask), causal, scale)
     return returned(out), returned(lse)
 

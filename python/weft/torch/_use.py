@@ -116,8 +116,8 @@ def _attention(
         return _stays(name, f"its operands are {tuple(query.shape)}, {tuple(key.shape)}, {tuple(value.shape)}")
     if query.shape[0] != key.shape[0] or (query.shape[1] != key.shape[1] and not enable_gqa):
         return _stays(name, f"its operands {tuple(query.shape)} and {tuple(key.shape)} broadcast")
-    if attn_mask is not None and attn_mask.dtype != torch.bool:
-        return _stays(name, f"its mask is of {attn_mask.dtype}; bool masks are taken")
+    if attn_mask is not None and attn_mask.requires_grad:
+        return _stays(name, "its mask requires a gradient")
     if dropout_p > 0:
         return _stays(name, "it has dropout, whose random numbers are PyTorch's")
     if attn_mask is not None and (is_causal or scale == 0):
@@ -181,7 +181,7 @@ def use(model, ops=None):
 
     Whatever the model's forward calls counts: layers, functions, torch.nn.MultiheadAttention. Gradients are Weft's
     kernels, too. Parameters, hooks and state dicts stay as they are, and torch.compile takes the model with the kernels
-    as opaque operators. A call that Weft does not take (a GPU's tensors, an integer dtype, a float mask) stays with
+    as opaque operators. A call that Weft does not take (a GPU's tensors, an integer dtype, a mask with a gradient) stays with
     PyTorch; a warning says so once. use(model, []) gives the model back its own forward."""
     names = list(_REPLACED) if ops is None else list(ops)
     for name in names:
