@@ -5,6 +5,7 @@
 #include <unordered_map>
 #include <utility>
 
+#include "autograd/deferral.h"
 #include "autograd/op_hook.h"
 #include "autograd/ops.h"
 #include "autograd/raw.h"
@@ -38,7 +39,7 @@ struct Accumulator {
   void add(Tensor gradient, bool create_graph) {
     if (!value.defined()) {
       value = std::move(gradient);
-    } else if (create_graph || !owned) {
+    } else if (create_graph || !owned || deferral_in_force) {
       value = ops::add(value, gradient);
       owned = !create_graph;
     } else {

@@ -1,17 +1,13 @@
 #include "autograd/checkpoint.h"
 
-#include "autograd/autocast.h"
 #include "autograd/backward.h"
-#include "autograd/fp8.h"
-#include "autograd/random.h"
+#include "autograd/replay.h"
 
 namespace weft {
 
 Tensor checkpoint(const std::function<Tensor(const Tensors&)>& function, const Tensors& inputs) {
   if (!grad_enabled()) return function(inputs);
-  const Generator position = generator();
-  const DType autocast = autocast_dtype();
-  Fp8Scaling* const fp8 = fp8_in_force();
+  const Replay replay;
   Tensor output;
   {
     NoGrad guard;
@@ -34,12 +30,11 @@ Tensor checkpoint(const std::function<Tensor(const Tensors&)>& function, const T
                     leaves[i] = leaves[i].alias();
                     if (b.needs(static_cast<int>(i))) leaves[i].set_requires_grad(true);
                   }
-                  const ScopedValue same_numbers(generator(), position);
-                  const GradMode recording(true);
-                  const Autocast mode(autocast);
-                  const Fp8Scope fp8_scope(fp8);
-                  const Tensor again = function(leaves);
-                  if (again.requires_grad()) backward(again, b.dy());
+                  replay([&] {
+                    const GradMode recording(true);
+                    const Tensor again = function(leaves);
+                    if (again.requires_grad()) backward(again, b.dy());
+                  });
                   Tensors gradients;
                   for (const Tensor& leaf : leaves)
                     gradients.push_back(leaf.defined() ? leaf.grad() : Tensor());

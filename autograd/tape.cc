@@ -2,6 +2,7 @@
 
 #include <atomic>
 
+#include "autograd/deferral.h"
 #include "autograd/op_hook.h"
 #include "autograd/ops.h"
 #include "autograd/raw.h"
@@ -236,6 +237,8 @@ Tensor record_view(std::string_view name, const Tensor& x, Tensor output,
 }
 
 void check_in_place(std::string_view name, const Tensors& inputs, const Tensor& target) {
+  if (deferral_in_force) [[unlikely]]
+    deferral_in_force->flush();
   if (!is_recording(inputs) || !is_floating(target.dtype())) return;
   WEFT_CHECK(!is_leaf_with_gradient(target),
              "{}: {} is a leaf that requires a gradient; change it in place only under NoGrad",

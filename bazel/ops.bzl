@@ -11,6 +11,7 @@ OPS = [
     "dropout",
     "fill",
     "fp8_quantize",
+    "fused",
     "gemm",
     "index",
     "layer_norm",

@@ -162,7 +162,7 @@ def op(name, srcs = [], hdrs = [], deps = [], system = [], test_size = "medium",
             cuda_library(
                 name = name + suffix,
                 srcs = sources,
-                hdrs = [name + ".h"] + hdrs + native.glob(["*.cuh"]),
+                hdrs = [name + ".h"] + hdrs + native.glob(["*.cuh"], exclude = hdrs),
                 spill_free = spill_free,
                 visibility = ["//visibility:public"],
                 deps = [

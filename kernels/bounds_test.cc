@@ -25,6 +25,7 @@
 #include "kernels/dropout/dropout_cases.h"
 #include "kernels/fill/fill_cases.h"
 #include "kernels/fp8_quantize/fp8_quantize_cases.h"
+#include "kernels/fused/fused_cases.h"
 #include "kernels/gemm/gemm_cases.h"
 #include "kernels/index/index_cases.h"
 #include "kernels/layer_norm/layer_norm_cases.h"
@@ -154,6 +155,7 @@ TEST_CASE("no kernel's bound is violated, or loose by more than the documented f
                                dropout_table(),
                                fill_table(),
                                fp8_quantize_table(),
+                               fused_table(),
                                gemm_table(),
                                index_table(),
                                layer_norm_table(),
@@ -190,7 +192,7 @@ TEST_CASE("no kernel's bound is violated, or loose by more than the documented f
 TEST_CASE("results that no rounding can change have bounds of zero") {
   for (const OpTable& table :
        {adam_table(), copy_table(), dropout_table(), fill_table(), fp8_quantize_table(),
-        loss_scale_table(), sgd_table(), sort_table(), where_table()}) {
+        fused_table(), loss_scale_table(), sgd_table(), sort_table(), where_table()}) {
     INFO(table.name);
     for (const CaseEntry& entry : table.cases) {
       if (entry.cost.flops > 0 || entry.cost.bytes > 0) continue;

@@ -1,4 +1,5 @@
 // Creation and conversion.
+#include "autograd/deferral.h"
 #include "autograd/ops.h"
 #include "autograd/random.h"
 #include "autograd/raw.h"
@@ -91,8 +92,13 @@ Tensor randn(const Shape& shape, DType dtype) {
 
 Tensor cast(const Tensor& x, DType dtype) {
   if (x.dtype() == dtype) return x;
-  Tensor y = Tensor::empty(x.shape(), dtype, x.device());
-  raw::copy(x, y);
+  Tensor y;
+  if (is_deferred(x.shape())) [[unlikely]] {
+    y = defer({.op = kernels::MoveOp::kCast, .dtype = dtype}, {x}, x.shape());
+  } else {
+    y = Tensor::empty(x.shape(), dtype, x.device());
+    raw::copy(x, y);
+  }
   if (!is_floating(dtype)) return y;
   return record("cast", {x}, y, {},
                 [old = x.dtype()](const Backward& b) -> Tensors { return {cast(b.dy(), old)}; });

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "autograd/autocast.h"
+#include "autograd/deferral.h"
 #include "autograd/ops.h"
 #include "autograd/raw.h"
 #include "core/view.h"
@@ -28,20 +29,29 @@ Tensor compute(UnaryOp op, const Tensor& x, double alpha = 1) {
   WEFT_CHECK(x.defined(), "{}: undefined tensor", name(op));
   WEFT_CHECK(is_floating(x.dtype()) || takes_integers(op),
              "{}: expected a floating-point tensor, got {}", name(op), x);
-  Tensor y = Tensor::empty(x.shape(), is_test(op) ? DType::boolean : x.dtype(), x.device());
+  const DType dtype = is_test(op) ? DType::boolean : x.dtype();
+  if (is_deferred(x.shape())) [[unlikely]]
+    return defer({.op = op, .dtype = dtype, .alpha = alpha}, {x}, x.shape());
+  Tensor y = Tensor::empty(x.shape(), dtype, x.device());
   kernels::unary({.op = op, .x = x, .y = y, .alpha = alpha});
+  return y;
+}
+
+Tensor compute_as(DType dtype, BinaryOp op, const Tensor& a, const Tensor& b, double alpha = 1) {
+  const Shape shape = broadcast_shapes(a.shape(), b.shape(), name(op));
+  if (is_deferred(shape)) [[unlikely]]
+    return defer({.op = op, .dtype = dtype, .alpha = alpha}, {a, b}, shape);
+  Tensor y = Tensor::empty(shape, dtype, a.device());
+  kernels::binary(
+      {.op = op, .a = view::expand(a, shape), .b = view::expand(b, shape), .y = y, .alpha = alpha});
   return y;
 }
 
 Tensor compute(BinaryOp op, const Tensor& a, const Tensor& b, double alpha = 1) {
   WEFT_CHECK(a.defined() && b.defined(), "{}: undefined tensor", name(op));
   raw::check_operands(name(op), {a, b});
-  const Shape shape = broadcast_shapes(a.shape(), b.shape(), name(op));
   const DType dtype = is_test(op) ? DType::boolean : promote(a.dtype(), b.dtype());
-  Tensor y = Tensor::empty(shape, dtype, a.device());
-  kernels::binary(
-      {.op = op, .a = view::expand(a, shape), .b = view::expand(b, shape), .y = y, .alpha = alpha});
-  return y;
+  return compute_as(dtype, op, a, b, alpha);
 }
 
 /// A number as a 0-dim tensor beside x.
@@ -153,9 +163,7 @@ Tensor differentiable(UnaryOp op, const Tensor& input, std::string_view recorded
     const Tensor kept = b.saved(0);
     // Inside an Autocast a derivative made of exp or reciprocal comes out in f32.
     if (!d.kernel || b.create_graph()) return {cast(d.dx(b.dy(), kept), kept.dtype())};
-    Tensor dx = raw::empty_like(kept);
-    kernels::binary({.op = *d.kernel, .a = kept, .b = b.dy(), .y = dx});
-    return {dx};
+    return {compute_as(kept.dtype(), *d.kernel, kept, b.dy())};
   });
 }
 
@@ -221,7 +229,8 @@ bool gives_memory(const Tensor& spent, const Tensor& other) {
 /// operations stays in the caches that its longest part fits in.
 Tensor combine(BinaryOp op, Tensor (*recorded)(T, T), T a, T b) {
   const bool in_a = gives_memory(a, b);
-  if ((!in_a && !gives_memory(b, a)) || is_recording({a, b})) return recorded(a, b);
+  const bool takes_memory = (in_a || gives_memory(b, a)) && !deferral_in_force;
+  if (!takes_memory || is_recording({a, b})) return recorded(a, b);
   const Tensor y = in_a ? a : b;
   kernels::binary(
       {.op = op, .a = view::expand(a, y.shape()), .b = view::expand(b, y.shape()), .y = y});
@@ -311,11 +320,16 @@ Tensor where(const Tensor& condition, const Tensor& a, const Tensor& b) {
       broadcast_shapes(condition.shape(), broadcast_shapes(a.shape(), b.shape(), "where"), "where");
   const DType dtype = promote(a.dtype(), b.dtype());
   const Tensor x = cast(a, dtype), z = cast(b, dtype);
-  Tensor y = Tensor::empty(shape, dtype, a.device());
-  kernels::where({.condition = view::expand(condition, shape),
-                  .a = view::expand(x, shape),
-                  .b = view::expand(z, shape),
-                  .y = y});
+  Tensor y;
+  if (is_deferred(shape)) [[unlikely]] {
+    y = defer({.op = kernels::MoveOp::kWhere, .dtype = dtype}, {condition, x, z}, shape);
+  } else {
+    y = Tensor::empty(shape, dtype, a.device());
+    kernels::where({.condition = view::expand(condition, shape),
+                    .a = view::expand(x, shape),
+                    .b = view::expand(z, shape),
+                    .y = y});
+  }
   return record("where", {x, z}, y, {condition},
                 [ma = Meta(x), mb = Meta(z)](const Backward& g) -> Tensors {
                   const Tensor condition = g.saved(0), zero = scalar_like(g.dy(), 0);

@@ -42,6 +42,7 @@ struct Axes {
 
 Tensor compute(const Tensor& x, const Axes& axes, Reduction reduction, DType dtype, bool keepdim,
                double correction = 0) {
+  x.raw();  // a deferred result is computed by all threads, not by the first that reads it
   Tensor y = Tensor::empty(axes.kept, dtype, x.device());
   kernels::reduce({.x = x, .y = y, .reduction = reduction, .correction = correction});
   return view::reshape(y, axes.result(keepdim));

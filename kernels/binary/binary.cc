@@ -24,9 +24,13 @@ std::string_view name(BinaryOp op) {
 bool is_test(BinaryOp op) { return op >= BinaryOp::kEq && op <= BinaryOp::kLogicalXor; }
 bool takes_integers(BinaryOp op) { return op <= BinaryOp::kLogicalXor && op != BinaryOp::kAtan2; }
 
+bool binary_takes(BinaryOp op, DType a, DType b, DType y) {
+  return (!is_test(op) || y == DType::boolean) &&
+         (is_floating(promote(a, b)) || takes_integers(op));
+}
+
 bool binary_fits(const BinaryProblem& p) {
-  return (!is_test(p.op) || p.y.dtype() == DType::boolean) &&
-         (is_floating(p.dtype()) || takes_integers(p.op));
+  return binary_takes(p.op, p.a.dtype(), p.b.dtype(), p.y.dtype());
 }
 
 bool binary_fits_cuda(const BinaryProblem& p) {

@@ -58,6 +58,7 @@ bool takes_integers(BinaryOp op);
 
 struct BinaryProblem;
 /// A test has a bool y, and integers an op that takes integers.
+bool binary_takes(BinaryOp op, DType a, DType b, DType y);
 bool binary_fits(const BinaryProblem& problem);
 /// A gradient by way of a slope, all tensors of one dtype.
 bool binary_fits_table(const BinaryProblem& problem);
@@ -80,6 +81,13 @@ void binary_cpu_blocks(const BinaryProblem& problem);
 /// y[i] = f(a[i], b[i]) for n elements of one arithmetic type; y is of that type, or bool for a
 /// test, and may be a or b.
 using BinaryLoop = void (*)(const void* a, const void* b, void* y, int64_t n, double alpha);
+/// What that variant does with a block: a and b converted to `type`, the loop, its result converted
+/// from `result`.
+struct BinaryBlocks {
+  BinaryLoop loop;
+  DType type, result;
+};
+BinaryBlocks binary_blocks(BinaryOp op, DType a, DType b, DType y);
 /// The loop of an op that goes one by one: pow, atan2, the divisions of integers and those that
 /// round down, f64's gradients of transcendental functions. Null for others.
 BinaryLoop binary_scalar_loop(BinaryOp op, DType type);

@@ -73,17 +73,21 @@ namespace weft::kernels {
 
 HWY_EXPORT(binary_loop);
 
-void binary_cpu_blocks(const BinaryProblem& p) {
-  const auto loop_of = [&](DType type) { return HWY_DYNAMIC_DISPATCH(binary_loop)(p.op, type); };
-  const bool is_bf16 = p.a.dtype() == DType::bf16 && p.b.dtype() == DType::bf16 &&
-                       (p.y.dtype() == DType::bf16 || is_test(p.op));
-  DType type = is_bf16 ? DType::bf16 : arithmetic_type(p.a.dtype(), p.b.dtype());
+BinaryBlocks binary_blocks(BinaryOp op, DType a, DType b, DType y) {
+  const auto loop_of = [&](DType type) { return HWY_DYNAMIC_DISPATCH(binary_loop)(op, type); };
+  const bool is_bf16 = a == DType::bf16 && b == DType::bf16 && (y == DType::bf16 || is_test(op));
+  DType type = is_bf16 ? DType::bf16 : arithmetic_type(a, b);
   BinaryLoop loop = loop_of(type);
   if (!loop) loop = loop_of(type = DType::f32);
+  return {loop, type, is_test(op) ? DType::boolean : type};
+}
+
+void binary_cpu_blocks(const BinaryProblem& p) {
+  const BinaryBlocks blocks = binary_blocks(p.op, p.a.dtype(), p.b.dtype(), p.y.dtype());
   const Walk walk({p.y, p.a, p.b});
   transform_blocks(
-      walk, {p.y, is_test(p.op) ? DType::boolean : type}, {{p.a, type}, {p.b, type}},
-      [&](const void* a, const void* b, void* y, int64_t n) { loop(a, b, y, n, p.alpha); });
+      walk, {p.y, blocks.result}, {{p.a, blocks.type}, {p.b, blocks.type}},
+      [&](const void* a, const void* b, void* y, int64_t n) { blocks.loop(a, b, y, n, p.alpha); });
 }
 
 }  // namespace weft::kernels

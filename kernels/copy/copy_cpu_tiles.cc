@@ -17,11 +17,9 @@ namespace {
 
 /// The dimension, other than the last, along which x has unit stride; -1 if none.
 int column_dimension(const Walk& walk) {
-  const Strides& y = walk.strides(0);
-  const Strides& x = walk.strides(1);
-  if (walk.numel() == 0 || y.back() != 1 || x.back() == 1) return -1;
-  for (int d = 0; d + 1 < x.size(); ++d) {
-    if (x[d] == 1) return d;
+  if (walk.numel() == 0 || walk.stride(0) != 1 || walk.stride(1) == 1) return -1;
+  for (int d = 0; d + 1 < walk.shape().size(); ++d) {
+    if (walk.strides(1)[d] == 1) return d;
   }
   return -1;
 }
@@ -64,7 +62,7 @@ void copy_tiles(const Walk& walk, const Word* x, Word* y) {
   const int64_t x_stride = walk.strides(1)[b], y_stride = walk.strides(0)[a];
   // What remains when both dimensions of the tile are taken out, and strips of tiles along b.
   Shape outer = walk.shape();
-  Strides x_outer = walk.strides(1), y_outer = walk.strides(0);
+  Strides x_outer(walk.strides(1)), y_outer(walk.strides(0));
   for (Shape* s : {&outer, &x_outer, &y_outer}) {
     s->erase(b);
     s->erase(a);

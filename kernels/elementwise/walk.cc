@@ -5,10 +5,9 @@
 
 namespace weft::kernels {
 
-Walk::Walk(std::initializer_list<Tensor> tensors) {
-  const int operands = static_cast<int>(tensors.size());
+Walk::Walk(std::span<const Tensor> t) {
+  const int operands = static_cast<int>(t.size());
   WEFT_ASSERT(operands >= 1 && operands <= kMaxOperands);
-  const Tensor* t = tensors.begin();
   for (int k = 0; k < operands; ++k) WEFT_ASSERT(t[k].shape() == t[0].shape());
   numel_ = t[0].numel();
   if (numel_ == 0) return;
@@ -34,21 +33,19 @@ Walk::Walk(std::initializer_list<Tensor> tensors) {
     for (int k = 0; merges && k < operands; ++k) {
       merges = strides_[k][last] == t[k].strides()[d] * t[k].shape()[d];
     }
-    if (!merges) {
-      shape_.push_back(1);
-      for (int k = 0; k < operands; ++k) strides_[k].push_back(0);
-    }
+    if (!merges) shape_.push_back(1);
     shape_[shape_.size() - 1] *= t[0].shape()[d];
     for (int k = 0; k < operands; ++k) strides_[k][shape_.size() - 1] = t[k].strides()[d];
   }
   if (shape_.empty()) {
     shape_.push_back(1);
-    for (int k = 0; k < operands; ++k) strides_[k].push_back(1);
+    for (int k = 0; k < operands; ++k) strides_[k][0] = 1;
   }
+  const Strides dense = contiguous_strides(shape_);
   for (int k = 0; k < operands; ++k) {
-    dense_[k] = strides_[k] == contiguous_strides(shape_);
-    constant_[k] = numel_ > 1 && std::all_of(strides_[k].begin(), strides_[k].end(),
-                                             [](int64_t stride) { return stride == 0; });
+    dense_[k] = std::ranges::equal(strides(k), dense);
+    constant_[k] =
+        numel_ > 1 && std::ranges::all_of(strides(k), [](int64_t stride) { return stride == 0; });
   }
 
   // Short rows are taken several at a time, long ones in equal pieces of whole cache lines.

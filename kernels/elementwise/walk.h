@@ -6,8 +6,8 @@
 // block of every operand into L1, loop over it in one type, and write it back (block_io.h).
 #pragma once
 
-#include <array>
 #include <initializer_list>
+#include <span>
 
 #include "core/parallel.h"
 #include "core/tensor.h"
@@ -26,12 +26,16 @@ struct Block {
 class Walk {
  public:
   /// At most kMaxOperands tensors of one shape, the output first.
-  explicit Walk(std::initializer_list<Tensor> tensors);
+  explicit Walk(std::span<const Tensor> tensors);
+  explicit Walk(std::initializer_list<Tensor> tensors)
+      : Walk(std::span(tensors.begin(), tensors.size())) {}
 
   /// The merged dimensions, outermost first; at least one.
   const Shape& shape() const { return shape_; }
-  const Strides& strides(int operand) const { return strides_[operand]; }
-  int64_t stride(int operand) const { return strides_[operand].back(); }  // along a row
+  std::span<const int64_t> strides(int operand) const {
+    return {strides_[operand], static_cast<size_t>(shape_.size())};
+  }
+  int64_t stride(int operand) const { return strides(operand).back(); }  // along a row
   int64_t numel() const { return numel_; }
   /// Elements lie side by side in the order of the walk.
   bool is_dense(int operand) const { return dense_[operand]; }
@@ -45,12 +49,13 @@ class Walk {
   template <class F>
   void for_each_row(int operand, const Block& block, F&& f) const;
 
-  static constexpr int kMaxOperands = 4;
+  static constexpr int kMaxOperands = 32;
 
  private:
   Shape shape_;
-  std::array<Strides, kMaxOperands> strides_;
-  std::array<bool, kMaxOperands> dense_{}, constant_{};
+  // Filled as far as there are operands and dimensions.
+  int64_t strides_[kMaxOperands][kMaxDims];
+  bool dense_[kMaxOperands], constant_[kMaxOperands];
   int64_t numel_ = 0, blocks_ = 0;
   int64_t rows_per_block_ = 1, blocks_per_row_ = 1, columns_per_block_ = 0, rows_ = 0;
 };
@@ -72,7 +77,7 @@ auto with_word(size_t bytes, F&& f) {
 
 template <class F>
 void Walk::for_each_row(int operand, const Block& block, F&& f) const {
-  const Strides& strides = strides_[operand];
+  const int64_t* const strides = strides_[operand];
   const int outer = shape_.size() - 1;
   int64_t offset = block.column * strides[outer];
   int64_t index[kMaxDims] = {};

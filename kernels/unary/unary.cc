@@ -25,10 +25,11 @@ std::string_view name(UnaryOp op) {
 bool is_test(UnaryOp op) { return op >= UnaryOp::kLogicalNot; }
 bool takes_integers(UnaryOp op) { return op <= UnaryOp::kShift || is_test(op); }
 
-bool unary_fits(const UnaryProblem& p) {
-  return (!is_test(p.op) || p.y.dtype() == DType::boolean) &&
-         (is_floating(p.x.dtype()) || takes_integers(p.op));
+bool unary_takes(UnaryOp op, DType x, DType y) {
+  return (!is_test(op) || y == DType::boolean) && (is_floating(x) || takes_integers(op));
 }
+
+bool unary_fits(const UnaryProblem& p) { return unary_takes(p.op, p.x.dtype(), p.y.dtype()); }
 
 std::string UnaryProblem::describe() const {
   return fmt::format("{}({} to {})", name(op), x, y.dtype());

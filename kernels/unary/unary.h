@@ -73,6 +73,7 @@ bool takes_integers(UnaryOp op);
 
 struct UnaryProblem;
 /// A test has a bool y, and an integer x an op that takes integers.
+bool unary_takes(UnaryOp op, DType x, DType y);
 bool unary_fits(const UnaryProblem& problem);
 /// A transcendental function that costs more than exp does, from a dtype to the same.
 bool unary_fits_table(const UnaryProblem& problem);
@@ -93,6 +94,13 @@ void unary_cpu_blocks(const UnaryProblem& problem);
 /// y[i] = f(x[i]) for n elements of one arithmetic type; y is of that type, or bool for a test, and
 /// may be x.
 using UnaryLoop = void (*)(const void* x, void* y, int64_t n, double alpha);
+/// What that variant does with a block: x converted to `type`, the loop, its result converted from
+/// `result`.
+struct UnaryBlocks {
+  UnaryLoop loop;
+  DType type, result;
+};
+UnaryBlocks unary_blocks(UnaryOp op, DType x, DType y);
 /// The loop of an op that the C library computes: f64's transcendental functions, and of f32 those
 /// whose library form is as accurate as it is fast, sin to atanh. Null for others.
 UnaryLoop unary_libm_loop(UnaryOp op, DType type);

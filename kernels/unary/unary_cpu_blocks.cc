@@ -115,15 +115,20 @@ namespace weft::kernels {
 
 HWY_EXPORT(unary_loop);
 
-void unary_cpu_blocks(const UnaryProblem& p) {
-  const auto loop_of = [&](DType type) { return HWY_DYNAMIC_DISPATCH(unary_loop)(p.op, type); };
-  const bool is_bf16 = p.x.dtype() == DType::bf16 && (p.y.dtype() == DType::bf16 || is_test(p.op));
-  DType type = is_bf16 ? DType::bf16 : arithmetic_type(p.x.dtype());
+UnaryBlocks unary_blocks(UnaryOp op, DType x, DType y) {
+  const auto loop_of = [&](DType type) { return HWY_DYNAMIC_DISPATCH(unary_loop)(op, type); };
+  const bool is_bf16 = x == DType::bf16 && (y == DType::bf16 || is_test(op));
+  DType type = is_bf16 ? DType::bf16 : arithmetic_type(x);
   UnaryLoop loop = loop_of(type);
   if (!loop) loop = loop_of(type = DType::f32);
+  return {loop, type, is_test(op) ? DType::boolean : type};
+}
+
+void unary_cpu_blocks(const UnaryProblem& p) {
+  const UnaryBlocks blocks = unary_blocks(p.op, p.x.dtype(), p.y.dtype());
   const Walk walk({p.y, p.x});
-  transform_blocks(walk, {p.y, is_test(p.op) ? DType::boolean : type}, {{p.x, type}},
-                   [&](const void* x, void* y, int64_t n) { loop(x, y, n, p.alpha); });
+  transform_blocks(walk, {p.y, blocks.result}, {{p.x, blocks.type}},
+                   [&](const void* x, void* y, int64_t n) { blocks.loop(x, y, n, p.alpha); });
 }
 
 }  // namespace weft::kernels

@@ -18,6 +18,10 @@ struct WhereProblem {
 };
 
 bool has_one_dtype(const WhereProblem& problem);
+/// y[i] = condition[i] ? a[i] : b[i] for n elements; y may be a or b.
+using WhereLoop = void (*)(const uint8_t* condition, const void* a, const void* b, void* y,
+                           int64_t n);
+WhereLoop where_loop(size_t itemsize);
 WEFT_DECLARE_OP(where, WhereProblem);
 
 }  // namespace weft::kernels

@@ -25,8 +25,8 @@ void select_loop(const uint8_t* condition, const void* left, const void* right, 
   }
 }
 
-auto select_loop_of(size_t itemsize) {
-  return with_word(itemsize, [](auto word) { return select_loop<decltype(word)>; });
+WhereLoop select_loop_of(size_t itemsize) {
+  return with_word(itemsize, [](auto word) -> WhereLoop { return select_loop<decltype(word)>; });
 }
 
 }  // namespace
@@ -38,10 +38,12 @@ namespace weft::kernels {
 
 HWY_EXPORT(select_loop_of);
 
+WhereLoop where_loop(size_t itemsize) { return HWY_DYNAMIC_DISPATCH(select_loop_of)(itemsize); }
+
 void where_cpu_blocks(const WhereProblem& p) {
   const Walk walk({p.y, p.condition, p.a, p.b});
   const DType dtype = p.dtype();
-  const auto loop = HWY_DYNAMIC_DISPATCH(select_loop_of)(itemsize(dtype));
+  const WhereLoop loop = where_loop(itemsize(dtype));
   transform_blocks(walk, {p.y, dtype}, {{p.condition, DType::boolean}, {p.a, dtype}, {p.b, dtype}},
                    [&](const void* condition, const void* a, const void* b, void* y, int64_t n) {
                      loop(static_cast<const uint8_t*>(condition), a, b, y, n);

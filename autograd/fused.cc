@@ -1,0 +1,88 @@
+#include "autograd/fused.h"
+
+#include "autograd/backward.h"
+#include "autograd/deferral.h"
+#include "autograd/ops.h"
+#include "autograd/replay.h"
+
+namespace weft::ops {
+namespace {
+
+using Function = std::function<Tensor(const Tensors&)>;
+
+/// The gradients of the inputs that need one, in recorded ops: each input as a view of its own, so
+/// that what leads from one to another does not count.
+Tensors recorded_gradients(const Function& function, const Backward& b, size_t count) {
+  Tensors inputs, wanted, gradients(count);
+  for (size_t i = 0; i < count; ++i) {
+    const Tensor x = b.saved(static_cast<int>(i));
+    inputs.push_back(x.defined() ? view(x, x.shape()) : x);
+    if (b.needs(static_cast<int>(i))) wanted.push_back(inputs.back());
+  }
+  const Tensor y = function(inputs);
+  if (!y.requires_grad()) return gradients;
+  const Tensors found = grad({y}, wanted, {b.dy()}, {.create_graph = true, .allow_unused = true});
+  auto next = found.begin();
+  for (size_t i = 0; i < count; ++i) {
+    if (b.needs(static_cast<int>(i))) gradients[i] = *next++;
+  }
+  return gradients;
+}
+
+/// The same in one pass.
+Tensors deferred_gradients(const Function& function, const Backward& b, size_t count) {
+  const std::shared_ptr<Deferral> deferral = Deferral::make(false);
+  const ScopedValue scope(deferral_in_force, deferral.get());
+  Tensors gradients(count);
+  {
+    const GradMode recording(true);
+    Tensors leaves;
+    for (size_t i = 0; i < count; ++i) {
+      leaves.push_back(b.saved(static_cast<int>(i)));
+      if (!leaves[i].defined()) continue;
+      leaves[i] = leaves[i].alias();
+      if (b.needs(static_cast<int>(i))) leaves[i].set_requires_grad(true);
+    }
+    const Tensor y = function(leaves);
+    if (y.requires_grad()) {
+      Tensors wanted;
+      for (const Tensor& leaf : leaves) {
+        if (leaf.defined() && leaf.requires_grad()) wanted.push_back(leaf);
+      }
+      Tensors found = grad({y}, wanted, {b.dy()}, {.allow_unused = true});
+      auto next = found.begin();
+      for (size_t i = 0; i < count; ++i) {
+        if (b.needs(static_cast<int>(i))) gradients[i] = std::move(*next++);
+      }
+    }
+  }
+  deferral->finish(gradients);
+  return gradients;
+}
+
+}  // namespace
+
+Tensor fused(const Function& function, const Tensors& inputs) {
+  if (deferral_in_force) return function(inputs);
+  const Replay replay;
+  Tensors results;
+  {
+    const std::shared_ptr<Deferral> deferral = Deferral::make(grad_enabled());
+    const ScopedValue scope(deferral_in_force, deferral.get());
+    const NoGrad guard;
+    Tensors operands;
+    for (const Tensor& x : inputs) operands.push_back(x.defined() ? x.alias() : x);
+    results.push_back(function(operands));
+    WEFT_CHECK(results[0].defined(), "fused: the function returned an undefined tensor");
+    deferral->finish(results);
+  }
+  return record("fused", inputs, results[0], inputs,
+                [function, replay, count = inputs.size()](const Backward& b) -> Tensors {
+                  return replay([&] {
+                    return b.create_graph() ? recorded_gradients(function, b, count)
+                                            : deferred_gradients(function, b, count);
+                  });
+                });
+}
+
+}  // namespace weft::ops
