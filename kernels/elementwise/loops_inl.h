@@ -51,6 +51,16 @@ HWY_INLINE void compute_numbers(void* target, int64_t n, double factor, const X*
 /// A function of floats, in vectors.
 using VectorFunction = hn::Vec<F32> (*)(F32, hn::Vec<F32>);
 
+/// y[i] = f(x[i]) of elements of bf16 or f16.
+template <VectorFunction f, class T>
+HWY_INLINE void compute_narrow_vectors(T* y, int64_t n, const T* x) {
+  const F32 d;
+  const auto lanes = static_cast<int64_t>(hn::Lanes(d));
+  int64_t i = 0;
+  for (; i + lanes <= n; i += lanes) store_f32(d, f(d, load_f32(d, x + i)), y + i);
+  if (i < n) store_f32_n(d, f(d, load_f32_n(d, x + i, n - i)), y + i, n - i);
+}
+
 /// y[i] = f(x[i]), times the factors' elements.
 template <VectorFunction f, class... Factors>
 HWY_INLINE void compute_vectors(float* y, int64_t n, const float* x, const Factors*... factors) {
@@ -75,6 +85,12 @@ struct ElementLoops {
   template <VectorFunction f>
   static void vectors(Source... x, void* y, int64_t n, double) {
     compute_vectors<f>(static_cast<float*>(y), n, static_cast<const float*>(x)...);
+  }
+
+  /// Of bf16 as it lies in memory.
+  template <VectorFunction f>
+  static void bf16_vectors(Source... x, void* y, int64_t n, double) {
+    compute_narrow_vectors<f>(static_cast<bf16*>(y), n, static_cast<const bf16*>(x)...);
   }
 
   /// The loop of a lambda without captures for a type of arithmetic, or bf16.

@@ -18,6 +18,8 @@
 #include <hwy/contrib/math/math-inl.h>
 #include <limits>
 
+#include "kernels/simd/normal_tail.h"
+
 HWY_BEFORE_NAMESPACE();
 namespace weft::kernels::HWY_NAMESPACE {
 
@@ -179,12 +181,41 @@ HWY_INLINE V silu_derivative_f32(D d, V x) {
 
 /// x P(T < x): the tail is exp(-x^2 / 2) (|x| Q(|x|)), so no cancellation spoils it. f(-inf) = -0.
 template <class D, class V = hn::Vec<D>>
-HWY_INLINE V gelu_erf_f32(D d, V x) {
+HWY_INLINE V gelu_erf_of_tail_f32(D d, V x) {
   const V t = hn::Min(hn::Abs(x), hn::Set(d, 16.0f));
   const V e = gaussian_f32(d, t), q = normal_tail_f32(d, t);
   const V negative = hn::Neg(hn::Mul(e, hn::Mul(t, q)));
   const V positive = hn::Mul(x, hn::NegMulAdd(e, q, hn::Set(d, 1.0f)));
   return keep_nan(d, x, hn::IfThenElse(hn::Lt(x, hn::Zero(d)), negative, positive));
+}
+
+/// The same. AVX-512 looks a polynomial of P(T > |x|) up for each element, in the registers that
+/// hold all of them: a third of the instructions, and no division. Below -5.9, where hardly
+/// anything lies, there is none.
+template <class D, class V = hn::Vec<D>>
+HWY_INLINE V gelu_erf_f32(D d, V x) {
+#if HWY_TARGET == HWY_AVX3
+  if constexpr (hn::MaxLanes(D()) == 16) {
+    const V end = hn::Set(d, 5.9f), zero = hn::Zero(d);
+    const V t = hn::Min(hn::Abs(x), end);
+    // Added to 1.5 2^23, 16 t / 3 is rounded to an integer, whose bits are the last ones.
+    const V shift = hn::Set(d, 0x1.8p23f);
+    const V i = hn::MulAdd(t, hn::Set(d, 16.0f / 3), shift);
+    const V s = hn::NegMulAdd(hn::Sub(i, shift), hn::Set(d, 3.0f / 16), t);
+    const auto coefficient = [&](int k) HWY_ATTR {
+      return V{_mm512_permutex2var_ps(hn::Load(d, kNormalTail[k]).raw, _mm512_castps_si512(i.raw),
+                                      hn::Load(d, kNormalTail[k] + 16).raw)};
+    };
+    V tail = coefficient(0);
+    for (int k = 1; k < 7; ++k) tail = hn::MulAdd(tail, s, coefficient(k));
+    // Of NaN the first term is NaN.
+    const V y = hn::NegMulAdd(t, tail, hn::IfThenElse(hn::Lt(x, zero), zero, x));
+    const auto is_far = hn::Lt(x, hn::Neg(end));
+    if (HWY_LIKELY(hn::AllFalse(d, is_far))) return y;
+    return hn::IfThenElse(is_far, gelu_erf_of_tail_f32(d, x), y);
+  }
+#endif
+  return gelu_erf_of_tail_f32(d, x);
 }
 
 /// P(T < x) + x exp(-x^2 / 2) / sqrt(2 pi)

@@ -75,7 +75,8 @@ struct UnaryProblem;
 /// A test has a bool y, and an integer x an op that takes integers.
 bool unary_takes(UnaryOp op, DType x, DType y);
 bool unary_fits(const UnaryProblem& problem);
-/// A transcendental function that costs more than exp does, from a dtype to the same.
+/// A transcendental function that costs more than exp does, from a dtype to the same, and that has
+/// no loop of its own for the dtype.
 bool unary_fits_table(const UnaryProblem& problem);
 inline constexpr DTypeSet kUnaryTableTypes = {DType::f16, DType::bf16};
 

@@ -85,7 +85,10 @@ UnaryLoop unary_loop(UnaryOp op, DType type) {
     default:
       break;
   }
-  if (type == DType::bf16) return nullptr;
+  if (type == DType::bf16) {
+    const bool is_cheap = HWY_TARGET == HWY_AVX3 && op == UnaryOp::kGeluErf;
+    return is_cheap ? Loops::bf16_vectors<gelu_erf_f32> : nullptr;
+  }
   switch (op) {
     WEFT_VECTORS(kExp, exp_f32);
     WEFT_VECTORS(kExpm1, expm1_f32);

@@ -1,7 +1,6 @@
 // One lookup an element. A function of a 16-bit float has 65536 values, 128 KiB: unary_cpu_blocks
 // computes them at the first use, so the bits are its own. What a training feeds GELU lies in a few
-// binades, whose part of the table stays in L1; then two loads an element are the limiter, and GELU
-// takes less than half the time of computing it with AVX-512.
+// binades, whose part of the table stays in L1; then two loads an element are the limiter.
 #include "kernels/elementwise/block_io.h"
 #include "kernels/elementwise/code_table.h"
 #include "kernels/unary/unary.h"
@@ -24,7 +23,9 @@ const uint16_t* table_of(UnaryOp op, DType dtype) {
 }  // namespace
 
 bool unary_fits_table(const UnaryProblem& p) {
-  return p.op > UnaryOp::kExp && p.op <= UnaryOp::kGeluTanh && p.x.dtype() == p.y.dtype();
+  const DType dtype = p.y.dtype();
+  return p.op > UnaryOp::kExp && p.op <= UnaryOp::kGeluTanh && p.x.dtype() == dtype &&
+         unary_blocks(p.op, dtype, dtype).type != dtype;
 }
 
 void unary_cpu_table(const UnaryProblem& p) {
