@@ -3,6 +3,7 @@
 #include "autograd/autocast.h"
 #include "autograd/backward.h"
 #include "autograd/checkpoint.h"
+#include "autograd/fused.h"
 #include "autograd/tape.h"
 #include "python/bindings.h"
 #include "python/casters.h"
@@ -147,6 +148,12 @@ void bind_autograd(nb::module_& m, nb::class_<Tensor>& tensor) {
       "_checkpoint",
       [](const std::function<Tensor(const Tensors&)>& function, const Tensors& inputs) {
         return checkpoint(function, inputs);
+      },
+      Unlocked());
+  m.def(
+      "_fused",
+      [](const std::function<Tensor(const Tensors&)>& function, const Tensors& inputs) {
+        return ops::fused(function, inputs);
       },
       Unlocked());
   m.def("_record", &record_function);

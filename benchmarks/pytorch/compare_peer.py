@@ -1,39 +1,18 @@
 #!/usr/bin/env python3
 """PyTorch's half of `weft compare`: does the work that it is told to, and says how long it took.
+peer_protocol.py says how it is asked."""
 
-    compare_peer.py --threads N --device cpu|cuda --directory DIR
-
-Reads one JSON object a line from standard input and answers each with one on standard output:
-
-    {"do": "hello"}                                     versions, after a first addition
-    {"do": "prepare", "side": "eager", "work": {...}}   makes the work and warms it up
-    {"do": "time", "side": "eager", "seconds": 0.5}     {"times": [seconds of one iteration, ...]}
-    {"do": "profile", "side": "eager"}                  {"rows": [{"name", "calls", "ms"}, ...]}
-    {"do": "memory"}                                    {"peak_bytes": ...} of this process so far
-    {"do": "drop"}                                      forgets all work
-
-or with {"error": "..."}. It ends with its input. cli/compare/work.cc is the other half: it has the
-same work under the same names, and its comments say what each is.
-"""
-
-import argparse
-import gc
 import io
-import json
 import os
 import platform
-import sys
-import time
 
 import torch
 import torch.nn.functional as F
+from peer_protocol import Peer, serve
 from torch import nn
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
-
-# A sample lasts at least this long, or the clock and its reading would count.
-LEAST_SAMPLE_SECONDS = 2e-3
 
 
 class MlpBlock(nn.Module):
@@ -116,17 +95,59 @@ class CompactTransformer(nn.Module):
         return self.head((weights.transpose(1, 2) @ x).squeeze(1))
 
 
+class OneDnnLinear(torch.autograd.Function):
+    """F.linear in f32 by oneDNN, by the op that torch.compile calls: on processors of AMD's it takes
+    half of the time of MKL, which eager PyTorch takes."""
+
+    @staticmethod
+    def forward(ctx, x, weight, bias):
+        ctx.save_for_backward(x, weight)
+        ctx.has_bias = bias is not None
+        return OneDnnLinear.product(x, weight, bias)
+
+    @staticmethod
+    def backward(ctx, dy):
+        x, weight = ctx.saved_tensors
+        rows_x, rows_dy = x.reshape(-1, x.shape[-1]), dy.reshape(-1, dy.shape[-1])
+        dx = OneDnnLinear.product(dy, weight.t()) if ctx.needs_input_grad[0] else None
+        dweight = OneDnnLinear.product(rows_dy.t(), rows_x.t()) if ctx.needs_input_grad[1] else None
+        return dx, dweight, rows_dy.sum(0) if ctx.has_bias else None
+
+    @staticmethod
+    def product(x, weight, bias=None):
+        return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
+
+
+def by_onednn(run):
+    """run() with OneDnnLinear for F.linear."""
+    linear = F.linear
+
+    def onednn_linear(x, weight, bias=None):
+        return OneDnnLinear.apply(x, weight, bias)
+
+    def replaced():
+        F.linear = onednn_linear
+        torch.backends.mha.set_fastpath_enabled(False)  # which has a product of its own
+        try:
+            run()
+        finally:
+            F.linear = linear
+            torch.backends.mha.set_fastpath_enabled(True)
+
+    return replaced
+
+
 def make_model(work):
     architecture = work["architecture"]
     kind = CompactTransformer if "stages" in architecture else VisionTransformer
     return kind(architecture)
 
 
-class Peer:
-    def __init__(self, device, directory):
-        self.device = torch.device(device)
-        self.directory = directory
-        self.runs = {}  # by side: (function, seconds of an iteration)
+class PyTorch(Peer):
+    def __init__(self, arguments):
+        super().__init__(arguments)
+        torch.set_num_threads(arguments.threads)
+        self.device = torch.device(arguments.device)
 
     def synchronize(self):
         if self.device.type == "cuda":
@@ -220,7 +241,8 @@ class Peer:
         dtype = DTYPES[work["precision"]]
         x = self.randn(work["m"], work["k"], dtype=dtype)
         weight = self.randn(work["n"], work["k"], dtype=dtype)
-        return self.op(work, F.linear, [x, weight], side)
+        # By way of the module: what F.linear is may change.
+        return self.op(work, lambda x, weight: F.linear(x, weight), [x, weight], side)
 
     def softmax(self, work, side):
         x = self.randn(*work["shape"], dtype=DTYPES[work["precision"]])
@@ -351,6 +373,11 @@ class Peer:
 
     # The requests.
 
+    def make(self, work, side):
+        torch.manual_seed(0)
+        run, facts = super().make(work, side)
+        return by_onednn(run) if side == "onednn" else run, facts
+
     def hello(self, request):
         one = torch.ones(1, device=self.device)
         assert (one + one).item() == 2
@@ -367,33 +394,6 @@ class Peer:
             answer["device"] = torch.cuda.get_device_name()
         return answer
 
-    def prepare(self, request):
-        torch.manual_seed(0)
-        work, side = request["work"], request["side"]
-        run, facts = getattr(self, work["kind"])(work, side)
-        run()  # compiles, allocates, picks algorithms
-        self.synchronize()
-        # Warm: another, or as many as last a tenth of a second.
-        start, count = time.perf_counter(), 0
-        while count < 1 or (time.perf_counter() - start < 0.1 and count < 1000):
-            run()
-            self.synchronize()
-            count += 1
-        self.runs[side] = (run, (time.perf_counter() - start) / count)
-        return facts
-
-    def time(self, request):
-        run, estimate = self.runs[request["side"]]
-        repeats = max(1, int(LEAST_SAMPLE_SECONDS / max(estimate, 1e-9)))
-        times, start = [], time.perf_counter()
-        while not times or time.perf_counter() - start < request["seconds"]:
-            begin = time.perf_counter()
-            for _ in range(repeats):
-                run()
-            self.synchronize()
-            times.append((time.perf_counter() - begin) / repeats)
-        return {"times": times}
-
     def profile(self, request):
         run, _ = self.runs[request["side"]]
         with torch.profiler.profile() as profile:
@@ -407,17 +407,12 @@ class Peer:
         return {"rows": rows[:12]}
 
     def memory(self, request):
-        with open("/proc/self/status") as file:
-            for line in file:
-                if line.startswith("VmHWM:"):
-                    peak = {"peak_bytes": int(line.split()[1]) * 1024}
         if self.device.type == "cuda":
-            peak["peak_bytes"] = torch.cuda.max_memory_reserved()
-        return peak
+            return {"peak_bytes": torch.cuda.max_memory_reserved()}
+        return super().memory(request)
 
     def drop(self, request):
-        self.runs.clear()
-        gc.collect()
+        super().drop(request)
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
         torch.compiler.reset()
@@ -425,29 +420,5 @@ class Peer:
         return {}
 
 
-def main():
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--threads", type=int, required=True)
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("--directory", required=True)
-    arguments = parser.parse_args()
-    torch.set_num_threads(arguments.threads)
-    # Answers alone go to the pipe; whatever else is printed goes to standard error.
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)
-    peer = Peer(arguments.device, arguments.directory)
-    peer.threads = arguments.threads
-    names = ("hello", "prepare", "time", "profile", "memory", "drop")
-    requests = {name: getattr(peer, name) for name in names}
-    for line in sys.stdin:
-        request = json.loads(line)
-        try:
-            answer = requests[request["do"]](request)
-        except Exception as error:  # the other side decides what a failure means
-            answer = {"error": f"{type(error).__name__}: {error}".splitlines()[0]}
-        answers.write(json.dumps(answer) + "\n")
-        answers.flush()
-
-
 if __name__ == "__main__":
-    main()
+    serve(PyTorch)

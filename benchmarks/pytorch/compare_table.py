@@ -51,7 +51,7 @@ def rows_of(case):
 
 
 def print_table(rows):
-    head = ["case", "Weft", "+-", "PyTorch", "", "+-", "ratio", "best", "pair by pair"]
+    head = ["case", "Weft", "+-", "peer", "", "+-", "ratio", "best", "pair by pair"]
     print("| " + " | ".join(head) + " |")
     print("|" + "---|" * len(head))
     for row in rows:
@@ -92,7 +92,7 @@ def main():
             print(f"  - Weft: {profile_line(case['weft']['profile'])}")
         for side, peer in case["peers"].items():
             if "profile" in peer and peer["ratio"]["median"] < 1:
-                print(f"  - PyTorch, {side}: {profile_line(peer['profile'])}")
+                print(f"  - {side}: {profile_line(peer['profile'])}")
     print()
     groups = list(dict.fromkeys(case["group"] for case in cases))
     for group in groups:

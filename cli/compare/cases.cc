@@ -44,7 +44,7 @@ struct List {
 
   /// An op in both precisions, alone and with its gradient; {} in the group is the precision.
   void add_op(const std::string& group, const std::string& kind, const std::string& shape,
-              const ordered_json& work, const std::vector<std::string>& sides = {"eager"}) {
+              const ordered_json& work, const std::vector<std::string>& sides = {"eager", "jax"}) {
     for (const char* precision : kPrecisions) {
       for (const bool backward : {false, true}) {
         ordered_json all = {{"kind", kind}, {"precision", precision}, {"backward", backward}};
@@ -67,10 +67,11 @@ struct List {
     const auto text = [](const Sizes& sizes) { return fmt::format("{}", fmt::join(sizes, "x")); };
     for (const auto& [n, k] :
          {std::pair(3 * kWidth, kWidth), {kWidth, kWidth}, {kHidden, kWidth}, {kWidth, kHidden}}) {
-      add_op(group, "gemm", text({rows, n, k}), {{"m", rows}, {"n", n}, {"k", k}});
+      add_op(group, "gemm", text({rows, n, k}), {{"m", rows}, {"n", n}, {"k", k}},
+             {"eager", "onednn", "jax"});
     }
     const auto add_shaped = [&](const std::string& kind, const Sizes& shape,
-                                const std::vector<std::string>& sides = {"eager"}) {
+                                const std::vector<std::string>& sides = {"eager", "jax"}) {
       add_op(group, kind, text(shape), {{"shape", shape}}, sides);
     };
     add_shaped("softmax", {12 * rows, 197});
@@ -83,8 +84,8 @@ struct List {
     }
     add_shaped("cross_entropy", {4 * images, 1000});
     add_shaped("cross_entropy", {64 * images, 10});
-    add_shaped("max_pool", {16 * images, 64, 32, 32});
-    add_shaped("chain", {rows, kHidden}, {"eager", "compile"});
+    add_shaped("max_pool", {16 * images, 64, 32, 32}, {"eager"});
+    add_shaped("chain", {rows, kHidden}, {"eager", "compile", "jax"});
     const Sizes shape = {rows, kHidden};
     add_op(group, "sum", text(shape) + " over rows", {{"shape", shape}, {"dims", {0}}});
     add_op(group, "sum", text(shape) + " over all",
@@ -112,8 +113,16 @@ std::vector<CompareCase> compare_cases(const std::string& directory, bool on_gpu
     for (const auto& [model, batch] :
          {std::pair("vit_b_16", 1), {"vit_b_16", 4}, {"vit_b_16", 16}, {"cct", 64}, {"cct", 256}}) {
       for (const char* precision : kPrecisions) {
-        list.add_step({.group = group, .name = "{}", .sides = {"eager", "compile"}, .seconds = 0.6},
-                      kind, model, batch, precision);
+        std::vector<std::string> sides = {"eager", "compile"};
+        const bool is_fp32 = std::string_view(precision) == "fp32";
+        if (is_fp32) sides.emplace_back("onednn");
+        sides.emplace_back("jax");
+        if (std::string_view(kind) == "infer") {
+          sides.emplace_back("openvino");
+          if (is_fp32) sides.emplace_back("onnxruntime");
+        }
+        list.add_step({.group = group, .name = "{}", .sides = sides, .seconds = 0.6}, kind, model,
+                      batch, precision);
       }
     }
   }

@@ -18,7 +18,7 @@ struct CompareCase {
   std::string name;   // unique
   Measure measure = Measure::kTime;
   nlohmann::ordered_json work;     // what both programs are told: cli/compare/work.h
-  std::vector<std::string> sides;  // of the peer: "eager", "compile", "fused"
+  std::vector<std::string> sides;  // of the peers: "eager", "compile", "jax", ...
   double seconds = 0.15;           // of a turn, unless --seconds says another
 };
 

@@ -1,8 +1,8 @@
-// weft compare: the same work in Weft and in PyTorch, side by side.
+// weft compare: the same work in Weft and in PyTorch and other peers, side by side.
 //
 // Each program runs in a process of its own, on the same cores, with as many threads. They take
-// turns, and the turns of a pair are compared: what else the machine does weighs on both. The peer
-// is benchmarks/pytorch/compare_peer.py, which is part of this program and written to a scratch
+// turns, and the turns of a pair are compared: what else the machine does weighs on both. The peers
+// are scripts of benchmarks/pytorch/, which are part of this program and written to a scratch
 // directory for the run.
 #include <fmt/core.h>
 #include <fmt/format.h>
@@ -17,12 +17,14 @@
 #include <ctime>
 #include <filesystem>
 #include <fstream>
+#include <map>
 #include <memory>
 #include <optional>
 #include <regex>
 
 #include "cli/command.h"
 #include "cli/compare/cases.h"
+#include "cli/compare/machine.h"
 #include "cli/compare/process.h"
 #include "cli/compare/report.h"
 #include "cli/compare/work.h"
@@ -35,17 +37,38 @@
 
 namespace weft::cli {
 
-// The text of compare_peer.py; written by the build.
-extern const char* const kComparePeer;
+// The scripts' names and texts, and an empty one; written by the build.
+extern const std::pair<std::string_view, std::string_view> kCompareScripts[];
 
 namespace {
 
 using nlohmann::ordered_json;
 using Clock = std::chrono::steady_clock;
 
+/// A program to compare with: the forms that it takes, and the script that is its half.
+struct PeerProgram {
+  const char* name;
+  std::vector<std::string> sides;
+  std::vector<std::string> script;  // with its first arguments
+};
+const std::vector<PeerProgram> kPeers = {
+    {"PyTorch", {"eager", "compile", "fused", "onednn"}, {"compare_peer.py"}},
+    {"JAX", {"jax"}, {"compare_jax.py"}},
+    {"OpenVINO", {"openvino"}, {"compare_runtimes.py", "openvino"}},
+    {"ONNX Runtime", {"onnxruntime"}, {"compare_runtimes.py", "onnxruntime"}},
+};
+
+std::vector<std::string> all_sides() {
+  std::vector<std::string> sides;
+  for (const PeerProgram& peer : kPeers) {
+    sides.insert(sides.end(), peer.sides.begin(), peer.sides.end());
+  }
+  return sides;
+}
+
 struct Arguments {
   std::string cases = ".*", model, shape, file, python = "python3", device = "cpu", html, save;
-  std::vector<std::string> against = {"eager", "compile", "fused"};
+  std::vector<std::string> against;  // empty: all that are installed
   int pairs = 5, threads = 0;
   std::optional<double> seconds;  // of a turn
   double timeout = 900;
@@ -115,7 +138,7 @@ struct Figure {
   double median = 0, best = 0;
 };
 
-/// One of the two programs: its command, and the process that lives as long as the run.
+/// One of the programs: its command, and the process that lives as long as the run.
 class Program {
  public:
   Program(std::string name, std::vector<std::string> command, const std::string& directory,
@@ -200,15 +223,21 @@ struct Side {
   }
 };
 
-/// A case's figures. `peer` is null without PyTorch.
-CaseResult measure(const Arguments& a, const CompareCase& about, Program& weft, Program* peer) {
+/// Programs by the sides that are theirs; several sides may be one program's.
+using Peers = std::map<std::string, std::shared_ptr<Program>>;
+
+/// A case's figures.
+CaseResult measure(const Arguments& a, const CompareCase& about, Program& weft,
+                   const Peers& peers) {
   CaseResult result;
   result.about = about;
   for (const std::string& side : about.sides) {
-    if (peer && std::ranges::count(a.against, side) > 0) result.peers.emplace_back().side = side;
+    if (peers.contains(side)) result.peers.emplace_back().side = side;
   }
   std::vector<Side> sides = {{"weft", weft, result}};
-  for (PeerResult& other : result.peers) sides.push_back({other.side, *peer, other});
+  for (PeerResult& other : result.peers) {
+    sides.push_back({other.side, *peers.at(other.side), other});
+  }
   const auto turns = [&](int pairs, auto&& figure_of) {
     for (int pair = 0; pair < pairs; ++pair) {
       for (const Side& side : sides) {
@@ -254,8 +283,11 @@ CaseResult measure(const Arguments& a, const CompareCase& about, Program& weft, 
       side.result.profile = side.program.ask({{"do", "profile"}, {"side", side.name}}).at("rows");
     });
   }
-  for (Program* program : {&weft, peer}) {
-    if (program) failure_of([&] { program->ask({{"do", "drop"}}); });
+  // Once for each program: its sides stand side by side.
+  const Program* last = nullptr;
+  for (const Side& side : sides) {
+    if (std::exchange(last, &side.program) == &side.program) continue;
+    failure_of([&] { side.program.ask({{"do", "drop"}}); });
   }
   return result;
 }
@@ -315,6 +347,74 @@ int compare_file(const Arguments& a) {
   });
 }
 
+/// Starts the peers that a chosen case knows and the user asks for, and says of each what it is; of
+/// one that is not installed, why. Throws UsageError for one that was asked for by its name, and
+/// without PyTorch.
+template <class MakeProgram>
+Peers find_peers(const Arguments& a, const std::vector<CompareCase>& cases, MakeProgram&& program,
+                 const std::string& directory, ordered_json& about) {
+  Peers peers;
+  about = ordered_json::object();
+  for (const PeerProgram& kind : kPeers) {
+    std::vector<std::string> sides;
+    for (const std::string& side : kind.sides) {
+      const bool is_wanted = a.against.empty() || std::ranges::count(a.against, side) > 0;
+      const bool is_known = std::ranges::any_of(
+          cases, [&](const CompareCase& c) { return std::ranges::count(c.sides, side) > 0; });
+      if (is_wanted && is_known) sides.push_back(side);
+    }
+    if (sides.empty()) continue;
+    std::vector<std::string> command = {a.python, "-u", directory + "/" + kind.script[0]};
+    command.insert(command.end(), kind.script.begin() + 1, kind.script.end());
+    const std::shared_ptr<Program> peer = program(kind.name, command);
+    try {
+      about[kind.name] = peer->ask({{"do", "hello"}});
+      about[kind.name]["command"] = peer->command_line();
+      for (const std::string& side : sides) peers[side] = peer;
+    } catch (const Error& error) {
+      const bool is_optional = &kind != &kPeers.front() && a.against.empty();
+      if (!is_optional) {
+        throw UsageError(fmt::format(
+            "compare: no {}: {}; --python FILE names a Python that has it, --against none times "
+            "Weft alone",
+            kind.name, error.what()));
+      }
+      about[kind.name] = {{"missing", error.what()}};
+    }
+  }
+  return peers;
+}
+
+std::string rate_text(const ordered_json& rates) {
+  return fmt::format("GEMM {:.0f} GFLOP/s in fp32, {:.0f} in bf16", 1e-9 * rates.value("fp32", 0.0),
+                     1e-9 * rates.value("bf16", 0.0));
+}
+
+/// What is known before the first case.
+void print_setting(const ordered_json& about, int pairs) {
+  fmt::print("{}, cores {}, {} threads, {}\n", about["processor"].get<std::string>(),
+             fmt::join(about["cores"].get<std::vector<int>>(), ","), about["threads"].get<int>(),
+             about["device"].get<std::string>());
+  const ordered_json& machine = about["machine"];
+  fmt::print("{} sockets, caches {}, {}\n", machine["sockets"].get<int>(),
+             machine["caches"].get<std::string>(), machine["instruction_sets"].get<std::string>());
+  fmt::print("{} before\n", rate_text(about["gemm_before"]));
+  bool has_peers = false;
+  for (const auto& [name, peer] : about["peers"].items()) {
+    if (peer.contains("missing")) {
+      fmt::print("no {}: {}\n", name, peer["missing"].get<std::string>());
+      continue;
+    }
+    has_peers = true;
+    fmt::print("{} {}, Python {}\n", name, peer.value("version", "?"), peer.value("python", "?"));
+  }
+  if (!has_peers) fmt::print("Weft alone\n");
+  fmt::print("{} {}\n\n", pairs,
+             has_peers ? "pairs of turns; ratio: the peer's median over Weft's, above 1 Weft is "
+                         "ahead; best: the same of their best samples"
+                       : "turns");
+}
+
 int compare(const Arguments& a) {
   if (!a.file.empty()) return compare_file(a);
   if (a.threads > 0) set_num_threads(a.threads);
@@ -338,61 +438,40 @@ int compare(const Arguments& a) {
                   {"cores", cores},
                   {"threads", threads},
                   {"device", a.device},
+                  {"machine", describe_machine()},
                   {"pairs", a.pairs},
                   {"environment", environment_of(threads)},
                   {"load_before", load_average()}};
   write_compare_files(scratch.path());
-  const std::string script = scratch.path() + "/compare_peer.py";
-  io::write_file_atomically(script, [](io::FileWriter& file) { file.write(kComparePeer); });
+  for (const auto* script = kCompareScripts; !script->first.empty(); ++script) {
+    io::write_file_atomically(fmt::format("{}/{}", scratch.path(), script->first),
+                              [&](io::FileWriter& file) { file.write(script->second); });
+  }
 
   const auto program = [&](const char* name, std::vector<std::string> command) {
     command.insert(command.end(), {"--threads", std::to_string(threads), "--device", a.device,
                                    "--directory", scratch.path()});
-    return Program(name, command, scratch.path(), a.timeout);
+    return std::make_shared<Program>(name, command, scratch.path(), a.timeout);
   };
   const std::string self = std::filesystem::read_symlink("/proc/self/exe").string();
-  Program weft = program("Weft", {self, "compare", "--serve"});
-  Program peer = program("PyTorch", {a.python, "-u", script});
-  report.about["weft"] = weft.ask({{"do", "hello"}});
-  report.about["weft"]["command"] = weft.command_line();
-  const bool has_peer = a.against != std::vector<std::string>{"none"};
-  if (has_peer) {
-    try {
-      report.about["pytorch"] = peer.ask({{"do", "hello"}});
-      report.about["pytorch"]["command"] = peer.command_line();
-    } catch (const Error& error) {
-      throw UsageError(fmt::format(
-          "compare: no PyTorch: {}; --python FILE names a Python that has it, --against "
-          "none times Weft alone",
-          error.what()));
-    }
-  }
-  const ordered_json& other = report.about["pytorch"];
-  if (!a.json) {
-    fmt::print("{}, cores {}, {} threads, {}\n", report.about["processor"].get<std::string>(),
-               fmt::join(cores, ","), threads, a.device);
-    if (has_peer) {
-      fmt::print("PyTorch {}, Python {}\n", other.value("version", "?"),
-                 other.value("python", "?"));
-    } else {
-      fmt::print("Weft alone\n");
-    }
-    fmt::print("{} {}\n\n", a.pairs,
-               has_peer ? "pairs of turns; ratio: PyTorch's median over Weft's, above 1 Weft is "
-                          "ahead; best: the same of their best samples"
-                        : "turns");
-  }
+  const std::shared_ptr<Program> weft = program("Weft", {self, "compare", "--serve"});
+  report.about["weft"] = weft->ask({{"do", "hello"}});
+  report.about["weft"]["command"] = weft->command_line();
+  const Peers peers = find_peers(a, cases, program, scratch.path(), report.about["peers"]);
+  report.about["gemm_before"] = weft->ask({{"do", "gemm_rate"}});
+  if (!a.json) print_setting(report.about, a.pairs);
 
   io::Table table = compare_table();
   size_t lost = 0, failed = 0;
   for (const CompareCase& about : cases) {
     fmt::print(stderr, "weft: {} of {}: {}\n", report.cases.size() + 1, cases.size(), about.name);
-    report.cases.push_back(measure(a, about, weft, has_peer ? &peer : nullptr));
+    report.cases.push_back(measure(a, about, *weft, peers));
     const CaseResult& result = report.cases.back();
     if (!a.json) print_rows(table, result);
     lost += result.is_lost();
     failed += !result.failure.empty();
   }
+  report.about["gemm_after"] = weft->ask({{"do", "gemm_rate"}});
   report.about["ended"] = time_now();
   report.about["load_after"] = load_average();
 
@@ -404,8 +483,9 @@ int compare(const Arguments& a) {
   if (a.json) {
     print_json(to_json(report));
   } else {
-    const std::string ahead = has_peer ? fmt::format(" {} where PyTorch was ahead,", lost) : "";
-    fmt::print("\n{} cases:{} {} failed\n", cases.size(), ahead, failed);
+    const std::string ahead = peers.empty() ? "" : fmt::format(" {} where a peer was ahead,", lost);
+    fmt::print("\n{} cases:{} {} failed; {} after\n", cases.size(), ahead, failed,
+               rate_text(report.about["gemm_after"]));
     if (!a.html.empty()) fmt::print("page {}\n", a.html);
   }
   return failed > 0 ? kFailure : 0;
@@ -415,8 +495,8 @@ int compare(const Arguments& a) {
 
 void add_compare(CLI::App& app, Action& action) {
   const auto [command, a] = add_command<Arguments>(
-      app, action, compare, "compare", "Time the same work in Weft and in PyTorch, side by side",
-      kMeasuringCommands);
+      app, action, compare, "compare",
+      "Time the same work in Weft, PyTorch and others, side by side", kMeasuringCommands);
   command.option_defaults()->group("Cases");
   add_option(command, "--cases", a.cases,
              "Regular expression: cases whose name or group it matches are run",
@@ -428,12 +508,14 @@ void add_compare(CLI::App& app, Action& action) {
              "Functions of your own, in the place of these cases: docs/benchmarks.md",
              {.check = CLI::ExistingFile, .takes = "FILE.py", .usual = "none"});
   command.add_flag("--list", a.list, "Print the cases' groups and names, and run none");
+  std::vector<std::string> sides = all_sides();
+  sides.emplace_back("none");
   add_option(command, "--against", a.against,
-             "Forms of PyTorch: eager, compile (torch.compile), fused (the optimizer); none: Weft "
-             "alone",
-             {.check = CLI::IsMember({"eager", "compile", "fused", "none"})})
+             "PyTorch as eager, compile (torch.compile), onednn (its linear layers) or fused (the "
+             "optimizer); jax; openvino; onnxruntime; none: Weft alone",
+             {.check = CLI::IsMember(sides), .usual = "all that are installed"})
       ->delimiter(',');
-  add_option(command, "--python", a.python, "Python interpreter that has PyTorch",
+  add_option(command, "--python", a.python, "Python interpreter that has PyTorch and the others",
              {.takes = "FILE"});
   add_option(command, "--device", a.device, "Where both compute: cpu or cuda", {.takes = "DEVICE"});
   add_threads_option(command, a.threads);

@@ -66,7 +66,7 @@ TEST_CASE("Without PyTorch there is nothing to compare with, and Weft alone is a
   CHECK(outcome.code == 0);
   CHECK_THAT(outcome.out, Contains("Weft alone\n2 turns\n") &&
                               Contains("1000 additions of one element") &&
-                              Contains("2 cases: 0 failed") && !Contains("PyTorch was ahead"));
+                              Contains("2 cases: 0 failed") && !Contains("a peer was ahead"));
   const json result = json::parse(run_weft(alone + " --json").out);
   REQUIRE(result["cases"].size() == 2);
   for (const json& c : result["cases"]) {
@@ -112,12 +112,18 @@ TEST_CASE("Figures of both, ratios pair by pair, versions and commands") {
       run_weft(kTwoCases + ("--json --profile --python " + python + " --html " + page));
   REQUIRE(outcome.code == 0);
   const json result = json::parse(outcome.out);
-  CHECK(result["pytorch"]["version"] == "0.fake");
-  CHECK_THAT(result["pytorch"]["command"].get<std::string>(),
+  CHECK(result["peers"]["PyTorch"]["version"] == "0.fake");
+  CHECK_THAT(result["peers"]["PyTorch"]["command"].get<std::string>(),
              Matches(python + " -u /.*/compare_peer.py --threads 1 --device cpu --directory /.*"));
   CHECK_THAT(result["weft"]["command"].get<std::string>(),
              Matches("/.*/weft compare --serve --threads 1 .*"));
   CHECK(result["threads"] == 1);
+  CHECK(result["machine"]["sockets"].get<int>() > 0);
+  CHECK_THAT(result["machine"]["caches"].get<std::string>(), !Contains("{"));
+  for (const char* when : {"gemm_before", "gemm_after"}) {
+    CHECK(result[when]["fp32"].get<double>() > 1e8);
+    CHECK(result[when]["bf16"].get<double>() > 1e8);
+  }
   CHECK(result["cores"].size() == 1);
   CHECK(result["environment"]["OMP_NUM_THREADS"] == "1");
   CHECK(result["pairs"] == 2);
@@ -139,7 +145,7 @@ TEST_CASE("Figures of both, ratios pair by pair, versions and commands") {
 
   const std::string kept = fresh_scratch("compare.json");
   const Outcome table = run_weft(kTwoCases + ("--python " + python + " --save " + kept));
-  CHECK_THAT(table.out, Contains("2 cases: 0 where PyTorch was ahead, 0 failed"));
+  CHECK_THAT(table.out, Contains("2 cases: 0 where a peer was ahead, 0 failed"));
   CHECK(find(json::parse(read_file(kept)),
              "1000 additions of one element")["peers"]["eager"]["values"] ==
         json({1000.0, 1000.0}));
@@ -156,8 +162,8 @@ TEST_CASE("A lost case is counted; the scratch directory is gone") {
   const std::string python = fake_peer("quick-peer", 1e-9);
   const Outcome outcome = run_weft(kTwoCases + ("--python " + python));
   CHECK(outcome.code == 0);
-  CHECK_THAT(outcome.out, Contains("PyTorch 0.fake") &&
-                              Contains("2 cases: 2 where PyTorch was ahead, 0 failed"));
+  CHECK_THAT(outcome.out,
+             Contains("PyTorch 0.fake") && Contains("2 cases: 2 where a peer was ahead, 0 failed"));
   const std::string directory = fresh_scratch("empty-tmp");
   std::filesystem::create_directory(directory);
   const Outcome again = run_shell("TMPDIR=" + directory + " timeout 120 " + weft_program() + " " +
@@ -207,11 +213,31 @@ TEST_CASE("Forms of PyTorch can be chosen") {
   const std::string python = fake_peer("choice", 1);
   const std::string command = "compare --json --pairs 1 --seconds 0 --threads 1 --python " +
                               python + " --cases '^chain 788x3072 fp32$'";
-  CHECK(find(json::parse(run_weft(command).out), "chain 788x3072 fp32")["peers"].size() == 2);
+  CHECK(find(json::parse(run_weft(command).out), "chain 788x3072 fp32")["peers"].size() == 3);
   const json chosen = json::parse(run_weft(command + " --against compile").out);
   CHECK(find(chosen, "chain 788x3072 fp32")["peers"].size() == 1);
   CHECK(find(chosen, "chain 788x3072 fp32")["peers"].contains("compile"));
   check_error(run_weft("compare --against tensorflow"), 2, "tensorflow");
+}
+
+TEST_CASE("Peers besides PyTorch are compared where they are installed") {
+  // Without JAX's package.
+  const std::string python =
+      program("no-jax",
+              "#!/bin/sh\ncase \"$*\" in *compare_jax*) echo \"ModuleNotFoundError: No "
+              "module named 'jax'\" >&2; exit 1;; esac\nexec " +
+                  fake_peer("others", 1) + "\n");
+  const std::string command = "compare --pairs 1 --seconds 0 --threads 1 --python " + python +
+                              " --cases '^infer cct batch 64 fp32$'";
+  const Outcome outcome = run_weft(command + " --against eager,openvino,onnxruntime");
+  CHECK(outcome.code == 0);
+  CHECK_THAT(outcome.out, Contains("\nOpenVINO 0.fake") && Contains("\nONNX Runtime 0.fake") &&
+                              Contains("GFLOP/s in fp32"));
+  const Outcome all = run_weft(command);
+  CHECK_THAT(all.out,
+             Contains("no JAX: JAX ended without an answer: ModuleNotFoundError: No module "
+                      "named 'jax'"));
+  check_error(run_weft(command + " --against jax"), 2, "no JAX: JAX ended without an answer");
 }
 
 TEST_CASE("The list holds every kind of case") {

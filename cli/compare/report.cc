@@ -47,10 +47,10 @@ ordered_json json_of(const CaseResult& result) {
 /// Bars of ratios, one group per kind of peer.
 report::BarChart chart_of(const std::vector<const CaseResult*>& results) {
   report::BarChart chart = {
-      .title = "PyTorch's figure over Weft's",
+      .title = "The peer's figure over Weft's",
       .x = {.label = "ratio", .scale = report::Scale::kLog2},
       .origin = 1,
-      .caption = "To the right of 1 Weft is ahead, to the left PyTorch is. Medians of the pairs."};
+      .caption = "To the right of 1 Weft is ahead, to the left the peer is. Medians of the pairs."};
   for (size_t i = 0; i < results.size(); ++i) {
     chart.categories.push_back(results[i]->about.name);
     for (const PeerResult& peer : results[i]->peers) {
@@ -116,7 +116,14 @@ report::Table table_of_setting(const ordered_json& about) {
     if (!value.is_object()) add(key, value);
     if (!value.is_object()) continue;
     for (const auto& [name, entry] : value.items()) {
-      if (name != "command") add(key + " " + name, entry);
+      if (name == "command") continue;
+      if (!entry.is_object()) {
+        add(key + " " + name, entry);
+        continue;
+      }
+      for (const auto& [fact, of_peer] : entry.items()) {
+        if (fact != "command") add(name + " " + fact, of_peer);
+      }
     }
   }
   return table;
@@ -139,7 +146,7 @@ void add_profiles(report::Page& page, const std::vector<CaseResult>& cases) {
     };
     page.paragraph(result.about.name);
     add("Weft", result.profile);
-    for (const PeerResult& peer : result.peers) add("PyTorch, " + peer.side, peer.profile);
+    for (const PeerResult& peer : result.peers) add(peer.side, peer.profile);
   }
 }
 
@@ -166,7 +173,7 @@ io::Table compare_table() {
   return io::Table({{"case", 40, kLeft},
                     {"Weft", 8},
                     {"+-", 4},
-                    {"PyTorch", 8, kLeft},
+                    {"peer", 11, kLeft},
                     {"", 8},
                     {"+-", 4},
                     {"ratio", 6},
@@ -187,14 +194,14 @@ ordered_json to_json(const CompareReport& report) {
 
 report::Page to_page(const CompareReport& report) {
   const ordered_json& about = report.about;
-  report::Page page("Weft beside PyTorch", about.value("started", ""));
+  report::Page page("Weft beside its peers", about.value("started", ""));
   page.paragraph(
-      "Both programs did the same work in turns, each in a process of its own, on the same cores "
-      "with as many threads. A ratio is PyTorch's figure over Weft's of the same pair of turns: "
-      "above 1 Weft is ahead, below 1 PyTorch is.");
+      "The programs did the same work in turns, each in a process of its own, on the same cores "
+      "with as many threads. A ratio is the peer's figure over Weft's of the same turns: above 1 "
+      "Weft is ahead, below 1 the peer is.");
   size_t lost = 0;
   for (const CaseResult& result : report.cases) lost += result.is_lost();
-  page.paragraph(fmt::format("{} cases; PyTorch was ahead in {}. Processor: {}; threads: {}.",
+  page.paragraph(fmt::format("{} cases; a peer was ahead in {}. Processor: {}; threads: {}.",
                              report.cases.size(), lost, about.value("processor", "this machine"),
                              about.value("threads", 0)));
   std::vector<std::pair<std::string, std::vector<const CaseResult*>>> groups;
@@ -207,7 +214,7 @@ report::Page to_page(const CompareReport& report) {
     std::ranges::stable_sort(results, {}, [](const CaseResult* r) { return r->worst_ratio(); });
     page.heading(group);
     if (const report::BarChart chart = chart_of(results); !chart.groups.empty()) page.add(chart);
-    report::Table table = {.columns = {"case", "Weft", "spread", "PyTorch", "figure", "spread",
+    report::Table table = {.columns = {"case", "Weft", "spread", "peer", "figure", "spread",
                                        "ratio (pairs)", "best samples"},
                            .caption = "Spread: largest less smallest turn, over the median."};
     for (const CaseResult* result : results) {
@@ -219,11 +226,11 @@ report::Page to_page(const CompareReport& report) {
   page.heading("Settings");
   page.add(table_of_setting(about));
   page.heading("Commands");
-  for (const char* program : {"weft", "pytorch"}) {
-    if (about.contains(program) && about[program].contains("command")) {
-      page.code(about[program]["command"].get<std::string>());
-    }
-  }
+  const auto add_command = [&](const ordered_json& program) {
+    if (program.contains("command")) page.code(program["command"].get<std::string>());
+  };
+  add_command(about.value("weft", ordered_json::object()));
+  for (const ordered_json& peer : about.value("peers", ordered_json::object())) add_command(peer);
   return page;
 }
 

@@ -10,6 +10,7 @@
 
 #include "autograd/autocast.h"
 #include "autograd/backward.h"
+#include "autograd/fused.h"
 #include "autograd/ops.h"
 #include "autograd/random.h"
 #include "cli/json_line.h"
@@ -43,6 +44,8 @@ struct Work {
   std::function<void()> run;
   ordered_json facts = ordered_json::object();
 };
+
+Tensor chain_of(const Tensors& x) { return ops::sigmoid(x[0] * x[1] + x[2]) * x[0] - x[1]; }
 
 /// Makes one kind of work after the other; members are what all kinds need.
 class Maker {
@@ -84,7 +87,7 @@ class Maker {
         {"chain",
          [&] {
            return op({randn(), randn(), randn()},
-                     [](const auto& x) { return ops::sigmoid(x[0] * x[1] + x[2]) * x[0] - x[1]; });
+                     [](const auto& x) { return ops::fused(chain_of, x); });
          }},
         {"sum",
          [&] {
@@ -259,6 +262,7 @@ class Server {
     if (what == "time") return time(request);
     if (what == "profile") return profile(request);
     if (what == "memory") return memory();
+    if (what == "gemm_rate") return gemm_rate();
     if (what == "drop") {
       works_.clear();
       if (device_.type == DeviceType::cuda) {
@@ -339,6 +343,25 @@ class Server {
   }
 
   void synchronize() const { weft::synchronize(device_); }
+
+  /// FLOP/s of a product of 1024 x 1024 matrices: what the machine can do at the moment.
+  ordered_json gemm_rate() const {
+    const NoGrad guard;
+    ordered_json rates;
+    for (const auto& [name, dtype] : {std::pair("fp32", DType::f32), {"bf16", DType::bf16}}) {
+      const Tensor x = ops::to(ops::cast(ops::randn({1024, 1024}), dtype), device_);
+      double best = 0;
+      const Clock::time_point start = Clock::now();
+      while (best == 0 || seconds_since(start) < 0.2) {
+        const Clock::time_point begin = Clock::now();
+        ops::linear(x, x);
+        synchronize();
+        best = std::max(best, 2.0 * (1 << 30) / seconds_since(begin));
+      }
+      rates[name] = best;
+    }
+    return rates;
+  }
 
   ordered_json memory() const {
     if (device_.type != DeviceType::cpu) {

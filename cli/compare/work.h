@@ -1,7 +1,7 @@
 // Weft's half of `weft compare`: does the work that it is told to, and says how long it took.
 //
-// Speaks the protocol of benchmarks/pytorch/compare_peer.py, the other half, so that each program
-// is measured in a process of its own and by the same rules.
+// Speaks the protocol of benchmarks/pytorch/peer_protocol.py, the other halves, so that each
+// program is measured in a process of its own and by the same rules.
 #pragma once
 
 #include <string>

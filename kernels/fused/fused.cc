@@ -1,5 +1,7 @@
 #include "kernels/fused/fused.h"
 
+#include <fmt/format.h>
+
 #include "kernels/elementwise/convert.h"
 
 namespace weft::kernels {
@@ -121,12 +123,10 @@ DType FusedProblem::dtype_of(int value) const {
 }
 
 std::string FusedProblem::describe() const {
-  std::string names;
-  for (const FusedStep& step : steps) {
-    names += (names.empty() ? "" : " ") + std::string(name(step));
-  }
-  return fmt::format("fused({}; {} inputs to {} of {})", names, inputs.size(), outputs.size(),
-                     outputs.empty() ? Tensor() : outputs[0]);
+  std::vector<std::string_view> names;
+  for (const FusedStep& step : steps) names.push_back(name(step));
+  return fmt::format("fused({}; {} inputs to {} of {})", fmt::join(names, " "), inputs.size(),
+                     outputs.size(), outputs.empty() ? Tensor() : outputs[0]);
 }
 
 }  // namespace weft::kernels

@@ -117,6 +117,20 @@ class Backward(unittest.TestCase):
         with self.assertRaisesRegex(KeyError, "from a hook"):
             (x * 2).backward()
 
+    def test_fused(self):
+        def chain(x, y, z):
+            return (x * y + z).sigmoid() * x - y
+
+        runs = []
+        for function in (chain, lambda *inputs: weft.fused(chain, *inputs)):
+            weft.manual_seed(0)
+            inputs = [weft.randn(5, 33, requires_grad=True) for _ in range(3)]
+            y = function(*inputs)
+            y.sum().backward()
+            runs.append([y.detach().numpy(), *(x.grad.numpy() for x in inputs)])
+        for plain, fused in zip(*runs):
+            self.assertEqual(plain.tobytes(), fused.tobytes())
+
     def test_checkpoint(self):
         x = weft.tensor([1.0, 2.0], requires_grad=True)
         weights = weft.tensor([3.0, 4.0], requires_grad=True)

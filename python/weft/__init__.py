@@ -20,6 +20,7 @@ from weft.autograd import (  # noqa: F401
     autocast,
     checkpoint,
     enable_grad,
+    fused,
     inference_mode,
     no_grad,
     set_grad_enabled,

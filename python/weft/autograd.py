@@ -89,6 +89,13 @@ def checkpoint(function, *inputs):
     return _weft._checkpoint(lambda tensors: function(*tensors), list(inputs))
 
 
+def fused(function, *inputs):
+    """function(*inputs), whose elementwise operations run in one pass over memory, forward and backward, with the
+    bits that they have one by one. Only the inputs are kept; the gradient runs the function again. A tensor that
+    requires a gradient must be among the inputs."""
+    return _weft._fused(lambda tensors: function(*tensors), list(inputs))
+
+
 class Context:
     """What forward() leaves for backward()."""
 
