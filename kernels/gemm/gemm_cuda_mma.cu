@@ -4,7 +4,12 @@
 // chunks are permuted within the banks' 128 bytes so that the 8 rows that ldmatrix reads together
 // meet all banks; the transposing ldmatrix turns the second layout. Operands along neither
 // dimension take another rung.
+//
+// Lines that do not begin at multiples of 16 bytes, as rows of 197 elements, come two elements at a
+// time where they lie at multiples of 4 bytes, else one by one through registers: four or eight
+// loads in the place of one, beside as many products of tensor cores.
 #include "kernels/gemm/gemm_mma.cuh"
+#include "kernels/gemm/gemm_tma.h"
 
 namespace weft::kernels {
 namespace {
@@ -14,8 +19,29 @@ using namespace ptx;
 constexpr int kDepth = 32;
 constexpr int kChunk = 8;  // elements in 16 bytes
 
-/// A tile of kSize rows of A (columns of B) by kDepth, one stage of it.
-template <bool kAlongDepth, int kSize>
+/// A chunk whose lines begin at any element: elements [0, inside) of `from`, then zeros.
+__device__ __forceinline__ void copy_chunk(uint16_t* to, const uint16_t* from, int inside) {
+  if (reinterpret_cast<uintptr_t>(from) % 4 == 0) {
+#pragma unroll
+    for (int i = 0; i < kChunk; i += 2) {
+      const int here = max(0, min(2, inside - i));
+      cp_async<4>(to + i, here > 0 ? from + i : from, here * 2);
+    }
+    return;
+  }
+  Pack<uint32_t, kChunk / 2> words;
+#pragma unroll
+  for (int i = 0; i < kChunk / 2; ++i) {
+    const uint32_t low = 2 * i < inside ? from[2 * i] : 0;
+    const uint32_t high = 2 * i + 1 < inside ? from[2 * i + 1] : 0;
+    words.values[i] = low | high << 16;
+  }
+  *reinterpret_cast<Pack<uint32_t, kChunk / 2>*>(to) = words;
+}
+
+/// A tile of kSize rows of A (columns of B) by kDepth, one stage of it. kFitsCopies: its lines
+/// begin at multiples of 16 bytes.
+template <bool kFitsCopies, bool kAlongDepth, int kSize>
 struct Tile {
   static constexpr int kChunksPerLine = (kAlongDepth ? kDepth : kSize) / kChunk;
   static constexpr int kLines = kAlongDepth ? kSize : kDepth;
@@ -44,9 +70,12 @@ struct Tile {
       const int64_t lines = kAlongDepth ? n_at : n_depth, length = kAlongDepth ? n_depth : n_at;
       const int64_t inside =
           line_at < lines ? max(int64_t{0}, min(int64_t{kChunk}, length - first)) : int64_t{0};
-      cp_async<16>(tile + offset(line, chunk),
-                   inside > 0 ? from + line_at * line_stride + first : from,
-                   static_cast<int>(inside) * 2);
+      const uint16_t* const source = inside > 0 ? from + line_at * line_stride + first : from;
+      if constexpr (kFitsCopies) {
+        cp_async<16>(tile + offset(line, chunk), source, static_cast<int>(inside) * 2);
+      } else {
+        copy_chunk(tile + offset(line, chunk), source, static_cast<int>(inside));
+      }
     }
   }
 
@@ -105,12 +134,13 @@ void gemm_cuda_mma(const GemmProblem& problem) {
   if (finish_if_empty(problem)) return;
   const GemmArguments p(problem);
   with_flags(
-      [&](auto is_large, auto is_bf16, auto a_depth, auto b_depth) {
+      [&](auto is_large, auto is_bf16, auto fits_copies, auto a_depth, auto b_depth) {
         constexpr int kTile = is_large() ? 128 : 64;
-        mma_tiles::run<Sixteen<is_bf16()>, kTile, Tile<a_depth(), kTile>, Tile<b_depth(), kTile>>(
-            problem, p);
+        mma_tiles::run<Sixteen<is_bf16()>, kTile, Tile<fits_copies(), a_depth(), kTile>,
+                       Tile<fits_copies(), b_depth(), kTile>>(problem, p);
       },
-      mma_tiles::takes_large_tiles(p), problem.dtype() == DType::bf16, p.a.column == 1 || p.k == 1,
+      mma_tiles::takes_large_tiles(p), problem.dtype() == DType::bf16,
+      fits_16_byte_copies(problem.a) && fits_16_byte_copies(problem.b), p.a.column == 1 || p.k == 1,
       p.b.row == 1 || p.k == 1);
 }
 

@@ -67,7 +67,7 @@ bool fits_16_byte_copies(const Tensor& t) {
 }
 
 bool gemm_fits_mma(const GemmProblem& p) {
-  return gemm_is<GemmArithmetic::kIeee>(p) && fits_16_byte_copies(p.a) && fits_16_byte_copies(p.b);
+  return gemm_is<GemmArithmetic::kIeee>(p) && lines_of(p.a) && lines_of(p.b);
 }
 
 bool gemm_fits_wgmma(const GemmProblem& p) {

@@ -206,9 +206,9 @@ inline void add_fp8_tensor_cores(GemmCases& cases) {
   cases.add({}, 72, 40, 600, {.a_layout = 'T', .accumulate = true, .emulated_on = "fp8"});
 }
 
-/// What 16-bit tensor cores take, whose rows are multiples of 16 bytes: every layout, several tiles
-/// in each dimension, tails in each, K beyond twice the depth of a pipeline of 4 stages of 64 and
-/// short of one step, K split.
+/// What 16-bit tensor cores take: every layout, several tiles in each dimension, tails in each, K
+/// beyond twice the depth of a pipeline of 4 stages of 64 and short of one step, K split; rows that
+/// are multiples of 16 bytes, of 4, and of 2, as a row of attention's 197 scores is.
 inline void add_tensor_cores(GemmCases& cases) {
   for (char a : {'N', 'T'}) {
     for (char b : {'N', 'T'}) {
@@ -222,6 +222,9 @@ inline void add_tensor_cores(GemmCases& cases) {
       c.emulated_on = is_for_all ? "" : "mma";
       cases.add({}, 264, 200, 120, c);
       cases.add({}, 72, 136, 584, c);
+      for (int64_t k : {197, 198}) {
+        cases.add({2}, 70, 41, k, {.a_layout = a, .b_layout = b, .emulated_on = "mma"});
+      }
     }
   }
   for (Epilogue epilogue : kEpilogues) {

@@ -23,7 +23,7 @@ std::optional<TmaMatrix> tma_matrix(const Tensor& t);
 
 /// Whether lines, of rows or of columns, are dense and begin at multiples of 16 bytes.
 bool fits_16_byte_copies(const Tensor& t);
-/// Do 16-byte copies fit a and b? The condition of gemm_cuda_mma.
+/// Have a and b a dense dimension each? The condition of gemm_cuda_mma.
 bool gemm_fits_mma(const GemmProblem& problem);
 /// The condition of gemm_cuda_wgmma: what TMA can address, on a device of capability 9.0.
 bool gemm_fits_wgmma(const GemmProblem& problem);
