@@ -242,8 +242,8 @@ int run_bench(const Arguments& a) {
 }  // namespace
 
 void add_bench(CLI::App& app, Action& action) {
-  CLI::App& bench =
-      *app.add_subcommand("bench", "Measure training steps: speed, memory, growth, traffic, overlap");
+  CLI::App& bench = *app.add_subcommand(
+      "bench", "Measure training steps: speed, memory, growth, traffic, overlap");
   bench.require_subcommand(1);
   add_bench_sharding(bench, action);
   add_bench_overlap(bench, action);
