@@ -1,4 +1,5 @@
-// Which images train a model, which choose it and which report it (text: data/sets/open_text.h).
+// Which images train a model, which choose it and which report it (data/sets/open_text.h: which
+// text).
 //
 //   builtin       the procedural set of data/sets/sets.h: no files
 //   cifar10:DIR   CIFAR-10's binary batches: images 0..44999 train, 45000..49999 validation, the

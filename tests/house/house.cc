@@ -96,9 +96,8 @@ House read_house(const fs::path& root) {
   for (auto at = fs::recursive_directory_iterator(root); at != fs::recursive_directory_iterator();
        ++at) {
     const std::string name = at->path().filename();
-    if (at->is_directory() && (name.starts_with(".") || name == "runs"))
-      at.disable_recursion_pending();
-    if (at.depth() == 0 && name.starts_with("bazel-")) {
+    if (at->is_directory() && name.starts_with(".")) at.disable_recursion_pending();
+    if (at.depth() == 0 && (name.starts_with("bazel-") || name == "runs")) {
       at.disable_recursion_pending();
       continue;
     }

@@ -250,7 +250,7 @@ class TextReport : public Callback, public Logger {
   double loss_scale_ = 1;
   Clock::time_point epoch_start_, step_start_;
   int64_t step_bytes_ = 0;
-  double epoch_bytes_ = 0, epoch_seconds_ = 0, bytes_per_second_ = 0;
+  double epoch_bytes_ = 0, epoch_seconds_ = 0, bytes_per_second_ = NAN;
 };
 
 TrainerOptions trainer_options(const Config& config, const RunOptions& options) {

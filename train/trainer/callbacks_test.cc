@@ -354,7 +354,9 @@ TEST_CASE("layers that are watched are logged with the figures of their steps") 
   };
   const auto fit = [](const std::string& precision) {
     const auto lines = std::make_shared<Lines>();
-    Trainer trainer(quiet({.fabric = {.precision = precision},
+    Trainer trainer(quiet({.fabric = {.precision = precision,
+                                      // Nothing overflows, which would leave steps out.
+                                      .numerics = {.loss_scale = {.init_scale = 8}}},
                            .max_steps = 6,
                            .loggers = {lines},
                            .callbacks = {std::make_shared<WatchLayers>(2)}}));
