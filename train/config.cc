@@ -243,8 +243,9 @@ void validate_text(const Config& c) {
   const nlohmann::json mine = to_json(c), usual = to_json(Config());
   for (const char* key :
        {"image_size", "weights", "interpolation", "layer_norm_eps", "label_smoothing", "drop_path",
-        "normalize", "checkpoint_activations", "gradient_average", "deterministic_reduce",
-        "random_crop", "shift", "flip", "rand_augment", "magnitude", "erase", "mixup", "cutmix"}) {
+        "normalize", "test_time_flip", "checkpoint_activations", "gradient_average",
+        "deterministic_reduce", "random_crop", "shift", "flip", "rand_augment", "magnitude",
+        "erase", "mixup", "cutmix"}) {
     std::string name = key;
     std::ranges::replace(name, '_', '-');
     WEFT_CHECK(mine.at(key) == usual.at(key),
@@ -252,6 +253,8 @@ void validate_text(const Config& c) {
                "--recipe gpt-quick",
                name, c.data);
   }
+  WEFT_CHECK(c.state_dict_type == "full",
+             "state-dict-type: runs on text keep full checkpoints, got {}", c.state_dict_type);
 }
 
 void validate_data_and_model(const Config& c) {
