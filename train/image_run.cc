@@ -18,6 +18,7 @@
 #include "core/transfer.h"
 #include "data/sets/open.h"
 #include "dist/strategy/strategy_kind.h"
+#include "io/sharded_safetensors.h"
 #include "nn/meta.h"
 #include "train/findings.h"
 #include "train/fine_tuning.h"
