@@ -174,10 +174,8 @@ void add_run_settings(CLI::App& command, RunSettings& settings) {
           "Weight decay, of all parameters but biases and normalisation");
   add.add("--momentum X", &C::momentum, "Momentum, of optimizer sgd");
   add.add("--nesterov", &C::nesterov, "Take Nesterov's momentum, of optimizer sgd");
-  add.add("--betas X X", &C::betas, "beta1 and beta2 of Adam, as two numbers",
-          "the optimizer's own");
-  add.add("--eps X", &C::eps, "What Adam adds to the root of the second moment",
-          "the optimizer's own");
+  add.add("--betas X X", &C::betas, "beta1 and beta2 of Adam, as two numbers", "0.9 0.999");
+  add.add("--eps X", &C::eps, "What Adam adds to the root of the second moment");
   add.add("--vector-lr X", &C::vector_lr,
           "Factor on the learning rate of biases and other vectors");
   add.add("--clip-norm X", &C::clip_norm, "Norm that gradients are clipped to; 0: no clipping");

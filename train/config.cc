@@ -350,11 +350,11 @@ void validate(const Config& c) {
   };
   check_is_option("nesterov", c.nesterov, "nesterov");
   WEFT_CHECK(!c.nesterov || c.momentum > 0, "nesterov: needs a momentum, got {}", c.momentum);
-  check_is_option("betas", !c.betas.empty(), "beta1");
-  WEFT_CHECK(c.betas.empty() || c.betas.size() == 2, "betas: expected two numbers, got {}",
-             c.betas.size());
+  const Config usual;
+  check_is_option("betas", c.betas != usual.betas, "beta1");
+  WEFT_CHECK(c.betas.size() == 2, "betas: expected two numbers, got {}", c.betas.size());
   for (const double beta : c.betas) check_share("betas", beta);
-  check_is_option("eps", c.eps != 0, "eps");
+  check_is_option("eps", c.eps != usual.eps, "eps");
   WEFT_CHECK(std::isfinite(c.eps) && c.eps >= 0,
              "eps: expected a number that is not negative, got {}", c.eps);
   WEFT_CHECK(std::isfinite(c.vector_lr) && c.vector_lr > 0,

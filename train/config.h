@@ -32,13 +32,13 @@ struct Config {
   std::vector<std::string> freeze = {};       // patterns, see train/fine_tuning.h
   double layer_decay = 1;  // factor on the learning rate, from each layer to the one before
 
-  std::string optimizer = "adamw";     // optim/registry.h
-  double lr = 1e-3;                    // learning rate at the schedule's peak
-  double weight_decay = 0.05;          // not on biases and normalisation
-  double momentum = 0.9;               // of an optimizer that has one
-  bool nesterov = false;               // sgd
-  std::vector<double> betas = {};      // adam, adamw: beta1 and beta2; empty: their own
-  double eps = 0;                      // adam, adamw; 0: their own
+  std::string optimizer = "adamw";           // optim/registry.h
+  double lr = 1e-3;                          // learning rate at the schedule's peak
+  double weight_decay = 0.05;                // not on biases and normalisation
+  double momentum = 0.9;                     // of an optimizer that has one
+  bool nesterov = false;                     // sgd
+  std::vector<double> betas = {0.9, 0.999};  // adam, adamw: beta1 and beta2
+  double eps = 1e-8;                         // adam, adamw
   double vector_lr = 1;                // factor on the learning rate of biases and other vectors
   double clip_norm = 1;                // 0: no clipping
   std::string nonfinite = "stop";      // a loss or gradient that is not finite: stop, skip the step

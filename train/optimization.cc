@@ -26,16 +26,12 @@ std::unique_ptr<optim::Optimizer> make_optimizer(const Config& config, nn::Modul
   optim::Options options = optim::optimizer_options(config.optimizer);
   for (const auto& [name, value] :
        {std::pair("lr", config.lr), std::pair("weight_decay", config.weight_decay),
-        std::pair("momentum", config.momentum),
-        std::pair("nesterov", config.nesterov ? 1.0 : 0.0)}) {
+        std::pair("momentum", config.momentum), std::pair("nesterov", config.nesterov ? 1.0 : 0.0),
+        std::pair("beta1", config.betas[0]), std::pair("beta2", config.betas[1]),
+        std::pair("eps", config.eps)}) {
     // Of the run's settings an optimizer takes those that it has.
     if (options.contains(name)) options[name] = value;
   }
-  if (!config.betas.empty()) {
-    options["beta1"] = config.betas[0];
-    options["beta2"] = config.betas[1];
-  }
-  if (config.eps > 0) options["eps"] = config.eps;
   return optim::make_optimizer(config.optimizer, groups, options);
 }
 

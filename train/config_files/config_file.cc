@@ -39,10 +39,12 @@ nlohmann::json as_type_of(const nlohmann::json& usual, const nlohmann::json& val
   }
   if (usual.is_array()) {
     if (value.is_string()) return nlohmann::json::array({value});
-    const bool are_texts = value.is_array() && std::ranges::all_of(value, [](const auto& item) {
-                             return item.is_string();
-                           });
-    if (!are_texts) fail("a list of texts");
+    // An empty list is one of texts.
+    const bool takes_numbers = !usual.empty() && usual[0].is_number();
+    const bool is_right = value.is_array() && std::ranges::all_of(value, [&](const auto& item) {
+                            return takes_numbers ? item.is_number() : item.is_string();
+                          });
+    if (!is_right) fail(takes_numbers ? "a list of numbers" : "a list of texts");
     return value;
   }
   if (value.is_number()) return value.dump();  // "loss-scale: 1024"
