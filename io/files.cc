@@ -45,10 +45,11 @@ constexpr size_t kLargestWrite = size_t{1} << 30;
 
 void set_file_operation_hook(FileOperationHook new_hook) { hook() = std::move(new_hook); }
 
-FileWriter::FileWriter(Path path) : path_(std::move(path)) {
+FileWriter::FileWriter(Path path, Path name)
+    : path_(std::move(path)), name_(name.empty() ? path_ : std::move(name)) {
   announce("create", path_);
   descriptor_ = ::open(path_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
-  if (descriptor_ < 0) fail_with_errno("create", path_);
+  if (descriptor_ < 0) fail_with_errno("create", name_);
 }
 
 FileWriter::~FileWriter() {
@@ -65,8 +66,8 @@ void FileWriter::write(const void* data, size_t bytes) {
   while (bytes > 0) {
     const ssize_t written = ::write(descriptor_, next, std::min(bytes, kLargestWrite));
     if (written < 0 && errno == EINTR) continue;
-    if (written < 0) fail_with_errno("write", path_);
-    if (written == 0) fail_with_errno("write", path_, ENOSPC);
+    if (written < 0) fail_with_errno("write", name_);
+    if (written == 0) fail_with_errno("write", name_, ENOSPC);
     next += written;
     bytes -= static_cast<size_t>(written);
   }
@@ -76,18 +77,18 @@ void FileWriter::overwrite(uint64_t offset, std::string_view text) {
   announce("write", path_);
   const ssize_t written =
       ::pwrite(descriptor_, text.data(), text.size(), static_cast<off_t>(offset));
-  if (written < 0) fail_with_errno("write", path_);
-  if (static_cast<size_t>(written) != text.size()) fail_with_errno("write", path_, ENOSPC);
+  if (written < 0) fail_with_errno("write", name_);
+  if (static_cast<size_t>(written) != text.size()) fail_with_errno("write", name_, ENOSPC);
 }
 
 FileSummary FileWriter::finish() {
   announce("sync", path_);
-  if (::fsync(descriptor_) != 0) fail_with_errno("write", path_);
+  if (::fsync(descriptor_) != 0) fail_with_errno("write", name_);
   const int closed = ::close(std::exchange(descriptor_, -1));
   if (closed != 0) {
     const int error = errno;
     ::unlink(path_.c_str());
-    fail_with_errno("write", path_, error);
+    fail_with_errno("write", name_, error);
   }
   return summary_;
 }
@@ -97,7 +98,7 @@ FileSummary write_file_atomically(const Path& path, const std::function<void(Fil
   const Path hidden = directory / fmt::format(".{}.{}.tmp", path.filename().string(), ::getpid());
   FileSummary summary;
   {
-    FileWriter writer(hidden);
+    FileWriter writer(hidden, path);
     fill(writer);
     summary = writer.finish();
   }

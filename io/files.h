@@ -26,8 +26,8 @@ struct FileSummary {
 /// A file being written in order. Removed by the destructor unless finish() was reached.
 class FileWriter {
  public:
-  /// Creates or empties the file.
-  explicit FileWriter(Path path);
+  /// Creates or empties the file. Errors call it `name`, if that is given.
+  explicit FileWriter(Path path, Path name = {});
   ~FileWriter();
   FileWriter(const FileWriter&) = delete;
   FileWriter& operator=(const FileWriter&) = delete;
@@ -42,7 +42,7 @@ class FileWriter {
   FileSummary finish();
 
  private:
-  Path path_;
+  Path path_, name_;
   int descriptor_;
   FileSummary summary_;
 };

@@ -15,7 +15,7 @@ TEST_CASE("unknown models and options are named") {
   CHECK_THROWS_WITH(make_model("vit_b16"),
                     "unknown model \"vit_b16\"; known are vit_b_16, vit_b_32, vit_l_16, vit_lite, "
                     "cct, cct_2_3x3, vit_lite_7_4, cct_6_3x1, cct_7_3x1, resnet8, resnet50, "
-                    "vgg11, simple_cnn");
+                    "vgg11, simple_cnn, airbench");
   CHECK_THROWS_WITH(make_model("resnet8", {.drop_path = 0.1}),
                     "model resnet8 has no option \"drop_path\"");
   CHECK_THROWS_WITH(make_model("cct", {.patch = 4}), "model cct has no option \"patch\"");

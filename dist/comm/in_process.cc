@@ -133,14 +133,15 @@ class InProcessTransport : public Transport {
 
   void receive(const Message& message, uint16_t label, Clock::time_point deadline) {
     std::deque<ParcelPtr>& arrived = own_box().arrived[message.peer];
-    wait(message.peer, deadline, [&] { return !arrived.empty(); });
     ParcelPtr parcel;
-    {
-      std::lock_guard lock(own_box().mutex);
-      if (arrived.empty()) throw PeersMissing("a message was taken back", {message.peer});
-      parcel = std::move(arrived.front());
-      arrived.pop_front();
-    }
+    // Taken while it is found: between the two, the sender could take it back.
+    wait(message.peer, deadline, [&] {
+      if (!parcel && !arrived.empty()) {
+        parcel = std::move(arrived.front());
+        arrived.pop_front();
+      }
+      return parcel != nullptr;
+    });
     const bool fits = parcel->bytes == message.bytes && parcel->label == label;
     if (fits && message.bytes > 0) std::memcpy(message.data, parcel->data, message.bytes);
     const size_t bytes = parcel->bytes;

@@ -28,7 +28,7 @@ TEST_CASE("a sharded run goes on elsewhere with the bits of a full one on one ra
   run_train("sharded", tiny("--devices 4 --strategy fsdp --state-dict-type sharded"));
   CHECK(diff_weights("full", "sharded") == 0);
   const std::string run = scratch("sharded"), last = run + "/step-4";
-  for (const std::string& name : {"shard-0-of-4-v0", "shard-3-of-4-v0"}) {
+  for (const std::string name : {"shard-0-of-4-v0", "shard-3-of-4-v0"}) {
     CHECK(std::filesystem::exists(fmt::format("{}/{}.safetensors", last, name)));
   }
   CHECK(!std::filesystem::exists(last + "/model.safetensors"));
