@@ -12,8 +12,7 @@
 #include "cli/run_settings.h"
 #include "dist/comm/processes/join.h"
 #include "dist/comm/processes/launch.h"
-#include "train/image_run.h"
-#include "train/runs/text_run.h"
+#include "train/runs/run.h"
 
 namespace weft::cli {
 namespace {
@@ -97,11 +96,8 @@ int run_train(const Arguments& arguments) {
     return launch_self(processes, arguments);
   }
   try {
-    const bool resumes = !run.resume.empty();
     const train::RunResult result =
-        train::is_of_text(config)
-            ? (resumes ? train::resume_text(run) : train::train_text(config, run))
-            : (resumes ? train::resume(run) : train::train(config, run));
+        run.resume.empty() ? train::train(config, run) : train::resume(run);
     if (!result.interrupted && !result.output.empty()) write_page(result.output, run.json);
     return result.exit_code();
   } catch (const std::exception& error) {

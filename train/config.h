@@ -77,7 +77,7 @@ struct Config {
 };
 
 /// Whether a language model learns from text: train/runs/text_run.h; else a classifier from images:
-/// train/image_run.h.
+/// train/runs/image_run.h.
 bool is_of_text(const Config& config);
 
 /// How the devices share the model and a batch; throws Error where they cannot.

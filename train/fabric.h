@@ -25,7 +25,7 @@
 // methods of its own. forward(model, function) runs them.
 //
 // A step of several micro-batches, or one in a strategy's own order, is fabric.run() in the place
-// of backward(). `weft train` is built on this (train/ranks.h, train/optimization.h);
+// of backward(). `weft train` is built on this (train/trainer/trainer.h, train/runs/image_run.h);
 // examples/plain_training.cc and examples/scaled_training.cc are one program without and with it.
 #pragma once
 

@@ -5,11 +5,13 @@ namespace {
 
 constexpr int kSignals[] = {SIGINT, SIGTERM, SIGUSR1, SIGHUP, SIGPIPE};
 volatile sig_atomic_t stop_requested = 0;
+bool is_watching = false;
 
 }  // namespace
 
 StopSignals::StopSignals() {
   stop_requested = 0;
+  is_watching = true;
   struct sigaction action = {};
   action.sa_handler = [](int) { stop_requested = 1; };
   for (size_t i = 0; i < previous_.size(); ++i) {
@@ -22,9 +24,12 @@ StopSignals::StopSignals() {
 }
 
 StopSignals::~StopSignals() {
+  is_watching = false;
   for (size_t i = 0; i < previous_.size(); ++i) sigaction(kSignals[i], &previous_[i], nullptr);
 }
 
 bool StopSignals::requested() { return stop_requested != 0; }
+
+bool StopSignals::are_watched() { return is_watching; }
 
 }  // namespace weft::train

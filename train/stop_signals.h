@@ -20,6 +20,8 @@ class StopSignals {
 
   /// Whether one has come since the last construction.
   static bool requested();
+  /// Whether there is one.
+  static bool are_watched();
 
  private:
   std::array<struct sigaction, 5> previous_;

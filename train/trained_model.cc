@@ -117,48 +117,49 @@ int64_t count_equal(const Tensor& predicted, const Tensor& labels) {
   return static_cast<int64_t>(ops::sum(ops::eq(predicted, there)).item());
 }
 
+Evaluator::Evaluator(TrainedModel& model, Forward forward)
+    : trained_(model),
+      forward_(forward ? std::move(forward)
+                       : [&model](const Tensor& x) { return (*model.model)(x); }),
+      was_training_(model.model->is_training()),
+      scope_(enter_precision(model.config, fp8_)) {
+  trained_.model->eval();
+}
+
+Evaluator::~Evaluator() { trained_.model->train(was_training_); }
+
+Tensor Evaluator::add(const Tensor& images, const Tensor& labels) {
+  const Precision& precision = find_precision(trained_.config.precision);
+  const int64_t n = labels.size(0);
+  const int size = trained_.preprocess.size;
+  const Tensor x = ops::to(n > 0 ? images : Tensor::zeros({1, 3, size, size}), trained_.device);
+  Tensor logits = forward_logits(forward_, x, precision);
+  if (trained_.config.test_time_flip) {
+    logits = (logits + forward_logits(forward_, ops::flip(x, {3}), precision)) * 0.5;
+  }
+  if (n == 0) return {};
+  const Tensor there = ops::to(labels, trained_.device);
+  loss_sum_ += ops::cross_entropy(logits, there).item() * static_cast<double>(n);
+  correct_ += static_cast<double>(count_correct(logits, there));
+  score_.examples += n;
+  score_.loss = loss_sum_ / static_cast<double>(score_.examples);
+  score_.accuracy = correct_ / static_cast<double>(score_.examples);
+  return logits;
+}
+
 Score evaluate(TrainedModel& trained, data::Loader& loader, const Evaluation& evaluation) {
-  const auto& [limit, progress, forward, each] = evaluation;
-  NoGrad guard;
-  // One scope for all batches: the weights are cast once.
-  const Precision& precision = find_precision(trained.config.precision);
-  Fp8Scaling fp8;  // evaluation scales each tensor by its own amax
-  const PrecisionScope scope = enter_precision(trained.config, fp8);
-  const bool was_training = trained.model->is_training();
-  trained.model->eval();
-  Score score;
-  double loss_sum = 0, correct = 0;
-  const auto position = loader.position();
-  loader.seek({position.epoch, 0});
+  const auto& [limit, progress, each] = evaluation;
+  Evaluator evaluator(trained);
+  loader.seek({loader.position().epoch, 0});
   int64_t batches = 0;
   while (auto batch = loader.next()) {
-    const int64_t n = batch->size();
-    // A rank that has no part in a batch goes along, so that sharded parameters can be unsharded.
-    const int size = trained.preprocess.size;
-    const Tensor images =
-        ops::to(n > 0 ? batch->images : Tensor::zeros({1, 3, size, size}), trained.device);
-    const Tensor labels = ops::to(batch->labels, trained.device);
-    const auto run = [&, &forward = forward](const Tensor& x) {
-      return forward ? forward(x) : (*trained.model)(x);
-    };
-    Tensor logits = forward_logits(run, images, precision);
-    if (trained.config.test_time_flip) {
-      logits = (logits + forward_logits(run, ops::flip(images, {3}), precision)) * 0.5;
-    }
+    const Tensor logits = evaluator.add(batch->images, batch->labels);
     ++batches;
-    if (n > 0) {
-      loss_sum += ops::cross_entropy(logits, labels).item() * static_cast<double>(n);
-      correct += static_cast<double>(count_correct(logits, labels));
-      if (each) each(*batch, logits);
-      score.examples += n;
-      score.loss = loss_sum / static_cast<double>(score.examples);
-      score.accuracy = correct / static_cast<double>(score.examples);
-      if (progress && !progress(batches, score)) break;
-    }
+    if (each && logits.defined()) each(*batch, logits);
+    if (progress && !progress(batches, evaluator.score())) break;
     if (batches == limit) break;
   }
-  trained.model->train(was_training);
-  return score;
+  return evaluator.score();
 }
 
 }  // namespace weft::train

@@ -13,6 +13,7 @@
 #include "nn/module.h"
 #include "train/checkpoint.h"
 #include "train/config.h"
+#include "train/precision.h"
 
 namespace weft::train {
 
@@ -58,18 +59,44 @@ struct Score {
   int64_t examples = 0;
 };
 
+/// Measures a model batch by batch, in config.precision and config.matmul_numerics. While it lives
+/// the model is in evaluation mode, without a tape.
+class Evaluator {
+ public:
+  using Forward = std::function<Tensor(const Tensor&)>;
+
+  /// `forward`: called in the place of the model.
+  explicit Evaluator(TrainedModel& model, Forward forward = {});
+  ~Evaluator();
+  Evaluator(const Evaluator&) = delete;
+  Evaluator& operator=(const Evaluator&) = delete;
+
+  /// Counts images [N, 3, size, size] with their labels i64 [N], and returns the logits
+  /// [N, classes]. Of an empty batch, which a rank goes along with so that sharded parameters can
+  /// be unsharded, it returns nothing.
+  Tensor add(const Tensor& images, const Tensor& labels);
+  const Score& score() const { return score_; }
+
+ private:
+  TrainedModel& trained_;
+  const Forward forward_;
+  const NoGrad guard_;
+  const bool was_training_;
+  Fp8Scaling fp8_;              // evaluation scales each tensor by its own amax
+  const PrecisionScope scope_;  // one for all batches: the weights are cast once
+  double loss_sum_ = 0, correct_ = 0;
+  Score score_;
+};
+
 struct Evaluation {
   int64_t limit = 0;  // batches; 0: all
   /// Called after each batch with the batches done and the score so far; ends it by false.
   std::function<bool(int64_t, const Score&)> progress = {};
-  /// Called in the place of the model.
-  std::function<Tensor(const Tensor&)> forward = {};
   /// Called with each batch that is not empty and its logits [N, classes].
   std::function<void(const data::Batch&, const Tensor&)> each = {};
 };
 
-/// The model on every batch of the loader's next epoch, in evaluation mode, in config.precision and
-/// config.matmul_numerics.
+/// The model on every batch of the loader's next epoch.
 Score evaluate(TrainedModel& model, data::Loader& loader, const Evaluation& evaluation = {});
 
 /// Rows of `logits` [N, C] whose largest entry stands at their label.

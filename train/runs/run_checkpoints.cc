@@ -20,10 +20,10 @@ NamedTensors on_cpu(NamedTensors tensors) {
 
 }  // namespace
 
-RunCheckpoints::RunCheckpoints(SaveEvery every, std::function<nlohmann::json()> describe,
-                               std::optional<Checkpoint> start, io::Path step)
+RunCheckpoints::RunCheckpoints(SaveEvery every, RunRecord record, std::optional<Checkpoint> start,
+                               io::Path step)
     : every_(every),
-      describe_(std::move(describe)),
+      record_(std::move(record)),
       start_(std::move(start)),
       latest_(std::move(step)) {}
 
@@ -35,24 +35,31 @@ void RunCheckpoints::on_fit_start(Trainer& trainer, TrainingModule& module) {
   } catch (const nlohmann::json::exception& error) {
     WEFT_FAIL("{}: the state is not that of a training run: {}", latest_.string(), error.what());
   } catch (const Error& error) {
-    WEFT_FAIL("{}: {}", latest_.string(), error.what());
+    WEFT_FAIL("{}: {}{}", latest_.string(), error.what(),
+              start.is_sharded ? say_what_is_before(latest_) : "");
   }
 }
 
 void RunCheckpoints::take_up(const Checkpoint& start, Trainer& trainer, nn::Module& model) {
   Fabric& fabric = trainer.fabric();
-  fabric.strategy().load_model_state(model, start.model);
-  NamedTensors optimizer, fp8;
-  for (const auto& [name, tensor] : start.optimizer) {
-    const bool is_fp8 = name.find(kFp8Key) != std::string::npos;
-    (is_fp8 ? fp8 : optimizer).emplace_back(name, tensor);
-  }
   const nlohmann::json& state = start.state;
-  fabric.strategy().load_optimizer_state(trainer.optimizer(), {optimizer, state.at("optimizer")});
+  NamedTensors fp8;
+  if (start.is_sharded) {
+    fabric.load(latest_.string(),
+                {{"model", &model}, {"optimizer", &trainer.optimizer()}, {"fp8", &fp8}});
+  } else {
+    if (!start.model.empty()) fabric.strategy().load_model_state(model, start.model);
+    NamedTensors optimizer;
+    for (const auto& [name, tensor] : start.optimizer) {
+      const bool is_fp8 = name.find(kFp8Key) != std::string::npos;
+      (is_fp8 ? fp8 : optimizer).emplace_back(name, tensor);
+    }
+    fabric.strategy().load_optimizer_state(trainer.optimizer(), {optimizer, state.at("optimizer")});
+  }
   fabric.fp8().load_state_dict(fp8, model.named_parameters());
-  fabric.scaler().load_state_dict(state.at("loss_scaler"));
-  trainer.load_state_dict(state.at("trainer"));
-  if (trainer.scheduler()) trainer.scheduler()->load_state_dict(state.at("schedule"));
+  // Checkpoints from before losses were scaled have none.
+  fabric.scaler().load_state_dict(state.value("loss_scaler", nlohmann::json::object()));
+  record_.load(trainer, state);
   saved_at_ = trainer.seconds();
 }
 
@@ -62,27 +69,53 @@ void RunCheckpoints::on_save_point(Trainer& trainer, TrainingModule& module) {
                       (every_.seconds > 0 && trainer.seconds() - saved_at_ >= every_.seconds);
   if (!is_due) return;
   saved_at_ = trainer.seconds();
+  if (trainer.fabric().options().state_dict_type == "sharded") {
+    save_sharded(trainer, module.model());
+  } else {
+    save(trainer, module.model());
+  }
+}
+
+void RunCheckpoints::save(Trainer& trainer, nn::Module& model) {
   Fabric& fabric = trainer.fabric();
   // Every rank brings its part.
-  const NamedTensors model = on_cpu(fabric.strategy().model_state(module.model()));
+  const NamedTensors weights = on_cpu(fabric.strategy().model_state(model));
   optim::OptimizerState optimizer = fabric.strategy().optimizer_state(trainer.optimizer());
-  for (auto& entry : fabric.fp8().state_dict(module.model().named_parameters())) {
+  for (auto& entry : fabric.fp8().state_dict(model.named_parameters())) {
     optimizer.tensors.push_back(std::move(entry));
   }
-  nlohmann::json state = describe_();
-  state["trainer"] = trainer.state_dict();
-  state["optimizer"] = optimizer.groups;
-  state["loss_scaler"] = fabric.scaler().state_dict();
-  if (trainer.scheduler()) state["schedule"] = trainer.scheduler()->state_dict();
+  const nlohmann::json state = state_of(trainer);
   if (fabric.is_main()) {
     latest_ = save_checkpoint(output_,
                               {.step = trainer.global_step(),
-                               .model = model,
+                               .model = weights,
                                .optimizer = on_cpu(optimizer.tensors),
                                .state = state},
                               kKeptCheckpoints);
   }
   fabric.barrier();
+}
+
+/// Each rank writes its part while training goes on. When all have, it is a checkpoint.
+void RunCheckpoints::save_sharded(Trainer& trainer, nn::Module& model) {
+  Fabric& fabric = trainer.fabric();
+  fabric.wait_for_save();
+  const auto draft = fabric.is_main()
+                         ? std::make_shared<CheckpointDraft>(output_, trainer.global_step())
+                         : std::shared_ptr<CheckpointDraft>();
+  NamedTensors fp8 = fabric.fp8().state_dict(model.named_parameters());
+  fabric.async_save(draft ? draft->directory().string() : "",
+                    {{"model", &model}, {"optimizer", &trainer.optimizer()}, {"fp8", &fp8}},
+                    [this, draft, state = state_of(trainer)] {
+                      latest_ = draft->commit(state, kKeptCheckpoints);
+                    });
+}
+
+nlohmann::json RunCheckpoints::state_of(Trainer& trainer) const {
+  nlohmann::json state = record_.save(trainer);
+  state["optimizer"] = trainer.optimizer().state_dict().groups;
+  state["loss_scaler"] = trainer.fabric().scaler().state_dict();
+  return state;
 }
 
 }  // namespace weft::train

@@ -1,7 +1,6 @@
 // The checkpoints of a Trainer's fit as those of `weft train`: directories step-N
-// (train/checkpoint.h) after each epoch, where the run stops, and every so often.
-//
-//   state.json's state   what describe() says; "trainer", "optimizer", "schedule", "loss_scaler"
+// (train/checkpoint.h) after each epoch, where the run stops, and every so often. Besides the
+// model, the optimizer with fp8's scales, and the loss scale they hold what the run's record says.
 #pragma once
 
 #include <functional>
@@ -13,12 +12,18 @@
 
 namespace weft::train {
 
+/// What kind of run it is, and where it stands.
+struct RunRecord {
+  std::function<nlohmann::json(Trainer&)> save;  // every rank calls
+  /// Throws nlohmann's exceptions, and Error for a place that the run cannot go on from.
+  std::function<void(Trainer&, const nlohmann::json&)> load;
+};
+
 class RunCheckpoints : public Callback {
  public:
-  /// `describe`: what else to save. With a checkpoint, read from `step`, the fit goes on from it.
-  /// The latest two are kept.
-  RunCheckpoints(SaveEvery every, std::function<nlohmann::json()> describe,
-                 std::optional<Checkpoint> start, io::Path step);
+  /// With a checkpoint, read from `step`, the fit goes on from it; one without a model's weights is
+  /// of a model that has them. The latest two are kept.
+  RunCheckpoints(SaveEvery every, RunRecord record, std::optional<Checkpoint> start, io::Path step);
 
   /// The run's; before the first save point.
   void set_directory(const io::Path& output) { output_ = output; }
@@ -31,9 +36,12 @@ class RunCheckpoints : public Callback {
 
  private:
   void take_up(const Checkpoint& start, Trainer& trainer, nn::Module& model);
+  void save(Trainer& trainer, nn::Module& model);
+  void save_sharded(Trainer& trainer, nn::Module& model);
+  nlohmann::json state_of(Trainer& trainer) const;
 
   const SaveEvery every_;
-  const std::function<nlohmann::json()> describe_;
+  const RunRecord record_;
   std::optional<Checkpoint> start_;
   io::Path latest_, output_;
   double saved_at_ = 0;  // seconds of the fit

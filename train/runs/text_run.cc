@@ -19,7 +19,6 @@
 #include "nn/loss.h"
 #include "train/fine_tuning.h"
 #include "train/optimization.h"
-#include "train/ranks.h"
 #include "train/run_directory.h"
 #include "train/run_figures.h"
 #include "train/runs/run_checkpoints.h"
@@ -140,9 +139,8 @@ class TextReport : public Callback, public Logger {
     epoch_seconds_ += seconds;
     const double lr = value_of(values, "lr"), norm = value_of(values, "grad_norm");
     RunFigures::Figures all = {{"loss/step", loss}, {"lr", lr}};
-    const bool is_scaled = trainer_->fabric().scaler().is_enabled();
-    if (is_scaled) all.emplace_back("loss_scale", loss_scale_);
-    if (config_.clip_norm > 0 || !is_scaled) all.emplace_back("grad_norm", norm);
+    if (trainer_->fabric().scaler().is_enabled()) all.emplace_back("loss_scale", loss_scale_);
+    all.emplace_back("grad_norm", norm);
     all.emplace_back("bytes_per_second", bytes / seconds);
     all.emplace_back("memory_bytes",
                      static_cast<double>(allocator(trainer_->fabric().device()).stats().peak_live));
@@ -253,22 +251,17 @@ class TextReport : public Callback, public Logger {
   double epoch_bytes_ = 0, epoch_seconds_ = 0, bytes_per_second_ = NAN;
 };
 
-TrainerOptions trainer_options(const Config& config, const RunOptions& options) {
-  TrainerOptions result = {
-      .fabric = fabric_options(config, options.device),
-      .max_epochs = config.epochs,
-      .num_sanity_val_steps = 0,
-      .accumulate_grad_batches = config.accumulate,
-      .gradient_clip_val = config.clip_norm,
-      .nonfinite = config.nonfinite == "skip" ? Nonfinite::kSkip : Nonfinite::kStop,
-      .log_every_n_steps = 1,
-      .enable_table = false,
-      .detect_anomaly = config.detect_anomaly};
-  result.fabric.split_batches = config.global_batch_size > 0;
-  if (config.limit_batches > 0) {
-    result.limit_train_batches = result.limit_val_batches = config.limit_batches;
-  }
-  return result;
+RunRecord record_of(const Config& config) {
+  const auto save = [&config](Trainer& trainer) {
+    return nlohmann::json{{"config", to_json(config)},
+                          {"trainer", trainer.state_dict()},
+                          {"schedule", trainer.scheduler()->state_dict()}};
+  };
+  const auto load = [](Trainer& trainer, const nlohmann::json& state) {
+    trainer.load_state_dict(state.at("trainer"));
+    trainer.scheduler()->load_state_dict(state.at("schedule"));
+  };
+  return {save, load};
 }
 
 RunResult run(const Config& config, const RunOptions& options, std::optional<Checkpoint> start = {},
@@ -291,9 +284,8 @@ RunResult run(const Config& config, const RunOptions& options, std::optional<Che
   data::TensorLoader validation(held_out(splits.validation), {.batch_size = batch}),
       test(tested, {.batch_size = batch});
 
-  const auto describe = [&] { return nlohmann::json{{"config", to_json(config)}}; };
-  const auto checkpoints = std::make_shared<RunCheckpoints>(parse_save_every(config.save_every),
-                                                            describe, std::move(start), step);
+  const auto checkpoints = std::make_shared<RunCheckpoints>(
+      parse_save_every(config.save_every), record_of(config), std::move(start), step);
   const auto watch = config.watch > 0 ? std::make_shared<WatchLayers>(config.watch) : nullptr;
   const auto report = std::make_shared<TextReport>(config, options, splits, *checkpoints, watch);
   TrainerOptions how = trainer_options(config, options);
@@ -324,13 +316,10 @@ RunResult run(const Config& config, const RunOptions& options, std::optional<Che
 }  // namespace
 
 RunResult train_text(const Config& config, const RunOptions& options) {
-  validate(config);
   return run(config, options);
 }
 
-RunResult resume_text(const RunOptions& options) {
-  const Config config = resumed_config(options);
-  const io::Path step = find_checkpoint(options.resume);
+RunResult resume_text(const Config& config, const RunOptions& options, const io::Path& step) {
   return run(config, options, load_checkpoint(step), step);
 }
 

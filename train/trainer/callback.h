@@ -34,7 +34,7 @@ class Callback {
   /// The epoch's means are in trainer.metrics(). After the validation that ends the epoch.
   virtual void on_train_epoch_end(Trainer&, TrainingModule&) {}
   virtual void on_train_batch_start(Trainer&, TrainingModule&, const Batch&, int64_t /*index*/) {}
-  /// With the gradients of a step, before they are clipped.
+  /// With the gradients of a step, unscaled and not clipped yet.
   virtual void on_before_optimizer_step(Trainer&, TrainingModule&, optim::Optimizer&) {}
   /// `loss` has no history, and is undefined on a pipeline's ranks but the last stage's.
   /// trainer.has_stepped() tells whether the batch was the last of a step.
@@ -45,6 +45,9 @@ class Callback {
   /// Its means are in trainer.metrics(), unless a signal has cut it short and
   /// trainer.has_validated() is false.
   virtual void on_validation_end(Trainer&, TrainingModule&) {}
+  /// Also of the sanity check, and of Trainer::validate().
+  virtual void on_validation_batch_end(Trainer&, TrainingModule&, const Batch&, int64_t /*index*/) {
+  }
   /// After a step, and after what follows from it (a validation, the end of an epoch): nothing is
   /// under way, and what trainer.save_checkpoint() saves goes on exactly.
   virtual void on_save_point(Trainer&, TrainingModule&) {}

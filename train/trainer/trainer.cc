@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <set>
 #include <utility>
 
 #include "autograd/finite.h"
@@ -12,6 +11,7 @@
 #include "autograd/random.h"
 #include "core/scoped_value.h"
 #include "dist/comm/processes/join.h"
+#include "dist/comm/tree_accumulator.h"
 #include "dist/strategy/strategy_kind.h"
 #include "io/nearest.h"
 #include "optim/clip.h"
@@ -88,17 +88,22 @@ Trainer::Trainer(TrainerOptions options) : options_(std::move(options)), fabric_
     options_.callbacks.push_back(
         std::make_shared<ModelCheckpoint>(ModelCheckpointOptions{.save_last = true}));
   }
-  std::set<std::string> keys;
-  for (const auto& callback : options_.callbacks) {
-    WEFT_CHECK(callback, "trainer: a callback is null");
-    const std::string key = callback->state_key();
-    WEFT_CHECK(key.empty() || keys.insert(key).second,
-               "trainer: two callbacks would be saved as \"{}\"", key);
-  }
+  for (auto& callback : std::exchange(options_.callbacks, {})) add_callback(std::move(callback));
   for (const auto& logger : options_.loggers) WEFT_CHECK(logger, "trainer: a logger is null");
 }
 
 Trainer::~Trainer() = default;
+
+void Trainer::add_callback(std::shared_ptr<Callback> callback) {
+  WEFT_CHECK(callback, "trainer: a callback is null");
+  WEFT_CHECK(!module_, "trainer: a callback is added before fit()");
+  const std::string key = callback->state_key();
+  const bool is_taken = !key.empty() && std::ranges::any_of(options_.callbacks, [&](const auto& c) {
+    return c->state_key() == key;
+  });
+  WEFT_CHECK(!is_taken, "trainer: two callbacks would be saved as \"{}\"", key);
+  options_.callbacks.push_back(std::move(callback));
+}
 
 std::optional<int> Trainer::launch(int argc, char** argv) {
   const std::optional<int> code = fabric_.launch(argc, argv);
@@ -138,7 +143,7 @@ void Trainer::fit_module(TrainingModule& module, const nn::ModelStructure& struc
   // Ranks may be threads of one process, which has its signals once.
   heeds_signals_ = options_.handle_signals && (fabric_.size() == 1 || dist::is_rank());
   std::optional<StopSignals> signals;
-  if (heeds_signals_) signals.emplace();
+  if (heeds_signals_ && !StopSignals::are_watched()) signals.emplace();
   is_save_point_ = false;
   try {
     begin(structure, train, validation, !checkpoint.empty());
@@ -261,7 +266,7 @@ void Trainer::run_epoch() {
     // Else a signal has cut a validation short.
     if (!is_validation_due_) {
       const int64_t before = batch_;
-      do is_pipelined_ ? train_pipelined() : train_batch();
+      do is_pipelined_ || options_.micro_batches ? train_micro_batches() : train_batch();
       while (!has_stepped_);
       // To look at the loss is to wait for the device.
       const bool looks = fabric_.device().type == DeviceType::cpu ||
@@ -314,12 +319,16 @@ void Trainer::train_batch() {
   {
     const ScopedValue phase(phase_, Phase::kTraining);
     const auto local = fabric_.no_backward_sync(module_->model(), !has_stepped_);
-    const Tensor loss = module_->training_step(batch, index);
-    WEFT_CHECK(loss.defined() && loss.numel() == 1,
-               "trainer: expected training_step() to return one number, the loss, got {}",
-               loss.defined() ? fmt::format("{}", loss) : "nothing");
-    fabric_.backward(in_step == 1 ? loss : loss * (1.0 / static_cast<double>(in_step)));
-    loss_ = detach(loss);
+    at_hand_ = [this, batch, index, in_step] {
+      const Tensor loss = module_->training_step(batch, index);
+      WEFT_CHECK(loss.defined() && loss.numel() == 1,
+                 "trainer: expected training_step() to return one number, the loss, got {}",
+                 loss.defined() ? fmt::format("{}", loss) : "nothing");
+      fabric_.backward(in_step == 1 ? loss : loss * (1.0 / static_cast<double>(in_step)));
+      loss_ = detach(loss);
+    };
+    compute_gradients(at_hand_);
+    look_at_loss();
   }
   ++batch_;
   if (has_stepped_) take_step();
@@ -328,68 +337,113 @@ void Trainer::train_batch() {
   });
 }
 
-/// A step of a pipeline, which takes the micro-batches of all its batches in its own order.
-void Trainer::train_pipelined() {
+/// A step by input() and loss(), in the strategy's own order.
+void Trainer::train_micro_batches() {
   const Precision& precision = find_precision(fabric_.options().precision);
-  const int64_t first = batch_, in_step = options_.accumulate_grad_batches;
-  const int64_t count = std::min(in_step, train_batches_ - batch_);
-  const int64_t parts = fabric_.strategy().micro_batches();
+  const int64_t first = batch_;
+  const int64_t count = std::min(options_.accumulate_grad_batches, train_batches_ - batch_);
+  // A pipeline cuts batches that are not cut yet.
+  const int64_t parts = options_.micro_batches ? 1 : fabric_.strategy().micro_batches();
   std::vector<Batch> batches;
-  loss_ = {};
-  optimizer_->zero_grad();
+  int64_t ended = 0;
+  const auto end_next = [&] {
+    Batch& batch = batches[ended];
+    call([&](Callback& callback) {
+      callback.on_train_batch_end(*this, *module_, loss_, batch, first + ended);
+    });
+    batch.clear();
+    ++ended;
+  };
+  const auto piece_of = [&](const Batch& batch, int64_t part) {
+    if (parts == 1) return batch;
+    const int64_t rows = batch.at(0).size(0);
+    const int64_t begin = part * rows / parts, end = (part + 1) * rows / parts;
+    WEFT_CHECK(begin < end, "trainer: a batch of {} samples has no {} micro-batches", rows, parts);
+    Batch piece;
+    for (const Tensor& x : batch) piece.push_back(ops::narrow(x, 0, begin, end - begin));
+    return piece;
+  };
   const auto micro_batch = [&](int64_t i) {
     if (i % parts == 0) {
+      if (!is_pipelined_ && i > 0) end_next();
       batches.push_back(begin_batch());
       ++batch_;
     }
     const Batch& batch = batches.back();
-    const int64_t rows = batch.at(0).size(0);
-    const int64_t begin = i % parts * rows / parts, end = (i % parts + 1) * rows / parts;
-    WEFT_CHECK(begin < end, "trainer: a batch of {} samples has no {} micro-batches", rows, parts);
-    const auto piece = std::make_shared<Batch>();
-    for (const Tensor& x : batch) piece->push_back(ops::narrow(x, 0, begin, end - begin));
-    const double share = static_cast<double>(end - begin) /
-                         static_cast<double>(rows * in_step * fabric_.data_size());
-    Tensor input = module_->input(*piece);
+    const Batch piece = piece_of(batch, i % parts);
+    const double share = module_->share(batch, count) * (static_cast<double>(piece.at(0).size(0)) /
+                                                         static_cast<double>(batch.at(0).size(0)));
+    Tensor input = module_->input(piece);
     if (is_floating(input.dtype())) input = ops::cast(input, precision.parameters);
     const auto loss = [this, &precision, piece, share](const Tensor& output) {
-      weight_ = weight_of(*piece, fabric_);
-      const Tensor mean = module_->loss(widened(output, precision), *piece);
+      weight_ = weight_of(piece, fabric_);
+      const Tensor mean = module_->loss(widened(output, precision), piece);
       loss_ = detach(mean);
+      look_at_loss();
       return fabric_.scaled(mean * share);
     };
-    return dist::MicroBatch{input, loss};
+    const dist::MicroBatch mine = {input, loss};
+    at_hand_ = [this, mine] { fabric_.run({.count = 1, .at = [&](int64_t) { return mine; }}); };
+    return mine;
   };
+  loss_ = {};
+  optimizer_->zero_grad();
+  dist::TreeAccumulator tree;
+  dist::MicroBatches step = {.count = count * parts, .at = micro_batch};
+  if (options_.deterministic_reduce) {
+    step.accumulates = false;
+    step.after_each = [&] { tree.push(dist::take_gradients(optimizer_->parameters())); };
+  }
   {
     const ScopedValue phase(phase_, Phase::kTraining);
-    fabric_.run({.count = count * parts, .at = micro_batch});
+    compute_gradients([&] { fabric_.run(step); });
+  }
+  if (options_.deterministic_reduce) {
+    dist::set_gradients(optimizer_->parameters(), tree.finish());
   }
   take_step();
-  for (int64_t i = 0; i < count; ++i) {
-    has_stepped_ = i + 1 == count;
-    call([&](Callback& callback) {
-      callback.on_train_batch_end(*this, *module_, loss_, batches[i], first + i);
-    });
+  while (ended < count) {
+    has_stepped_ = ended + 1 == count;
+    end_next();
   }
 }
 
+void Trainer::compute_gradients(const std::function<void()>& pass) {
+  try {
+    pass();
+  } catch (const Error& error) {
+    if (!options_.detect_anomaly) throw;
+    WEFT_FAIL("step {}: {}", global_step_ + 1, error.what());
+  }
+}
+
+/// To look at the loss is to wait for the device: only for who may have to tell what was wrong.
+void Trainer::look_at_loss() {
+  if (options_.nonfinite != Nonfinite::kStop || suspect_) return;
+  if (!std::isfinite(loss_.item())) suspect_ = at_hand_;
+}
+
 void Trainer::take_step() {
+  const double unscaled_norm = fabric_.unscale(*optimizer_);
+  refusal_.clear();
   call(
       [&](Callback& callback) { callback.on_before_optimizer_step(*this, *module_, *optimizer_); });
-  const Tensors parameters = module_->model().parameters();
   const double limit = options_.gradient_clip_val;
   const bool clips_norm = limit > 0 && options_.gradient_clip_algorithm == GradientClip::kNorm;
   const bool judges = options_.nonfinite != Nonfinite::kTake && !fabric_.scaler().is_enabled();
   const bool has_norm = clips_norm || options_.track_grad_norm || judges;
-  grad_norm_ = has_norm ? optim::grad_norm(parameters) : NAN;
+  grad_norm_ = has_norm ? norm_of_gradients(unscaled_norm) : NAN;
   const double lr = optimizer_->lr();
-  if (!judges || std::isfinite(grad_norm_)) {
-    if (limit > 0 && !clips_norm) optim::clip_grad_value(parameters, limit);
-    optimizer_->step(clips_norm ? optim::clip_coefficient(grad_norm_, limit) : 1);
-    if (scheduler_) scheduler_->step();
+  was_skipped_ = is_refused(judges);
+  if (was_skipped_) {
+    fabric_.skip_step();
   } else {
-    skip_nonfinite_step();
+    if (limit > 0 && !clips_norm) optim::clip_grad_value(module_->model().parameters(), limit);
+    was_skipped_ =
+        !fabric_.step(*optimizer_, clips_norm ? optim::clip_coefficient(grad_norm_, limit) : 1);
+    if (scheduler_) scheduler_->step();
   }
+  at_hand_ = suspect_ = {};
   batches_in_step_ = 0;
   ++global_step_;
   NamedValues values;
@@ -403,26 +457,55 @@ void Trainer::take_step() {
   publish(values, std::exchange(step_figures_, {}));
 }
 
-/// Throws where it would not get better: the weights themselves are lost, or it was asked for.
-void Trainer::skip_nonfinite_step() {
-  const NamedTensors parameters = module_->model().named_parameters();
-  std::string cause = first_nonfinite(parameters);
-  if (!cause.empty()) {
-    cause = fmt::format(" ({} is not finite)", cause);
-  } else if (options_.nonfinite == Nonfinite::kSkip) {
-    return fabric_.skip_step();
-  } else {
+/// `unscaled`: of this rank's, as the loss scale's unscaling has found it.
+double Trainer::norm_of_gradients(double unscaled) {
+  // Exactly summed, also where one rank has them all.
+  if (options_.deterministic_reduce) {
+    return std::sqrt(fabric_.strategy().squares(optimizer_->parameters()).value());
+  }
+  const bool is_alone = fabric_.size() == 1 && fabric_.data_devices() == 1;
+  if (fabric_.scaler().is_enabled() && is_alone) return unscaled;
+  return optim::grad_norm(module_->model().parameters());
+}
+
+/// Whether the step at hand is to be left out. Throws where nothing would get better by it, the
+/// weights themselves being lost, and where it was not asked for.
+bool Trainer::is_refused(bool judges) {
+  std::string why = options_.nonfinite == Nonfinite::kTake ? "" : refusal_;
+  if (why.empty() && judges && !std::isfinite(grad_norm_)) why = "a gradient is not finite";
+  if (why.empty()) return false;
+  const std::string lost = first_nonfinite(module_->model().named_parameters());
+  if (!lost.empty()) fail_diverged(why, lost + " is not finite");
+  if (options_.nonfinite == Nonfinite::kStop) fail_diverged(why, "");
+  return !fabric_.scaler().is_enabled();  // which leaves it out itself, and becomes smaller
+}
+
+/// With a cause, as far as it can be told.
+void Trainer::fail_diverged(const std::string& why, std::string cause) {
+  if (cause.empty()) {
     NamedTensors gradients;
-    for (const auto& [name, parameter] : parameters) gradients.emplace_back(name, parameter.grad());
+    for (const auto& [name, parameter] : module_->model().named_parameters()) {
+      gradients.emplace_back(name, parameter.grad());
+    }
     // Backward comes to the last ones first.
     std::ranges::reverse(gradients);
-    cause = first_nonfinite(gradients);
-    if (!cause.empty()) cause = fmt::format(" (first in the gradient of {})", cause);
+    const std::string gradient = first_nonfinite(gradients);
+    // Several ranks would have to repeat the step together.
+    if (fabric_.size() == 1) {
+      const AnomalyMode checked;
+      const ScopedValue phase(phase_, Phase::kTraining);
+      try {
+        (suspect_ ? suspect_ : at_hand_)();
+      } catch (const Error& error) {
+        cause = error.what();
+      }
+    }
+    if (!gradient.empty()) {
+      cause += fmt::format("{}first in the gradient of {}", cause.empty() ? "" : "; ", gradient);
+    }
   }
-  WEFT_FAIL(
-      "training diverged at step {}: a gradient is not finite{}; try a lower learning rate, "
-      "or skip such steps",
-      global_step_ + 1, cause);
+  WEFT_FAIL("training diverged at step {}: {}{}; try a lower learning rate, or nonfinite = skip",
+            global_step_ + 1, why, cause.empty() ? "" : fmt::format(" ({})", cause));
 }
 
 /// The means of an epoch whose batches are done.
@@ -465,7 +548,9 @@ std::optional<NamedValues> Trainer::measure(TrainingModule& module, RankBatches&
   module.on_validation_epoch_start();
   for (int64_t i = 0; i < count; ++i) {
     if (ends_early && StopSignals::requested()) return std::nullopt;
-    module.validation_step(next_of(batches, i, count), i);
+    const Batch batch = next_of(batches, i, count);
+    module.validation_step(batch, i);
+    call([&](Callback& callback) { callback.on_validation_batch_end(*this, module, batch, i); });
   }
   weight_ = fabric_.strategy().counts();
   module.on_validation_epoch_end();
@@ -480,9 +565,10 @@ NamedValues Trainer::validate_module(TrainingModule& module, const nn::ModelStru
   const std::unique_ptr<RankBatches> batches = source.share(fabric_);
   const bool was_training = module.model().is_training();
   const int64_t count = options_.limit_val_batches.of(batches->per_epoch(), "limit_val_batches");
-  const NamedValues values = *measure(module, *batches, count, false);
+  const bool ends_early = fabric_.size() == 1 && StopSignals::are_watched();
+  const std::optional<NamedValues> values = measure(module, *batches, count, ends_early);
   module.model().train(was_training);
-  return values;
+  return values.value_or(NamedValues());
 }
 
 // What ranks decide together.

@@ -52,7 +52,7 @@ enum class GradientClip : uint8_t { kNorm, kValue };
 
 /// What becomes of a step whose gradients are not finite: it is taken, the fit ends by an Error
 /// that names what first was not, or the step is left out. With a loss scale the scale answers
-/// instead.
+/// instead, but for refuse_step().
 enum class Nonfinite : uint8_t { kTake, kStop, kSkip };
 
 struct TrainerOptions {
@@ -75,7 +75,14 @@ struct TrainerOptions {
   int64_t num_sanity_val_steps = 2;
 
   int64_t accumulate_grad_batches = 1;  // of a step; an epoch's last may have fewer
-  double gradient_clip_val = 0;         // 0: gradients are not clipped
+  /// Under every strategy a step is taken as a pipeline takes it, by input() and loss() of its
+  /// batches, each with its share(). A batch is a micro-batch then.
+  bool micro_batches = false;
+  /// With them: gradients add up as a tree over micro-batches and ranks
+  /// (dist/comm/tree_accumulator.h), with the same bits on any power of two of ranks that share
+  /// the micro-batches out evenly.
+  bool deterministic_reduce = false;
+  double gradient_clip_val = 0;  // 0: gradients are not clipped
   GradientClip gradient_clip_algorithm = GradientClip::kNorm;
   bool track_grad_norm = false;            // also without clipping by norm
   Nonfinite nonfinite = Nonfinite::kTake;  // of any rank's gradients
@@ -84,8 +91,9 @@ struct TrainerOptions {
   bool enable_progress_bar = true;  // of batches
   bool enable_table = true;         // of epochs, and what is said around it
   bool detect_anomaly = false;      // AnomalyMode
-  /// Ctrl-C and SIGTERM end the fit after the step at hand (train/stop_signals.h). On one rank they
-  /// cut a validation short; a fit that goes on repeats it.
+  /// Ctrl-C and SIGTERM end the fit after the step at hand (train/stop_signals.h; the caller's
+  /// StopSignals count, too). On one rank they cut a validation short; a fit that goes on repeats
+  /// it.
   bool handle_signals = true;
 
   /// Where figures and checkpoints go; empty: nowhere but to `loggers` and `callbacks`. Where those
@@ -109,6 +117,8 @@ class Trainer {
   void launch(dist::CommunicatorPtr world);
   Fabric& fabric() { return fabric_; }
   const Fabric& fabric() const { return fabric_; }
+  /// Before fit(), after those of the options. Throws Error where two would be saved under one key.
+  void add_callback(std::shared_ptr<Callback> callback);
   /// Before the module is made: its weights, and dropout.
   void seed_everything(uint64_t seed);
 
@@ -123,7 +133,8 @@ class Trainer {
            const std::optional<BatchSource>& validation = {}, const std::string& checkpoint = {}) {
     fit_module(module, described(module), train, validation, checkpoint);
   }
-  /// Measures a module, one that fit() was called with or another, and returns what it logged.
+  /// Measures a module, one that fit() was called with or another, and returns what it logged:
+  /// nothing where the caller's StopSignals have cut it short, on one rank.
   template <std::derived_from<TrainingModule> Module>
   NamedValues validate(Module& module, const BatchSource& source) {
     return validate_module(module, described(module), source);
@@ -138,6 +149,9 @@ class Trainer {
   void async_save_checkpoint(const std::string& path, const std::function<void()>& then = {});
   /// More figures of the step at hand, as they are, for the loggers: in on_before_optimizer_step.
   void log_figures(const NamedValues& values);
+  /// Says why the step at hand is none to take ("the loss is nan"): options().nonfinite tells what
+  /// becomes of it. In on_before_optimizer_step, on every rank.
+  void refuse_step(const std::string& why) { refusal_ = why; }
   /// Ends the fit after the step at hand; one rank's word is enough. `reason`: for who watches.
   void stop(const std::string& reason);
 
@@ -150,7 +164,8 @@ class Trainer {
   bool is_stopping() const { return is_stopping_; }          // at a save point: it is the last one
   bool was_interrupted() const { return was_interrupted_; }  // by a signal
   const std::string& stop_reason() const { return stop_reason_; }
-  double grad_norm() const { return grad_norm_; }  // of the latest step; NaN where not asked for
+  double grad_norm() const { return grad_norm_; }    // of the latest step; NaN where not asked for
+  bool was_skipped() const { return was_skipped_; }  // the latest step: it was left out
   bool has_validation() const { return validation_ != nullptr; }
   /// What a save point follows.
   bool has_validated() const { return has_validated_; }
@@ -172,6 +187,9 @@ class Trainer {
   /// load_state_dict() throws Error for a place in an epoch that these ranks cannot go on from.
   nlohmann::json state_dict();
   void load_state_dict(const nlohmann::json& state);
+  /// Goes on from another place, at the start of a fit: on_fit_start of callbacks that restore the
+  /// rest themselves.
+  void seek(data::LoaderPosition place, int64_t global_step);
   const TrainerOptions& options() const { return options_; }
 
  private:
@@ -200,9 +218,13 @@ class Trainer {
   void run_epoch();
   Batch begin_batch();
   void train_batch();
-  void train_pipelined();
+  void train_micro_batches();
+  void compute_gradients(const std::function<void()>& pass);
+  void look_at_loss();
   void take_step();
-  void skip_nonfinite_step();
+  double norm_of_gradients(double unscaled);
+  bool is_refused(bool judges);
+  [[noreturn]] void fail_diverged(const std::string& why, std::string cause);
   void publish_epoch();
   void check_validation();
   void end_epoch();
@@ -239,6 +261,11 @@ class Trainer {
   double seconds_ = 0, seconds_before_ = 0;  // those of the fits that this one continues
   std::chrono::steady_clock::time_point start_;
   double grad_norm_ = 0;
+  bool was_skipped_ = false;
+  std::string refusal_;  // why the step at hand is none to take; empty: it is one
+  /// Forward and backward of the batch at hand, and of the first of the step whose loss is not
+  /// finite.
+  std::function<void()> at_hand_, suspect_;
   bool is_pipelined_ = false;
   Tensor loss_;          // of the latest batch; undefined on a pipeline's ranks that have none
   int64_t samples_ = 0;  // of this rank, since the epoch began here

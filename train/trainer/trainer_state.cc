@@ -94,6 +94,13 @@ void Trainer::load_state_dict(const nlohmann::json& state) {
   }
 }
 
+void Trainer::seek(data::LoaderPosition place, int64_t global_step) {
+  epoch_ = place.epoch;
+  batch_ = place.batch;
+  global_step_ = global_step;
+  is_validation_due_ = validation_ && batch_ == train_batches_;
+}
+
 /// What states point to while they are saved or loaded.
 struct Trainer::Saved {
   nlohmann::json trainer;

@@ -15,6 +15,11 @@ Tensor TrainingModule::loss(const Tensor&, const Batch&) {
       "training_step() as well");
 }
 
+double TrainingModule::share(const Batch&, int64_t) const {
+  return 1.0 / static_cast<double>(trainer().options().accumulate_grad_batches *
+                                   trainer().fabric().data_size());
+}
+
 void TrainingModule::validation_step(const Batch&, int64_t) {
   WEFT_FAIL("trainer: the module defines no validation_step()");
 }

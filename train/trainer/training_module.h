@@ -71,6 +71,9 @@ class TrainingModule : public nn::Module {
   // last stage alone has the output. One of loss() and training_step() is to be defined.
   virtual Tensor input(const Batch& batch) { return batch.at(0); }
   virtual Tensor loss(const Tensor& output, const Batch& batch);
+  /// The part of a micro-batch's loss in that of its step, which has so many on each rank. By
+  /// default one of accumulate_grad_batches and of the ranks.
+  virtual double share(const Batch& batch, int64_t batches) const;
   /// Measures a batch, in evaluation and without a tape; log() says what. Throws Error when a
   /// subclass that is validated defines none.
   virtual void validation_step(const Batch& batch, int64_t index);

@@ -1,9 +1,5 @@
-// Training runs on sets of images: data, model, optimizer and schedule from a Config, checkpoints
-// on the way.
-//
-// A run is a function of its Config alone: the order of images, their augmentation, the initial
-// weights and dropout come from the seed, and no result depends on the number of threads. A run
-// that was interrupted and resumed ends with the same bits as one that was not.
+// Where and how a run of `weft train` happens, what it came to, and what of its Config becomes the
+// Trainer's and Fabric's options.
 #pragma once
 
 #include <cstdint>
@@ -13,10 +9,11 @@
 #include "core/device.h"
 #include "dist/comm/communicator.h"
 #include "train/config.h"
+#include "train/trainer/trainer.h"
 
 namespace weft::train {
 
-/// Where and how a run happens; what decides its result is in Config.
+/// What decides a run's result is in Config.
 struct RunOptions {
   std::string output;  // directory of checkpoints; empty: runs/<recipe>-<n>, the first free n
   std::string resume;  // a run's directory, or one of its checkpoints
@@ -35,7 +32,7 @@ struct RunOptions {
 
 struct RunResult {
   bool interrupted = false;
-  std::optional<double> test_accuracy;  // a fraction; none without a test split
+  std::optional<double> test_accuracy;  // a fraction; none without a test split, nor of text
   int64_t test_images = 0;
   double validation_accuracy = 0;
   double seconds = 0;
@@ -45,16 +42,14 @@ struct RunResult {
   int exit_code() const { return interrupted ? 130 : 0; }
 };
 
-/// Runs a configuration to its end, or until Ctrl-C or SIGTERM: then the step at hand is finished
-/// and saved, and standard error says how to resume. A second signal ends the program at once.
-/// Throws Error for a bad setting or data set before anything is written.
-RunResult train(const Config& config, const RunOptions& options);
-
 /// The configuration of the run in options.resume, with the options' devices and strategy. The
 /// global batch stays as large as it was.
 Config resumed_config(const RunOptions& options);
 
-/// Continues the run in options.resume with resumed_config().
-RunResult resume(const RunOptions& options);
+/// Images or windows that all ranks take together.
+int64_t global_batch_of(const Config& config);
+
+/// A fit of config's epochs, silent: callbacks speak.
+TrainerOptions trainer_options(const Config& config, const RunOptions& options);
 
 }  // namespace weft::train

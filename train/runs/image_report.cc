@@ -1,4 +1,4 @@
-#include "train/run_report.h"
+#include "train/runs/image_report.h"
 
 #include <fmt/core.h>
 
@@ -62,7 +62,7 @@ void RunReport::begin(const Outset& outset, const RunState& state, const io::Pat
 }
 
 void RunReport::print_heading(const Outset& outset, const RunState& state) const {
-  const auto& [trained, splits, ranks, steps_per_epoch, weight_notes] = outset;
+  const auto& [trained, splits, strategy, global_batch, steps_per_epoch, weight_notes] = outset;
   const auto count = [](const data::DatasetPtr& d) { return d ? d->size() : 0; };
   fmt::print("{}: {} parameters, {} classes, {} x {} pixels, {}, {}\n", config_.model,
              trained.model->num_parameters(), trained.classes.size(), trained.preprocess.size,
@@ -78,10 +78,10 @@ void RunReport::print_heading(const Outset& outset, const RunState& state) const
   }
   fmt::print("{}: {} images to train, {} to validate, {} to test\n", config_.data,
              count(splits.train), count(splits.validation), count(splits.test));
-  if (ranks.is_active()) {
+  if (strategy) {
     fmt::print(
-        "{}; batch {} of {}{}\n", ranks.strategy().describe(trained.model->num_parameters()),
-        ranks.global_batch(), config_.devices,
+        "{}; batch {} of {}{}\n", strategy->describe(trained.model->num_parameters()), global_batch,
+        config_.devices,
         config_.deterministic_reduce > 0
             ? fmt::format(", in {} micro-batches of fixed order", config_.deterministic_reduce)
             : "");
@@ -94,24 +94,21 @@ void RunReport::print_heading(const Outset& outset, const RunState& state) const
   std::fflush(stdout);
 }
 
-void RunReport::step(const RunState& state, const StepFigures& figures,
-                     const RunOptimizer& optimizer) {
+void RunReport::step(const RunState& state, const StepFigures& figures) {
   nlohmann::ordered_json event = {{"epoch", state.epoch + 1},
                                   {"step", state.step},
                                   {"loss", figures.loss},
                                   {"train_accuracy", state.statistics.accuracy()},
                                   {"val_accuracy", state.last_epoch.validation.accuracy},
-                                  {"lr", optimizer.lr()},
+                                  {"lr", figures.lr},
                                   {"images_per_second", figures.mean_images_per_second}};
-  if (optimizer.scales_loss()) event["loss_scale"] = optimizer.loss_scale();
-  if (optimizer.scales_loss() || config_.nonfinite == "skip") {
-    event["skipped"] = optimizer.was_skipped();
-  }
+  if (figures.loss_scale) event["loss_scale"] = *figures.loss_scale;
+  if (figures.loss_scale || config_.nonfinite == "skip") event["skipped"] = figures.was_skipped;
   log_.write("step", event);
   if (!is_main_) return;
-  RunFigures::Figures all = {{"loss/step", figures.loss}, {"lr", optimizer.lr()}};
-  if (optimizer.scales_loss()) all.emplace_back("loss_scale", optimizer.loss_scale());
-  if (const auto norm = optimizer.grad_norm()) all.emplace_back("grad_norm", *norm);
+  RunFigures::Figures all = {{"loss/step", figures.loss}, {"lr", figures.lr}};
+  if (figures.loss_scale) all.emplace_back("loss_scale", *figures.loss_scale);
+  all.emplace_back("grad_norm", figures.grad_norm);
   all.emplace_back("images_per_second", static_cast<double>(figures.images) / figures.seconds);
   all.emplace_back("memory_bytes", static_cast<double>(figures.memory_bytes));
   figures_->record(state.step, std::move(all), figures.layers);

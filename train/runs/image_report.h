@@ -3,8 +3,8 @@
 // reports of the others are silent.
 //
 // The figures of a step (train/run_figures.h): loss/step, lr, loss_scale (where the loss is
-// scaled), grad_norm (where it is known), images_per_second, memory_bytes. Those of an epoch:
-// epoch, loss/train, accuracy/train, loss/validation, accuracy/validation.
+// scaled), grad_norm, images_per_second, memory_bytes. Those of an epoch: epoch, loss/train,
+// accuracy/train, loss/validation, accuracy/validation.
 #pragma once
 
 #include <cmath>
@@ -15,14 +15,13 @@
 #include <vector>
 
 #include "data/sets/open.h"
+#include "dist/strategy/strategy.h"
 #include "io/event_log.h"
 #include "io/progress.h"
 #include "train/findings.h"
-#include "train/image_run.h"
 #include "train/layer_watch.h"
-#include "train/optimization.h"
-#include "train/ranks.h"
 #include "train/run_figures.h"
+#include "train/runs/run_options.h"
 #include "train/trained_model.h"
 
 namespace weft::train {
@@ -63,14 +62,19 @@ RunState run_state_from_json(const nlohmann::json& json);
 struct Outset {
   const TrainedModel& trained;
   const data::Splits& splits;
-  const Ranks& ranks;
+  const dist::Strategy* strategy = nullptr;  // null: one micro-batch on one rank
+  int64_t global_batch = 0;
   int64_t steps_per_epoch = 0;
-  std::vector<std::string> weight_notes;  // what was done to make config.weights fit
+  const std::vector<std::string>& weight_notes;  // what was done to make config.weights fit
 };
 
 /// What a step came to.
 struct StepFigures {
   double loss = 0;
+  double lr = 0;
+  std::optional<double> loss_scale = {};
+  double grad_norm = 0;
+  bool was_skipped = false;
   int64_t images = 0;
   double seconds = 0;
   double mean_images_per_second = 0;  // since the epoch began
@@ -87,7 +91,7 @@ class RunReport {
   /// Before the first step; curves and metrics go to `output`, and the configuration as
   /// config.yaml. Metrics of a run that goes on are cut back to its checkpoint.
   void begin(const Outset& outset, const RunState& state, const io::Path& output);
-  void step(const RunState& state, const StepFigures& figures, const RunOptimizer& optimizer);
+  void step(const RunState& state, const StepFigures& figures);
   /// After an epoch, with state.epoch its number, counted from 0.
   void epoch(const RunState& state, double images_per_second, double seconds);
   /// After the last validation.

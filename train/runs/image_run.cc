@@ -1,0 +1,577 @@
+#include "train/runs/image_run.h"
+
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <limits>
+#include <memory>
+#include <optional>
+#include <utility>
+
+#include "autograd/ops.h"
+#include "autograd/random.h"
+#include "core/allocator.h"
+#include "core/parallel.h"
+#include "data/sets/open.h"
+#include "dist/comm/exact_sum.h"
+#include "io/sharded_safetensors.h"
+#include "nn/meta.h"
+#include "train/findings.h"
+#include "train/fine_tuning.h"
+#include "train/optimization.h"
+#include "train/pretrained/pretrained.h"
+#include "train/run_directory.h"
+#include "train/runs/image_report.h"
+#include "train/runs/run_checkpoints.h"
+#include "train/stop_signals.h"
+#include "train/trained_model.h"
+#include "train/trainer/watch_layers.h"
+
+namespace weft::train {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+double seconds_since(Clock::time_point start) {
+  return std::chrono::duration<double>(Clock::now() - start).count();
+}
+
+data::Preprocess preprocess_for(const Config& config, const data::Dataset& dataset,
+                                const Pretrained* weights) {
+  // Photographs are larger than any model here reads.
+  constexpr int kLargestDefault = 224;
+  const data::ImageFormat format = dataset.format();
+  const int own_size = std::min({format.height, format.width, kLargestDefault});
+  data::Preprocess preprocess;
+  preprocess.size = config.image_size > 0 ? static_cast<int>(config.image_size) : own_size;
+  preprocess.fit = data::Fit::kShorterSide;  // of a square image all of it
+  if (config.normalize) {
+    const bool is_known = weights && weights->names;
+    preprocess.normalization = is_known ? weights->preprocess.normalization : format.normalization;
+  }
+  return preprocess;
+}
+
+/// A global batch, and how the ranks share it.
+struct GlobalBatch {
+  explicit GlobalBatch(const Config& config) : images(global_batch_of(config)) {
+    const dist::Sharing sharing = sharing_of(config);
+    ranks = sharing.shard * sharing.replicas;
+    micro_batches = config.deterministic_reduce > 0
+                        ? static_cast<int>(config.deterministic_reduce)
+                        : ranks * sharing.threads * static_cast<int>(sharing.micro_batches);
+  }
+
+  /// Micro-batches of a rank.
+  int64_t of_rank() const { return micro_batches / ranks; }
+  /// The number, among all of an epoch, of a rank's micro-batch `index`.
+  int64_t number(int64_t index, int rank) const {
+    return index / of_rank() * micro_batches + index % of_rank() * ranks + rank;
+  }
+  /// Options of a loader that gives a rank's part.
+  data::LoaderOptions share(data::LoaderOptions options, int rank, bool trains) const {
+    options.batch_size = images;
+    options.micro_batches = trains ? micro_batches : ranks;
+    options.ranks = ranks;
+    options.rank = rank;
+    options.workers = std::max(1, num_threads());
+    options.watch = std::make_shared<data::LoaderWatch>();  // it is shared out already
+    return options;
+  }
+
+  int64_t images;
+  int micro_batches = 1;
+  int ranks = 1;  // those that take different images
+};
+
+/// False where one rank takes whole batches.
+bool is_shared(const GlobalBatch& batch, const Fabric& fabric) {
+  return fabric.size() > 1 || batch.micro_batches > 1;
+}
+
+/// What a rank counted. The loss is summed exactly.
+struct Sums {
+  dist::ExactSum loss;
+  int64_t correct = 0, images = 0;
+
+  double mean_loss() const { return loss.value() / static_cast<double>(images); }
+};
+
+/// The sums of all ranks. A loss that several ranks computed counts once.
+Sums sum_over_ranks(const Fabric& fabric, Sums mine) {
+  const dist::CommunicatorPtr& world = fabric.world();
+  if (!world) return mine;
+  if (!fabric.strategy().counts()) mine = {};
+  dist::all_reduce(mine.loss, *world);
+  const Tensor counts = Tensor::from(std::vector<int64_t>{mine.correct, mine.images}, {2});
+  world->all_reduce(counts).wait();
+  const int64_t* c = counts.data<int64_t>();
+  return {mine.loss, c[0], c[1]};
+}
+
+/// The steps of a classifier. A batch is images, labels and, with mixup or cutmix, soft labels; a
+/// rank without a share of one goes along with an image that counts for nothing.
+class ImageModule : public TrainingModule {
+ public:
+  ImageModule(const Config& config, TrainedModel& trained, const GlobalBatch& batch)
+      : config_(config), trained_(trained), global_(batch) {}
+
+  nn::Module& model() override { return *trained_.model; }
+  Optimization configure_optimizers() override { return make_optimizer(config_, model()); }
+
+  Tensor input(const Batch& batch) override {
+    const int size = trained_.preprocess.size;
+    return ops::to(is_empty(batch) ? Tensor::zeros({1, 3, size, size}) : batch[0], trained_.device);
+  }
+  Tensor loss(const Tensor& logits, const Batch& batch) override {
+    const Tensor targets = is_empty(batch) ? Tensor::zeros({1}, DType::i64) : batch.back();
+    dist::Strategy& strategy = trainer().fabric().strategy();
+    const Tensor mean = strategy.cross_entropy(logits, ops::to(targets, trained_.device),
+                                               {.label_smoothing = config_.label_smoothing});
+    if (!is_empty(batch)) {
+      const int64_t images = batch[0].size(0);
+      sums_.loss.add(mean.item() * static_cast<double>(images));
+      sums_.correct += count_equal(strategy.predicted(logits), batch[1]);
+      sums_.images += images;
+    }
+    return mean;
+  }
+  double share(const Batch& batch, int64_t batches) const override {
+    const auto count = static_cast<double>(batches);
+    if (!is_shared(global_, trainer().fabric())) return 1.0 / count;
+    if (config_.gradient_average == "ranks") {
+      return 1.0 / (count * static_cast<double>(global_.ranks));
+    }
+    return static_cast<double>(batch[0].size(0)) /
+           (static_cast<double>(batches / global_.of_rank()) * static_cast<double>(global_.images));
+  }
+  /// What the micro-batches of a step came to on all ranks. Every rank calls.
+  Sums take_sums() { return sum_over_ranks(trainer().fabric(), std::exchange(sums_, {})); }
+
+  void on_validation_epoch_start() override {
+    verdicts_.clear();
+    evaluator_.emplace(trained_, [this](const Tensor& x) {
+      return trainer().fabric().strategy().forward(model(), x);
+    });
+  }
+  void validation_step(const Batch& batch, int64_t index) override {
+    const Tensor logits = evaluator_->add(batch[0], batch[1]);
+    if (!logits.defined() || !keeps_verdicts_) return;
+    append_verdicts(
+        verdicts_,
+        {.labels = batch[1], .index = index * global_.ranks + trainer().fabric().data_rank()},
+        logits);
+  }
+  void on_validation_epoch_end() override {
+    const Score mine = measured();
+    const Fabric& fabric = trainer().fabric();
+    if (fabric.size() > 1) {
+      const auto n = static_cast<double>(mine.examples);
+      Sums sums = {.correct = std::llround(mine.accuracy * n), .images = mine.examples};
+      if (mine.examples > 0) sums.loss.add(mine.loss * n);
+      sums = sum_over_ranks(fabric, sums);
+      const auto all = static_cast<double>(sums.images);
+      score_ = {sums.mean_loss(), static_cast<double>(sums.correct) / all, sums.images};
+    } else {
+      score_ = mine;
+    }
+    log("loss/validation", score_.loss);
+    log("accuracy/validation", score_.accuracy);
+    end_measuring();
+  }
+  /// Where it was cut short, too: the evaluator holds the model's mode and precision.
+  void end_measuring() { evaluator_.reset(); }
+  /// Of this rank's images so far.
+  const Score& measured() const { return evaluator_->score(); }
+  /// What the last measurement that was not cut short came to.
+  const Score& score() const { return score_; }
+  void keep_verdicts(bool keeps) { keeps_verdicts_ = keeps; }
+  const std::vector<Verdict>& verdicts() const { return verdicts_; }
+
+ private:
+  static bool is_empty(const Batch& batch) { return batch[0].size(0) == 0; }
+
+  const Config& config_;
+  TrainedModel& trained_;
+  const GlobalBatch& global_;
+  Sums sums_;
+  std::optional<Evaluator> evaluator_;
+  Score score_;
+  bool keeps_verdicts_ = false;
+  std::vector<Verdict> verdicts_;
+};
+
+/// What a run continues or begins with, if anything.
+struct Start {
+  std::optional<Checkpoint> checkpoint = {};  // of the same run, read from `step`
+  io::Path step = {};
+  std::optional<Pretrained> weights = {};
+};
+
+/// What happens around the steps: streams of random numbers, the learning rate, figures, progress
+/// bars, the run's directory, and what its checkpoints record.
+class ImageRun : public Callback {
+ public:
+  struct Parts {
+    const Config& config;
+    const RunOptions& options;
+    const data::Splits& splits;
+    const TrainedModel& trained;
+    const GlobalBatch& batch;
+    ImageModule& module;
+    const std::vector<std::string>& weight_notes;  // what was done to make the weights fit
+    int64_t train_batches, validation_batches;     // micro-batches of this rank
+  };
+
+  ImageRun(const Parts& parts, Trainer& trainer, Start start)
+      : p_(parts),
+        trainer_(trainer),
+        report_(parts.config, trainer.fabric().is_main(), parts.options.json),
+        schedule_(make_schedule(parts.config, steps_per_epoch() * parts.config.epochs)),
+        checkpoints_(std::make_shared<RunCheckpoints>(
+            parse_save_every(parts.config.save_every),
+            RunRecord{.save = [this](Trainer&) { return state(); },
+                      .load = [this](Trainer&, const nlohmann::json& state) { take_up(state); }},
+            std::move(start.checkpoint), start.step)) {
+    if (p_.config.watch > 0) watch_ = std::make_shared<WatchLayers>(p_.config.watch);
+  }
+
+  const std::shared_ptr<RunCheckpoints>& checkpoints() const { return checkpoints_; }
+  const std::shared_ptr<WatchLayers>& watch() const { return watch_; }
+  const io::Path& output() const { return output_; }
+  const RunReport& report() const { return report_; }
+  RunState place() const {
+    RunState state = state_;
+    state.step = trainer_.global_step();
+    state.epoch = trainer_.epoch();
+    state.batch = trainer_.batch() / p_.batch.of_rank();
+    return state;
+  }
+  double images_per_second() const { return images_per_second_; }
+  bool has_validated_last_epoch() const { return has_validated_last_epoch_; }
+
+  /// Last of all that can fail before the first step: a run that cannot start leaves nothing
+  /// behind.
+  void on_fit_start(Trainer&, TrainingModule&) override {
+    if (!trainer_.fabric().is_main()) return;
+    const Config& config = p_.config;
+    directory_.emplace(checkpoints_->latest().empty()
+                           ? RunDirectory::claim(p_.options.output, config.recipe.empty()
+                                                                        ? config.model
+                                                                        : config.recipe)
+                           : RunDirectory::of(p_.options.resume, checkpoints_->latest(), true));
+    output_ = directory_->path();
+    int64_t bytes = 0;
+    for (const auto& [name, tensor] : p_.trained.model->state_dict()) {
+      bytes += static_cast<int64_t>(tensor.nbytes());
+    }
+    directory_->check_writable(bytes * (1 + trainer_.optimizer().state_tensors()));
+    checkpoints_->set_directory(output_);
+  }
+  void on_train_start(Trainer&, TrainingModule&) override {
+    const Fabric& fabric = trainer_.fabric();
+    report_.begin({.trained = p_.trained,
+                   .splits = p_.splits,
+                   .strategy = is_shared(p_.batch, fabric) ? &fabric.strategy() : nullptr,
+                   .global_batch = p_.batch.images,
+                   .steps_per_epoch = steps_per_epoch(),
+                   .weight_notes = p_.weight_notes},
+                  place(), output_);
+    epoch_start_ = Clock::now();
+  }
+
+  void on_train_batch_start(Trainer&, TrainingModule&, const Batch&, int64_t index) override {
+    if (!std::exchange(is_in_step_, true)) {
+      step_start_ = Clock::now();
+      allocator(p_.trained.device).reset_peak();
+    }
+    if (!progress_) {
+      const int64_t epochs_after = p_.config.epochs - trainer_.epoch() - 1;
+      progress_.emplace(fmt::format("epoch {}/{}", trainer_.epoch() + 1, p_.config.epochs),
+                        p_.train_batches,
+                        io::ProgressOptions{.out = report_.progress_stream(),
+                                            .first_step = index,
+                                            .first_image = state_.statistics.images,
+                                            .steps_after = epochs_after * p_.train_batches});
+    }
+    if (!is_shared(p_.batch, trainer_.fabric())) return;
+    // The word "rank" keeps these streams apart from those of initialisers and data.
+    constexpr uint64_t kRank = 0x72616e6b;
+    generator() = {
+        .seed = p_.config.seed,
+        .stream = kRank << 32 ^ static_cast<uint64_t>(trainer_.epoch()) << 40 ^
+                  static_cast<uint64_t>(p_.batch.number(index, trainer_.fabric().data_rank()))};
+  }
+  void on_before_optimizer_step(Trainer&, TrainingModule&, optim::Optimizer& optimizer) override {
+    step_ = p_.module.take_sums();
+    const double loss = step_.mean_loss();
+    if (std::isfinite(loss)) {
+      state_.statistics.loss_sum += step_.loss.value();
+      state_.statistics.correct += step_.correct;
+      state_.statistics.images += step_.images;
+    } else {
+      trainer_.refuse_step(fmt::format("the loss is {}", loss));
+    }
+    // The schedule follows the data: a step that is left out counts.
+    optimizer.set_lr(p_.config.lr * schedule_(trainer_.global_step()));
+    loss_scale_ = trainer_.fabric().scaler().get_scale();
+  }
+  void on_train_batch_end(Trainer&, TrainingModule&, const Tensor&, const Batch&,
+                          int64_t) override {
+    if (!trainer_.has_stepped()) return;
+    is_in_step_ = false;
+    const EpochStatistics& s = state_.statistics;
+    progress_->update(trainer_.batch(), s.images, s.loss(), s.accuracy());
+    StepFigures figures = {.loss = step_.mean_loss(),
+                           .lr = trainer_.optimizer().lr(),
+                           .grad_norm = trainer_.grad_norm(),
+                           .was_skipped = trainer_.was_skipped(),
+                           .images = step_.images,
+                           .seconds = seconds_since(step_start_),
+                           .mean_images_per_second = progress_->images_per_second(),
+                           .memory_bytes = allocator(p_.trained.device).stats().peak_live};
+    if (trainer_.fabric().scaler().is_enabled()) figures.loss_scale = loss_scale_;
+    if (watch_) figures.layers = watch_->latest();
+    report_.step(place(), figures);
+  }
+
+  void on_validation_start(Trainer&, TrainingModule&) override {
+    if (progress_) images_per_second_ = progress_->images_per_second();
+    measure_with_progress("validation", p_.validation_batches);
+    p_.module.keep_verdicts(trainer_.epoch() + 1 == p_.config.epochs);
+  }
+  void on_validation_batch_end(Trainer&, TrainingModule&, const Batch&, int64_t index) override {
+    const Score& so_far = p_.module.measured();
+    progress_->update(index + 1, so_far.examples, so_far.loss, so_far.accuracy);
+  }
+  void on_validation_end(Trainer&, TrainingModule&) override { end_measuring(); }
+  void measure_with_progress(const std::string& label, int64_t batches) {
+    progress_.reset();
+    progress_.emplace(label, batches, io::ProgressOptions{.out = report_.progress_stream()});
+  }
+  void end_measuring() {
+    progress_.reset();
+    p_.module.end_measuring();
+  }
+  void on_train_epoch_end(Trainer&, TrainingModule&) override {
+    const EpochStatistics s = std::exchange(state_.statistics, {});
+    state_.last_epoch = {s.loss(), s.accuracy(), p_.module.score()};
+    report_.epoch(place(), images_per_second_, seconds_since(epoch_start_));
+    epoch_start_ = Clock::now();
+    has_validated_last_epoch_ = trainer_.epoch() + 1 == p_.config.epochs;
+  }
+  void on_save_point(Trainer&, TrainingModule&) override {
+    if (!trainer_.is_stopping() || !progress_) return;
+    images_per_second_ = progress_->images_per_second();
+    progress_.reset();
+  }
+
+  /// Writes what the ranks together found in the last validation.
+  void publish_findings() {
+    const Tensor all = trainer_.fabric().gather_for_metrics(to_rows(p_.module.verdicts()));
+    if (!trainer_.fabric().is_main()) return;
+    Findings findings = make_findings(from_rows(all), *p_.splits.validation);
+    findings.step = trainer_.global_step();
+    report_.findings(findings, output_);
+  }
+
+ private:
+  int64_t steps_per_epoch() const {
+    const int64_t in_step = p_.config.accumulate * p_.batch.of_rank();
+    return (p_.train_batches + in_step - 1) / in_step;
+  }
+
+  nlohmann::json state() const {
+    nlohmann::json state = describe(p_.trained);
+    const Generator& g = generator();
+    state["generator"] = {{"seed", g.seed}, {"stream", g.stream}, {"offset", g.offset}};
+    state["images"] = {{"train", p_.splits.train->size()},
+                       {"validation", p_.splits.validation->size()}};
+    state.update(to_json(place()));
+    return state;
+  }
+  void take_up(const nlohmann::json& state) {
+    const nlohmann::json& images = state.at("images");
+    WEFT_CHECK(images.at("train") == p_.splits.train->size() &&
+                   images.at("validation") == p_.splits.validation->size(),
+               "{} has changed: {} images to train and {} to validate, the run had {} and {}",
+               p_.config.data, p_.splits.train->size(), p_.splits.validation->size(),
+               images.at("train").dump(), images.at("validation").dump());
+    const nlohmann::json& g = state.at("generator");
+    generator() = {g.at("seed"), g.at("stream"), g.at("offset")};
+    state_ = run_state_from_json(state);
+    trainer_.seek({state_.epoch, state_.batch * p_.batch.of_rank()}, state_.step);
+  }
+
+  const Parts p_;
+  Trainer& trainer_;
+  RunReport report_;
+  const optim::Schedule schedule_;
+  const std::shared_ptr<RunCheckpoints> checkpoints_;
+  std::shared_ptr<WatchLayers> watch_;  // null: nobody looks
+  std::optional<RunDirectory> directory_;
+  io::Path output_;
+  RunState state_;  // its figures; the place is the trainer's
+  Sums step_;
+  double loss_scale_ = 1;
+  bool is_in_step_ = false;
+  Clock::time_point epoch_start_, step_start_;
+  std::optional<io::Progress> progress_;
+  double images_per_second_ = 0;  // of the last epoch trained here
+  bool has_validated_last_epoch_ = false;
+};
+
+void write_final_weights(const Config& config, Fabric& fabric, nn::Module& model,
+                         const io::Path& output) {
+  NamedTensors state = fabric.strategy().model_state(model);
+  if (!fabric.is_main()) return;
+  for (auto& [name, tensor] : state) tensor = to_device(tensor, Device{});
+  io::Metadata metadata = {{"format", "pt"}};  // PyTorch's readers want to know who wrote the file
+  if (config.layer_norm_eps > 0) {
+    metadata["layer_norm_eps"] = nlohmann::json(config.layer_norm_eps).dump();
+  }
+  io::write_safetensors(output / "model.safetensors", state, metadata);
+}
+
+/// A fresh model, or that of the checkpoint or the weights to begin with.
+TrainedModel make_model(const Config& config, const data::Splits& splits, bool is_main,
+                        const Start& start, std::vector<std::string>& weight_notes) {
+  TrainedModel trained;
+  // What wraps the model copies rank 0's weights: the others need no memory for theirs.
+  std::optional<nn::MetaScope> meta;
+  if (!is_main) meta.emplace();
+  if (start.checkpoint) {
+    const Checkpoint& checkpoint = *start.checkpoint;
+    trained = restore_model(checkpoint, start.step, is_main && !checkpoint.is_sharded);
+    trained.config = config;  // the devices and the strategy it goes on with are recorded
+    WEFT_CHECK(trained.classes == splits.train->class_names(),
+               "resume: the classes of {} are not those of {}", config.data, start.step.string());
+  } else {
+    const Pretrained* weights = start.weights ? &*start.weights : nullptr;
+    trained = make_trained_model(config, preprocess_for(config, *splits.train, weights),
+                                 splits.train->class_names());
+    if (is_main) adapt_to(trained, *splits.train);
+    if (weights && is_main) {
+      weight_notes =
+          load_pretrained(*trained.model, *weights, parse_interpolation(config.interpolation));
+    }
+  }
+  return trained;
+}
+
+RunResult run(const Config& config, const RunOptions& options, Start start) {
+  const Clock::time_point begin = Clock::now();
+  check_supported(find_precision(config.precision), capabilities_of(options.device));
+  if (options.threads > 0) set_num_threads(options.threads);
+  const GlobalBatch batch(config);
+  TrainerOptions how = trainer_options(config, options);
+  how.micro_batches = true;
+  how.accumulate_grad_batches *= batch.of_rank();
+  if (config.limit_batches > 0) how.limit_train_batches = config.limit_batches * batch.of_rank();
+  how.deterministic_reduce = config.deterministic_reduce > 0;
+  how.enable_progress_bar = false;
+  // What is logged are means over an epoch alone.
+  how.log_every_n_steps = std::numeric_limits<int64_t>::max();
+  Trainer trainer(std::move(how));
+  trainer.launch(options.world);
+  Fabric& fabric = trainer.fabric();
+
+  const data::Splits splits = data::open_data(config.data, config.seed);
+  std::vector<std::string> weight_notes;
+  TrainedModel trained = make_model(config, splits, fabric.is_main(), start, weight_notes);
+  start.weights.reset();  // the model has its own copy
+  freeze(*trained.model, config.freeze);
+  trained.move_to(fabric.device());
+  WEFT_CHECK(config.deterministic_reduce == 0 || trained.model->named_buffers().empty(),
+             "deterministic-reduce: {} keeps running statistics, \"{}\" and others, of the batches "
+             "that a rank has seen",
+             config.model, trained.model->named_buffers()[0].first);
+
+  data::Loader train(splits.train, batch.share({.shuffle = true,
+                                                .drop_last = true,
+                                                .seed = config.seed,
+                                                .device = trained.device,
+                                                .preprocess = trained.preprocess,
+                                                .augmentation = config.augmentation},
+                                               fabric.data_rank(), true));
+  const auto measuring = [&](const data::DatasetPtr& dataset) {
+    return std::make_unique<data::Loader>(
+        dataset, batch.share({.preprocess = trained.preprocess}, fabric.data_rank(), false));
+  };
+  const auto validation = measuring(splits.validation);
+  const auto limited = [&](const data::Loader& loader, int64_t in_batch) {
+    const int64_t limit = config.limit_batches * in_batch;
+    return limit > 0 ? std::min(loader.batches(), limit) : loader.batches();
+  };
+
+  ImageModule module(config, trained, batch);
+  const auto around =
+      std::make_shared<ImageRun>(ImageRun::Parts{.config = config,
+                                                 .options = options,
+                                                 .splits = splits,
+                                                 .trained = trained,
+                                                 .batch = batch,
+                                                 .module = module,
+                                                 .weight_notes = weight_notes,
+                                                 .train_batches = limited(train, batch.of_rank()),
+                                                 .validation_batches = limited(*validation, 1)},
+                                 trainer, std::move(start));
+  trainer.add_callback(around->checkpoints());
+  trainer.add_callback(around);
+  if (around->watch()) trainer.add_callback(around->watch());
+  const StopSignals signals;
+  trainer.fit(module, train, BatchSource(*validation));
+
+  RunResult result = {.interrupted = trainer.was_interrupted(),
+                      .validation_accuracy = around->place().last_epoch.validation.accuracy,
+                      .checkpoint = around->checkpoints()->latest().string(),
+                      .output = around->output().string()};
+  if (around->has_validated_last_epoch()) around->publish_findings();
+  if (!result.interrupted) {
+    write_final_weights(config, fabric, *trained.model, around->output());
+    if (splits.test) {
+      const auto test = measuring(splits.test);
+      around->measure_with_progress("test", limited(*test, 1));
+      result.interrupted = trainer.validate(module, *test).empty();
+      around->end_measuring();
+      if (!result.interrupted) {
+        result.test_accuracy = module.score().accuracy;
+        result.test_images = module.score().examples;
+      }
+    }
+  }
+  result.seconds = seconds_since(begin);
+  if (result.interrupted) {
+    around->report().interrupted(around->place(), around->output(), result.checkpoint);
+  } else {
+    around->report().done(around->place(), result, around->images_per_second(), around->output());
+  }
+  return result;
+}
+
+}  // namespace
+
+RunResult train_images(const Config& config, const RunOptions& options) {
+  if (config.weights.empty()) return run(config, options, {});
+  Pretrained weights = read_pretrained(config.weights);
+  Config adapted = config;
+  if (weights.names) {
+    // A vision transformer goes on at the size of images it knows, with the eps it was trained at.
+    if (config.image_size == 0) adapted.image_size = weights.preprocess.size;
+    if (config.layer_norm_eps == 0) adapted.layer_norm_eps = weights.layer_norm_eps;
+  }
+  return run(adapted, options, {.weights = std::move(weights)});
+}
+
+RunResult resume_images(const Config& config, const RunOptions& options, const io::Path& step) {
+  // Of a sharded one each rank reads its part when it has a model.
+  const bool is_sharded = io::is_sharded_state(step);
+  return run(config, options,
+             {.checkpoint = load_checkpoint(
+                  step, is_sharded ? CheckpointParts::kState : CheckpointParts::kAll),
+              .step = step});
+}
+
+}  // namespace weft::train

@@ -1,0 +1,98 @@
+#include "train/runs/run_options.h"
+
+#include <limits>
+#include <utility>
+
+#include "dist/strategy/strategy_kind.h"
+#include "train/checkpoint.h"
+
+namespace weft::train {
+namespace {
+
+/// Disabled where no loss is scaled.
+optim::GradScalerOptions scaler_options(const Config& config) {
+  optim::GradScalerOptions options;
+  options.enabled = config.loss_scale != "none";
+  if (options.enabled && config.loss_scale != "dynamic") {
+    options.init_scale = fixed_loss_scale(config);
+    return options;
+  }
+  options.init_scale = config.initial_loss_scale;
+  options.growth_interval = config.loss_scale_window;
+  options.hysteresis = config.loss_scale_hysteresis;
+  options.min_scale = config.min_loss_scale;
+  return options;
+}
+
+FabricOptions fabric_options(const Config& config, Device device) {
+  const bool is_delayed = config.fp8_scaling == "delayed";
+  const bool is_nearest = config.tf32_rounding == "nearest";
+  const bool is_exact = config.collectives == "exact" || config.deterministic_reduce > 0;
+  return {.device = to_string(device),
+          .devices = static_cast<int>(config.devices),
+          .precision = config.precision,
+          .strategy = config.strategy,
+          .collectives = is_exact ? "exact" : "nccl",
+          .numerics = {.loss_scale = scaler_options(config),
+                       .loss_scale_is_fixed = config.loss_scale != "dynamic",
+                       .fp8 = {.scaling = is_delayed ? Fp8Options::Scaling::kDelayed
+                                                     : Fp8Options::Scaling::kCurrent},
+                       .accumulation = kernels::parse_accumulation(config.matmul_numerics),
+                       .tf32_rounding =
+                           is_nearest ? kernels::Tf32::kNearest : kernels::Tf32::kTruncate},
+          .split_batches = config.global_batch_size > 0,
+          .state_dict_type = config.state_dict_type};
+}
+
+}  // namespace
+
+Config resumed_config(const RunOptions& options) {
+  const io::Path step = find_checkpoint(options.resume);
+  const Checkpoint checkpoint = load_checkpoint(step, CheckpointParts::kState);
+  WEFT_CHECK(checkpoint.state.contains("config"), "resume: {} holds no configuration",
+             step.string());
+  Config config = config_from_json(checkpoint.state.at("config"));
+  const int64_t batch = config.batch_size * sharing_of(config).data_devices();
+  dist::StrategyOptions& strategy = config.strategy;
+  const dist::StrategyOptions& other = options.strategy;
+  bool changes = other.tensor_parallel > 0 || other.pipeline_stages > 0;
+  if (options.devices > 0)
+    changes |= std::exchange(config.devices, options.devices) != options.devices;
+  const auto devices = static_cast<int>(config.devices);
+  if (!other.name.empty() && other.name != dist::strategy_of(strategy, devices).name) {
+    changes = true;
+    // Without the settings of the strategy before.
+    strategy = {.name = other.name, .schedule = strategy.schedule};
+  }
+  if (other.tensor_parallel > 0) strategy.tensor_parallel = other.tensor_parallel;
+  if (other.pipeline_stages > 0) strategy.pipeline_stages = other.pipeline_stages;
+  if (changes && config.global_batch_size == 0) config.global_batch_size = batch;
+  validate(config);
+  return config;
+}
+
+int64_t global_batch_of(const Config& config) {
+  if (config.global_batch_size > 0) return config.global_batch_size;
+  return config.batch_size * sharing_of(config).data_devices();
+}
+
+TrainerOptions trainer_options(const Config& config, const RunOptions& options) {
+  TrainerOptions result = {
+      .fabric = fabric_options(config, options.device),
+      .max_epochs = config.epochs,
+      .num_sanity_val_steps = 0,
+      .accumulate_grad_batches = config.accumulate,
+      .gradient_clip_val = config.clip_norm,
+      .track_grad_norm = config.loss_scale != "none",
+      .nonfinite = config.nonfinite == "skip" ? Nonfinite::kSkip : Nonfinite::kStop,
+      .log_every_n_steps = 1,
+      .enable_progress_bar = true,
+      .enable_table = false,
+      .detect_anomaly = config.detect_anomaly};
+  if (config.limit_batches > 0) {
+    result.limit_train_batches = result.limit_val_batches = config.limit_batches;
+  }
+  return result;
+}
+
+}  // namespace weft::train
