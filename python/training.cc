@@ -294,7 +294,9 @@ void bind_training(nb::module_& m) {
   bind_files(m);
   bind_data(m.def_submodule("data"));
   bind_models(m.def_submodule("models"));
-  bind_fabric(m.def_submodule("train"));
+  nb::module_ train = m.def_submodule("train");
+  bind_fabric(train);
+  bind_engine(train);
 }
 
 }  // namespace weft::python

@@ -3,10 +3,21 @@
 #include <algorithm>
 #include <cmath>
 
-#include "optim/registry.h"
 #include "train/fine_tuning.h"
 
 namespace weft::train {
+
+optim::Options optimizer_options(const Config& config) {
+  optim::Options options = optim::optimizer_options(config.optimizer);
+  for (const auto& [name, value] :
+       {std::pair("lr", config.lr), std::pair("weight_decay", config.weight_decay),
+        std::pair("momentum", config.momentum), std::pair("nesterov", config.nesterov ? 1.0 : 0.0),
+        std::pair("beta1", config.betas[0]), std::pair("beta2", config.betas[1]),
+        std::pair("eps", config.eps)}) {
+    if (options.contains(name)) options[name] = value;
+  }
+  return options;
+}
 
 std::unique_ptr<optim::Optimizer> make_optimizer(const Config& config, nn::Module& model) {
   const nn::ModelStructure structure = model.structure();
@@ -14,16 +25,7 @@ std::unique_ptr<optim::Optimizer> make_optimizer(const Config& config, nn::Modul
       optim::without_decay_of_vectors(trained_parameters(model), structure.embeddings);
   groups.back().lr_scale = config.vector_lr;
   if (config.layer_decay < 1) groups = with_layer_decay(groups, config.layer_decay, structure);
-  optim::Options options = optim::optimizer_options(config.optimizer);
-  for (const auto& [name, value] :
-       {std::pair("lr", config.lr), std::pair("weight_decay", config.weight_decay),
-        std::pair("momentum", config.momentum), std::pair("nesterov", config.nesterov ? 1.0 : 0.0),
-        std::pair("beta1", config.betas[0]), std::pair("beta2", config.betas[1]),
-        std::pair("eps", config.eps)}) {
-    // Of the run's settings an optimizer takes those that it has.
-    if (options.contains(name)) options[name] = value;
-  }
-  return optim::make_optimizer(config.optimizer, groups, options);
+  return optim::make_optimizer(config.optimizer, groups, optimizer_options(config));
 }
 
 optim::Schedule make_schedule(const Config& config, int64_t steps) {

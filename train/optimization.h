@@ -6,11 +6,14 @@
 
 #include "nn/module.h"
 #include "optim/optimizer.h"
+#include "optim/registry.h"
 #include "optim/schedule.h"
 #include "train/config.h"
 
 namespace weft::train {
 
+/// The options of config's optimizer; of the settings of a run it takes those that it has.
+optim::Options optimizer_options(const Config& config);
 /// config's optimizer over groups of the model's parameters: without weight decay of vectors and
 /// embeddings, and with layer decay where it is asked for.
 std::unique_ptr<optim::Optimizer> make_optimizer(const Config& config, nn::Module& model);

@@ -10,6 +10,8 @@ import textwrap
 import unittest
 
 import weft
+from weft import nn
+from weft.nn import functional as F
 
 PROGRAM = """
     import sys
@@ -103,6 +105,59 @@ class Ranks(unittest.TestCase):
             weft.train.Fabric(precision="int7")
         with self.assertRaises(weft.Error):
             weft.train.Fabric(devices=2, strategy="nothing")
+
+
+class Engine(unittest.TestCase):
+    def config(self, **more):
+        return {
+            "train_micro_batch_size_per_gpu": 4,
+            "gradient_accumulation_steps": 2,
+            "optimizer": {"type": "Adam", "params": {"lr": 0.01}},
+            **more,
+        }
+
+    def run_steps(self, engine, steps):
+        for step in range(steps):
+            x, y = weft.ones(4, 3) * (step + 1), weft.tensor([0, 1, 0, 1])
+            for _ in range(engine.gradient_accumulation_steps()):
+                engine.backward(F.cross_entropy(engine(x), y))
+                engine.step()
+        return engine.module.state_dict()["weight"].tolist()
+
+    def test_the_loop_of_deepspeed(self):
+        engine, optimizer, loader, scheduler = weft.train.initialize(model=nn.Linear(3, 2), config=self.config())
+        self.assertIsNone(loader)
+        self.assertIsNone(scheduler)
+        self.assertEqual(engine.train_batch_size(), 8)
+        self.run_steps(engine, 3)
+        self.assertEqual((engine.global_steps, engine.micro_steps, engine.skipped_steps), (3, 6, 0))
+        self.assertTrue(engine.was_step_applied())
+        self.assertEqual(engine.get_lr(), [0.01])
+        self.assertGreater(engine.get_global_grad_norm(), 0)
+        self.assertEqual(len(optimizer.param_groups), 1)
+
+    def test_a_checkpoint_goes_on(self):
+        with tempfile.TemporaryDirectory() as directory:
+            engine = weft.train.initialize(model=nn.Linear(3, 2), config=self.config())[0]
+            self.assertEqual(engine.load_checkpoint(directory), (None, {}))
+            self.run_steps(engine, 2)
+            engine.save_checkpoint(directory, client_state={"epoch": 7})
+            other = weft.train.initialize(
+                model=nn.Linear(3, 2), config=self.config(), lr_scheduler=lambda step: 1.0 / (step + 1)
+            )[0]
+            with self.assertRaisesRegex(weft.Error, "schedule"):
+                other.load_checkpoint(directory)
+            third = weft.train.initialize(model=nn.Linear(3, 2), config=self.config())[0]
+            path, client_state = third.load_checkpoint(directory)
+            self.assertIn("global_step2", path)
+            self.assertEqual(client_state, {"epoch": 7})
+            self.assertEqual(self.run_steps(third, 1), self.run_steps(engine, 1))
+
+    def test_what_it_cannot_take(self):
+        with self.assertRaisesRegex(weft.Error, "optimizer"):
+            weft.train.initialize(model=nn.Linear(3, 2), config={"train_batch_size": 4})
+        with self.assertRaisesRegex(weft.Error, "fp61"):
+            weft.train.initialize(model=nn.Linear(3, 2), config=self.config(fp61={}))
 
 
 class Kernels(unittest.TestCase):

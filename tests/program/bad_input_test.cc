@@ -154,7 +154,7 @@ TEST_CASE(
   INFO(stopped.err);
   CHECK(stopped.code == 1);
   CHECK_THAT(stopped.err, Contains("training diverged at step 2: ") && Contains("anomaly: ") &&
-                              Contains("--nonfinite skip"));
+                              Contains("nonfinite = skip"));
   const Outcome skipped = run_weft(settings + fresh_scratch("skipped") + " --nonfinite skip");
   INFO(skipped.err);
   REQUIRE(skipped.code == 0);

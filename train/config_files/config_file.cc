@@ -84,11 +84,14 @@ void read_own(const nlohmann::json& values, ConfigFile& file) {
 }
 
 ConfigFile read_config_file(const std::string& path) {
+  return read_config(parse_values(path), path);
+}
+
+ConfigFile read_config(const nlohmann::json& values, const std::string& name) {
   ConfigFile file;
-  file.path = path;
-  const nlohmann::json values = parse_values(path);
+  file.path = name;
   if (values.is_null()) return file;
-  WEFT_CHECK(values.is_object(), "{}: expected keys with values, got {}", path,
+  WEFT_CHECK(values.is_object(), "{}: expected keys with values, got {}", name,
              values.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace));
   if (is_accelerate(values)) {
     file.dialect = "accelerate";

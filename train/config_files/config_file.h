@@ -9,6 +9,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <string>
@@ -30,6 +31,9 @@ struct ConfigFile {
   std::map<std::string, std::string> keys;  // by the same: the file's key, "bf16.enabled"
   std::vector<std::string> notes;
   BatchRule batch;
+  /// DeepSpeed's scheduler, step by step, as a factor on the settings' lr: train/engine.h takes it.
+  /// Empty where there is none.
+  std::function<double(int64_t step)> schedule;
 
   void set(const std::string& key, nlohmann::json value, const std::string& file_key) {
     settings[key] = std::move(value);
@@ -39,6 +43,8 @@ struct ConfigFile {
 
 /// Throws Error naming the file, the key, its value and what was expected.
 ConfigFile read_config_file(const std::string& path);
+/// The same of a file's contents.
+ConfigFile read_config(const nlohmann::json& values, const std::string& name);
 
 /// `config` with the file's values in the place of its own; throws Error for a value that is of
 /// another type than the setting's.

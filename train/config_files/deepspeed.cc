@@ -51,7 +51,8 @@ void read_optimizer(Section section, ConfigFile& file) {
 }
 
 void read_scheduler(Section section, ConfigFile& file) {
-  const auto type = section.choice("type", {"WarmupLR", "WarmupCosineLR", "OneCycle"});
+  const auto type =
+      section.choice("type", {"WarmupLR", "WarmupDecayLR", "WarmupCosineLR", "OneCycle"});
   if (!type) {
     section.known({"params"});
     return section.finish();
@@ -80,7 +81,10 @@ void read_scheduler(Section section, ConfigFile& file) {
                            ": of a cycle its peak and its rise are taken over");
     }
   } else {
-    set("schedule", *type == "WarmupLR" ? "constant" : "cosine", section, "type");
+    set("schedule", *type == "WarmupCosineLR" ? "cosine" : "constant", section, "type");
+    if (*type == "WarmupDecayLR") {
+      file.notes.push_back(section.path_of("type") + ": the rate stays where it does not rise");
+    }
     if (const auto lr = positive("warmup_max_lr")) set("lr", *lr, params, "warmup_max_lr");
     const auto steps = params.number("warmup_num_steps"), total = positive("total_num_steps");
     if (steps && total) {
@@ -211,7 +215,14 @@ void read_deepspeed(const nlohmann::json& values, ConfigFile& file) {
     file.set("clip_norm", *norm, "gradient_clipping");
   }
   if (all.has("optimizer")) read_optimizer(all.section("optimizer"), file);
-  if (all.has("scheduler")) read_scheduler(all.section("scheduler"), file);
+  if (all.has("scheduler")) {
+    read_scheduler(all.section("scheduler"), file);
+    const nlohmann::json& scheduler = values.at("scheduler");
+    if (scheduler.contains("type")) {
+      file.schedule =
+          deepspeed_schedule(file.path, scheduler, file.settings.value("lr", Config().lr));
+    }
+  }
   read_precision(all.section("fp16"), all.section("bf16"), file);
   if (all.has("zero_optimization")) read_zero(all.section("zero_optimization"), file);
   if (const auto dtype = all.choice("communication_data_type", {"fp32", "fp16", "bf16"})) {

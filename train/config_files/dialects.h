@@ -1,6 +1,7 @@
 // What the readers of configuration files share. `values` are a file's, as JSON.
 #pragma once
 
+#include <functional>
 #include <nlohmann/json.hpp>
 #include <string>
 
@@ -19,5 +20,8 @@ bool is_accelerate(const nlohmann::json& values);
 void read_accelerate(const nlohmann::json& values, ConfigFile& file);
 bool is_deepspeed(const nlohmann::json& values);
 void read_deepspeed(const nlohmann::json& values, ConfigFile& file);
+/// Of its "scheduler": the factor on the learning rate `lr` at each step.
+std::function<double(int64_t)> deepspeed_schedule(const std::string& file,
+                                                  const nlohmann::json& scheduler, double lr);
 
 }  // namespace weft::train

@@ -24,6 +24,8 @@ optim::GradScalerOptions scaler_options(const Config& config) {
   return options;
 }
 
+}  // namespace
+
 FabricOptions fabric_options(const Config& config, Device device) {
   const bool is_delayed = config.fp8_scaling == "delayed";
   const bool is_nearest = config.tf32_rounding == "nearest";
@@ -43,8 +45,6 @@ FabricOptions fabric_options(const Config& config, Device device) {
           .split_batches = config.global_batch_size > 0,
           .state_dict_type = config.state_dict_type};
 }
-
-}  // namespace
 
 Config resumed_config(const RunOptions& options) {
   const io::Path step = find_checkpoint(options.resume);

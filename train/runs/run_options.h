@@ -49,6 +49,10 @@ Config resumed_config(const RunOptions& options);
 /// Images or windows that all ranks take together.
 int64_t global_batch_of(const Config& config);
 
+/// What config says of device, precision, loss scale and strategy. `device` gives the kind where
+/// there are several.
+FabricOptions fabric_options(const Config& config, Device device);
+
 /// A fit of config's epochs, silent: callbacks speak.
 TrainerOptions trainer_options(const Config& config, const RunOptions& options);
 

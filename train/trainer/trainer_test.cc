@@ -496,10 +496,11 @@ TEST_CASE("a step whose gradients are not finite is left out, or ends the fit by
   };
   for (const double w : fit(Nonfinite::kSkip)) CHECK(std::isfinite(w));
   for (const double w : fit(Nonfinite::kTake)) CHECK(!std::isfinite(w));
-  CHECK_THROWS_WITH(fit(Nonfinite::kStop),
-                    "training diverged at step 3: a gradient is not finite "
-                    "(first in the gradient of linear.bias); try a lower "
-                    "learning rate, or skip such steps");
+  CHECK_THROWS_WITH(
+      fit(Nonfinite::kStop),
+      Catch::StartsWith("training diverged at step 3: a gradient is not finite (") &&
+          Catch::EndsWith("first in the gradient of linear.bias); try a lower learning rate, or "
+                          "nonfinite = skip"));
 }
 
 TEST_CASE("steps around a model of another class train and save that model") {

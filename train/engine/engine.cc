@@ -1,0 +1,184 @@
+#include "train/engine/engine.h"
+
+#include <filesystem>
+#include <utility>
+
+#include "dist/comm/processes/join.h"
+#include "io/files.h"
+#include "optim/clip.h"
+#include "train/optimization.h"
+#include "train/runs/run_options.h"
+
+namespace weft::train {
+namespace {
+
+constexpr const char* kLatest = "latest";
+constexpr const char* kState = "state";
+
+/// What DeepSpeed takes for what its file does not say.
+Config usual() { return {.weight_decay = 0, .clip_norm = 0, .schedule = "constant", .warmup = 0}; }
+
+Config config_of(const ConfigFile& file, int64_t devices) {
+  WEFT_CHECK(file.dialect == "deepspeed", "engine: {}: expected DeepSpeed's JSON, got {}'s",
+             file.path, file.dialect);
+  Config config = with_file(usual(), file);
+  config.devices = devices;
+  if (!file.settings.contains("strategy") && devices > 1) config.strategy.name = "ddp";
+  apply(file.batch, file.path, config);
+  return config;
+}
+
+FabricOptions options_of(const Config& config, const EngineOptions& options) {
+  FabricOptions result = fabric_options(config, parse_device(options.device));
+  result.state_dict_type = options.state_dict_type;
+  return result;
+}
+
+}  // namespace
+
+Engine::Engine(nn::Module& model, const nn::ModelStructure& structure, const ConfigFile& file,
+               EngineOptions options)
+    : model_(model) {
+  dist::CommunicatorPtr world = std::move(options.world);
+  if (!world && dist::is_rank()) world = dist::join_world();
+  config_ = config_of(file, world ? world->size() : 1);
+  fabric_ = std::make_unique<Fabric>(options_of(config_, options));
+  fabric_->launch(std::move(world));
+  if (!options.optimizer) {
+    WEFT_CHECK(file.settings.contains("optimizer"),
+               "engine: {}: there is no \"optimizer\", and the options have none", file.path);
+    own_optimizer_ = optim::make_optimizer(config_.optimizer, model.named_parameters(),
+                                           optimizer_options(config_));
+  }
+  optimizer_ = options.optimizer ? options.optimizer : own_optimizer_.get();
+  fabric_->setup(model_, *optimizer_, structure);
+  const optim::Schedule schedule = options.lr_scheduler ? options.lr_scheduler : file.schedule;
+  if (schedule) scheduler_.emplace(*optimizer_, schedule);
+}
+
+Engine::~Engine() = default;
+
+Tensor Engine::operator()(const Tensor& x) {
+  if (!local_ && model_.is_training()) {
+    local_ = fabric_->no_backward_sync(model_, !is_gradient_accumulation_boundary());
+  }
+  return fabric_->forward(model_, x);
+}
+
+void Engine::backward(const Tensor& loss) {
+  const auto parts = static_cast<double>(config_.accumulate);
+  fabric_->backward(parts == 1 ? loss : loss * (1.0 / parts));
+  local_.reset();
+  has_gradients_ = true;
+}
+
+bool Engine::is_gradient_accumulation_boundary() const {
+  return boundary_.value_or((micro_steps_ + 1) % config_.accumulate == 0);
+}
+
+void Engine::step() {
+  WEFT_CHECK(has_gradients_, "engine: step() without a backward() since the one before");
+  const bool is_boundary = is_gradient_accumulation_boundary();
+  ++micro_steps_;
+  has_gradients_ = false;
+  was_step_applied_ = false;
+  if (!is_boundary) return;
+  grad_norm_ = config_.clip_norm > 0 ? fabric_->clip_gradients(*optimizer_, config_.clip_norm)
+                                     : optim::grad_norm(model_.parameters());
+  was_step_applied_ = fabric_->step(*optimizer_);
+  optimizer_->zero_grad();
+  ++global_steps_;
+  global_samples_ += train_batch_size();
+  if (!was_step_applied_) {
+    ++skipped_steps_;
+  } else if (scheduler_) {
+    scheduler_->step();
+  }
+}
+
+int64_t Engine::train_batch_size() const {
+  return config_.batch_size * config_.accumulate * fabric_->data_devices();
+}
+
+std::vector<double> Engine::get_lr() const {
+  std::vector<double> rates;
+  for (const optim::ParameterGroup& group : optimizer_->groups()) {
+    rates.push_back(optimizer_->lr() * group.lr_scale);
+  }
+  return rates;
+}
+
+// Checkpoints.
+
+std::vector<NamedState> Engine::states(nlohmann::json& engine, nlohmann::json& client,
+                                       NamedTensors& fp8) {
+  std::vector<NamedState> all = {
+      {"module", &model_},       {"optimizer", optimizer_},      {"engine", &engine},
+      {"client_state", &client}, {"scaler", &fabric_->scaler()}, {"fp8", &fp8}};
+  if (scheduler_) all.emplace_back("schedule", &*scheduler_);
+  return all;
+}
+
+std::string Engine::state_path(const std::string& directory, const std::string& tag) const {
+  WEFT_CHECK(!tag.empty() && tag != "." && tag != ".." && tag != kLatest &&
+                 tag.find('/') == std::string::npos,
+             "engine: tag: expected a name of a file other than \"{}\", got \"{}\"", kLatest, tag);
+  const io::Path place = io::Path(directory) / tag;
+  const bool is_sharded = fabric_->options().state_dict_type == "sharded";
+  return (place / (std::string(kState) + (is_sharded ? "" : ".safetensors"))).string();
+}
+
+void Engine::save_checkpoint(const std::string& directory, EngineCheckpoint checkpoint) {
+  WEFT_CHECK(!has_gradients_ && micro_steps_ % config_.accumulate == 0,
+             "engine: save_checkpoint() in the middle of a step, after {} of {} micro-batches",
+             micro_steps_ % config_.accumulate, config_.accumulate);
+  const std::string tag =
+      checkpoint.tag.empty() ? fmt::format("global_step{}", global_steps_) : checkpoint.tag;
+  const std::string path = state_path(directory, tag);
+  if (fabric_->is_main()) io::make_directories(io::Path(path).parent_path());
+  fabric_->barrier();
+  nlohmann::json engine = {{"micro_steps", micro_steps_},
+                           {"global_steps", global_steps_},
+                           {"skipped_steps", skipped_steps_},
+                           {"global_samples", global_samples_}};
+  NamedTensors fp8 = fabric_->fp8().state_dict(model_.named_parameters());
+  fabric_->save(path, states(engine, checkpoint.client_state, fp8));
+  if (checkpoint.save_latest && fabric_->is_main()) {
+    io::write_file_atomically(io::Path(directory) / kLatest,
+                              [&](io::FileWriter& file) { file.write(tag + "\n"); });
+  }
+  fabric_->barrier();
+}
+
+std::optional<LoadedCheckpoint> Engine::load_checkpoint(const std::string& directory,
+                                                        std::string tag) {
+  if (tag.empty()) {
+    const io::Path latest = io::Path(directory) / kLatest;
+    if (!std::filesystem::exists(latest)) return std::nullopt;
+    tag = io::read_text(latest);
+    while (tag.ends_with('\n')) tag.pop_back();
+  }
+  std::string path = state_path(directory, tag);
+  // As it was saved, whatever kind would be saved now.
+  const io::Path place = io::Path(path).parent_path();
+  path = (place / (std::string(kState) + ".safetensors")).string();
+  if (!std::filesystem::exists(path)) path = (place / kState).string();
+  nlohmann::json engine, client;
+  NamedTensors fp8;
+  const std::vector<NamedState> wanted = states(engine, client, fp8);
+  fabric_->load(path, wanted);
+  fabric_->fp8().load_state_dict(fp8, model_.named_parameters());
+  try {
+    engine.at("micro_steps").get_to(micro_steps_);
+    engine.at("global_steps").get_to(global_steps_);
+    engine.at("skipped_steps").get_to(skipped_steps_);
+    engine.at("global_samples").get_to(global_samples_);
+  } catch (const nlohmann::json::exception& error) {
+    WEFT_FAIL("engine: {}: {}", path, error.what());
+  }
+  optimizer_->zero_grad();
+  has_gradients_ = false;
+  return LoadedCheckpoint{path, client};
+}
+
+}  // namespace weft::train
