@@ -31,8 +31,8 @@ struct ConfigFile {
   std::map<std::string, std::string> keys;  // by the same: the file's key, "bf16.enabled"
   std::vector<std::string> notes;
   BatchRule batch;
-  /// DeepSpeed's scheduler, step by step, as a factor on the settings' lr: train/engine.h takes it.
-  /// Empty where there is none.
+  /// DeepSpeed's scheduler, step by step, as a factor on the settings' lr: train/engine/engine.h
+  /// takes it. Empty where there is none.
   std::function<double(int64_t step)> schedule;
 
   void set(const std::string& key, nlohmann::json value, const std::string& file_key) {

@@ -72,9 +72,9 @@ class NextByte : public TrainingModule {
   models::Gpt& model_;
 };
 
-/// What a run says, and its directory: the text twin of train/run_report.h. The figures of a step
-/// are loss/step, lr, grad_norm, loss_scale, bytes_per_second and memory_bytes, those of an epoch
-/// epoch, loss/train and loss/validation.
+/// What a run says, and its directory: the text twin of train/runs/image_report.h. The figures of a
+/// step are loss/step, lr, grad_norm, loss_scale, bytes_per_second and memory_bytes, those of an
+/// epoch epoch, loss/train and loss/validation.
 class TextReport : public Callback, public Logger {
  public:
   TextReport(const Config& config, const RunOptions& options, const data::TextSplits& splits,
