@@ -117,7 +117,7 @@ TEST_CASE("ranks that were started by hand must be as many as the run wants") {
   const Outcome outcome = run_weft("launch --devices 3 -- " + weft_program() + " train --output " +
                                    scratch("none") + " " + tiny(4, "--devices 2"));
   CHECK(outcome.code == 1);
-  CHECK_THAT(outcome.err, Contains("the run is set up for 2 ranks, 3 were started"));
+  CHECK_THAT(outcome.err, Contains("2 devices were asked for, 3 ranks were started"));
   CHECK(!std::filesystem::exists(scratch("none")));
 }
 
