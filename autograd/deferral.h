@@ -86,4 +86,17 @@ inline Tensor defer(const kernels::FusedStep& step, const Tensors& operands, con
   return deferral_in_force->defer(step, operands, shape);
 }
 
+/// f(), an elementwise computation of x's size and others, as one pass over memory: for derivatives
+/// while nothing is recorded. Few elements are computed op by op, which costs them less.
+template <class F>
+Tensor in_one_pass(const Tensor& x, F&& f) {
+  constexpr int64_t kWorthwhile = 1 << 14;
+  if (deferral_in_force || grad_enabled() || x.numel() < kWorthwhile) return f();
+  const std::shared_ptr<Deferral> deferral = Deferral::make(false);
+  const ScopedValue scope(deferral_in_force, deferral.get());
+  Tensors results = {f()};
+  deferral->finish(results);
+  return results[0];
+}
+
 }  // namespace weft

@@ -189,6 +189,37 @@ TEST_CASE("one pass forward and one backward") {
   CHECK(launches.take() == std::map<std::string, int>{{"fused", 1}});
 }
 
+TEST_CASE("derivatives of large tensors take one pass, with the bits of small ones") {
+  const std::vector<Named> functions = {
+      {"atan", [](const Tensors& t) { return atan(t[0]); }},
+      {"hardswish", [](const Tensors& t) { return hardswish(t[0]); }},
+      {"elu", [](const Tensors& t) { return elu(t[0], 0.7); }},
+      {"atan2", [](const Tensors& t) { return atan2(t[0], t[1]); }},
+  };
+  constexpr int64_t kParts = 8, kPart = 4099;
+  manual_seed(5);
+  for (DType dtype : {DType::f32, DType::bf16}) {
+    const Tensors x = {cast(randn({kParts, kPart}), dtype), cast(randn({kParts, kPart}), dtype)};
+    const Tensor dy = cast(randn({kParts, kPart}), dtype);
+    for (const Named& named : functions) {
+      INFO(named.name << " of " << name(dtype));
+      const Tensors whole = leaves(x);
+      const Tensor y = named.f(whole);
+      Launches launches;
+      backward(y, dy);
+      CHECK(launches.take()["fused"] > 0);
+      for (int64_t i = 0; i < kParts; ++i) {
+        const Tensors part = leaves({select(x[0], 0, i), select(x[1], 0, i)});
+        backward(named.f(part), select(dy, 0, i));
+        check_same_bits(select(whole[0].grad(), 0, i), part[0].grad());
+        if (part[1].grad().defined()) {
+          check_same_bits(select(whole[1].grad(), 0, i), part[1].grad());
+        }
+      }
+    }
+  }
+}
+
 TEST_CASE("programs longer and wider than a kernel takes are cut") {
   const Function longer = [](const Tensors& t) {
     Tensor x = t[0];

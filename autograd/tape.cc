@@ -1,6 +1,7 @@
 #include "autograd/tape.h"
 
 #include <atomic>
+#include <span>
 
 #include "autograd/deferral.h"
 #include "autograd/op_hook.h"
@@ -27,14 +28,16 @@ void tell_hook(std::string_view name) {
     hook->computed(name);
 }
 
-std::shared_ptr<Node> make_node(std::string_view name, const Tensors& inputs,
-                                const Tensors& outputs, const Tensors& saved,
+std::shared_ptr<Node> make_node(std::string_view name, std::span<const Tensor> inputs,
+                                std::span<const Tensor> outputs, const Tensors& saved,
                                 BackwardFunction backward) {
   auto node = std::make_shared<Node>();
   node->name = name;
   node->backward = std::move(backward);
   node->outputs = static_cast<int>(outputs.size());
+  node->edges.reserve(inputs.size());
   for (const Tensor& input : inputs) node->edges.push_back(edge_of(input));
+  node->saved.reserve(saved.size());
   for (const Tensor& tensor : saved) {
     SavedTensor entry;
     if (tensor.defined()) {
@@ -183,7 +186,9 @@ void Backward::require_no_graph() const {
   WEFT_CHECK(!create_graph_, "{}: gradients of its gradient are not available", node_->name);
 }
 
-bool is_recording(const Tensors& inputs) {
+namespace {
+
+bool records(std::span<const Tensor> inputs) {
   if (!recording) return false;
   bool any = false;
   for (const Tensor& input : inputs) {
@@ -199,34 +204,43 @@ bool is_recording(const Tensors& inputs) {
   return any;
 }
 
-Tensors record(std::string_view name, const Tensors& inputs, Tensors outputs, const Tensors& saved,
-               BackwardFunction backward) {
+/// Tells who listens of the outputs of an op, and gives them their history where it is recorded.
+void record_outputs(std::string_view name, std::span<const Tensor> inputs,
+                    std::span<const Tensor> outputs, const Tensors& saved,
+                    BackwardFunction backward) {
   tell_hook(name);
   for (const Tensor& output : outputs) {
     WEFT_CHECK(!checks_anomalies || !raw::holds_nan(output),
                "anomaly: {} made a NaN in its output {}", name, output);
   }
-  if (!is_recording(inputs)) return outputs;
+  if (!records(inputs)) return;
   const std::shared_ptr<Node> node = make_node(name, inputs, outputs, saved, std::move(backward));
   for (size_t i = 0; i < outputs.size(); ++i) {
     if (!outputs[i].defined() || !is_floating(outputs[i].dtype())) continue;
     set_history(outputs[i], node, static_cast<int>(i));
   }
+}
+
+std::span<const Tensor> just(const Tensor& x) { return {&x, 1}; }
+
+}  // namespace
+
+bool is_recording(const Tensors& inputs) { return records(inputs); }
+
+Tensors record(std::string_view name, const Tensors& inputs, Tensors outputs, const Tensors& saved,
+               BackwardFunction backward) {
+  record_outputs(name, inputs, outputs, saved, std::move(backward));
   return outputs;
 }
 
 Tensor record(std::string_view name, const Tensors& inputs, Tensor output, const Tensors& saved,
               BackwardFunction backward) {
-  if (!recording && !checks_anomalies) {
-    tell_hook(name);
-    return output;
-  }
-  return record(name, inputs, Tensors{std::move(output)}, saved, std::move(backward))[0];
+  record_outputs(name, inputs, just(output), saved, std::move(backward));
+  return output;
 }
 
-Tensor record_view(std::string_view name, const Tensor& x, Tensor output,
-                   BackwardFunction backward) {
-  Tensor y = record(name, {x}, std::move(output), {}, std::move(backward));
+Tensor record_view(std::string_view name, const Tensor& x, Tensor y, BackwardFunction backward) {
+  record_outputs(name, just(x), just(y), {}, std::move(backward));
   if (!recording || (x.unrecorded_since() && !is_leaf_with_gradient(x))) {
     y.unrecorded_since() = x.unrecorded_since().value_or(x.storage()->recorded_changes());
     return y;
@@ -266,14 +280,15 @@ Tensor record_in_place(std::string_view name, const Tensors& inputs, Tensor targ
   if (!is_recording(inputs) || !is_floating(target.dtype())) return target;
   check_in_place(name, inputs, target);
   target.storage()->count_recorded_change();
-  const std::shared_ptr<Node> node = make_node(name, inputs, {target}, saved, std::move(backward));
+  const std::shared_ptr<Node> node =
+      make_node(name, inputs, just(target), saved, std::move(backward));
   if (target.autograd() && target.autograd()->view) {
     Tensor written = target.alias();
     set_history(written, node, 0);
     const Tensor& base = target.autograd()->view->base;
-    set_history(
-        base, make_node("overwrite", {base, written}, {base}, {}, overwrite_backward(base, target)),
-        0);
+    const Tensor both[] = {base, written};
+    set_history(base,
+                make_node("overwrite", both, just(base), {}, overwrite_backward(base, target)), 0);
   } else {
     set_history(target, node, 0);
   }

@@ -286,7 +286,7 @@ def op(name, srcs = [], hdrs = [], deps = [], system = [], test_size = "medium",
             name + "_device_test",
             lab,
             ["check", "--device", "cuda"],
-            size = "large",  # the emulator's pace
+            size = "enormous",  # the emulator's pace
             tags = ["device"],
         )
         weft_cc_binary(
@@ -304,7 +304,7 @@ def op(name, srcs = [], hdrs = [], deps = [], system = [], test_size = "medium",
             ":" + name + "_asan",
             ["check", "--device", "cuda", "--small"],
             env = {"ASAN_OPTIONS": "detect_leaks=0"},
-            size = "large",
+            size = "enormous",
             tags = ["device"],
             target_compatible_with = HOST_ONLY,
         )

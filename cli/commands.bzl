@@ -5,6 +5,7 @@ load("//bazel:weft.bzl", "HOST_ONLY", "PLUGIN_HOST_LINKOPTS", "weft_cc_binary", 
 # A command NAME is a library that defines add_NAME (cli/command.h).
 COMMANDS = {
     "train": "//cli:train",
+    "study": "//cli/study",
     "config": "//cli:config",
     "report": "//cli:report",
     "eval": "//cli:eval",
@@ -20,6 +21,7 @@ COMMANDS = {
     "kernels": "//cli:kernels",
     "devices": "//cli:devices",
     "launch": "//cli:launch",
+    "estimate": "//cli:estimate",
     "plan": "//cli/plan",
     "numerics": "//cli/numerics",
     "convert": "//cli:convert",

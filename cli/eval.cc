@@ -45,17 +45,15 @@ int run_eval(const Arguments& a) {
   if (!a.source.weights.empty() && a.data.empty()) {
     throw UsageError("--weights needs --data: a file of weights does not say what to measure on");
   }
-  const Device device = chosen_device(a.device);
-  train::TrainedModel trained = load_model(a.source);
+  train::TrainedModel trained = load_model(a.source, a.device);
   train::Config& config = trained.config;
   if (!a.matmul_numerics.empty()) config.matmul_numerics = a.matmul_numerics;
   if (!a.precision.empty()) config.precision = train::find_precision(a.precision).name;
   const train::Precision& precision = train::find_precision(config.precision);
-  train::check_supported(precision, train::capabilities_of(device));
+  train::check_supported(precision, train::capabilities_of(trained.device));
   train::check_supported(
       precision, train::capabilities_of(kernels::parse_accumulation(config.matmul_numerics)));
   trained.model->to(precision.parameters);
-  trained.move_to(device);
   const std::string spec = a.data.empty() ? trained.config.data : a.data;
   const data::Evaluation opened = data::open_evaluation(spec);
   if (!a.source.weights.empty()) name_classes(trained, *opened.dataset, a.source.weights);
@@ -115,6 +113,7 @@ void add_eval(CLI::App& app, Action& action) {
                          fmt::join(kernels::accumulation_names(), ", ")),
              {.usual = "the training's"});
   add_device_option(command, a.device);
+  add_placement_options(command, a.source);
   add_threads_option(command, a.threads);
 
   command.option_defaults()->group("Output");

@@ -1,20 +1,63 @@
 // weft launch: a program as several ranks.
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
 #include <string>
 #include <vector>
 
 #include "cli/command.h"
+#include "cli/elastic_options.h"
+#include "dist/comm/processes/join.h"
 #include "dist/comm/processes/launch.h"
+#include "dist/comm/processes/mpi.h"
+#include "dist/comm/processes/rank_environment.h"
 
 namespace weft::cli {
 namespace {
 
 struct Arguments {
-  dist::LaunchOptions options;
+  dist::LaunchOptions options = {.ranks = 0};
   std::vector<std::string> command;
-  int max_restarts = 0;
 };
 
-int launch(const Arguments& a) { return dist::launch(a.options, a.command, a.max_restarts); }
+/// Something has started this process as a rank: it becomes the program.
+[[noreturn]] void become(const Arguments& a) {
+  // torchrun's variables are there, or mpirun's.
+  if (dist::is_mpi_rank()) {
+    const dist::RankPlace place = {.rank = dist::mpi_rank(),
+                                   .size = dist::mpi_size(),
+                                   .local_rank = dist::mpi_local_rank(),
+                                   .local_size = dist::mpi_local_size()};
+    const bool is_one_host = place.size == place.local_size;
+    dist::set_rank_environment(
+        place,
+        dist::meeting_point({.address = is_one_host ? "127.0.0.1" : "", .port = dist::kUsualPort}));
+  }
+  const int size = std::atoi(std::getenv("WORLD_SIZE"));
+  if (a.options.ranks > 0 && a.options.ranks != size) {
+    throw UsageError(fmt::format("--devices {}: {} ranks were started", a.options.ranks, size));
+  }
+  std::vector<char*> arguments;
+  for (const std::string& word : a.command) arguments.push_back(const_cast<char*>(word.c_str()));
+  arguments.push_back(nullptr);
+  ::execvp(arguments[0], arguments.data());
+  fmt::print(stderr, "weft: error: launch: cannot run {}: {}\n", a.command[0],
+             std::strerror(errno));
+  ::_exit(127);
+}
+
+int launch(const Arguments& a) {
+  if (dist::is_rank()) become(a);
+  if (a.options.ranks == 0) {
+    throw UsageError("--devices: how many ranks? Nothing has started this process as one");
+  }
+  dist::LaunchOptions options = a.options;
+  options.as_rank = {std::filesystem::read_symlink("/proc/self/exe"), "launch", "--"};
+  return dist::launch(options, a.command);
+}
 
 }  // namespace
 
@@ -23,16 +66,32 @@ void add_launch(CLI::App& app, Action& action) {
       app, action, launch, "launch",
       "Run a program as several ranks: weft launch --devices 4 -- PROGRAM ARGUMENT...",
       kDeviceCommands);
-  add_option(command, "--devices", a.options.ranks, "Number of ranks to start",
-             {.check = CLI::Range(1, 1 << 16), .usual = ""})
-      ->required();
-  add_option(command, "--hosts", a.options.hostfile,
-             "File that names the hosts, as for mpirun's --hostfile",
-             {.check = CLI::ExistingFile, .takes = "FILE", .usual = "this host"});
-  add_option(command, "--max-restarts", a.max_restarts,
-             "Times to start all ranks again when one fails", {.check = CLI::Range(0, 1000)});
+  add_option(
+      command, "--devices", a.options.ranks,
+      "Number of ranks on all hosts together; under mpirun, srun or torchrun those that were "
+      "started",
+      {.check = CLI::Range(1, 1 << 16), .usual = ""});
   command.add_option("command", a.command, "The program and its arguments, behind --")->required();
-  command.footer("The exit code is that of the first rank that failed.");
+
+  command.option_defaults()->group("Several hosts");
+  add_option(command, "--hosts", a.options.hostfile,
+             "File that names the hosts, as for mpirun's --hostfile, which starts the ranks",
+             {.check = CLI::ExistingFile, .takes = "FILE", .usual = "this host"});
+  add_option(command, "--nodes", a.options.hosts,
+             "Without mpirun: number of hosts, on each of which this command is given, with "
+             "MASTER_ADDR and MASTER_PORT in the environment",
+             {.check = CLI::Range(1, 1 << 16)})
+      ->excludes("--hosts");
+  add_option(command, "--node-rank", a.options.host, "Number of this host among them",
+             {.check = CLI::NonNegativeNumber})
+      ->envname("NODE_RANK");
+
+  command.option_defaults()->group("When a rank fails");
+  add_elastic_options(command, a.options);
+  command.footer(
+      "Each rank has torchrun's variables: RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, "
+      "GROUP_RANK, MASTER_ADDR, MASTER_PORT.\nThe exit code is that of the first rank that "
+      "failed.");
 }
 
 }  // namespace weft::cli

@@ -1,8 +1,43 @@
 #include "cli/model_option.h"
 
+#include <fmt/core.h>
+
+#include <optional>
+
 #include "cli/command.h"
+#include "cli/device_option.h"
+#include "kernels/device/probe.h"
+#include "train/device_map_file.h"
 
 namespace weft::cli {
+namespace {
+
+std::optional<nn::Placement> placement_of(const ModelSource& source, const std::string& device) {
+  const auto& [checkpoint, weights, map, memory] = source;
+  if (map.empty() && memory.empty()) return {};
+  if (!device.empty()) throw UsageError("--device excludes --device-map, which names devices");
+  const bool is_auto = map == "auto";
+  if (is_auto == memory.empty()) {
+    throw UsageError("--device-map auto and --max-memory need each other");
+  }
+  nn::Placement placement;
+  if (is_auto) {
+    placement.budgets =
+        as_usage([&] { return train::parse_memory_budgets(memory); }, "--max-memory");
+  } else {
+    placement.map = train::read_device_map(map);
+  }
+  const auto check = [](const nn::Place& place) {
+    if (place) kernels::require_usable(*place);
+  };
+  for (const auto& [device, bytes] : placement.budgets) check(device);
+  if (placement.map) {
+    for (const auto& [name, place] : placement.map->places) check(place);
+  }
+  return placement;
+}
+
+}  // namespace
 
 void add_model_options(CLI::App& command, ModelSource& source) {
   CLI::Option* checkpoint = command.add_option(
@@ -22,9 +57,32 @@ void check_given(const ModelSource& source) {
   }
 }
 
-train::TrainedModel load_model(const ModelSource& source) {
-  return source.weights.empty() ? train::load_trained_model(source.checkpoint)
-                                : train::load_pretrained_model(source.weights);
+void add_placement_options(CLI::App& command, ModelSource& source) {
+  add_option(command, "--device-map", source.device_map,
+             "Where the weights of a model larger than memory rest: auto, as --max-memory allows, "
+             "or a JSON file from module names to cuda:N, cpu or disk, as Accelerate's device_map; "
+             "weights on disk are read while their layer runs",
+             {.takes = "auto|FILE", .usual = "all on --device"});
+  add_option(command, "--max-memory", source.max_memory,
+             "Memory that weights may take on each device, filled in this order, the remainder "
+             "stays on disk: cuda:0=10GB,cpu=4GB",
+             {.takes = "DEVICE=SIZE,...", .usual = "no limit"});
+}
+
+train::TrainedModel load_model(const ModelSource& source, const std::string& device) {
+  const std::optional<nn::Placement> placement = placement_of(source, device);
+  const nn::Placement* const given = placement ? &*placement : nullptr;
+  const Device chosen = given ? Device{} : chosen_device(device);
+  train::TrainedModel trained = source.weights.empty()
+                                    ? train::load_trained_model(source.checkpoint, given)
+                                    : train::load_pretrained_model(source.weights, given);
+  trained.model->eval();
+  if (given) {
+    fmt::print(stderr, "{}\n", trained.dispatched);
+  } else {
+    trained.move_to(chosen);
+  }
+  return trained;
 }
 
 }  // namespace weft::cli

@@ -57,10 +57,7 @@ std::vector<Guess> predict(train::TrainedModel& trained, const std::string& path
 int run_predict(const Arguments& a) {
   check_given(a.source);
   if (a.threads > 0) set_num_threads(a.threads);
-  const Device device = chosen_device(a.device);
-  train::TrainedModel trained = load_model(a.source);
-  trained.model->eval();
-  trained.move_to(device);
+  train::TrainedModel trained = load_model(a.source, a.device);
   size_t path_width = 5, class_width = 5;
   for (const std::string& path : a.images) path_width = std::max(path_width, path.size());
   for (const std::string& name : trained.classes) class_width = std::max(class_width, name.size());
@@ -98,6 +95,7 @@ void add_predict(CLI::App& app, Action& action) {
              "Number of classes to show for each image, the most probable first",
              {.check = CLI::PositiveNumber});
   add_device_option(command, a.device);
+  add_placement_options(command, a.source);
   add_threads_option(command, a.threads);
   command.add_flag("--json", a.json, kJsonLines);
 }

@@ -1,30 +1,51 @@
 #include "cli/ranked_step.h"
 
+#include <algorithm>
 #include <optional>
 #include <type_traits>
+#include <utility>
 
-#include "autograd/autocast.h"
 #include "autograd/ops.h"
 #include "autograd/random.h"
 #include "cli/command.h"
 #include "dist/comm/tree_accumulator.h"
 #include "dist/model_parallel/stages.h"
+#include "models/classifier.h"
+#include "models/gpt_names.h"
+#include "models/option_taker.h"
 #include "nn/meta.h"
 
 namespace weft::cli {
 namespace {
 
-std::unique_ptr<models::Classifier> make_model(const RankedStepOptions& options) {
-  manual_seed(0);
-  return models::make_model(options.model, options.options);
+/// What a model takes and what it is to answer: f32 images [N, C, H, W] and classes i64 [N], or
+/// tokens i64 [N, T] and those that follow.
+struct Rows {
+  Tensor inputs, targets;
+};
+
+Rows random_rows(const nn::Module& model, int64_t count) {
+  const auto numbers = [](int64_t n, int64_t first, int64_t below) {
+    std::vector<int64_t> values(n);
+    for (int64_t i = 0; i < n; ++i) values[i] = (first + i) % below;
+    return values;
+  };
+  if (const auto* gpt = dynamic_cast<const models::Gpt*>(&model)) {
+    const auto [tokens, vocabulary] = std::pair(gpt->config.context, gpt->config.vocabulary);
+    const Shape shape = {count, tokens};
+    return {Tensor::from(numbers(count * tokens, 0, vocabulary), shape),
+            Tensor::from(numbers(count * tokens, 1, vocabulary), shape)};
+  }
+  const auto& of_images = dynamic_cast<const models::Classifier&>(model);
+  const int64_t size = of_images.image_size();
+  return {ops::randn({count, of_images.channels(), size, size}),
+          Tensor::from(numbers(count, 0, of_images.classes()), {count})};
 }
 
-/// Elements of an image's activation behind each segment.
-std::vector<int64_t> activations_between(const models::Classifier& model,
-                                         const nn::Segments& segments) {
+/// Elements of one row's activation behind each segment.
+std::vector<int64_t> activations_between(const nn::Module& model, const nn::Segments& segments) {
   const NoGrad guard;
-  const int64_t size = model.image_size();
-  Tensor x = Tensor::zeros({1, model.channels(), size, size});
+  Tensor x = random_rows(model, 1).inputs;
   std::vector<int64_t> elements;
   for (const nn::Segment& segment : segments) {
     x = segment.forward(x);
@@ -34,6 +55,25 @@ std::vector<int64_t> activations_between(const models::Classifier& model,
 }
 
 }  // namespace
+
+std::vector<std::string> step_model_names() {
+  std::vector<std::string> names = models::model_names();
+  for (std::string& name : models::gpt_names()) names.push_back(std::move(name));
+  return names;
+}
+
+std::unique_ptr<nn::Module> make_step_model(const RankedStepOptions& options) {
+  manual_seed(0);
+  const std::vector<std::string> of_text = models::gpt_names();
+  if (std::ranges::count(of_text, options.model) == 0) {
+    return models::make_model(options.model, options.options);
+  }
+  models::GptConfig config = models::gpt_config(options.model);
+  models::OptionTaker taker(options.model, options.options);
+  taker.take(&models::ModelOptions::layers, config.layers);
+  taker.finish();
+  return std::make_unique<models::Gpt>(config);
+}
 
 void add_strategy_settings(CLI::App& command, dist::StrategyOptions& settings,
                            const std::map<dist::Settings, std::string>& usual) {
@@ -69,7 +109,8 @@ int64_t images_of(const RankedStepOptions& options, const dist::Sharing& sharing
 
 dist::StrategyOptions filled(const RankedStepOptions& options, int devices) {
   dist::StrategyOptions strategy = options.strategy;
-  if (options.precision == "bf16") strategy.product_dtype = "bf16";
+  const DType products = train::find_precision(options.precision).rounds_weights_to();
+  if (products != DType::f32) strategy.product_dtype = name(products);
   if (!contains(dist::strategy_of(strategy, devices).settings, dist::Settings::kMicroBatches)) {
     return strategy;
   }
@@ -89,7 +130,7 @@ std::vector<dist::ModelLayout> layouts_of_model(const RankedStepOptions& options
   // Sizes need no memory, but a pipeline's activations do.
   std::optional<nn::MetaScope> meta;
   if (sharing.stages == 1) meta.emplace();
-  const auto model = make_model(options);
+  const auto model = make_step_model(options);
   const nn::ModelStructure structure = model->structure();
   std::vector<dist::ModelLayout> layouts;
   for (int rank = 0; rank < sharing.ranks(); ++rank) {
@@ -115,70 +156,69 @@ dist::ModelLayout layout_of_model(const RankedStepOptions& options) {
 }
 
 RankedStep::RankedStep(const RankedStepOptions& options, const dist::CommunicatorPtr& world)
-    : autocast_(options.precision == "bf16" ? DType::bf16 : DType::f32) {
+    : precision_(train::find_precision(options.precision)),
+      fabric_({.devices = world ? world->size() : options.devices,
+               .precision = options.precision,
+               .strategy = filled(options, world ? world->size() : options.devices),
+               .numerics = {.fp8_level = options.fp8_level}}) {
+  fabric_.launch(world);
   {
     const MemoryScope scope(MemoryKind::kParameters);
-    model_ = make_model(options);
+    model_ = make_step_model(options);
+    if (precision_.parameters != DType::f32) model_->to(precision_.parameters);
   }
+  optimizer_ = optim::make_optimizer(options.optimizer, model_->named_parameters(), {{"lr", 1e-4}});
+  fabric_.setup(*model_, *optimizer_);
   const int devices = world ? world->size() : options.devices;
-  const dist::StrategyOptions settings = filled(options, devices);
-  strategy_ = dist::make_strategy(settings, world, devices);
-  strategy_->wrap(*model_, model_->structure());
-  optimizer_ = optim::make_optimizer(
-      options.optimizer, strategy_->groups(optim::ParameterGroups(model_->named_parameters())),
-      {{"lr", 1e-4}});
-  count_ = images_of(options, dist::sharing_of(settings, devices));
-  const int64_t size = model_->image_size();
-  const Tensor images = ops::randn({count_, model_->channels(), size, size});
-  std::vector<int64_t> classes(count_);
-  for (int64_t i = 0; i < count_; ++i) classes[i] = i % model_->classes();
-  const Tensor labels = Tensor::from(classes, {count_});
+  count_ = images_of(options, dist::sharing_of(filled(options, devices), devices));
+  const Rows rows = random_rows(*model_, count_);
   is_deterministic_ = options.deterministic > 0;
-  const int micro_batches = is_deterministic_ ? options.deterministic / strategy_->data_size()
-                                              : strategy_->micro_batches();
+  const int micro_batches = is_deterministic_ ? options.deterministic / strategy().data_size()
+                                              : strategy().micro_batches();
   WEFT_CHECK(!is_deterministic_ || count_ % micro_batches == 0,
              "deterministic-reduce: {} images of a rank are not {} equal micro-batches", count_,
              micro_batches);
   int64_t begin = 0;
-  for (int64_t rows : dist::split_evenly(count_, micro_batches)) {
-    if (rows == 0) break;
-    images_.push_back(ops::contiguous(ops::narrow(images, 0, begin, rows)));
-    labels_.push_back(ops::contiguous(ops::narrow(labels, 0, begin, rows)));
-    begin += rows;
+  for (int64_t part : dist::split_evenly(count_, micro_batches)) {
+    if (part == 0) break;
+    inputs_.push_back(ops::contiguous(ops::narrow(rows.inputs, 0, begin, part)));
+    targets_.push_back(ops::contiguous(ops::narrow(rows.targets, 0, begin, part)));
+    begin += part;
   }
 }
 
 void RankedStep::run(const std::function<void(const char*)>& entering) {
-  const Autocast mode(autocast_);
   const auto enter = [&](const char* phase) {
     if (entering) entering(phase);
   };
   optimizer_->zero_grad();
   const auto at = [&](int64_t i) {
     enter("forward");
-    const auto loss = [this, i, enter](const Tensor& logits) {
-      const double weight = static_cast<double>(images_[i].size(0)) /
-                            static_cast<double>(count_ * strategy_->data_size());
-      const Tensor mean = strategy_->cross_entropy(logits, labels_[i]) * weight;
+    const auto loss = [this, i, enter](const Tensor& output) {
+      const double weight = static_cast<double>(inputs_[i].size(0)) /
+                            static_cast<double>(count_ * strategy().data_size());
+      const Tensor logits = ops::flatten(train::widened(output, precision_), 0, -2);
+      const Tensor share = strategy().cross_entropy(logits, ops::flatten(targets_[i])) * weight;
       enter("backward");
-      return mean;
+      return fabric_.scaled(share);
     };
-    return dist::MicroBatch{images_[i], loss};
+    const Tensor& rows = inputs_[i];
+    const bool is_cast = is_floating(rows.dtype());
+    return dist::MicroBatch{is_cast ? ops::cast(rows, precision_.parameters) : rows, loss};
   };
-  dist::MicroBatches batches{.count = static_cast<int64_t>(images_.size()), .at = at};
+  dist::MicroBatches batches{.count = static_cast<int64_t>(inputs_.size()), .at = at};
   if (is_deterministic_) {
     dist::TreeAccumulator tree;
     const Tensors parameters = optimizer_->parameters();
     batches.accumulates = false;
     batches.after_each = [&] { tree.push(dist::take_gradients(parameters)); };
-    strategy_->run(*model_, batches);
+    fabric_.run(batches);
     dist::set_gradients(parameters, tree.finish());
   } else {
-    strategy_->run(*model_, batches);
+    fabric_.run(batches);
   }
   enter("optimizer");
   optimizer_->step();
-  strategy_->after_step();
 }
 
 }  // namespace weft::cli

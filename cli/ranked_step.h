@@ -1,5 +1,5 @@
-// A training step as one rank among several, on random images: what the benches of sharding
-// measure.
+// A training step as one rank among several, on images or text made up here, as Fabric leads it:
+// what the benches of sharding measure, and what weft estimate and weft plan rehearse.
 #pragma once
 
 #include <CLI/CLI.hpp>
@@ -10,23 +10,29 @@
 #include <vector>
 
 #include "core/memory_account.h"
-#include "dist/strategy/strategy.h"
 #include "dist/strategy/strategy_kind.h"
 #include "models/registry.h"
 #include "optim/registry.h"
+#include "train/fabric.h"
 
 namespace weft::cli {
 
 struct RankedStepOptions {
-  std::string model = "vit_b_16";
+  std::string model = "vit_b_16";  // of step_model_names()
   dist::StrategyOptions strategy = {.name = "ddp"};
-  int64_t batch = 1;  // images per device
+  int64_t batch = 1;  // images, or windows of text, per device
   models::ModelOptions options = {};
   std::string optimizer = "adamw";
-  std::string precision = "fp32";  // or bf16
+  std::string precision = "fp32";  // of train/precision.h
+  std::string fp8_level = {};      // of fp8 (train/fp8_level.h)
   int devices = 1;                 // of dp; the other strategies have as many as ranks
   int deterministic = 0;           // micro-batches of a deterministic reduction; 0: none
 };
+
+/// The classifiers, and the language models.
+std::vector<std::string> step_model_names();
+/// Throws Error naming an unknown model, and an option that it does not have.
+std::unique_ptr<nn::Module> make_step_model(const RankedStepOptions& options);
 
 /// Adds the options of strategies that `usual` has, with what it says of their defaults, as a
 /// group.
@@ -54,17 +60,17 @@ class RankedStep {
   void run(const std::function<void(const char* phase)>& entering = {});
 
   MemoryAccount& account() { return account_; }
-  dist::Strategy& strategy() { return *strategy_; }
+  dist::Strategy& strategy() { return fabric_.strategy(); }
 
  private:
-  const DType autocast_;
   MemoryAccount account_;
   const MemoryAccount::Joined joined_{account_};
-  std::unique_ptr<models::Classifier> model_;
-  std::unique_ptr<dist::Strategy> strategy_;
+  const train::Precision& precision_;
+  train::Fabric fabric_;
+  std::unique_ptr<nn::Module> model_;
   std::unique_ptr<optim::Optimizer> optimizer_;
-  std::vector<Tensor> images_, labels_;  // of each micro-batch
-  int64_t count_ = 0;                    // images
+  std::vector<Tensor> inputs_, targets_;  // of each micro-batch
+  int64_t count_ = 0;                     // rows of them
   bool is_deterministic_ = false;
 };
 

@@ -128,6 +128,8 @@ void add_run_settings(CLI::App& command, RunSettings& settings) {
   using A = data::Augmentation;
   augmentation("--shift N", &A::shift, "Move training images at random by up to N pixels");
   augmentation("--flip,!--no-flip", &A::flip, "Mirror half of the training images");
+  augmentation("--alternate-flip,!--no-alternate-flip", &A::alternate_flip,
+               "With --flip: mirror in each epoch those that the one before did not");
   augmentation("--rand-augment N", &A::rand_augment, "RandAugment operations per training image");
   augmentation("--erase P", &A::erase,
                "Probability of erasing a random rectangle of a training image");
@@ -172,10 +174,11 @@ void add_run_settings(CLI::App& command, RunSettings& settings) {
           "1: no decay");
   add.add("--weight-decay X", &C::weight_decay,
           "Weight decay, of all parameters but biases and normalisation");
-  add.add("--momentum X", &C::momentum, "Momentum, of optimizer sgd");
-  add.add("--nesterov", &C::nesterov, "Take Nesterov's momentum, of optimizer sgd");
-  add.add("--betas X X", &C::betas, "beta1 and beta2 of Adam, as two numbers", "0.9 0.999");
-  add.add("--eps X", &C::eps, "What Adam adds to the root of the second moment");
+  add.add("--momentum X", &C::momentum, "Momentum, of sgd, lars and muon");
+  add.add("--nesterov", &C::nesterov, "Take Nesterov's momentum, of sgd and muon");
+  add.add("--betas X X", &C::betas, "beta1 and beta2 of Adam and LAMB, as two numbers",
+          "0.9 0.999");
+  add.add("--eps X", &C::eps, "What Adam and LAMB add to the root of the second moment");
   add.add("--vector-lr X", &C::vector_lr,
           "Factor on the learning rate of biases and other vectors");
   add.add("--clip-norm X", &C::clip_norm, "Norm that gradients are clipped to; 0: no clipping");
@@ -212,6 +215,10 @@ void add_run_settings(CLI::App& command, RunSettings& settings) {
   add.add("--fp8-scaling RULE", &C::fp8_scaling,
           "What fp8 scales a tensor by, its own largest magnitude (current) or that of its "
           "last 1024 steps (delayed)");
+  add.add("--fp8-level LEVEL", &C::fp8_level,
+          "What fp8 keeps in few bits, as MS-AMP: O1, gradients of matrices, also on their way "
+          "between ranks; O2, their weights and Adam's moments, too; of strategies single and ddp",
+          "none");
 
   command.option_defaults()->group("Devices and sharding");
   add_option(command, "--devices", settings.devices,
@@ -333,6 +340,10 @@ void add_run_settings(CLI::App& command, RunSettings& settings) {
       "Who adds what GPUs hold: nccl, the fastest, in an order of its choice; exact, kernels of "
       "our own in one order, with the bits of CPUs; auto: exact with --deterministic-reduce, "
       "else nccl");
+  add.add(
+      "--capture WHEN", &C::capture,
+      "Launch forward and backward of a step as one CUDA graph, with the same results: on, off, "
+      "or auto, from the second step on where that can be, which is on one GPU and not in fp8");
   add.add("--checkpoint-activations", &C::checkpoint_activations,
           "Activation checkpointing: recompute activations in the backward pass, to save "
           "memory");

@@ -1,6 +1,7 @@
 // weft train: settings (cli/run_settings.h), and where and how a run happens.
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <csignal>
 #include <filesystem>
 #include <fstream>
@@ -8,6 +9,7 @@
 
 #include "cli/command.h"
 #include "cli/device_option.h"
+#include "cli/elastic_options.h"
 #include "cli/report/run_page.h"
 #include "cli/run_settings.h"
 #include "dist/comm/processes/join.h"
@@ -21,8 +23,24 @@ struct Arguments {
   RunSettings settings;
   std::string device;
   train::RunOptions run;
-  int max_restarts = 0;
+  dist::LaunchOptions launch = {.stop_signal = SIGUSR1};
 };
+
+/// A command line with another number of devices.
+std::vector<std::string> with_devices(std::vector<std::string> words, const std::string& count) {
+  const auto is_option = [](const std::string& word) {
+    return word == "--devices" || word.starts_with("--devices=");
+  };
+  const auto option = std::ranges::find_if(words, is_option);
+  if (option == words.end()) {  // a file says it
+    words.insert(words.end(), {"--devices", count});
+  } else if (option->find('=') != std::string::npos) {
+    *option = "--devices=" + count;
+  } else {
+    option[1] = count;
+  }
+  return words;
+}
 
 /// Runs this very command line as ranks; after a failure what it says of place and form, on top of
 /// the last checkpoint.
@@ -32,21 +50,25 @@ int launch_self(int devices, const Arguments& arguments) {
   for (std::string word; std::getline(file, word, '\0');) command.push_back(word);
   command.at(0) = std::filesystem::read_symlink("/proc/self/exe");
   const train::RunOptions& run = arguments.run;
-  if (arguments.max_restarts > 0 && run.output.empty()) {
-    throw UsageError("--max-restarts needs --output, to find the checkpoints");
+  dist::LaunchOptions options = arguments.launch;
+  options.ranks = devices;
+  const std::string& directory = run.resume.empty() ? run.output : run.resume;
+  if ((options.max_restarts > 0 || !options.ranks_file.empty()) && directory.empty()) {
+    throw UsageError(fmt::format("{} needs --output, to find the checkpoints",
+                                 options.max_restarts > 0 ? "--max-restarts" : "--devices-file"));
   }
   // A run that failed before its first checkpoint starts anew.
-  const auto again = [&] {
-    if (!std::filesystem::exists(run.output + "/latest")) return command;
+  const auto again = [&](int ranks) {
+    const std::string count = std::to_string(ranks);
+    if (!std::filesystem::exists(directory + "/latest")) return with_devices(command, count);
     std::vector<std::string> words = {command[0], "train",     "--resume",
-                                      run.output, "--devices", std::to_string(devices)};
+                                      directory,  "--devices", count};
     if (!arguments.device.empty()) words.insert(words.end(), {"--device", arguments.device});
     if (run.threads > 0) words.insert(words.end(), {"--threads", std::to_string(run.threads)});
     if (run.json) words.emplace_back("--json");
     return words;
   };
-  return dist::launch({.ranks = devices, .stop_signal = SIGUSR1}, command, arguments.max_restarts,
-                      again);
+  return dist::launch(options, command, again);
 }
 
 /// The run has ended well, whatever becomes of its page.
@@ -92,9 +114,8 @@ int run_train(const Arguments& arguments) {
                     config.devices, run.device, name(run.device.type)));
   }
   const int processes = train::sharing_of(config).ranks();
-  if (processes > 1 && !is_rank) {
-    return launch_self(processes, arguments);
-  }
+  const bool may_grow = !arguments.launch.ranks_file.empty();
+  if ((processes > 1 || may_grow) && !is_rank) return launch_self(processes, arguments);
   try {
     const train::RunResult result =
         run.resume.empty() ? train::train(config, run) : train::resume(run);
@@ -117,11 +138,10 @@ void add_train(CLI::App& app, Action& action) {
   command.option_defaults()->group("Devices and sharding");
   add_device_option(command, a.device);
   add_threads_option(command, a.run.threads);
-  add_option(command, "--max-restarts", a.max_restarts,
-             "Times to start all ranks again, from the last checkpoint if there is one, when one "
-             "fails; needs "
-             "--output",
-             {.check = CLI::Range(0, 1000)});
+  add_option(command, "--hosts", a.launch.hostfile,
+             "File that names the hosts, as for mpirun's --hostfile, which starts the ranks",
+             {.check = CLI::ExistingFile, .takes = "FILE", .usual = "this host"});
+  add_elastic_options(command, a.launch);
 
   command.option_defaults()->group("Output");
   add_option(

@@ -23,44 +23,60 @@ void* CachingAllocator::allocate(size_t bytes) {
 
 void* CachingAllocator::allocate(size_t bytes, StreamHandle stream) {
   if (bytes == 0) return nullptr;
-  const size_t wanted = source_->capacity_for(bytes);
+  memory::Owner owner = memory::current_owner();
   std::lock_guard lock(mutex_);
-  if (!is_capturing()) wake_resting_locked(false);
   void* block = nullptr;
-  size_t capacity = wanted;
-  Pool& pool = pools_[stream];
-  const auto pooled = pool.lower_bound(wanted);
-  if (pooled != pool.end() && is_reusable(pooled->first, wanted)) {
-    capacity = pooled->first;
-    block = pooled->second;
-    pool.erase(pooled);
+  if (is_small(bytes) && !owner.counts) {
+    std::vector<void*>& freed = small_of(bytes);
+    if (freed.empty()) {
+      block = take_locked(source_->capacity_for(bytes), bytes);
+    } else {
+      block = freed.back();
+      freed.pop_back();
+    }
   } else {
-    block = source_->take(wanted);
-    if (!block && !is_capturing()) {
-      wake_resting_locked(true);
-      release_pool_locked();
-      block = source_->take(wanted);
+    const size_t wanted = source_->capacity_for(bytes);
+    if (!is_capturing()) wake_resting_locked(false);
+    size_t capacity = wanted;
+    Pool& pool = pools_[stream];
+    const auto pooled = pool.lower_bound(wanted);
+    if (pooled != pool.end() && is_reusable(pooled->first, wanted)) {
+      capacity = pooled->first;
+      block = pooled->second;
+      pool.erase(pooled);
+    } else {
+      block = take_locked(wanted, bytes);
     }
-    if (!block) {
-      const std::string largest = largest_locked(5), system = source_->describe();
-      fail(
-          "out of memory on {}: requested {} bytes{}; live {}, reserved {}, peak {}{}{}. Try a "
-          "smaller batch, --accumulate or --checkpoint-activations",
-          device_, bytes, is_capturing() ? " while a graph is captured" : "", stats_.live,
-          stats_.reserved, stats_.peak_live, system.empty() ? "" : ", " + system,
-          largest.empty() ? "" : "; most by op: " + largest);
-    }
-    stats_.reserved += capacity;
-    ++stats_.system_requests;
+    memory::allocated(owner, bytes);
+    live_.emplace(block, Block{capacity, bytes, stream, {}, {}, std::move(owner)});
+    if (device_.type != DeviceType::cpu) unnamed_.push_back(block);
   }
-  const auto entry =
-      live_.emplace(block, Block{capacity, bytes, stream, {}, {}, memory::current_owner()});
-  memory::allocated(entry.first->second.owner, bytes);
-  if (device_.type != DeviceType::cpu) unnamed_.push_back(block);
   ++stats_.allocations;
   stats_.live += bytes;
   stats_.peak_live = std::max(stats_.peak_live, stats_.live);
   stats_.peak_reserved = std::max(stats_.peak_reserved, stats_.reserved);
+  return block;
+}
+
+/// A block of the system, of that capacity, for so many bytes.
+void* CachingAllocator::take_locked(size_t capacity, size_t bytes) {
+  void* block = source_->take(capacity);
+  if (!block && !is_capturing()) {
+    wake_resting_locked(true);
+    release_pool_locked();
+    block = source_->take(capacity);
+  }
+  if (!block) {
+    const std::string largest = largest_locked(5), system = source_->describe();
+    fail(
+        "out of memory on {}: requested {} bytes{}; live {}, reserved {}, peak {}{}{}. Try a "
+        "smaller batch, --accumulate or --checkpoint-activations",
+        device_, bytes, is_capturing() ? " while a graph is captured" : "", stats_.live,
+        stats_.reserved, stats_.peak_live, system.empty() ? "" : ", " + system,
+        largest.empty() ? "" : "; most by op: " + largest);
+  }
+  stats_.reserved += capacity;
+  ++stats_.system_requests;
   return block;
 }
 
@@ -79,10 +95,15 @@ void CachingAllocator::pool_locked(void* block, size_t capacity, StreamHandle st
 void CachingAllocator::deallocate(void* block, size_t bytes) {
   if (!block) return;
   std::lock_guard lock(mutex_);
+  stats_.live -= bytes;
   const auto entry = live_.find(block);
+  if (entry == live_.end()) {
+    WEFT_ASSERT(is_small(bytes));
+    small_of(bytes).push_back(block);
+    return;
+  }
   const Block freed = std::move(entry->second);
   live_.erase(entry);
-  stats_.live -= bytes;
   memory::freed(freed.owner, bytes);
   if (freed.users.empty()) return pool_locked(block, freed.capacity, freed.stream);
   resting_.push_back({block, freed.capacity, freed.stream, freed.users, {}});
@@ -174,6 +195,11 @@ void CachingAllocator::release_pool_locked() {
   for (auto& [stream, pool] : pools_) {
     if (!held_.contains(stream)) release_locked(pool);
   }
+  for (size_t i = 0; i < std::size(small_); ++i) {
+    for (void* block : small_[i]) source_->give_back(block);
+    stats_.reserved -= small_[i].size() * (i + 1) * kSmallStep;
+    small_[i].clear();
+  }
 }
 
 void CachingAllocator::release_locked(Pool& pool) {
@@ -212,6 +238,10 @@ std::string CachingAllocator::largest_locked(size_t count) const {
 }
 
 CachingAllocator& allocator(Device device) {
+  if (device == Device{}) {  // asked for every tensor: no lock, no search
+    static auto& cpu = *new CachingAllocator(device);
+    return cpu;
+  }
   static std::mutex mutex;
   // Never destroyed: tensors in static storage may outlive every static of this file.
   static auto& allocators = *new std::map<std::pair<DeviceType, int>, CachingAllocator*>;

@@ -4,6 +4,7 @@
 #include <cstring>
 #include <thread>
 
+#include "core/memory_account.h"
 #include "core/tensor.h"
 
 namespace weft {
@@ -36,6 +37,37 @@ TEST_CASE("of equal blocks the one freed last is taken first") {
   for (void* block : blocks) allocator.deallocate(block, 1 << 20);
   for (int i = 2; i >= 0; --i) CHECK(allocator.allocate(1 << 20) == blocks[i]);
   for (void* block : blocks) allocator.deallocate(block, 1 << 20);
+}
+
+TEST_CASE("small blocks serve requests of their size, counted or not") {
+  CachingAllocator allocator{Device{}};
+  void* const a = allocator.allocate(100);
+  void* const b = allocator.allocate(128);
+  CHECK(allocator.stats().live == 228);
+  CHECK(allocator.stats().reserved == 256);
+  allocator.deallocate(a, 100);
+  allocator.deallocate(b, 128);
+  CHECK(allocator.allocate(65) == b);  // the one freed last, of two cache lines as well
+  CHECK(allocator.allocate(128) == a);
+  CHECK(allocator.allocate(64) != a);
+  CHECK(allocator.stats().live == 257);
+  CHECK(allocator.stats().system_requests == 3);
+  // A block that an account counts is found again when it is freed, whoever frees it.
+  MemoryAccount account;
+  void* counted = nullptr;
+  {
+    const MemoryAccount::Joined joined(account);
+    counted = allocator.allocate(100);
+    CHECK(account.total().live == 100);
+    allocator.deallocate(b, 65);
+    CHECK(account.total().live == 100);
+  }
+  allocator.deallocate(counted, 100);
+  CHECK(account.total().live == 0);
+  allocator.deallocate(a, 128);
+  CHECK(allocator.stats().live == 64);
+  allocator.release_pool();
+  CHECK(allocator.stats().reserved == 64);
 }
 
 TEST_CASE("live, reserved and peak bytes are counted") {

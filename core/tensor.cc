@@ -82,8 +82,14 @@ Tensor Tensor::view_of(std::shared_ptr<Storage> storage, const Shape& shape, con
 
 Tensor Tensor::empty(const Shape& shape, DType dtype, Device device) {
   const size_t bytes = weft::nbytes(shape, dtype);
-  return view_of(std::make_shared<Storage>(bytes, device), shape, contiguous_strides(shape), 0,
-                 dtype);
+  Tensor tensor;
+  tensor.impl_ =
+      std::make_shared<Impl>(Impl{.storage = std::make_shared<Storage>(bytes, device),
+                                  .shape = shape,
+                                  .strides = contiguous_strides(shape),
+                                  .numel = static_cast<int64_t>(bytes / weft::itemsize(dtype)),
+                                  .dtype = dtype});
+  return tensor;
 }
 
 Tensor Tensor::zeros(const Shape& shape, DType dtype, Device device) {
@@ -124,7 +130,13 @@ std::vector<double> Tensor::to_vector() const {
   return values;
 }
 
-Tensor Tensor::alias() const { return view_of(storage(), shape(), strides(), offset(), dtype()); }
+Tensor Tensor::alias() const {
+  Tensor tensor;
+  tensor.impl_ = std::make_shared<Impl>(*impl_);
+  tensor.impl_->unrecorded_since.reset();
+  tensor.impl_->autograd.reset();
+  return tensor;
+}
 
 void Tensor::set_data(const Tensor& other) {
   WEFT_CHECK(defined() && other.defined(), "set_data: undefined tensor");

@@ -1,5 +1,6 @@
 #include "core/transfer.h"
 
+#include "core/graph.h"
 #include "core/stream.h"
 
 namespace weft {
@@ -21,6 +22,10 @@ Bytes bytes_of(const Tensor& x) {
 
 void copy_bytes(Device from_device, const void* from, Device to_device, void* to, size_t bytes) {
   if (bytes == 0) return;
+  // A launch would read, or write, what lies at that address then.
+  WEFT_CHECK(from_device.type == to_device.type || !DeviceGraph::capturing(),
+             "a copy from {} to {} is not possible while a graph is captured; make it before",
+             to_string(from_device), to_string(to_device));
   if (from_device.type == DeviceType::cpu && to_device.type == DeviceType::cpu) {
     std::memcpy(to, from, bytes);
   } else if (from_device.type == DeviceType::cpu || from_device == to_device) {

@@ -10,7 +10,6 @@
 #include <thread>
 
 #include "core/error.h"
-#include "core/transfer.h"
 #include "data/device_feed.h"
 #include "data/mix.h"
 #include "data/random.h"
@@ -171,18 +170,17 @@ class Loader::Workers {
       if (generation != generation_) return {};
       const int64_t sample = order[begin + i];
       const Example example = dataset_.example(sample);
-      Philox random = random_stream(options_.seed, Purpose::kAugment, epoch, sample);
+      const SampleKey key = {options_.seed, epoch, sample};
       if (feed_) {
-        const Window erased =
-            prepare_bytes(example.image, options_.preprocess, augmentation, random,
-                          ready.bytes.pixels.data<uint8_t>() + i * image_size);
+        const Window erased = prepare_bytes(example.image, options_.preprocess, augmentation, key,
+                                            ready.bytes.pixels.data<uint8_t>() + i * image_size);
         if (ready.bytes.erased.defined()) {
           int32_t* const row = ready.bytes.erased.data<int32_t>() + 4 * i;
           row[0] = erased.top, row[1] = erased.left;
           row[2] = erased.height, row[3] = erased.width;
         }
       } else {
-        prepare_image(example.image, options_.preprocess, augmentation, random,
+        prepare_image(example.image, options_.preprocess, augmentation, key,
                       batch.images.data<float>() + i * image_size);
       }
       labels[i] = example.label;

@@ -1,10 +1,12 @@
 #include "data/loader.h"
 
+#include <algorithm>
 #include <atomic>
 #include <catch2/catch.hpp>
 #include <chrono>
 #include <ctime>
 #include <functional>
+#include <iterator>
 #include <numeric>
 #include <thread>
 
@@ -213,6 +215,42 @@ TEST_CASE("the loader ends without finishing batches") {
     CHECK(error_of([&] { loader.next(); }) == "stopped");
   }
   CHECK(prepared < 2500);
+}
+
+TEST_CASE("alternating flips mirror an image in every other epoch, half of them in the first") {
+  constexpr int64_t kImages = 200, kRow = 32;
+  LoaderOptions options = {.batch_size = kImages, .seed = 5, .preprocess = {.size = kRow}};
+  Loader plain(counting(kImages), options);
+  const Tensor original = plain.next()->images;
+  options.augmentation = {.flip = true, .alternate_flip = true};
+  options.shuffle = true;  // the draw is the image's, not its place's
+  const auto mirrored = [&](LoaderOptions of, int64_t epoch) {
+    Loader loader(counting(kImages), of);
+    loader.seek({epoch, 0});
+    const Tensor images = loader.next()->images;
+    const std::vector<int64_t> order = epoch_order(kImages, of.shuffle, of.seed, epoch);
+    std::vector<bool> result(kImages);
+    for (int64_t i = 0; i < kImages; ++i) {
+      const float* const seen = images.data<float>() + i * 3 * kRow * kRow;
+      const float* const row = original.data<float>() + order[i] * 3 * kRow * kRow;
+      const bool as_is = std::equal(seen, seen + kRow, row);
+      REQUIRE((as_is || std::equal(seen, seen + kRow, std::reverse_iterator(row + kRow))));
+      result[order[i]] = !as_is;
+    }
+    return result;
+  };
+  const std::vector<bool> first = mirrored(options, 0);
+  const auto count = std::ranges::count(first, true);
+  CHECK((count > kImages / 3 && count < 2 * kImages / 3));
+  std::vector<bool> others = first;
+  others.flip();
+  CHECK(mirrored(options, 1) == others);
+  CHECK(mirrored(options, 2) == first);
+  CHECK(mirrored(options, 7) == others);
+  options.seed = 6;
+  CHECK(mirrored(options, 0) != first);
+  options.augmentation.flip = false;  // alternation says when, not whether
+  CHECK(mirrored(options, 1) == std::vector<bool>(kImages, false));
 }
 
 TEST_CASE("one worker prepares more than 10,000 small images a second") {

@@ -19,6 +19,7 @@ enum class Purpose : uint64_t {
   kBuiltin = 5,
   kText = 6,
   kGrammar = 7,
+  kMirror = 8,
 };
 
 inline Philox random_stream(uint64_t seed, Purpose purpose, int64_t epoch, int64_t index = 0) {
@@ -28,6 +29,13 @@ inline Philox random_stream(uint64_t seed, Purpose purpose, int64_t epoch, int64
       kData << 32 | static_cast<uint64_t>(purpose) << 28 | static_cast<uint64_t>(epoch);
   return Philox(seed, stream, static_cast<uint64_t>(index) << 24);
 }
+
+/// A sample in an epoch: what its augmentation is drawn from.
+struct SampleKey {
+  uint64_t seed = 0;
+  int64_t epoch = 0;
+  int64_t sample = 0;
+};
 
 /// True with the given probability.
 inline bool chance(Philox& random, double probability) { return random.uniform() < probability; }

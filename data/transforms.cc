@@ -121,12 +121,21 @@ Image fit(const Image& image, const Preprocess& preprocess, Philox* random) {
   return resize(image, scaled, window, preprocess.filter);
 }
 
+bool is_mirrored(const Augmentation& augmentation, const SampleKey& key, Philox& random) {
+  if (!augmentation.alternate_flip) return chance(random, 0.5);
+  Philox first_epoch = random_stream(key.seed, Purpose::kMirror, 0, key.sample);
+  return chance(first_epoch, 0.5) != (key.epoch % 2 == 1);
+}
+
 /// Fitted and changed at random, with the rectangle that is to be erased.
 std::pair<Image, Window> augment(const Image& image, const Preprocess& preprocess,
-                                 const Augmentation& augmentation, Philox& random) {
+                                 const Augmentation& augmentation, const SampleKey& key) {
+  Philox random = random_stream(key.seed, Purpose::kAugment, key.epoch, key.sample);
   Image fitted = fit(image, preprocess, augmentation.random_crop ? &random : nullptr);
   if (augmentation.shift > 0) fitted = random_shift(fitted, augmentation.shift, random);
-  if (augmentation.flip && chance(random, 0.5)) fitted = flip_horizontal(fitted);
+  if (augmentation.flip && is_mirrored(augmentation, key, random)) {
+    fitted = flip_horizontal(fitted);
+  }
   if (augmentation.rand_augment > 0) {
     fitted = rand_augment(fitted, augmentation.rand_augment, augmentation.magnitude, random);
   }
@@ -140,15 +149,15 @@ std::pair<Image, Window> augment(const Image& image, const Preprocess& preproces
 }  // namespace
 
 void prepare_image(const Image& image, const Preprocess& preprocess,
-                   const Augmentation& augmentation, Philox& random, float* out) {
-  const auto [fitted, erased] = augment(image, preprocess, augmentation, random);
+                   const Augmentation& augmentation, const SampleKey& key, float* out) {
+  const auto [fitted, erased] = augment(image, preprocess, augmentation, key);
   normalize(fitted, preprocess.normalization, out);
   erase(out, fitted.height, fitted.width, erased);
 }
 
 Window prepare_bytes(const Image& image, const Preprocess& preprocess,
-                     const Augmentation& augmentation, Philox& random, uint8_t* out) {
-  const auto [fitted, erased] = augment(image, preprocess, augmentation, random);
+                     const Augmentation& augmentation, const SampleKey& key, uint8_t* out) {
+  const auto [fitted, erased] = augment(image, preprocess, augmentation, key);
   const size_t plane = static_cast<size_t>(fitted.height) * fitted.width;
   for (int c = 0; c < 3; ++c) {
     const uint8_t* source = fitted.pixels.data() + c;

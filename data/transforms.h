@@ -1,7 +1,7 @@
 // From an image to the floats a model reads: resize, crop, flip, augment, normalise.
 //
-// Everything random takes a Philox reader, which data/loader.h keys by (seed, epoch, sample): what
-// happens to a sample does not depend on workers, batches or order.
+// Everything random takes a Philox reader, keyed by (seed, epoch, sample): what happens to a sample
+// does not depend on workers, batches or order.
 #pragma once
 
 #include <cstdint>
@@ -9,6 +9,7 @@
 #include "core/philox.h"
 #include "data/dataset.h"
 #include "data/image.h"
+#include "data/random.h"
 
 namespace weft::data {
 
@@ -71,22 +72,25 @@ struct Augmentation {
   bool random_crop = false;  // kShorterSide crops at random instead of from the centre
   int shift = 0;             // pixels
   bool flip = false;         // left-right, with probability 1/2
-  int rand_augment = 0;      // RandAugment operations per image
-  int magnitude = 9;         // of RandAugment, 0..30
-  double erase = 0;          // probability of random erasing
-  double mixup = 0;          // alpha of the Beta distribution, 0 for none
-  double cutmix = 0;         // alpha; with mixup too, each batch takes one of the two at random
+  /// With `flip`, which images are mirrored is drawn in the first epoch alone and changes in every
+  /// other: two epochs in a row show each image both ways (Jordan, arXiv:2404.00498, section 3.6).
+  bool alternate_flip = false;
+  int rand_augment = 0;  // RandAugment operations per image
+  int magnitude = 9;     // of RandAugment, 0..30
+  double erase = 0;      // probability of random erasing
+  double mixup = 0;      // alpha of the Beta distribution, 0 for none
+  double cutmix = 0;     // alpha; with mixup too, each batch takes one of the two at random
 
   bool mixes() const { return mixup > 0 || cutmix > 0; }
 };
 
 /// Fits, augments and normalises one image into 3 * size * size floats at `out`.
 void prepare_image(const Image& image, const Preprocess& preprocess,
-                   const Augmentation& augmentation, Philox& random, float* out);
+                   const Augmentation& augmentation, const SampleKey& key, float* out);
 /// The same, yet to be normalised: 3 * size * size bytes, a plane for each channel. Returns the
 /// rectangle that is to be 0 after that.
 Window prepare_bytes(const Image& image, const Preprocess& preprocess,
-                     const Augmentation& augmentation, Philox& random, uint8_t* out);
+                     const Augmentation& augmentation, const SampleKey& key, uint8_t* out);
 /// Without augmentation.
 void prepare_image(const Image& image, const Preprocess& preprocess, float* out);
 

@@ -166,10 +166,10 @@ TEST_CASE("preparing an image is its steps in order") {
   CHECK(found == expected);
 
   const Augmentation augmentation{.random_crop = true, .shift = 3};
-  Philox ours(11), reference(11);
+  Philox reference = random_stream(11, Purpose::kAugment, 2, 5);
   const Image window = random_crop(resize(image, 30, 37, Filter::kBicubic), 24, 24, reference);
   normalize(random_shift(window, 3, reference), normalization, expected.data());
-  prepare_image(image, cropped, augmentation, ours, found.data());
+  prepare_image(image, cropped, augmentation, {11, 2, 5}, found.data());
   CHECK(found == expected);
 
   cropped.resize = 20;

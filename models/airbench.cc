@@ -6,6 +6,7 @@
 
 #include "models/conv_matmul.h"
 #include "models/option_taker.h"
+#include "nn/meta.h"
 
 namespace weft::models {
 namespace {
@@ -17,6 +18,7 @@ constexpr double kLogitScale = 1.0 / 9;  // of features that are maxima, not mea
 
 /// Channel i of the result is channel i of the input, for as many as the input has.
 void begin_as_identity(Tensor& weight) {
+  if (!nn::has_memory(weight)) return;
   const NoGrad guard;
   const int64_t channels = std::min(weight.size(0), weight.size(1));
   Tensor first = ops::narrow(weight, 0, 0, channels);

@@ -7,6 +7,7 @@
 #include "autograd/ops.h"
 #include "autograd/random.h"
 #include "nn/layers.h"
+#include "nn/meta.h"
 
 namespace weft::models {
 namespace {
@@ -45,6 +46,14 @@ TEST_CASE("options survive JSON, and only those that were set are written") {
                     Catch::Contains("model options: \"layers\": "));
   CHECK_THROWS_WITH(model_options_from_json(3),
                     "model options: expected a JSON object, got number");
+}
+
+TEST_CASE("every model has a form without memory, for ranks that get their weights from another") {
+  for (const std::string& name : model_names()) {
+    INFO(name);
+    const nn::MetaScope meta;
+    CHECK(make_model(name)->num_parameters() > 0);
+  }
 }
 
 TEST_CASE("the seed alone decides a model's parameters") {

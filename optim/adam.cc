@@ -33,7 +33,10 @@ kernels::AdamProblem Adam::problem(const ParameterGroup& group, const Batch& bat
           .decoupled = decoupled_,
           .gradient_scale = gradient_scale,
           .constants = batch.constants,
-          .skip = batch.skip};
+          .skip = batch.gate.skip,
+          .norm = batch.gate.norm,
+          .max_norm = batch.gate.max_norm,
+          .needs_finite = batch.gate.needs_finite};
 }
 
 void Adam::update(const ParameterGroup& group, const Batch& batch, double gradient_scale) {

@@ -38,7 +38,7 @@ class Adam : public Optimizer {
   void update(const ParameterGroup& group, const Batch& batch, double gradient_scale) override;
   Tensor constants(const ParameterGroup& group, const Batch& batch,
                    double gradient_scale) const override;
-  bool can_skip() const override { return true; }
+  bool heeds_gate() const override { return true; }
 
  private:
   kernels::AdamProblem problem(const ParameterGroup& group, const Batch& batch,

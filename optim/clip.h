@@ -13,10 +13,13 @@ namespace weft::optim {
 Tensors contiguous_gradients(const Tensors& parameters);
 /// The 2-norm of all gradients together; 0 when there are none.
 double grad_norm(const Tensors& parameters);
-/// The same of the gradients that these very tensors have here, whoever answers for them.
+/// The same, f64 [], where it was computed: nobody waits for it.
+Tensor unread_norm(const Tensors& parameters);
+/// Those of the gradients that these very tensors have here, whoever answers for them.
 double grad_norm_here(const Tensors& parameters);
+Tensor unread_norm_here(const Tensors& parameters);
 /// min(1, max_norm / (norm + 1e-6)): what clip_grad_norm multiplies by. Handing it to
-/// Optimizer::step instead saves a pass over the gradients.
+/// Optimizer::step instead, or an unread norm in its gate, saves a pass over the gradients.
 double clip_coefficient(double norm, double max_norm);
 /// Scales all gradients so that their common norm is at most max_norm, and returns the norm they
 /// had. Throws Error, changing nothing, when that is not finite and error_if_nonfinite is set.

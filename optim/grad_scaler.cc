@@ -50,8 +50,11 @@ Tensor GradScaler::scale(const Tensor& loss) {
   has_scaled_ = true;
   const Device device = loss.device();
   if (!is_capturing(device)) return ops::mul(loss, ops::full({}, state_.scale, DType::f32, device));
+  if (captured_ && captured_->graph == DeviceGraph::capturing()) {
+    return ops::mul(loss, captured_->scale);
+  }
   WEFT_CHECK(!captured_, "GradScaler: a step is captured once");
-  captured_.emplace(Captured{});
+  captured_.emplace(Captured{.graph = DeviceGraph::capturing()});
   for (Tensor* t : {&captured_->scale, &captured_->inverse, &captured_->found_inf}) {
     *t = empty_beside_capture({}, DType::f32, device);
   }
@@ -78,7 +81,7 @@ void GradScaler::apply_unscale(Optimizer& optimizer, OptimizerState& state) cons
   const Tensors gradients = contiguous_gradients(optimizer.parameters());
   state.stage = Stage::kUnscaled;
   state.is_checked = !gradients.empty();
-  state.found_inf = state.norm = 0;
+  state.found_inf = state.norm = {};
   if (gradients.empty()) return;
   const Device device = gradients[0].device();
   if (is_capturing(device)) {
@@ -96,12 +99,24 @@ void GradScaler::apply_unscale(Optimizer& optimizer, OptimizerState& state) cons
   if (inverse != 1) {
     for (const Tensor& gradient : gradients) gradient.bump_version();
   }
-  state.found_inf = found_inf.item();
-  state.norm = norm.item();
+  state.found_inf = found_inf;
+  state.norm = norm;
+}
+
+/// Waits for the device the first time.
+bool GradScaler::has_found(OptimizerState& state) {
+  if (!state.found_inf.defined()) return false;
+  state.found_inf = to_device(state.found_inf, Device{});
+  return state.found_inf.item() != 0;
 }
 
 double GradScaler::unscale(Optimizer& optimizer) {
-  if (!options_.enabled) return 0;
+  const Tensor norm = unread_unscale(optimizer);
+  return norm.defined() ? norm.item() : 0;
+}
+
+Tensor GradScaler::unread_unscale(Optimizer& optimizer) {
+  if (!options_.enabled) return {};
   check_scaled("unscale");
   WEFT_CHECK(!is_capturing(optimizer),
              "GradScaler::unscale: the norm that it returns is not known inside a capture; call "
@@ -114,9 +129,9 @@ double GradScaler::unscale(Optimizer& optimizer) {
   return state.norm;
 }
 
-bool GradScaler::step(Optimizer& optimizer, double gradient_scale) {
+bool GradScaler::step(Optimizer& optimizer, double gradient_scale, const kernels::StepGate& gate) {
   if (!options_.enabled) {
-    optimizer.step(gradient_scale);
+    optimizer.step(gradient_scale, gate);
     return true;
   }
   check_scaled("step");
@@ -129,19 +144,29 @@ bool GradScaler::step(Optimizer& optimizer, double gradient_scale) {
   WEFT_CHECK(state.is_checked,
              "GradScaler::step: no inf checks were recorded for this optimizer: none of its "
              "parameters has a gradient");
-  const bool captures = is_capturing(optimizer), steps = captures || state.found_inf == 0;
-  if (steps) optimizer.step(gradient_scale, captures ? captured_->found_inf : Tensor());
+  const bool captures = is_capturing(optimizer);
+  const Tensor& found_inf = captures ? captured_->found_inf : state.found_inf;
+  kernels::StepGate all = gate;
+  if (!gate.skip.defined()) {
+    all.skip = found_inf;
+  } else if (found_inf.defined()) {
+    const NoGrad guard;
+    all.skip = ops::add(gate.skip, ops::to(found_inf, gate.skip.device()));
+  }
+  optimizer.step(gradient_scale, all);
   state.stage = Stage::kStepped;
-  return steps;
+  if (captures || !has_found(state)) return true;
+  optimizer.retract();
+  return false;
 }
 
 void GradScaler::update() {
   if (!options_.enabled) return;
   check_scaled("update");
   bool is_checked = false, found_inf = false;
-  for (const auto& [optimizer, state] : states_) {
+  for (auto& [optimizer, state] : states_) {
     is_checked |= state.is_checked;
-    found_inf |= state.found_inf != 0;
+    found_inf |= has_found(state);
   }
   WEFT_CHECK(is_checked,
              "GradScaler::update: no inf checks were recorded since the last update; call step, or "
@@ -183,19 +208,23 @@ void GradScaler::advance(Optimizer& optimizer, double gradient_scale) {
   if (!options_.enabled) return optimizer.advance(gradient_scale);
   WEFT_CHECK(captured_, "GradScaler::advance: no step was captured");
   settle(optimizer);
-  if (!captured_->is_current) {
-    const auto bring = [](double value, const Tensor& to) {
-      const NoGrad guard;
-      copy_same_layout(ops::full({}, value, DType::f32), to);
-    };
-    bring(state_.scale, captured_->scale);
-    bring(kernels::inverse_loss_scale(state_.scale), captured_->inverse);
-    const std::vector<int64_t> trackers = {state_.growth_tracker, state_.hysteresis_left};
-    copy_same_layout(Tensor::from(trackers, {2}), captured_->trackers);
-    captured_->is_current = true;
-  }
+  bring();
   optimizer.advance(gradient_scale);
   captured_->is_launched = true;
+}
+
+void GradScaler::bring() {
+  if (!options_.enabled) return;
+  WEFT_CHECK(captured_, "GradScaler::bring: no loss was scaled inside a capture");
+  if (std::exchange(captured_->is_current, true)) return;
+  const auto bring = [](double value, const Tensor& to) {
+    const NoGrad guard;
+    copy_same_layout(ops::full({}, value, DType::f32), to);
+  };
+  bring(state_.scale, captured_->scale);
+  bring(kernels::inverse_loss_scale(state_.scale), captured_->inverse);
+  const std::vector<int64_t> trackers = {state_.growth_tracker, state_.hysteresis_left};
+  copy_same_layout(Tensor::from(trackers, {2}), captured_->trackers);
 }
 
 bool GradScaler::settle(Optimizer& optimizer) {
@@ -223,7 +252,8 @@ void GradScaler::update(double new_scale) {
 
 double GradScaler::found_inf(const Optimizer& optimizer) const {
   const auto state = states_.find(&optimizer);
-  return state == states_.end() ? 0 : state->second.found_inf;
+  if (state == states_.end() || !state->second.found_inf.defined()) return 0;
+  return state->second.found_inf.item();
 }
 
 void GradScaler::set_found_inf(const Optimizer& optimizer, double found_inf) {
@@ -232,7 +262,7 @@ void GradScaler::set_found_inf(const Optimizer& optimizer, double found_inf) {
   WEFT_CHECK(state.stage == Stage::kUnscaled,
              "GradScaler::set_found_inf: to be called between unscale and step");
   state.is_checked = true;  // a rank whose shard is empty takes part in the decision
-  state.found_inf = found_inf;
+  state.found_inf = Tensor::scalar(found_inf, DType::f32);
 }
 
 nlohmann::json GradScaler::state_dict() const {

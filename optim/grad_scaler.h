@@ -26,12 +26,16 @@
 //                       scaler.update(); });
 //   for (...) { optimizer.set_lr(...); scaler.advance(optimizer); graph.launch(); }
 //   scaler.settle(optimizer);
+//
+// Where the graph ends with backward, bring() takes the place of advance(), and unscale, step and
+// update follow the launch.
 #pragma once
 
 #include <nlohmann/json_fwd.hpp>
 #include <optional>
 #include <unordered_map>
 
+#include "core/graph.h"
 #include "kernels/loss_scale/loss_scale_rule.h"
 #include "optim/optimizer.h"
 
@@ -57,12 +61,19 @@ class GradScaler {
 
   /// loss * S, recorded; f32 for narrower losses.
   Tensor scale(const Tensor& loss);
+  /// Before the launch of a graph that has scale() alone, the rest being run after it as ever: the
+  /// scale as it is now is what the graph reads. Nothing when disabled.
+  void bring();
   /// Divides the optimizer's gradients by S in place, notes whether one was infinite or NaN, and
   /// returns their common norm afterwards: one pass over memory.
   double unscale(Optimizer& optimizer);
-  /// optimizer.step(gradient_scale), unless an infinity was found: then false, and nothing changed.
-  /// Inside a capture true: settle() tells of a launch.
-  bool step(Optimizer& optimizer, double gradient_scale = 1);
+  /// The same, where the norm, f64 [], stays on the device: nobody waits for it. Undefined when
+  /// there are no gradients.
+  Tensor unread_unscale(Optimizer& optimizer);
+  /// optimizer.step(gradient_scale, gate), unless an infinity was found: then false, and nothing
+  /// changed. The device decides that; step() waits for it when all is submitted. Inside a capture
+  /// true: settle() tells of a launch.
+  bool step(Optimizer& optimizer, double gradient_scale = 1, const kernels::StepGate& gate = {});
   /// The next step's scale, from what the optimizers found. Throws Error, changing nothing, when it
   /// would fall below min_scale: no scale helps gradients that are infinite of themselves.
   void update();
@@ -100,12 +111,13 @@ class GradScaler {
   struct OptimizerState {
     Stage stage = Stage::kReady;
     bool is_checked = false;  // unscale met a gradient
-    double found_inf = 0;
-    double norm = 0;
+    Tensor found_inf;         // f32 []; undefined: 0
+    Tensor norm;              // f64 []
   };
 
-  /// What a captured step reads and moves.
+  /// What a captured step reads, and moves where update() is part of it.
   struct Captured {
+    const DeviceGraph* graph = nullptr;
     Tensor scale, inverse, found_inf;  // f32 []
     Tensor trackers;                   // i64 [2]
     bool is_current = false;           // the device has the host's state, or will by itself
@@ -116,6 +128,7 @@ class GradScaler {
   kernels::LossScaleRule rule() const;
   void move_on(bool found_inf);
   void apply_unscale(Optimizer& optimizer, OptimizerState& state) const;
+  static bool has_found(OptimizerState& state);
 
   GradScalerOptions options_;
   kernels::LossScaleState state_;

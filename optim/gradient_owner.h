@@ -17,8 +17,9 @@ class GradientOwner {
   /// which this rank finds its part of the parameters' gradients. Empty: they are not complete yet,
   /// and clipping has to wait.
   virtual Tensors complete(const Tensors& parameters) = 0;
-  /// The norm over all ranks, given what complete() returned. Every rank calls it.
-  virtual double norm(const Tensors& mine) = 0;
+  /// The norm over all ranks, f64 [], given what complete() returned. Every rank calls it; a
+  /// process alone does not wait for its device.
+  virtual Tensor norm(const Tensors& mine) = 0;
 };
 
 /// Makes `owner` answer for the gradients of these tensors for as long as the result lives; it

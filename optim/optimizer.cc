@@ -8,6 +8,7 @@
 #include <nlohmann/json.hpp>
 #include <set>
 #include <tuple>
+#include <utility>
 
 #include "autograd/ops.h"
 #include "core/memory_account.h"
@@ -130,9 +131,9 @@ Optimizer::ParameterState& Optimizer::state_of(const ParameterGroup& group, cons
   return state;
 }
 
-bool Optimizer::step(double gradient_scale, const Tensor& skip) {
+bool Optimizer::step(double gradient_scale, const kernels::StepGate& gate) {
   if (!route_.step || is_on_route_) {
-    take_step(gradient_scale, skip);
+    take_step(gradient_scale, gate);
     return true;
   }
   for (const Tensor& parameter : parameters()) {
@@ -141,14 +142,38 @@ bool Optimizer::step(double gradient_scale, const Tensor& skip) {
                kind_);
   }
   const ScopedValue on_route(is_on_route_, true);
-  was_skipped_ = !route_.step(gradient_scale);
+  was_skipped_ = !route_.step(gradient_scale, gate);
   return !was_skipped_;
 }
 
-void Optimizer::take_step(double gradient_scale, const Tensor& skip) {
-  WEFT_CHECK(!skip.defined() || can_skip(),
-             "{}: a captured step cannot be skipped, as fp16's loss scale asks for", kind_);
+/// A gate that kernels of this optimizer can read where it lies.
+bool Optimizer::opens_itself(const kernels::StepGate& gate) const {
+  if (!heeds_gate()) return false;
+  return std::ranges::all_of(parameters(), [&](const Tensor& p) {
+    const auto is_beside = [&](const Tensor& x) {
+      return !x.defined() || x.device() == p.device();
+    };
+    return is_beside(gate.skip) && is_beside(gate.norm);
+  });
+}
+
+void Optimizer::take_step(double gradient_scale, kernels::StepGate gate) {
   const NoGrad guard;
+  has_advanced_ = false;
+  latest_.clear();
+  if (gate.is_given() && !opens_itself(gate)) {
+    for (const Tensor& parameter : parameters()) {
+      WEFT_CHECK(!is_capturing(parameter.device()),
+                 "{}: a captured step cannot be skipped, as fp16's loss scale asks for", kind_);
+    }
+    for (Tensor* tensor : {&gate.skip, &gate.norm}) {
+      if (tensor->defined()) *tensor = to_device(*tensor, Device{});
+    }
+    const kernels::OpenedGate opened(gate);
+    if (opened.is_closed()) return;
+    gradient_scale *= opened.coefficient();
+    gate = {};
+  }
   const bool captured_before = !captured_.empty();
   for (size_t index = 0; index < groups_.size(); ++index) {
     const ParameterGroup& group = groups_[index];
@@ -176,7 +201,10 @@ void Optimizer::take_step(double gradient_scale, const Tensor& skip) {
                    tensor);
       }
       const int64_t step = state.step + 1;
-      if (!captured) state.step = step;
+      if (!captured) {
+        state.step = step;
+        latest_.push_back(parameter.id());
+      }
       Batch& batch = batches[{parameter.dtype(), device.type, device.index, step}];
       batch.step = step;
       batch.parameters.push_back(parameter);
@@ -186,12 +214,12 @@ void Optimizer::take_step(double gradient_scale, const Tensor& skip) {
     }
     for (auto& [key, batch] : batches) {
       const Device device = batch.parameters[0].device();
+      batch.gate = gate;
       if (is_capturing(device)) {
         const Tensor constants = this->constants(group, batch, gradient_scale);
         if (constants.defined()) {
           batch.constants = empty_beside_capture(constants.shape(), constants.dtype(), device);
         }
-        batch.skip = skip;
         captured_.push_back({index, batch, group.options, gradient_scale});
         captured_.back().batch.gradients.clear();  // they are the graph's
         --captured_.back().batch.step;
@@ -205,6 +233,8 @@ void Optimizer::take_step(double gradient_scale, const Tensor& skip) {
 void Optimizer::advance(double gradient_scale) {
   WEFT_CHECK(!captured_.empty(), "{}: advance() without a step inside DeviceGraph::capture()",
              kind_);
+  has_advanced_ = true;
+  latest_.clear();
   for (Captured& captured : captured_) {
     const ParameterGroup& group = groups_[captured.group];
     Batch& batch = captured.batch;
@@ -225,6 +255,12 @@ void Optimizer::advance(double gradient_scale) {
 }
 
 void Optimizer::retract() {
+  for (const void* id : latest_) {
+    // A first step that was none has made no state.
+    if (--states_.at(id).step == 0) states_.erase(id);
+  }
+  latest_.clear();
+  if (!std::exchange(has_advanced_, false)) return;
   for (Captured& captured : captured_) {
     Batch& batch = captured.batch;
     --batch.step;

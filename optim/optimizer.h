@@ -26,6 +26,7 @@
 #include <vector>
 
 #include "autograd/tape.h"
+#include "kernels/multi_tensor/step_gate.h"
 
 namespace weft::optim {
 
@@ -64,17 +65,19 @@ class Optimizer {
   Optimizer& operator=(const Optimizer&) = delete;
 
   /// One update. Gradients are multiplied by gradient_scale on the way: a clipping coefficient, or
-  /// the inverse of a loss scale, at no extra pass over memory. `skip`, of a captured step: an f32
-  /// scalar [] on the device; launches that find it other than 0 leave parameters and state alone.
+  /// the inverse of a loss scale, at no extra pass over memory. A gate decides besides, where the
+  /// step runs: nobody waits for it, and the step counts; who learns that the gate was closed calls
+  /// retract(). Optimizers whose kernels heed none, and gates on another device, wait.
   /// False when the step was left out, which only a route does.
-  bool step(double gradient_scale = 1, const Tensor& skip = {});
+  bool step(double gradient_scale = 1, const kernels::StepGate& gate = {});
   /// Whether the latest step() was left out: a schedule then stays where it is.
   bool was_skipped() const { return was_skipped_; }
   /// Counts the captured step and brings the groups' options, as they are now, to the device.
   /// Throws Error without a captured step, and, for optimizers whose kernels cannot read them there
   /// (SGD), when an option or the scale is no longer what it was at the capture.
   void advance(double gradient_scale = 1);
-  /// Takes the last advance()'s count back: its launch was skipped.
+  /// Takes the count of the last step() or advance() back: its gate was closed. Nothing where
+  /// step() has waited, and has seen that itself.
   void retract();
   /// Drops the gradients: they are undefined until the next backward.
   void zero_grad();
@@ -82,7 +85,7 @@ class Optimizer {
   /// What becomes of a program's own calls of an optimizer that was set up with its model
   /// (train/fabric.h). While one of these runs, step() and zero_grad() are the optimizer's own.
   struct Route {
-    std::function<bool(double gradient_scale)> step;
+    std::function<bool(double gradient_scale, const kernels::StepGate& gate)> step;
     std::function<void()> zero_grad;
   };
   void set_route(Route route) { route_ = std::move(route); }
@@ -96,9 +99,14 @@ class Optimizer {
   Tensors parameters() const;
   /// Options with the values of groups that say nothing of them.
   const Options& defaults() const { return defaults_; }
+  /// "AdamW"
+  const std::string& kind() const { return kind_; }
   /// Tensors as large as a parameter that are kept for each, at most.
   int64_t state_tensors() const;
 
+  /// Whether an update of a part of a parameter is not that part of the update: strategies that cut
+  /// parameters then refuse the optimizer.
+  virtual bool needs_whole_parameters() const { return false; }
   /// Whether there is state to carry from step to step.
   bool has_stepped() const { return !states_.empty(); }
 
@@ -118,9 +126,9 @@ class Optimizer {
   struct Batch {
     Tensors parameters, gradients;
     std::vector<Tensors> state;
-    int64_t step = 0;  // this step's number, from 1
-    Tensor constants;  // of a captured step: on the device, what constants() gives
-    Tensor skip;       // the same: what step() was given
+    int64_t step = 0;        // this step's number, from 1
+    Tensor constants;        // of a captured step: on the device, what constants() gives
+    kernels::StepGate gate;  // what step() was given, if heeds_gate()
   };
 
   Optimizer(std::string kind, Options defaults) : kind_(std::move(kind)), defaults_(defaults) {}
@@ -134,8 +142,8 @@ class Optimizer {
   /// What the kernel of a captured update() reads from the device when it runs, on the CPU;
   /// undefined where it keeps the options of the capture.
   virtual Tensor constants(const ParameterGroup&, const Batch&, double) const { return {}; }
-  /// Whether update() heeds Batch::skip.
-  virtual bool can_skip() const { return false; }
+  /// Whether update() heeds Batch::gate.
+  virtual bool heeds_gate() const { return false; }
 
   /// Throws Error naming the option unless low <= value (and value < high).
   void check_range(const ParameterGroup& group, std::string_view option, double low,
@@ -155,7 +163,8 @@ class Optimizer {
     double gradient_scale;
   };
 
-  void take_step(double gradient_scale, const Tensor& skip);
+  bool opens_itself(const kernels::StepGate& gate) const;
+  void take_step(double gradient_scale, kernels::StepGate gate);
   ParameterState& state_of(const ParameterGroup& group, const Tensor& parameter, bool captured);
 
   std::string kind_;
@@ -163,6 +172,9 @@ class Optimizer {
   std::vector<ParameterGroup> groups_;
   std::unordered_map<const void*, ParameterState> states_;  // by Tensor::id()
   std::vector<Captured> captured_;
+  // What retract() takes back: the latest advance(), or the states that the latest step() counted.
+  bool has_advanced_ = false;
+  std::vector<const void*> latest_;
   Route route_;
   bool is_on_route_ = false;
   bool was_skipped_ = false;

@@ -11,7 +11,7 @@ namespace {
 
 TEST_CASE("unknown optimizers and options are named") {
   CHECK_THROWS_WITH(make_optimizer("adamax", Tensors()),
-                    "unknown optimizer \"adamax\"; known are adamw, adam, sgd");
+                    "unknown optimizer \"adamax\"; known are adamw, adam, sgd, lars, lamb, muon");
   CHECK_THROWS_WITH(make_optimizer("adamw", Tensors(), {{"momentum", 0.9}}),
                     "AdamW: unknown option \"momentum\"");
 }

@@ -36,7 +36,11 @@ void SGD::update(const ParameterGroup& group, const Batch& batch, double gradien
                 .weight_decay = group["weight_decay"],
                 .nesterov = group["nesterov"] != 0,
                 .first_step = batch.step == 1,
-                .gradient_scale = gradient_scale});
+                .gradient_scale = gradient_scale,
+                .skip = batch.gate.skip,
+                .norm = batch.gate.norm,
+                .max_norm = batch.gate.max_norm,
+                .needs_finite = batch.gate.needs_finite});
 }
 
 std::unique_ptr<Optimizer> make_sgd(const ParameterGroups& groups) {

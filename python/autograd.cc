@@ -108,13 +108,8 @@ void bind_autograd(nb::module_& m, nb::class_<Tensor>& tensor) {
             return x.autograd()->grad_fn->name;
           },
           "The name of the recorded op that made it, or None.")
-      .def(
-          "requires_grad_",
-          [](nb::handle_t<Tensor> self, bool value) {
-            nb::cast<Tensor&>(self).set_requires_grad(value);
-            return nb::borrow(self);
-          },
-          "requires_grad"_a = true, "Sets requires_grad of a leaf, and returns the tensor.")
+      .def("requires_grad_", on_self<Tensor, bool>(&Tensor::set_requires_grad),
+           "requires_grad"_a = true, "Sets requires_grad of a leaf, and returns the tensor.")
       .def("detach", &detach, "The same data without history.")
       .def("retain_grad", &retain_grad, "Keeps the gradient of an intermediate result in grad.")
       .def("register_hook", &add_hook, "hook"_a,
@@ -144,18 +139,8 @@ void bind_autograd(nb::module_& m, nb::class_<Tensor>& tensor) {
                      .allow_unused = allow_unused});
       },
       Unlocked());
-  m.def(
-      "_checkpoint",
-      [](const std::function<Tensor(const Tensors&)>& function, const Tensors& inputs) {
-        return checkpoint(function, inputs);
-      },
-      Unlocked());
-  m.def(
-      "_fused",
-      [](const std::function<Tensor(const Tensors&)>& function, const Tensors& inputs) {
-        return ops::fused(function, inputs);
-      },
-      Unlocked());
+  m.def("_checkpoint", &checkpoint, Unlocked());
+  m.def("_fused", &ops::fused, Unlocked());
   m.def("_record", &record_function);
   m.def("is_grad_enabled", &grad_enabled, "Whether this thread records operations.");
   m.def("_autocast_dtype", &autocast_dtype);

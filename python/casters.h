@@ -15,6 +15,7 @@
 #include <nanobind/stl/vector.h>
 
 #include <cstdint>
+#include <functional>
 #include <string_view>
 
 #include "autograd/ops.h"
@@ -27,6 +28,15 @@ using namespace nb::literals;
 
 /// Kernels run without the interpreter's lock.
 using Unlocked = nb::call_guard<nb::gil_scoped_release>;
+
+/// A method that calls `f` on the object and returns that very object.
+template <class T, class... Arguments>
+auto on_self(auto f) {
+  return [f](nb::handle_t<T> self, Arguments... arguments) {
+    std::invoke(f, nb::cast<T&>(self), arguments...);
+    return nb::borrow(self);
+  };
+}
 
 /// A tensor or None.
 struct MaybeTensor {

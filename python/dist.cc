@@ -2,7 +2,6 @@
 #include <nanobind/stl/shared_ptr.h>
 
 #include "autograd/tape.h"
-#include "core/view.h"
 #include "dist/comm/processes/join.h"
 #include "dist/comm/processes/launch.h"
 #include "python/bindings.h"

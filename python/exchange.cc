@@ -11,7 +11,6 @@
 #include "autograd/tape.h"
 #include "core/runtime.h"
 #include "core/stream.h"
-#include "core/view.h"
 #include "python/bindings.h"
 #include "python/casters.h"
 

@@ -27,6 +27,12 @@ ops::LossReduction loss_reduction_of(std::string_view function, std::string_view
   return ops::LossReduction::kNone;
 }
 
+/// An op as a function of these arguments: a MaybeTensor stands for a tensor that may be missing.
+template <class... Arguments>
+auto taking(auto op) {
+  return [op](const Arguments&... arguments) { return op(arguments...); };
+}
+
 void bind_losses(nb::module_& m) {
   const auto loss = [&](const char* name, Tensor (*f)(const Tensor&, const Tensor&, nn::Reduction),
                         const char* text) {
@@ -68,12 +74,23 @@ void bind_losses(nb::module_& m) {
             "eps"_a = 1e-8, Unlocked());
   define_op(
       m, "cross_entropy",
-      [](const Tensor& logits, const Tensor& labels, int64_t ignore_index, double label_smoothing) {
-        return ops::cross_entropy(
-            logits, labels, {.label_smoothing = label_smoothing, .ignore_index = ignore_index});
+      [](const Tensor& logits, const Tensor& labels, const MaybeTensor& weight,
+         int64_t ignore_index, const std::string& reduction, double label_smoothing) {
+        if (!weight.tensor.defined() && reduction == "mean") {
+          return ops::cross_entropy(
+              logits, labels, {.label_smoothing = label_smoothing, .ignore_index = ignore_index});
+        }
+        WEFT_CHECK(label_smoothing == 0 && labels.defined() && !is_floating(labels.dtype()),
+                   "cross_entropy: a weight and reductions other than mean go with labels that are "
+                   "classes, without smoothing; got labels {} and label_smoothing {}",
+                   labels, label_smoothing);
+        return ops::nll_loss(ops::log_softmax(logits, logits.dim() > 1 ? 1 : 0), labels,
+                             {.weight = weight,
+                              .ignore_index = ignore_index,
+                              .reduction = loss_reduction_of("cross_entropy", reduction)});
       },
-      "input"_a, "target"_a, nb::kw_only(), "ignore_index"_a = -100, "label_smoothing"_a = 0.0,
-      Unlocked());
+      "input"_a, "target"_a, "weight"_a = nb::none(), nb::kw_only(), "ignore_index"_a = -100,
+      "reduction"_a = "mean", "label_smoothing"_a = 0.0, Unlocked());
 }
 
 void bind_normalisations(nb::module_& m) {
@@ -96,29 +113,21 @@ void bind_normalisations(nb::module_& m) {
         return ops::rms_norm(x, weight, eps);
       },
       "input"_a, "normalized_shape"_a, "weight"_a = nb::none(), "eps"_a = nb::none(), Unlocked());
-  define_op(
-      m, "group_norm",
-      [](const Tensor& x, int64_t groups, const MaybeTensor& weight, const MaybeTensor& bias,
-         double eps) { return ops::group_norm(x, groups, weight, bias, eps); },
-      "input"_a, "num_groups"_a, "weight"_a = nb::none(), "bias"_a = nb::none(), "eps"_a = 1e-5,
-      Unlocked());
+  define_op(m, "group_norm",
+            taking<Tensor, int64_t, MaybeTensor, MaybeTensor, double>(ops::group_norm), "input"_a,
+            "num_groups"_a, "weight"_a = nb::none(), "bias"_a = nb::none(), "eps"_a = 1e-5,
+            Unlocked());
   define_op(
       m, "instance_norm",
-      [](const Tensor& x, const MaybeTensor& mean, const MaybeTensor& var,
-         const MaybeTensor& weight, const MaybeTensor& bias, bool use_input_stats, double momentum,
-         double eps) {
-        return ops::instance_norm(x, mean, var, weight, bias, use_input_stats, momentum, eps);
-      },
+      taking<Tensor, MaybeTensor, MaybeTensor, MaybeTensor, MaybeTensor, bool, double, double>(
+          ops::instance_norm),
       "input"_a, "running_mean"_a = nb::none(), "running_var"_a = nb::none(),
       "weight"_a = nb::none(), "bias"_a = nb::none(), "use_input_stats"_a = true,
       "momentum"_a = 0.1, "eps"_a = 1e-5, Unlocked());
-  define_op(
-      m, "add_layer_norm",
-      [](const Tensor& x, const Tensor& residual, const MaybeTensor& weight,
-         const MaybeTensor& bias,
-         double eps) { return ops::add_layer_norm(x, residual, weight, bias, eps); },
-      "input"_a, "residual"_a, "weight"_a = nb::none(), "bias"_a = nb::none(), "eps"_a = 1e-5,
-      Unlocked());
+  define_op(m, "add_layer_norm",
+            taking<Tensor, Tensor, MaybeTensor, MaybeTensor, double>(ops::add_layer_norm),
+            "input"_a, "residual"_a, "weight"_a = nb::none(), "bias"_a = nb::none(), "eps"_a = 1e-5,
+            Unlocked());
   define_op(
       m, "batch_norm",
       [](const Tensor& x, const MaybeTensor& mean, const MaybeTensor& var,
@@ -242,23 +251,12 @@ void bind_images(nb::module_& m) {
 }  // namespace
 
 void bind_functional(nb::module_ m) {
-  define_op(
-      m, "linear",
-      [](const Tensor& x, const Tensor& weight, const MaybeTensor& bias) {
-        return ops::linear(x, weight, bias);
-      },
-      "input"_a, "weight"_a, "bias"_a = nb::none(), Unlocked());
-  define_op(
-      m, "linear_gelu",
-      [](const Tensor& x, const Tensor& weight, const MaybeTensor& bias) {
-        return ops::linear_gelu(x, weight, bias);
-      },
-      "input"_a, "weight"_a, "bias"_a = nb::none(), Unlocked());
-  define_op(
-      m, "mlp",
-      [](const Tensor& x, const Tensor& weight_1, const MaybeTensor& bias_1, const Tensor& weight_2,
-         const MaybeTensor& bias_2) { return ops::mlp(x, weight_1, bias_1, weight_2, bias_2); },
-      "input"_a, "weight_1"_a, "bias_1"_a.none(), "weight_2"_a, "bias_2"_a.none(), Unlocked());
+  define_op(m, "linear", taking<Tensor, Tensor, MaybeTensor>(ops::linear), "input"_a, "weight"_a,
+            "bias"_a = nb::none(), Unlocked());
+  define_op(m, "linear_gelu", taking<Tensor, Tensor, MaybeTensor>(ops::linear_gelu), "input"_a,
+            "weight"_a, "bias"_a = nb::none(), Unlocked());
+  define_op(m, "mlp", taking<Tensor, Tensor, MaybeTensor, Tensor, MaybeTensor>(ops::mlp), "input"_a,
+            "weight_1"_a, "bias_1"_a.none(), "weight_2"_a, "bias_2"_a.none(), Unlocked());
   define_op(
       m, "embedding",
       [](const Tensor& indices, const Tensor& weight) { return ops::embedding(weight, indices); },
@@ -279,12 +277,20 @@ void bind_functional(nb::module_ m) {
   define_op(
       m, "scaled_dot_product_attention",
       [](const Tensor& q, const Tensor& k, const Tensor& v, const MaybeTensor& mask, double dropout,
-         bool causal, std::optional<double> scale) {
-        return ops::attention(q, k, v,
-                              {.causal = causal, .dropout = dropout, .scale = scale, .mask = mask});
+         bool causal, std::optional<double> scale, bool enable_gqa) {
+        WEFT_CHECK(enable_gqa || q.dim() < 3 || k.dim() != q.dim() || q.size(-3) == k.size(-3),
+                   "scaled_dot_product_attention: q {} and k {} differ in heads; enable_gqa=True "
+                   "lets heads of q share one of k and v",
+                   q, k);
+        const ops::AttentionOptions options = {
+            .causal = causal, .dropout = dropout, .scale = scale, .mask = mask};
+        if (q.dim() != 3) return ops::attention(q, k, v, options);
+        const auto whole = [](const Tensor& x) { return ops::unsqueeze(x, 0); };
+        return ops::squeeze(ops::attention(whole(q), whole(k), whole(v), options), 0);
       },
       "query"_a, "key"_a, "value"_a, "attn_mask"_a = nb::none(), "dropout_p"_a = 0.0,
-      "is_causal"_a = false, "scale"_a = nb::none(), Unlocked(), docs("ops::attention"));
+      "is_causal"_a = false, nb::kw_only(), "scale"_a = nb::none(), "enable_gqa"_a = false,
+      Unlocked(), docs("ops::attention"));
   define_op(
       m, "self_attention",
       [](const Tensor& qkv, int64_t heads, double dropout, bool causal) {

@@ -4,10 +4,10 @@
 // elements: their indices broadcast against each other; what they select stands in their place
 // where they stand side by side, else in front. Both kinds can be mixed.
 #include <algorithm>
-#include <optional>
+#include <string>
+#include <vector>
 
 #include "autograd/ops.h"
-#include "core/view.h"
 #include "python/bindings.h"
 #include "python/casters.h"
 #include "python/exchange.h"
@@ -17,28 +17,13 @@ namespace {
 
 [[noreturn]] void fail_index(const std::string& reason) { throw nb::index_error(reason.c_str()); }
 
-/// What is left of x[key] once its views are taken: indices into some dimensions of `base`.
+/// What is left of x[key] once its views are taken: indices into dimensions of `base`, as
+/// ops::index takes them, or none.
 struct Selection {
   Tensor base;
-  std::vector<std::pair<int, Tensor>> indices;  // dimension of base; i64 on the CPU, contiguous
-  bool is_split = false;                        // a slice, None or ... stands between two indices
-};
-
-/// The indices of the true elements, a vector for each dimension.
-Tensors nonzero(const Tensor& mask) {
-  std::vector<std::vector<int64_t>> found(mask.dim());
-  const Tensor on_cpu = ops::contiguous(ops::to(mask, Device{}));
-  const bool* const is_set = on_cpu.data<bool>();
-  const Strides strides = contiguous_strides(mask.shape());
-  for (int64_t i = 0; i < mask.numel(); ++i) {
-    if (!is_set[i]) continue;
-    for (int d = 0; d < mask.dim(); ++d) found[d].push_back(i / strides[d] % mask.shape()[d]);
-  }
   Tensors indices;
-  for (const auto& along : found)
-    indices.push_back(Tensor::from(along, {static_cast<int64_t>(along.size())}));
-  return indices;
-}
+  bool is_empty = false;  // they select no element
+};
 
 bool is_index(nb::handle item) {
   return PyIndex_Check(item.ptr()) && !PyBool_Check(item.ptr()) && !nb::isinstance<Tensor>(item) &&
@@ -72,7 +57,7 @@ Tensor tensor_of_index(nb::handle item) {
 /// Takes the views of a key one after the other.
 class Reader {
  public:
-  Reader(const Tensor& x, nb::handle key) : x_(x) {
+  Reader(const Tensor& x, nb::handle key) : x_(x), base_(x) {
     const nb::tuple items =
         nb::isinstance<nb::tuple>(key) ? nb::borrow<nb::tuple>(key) : nb::make_tuple(key);
     int consumed = 0, ellipses = 0;
@@ -95,191 +80,109 @@ class Reader {
       }
     }
     if (consumed > x.dim()) fail_index(fmt::format("{} indices for {}", consumed, x));
-    selection_.base = x;
     for (size_t i = 0; i < items.size(); ++i) take(items[i], arrays_[i], x.dim() - consumed);
   }
 
-  Selection result() { return std::move(selection_); }
-
- private:
-  void take(nb::handle item, const Tensor& array, int skipped) {
-    Tensor& base = selection_.base;
-    if (array.defined()) {
-      take_array(array);
-      return;
-    }
-    if (is_index(item)) {
-      const int64_t index = index_of(item);
-      const int64_t size = base.shape()[dim_];
-      if (index < -size || index >= size) {
-        fail_index(
-            fmt::format("index {} is out of bounds for dimension {} of {}", index, dim_, x_));
-      }
-      base = ops::select(base, dim_, index);
-      return;
-    }
-    is_interrupted_ = !selection_.indices.empty();
-    if (item.is_none()) {
-      base = ops::unsqueeze(base, dim_++);
-    } else if (item.is(Py_Ellipsis)) {
-      dim_ += skipped;
-    } else {
-      const auto [begin, end, step, length] =
-          nb::borrow<nb::slice>(item).compute(static_cast<size_t>(base.shape()[dim_]));
-      if (step <= 0) throw nb::value_error("a slice's step must be positive: use flip()");
-      const bool is_whole =
-          begin == 0 && step == 1 && static_cast<int64_t>(length) == base.shape()[dim_];
-      if (!is_whole) base = ops::slice(base, dim_, begin, std::max(begin, end), step);
-      ++dim_;
-    }
-  }
-
-  void take_array(const Tensor& array) {
-    selection_.is_split |= is_interrupted_;
-    if (array.dtype() == DType::boolean) {
-      if (array.dim() == 0) {  // a new dimension, of size 1 or 0
-        selection_.base = ops::unsqueeze(selection_.base, dim_);
-        add_index(nonzero(ops::reshape(array, {1}))[0]);
-        return;
-      }
-      for (int i = 0; i < array.dim(); ++i) {
-        if (array.shape()[i] != selection_.base.shape()[dim_ + i]) {
-          fail_index(fmt::format("a mask of shape {} does not match {} from dimension {} on",
-                                 array.shape(), x_, dim_));
-        }
-      }
-      for (const Tensor& index : nonzero(array)) add_index(index);
-      return;
-    }
-    if (!is_integral(array.dtype()))
-      fail_index(fmt::format("an index must be integer or bool, got {}", array));
-    add_index(ops::contiguous(ops::to(ops::cast(array, DType::i64), Device{})));
-  }
-
-  void add_index(const Tensor& index) {
-    const int64_t size = selection_.base.shape()[dim_];
-    for (int64_t i = 0; i < index.numel(); ++i) {
-      const int64_t at = index.data<int64_t>()[i];
-      if (at < -size || at >= size) {
-        fail_index(fmt::format("index {} is out of bounds for dimension {} of {}", at, dim_, x_));
-      }
-    }
-    selection_.indices.emplace_back(dim_++, index);
-  }
-
-  const Tensor x_;
-  Tensors arrays_;
-  Selection selection_;
-  int dim_ = 0;
-  bool is_interrupted_ = false;
-};
-
-/// A selection as rows: base with the indexed dimensions in front, and one flat index into them.
-struct Rows {
-  Tensor matrix;  // [indexed..., rest...]
-  Tensor index;   // i64 [n], on base's device
-  Shape indexed, rest;
-  Shape picked;   // of the indices, broadcast: n elements
-  int place = 0;  // where `picked` stands among the dimensions of the result
-
-  explicit Rows(const Selection& s) {
-    Shape front, back;
-    for (int d = 0; d < s.base.dim(); ++d) {
-      const bool is_indexed =
-          std::ranges::any_of(s.indices, [d](const auto& i) { return i.first == d; });
-      (is_indexed ? front : back).push_back(d);
-      (is_indexed ? indexed : rest).push_back(s.base.shape()[d]);
-    }
-    place = s.is_split ? 0 : static_cast<int>(front.front());
-    for (const auto& [dim, index] : s.indices) {
+  Selection result() const {
+    Selection s{base_, indices_};
+    if (!has_index()) return {base_};
+    Shape picked;
+    for (const Tensor& index : indices_) {
       try {
-        picked = broadcast_shapes(picked, index.shape(), "index");
+        if (index.defined()) picked = broadcast_shapes(picked, index.shape(), "index");
       } catch (const Error& error) {
         fail_index(error.what());
       }
     }
-    for (int64_t d : back) front.push_back(d);
-    matrix = ops::permute(s.base, front);
-    Tensor flat = Tensor::zeros(picked, DType::i64);
-    for (size_t i = 0; i < s.indices.size(); ++i) {
-      const int64_t size = indexed[static_cast<int>(i)];
-      const Tensor along = view::expand(s.indices[i].second, picked);
-      int64_t* to = flat.data<int64_t>();
-      for_each_offset(along.shape(), along.strides(), [&](int64_t at) {
-        const int64_t value = along.data<int64_t>()[at];
-        *to = *to * size + (value < 0 ? value + size : value);
-        ++to;
-      });
-    }
-    index = ops::to(ops::reshape(flat, {flat.numel()}), s.base.device());
+    s.is_empty = numel(picked) == 0 || base_.numel() == 0;
+    if (!is_split_) return s;
+    // What they select leads, as that of an index into the first dimensions does.
+    Shape order;
+    for (int d = 0; d < base_.dim(); ++d) order.push_back(d);
+    std::ranges::stable_partition(
+        order, [&](int64_t d) { return d < std::ssize(indices_) && indices_[d].defined(); });
+    s.base = ops::permute(base_, order);
+    std::erase_if(s.indices, [](const Tensor& index) { return !index.defined(); });
+    return s;
   }
 
-  /// The dimensions `picked`, then `rest`, put where the result has them; and back.
-  Shape order(bool inverse) const {
-    Shape shape;
-    const int n = picked.size(), all = n + rest.size();
-    for (int d = 0; d < all; ++d) {
-      const int from = d < place ? n + d : d < place + n ? d - place : d;
-      const int to = d < n ? d + place : d - n < place ? d - n : d;
-      shape.push_back(inverse ? to : from);
+ private:
+  bool has_index() const { return std::ranges::any_of(indices_, &Tensor::defined); }
+  /// The dimension of base that comes next.
+  int dim() const { return static_cast<int>(indices_.size()); }
+
+  void take(nb::handle item, const Tensor& array, int skipped) {
+    if (array.defined()) return take_array(array);
+    if (is_index(item)) {
+      const int64_t index = index_of(item);
+      check_bounds(index);
+      base_ = ops::select(base_, dim(), index);
+      return;
     }
-    return shape;
+    is_interrupted_ = has_index();
+    if (item.is_none()) {
+      base_ = ops::unsqueeze(base_, dim());
+    } else if (item.is(Py_Ellipsis)) {
+      indices_.resize(indices_.size() + skipped);
+      return;
+    } else {
+      const auto [begin, end, step, length] =
+          nb::borrow<nb::slice>(item).compute(static_cast<size_t>(base_.shape()[dim()]));
+      if (step <= 0) throw nb::value_error("a slice's step must be positive: use flip()");
+      const bool is_whole =
+          begin == 0 && step == 1 && static_cast<int64_t>(length) == base_.shape()[dim()];
+      if (!is_whole) base_ = ops::slice(base_, dim(), begin, std::max(begin, end), step);
+    }
+    indices_.emplace_back();
   }
-  Tensor flat() const {
-    Shape shape = rest;
-    shape.insert(0, numel(indexed));
-    return ops::reshape(matrix, shape);
+
+  void take_array(const Tensor& array) {
+    is_split_ |= is_interrupted_;
+    if (array.dtype() == DType::boolean) {
+      if (array.dim() == 0) {  // a new dimension, of size 1 or 0
+        base_ = ops::unsqueeze(base_, dim());
+        return take_mask(ops::reshape(array, {1}));
+      }
+      return take_mask(array);
+    }
+    if (!is_integral(array.dtype()))
+      fail_index(fmt::format("an index must be integer or bool, got {}", array));
+    const Tensor index = ops::contiguous(ops::to(ops::cast(array, DType::i64), Device{}));
+    for (int64_t i = 0; i < index.numel(); ++i) check_bounds(index.data<int64_t>()[i]);
+    indices_.push_back(index);
   }
-  Shape picked_then_rest() const {
-    Shape shape = picked;
-    for (int64_t size : rest) shape.push_back(size);
-    return shape;
+
+  void take_mask(const Tensor& mask) {
+    for (int i = 0; i < mask.dim(); ++i) {
+      if (mask.shape()[i] != base_.shape()[dim() + i]) {
+        fail_index(fmt::format("a mask of shape {} does not match {} from dimension {} on",
+                               mask.shape(), x_, dim()));
+      }
+    }
+    const Tensor places = ops::nonzero(mask);
+    for (int i = 0; i < mask.dim(); ++i) indices_.push_back(ops::select(places, 1, i));
   }
+
+  void check_bounds(int64_t index) const {
+    const int64_t size = base_.shape()[dim()];
+    if (index < -size || index >= size) {
+      fail_index(fmt::format("index {} is out of bounds for dimension {} of {}", index, dim(), x_));
+    }
+  }
+
+  const Tensor x_;
+  Tensors arrays_;
+  Tensor base_;
+  Tensors indices_;  // of the dimensions of base so far, undefined where there is none
+  // A slice, None or ... stands between two of them, or behind the last one.
+  bool is_split_ = false, is_interrupted_ = false;
 };
 
 Tensor get_item(const Tensor& x, nb::handle key) {
   const Selection s = Reader(x, key).result();
   if (s.indices.empty()) return s.base.is_same(x) ? ops::view(x, x.shape()) : s.base;
   const nb::gil_scoped_release unlocked;
-  const Rows rows(s);
-  const Tensor picked = ops::index_select(rows.flat(), 0, rows.index);
-  return ops::permute(ops::reshape(picked, rows.picked_then_rest()), rows.order(false));
-}
-
-/// base with `values` at the selected places; of values for one place the last.
-Tensor with_items(const Selection& s, const Tensor& values) {
-  const Rows rows(s);
-  Shape shape;
-  for (int64_t d : rows.order(false)) shape.push_back(rows.picked_then_rest()[static_cast<int>(d)]);
-  const Tensor spread = ops::permute(ops::expand(values, shape), rows.order(true));
-  Shape flat_shape = rows.rest;
-  flat_shape.insert(0, rows.index.numel());
-  const Tensor sources = ops::reshape(spread, flat_shape);
-
-  const int64_t count = numel(rows.indexed);
-  const Tensor source = Tensor::zeros({count}, DType::i64);
-  const Tensor is_hit = Tensor::zeros({count}, DType::boolean);
-  const Tensor index = ops::to(rows.index, Device{});
-  for (int64_t i = 0; i < index.numel(); ++i) {
-    source.data<int64_t>()[index.data<int64_t>()[i]] = i;
-    is_hit.data<bool>()[index.data<int64_t>()[i]] = true;
-  }
-  Shape mask_shape = Shape::filled(rows.rest.size() + 1, 1);
-  mask_shape[0] = count;
-  const Device device = s.base.device();
-  const Tensor placed = ops::index_select(sources, 0, ops::to(source, device));
-  const Tensor flat =
-      ops::where(ops::to(ops::reshape(is_hit, mask_shape), device), placed, rows.flat());
-  Shape front = rows.indexed;
-  for (int64_t size : rows.rest) front.push_back(size);
-  Shape back(s.base.shape());
-  int next = 0, rest = static_cast<int>(s.indices.size());
-  for (int d = 0; d < s.base.dim(); ++d) {
-    const bool is_indexed =
-        std::ranges::any_of(s.indices, [d](const auto& i) { return i.first == d; });
-    back[d] = is_indexed ? next++ : rest++;
-  }
-  return ops::permute(ops::reshape(flat, front), back);
+  return ops::index(s.base, s.indices);
 }
 
 void set_item(const Tensor& x, nb::handle key, nb::handle value) {
@@ -300,8 +203,8 @@ void set_item(const Tensor& x, nb::handle key, nb::handle value) {
     // Leading dimensions of size 1 are dropped, as NumPy does.
     while (values.dim() > s.base.dim() && values.shape()[0] == 1) values = ops::squeeze(values, 0);
     ops::copy_(s.base, values);
-  } else if (numel(Rows(s).picked_then_rest()) > 0) {
-    ops::copy_(s.base, with_items(s, values));
+  } else if (!s.is_empty) {
+    ops::copy_(s.base, ops::index_put(s.base, s.indices, values));
   }
 }
 

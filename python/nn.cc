@@ -125,6 +125,12 @@ nb::class_<Layer, Module, Derivable<Layer>> layer(nb::module_& m, const char* na
 }
 
 void bind_module(nb::module_& m) {
+  const auto registers = [](void (*add)(Module&, std::string_view, const Tensor&)) {
+    return [add](nb::handle_t<Module> self, const std::string& name, const MaybeTensor& tensor) {
+      add(nb::cast<Module&>(self), name, tensor);
+      nb::setattr(self, name.c_str(), nb::cast(tensor));
+    };
+  };
   nb::class_<Module, Derivable<Module>>(
       m, "Module", nb::dynamic_attr(),
       "A tree of layers with named parameters and buffers. Subclasses call super().__init__(), "
@@ -137,20 +143,10 @@ void bind_module(nb::module_& m) {
       .def("__call__", &call)
       .def("__setattr__", &set_attribute, "name"_a, nb::arg("value").none())
       .def("__getattr__", &get_attribute, "name"_a)
-      .def(
-          "register_buffer",
-          [](nb::handle_t<Module> self, const std::string& name, const MaybeTensor& tensor) {
-            Access::buffer_of(nb::cast<Module&>(self), name, tensor);
-            nb::setattr(self, name.c_str(), nb::cast(tensor));
-          },
-          "name"_a, nb::arg("tensor").none(), docs("nn::Module::buffer"))
-      .def(
-          "register_parameter",
-          [](nb::handle_t<Module> self, const std::string& name, const MaybeTensor& tensor) {
-            Access::parameter_of(nb::cast<Module&>(self), name, tensor);
-            nb::setattr(self, name.c_str(), nb::cast(tensor));
-          },
-          "name"_a, nb::arg("tensor").none(), docs("nn::Module::parameter"))
+      .def("register_buffer", registers(&Access::buffer_of), "name"_a, nb::arg("tensor").none(),
+           docs("nn::Module::buffer"))
+      .def("register_parameter", registers(&Access::parameter_of), "name"_a,
+           nb::arg("tensor").none(), docs("nn::Module::parameter"))
       .def(
           "add_module",
           [](nb::handle_t<Module> self, const std::string& name, nb::handle_t<Module> child) {
@@ -197,20 +193,9 @@ void bind_module(nb::module_& m) {
           fmt::format("{}\n\nReturns the (missing, unexpected) keys, where not strict.",
                       docs("nn::Module::load_state_dict"))
               .c_str())
-      .def(
-          "train",
-          [](nb::handle_t<Module> self, bool mode) {
-            nb::cast<Module&>(self).train(mode);
-            return nb::borrow(self);
-          },
-          "mode"_a = true, "Training, as dropout and batch norm do it, or evaluation.")
-      .def(
-          "eval",
-          [](nb::handle_t<Module> self) {
-            nb::cast<Module&>(self).eval();
-            return nb::borrow(self);
-          },
-          "train(False)")
+      .def("train", on_self<Module, bool>(&Module::train), "mode"_a = true,
+           "Training, as dropout and batch norm do it, or evaluation.")
+      .def("eval", on_self<Module>(&Module::eval), "train(False)")
       .def_prop_ro("training", &Module::is_training)
       .def(
           "to",
@@ -228,13 +213,8 @@ void bind_module(nb::module_& m) {
           },
           "where"_a, docs("nn::Module::to"))
       .def("zero_grad", &Module::zero_grad, docs("nn::Module::zero_grad"))
-      .def(
-          "requires_grad_",
-          [](nb::handle_t<Module> self, bool value) {
-            nb::cast<Module&>(self).requires_grad_(value);
-            return nb::borrow(self);
-          },
-          "requires_grad"_a = true, docs("nn::Module::requires_grad_"))
+      .def("requires_grad_", on_self<Module, bool>(&Module::requires_grad_),
+           "requires_grad"_a = true, docs("nn::Module::requires_grad_"))
       .def(
           "apply",
           [](nb::handle_t<Module> self, const nb::callable& function) {

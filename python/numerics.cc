@@ -33,24 +33,25 @@ numerics::Conversion conversion_of(const std::string& rounding, bool saturate, b
             rounding);
 }
 
-/// f(element, its number) of every element of x, in f64, as elements of T.
-template <class T, class F>
-Tensor map(const Tensor& x, F&& f) {
-  const Tensor from = raw::contiguous(x, DType::f64);
-  const Tensor to = Tensor::empty(x.shape(), dtype_of<T>());
-  const double* const in = from.data<double>();
-  T* const out = to.data<T>();
-  for (int64_t i = 0; i < x.numel(); ++i) out[i] = f(in[i], i);
-  return to;
+/// A method that converts every element, in f64, into one of T, as `convert` does. Stochastic
+/// rounding takes 64 random bits for each.
+template <class T, class Result>
+auto of_each(Result (FloatFormat::*convert)(double, const numerics::Conversion&, uint64_t) const) {
+  return [convert](const FloatFormat& f, const Tensor& x, const std::string& rounding,
+                   bool saturate, bool flush, uint64_t seed) {
+    const auto how = conversion_of(rounding, saturate, flush);
+    const bool draws = how.rounding == numerics::Rounding::kStochastic;
+    const Tensor from = raw::contiguous(x, DType::f64);
+    const Tensor to = Tensor::empty(x.shape(), dtype_of<T>());
+    const double* const in = from.data<double>();
+    T* const out = to.data<T>();
+    for (int64_t i = 0; i < x.numel(); ++i) {
+      const uint64_t bits = draws ? Philox(seed, 0, static_cast<uint64_t>(i)).next_u64() : 0;
+      out[i] = static_cast<T>((f.*convert)(in[i], how, bits));
+    }
+    return to;
+  };
 }
-
-/// 64 random bits for each number of a stream.
-struct Bits {
-  uint64_t seed;
-  uint64_t operator()(int64_t i) const {
-    return Philox(seed, 0, static_cast<uint64_t>(i)).next_u64();
-  }
-};
 
 void bind_formats(nb::module_& m) {
   nb::class_<FloatFormat>(m, "Format", "A binary floating-point format.")
@@ -70,18 +71,7 @@ void bind_formats(nb::module_& m) {
       .def_prop_ro("epsilon", &FloatFormat::epsilon)
       .def_prop_ro("unit_roundoff", &FloatFormat::unit_roundoff)
       .def("__repr__", [](const FloatFormat& f) { return fmt::format("Format(\"{}\")", f.name()); })
-      .def(
-          "_encode",
-          [](const FloatFormat& f, const Tensor& x, const std::string& rounding, bool saturate,
-             bool flush, uint64_t seed) {
-            const auto how = conversion_of(rounding, saturate, flush);
-            const Bits bits{seed};
-            const bool draws = how.rounding == numerics::Rounding::kStochastic;
-            return map<int64_t>(x, [&](double value, int64_t i) {
-              return static_cast<int64_t>(f.encode(value, how, draws ? bits(i) : 0));
-            });
-          },
-          Unlocked())
+      .def("_encode", of_each<int64_t>(&FloatFormat::encode), Unlocked())
       .def(
           "_decode",
           [](const FloatFormat& f, const Tensor& codes) {
@@ -96,18 +86,7 @@ void bind_formats(nb::module_& m) {
             return to;
           },
           Unlocked())
-      .def(
-          "_round",
-          [](const FloatFormat& f, const Tensor& x, const std::string& rounding, bool saturate,
-             bool flush, uint64_t seed) {
-            const auto how = conversion_of(rounding, saturate, flush);
-            const Bits bits{seed};
-            const bool draws = how.rounding == numerics::Rounding::kStochastic;
-            return map<double>(x, [&](double value, int64_t i) {
-              return f.round(value, how, draws ? bits(i) : 0);
-            });
-          },
-          Unlocked());
+      .def("_round", of_each<double>(&FloatFormat::round), Unlocked());
   m.def("format_names", [] {
     std::vector<std::string> names;
     for (const FloatFormat& f : numerics::named_formats()) names.push_back(f.name());

@@ -31,20 +31,22 @@ struct Table {
     t.def(name, f, comment_on("ops::" + std::string(name)), extra..., Unlocked());
   }
 
+  /// Runs `f`, which changes the tensor in the place of method `name`, and returns the tensor.
+  template <class F>
+  static nb::object changed(nb::handle_t<Tensor> self, const std::string& name, const F& f) {
+    Tensor target = nb::cast<Tensor>(self);
+    check_writable(name, target);
+    {
+      const nb::gil_scoped_release unlocked;
+      f(target);
+    }
+    return nb::borrow(self);
+  }
   /// NAME_(...): the op's result is copied over the tensor.
   template <class F>
   void in_place(const std::string& name, F f) {
     t.def(
-        name.c_str(),
-        [f, name](nb::handle_t<Tensor> self) {
-          Tensor target = nb::cast<Tensor>(self);
-          check_writable(name, target);
-          {
-            const nb::gil_scoped_release unlocked;
-            f(target);
-          }
-          return nb::borrow(self);
-        },
+        name.c_str(), [f, name](nb::handle_t<Tensor> self) { return changed(self, name, f); },
         docs_in_place(name).c_str());
   }
   static std::string docs_in_place(const std::string& name) {
@@ -56,13 +58,7 @@ struct Table {
     t.def(
         name.c_str(),
         [f, name](nb::handle_t<Tensor> self, const Operand& operand) {
-          Tensor target = nb::cast<Tensor>(self);
-          check_writable(name, target);
-          {
-            const nb::gil_scoped_release unlocked;
-            f(target, operand.beside(target));
-          }
-          return nb::borrow(self);
+          return changed(self, name, [&](Tensor& x) { f(x, operand.beside(x)); });
         },
         "other"_a, docs("ops::add_"), extra...);
   }
@@ -77,30 +73,32 @@ struct Table {
   }
   void unary(const char* name, Unary f) { unary({name}, f); }
 
-  /// With its operators: __add__ and __radd__; and its form in place, by which __iadd__ goes.
-  void binary(const std::string& name, Binary f, const char* symbol = nullptr) {
-    const auto beside = [f](const Tensor& x, const Operand& y) { return f(x, y.beside(x)); };
-    const char* const text = docs("ops::" + name);
-    m.def(name.c_str(), beside, "input"_a, "other"_a, Unlocked(), text);
-    t.def(name.c_str(), beside, "other"_a, Unlocked(), text);
-    if (!symbol) return;
-    const std::string letters = symbol;
-    t.def(("__" + letters + "__").c_str(), beside, Unlocked(), nb::is_operator());
-    t.def(("__r" + letters + "__").c_str(),
+  /// f(x, y) with a tensor or a number for y.
+  static auto beside(Binary f) {
+    return [f](const Tensor& x, const Operand& y) { return f(x, y.beside(x)); };
+  }
+  /// __add__ and __radd__.
+  void operators(const std::string& symbol, Binary f) {
+    t.def(("__" + symbol + "__").c_str(), beside(f), Unlocked(), nb::is_operator());
+    t.def(("__r" + symbol + "__").c_str(),
           [f](const Tensor& x, const Operand& y) { return f(y.beside(x), x); }, Unlocked(),
           nb::is_operator());
+  }
+  /// With its operators, and its form in place, by which __iadd__ goes.
+  void binary(const std::string& name, Binary f, const char* symbol = nullptr) {
+    const char* const text = docs("ops::" + name);
+    m.def(name.c_str(), beside(f), "input"_a, "other"_a, Unlocked(), text);
+    t.def(name.c_str(), beside(f), "other"_a, Unlocked(), text);
+    if (symbol) operators(symbol, f);
   }
   void binary_in_place(const std::string& name, const std::string& symbol,
                        void (*f)(Tensor&, const Tensor&)) {
     in_place_beside(name + "_", f);
     in_place_beside("__i" + symbol + "__", f, nb::is_operator());
   }
-  void comparison(const char* name, Binary f) {
-    const auto beside = [f](const Tensor& x, const Operand& y) { return f(x, y.beside(x)); };
-    const char* const text = docs("ops::" + std::string(name));
-    m.def(name, beside, "input"_a, "other"_a, Unlocked(), text);
-    t.def(name, beside, "other"_a, Unlocked(), text);
-    t.def((std::string("__") + name + "__").c_str(), beside, Unlocked(), nb::is_operator());
+  void comparison(const std::string& name, Binary f) {
+    binary(name, f);
+    t.def(("__" + name + "__").c_str(), beside(f), Unlocked(), nb::is_operator());
   }
 
   /// Over all dimensions, or those of `dim`: an int or several.
@@ -137,16 +135,8 @@ void bind_elementwise(Table& table) {
         return alpha == 1 ? ops::sub(x, y.beside(x)) : ops::add(x, y.beside(x), -alpha);
       },
       "other"_a, nb::kw_only(), "alpha"_a = 1.0, "input - alpha other, as add.");
-  const auto arithmetic = [&](const char* symbol, Binary f) {
-    table.t.def((std::string("__") + symbol + "__").c_str(),
-                [f](const Tensor& x, const Operand& y) { return f(x, y.beside(x)); }, Unlocked(),
-                nb::is_operator());
-    table.t.def((std::string("__r") + symbol + "__").c_str(),
-                [f](const Tensor& x, const Operand& y) { return f(y.beside(x), x); }, Unlocked(),
-                nb::is_operator());
-  };
-  arithmetic("add", [](const Tensor& a, const Tensor& b) { return ops::add(a, b); });
-  arithmetic("sub", ops::sub);
+  table.operators("add", [](const Tensor& a, const Tensor& b) { return ops::add(a, b); });
+  table.operators("sub", ops::sub);
   table.binary("mul", ops::mul, "mul");
   table.binary("div", true_divide, "truediv");
   table.binary("pow", ops::pow, "pow");
@@ -239,6 +229,15 @@ void bind_elementwise(Table& table) {
         return ops::clamp(x, min.value_or(-HUGE_VAL), max.value_or(HUGE_VAL));
       },
       "min"_a = nb::none(), "max"_a = nb::none());
+  table.op(
+      "clamp",
+      [](const Tensor& x, const MaybeTensor& min, const MaybeTensor& max) {
+        WEFT_CHECK(min.tensor.defined() || max.tensor.defined(),
+                   "clamp: expected min, max or both");
+        const Tensor raised = min.tensor.defined() ? ops::maximum(x, min) : x;
+        return max.tensor.defined() ? ops::minimum(raised, max) : raised;
+      },
+      "min"_a = nb::none(), "max"_a = nb::none());
   table.m.attr("clip") = table.m.attr("clamp");
 
   const auto on_bools = [&](const char* symbol, Binary f) {
@@ -275,7 +274,7 @@ void bind_elementwise(Table& table) {
       [where](const Tensor& x, const Tensor& condition, const Operand& other) {
         return where(condition, Operand{.tensor = x}, other);
       },
-      "condition"_a, "other"_a, Unlocked());
+      "condition"_a, "other"_a, Unlocked(), docs("ops::where"));
 
   table.in_place("zero_", [](Tensor& x) { ops::zero_(x); });
   table.in_place_beside("copy_",
@@ -283,10 +282,7 @@ void bind_elementwise(Table& table) {
   table.t.def(
       "fill_",
       [](nb::handle_t<Tensor> self, double value) {
-        Tensor x = nb::cast<Tensor>(self);
-        check_writable("fill_", x);
-        ops::fill_(x, value);
-        return nb::borrow(self);
+        return Table::changed(self, "fill_", [&](Tensor& x) { ops::fill_(x, value); });
       },
       "value"_a, docs("ops::add_"));
 }
@@ -432,7 +428,20 @@ void bind_rearrangements(Table& table) {
       "tensors"_a, "indexing"_a = "ij");
   table.op("tril", ops::tril, "diagonal"_a = 0);
   table.op("triu", ops::triu, "diagonal"_a = 0);
-  table.op("nonzero", ops::nonzero);
+  const auto nonzero = [](const Tensor& x, bool as_tuple) -> nb::object {
+    Tensor places;
+    Tensors columns;
+    {
+      const nb::gil_scoped_release unlocked;
+      places = ops::nonzero(as_tuple && x.dim() == 0 ? ops::reshape(x, {1}) : x);
+      for (int64_t d = 0; as_tuple && d < places.size(1); ++d) {
+        columns.push_back(ops::select(places, 1, d));
+      }
+    }
+    return as_tuple ? nb::object(nb::tuple(nb::cast(columns))) : nb::cast(places);
+  };
+  define_op(table.m, "nonzero", nonzero, "input"_a, nb::kw_only(), "as_tuple"_a = false);
+  table.t.def("nonzero", nonzero, nb::kw_only(), "as_tuple"_a = false, docs("ops::nonzero"));
   table.op("sort", ops::sort, "dim"_a = -1, "descending"_a = false);
   table.op("argsort", ops::argsort, "dim"_a = -1, "descending"_a = false);
   table.op("topk", ops::topk, "k"_a, "dim"_a = -1, "largest"_a = true);
@@ -489,18 +498,14 @@ void bind_reductions(Table& table) {
   table.reduction("prod", ops::prod);
   bind_extreme(table, "max", ops::max, ops::maximum, ops::argmax);
   bind_extreme(table, "min", ops::min, ops::minimum, ops::argmin);
-  table.op(
-      "var",
-      [](const Tensor& x, const std::optional<Shape>& dim, double correction, bool keepdim) {
-        return ops::var(x, dim.value_or(Shape{}), correction, keepdim);
-      },
-      "dim"_a = nb::none(), nb::kw_only(), "correction"_a = 1.0, "keepdim"_a = false);
-  table.op(
-      "std",
-      [](const Tensor& x, const std::optional<Shape>& dim, double correction, bool keepdim) {
-        return ops::std(x, dim.value_or(Shape{}), correction, keepdim);
-      },
-      "dim"_a = nb::none(), nb::kw_only(), "correction"_a = 1.0, "keepdim"_a = false);
+  for (const auto& [name, f] : {std::pair("var", &ops::var), {"std", &ops::std}}) {
+    table.op(
+        name,
+        [f](const Tensor& x, const std::optional<Shape>& dim, double correction, bool keepdim) {
+          return f(x, dim.value_or(Shape{}), correction, keepdim);
+        },
+        "dim"_a = nb::none(), nb::kw_only(), "correction"_a = 1.0, "keepdim"_a = false);
+  }
   table.op(
       "norm",
       [](const Tensor& x, double p, const std::optional<Shape>& dim, bool keepdim) {
@@ -543,18 +548,15 @@ void bind_products(Table& table) {
   of_dims("dot", 1);
   of_dims("mm", 2);
   of_dims("bmm", 3);
-  table.op(
-      "softmax",
-      [](const Tensor& x, int64_t dim, const MaybeDType& dtype) {
-        return ops::softmax(dtype ? ops::cast(x, *dtype) : x, dim);
-      },
-      "dim"_a, "dtype"_a = nb::none());
-  table.op(
-      "log_softmax",
-      [](const Tensor& x, int64_t dim, const MaybeDType& dtype) {
-        return ops::log_softmax(dtype ? ops::cast(x, *dtype) : x, dim);
-      },
-      "dim"_a, "dtype"_a = nb::none());
+  for (const auto& [name, f] :
+       {std::pair("softmax", &ops::softmax), {"log_softmax", &ops::log_softmax}}) {
+    table.op(
+        name,
+        [f](const Tensor& x, int64_t dim, const MaybeDType& dtype) {
+          return f(dtype ? ops::cast(x, *dtype) : x, dim);
+        },
+        "dim"_a, "dtype"_a = nb::none());
+  }
 }
 
 void bind_lookup(Table& table) {
@@ -673,10 +675,14 @@ void bind_creation(Table& table) {
       "device"_a = nb::none());
   define_op(
       m, "eye",
-      [](int64_t n, const MaybeDType& dtype, const MaybeDevice& device) {
-        return ops::to(ops::eye(n, dtype.value_or(DType::f32)), device.value_or(Device{}));
+      [](int64_t rows, std::optional<int64_t> columns, const MaybeDType& dtype,
+         const MaybeDevice& device) {
+        const int64_t width = columns.value_or(rows);
+        const Tensor square = ops::eye(std::max(rows, width), dtype.value_or(DType::f32));
+        const Tensor y = ops::narrow(ops::narrow(square, 0, 0, rows), 1, 0, width);
+        return ops::to(ops::contiguous(y), device.value_or(Device{}));
       },
-      "n"_a, nb::kw_only(), "dtype"_a = nb::none(), "device"_a = nb::none());
+      "n"_a, "m"_a = nb::none(), nb::kw_only(), "dtype"_a = nb::none(), "device"_a = nb::none());
   m.def("manual_seed", &manual_seed, "seed"_a, "Restarts this thread's random generator.");
   m.def(
       "get_rng_state",

@@ -87,9 +87,7 @@ void bind_optimizer(nb::module_& m) {
            })
       .def("__setitem__",
            [](Group& g, const std::string& option, double value) { g.get()[option] = value; })
-      .def_prop_ro("options", [](const Group& g) {
-        return std::map<std::string, double>(g.get().options.begin(), g.get().options.end());
-      });
+      .def_prop_ro("options", [](const Group& g) { return g.get().options; });
   nb::class_<Optimizer>(
       m, "Optimizer",
       "Parameters in groups with their options, the state of each, and one update per step.")
@@ -116,12 +114,7 @@ void bind_optimizer(nb::module_& m) {
           },
           "param_group"_a, docs("optim::Optimizer::add_group"))
       .def_prop_rw("lr", &Optimizer::lr, &Optimizer::set_lr, docs("optim::Optimizer::lr"))
-      .def_prop_ro(
-          "defaults",
-          [](const Optimizer& self) {
-            return std::map<std::string, double>(self.defaults().begin(), self.defaults().end());
-          },
-          docs("optim::Optimizer::defaults"))
+      .def_prop_ro("defaults", &Optimizer::defaults, docs("optim::Optimizer::defaults"))
       .def(
           "state_dict",
           [](const Optimizer& self) {
@@ -152,13 +145,8 @@ void bind_optimizer(nb::module_& m) {
       "name"_a, "params"_a, "options"_a,
       "An optimizer by its name. Its options are named as in PyTorch, but for beta1 and beta2.");
   m.def("optimizer_names", &optim::optimizer_names, "What make_optimizer knows.");
-  m.def(
-      "optimizer_options",
-      [](const std::string& name) {
-        const optim::Options all = optim::optimizer_options(name);
-        return std::map<std::string, double>(all.begin(), all.end());
-      },
-      "name"_a, "What it can be told, with its defaults.");
+  m.def("optimizer_options", &optim::optimizer_options, "name"_a,
+        "What it can be told, with its defaults.");
   m.def(
       "without_decay_of_vectors",
       [](nb::handle parameters, const std::vector<std::string>& exempt) {

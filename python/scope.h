@@ -37,11 +37,7 @@ void bind_scope(nb::module_& m, const char* name) {
   using C = Context<Scope, Arguments...>;
   nb::class_<C>(m, name)
       .def(nb::init<Arguments...>())
-      .def("__enter__",
-           [](nb::handle_t<C> self) {
-             nb::cast<C&>(self).enter();
-             return nb::borrow(self);
-           })
+      .def("__enter__", on_self<C>(&C::enter))
       .def("__exit__", [](C& c, const nb::args&) { c.exit(); });
 }
 

@@ -189,19 +189,13 @@ void bind_tensor(nb::module_& m, nb::class_<Tensor>& tensor) {
   m.def("_shortest", &scientific,
         "The fewest digits, as 1.25e+00, that are read back as this value of the dtype.");
 
-  tensor
-      .def_prop_ro(
-          "shape", [](const Tensor& x) { return x.shape(); }, "The sizes, a tuple.")
-      .def_prop_ro(
-          "dtype", [](const Tensor& x) { return x.dtype(); }, "What the elements are.")
+  tensor.def_prop_ro("shape", &Tensor::shape, "The sizes, a tuple.")
+      .def_prop_ro("dtype", &Tensor::dtype, "What the elements are.")
       .def_prop_ro(
           "device", [](const Tensor& x) { return x.device(); }, "Where they lie.")
-      .def_prop_ro(
-          "ndim", [](const Tensor& x) { return x.dim(); }, "How many dimensions there are.")
-      .def_prop_ro(
-          "nbytes", [](const Tensor& x) { return x.nbytes(); }, "Bytes of the elements.")
-      .def_prop_ro(
-          "itemsize", [](const Tensor& x) { return x.itemsize(); }, "Bytes of one element.")
+      .def_prop_ro("ndim", &Tensor::dim, "How many dimensions there are.")
+      .def_prop_ro("nbytes", &Tensor::nbytes, "Bytes of the elements.")
+      .def_prop_ro("itemsize", &Tensor::itemsize, "Bytes of one element.")
       .def_prop_ro(
           "T",
           [](const Tensor& x) {
@@ -213,32 +207,23 @@ void bind_tensor(nb::module_& m, nb::class_<Tensor>& tensor) {
       .def_prop_ro(
           "mT", [](const Tensor& x) { return ops::transpose(x, -2, -1); },
           "The matrices of the last two dimensions transposed: a view.")
-      .def_prop_ro(
-          "_version", [](const Tensor& x) { return x.version(); },
-          "How often the storage was changed in place.")
-      .def(
-          "dim", [](const Tensor& x) { return x.dim(); }, "How many dimensions there are.")
-      .def(
-          "numel", [](const Tensor& x) { return x.numel(); }, "How many elements there are.")
-      .def(
-          "nelement", [](const Tensor& x) { return x.numel(); }, "How many elements there are.")
-      .def(
-          "element_size", [](const Tensor& x) { return x.itemsize(); }, "Bytes of one element.")
-      .def(
-          "storage_offset", [](const Tensor& x) { return x.offset(); },
-          "Where the first element lies in the storage, in elements.")
+      .def_prop_ro("_version", &Tensor::version, "How often the storage was changed in place.")
+      .def("dim", &Tensor::dim, "How many dimensions there are.")
+      .def("numel", &Tensor::numel, "How many elements there are.")
+      .def("nelement", &Tensor::numel, "How many elements there are.")
+      .def("element_size", &Tensor::itemsize, "Bytes of one element.")
+      .def("storage_offset", &Tensor::offset,
+           "Where the first element lies in the storage, in elements.")
       .def(
           "data_ptr", [](const Tensor& x) { return reinterpret_cast<uintptr_t>(x.raw()); },
           "The address of the first element.")
-      .def(
-          "is_contiguous", [](const Tensor& x) { return x.is_contiguous(); },
-          "Whether the elements lie in row-major order without gaps.")
+      .def("is_contiguous", &Tensor::is_contiguous,
+           "Whether the elements lie in row-major order without gaps.")
       .def(
           "is_floating_point", [](const Tensor& x) { return is_floating(x.dtype()); },
           "Whether the dtype is floating.")
-      .def(
-          "is_same", [](const Tensor& x, const Tensor& y) { return x.is_same(y); }, "other"_a,
-          "Whether both are handles on one tensor, gradient and all.")
+      .def("is_same", &Tensor::is_same, "other"_a,
+           "Whether both are handles on one tensor, gradient and all.")
       .def(
           "size",
           [](const Tensor& x, std::optional<int64_t> dim) -> nb::object {

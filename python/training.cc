@@ -10,7 +10,6 @@
 #include "models/registry.h"
 #include "python/bindings.h"
 #include "python/casters.h"
-#include "python/exchange.h"
 #include "python/json.h"
 #include "python/named_tensors.h"
 #include "train/fabric.h"
@@ -62,24 +61,16 @@ data::LoaderOptions loader_options(int64_t batch_size, bool shuffle, bool drop_l
   data::Augmentation& a = options.augmentation;
   for (const auto& [key, value] : augmentation) {
     const auto name = nb::cast<std::string>(key);
-    if (name == "shift")
-      a.shift = nb::cast<int>(value);
-    else if (name == "flip")
-      a.flip = nb::cast<bool>(value);
-    else if (name == "random_crop")
-      a.random_crop = nb::cast<bool>(value);
-    else if (name == "rand_augment")
-      a.rand_augment = nb::cast<int>(value);
-    else if (name == "magnitude")
-      a.magnitude = nb::cast<int>(value);
-    else if (name == "erase")
-      a.erase = nb::cast<double>(value);
-    else if (name == "mixup")
-      a.mixup = nb::cast<double>(value);
-    else if (name == "cutmix")
-      a.cutmix = nb::cast<double>(value);
-    else
-      WEFT_FAIL("Loader: unknown augmentation \"{}\"", name);
+    const auto takes = [&, given = nb::handle(value)]<class T>(std::string_view option, T& field) {
+      if (name == option) field = nb::cast<T>(given);
+      return name == option;
+    };
+    const bool is_known =
+        takes("shift", a.shift) || takes("flip", a.flip) ||
+        takes("alternate_flip", a.alternate_flip) || takes("random_crop", a.random_crop) ||
+        takes("rand_augment", a.rand_augment) || takes("magnitude", a.magnitude) ||
+        takes("erase", a.erase) || takes("mixup", a.mixup) || takes("cutmix", a.cutmix);
+    WEFT_CHECK(is_known, "Loader: unknown augmentation \"{}\"", name);
   }
   return options;
 }
@@ -189,20 +180,21 @@ void bind_fabric(nb::module_ m) {
           [](Fabric* self, const std::string& device, const nb::object& devices, int num_nodes,
              const std::string& precision, const std::string& strategy,
              const std::string& accumulation, int64_t gradient_accumulation_steps,
-             bool split_batches) {
+             bool split_batches, const std::string& fp8_level) {
             new (self)
                 Fabric({.device = device,
                         .devices = devices_of(devices),
                         .num_nodes = num_nodes,
                         .precision = precision,
                         .strategy = {.name = strategy},
-                        .numerics = {.accumulation = kernels::parse_accumulation(accumulation)},
+                        .numerics = {.fp8_level = fp8_level,
+                                     .accumulation = kernels::parse_accumulation(accumulation)},
                         .accumulate = gradient_accumulation_steps,
                         .split_batches = split_batches});
           },
           nb::kw_only(), "device"_a = "cpu", "devices"_a = 1, "num_nodes"_a = 1,
           "precision"_a = "32-true", "strategy"_a = "auto", "accumulation"_a = "ieee",
-          "gradient_accumulation_steps"_a = 1, "split_batches"_a = false)
+          "gradient_accumulation_steps"_a = 1, "split_batches"_a = false, "fp8_level"_a = "")
       .def(
           "launch",
           [](Fabric& self) {

@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <charconv>
 #include <cmath>
-#include <functional>
 #include <nlohmann/json.hpp>
 #include <set>
 #include <type_traits>
@@ -18,6 +17,7 @@
 #include "models/gpt_names.h"
 #include "models/registry.h"
 #include "optim/registry.h"
+#include "train/fp8_level.h"
 
 namespace weft::dist {
 
@@ -95,7 +95,7 @@ const std::vector<Recipe>& recipes() {
         .clip_norm = 0,
         .warmup = 0.23,
         .label_smoothing = 0.2,
-        .augmentation = {.shift = 2, .flip = true},
+        .augmentation = {.shift = 2, .flip = true, .alternate_flip = true},
         .test_time_flip = true,
         .precision = "bf16"}},
       {"gpt-quick",
@@ -145,6 +145,10 @@ void validate_precision(const Config& c) {
   check_supported(precision, capabilities_of(kernels::parse_accumulation(c.matmul_numerics)));
   check_choice("tf32-rounding", c.tf32_rounding, {"truncate", "nearest"});
   check_choice("fp8-scaling", c.fp8_scaling, {"current", "delayed"});
+  check_fp8_level(c.fp8_level, precision, c.strategy, static_cast<int>(c.devices));
+  WEFT_CHECK(c.fp8_level != "O2" || c.optimizer.starts_with("adam"),
+             "fp8-level O2: keeps Adam's moments in few bits; optimizer {} has others",
+             c.optimizer);
   const bool is_dynamic = c.loss_scale == "dynamic";
   WEFT_CHECK(is_dynamic || precision.scales_loss(),
              "loss-scale: only precision fp16 scales the loss, not {}", c.precision);
@@ -168,18 +172,19 @@ template <class C, class F>
 void for_each_setting(C& config, F&& f) {
   {
     auto& part = config;
-    WEFT_SETTINGS(recipe, data, model, image_size, epochs, batch_size, accumulate, limit_batches,
-                  weights, interpolation, layer_norm_eps, freeze, layer_decay, optimizer, lr,
-                  weight_decay, momentum, nesterov, betas, eps, vector_lr, clip_norm, nonfinite,
-                  schedule, warmup, label_smoothing, test_time_flip, drop_path, normalize,
-                  precision, matmul_numerics, tf32_rounding, loss_scale, initial_loss_scale,
-                  loss_scale_window, loss_scale_hysteresis, min_loss_scale, fp8_scaling,
-                  checkpoint_activations, seed, save_every, state_dict_type, watch, detect_anomaly,
-                  devices, global_batch_size, gradient_average, deterministic_reduce, collectives)
+    WEFT_SETTINGS(
+        recipe, data, model, image_size, epochs, batch_size, accumulate, limit_batches, weights,
+        interpolation, layer_norm_eps, freeze, layer_decay, optimizer, lr, weight_decay, momentum,
+        nesterov, betas, eps, vector_lr, clip_norm, nonfinite, schedule, warmup, label_smoothing,
+        test_time_flip, drop_path, normalize, precision, matmul_numerics, tf32_rounding, loss_scale,
+        initial_loss_scale, loss_scale_window, loss_scale_hysteresis, min_loss_scale, fp8_scaling,
+        fp8_level, checkpoint_activations, seed, save_every, state_dict_type, watch, detect_anomaly,
+        devices, global_batch_size, gradient_average, deterministic_reduce, collectives, capture)
   }
   {
     auto& part = config.augmentation;
-    WEFT_SETTINGS(random_crop, shift, flip, rand_augment, magnitude, erase, mixup, cutmix)
+    WEFT_SETTINGS(random_crop, shift, flip, alternate_flip, rand_augment, magnitude, erase, mixup,
+                  cutmix)
   }
   auto& part = config.strategy;
   WEFT_SETTINGS(shard_size, tensor_parallel, sequence_parallel, parallel_head, pipeline_stages,
@@ -216,6 +221,7 @@ void validate_ranks(const Config& c) {
              "detect-anomaly: not with {}, whose threads are not watched; use ddp", strategy.name);
   const int devices = sharing_of(c).data_devices();
   check_choice("collectives", c.collectives, {"auto", "nccl", "exact"});
+  check_choice("capture", c.capture, {"auto", "on", "off"});
   const int64_t m = c.deterministic_reduce;
   if (m == 0) return;
   WEFT_CHECK(c.collectives != "nccl",
@@ -241,18 +247,21 @@ void validate_ranks(const Config& c) {
 void validate_text(const Config& c) {
   check_choice("model", c.model, models::gpt_names());
   const nlohmann::json mine = to_json(c), usual = to_json(Config());
-  for (const char* key :
-       {"image_size", "weights", "interpolation", "layer_norm_eps", "label_smoothing", "drop_path",
-        "normalize", "test_time_flip", "checkpoint_activations", "gradient_average",
-        "deterministic_reduce", "random_crop", "shift", "flip", "rand_augment", "magnitude",
-        "erase", "mixup", "cutmix"}) {
-    std::string name = key;
-    std::ranges::replace(name, '_', '-');
-    WEFT_CHECK(mine.at(key) == usual.at(key),
-               "{}: a setting of images, but data '{}' is text; leave it out, or start from "
-               "--recipe gpt-quick",
-               name, c.data);
-  }
+  const auto check_usual = [&](std::initializer_list<const char*> keys) {
+    for (const char* key : keys) {
+      std::string name = key;
+      std::ranges::replace(name, '_', '-');
+      WEFT_CHECK(mine.at(key) == usual.at(key),
+                 "{}: a setting of images, but data '{}' is text; leave it out, or start from "
+                 "--recipe gpt-quick",
+                 name, c.data);
+    }
+  };
+  check_usual({"image_size", "weights", "interpolation", "layer_norm_eps", "label_smoothing",
+               "drop_path", "normalize", "test_time_flip", "checkpoint_activations",
+               "gradient_average", "deterministic_reduce"});
+  check_usual({"random_crop", "shift", "flip", "alternate_flip", "rand_augment", "magnitude",
+               "erase", "mixup", "cutmix"});
   WEFT_CHECK(c.state_dict_type == "full",
              "state-dict-type: runs on text keep full checkpoints, got {}", c.state_dict_type);
 }

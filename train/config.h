@@ -36,9 +36,9 @@ struct Config {
   double lr = 1e-3;                          // learning rate at the schedule's peak
   double weight_decay = 0.05;                // not on biases and normalisation
   double momentum = 0.9;                     // of an optimizer that has one
-  bool nesterov = false;                     // sgd
-  std::vector<double> betas = {0.9, 0.999};  // adam, adamw: beta1 and beta2
-  double eps = 1e-8;                         // adam, adamw
+  bool nesterov = false;                     // sgd, muon
+  std::vector<double> betas = {0.9, 0.999};  // adam, adamw, lamb: beta1 and beta2
+  double eps = 1e-8;                         // adam, adamw, lamb
   double vector_lr = 1;                // factor on the learning rate of biases and other vectors
   double clip_norm = 1;                // 0: no clipping
   std::string nonfinite = "stop";      // a loss or gradient that is not finite: stop, skip the step
@@ -60,6 +60,7 @@ struct Config {
   int64_t loss_scale_hysteresis = 1;       // dynamic: infinities before it halves
   double min_loss_scale = 1;               // dynamic: an infinity at this scale ends the run
   std::string fp8_scaling = "current";     // current, delayed
+  std::string fp8_level;                   // O1, O2 (train/fp8_level.h); empty: none
   bool checkpoint_activations = false;
   uint64_t seed = 0;
   std::string save_every;  // besides epoch ends: steps, "500", or seconds, "600s"; empty: never
@@ -73,6 +74,7 @@ struct Config {
   int64_t global_batch_size = 0;             // images of all devices; 0: batch_size on each
   std::string gradient_average = "samples";  // samples: over all; ranks: as PyTorch's DDP
   int64_t deterministic_reduce = 0;          // micro-batches in the fixed tree; 0: not fixed
+  std::string capture = "auto";      // the step as a CUDA graph: on, off; auto: where it can be
   std::string collectives = "auto";  // who adds on GPUs: nccl, exact; auto: exact where it is fixed
 };
 

@@ -19,6 +19,7 @@
 #include "dist/comm/tree_accumulator.h"
 #include "dist/model_parallel/rank_collectives.h"
 #include "dist/strategy/aliases.h"
+#include "dist/strategy/fp8_gradients.h"
 #include "dist/strategy/strategy_kind.h"
 #include "optim/clip.h"
 #include "train/sharded_state.h"
@@ -122,7 +123,7 @@ class Fabric::Gradients : public optim::GradientOwner {
     return mine;
   }
 
-  double norm(const Tensors& mine) override {
+  Tensor norm(const Tensors& mine) override {
     std::vector<std::pair<Model*, Tensors>> parts;
     for (const auto& model : fabric_.models_) {
       Tensors part;
@@ -131,10 +132,10 @@ class Fabric::Gradients : public optim::GradientOwner {
       }
       if (!part.empty()) parts.emplace_back(model.get(), std::move(part));
     }
-    if (parts.size() == 1) return parts[0].first->strategy->grad_norm(parts[0].second);
+    if (parts.size() == 1) return parts[0].first->strategy->unread_norm(parts[0].second);
     dist::ExactSum squares;
     for (const auto& [model, part] : parts) squares.add(model->strategy->squares(part));
-    return std::sqrt(squares.value());
+    return Tensor::scalar(std::sqrt(squares.value()), DType::f64);
   }
 
   static void check_summed(const Model& model, const char* what) {
@@ -167,6 +168,8 @@ Fabric::Fabric(const FabricOptions& options)
              "fabric: num_nodes and accumulate must be positive, got {} and {}", options.num_nodes,
              options.accumulate);
   dist::parse_collectives(options.collectives);  // throws sooner than launch()
+  const Fp8Level level = parse_fp8_level(options.numerics.fp8_level);
+  if (level != Fp8Level::kNone) low_bits_.emplace(level);
   // All devices, under a launcher, are the ranks that it has started.
   if (options.devices.count == 0 && dist::is_rank()) return;
   devices_ = options.devices.on(device_) * options.num_nodes;
@@ -220,7 +223,13 @@ void Fabric::launch(dist::CommunicatorPtr world) {
     const dist::Collectives collectives = dist::parse_collectives(options_.collectives);
     world_ = dist::on_device(std::move(world_), device_, collectives);
   }
-  geometry_ = dist::make_strategy(options_.strategy, world_, devices_);
+  geometry_ = make_strategy();
+}
+
+std::shared_ptr<dist::Strategy> Fabric::make_strategy() const {
+  if (!low_bits_) return dist::make_strategy(options_.strategy, world_, devices_);
+  check_fp8_level(options_.numerics.fp8_level, precision_, options_.strategy, devices_);
+  return dist::make_fp8_gradients(world_);
 }
 
 dist::Strategy& Fabric::strategy() const {
@@ -279,12 +288,11 @@ void Fabric::setup_model(nn::Module& model, const nn::ModelStructure& structure)
   model.to(device_);
   auto entry = std::make_unique<Model>();
   entry->module = &model;
-  entry->strategy = !std::exchange(is_geometry_used_, true)
-                        ? geometry_
-                        : dist::make_strategy(options_.strategy, world_, devices_);
+  entry->strategy = !std::exchange(is_geometry_used_, true) ? geometry_ : make_strategy();
   // Tensors are known by their handles, which wrap() leaves as they are.
   const NamedTensors whole = model.named_parameters();
   entry->strategy->wrap(model, structure);
+  if (low_bits_) low_bits_->take(model);
   const optim::ParameterGroups kept = entry->strategy->groups(optim::ParameterGroups(whole));
   Tensors all;
   for (size_t i = 0; i < whole.size(); ++i) {
@@ -315,6 +323,7 @@ void Fabric::setup_model(nn::Module& model, const nn::ModelStructure& structure)
 
 void Fabric::setup_optimizer(optim::Optimizer& optimizer) {
   WEFT_CHECK(!optimizer.has_route(), "fabric: the optimizer was set up already");
+  if (low_bits_) low_bits_->check(optimizer);
   WEFT_CHECK(!optimizer.has_stepped(),
              "fabric: set an optimizer up before its first step: its state is of whole parameters");
   forget_the_dead();
@@ -327,7 +336,11 @@ void Fabric::setup_optimizer(optim::Optimizer& optimizer) {
           models_, [id = tensor.id()](const auto& model) { return model->kept.contains(id); });
       WEFT_CHECK(owner != models_.end(),
                  "fabric: parameter \"{}\" of the optimizer is of no model that was set up", name);
-      tensor = (*owner)->kept.at(tensor.id());
+      const Tensor& mine = (*owner)->kept.at(tensor.id());
+      WEFT_CHECK(mine.shape() == tensor.shape() || !optimizer.needs_whole_parameters(),
+                 "fabric: {} needs whole parameters, and the strategy {} cuts \"{}\"",
+                 optimizer.kind(), options_.strategy.name, name);
+      tensor = mine;
       if (std::ranges::find(entry->models, owner->get()) == entry->models.end()) {
         entry->models.push_back(owner->get());
       }
@@ -339,8 +352,8 @@ void Fabric::setup_optimizer(optim::Optimizer& optimizer) {
   const std::weak_ptr<Fabric*> fabric = alive_;
   optimizer.set_route(
       {.step =
-           [token, fabric, entry = entry.get()](double gradient_scale) {
-             return alive(fabric, "optimizer").take_step(*entry, gradient_scale);
+           [token, fabric, entry = entry.get()](double scale, const kernels::StepGate& gate) {
+             return alive(fabric, "optimizer").take_step(*entry, scale, gate);
            },
        .zero_grad = [fabric,
                      entry = entry.get()] { alive(fabric, "optimizer").drop_gradients(*entry); }});
@@ -506,16 +519,22 @@ bool Fabric::waits(const Optimizer& entry) const {
 }
 
 double Fabric::unscale(optim::Optimizer& optimizer) {
+  const Tensor norm = unread_unscale(optimizer);
+  return norm.defined() ? norm.item() : 0;
+}
+
+Tensor Fabric::unread_unscale(optim::Optimizer& optimizer) {
   return unscale(find_optimizer(optimizer, "unscale"));
 }
 
-double Fabric::unscale(Optimizer& entry) {
-  if (!scaler_.is_enabled() || entry.is_unscaled) return 0;
+Tensor Fabric::unscale(Optimizer& entry) {
+  if (!scaler_.is_enabled() || entry.is_unscaled) return {};
   WEFT_CHECK(!entry.is_used_up,
              "fabric: zero_grad() was not called since the last step(); with a loss scale, which "
              "changes, gradients cannot add up over steps");
-  const double norm = scaler_.unscale(*entry.optimizer);
+  const Tensor norm = scaler_.unread_unscale(*entry.optimizer);
   entry.is_unscaled = true;
+  if (!world_ && norm.defined()) return norm;
   // Of all ranks, before any of them skips a step.
   const Tensor found = Tensor::scalar(scaler_.found_inf(*entry.optimizer), DType::f32);
   all_reduce(found, dist::ReduceOp::kMax);
@@ -528,17 +547,24 @@ double Fabric::clip_gradients(optim::Optimizer& optimizer, double max_norm) {
   return optim::clip_grad_norm(optimizer.parameters(), max_norm);
 }
 
-bool Fabric::step(optim::Optimizer& optimizer, double gradient_scale) {
+bool Fabric::step(optim::Optimizer& optimizer, double gradient_scale,
+                  const kernels::StepGate& gate) {
   find_optimizer(optimizer, "step");
-  return optimizer.step(gradient_scale);
+  return optimizer.step(gradient_scale, gate);
 }
 
-bool Fabric::take_step(Optimizer& entry, double gradient_scale) {
+bool Fabric::take_step(Optimizer& entry, double gradient_scale, const kernels::StepGate& gate) {
   forget_the_dead();
   if (waits(entry)) return false;
   for (const Model* model : entry.models) Gradients::check_summed(*model, "step()");
   unscale(entry);
-  const bool is_taken = scaler_.step(*entry.optimizer, gradient_scale);
+  const bool is_taken =
+      low_bits_
+          ? low_bits_->step(*entry.optimizer, gate,
+                            [&](double coefficient) {
+                              return scaler_.step(*entry.optimizer, gradient_scale * coefficient);
+                            })
+          : scaler_.step(*entry.optimizer, gradient_scale, gate);
   entry.is_unscaled = false;
   entry.is_used_up = true;
   entry.is_adding_up = false;

@@ -51,6 +51,7 @@
 #include "optim/gradient_owner.h"
 #include "optim/optimizer.h"
 #include "train/devices.h"
+#include "train/fp8_level.h"
 #include "train/metrics_log.h"
 #include "train/named_state.h"
 #include "train/precision.h"
@@ -69,6 +70,7 @@ struct NumericsOptions {
   optim::GradScalerOptions loss_scale = {};  // of 16-mixed
   bool loss_scale_is_fixed = false;          // its first value stays
   Fp8Options fp8 = {};
+  std::string fp8_level = {};  // O1, O2 (train/fp8_level.h); of fp8, on one device or under ddp
   kernels::Accumulation accumulation = kernels::Accumulation::kIeee;
   kernels::Tf32 tf32_rounding = kernels::Tf32::kTruncate;
 };
@@ -226,10 +228,14 @@ class Fabric {
   /// In 16-mixed divides the gradients by the loss scale, once a step, and returns the norm of this
   /// rank's; else 0. Clipping and step() do it where it was not done.
   double unscale(optim::Optimizer& optimizer);
-  /// optimizer.step(gradient_scale), which then sets the loss scale and the scales of fp8 for the
-  /// next step. Returns false, on all ranks, when a gradient was infinite on one of them and the
-  /// step was skipped.
-  bool step(optim::Optimizer& optimizer, double gradient_scale = 1);
+  /// The same; the norm, f64 [], stays on the device, for which a process alone does not wait.
+  /// Undefined where nothing was divided.
+  Tensor unread_unscale(optim::Optimizer& optimizer);
+  /// optimizer.step(gradient_scale, gate), which then sets the loss scale and the scales of fp8 for
+  /// the next step. Returns false, on all ranks, when a gradient was infinite on one of them and
+  /// the step was skipped.
+  bool step(optim::Optimizer& optimizer, double gradient_scale = 1,
+            const kernels::StepGate& gate = {});
   /// Instead of step() of the only optimizer: nothing changes.
   void skip_step();
   optim::GradScaler& scaler() { return scaler_; }
@@ -309,6 +315,7 @@ class Fabric {
   class Gradients;
 
   const dist::Sharing& sharing() const;
+  std::shared_ptr<dist::Strategy> make_strategy() const;
   Model& only_model(std::string_view function);
   Model& find_model(nn::Module& model, std::string_view function);
   Optimizer& find_optimizer(const optim::Optimizer& optimizer, std::string_view function);
@@ -332,12 +339,12 @@ class Fabric {
   void put_sums_aside(Model& model);
   void take_sums_back(Model& model);
   bool waits(const Optimizer& optimizer) const;
-  bool take_step(Optimizer& entry, double gradient_scale);
+  bool take_step(Optimizer& entry, double gradient_scale, const kernels::StepGate& gate);
   void drop_gradients(Optimizer& entry);
   void drop_gradients(Model& model);
   void drop_rest(Model& model);
   void settle(Optimizer& entry);
-  double unscale(Optimizer& entry);
+  Tensor unscale(Optimizer& entry);
   void update_scale();
   void reduce_amax();
 
@@ -347,6 +354,7 @@ class Fabric {
   const Precision& precision_;
   optim::GradScaler scaler_;
   Fp8Scaling fp8_;
+  std::optional<LowBitStates> low_bits_;  // of a level of fp8
   Device device_;
   dist::CommunicatorPtr world_;
   // Made by launch(); it becomes that of the first model.

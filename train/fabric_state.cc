@@ -9,7 +9,6 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 #include <set>
-#include <unordered_map>
 
 #include "autograd/ops.h"
 #include "core/transfer.h"

@@ -1,6 +1,5 @@
 #include "train/layer_watch.h"
 
-#include <algorithm>
 #include <cmath>
 
 #include "autograd/ops.h"

@@ -7,7 +7,6 @@
 #include <functional>
 #include <nlohmann/json.hpp>
 #include <string_view>
-#include <utility>
 
 #include "core/error.h"
 

@@ -4,14 +4,12 @@
 #include <cmath>
 #include <numbers>
 
-#include "autograd/backward.h"
 #include "autograd/ops.h"
 #include "autograd/random.h"
 #include "core/philox.h"
 #include "nn/layers.h"
 #include "optim/adam.h"
-#include "optim/grad_scaler.h"
-#include "train/precision.h"
+#include "train/fabric.h"
 
 namespace weft::train {
 namespace {
@@ -54,33 +52,30 @@ struct Settings {
   bool scales = true;
   double loss_factor = 1;  // a loss whose gradients are small, as a mean over many outputs has
   Fp8Options::Scaling fp8 = Fp8Options::Scaling::kCurrent;
+  const char* level = "";  // of fp8
 };
 
 /// The mean loss on points not trained on.
 double final_loss(const Settings& s, uint64_t seed) {
   const Spirals train(1), test(2);
-  const Precision& precision = find_precision(s.precision);
+  Fabric fabric(
+      {.precision = s.precision,
+       .numerics = {.loss_scale = {.growth_interval = 50, .enabled = s.scales, .min_scale = 1},
+                    .fp8 = {.scaling = s.fp8},
+                    .fp8_level = s.level,
+                    .accumulation = s.accumulation}});
+  fabric.launch(nullptr);
   manual_seed(seed);
   Network network;
-  network.to(precision.parameters);
   optim::AdamW adam(network.named_parameters(), {.lr = 0.02, .eps = 1e-15, .weight_decay = 0});
-  optim::GradScaler scaler(
-      {.growth_interval = 50, .enabled = precision.scales_loss() && s.scales, .min_scale = 1});
-  Fp8Scaling fp8({.scaling = s.fp8});
+  fabric.setup(network, adam);
   for (int step = 0; step < 120; ++step) {
     adam.zero_grad();
-    {
-      const PrecisionScope scope(precision, s.accumulation, &fp8);
-      const Tensor logits = forward_logits(network, train.points, precision);
-      backward(scaler.scale(ops::cross_entropy(logits, train.arms) * s.loss_factor));
-    }
-    scaler.step(adam);
-    scaler.update();
-    fp8.update();
+    fabric.backward(ops::cross_entropy(network(train.points), train.arms) * s.loss_factor);
+    adam.step();
   }
   const NoGrad guard;
-  const PrecisionScope scope(precision, s.accumulation, &fp8);
-  return ops::cross_entropy(forward_logits(network, test.points, precision), test.arms).item();
+  return ops::cross_entropy(network(test.points), test.arms).item();
 }
 
 struct Spread {
@@ -102,10 +97,12 @@ TEST_CASE("narrow precisions end within the seed-to-seed spread of fp32") {
   for (const Settings& settings :
        {Settings{"tf32"}, Settings{"bf16"}, Settings{"fp16"}, Settings{"fp64"},
         Settings{"fp32", Accumulation::kExact}, Settings{"bf16", Accumulation::kH100},
-        Settings{"fp16", Accumulation::kV100}}) {
+        Settings{"fp16", Accumulation::kV100}, Settings{.precision = "fp8", .level = "O1"},
+        Settings{.precision = "fp8", .level = "O2"}}) {
     const Spread other(settings);
-    INFO(settings.precision << " " << kernels::name(settings.accumulation) << ": " << other.low
-                            << " to " << other.high);
+    INFO(settings.precision << " " << settings.level << " " << kernels::name(settings.accumulation)
+                            << ": " << other.low << " to " << other.high << ", mean off by "
+                            << other.mean - fp32.mean);
     CHECK(std::abs(other.mean - fp32.mean) <= fp32.high - fp32.low);
   }
 }

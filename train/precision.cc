@@ -5,7 +5,6 @@
 #include <utility>
 
 #include "kernels/device/probe.h"
-#include "kernels/gemm/onednn_matmul.h"
 
 namespace weft::train {
 namespace {

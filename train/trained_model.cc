@@ -3,6 +3,7 @@
 #include "autograd/ops.h"
 #include "autograd/random.h"
 #include "models/registry.h"
+#include "nn/meta.h"
 #include "train/precision.h"
 #include "train/pretrained/pretrained.h"
 
@@ -10,6 +11,14 @@ namespace weft::train {
 namespace {
 
 std::string numbered(size_t i) { return fmt::format("class {}", i); }
+
+/// Lets a model without memory have its weights come and go.
+void dispatch(TrainedModel& trained, const NamedTensors& state, const nn::Placement& placement) {
+  const nn::DeviceMap map =
+      placement.map ? *placement.map : nn::auto_device_map(*trained.model, placement.budgets);
+  trained.dispatched = nn::dispatch(*trained.model, state, map);
+  trained.device = map.main;
+}
 
 }  // namespace
 
@@ -85,19 +94,32 @@ TrainedModel restore_model(const Checkpoint& checkpoint, const io::Path& path, b
   }
 }
 
-TrainedModel load_trained_model(const io::Path& path) {
+TrainedModel load_trained_model(const io::Path& path, const nn::Placement* placement) {
   const io::Path step = find_checkpoint(path);
-  return restore_model(load_checkpoint(step, CheckpointParts::kModel), step);
+  const Checkpoint checkpoint = load_checkpoint(step, CheckpointParts::kModel);
+  if (!placement) return restore_model(checkpoint, step);
+  std::optional<nn::MetaScope> meta(std::in_place);
+  TrainedModel trained = restore_model(checkpoint, step, false);
+  meta.reset();
+  dispatch(trained, checkpoint.model, *placement);
+  return trained;
 }
 
-TrainedModel load_pretrained_model(const io::Path& path) {
+TrainedModel load_pretrained_model(const io::Path& path, const nn::Placement* placement) {
   const Pretrained pretrained = read_pretrained(path);
   const models::VitConfig vit = vit_config_of(pretrained);
+  std::optional<nn::MetaScope> meta;
+  if (placement) meta.emplace();
   TrainedModel trained{.config = {.model = "vision transformer", .weights = path.string()},
                        .preprocess = pretrained.preprocess,
                        .classes = pretrained.classes,
                        .model = std::make_unique<models::VisionTransformer>(vit)};
-  load_pretrained(*trained.model, pretrained);
+  meta.reset();
+  if (placement) {
+    dispatch(trained, pretrained.state, *placement);
+  } else {
+    load_pretrained(*trained.model, pretrained);
+  }
   for (size_t i = trained.classes.size(); i < static_cast<size_t>(vit.classes); ++i) {
     trained.classes.push_back(numbered(i));
   }
@@ -108,13 +130,8 @@ bool has_class_names(const TrainedModel& model) { return model.classes.at(0) != 
 
 int64_t count_correct(const Tensor& logits, const Tensor& labels) {
   NoGrad guard;
-  return count_equal(ops::argmax(logits, 1), labels);
-}
-
-int64_t count_equal(const Tensor& predicted, const Tensor& labels) {
-  NoGrad guard;
-  const Tensor there = ops::to(labels, predicted.device());
-  return static_cast<int64_t>(ops::sum(ops::eq(predicted, there)).item());
+  const Tensor there = ops::to(labels, logits.device());
+  return static_cast<int64_t>(ops::sum(ops::eq(ops::argmax(logits, 1), there)).item());
 }
 
 Evaluator::Evaluator(TrainedModel& model, Forward forward)

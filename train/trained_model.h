@@ -10,6 +10,7 @@
 
 #include "data/loader.h"
 #include "data/transforms.h"
+#include "nn/dispatch.h"
 #include "nn/module.h"
 #include "train/checkpoint.h"
 #include "train/config.h"
@@ -23,6 +24,7 @@ struct TrainedModel {
   std::vector<std::string> classes;
   std::unique_ptr<nn::Module> model;
   Device device = {};
+  std::string dispatched = {};  // what rests where; empty: all weights are on the device
 
   /// Moves the model; an optimizer is to be made after it.
   void move_to(Device to);
@@ -38,8 +40,8 @@ void adapt_to(TrainedModel& model, const data::Dataset& dataset);
 /// What load_trained_model reads of a checkpoint's state.
 nlohmann::json describe(const TrainedModel& model);
 /// The model of a run's directory or of one of its checkpoints. Throws Error naming the file, the
-/// key or the tensor that is wrong.
-TrainedModel load_trained_model(const io::Path& path);
+/// key or the tensor that is wrong. With a placement the weights come and go (nn/dispatch.h).
+TrainedModel load_trained_model(const io::Path& path, const nn::Placement* placement = nullptr);
 /// The same of a checkpoint in memory; errors name `path`. Without weights the model is left as its
 /// constructor made it, which may be on the meta device (nn/meta.h).
 TrainedModel restore_model(const Checkpoint& checkpoint, const io::Path& path,
@@ -47,8 +49,9 @@ TrainedModel restore_model(const Checkpoint& checkpoint, const io::Path& path,
 
 /// The vision transformer whose weights a file holds, with the preprocessing of its source: what
 /// eval and predict take instead of a checkpoint. Classes that the file does not name are called
-/// "class 0", ... Throws Error naming the file and what is missing.
-TrainedModel load_pretrained_model(const io::Path& path);
+/// "class 0", ... Throws Error naming the file and what is missing. With a placement the weights
+/// come and go (nn/dispatch.h).
+TrainedModel load_pretrained_model(const io::Path& path, const nn::Placement* placement = nullptr);
 /// True when the file names the model's classes.
 bool has_class_names(const TrainedModel& model);
 
@@ -101,7 +104,5 @@ Score evaluate(TrainedModel& model, data::Loader& loader, const Evaluation& eval
 
 /// Rows of `logits` [N, C] whose largest entry stands at their label.
 int64_t count_correct(const Tensor& logits, const Tensor& labels);
-/// Rows whose class i64 [N] is their label.
-int64_t count_equal(const Tensor& predicted, const Tensor& labels);
 
 }  // namespace weft::train

@@ -8,6 +8,7 @@
 #include "autograd/autocast.h"
 #include "autograd/deferral.h"
 #include "autograd/ops.h"
+#include "autograd/ops/recording.h"
 #include "autograd/raw.h"
 #include "core/view.h"
 #include "kernels/binary/binary.h"
@@ -42,14 +43,16 @@ Tensor compute_as(DType dtype, BinaryOp op, const Tensor& a, const Tensor& b, do
   if (is_deferred(shape)) [[unlikely]]
     return defer({.op = op, .dtype = dtype, .alpha = alpha}, {a, b}, shape);
   Tensor y = Tensor::empty(shape, dtype, a.device());
-  kernels::binary(
-      {.op = op, .a = view::expand(a, shape), .b = view::expand(b, shape), .y = y, .alpha = alpha});
+  const auto expanded = [&shape](const Tensor& x) {
+    return x.shape() == shape ? x : view::expand(x, shape);
+  };
+  kernels::binary({.op = op, .a = expanded(a), .b = expanded(b), .y = y, .alpha = alpha});
   return y;
 }
 
 Tensor compute(BinaryOp op, const Tensor& a, const Tensor& b, double alpha = 1) {
   WEFT_CHECK(a.defined() && b.defined(), "{}: undefined tensor", name(op));
-  raw::check_operands(name(op), {a, b});
+  if (a.device() != b.device()) raw::check_operands(name(op), {a, b});
   const DType dtype = is_test(op) ? DType::boolean : promote(a.dtype(), b.dtype());
   return compute_as(dtype, op, a, b, alpha);
 }
@@ -70,9 +73,14 @@ struct Meta {
 
 /// Records y = op(a, b), whose operands have the gradients da(g) and db(g) before Meta::fit.
 template <class Da, class Db>
-Tensor record_two(std::string_view op, T a, T b, Tensor y, const Tensors& saved, Da da, Db db) {
+Tensor record_two(std::string_view op, T a, T b, const Tensor& y,
+                  std::initializer_list<const Tensor*> saved, Da da, Db db) {
+  if (!is_observed(a, b)) return y;
+  Tensors kept;
+  kept.reserve(saved.size());
+  for (const Tensor* tensor : saved) kept.push_back(*tensor);
   return record(
-      op, {a, b}, y, saved, [da, db, ma = Meta(a), mb = Meta(b)](const Backward& g) -> Tensors {
+      op, {a, b}, y, kept, [da, db, ma = Meta(a), mb = Meta(b)](const Backward& g) -> Tensors {
         return {g.needs(0) ? ma.fit(da(g)) : Tensor(), g.needs(1) ? mb.fit(db(g)) : Tensor()};
       });
 }
@@ -159,11 +167,12 @@ Tensor differentiable(UnaryOp op, const Tensor& input, std::string_view recorded
   const Derivative& d = *std::ranges::find(kDerivatives, op, &Derivative::op);
   const Tensor x = d.autocasting == kInF32 ? autocast_f32(input) : input;
   const Tensor y = compute(op, x);
+  if (!is_observed(x)) return y;
   return record(recorded_as, {x}, y, {d.keeps == kX ? x : y}, [&d](const Backward& b) -> Tensors {
     const Tensor kept = b.saved(0);
     // Inside an Autocast a derivative made of exp or reciprocal comes out in f32.
-    if (!d.kernel || b.create_graph()) return {cast(d.dx(b.dy(), kept), kept.dtype())};
-    return {compute_as(kept.dtype(), *d.kernel, kept, b.dy())};
+    if (d.kernel && !b.create_graph()) return {compute_as(kept.dtype(), *d.kernel, kept, b.dy())};
+    return {in_one_pass(kept, [&] { return cast(d.dx(b.dy(), kept), kept.dtype()); })};
   });
 }
 
@@ -175,7 +184,8 @@ template <class Slope>
 Tensor bend(UnaryOp op, T x, double alpha, Slope slope) {
   return record(name(op), {x}, compute(op, x, alpha), {x}, [slope](const Backward& b) -> Tensors {
     const Tensor x = b.saved(0), &dy = b.dy();
-    return {cast(where(gt(x, scalar_like(x, 0)), dy, slope(x, dy)), x.dtype())};
+    return {in_one_pass(
+        x, [&] { return cast(where(gt(x, scalar_like(x, 0)), dy, slope(x, dy)), x.dtype()); })};
   });
 }
 
@@ -254,7 +264,7 @@ Tensor sub(const Tensor& a, const Tensor& b) {
 
 Tensor mul(const Tensor& a, const Tensor& b) {
   return record_two(
-      "mul", a, b, compute(B::kMul, a, b), {a, b},
+      "mul", a, b, compute(B::kMul, a, b), {&a, &b},
       [](const Backward& g) { return mul(g.dy(), g.saved(1)); },
       [](const Backward& g) { return mul(g.dy(), g.saved(0)); });
 }
@@ -275,7 +285,7 @@ Tensor div(const Tensor& first, const Tensor& second) {
 
 Tensor remainder(const Tensor& a, const Tensor& b) {
   return record_two(
-      "remainder", a, b, compute(B::kRemainder, a, b), {a, b},
+      "remainder", a, b, compute(B::kRemainder, a, b), {&a, &b},
       [](const Backward& g) { return g.dy(); },
       [](const Backward& g) { return neg(mul(g.dy(), floor_divide(g.saved(0), g.saved(1)))); });
 }
@@ -284,20 +294,23 @@ Tensor atan2(const Tensor& first, const Tensor& second) {
   const bool integers = !is_floating(first.dtype()) && !is_floating(second.dtype());
   const Tensor a = integers ? cast(first, DType::f32) : first;
   const Tensor b = integers ? cast(second, DType::f32) : second;
-  const auto over_squares = [](const Backward& g) {
-    return div(g.dy(), add(square(g.saved(0)), square(g.saved(1))));
+  const auto over_squares = [](const Backward& g, int factor) {
+    return in_one_pass(g.dy(), [&] {
+      const Tensor slope = div(g.dy(), add(square(g.saved(0)), square(g.saved(1))));
+      return mul(slope, g.saved(factor));
+    });
   };
   return record_two(
-      "atan2", a, b, compute(B::kAtan2, a, b), {a, b},
-      [=](const Backward& g) { return mul(over_squares(g), g.saved(1)); },
-      [=](const Backward& g) { return neg(mul(over_squares(g), g.saved(0))); });
+      "atan2", a, b, compute(B::kAtan2, a, b), {&a, &b},
+      [=](const Backward& g) { return over_squares(g, 1); },
+      [=](const Backward& g) { return neg(over_squares(g, 0)); });
 }
 
 Tensor pow(const Tensor& first, const Tensor& second) {
   const Tensor a = autocast_f32(first), b = autocast_f32(second);
   const Tensor y = compute(B::kPow, a, b);
   return record_two(
-      "pow", a, b, y, {a, b, y},
+      "pow", a, b, y, {&a, &b, &y},
       [](const Backward& g) {  // b a^(b-1), which is 0 for b = 0 also at a = 0
         const Tensor a = g.saved(0), b = g.saved(1), slope = mul(b, pow(a, b - 1.0));
         return mul(g.dy(), where(eq(b, scalar_like(b, 0)), scalar_like(slope, 0), slope));

@@ -47,6 +47,10 @@ void check_gather(std::string_view op, const Tensor& x, int axis, const Tensor& 
 class Rows {
  public:
   Rows(std::string_view op, const Tensor& x, const Tensors& indices) {
+    if (indices.size() == 1 && indices[0].defined() && indices[0].dtype() == DType::boolean) {
+      take_mask(op, x, indices[0]);
+      return;
+    }
     Tensors places = without_masks(op, x, indices);
     int last = -1;
     bool are_neighbours = true;
@@ -115,6 +119,28 @@ class Rows {
   }
 
  private:
+  /// The true elements of a mask of x's first dimensions, by their numbers: no index can be wrong.
+  void take_mask(std::string_view op, const Tensor& x, const Tensor& mask) {
+    check_mask(op, x, mask, 0);
+    numbers_ = to(reshape(nonzero(reshape(mask, {-1})), {-1}), x.device());
+    shape_ = {numbers_.numel()};
+    permuted_ = x.shape();
+    for (int d = 0; d < x.dim(); ++d) {
+      order_.push_back(d);
+      (d < mask.dim() ? rows_ : width_) *= x.shape()[d];
+      if (d >= mask.dim()) kept_.push_back(x.shape()[d]);
+    }
+  }
+
+  static void check_mask(std::string_view op, const Tensor& x, const Tensor& mask, int first) {
+    WEFT_CHECK(mask.dim() > 0, "{}: expected a mask with dimensions, got {}", op, mask);
+    for (int d = 0; d < mask.dim(); ++d) {
+      WEFT_CHECK(first + d < x.dim() && mask.shape()[d] == x.shape()[first + d],
+                 "{}: the mask {} does not have the sizes of {} from dimension {} on", op, mask, x,
+                 first);
+    }
+  }
+
   /// One index or none for each dimension of x: a mask is those of its elements that are true.
   static Tensors without_masks(std::string_view op, const Tensor& x, const Tensors& indices) {
     Tensors places;
@@ -124,13 +150,7 @@ class Rows {
         places.push_back(index);
         continue;
       }
-      const int first = static_cast<int>(places.size());
-      WEFT_CHECK(index.dim() > 0, "{}: expected a mask with dimensions, got {}", op, index);
-      for (int d = 0; d < index.dim(); ++d) {
-        WEFT_CHECK(first + d < x.dim() && index.shape()[d] == x.shape()[first + d],
-                   "{}: the mask {} does not have the sizes of {} from dimension {} on", op, index,
-                   x, first);
-      }
+      check_mask(op, x, index, static_cast<int>(places.size()));
       const Tensor true_places = nonzero(index);
       for (int d = 0; d < index.dim(); ++d) places.push_back(select(true_places, 1, d));
     }
@@ -246,13 +266,25 @@ Tensor nonzero(const Tensor& x) {
   // How many there are decides the result's shape, so that a device would be waited for anyhow.
   const Tensor mask = raw::contiguous(to(ne(x, full({}, 0, x.dtype(), x.device())), Device{}));
   const bool* const is_set = mask.data<bool>();
-  std::vector<int64_t> places;
-  for (int64_t i = 0; i < mask.numel(); ++i) {
-    if (!is_set[i]) continue;
-    for (int64_t place : kernels::place_of(i, mask.shape())) places.push_back(place);
-  }
   const int64_t count = std::accumulate(is_set, is_set + mask.numel(), int64_t{0});
-  return to(Tensor::from(places, {count, x.dim()}), x.device());
+  const Tensor places = Tensor::empty({count, x.dim()}, DType::i64);
+  int64_t* next = places.data<int64_t>();
+  const int64_t columns = x.dim() > 0 ? x.size(-1) : 0;
+  std::vector<int64_t> found(columns + 1);
+  for (int64_t first = 0; first < mask.numel() && columns > 0; first += columns) {
+    // Every column is written down, and kept where it is set: nobody predicts a mask.
+    int64_t kept = 0;
+    for (int64_t column = 0; column < columns; ++column) {
+      found[kept] = column;
+      kept += is_set[first + column];
+    }
+    const Shape row = kernels::place_of(first, mask.shape());
+    for (int64_t k = 0; k < kept; ++k, next += row.size()) {
+      std::copy(row.begin(), row.end(), next);
+      next[row.size() - 1] = found[k];
+    }
+  }
+  return to(places, x.device());
 }
 
 Tensor scatter_add(const Tensor& target, int64_t dim, const Tensor& index, const Tensor& added) {

@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "autograd/autocast.h"
+#include "autograd/fused.h"
 #include "autograd/ops.h"
 #include "autograd/raw.h"
 
@@ -64,7 +65,8 @@ Tensor linear(const Tensor& x, const Axis& axis, bool align_corners) {
   along[axis.dim] = axis.to;
   const Tensor weight = to(cast(Tensor::from(weights, along), x.dtype()), x.device());
   const Tensor low = picked(x, axis.dim, lower), high = picked(x, axis.dim, upper);
-  return add(low, mul(sub(high, low), weight));
+  const auto between = [](const Tensors& t) { return add(t[0], mul(sub(t[1], t[0]), t[2])); };
+  return fused(between, {low, high, weight});
 }
 
 /// [from, to]: column i averages the elements [floor(i from / to), ceil((i + 1) from / to)).

@@ -1,5 +1,6 @@
 // Losses made of recorded ops. Inside an Autocast they are computed in f32.
 #include "autograd/autocast.h"
+#include "autograd/fused.h"
 #include "autograd/ops.h"
 #include "autograd/raw.h"
 
@@ -39,19 +40,28 @@ Tensor nll_loss(const Tensor& log_probabilities, const Tensor& labels,
   expected.erase(axis);
   WEFT_CHECK(labels.defined() && labels.dtype() == DType::i64 && labels.shape() == expected,
              "nll_loss: expected i64 labels of shape {}, got {}", expected, labels);
-  const Tensor weight = options.weight.defined() ? cast(options.weight, x.dtype())
-                                                 : ones({classes}, x.dtype(), x.device());
-  WEFT_CHECK(weight.shape() == Shape{classes}, "nll_loss: expected a weight of shape [{}], got {}",
-             classes, weight);
-  if (labels.device().type == DeviceType::cpu) {  // on a device the lookup below names the index
+  const Tensor given = options.weight;
+  WEFT_CHECK(!given.defined() || given.shape() == Shape{classes},
+             "nll_loss: expected a weight of shape [{}], got {}", classes, given);
+  // On a device the lookup below names the index.
+  bool may_ignore = labels.device().type != DeviceType::cpu;
+  if (!may_ignore) {
     const Tensor known = raw::contiguous(labels);
     for (int64_t i = 0; i < known.numel(); ++i) {
       const int64_t label = known.data<int64_t>()[i];
-      WEFT_CHECK(label == options.ignore_index || (label >= 0 && label < classes),
+      const bool is_ignored = label == options.ignore_index;
+      may_ignore = may_ignore || is_ignored;
+      WEFT_CHECK(is_ignored || (label >= 0 && label < classes),
                  "nll_loss: label {} at position {} is not one of the {} classes", label, i,
                  classes);
     }
   }
+  if (!given.defined() && !may_ignore) {
+    const Tensor picked = squeeze(gather(x, axis, unsqueeze(labels, axis)), axis);
+    return reduced("nll_loss", neg(picked), options.reduction);
+  }
+  const Tensor weight =
+      given.defined() ? cast(given, x.dtype()) : ones({classes}, x.dtype(), x.device());
   const Tensor ignored = eq(labels, number(labels, static_cast<double>(options.ignore_index)));
   const Tensor label = masked_fill(labels, ignored, 0);
   Tensor picked_weight = reshape(index_select(weight, 0, reshape(label, {-1})), expected);
@@ -79,12 +89,14 @@ Tensor smooth_l1_loss(const Tensor& input, const Tensor& targets, LossReduction 
                       double beta) {
   raw::check_operands("smooth_l1_loss", {input, targets}, 2);
   WEFT_CHECK(beta >= 0, "smooth_l1_loss: beta must not be negative, got {}", beta);
-  const Tensor difference = sub(autocast_f32(input), autocast_f32(targets)),
-               distance = abs(difference);
-  if (beta == 0) return reduced("smooth_l1_loss", distance, reduction);
-  const Tensor loss = where(lt(distance, number(distance, beta)), square(difference) * (0.5 / beta),
-                            distance - 0.5 * beta);
-  return reduced("smooth_l1_loss", loss, reduction);
+  const auto loss = [beta](const Tensors& t) {
+    const Tensor difference = sub(t[0], t[1]), distance = abs(difference);
+    if (beta == 0) return distance;
+    return where(lt(distance, number(distance, beta)), square(difference) * (0.5 / beta),
+                 distance - 0.5 * beta);
+  };
+  return reduced("smooth_l1_loss", fused(loss, {autocast_f32(input), autocast_f32(targets)}),
+                 reduction);
 }
 
 Tensor cosine_similarity(const Tensor& first, const Tensor& second, int64_t dim, double eps) {

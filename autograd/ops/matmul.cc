@@ -6,6 +6,7 @@
 #include "autograd/backward.h"
 #include "autograd/fp8.h"
 #include "autograd/ops.h"
+#include "autograd/ops/recording.h"
 #include "autograd/raw.h"
 #include "core/view.h"
 #include "kernels/binary/binary.h"
@@ -21,6 +22,7 @@ Tensor transposed(const Tensor& x) { return view::transpose(x, -1, -2); }
 /// a [..., M, K] b [..., K, N] with equal batch dimensions.
 Tensor batched(const Tensor& a, const Tensor& b) {
   Tensor c = raw::matmul(a, b, a.dtype());
+  if (!is_observed(a, b)) return c;
   return record("matmul", {a, b}, c, {a, b}, [](const Backward& g) -> Tensors {
     const Tensor a = g.saved(0), b = g.saved(1);
     const Tensor dc = cast(g.dy(), a.dtype());
@@ -171,7 +173,9 @@ Tensor matmul(const Tensor& first, const Tensor& second) {
   WEFT_CHECK(a.size(-1) == b.size(-2), "matmul: {} and {} do not fit: {} columns meet {} rows",
              first, second, a.size(-1), b.size(-2));
   Tensor c;
-  if (b.dim() == 2 && a.dim() > 2) {
+  if (b.dim() == 2 && a.dim() == 2) {
+    c = batched(a, b);
+  } else if (b.dim() == 2 && a.dim() > 2) {
     c = reshape(batched(reshape(a, raw::as_rows(a)), b), raw::with_last(a.shape(), b.size(1)));
   } else {
     const Shape batch = broadcast_shapes(batch_of(a), batch_of(b), "matmul");

@@ -6,21 +6,28 @@
 #include "autograd/ops.h"
 #include "autograd/raw.h"
 #include "core/view.h"
+#include "kernels/binary/binary.h"
 
 namespace weft::ops {
 namespace {
 
+/// A view of x, backwards along one dimension.
+Tensor backwards_view(const Tensor& x, int dim) {
+  if (x.numel() == 0) return x;
+  Strides strides = x.strides();
+  const int64_t last = x.offset() + (x.shape()[dim] - 1) * strides[dim];
+  strides[dim] = -strides[dim];
+  return Tensor::view_of(x.storage(), x.shape(), strides, last, x.dtype());
+}
+
 /// x read backwards along the dimensions that are marked.
 Tensor mirrored(const Tensor& x, const std::array<bool, kMaxDims>& backwards) {
-  Strides strides = x.strides();
-  int64_t offset = x.offset();
+  Tensor source = x;
   for (int d = 0; d < x.dim(); ++d) {
-    if (!backwards[d] || x.numel() == 0) continue;
-    offset += (x.shape()[d] - 1) * strides[d];
-    strides[d] = -strides[d];
+    if (backwards[d]) source = backwards_view(source, d);
   }
   const Tensor y = raw::empty_like(x);
-  raw::copy(Tensor::view_of(x.storage(), x.shape(), strides, offset, x.dtype()), y);
+  raw::copy(source, y);
   return record("flip", {x}, y, {}, [backwards](const Backward& b) -> Tensors {
     return {mirrored(b.dy(), backwards)};
   });
@@ -34,18 +41,13 @@ Tensor rotated(const Tensor& x, int64_t shift, int64_t dim) {
   return cat({narrow(x, dim, size - front, front), narrow(x, dim, 0, size - front)}, dim);
 }
 
-/// The matrices' columns, less their rows, on x's device: [rows, columns], i64.
-Tensor distance_from_diagonal(std::string_view op, const Tensor& x) {
-  WEFT_CHECK(x.defined() && x.dim() >= 2, "{}: expected matrices [..., M, N], got {}", op, x);
-  return sub(to(arange(0, x.size(-1)), x.device()),
-             to(unsqueeze(arange(0, x.size(-2)), 1), x.device()));
-}
-
+/// x with 0 where is_cut(column, row + diagonal).
 Tensor triangle(std::string_view op, const Tensor& x, int64_t diagonal,
                 Tensor (*is_cut)(const Tensor&, const Tensor&)) {
-  const Tensor distance = distance_from_diagonal(op, x);
-  const Tensor limit = full({}, static_cast<double>(diagonal), DType::i64, x.device());
-  return masked_fill(x, is_cut(distance, limit), 0);
+  WEFT_CHECK(x.defined() && x.dim() >= 2, "{}: expected matrices [..., M, N], got {}", op, x);
+  const Tensor columns = to(arange(0, x.size(-1)), x.device());
+  const Tensor limits = to(unsqueeze(arange(diagonal, diagonal + x.size(-2)), 1), x.device());
+  return masked_fill(x, is_cut(columns, limits), 0);
 }
 
 /// Constant padding. Its gradient is the opposite padding.
@@ -75,16 +77,88 @@ Tensor pad_constant(const Tensor& x, const std::vector<int64_t>& pads, double va
   });
 }
 
-/// The place in [0, size) that a padded place beside it repeats.
-int64_t source_of(int64_t place, int64_t size, Padding padding) {
+/// Two numbers for each padded dimension, the last dimension first.
+using Pads = std::vector<int64_t>;
+
+enum class Side { kFront, kBack };
+
+/// The elements of `middle` that `count` places beyond one of its ends repeat, in their order.
+Tensor repeated(const Tensor& middle, int dim, Side side, int64_t count, Padding padding) {
+  const int64_t size = middle.shape()[dim];
+  const bool is_front = side == Side::kFront;
   switch (padding) {
     case Padding::kReflect:
-      return place < 0 ? -place : place >= size ? 2 * (size - 1) - place : place;
-    case Padding::kReplicate:
-      return std::clamp<int64_t>(place, 0, size - 1);
+      return backwards_view(view::narrow(middle, dim, is_front ? 1 : size - 1 - count, count), dim);
+    case Padding::kReplicate: {
+      Shape shape = middle.shape();
+      shape[dim] = count;
+      return view::expand(view::narrow(middle, dim, is_front ? 0 : size - 1, 1), shape);
+    }
     default:
-      return (place + size) % size;
+      return view::narrow(middle, dim, is_front ? size - count : 0, count);
   }
+}
+
+/// Calls f(dim, side, border, middle) for each border of a padded y: views of its places, and of
+/// what lies between the two borders of the dimension. The last dimension comes first, without the
+/// borders of those that follow; backwards the order is reversed. Returns y without any border.
+template <class F>
+Tensor for_each_border(const Tensor& y, const Pads& pads, bool backwards, F&& f) {
+  const size_t dims = pads.size() / 2;
+  const auto dim_of = [&](size_t i) { return y.dim() - 1 - static_cast<int>(i); };
+  Tensors parts(dims + 1, y);  // [i]: without the borders of all dimensions from the i-th on
+  for (size_t i = dims; i-- > 0;) {
+    const int64_t size = parts[i + 1].shape()[dim_of(i)] - pads[2 * i] - pads[2 * i + 1];
+    parts[i] = view::narrow(parts[i + 1], dim_of(i), pads[2 * i], size);
+  }
+  for (size_t k = 0; k < dims; ++k) {
+    const size_t i = backwards ? dims - 1 - k : k;
+    const int dim = dim_of(i);
+    const Tensor &middle = parts[i], &whole = parts[i + 1];
+    const int64_t before = pads[2 * i], after = pads[2 * i + 1], end = middle.shape()[dim] + before;
+    if (before > 0) f(dim, Side::kFront, view::narrow(whole, dim, 0, before), middle);
+    if (after > 0) f(dim, Side::kBack, view::narrow(whole, dim, end, after), middle);
+  }
+  return parts[0];
+}
+
+Tensor without_borders(const Tensor& dy, const Pads& pads, Padding padding);
+
+/// x in the middle, and beside it what it repeats.
+Tensor with_borders(const Tensor& x, const Pads& pads, Padding padding) {
+  Shape shape = x.shape();
+  for (size_t i = 0; i < pads.size(); ++i) {
+    shape[x.dim() - 1 - static_cast<int>(i / 2)] += pads[i];
+  }
+  const Tensor y = Tensor::empty(shape, x.dtype(), x.device());
+  raw::copy(x, for_each_border(y, pads, false, [](auto&&...) {}));
+  for_each_border(y, pads, false,
+                  [&](int dim, Side side, const Tensor& border, const Tensor& middle) {
+                    raw::copy(repeated(middle, dim, side, border.shape()[dim], padding), border);
+                  });
+  return record("pad", {x}, y, {}, [=](const Backward& b) -> Tensors {
+    return {without_borders(b.dy(), pads, padding)};
+  });
+}
+
+/// The gradient of that: borders are added to what they repeat, in f32 at least.
+Tensor without_borders(const Tensor& dy, const Pads& pads, Padding padding) {
+  const DType wide = itemsize(dy.dtype()) < 4 ? DType::f32 : dy.dtype();
+  const Tensor sums = Tensor::empty(dy.shape(), wide, dy.device());
+  raw::copy(dy, sums);
+  const Tensor middle = for_each_border(
+      sums, pads, true, [&](int dim, Side side, const Tensor& border, const Tensor& middle) {
+        const NoGrad guard;
+        const bool is_one = padding == Padding::kReplicate;
+        const Tensor added = is_one ? sum(border, {dim}, true) : border;
+        const Tensor target = repeated(middle, dim, side, added.shape()[dim], padding);
+        kernels::binary({.op = kernels::BinaryOp::kAdd, .a = target, .b = added, .y = target});
+      });
+  const Tensor dx = Tensor::empty(middle.shape(), dy.dtype(), dy.device());
+  raw::copy(middle, dx);
+  return record("pad_backward", {dy}, dx, {}, [=](const Backward& b) -> Tensors {
+    return {with_borders(b.dy(), pads, padding)};
+  });
 }
 
 }  // namespace
@@ -119,19 +193,35 @@ Tensor repeat(const Tensor& x, const Shape& repeats) {
              repeats, x);
   Tensor y = x;
   while (y.dim() < repeats.size()) y = unsqueeze(y, 0);
+  for (int64_t number : repeats) {
+    WEFT_CHECK(number >= 0, "repeat: the numbers must not be negative, got {}", repeats);
+  }
   bool is_copy = false;
-  for (int d = 0; d < repeats.size(); ++d) {
-    WEFT_CHECK(repeats[d] >= 0, "repeat: the numbers must not be negative, got {}", repeats);
-    if (repeats[d] == 1) continue;
+  // A number and what it repeats are two dimensions; those that are not repeated join the one
+  // before.
+  constexpr int kAtOnce = (kMaxDims - 1) / 2;
+  for (int d = 0; d < repeats.size();) {
     const Shape shape = y.shape();
-    // Rows of all that lies before, repeated as a whole: three dimensions, however many there are.
-    const int64_t before =
+    Shape once, often, result = shape;
+    int64_t block =
         std::accumulate(shape.begin(), shape.begin() + d, int64_t{1}, std::multiplies<>());
-    const int64_t behind =
-        std::accumulate(shape.begin() + d, shape.end(), int64_t{1}, std::multiplies<>());
-    Shape result = shape;
-    result[d] *= repeats[d];
-    y = reshape(expand(reshape(y, {before, 1, behind}), {before, repeats[d], behind}), result);
+    int taken = 0;
+    for (; d < repeats.size() && (taken < kAtOnce || repeats[d] == 1); ++d) {
+      if (repeats[d] == 1) {
+        block *= shape[d];
+        continue;
+      }
+      for (int64_t size : {block, int64_t{1}}) once.push_back(size);
+      for (int64_t size : {block, repeats[d]}) often.push_back(size);
+      block = shape[d];
+      result[d] *= repeats[d];
+      ++taken;
+    }
+    block *= std::accumulate(shape.begin() + d, shape.end(), int64_t{1}, std::multiplies<>());
+    once.push_back(block);
+    often.push_back(block);
+    if (taken == 0) continue;
+    y = reshape(expand(reshape(y, once), often), result);
     is_copy = true;
   }
   return is_copy ? y : clone(y);
@@ -171,7 +261,6 @@ Tensor pad(const Tensor& x, const std::vector<int64_t>& pads, Padding padding, d
              "pad: expected two numbers for each of at most {} dimensions, got {} numbers", x.dim(),
              pads.size());
   if (padding == Padding::kConstant) return pad_constant(x, pads, value);
-  Tensor y = x;
   for (size_t i = 0; i < pads.size() / 2; ++i) {
     const int64_t before = pads[2 * i], after = pads[2 * i + 1];
     const int d = x.dim() - 1 - static_cast<int>(i);
@@ -183,12 +272,8 @@ Tensor pad(const Tensor& x, const std::vector<int64_t>& pads, Padding padding, d
                "pad: {} and {} do not fit dimension {} of {}: expected at least 0 and, reflected, "
                "less than its size, around its end at most that",
                before, after, d, x);
-    std::vector<int64_t> places;
-    for (int64_t p = -before; p < size + after; ++p) places.push_back(source_of(p, size, padding));
-    const auto count = static_cast<int64_t>(places.size());
-    y = index_select(y, d, to(Tensor::from(places, {count}), x.device()));
   }
-  return y.is_same(x) ? clone(x) : y;
+  return with_borders(x, pads, padding);
 }
 
 }  // namespace weft::ops

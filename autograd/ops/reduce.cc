@@ -5,6 +5,7 @@
 
 #include "autograd/autocast.h"
 #include "autograd/ops.h"
+#include "autograd/ops/recording.h"
 #include "autograd/raw.h"
 #include "core/view.h"
 
@@ -45,7 +46,7 @@ Tensor compute(const Tensor& x, const Axes& axes, Reduction reduction, DType dty
   x.raw();  // a deferred result is computed by all threads, not by the first that reads it
   Tensor y = Tensor::empty(axes.kept, dtype, x.device());
   kernels::reduce({.x = x, .y = y, .reduction = reduction, .correction = correction});
-  return view::reshape(y, axes.result(keepdim));
+  return keepdim ? y : view::reshape(y, axes.dropped);
 }
 
 /// The dimensions that were reduced, or had size 1, of which `kept` has one element each.
@@ -94,6 +95,7 @@ Tensor sum(const Tensor& input, const Shape& dims, bool keepdim) {
   const Tensor x = autocast_f32(input);
   const Axes axes(x, dims, "sum");
   Tensor y = compute(x, axes, Reduction::kSum, sum_dtype(x), keepdim);
+  if (!is_observed(x)) return y;
   return record("sum", {x}, y, {},
                 [kept = axes.kept, shape = x.shape()](const Backward& b) -> Tensors {
                   return {expand(reshape(b.dy(), kept), shape)};

@@ -67,6 +67,16 @@ Order order_of(const Tensor& slices) {
   return {index_select(slices, 0, places), places};
 }
 
+/// x with one dimension elsewhere, the others in their order.
+Tensor with_dim_at(const Tensor& x, int from, int to) {
+  Shape order;
+  for (int d = 0; d < x.dim(); ++d) {
+    if (d != from) order.push_back(d);
+  }
+  order.insert(to, from);
+  return permute(x, order);
+}
+
 }  // namespace
 
 std::pair<Tensor, Tensor> sort(const Tensor& x, int64_t dim, bool descending) {
@@ -87,7 +97,7 @@ Tensors unique(const Tensor& x, bool return_inverse, bool return_counts,
   const NoGrad guard;
   WEFT_CHECK(x.defined(), "unique: undefined tensor");
   const int axis = dim ? wrap_dim(*dim, std::max(x.dim(), 1), "unique") : 0;
-  const Tensor slices = !dim || x.dim() == 0 ? reshape(x, {-1}) : transpose(x, 0, axis);
+  const Tensor slices = !dim || x.dim() == 0 ? reshape(x, {-1}) : with_dim_at(x, axis, 0);
   const Order found = order_of(slices);
   const Tensor& order = found.places;
   const int64_t count = slices.size(0);
@@ -101,7 +111,7 @@ Tensors unique(const Tensor& x, bool return_inverse, bool return_counts,
   }
   const Tensor firsts = reshape(nonzero(is_new), {-1});
   const Tensor values = index_select(found.ordered, 0, firsts);
-  Tensors results = {dim && x.dim() > 0 ? contiguous(transpose(values, 0, axis)) : values};
+  Tensors results = {dim && x.dim() > 0 ? contiguous(with_dim_at(values, 0, axis)) : values};
   if (return_inverse) {
     const Tensor rank = sub(cumsum(is_new, 0), full({}, 1, DType::i64, x.device()));
     const Tensor inverse = Tensor::empty({count}, DType::i64, x.device());

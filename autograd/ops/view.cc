@@ -3,6 +3,7 @@
 #include "core/view.h"
 
 #include "autograd/ops.h"
+#include "autograd/ops/recording.h"
 #include "autograd/raw.h"
 
 namespace weft::ops {
@@ -17,16 +18,26 @@ Tensor embed(const Tensor& dy, const Shape& shape, int dim, int64_t begin, int64
   return dx;
 }
 
+/// record_view, whose gradient function is made only where it may be called.
+template <class F>
+Tensor show(std::string_view op, const Tensor& x, Tensor y, F backward) {
+  return record_view(op, x, std::move(y),
+                     is_observed(x) ? BackwardFunction(std::move(backward)) : BackwardFunction());
+}
+
+Tensor show_reshaped(const Tensor& x, Tensor y) {
+  return show("view", x, std::move(y),
+              [old = x.shape()](const Backward& b) -> Tensors { return {reshape(b.dy(), old)}; });
+}
+
 }  // namespace
 
 Tensor view(const Tensor& x, const Shape& shape) {
-  return record_view(
-      "view", x, view::reshape(x, shape),
-      [old = x.shape()](const Backward& b) -> Tensors { return {reshape(b.dy(), old)}; });
+  return show_reshaped(x, view::reshape(x, shape));
 }
 
 Tensor reshape(const Tensor& x, const Shape& shape) {
-  if (view::try_reshape(x, shape)) return view(x, shape);
+  if (std::optional<Tensor> y = view::try_reshape(x, shape)) return show_reshaped(x, *y);
   return view(contiguous(x), shape);
 }
 
@@ -43,38 +54,37 @@ Tensor flatten(const Tensor& x, int64_t first, int64_t last) {
 }
 
 Tensor transpose(const Tensor& x, int64_t dim0, int64_t dim1) {
-  return record_view("transpose", x, view::transpose(x, dim0, dim1),
-                     [=](const Backward& b) -> Tensors { return {transpose(b.dy(), dim0, dim1)}; });
+  return show("transpose", x, view::transpose(x, dim0, dim1),
+              [=](const Backward& b) -> Tensors { return {transpose(b.dy(), dim0, dim1)}; });
 }
 
 Tensor permute(const Tensor& x, const Shape& order) {
   Tensor y = view::permute(x, order);
   Shape inverse = order;
   for (int i = 0; i < order.size(); ++i) inverse[wrap_dim(order[i], x.dim(), "permute")] = i;
-  return record_view("permute", x, y, [inverse](const Backward& b) -> Tensors {
-    return {permute(b.dy(), inverse)};
-  });
+  return show("permute", x, y,
+              [inverse](const Backward& b) -> Tensors { return {permute(b.dy(), inverse)}; });
 }
 
 Tensor expand(const Tensor& x, const Shape& shape) {
+  if (shape == x.shape()) return x;
   Tensor y = view::expand(x, shape);
   if (y.shape() == x.shape()) return x;
-  return record_view("expand", x, y, [old = x.shape()](const Backward& b) -> Tensors {
-    return {sum_to(b.dy(), old)};
-  });
+  return show("expand", x, y,
+              [old = x.shape()](const Backward& b) -> Tensors { return {sum_to(b.dy(), old)}; });
 }
 
 Tensor squeeze(const Tensor& x, int64_t dim) {
   const int d = wrap_dim(dim, x.dim(), "squeeze");
   if (x.shape()[d] != 1) return x;
-  return record_view("squeeze", x, view::squeeze(x, d),
-                     [d](const Backward& b) -> Tensors { return {unsqueeze(b.dy(), d)}; });
+  return show("squeeze", x, view::squeeze(x, d),
+              [d](const Backward& b) -> Tensors { return {unsqueeze(b.dy(), d)}; });
 }
 
 Tensor unsqueeze(const Tensor& x, int64_t dim) {
   const int d = wrap_dim(dim, x.dim() + 1, "unsqueeze");
-  return record_view("unsqueeze", x, view::unsqueeze(x, d),
-                     [d](const Backward& b) -> Tensors { return {squeeze(b.dy(), d)}; });
+  return show("unsqueeze", x, view::unsqueeze(x, d),
+              [d](const Backward& b) -> Tensors { return {squeeze(b.dy(), d)}; });
 }
 
 Tensor slice(const Tensor& x, int64_t dim, int64_t begin, int64_t end, int64_t step) {
@@ -82,7 +92,7 @@ Tensor slice(const Tensor& x, int64_t dim, int64_t begin, int64_t end, int64_t s
   const int d = wrap_dim(dim, x.dim(), "slice");
   const int64_t size = x.shape()[d];
   const int64_t first = std::clamp<int64_t>(begin < 0 ? begin + size : begin, 0, size);
-  return record_view("slice", x, y, [=, shape = x.shape()](const Backward& b) -> Tensors {
+  return show("slice", x, y, [=, shape = x.shape()](const Backward& b) -> Tensors {
     return {embed(b.dy(), shape, d, first, step)};
   });
 }
@@ -96,7 +106,7 @@ Tensor select(const Tensor& x, int64_t dim, int64_t index) {
   Tensor y = view::select(x, dim, index);
   const int d = wrap_dim(dim, x.dim(), "select");
   const int64_t i = index < 0 ? index + x.shape()[d] : index;
-  return record_view("select", x, y, [=, shape = x.shape()](const Backward& b) -> Tensors {
+  return show("select", x, y, [=, shape = x.shape()](const Backward& b) -> Tensors {
     return {embed(unsqueeze(b.dy(), d), shape, d, i, 1)};
   });
 }
@@ -117,7 +127,7 @@ Tensor diagonal(const Tensor& x, int64_t offset, int64_t dim1, int64_t dim2) {
     strides.push_back(step);
     return Tensor::view_of(whole.storage(), shape, strides, whole.offset() + begin, whole.dtype());
   };
-  return record_view("diagonal", x, part(x), [=, shape = x.shape()](const Backward& g) -> Tensors {
+  return show("diagonal", x, part(x), [=, shape = x.shape()](const Backward& g) -> Tensors {
     Tensor dx = Tensor::zeros(shape, g.dy().dtype(), g.dy().device());
     Tensor target = diagonal(dx, offset, a, b);
     copy_(target, g.dy());

@@ -11,22 +11,40 @@ import time
 
 import weft
 
-CASES = {
-    "x + y, 4 elements": lambda lib, x: (lambda: x + x),
+OPERATIONS = {
+    "x + y, 4 elements": lambda x, m: x + x,
+    "x * y": lambda x, m: x * x,
+    "matmul 4 x 4": lambda x, m: m @ m,
+    "x.relu()": lambda x, m: x.relu(),
+    "x.sum()": lambda x, m: x.sum(),
+    "x.reshape(2, 2)": lambda x, m: x.reshape(2, 2),
+    "x[1:3]": lambda x, m: x[1:3],
+}
+OTHERS = {
     "x * 2.0": lambda lib, x: (lambda: x * 2.0),
     "x.exp()": lambda lib, x: (lambda: x.exp()),
-    "x.sum()": lambda lib, x: (lambda: x.sum()),
-    "x.reshape(2, 2)": lambda lib, x: (lambda: x.reshape(2, 2)),
-    "x[1:3]": lambda lib, x: (lambda: x[1:3]),
     "x[0].item()": lambda lib, x: (lambda: x[0].item()),
     "x.shape": lambda lib, x: (lambda: x.shape),
-    "matmul 4 x 4": lambda lib, x: (lambda m=lib.ones(4, 4): m @ m),
     "x += 1": lambda lib, x: (lambda y=x.clone(): y.add_(1)),
     "(p * p).sum().backward()": lambda lib, x: (
         lambda p=lib.ones(4, requires_grad=True): (p * p).sum().backward()
     ),
 }
 ROUNDS, CALLS = 41, 2000
+
+
+def cases():
+    """(name, function of a library that makes a function to time), of each operation forward and recorded."""
+    for requires_grad, suffix in ((False, ""), (True, ", recorded")):
+        for name, call in OPERATIONS.items():
+
+            def make(lib, call=call, requires_grad=requires_grad):
+                x, m = (lib.ones(*shape, requires_grad=requires_grad) for shape in ((4,), (4, 4)))
+                return lambda: call(x, m)
+
+            yield name + suffix, make
+    for name, make in OTHERS.items():
+        yield name, lambda lib, make=make: make(lib, lib.ones(4))
 
 
 def seconds_per_call(function):
@@ -44,8 +62,8 @@ def main():
     torch.set_num_threads(1)
     if "--json" not in sys.argv:
         print(f"{'':28}{'weft':>10}{'torch ' + torch.__version__:>16}{'weft/torch':>12}")
-    for name, make in CASES.items():
-        calls = [make(weft, weft.ones(4)), make(torch, torch.ones(4))]
+    for name, make in cases():
+        calls = [make(weft), make(torch)]
         times = [[seconds_per_call(call) for call in calls] for _ in range(ROUNDS)][1:]
         ours, theirs = (statistics.median(column) for column in zip(*times))
         ratio = statistics.median(a / b for a, b in times)

@@ -14,13 +14,20 @@ import sys
 ROWS, COLUMNS = 1024, 768  # of a matrix: 3 MB
 
 
+def permutations(torch):
+    """Rows without equal numbers, whose places each library may order as it likes."""
+    return torch.rand(ROWS, COLUMNS).argsort(-1).float()
+
+
 def cases():
-    """name: (function of the library, its functional and tensors; shapes or tensors; has a gradient)."""
+    """name: (function of the library, its functional and tensors; shapes, or what torch makes of them; has a gradient)."""
     matrix, image, half = (ROWS, COLUMNS), (8, 32, 56, 56), (ROWS, COLUMNS // 2)
-    unary = "sinh cosh tan asinh atan log1p expm1 exp2"
-    positive = "log2 acosh"
+    unary = "sin cos sinh cosh tan asinh atan log1p expm1 exp2"
+    positive = "log2 log10 acosh"
+    bounded = "asin acos atanh"
     table = {name: (lambda l, F, x, f=name: getattr(l, f)(x), (matrix,), True) for name in unary.split()}
     table |= {name: (lambda l, F, x, f=name: getattr(l, f)(x.abs() + 1.5), (matrix,), True) for name in positive.split()}
+    table |= {name: (lambda l, F, x, f=name: getattr(l, f)(x.clamp(-0.9, 0.9)), (matrix,), True) for name in bounded.split()}
     for name in "softplus elu leaky_relu hardswish".split():
         table[name] = (lambda l, F, x, f=name: getattr(F, f)(x), (matrix,), True)
     table |= {
@@ -37,7 +44,7 @@ def cases():
         "repeat": (lambda l, F, x: x.repeat(2, 2), (half,), True),
         "sort": (lambda l, F, x: l.sort(x, -1)[0], (matrix,), True),
         "sort of one line": (lambda l, F, x: l.sort(x.flatten(), -1)[0], (matrix,), True),
-        "argsort": (lambda l, F, x: l.argsort(x, -1), (matrix,), False),
+        "argsort": (lambda l, F, x: l.argsort(x, -1), (permutations,), False),
         "topk": (lambda l, F, x: l.topk(x, 10, -1)[0], (matrix,), True),
         "cumsum": (lambda l, F, x: l.cumsum(x, -1), (matrix,), True),
         "unique": (lambda l, F, x: l.unique((x * 20).round()), (matrix,), False),
@@ -114,7 +121,7 @@ def main():
     for name, (function, shapes, has_gradient) in cases().items():
         if not re.search(options.op, name):
             continue
-        inputs = [torch.randn(shape) for shape in shapes]
+        inputs = [shape(torch) if callable(shape) else torch.randn(shape) for shape in shapes]
         row = {"case": name}
         for kind in ("forward", "gradient") if has_gradient else ("forward",):
             make = with_gradient if kind == "gradient" else lambda l, F, f: lambda *x: f(l, F, *x)

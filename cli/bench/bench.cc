@@ -16,6 +16,7 @@
 #include "cli/command.h"
 #include "cli/device_option.h"
 #include "cli/json_line.h"
+#include "cli/step_bytes.h"
 #include "cli/training_step.h"
 #include "core/allocator.h"
 #include "core/parallel.h"
@@ -36,7 +37,7 @@ struct Arguments {
   std::string device, weights;
   std::string against;  // another precision, timed in turn
   int steps = 7, threads = 0;
-  bool graph = false, json = false, profile = false;
+  bool graph = false, json = false, profile = false, bytes = false;
 };
 
 constexpr int kWarmUpSteps = 2;
@@ -124,6 +125,61 @@ void print_profile(const kernels::Profile& profile, double seconds) {
              1e3 * seconds);
 }
 
+double megabytes(int64_t bytes) { return 1e-6 * static_cast<double>(bytes); }
+
+nlohmann::ordered_json to_json(const StepBytes& bytes) {
+  nlohmann::ordered_json ops = nlohmann::ordered_json::array();
+  for (const OpBytes& op : bytes.ops) {
+    ops.push_back({{"phase", op.phase},
+                   {"op", op.op},
+                   {"calls", op.calls},
+                   {"kernels", op.kernels},
+                   {"moved", op.moved},
+                   {"least", op.least}});
+  }
+  return {{"moved", bytes.moved},
+          {"least", bytes.least},
+          {"ratio", bytes.ratio()},
+          {"kernels", bytes.kernels},
+          {"ops", ops}};
+}
+
+void print_bytes(const StepBytes& bytes) {
+  constexpr double kLeastShare = 0.003;
+  io::Table table({{"phase", 8, io::Table::Align::kLeft},
+                   {"op", 24, io::Table::Align::kLeft},
+                   {"calls", 6},
+                   {"kernels", 7},
+                   {"MB moved", 9},
+                   {"at least", 9},
+                   {"times", 6}});
+  for (const OpBytes& op : bytes.ops) {
+    if (static_cast<double>(op.moved) < kLeastShare * static_cast<double>(bytes.moved)) continue;
+    table.row(
+        {op.phase, op.op, std::to_string(op.calls), std::to_string(op.kernels),
+         fmt::format("{:.1f}", megabytes(op.moved)), fmt::format("{:.1f}", megabytes(op.least)),
+         op.least > 0
+             ? fmt::format("{:.2f}", static_cast<double>(op.moved) / static_cast<double>(op.least))
+             : ""});
+  }
+  fmt::print("a step moves {:.1f} MB in {} kernels, {:.2f} times the least of {:.1f} MB\n",
+             megabytes(bytes.moved), bytes.kernels, bytes.ratio(), megabytes(bytes.least));
+}
+
+/// Without a clock: one step, counted.
+int run_bytes(const Arguments& a) {
+  const StepBytes bytes = count_bytes(a.step);
+  if (!a.json) {
+    print_bytes(bytes);
+    return 0;
+  }
+  print_json({{"model", a.step.model},
+              {"batch", a.step.batch},
+              {"precision", a.step.precision},
+              {"bytes", to_json(bytes)}});
+  return 0;
+}
+
 int run_bench(const Arguments& a) {
   if (a.threads > 0) set_num_threads(a.threads);
   const Device device = chosen_device(a.device);
@@ -139,6 +195,7 @@ int run_bench(const Arguments& a) {
       train::check_supported(train::find_precision(name), train::capabilities_of(numerics));
     }
   });
+  if (a.bytes) return run_bytes(a);
   const auto run = [&](TrainingStep& step) {
     step.run();
     synchronize(device);
@@ -282,6 +339,16 @@ void add_bench(CLI::App& app, Action& action) {
              {.usual = "none"});
   add_option(command, "--steps", a.steps, "Number of timed steps", {.check = CLI::PositiveNumber});
   command.add_flag("--profile", a.profile, "Print the time of each kernel, on standard error");
+  command
+      .add_flag(
+          "--bytes", a.bytes,
+          "Instead of timing, count what a step's kernels move, op by op, against the least "
+          "that each op could: what it takes from others and leaves to them; computes nothing")
+      ->excludes("--graph")
+      ->excludes("--against")
+      ->excludes("--profile")
+      ->excludes("--weights")
+      ->excludes("--device");
   command.add_flag("--json", a.json, kJsonObject);
 }
 

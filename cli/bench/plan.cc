@@ -1,11 +1,12 @@
 // weft bench plan: the planner's predictions against runs on this machine.
 //
 // Ranks are threads, through a network of a set latency and bandwidth
-// (dist/comm/transport.cc). What the planner needs to know is measured on two small batches
-// without a network, as a constant and so much an image: for the data-parallel strategies in steps
-// of ranks that talk to nobody, for the others, whose ranks compute something else, in their own.
-// Nothing of the steps held back, on another batch through the network, enters a prediction. All
-// are timed in turn, and the fastest step counts, for other work on the machine only adds to it.
+// (dist/comm/transport.cc). The time that a step computes is measured on two small batches without
+// a network, as a constant and so much an image: for the data-parallel strategies in steps of ranks
+// that talk to nobody, for the others, whose ranks compute something else, in their own. Memory is
+// that of a rehearsed step. Nothing of the steps held back, on another batch through the network,
+// enters a prediction. All are timed in turn, and the fastest step counts, for other work on the
+// machine only adds to it.
 #include "cli/bench/bench.h"
 
 #include <fmt/format.h>
@@ -19,7 +20,7 @@
 #include <thread>
 
 #include "cli/json_line.h"
-#include "cli/ranked_step.h"
+#include "cli/rehearsed_step.h"
 #include "core/parallel.h"
 #include "dist/comm/in_process.h"
 #include "dist/plan/cluster.h"
@@ -41,8 +42,8 @@ struct Arguments {
 constexpr double kTimeTolerance = 0.15, kMemoryTolerance = 0.05;
 
 struct Observed {
-  double seconds = 1e30;                    // of the fastest step
-  std::vector<int64_t> activations, peaks;  // of each rank
+  double seconds = 1e30;       // of the fastest step
+  std::vector<int64_t> peaks;  // of each rank
 };
 
 /// The ranks of a run, each with its step; run() takes one step on all of them at once.
@@ -52,7 +53,6 @@ class Ranks {
         bool alone)
       : threads_per_rank_(std::max(1, num_threads() / ranks)),
         world_(dist::make_in_process_world(ranks, network)) {
-    observed_.activations.resize(ranks);
     observed_.peaks.resize(ranks);
     for (int r = 0; r < ranks; ++r) {
       threads_.emplace_back([this, r, options, alone] { serve(r, options, alone); });
@@ -119,7 +119,6 @@ class Ranks {
       seconds_ = std::max(seconds_, seconds);
       if (step) {
         const MemoryAccount& account = step->account();
-        observed_.activations[rank] = account.bytes(MemoryKind::kActivations).peak;
         observed_.peaks[rank] = account.total().peak;
       }
       ++done_;
@@ -162,32 +161,19 @@ Runs calibration_runs(const Arguments& a, const std::string& strategy) {
 }
 
 /// What the held-back batch is expected to take, by the line through the small ones.
-struct Learnt {
-  double seconds = 0;
-  std::vector<int64_t> activations;  // of each rank
-
-  Learnt(const Arguments& a, const Runs& runs) {
-    const Observed one = runs[0]->observed(), two = runs[1]->observed();
-    const auto extended = [&](double first, double second) {
-      // More images take no less: where the clock says so, it is noise.
-      const double slope =
-          std::max(0.0, second - first) / static_cast<double>(a.small[1] - a.small[0]);
-      return first + slope * static_cast<double>(a.batch - a.small[0]);
-    };
-    seconds = extended(one.seconds, two.seconds);
-    for (size_t r = 0; r < one.activations.size(); ++r) {
-      activations.push_back(static_cast<int64_t>(extended(
-          static_cast<double>(one.activations[r]), static_cast<double>(two.activations[r]))));
-    }
-  }
-};
+double extended_seconds(const Arguments& a, const Runs& runs) {
+  const double one = runs[0]->observed().seconds, two = runs[1]->observed().seconds;
+  // More images take no less: where the clock says so, it is noise.
+  const double slope = std::max(0.0, two - one) / static_cast<double>(a.small[1] - a.small[0]);
+  return one + slope * static_cast<double>(a.batch - a.small[0]);
+}
 
 struct Predicted {
   double seconds = 0;
   int64_t bytes = 0;  // on the fullest rank
 };
 
-Predicted predict(const Arguments& a, const std::string& strategy, const Learnt& learnt,
+Predicted predict(const Arguments& a, const std::string& strategy, double alone,
                   const dist::InProcessOptions& network) {
   const RankedStepOptions options = options_of(a, strategy, a.batch);
   const dist::Sharing sharing = dist::sharing_of(filled(options, a.devices), a.devices);
@@ -209,20 +195,16 @@ Predicted predict(const Arguments& a, const std::string& strategy, const Learnt&
   if (sharing.stages > 1) {
     // What fills and empties the pipeline was measured with the rest.
     const auto turns = static_cast<double>(sharing.micro_batches + sharing.stages - 1);
-    const double turn = learnt.seconds / turns;
+    const double turn = alone / turns;
     for (int s = 0; s < sharing.stages; ++s) {
       ranks.push_back({layouts[s], {.before = {turn / 3, 2 * turn / 3}}});
     }
   } else {
-    ranks.push_back(
-        {layouts[0], dist::deal_out({learnt.seconds / 3, 2 * learnt.seconds / 3}, layouts[0], 0)});
+    ranks.push_back({layouts[0], dist::deal_out({alone / 3, 2 * alone / 3}, layouts[0], 0)});
   }
   predicted.seconds =
       kind.timeline(ranks, sharing, groups, {.images = images_of(options, sharing)}).end;
-  for (size_t r = 0; r < layouts.size(); ++r) {
-    predicted.bytes =
-        std::max(predicted.bytes, kind.peak_bytes(layouts[r], sharing, learnt.activations[r]));
-  }
+  predicted.bytes = fullest(rehearse(options, a.devices)).peak;
   return predicted;
 }
 
@@ -266,8 +248,8 @@ int run(const Arguments& a) {
   bool holds = true;
   for (size_t i = 0; i < a.strategies.size(); ++i) {
     const std::string& strategy = a.strategies[i];
-    const Learnt learnt(a, calibrations.at(kind(strategy)));
-    const Predicted predicted = predict(a, strategy, learnt, network);
+    const double alone = extended_seconds(a, calibrations.at(kind(strategy)));
+    const Predicted predicted = predict(a, strategy, alone, network);
     const Observed observed = held_back[i]->observed();
     const int64_t peak = *std::ranges::max_element(observed.peaks);
     const double time_error = predicted.seconds / observed.seconds - 1;

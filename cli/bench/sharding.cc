@@ -363,9 +363,11 @@ void add_bench_sharding(CLI::App& bench, Action& action) {
       ->delimiter(',');
   add_option(command, "--batch", a.batch, "Images in the batch of each device",
              {.check = CLI::PositiveNumber});
-  add_option(command, "--precision", a.precision,
-             "Format of matrix products: fp32 or bf16, in which sharded weights then travel",
-             {.check = CLI::IsMember({"fp32", "bf16"})});
+  add_option(
+      command, "--precision", a.precision,
+      "Format of matrix products: fp32 or bf16, in which sharded weights and tp's activations "
+      "then travel",
+      {.check = CLI::IsMember({"fp32", "bf16"})});
   add_option(command, "--image-size", a.options.image_size,
              "Height and width of an image, in pixels",
              {.check = CLI::PositiveNumber, .usual = "the model's own"});

@@ -64,12 +64,12 @@ TEST_CASE("cut by tokens and classes, inside copies, and as pipelines side by si
   CHECK(results[2].at("pipeline_stages") == 2);
 }
 
-TEST_CASE("in bf16 sharded weights take half the bytes, as the formula says") {
+TEST_CASE("in bf16 sharded weights and what tp sends take half the bytes, as the formula says") {
   std::map<std::string, std::vector<json>> by_precision;
   for (const std::string precision : {"fp32", "bf16"}) {
     const Outcome outcome = run_weft(
         "bench sharding --json --check --model vit_lite --devices 4 --communicator in-process "
-        "--strategy fsdp,zero1,zero2,hsdp --batch 2 --precision " +
+        "--strategy fsdp,zero1,zero2,hsdp,tp,fsdp+tp --batch 2 --precision " +
         precision);
     INFO(outcome.err);
     REQUIRE(outcome.code == 0);

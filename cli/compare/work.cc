@@ -8,7 +8,6 @@
 #include <iostream>
 #include <map>
 
-#include "autograd/autocast.h"
 #include "autograd/backward.h"
 #include "autograd/fused.h"
 #include "autograd/ops.h"

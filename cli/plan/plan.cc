@@ -45,7 +45,8 @@ ordered_json json_of(const Demand& demand, const Prediction& p) {
           {"flops_utilization", p.utilization},
           {"memory_bytes", p.memory},
           {"state_bytes", p.kept},
-          {"activation_bytes", demand.activation_bytes(a.batch)},
+          {"activation_bytes", demand.activation_bytes},
+          {"optimizer", a.optimizer},
           {"device_bytes", cluster.accelerator.memory},
           {"fits", p.fits}};
 }
@@ -89,7 +90,7 @@ int run(const Arguments& a) {
       "Activations of a device alone: {:.2f} GB.\n\n",
       a.model, demand.layout.parameters, a.batch, a.precision, a.nodes, cluster.devices_per_node,
       cluster.accelerator.title, cluster.network.title,
-      1e-9 * static_cast<double>(demand.activation_bytes(a.batch)));
+      1e-9 * static_cast<double>(demand.activation_bytes));
   io::Table table({{"strategy", 8, io::Table::Align::kLeft},
                    {"devices", 26, io::Table::Align::kLeft},
                    {"step", 10},
@@ -125,6 +126,9 @@ void add_plan(CLI::App& app, Action& action) {
              {.check = CLI::PositiveNumber});
   add_option(command, "--precision", a.precision, "Format of matrix products: bf16 or fp32",
              {.check = CLI::IsMember({"bf16", "fp32"})});
+  add_option(command, "--optimizer", a.optimizer,
+             fmt::format("{}", fmt::join(optim::optimizer_names(), ", ")),
+             {.check = CLI::IsMember(optim::optimizer_names())});
 
   command.option_defaults()->group("Cluster");
   add_option(command, "--devices", a.devices, "Number of devices of all nodes together",

@@ -3,50 +3,37 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <optional>
 #include <utility>
 
-#include "cli/ranked_step.h"
-#include "dist/comm/in_process.h"
+#include "cli/rehearsed_step.h"
+#include "cli/step_bytes.h"
 #include "models/registry.h"
 
 namespace weft::cli {
 namespace {
 
-/// The peak of activations on a rank in a step on `batch` images for each of those who share one,
-/// as the allocator counts them.
-double count_activations(const PlanOptions& a, const dist::StrategyOptions& strategy, int ranks,
-                         int64_t batch, std::optional<int64_t> layers) {
-  std::vector<double> bytes(ranks);
-  dist::run_ranks(ranks, [&](dist::Communicator& world) {
-    const dist::CommunicatorPtr handle(&world, [](dist::Communicator*) {});
-    RankedStepOptions options{.model = a.model, .strategy = strategy, .batch = batch};
-    options.options.layers = layers;
-    options.precision = a.precision;
-    RankedStep step(options, handle);
-    step.run();
-    bytes[world.rank()] = static_cast<double>(step.account().bytes(MemoryKind::kActivations).peak);
-  });
-  return *std::ranges::max_element(bytes);
+RankedStepOptions step_of(const PlanOptions& a, const dist::StrategyOptions& strategy) {
+  return {.model = a.model,
+          .strategy = strategy,
+          .batch = a.batch,
+          .optimizer = a.optimizer,
+          .precision = a.precision};
 }
 
-Activations activations_of(const PlanOptions& a, const dist::StrategyOptions& strategy, int ranks,
-                           bool has_layers) {
-  const auto count = [&](int64_t batch, int64_t layers) {
-    return count_activations(a, strategy, ranks, batch,
-                             has_layers ? std::optional(layers) : std::nullopt);
+int64_t activation_bytes(const PlanOptions& a, const dist::StrategyOptions& strategy, int devices) {
+  return fullest(rehearse(step_of(a, strategy), devices))[MemoryKind::kActivations];
+}
+
+/// A line through one image and a device's batch.
+void count_moved(const PlanOptions& a, Demand& demand) {
+  const auto count = [&](int64_t batch) {
+    const StepOptions step{.model = a.model, .precision = a.precision, .batch = batch};
+    return static_cast<double>(count_bytes(step).beside_products);
   };
-  // A batch is that of one device; those who share a layer take theirs together.
-  const double few = count(1, 2), more = count(2, 2);
-  const double few_deeper = has_layers ? count(1, 3) : few,
-               more_deeper = has_layers ? count(2, 3) : more;
-  Activations result;
-  result.layers_per_image = ((more_deeper - more) - (few_deeper - few)) / ranks;
-  result.layers_constant = few_deeper - few - ranks * result.layers_per_image;
-  result.per_image = (more - few) / ranks - 2 * result.layers_per_image;
-  result.constant =
-      few - 2 * result.layers_constant - ranks * (result.per_image + 2 * result.layers_per_image);
-  return result;
+  const int64_t many = std::max<int64_t>(a.batch, 2);
+  const double one = count(1);
+  demand.moved_per_image = (count(many) - one) / static_cast<double>(many - 1);
+  demand.moved_constant = one - demand.moved_per_image;
 }
 
 /// The layouts of those who share a model so; none where that cannot be.
@@ -54,7 +41,7 @@ std::vector<dist::ModelLayout> layouts_if_possible(const PlanOptions& a,
                                                    const dist::StrategyOptions& strategy,
                                                    int ranks) {
   try {
-    return layouts_of_model({.model = a.model, .strategy = strategy, .batch = 2}, ranks);
+    return layouts_of_model(step_of(a, strategy), ranks);
   } catch (const Error&) {
     return {};
   }
@@ -82,8 +69,7 @@ void choose_cuts(const PlanOptions& a, const dist::Cluster& cluster, Demand& dem
   if (demand.tensor > 1) {
     demand.cut = cut[0];
     demand.cut.activation_bytes = a.element_bytes();
-    demand.cut_activations =
-        activations_of(a, tensor_strategy(a), demand.tensor, demand.layers > 0);
+    demand.cut_activation_bytes = activation_bytes(a, tensor_strategy(a), demand.tensor);
   }
   demand.stages = choose(a.settings.pipeline_stages, "pipeline-stages", {.name = "pipeline"},
                          demand.stage_layouts);
@@ -94,12 +80,18 @@ void choose_cuts(const PlanOptions& a, const dist::Cluster& cluster, Demand& dem
 
 Demand demand_of(const PlanOptions& a, const dist::Cluster& cluster) {
   Demand demand{.options = a, .cluster = cluster};
-  demand.layout = layout_of_model({.model = a.model});
-  if (demand.layout.tokens > 0) demand.layers = static_cast<int64_t>(demand.layout.units.size());
+  demand.layout = layout_of_model(step_of(a, {}));
   demand.matmuls = models::make_model(a.model)->forward_matmuls(1);
-  demand.activations = activations_of(a, {}, 1, demand.layers > 0);
+  demand.activation_bytes = activation_bytes(a, {}, 1);
+  count_moved(a, demand);
   choose_cuts(a, cluster, demand);
   return demand;
+}
+
+double Demand::activations_of(double images, bool is_cut) const {
+  const auto batch = static_cast<double>(options.batch);
+  return is_cut ? static_cast<double>(cut_activation_bytes) * images / (batch * tensor)
+                : static_cast<double>(activation_bytes) * images / batch;
 }
 
 namespace {
@@ -127,27 +119,22 @@ double optimizer_seconds(const dist::Cluster& cluster, const dist::ModelLayout& 
   return bytes * parameters / (dist::Efficiency{}.memory * cluster.accelerator.memory_bandwidth);
 }
 
-/// Besides the products every activation is written once and read once in a forward pass.
 dist::StepWork::Pass pass_of(const Demand& demand, double images, int tensor) {
-  const Activations& activations = tensor > 1 ? demand.cut_activations : demand.activations;
-  return dist::roofline(
-      demand.cluster.accelerator, products_of(demand, images, tensor),
-      2.0 * static_cast<double>(activations.bytes(images, static_cast<double>(demand.layers))),
-      demand.options.element_bytes(), {.products = demand.options.efficiency});
+  double moved = demand.moved_by(images);
+  // Of layers that are split a rank moves as much less as it keeps less.
+  if (tensor > 1)
+    moved *= demand.activations_of(images, true) / demand.activations_of(images, false);
+  // The roofline has twice as much in backward as in forward.
+  return dist::roofline(demand.cluster.accelerator, products_of(demand, images, tensor), moved / 3,
+                        demand.options.element_bytes(), {.products = demand.options.efficiency});
 }
 
-/// What a rank has and computes, and the memory that it needs.
-struct PlannedRank {
-  dist::RankWork rank;
-  int64_t activations = 0;  // bytes
-};
-
 /// The stages of a pipeline whose devices take `batch` images each.
-std::vector<PlannedRank> stages_of(const Demand& demand, const dist::Sharing& sharing) {
+std::vector<dist::RankWork> stages_of(const Demand& demand, const dist::Sharing& sharing) {
   const double images = static_cast<double>(demand.options.batch * sharing.stages) /
                         static_cast<double>(sharing.micro_batches);
   const dist::StepWork work = dist::deal_out(pass_of(demand, images, 1), demand.layout, 0);
-  std::vector<PlannedRank> stages;
+  std::vector<dist::RankWork> stages;
   auto unit = work.units.begin();
   for (int s = 0; s < sharing.stages; ++s) {
     const dist::ModelLayout& layout = demand.stage_layouts[s];
@@ -159,51 +146,35 @@ std::vector<PlannedRank> stages_of(const Demand& demand, const dist::Sharing& sh
     if (s == 0) mine.before = work.before;
     if (s + 1 == sharing.stages) mine.behind = work.behind;
     unit = end;
-    // One forward, one backward: the first stages have the most under way.
-    Activations activations = demand.activations;
-    if (s > 0) activations.per_image = 0;
-    const auto in_flight =
-        static_cast<double>(std::min<int64_t>(sharing.stages - s, sharing.micro_batches));
-    stages.push_back(
-        {{layout, mine},
-         activations.bytes(in_flight * images, static_cast<double>(layout.units.size()))});
+    stages.push_back({layout, mine});
   }
   return stages;
 }
 
 /// The rank that stands for all, of `images` of those who share a layer.
-PlannedRank rank_of(const Demand& demand, const dist::Sharing& sharing, int64_t images) {
-  const bool is_cut = sharing.tensor > 1;
-  const dist::ModelLayout& layout = is_cut ? demand.cut : demand.layout;
+dist::RankWork rank_of(const Demand& demand, const dist::Sharing& sharing, int64_t images) {
+  const dist::ModelLayout& layout = sharing.tensor > 1 ? demand.cut : demand.layout;
   const double optimizer = optimizer_seconds(
       demand.cluster, layout,
       static_cast<double>(layout.parameters) / static_cast<double>(sharing.shard));
-  const auto count = static_cast<double>(images);
-  return {{layout, dist::deal_out(pass_of(demand, count, sharing.tensor), layout, optimizer)},
-          (is_cut ? demand.cut_activations : demand.activations)
-              .bytes(count, static_cast<double>(demand.layers))};
+  const dist::StepWork::Pass pass = pass_of(demand, static_cast<double>(images), sharing.tensor);
+  return {layout, dist::deal_out(pass, layout, optimizer)};
 }
 
 }  // namespace
 
 Prediction predict(const Demand& demand, const dist::StrategyOptions& asked, int devices) {
   const dist::StrategyKind& kind = dist::find_strategy(asked.name);
-  dist::StrategyOptions strategy = asked;
-  if (demand.options.precision == "bf16") strategy.product_dtype = "bf16";
-  Prediction p{.strategy = kind.name, .sharing = dist::sharing_of(strategy, devices)};
+  const RankedStepOptions step = step_of(demand.options, asked);
+  Prediction p{.strategy = kind.name, .sharing = dist::sharing_of(filled(step, devices), devices)};
   const dist::Sharing& sharing = p.sharing;
-  const int64_t images = demand.options.batch * sharing.tensor * sharing.stages;
-  const std::vector<PlannedRank> planned = sharing.stages > 1
-                                               ? stages_of(demand, sharing)
-                                               : std::vector{rank_of(demand, sharing, images)};
-  std::vector<dist::RankWork> ranks;
-  for (const auto& [rank, activations] : planned) {
-    ranks.push_back(rank);
-    const int64_t memory = kind.peak_bytes(rank.layout, sharing, activations);
-    if (memory <= p.memory) continue;
-    p.memory = memory;
-    p.kept = kind.state_bytes(rank.layout, sharing).total();
-  }
+  const int64_t images = images_of(step, sharing);
+  const std::vector<dist::RankWork> ranks = sharing.stages > 1
+                                                ? stages_of(demand, sharing)
+                                                : std::vector{rank_of(demand, sharing, images)};
+  const RankCost cost = fullest(rehearse(step, devices));
+  p.memory = cost.peak;
+  p.kept = cost.state;
   p.timeline = kind.timeline(ranks, sharing, demand.cluster.seconds(sharing), {.images = images});
   p.fits = static_cast<double>(p.memory) <= demand.cluster.accelerator.memory;
   p.images_per_second = static_cast<double>(demand.options.batch) * devices / p.timeline.end;

@@ -1,9 +1,9 @@
 // What weft plan predicts: a step's time on machines that are not here, and what it would need.
 //
-// Time: a roofline of the model's products and of the bytes that its other operations move, laid
-// out by each strategy's schedule beside collectives in an alpha-beta model of the cluster
-// (dist/plan/cluster.h). Memory: the strategies' formulas, and activations as counted here in steps
-// of two layers and of three on few images. `weft bench plan` holds both against runs.
+// Time: a roofline of the model's products and of the bytes that its other kernels move
+// (cli/step_bytes.h), laid out by each strategy's schedule beside collectives in an alpha-beta
+// model of the cluster (dist/plan/cluster.h). Memory: that of a rehearsed step
+// (cli/rehearsed_step.h). `weft bench plan` holds both against runs.
 #pragma once
 
 #include <cstdint>
@@ -18,7 +18,7 @@ namespace weft::cli {
 
 struct PlanOptions {
   std::string model = "vit_b_16", accelerator = "h100", network = "infiniband-ndr",
-              precision = "bf16";
+              precision = "bf16", optimizer = "adamw";
   int devices = 0, nodes = 1;
   int64_t batch = 128;
   dist::StrategyOptions settings = {};  // of one strategy each; 0: the plan's choice
@@ -27,35 +27,25 @@ struct PlanOptions {
   int element_bytes() const { return precision == "bf16" ? 2 : 4; }
 };
 
-/// Bytes of activations: constant + images per_image, and in each layer of both as much again. What
-/// a layer keeps whatever the batch are its weights' copies in the precision's dtype.
-struct Activations {
-  double constant = 0, per_image = 0;
-  double layers_constant = 0, layers_per_image = 0;
-
-  int64_t bytes(double images, double layers) const {
-    return static_cast<int64_t>(constant + images * per_image +
-                                layers * (layers_constant + images * layers_per_image));
-  }
-};
-
 /// What is planned, and the model's demands.
 struct Demand {
   PlanOptions options;
   dist::Cluster cluster;
-  int64_t layers = 0;  // of an encoder; 0: the model has none
   dist::ModelLayout layout;
-  models::Matmuls matmuls;  // of one image
-  Activations activations;
+  models::Matmuls matmuls;       // of one image
+  int64_t activation_bytes = 0;  // of a device alone, on its batch
+  // Moved in forward and backward by kernels that are no products, on one device.
+  double moved_constant = 0, moved_per_image = 0;
   // Of a rank with its shard of every layer, and of a pipeline's stages.
   int tensor = 1, stages = 1;  // 1: the strategy does not fit the model and the cluster
   dist::ModelLayout cut;
-  Activations cut_activations;
+  int64_t cut_activation_bytes = 0;  // on as many batches as share a layer
   std::vector<dist::ModelLayout> stage_layouts;
 
-  int64_t activation_bytes(int64_t batch) const {
-    return activations.bytes(static_cast<double>(batch), static_cast<double>(layers));
-  }
+  /// Bytes that activations take when so many images are under way together.
+  double activations_of(double images, bool is_cut) const;
+  /// Bytes that kernels other than products move, forward and backward.
+  double moved_by(double images) const { return moved_constant + images * moved_per_image; }
 };
 
 struct Prediction {
@@ -67,7 +57,7 @@ struct Prediction {
   double images_per_second = 0, efficiency = 0, utilization = 0;
 };
 
-/// Counts activations on the way. Throws Error for --tensor-parallel or --pipeline-stages that the
+/// Throws Error for --tensor-parallel or --pipeline-stages that the
 /// model cannot be split into.
 Demand demand_of(const PlanOptions& options, const dist::Cluster& cluster);
 

@@ -48,7 +48,7 @@ void write_plan_report(const std::string& path, const Demand& demand,
            "The time of one device alone over the step's.");
   report::LinePlot memory =
       plot("Memory", {.label = "peak on a device", .unit = "GB", .min = 0},
-           "Parameters, gradients, AdamW's state, what is on its way, and activations.");
+           "Parameters, gradients, the optimizer's state, what is on its way, and activations.");
   const std::vector<int> devices = scales(cluster, a.devices);
   const double alone = predict(demand, {.name = "ddp"}, 1).images_per_second;
   report::Series ideal{.name = "perfect", .mark = report::Mark::kDashed};

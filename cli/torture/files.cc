@@ -15,7 +15,6 @@
 #include "core/error.h"
 #include "data/image.h"
 #include "data/sets/open.h"
-#include "io/pth_reader.h"
 #include "io/safetensors.h"
 #include "io/safetensors_index.h"
 #include "io/sharded_safetensors.h"

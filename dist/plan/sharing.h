@@ -16,8 +16,9 @@ struct Sharing {
   int64_t micro_batches = 1;  // that a batch goes through it in
   Schedule schedule = Schedule::k1F1B;
   int threads = 1;  // of dp, in one process
-  // Of sharded parameters (FsdpOptions), bytes of an element: of whole parameters, of gradients on
-  // their way, and, on their way, of weights that products alone read.
+  // Bytes of an element: of sharded parameters (FsdpOptions) while they are whole, of their
+  // gradients on their way, and, on their way, of weights that products alone read and of tp's
+  // activations.
   int whole_bytes = 4, gradient_bytes = 4, product_bytes = 4;
 
   /// Processes.

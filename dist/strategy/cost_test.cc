@@ -128,6 +128,10 @@ TEST_CASE("tensor parallelism sends activations, on dealt-out tokens padded ones
   const Sharing plain = sharing_of("tp", 4);
   CHECK(plain.tensor == 4);
   CHECK(find_strategy("tp").sent_bytes(model, plain, step) == 4 * 2 * 4 * (2 * 3 * all / 4));
+  // Products' dtype is what travels.
+  const Sharing narrow = sharing_of({.name = "tp", .product_dtype = "bf16"}, 4);
+  CHECK(2 * find_strategy("tp").sent_bytes(model, narrow, step) ==
+        find_strategy("tp").sent_bytes(model, plain, step));
   // Two tokens on each of four ranks, and two norms of 12 elements to be summed.
   const Sharing dealt = sharing_of({.name = "tp", .sequence_parallel = true}, 4);
   model.summed = {12, 12};

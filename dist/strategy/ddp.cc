@@ -27,11 +27,11 @@ class Ddp : public Strategy {
     return ddp_->forward(function);
   }
   std::shared_ptr<void> no_sync() override { return ddp_->no_sync(); }
-  std::string describe(int64_t parameters) const override {
-    const double p = static_cast<double>(parameters);
-    return fmt::format("ddp on {} ranks: 16 P = {} on each, {} sent by each in a step",
-                       world_->size(), megabytes(16 * p),
-                       megabytes(2.0 * (world_->size() - 1) / world_->size() * 4 * p));
+  std::string describe(int64_t parameters, int64_t state_tensors) const override {
+    const int64_t bytes = kept_bytes(state_tensors), ranks = world_->size();
+    return fmt::format("ddp on {} ranks: {} P = {} on each, {} sent by each in a step", ranks,
+                       bytes, megabytes(bytes * parameters),
+                       megabytes(2 * (ranks - 1) * kElementBytes * parameters / ranks));
   }
   int64_t padded_elements() const override {
     return ddp_->bucket_bytes() / static_cast<int64_t>(itemsize(DType::f32));
@@ -65,15 +65,6 @@ class DdpKind : public WholeCopy {
     bytes[MemoryKind::kGradients] = kElementBytes * layout.largest_parameter;
     bytes[MemoryKind::kBuckets] = kElementBytes * elements_of_buckets(layout, sharing);
     return bytes;
-  }
-  int64_t peak_bytes(const ModelLayout& layout, const Sharing& sharing,
-                     int64_t activations) const override {
-    const StateBytes state = state_bytes(layout, sharing);
-    const int64_t kept = state.total() - state[MemoryKind::kGradients];
-    const auto units = static_cast<int64_t>(layout.units.size());
-    if (units == 0) return kept + activations;
-    const int64_t at_first_unit = activations / units * units + state[MemoryKind::kGradients];
-    return kept + std::max(activations, at_first_unit);
   }
   /// An all_reduce of the buckets.
   int64_t sent_bytes(const ModelLayout& layout, const Sharing& sharing,

@@ -45,10 +45,10 @@ class DataParallelStrategy : public Strategy {
       if (!batches.accumulates && batches.after_each) batches.after_each();
     }
   }
-  std::string describe(int64_t parameters) const override {
-    const double p = static_cast<double>(parameters);
-    return fmt::format("dp on {} threads: (12 + 4 N) P = {} together", devices_,
-                       megabytes((12.0 + 4 * devices_) * p));
+  std::string describe(int64_t parameters, int64_t state_tensors) const override {
+    const int64_t shared = kept_bytes(state_tensors) - kElementBytes;
+    return fmt::format("dp on {} threads: ({} + 4 N) P = {} together", devices_, shared,
+                       megabytes((shared + kElementBytes * devices_) * parameters));
   }
 
  private:

@@ -82,13 +82,14 @@ class PipelineStrategy : public Strategy {
     std::erase_if(mine, [&](const LocalTensor& entry) { return !pipeline_->owns(entry.name); });
     return mine;
   }
-  std::string describe(int64_t parameters) const override {
+  std::string describe(int64_t parameters, int64_t state_tensors) const override {
     const int stages = options_.stages->size();
+    const int64_t bytes = kept_bytes(state_tensors);
     return fmt::format(
-        "pipeline of {} stages ({}, {} micro-batches) on {} ranks: about 16 P / {} "
+        "pipeline of {} stages ({}, {} micro-batches) on {} ranks: about {} P / {} "
         "= {} on each",
-        stages, name(options_.schedule), options_.micro_batches, stages * data_size(), stages,
-        megabytes(16.0 * static_cast<double>(parameters) / stages));
+        stages, name(options_.schedule), options_.micro_batches, stages * data_size(), bytes,
+        stages, megabytes(bytes * parameters / stages));
   }
 
  private:
@@ -207,12 +208,6 @@ class PipelineKind : public WholeCopy {
                         .micro_batches = sharing.micro_batches});
   }
 
-  /// A stage has all gradients from its first backward on, and as many micro-batches in flight as
-  /// before as long as others follow.
-  int64_t peak_bytes(const ModelLayout& layout, const Sharing& sharing,
-                     int64_t activations) const override {
-    return state_bytes(layout, sharing).total() + activations;
-  }
   /// Activations to the next stage, what announces them, gradients to the one before; an all_reduce
   /// of each parameter's gradient among copies.
   int64_t sent_bytes(const ModelLayout& layout, const Sharing& sharing,

@@ -79,15 +79,17 @@ class Sharded : public Strategy {
     for (const auto& [name, padded] : fsdp_->units()) elements += padded;
     return elements;
   }
-  std::string describe(int64_t parameters) const override {
-    const double p = static_cast<double>(parameters), f = options_.shard->size();
-    const auto [formula, bytes] = options_.sharding == Sharding::kZero1
-                                      ? std::pair("(8 + 8 / F) P", (8 + 8 / f) * p)
-                                  : options_.sharding == Sharding::kZero2
-                                      ? std::pair("(4 + 12 / F) P", (4 + 12 / f) * p)
-                                      : std::pair("16 P / F, and unsharded units", 16 * p / f);
-    std::string text = fmt::format("{} on {} ranks, F = {}: {} = {} on each", name_, data_size(),
-                                   options_.shard->size(), formula, megabytes(bytes));
+  std::string describe(int64_t parameters, int64_t state_tensors) const override {
+    const int64_t ranks = options_.shard->size();
+    const int64_t whole = options_.sharding == Sharding::kZero1   ? 2 * kElementBytes
+                          : options_.sharding == Sharding::kZero2 ? kElementBytes
+                                                                  : 0;
+    const int64_t cut = kept_bytes(state_tensors) - whole;
+    const std::string formula = whole > 0 ? fmt::format("({} + {} / F) P", whole, cut)
+                                          : fmt::format("{} P / F, and unsharded units", cut);
+    std::string text =
+        fmt::format("{} on {} ranks, F = {}: {} = {} on each", name_, data_size(), ranks, formula,
+                    megabytes(whole * parameters + cut * parameters / ranks));
     if (options_.param_dtype != DType::f32) {
       text += fmt::format("; parameters travel in {}", options_.param_dtype);
     } else if (options_.product_dtype != DType::f32) {
@@ -360,35 +362,6 @@ class ShardedKind : public StrategyKind {
     bytes[MemoryKind::kGathered] = sharing.whole_bytes * whole + peak;
     return bytes;
   }
-  int64_t peak_bytes(const ModelLayout& layout, const Sharing& sharing,
-                     int64_t activations) const override {
-    const StateBytes state = state_bytes(layout, sharing);
-    const int64_t gathered = state[MemoryKind::kGathered];
-    const int64_t kept =
-        state[MemoryKind::kParameters] + state[MemoryKind::kOptimizer] + (is_full() ? 0 : gathered);
-    // Forward ends with all activations and what is unsharded; zero_grad() has dropped the
-    // gradients of the step before.
-    int64_t peak = kept + activations + (is_full() ? gathered : 0);
-    const auto units = static_cast<int64_t>(layout.units.size());
-    int64_t whole = layout.root_behind, parts = 0, on_the_way = 0;
-    for (int64_t i = 0; i < units; ++i) {
-      const int64_t unit = padded(layout.units[units - 1 - i], sharing.shard);
-      const int64_t left = activations / units * (units - i);
-      whole += unit;
-      int64_t now = kept + left + sharing.whole_bytes * whole + kElementBytes * parts +
-                    sharing.gradient_bytes * on_the_way;
-      if (is_full()) now += sharing.whole_bytes * (2 * unit + layout.root());
-      peak = std::max(peak, now);
-      if (!is_cut()) continue;
-      // The unit's gradients move into a buffer; the one before last is complete.
-      if (i >= 2) parts += padded(layout.units[units + 1 - i], sharing.shard) / sharing.shard;
-      whole -= unit;
-      on_the_way = std::min<int64_t>(i + 1, 2) * (unit + unit / sharing.shard);
-    }
-    if (is_cut()) return peak;
-    return std::max(peak, kept + state[MemoryKind::kGradients] + state[MemoryKind::kBuckets]);
-  }
-
   /// reduce_scatter of all units; all_gather of all once, or of each as often as it is unsharded:
   /// forward and backward, but for those that are still there when backward begins. Among copies
   /// all_reduce of the parts.

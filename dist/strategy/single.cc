@@ -11,8 +11,12 @@ class Single : public Strategy {
   void wrap(nn::Module&, const ModelStructure&) override {}
   Tensor call(nn::Module&, const std::function<Tensor()>& function) override { return function(); }
   double grad_norm(const Tensors& parameters) override { return optim::grad_norm_here(parameters); }
-  std::string describe(int64_t parameters) const override {
-    return fmt::format("single: 16 P = {}", megabytes(16.0 * static_cast<double>(parameters)));
+  Tensor unread_norm(const Tensors& parameters) override {
+    return optim::unread_norm_here(parameters);
+  }
+  std::string describe(int64_t parameters, int64_t state_tensors) const override {
+    const int64_t bytes = kept_bytes(state_tensors);
+    return fmt::format("single: {} P = {}", bytes, megabytes(bytes * parameters));
   }
 };
 

@@ -39,8 +39,6 @@ class WholeCopy : public StrategyKind {
  public:
   /// 4 P parameters, 4 P gradients of each thread, 8 P of the optimizer.
   StateBytes state_bytes(const ModelLayout& layout, const Sharing& sharing) const override;
-  int64_t peak_bytes(const ModelLayout& layout, const Sharing& sharing,
-                     int64_t activations) const override;
   int64_t sent_bytes(const ModelLayout&, const Sharing&, const StepShape&) const override {
     return 0;
   }
@@ -50,7 +48,10 @@ class WholeCopy : public StrategyKind {
   std::optional<StrategyOptions> planned(const PlanChoice&) const override { return std::nullopt; }
 };
 
+/// Bytes of a parameter in f32 with its gradient and so many tensors of the optimizer's.
+constexpr int64_t kept_bytes(int64_t state_tensors) { return kElementBytes * (2 + state_tensors); }
+
 /// "12.3 MB"
-std::string megabytes(double bytes);
+std::string megabytes(int64_t bytes);
 
 }  // namespace weft::dist

@@ -9,7 +9,9 @@
 
 namespace weft::dist {
 
-std::string megabytes(double bytes) { return fmt::format("{:.1f} MB", bytes / 1e6); }
+std::string megabytes(int64_t bytes) {
+  return fmt::format("{:.1f} MB", static_cast<double>(bytes) / 1e6);
+}
 
 ExactSum Strategy::squares(const Tensors& parameters) {
   ExactSum sum;

@@ -70,6 +70,10 @@ class Strategy {
   /// default of the gradients that this rank has.
   virtual ExactSum squares(const Tensors& parameters);
   virtual double grad_norm(const Tensors& parameters);
+  /// The same, f64 [], for which a strategy of one rank does not wait.
+  virtual Tensor unread_norm(const Tensors& parameters) {
+    return Tensor::scalar(grad_norm(parameters), DType::f64);
+  }
   virtual void after_step() {}
 
   /// Whole states; on rank 0, elsewhere possibly empty.
@@ -91,8 +95,9 @@ class Strategy {
   }
   /// Elements of the buckets or units in which gradients travel, their padding included.
   virtual int64_t padded_elements() const { return 0; }
-  /// "fsdp on 4 ranks: 4P/N parameters, ..." with the bytes of a model of P parameters under Adam.
-  virtual std::string describe(int64_t parameters) const = 0;
+  /// "fsdp on 4 ranks: 16 P / F, ..." with the bytes of a model of P parameters in f32, of each of
+  /// which the optimizer keeps so many tensors (optim/registry.h).
+  virtual std::string describe(int64_t parameters, int64_t state_tensors) const = 0;
 };
 
 /// `world` is null in a program of one rank, whose devices are then threads. Throws what

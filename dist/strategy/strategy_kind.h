@@ -54,11 +54,6 @@ class StrategyKind {
 
   /// Bytes that the rank whose layout it is keeps, each kind at its peak.
   virtual StateBytes state_bytes(const ModelLayout& layout, const Sharing& sharing) const = 0;
-  /// Bytes at the peak of a step, all kinds together, of which `activations` are there when
-  /// backward begins and go unit by unit. Less than the sum of the kinds' peaks, which come at
-  /// different times.
-  virtual int64_t peak_bytes(const ModelLayout& layout, const Sharing& sharing,
-                             int64_t activations) const = 0;
   /// Bytes that the rank sends in a step.
   virtual int64_t sent_bytes(const ModelLayout& layout, const Sharing& sharing,
                              const StepShape& step = {}) const = 0;

@@ -106,14 +106,14 @@ class TensorParallelStrategy : public Strategy {
     }
     return all;
   }
-  std::string describe(int64_t parameters) const override {
+  std::string describe(int64_t parameters, int64_t state_tensors) const override {
     return fmt::format(
         "{}: layers cut over {} ranks{}{}, {} of the activations per layer; of P / {} and what is "
         "whole: {}",
         options_.name, tensor_->size(), options_.parallel_head ? ", the head too" : "",
         options_.sequence_parallel ? ", tokens dealt out between them" : "",
         options_.sequence_parallel ? "6 all-gathers and 4 reduce-scatters" : "4 all-reduces",
-        tensor_->size(), inner_->describe(parameters / tensor_->size()));
+        tensor_->size(), inner_->describe(parameters / tensor_->size(), state_tensors));
   }
 
  private:
@@ -153,30 +153,32 @@ class TensorParallelStrategy : public Strategy {
   std::unordered_set<const void*> cut_tensors_;  // the optimizer's
 };
 
-/// Elements: an all_reduce of an activation of B images forward and backward for each attention and
-/// each MLP. On dealt-out tokens for each of them three all_gathers and two reduce_scatters, one of
-/// either where dealing out begins and ends, and an all_reduce of the norms' and the row-parallel
-/// biases' gradients. A parallel head: an all_reduce of its input's gradient and of three numbers
-/// an image.
-int64_t sent_by_cut_layers(const ModelLayout& layout, const Sharing& sharing,
-                           const StepShape& step) {
+/// Bytes: an all_reduce of an activation of B images forward and backward for each attention and
+/// each MLP, in the products' dtype. On dealt-out tokens for each of them three all_gathers and two
+/// reduce_scatters, one of either where dealing out begins and ends, in f32, and an all_reduce of
+/// the norms' and the row-parallel biases' gradients. A parallel head: an all_reduce of its input's
+/// gradient and of three numbers an image.
+int64_t bytes_of_cut_layers(const ModelLayout& layout, const Sharing& sharing,
+                            const StepShape& step) {
   const int n = sharing.tensor, r = sharing.tensor_index(step.rank);
   if (n == 1) return 0;
   const int64_t images = step.images;
-  int64_t sent = 0;
+  int64_t narrow = 0, wide = 0;  // elements
   if (sharing.deals_out_tokens) {
     const int64_t part = images * (padded(layout.tokens, n) / n) * layout.width;
     // Forward gathers and scatters sums; backward of these, and of the input of the first again.
-    sent += (5 * layout.cut_layers + 2) * part * (n - 1);
-    for (int64_t elements : layout.summed) sent += sent_by_all_reduce(elements, n, r);
+    narrow += 5 * layout.cut_layers * part * (n - 1);
+    wide += 2 * part * (n - 1);
+    for (int64_t elements : layout.summed) wide += sent_by_all_reduce(elements, n, r);
   } else {
-    sent += 2 * layout.cut_layers * sent_by_all_reduce(images * layout.tokens * layout.width, n, r);
+    narrow +=
+        2 * layout.cut_layers * sent_by_all_reduce(images * layout.tokens * layout.width, n, r);
   }
   if (sharing.cuts_head) {
-    sent += sent_by_all_reduce(images * layout.head_width, n, r) +
-            sent_by_all_reduce(images, n, r) + sent_by_all_reduce(2 * images, n, r);
+    narrow += sent_by_all_reduce(images * layout.head_width, n, r);
+    wide += sent_by_all_reduce(images, n, r) + sent_by_all_reduce(2 * images, n, r);
   }
-  return sent;
+  return sharing.product_bytes * narrow + kElementBytes * wide;
 }
 
 /// tp and fsdp+tp: data parallelism outside, of ranks that hold the same parts of the layers, of
@@ -213,13 +215,9 @@ class TensorParallelKind : public StrategyKind {
   StateBytes state_bytes(const ModelLayout& layout, const Sharing& sharing) const override {
     return outside(sharing).state_bytes(layout, sharing);
   }
-  int64_t peak_bytes(const ModelLayout& layout, const Sharing& sharing,
-                     int64_t activations) const override {
-    return outside(sharing).peak_bytes(layout, sharing, activations);
-  }
   int64_t sent_bytes(const ModelLayout& layout, const Sharing& sharing,
                      const StepShape& step) const override {
-    return kElementBytes * sent_by_cut_layers(layout, sharing, step) +
+    return bytes_of_cut_layers(layout, sharing, step) +
            outside(sharing).sent_bytes(layout, sharing, step);
   }
   std::string state_formula() const override {
@@ -231,8 +229,8 @@ class TensorParallelKind : public StrategyKind {
   }
   std::string sent_formula() const override {
     return std::string(
-               "2 (T-1)/T a forward and backward of each attention and MLP, a = 4 B tokens width; "
-               "dealt out, five times (T-1)/T a") +
+               "2 (T-1)/T a forward and backward of each attention and MLP, a = 4 B tokens width, "
+               "half in 16 bits; dealt out, five times (T-1)/T a") +
            (is_sharded_ ? "; 3 (F-1)/F 4 P_t, less the last units"
                         : "; among copies 2 (R-1)/R 4 P_t");
   }

@@ -14,23 +14,6 @@ StateBytes WholeCopy::state_bytes(const ModelLayout& layout, const Sharing& shar
   return bytes;
 }
 
-int64_t WholeCopy::peak_bytes(const ModelLayout& layout, const Sharing& sharing,
-                              int64_t activations) const {
-  const StateBytes state = state_bytes(layout, sharing);
-  const int64_t kept = state[MemoryKind::kParameters] + state[MemoryKind::kOptimizer];
-  // Forward ends with all activations and no gradient: zero_grad() has dropped those of the step
-  // before. Backward ends with all gradients and no activation.
-  int64_t peak = std::max(kept + activations, kept + state[MemoryKind::kGradients]);
-  const auto units = static_cast<int64_t>(layout.units.size());
-  int64_t gradients = layout.root_behind;
-  for (int64_t i = 0; i < units; ++i) {
-    gradients += layout.units[units - 1 - i];
-    const int64_t left = activations / units * (units - i);
-    peak = std::max(peak, kept + left + kElementBytes * gradients * sharing.threads);
-  }
-  return peak;
-}
-
 Timeline WholeCopy::timeline(const std::vector<RankWork>& ranks, const Sharing& sharing,
                              const GroupSeconds& seconds, const StepShape& step) const {
   const ModelLayout& layout = ranks.at(0).layout;

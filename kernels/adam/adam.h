@@ -21,10 +21,11 @@
 //
 // A captured step (core/graph.h) runs many times, with other scalars each time: it reads them from
 // `constants` when it runs, and whoever launches the graph writes there what adam_constants()
-// gives. Where `skip`, an f32 scalar [], is not 0 when it runs, nothing changes: a loss scale found
-// an infinity.
+// gives. A gate decides when the step runs whether it changes anything, and multiplies
+// gradient_scale, rounded, by its coefficient (kernels/multi_tensor/step_gate.h).
 #pragma once
 
+#include "kernels/multi_tensor/step_gate.h"
 #include "kernels/op.h"
 
 namespace weft::kernels {
@@ -43,8 +44,12 @@ struct AdamProblem {
   bool decoupled = true;      // AdamW; false is Adam with L2 regularisation
   double gradient_scale = 1;  // clipping's coefficient, or the inverse of the loss scale
   Tensor constants;           // CUDA: what takes the place of the scalars above, if defined
-  Tensor skip;                // optional
+  // The gate, on the parameters' device.
+  Tensor skip, norm;  // optional
+  double max_norm = 0;
+  bool needs_finite = false;
 
+  StepGate gate() const { return {skip, norm, max_norm, needs_finite}; }
   DType dtype() const { return parameters.empty() ? DType::f32 : parameters[0].dtype(); }
   Device device() const { return parameters.empty() ? Device{} : parameters[0].device(); }
   std::string describe() const;

@@ -52,6 +52,19 @@ inline OpTable adam_table() {
                        return a;
                      }});
   }
+  // Clipped by a norm that the host does not know; above 5 the limit does nothing.
+  for (double norm : {2.0, 20.0, static_cast<double>(INFINITY), static_cast<double>(NAN)}) {
+    for (bool needs_finite : {false, true}) {
+      cases.push_back({fmt::format("norm_{}_{}", norm, needs_finite), [=](Inputs& in) {
+                         Problem a = adam_case(in, {{37, 41}, {5}}, DType::f32, DType::f32,
+                                               {.gradient_scale = 0.7});
+                         a.norm = in.values({norm}, {}, DType::f64);
+                         a.max_norm = 5;
+                         a.needs_finite = needs_finite;
+                         return a;
+                       }});
+    }
+  }
   cases.push_back({"empty", [](Inputs&) { return Problem{}; }});
   cases.push_back({"strided_gradient", [](Inputs& in) {
                      Problem a = adam_case(in, {{37, 41}, {5}}, DType::f32, DType::f32, {});

@@ -30,6 +30,13 @@ struct AdamConstants {
         decays(p.decoupled && p.weight_decay != 0),
         adds_l2(!p.decoupled && p.weight_decay != 0),
         small_beta1(p.beta1 <= 0.5) {}
+
+  /// Gradients are multiplied by a gate's coefficient, too.
+  constexpr void scale_by(double coefficient) {
+    if (coefficient == 1) return;
+    gradient_scale = static_cast<Acc>(gradient_scale * coefficient);
+    scales = true;
+  }
 };
 
 }  // namespace weft::kernels

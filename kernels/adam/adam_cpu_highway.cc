@@ -18,7 +18,8 @@ template <class T>
 void run(const AdamProblem& a) {
   const hn::ScalableTag<T> d;
   using V = hn::Vec<decltype(d)>;
-  const AdamConstants<T> c(a);
+  AdamConstants<T> c(a);
+  c.scale_by(OpenedGate(a.gate()).coefficient());
   const std::vector<Tensor> gradients = contiguous_list(a.gradients);
   const auto update = [&](int64_t, const TensorChunk& chunk) HWY_ATTR {
     const V scale = hn::Set(d, c.gradient_scale), l2 = hn::Set(d, c.l2);
@@ -66,7 +67,7 @@ void adam_chunks(const AdamProblem& a) {
   assert_matching(a.parameters, a.m);
   assert_matching(a.parameters, a.v);
   WEFT_ASSERT(a.gradients.size() == a.parameters.size() && a.step > 0 && !a.constants.defined());
-  if (a.skip.defined() && *a.skip.data<float>() != 0) return;
+  if (OpenedGate(a.gate()).is_closed()) return;
   a.dtype() == DType::f64 ? run<double>(a) : run<float>(a);
 }
 

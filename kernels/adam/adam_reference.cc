@@ -1,5 +1,6 @@
 // A plain loop in f32 (f64), rounded to the parameters' dtype at the end, because the bits
 // themselves are specified: the bound is 0.
+#include <algorithm>
 #include <cmath>
 
 #include "kernels/adam/adam.h"
@@ -17,6 +18,14 @@ std::vector<Expected> run(const AdamProblem& a) {
   const T weight1 = static_cast<T>(1 - a.beta1), weight2 = static_cast<T>(1 - a.beta2);
   const T beta1 = static_cast<T>(a.beta1), beta2 = static_cast<T>(a.beta2);
   const T step_size = static_cast<T>(a.lr / correction1);
+  double norm = 0, coefficient = 1;
+  if (a.norm.defined()) norm = a.norm.item();
+  if (a.max_norm > 0)
+    coefficient = std::isnan(norm) ? NAN : std::min(1.0, a.max_norm / (norm + 1e-6));
+  const bool is_closed =
+      (a.skip.defined() && a.skip.item() != 0) || (a.needs_finite && !std::isfinite(norm));
+  const auto scale =
+      static_cast<T>(static_cast<double>(static_cast<T>(a.gradient_scale)) * coefficient);
   const T root_correction2 = static_cast<T>(std::sqrt(correction2)), eps = static_cast<T>(a.eps);
   std::vector<Expected> result;
   for (size_t t = 0; t < a.parameters.size(); ++t) {
@@ -25,8 +34,8 @@ std::vector<Expected> run(const AdamProblem& a) {
     for (size_t i = 0; i < p.size(); ++i) {
       T pi = static_cast<T>(p[i]), gi = static_cast<T>(g[i]);
       T mi = static_cast<T>(m[i]), vi = static_cast<T>(v[i]);
-      if (a.skip.defined() && a.skip.item() != 0) break;
-      if (a.gradient_scale != 1) gi = gi * static_cast<T>(a.gradient_scale);
+      if (is_closed) break;
+      if (scale != 1) gi = gi * scale;
       if (a.weight_decay != 0 && a.decoupled) pi = pi * decay;
       if (a.weight_decay != 0 && !a.decoupled) gi = gi + static_cast<T>(a.weight_decay) * pi;
       mi = a.beta1 > 0.5 ? mi + weight1 * (gi - mi) : gi - (gi - mi) * beta1;

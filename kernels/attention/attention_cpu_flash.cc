@@ -15,6 +15,7 @@
 
 #include <cmath>
 #include <limits>
+#include <type_traits>
 
 #include "core/parallel.h"
 #include "kernels/attention/attention_rows_inl.h"
@@ -128,22 +129,30 @@ template <class Acc>
 bool mask_scores(const MaskRow& mask, int64_t key, int64_t n, Acc scale, Acc* scores) {
   constexpr Acc kInfinity = std::numeric_limits<Acc>::infinity();
   if (!mask.exists()) return true;
-  bool is_any_left = false;
-  if (mask.is_additive()) {
-    for (int64_t j = 0; j < n; ++j) {
-      const Acc added = mask.at<Acc>(key + j);
-      is_any_left |= added != -kInfinity;
-      scores[j] += added / scale;
+  // Selected, not branched on: nobody predicts a mask.
+  const auto apply = [&](auto stride) -> bool {
+    const int64_t step = stride;
+    if (mask.is_additive()) {
+      const Acc* const added = static_cast<const Acc*>(mask.row.at(0, key));
+      int left = 0;
+      for (int64_t j = 0; j < n; ++j) {
+        left |= added[j * step] != -kInfinity;
+        scores[j] += added[j * step] / scale;
+      }
+      return left != 0;
     }
-    return is_any_left;
-  }
-  const Acc hidden = -std::copysign(kInfinity, scale);
-  for (int64_t j = 0; j < n; ++j) {
-    const bool is_shown = mask.at<bool>(key + j);
-    is_any_left |= is_shown;
-    scores[j] = is_shown ? scores[j] : hidden;
-  }
-  return is_any_left;
+    const auto* const shown = static_cast<const uint8_t*>(mask.row.at(0, key));
+    const Acc hidden = -std::copysign(kInfinity, scale);
+    uint8_t left = 0;
+    for (int64_t j = 0; j < n; ++j) {
+      left |= shown[j * step];
+      const Acc score = scores[j];
+      scores[j] = shown[j * step] != 0 ? score : hidden;
+    }
+    return left != 0;
+  };
+  const int64_t stride = mask.row.col_stride;
+  return stride == 1 ? apply(std::integral_constant<int64_t, 1>()) : apply(stride);
 }
 
 /// A block of queries against a block of keys.

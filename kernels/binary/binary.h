@@ -88,8 +88,9 @@ struct BinaryBlocks {
   DType type, result;
 };
 BinaryBlocks binary_blocks(BinaryOp op, DType a, DType b, DType y);
-/// The loop of an op that goes one by one: pow, atan2, the divisions of integers and those that
-/// round down, f64's gradients of transcendental functions. Null for others.
+/// The loop of an op that goes one by one: pow, the divisions of integers, those that round down
+/// and atan2, of f32 for instruction sets without vectors of them, and f64's gradients of
+/// transcendental functions. Null for others.
 BinaryLoop binary_scalar_loop(BinaryOp op, DType type);
 
 WEFT_DECLARE_OP(binary, BinaryProblem);

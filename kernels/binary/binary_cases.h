@@ -1,6 +1,7 @@
 // Shapes, dtypes and ops that binary is tested and timed on.
 #pragma once
 
+#include <bit>
 #include <limits>
 
 #include "core/view.h"
@@ -81,6 +82,24 @@ inline OpTable binary_table() {
       });
     }
   });
+  // Quotients of every size, where divisions that round down may take the wrong integer: both
+  // operands of every binade, and integers that divide each other.
+  for (BinaryOp op : {BinaryOp::kFloorDivide, BinaryOp::kRemainder, BinaryOp::kAtan2}) {
+    add(fmt::format("{}_f32_binades", name(op)), [=](Inputs& in) {
+      std::vector<double> a, b;
+      for (uint64_t k = 0; k < 4096; ++k) {
+        a.push_back(std::bit_cast<float>(static_cast<uint32_t>(k * 1048573)));
+        b.push_back(std::bit_cast<float>(static_cast<uint32_t>(k * 2654435761)));
+      }
+      for (int i = -1500; i <= 1500; ++i) {
+        a.push_back(i);
+        b.push_back(i % 7 + 0.25 * (i % 5));
+      }
+      const Shape shape = {static_cast<int64_t>(a.size())};
+      return Problem{op, in.values(a, shape, DType::f32), in.values(b, shape, DType::f32),
+                     in.output(shape, DType::f32)};
+    });
+  }
   for (int64_t n : {0, 1, 15, 16, 17, 31, 32, 33, 255, 256, 1024, 1025, 16411}) {
     for (DType dtype : {DType::f32, DType::bf16}) {
       add(fmt::format("gelu_erf_grad_{}_{}", dtype, n), [=](Inputs& in) {

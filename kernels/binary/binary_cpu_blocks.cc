@@ -1,6 +1,6 @@
 // Blocks of 1024 elements in the arithmetic type (kernels/elementwise), one loop per op and type;
 // arithmetic on bf16 alone skips the conversion of whole blocks.
-// Memory-bound but for pow and integers' division.
+// Memory-bound but for pow, floats' division with a remainder and integers' division.
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/binary/binary_cpu_blocks.cc"
 #include "core/simd/targets_inl.h"
@@ -8,6 +8,7 @@
 #include "kernels/binary/binary.h"
 #include "kernels/elementwise/block_io.h"
 #include "kernels/elementwise/loops_inl.h"
+#include "kernels/simd/libm_inl.h"
 #include "kernels/simd/math_inl.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -24,8 +25,45 @@ using Loops = ElementLoops<const void*, const void*>;
   case BinaryOp::op:        \
     return Loops::vectors<f>
 
+#if HWY_NATIVE_FMA
+/// y[i] = f(a[i], b[i]) of floats, in vectors. A division's lanes that nobody asked for are 0 / 1.
+template <hn::Vec<F32> (*f)(F32, hn::Vec<F32>, hn::Vec<F32>)>
+void pairs(const void* left, const void* right, void* target, int64_t n, double) {
+  const F32 d;
+  const auto* const a = static_cast<const float*>(left);
+  const auto* const b = static_cast<const float*>(right);
+  auto* const y = static_cast<float*>(target);
+  for_each_vector(d, n, [&](size_t i, size_t m) HWY_ATTR {
+    auto divisor = load_part(d, b + i, m);
+    if (m < hn::Lanes(d)) {
+      divisor = hn::IfThenElse(hn::FirstN(d, m), divisor, hn::Set(d, 1.0f));
+    }
+    store_part(d, f(d, load_part(d, a + i, m), divisor), y + i, m);
+  });
+}
+#endif
+
+/// The loop of those of C's functions that have vectors of f32; null for others.
+BinaryLoop vector_libm_loop([[maybe_unused]] BinaryOp op, [[maybe_unused]] DType type) {
+#if HWY_NATIVE_FMA
+  if (type != DType::f32) return nullptr;
+  switch (op) {
+    case BinaryOp::kAtan2:
+      return pairs<atan2_f32>;
+    case BinaryOp::kRemainder:
+      return pairs<remainder_f32>;
+    case BinaryOp::kFloorDivide:
+      return pairs<floor_divide_f32>;
+    default:
+      break;
+  }
+#endif
+  return nullptr;
+}
+
 /// The loop of an op; of bf16 none where the arithmetic is worth more than the conversion.
 BinaryLoop binary_loop(BinaryOp op, DType type) {
+  if (BinaryLoop loop = vector_libm_loop(op, type)) return loop;
   if (BinaryLoop loop = binary_scalar_loop(op, type)) return loop;
   switch (op) {
     WEFT_BINARY(kAdd, Loops::plain, wrapping(a) + wrapping(b));

@@ -1,6 +1,7 @@
-// Functions of two numbers that have no vector form here: pow and atan2 from the C library, what is
-// made of its fmod, integers' divisions and powers with their errors, and f64's gradients, where
-// accuracy counts and speed does not.
+// Functions of two numbers one by one: pow and atan2 from the C library and what is made of its
+// fmod, the last two where an instruction set has no vector form of them (kernels/simd/libm_inl.h);
+// integers' divisions and powers with their errors; and f64's gradients, where accuracy counts and
+// speed does not.
 #include <algorithm>
 #include <cmath>
 #include <numbers>

@@ -6,14 +6,14 @@
 //
 // fmod, of which floor_divide and remainder are made, is exact in every library.
 //
-// pow is the C library's, 1 ULP; atan2 too, and CUDA's has at most 3 ULP. The gradients of sigmoid
-// and tanh are three or four roundings. The others lose, in units u of f32's roundoff, what the
-// steps of kernels/simd/math_inl.h lose; over every 17th of all 2^32 floats, on AVX-512, AVX2 and
-// the baseline, the largest errors are below 8u of the sum of the derivative's terms, each taken
-// positive, because where they cancel no relative accuracy is to be had. gelu_tanh's argument z is
-// rounded to 3u of itself, which changes its sigmoid by |z| (1 - sigmoid(z)) as much. An
-// exponential below 2^-126 has lost up to 2^-149, times its factor. The product with dy is one more
-// rounding.
+// pow is the C library's, 1 ULP; atan2 too, or that of kernels/simd/libm_inl.h, 2.2u, and CUDA's
+// has at most 3 ULP. The gradients of sigmoid and tanh are three or four roundings. The others
+// lose, in units u of f32's roundoff, what the steps of kernels/simd/math_inl.h lose; over every
+// 17th of all 2^32 floats, on AVX-512, AVX2 and the baseline, the largest errors are below 8u of
+// the sum of the derivative's terms, each taken positive, because where they cancel no relative
+// accuracy is to be had. gelu_tanh's argument z is rounded to 3u of itself, which changes its
+// sigmoid by |z| (1 - sigmoid(z)) as much. An exponential below 2^-126 has lost up to 2^-149, times
+// its factor. The product with dy is one more rounding.
 #include <algorithm>
 #include <cmath>
 #include <numbers>

@@ -13,7 +13,6 @@
 #include <unordered_map>
 
 #include "core/parallel.h"
-#include "core/view.h"
 #include "kernels/conv2d/conv2d_shared.h"
 #include "kernels/copy/copy.h"
 #include "kernels/gemm/gemm.h"

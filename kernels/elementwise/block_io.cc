@@ -19,6 +19,9 @@ void move_rows(const Walk& walk, int operand, const Block& block, void* tensor, 
         kGather ? std::copy_n(row, n, side) : std::copy_n(side, n, row);
       } else if (kGather && stride == 0) {
         std::fill_n(side, n, *row);
+      } else if (stride == -1) {
+        kGather ? std::reverse_copy(row - (n - 1), row + 1, side)
+                : std::reverse_copy(side, side + n, row - (n - 1));
       } else {
         for (int64_t i = 0; i < n; ++i) {
           Word &element = row[i * stride], &copy = side[i];

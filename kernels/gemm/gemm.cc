@@ -3,6 +3,7 @@
 #include <cstring>
 
 #include "core/stream.h"
+#include "kernels/gemm/gemm_small.h"
 #include "kernels/gemm/gemm_tma.h"
 
 namespace weft::kernels {

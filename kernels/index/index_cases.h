@@ -1,6 +1,7 @@
 // Shapes and dtypes that index is tested and timed on.
 #pragma once
 
+#include "core/view.h"
 #include "kernels/index/index.h"
 #include "kernels/testing/op_table.h"
 
@@ -40,6 +41,19 @@ inline OpTable index_table() {
                      },
                      cost});
   };
+  // The latest case again with a list of indices that is expanded to all elements of a slice.
+  const auto add_expanded = [&](int axis) {
+    const Case<Problem> latest = cases.back();
+    cases.push_back({latest.name + "_expanded", [make = latest.make, axis](Inputs& in) {
+                       Problem p = make(in);
+                       const Shape shape = p.index.shape();
+                       for (int d = 0; d < shape.size(); ++d) {
+                         if (d != axis) p.index = view::narrow(p.index, d, 0, 1);
+                       }
+                       p.index = view::expand(p.index, shape);
+                       return p;
+                     }});
+  };
   for (DType dtype : kAllDTypes) {
     add(IndexKind::kGather, {3, 7, 5}, {3, 4, 5}, 1, dtype);
     add(IndexKind::kSelect, {11, 33}, {8, 33}, 0, dtype);
@@ -50,6 +64,9 @@ inline OpTable index_table() {
       for (IndexKind kind : {IndexKind::kGather, IndexKind::kScatter, IndexKind::kScatterAdd}) {
         add(kind, {6, 9}, {4, 7}, 1, dtype, strided, DType::i32);  // smaller beside the axis
         add(kind, {5, 3, 4}, {9, 3, 4}, 0, dtype, strided);
+        add_expanded(0);
+        add(kind, {2, 7, 3}, {2, 13, 3}, 1, dtype, strided, DType::i32, true);
+        add_expanded(1);
         add(kind, {17}, {33}, 0, dtype, strided, DType::i64, true);
       }
       for (IndexKind kind : {IndexKind::kSelect, IndexKind::kAdd}) {

@@ -35,12 +35,27 @@ struct Offsets {
   bool inner_is_contiguous = true;
 };
 
+/// With the index along the axis alone where it repeats itself along all others, as a list of
+/// slices does that was expanded.
+IndexProblem without_repeats(IndexProblem p, int axis) {
+  const Tensor index = p.index;
+  if (p.by_slice() || index.numel() == 0) return p;
+  Shape list = Shape::filled(index.dim(), 1);
+  list[axis] = index.shape()[axis];
+  for (int d = 0; d < index.dim(); ++d) {
+    if (index.strides()[d] != 0 && index.shape()[d] != list[d]) return p;
+  }
+  p.index = Tensor::view_of(index.storage(), list, index.strides(), index.offset(), index.dtype());
+  return p;
+}
+
 struct Lines {
   const IndexProblem& p;
   const int axis = wrap_dim(p.axis, p.x.dim(), name(p.kind));
   const Shape& shape = p.moved();
-  const std::vector<int64_t> indices = checked_indices(p);
-  const bool by_slice = p.by_slice();
+  const IndexProblem listed = without_repeats(p, axis);
+  const std::vector<int64_t> indices = checked_indices(listed);
+  const bool by_slice = p.by_slice() || listed.index.numel() < p.index.numel();
   const int64_t count = shape[axis];  // elements of a line
   const Offsets x = Offsets(p.x, shape, axis), y = Offsets(p.y, shape, axis);
 
@@ -60,18 +75,33 @@ void read(const IndexProblem& p, const Lines& lines) {
   const T* x = static_cast<const T*>(p.x.raw());
   T* y = static_cast<T*>(p.y.raw());
   const int64_t grain = std::max<int64_t>(1, (1 << 14) / inner);
-  parallel_for(lines.outer() * lines.count, grain, [&](int64_t begin, int64_t end) {
-    for (int64_t row = begin; row < end; ++row) {
-      const int64_t a = row / lines.count, i = row % lines.count;
-      const T* from = x + lines.x.outer[a];
-      T* to = y + lines.y.outer[a] + i * lines.y.step;
-      if (lines.are_whole()) {
-        std::memcpy(to, from + lines.indices[i] * lines.x.step, inner * sizeof(T));
+  const bool is_whole = lines.are_whole();
+  // The elements first, first + 1, ... before `last` of line a.
+  const auto read_line = [&](int64_t a, int64_t first, int64_t last) {
+    const T* const from = x + lines.x.outer[a];
+    T* const to = y + lines.y.outer[a];
+    const int64_t x_step = lines.x.step, y_step = lines.y.step;
+    if (inner == 1) {
+      const int64_t* const places = lines.indices.data() + (lines.by_slice ? 0 : a * lines.count);
+      for (int64_t i = first; i < last; ++i) to[i * y_step] = from[places[i] * x_step];
+      return;
+    }
+    for (int64_t i = first; i < last; ++i) {
+      if (is_whole) {
+        std::memcpy(to + i * y_step, from + lines.indices[i] * x_step, inner * sizeof(T));
         continue;
       }
       for (int64_t b = 0; b < inner; ++b) {
-        to[lines.y.inner[b]] = from[lines.index(a, i, b) * lines.x.step + lines.x.inner[b]];
+        to[i * y_step + lines.y.inner[b]] = from[lines.index(a, i, b) * x_step + lines.x.inner[b]];
       }
+    }
+  };
+  parallel_for(lines.outer() * lines.count, grain, [&](int64_t begin, int64_t end) {
+    while (begin < end) {
+      const int64_t a = begin / lines.count, first = begin % lines.count;
+      const int64_t last = std::min(lines.count, first + end - begin);
+      read_line(a, first, last);
+      begin += last - first;
     }
   });
 }
@@ -80,7 +110,9 @@ void read(const IndexProblem& p, const Lines& lines) {
 template <class F>
 void for_each_block(const Lines& lines, int64_t block, F&& f) {
   const int64_t blocks = (lines.inner() + block - 1) / block;
-  parallel_for(lines.outer() * blocks, 1, [&](int64_t begin, int64_t end) {
+  const int64_t elements = std::min(block, lines.inner()) * lines.count;
+  const int64_t grain = std::max<int64_t>(1, (1 << 14) / std::max<int64_t>(1, elements));
+  parallel_for(lines.outer() * blocks, grain, [&](int64_t begin, int64_t end) {
     for (int64_t k = begin; k < end; ++k) {
       const int64_t first = k % blocks * block;
       f(k / blocks, first, std::min(lines.inner(), first + block));
@@ -99,6 +131,14 @@ void write(const IndexProblem& p, const Lines& lines) {
   const auto join = [](T& element, T value) { kAdds ? element += value : element = value; };
   for_each_block(lines, kBlock, [&](int64_t a, int64_t first, int64_t last) {
     T* const out = y + lines.y.outer[a];
+    if (lines.inner() == 1) {
+      const int64_t* const places = lines.indices.data() + (lines.by_slice ? 0 : a * lines.count);
+      const T* const from = x + lines.x.outer[a];
+      for (int64_t i = 0; i < lines.count; ++i) {
+        join(out[places[i] * lines.y.step], from[i * lines.x.step]);
+      }
+      return;
+    }
     for (int64_t i = 0; i < lines.count; ++i) {
       const T* from = x + lines.x.outer[a] + i * lines.x.step;
       if (lines.are_whole()) {

@@ -7,6 +7,7 @@
 #include <cstdlib>
 #include <mutex>
 #include <string>
+#include <utility>
 
 #include "core/log.h"
 #include "kernels/plugins/build.h"
@@ -29,6 +30,7 @@ struct Loaded {
 
 struct Registry {
   std::mutex mutex;
+  std::vector<std::pair<std::string_view, const void*>> own;  // by op
   std::vector<Loaded> variants;
 };
 
@@ -87,12 +89,22 @@ const Plugin& load_plugin(const fs::path& file) {
   return plugin;
 }
 
+void add_row(std::string_view op, const void* variant) {  // declared in own_row.h
+  Registry& r = registry();
+  std::lock_guard lock(r.mutex);
+  r.own.emplace_back(op, variant);
+  plugin_changes.fetch_add(1, std::memory_order_release);
+}
+
 std::vector<const void*> plugin_rows(std::string_view op, size_t problem_bytes,
                                      const std::vector<std::string_view>& listed) {
   [[maybe_unused]] static const bool is_loaded = (load_plugins_of_environment(), true);
   Registry& r = registry();
   std::lock_guard lock(r.mutex);
   std::vector<const void*> rows;
+  for (const auto& [its_op, variant] : r.own) {
+    if (its_op == op) rows.push_back(variant);
+  }
   for (auto loaded = r.variants.begin(); loaded != r.variants.end(); ++loaded) {
     const auto [plugin, file] = *loaded;
     if (plugin->op != op) continue;

@@ -315,7 +315,7 @@ void sum_or_variance(const ReduceProblem& p, const ReduceLayout& layout) {
     if (divisor == 1) return;
     for (int64_t j = 0; j < n; ++j) values[j] /= divisor;
   };
-  if (p.reduction != Reduction::kVar) return store_outputs(layout, p.y, means);
+  if (p.reduction != Reduction::kVar) return store_outputs(layout, p.y, std::ref(means));
   std::vector<double> mean(layout.outputs);
   means(0, layout.outputs, mean.data());
   partials.fill<Fold::kSquares, Acc>(p.x, mean.data());

@@ -1,6 +1,8 @@
 #include "kernels/reduce/reduce_layout.h"
 
 #include <algorithm>
+#include <utility>
+#include <vector>
 
 namespace weft::kernels {
 namespace {
@@ -11,6 +13,7 @@ struct Axis {
 
 /// Joins an axis with the one after it where one stride leads through both.
 std::vector<Axis> joined(std::vector<Axis> axes, bool any_order) {
+  if (axes.size() < 2) return axes;
   if (any_order) {
     std::stable_sort(axes.begin(), axes.end(),
                      [](const Axis& a, const Axis& b) { return a.x > b.x; });
@@ -43,13 +46,13 @@ ReduceLayout reduce_layout(const Tensor& x, const Tensor& y, bool any_order) {
     }
   }
   ReduceLayout layout;
-  for (const Axis& axis : joined(kept, any_order)) {
+  for (const Axis& axis : joined(std::move(kept), any_order)) {
     layout.kept.push_back(axis.size);
     layout.kept_x.push_back(axis.x);
     layout.kept_y.push_back(axis.y);
     layout.outputs *= axis.size;
   }
-  for (const Axis& axis : joined(reduced, any_order)) {
+  for (const Axis& axis : joined(std::move(reduced), any_order)) {
     layout.reduced.push_back(axis.size);
     layout.reduced_x.push_back(axis.x);
     layout.count *= axis.size;

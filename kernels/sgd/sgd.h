@@ -13,9 +13,11 @@
 // Parameters and momentum buffers are contiguous and of one dtype (f64 f32 bf16 f16), and updated
 // in place; a narrow one is widened when read and rounded once when written, as PyTorch's fused SGD
 // does. Element i of the lists belongs together and has one shape. Gradients are f32, bf16 or f16
-// (f64 for f64), of any strides, and only read.
+// (f64 for f64), of any strides, and only read. A gate decides when the step runs whether it
+// changes anything, and multiplies gradient_scale, rounded, by its coefficient.
 #pragma once
 
+#include "kernels/multi_tensor/step_gate.h"
 #include "kernels/op.h"
 
 namespace weft::kernels {
@@ -31,7 +33,12 @@ struct SgdProblem {
   bool nesterov = false;
   bool first_step = false;    // the buffers hold nothing yet
   double gradient_scale = 1;  // clipping's coefficient, or the inverse of the loss scale
+  // The gate, on the parameters' device.
+  Tensor skip, norm;  // optional
+  double max_norm = 0;
+  bool needs_finite = false;
 
+  StepGate gate() const { return {skip, norm, max_norm, needs_finite}; }
   DType dtype() const { return parameters.empty() ? DType::f32 : parameters[0].dtype(); }
   Device device() const { return parameters.empty() ? Device{} : parameters[0].device(); }
   std::string describe() const;

@@ -46,6 +46,20 @@ inline OpTable sgd_table() {
     add("nesterov_first", shapes, dtype, gradient,
         {.momentum = 0.9, .weight_decay = 0.1, .nesterov = true, .first_step = true});
   }
+  // Clipped by a norm that the host does not know, or left out.
+  for (double norm : {2.0, 20.0, static_cast<double>(INFINITY)}) {
+    for (double skip : {0.0, 1.0}) {
+      cases.push_back({fmt::format("norm_{}_skip_{}", norm, skip), [=](Inputs& in) {
+                         Problem s = sgd_case(in, {{37, 41}, {5}}, DType::f32, DType::f32,
+                                              {.momentum = 0.9, .gradient_scale = 0.7});
+                         s.skip = in.values({skip}, {}, DType::f32);
+                         s.norm = in.values({norm}, {}, DType::f64);
+                         s.max_norm = 5;
+                         s.needs_finite = true;
+                         return s;
+                       }});
+    }
+  }
   cases.push_back({"empty", [](Inputs&) { return Problem{}; }});
   cases.push_back({"strided_gradient", [](Inputs& in) {
                      Problem s = sgd_case(in, {{37, 41}, {5}}, DType::f32, DType::f32, {});

@@ -19,11 +19,13 @@ void run(const SgdProblem& s) {
   const hn::ScalableTag<T> d;
   using V = hn::Vec<decltype(d)>;
   const auto constant = [&](double x) HWY_ATTR { return hn::Set(d, static_cast<T>(x)); };
-  const bool scales = s.gradient_scale != 1, decays = s.weight_decay != 0;
+  const double coefficient = OpenedGate(s.gate()).coefficient();
+  const double gradient_scale = static_cast<T>(s.gradient_scale) * coefficient;
+  const bool scales = s.gradient_scale != 1 || coefficient != 1, decays = s.weight_decay != 0;
   const bool has_momentum = s.momentum != 0;
   const std::vector<Tensor> gradients = contiguous_list(s.gradients);
   const auto update = [&](int64_t, const TensorChunk& chunk) HWY_ATTR {
-    const V scale = constant(s.gradient_scale), decay = constant(s.weight_decay);
+    const V scale = constant(gradient_scale), decay = constant(s.weight_decay);
     const V momentum = constant(s.momentum), share = constant(1 - s.dampening);
     const V lr = constant(s.lr);
     const Tensor& gradient = gradients[chunk.tensor];
@@ -61,6 +63,7 @@ void sgd_chunks(const SgdProblem& s) {
   assert_matching(s.parameters, s.parameters);
   if (s.momentum != 0) assert_matching(s.parameters, s.buffers);
   WEFT_ASSERT(s.gradients.size() == s.parameters.size());
+  if (OpenedGate(s.gate()).is_closed()) return;
   s.dtype() == DType::f64 ? run<double>(s) : run<float>(s);
 }
 

@@ -46,7 +46,13 @@ __device__ __forceinline__ void sgd_elements(const SgdConstants<Acc>& c, const S
 template <class Acc>
 __global__ void __launch_bounds__(kListThreads)
     sgd_kernel(const __grid_constant__ TensorList<SgdFields> list,
-               const __grid_constant__ SgdConstants<Acc> constants) {
+               const __grid_constant__ SgdConstants<Acc> arguments, const OpenedGate gate) {
+  if (gate.is_closed()) return;
+  SgdConstants<Acc> constants = arguments;
+  if (const double coefficient = gate.coefficient(); coefficient != 1) {
+    constants.gradient_scale = static_cast<Acc>(constants.gradient_scale * coefficient);
+    constants.scales = true;
+  }
   const ListEntry<SgdFields>& entry = list.of_chunk(blockIdx.x);
   for_chunk_elements<4>(
       chunk_of(entry, blockIdx.x), entry.fields.aligned,
@@ -76,7 +82,8 @@ void run(const SgdProblem& p) {
   };
   const runtime::StreamHandle stream = current_stream_handle(p.device());
   for_each_list<SgdFields>(p.parameters, fields, [&](const auto& list, uint32_t) {
-    WEFT_LAUNCH(sgd_kernel<Acc>, list.chunks, kListThreads, 0, stream, list, constants);
+    WEFT_LAUNCH(sgd_kernel<Acc>, list.chunks, kListThreads, 0, stream, list, constants,
+                OpenedGate(p.gate()));
   });
 }
 

@@ -1,5 +1,8 @@
 // A plain loop in f32 (f64), rounded to the parameters' dtype at the end, because the bits
 // themselves are specified: the bound is 0.
+#include <algorithm>
+#include <cmath>
+
 #include "kernels/sgd/sgd.h"
 #include "numerics/error_bounds.h"
 
@@ -10,6 +13,14 @@ template <class T>
 std::vector<Expected> run(const SgdProblem& s) {
   const T lr = static_cast<T>(s.lr), momentum = static_cast<T>(s.momentum);
   const T share = static_cast<T>(1 - s.dampening), decay = static_cast<T>(s.weight_decay);
+  double norm = 0, coefficient = 1;
+  if (s.norm.defined()) norm = s.norm.item();
+  if (s.max_norm > 0)
+    coefficient = std::isnan(norm) ? NAN : std::min(1.0, s.max_norm / (norm + 1e-6));
+  const bool is_closed =
+      (s.skip.defined() && s.skip.item() != 0) || (s.needs_finite && !std::isfinite(norm));
+  const auto scale =
+      static_cast<T>(static_cast<double>(static_cast<T>(s.gradient_scale)) * coefficient);
   std::vector<Expected> result;
   for (size_t t = 0; t < s.parameters.size(); ++t) {
     std::vector<double> p = s.parameters[t].to_vector(), g = s.gradients[t].to_vector();
@@ -17,7 +28,8 @@ std::vector<Expected> run(const SgdProblem& s) {
     if (s.momentum != 0) b = s.buffers[t].to_vector();
     for (size_t i = 0; i < p.size(); ++i) {
       T pi = static_cast<T>(p[i]), gi = static_cast<T>(g[i]);
-      if (s.gradient_scale != 1) gi = gi * static_cast<T>(s.gradient_scale);
+      if (is_closed) break;
+      if (scale != 1) gi = gi * scale;
       if (s.weight_decay != 0) gi = gi + decay * pi;
       if (s.momentum != 0) {
         const T bi = s.first_step ? gi : static_cast<T>(b[i]) * momentum + share * gi;

@@ -1,7 +1,6 @@
 #include "kernels/simt/memory.h"
 
 #include <algorithm>
-#include <bit>
 #include <cstring>
 
 #include "core/emulated.h"

@@ -42,7 +42,10 @@ void sort_by_bytes(std::vector<Packed>& items, std::vector<Packed>& spare) {
 template <class Packed>
 void sort_line(std::vector<Packed>& items, std::vector<Packed>& spare, int64_t kept) {
   const auto end = items.begin() + kept;
-  if (kept < static_cast<int64_t>(items.size() / 8)) {
+  if (kept < static_cast<int64_t>(items.size() / 64)) {
+    // Nearly every element is turned away by one comparison.
+    std::partial_sort(items.begin(), end, items.end());
+  } else if (kept < static_cast<int64_t>(items.size() / 8)) {
     std::nth_element(items.begin(), end, items.end());
     std::sort(items.begin(), end);
   } else if (items.size() < kRadixSize) {

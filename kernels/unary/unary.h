@@ -102,8 +102,8 @@ struct UnaryBlocks {
   DType type, result;
 };
 UnaryBlocks unary_blocks(UnaryOp op, DType x, DType y);
-/// The loop of an op that the C library computes: f64's transcendental functions, and of f32 those
-/// whose library form is as accurate as it is fast, sin to atanh. Null for others.
+/// The loop of an op that the C library computes: f64's transcendental functions, and those of f32
+/// from exp2 to atanh, for instruction sets without vectors of them. Null for others.
 UnaryLoop unary_libm_loop(UnaryOp op, DType type);
 
 WEFT_DECLARE_OP(unary, UnaryProblem);

@@ -1,7 +1,9 @@
 // Shapes, dtypes and ops that unary is tested and timed on.
 #pragma once
 
+#include <bit>
 #include <limits>
+#include <numbers>
 
 #include "core/view.h"
 #include "kernels/testing/op_table.h"
@@ -80,6 +82,24 @@ inline OpTable unary_table() {
                        -0.5};
       });
     }
+  });
+  // What the vectors of C's functions are made of: floats of every binade and sign, multiples of pi
+  // / 2, which cancel, and the angles above the largest one that vectors reduce.
+  all_ops([&](UnaryOp op) {
+    if (op < UnaryOp::kExp2 || op > UnaryOp::kAtanh) return;
+    add(fmt::format("{}_f32_binades", name(op)), [=](Inputs& in) {
+      std::vector<double> x;
+      for (uint64_t bits = 0; bits < uint64_t{1} << 32; bits += 1048573) {
+        x.push_back(std::bit_cast<float>(static_cast<uint32_t>(bits)));
+      }
+      for (int n = 1; n < 6000; n += 7) {
+        for (double sign : {1, -1}) {
+          x.push_back(static_cast<float>(sign * n * std::numbers::pi / 2));
+        }
+      }
+      const Shape shape = {static_cast<int64_t>(x.size())};
+      return Problem{op, in.values(x, shape, DType::f32), in.output(shape, DType::f32)};
+    });
   });
   for (int64_t n : {0, 1, 15, 16, 17, 31, 32, 33, 255, 256, 1024, 1025, 16411}) {
     for (DType dtype : {DType::f32, DType::bf16}) {

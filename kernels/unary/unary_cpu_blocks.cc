@@ -1,6 +1,6 @@
 // Blocks of 1024 elements in the arithmetic type (kernels/elementwise), one loop per op and type;
 // arithmetic on bf16 alone skips the conversion of whole blocks.
-// Memory-bound for arithmetic and, on AVX-512, nearly so for exp and GELU in f32.
+// Memory-bound for arithmetic and, on AVX-512, nearly so for exp, GELU and atan in f32.
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/unary/unary_cpu_blocks.cc"
 #include "core/simd/targets_inl.h"
@@ -11,6 +11,7 @@
 
 #include "kernels/elementwise/block_io.h"
 #include "kernels/elementwise/loops_inl.h"
+#include "kernels/simd/libm_inl.h"
 #include "kernels/simd/math_inl.h"
 #include "kernels/unary/unary.h"
 
@@ -49,6 +50,19 @@ HWY_INLINE bool is_infinite(T x) {
   return Limits::has_infinity && magnitude(x) == Limits::infinity();
 }
 
+/// x > 0 ? x : alpha (exp(x) - 1), of f32.
+void elu_loop(const void* source, void* target, int64_t n, double factor) {
+  const F32 d;
+  const auto* const x = static_cast<const float*>(source);
+  auto* const y = static_cast<float*>(target);
+  const auto alpha = hn::Set(d, static_cast<float>(factor));
+  for_each_vector(d, n, [&](size_t i, size_t m) HWY_ATTR {
+    const auto v = load_part(d, x + i, m);
+    const auto curve = hn::Mul(alpha, expm1_f32(d, v));
+    store_part(d, hn::IfThenElse(hn::Gt(v, hn::Zero(d)), v, curve), y + i, m);
+  });
+}
+
 /// A case of a switch over ops: the loop of f(x, alpha), and the vector loop of f.
 #define WEFT_UNARY(op, loop_of, f) \
   case UnaryOp::op:                \
@@ -57,8 +71,35 @@ HWY_INLINE bool is_infinite(T x) {
   case UnaryOp::op:         \
     return Loops::vectors<f>
 
+/// The loop of those of C's functions that have vectors of f32; null for others.
+UnaryLoop vector_libm_loop([[maybe_unused]] UnaryOp op, [[maybe_unused]] DType type) {
+#if HWY_NATIVE_FMA
+  if (type != DType::f32) return nullptr;
+  switch (op) {
+    WEFT_VECTORS(kExp2, exp2_f32);
+    WEFT_VECTORS(kLog2, log2_f32);
+    WEFT_VECTORS(kLog10, log10_f32);
+    WEFT_VECTORS(kSin, sin_f32);
+    WEFT_VECTORS(kCos, cos_f32);
+    WEFT_VECTORS(kTan, tan_f32);
+    WEFT_VECTORS(kAsin, asin_f32);
+    WEFT_VECTORS(kAcos, acos_f32);
+    WEFT_VECTORS(kAtan, atan_f32);
+    WEFT_VECTORS(kSinh, sinh_f32);
+    WEFT_VECTORS(kCosh, cosh_f32);
+    WEFT_VECTORS(kAsinh, asinh_f32);
+    WEFT_VECTORS(kAcosh, acosh_f32);
+    WEFT_VECTORS(kAtanh, atanh_f32);
+    default:
+      break;
+  }
+#endif
+  return nullptr;
+}
+
 /// The loop of an op; of bf16 none where the arithmetic is worth more than the conversion.
 UnaryLoop unary_loop(UnaryOp op, DType type) {
+  if (UnaryLoop loop = vector_libm_loop(op, type)) return loop;
   if (UnaryLoop loop = unary_libm_loop(op, type)) return loop;
   switch (op) {
     WEFT_UNARY(kNeg, Loops::plain, -wrapping(x));
@@ -77,7 +118,6 @@ UnaryLoop unary_loop(UnaryOp op, DType type) {
     WEFT_UNARY(kSqrt, Loops::floating, std::sqrt(x));
     WEFT_UNARY(kRsqrt, Loops::floating, 1 / std::sqrt(x));
     WEFT_UNARY(kHardswish, Loops::floating, x * hardswish_gate(x) / 6);
-    WEFT_UNARY(kElu, Loops::floating, x > 0 ? x : alpha * std::expm1(x));
     WEFT_UNARY(kLogicalNot, Loops::plain, x == 0);
     WEFT_UNARY(kIsNan, Loops::plain, x != x);
     WEFT_UNARY(kIsInf, Loops::plain, is_infinite(x));
@@ -101,6 +141,8 @@ UnaryLoop unary_loop(UnaryOp op, DType type) {
     WEFT_VECTORS(kSilu, silu_f32);
     WEFT_VECTORS(kGeluErf, gelu_erf_f32);
     WEFT_VECTORS(kGeluTanh, gelu_tanh_f32);
+    case UnaryOp::kElu:
+      return elu_loop;
     default:
       WEFT_ASSERT(false);
   }

@@ -1,7 +1,6 @@
 // Transcendental functions one by one from the C library: f64 is for checking gradients, where
-// accuracy counts and speed does not; sin, cos and tan need the library's reduction of large
-// arguments; and of the functions from exp2 to atanh hwy/contrib/math has some, none of which keeps
-// signed zeros, infinities and NaN, and whose atanh cancels below 2^-12.
+// accuracy counts and speed does not; and exp2 to atanh in f32 where an instruction set has no
+// vector form of them (kernels/simd/libm_inl.h).
 #include <cmath>
 #include <numbers>
 
@@ -9,6 +8,12 @@
 
 namespace weft::kernels {
 namespace {
+
+void elu(const void* source, void* target, int64_t n, double alpha) {
+  const auto* const x = static_cast<const double*>(source);
+  auto* const y = static_cast<double*>(target);
+  for (int64_t i = 0; i < n; ++i) y[i] = x[i] > 0 ? x[i] : alpha * std::expm1(x[i]);
+}
 
 template <class T, T (*f)(T)>
 void loop(const void* source, void* target, int64_t n, double) {
@@ -76,6 +81,8 @@ UnaryLoop unary_libm_loop(UnaryOp op, DType type) {
     WEFT_LIBM(kSilu, silu);
     WEFT_LIBM(kGeluErf, gelu_erf);
     WEFT_LIBM(kGeluTanh, gelu_tanh);
+    case UnaryOp::kElu:
+      return elu;
     default:
       return nullptr;
   }

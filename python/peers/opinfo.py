@@ -94,7 +94,7 @@ def bools(function):
 
 
 def eye(n, m=None, dtype=None, **more):
-    return weft.eye(n, n if m is None else m, dtype=dtype)
+    return weft.eye(n, m, dtype=dtype)
 
 
 def like(function):
@@ -124,7 +124,6 @@ ADAPTERS = {
     "argsort": only(lambda x, *a, **k: weft.argsort(x, *a, **{n: v for n, v in k.items() if n != "stable"})),
     "topk": only(weft.topk, sorted=True),
     "eye": eye,
-    "nonzero": only(weft.nonzero, as_tuple=False),
     "einsum": lambda operands, equation: weft.einsum(equation, *operands),
     "meshgrid": lambda *tensors, indexing="ij": weft.meshgrid(
         *(tensors[0] if isinstance(tensors[0], (list, tuple)) else tensors), indexing=indexing
@@ -166,6 +165,8 @@ ADAPTERS = {
     "nn.functional.upsample_bilinear": lambda x, size=None, scale_factor=None: F.interpolate(
         x, size, scale_factor, mode="bilinear", align_corners=True
     ),
+    # What is dropped is drawn by each library's own generator.
+    "nn.functional.scaled_dot_product_attention": only(F.scaled_dot_product_attention, dropout_p=0.0),
     "nn.functional.interpolate": only(F.interpolate, antialias=False),
     "bfloat16": as_dtype(weft.bfloat16),
     "bool": as_dtype(weft.bool),

@@ -159,6 +159,10 @@ class Modules(unittest.TestCase):
         logits, labels = weft.tensor([[2.0, 0.0], [0.0, 0.0]]), weft.tensor([0, 1])
         expected = (math.log(1 + math.exp(-2)) + math.log(2)) / 2
         self.assertAlmostEqual(nn.CrossEntropyLoss()(logits, labels).item(), expected, places=6)
+        weighted = nn.CrossEntropyLoss(weft.tensor([1.0, 3.0]), reduction="sum")
+        self.assertAlmostEqual(weighted(logits, labels).item(), math.log(1 + math.exp(-2)) + 3 * math.log(2), places=6)
+        self.assertEqual(list(weighted.state_dict()), ["weight"])
+        self.assertEqual(list(nn.CrossEntropyLoss().state_dict()), [])
         self.assertEqual(nn.MSELoss(reduction="sum")(weft.ones(3), weft.zeros(3)).item(), 3)
         with self.assertRaisesRegex(weft.Error, "reduction is mean, sum or none"):
             F.mse_loss(logits, logits, "median")

@@ -1,5 +1,6 @@
 """Every operation of autograd/ops.h is there under PyTorch's name, and some against NumPy."""
 
+import math
 import re
 import unittest
 
@@ -93,10 +94,40 @@ class Ops(unittest.TestCase):
         self.assertEqual(places.flatten().tolist(), [6, 8, 9, 16, 18, 19, 21, 23, 24])
         self.assertEqual(values.flatten().tolist(), places.flatten().tolist())
         self.assertEqual(F.max_pool2d(image[0], 2, 1, 1, dilation=2).shape, (1, 5, 5))
-        self.assertEqual(weft.nn.MaxPool2d(2, dilation=3, ceil_mode=True)(image).shape, (1, 1, 1, 1))
+        self.assertEqual(weft.nn.MaxPool2d(2, dilation=3, ceil_mode=True)(image).shape, (1, 1, 2, 2))
         self.assertEqual(weft.nn.AvgPool2d(2, ceil_mode=True)(image)[0, 0, 2, 2].item(), 24)
         with self.assertRaisesRegex(weft.Error, "max_pool2d: .* padding of at most half the kernel"):
             F.max_pool2d(image, 2, padding=2)
+
+    def test_classes_of_weight(self):
+        logits, labels = weft.tensor([[2.0, 0.0], [0.0, 0.0], [1.0, 1.0]]), weft.tensor([0, 1, -100])
+        each = F.cross_entropy(logits, labels, reduction="none").tolist()
+        self.assertEqual(each[2], 0)
+        self.assertAlmostEqual(each[1], math.log(2), places=6)
+        self.assertAlmostEqual(F.cross_entropy(logits, labels, reduction="sum").item(), sum(each), places=6)
+        weighted = F.cross_entropy(logits, labels, weft.tensor([1.0, 3.0]))
+        self.assertAlmostEqual(weighted.item(), (each[0] + 3 * each[1]) / 4, places=6)
+        with self.assertRaisesRegex(weft.Error, "cross_entropy: a weight and reductions other than mean"):
+            F.cross_entropy(logits, labels, reduction="sum", label_smoothing=0.1)
+
+    def test_places_limits_and_identities(self):
+        rows, columns = weft.tensor([[0, 2], [3, 0]]).nonzero(as_tuple=True)
+        self.assertEqual((rows.tolist(), columns.tolist()), ([0, 1], [1, 0]))
+        self.assertEqual(weft.nonzero(weft.tensor(3), as_tuple=True)[0].tolist(), [0])
+        x = weft.tensor([1.0, 5.0, 9.0])
+        self.assertEqual(x.clamp(weft.tensor([2.0, 2.0, 2.0]), weft.tensor([8.0, 8.0, 8.0])).tolist(), [2, 5, 8])
+        self.assertEqual(x.clamp(max=weft.tensor(4.0)).tolist(), [1, 4, 4])
+        self.assertEqual(weft.eye(2, 3).tolist(), [[1, 0, 0], [0, 1, 0]])
+
+    def test_heads_that_share_keys(self):
+        q, k = weft.randn(2, 4, 3, 8), weft.randn(2, 2, 3, 8)
+        with self.assertRaisesRegex(weft.Error, "differ in heads; enable_gqa=True"):
+            F.scaled_dot_product_attention(q, k, k)
+        out = F.scaled_dot_product_attention(q, k, k, enable_gqa=True)
+        alone = F.scaled_dot_product_attention(q[:, 2:3], k[:, 1:2], k[:, 1:2])
+        self.assertEqual(out[:, 2:3].tolist(), alone.tolist())
+        flat = F.scaled_dot_product_attention(q[0], q[0], q[0], is_causal=True)
+        self.assertEqual(flat.tolist(), F.scaled_dot_product_attention(q[:1], q[:1], q[:1], is_causal=True)[0].tolist())
 
     def test_a_mask_that_is_added(self):
         inf = float("inf")

@@ -29,7 +29,9 @@
 #include "numerics/error_bounds.h"
 #include "numerics/tensor_core_bounds.h"
 #include "optim/adam.h"
+#include "optim/clip.h"
 #include "optim/grad_scaler.h"
+#include "optim/layerwise.h"
 #include "optim/optimizer_state.h"
 #include "optim/sgd.h"
 #include "tests/skip.h"
@@ -359,6 +361,44 @@ TEST_CASE("a captured training step repeats what eager steps compute") {
   CHECK(run(true) == run(false));
 }
 
+// A capture refuses whatever waits for the device, and so proves that nothing does.
+TEST_CASE("a step is clipped, or left out, by a norm that the host has not seen") {
+  if (runtime::device_count() == 0) WEFT_SKIP("no CUDA device");
+  const auto run = [&](bool captured, double last) {
+    constexpr double kMost = 0.25;
+    Setup setup(kCuda, DType::f32);
+    const Tensor usual = to_device(setup.images, Device{});
+    optim::AdamW optimizer(optim::without_decay_of_vectors(setup.model->named_parameters()));
+    const auto step = [&](bool waits) {
+      optimizer.zero_grad();
+      setup.forward_backward();
+      const Tensor norm = optim::unread_norm(setup.model->parameters());
+      if (!waits)
+        return (void)optimizer.step(1, {.norm = norm, .max_norm = kMost, .needs_finite = true});
+      CHECK(!(norm.item() <= kMost));
+      if (std::isfinite(norm.item())) optimizer.step(optim::clip_coefficient(norm.item(), kMost));
+    };
+    step(true);
+    DeviceGraph graph(kCuda);
+    if (captured) graph.capture([&] { step(false); });
+    for (const double factor : {1.0, last, 2.0}) {
+      copy_same_layout(ops::mul(usual, ops::full({}, factor)), setup.images);
+      if (captured) {
+        optimizer.advance();
+        graph.launch();
+        if (!std::isfinite(factor)) optimizer.retract();
+      } else {
+        step(true);
+      }
+    }
+    Tensors all = setup.model->parameters();
+    for (const auto& [name, tensor] : optimizer.state_dict().tensors) all.push_back(tensor);
+    return bits_of(all);
+  };
+  for (const double last : {3.0, static_cast<double>(INFINITY)})
+    CHECK(run(true, last) == run(false, last));
+}
+
 // Of eight steps three meet images that f16 does not hold: one before the capture, two after. The
 // scale grows after two steps without, so that it moves both ways on the device.
 TEST_CASE("a captured fp16 step is skipped, and its loss scale moves, as in eager steps") {
@@ -490,10 +530,11 @@ TEST_CASE("what a captured step cannot do is refused") {
   CHECK_THROWS_WITH(unscaled.capture([&] { scaled(adamw, true); }),
                     Contains("GradScaler::unscale: the norm that it returns is not known inside"));
   scaler = optim::GradScaler();
-  optim::SGD sgd(Tensors{x}, {.lr = 0.1});
+  optim::Lamb lamb(Tensors{x});
   DeviceGraph skipped(kCuda);
-  CHECK_THROWS_WITH(skipped.capture([&] { scaled(sgd, false); }),
-                    Contains("SGD: a captured step cannot be skipped"));
+  CHECK_THROWS_WITH(skipped.capture([&] { scaled(lamb, false); }),
+                    Contains("LAMB: a captured step cannot be skipped"));
+  optim::SGD sgd(Tensors{x}, {.lr = 0.1});
   DeviceGraph of_sgd(kCuda);
   of_sgd.capture([&] { step(sgd); });
   sgd.advance();

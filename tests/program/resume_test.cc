@@ -34,7 +34,7 @@ TEST_CASE("A run that is stopped and resumed, twice, has the bits of one that is
                                         "--precision bf16 --optimizer sgd --lr 0.01",
                                         "--precision fp16 --initial-loss-scale 1e12 "
                                         "--loss-scale-window 7 --loss-scale-hysteresis 2",
-                                        "--precision fp8 --fp8-scaling delayed");
+                                        "--precision fp8 --fp8-scaling delayed --fp8-level O2");
   const std::string arguments = "--model vit_lite --data folder:" + folder +
                                 " --batch-size 2 --accumulate 2 --epochs 2 --seed 5 "
                                 "--drop-path 0.2 --mixup 0.2 --erase 0.3 " +

@@ -3,6 +3,7 @@
 
 #include <cmath>
 #include <cstring>
+#include <fstream>
 #include <map>
 
 #include "tests/program/train_runs.h"
@@ -133,6 +134,31 @@ TEST_CASE("predict and eval take weights instead of a checkpoint") {
     CHECK(again.at("top")[i].at("probability") == guess.at("top")[i].at("probability"));
   }
   CHECK_THAT(again.at("class").get<std::string>(), Contains("class "));
+
+  // So do weights that stay in the file until their layer runs.
+  const std::string map = scratch("map.json");
+  std::ofstream(map) << R"({"": "disk", "encoder.ln": "cpu", "heads": "cpu"})";
+  for (const std::string& places : {std::string("auto --max-memory cpu=1MB"), map}) {
+    const std::string arguments = " --device-map " + places + " --weights ";
+    const Outcome spread = run_weft("predict --json --top 5" + arguments + ours + " " + image);
+    CHECK_THAT(spread.err, Contains(" layers on "));
+    const json same = object_of(spread);
+    for (int i = 0; i < 5; ++i) {
+      CHECK(same.at("top")[i].at("probability") == guess.at("top")[i].at("probability"));
+    }
+  }
+  const auto fails = [&](const std::string& options, int code, const std::string& message) {
+    check_error(run_weft("predict --weights " + ours + " " + options + " " + image), code, message);
+  };
+  fails("--device-map auto --max-memory cpu=1KB", 1,
+        "cpu may take 1.0 KB of memory, but the layer");
+  fails("--device-map auto", 2, "--device-map auto and --max-memory need each other");
+  fails("--device-map auto --max-memory cpu", 2, "--max-memory: \"cpu\": expected DEVICE=SIZE");
+  fails("--device-map " + map + " --device cpu", 2, "--device excludes --device-map");
+  fails("--device-map none.json", 1, "none.json");
+  check_error(
+      run_weft("predict --device-map " + map + " --weights " + kData + "huggingface " + image), 1,
+      "in_proj_weight\" is to stay on disk, but its file has it in another form");
 
   check_error(run_weft("eval --data folder:" + folder + " --weights " + ours), 1,
               "a head of 5 classes, the data has 3");

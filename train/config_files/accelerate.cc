@@ -19,7 +19,7 @@ void ignore(ConfigFile& file, const std::vector<std::string>& keys, const std::s
 }
 
 void read_fsdp(Section section, ConfigFile& file) {
-  const auto set = [&](const char* key, const nlohmann::json& value, const char* its) {
+  const auto set = [&](const char* key, const auto& value, const char* its) {
     file.set(key, value, section.path_of(its));
   };
   set("strategy", "fsdp", "fsdp_sharding_strategy");
@@ -53,19 +53,16 @@ void read_fsdp(Section section, ConfigFile& file) {
     set("wrap", std::to_string(least.value_or(100'000'000)), "fsdp_min_num_params");
   } else if (policy == "NO_WRAP") {
     set("wrap", std::to_string(std::numeric_limits<int64_t>::max()), "fsdp_auto_wrap_policy");
-  } else if (classes) {
-    set("wrap", *classes, "fsdp_transformer_layer_cls_to_wrap");
+  } else {
+    set("wrap", classes, "fsdp_transformer_layer_cls_to_wrap");
   }
   for (const char* key : {"fsdp_backward_prefetch", "fsdp_backward_prefetch_policy"}) {
     const auto prefetch = section.choice(key, {"BACKWARD_PRE", "BACKWARD_POST", "NO_PREFETCH"});
     if (prefetch) set("no_prefetch", *prefetch == "NO_PREFETCH", key);
   }
-  if (const auto offload = section.boolean("fsdp_offload_params")) {
-    set("cpu_offload", *offload, "fsdp_offload_params");
-  }
-  if (const auto checkpoint = section.boolean("fsdp_activation_checkpointing")) {
-    set("checkpoint_activations", *checkpoint, "fsdp_activation_checkpointing");
-  }
+  set("cpu_offload", section.boolean("fsdp_offload_params"), "fsdp_offload_params");
+  set("checkpoint_activations", section.boolean("fsdp_activation_checkpointing"),
+      "fsdp_activation_checkpointing");
   if (const auto type = section.choice(
           "fsdp_state_dict_type", {"FULL_STATE_DICT", "SHARDED_STATE_DICT", "LOCAL_STATE_DICT"})) {
     set("state_dict_type", *type == "FULL_STATE_DICT" ? "full" : "sharded", "fsdp_state_dict_type");
@@ -89,19 +86,16 @@ void read_deepspeed_config(Section section, ConfigFile& file) {
     file.batch = inner.batch;
     file.notes.insert(file.notes.end(), inner.notes.begin(), inner.notes.end());
   }
-  const auto set = [&](const char* key, const nlohmann::json& value, const char* its) {
+  const auto set = [&](const char* key, const auto& value, const char* its) {
     file.set(key, value, section.path_of(its));
   };
   if (const auto stage = section.whole_number("zero_stage")) {
     if (*stage < 0 || *stage > 3) section.fail("zero_stage", "0, 1, 2 or 3");
     set("strategy", *stage == 0 ? "ddp" : "zero" + std::to_string(*stage), "zero_stage");
   }
-  if (const auto steps = section.whole_number("gradient_accumulation_steps")) {
-    set("accumulate", *steps, "gradient_accumulation_steps");
-  }
-  if (const auto norm = section.number("gradient_clipping")) {
-    set("clip_norm", *norm, "gradient_clipping");
-  }
+  set("accumulate", section.whole_number("gradient_accumulation_steps"),
+      "gradient_accumulation_steps");
+  set("clip_norm", section.number("gradient_clipping"), "gradient_clipping");
   const auto parameters = section.choice("offload_param_device", {"none", "cpu"});
   const auto optimizer = section.choice("offload_optimizer_device", {"none", "cpu"});
   if (parameters) set("cpu_offload", *parameters == "cpu", "offload_param_device");
@@ -112,6 +106,11 @@ void read_deepspeed_config(Section section, ConfigFile& file) {
          section.known({"deepspeed_hostfile", "deepspeed_multinode_launcher",
                         "deepspeed_exclusion_filter", "deepspeed_inclusion_filter"}),
          "the launcher knows the hosts");
+  if (section.boolean("enable_msamp").value_or(false)) {
+    set("fp8_level", section.choice("msamp_opt_level", {"O1", "O2", "O3"}).value_or("O1"),
+        "msamp_opt_level");
+  }
+  ignore(file, section.known({"msamp_opt_level"}), "enable_msamp is not true");
   ignore(file, section.known({"zero3_init_flag", "zero3_save_16bit_model"}),
          "a model is built part by part and saved whole");
   section.finish();
@@ -137,12 +136,20 @@ void read_accelerate(const nlohmann::json& values, ConfigFile& file) {
   if (const auto precision = all.choice("mixed_precision", {"no", "fp16", "bf16", "fp8"})) {
     file.set("precision", *precision == "no" ? "fp32" : *precision, "mixed_precision");
   }
-  if (const auto ranks = all.whole_number("num_processes")) {
-    file.set("devices", *ranks, "num_processes");
-  }
-  if (const auto steps = all.whole_number("gradient_accumulation_steps")) {
-    file.set("accumulate", *steps, "gradient_accumulation_steps");
-  }
+  Section fp8 = all.section("fp8_config");
+  const auto level = fp8.choice("opt_level", {"O1", "O2", "O3"});
+  const bool is_msamp = fp8.choice("backend", {"MSAMP", "TE", "AO"}).value_or("MSAMP") == "MSAMP";
+  if (is_msamp) file.set("fp8_level", level, fp8.path_of("opt_level"));
+  if (!is_msamp) ignore(file, fp8.known({"opt_level"}), "it is MSAMP's");
+  ignore(file,
+         fp8.known({"margin", "interval", "fp8_format", "amax_history_length",
+                    "amax_compute_algorithm", "override_linear_precision",
+                    "use_autocast_during_eval"}),
+         "--fp8-scaling says how tensors are scaled");
+  fp8.finish();
+  file.set("devices", all.whole_number("num_processes"), "num_processes");
+  file.set("accumulate", all.whole_number("gradient_accumulation_steps"),
+           "gradient_accumulation_steps");
   Section mpirun = all.section("mpirun_config");
   std::vector<std::string> mpi = mpirun.known({"mpirun_hostfile", "mpirun_ccl"});
   mpirun.finish();

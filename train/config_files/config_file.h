@@ -12,6 +12,7 @@
 #include <functional>
 #include <map>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -38,6 +39,11 @@ struct ConfigFile {
   void set(const std::string& key, nlohmann::json value, const std::string& file_key) {
     settings[key] = std::move(value);
     keys[key] = file_key;
+  }
+  /// What the file may leave out.
+  template <class T>
+  void set(const std::string& key, const std::optional<T>& value, const std::string& file_key) {
+    if (value) set(key, nlohmann::json(*value), file_key);
   }
 };
 

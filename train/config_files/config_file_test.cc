@@ -230,6 +230,33 @@ TEST_CASE("a DeepSpeed file: batch rule, optimizer, scheduler, precision, ZeRO")
   CHECK(outer.batch.total == 256);
 }
 
+TEST_CASE("MS-AMP's levels, in Accelerate's words and in DeepSpeed's") {
+  const json fp8 = {{"precision", "fp8"}, {"fp8_level", "O2"}};
+  const auto of_fp8 = [](const ConfigFile& file) {
+    json found = json::object();
+    for (const char* key : {"precision", "fp8_level"}) {
+      if (file.settings.contains(key)) found[key] = file.settings[key];
+    }
+    return found;
+  };
+  const std::string accelerate = "distributed_type: MULTI_GPU\nmixed_precision: fp8\nfp8_config:\n";
+  CHECK(of_fp8(read("a.yaml", accelerate + "  backend: MSAMP\n  opt_level: O2\n")) == fp8);
+  const ConfigFile other =
+      read("te.yaml", accelerate + "  backend: TE\n  opt_level: O2\n  margin: 0\n");
+  CHECK(of_fp8(other) == json{{"precision", "fp8"}});
+  REQUIRE(other.notes.size() == 2);
+  CHECK_THAT(other.notes[0], Contains("fp8_config.opt_level changes nothing here: it is MSAMP's"));
+  CHECK_THAT(other.notes[1],
+             Contains("fp8_config.margin changes nothing here: --fp8-scaling says"));
+  CHECK(of_fp8(read("d.yaml",
+                    "distributed_type: DEEPSPEED\nmixed_precision: fp8\ndeepspeed_config:\n"
+                    "  zero_stage: 0\n  enable_msamp: true\n  msamp_opt_level: O2\n")) == fp8);
+  CHECK(of_fp8(read("d.json", R"({"train_batch_size": 8, "bf16": {"enabled": true},
+      "msamp": {"enabled": true, "opt_level": "O2"}})")) == fp8);
+  CHECK(of_fp8(read("d.json", R"({"train_batch_size": 8, "bf16": {"enabled": true},
+      "msamp": {"enabled": false}})")) == json{{"precision", "bf16"}});
+}
+
 TEST_CASE("what is wrong is named: file, key, value, what was expected") {
   const std::vector<std::tuple<std::string, std::string, std::string>> cases = {
       {"a.yaml", "epoch: 3", "unknown key \"epoch\"; did you mean \"epochs\"?"},

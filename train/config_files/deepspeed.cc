@@ -34,16 +34,10 @@ void read_optimizer(Section section, ConfigFile& file) {
   for (const auto& [theirs, ours] :
        {std::pair("lr", "lr"), std::pair("momentum", "momentum"), std::pair("eps", "eps"),
         std::pair("weight_decay", "weight_decay")}) {
-    if (const auto value = params.number(theirs)) {
-      file.set(ours, *value, params.path_of(theirs));
-    }
+    file.set(ours, params.number(theirs), params.path_of(theirs));
   }
-  if (const auto betas = params.numbers("betas")) {
-    file.set("betas", *betas, params.path_of("betas"));
-  }
-  if (const auto nesterov = params.boolean("nesterov")) {
-    file.set("nesterov", *nesterov, params.path_of("nesterov"));
-  }
+  file.set("betas", params.numbers("betas"), params.path_of("betas"));
+  file.set("nesterov", params.boolean("nesterov"), params.path_of("nesterov"));
   params.known({"torch_adam", "adam_w_mode", "bias_correction"});
   params.finish();
   section.known({"legacy_fusion"});
@@ -58,8 +52,9 @@ void read_scheduler(Section section, ConfigFile& file) {
     return section.finish();
   }
   Section params = section.section("params");
-  const auto set = [&](const char* key, const nlohmann::json& value, const Section& at,
-                       const char* its) { file.set(key, value, at.path_of(its)); };
+  const auto set = [&](const char* key, const auto& value, const Section& at, const char* its) {
+    file.set(key, value, at.path_of(its));
+  };
   const auto positive = [&](const char* key) {
     const auto value = params.number(key);
     if (value && *value <= 0) params.fail(key, "a positive number");
@@ -67,7 +62,7 @@ void read_scheduler(Section section, ConfigFile& file) {
   };
   if (*type == "OneCycle") {
     set("schedule", "one-cycle", section, "type");
-    if (const auto lr = positive("cycle_max_lr")) set("lr", *lr, params, "cycle_max_lr");
+    set("lr", positive("cycle_max_lr"), params, "cycle_max_lr");
     const auto rise = positive("cycle_first_step_size"), fall = positive("cycle_second_step_size");
     if (rise) {
       set("warmup", *rise / (*rise + fall.value_or(*rise)), params, "cycle_first_step_size");
@@ -136,6 +131,16 @@ void read_precision(Section fp16, Section bf16, ConfigFile& file) {
   set("loss_scale_window", window.value_or(1000), "loss_scale_window");
   set("loss_scale_hysteresis", hysteresis.value_or(2), "hysteresis");
   set("min_loss_scale", least.value_or(1), "min_loss_scale");
+}
+
+/// MS-AMP's own section, which makes the precision fp8.
+void read_msamp(Section section, ConfigFile& file) {
+  const bool is_enabled = section.boolean("enabled").value_or(false);
+  const auto level = section.choice("opt_level", {"O1", "O2", "O3"});
+  section.finish();
+  if (!is_enabled) return;
+  file.set("precision", "fp8", section.path_of("enabled"));
+  file.set("fp8_level", level.value_or("O1"), section.path_of("opt_level"));
 }
 
 /// cpu, or none: that of an offload_... section.
@@ -211,9 +216,7 @@ void read_deepspeed(const nlohmann::json& values, ConfigFile& file) {
   file.batch = {.total = positive("train_batch_size"),
                 .micro = positive("train_micro_batch_size_per_gpu"),
                 .accumulation = positive("gradient_accumulation_steps")};
-  if (const auto norm = all.number("gradient_clipping")) {
-    file.set("clip_norm", *norm, "gradient_clipping");
-  }
+  file.set("clip_norm", all.number("gradient_clipping"), "gradient_clipping");
   if (all.has("optimizer")) read_optimizer(all.section("optimizer"), file);
   if (all.has("scheduler")) {
     read_scheduler(all.section("scheduler"), file);
@@ -224,12 +227,12 @@ void read_deepspeed(const nlohmann::json& values, ConfigFile& file) {
     }
   }
   read_precision(all.section("fp16"), all.section("bf16"), file);
+  if (all.has("msamp")) read_msamp(all.section("msamp"), file);
   if (all.has("zero_optimization")) read_zero(all.section("zero_optimization"), file);
-  if (const auto dtype = all.choice("communication_data_type", {"fp32", "fp16", "bf16"})) {
-    const bool is_sharded =
-        file.settings.contains("strategy") && file.settings["strategy"] != "ddp";
-    file.set(is_sharded ? "reduce_dtype" : "compress_dtype", *dtype, "communication_data_type");
-  }
+  const bool is_sharded = file.settings.contains("strategy") && file.settings["strategy"] != "ddp";
+  file.set(is_sharded ? "reduce_dtype" : "compress_dtype",
+           all.choice("communication_data_type", {"fp32", "fp16", "bf16"}),
+           "communication_data_type");
   const std::vector<std::string> others = all.known({"steps_per_print",
                                                      "wall_clock_breakdown",
                                                      "dump_state",
@@ -251,7 +254,7 @@ void read_deepspeed(const nlohmann::json& values, ConfigFile& file) {
                                                      "data_types",
                                                      "amp",
                                                      "seq_parallel_communication_data_type"});
-  all.known({"optimizer", "scheduler", "zero_optimization"});
+  all.known({"optimizer", "scheduler", "zero_optimization", "msamp"});
   if (!others.empty()) {
     file.notes.push_back(
         fmt::format("{}: there is nothing of the kind here", fmt::join(others, ", ")));

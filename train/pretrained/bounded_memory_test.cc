@@ -1,9 +1,6 @@
 // What reading costs. A file may claim any size; what it makes the reader take is bounded by the
 // bytes it has, and enforced here by the system: beyond the limit every allocation fails. Files are
 // mapped, so that loading weights costs the file's pages once and no copy.
-#include <malloc.h>
-#include <sys/resource.h>
-
 #include <catch2/catch.hpp>
 #include <cstdio>
 #include <filesystem>
@@ -13,6 +10,7 @@
 #include "io/crafted_files.h"
 #include "io/pickle_reader.h"
 #include "models/vit.h"
+#include "tests/memory_limit.h"
 #include "tests/skip.h"
 #include "train/pretrained/pretrained.h"
 
@@ -21,6 +19,9 @@ namespace {
 
 using namespace io::crafted;
 using Catch::Matchers::Contains;
+using tests::AddressSpaceLimit;
+using tests::reset_peak;
+using tests::status;
 
 constexpr int64_t kMiB = int64_t{1} << 20;
 
@@ -28,35 +29,6 @@ io::Path scratch(const std::string& name) {
   const char* directory = std::getenv("TEST_TMPDIR");
   return io::Path(directory ? directory : "/tmp") / name;
 }
-
-/// A field of /proc/self/status, in bytes: VmSize, the address space; RssAnon, memory that is no
-/// file's; VmHWM, the most memory ever in use.
-int64_t status(const std::string& field) {
-  std::ifstream file("/proc/self/status");
-  for (std::string line; std::getline(file, line);) {
-    if (line.starts_with(field + ":")) return std::stoll(line.substr(field.size() + 1)) * 1024;
-  }
-  FAIL(field << " is not in /proc/self/status");
-  return 0;
-}
-
-/// While it lives, the process may take `bytes` more of address space than it has.
-class AddressSpaceLimit {
- public:
-  explicit AddressSpaceLimit(int64_t bytes) {
-    ::malloc_trim(0);  // what was freed before is not for free
-    ::getrlimit(RLIMIT_AS, &before_);
-    rlimit limit = before_;
-    limit.rlim_cur = static_cast<rlim_t>(status("VmSize") + bytes);
-    if (::setrlimit(RLIMIT_AS, &limit) != 0) throw std::runtime_error("setrlimit");
-  }
-  ~AddressSpaceLimit() { ::setrlimit(RLIMIT_AS, &before_); }
-  AddressSpaceLimit(const AddressSpaceLimit&) = delete;
-  AddressSpaceLimit& operator=(const AddressSpaceLimit&) = delete;
-
- private:
-  rlimit before_;
-};
 
 /// A file of these bytes at the front and at the end, and zeros that take no disk in between.
 io::Path sparse_file(const std::string& name, const std::string& front, int64_t size,
@@ -246,22 +218,16 @@ struct Growth {
 /// What f leaves in memory that is no file's, and the most memory it needed.
 template <class F>
 Growth growth_of(F&& f) {
-  std::ofstream("/proc/self/clear_refs") << "5";  // the peak begins again at what is in use
+  reset_peak();
   const int64_t anonymous = status("RssAnon"), peak = status("VmHWM");
   f();
   return {status("RssAnon") - anonymous, status("VmHWM") - peak};
 }
 
-bool can_reset_peak() {
-  std::ofstream file("/proc/self/clear_refs");
-  file << "5" << std::flush;
-  return file.good();
-}
-
 }  // namespace
 
 TEST_CASE("loading costs the file's pages once, and no copy") {
-  if (!can_reset_peak()) WEFT_SKIP("peak memory: /proc/self/clear_refs cannot be written");
+  if (!reset_peak()) WEFT_SKIP("peak memory: /proc/self/clear_refs cannot be written");
   models::VitConfig config = {.image_size = 32, .classes = 10};
   config.encoder = {.layers = 4, .heads = 8, .width = 512, .hidden = 2048};
   models::VisionTransformer model(config);

@@ -62,7 +62,8 @@ void RunReport::begin(const Outset& outset, const RunState& state, const io::Pat
 }
 
 void RunReport::print_heading(const Outset& outset, const RunState& state) const {
-  const auto& [trained, splits, strategy, global_batch, steps_per_epoch, weight_notes] = outset;
+  const auto& [trained, splits, strategy, global_batch, state_tensors, steps_per_epoch,
+               weight_notes] = outset;
   const auto count = [](const data::DatasetPtr& d) { return d ? d->size() : 0; };
   fmt::print("{}: {} parameters, {} classes, {} x {} pixels, {}, {}\n", config_.model,
              trained.model->num_parameters(), trained.classes.size(), trained.preprocess.size,
@@ -80,7 +81,8 @@ void RunReport::print_heading(const Outset& outset, const RunState& state) const
              count(splits.train), count(splits.validation), count(splits.test));
   if (strategy) {
     fmt::print(
-        "{}; batch {} of {}{}\n", strategy->describe(trained.model->num_parameters()), global_batch,
+        "{}; batch {} of {}{}\n",
+        strategy->describe(trained.model->num_parameters(), state_tensors), global_batch,
         config_.devices,
         config_.deterministic_reduce > 0
             ? fmt::format(", in {} micro-batches of fixed order", config_.deterministic_reduce)

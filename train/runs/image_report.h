@@ -64,6 +64,7 @@ struct Outset {
   const data::Splits& splits;
   const dist::Strategy* strategy = nullptr;  // null: one micro-batch on one rank
   int64_t global_batch = 0;
+  int64_t state_tensors = 0;  // of the optimizer, for each parameter
   int64_t steps_per_epoch = 0;
   const std::vector<std::string>& weight_notes;  // what was done to make config.weights fit
 };

@@ -13,6 +13,7 @@
 #include "autograd/ops.h"
 #include "autograd/random.h"
 #include "core/allocator.h"
+#include "core/graph.h"
 #include "core/parallel.h"
 #include "data/sets/open.h"
 #include "dist/comm/exact_sum.h"
@@ -131,10 +132,12 @@ class ImageModule : public TrainingModule {
     const Tensor mean = strategy.cross_entropy(logits, ops::to(targets, trained_.device),
                                                {.label_smoothing = config_.label_smoothing});
     if (!is_empty(batch)) {
-      const int64_t images = batch[0].size(0);
-      sums_.loss.add(mean.item() * static_cast<double>(images));
-      sums_.correct += count_equal(strategy.predicted(logits), batch[1]);
-      sums_.images += images;
+      const NoGrad guard;
+      const Tensor predicted = strategy.predicted(logits);
+      const Tensor is_right = ops::eq(predicted, ops::to(batch[1], predicted.device()));
+      // A graph writes to its own in every step.
+      (DeviceGraph::capturing() ? captured_ : at_hand_)
+          .push_back({detach(mean), ops::sum(is_right), batch[0].size(0)});
     }
     return mean;
   }
@@ -147,8 +150,24 @@ class ImageModule : public TrainingModule {
     return static_cast<double>(batch[0].size(0)) /
            (static_cast<double>(batches / global_.of_rank()) * static_cast<double>(global_.images));
   }
-  /// What the micro-batches of a step came to on all ranks. Every rank calls.
-  Sums take_sums() { return sum_over_ranks(trainer().fabric(), std::exchange(sums_, {})); }
+  /// Not finite when the loss of a micro-batch of the step at hand is not: where it was computed.
+  Tensor any_loss() const {
+    const NoGrad guard;
+    Tensor sum = at_step().front().loss;
+    for (size_t i = 1; i < at_step().size(); ++i) sum = sum + at_step()[i].loss;
+    return sum;
+  }
+  /// What the micro-batches of a step came to on all ranks, for which it waits. Every rank calls.
+  Sums take_sums() {
+    Sums sums;
+    for (const Outcome& outcome : at_step()) {
+      sums.loss.add(outcome.loss.item() * static_cast<double>(outcome.images));
+      sums.correct += static_cast<int64_t>(outcome.correct.item());
+      sums.images += outcome.images;
+    }
+    at_hand_.clear();
+    return sum_over_ranks(trainer().fabric(), sums);
+  }
 
   void on_validation_epoch_start() override {
     verdicts_.clear();
@@ -191,12 +210,19 @@ class ImageModule : public TrainingModule {
   const std::vector<Verdict>& verdicts() const { return verdicts_; }
 
  private:
+  /// Of a micro-batch.
+  struct Outcome {
+    Tensor loss, correct;  // on the device
+    int64_t images;
+  };
+
   static bool is_empty(const Batch& batch) { return batch[0].size(0) == 0; }
+  const std::vector<Outcome>& at_step() const { return at_hand_.empty() ? captured_ : at_hand_; }
 
   const Config& config_;
   TrainedModel& trained_;
   const GlobalBatch& global_;
-  Sums sums_;
+  std::vector<Outcome> at_hand_, captured_;
   std::optional<Evaluator> evaluator_;
   Score score_;
   bool keeps_verdicts_ = false;
@@ -276,6 +302,7 @@ class ImageRun : public Callback {
                    .splits = p_.splits,
                    .strategy = is_shared(p_.batch, fabric) ? &fabric.strategy() : nullptr,
                    .global_batch = p_.batch.images,
+                   .state_tensors = trainer_.optimizer().state_tensors(),
                    .steps_per_epoch = steps_per_epoch(),
                    .weight_notes = p_.weight_notes},
                   place(), output_);
@@ -305,14 +332,12 @@ class ImageRun : public Callback {
                   static_cast<uint64_t>(p_.batch.number(index, trainer_.fabric().data_rank()))};
   }
   void on_before_optimizer_step(Trainer&, TrainingModule&, optim::Optimizer& optimizer) override {
-    step_ = p_.module.take_sums();
-    const double loss = step_.mean_loss();
-    if (std::isfinite(loss)) {
-      state_.statistics.loss_sum += step_.loss.value();
-      state_.statistics.correct += step_.correct;
-      state_.statistics.images += step_.images;
+    if (trainer_.fabric().size() == 1) {
+      trainer_.refuse_nonfinite("the loss", p_.module.any_loss());
     } else {
-      trainer_.refuse_step(fmt::format("the loss is {}", loss));
+      count_step();
+      const double loss = step_.mean_loss();
+      if (!std::isfinite(loss)) trainer_.refuse_step(fmt::format("the loss is {}", loss));
     }
     // The schedule follows the data: a step that is left out counts.
     optimizer.set_lr(p_.config.lr * schedule_(trainer_.global_step()));
@@ -321,6 +346,7 @@ class ImageRun : public Callback {
   void on_train_batch_end(Trainer&, TrainingModule&, const Tensor&, const Batch&,
                           int64_t) override {
     if (!trainer_.has_stepped()) return;
+    if (trainer_.fabric().size() == 1) count_step();
     is_in_step_ = false;
     const EpochStatistics& s = state_.statistics;
     progress_->update(trainer_.batch(), s.images, s.loss(), s.accuracy());
@@ -331,7 +357,7 @@ class ImageRun : public Callback {
                            .images = step_.images,
                            .seconds = seconds_since(step_start_),
                            .mean_images_per_second = progress_->images_per_second(),
-                           .memory_bytes = allocator(p_.trained.device).stats().peak_live};
+                           .memory_bytes = trainer_.peak_bytes()};
     if (trainer_.fabric().scaler().is_enabled()) figures.loss_scale = loss_scale_;
     if (watch_) figures.layers = watch_->latest();
     report_.step(place(), figures);
@@ -378,6 +404,13 @@ class ImageRun : public Callback {
   }
 
  private:
+  void count_step() {
+    step_ = p_.module.take_sums();
+    if (!std::isfinite(step_.mean_loss())) return;
+    state_.statistics.loss_sum += step_.loss.value();
+    state_.statistics.correct += step_.correct;
+    state_.statistics.images += step_.images;
+  }
   int64_t steps_per_epoch() const {
     const int64_t in_step = p_.config.accumulate * p_.batch.of_rank();
     return (p_.train_batches + in_step - 1) / in_step;

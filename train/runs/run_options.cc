@@ -39,6 +39,7 @@ FabricOptions fabric_options(const Config& config, Device device) {
                        .loss_scale_is_fixed = config.loss_scale != "dynamic",
                        .fp8 = {.scaling = is_delayed ? Fp8Options::Scaling::kDelayed
                                                      : Fp8Options::Scaling::kCurrent},
+                       .fp8_level = config.fp8_level,
                        .accumulation = kernels::parse_accumulation(config.matmul_numerics),
                        .tf32_rounding =
                            is_nearest ? kernels::Tf32::kNearest : kernels::Tf32::kTruncate},
@@ -88,7 +89,10 @@ TrainerOptions trainer_options(const Config& config, const RunOptions& options) 
       .log_every_n_steps = 1,
       .enable_progress_bar = true,
       .enable_table = false,
-      .detect_anomaly = config.detect_anomaly};
+      .detect_anomaly = config.detect_anomaly,
+      .capture = config.capture == "off"  ? Capture::kOff
+                 : config.capture == "on" ? Capture::kOn
+                                          : Capture::kAuto};
   if (config.limit_batches > 0) {
     result.limit_train_batches = result.limit_val_batches = config.limit_batches;
   }

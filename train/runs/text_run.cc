@@ -142,8 +142,7 @@ class TextReport : public Callback, public Logger {
     if (trainer_->fabric().scaler().is_enabled()) all.emplace_back("loss_scale", loss_scale_);
     all.emplace_back("grad_norm", norm);
     all.emplace_back("bytes_per_second", bytes / seconds);
-    all.emplace_back("memory_bytes",
-                     static_cast<double>(allocator(trainer_->fabric().device()).stats().peak_live));
+    all.emplace_back("memory_bytes", static_cast<double>(trainer_->peak_bytes()));
     figures_->record(step, std::move(all), watch_ ? watch_->latest() : std::vector<LayerFigures>());
     log_.write("step", {{"epoch", trainer_->epoch() + 1},
                         {"step", step},
@@ -221,7 +220,8 @@ class TextReport : public Callback, public Logger {
                  config_.data, *splits_.entropy);
     }
     if (fabric.size() > 1) {
-      fmt::print("{}\n", fabric.strategy().describe(model_->num_parameters()));
+      fmt::print("{}\n", fabric.strategy().describe(model_->num_parameters(),
+                                                    trainer_->optimizer().state_tensors()));
     }
     fmt::print(
         "{}: {} epoch{} of {} steps, batch {}{} x {} bytes, {} with learning rate {} ({})\n\n",

@@ -1,8 +1,11 @@
 // The loop on a CUDA device, the emulated one where there is no other.
+#include <algorithm>
 #include <catch2/catch.hpp>
 #include <cmath>
 
 #include "core/runtime.h"
+#include "kernels/op.h"
+#include "optim/adam.h"
 #include "tests/skip.h"
 #include "train/trainer/testing.h"
 #include "train/trainer/weight_averaging.h"
@@ -44,5 +47,171 @@ TEST_CASE("a fit on a CUDA device is that on the CPU, and goes on with the same 
   for (const std::string precision : {"64-true", "16-mixed"}) {
     const std::vector<double> whole = fit("cuda", precision, "");
     CHECK(fit("cuda", precision, middle) == whole);
+  }
+}
+
+namespace {
+
+/// Drops out, so that a graph that repeated its random numbers would be seen.
+struct Dropping : TrainingModule {
+  Dropping() : in(add<nn::Linear>("in", 3, 16)), out(add<nn::Linear>("out", 16, 1)) {}
+  Tensor forward(const Tensor& x) override {
+    return out(ops::dropout(ops::gelu(in(x)), 0.25, is_training()));
+  }
+  Tensor loss(const Tensor& output, const Batch& batch) override {
+    const Tensor loss = nn::mse_loss(output, batch[1]);
+    log("train_loss", loss, {.on_step = true});
+    return loss;
+  }
+  Optimization configure_optimizers() override {
+    auto optimizer = std::make_unique<optim::AdamW>(named_parameters());
+    return {std::move(optimizer), [](int64_t step) { return 0.1 / static_cast<double>(step + 1); }};
+  }
+  nn::Linear &in, &out;
+};
+
+struct Launches : kernels::LaunchHook {
+  Launches() { kernels::set_launch_hook(this); }
+  ~Launches() override { kernels::set_launch_hook(nullptr); }
+  void begin(std::string_view, std::string_view, Device, const std::string&) override { ++count; }
+  void end() noexcept override {}
+  int count = 0;
+};
+
+/// What each step came to.
+struct Steps : Callback {
+  void on_train_batch_start(Trainer&, TrainingModule&, const Batch&, int64_t) override {
+    if (before < 0) before = launches.count;
+  }
+  void on_before_optimizer_step(Trainer&, TrainingModule&, optim::Optimizer&) override {
+    launched.push_back(launches.count - std::exchange(before, -1));
+  }
+  void on_train_batch_end(Trainer& trainer, TrainingModule&, const Tensor& loss, const Batch&,
+                          int64_t) override {
+    losses.push_back(loss.item());
+    if (!trainer.has_stepped()) return;
+    norms.push_back(trainer.grad_norm());
+    was_skipped.push_back(trainer.was_skipped());
+    captured += trainer.was_captured();
+  }
+  Launches launches;
+  int before = -1, captured = 0;
+  std::vector<double> losses, norms;
+  std::vector<int> launched;
+  std::vector<bool> was_skipped;
+};
+
+struct Fit {
+  std::vector<double> weights, losses, norms;
+  std::vector<bool> was_skipped;
+  std::vector<int> launched;
+  int captured = 0;
+  double mean = 0;  // of the losses
+};
+
+/// Two epochs of five batches of four, the last of one row; two batches make a step.
+Fit fit_dropping(TrainerOptions options, bool is_broken = false) {
+  const auto steps = std::make_shared<Steps>();
+  options.max_epochs = 2;
+  options.accumulate_grad_batches = 2;
+  options.track_grad_norm = true;
+  options.callbacks = {steps};
+  Trainer trainer(quiet(std::move(options)));
+  trainer.seed_everything(1);
+  Dropping model;
+  Tensor x = normal({17, 3}, 0);
+  if (is_broken) x.data<float>()[3 * 12] = INFINITY;  // of the fourth batch
+  data::TensorLoader train(data::tensor_dataset({x, ops::sum(x, {1}, true)}), {.batch_size = 4});
+  trainer.fit(model, train);
+  return {weights_of(trainer, model),  steps->losses,   steps->norms,
+          steps->was_skipped,          steps->launched, steps->captured,
+          trainer.metric("train_loss")};
+}
+
+}  // namespace
+
+TEST_CASE("captured steps have the bits of those that are not") {
+  if (runtime::device_count() == 0) WEFT_SKIP(runtime::no_device_reason().c_str());
+  const std::string precision = GENERATE("32-true", "bf16-mixed", "16-mixed");
+  const bool micro_batches = GENERATE(false, true);
+  INFO(precision << (micro_batches ? ", micro-batches" : ""));
+  const auto fit = [&](Capture capture) {
+    return fit_dropping({.fabric = {.device = "cuda", .precision = precision},
+                         .micro_batches = micro_batches,
+                         .gradient_clip_val = 0.5,
+                         .nonfinite = Nonfinite::kStop,
+                         .capture = capture});
+  };
+  const Fit eager = fit(Capture::kOff), captured = fit(Capture::kOn);
+  CHECK(captured.weights == eager.weights);
+  CHECK(captured.losses == eager.losses);
+  CHECK(std::ranges::equal(captured.norms, eager.norms, [](double a, double b) {
+    return a == b || (std::isnan(a) && std::isnan(b));
+  }));
+  CHECK(captured.was_skipped == eager.was_skipped);
+  CHECK(captured.mean == eager.mean);
+  // The first step of all, and the last of each epoch, which has one batch, of one row.
+  CHECK(eager.captured == 0);
+  CHECK(captured.captured == 3);
+  // Of forward and backward nothing is launched one by one; logged values are added up.
+  fmt::print("kernels before the update of two batches: {}, beside a graph {}\n", eager.launched[3],
+             captured.launched[3]);
+  CHECK(captured.launched[3] < 15);
+  CHECK(eager.launched[3] > 30);
+}
+
+TEST_CASE("a captured step that is not finite is left out, or ends the fit, as any other") {
+  if (runtime::device_count() == 0) WEFT_SKIP(runtime::no_device_reason().c_str());
+  const auto options = [](Nonfinite nonfinite, Capture capture) {
+    return TrainerOptions{.fabric = {.device = "cuda"}, .nonfinite = nonfinite, .capture = capture};
+  };
+  const Fit eager = fit_dropping(options(Nonfinite::kSkip, Capture::kOff), true);
+  const Fit captured = fit_dropping(options(Nonfinite::kSkip, Capture::kOn), true);
+  const std::vector<bool> second = {false, true, false, false, true, false};
+  CHECK(eager.was_skipped == second);
+  CHECK(captured.was_skipped == second);
+  CHECK(captured.weights == eager.weights);
+  for (const Capture capture : {Capture::kOff, Capture::kOn}) {
+    CHECK_THROWS_WITH(
+        fit_dropping(options(Nonfinite::kStop, capture), true),
+        Catch::StartsWith("training diverged at step 2: a gradient is not finite (") &&
+            Catch::Contains("first in the gradient of out.bias"));
+  }
+}
+
+TEST_CASE("what cannot be captured is said, or goes on as it was") {
+  const auto with = [](const std::string& device, const std::string& precision, Capture capture) {
+    return fit_dropping({.fabric = {.device = device, .precision = precision}, .capture = capture});
+  };
+  CHECK_THROWS_WITH(with("cpu", "32-true", Capture::kOn),
+                    Catch::Contains("capture: the step cannot be captured: cpu has no graphs"));
+  CHECK(with("cpu", "32-true", Capture::kAuto).captured == 0);
+  if (runtime::device_count() == 0) WEFT_SKIP(runtime::no_device_reason().c_str());
+  CHECK_THROWS_WITH(with("cuda", "transformer-engine", Capture::kOn),
+                    Catch::Contains("fp8 waits for the device to choose its scales"));
+  // Looks at its loss, or brings a tensor to the device.
+  struct Looking : Dropping {
+    explicit Looking(bool waits) : waits(waits) {}
+    Tensor loss(const Tensor& output, const Batch& batch) override {
+      const Tensor loss = Dropping::loss(output, batch);
+      if (waits) return loss.item() > 1e9 ? loss * 2.0 : loss;
+      return loss * ops::to(Tensor::scalar(2), loss.device());
+    }
+    bool waits;
+  };
+  const auto fit = [](bool waits, Capture capture) {
+    Trainer trainer(quiet({.fabric = {.device = "cuda"}, .max_epochs = 1, .capture = capture}));
+    trainer.seed_everything(1);
+    Looking model(waits);
+    data::TensorLoader train(line(16), {.batch_size = 4});
+    trainer.fit(model, train);
+    CHECK_FALSE(trainer.was_captured());
+    return weights_of(trainer, model);
+  };
+  CHECK_THROWS_WITH(fit(true, Capture::kOn),
+                    Catch::Contains("capture: step 2 cannot be captured: "));
+  CHECK_THROWS_WITH(fit(false, Capture::kOn), Catch::Contains("a copy from cpu to cuda:0 is not"));
+  for (const bool waits : {false, true}) {
+    CHECK(fit(waits, Capture::kAuto) == fit(waits, Capture::kOff));
   }
 }

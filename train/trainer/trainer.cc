@@ -9,11 +9,14 @@
 #include "autograd/finite.h"
 #include "autograd/ops.h"
 #include "autograd/random.h"
+#include "core/allocator.h"
+#include "core/log.h"
 #include "core/scoped_value.h"
 #include "dist/comm/processes/join.h"
 #include "dist/comm/tree_accumulator.h"
 #include "dist/strategy/strategy_kind.h"
 #include "io/nearest.h"
+#include "kernels/multi_tensor_scale/multi_tensor_scale.h"
 #include "optim/clip.h"
 #include "train/stop_signals.h"
 #include "train/trainer/model_checkpoint.h"
@@ -181,6 +184,12 @@ void Trainer::begin(const nn::ModelStructure& structure, const BatchSource& trai
   const dist::StrategyKind& kind = dist::strategy_of(fabric_.options().strategy, fabric_.size());
   is_pipelined_ = contains(kind.settings, dist::Settings::kPipelineStages);
   fabric_.setup_optimizer(*optimizer_);
+  if (options_.capture != Capture::kOff) {
+    const std::string obstacle = why_not_captured();
+    WEFT_CHECK(obstacle.empty() || options_.capture == Capture::kAuto,
+               "capture: the step cannot be captured: {}", obstacle);
+    captures_ = obstacle.empty();
+  }
   if (optimization.schedule) scheduler_.emplace(*optimizer_, optimization.schedule);
   if (!fabric_.is_main()) return;
   loggers_ = options_.loggers;
@@ -266,8 +275,7 @@ void Trainer::run_epoch() {
     // Else a signal has cut a validation short.
     if (!is_validation_due_) {
       const int64_t before = batch_;
-      do is_pipelined_ || options_.micro_batches ? train_micro_batches() : train_batch();
-      while (!has_stepped_);
+      train_step();
       // To look at the loss is to wait for the device.
       const bool looks = fabric_.device().type == DeviceType::cpu ||
                          global_step_ % options_.log_every_n_steps == 0;
@@ -312,23 +320,36 @@ Batch Trainer::begin_batch() {
   return batch;
 }
 
+void Trainer::train_step() {
+  was_captured_ = false;
+  if (captures_ && has_warmed_up_) return train_captured();
+  do is_pipelined_ || options_.micro_batches ? train_micro_batches() : train_batch();
+  while (!has_stepped_);
+  has_warmed_up_ = true;
+}
+
+/// Forward and backward of a batch; loss_ is what it came to.
+std::function<void()> Trainer::pass_of(const Batch& batch, int64_t index) {
+  return [this, batch, index, in_step = options_.accumulate_grad_batches] {
+    const Tensor loss = module_->training_step(batch, index);
+    WEFT_CHECK(loss.defined() && loss.numel() == 1,
+               "trainer: expected training_step() to return one number, the loss, got {}",
+               loss.defined() ? fmt::format("{}", loss) : "nothing");
+    fabric_.backward(in_step == 1 ? loss : loss * (1.0 / static_cast<double>(in_step)));
+    loss_ = detach(loss);
+  };
+}
+
 void Trainer::train_batch() {
   const Batch batch = begin_batch();
   if (batches_in_step_ == 1) optimizer_->zero_grad();
-  const int64_t index = batch_, in_step = options_.accumulate_grad_batches;
+  const int64_t index = batch_;
   {
     const ScopedValue phase(phase_, Phase::kTraining);
     const auto local = fabric_.no_backward_sync(module_->model(), !has_stepped_);
-    at_hand_ = [this, batch, index, in_step] {
-      const Tensor loss = module_->training_step(batch, index);
-      WEFT_CHECK(loss.defined() && loss.numel() == 1,
-                 "trainer: expected training_step() to return one number, the loss, got {}",
-                 loss.defined() ? fmt::format("{}", loss) : "nothing");
-      fabric_.backward(in_step == 1 ? loss : loss * (1.0 / static_cast<double>(in_step)));
-      loss_ = detach(loss);
-    };
-    compute_gradients(at_hand_);
-    look_at_loss();
+    const std::function<void()> pass = pass_of(batch, index);
+    compute_gradients(pass);
+    note_pass(pass);
   }
   ++batch_;
   if (has_stepped_) take_step();
@@ -337,9 +358,25 @@ void Trainer::train_batch() {
   });
 }
 
+/// A batch, or a part of one, as strategies take it.
+dist::MicroBatch Trainer::micro_batch(const Batch& batch, double share) {
+  const Precision& precision = find_precision(fabric_.options().precision);
+  Tensor input = module_->input(batch);
+  if (is_floating(input.dtype())) input = ops::cast(input, precision.parameters);
+  const auto loss = [this, &precision, batch, share](const Tensor& output) {
+    weight_ = weight_of(batch, fabric_);
+    const Tensor mean = module_->loss(widened(output, precision), batch);
+    loss_ = detach(mean);
+    note_pass([this, batch, share] {
+      fabric_.run({.count = 1, .at = [&](int64_t) { return micro_batch(batch, share); }});
+    });
+    return fabric_.scaled(mean * share);
+  };
+  return {input, loss};
+}
+
 /// A step by input() and loss(), in the strategy's own order.
 void Trainer::train_micro_batches() {
-  const Precision& precision = find_precision(fabric_.options().precision);
   const int64_t first = batch_;
   const int64_t count = std::min(options_.accumulate_grad_batches, train_batches_ - batch_);
   // A pipeline cuts batches that are not cut yet.
@@ -363,7 +400,7 @@ void Trainer::train_micro_batches() {
     for (const Tensor& x : batch) piece.push_back(ops::narrow(x, 0, begin, end - begin));
     return piece;
   };
-  const auto micro_batch = [&](int64_t i) {
+  const auto at = [&](int64_t i) {
     if (i % parts == 0) {
       if (!is_pipelined_ && i > 0) end_next();
       batches.push_back(begin_batch());
@@ -371,25 +408,14 @@ void Trainer::train_micro_batches() {
     }
     const Batch& batch = batches.back();
     const Batch piece = piece_of(batch, i % parts);
-    const double share = module_->share(batch, count) * (static_cast<double>(piece.at(0).size(0)) /
-                                                         static_cast<double>(batch.at(0).size(0)));
-    Tensor input = module_->input(piece);
-    if (is_floating(input.dtype())) input = ops::cast(input, precision.parameters);
-    const auto loss = [this, &precision, piece, share](const Tensor& output) {
-      weight_ = weight_of(piece, fabric_);
-      const Tensor mean = module_->loss(widened(output, precision), piece);
-      loss_ = detach(mean);
-      look_at_loss();
-      return fabric_.scaled(mean * share);
-    };
-    const dist::MicroBatch mine = {input, loss};
-    at_hand_ = [this, mine] { fabric_.run({.count = 1, .at = [&](int64_t) { return mine; }}); };
-    return mine;
+    return micro_batch(piece,
+                       module_->share(batch, count) * (static_cast<double>(piece.at(0).size(0)) /
+                                                       static_cast<double>(batch.at(0).size(0))));
   };
   loss_ = {};
   optimizer_->zero_grad();
   dist::TreeAccumulator tree;
-  dist::MicroBatches step = {.count = count * parts, .at = micro_batch};
+  dist::MicroBatches step = {.count = count * parts, .at = at};
   if (options_.deterministic_reduce) {
     step.accumulates = false;
     step.after_each = [&] { tree.push(dist::take_gradients(optimizer_->parameters())); };
@@ -408,6 +434,104 @@ void Trainer::train_micro_batches() {
   }
 }
 
+/// Empty where they can be, as far as can be told beforehand.
+std::string Trainer::why_not_captured() const {
+  const Precision& precision = find_precision(fabric_.options().precision);
+  if (fabric_.device().type != DeviceType::cuda) {
+    return fmt::format("{} has no graphs", to_string(fabric_.device()));
+  }
+  if (fabric_.size() > 1 || fabric_.data_devices() > 1 || is_pipelined_) {
+    return "several devices meet in the middle of it";
+  }
+  if (options_.deterministic_reduce) return "deterministic_reduce adds on the host";
+  if (options_.detect_anomaly) return "detect_anomaly looks at every result";
+  if (precision.is_fp8()) return "fp8 waits for the device to choose its scales";
+  return {};
+}
+
+/// The passes of a step whose batches are there, for a process alone.
+void Trainer::run_passes(const std::vector<Batch>& batches, int64_t first) {
+  const auto count = static_cast<int64_t>(batches.size());
+  const auto ended = [&] {
+    if (recording_) recording_->add_loss(loss_);
+  };
+  if (options_.micro_batches) {
+    fabric_.run({.count = count, .at = [&](int64_t i) {
+                   if (i > 0) ended();
+                   return micro_batch(batches[i], module_->share(batches[i], count));
+                 }});
+    return ended();
+  }
+  for (int64_t i = 0; i < count; ++i) {
+    const std::function<void()> pass = pass_of(batches[i], first + i);
+    pass();
+    note_pass(pass);
+    ended();
+  }
+}
+
+/// Where that cannot be, steps go on as they were.
+void Trainer::capture(const std::vector<Batch>& batches, int64_t first) {
+  const Generator before = generator();
+  captured_ = std::make_unique<CapturedPasses>(fabric_.device(), module_->model().parameters());
+  try {
+    const ScopedValue recording(recording_, captured_.get());
+    captured_->capture(batches,
+                       [&](const std::vector<Batch>& copies) { run_passes(copies, first); });
+  } catch (const Error& error) {
+    WEFT_CHECK(options_.capture != Capture::kOn, "capture: step {} cannot be captured: {}",
+               global_step_ + 1, error.what());
+    log_once(fmt::format("steps are not captured: {}", error.what()));
+    captured_.reset();
+    captures_ = false;
+    generator() = before;
+    optimizer_->zero_grad();
+  }
+}
+
+/// A step whose passes are a graph, which is captured when there is none yet.
+void Trainer::train_captured() {
+  const int64_t first = batch_;
+  std::vector<Batch> batches, there;
+  std::vector<double> weights;
+  do {
+    batches.push_back(begin_batch());
+    weights.push_back(weight_);
+    Batch& batch = there.emplace_back();
+    for (const Tensor& x : batches.back()) batch.push_back(ops::to(x, fabric_.device()));
+    ++batch_;
+  } while (!has_stepped_);
+  {
+    const ScopedValue phase(phase_, Phase::kTraining);
+    optimizer_->zero_grad();
+    if (!captured_) capture(there, first);
+    was_captured_ = captured_ && captured_->fits(there);
+    if (was_captured_) {
+      fabric_.scaler().bring();
+      captured_->launch(there);
+      for (const CapturedPasses::Logged& logged : captured_->logged()) {
+        weight_ = weights[logged.pass];
+        log_value(logged.name, logged.value, logged.options);
+      }
+      for (size_t i = 0; i < there.size(); ++i) {
+        loss_ = captured_->losses()[i];
+        note_pass([this, batch = there[i], first] { run_passes({batch}, first); });
+      }
+    } else {
+      run_passes(there, first);
+    }
+  }
+  take_step();
+  for (size_t i = 0; i < batches.size(); ++i) {
+    has_stepped_ = i + 1 == batches.size();
+    if (was_captured_) loss_ = captured_->losses()[i];
+    call([&](Callback& callback) {
+      callback.on_train_batch_end(*this, *module_, loss_, batches[i],
+                                  first + static_cast<int64_t>(i));
+    });
+  }
+}
+
 void Trainer::compute_gradients(const std::function<void()>& pass) {
   try {
     pass();
@@ -417,33 +541,46 @@ void Trainer::compute_gradients(const std::function<void()>& pass) {
   }
 }
 
-/// To look at the loss is to wait for the device: only for who may have to tell what was wrong.
-void Trainer::look_at_loss() {
-  if (options_.nonfinite != Nonfinite::kStop || suspect_) return;
-  if (!std::isfinite(loss_.item())) suspect_ = at_hand_;
+/// After a pass: loss_ is its own.
+void Trainer::note_pass(const std::function<void()>& again) {
+  if (options_.nonfinite != Nonfinite::kStop || recording_ || !loss_.defined()) return;
+  if (!passes_.empty() && loss_.device().type == DeviceType::cpu) {
+    if (!std::isfinite(passes_[0].loss.item())) return;
+    passes_.clear();
+  }
+  passes_.push_back({again, loss_});
 }
 
 void Trainer::take_step() {
-  const double unscaled_norm = fabric_.unscale(*optimizer_);
+  const Tensor unscaled_norm = fabric_.unread_unscale(*optimizer_);
   refusal_.clear();
+  expected_ = {};
   call(
       [&](Callback& callback) { callback.on_before_optimizer_step(*this, *module_, *optimizer_); });
   const double limit = options_.gradient_clip_val;
   const bool clips_norm = limit > 0 && options_.gradient_clip_algorithm == GradientClip::kNorm;
+  const bool clips_value = limit > 0 && !clips_norm;
   const bool judges = options_.nonfinite != Nonfinite::kTake && !fabric_.scaler().is_enabled();
   const bool has_norm = clips_norm || options_.track_grad_norm || judges;
-  grad_norm_ = has_norm ? norm_of_gradients(unscaled_norm) : NAN;
+  grad_norm_ = has_norm ? norm_of_gradients(unscaled_norm) : Tensor();
   const double lr = optimizer_->lr();
-  was_skipped_ = is_refused(judges);
-  if (was_skipped_) {
+  // What is not finite decides on the device, and the host looks when the step is on its way; but a
+  // word of the host's is known, and values that are clipped would hide what was not finite.
+  const bool looks_first = !refusal_.empty() || (clips_value && judges);
+  bool is_left_out = looks_first && is_refused(judges);
+  was_skipped_ = is_left_out;
+  if (is_left_out) {
     fabric_.skip_step();
   } else {
-    if (limit > 0 && !clips_norm) optim::clip_grad_value(module_->model().parameters(), limit);
-    was_skipped_ =
-        !fabric_.step(*optimizer_, clips_norm ? optim::clip_coefficient(grad_norm_, limit) : 1);
-    if (scheduler_) scheduler_->step();
+    if (clips_value) optim::clip_grad_value(module_->model().parameters(), limit);
+    was_skipped_ = !fabric_.step(*optimizer_, 1, gate(judges, clips_norm ? limit : 0));
+    if (!looks_first && is_refused(judges)) {
+      optimizer_->retract();
+      was_skipped_ = is_left_out = true;
+    }
+    if (scheduler_ && !is_left_out) scheduler_->step();
   }
-  at_hand_ = suspect_ = {};
+  passes_.clear();
   batches_in_step_ = 0;
   ++global_step_;
   NamedValues values;
@@ -452,27 +589,55 @@ void Trainer::take_step() {
     step_means_.clear();
     for (auto& [name, value] : values) name += "_step";
     values.emplace_back("lr", lr);
-    if (has_norm) values.emplace_back("grad_norm", grad_norm_);
+    if (has_norm) values.emplace_back("grad_norm", grad_norm());
   }
   publish(values, std::exchange(step_figures_, {}));
 }
 
 /// `unscaled`: of this rank's, as the loss scale's unscaling has found it.
-double Trainer::norm_of_gradients(double unscaled) {
+Tensor Trainer::norm_of_gradients(const Tensor& unscaled) {
   // Exactly summed, also where one rank has them all.
   if (options_.deterministic_reduce) {
-    return std::sqrt(fabric_.strategy().squares(optimizer_->parameters()).value());
+    const double squares = fabric_.strategy().squares(optimizer_->parameters()).value();
+    return Tensor::scalar(std::sqrt(squares), DType::f64);
   }
   const bool is_alone = fabric_.size() == 1 && fabric_.data_devices() == 1;
-  if (fabric_.scaler().is_enabled() && is_alone) return unscaled;
-  return optim::grad_norm(module_->model().parameters());
+  if (fabric_.scaler().is_enabled() && is_alone) {
+    return unscaled.defined() ? unscaled : Tensor::scalar(0, DType::f64);
+  }
+  return optim::unread_norm(module_->model().parameters());
+}
+
+double Trainer::grad_norm() const { return grad_norm_.defined() ? grad_norm_.item() : NAN; }
+
+size_t Trainer::peak_bytes() const {
+  const size_t here = allocator(fabric_.device()).stats().peak_live;
+  return was_captured_ ? std::max(here, captured_->peak_bytes()) : here;
+}
+
+/// What leaves the step out, or shortens it, where it runs.
+kernels::StepGate Trainer::gate(bool judges, double max_norm) const {
+  kernels::StepGate gate = {.norm = grad_norm_, .max_norm = max_norm, .needs_finite = judges};
+  const bool heeds = options_.nonfinite == Nonfinite::kStop || judges;  // see is_refused()
+  if (expected_.value.defined() && heeds) {
+    gate.skip = Tensor::empty({}, DType::f32, expected_.value.device());
+    kernels::multi_tensor_scale({.tensors = {expected_.value}, .found_inf = gate.skip});
+  }
+  return gate;
 }
 
 /// Whether the step at hand is to be left out. Throws where nothing would get better by it, the
 /// weights themselves being lost, and where it was not asked for.
 bool Trainer::is_refused(bool judges) {
-  std::string why = options_.nonfinite == Nonfinite::kTake ? "" : refusal_;
-  if (why.empty() && judges && !std::isfinite(grad_norm_)) why = "a gradient is not finite";
+  if (options_.nonfinite == Nonfinite::kTake) return false;
+  std::string why = refusal_;
+  if (why.empty() && expected_.value.defined()) {
+    const double value = expected_.value.item();
+    if (!std::isfinite(value)) {
+      why = fmt::format("{} is {}", expected_.what, std::isnan(value) ? NAN : value);
+    }
+  }
+  if (why.empty() && judges && !std::isfinite(grad_norm())) why = "a gradient is not finite";
   if (why.empty()) return false;
   const std::string lost = first_nonfinite(module_->model().named_parameters());
   if (!lost.empty()) fail_diverged(why, lost + " is not finite");
@@ -494,8 +659,11 @@ void Trainer::fail_diverged(const std::string& why, std::string cause) {
     if (fabric_.size() == 1) {
       const AnomalyMode checked;
       const ScopedValue phase(phase_, Phase::kTraining);
+      const std::vector<Pass> passes = std::exchange(passes_, {});
+      const auto suspect = std::ranges::find_if(
+          passes, [](const Pass& pass) { return !std::isfinite(pass.loss.item()); });
       try {
-        (suspect_ ? suspect_ : at_hand_)();
+        (suspect == passes.end() ? passes.back() : *suspect).again();
       } catch (const Error& error) {
         cause = error.what();
       }
@@ -607,6 +775,7 @@ void Trainer::stop(const std::string& reason) {
 
 void Trainer::log_value(const std::string& name, const Tensor& value, const LogOptions& options) {
   WEFT_CHECK(phase_ != Phase::kNone, "log: \"{}\": in a step, or where an epoch's means end", name);
+  if (recording_) return recording_->log(name, value, options);
   if (phase_ == Phase::kValidation) return validation_means_.add(name, value, weight_);
   if (options.on_epoch) epoch_means_.add(name, value, weight_);
   const bool is_due = (global_step_ + 1) % options_.log_every_n_steps == 0;

@@ -27,6 +27,7 @@
 #include "train/fabric.h"
 #include "train/trainer/batch_source.h"
 #include "train/trainer/callback.h"
+#include "train/trainer/captured_passes.h"
 #include "train/trainer/logged_means.h"
 #include "train/trainer/logger.h"
 #include "train/trainer/training_module.h"
@@ -47,6 +48,16 @@ struct Limit {
   std::optional<int64_t> count;
   double fraction = 1;
 };
+
+/// Whether a step's forward and backward passes are launched as one CUDA graph, from a fit's second
+/// step on, with the same bits: where they can be (kAuto), or with an Error where they cannot
+/// (kOn). They cannot on the CPU, on several devices, in fp8, under detect_anomaly, and when they
+/// wait for the device or bring something there. A step with batches of another shape runs as ever.
+///
+/// A graph repeats what the passes have submitted, so training_step(), loss() and input() must do
+/// the same in every step but for what their batches hold: what they do on the host happens once.
+/// The losses that callbacks get are overwritten by the next step.
+enum class Capture : uint8_t { kOff, kAuto, kOn };
 
 enum class GradientClip : uint8_t { kNorm, kValue };
 
@@ -91,6 +102,7 @@ struct TrainerOptions {
   bool enable_progress_bar = true;  // of batches
   bool enable_table = true;         // of epochs, and what is said around it
   bool detect_anomaly = false;      // AnomalyMode
+  Capture capture = Capture::kOff;
   /// Ctrl-C and SIGTERM end the fit after the step at hand (train/stop_signals.h; the caller's
   /// StopSignals count, too). On one rank they cut a validation short; a fit that goes on repeats
   /// it.
@@ -152,6 +164,9 @@ class Trainer {
   /// Says why the step at hand is none to take ("the loss is nan"): options().nonfinite tells what
   /// becomes of it. In on_before_optimizer_step, on every rank.
   void refuse_step(const std::string& why) { refusal_ = why; }
+  /// The same where `value`, one number, is not finite ("WHAT is nan"), for which a process alone
+  /// does not wait before the step has been submitted.
+  void refuse_nonfinite(const std::string& what, const Tensor& value) { expected_ = {what, value}; }
   /// Ends the fit after the step at hand; one rank's word is enough. `reason`: for who watches.
   void stop(const std::string& reason);
 
@@ -164,7 +179,7 @@ class Trainer {
   bool is_stopping() const { return is_stopping_; }          // at a save point: it is the last one
   bool was_interrupted() const { return was_interrupted_; }  // by a signal
   const std::string& stop_reason() const { return stop_reason_; }
-  double grad_norm() const { return grad_norm_; }    // of the latest step; NaN where not asked for
+  double grad_norm() const;  // of the latest step; NaN where not asked for. Waits for the device
   bool was_skipped() const { return was_skipped_; }  // the latest step: it was left out
   bool has_validation() const { return validation_ != nullptr; }
   /// What a save point follows.
@@ -180,6 +195,10 @@ class Trainer {
   int64_t estimated_steps() const;
   /// Throws Error outside of a fit.
   optim::Optimizer& optimizer() const;
+  /// Whether the latest step was a launch of a graph.
+  bool was_captured() const { return was_captured_; }
+  /// The most bytes that tensors have held on the device since its allocator's reset_peak().
+  size_t peak_bytes() const;
   /// Null where configure_optimizers() gave no schedule.
   optim::Scheduler* scheduler() { return scheduler_ ? &*scheduler_ : nullptr; }
   /// Where the fit stands, its figures, and each rank's random stream: what a callback that saves
@@ -219,10 +238,18 @@ class Trainer {
   Batch begin_batch();
   void train_batch();
   void train_micro_batches();
+  void train_step();
+  void train_captured();
+  void capture(const std::vector<Batch>& batches, int64_t first);
+  std::string why_not_captured() const;
+  void run_passes(const std::vector<Batch>& batches, int64_t first);
+  std::function<void()> pass_of(const Batch& batch, int64_t index);
+  dist::MicroBatch micro_batch(const Batch& batch, double share);
+  void note_pass(const std::function<void()>& again);
   void compute_gradients(const std::function<void()>& pass);
-  void look_at_loss();
   void take_step();
-  double norm_of_gradients(double unscaled);
+  Tensor norm_of_gradients(const Tensor& unscaled);
+  kernels::StepGate gate(bool judges, double max_norm) const;
   bool is_refused(bool judges);
   [[noreturn]] void fail_diverged(const std::string& why, std::string cause);
   void publish_epoch();
@@ -260,12 +287,23 @@ class Trainer {
   std::string stop_reason_;
   double seconds_ = 0, seconds_before_ = 0;  // those of the fits that this one continues
   std::chrono::steady_clock::time_point start_;
-  double grad_norm_ = 0;
+  Tensor grad_norm_;  // f64 []; undefined where not asked for
   bool was_skipped_ = false;
   std::string refusal_;  // why the step at hand is none to take; empty: it is one
-  /// Forward and backward of the batch at hand, and of the first of the step whose loss is not
-  /// finite.
-  std::function<void()> at_hand_, suspect_;
+  struct Expected {
+    std::string what;
+    Tensor value;
+  } expected_;  // to be finite
+  /// Forward and backward of a batch of the step at hand, and what its loss was: kept where a fit
+  /// that diverges has to tell what first was not finite.
+  struct Pass {
+    std::function<void()> again;
+    Tensor loss;
+  };
+  std::vector<Pass> passes_;
+  bool captures_ = false, has_warmed_up_ = false, was_captured_ = false;
+  std::unique_ptr<CapturedPasses> captured_;
+  CapturedPasses* recording_ = nullptr;  // while it is captured
   bool is_pipelined_ = false;
   Tensor loss_;          // of the latest batch; undefined on a pipeline's ranks that have none
   int64_t samples_ = 0;  // of this rank, since the epoch began here

@@ -4,7 +4,6 @@
 //   trainer                                    JSON: where the fit stands, its figures, and each
 //                                              rank's random stream
 //   callback:KEY, tensors:KEY                  of each callback that has a key
-#include <fmt/format.h>
 
 #include <algorithm>
 #include <bit>

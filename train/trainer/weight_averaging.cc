@@ -1,7 +1,6 @@
 #include "train/trainer/weight_averaging.h"
 
 #include "autograd/ops.h"
-#include "core/transfer.h"
 #include "train/trainer/trainer.h"
 
 namespace weft::train {

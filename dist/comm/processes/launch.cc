@@ -7,12 +7,16 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cerrno>
+#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <fstream>
 #include <iterator>
 #include <sstream>
+#include <thread>
 
 #include "core/error.h"
 #include "dist/comm/processes/local_ranks.h"
@@ -44,7 +48,7 @@ std::string_view library_of_mpirun() {
   return "unknown";
 }
 
-volatile pid_t running = 0;  // as kill() takes it
+std::atomic<pid_t> running = 0;  // as kill() takes it
 volatile sig_atomic_t stop_signal = SIGTERM;
 
 volatile sig_atomic_t is_stopping = 0;
@@ -59,12 +63,16 @@ void be_running(pid_t whom) {
   if (is_stopping) ::kill(whom, stop_signal);  // it came before there was anybody to tell
 }
 
-int run_local(int ranks, const std::vector<std::string>& words) {
-  LocalRanks processes(ranks, words);
+struct Ended {
+  int code = 0, lost = 0;  // ranks
+};
+
+Ended run_local(const RanksHere& here, const std::vector<std::string>& words) {
+  LocalRanks processes(here, words);
   be_running(-processes.group());
   const int code = processes.wait();
   running = 0;
-  return code;
+  return {code, processes.lost()};
 }
 
 /// Runs a program to its end.
@@ -128,13 +136,104 @@ std::vector<std::string> mpirun_command(const LaunchOptions& options) {
   return words;
 }
 
-int launch(const LaunchOptions& options, const std::vector<std::string>& command, int max_restarts,
-           const std::function<std::vector<std::string>()>& restart_command) {
+namespace {
+
+/// A file that holds a number of ranks, looked at while the ranks run.
+class RanksFile {
+ public:
+  explicit RanksFile(const std::string& path) : path_(path), ranks_(read()) {
+    if (path.empty()) return;
+    WEFT_CHECK(ranks_ > 0, "{}: expected a number of ranks", path);
+    thread_ = std::thread([this] { watch(); });
+  }
+  ~RanksFile() {
+    ends_ = true;
+    if (thread_.joinable()) thread_.join();
+  }
+
+  /// Whether it has changed since the last call, to a number of ranks, which `ranks` then is.
+  bool take_change(int& ranks) {
+    const bool has_changed = has_changed_.exchange(false);
+    if (has_changed) ranks = ranks_;
+    return has_changed;
+  }
+
+ private:
+  static constexpr std::chrono::milliseconds kInterval{200};
+
+  int read() const {
+    int ranks = 0;
+    std::ifstream(path_) >> ranks;
+    return ranks;
+  }
+  void watch() {
+    while (!ends_) {
+      std::this_thread::sleep_for(kInterval);
+      const int ranks = read();
+      if (ranks <= 0 || ranks == ranks_) continue;  // or it is being written
+      ranks_ = ranks;
+      has_changed_ = true;
+      if (const pid_t whom = running; whom != 0) ::kill(whom, stop_signal);
+    }
+  }
+
+  const std::string path_;
+  std::atomic<int> ranks_;
+  std::atomic<bool> has_changed_ = false, ends_ = false;
+  std::thread thread_;
+};
+
+/// The first host of an mpirun's file.
+std::string first_host(const std::string& hostfile) {
+  std::ifstream file(hostfile);
+  for (std::string line; std::getline(file, line);) {
+    std::istringstream words(line);
+    std::string host;
+    if (words >> host && host[0] != '#') return host.substr(0, host.find(':'));
+  }
+  return "127.0.0.1";
+}
+
+Ended start(const LaunchOptions& options, const std::vector<std::string>& program) {
+  // Other hosts are mpirun's: what is missing is its error.
+  const bool is_local =
+      options.hosts > 1 || (options.hostfile.empty() && options.extra.empty() && !has_mpirun());
+  if (is_local) {
+    WEFT_CHECK(options.ranks % options.hosts == 0,
+               "launch: {} ranks cannot be dealt out evenly to {} hosts", options.ranks,
+               options.hosts);
+    return run_local(
+        {.ranks = options.ranks / options.hosts,
+         .hosts = options.hosts,
+         .host = options.host,
+         .meeting = options.hosts > 1 ? meeting_point({.address = "", .port = kUsualPort})
+                                      : meeting_point()},
+        program);
+  }
+  std::vector<std::string> words = mpirun_command(options);
+  if (!options.as_rank.empty()) {
+    const MeetingPoint meeting = meeting_point({.address = first_host(options.hostfile)});
+    words.insert(words.end(), {"env", "MASTER_ADDR=" + meeting.address,
+                               fmt::format("MASTER_PORT={}", meeting.port)});
+    words.insert(words.end(), options.as_rank.begin(), options.as_rank.end());
+  }
+  words.insert(words.end(), program.begin(), program.end());
+  const int code = run(words);
+  return {code, code != 0};
+}
+
+}  // namespace
+
+int launch(const LaunchOptions& asked, const std::vector<std::string>& command,
+           const std::function<std::vector<std::string>(int)>& restart_command) {
   WEFT_CHECK(!command.empty(), "launch: no command to run");
-  WEFT_CHECK(options.ranks > 0, "launch: the number of ranks must be positive, got {}",
-             options.ranks);
-  // Other hosts are mpirun's alone: what is missing is its error.
-  const bool is_local = options.hostfile.empty() && options.extra.empty() && !has_mpirun();
+  WEFT_CHECK(asked.ranks > 0, "launch: the number of ranks must be positive, got {}", asked.ranks);
+  WEFT_CHECK(asked.host >= 0 && asked.host < asked.hosts,
+             "launch: expected a host's number below {}, got {}", asked.hosts, asked.host);
+  WEFT_CHECK(asked.min_ranks <= asked.ranks,
+             "launch: the ranks that have to be left must be at most {}, got {}", asked.ranks,
+             asked.min_ranks);
+  LaunchOptions options = asked;
   constexpr int kSignals[] = {SIGINT, SIGTERM, SIGHUP};
   struct sigaction action = {}, before[std::size(kSignals)] = {};
   action.sa_handler = stop;
@@ -146,26 +245,39 @@ int launch(const LaunchOptions& options, const std::vector<std::string>& command
     const bool is_ignored = kSignals[i] == SIGHUP && before[i].sa_handler == SIG_IGN;
     if (is_ignored) ::sigaction(SIGHUP, &before[i], nullptr);
   }
-  int code = 0;
-  for (int restart = 0;; ++restart) {
-    const std::vector<std::string> program =
-        restart > 0 && restart_command ? restart_command() : command;
-    if (is_local) {
-      code = run_local(options.ranks, program);
-    } else {
-      std::vector<std::string> words = mpirun_command(options);
-      words.insert(words.end(), program.begin(), program.end());
-      code = run(words);
+  Ended ended;
+  {
+    RanksFile wanted(options.ranks_file);
+    int restarts = 0;
+    for (bool is_first = true;; is_first = false) {
+      const bool is_again = !is_first && restart_command;
+      ended = start(options, is_again ? restart_command(options.ranks) : command);
+      if (ended.code == 0 || is_stopping) break;
+      if (wanted.take_change(options.ranks)) {
+        fmt::print(stderr, "weft: {} says {}: going on with so many ranks\n", options.ranks_file,
+                   options.ranks);
+        continue;
+      }
+      // 2 is a mistake in the command line, 130 an interruption: neither gets better by repeating.
+      const bool is_final = ended.code == 2 || ended.code == 130;
+      if (is_final || restarts == options.max_restarts) break;
+      if (options.min_ranks > 0) {
+        options.ranks -= ended.lost;
+        if (options.ranks < options.min_ranks) {
+          fmt::print(stderr, "weft: a rank failed (exit code {}); {} are left of at least {}\n",
+                     ended.code, options.ranks, options.min_ranks);
+          break;
+        }
+      }
+      ++restarts;
+      fmt::print(stderr, "weft: a rank failed (exit code {}); restart {} of {}{}\n", ended.code,
+                 restarts, options.max_restarts,
+                 options.min_ranks > 0 ? fmt::format(", on {} ranks", options.ranks) : "");
     }
-    // 2 is a mistake in the command line, 130 an interruption: neither gets better by repeating.
-    const bool is_final = code == 0 || code == 2 || code == 130 || is_stopping;
-    if (is_final || restart == max_restarts) break;
-    fmt::print(stderr, "weft: a rank failed (exit code {}); restart {} of {}\n", code, restart + 1,
-               max_restarts);
   }
   for (size_t i = 0; i < std::size(kSignals); ++i) ::sigaction(kSignals[i], &before[i], nullptr);
   // Ranks that were still starting when they were asked to stop end by the signal.
-  return is_stopping && code > 128 ? 130 : code;
+  return is_stopping && ended.code > 128 ? 130 : ended.code;
 }
 
 }  // namespace weft::dist

@@ -20,12 +20,28 @@
 namespace weft::dist {
 
 struct LaunchOptions {
-  int ranks = 1;
+  int ranks = 1;                   // on all hosts
   std::string hostfile;            // mpirun's; empty: this host
   std::vector<std::string> extra;  // further words for mpirun
+  /// Between mpirun and the program: "weft launch --", which sets torchrun's variables from
+  /// mpirun's. Empty: nothing does.
+  std::vector<std::string> as_rank = {};
+  /// Without mpirun: this host of several, on each of which somebody launches the same, with as
+  /// many ranks. They meet at MASTER_ADDR and MASTER_PORT.
+  int hosts = 1, host = 0;
   /// What launch() sends on SIGINT, SIGTERM and SIGHUP to mpirun, or to the ranks. SIGTERM ends the
   /// ranks; SIGUSR1 and SIGUSR2 mpirun passes on to them.
   int stop_signal = SIGTERM;
+
+  // What becomes of a run whose ranks change in number.
+  int max_restarts = 0;  // of a run that failed: all its ranks are started again
+  /// The run goes on with the ranks that no signal has ended, while these are at least so many, and
+  /// ends with fewer; 0: it goes on with as many as before. Of mpirun's ranks one is lost at a
+  /// time.
+  int min_ranks = 0;
+  /// A file that holds a number of ranks. When it changes the ranks get stop_signal, and as many as
+  /// it says are started, which is no restart of those above. Empty: none.
+  std::string ranks_file = {};
 };
 
 /// Whether there is an mpirun in PATH, of the MPI that this was built with.
@@ -37,11 +53,9 @@ bool has_mpirun();
 std::vector<std::string> mpirun_command(const LaunchOptions& options);
 
 /// Runs `command` as ranks and returns the exit code: the first that is not 0, 128 + the number of
-/// a signal that ended mpirun, 130 where a signal asked this process to stop. With
-/// max_restarts > 0 a run that failed is started again, all ranks of it, at most so many times;
-/// `restart_command`, where it is set, then says as what.
+/// a signal that ended mpirun, 130 where a signal asked this process to stop. `restart_command`,
+/// where it is set, says what a run that is started again is started as, of so many ranks.
 int launch(const LaunchOptions& options, const std::vector<std::string>& command,
-           int max_restarts = 0,
-           const std::function<std::vector<std::string>()>& restart_command = {});
+           const std::function<std::vector<std::string>(int ranks)>& restart_command = {});
 
 }  // namespace weft::dist

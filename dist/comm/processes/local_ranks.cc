@@ -33,16 +33,19 @@ std::string make_secret() {
   return secret;
 }
 
-[[noreturn]] void become_rank(int rank, int ranks, const std::string& directory,
+[[noreturn]] void become_rank(const RanksHere& here, int rank, const std::string& directory,
                               const std::string& secret, std::vector<char*>& arguments) {
   ::prctl(PR_SET_PDEATHSIG, SIGTERM);
-  set("RANK", std::to_string(rank));
-  set("WORLD_SIZE", std::to_string(ranks));
-  set("LOCAL_RANK", std::to_string(rank));
-  set("LOCAL_WORLD_SIZE", std::to_string(ranks));
-  set("WEFT_STORE", directory);
-  ::setenv("WEFT_SECRET", secret.c_str(), 0);  // unless somebody has given one
-  if (ranks > omp_get_num_procs()) set("OMP_WAIT_POLICY", "passive");
+  set_rank_environment({.rank = here.host * here.ranks + rank,
+                        .size = here.hosts * here.ranks,
+                        .local_rank = rank,
+                        .local_size = here.ranks},
+                       here.meeting);
+  if (here.hosts == 1) {
+    set("WEFT_STORE", directory);
+    ::setenv("WEFT_SECRET", secret.c_str(), 0);  // unless somebody has given one
+  }
+  if (here.ranks > omp_get_num_procs()) set("OMP_WAIT_POLICY", "passive");
   ::execvp(arguments[0], arguments.data());
   fmt::print(stderr, "weft: error: launch: cannot run {}: {}\n", arguments[0],
              std::strerror(errno));
@@ -51,7 +54,7 @@ std::string make_secret() {
 
 }  // namespace
 
-LocalRanks::LocalRanks(int ranks, const std::vector<std::string>& command) {
+LocalRanks::LocalRanks(const RanksHere& here, const std::vector<std::string>& command) {
   directory_ = std::filesystem::temp_directory_path() / "weft-ranks-XXXXXX";
   WEFT_CHECK(::mkdtemp(directory_.data()), "launch: cannot make {}: {}", directory_,
              std::strerror(errno));
@@ -59,11 +62,11 @@ LocalRanks::LocalRanks(int ranks, const std::vector<std::string>& command) {
   for (const std::string& word : command) arguments.push_back(const_cast<char*>(word.c_str()));
   arguments.push_back(nullptr);
   const std::string secret = make_secret();
-  for (int rank = 0; rank < ranks; ++rank) {
+  for (int rank = 0; rank < here.ranks; ++rank) {
     const pid_t pid = ::fork();
     if (pid == 0) {
       ::setpgid(0, group_);
-      become_rank(rank, ranks, directory_, secret, arguments);
+      become_rank(here, rank, directory_, secret, arguments);
     }
     if (pid < 0) {
       const int error = errno;
@@ -103,6 +106,9 @@ int LocalRanks::wait() {
     }
     --running_;
     const int code = WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
+    // Others fail because of it, or are told to end.
+    const bool is_killed = WIFSIGNALED(status) && WTERMSIG(status) != SIGTERM;
+    lost_ += is_killed && Clock::now() <= deadline;
     if (code == 0 || first_failure != 0) continue;
     first_failure = code;
     deadline = Clock::now() + kGrace;

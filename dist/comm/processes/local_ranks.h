@@ -1,17 +1,28 @@
-// Ranks as processes of this host, without MPI: they find each other through a store in a scratch
-// directory and talk over TCP (join.h).
+// Ranks as processes of this host, without MPI: they find each other through a store and talk over
+// TCP (join.h).
 #pragma once
 
 #include <string>
 #include <vector>
 
+#include "dist/comm/processes/rank_environment.h"
+
 namespace weft::dist {
+
+/// As many ranks on each of `hosts` hosts, of which this is number `host`.
+struct RanksHere {
+  int ranks = 1;  // of this host
+  int hosts = 1, host = 0;
+  MeetingPoint meeting;
+};
 
 /// Started ranks: a process group.
 class LocalRanks {
  public:
-  /// Starts the command so many times, with torchrun's variables. Throws Error when it cannot.
-  LocalRanks(int ranks, const std::vector<std::string>& command);
+  /// Starts the command so many times, with torchrun's variables. On one host the store is a
+  /// scratch directory, and the ranks share a secret; on several rank 0 serves it at the meeting
+  /// point, and whoever starts them gives the secret. Throws Error when it cannot.
+  LocalRanks(const RanksHere& here, const std::vector<std::string>& command);
   ~LocalRanks();
   LocalRanks(const LocalRanks&) = delete;
   LocalRanks& operator=(const LocalRanks&) = delete;
@@ -22,11 +33,13 @@ class LocalRanks {
   /// seconds later. The exit code is that of the first that failed: 128 + the signal that ended it,
   /// 127 where the program could not be started.
   int wait();
+  /// Of wait(): ranks that a signal ended which nobody here has sent.
+  int lost() const { return lost_; }
 
  private:
   std::string directory_;  // of the store
   int group_ = 0;
-  int running_ = 0;
+  int running_ = 0, lost_ = 0;
 };
 
 }  // namespace weft::dist

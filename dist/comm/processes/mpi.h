@@ -33,7 +33,11 @@ struct MpiOptions {
 /// number of OpenMP threads to this rank's share of the host's cores unless OMP_NUM_THREADS does.
 CommunicatorPtr make_mpi_world(const MpiOptions& options = {});
 
-/// This process's number among those of its host, and their number.
+/// This process's number among all that mpirun or srun has started, and their number, as their
+/// variables say; 0 of 1 outside of ranks.
+int mpi_rank();
+int mpi_size();
+/// Among those of its host.
 int mpi_local_rank();
 int mpi_local_size();
 

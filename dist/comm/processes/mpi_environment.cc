@@ -23,6 +23,10 @@ bool is_mpi_rank() {
   return false;
 }
 
+int mpi_rank() {
+  return number({"OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID"}, 0);
+}
+int mpi_size() { return number({"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS"}, 1); }
 int mpi_local_rank() {
   return number({"OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID"}, 0);
 }

@@ -31,10 +31,12 @@ class _Loss(Module):
 
 
 class CrossEntropyLoss(_Loss):
-    _function = staticmethod(functional.cross_entropy)
+    def __init__(self, weight=None, *, ignore_index=-100, reduction="mean", label_smoothing=0.0):
+        super().__init__(ignore_index=ignore_index, reduction=reduction, label_smoothing=label_smoothing)
+        self.register_buffer("weight", weight)
 
-    def __init__(self, ignore_index=-100, label_smoothing=0.0):
-        super().__init__(ignore_index=ignore_index, label_smoothing=label_smoothing)
+    def forward(self, input, target):
+        return functional.cross_entropy(input, target, self.weight, **self._options)
 
 
 class MSELoss(_Loss):

@@ -7,8 +7,9 @@ namespace {
 class Alone : public Strategy {
  public:
   void wrap(nn::Module&, const ModelStructure&) override {}
-  std::string describe(int64_t parameters) const override {
-    return "alone: " + megabytes(16.0 * static_cast<double>(parameters));
+  Tensor call(nn::Module&, const std::function<Tensor()>& function) override { return function(); }
+  std::string describe(int64_t parameters, int64_t state_tensors) const override {
+    return "alone: " + megabytes(kept_bytes(state_tensors) * parameters);
   }
 };
 

@@ -1,0 +1,130 @@
+// Rehearsed steps take and send what the allocator and the transport count of real ones.
+#include "cli/rehearsed_step.h"
+
+#include <fmt/format.h>
+
+#include <catch2/catch.hpp>
+
+#include "nn/meta.h"
+
+using namespace weft;
+using namespace weft::cli;
+
+namespace {
+
+/// As many images that scratch memory of kernels, which does not grow with them, is little.
+RankedStepOptions small(const std::string& strategy, const std::string& precision,
+                        const std::string& model = "vit_lite") {
+  return {.model = model,
+          .strategy = {.name = strategy},
+          .batch = model == "simple_cnn" ? 128 : 32,
+          .precision = precision};
+}
+
+void check(const RankedStepOptions& options, int devices) {
+  INFO(fmt::format("{} {} {}{} on {}", options.model, options.strategy.name, options.precision,
+                   options.options.checkpoint_activations.value_or(false) ? " recomputes" : "",
+                   devices));
+  const std::vector<RankCost> real = measure(options, devices), dry = rehearse(options, devices);
+  REQUIRE(dry.size() <= real.size());
+  CHECK(static_cast<double>(fullest(dry).peak) ==
+        Approx(static_cast<double>(fullest(real).peak)).epsilon(0.05));
+  for (size_t r = 0; r < dry.size(); ++r) {
+    INFO("rank " << r);
+    // How long a collective keeps its operands is a matter of time.
+    CHECK(static_cast<double>(dry[r].state) ==
+          Approx(static_cast<double>(real[r].state)).epsilon(0.05));
+    CHECK(dry[r].sent == real[r].sent);
+    for (const MemoryKind kind : {MemoryKind::kParameters, MemoryKind::kOptimizer}) {
+      CHECK(dry[r][kind] == real[r][kind]);
+    }
+  }
+}
+
+}  // namespace
+
+TEST_CASE("one device in every precision, with and without recomputation") {
+  for (const train::Precision& precision : train::precisions()) {
+    RankedStepOptions options = small("single", std::string(precision.name));
+    check(options, 1);
+    options.options.checkpoint_activations = true;
+    check(options, 1);
+  }
+}
+
+TEST_CASE("every strategy, in fp32 and in bf16") {
+  for (const std::string precision : {"fp32", "bf16"}) {
+    for (const std::string& strategy : dist::strategy_names()) {
+      if (strategy != "single") check(small(strategy, precision), 2);
+    }
+  }
+}
+
+TEST_CASE("strategies with copies, recomputation and other precisions") {
+  check(small("hsdp", "bf16"), 4);
+  check(small("fsdp+tp", "fp32"), 4);
+  for (const std::string precision : {"fp16", "bf16-true"}) {
+    for (const std::string strategy : {"ddp", "fsdp", "tp", "pipeline"}) {
+      RankedStepOptions options = small(strategy, precision);
+      options.options.checkpoint_activations = true;
+      check(options, 2);
+    }
+  }
+  RankedStepOptions copies = small("pipeline", "bf16");
+  copies.strategy.pipeline_stages = 2;
+  check(copies, 4);
+}
+
+TEST_CASE("convolutions and other optimizers") {
+  for (const std::string model : {"resnet8", "simple_cnn", "cct_2_3x3"}) {
+    check(small("single", "fp32", model), 1);
+    check(small("ddp", "bf16", model), 2);
+  }
+  RankedStepOptions options = small("fsdp", "fp32");
+  options.optimizer = "sgd";
+  check(options, 2);
+}
+
+TEST_CASE("every model at its width, on small images, of two layers where it has layers") {
+  const auto exists = [](const RankedStepOptions& options) {
+    try {
+      const nn::MetaScope meta;
+      make_step_model(options);
+      return true;
+    } catch (const Error&) {  // it has no such option
+      return false;
+    }
+  };
+  for (const std::string& model : step_model_names()) {
+    RankedStepOptions options = small("single", "fp32", model), shallow = options;
+    shallow.options.layers = 2;
+    if (exists(shallow)) options = shallow;
+    {
+      const nn::MetaScope meta;
+      constexpr int64_t kMany = 1'000'000;
+      if (make_step_model(options)->num_parameters() > kMany) options.batch = 8;
+    }
+    const bool is_of_photographs = model == "resnet50" || model == "vgg11" ||
+                                   model.starts_with("vit_b_") || model.starts_with("vit_l_");
+    if (is_of_photographs) options.options.image_size = 64;
+    for (const std::string precision : {"fp32", "bf16"}) {
+      options.precision = precision;
+      check(options, 1);
+    }
+  }
+}
+
+TEST_CASE("a language model under strategies") {
+  for (const std::string strategy : {"ddp", "fsdp", "pipeline"}) {
+    check(small(strategy, "bf16", "gpt_mini"), 2);
+  }
+}
+
+TEST_CASE("a model that no machine here could hold") {
+  RankedStepOptions options{
+      .model = "vit_l_16", .strategy = {.name = "fsdp"}, .batch = 256, .precision = "bf16"};
+  options.options.layers = 96;
+  const RankCost cost = rehearse(options, 1024)[0];
+  CHECK(cost.peak > int64_t{100} << 30);
+  CHECK(cost[MemoryKind::kOptimizer] < int64_t{16} << 20);
+}

@@ -1,0 +1,108 @@
+// weft study: its tables, its page, what it takes up again, and the gradient noise scale.
+#include "cli/study/noise_scale.h"
+#include "tests/program/train_runs.h"
+
+using namespace weft;
+using namespace weft::cli;
+using Catch::Matchers::Contains;
+
+namespace {
+
+std::string tiny() {
+  static const std::string folder = make_colour_folders("study_images", 20, 16, 16);
+  return fmt::format(
+      " --model vit_lite --data folder:{} --batch-size 4 --epochs 2 --limit-batches 4 --lr 5e-4",
+      folder);
+}
+
+std::vector<json> study(const std::string& arguments) {
+  const Outcome outcome = run_weft("study " + arguments + tiny() + " --json");
+  INFO(outcome.err);
+  REQUIRE(outcome.code == 0);
+  return parse_lines(outcome.out);
+}
+
+}  // namespace
+
+TEST_CASE("the noise scale comes from two batch sizes, without bias") {
+  // |G|^2 = 4, tr(Sigma) = 100.
+  CHECK(noise_scale({10, 4 + 10}, {40, 4 + 2.5}) == Approx(25));
+  CHECK(noise_scale({1, 104}, {2, 54}) == Approx(25));
+  CHECK(noise_scale({1, 4}, {8, 4}) == 0);
+  CHECK(std::isnan(noise_scale({1, 8}, {2, 4})));  // nothing but noise
+  CHECK_THROWS_WITH(noise_scale({8, 1}, {8, 1}), Contains("two sizes"));
+}
+
+TEST_CASE("batch sizes and rules make a table and a page, and are taken up again") {
+  const std::string output = fresh_scratch("batches");
+  const std::string command =
+      "batch-size --batches 4,8 --rules linear,lamb --seeds 2 --target 0.2 --output " + output;
+  const auto runs = study(command);
+  REQUIRE(runs.size() == 2 * 2 * 2);
+  for (const json& run : runs) {
+    INFO(run.dump());
+    const double batch = run.at("batch"), ratio = batch / 4;
+    const bool is_lamb = run.at("rule") == "lamb";
+    CHECK(run.at("lr").get<double>() == Approx(is_lamb ? 0.002 * std::sqrt(ratio) : 5e-4 * ratio));
+    CHECK(run.at("failed") == false);
+    CHECK(run.at("accuracy") >= 0);
+    CHECK((run.at("noise_scale").is_null() || run.at("noise_scale") >= 0));
+    if (run.at("steps_to_target").is_null()) continue;
+    CHECK(run.at("samples_to_target").get<double>() ==
+          batch * run.at("steps_to_target").get<double>());
+  }
+  CHECK(runs[0].at("seed") != runs[1].at("seed"));
+  const auto trained = std::filesystem::last_write_time(runs[0].at("directory").get<std::string>() +
+                                                        "/model.safetensors");
+  CHECK(study(command) == runs);
+  CHECK(trained == std::filesystem::last_write_time(runs[0].at("directory").get<std::string>() +
+                                                    "/model.safetensors"));
+  const std::string page = read_file(output + "/study.html");
+  CHECK_THAT(page, Contains("Accuracy at equal epochs") && Contains("Steps to the target") &&
+                       Contains("Gradient noise scale") && Contains("<svg"));
+  // Other settings under the same names are no part of the study.
+  check_error(run_weft("study " + command + tiny() + " --weight-decay 0.2"), 1,
+              "is a run with weight-decay");
+}
+
+TEST_CASE("seeds and settings") {
+  const std::string output = fresh_scratch("seeds");
+  CHECK(study("seeds --seeds 2 --output " + output).size() == 2);
+  const Outcome table = run_weft("study seeds --seeds 2 --output " + output + tiny());
+  CHECK(table.code == 0);
+  CHECK_THAT(table.out, Contains("accuracy %") && Contains("+-"));
+  const auto runs = study("sweep --vary lr=1e-4,1e-3 --vary optimizer=sgd --seeds 1 --output " +
+                          fresh_scratch("settings"));
+  REQUIRE(runs.size() == 2);
+  CHECK(runs[1].at("labels") == json({"lr=1e-3", "optimizer=sgd"}));
+  check_error(run_weft("study sweep --vary lr --output " + scratch("none")), 2,
+              "expected SETTING=VALUE");
+  check_error(run_weft("study sweep --vary leraning-rate=1 --output " + scratch("none")), 2,
+              "there is no setting \"leraning-rate\"");
+  check_error(run_weft("study batch-size --rules cubic --output " + scratch("none")), 2,
+              "\"cubic\" is not one of none, linear, sqrt, lars, lamb");
+}
+
+TEST_CASE("of text the loss is what a training comes to") {
+  const std::string arguments = " --recipe gpt-quick --model gpt_mini --epochs 1 --limit-batches 3";
+  const std::string command = "study seeds --seeds 2 --output " + fresh_scratch("text") + arguments;
+  const Outcome table = run_weft(command);
+  INFO(table.err);
+  REQUIRE(table.code == 0);
+  CHECK_THAT(table.out, Contains("loss") && Contains("+-") && !Contains("accuracy"));
+  const Outcome again = run_weft(command + " --json");
+  const auto runs = parse_lines(again.out);
+  REQUIRE(runs.size() == 2);
+  CHECK(runs[0].at("accuracy").is_null());
+  CHECK(runs[0].at("loss") > 0);
+  check_error(run_weft("study batch-size --output " + scratch("none") + arguments), 2,
+              "is text; expected images");
+}
+
+TEST_CASE("a run that diverges counts as failed, and the study goes on") {
+  const auto runs = study("sweep --vary lr=1e-3,1e30 --seeds 1 --output " + fresh_scratch("fails") +
+                          " --optimizer sgd --clip-norm 0 --schedule constant --warmup 0");
+  REQUIRE(runs.size() == 2);
+  CHECK(runs[0].at("failed") == false);
+  CHECK(runs[1].at("failed") == true);
+}

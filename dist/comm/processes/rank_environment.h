@@ -1,0 +1,34 @@
+// What a rank finds in its environment: torchrun's variables, which most programs read.
+//
+//   RANK WORLD_SIZE               this rank of so many
+//   LOCAL_RANK LOCAL_WORLD_SIZE   among those of its host
+//   GROUP_RANK GROUP_WORLD_SIZE   its host among the hosts
+//   ROLE_RANK ROLE_WORLD_SIZE     as RANK and WORLD_SIZE: there is one role
+//   MASTER_ADDR MASTER_PORT       where the ranks may meet; those that are set already stay
+#pragma once
+
+#include <string>
+
+namespace weft::dist {
+
+struct RankPlace {
+  int rank = 0, size = 1;
+  int local_rank = 0, local_size = 1;
+};
+
+inline constexpr int kUsualPort = 29500;  // torchrun's
+
+/// Where the ranks of a run may meet.
+struct MeetingPoint {
+  std::string address = "127.0.0.1";
+  int port = 0;
+};
+
+/// MASTER_ADDR and MASTER_PORT where they are set; else these, of port 0 one that is free on this
+/// host. Throws Error for a MASTER_PORT that is none, and where an empty address is not set.
+MeetingPoint meeting_point(const MeetingPoint& otherwise = {});
+
+/// Sets the variables of this process, for the program that it is about to become.
+void set_rank_environment(const RankPlace& place, const MeetingPoint& meeting);
+
+}  // namespace weft::dist

@@ -1,0 +1,52 @@
+// For tests of what something costs in memory: limits that the system enforces, and what it
+// counted.
+#pragma once
+
+#include <malloc.h>
+#include <sys/resource.h>
+
+#include <catch2/catch.hpp>
+#include <cstdint>
+#include <fstream>
+#include <stdexcept>
+#include <string>
+
+namespace weft::tests {
+
+/// A field of /proc/self/status, in bytes: VmSize, the address space; RssAnon, memory that is no
+/// file's; VmHWM, the most memory ever in use.
+inline int64_t status(const std::string& field) {
+  std::ifstream file("/proc/self/status");
+  for (std::string line; std::getline(file, line);) {
+    if (line.starts_with(field + ":")) return std::stoll(line.substr(field.size() + 1)) * 1024;
+  }
+  FAIL(field << " is not in /proc/self/status");
+  return 0;
+}
+
+/// Has VmHWM begin again at what is in use; false where the system does not let it.
+inline bool reset_peak() {
+  std::ofstream file("/proc/self/clear_refs");
+  file << "5" << std::flush;
+  return file.good();
+}
+
+/// While it lives, the process may take `bytes` more of address space than it has.
+class AddressSpaceLimit {
+ public:
+  explicit AddressSpaceLimit(int64_t bytes) {
+    ::malloc_trim(0);  // what was freed before is not for free
+    ::getrlimit(RLIMIT_AS, &before_);
+    rlimit limit = before_;
+    limit.rlim_cur = static_cast<rlim_t>(status("VmSize") + bytes);
+    if (::setrlimit(RLIMIT_AS, &limit) != 0) throw std::runtime_error("setrlimit");
+  }
+  ~AddressSpaceLimit() { ::setrlimit(RLIMIT_AS, &before_); }
+  AddressSpaceLimit(const AddressSpaceLimit&) = delete;
+  AddressSpaceLimit& operator=(const AddressSpaceLimit&) = delete;
+
+ private:
+  rlimit before_;
+};
+
+}  // namespace weft::tests

@@ -1,0 +1,131 @@
+// weft launch: what ranks find in their environment, joining those that are there, several hosts
+// without mpirun, and runs whose ranks change in number.
+#include "tests/program/train_runs.h"
+
+using namespace weft;
+using namespace weft::cli;
+using Catch::Matchers::Contains;
+
+namespace {
+
+const std::string kNoMpirun = "PATH=/nowhere ", kShell = " -- /bin/sh -c ";
+
+std::string tiny(const std::string& more) {
+  static const std::string folder = make_colour_folders("launch_images", 30, 16, 16);
+  return fmt::format(
+      "--model vit_lite --data folder:{} --global-batch-size 4 --limit-batches 2 --seed 5 {}",
+      folder, more);
+}
+
+}  // namespace
+
+TEST_CASE("ranks have torchrun's variables, whoever starts them") {
+  const std::string say =
+      "'echo $RANK of $WORLD_SIZE, $LOCAL_RANK of $LOCAL_WORLD_SIZE, host "
+      "$GROUP_RANK, at $MASTER_ADDR, ${MASTER_PORT:+a port}'";
+  for (const std::string& environment : {std::string(), kNoMpirun}) {
+    INFO(environment);
+    const Outcome outcome = run_shell(environment + "/usr/bin/timeout 60 " + weft_program() +
+                                      " launch --devices 3" + kShell + say);
+    INFO(outcome.err);
+    CHECK(outcome.code == 0);
+    for (int r = 0; r < 3; ++r) {
+      CHECK_THAT(outcome.out,
+                 Contains(fmt::format("{0} of 3, {0} of 3, host 0, at 127.0.0.1, a port\n", r)));
+    }
+  }
+  const Outcome set =
+      run_shell("MASTER_ADDR=10.1.2.3 MASTER_PORT=12345 " + weft_program() + " launch --devices 2" +
+                kShell + "'echo $MASTER_ADDR:$MASTER_PORT'");
+  CHECK(set.out == "10.1.2.3:12345\n10.1.2.3:12345\n");
+  check_error(run_shell("MASTER_PORT=port " + weft_program() + " launch --devices 2 -- true"), 1,
+              "MASTER_PORT: expected a number from 1 to 65535, got \"port\"");
+}
+
+TEST_CASE("a process that something has started as a rank is that rank") {
+  const std::string rank = "RANK=1 WORLD_SIZE=2 " + weft_program() + " launch ";
+  CHECK(run_shell(rank + kShell + "'echo $RANK of $WORLD_SIZE'").out == "1 of 2\n");
+  CHECK(run_shell(rank + "--devices 2 -- sh -c 'exit 7'").code == 7);
+  check_error(run_shell(rank + "--devices 3 -- true"), 2, "--devices 3: 2 ranks were started");
+  check_error(run_weft("launch -- true"), 2, "--devices: how many ranks?");
+}
+
+TEST_CASE("hosts without mpirun meet at an address, and train as one host does") {
+  run_train("one_host", tiny("--epochs 1 --devices 2"));
+  const std::string run = fresh_scratch("two_hosts");
+  const auto host = [&](int number) {
+    return fmt::format(
+        "/usr/bin/timeout 90 {0} launch --devices 2 --nodes 2 --node-rank {1} -- {0} train "
+        "--output "
+        "{2} {3}",
+        weft_program(), number, run, tiny("--epochs 1"));
+  };
+  const Outcome outcome =
+      run_shell("export MASTER_ADDR=127.0.0.1 MASTER_PORT=$((20000 + $$ % 20000)); " + host(1) +
+                " & " + host(0) + "; code=$?; wait $! && exit $code");
+  INFO(outcome.err);
+  REQUIRE(outcome.code == 0);
+  CHECK(diff_weights("one_host", "two_hosts") == 0);
+  check_error(run_weft("launch --devices 3 --nodes 2 -- true"), 1,
+              "3 ranks cannot be dealt out evenly to 2 hosts");
+  check_error(run_weft("launch --devices 4 --nodes 2 -- true"), 1,
+              "several hosts need MASTER_ADDR");
+  check_error(run_weft("launch --devices 4 --nodes 2 --node-rank 2 -- true"), 1,
+              "expected a host's number below 2, got 2");
+}
+
+TEST_CASE("a program goes on with the ranks that are left, or that a file asks for") {
+  const std::string start = kNoMpirun + "/usr/bin/timeout 60 " + weft_program() + " launch ";
+  const Outcome left = run_shell(start + "--devices 4 --min-devices 2 --max-restarts 3" + kShell +
+                                 "'echo $RANK of $WORLD_SIZE; [ $RANK -lt 2 ] || kill -9 $$'");
+  INFO(left.err);
+  CHECK(left.code == 0);
+  // The first to be killed may leave no time to the other.
+  CHECK_THAT(left.out, (Contains("2 of 4\n") || Contains("3 of 4\n")) && Contains("1 of 2\n"));
+  CHECK_THAT(left.err, Contains("on 2 ranks"));
+  // An error loses nobody; fewer than so many are no run.
+  const Outcome error = run_shell(start + "--devices 2 --min-devices 1 --max-restarts 1" + kShell +
+                                  "'echo $RANK of $WORLD_SIZE; exit 3'");
+  CHECK(error.code == 3);
+  CHECK_THAT(error.err, Contains("restart 1 of 1, on 2 ranks"));
+  const Outcome few = run_shell(start + "--devices 2 --min-devices 2 --max-restarts 5" + kShell +
+                                "'[ $RANK = 0 ] || kill -9 $$; exec /bin/sleep 50'");
+  CHECK(few.code == 137);
+  CHECK_THAT(few.err, Contains("1 are left of at least 2"));
+  check_error(run_weft("launch --devices 2 --min-devices 3 -- true"), 1, "at most 2, got 3");
+  const std::string file = scratch("devices");
+  std::ofstream(file) << "1\n";
+  const Outcome added = run_shell(start + "--devices 1 --devices-file " + file + kShell +
+                                  "'echo $RANK of $WORLD_SIZE; [ $WORLD_SIZE = 3 ] && exit 0; "
+                                  "echo 3 >" +
+                                  file + "; exec /bin/sleep 50'");
+  INFO(added.err);
+  CHECK(added.code == 0);
+  CHECK_THAT(added.out, Contains("0 of 1\n") && Contains("2 of 3\n"));
+  CHECK_THAT(added.err, Contains("says 3: going on with so many ranks"));
+}
+
+TEST_CASE("a training goes on with the ranks that are left, from its last checkpoint") {
+  const std::string run = fresh_scratch("lost");
+  const Outcome outcome =
+      train_with_killed_rank(run, "--json --max-restarts 1 --min-devices 1 " +
+                                      tiny("--epochs 60 --devices 2 --save-every 2"));
+  INFO(outcome.err);
+  CHECK(outcome.code == 0);
+  CHECK_THAT(outcome.err, Contains("restart 1 of 1, on 1 ranks"));
+  CHECK_THAT(outcome.out, Contains("{\"event\":\"done\""));
+}
+
+TEST_CASE("a training takes up ranks that are added") {
+  const std::string run = fresh_scratch("added"), file = scratch("train_devices");
+  std::ofstream(file) << "1\n";
+  const Outcome outcome = run_shell(
+      fmt::format("timeout 90 {0} train --json --output {1} --devices-file {2} {3} & run=$!; "
+                  "for i in $(seq 400); do [ -e {1}/latest ] && break; sleep 0.05; done; echo 2 "
+                  ">{2}; wait $run",
+                  weft_program(), run, file, tiny("--epochs 60 --devices 1 --save-every 2")));
+  INFO(outcome.err);
+  CHECK(outcome.code == 0);
+  CHECK_THAT(outcome.err, Contains("says 2: going on with so many ranks"));
+  CHECK_THAT(outcome.out, Contains("{\"event\":\"done\""));
+}

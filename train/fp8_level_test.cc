@@ -1,0 +1,212 @@
+// What the levels of fp8 keep and send, counted, and what they leave of the numbers.
+#include "train/fp8_level.h"
+
+#include <catch2/catch.hpp>
+#include <cmath>
+#include <cstdlib>
+
+#include "autograd/ops.h"
+#include "autograd/random.h"
+#include "autograd/resting.h"
+#include "core/memory_account.h"
+#include "dist/comm/in_process.h"
+#include "nn/layers.h"
+#include "optim/adam.h"
+#include "optim/clip.h"
+#include "optim/muon.h"
+#include "train/fabric.h"
+
+namespace weft::train {
+namespace {
+
+using Catch::Matchers::Contains;
+
+constexpr int64_t kWidth = 96;
+
+/// Attention, a pair of linear layers, and a normalisation between them.
+class Net : public nn::Module {
+ public:
+  Net()
+      : attention(add<nn::MultiheadAttention>("attention", kWidth, 2)),
+        norm(add<nn::LayerNorm>("norm", kWidth)),
+        fc1(add<nn::Linear>("fc1", kWidth, 2 * kWidth)),
+        fc2(add<nn::Linear>("fc2", 2 * kWidth, kWidth)) {}
+  Tensor forward(const Tensor& x) override {
+    const Tensor y = x + attention(x);
+    return y + fc2(fc1.forward_gelu(norm(y)));
+  }
+  nn::MultiheadAttention& attention;
+  nn::LayerNorm& norm;
+  nn::Linear &fc1, &fc2;
+};
+
+constexpr int64_t kMatrices = 8 * kWidth * kWidth;          // 3 + 1 of attention, 2 + 2
+constexpr int64_t kVectors = (3 + 1 + 2 + 2 + 1) * kWidth;  // biases, and of the normalisation
+constexpr int64_t kLargest = 3 * kWidth * kWidth;
+
+struct Counted {
+  int64_t parameters = 0, gradients = 0, optimizer = 0;  // bytes between two steps
+  int64_t gathered_peak = 0;                             // bytes in a step
+  int64_t sent = 0;                                      // bytes in a step, of the first rank
+  std::vector<double> weights;
+  std::vector<double> gradient;  // of the first step
+};
+
+/// The third step of some ranks on samples of their own.
+Counted run_steps(const std::string& level, int ranks = 1, int64_t rounds = 1) {
+  Counted result;
+  const auto train = [&](dist::Communicator* world) {
+    MemoryAccount account;
+    const MemoryAccount::Joined joined(account);
+    Fabric fabric({.devices = ranks,
+                   .precision = "fp8",
+                   .numerics = {.fp8_level = level},
+                   .accumulate = rounds});
+    fabric.launch(world ? dist::CommunicatorPtr(world, [](dist::Communicator*) {}) : nullptr);
+    fabric.seed_everything(3);
+    std::unique_ptr<Net> net;
+    {
+      const MemoryScope scope(MemoryKind::kParameters);
+      net = std::make_unique<Net>();
+    }
+    optim::AdamW optimizer(net->named_parameters(), {.lr = 1e-2});
+    fabric.setup(*net, optimizer);
+    int64_t before = 0;
+    std::vector<double> result_of_first;
+    for (int step = 0; step < 3; ++step) {
+      if (world) before = world->family_traffic().sent;
+      account.reset_peak();
+      for (int64_t round = 0; round < rounds; ++round) {
+        const std::shared_ptr<void> part = rounds > 1 ? fabric.accumulate(*net) : nullptr;
+        const Tensor x = ops::randn({4, 3, kWidth});
+        optimizer.zero_grad();
+        fabric.backward(ops::mean(ops::square((*net)(x)-1.0)));
+        const double norm = optim::grad_norm(net->parameters());
+        if (step == 0) result_of_first = net->fc1.weight.grad().to_vector();
+        optimizer.step(optim::clip_coefficient(norm, 0.5));
+      }
+    }
+    const Counted mine{.parameters = account.bytes(MemoryKind::kParameters).live,
+                       .gradients = account.bytes(MemoryKind::kGradients).live,
+                       .optimizer = account.bytes(MemoryKind::kOptimizer).live,
+                       .gathered_peak = account.bytes(MemoryKind::kGathered).peak,
+                       .sent = world ? world->family_traffic().sent - before : 0,
+                       .weights = net->fc1.weight.to_vector(),
+                       .gradient = result_of_first};
+    if (!world || world->rank() == 0) result = mine;
+    if (!world) return;
+    // Every rank has what rank 0 has.
+    const Tensor weight = ops::clone(detach(net->fc1.weight));
+    world->broadcast(weight, 0).wait();
+    CHECK(weight.to_vector() == mine.weights);
+  };
+  if (ranks == 1) {
+    train(nullptr);
+  } else {
+    dist::run_ranks(ranks, [&](dist::Communicator& world) { train(&world); });
+  }
+  return result;
+}
+
+double relative_distance(const std::vector<double>& a, const std::vector<double>& b) {
+  double difference = 0, size = 0;
+  for (size_t i = 0; i < a.size(); ++i) {
+    difference += (a[i] - b[i]) * (a[i] - b[i]);
+    size += b[i] * b[i];
+  }
+  return std::sqrt(difference / size);
+}
+
+}  // namespace
+
+TEST_CASE("a matrix's element takes 13 bytes in O1, 6 in O2") {
+  const Counted none = run_steps(""), o1 = run_steps("O1"), o2 = run_steps("O2");
+  CHECK(none.parameters == 4 * (kMatrices + kVectors));
+  CHECK(none.optimizer == 8 * (kMatrices + kVectors));
+  CHECK(o1.parameters == 4 * (kMatrices + kVectors));
+  CHECK(o1.gradients == kMatrices + 4 * kVectors);
+  CHECK(o1.optimizer == 8 * (kMatrices + kVectors));
+  CHECK(o2.parameters == 2 * kMatrices + 4 * kVectors);
+  CHECK(o2.gradients == kMatrices + 4 * kVectors);
+  CHECK(o2.optimizer == 3 * kMatrices + 8 * kVectors);
+  // In f32 at a time: a weight, its gradient and its moments. Scalars come on top.
+  CHECK(o1.gathered_peak <= 4 * kLargest + 16);
+  CHECK(o2.gathered_peak <= 16 * kLargest + 16);
+
+  // The numbers are those of fp8 but for the rounding: e4m3's gradients have 4 bits.
+  CHECK(relative_distance(o1.gradient, none.gradient) < 0x1p-4);
+  CHECK(relative_distance(o1.weights, none.weights) < 0.05);
+  CHECK(relative_distance(o2.weights, none.weights) < 0.05);
+  CHECK(o1.weights != none.weights);
+  CHECK(o2.weights != o1.weights);
+}
+
+TEST_CASE("gradients travel in a quarter of the bytes, with an exponent for each matrix") {
+  const int ranks = GENERATE(2, 3);
+  const Counted none = run_steps("", ranks), o1 = run_steps("O1", ranks);
+  const Counted o2 = run_steps("O2", ranks);
+  // Of each element a rank sends its part twice; the last part may be filled up.
+  const int64_t codes = 2 * (ranks - 1) * ((kMatrices + ranks - 1) / ranks);
+  const int64_t rest = o1.sent - codes;
+  CHECK(rest > 0);
+  CHECK(rest <= 2 * 4 * (kVectors + 4 + 64));
+  CHECK(o2.sent == o1.sent);
+  CHECK(o1.sent < 0.27 * static_cast<double>(none.sent));
+  // Each rank's are rounded, and their sum.
+  CHECK(relative_distance(o1.gradient, none.gradient) < 2 * 0x1p-4);
+  CHECK(relative_distance(o1.weights, none.weights) < 0.05);
+}
+
+TEST_CASE("gradients of several rounds add up in fp8") {
+  const int ranks = GENERATE(1, 2);
+  const Counted none = run_steps("", ranks, 3), o2 = run_steps("O2", ranks, 3);
+  CHECK(o2.gradients == kMatrices + 4 * kVectors);
+  CHECK(relative_distance(o2.gradient, none.gradient) < 4 * 0x1p-4);  // rounded in each
+}
+
+TEST_CASE("a state in few bits is saved, and goes on as if it had not been") {
+  const char* const directory = std::getenv("TEST_TMPDIR");
+  const std::string file = std::string(directory ? directory : "/tmp") + "/low_bits.safetensors";
+  std::vector<double> expected, found;
+  const auto train = [&](int first, int last) {
+    Fabric fabric({.precision = "fp8", .numerics = {.fp8_level = "O2"}});
+    fabric.launch(nullptr);
+    manual_seed(1);
+    Net net;
+    optim::AdamW optimizer(net.named_parameters(), {.lr = 1e-2});
+    fabric.setup(net, optimizer);
+    const std::vector<NamedState> states = {{"model", &net}, {"optimizer", &optimizer}};
+    if (first > 0) fabric.load(file, states);
+    for (int step = first; step < last; ++step) {
+      manual_seed(100 + step);
+      optimizer.zero_grad();
+      fabric.backward(ops::mean(ops::square(net(ops::randn({2, 3, kWidth})) - 1.0)));
+      optimizer.step();
+      if (step == 1) fabric.save(file, states);
+    }
+    return net.fc2.weight.to_vector();
+  };
+  const std::vector<double> at_once = train(0, 4);
+  CHECK(train(2, 4) == at_once);
+}
+
+TEST_CASE("levels go with fp8, one device or ddp, and Adam") {
+  const auto fabric = [](const std::string& level, const std::string& precision = "fp8",
+                         const std::string& strategy = "auto") {
+    Fabric fabric(
+        {.precision = precision, .strategy = {.name = strategy}, .numerics = {.fp8_level = level}});
+    fabric.launch(nullptr);
+    Net net;
+    optim::Muon muon(net.named_parameters());
+    fabric.setup(net, muon);
+  };
+  CHECK_NOTHROW(fabric("O1"));
+  CHECK_THROWS_WITH(fabric("O2"), Contains("O2: keeps Adam's moments in few bits; Muon"));
+  CHECK_THROWS_WITH(fabric("O3"), Contains("O3, ZeRO with weights in fp8, is not there"));
+  CHECK_THROWS_WITH(fabric("O4"), Contains("expected O1 or O2, got \"O4\""));
+  CHECK_THROWS_WITH(fabric("O1", "bf16"), Contains("O1 is of precision fp8, not of bf16"));
+  CHECK_THROWS_WITH(fabric("O1", "fp8", "fsdp"),
+                    Contains("O1 is of strategies single and ddp, not of fsdp"));
+}
+
+}  // namespace weft::train

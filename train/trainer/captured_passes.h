@@ -1,0 +1,64 @@
+// The forward and backward passes of a training step as one graph (core/graph.h): a launch instead
+// of some thousand.
+//
+// The update is no part of it. Its few kernels are submitted while the graph runs, with the
+// learning rate of the step, and callbacks find the gradients before it, as they always do.
+#pragma once
+
+#include <functional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "core/graph.h"
+#include "train/trainer/training_module.h"
+
+namespace weft::train {
+
+class CapturedPasses {
+ public:
+  /// What a pass has logged: memory of the graph's, written anew by each launch.
+  struct Logged {
+    size_t pass;
+    std::string name;
+    Tensor value;
+    LogOptions options;
+  };
+
+  /// `parameters`: those whose gradients the passes leave.
+  CapturedPasses(Device device, Tensors parameters)
+      : device_(device), parameters_(std::move(parameters)), graph_(device) {}
+  /// Takes the gradients along: they are the graph's memory.
+  ~CapturedPasses();
+
+  /// Records what `passes` submits for batches of these shapes, and runs nothing. Throws what it
+  /// throws, and Error where it waits for the device or brings something there.
+  void capture(const std::vector<Batch>& batches,
+               const std::function<void(const std::vector<Batch>&)>& passes);
+  /// Whether a launch on these batches is what the passes would do: their shapes are those of the
+  /// capture, and the parameters lie where they did, and require gradients or not, as then.
+  bool fits(const std::vector<Batch>& batches) const;
+  /// The passes on other batches, on the device. The parameters' gradients are new ones then.
+  void launch(const std::vector<Batch>& batches);
+
+  /// For the passes, while they are captured.
+  void add_loss(const Tensor& loss) { losses_.push_back(loss); }
+  void log(const std::string& name, const Tensor& value, const LogOptions& options);
+  const Tensors& losses() const { return losses_; }
+  const std::vector<Logged>& logged() const { return logged_; }
+  /// The most bytes that tensors held while the passes were captured, which a launch needs as well.
+  size_t peak_bytes() const { return peak_bytes_; }
+
+ private:
+  const Device device_;
+  const Tensors parameters_;
+  DeviceGraph graph_;  // goes after what it writes to
+  std::vector<Batch> inputs_;
+  std::vector<std::pair<const void*, bool>> seen_;  // of each parameter: its memory, requires_grad
+  Tensors gradients_;                               // of each parameter, some undefined
+  Tensors losses_;
+  std::vector<Logged> logged_;
+  size_t peak_bytes_ = 0;
+};
+
+}  // namespace weft::train
