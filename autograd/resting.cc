@@ -57,12 +57,12 @@ void widen(Rest& rest, const std::shared_ptr<Storage>& storage) {
   const std::lock_guard lock(rest.mutex);
   if (storage->is_resident()) return;
   const MemoryScope scope(MemoryKind::kGathered);
-  const Shape& shape = rest.bits.codes.shape();
-  storage->allocate();
-  const Tensor numbers = Tensor::view_of(storage, shape, contiguous_strides(shape), 0, DType::f32);
-  scale_into(rest.bits.codes,
+  const Tensor& codes = rest.bits.codes;
+  const Tensor numbers = Tensor::empty(codes.shape(), DType::f32, codes.device());
+  scale_into(codes,
              rest.bits.exponent == LowBits::kNotFinite ? LowBits::kNotFinite : -rest.bits.exponent,
              numbers);
+  storage->take(*numbers.storage());
 }
 
 void check(DType format, const Tensor& x) {

@@ -26,6 +26,12 @@ void Storage::free() {
   data_ = nullptr;
 }
 
+void Storage::take(Storage& from) {
+  WEFT_ASSERT(on_touch_ && !data_ && from.bytes_ == bytes_ && from.device_ == device_);
+  WEFT_ASSERT(!from.release_ && from.data_);
+  data_.store(from.data_.exchange(nullptr), std::memory_order_release);
+}
+
 void* Storage::touch() const {
   if (bytes_ == 0) return nullptr;
   on_touch_();

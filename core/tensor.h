@@ -47,6 +47,9 @@ class Storage {
   /// one.
   void allocate();
   void free();
+  /// Of memory that comes and goes, without a block: takes another storage's, of the same size and
+  /// device, with what is in it. A thread that touches it meanwhile finds all of it or none.
+  void take(Storage& from);
   bool is_resident() const { return data_ != nullptr || bytes_ == 0; }
   size_t bytes() const { return bytes_; }
   Device device() const { return device_; }
