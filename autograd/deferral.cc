@@ -56,15 +56,20 @@ Deferral::Operand Deferral::operand_of(const Tensor& x) const {
 
 const Tensor& Deferral::memory_of(int index) {
   Value& value = values_[index];
-  if (value.memory.defined()) return value.memory;
-  if (const std::shared_ptr<Storage> storage = value.handle.lock()) {
-    storage->allocate();
-    value.memory =
-        Tensor::view_of(storage, value.shape, contiguous_strides(value.shape), 0, value.step.dtype);
-  } else {
+  if (!value.memory.defined()) {
     value.memory = Tensor::empty(value.shape, value.step.dtype, value.device);
   }
   return value.memory;
+}
+
+void Deferral::publish(int index) {
+  Value& value = values_[index];
+  value.computed = true;
+  const std::shared_ptr<Storage> storage = value.handle.lock();
+  if (!storage) return;
+  storage->take(*value.memory.storage());
+  value.memory =
+      Tensor::view_of(storage, value.shape, contiguous_strides(value.shape), 0, value.step.dtype);
 }
 
 Tensor Deferral::elements_of(const Operand& operand, const Shape& shape) const {
@@ -87,14 +92,15 @@ void Deferral::flush() {
 
 void Deferral::finish(Tensors& results) {
   const std::lock_guard lock(mutex_);
+  const std::vector<int> wanted = with_handles();
   std::vector<std::pair<Tensor*, int>> owned;
   for (Tensor& result : results) {
     const int value = result.defined() && result.is_unique() ? value_of(result) : -1;
     if (value < 0 || values_[value].memory.defined()) continue;
-    values_[value].memory = Tensor::empty(result.shape(), result.dtype(), result.device());
+    values_[value].handle.reset();
     owned.emplace_back(&result, value);
   }
-  compute(with_handles());
+  compute(wanted);
   for (const auto& [result, value] : owned) *result = values_[value].memory;
   values_.clear();
   by_storage_.clear();
@@ -165,7 +171,7 @@ void Deferral::compute_alike(const std::vector<int>& values) {
     return;
   }
   kernels::fused(problem);
-  for (int v : values) values_[v].computed = true;
+  for (int v : values) publish(v);
 }
 
 FusedProblem Deferral::program_of(const std::vector<int>& needed, const std::vector<int>& values) {
@@ -218,7 +224,7 @@ void Deferral::compute_alone(int index) {
   } else {
     kernels::copy({.x = x[0], .y = y});
   }
-  value.computed = true;
+  publish(index);
 }
 
 }  // namespace weft

@@ -57,6 +57,8 @@ class Deferral : public std::enable_shared_from_this<Deferral> {
   /// The value whose result x is, as it was computed; -1: none.
   int value_of(const Tensor& x) const;
   const Tensor& memory_of(int value);
+  /// It was computed: whoever has a handle on it finds its elements there.
+  void publish(int value);
   /// The elements of an operand that is no value without memory, expanded to the shape.
   Tensor elements_of(const Operand& operand, const Shape& shape) const;
 

@@ -42,8 +42,7 @@ void rest_as(const LowBits& bits, Tensor x, MemoryKind kind = MemoryKind::kActiv
 
 /// Whether it was made to; the others here do nothing to a tensor that was not.
 bool rests(const Tensor& x);
-/// Has the numbers at hand, as touching an element does. To be called before several threads touch
-/// it at once.
+/// Has the numbers at hand, as touching an element does.
 void wake(const Tensor& x);
 /// Rounds the numbers at hand to codes and lets their memory go.
 void rest(const Tensor& x);

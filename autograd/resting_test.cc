@@ -1,8 +1,12 @@
 #include "autograd/resting.h"
 
+#include <algorithm>
+#include <atomic>
 #include <catch2/catch.hpp>
 #include <cmath>
 #include <limits>
+#include <thread>
+#include <vector>
 
 #include "autograd/ops.h"
 #include "autograd/random.h"
@@ -46,6 +50,25 @@ TEST_CASE("numbers are rounded to the format beneath a power of two") {
   const LowBits again = to_low_bits(format, ops::clone(y));
   CHECK(again.exponent == bits.exponent);
   CHECK(again.codes.to_vector() == bits.codes.to_vector());
+}
+
+TEST_CASE("threads that touch a resting tensor at once all find its numbers") {
+  const NoGrad guard;
+  Tensor x = ops::ones({1 << 18});
+  rest_in(DType::f16, x);
+  std::atomic<int64_t> wrong = 0;
+  for (int round = 0; round < 100; ++round) {
+    let_go(x);
+    std::vector<std::thread> threads;
+    for (int t = 0; t < 4; ++t) {
+      threads.emplace_back([&] {
+        const float* const numbers = x.data<float>();
+        wrong += std::count_if(numbers, numbers + x.numel(), [](float v) { return v != 1; });
+      });
+    }
+    for (std::thread& thread : threads) thread.join();
+  }
+  CHECK(wrong == 0);
 }
 
 TEST_CASE("a resting tensor takes its format's bytes, and f32 while it is awake") {

@@ -15,21 +15,16 @@ Storage::Storage(void* data, size_t bytes, Device device, std::function<void()> 
 Storage::Storage(size_t bytes, Device device, std::function<void()> on_touch)
     : data_(nullptr), bytes_(bytes), device_(device), on_touch_(std::move(on_touch)) {}
 
-void Storage::allocate() {
-  WEFT_ASSERT(on_touch_ && !data_);
-  data_ = allocator(device_).allocate(bytes_);
+void Storage::take(Storage& from) {
+  WEFT_ASSERT(on_touch_ && !data_ && from.bytes_ == bytes_ && from.device_ == device_);
+  WEFT_ASSERT(!from.release_);
+  data_.store(from.data_.exchange(nullptr), std::memory_order_release);
 }
 
 void Storage::free() {
   WEFT_ASSERT(on_touch_);
   allocator(device_).deallocate(data_, bytes_);
   data_ = nullptr;
-}
-
-void Storage::take(Storage& from) {
-  WEFT_ASSERT(on_touch_ && !data_ && from.bytes_ == bytes_ && from.device_ == device_);
-  WEFT_ASSERT(!from.release_ && from.data_);
-  data_.store(from.data_.exchange(nullptr), std::memory_order_release);
 }
 
 void* Storage::touch() const {

@@ -33,7 +33,7 @@ class Storage {
   /// Wraps memory that someone else owns and `release` gives back.
   Storage(void* data, size_t bytes, Device device, std::function<void()> release);
   /// Memory that comes and goes while handles on it remain: parameters that a rank gathers and lets
-  /// go again. It begins without; data() then calls `on_touch`, which is to call allocate().
+  /// go again. It begins without; data() then calls `on_touch`, which is to call take().
   Storage(size_t bytes, Device device, std::function<void()> on_touch);
   ~Storage();
 
@@ -43,13 +43,11 @@ class Storage {
       return touch();
     return data;
   }
-  /// Of memory that comes and goes: takes a block, uninitialised; gives it back; whether there is
-  /// one.
-  void allocate();
-  void free();
-  /// Of memory that comes and goes, without a block: takes another storage's, of the same size and
-  /// device, with what is in it. A thread that touches it meanwhile finds all of it or none.
+  /// Of memory that comes and goes: takes the block of another storage of the same size and device,
+  /// with what is in it, so that a thread which touches it meanwhile finds all of it or none; gives
+  /// it back; whether there is one.
   void take(Storage& from);
+  void free();
   bool is_resident() const { return data_ != nullptr || bytes_ == 0; }
   size_t bytes() const { return bytes_; }
   Device device() const { return device_; }

@@ -221,8 +221,8 @@ TEST_CASE("memory that comes and goes is brought back by a touch") {
   int touches = 0;
   const auto storage = std::make_shared<Storage>(4 * sizeof(float), Device{}, [&] {
     ++touches;
-    self->allocate();
-    static_cast<float*>(self->data())[0] = 7;
+    const Tensor content = Tensor::full({4}, 7);
+    self->take(*content.storage());
   });
   self = storage.get();
   const Tensor x = Tensor::view_of(storage, {4}, {1}, 0, DType::f32);

@@ -59,8 +59,9 @@ void Unsharding::unshard(Unit& unit) {
   if (unit.incoming.defined()) {
     arrive(unit);
   } else {
-    unit.memory->allocate();
-    start(unit, flat_view(unit)).wait();
+    const Tensor whole = Tensor::empty({unit.padded}, unit.unsharded_dtype, unit.device);
+    start(unit, whole).wait();
+    unit.memory->take(*whole.storage());
   }
   unit.is_resident = true;
   residents_.push_back(&unit);
@@ -81,12 +82,13 @@ void Unsharding::fetch(Unit& unit) {
 /// Waits for what was fetched, and puts it in its place.
 void Unsharding::arrive(Unit& unit) {
   unit.fetch.wait();
-  if (!unit.is_resident) unit.memory->allocate();
+  Tensor whole = unit.incoming;
   if (unit.is_narrowed()) {
-    widen_into_place(unit, unit.incoming);
-  } else {
-    copy_same_layout(unit.incoming, flat_view(unit));
+    whole = unit.is_resident ? flat_view(unit)
+                             : Tensor::empty({unit.padded}, unit.unsharded_dtype, unit.device);
+    widen(unit, unit.incoming, whole);
   }
+  if (!unit.is_resident) unit.memory->take(*whole.storage());
   drop_incoming(unit);
 }
 

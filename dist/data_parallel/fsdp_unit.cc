@@ -130,10 +130,9 @@ Tensor narrowed_part(const Unit& unit, int rank) {
   return sent;
 }
 
-void widen_into_place(const Unit& unit, const Tensor& arrived) {
+void widen(const Unit& unit, const Tensor& arrived, const Tensor& whole) {
   const NoGrad guard;
   const Wire& wire = unit.wire;
-  const Tensor whole = flat_view(unit);
   Tensor weights = view::narrow(whole, 0, 0, wire.narrowed);
   ops::copy_(weights, Tensor::view_of(arrived.storage(), {wire.narrowed}, {1}, 0, unit.wire_dtype));
   const int64_t others = (unit.padded - wire.narrowed) * wire.item;

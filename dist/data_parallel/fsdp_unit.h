@@ -104,8 +104,9 @@ Tensor slice_of_whole(const Parameter& parameter, const Tensor& whole);
 Tensor flat_view(const Unit& unit);
 /// What rank `rank` keeps of a narrowed unit as it travels, [wire.bytes(rank, ranks)] u8.
 Tensor narrowed_part(const Unit& unit, int rank);
-/// The unit that all ranks' narrowed parts make, `arrived`, into the unsharded parameters.
-void widen_into_place(const Unit& unit, const Tensor& arrived);
+/// The unit that all ranks' narrowed parts make, `arrived`, as unsharded parameters: `whole`,
+/// [padded].
+void widen(const Unit& unit, const Tensor& arrived, const Tensor& whole);
 /// A parameter's place in a flat tensor, [padded], in its shape.
 Tensor place_in_flat(const Parameter& parameter, const Tensor& flat);
 
