@@ -98,10 +98,18 @@ void write_codes(const LowBits& bits, int exponent, const Tensor& target) {
 void rest_as(const LowBits& bits, Tensor x, MemoryKind kind) {
   check(bits.codes.dtype(), x);
   WEFT_ASSERT(bits.codes.shape() == x.shape() && bits.codes.is_contiguous());
+  assign_memory(bits.codes, kind);
+  if (const auto rest = rest_of(x)) {
+    if (x.storage()->is_resident()) x.storage()->free();
+    rest->bits = bits;
+    rest->kind = kind;
+    x.bump_version();
+    rest->version = x.version();
+    return;
+  }
   const auto rest = std::make_shared<Rest>();
   rest->bits = bits;
   rest->kind = kind;
-  assign_memory(bits.codes, kind);
   // The storage knows itself by `place`, which it fills as soon as it is there.
   const auto place = std::make_shared<std::weak_ptr<Storage>>();
   const auto storage = std::make_shared<Storage>(nbytes(x.shape(), DType::f32), x.device(),
@@ -147,6 +155,12 @@ LowBits low_bits(const Tensor& x) {
   rest(x);
   const auto rest = rest_of(x);
   return rest ? rest->bits : LowBits();
+}
+
+LowBits current_bits(DType format, const Tensor& x) {
+  const auto rest = rest_of(x);
+  if (!rest || rest->bits.codes.dtype() != format) return {};
+  return x.storage()->is_resident() && rest->version != x.version() ? LowBits() : rest->bits;
 }
 
 }  // namespace weft
