@@ -136,10 +136,8 @@ void wake(const Tensor& x) {
 void rest(const Tensor& x) {
   const auto rest = rest_of(x);
   if (!rest || !x.storage()->is_resident()) return;
-  {
-    const MemoryScope scope(rest->kind);
-    rest->bits = to_low_bits(rest->bits.codes.dtype(), x);
-  }
+  rest->bits = to_low_bits(rest->bits.codes.dtype(), x);
+  assign_memory(rest->bits.codes, rest->kind);
   rest->version = x.version();
   x.storage()->free();
 }

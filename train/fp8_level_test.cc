@@ -40,6 +40,10 @@ class Net : public nn::Module {
   nn::Linear &fc1, &fc2;
 };
 
+/// How far three steps on weights of four bits lead from those on f32. Adam's first steps have one
+/// size, 0.01 beside weights of 0.06: a gradient near 0 that changes its sign shows as 0.02.
+constexpr double kOfRoundedWeights = 0.1;
+
 constexpr int64_t kMatrices = 8 * kWidth * kWidth;          // 3 + 1 of attention, 2 + 2
 constexpr int64_t kVectors = (3 + 1 + 2 + 2 + 1) * kWidth;  // biases, and of the normalisation
 constexpr int64_t kLargest = 3 * kWidth * kWidth;
@@ -153,7 +157,7 @@ TEST_CASE("a matrix's element takes 13 bytes in O1, 6 in O2, 7 in O3 alone") {
   CHECK(relative_distance(o1.gradient, none.gradient) < 0x1p-4);
   CHECK(relative_distance(o1.weights, none.weights) < 0.05);
   CHECK(relative_distance(o2.weights, none.weights) < 0.05);
-  CHECK(relative_distance(o3.weights, none.weights) < 0.05);
+  CHECK(relative_distance(o3.weights, none.weights) < kOfRoundedWeights);
   CHECK(o3.norm == Approx(none.norm).epsilon(0x1p-4));
   CHECK(o1.weights != none.weights);
   CHECK(o2.weights != o1.weights);
@@ -175,7 +179,7 @@ TEST_CASE("in O3 each rank keeps the masters and moments of its own matrices") {
   CHECK(rest > 0);
   CHECK(rest <= 2 * 4 * (kVectors + 2 * 4 + 64));
   CHECK(o3.norm == Approx(o2.norm).epsilon(0x1p-4));
-  CHECK(relative_distance(o3.weights, none.weights) < 0.05);
+  CHECK(relative_distance(o3.weights, none.weights) < kOfRoundedWeights);
 }
 
 TEST_CASE("gradients travel in a quarter of the bytes, with an exponent for each matrix") {
