@@ -4,6 +4,7 @@
 #include <cmath>
 #include <limits>
 
+#include "autograd/resting.h"
 #include "kernels/fp8_quantize/fp8_quantize.h"
 
 namespace weft {
@@ -39,6 +40,11 @@ double Fp8Scaling::scale_for(float amax, DType format, double previous) const {
 Fp8Scaling::Quantized Fp8Scaling::quantize(const Tensor& weight, Role role, const Tensor& x) {
   Slot& slot = slots_[weight.id()][static_cast<size_t>(role)];
   const bool is_weight = role == Role::kWeight;
+  // One that rests in the format is its codes already.
+  if (const LowBits bits = is_weight ? current_bits(DType::f8e4m3, x) : LowBits();
+      bits.codes.defined()) {
+    return {bits.codes, std::ldexp(1.0, -bits.exponent)};
+  }
   if (is_weight && slot.cached.codes.defined() && slot.version == x.version()) return slot.cached;
   const bool is_current = options_.scaling == Fp8Options::Scaling::kCurrent;
   const Tensor amax = Tensor::empty({}, DType::f32, x.device());

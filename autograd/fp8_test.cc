@@ -8,6 +8,7 @@
 #include "autograd/checkpoint.h"
 #include "autograd/ops.h"
 #include "autograd/random.h"
+#include "autograd/resting.h"
 #include "kernels/op.h"
 
 namespace weft {
@@ -54,6 +55,20 @@ void check_close(const Values& got, const Values& expected, double relative) {
     INFO(i);
     CHECK(std::abs(got[i] - expected[i]) <= relative * largest);
   }
+}
+
+TEST_CASE("the codes of a weight that rests in e4m3 are multiplied as they are") {
+  manual_seed(5);
+  const auto scaling_rule = GENERATE(Fp8Options::Scaling::kCurrent, Fp8Options::Scaling::kDelayed);
+  Fp8Scaling scaling({.scaling = scaling_rule});
+  Tensor weight = ops::randn({5, 7});
+  rest_in(DType::f8e4m3, weight);
+  const LowBits bits = low_bits(weight);
+  const Fp8Scaling::Quantized q = scaling.quantize(weight, Role::kWeight, weight);
+  CHECK(q.codes.is_same(bits.codes));
+  CHECK(q.inverse_scale == std::ldexp(1.0, -bits.exponent));
+  CHECK(!weight.storage()->is_resident());  // nobody asked for the numbers
+  CHECK(scaling.state_dict({{"w", weight}}).empty());
 }
 
 TEST_CASE("linear in fp8 multiplies e4m3 forward and e5m2 with e4m3 backward") {

@@ -98,10 +98,18 @@ void write_codes(const LowBits& bits, int exponent, const Tensor& target) {
 void rest_as(const LowBits& bits, Tensor x, MemoryKind kind) {
   check(bits.codes.dtype(), x);
   WEFT_ASSERT(bits.codes.shape() == x.shape() && bits.codes.is_contiguous());
+  assign_memory(bits.codes, kind);
+  if (const auto rest = rest_of(x)) {
+    if (x.storage()->is_resident()) x.storage()->free();
+    rest->bits = bits;
+    rest->kind = kind;
+    x.bump_version();
+    rest->version = x.version();
+    return;
+  }
   const auto rest = std::make_shared<Rest>();
   rest->bits = bits;
   rest->kind = kind;
-  assign_memory(bits.codes, kind);
   // The storage knows itself by `place`, which it fills as soon as it is there.
   const auto place = std::make_shared<std::weak_ptr<Storage>>();
   const auto storage = std::make_shared<Storage>(nbytes(x.shape(), DType::f32), x.device(),
@@ -128,10 +136,8 @@ void wake(const Tensor& x) {
 void rest(const Tensor& x) {
   const auto rest = rest_of(x);
   if (!rest || !x.storage()->is_resident()) return;
-  {
-    const MemoryScope scope(rest->kind);
-    rest->bits = to_low_bits(rest->bits.codes.dtype(), x);
-  }
+  rest->bits = to_low_bits(rest->bits.codes.dtype(), x);
+  assign_memory(rest->bits.codes, rest->kind);
   rest->version = x.version();
   x.storage()->free();
 }
@@ -147,6 +153,12 @@ LowBits low_bits(const Tensor& x) {
   rest(x);
   const auto rest = rest_of(x);
   return rest ? rest->bits : LowBits();
+}
+
+LowBits current_bits(DType format, const Tensor& x) {
+  const auto rest = rest_of(x);
+  if (!rest || rest->bits.codes.dtype() != format) return {};
+  return x.storage()->is_resident() && rest->version != x.version() ? LowBits() : rest->bits;
 }
 
 }  // namespace weft

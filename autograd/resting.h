@@ -37,7 +37,8 @@ void write_codes(const LowBits& bits, int exponent, const Tensor& target);
 /// Makes a contiguous f32 tensor, and every handle on it, rest in the format. Codes are counted as
 /// memory of `kind`, numbers at hand as kGathered. Throws Error for another tensor or format.
 void rest_in(DType format, Tensor x, MemoryKind kind = MemoryKind::kActivations);
-/// The same, with these codes instead of the tensor's numbers.
+/// The same, with these codes instead of the tensor's numbers; of one that rests already, instead
+/// of its codes, also for those who look on without history.
 void rest_as(const LowBits& bits, Tensor x, MemoryKind kind = MemoryKind::kActivations);
 
 /// Whether it was made to; the others here do nothing to a tensor that was not.
@@ -50,5 +51,8 @@ void rest(const Tensor& x);
 void let_go(const Tensor& x);
 /// Its codes, brought up to date; undefined where it does not rest.
 LowBits low_bits(const Tensor& x);
+/// The same of one that rests in this format, if they are up to date; otherwise undefined. Numbers
+/// at hand stay there.
+LowBits current_bits(DType format, const Tensor& x);
 
 }  // namespace weft

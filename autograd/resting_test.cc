@@ -101,6 +101,33 @@ TEST_CASE("a resting tensor takes its format's bytes, and f32 while it is awake"
   CHECK(largest(handle) == Approx(1e9).epsilon(0.07));
 }
 
+TEST_CASE("codes take the place of others, also for those who look on") {
+  const NoGrad guard;
+  Tensor x = numbers();
+  const Tensor handle = detach(x);
+  CHECK(!current_bits(DType::f8e4m3, x).codes.defined());
+  rest_in(DType::f8e4m3, x);
+  const Tensor later = detach(x);
+  const LowBits before = current_bits(DType::f8e4m3, x);
+  CHECK(before.codes.defined());
+  CHECK(!current_bits(DType::f16, x).codes.defined());
+  wake(x);
+  CHECK(current_bits(DType::f8e4m3, x).exponent == before.exponent);
+  ops::mul_(x, Tensor::scalar(3));
+  CHECK(!current_bits(DType::f8e4m3, x).codes.defined());  // they are of other numbers
+
+  const uint64_t version = x.version();
+  const Tensor y = ops::exp2(ops::randn({64, 33}));
+  rest_as(to_low_bits(DType::f8e4m3, y), x);
+  CHECK(x.version() > version);
+  const LowBits after = current_bits(DType::f8e4m3, x);
+  Tensor expected = ops::clone(y);
+  rest_as(after, expected);
+  CHECK(later.to_vector() == expected.to_vector());
+  CHECK(later.to_vector() == x.to_vector());
+  CHECK(handle.to_vector() == numbers().to_vector());  // of before it rested
+}
+
 TEST_CASE("what is not finite does not hide in codes") {
   const NoGrad guard;
   for (const float bad : {std::numeric_limits<float>::infinity(), NAN}) {

@@ -4,6 +4,7 @@
 
 #include "autograd/ops.h"
 #include "cli/command.h"
+#include "train/pretrained/gpt2.h"
 #include "train/pretrained/pretrained.h"
 
 namespace weft::cli {
@@ -26,12 +27,16 @@ int run_convert(const Arguments& a) {
                a.out);
   });
   const train::Pretrained in = train::read_pretrained(a.in);
-  WEFT_CHECK(in.names || !names,
+  const bool is_gpt2 = train::recognise_gpt2(in.state);
+  WEFT_CHECK(in.names || !names || is_gpt2,
              "{}: the keys are not those of a vision transformer of torchvision, timm or Hugging "
-             "Face; without --names they stay as they are",
+             "Face, or of a GPT-2; without --names they stay as they are",
              a.in);
-  NamedTensors tensors = names ? train::from_torchvision(in.state, *names)
-                               : train::without_wrapper_prefixes(in.file.tensors);
+  WEFT_CHECK(!is_gpt2 || !names || names == train::VitNames::kHuggingFace,
+             "{}: a GPT-2 has no names of {}, but of huggingface", a.in, a.names);
+  NamedTensors tensors = !names    ? train::without_wrapper_prefixes(in.file.tensors)
+                         : is_gpt2 ? train::from_gpt2(in.state)
+                                   : train::from_torchvision(in.state, *names);
   if (dtype) {
     const NoGrad guard;
     for (auto& [name, tensor] : tensors) {
@@ -47,7 +52,8 @@ int run_convert(const Arguments& a) {
              in.file.tensors.size(),
              in.names
                  ? fmt::format(", a vision transformer under {}'s names", train::name(*in.names))
-                 : "");
+             : is_gpt2 ? ", a GPT-2"
+                       : "");
   if (names && !in.dropped.empty()) {
     fmt::print("without {}\n", fmt::join(in.dropped, ", "));
   }
@@ -72,7 +78,8 @@ void add_convert(CLI::App& app, Action& action) {
       ->required();
   command.add_option("OUT", a.out, "The .safetensors file to write")->required();
   add_option(command, "--names", a.names,
-             "Names for a vision transformer's parameters: torchvision, timm or huggingface",
+             "Names for a vision transformer's parameters: torchvision, timm or huggingface; for a "
+             "GPT-2's: huggingface",
              {.takes = "WHOSE", .usual = "as they are"});
   add_option(command, "--dtype", a.dtype,
              "Format for the floating-point tensors: f64, f32, f16, bf16, ...",

@@ -306,8 +306,9 @@ void add_estimate(CLI::App& app, Action& action) {
   command
       .add_option(
           "--precision", a.precisions,
-          fmt::format("What is computed in which format: {}; fp8:O1 and fp8:O2 with a level",
-                      train::precision_names()))
+          fmt::format(
+              "What is computed in which format: {}; fp8:O1, fp8:O2 and fp8:O3 with a level",
+              train::precision_names()))
       ->delimiter(',');
   add_option(command, "--optimizer", a.step.optimizer,
              fmt::format("{}", fmt::join(optim::optimizer_names(), ", ")),

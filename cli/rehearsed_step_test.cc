@@ -75,6 +75,17 @@ TEST_CASE("strategies with copies, recomputation and other precisions") {
   check(copies, 4);
 }
 
+TEST_CASE("the levels of fp8, alone and over ranks") {
+  for (const std::string level : {"O1", "O2", "O3"}) {
+    INFO(level);
+    RankedStepOptions options = small("single", "fp8");
+    options.fp8_level = level;
+    check(options, 1);
+    options.strategy.name = "ddp";
+    check(options, 2);
+  }
+}
+
 TEST_CASE("convolutions and other optimizers") {
   for (const std::string model : {"resnet8", "simple_cnn", "cct_2_3x3"}) {
     check(small("single", "fp32", model), 1);

@@ -217,7 +217,8 @@ void add_run_settings(CLI::App& command, RunSettings& settings) {
           "last 1024 steps (delayed)");
   add.add("--fp8-level LEVEL", &C::fp8_level,
           "What fp8 keeps in few bits, as MS-AMP: O1, gradients of matrices, also on their way "
-          "between ranks; O2, their weights and Adam's moments, too; of strategies single and ddp",
+          "between ranks; O2, their weights and Adam's moments, too; O3, with an owner of each "
+          "among the ranks; of strategies single and ddp, O3 also zero1 and zero2",
           "none");
 
   command.option_defaults()->group("Devices and sharding");

@@ -72,16 +72,6 @@ std::vector<Place> fill(const std::vector<Layer>& layers, const MemoryBudgets& b
   return places;
 }
 
-/// Where a tensor goes; null: no entry of the map places it.
-const Place* place_of(const std::string& tensor, const DeviceMap& map) {
-  const std::pair<std::string, Place>* longest = nullptr;
-  for (const auto& entry : map.places) {
-    const bool covers = entry.first.empty() || is_below(tensor, entry.first);
-    if (covers && (!longest || entry.first.size() > longest->first.size())) longest = &entry;
-  }
-  return longest ? &longest->second : nullptr;
-}
-
 /// The names that stand where the last part of `name` does not: its siblings, or the model's.
 std::string siblings_of(const std::string& name, const std::vector<std::string>& known) {
   const std::string parent = name.substr(0, name.rfind('.') + 1);
@@ -207,6 +197,15 @@ std::unordered_map<std::string, Tensor> checked(const std::vector<Layer>& layers
 }
 
 }  // namespace
+
+const Place* place_of(const std::string& tensor, const DeviceMap& map) {
+  const std::pair<std::string, Place>* longest = nullptr;
+  for (const auto& entry : map.places) {
+    const bool covers = entry.first.empty() || is_below(tensor, entry.first);
+    if (covers && (!longest || entry.first.size() > longest->first.size())) longest = &entry;
+  }
+  return longest ? &longest->second : nullptr;
+}
 
 std::string to_string(const Place& place) { return place ? weft::to_string(*place) : "disk"; }
 

@@ -40,6 +40,9 @@ struct DeviceMap {
   Device main = {};  // where layers run that do not rest on a GPU
 };
 
+/// Where the map puts a tensor; null: none of its names covers it.
+const Place* place_of(const std::string& tensor, const DeviceMap& map);
+
 /// Bytes that weights may take on each device, at rest and at hand. Devices are filled in order,
 /// the first is the main one.
 using MemoryBudgets = std::vector<std::pair<Device, int64_t>>;

@@ -14,6 +14,7 @@ void bind_indexing(nanobind::class_<Tensor>& tensor);                        // 
 void bind_ops(nanobind::module_& m, nanobind::class_<Tensor>& tensor);       // ops.cc
 void bind_autograd(nanobind::module_& m, nanobind::class_<Tensor>& tensor);  // autograd.cc
 void bind_nn(nanobind::module_& m);                                          // nn.cc
+void bind_dispatch(nanobind::module_ nn);                                    // dispatch.cc
 void bind_functional(nanobind::module_ m);                                   // functional.cc
 void bind_optim(nanobind::module_ m);                                        // optim.cc
 void bind_numerics(nanobind::module_ m);                                     // numerics.cc

@@ -365,6 +365,7 @@ void bind_nn(nb::module_& m) {
   nb::module_ nn = m.def_submodule("nn");
   bind_module(nn);
   bind_layers(nn);
+  bind_dispatch(nn);
   bind_init(m.def_submodule("init"));
 }
 

@@ -33,9 +33,9 @@ class Context {
 };
 
 template <class Scope, class... Arguments>
-void bind_scope(nb::module_& m, const char* name) {
+void bind_scope(nb::module_& m, const char* name, const char* text = "") {
   using C = Context<Scope, Arguments...>;
-  nb::class_<C>(m, name)
+  nb::class_<C>(m, name, text)
       .def(nb::init<Arguments...>())
       .def("__enter__", on_self<C>(&C::enter))
       .def("__exit__", [](C& c, const nb::args&) { c.exit(); });

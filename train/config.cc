@@ -146,9 +146,11 @@ void validate_precision(const Config& c) {
   check_choice("tf32-rounding", c.tf32_rounding, {"truncate", "nearest"});
   check_choice("fp8-scaling", c.fp8_scaling, {"current", "delayed"});
   check_fp8_level(c.fp8_level, precision, c.strategy, static_cast<int>(c.devices));
-  WEFT_CHECK(c.fp8_level != "O2" || c.optimizer.starts_with("adam"),
-             "fp8-level O2: keeps Adam's moments in few bits; optimizer {} has others",
+  WEFT_CHECK(!keeps_moments(parse_fp8_level(c.fp8_level)) || c.optimizer.starts_with("adam"),
+             "fp8-level {}: keeps Adam's moments in few bits; optimizer {} has others", c.fp8_level,
              c.optimizer);
+  WEFT_CHECK(c.watch == 0 || parse_fp8_level(c.fp8_level) != Fp8Level::kO3,
+             "watch: not with fp8-level O3, of which each rank has its own matrices' gradients");
   const bool is_dynamic = c.loss_scale == "dynamic";
   WEFT_CHECK(is_dynamic || precision.scales_loss(),
              "loss-scale: only precision fp16 scales the loss, not {}", c.precision);

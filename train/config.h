@@ -60,7 +60,7 @@ struct Config {
   int64_t loss_scale_hysteresis = 1;       // dynamic: infinities before it halves
   double min_loss_scale = 1;               // dynamic: an infinity at this scale ends the run
   std::string fp8_scaling = "current";     // current, delayed
-  std::string fp8_level;                   // O1, O2 (train/fp8_level.h); empty: none
+  std::string fp8_level;                   // O1, O2, O3 (train/fp8_level.h); empty: none
   bool checkpoint_activations = false;
   uint64_t seed = 0;
   std::string save_every;  // besides epoch ends: steps, "500", or seconds, "600s"; empty: never

@@ -20,6 +20,7 @@
 #include "dist/model_parallel/rank_collectives.h"
 #include "dist/strategy/aliases.h"
 #include "dist/strategy/fp8_gradients.h"
+#include "dist/strategy/fp8_zero.h"
 #include "dist/strategy/strategy_kind.h"
 #include "optim/clip.h"
 #include "train/sharded_state.h"
@@ -229,7 +230,10 @@ void Fabric::launch(dist::CommunicatorPtr world) {
 std::shared_ptr<dist::Strategy> Fabric::make_strategy() const {
   if (!low_bits_) return dist::make_strategy(options_.strategy, world_, devices_);
   check_fp8_level(options_.numerics.fp8_level, precision_, options_.strategy, devices_);
-  return dist::make_fp8_gradients(world_);
+  if (parse_fp8_level(options_.numerics.fp8_level) == Fp8Level::kO3) {
+    return dist::make_fp8_zero(world_);
+  }
+  return std::make_shared<dist::Fp8Gradients>(world_);
 }
 
 dist::Strategy& Fabric::strategy() const {

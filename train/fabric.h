@@ -70,7 +70,7 @@ struct NumericsOptions {
   optim::GradScalerOptions loss_scale = {};  // of 16-mixed
   bool loss_scale_is_fixed = false;          // its first value stays
   Fp8Options fp8 = {};
-  std::string fp8_level = {};  // O1, O2 (train/fp8_level.h); of fp8, on one device or under ddp
+  std::string fp8_level = {};  // O1, O2, O3 of fp8 (train/fp8_level.h)
   kernels::Accumulation accumulation = kernels::Accumulation::kIeee;
   kernels::Tf32 tf32_rounding = kernels::Tf32::kTruncate;
 };

@@ -12,35 +12,53 @@ Fp8Level parse_fp8_level(const std::string& name) {
   if (name.empty()) return Fp8Level::kNone;
   if (name == "O1") return Fp8Level::kO1;
   if (name == "O2") return Fp8Level::kO2;
-  WEFT_CHECK(name != "O3", "fp8-level: O3, ZeRO with weights in fp8, is not there; O2 is the next");
-  WEFT_FAIL("fp8-level: expected O1 or O2, got \"{}\"", name);
+  if (name == "O3") return Fp8Level::kO3;
+  WEFT_FAIL("fp8-level: expected O1, O2 or O3, got \"{}\"", name);
 }
+
+bool keeps_moments(Fp8Level level) { return level == Fp8Level::kO2 || level == Fp8Level::kO3; }
 
 void check_fp8_level(const std::string& name, const Precision& precision,
                      const dist::StrategyOptions& strategy, int devices) {
-  if (parse_fp8_level(name) == Fp8Level::kNone) return;
+  const Fp8Level level = parse_fp8_level(name);
+  if (level == Fp8Level::kNone) return;
   WEFT_CHECK(precision.is_fp8(), "fp8-level: {} is of precision fp8, not of {}", name,
              precision.name);
   const std::string& kind = dist::strategy_of(strategy, devices).name;
-  WEFT_CHECK(kind == "single" || kind == "ddp",
-             "fp8-level: {} is of strategies single and ddp, not of {}", name, kind);
+  const bool is_zero = kind == "zero1" || kind == "zero2";
+  WEFT_CHECK(kind == "single" || kind == "ddp" || (is_zero && level == Fp8Level::kO3),
+             "fp8-level: {} is of strategies {}, not of {}", name,
+             level == Fp8Level::kO3 ? "single, ddp, zero1 and zero2" : "single and ddp", kind);
+  const std::pair<const char*, std::string> settings[] = {
+      {"compress-dtype", strategy.compress_dtype},
+      {"reduce-dtype", strategy.reduce_dtype},
+      {"param-dtype", strategy.param_dtype},
+      {"buffer-dtype", strategy.buffer_dtype},
+      {"offload-optimizer", strategy.offload_optimizer ? "on" : ""}};
+  for (const auto& [setting, value] : settings) {
+    WEFT_CHECK(value.empty(), "fp8-level: {} says what is kept and sent; expected no {}, got {}",
+               name, setting, value);
+  }
 }
 
 void LowBitStates::take(nn::Module& module) const {
-  if (level_ != Fp8Level::kO2) return;
+  if (!keeps_moments(level_)) return;
   const auto in_products = nn::product_weights(module);
   for (const auto& [path, layer] : module.named_modules()) {
     Tensors weights;
     for (const auto& [name, tensor] : layer->named_parameters()) {
       const bool is_own = name.find('.') == name.npos;
       if (!is_own || tensor.dim() != 2 || !in_products.contains(tensor.id())) continue;
-      rest_in(DType::f16, tensor, MemoryKind::kParameters);
+      if (!rests(tensor)) rest_in(DType::f16, tensor, MemoryKind::kParameters);
       weights.push_back(tensor);
     }
     if (weights.empty()) continue;
-    WEFT_CHECK(!layer->has_stand_in(), "fp8-level O2: the layer {} was cut or replaced", path);
-    layer->set_stand_in([layer = layer, weights](const Tensor& x) {
-      for (const Tensor& weight : weights) wake(weight);
+    WEFT_CHECK(!layer->has_stand_in(), "fp8-level: the layer {} was cut or replaced", path);
+    layer->set_stand_in([layer = layer, weights, level = level_](const Tensor& x) {
+      // Products in fp8 take O3's codes and touch no numbers.
+      for (const Tensor& weight : weights) {
+        if (level == Fp8Level::kO2) wake(weight);
+      }
       const Tensor y = layer->forward(x);
       for (const Tensor& weight : weights) let_go(weight);
       return y;
@@ -49,8 +67,9 @@ void LowBitStates::take(nn::Module& module) const {
 }
 
 void LowBitStates::check(const optim::Optimizer& optimizer) const {
-  WEFT_CHECK(level_ != Fp8Level::kO2 || optimizer.kind() == "AdamW" || optimizer.kind() == "Adam",
-             "fp8-level O2: keeps Adam's moments in few bits; {} has others", optimizer.kind());
+  WEFT_CHECK(!keeps_moments(level_) || optimizer.kind() == "AdamW" || optimizer.kind() == "Adam",
+             "fp8-level O{}: keeps Adam's moments in few bits; {} has others",
+             static_cast<int>(level_), optimizer.kind());
 }
 
 bool LowBitStates::step(optim::Optimizer& optimizer, const kernels::StepGate& gate,
@@ -94,7 +113,7 @@ bool LowBitStates::step(optim::Optimizer& optimizer, const kernels::StepGate& ga
 
 /// Has the states of parameters that rest do so, too.
 void LowBitStates::adopt_states(const optim::Optimizer& optimizer) {
-  if (level_ != Fp8Level::kO2) return;
+  if (!keeps_moments(level_)) return;
   std::unordered_map<std::string, Tensor> by_name;
   for (const optim::ParameterGroup& group : optimizer.groups()) {
     for (const auto& [name, parameter] : group.parameters) {

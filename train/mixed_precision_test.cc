@@ -98,7 +98,7 @@ TEST_CASE("narrow precisions end within the seed-to-seed spread of fp32") {
        {Settings{"tf32"}, Settings{"bf16"}, Settings{"fp16"}, Settings{"fp64"},
         Settings{"fp32", Accumulation::kExact}, Settings{"bf16", Accumulation::kH100},
         Settings{"fp16", Accumulation::kV100}, Settings{.precision = "fp8", .level = "O1"},
-        Settings{.precision = "fp8", .level = "O2"}}) {
+        Settings{.precision = "fp8", .level = "O2"}, Settings{.precision = "fp8", .level = "O3"}}) {
     const Spread other(settings);
     INFO(settings.precision << " " << settings.level << " " << kernels::name(settings.accumulation)
                             << ": " << other.low << " to " << other.high << ", mean off by "

@@ -16,12 +16,69 @@
 #pragma once
 
 #include <memory>
+#include <string>
+#include <vector>
 
+#include "autograd/resting.h"
 #include "dist/strategy/strategy.h"
 
 namespace weft::dist {
 
-/// `world` null: one device.
-std::unique_ptr<Strategy> make_fp8_gradients(CommunicatorPtr world);
+class Fp8Gradients : public Strategy {
+ public:
+  /// `world` null: one device.
+  explicit Fp8Gradients(CommunicatorPtr world) : world_(std::move(world)) {}
+
+  int data_size() const override { return world_ ? world_->size() : 1; }
+  int data_rank() const override { return world_ ? world_->rank() : 0; }
+  void wrap(nn::Module& module, const ModelStructure& structure) override;
+  Tensor forward(nn::Module& module, const Tensor& x) override;
+  Tensor call(nn::Module& module, const std::function<Tensor()>& function) override;
+  std::shared_ptr<void> no_sync() override;
+  ExactSum squares(const Tensors& parameters) override;
+  std::string describe(int64_t parameters, int64_t state_tensors) const override;
+
+ protected:
+  static constexpr DType kFormat = DType::f8e4m3;
+  /// Elements of a bucket. A reduction takes 4.5 bytes of each on two ranks, less on more.
+  static constexpr int64_t kBucket = 4 << 20;
+
+  /// Elements [first, first + count) of a matrix, and where they lie in a bucket [ranks * part] of
+  /// which a rank adds up the part of its number.
+  struct Piece {
+    size_t matrix;
+    int64_t first, count, place;
+  };
+
+  /// Sums over the ranks of all matrices' gradients, when backward is over. exponents: those that
+  /// the ranks share.
+  virtual void reduce_matrices(const std::vector<int>& exponents);
+  /// This rank's part of the sum of the pieces' gradients, codes [part] at exponent_of_sum(). A
+  /// rank without a gradient adds zeros.
+  Tensor sum_of_part(const std::vector<Piece>& pieces, const std::vector<int>& exponents,
+                     const Tensor& bucket) const;
+  int exponent_of_sum(int exponent) const;
+  static Tensor elements(const Tensor& codes, int64_t first, int64_t count);
+  static void set_gradient(const Tensor& parameter, const LowBits& bits);
+
+  const CommunicatorPtr world_;
+  Tensors matrices_;                // that products read and that are trained
+  std::vector<std::string> names_;  // of matrices_
+
+ private:
+  void broadcast(const NamedTensors& tensors);
+  void prepare();
+  void on_ready(bool is_matrix, size_t i);
+  void compress(const Tensor& parameter);
+  void reduce();
+  std::vector<int> shared_exponents() const;
+  void reduce_others();
+
+  nn::Module* module_ = nullptr;
+  Tensors others_;           // that are trained
+  bool is_local_ = false;    // in no_sync()
+  bool is_waiting_ = false;  // for the end of a backward
+  std::shared_ptr<Fp8Gradients*> alive_ = std::make_shared<Fp8Gradients*>(this);
+};
 
 }  // namespace weft::dist

@@ -57,6 +57,17 @@ TEST_CASE("convert goes through every set of names and comes back bit for bit") 
             .count("encoder.layers.encoder_layer_0.mlp.linear_1.weight") == 1);
 }
 
+TEST_CASE("convert writes a GPT-2 under transformers' names") {
+  const std::string folder = "train/pretrained/testdata/gpt2/";
+  const std::string theirs = convert(folder + "model.safetensors", "theirs.safetensors");
+  // The first published file's names differ, and it has causal masks.
+  const std::string back = convert(folder + "hub.bin", "gpt2.safetensors", "--names huggingface");
+  CHECK(diff(theirs, back) == 0);
+  CHECK(tensors_of(back).contains("transformer.h.1.attn.c_attn.weight"));
+  check_error(run_weft("convert " + back + " " + scratch("never.safetensors") + " --names timm"), 1,
+              "a GPT-2 has no names of timm, but of huggingface");
+}
+
 TEST_CASE("convert --dtype rounds the floating tensors and leaves the others") {
   const auto before = tensors_of(convert(kData + "dtypes.pth", "dtypes.safetensors"));
   const auto after = tensors_of(convert(kData + "dtypes.pth", "half.safetensors", "--dtype bf16"));

@@ -255,6 +255,18 @@ TEST_CASE("MS-AMP's levels, in Accelerate's words and in DeepSpeed's") {
       "msamp": {"enabled": true, "opt_level": "O2"}})")) == fp8);
   CHECK(of_fp8(read("d.json", R"({"train_batch_size": 8, "bf16": {"enabled": true},
       "msamp": {"enabled": false}})")) == json{{"precision", "bf16"}});
+  // O3 is ZeRO's, by the names of either.
+  const Config zero = config_of("d.json", R"({"train_batch_size": 8,
+      "msamp": {"enabled": true, "opt_level": "O3"}, "zero_optimization": {"stage": 2}})",
+                                2);
+  CHECK(zero.fp8_level == "O3");
+  CHECK(zero.strategy.name == "zero2");
+  CHECK_NOTHROW(validate(zero));
+  const json o3 = {{"precision", "fp8"}, {"fp8_level", "O3"}};
+  CHECK(of_fp8(read("d.yaml",
+                    "distributed_type: DEEPSPEED\nmixed_precision: fp8\ndeepspeed_config:\n"
+                    "  zero_stage: 1\n  enable_msamp: true\n  msamp_opt_level: O3\n")) == o3);
+  CHECK(of_fp8(read("a.yaml", accelerate + "  backend: MSAMP\n  opt_level: O3\n")) == o3);
 }
 
 TEST_CASE("what is wrong is named: file, key, value, what was expected") {

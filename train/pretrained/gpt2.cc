@@ -41,6 +41,22 @@ bool is_transposed(const NamedTensors& state) {
   return matrix.size(1) == 3 * matrix.size(0);
 }
 
+/// Whether a tensor of one of Weft's names is a GPT-2's.
+bool is_gpt2s(std::string_view name) {
+  constexpr std::string_view kLayers[] = {"ln_1", "attn.c_attn", "attn.c_proj",
+                                          "ln_2", "mlp.c_fc",    "mlp.c_proj"};
+  if (name == kHead || name == "wte.weight" || name == "wpe.weight") return true;
+  const size_t tail = name.rfind('.');
+  if (tail == name.npos || (name.substr(tail) != ".weight" && name.substr(tail) != ".bias")) {
+    return false;
+  }
+  const std::string_view module = name.substr(0, tail);
+  if (module == "ln_f") return true;
+  const size_t number = name.find_first_not_of("0123456789", 2);
+  return name.starts_with("h.") && number > 2 && number != name.npos && name[number] == '.' &&
+         number < tail && std::ranges::count(kLayers, module.substr(number + 1)) == 1;
+}
+
 bool same_bits(const Tensor& a, const Tensor& b) {
   return a.dtype() == b.dtype() && a.shape() == b.shape() && a.is_contiguous() &&
          b.is_contiguous() && std::memcmp(a.raw(), b.raw(), a.nbytes()) == 0;
@@ -75,6 +91,18 @@ NamedTensors to_gpt2(const NamedTensors& state) {
     const bool turns = transposes && ends_in(name, kMatrices);
     WEFT_CHECK(!turns || tensor.dim() == 2, "{} is {}, expected a matrix", io::quote(key), tensor);
     result.emplace_back(std::move(name), turns ? view::transpose(tensor, 0, 1) : tensor);
+  }
+  return result;
+}
+
+NamedTensors from_gpt2(const NamedTensors& state) {
+  NamedTensors result;
+  for (const auto& [name, tensor] : state) {
+    WEFT_CHECK(is_gpt2s(name), "{} is no tensor of a GPT-2", io::quote(name));
+    const bool turns = ends_in(name, kMatrices);
+    WEFT_CHECK(!turns || tensor.dim() == 2, "{} is {}, expected a matrix", io::quote(name), tensor);
+    result.emplace_back(name == kHead ? name : std::string(kPrefix) + name,
+                        turns ? view::transpose(tensor, 0, 1) : tensor);
   }
   return result;
 }

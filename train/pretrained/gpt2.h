@@ -21,6 +21,11 @@ bool recognise_gpt2(const NamedTensors& state);
 /// naming a matrix that fits neither layout, and two keys of one meaning.
 NamedTensors to_gpt2(const NamedTensors& state);
 
+/// A state under Weft's names under those of transformers' GPT2LMHeadModel; matrices are views. A
+/// tied head has no tensor of its own, as in files that it saves. Throws Error naming a tensor that
+/// a GPT-2 does not have, such as Llama's.
+NamedTensors from_gpt2(const NamedTensors& state);
+
 /// What a config.json beside `file` says of a GPT-2: heads and eps go to `pretrained`. Throws Error
 /// naming a setting under which GPT-2 computes what Weft's does not.
 void apply_gpt2_files(Pretrained& pretrained, const io::Path& directory);

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <catch2/catch.hpp>
+#include <cstring>
 #include <map>
 
 #include "autograd/ops.h"
@@ -105,6 +106,72 @@ TEST_CASE("models that transformers makes now give its logits") {
   REQUIRE(made.code == 0);
   check_gpt2(folder);
   check_llama(folder);
+  std::filesystem::remove_all(folder);
+}
+
+/// A loaded model's tensors under transformers' names.
+NamedTensors written_back(const io::Path& folder) {
+  const Pretrained pretrained = read_pretrained(folder / "gpt2");
+  models::Gpt model(gpt2_config_of(pretrained));
+  load_pretrained(model, pretrained);
+  NamedTensors state;
+  for (const auto& [name, tensor] : model.state_dict())
+    state.emplace_back(name, ops::clone(tensor));
+  return from_gpt2(state);
+}
+
+TEST_CASE("a GPT-2 goes back under transformers' names, bit for bit") {
+  const io::Path path = scratch("back.safetensors");
+  io::write_safetensors(path, written_back(kData), {{"format", "pt"}});
+  const auto theirs = io::read_safetensors(kData / "gpt2/model.safetensors");
+  const auto tensors = io::read_safetensors(path).tensors;
+  const std::map<std::string, Tensor> ours(tensors.begin(), tensors.end());
+  CHECK(ours.size() == theirs.tensors.size());
+  for (const auto& [name, tensor] : theirs.tensors) {
+    INFO(name);
+    REQUIRE(ours.contains(name));
+    const Tensor& mine = ours.at(name);
+    CHECK(mine.dtype() == tensor.dtype());
+    CHECK(mine.shape() == tensor.shape());
+    CHECK(std::memcmp(mine.raw(), tensor.raw(), tensor.nbytes()) == 0);
+  }
+  // And ours again.
+  const NamedTensors there = to_gpt2(from_gpt2(to_gpt2(theirs.tensors)));
+  const NamedTensors here = to_gpt2(theirs.tensors);
+  REQUIRE(there.size() == here.size());
+  for (size_t i = 0; i < here.size(); ++i) {
+    CHECK(there[i].first == here[i].first);
+    CHECK(there[i].second.to_vector() == here[i].second.to_vector());
+  }
+}
+
+TEST_CASE("what a GPT-2 does not have is named, and a head of its own keeps its name") {
+  const Tensor one = Tensor::zeros({1, 1});
+  CHECK(from_gpt2({{"lm_head.weight", one}})[0].first == "lm_head.weight");
+  for (const char* name : {"h.0.mlp.c_gate.weight", "h.attn.c_attn.weight", "h.x.ln_1.weight",
+                           "h.0.ln_1", "h.0.weight", "transformer.wte.weight", "ln_f.eps", "wte"}) {
+    CHECK_THROWS_WITH(from_gpt2({{name, one}}),
+                      fmt::format("\"{}\" is no tensor of a GPT-2", name));
+  }
+  CHECK_THROWS_WITH(from_gpt2({{"h.10.mlp.c_fc.weight", Tensor::zeros({3})}}),
+                    Contains("\"h.10.mlp.c_fc.weight\" is f32 [3] on cpu, expected a matrix"));
+}
+
+TEST_CASE("transformers loads what was written back") {
+  const std::string python = "timeout 240 python3 ";
+  if (run_command(python + "-c 'import torch, transformers, safetensors.torch'").code != 0) {
+    WEFT_SKIP("GPT-2 for transformers: python3 has no torch, transformers and safetensors");
+  }
+  const io::Path folder = scratch("written_back");
+  std::filesystem::create_directories(folder);
+  std::filesystem::copy_file(kData / "gpt2/config.json", folder / "config.json",
+                             std::filesystem::copy_options::overwrite_existing);
+  io::write_safetensors(folder / "model.safetensors", written_back(kData), {{"format", "pt"}});
+  const CommandOutcome loaded =
+      run_command(fmt::format("{} {} {} {}", python, (kData / "load.py").string(), folder.string(),
+                              (kData / "expected.safetensors").string()));
+  INFO(loaded.text);
+  CHECK(loaded.code == 0);
   std::filesystem::remove_all(folder);
 }
 
