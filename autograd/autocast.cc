@@ -2,6 +2,7 @@
 
 #include <unordered_map>
 
+#include "autograd/narrow_copies.h"
 #include "autograd/ops.h"
 #include "autograd/raw.h"
 
@@ -79,6 +80,7 @@ Tensor autocast_f32(const Tensor& x) {
 Tensor autocast_weight(const Tensor& weight, DType dtype) {
   if (weight.dtype() == dtype) return detach(weight);
   if (state.depth == 0 || !weight.autograd()) return raw::contiguous(weight, dtype);
+  if (const Tensor copy = narrow_copy(weight, dtype)) return copy;
   return cached(state.raw, weight, dtype, [&] { return raw::contiguous(weight, dtype); });
 }
 

@@ -43,6 +43,22 @@ TEST_CASE("the optimizer moves 28 bytes a parameter, in one kernel") {
   CHECK(adam.least == adam.moved);
 }
 
+TEST_CASE("in bf16 it writes the weights of products narrow as well, and none is cast") {
+  const StepOptions options{.model = "vit_lite", .precision = "bf16", .batch = 2};
+  const StepBytes bytes = count_bytes(options);
+  const TrainingStep step(options);
+  int64_t in_products = 0;
+  for (const auto& [name, parameter] : step.model().named_parameters()) {
+    const bool is_matrix = parameter.dim() > 1 && name.ends_with("weight");
+    if (is_matrix) in_products += parameter.numel();
+  }
+  CHECK(of(bytes, "update", "adam").moved == 28 * step.model().num_parameters() + 2 * in_products);
+  // One product each, and nothing before it.
+  const OpBytes& linear = of(bytes, "forward", "linear");
+  CHECK(linear.kernels == linear.calls);
+  CHECK(linear.moved == linear.least);
+}
+
 TEST_CASE(
     "bytes beside products grow with the batch, and with it alone where weights have no part") {
   const auto beside = [](int64_t batch) {

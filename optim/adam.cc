@@ -36,7 +36,8 @@ kernels::AdamProblem Adam::problem(const ParameterGroup& group, const Batch& bat
           .skip = batch.gate.skip,
           .norm = batch.gate.norm,
           .max_norm = batch.gate.max_norm,
-          .needs_finite = batch.gate.needs_finite};
+          .needs_finite = batch.gate.needs_finite,
+          .narrow = batch.narrow};
 }
 
 void Adam::update(const ParameterGroup& group, const Batch& batch, double gradient_scale) {

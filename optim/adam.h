@@ -38,6 +38,7 @@ class Adam : public Optimizer {
   void update(const ParameterGroup& group, const Batch& batch, double gradient_scale) override;
   Tensor constants(const ParameterGroup& group, const Batch& batch,
                    double gradient_scale) const override;
+  bool writes_narrow() const override { return true; }
   bool heeds_gate() const override { return true; }
 
  private:

@@ -1,6 +1,7 @@
 #include "optim/layerwise.h"
 
 #include "autograd/ops.h"
+#include "core/view.h"
 #include "kernels/adam/adam.h"
 #include "kernels/multi_tensor_norm/multi_tensor_norm.h"
 #include "kernels/sgd/sgd.h"
@@ -10,13 +11,12 @@
 namespace weft::optim {
 namespace {
 
-double norm_of(const Tensor& x) {
-  WEFT_CHECK(!is_capturing(x.device()),
-             "LARS, LAMB: the host reads the layers' norms, which a captured graph has not "
-             "computed");
-  const Tensor norm = Tensor::empty({}, DType::f64, x.device());
-  kernels::multi_tensor_norm({.tensors = {x}, .norm = norm});
-  return norm.item();
+/// f64 [2, n]: the norms of n tensors and of n others. They stay on the device: nobody waits.
+Tensor norms_of(const Tensors& tensors, const Tensors& others) {
+  const Tensor norms = Tensor::empty({2, std::ssize(tensors)}, DType::f64, tensors[0].device());
+  kernels::multi_tensor_norm({.tensors = tensors, .norm = view::select(norms, 0, 0)});
+  kernels::multi_tensor_norm({.tensors = others, .norm = view::select(norms, 0, 1)});
+  return norms;
 }
 
 bool is_layer(const Tensor& parameter) { return parameter.dim() > 1; }
@@ -43,24 +43,27 @@ std::vector<std::string> Lars::state_names(const ParameterGroup& group) const {
 }
 
 void Lars::update(const ParameterGroup& group, const Batch& batch, double gradient_scale) {
-  const double decay = group["weight_decay"];
-  for (size_t i = 0; i < batch.parameters.size(); ++i) {
-    const Tensor &w = batch.parameters[i], &g = batch.gradients[i];
-    double rate = 1;
-    if (is_layer(w)) {
-      const double weights = norm_of(w), gradients = gradient_scale * norm_of(g);
-      if (weights > 0 && gradients > 0) {
-        rate = group["trust_coefficient"] * weights / (gradients + decay * weights);
-      }
+  for (const bool of_layers : {true, false}) {
+    kernels::SgdProblem problem{.lr = group["lr"],
+                                .momentum = group["momentum"],
+                                .weight_decay = group["weight_decay"],
+                                .first_step = batch.step == 1,
+                                .gradient_scale = gradient_scale,
+                                .skip = batch.gate.skip,
+                                .norm = batch.gate.norm,
+                                .max_norm = batch.gate.max_norm,
+                                .needs_finite = batch.gate.needs_finite,
+                                .trust_coefficient = group["trust_coefficient"]};
+    for (size_t i = 0; i < batch.parameters.size(); ++i) {
+      if (is_layer(batch.parameters[i]) != of_layers) continue;
+      problem.parameters.push_back(batch.parameters[i]);
+      problem.gradients.push_back(batch.gradients[i]);
+      problem.narrow.push_back(batch.narrow_of(i)[0]);
+      if (!batch.state.empty()) problem.buffers.push_back(batch.state[0][i]);
     }
-    kernels::sgd({.parameters = {w},
-                  .gradients = {g},
-                  .buffers = batch.state.empty() ? Tensors() : Tensors{batch.state[0][i]},
-                  .lr = group["lr"],
-                  .momentum = group["momentum"],
-                  .weight_decay = rate * decay,
-                  .first_step = batch.step == 1,
-                  .gradient_scale = rate * gradient_scale});
+    if (problem.parameters.empty()) continue;
+    if (of_layers) problem.layer_norms = norms_of(problem.parameters, problem.gradients);
+    kernels::sgd(problem);
   }
 }
 
@@ -92,7 +95,9 @@ std::vector<std::string> Lamb::state_names(const ParameterGroup&) const {
 void Lamb::update(const ParameterGroup& group, const Batch& batch, double gradient_scale) {
   const NoGrad guard;
   for (size_t i = 0; i < batch.parameters.size(); ++i) {
-    Tensor w = batch.parameters[i];
+    const Tensor& w = batch.parameters[i];
+    WEFT_CHECK(!is_capturing(w.device()),
+               "LAMB: a captured step would repeat the bias corrections of step {}", batch.step);
     // Adam's step of rate 1 from 0, less the decay: -u.
     Tensor step = ops::zeros_like(w);
     kernels::adam({.parameters = {step},
@@ -104,14 +109,22 @@ void Lamb::update(const ParameterGroup& group, const Batch& batch, double gradie
                    .beta1 = group["beta1"],
                    .beta2 = group["beta2"],
                    .eps = group["eps"],
-                   .gradient_scale = gradient_scale});
+                   .gradient_scale = gradient_scale,
+                   .skip = batch.gate.skip,
+                   .norm = batch.gate.norm,
+                   .max_norm = batch.gate.max_norm,
+                   .needs_finite = batch.gate.needs_finite});
     ops::add_(step, detach(w), -group["weight_decay"]);
-    double rate = 1;
-    if (is_layer(w)) {
-      const double weights = norm_of(w), update = norm_of(step);
-      if (weights > 0 && update > 0) rate = group["trust_coefficient"] * weights / update;
-    }
-    ops::add_(w, step, group["lr"] * rate);
+    // The gradients have been clipped.
+    kernels::sgd({.parameters = {w},
+                  .gradients = {step},
+                  .lr = -group["lr"],
+                  .skip = batch.gate.skip,
+                  .norm = batch.gate.norm,
+                  .needs_finite = batch.gate.needs_finite,
+                  .layer_norms = is_layer(w) ? norms_of({w}, {step}) : Tensor(),
+                  .trust_coefficient = group["trust_coefficient"],
+                  .narrow = batch.narrow_of(i)});
   }
 }
 

@@ -27,6 +27,8 @@ class Lars : public Optimizer {
   void check(const ParameterGroup& group) const override;
   std::vector<std::string> state_names(const ParameterGroup& group) const override;
   void update(const ParameterGroup& group, const Batch& batch, double gradient_scale) override;
+  bool writes_narrow() const override { return true; }
+  bool heeds_gate() const override { return true; }
 };
 
 struct LambOptions {
@@ -51,6 +53,8 @@ class Lamb : public Optimizer {
   void check(const ParameterGroup& group) const override;
   std::vector<std::string> state_names(const ParameterGroup& group) const override;
   void update(const ParameterGroup& group, const Batch& batch, double gradient_scale) override;
+  bool writes_narrow() const override { return true; }
+  bool heeds_gate() const override { return true; }
 };
 
 }  // namespace weft::optim

@@ -215,7 +215,10 @@ void Optimizer::take_step(double gradient_scale, kernels::StepGate gate) {
     for (auto& [key, batch] : batches) {
       const Device device = batch.parameters[0].device();
       batch.gate = gate;
-      if (is_capturing(device)) {
+      const bool captured = is_capturing(device);
+      // What a capture allocates is its graph's.
+      if (writes_narrow()) batch.narrow = narrow_.of(batch.parameters, !captured);
+      if (captured) {
         const Tensor constants = this->constants(group, batch, gradient_scale);
         if (constants.defined()) {
           batch.constants = empty_beside_capture(constants.shape(), constants.dtype(), device);
@@ -226,6 +229,7 @@ void Optimizer::take_step(double gradient_scale, kernels::StepGate gate) {
       }
       update(group, batch, gradient_scale);
       for (const Tensor& parameter : batch.parameters) parameter.bump_version();
+      narrow_.set_written(batch.parameters, batch.narrow);
     }
   }
 }
@@ -240,6 +244,8 @@ void Optimizer::advance(double gradient_scale) {
     Batch& batch = captured.batch;
     check(group);
     ++batch.step;
+    // The launch reads them before it writes them.
+    if (writes_narrow()) narrow_.of(batch.parameters, false);
     const Tensor constants = this->constants(group, batch, gradient_scale);
     if (constants.defined()) {
       copy_same_layout(constants, batch.constants);
@@ -251,6 +257,7 @@ void Optimizer::advance(double gradient_scale) {
       states_.at(parameter.id()).step = batch.step;
       parameter.bump_version();
     }
+    narrow_.set_written(batch.parameters, batch.narrow);
   }
 }
 

@@ -25,6 +25,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "autograd/narrow_copies.h"
 #include "autograd/tape.h"
 #include "kernels/multi_tensor/step_gate.h"
 
@@ -128,7 +129,11 @@ class Optimizer {
     std::vector<Tensors> state;
     int64_t step = 0;        // this step's number, from 1
     Tensor constants;        // of a captured step: on the device, what constants() gives
+    Tensors narrow;          // if writes_narrow(): of each parameter its copy, or undefined
     kernels::StepGate gate;  // what step() was given, if heeds_gate()
+
+    /// Of parameter i alone.
+    Tensors narrow_of(size_t i) const { return {narrow.empty() ? Tensor() : narrow[i]}; }
   };
 
   Optimizer(std::string kind, Options defaults) : kind_(std::move(kind)), defaults_(defaults) {}
@@ -142,6 +147,8 @@ class Optimizer {
   /// What the kernel of a captured update() reads from the device when it runs, on the CPU;
   /// undefined where it keeps the options of the capture.
   virtual Tensor constants(const ParameterGroup&, const Batch&, double) const { return {}; }
+  /// Whether update() leaves the parameters' rounded values in Batch::narrow, too.
+  virtual bool writes_narrow() const { return false; }
   /// Whether update() heeds Batch::gate.
   virtual bool heeds_gate() const { return false; }
 
@@ -172,6 +179,7 @@ class Optimizer {
   std::vector<ParameterGroup> groups_;
   std::unordered_map<const void*, ParameterState> states_;  // by Tensor::id()
   std::vector<Captured> captured_;
+  NarrowCopies narrow_;  // if writes_narrow()
   // What retract() takes back: the latest advance(), or the states that the latest step() counted.
   bool has_advanced_ = false;
   std::vector<const void*> latest_;

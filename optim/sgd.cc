@@ -40,7 +40,8 @@ void SGD::update(const ParameterGroup& group, const Batch& batch, double gradien
                 .skip = batch.gate.skip,
                 .norm = batch.gate.norm,
                 .max_norm = batch.gate.max_norm,
-                .needs_finite = batch.gate.needs_finite});
+                .needs_finite = batch.gate.needs_finite,
+                .narrow = batch.narrow});
 }
 
 std::unique_ptr<Optimizer> make_sgd(const ParameterGroups& groups) {

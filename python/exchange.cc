@@ -7,6 +7,7 @@
 #include <optional>
 #include <unordered_set>
 
+#include "autograd/narrow_copies.h"
 #include "autograd/ops.h"
 #include "autograd/tape.h"
 #include "core/runtime.h"
@@ -297,6 +298,7 @@ nb::dlpack::dltensor describe_export(Export& e) {
 
 template <class Struct>
 Struct* manage(const Tensor& x) {
+  forbid_narrow_copies(x);  // consumers do not say what they change
   auto e = std::make_unique<Export>(Export{x, x.shape(), x.strides()});
   auto managed = std::make_unique<Struct>();
   managed->tensor = describe_export(*e);
@@ -389,6 +391,7 @@ int get_buffer(PyObject* self, Py_buffer* buffer, int flags) noexcept {
     if (read_only && (flags & PyBUF_WRITABLE)) refuse(fmt::format("{} is read-only", x));
     const bool takes_strides = (flags & PyBUF_STRIDES) == PyBUF_STRIDES;
     if (!takes_strides && !x.is_contiguous()) refuse(fmt::format("{} is not contiguous", x));
+    if (!read_only) forbid_narrow_copies(x);
     auto e = std::make_unique<BufferExport>();
     e->tensor = x;
     for (int i = 0; i < x.dim(); ++i) {

@@ -1,6 +1,7 @@
 // weft.Tensor: what it says of itself, and its values as Python's numbers.
 #include <algorithm>
 
+#include "autograd/narrow_copies.h"
 #include "autograd/ops.h"
 #include "autograd/raw.h"
 #include "core/view.h"
@@ -215,7 +216,11 @@ void bind_tensor(nb::module_& m, nb::class_<Tensor>& tensor) {
       .def("storage_offset", &Tensor::offset,
            "Where the first element lies in the storage, in elements.")
       .def(
-          "data_ptr", [](const Tensor& x) { return reinterpret_cast<uintptr_t>(x.raw()); },
+          "data_ptr",
+          [](const Tensor& x) {
+            forbid_narrow_copies(x);  // who writes there does not say so
+            return reinterpret_cast<uintptr_t>(x.raw());
+          },
           "The address of the first element.")
       .def("is_contiguous", &Tensor::is_contiguous,
            "Whether the elements lie in row-major order without gaps.")

@@ -46,6 +46,9 @@ case "$*" in
   devices) echo 'cuda:0  Stand-in' ;;
   *"--precision fp16"*--graph*) echo 'weft: error: out of memory' >&2; exit 1 ;;
   "bench step"*) echo '{"batch":64,"images_per_second":1234.5,"step_ms":{"median":51.84,"min":50.0,"max":53.0},"tflops":130.26,"peak_bytes":12345678901,"reserved_bytes":1}' ;;
+  train*"--precision fp16"*"--capture on"*) echo 'weft: error: no graphs' >&2; exit 1 ;;
+  train*"--model vit_b_16"*"--capture off"*) echo '{"event":"done","images_per_second":1000.25}' ;;
+  train*) echo '{"event":"epoch","images_per_second":1}'; echo '{"event":"done","images_per_second":1500.75}' ;;
   "kernels report"*) echo a table; cp $4 $6 ;;
   compare*) echo "$*" >>"$(dirname "$0")/compared"
             printf 'a header\n\ncase  weft  eager\n'; printf 'train  1 ms  2 ms\n' ;;
@@ -91,6 +94,9 @@ TEST_CASE("a run on a GPU ends in a report with every part's figures") {
              Contains("| vit_b_16 | fp32 | 64 | kernel by kernel | 51.84 | 1234 | 130.3 | 12.3 |"));
   CHECK_THAT(report, Contains("| vit_b_16 | fp32 | 64 | --graph | 51.84 "));
   CHECK_THAT(report, Contains("| vit_b_16 | fp16 | 64 | --graph | code 1: weft: error: out of"));
+  CHECK_THAT(report, Contains("| default-fp32 | 1500 | 1500 | 1.00 |"));
+  CHECK_THAT(report, Contains("| vit_b_16-fp32 | 1500 | 1000 | 1.50 |"));
+  CHECK_THAT(report, Contains("| vit_b_16-fp16 | code 1: weft: error: no graphs | 1000 |  |"));
   CHECK_THAT(report, Contains("PyTorch 2.99.0"));
   CHECK_THAT(report, Contains("train  1 ms  2 ms"));
   CHECK_THAT(report, !Contains("a header"));

@@ -16,8 +16,9 @@
 //
 // Parameters, m and v are contiguous and of one dtype (f64 f32 bf16 f16), and updated in place; a
 // narrow one is widened when read and rounded once when written, as PyTorch's fused Adam does.
-// Element i of the four lists belongs together and has one shape. Gradients are f32, bf16 or f16
-// (f64 for f64), of any strides, and only read.
+// Element i of the lists belongs together and has one shape. Gradients are f32, bf16 or f16
+// (f64 for f64), of any strides, and only read. Beside an f32 parameter `narrow` may have a
+// contiguous tensor of bf16 or f16, which is assigned (=) the parameter's new values, rounded.
 //
 // A captured step (core/graph.h) runs many times, with other scalars each time: it reads them from
 // `constants` when it runs, and whoever launches the graph writes there what adam_constants()
@@ -48,6 +49,7 @@ struct AdamProblem {
   Tensor skip, norm;  // optional
   double max_norm = 0;
   bool needs_finite = false;
+  std::vector<Tensor> narrow = {};  // optional, and so is each of them
 
   StepGate gate() const { return {skip, norm, max_norm, needs_finite}; }
   DType dtype() const { return parameters.empty() ? DType::f32 : parameters[0].dtype(); }

@@ -6,14 +6,19 @@
 
 namespace weft::kernels {
 
+/// `narrow`: of the copies that every second parameter has; f32: none has one.
 inline AdamProblem adam_case(Inputs& in, const std::vector<Shape>& shapes, DType dtype,
-                             DType gradient, const AdamProblem& options) {
+                             DType gradient, const AdamProblem& options,
+                             DType narrow = DType::f32) {
   AdamProblem a = options;
   for (const Shape& shape : shapes) {
     a.parameters.push_back(in.inout(in.uniform(shape, dtype, -1, 1)));
     a.m.push_back(in.inout(in.uniform(shape, dtype, -1e-2, 1e-2)));
     a.v.push_back(in.inout(in.uniform(shape, dtype, 0, 1e-3)));
     a.gradients.push_back(in.uniform(shape, gradient, -0.1, 0.1));
+    if (narrow == DType::f32) continue;
+    const bool has_copy = a.parameters.size() % 2 == 1;
+    a.narrow.push_back(has_copy ? in.inout(in.uniform(shape, narrow, -1, 1)) : Tensor());
   }
   return a;
 }
@@ -42,6 +47,33 @@ inline OpTable adam_table() {
     add("adam", shapes, dtype, gradient, {.step = 7, .weight_decay = 0.1, .decoupled = false});
     add("adam_small_beta1", shapes, dtype, gradient,
         {.step = 7, .beta1 = 0.5, .eps = 1e-3, .decoupled = false});
+  }
+  for (DType narrow : {DType::bf16, DType::f16}) {
+    for (DType gradient : {DType::f32, narrow}) {
+      cases.push_back({fmt::format("copied_{}_{}", narrow, gradient), [=](Inputs& in) {
+                         return adam_case(in, shapes, DType::f32, gradient,
+                                          {.step = 3, .lr = 0.1, .weight_decay = 0.05}, narrow);
+                       }});
+    }
+    for (double skip : {0.0, 1.0}) {
+      cases.push_back(
+          {fmt::format("copied_{}_skip_{}", narrow, skip), [=](Inputs& in) {
+             Problem a = adam_case(in, {{37, 41}, {5}, {4}}, DType::f32, DType::f32, {}, narrow);
+             a.skip = in.values({skip}, {}, DType::f32);
+             return a;
+           }});
+    }
+    // Weights that round to an infinity, to even and to subnormals.
+    cases.push_back(
+        {fmt::format("copied_{}_special", narrow), [=](Inputs& in) {
+           const Tensor p = in.inout(in.values(
+               {65520, 3.4e38, 1.00390625, 1.01171875, 1e-40, 6e-8, NAN, -0.0}, {8}, DType::f32));
+           const Tensor zero = in.values({0}, {8}, DType::f32);
+           Problem a{.parameters = {p}, .gradients = {zero}, .lr = 0};
+           a.m = {in.inout(zero)}, a.v = {in.inout(zero)};
+           a.narrow = {in.inout(in.values({7}, {8}, narrow))};
+           return a;
+         }});
   }
   // More tensors than one CUDA launch takes.
   add("many", std::vector<Shape>(1000, Shape{3}), DType::f32, DType::f32, {});

@@ -30,6 +30,7 @@ void run(const AdamProblem& a) {
     const Tensor& gradient = gradients[chunk.tensor];
     const Tensor &p_all = a.parameters[chunk.tensor], &m_all = a.m[chunk.tensor],
                  &v_all = a.v[chunk.tensor];
+    const Tensor narrow = a.narrow.empty() ? Tensor() : a.narrow[chunk.tensor];
     constexpr int64_t kBlock = 1024;  // what is narrower than T is widened in L1
     HWY_ALIGN T g_block[kBlock], p_block[kBlock], m_block[kBlock], v_block[kBlock];
     for (int64_t begin = chunk.begin; begin < chunk.end; begin += kBlock) {
@@ -55,6 +56,7 @@ void run(const AdamProblem& a) {
         store_part(d, vi, v + i, count);
       });
       write_row(p, n, p_all.dtype(), p_all.raw(), begin, 1);
+      if (narrow.defined()) write_row(p, n, narrow.dtype(), narrow.raw(), begin, 1);
       write_row(m, n, m_all.dtype(), m_all.raw(), begin, 1);
       write_row(v, n, v_all.dtype(), v_all.raw(), begin, 1);
     }
@@ -66,6 +68,7 @@ void adam_chunks(const AdamProblem& a) {
   assert_matching(a.parameters, a.parameters);
   assert_matching(a.parameters, a.m);
   assert_matching(a.parameters, a.v);
+  assert_narrow(a.parameters, a.narrow);
   WEFT_ASSERT(a.gradients.size() == a.parameters.size() && a.step > 0 && !a.constants.defined());
   if (OpenedGate(a.gate()).is_closed()) return;
   a.dtype() == DType::f64 ? run<double>(a) : run<float>(a);

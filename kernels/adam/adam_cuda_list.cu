@@ -1,6 +1,7 @@
 // One launch for all parameters (kernels/multi_tensor/tensor_list.cuh), 4 elements a thread at a
-// time where the tensors allow it. Memory-bound: 28 bytes a parameter with f32 gradients. The order
-// of operations is the header's, without contraction, so the bits are the CPU's.
+// time where the tensors allow it. Memory-bound: 28 bytes a parameter with f32 gradients, 30 with a
+// narrow copy. The order of operations is the header's, without contraction, so the bits are the
+// CPU's.
 #include "core/stream.h"
 #include "kernels/adam/adam.h"
 #include "kernels/adam/adam_constants.h"
@@ -12,7 +13,7 @@ namespace {
 
 struct AdamFields {
   void *p, *m, *v;
-  Numbers g;
+  Numbers g, narrow;
   bool aligned;  // vectors of 4 are allowed
 };
 
@@ -38,6 +39,7 @@ __device__ __forceinline__ void adam_elements(const AdamConstants<Acc>& c, const
 #pragma unroll
   for (int k = 0; k < n; ++k) adam_update(c, g[k], p[k], m[k], v[k]);
   elements::store_as<Acc, n>(f.p, i, p);
+  if constexpr (sizeof(Acc) == 4) store_narrow(f.narrow, i, p);
   elements::store_as<Acc, n>(f.m, i, m);
   elements::store_as<Acc, n>(f.v, i, v);
 }
@@ -65,10 +67,12 @@ void run(const AdamProblem& p) {
   const OpenedGate gate = p.gate();
   const std::vector<Tensor> gradients = contiguous_list(p.gradients);
   const auto fields = [&](size_t i) {
+    const Tensor narrow = p.narrow.empty() ? Tensor() : p.narrow[i];
     const bool aligned = is_aligned(p.parameters[i], 4) && is_aligned(p.m[i], 4) &&
-                         is_aligned(p.v[i], 4) && is_aligned(gradients[i], 4);
-    return AdamFields{p.parameters[i].raw(), p.m[i].raw(), p.v[i].raw(), Numbers(gradients[i]),
-                      aligned};
+                         is_aligned(p.v[i], 4) && is_aligned(gradients[i], 4) &&
+                         is_aligned(narrow, 4);
+    return AdamFields{p.parameters[i].raw(), p.m[i].raw(),    p.v[i].raw(),
+                      Numbers(gradients[i]), Numbers(narrow), aligned};
   };
   const runtime::StreamHandle stream = current_stream_handle(p.device());
   for_each_list<AdamFields>(p.parameters, fields, [&](const auto& list, uint32_t) {

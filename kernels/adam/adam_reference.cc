@@ -48,6 +48,13 @@ std::vector<Expected> run(const AdamProblem& a) {
     for (const std::vector<double>& values : {p, m, v}) {
       result.push_back({values, std::vector<double>(values.size())});
     }
+    const Tensor narrow = a.narrow.empty() ? Tensor() : a.narrow[t];
+    if (!narrow.defined()) continue;
+    std::vector<double> rounded = narrow.to_vector();
+    for (size_t i = 0; i < p.size() && !is_closed; ++i) {
+      rounded[i] = numerics::round_to(p[i], narrow.dtype());
+    }
+    result.push_back({rounded, std::vector<double>(rounded.size())});
   }
   return result;
 }

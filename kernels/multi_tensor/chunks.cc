@@ -59,4 +59,14 @@ void assert_matching(std::span<const Tensor> tensors, std::span<const Tensor> ot
   }
 }
 
+void assert_narrow(std::span<const Tensor> parameters, std::span<const Tensor> copies) {
+  WEFT_ASSERT(copies.empty() || copies.size() == parameters.size());
+  for (size_t i = 0; i < copies.size(); ++i) {
+    if (!copies[i].defined()) continue;
+    WEFT_ASSERT(parameters[i].dtype() == DType::f32);
+    WEFT_ASSERT(copies[i].dtype() == DType::bf16 || copies[i].dtype() == DType::f16);
+    assert_matching(parameters.subspan(i, 1), copies.subspan(i, 1));
+  }
+}
+
 }  // namespace weft::kernels

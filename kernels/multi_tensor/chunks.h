@@ -52,6 +52,10 @@ class ChunkTasks {
 /// The tensors with their elements side by side in row-major order: a copy where one is needed.
 std::vector<Tensor> contiguous_list(std::span<const Tensor> tensors);
 
+/// That `copies` is empty or as long as `parameters`, and that each that is there is a contiguous
+/// bf16 or f16 tensor beside an f32 one of its shape. An internal error otherwise.
+void assert_narrow(std::span<const Tensor> parameters, std::span<const Tensor> copies);
+
 /// norm = the root of the sum of `squares`, added in order; norm is a scalar [] of f32 or f64.
 void store_norm(std::span<const double> squares, const Tensor& norm);
 

@@ -78,6 +78,17 @@ __device__ __forceinline__ void for_chunk_elements(const Chunk& chunk, bool alig
   for (i += threadIdx.x; i < chunk.end; i += kListThreads) f(Width<1>(), i);
 }
 
+/// The rounded values x of elements i .. i + n of a narrow copy, where there is one.
+template <class Acc, int n>
+__device__ __forceinline__ void store_narrow(const Numbers& copy, int64_t i, const Acc (&x)[n]) {
+  if (!copy) return;
+  if (copy.dtype == DType::bf16) {
+    elements::store_as<bf16, n>(copy.data, i, x);
+  } else {
+    elements::store_as<f16, n>(copy.data, i, x);
+  }
+}
+
 /// The sum of what the chunks left, by one block of kThreads: each thread adds every kThreads-th in
 /// order.
 template <int kThreads>

@@ -27,6 +27,14 @@ inline OpTable multi_tensor_norm_table() {
   for (DType dtype : {DType::f64, DType::f32, DType::f16, DType::bf16}) {
     add("list", shapes, dtype);
     for (const Shape& shape : shapes) add(to_string(shape), {shape}, dtype);
+    cases.push_back({fmt::format("each_{}", dtype), [=](Inputs& in) {
+                       Problem p;
+                       for (const Shape& shape : shapes) {
+                         p.tensors.push_back(in.uniform(shape, dtype, -1, 1));
+                       }
+                       p.norm = in.output({std::ssize(shapes)}, DType::f64);
+                       return p;
+                     }});
     // 3^2 + 4^2 = 5^2; squares beyond the range of f16 but not of f32.
     cases.push_back({fmt::format("pythagoras_{}", dtype), [=](Inputs& in) {
                        return Problem{.tensors = {in.values({3e4}, {}, dtype),
@@ -35,6 +43,12 @@ inline OpTable multi_tensor_norm_table() {
                      }});
   }
   cases.push_back({"empty", [](Inputs& in) { return Problem{.norm = in.output({}, DType::f32)}; }});
+  cases.push_back({"many_each", [](Inputs& in) {
+                     Problem p;  // more tensors than one CUDA launch takes
+                     for (int i = 0; i < 1000; ++i) p.tensors.push_back(in.normal({3}, DType::f32));
+                     p.norm = in.output({1000}, DType::f64);
+                     return p;
+                   }});
   cases.push_back({"huge_f32", [](Inputs& in) {
                      return Problem{.tensors = {in.values({3e30, 4e30}, {2}, DType::f32)},
                                     .norm = in.output({}, DType::f32)};

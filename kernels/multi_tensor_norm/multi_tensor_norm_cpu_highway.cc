@@ -4,6 +4,7 @@
 #define HWY_TARGET_INCLUDE "kernels/multi_tensor_norm/multi_tensor_norm_cpu_highway.cc"
 #include "core/simd/targets_inl.h"
 
+#include "core/view.h"
 #include "kernels/multi_tensor/chunks.h"
 #include "kernels/multi_tensor/squares_inl.h"
 #include "kernels/multi_tensor_norm/multi_tensor_norm.h"
@@ -26,6 +27,13 @@ double sum_of_squares(const Tensor& tensor, int64_t begin, int64_t end) {
 }
 
 void multi_tensor_norm_chunks(const MultiTensorNormProblem& p) {
+  if (p.is_of_each()) {
+    for (size_t i = 0; i < p.tensors.size(); ++i) {
+      const auto place = static_cast<int64_t>(i);
+      multi_tensor_norm_chunks({.tensors = {p.tensors[i]}, .norm = view::select(p.norm, 0, place)});
+    }
+    return;
+  }
   const std::vector<Tensor> tensors = contiguous_list(p.tensors);
   const ChunkTasks tasks(tensors);
   std::vector<double> sums(tasks.count());

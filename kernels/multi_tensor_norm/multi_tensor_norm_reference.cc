@@ -9,6 +9,15 @@
 namespace weft::kernels {
 
 std::vector<Expected> multi_tensor_norm_reference(const MultiTensorNormProblem& p) {
+  if (p.is_of_each()) {
+    Expected each;
+    for (const Tensor& tensor : p.tensors) {
+      const Tensor scalar = Tensor::empty({}, p.norm.dtype());
+      const Expected one = multi_tensor_norm_reference({.tensors = {tensor}, .norm = scalar})[0];
+      each.add(one.values[0], one.bounds[0]);
+    }
+    return {each};
+  }
   long double sum = 0;
   double n = 0;
   for (const Tensor& tensor : p.tensors) {

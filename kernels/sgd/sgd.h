@@ -8,13 +8,20 @@
 //   g = nesterov ? g + momentum * b : b                           only where momentum is not 0
 //   p = p - lr * g
 //
+// A layer's rate multiplies gradient_scale and weight_decay where `layer_norms` are given (LARS; of
+// LAMB and its kin the last step):
+//
+//   rate = trust_coefficient |p| / (gradient_scale |g| + weight_decay |p|)     1 where a norm is 0
+//
 // The result equals a scalar loop's bit for bit on every instruction set.
 //
 // Parameters and momentum buffers are contiguous and of one dtype (f64 f32 bf16 f16), and updated
 // in place; a narrow one is widened when read and rounded once when written, as PyTorch's fused SGD
 // does. Element i of the lists belongs together and has one shape. Gradients are f32, bf16 or f16
-// (f64 for f64), of any strides, and only read. A gate decides when the step runs whether it
-// changes anything, and multiplies gradient_scale, rounded, by its coefficient.
+// (f64 for f64), of any strides, and only read. Beside an f32 parameter `narrow` may have a
+// contiguous tensor of bf16 or f16, which is assigned (=) the parameter's new values, rounded. A
+// gate decides when the step runs whether it changes anything, and multiplies gradient_scale,
+// rounded, by its coefficient.
 #pragma once
 
 #include "kernels/multi_tensor/step_gate.h"
@@ -37,6 +44,10 @@ struct SgdProblem {
   Tensor skip, norm;  // optional
   double max_norm = 0;
   bool needs_finite = false;
+  // f64 [2, parameters], optional, on their device: |p| and |g| of each.
+  Tensor layer_norms = {};
+  double trust_coefficient = 1;
+  std::vector<Tensor> narrow = {};  // optional, and so is each of them
 
   StepGate gate() const { return {skip, norm, max_norm, needs_finite}; }
   DType dtype() const { return parameters.empty() ? DType::f32 : parameters[0].dtype(); }

@@ -6,8 +6,9 @@
 
 namespace weft::kernels {
 
+/// `narrow`: of the copies that every second parameter has; f32: none has one.
 inline SgdProblem sgd_case(Inputs& in, const std::vector<Shape>& shapes, DType dtype,
-                           DType gradient, const SgdProblem& options) {
+                           DType gradient, const SgdProblem& options, DType narrow = DType::f32) {
   SgdProblem s = options;
   for (const Shape& shape : shapes) {
     s.parameters.push_back(in.inout(in.uniform(shape, dtype, -1, 1)));
@@ -17,6 +18,9 @@ inline SgdProblem sgd_case(Inputs& in, const std::vector<Shape>& shapes, DType d
                                        : in.inout(in.uniform(shape, dtype, -1, 1)));
     }
     s.gradients.push_back(in.uniform(shape, gradient, -1, 1));
+    if (narrow == DType::f32) continue;
+    const bool has_copy = s.parameters.size() % 2 == 1;
+    s.narrow.push_back(has_copy ? in.inout(in.uniform(shape, narrow, -1, 1)) : Tensor());
   }
   return s;
 }
@@ -45,6 +49,41 @@ inline OpTable sgd_table() {
     add("nesterov", shapes, dtype, gradient, {.lr = 0.1, .momentum = 0.9, .nesterov = true});
     add("nesterov_first", shapes, dtype, gradient,
         {.momentum = 0.9, .weight_decay = 0.1, .nesterov = true, .first_step = true});
+  }
+  for (DType narrow : {DType::bf16, DType::f16}) {
+    for (double momentum : {0.0, 0.9}) {
+      cases.push_back({fmt::format("copied_{}_momentum_{}", narrow, momentum), [=](Inputs& in) {
+                         return sgd_case(in, shapes, DType::f32, DType::f32,
+                                         {.lr = 0.1, .momentum = momentum}, narrow);
+                       }});
+    }
+    for (double skip : {0.0, 1.0}) {
+      cases.push_back(
+          {fmt::format("copied_{}_skip_{}", narrow, skip), [=](Inputs& in) {
+             Problem s = sgd_case(in, {{37, 41}, {5}, {4}}, DType::f32, DType::f32, {}, narrow);
+             s.skip = in.values({skip}, {}, DType::f32);
+             return s;
+           }});
+    }
+  }
+  // Layers at rates of their own; of some parameters norms are 0.
+  for (DType dtype : {DType::f64, DType::f32}) {
+    for (double norm : {0.0, 20.0}) {
+      cases.push_back(
+          {fmt::format("layers_{}_norm_{}", dtype, norm), [=](Inputs& in) {
+             Problem s = sgd_case(in, shapes, dtype, dtype,
+                                  {.momentum = 0.9,
+                                   .weight_decay = 0.1,
+                                   .gradient_scale = 0.7,
+                                   .trust_coefficient = 0.02});
+             const auto n = static_cast<int64_t>(shapes.size());
+             s.layer_norms = in.values({3, 0.25, 0, 2, 7.5, 1.5, 4, 0, 0.5}, {2, n}, DType::f64);
+             if (norm == 0) return s;
+             s.norm = in.values({norm}, {}, DType::f64);
+             s.max_norm = 5;
+             return s;
+           }});
+    }
   }
   // Clipped by a norm that the host does not know, or left out.
   for (double norm : {2.0, 20.0, static_cast<double>(INFINITY)}) {

@@ -5,20 +5,16 @@
 #include "kernels/multi_tensor/chunks.h"
 #include "kernels/multi_tensor/tensor_list.cuh"
 #include "kernels/sgd/sgd.h"
+#include "kernels/sgd/sgd_constants.h"
 
 namespace weft::kernels {
 namespace {
 
 struct SgdFields {
   void *p, *b;  // b: null without momentum
-  Numbers g;
+  Numbers g, narrow;
+  const double *p_norm, *g_norm;  // null without
   bool aligned;
-};
-
-template <class Acc>
-struct SgdConstants {
-  Acc gradient_scale, weight_decay, momentum, one_minus_dampening, lr;
-  bool scales, decays, has_momentum, nesterov, first_step;
 };
 
 template <class Acc, int n>
@@ -40,6 +36,7 @@ __device__ __forceinline__ void sgd_elements(const SgdConstants<Acc>& c, const S
     p[k] = p[k] - c.lr * g[k];
   }
   elements::store_as<Acc, n>(f.p, i, p);
+  if constexpr (sizeof(Acc) == 4) store_narrow(f.narrow, i, p);
   if (c.has_momentum) elements::store_as<Acc, n>(f.b, i, b);
 }
 
@@ -49,11 +46,9 @@ __global__ void __launch_bounds__(kListThreads)
                const __grid_constant__ SgdConstants<Acc> arguments, const OpenedGate gate) {
   if (gate.is_closed()) return;
   SgdConstants<Acc> constants = arguments;
-  if (const double coefficient = gate.coefficient(); coefficient != 1) {
-    constants.gradient_scale = static_cast<Acc>(constants.gradient_scale * coefficient);
-    constants.scales = true;
-  }
+  constants.scale_by(gate.coefficient());
   const ListEntry<SgdFields>& entry = list.of_chunk(blockIdx.x);
+  if (entry.fields.p_norm) constants.take_rate_of(*entry.fields.p_norm, *entry.fields.g_norm);
   for_chunk_elements<4>(
       chunk_of(entry, blockIdx.x), entry.fields.aligned,
       [&](auto width, int64_t i) { sgd_elements<Acc, width()>(constants, entry.fields, i); });
@@ -61,24 +56,22 @@ __global__ void __launch_bounds__(kListThreads)
 
 template <class Acc>
 void run(const SgdProblem& p) {
-  const bool has_momentum = p.momentum != 0;
-  const SgdConstants<Acc> constants{static_cast<Acc>(p.gradient_scale),
-                                    static_cast<Acc>(p.weight_decay),
-                                    static_cast<Acc>(p.momentum),
-                                    static_cast<Acc>(1 - p.dampening),
-                                    static_cast<Acc>(p.lr),
-                                    p.gradient_scale != 1,
-                                    p.weight_decay != 0,
-                                    has_momentum,
-                                    p.nesterov,
-                                    p.first_step};
+  const SgdConstants<Acc> constants(p);
+  const bool has_momentum = constants.has_momentum;
+  const double* const norms = p.layer_norms.defined() ? p.layer_norms.data<double>() : nullptr;
   const std::vector<Tensor> gradients = contiguous_list(p.gradients);
   const auto fields = [&](size_t i) {
     const Tensor buffer = has_momentum ? p.buffers[i] : Tensor();
-    const bool aligned =
-        is_aligned(p.parameters[i], 4) && is_aligned(buffer, 4) && is_aligned(gradients[i], 4);
-    return SgdFields{p.parameters[i].raw(), has_momentum ? buffer.raw() : nullptr,
-                     Numbers(gradients[i]), aligned};
+    const Tensor narrow = p.narrow.empty() ? Tensor() : p.narrow[i];
+    const bool aligned = is_aligned(p.parameters[i], 4) && is_aligned(buffer, 4) &&
+                         is_aligned(gradients[i], 4) && is_aligned(narrow, 4);
+    return SgdFields{p.parameters[i].raw(),
+                     has_momentum ? buffer.raw() : nullptr,
+                     Numbers(gradients[i]),
+                     Numbers(narrow),
+                     norms ? norms + i : nullptr,
+                     norms ? norms + p.parameters.size() + i : nullptr,
+                     aligned};
   };
   const runtime::StreamHandle stream = current_stream_handle(p.device());
   for_each_list<SgdFields>(p.parameters, fields, [&](const auto& list, uint32_t) {

@@ -12,18 +12,29 @@ namespace {
 template <class T>
 std::vector<Expected> run(const SgdProblem& s) {
   const T lr = static_cast<T>(s.lr), momentum = static_cast<T>(s.momentum);
-  const T share = static_cast<T>(1 - s.dampening), decay = static_cast<T>(s.weight_decay);
+  const T share = static_cast<T>(1 - s.dampening);
   double norm = 0, coefficient = 1;
   if (s.norm.defined()) norm = s.norm.item();
   if (s.max_norm > 0)
     coefficient = std::isnan(norm) ? NAN : std::min(1.0, s.max_norm / (norm + 1e-6));
   const bool is_closed =
       (s.skip.defined() && s.skip.item() != 0) || (s.needs_finite && !std::isfinite(norm));
-  const auto scale =
-      static_cast<T>(static_cast<double>(static_cast<T>(s.gradient_scale)) * coefficient);
+  const std::vector<double> norms =
+      s.layer_norms.defined() ? s.layer_norms.to_vector() : std::vector<double>();
   std::vector<Expected> result;
   for (size_t t = 0; t < s.parameters.size(); ++t) {
     std::vector<double> p = s.parameters[t].to_vector(), g = s.gradients[t].to_vector();
+    auto scale =
+        static_cast<T>(static_cast<double>(static_cast<T>(s.gradient_scale)) * coefficient);
+    auto decay = static_cast<T>(s.weight_decay);
+    const double of_p = norms.empty() ? 0 : norms[t];
+    const double of_g = norms.empty() ? 0 : norms[s.parameters.size() + t];
+    if (of_p != 0 && of_g != 0) {
+      const double exact = s.gradient_scale * coefficient;
+      const double rate = s.trust_coefficient * of_p / (exact * of_g + s.weight_decay * of_p);
+      scale = static_cast<T>(rate * exact);
+      decay = static_cast<T>(rate * s.weight_decay);
+    }
     std::vector<double> b;
     if (s.momentum != 0) b = s.buffers[t].to_vector();
     for (size_t i = 0; i < p.size(); ++i) {
@@ -40,6 +51,13 @@ std::vector<Expected> run(const SgdProblem& s) {
     }
     result.push_back({p, std::vector<double>(p.size())});
     if (s.momentum != 0) result.push_back({b, std::vector<double>(b.size())});
+    const Tensor narrow = s.narrow.empty() ? Tensor() : s.narrow[t];
+    if (!narrow.defined()) continue;
+    std::vector<double> rounded = narrow.to_vector();
+    for (size_t i = 0; i < p.size() && !is_closed; ++i) {
+      rounded[i] = numerics::round_to(p[i], narrow.dtype());
+    }
+    result.push_back({rounded, std::vector<double>(rounded.size())});
   }
   return result;
 }

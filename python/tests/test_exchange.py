@@ -8,6 +8,7 @@ import weakref
 import weft
 from optional import ml_dtypes, needs_ml_dtypes, needs_numpy
 from optional import numpy as np
+from weft.nn import functional as F
 
 SHARED = (weft.float64, weft.float32, weft.float16, weft.int64, weft.int32, weft.uint8, weft.bool)
 NARROW = (weft.bfloat16, weft.float8_e4m3fn, weft.float8_e5m2)
@@ -205,6 +206,26 @@ class Buffers(unittest.TestCase):
         self.assertEqual(bytes(weft.tensor([1, 2], dtype=weft.uint8)), b"\x01\x02")
         self.assertEqual(weft.as_tensor(bytearray(b"ab")).tolist(), [97, 98])
         self.assertRaises(BufferError, memoryview, weft.zeros(2, dtype=weft.bfloat16))
+
+    def test_what_others_write_to_a_weight_reaches_its_products(self):
+        # An optimizer keeps 16-bit copies of weights, but of those that others may change.
+        for shares_first in (False, True):
+            weight = weft.ones(1, 2, requires_grad=True)
+            memory = memoryview(weight.detach()) if shares_first else None
+            optimizer = weft.optim.SGD([weight], lr=0.5)
+
+            def product():
+                with weft.autocast(weft.bfloat16):
+                    return F.linear(weft.ones(1, 2), weight)
+
+            for _ in range(2):
+                product().sum().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+            self.assertEqual(product().item(), 0)
+            memory = memory or memoryview(weight.detach())
+            memory[0, 0] = 3
+            self.assertEqual(product().item(), 3)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "autograd/narrow_copies.h"
 #include "autograd/ops.h"
 #include "core/allocator.h"
 #include "core/transfer.h"
@@ -27,20 +28,21 @@ void CapturedPasses::capture(const std::vector<Batch>& batches,
   }
   // What steps have used until now is not needed beside the graph's own.
   allocator(device_).release_pool();
+  for (const Tensor& parameter : parameters_) {
+    seen_.push_back({parameter.raw(), parameter.requires_grad(), narrow_copy(parameter)});
+  }
   graph_.capture([&] { passes(inputs_); });
   peak_bytes_ = allocator(device_).stats().peak_live;
-  for (const Tensor& parameter : parameters_) {
-    seen_.emplace_back(parameter.raw(), parameter.requires_grad());
-    gradients_.push_back(parameter.grad());
-  }
+  for (const Tensor& parameter : parameters_) gradients_.push_back(parameter.grad());
 }
 
 bool CapturedPasses::fits(const std::vector<Batch>& batches) const {
   const auto is_alike = [](const Tensor& a, const Tensor& b) {
     return a.shape() == b.shape() && a.dtype() == b.dtype();
   };
-  const auto is_as_seen = [](const Tensor& parameter, const auto& seen) {
-    return parameter.raw() == seen.first && parameter.requires_grad() == seen.second;
+  const auto is_as_seen = [](const Tensor& parameter, const Seen& seen) {
+    return parameter.raw() == seen.memory && parameter.requires_grad() == seen.requires_grad &&
+           (!seen.narrow.defined() || narrow_copy(parameter).is_same(seen.narrow));
   };
   if (!std::ranges::equal(parameters_, seen_, is_as_seen)) return false;
   return std::ranges::equal(batches, inputs_, [&](const Batch& batch, const Batch& input) {

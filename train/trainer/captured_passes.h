@@ -36,7 +36,8 @@ class CapturedPasses {
   void capture(const std::vector<Batch>& batches,
                const std::function<void(const std::vector<Batch>&)>& passes);
   /// Whether a launch on these batches is what the passes would do: their shapes are those of the
-  /// capture, and the parameters lie where they did, and require gradients or not, as then.
+  /// capture, and the parameters and their narrow copies (autograd/narrow_copies.h) lie where they
+  /// did, and require gradients or not, as then. Copies are brought up to date.
   bool fits(const std::vector<Batch>& batches) const;
   /// The passes on other batches, on the device. The parameters' gradients are new ones then.
   void launch(const std::vector<Batch>& batches);
@@ -50,12 +51,19 @@ class CapturedPasses {
   size_t peak_bytes() const { return peak_bytes_; }
 
  private:
+  /// A parameter as the capture saw it.
+  struct Seen {
+    const void* memory;
+    bool requires_grad;
+    Tensor narrow;
+  };
+
   const Device device_;
   const Tensors parameters_;
   DeviceGraph graph_;  // goes after what it writes to
   std::vector<Batch> inputs_;
-  std::vector<std::pair<const void*, bool>> seen_;  // of each parameter: its memory, requires_grad
-  Tensors gradients_;                               // of each parameter, some undefined
+  std::vector<Seen> seen_;
+  Tensors gradients_;  // of each parameter, some undefined
   Tensors losses_;
   std::vector<Logged> logged_;
   size_t peak_bytes_ = 0;

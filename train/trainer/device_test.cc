@@ -4,8 +4,9 @@
 #include <cmath>
 
 #include "core/runtime.h"
+#include "dist/comm/in_process.h"
 #include "kernels/op.h"
-#include "optim/adam.h"
+#include "optim/registry.h"
 #include "tests/skip.h"
 #include "train/trainer/testing.h"
 #include "train/trainer/weight_averaging.h"
@@ -54,7 +55,10 @@ namespace {
 
 /// Drops out, so that a graph that repeated its random numbers would be seen.
 struct Dropping : TrainingModule {
-  Dropping() : in(add<nn::Linear>("in", 3, 16)), out(add<nn::Linear>("out", 16, 1)) {}
+  explicit Dropping(std::string optimizer = "adamw")
+      : optimizer(std::move(optimizer)),
+        in(add<nn::Linear>("in", 3, 16)),
+        out(add<nn::Linear>("out", 16, 1)) {}
   Tensor forward(const Tensor& x) override {
     return out(ops::dropout(ops::gelu(in(x)), 0.25, is_training()));
   }
@@ -64,9 +68,10 @@ struct Dropping : TrainingModule {
     return loss;
   }
   Optimization configure_optimizers() override {
-    auto optimizer = std::make_unique<optim::AdamW>(named_parameters());
-    return {std::move(optimizer), [](int64_t step) { return 0.1 / static_cast<double>(step + 1); }};
+    return {optim::make_optimizer(optimizer, named_parameters(), {}),
+            [](int64_t step) { return 0.1 / static_cast<double>(step + 1); }};
   }
+  std::string optimizer;
   nn::Linear &in, &out;
 };
 
@@ -110,15 +115,16 @@ struct Fit {
 };
 
 /// Two epochs of five batches of four, the last of one row; two batches make a step.
-Fit fit_dropping(TrainerOptions options, bool is_broken = false) {
+Fit fit_dropping(TrainerOptions options, bool is_broken = false,
+                 const std::string& optimizer = "adamw") {
   const auto steps = std::make_shared<Steps>();
   options.max_epochs = 2;
   options.accumulate_grad_batches = 2;
   options.track_grad_norm = true;
-  options.callbacks = {steps};
+  options.callbacks.push_back(steps);
   Trainer trainer(quiet(std::move(options)));
   trainer.seed_everything(1);
-  Dropping model;
+  Dropping model(optimizer);
   Tensor x = normal({17, 3}, 0);
   if (is_broken) x.data<float>()[3 * 12] = INFINITY;  // of the fourth batch
   data::TensorLoader train(data::tensor_dataset({x, ops::sum(x, {1}, true)}), {.batch_size = 4});
@@ -160,6 +166,47 @@ TEST_CASE("captured steps have the bits of those that are not") {
   CHECK(eager.launched[3] > 30);
 }
 
+TEST_CASE("every optimizer clips behind a captured step, and leaves one out") {
+  if (runtime::device_count() == 0) WEFT_SKIP(runtime::no_device_reason().c_str());
+  const std::string optimizer = GENERATE("sgd", "lars", "lamb", "muon");
+  INFO(optimizer);
+  for (const bool is_broken : {false, true}) {
+    const auto fit = [&](Capture capture) {
+      return fit_dropping({.fabric = {.device = "cuda", .precision = "bf16-mixed"},
+                           .gradient_clip_val = 0.5,
+                           .nonfinite = Nonfinite::kSkip,
+                           .capture = capture},
+                          is_broken, optimizer);
+    };
+    const Fit eager = fit(Capture::kOff), captured = fit(Capture::kOn);
+    CHECK(captured.captured == 3);
+    CHECK(captured.weights == eager.weights);
+    CHECK(captured.was_skipped == eager.was_skipped);
+    CHECK(eager.was_skipped == std::vector<bool>{false, is_broken, false, false, is_broken, false});
+  }
+}
+
+TEST_CASE("weights that are changed between captured steps are those that the next one reads") {
+  if (runtime::device_count() == 0) WEFT_SKIP(runtime::no_device_reason().c_str());
+  struct Halving : Callback {
+    void on_train_batch_end(Trainer& trainer, TrainingModule& module, const Tensor&, const Batch&,
+                            int64_t) override {
+      if (!trainer.has_stepped()) return;
+      const NoGrad guard;
+      for (Tensor& weight : module.parameters()) ops::mul_(weight, ops::full_like(weight, 0.5));
+    }
+  };
+  const auto fit = [&](Capture capture) {
+    return fit_dropping({.fabric = {.device = "cuda", .precision = "bf16-mixed"},
+                         .capture = capture,
+                         .callbacks = {std::make_shared<Halving>()}});
+  };
+  const Fit eager = fit(Capture::kOff), captured = fit(Capture::kOn);
+  CHECK(captured.captured == 3);
+  CHECK(captured.weights == eager.weights);
+  CHECK(captured.losses == eager.losses);
+}
+
 TEST_CASE("a captured step that is not finite is left out, or ends the fit, as any other") {
   if (runtime::device_count() == 0) WEFT_SKIP(runtime::no_device_reason().c_str());
   const auto options = [](Nonfinite nonfinite, Capture capture) {
@@ -187,6 +234,18 @@ TEST_CASE("what cannot be captured is said, or goes on as it was") {
                     Catch::Contains("capture: the step cannot be captured: cpu has no graphs"));
   CHECK(with("cpu", "32-true", Capture::kAuto).captured == 0);
   if (runtime::device_count() == 0) WEFT_SKIP(runtime::no_device_reason().c_str());
+  CHECK_THROWS_WITH(
+      dist::run_ranks(2,
+                      [&](dist::Communicator& c) {
+                        Trainer trainer(quiet({.fabric = {.device = "cuda", .devices = 2},
+                                               .max_epochs = 1,
+                                               .capture = Capture::kOn}));
+                        trainer.launch({&c, [](dist::Communicator*) {}});
+                        Dropping model;
+                        data::TensorLoader train(line(16), {.batch_size = 4});
+                        trainer.fit(model, train);
+                      }),
+      Catch::Contains("would not see a rank fail inside a graph"));
   CHECK_THROWS_WITH(with("cuda", "transformer-engine", Capture::kOn),
                     Catch::Contains("fp8 waits for the device to choose its scales"));
   // Looks at its loss, or brings a tensor to the device.

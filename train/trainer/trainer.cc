@@ -440,9 +440,11 @@ std::string Trainer::why_not_captured() const {
   if (fabric_.device().type != DeviceType::cuda) {
     return fmt::format("{} has no graphs", to_string(fabric_.device()));
   }
-  if (fabric_.size() > 1 || fabric_.data_devices() > 1 || is_pipelined_) {
-    return "several devices meet in the middle of it";
+  if (fabric_.size() > 1) {
+    return "the host watches over what ranks send each other, call by call, and would not see a "
+           "rank fail inside a graph";
   }
+  if (fabric_.data_devices() > 1) return "several devices meet in the middle of it";
   if (options_.deterministic_reduce) return "deterministic_reduce adds on the host";
   if (options_.detect_anomaly) return "detect_anomaly looks at every result";
   if (precision.is_fp8()) return "fp8 waits for the device to choose its scales";
