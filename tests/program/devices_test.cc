@@ -184,9 +184,8 @@ TEST_CASE("a rank that is killed ends the others, which say where they were") {
   INFO(outcome.err);
   CHECK(outcome.code != 0);
   CHECK_THAT(outcome.err, Contains("rank 1"));
-  CHECK_THAT(outcome.err,
-             Contains("all_reduce #") || Contains("all_gather #") || Contains("broadcast #") ||
-                 Contains("barrier #"));
+  CHECK_THAT(outcome.err, Contains("all_reduce #") || Contains("all_gather #") ||
+                              Contains("broadcast #") || Contains("barrier #"));
   const Outcome left = run_shell("pgrep -f -- '[w]eft train --output " + run + "'");
   CHECK(left.out == "");
 }
