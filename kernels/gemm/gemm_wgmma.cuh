@@ -152,26 +152,33 @@ __device__ __forceinline__ void produce(const Arguments& g, int depth, Ring<kSta
   }
 }
 
-/// Rounds a consumer's sums to T into its buffer, once its last tile's is no longer read.
-template <class T, int kCols>
-__device__ __forceinline__ void round_tile(const Arguments& g, const Buffer& buffer,
-                                           const TilePlace& tile, int consumer,
-                                           const float (&sums)[kCols / 2]) {
+/// Brings the bias of a tile's columns. For the time of its first products: its last readers have
+/// passed the barrier before the last tile's store, and the next ones pass that of round_tile.
+template <int kCols>
+__device__ __forceinline__ void load_shifts(const Arguments& g, const Buffer& buffer,
+                                            const TilePlace& tile) {
+  if (g.store == Store::kElements) return;
   const GemmArguments& p = g.p;
-  const int thread = reread_thread();
-  const int64_t column0 = int64_t{tile.col} * kCols;
   // Through shared memory: the addresses of a thread's own columns would be kept in registers
   // through the products.
-  for (int i = thread; i < kCols; i += kConsumerThreads) {
-    const int64_t column = column0 + i;
+#pragma unroll 1
+  for (int i = reread_thread(); i < kCols; i += kConsumerThreads) {
+    const int64_t column = int64_t{tile.col} * kCols + i;
     const bool has_bias = p.bias.elements && column < p.n;
     // -0 changes no sum.
     buffer.shifts[i] = has_bias ? load_one<float>(p.bias.elements, column * p.bias.column) : -0.0f;
   }
+}
+
+/// Rounds a consumer's sums to T into its buffer, once its last tile's is no longer read.
+template <class T, int kCols>
+__device__ __forceinline__ void round_tile(const Arguments& g, const Buffer& buffer, int consumer,
+                                           const float (&sums)[kCols / 2]) {
+  const int thread = reread_thread();
   // The last tile's store has read the buffer: its issuer says so.
   if (thread == 0) ptx::tma_store_wait_read<0>();
   ptx::named_barrier_sync(1 + consumer, kConsumerThreads);
-  const float scale = p.scale;
+  const float scale = g.p.scale;
   const float* const shifts = buffer.shifts;
   round_into_boxes<T, kCols>(buffer.store, sums, [=](int column) {
     const auto shift = *reinterpret_cast<const Pack<float, 2>*>(shifts + column);
@@ -362,7 +369,7 @@ __device__ __forceinline__ void store_tile(const Arguments& g, const TensorMap* 
   if (g.store == Store::kElements) {
     return store_by_elements<kCols>(g, buffer, tile, consumer, sums);
   }
-  round_tile<T, kCols>(g, buffer, tile, consumer, sums);
+  round_tile<T, kCols>(g, buffer, consumer, sums);
   if (g.store == Store::kDgelu) {
     ptx::named_barrier_sync(1 + consumer, kConsumerThreads);
     return store_activated<T, true, kCols>(g, buffer, tile, consumer);
