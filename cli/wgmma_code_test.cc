@@ -1,5 +1,6 @@
-// What Hopper's matrix product must be compiled to: all its 24 kernels without spills, four wgmma a
-// step of K, registers moved to the consumers, and a GELU of at most 40 instructions an element.
+// What Hopper's matrix product and attention must be compiled to: kernels without spills, as many
+// wgmma a step as the tile has, registers moved to the consumers; a GELU of at most 40 instructions
+// an element, a softmax of at most 12 a score of heads of up to 128 columns.
 #include <catch2/catch.hpp>
 
 #include "cli/kernel_sass.h"
@@ -45,4 +46,53 @@ TEST_CASE("gemm_cuda_wgmma's machine code keeps its promises") {
     CHECK(of_gelus == 2);
   }
   CHECK(kernels == 24);
+}
+
+namespace {
+
+/// What a file's kernels of one name promise. Instructions for each score of a step along the
+/// tokens are those of its loop, masks of the last tile included; wide heads, which `wide` in a
+/// name's arguments says, have more of them for their sums.
+struct AttentionPromise {
+  const char *file, *kernel;
+  int kernels, most_registers;
+  double most_per_score;
+  const char* wide;
+  double most_per_wide_score;
+};
+
+}  // namespace
+
+TEST_CASE("Hopper's attention's machine code keeps its promises") {
+  if (find_cuda_tool("nvcc").empty()) WEFT_SKIP("nvcc is not installed");
+  if (find_cuda_tool("nvdisasm").empty()) WEFT_SKIP("nvdisasm is not installed");
+  const AttentionPromise promise =
+      GENERATE(AttentionPromise{"kernels/attention/attention_cuda_wgmma.cu",
+                                "attention_wgmma_kernel<", 22, 240, 12, " 256,", 17},
+               AttentionPromise{"kernels/attention/attention_cuda_wgmma_backward.cu",
+                                "attention_wgmma_backward_kernel<", 6, 232, 19, " 128,", 32});
+  int kernels = 0;
+  for (const KernelCode& kernel : compile_kernels(promise.file, "h100", ".")) {
+    if (!kernel.name.starts_with(promise.kernel)) continue;
+    ++kernels;
+    INFO(kernel.name);
+    CHECK(kernel.spilled_bytes == 0);
+    CHECK(kernel.registers == 168);
+    CHECK(kernel.most_registers == promise.most_registers);
+    const CodeLoop* step = nullptr;  // the loop along the tokens; around it is one along tiles
+    for (const CodeLoop& loop : kernel.loops) {
+      INFO("loop at " << loop.begin);
+      CHECK(in_pipe(loop, Pipe::kLocal) == 0);
+      CHECK(in_pipe(loop, Pipe::kDouble) == 0);
+      if (in_pipe(loop, Pipe::kTensor) == 0 || loop.exponentials == 0) continue;
+      if (!step || loop.per_exponential() < step->per_exponential()) step = &loop;
+    }
+    REQUIRE(step);
+    CHECK(step->calls == 0);
+    const bool is_masked = kernel.name.find("true>") != std::string::npos;  // loads for each score
+    const bool is_wide = kernel.name.find(promise.wide) != std::string::npos;
+    const double most = is_wide ? promise.most_per_wide_score : promise.most_per_score;
+    if (!is_masked) CHECK(step->per_exponential() <= most);
+  }
+  CHECK(kernels == promise.kernels);
 }

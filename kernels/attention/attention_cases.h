@@ -18,12 +18,13 @@ struct AttentionCase {
   bool backward = false, causal = false;
   double dropout = 0;
   /// q, k and v are views of one [B, T, 3, H, D] buffer (needs queries = keys), the outputs of
-  /// [B, T, H D] buffers with a gap behind each row.
+  /// [B, T, H D] buffers, with a gap behind each row where has_gaps.
   bool fused = false;
   Accumulation accumulation = Accumulation::kIeee;
   bool rounds_scores = false;  // of f16: allows it
   Tf32 tf32 = Tf32::kOff;      // of f32
   int64_t sharing = 1;         // heads of q for each of k and v
+  bool has_gaps = true;
   enum class Mask { kNone, kOfKeys, kFull, kAdded } mask = Mask::kNone;
 
   std::string name() const {
@@ -40,7 +41,9 @@ struct AttentionCase {
 
   Tensor output(Inputs& in, int64_t heads, int64_t tokens) const {
     if (!fused) return in.output({batch, heads, tokens, width}, dtype);
-    const Tensor rows = in.row_strided_output({batch, tokens, heads * width}, dtype);
+    const Shape row_shape = {batch, tokens, heads * width};
+    const Tensor rows =
+        has_gaps ? in.row_strided_output(row_shape, dtype) : in.output(row_shape, dtype);
     const Shape shape = {batch, heads, tokens, width};
     return Tensor::view_of(rows.storage(), shape, {rows.stride(0), width, rows.stride(1), 1},
                            rows.offset(), dtype);
@@ -244,12 +247,54 @@ inline OpTable attention_table() {
            .mask = mask});
     }
   }
+  // Hopper's tiles: each width of them with columns to spare or none, both steps of keys (128 and
+  // 208), several tiles of queries and steps, more tiles than blocks, both orders of tiles.
+  const auto add_wgmma = [&](AttentionCase c) {
+    if (c.dtype == DType::f32) c.dtype = DType::bf16;
+    c.rounds_scores = c.dtype == DType::f16;
+    add(c);
+  };
+  add_wgmma({1, 3, 150, 197, 64});
+  add_wgmma({1, 3, 40, 197, 64, DType::f16});
+  add_wgmma({.batch = 2,
+             .heads = 2,
+             .queries = 260,
+             .keys = 260,
+             .width = 64,
+             .causal = true,
+             .fused = true,
+             .has_gaps = false});
+  add_wgmma({1, 1, 70, 300, 80});
+  add_wgmma({1, 1, 20, 140, 80, DType::f16});
+  add_wgmma({.batch = 1, .heads = 2, .queries = 30, .keys = 140, .width = 96, .causal = true});
+  add_wgmma({1, 1, 20, 180, 128});
+  add_wgmma({1, 1, 20, 200, 136});
+  add_wgmma({.batch = 1, .heads = 1, .queries = 130, .keys = 130, .width = 256, .causal = true});
+  // Backward: so many heads that a block owns two of the three blocks of their keys.
+  add_wgmma({2, 33, 8, 260, 40});
+  for (auto mask :
+       {AttentionCase::Mask::kOfKeys, AttentionCase::Mask::kFull, AttentionCase::Mask::kAdded}) {
+    add_wgmma({.batch = 2,
+               .heads = 4,
+               .queries = 70,
+               .keys = 150,
+               .width = mask == AttentionCase::Mask::kFull ? 72 : 40,
+               .causal = mask == AttentionCase::Mask::kAdded,
+               .sharing = 2,
+               .mask = mask});
+  }
   // Timed: ViT-B/16 with 4 images and the compact model with 64, each from a fused buffer.
   for (DType dtype : {DType::f32, DType::bf16}) {
-    add({4, 12, 197, 197, 64, dtype, false, false, 0, true}, true);
-    add({64, 4, 65, 65, 32, dtype, false, false, 0, true}, true);
-    add({1, 4, 1024, 1024, 64, dtype, false, false, 0, true}, true);
-    add({1, 4, 1024, 1024, 64, dtype, false, true, 0, true}, true);
+    const auto add_timed = [&](AttentionCase c) {
+      c.dtype = dtype;
+      c.fused = true;
+      c.has_gaps = false;
+      add(c, true);
+    };
+    add_timed({4, 12, 197, 197, 64});
+    add_timed({64, 4, 65, 65, 32});
+    add_timed({1, 4, 1024, 1024, 64});
+    add_timed({.batch = 1, .heads = 4, .queries = 1024, .keys = 1024, .width = 64, .causal = true});
   }
   return make_table(attention_op(), std::move(cases), attention_reference);
 }

@@ -112,25 +112,41 @@ struct Heads : HeadStrides {
   }
 };
 
+/// [B, H, Tq, Tk] of any strides, or nothing.
+struct AttentionMask {
+  const void* elements = nullptr;
+  bool is_added = false;  // to the scores
+  int64_t strides[4] = {};
+
+  explicit AttentionMask(const AttentionProblem& p) {
+    if (!p.mask.defined()) return;
+    elements = p.mask.raw();
+    is_added = p.mask.dtype() != DType::boolean;
+    for (int d = 0; d < 4; ++d) strides[d] = p.mask.strides()[d];
+  }
+  /// What the mask adds to a score: -inf for a hidden key.
+  template <class Acc>
+  __device__ __forceinline__ Acc added(int64_t b, int64_t h, int64_t query, int64_t key) const {
+    if (!elements) return 0;
+    const int64_t at = b * strides[0] + h * strides[1] + query * strides[2] + key * strides[3];
+    if (is_added) return static_cast<const Acc*>(elements)[at];
+    return static_cast<const uint8_t*>(elements)[at] ? Acc{0} : static_cast<Acc>(-INFINITY);
+  }
+};
+
 struct AttentionArguments : AttentionFields<Heads, int64_t, double> {
   int64_t batches;
   Numbers lse, delta;  // [B, H, Tq]
   Tf32 tf32;           // what becomes of the factors of products
-  const void* mask = nullptr;
-  bool is_added = false;  // the mask to the scores
-  int64_t mask_strides[4] = {};
+  AttentionMask mask;
 
   AttentionArguments(const AttentionProblem& p, const Tensor& delta)
       : AttentionFields(p),
         batches(p.q.size(0)),
         lse(p.lse),
         delta(delta),
-        tf32(p.dtype() == DType::f32 ? p.numerics.tf32 : Tf32::kOff) {
-    if (!p.mask.defined()) return;
-    mask = p.mask.raw();
-    is_added = p.mask.dtype() != DType::boolean;
-    for (int d = 0; d < 4; ++d) mask_strides[d] = p.mask.strides()[d];
-  }
+        tf32(p.dtype() == DType::f32 ? p.numerics.tf32 : Tf32::kOff),
+        mask(p) {}
 
   /// x as a factor of a product. Products of TF32's 11 bits are exact in f32.
   __device__ __forceinline__ float factor(float x) const {
@@ -145,15 +161,6 @@ struct AttentionArguments : AttentionFields<Heads, int64_t, double> {
     return (b * heads + h) * queries + query;
   }
   __device__ bool sees(int64_t query, int64_t key) const { return !causal || key <= query; }
-  /// What the mask adds to a score: -inf for a hidden key.
-  template <class Acc>
-  __device__ Acc added(int64_t b, int64_t h, int64_t query, int64_t key) const {
-    if (!mask) return 0;
-    const int64_t at =
-        b * mask_strides[0] + h * mask_strides[1] + query * mask_strides[2] + key * mask_strides[3];
-    if (is_added) return static_cast<const Acc*>(mask)[at];
-    return static_cast<const uint8_t*>(mask)[at] ? Acc{0} : static_cast<Acc>(-INFINITY);
-  }
 };
 
 }  // namespace weft::kernels

@@ -41,7 +41,7 @@ struct Work {
   __device__ Acc score(int64_t head, int64_t query, int64_t key) const {
     const Acc hidden = static_cast<Acc>(-INFINITY);
     if (!p.sees(query, key)) return hidden;
-    const Acc added = p.template added<Acc>(b, head, query, key);
+    const Acc added = p.mask.template added<Acc>(b, head, query, key);
     if (added == hidden) return hidden;
     return static_cast<Acc>(p.scale) * dot(p.q, head, query, p.k, key) + added;
   }
@@ -89,7 +89,7 @@ __global__ void attention_naive_kernel(AttentionArguments p) {
   }
   max = warp_max(max);
   // Where the mask hides every key all exponentials are 0.
-  const Acc shift = p.mask && max == static_cast<Acc>(-INFINITY) ? Acc{0} : max;
+  const Acc shift = p.mask.elements && max == static_cast<Acc>(-INFINITY) ? Acc{0} : max;
   for (int64_t j = w.lane; j < p.keys; j += kWarp) {
     const Acc e = std::exp(scores[j] - shift);
     total += e;

@@ -32,6 +32,16 @@ inline bool has_aligned_rows(const Tensor& t) {
   return is_aligned;
 }
 
+/// TMA addresses the tensor: such rows, and no dimension that repeats others' memory.
+inline bool has_tma_rows(const Tensor& t) {
+  const int64_t kMostElements = (int64_t{1} << 40) / static_cast<int64_t>(t.itemsize());
+  bool takes = has_aligned_rows(t) && t.numel() > 0;
+  for (int d = 0; d < 3; ++d) {
+    takes = takes && (t.size(d) == 1 || (t.stride(d) > 0 && t.stride(d) < kMostElements));
+  }
+  return takes;
+}
+
 /// Keys that query i sees.
 inline int64_t visible_keys(const AttentionProblem& p, int64_t i) {
   const int64_t keys = p.k.size(2);

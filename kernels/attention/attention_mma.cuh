@@ -75,12 +75,13 @@ struct MmaAttention : AttentionFields<HeadRows, int, float> {
   }
 
   /// Stores lse of a query, given the maximum of its scores in powers of 2 and this lane's part of
-  /// the sum. Returns what its sums of values are to be multiplied by.
+  /// the sum. Returns what its sums of values are to be multiplied by: of a query that sees no key
+  /// by 0.
   template <bool kDropout>
   __device__ __forceinline__ float finish_query(const Pair& pair, int query, float max,
                                                 float sum) const {
     const float total = quad_sum(sum);
-    const float factor = keys == 0 ? 0 : (kDropout ? kept_factor() : 1) / total;
+    const float factor = total == 0 ? 0 : (kDropout ? kept_factor() : 1) / total;
     if (threadIdx.x % 4 == 0 && query < queries) {
       lse[static_cast<int64_t>(pair.index) * queries + query] = max * kLn2 + std::log(total);
     }
@@ -139,6 +140,15 @@ __global__ void __launch_bounds__(kDeltaThreads)
   if (row < rows && part == 0) p.delta[row] = sum;
 }
 
+template <int kWidth, MmaOperand kOperand>
+void launch_delta(const MmaAttention& p, runtime::StreamHandle stream) {
+  constexpr int kRows = kDeltaThreads / (kWidth / 8);
+  const int64_t rows = static_cast<int64_t>(p.pairs) * p.queries;
+  if (rows == 0) return;
+  WEFT_LAUNCH((attention_delta_kernel<kWidth, kOperand>),
+              static_cast<unsigned>((rows + kRows - 1) / kRows), kDeltaThreads, 0, stream, p, rows);
+}
+
 /// Calls run<kWidth, kOperand, kDropout>(p, stream) with the instance of a kernel that a problem
 /// takes; of a backward pass when delta's kernel is under way. An empty problem takes none.
 template <class F>
@@ -148,14 +158,9 @@ void run_instance(const AttentionProblem& problem, F&& run) {
   const runtime::StreamHandle stream = current_stream_handle(problem.device());
   if (p.pairs == 0 || p.width == 0) return;
   const auto with_dropout = [&](auto width, auto operand) {
-    constexpr int kWidth = width(), kRows = kDeltaThreads / (kWidth / 8);
+    constexpr int kWidth = width();
     constexpr MmaOperand kOperand = operand();
-    const int64_t rows = static_cast<int64_t>(p.pairs) * p.queries;
-    if (p.delta && rows > 0) {
-      WEFT_LAUNCH((attention_delta_kernel<kWidth, kOperand>),
-                  static_cast<unsigned>((rows + kRows - 1) / kRows), kDeltaThreads, 0, stream, p,
-                  rows);
-    }
+    if (p.delta) launch_delta<kWidth, kOperand>(p, stream);
     p.dropout > 0 ? run.template operator()<kWidth, kOperand, true>(p, stream)
                   : run.template operator()<kWidth, kOperand, false>(p, stream);
   };

@@ -1,6 +1,7 @@
 // Which of the kernels for CUDA attention takes a problem.
 #include <catch2/catch.hpp>
 
+#include "core/emulated.h"
 #include "core/view.h"
 #include "kernels/attention/attention.h"
 
@@ -41,6 +42,7 @@ std::string_view choice(const Options& o) {
 }  // namespace
 
 TEST_CASE("Attention on CUDA takes the kernel that its lengths and layout ask for") {
+  emulated::use_gpu("a100");
   for (bool backward : {false, true}) {
     INFO("backward " << backward);
     for (DType dtype : {DType::f16, DType::bf16}) {
@@ -78,4 +80,28 @@ TEST_CASE("Attention on CUDA takes the kernel that its lengths and layout ask fo
       CHECK(of_f32(197, 128) == "attention_cuda_flash");
     }
   }
+  emulated::use_gpu("h100");
+}
+
+TEST_CASE("Attention on Hopper takes wgmma for what TMA can address") {
+  for (DType dtype : {DType::f16, DType::bf16}) {
+    for (int64_t width : {64, 80, 96, 128, 256}) {
+      CHECK(choice({.width = width, .dtype = dtype}) == "attention_cuda_wgmma");
+    }
+    CHECK(choice({.queries = 4096, .keys = 4096, .dtype = dtype}) == "attention_cuda_wgmma");
+    CHECK(choice({.dtype = dtype, .gap = 8}) == "attention_cuda_wgmma");
+    CHECK(choice({.dtype = dtype, .gap = 1}) == "attention_cuda_tiled");
+    CHECK(choice({.width = 32, .dtype = dtype}) == "attention_cuda_short");
+    CHECK(choice({.width = 264, .dtype = dtype}) == "attention_cuda_naive");
+    CHECK(choice({.dtype = dtype, .scale = -1}) == "attention_cuda_tiled");
+    // The gradients over few keys take fewer products of smaller tiles.
+    CHECK(choice({.dtype = dtype, .backward = true}) == "attention_cuda_short");
+    CHECK(choice({.keys = 257, .dtype = dtype, .backward = true}) ==
+          "attention_cuda_wgmma_backward");
+    CHECK(choice({.width = 128, .dtype = dtype, .backward = true}) ==
+          "attention_cuda_wgmma_backward");
+    CHECK(choice({.width = 256, .dtype = dtype, .backward = true}) == "attention_cuda_naive");
+  }
+  CHECK(choice({.dtype = DType::f16, .rounds_scores = false}) == "attention_cuda_tiled");
+  CHECK(choice({.dtype = DType::f32, .tf32 = Tf32::kTruncate}) == "attention_cuda_short");
 }

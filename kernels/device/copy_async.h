@@ -70,6 +70,15 @@ __device__ __forceinline__ void tma_load_3d(void* to, const TensorMap* map, uint
                         : "memory"),
            simt::tma_load(to, *map, {x, y, z}, barrier, site));
 }
+__device__ __forceinline__ void tma_load_4d(void* to, const TensorMap* map, uint64_t* barrier,
+                                            int x, int y, int z, int w WEFT_AND_SITE) {
+  WEFT_PTX(asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.tile"
+                        ".mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, %6}], [%2];" ::"r"(
+                            shared_address(to)),
+                        "l"(map), "r"(shared_address(barrier)), "r"(x), "r"(y), "r"(z), "r"(w)
+                        : "memory"),
+           simt::tma_load(to, *map, {x, y, z, w}, barrier, site));
+}
 
 /// Writes a box; what lies outside the tensor is left out. Reads shared memory until
 /// tma_store_wait_read, writes global memory until tma_store_wait.
@@ -88,6 +97,14 @@ __device__ __forceinline__ void tma_store_3d(const TensorMap* map, const void* f
                         "r"(shared_address(from)), "r"(x), "r"(y), "r"(z)
                         : "memory"),
            simt::tma_store(*map, {x, y, z}, from, site));
+}
+__device__ __forceinline__ void tma_store_4d(const TensorMap* map, const void* from, int x, int y,
+                                             int z, int w WEFT_AND_SITE) {
+  WEFT_PTX(asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.tile.bulk_group"
+                        " [%0, {%2, %3, %4, %5}], [%1];" ::"l"(map),
+                        "r"(shared_address(from)), "r"(x), "r"(y), "r"(z), "r"(w)
+                        : "memory"),
+           simt::tma_store(*map, {x, y, z, w}, from, site));
 }
 
 __device__ __forceinline__ void tma_store_commit() {

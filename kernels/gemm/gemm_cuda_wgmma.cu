@@ -72,6 +72,7 @@ __global__ void __launch_bounds__(kThreads, 1)
         wgmma<Type, kCols, kA, kB>(sums, a, b, step > 0 || k > 0);
       }
       wgmma_commit();
+      if (step == 0) load_shifts<kCols>(g, buffer, tile);
       // The products of the last step have been read; those of this one run on.
       wgmma_wait<1>();
       if (step > 0 && thread == 0) mbarrier_arrive(&empty[last]);

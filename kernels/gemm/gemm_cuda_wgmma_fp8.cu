@@ -63,6 +63,7 @@ __global__ void __launch_bounds__(kThreads, 1)
                                        wgmma_descriptor_k_major(tile_b + 32 * k), k > 0 || !starts);
       }
       wgmma_commit();
+      if (step == 0) load_shifts<kCols>(g, buffer, tile);
       wgmma_wait<0>();
       if (thread == 0) mbarrier_arrive(&empty[ring.stage]);
       if (!promotes) continue;

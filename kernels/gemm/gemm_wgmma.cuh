@@ -16,6 +16,7 @@
 #include "kernels/device/gelu.cuh"
 #include "kernels/device/instances.h"
 #include "kernels/device/mma.h"
+#include "kernels/device/warpgroup.cuh"
 #include "kernels/device/wgmma.h"
 #include "kernels/gemm/gemm_cuda_split.cuh"
 #include "kernels/gemm/gemm_tma.h"
@@ -23,10 +24,9 @@
 namespace weft::kernels::wgmma_tiles {
 
 inline constexpr int kRows = 128;  // of a tile of C
-inline constexpr int kConsumers = 2, kConsumerThreads = 128;
+inline constexpr int kConsumers = 2, kConsumerThreads = kWarpgroupThreads;
 inline constexpr int kThreads = (1 + kConsumers) * kConsumerThreads;
-inline constexpr int kLine = 128;         // bytes of K that a stage holds of each row
-inline constexpr int kAtom = 64 * kLine;  // bytes of 64 lines
+// A stage holds a line of K of each row.
 inline constexpr int kBytesA = kRows * kLine;
 template <int kCols>
 inline constexpr int kStageBytes = kBytesA + kCols* kLine;
@@ -53,14 +53,6 @@ struct Buffer {
             reinterpret_cast<float*>(buffers + kConsumers * kStoreBytes<kCols>) + consumer * kCols};
   }
 };
-
-/// The thread's number in its warpgroup, read anew: what an epilogue computes from it is not kept
-/// in registers through the products, where there are none left.
-__device__ __forceinline__ int reread_thread() {
-  uint32_t thread;
-  WEFT_PTX(asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread)), thread = threadIdx.x);
-  return static_cast<int>(thread) % kConsumerThreads;
-}
 
 /// The tiles of all batches and parts of K, in columns of 8, so that blocks that run together share
 /// rows of A and columns of B in the second-level cache. Divisions of 64 bits would cost registers.
@@ -105,20 +97,6 @@ struct Arguments {
   __device__ __forceinline__ int steps(int part, int depth) const {
     const int64_t length = min(p.k, (part + 1) * split.depth) - part * split.depth;
     return static_cast<int>((length + depth - 1) / depth);
-  }
-};
-
-/// A stage of the ring and how often it has come round.
-template <int kStages>
-struct Ring {
-  int stage = 0;
-  uint32_t parity = 0;
-
-  __device__ __forceinline__ void advance() {
-    if (++stage == kStages) {
-      stage = 0;
-      parity ^= 1;
-    }
   }
 };
 
@@ -174,49 +152,38 @@ __device__ __forceinline__ void produce(const Arguments& g, int depth, Ring<kSta
   }
 }
 
-/// Rounds a consumer's sums to T in its buffer: boxes of 64 columns, swizzled as TMA expects.
-/// `shifts`: a bias for each column.
-template <class T, int kCols>
-__device__ __forceinline__ void round_into(char* store, const float* shifts, float scale,
-                                           const float (&sums)[kCols / 2]) {
-  const int thread = reread_thread(), warp = thread / kWarp;
-  const int group = thread % kWarp / 4, quad = thread % 4;
-  char* const row = store + (kWarpRows * warp + group) * kLine;
-#pragma unroll
-  for (int j = 0; j < kCols / 8; ++j) {
-    const Pack<float, 2> shift =
-        *reinterpret_cast<const Pack<float, 2>*>(shifts + 8 * j + 2 * quad);
-    char* const at = row + j / 8 * kAtom + ((16 * group + 4 * quad) ^ (16 * (j % 8)));
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      const float x = sums[4 * j + 2 * h] * scale + shift.values[0];
-      const float y = sums[4 * j + 2 * h + 1] * scale + shift.values[1];
-      *reinterpret_cast<uint32_t*>(at + h * 8 * kLine) =
-          std::is_same_v<T, bf16> ? ptx::cvt_rn_bf16x2(x, y) : ptx::cvt_rn_f16x2(x, y);
-    }
+/// Brings the bias of a tile's columns. For the time of its first products: its last readers have
+/// passed the barrier before the last tile's store, and the next ones pass that of round_tile.
+template <int kCols>
+__device__ __forceinline__ void load_shifts(const Arguments& g, const Buffer& buffer,
+                                            const TilePlace& tile) {
+  if (g.store == Store::kElements) return;
+  const GemmArguments& p = g.p;
+  // Through shared memory: the addresses of a thread's own columns would be kept in registers
+  // through the products.
+#pragma unroll 1
+  for (int i = reread_thread(); i < kCols; i += kConsumerThreads) {
+    const int64_t column = int64_t{tile.col} * kCols + i;
+    const bool has_bias = p.bias.elements && column < p.n;
+    // -0 changes no sum.
+    buffer.shifts[i] = has_bias ? load_one<float>(p.bias.elements, column * p.bias.column) : -0.0f;
   }
 }
 
 /// Rounds a consumer's sums to T into its buffer, once its last tile's is no longer read.
 template <class T, int kCols>
-__device__ __forceinline__ void round_tile(const Arguments& g, const Buffer& buffer,
-                                           const TilePlace& tile, int consumer,
+__device__ __forceinline__ void round_tile(const Arguments& g, const Buffer& buffer, int consumer,
                                            const float (&sums)[kCols / 2]) {
-  const GemmArguments& p = g.p;
   const int thread = reread_thread();
-  const int64_t column0 = int64_t{tile.col} * kCols;
-  // Through shared memory: the addresses of a thread's own columns would be kept in registers
-  // through the products.
-  for (int i = thread; i < kCols; i += kConsumerThreads) {
-    const int64_t column = column0 + i;
-    const bool has_bias = p.bias.elements && column < p.n;
-    // -0 changes no sum.
-    buffer.shifts[i] = has_bias ? load_one<float>(p.bias.elements, column * p.bias.column) : -0.0f;
-  }
   // The last tile's store has read the buffer: its issuer says so.
   if (thread == 0) ptx::tma_store_wait_read<0>();
   ptx::named_barrier_sync(1 + consumer, kConsumerThreads);
-  round_into<T, kCols>(buffer.store, buffer.shifts, p.scale, sums);
+  const float scale = g.p.scale;
+  const float* const shifts = buffer.shifts;
+  round_into_boxes<T, kCols>(buffer.store, sums, [=](int column) {
+    const auto shift = *reinterpret_cast<const Pack<float, 2>*>(shifts + column);
+    return [=](int, int i, float x) { return x * scale + shift.values[i]; };
+  });
 }
 
 /// Has TMA store a consumer's buffer.
@@ -402,7 +369,7 @@ __device__ __forceinline__ void store_tile(const Arguments& g, const TensorMap* 
   if (g.store == Store::kElements) {
     return store_by_elements<kCols>(g, buffer, tile, consumer, sums);
   }
-  round_tile<T, kCols>(g, buffer, tile, consumer, sums);
+  round_tile<T, kCols>(g, buffer, consumer, sums);
   if (g.store == Store::kDgelu) {
     ptx::named_barrier_sync(1 + consumer, kConsumerThreads);
     return store_activated<T, true, kCols>(g, buffer, tile, consumer);

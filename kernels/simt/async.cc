@@ -217,6 +217,7 @@ void cp_async_mbarrier_arrive(uint64_t* barrier, const Site& site) {
     arrive();
   } else {
     state_of.copies.push_back(arrive);
+    make_ready(state_of.waiting);  // to look again, which makes the copies
   }
   if (s.watches()) tick(self);
 }

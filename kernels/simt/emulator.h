@@ -83,7 +83,7 @@ struct Thread {
   Clock fence_clock = 0;        // what those fences released
   KnowledgeByCluster acquired;  // by atomics, for the next fence
   uint64_t cluster_phase = 0;   // of the cluster's barrier, at its arrival
-  std::vector<std::pair<float*, float*>> in_flight;  // accumulators that a wgmma works on
+  std::vector<std::pair<float*, float*>> in_flight;  // registers that a wgmma works on
   std::shared_ptr<AsyncQueue> copies;                // cp.async
   std::shared_ptr<AsyncQueue> bulk_copies;           // TMA stores
 };

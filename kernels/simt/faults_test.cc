@@ -49,6 +49,7 @@ const Fault kFaults[] = {
     {"tensor_core1", "missing wgmma_fence"},
     {"tensor_core2", "missing wgmma_wait"},
     {"early_overwrite", "an asynchronous operation"},
+    {"early_rewrite", "missing wgmma_wait"},
     {"registers", "of the 64512 that 384 threads are launched with"},
     {"partial_mask", "divergent collective"},
 };

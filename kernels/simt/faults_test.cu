@@ -252,6 +252,24 @@ __global__ void tensor_core(bool faulty, float* data, int fault) {
   for (int i = 0; i < 32; ++i) data[i * 128 + threadIdx.x] = d[i];
 }
 
+/// The left operand lies in registers until the product is over.
+__global__ void early_rewrite(bool faulty, float* data) {
+  WEFT_DYNAMIC_SHARED(uint16_t, tiles);
+  for (int i = static_cast<int>(threadIdx.x); i < 4096; i += 128) tiles[i] = 0x3f80;
+  fence_proxy_async();
+  __syncthreads();
+  float d[32];
+  uint32_t a[4];
+  for (uint32_t& x : a) x = 0x3f803f80;
+  wgmma_fence();
+  wgmma_of_registers<Bf16, 64, Major::kMn>(d, a, wgmma_descriptor_mn_major(tiles, 4096), false);
+  wgmma_commit();
+  if (!faulty) wgmma_wait<0>();
+  a[0] = __float_as_uint(data[threadIdx.x]);
+  if (faulty) wgmma_wait<0>();
+  data[threadIdx.x] = d[0] + __uint_as_float(a[0]);
+}
+
 __global__ void early_overwrite(bool faulty, float* data) {
   WEFT_DYNAMIC_SHARED(uint16_t, tiles);
   for (int i = static_cast<int>(threadIdx.x); i < 2 * 4096; i += 128) tiles[i] = 0x3f80;
@@ -311,6 +329,7 @@ void run_fault_kernel(const char* name, bool faulty, float* data) {
   WEFT_RUN(race_between_blocks, 4, 32, 0);
   WEFT_RUN(mbarrier_never_completes, 1, 32, 0);
   WEFT_RUN(early_overwrite, 1, 128, 16384);
+  WEFT_RUN(early_rewrite, 1, 128, 8192);
   WEFT_RUN(registers, 1, 384, 0);
   WEFT_RUN(partial_mask, 1, 32, 0);
 #undef WEFT_RUN

@@ -165,6 +165,22 @@ TEST_CASE("wgmma multiplies swizzled tiles of either major order") {
   options() = {};
 }
 
+TEST_CASE("wgmma takes its left operand from registers") {
+  for (int n : {64, 80}) {
+    Matrix<uint16_t> a(64, 32, 1), b(32, n, 2);
+    a.encode<bf16>();
+    b.encode<bf16>();
+    in_all_schedules([&] {
+      std::vector<float> c(64 * n, -1);
+      const DeviceView view(c.data(), c.size() * sizeof(float));
+      run_wgmma_of_registers(a.bits.data(), b.bits.data(), c.data(), n);
+      CHECK(wrong(
+                c, n, 32, [&](int i, int l) { return a.at(i, l); },
+                [&](int l, int j) { return b.at(l, j); }) == 0);
+    });
+  }
+}
+
 TEST_CASE("wgmma multiplies fp8 of either format, and keeps 13 bits of the sums") {
   const auto encode = [](Matrix<uint8_t>& x, bool is_e4m3) {
     is_e4m3 ? x.encode<f8e4m3>() : x.encode<f8e5m2>();
@@ -219,6 +235,17 @@ TEST_CASE("TMA moves boxes that reach beyond the tensor") {
       CHECK(x == y);
     });
   }
+}
+
+TEST_CASE("An mbarrier counts copies that begin after others wait for them") {
+  const std::vector<float> x = {1, 2, 3, 4};
+  in_all_schedules([&] {
+    std::vector<float> y(64);
+    const DeviceView x_view(x.data(), x.size() * sizeof(float)),
+        y_view(y.data(), y.size() * sizeof(float));
+    run_late_arrival(x.data(), y.data());
+    for (size_t i = 0; i < y.size(); ++i) CHECK(y[i] == x[i % 4]);
+  });
 }
 
 TEST_CASE("A column of an array with a pitch of 32 meets one bank, with 33 all") {

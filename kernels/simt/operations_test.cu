@@ -122,6 +122,42 @@ __global__ void wgmma_kernel(const __grid_constant__ TensorMap a_map,
   }
 }
 
+/// a from registers, b [32, kN] in boxes of 64 columns.
+template <int kN>
+__global__ void wgmma_of_registers_kernel(const uint16_t* a, const __grid_constant__ TensorMap map,
+                                          float* c) {
+  WEFT_DYNAMIC_SHARED(char, tile);
+  WEFT_SHARED(uint64_t, barrier);
+  constexpr int kBoxes = (kN + 63) / 64;
+  if (threadIdx.x == 0) {
+    mbarrier_init(&barrier, 1);
+    fence_mbarrier_init();
+    mbarrier_arrive_expect_tx(&barrier, kBoxes * 4096);
+    for (int i = 0; i < kBoxes; ++i) tma_load_2d(tile + i * 4096, &map, &barrier, i * 64, 0);
+  }
+  __syncthreads();
+  mbarrier_wait(&barrier, 0);
+  const unsigned warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4, q = threadIdx.x % 4;
+  uint32_t fragments[2][4];
+  for (unsigned k = 0; k < 2; ++k) {
+    for (unsigned r = 0; r < 4; ++r) {
+      const unsigned row = 16 * warp + g + 8 * (r % 2), column = 16 * k + 2 * q + 8 * (r / 2);
+      fragments[k][r] = pair(a + row * 32 + column);
+    }
+  }
+  float d[kN / 2];
+  wgmma_fence();
+  for (int k = 0; k < 2; ++k) {
+    wgmma_of_registers<Bf16, kN, Major::kMn>(
+        d, fragments[k], wgmma_descriptor_mn_major(tile + 2048 * k, 4096), k > 0);
+  }
+  wgmma_commit();
+  wgmma_wait<0>();
+  for (unsigned i = 0; i < kN / 2; ++i) {
+    c[(16 * warp + g + 8 * (i / 2 % 2)) * kN + 8 * (i / 4) + 2 * q + i % 2] = d[i];
+  }
+}
+
 /// Operands of 64 bytes a row, half of each line of 128.
 template <class TypeA, class TypeB, int kN>
 __global__ void wgmma_fp8_kernel(const __grid_constant__ TensorMap a_map,
@@ -221,6 +257,23 @@ __global__ void tma_copy_kernel(const __grid_constant__ TensorMap from,
   tma_store_wait_read<0>();
 }
 
+/// Thread 0 copies; the others may wait before it arrives.
+__global__ void late_arrival_kernel(const float* x, float* y) {
+  WEFT_SHARED(float, tile, [4]);
+  WEFT_SHARED(uint64_t, barrier);
+  if (threadIdx.x == 0) {
+    mbarrier_init(&barrier, 1);
+    fence_mbarrier_init();
+  }
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    cp_async<16>(tile, x);
+    cp_async_mbarrier_arrive(&barrier);
+  }
+  mbarrier_wait(&barrier, 0);
+  y[threadIdx.x] = tile[threadIdx.x % 4];
+}
+
 __global__ void columns_kernel(float* y, int pitch) {
   WEFT_DYNAMIC_SHARED(float, tile);
   for (int i = 0; i < 32; ++i) tile[i * pitch + static_cast<int>(threadIdx.x)] = 1;
@@ -250,6 +303,14 @@ void run_wgmma(const uint16_t* a, const uint16_t* b, float* c, int n, bool a_mn,
   if (n == 128) launch_wgmma<128>(a, b, c, a_mn, b_mn);
   if (n == 256) launch_wgmma<256>(a, b, c, a_mn, b_mn);
 }
+void run_wgmma_of_registers(const uint16_t* a, const uint16_t* b, float* c, int n) {
+  const TensorMap map = operand_map(b, n, true);
+  if (n == 64) {
+    WEFT_LAUNCH(wgmma_of_registers_kernel<64>, 1, 128, 4096, nullptr, a, map, c);
+  } else {
+    WEFT_LAUNCH(wgmma_of_registers_kernel<80>, 1, 128, 8192, nullptr, a, map, c);
+  }
+}
 void run_wgmma_fp8(const uint8_t* a, bool a_is_e4m3, const uint8_t* b, bool b_is_e4m3, float* c,
                    int n) {
   if (a_is_e4m3) {
@@ -269,6 +330,9 @@ void run_tma_copy(const float* x, float* y, int rows, int swizzle) {
   spec.base = y;
   WEFT_LAUNCH(tma_copy_kernel, dim3(9, static_cast<unsigned>(rows / 16 + 1)), 32, 512, nullptr,
               from, make_tensor_map(spec));
+}
+void run_late_arrival(const float* x, float* y) {
+  WEFT_LAUNCH(late_arrival_kernel, 1, 64, 0, nullptr, x, y);
 }
 void run_columns(float* y, int pitch) {
   WEFT_LAUNCH(columns_kernel, 1, 32, static_cast<size_t>(32 * pitch) * sizeof(float), nullptr, y,

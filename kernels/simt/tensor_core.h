@@ -52,8 +52,9 @@ uint32_t shared_address(const void* address);
 struct WarpgroupQueue {
   struct Operation {
     std::function<void()> run;
-    std::vector<float*> accumulators;  // one array per thread
-    size_t floats = 0;                 // in each
+    std::vector<float*> accumulators;                 // one array per thread
+    size_t floats = 0;                                // in each
+    std::vector<std::pair<float*, float*>> operands;  // a in registers: of each thread
   };
   struct Group {
     std::vector<Operation> operations;

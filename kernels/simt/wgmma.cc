@@ -201,6 +201,9 @@ void issue_wgmma(WarpgroupQueue& queue, const Site& site) {
     thread.in_flight.emplace_back(d, d + floats);
     if (!has_registers) continue;
     const auto* registers = static_cast<const char*>(thread.pointers[1]);
+    auto* const operand = static_cast<float*>(thread.pointers[1]);
+    operation.operands.emplace_back(operand, operand + 64 * 32 / kWarpgroupThreads / 4);
+    thread.in_flight.push_back(operation.operands.back());
     for (int i = 0; i < 64 * k / kWarpgroupThreads; ++i) {
       const Position p = a_position(t % kWarpSize, i, bytes, k);
       a_values[(16 * (t / kWarpSize) + p.row) * k + p.col] =
@@ -299,7 +302,7 @@ void wgmma_wait(int pending, const Site& site) {
         }
       }
     }
-    // Accumulators that a later group still works on stay out of bounds.
+    // Registers that a later group still works on stay out of bounds.
     for (int t = 0; t < kWarpgroupThreads; ++t) {
       auto& in_flight = member(t).in_flight;
       in_flight.clear();
@@ -307,6 +310,7 @@ void wgmma_wait(int pending, const Site& site) {
         for (const auto& operation : group.operations) {
           float* const begin = operation.accumulators[t];
           in_flight.emplace_back(begin, begin + operation.floats);
+          if (!operation.operands.empty()) in_flight.push_back(operation.operands[t]);
         }
       }
     }
@@ -349,7 +353,7 @@ void check_registers(const Thread& thread, const void* address, size_t bytes, Pl
       continue;
     }
     report(fmt::format("wgmma_wait {}", place),
-           fmt::format("missing wgmma_wait: {} touches at {} an accumulator that a wgmma in flight "
+           fmt::format("missing wgmma_wait: {} touches at {} a register that a wgmma in flight "
                        "works on",
                        describe(thread), to_string(place)));
     return;

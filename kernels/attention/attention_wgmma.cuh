@@ -1,0 +1,89 @@
+// What Hopper's kernels of attention share: the problem, its tensor maps, and scores as left
+// operands.
+#pragma once
+
+#include "kernels/attention/attention_mma.cuh"
+#include "kernels/device/copy_async.h"
+#include "kernels/device/warpgroup.cuh"
+#include "kernels/device/wgmma.h"
+
+namespace weft::kernels::wgmma_attention {
+
+inline constexpr int kConsumers = 2, kThreads = (1 + kConsumers) * kWarpgroupThreads;
+inline constexpr int kRows = 64;                                     // of a consumer
+inline constexpr int kBothThreads = kConsumers * kWarpgroupThreads;  // of the consumers
+inline constexpr int kBoxColumns = kLine / 2;                        // 16-bit elements
+
+/// Boxes of a tile of tokens, which lie one after the other.
+constexpr int boxes_of(int width) { return (width + kBoxColumns - 1) / kBoxColumns; }
+
+struct Arguments : MmaAttention {
+  AttentionMask mask;
+
+  Arguments(const AttentionProblem& p, const Tensor& delta) : MmaAttention(p, delta), mask(p) {}
+
+  /// A score in powers of 2, that is `product` before scale and mask.
+  __device__ __forceinline__ float masked(const Pair& pair, int query, int key,
+                                          float product) const {
+    const float added =
+        query < queries ? mask.template added<float>(pair.b, pair.h, query, key) : 0;
+    return std::fma(product, scale * kLog2E, added * kLog2E);
+  }
+};
+
+template <class Type>
+using Narrow = std::conditional_t<std::is_same_v<Type, ptx::Bf16>, bf16, f16>;
+
+/// A consumer's scores, 64 rows by 16 kSteps columns, as left operands of kSteps products.
+template <class Type, int kSteps>
+__device__ __forceinline__ void round_scores(uint32_t (&operands)[kSteps][4],
+                                             const float (&scores)[8 * kSteps]) {
+#pragma unroll
+  for (int i = 0; i < 4 * kSteps; ++i) {
+    const float x = scores[2 * i], y = scores[2 * i + 1];
+    operands[i / 4][i % 4] =
+        std::is_same_v<Type, ptx::Bf16> ? ptx::cvt_rn_bf16x2(x, y) : ptx::cvt_rn_f16x2(x, y);
+  }
+}
+
+/// A map of [B, H, T, D] with boxes of 64 columns of `rows` tokens.
+inline TensorMap heads_map(const Tensor& t, int rows) {
+  TensorMapSpec spec{.base = t.raw(),
+                     .dtype = t.dtype(),
+                     .rank = 4,
+                     .box = {kBoxColumns, static_cast<uint32_t>(rows), 1, 1},
+                     .swizzle = TmaSwizzle::kBytes128};
+  for (int d = 0; d < 4; ++d) spec.dims[d] = static_cast<uint64_t>(t.size(3 - d));
+  for (int d = 0; d < 3; ++d) {
+    // The stride of a dimension of one element is never used.
+    spec.strides[d] =
+        t.size(2 - d) == 1 ? 16 : static_cast<uint64_t>(t.stride(2 - d)) * t.itemsize();
+  }
+  return make_tensor_map(spec);
+}
+
+/// Starts the copies of the boxes of a tile of tokens first.. of a head, `box_bytes` each.
+template <int kBoxes>
+__device__ __forceinline__ void load_boxes(char* tile, int box_bytes, const TensorMap& map,
+                                           uint64_t* full, int first, int head, int batch) {
+  for (int box = 0; box < kBoxes; ++box) {
+    ptx::tma_load_4d(tile + box * box_bytes, &map, full, box * kBoxColumns, first, head, batch);
+  }
+}
+
+/// Starts the stores of 64 rows of a tile.
+template <int kBoxes>
+__device__ __forceinline__ void store_boxes(const TensorMap& map, const char* rows, int box_bytes,
+                                            int first, int head, int batch) {
+  for (int box = 0; box < kBoxes; ++box) {
+    ptx::tma_store_4d(&map, rows + box * box_bytes, box * kBoxColumns, first, head, batch);
+  }
+}
+
+/// The grid of a persistent kernel.
+inline unsigned blocks_for(int64_t tiles, Device device) {
+  return static_cast<unsigned>(
+      std::min<int64_t>(runtime::limits(device.index).multiprocessors, tiles));
+}
+
+}  // namespace weft::kernels::wgmma_attention
