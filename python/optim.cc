@@ -217,8 +217,12 @@ void bind_scaler(nb::module_& m) {
       .def("scale", &GradScaler::scale, "loss"_a, Unlocked(), docs("optim::GradScaler::scale"))
       .def("unscale_", &GradScaler::unscale, "optimizer"_a, Unlocked(),
            docs("optim::GradScaler::unscale"))
-      .def("step", &GradScaler::step, "optimizer"_a, "gradient_scale"_a = 1.0, Unlocked(),
-           docs("optim::GradScaler::step"))
+      .def(
+          "step",
+          [](GradScaler& self, Optimizer& optimizer, double gradient_scale) {
+            return self.step(optimizer, gradient_scale);
+          },
+          "optimizer"_a, "gradient_scale"_a = 1.0, Unlocked(), docs("optim::GradScaler::step"))
       .def(
           "update",
           [](GradScaler& s, std::optional<double> scale) { scale ? s.update(*scale) : s.update(); },

@@ -248,8 +248,13 @@ void bind_fabric(nb::module_ m) {
       .def("backward", &Fabric::backward, "loss"_a, Unlocked(),
            "The gradients of the mean of all ranks' losses.")
       .def("clip_gradients", &Fabric::clip_gradients, "optimizer"_a, "max_norm"_a, Unlocked())
-      .def("step", &Fabric::step, "optimizer"_a, "gradient_scale"_a = 1.0, Unlocked(),
-           "False, on all ranks, when a gradient was infinite on one and the step was skipped.")
+      .def(
+          "step",
+          [](Fabric& self, optim::Optimizer& optimizer, double gradient_scale) {
+            return self.step(optimizer, gradient_scale);
+          },
+          "optimizer"_a, "gradient_scale"_a = 1.0, Unlocked(),
+          "False, on all ranks, when a gradient was infinite on one and the step was skipped.")
       .def(
           "all_reduce",
           [](const Fabric& self, const Tensor& x) {
