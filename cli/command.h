@@ -1,27 +1,30 @@
 // What a subcommand of `weft` is: a function that declares its options and says what to run.
 //
-//   void add_train(CLI::App& app, Action& action) {
+//   void add_train(Command& app, Action& action) {
 //     const auto [command, a] = add_command<Arguments>(app, action, run_train, "train",
 //                                                      "Train a model", kTrainingCommands);
-//     command.add_option("--epochs", a.epochs, "Passes over the training images");
+//     command.group("Learning");
+//     command.option("--epochs", a.epochs, "Passes over the images", {.check = positive()});
 //   }
 //
-// --help shows a new Arguments' values as the defaults, where default_str() says nothing else.
+// --help shows a new Arguments' values as the defaults, where `.usual` says nothing else. What else
+// an option may have: io/command_line.h.
 //
 // A library of its own that defines it, and a line of cli/commands.bzl.
 #pragma once
 
-#include <CLI/CLI.hpp>
 #include <memory>
-#include <optional>
 #include <stdexcept>
 #include <string>
 #include <utility>
 
-#include "cli/commands.h"  // IWYU pragma: export
-#include "core/error.h"    // IWYU pragma: export
+#include "cli/commands.h"     // IWYU pragma: export
+#include "core/error.h"       // IWYU pragma: export
+#include "io/command_line.h"  // IWYU pragma: export
 
 namespace weft::cli {
+
+using io::Command, io::existing_file, io::in_range, io::non_negative, io::one_of, io::positive;
 
 // Exit codes: 0 done; 1 an error, told in one line on standard error; 2 a mistake in the command
 // line, told likewise. Commands with other meanings of 1 and 2 say so in their help.
@@ -58,34 +61,15 @@ auto as_usage(F&& f, const std::string& option = "") {
   }
 }
 
-/// Adds a subcommand that runs run(arguments), whose options the caller makes fill `arguments`.
+/// Adds a command that runs run(arguments), whose options the caller makes fill `arguments`.
 template <class Arguments, class Run>
-std::pair<CLI::App&, Arguments&> add_command(CLI::App& parent, Action& action, Run run,
-                                             const std::string& name,
-                                             const std::string& description,
-                                             const char* group = nullptr) {
-  CLI::App& command = *parent.add_subcommand(name, description);
-  if (group) command.group(group);
+std::pair<Command&, Arguments&> add_command(Command& parent, Action& action, Run run,
+                                            const std::string& name, const std::string& description,
+                                            const std::string& group = "Subcommands") {
+  Command& command = parent.subcommand(name, description, group);
   const auto arguments = std::make_shared<Arguments>();
-  command.callback([=, &action] { action = [=] { return run(*arguments); }; });
+  command.on_parsed([=, &action] { action = [=] { return run(*arguments); }; });
   return {command, *arguments};
-}
-
-/// What an option may have besides its name, its value and its help.
-struct OptionForm {
-  std::optional<CLI::Validator> check = {};
-  std::string takes = {};                 // "FILE", where the value's type does not say it
-  std::optional<std::string> usual = {};  // the default, where the value does not say it
-};
-
-template <class T>
-CLI::Option* add_option(CLI::App& command, const std::string& name, T& value,
-                        const std::string& help, const OptionForm& form) {
-  CLI::Option* option = command.add_option(name, value, help);
-  if (form.check) option->check(*form.check);
-  if (!form.takes.empty()) option->type_name(form.takes);
-  if (form.usual) option->default_str(*form.usual);
-  return option;
 }
 
 }  // namespace weft::cli

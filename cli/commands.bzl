@@ -32,7 +32,7 @@ def weft_program(name, commands, **kwargs):
     """A weft with these commands alone, which builds nothing of the others; NAME_emulated has the emulated GPU, too."""
     lines = (
         ["#include \"cli/commands.h\"", "", "namespace weft::cli {", ""] +
-        ["void add_%s(CLI::App& app, Action& action);" % command for command in commands] +
+        ["void add_%s(io::Command& app, Action& action);" % command for command in commands] +
         ["", "std::vector<AddCommand> commands() {"] +
         ["  return {%s};" % ", ".join(["add_" + command for command in commands])] +
         ["}", "", "}  // namespace weft::cli"]

@@ -5,8 +5,8 @@
 #include <functional>
 #include <vector>
 
-namespace CLI {
-class App;
+namespace weft::io {
+class Command;
 }
 
 namespace weft::cli {
@@ -14,8 +14,8 @@ namespace weft::cli {
 /// What the chosen subcommand does; its value is the program's exit code.
 using Action = std::function<int()>;
 
-/// Adds a subcommand to `app` whose callback sets `action`.
-using AddCommand = void (*)(CLI::App& app, Action& action);
+/// Adds a command to the program, which sets `action` where the command line names it.
+using AddCommand = void (*)(io::Command& app, Action& action);
 
 /// In the order of the program's help.
 std::vector<AddCommand> commands();

@@ -141,22 +141,22 @@ int run(const Arguments& a) { return a.shows ? show(a) : write(a); }
 
 }  // namespace
 
-void add_config(CLI::App& app, Action& action) {
+void add_config(Command& app, Action& action) {
   const auto [command, a] = add_command<Arguments>(
-      app, action, run, "config", "Write a training run's settings to a file, or show them");
+      app, action, run, "config", "Write a training run's settings to a file, or show them",
+      kTrainingCommands);
   command.footer(
       "It asks for the settings that matter most, shows what an empty answer means in brackets, "
       "and\nwrites YAML for `weft train --config FILE`. That also takes the YAML of Accelerate and "
       "the JSON\nof DeepSpeed.");
-  add_option(command, "--output", a.output, "File to write", {.takes = "FILE"});
-  CLI::App& show = *command.add_subcommand(
+  command.option("--output", a.output, "File to write", {.takes = "FILE"});
+  Command& show = command.subcommand(
       "show",
       "Show every setting of a run and where it comes from: default, recipe, file or "
       "command line");
-  show.callback([&a = a] { a.shows = true; });
+  show.on_parsed([&a = a] { a.shows = true; });
   add_run_settings(show, a.settings);
-  show.add_flag("--json", a.json, kJsonObject);
-  command.group(kTrainingCommands);  // after its own subcommand, which would inherit it
+  show.flag("--json", a.json, kJsonObject);
 }
 
 }  // namespace weft::cli

@@ -123,23 +123,22 @@ int run_consolidate(const Arguments& a) {
 
 }  // namespace
 
-void add_consolidate(CLI::App& app, Action& action) {
+void add_consolidate(Command& app, Action& action) {
   const auto [command, a] = add_command<Arguments>(
       app, action, run_consolidate, "consolidate",
       "Write a checkpoint's weights, sharded or not, as one safetensors file or as Hugging Face's "
       "several",
       kFileCommands);
-  command
-      .add_option("RUN", a.in,
-                  "A run's directory, one of its checkpoints, or a directory that Fabric has saved")
-      ->required();
-  command.add_option("OUT", a.out, "The .safetensors file to write")->required();
-  add_option(command, "--max-shard-size", a.most,
-             "Make OUT a directory of files of at most this size each, with "
-             "model.safetensors.index.json: 100MB, 2GiB",
-             {.takes = "SIZE", .usual = "one file"});
-  add_option(command, "--state", a.state, "Which model, of a directory that holds several",
-             {.takes = "NAME", .usual = "the only one"});
+  command.option("RUN", a.in,
+                 "A run's directory, one of its checkpoints, or a directory that Fabric has saved",
+                 {.required = true});
+  command.option("OUT", a.out, "The .safetensors file to write", {.required = true});
+  command.option("--max-shard-size", a.most,
+                 "Make OUT a directory of files of at most this size each, with "
+                 "model.safetensors.index.json: 100MB, 2GiB",
+                 {.takes = "SIZE", .usual = "one file"});
+  command.option("--state", a.state, "Which model, of a directory that holds several",
+                 {.takes = "NAME", .usual = "the only one"});
 }
 
 }  // namespace weft::cli

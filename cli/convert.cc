@@ -63,27 +63,27 @@ int run_convert(const Arguments& a) {
 
 }  // namespace
 
-void add_convert(CLI::App& app, Action& action) {
+void add_convert(Command& app, Action& action) {
   const auto [command, a] =
       add_command<Arguments>(app, action, run_convert, "convert",
                              "Write weights of torch.save or safetensors as "
                              "safetensors, under other names or in another dtype",
                              kFileCommands);
-  command
-      .add_option(
-          "IN", a.in,
-          "The weights to read: a .safetensors, .pth, .pt or .bin file, the .index.json of "
-          "several, "
-          "or a directory that holds model.safetensors or pytorch_model.bin, or the index of one")
-      ->required();
-  command.add_option("OUT", a.out, "The .safetensors file to write")->required();
-  add_option(command, "--names", a.names,
-             "Names for a vision transformer's parameters: torchvision, timm or huggingface; for a "
-             "GPT-2's: huggingface",
-             {.takes = "WHOSE", .usual = "as they are"});
-  add_option(command, "--dtype", a.dtype,
-             "Format for the floating-point tensors: f64, f32, f16, bf16, ...",
-             {.takes = "DTYPE", .usual = "as they are"});
+  command.option(
+      "IN", a.in,
+      "The weights to read: a .safetensors, .pth, .pt or .bin file, the .index.json of "
+      "several, "
+      "or a directory that holds model.safetensors or pytorch_model.bin, or the index of one",
+      {.required = true});
+  command.option("OUT", a.out, "The .safetensors file to write", {.required = true});
+  command.option(
+      "--names", a.names,
+      "Names for a vision transformer's parameters: torchvision, timm or huggingface; for a "
+      "GPT-2's: huggingface",
+      {.takes = "WHOSE", .usual = "as they are"});
+  command.option("--dtype", a.dtype,
+                 "Format for the floating-point tensors: f64, f32, f16, bf16, ...",
+                 {.takes = "DTYPE", .usual = "as they are"});
 }
 
 }  // namespace weft::cli

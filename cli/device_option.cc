@@ -8,16 +8,17 @@ namespace weft::cli {
 
 constexpr int kMostThreads = 1024;
 
-void add_device_option(CLI::App& command, std::string& text) {
-  add_option(command, "--device", text,
-             "Where to compute: cpu, cuda or cuda:N, or emulated, CUDA kernels on an emulated "
-             "GPU, thousands of times slower than the CPU",
-             {.takes = "DEVICE", .usual = "the first GPU that Weft's kernels run on, else cpu"});
+void add_device_option(Command& command, std::string& text) {
+  command.option(
+      "--device", text,
+      "Where to compute: cpu, cuda or cuda:N, or emulated, CUDA kernels on an emulated "
+      "GPU, thousands of times slower than the CPU",
+      {.takes = "DEVICE", .usual = "the first GPU that Weft's kernels run on, else cpu"});
 }
 
-void add_threads_option(CLI::App& command, int& threads) {
-  add_option(command, "--threads", threads, "Threads that CPU kernels use",
-             {.check = CLI::Range(1, kMostThreads), .usual = "one per core"});
+void add_threads_option(Command& command, int& threads) {
+  command.option("--threads", threads, "Threads that CPU kernels use",
+                 {.check = in_range(1, kMostThreads), .usual = "one per core"});
 }
 
 Device chosen_device(const std::string& text) {

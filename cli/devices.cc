@@ -65,11 +65,11 @@ int devices(bool as_json) {
 
 }  // namespace
 
-void add_devices(CLI::App& app, Action& action) {
+void add_devices(Command& app, Action& action) {
   const auto [command, as_json] = add_command<bool>(
       app, action, devices, "devices", "List the devices, and whether Weft's kernels run on them",
       kDeviceCommands);
-  command.add_flag("--json", as_json, kJsonObject);
+  command.flag("--json", as_json, kJsonObject);
 }
 
 }  // namespace weft::cli

@@ -106,7 +106,7 @@ int diff(const Arguments& arguments) {
 
 }  // namespace
 
-void add_diff(CLI::App& app, Action& action) {
+void add_diff(Command& app, Action& action) {
   // An error has the exit code of a mistake in the command line.
   const auto run = [](const Arguments& a) { return as_usage([&] { return diff(a); }); };
   const auto [command, a] = add_command<Arguments>(
@@ -115,11 +115,11 @@ void add_diff(CLI::App& app, Action& action) {
   command.footer(
       "The exit code is 0 when all tensors are equal bit for bit, 1 when some differ, 2 on an "
       "error.");
-  command.add_option("A", a.first, "The first .safetensors file")->required();
-  command.add_option("B", a.second, "The second .safetensors file")->required();
-  command.add_flag("--json", a.json,
-                   "Print a JSON object for each tensor that differs, then one with the totals; "
-                   "an infinite difference is null");
+  command.option("A", a.first, "The first .safetensors file", {.required = true});
+  command.option("B", a.second, "The second .safetensors file", {.required = true});
+  command.flag("--json", a.json,
+               "Print a JSON object for each tensor that differs, then one with the totals; "
+               "an infinite difference is null");
 }
 
 }  // namespace weft::cli

@@ -7,19 +7,22 @@
 namespace weft::cli {
 
 /// Adds --max-restarts, --min-devices and --devices-file.
-inline void add_elastic_options(CLI::App& command, dist::LaunchOptions& options) {
-  add_option(command, "--max-restarts", options.max_restarts,
-             "Times to start all ranks again, of a training from the last checkpoint if there is "
-             "one, when one fails",
-             {.check = CLI::Range(0, 1000)});
-  add_option(command, "--min-devices", options.min_ranks,
-             "Start again without the ranks that a signal has ended, while so many are left; 0: on "
-             "as many as before",
-             {.check = CLI::NonNegativeNumber});
-  add_option(command, "--devices-file", options.ranks_file,
-             "File that holds a number of devices: when it changes, the ranks are asked to stop, "
-             "and so many go on",
-             {.check = CLI::ExistingFile, .takes = "FILE", .usual = "none"});
+inline void add_elastic_options(Command& command, dist::LaunchOptions& options) {
+  command.option(
+      "--max-restarts", options.max_restarts,
+      "Times to start all ranks again, of a training from the last checkpoint if there is "
+      "one, when one fails",
+      {.check = in_range(0, 1000)});
+  command.option(
+      "--min-devices", options.min_ranks,
+      "Start again without the ranks that a signal has ended, while so many are left; 0: on "
+      "as many as before",
+      {.check = non_negative()});
+  command.option(
+      "--devices-file", options.ranks_file,
+      "File that holds a number of devices: when it changes, the ranks are asked to stop, "
+      "and so many go on",
+      {.check = existing_file(), .takes = "FILE", .usual = "none"});
 }
 
 }  // namespace weft::cli

@@ -294,40 +294,34 @@ int run(const Arguments& a) {
 
 }  // namespace
 
-void add_estimate(CLI::App& app, Action& action) {
+void add_estimate(Command& app, Action& action) {
   const auto [command, a] = add_command<Arguments>(
       app, action, run, "estimate", "Count the memory and the traffic of a training step",
       kMeasuringCommands);
-  command.option_defaults()->group("Step");
-  command.add_option("--model", a.models, kModelHelp)->delimiter(',');
-  add_option(command, "--batch", a.step.batch,
-             "Images, or windows of text, in the batch of each device",
-             {.check = CLI::PositiveNumber});
-  command
-      .add_option(
-          "--precision", a.precisions,
-          fmt::format(
-              "What is computed in which format: {}; fp8:O1, fp8:O2 and fp8:O3 with a level",
-              train::precision_names()))
-      ->delimiter(',');
-  add_option(command, "--optimizer", a.step.optimizer,
-             fmt::format("{}", fmt::join(optim::optimizer_names(), ", ")),
-             {.check = CLI::IsMember(optim::optimizer_names())});
-  add_option(command, "--image-size", a.step.options.image_size,
-             "Height and width of an image, in pixels",
-             {.check = CLI::PositiveNumber, .usual = "the model's own"});
-  add_option(command, "--classes", a.step.options.classes, "Number of classes",
-             {.check = CLI::PositiveNumber, .usual = "the model's own"});
-  command.add_flag_callback(
-      "--checkpoint-activations", [&a] { a.step.options.checkpoint_activations = true; },
-      "Only rows with activations that are recomputed in the backward pass");
+  command.group("Step");
+  command.option("--model", a.models, kModelHelp, {.delimiter = ','});
+  command.option("--batch", a.step.batch, "Images, or windows of text, in the batch of each device",
+                 {.check = positive()});
+  command.option(
+      "--precision", a.precisions,
+      fmt::format("What is computed in which format: {}; fp8:O1, fp8:O2 and fp8:O3 with a level",
+                  train::precision_names()),
+      {.delimiter = ','});
+  command.option("--optimizer", a.step.optimizer,
+                 fmt::format("{}", fmt::join(optim::optimizer_names(), ", ")),
+                 {.check = one_of(optim::optimizer_names())});
+  command.option("--image-size", a.step.options.image_size,
+                 "Height and width of an image, in pixels",
+                 {.check = positive(), .usual = "the model's own"});
+  command.option("--classes", a.step.options.classes, "Number of classes",
+                 {.check = positive(), .usual = "the model's own"});
+  command.flag("--checkpoint-activations", a.step.options.checkpoint_activations,
+               "Only rows with activations that are recomputed in the backward pass");
 
-  command.option_defaults()->group("Devices and sharding");
-  add_option(command, "--devices", a.devices, "Number of devices",
-             {.check = CLI::Range(1, 1 << 16)});
-  add_option(command, "--strategy", a.strategies, "Strategies to count",
-             {.usual = "all that fit the model and the devices"})
-      ->delimiter(',');
+  command.group("Devices and sharding");
+  command.option("--devices", a.devices, "Number of devices", {.check = in_range(1, 1 << 16)});
+  command.option("--strategy", a.strategies, "Strategies to count",
+                 {.usual = "all that fit the model and the devices", .delimiter = ','});
   using dist::Settings;
   add_strategy_settings(command, a.step.strategy,
                         {{Settings::kShardSize, "the largest proper divisor of --devices"},
@@ -337,19 +331,19 @@ void add_estimate(CLI::App& app, Action& action) {
                          {Settings::kPipelineStages, "as many as devices"},
                          {Settings::kMicroBatches, "two per stage"}});
 
-  command.option_defaults()->group("A model that is not here");
-  add_option(command, "--parameters", a.parameters,
-             "Count of parameters: says what `accelerate estimate-memory` says",
-             {.check = CLI::PositiveNumber, .usual = ""});
-  add_option(command, "--buffers", a.buffer_bytes, "Bytes of buffers that are kept with them",
-             {.check = CLI::NonNegativeNumber});
-  command.add_option("--dtype", a.dtypes, "float32, float16, bfloat16, int8, int4")->delimiter(',');
+  command.group("A model that is not here");
+  command.option("--parameters", a.parameters,
+                 "Count of parameters: says what `accelerate estimate-memory` says",
+                 {.check = positive(), .usual = ""});
+  command.option("--buffers", a.buffer_bytes, "Bytes of buffers that are kept with them",
+                 {.check = non_negative()});
+  command.option("--dtype", a.dtypes, "float32, float16, bfloat16, int8, int4", {.delimiter = ','});
 
-  command.option_defaults()->group("Output");
-  command.add_flag("--check", a.check,
-                   "Take each step here, too, with devices as threads of the CPU, and fail where a "
-                   "peak is more than 5% off the allocator's");
-  command.add_flag("--json", a.json, kJsonLines);
+  command.group("Output");
+  command.flag("--check", a.check,
+               "Take each step here, too, with devices as threads of the CPU, and fail where a "
+               "peak is more than 5% off the allocator's");
+  command.flag("--json", a.json, kJsonLines);
 }
 
 }  // namespace weft::cli

@@ -88,36 +88,36 @@ int run_eval(const Arguments& a) {
 
 }  // namespace
 
-void add_eval(CLI::App& app, Action& action) {
+void add_eval(Command& app, Action& action) {
   const auto [command, a] =
       add_command<Arguments>(app, action, run_eval, "eval",
                              "Measure a trained model's accuracy on a data set", kTrainingCommands);
-  command.option_defaults()->group("Model and data");
+  command.group("Model and data");
   add_model_options(command, a.source);
-  add_option(command, "--data", a.data,
-             "Images to measure on, of their test split where there is one: builtin, "
-             "cifar10:DIR, mnist:DIR or folder:DIR",
-             {.takes = "DATA", .usual = "the data that the model was trained on"});
-  add_option(command, "--batch-size", a.batch_size, "Images in one forward pass",
-             {.check = CLI::PositiveNumber, .usual = "the training's"});
-  add_option(command, "--limit-batches", a.limit_batches,
-             "Batches after which the evaluation stops; 0: no limit",
-             {.check = CLI::NonNegativeNumber});
+  command.option("--data", a.data,
+                 "Images to measure on, of their test split where there is one: builtin, "
+                 "cifar10:DIR, mnist:DIR or folder:DIR",
+                 {.takes = "DATA", .usual = "the data that the model was trained on"});
+  command.option("--batch-size", a.batch_size, "Images in one forward pass",
+                 {.check = positive(), .usual = "the training's"});
+  command.option("--limit-batches", a.limit_batches,
+                 "Batches after which the evaluation stops; 0: no limit",
+                 {.check = non_negative()});
 
-  command.option_defaults()->group("Precision and device");
-  add_option(command, "--precision", a.precision,
-             fmt::format("What is computed in which format: {}", train::precision_names()),
-             {.usual = "the training's"});
-  add_option(command, "--matmul-numerics", a.matmul_numerics,
-             fmt::format("Arithmetic of matrix products: {}",
-                         fmt::join(kernels::accumulation_names(), ", ")),
-             {.usual = "the training's"});
+  command.group("Precision and device");
+  command.option("--precision", a.precision,
+                 fmt::format("What is computed in which format: {}", train::precision_names()),
+                 {.usual = "the training's"});
+  command.option("--matmul-numerics", a.matmul_numerics,
+                 fmt::format("Arithmetic of matrix products: {}",
+                             fmt::join(kernels::accumulation_names(), ", ")),
+                 {.usual = "the training's"});
   add_device_option(command, a.device);
   add_placement_options(command, a.source);
   add_threads_option(command, a.threads);
 
-  command.option_defaults()->group("Output");
-  command.add_flag("--json", a.json, kJsonObject);
+  command.group("Output");
+  command.flag("--json", a.json, kJsonObject);
 }
 
 }  // namespace weft::cli

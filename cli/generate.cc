@@ -38,33 +38,31 @@ int run_generate(const Arguments& a) {
 
 }  // namespace
 
-void add_generate(CLI::App& app, Action& action) {
+void add_generate(Command& app, Action& action) {
   const auto [command, a] =
       add_command<Arguments>(app, action, run_generate, "generate",
                              "Write text with a trained language model", kTrainingCommands);
-  command.option_defaults()->group("Model and text");
-  add_option(command, "RUN", a.run, "The model: a run's directory, or one of its checkpoints",
-             {.takes = "DIR"})
-      ->required();
-  add_option(command, "--prompt", a.prompt, "Text that the model goes on with", {.takes = "TEXT"});
-  add_option(command, "--bytes", a.bytes, "Bytes to write", {.check = CLI::NonNegativeNumber});
-  command.option_defaults()->group("Sampling");
-  add_option(command, "--temperature", a.options.temperature,
-             "Divisor of the logits; 0: always the most probable byte",
-             {.check = CLI::NonNegativeNumber});
-  add_option(command, "--top-k", a.options.top_k,
-             "Draw from this many of the most probable bytes; 0: from all",
-             {.check = CLI::NonNegativeNumber});
-  add_option(command, "--top-p", a.options.top_p,
-             "Draw from the fewest bytes that have this probability together",
-             {.check = CLI::Range(0.0, 1.0)});
-  add_option(command, "--seed", a.options.seed, "Seed of what is drawn",
-             {.check = CLI::NonNegativeNumber});
-  command.option_defaults()->group("Device");
+  command.group("Model and text");
+  command.option("RUN", a.run, "The model: a run's directory, or one of its checkpoints",
+                 {.takes = "DIR", .required = true});
+  command.option("--prompt", a.prompt, "Text that the model goes on with", {.takes = "TEXT"});
+  command.option("--bytes", a.bytes, "Bytes to write", {.check = non_negative()});
+  command.group("Sampling");
+  command.option("--temperature", a.options.temperature,
+                 "Divisor of the logits; 0: always the most probable byte",
+                 {.check = non_negative()});
+  command.option("--top-k", a.options.top_k,
+                 "Draw from this many of the most probable bytes; 0: from all",
+                 {.check = non_negative()});
+  command.option("--top-p", a.options.top_p,
+                 "Draw from the fewest bytes that have this probability together",
+                 {.check = in_range(0.0, 1.0)});
+  command.option("--seed", a.options.seed, "Seed of what is drawn", {.check = non_negative()});
+  command.group("Device");
   add_device_option(command, a.device);
   add_threads_option(command, a.threads);
-  command.option_defaults()->group("Output");
-  command.add_flag("--json", a.json, kJsonObject);
+  command.group("Output");
+  command.flag("--json", a.json, kJsonObject);
 }
 
 }  // namespace weft::cli

@@ -108,23 +108,24 @@ int images(const Arguments& a) {
 
 }  // namespace
 
-void add_images(CLI::App& app, Action& action) {
+void add_images(Command& app, Action& action) {
   const auto [command, a] = add_command<Arguments>(
       app, action, images, "images", "Write a data set's images as one sheet, or as PNG files",
       kFileCommands);
-  add_option(command, "--data", a.data,
-             "Images to look at: builtin, cifar10:DIR, mnist:DIR or folder:DIR", {.takes = "DATA"});
-  add_option(command, "--split", a.split, "Split of the data: train, validation or test",
-             {.check = CLI::IsMember({"train", "validation", "test"})});
-  add_option(command, "--per-class", a.per_class, "Number of images of each class, the first ones",
-             {.check = CLI::Range(int64_t{1}, int64_t{1} << 20)});
-  add_option(command, "--sheet", a.sheet,
-             "Write one PNG file with a row of images for each class; this or --folder is "
-             "needed",
-             {.takes = "FILE"});
-  add_option(command, "--folder", a.folder,
-             "Write a PNG file for each image, into a folder for each class under this one",
-             {.takes = "DIR"});
+  command.option("--data", a.data,
+                 "Images to look at: builtin, cifar10:DIR, mnist:DIR or folder:DIR",
+                 {.takes = "DATA"});
+  command.option("--split", a.split, "Split of the data: train, validation or test",
+                 {.check = one_of({"train", "validation", "test"})});
+  command.option("--per-class", a.per_class, "Number of images of each class, the first ones",
+                 {.check = in_range(1, 1 << 20)});
+  command.option("--sheet", a.sheet,
+                 "Write one PNG file with a row of images for each class; this or --folder is "
+                 "needed",
+                 {.takes = "FILE"});
+  command.option("--folder", a.folder,
+                 "Write a PNG file for each image, into a folder for each class under this one",
+                 {.takes = "DIR"});
 }
 
 }  // namespace weft::cli

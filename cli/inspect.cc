@@ -127,13 +127,13 @@ int inspect(const Arguments& a) {
 
 }  // namespace
 
-void add_inspect(CLI::App& app, Action& action) {
+void add_inspect(Command& app, Action& action) {
   const auto [command, a] = add_command<Arguments>(
       app, action, inspect, "inspect",
       "List a weight file's tensors: names, dtypes, shapes, statistics", kFileCommands);
-  command.add_option("FILE", a.path, "The .safetensors, .pth, .pt or .bin file to read")
-      ->required();
-  command.add_flag("--json", a.json, kJsonObject);
+  command.option("FILE", a.path, "The .safetensors, .pth, .pt or .bin file to read",
+                 {.required = true});
+  command.flag("--json", a.json, kJsonObject);
 }
 
 }  // namespace weft::cli

@@ -4,7 +4,6 @@
 #include <fmt/ranges.h>
 #include <unistd.h>
 
-#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <filesystem>
 #include <sstream>
@@ -185,19 +184,19 @@ std::vector<KernelCode> compile_kernels(const fs::path& source, std::string_view
 }
 
 int report_machine_code(const Words& words) {
-  CLI::App app("What the machine code of an op's kernels holds", "kernels sass");
+  Command command("kernels sass", "What the machine code of an op's kernels holds");
   std::string what, gpu_name = "h100", part;
   bool as_json = false;
-  app.add_option("OP", what, "A folder of kernels/, or a .cu file")->required();
-  app.add_option("--gpu", gpu_name, "The GPU to compile for");
-  app.add_option("--kernel", part, "Kernels and files with this text in their names");
-  app.add_flag("--json", as_json, "Print a JSON object for each kernel");
-  Words arguments(words.rbegin(), words.rend());
+  command.option("OP", what, "A folder of kernels/, or a .cu file", {.required = true});
+  command.option("--gpu", gpu_name, "The GPU to compile for");
+  command.option("--kernel", part, "Kernels and files with this text in their names");
+  command.flag("--json", as_json, "Print a JSON object for each kernel");
   try {
-    app.parse(arguments);
-  } catch (const CLI::Success& request) {
-    return app.exit(request);
-  } catch (const CLI::ParseError& error) {
+    if (const auto text = command.parse(words)) {
+      fmt::print("{}", *text);
+      return 0;
+    }
+  } catch (const io::ParseError& error) {
     throw UsageError(fmt::format("kernels sass: {}", error.what()));
   }
   const Gpu& gpu = find_gpu(gpu_name);

@@ -184,12 +184,12 @@ int run(const Words& words) {
 
 }  // namespace
 
-void add_kernels(CLI::App& app, Action& action) {
-  CLI::App* command = app.add_subcommand("kernels",
-                                         "List, check and time the kernels: weft kernels "
-                                         "list|check|bench|report|sass|new [OP] [OPTION...]")
-                          ->group(kMeasuringCommands);
-  command->footer(
+void add_kernels(Command& app, Action& action) {
+  Command& command = app.subcommand("kernels",
+                                    "List, check and time the kernels: weft kernels "
+                                    "list|check|bench|report|sass|new [OP] [OPTION...]",
+                                    kMeasuringCommands);
+  command.footer(
       "  list [OP]                   List the variants, and how many cases each of them takes\n"
       "  check [OP] [OPTION...]      Compare every variant with the reference on every case\n"
       "  bench [OP] [OPTION...]      Time the variants beside the roofline and the vendor's "
@@ -212,9 +212,9 @@ void add_kernels(CLI::App& app, Action& action) {
       "OP is a folder of kernels/ (default: every op). weft kernels check OP --help and weft "
       "kernels\n"
       "bench OP --help list their options; docs/kernel-lab.md says what they measure.");
-  command->prefix_command();
-  command->callback(
-      [command, &action] { action = [words = command->remaining()] { return run(words); }; });
+  command.leave_remaining();
+  command.on_parsed(
+      [&command, &action] { action = [words = command.remaining()] { return run(words); }; });
 }
 
 }  // namespace weft::cli

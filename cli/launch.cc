@@ -61,32 +61,31 @@ int launch(const Arguments& a) {
 
 }  // namespace
 
-void add_launch(CLI::App& app, Action& action) {
+void add_launch(Command& app, Action& action) {
   const auto [command, a] = add_command<Arguments>(
       app, action, launch, "launch",
       "Run a program as several ranks: weft launch --devices 4 -- PROGRAM ARGUMENT...",
       kDeviceCommands);
-  add_option(
-      command, "--devices", a.options.ranks,
+  command.option(
+      "--devices", a.options.ranks,
       "Number of ranks on all hosts together; under mpirun, srun or torchrun those that were "
       "started",
-      {.check = CLI::Range(1, 1 << 16), .usual = ""});
-  command.add_option("command", a.command, "The program and its arguments, behind --")->required();
+      {.check = in_range(1, 1 << 16), .usual = ""});
+  command.option("command", a.command, "The program and its arguments, behind --",
+                 {.required = true});
 
-  command.option_defaults()->group("Several hosts");
-  add_option(command, "--hosts", a.options.hostfile,
-             "File that names the hosts, as for mpirun's --hostfile, which starts the ranks",
-             {.check = CLI::ExistingFile, .takes = "FILE", .usual = "this host"});
-  add_option(command, "--nodes", a.options.hosts,
-             "Without mpirun: number of hosts, on each of which this command is given, with "
-             "MASTER_ADDR and MASTER_PORT in the environment",
-             {.check = CLI::Range(1, 1 << 16)})
-      ->excludes("--hosts");
-  add_option(command, "--node-rank", a.options.host, "Number of this host among them",
-             {.check = CLI::NonNegativeNumber})
-      ->envname("NODE_RANK");
+  command.group("Several hosts");
+  command.option("--hosts", a.options.hostfile,
+                 "File that names the hosts, as for mpirun's --hostfile, which starts the ranks",
+                 {.check = existing_file(), .takes = "FILE", .usual = "this host"});
+  command.option("--nodes", a.options.hosts,
+                 "Without mpirun: number of hosts, on each of which this command is given, with "
+                 "MASTER_ADDR and MASTER_PORT in the environment",
+                 {.check = in_range(1, 1 << 16), .excludes = {"--hosts"}});
+  command.option("--node-rank", a.options.host, "Number of this host among them",
+                 {.check = non_negative(), .environment = "NODE_RANK"});
 
-  command.option_defaults()->group("When a rank fails");
+  command.group("When a rank fails");
   add_elastic_options(command, a.options);
   command.footer(
       "Each rank has torchrun's variables: RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, "

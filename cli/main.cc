@@ -8,14 +8,12 @@
 #include <csignal>
 #include <cstdio>
 #include <exception>
-#include <memory>
 #include <string>
 #include <string_view>
 
 #include "cli/command.h"
 #include "core/version.h"
 #include "io/files.h"
-#include "io/help_format.h"
 #include "kernels/instruction_set.h"
 
 namespace weft::cli {
@@ -27,29 +25,23 @@ int report(std::string message, int code) {
   return code;
 }
 
-/// The first word that is no option, when it names no subcommand; CLI11 would only say that a
-/// subcommand is missing.
-std::string unknown_command(const CLI::App& app, int argc, char** argv) {
+/// The first word that is no option, when it names no subcommand; the parser would only say that
+/// a subcommand is missing.
+std::string unknown_command(const Command& app, int argc, char** argv) {
   for (int i = 1; i < argc; ++i) {
-    const std::string_view word = argv[i];
+    const std::string word = argv[i];
     if (word.starts_with("-")) continue;
-    const auto commands = app.get_subcommands([](const CLI::App*) { return true; });
-    const bool known = std::ranges::any_of(
-        commands, [&](const CLI::App* command) { return command->get_name() == word; });
-    return known ? "" : std::string(word);
+    return app.has_subcommand(word) ? "" : word;
   }
   return "";
 }
 
 int run(int argc, char** argv) {
-  CLI::App app("Weft: tensors, automatic differentiation and vision transformers.", "weft");
-  app.formatter(std::make_shared<io::HelpFormat>());
-  app.require_subcommand(1);
-  app.set_version_flag("--version", "weft " WEFT_VERSION, "Print the version and exit");
-  app.option_defaults()->always_capture_default();  // commands inherit it
+  Command app("weft", "Weft: tensors, automatic differentiation and vision transformers.");
+  app.require_subcommand();
+  app.version("weft " WEFT_VERSION);
   Action action;
   for (const AddCommand add : commands()) add(app, action);
-  // Last: commands would inherit it.
   app.footer(
       "weft COMMAND --help lists a command's options. Flags, which take no value, are off by "
       "default.\n"
@@ -59,10 +51,11 @@ int run(int argc, char** argv) {
       "CUDA\n"
       "kernels on an emulated GPU.");
   try {
-    app.parse(argc, argv);
-  } catch (const CLI::Success& request) {
-    return app.exit(request);  // --help
-  } catch (const CLI::ParseError& error) {
+    if (const auto text = app.parse(argc, argv)) {
+      fmt::print("{}", *text);
+      return 0;
+    }
+  } catch (const io::ParseError& error) {
     const std::string command = unknown_command(app, argc, argv);
     if (!command.empty()) {
       return report(fmt::format("unknown command \"{}\"; weft --help lists them", command), kUsage);

@@ -39,16 +39,15 @@ std::optional<nn::Placement> placement_of(const ModelSource& source, const std::
 
 }  // namespace
 
-void add_model_options(CLI::App& command, ModelSource& source) {
-  CLI::Option* checkpoint = command.add_option(
+void add_model_options(Command& command, ModelSource& source) {
+  command.option(
       "--checkpoint", source.checkpoint,
-      "The model: a run's directory, or one of its checkpoints; this or --weights is needed");
-  checkpoint->type_name("DIR");
-  add_option(command, "--weights", source.weights,
-             "In the place of --checkpoint, a vision transformer's weights: a safetensors or "
-             "torch.save file under torchvision's, timm's or Hugging Face's names",
-             {.takes = "FILE"})
-      ->excludes(checkpoint);
+      "The model: a run's directory, or one of its checkpoints; this or --weights is needed",
+      {.takes = "DIR"});
+  command.option("--weights", source.weights,
+                 "In the place of --checkpoint, a vision transformer's weights: a safetensors or "
+                 "torch.save file under torchvision's, timm's or Hugging Face's names",
+                 {.takes = "FILE", .excludes = {"--checkpoint"}});
 }
 
 void check_given(const ModelSource& source) {
@@ -57,16 +56,17 @@ void check_given(const ModelSource& source) {
   }
 }
 
-void add_placement_options(CLI::App& command, ModelSource& source) {
-  add_option(command, "--device-map", source.device_map,
-             "Where the weights of a model larger than memory rest: auto, as --max-memory allows, "
-             "or a JSON file from module names to cuda:N, cpu or disk, as Accelerate's device_map; "
-             "weights on disk are read while their layer runs",
-             {.takes = "auto|FILE", .usual = "all on --device"});
-  add_option(command, "--max-memory", source.max_memory,
-             "Memory that weights may take on each device, filled in this order, the remainder "
-             "stays on disk: cuda:0=10GB,cpu=4GB",
-             {.takes = "DEVICE=SIZE,...", .usual = "no limit"});
+void add_placement_options(Command& command, ModelSource& source) {
+  command.option(
+      "--device-map", source.device_map,
+      "Where the weights of a model larger than memory rest: auto, as --max-memory allows, "
+      "or a JSON file from module names to cuda:N, cpu or disk, as Accelerate's device_map; "
+      "weights on disk are read while their layer runs",
+      {.takes = "auto|FILE", .usual = "all on --device"});
+  command.option("--max-memory", source.max_memory,
+                 "Memory that weights may take on each device, filled in this order, the remainder "
+                 "stays on disk: cuda:0=10GB,cpu=4GB",
+                 {.takes = "DEVICE=SIZE,...", .usual = "no limit"});
 }
 
 train::TrainedModel load_model(const ModelSource& source, const std::string& device) {

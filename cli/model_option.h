@@ -2,9 +2,9 @@
 // --max-memory: where its weights rest.
 #pragma once
 
-#include <CLI/CLI.hpp>
 #include <string>
 
+#include "io/command_line.h"
 #include "train/trained_model.h"
 
 namespace weft::cli {
@@ -15,9 +15,9 @@ struct ModelSource {
 };
 
 /// Adds --checkpoint and --weights, which exclude each other, to a command.
-void add_model_options(CLI::App& command, ModelSource& source);
+void add_model_options(io::Command& command, ModelSource& source);
 /// Adds --device-map and --max-memory.
-void add_placement_options(CLI::App& command, ModelSource& source);
+void add_placement_options(io::Command& command, ModelSource& source);
 
 /// Throws UsageError where neither was given.
 void check_given(const ModelSource& source);

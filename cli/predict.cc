@@ -85,19 +85,19 @@ int run_predict(const Arguments& a) {
 
 }  // namespace
 
-void add_predict(CLI::App& app, Action& action) {
+void add_predict(Command& app, Action& action) {
   const auto [command, a] =
       add_command<Arguments>(app, action, run_predict, "predict",
                              "Classify images with a trained model", kTrainingCommands);
   add_model_options(command, a.source);
-  command.add_option("IMAGE", a.images, "JPEG or PNG files to classify")->required();
-  add_option(command, "--top", a.top,
-             "Number of classes to show for each image, the most probable first",
-             {.check = CLI::PositiveNumber});
+  command.option("IMAGE", a.images, "JPEG or PNG files to classify", {.required = true});
+  command.option("--top", a.top,
+                 "Number of classes to show for each image, the most probable first",
+                 {.check = positive()});
   add_device_option(command, a.device);
   add_placement_options(command, a.source);
   add_threads_option(command, a.threads);
-  command.add_flag("--json", a.json, kJsonLines);
+  command.flag("--json", a.json, kJsonLines);
 }
 
 }  // namespace weft::cli

@@ -299,31 +299,29 @@ int profile(Arguments a) {
 
 }  // namespace
 
-void add_profile(CLI::App& app, Action& action) {
+void add_profile(Command& app, Action& action) {
   const auto [command, a] = add_command<Arguments>(
       app, action, profile, "profile",
       "Show where a training step's time goes, as a table by op and as a trace",
       kMeasuringCommands);
-  command.option_defaults()->group("Step");
-  command.add_option("--model", a.step.model, kModelHelp);
-  add_option(command, "--batch", a.step.batch, "Images in the batch",
-             {.check = CLI::PositiveNumber});
-  command.add_option("--precision", a.step.precision,
-                     fmt::format("What is computed in which format: {}", train::precision_names()));
+  command.group("Step");
+  command.option("--model", a.step.model, kModelHelp);
+  command.option("--batch", a.step.batch, "Images in the batch", {.check = positive()});
+  command.option("--precision", a.step.precision,
+                 fmt::format("What is computed in which format: {}", train::precision_names()));
   add_model_size_options(command, a.step.options);
-  command.add_flag("--inference", a.inference, "Run the forward pass alone, without the tape");
+  command.flag("--inference", a.inference, "Run the forward pass alone, without the tape");
   add_device_option(command, a.device);
   add_threads_option(command, a.threads);
 
-  command.option_defaults()->group("Measurement and output");
-  add_option(command, "--steps", a.steps, "Number of steps to record",
-             {.check = CLI::Range(1, 1000)});
-  command.add_flag("--by-shape", a.by_shape, "Show a row for each shape that a kernel met");
-  command.add_flag("--all", a.all, "Show rows below 0.3% of a step, too");
-  add_option(command, "--trace", a.trace,
-             "Write a trace for chrome://tracing or ui.perfetto.dev to this file",
-             {.takes = "FILE"});
-  command.add_flag("--json", a.json, kJsonObject);
+  command.group("Measurement and output");
+  command.option("--steps", a.steps, "Number of steps to record", {.check = in_range(1, 1000)});
+  command.flag("--by-shape", a.by_shape, "Show a row for each shape that a kernel met");
+  command.flag("--all", a.all, "Show rows below 0.3% of a step, too");
+  command.option("--trace", a.trace,
+                 "Write a trace for chrome://tracing or ui.perfetto.dev to this file",
+                 {.takes = "FILE"});
+  command.flag("--json", a.json, kJsonObject);
 }
 
 }  // namespace weft::cli

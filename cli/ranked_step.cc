@@ -75,18 +75,17 @@ std::unique_ptr<nn::Module> make_step_model(const RankedStepOptions& options) {
   return std::make_unique<models::Gpt>(config);
 }
 
-void add_strategy_settings(CLI::App& command, dist::StrategyOptions& settings,
+void add_strategy_settings(Command& command, dist::StrategyOptions& settings,
                            const std::map<dist::Settings, std::string>& usual) {
   using dist::Settings;
-  command.option_defaults()->group("Settings of strategies");
+  command.group("Settings of strategies");
   const auto add = [&](const char* name, Settings setting, auto& value, const char* help) {
     if (!usual.contains(setting)) return;
     const std::string text = fmt::format("{}; of {}", help, dist::strategies_with(setting));
     if constexpr (std::is_same_v<decltype(value), bool&>) {
-      command.add_flag(name, value, text);
+      command.flag(name, value, text);
     } else {
-      add_option(command, name, value, text,
-                 {.check = CLI::PositiveNumber, .usual = usual.at(setting)});
+      command.option(name, value, text, {.check = positive(), .usual = usual.at(setting)});
     }
   };
   add("--shard-size", Settings::kShardSize, settings.shard_size,

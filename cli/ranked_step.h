@@ -2,7 +2,6 @@
 // what the benches of sharding measure, and what weft estimate and weft plan rehearse.
 #pragma once
 
-#include <CLI/CLI.hpp>
 #include <functional>
 #include <map>
 #include <memory>
@@ -11,6 +10,7 @@
 
 #include "core/memory_account.h"
 #include "dist/strategy/strategy_kind.h"
+#include "io/command_line.h"
 #include "models/registry.h"
 #include "optim/registry.h"
 #include "train/fabric.h"
@@ -36,7 +36,7 @@ std::unique_ptr<nn::Module> make_step_model(const RankedStepOptions& options);
 
 /// Adds the options of strategies that `usual` has, with what it says of their defaults, as a
 /// group.
-void add_strategy_settings(CLI::App& command, dist::StrategyOptions& settings,
+void add_strategy_settings(io::Command& command, dist::StrategyOptions& settings,
                            const std::map<dist::Settings, std::string>& usual);
 
 /// The layout of the model's parameters on each rank.

@@ -34,17 +34,16 @@ int run_report(const Arguments& a) {
 
 }  // namespace
 
-void add_report(CLI::App& app, Action& action) {
+void add_report(Command& app, Action& action) {
   const auto [command, a] = add_command<Arguments>(
       app, action, run_report, "report",
       "Make a page of training runs: curves, mistakes, and what differs between them",
       kTrainingCommands);
-  add_option(command, "RUN", a.runs, "Directories of runs", {.takes = "DIR"})->required();
-  add_option(command, "--output", a.output, "The page, an HTML file that needs no other",
-             {.takes = "FILE", .usual = "RUN/report.html; of several runs report.html"});
-  command.add_flag(
-      "--no-evaluation", a.skips_evaluation,
-      "Do not evaluate the last checkpoint of a run that has no validation.json of it");
+  command.option("RUN", a.runs, "Directories of runs", {.takes = "DIR", .required = true});
+  command.option("--output", a.output, "The page, an HTML file that needs no other",
+                 {.takes = "FILE", .usual = "RUN/report.html; of several runs report.html"});
+  command.flag("--no-evaluation", a.skips_evaluation,
+               "Do not evaluate the last checkpoint of a run that has no validation.json of it");
   add_threads_option(command, a.threads);
 }
 

@@ -32,7 +32,7 @@ std::string key_of(const std::string& option) {
 /// their default.
 class Settings {
  public:
-  Settings(CLI::App& command, RunSettings& settings) : command_(command), settings_(settings) {}
+  Settings(Command& command, RunSettings& settings) : command_(command), settings_(settings) {}
 
   /// `name` ends in what the option takes: "--epochs N". A member of Config, or a function from a
   /// Config to a reference. `usual` says what the default means where its value does not.
@@ -40,41 +40,47 @@ class Settings {
   void add(const std::string& name, Member member, const std::string& help,
            const std::string& usual = "") {
     using T = std::decay_t<std::invoke_result_t<Member, train::Config&>>;
-    const auto replace = [&settings = settings_, key = key_of(name), member](const T& value) {
-      settings.overrides.push_back(
-          {key, [member, value](train::Config& c) { std::invoke(member, c) = value; }});
-    };
     const T& value = std::invoke(member, usual_);
+    io::OptionForm form{.usual = usual};
     if constexpr (std::is_same_v<T, bool>) {
-      command_
-          .add_flag_function(
-              name, [replace](int64_t count) { replace(count > 0); }, help)
-          ->default_str(value ? "on" : "off");
+      form.usual = value ? "on" : "off";
+    } else if constexpr (fmt::is_formattable<T>::value) {
+      if (usual.empty()) form.usual = fmt::format("{}", value);
+      // CLI11 reads -1 as the largest unsigned number.
+      if (std::is_unsigned_v<T>) form.check = non_negative();
+    }
+    add<T>(
+        name, [member](train::Config& c, const T& given) { std::invoke(member, c) = given; }, help,
+        std::move(form));
+  }
+
+  /// The same for what `apply` puts into a Config.
+  template <class T, class Apply>
+  void add(const std::string& name, Apply apply, const std::string& help, io::OptionForm form) {
+    const auto value = std::make_shared<T>();
+    form.then = [&settings = settings_, key = key_of(name), apply, value] {
+      settings.overrides.push_back(
+          {key, [apply, given = *value](train::Config& c) { apply(c, given); }});
+    };
+    if constexpr (std::is_same_v<T, bool>) {
+      command_.flag(name, *value, help, form);
     } else {
       const size_t space = name.find(' ');
-      CLI::Option* option = command_.add_option_function<T>(name.substr(0, space), replace, help);
-      option->type_name(name.substr(space + 1));
-      if constexpr (fmt::is_formattable<T>::value) option->default_str(fmt::format("{}", value));
-      if (!usual.empty()) option->default_str(usual);
-      // CLI11 reads -1 as the largest unsigned number.
-      if constexpr (std::is_unsigned_v<T>) option->check(CLI::NonNegativeNumber);
+      form.takes = name.substr(space + 1);
+      command_.option(name.substr(0, space), *value, help, form);
     }
   }
 
   /// Off unless named, with a count that may be left out: "--watch" or "--watch 4".
   void add_count(const std::string& name, int64_t train::Config::*member, int64_t usual,
                  const std::string& help) {
-    const auto replace = [&settings = settings_, name, member](int64_t count) {
-      settings.overrides.push_back({key_of(name), [=](train::Config& c) { c.*member = count; }});
-    };
-    command_.add_option_function<int64_t>(name, replace, help + "; off unless asked for")
-        ->expected(0, 1)
-        ->type_name("[N]")
-        ->default_str(std::to_string(usual));  // also what a missing number stands for
+    add<int64_t>(name + " [N]", [member](train::Config& c, int64_t count) { c.*member = count; },
+                 help + "; off unless asked for",
+                 {.usual = std::to_string(usual), .count = {{0, 1}}});
   }
 
  private:
-  CLI::App& command_;
+  Command& command_;
   RunSettings& settings_;
   train::Config usual_ = train::recipe(kDefaultRecipe);
 };
@@ -100,19 +106,20 @@ std::string recipes_help() {
 
 }  // namespace
 
-void add_run_settings(CLI::App& command, RunSettings& settings) {
+void add_run_settings(Command& command, RunSettings& settings) {
   Settings add(command, settings);
   using C = train::Config;
   command.footer(recipes_help());
-  add_option(command, "--recipe", settings.recipe,
-             "The settings to start from, one of the recipes listed below",
-             {.usual = kDefaultRecipe});
-  add_option(command, "--config", settings.file,
-             "Settings from a file, YAML or JSON, on top of the recipe's: by these options' names, "
-             "or a file of Accelerate or DeepSpeed",
-             {.takes = "FILE", .usual = "none"});
+  command.option("--recipe", settings.recipe,
+                 "The settings to start from, one of the recipes listed below",
+                 {.usual = kDefaultRecipe});
+  command.option(
+      "--config", settings.file,
+      "Settings from a file, YAML or JSON, on top of the recipe's: by these options' names, "
+      "or a file of Accelerate or DeepSpeed",
+      {.takes = "FILE", .usual = "none"});
 
-  command.option_defaults()->group("Data");
+  command.group("Data");
   add.add(
       "--data DATA", &C::data,
       "Images to train on: builtin, cifar10:DIR, mnist:DIR or folder:DIR; or text: grammar, whose "
@@ -139,7 +146,7 @@ void add_run_settings(CLI::App& command, RunSettings& settings) {
                "Paste a rectangle of one training image into another, its share by "
                "Beta(ALPHA, ALPHA); 0: no cutmix");
 
-  command.option_defaults()->group("Model");
+  command.group("Model");
   add.add("--model NAME", &C::model,
           fmt::format("The model to train: {}; of text {}", fmt::join(models::model_names(), ", "),
                       fmt::join(models::gpt_names(), ", ")));
@@ -156,7 +163,7 @@ void add_run_settings(CLI::App& command, RunSettings& settings) {
           "Probability of skipping the last transformer block; it grows linearly from 0 at "
           "the first");
 
-  command.option_defaults()->group("Optimization");
+  command.group("Optimization");
   add.add("--epochs N", &C::epochs, "Passes over the training images");
   add.add("--batch-size N", &C::batch_size,
           "Images, or windows of text, per device in one forward and backward pass");
@@ -191,7 +198,7 @@ void add_run_settings(CLI::App& command, RunSettings& settings) {
           "Classify by the mean logits of an image and its mirror image");
   add.add("--seed N", &C::seed, "Seed of weights, order of images, augmentation and dropout");
 
-  command.option_defaults()->group("Precision");
+  command.group("Precision");
   add.add("--precision NAME", &C::precision,
           fmt::format("What is computed in which format: {}; Lightning Fabric's names too "
                       "(bf16-mixed, ...)",
@@ -221,15 +228,15 @@ void add_run_settings(CLI::App& command, RunSettings& settings) {
           "among the ranks; of strategies single and ddp, O3 also zero1 and zero2",
           "none");
 
-  command.option_defaults()->group("Devices and sharding");
-  add_option(command, "--devices", settings.devices,
-             "Number of devices. Each is a rank, started through mpirun; under mpirun or srun "
-             "the ranks that are there; under strategy dp a thread",
-             {.usual = "1"});
-  add_option(command, "--strategy", settings.strategy.name,
-             fmt::format("How devices share the model and the batch: {}",
-                         fmt::join(dist::strategy_names(), ", ")),
-             {.usual = "ddp on several devices, else single"});
+  command.group("Devices and sharding");
+  command.option("--devices", settings.devices,
+                 "Number of devices. Each is a rank, started through mpirun; under mpirun or srun "
+                 "the ranks that are there; under strategy dp a thread",
+                 {.usual = "1"});
+  command.option("--strategy", settings.strategy.name,
+                 fmt::format("How devices share the model and the batch: {}",
+                             fmt::join(dist::strategy_names(), ", ")),
+                 {.usual = "ddp on several devices, else single"});
   add.add("--global-batch-size N", &C::global_batch_size,
           "Global batch: images of all devices together in one forward and backward pass",
           "--batch-size on each device");
@@ -251,36 +258,30 @@ void add_run_settings(CLI::App& command, RunSettings& settings) {
       its_own("Keep each rank's shards of parameters, gradients and optimizer state in "
               "the CPU's memory",
               dist::Settings::kCpuOffload));
-  add_option(command, "--tensor-parallel", settings.strategy.tensor_parallel,
-             its_own("Tensor parallelism: devices that each layer is split over",
-                     dist::Settings::kTensorParallel),
-             {.usual = "all under tp, 2 under fsdp+tp"});
+  command.option("--tensor-parallel", settings.strategy.tensor_parallel,
+                 its_own("Tensor parallelism: devices that each layer is split over",
+                         dist::Settings::kTensorParallel),
+                 {.usual = "all under tp, 2 under fsdp+tp"});
   strategy_setting("--sequence-parallel", &S::sequence_parallel,
                    its_own("Sequence parallelism: shard the tokens between layers that are split",
                            dist::Settings::kSequenceParallel));
   strategy_setting(
       "--parallel-head", &S::parallel_head,
       its_own("Split the head and the loss by classes", dist::Settings::kParallelHead));
-  add_option(command, "--pipeline-stages", settings.strategy.pipeline_stages,
-             its_own("Stages that the model is split into along its depth",
-                     dist::Settings::kPipelineStages),
-             {.usual = "as many as devices"});
-  command
-      .add_option_function<std::string>(
-          "--pipeline-schedule",
-          [&settings](const std::string& name) {
-            settings.overrides.push_back({"pipeline_schedule", [name](C& c) {
-                                            c.strategy.schedule = dist::parse_schedule(name);
-                                          }});
-          },
-          "Order in which stages take micro-batches: 1f1b or gpipe; of strategy pipeline")
-      ->type_name("NAME")
-      ->default_str("1f1b");
+  command.option("--pipeline-stages", settings.strategy.pipeline_stages,
+                 its_own("Stages that the model is split into along its depth",
+                         dist::Settings::kPipelineStages),
+                 {.usual = "as many as devices"});
+  add.add<std::string>(
+      "--pipeline-schedule NAME",
+      [](C& c, const std::string& name) { c.strategy.schedule = dist::parse_schedule(name); },
+      "Order in which stages take micro-batches: 1f1b or gpipe; of strategy pipeline",
+      {.usual = "1f1b"});
   strategy_setting(
       "--micro-batches N", &S::micro_batches,
       its_own("Micro-batches that a batch is split into", dist::Settings::kMicroBatches),
       "two per stage");
-  command.option_defaults()->group("Gradients of whole copies");
+  command.group("Gradients of whole copies");
   strategy_setting("--bucket-mb N", &S::bucket_mb,
                    its_own("MiB of gradients that are summed together", dist::Settings::kBuckets),
                    "25");
@@ -295,7 +296,7 @@ void add_run_settings(CLI::App& command, RunSettings& settings) {
       "--find-unused", &S::find_unused,
       its_own("Look in every step for parameters that got no gradient", dist::Settings::kBuckets));
 
-  command.option_defaults()->group("Sharded parameters");
+  command.group("Sharded parameters");
   strategy_setting("--wrap WHAT", &S::wrap,
                    its_own("What is gathered together: modules of so many parameters or more, "
                            "100000, or of these classes, EncoderBlock,Linear",
@@ -329,7 +330,7 @@ void add_run_settings(CLI::App& command, RunSettings& settings) {
       its_own("Format of floating buffers: bf16, fp16 or fp32", dist::Settings::kMixedPrecision),
       "fp32");
 
-  command.option_defaults()->group("Devices and sharding");
+  command.group("Devices and sharding");
   add.add("--gradient-average RULE", &C::gradient_average,
           "What ranks with different numbers of images average: samples, the mean over all "
           "images, or ranks, the mean of the ranks' means as in PyTorch's DDP");
@@ -349,7 +350,7 @@ void add_run_settings(CLI::App& command, RunSettings& settings) {
           "Activation checkpointing: recompute activations in the backward pass, to save "
           "memory");
 
-  command.option_defaults()->group("Output");
+  command.group("Output");
   add.add("--save-every EVERY", &C::save_every,
           "Save also within epochs: every so many steps, 500, or seconds, 600s",
           "at the ends of epochs alone");

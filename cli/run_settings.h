@@ -4,12 +4,12 @@
 // Precedence: defaults, the recipe, the file of --config, the command line.
 #pragma once
 
-#include <CLI/CLI.hpp>
 #include <functional>
 #include <map>
 #include <string>
 #include <vector>
 
+#include "io/command_line.h"
 #include "train/config.h"
 
 namespace weft::cli {
@@ -31,7 +31,7 @@ struct RunSettings {
   bool are_the_runs_own() const { return recipe.empty() && file.empty() && overrides.empty(); }
 };
 
-void add_run_settings(CLI::App& command, RunSettings& settings);
+void add_run_settings(io::Command& command, RunSettings& settings);
 
 struct EffectiveSettings {
   train::Config config;

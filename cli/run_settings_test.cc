@@ -3,7 +3,9 @@
 #include <catch2/catch.hpp>
 #include <cstdlib>
 #include <fstream>
+#include <iterator>
 #include <nlohmann/json.hpp>
+#include <sstream>
 
 #include "cli/command.h"
 #include "train/config_yaml.h"
@@ -17,10 +19,11 @@ namespace {
 
 /// What `weft train` would run with.
 EffectiveSettings parse(const std::string& line) {
-  CLI::App app;
+  Command train("train", "");
   RunSettings settings;
-  add_run_settings(app, settings);
-  app.parse(line);
+  add_run_settings(train, settings);
+  std::istringstream words(line);
+  train.parse({std::istream_iterator<std::string>(words), {}});
   return effective(settings);
 }
 

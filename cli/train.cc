@@ -129,31 +129,30 @@ int run_train(const Arguments& arguments) {
 
 }  // namespace
 
-void add_train(CLI::App& app, Action& action) {
+void add_train(Command& app, Action& action) {
   const auto [command, a] = add_command<Arguments>(
       app, action, run_train, "train",
       "Train an image classifier or a language model, and save checkpoints and curves",
       kTrainingCommands);
   add_run_settings(command, a.settings);
-  command.option_defaults()->group("Devices and sharding");
+  command.group("Devices and sharding");
   add_device_option(command, a.device);
   add_threads_option(command, a.run.threads);
-  add_option(command, "--hosts", a.launch.hostfile,
-             "File that names the hosts, as for mpirun's --hostfile, which starts the ranks",
-             {.check = CLI::ExistingFile, .takes = "FILE", .usual = "this host"});
+  command.option("--hosts", a.launch.hostfile,
+                 "File that names the hosts, as for mpirun's --hostfile, which starts the ranks",
+                 {.check = existing_file(), .takes = "FILE", .usual = "this host"});
   add_elastic_options(command, a.launch);
 
-  command.option_defaults()->group("Output");
-  add_option(
-      command, "--output", a.run.output,
+  command.group("Output");
+  command.option(
+      "--output", a.run.output,
       "Directory of the run: checkpoints, weights, metrics, curves for TensorBoard and a report",
       {.takes = "DIR", .usual = "runs/RECIPE-N"});
-  add_option(command, "--resume", a.run.resume,
-             "Continue the run of this directory with its own settings, bit for bit as if it "
-             "had not stopped",
-             {.takes = "DIR"})
-      ->excludes("--output");
-  command.add_flag("--json", a.run.json, kJsonLines);
+  command.option("--resume", a.run.resume,
+                 "Continue the run of this directory with its own settings, bit for bit as if it "
+                 "had not stopped",
+                 {.takes = "DIR", .excludes = {"--output"}});
+  command.flag("--json", a.run.json, kJsonLines);
 }
 
 }  // namespace weft::cli

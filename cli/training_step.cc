@@ -7,15 +7,13 @@
 
 namespace weft::cli {
 
-void add_model_size_options(CLI::App& command, models::ModelOptions& options) {
-  add_option(command, "--image-size", options.image_size, "Height and width of an image, in pixels",
-             {.check = CLI::PositiveNumber, .usual = "the model's own"});
-  add_option(command, "--classes", options.classes, "Number of classes",
-             {.check = CLI::PositiveNumber, .usual = "the model's own"});
-  // A flag bound to an optional would be false, not absent, where it is not given.
-  command.add_flag_callback(
-      "--checkpoint-activations", [&options] { options.checkpoint_activations = true; },
-      "Recompute activations in the backward pass");
+void add_model_size_options(Command& command, models::ModelOptions& options) {
+  command.option("--image-size", options.image_size, "Height and width of an image, in pixels",
+                 {.check = positive(), .usual = "the model's own"});
+  command.option("--classes", options.classes, "Number of classes",
+                 {.check = positive(), .usual = "the model's own"});
+  command.flag("--checkpoint-activations", options.checkpoint_activations,
+               "Recompute activations in the backward pass");
 }
 
 Tensor cyclic_labels(int64_t rows, int64_t classes) {

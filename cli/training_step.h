@@ -1,12 +1,12 @@
 // A training step of a model on one resident batch: what bench, profile and compare measure.
 #pragma once
 
-#include <CLI/CLI.hpp>
 #include <functional>
 #include <memory>
 #include <string>
 
 #include "core/graph.h"
+#include "io/command_line.h"
 #include "models/registry.h"
 #include "optim/grad_scaler.h"
 #include "optim/registry.h"
@@ -24,7 +24,7 @@ struct StepOptions {
 };
 
 /// Adds --image-size, --classes and --checkpoint-activations to a command.
-void add_model_size_options(CLI::App& command, models::ModelOptions& options);
+void add_model_size_options(io::Command& command, models::ModelOptions& options);
 
 /// i64 [rows], on the CPU: 0, 1, 2, ... and again from 0 behind the last class.
 Tensor cyclic_labels(int64_t rows, int64_t classes);

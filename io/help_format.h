@@ -1,13 +1,5 @@
-// The form of `--help`, the same for every program: an option with what it takes, then a phrase,
-// wrapped, that ends in the default.
-//
-//   CLI::App app("Trains a model", "weft");
-//   app.formatter(std::make_shared<io::HelpFormat>());  // before subcommands, which inherit it
-//   app.add_option("--output", path, "Directory of the run")
-//       ->type_name("DIR")
-//       ->default_str("runs/RECIPE-N");
-//
-//     --output DIR              Directory of the run (default: runs/RECIPE-N)
+// The form of `--help`, the same for every program (io/command_line.h): an option with what it
+// takes, then a phrase, wrapped, that ends in the default.
 #pragma once
 
 #include <CLI/CLI.hpp>
@@ -32,13 +24,11 @@ class HelpFormat : public CLI::Formatter {
     return wrapped(app->get_description(), kColumns) + "\n";
   }
 
-  /// "--flip,--no-flip", "--deterministic-reduce[=N]": CLI11 would add the values in braces.
+  /// "--flip,--no-flip": CLI11 would add a flag's values in braces.
   std::string make_option_name(const CLI::Option* option, bool is_positional) const override {
     std::string name = CLI::Formatter::make_option_name(option, is_positional);
     for (size_t open; (open = name.find('{')) != std::string::npos;) {
-      const size_t length = name.find('}', open) + 1 - open;
-      const std::string value = name.substr(open + 1, length - 2);
-      name.replace(open, length, value == "false" ? "" : "[=N]");
+      name.erase(open, name.find('}', open) + 1 - open);
     }
     return name;
   }

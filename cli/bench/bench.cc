@@ -298,10 +298,11 @@ int run_bench(const Arguments& a) {
 
 }  // namespace
 
-void add_bench(CLI::App& app, Action& action) {
-  CLI::App& bench = *app.add_subcommand(
-      "bench", "Measure training steps: speed, memory, growth, traffic, overlap");
-  bench.require_subcommand(1);
+void add_bench(Command& app, Action& action) {
+  Command& bench =
+      app.subcommand("bench", "Measure training steps: speed, memory, growth, traffic, overlap",
+                     kMeasuringCommands);
+  bench.require_subcommand();
   add_bench_sharding(bench, action);
   add_bench_overlap(bench, action);
   add_bench_plan(bench, action);
@@ -309,47 +310,39 @@ void add_bench(CLI::App& app, Action& action) {
   const auto [command, a] =
       add_command<Arguments>(bench, action, run_bench, "step",
                              "Time a training step beside oneDNN on its matrix products");
-  bench.group(kMeasuringCommands);  // after its own subcommands, which would inherit it
-  command.option_defaults()->group("Step");
-  command.add_option("--model", a.step.model, kModelHelp);
-  add_option(command, "--weights", a.weights,
-             "File of trained weights to start from: a step on them meets other values than "
-             "on random ones, denormals among them",
-             {.takes = "FILE", .usual = "random weights"});
-  add_option(command, "--batch", a.step.batch, "Images in the batch",
-             {.check = CLI::PositiveNumber});
+  command.group("Step");
+  command.option("--model", a.step.model, kModelHelp);
+  command.option("--weights", a.weights,
+                 "File of trained weights to start from: a step on them meets other values than "
+                 "on random ones, denormals among them",
+                 {.takes = "FILE", .usual = "random weights"});
+  command.option("--batch", a.step.batch, "Images in the batch", {.check = positive()});
   add_model_size_options(command, a.step.options);
 
-  command.option_defaults()->group("Precision and device");
-  command.add_option("--precision", a.step.precision,
-                     fmt::format("What is computed in which format: {}", train::precision_names()));
-  command.add_option("--matmul-numerics", a.step.matmul_numerics,
-                     fmt::format("Arithmetic of matrix products: {}",
-                                 fmt::join(kernels::accumulation_names(), ", ")));
+  command.group("Precision and device");
+  command.option("--precision", a.step.precision,
+                 fmt::format("What is computed in which format: {}", train::precision_names()));
+  command.option("--matmul-numerics", a.step.matmul_numerics,
+                 fmt::format("Arithmetic of matrix products: {}",
+                             fmt::join(kernels::accumulation_names(), ", ")));
   add_device_option(command, a.device);
   add_threads_option(command, a.threads);
-  command.add_flag("--graph", a.graph,
-                   "Launch the step as one captured CUDA graph; with --against, beside steps that "
-                   "are not captured");
+  command.flag("--graph", a.graph,
+               "Launch the step as one captured CUDA graph; with --against, beside steps that "
+               "are not captured");
 
-  command.option_defaults()->group("Measurement and output");
-  add_option(command, "--against", a.against,
-             "A second precision, whose steps take turns with the first one's; prints the "
-             "speed-up",
-             {.usual = "none"});
-  add_option(command, "--steps", a.steps, "Number of timed steps", {.check = CLI::PositiveNumber});
-  command.add_flag("--profile", a.profile, "Print the time of each kernel, on standard error");
-  command
-      .add_flag(
-          "--bytes", a.bytes,
-          "Instead of timing, count what a step's kernels move, op by op, against the least "
-          "that each op could: what it takes from others and leaves to them; computes nothing")
-      ->excludes("--graph")
-      ->excludes("--against")
-      ->excludes("--profile")
-      ->excludes("--weights")
-      ->excludes("--device");
-  command.add_flag("--json", a.json, kJsonObject);
+  command.group("Measurement and output");
+  command.option("--against", a.against,
+                 "A second precision, whose steps take turns with the first one's; prints the "
+                 "speed-up",
+                 {.usual = "none"});
+  command.option("--steps", a.steps, "Number of timed steps", {.check = positive()});
+  command.flag("--profile", a.profile, "Print the time of each kernel, on standard error");
+  command.flag("--bytes", a.bytes,
+               "Instead of timing, count what a step's kernels move, op by op, against the least "
+               "that each op could: what it takes from others and leaves to them; computes nothing",
+               {.excludes = {"--graph", "--against", "--profile", "--weights", "--device"}});
+  command.flag("--json", a.json, kJsonObject);
 }
 
 }  // namespace weft::cli

@@ -261,32 +261,30 @@ int run(const Arguments& a) {
 
 }  // namespace
 
-void add_bench_overlap(CLI::App& bench, Action& action) {
+void add_bench_overlap(Command& bench, Action& action) {
   const auto [command, a] = add_command<Arguments>(
       bench, action, run, "overlap", "Measure how much communication is hidden behind computation");
-  command.option_defaults()->group("Step");
-  command.add_option("--model", a.model, kModelHelp);
-  command.add_option("--strategy", a.strategies, "Strategies to measure")->delimiter(',');
-  add_option(command, "--devices", a.devices, "Number of ranks, each a thread",
-             {.check = CLI::Range(2, 64)});
-  add_option(command, "--batch", a.batch, "Images in the batch of each rank",
-             {.check = CLI::PositiveNumber});
+  command.group("Step");
+  command.option("--model", a.model, kModelHelp);
+  command.option("--strategy", a.strategies, "Strategies to measure", {.delimiter = ','});
+  command.option("--devices", a.devices, "Number of ranks, each a thread",
+                 {.check = in_range(2, 64)});
+  command.option("--batch", a.batch, "Images in the batch of each rank", {.check = positive()});
 
-  command.option_defaults()->group("Network");
-  add_option(command, "--latency", a.latency_ms,
-             "Latency of the simulated network, in milliseconds",
-             {.check = CLI::NonNegativeNumber});
-  add_option(command, "--bandwidth", a.bandwidth_mb, "Bandwidth of the simulated network, in MB/s",
-             {.check = CLI::PositiveNumber,
-              .usual = "such that the traffic takes half of the computation's time"});
+  command.group("Network");
+  command.option("--latency", a.latency_ms, "Latency of the simulated network, in milliseconds",
+                 {.check = non_negative()});
+  command.option(
+      "--bandwidth", a.bandwidth_mb, "Bandwidth of the simulated network, in MB/s",
+      {.check = positive(), .usual = "such that the traffic takes half of the computation's time"});
 
-  command.option_defaults()->group("Measurement and output");
-  add_option(command, "--steps", a.steps, "Number of timed steps", {.check = CLI::PositiveNumber});
-  add_option(command, "--trace", a.trace,
-             "Write the last step of the last strategy to this file, for chrome://tracing or "
-             "ui.perfetto.dev",
-             {.takes = "FILE"});
-  command.add_flag("--json", a.json, kJsonLines);
+  command.group("Measurement and output");
+  command.option("--steps", a.steps, "Number of timed steps", {.check = positive()});
+  command.option("--trace", a.trace,
+                 "Write the last step of the last strategy to this file, for chrome://tracing or "
+                 "ui.perfetto.dev",
+                 {.takes = "FILE"});
+  command.flag("--json", a.json, kJsonLines);
 }
 
 }  // namespace weft::cli

@@ -286,37 +286,34 @@ int run(const Arguments& a) {
 
 }  // namespace
 
-void add_bench_plan(CLI::App& bench, Action& action) {
+void add_bench_plan(Command& bench, Action& action) {
   const auto [command, a] = add_command<Arguments>(
       bench, action, run, "plan", "Compare the planner's predictions with measured steps");
-  command.option_defaults()->group("Step");
-  command.add_option("--model", a.model, kModelHelp);
-  command.add_option("--strategy", a.strategies, "Strategies to predict and then to measure")
-      ->delimiter(',');
-  add_option(command, "--devices", a.devices, "Number of ranks, each a thread",
-             {.check = CLI::Range(2, 64)});
-  command
-      .add_option("--small-batches", a.small,
-                  "Two batch sizes of the steps that the planner learns this machine from")
-      ->delimiter(',')
-      ->expected(2);
-  add_option(command, "--batch", a.batch,
-             "Images in the batch of each rank, in the steps that it predicts",
-             {.check = CLI::PositiveNumber});
+  command.group("Step");
+  command.option("--model", a.model, kModelHelp);
+  command.option("--strategy", a.strategies, "Strategies to predict and then to measure",
+                 {.delimiter = ','});
+  command.option("--devices", a.devices, "Number of ranks, each a thread",
+                 {.check = in_range(2, 64)});
+  command.option("--small-batches", a.small,
+                 "Two batch sizes of the steps that the planner learns this machine from",
+                 {.delimiter = ',', .count = {{2, 2}}});
+  command.option("--batch", a.batch,
+                 "Images in the batch of each rank, in the steps that it predicts",
+                 {.check = positive()});
 
-  command.option_defaults()->group("Network");
-  add_option(command, "--latency", a.latency_ms,
-             "Latency of the simulated network, in milliseconds",
-             {.check = CLI::NonNegativeNumber});
-  add_option(command, "--bandwidth", a.bandwidth_mb, "Bandwidth of the simulated network, in MB/s",
-             {.check = CLI::PositiveNumber});
+  command.group("Network");
+  command.option("--latency", a.latency_ms, "Latency of the simulated network, in milliseconds",
+                 {.check = non_negative()});
+  command.option("--bandwidth", a.bandwidth_mb, "Bandwidth of the simulated network, in MB/s",
+                 {.check = positive()});
 
-  command.option_defaults()->group("Measurement and output");
-  add_option(command, "--steps", a.steps, "Number of timed steps of each strategy",
-             {.check = CLI::PositiveNumber});
-  command.add_flag("--json", a.json, kJsonLines);
-  command.add_flag("--check", a.check,
-                   "Fail where a prediction is more than 15% off in time, or 5% in memory");
+  command.group("Measurement and output");
+  command.option("--steps", a.steps, "Number of timed steps of each strategy",
+                 {.check = positive()});
+  command.flag("--json", a.json, kJsonLines);
+  command.flag("--check", a.check,
+               "Fail where a prediction is more than 15% off in time, or 5% in memory");
 }
 
 }  // namespace weft::cli

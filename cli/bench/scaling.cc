@@ -286,25 +286,24 @@ int run(const Arguments& a) {
 
 }  // namespace
 
-void add_bench_scaling(CLI::App& bench, Action& action) {
+void add_bench_scaling(Command& bench, Action& action) {
   const auto [command, a] =
       add_command<Arguments>(bench, action, run, "scaling",
                              "Measure how time and memory grow with batch, tokens, width, ...");
   std::vector<std::string> names;
   for (const SizeAxis& axis : all_axes()) names.push_back(axis.name);
-  add_option(command, "--axis", a.axes,
-             fmt::format("What to vary, several with commas: {}", fmt::join(names, ", ")),
-             {.check = CLI::IsMember(names), .takes = "NAME", .usual = "all of them"})
-      ->delimiter(',');
-  add_option(command, "--most", a.most, "Leave out sizes beyond this one",
-             {.check = CLI::PositiveNumber, .usual = "none left out"});
-  command.add_option("--precision", a.precision,
-                     fmt::format("What is computed in which format: {}", train::precision_names()));
-  add_option(command, "--steps", a.steps, "Number of timed steps, at least",
-             {.check = CLI::PositiveNumber});
+  command.option(
+      "--axis", a.axes,
+      fmt::format("What to vary, several with commas: {}", fmt::join(names, ", ")),
+      {.check = one_of(names), .takes = "NAME", .usual = "all of them", .delimiter = ','});
+  command.option("--most", a.most, "Leave out sizes beyond this one",
+                 {.check = positive(), .usual = "none left out"});
+  command.option("--precision", a.precision,
+                 fmt::format("What is computed in which format: {}", train::precision_names()));
+  command.option("--steps", a.steps, "Number of timed steps, at least", {.check = positive()});
   add_device_option(command, a.device);
-  add_option(command, "--html", a.html, "Write a page of plots to this file", {.takes = "FILE"});
-  command.add_flag("--json", a.json, kJsonLines);
+  command.option("--html", a.html, "Write a page of plots to this file", {.takes = "FILE"});
+  command.flag("--json", a.json, kJsonLines);
 }
 
 }  // namespace weft::cli

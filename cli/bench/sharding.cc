@@ -345,34 +345,29 @@ int run(const Arguments& a) {
 
 }  // namespace
 
-void add_bench_sharding(CLI::App& bench, Action& action) {
+void add_bench_sharding(Command& bench, Action& action) {
   const auto [command, a] =
       add_command<Arguments>(bench, action, run, "sharding",
                              "Measure each strategy's memory and traffic beside its formulas");
-  command.option_defaults()->group("Step");
-  command.add_option("--model", a.model, kModelHelp);
-  add_option(command, "--devices", a.devices, "Numbers of ranks to measure with",
-             {.check = CLI::Range(1, 1024)})
-      ->delimiter(',');
-  add_option(command, "--strategy", a.strategies, "Strategies to measure",
-             {.usual = "all that fit the model and the ranks"})
-      ->delimiter(',');
-  add_option(command, "--communicator", a.communicators,
-             "What the ranks communicate through: in-process (threads), mpi (processes)",
-             {.check = CLI::IsMember({"in-process", "mpi"})})
-      ->delimiter(',');
-  add_option(command, "--batch", a.batch, "Images in the batch of each device",
-             {.check = CLI::PositiveNumber});
-  add_option(
-      command, "--precision", a.precision,
+  command.group("Step");
+  command.option("--model", a.model, kModelHelp);
+  command.option("--devices", a.devices, "Numbers of ranks to measure with",
+                 {.check = in_range(1, 1024), .delimiter = ','});
+  command.option("--strategy", a.strategies, "Strategies to measure",
+                 {.usual = "all that fit the model and the ranks", .delimiter = ','});
+  command.option("--communicator", a.communicators,
+                 "What the ranks communicate through: in-process (threads), mpi (processes)",
+                 {.check = one_of({"in-process", "mpi"}), .delimiter = ','});
+  command.option("--batch", a.batch, "Images in the batch of each device", {.check = positive()});
+  command.option(
+      "--precision", a.precision,
       "Format of matrix products: fp32 or bf16, in which sharded weights and tp's activations "
       "then travel",
-      {.check = CLI::IsMember({"fp32", "bf16"})});
-  add_option(command, "--image-size", a.options.image_size,
-             "Height and width of an image, in pixels",
-             {.check = CLI::PositiveNumber, .usual = "the model's own"});
-  add_option(command, "--layers", a.options.layers, "Number of transformer layers",
-             {.check = CLI::PositiveNumber, .usual = "the model's own"});
+      {.check = one_of({"fp32", "bf16"})});
+  command.option("--image-size", a.options.image_size, "Height and width of an image, in pixels",
+                 {.check = positive(), .usual = "the model's own"});
+  command.option("--layers", a.options.layers, "Number of transformer layers",
+                 {.check = positive(), .usual = "the model's own"});
 
   using dist::Settings;
   add_strategy_settings(command, a.settings,
@@ -381,16 +376,15 @@ void add_bench_sharding(CLI::App& bench, Action& action) {
                          {Settings::kSequenceParallel, ""},
                          {Settings::kParallelHead, ""},
                          {Settings::kPipelineStages, "as many as devices"}});
-  add_option(command, "--deterministic-reduce", a.deterministic,
-             "Micro-batches of a batch whose gradients are added in one fixed tree, to see "
-             "what that costs; the formulas stay those of a step without",
-             {.check = CLI::PositiveNumber, .usual = "off"});
+  command.option("--deterministic-reduce", a.deterministic,
+                 "Micro-batches of a batch whose gradients are added in one fixed tree, to see "
+                 "what that costs; the formulas stay those of a step without",
+                 {.check = positive(), .usual = "off"});
 
-  command.option_defaults()->group("Measurement and output");
-  add_option(command, "--steps", a.steps, "Number of measured steps",
-             {.check = CLI::PositiveNumber});
-  command.add_flag("--json", a.json, kJsonLines);
-  command.add_flag(
+  command.group("Measurement and output");
+  command.option("--steps", a.steps, "Number of measured steps", {.check = positive()});
+  command.flag("--json", a.json, kJsonLines);
+  command.flag(
       "--check", a.check,
       "Fail where memory is more than 5% off its formula, or the bytes sent are not those of "
       "theirs");

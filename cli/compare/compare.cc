@@ -493,52 +493,51 @@ int compare(const Arguments& a) {
 
 }  // namespace
 
-void add_compare(CLI::App& app, Action& action) {
+void add_compare(Command& app, Action& action) {
   const auto [command, a] = add_command<Arguments>(
       app, action, compare, "compare",
       "Time the same work in Weft, PyTorch and others, side by side", kMeasuringCommands);
-  command.option_defaults()->group("Cases");
-  add_option(command, "--cases", a.cases,
-             "Regular expression: cases whose name or group it matches are run",
-             {.takes = "REGEX", .usual = "all"});
-  add_option(command, "--model", a.model, "Cases of this model", {.takes = "NAME", .usual = "all"});
-  add_option(command, "--shape", a.shape, "Cases with this shape in their names, as 788x3072",
-             {.takes = "SHAPE", .usual = "all"});
-  add_option(command, "--case", a.file,
-             "Functions of your own, in the place of these cases: docs/benchmarks.md",
-             {.check = CLI::ExistingFile, .takes = "FILE.py", .usual = "none"});
-  command.add_flag("--list", a.list, "Print the cases' groups and names, and run none");
+  command.group("Cases");
+  command.option("--cases", a.cases,
+                 "Regular expression: cases whose name or group it matches are run",
+                 {.takes = "REGEX", .usual = "all"});
+  command.option("--model", a.model, "Cases of this model", {.takes = "NAME", .usual = "all"});
+  command.option("--shape", a.shape, "Cases with this shape in their names, as 788x3072",
+                 {.takes = "SHAPE", .usual = "all"});
+  command.option("--case", a.file,
+                 "Functions of your own, in the place of these cases: docs/benchmarks.md",
+                 {.check = existing_file(), .takes = "FILE.py", .usual = "none"});
+  command.flag("--list", a.list, "Print the cases' groups and names, and run none");
   std::vector<std::string> sides = all_sides();
   sides.emplace_back("none");
-  add_option(command, "--against", a.against,
-             "PyTorch as eager, compile (torch.compile), onednn (its linear layers) or fused (the "
-             "optimizer); jax; openvino; onnxruntime; none: Weft alone",
-             {.check = CLI::IsMember(sides), .usual = "all that are installed"})
-      ->delimiter(',');
-  add_option(command, "--python", a.python, "Python interpreter that has PyTorch and the others",
-             {.takes = "FILE"});
-  add_option(command, "--device", a.device, "Where both compute: cpu or cuda", {.takes = "DEVICE"});
+  command.option(
+      "--against", a.against,
+      "PyTorch as eager, compile (torch.compile), onednn (its linear layers) or fused (the "
+      "optimizer); jax; openvino; onnxruntime; none: Weft alone",
+      {.check = one_of(sides), .usual = "all that are installed", .delimiter = ','});
+  command.option("--python", a.python, "Python interpreter that has PyTorch and the others",
+                 {.takes = "FILE"});
+  command.option("--device", a.device, "Where both compute: cpu or cuda", {.takes = "DEVICE"});
   add_threads_option(command, a.threads);
 
-  command.option_defaults()->group("Measurement");
-  add_option(command, "--pairs", a.pairs, "Turns that each program takes at a case",
-             {.check = CLI::Range(1, 1000)});
-  add_option(command, "--seconds", a.seconds, "Seconds that a turn lasts at least",
-             {.check = CLI::Range(0.0, 1000.0), .usual = "0.15, of steps 0.6"});
-  add_option(command, "--timeout", a.timeout,
-             "Seconds after which a program that has not answered is given up",
-             {.check = CLI::PositiveNumber});
-  command.add_flag("--profile", a.profile,
-                   "Record where each case's time goes, for --json and --html");
+  command.group("Measurement");
+  command.option("--pairs", a.pairs, "Turns that each program takes at a case",
+                 {.check = in_range(1, 1000)});
+  command.option("--seconds", a.seconds, "Seconds that a turn lasts at least",
+                 {.check = in_range(0.0, 1000.0), .usual = "0.15, of steps 0.6"});
+  command.option("--timeout", a.timeout,
+                 "Seconds after which a program that has not answered is given up",
+                 {.check = positive()});
+  command.flag("--profile", a.profile, "Record where each case's time goes, for --json and --html");
 
-  command.option_defaults()->group("Output");
-  command.add_flag("--json", a.json, kJsonObject);
-  add_option(command, "--save", a.save, "Write that JSON object to this file, beside the table",
-             {.takes = "FILE"});
-  add_option(command, "--html", a.html, "Write a page with bars to this file", {.takes = "FILE"});
-  // What the program starts itself as.
-  command.add_flag("--serve", a.serve)->group("");
-  command.add_option("--directory", a.directory)->group("");
+  command.group("Output");
+  command.flag("--json", a.json, kJsonObject);
+  command.option("--save", a.save, "Write that JSON object to this file, beside the table",
+                 {.takes = "FILE"});
+  command.option("--html", a.html, "Write a page with bars to this file", {.takes = "FILE"});
+  command.group("");  // of no help: what the program starts itself as
+  command.flag("--serve", a.serve, "");
+  command.option("--directory", a.directory, "");
 }
 
 }  // namespace weft::cli

@@ -213,26 +213,23 @@ int run(Arguments a) {
 
 }  // namespace
 
-void add_numerics_dot(CLI::App& numerics, Action& action) {
+void add_numerics_dot(Command& numerics, Action& action) {
   const auto [command, a] = add_command<Arguments>(
       numerics, action, run, "dot", "Measure errors of dot products, beside their bounds");
   a.distributions.assign(std::begin(kDistributions), std::end(kDistributions));
-  command.add_option("--format", a.format, kFormatHelp);
-  add_option(command, "--models", a.models,
-             fmt::format("Ways to add the products: {}", kModelsHelp),
-             {.usual = "those that take the format"})
-      ->delimiter(',');
-  add_option(
-      command, "--distributions", a.distributions,
+  command.option("--format", a.format, kFormatHelp);
+  command.option("--models", a.models, fmt::format("Ways to add the products: {}", kModelsHelp),
+                 {.usual = "those that take the format", .delimiter = ','});
+  command.option(
+      "--distributions", a.distributions,
       "Distributions of the operands: normal, uniform in [0, 1), wide (magnitudes spread over "
       "2^16), cancel (sums near zero)",
-      {.check = CLI::IsMember(a.distributions)})
-      ->delimiter(',');
-  add_option(command, "--max-k", a.max_k, "The longest dot product; lengths double from 16",
-             {.check = CLI::Range(16, 1 << 20)});
-  add_option(command, "--samples", a.samples, "Dot products of each length",
-             {.check = CLI::Range(1, 100000)});
-  command.add_option("--seed", a.seed, "Seed of the operands");
+      {.check = one_of(a.distributions), .delimiter = ','});
+  command.option("--max-k", a.max_k, "The longest dot product; lengths double from 16",
+                 {.check = in_range(16, 1 << 20)});
+  command.option("--samples", a.samples, "Dot products of each length",
+                 {.check = in_range(1, 100000)});
+  command.option("--seed", a.seed, "Seed of the operands");
   add_output_options(command, a,
                      "Print a JSON object for each distribution, way to add and length");
 }

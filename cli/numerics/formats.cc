@@ -227,15 +227,14 @@ int run(const Arguments& a) {
 
 }  // namespace
 
-void add_numerics_formats(CLI::App& numerics, Action& action) {
+void add_numerics_formats(Command& numerics, Action& action) {
   const auto [command, a] = add_command<Arguments>(numerics, action, run, "formats",
                                                    "Show range and precision of number formats");
   a.formats = {"fp32", "tf32", "fp16", "bf16", "e4m3", "e5m2", "q3.4"};
-  command.add_option(
-      "FORMAT", a.formats,
-      "Formats to show: fp32, tf32, fp16, bf16, e4m3, e5m2; e<E>m<M> of E exponent "
-      "and M mantissa bits, e<E>m<M>fn without infinities; q<I>.<F> for fixed point");
-  command.add_option("--value", a.value, "A number that is rounded to each format");
+  command.option("FORMAT", a.formats,
+                 "Formats to show: fp32, tf32, fp16, bf16, e4m3, e5m2; e<E>m<M> of E exponent "
+                 "and M mantissa bits, e<E>m<M>fn without infinities; q<I>.<F> for fixed point");
+  command.option("--value", a.value, "A number that is rounded to each format");
   add_output_options(command, a, "Print a JSON object for each format");
 }
 

@@ -212,25 +212,24 @@ int run(Arguments a) {
 
 }  // namespace
 
-void add_numerics_gemm(CLI::App& numerics, Action& action) {
+void add_numerics_gemm(Command& numerics, Action& action) {
   const auto [command, a] = add_command<Arguments>(
       numerics, action, run, "gemm", "Measure errors of a matrix product, element by element");
   for (const auto& [name, size, text] : {std::tuple{"--m", &a.m, "Rows of the product"},
                                          {"--n", &a.n, "Columns of the product"},
                                          {"--k", &a.k, "Length of its dot products"}}) {
-    add_option(command, name, *size, text, {.check = CLI::Range(1, 4096)});
+    command.option(name, *size, text, {.check = in_range(1, 4096)});
   }
-  command.add_option("--format", a.format, kFormatHelp);
-  add_option(command, "--distribution", a.distribution,
-             "Distribution of the operands: normal, uniform, wide or cancel, as of numerics dot",
-             {.check = CLI::IsMember(
-                  std::vector<std::string>(std::begin(kDistributions), std::end(kDistributions)))});
-  add_option(
-      command, "--models", a.models,
+  command.option("--format", a.format, kFormatHelp);
+  command.option(
+      "--distribution", a.distribution,
+      "Distribution of the operands: normal, uniform, wide or cancel, as of numerics dot",
+      {.check = one_of({std::begin(kDistributions), std::end(kDistributions)})});
+  command.option(
+      "--models", a.models,
       fmt::format("Ways to add the products: weft (the engine's f32 product), {}", kModelsHelp),
-      {.usual = "those that take the format"})
-      ->delimiter(',');
-  command.add_option("--seed", a.seed, "Seed of the operands");
+      {.usual = "those that take the format", .delimiter = ','});
+  command.option("--seed", a.seed, "Seed of the operands");
   add_output_options(command, a, "Print a JSON object for each way to add");
 }
 

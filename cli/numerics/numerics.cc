@@ -48,10 +48,9 @@ Operands draw_operands(const std::string& distribution, DType format, int64_t co
   return operands;
 }
 
-void add_output_options(CLI::App& command, Output& output, const char* json_help) {
-  add_option(command, "--html", output.html, "Write a page of plots to this file",
-             {.takes = "FILE"});
-  command.add_flag("--json", output.json, json_help);
+void add_output_options(Command& command, Output& output, const char* json_help) {
+  command.option("--html", output.html, "Write a page of plots to this file", {.takes = "FILE"});
+  command.flag("--json", output.json, json_help);
 }
 
 void print_table(const report::Table& table, const std::vector<size_t>& least_widths, size_t left) {
@@ -73,15 +72,15 @@ void finish_page(report::Page& page, const Output& output, const std::string& co
   fmt::print(output.json ? stderr : stdout, "page written to {}\n", output.html);
 }
 
-void add_numerics(CLI::App& app, Action& action) {
-  CLI::App& numerics = *app.add_subcommand(
-      "numerics", "Study number formats, tensor cores bit for bit, and rounding errors");
-  numerics.require_subcommand(1);
+void add_numerics(Command& app, Action& action) {
+  Command& numerics = app.subcommand(
+      "numerics", "Study number formats, tensor cores bit for bit, and rounding errors",
+      kMeasuringCommands);
+  numerics.require_subcommand();
   for (const auto add : {add_numerics_formats, add_numerics_dot, add_numerics_gemm,
                          add_numerics_replay, add_numerics_probe, add_numerics_train}) {
     add(numerics, action);
   }
-  numerics.group(kMeasuringCommands);  // after its own subcommands, which would inherit it
 }
 
 }  // namespace weft::cli

@@ -1,7 +1,6 @@
 // What the reports of `weft numerics` share.
 #pragma once
 
-#include <CLI/CLI.hpp>
 #include <string>
 #include <vector>
 
@@ -12,12 +11,12 @@
 namespace weft::cli {
 
 // One file each, like the commands themselves.
-void add_numerics_dot(CLI::App& numerics, Action& action);
-void add_numerics_formats(CLI::App& numerics, Action& action);
-void add_numerics_gemm(CLI::App& numerics, Action& action);
-void add_numerics_probe(CLI::App& numerics, Action& action);
-void add_numerics_replay(CLI::App& numerics, Action& action);
-void add_numerics_train(CLI::App& numerics, Action& action);
+void add_numerics_dot(Command& numerics, Action& action);
+void add_numerics_formats(Command& numerics, Action& action);
+void add_numerics_gemm(Command& numerics, Action& action);
+void add_numerics_probe(Command& numerics, Action& action);
+void add_numerics_replay(Command& numerics, Action& action);
+void add_numerics_train(Command& numerics, Action& action);
 
 /// What options that several of them have take.
 inline constexpr const char* kFormatHelp = "Format of the operands: fp16, bf16, tf32, e4m3 or e5m2";
@@ -45,7 +44,7 @@ struct Output {
   std::string html;
   bool json = false;
 };
-void add_output_options(CLI::App& command, Output& output, const char* json_help);
+void add_output_options(Command& command, Output& output, const char* json_help);
 
 /// As wide as its cells, and at least as the columns' widths say; the first `left` columns are
 /// aligned left.

@@ -113,23 +113,22 @@ int probe(Arguments a) {
 
 }  // namespace
 
-void add_numerics_probe(CLI::App& numerics, Action& action) {
+void add_numerics_probe(Command& numerics, Action& action) {
   const auto [command, a] = add_command<Arguments>(
       numerics, action, probe, "probe",
       "Run dot products on this machine's tensor cores and compare them with the model");
-  add_option(command, "--device", a.device, "GPU to probe: cuda or cuda:N", {.takes = "DEVICE"});
-  command.add_option("--format", a.format, kFormatHelp);
-  add_option(command, "--gpu", a.gpu,
-             "GPU whose model the results are compared with: a name of numerics replay --gpu",
-             {.usual = "by the device's compute capability"});
-  add_option(command, "--rows", a.rows, "Number of dot products",
-             {.check = CLI::Range(1, 1000000)});
-  command.add_option("--seed", a.seed, "Seed of the operands");
-  add_option(command, "--output", a.output, "Write operands and results to this file",
-             {.takes = "FILE", .usual = "standard output"});
-  command.add_flag("--json", a.json,
-                   "Print the counts as {\"rows\":N,\"mismatches\":M}, on standard error without "
-                   "--output");
+  command.option("--device", a.device, "GPU to probe: cuda or cuda:N", {.takes = "DEVICE"});
+  command.option("--format", a.format, kFormatHelp);
+  command.option("--gpu", a.gpu,
+                 "GPU whose model the results are compared with: a name of numerics replay --gpu",
+                 {.usual = "by the device's compute capability"});
+  command.option("--rows", a.rows, "Number of dot products", {.check = in_range(1, 1000000)});
+  command.option("--seed", a.seed, "Seed of the operands");
+  command.option("--output", a.output, "Write operands and results to this file",
+                 {.takes = "FILE", .usual = "standard output"});
+  command.flag("--json", a.json,
+               "Print the counts as {\"rows\":N,\"mismatches\":M}, on standard error without "
+               "--output");
 }
 
 }  // namespace weft::cli

@@ -90,23 +90,20 @@ int replay(const Arguments& a) {
 
 }  // namespace
 
-void add_numerics_replay(CLI::App& numerics, Action& action) {
+void add_numerics_replay(Command& numerics, Action& action) {
   const auto [command, a] = add_command<Arguments>(
       numerics, action, replay, "replay",
       "Compare a tensor core's recorded results with its model, bit for bit");
-  command
-      .add_option("FILE", a.file,
-                  "File of operands and results, a | b | c | d as f32 | d as f16 on a line; - for "
-                  "standard input")
-      ->required();
-  command
-      .add_option("--gpu", a.gpu,
-                  "GPU that computed the results: v100, a2, a100, ada, l40s, h100, h200 or b200")
-      ->required();
-  command.add_option("--format", a.format, kFormatHelp)->required();
-  command.add_flag(
-      "--json", a.json,
-      "Print the first mismatches as JSON objects, then {\"rows\":N,\"mismatches\":M}");
+  command.option("FILE", a.file,
+                 "File of operands and results, a | b | c | d as f32 | d as f16 on a line; - for "
+                 "standard input",
+                 {.required = true});
+  command.option("--gpu", a.gpu,
+                 "GPU that computed the results: v100, a2, a100, ada, l40s, h100, h200 or b200",
+                 {.required = true});
+  command.option("--format", a.format, kFormatHelp, {.required = true});
+  command.flag("--json", a.json,
+               "Print the first mismatches as JSON objects, then {\"rows\":N,\"mismatches\":M}");
 }
 
 }  // namespace weft::cli

@@ -216,36 +216,35 @@ int run(const TrainArguments& a) {
 
 }  // namespace
 
-void add_numerics_train(CLI::App& numerics, Action& action) {
+void add_numerics_train(Command& numerics, Action& action) {
   const auto [command, a] = add_command<TrainArguments>(
       numerics, action, run, "train",
       "Run one training in several precisions: curves, drift, gradients that vanish");
-  command.option_defaults()->group("Precision");
-  add_option(command, "--precisions", a.precisions,
-             fmt::format("Precisions of weft train --precision, and {}; the others are "
-                         "compared with the first",
-                         kUnscaled),
-             {.usual = fmt::format("fp32,tf32,bf16,fp16,{}", kUnscaled)})
-      ->delimiter(',');
-  command.add_option("--matmul-numerics", a.matmul_numerics,
-                     "Arithmetic of matrix products, as of weft train");
-  add_option(command, "--loss-scale", a.loss_scale, "Loss scale that fp16 begins at",
-             {.check = CLI::PositiveNumber});
-  add_option(command, "--loss-factor", a.loss_factor,
-             "Factor on every run's loss: a small one makes gradients vanish",
-             {.check = CLI::PositiveNumber});
+  command.group("Precision");
+  command.option("--precisions", a.precisions,
+                 fmt::format("Precisions of weft train --precision, and {}; the others are "
+                             "compared with the first",
+                             kUnscaled),
+                 {.usual = fmt::format("fp32,tf32,bf16,fp16,{}", kUnscaled), .delimiter = ','});
+  command.option("--matmul-numerics", a.matmul_numerics,
+                 "Arithmetic of matrix products, as of weft train");
+  command.option("--loss-scale", a.loss_scale, "Loss scale that fp16 begins at",
+                 {.check = positive()});
+  command.option("--loss-factor", a.loss_factor,
+                 "Factor on every run's loss: a small one makes gradients vanish",
+                 {.check = positive()});
 
-  command.option_defaults()->group("Training");
-  command.add_option("--model", a.model, kModelHelp);
-  add_option(command, "--data", a.data, "Images to train on, as of weft train", {.takes = "DATA"});
-  add_option(command, "--steps", a.steps, "Optimizer steps of each run",
-             {.check = CLI::Range(1, 1000000)});
-  add_option(command, "--batch-size", a.batch_size, "Images in the batch of a step",
-             {.check = CLI::Range(1, 100000)});
-  add_option(command, "--lr", a.lr, "Learning rate of AdamW", {.check = CLI::PositiveNumber});
-  command.add_option("--seed", a.seed, "Seed of weights and data");
+  command.group("Training");
+  command.option("--model", a.model, kModelHelp);
+  command.option("--data", a.data, "Images to train on, as of weft train", {.takes = "DATA"});
+  command.option("--steps", a.steps, "Optimizer steps of each run",
+                 {.check = in_range(1, 1000000)});
+  command.option("--batch-size", a.batch_size, "Images in the batch of a step",
+                 {.check = in_range(1, 100000)});
+  command.option("--lr", a.lr, "Learning rate of AdamW", {.check = positive()});
+  command.option("--seed", a.seed, "Seed of weights and data");
 
-  command.option_defaults()->group("Output");
+  command.group("Output");
   add_output_options(command, a, "Print a JSON object for each step, layer and run");
 }
 

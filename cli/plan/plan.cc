@@ -116,35 +116,32 @@ int run(const Arguments& a) {
 
 }  // namespace
 
-void add_plan(CLI::App& app, Action& action) {
+void add_plan(Command& app, Action& action) {
   const auto [command, a] = add_command<Arguments>(
       app, action, run, "plan", "Predict a training step's time, memory and scaling on a cluster",
       kDeviceCommands);
-  command.option_defaults()->group("Step");
-  command.add_option("--model", a.model, kModelHelp);
-  add_option(command, "--batch", a.batch, "Images in the batch of each device",
-             {.check = CLI::PositiveNumber});
-  add_option(command, "--precision", a.precision, "Format of matrix products: bf16 or fp32",
-             {.check = CLI::IsMember({"bf16", "fp32"})});
-  add_option(command, "--optimizer", a.optimizer,
-             fmt::format("{}", fmt::join(optim::optimizer_names(), ", ")),
-             {.check = CLI::IsMember(optim::optimizer_names())});
+  command.group("Step");
+  command.option("--model", a.model, kModelHelp);
+  command.option("--batch", a.batch, "Images in the batch of each device", {.check = positive()});
+  command.option("--precision", a.precision, "Format of matrix products: bf16 or fp32",
+                 {.check = one_of({"bf16", "fp32"})});
+  command.option("--optimizer", a.optimizer,
+                 fmt::format("{}", fmt::join(optim::optimizer_names(), ", ")),
+                 {.check = one_of(optim::optimizer_names())});
 
-  command.option_defaults()->group("Cluster");
-  add_option(command, "--devices", a.devices, "Number of devices of all nodes together",
-             {.check = CLI::Range(1, 1 << 20), .usual = ""})
-      ->required();
-  add_option(command, "--nodes", a.nodes, "Number of nodes that hold them",
-             {.check = CLI::Range(1, 1 << 20)});
-  command.add_option("--accelerator", a.accelerator,
-                     fmt::format("The device: {}", fmt::join(dist::accelerator_names(), ", ")));
-  command.add_option(
-      "--network", a.network,
-      fmt::format("Network between nodes: {}, or LATENCYus,BANDWIDTHGB/s of each device",
-                  fmt::join(dist::network_names(), ", ")));
-  add_option(command, "--efficiency", a.efficiency,
-             "Share of the data sheet's FLOP rate that matrix products reach",
-             {.check = CLI::Range(0.01, 1.0)});
+  command.group("Cluster");
+  command.option("--devices", a.devices, "Number of devices of all nodes together",
+                 {.check = in_range(1, 1 << 20), .usual = "", .required = true});
+  command.option("--nodes", a.nodes, "Number of nodes that hold them",
+                 {.check = in_range(1, 1 << 20)});
+  command.option("--accelerator", a.accelerator,
+                 fmt::format("The device: {}", fmt::join(dist::accelerator_names(), ", ")));
+  command.option("--network", a.network,
+                 fmt::format("Network between nodes: {}, or LATENCYus,BANDWIDTHGB/s of each device",
+                             fmt::join(dist::network_names(), ", ")));
+  command.option("--efficiency", a.efficiency,
+                 "Share of the data sheet's FLOP rate that matrix products reach",
+                 {.check = in_range(0.01, 1.0)});
 
   using dist::Settings;
   add_strategy_settings(
@@ -156,13 +153,13 @@ void add_plan(CLI::App& app, Action& action) {
         "as many devices of a node, up to 8, as the model can be split into"},
        {Settings::kMicroBatches, "two per stage"}});
   for (const char* cut : {"--tensor-parallel", "--pipeline-stages"}) {
-    command.get_option(cut)->check(CLI::Range(2, 1024));
+    command.add_check(cut, in_range(2, 1024));
   }
 
-  command.option_defaults()->group("Output");
-  add_option(command, "--html", a.html, "Write the scaling as a page of plots to this file",
-             {.takes = "FILE"});
-  command.add_flag("--json", a.json, "Print a JSON object for each strategy, the best first");
+  command.group("Output");
+  command.option("--html", a.html, "Write the scaling as a page of plots to this file",
+                 {.takes = "FILE"});
+  command.flag("--json", a.json, "Print a JSON object for each strategy, the best first");
 }
 
 }  // namespace weft::cli

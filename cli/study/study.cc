@@ -419,60 +419,58 @@ int run_batch_size(const Arguments& a) {
   return 0;
 }
 
-Arguments& add_study(CLI::App& parent, Action& action, int (*run)(const Arguments&),
+Arguments& add_study(Command& parent, Action& action, int (*run)(const Arguments&),
                      const char* name, const char* help,
-                     const std::function<void(CLI::App&, Arguments&)>& own) {
-  const auto [command, a] = add_command<Arguments>(parent, action, run, name, help);
-  command.option_defaults()->group("Study");
+                     const std::function<void(Command&, Arguments&)>& own) {
+  const auto [command, a] =
+      add_command<Arguments>(parent, action, run, name, help, kTrainingCommands);
+  command.group("Study");
   own(command, a);
-  add_option(command, "--seeds", a.study.seeds, "Trainings of each kind, from as many seeds",
-             {.check = CLI::Range(1, 1000)});
-  add_option(command, "--output", a.study.output,
-             "Directory of the runs and the page; a study that was stopped goes on there",
-             {.takes = "DIR"})
-      ->required();
+  command.option("--seeds", a.study.seeds, "Trainings of each kind, from as many seeds",
+                 {.check = in_range(1, 1000)});
+  command.option("--output", a.study.output,
+                 "Directory of the runs and the page; a study that was stopped goes on there",
+                 {.takes = "DIR", .required = true});
   add_threads_option(command, a.study.threads);
-  command.add_flag("--json", a.json, kJsonLines);
+  command.flag("--json", a.json, kJsonLines);
   add_run_settings(command, a.settings);
   return a;
 }
 
 }  // namespace
 
-void add_study(CLI::App& app, Action& action) {
-  CLI::App& study = *app.add_subcommand("study", "Answer a question that takes many trainings");
-  study.group(kTrainingCommands);
-  study.require_subcommand(1);
+void add_study(Command& app, Action& action) {
+  Command& study =
+      app.subcommand("study", "Answer a question that takes many trainings", kTrainingCommands);
+  study.require_subcommand();
   add_study(study, action, run_sweep, "seeds", "How much chance there is in a result",
-            [](CLI::App&, Arguments&) {});
+            [](Command&, Arguments&) {});
   add_study(study, action, run_sweep, "sweep", "What settings do to a result",
-            [](CLI::App& command, Arguments& a) {
-              add_option(command, "--vary", a.vary,
-                         "A setting of weft train and its values; given twice, all pairs are tried",
-                         {.takes = "SETTING=VALUE,..."})
-                  ->required();
+            [](Command& command, Arguments& a) {
+              command.option(
+                  "--vary", a.vary,
+                  "A setting of weft train and its values; given twice, all pairs are tried",
+                  {.takes = "SETTING=VALUE,...", .required = true});
             });
-  add_study(
-      study, action, run_batch_size, "batch-size",
-      "What large batches cost, under rules that scale the learning rate",
-      [](CLI::App& command, Arguments& a) {
-        a.study.measures_noise = true;
-        command.add_option("--batches", a.batches, "Global batches to train with, in images")
-            ->delimiter(',')
-            ->check(CLI::PositiveNumber);
-        command
-            .add_option("--rules", a.rules,
-                        "How the learning rate follows the batch: none, linear, sqrt; lars "
-                        "and lamb are optimizers of their own")
-            ->delimiter(',');
-        add_option(command, "--target", a.target,
-                   "Accuracy on the validation images that steps and samples are counted to",
-                   {.check = CLI::Range(0.0, 1.0), .usual = "a hundredth below the best mean"});
-        add_option(command, "--lars-lr", a.lars_lr, "Learning rate of LARS at the run's own batch",
-                   {.check = CLI::PositiveNumber});
-        add_option(command, "--lamb-lr", a.lamb_lr, "Learning rate of LAMB at the run's own batch",
-                   {.check = CLI::PositiveNumber});
-      });
+  add_study(study, action, run_batch_size, "batch-size",
+            "What large batches cost, under rules that scale the learning rate",
+            [](Command& command, Arguments& a) {
+              a.study.measures_noise = true;
+              command.option("--batches", a.batches, "Global batches to train with, in images",
+                             {.check = positive(), .delimiter = ','});
+              command.option("--rules", a.rules,
+                             "How the learning rate follows the batch: none, linear, sqrt; lars "
+                             "and lamb are optimizers of their own",
+                             {.delimiter = ','});
+              command.option(
+                  "--target", a.target,
+                  "Accuracy on the validation images that steps and samples are counted to",
+                  {.check = in_range(0.0, 1.0), .usual = "a hundredth below the best mean"});
+              command.option("--lars-lr", a.lars_lr, "Learning rate of LARS at the run's own batch",
+                             {.check = positive()});
+              command.option("--lamb-lr", a.lamb_lr, "Learning rate of LAMB at the run's own batch",
+                             {.check = positive()});
+            });
 }
 
 }  // namespace weft::cli

@@ -111,7 +111,7 @@ int run_torture(const Arguments& a) {
 
 }  // namespace
 
-void add_torture(CLI::App& app, Action& action) {
+void add_torture(Command& app, Action& action) {
   const auto [command, a] = add_command<Arguments>(
       app, action, run_torture, "torture",
       "Kill runs, damage files, hurt ranks, and see that nothing is lost", kMeasuringCommands);
@@ -121,14 +121,12 @@ void add_torture(CLI::App& app, Action& action) {
     names.emplace_back(ordeal.name);
     promises += fmt::format("\n  {:<9} {}", ordeal.name, ordeal.promise);
   }
-  add_option(command, "--minutes", a.minutes, "Time for all ordeals together",
-             {.check = CLI::PositiveNumber});
-  command.add_option("--seed", a.seed, "Seed of moments, places and changes");
-  add_option(command, "--only", a.only, "The ordeals to run",
-             {.check = CLI::IsMember(names), .takes = "NAME,...", .usual = "all"})
-      ->delimiter(',');
-  command.add_flag("--short", a.is_short, "Try each thing a few times, whatever --minutes says");
-  command.add_flag("--json", a.as_json, kJsonLines);
+  command.option("--minutes", a.minutes, "Time for all ordeals together", {.check = positive()});
+  command.option("--seed", a.seed, "Seed of moments, places and changes");
+  command.option("--only", a.only, "The ordeals to run",
+                 {.check = one_of(names), .takes = "NAME,...", .usual = "all", .delimiter = ','});
+  command.flag("--short", a.is_short, "Try each thing a few times, whatever --minutes says");
+  command.flag("--json", a.as_json, kJsonLines);
   command.footer(promises + "\n\nThe exit code is 1 when anything was lost.");
 }
 

@@ -2,12 +2,11 @@
 
 #include <fmt/ranges.h>
 
-#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cstdio>
 #include <optional>
 
-#include "io/help_format.h"
+#include "io/command_line.h"
 #include "kernels/device/probe.h"
 #include "kernels/instruction_set.h"
 #include "kernels/plugins/load.h"
@@ -170,94 +169,74 @@ OpTable table_with_plugin(const std::string& op, OpTable (*table)(), Arguments& 
 
 int run_op_main(const std::string& op, OpTable (*make_table)(), int argc, char** argv) {
   Arguments a;
-  CLI::App app("Lists, checks or times the variants of " + op, op);
-  app.formatter(std::make_shared<io::HelpFormat>());
-  app.require_subcommand(0, 1);
-  CLI::App* const list_command =
-      app.add_subcommand("list", "List the variants, and how many cases each of them takes");
-  CLI::App* const check_command =
-      app.add_subcommand("check", "Compare every variant with the reference on every case");
-  check_command->add_option("--variant", a.check.variant, "The variant to check")
-      ->default_str("all");
-  check_command->add_option("--case", a.check.only_case, "The case to check it on")
-      ->default_str("all");
-  check_command
-      ->add_option("--device", a.checked_device,
-                   "The device whose variants are checked: cpu, cuda or emulated")
-      ->type_name("DEVICE")
-      ->default_str("all that there are");
-  check_command->add_flag("--small", a.check.small, "Leave out the cases that bench times");
-  check_command
-      ->add_option("--few", a.check.few, "Check each variant on this many cases, always the same")
-      ->check(CLI::PositiveNumber)
-      ->type_name("N")
-      ->default_str("all");
-  check_command
-      ->add_option("--tile", a.tile,
-                   "Have the variant that chooses among widths of a tile take this one")
-      ->type_name("COLUMNS")
-      ->default_str("the variant's choice");
-  check_command->add_flag("--json", a.check.as_json, "Print JSON objects, one a line");
-  check_command
-      ->add_option("--instruction-set", a.instruction_set,
-                   "The best instruction set that CPU kernels may use: avx512, avx2 or baseline")
-      ->default_str("the CPU's");
-  check_command->add_flag("--traffic", a.check.traffic,
-                          "Count bank conflicts and sectors of every access to memory; on the "
-                          "emulated device alone");
-  check_command
-      ->add_option("--gpu", a.gpu,
-                   "Give the emulated device the limits of this GPU: a100, a10, 4090, h100, h200, "
-                   "b200 or 5090")
-      ->type_name("GPU")
-      ->default_str("WEFT_EMULATED_GPU, else h100");
-  check_command
-      ->add_option("--tensor-core", a.tensor_core,
-                   "Compute matrix products with the bits of this GPU's tensor cores: a100, ada, "
-                   "h100 or b200; on the emulated device alone")
-      ->type_name("GPU")
-      ->default_str("sums in f32");
-  CLI::App* const bench_command =
-      app.add_subcommand("bench", "Time the variants on the timed cases, from a cold cache");
-  bench_command
-      ->add_option("--variant", a.bench.variant, "The variant to time, beside the vendor's")
-      ->default_str("all");
-  bench_command
-      ->add_option("--shape", a.bench.shapes,
-                   "Cases with this text in their names; of gemm also any shape, as 512x512x64")
-      ->default_str("all timed cases");
-  bench_command->add_option("--dtype", a.dtype, "Format of the operands of a shape that is no case")
-      ->type_name("DTYPE")
-      ->default_str("f32");
-  bench_command->add_option("--device", a.device, "Where to compute: cpu, cuda or cuda:N")
-      ->type_name("DEVICE")
-      ->default_str("cuda where there is a GPU, else cpu");
-  bench_command->add_option("--samples", a.bench.samples, "Samples of each variant on each case")
-      ->check(CLI::Range(1, 100000))
-      ->capture_default_str();
-  bench_command
-      ->add_option("--seconds", a.bench.seconds,
-                   "Seconds after which a variant takes no more samples of a case")
-      ->check(CLI::PositiveNumber)
-      ->capture_default_str();
-  bench_command
-      ->add_option("--roofline", a.bench.roofline,
-                   "Rates of the device, as the roofline program printed them, to tell shares of")
-      ->type_name("FILE")
-      ->default_str("none, and no shares");
-  bench_command->add_flag("--json", a.bench.as_json, "Print JSON objects, one a line");
-  for (CLI::App* const command : {list_command, check_command, bench_command}) {
-    command
-        ->add_option("--plugin", a.plugin,
-                     "A variant outside the tree: a .cc or .cu file, which is compiled, or a "
-                     "shared object; check then takes this one")
-        ->type_name("FILE");
+  io::Command program(op, "Lists, checks or times the variants of " + op);
+  io::Command& list_command =
+      program.subcommand("list", "List the variants, and how many cases each of them takes");
+  io::Command& check_command =
+      program.subcommand("check", "Compare every variant with the reference on every case");
+  check_command.option("--variant", a.check.variant, "The variant to check", {.usual = "all"});
+  check_command.option("--case", a.check.only_case, "The case to check it on", {.usual = "all"});
+  check_command.option("--device", a.checked_device,
+                       "The device whose variants are checked: cpu, cuda or emulated",
+                       {.takes = "DEVICE", .usual = "all that there are"});
+  check_command.flag("--small", a.check.small, "Leave out the cases that bench times");
+  check_command.option("--few", a.check.few,
+                       "Check each variant on this many cases, always the same",
+                       {.check = io::positive(), .takes = "N", .usual = "all"});
+  check_command.option("--tile", a.tile,
+                       "Have the variant that chooses among widths of a tile take this one",
+                       {.takes = "COLUMNS", .usual = "the variant's choice"});
+  check_command.flag("--json", a.check.as_json, "Print JSON objects, one a line");
+  check_command.option(
+      "--instruction-set", a.instruction_set,
+      "The best instruction set that CPU kernels may use: avx512, avx2 or baseline",
+      {.usual = "the CPU's"});
+  check_command.flag("--traffic", a.check.traffic,
+                     "Count bank conflicts and sectors of every access to memory; on the "
+                     "emulated device alone");
+  check_command.option(
+      "--gpu", a.gpu,
+      "Give the emulated device the limits of this GPU: a100, a10, 4090, h100, h200, "
+      "b200 or 5090",
+      {.takes = "GPU", .usual = "WEFT_EMULATED_GPU, else h100"});
+  check_command.option(
+      "--tensor-core", a.tensor_core,
+      "Compute matrix products with the bits of this GPU's tensor cores: a100, ada, "
+      "h100 or b200; on the emulated device alone",
+      {.takes = "GPU", .usual = "sums in f32"});
+  io::Command& bench_command =
+      program.subcommand("bench", "Time the variants on the timed cases, from a cold cache");
+  bench_command.option("--variant", a.bench.variant, "The variant to time, beside the vendor's",
+                       {.usual = "all"});
+  bench_command.option("--shape", a.bench.shapes,
+                       "Cases with this text in their names; of gemm also any shape, as 512x512x64",
+                       {.usual = "all timed cases"});
+  bench_command.option("--dtype", a.dtype, "Format of the operands of a shape that is no case",
+                       {.takes = "DTYPE", .usual = "f32"});
+  bench_command.option("--device", a.device, "Where to compute: cpu, cuda or cuda:N",
+                       {.takes = "DEVICE", .usual = "cuda where there is a GPU, else cpu"});
+  bench_command.option("--samples", a.bench.samples, "Samples of each variant on each case",
+                       {.check = io::in_range(1, 100000)});
+  bench_command.option("--seconds", a.bench.seconds,
+                       "Seconds after which a variant takes no more samples of a case",
+                       {.check = io::positive()});
+  bench_command.option(
+      "--roofline", a.bench.roofline,
+      "Rates of the device, as the roofline program printed them, to tell shares of",
+      {.takes = "FILE", .usual = "none, and no shares"});
+  bench_command.flag("--json", a.bench.as_json, "Print JSON objects, one a line");
+  for (io::Command* const command : {&list_command, &check_command, &bench_command}) {
+    command->option("--plugin", a.plugin,
+                    "A variant outside the tree: a .cc or .cu file, which is compiled, or a "
+                    "shared object; check then takes this one",
+                    {.takes = "FILE"});
   }
   try {
-    app.parse(argc, argv);
-  } catch (const CLI::Success& request) {
-    return app.exit(request);
-  } catch (const CLI::ParseError& error) {
+    if (const auto text = program.parse(argc, argv)) {
+      std::printf("%s", text->c_str());
+      return 0;
+    }
+  } catch (const io::ParseError& error) {
     return usage_error(fmt::format("{}: {}", op, error.what()));
   }
   apply_instruction_set_of_environment();
@@ -288,7 +267,7 @@ int run_op_main(const std::string& op, OpTable (*make_table)(), int argc, char**
     return usage_error(
         fmt::format("{} has no variant \"{}\": expected one of {}", table.name, variant, known));
   }
-  if (list_command->parsed()) {
+  if (list_command.is_parsed()) {
     print_variants(table);
     return 0;
   }
@@ -324,7 +303,7 @@ int run_op_main(const std::string& op, OpTable (*make_table)(), int argc, char**
   } catch (const Error& error) {
     return usage_error(fmt::format("check --tensor-core: {}", error.what()));
   }
-  if (!bench_command->parsed()) return check(table, a.check);
+  if (!bench_command.is_parsed()) return check(table, a.check);
   BenchPlan plan;
   try {
     plan = bench_plan(table, a);

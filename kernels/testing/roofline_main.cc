@@ -4,7 +4,6 @@
 //
 // Rates are the best of several runs: a ceiling is what the device can do. --quick takes small
 // sizes and few runs, for tests.
-#include <CLI/CLI.hpp>
 #include <cstdio>
 #include <nlohmann/json.hpp>
 
@@ -12,7 +11,7 @@
 #include "core/runtime.h"
 #include "core/stream.h"
 #include "core/transfer.h"
-#include "io/help_format.h"
+#include "io/command_line.h"
 #include "kernels/autotune.h"
 #include "kernels/device/probe.h"
 #include "kernels/gemm/gemm.h"
@@ -114,19 +113,18 @@ int run(Device device, bool quick) {
 
 int main(int argc, char** argv) {
   using namespace weft;
-  CLI::App app("Measures a device's roofline: the rates that no kernel exceeds", "roofline");
-  app.formatter(std::make_shared<io::HelpFormat>());
+  io::Command command("roofline", "Measures a device's roofline: the rates that no kernel exceeds");
   std::string device_text;
   bool quick = false;
-  app.add_option("--device", device_text, "Device to measure: cpu, cuda or cuda:N")
-      ->type_name("DEVICE")
-      ->default_str("cuda where there is a GPU, else cpu");
-  app.add_flag("--quick", quick, "Take small sizes and few runs");
+  command.option("--device", device_text, "Device to measure: cpu, cuda or cuda:N",
+                 {.takes = "DEVICE", .usual = "cuda where there is a GPU, else cpu"});
+  command.flag("--quick", quick, "Take small sizes and few runs");
   try {
-    app.parse(argc, argv);
-  } catch (const CLI::Success& request) {
-    return app.exit(request);
-  } catch (const CLI::ParseError& error) {
+    if (const auto text = command.parse(argc, argv)) {
+      std::printf("%s", text->c_str());
+      return 0;
+    }
+  } catch (const io::ParseError& error) {
     std::fprintf(stderr, "weft: error: roofline: %s\n", error.what());
     return 2;
   }

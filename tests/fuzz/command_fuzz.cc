@@ -8,9 +8,9 @@
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   using namespace weft::cli;
   static Action action;
-  static CLI::App& app = [&]() -> CLI::App& {
-    static CLI::App weft("fuzzed", "weft");
-    weft.require_subcommand(1);
+  static Command& app = [&]() -> Command& {
+    static Command weft("weft", "fuzzed");
+    weft.require_subcommand();
     for (const AddCommand add : commands()) add(weft, action);
     return weft;
   }();
@@ -22,10 +22,9 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
       words.back() += static_cast<char>(data[i]);
     }
   }
-  std::reverse(words.begin(), words.end());  // as CLI11 takes them
   try {
     app.parse(words);
-  } catch (const CLI::Error&) {
+  } catch (const weft::io::ParseError&) {
   } catch (const UsageError&) {
   } catch (const weft::Error&) {
   }

@@ -5,8 +5,8 @@
 
 namespace weft::cli {
 
-void add_hello(CLI::App& app, Action& action) {
-  app.add_subcommand("hello", "Say hello")->callback([&action] {
+void add_hello(Command& app, Action& action) {
+  app.subcommand("hello", "Say hello").on_parsed([&action] {
     action = [] {
       fmt::print("hello\n");
       return 0;

@@ -1,0 +1,221 @@
+#include "io/command_line.h"
+
+#include <catch2/catch.hpp>
+#include <cstdlib>
+#include <sstream>
+#include <string>
+#include <vector>
+
+using namespace weft::io;
+using Catch::Matchers::Contains;
+using Words = std::vector<std::string>;
+
+TEST_CASE("An option's help is what it takes and a phrase that ends in its default") {
+  Command weft("weft", "Trains a model");
+  Command& train = weft.subcommand("train", "Trains a model on images");
+  int epochs = 6, parts = 8;
+  double lr = 0.5;
+  std::string output, file;
+  std::vector<std::string> strategies = {"ddp", "fsdp"}, patterns;
+  bool flip = true, hidden = false;
+  train.option("FILE", file, "The file to read", {.required = true});
+  train.option("--epochs", epochs, "Passes over the images", {.check = in_range(1, 10)});
+  train.group("Learning");
+  train.option("--lr", lr, "Learning rate at the peak of a schedule that is long to describe");
+  train.option("--strategy", strategies, "Strategies, each measured in its turn on every rank",
+               {.delimiter = ','});
+  train.option("--freeze", patterns, "Parameters that are not trained, by name or pattern");
+  train.group("Output");
+  train.option("--output", output, "Directory of the run",
+               {.takes = "DIR", .usual = "runs/RECIPE-N"});
+  train.flag("--flip,!--no-flip", flip, "Mirror half of the images");
+  train.option("--reduce", parts, "Split a batch",
+               {.takes = "[N]", .usual = "8", .count = {{0, 1}}});
+  train.group("");
+  train.flag("--serve", hidden, "");
+  CHECK(train.help() == R"(Trains a model on images
+Usage: train [OPTIONS] FILE
+
+Positionals:
+  FILE                        The file to read (required)
+
+Options:
+  -h,--help                   Print this help message and exit
+  --epochs N                  Passes over the images (default: 6)
+
+Learning:
+  --lr X                      Learning rate at the peak of a schedule that is long to describe
+                              (default: 0.5)
+  --strategy NAME,...         Strategies, each measured in its turn on every rank
+                              (default: ddp,fsdp)
+  --freeze NAME ...           Parameters that are not trained, by name or pattern
+
+Output:
+  --output DIR                Directory of the run (default: runs/RECIPE-N)
+  --flip,--no-flip            Mirror half of the images
+  --reduce [N]                Split a batch (default: 8)
+
+)");
+}
+
+TEST_CASE("Long phrases are broken between words") {
+  Command weft("weft", "Weft");
+  int x = 0;
+  std::string words;
+  for (int i = 0; i < 40; ++i) words += "word ";
+  weft.option("--count", x, words);
+  std::istringstream lines(weft.help());
+  int count = 0;
+  for (std::string line; std::getline(lines, line); ++count) CHECK(line.size() <= 100);
+  CHECK(count > 8);
+}
+
+TEST_CASE("A command line sets values of each kind, and leaves the others") {
+  Command weft("weft", "Weft");
+  int i = 1;
+  int64_t count = 2, untouched = 3;
+  uint64_t seed = 4;
+  double lr = 5;
+  std::optional<double> seconds;
+  std::optional<int64_t> size;
+  std::optional<bool> on, absent;
+  std::vector<int> devices;
+  std::vector<int64_t> batches;
+  std::vector<double> betas;
+  Words words;
+  bool flip = true;
+  weft.option("--int", i, "");
+  weft.option("--count", count, "");
+  weft.option("--untouched", untouched, "");
+  weft.option("--seed", seed, "");
+  weft.option("--lr", lr, "");
+  weft.option("--seconds", seconds, "");
+  weft.option("--size", size, "");
+  weft.option("--devices", devices, "", {.delimiter = ','});
+  weft.option("--batches", batches, "", {.delimiter = ',', .count = {{2, 2}}});
+  weft.option("--betas", betas, "");
+  weft.option("WORDS", words, "");
+  weft.flag("--flip,!--no-flip", flip, "");
+  weft.flag("--on", on, "");
+  weft.flag("--absent", absent, "");
+  CHECK_FALSE(weft.parse({"--int",  "-7",        "--count=5000000000",
+                          "--seed", "9",         "--lr",
+                          "2e-3",   "--seconds", "0.5",
+                          "--size", "10",        "--devices",
+                          "1,2",    "--batches", "3,4",
+                          "--on",   "--betas",   "0.9",
+                          "0.99",   "--no-flip", "--",
+                          "a",      "--b"}));
+  CHECK(i == -7);
+  CHECK(count == 5000000000);
+  CHECK(untouched == 3);
+  CHECK(seed == 9);
+  CHECK(lr == 2e-3);
+  CHECK(seconds == 0.5);
+  CHECK(size == 10);
+  CHECK(devices == std::vector<int>{1, 2});
+  CHECK(batches == std::vector<int64_t>{3, 4});
+  CHECK(betas == std::vector<double>{0.9, 0.99});
+  CHECK(words == Words{"a", "--b"});
+  CHECK_FALSE(flip);
+  CHECK(on == true);
+  CHECK_FALSE(absent.has_value());
+}
+
+TEST_CASE("What follows a value is called in the options' order, for those that are given") {
+  Command weft("weft", "Weft");
+  int epochs = 0, watch = 0, other = 0;
+  bool flip = true;
+  std::string said;
+  const auto say = [&](const char* what) { return [&said, what] { said += what; }; };
+  weft.option("--epochs", epochs, "", {.then = say("epochs ")});
+  weft.option("--watch", watch, "", {.usual = "10", .count = {{0, 1}}, .then = say("watch ")});
+  weft.option("--other", other, "", {.then = say("other ")});
+  weft.flag("--flip,!--no-flip", flip, "", {.then = say("flip ")});
+  CHECK_FALSE(weft.parse({"--no-flip", "--watch", "--epochs", "3"}));
+  CHECK(said == "epochs watch flip ");
+  CHECK(epochs == 3);
+  CHECK(watch == 10);
+  CHECK_FALSE(flip);
+}
+
+TEST_CASE("A mistake in a command line is named") {
+  int devices = 0, nodes = 1, rank = 0;
+  double share = 0.5;
+  std::string format = "bf16", file, host;
+  const auto parse = [&](const Words& words) {
+    Command weft("weft", "Weft");
+    weft.option("--devices", devices, "", {.check = positive(), .required = true});
+    weft.option("--rank", rank, "", {.check = non_negative()});
+    weft.option("--share", share, "", {.check = in_range(0.0, 1.0)});
+    weft.option("--format", format, "", {.check = one_of({"bf16", "fp32"})});
+    weft.option("--file", file, "", {.check = existing_file()});
+    weft.option("--hosts", host, "");
+    weft.option("--nodes", nodes, "", {.excludes = {"--hosts"}});
+    weft.add_check("--nodes", in_range(2, 8));
+    return weft.parse(words);
+  };
+  const auto fault = [&](Words words) {
+    words.insert(words.begin(), {"--devices", "2"});
+    try {
+      parse(words);
+    } catch (const ParseError& error) {
+      return std::string(error.what());
+    }
+    return std::string();
+  };
+  CHECK(fault({}).empty());
+  CHECK_THROWS_WITH(parse({}), Contains("--devices is required"));
+  CHECK_THROWS_WITH(parse({"--devices", "0"}), Contains("--devices: ") && Contains("0"));
+  CHECK_THROWS_WITH(parse({"--devices", "two"}), Contains("--devices") && Contains("two"));
+  CHECK_THAT(fault({"--rank", "-1"}), Contains("--rank: ") && Contains("-1"));
+  CHECK_THAT(fault({"--share", "1.5"}), Contains("--share: Value 1.5 not in range"));
+  CHECK_THAT(fault({"--format", "fp8"}), Contains("--format: fp8 not in {bf16,fp32}"));
+  CHECK_THAT(fault({"--file", "absent"}), Contains("--file: File does not exist: absent"));
+  CHECK_THAT(fault({"--nodes", "2", "--hosts", "a"}), Contains("excludes"));
+  CHECK_THAT(fault({"--nodes", "9"}), Contains("--nodes: Value 9 not in range 2 to 8"));
+  CHECK_THAT(fault({"--unknown"}), Contains("--unknown"));
+}
+
+TEST_CASE("A variable of the environment stands in for an option") {
+  ::setenv("WEFT_COMMAND_LINE_TEST", "3", 1);
+  Command weft("weft", "Weft");
+  int rank = 0;
+  weft.option("--rank", rank, "", {.environment = "WEFT_COMMAND_LINE_TEST"});
+  CHECK_FALSE(weft.parse(Words{}));
+  CHECK(rank == 3);
+  CHECK_FALSE(weft.parse({"--rank", "4"}));
+  CHECK(rank == 4);
+}
+
+TEST_CASE("A program runs one command, by its name") {
+  Command weft("weft", "Weft");
+  weft.require_subcommand();
+  weft.version("weft 1.2.3");
+  weft.footer("The end.");
+  std::string ran;
+  Words words;
+  Command& train = weft.subcommand("train", "Trains", "Training");
+  train.on_parsed([&] { ran = "train"; });
+  Command& kernels = weft.subcommand("kernels", "Lists kernels");
+  kernels.leave_remaining();
+  kernels.on_parsed([&] { words = kernels.remaining(); });
+
+  CHECK(weft.has_subcommand("train"));
+  CHECK_FALSE(weft.has_subcommand("trains"));
+  CHECK_FALSE(weft.parse({"train"}));
+  CHECK(ran == "train");
+  CHECK(train.is_parsed());
+  CHECK_FALSE(kernels.is_parsed());
+  CHECK_FALSE(weft.parse({"kernels", "check", "--small", "gemm"}));
+  CHECK(words == Words{"check", "--small", "gemm"});
+
+  CHECK_THROWS_AS(weft.parse(Words{}), ParseError);
+  CHECK_THROWS_AS(weft.parse({"train", "kernels"}), ParseError);
+  CHECK(weft.parse({"--version"}) == "weft 1.2.3\n");
+  CHECK_THAT(*weft.parse({"--help"}), Contains("Training:\n  train") &&
+                                          Contains("Subcommands:\n  kernels") &&
+                                          Contains("The end."));
+  CHECK_THAT(*weft.parse({"train", "--help"}),
+             Contains("Usage: weft train") && !Contains("The end."));
+}
