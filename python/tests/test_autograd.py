@@ -127,9 +127,8 @@ class Backward(unittest.TestCase):
             inputs = [weft.randn(5, 33, requires_grad=True) for _ in range(3)]
             y = function(*inputs)
             y.sum().backward()
-            runs.append([y.detach().numpy(), *(x.grad.numpy() for x in inputs)])
-        for plain, fused in zip(*runs):
-            self.assertEqual(plain.tobytes(), fused.tobytes())
+            runs.append([x.tolist() for x in (y.detach(), *(x.grad for x in inputs))])
+        self.assertEqual(runs[0], runs[1])
 
     def test_checkpoint(self):
         x = weft.tensor([1.0, 2.0], requires_grad=True)
