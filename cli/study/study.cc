@@ -422,8 +422,7 @@ int run_batch_size(const Arguments& a) {
 Arguments& add_study(Command& parent, Action& action, int (*run)(const Arguments&),
                      const char* name, const char* help,
                      const std::function<void(Command&, Arguments&)>& own) {
-  const auto [command, a] =
-      add_command<Arguments>(parent, action, run, name, help, kTrainingCommands);
+  const auto [command, a] = add_command<Arguments>(parent, action, run, name, help);
   command.group("Study");
   own(command, a);
   command.option("--seeds", a.study.seeds, "Trainings of each kind, from as many seeds",
