@@ -12,10 +12,10 @@
 #include <map>
 #include <tuple>
 
-#include "autograd/op_hook.h"
 #include "cli/command.h"
 #include "cli/device_option.h"
 #include "cli/json_line.h"
+#include "cli/outermost_ops.h"
 #include "cli/training_step.h"
 #include "core/parallel.h"
 #include "io/files.h"
@@ -39,7 +39,7 @@ struct Arguments {
 constexpr double kLeastShare = 0.003;
 
 /// Records phases, ops and kernels on this thread for as long as it lives.
-class Recorder : public OpHook {
+class Recorder : public OutermostOps {
  public:
   struct Span {
     std::string phase, op;
@@ -66,20 +66,6 @@ class Recorder : public OpHook {
     phase_.clear();
   }
 
-  // Ops within a node's gradient function, and nodes within another's (a checkpoint's), are part of
-  // the outermost: it is the op that the reader wrote.
-  void computed(std::string_view op) override {
-    if (depth_ == 0) claim(op);
-  }
-  void begin_backward(std::string_view op) override {
-    if (depth_++ > 0) return;
-    claim("");
-    node_ = op;
-  }
-  void end_backward() override {
-    if (--depth_ == 0) claim(node_);
-  }
-
   const kernels::Profile& kernels() const { return profile_; }
   const std::vector<Span>& phases() const { return phases_; }
   const std::vector<Span>& ops() const { return ops_; }
@@ -91,8 +77,7 @@ class Recorder : public OpHook {
   }
 
  private:
-  /// What was launched since the last claim was for `op`.
-  void claim(std::string_view op) {
+  void claim(std::string_view op) override {
     const double time = profile_.now();
     if (!op.empty()) ops_.push_back({phase_, std::string(op), since_, time});
     owners_.resize(profile_.size(), {phase_, std::string(op)});
@@ -101,8 +86,7 @@ class Recorder : public OpHook {
 
   const Device device_;
   kernels::Profile profile_;
-  std::string phase_, node_;
-  int depth_ = 0;
+  std::string phase_;
   double since_ = 0;
   std::vector<Span> phases_, ops_;
   std::vector<Owner> owners_;

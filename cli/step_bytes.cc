@@ -7,7 +7,7 @@
 #include <tuple>
 #include <utility>
 
-#include "autograd/op_hook.h"
+#include "cli/outermost_ops.h"
 #include "kernels/rehearsal/rehearsal.h"
 
 namespace weft::cli {
@@ -33,7 +33,7 @@ struct Window {
 };
 
 /// The kernels of a step that is rehearsed while it lives.
-class Recorder : public OpHook {
+class Recorder : public OutermostOps {
  public:
   Recorder() { set_op_hook(this); }
   ~Recorder() override { set_op_hook(nullptr); }
@@ -46,19 +46,8 @@ class Recorder : public OpHook {
     claim("");
     phase_ = phase;
   }
-  void computed(std::string_view op) override {
-    if (depth_ == 0) claim(op);
-  }
-  void begin_backward(std::string_view op) override {
-    if (depth_++ > 0) return;
-    claim("");
-    node_ = op;
-  }
-  void end_backward() override {
-    if (--depth_ == 0) claim(node_);
-  }
-  /// What was launched since the last claim was for `op`; without one each kernel is for itself.
-  void claim(std::string_view op) {
+  /// Without an op each kernel is for itself.
+  void claim(std::string_view op) override {
     while (claimed_ < kernels_.size()) {
       const size_t end = op.empty() ? claimed_ + 1 : kernels_.size();
       windows_.push_back(
@@ -73,9 +62,8 @@ class Recorder : public OpHook {
  private:
   std::vector<Kernel> kernels_;
   std::vector<Window> windows_;
-  std::string phase_, node_;
+  std::string phase_;
   size_t claimed_ = 0;
-  int depth_ = 0;
 };
 
 /// A part of a storage.
