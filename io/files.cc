@@ -11,10 +11,12 @@
 #include <algorithm>
 #include <atomic>
 #include <cerrno>
+#include <chrono>
 #include <cstdlib>
 #include <cstring>
 #include <memory>
 #include <system_error>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -239,16 +241,29 @@ void apply_file_fault_of_environment() {
   });
 }
 
+namespace {
+
+/// Who has the lock, as its file says: a moment later than it is locked. A full disk takes no name.
+std::string owner_in(int locked) {
+  char owner[256] = {};
+  for (int tries = 0; tries < 200; ++tries) {
+    if (::pread(locked, owner, sizeof owner - 1, 0) > 0) return owner;
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  return "another process";
+}
+
+}  // namespace
+
 DirectoryLock::DirectoryLock(const Path& directory) : file_(directory / ".lock") {
   announce("lock", file_);
   while (true) {
     descriptor_ = ::open(file_.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666);
     if (descriptor_ < 0) fail_with_errno("create", file_);
     if (::flock(descriptor_, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) {
-      char owner[256] = {};
-      const ssize_t length = ::pread(descriptor_, owner, sizeof owner - 1, 0);
+      const std::string owner = owner_in(descriptor_);
       ::close(descriptor_);
-      WEFT_FAIL("{} is in use by {}", directory.string(), length > 0 ? owner : "another process");
+      WEFT_FAIL("{} is in use by {}", directory.string(), owner);
     }
     // Who had the lock removes the file: this may be one that has no name any more.
     struct stat locked, named;

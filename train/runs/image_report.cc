@@ -152,12 +152,8 @@ void RunReport::findings(const Findings& findings, const io::Path& output) {
   figures_->flush();
 }
 
-void RunReport::interrupted(const RunState& state, const io::Path& output,
-                            const io::Path& checkpoint) const {
-  if (!is_main_) return;
-  fmt::print(stderr, "stopped after step {}; continue with: ./weft train --resume {}\n", state.step,
-             output.string());
-  log_.write("interrupted", {{"step", state.step}, {"checkpoint", checkpoint.string()}});
+void RunReport::interrupted(const RunState& state, const RunCheckpoints& checkpoints) const {
+  if (is_main_) checkpoints.report_interrupted(log_, state.step);
 }
 
 void RunReport::done(const RunState& state, const RunResult& result, double images_per_second,

@@ -21,6 +21,7 @@
 #include "train/findings.h"
 #include "train/layer_watch.h"
 #include "train/run_figures.h"
+#include "train/runs/run_checkpoints.h"
 #include "train/runs/run_options.h"
 #include "train/trained_model.h"
 
@@ -97,7 +98,7 @@ class RunReport {
   void epoch(const RunState& state, double images_per_second, double seconds);
   /// After the last validation.
   void findings(const Findings& findings, const io::Path& output);
-  void interrupted(const RunState& state, const io::Path& output, const io::Path& checkpoint) const;
+  void interrupted(const RunState& state, const RunCheckpoints& checkpoints) const;
   void done(const RunState& state, const RunResult& result, double images_per_second,
             const io::Path& output) const;
 

@@ -577,7 +577,7 @@ RunResult run(const Config& config, const RunOptions& options, Start start) {
   }
   result.seconds = seconds_since(begin);
   if (result.interrupted) {
-    around->report().interrupted(around->place(), around->output(), result.checkpoint);
+    around->report().interrupted(around->place(), *around->checkpoints());
   } else {
     around->report().done(around->place(), result, around->images_per_second(), around->output());
   }

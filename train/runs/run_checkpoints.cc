@@ -1,5 +1,7 @@
 #include "train/runs/run_checkpoints.h"
 
+#include <fmt/core.h>
+
 #include <utility>
 
 #include "core/transfer.h"
@@ -38,6 +40,18 @@ void RunCheckpoints::on_fit_start(Trainer& trainer, TrainingModule& module) {
     WEFT_FAIL("{}: {}{}", latest_.string(), error.what(),
               start.is_sharded ? say_what_is_before(latest_) : "");
   }
+}
+
+void RunCheckpoints::report_interrupted(const io::EventLog& log, int64_t step) const {
+  nlohmann::ordered_json checkpoint;
+  if (latest_.empty()) {
+    fmt::print(stderr, "stopped before there was anything to save; start anew\n");
+  } else {
+    fmt::print(stderr, "stopped after step {}; continue with: ./weft train --resume {}\n", step,
+               output_.string());
+    checkpoint = latest_.string();
+  }
+  log.write("interrupted", {{"step", step}, {"checkpoint", checkpoint}});
 }
 
 void RunCheckpoints::take_up(const Checkpoint& start, Trainer& trainer, nn::Module& model) {

@@ -6,6 +6,7 @@
 #include <functional>
 #include <optional>
 
+#include "io/event_log.h"
 #include "train/checkpoint.h"
 #include "train/config.h"
 #include "train/trainer/callback.h"
@@ -29,6 +30,9 @@ class RunCheckpoints : public Callback {
   void set_directory(const io::Path& output) { output_ = output; }
   /// Empty before the first.
   const io::Path& latest() const { return latest_; }
+  /// Tells that the run stopped after `step`, and how it goes on: on standard error, and as the
+  /// event "interrupted", whose checkpoint is null where nothing was saved.
+  void report_interrupted(const io::EventLog& log, int64_t step) const;
 
   /// Throws Error naming a checkpoint of another model, optimizer or place.
   void on_fit_start(Trainer& trainer, TrainingModule& module) override;

@@ -177,12 +177,7 @@ class TextReport : public Callback, public Logger {
                  fmt::format("{:.0f}", bytes_per_second_), io::format_duration(seconds)});
   }
 
-  void interrupted() const {
-    fmt::print(stderr, "stopped after step {}; continue with: ./weft train --resume {}\n",
-               trainer_->global_step(), output_.string());
-    log_.write("interrupted",
-               {{"step", trainer_->global_step()}, {"checkpoint", checkpoints_.latest().string()}});
-  }
+  void interrupted() const { checkpoints_.report_interrupted(log_, trainer_->global_step()); }
 
   void done(double test_loss, int64_t test_bytes, double seconds) const {
     nlohmann::ordered_json done = {{"step", trainer_->global_step()},
