@@ -1,6 +1,6 @@
 // weft config: asks for the settings that matter most and writes them to a file; weft config show:
 // what a run would be done with, and where each setting comes from.
-#include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <filesystem>

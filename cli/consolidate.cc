@@ -1,6 +1,6 @@
 // weft consolidate RUN OUT: the weights of a checkpoint, of several files or of one, as one
 // safetensors file, or as Hugging Face's several.
-#include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <nlohmann/json.hpp>
 #include <optional>

@@ -1,6 +1,6 @@
 // weft convert IN OUT: weights of any kind that is read, as safetensors; under other names, in
 // another dtype.
-#include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include "autograd/ops.h"
 #include "cli/command.h"

@@ -1,6 +1,6 @@
 // weft devices: where tensors can live on this machine.
 
-#include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include "cli/command.h"
 #include "cli/json_line.h"

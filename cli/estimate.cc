@@ -3,7 +3,7 @@
 // The steps of the rows are rehearsed (cli/rehearsed_step.h): the training's own code allocates and
 // frees, and nothing computes. Of a count of parameters alone it says what Accelerate's estimator
 // says: accelerate/commands/estimate.py.
-#include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <cmath>

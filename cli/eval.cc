@@ -1,5 +1,5 @@
 // weft eval: the accuracy of a checkpoint on a data set.
-#include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 

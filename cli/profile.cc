@@ -5,7 +5,7 @@
 // host. There phases end when their work is done, while ops are spans of the host's time. The trace
 // is for chrome://tracing or https://ui.perfetto.dev; its format is "Trace Event Format", complete
 // events ("ph": "X"), times in microseconds.
-#include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <chrono>

@@ -1,6 +1,6 @@
 #include "cli/run_settings.h"
 
-#include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <nlohmann/json.hpp>

@@ -1,6 +1,6 @@
 #include "core/dtype.h"
 
-#include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <cmath>
 

@@ -1,6 +1,6 @@
 #include "core/shape.h"
 
-#include <fmt/format.h>
+#include <fmt/ranges.h>
 
 namespace weft {
 

@@ -1,6 +1,6 @@
 #include "data/dataset.h"
 
-#include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <cstring>

@@ -61,11 +61,15 @@ class HelpFormat : public CLI::Formatter {
   }
 
   std::string make_subcommand(const CLI::App* command) const override {
-    std::ostringstream out;
-    CLI::detail::format_help(out, command->get_display_name(true),
-                             wrapped(command->get_description(), kColumns - kTextColumn),
-                             kTextColumn);
-    return out.str();
+    const std::string name = "  " + command->get_display_name(true);
+    const std::string indent(kTextColumn, ' ');
+    std::string text =
+        name.size() < kTextColumn ? name + indent.substr(name.size()) : name + '\n' + indent;
+    for (const char c : wrapped(command->get_description(), kColumns - kTextColumn)) {
+      text += c;
+      if (c == '\n') text += indent;
+    }
+    return text + '\n';
   }
 
  private:

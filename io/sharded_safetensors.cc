@@ -1,6 +1,6 @@
 #include "io/sharded_safetensors.h"
 
-#include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <cstdio>

@@ -1,6 +1,6 @@
 #include "models/gpt_names.h"
 
-#include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <utility>

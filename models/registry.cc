@@ -1,6 +1,6 @@
 #include "models/registry.h"
 
-#include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <nlohmann/json.hpp>
 #include <set>
 

@@ -1,6 +1,6 @@
 #include "nn/dispatch.h"
 
-#include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <memory>

@@ -1,6 +1,6 @@
 #include "nn/module.h"
 
-#include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <iterator>

@@ -2,7 +2,7 @@
 // form.
 #include "numerics/tensor_core.h"
 
-#include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <array>

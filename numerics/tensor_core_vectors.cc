@@ -1,6 +1,6 @@
 #include "numerics/tensor_core_vectors.h"
 
-#include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <bit>

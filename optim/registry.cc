@@ -1,6 +1,6 @@
 #include "optim/registry.h"
 
-#include <fmt/format.h>
+#include <fmt/ranges.h>
 
 namespace weft::optim {
 namespace {

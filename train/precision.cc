@@ -1,6 +1,6 @@
 #include "train/precision.h"
 
-#include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <utility>
 

@@ -4,7 +4,7 @@
 // times the forward pass's matmul FLOPs, recomputation not counted. The yardstick is those FLOPs
 // over the sum of oneDNN's best time for each product, forward and for both gradients, with plain
 // weights or blocked ones (reordering counted). Both are timed in turn, to see the same machine.
-#include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <chrono>

@@ -4,7 +4,7 @@
 // of its matrix products and the most memory that it held. The fastest of the timed steps counts,
 // for other work on the machine only adds to it. From one size to the next time should grow no
 // faster than the FLOPs or, where memory bandwidth is the limit, than the bytes.
-#include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <chrono>

@@ -1,6 +1,6 @@
 #include "cli/compare/cases.h"
 
-#include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <cmath>
 

@@ -4,8 +4,7 @@
 // turns, and the turns of a pair are compared: what else the machine does weighs on both. The peers
 // are scripts of benchmarks/pytorch/, which are part of this program and written to a scratch
 // directory for the run.
-#include <fmt/core.h>
-#include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <sched.h>
 #include <sys/utsname.h>
 #include <unistd.h>

@@ -1,5 +1,5 @@
 // What `weft numerics train` found, as tables, JSON and a page.
-#include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <array>

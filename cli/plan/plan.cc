@@ -1,5 +1,5 @@
 // weft plan: step time, memory and scaling of the strategies on a cluster, the best first.
-#include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 

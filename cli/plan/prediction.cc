@@ -1,6 +1,6 @@
 #include "cli/plan/prediction.h"
 
-#include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <utility>

@@ -1,6 +1,6 @@
 #include "cli/report/kernel_report.h"
 
-#include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <cmath>

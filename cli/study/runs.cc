@@ -1,6 +1,6 @@
 #include "cli/study/runs.h"
 
-#include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <cmath>
 #include <filesystem>

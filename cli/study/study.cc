@@ -4,7 +4,7 @@
 //   sweep       what settings do to it
 //   batch-size  what large batches cost: steps and samples to a target, accuracy at equal epochs,
 //               gradient noise scale, under rules that scale the learning rate
-#include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <cmath>

@@ -1,6 +1,6 @@
 #include "dist/comm/device_mesh.h"
 
-#include <fmt/format.h>
+#include <fmt/ranges.h>
 
 namespace weft::dist {
 

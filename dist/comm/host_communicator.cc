@@ -1,6 +1,6 @@
 #include "dist/comm/host_communicator.h"
 
-#include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <condition_variable>

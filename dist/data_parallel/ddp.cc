@@ -1,6 +1,6 @@
 #include "dist/data_parallel/ddp.h"
 
-#include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <cstring>

@@ -1,7 +1,7 @@
 #include "dist/data_parallel/fsdp.h"
 
 #include <cxxabi.h>
-#include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <cstdlib>

@@ -1,6 +1,6 @@
 #include "dist/plan/cluster.h"
 
-#include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <cmath>

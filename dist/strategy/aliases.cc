@@ -1,6 +1,6 @@
 #include "dist/strategy/aliases.h"
 
-#include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <cctype>

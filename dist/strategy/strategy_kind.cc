@@ -1,6 +1,6 @@
 #include "dist/strategy/strategy_kind.h"
 
-#include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <cctype>
 #include <charconv>

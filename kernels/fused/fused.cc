@@ -1,6 +1,6 @@
 #include "kernels/fused/fused.h"
 
-#include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include "kernels/elementwise/convert.h"
 

@@ -1,6 +1,6 @@
 #include "kernels/gemm/matmul_numerics.h"
 
-#include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include "core/error.h"
 

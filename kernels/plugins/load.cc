@@ -39,7 +39,8 @@ Registry& registry() {
   return the_registry;
 }
 
-const Plugin& open_plugin(const fs::path& object, const std::string& file) {
+const Plugin& open_plugin(const fs::path& object, const fs::path& source) {
+  const std::string file = source.string();
   // For good: lists hold its functions.
   void* const handle = ::dlopen(object.c_str(), RTLD_NOW | RTLD_LOCAL);
   WEFT_CHECK(handle, "{} cannot be loaded: {}", file, ::dlerror());
@@ -56,9 +57,10 @@ void load_plugins_of_environment() {
   const char* const text = std::getenv("WEFT_PLUGINS");
   std::string_view rest = text ? text : "";
   while (!rest.empty()) {
-    const std::string_view file = rest.substr(0, rest.find(','));
+    const std::string file(rest.substr(0, rest.find(',')));
     rest.remove_prefix(std::min(rest.size(), file.size() + 1));
-    const Plugin& plugin = load_plugin(file);
+    const fs::path path = file;
+    const Plugin& plugin = load_plugin(path);
     WEFT_CHECK(plugin.variant,
                "WEFT_PLUGINS: {} brings an op of its own, {}, which no program calls: check it by "
                "weft kernels check --plugin {}",
@@ -72,7 +74,8 @@ void load_plugins_of_environment() {
 std::atomic<int> plugin_changes = 0;
 
 const Plugin& load_plugin(const fs::path& file) {
-  const Plugin& plugin = open_plugin(plugin_object(file), file);
+  const fs::path object = plugin_object(file);
+  const Plugin& plugin = open_plugin(object, file);
   if (!plugin.variant) return plugin;
   WEFT_CHECK(std::ranges::count(kOps, plugin.op) > 0,
              "{} adds a variant to an unknown op \"{}\": expected one of {}", file.string(),

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <filesystem>
 #include <optional>
 
 #include "io/command_line.h"
@@ -151,7 +152,8 @@ OpTable table_with_plugin(const std::string& op, OpTable (*table)(), Arguments& 
     WEFT_CHECK(table, "--plugin is missing: a folder that brings an op of its own");
     return table();
   }
-  const Plugin& plugin = load_plugin(a.plugin);
+  const std::filesystem::path file = a.plugin;
+  const Plugin& plugin = load_plugin(file);
   if (!table) {
     WEFT_CHECK(plugin.table, "{0} adds a variant to {1}: weft kernels check {1} --plugin {0}",
                a.plugin, plugin.op);

@@ -1,6 +1,6 @@
 #include "tests/onnx/model.h"
 
-#include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <bit>

@@ -1,6 +1,6 @@
 // The YAML of `accelerate config` (Accelerate 0.20 to 1.x): which ranks there are, in which
 // precision, and what FSDP or DeepSpeed do among them.
-#include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <filesystem>
 #include <limits>

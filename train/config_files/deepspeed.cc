@@ -1,5 +1,5 @@
 // The JSON of deepspeed.initialize(): batch rule, optimizer, scheduler, precision, ZeRO, clipping.
-#include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <cctype>

@@ -1,6 +1,6 @@
 #include "train/config_files/section.h"
 
-#include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <cctype>

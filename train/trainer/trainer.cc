@@ -1,6 +1,6 @@
 #include "train/trainer/trainer.h"
 
-#include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <cmath>

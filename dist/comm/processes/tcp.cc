@@ -1,6 +1,6 @@
 #include "dist/comm/processes/tcp.h"
 
-#include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <poll.h>
 #include <sys/socket.h>
 

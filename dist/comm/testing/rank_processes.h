@@ -2,7 +2,7 @@
 // its cases, with the tag [.rank], which hides it from the test itself.
 #pragma once
 
-#include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <unistd.h>
 
 #include <catch2/catch.hpp>
