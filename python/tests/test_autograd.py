@@ -220,7 +220,9 @@ class Functions(unittest.TestCase):
 
 class Process(unittest.TestCase):
     def test_control_c_ends_a_loop(self):
+        # A program that a shell starts in the background ignores Ctrl-C, and so does what it starts.
         code = (
+            "import signal\nsignal.signal(signal.SIGINT, signal.default_int_handler)\n"
             "import weft\nx = weft.ones(64, 64)\nprint('ready', flush=True)\n"
             "while True:\n    x = (x @ x).tanh()\n"
         )
