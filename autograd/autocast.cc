@@ -15,29 +15,54 @@ struct CachedCast {
   Tensor cast;
 };
 
+/// A cast that the tape alone holds, and lets go of as backward comes by.
+struct TapesCast {
+  std::weak_ptr<Storage> source, cast;
+  uint64_t version = 0;
+  DType dtype = DType::f32;
+};
+
 struct State {
   DType dtype = DType::f32;
   int depth = 0;
   // A weight's casts, by its metadata: recorded ones for ops that see an ordinary tensor, raw ones
   // for those that return its gradient themselves.
   std::unordered_map<const void*, CachedCast> recorded, raw;
+  std::unordered_map<const void*, TapesCast> tapes;
 };
 
 thread_local State state;
 
 bool is_parameter(const Tensor& x) { return x.autograd() && x.autograd()->requires_grad; }
 
+bool is_current(const CachedCast& entry, const Tensor& x, DType dtype) {
+  return entry.version == x.version() && entry.cast.defined() && entry.cast.dtype() == dtype &&
+         entry.source.lock() == x.storage();
+}
+
 /// The cast of a leaf, made at most once per version of its data.
 template <class Make>
 Tensor cached(std::unordered_map<const void*, CachedCast>& cache, const Tensor& x, DType dtype,
               Make make) {
-  const uint64_t version = x.version();
   CachedCast& entry = cache[x.autograd()];
-  if (!entry.cast.defined() || entry.cast.dtype() != dtype || entry.source.lock() != x.storage() ||
-      entry.version != version) {
+  if (!is_current(entry, x, dtype)) {
+    const uint64_t version = x.version();
     entry = {x.storage(), version, make()};
   }
   return entry.cast;
+}
+
+/// The raw cast of a leaf, made anew where no tape holds it.
+Tensor from_tape(const Tensor& x, DType dtype) {
+  TapesCast& entry = state.tapes[x.autograd()];
+  const std::shared_ptr<Storage> held = entry.cast.lock();
+  if (held && entry.version == x.version() && entry.dtype == dtype &&
+      entry.source.lock() == x.storage()) {
+    return Tensor::view_of(held, x.shape(), contiguous_strides(x.shape()), 0, dtype);
+  }
+  const Tensor cast = raw::contiguous(x, dtype);
+  entry = {x.storage(), cast.storage(), x.version(), dtype};
+  return cast;
 }
 
 bool is_castable(const Tensor& x) {
@@ -56,6 +81,7 @@ Autocast::~Autocast() {
   if (--state.depth > 0) return;
   state.recorded.clear();
   state.raw.clear();
+  state.tapes.clear();
 }
 
 DType autocast_dtype() { return state.dtype; }
@@ -81,6 +107,12 @@ Tensor autocast_weight(const Tensor& weight, DType dtype) {
   if (weight.dtype() == dtype) return detach(weight);
   if (state.depth == 0 || !weight.autograd()) return raw::contiguous(weight, dtype);
   if (const Tensor copy = narrow_copy(weight, dtype)) return copy;
+  // On a CPU a cast costs little beside the products, and memory is at its most in backward.
+  const auto kept = state.raw.find(weight.autograd());
+  const bool is_kept = kept != state.raw.end() && is_current(kept->second, weight, dtype);
+  if (weight.device().type == DeviceType::cpu && grad_enabled() && !is_kept) {
+    return from_tape(weight, dtype);
+  }
   return cached(state.raw, weight, dtype, [&] { return raw::contiguous(weight, dtype); });
 }
 

@@ -83,7 +83,7 @@ Tensors NarrowCopies::of(const Tensors& weights, bool makes_new) {
     std::shared_ptr<Copy> copy = entry.copy.lock();
     if (!copy || !is_of(*copy, weight, entry.dtype)) {
       if (!makes_new) continue;
-      copy = std::make_shared<Copy>(raw::contiguous(weight, entry.dtype), weight.version());
+      copy = std::make_shared<Copy>(Copy{raw::contiguous(weight, entry.dtype), weight.version()});
       entry.copy = copy;
     }
     narrow = current(*copy, weight);

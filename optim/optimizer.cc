@@ -216,8 +216,11 @@ void Optimizer::take_step(double gradient_scale, kernels::StepGate gate) {
       const Device device = batch.parameters[0].device();
       batch.gate = gate;
       const bool captured = is_capturing(device);
-      // What a capture allocates is its graph's.
-      if (writes_narrow()) batch.narrow = narrow_.of(batch.parameters, !captured);
+      // What a capture allocates is its graph's. On a CPU a cast costs little beside the products,
+      // and copies that outlive the backward pass would lie there when memory is at its most.
+      if (writes_narrow() && device.type != DeviceType::cpu) {
+        batch.narrow = narrow_.of(batch.parameters, !captured);
+      }
       if (captured) {
         const Tensor constants = this->constants(group, batch, gradient_scale);
         if (constants.defined()) {

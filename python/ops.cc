@@ -106,7 +106,7 @@ struct Table {
   void reduction(const char* name, Reduction f) {
     op(
         name,
-        [f](const Tensor& x, const std::optional<Shape>& dim, bool keepdim,
+        [f = f](const Tensor& x, const std::optional<Shape>& dim, bool keepdim,
             const MaybeDType& dtype) {
           const Tensor y = f(dtype ? ops::cast(x, *dtype) : x, dim.value_or(Shape{}), keepdim);
           // Sums of integers are in int64.
@@ -298,7 +298,7 @@ void bind_conversions(Table& table) {
                                     {"int", DType::i32},
                                     {"bool", DType::boolean}}) {
     table.t.def(
-        name, [dtype](const Tensor& x) { return ops::cast(x, dtype); }, Unlocked(),
+        name, [dtype = dtype](const Tensor& x) { return ops::cast(x, dtype); }, Unlocked(),
         "In this dtype; the tensor itself where it has it.");
   }
   table.t.def(
@@ -501,7 +501,7 @@ void bind_reductions(Table& table) {
   for (const auto& [name, f] : {std::pair("var", &ops::var), {"std", &ops::std}}) {
     table.op(
         name,
-        [f](const Tensor& x, const std::optional<Shape>& dim, double correction, bool keepdim) {
+        [f = f](const Tensor& x, const std::optional<Shape>& dim, double correction, bool keepdim) {
           return f(x, dim.value_or(Shape{}), correction, keepdim);
         },
         "dim"_a = nb::none(), nb::kw_only(), "correction"_a = 1.0, "keepdim"_a = false);
@@ -552,7 +552,7 @@ void bind_products(Table& table) {
        {std::pair("softmax", &ops::softmax), {"log_softmax", &ops::log_softmax}}) {
     table.op(
         name,
-        [f](const Tensor& x, int64_t dim, const MaybeDType& dtype) {
+        [f = f](const Tensor& x, int64_t dim, const MaybeDType& dtype) {
           return f(dtype ? ops::cast(x, *dtype) : x, dim);
         },
         "dim"_a, "dtype"_a = nb::none());

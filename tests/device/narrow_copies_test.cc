@@ -1,4 +1,4 @@
-// The 16-bit copies of weights that optimizers write (autograd/narrow_copies.h).
+// The 16-bit copies of weights that optimizers write on a GPU (autograd/narrow_copies.h).
 #include "autograd/narrow_copies.h"
 
 #include <catch2/catch.hpp>
@@ -10,19 +10,27 @@
 #include "autograd/backward.h"
 #include "autograd/ops.h"
 #include "autograd/random.h"
+#include "core/runtime.h"
+#include "core/transfer.h"
 #include "kernels/op.h"
 #include "optim/adam.h"
 #include "optim/sgd.h"
+#include "tests/skip.h"
 
 namespace weft {
 namespace {
+
+const Device kCuda{DeviceType::cuda, 0};
+
+/// Inputs of the layer.
+Tensor halves() { return ops::full({2, 5}, 0.5, DType::f32, kCuda); }
 
 /// Casts of a weight [3, 5] to 16 bits.
 struct CountCasts : kernels::LaunchHook {
   CountCasts() { kernels::set_launch_hook(this); }
   ~CountCasts() override { kernels::set_launch_hook(nullptr); }
   void begin(std::string_view op, std::string_view, Device, const std::string& problem) override {
-    count += op == "copy" && problem.starts_with("copy(f32 [3, 5] on cpu to ");
+    count += op == "copy" && problem.starts_with("copy(f32 [3, 5] on cuda:0 to ");
   }
   void end() noexcept override {}
   int take() { return std::exchange(count, 0); }
@@ -32,12 +40,12 @@ struct CountCasts : kernels::LaunchHook {
 struct Layer {
   Layer() {
     manual_seed(3);
-    weight = ops::randn({3, 5}).set_requires_grad(true);
-    bias = Tensor::zeros({3}).set_requires_grad(true);
+    weight = to_device(ops::randn({3, 5}), kCuda).set_requires_grad(true);
+    bias = Tensor::zeros({3}, DType::f32, kCuda).set_requires_grad(true);
   }
   void pass(DType dtype = DType::bf16) const {
     const Autocast mode(dtype);
-    backward(ops::sum(ops::square(ops::linear(Tensor::full({2, 5}, 0.5), weight, bias))));
+    backward(ops::sum(ops::square(ops::linear(halves(), weight, bias))));
   }
   Tensor weight, bias;
 };
@@ -55,6 +63,7 @@ bool is_current(const Layer& layer, DType dtype = DType::bf16) {
 }  // namespace
 
 TEST_CASE("what the optimizer wrote is what products read: no weight is cast any more") {
+  if (runtime::device_count() == 0) WEFT_SKIP("no CUDA device");
   const DType dtype = GENERATE(DType::bf16, DType::f16);
   const bool is_adam = GENERATE(true, false);
   // The same steps, where every pass casts its weight.
@@ -92,6 +101,7 @@ TEST_CASE("what the optimizer wrote is what products read: no weight is cast any
 }
 
 TEST_CASE("a weight that is changed by others than its optimizer is cast anew, once") {
+  if (runtime::device_count() == 0) WEFT_SKIP("no CUDA device");
   Layer layer;
   CountCasts casts;
   optim::AdamW optimizer(Tensors{layer.weight}, {.lr = 0.1});
@@ -105,27 +115,28 @@ TEST_CASE("a weight that is changed by others than its optimizer is cast anew, o
   casts.take();
   {
     const NoGrad guard;
-    ops::mul_(layer.weight, Tensor::scalar(2));
+    ops::mul_(layer.weight, to_device(Tensor::scalar(2), kCuda));
   }
   CHECK(is_current(layer));
   CHECK(casts.take() == 2);  // the copy's, and the one that it is held against
   step();
   CHECK(casts.take() == 0);
   // Through a pointer, and a word of it.
-  layer.weight.data<float>()[4] = 100;
+  copy_same_layout(Tensor::full({3, 5}, 100), layer.weight);
   layer.weight.bump_version();
   step();
   CHECK(casts.take() == 1);
   CHECK(is_current(layer));
   CHECK(narrow_copy(layer.weight).is_same(copy));
   // Other memory, and another copy.
-  layer.weight.set_data(Tensor::full({3, 5}, 0.25));
+  layer.weight.set_data(ops::full({3, 5}, 0.25, DType::f32, kCuda));
   step();
   CHECK(is_current(layer));
   CHECK_FALSE(narrow_copy(layer.weight).is_same(copy));
 }
 
 TEST_CASE("a step that is left out leaves the copy as it is") {
+  if (runtime::device_count() == 0) WEFT_SKIP("no CUDA device");
   Layer layer;
   optim::AdamW optimizer(Tensors{layer.weight}, {.lr = 0.1});
   for (double skip : {1.0, 0.0, 1.0}) {
@@ -133,7 +144,7 @@ TEST_CASE("a step that is left out leaves the copy as it is") {
     layer.pass();
     const std::vector<double> before = layer.weight.to_vector();
     kernels::StepGate gate;
-    gate.skip = Tensor::scalar(skip);
+    gate.skip = to_device(Tensor::scalar(skip), kCuda);
     optimizer.step(1, gate);
     CHECK((layer.weight.to_vector() == before) == (skip != 0));
     CHECK(is_current(layer));
@@ -142,10 +153,13 @@ TEST_CASE("a step that is left out leaves the copy as it is") {
 }
 
 TEST_CASE("a backward pass behind the step does not take the new weight for the old one") {
+  if (runtime::device_count() == 0) WEFT_SKIP("no CUDA device");
   const bool is_convolution = GENERATE(false, true);
-  Tensor weight = ops::randn(is_convolution ? Shape{3, 5, 1, 1} : Shape{3, 5});
-  weight.set_requires_grad(true);
-  Tensor x = ops::randn(is_convolution ? Shape{2, 5, 2, 2} : Shape{2, 5}).set_requires_grad(true);
+  const auto leaf = [](const Shape& shape) {
+    return to_device(ops::randn(shape), kCuda).set_requires_grad(true);
+  };
+  const Tensor weight = leaf(is_convolution ? Shape{3, 5, 1, 1} : Shape{3, 5});
+  const Tensor x = leaf(is_convolution ? Shape{2, 5, 2, 2} : Shape{2, 5});
   optim::AdamW optimizer(Tensors{weight}, {.lr = 0.1});
   const auto loss = [&] {
     const Autocast mode(DType::bf16);
@@ -159,15 +173,16 @@ TEST_CASE("a backward pass behind the step does not take the new weight for the 
 }
 
 TEST_CASE("copies are of weights that products ask for, and go with the optimizer") {
+  if (runtime::device_count() == 0) WEFT_SKIP("no CUDA device");
   Layer layer;
   std::optional<optim::AdamW> optimizer(std::in_place, Tensors{layer.weight, layer.bias});
   // An evaluation asks for nothing.
   {
     const NoGrad guard;
     const Autocast mode(DType::bf16);
-    ops::linear(Tensor::full({2, 5}, 0.5), layer.weight);
+    ops::linear(halves(), layer.weight);
   }
-  backward(ops::sum(ops::linear(Tensor::full({2, 5}, 0.5), layer.weight, layer.bias)));
+  backward(ops::sum(ops::linear(halves(), layer.weight, layer.bias)));
   optimizer->step();
   CHECK_FALSE(narrow_copy(layer.weight).defined());
   // Then a pass does, and another one in the other format.
@@ -188,12 +203,12 @@ TEST_CASE("copies are of weights that products ask for, and go with the optimize
   optimizer.reset();
   CHECK(is_current(other));
   // Parts of one storage have none: each would count the changes of the others.
-  const Tensor whole = ops::randn({6, 5});
+  const Tensor whole = to_device(ops::randn({6, 5}), kCuda);
   Tensor part = Tensor::view_of(whole.storage(), {3, 5}, {5, 1}, 0, DType::f32);
   part.set_requires_grad(true);
   optim::AdamW third(Tensors{part});
   const Autocast mode(DType::bf16);
-  backward(ops::sum(ops::linear(Tensor::full({2, 5}, 0.5), part)));
+  backward(ops::sum(ops::linear(halves(), part)));
   third.step();
   CHECK_FALSE(narrow_copy(part).defined());
   // Nor have those of optimizers that do not write them.
