@@ -95,8 +95,7 @@ struct Im2col {
   }
 
   void gather(const Tensor& image, const Tensor& columns) const {
-    const auto run = [&](auto zero) {
-      using T = decltype(zero);
+    const auto run = [&]<class T>(T) {
       parallel_for(s.C, 1, [&](int64_t c, int64_t) {
         gather_columns(p, s, static_cast<const T*>(image.raw()), c, static_cast<T*>(columns.raw()));
       });
@@ -112,8 +111,7 @@ struct Im2col {
   }
 
   void scatter(const Tensor& columns, const Tensor& image) const {
-    const auto run = [&](auto zero) {
-      using T = decltype(zero);
+    const auto run = [&]<class T>(T) {
       parallel_for(s.C, 1, [&](int64_t c, int64_t) {
         scatter_columns(p, s, columns.data<T>(), c, image.data<T>());
       });
