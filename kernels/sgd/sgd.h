@@ -48,7 +48,10 @@ struct SgdProblem {
 
   DType dtype() const { return parameters.empty() ? DType::f32 : parameters[0].dtype(); }
   Device device() const { return parameters.empty() ? Device{} : parameters[0].device(); }
-  std::string describe() const;
+  std::string describe() const {
+    return fmt::format("sgd({} parameters of {}, lr={}, momentum={}, nesterov={})",
+                       parameters.size(), dtype(), lr, momentum, nesterov);
+  }
 };
 
 WEFT_DECLARE_OP(sgd, SgdProblem);
