@@ -125,11 +125,16 @@ def _program_test(name, program, args, **kwargs):
         **kwargs
     )
 
+def _problem(name):
+    """NAME's problem: that of multi_tensor_norm is MultiTensorNormProblem."""
+    return "".join([word.capitalize() for word in name.split("_")]) + "Problem"
+
 def op(name, srcs = [], hdrs = [], deps = [], system = [], test_size = "medium", sm_90a = [], spill_free = []):
     """A kernel folder: the library, a test of every listed variant over every case, and a bench.
 
     The folder is kernels/NAME, of this repository or of another. By convention it holds NAME.h, NAME.inc, NAME_reference.cc, NAME_cases.h and its variants,
-    NAME_<device>_<algorithm>.cc or .cu. Nothing else needs to be told about a new variant.
+    NAME_<device>_<algorithm>.cc or .cu. Nothing else needs to be told about a new variant. NAME.cc makes the op of its list
+    (kernels/op_list_inl.h); where there is none, one is made that does nothing else.
 
     Args:
       name: the op; also its folder's name.
@@ -141,6 +146,15 @@ def op(name, srcs = [], hdrs = [], deps = [], system = [], test_size = "medium",
       sm_90a: those .cu files that use what only compute capability 9.0 has.
       spill_free: those .cu files whose kernels promise to spill no registers.
     """
+
+    if not native.glob([name + ".cc"], allow_empty = True):
+        native.genrule(
+            name = name + "_list_source",
+            outs = [name + ".cc"],
+            cmd = ("printf '#include \"kernels/{0}/{0}.h\"\nnamespace weft::kernels {{\n#define WEFT_OP {0}\n#define WEFT_PROBLEM {1}\n" +
+                   "#include \"kernels/op_list_inl.h\"\n}}\n' > $@").format(name, _problem(name)),
+            visibility = [here("//tests/documents:__pkg__")],
+        )
 
     # Variants that call CUDA's libraries, NAME_cublas.cc and NAME_cudnn.cc.
     library_variants = native.glob([name + "_cublas.cc", name + "_cudnn.cc"])
@@ -175,11 +189,10 @@ def op(name, srcs = [], hdrs = [], deps = [], system = [], test_size = "medium",
             cuda_deps.append(":" + name + suffix)
     weft_cc_library(
         name = name,
-        srcs = native.glob(
+        srcs = [name + ".cc"] + native.glob(
             [
                 name + "_reference.cc",
                 name + "_cpu_*.cc",
-                name + ".cc",
                 "*_inl.h",
             ],
         ) + srcs + select({

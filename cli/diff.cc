@@ -38,8 +38,7 @@ Difference compare(const Tensor* a, const Tensor* b) {
   Difference result;
   result.bit_equal = a->nbytes() == 0 || std::memcmp(a->raw(), b->raw(), a->nbytes()) == 0;
   if (result.bit_equal) return result;
-  visit_dtype(a->dtype(), [&](auto tag) {
-    using T = typename decltype(tag)::type;
+  visit_dtype(a->dtype(), [&]<class T>(TypeTag<T>) {
     const T* first = a->data<T>();
     const T* second = b->data<T>();
     for (int64_t i = 0; i < a->numel(); ++i) {

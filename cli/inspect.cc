@@ -31,8 +31,7 @@ struct Statistics {
 /// Of the finite elements; NaN in all fields when there are none.
 Statistics statistics_of(const Tensor& tensor) {
   Statistics result;
-  visit_dtype(tensor.dtype(), [&](auto tag) {
-    using T = typename decltype(tag)::type;
+  visit_dtype(tensor.dtype(), [&]<class T>(TypeTag<T>) {
     const T* values = tensor.data<T>();
     double sum = 0, squares = 0;
     for_each_offset(tensor.shape(), tensor.strides(), [&](int64_t i) {

@@ -10,6 +10,7 @@
 #include "cli/command.h"
 #include "dist/comm/tree_accumulator.h"
 #include "dist/model_parallel/stages.h"
+#include "dist/strategy/settings.h"
 #include "models/classifier.h"
 #include "models/gpt_names.h"
 #include "models/option_taker.h"
@@ -77,29 +78,20 @@ std::unique_ptr<nn::Module> make_step_model(const RankedStepOptions& options) {
 
 void add_strategy_settings(Command& command, dist::StrategyOptions& settings,
                            const std::map<dist::Settings, std::string>& usual) {
-  using dist::Settings;
   command.group("Settings of strategies");
-  const auto add = [&](const char* name, Settings setting, auto& value, const char* help) {
-    if (!usual.contains(setting)) return;
-    const std::string text = fmt::format("{}; of {}", help, dist::strategies_with(setting));
-    if constexpr (std::is_same_v<decltype(value), bool&>) {
-      command.flag(name, value, text);
-    } else {
-      command.option(name, value, text, {.check = positive(), .usual = usual.at(setting)});
-    }
-  };
-  add("--shard-size", Settings::kShardSize, settings.shard_size,
-      "Devices that hold one sharded copy of the model");
-  add("--tensor-parallel", Settings::kTensorParallel, settings.tensor_parallel,
-      "Devices that each layer is split over");
-  add("--sequence-parallel", Settings::kSequenceParallel, settings.sequence_parallel,
-      "Shard the tokens between layers that are split");
-  add("--parallel-head", Settings::kParallelHead, settings.parallel_head,
-      "Split the head and the loss by classes");
-  add("--pipeline-stages", Settings::kPipelineStages, settings.pipeline_stages,
-      "Stages that the model is split into along its depth");
-  add("--micro-batches", Settings::kMicroBatches, settings.micro_batches,
-      "Micro-batches that a batch is split into");
+  dist::for_each_setting(
+      [&]<class Value>(const dist::SettingText& text, Value dist::StrategyOptions::*member) {
+        if (!usual.contains(text.setting)) return;
+        const std::string name = fmt::format("--{}", text.flag);
+        const std::string help =
+            fmt::format("{}; of {}", text.help, dist::strategies_with(text.setting));
+        if constexpr (std::is_same_v<Value, bool>) {
+          command.flag(name, settings.*member, help);
+        } else if constexpr (std::is_same_v<Value, int>) {
+          command.option(name, settings.*member, help,
+                         {.check = positive(), .usual = usual.at(text.setting)});
+        }
+      });
 }
 
 int64_t images_of(const RankedStepOptions& options, const dist::Sharing& sharing) {

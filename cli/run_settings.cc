@@ -8,6 +8,7 @@
 
 #include "cli/command.h"
 #include "dist/strategy/aliases.h"
+#include "dist/strategy/settings.h"
 #include "dist/strategy/strategy_kind.h"
 #include "models/gpt_names.h"
 #include "models/registry.h"
@@ -240,97 +241,30 @@ void add_run_settings(Command& command, RunSettings& settings) {
   add.add("--global-batch-size N", &C::global_batch_size,
           "Global batch: images of all devices together in one forward and backward pass",
           "--batch-size on each device");
-  using S = dist::StrategyOptions;
-  const auto its_own = [](const char* what, dist::Settings setting) {
-    return fmt::format("{}; of strategy {}", what, dist::strategies_with(setting));
-  };
-  const auto strategy_setting = [&](const char* name, auto member, const std::string& help,
-                                    const char* usual = "") {
+  const auto group = [&](const char* heading) { command.group(heading); };
+  dist::for_each_setting(group, [&](const dist::SettingText& text, auto member) {
+    const std::string name = fmt::format("--{}", text.flag);
+    const std::string help =
+        fmt::format("{}; of strategy {}", text.help, dist::strategies_with(text.setting));
+    if constexpr (std::is_same_v<decltype(member), int dist::StrategyOptions::*>) {
+      // How many ranks share a batch has to be known before the other settings are.
+      if (text.setting == dist::Settings::kTensorParallel ||
+          text.setting == dist::Settings::kPipelineStages) {
+        command.option(name, settings.strategy.*member, help, {.usual = text.usual});
+        return;
+      }
+    }
     add.add(
-        name, [member](C & c) -> auto& { return c.strategy.*member; }, help, usual);
-  };
-  strategy_setting(
-      "--shard-size N", &S::shard_size,
-      its_own("Devices that hold one sharded copy of the model", dist::Settings::kShardSize),
-      "the largest proper divisor of --devices");
-  strategy_setting(
-      "--cpu-offload", &S::cpu_offload,
-      its_own("Keep each rank's shards of parameters, gradients and optimizer state in "
-              "the CPU's memory",
-              dist::Settings::kCpuOffload));
-  command.option("--tensor-parallel", settings.strategy.tensor_parallel,
-                 its_own("Tensor parallelism: devices that each layer is split over",
-                         dist::Settings::kTensorParallel),
-                 {.usual = "all under tp, 2 under fsdp+tp"});
-  strategy_setting("--sequence-parallel", &S::sequence_parallel,
-                   its_own("Sequence parallelism: shard the tokens between layers that are split",
-                           dist::Settings::kSequenceParallel));
-  strategy_setting(
-      "--parallel-head", &S::parallel_head,
-      its_own("Split the head and the loss by classes", dist::Settings::kParallelHead));
-  command.option("--pipeline-stages", settings.strategy.pipeline_stages,
-                 its_own("Stages that the model is split into along its depth",
-                         dist::Settings::kPipelineStages),
-                 {.usual = "as many as devices"});
+        text.takes ? fmt::format("{} {}", name, text.takes) : name,
+        [member](C & c) -> auto& { return c.strategy.*member; }, help, text.usual);
+  });
+
+  command.group("Devices and sharding");
   add.add<std::string>(
       "--pipeline-schedule NAME",
       [](C& c, const std::string& name) { c.strategy.schedule = dist::parse_schedule(name); },
       "Order in which stages take micro-batches: 1f1b or gpipe; of strategy pipeline",
       {.usual = "1f1b"});
-  strategy_setting(
-      "--micro-batches N", &S::micro_batches,
-      its_own("Micro-batches that a batch is split into", dist::Settings::kMicroBatches),
-      "two per stage");
-  command.group("Gradients of whole copies");
-  strategy_setting("--bucket-mb N", &S::bucket_mb,
-                   its_own("MiB of gradients that are summed together", dist::Settings::kBuckets),
-                   "25");
-  strategy_setting(
-      "--compress-dtype NAME", &S::compress_dtype,
-      its_own("Format that gradients travel in: bf16, fp16 or fp32", dist::Settings::kBuckets),
-      "their own");
-  strategy_setting("--static-graph", &S::static_graph,
-                   its_own("Promise that every step uses the parameters that the first one does",
-                           dist::Settings::kBuckets));
-  strategy_setting(
-      "--find-unused", &S::find_unused,
-      its_own("Look in every step for parameters that got no gradient", dist::Settings::kBuckets));
-
-  command.group("Sharded parameters");
-  strategy_setting("--wrap WHAT", &S::wrap,
-                   its_own("What is gathered together: modules of so many parameters or more, "
-                           "100000, or of these classes, EncoderBlock,Linear",
-                           dist::Settings::kUnits),
-                   "what the model names");
-  strategy_setting(
-      "--shard-grad-op", &S::shard_grad_op,
-      its_own("Keep parameters whole from forward to backward", dist::Settings::kResharding));
-  strategy_setting(
-      "--no-prefetch", &S::no_prefetch,
-      its_own("Gather a unit when it is touched, and no sooner", dist::Settings::kUnits));
-  strategy_setting("--resident-units N", &S::resident_units,
-                   its_own("Units that are whole at a time, 2 or more, besides the one that is "
-                           "gathered ahead",
-                           dist::Settings::kResharding),
-                   "2");
-  strategy_setting("--offload-optimizer", &S::offload_optimizer,
-                   its_own("Keep the optimizer, its state and its shards in the CPU's memory",
-                           dist::Settings::kOffloadOptimizer));
-  strategy_setting("--param-dtype NAME", &S::param_dtype,
-                   its_own("Format that parameters are gathered in and are while whole: bf16, fp16 "
-                           "or fp32",
-                           dist::Settings::kMixedPrecision),
-                   "fp32, but weights of products travel as --precision bf16 or fp16 rounds them");
-  strategy_setting("--reduce-dtype NAME", &S::reduce_dtype,
-                   its_own("Format that gradients travel in: bf16, fp16 or fp32",
-                           dist::Settings::kMixedPrecision),
-                   "fp32");
-  strategy_setting(
-      "--buffer-dtype NAME", &S::buffer_dtype,
-      its_own("Format of floating buffers: bf16, fp16 or fp32", dist::Settings::kMixedPrecision),
-      "fp32");
-
-  command.group("Devices and sharding");
   add.add("--gradient-average RULE", &C::gradient_average,
           "What ranks with different numbers of images average: samples, the mean over all "
           "images, or ranks, the mean of the ranks' means as in PyTorch's DDP");

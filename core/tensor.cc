@@ -107,8 +107,7 @@ Tensor Tensor::zeros(const Shape& shape, DType dtype, Device device) {
 
 Tensor Tensor::full(const Shape& shape, double value, DType dtype) {
   Tensor tensor = empty(shape, dtype);
-  visit_dtype(dtype, [&](auto tag) {
-    using T = typename decltype(tag)::type;
+  visit_dtype(dtype, [&]<class T>(TypeTag<T>) {
     std::fill_n(tensor.data<T>(), tensor.numel(), from_double<T>(value));
   });
   return tensor;
@@ -123,8 +122,7 @@ std::vector<double> Tensor::to_vector() const {
   if (device().type != DeviceType::cpu) return to_device(*this, Device{}).to_vector();
   std::vector<double> values;
   values.reserve(numel());
-  visit_dtype(dtype(), [&](auto tag) {
-    using T = typename decltype(tag)::type;
+  visit_dtype(dtype(), [&]<class T>(TypeTag<T>) {
     const T* first = data<T>();
     for_each_offset(shape(), strides(), [&](int64_t i) { values.push_back(to_double(first[i])); });
   });

@@ -78,7 +78,7 @@ struct PositionEmbedding {
 struct ModelStructure {
   ModelStructure(WrapPolicy units = {}) : units(std::move(units)) {}
 
-  WrapPolicy units;  // what is gathered together: fsdp, zero, hsdp
+  WrapPolicy units;  // what is unsharded together: fsdp, zero, hsdp
   /// Pairs of linear layers, the second on the first's features: tp cuts them, and attention.
   std::vector<std::pair<Linear*, Linear*>> mlps;
   TokenRegion tokens;      // where tp may deal them out

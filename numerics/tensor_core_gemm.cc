@@ -194,8 +194,7 @@ int64_t round_up(int64_t n, int64_t multiple) { return (n + multiple - 1) / mult
 
 float element(const TensorCoreOperand& x, int64_t row, int64_t column) {
   const int64_t at = row * x.row_stride + column * x.column_stride;
-  return visit_dtype(x.dtype, [&](auto tag) {
-    using T = typename decltype(tag)::type;
+  return visit_dtype(x.dtype, [&]<class T>(TypeTag<T>) {
     return static_cast<float>(to_double(static_cast<const T*>(x.data)[at]));
   });
 }

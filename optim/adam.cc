@@ -33,10 +33,7 @@ kernels::AdamProblem Adam::problem(const ParameterGroup& group, const Batch& bat
           .decoupled = decoupled_,
           .gradient_scale = gradient_scale,
           .constants = batch.constants,
-          .skip = batch.gate.skip,
-          .norm = batch.gate.norm,
-          .max_norm = batch.gate.max_norm,
-          .needs_finite = batch.gate.needs_finite,
+          .gate = batch.gate,
           .narrow = batch.narrow};
 }
 

@@ -38,8 +38,7 @@ class Adam : public Optimizer {
   void update(const ParameterGroup& group, const Batch& batch, double gradient_scale) override;
   Tensor constants(const ParameterGroup& group, const Batch& batch,
                    double gradient_scale) const override;
-  bool writes_narrow() const override { return true; }
-  bool heeds_gate() const override { return true; }
+  bool is_fused() const override { return true; }
 
  private:
   kernels::AdamProblem problem(const ParameterGroup& group, const Batch& batch,

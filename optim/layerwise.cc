@@ -49,10 +49,7 @@ void Lars::update(const ParameterGroup& group, const Batch& batch, double gradie
                                 .weight_decay = group["weight_decay"],
                                 .first_step = batch.step == 1,
                                 .gradient_scale = gradient_scale,
-                                .skip = batch.gate.skip,
-                                .norm = batch.gate.norm,
-                                .max_norm = batch.gate.max_norm,
-                                .needs_finite = batch.gate.needs_finite,
+                                .gate = batch.gate,
                                 .trust_coefficient = group["trust_coefficient"]};
     for (size_t i = 0; i < batch.parameters.size(); ++i) {
       if (is_layer(batch.parameters[i]) != of_layers) continue;
@@ -110,18 +107,13 @@ void Lamb::update(const ParameterGroup& group, const Batch& batch, double gradie
                    .beta2 = group["beta2"],
                    .eps = group["eps"],
                    .gradient_scale = gradient_scale,
-                   .skip = batch.gate.skip,
-                   .norm = batch.gate.norm,
-                   .max_norm = batch.gate.max_norm,
-                   .needs_finite = batch.gate.needs_finite});
+                   .gate = batch.gate});
     ops::add_(step, detach(w), -group["weight_decay"]);
     // The gradients have been clipped.
     kernels::sgd({.parameters = {w},
                   .gradients = {step},
                   .lr = -group["lr"],
-                  .skip = batch.gate.skip,
-                  .norm = batch.gate.norm,
-                  .needs_finite = batch.gate.needs_finite,
+                  .gate = batch.gate.unclipped(),
                   .layer_norms = is_layer(w) ? norms_of({w}, {step}) : Tensor(),
                   .trust_coefficient = group["trust_coefficient"],
                   .narrow = batch.narrow_of(i)});

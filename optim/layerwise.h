@@ -27,8 +27,7 @@ class Lars : public Optimizer {
   void check(const ParameterGroup& group) const override;
   std::vector<std::string> state_names(const ParameterGroup& group) const override;
   void update(const ParameterGroup& group, const Batch& batch, double gradient_scale) override;
-  bool writes_narrow() const override { return true; }
-  bool heeds_gate() const override { return true; }
+  bool is_fused() const override { return true; }
 };
 
 struct LambOptions {
@@ -53,8 +52,7 @@ class Lamb : public Optimizer {
   void check(const ParameterGroup& group) const override;
   std::vector<std::string> state_names(const ParameterGroup& group) const override;
   void update(const ParameterGroup& group, const Batch& batch, double gradient_scale) override;
-  bool writes_narrow() const override { return true; }
-  bool heeds_gate() const override { return true; }
+  bool is_fused() const override { return true; }
 };
 
 }  // namespace weft::optim

@@ -69,10 +69,7 @@ void Muon::update(const ParameterGroup& group, const Batch& batch, double gradie
                   .nesterov = has_momentum && group["nesterov"] != 0,
                   .first_step = batch.step == 1,
                   .gradient_scale = gradient_scale,
-                  .skip = batch.gate.skip,
-                  .norm = batch.gate.norm,
-                  .max_norm = batch.gate.max_norm,
-                  .needs_finite = batch.gate.needs_finite});
+                  .gate = batch.gate});
     double size = kRootMeanSquare;
     if (w.dim() < 2) {
       u = ops::sign(u);
@@ -87,9 +84,7 @@ void Muon::update(const ParameterGroup& group, const Batch& batch, double gradie
                   .lr = group["lr"],
                   .weight_decay = group["weight_decay"],
                   .gradient_scale = -size,
-                  .skip = batch.gate.skip,
-                  .norm = batch.gate.norm,
-                  .needs_finite = batch.gate.needs_finite,
+                  .gate = batch.gate.unclipped(),
                   .narrow = batch.narrow_of(i)});
   }
 }

@@ -148,7 +148,7 @@ bool Optimizer::step(double gradient_scale, const kernels::StepGate& gate) {
 
 /// A gate that kernels of this optimizer can read where it lies.
 bool Optimizer::opens_itself(const kernels::StepGate& gate) const {
-  if (!heeds_gate()) return false;
+  if (!is_fused()) return false;
   return std::ranges::all_of(parameters(), [&](const Tensor& p) {
     const auto is_beside = [&](const Tensor& x) {
       return !x.defined() || x.device() == p.device();
@@ -218,7 +218,7 @@ void Optimizer::take_step(double gradient_scale, kernels::StepGate gate) {
       const bool captured = is_capturing(device);
       // What a capture allocates is its graph's. On a CPU a cast costs little beside the products,
       // and copies that outlive the backward pass would lie there when memory is at its most.
-      if (writes_narrow() && device.type != DeviceType::cpu) {
+      if (is_fused() && device.type != DeviceType::cpu) {
         batch.narrow = narrow_.of(batch.parameters, !captured);
       }
       if (captured) {
@@ -248,7 +248,7 @@ void Optimizer::advance(double gradient_scale) {
     check(group);
     ++batch.step;
     // The launch reads them before it writes them.
-    if (writes_narrow()) narrow_.of(batch.parameters, false);
+    if (is_fused()) narrow_.of(batch.parameters, false);
     const Tensor constants = this->constants(group, batch, gradient_scale);
     if (constants.defined()) {
       copy_same_layout(constants, batch.constants);

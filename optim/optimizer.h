@@ -129,8 +129,8 @@ class Optimizer {
     std::vector<Tensors> state;
     int64_t step = 0;        // this step's number, from 1
     Tensor constants;        // of a captured step: on the device, what constants() gives
-    Tensors narrow;          // if writes_narrow(): of each parameter its copy, or undefined
-    kernels::StepGate gate;  // what step() was given, if heeds_gate()
+    Tensors narrow;          // if is_fused(): of each parameter its copy, or undefined
+    kernels::StepGate gate;  // what step() was given, if is_fused()
 
     /// Of parameter i alone.
     Tensors narrow_of(size_t i) const { return {narrow.empty() ? Tensor() : narrow[i]}; }
@@ -147,10 +147,9 @@ class Optimizer {
   /// What the kernel of a captured update() reads from the device when it runs, on the CPU;
   /// undefined where it keeps the options of the capture.
   virtual Tensor constants(const ParameterGroup&, const Batch&, double) const { return {}; }
-  /// Whether update() leaves the parameters' rounded values in Batch::narrow, too.
-  virtual bool writes_narrow() const { return false; }
-  /// Whether update() heeds Batch::gate.
-  virtual bool heeds_gate() const { return false; }
+  /// Whether update() heeds Batch::gate, and leaves the parameters' rounded values in
+  /// Batch::narrow.
+  virtual bool is_fused() const { return false; }
 
   /// Throws Error naming the option unless low <= value (and value < high).
   void check_range(const ParameterGroup& group, std::string_view option, double low,
@@ -179,7 +178,7 @@ class Optimizer {
   std::vector<ParameterGroup> groups_;
   std::unordered_map<const void*, ParameterState> states_;  // by Tensor::id()
   std::vector<Captured> captured_;
-  NarrowCopies narrow_;  // if writes_narrow()
+  NarrowCopies narrow_;  // if is_fused()
   // What retract() takes back: the latest advance(), or the states that the latest step() counted.
   bool has_advanced_ = false;
   std::vector<const void*> latest_;

@@ -37,10 +37,7 @@ void SGD::update(const ParameterGroup& group, const Batch& batch, double gradien
                 .nesterov = group["nesterov"] != 0,
                 .first_step = batch.step == 1,
                 .gradient_scale = gradient_scale,
-                .skip = batch.gate.skip,
-                .norm = batch.gate.norm,
-                .max_norm = batch.gate.max_norm,
-                .needs_finite = batch.gate.needs_finite,
+                .gate = batch.gate,
                 .narrow = batch.narrow});
 }
 

@@ -21,8 +21,7 @@ class SGD : public Optimizer {
   void check(const ParameterGroup& group) const override;
   std::vector<std::string> state_names(const ParameterGroup& group) const override;
   void update(const ParameterGroup& group, const Batch& batch, double gradient_scale) override;
-  bool writes_narrow() const override { return true; }
-  bool heeds_gate() const override { return true; }
+  bool is_fused() const override { return true; }
 };
 
 }  // namespace weft::optim

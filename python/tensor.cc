@@ -13,8 +13,7 @@ namespace weft::python {
 namespace {
 
 nb::object element(const Tensor& x, int64_t offset) {
-  return visit_dtype(x.dtype(), [&](auto tag) -> nb::object {
-    using T = typename decltype(tag)::type;
+  return visit_dtype(x.dtype(), [&]<class T>(TypeTag<T>) -> nb::object {
     const T value = x.data<T>()[offset];
     if constexpr (std::is_same_v<T, bool>) {
       return nb::bool_(value);
@@ -106,8 +105,7 @@ Tensor tensor_of_numbers(nb::handle data, const MaybeDType& dtype) {
                         : numbers.kind == Operand::Kind::kInt ? DType::i64
                                                               : DType::boolean;
   const Tensor x = Tensor::empty(numbers.shape, dtype.value_or(natural));
-  visit_dtype(x.dtype(), [&](auto tag) {
-    using T = typename decltype(tag)::type;
+  visit_dtype(x.dtype(), [&]<class T>(TypeTag<T>) {
     T* to = x.data<T>();
     for (const Operand& value : numbers.values) {
       if constexpr (std::is_same_v<T, int64_t>) {
@@ -167,8 +165,7 @@ Tensor to(const Tensor& x, const nb::args& where, MaybeDType dtype, MaybeDevice 
 }
 
 std::string scientific(double value, DType dtype) {
-  return visit_dtype(dtype, [&](auto tag) {
-    using T = typename decltype(tag)::type;
+  return visit_dtype(dtype, [&]<class T>(TypeTag<T>) {
     for (int digits = 0;; ++digits) {
       const std::string text = fmt::format("{:.{}e}", value, digits);
       if (digits >= 17 || to_double(from_double<T>(std::strtod(text.c_str(), nullptr))) == value)

@@ -13,8 +13,7 @@
 namespace weft::cli {
 
 float round_to(double x, DType format) {
-  return visit_dtype(format, [&](auto tag) {
-    using T = typename decltype(tag)::type;
+  return visit_dtype(format, [&]<class T>(TypeTag<T>) {
     if constexpr (std::is_same_v<T, f8e4m3> || std::is_same_v<T, f8e5m2>) {
       return static_cast<float>(T(static_cast<float>(x), Overflow::kSaturate));
     } else {

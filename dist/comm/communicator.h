@@ -146,6 +146,8 @@ class Communicator {
     return begin({.collective = Collective::kRecv, .in = x, .out = x, .peer = source});
   }
   Work barrier() { return begin({.collective = Collective::kBarrier}); }
+  /// Any of these: checks the arguments, of which counts may be left out for parts of one size.
+  Work begin(Operation operation);
 
   /// A communicator of some of this one's ranks, in the order given; called by those ranks alone.
   virtual std::shared_ptr<Communicator> group(const std::vector<int>& ranks,
@@ -167,9 +169,6 @@ class Communicator {
   virtual Work start(Operation operation) = 0;
 
  private:
-  /// Checks the arguments. Without counts all parts have one size.
-  Work begin(Operation operation);
-
   const std::string name_;
   const int rank_, size_;
   std::shared_ptr<FlightRecorder> recorder_;

@@ -22,8 +22,7 @@ void add_squares(ExactSum& sum, const Tensor& x) {
              "add_squares: expected a contiguous floating tensor, got {}", x);
   const Tensor values = to_device(x, Device{});
   std::mutex mutex;
-  visit_dtype(x.dtype(), [&](auto tag) {
-    using T = typename decltype(tag)::type;
+  visit_dtype(x.dtype(), [&]<class T>(TypeTag<T>) {
     const T* data = values.data<T>();
     parallel_for(x.numel(), 1 << 16, [&](int64_t begin, int64_t end) {
       ExactSum part;

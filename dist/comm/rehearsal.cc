@@ -68,34 +68,12 @@ class RehearsedRank : public Communicator {
       counters->messages += bytes > 0;
     }
     const bool is_left_out = !inner_ || (o.in.defined() && is_floating(o.in.dtype()));
-    if (!is_left_out) return forwarded(o);
+    if (!is_left_out) return inner_->begin(std::move(o));
     if (o.out.defined()) o.out.bump_version();
     return {};
   }
 
  private:
-  Work forwarded(const Operation& o) const {
-    switch (o.collective) {
-      case Collective::kAllReduce:
-        return inner_->all_reduce(o.out, o.op);
-      case Collective::kReduceScatter:
-        return inner_->reduce_scatter(o.out, o.in, o.counts, o.op);
-      case Collective::kAllGather:
-        return inner_->all_gather(o.out, o.in, o.counts);
-      case Collective::kBroadcast:
-        return inner_->broadcast(o.out, o.peer);
-      case Collective::kAllToAll:
-        return inner_->all_to_all(o.out, o.in);
-      case Collective::kSend:
-        return inner_->send(o.in, o.peer);
-      case Collective::kRecv:
-        return inner_->recv(o.out, o.peer);
-      case Collective::kBarrier:
-        return inner_->barrier();
-    }
-    WEFT_FAIL("rehearsal: an unknown collective");
-  }
-
   const CommunicatorPtr inner_;
   TrafficCounters own_;
   const std::shared_ptr<TrafficCounters> family_;

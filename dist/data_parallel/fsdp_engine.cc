@@ -41,7 +41,7 @@ Tensor Unsharding::own_part(Unit& unit) const {
   return part;
 }
 
-/// Begins to gather a unit into `out`.
+/// Begins to unshard a unit into `out`.
 Work Unsharding::start(Unit& unit, const Tensor& out) {
   ++count;
   std::vector<int64_t> counts;  // none: as many of each rank
@@ -69,7 +69,7 @@ void Unsharding::unshard(Unit& unit) {
   held.add(unit.unsharded_bytes());
 }
 
-/// Begins to gather a unit into memory beside its own.
+/// Begins to unshard a unit into memory beside its own.
 void Unsharding::fetch(Unit& unit) {
   const MemoryScope scope(MemoryKind::kGathered);
   unit.incoming = unit.is_narrowed()

@@ -23,7 +23,7 @@ struct HeldBytes {
 };
 
 /// How parameters come and go. The memory of a unit asks for its content when it is touched. The
-/// unit is then unsharded, gathered of the ranks' parts, and the one that followed it in the last
+/// unit is then unsharded from the ranks' parts, and the one that followed it in the last
 /// iteration is fetched ahead. Units that were unsharded first are resharded: their memory is given
 /// back.
 class Unsharding {

@@ -7,6 +7,7 @@
 #include <type_traits>
 
 #include "dist/comm/in_process.h"
+#include "dist/strategy/settings.h"
 #include "dist/strategy/strategies.h"
 
 namespace weft::dist {
@@ -61,30 +62,6 @@ const StrategyKind& strategy_of(const StrategyOptions& options, int devices) {
 
 namespace {
 
-/// Calls f(setting, its flag, its value) for every number, every switch and every text.
-template <class Options, class F>
-void for_each_setting(Options& o, F&& f) {
-  f(Settings::kShardSize, "shard-size", o.shard_size);
-  f(Settings::kTensorParallel, "tensor-parallel", o.tensor_parallel);
-  f(Settings::kPipelineStages, "pipeline-stages", o.pipeline_stages);
-  f(Settings::kCpuOffload, "cpu-offload", o.cpu_offload);
-  f(Settings::kOffloadOptimizer, "offload-optimizer", o.offload_optimizer);
-  f(Settings::kSequenceParallel, "sequence-parallel", o.sequence_parallel);
-  f(Settings::kParallelHead, "parallel-head", o.parallel_head);
-  f(Settings::kMicroBatches, "micro-batches", o.micro_batches);
-  f(Settings::kBuckets, "bucket-mb", o.bucket_mb);
-  f(Settings::kBuckets, "compress-dtype", o.compress_dtype);
-  f(Settings::kBuckets, "static-graph", o.static_graph);
-  f(Settings::kBuckets, "find-unused", o.find_unused);
-  f(Settings::kUnits, "wrap", o.wrap);
-  f(Settings::kUnits, "no-prefetch", o.no_prefetch);
-  f(Settings::kResharding, "shard-grad-op", o.shard_grad_op);
-  f(Settings::kResharding, "resident-units", o.resident_units);
-  f(Settings::kMixedPrecision, "param-dtype", o.param_dtype);
-  f(Settings::kMixedPrecision, "reduce-dtype", o.reduce_dtype);
-  f(Settings::kMixedPrecision, "buffer-dtype", o.buffer_dtype);
-}
-
 /// Those whose values count devices.
 constexpr Settings kDeviceCounts =
     Settings::kShardSize | Settings::kTensorParallel | Settings::kPipelineStages;
@@ -93,8 +70,9 @@ void check_settings(const StrategyKind& kind, const StrategyOptions& options, in
   WEFT_CHECK(devices > 0, "devices must be positive, got {}", devices);
   WEFT_CHECK(kind.devices != StrategyKind::Devices::kOne || devices == 1,
              "strategy {} runs on one device, got {}; choose ddp or fsdp", kind.name, devices);
-  for_each_setting(options, [&](Settings setting, const char* flag, const auto& value) {
-    using Value = std::remove_cvref_t<decltype(value)>;
+  for_each_setting([&]<class Value>(const SettingText& text, Value StrategyOptions::*member) {
+    const auto& [setting, flag, takes, help, usual] = text;
+    const Value& value = options.*member;
     WEFT_CHECK(value == Value() || contains(kind.settings, setting),
                "{} is a setting of {}, not of {}", flag, strategies_with(setting), kind.name);
     if constexpr (std::is_same_v<Value, int>) {
@@ -152,8 +130,8 @@ StrategyOptions own_settings(const std::string& name, const StrategyOptions& opt
   StrategyOptions own = options;
   own.name = name;
   const Settings settings = find_strategy(name).settings;
-  for_each_setting(own, [&](Settings setting, const char*, auto& value) {
-    if (!contains(settings, setting)) value = {};
+  for_each_setting([&](const SettingText& text, auto member) {
+    if (!contains(settings, text.setting)) own.*member = {};
   });
   return own;
 }

@@ -45,13 +45,9 @@ struct AdamProblem {
   bool decoupled = true;      // AdamW; false is Adam with L2 regularisation
   double gradient_scale = 1;  // clipping's coefficient, or the inverse of the loss scale
   Tensor constants;           // CUDA: what takes the place of the scalars above, if defined
-  // The gate, on the parameters' device.
-  Tensor skip, norm;  // optional
-  double max_norm = 0;
-  bool needs_finite = false;
+  StepGate gate = {};
   std::vector<Tensor> narrow = {};  // optional, and so is each of them
 
-  StepGate gate() const { return {skip, norm, max_norm, needs_finite}; }
   DType dtype() const { return parameters.empty() ? DType::f32 : parameters[0].dtype(); }
   Device device() const { return parameters.empty() ? Device{} : parameters[0].device(); }
   std::string describe() const;

@@ -59,7 +59,7 @@ inline OpTable adam_table() {
       cases.push_back(
           {fmt::format("copied_{}_skip_{}", narrow, skip), [=](Inputs& in) {
              Problem a = adam_case(in, {{37, 41}, {5}, {4}}, DType::f32, DType::f32, {}, narrow);
-             a.skip = in.values({skip}, {}, DType::f32);
+             a.gate.skip = in.values({skip}, {}, DType::f32);
              return a;
            }});
     }
@@ -80,7 +80,7 @@ inline OpTable adam_table() {
   for (double skip : {0.0, 1.0}) {
     cases.push_back({skip == 0 ? "not_skipped" : "skipped", [=](Inputs& in) {
                        Problem a = adam_case(in, {{37, 41}, {5}}, DType::f32, DType::f32, {});
-                       a.skip = in.values({skip}, {}, DType::f32);
+                       a.gate.skip = in.values({skip}, {}, DType::f32);
                        return a;
                      }});
   }
@@ -90,9 +90,9 @@ inline OpTable adam_table() {
       cases.push_back({fmt::format("norm_{}_{}", norm, needs_finite), [=](Inputs& in) {
                          Problem a = adam_case(in, {{37, 41}, {5}}, DType::f32, DType::f32,
                                                {.gradient_scale = 0.7});
-                         a.norm = in.values({norm}, {}, DType::f64);
-                         a.max_norm = 5;
-                         a.needs_finite = needs_finite;
+                         a.gate.norm = in.values({norm}, {}, DType::f64);
+                         a.gate.max_norm = 5;
+                         a.gate.needs_finite = needs_finite;
                          return a;
                        }});
     }

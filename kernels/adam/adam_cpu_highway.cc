@@ -19,7 +19,7 @@ void run(const AdamProblem& a) {
   const hn::ScalableTag<T> d;
   using V = hn::Vec<decltype(d)>;
   AdamConstants<T> c(a);
-  c.scale_by(OpenedGate(a.gate()).coefficient());
+  c.scale_by(OpenedGate(a.gate).coefficient());
   const std::vector<Tensor> gradients = contiguous_list(a.gradients);
   const auto update = [&](int64_t, const TensorChunk& chunk) HWY_ATTR {
     const V scale = hn::Set(d, c.gradient_scale), l2 = hn::Set(d, c.l2);
@@ -70,7 +70,7 @@ void adam_chunks(const AdamProblem& a) {
   assert_matching(a.parameters, a.v);
   assert_narrow(a.parameters, a.narrow);
   WEFT_ASSERT(a.gradients.size() == a.parameters.size() && a.step > 0 && !a.constants.defined());
-  if (OpenedGate(a.gate()).is_closed()) return;
+  if (OpenedGate(a.gate).is_closed()) return;
   a.dtype() == DType::f64 ? run<double>(a) : run<float>(a);
 }
 

@@ -64,7 +64,7 @@ void run(const AdamProblem& p) {
   const AdamConstants<Acc> constants(p);
   const auto* captured =
       p.constants.defined() ? static_cast<const AdamConstants<Acc>*>(p.constants.raw()) : nullptr;
-  const OpenedGate gate = p.gate();
+  const OpenedGate gate = p.gate;
   const std::vector<Tensor> gradients = contiguous_list(p.gradients);
   const auto fields = [&](size_t i) {
     const Tensor narrow = p.narrow.empty() ? Tensor() : p.narrow[i];

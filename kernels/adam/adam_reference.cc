@@ -19,11 +19,11 @@ std::vector<Expected> run(const AdamProblem& a) {
   const T beta1 = static_cast<T>(a.beta1), beta2 = static_cast<T>(a.beta2);
   const T step_size = static_cast<T>(a.lr / correction1);
   double norm = 0, coefficient = 1;
-  if (a.norm.defined()) norm = a.norm.item();
-  if (a.max_norm > 0)
-    coefficient = std::isnan(norm) ? NAN : std::min(1.0, a.max_norm / (norm + 1e-6));
-  const bool is_closed =
-      (a.skip.defined() && a.skip.item() != 0) || (a.needs_finite && !std::isfinite(norm));
+  if (a.gate.norm.defined()) norm = a.gate.norm.item();
+  if (a.gate.max_norm > 0)
+    coefficient = std::isnan(norm) ? NAN : std::min(1.0, a.gate.max_norm / (norm + 1e-6));
+  const bool is_closed = (a.gate.skip.defined() && a.gate.skip.item() != 0) ||
+                         (a.gate.needs_finite && !std::isfinite(norm));
   const auto scale =
       static_cast<T>(static_cast<double>(static_cast<T>(a.gradient_scale)) * coefficient);
   const T root_correction2 = static_cast<T>(std::sqrt(correction2)), eps = static_cast<T>(a.eps);

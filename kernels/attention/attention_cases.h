@@ -85,8 +85,7 @@ struct AttentionCase {
     } else if (mask == Mask::kAdded) {
       // The same for all heads, with hidden keys and a query that sees none.
       const Tensor added = in.normal({batch, 1, queries, keys}, sums);
-      visit_dtype(sums, [&](auto tag) {
-        using T = typename decltype(tag)::type;
+      visit_dtype(sums, [&]<class T>(TypeTag<T>) {
         if constexpr (std::is_floating_point_v<T>) {
           for (int64_t i = 0; i < added.numel(); ++i) {
             if (i < keys || i % 5 == 2) added.data<T>()[i] = -std::numeric_limits<T>::infinity();

@@ -46,8 +46,7 @@ struct Values {
 
 Values read(const Matrix& m) {
   Values result(m.rows, m.cols);
-  visit_dtype(m.dtype, [&](auto tag) {
-    using T = typename decltype(tag)::type;
+  visit_dtype(m.dtype, [&]<class T>(TypeTag<T>) {
     for (int64_t i = 0; i < m.rows; ++i) {
       for (int64_t j = 0; j < m.cols; ++j) {
         result.at(i, j) = to_double(*static_cast<const T*>(m.at(i, j)));

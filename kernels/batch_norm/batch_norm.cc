@@ -30,8 +30,7 @@ void update_running_statistics(const Tensor& mean, const Tensor& variance, int64
   }
   const double unbiased = static_cast<double>(elements) / static_cast<double>(elements - 1);
   const auto blend = [&](const Tensor& batch, double scale, const Tensor& running) {
-    const auto update = [&](auto tag) {
-      using T = typename decltype(tag)::type;
+    const auto update = [&]<class T>(TypeTag<T>) {
       T* r = running.data<T>();
       for (int64_t c = 0; c < running.numel(); ++c) {
         r[c] = static_cast<T>((1 - momentum) * r[c] + momentum * scale * batch.data<T>()[c]);

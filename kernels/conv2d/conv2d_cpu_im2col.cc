@@ -10,6 +10,7 @@
 #include "core/view.h"
 #include "kernels/conv2d/conv2d_shared.h"
 #include "kernels/copy/copy.h"
+#include "kernels/elementwise/walk.h"
 #include "kernels/gemm/gemm.h"
 
 namespace weft::kernels {
@@ -95,25 +96,15 @@ struct Im2col {
   }
 
   void gather(const Tensor& image, const Tensor& columns) const {
-    const auto run = [&](auto zero) {
-      using T = decltype(zero);
+    with_word(image.itemsize(), [&]<class T>(T) {
       parallel_for(s.C, 1, [&](int64_t c, int64_t) {
         gather_columns(p, s, static_cast<const T*>(image.raw()), c, static_cast<T*>(columns.raw()));
       });
-    };
-    switch (image.itemsize()) {
-      case 2:
-        return run(uint16_t{});
-      case 4:
-        return run(uint32_t{});
-      default:
-        return run(uint64_t{});
-    }
+    });
   }
 
   void scatter(const Tensor& columns, const Tensor& image) const {
-    const auto run = [&](auto zero) {
-      using T = decltype(zero);
+    const auto run = [&]<class T>(T) {
       parallel_for(s.C, 1, [&](int64_t c, int64_t) {
         scatter_columns(p, s, columns.data<T>(), c, image.data<T>());
       });

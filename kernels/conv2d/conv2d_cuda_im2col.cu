@@ -90,8 +90,7 @@ void copy_windows(const Conv2dProblem& p, const Conv2dSizes& s, const Tensor& im
   if (written == 0) return;
   const Windows t(p, s, image, rows);
   const runtime::StreamHandle stream = current_stream_handle(image.device());
-  with_arithmetic_zero(image.dtype(), [&](auto zero) {
-    using Acc = decltype(zero);
+  with_arithmetic_zero(image.dtype(), [&]<class Acc>(Acc) {
     const unsigned blocks = blocks_for(written, kThreads);
     if (to_image) {
       WEFT_LAUNCH(col2im_kernel<Acc>, blocks, kThreads, 0, stream, t);

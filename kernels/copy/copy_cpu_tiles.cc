@@ -119,8 +119,7 @@ bool is_transposition(const CopyProblem& p) {
 
 void copy_cpu_tiles(const CopyProblem& p) {
   const Walk walk({p.y, p.x});
-  with_word(p.x.itemsize(), [&](auto zero) {
-    using Word = decltype(zero);
+  with_word(p.x.itemsize(), [&]<class Word>(Word) {
     copy_tiles(walk, static_cast<const Word*>(p.x.raw()), static_cast<Word*>(p.y.raw()));
   });
 }

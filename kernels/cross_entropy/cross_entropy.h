@@ -39,7 +39,10 @@ struct CrossEntropyProblem {
   bool hard() const { return labels.dtype() == DType::i64; }
   DType dtype() const { return logits.dtype(); }
   Device device() const { return logits.device(); }
-  std::string describe() const;
+  std::string describe() const {
+    return fmt::format("cross_entropy({}, labels={}, label_smoothing={}, forward={}, backward={})",
+                       logits, labels, label_smoothing, forward(), backward());
+  }
 };
 
 WEFT_DECLARE_OP(cross_entropy, CrossEntropyProblem);

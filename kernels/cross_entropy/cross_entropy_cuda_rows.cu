@@ -165,8 +165,7 @@ void cross_entropy_cuda_rows(const CrossEntropyProblem& p) {
   if (rows.rows == 0) return;
   const unsigned grid = blocks_for(rows.rows, kRowWarps);
   const runtime::StreamHandle stream = current_stream_handle(p.device());
-  const auto with_loss = [&](auto zero, auto steps) {
-    using Acc = decltype(zero);
+  const auto with_loss = [&]<class Acc>(Acc, auto steps) {
     const auto kernel = p.backward() ? cross_entropy_kernel<Acc, steps(), true>
                                      : cross_entropy_kernel<Acc, steps(), false>;
     WEFT_LAUNCH(kernel, grid, kRowThreads, 0, stream, rows);

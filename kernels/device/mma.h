@@ -40,16 +40,6 @@ WEFT_MMA_4_2(mma_m16n8k32_e5m2, 32, e5m2, "e5m2")
 #undef WEFT_MMA_4_2
 #undef WEFT_MMA
 
-/// d [8, 8] += a [8, 4] b [4, 8] in f64; d[i]: row g, column 2 q + i; a: row g, column q; b: row q,
-/// column g.
-__device__ __forceinline__ void mma_m8n8k4_f64(double (&d)[2], double a, double b WEFT_AND_SITE) {
-  WEFT_PTX(asm volatile("mma.sync.aligned.m8n8k4.row.col.f64.f64.f64.f64 {%0,%1}, {%2}, {%3}, "
-                        "{%0,%1};"
-                        : "+d"(d[0]), "+d"(d[1])
-                        : "d"(a), "d"(b)),
-           simt::mma_sync_f64(d, a, b, site));
-}
-
 // Four 8x8 matrices of 16-bit elements between shared memory and registers: lanes 8j..8j+7 give the
 // rows of matrix j, 16 bytes each; register j of lane 4 g + q holds row g, columns 2 q and 2 q + 1
 // of matrix j, or row and column exchanged (trans).

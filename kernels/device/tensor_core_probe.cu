@@ -83,8 +83,7 @@ class DeviceWords {
 /// The values in the format's own bytes, row after row.
 std::vector<uint32_t> packed(std::span<const float> values, DType dtype) {
   std::vector<uint32_t> words(values.size() * itemsize(dtype) / sizeof(uint32_t));
-  visit_dtype(dtype, [&](auto tag) {
-    using T = typename decltype(tag)::type;
+  visit_dtype(dtype, [&]<class T>(TypeTag<T>) {
     for (size_t i = 0; i < values.size(); ++i) {
       const T x = from_double<T>(values[i]);
       std::memcpy(reinterpret_cast<char*>(words.data()) + i * sizeof(T), &x, sizeof(T));

@@ -37,7 +37,10 @@ struct DropoutProblem {
   }
   DType dtype() const { return x.dtype(); }
   Device device() const { return y.device(); }
-  std::string describe() const;
+  std::string describe() const {
+    return fmt::format("dropout({}, p={}, seed={}, stream={}, offset={})", x, p, seed, stream,
+                       offset);
+  }
 };
 
 WEFT_DECLARE_OP(dropout, DropoutProblem);

@@ -44,8 +44,7 @@ void run(const DropoutProblem& p, const Tensor& from, const Tensor& to) {
 void dropout_words(const DropoutProblem& p) {
   const Tensor x = contiguous(p.x);
   const Tensor y = contiguous_output(p.y);
-  visit_dtype(p.dtype(), [&](auto tag) {
-    using T = typename decltype(tag)::type;
+  visit_dtype(p.dtype(), [&]<class T>(TypeTag<T>) {
     if constexpr (kComputeTypes.contains(dtype_of<T>())) run<T>(p, x, y);
   });
   finish_output(y, p.y);

@@ -9,8 +9,7 @@ namespace {
 template <bool kGather>
 void move_rows(const Walk& walk, int operand, const Block& block, void* tensor, void* packed,
                size_t itemsize) {
-  with_word(itemsize, [&](auto tag) {
-    using Word = decltype(tag);
+  with_word(itemsize, [&]<class Word>(Word) {
     Word* side = static_cast<Word*>(packed);
     const int64_t stride = walk.stride(operand), n = block.columns;
     walk.for_each_row(operand, block, [&](int64_t offset) {
@@ -47,8 +46,7 @@ void* BlockIo::in_place(const Block& block) const {
 const void* BlockIo::read(const Block& block) {
   if (walk_.is_constant(operand_)) {
     if (!constant_is_read_) {
-      with_word(itemsize(dtype_), [&](auto tag) {
-        using Word = decltype(tag);
+      with_word(itemsize(dtype_), [&]<class Word>(Word) {
         std::fill_n(reinterpret_cast<Word*>(stored_), kBlock, *static_cast<const Word*>(tensor_));
       });
       convert(stored_, dtype_, seen_, as_, kBlock);

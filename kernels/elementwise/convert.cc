@@ -69,10 +69,8 @@ void convert_loop(const void* source, void* target, int64_t n) {
 }
 
 bool convert_direct(const void* x, DType from, void* y, DType to, int64_t n) {
-  return visit_dtype(from, [&](auto from_tag) {
-    return visit_dtype(to, [&](auto to_tag) {
-      using From = typename decltype(from_tag)::type;
-      using To = typename decltype(to_tag)::type;
+  return visit_dtype(from, [&]<class From>(TypeTag<From>) {
+    return visit_dtype(to, [&]<class To>(TypeTag<To>) {
       if constexpr (kIsArithmetic<From> || kIsArithmetic<To>) {
         convert_loop<From, To>(x, y, n);
         return true;

@@ -44,8 +44,7 @@ TEST_CASE("every code of the narrow formats survives widening and narrowing in b
     std::vector<float> wide(n);
     convert(from, dtype, wide.data(), DType::f32, n);
     convert(wide.data(), DType::f32, to, dtype, n);
-    visit_dtype(dtype, [&](auto tag) {
-      using T = typename decltype(tag)::type;
+    visit_dtype(dtype, [&]<class T>(TypeTag<T>) {
       int wrong = 0;
       for (int64_t i = 0; i < n; ++i) {
         const auto* x = static_cast<const T*>(from) + i;
@@ -73,8 +72,7 @@ TEST_CASE("f32 blocks narrow to the bits of core's scalar conversions") {
   }
   const int64_t n = static_cast<int64_t>(x.size());
   for (DType dtype : {DType::tf32, DType::f16, DType::bf16, DType::f8e4m3, DType::f8e5m2}) {
-    visit_dtype(dtype, [&](auto tag) {
-      using T = typename decltype(tag)::type;
+    visit_dtype(dtype, [&]<class T>(TypeTag<T>) {
       if constexpr (!std::is_arithmetic_v<T>) {
         std::vector<T> y(n);
         convert(x.data(), DType::f32, y.data(), dtype, n);

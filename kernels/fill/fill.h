@@ -13,7 +13,7 @@ struct FillProblem {
 
   DType dtype() const { return y.dtype(); }
   Device device() const { return y.device(); }
-  std::string describe() const;
+  std::string describe() const { return fmt::format("fill({}, {})", y, value); }
 };
 
 WEFT_DECLARE_OP(fill, FillProblem);

@@ -21,7 +21,10 @@ struct Fp8QuantizeProblem {
 
   DType dtype() const { return x.dtype(); }
   Device device() const { return x.device(); }
-  std::string describe() const;
+  std::string describe() const {
+    return fmt::format("fp8_quantize({} -> {}, scale={})", x,
+                       y.defined() ? name(y.dtype()) : "none", scale);
+  }
 };
 
 void fp8_quantize(const Fp8QuantizeProblem& problem);
@@ -29,6 +32,9 @@ const Op<Fp8QuantizeProblem>& fp8_quantize_op();
 std::vector<Expected> fp8_quantize_reference(const Fp8QuantizeProblem& problem);
 
 /// The largest finite number of an fp8 format: 448 of e4m3, 57344 of e5m2.
-double fp8_max(DType format);
+inline double fp8_max(DType format) {
+  WEFT_ASSERT(format == DType::f8e4m3 || format == DType::f8e5m2);
+  return format == DType::f8e4m3 ? 448 : 57344;
+}
 
 }  // namespace weft::kernels

@@ -60,8 +60,7 @@ WEFT_DECLARE_OP(index, IndexProblem);
 /// Calls f with a zero of the C++ type of one of kIndexAddTypes.
 template <class F>
 void with_addable(DType dtype, F&& f) {
-  visit_dtype(dtype, [&](auto tag) {
-    using T = typename decltype(tag)::type;
+  visit_dtype(dtype, [&]<class T>(TypeTag<T>) {
     if constexpr (kIndexAddTypes.contains(dtype_of<T>())) f(T{});
   });
 }

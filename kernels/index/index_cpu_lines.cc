@@ -191,8 +191,7 @@ void index_cpu_lines(const IndexProblem& p) {
   const Lines lines{p};
   WEFT_ASSERT(!lines.by_slice || static_cast<int64_t>(lines.indices.size()) == lines.count);
   if (p.adds()) {
-    return with_addable(p.dtype(), [&](auto zero) {
-      using T = decltype(zero);
+    return with_addable(p.dtype(), [&]<class T>(T) {
       if constexpr (std::is_arithmetic_v<T>) {
         write<true, T>(p, lines);
       } else {
@@ -201,8 +200,7 @@ void index_cpu_lines(const IndexProblem& p) {
     });
   }
   // Elements that are only moved need no type but a size.
-  with_word(itemsize(p.dtype()), [&](auto zero) {
-    using Word = decltype(zero);
+  with_word(itemsize(p.dtype()), [&]<class Word>(Word) {
     p.reads() ? read<Word>(p, lines) : write<false, Word>(p, lines);
   });
 }

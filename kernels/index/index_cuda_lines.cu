@@ -114,8 +114,7 @@ void index_cuda_lines(const IndexProblem& p) {
   }
   if (numel(shape) == 0) return;
   const runtime::StreamHandle stream = current_stream_handle(p.device());
-  const auto move = [&](auto word) {
-    using Word = decltype(word);
+  const auto move = [&]<class Word>(Word) {
     if (p.reads()) {
       WEFT_LAUNCH(gather_kernel<Word>, blocks_for(numel(shape), kThreads), kThreads, 0, stream, t);
     } else {
@@ -123,8 +122,7 @@ void index_cuda_lines(const IndexProblem& p) {
     }
   };
   if (!p.adds()) return with_word(p.x.itemsize(), move);
-  with_addable(p.dtype(), [&](auto zero) {
-    using X = decltype(zero);
+  with_addable(p.dtype(), [&]<class X>(X) {
     using T = std::conditional_t<std::is_arithmetic_v<X>, X, float>;
     launch_scatter<T, X, true>(t, stream);
   });

@@ -364,8 +364,7 @@ void layer_norm_cuda_rows(const LayerNormProblem& p) {
   const bool vectors =
       rows_fit_vectors(n, {x, residual, sum, y, dy, ds, dx, dresidual, gamma, beta});
   const runtime::StreamHandle stream = current_stream_handle(p.device());
-  with_arithmetic_zero(p.dtype(), [&](auto zero) {
-    using Acc = decltype(zero);
+  with_arithmetic_zero(p.dtype(), [&]<class Acc>(Acc) {
     if (p.backward()) {
       run_backward<Acc>(rows, vectors, Elements(dgamma), Elements(dbeta), p.device(), stream);
     } else if (rows.rows > 0 &&

@@ -20,7 +20,10 @@ struct LossScaleProblem {
 
   DType dtype() const { return scale.dtype(); }
   Device device() const { return scale.device(); }
-  std::string describe() const;
+  std::string describe() const {
+    return fmt::format("loss_scale(growth_factor={}, backoff_factor={}, growth_interval={})",
+                       rule.growth_factor, rule.backoff_factor, rule.growth_interval);
+  }
 };
 
 WEFT_DECLARE_OP(loss_scale, LossScaleProblem);

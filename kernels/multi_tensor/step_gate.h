@@ -5,8 +5,8 @@
 //   coefficient  min(1, max_norm / (norm + 1e-6)), which multiplies the gradients; 1 for a max_norm
 //                of 0. A NaN stays one, as in PyTorch's clip_grad_norm_.
 //
-// skip: f32 []; norm: f64 [], of all gradients together. Both are optional, and lie where the
-// parameters do. Host and device compute it with these functions.
+// skip: f32 []; norm: f64 [], of all gradients together. Both are optional; kernels read them where
+// the parameters lie. Host and device compute it with these functions.
 #pragma once
 
 #include "core/tensor.h"
@@ -27,6 +27,8 @@ struct StepGate {
   bool is_given() const {
     return skip.defined() || (norm.defined() && (max_norm > 0 || needs_finite));
   }
+  /// Lets the same steps pass, and scales none.
+  StepGate unclipped() const { return {skip, norm, 0, needs_finite}; }
 };
 
 /// What kernels are given of it, and the host of one on the CPU.

@@ -21,7 +21,9 @@ struct MultiTensorNormProblem {
   DType dtype() const { return tensors.empty() ? DType::f32 : tensors[0].dtype(); }
   Device device() const { return norm.device(); }
   bool is_of_each() const { return norm.dim() == 1; }
-  std::string describe() const;
+  std::string describe() const {
+    return fmt::format("multi_tensor_norm({} tensors)", tensors.size());
+  }
 };
 
 WEFT_DECLARE_OP(multi_tensor_norm, MultiTensorNormProblem);

@@ -29,7 +29,10 @@ struct MultiTensorScaleProblem {
 
   DType dtype() const { return tensors.empty() ? DType::f32 : tensors[0].dtype(); }
   Device device() const { return tensors.empty() ? Device{} : tensors[0].device(); }
-  std::string describe() const;
+  std::string describe() const {
+    return fmt::format("multi_tensor_scale({} tensors, factor={})", tensors.size(),
+                       factor_from.defined() ? "from memory" : fmt::format("{}", factor));
+  }
 };
 
 WEFT_DECLARE_OP(multi_tensor_scale, MultiTensorScaleProblem);

@@ -18,8 +18,7 @@ std::vector<Expected> multi_tensor_scale_reference(const MultiTensorScaleProblem
   double count = 0;
   for (const Tensor& tensor : p.tensors) {
     std::vector<double> values = tensor.to_vector();
-    visit_dtype(tensor.dtype(), [&](auto tag) {
-      using T = typename decltype(tag)::type;
+    visit_dtype(tensor.dtype(), [&]<class T>(TypeTag<T>) {
       for (double& x : values) {
         is_finite &= std::isfinite(x);
         if (factor != 1) {

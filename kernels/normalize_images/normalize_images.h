@@ -27,7 +27,9 @@ struct NormalizeImagesProblem {
   bool mixes() const { return keep != 1 || cut_height * cut_width > 0; }
   DType dtype() const { return y.dtype(); }
   Device device() const { return y.device(); }
-  std::string describe() const;
+  std::string describe() const {
+    return fmt::format("normalize_images({}, {}{})", x, y.dtype(), mixes() ? ", mixed" : "");
+  }
 };
 
 WEFT_DECLARE_OP(normalize_images, NormalizeImagesProblem);

@@ -121,8 +121,7 @@ void pool2d_cuda_windows(const Pool2dProblem& p) {
   const runtime::StreamHandle stream = current_stream_handle(p.device());
   const int64_t n = p.backward() ? image.numel() : result.numel();
   if (n == 0) return;
-  with_arithmetic_zero(p.dtype(), [&](auto zero) {
-    using Acc = decltype(zero);
+  with_arithmetic_zero(p.dtype(), [&]<class Acc>(Acc) {
     const auto kernel = p.backward() ? pool_backward_kernel<Acc> : pool_kernel<Acc>;
     WEFT_LAUNCH(kernel, blocks_for(n, kThreads), kThreads, 0, stream, t);
   });

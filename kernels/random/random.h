@@ -20,7 +20,11 @@ namespace weft::kernels {
 
 enum class Distribution : uint8_t { kUniform, kNormal, kTruncNormal, kBernoulli, kIntegers };
 
-std::string_view name(Distribution distribution);
+inline std::string_view name(Distribution distribution) {
+  static constexpr std::string_view kNames[] = {"uniform", "normal", "trunc_normal", "bernoulli",
+                                                "integers"};
+  return kNames[static_cast<size_t>(distribution)];
+}
 
 struct RandomProblem {
   Tensor y;
@@ -34,7 +38,10 @@ struct RandomProblem {
   uint64_t blocks() const { return (y.numel() + 3) / 4; }
   DType dtype() const { return y.dtype(); }
   Device device() const { return y.device(); }
-  std::string describe() const;
+  std::string describe() const {
+    return fmt::format("random({}, {}, seed={}, stream={}, offset={})", y, name(distribution), seed,
+                       stream, offset);
+  }
 };
 
 inline bool random_fits_cuda(const RandomProblem& p) {

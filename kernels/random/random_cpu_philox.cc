@@ -102,8 +102,7 @@ void random_cpu_philox(const RandomProblem& p) {
   const Tensor y = contiguous_output(p.y);
   const Sampler sampler{p};
   const int64_t n = y.numel();
-  visit_dtype(y.dtype(), [&](auto tag) {
-    using T = typename decltype(tag)::type;
+  visit_dtype(y.dtype(), [&]<class T>(TypeTag<T>) {
     T* out = y.data<T>();
     const T high = from_double<T>(p.high);
     // A uniform number just below `high` may round up to it in a narrow dtype.

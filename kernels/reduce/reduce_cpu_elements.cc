@@ -12,8 +12,7 @@ namespace {
 
 template <class Value>
 void store(const Tensor& y, int64_t offset, Value value) {
-  visit_dtype(y.dtype(), [&](auto tag) {
-    using T = typename decltype(tag)::type;
+  visit_dtype(y.dtype(), [&]<class T>(TypeTag<T>) {
     if constexpr (std::is_same_v<Value, double> && !std::is_integral_v<T>) {
       y.data<T>()[offset] = from_double<T>(value);
     } else {
@@ -93,8 +92,7 @@ void reduce_cpu_elements(const ReduceProblem& p) {
   const ReduceLayout layout = reduce_layout(p.x, p.y, false);
   WEFT_ASSERT(layout.count > 0 || layout.outputs == 0 || !selects(p.reduction));
   const int64_t grain = std::max<int64_t>(1, 16384 / std::max<int64_t>(layout.count, 1));
-  visit_dtype(p.x.dtype(), [&](auto tag) {
-    using T = typename decltype(tag)::type;
+  visit_dtype(p.x.dtype(), [&]<class T>(TypeTag<T>) {
     using Value = decltype(widened(T{}));
     const T* const x = p.x.data<T>();
     parallel_for(layout.outputs, grain, [&](int64_t begin, int64_t end) {

@@ -271,8 +271,7 @@ void store_outputs(const ReduceLayout& l, const Tensor& y,
   constexpr int64_t kBlock = 1024;
   const int64_t stride = l.kept.empty() ? 1 : l.kept_y.back();
   const int64_t run = l.kept.empty() ? 1 : l.kept.back();
-  visit_dtype(y.dtype(), [&](auto tag) {
-    using T = typename decltype(tag)::type;
+  visit_dtype(y.dtype(), [&]<class T>(TypeTag<T>) {
     if constexpr (!std::is_integral_v<T>) {
       parallel_for(l.outputs, 8 * kBlock, [&](int64_t begin, int64_t end) HWY_ATTR {
         double values[kBlock];

@@ -25,7 +25,7 @@ void clear(const Tensor& scalar) {
   if (scalar.defined() && scalar.numel() == 1) std::memset(scalar.raw(), 0, scalar.nbytes());
 }
 
-/// Sharded parameters are gathered when they are touched (core/tensor.h).
+/// Sharded parameters are unsharded when they are touched (core/tensor.h).
 template <class Problem>
 void touch(const Problem& problem) {
   for_each_tensor(problem, [](const Tensor& x) {

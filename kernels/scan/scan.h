@@ -17,7 +17,9 @@ struct ScanProblem {
 
   DType dtype() const { return x.dtype(); }
   Device device() const { return x.device(); }
-  std::string describe() const;
+  std::string describe() const {
+    return fmt::format("scan({} to {}, axis={}{})", x, y.dtype(), axis, reverse ? ", reverse" : "");
+  }
 };
 
 WEFT_DECLARE_OP(scan, ScanProblem);

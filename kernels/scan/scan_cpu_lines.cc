@@ -57,8 +57,7 @@ void scan_cpu_lines(const ScanProblem& p) {
   const int64_t x_step = p.x.strides()[axis], y_step = p.y.strides()[axis];
   const int64_t first = p.reverse ? size - 1 : 0;
   const int64_t grain = std::max<int64_t>(kLines, 16384 / size);
-  visit_dtype(p.dtype(), [&](auto tag) {
-    using T = typename decltype(tag)::type;
+  visit_dtype(p.dtype(), [&]<class T>(TypeTag<T>) {
     WEFT_ASSERT(p.y.dtype() == (std::is_integral_v<T> ? DType::i64 : p.dtype()));
     parallel_for(numel(lines), grain, [&](int64_t begin, int64_t end) {
       OffsetWalk x(lines, x_lines, begin), y(lines, y_lines, begin);

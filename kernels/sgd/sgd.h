@@ -40,19 +40,18 @@ struct SgdProblem {
   bool nesterov = false;
   bool first_step = false;    // the buffers hold nothing yet
   double gradient_scale = 1;  // clipping's coefficient, or the inverse of the loss scale
-  // The gate, on the parameters' device.
-  Tensor skip, norm;  // optional
-  double max_norm = 0;
-  bool needs_finite = false;
+  StepGate gate = {};
   // f64 [2, parameters], optional, on their device: |p| and |g| of each.
   Tensor layer_norms = {};
   double trust_coefficient = 1;
   std::vector<Tensor> narrow = {};  // optional, and so is each of them
 
-  StepGate gate() const { return {skip, norm, max_norm, needs_finite}; }
   DType dtype() const { return parameters.empty() ? DType::f32 : parameters[0].dtype(); }
   Device device() const { return parameters.empty() ? Device{} : parameters[0].device(); }
-  std::string describe() const;
+  std::string describe() const {
+    return fmt::format("sgd({} parameters of {}, lr={}, momentum={}, nesterov={})",
+                       parameters.size(), dtype(), lr, momentum, nesterov);
+  }
 };
 
 WEFT_DECLARE_OP(sgd, SgdProblem);

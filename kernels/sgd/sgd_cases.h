@@ -61,7 +61,7 @@ inline OpTable sgd_table() {
       cases.push_back(
           {fmt::format("copied_{}_skip_{}", narrow, skip), [=](Inputs& in) {
              Problem s = sgd_case(in, {{37, 41}, {5}, {4}}, DType::f32, DType::f32, {}, narrow);
-             s.skip = in.values({skip}, {}, DType::f32);
+             s.gate.skip = in.values({skip}, {}, DType::f32);
              return s;
            }});
     }
@@ -79,8 +79,8 @@ inline OpTable sgd_table() {
              const auto n = static_cast<int64_t>(shapes.size());
              s.layer_norms = in.values({3, 0.25, 0, 2, 7.5, 1.5, 4, 0, 0.5}, {2, n}, DType::f64);
              if (norm == 0) return s;
-             s.norm = in.values({norm}, {}, DType::f64);
-             s.max_norm = 5;
+             s.gate.norm = in.values({norm}, {}, DType::f64);
+             s.gate.max_norm = 5;
              return s;
            }});
     }
@@ -91,10 +91,10 @@ inline OpTable sgd_table() {
       cases.push_back({fmt::format("norm_{}_skip_{}", norm, skip), [=](Inputs& in) {
                          Problem s = sgd_case(in, {{37, 41}, {5}}, DType::f32, DType::f32,
                                               {.momentum = 0.9, .gradient_scale = 0.7});
-                         s.skip = in.values({skip}, {}, DType::f32);
-                         s.norm = in.values({norm}, {}, DType::f64);
-                         s.max_norm = 5;
-                         s.needs_finite = true;
+                         s.gate.skip = in.values({skip}, {}, DType::f32);
+                         s.gate.norm = in.values({norm}, {}, DType::f64);
+                         s.gate.max_norm = 5;
+                         s.gate.needs_finite = true;
                          return s;
                        }});
     }

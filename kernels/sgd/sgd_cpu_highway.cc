@@ -20,7 +20,7 @@ void run(const SgdProblem& s) {
   const hn::ScalableTag<T> d;
   using V = hn::Vec<decltype(d)>;
   SgdConstants<T> all(s);
-  all.scale_by(OpenedGate(s.gate()).coefficient());
+  all.scale_by(OpenedGate(s.gate).coefficient());
   const std::vector<Tensor> gradients = contiguous_list(s.gradients);
   const auto update = [&](int64_t, const TensorChunk& chunk) HWY_ATTR {
     SgdConstants<T> c = all;
@@ -72,7 +72,7 @@ void sgd_chunks(const SgdProblem& s) {
   WEFT_ASSERT(!s.layer_norms.defined() ||
               s.layer_norms.numel() == 2 * static_cast<int64_t>(s.parameters.size()));
   WEFT_ASSERT(s.gradients.size() == s.parameters.size());
-  if (OpenedGate(s.gate()).is_closed()) return;
+  if (OpenedGate(s.gate).is_closed()) return;
   s.dtype() == DType::f64 ? run<double>(s) : run<float>(s);
 }
 

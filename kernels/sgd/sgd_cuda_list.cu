@@ -76,7 +76,7 @@ void run(const SgdProblem& p) {
   const runtime::StreamHandle stream = current_stream_handle(p.device());
   for_each_list<SgdFields>(p.parameters, fields, [&](const auto& list, uint32_t) {
     WEFT_LAUNCH(sgd_kernel<Acc>, list.chunks, kListThreads, 0, stream, list, constants,
-                OpenedGate(p.gate()));
+                OpenedGate(p.gate));
   });
 }
 

@@ -14,11 +14,11 @@ std::vector<Expected> run(const SgdProblem& s) {
   const T lr = static_cast<T>(s.lr), momentum = static_cast<T>(s.momentum);
   const T share = static_cast<T>(1 - s.dampening);
   double norm = 0, coefficient = 1;
-  if (s.norm.defined()) norm = s.norm.item();
-  if (s.max_norm > 0)
-    coefficient = std::isnan(norm) ? NAN : std::min(1.0, s.max_norm / (norm + 1e-6));
-  const bool is_closed =
-      (s.skip.defined() && s.skip.item() != 0) || (s.needs_finite && !std::isfinite(norm));
+  if (s.gate.norm.defined()) norm = s.gate.norm.item();
+  if (s.gate.max_norm > 0)
+    coefficient = std::isnan(norm) ? NAN : std::min(1.0, s.gate.max_norm / (norm + 1e-6));
+  const bool is_closed = (s.gate.skip.defined() && s.gate.skip.item() != 0) ||
+                         (s.gate.needs_finite && !std::isfinite(norm));
   const std::vector<double> norms =
       s.layer_norms.defined() ? s.layer_norms.to_vector() : std::vector<double>();
   std::vector<Expected> result;

@@ -104,38 +104,20 @@ HWY_INLINE void narrow_row(const float* row, int64_t n, T* p, int64_t stride) {
 template <class Acc>
 const Acc* read_row(DType dtype, const void* base, int64_t offset, int64_t stride, int64_t n,
                     Acc* buffer) {
-  const auto widened = [&](auto tag) HWY_ATTR -> const Acc* {
-    using T = typename decltype(tag)::type;
+  return visit_dtype(dtype, [&]<class T>(TypeTag<T>) HWY_ATTR -> const Acc* {
     const T* p = static_cast<const T*>(base) + offset;
     if constexpr (std::is_same_v<T, Acc>) {
       if (stride == 1) return p;
       for (int64_t i = 0; i < n; ++i) buffer[i] = p[i * stride];
-    } else if constexpr (std::is_same_v<Acc, float>) {
+      return buffer;
+    } else if constexpr (std::is_same_v<Acc, float> && !std::is_integral_v<T> &&
+                         sizeof(T) <= sizeof(float)) {
       widen_row(p, stride, n, buffer);
+      return buffer;
+    } else {
+      WEFT_ASSERT(false);
     }
-    return buffer;
-  };
-  if constexpr (std::is_same_v<Acc, double>) {
-    WEFT_ASSERT(dtype == DType::f64);
-    return widened(TypeTag<double>{});
-  } else {
-    switch (dtype) {
-      case DType::f32:
-        return widened(TypeTag<float>{});
-      case DType::bf16:
-        return widened(TypeTag<bf16>{});
-      case DType::f16:
-        return widened(TypeTag<f16>{});
-      case DType::tf32:
-        return widened(TypeTag<tf32>{});
-      case DType::f8e4m3:
-        return widened(TypeTag<f8e4m3>{});
-      case DType::f8e5m2:
-        return widened(TypeTag<f8e5m2>{});
-      default:
-        WEFT_ASSERT(false);
-    }
-  }
+  });
 }
 
 /// Where a row of Acc is to be computed: the memory itself when it holds Acc side by side, else

@@ -233,12 +233,6 @@ void mbarrier_init(uint64_t* barrier, uint32_t count, const Site& site) {
   entry.expected = entry.pending = count;
 }
 
-void mbarrier_invalidate(uint64_t* barrier, const Site& site) {
-  find_mbarrier(barrier, "mbarrier.inval", site);
-  access_memory(*current, barrier, sizeof(uint64_t), sizeof(uint64_t), Access::kWrite, site);
-  state().mbarriers.erase(barrier);
-}
-
 void mbarrier_arrive(uint64_t* barrier, uint32_t count, const Site& site) {
   Mbarrier& entry = find_mbarrier(barrier, "mbarrier.arrive", site);
   access_memory(*current, barrier, sizeof(uint64_t), sizeof(uint64_t), Access::kAtomic, site);
@@ -320,23 +314,6 @@ void tma_load(void* to, const TensorMap& map, const Coordinates& at, uint64_t* b
       }
     });
     complete_transaction(barrier, box_bytes(map), agent);
-  });
-}
-
-void bulk_load(void* to, const void* from, size_t bytes, uint64_t* barrier, const Site& site) {
-  check_shared("cp.async.bulk", to, kBulkAlignment, site);
-  find_mbarrier(barrier, "cp.async.bulk", site);
-  if (bytes % kBulkAlignment != 0) {
-    fail_kernel(site, "cp.async.bulk: {} bytes, expected a multiple of {}", bytes, kBulkAlignment);
-  }
-  const AsyncAgent agent = bulk_agent(site);
-  access_memory(agent, from, bytes, kBulkAlignment, Access::kRead);
-  access_memory(agent, to, bytes, kBulkAlignment, Access::kWrite);
-  if (state().watches()) tick(*current);
-  if (!is_eager()) std::memset(to, kPoison, bytes);
-  submit_load(barrier, [=] {
-    std::memcpy(to, from, bytes);
-    complete_transaction(barrier, bytes, agent);
   });
 }
 

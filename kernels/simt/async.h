@@ -39,7 +39,6 @@ struct Mbarrier {
   std::vector<std::function<void()>> copies;  // that take effect when somebody waits
 };
 void mbarrier_init(uint64_t* barrier, uint32_t count, const Site& site);
-void mbarrier_invalidate(uint64_t* barrier, const Site& site);
 void mbarrier_arrive(uint64_t* barrier, uint32_t count, const Site& site);
 void mbarrier_expect_tx(uint64_t* barrier, uint32_t bytes, const Site& site);
 /// Has the phase of that parity completed? A fresh barrier says so of parity 1.
@@ -79,8 +78,6 @@ void tma_load(void* to, const TensorMap& map, const Coordinates& at, uint64_t* b
               const Site& site);
 /// cp.async.bulk.tensor, shared to global: elements outside the tensor are left out.
 void tma_store(const TensorMap& map, const Coordinates& at, const void* from, const Site& site);
-/// cp.async.bulk, global to shared: a multiple of 16 bytes.
-void bulk_load(void* to, const void* from, size_t bytes, uint64_t* barrier, const Site& site);
 void bulk_commit();
 /// Waits until at most `pending` of the thread's latest groups have not been read from shared
 /// memory, or, unless `read_only`, not been written to global memory.

@@ -1,7 +1,6 @@
 #include "kernels/simt/tensor_core.h"
 
 #include <algorithm>
-#include <bit>
 #include <cmath>
 #include <cstring>
 #include <utility>
@@ -78,20 +77,6 @@ void run_mma(Warp& warp, uint32_t) {
   for (int lane = 0; lane < kWarpSize; ++lane) {
     auto* da = static_cast<float*>(warp.lanes[lane].pointers[0]);
     for (int i = 0; i < 4; ++i) da[i] = d[lane / 4 + 8 * (i / 2)][2 * (lane % 4) + i % 2];
-  }
-}
-
-void run_mma_f64(Warp& warp, uint32_t) {
-  double a[8][4], b[4][8];
-  for (int lane = 0; lane < kWarpSize; ++lane) {
-    a[lane / 4][lane % 4] = std::bit_cast<double>(warp.lanes[lane].in);
-    b[lane % 4][lane / 4] = std::bit_cast<double>(warp.lanes[lane].out);
-  }
-  for (int lane = 0; lane < kWarpSize; ++lane) {
-    auto* d = static_cast<double*>(warp.lanes[lane].pointers[0]);
-    for (int i = 0; i < 2; ++i) {
-      for (int k = 0; k < 4; ++k) d[i] = std::fma(a[lane / 4][k], b[k][2 * (lane % 4) + i], d[i]);
-    }
   }
 }
 
@@ -177,13 +162,6 @@ void mma_sync(MatrixType type, int k, float* d, const uint32_t* a, const uint32_
     return;
   }
   fail_kernel(site, "mma.sync: there is no m16n8k{} of {}", k, info(type).name);
-}
-
-void mma_sync_f64(double* d, double a, double b, const Site& site) {
-  current->pointers[0] = d;
-  current->in = std::bit_cast<uint64_t>(a);
-  current->out = std::bit_cast<uint64_t>(b);
-  meet(kFullMask, "mma.m8n8k4.f64", site, run_mma_f64);
 }
 
 void ldmatrix(int count, bool transposed, uint32_t* registers, const void* row, const Site& site) {

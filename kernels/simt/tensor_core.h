@@ -22,8 +22,6 @@ enum class MatrixType : uint8_t { f16, bf16, tf32, e4m3, e5m2 };
 /// d += a b for m16n8kK, K elements of `type`; d has 4 floats, a 4 or 2 and b 2 or 1 registers.
 void mma_sync(MatrixType type, int k, float* d, const uint32_t* a, const uint32_t* b,
               const Site& site);
-/// m8n8k4 in f64: d has 2 elements, a and b one.
-void mma_sync_f64(double* d, double a, double b, const Site& site);
 
 /// `count` (1, 2, 4) 8x8 matrices of 16-bit elements; lanes 8j..8j+7 give the rows of matrix j.
 void ldmatrix(int count, bool transposed, uint32_t* registers, const void* row, const Site& site);

@@ -22,7 +22,10 @@ struct SortProblem {
 
   DType dtype() const { return x.dtype(); }
   Device device() const { return x.device(); }
-  std::string describe() const;
+  std::string describe() const {
+    return fmt::format("sort({}, axis={}, {} of them, {})", x, axis, values.shape()[axis],
+                       descending ? "descending" : "ascending");
+  }
 };
 
 WEFT_DECLARE_OP(sort, SortProblem);

@@ -105,7 +105,7 @@ void run(const SortProblem& p) {
 
 void sort_cpu_radix(const SortProblem& p) {
   if (p.values.numel() == 0) return;
-  visit_dtype(p.x.dtype(), [&](auto tag) { run<typename decltype(tag)::type>(p); });
+  visit_dtype(p.x.dtype(), [&]<class T>(TypeTag<T>) { run<T>(p); });
 }
 
 }  // namespace weft::kernels

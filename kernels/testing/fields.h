@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "core/tensor.h"
+#include "kernels/multi_tensor/step_gate.h"
 
 namespace weft::kernels {
 
@@ -74,7 +75,7 @@ void for_each_field(T& object, F&& f) {
   static_assert(n <= 20, "give WEFT_FIELDS another row");
 }
 
-/// Calls f(tensor) for each tensor among the fields, those in vectors too.
+/// Calls f(tensor) for each tensor among the fields, those in vectors and in a gate too.
 template <class T, class F>
 void for_each_tensor(T& object, F&& f) {
   for_each_field(object, [&](auto& field) {
@@ -83,6 +84,8 @@ void for_each_tensor(T& object, F&& f) {
       f(field);
     } else if constexpr (std::is_same_v<Field, std::vector<Tensor>>) {
       for (auto& tensor : field) f(tensor);
+    } else if constexpr (std::is_same_v<Field, StepGate>) {
+      for_each_tensor(field, f);
     }
   });
 }

@@ -13,8 +13,7 @@ constexpr unsigned char kGuard = 0xA5;
 template <class Make>
 Tensor filled(const Shape& shape, DType dtype, Make&& make) {
   Tensor tensor = Tensor::empty(shape, dtype);
-  visit_dtype(dtype, [&](auto tag) {
-    using T = typename decltype(tag)::type;
+  visit_dtype(dtype, [&]<class T>(TypeTag<T>) {
     T* data = tensor.data<T>();
     for (int64_t i = 0; i < tensor.numel(); ++i) data[i] = from_double<T>(make(i));
   });
@@ -92,8 +91,7 @@ Tensor Inputs::guarded(const Shape& shape, const Strides& strides, int64_t span,
   Tensor buffer = Tensor::empty({span * size + 2 * kGuardBytes}, DType::u8);
   std::memset(buffer.raw(), kGuard, buffer.nbytes());
   Tensor output = Tensor::view_of(buffer.storage(), shape, strides, kGuardBytes / size, dtype);
-  visit_dtype(dtype, [&](auto tag) {
-    using T = typename decltype(tag)::type;
+  visit_dtype(dtype, [&]<class T>(TypeTag<T>) {
     const T value = from_double<T>(poison(dtype));
     for_each_offset(shape, strides, [&](int64_t i) { output.data<T>()[i] = value; });
   });

@@ -66,8 +66,7 @@ double copy_rate(Device device, const Sizes& sizes) {
 Tensor random_matrix(int64_t n, DType dtype, Device device) {
   Philox random(static_cast<uint64_t>(n));
   const Tensor x = Tensor::empty({n, n}, dtype);
-  visit_dtype(dtype, [&](auto tag) {
-    using T = typename decltype(tag)::type;
+  visit_dtype(dtype, [&]<class T>(TypeTag<T>) {
     for (int64_t i = 0; i < n * n; ++i) x.data<T>()[i] = from_double<T>(2 * random.uniform() - 1);
   });
   return to_device(x, device);

@@ -76,20 +76,9 @@ UnaryLoop vector_libm_loop([[maybe_unused]] UnaryOp op, [[maybe_unused]] DType t
 #if HWY_NATIVE_FMA
   if (type != DType::f32) return nullptr;
   switch (op) {
-    WEFT_VECTORS(kExp2, exp2_f32);
-    WEFT_VECTORS(kLog2, log2_f32);
-    WEFT_VECTORS(kLog10, log10_f32);
-    WEFT_VECTORS(kSin, sin_f32);
-    WEFT_VECTORS(kCos, cos_f32);
-    WEFT_VECTORS(kTan, tan_f32);
-    WEFT_VECTORS(kAsin, asin_f32);
-    WEFT_VECTORS(kAcos, acos_f32);
-    WEFT_VECTORS(kAtan, atan_f32);
-    WEFT_VECTORS(kSinh, sinh_f32);
-    WEFT_VECTORS(kCosh, cosh_f32);
-    WEFT_VECTORS(kAsinh, asinh_f32);
-    WEFT_VECTORS(kAcosh, acosh_f32);
-    WEFT_VECTORS(kAtanh, atanh_f32);
+#define WEFT_VECTOR_LIBM(...)
+#define WEFT_LIBM(op, f, ...) WEFT_VECTORS(op, f##_f32);
+#include "kernels/unary/unary_libm.inc"
     default:
       break;
   }
@@ -130,12 +119,9 @@ UnaryLoop unary_loop(UnaryOp op, DType type) {
     return is_cheap ? Loops::bf16_vectors<gelu_erf_f32> : nullptr;
   }
   switch (op) {
-    WEFT_VECTORS(kExp, exp_f32);
-    WEFT_VECTORS(kExpm1, expm1_f32);
-    WEFT_VECTORS(kLog, log_f32);
-    WEFT_VECTORS(kLog1p, log1p_f32);
-    WEFT_VECTORS(kTanh, tanh_f32);
-    WEFT_VECTORS(kErf, erf_f32);
+#define WEFT_VECTOR_LIBM(op, f, ...) WEFT_VECTORS(op, f##_f32);
+#define WEFT_LIBM(...)
+#include "kernels/unary/unary_libm.inc"
     WEFT_VECTORS(kSigmoid, sigmoid_f32);
     WEFT_VECTORS(kSoftplus, softplus_f32);
     WEFT_VECTORS(kSilu, silu_f32);

@@ -43,50 +43,26 @@ double gelu_tanh(double x) {
 UnaryLoop unary_libm_loop(UnaryOp op, DType type) {
   if (type == DType::bf16 || type == DType::i64) return nullptr;
   const bool is_f64 = type == DType::f64;
-#define WEFT_LIBM(op, f) \
+#define WEFT_LOOP(op, f) \
   case UnaryOp::op:      \
-    return is_f64 ? loop<double, f> : loop<float, f>
+    return is_f64 ? loop<double, f> : nullptr;
   switch (op) {
-    WEFT_LIBM(kExp2, std::exp2);
-    WEFT_LIBM(kLog2, std::log2);
-    WEFT_LIBM(kLog10, std::log10);
-    WEFT_LIBM(kSin, std::sin);
-    WEFT_LIBM(kCos, std::cos);
-    WEFT_LIBM(kTan, std::tan);
-    WEFT_LIBM(kAsin, std::asin);
-    WEFT_LIBM(kAcos, std::acos);
-    WEFT_LIBM(kAtan, std::atan);
-    WEFT_LIBM(kSinh, std::sinh);
-    WEFT_LIBM(kCosh, std::cosh);
-    WEFT_LIBM(kAsinh, std::asinh);
-    WEFT_LIBM(kAcosh, std::acosh);
-    WEFT_LIBM(kAtanh, std::atanh);
-    default:
-      break;
-  }
-#undef WEFT_LIBM
-  if (!is_f64) return nullptr;
-#define WEFT_LIBM(op, f) \
-  case UnaryOp::op:      \
-    return loop<double, f>
-  switch (op) {
-    WEFT_LIBM(kExp, std::exp);
-    WEFT_LIBM(kExpm1, std::expm1);
-    WEFT_LIBM(kLog, std::log);
-    WEFT_LIBM(kLog1p, std::log1p);
-    WEFT_LIBM(kTanh, std::tanh);
-    WEFT_LIBM(kErf, std::erf);
-    WEFT_LIBM(kSigmoid, sigmoid);
-    WEFT_LIBM(kSoftplus, softplus);
-    WEFT_LIBM(kSilu, silu);
-    WEFT_LIBM(kGeluErf, gelu_erf);
-    WEFT_LIBM(kGeluTanh, gelu_tanh);
+#define WEFT_VECTOR_LIBM(op, f, ...) WEFT_LOOP(op, std::f)
+#define WEFT_LIBM(op, f, ...) \
+  case UnaryOp::op:           \
+    return is_f64 ? loop<double, std::f> : loop<float, std::f>;
+#include "kernels/unary/unary_libm.inc"
+    WEFT_LOOP(kSigmoid, sigmoid)
+    WEFT_LOOP(kSoftplus, softplus)
+    WEFT_LOOP(kSilu, silu)
+    WEFT_LOOP(kGeluErf, gelu_erf)
+    WEFT_LOOP(kGeluTanh, gelu_tanh)
     case UnaryOp::kElu:
-      return elu;
+      return is_f64 ? elu : nullptr;
     default:
       return nullptr;
   }
-#undef WEFT_LIBM
+#undef WEFT_LOOP
 }
 
 }  // namespace weft::kernels

@@ -72,26 +72,8 @@ struct UnaryFunction {
       WEFT_UNARY(kRsqrt, 1 / std::sqrt(x));
       WEFT_UNARY(kHardswish, x * hardswish_gate(x) / 6);
       WEFT_UNARY(kElu, x > 0 ? x : a * std::expm1(x));
-      WEFT_UNARY(kExp, std::exp(x));
-      WEFT_UNARY(kExpm1, std::expm1(x));
-      WEFT_UNARY(kLog, std::log(x));
-      WEFT_UNARY(kLog1p, std::log1p(x));
-      WEFT_UNARY(kExp2, std::exp2(x));
-      WEFT_UNARY(kLog2, std::log2(x));
-      WEFT_UNARY(kLog10, std::log10(x));
-      WEFT_UNARY(kSin, std::sin(x));
-      WEFT_UNARY(kCos, std::cos(x));
-      WEFT_UNARY(kTan, std::tan(x));
-      WEFT_UNARY(kAsin, std::asin(x));
-      WEFT_UNARY(kAcos, std::acos(x));
-      WEFT_UNARY(kAtan, std::atan(x));
-      WEFT_UNARY(kSinh, std::sinh(x));
-      WEFT_UNARY(kCosh, std::cosh(x));
-      WEFT_UNARY(kAsinh, std::asinh(x));
-      WEFT_UNARY(kAcosh, std::acosh(x));
-      WEFT_UNARY(kAtanh, std::atanh(x));
-      WEFT_UNARY(kTanh, std::tanh(x));
-      WEFT_UNARY(kErf, std::erf(x));
+#define WEFT_LIBM(op, f, ...) WEFT_UNARY(op, std::f(x));
+#include "kernels/unary/unary_libm.inc"
       WEFT_UNARY(kSigmoid, sigmoid(x));
       WEFT_UNARY(kSoftplus, softplus(x));
       WEFT_UNARY(kSilu, silu(x));

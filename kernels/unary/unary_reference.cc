@@ -73,26 +73,8 @@ Approximate approximate(UnaryOp op, Real x, Real alpha, bool f64) {
   const Real z = 2 * std::sqrt(2 / std::numbers::pi_v<Real>) * x * (1 + 0.044715L * x * x);
   switch (op) {
     WEFT_UNARY(kElu, {x > 0 ? x : alpha * std::expm1(x), x > 0 ? 0.0 : 10.0, 1});
-    WEFT_UNARY(kExp, {std::exp(x), 2, 1});
-    WEFT_UNARY(kExpm1, {std::expm1(x), 8});
-    WEFT_UNARY(kLog, {std::log(x), 8});
-    WEFT_UNARY(kLog1p, {std::log1p(x), 8});
-    WEFT_UNARY(kExp2, {std::exp2(x), 8, 1});
-    WEFT_UNARY(kLog2, {std::log2(x), 8});
-    WEFT_UNARY(kLog10, {std::log10(x), 8});
-    WEFT_UNARY(kSin, {std::sin(x), 2});
-    WEFT_UNARY(kCos, {std::cos(x), 2});
-    WEFT_UNARY(kTan, {std::tan(x), 8});
-    WEFT_UNARY(kAsin, {std::asin(x), 8});
-    WEFT_UNARY(kAcos, {std::acos(x), 8});
-    WEFT_UNARY(kAtan, {std::atan(x), 8});
-    WEFT_UNARY(kSinh, {std::sinh(x), 8});
-    WEFT_UNARY(kCosh, {std::cosh(x), 8});
-    WEFT_UNARY(kAsinh, {std::asinh(x), 8});
-    WEFT_UNARY(kAcosh, {std::acosh(x), 8});
-    WEFT_UNARY(kAtanh, {std::atanh(x), 8});
-    WEFT_UNARY(kTanh, {std::tanh(x), 8});
-    WEFT_UNARY(kErf, {std::erf(x), 8});
+#define WEFT_LIBM(op, f, units, subnormals) WEFT_UNARY(op, {std::f(x), units, subnormals});
+#include "kernels/unary/unary_libm.inc"
     WEFT_UNARY(kSigmoid, {sigmoid(x), 6, 1});
     WEFT_UNARY(kSoftplus,
                {std::isnan(x) ? x : std::fmax(x, 0) + std::log1p(std::exp(-std::abs(x))), 8, 1});

@@ -14,10 +14,15 @@ struct WhereProblem {
 
   DType dtype() const { return y.dtype(); }
   Device device() const { return y.device(); }
-  std::string describe() const;
+  std::string describe() const {
+    return fmt::format("where({}, {}, {} to {})", condition, a, b, y.dtype());
+  }
 };
 
-bool has_one_dtype(const WhereProblem& problem);
+inline bool has_one_dtype(const WhereProblem& p) {
+  return p.condition.dtype() == DType::boolean && p.a.dtype() == p.dtype() &&
+         p.b.dtype() == p.dtype();
+}
 /// y[i] = condition[i] ? a[i] : b[i] for n elements; y may be a or b.
 using WhereLoop = void (*)(const uint8_t* condition, const void* a, const void* b, void* y,
                            int64_t n);

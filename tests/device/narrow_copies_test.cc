@@ -215,7 +215,7 @@ TEST_CASE("copies are of weights that products ask for, and go with the optimize
   Layer last;
   struct Plain : optim::SGD {
     using SGD::SGD;
-    bool writes_narrow() const override { return false; }
+    bool is_fused() const override { return false; }
   } plain(Tensors{last.weight});
   last.pass();
   plain.step();

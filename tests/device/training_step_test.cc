@@ -608,7 +608,7 @@ TEST_CASE("what a captured step cannot do is refused") {
   scaler = optim::GradScaler();
   struct Heedless : optim::SGD {
     using SGD::SGD;
-    bool heeds_gate() const override { return false; }
+    bool is_fused() const override { return false; }
   } heedless(Tensors{x});
   DeviceGraph skipped(kCuda);
   CHECK_THROWS_WITH(skipped.capture([&] { scaled(heedless, false); }),

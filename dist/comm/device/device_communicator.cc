@@ -26,34 +26,12 @@ DeviceCommunicator::DeviceCommunicator(CommunicatorPtr host, Device device)
 
 Work DeviceCommunicator::start(Operation operation) {
   const bool on_host = !operation.in.defined() || operation.in.device().type == DeviceType::cpu;
-  if (on_host) return start_on_host(*host_, operation);
+  if (on_host) return host_->begin(std::move(operation));
   for (const Tensor* tensor : {&operation.in, &operation.out}) {
     WEFT_CHECK(tensor->device() == device_, "{}: rank {} of {} computes on {}, got a tensor on {}",
                describe(operation), rank(), name(), device_, tensor->device());
   }
   return start_on_device(std::move(operation));
-}
-
-Work start_on_host(Communicator& host, const Operation& o) {
-  switch (o.collective) {
-    case Collective::kAllReduce:
-      return host.all_reduce(o.in, o.op);
-    case Collective::kReduceScatter:
-      return host.reduce_scatter(o.out, o.in, o.counts, o.op);
-    case Collective::kAllGather:
-      return host.all_gather(o.out, o.in, o.counts);
-    case Collective::kBroadcast:
-      return host.broadcast(o.out, o.peer);
-    case Collective::kAllToAll:
-      return host.all_to_all(o.out, o.in);
-    case Collective::kSend:
-      return host.send(o.in, o.peer);
-    case Collective::kRecv:
-      return host.recv(o.out, o.peer);
-    case Collective::kBarrier:
-      return host.barrier();
-  }
-  WEFT_FAIL("unknown collective");
 }
 
 Tensor reduce_tree_on_device(ReduceOp op, const std::vector<Tensor>& inputs) {

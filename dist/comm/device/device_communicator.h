@@ -38,9 +38,6 @@ class DeviceCommunicator : public Communicator {
   const Device device_;
 };
 
-/// The host communicator's collective for an operation on CPU tensors.
-Work start_on_host(Communicator& host, const Operation& operation);
-
 /// The reduction of reduce_tree.h, by the device's kernels on its current stream: the same order,
 /// f16 and bf16 in f32 and rounded once. inputs of one shape and dtype; the result may be the first
 /// of them.

@@ -94,7 +94,7 @@ class StagedCommunicator : public DeviceCommunicator {
     const bool in_place = operation.out.is_same(operation.in);
     item->staged.out =
         in_place ? item->staged.in : Tensor::empty(operation.out.shape(), operation.out.dtype());
-    item->work = start_on_host(host(), item->staged);
+    item->work = host().begin(item->staged);
     item->operation = std::move(operation);
     queue_->push(item);
     return Work(item);

@@ -29,8 +29,7 @@ Tensor on_cpu(const Tensor& x) { return to_device(x, Device{}); }
 
 Tensor make(int64_t n, DType dtype, const std::function<double(int64_t)>& value) {
   Tensor x = Tensor::empty({n}, dtype);
-  visit_dtype(dtype, [&](auto tag) {
-    using T = typename decltype(tag)::type;
+  visit_dtype(dtype, [&]<class T>(TypeTag<T>) {
     for (int64_t i = 0; i < n; ++i) x.data<T>()[i] = from_double<T>(value(i));
   });
   return to_device(x, here);
@@ -70,8 +69,7 @@ double over_ranks(int size, int64_t i, ReduceOp op) {
 
 /// The mean as the dtype rounds it: of exact sums, once.
 double rounded(double x, DType dtype) {
-  return visit_dtype(dtype, [&](auto tag) {
-    using T = typename decltype(tag)::type;
+  return visit_dtype(dtype, [&]<class T>(TypeTag<T>) {
     if constexpr (std::is_same_v<T, f16> || std::is_same_v<T, bf16>)
       return to_double(static_cast<T>(static_cast<float>(x)));
     else

@@ -179,8 +179,7 @@ void run(const std::vector<Call*>& calls) {
   const Call& c = *calls[0];
   const size_t bytes = c.count * itemsize(c.type);
   NcclCounts& counts = state().counts;
-  with_type(c.type, [&](auto zero) {
-    using T = decltype(zero);
+  with_type(c.type, [&]<class T>(T) {
     switch (c.kind) {
       case Kind::kBroadcast:
         for (Call* to : calls) write(to->to, calls[c.peer]->from, bytes);

@@ -12,7 +12,7 @@ struct CubeProblem {
 
   DType dtype() const { return x.dtype(); }
   Device device() const { return x.device(); }
-  std::string describe() const;
+  std::string describe() const { return fmt::format("cube({})", x); }
 };
 
 WEFT_DECLARE_OP(cube, CubeProblem);

@@ -4,8 +4,7 @@
 namespace weft::kernels {
 
 void cube_cpu_loop(const CubeProblem& p) {
-  visit_dtype(p.dtype(), [&](auto tag) {
-    using T = typename decltype(tag)::type;
+  visit_dtype(p.dtype(), [&]<class T>(TypeTag<T>) {
     if constexpr (std::is_floating_point_v<T>) {
       const T* const x = p.x.data<T>();
       T* const y = p.y.data<T>();
