@@ -41,24 +41,31 @@ struct Ring {
 
 /// Rounds a warpgroup's 64 rows of sums to T: boxes of 64 columns, `box_bytes` apart. finish(c)
 /// gives, for columns c and c + 1, a function (h, i, x) that makes of the sum x in row g + 8 h and
-/// column c + i what is rounded.
+/// column c + i what is rounded. stmatrix takes 16 rows of 16 columns at a time, its lanes the
+/// places of their 8 rows of 8.
 template <class T, int kCols, class F>
 __device__ __forceinline__ void round_into_boxes(char* boxes, const float (&sums)[kCols / 2],
                                                  F finish, int box_bytes = kAtom) {
-  const int thread = reread_thread(), warp = thread / kWarp;
-  const int group = thread % kWarp / 4, quad = thread % 4;
-  char* const row = boxes + (16 * warp + group) * kLine;
+  static_assert(kCols % 16 == 0);
+  const int thread = reread_thread(), warp = thread / kWarp, lane = thread % kWarp;
+  const int quad = lane % 4;
+  char* const row = boxes + (16 * warp + lane % 16) * kLine;
+  const int chunk = 16 * (lane / 16 ^ lane % 8);
 #pragma unroll
-  for (int j = 0; j < kCols / 8; ++j) {
-    const auto finished = finish(8 * j + 2 * quad);
-    char* const at = row + j / 8 * box_bytes + ((16 * group + 4 * quad) ^ (16 * (j % 8)));
+  for (int j = 0; j < kCols / 8; j += 2) {
+    uint32_t pairs[4];
 #pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      const float x = finished(h, 0, sums[4 * j + 2 * h]);
-      const float y = finished(h, 1, sums[4 * j + 2 * h + 1]);
-      *reinterpret_cast<uint32_t*>(at + h * 8 * kLine) =
-          std::is_same_v<T, bf16> ? ptx::cvt_rn_bf16x2(x, y) : ptx::cvt_rn_f16x2(x, y);
+    for (int i = 0; i < 2; ++i) {
+      const auto finished = finish(8 * (j + i) + 2 * quad);
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        const float x = finished(h, 0, sums[4 * (j + i) + 2 * h]);
+        const float y = finished(h, 1, sums[4 * (j + i) + 2 * h + 1]);
+        pairs[2 * i + h] =
+            std::is_same_v<T, bf16> ? ptx::cvt_rn_bf16x2(x, y) : ptx::cvt_rn_f16x2(x, y);
+      }
     }
+    ptx::stmatrix_x4(row + j / 8 * box_bytes + (chunk ^ 16 * (j % 8)), pairs);
   }
 }
 

@@ -6,13 +6,15 @@
 //   wgmma_commit();
 //   wgmma_wait<0>();  // d may be read, shared memory overwritten
 //
-// K is 32 bytes: 16 elements of 16 bits, 32 of 8. Thread t = 32 w + 4 g + q of the warpgroup holds
-// in d[i] row 16 w + g + 8 (i / 2 % 2), column 8 (i / 4) + 2 q + i % 2.
+// K is 32 bytes: 8 elements of tf32, 16 of 16 bits, 32 of fp8. Thread t = 32 w + 4 g + q of the
+// warpgroup holds in d[i] row 16 w + g + 8 (i / 2 % 2), column 8 (i / 4) + 2 q + i % 2.
 //
 // A descriptor names a tile of 8-row atoms in shared memory as TMA writes it (PTX ISA, "Matrix
 // Descriptor Format"): K-major, rows of 128 bytes swizzled by 128, atoms 1024 bytes apart. A step
 // of K within the row adds its bytes to the address.
 #pragma once
+
+#include <type_traits>
 
 #include "kernels/device/ptx.h"
 
@@ -49,7 +51,8 @@ __device__ __forceinline__ void wgmma_wait(WEFT_SITE) {
            simt::wgmma_wait(kPending, site));
 }
 
-/// Element types of an operand.
+/// Element types of an operand. Tf32: f32 whose low 13 bits are ignored.
+struct Tf32 {};
 struct Bf16 {};
 struct F16 {};
 struct E4m3 {};
@@ -135,20 +138,29 @@ struct WgmmaOfRegisters;
                WEFT_D32(64), WEFT_D8(96))                                                       \
   WEFT_WGMMA_N(Type, type, 256, WEFT_D128_TEXT, 128, 129, 130, 131, 132, 133, 134, WEFT_D64(0), \
                WEFT_D64(64))
-#define WEFT_WGMMA_8(TypeA, type_a, TypeB, type_b)                                             \
-  WEFT_WGMMA(TypeA, TypeB, 64,                                                                 \
-             WEFT_WGMMA_TEXT(64, 32, type_a, type_b, WEFT_D32_TEXT, "%32", "%33", "%34", ""),  \
-             WEFT_D32(0))                                                                      \
-  WEFT_WGMMA(TypeA, TypeB, 128,                                                                \
-             WEFT_WGMMA_TEXT(128, 32, type_a, type_b, WEFT_D64_TEXT, "%64", "%65", "%66", ""), \
-             WEFT_D64(0))
+// Of operands that are K-major alone.
+#define WEFT_WGMMA_K_MAJOR(TypeA, type_a, TypeB, type_b, n, k, text, first, second, third, ...)    \
+  WEFT_WGMMA(TypeA, TypeB, n,                                                                      \
+             WEFT_WGMMA_TEXT(n, k, type_a, type_b, text, "%" #first, "%" #second, "%" #third, ""), \
+             __VA_ARGS__)
+#define WEFT_WGMMA_8(TypeA, type_a, TypeB, type_b)                                                 \
+  WEFT_WGMMA_K_MAJOR(TypeA, type_a, TypeB, type_b, 64, 32, WEFT_D32_TEXT, 32, 33, 34, WEFT_D32(0)) \
+  WEFT_WGMMA_K_MAJOR(TypeA, type_a, TypeB, type_b, 128, 32, WEFT_D64_TEXT, 64, 65, 66, WEFT_D64(0))
+#define WEFT_WGMMA_TF32(n, text, first, second, third, ...) \
+  WEFT_WGMMA_K_MAJOR(Tf32, "tf32", Tf32, "tf32", n, 8, text, first, second, third, __VA_ARGS__)
+WEFT_WGMMA_TF32(64, WEFT_D32_TEXT, 32, 33, 34, WEFT_D32(0))
+WEFT_WGMMA_TF32(128, WEFT_D64_TEXT, 64, 65, 66, WEFT_D64(0))
+WEFT_WGMMA_TF32(192, WEFT_D96_TEXT, 96, 97, 98, WEFT_D64(0), WEFT_D32(64))
+WEFT_WGMMA_TF32(256, WEFT_D128_TEXT, 128, 129, 130, WEFT_D64(0), WEFT_D64(64))
 WEFT_WGMMA_16(Bf16, "bf16")
 WEFT_WGMMA_16(F16, "f16")
 WEFT_WGMMA_8(E4m3, "e4m3", E4m3, "e4m3")
 WEFT_WGMMA_8(E4m3, "e4m3", E5m2, "e5m2")
 WEFT_WGMMA_8(E5m2, "e5m2", E4m3, "e4m3")
 WEFT_WGMMA_8(E5m2, "e5m2", E5m2, "e5m2")
+#undef WEFT_WGMMA_TF32
 #undef WEFT_WGMMA_8
+#undef WEFT_WGMMA_K_MAJOR
 #undef WEFT_WGMMA_16
 #undef WEFT_WGMMA_N
 #undef WEFT_WGMMA_REGISTERS
@@ -169,6 +181,8 @@ WEFT_WGMMA_8(E5m2, "e5m2", E5m2, "e5m2")
 
 template <class Type>
 inline constexpr simt::MatrixType kMatrixType = simt::MatrixType::bf16;
+template <>
+inline constexpr simt::MatrixType kMatrixType<Tf32> = simt::MatrixType::tf32;
 template <>
 inline constexpr simt::MatrixType kMatrixType<F16> = simt::MatrixType::f16;
 template <>
@@ -194,10 +208,11 @@ __device__ __forceinline__ void issue_wgmma(float (&d)[kN / 2], uint64_t a_descr
 #endif
 }
 
-/// d = a b + (accumulate ? d : 0), of 16-bit elements.
+/// d = a b + (accumulate ? d : 0), of 16-bit elements, or of tf32, K-major.
 template <class Type, int kN, Major kA = Major::kK, Major kB = Major::kK>
 __device__ __forceinline__ void wgmma(float (&d)[kN / 2], uint64_t a_descriptor,
                                       uint64_t b_descriptor, bool accumulate WEFT_AND_SITE) {
+  static_assert(!std::is_same_v<Type, Tf32> || (kA == Major::kK && kB == Major::kK));
   issue_wgmma<Type, Type, kN, kA, kB>(d, a_descriptor, b_descriptor, accumulate WEFT_PASS_SITE);
 }
 

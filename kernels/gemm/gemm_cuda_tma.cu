@@ -1,3 +1,6 @@
+#include "core/log.h"
+#include "core/view.h"
+#include "kernels/copy/copy.h"
 #include "kernels/gemm/gemm_tma.h"
 
 namespace weft::kernels {
@@ -29,6 +32,24 @@ bool has_aligned_base(const Tensor& t) {
   return reinterpret_cast<uintptr_t>(t.raw()) % kAlignment == 0;
 }
 
+/// Is x [..., lines, K] what TMA can address, along K?
+bool is_k_major(const Tensor& x) {
+  const auto matrix = tma_matrix(x);
+  return matrix && !matrix->is_transposed;
+}
+
+/// Whether wgmma saves tf32 products more than the copies cost that it needs: a pass of 8 bytes at
+/// 4 TB/s over the M K elements of A, or the N K of B, beside 2 M N K operations at 495 TFLOP/s, of
+/// which wgmma reaches 87% and mma.sync 65% (arXiv:2402.13499). Each copied element has to take
+/// part in so many products.
+bool copies_pay(const GemmProblem& p) {
+  constexpr double kLeastProducts = 1280;
+  const auto cost = [](const Tensor& x, int64_t products) {
+    return is_k_major(x) ? 0 : kLeastProducts / static_cast<double>(products);
+  };
+  return cost(p.a, p.n()) + cost(view::transpose(p.b, -1, -2), p.m()) < 1;
+}
+
 }  // namespace
 
 std::optional<TmaMatrix> tma_matrix(const Tensor& t) {
@@ -56,6 +77,24 @@ std::optional<TmaMatrix> tma_matrix(const Tensor& t) {
   return matrix;
 }
 
+Tensor k_major(const Tensor& x, const char* variant, const char* operand) {
+  if (is_k_major(x)) return x;
+  if (log_level() > 0) {
+    log_once(fmt::format(
+        "{} copies {} {} first: wgmma takes {} along K, TMA lines at multiples of 16 bytes",
+        variant, operand, x, x.dtype()));
+  }
+  Tensor from = x;
+  while (batch_stride(x) == 0 && from.dim() > 2) from = view::select(from, 0, 0);
+  const int64_t k = from.size(-1), elements = kAlignment / static_cast<int64_t>(x.itemsize());
+  Shape shape = from.shape();
+  shape[shape.size() - 1] = (k + elements - 1) / elements * elements;
+  const Tensor lines =
+      view::narrow(Tensor::empty(shape, x.dtype(), x.device()), from.dim() - 1, 0, k);
+  copy({.x = from, .y = lines});
+  return lines;
+}
+
 bool fits_16_byte_copies(const Tensor& t) {
   const auto lines = lines_of(t);
   if (!lines || !has_aligned_base(t)) return false;
@@ -71,8 +110,11 @@ bool gemm_fits_mma(const GemmProblem& p) {
 }
 
 bool gemm_fits_wgmma(const GemmProblem& p) {
-  return gemm_is<GemmArithmetic::kIeee>(p) && p.k() > 0 && tma_matrix(p.a) && tma_matrix(p.b) &&
-         runtime::limits(p.device().index).compute_capability == 90;
+  if (p.k() == 0 || runtime::limits(p.device().index).compute_capability != 90) return false;
+  if (p.dtype() == DType::f32) {
+    return gemm_is<GemmArithmetic::kTf32>(p) && p.numerics.tf32 == Tf32::kTruncate && copies_pay(p);
+  }
+  return gemm_is<GemmArithmetic::kIeee>(p) && tma_matrix(p.a) && tma_matrix(p.b);
 }
 
 bool gemm_fits_wgmma_fp8(const GemmProblem& p) {

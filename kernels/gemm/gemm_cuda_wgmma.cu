@@ -12,9 +12,12 @@
 //   empty[s]     one thread per consumer       its products have read the stage
 //
 // A stage's parity flips each time round the ring; the first wait on `empty` passes at once.
-// A and B may run along K or along M (N): wgmma takes both for 16-bit types. Limits: tensors that
-// TMA can address, one batch dimension. Long K with few tiles is split (gemm_cuda_split.cuh). The
-// walk over tiles and the way of the sums out of registers are in gemm_wgmma.cuh.
+// A and B may run along K or along M (N): wgmma takes both for 16-bit types, and tf32, half as many
+// of K in a stage, along K alone. f32 operands that are not so are copied first where that pays
+// (gemm_fits_wgmma). Limits: tensors that TMA can address, one batch dimension. Long K with few
+// tiles is split (gemm_cuda_split.cuh). The walk over tiles and the way of the sums out of
+// registers are in gemm_wgmma.cuh.
+#include "core/view.h"
 #include "kernels/gemm/gemm_wgmma.cuh"
 
 namespace weft::kernels {
@@ -23,7 +26,14 @@ namespace {
 using namespace ptx;
 using namespace wgmma_tiles;
 
-constexpr int kDepth = 64;  // of a stage: lines of 128 bytes where K is dense
+/// Of the operands, and of C unless that is f32.
+template <class Type>
+using Element = std::conditional_t<std::is_same_v<Type, Bf16>, bf16,
+                                   std::conditional_t<std::is_same_v<Type, F16>, f16, float>>;
+/// Of a stage: lines of 128 bytes where K is dense.
+template <class Type>
+inline constexpr int kDepth = kLine / static_cast<int>(sizeof(Element<Type>));
+constexpr int kInstructionBytes = 32;  // of K
 
 template <int kCols>
 inline constexpr int kStages = kCols == 256 ? 3 : 4;
@@ -44,7 +54,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   Ring<kStages<kCols>> ring;
 
   if (warpgroup == 0) {
-    return produce<kCols, kA, kB>(g, kDepth, ring, shared, full, empty, map_a, map_b);
+    return produce<kCols, kA, kB>(g, kDepth<Type>, ring, shared, full, empty, map_a, map_b);
   }
 
   setmaxnreg_inc<kConsumerRegisters>();
@@ -54,7 +64,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   float sums[kCols / 2];
   for (uint32_t t = blockIdx.x; t < g.order.count(); t += gridDim.x) {
     const TilePlace tile(g.order, t);
-    const int steps = g.steps(tile.part, kDepth);
+    const int steps = g.steps(tile.part, kDepth<Type>);
     int last = 0;
     for (int step = 0; step < steps; ++step, ring.advance()) {
       mbarrier_wait(&full[ring.stage], ring.parity);
@@ -62,7 +72,7 @@ __global__ void __launch_bounds__(kThreads, 1)
       const char* const tile_b = tile_a + kBytesA;
       wgmma_fence();
 #pragma unroll
-      for (int k = 0; k < kDepth / 16; ++k) {
+      for (int k = 0; k < kLine / kInstructionBytes; ++k) {
         const uint64_t a =
             kA == Major::kK
                 ? wgmma_descriptor_k_major(tile_a + consumer * kAtom + 32 * k)
@@ -80,24 +90,25 @@ __global__ void __launch_bounds__(kThreads, 1)
     }
     wgmma_wait<0>();
     if (thread == 0) mbarrier_arrive(&empty[last]);
-    using Narrow = std::conditional_t<std::is_same_v<Type, Bf16>, bf16, f16>;
-    store_tile<Narrow, kCols>(g, &map, buffer, tile, consumer, sums);
+    store_tile<Element<Type>, kCols>(g, &map, buffer, tile, consumer, sums);
   }
   wait_for_stores();
 }
 
 template <class Type, int kCols>
-void run_cols(const GemmProblem& problem, const KSplit& split) {
-  const TmaMatrix a = *tma_matrix(problem.a), b = *tma_matrix(problem.b);
+void run_cols(const GemmProblem& problem, const TmaMatrix& a, const TmaMatrix& b,
+              const KSplit& split) {
+  constexpr bool kTakesBoth = sizeof(Element<Type>) == 2;
   // A row-major runs along K, B along N.
   const bool a_depth = !a.is_transposed, b_depth = b.is_transposed;
-  const TensorMap map_a = matrix_map(a, problem.dtype(), a_depth ? kRows : kDepth);
-  const TensorMap map_b = matrix_map(b, problem.dtype(), b_depth ? kCols : kDepth);
+  WEFT_ASSERT(kTakesBoth || (a_depth && b_depth));
+  const TensorMap map_a = matrix_map(a, problem.dtype(), a_depth ? kRows : kDepth<Type>);
+  const TensorMap map_b = matrix_map(b, problem.dtype(), b_depth ? kCols : kDepth<Type>);
   const Plan plan(problem, a, b, kCols, split);
   with_flags(
       [&](auto a_is_k, auto b_is_k) {
-        constexpr Major kA = a_is_k() ? Major::kK : Major::kMn,
-                        kB = b_is_k() ? Major::kK : Major::kMn;
+        constexpr Major kA = a_is_k() || !kTakesBoth ? Major::kK : Major::kMn,
+                        kB = b_is_k() || !kTakesBoth ? Major::kK : Major::kMn;
         WEFT_LAUNCH((gemm_wgmma_kernel<Type, kCols, kA, kB>), plan.grid, kThreads,
                     kSharedBytes<kCols>, plan.stream, plan.g, map_a, map_b, plan.map);
       },
@@ -106,21 +117,30 @@ void run_cols(const GemmProblem& problem, const KSplit& split) {
 }
 
 template <class Type>
-void run(const GemmProblem& problem) {
+void run(const GemmProblem& problem, const TmaMatrix& a, const TmaMatrix& b) {
+  constexpr int64_t kUnits = kTilingDepth / kDepth<Type>;
   const int64_t batches = problem.c.numel() / (problem.m() * problem.n());
-  const GemmTiling tiling =
-      choose_tiling(batches, problem.m(), problem.n(), problem.k(), true, wgmma_tile_columns());
-  const KSplit split = {tiling.parts, tiling.depth};
-  if (tiling.columns == 256) return run_cols<Type, 256>(problem, split);
-  if (tiling.columns == 192) return run_cols<Type, 192>(problem, split);
-  run_cols<Type, 128>(problem, split);
+  const GemmTiling tiling = choose_tiling(batches, problem.m(), problem.n(), kUnits * problem.k(),
+                                          true, wgmma_tile_columns());
+  const KSplit split = {tiling.parts, tiling.depth / kUnits};
+  if (tiling.columns == 256) return run_cols<Type, 256>(problem, a, b, split);
+  if (tiling.columns == 192) return run_cols<Type, 192>(problem, a, b, split);
+  run_cols<Type, 128>(problem, a, b, split);
 }
 
 }  // namespace
 
 void gemm_cuda_wgmma(const GemmProblem& problem) {
   if (finish_if_empty(problem)) return;
-  problem.dtype() == DType::bf16 ? run<Bf16>(problem) : run<F16>(problem);
+  if (problem.dtype() == DType::f32) {
+    const Tensor lines = k_major(problem.a, "gemm_cuda_wgmma", "A");
+    const Tensor columns = k_major(view::transpose(problem.b, -1, -2), "gemm_cuda_wgmma", "B");
+    TmaMatrix b = *tma_matrix(columns);
+    b.is_transposed = true;  // as [K, N]
+    return run<ptx::Tf32>(problem, *tma_matrix(lines), b);
+  }
+  const auto run_16 = problem.dtype() == DType::bf16 ? run<Bf16> : run<F16>;
+  run_16(problem, *tma_matrix(problem.a), *tma_matrix(problem.b));
 }
 
 }  // namespace weft::kernels

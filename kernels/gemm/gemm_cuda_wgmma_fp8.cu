@@ -9,9 +9,7 @@
 // Ring, barriers, the walk over tiles, split K and the way of C are those of gemm_cuda_wgmma.cu.
 // Unlike 16-bit operands, wgmma takes fp8 ones K-major alone: others, and those whose lines TMA
 // cannot address, are copied so first, a pass over a byte per element.
-#include "core/log.h"
 #include "core/view.h"
-#include "kernels/copy/copy.h"
 #include "kernels/gemm/gemm_wgmma.cuh"
 
 namespace weft::kernels {
@@ -79,32 +77,10 @@ __global__ void __launch_bounds__(kThreads, 1)
   wait_for_stores();
 }
 
-/// x [..., lines, K] with each line in one piece, at multiples of 16 bytes: x itself or a copy; of
-/// a matrix that is repeated over the batch, of that one.
-Tensor k_major(const Tensor& x, const char* operand) {
-  const auto matrix = tma_matrix(x);
-  if (matrix && !matrix->is_transposed) return x;
-  if (log_level() > 0) {
-    log_once(
-        fmt::format("gemm_cuda_wgmma_fp8 copies {} {} first: wgmma takes fp8 along K, TMA "
-                    "lines at multiples of 16 bytes",
-                    operand, x));
-  }
-  Tensor from = x;
-  while (batch_stride(x) == 0 && from.dim() > 2) from = view::select(from, 0, 0);
-  constexpr int64_t kAlignment = 16;
-  const int64_t k = from.size(-1);
-  Shape shape = from.shape();
-  shape[shape.size() - 1] = (k + kAlignment - 1) / kAlignment * kAlignment;
-  const Tensor lines =
-      view::narrow(Tensor::empty(shape, x.dtype(), x.device()), from.dim() - 1, 0, k);
-  copy({.x = from, .y = lines});
-  return lines;
-}
-
 template <class TypeA, class TypeB>
 void run(const GemmProblem& problem) {
-  const Tensor a = k_major(problem.a, "A"), b = k_major(view::transpose(problem.b, -1, -2), "B");
+  const Tensor a = k_major(problem.a, "gemm_cuda_wgmma_fp8", "A");
+  const Tensor b = k_major(view::transpose(problem.b, -1, -2), "gemm_cuda_wgmma_fp8", "B");
   const TmaMatrix matrix_a = *tma_matrix(a), matrix_b = *tma_matrix(b);
   const TensorMap map_a = matrix_map(matrix_a, a.dtype(), kRows);
   const TensorMap map_b = matrix_map(matrix_b, b.dtype(), kCols);

@@ -127,6 +127,22 @@ inline void add_tf32(GemmCases& cases) {
     cases.add({}, 67, 65, 133, {.b_layout = 'T', .integers = true});
     cases.add({}, 36, 20, 600, {.a_layout = 'T', .accumulate = true});
   }
+  // On wgmma: tiles and tails, K that wraps its ring of 4 stages of 32, split; every end of a
+  // product; operands that it pays to copy along K, or into lines that TMA can address.
+  cases.numerics.tf32 = Tf32::kTruncate;
+  GemmCase c{.b_layout = 'T', .bias = true, .emulated_on = "mma"};
+  cases.add({}, 136, 200, 72, c);
+  for (Epilogue epilogue : {Epilogue::kGelu, Epilogue::kDgelu}) {
+    c.epilogue = epilogue;
+    c.bias_gradient = epilogue == Epilogue::kDgelu;
+    cases.add({}, 72, 132, 40, c);
+  }
+  c = {.b_layout = 'T', .bias = true, .integers = true, .emulated_on = "mma"};
+  cases.add({}, 264, 200, 120, c);
+  cases.add({}, 72, 136, 584, c);
+  cases.add({}, 1288, 24, 40, {.bias = true, .integers = true, .emulated_on = "mma"});
+  cases.add({2}, 1288, 24, 41, {.b_layout = 'R', .emulated_on = "mma"});
+  cases.add({}, 24, 1288, 40, {.a_layout = 'T', .b_layout = 'T', .emulated_on = "mma"});
   cases.numerics = {};
 }
 

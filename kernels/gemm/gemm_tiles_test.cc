@@ -44,6 +44,7 @@ TEST_CASE("Every width of wgmma's tile takes every layout and dtype") {
         shared_bytes.insert(check_tile(table, name, columns));
       }
     }
+    check_tile(table, "264x200x120_f32_f32_NTN_bias_integers_ieee_tf32", columns);
   }
   CHECK(shared_bytes.size() == std::size(kWgmmaTileColumns));
 }
@@ -57,6 +58,11 @@ TEST_CASE("Every width of wgmma's tile has every end") {
                               "136x72x40_{}_NTN_residual", "200x72x616_{}_TNN_accumulate"}) {
         check_tile(table, fmt::format(fmt::runtime(end), dtypes), columns);
       }
+    }
+    for (const char* end :
+         {"136x200x72_f32_f32_NTN_bias_ieee_tf32", "72x132x40_f32_f32_NTN_bias_gelu_ieee_tf32",
+          "72x132x40_f32_f32_NTN_bias_dgelu_bias_gradient_ieee_tf32"}) {
+      check_tile(table, end, columns);
     }
   }
 }

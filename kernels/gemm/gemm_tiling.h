@@ -10,6 +10,10 @@ namespace weft::kernels {
 /// alike and gives the same bits.
 inline constexpr int64_t kTargetBlocks = 132;
 
+/// Of K, in a step of 16-bit elements. Of tf32, twice as wide and half as fast, an element counts
+/// as two of them.
+inline constexpr int64_t kTilingDepth = 64;
+
 struct GemmTiling {
   int columns = 0;    // of a tile: 128, 192 or 256
   int parts = 1;      // of K
@@ -25,7 +29,7 @@ struct GemmTiling {
 
 namespace tiling {
 
-inline constexpr int64_t kRows = 128, kStepDepth = 64;
+inline constexpr int64_t kRows = 128;
 /// A part is deep enough that its products outweigh its sums' way through memory.
 inline constexpr int64_t kLeastDepth = 256;
 inline constexpr double kLeastOccupied = 0.95;
@@ -69,7 +73,8 @@ inline GemmTiling choose_tiling(int64_t batches, int64_t m, int64_t n, int64_t k
     if (forced_columns != 0 && columns != forced_columns) continue;
     const int64_t tiles = batches * ceil_div(m, kRows) * ceil_div(n, columns);
     for (int64_t parts = 1; parts <= most_parts; ++parts) {
-      const int64_t depth = parts == 1 ? k : ceil_div(ceil_div(k, parts), kStepDepth) * kStepDepth;
+      const int64_t depth =
+          parts == 1 ? k : ceil_div(ceil_div(k, parts), kTilingDepth) * kTilingDepth;
       if (parts > 1 && tiles * parts > kMostWaves * kTargetBlocks) break;
       if (ceil_div(k, depth) != parts) continue;
       Choice choice{{columns, static_cast<int>(parts), depth, tiles * parts}};

@@ -21,11 +21,18 @@ struct TmaMatrix {
 /// over its batch.
 std::optional<TmaMatrix> tma_matrix(const Tensor& t);
 
+/// x [..., lines, K] with each line in one piece, at multiples of 16 bytes: x itself or a copy,
+/// that the log tells of; of a matrix that is repeated over the batch, of that one. What wgmma
+/// takes of fp8 and tf32.
+Tensor k_major(const Tensor& x, const char* variant, const char* operand);
+
 /// Whether lines, of rows or of columns, are dense and begin at multiples of 16 bytes.
 bool fits_16_byte_copies(const Tensor& t);
 /// Have a and b a dense dimension each? The condition of gemm_cuda_mma.
 bool gemm_fits_mma(const GemmProblem& problem);
-/// The condition of gemm_cuda_wgmma: what TMA can address, on a device of capability 9.0.
+/// The condition of gemm_cuda_wgmma, on a device of capability 9.0: 16-bit operands that TMA can
+/// address; f32 ones that TF32 stands for, truncated, where copies that bring them along K, in
+/// lines that TMA can address, pay.
 bool gemm_fits_wgmma(const GemmProblem& problem);
 /// Columns of a tile that gemm_cuda_wgmma takes in this thread: 128, 192 or 256, or 0, as at first,
 /// for what costs least (kernels/gemm/gemm_tiling.h). For tests of each, and tuning.

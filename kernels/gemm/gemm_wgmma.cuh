@@ -311,8 +311,7 @@ __device__ __forceinline__ void store_by_elements(const Arguments& g, const Buff
   const GemmArguments& p = g.p;
   const int thread = reread_thread();
   const int warp = thread / kWarp, lane = thread % kWarp;
-  const int64_t row0 =
-      int64_t{tile.row} * kRows + consumer * kConsumerRows + int64_t{kWarpRows} * warp;
+  const int64_t row0 = int64_t{tile.row} * kRows + (consumer * kConsumerRows + kWarpRows * warp);
   const GemmArguments::Output to = p.output(tile.batch);
   // A warp's 16 rows are a group of the column sums.
   const int64_t group =
@@ -360,22 +359,25 @@ __device__ __forceinline__ void store_by_elements(const Arguments& g, const Buff
   }
 }
 
-/// A consumer's sums of a tile become C, of T where it has 16 bits, or what is left to do becomes
-/// another kernel's. map: of C, or under a GELU of aux.
+/// A consumer's sums of a tile become C, of T where that has 16 bits and C has, or what is left to
+/// do becomes another kernel's. map: of C, or under a GELU of aux.
 template <class T, int kCols>
 __device__ __forceinline__ void store_tile(const Arguments& g, const TensorMap* map,
                                            const Buffer& buffer, const TilePlace& tile,
                                            int consumer, const float (&sums)[kCols / 2]) {
-  if (g.store == Store::kElements) {
-    return store_by_elements<kCols>(g, buffer, tile, consumer, sums);
+  if constexpr (sizeof(T) == 2) {
+    if (g.store != Store::kElements) {
+      round_tile<T, kCols>(g, buffer, consumer, sums);
+      if (g.store == Store::kDgelu) {
+        ptx::named_barrier_sync(1 + consumer, kConsumerThreads);
+        return store_activated<T, true, kCols>(g, buffer, tile, consumer);
+      }
+      store_by_tma<kCols>(map, buffer, tile, consumer);
+      if (g.store == Store::kGelu) store_activated<T, false, kCols>(g, buffer, tile, consumer);
+      return;
+    }
   }
-  round_tile<T, kCols>(g, buffer, consumer, sums);
-  if (g.store == Store::kDgelu) {
-    ptx::named_barrier_sync(1 + consumer, kConsumerThreads);
-    return store_activated<T, true, kCols>(g, buffer, tile, consumer);
-  }
-  store_by_tma<kCols>(map, buffer, tile, consumer);
-  if (g.store == Store::kGelu) store_activated<T, false, kCols>(g, buffer, tile, consumer);
+  store_by_elements<kCols>(g, buffer, tile, consumer, sums);
 }
 
 /// To be called by a consumer's threads at their end: a block's shared memory outlives its stores.

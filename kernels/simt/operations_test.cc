@@ -2,6 +2,7 @@
 // Operands are small integers, so that every sum is exact.
 #include "kernels/simt/operations_test.h"
 
+#include <bit>
 #include <catch2/catch.hpp>
 #include <set>
 #include <string_view>
@@ -177,6 +178,24 @@ TEST_CASE("wgmma takes its left operand from registers") {
       CHECK(wrong(
                 c, n, 32, [&](int i, int l) { return a.at(i, l); },
                 [&](int l, int j) { return b.at(l, j); }) == 0);
+    });
+  }
+}
+
+TEST_CASE("wgmma ignores the low bits of f32 as tf32") {
+  for (int n : {64, 128}) {
+    Matrix<float> a(64, 16, 1), b(n, 16, 2);
+    for (Matrix<float>* x : {&a, &b}) {
+      x->encode<float>();
+      for (float& e : x->bits) e = std::bit_cast<float>(std::bit_cast<uint32_t>(e) | 0x1fffu);
+    }
+    in_all_schedules([&] {
+      std::vector<float> c(64 * n, -1);
+      const DeviceView view(c.data(), c.size() * sizeof(float));
+      run_wgmma_tf32(a.bits.data(), b.bits.data(), c.data(), n);
+      CHECK(wrong(
+                c, n, 16, [&](int i, int l) { return a.at(i, l); },
+                [&](int l, int j) { return b.at(j, l); }) == 0);
     });
   }
 }

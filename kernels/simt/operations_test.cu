@@ -160,8 +160,8 @@ __global__ void wgmma_of_registers_kernel(const uint16_t* a, const __grid_consta
 
 /// Operands of 64 bytes a row, half of each line of 128.
 template <class TypeA, class TypeB, int kN>
-__global__ void wgmma_fp8_kernel(const __grid_constant__ TensorMap a_map,
-                                 const __grid_constant__ TensorMap b_map, float* c) {
+__global__ void wgmma_half_lines_kernel(const __grid_constant__ TensorMap a_map,
+                                        const __grid_constant__ TensorMap b_map, float* c) {
   WEFT_DYNAMIC_SHARED(char, tiles);
   WEFT_SHARED(uint64_t, barrier);
   char* const tile_b = tiles + 64 * 128;
@@ -177,8 +177,9 @@ __global__ void wgmma_fp8_kernel(const __grid_constant__ TensorMap a_map,
   float d[kN / 2];
   wgmma_fence();
   for (int k = 0; k < 2; ++k) {
-    wgmma_fp8<TypeA, TypeB, kN>(d, wgmma_descriptor_k_major(tiles + 32 * k),
-                                wgmma_descriptor_k_major(tile_b + 32 * k), k > 0);
+    issue_wgmma<TypeA, TypeB, kN, Major::kK, Major::kK>(d, wgmma_descriptor_k_major(tiles + 32 * k),
+                                                        wgmma_descriptor_k_major(tile_b + 32 * k),
+                                                        k > 0);
   }
   wgmma_commit();
   wgmma_wait<0>();
@@ -188,7 +189,7 @@ __global__ void wgmma_fp8_kernel(const __grid_constant__ TensorMap a_map,
   }
 }
 
-TensorMap bytes_map(const uint8_t* x, int rows) {
+TensorMap bytes_map(const void* x, int rows) {
   TensorMapSpec spec{.base = x,
                      .dtype = DType::u8,
                      .dims = {64, static_cast<uint64_t>(rows)},
@@ -199,12 +200,14 @@ TensorMap bytes_map(const uint8_t* x, int rows) {
 }
 
 template <class TypeA, class TypeB>
-void launch_wgmma_fp8(const uint8_t* a, const uint8_t* b, float* c, int n) {
+void launch_wgmma_half_lines(const void* a, const void* b, float* c, int n) {
   const TensorMap a_map = bytes_map(a, 64), b_map = bytes_map(b, n);
   if (n == 64) {
-    WEFT_LAUNCH((wgmma_fp8_kernel<TypeA, TypeB, 64>), 1, 128, 128 * 128, nullptr, a_map, b_map, c);
+    WEFT_LAUNCH((wgmma_half_lines_kernel<TypeA, TypeB, 64>), 1, 128, 128 * 128, nullptr, a_map,
+                b_map, c);
   } else {
-    WEFT_LAUNCH((wgmma_fp8_kernel<TypeA, TypeB, 128>), 1, 128, 192 * 128, nullptr, a_map, b_map, c);
+    WEFT_LAUNCH((wgmma_half_lines_kernel<TypeA, TypeB, 128>), 1, 128, 192 * 128, nullptr, a_map,
+                b_map, c);
   }
 }
 
@@ -314,10 +317,15 @@ void run_wgmma_of_registers(const uint16_t* a, const uint16_t* b, float* c, int 
 void run_wgmma_fp8(const uint8_t* a, bool a_is_e4m3, const uint8_t* b, bool b_is_e4m3, float* c,
                    int n) {
   if (a_is_e4m3) {
-    b_is_e4m3 ? launch_wgmma_fp8<E4m3, E4m3>(a, b, c, n) : launch_wgmma_fp8<E4m3, E5m2>(a, b, c, n);
+    b_is_e4m3 ? launch_wgmma_half_lines<E4m3, E4m3>(a, b, c, n)
+              : launch_wgmma_half_lines<E4m3, E5m2>(a, b, c, n);
   } else {
-    b_is_e4m3 ? launch_wgmma_fp8<E5m2, E4m3>(a, b, c, n) : launch_wgmma_fp8<E5m2, E5m2>(a, b, c, n);
+    b_is_e4m3 ? launch_wgmma_half_lines<E5m2, E4m3>(a, b, c, n)
+              : launch_wgmma_half_lines<E5m2, E5m2>(a, b, c, n);
   }
+}
+void run_wgmma_tf32(const float* a, const float* b, float* c, int n) {
+  launch_wgmma_half_lines<ptx::Tf32, ptx::Tf32>(a, b, c, n);
 }
 void run_tma_copy(const float* x, float* y, int rows, int swizzle) {
   TensorMapSpec spec{.base = x,

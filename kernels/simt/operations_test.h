@@ -22,6 +22,8 @@ void run_wgmma_of_registers(const uint16_t* a, const uint16_t* b, float* c, int 
 /// n: 64 or 128.
 void run_wgmma_fp8(const uint8_t* a, bool a_is_e4m3, const uint8_t* b, bool b_is_e4m3, float* c,
                    int n);
+/// c [64, n] = a [64, 16] b [n, 16]^T by wgmma over two k steps of tf32. n: 64 or 128.
+void run_wgmma_tf32(const float* a, const float* b, float* c, int n);
 /// y = x [rows, 64] of floats, box by box of [8, 16] from (-3, -5) on; outside zeros.
 void run_tma_copy(const float* x, float* y, int rows, int swizzle);
 /// y[i] = x[i % 4] for 64 threads, of which one copies x by cp.async and all wait on an mbarrier.
