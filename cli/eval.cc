@@ -2,14 +2,20 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <cmath>
+#include <optional>
 
 #include "cli/command.h"
 #include "cli/device_option.h"
 #include "cli/json_line.h"
 #include "cli/model_option.h"
+#include "cli/run_program.h"
 #include "core/parallel.h"
 #include "data/sets/open.h"
+#include "dist/comm/processes/join.h"
+#include "dist/comm/processes/launch.h"
 #include "io/progress.h"
+#include "train/devices.h"
 #include "train/precision.h"
 #include "train/trained_model.h"
 
@@ -20,7 +26,7 @@ struct Arguments {
   ModelSource source;
   std::string data, precision, matmul_numerics, device;
   int64_t batch_size = 0, limit_batches = 0;
-  int threads = 0;
+  int devices = 0, threads = 0;
   bool json = false;
 };
 
@@ -34,18 +40,33 @@ void name_classes(train::TrainedModel& trained, const data::Dataset& dataset,
   trained.classes = dataset.class_names();
 }
 
-int run_eval(const Arguments& a) {
-  check_given(a.source);
-  as_usage([&] {
-    if (!a.data.empty()) data::check_data_spec(a.data);
-    if (!a.precision.empty()) train::find_precision(a.precision);
-    if (!a.matmul_numerics.empty()) kernels::parse_accumulation(a.matmul_numerics);
-  });
+/// A rank's share of the images of so many batches: whole batches, side by side, so that what is
+/// computed is the same on any number of ranks.
+data::DatasetPtr share_of(const data::DatasetPtr& all, int64_t batches, int64_t batch_size,
+                          int rank, int ranks) {
+  const auto begin_of = [&](int64_t r) {
+    return std::min(all->size(), batches * r / ranks * batch_size);
+  };
+  return data::subset(all, begin_of(rank), begin_of(rank + 1));
+}
+
+/// The score of all ranks together.
+train::Score sum_over(dist::Communicator& world, const train::Score& mine) {
+  const auto images = static_cast<double>(mine.examples);
+  const Tensor sums =
+      Tensor::from(std::vector<double>{mine.loss * images, mine.accuracy * images, images}, {3});
+  world.all_reduce(sums).wait();
+  const std::vector<double> all = sums.to_vector();
+  return {.loss = all[0] / all[2], .accuracy = all[1] / all[2], .examples = std::llround(all[2])};
+}
+
+int evaluate(const Arguments& a, const dist::CommunicatorPtr& world) {
   if (a.threads > 0) set_num_threads(a.threads);
-  if (!a.source.weights.empty() && a.data.empty()) {
-    throw UsageError("--weights needs --data: a file of weights does not say what to measure on");
-  }
-  train::TrainedModel trained = load_model(a.source, a.device);
+  const int rank = world ? world->rank() : 0, ranks = world ? world->size() : 1;
+  std::string device = a.device;
+  if (world)
+    device = to_string(train::Devices(ranks).of_rank(chosen_device(a.device), dist::local_rank()));
+  train::TrainedModel trained = load_model(a.source, device);
   train::Config& config = trained.config;
   if (!a.matmul_numerics.empty()) config.matmul_numerics = a.matmul_numerics;
   if (!a.precision.empty()) config.precision = train::find_precision(a.precision).name;
@@ -57,21 +78,26 @@ int run_eval(const Arguments& a) {
   const std::string spec = a.data.empty() ? trained.config.data : a.data;
   const data::Evaluation opened = data::open_evaluation(spec);
   if (!a.source.weights.empty()) name_classes(trained, *opened.dataset, a.source.weights);
-  const data::DatasetPtr dataset = data::relabel(opened.dataset, trained.classes);
+  const data::DatasetPtr all = data::relabel(opened.dataset, trained.classes);
   const int64_t batch_size = a.batch_size > 0 ? a.batch_size : trained.config.batch_size;
-  data::Loader loader(dataset, {.batch_size = batch_size,
-                                .workers = std::max(1, num_threads()),
-                                .preprocess = trained.preprocess});
-  const int64_t total =
-      a.limit_batches > 0 ? std::min(a.limit_batches, loader.batches()) : loader.batches();
-  io::Progress progress("eval", total);
-  const auto report = [&](int64_t done, const train::Score& s) {
-    progress.update(done, s.examples, s.loss, s.accuracy);
-    return true;
-  };
-  const train::Score score =
-      train::evaluate(trained, loader, {.limit = a.limit_batches, .progress = report});
-  progress.finish();
+  int64_t batches = (all->size() + batch_size - 1) / batch_size;
+  if (a.limit_batches > 0) batches = std::min(batches, a.limit_batches);
+  const data::DatasetPtr dataset = share_of(all, batches, batch_size, rank, ranks);
+  train::Score score;
+  if (dataset->size() > 0) {
+    data::Loader loader(dataset, {.batch_size = batch_size,
+                                  .workers = std::max(1, num_threads()),
+                                  .preprocess = trained.preprocess});
+    std::optional<io::Progress> progress;
+    if (rank == 0) progress.emplace("eval", loader.batches());
+    score = train::evaluate(trained, loader, {.progress = [&](int64_t done, const train::Score& s) {
+                              if (progress) progress->update(done, s.examples, s.loss, s.accuracy);
+                              return true;
+                            }});
+    if (progress) progress->finish();
+  }
+  if (world) score = sum_over(*world, score);
+  if (rank > 0) return 0;
   if (a.json) {
     print_json({{"event", "done"},
                 {"data", spec},
@@ -84,6 +110,31 @@ int run_eval(const Arguments& a) {
                score.examples, 100 * score.accuracy, score.loss);
   }
   return 0;
+}
+
+int run_eval(const Arguments& a) {
+  check_given(a.source);
+  as_usage([&] {
+    if (!a.data.empty()) data::check_data_spec(a.data);
+    if (!a.precision.empty()) train::find_precision(a.precision);
+    if (!a.matmul_numerics.empty()) kernels::parse_accumulation(a.matmul_numerics);
+  });
+  if (!a.source.weights.empty() && a.data.empty()) {
+    throw UsageError("--weights needs --data: a file of weights does not say what to measure on");
+  }
+  if (!dist::is_rank()) {
+    return a.devices > 1 ? dist::launch({.ranks = a.devices}, own_command_line()) : evaluate(a, {});
+  }
+  const dist::CommunicatorPtr world = dist::join_world();
+  if (a.devices > 0 && a.devices != world->size()) {
+    throw UsageError(fmt::format("--devices {}: {} ranks were started", a.devices, world->size()));
+  }
+  try {
+    return evaluate(a, world);
+  } catch (const std::exception& error) {
+    world->leave(error.what());  // the others say why, too
+    throw;
+  }
 }
 
 }  // namespace
@@ -113,6 +164,9 @@ void add_eval(Command& app, Action& action) {
                              fmt::join(kernels::accumulation_names(), ", ")),
                  {.usual = "the training's"});
   add_device_option(command, a.device);
+  command.option("--devices", a.devices,
+                 "Number of devices, each with a share of the images and all of the model",
+                 {.check = positive(), .usual = "1"});
   add_placement_options(command, a.source);
   add_threads_option(command, a.threads);
 

@@ -25,17 +25,6 @@ int report(std::string message, int code) {
   return code;
 }
 
-/// The first word that is no option, when it names no subcommand; the parser would only say that
-/// a subcommand is missing.
-std::string unknown_command(const Command& app, int argc, char** argv) {
-  for (int i = 1; i < argc; ++i) {
-    const std::string word = argv[i];
-    if (word.starts_with("-")) continue;
-    return app.has_subcommand(word) ? "" : word;
-  }
-  return "";
-}
-
 int run(int argc, char** argv) {
   Command app("weft", "Weft: tensors, automatic differentiation and vision transformers.");
   app.require_subcommand();
@@ -56,11 +45,7 @@ int run(int argc, char** argv) {
       return 0;
     }
   } catch (const io::ParseError& error) {
-    const std::string command = unknown_command(app, argc, argv);
-    if (!command.empty()) {
-      return report(fmt::format("unknown command \"{}\"; weft --help lists them", command), kUsage);
-    }
-    return report(fmt::format("{}; see --help", error.what()), kUsage);
+    return report(error.what(), kUsage);
   }
   return action();
 }

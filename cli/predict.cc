@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <numeric>
+#include <span>
 
 #include "autograd/ops.h"
 #include "cli/command.h"
@@ -21,6 +22,7 @@ struct Arguments {
   ModelSource source;
   std::string device;
   std::vector<std::string> images;
+  uint64_t batch_size = 64;
   int top = 3, threads = 0;
   bool json = false;
 };
@@ -30,11 +32,15 @@ struct Guess {
   double probability;
 };
 
-std::vector<Guess> predict(train::TrainedModel& trained, const std::string& path, int top) {
-  const data::Image image = data::read_image(path);
+/// The most probable classes of each of some files.
+std::vector<std::vector<Guess>> predict(train::TrainedModel& trained,
+                                        std::span<const std::string> paths, int top) {
   const int64_t size = trained.preprocess.size;
-  Tensor input = Tensor::empty({1, 3, size, size});
-  data::prepare_image(image, trained.preprocess, input.data<float>());
+  const Tensor input = Tensor::empty({static_cast<int64_t>(paths.size()), 3, size, size});
+  for (size_t i = 0; i < paths.size(); ++i) {
+    data::prepare_image(data::read_image(paths[i]), trained.preprocess,
+                        input.data<float>() + i * 3 * size * size);
+  }
   NoGrad guard;
   const train::Precision& precision = train::find_precision(trained.config.precision);
   Fp8Scaling fp8;
@@ -42,16 +48,17 @@ std::vector<Guess> predict(train::TrainedModel& trained, const std::string& path
   const Tensor logits =
       train::forward_logits(*trained.model, ops::to(input, trained.device), precision);
   const std::vector<double> probabilities = ops::softmax(logits, 1).to_vector();
-  std::vector<size_t> order(probabilities.size());
-  std::iota(order.begin(), order.end(), size_t{0});
-  std::ranges::stable_sort(order,
-                           [&](size_t a, size_t b) { return probabilities[a] > probabilities[b]; });
-  std::vector<Guess> guesses;
-  for (size_t i : order) {
-    if (static_cast<int>(guesses.size()) == top) break;
-    guesses.push_back({trained.classes[i], probabilities[i]});
+  const size_t classes = trained.classes.size();
+  std::vector<std::vector<Guess>> all(paths.size());
+  for (size_t i = 0; i < paths.size(); ++i) {
+    const double* const p = &probabilities[i * classes];
+    std::vector<size_t> order(classes);
+    std::iota(order.begin(), order.end(), size_t{0});
+    std::ranges::stable_sort(order, [&](size_t a, size_t b) { return p[a] > p[b]; });
+    order.resize(std::min(classes, static_cast<size_t>(top)));
+    for (const size_t c : order) all[i].push_back({trained.classes[c], p[c]});
   }
-  return guesses;
+  return all;
 }
 
 int run_predict(const Arguments& a) {
@@ -64,20 +71,26 @@ int run_predict(const Arguments& a) {
   io::Table table({{"image", -static_cast<int>(path_width)},
                    {"class", -static_cast<int>(class_width)},
                    {"probability", 11}});
-  for (const std::string& path : a.images) {
-    const std::vector<Guess> guesses = predict(trained, path, a.top);
-    if (a.json) {
-      nlohmann::ordered_json line = {
-          {"image", path}, {"class", guesses[0].name}, {"probability", guesses[0].probability}};
-      for (const Guess& guess : guesses) {
-        line["top"].push_back({{"class", guess.name}, {"probability", guess.probability}});
+  const std::span<const std::string> images(a.images);
+  for (size_t begin = 0; begin < images.size(); begin += a.batch_size) {
+    const auto batch = images.subspan(begin, std::min(images.size() - begin, a.batch_size));
+    const std::vector<std::vector<Guess>> all = predict(trained, batch, a.top);
+    for (size_t i = 0; i < batch.size(); ++i) {
+      const std::vector<Guess>& guesses = all[i];
+      if (a.json) {
+        nlohmann::ordered_json line = {{"image", batch[i]},
+                                       {"class", guesses[0].name},
+                                       {"probability", guesses[0].probability}};
+        for (const Guess& guess : guesses) {
+          line["top"].push_back({{"class", guess.name}, {"probability", guess.probability}});
+        }
+        print_json(line);
+        continue;
       }
-      print_json(line);
-      continue;
-    }
-    for (size_t i = 0; i < guesses.size(); ++i) {
-      table.row({i == 0 ? path : "", guesses[i].name,
-                 fmt::format("{:.2f}%", 100 * guesses[i].probability)});
+      for (size_t g = 0; g < guesses.size(); ++g) {
+        table.row({g == 0 ? batch[i] : "", guesses[g].name,
+                   fmt::format("{:.2f}%", 100 * guesses[g].probability)});
+      }
     }
   }
   return 0;
@@ -91,6 +104,7 @@ void add_predict(Command& app, Action& action) {
                              "Classify images with a trained model", kTrainingCommands);
   add_model_options(command, a.source);
   command.option("IMAGE", a.images, "JPEG or PNG files to classify", {.required = true});
+  command.option("--batch-size", a.batch_size, "Images in one forward pass", {.check = positive()});
   command.option("--top", a.top,
                  "Number of classes to show for each image, the most probable first",
                  {.check = positive()});

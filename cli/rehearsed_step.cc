@@ -50,11 +50,28 @@ std::vector<RankCost> rehearse_stages(RankedStepOptions options, const dist::Sha
   return stages;
 }
 
+/// Threads of one process share parameters and optimizer, and each has the rest for itself. How far
+/// their peaks coincide is a matter of time: those of equal work nearly do, and here they do.
+RankCost rehearse_threads(RankedStepOptions options, int threads) {
+  options.strategy = {};
+  options.deterministic /= threads;
+  RankCost cost = rehearse(options, 1)[0];
+  const int64_t shared = cost[MemoryKind::kParameters] + cost[MemoryKind::kOptimizer];
+  for (int64_t* const bytes : {&cost.state, &cost.peak})
+    *bytes = threads * *bytes - (threads - 1) * shared;
+  for (const MemoryKind kind : {MemoryKind::kActivations, MemoryKind::kGradients,
+                                MemoryKind::kGathered, MemoryKind::kBuckets}) {
+    cost.kinds[static_cast<int>(kind)] *= threads;
+  }
+  return cost;
+}
+
 }  // namespace
 
 std::vector<RankCost> rehearse(const RankedStepOptions& options, int devices) {
   const kernels::Rehearsal rehearsal;
   const dist::Sharing sharing = dist::sharing_of(filled(options, devices), devices);
+  if (sharing.threads > 1) return {rehearse_threads(options, sharing.threads)};
   if (sharing.stages > 1) return rehearse_stages(options, sharing, devices);
   RankedStepOptions mine = options;
   mine.devices = devices;

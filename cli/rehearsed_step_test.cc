@@ -52,17 +52,22 @@ TEST_CASE("one device in every precision, with and without recomputation") {
   }
 }
 
-TEST_CASE("every strategy, in fp32 and in bf16") {
+TEST_CASE("every strategy, in fp32 and in bf16, with and without recomputation") {
   for (const std::string precision : {"fp32", "bf16"}) {
     for (const std::string& strategy : dist::strategy_names()) {
-      if (strategy != "single") check(small(strategy, precision), 2);
+      if (strategy == "single") continue;
+      RankedStepOptions options = small(strategy, precision);
+      check(options, 2);
+      options.options.checkpoint_activations = true;
+      check(options, 2);
     }
   }
 }
 
-TEST_CASE("strategies with copies, recomputation and other precisions") {
+TEST_CASE("strategies with copies and other precisions") {
   check(small("hsdp", "bf16"), 4);
   check(small("fsdp+tp", "fp32"), 4);
+  check(small("dp", "bf16"), 4);
   for (const std::string precision : {"fp16", "bf16-true"}) {
     for (const std::string strategy : {"ddp", "fsdp", "tp", "pipeline"}) {
       RankedStepOptions options = small(strategy, precision);
@@ -89,6 +94,7 @@ TEST_CASE("the levels of fp8, alone and over ranks") {
 TEST_CASE("convolutions and other optimizers") {
   for (const std::string model : {"resnet8", "simple_cnn", "cct_2_3x3"}) {
     check(small("single", "fp32", model), 1);
+    check(small("single", "fp64", model), 1);
     check(small("ddp", "bf16", model), 2);
   }
   RankedStepOptions options = small("fsdp", "fp32");
@@ -129,6 +135,7 @@ TEST_CASE("a language model under strategies") {
   for (const std::string strategy : {"ddp", "fsdp", "pipeline"}) {
     check(small(strategy, "bf16", "gpt_mini"), 2);
   }
+  check(small("single", "tf32", "gpt_mini"), 1);
 }
 
 TEST_CASE("a model that no machine here could hold") {

@@ -12,4 +12,7 @@ namespace weft::cli {
 int run_program(const std::vector<std::string>& words,
                 const std::function<void(const std::string&)>& line);
 
+/// The words that this process was started with, the program by its path: to start it again.
+std::vector<std::string> own_command_line();
+
 }  // namespace weft::cli

@@ -233,7 +233,7 @@ void add_run_settings(Command& command, RunSettings& settings) {
   command.option("--devices", settings.devices,
                  "Number of devices. Each is a rank, started through mpirun; under mpirun or srun "
                  "the ranks that are there; under strategy dp a thread",
-                 {.usual = "1"});
+                 {.check = positive(), .usual = "1"});
   command.option("--strategy", settings.strategy.name,
                  fmt::format("How devices share the model and the batch: {}",
                              fmt::join(dist::strategy_names(), ", ")),

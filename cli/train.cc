@@ -4,13 +4,13 @@
 #include <algorithm>
 #include <csignal>
 #include <filesystem>
-#include <fstream>
 #include <vector>
 
 #include "cli/command.h"
 #include "cli/device_option.h"
 #include "cli/elastic_options.h"
 #include "cli/report/run_page.h"
+#include "cli/run_program.h"
 #include "cli/run_settings.h"
 #include "dist/comm/processes/join.h"
 #include "dist/comm/processes/launch.h"
@@ -45,10 +45,7 @@ std::vector<std::string> with_devices(std::vector<std::string> words, const std:
 /// Runs this very command line as ranks; after a failure what it says of place and form, on top of
 /// the last checkpoint.
 int launch_self(int devices, const Arguments& arguments) {
-  std::ifstream file("/proc/self/cmdline", std::ios::binary);
-  std::vector<std::string> command;
-  for (std::string word; std::getline(file, word, '\0');) command.push_back(word);
-  command.at(0) = std::filesystem::read_symlink("/proc/self/exe");
+  const std::vector<std::string> command = own_command_line();
   const train::RunOptions& run = arguments.run;
   dist::LaunchOptions options = arguments.launch;
   options.ranks = devices;

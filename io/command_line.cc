@@ -1,9 +1,14 @@
 #include "io/command_line.h"
 
+#include <fmt/format.h>
+
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <limits>
+#include <type_traits>
 
 #include "io/help_format.h"
+#include "io/nearest.h"
 
 namespace weft::io {
 namespace {
@@ -19,18 +24,85 @@ void take_form(CLI::Option& option, const OptionForm& form) {
   option.required(form.required);
 }
 
+/// "" where it holds, else what was expected.
+Check expecting(const std::string& expected, const std::function<bool(double)>& holds) {
+  const auto check = [=](const std::string& word) {
+    double value = 0;
+    const bool is_right = CLI::detail::lexical_cast(word, value) && holds(value);
+    return is_right ? std::string() : fmt::format("expected {}, got {}", expected, word);
+  };
+  return std::make_shared<CLI::Validator>(check, "");
+}
+
+template <class T>
+T element(const T*);
+template <class T>
+T element(const std::optional<T>*);
+template <class T>
+T element(const std::vector<T>*);
+
+/// Numbers are numbers, which CLI11 finds out too late to say what was expected.
+template <class T>
+void check_type(CLI::Option& option, const T* target) {
+  using Number = decltype(element(target));
+  if constexpr (std::is_arithmetic_v<Number>) {
+    const std::string expected = std::is_floating_point_v<Number> ? "a number"
+                                 : std::is_unsigned_v<Number>     ? "a whole number, 0 or more"
+                                                                  : "a whole number";
+    option.check([expected](const std::string& word) {
+      Number value;
+      const bool is_right = !(std::is_unsigned_v<Number> && word.starts_with('-')) &&
+                            CLI::detail::lexical_cast(word, value);
+      return is_right ? std::string() : fmt::format("expected {}, got {}", expected, word);
+    });
+  }
+}
+
+/// What is wrong with the first word that no command knows; "": all are known.
+std::string fault_of_words(const CLI::App& program) {
+  const CLI::App* command = &program;
+  while (!command->get_subcommands().empty()) command = command->get_subcommands().front();
+  const std::vector<std::string> words = program.remaining(true);
+  if (words.empty() || command->get_prefix_command()) return {};
+  const std::string word = words[0].substr(0, words[0].find('='));
+  std::vector<std::string> known;
+  const char* kind = "option";
+  if (word.starts_with('-')) {
+    for (const CLI::Option* option : command->get_options()) {
+      for (const std::string& name : option->get_lnames()) known.push_back("--" + name);
+    }
+  } else {
+    for (const CLI::App* other : command->get_subcommands({})) known.push_back(other->get_name());
+    kind = known.empty() ? "argument" : "command";
+  }
+  return fmt::format("unknown {} \"{}\"{}", kind, word, did_you_mean(word, known));
+}
+
 }  // namespace
 
-Check positive() { return std::make_shared<CLI::Validator>(CLI::PositiveNumber); }
-Check non_negative() { return std::make_shared<CLI::Validator>(CLI::NonNegativeNumber); }
+Check positive() {
+  return expecting("a positive number",
+                   [](double x) { return x > 0 && x <= std::numeric_limits<double>::max(); });
+}
+Check non_negative() {
+  return expecting("a number that is not negative",
+                   [](double x) { return x >= 0 && x <= std::numeric_limits<double>::max(); });
+}
 Check in_range(int least, int most) {
-  return std::make_shared<CLI::Validator>(CLI::Range(least, most));
+  return in_range(static_cast<double>(least), static_cast<double>(most));
 }
 Check in_range(double least, double most) {
-  return std::make_shared<CLI::Validator>(CLI::Range(least, most));
+  return expecting(fmt::format("{} to {}", least, most),
+                   [=](double x) { return x >= least && x <= most; });
 }
 Check one_of(const std::vector<std::string>& names) {
-  return std::make_shared<CLI::Validator>(CLI::IsMember(names));
+  const auto check = [names](const std::string& word) {
+    return std::ranges::find(names, word) != names.end()
+               ? std::string()
+               : fmt::format("expected one of {}, got \"{}\"{}", fmt::join(names, ", "), word,
+                             did_you_mean(word, names));
+  };
+  return std::make_shared<CLI::Validator>(check, "");
 }
 Check existing_file() { return std::make_shared<CLI::Validator>(CLI::ExistingFile); }
 
@@ -53,24 +125,20 @@ Command& Command::subcommand(const std::string& name, const std::string& descrip
 
 void Command::require_subcommand() { app_->require_subcommand(1); }
 
-bool Command::has_subcommand(const std::string& name) const {
-  return std::ranges::any_of(subcommands_, [&](const std::unique_ptr<Command>& command) {
-    return command->app_->get_name() == name;
-  });
-}
-
 void Command::group(const std::string& heading) { app_->option_defaults()->group(heading); }
 
 void Command::add(const std::string& name, Value value, const std::string& help,
                   const OptionForm& form) {
   CLI::Option* const option = std::visit(
       [&]<class T>(T* target) {
-        if (!form.then) return app_->add_option(name, *target, help);
         const auto set = [target, then = form.then](const T& given) {
           *target = given;
           then();
         };
-        return app_->add_option_function<T>(name, set, help);
+        CLI::Option* const added = form.then ? app_->add_option_function<T>(name, set, help)
+                                             : app_->add_option(name, *target, help);
+        check_type(*added, target);
+        return added;
       },
       value);
   take_form(*option, form);
@@ -120,7 +188,12 @@ std::optional<std::string> Command::parse(std::vector<std::string> words) {
   } catch (const CLI::CallForVersion& version) {
     return std::string(version.what()) + "\n";
   } catch (const CLI::ParseError& error) {
-    throw ParseError(error.what());
+    const auto code = static_cast<CLI::ExitCodes>(error.get_exit_code());
+    const bool may_be_unknown =
+        code == CLI::ExitCodes::ExtrasError || code == CLI::ExitCodes::RequiredError;
+    std::string fault = may_be_unknown ? fault_of_words(*app_) : "";
+    if (fault.empty()) fault = error.what();
+    throw ParseError(fault.ends_with('?') ? fault : fault + "; see --help");
   }
 }
 

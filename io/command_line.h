@@ -49,7 +49,8 @@ struct OptionForm {
   std::function<void()> then = {};         // called once the command line has set the value
 };
 
-/// A mistake in the command line: the option's name, the value, what was expected.
+/// A mistake in the command line: the option's name, the value, what was expected; of an unknown
+/// name the nearest known one.
 class ParseError : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
@@ -68,7 +69,6 @@ class Command {
                       const std::string& group = "Subcommands");
   /// One of them must be named; without this, at most one may be.
   void require_subcommand();
-  bool has_subcommand(const std::string& name) const;
 
   /// The heading of the options that follow; an empty one hides them.
   void group(const std::string& heading);

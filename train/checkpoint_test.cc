@@ -7,6 +7,9 @@
 #include <cstdlib>
 #include <fstream>
 
+#include "io/checked_json.h"
+#include "tests/json_damage.h"
+
 using namespace weft;
 using namespace weft::train;
 using Catch::Matchers::Contains;
@@ -139,6 +142,48 @@ TEST_CASE("Any flipped bit of any file is found and its file named") {
       stream << whole;
     }
   }
+}
+
+TEST_CASE("Any file that is cut short is found and named") {
+  const io::Path output = fresh_directory("cut");
+  const io::Path step = save_checkpoint(output, checkpoint_of(6));
+  for (const io::Path& file : {step / "model.safetensors", step / "optimizer.safetensors",
+                               step / "state.json", output / "latest"}) {
+    const std::string whole = io::read_text(file);
+    for (size_t size = whole.size(); size-- > 0;) {
+      INFO(file.string() << ", cut to " << size << " bytes");
+      std::filesystem::resize_file(file, size);
+      // "step-6\n" is what was written before there was a checksum of it.
+      if (file.filename() == "latest" && size == 7) {
+        CHECK(consistent_value(load_checkpoint(output)) == 6);
+      } else {
+        CHECK_THROWS_WITH(load_checkpoint(output), Contains(file.filename().string()));
+      }
+    }
+    std::ofstream(file, std::ios::binary) << whole;
+  }
+}
+
+TEST_CASE("A state.json with a key left out, one too many, or a value of another type") {
+  const io::Path output = fresh_directory("other_json");
+  const io::Path file = save_checkpoint(output, checkpoint_of(6)) / "state.json";
+  nlohmann::json whole = nlohmann::json::parse(io::read_text(file));
+  whole.erase("crc32");
+  int errors = 0;
+  for_each_damage(whole, [&](const nlohmann::json& damaged, const std::string& key) {
+    if (!damaged.is_object()) return;  // which has no place for the checksum
+    std::ofstream(file) << io::checked_json_text(damaged, 2);
+    INFO(damaged.dump());
+    try {
+      const Checkpoint read = load_checkpoint(output);
+      // Of what the state says the checkpoint knows nothing.
+      CHECK((key == "levitation" || read.state != whole.at("state")));
+    } catch (const Error& error) {
+      ++errors;
+      CHECK_THAT(error.what(), Contains("state.json"));
+    }
+  });
+  CHECK(errors > 50);
 }
 
 TEST_CASE("Only the last k checkpoints stay, and steps to come are left alone") {

@@ -362,7 +362,15 @@ std::vector<std::string> Fabric::load(const std::string& path,
   } catch (const nlohmann::json::exception& error) {
     WEFT_FAIL("{}: malformed states: {}", path, error.what());
   }
-  for (const auto& change : changes) change();
+  for (size_t i = 0; i < changes.size(); ++i) {
+    try {
+      changes[i]();
+    } catch (const nlohmann::json::exception& error) {
+      WEFT_FAIL("{}: the state \"{}\" is malformed: {}", path, states[i].name, error.what());
+    } catch (const Error& error) {
+      WEFT_FAIL("{}: the state \"{}\": {}", path, states[i].name, error.what());
+    }
+  }
   std::vector<std::string> left;
   for (const auto& [name, entry] : description.items()) {
     if (!asked.contains(name)) left.push_back(name);

@@ -19,6 +19,7 @@
 #include "optim/clip.h"
 #include "optim/schedule.h"
 #include "optim/sgd.h"
+#include "tests/json_damage.h"
 #include "tests/skip.h"
 
 using namespace weft;
@@ -628,6 +629,47 @@ TEST_CASE("any named state is saved whole and taken up by another strategy") {
   CHECK_THROWS_WITH(fabric.save(path, {{"a", &epoch}, {"a", &best}}), Contains("two states"));
   CHECK_THROWS_WITH(fabric.save(path, {{"a.b", &epoch}}), Contains("dots"));
   CHECK(epoch == 7);
+}
+
+TEST_CASE("a state with a key left out, one too many, or a value of another type") {
+  const std::string path =
+      std::string(std::getenv("TEST_TMPDIR") ? std::getenv("TEST_TMPDIR") : "/tmp") +
+      "/damaged.safetensors";
+  Fabric fabric({.precision = "16-mixed"});
+  fabric.launch(nullptr);
+  const auto model = make_model();
+  optim::AdamW optimizer(model->named_parameters(), {.lr = 1});
+  fabric.setup(*model, optimizer);
+  optim::Scheduler scheduler(optimizer, optim::exponential(0.5));
+  int64_t epoch = 7;
+  double best = 0.5;
+  std::string text = "note";
+  const std::vector<NamedState> states = {{"model", model.get()},
+                                          {"optimizer", &optimizer},
+                                          {"scheduler", &scheduler},
+                                          {"scaler", &fabric.scaler()},
+                                          {"epoch", &epoch},
+                                          {"best", &best},
+                                          {"text", &text}};
+  fabric.save(path, states);
+  const io::SafeTensors saved = io::read_safetensors(path);
+  const nlohmann::json whole = nlohmann::json::parse(saved.metadata.at("weft.state"));
+  int errors = 0;
+  for_each_damage(whole, [&](const nlohmann::json& damaged, const std::string&) {
+    io::Metadata metadata = saved.metadata;
+    metadata["weft.state"] = damaged.dump();
+    io::write_safetensors(path, saved.tensors, metadata);
+    INFO(damaged.dump());
+    std::string message = path;
+    try {
+      fabric.load(path, states);
+    } catch (const Error& error) {
+      ++errors;
+      message = error.what();
+    }
+    CHECK_THAT(message, Contains(path));
+  });
+  CHECK(errors > 100);
 }
 
 TEST_CASE("devices and strategies by the names of others") {

@@ -67,6 +67,18 @@ nlohmann::json describe(const TrainedModel& m) {
             {"std", p.normalization.std}}}};
 }
 
+namespace {
+
+/// Whether a key's value is the first of two.
+bool one_of(const nlohmann::json& object, const char* key, const char* first, const char* second) {
+  const nlohmann::json& value = object.at(key);
+  WEFT_CHECK(value == first || value == second, "key \"{}\": expected {} or {}, got {}", key, first,
+             second, value.dump());
+  return value == first;
+}
+
+}  // namespace
+
 TrainedModel restore_model(const Checkpoint& checkpoint, const io::Path& path, bool with_weights) {
   Config config;
   data::Preprocess preprocess;
@@ -79,9 +91,10 @@ TrainedModel restore_model(const Checkpoint& checkpoint, const io::Path& path, b
     const nlohmann::json& p = state.at("preprocess");
     p.at("size").get_to(preprocess.size);
     p.at("resize").get_to(preprocess.resize);
-    preprocess.fit = p.at("fit") == "stretch" ? data::Fit::kStretch : data::Fit::kShorterSide;
-    preprocess.filter =
-        p.at("filter") == "bilinear" ? data::Filter::kBilinear : data::Filter::kBicubic;
+    preprocess.fit =
+        one_of(p, "fit", "stretch", "shorter-side") ? data::Fit::kStretch : data::Fit::kShorterSide;
+    preprocess.filter = one_of(p, "filter", "bilinear", "bicubic") ? data::Filter::kBilinear
+                                                                   : data::Filter::kBicubic;
     p.at("mean").get_to(preprocess.normalization.mean);
     p.at("std").get_to(preprocess.normalization.std);
     TrainedModel trained = make_trained_model(config, preprocess, classes);

@@ -2,6 +2,7 @@
 
 #include <fmt/ranges.h>
 
+#include <algorithm>
 #include <cmath>
 #include <filesystem>
 #include <limits>
@@ -102,10 +103,21 @@ std::string text_of(const Cell::Spread& spread, double factor, int digits) {
 }
 
 bool train_all(std::vector<Cell>& cells, const StudyOptions& options) {
-  const size_t total = cells.size() * static_cast<size_t>(options.seeds);
-  size_t number = 0;
+  // Rules may come to the same settings, as none, linear and sqrt do at the run's own batch.
+  const auto cell_alike = [&](const Cell& cell) -> const Cell* {
+    const Cell* other = &cells.front();
+    while (other != &cell && to_json(other->config) != to_json(cell.config)) ++other;
+    return other == &cell ? nullptr : other;
+  };
+  const auto different = std::ranges::count(cells, nullptr, cell_alike);
+  const int64_t total = different * options.seeds;
+  int64_t number = 0;
   io::make_directories(options.output);
   for (Cell& cell : cells) {
+    if (const Cell* const alike = cell_alike(cell)) {
+      cell.runs = alike->runs;
+      continue;
+    }
     for (int s = 0; s < options.seeds; ++s) {
       train::Config config = cell.config;
       config.seed += static_cast<uint64_t>(s);

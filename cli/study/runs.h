@@ -54,7 +54,8 @@ struct StudyOptions {
 };
 
 /// Throws Error for a directory that holds a run of the same name with other settings, and for a
-/// run that came to no step. Returns false when a run was interrupted.
+/// run that came to no step. Cells of the same settings share their runs. Returns false when a run
+/// was interrupted.
 bool train_all(std::vector<Cell>& cells, const StudyOptions& options);
 
 /// "81.25 +- 0.40", of fractions in percent.

@@ -52,6 +52,15 @@ TEST_CASE("batch sizes and rules make a table and a page, and are taken up again
           batch * run.at("steps_to_target").get<double>());
   }
   CHECK(runs[0].at("seed") != runs[1].at("seed"));
+  // At the run's own batch the rule without one is the linear one: it has the same runs.
+  const auto alike =
+      study("batch-size --batches 4 --rules linear,none --seeds 2 --target 0.2 --output " + output);
+  REQUIRE(alike.size() == 4);
+  for (size_t i : {0, 1}) {
+    CHECK(alike[i] == runs[i]);
+    CHECK(alike[2 + i].at("rule") == "none");
+    CHECK(alike[2 + i].at("directory") == runs[i].at("directory"));
+  }
   const auto trained = std::filesystem::last_write_time(runs[0].at("directory").get<std::string>() +
                                                         "/model.safetensors");
   CHECK(study(command) == runs);

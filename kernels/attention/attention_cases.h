@@ -215,6 +215,15 @@ inline OpTable attention_table() {
     const Accumulation exact = Accumulation::kExact;
     add({2, 3, 65, 65, 32, dtype, false, false, 0, true, exact});
     add({1, 2, 17, 33, 24, dtype, false, true, 0.25, false, exact});
+    add({.batch = 2,
+         .heads = 4,
+         .queries = 17,
+         .keys = 17,
+         .width = 24,
+         .dtype = dtype,
+         .causal = true,
+         .accumulation = exact,
+         .sharing = 2});
   }
   // Grouped heads and masks: several blocks of queries and of keys, of which one may hide all.
   for (DType dtype : {DType::f64, DType::f32, DType::f16, DType::bf16}) {

@@ -5,6 +5,7 @@
 #include <cstring>
 #include <utility>
 
+#include "core/parallel.h"
 #include "kernels/conv2d/conv2d_shared.h"
 #include "kernels/gemm/onednn_matmul.h"
 #include "kernels/plugin.h"
@@ -42,14 +43,21 @@ void clear_scalars(const Fp8QuantizeProblem& p) { clear(p.amax); }
 void clear_scalars(const ReduceProblem& p) { clear(p.y); }
 
 /// The large things that the CPU's variants take for themselves: partial sums of weight gradients,
-/// and wide operands of products in formats that it lacks.
+/// and, in formats that it lacks, wide operands of products and the columns of convolutions.
 template <class Problem>
 void take_scratch(const Problem&) {}
 void take_scratch(const Conv2dProblem& p) {
-  if (p.pass() != Conv2dPass::kWeightGradient || conv2d_is_patch_embedding(p)) return;
-  const int64_t images = p.x.size(0), elements = p.dw.numel();
-  const int64_t part = conv2d_images_per_part(images, elements);
-  Tensor::empty({(images + part - 1) / part, elements});
+  if (conv2d_is_patch_embedding(p)) return;
+  const Conv2dSizes s(p);
+  const DType dtype = p.dtype(), wide = dtype == DType::f64 ? DType::f64 : DType::f32;
+  const bool has_columns = dtype != DType::f32 && dtype != DType::bf16;
+  const int64_t images = has_columns ? std::min<int64_t>(num_threads(), s.N) : 0;  // at a time
+  const bool is_wide = p.pass() == Conv2dPass::kDataGradient;
+  const Tensor columns =
+      Tensor::empty({images, s.C * s.R * s.S * s.P * s.Q}, is_wide ? wide : dtype);
+  if (p.pass() != Conv2dPass::kWeightGradient) return;
+  const int64_t elements = p.dw.numel(), part = conv2d_images_per_part(s.N, elements);
+  Tensor::empty({(s.N + part - 1) / part, elements}, wide);
 }
 void take_scratch(const GemmProblem& p) {
   const GemmArithmetic arithmetic = gemm_arithmetic(p.dtype(), p.numerics);

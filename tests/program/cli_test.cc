@@ -12,8 +12,10 @@ using Catch::Matchers::Contains;
 
 TEST_CASE("Mistakes in the command line exit with 2 and name the word") {
   check_error(run_weft(""), 2, "A subcommand is required");
-  check_error(run_weft("trian"), 2, "unknown command \"trian\"");
-  check_error(run_weft("--colour"), 2, "A subcommand is required");
+  check_error(run_weft("trian"), 2, "unknown command \"trian\"; did you mean \"train\"?");
+  check_error(run_weft("study batchsize"), 2, "did you mean \"batch-size\"?");
+  check_error(run_weft("--colour"), 2, "unknown option \"--colour\"; see --help");
+  check_error(run_weft("train --batchsize 3"), 2, "did you mean \"--batch-size\"?");
   check_error(run_weft("inspect"), 2, "FILE is required");
   check_error(run_weft("inspect a b"), 2, "b");
   check_error(run_weft("inspect a --jason"), 2, "--jason");

@@ -67,6 +67,12 @@ TEST_CASE("train --json tells steps, epochs and the end; eval and predict read i
   CHECK(score.at("images") == 48);
   CHECK(evaluate("--limit-batches 3 --checkpoint " + run + "/step-6") == score);
   CHECK(evaluate("--limit-batches 3 --threads 1 --checkpoint " + run) == score);
+  for (const std::string devices : {"2", "4"}) {  // of four one has no batch
+    const json shared = evaluate("--limit-batches 3 --devices " + devices + " --checkpoint " + run);
+    CHECK(shared.at("test_accuracy") == score.at("test_accuracy"));
+    CHECK(shared.at("images") == 48);
+    CHECK(shared.at("loss").get<double>() == Approx(score.at("loss").get<double>()).epsilon(1e-12));
+  }
 
   const std::string a = scratch("a.png"), b = scratch("b c.png");
   write_bytes(a, data::encode_png(data::Image(32, 32)));
@@ -90,6 +96,17 @@ TEST_CASE("train --json tells steps, epochs and the end; eval and predict read i
     }
     // Each of the ten is rounded to f32, after a division by a sum of ten: relative 2^-20 at most.
     CHECK(sum == Approx(1).margin(0x1p-20));
+  }
+  const auto one_by_one =
+      parse_lines(run_weft("predict --json --top 10 --batch-size 1 --checkpoint " + run + " " + a +
+                           " '" + b + "'")
+                      .out);
+  REQUIRE(one_by_one.size() == 2);
+  for (size_t i : {0, 1}) {
+    CHECK(one_by_one[i].at("class") == lines[i].at("class"));
+    // Sums of a product may be taken in another order for another number of rows.
+    CHECK(one_by_one[i].at("probability").get<double>() ==
+          Approx(lines[i].at("probability").get<double>()).epsilon(1e-4));
   }
   const Outcome table = run_weft("predict --checkpoint " + run + " " + a);
   CHECK(table.code == 0);

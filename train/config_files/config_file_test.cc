@@ -6,6 +6,8 @@
 #include <fstream>
 
 #include "core/error.h"
+#include "tests/json_damage.h"
+#include "train/config_files/dialects.h"
 #include "train/config_yaml.h"
 
 using namespace weft;
@@ -329,32 +331,26 @@ TEST_CASE("a file cut at any byte is read or is an error that names it") {
 }
 
 TEST_CASE("a file with a key left out, one too many, or a value of another type") {
-  const json kinds = {true, 7, 0.5, "text", json::array({1}), json::object({{"a", 1}}), nullptr};
+  int errors = 0;
   for (const auto& [name, text] : files()) {
-    const ConfigFile whole = read(name, text);
-    json values = json::parse(kDeepSpeed);
-    if (std::string(name) != "ds.json") {
-      // As JSON, which every dialect is read from.
-      values = whole.dialect == "weft" ? whole.settings : json{};
-      if (values.empty()) continue;
-    }
-    for (const auto& [key, value] : values.items()) {
-      json less = values;
-      less.erase(key);
-      CHECK_NOTHROW(read("less.json", less.dump()));
-      for (const json& kind : kinds) {
-        json other = values;
-        other[key] = kind;
-        INFO(other.dump());
-        try {
-          read("other.json", other.dump());
-        } catch (const Error& error) {
-          CHECK_THAT(error.what(), Contains("other.json") && Contains(key));
-        }
+    const json whole = parse_values(write_file(name, text));
+    for_each_damage(whole, [&](const json& damaged, const std::string& key) {
+      // What a dialect is told by may be gone: then the file is one of ours, with unknown keys.
+      INFO(name << ": " << damaged.dump());
+      std::string message;
+      try {
+        read("damaged.json", damaged.dump());
+      } catch (const Error& error) {
+        message = error.what();
       }
-    }
-    json more = values;
-    more["levitation"] = 3;
-    CHECK_THROWS_WITH(read("more.json", more.dump()), Contains("unknown key \"levitation\""));
+      errors += !message.empty();
+      CHECK((message.empty() || message.find("damaged.json") != message.npos));
+      // Intel's extension is nothing to Weft, whatever the file says of it.
+      if (damaged.value("ipex_config", json()).contains("levitation")) return;
+      if (key == "levitation") {
+        CHECK_THAT(message, Contains("unknown key \"") && Contains("levitation\""));
+      }
+    });
   }
+  CHECK(errors > 300);
 }

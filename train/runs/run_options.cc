@@ -52,7 +52,13 @@ Config resumed_config(const RunOptions& options) {
   const Checkpoint checkpoint = load_checkpoint(step, CheckpointParts::kState);
   WEFT_CHECK(checkpoint.state.contains("config"), "resume: {} holds no configuration",
              step.string());
-  Config config = config_from_json(checkpoint.state.at("config"));
+  Config config;
+  try {
+    config = config_from_json(checkpoint.state.at("config"));
+    validate(config);
+  } catch (const Error& error) {
+    WEFT_FAIL("{}: {}", step.string(), error.what());
+  }
   const int64_t batch = config.batch_size * sharing_of(config).data_devices();
   dist::StrategyOptions& strategy = config.strategy;
   const dist::StrategyOptions& other = options.strategy;
