@@ -20,7 +20,8 @@
 // leaf changes: one scope around the micro-batches of a step casts each weight once. On a GPU
 // optimizers write the narrow weight beside the wide one, and none is cast at all
 // (autograd/narrow_copies.h). On a CPU the cast of a weight of linear, mlp or conv2d goes with the
-// tape that saved it, so that backward frees what its gradients take. Scopes nest; Autocast(f32) turns casting off until it ends.
+// tape that saved it, so that backward frees what its gradients take. Scopes nest; Autocast(f32)
+// turns casting off until it ends.
 #pragma once
 
 #include "autograd/tape.h"

@@ -50,12 +50,20 @@ std::vector<RankCost> rehearse_stages(RankedStepOptions options, const dist::Sha
   return stages;
 }
 
+/// One rank of many, which stands for all of them: the others are not there.
+RankCost rehearse_rank(RankedStepOptions options, int ranks, int devices) {
+  options.devices = devices;
+  const dist::CommunicatorPtr world = ranks > 1 ? dist::make_absent_world(0, ranks) : nullptr;
+  RankedStep step(options, world);
+  return cost_of(step, world);
+}
+
 /// Threads of one process share parameters and optimizer, and each has the rest for itself. How far
 /// their peaks coincide is a matter of time: those of equal work nearly do, and here they do.
 RankCost rehearse_threads(RankedStepOptions options, int threads) {
   options.strategy = {};
   options.deterministic /= threads;
-  RankCost cost = rehearse(options, 1)[0];
+  RankCost cost = rehearse_rank(options, 1, 1);
   const int64_t shared = cost[MemoryKind::kParameters] + cost[MemoryKind::kOptimizer];
   for (int64_t* const bytes : {&cost.state, &cost.peak})
     *bytes = threads * *bytes - (threads - 1) * shared;
@@ -73,12 +81,7 @@ std::vector<RankCost> rehearse(const RankedStepOptions& options, int devices) {
   const dist::Sharing sharing = dist::sharing_of(filled(options, devices), devices);
   if (sharing.threads > 1) return {rehearse_threads(options, sharing.threads)};
   if (sharing.stages > 1) return rehearse_stages(options, sharing, devices);
-  RankedStepOptions mine = options;
-  mine.devices = devices;
-  const dist::CommunicatorPtr world =
-      sharing.ranks() > 1 ? dist::make_absent_world(0, sharing.ranks()) : nullptr;
-  RankedStep step(mine, world);
-  return {cost_of(step, world)};
+  return {rehearse_rank(options, sharing.ranks(), devices)};
 }
 
 std::vector<RankCost> measure(const RankedStepOptions& options, int devices) {

@@ -107,7 +107,7 @@ struct Table {
     op(
         name,
         [f = f](const Tensor& x, const std::optional<Shape>& dim, bool keepdim,
-            const MaybeDType& dtype) {
+                const MaybeDType& dtype) {
           const Tensor y = f(dtype ? ops::cast(x, *dtype) : x, dim.value_or(Shape{}), keepdim);
           // Sums of integers are in int64.
           return dtype ? ops::cast(y, *dtype) : y;

@@ -334,9 +334,7 @@ __global__ void __launch_bounds__(kThreads, 1)
             of_scores.differentiate(slopes, scores, lse + S::kQueries);
             round_scores<Type>(weights, scores);
             round_scores<Type>(rounded, slopes);
-            round_into_boxes<Narrow<Type>, kRows>(
-                tile_ds + half * kKeyBox + consumer * kAtom, slopes,
-                [](int) { return [](int, int, float x) { return x; }; });
+            store_fragments(tile_ds + half * kKeyBox + consumer * kAtom, rounded);
             wgmma_fence();
             accumulate<Type, kWidth>(dv, weights, dout + half * kAtom);
             accumulate<Type, kWidth>(dk, rounded, queries + half * kAtom);
@@ -345,13 +343,14 @@ __global__ void __launch_bounds__(kThreads, 1)
           fence_proxy_async();
           named_barrier_sync(kBothBarrier, kBothThreads);
           float dq[kRows / 2];
+          char* const all_keys = reread_place(tiles.keys() + box_dq * kKeyBox);
           wgmma_fence();
 #pragma unroll
           for (int k = 0; k < kKeys / 16; ++k) {
             const int line = k * 16 * kLine;
             wgmma<Type, kBoxColumns, Major::kMn, Major::kMn>(
                 dq, wgmma_descriptor_mn_major(tile_ds + half_dq * kKeyBox + line, kKeyBox),
-                wgmma_descriptor_mn_major(tiles.keys() + box_dq * kKeyBox + line, kKeyBox), k > 0);
+                wgmma_descriptor_mn_major(all_keys + line, kKeyBox), k > 0);
           }
           wgmma_commit();
           const int row =

@@ -25,6 +25,13 @@ __device__ __forceinline__ int reread_thread() {
   return static_cast<int>(thread) % kWarpgroupThreads;
 }
 
+/// The same place, of which the compiler knows nothing: addresses in it are computed where they are
+/// used, not before a loop that has no registers to keep them in.
+__device__ __forceinline__ char* reread_place(char* place) {
+  WEFT_PTX(asm volatile("" : "+l"(place)), );
+  return place;
+}
+
 /// A stage of a ring and how often it has come round.
 template <int kStages>
 struct Ring {
@@ -39,18 +46,43 @@ struct Ring {
   }
 };
 
-/// Rounds a warpgroup's 64 rows of sums to T: boxes of 64 columns, `box_bytes` apart. finish(c)
-/// gives, for columns c and c + 1, a function (h, i, x) that makes of the sum x in row g + 8 h and
-/// column c + i what is rounded. stmatrix takes 16 rows of 16 columns at a time, its lanes the
-/// places of their 8 rows of 8.
+/// Where a lane of a warpgroup has stmatrix lay down its 8 of the 16 x 16 elements of 2 bytes in
+/// columns 8 j of 64 rows, in boxes of 64 columns `box_bytes` apart.
+class LanePlaces {
+ public:
+  __device__ __forceinline__ explicit LanePlaces(char* boxes, int box_bytes = kAtom)
+      : box_bytes_(box_bytes) {
+    const int thread = reread_thread(), warp = thread / kWarp, lane = thread % kWarp;
+    row_ = boxes + (16 * warp + lane % 16) * kLine;
+    chunk_ = 16 * (lane / 16 ^ lane % 8);
+  }
+  __device__ __forceinline__ char* operator[](int j) const {
+    return row_ + j / 8 * box_bytes_ + (chunk_ ^ 16 * (j % 8));
+  }
+
+ private:
+  int box_bytes_;
+  char* row_;
+  int chunk_;
+};
+
+/// Stores a warpgroup's fragments, 64 rows of 16 kSteps columns of 2 bytes as wgmma takes them.
+template <int kSteps>
+__device__ __forceinline__ void store_fragments(char* box, const uint32_t (&fragments)[kSteps][4]) {
+  const LanePlaces places(box);
+#pragma unroll
+  for (int k = 0; k < kSteps; ++k) ptx::stmatrix_x4(places[2 * k], fragments[k]);
+}
+
+/// Rounds a warpgroup's 64 rows of sums to T and stores them in boxes. finish(c) gives, for columns
+/// c and c + 1, a function (h, i, x) that makes of the sum x in row g + 8 h and column c + i what
+/// is rounded.
 template <class T, int kCols, class F>
 __device__ __forceinline__ void round_into_boxes(char* boxes, const float (&sums)[kCols / 2],
                                                  F finish, int box_bytes = kAtom) {
   static_assert(kCols % 16 == 0);
-  const int thread = reread_thread(), warp = thread / kWarp, lane = thread % kWarp;
-  const int quad = lane % 4;
-  char* const row = boxes + (16 * warp + lane % 16) * kLine;
-  const int chunk = 16 * (lane / 16 ^ lane % 8);
+  const LanePlaces places(boxes, box_bytes);
+  const int quad = reread_thread() % 4;
 #pragma unroll
   for (int j = 0; j < kCols / 8; j += 2) {
     uint32_t pairs[4];
@@ -65,7 +97,7 @@ __device__ __forceinline__ void round_into_boxes(char* boxes, const float (&sums
             std::is_same_v<T, bf16> ? ptx::cvt_rn_bf16x2(x, y) : ptx::cvt_rn_f16x2(x, y);
       }
     }
-    ptx::stmatrix_x4(row + j / 8 * box_bytes + (chunk ^ 16 * (j % 8)), pairs);
+    ptx::stmatrix_x4(places[j], pairs);
   }
 }
 
