@@ -346,7 +346,9 @@ TEST_CASE("a file with a key left out, one too many, or a value of another type"
       errors += !message.empty();
       CHECK((message.empty() || message.find("damaged.json") != message.npos));
       // Intel's extension is nothing to Weft, whatever the file says of it.
-      if (damaged.is_object() && damaged.value("ipex_config", json()).contains("levitation")) return;
+      if (damaged.is_object() && damaged.value("ipex_config", json()).contains("levitation")) {
+        return;
+      }
       if (key == "levitation") {
         CHECK_THAT(message, Contains("unknown key \"") && Contains("levitation\""));
       }
