@@ -267,7 +267,7 @@ std::string dispatch(Module& model, const NamedTensors& state, const DeviceMap& 
   for (size_t i = 0; i < layers.size(); ++i) {
     const Place& place = places[i];
     const Device device = runs_on(place, map.main);
-    Stop& stop = stops.emplace_back(layers[i].segment.forward, device);
+    Stop& stop = stops.emplace_back(Stop{layers[i].segment.forward, device, {}});
     for (auto [name, tensor] : layers[i].tensors) {
       const Tensor source = sources.at(name);
       const bool is_mapped = !source.storage()->is_owner();
