@@ -99,8 +99,9 @@ class Reader {
     // What they select leads, as that of an index into the first dimensions does.
     Shape order;
     for (int d = 0; d < base_.dim(); ++d) order.push_back(d);
-    std::ranges::stable_partition(
-        order, [&](int64_t d) { return d < std::ssize(indices_) && indices_[d].defined(); });
+    std::stable_partition(order.begin(), order.end(), [&](int64_t d) {
+      return d < std::ssize(indices_) && indices_[d].defined();
+    });
     s.base = ops::permute(base_, order);
     std::erase_if(s.indices, [](const Tensor& index) { return !index.defined(); });
     return s;

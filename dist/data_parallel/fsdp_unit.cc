@@ -60,7 +60,7 @@ void lay_out(Unit& unit, const FsdpOptions& options,
     return ranks > 1 && options.product_dtype != DType::f32 && unit.dtype == DType::f32 &&
            unit.unsharded_dtype == DType::f32 && products.contains(p.whole.id());
   };
-  std::ranges::stable_partition(unit.parameters, is_narrowed);
+  std::stable_partition(unit.parameters.begin(), unit.parameters.end(), is_narrowed);
   int64_t offset = 0;
   for (Parameter& p : unit.parameters) {
     WEFT_CHECK(p.whole.dtype() == unit.dtype,
