@@ -31,16 +31,14 @@ Rows random_rows(const nn::Module& model, int64_t count) {
     for (int64_t i = 0; i < n; ++i) values[i] = (first + i) % below;
     return values;
   };
-  if (const auto* gpt = dynamic_cast<const models::Gpt*>(&model)) {
-    const auto [tokens, vocabulary] = std::pair(gpt->config.context, gpt->config.vocabulary);
-    const Shape shape = {count, tokens};
-    return {Tensor::from(numbers(count * tokens, 0, vocabulary), shape),
-            Tensor::from(numbers(count * tokens, 1, vocabulary), shape)};
+  const nn::BatchRow row = model.batch_row();
+  Shape shape = row.shape;
+  shape.insert(0, count);
+  if (row.has_tokens) {
+    return {Tensor::from(numbers(numel(shape), 0, row.classes), shape),
+            Tensor::from(numbers(numel(shape), 1, row.classes), shape)};
   }
-  const auto& of_images = dynamic_cast<const models::Classifier&>(model);
-  const int64_t size = of_images.image_size();
-  return {ops::randn({count, of_images.channels(), size, size}),
-          Tensor::from(numbers(count, 0, of_images.classes()), {count})};
+  return {ops::randn(shape), Tensor::from(numbers(count, 0, row.classes), {count})};
 }
 
 /// Elements of one row's activation behind each segment.

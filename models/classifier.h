@@ -40,6 +40,9 @@ class Classifier : public nn::Module {
   /// im2col makes of them.
   virtual Matmuls forward_matmuls(int64_t images) const = 0;
   nn::ModelStructure structure() override = 0;
+  nn::BatchRow batch_row() const override {
+    return {.shape = {channels_, image_size_, image_size_}, .classes = classes_};
+  }
   /// What another program needs to build the same model: image_size, channels, classes, ...
   virtual nlohmann::ordered_json architecture() const = 0;
   /// Of one image.

@@ -141,6 +141,9 @@ class Gpt : public GptPart {
   KvCache make_cache(int64_t batch = 1) const;
   /// With a tied head no chain of segments: its first and last part share a parameter.
   nn::ModelStructure structure() override;
+  nn::BatchRow batch_row() const override {
+    return {.shape = {config.context}, .classes = config.vocabulary, .has_tokens = true};
+  }
 
   GptConfig config;
   nn::Embedding& wte;

@@ -28,6 +28,13 @@ namespace weft::nn {
 
 struct ModelStructure;
 
+/// A row of a batch: an f32 image [C, H, W] and its class, or tokens i64 [T] and those that follow.
+struct BatchRow {
+  Shape shape;
+  int64_t classes = 0;  // of images, or different tokens
+  bool has_tokens = false;
+};
+
 struct LoadOptions {
   bool strict = true;  // false: missing and unexpected keys are reported, not refused
 };
@@ -69,6 +76,8 @@ class Module {
   /// What strategies, fine-tuning and the planner have to know of it (nn/structure.h). A module
   /// that does not say has no structure.
   virtual ModelStructure structure();
+  /// A row of the batches that it is trained on; no shape where it does not say.
+  virtual BatchRow batch_row() const { return {}; }
 
   /// Each parameter once, under its first name.
   NamedTensors named_parameters() const;

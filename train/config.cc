@@ -13,6 +13,7 @@
 #include "core/error.h"
 #include "data/sets/open.h"
 #include "data/sets/open_text.h"
+#include "dist/strategy/settings.h"
 #include "dist/strategy/strategy_kind.h"
 #include "models/gpt_names.h"
 #include "models/registry.h"
@@ -188,13 +189,13 @@ void for_each_setting(C& config, F&& f) {
     WEFT_SETTINGS(random_crop, shift, flip, alternate_flip, rand_augment, magnitude, erase, mixup,
                   cutmix)
   }
-  auto& part = config.strategy;
-  WEFT_SETTINGS(shard_size, tensor_parallel, sequence_parallel, parallel_head, pipeline_stages,
-                micro_batches, cpu_offload, offload_optimizer, bucket_mb, compress_dtype,
-                static_graph, find_unused, wrap, shard_grad_op, no_prefetch, resident_units,
-                param_dtype, reduce_dtype, buffer_dtype)
-  f("strategy", part.name);
-  f("pipeline_schedule", part.schedule);
+  dist::for_each_setting([&](const dist::SettingText& text, auto member) {
+    std::string key = text.flag;
+    std::ranges::replace(key, '-', '_');
+    f(key.c_str(), config.strategy.*member);
+  });
+  f("strategy", config.strategy.name);
+  f("pipeline_schedule", config.strategy.schedule);
 }
 
 void validate_ranks(const Config& c) {

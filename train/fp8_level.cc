@@ -1,5 +1,7 @@
 #include "train/fp8_level.h"
 
+#include <fmt/ranges.h>
+
 #include "autograd/resting.h"
 #include "core/transfer.h"
 #include "dist/strategy/strategy_kind.h"
@@ -24,11 +26,16 @@ void check_fp8_level(const std::string& name, const Precision& precision,
   if (level == Fp8Level::kNone) return;
   WEFT_CHECK(precision.is_fp8(), "fp8-level: {} is of precision fp8, not of {}", name,
              precision.name);
-  const std::string& kind = dist::strategy_of(strategy, devices).name;
-  const bool is_zero = kind == "zero1" || kind == "zero2";
-  WEFT_CHECK(kind == "single" || kind == "ddp" || (is_zero && level == Fp8Level::kO3),
-             "fp8-level: {} is of strategies {}, not of {}", name,
-             level == Fp8Level::kO3 ? "single, ddp, zero1 and zero2" : "single and ddp", kind);
+  const auto takes = [&](const dist::StrategyKind& kind) {
+    return kind.takes_fp8_level(static_cast<int>(level));
+  };
+  const dist::StrategyKind& kind = dist::strategy_of(strategy, devices);
+  std::vector<std::string> right;
+  for (const auto& other : dist::strategies()) {
+    if (takes(*other)) right.push_back(other->name);
+  }
+  WEFT_CHECK(takes(kind), "fp8-level: {} is of strategies {}, not of {}", name,
+             fmt::join(right, ", "), kind.name);
   const std::pair<const char*, std::string> settings[] = {
       {"compress-dtype", strategy.compress_dtype},
       {"reduce-dtype", strategy.reduce_dtype},

@@ -253,16 +253,17 @@ int run_sweep(const Arguments& a) {
 /// How a rule gets from the learning rate at the base batch to that at another one.
 struct Rule {
   const char* name;
-  double exponent;        // of the ratio of the batches
-  const char* optimizer;  // empty: the run's own
+  double exponent;                        // of the ratio of the batches
+  const char* optimizer = "";             // empty: the run's own
+  double Arguments::*own_rate = nullptr;  // at the base batch; null: the run's own
 };
 
 const Rule& find_rule(const std::string& name) {
-  static const std::vector<Rule> rules = {{"none", 0, ""},
-                                          {"linear", 1, ""},  // Goyal et al., arXiv:1706.02677
-                                          {"sqrt", 0.5, ""},  // Krizhevsky, arXiv:1404.5997
-                                          {"lars", 1, "lars"},
-                                          {"lamb", 0.5, "lamb"}};
+  static const std::vector<Rule> rules = {{"none", 0},
+                                          {"linear", 1},  // Goyal et al., arXiv:1706.02677
+                                          {"sqrt", 0.5},  // Krizhevsky, arXiv:1404.5997
+                                          {"lars", 1, "lars", &Arguments::lars_lr},
+                                          {"lamb", 0.5, "lamb", &Arguments::lamb_lr}};
   std::vector<std::string> names;
   for (const Rule& rule : rules) {
     if (rule.name == name) return rule;
@@ -280,10 +281,9 @@ std::vector<Cell> batch_cells(const Arguments& a, const train::Config& base, int
       Cell cell{.labels = {name, std::to_string(batch)}, .config = base, .runs = {}};
       train::Config& config = cell.config;
       config.global_batch_size = batch;
-      const std::string optimizer = rule.optimizer;
-      if (!optimizer.empty()) {
-        config.optimizer = optimizer;
-        config.lr = optimizer == "lars" ? a.lars_lr : a.lamb_lr;
+      if (rule.own_rate) {
+        config.optimizer = rule.optimizer;
+        config.lr = a.*rule.own_rate;
       }
       config.lr *=
           std::pow(static_cast<double>(batch) / static_cast<double>(base_batch), rule.exponent);

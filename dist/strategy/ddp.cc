@@ -48,6 +48,7 @@ class DdpKind : public WholeCopy {
   Sharing share(const StrategyOptions&, int devices) const override {
     return {.replicas = devices};
   }
+  bool takes_fp8_level(int) const override { return true; }
   std::unique_ptr<Strategy> make(const StrategyOptions& options, const Sharing&,
                                  CommunicatorPtr world) const override {
     DdpOptions ddp{.find_unused_parameters = options.find_unused,

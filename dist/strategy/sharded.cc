@@ -312,6 +312,10 @@ class ShardedKind : public StrategyKind {
   Sharing share(const StrategyOptions& options, int devices) const override {
     return with_bytes(options, {.shard = devices});
   }
+  bool takes_fp8_level(int level) const override {
+    const bool is_zero = sharding_ == Sharding::kZero1 || sharding_ == Sharding::kZero2;
+    return level == 0 || (level == 3 && is_zero);
+  }
   std::unique_ptr<Strategy> make(const StrategyOptions& options, const Sharing& sharing,
                                  CommunicatorPtr world) const override {
     FsdpOptions fsdp{.shard = world,

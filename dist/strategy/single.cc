@@ -23,6 +23,7 @@ class Single : public Strategy {
 class SingleKind : public WholeCopy {
  public:
   Sharing share(const StrategyOptions&, int) const override { return {}; }
+  bool takes_fp8_level(int) const override { return true; }
   std::unique_ptr<Strategy> make(const StrategyOptions&, const Sharing&,
                                  CommunicatorPtr) const override {
     return std::make_unique<Single>();

@@ -51,6 +51,9 @@ class StrategyKind {
                                          CommunicatorPtr world) const = 0;
   /// Whether its sums can be the same bits for any number of ranks.
   virtual bool fixes_order() const { return true; }
+  /// Whether it keeps and sends what the levels of fp8 say: O1 and O2 of gradients that each rank
+  /// has whole, O3 of matrices that one rank owns or all have (dist/strategy/fp8_zero.h).
+  virtual bool takes_fp8_level(int level) const { return level == 0; }
 
   /// Bytes that the rank whose layout it is keeps, each kind at its peak.
   virtual StateBytes state_bytes(const ModelLayout& layout, const Sharing& sharing) const = 0;

@@ -6,6 +6,7 @@
 #include <cmath>
 
 #include "core/error.h"
+#include "dist/strategy/strategy_kind.h"
 #include "train/config_files/dialects.h"
 #include "train/config_files/section.h"
 
@@ -229,8 +230,10 @@ void read_deepspeed(const nlohmann::json& values, ConfigFile& file) {
   read_precision(all.section("fp16"), all.section("bf16"), file);
   if (all.has("msamp")) read_msamp(all.section("msamp"), file);
   if (all.has("zero_optimization")) read_zero(all.section("zero_optimization"), file);
-  const bool is_sharded = file.settings.contains("strategy") && file.settings["strategy"] != "ddp";
-  file.set(is_sharded ? "reduce_dtype" : "compress_dtype",
+  const dist::StrategyKind& strategy =
+      dist::find_strategy(file.settings.value("strategy", std::string("ddp")));
+  file.set(contains(strategy.settings, dist::Settings::kMixedPrecision) ? "reduce_dtype"
+                                                                        : "compress_dtype",
            all.choice("communication_data_type", {"fp32", "fp16", "bf16"}),
            "communication_data_type");
   const std::vector<std::string> others = all.known({"steps_per_print",

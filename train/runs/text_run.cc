@@ -226,7 +226,7 @@ class TextReport : public Callback, public Logger {
         context, config_.optimizer, config_.lr, config_.schedule);
     std::fflush(stdout);
   }
-  int64_t models_context() const { return dynamic_cast<models::Gpt&>(*model_).config.context; }
+  int64_t models_context() const { return model_->batch_row().shape[0]; }
 
   const Config& config_;
   const RunOptions& options_;
