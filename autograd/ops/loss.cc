@@ -58,7 +58,7 @@ Tensor nll_loss(const Tensor& log_probabilities, const Tensor& labels,
   }
   if (!given.defined() && !may_ignore) {
     const Tensor picked = squeeze(gather(x, axis, unsqueeze(labels, axis)), axis);
-    return reduced("nll_loss", neg(picked), options.reduction);
+    return neg(reduced("nll_loss", picked, options.reduction));
   }
   const Tensor weight =
       given.defined() ? cast(given, x.dtype()) : ones({classes}, x.dtype(), x.device());

@@ -187,12 +187,32 @@ Tensor std(const Tensor& x, const Shape& dims, double correction, bool keepdim) 
   return root(var(x, dims, correction, keepdim), 2);
 }
 
+namespace {
+
+/// The norm of order 2, in one pass over x. Its gradient where it is 0 is 0.
+Tensor length(const Tensor& x, const Shape& dims, bool keepdim) {
+  const Axes axes(x, dims, "norm");
+  Tensor y;
+  {
+    const NoGrad guard;
+    y = sqrt(compute(x, axes, Reduction::kSumSquares, x.dtype(), keepdim));
+  }
+  return record("norm", {x}, y, {x, y}, [kept = axes.kept](const Backward& b) -> Tensors {
+    const Tensor y = view(b.saved(1), kept), is_zero = eq(y, full_like(y, 0));
+    const Tensor scale = div(view(b.dy(), kept), masked_fill(y, is_zero, 1));
+    return {mul(b.saved(0), masked_fill(scale, is_zero, 0))};
+  });
+}
+
+}  // namespace
+
 Tensor norm(const Tensor& input, double p, const Shape& dims, bool keepdim) {
   raw::check_floating("norm", input);
   const Tensor given = autocast_f32(input);
   const DType dtype = given.dtype();
   const Tensor x = itemsize(dtype) < 4 ? cast(given, DType::f32) : given;
-  const Tensor size = p == 2 ? x : abs(x);
+  if (p == 2) return cast(length(x, dims, keepdim), dtype);
+  const Tensor size = abs(x);
   Tensor y;
   if (p == 0) {
     y = cast(sum(ne(x, full({}, 0, x.dtype(), x.device())), dims, keepdim), x.dtype());
@@ -200,8 +220,6 @@ Tensor norm(const Tensor& input, double p, const Shape& dims, bool keepdim) {
     y = sum(size, dims, keepdim);
   } else if (std::isinf(p)) {
     y = p > 0 ? max(size, dims, keepdim) : min(size, dims, keepdim);
-  } else if (p == 2) {
-    y = root(sum(square(size), dims, keepdim), 2);
   } else {
     y = root(sum(pow(size, full({}, p, x.dtype(), x.device())), dims, keepdim), p);
   }

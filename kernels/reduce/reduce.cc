@@ -5,7 +5,8 @@ namespace {
 
 bool reduce_is_arithmetic(const ReduceProblem& p) {
   return p.reduction == Reduction::kSum || p.reduction == Reduction::kMean ||
-         p.reduction == Reduction::kVar || (selects(p.reduction) && !gives_place(p.reduction));
+         p.reduction == Reduction::kVar || p.reduction == Reduction::kSumSquares ||
+         (selects(p.reduction) && !gives_place(p.reduction));
 }
 
 }  // namespace
@@ -15,8 +16,8 @@ bool reduce_is_arithmetic(const ReduceProblem& p) {
 #include "kernels/op_list_inl.h"
 
 std::string_view name(Reduction reduction) {
-  static constexpr std::string_view kNames[] = {"sum", "mean",   "prod",   "var", "max",
-                                                "min", "argmax", "argmin", "any", "all"};
+  static constexpr std::string_view kNames[] = {
+      "sum", "mean", "prod", "var", "sum_squares", "max", "min", "argmax", "argmin", "any", "all"};
   return kNames[static_cast<size_t>(reduction)];
 }
 

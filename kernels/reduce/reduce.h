@@ -5,6 +5,7 @@
 //   sum, prod        floats: y floating; integers and bool: y i64, modulo 2^64. Empty: 0, 1.
 //   mean             y floating. Empty: NaN.
 //   var              sum((x - mean)^2) / max(0, n - correction); y floating. 0 / 0 is NaN.
+//   sum_squares      sum(x^2), as sum.
 //   max, min         y of x's dtype; a NaN among the elements is the result. Never empty.
 //   argmax, argmin   y i64: the place of the first maximum among the reduced axes in row-major
 //                    order; a NaN counts as the extreme. Never empty.
@@ -23,7 +24,19 @@
 
 namespace weft::kernels {
 
-enum class Reduction { kSum, kMean, kProd, kVar, kMax, kMin, kArgmax, kArgmin, kAny, kAll };
+enum class Reduction {
+  kSum,
+  kMean,
+  kProd,
+  kVar,
+  kSumSquares,
+  kMax,
+  kMin,
+  kArgmax,
+  kArgmin,
+  kAny,
+  kAll
+};
 
 std::string_view name(Reduction reduction);
 /// Whether the result is the place of an element.

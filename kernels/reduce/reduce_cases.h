@@ -75,9 +75,10 @@ inline OpTable reduce_table() {
     }
     add(reduction, {}, {}, dtype, Layout::kContiguous, integers, out);
   };
-  const Reduction all_reductions[] = {
-      Reduction::kSum, Reduction::kMean,   Reduction::kProd,   Reduction::kVar, Reduction::kMax,
-      Reduction::kMin, Reduction::kArgmax, Reduction::kArgmin, Reduction::kAny, Reduction::kAll};
+  const Reduction all_reductions[] = {Reduction::kSum, Reduction::kMean,       Reduction::kProd,
+                                      Reduction::kVar, Reduction::kSumSquares, Reduction::kMax,
+                                      Reduction::kMin, Reduction::kArgmax,     Reduction::kArgmin,
+                                      Reduction::kAny, Reduction::kAll};
   for (Reduction reduction : all_reductions) {
     for (DType dtype : {DType::f64, DType::f32, DType::f16, DType::bf16}) {
       each(reduction, dtype, false);
@@ -95,7 +96,8 @@ inline OpTable reduce_table() {
     }
   }
   // Lengths around vectors, blocks and chunks, as rows and as columns.
-  for (Reduction reduction : {Reduction::kSum, Reduction::kVar, Reduction::kMax}) {
+  for (Reduction reduction :
+       {Reduction::kSum, Reduction::kSumSquares, Reduction::kVar, Reduction::kMax}) {
     for (DType dtype : {DType::f64, DType::f32, DType::bf16}) {
       for (int64_t n : {15, 16, 17, 31, 32, 33, 127, 128, 129, 1023, 1024, 1025, 4099}) {
         add(reduction, {3, n}, {3, 1}, dtype, Layout::kContiguous, false, dtype);
@@ -120,7 +122,7 @@ inline OpTable reduce_table() {
   add(Reduction::kSum, {4500, 3}, {4500, 1}, DType::f32, Layout::kContiguous, false, DType::f32);
   // Nothing to reduce, and nothing to make.
   for (Reduction reduction : {Reduction::kSum, Reduction::kMean, Reduction::kProd, Reduction::kVar,
-                              Reduction::kAny, Reduction::kAll}) {
+                              Reduction::kSumSquares, Reduction::kAny, Reduction::kAll}) {
     add(reduction, {3, 0}, {3, 1}, DType::f32, Layout::kContiguous, false,
         result_dtype(reduction, DType::f32));
     add(reduction, {0, 3}, {0, 1}, DType::f32, Layout::kContiguous, false,
@@ -174,6 +176,7 @@ inline OpTable reduce_table() {
     timed(Reduction::kSum, {788, 768}, {1, 1}, dtype, DType::f32);
   }
   timed(Reduction::kSum, {4, 197, 768}, {1, 197, 768}, DType::f32, DType::f32);
+  timed(Reduction::kSumSquares, {788, 768}, {788, 1}, DType::f32, DType::f32);
   timed(Reduction::kMax, {788, 768}, {788, 1}, DType::f32, DType::f32);
   timed(Reduction::kVar, {788, 768}, {1, 768}, DType::f32, DType::f32);
   timed(Reduction::kArgmax, {64, 1000}, {64, 1}, DType::f32, DType::i64);

@@ -50,6 +50,11 @@ void reduce_one(const ReduceProblem& p, int64_t count, int64_t offset, ForEach&&
       for_each([&](Value x) { product *= static_cast<Sum>(x); });
       return store(p.y, offset, static_cast<Value>(product));
     }
+    case Reduction::kSumSquares: {
+      Sum squares = 0;
+      for_each([&](Value x) { squares += static_cast<Sum>(x) * static_cast<Sum>(x); });
+      return store(p.y, offset, static_cast<Value>(squares));
+    }
     case Reduction::kVar: {
       const double n = static_cast<double>(count), mean = static_cast<double>(sum()) / n;
       double squares = 0;

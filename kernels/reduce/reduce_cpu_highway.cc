@@ -5,7 +5,7 @@
 // 1024 columns at a time, f32 accumulators for 16 rows, then added to f64 totals. Elements are
 // widened to f32 in L1 first; sums of bf16 widen them as they read. Either way long reductions are
 // cut into chunks that depend on the shape alone; chunks of one output are joined in order. The
-// variance takes a second pass about the mean. The limiter is memory.
+// variance takes a second pass about the mean, sums of squares one about 0. The limiter is memory.
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/reduce/reduce_cpu_highway.cc"
 #include "core/simd/targets_inl.h"
@@ -131,7 +131,7 @@ HWY_INLINE void fold_rows(const T* const* rows, int64_t group, int64_t n, const 
 }
 
 /// One pass: partial[chunk * outputs + output], the fold of the chunk's elements of each output.
-/// centres: one per output, for kSquares.
+/// centres: one per output, for kSquares; null: 0.
 class Partials {
  public:
   explicit Partials(const ReduceLayout& layout) : layout_(layout) {
@@ -225,8 +225,8 @@ class Partials {
         const int64_t base = offset_at(l.kept, l.kept_x, output);
         double* const out = partial + chunk * l.outputs + output;
         std::fill_n(out, n, initial<kFold, double>());
-        if (centres) {
-          for (int64_t j = 0; j < n; ++j) centre[j] = static_cast<Acc>(centres[output + j]);
+        for (int64_t j = 0; j < n; ++j) {
+          centre[j] = centres ? static_cast<Acc>(centres[output + j]) : 0;
         }
         const int64_t last = std::min(l.count, (chunk + 1) * chunk_);
         OffsetWalk rows(l.reduced, l.reduced_x, chunk * chunk_);
@@ -294,8 +294,7 @@ void store_outputs(const ReduceLayout& l, const Tensor& y,
 }
 
 template <Fold kFold, class Acc>
-void extreme(const ReduceProblem& p, const ReduceLayout& layout) {
-  WEFT_ASSERT(layout.count > 0);
+void one_pass(const ReduceProblem& p, const ReduceLayout& layout) {
   Partials partials(layout);
   partials.fill<kFold, Acc>(p.x, nullptr);
   store_outputs(layout, p.y, [&](int64_t begin, int64_t n, double* values) HWY_ATTR {
@@ -333,10 +332,14 @@ template <class Acc>
 void run(const ReduceProblem& p) {
   const ReduceLayout layout = reduce_layout(p.x, p.y, true);
   if (layout.outputs == 0) return;
-  if (p.reduction == Reduction::kMax) return extreme<Fold::kMax, Acc>(p, layout);
-  if (p.reduction == Reduction::kMin) return extreme<Fold::kMin, Acc>(p, layout);
-  if (layout.count > 0) return sum_or_variance<Acc>(p, layout);
-  const double empty = p.reduction == Reduction::kSum ? 0 : NAN;
+  WEFT_ASSERT(layout.count > 0 || !selects(p.reduction));
+  if (p.reduction == Reduction::kMax) return one_pass<Fold::kMax, Acc>(p, layout);
+  if (p.reduction == Reduction::kMin) return one_pass<Fold::kMin, Acc>(p, layout);
+  const bool squares = p.reduction == Reduction::kSumSquares;
+  if (layout.count > 0) {
+    return squares ? one_pass<Fold::kSquares, Acc>(p, layout) : sum_or_variance<Acc>(p, layout);
+  }
+  const double empty = squares || p.reduction == Reduction::kSum ? 0 : NAN;
   store_outputs(layout, p.y,
                 [&](int64_t, int64_t n, double* values) { std::fill_n(values, n, empty); });
 }

@@ -64,7 +64,7 @@ template <class Acc>
 __device__ Partial<Acc> of_element(Kind kind, Acc x, int64_t place, Acc centre) {
   switch (kind) {
     case Kind::kSquares:
-      return {(x - centre) * (x - centre), -1};
+      return join<Acc>(Kind::kProduct, {x - centre, -1}, {x - centre, -1});
     case Kind::kCount:
       return {static_cast<Acc>(x != 0 ? 1 : 0), -1};
     default:
@@ -101,7 +101,7 @@ struct Splits {
   Kind kind;
   Axes kept, reduced;
   int64_t outputs, count, splits, split_size;
-  const double* means;     // of each output, for squares
+  const double* means;     // of each output, for squares about them; null: about 0
   Partial<Acc>* partials;  // [splits, outputs]
 };
 
@@ -110,7 +110,7 @@ template <class Acc>
 __device__ Partial<Acc> reduce_elements(const Splits<Acc>& p, int64_t output, int64_t split,
                                         int first, int step) {
   const int64_t base = p.kept.offset(output);
-  const Acc centre = p.kind == Kind::kSquares ? static_cast<Acc>(p.means[output]) : Acc{0};
+  const Acc centre = p.means ? static_cast<Acc>(p.means[output]) : Acc{0};
   Partial<Acc> all = nothing<Acc>(p.kind);
   const int64_t end = (split + 1) * p.split_size < p.count ? (split + 1) * p.split_size : p.count;
   for (int64_t i = split * p.split_size + first; i < end; i += step) {
@@ -286,7 +286,7 @@ __global__ void __launch_bounds__(kWarp* kJoinWarps)
 Kind kind_of(Reduction reduction) {
   if (selects(reduction)) return wants_largest(reduction) ? Kind::kLargest : Kind::kSmallest;
   if (reduction == Reduction::kAny || reduction == Reduction::kAll) return Kind::kCount;
-  if (reduction == Reduction::kVar) return Kind::kSquares;
+  if (reduction == Reduction::kVar || reduction == Reduction::kSumSquares) return Kind::kSquares;
   return reduction == Reduction::kProd ? Kind::kProduct : Kind::kSum;
 }
 

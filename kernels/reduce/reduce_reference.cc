@@ -36,12 +36,13 @@ Result reduce_group(const ReduceProblem& p, const std::vector<double>& group) {
   const double n = static_cast<double>(group.size());
   const bool wide = p.x.dtype() == DType::f64;
   const double u = wide ? 0x1p-53 : 0x1p-24;
-  double sum = 0, magnitude = 0, product = 1, nonzero = 0;
+  double sum = 0, magnitude = 0, product = 1, nonzero = 0, squares = 0;
   bool whole = true;
   for (double x : group) {
     sum += x;
     magnitude += std::abs(x);
     product *= x;
+    squares += x * x;
     nonzero += x != 0;
     whole &= x == std::floor(x);
   }
@@ -56,8 +57,14 @@ Result reduce_group(const ReduceProblem& p, const std::vector<double>& group) {
       return {mean, sum_error / n + std::abs(mean) * 0x1p-53};
     case Reduction::kProd:
       return {product, exact ? 0 : std::abs(product) * gamma(2 * n, 0x1p-53)};
+    case Reduction::kSumSquares: {
+      // A square is rounded once before it is added.
+      const bool is_exact = !is_floating(p.x.dtype()) || (whole && squares < 0x1p24);
+      const double terms = wide ? gamma(2 * n + 1, u) : gamma(25, u) + gamma(n, 0x1p-53);
+      return {squares, is_exact ? 0 : squares * terms};
+    }
     case Reduction::kVar: {
-      double squares = 0;
+      squares = 0;
       for (double x : group) squares += (x - mean) * (x - mean);
       const double mean_error = sum_error / n, centre_error = mean_error + u * std::abs(mean);
       const double divisor = std::max(0.0, n - p.correction);
