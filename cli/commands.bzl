@@ -18,7 +18,7 @@ COMMANDS = {
     "profile": "//cli:profile",
     "torture": "//cli/torture",
     "compare": "//cli/compare",
-    "kernels": "//cli:kernels",
+    "kernels": "//cli/kernels",
     "devices": "//cli:devices",
     "launch": "//cli:launch",
     "estimate": "//cli:estimate",

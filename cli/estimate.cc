@@ -1,8 +1,8 @@
 // weft estimate: what a training step keeps and sends, without a step and without its memory.
 //
-// The steps of the rows are rehearsed (cli/rehearsed_step.h): the training's own code allocates and
-// frees, and nothing computes. Of a count of parameters alone it says what Accelerate's estimator
-// says: accelerate/commands/estimate.py.
+// The steps of the rows are rehearsed (cli/step/rehearsed_step.h): the training's own code
+// allocates and frees, and nothing computes. Of a count of parameters alone it says what
+// Accelerate's estimator says: accelerate/commands/estimate.py.
 #include <fmt/ranges.h>
 
 #include <algorithm>
@@ -13,7 +13,7 @@
 
 #include "cli/command.h"
 #include "cli/json_line.h"
-#include "cli/rehearsed_step.h"
+#include "cli/step/rehearsed_step.h"
 #include "io/progress.h"
 #include "nn/meta.h"
 

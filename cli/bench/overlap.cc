@@ -14,7 +14,7 @@
 #include <mutex>
 
 #include "cli/json_line.h"
-#include "cli/ranked_step.h"
+#include "cli/step/ranked_step.h"
 #include "dist/comm/flight_recorder.h"
 #include "dist/comm/in_process.h"
 #include "dist/plan/cluster.h"

@@ -20,7 +20,7 @@
 #include <thread>
 
 #include "cli/json_line.h"
-#include "cli/rehearsed_step.h"
+#include "cli/step/rehearsed_step.h"
 #include "core/parallel.h"
 #include "dist/comm/in_process.h"
 #include "dist/plan/cluster.h"

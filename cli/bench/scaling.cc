@@ -15,7 +15,7 @@
 #include "cli/device_option.h"
 #include "cli/json_line.h"
 #include "cli/report/html_report.h"
-#include "cli/training_step.h"
+#include "cli/step/training_step.h"
 #include "core/allocator.h"
 #include "core/parallel.h"
 #include "core/stream.h"

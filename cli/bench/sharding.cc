@@ -14,8 +14,8 @@
 #include <set>
 
 #include "cli/json_line.h"
-#include "cli/ranked_step.h"
 #include "cli/run_program.h"
+#include "cli/step/ranked_step.h"
 #include "core/allocator.h"
 #include "dist/comm/in_process.h"
 #include "dist/comm/processes/launch.h"

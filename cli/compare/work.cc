@@ -13,7 +13,7 @@
 #include "autograd/ops.h"
 #include "autograd/random.h"
 #include "cli/json_line.h"
-#include "cli/training_step.h"
+#include "cli/step/training_step.h"
 #include "core/allocator.h"
 #include "core/parallel.h"
 #include "core/stream.h"

@@ -6,7 +6,7 @@
 #include "cli/command.h"
 #include "cli/json_line.h"
 #include "cli/plan/prediction.h"
-#include "cli/ranked_step.h"
+#include "cli/step/ranked_step.h"
 #include "io/progress.h"
 #include "models/registry.h"
 

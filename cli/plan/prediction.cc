@@ -5,8 +5,8 @@
 #include <algorithm>
 #include <utility>
 
-#include "cli/rehearsed_step.h"
-#include "cli/step_bytes.h"
+#include "cli/step/rehearsed_step.h"
+#include "cli/step/step_bytes.h"
 #include "models/registry.h"
 
 namespace weft::cli {

@@ -1,9 +1,9 @@
 // What weft plan predicts: a step's time on machines that are not here, and what it would need.
 //
 // Time: a roofline of the model's products and of the bytes that its other kernels move
-// (cli/step_bytes.h), laid out by each strategy's schedule beside collectives in an alpha-beta
+// (cli/step/step_bytes.h), laid out by each strategy's schedule beside collectives in an alpha-beta
 // model of the cluster (dist/plan/cluster.h). Memory: that of a rehearsed step
-// (cli/rehearsed_step.h). `weft bench plan` holds both against runs.
+// (cli/step/rehearsed_step.h). `weft bench plan` holds both against runs.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-#include "cli/rehearsed_step.h"
+#include "cli/step/rehearsed_step.h"
 
 #include <algorithm>
 

@@ -1,6 +1,6 @@
 // The step that bench and compare time, of a vision transformer of one layer: captured in a CUDA
 // graph it leaves the parameters that eager steps leave, in every precision.
-#include "cli/training_step.h"
+#include "cli/step/training_step.h"
 
 #include <catch2/catch.hpp>
 

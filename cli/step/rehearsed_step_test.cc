@@ -1,5 +1,5 @@
 // Rehearsed steps take and send what the allocator and the transport count of real ones.
-#include "cli/rehearsed_step.h"
+#include "cli/step/rehearsed_step.h"
 
 #include <fmt/format.h>
 

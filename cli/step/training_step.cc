@@ -1,4 +1,4 @@
-#include "cli/training_step.h"
+#include "cli/step/training_step.h"
 
 #include "autograd/backward.h"
 #include "autograd/ops.h"

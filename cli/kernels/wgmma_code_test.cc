@@ -3,7 +3,7 @@
 // an element, a softmax of at most 12 a score of heads of up to 128 columns.
 #include <catch2/catch.hpp>
 
-#include "cli/kernel_sass.h"
+#include "cli/kernels/kernel_sass.h"
 #include "tests/skip.h"
 
 using namespace weft::cli;

@@ -12,7 +12,7 @@
 #include <string>
 #include <vector>
 
-#include "cli/training_step.h"
+#include "cli/step/training_step.h"
 
 namespace weft::cli {
 

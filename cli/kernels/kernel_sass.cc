@@ -1,4 +1,4 @@
-#include "cli/kernel_sass.h"
+#include "cli/kernels/kernel_sass.h"
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>

@@ -1,4 +1,4 @@
-#include "cli/ranked_step.h"
+#include "cli/step/ranked_step.h"
 
 #include <algorithm>
 #include <optional>

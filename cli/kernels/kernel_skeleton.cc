@@ -1,4 +1,4 @@
-#include "cli/kernel_skeleton.h"
+#include "cli/kernels/kernel_skeleton.h"
 
 #include <fmt/format.h>
 

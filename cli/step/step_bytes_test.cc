@@ -1,4 +1,4 @@
-#include "cli/step_bytes.h"
+#include "cli/step/step_bytes.h"
 
 #include <catch2/catch.hpp>
 

@@ -1,4 +1,4 @@
-#include "cli/step_bytes.h"
+#include "cli/step/step_bytes.h"
 
 #include <algorithm>
 #include <map>
@@ -7,7 +7,7 @@
 #include <tuple>
 #include <utility>
 
-#include "cli/outermost_ops.h"
+#include "cli/step/outermost_ops.h"
 #include "kernels/rehearsal/rehearsal.h"
 
 namespace weft::cli {

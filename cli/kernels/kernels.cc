@@ -14,8 +14,8 @@
 
 #include "cli/command.h"
 #include "cli/json_line.h"
-#include "cli/kernel_sass.h"
-#include "cli/kernel_skeleton.h"
+#include "cli/kernels/kernel_sass.h"
+#include "cli/kernels/kernel_skeleton.h"
 #include "cli/report/kernel_report.h"
 #include "cli/run_program.h"
 #include "io/files.h"

@@ -7,7 +7,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "cli/ranked_step.h"
+#include "cli/step/ranked_step.h"
 
 namespace weft::cli {
 
