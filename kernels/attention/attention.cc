@@ -45,8 +45,14 @@ bool attention_has_short_rows(const AttentionProblem& p) {
 // Heads of 32 columns would fill half of a tile.
 bool is_for_wgmma(const AttentionProblem& p) {
   constexpr int64_t kMostTokens = int64_t{1} << 30;  // the kernels count them in int
-  return p.dtype() != DType::f32 && attention_is_for_mma(p) && p.dropout == 0 && p.scale > 0 &&
-         p.q.size(3) > 32 && has_tma_rows(p.q) && has_tma_rows(p.k) && has_tma_rows(p.v) &&
+  const auto is_addressed = [&](int d) {             // the kernels count a mask's bytes in int, too
+    return p.mask.size(d) == 1 ||
+           p.mask.stride(d) * static_cast<int64_t>(p.mask.itemsize()) < INT32_MAX;
+  };
+  if (p.mask.defined() && !(is_addressed(2) && is_addressed(3))) return false;
+  const int64_t width = p.q.size(3);
+  return p.dtype() != DType::f32 && attention_is_for_mma(p) && p.scale > 0 && width > 32 &&
+         width <= 256 && has_tma_rows(p.q) && has_tma_rows(p.k) && has_tma_rows(p.v) &&
          p.q.size(2) < kMostTokens && p.k.size(2) < kMostTokens &&
          attention_pairs(p) * (std::max(p.q.size(2), p.k.size(2)) / 64 + 1) < INT32_MAX &&
          runtime::limits(p.device().index).compute_capability == 90;
@@ -87,15 +93,12 @@ bool attention_fits_mma(const AttentionProblem& p) {
 }
 
 bool attention_fits_wgmma(const AttentionProblem& p) {
-  return !p.backward() && is_for_wgmma(p) && p.q.size(3) <= 256 && has_tma_rows(p.out);
+  return !p.backward() && is_for_wgmma(p) && has_tma_rows(p.out);
 }
 
 bool attention_fits_wgmma_backward(const AttentionProblem& p) {
-  // A mask's addresses take registers that the sums of wide heads leave none of.
-  const int64_t widest = p.mask.defined() ? 64 : 128;
-  return p.backward() && is_for_wgmma(p) && p.q.size(3) <= widest && has_tma_rows(p.dout) &&
-         has_tma_rows(p.dk) && has_tma_rows(p.dv) && has_aligned_rows(p.out) &&
-         has_aligned_rows(p.dq);
+  return p.backward() && is_for_wgmma(p) && has_tma_rows(p.dout) && has_tma_rows(p.dk) &&
+         has_tma_rows(p.dv) && has_aligned_rows(p.out) && has_aligned_rows(p.dq);
 }
 
 bool attention_fits_flash(const AttentionProblem& p) {

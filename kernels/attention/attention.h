@@ -85,9 +85,9 @@ bool attention_fits_short(const AttentionProblem& problem);
 bool attention_fits_flash(const AttentionProblem& problem);
 /// The condition of attention_cuda_wgmma, on a device of capability 9.0: forward, 16-bit heads of
 /// more than 32 and up to 256 columns in tensors that TMA can address, with any mask, heads that
-/// share keys, no dropout.
+/// share keys.
 bool attention_fits_wgmma(const AttentionProblem& problem);
-/// The same of backward and up to 128 columns, under a mask 64.
+/// The same of backward.
 bool attention_fits_wgmma_backward(const AttentionProblem& problem);
 /// f16 or bf16 on a device, with P and dS rounded to it, heads of up to 128 columns and a multiple
 /// of 8 whose rows begin at multiples of 16 bytes, ieee numerics, no dropout, whose masks are

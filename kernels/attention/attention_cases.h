@@ -291,6 +291,29 @@ inline OpTable attention_table() {
                .sharing = 2,
                .mask = mask});
   }
+  // Dropout: numbers of scores that are multiples of four from row to row, and that are not; each
+  // width of a tile, alone and under a mask.
+  for (int64_t width : {64, 80, 128, 136}) {
+    add_wgmma({.batch = 1, .heads = 2, .queries = 70, .keys = 150, .width = width, .dropout = 0.3});
+    add_wgmma({.batch = 1,
+               .heads = 2,
+               .queries = 70,
+               .keys = 197,
+               .width = width,
+               .dtype = width == 80 ? DType::f16 : DType::bf16,
+               .dropout = 0.1,
+               .sharing = 2,
+               .mask = AttentionCase::Mask::kAdded});
+  }
+  add_wgmma({.batch = 2,
+             .heads = 2,
+             .queries = 132,
+             .keys = 132,
+             .width = 64,
+             .causal = true,
+             .dropout = 0.3,
+             .fused = true,
+             .has_gaps = false});
   // Timed: ViT-B/16 with 4 images and the compact model with 64, each from a fused buffer.
   for (DType dtype : {DType::f32, DType::bf16}) {
     const auto add_timed = [&](AttentionCase c) {

@@ -133,29 +133,34 @@ __device__ __forceinline__ void produce(const ForwardArguments& p, char* queries
 }
 
 /// A thread's part of a consumer's softmax: rows g and g + 8 of its warp.
-template <int kKeys, bool kMasked>
+template <int kKeys, bool kMasked, bool kDropout>
 struct Softmax {
   const ForwardArguments& p;
   const Pair pair;
-  const int query, first_key;  // of the thread's first element; key 0 being a step's first
-  const int block_query;       // the consumer's first
-  const float scale;           // of the scores, whose exponentials are powers of 2
+  const int block_query;  // the consumer's first
+  const float scale;      // of the scores, whose exponentials are powers of 2
   float max[2] = {-INFINITY, -INFINITY}, sum[2] = {};  // the maximum times scale; this lane's sum
   float shrink[2];  // what a step's new maximum makes of earlier sums
 
-  __device__ __forceinline__ Softmax(const ForwardArguments& p, const Tile& tile, int consumer,
-                                     int thread)
+  __device__ __forceinline__ Softmax(const ForwardArguments& p, const Tile& tile, int consumer)
       : p(p),
         pair(tile.pair),
-        query(tile.first + consumer * kRows + thread / kWarp * 16 + thread % kWarp / 4),
-        first_key(2 * (thread % 4)),
         block_query(tile.first + consumer * kRows),
         scale(kMasked ? 1 : p.scale * kLog2E) {}
 
-  /// Scores of the keys from key0 on become their exponentials.
+  /// The thread's first query. Computed where it is needed, like its first key from a step's on:
+  /// there are no registers to keep it in.
+  __device__ __forceinline__ int query() const {
+    return warp_query() + reread_thread() % kWarp / 4;
+  }
+
+  /// Scores of the keys from key0 on become their exponentials, and 0 where dropout drops them.
   __device__ __forceinline__ void add(float (&scores)[kKeys / 2], int key0) {
+    if constexpr (kMasked) {
+      p.mask.with_element([&](auto element) { mask<decltype(element)>(scores, key0); });
+    }
     const bool is_partial = key0 + kKeys > p.keys || (p.causal && key0 + kKeys - 1 > block_query);
-    if (kMasked || is_partial) hide(scores, key0);
+    if (is_partial) hide(scores, key0);
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       float step_max = -INFINITY;
@@ -179,17 +184,47 @@ struct Softmax {
       }
       sum[r] = sum[r] * shrink[r] + step_sum;
     }
+    if constexpr (kDropout) drop(scores, key0);
   }
 
  private:
+  __device__ __forceinline__ int warp_query() const {
+    return block_query + reread_thread() / kWarp * 16;
+  }
+  __device__ __forceinline__ int first_key() const { return 2 * (reread_thread() % 4); }
+  /// Queries and keys beyond the last take the last one's: their scores are hidden, or not stored.
+  template <class T>
+  __device__ __forceinline__ void mask(float (&scores)[kKeys / 2], int key0) const {
+    const int query = this->query(), first_key = this->first_key();
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const char* const row =
+          p.mask.of(pair) + int64_t{min(query + 8 * r, p.queries - 1)} * p.mask.query;
+#pragma unroll
+      for (int i = 0; i < kKeys / 4; ++i) {
+        const int key = min(key0 + first_key + 8 * (i / 2) + i % 2, p.keys - 1);
+        float& score = scores[4 * (i / 2) + 2 * r + i % 2];
+        const char* const at = row + int64_t{key} * p.mask.key;
+        score = masked(score, p.scale * kLog2E, *reinterpret_cast<const T*>(at));
+      }
+    }
+  }
   __device__ __forceinline__ void hide(float (&scores)[kKeys / 2], int key0) const {
+    const int query = this->query(), first_key = this->first_key();
 #pragma unroll
     for (int i = 0; i < kKeys / 2; ++i) {
       const int key = key0 + first_key + 8 * (i / 4) + i % 2, row = query + 8 * (i / 2 % 2);
-      if (key > p.last_key(row)) {
-        scores[i] = -INFINITY;
-      } else if constexpr (kMasked) {
-        scores[i] = p.masked(pair, row, key, scores[i]);
+      if (key > p.last_key(row)) scores[i] = -INFINITY;
+    }
+  }
+  __device__ __forceinline__ void drop(float (&scores)[kKeys / 2], int key0) const {
+    static_assert(kKeys % 64 == 0);
+#pragma unroll
+    for (int first = 0; first < kKeys; first += 64) {
+      const uint32_t kept = p.kept_scores<8>(pair, warp_query(), key0 + first);
+#pragma unroll
+      for (int i = 0; i < 32; ++i) {
+        if ((kept >> i & 1) == 0) scores[first / 2 + i] = 0;
       }
     }
   }
@@ -199,12 +234,14 @@ struct Softmax {
 template <class Type, int kWidth, int kKeys>
 __device__ __forceinline__ void multiply_keys(float (&scores)[kKeys / 2], const char* queries,
                                               const char* keys) {
+  const uint64_t of_queries = wgmma_descriptor_k_major(queries);
+  const uint64_t of_keys = wgmma_descriptor_k_major(keys);
 #pragma unroll
   for (int k = 0; k < kWidth / 16; ++k) {
     const int box = k / 4, bytes = k % 4 * 32;
     wgmma<Type, kKeys>(
-        scores, wgmma_descriptor_k_major(queries + box * kAtom + bytes),
-        wgmma_descriptor_k_major(keys + box * Shape<kWidth, kKeys>::kBoxBytes + bytes), k > 0);
+        scores, wgmma_descriptor_behind(of_queries, box * kAtom + bytes),
+        wgmma_descriptor_behind(of_keys, box * Shape<kWidth, kKeys>::kBoxBytes + bytes), k > 0);
   }
   wgmma_commit();
 }
@@ -214,17 +251,16 @@ template <class Type, int kWidth, int kKeys>
 __device__ __forceinline__ void multiply_values(float (&out)[kWidth / 2],
                                                 const uint32_t (&weights)[kKeys / 16][4],
                                                 const char* values, bool accumulate) {
+  const uint64_t of_values = wgmma_descriptor_mn_major(values, Shape<kWidth, kKeys>::kBoxBytes);
 #pragma unroll
   for (int k = 0; k < kKeys / 16; ++k) {
     wgmma_of_registers<Type, kWidth, Major::kMn>(
-        out, weights[k],
-        wgmma_descriptor_mn_major(values + k * 16 * kLine, Shape<kWidth, kKeys>::kBoxBytes),
-        accumulate || k > 0);
+        out, weights[k], wgmma_descriptor_behind(of_values, k * 16 * kLine), accumulate || k > 0);
   }
   wgmma_commit();
 }
 
-template <class Type, int kWidth, int kKeys, bool kMasked>
+template <class Type, int kWidth, int kKeys, bool kMasked, bool kDropout>
 __global__ void __launch_bounds__(kThreads, 1)
     attention_wgmma_kernel(const __grid_constant__ ForwardArguments p,
                            const __grid_constant__ TensorMap map_q,
@@ -237,7 +273,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   char* const tiles_k = tiles_q + S::kQueryStages * S::kQueryBytes;
   char* const tiles_v = tiles_k + kStages * S::kKeyBytes;
   barriers.start();
-  const int warpgroup = static_cast<int>(threadIdx.x) / kWarpgroupThreads;
+  const int warpgroup = uniform_warpgroup();
   if (warpgroup == 0) {
     setmaxnreg_dec<kProducerRegisters>();
     if (threadIdx.x == 0) {
@@ -248,14 +284,13 @@ __global__ void __launch_bounds__(kThreads, 1)
 
   setmaxnreg_inc<kConsumerRegisters>();
   const int consumer = warpgroup - 1;
-  const int thread = static_cast<int>(threadIdx.x) % kWarpgroupThreads;
   // Barrier 1 + c is consumer c's own, 3 + c its turn.
   const auto take_turn = [=] { named_barrier_sync(1 + kConsumers + consumer, kBothThreads); };
   const auto give_turn = [=] {
     named_barrier_arrive(1 + kConsumers + (consumer ^ 1), kBothThreads);
   };
   const auto arrive = [=](uint64_t* barrier) {
-    if (thread == 0) mbarrier_arrive(barrier);
+    if (reread_thread() == 0) mbarrier_arrive(barrier);
   };
   if (consumer == 1) give_turn();
 
@@ -267,7 +302,7 @@ __global__ void __launch_bounds__(kThreads, 1)
        t += static_cast<int>(gridDim.x), of_queries.advance(), ring.advance()) {
     const Tile tile(p, t, kKeys);
     char* const queries = tiles_q + of_queries.stage * S::kQueryBytes + consumer * S::kRowsBytes;
-    Softmax<kKeys, kMasked> softmax(p, tile, consumer, thread);
+    Softmax<kKeys, kMasked, kDropout> softmax(p, tile, consumer);
     mbarrier_wait(&barriers.full_q[of_queries.stage], of_queries.parity);
     mbarrier_wait(&barriers.full_k[ring.stage], ring.parity);
     take_turn();
@@ -307,8 +342,8 @@ __global__ void __launch_bounds__(kThreads, 1)
     float factors[2];
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      factors[r] =
-          p.finish_query<false>(tile.pair, softmax.query + 8 * r, softmax.max[r], softmax.sum[r]);
+      factors[r] = p.finish_query<kDropout>(tile.pair, softmax.query() + 8 * r, softmax.max[r],
+                                            softmax.sum[r]);
     }
     wgmma_wait<0>();
     arrive(&barriers.empty_v[ring.stage]);
@@ -317,8 +352,8 @@ __global__ void __launch_bounds__(kThreads, 1)
         queries, out, [&](int) { return [&](int h, int, float x) { return x * factors[h]; }; });
     fence_proxy_async();
     named_barrier_sync(1 + consumer, kWarpgroupThreads);
-    if (thread == 0) {
-      store_boxes<S::kBoxes>(map_out, queries, kAtom, tile.first + consumer * kRows, tile.pair.h,
+    if (reread_thread() == 0) {
+      store_boxes<S::kBoxes>(map_out, queries, kAtom, softmax.block_query, tile.pair.h,
                              tile.pair.b);
       tma_store_commit();
       tma_store_wait_read<0>();
@@ -328,43 +363,44 @@ __global__ void __launch_bounds__(kThreads, 1)
   if (consumer == 0) take_turn();  // the last one that was given
 }
 
-template <class Type, int kWidth, int kKeys, bool kMasked>
+template <class Type, int kWidth, int kKeys, bool kMasked, bool kDropout>
 void launch_forward(const AttentionProblem& problem) {
   const ForwardArguments p(problem);
-  WEFT_LAUNCH((attention_wgmma_kernel<Type, kWidth, kKeys, kMasked>),
+  WEFT_LAUNCH((attention_wgmma_kernel<Type, kWidth, kKeys, kMasked, kDropout>),
               blocks_for(p.tiles(), problem.device()), kThreads,
               (Shape<kWidth, kKeys>::kSharedBytes), current_stream_handle(problem.device()), p,
               heads_map(problem.q, kRows), heads_map(problem.k, kKeys), heads_map(problem.v, kKeys),
               heads_map(problem.out, kRows));
 }
 
-template <class Type, bool kMasked>
+template <class Type, bool kMasked, bool kDropout>
 void forward(const AttentionProblem& p) {
+  constexpr bool kIsPlain = !kMasked && !kDropout;
   const int64_t width = p.q.size(3), keys = p.k.size(2);
   if (width <= 64) {
     const auto rounded = [=](int64_t step) { return (keys + step - 1) / step * step; };
-    if constexpr (!kMasked) {
+    if constexpr (kIsPlain) {
       if (!p.causal && rounded(208) < rounded(128)) {
-        return launch_forward<Type, 64, 208, kMasked>(p);
+        return launch_forward<Type, 64, 208, kMasked, kDropout>(p);
       }
     }
-    return launch_forward<Type, 64, 128, kMasked>(p);
+    return launch_forward<Type, 64, 128, kMasked, kDropout>(p);
   }
-  if (width <= 80) return launch_forward<Type, 80, 128, kMasked>(p);
-  if (width <= 96) return launch_forward<Type, 96, 128, kMasked>(p);
-  if (width <= 128) return launch_forward<Type, 128, 128, kMasked>(p);
-  // A mask's addresses take registers, too.
-  launch_forward<Type, 256, kMasked ? 64 : 80, kMasked>(p);
+  if (width <= 80) return launch_forward<Type, 80, 128, kMasked, kDropout>(p);
+  if (width <= 96) return launch_forward<Type, 96, 128, kMasked, kDropout>(p);
+  // A mask's addresses take registers, too, and dropout draws for 64 keys at a time.
+  if (width <= 128) return launch_forward < Type, 128, kMasked ? 64 : 128, kMasked, kDropout > (p);
+  launch_forward<Type, 256, kIsPlain ? 80 : 64, kMasked, kDropout>(p);
 }
 
 }  // namespace
 
 void attention_cuda_wgmma(const AttentionProblem& problem) {
   with_flags(
-      [&](auto is_bf16, auto is_masked) {
-        forward<std::conditional_t<is_bf16(), Bf16, F16>, is_masked()>(problem);
+      [&](auto is_bf16, auto is_masked, auto has_dropout) {
+        forward<std::conditional_t<is_bf16(), Bf16, F16>, is_masked(), has_dropout()>(problem);
       },
-      problem.dtype() == DType::bf16, problem.mask.defined());
+      problem.dtype() == DType::bf16, problem.mask.defined(), problem.dropout > 0);
 }
 
 }  // namespace weft::kernels

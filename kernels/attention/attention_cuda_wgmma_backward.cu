@@ -1,5 +1,5 @@
 // Hopper's gradients of attention over many keys: one pass, five products, on wgmma and TMA in a
-// persistent, warp-specialised kernel (sm_90a). Of 16-bit heads of up to 128 columns.
+// persistent, warp-specialised kernel (sm_90a). Of 16-bit heads of up to 256 columns.
 //
 // A block of three warpgroups owns blocks of 128 keys of a head, one after the other. The first
 // warp, the producer, brings them, and chunks of queries with dout, lse and delta into a ring of
@@ -9,7 +9,11 @@
 //   dv += P^T dout, dk += dS^T Q                             left operands from registers
 //   dq += dS K                                               dS by way of shared memory
 //
-// dk and dv stay in registers. A chunk's dq needs all keys: the consumers share it out, by queries
+// dk and dv stay in registers. Those of heads of more than 128 columns are too many: there a block
+// owns 64 keys, whose scores both consumers compute, and each has half of the columns of dk and dv.
+// That is seven products in place of five.
+//
+// A chunk's dq needs all keys: the consumers share it out, by queries
 // or, of heads of more than 64 columns, whose chunks are half as long, by columns. It is added up
 // in f32 in memory, by the same thread for each block of keys, so that the order is one: no
 // atomics. Where heads are too few to fill a GPU, several blocks own parts of a head's keys and
@@ -25,6 +29,7 @@
 //   both consumers'  their threads                    dS is complete; with two buffers for it, the
 //                                                     last but one's has been read, too
 #include "kernels/attention/attention_wgmma.cuh"
+#include "kernels/device/instances.h"
 #include "kernels/device/warpgroup.cuh"
 
 namespace weft::kernels {
@@ -33,10 +38,8 @@ namespace {
 using namespace ptx;
 using namespace wgmma_attention;
 
-constexpr int kKeys = kConsumers * kRows;
-constexpr int kKeyBox = kKeys * kLine;  // bytes
-/// Registers of a thread after the producer has given up some of its own: 40 + 2 x 232 of 504.
-constexpr int kProducerRegisters = 40, kConsumerRegisters = 232;
+/// Registers of a thread once the producer has given up most of its own: 24 + 2 x 240 of 504.
+constexpr int kProducerRegisters = 24, kConsumerRegisters = 240;
 constexpr int kStages = 2;
 constexpr int kBothBarrier = 1 + kConsumers;  // 1 + c is consumer c's own
 
@@ -44,29 +47,47 @@ constexpr int kBothBarrier = 1 + kConsumers;  // 1 + c is consumer c's own
 /// other.
 template <int kWidth>
 struct Shape {
-  static constexpr int kBoxes = boxes_of(kWidth);
-  static constexpr int kQueries = kRows * 128 / kWidth;  // of a chunk
+  static constexpr bool kSharesKeys = kWidth > 128;                         // do the consumers?
+  static constexpr int kKeys = kRows * (kSharesKeys ? 1 : kConsumers);      // of a block
+  static constexpr int kColumns = kWidth / (kSharesKeys ? kConsumers : 1);  // of a consumer's dk
+  static constexpr int kBoxes = boxes_of(kWidth), kOwnBoxes = boxes_of(kColumns);
+  static constexpr int kQueries = kWidth > 64 ? kRows : 2 * kRows;  // of a chunk
   static constexpr int kHalves = kQueries / kRows;
-  static constexpr int kKeyBytes = kBoxes * kKeyBox;
+  static constexpr int kKeyBox = kKeys * kLine, kKeyBytes = kBoxes * kKeyBox;
   static constexpr int kQueryBox = kQueries * kLine, kQueryBytes = kBoxes * kQueryBox;
   static constexpr int kSlopesBytes = kHalves * kKeyBox;  // keys by queries
   static constexpr int kRowsBytes = 2 * kQueries * static_cast<int>(sizeof(float));
   static constexpr int kStageBytes = 2 * kQueryBytes;
   static constexpr size_t kSharedBytes =
       2 * kKeyBytes + 2 * kSlopesBytes + kStages * (kStageBytes + kRowsBytes);
-  // A consumer's part of a chunk's dq is 64 by 64.
-  static_assert(kQueries * kWidth == kConsumers * kRows * kBoxColumns);
+  // A consumer's part of a chunk's dq, in pieces of 64 by 64.
+  static constexpr int kPieces = kQueries * kWidth / (kConsumers * kRows * kBoxColumns);
+};
+
+/// A consumer's part of a block: keys from this row on, columns of dk and dv from this box on; and
+/// of a chunk's dq, this half of the queries, columns from this box on.
+template <class S>
+struct Share {
+  int row, box, half_dq, box_dq;
+
+  __device__ __forceinline__ explicit Share(int consumer)
+      : row(S::kSharesKeys ? 0 : consumer * kRows),
+        box(S::kSharesKeys ? consumer * S::kOwnBoxes : 0),
+        half_dq(S::kHalves == 2 ? consumer : 0),
+        box_dq(S::kHalves == 2 ? 0 : consumer * S::kPieces) {}
 };
 
 struct BackwardArguments : Arguments {
-  int key_heads, key_pairs, key_blocks, parts, blocks_of_part, chunks, rows;
+  int keys_of_block, key_heads, key_pairs, key_blocks, parts, blocks_of_part, chunks, rows;
   float* sums = nullptr;  // [parts, pairs, rows, kWidth]: dq before its scale
 
-  BackwardArguments(const AttentionProblem& p, const Tensor& delta, int queries_of_chunk)
+  BackwardArguments(const AttentionProblem& p, const Tensor& delta, int keys_of_block,
+                    int queries_of_chunk)
       : Arguments(p, delta),
+        keys_of_block(keys_of_block),
         key_heads(heads / sharing),
         key_pairs(pairs / sharing),
-        key_blocks((keys + kKeys - 1) / kKeys),
+        key_blocks((keys + keys_of_block - 1) / keys_of_block),
         chunks((queries + queries_of_chunk - 1) / queries_of_chunk),
         rows(chunks * queries_of_chunk) {
     constexpr int kTargetUnits = 132;  // as many as an H100 has multiprocessors
@@ -77,7 +98,7 @@ struct BackwardArguments : Arguments {
   __host__ __device__ int units() const { return parts * key_pairs; }
   /// Under a causal mask a key is seen by no query before it.
   __device__ __forceinline__ int first_chunk(int key_block, int queries_of_chunk) const {
-    return causal ? min(key_block * kKeys / queries_of_chunk, chunks) : 0;
+    return causal ? min(key_block * keys_of_block / queries_of_chunk, chunks) : 0;
   }
 };
 
@@ -91,9 +112,13 @@ struct Unit {
         head(index % p.key_pairs % p.key_heads),
         first_block(part * p.blocks_of_part),
         last_block(min(first_block + p.blocks_of_part, p.key_blocks) - 1) {}
+  /// Its number again: a register less than to keep it.
+  __device__ __forceinline__ int index(const BackwardArguments& p) const {
+    return part * p.key_pairs + batch * p.key_heads + head;
+  }
   /// One of the pairs that share the keys.
   __device__ __forceinline__ Pair pair(const BackwardArguments& p, int i) const {
-    return Pair(batch * p.heads + head * p.sharing + i, p.heads);
+    return Pair(batch, head * p.sharing + i, p.heads);
   }
 };
 
@@ -156,9 +181,9 @@ __device__ __forceinline__ void produce(const BackwardArguments& p, const Tiles<
       if (lane == 0) {
         uint64_t* const full = &barriers.full_keys;
         mbarrier_arrive_expect_tx(full, 2 * S::kKeyBytes);
-        load_boxes<S::kBoxes>(tiles.keys(), kKeyBox, maps.k, full, block * kKeys, unit.head,
+        load_boxes<S::kBoxes>(tiles.keys(), S::kKeyBox, maps.k, full, block * S::kKeys, unit.head,
                               unit.batch);
-        load_boxes<S::kBoxes>(tiles.values(), kKeyBox, maps.v, full, block * kKeys, unit.head,
+        load_boxes<S::kBoxes>(tiles.values(), S::kKeyBox, maps.v, full, block * S::kKeys, unit.head,
                               unit.batch);
       }
       for (int i = 0; i < p.sharing; ++i) {
@@ -195,46 +220,53 @@ __device__ __forceinline__ void produce(const BackwardArguments& p, const Tiles<
 template <class Type, int kWidth>
 __device__ __forceinline__ void multiply_rows(float (&products)[kRows / 2], const char* a,
                                               int a_box, const char* b, int b_box) {
+  const uint64_t of_a = wgmma_descriptor_k_major(a), of_b = wgmma_descriptor_k_major(b);
 #pragma unroll
   for (int k = 0; k < kWidth / 16; ++k) {
     const int box = k / 4, bytes = k % 4 * 32;
-    wgmma<Type, kRows>(products, wgmma_descriptor_k_major(a + box * a_box + bytes),
-                       wgmma_descriptor_k_major(b + box * b_box + bytes), k > 0);
+    wgmma<Type, kRows>(products, wgmma_descriptor_behind(of_a, box * a_box + bytes),
+                       wgmma_descriptor_behind(of_b, box * b_box + bytes), k > 0);
   }
   wgmma_commit();
 }
 
-/// Issues sums += weights B: 64 keys by 64 queries, times the queries' rows.
-template <class Type, int kWidth>
-__device__ __forceinline__ void accumulate(float (&sums)[kWidth / 2],
+/// Issues sums += weights B: 64 keys by 64 queries, times kColumns of the queries' rows, whose
+/// boxes lie kBox bytes apart.
+template <class Type, int kColumns, int kBox>
+__device__ __forceinline__ void accumulate(float (&sums)[kColumns / 2],
                                            const uint32_t (&weights)[kRows / 16][4],
                                            const char* b) {
+  const uint64_t of_b = wgmma_descriptor_mn_major(b, kBox);
 #pragma unroll
   for (int k = 0; k < kRows / 16; ++k) {
-    wgmma_of_registers<Type, kWidth, Major::kMn>(
-        sums, weights[k], wgmma_descriptor_mn_major(b + k * 16 * kLine, Shape<kWidth>::kQueryBox),
-        true);
+    wgmma_of_registers<Type, kColumns, Major::kMn>(
+        sums, weights[k], wgmma_descriptor_behind(of_b, k * 16 * kLine), true);
   }
 }
 
-/// A thread's place in transposed scores: keys first_key and first_key + 8, queries from
-/// first_query on in pairs, 8 apart.
-template <bool kMasked>
+/// A thread's part of a consumer's transposed scores: keys g and g + 8 of its warp's 16, queries in
+/// pairs, 8 apart. What follows from the thread's number is computed where it is needed: there are
+/// no registers to keep it in.
+template <bool kMasked, bool kDropout>
 struct Scores {
   const BackwardArguments& p;
-  const int first_key, column;
   const int block_key;  // the consumer's first
 
-  __device__ __forceinline__ Scores(const BackwardArguments& p, int block_key, int thread)
-      : p(p),
-        first_key(block_key + thread / kWarp * 16 + thread % kWarp / 4),
-        column(2 * (thread % 4)),
-        block_key(block_key) {}
+  __device__ __forceinline__ int first_key() const {
+    const int thread = reread_thread();
+    return block_key + thread / kWarp * 16 + thread % kWarp / 4;
+  }
+  /// The thread's first query, from a chunk's.
+  __device__ __forceinline__ int column() const { return 2 * (reread_thread() % 4); }
 
   /// Products of keys and queries from query0 on become P^T.
   __device__ __forceinline__ void exponentiate(float (&scores)[kRows / 2], const Pair& pair,
                                                int query0, const float* lse) const {
     const float scale = p.scale * kLog2E;
+    const int column = this->column();
+    if constexpr (kMasked) {
+      p.mask.with_element([&](auto element) { mask<decltype(element)>(scores, pair, query0); });
+    }
 #pragma unroll
     for (int j = 0; j < kRows / 8; ++j) {
       const auto of_queries = *reinterpret_cast<const Pack<float, 2>*>(lse + 8 * j + column);
@@ -243,39 +275,71 @@ struct Scores {
         float& score = scores[4 * j + e];
         const float of_query = of_queries.values[e % 2] * kLog2E;
         if constexpr (kMasked) {
-          const int key = first_key + 8 * (e / 2), query = query0 + 8 * j + column + e % 2;
-          const float sum = key < p.keys ? p.masked(pair, query, key, score) : -INFINITY;
-          score = sum == -INFINITY ? 0 : ex2_approx(sum - of_query);
+          score = score == -INFINITY ? 0 : ex2_approx(score - of_query);
         } else {
           score = ex2_approx(std::fma(score, scale, -of_query));
         }
       }
     }
-    if (block_key + kRows - 1 <= p.last_key(query0)) return;
+    // Queries beyond the last add nothing, as their rows are zeros: unless a mask makes infinities.
+    const bool is_whole = !kMasked || query0 + kRows <= p.queries;
+    if (is_whole && block_key + kRows - 1 <= p.last_key(query0)) return;
+    const int first = first_key();
 #pragma unroll
     for (int i = 0; i < kRows / 2; ++i) {
-      const int key = first_key + 8 * (i / 2 % 2), query = query0 + 8 * (i / 4) + column + i % 2;
-      if (key > p.last_key(query)) scores[i] = 0;
+      const int key = first + 8 * (i / 2 % 2), query = query0 + 8 * (i / 4) + column + i % 2;
+      if (key > p.last_key(query) || (kMasked && query >= p.queries)) scores[i] = 0;
     }
   }
-  /// Products of values and dout become dS^T.
+  /// Which scores dropout keeps, as MmaAttention::kept_transposed says it.
+  __device__ __forceinline__ uint32_t kept(const Pair& pair, int query0) const {
+    if constexpr (!kDropout) return ~0u;
+    Pair same = pair;
+    same.index = reread_number(pair.index);
+    return p.kept_transposed<kRows / 8>(same, query0, block_key + reread_thread() / kWarp * 16);
+  }
+  /// Products of values and dout become dS^T, and P^T dropout's.
   __device__ __forceinline__ void differentiate(float (&slopes)[kRows / 2],
-                                                const float (&scores)[kRows / 2],
-                                                const float* delta) const {
+                                                float (&scores)[kRows / 2], const float* delta,
+                                                uint32_t kept) const {
+    const int column = this->column();
 #pragma unroll
     for (int j = 0; j < kRows / 8; ++j) {
       const auto of_queries = *reinterpret_cast<const Pack<float, 2>*>(delta + 8 * j + column);
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
-        const float score = scores[4 * j + e];
+        float& score = scores[4 * j + e];
         float& slope = slopes[4 * j + e];
-        slope = score == 0 ? 0 : score * (slope - of_queries.values[e % 2]);
+        float factor = 1;
+        if constexpr (kDropout) factor = (kept >> (4 * j + e) & 1) == 0 ? 0 : p.kept_factor();
+        slope = score == 0 ? 0 : score * (slope * factor - of_queries.values[e % 2]);
+        score *= factor;
       }
+    }
+  }
+
+ private:
+  /// Products become scores in powers of 2. Queries and keys beyond the last take the last one's
+  /// elements.
+  template <class T>
+  __device__ __forceinline__ void mask(float (&scores)[kRows / 2], const Pair& pair,
+                                       int query0) const {
+    const int first = first_key(), column = this->column();
+    const char* keys[2];
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      keys[r] = p.mask.of(pair) + int64_t{min(first + 8 * r, p.keys - 1)} * p.mask.key;
+    }
+#pragma unroll
+    for (int i = 0; i < kRows / 2; ++i) {
+      const int query = min(query0 + 8 * (i / 4) + column + i % 2, p.queries - 1);
+      const char* const at = keys[i / 2 % 2] + int64_t{query} * p.mask.query;
+      scores[i] = masked(scores[i], p.scale * kLog2E, *reinterpret_cast<const T*>(at));
     }
   }
 };
 
-template <class Type, int kWidth, bool kMasked>
+template <class Type, int kWidth, bool kMasked, bool kDropout>
 __global__ void __launch_bounds__(kThreads, 1)
     attention_wgmma_backward_kernel(const __grid_constant__ BackwardArguments p,
                                     const __grid_constant__ Maps maps) {
@@ -284,36 +348,33 @@ __global__ void __launch_bounds__(kThreads, 1)
   WEFT_SHARED(Barriers, barriers);
   const Tiles<kWidth> tiles{memory};
   barriers.start();
-  const int warpgroup = static_cast<int>(threadIdx.x) / kWarpgroupThreads;
-  if (warpgroup == 0) {
+  if (uniform_warpgroup() == 0) {
     setmaxnreg_dec<kProducerRegisters>();
     if (threadIdx.x < kWarp) produce<kWidth>(p, tiles, barriers, maps);
     return;
   }
 
   setmaxnreg_inc<kConsumerRegisters>();
-  const int consumer = warpgroup - 1;
-  const int thread = static_cast<int>(threadIdx.x) % kWarpgroupThreads;
   const auto arrive = [=](uint64_t* barrier) {
-    if (thread == 0) mbarrier_arrive(barrier);
+    if (reread_thread() == 0) mbarrier_arrive(barrier);
   };
-  char* const own_keys = tiles.keys() + consumer * kAtom;
-  char* const own_values = tiles.values() + consumer * kAtom;
-  // Its part of a chunk's dq: 64 queries from this half on, the columns of this box.
-  const int half_dq = S::kHalves == 2 ? consumer : 0, box_dq = S::kHalves == 2 ? 0 : consumer;
   Ring<1> of_keys;
   Ring<kStages> ring;
   int buffer = 0;
-  for (int u = static_cast<int>(blockIdx.x); u < p.units(); u += static_cast<int>(gridDim.x)) {
+  for (int u = static_cast<int>(blockIdx.x); u < p.units();) {
     const Unit unit(p, u);
     for (int block = unit.first_block; block <= unit.last_block; ++block, of_keys.advance()) {
-      const Scores<kMasked> of_scores(p, block * kKeys + consumer * kRows, thread);
-      float dk[kWidth / 2] = {}, dv[kWidth / 2] = {};
+      float dk[S::kColumns / 2] = {}, dv[S::kColumns / 2] = {};
       mbarrier_wait(&barriers.full_keys, of_keys.parity);
       for (int i = 0; i < p.sharing; ++i) {
         const Pair pair = unit.pair(p, i);
         for (int chunk = p.first_chunk(block, S::kQueries); chunk < p.chunks;
              ++chunk, ring.advance(), buffer ^= 1) {
+          // Asked for anew, as are all that hang on it: no registers are left to keep them in.
+          const Share<S> own(uniform_warpgroup() - 1);
+          const Scores<kMasked, kDropout> of_scores{p, block * S::kKeys + own.row};
+          const char* const own_keys = tiles.keys() + own.row * kLine;
+          const char* const own_values = tiles.values() + own.row * kLine;
           char* const tile_ds = tiles.slopes(buffer);
           const char* const queries = tiles.queries(ring.stage);
           const char* const dout = tiles.dout(ring.stage);
@@ -324,79 +385,101 @@ __global__ void __launch_bounds__(kThreads, 1)
             float scores[kRows / 2], slopes[kRows / 2];
             const float* const lse = tiles.rows(ring.stage) + half * kRows;
             wgmma_fence();
-            multiply_rows<Type, kWidth>(scores, own_keys, kKeyBox, queries + half * kAtom,
+            multiply_rows<Type, kWidth>(scores, own_keys, S::kKeyBox, queries + half * kAtom,
                                         S::kQueryBox);
-            multiply_rows<Type, kWidth>(slopes, own_values, kKeyBox, dout + half * kAtom,
+            multiply_rows<Type, kWidth>(slopes, own_values, S::kKeyBox, dout + half * kAtom,
                                         S::kQueryBox);
+            const int query0 = chunk * S::kQueries + half * kRows;
+            const uint32_t kept = of_scores.kept(pair, query0);
             wgmma_wait<1>();
-            of_scores.exponentiate(scores, pair, chunk * S::kQueries + half * kRows, lse);
+            of_scores.exponentiate(scores, pair, query0, lse);
             wgmma_wait<0>();
-            of_scores.differentiate(slopes, scores, lse + S::kQueries);
+            of_scores.differentiate(slopes, scores, lse + S::kQueries, kept);
             round_scores<Type>(weights, scores);
             round_scores<Type>(rounded, slopes);
-            store_fragments(tile_ds + half * kKeyBox + consumer * kAtom, rounded);
+            if (!S::kSharesKeys || own.box == 0) {
+              store_fragments(tile_ds + half * S::kKeyBox + own.row * kLine, rounded);
+            }
             wgmma_fence();
-            accumulate<Type, kWidth>(dv, weights, dout + half * kAtom);
-            accumulate<Type, kWidth>(dk, rounded, queries + half * kAtom);
+            const int columns = half * kAtom + own.box * S::kQueryBox;
+            accumulate<Type, S::kColumns, S::kQueryBox>(dv, weights, dout + columns);
+            accumulate<Type, S::kColumns, S::kQueryBox>(dk, rounded, queries + columns);
             wgmma_commit();  // under way until the next half's scores, or dq, are waited for
           }
           fence_proxy_async();
           named_barrier_sync(kBothBarrier, kBothThreads);
-          float dq[kRows / 2];
-          char* const all_keys = reread_place(tiles.keys() + box_dq * kKeyBox);
-          wgmma_fence();
+#pragma unroll 1
+          for (int piece = 0; piece < S::kPieces; ++piece) {
+            const int box = own.box_dq + piece;
+            float dq[kRows / 2];
+            const uint64_t slopes =
+                wgmma_descriptor_mn_major(tile_ds + own.half_dq * S::kKeyBox, S::kKeyBox);
+            const uint64_t keys = wgmma_descriptor_mn_major(
+                reread_place(tiles.keys() + box * S::kKeyBox), S::kKeyBox);
+            wgmma_fence();
 #pragma unroll
-          for (int k = 0; k < kKeys / 16; ++k) {
-            const int line = k * 16 * kLine;
-            wgmma<Type, kBoxColumns, Major::kMn, Major::kMn>(
-                dq, wgmma_descriptor_mn_major(tile_ds + half_dq * kKeyBox + line, kKeyBox),
-                wgmma_descriptor_mn_major(all_keys + line, kKeyBox), k > 0);
-          }
-          wgmma_commit();
-          const int row =
-              chunk * S::kQueries + half_dq * kRows + thread / kWarp * 16 + thread % kWarp / 4;
-          float* const to =
-              p.sums +
-              ((static_cast<int64_t>(unit.part) * p.pairs + pair.index) * p.rows + row) * kWidth +
-              box_dq * kBoxColumns + 2 * (thread % 4);
-          float sums[kRows / 2] = {};
-          const auto at = [=](int j, int h) {
-            return reinterpret_cast<Pack<float, 2>*>(to + 8 * j + 8 * h * kWidth);
-          };
-          if (block > unit.first_block) {
+            for (int k = 0; k < S::kKeys / 16; ++k) {
+              const int line = k * 16 * kLine;
+              wgmma<Type, kBoxColumns, Major::kMn, Major::kMn>(
+                  dq, wgmma_descriptor_behind(slopes, line), wgmma_descriptor_behind(keys, line),
+                  k > 0);
+            }
+            wgmma_commit();
+            const int thread = reread_thread();
+            const int row = chunk * S::kQueries + own.half_dq * kRows + thread / kWarp * 16 +
+                            thread % kWarp / 4;
+            float* const to =
+                p.sums +
+                ((static_cast<int64_t>(unit.part) * p.pairs + pair.index) * p.rows + row) * kWidth +
+                box * kBoxColumns + 2 * (thread % 4);
+            float sums[kRows / 2] = {};
+            const auto at = [=](int j, int h) {
+              return reinterpret_cast<Pack<float, 2>*>(to + 8 * j + 8 * h * kWidth);
+            };
+            if (block > unit.first_block) {
+#pragma unroll
+              for (int n = 0; n < kRows / 4; ++n) {
+                const Pack<float, 2> sum = *at(n / 2, n % 2);
+                sums[2 * n] = sum.values[0];
+                sums[2 * n + 1] = sum.values[1];
+              }
+            }
+            wgmma_wait<0>();
+            if (piece == 0) arrive(&barriers.empty[ring.stage]);
 #pragma unroll
             for (int n = 0; n < kRows / 4; ++n) {
-              const Pack<float, 2> sum = *at(n / 2, n % 2);
-              sums[2 * n] = sum.values[0];
-              sums[2 * n + 1] = sum.values[1];
+              *at(n / 2, n % 2) = {{sums[2 * n] + dq[2 * n], sums[2 * n + 1] + dq[2 * n + 1]}};
             }
-          }
-          wgmma_wait<0>();
-          arrive(&barriers.empty[ring.stage]);
-#pragma unroll
-          for (int n = 0; n < kRows / 4; ++n) {
-            *at(n / 2, n % 2) = {{sums[2 * n] + dq[2 * n], sums[2 * n + 1] + dq[2 * n + 1]}};
           }
         }
       }
       // Both have read the keys; dk and dv take the place of a consumer's own.
       named_barrier_sync(kBothBarrier, kBothThreads);
+      const int consumer = uniform_warpgroup() - 1;
+      const Share<S> own(consumer);
+      const int place = own.box * S::kKeyBox + own.row * kLine;
+      char* const own_keys = tiles.keys() + place;
+      char* const own_values = tiles.values() + place;
       const float scale = p.scale;
-      round_into_boxes<Narrow<Type>, kWidth>(
-          own_keys, dk, [=](int) { return [=](int, int, float x) { return x * scale; }; }, kKeyBox);
-      round_into_boxes<Narrow<Type>, kWidth>(
-          own_values, dv, [](int) { return [](int, int, float x) { return x; }; }, kKeyBox);
+      round_into_boxes<Narrow<Type>, S::kColumns>(
+          own_keys, dk, [=](int) { return [=](int, int, float x) { return x * scale; }; },
+          S::kKeyBox);
+      round_into_boxes<Narrow<Type>, S::kColumns>(
+          own_values, dv, [](int) { return [](int, int, float x) { return x; }; }, S::kKeyBox);
       fence_proxy_async();
       named_barrier_sync(1 + consumer, kWarpgroupThreads);
-      if (thread == 0) {
-        const int first = block * kKeys + consumer * kRows;
-        store_boxes<S::kBoxes>(maps.dk, own_keys, kKeyBox, first, unit.head, unit.batch);
-        store_boxes<S::kBoxes>(maps.dv, own_values, kKeyBox, first, unit.head, unit.batch);
+      if (reread_thread() == 0) {
+        const int first = block * S::kKeys + own.row;
+        store_boxes<S::kOwnBoxes>(maps.dk, own_keys, S::kKeyBox, first, unit.head, unit.batch,
+                                  own.box);
+        store_boxes<S::kOwnBoxes>(maps.dv, own_values, S::kKeyBox, first, unit.head, unit.batch,
+                                  own.box);
         tma_store_commit();
         tma_store_wait_read<0>();
         mbarrier_arrive(&barriers.empty_keys);
       }
     }
+    u = unit.index(p) + static_cast<int>(gridDim.x);
   }
 }
 
@@ -440,21 +523,21 @@ __global__ void __launch_bounds__(kSumThreads)
   }
 }
 
-template <class Type, int kWidth, bool kMasked>
+template <class Type, int kWidth, bool kMasked, bool kDropout>
 void backward(const AttentionProblem& problem) {
   using S = Shape<kWidth>;
   const Tensor delta = attention_delta(problem);
-  BackwardArguments p(problem, delta, S::kQueries);
+  BackwardArguments p(problem, delta, S::kKeys, S::kQueries);
   const Tensor sums =
       Tensor::empty(weft::Shape{p.parts, p.pairs, p.rows, kWidth}, DType::f32, problem.device());
   p.sums = sums.data<float>();
-  const Maps maps = {heads_map(problem.q, S::kQueries), heads_map(problem.k, kKeys),
-                     heads_map(problem.v, kKeys),       heads_map(problem.dout, S::kQueries),
+  const Maps maps = {heads_map(problem.q, S::kQueries), heads_map(problem.k, S::kKeys),
+                     heads_map(problem.v, S::kKeys),    heads_map(problem.dout, S::kQueries),
                      heads_map(problem.dk, kRows),      heads_map(problem.dv, kRows)};
   const runtime::StreamHandle stream = current_stream_handle(problem.device());
   launch_delta<kWidth, std::is_same_v<Type, Bf16> ? MmaOperand::kBf16 : MmaOperand::kF16>(p,
                                                                                           stream);
-  WEFT_LAUNCH((attention_wgmma_backward_kernel<Type, kWidth, kMasked>),
+  WEFT_LAUNCH((attention_wgmma_backward_kernel<Type, kWidth, kMasked, kDropout>),
               blocks_for(p.units(), problem.device()), kThreads, S::kSharedBytes, stream, p, maps);
   const int64_t count = static_cast<int64_t>(p.pairs) * p.queries * (kWidth / 4);
   WEFT_LAUNCH((attention_wgmma_sum_kernel<Type, kWidth>),
@@ -467,8 +550,14 @@ void backward(const AttentionProblem& problem) {
 void attention_cuda_wgmma_backward(const AttentionProblem& problem) {
   const auto of_type = [&](auto type) {
     using Type = decltype(type);
-    if (problem.q.size(3) > 64) return backward<Type, 128, false>(problem);
-    problem.mask.defined() ? backward<Type, 64, true>(problem) : backward<Type, 64, false>(problem);
+    with_flags(
+        [&](auto is_masked, auto has_dropout) {
+          const int64_t width = problem.q.size(3);
+          width <= 64    ? backward<Type, 64, is_masked(), has_dropout()>(problem)
+          : width <= 128 ? backward<Type, 128, is_masked(), has_dropout()>(problem)
+                         : backward<Type, 256, is_masked(), has_dropout()>(problem);
+        },
+        problem.mask.defined(), problem.dropout > 0);
   };
   problem.dtype() == DType::bf16 ? of_type(Bf16()) : of_type(F16());
 }

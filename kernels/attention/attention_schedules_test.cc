@@ -66,12 +66,15 @@ TEST_CASE("Pipelined attention kernels give the same bits under every schedule")
   // Hopper: several steps of the ring and several tiles of a block.
   for (const char* name :
        {"1x3x150x197x64_bf16", "2x2x260x260x64_bf16_causal_fused", "1x1x70x300x80_bf16",
-        "1x1x20x200x136_bf16", "2x4x70x150x40_bf16_masked_keys_shared_by_2"}) {
+        "1x1x20x200x136_bf16", "2x4x70x150x40_bf16_masked_keys_shared_by_2",
+        "1x2x70x197x128_bf16_dropout_added_mask_shared_by_2"}) {
     check("attention_cuda_wgmma", name);
   }
   for (const char* name :
        {"1x1x70x300x80_bf16_backward", "2x4x70x150x40_bf16_backward_masked_keys_shared_by_2",
-        "2x2x260x260x64_bf16_backward_causal_fused"}) {
+        "2x2x260x260x64_bf16_backward_causal_fused",
+        "1x2x70x197x128_bf16_backward_dropout_added_mask_shared_by_2",
+        "1x2x70x150x136_bf16_backward_dropout"}) {
     check("attention_cuda_wgmma_backward", name);
   }
   // TF32: rings of fewer stages, and for wide heads of shorter ones.

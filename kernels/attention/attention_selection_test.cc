@@ -16,7 +16,7 @@ struct Options {
   int64_t queries = 197, keys = 197, width = 64;
   DType dtype = DType::bf16;
   bool backward = false, rounds_scores = true;
-  double scale = 0.125;
+  double scale = 0.125, dropout = 0;
   int64_t gap = 0;  // elements behind each row
   Tf32 tf32 = Tf32::kOff;
 };
@@ -30,6 +30,7 @@ std::string_view choice(const Options& o) {
   p.out = heads(o.queries);
   p.lse = Tensor::empty({2, 3, o.queries}, DType::f32, kCuda);
   p.scale = o.scale;
+  p.dropout = o.dropout;
   p.rounds_scores = o.rounds_scores;
   p.numerics = {Accumulation::kIeee, o.tf32};
   if (o.backward) {
@@ -89,6 +90,9 @@ TEST_CASE("Attention on Hopper takes wgmma for what TMA can address") {
       CHECK(choice({.width = width, .dtype = dtype}) == "attention_cuda_wgmma");
     }
     CHECK(choice({.queries = 4096, .keys = 4096, .dtype = dtype}) == "attention_cuda_wgmma");
+    CHECK(choice({.dtype = dtype, .dropout = 0.1}) == "attention_cuda_wgmma");
+    CHECK(choice({.width = 128, .dtype = dtype, .backward = true, .dropout = 0.1}) ==
+          "attention_cuda_wgmma_backward");
     CHECK(choice({.dtype = dtype, .gap = 8}) == "attention_cuda_wgmma");
     CHECK(choice({.dtype = dtype, .gap = 1}) == "attention_cuda_tiled");
     CHECK(choice({.width = 32, .dtype = dtype}) == "attention_cuda_short");
@@ -100,7 +104,9 @@ TEST_CASE("Attention on Hopper takes wgmma for what TMA can address") {
           "attention_cuda_wgmma_backward");
     CHECK(choice({.width = 128, .dtype = dtype, .backward = true}) ==
           "attention_cuda_wgmma_backward");
-    CHECK(choice({.width = 256, .dtype = dtype, .backward = true}) == "attention_cuda_naive");
+    CHECK(choice({.width = 256, .dtype = dtype, .backward = true}) ==
+          "attention_cuda_wgmma_backward");
+    CHECK(choice({.width = 264, .dtype = dtype, .backward = true}) == "attention_cuda_naive");
   }
   CHECK(choice({.dtype = DType::f16, .rounds_scores = false}) == "attention_cuda_tiled");
   CHECK(choice({.dtype = DType::f32, .tf32 = Tf32::kTruncate}) == "attention_cuda_short");

@@ -17,18 +17,48 @@ inline constexpr int kBoxColumns = kLine / 2;                        // 16-bit e
 /// Boxes of a tile of tokens, which lie one after the other.
 constexpr int boxes_of(int width) { return (width + kBoxColumns - 1) / kBoxColumns; }
 
+/// A mask as the kernels address it: bytes from one to the next, between queries and keys in 32
+/// bits (attention_fits_wgmma).
+struct MaskBytes {
+  const char* elements = nullptr;
+  bool is_added = false;
+  int64_t batch = 0, head = 0;
+  int query = 0, key = 0;
+
+  explicit MaskBytes(const AttentionProblem& p) {
+    if (!p.mask.defined()) return;
+    const auto bytes = [&](int d) {
+      return p.mask.stride(d) * static_cast<int64_t>(p.mask.itemsize());
+    };
+    elements = static_cast<const char*>(p.mask.raw());
+    is_added = p.mask.dtype() != DType::boolean;
+    batch = bytes(0);
+    head = bytes(1);
+    query = static_cast<int>(bytes(2));
+    key = static_cast<int>(bytes(3));
+  }
+  __device__ __forceinline__ const char* of(const Pair& pair) const {
+    return elements + reread_number(pair.b) * batch + reread_number(pair.h) * head;
+  }
+  /// Calls f with an element: its type decides what becomes of a score.
+  template <class F>
+  __device__ __forceinline__ void with_element(F f) const {
+    is_added ? f(float()) : f(uint8_t());
+  }
+};
+
+/// The score of a product before scale and mask, both of which are in powers of 2 then.
+__device__ __forceinline__ float masked(float product, float scale, float added) {
+  return std::fma(product, scale, added * kLog2E);
+}
+__device__ __forceinline__ float masked(float product, float scale, uint8_t sees) {
+  return sees ? product * scale : -INFINITY;
+}
+
 struct Arguments : MmaAttention {
-  AttentionMask mask;
+  MaskBytes mask;
 
   Arguments(const AttentionProblem& p, const Tensor& delta) : MmaAttention(p, delta), mask(p) {}
-
-  /// A score in powers of 2, that is `product` before scale and mask.
-  __device__ __forceinline__ float masked(const Pair& pair, int query, int key,
-                                          float product) const {
-    const float added =
-        query < queries ? mask.template added<float>(pair.b, pair.h, query, key) : 0;
-    return std::fma(product, scale * kLog2E, added * kLog2E);
-  }
 };
 
 template <class Type>
@@ -71,12 +101,13 @@ __device__ __forceinline__ void load_boxes(char* tile, int box_bytes, const Tens
   }
 }
 
-/// Starts the stores of 64 rows of a tile.
+/// Starts the stores of 64 rows of boxes of a tile, to the tensor's from first_box on.
 template <int kBoxes>
 __device__ __forceinline__ void store_boxes(const TensorMap& map, const char* rows, int box_bytes,
-                                            int first, int head, int batch) {
+                                            int first, int head, int batch, int first_box = 0) {
   for (int box = 0; box < kBoxes; ++box) {
-    ptx::tma_store_4d(&map, rows + box * box_bytes, box * kBoxColumns, first, head, batch);
+    ptx::tma_store_4d(&map, rows + box * box_bytes, (first_box + box) * kBoxColumns, first, head,
+                      batch);
   }
 }
 

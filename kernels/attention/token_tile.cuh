@@ -47,6 +47,7 @@ struct Pair {
 
   __device__ __forceinline__ Pair(int index, int heads)
       : index(index), b(index / heads), h(index % heads) {}
+  __device__ __forceinline__ Pair(int b, int h, int heads) : index(b * heads + h), b(b), h(h) {}
 };
 
 /// [B, H, T, D] in global memory, dense along D.

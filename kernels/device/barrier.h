@@ -45,17 +45,17 @@ __device__ __forceinline__ void mbarrier_arrive(uint64_t* barrier WEFT_AND_SITE)
            simt::mbarrier_arrive(barrier, 1, site));
 }
 
-/// Arrives at the barrier at the same place in another block of the cluster.
+/// Arrives at the barrier at the same place in another block of the cluster. Says to that block
+/// that reads are over; a release of writes to it would be a fence of the whole device (.cluster).
 __device__ __forceinline__ void mbarrier_arrive_cluster(uint64_t* barrier,
                                                         uint32_t rank WEFT_AND_SITE) {
-  WEFT_PTX(
-      asm volatile("{\n .reg .b32 remote;\n mapa.shared::cluster.u32 remote, %0, %1;\n"
-                   " mbarrier.arrive.release.cluster.shared::cluster.b64 _, [remote];\n}" ::"r"(
-                       shared_address(barrier)),
-                   "r"(rank)
-                   : "memory"),
-      simt::mbarrier_arrive(static_cast<uint64_t*>(simt::cluster_address(barrier, rank, site)), 1,
-                            site));
+  WEFT_PTX(asm volatile("{\n .reg .b32 remote;\n mapa.shared::cluster.u32 remote, %0, %1;\n"
+                        " mbarrier.arrive.shared::cluster.b64 _, [remote];\n}" ::"r"(
+                            shared_address(barrier)),
+                        "r"(rank)
+                        : "memory"),
+           simt::mbarrier_arrive(static_cast<uint64_t*>(simt::cluster_address(barrier, rank, site)),
+                                 1, site));
 }
 
 /// Announces `bytes` that copies will bring in this phase.

@@ -70,6 +70,18 @@ __device__ __forceinline__ void tma_load_3d(void* to, const TensorMap* map, uint
                         : "memory"),
            simt::tma_load(to, *map, {x, y, z}, barrier, site));
 }
+/// The same for every block of the cluster that has a bit in `blocks`: the box comes to the same
+/// place in each, and counts on each one's barrier there.
+__device__ __forceinline__ void tma_multicast_3d(void* to, const TensorMap* map, uint64_t* barrier,
+                                                 int x, int y, int z,
+                                                 uint16_t blocks WEFT_AND_SITE) {
+  WEFT_PTX(asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.tile"
+                        ".mbarrier::complete_tx::bytes.multicast::cluster"
+                        " [%0], [%1, {%3, %4, %5}], [%2], %6;" ::"r"(shared_address(to)),
+                        "l"(map), "r"(shared_address(barrier)), "r"(x), "r"(y), "r"(z), "h"(blocks)
+                        : "memory"),
+           simt::tma_load(to, *map, {x, y, z}, barrier, site, blocks));
+}
 __device__ __forceinline__ void tma_load_4d(void* to, const TensorMap* map, uint64_t* barrier,
                                             int x, int y, int z, int w WEFT_AND_SITE) {
   WEFT_PTX(asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.tile"

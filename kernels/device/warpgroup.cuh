@@ -17,19 +17,29 @@ inline constexpr int kWarpgroupThreads = 128;
 inline constexpr int kLine = 128;         // bytes
 inline constexpr int kAtom = 64 * kLine;  // bytes of 64 lines
 
+/// The number of the thread's warpgroup. From a lane: what ptxas knows to be one number in a warp
+/// it computes in uniform registers, addresses and descriptors too.
+__device__ __forceinline__ int uniform_warpgroup() {
+  return __shfl_sync(kAllLanes, static_cast<int>(threadIdx.x) / kWarpgroupThreads, 0);
+}
+
 /// The thread's number in its warpgroup, read anew: what an epilogue computes from it is not kept
 /// in registers through the products, where there are none left.
 __device__ __forceinline__ int reread_thread() {
   uint32_t thread;
   WEFT_PTX(asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread)), thread = threadIdx.x);
-  return static_cast<int>(thread) % kWarpgroupThreads;
+  return static_cast<int>(thread % kWarpgroupThreads);
 }
 
-/// The same place, of which the compiler knows nothing: addresses in it are computed where they are
-/// used, not before a loop that has no registers to keep them in.
+/// The same place or number, of which the compiler knows nothing: what follows from it is computed
+/// where it is used, not before a loop that has no registers to keep it in.
 __device__ __forceinline__ char* reread_place(char* place) {
   WEFT_PTX(asm volatile("" : "+l"(place)), );
   return place;
+}
+__device__ __forceinline__ int reread_number(int number) {
+  WEFT_PTX(asm volatile("" : "+r"(number)), );
+  return number;
 }
 
 /// A stage of a ring and how often it has come round.
@@ -43,6 +53,12 @@ struct Ring {
       stage = 0;
       parity ^= 1;
     }
+  }
+  /// As often as that.
+  __device__ __forceinline__ void skip(int count) {
+    stage += count;
+    parity ^= static_cast<uint32_t>(stage / kStages) & 1;
+    stage %= kStages;
   }
 };
 

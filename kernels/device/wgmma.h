@@ -37,6 +37,12 @@ __device__ __forceinline__ uint64_t wgmma_descriptor_k_major(const void* start) 
   return wgmma_descriptor_mn_major(start, 16);
 }
 
+/// Of what lies `bytes` behind in shared memory. The address is in the low half, and no sum of
+/// addresses leaves its 14 bits.
+__device__ __forceinline__ uint64_t wgmma_descriptor_behind(uint64_t descriptor, uint32_t bytes) {
+  return (descriptor >> 32 << 32) | (static_cast<uint32_t>(descriptor) + (bytes >> 4));
+}
+
 __device__ __forceinline__ void wgmma_fence(WEFT_SITE) {
   WEFT_PTX(asm volatile("wgmma.fence.sync.aligned;" ::: "memory"), simt::wgmma_fence(site));
 }

@@ -11,6 +11,18 @@
 //                and the bytes of both tiles
 //   empty[s]     one thread per consumer       its products have read the stage
 //
+// Two blocks may be a cluster: they have tiles one below the other, and each brings half of the
+// columns of B to both (TMA's multicast), so that a step of two tiles of 192 columns moves 56 KiB
+// out of the second-level cache in place of 80. Each stage of theirs is empty when the consumers of
+// both have read it, and the blocks exit together.
+//
+// In ping-pong each consumer has a tile of its own, all 128 rows, and multiplies while the other
+// stores: a tile's end, which a GELU makes as long as 500 of K, takes no time of the tensor core.
+// They take turns at the products, in the order of the stages; a named barrier gives the turn when
+// all of a tile's stages are seen full. So each waits for the phase that comes next, and no parity
+// is mistaken for that of two rounds ago. 192 sums a thread leave no registers for ends other than
+// those by TMA. kernels/gemm/gemm_tiling.h says where that is chosen.
+//
 // A stage's parity flips each time round the ring; the first wait on `empty` passes at once.
 // A and B may run along K or along M (N): wgmma takes both for 16-bit types, and tf32, half as many
 // of K in a stage, along K alone. f32 operands that are not so are copied first where that pays
@@ -35,85 +47,137 @@ template <class Type>
 inline constexpr int kDepth = kLine / static_cast<int>(sizeof(Element<Type>));
 constexpr int kInstructionBytes = 32;  // of K
 
-template <int kCols>
-inline constexpr int kStages = kCols == 256 ? 3 : 4;
-template <int kCols>
-inline constexpr size_t kSharedBytes =
-    size_t{kStages<kCols>} * kStageBytes<kCols> + kBufferBytes<kCols>;
+/// kBlocks: of 64 rows of a tile, that a consumer has, 2 in ping-pong.
+template <int kCols, int kBlocks>
+inline constexpr int kStages = kBlocks* kCols > 192 ? 3 : 4;
+template <int kCols, int kBlocks>
+inline constexpr int kStagesBytes = kStages<kCols, kBlocks>* kStageBytes<kCols>;
 
-template <class Type, int kCols, Major kA, Major kB>
-__global__ void __launch_bounds__(kThreads, 1)
-    gemm_wgmma_kernel(const __grid_constant__ Arguments g, const __grid_constant__ TensorMap map_a,
-                      const __grid_constant__ TensorMap map_b,
-                      const __grid_constant__ TensorMap map) {
-  WEFT_DYNAMIC_SHARED(char, shared);
-  WEFT_SHARED(uint64_t, full, [kStages<kCols>]);
-  WEFT_SHARED(uint64_t, empty, [kStages<kCols>]);
-  start_barriers<kStages<kCols>>(full, empty);
-  const int warpgroup = static_cast<int>(threadIdx.x) / kConsumerThreads;
-  Ring<kStages<kCols>> ring;
+/// An operand's descriptor, and the bytes from one instruction's K to the next one's.
+template <Major kMajor>
+__device__ __forceinline__ uint64_t operand(const char* tile) {
+  return kMajor == Major::kK ? wgmma_descriptor_k_major(tile)
+                             : wgmma_descriptor_mn_major(tile, kAtom);
+}
+template <Major kMajor>
+inline constexpr int kInstructionStep = kMajor == Major::kK ? kInstructionBytes : 2048;
 
-  if (warpgroup == 0) {
-    return produce<kCols, kA, kB>(g, kDepth<Type>, ring, shared, full, empty, map_a, map_b);
-  }
-
+/// A consumer's part.
+template <class Type, int kCols, Major kA, Major kB, int kBlocks>
+__device__ __forceinline__ void consume(const Arguments& g, int consumer, char* shared,
+                                        uint64_t* full, uint64_t* empty, const TensorMap& map) {
+  Ring<kStages<kCols, kBlocks>> ring;
   setmaxnreg_inc<kConsumerRegisters>();
-  const int consumer = warpgroup - 1;
-  const int thread = static_cast<int>(threadIdx.x) % kConsumerThreads;
-  const Buffer buffer = Buffer::of<kCols>(shared + kStages<kCols> * kStageBytes<kCols>, consumer);
-  float sums[kCols / 2];
-  for (uint32_t t = blockIdx.x; t < g.order.count(); t += gridDim.x) {
+  const Buffer buffer = Buffer::of<kCols, kBlocks>(shared + kStagesBytes<kCols, kBlocks>, consumer);
+  constexpr bool kPingPong = kBlocks > 1;
+  const int first = kPingPong ? 0 : consumer;  // block of 64 rows
+  // In ping-pong barriers 1 + 2 and 2 + 2 are the consumers' turns. Both pass each: one waits, the
+  // other gives it.
+  constexpr int kBothThreads = kConsumers * kConsumerThreads;
+  const auto take_turn = [=] { named_barrier_sync(1 + kConsumers + consumer, kBothThreads); };
+  const auto give_turn = [=] {
+    named_barrier_arrive(1 + kConsumers + (consumer ^ 1), kBothThreads);
+  };
+  if (kPingPong && consumer == 1) give_turn();
+  int whose = 0;  // the tile, in ping-pong
+  float sums[kBlocks][kCols / 2];
+  for (uint32_t t = g.order.first(); t < g.order.count(); t += g.order.step, whose ^= 1) {
     const TilePlace tile(g.order, t);
     const int steps = g.steps(tile.part, kDepth<Type>);
+    if (kPingPong && whose != consumer) {
+      ring.skip(steps);
+      continue;
+    }
+    if (kPingPong) {
+      // While the other multiplies. ptxas takes sums that the first products overwrite for read,
+      // and would keep them in registers through the last tile's end.
+#pragma unroll
+      for (auto& block : sums) {
+#pragma unroll
+        for (float& sum : block) sum = 0;
+      }
+      take_turn();
+    }
     int last = 0;
     for (int step = 0; step < steps; ++step, ring.advance()) {
       mbarrier_wait(&full[ring.stage], ring.parity);
-      const char* const tile_a = shared + ring.stage * kStageBytes<kCols>;
-      const char* const tile_b = tile_a + kBytesA;
+      const char* const stage = shared + ring.stage * kStageBytes<kCols>;
+      const uint64_t rows = operand<kA>(stage + first * kAtom),
+                     columns = operand<kB>(stage + kBytesA);
       wgmma_fence();
 #pragma unroll
       for (int k = 0; k < kLine / kInstructionBytes; ++k) {
-        const uint64_t a =
-            kA == Major::kK
-                ? wgmma_descriptor_k_major(tile_a + consumer * kAtom + 32 * k)
-                : wgmma_descriptor_mn_major(tile_a + consumer * kAtom + 2048 * k, kAtom);
-        const uint64_t b = kB == Major::kK ? wgmma_descriptor_k_major(tile_b + 32 * k)
-                                           : wgmma_descriptor_mn_major(tile_b + 2048 * k, kAtom);
-        wgmma<Type, kCols, kA, kB>(sums, a, b, step > 0 || k > 0);
+        const uint64_t b = wgmma_descriptor_behind(columns, k * kInstructionStep<kB>);
+#pragma unroll
+        for (int i = 0; i < kBlocks; ++i) {
+          const uint64_t a = wgmma_descriptor_behind(rows, i * kAtom + k * kInstructionStep<kA>);
+          wgmma<Type, kCols, kA, kB>(sums[i], a, b, kPingPong || step > 0 || k > 0);
+        }
       }
       wgmma_commit();
       if (step == 0) load_shifts<kCols>(g, buffer, tile);
       // The products of the last step have been read; those of this one run on.
       wgmma_wait<1>();
-      if (step > 0 && thread == 0) mbarrier_arrive(&empty[last]);
+      if (step > 0) release_stage(&empty[last], g.order.blocks);
       last = ring.stage;
     }
+    if (kPingPong && t + g.order.step < g.order.count()) give_turn();
     wgmma_wait<0>();
-    if (thread == 0) mbarrier_arrive(&empty[last]);
-    store_tile<Element<Type>, kCols>(g, &map, buffer, tile, consumer, sums);
+    release_stage(&empty[last], g.order.blocks);
+    store_tile<Element<Type>, kCols, kBlocks>(g, &map, buffer, tile, first, sums);
   }
   wait_for_stores();
 }
 
-template <class Type, int kCols>
+template <class Type, int kCols, Major kA, Major kB, int kBlocks>
+__global__ void __launch_bounds__(kThreads, 1)
+    gemm_wgmma_kernel(const __grid_constant__ Arguments g, const __grid_constant__ TensorMap map_a,
+                      const __grid_constant__ TensorMap map_b,
+                      const __grid_constant__ TensorMap map) {
+  WEFT_DYNAMIC_SHARED(char, shared);
+  WEFT_SHARED(uint64_t, full, [kStages<kCols, kBlocks>]);
+  WEFT_SHARED(uint64_t, empty, [kStages<kCols, kBlocks>]);
+  start_barriers<kStages<kCols, kBlocks>>(full, empty, kBlocks > 1 ? 1 : kConsumers,
+                                          g.order.blocks);
+  const int warpgroup = uniform_warpgroup();
+  if (warpgroup == 0) {
+    Ring<kStages<kCols, kBlocks>> ring;
+    produce<kCols, kA, kB>(g, kDepth<Type>, ring, shared, full, empty, map_a, map_b);
+  } else {
+    consume<Type, kCols, kA, kB, kBlocks>(g, warpgroup - 1, shared, full, empty, map);
+  }
+  meet_cluster(g.order.blocks);
+}
+
+template <class Type, int kCols, int kBlocks = 1>
 void run_cols(const GemmProblem& problem, const TmaMatrix& a, const TmaMatrix& b,
-              const KSplit& split) {
+              const KSplit& split, unsigned blocks) {
   constexpr bool kTakesBoth = sizeof(Element<Type>) == 2;
   // A row-major runs along K, B along N.
   const bool a_depth = !a.is_transposed, b_depth = b.is_transposed;
   WEFT_ASSERT(kTakesBoth || (a_depth && b_depth));
   const TensorMap map_a = matrix_map(a, problem.dtype(), a_depth ? kRows : kDepth<Type>);
-  const TensorMap map_b = matrix_map(b, problem.dtype(), b_depth ? kCols : kDepth<Type>);
-  const Plan plan(problem, a, b, kCols, split);
+  const TensorMap map_b = matrix_map(
+      b, problem.dtype(), static_cast<uint32_t>(b_depth ? kCols : kDepth<Type>) / blocks);
+  constexpr size_t kSharedBytes = kStagesBytes<kCols, kBlocks> + kBufferBytes<kCols, kBlocks>;
+  const Plan plan(problem, a, b, kCols, split, blocks);
   with_flags(
       [&](auto a_is_k, auto b_is_k) {
         constexpr Major kA = a_is_k() || !kTakesBoth ? Major::kK : Major::kMn,
                         kB = b_is_k() || !kTakesBoth ? Major::kK : Major::kMn;
-        WEFT_LAUNCH((gemm_wgmma_kernel<Type, kCols, kA, kB>), plan.grid, kThreads,
-                    kSharedBytes<kCols>, plan.stream, plan.g, map_a, map_b, plan.map);
+        WEFT_LAUNCH_CLUSTER((gemm_wgmma_kernel<Type, kCols, kA, kB, kBlocks>), dim3(blocks),
+                            plan.grid, kThreads, kSharedBytes, plan.stream, plan.g, map_a, map_b,
+                            plan.map);
       },
       a_depth, b_depth);
   plan.finish(problem);
+}
+
+/// What a tile's end takes, as choose_tiling counts it.
+TileEnd end_of(const GemmProblem& problem) {
+  constexpr int kInstructions[] = {0, 31, 37};  // of an element's GELU (weft kernels sass)
+  return {tiling::kEnd + tiling::kInstruction * kInstructions[static_cast<int>(problem.epilogue)],
+          stored_by_tma(problem).has_value()};
 }
 
 template <class Type>
@@ -121,11 +185,15 @@ void run(const GemmProblem& problem, const TmaMatrix& a, const TmaMatrix& b) {
   constexpr int64_t kUnits = kTilingDepth / kDepth<Type>;
   const int64_t batches = problem.c.numel() / (problem.m() * problem.n());
   const GemmTiling tiling = choose_tiling(batches, problem.m(), problem.n(), kUnits * problem.k(),
-                                          true, wgmma_tile_columns());
+                                          true, end_of(problem), wgmma_tile_columns());
   const KSplit split = {tiling.parts, tiling.depth / kUnits};
-  if (tiling.columns == 256) return run_cols<Type, 256>(problem, a, b, split);
-  if (tiling.columns == 192) return run_cols<Type, 192>(problem, a, b, split);
-  run_cols<Type, 128>(problem, a, b, split);
+  const unsigned blocks = tiling.paired ? 2 : 1;
+  if constexpr (sizeof(Element<Type>) == 2) {
+    if (tiling.ping_pong) return run_cols<Type, kPingPongColumns, 2>(problem, a, b, split, blocks);
+  }
+  if (tiling.columns == 256) return run_cols<Type, 256>(problem, a, b, split, blocks);
+  if (tiling.columns == 192) return run_cols<Type, 192>(problem, a, b, split, blocks);
+  run_cols<Type, 128>(problem, a, b, split, blocks);
 }
 
 }  // namespace

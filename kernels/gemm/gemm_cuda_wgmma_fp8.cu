@@ -32,8 +32,8 @@ __global__ void __launch_bounds__(kThreads, 1)
   WEFT_DYNAMIC_SHARED(char, shared);
   WEFT_SHARED(uint64_t, full, [kStages]);
   WEFT_SHARED(uint64_t, empty, [kStages]);
-  start_barriers<kStages>(full, empty);
-  const int warpgroup = static_cast<int>(threadIdx.x) / kConsumerThreads;
+  start_barriers<kStages>(full, empty, kConsumers, g.order.blocks);
+  const int warpgroup = uniform_warpgroup();
   Ring<kStages> ring;
 
   if (warpgroup == 0) {
@@ -47,7 +47,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   for (uint32_t t = blockIdx.x; t < g.order.count(); t += gridDim.x) {
     const TilePlace tile(g.order, t);
     const int steps = g.steps(tile.part, kDepth);
-    float sums[kCols / 2] = {}, products[kCols / 2];
+    float sums[1][kCols / 2] = {}, products[kCols / 2];
     for (int step = 0; step < steps; ++step, ring.advance()) {
       const bool starts = step % kStepsPerPromotion == 0;
       const bool promotes = (step + 1) % kStepsPerPromotion == 0 || step + 1 == steps;
@@ -66,12 +66,12 @@ __global__ void __launch_bounds__(kThreads, 1)
       if (thread == 0) mbarrier_arrive(&empty[ring.stage]);
       if (!promotes) continue;
 #pragma unroll
-      for (int i = 0; i < kCols / 2; ++i) sums[i] += products[i];
+      for (int i = 0; i < kCols / 2; ++i) sums[0][i] += products[i];
     }
     if (g.p.c.elements.dtype == DType::bf16) {
-      store_tile<bf16, kCols>(g, &map, buffer, tile, consumer, sums);
+      store_tile<bf16, kCols, 1>(g, &map, buffer, tile, consumer, sums);
     } else {
-      store_tile<f16, kCols>(g, &map, buffer, tile, consumer, sums);
+      store_tile<f16, kCols, 1>(g, &map, buffer, tile, consumer, sums);
     }
   }
   wait_for_stores();

@@ -4,6 +4,7 @@
 #include <catch2/catch.hpp>
 #include <cstring>
 
+#include "core/scoped_value.h"
 #include "kernels/gemm/gemm_cases.h"
 #include "kernels/simt/emulator.h"
 
@@ -13,17 +14,23 @@ using namespace weft::kernels;
 TEST_CASE("Pipelined GEMM kernels give the same bits under every schedule") {
   const OpTable table = gemm_table();
   int runs = 0;
-  const std::pair<const char*, const char*> kRuns[] = {
-      {"gemm_cuda_mma", "72x136x584_bf16_bf16_TTN_bias_integers"},
-      {"gemm_cuda_mma", "264x200x120_bf16_bf16_NNN_bias_integers"},
-      {"gemm_cuda_mma_tf32", "[2]72x132x148_f32_f32_NTN_ieee_tf32"},
-      {"gemm_cuda_mma_tf32", "67x65x133_f32_f32_NTN_integers_ieee_tf32_nearest"},
-      {"gemm_cuda_wgmma", "72x136x584_bf16_bf16_TTN_bias_integers"},
-      {"gemm_cuda_wgmma", "264x200x120_bf16_bf16_NNN_bias_integers"},
-      {"gemm_cuda_wgmma", "72x136x584_f32_f32_NTN_bias_integers_ieee_tf32"},
-      {"gemm_cuda_wgmma_fp8", "72x136x1160_f8e4m3_bf16_NTN_bias_integers"},
-      {"gemm_cuda_wgmma_fp8", "17x24x1160_f8e4m3_f32_NTN_h100"}};
-  for (const auto& [variant, name] : kRuns) {
+  struct Run {
+    const char *variant, *name;
+    int columns = 0;
+  };
+  const Run kRuns[] = {{"gemm_cuda_mma", "72x136x584_bf16_bf16_TTN_bias_integers"},
+                       {"gemm_cuda_mma", "264x200x120_bf16_bf16_NNN_bias_integers"},
+                       {"gemm_cuda_mma_tf32", "[2]72x132x148_f32_f32_NTN_ieee_tf32"},
+                       {"gemm_cuda_mma_tf32", "67x65x133_f32_f32_NTN_integers_ieee_tf32_nearest"},
+                       {"gemm_cuda_wgmma", "72x136x584_bf16_bf16_TTN_bias_integers"},
+                       {"gemm_cuda_wgmma", "264x200x120_bf16_bf16_NNN_bias_integers"},
+                       {"gemm_cuda_wgmma", "72x136x584_f32_f32_NTN_bias_integers_ieee_tf32"},
+                       {"gemm_cuda_wgmma", "264x200x120_bf16_bf16_NTN_bias_integers", 384},
+                       {"gemm_cuda_wgmma", "72x136x584_bf16_bf16_TTN_bias_integers", 384},
+                       {"gemm_cuda_wgmma_fp8", "72x136x1160_f8e4m3_bf16_NTN_bias_integers"},
+                       {"gemm_cuda_wgmma_fp8", "17x24x1160_f8e4m3_f32_NTN_h100"}};
+  for (const auto& [variant, name, columns] : kRuns) {
+    const ScopedValue forced(wgmma_tile_columns(), columns);
     for (const CaseEntry& entry : table.cases) {
       if (entry.name != name) continue;
       std::vector<unsigned char> first;

@@ -1,6 +1,7 @@
 // Every kernel that gemm_cuda_wgmma is made of: each width of a tile, layout of the operands and
-// dtype, on cases with several tiles and tails in each dimension, and each end of a product. The
-// width that a problem would get on its own depends on the number of its tiles.
+// dtype, alone and in ping-pong, on cases with several tiles and tails in each dimension, and each
+// end of a product. The width that a problem would get on its own depends on the number of its
+// tiles.
 #include <catch2/catch.hpp>
 #include <set>
 #include <string>

@@ -39,17 +39,59 @@ TEST_CASE("products with many tiles are not split") {
       CHECK(tiling.occupied() >= 0.95);
     }
   }
-  CHECK(choose_tiling(1, 8192, 8192, 8192, true).columns == 256);
+  const GemmTiling square = choose_tiling(1, 8192, 8192, 8192, true);
+  CHECK(square.columns == 256);
+  CHECK(!square.ping_pong);
 }
 
 TEST_CASE("a width may be asked for, and K left whole") {
   for (int columns : {128, 192, 256}) {
-    CHECK(choose_tiling(2, 768, 768, 12608, true, columns).columns == columns);
-    const GemmTiling whole = choose_tiling(1, 768, 768, 12608, false, columns);
+    CHECK(choose_tiling(2, 768, 768, 12608, true, {}, columns).columns == columns);
+    const GemmTiling whole = choose_tiling(1, 768, 768, 12608, false, {}, columns);
     CHECK(whole.parts == 1);
     CHECK(whole.depth == 12608);
   }
   const GemmTiling small = choose_tiling(1, 1, 1, 1, true);
   CHECK(small.parts == 1);
   CHECK(small.tiles == 1);
+}
+
+TEST_CASE("consumers work in ping-pong where an end weighs") {
+  const TileEnd gelu = {tiling::kEnd + 31 * tiling::kInstruction, true};
+  for (int64_t batch : {64, 128, 256}) {
+    // 768 of K, and a GELU.
+    CHECK(choose_tiling(1, batch * kTokens, 768, 768, true).ping_pong);
+    CHECK(choose_tiling(1, batch * kTokens, 3072, 768, true, gelu).ping_pong);
+  }
+  // Nothing is hidden where each multiprocessor has one tile.
+  CHECK(!choose_tiling(1, 1024, 2304, 768, false, gelu).ping_pong);
+  CHECK(!choose_tiling(1, 12608, 768, 768, true, {}, 192).ping_pong);
+  const GemmTiling forced = choose_tiling(1, 8192, 8192, 8192, true, {}, 2 * kPingPongColumns);
+  CHECK(forced.ping_pong);
+  CHECK(forced.columns == kPingPongColumns);
+  // Sums that TMA does not store, and those of parts of K.
+  const TileEnd by_elements = {gelu.time, false};
+  CHECK(!choose_tiling(1, 12608, 3072, 768, true, by_elements).ping_pong);
+  const GemmTiling other = choose_tiling(1, 768, 768, 768, true, by_elements, 2 * kPingPongColumns);
+  CHECK(!other.ping_pong);
+  CHECK(other.columns == kPingPongColumns);
+  CHECK(!choose_tiling(1, 768, 768, 50432, true).ping_pong);
+}
+
+TEST_CASE("blocks are paired where what they load less outweighs a wave") {
+  CHECK(choose_tiling(1, 8192, 8192, 8192, true).paired);
+  CHECK(choose_tiling(1, 768, 3072, 12608, true).paired);
+  CHECK(!choose_tiling(1, 128, 8192, 8192, true).paired);
+  // 99 rows of 4 tiles are three waves, 100 were four.
+  const GemmTiling full = choose_tiling(1, 12608, 768, 768, true);
+  CHECK(full.tiles == 99 * 4);
+  CHECK(full.waves == 3);
+  CHECK(!full.paired);
+  CHECK(choose_tiling(1, 2 * 12608, 768, 768, true).paired);
+  CHECK(choose_tiling(1, 4 * 12608 + 128, 768, 768, true).paired);
+  // 32 waves of pairs take 1.3 less than 31.
+  const GemmTiling many = choose_tiling(1, 1023 * 128, 768, 8192, true, {}, 192);
+  CHECK(many.paired);
+  CHECK(many.tiles == 31 * 132);
+  CHECK(many.waves == 32);
 }

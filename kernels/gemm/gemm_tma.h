@@ -34,10 +34,11 @@ bool gemm_fits_mma(const GemmProblem& problem);
 /// address; f32 ones that TF32 stands for, truncated, where copies that bring them along K, in
 /// lines that TMA can address, pay.
 bool gemm_fits_wgmma(const GemmProblem& problem);
-/// Columns of a tile that gemm_cuda_wgmma takes in this thread: 128, 192 or 256, or 0, as at first,
-/// for what costs least (kernels/gemm/gemm_tiling.h). For tests of each, and tuning.
+/// Columns of sums that a block of gemm_cuda_wgmma holds in this thread: 128, 192 or 256 of a tile,
+/// 384 of two tiles in ping-pong, or 0, as at first, for what costs least
+/// (kernels/gemm/gemm_tiling.h). For tests of each, and tuning.
 int& wgmma_tile_columns();
-inline constexpr int kWgmmaTileColumns[] = {256, 192, 128};
+inline constexpr int kWgmmaTileColumns[] = {384, 256, 192, 128};
 /// The condition of gemm_cuda_wgmma_fp8, which copies what TMA cannot address: capability 9.0;
 /// ieee, or operands of one format under h100, whose bits that device's tensor cores give.
 bool gemm_fits_wgmma_fp8(const GemmProblem& problem);

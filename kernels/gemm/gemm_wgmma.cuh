@@ -1,9 +1,9 @@
 // What the wgmma rungs of gemm share: the blocks' walk over tiles of C, the ring of stages, and the
 // way of a tile's sums out of registers.
 //
-// A block has three warpgroups, a producer and two consumers of 64 rows each (gemm_cuda_wgmma.cu
-// says how they meet). Behind the stages each consumer has shared memory of its own for its sums of
-// a tile, 2 bytes each. Sums leave in one of these ways (Store):
+// A block has three warpgroups, a producer and two consumers, of 64 rows of a tile each or of a
+// tile in turns (gemm_cuda_wgmma.cu says how they meet). Behind the stages each consumer has shared
+// memory of its own for its sums of a tile, 2 bytes each. Sums leave in one of these ways (Store):
 //   - rounded to 16 bits there, from where TMA stores them while the next tile's products begin;
 //   - so too under a GELU, where they are aux; threads then read eight of a row each, and store the
 //     eight of C. Under dgelu they are the product as it is rounded first, and C alone is stored;
@@ -30,36 +30,47 @@ inline constexpr int kThreads = (1 + kConsumers) * kConsumerThreads;
 inline constexpr int kBytesA = kRows * kLine;
 template <int kCols>
 inline constexpr int kStageBytes = kBytesA + kCols* kLine;
-inline constexpr int kConsumerRows = kRows / kConsumers;
-inline constexpr int kWarps = kConsumers * kConsumerThreads / kWarp;  // of the consumers
-inline constexpr int kWarpRows = kConsumerRows / 4;
+inline constexpr int kBlockRows = 64;  // of a tile, that a warpgroup's wgmma has
+inline constexpr int kWarpRows = kBlockRows / 4, kGroups = kRows / kWarpRows;
 /// Registers of a thread after the producer has given up some of its own: 40 + 2 x 232 of 504.
 inline constexpr int kProducerRegisters = 40, kConsumerRegisters = 232;
 
-/// Shared memory of the consumers.
+/// Shared memory of the consumers, who have kBlocks times 64 rows of a tile each.
 template <int kCols>
-inline constexpr int kStoreBytes = kConsumerRows* kCols * 2;
-template <int kCols>
-inline constexpr int kBufferBytes = kConsumers*(kStoreBytes<kCols> + kCols * 4);
+inline constexpr int kStoreBytes = kBlockRows* kCols * 2;
+template <int kCols, int kBlocks = 1>
+inline constexpr int kBufferBytes = kConsumers*(kBlocks* kStoreBytes<kCols> + kCols * 4);
 
 /// One consumer's.
 struct Buffer {
-  char* store;    // its sums of a tile
+  char* store;    // its sums, 64 rows after 64
   float* shifts;  // the bias of each column
+  int barrier;    // of its threads
 
-  template <int kCols>
+  template <int kCols, int kBlocks = 1>
   static __device__ __forceinline__ Buffer of(char* buffers, int consumer) {
-    return {buffers + consumer * kStoreBytes<kCols>,
-            reinterpret_cast<float*>(buffers + kConsumers * kStoreBytes<kCols>) + consumer * kCols};
+    constexpr int kBytes = kBlocks * kStoreBytes<kCols>;
+    return {buffers + consumer * kBytes,
+            reinterpret_cast<float*>(buffers + kConsumers * kBytes) + consumer * kCols,
+            1 + consumer};
+  }
+  __device__ __forceinline__ void meet() const {
+    ptx::named_barrier_sync(barrier, kConsumerThreads);
   }
 };
 
 /// The tiles of all batches and parts of K, in columns of 8, so that blocks that run together share
-/// rows of A and columns of B in the second-level cache. Divisions of 64 bits would cost registers.
+/// rows of A and columns of B in the second-level cache. Where two blocks are a cluster, a row is
+/// two rows of tiles, one for each: they share columns of B in shared memory. Divisions of 64 bits
+/// would cost registers.
 struct TileOrder {
-  uint32_t rows, cols, parts, batches;
+  uint32_t rows, cols, parts, batches, blocks;
+  uint32_t step;  // of a block's walk
 
   __host__ __device__ uint32_t count() const { return rows * cols * parts * batches; }
+  /// Rows of tiles, which may end below C.
+  __host__ __device__ int64_t tile_rows() const { return int64_t{rows} * blocks; }
+  __device__ __forceinline__ uint32_t first() const { return blockIdx.x / blocks; }
 };
 
 /// One of them.
@@ -75,7 +86,7 @@ struct TilePlace {
     const uint32_t first = within / (kGroup * order.cols) * kGroup;
     const uint32_t height = min(kGroup, order.rows - first);
     const uint32_t rest = within - first * order.cols;
-    row = static_cast<int>(first + rest % height);
+    row = static_cast<int>((first + rest % height) * order.blocks + ptx::cluster_rank());
     col = static_cast<int>(rest / height);
   }
 };
@@ -100,42 +111,73 @@ struct Arguments {
   }
 };
 
+/// Waits for the other block of a cluster of two.
+__device__ __forceinline__ void meet_cluster(uint32_t blocks) {
+  if (blocks == 1) return;
+  __syncwarp();
+  ptx::cluster_arrive();
+  ptx::cluster_wait();
+}
+
 /// Readies a ring's barriers. full: the producer's announcement and the bytes of both tiles; empty:
-/// one thread of each consumer.
+/// one thread of each of a stage's readers, in all blocks of the cluster.
 template <int kStages>
-__device__ __forceinline__ void start_barriers(uint64_t* full, uint64_t* empty) {
+__device__ __forceinline__ void start_barriers(uint64_t* full, uint64_t* empty, uint32_t readers,
+                                               uint32_t blocks) {
   if (threadIdx.x == 0) {
     for (int s = 0; s < kStages; ++s) {
       ptx::mbarrier_init(&full[s], 1);
-      ptx::mbarrier_init(&empty[s], kConsumers);
+      ptx::mbarrier_init(&empty[s], readers * blocks);
     }
     ptx::fence_mbarrier_init();
   }
   __syncthreads();
+  meet_cluster(blocks);
 }
 
 /// Starts the copy of kLines rows of A (columns of B) from `first` on, a stage's depth from k0 on.
+/// Boxes of part of the lines leave out those before the `skipped`; every block of the cluster that
+/// `blocks` has a bit for gets them.
 template <ptx::Major kMajor, int kLines>
 __device__ __forceinline__ void load_tile(char* tile, const TensorMap& map, uint64_t* full,
-                                          int first, int k0, int batch) {
-  if (kMajor == ptx::Major::kK) {
-    ptx::tma_load_3d(tile, &map, full, k0, first, batch);
-  } else {
-    for (int i = 0; i < kLines / 64; ++i) {
-      ptx::tma_load_3d(tile + i * kAtom, &map, full, first + 64 * i, k0, batch);
+                                          int first, int k0, int batch, int skipped = 0,
+                                          uint16_t blocks = 0) {
+  tile += skipped * kLine;
+  const auto load = [&](char* to, int x, int y) {
+    if (blocks == 0) {
+      ptx::tma_load_3d(to, &map, full, x, y, batch);
+    } else {
+      ptx::tma_multicast_3d(to, &map, full, x, y, batch, blocks);
     }
+  };
+  if (kMajor == ptx::Major::kK) {
+    load(tile, k0, first + skipped);
+  } else {
+    for (int i = 0; i < kLines / 64; ++i) load(tile + i * kAtom, first + 64 * i, k0 + skipped);
   }
 }
 
+/// The lines of a box of a tile of A (B).
+template <ptx::Major kMajor, int kLines>
+__host__ __device__ constexpr int box_lines(int depth) {
+  return kMajor == ptx::Major::kK ? kLines : depth;
+}
+
 /// The producer's part: one thread fills a stage for every step of the block's tiles, `depth`
-/// elements of K, once the consumers have emptied it.
+/// elements of K, once the consumers have emptied it. In a cluster each block brings its share of
+/// the lines of B to both, once the consumers of both have emptied the stage; what comes before the
+/// other has announced it counts against that.
 template <int kCols, ptx::Major kA, ptx::Major kB, int kStages>
 __device__ __forceinline__ void produce(const Arguments& g, int depth, Ring<kStages>& ring,
                                         char* stages, uint64_t* full, uint64_t* empty,
                                         const TensorMap& map_a, const TensorMap& map_b) {
   ptx::setmaxnreg_dec<kProducerRegisters>();
   if (threadIdx.x != 0) return;
-  for (uint32_t t = blockIdx.x; t < g.order.count(); t += gridDim.x) {
+  const uint32_t blocks = g.order.blocks;
+  const int share = box_lines<kB, kCols>(depth) / static_cast<int>(blocks);
+  const int skipped = share * static_cast<int>(ptx::cluster_rank());
+  const auto sharers = static_cast<uint16_t>(blocks == 1 ? 0 : (1 << blocks) - 1);
+  for (uint32_t t = g.order.first(); t < g.order.count(); t += g.order.step) {
     const TilePlace tile(g.order, t);
     const int steps = g.steps(tile.part, depth);
     for (int step = 0; step < steps; ++step, ring.advance()) {
@@ -147,7 +189,7 @@ __device__ __forceinline__ void produce(const Arguments& g, int depth, Ring<kSta
       load_tile<kA, kRows>(tile_a, map_a, barrier, tile.row * kRows, k0,
                            g.repeats_a ? 0 : tile.batch);
       load_tile<kB, kCols>(tile_a + kBytesA, map_b, barrier, tile.col * kCols, k0,
-                           g.repeats_b ? 0 : tile.batch);
+                           g.repeats_b ? 0 : tile.batch, skipped, sharers);
     }
   }
 }
@@ -170,32 +212,36 @@ __device__ __forceinline__ void load_shifts(const Arguments& g, const Buffer& bu
   }
 }
 
-/// Rounds a consumer's sums to T into its buffer, once its last tile's is no longer read.
-template <class T, int kCols>
-__device__ __forceinline__ void round_tile(const Arguments& g, const Buffer& buffer, int consumer,
-                                           const float (&sums)[kCols / 2]) {
+/// Rounds a consumer's sums to T into its buffer, once its last ones there are no longer read.
+template <class T, int kCols, int kBlocks>
+__device__ __forceinline__ void round_tile(const Arguments& g, const Buffer& buffer,
+                                           const float (&sums)[kBlocks][kCols / 2]) {
   const int thread = reread_thread();
-  // The last tile's store has read the buffer: its issuer says so.
+  // The last store has read the buffer: its issuer says so.
   if (thread == 0) ptx::tma_store_wait_read<0>();
-  ptx::named_barrier_sync(1 + consumer, kConsumerThreads);
+  buffer.meet();
   const float scale = g.p.scale;
   const float* const shifts = buffer.shifts;
-  round_into_boxes<T, kCols>(buffer.store, sums, [=](int column) {
-    const auto shift = *reinterpret_cast<const Pack<float, 2>*>(shifts + column);
-    return [=](int, int i, float x) { return x * scale + shift.values[i]; };
-  });
+#pragma unroll
+  for (int i = 0; i < kBlocks; ++i) {
+    round_into_boxes<T, kCols>(buffer.store + i * kStoreBytes<kCols>, sums[i], [=](int column) {
+      const auto shift = *reinterpret_cast<const Pack<float, 2>*>(shifts + column);
+      return [=](int, int e, float x) { return x * scale + shift.values[e]; };
+    });
+  }
 }
 
-/// Has TMA store a consumer's buffer.
-template <int kCols>
+/// Has TMA store a consumer's buffer, of a tile's rows from block `first` on.
+template <int kCols, int kBlocks>
 __device__ __forceinline__ void store_by_tma(const TensorMap* map, const Buffer& buffer,
-                                             const TilePlace& tile, int consumer) {
+                                             const TilePlace& tile, int first) {
   ptx::fence_proxy_async();
-  ptx::named_barrier_sync(1 + consumer, kConsumerThreads);
+  buffer.meet();
   if (threadIdx.x % kConsumerThreads != 0) return;
-  const int row0 = tile.row * kRows + consumer * kConsumerRows;
-  for (int i = 0; i < kCols / 64; ++i) {
-    ptx::tma_store_3d(map, buffer.store + i * kAtom, tile.col * kCols + 64 * i, row0, tile.batch);
+  const int row0 = tile.row * kRows + first * kBlockRows;
+  for (int i = 0; i < kBlocks * kCols / 64; ++i) {
+    ptx::tma_store_3d(map, buffer.store + i * kAtom, tile.col * kCols + 64 * (i % (kCols / 64)),
+                      row0 + i / (kCols / 64) * kBlockRows, tile.batch);
   }
   ptx::tma_store_commit();
 }
@@ -214,19 +260,19 @@ __device__ __forceinline__ Pack<float, 2> widen_pair(uint32_t pair) {
   }
 }
 
-/// Stores the C of a GELU, of what lies rounded in a consumer's buffer: aux, or under dgelu the
-/// product. A thread takes the same eight columns of each box of 64, of every 16th row. Under dgelu
-/// the next row's aux is under way while one is computed.
+/// Stores the C of a GELU, of what lies rounded at `rounded` of a consumer's buffer: aux, or under
+/// dgelu the product. A thread takes the same eight columns of each box of 64, of every 16th row.
+/// Under dgelu the next row's aux is under way while one is computed.
 template <class T, bool kIsDgelu, int kCols>
-__device__ __forceinline__ void store_activated(const Arguments& g, const Buffer& buffer,
-                                                const TilePlace& tile, int consumer) {
+__device__ __forceinline__ void store_activated(const Arguments& g, const char* rounded,
+                                                const TilePlace& tile, int block) {
   constexpr int kBoxes = kCols / 64, kChunk = 8, kChunks = 64 / kChunk;
   constexpr int kStep = kConsumerThreads / kChunks;
   const GemmArguments& p = g.p;
   const int thread = reread_thread();
   const int chunk = thread % kChunks, first = thread / kChunks;
-  const int64_t row0 = int64_t{tile.row} * kRows + consumer * kConsumerRows + first;
-  const int rows = static_cast<int>(min(int64_t{kConsumerRows}, p.m - row0));
+  const int64_t row0 = int64_t{tile.row} * kRows + block * kBlockRows + first;
+  const int rows = static_cast<int>(min(int64_t{kBlockRows}, p.m - row0));
   const int64_t column0 = int64_t{tile.col} * kCols + kChunk * chunk;
   // Boxes that reach into C; n is a multiple of eight.
   const int boxes = static_cast<int>(min(int64_t{kBoxes}, (p.n - column0 + 63) / 64));
@@ -234,7 +280,7 @@ __device__ __forceinline__ void store_activated(const Arguments& g, const Buffer
   const auto* aux =
       static_cast<const uint16_t*>(p.aux.elements.data) + to.aux + row0 * p.aux.row + column0;
   auto* c = static_cast<uint16_t*>(p.c.elements.data) + to.c + row0 * p.c.row + column0;
-  const char* from = buffer.store + first * kLine + 16 * (chunk ^ first % 8);
+  const char* from = rounded + first * kLine + 16 * (chunk ^ first % 8);
   Eight next[kBoxes] = {};
   const auto load = [&](int row) {
 #pragma unroll
@@ -283,7 +329,7 @@ __device__ __forceinline__ void store_activated(const Arguments& g, const Buffer
     if (!g.partials) return;
     // Four threads of a warp have the same columns; its 16 rows are a group of the column sums.
     const int64_t group =
-        (int64_t{tile.batch} * g.order.rows + tile.row) * kWarps + consumer * 4 + thread / kWarp;
+        (tile.batch * g.order.tile_rows() + tile.row) * kGroups + block * 4 + thread / kWarp;
 #pragma unroll
     for (int box = 0; box < kBoxes; ++box) {
 #pragma unroll
@@ -305,17 +351,16 @@ __device__ __forceinline__ void store_activated(const Arguments& g, const Buffer
 /// needs in registers is held once and not beside every accumulator.
 template <int kCols>
 __device__ __forceinline__ void store_by_elements(const Arguments& g, const Buffer& buffer,
-                                                  const TilePlace& tile, int consumer,
+                                                  const TilePlace& tile, int block,
                                                   const float (&sums)[kCols / 2]) {
   constexpr int kHalf = kCols / 2, kBatch = 8;
   const GemmArguments& p = g.p;
   const int thread = reread_thread();
   const int warp = thread / kWarp, lane = thread % kWarp;
-  const int64_t row0 = int64_t{tile.row} * kRows + (consumer * kConsumerRows + kWarpRows * warp);
+  const int64_t row0 = int64_t{tile.row} * kRows + (block * kBlockRows + kWarpRows * warp);
   const GemmArguments::Output to = p.output(tile.batch);
   // A warp's 16 rows are a group of the column sums.
-  const int64_t group =
-      (int64_t{tile.batch} * g.order.rows + tile.row) * kWarps + consumer * 4 + warp;
+  const int64_t group = (tile.batch * g.order.tile_rows() + tile.row) * kGroups + block * 4 + warp;
   float* const rows = reinterpret_cast<float*>(buffer.store) + warp * kWarpRows * kHalf;
   // Rows 0 to 3 in different banks.
   const auto at = [](int row, int column) { return row * kHalf + (column ^ (row % 4 * 8)); };
@@ -359,25 +404,41 @@ __device__ __forceinline__ void store_by_elements(const Arguments& g, const Buff
   }
 }
 
-/// A consumer's sums of a tile become C, of T where that has 16 bits and C has, or what is left to
-/// do becomes another kernel's. map: of C, or under a GELU of aux.
-template <class T, int kCols>
+/// A consumer's sums of a tile's rows from block `first` on become C, of T where that has 16 bits
+/// and C has, or what is left to do becomes another kernel's. map: of C, or under a GELU of aux.
+/// Several blocks are left to TMA alone.
+template <class T, int kCols, int kBlocks>
 __device__ __forceinline__ void store_tile(const Arguments& g, const TensorMap* map,
-                                           const Buffer& buffer, const TilePlace& tile,
-                                           int consumer, const float (&sums)[kCols / 2]) {
+                                           const Buffer& buffer, const TilePlace& tile, int first,
+                                           const float (&sums)[kBlocks][kCols / 2]) {
   if constexpr (sizeof(T) == 2) {
-    if (g.store != Store::kElements) {
-      round_tile<T, kCols>(g, buffer, consumer, sums);
+    if (kBlocks > 1 || g.store != Store::kElements) {
+      round_tile<T, kCols, kBlocks>(g, buffer, sums);
       if (g.store == Store::kDgelu) {
-        ptx::named_barrier_sync(1 + consumer, kConsumerThreads);
-        return store_activated<T, true, kCols>(g, buffer, tile, consumer);
+        buffer.meet();
+      } else {
+        store_by_tma<kCols, kBlocks>(map, buffer, tile, first);
       }
-      store_by_tma<kCols>(map, buffer, tile, consumer);
-      if (g.store == Store::kGelu) store_activated<T, false, kCols>(g, buffer, tile, consumer);
+      if (g.store == Store::kTma) return;
+#pragma unroll 1
+      for (int i = 0; i < kBlocks; ++i) {
+        const char* const rounded = buffer.store + i * kStoreBytes<kCols>;
+        if (g.store == Store::kDgelu) {
+          store_activated<T, true, kCols>(g, rounded, tile, first + i);
+        } else {
+          store_activated<T, false, kCols>(g, rounded, tile, first + i);
+        }
+      }
       return;
     }
   }
-  store_by_elements<kCols>(g, buffer, tile, consumer, sums);
+  if constexpr (kBlocks == 1) store_by_elements<kCols>(g, buffer, tile, first, sums[0]);
+}
+
+/// Says that a consumer has read a stage, to both blocks of a cluster.
+__device__ __forceinline__ void release_stage(uint64_t* empty, uint32_t blocks) {
+  const auto rank = static_cast<uint32_t>(reread_thread());
+  if (rank < blocks) ptx::mbarrier_arrive_cluster(empty, rank);
 }
 
 /// To be called by a consumer's threads at their end: a block's shared memory outlives its stores.
@@ -399,6 +460,22 @@ inline TensorMap matrix_map(const TmaMatrix& matrix, DType dtype, uint32_t lines
        .swizzle = TmaSwizzle::kBytes128});
 }
 
+/// C, or aux under gelu, where sums of all of K become 16-bit elements of it at once, in whole
+/// chunks of eight under a GELU; else nothing.
+inline std::optional<TmaMatrix> stored_by_tma(const GemmProblem& problem) {
+  const int64_t batches = problem.c.numel() / (problem.m() * problem.n());
+  const auto rows_of = [&](const Tensor& t) {
+    std::optional<TmaMatrix> matrix = tma_matrix(t);
+    const bool fits = matrix && !matrix->is_transposed && matrix->batches == batches;
+    return fits ? matrix : std::nullopt;
+  };
+  if (problem.c.itemsize() != 2 || problem.accumulate || problem.residual.defined()) return {};
+  const auto c = rows_of(problem.c);
+  if (problem.epilogue == Epilogue::kNone || !c) return c;
+  const auto aux = rows_of(problem.aux);
+  return problem.n() % 8 == 0 && problem.aux.dtype() == problem.c.dtype() ? aux : std::nullopt;
+}
+
 /// A problem cut into tiles of 128 x cols and parts of K, with the memory that the kernel needs
 /// beside it.
 struct Plan {
@@ -408,52 +485,36 @@ struct Plan {
   unsigned grid = 1;
   runtime::StreamHandle stream = nullptr;
 
+  /// blocks: of a cluster, 1 or 2.
   Plan(const GemmProblem& problem, const TmaMatrix& a, const TmaMatrix& b, int cols,
-       const KSplit& split) {
+       const KSplit& split, unsigned blocks = 1) {
     g.p = GemmArguments(problem);
-    const unsigned rows = tiles(g.p.m, kRows), columns = tiles(g.p.n, cols);
+    const unsigned columns = tiles(g.p.n, cols), rows = tiles(g.p.m, kRows * blocks);
     g.split = split;
     const int64_t count = g.p.batches * rows * columns * g.split.parts;
     WEFT_ASSERT(count < int64_t{1} << 31);
-    g.order = {rows, columns, static_cast<uint32_t>(g.split.parts),
-               static_cast<uint32_t>(g.p.batches)};
+    g.order = {
+        rows,   columns, static_cast<uint32_t>(g.split.parts), static_cast<uint32_t>(g.p.batches),
+        blocks, 1};
     g.store = Store::kElements;
-    if (const auto out = stored_by_tma(problem)) {
+    if (const auto out = stored_by_tma(problem); out && split.parts == 1) {
       constexpr Store kStores[] = {Store::kTma, Store::kGelu, Store::kDgelu};
       g.store = kStores[static_cast<int>(problem.epilogue)];
-      map = matrix_map(*out, problem.c.dtype(), kConsumerRows);
+      map = matrix_map(*out, problem.c.dtype(), kBlockRows);
     }
     g.repeats_a = a.batches == 1;
     g.repeats_b = b.batches == 1;
-    rest.emplace(problem, g.p, g.split, g.p.batches * rows * kWarps);
+    rest.emplace(problem, g.p, g.split, g.p.batches * g.order.tile_rows() * kGroups);
     g.workspace = rest->workspace;
     g.partials = rest->partials;
-    grid = static_cast<unsigned>(
-        std::min<int64_t>(runtime::limits(problem.device().index).multiprocessors, count));
+    const int64_t multiprocessors = runtime::limits(problem.device().index).multiprocessors;
+    g.order.step = static_cast<uint32_t>(std::clamp<int64_t>(multiprocessors / blocks, 1, count));
+    grid = blocks * g.order.step;
     stream = current_stream_handle(problem.device());
   }
 
   /// What comes after the kernel.
   void finish(const GemmProblem& problem) const { rest->finish(problem, g.p); }
-
- private:
-  /// C, or aux under gelu, where sums become 16-bit elements of it at once, in whole chunks of
-  /// eight under a GELU; else nothing.
-  std::optional<TmaMatrix> stored_by_tma(const GemmProblem& problem) const {
-    const auto rows_of = [&](const Tensor& t) {
-      std::optional<TmaMatrix> matrix = tma_matrix(t);
-      const bool fits = matrix && !matrix->is_transposed && matrix->batches == g.p.batches;
-      return fits ? matrix : std::nullopt;
-    };
-    if (problem.c.itemsize() != 2 || problem.accumulate || problem.residual.defined() ||
-        g.split.parts > 1) {
-      return {};
-    }
-    const auto c = rows_of(problem.c);
-    if (problem.epilogue == Epilogue::kNone || !c) return c;
-    const auto aux = rows_of(problem.aux);
-    return g.p.n % 8 == 0 && problem.aux.dtype() == problem.c.dtype() ? aux : std::nullopt;
-  }
 };
 
 }  // namespace weft::kernels::wgmma_tiles

@@ -32,7 +32,9 @@ TEST_CASE("Every deliberate fault is caught") {
   while (list >> fault >> variant >> name) {
     ++count;
     std::string command = "timeout 300 " + folder + fault + " check --variant " + variant;
-    if (name != "-") command += " --case '" + name + "'";
+    const size_t at = name.find('@');  // a tile
+    if (name != "-") command += " --case '" + name.substr(0, at) + "'";
+    if (at != std::string::npos) command += " --tile " + name.substr(at + 1);
     const weft::CommandOutcome outcome = weft::run_command(command);
     const std::string finding = finding_in(outcome.text);
     INFO(fault);

@@ -29,7 +29,32 @@ AsyncAgent bulk_agent(const Site& site) {
   return {agent, clock, current, std::move(known), site, true};
 }
 
+void check_shared(const char* operation, const void* address, size_t alignment, const Site& site) {
+  if (!is_shared(address)) fail_kernel(site, "{}: {} is not in shared memory", operation, address);
+  if (state().workspace.offset_of(address) % kArenaBytes % alignment != 0) {
+    fail_kernel(site, "misaligned {}: expected a shared address that is a multiple of {}",
+                operation, alignment);
+  }
+}
+
+/// The block of the cluster in whose shared memory an address lies.
+Block& block_of(const void* address) {
+  return state().blocks[state().workspace.offset_of(address) / kArenaBytes];
+}
+
+/// To be said of an operation on another block's shared memory, which has to be there.
+void enter_remote(const void* address, const RemoteAccess& access) {
+  Block& block = block_of(address);
+  if (&block == current->block) return;
+  if (block.live == 0) {
+    fail_kernel(access.site, "block {} of the cluster exits before {} on its shared memory is over",
+                block.rank, access.operation);
+  }
+  if (state().watches()) block.remote.push_back(access);
+}
+
 Mbarrier& find_mbarrier(uint64_t* barrier, const char* operation, const Site& site) {
+  check_shared(operation, barrier, sizeof(uint64_t), site);
   const auto entry = state().mbarriers.find(barrier);
   if (entry == state().mbarriers.end()) {
     fail_kernel(site, "{}: there is no initialised mbarrier at this address", operation);
@@ -113,14 +138,6 @@ char* box_address(void* box, size_t offset, Swizzle swizzle) {
   const size_t base = s.workspace.offset_of(box);
   const size_t arena = base / kArenaBytes * kArenaBytes;
   return static_cast<char*>(box) - base + arena + swizzled(base - arena + offset, swizzle);
-}
-
-void check_shared(const char* operation, const void* address, size_t alignment, const Site& site) {
-  if (!is_shared(address)) fail_kernel(site, "{}: {} is not in shared memory", operation, address);
-  if (state().workspace.offset_of(address) % kArenaBytes % alignment != 0) {
-    fail_kernel(site, "misaligned {}: expected a shared address that is a multiple of {}",
-                operation, alignment);
-  }
 }
 
 /// Completes the group's work; what it read or wrote is then known to the thread.
@@ -235,6 +252,7 @@ void mbarrier_init(uint64_t* barrier, uint32_t count, const Site& site) {
 
 void mbarrier_arrive(uint64_t* barrier, uint32_t count, const Site& site) {
   Mbarrier& entry = find_mbarrier(barrier, "mbarrier.arrive", site);
+  enter_remote(barrier, {"mbarrier.arrive", site, current->agent, current->clock});
   access_memory(*current, barrier, sizeof(uint64_t), sizeof(uint64_t), Access::kAtomic, site);
   if (count > entry.pending) {
     fail_kernel(site, "mbarrier.arrive: {} arrivals, of which the phase expects {} more", count,
@@ -288,33 +306,49 @@ void fence_proxy_async() {
 // Bulk copies and TMA.
 
 void tma_load(void* to, const TensorMap& map, const Coordinates& at, uint64_t* barrier,
-              const Site& site) {
+              const Site& site, uint32_t blocks) {
+  State& s = state();
   check_shared("cp.async.bulk.tensor", to, kBoxAlignment, site);
-  find_mbarrier(barrier, "cp.async.bulk.tensor", site);
+  if (blocks >> s.n_blocks != 0) {
+    fail_kernel(site, "cp.async.bulk.tensor: multicast to blocks {:#x} of a cluster of {}", blocks,
+                s.n_blocks);
+  }
+  if (blocks == 0) blocks = 1u << current->block->rank;
   const AsyncAgent agent = bulk_agent(site);
-  if (state().watches()) {
-    for_each_piece(map, at, [&](size_t offset, size_t bytes, char* from) {
+  if (s.watches()) {
+    for_each_piece(map, at, [&](size_t, size_t bytes, char* from) {
       if (from != nullptr) access_memory(agent, from, bytes, 1, Access::kRead);
-      access_memory(agent, box_address(to, offset, map.swizzle), bytes, 1, Access::kWrite);
     });
-    tick(*current);
   }
-  if (!is_eager()) {
+  for (unsigned rank = 0; blocks >> rank != 0; ++rank) {
+    if ((blocks >> rank & 1) == 0) continue;
+    void* const box = cluster_address(to, rank, site);
+    auto* const counts = static_cast<uint64_t*>(cluster_address(barrier, rank, site));
+    find_mbarrier(counts, "cp.async.bulk.tensor", site);
+    enter_remote(counts, {"cp.async.bulk.tensor", site, agent.agent, agent.clock});
+    if (s.watches()) {  // counts there: the barrier's initialisation has to have come before
+      AsyncAgent counter = agent;
+      counter.is_async_proxy = false;
+      access_memory(counter, counts, sizeof(uint64_t), sizeof(uint64_t), Access::kAtomic);
+    }
     for_each_piece(map, at, [&](size_t offset, size_t bytes, char*) {
-      std::memset(box_address(to, offset, map.swizzle), kPoison, bytes);
+      char* const target = box_address(box, offset, map.swizzle);
+      if (s.watches()) access_memory(agent, target, bytes, 1, Access::kWrite);
+      if (!is_eager()) std::memset(target, kPoison, bytes);
+    });
+    submit_load(counts, [=] {
+      for_each_piece(map, at, [&](size_t offset, size_t bytes, char* from) {
+        char* const target = box_address(box, offset, map.swizzle);
+        if (from != nullptr) {
+          std::memcpy(target, from, bytes);
+        } else {
+          std::memset(target, 0, bytes);
+        }
+      });
+      complete_transaction(counts, box_bytes(map), agent);
     });
   }
-  submit_load(barrier, [=] {
-    for_each_piece(map, at, [&](size_t offset, size_t bytes, char* from) {
-      char* const target = box_address(to, offset, map.swizzle);
-      if (from != nullptr) {
-        std::memcpy(target, from, bytes);
-      } else {
-        std::memset(target, 0, bytes);
-      }
-    });
-    complete_transaction(barrier, box_bytes(map), agent);
-  });
+  if (s.watches()) tick(*current);
 }
 
 void tma_store(const TensorMap& map, const Coordinates& at, const void* from, const Site& site) {
@@ -386,18 +420,42 @@ void finish_copies(Thread& thread) {
   }
 }
 
+void finish_shared(Block& block) {
+  const auto tell = [&](std::string_view operation, const std::string& place) {
+    report(fmt::format("exit {}", place),
+           fmt::format("block {} of the cluster exits before {} on its shared memory is over{}",
+                       block.rank, operation, place));
+  };
+  for (const auto& [address, barrier] : state().mbarriers) {
+    const bool is_over = barrier.transactions == 0 && barrier.copies.empty();
+    if (!is_over && &block_of(address) == &block) tell("a copy that an mbarrier counts", "");
+  }
+  const KnowledgePtr known = block.exits.take();
+  for (const RemoteAccess& access : block.remote) {
+    if (known->seen[access.agent] < access.clock) {
+      tell(access.operation, fmt::format(", of {}", to_string(access.site)));
+    }
+  }
+}
+
 // Clusters.
 
-void cluster_arrive() {
+void open_complete_cluster_barrier() {
   State& s = state();
   Barrier& barrier = s.cluster_barrier;
-  release_past(barrier.release);
-  current->cluster_phase = s.cluster_phases;
-  if (++barrier.arrived < s.live) return;
+  if (barrier.arrived == 0 || barrier.arrived < s.live) return;
   barrier.arrived = 0;
   ++s.cluster_phases;
   s.cluster_known = barrier.release.take();
   make_ready(barrier.waiting);
+}
+
+void cluster_arrive() {
+  State& s = state();
+  release_past(s.cluster_barrier.release);
+  current->cluster_phase = s.cluster_phases;
+  ++s.cluster_barrier.arrived;
+  open_complete_cluster_barrier();
 }
 
 void cluster_wait(const Site& site) {

@@ -73,9 +73,11 @@ struct TensorMap {
 using Coordinates = std::array<int, TensorMap::kMaxRank>;
 
 /// cp.async.bulk.tensor, global to shared: the box at some coordinates; elements outside the tensor
-/// become zero. Counts the whole box on the barrier.
+/// become zero. Counts the whole box on the barrier. blocks: .multicast::cluster, a bit for each
+/// block of the cluster that gets the box, at the same place, and has its barrier there count it; 0
+/// for this block alone.
 void tma_load(void* to, const TensorMap& map, const Coordinates& at, uint64_t* barrier,
-              const Site& site);
+              const Site& site, uint32_t blocks = 0);
 /// cp.async.bulk.tensor, shared to global: elements outside the tensor are left out.
 void tma_store(const TensorMap& map, const Coordinates& at, const void* from, const Site& site);
 void bulk_commit();
@@ -98,14 +100,19 @@ struct AsyncQueue {
   std::vector<Group> committed;
 };
 
-/// barrier.cluster.arrive and .wait, of all threads of the cluster.
+/// barrier.cluster.arrive and .wait, of all threads of the cluster that have not exited.
 void cluster_arrive();
 void cluster_wait(const Site& site);
 /// mapa: where `address` lies in the shared memory of another block of the cluster.
 void* cluster_address(const void* address, unsigned rank, const Site& site);
 unsigned cluster_rank();
 
-/// When a block's threads have all exited: copies that still read its shared memory are a fault.
+/// When a thread exits: copies that it issued and that still read shared memory are a fault.
 void finish_copies(Thread& thread);
+/// When a block's threads have all exited: copies that come to its shared memory, and what the rest
+/// of its cluster does there, have to be over.
+void finish_shared(Block& block);
+/// Opens the cluster's barrier when all have arrived: at an arrival, or as a thread exits.
+void open_complete_cluster_barrier();
 
 }  // namespace weft::simt

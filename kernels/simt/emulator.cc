@@ -75,8 +75,13 @@ void thread_entry() {
   self.warp->exited |= 1u << self.lane;
   --self.block->live;
   --state().live;
-  if (state().watches()) self.block->barriers[0].release.add(self.known, self.agent, self.clock);
+  if (state().watches()) {
+    self.block->barriers[0].release.add(self.known, self.agent, self.clock);
+    self.block->exits.add(self.known, self.agent, self.clock);
+  }
   release_exited(*self.block);
+  open_complete_cluster_barrier();
+  if (self.block->live == 0) finish_shared(*self.block);
   run_next(true);
   __builtin_unreachable();
 }

@@ -114,6 +114,14 @@ struct Barrier {
   Release release;
 };
 
+/// What another block of the cluster does to a block's shared memory.
+struct RemoteAccess {
+  const char* operation;
+  Site site;
+  int agent;
+  Clock clock;
+};
+
 struct Block {
   uint3 index{};
   int rank = 0;  // in its cluster
@@ -130,6 +138,8 @@ struct Block {
   std::vector<Warp> warps;
   Barrier barriers[kNamedBarriers];
   std::vector<std::shared_ptr<WarpgroupQueue>> warpgroups;
+  std::vector<RemoteAccess> remote;  // while accesses are watched
+  Release exits;                     // what its threads knew when they exited
 };
 
 struct LaunchShape {

@@ -233,6 +233,45 @@ __global__ void tma(bool faulty, const __grid_constant__ TensorMap map, int faul
   }
 }
 
+/// Each of two blocks multicasts a box of 32 x 8 floats to both, twice.
+__global__ void cluster(bool faulty, const __grid_constant__ TensorMap map, float* data,
+                        int fault) {
+  WEFT_DYNAMIC_SHARED(float, tile);
+  WEFT_SHARED(uint64_t, full);
+  WEFT_SHARED(uint64_t, empty);
+  const unsigned rank = cluster_rank(), i = threadIdx.x;
+  if (i == 0) {
+    mbarrier_init(&full, 1);
+    mbarrier_init(&empty, 2);
+    fence_mbarrier_init();
+  }
+  __syncthreads();
+  if (!(faulty && fault == 0)) {
+    cluster_arrive();
+    cluster_wait();
+  }
+  float sum = 0;
+  for (unsigned round = 0; round < 2; ++round) {
+    if (i == 0) {
+      if (!(faulty && fault == 1)) mbarrier_wait(&empty, round ^ 1);
+      mbarrier_arrive_expect_tx(&full, 2 * 1024);
+      const auto blocks = static_cast<uint16_t>(faulty && fault == 2 ? 7 : 3);
+      tma_multicast_3d(tile + 256 * rank, &map, &full, 0, static_cast<int>(8 * rank), 0, blocks);
+    }
+    __syncwarp();
+    mbarrier_wait(&full, round);
+    sum += tile[i] + tile[256 + i];
+    __syncthreads();
+    if (i < 2) mbarrier_arrive_cluster(&empty, i);
+    __syncwarp();
+  }
+  data[1024 + 64 * rank + i] = sum;
+  if (!(faulty && fault == 3)) {
+    cluster_arrive();
+    cluster_wait();
+  }
+}
+
 /// A 64 x 64 x 64 product of bf16 ones.
 __global__ void tensor_core(bool faulty, float* data, int fault) {
   WEFT_DYNAMIC_SHARED(uint16_t, tiles);
@@ -344,6 +383,15 @@ void run_fault_kernel(const char* name, bool faulty, float* data) {
                                            .box = {32, 8},
                                            .swizzle = TmaSwizzle::kBytes128});
     WEFT_LAUNCH(tma, 1, 64, 2048, nullptr, faulty, map, name[3] - '0');
+  }
+  if (std::strncmp(name, "cluster", 7) == 0) {
+    const TensorMap map = make_tensor_map({.base = data,
+                                           .dtype = DType::f32,
+                                           .rank = 3,
+                                           .dims = {32, 16, 1},
+                                           .strides = {128, 2048},
+                                           .box = {32, 8, 1}});
+    WEFT_LAUNCH_CLUSTER(cluster, dim3(2), 2, 64, 2048, nullptr, faulty, map, data, name[7] - '0');
   }
   if (std::strncmp(name, "tensor_core", 11) == 0) {
     WEFT_LAUNCH(tensor_core, 1, 128, 16384, nullptr, faulty, data, name[11] - '0');
