@@ -25,11 +25,11 @@
 #include <vector>
 
 #include "train/fabric.h"
+#include "train/logger.h"
 #include "train/trainer/batch_source.h"
 #include "train/trainer/callback.h"
 #include "train/trainer/captured_passes.h"
 #include "train/trainer/logged_means.h"
-#include "train/trainer/logger.h"
 #include "train/trainer/training_module.h"
 
 namespace weft::train {
@@ -226,8 +226,8 @@ class Trainer {
   NamedValues validate_module(TrainingModule& module, const nn::ModelStructure& structure,
                               const BatchSource& source);
   void launch_alone();
-  template <class Hook>
-  void call(Hook&& hook);
+  template <class Hook, class... Arguments>
+  void call(Hook hook, Arguments&&... arguments);
   void set_up(TrainingModule& module, const nn::ModelStructure& structure);
   void begin(const nn::ModelStructure& structure, const BatchSource& train,
              const std::optional<BatchSource>& validation, bool continues);

@@ -31,6 +31,7 @@
 #include "nn/module.h"
 #include "optim/optimizer.h"
 #include "optim/schedule.h"
+#include "train/metrics_log.h"
 
 namespace weft::train {
 
@@ -39,8 +40,6 @@ class Trainer;
 /// A loader's batch on this rank's device: the tensors of its samples, counted by the first
 /// dimension. Of a data::Loader: images, labels and, with mixup or cutmix, soft labels.
 using Batch = Tensors;
-
-using NamedValues = std::vector<std::pair<std::string, double>>;
 
 struct LogOptions {
   bool on_epoch = true;  // the mean over the epoch, or over a validation
