@@ -53,8 +53,10 @@ struct Optimization {
   template <std::derived_from<optim::Optimizer> T>
   Optimization(std::unique_ptr<T> optimizer, optim::Schedule schedule = {})
       : optimizer(std::move(optimizer)), schedule(std::move(schedule)) {}
+  Optimization(std::shared_ptr<optim::Optimizer> optimizer, optim::Schedule schedule = {})
+      : optimizer(std::move(optimizer)), schedule(std::move(schedule)) {}
 
-  std::unique_ptr<optim::Optimizer> optimizer;
+  std::shared_ptr<optim::Optimizer> optimizer;
   optim::Schedule schedule;
 };
 
