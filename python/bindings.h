@@ -20,7 +20,9 @@ void bind_optim(nanobind::module_ m);                                        // 
 void bind_numerics(nanobind::module_ m);                                     // numerics.cc
 void bind_kernels(nanobind::module_ m);                                      // kernels.cc
 void bind_training(nanobind::module_& m);                                    // training.cc
-void bind_engine(nanobind::module_ train);                                   // engine.cc
+void bind_fabric(nanobind::module_ train);                                   // train/fabric.cc
+void bind_trainer(nanobind::module_ train);                                  // train/trainer.cc
+void bind_engine(nanobind::module_ train);                                   // train/engine.cc
 void bind_torch(nanobind::module_ m);                                        // torch.cc
 void bind_dist(nanobind::module_ m);                                         // dist.cc
 
