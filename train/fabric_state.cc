@@ -314,7 +314,7 @@ std::vector<std::string> Fabric::load(const std::string& path,
     for (const NamedState& state : states) {
       asked.insert(state.name);
       WEFT_CHECK(description.contains(state.name), "holds no state \"{}\"", state.name);
-      const nlohmann::json entry = description.at(state.name);
+      const nlohmann::json& entry = io::object_field(description, state.name);
       const auto kind = io::field<std::string>(entry, "kind");
       WEFT_CHECK(kind == kind_of(state), "the state \"{}\" is of kind {}, expected {}", state.name,
                  kind, kind_of(state));
@@ -327,7 +327,7 @@ std::vector<std::string> Fabric::load(const std::string& path,
             return [this, &file, &state, model] { load_model(file, state.name, *model); };
           },
           [&](optim::Optimizer* optimizer) -> Change {
-            return [this, &file, &state, optimizer, groups = io::field(entry, "groups")] {
+            return [this, &file, &state, optimizer, groups = io::object_field(entry, "groups")] {
               load_optimizer(file, state.name, *optimizer, groups);
             };
           },
