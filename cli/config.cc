@@ -8,6 +8,7 @@
 #include <nlohmann/json.hpp>
 
 #include "cli/command.h"
+#include "cli/device_option.h"
 #include "cli/json_line.h"
 #include "cli/run_settings.h"
 #include "dist/strategy/strategy_kind.h"
@@ -29,7 +30,7 @@ struct Arguments {
 };
 
 int show(const Arguments& a) {
-  const EffectiveSettings all = effective(a.settings);
+  const EffectiveSettings all = effective(a.settings, chosen_device(""));
   const nlohmann::json values = to_json(all.config);
   if (a.json) {
     nlohmann::ordered_json settings, origins;

@@ -7,6 +7,7 @@
 
 #include "cli/command.h"
 #include "cli/device_option.h"
+#include "cli/devices_option.h"
 #include "cli/json_line.h"
 #include "cli/model_option.h"
 #include "cli/run_program.h"
@@ -26,7 +27,8 @@ struct Arguments {
   ModelSource source;
   std::string data, precision, matmul_numerics, device;
   int64_t batch_size = 0, limit_batches = 0;
-  int devices = 0, threads = 0;
+  std::string devices;
+  int threads = 0;
   bool json = false;
 };
 
@@ -122,11 +124,14 @@ int run_eval(const Arguments& a) {
   if (!a.source.weights.empty() && a.data.empty()) {
     throw UsageError("--weights needs --data: a file of weights does not say what to measure on");
   }
+  const Device device = chosen_device(a.device);
   if (!dist::is_rank()) {
-    return a.devices > 1 ? dist::launch({.ranks = a.devices}, own_command_line()) : evaluate(a, {});
+    const int devices = device_count(a.devices, device);
+    return devices > 1 ? dist::launch({.ranks = devices}, own_command_line()) : evaluate(a, {});
   }
   const dist::CommunicatorPtr world = dist::join_world();
-  if (a.devices > 0 && a.devices != world->size()) {
+  const int devices = device_count(a.devices, device, world->size());
+  if (devices > 0 && devices != world->size()) {
     throw UsageError(fmt::format("--devices {}: {} ranks were started", a.devices, world->size()));
   }
   try {
@@ -164,9 +169,8 @@ void add_eval(Command& app, Action& action) {
                              fmt::join(kernels::accumulation_names(), ", ")),
                  {.usual = "the training's"});
   add_device_option(command, a.device);
-  command.option("--devices", a.devices,
-                 "Number of devices, each with a share of the images and all of the model",
-                 {.check = positive(), .usual = "1"});
+  add_devices_option(command, a.devices,
+                     "Number of devices, each with a share of the images and all of the model");
   add_placement_options(command, a.source);
   add_threads_option(command, a.threads);
 

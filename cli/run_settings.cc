@@ -7,6 +7,7 @@
 #include <type_traits>
 
 #include "cli/command.h"
+#include "cli/devices_option.h"
 #include "dist/strategy/aliases.h"
 #include "dist/strategy/settings.h"
 #include "dist/strategy/strategy_kind.h"
@@ -230,10 +231,9 @@ void add_run_settings(Command& command, RunSettings& settings) {
           "none");
 
   command.group("Devices and sharding");
-  command.option("--devices", settings.devices,
-                 "Number of devices. Each is a rank, started through mpirun; under mpirun or srun "
-                 "the ranks that are there; under strategy dp a thread",
-                 {.check = positive(), .usual = "1"});
+  add_devices_option(command, settings.devices,
+                     "Number of devices. Each is a rank, started through mpirun; under mpirun or "
+                     "srun the ranks that are there; under strategy dp a thread");
   command.option("--strategy", settings.strategy.name,
                  fmt::format("How devices share the model and the batch: {}",
                              fmt::join(dist::strategy_names(), ", ")),
@@ -300,7 +300,7 @@ void add_run_settings(Command& command, RunSettings& settings) {
           "error that names the first; slow");
 }
 
-EffectiveSettings effective(const RunSettings& settings) {
+EffectiveSettings effective(const RunSettings& settings, const Device& kind) {
   return as_usage([&] {
     train::ConfigFile file;
     if (!settings.file.empty()) file = train::read_config_file(settings.file);
@@ -321,7 +321,9 @@ EffectiveSettings effective(const RunSettings& settings) {
     const auto said = [&](const std::string& key) { result.origins[key] = "command line"; };
     if (!settings.recipe.empty()) said("recipe");
     dist::StrategyOptions& strategy = config.strategy;
-    if (settings.devices > 0) config.devices = settings.devices, said("devices");
+    if (const int n = device_count(settings.devices, kind); n > 0) {
+      config.devices = n, said("devices");
+    }
     if (!settings.strategy.name.empty()) strategy.name = settings.strategy.name, said("strategy");
     if (const int n = settings.strategy.tensor_parallel; n != 0) {
       strategy.tensor_parallel = n, said("tensor_parallel");

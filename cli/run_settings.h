@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "core/device.h"
 #include "io/command_line.h"
 #include "train/config.h"
 
@@ -23,8 +24,8 @@ struct RunSettings {
     std::function<void(train::Config&)> apply;
   };
   std::vector<Override> overrides;
-  // What a resumed run may change as well; 0 and empty: not said.
-  int64_t devices = 0;
+  // What a resumed run may change as well; empty and 0: not said.
+  std::string devices;
   dist::StrategyOptions strategy = {.name = ""};  // its name, tensor_parallel, pipeline_stages
 
   /// Whether nothing is said but what a resumed run may change.
@@ -38,7 +39,8 @@ struct EffectiveSettings {
   std::map<std::string, std::string> origins;  // by to_json(Config)'s keys: "command line"
   std::vector<std::string> notes;              // on what of the file changes nothing
 };
-/// The configuration that comes out, checked. Throws UsageError naming what is wrong with it.
-EffectiveSettings effective(const RunSettings& settings);
+/// The configuration that comes out, checked; `kind`: of device, for --devices auto. Throws
+/// UsageError naming what is wrong with it.
+EffectiveSettings effective(const RunSettings& settings, const Device& kind = {});
 
 }  // namespace weft::cli

@@ -36,6 +36,17 @@ std::string write_file(const std::string& name, const std::string& text) {
 
 }  // namespace
 
+TEST_CASE("devices are a number, or all that there are") {
+  CHECK(parse("--devices 4").config.devices == 4);
+  CHECK(parse("--devices auto").config.devices == 1);  // of the CPU
+  CHECK(parse("--devices -1").config.devices == 1);
+  CHECK(parse("--devices auto").origins.at("devices") == "command line");
+  for (const char* wrong : {"0", "-2", "1.5", "all", "0,2", "99999999999"}) {
+    INFO(wrong);
+    CHECK_THROWS_WITH(parse(std::string("--devices ") + wrong), Contains("--devices: "));
+  }
+}
+
 TEST_CASE("each setting of a strategy has its option") {
   struct Case {
     std::string line, key;

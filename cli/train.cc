@@ -8,6 +8,7 @@
 
 #include "cli/command.h"
 #include "cli/device_option.h"
+#include "cli/devices_option.h"
 #include "cli/elastic_options.h"
 #include "cli/report/run_page.h"
 #include "cli/run_program.h"
@@ -91,15 +92,17 @@ int run_train(const Arguments& arguments) {
   const bool is_rank = dist::is_rank();
   if (is_rank) {
     run.world = dist::join_world();
-    if (settings.devices == 0) settings.devices = run.world->size();
+    const int ranks = run.world->size();
+    const int devices = device_count(settings.devices, run.device, ranks);
+    settings.devices = std::to_string(devices > 0 ? devices : ranks);
   }
-  run.devices = settings.devices;
+  run.devices = device_count(settings.devices, run.device);
   run.strategy = settings.strategy;
   train::Config config;
   if (!run.resume.empty()) {
     config = train::resumed_config(run);
   } else {
-    const EffectiveSettings all = effective(settings);
+    const EffectiveSettings all = effective(settings, run.device);
     config = all.config;
     for (const std::string& note : all.notes) {
       if (!is_rank) fmt::print(stderr, "weft: note: {}: {}\n", settings.file, note);

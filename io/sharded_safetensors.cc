@@ -10,6 +10,7 @@
 
 #include "core/philox.h"
 #include "core/view.h"
+#include "io/json_field.h"
 #include "io/quote.h"
 
 namespace weft::io {
@@ -92,8 +93,8 @@ bool tile(const ShardIndex::Entry& entry) {
   return sum == measure(Shape::filled(entry.shape.size(), 0), entry.shape);
 }
 
-Shape shape_of(const json& list) {
-  const auto sizes = list.get<std::vector<int64_t>>();
+Shape shape_field(const json& object, const char* key) {
+  const auto sizes = field<std::vector<int64_t>>(object, key);
   WEFT_CHECK(sizes.size() <= kMaxDims, "a shape of {} dimensions, at most {} are possible",
              sizes.size(), kMaxDims);
   return Shape(sizes);
@@ -126,27 +127,29 @@ void check_entry(const std::string& name, const ShardIndex::Entry& entry, size_t
 ShardIndex parse_index(const json& all) {
   WEFT_CHECK(all.is_object() && all.value("format", json()) == kFormat,
              "expected the format \"{}\"", kFormat);
-  WEFT_CHECK(all.at("version") == kVersion, "it has version {}; this program reads version {}",
-             all.at("version").dump(), kVersion);
+  const json& version = field(all, "version");
+  WEFT_CHECK(version == kVersion, "it has version {}; this program reads version {}",
+             version.dump(), kVersion);
   ShardIndex index;
-  all.at("world_size").get_to(index.world_size);
-  all.at("strategy").get_to(index.strategy);
-  all.at("metadata").get_to(index.metadata);
-  for (const json& file : all.at("files")) {
-    const auto name = file.at("name").get<std::string>();
+  read_field(all, "world_size", index.world_size);
+  read_field(all, "strategy", index.strategy);
+  read_field(all, "metadata", index.metadata);
+  for (const json& file : list_field(all, "files")) {
+    const auto name = field<std::string>(file, "name");
     WEFT_CHECK(Path(name).filename() == name && name != "." && name != "..",
                "{} is not the name of a file beside it", quote(name));
-    index.files.push_back({name, file.at("bytes"), file.at("header_crc32")});
+    index.files.push_back(
+        {name, field<uint64_t>(file, "bytes"), field<std::string>(file, "header_crc32")});
   }
   WEFT_CHECK(index.world_size == static_cast<int64_t>(index.files.size()),
              "{} files of a world of {}", index.files.size(), index.world_size);
-  for (const auto& [name, entry] : all.at("tensors").items()) {
+  for (const auto& [name, entry] : field(all, "tensors").items()) {
     ShardIndex::Entry& ours = index.tensors[name];
-    ours.dtype = parse_dtype(entry.at("dtype").get<std::string>());
-    ours.shape = shape_of(entry.at("shape"));
-    for (const json& slice : entry.at("slices")) {
-      ours.slices.push_back({slice.at("file"), shape_of(slice.at("offset")),
-                             shape_of(slice.at("size")), slice.at("crc32")});
+    ours.dtype = parse_dtype(field<std::string>(entry, "dtype"));
+    ours.shape = shape_field(entry, "shape");
+    for (const json& slice : list_field(entry, "slices")) {
+      ours.slices.push_back({field<size_t>(slice, "file"), shape_field(slice, "offset"),
+                             shape_field(slice, "size"), field<std::string>(slice, "crc32")});
     }
     check_entry(name, ours, index.files.size());
   }

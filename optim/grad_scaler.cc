@@ -7,6 +7,7 @@
 
 #include "autograd/ops.h"
 #include "core/transfer.h"
+#include "io/json_field.h"
 #include "kernels/loss_scale/loss_scale.h"
 #include "kernels/multi_tensor_scale/multi_tensor_scale.h"
 #include "optim/capture.h"
@@ -283,13 +284,15 @@ void GradScaler::load_state_dict(const nlohmann::json& state) {
   GradScalerOptions options = options_;
   int64_t growth_tracker = 0, hysteresis_left = options.hysteresis;
   try {
-    state.at("scale").get_to(options.init_scale);
-    state.at("growth_factor").get_to(options.growth_factor);
-    state.at("backoff_factor").get_to(options.backoff_factor);
-    state.at("growth_interval").get_to(options.growth_interval);
-    state.at("_growth_tracker").get_to(growth_tracker);
-    hysteresis_left = state.value("_hysteresis_tracker", hysteresis_left);
-  } catch (const nlohmann::json::exception& error) {
+    io::read_field(state, "scale", options.init_scale);
+    io::read_field(state, "growth_factor", options.growth_factor);
+    io::read_field(state, "backoff_factor", options.backoff_factor);
+    io::read_field(state, "growth_interval", options.growth_interval);
+    io::read_field(state, "_growth_tracker", growth_tracker);
+    if (constexpr const char* kKey = "_hysteresis_tracker"; state.contains(kKey)) {
+      io::read_field(state, kKey, hysteresis_left);
+    }
+  } catch (const Error& error) {
     WEFT_FAIL("GradScaler: malformed state: {}", error.what());
   }
   check(options);

@@ -14,6 +14,7 @@
 #include "core/memory_account.h"
 #include "core/scoped_value.h"
 #include "core/transfer.h"
+#include "io/json_field.h"
 #include "kernels/op.h"
 #include "optim/capture.h"
 
@@ -305,27 +306,36 @@ void Optimizer::load_state_dict(const OptimizerState& state) {
   WEFT_CHECK(captured_.empty(), "{}: a state is loaded before a step is captured, not after",
              kind_);
   std::vector<ParameterGroup> groups = groups_;
-  try {
-    const std::string kind = state.groups.at("kind");
-    WEFT_CHECK(kind == kind_, "{}: the state is that of {}", kind_, kind);
-    const nlohmann::json& saved = state.groups.at("groups");
-    WEFT_CHECK(saved.size() == groups.size(), "{}: expected {} parameter groups, the state has {}",
-               kind_, groups.size(), saved.size());
-    for (size_t i = 0; i < groups.size(); ++i) {
-      const std::vector<std::string> names = saved[i].at("parameters");
-      for (size_t j = 0; j < std::max(names.size(), groups[i].parameters.size()); ++j) {
-        const std::string ours =
-            j < groups[i].parameters.size() ? groups[i].parameters[j].first : "none";
-        const std::string theirs = j < names.size() ? names[j] : "none";
-        WEFT_CHECK(ours == theirs,
-                   "{}: parameter {} of group {} is \"{}\", in the state it is \"{}\"", kind_, j, i,
-                   ours, theirs);
-      }
-      for (auto& [option, value] : groups[i].options) value = saved[i].at("options").at(option);
-      check(groups[i]);
+  const auto read = [&](const nlohmann::json& object, const std::string& key, auto& value) {
+    try {
+      io::read_field(object, key, value);
+    } catch (const Error& e) {
+      WEFT_FAIL("{}: malformed state: {}", kind_, e.what());
     }
-  } catch (const nlohmann::json::exception& e) {
-    WEFT_FAIL("{}: malformed state: {}", kind_, e.what());
+  };
+  std::string kind;
+  read(state.groups, "kind", kind);
+  WEFT_CHECK(kind == kind_, "{}: the state is that of {}", kind_, kind);
+  using Fields = nlohmann::json::object_t;
+  std::vector<Fields> saved;
+  read(state.groups, "groups", saved);
+  WEFT_CHECK(saved.size() == groups.size(), "{}: expected {} parameter groups, the state has {}",
+             kind_, groups.size(), saved.size());
+  for (size_t i = 0; i < groups.size(); ++i) {
+    std::vector<std::string> names;
+    read(saved[i], "parameters", names);
+    for (size_t j = 0; j < std::max(names.size(), groups[i].parameters.size()); ++j) {
+      const std::string ours =
+          j < groups[i].parameters.size() ? groups[i].parameters[j].first : "none";
+      const std::string theirs = j < names.size() ? names[j] : "none";
+      WEFT_CHECK(ours == theirs,
+                 "{}: parameter {} of group {} is \"{}\", in the state it is \"{}\"", kind_, j, i,
+                 ours, theirs);
+    }
+    Fields options;
+    read(saved[i], "options", options);
+    for (auto& [option, value] : groups[i].options) read(options, option, value);
+    check(groups[i]);
   }
 
   std::unordered_map<std::string, Tensor> by_name(state.tensors.begin(), state.tensors.end());

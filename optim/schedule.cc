@@ -5,6 +5,8 @@
 #include <nlohmann/json.hpp>
 #include <numbers>
 
+#include "io/json_field.h"
+
 namespace weft::optim {
 namespace {
 
@@ -113,9 +115,9 @@ void Scheduler::load_state_dict(const nlohmann::json& state) {
   int64_t step = 0;
   std::vector<double> base;
   try {
-    step = state.at("step");
-    base = state.at("base_lr").get<std::vector<double>>();
-  } catch (const nlohmann::json::exception& e) {
+    io::read_field(state, "step", step);
+    io::read_field(state, "base_lr", base);
+  } catch (const Error& e) {
     WEFT_FAIL("Scheduler: malformed state: {}", e.what());
   }
   WEFT_CHECK(step >= 0 && base.size() == base_.size(),

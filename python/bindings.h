@@ -20,9 +20,11 @@ void bind_optim(nanobind::module_ m);                                        // 
 void bind_numerics(nanobind::module_ m);                                     // numerics.cc
 void bind_kernels(nanobind::module_ m);                                      // kernels.cc
 void bind_training(nanobind::module_& m);                                    // training.cc
-void bind_engine(nanobind::module_ train);                                   // engine.cc
-void bind_torch(nanobind::module_ m);                                        // torch.cc
-void bind_dist(nanobind::module_ m);                                         // dist.cc
+void bind_fabric(nanobind::module_ train);   // python/train/fabric.cc
+void bind_trainer(nanobind::module_ train);  // python/train/trainer.cc
+void bind_engine(nanobind::module_ train);   // python/train/engine.cc
+void bind_torch(nanobind::module_ m);        // torch.cc
+void bind_dist(nanobind::module_ m);         // dist.cc
 
 /// The slots of the type weft.Tensor that speak the buffer protocol.
 PyType_Slot* buffer_slots();  // exchange.cc

@@ -32,13 +32,16 @@ class Context {
   std::vector<std::unique_ptr<Scope>> scopes_;
 };
 
-template <class Scope, class... Arguments>
-void bind_scope(nb::module_& m, const char* name, const char* text = "") {
-  using C = Context<Scope, Arguments...>;
-  nb::class_<C>(m, name, text)
-      .def(nb::init<Arguments...>())
+template <class C>
+nb::class_<C> bind_context(nb::module_& m, const char* name, const char* text = "") {
+  return nb::class_<C>(m, name, text)
       .def("__enter__", on_self<C>(&C::enter))
       .def("__exit__", [](C& c, const nb::args&) { c.exit(); });
+}
+
+template <class Scope, class... Arguments>
+void bind_scope(nb::module_& m, const char* name, const char* text = "") {
+  bind_context<Context<Scope, Arguments...>>(m, name, text).def(nb::init<Arguments...>());
 }
 
 }  // namespace weft::python

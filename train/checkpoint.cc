@@ -6,6 +6,7 @@
 #include <optional>
 
 #include "io/checked_json.h"
+#include "io/json_field.h"
 #include "io/sharded_safetensors.h"
 
 namespace weft::train {
@@ -60,10 +61,22 @@ std::string checksum_of(std::string_view text) {
   return io::checksum_text(io::crc32_of(std::as_bytes(std::span(text))));
 }
 
-const json& field(const json& object, const char* key, const io::Path& file) {
-  const auto place = object.find(key);
-  WEFT_CHECK(place != object.end(), "{}: \"{}\" is missing", file.string(), key);
-  return *place;
+/// What read() returns; an Error of its own gets the file's name.
+auto read_from(const io::Path& file, const auto& read) {
+  try {
+    return read();
+  } catch (const Error& error) {
+    WEFT_FAIL("{}: {}", file.string(), error.what());
+  }
+}
+
+template <class T = json>
+T field(const json& object, const char* key, const io::Path& file) {
+  return read_from(file, [&] { return io::field<T>(object, key); });
+}
+
+json object_field(const json& object, const char* key, const io::Path& file) {
+  return read_from(file, [&]() -> json { return io::object_field(object, key); });
 }
 
 io::FileSummary write_tensors(const io::Path& path, const NamedTensors& tensors) {
@@ -84,7 +97,7 @@ json read_state(const io::Path& path) {
   // Of an earlier version, which summed the state alone.
   json all = json::parse(text);
   check_format(all, path);
-  const std::string written = field(all, "state_crc32", path).get<std::string>();
+  const std::string written = field<std::string>(all, "state_crc32", path);
   const std::string found = checksum_of(field(all, "state", path).dump());
   WEFT_CHECK(found == written, "{} is damaged: its state's CRC-32 is {}, {} was written",
              path.string(), found, written);
@@ -125,12 +138,12 @@ void remove_old(const io::Path& output, const StepName& saved, int keep_last) {
 }
 
 void verify(const io::Path& path, const json& files, const io::Path& state_file) {
-  const json& expected = field(files, path.filename().c_str(), state_file);
+  const json expected = object_field(files, path.filename().c_str(), state_file);
   const io::MappedFile file(path);
-  const uint64_t bytes = field(expected, "bytes", state_file).get<uint64_t>();
+  const auto bytes = field<uint64_t>(expected, "bytes", state_file);
   WEFT_CHECK(file.bytes().size() == bytes, "{} is damaged: it has {} bytes, {} were written",
              path.string(), file.bytes().size(), bytes);
-  const std::string written = field(expected, "crc32", state_file).get<std::string>();
+  const auto written = field<std::string>(expected, "crc32", state_file);
   const std::string found = io::checksum_text(io::crc32_of(file.bytes()));
   WEFT_CHECK(found == written, "{} is damaged: its CRC-32 is {}, {} was written", path.string(),
              found, written);
@@ -273,14 +286,14 @@ Checkpoint load_checkpoint(const io::Path& path, CheckpointParts parts) {
   try {
     const json all = read_state(state_file);
     check_format(all, state_file);
-    const json& version = field(all, "version", state_file);
+    const json version = field(all, "version", state_file);
     checkpoint.is_sharded = version == kShardedVersion;
     WEFT_CHECK(version == kVersion || checkpoint.is_sharded,
                "{} has format version {}; this program reads versions {} and {}",
                state_file.string(), version.dump(), kVersion, kShardedVersion);
-    checkpoint.step = field(all, "step", state_file).get<int64_t>();
+    checkpoint.step = field<int64_t>(all, "step", state_file);
     checkpoint.state = field(all, "state", state_file);
-    const json& files = field(all, "files", state_file);
+    const json files = object_field(all, "files", state_file);
     if (checkpoint.is_sharded) {
       verify(directory / io::kShardIndex, files, state_file);
       if (parts != CheckpointParts::kState) put_together(checkpoint, directory, parts);

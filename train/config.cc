@@ -15,6 +15,7 @@
 #include "data/sets/open_text.h"
 #include "dist/strategy/settings.h"
 #include "dist/strategy/strategy_kind.h"
+#include "io/json_field.h"
 #include "models/gpt_names.h"
 #include "models/registry.h"
 #include "optim/registry.h"
@@ -397,25 +398,6 @@ nlohmann::json to_json(const Config& config) {
   return json;
 }
 
-namespace {
-
-/// Whether a value of JSON is one of T. nlohmann turns any number into any other, and one that is
-/// out of T's range into anything.
-template <class T>
-bool fits(const nlohmann::json& json) {
-  if constexpr (std::is_integral_v<T> && !std::is_same_v<T, bool>) {
-    if (json.is_number_unsigned()) return std::in_range<T>(json.get<uint64_t>());
-    if (json.is_number_integer()) return std::in_range<T>(json.get<int64_t>());
-    const double value = json.is_number() ? json.get<double>() : NAN;  // 1e5 is a whole number, too
-    return value == std::trunc(value) && std::abs(value) <= 0x1p53 &&
-           std::in_range<T>(static_cast<int64_t>(value));
-  } else {
-    return true;  // nlohmann says what is none
-  }
-}
-
-}  // namespace
-
 Config config_from_json(const nlohmann::json& json) {
   WEFT_CHECK(json.is_object(), "configuration: expected an object, got {}", json.dump());
   Config config;
@@ -423,14 +405,11 @@ Config config_from_json(const nlohmann::json& json) {
   for_each_setting(config, [&](const char* key, auto& value) {
     known.insert(key);
     if (!json.contains(key)) return;
-    bool is_right = fits<std::decay_t<decltype(value)>>(json.at(key));
     try {
-      if (is_right) json.at(key).get_to(value);
-    } catch (const nlohmann::json::exception&) {
-      is_right = false;
+      io::read_field(json, key, value);
+    } catch (const Error& error) {
+      WEFT_FAIL("configuration: {}", error.what());
     }
-    WEFT_CHECK(is_right, "configuration: key \"{}\" has the unexpected value {}", key,
-               json.at(key).dump());
   });
   for (const auto& [key, value] : json.items()) {
     WEFT_CHECK(known.count(key) > 0,

@@ -39,17 +39,18 @@ TEST_CASE("Unknown settings and values of another type are named") {
   config.erase("levitation");
   config["epochs"] = "many";
   CHECK_THROWS_WITH(config_from_json(config),
-                    "configuration: key \"epochs\" has the unexpected value \"many\"");
+                    "configuration: \"epochs\": expected a whole number, got \"many\"");
   for (const char* value : {"8e20", "2.5", "1e300", "-1e19", "18446744073709551615"}) {
     config["epochs"] = json::parse(value);
     CHECK_THROWS_WITH(config_from_json(config),
-                      Contains("key \"epochs\" has the unexpected value"));
+                      Contains("\"epochs\": expected a whole number, got "));
   }
   config["epochs"] = 2e1;
   config["seed"] = uint64_t{18446744073709551615u};
   CHECK(config_from_json(config).epochs == 20);
   CHECK(config_from_json(config).seed == 18446744073709551615u);
   config["seed"] = -1;
-  CHECK_THROWS_WITH(config_from_json(config), Contains("key \"seed\" has the unexpected value -1"));
+  CHECK_THROWS_WITH(config_from_json(config),
+                    Contains("\"seed\": expected a whole number, got -1"));
   CHECK_THROWS_WITH(config_from_json(json::array()), "configuration: expected an object, got []");
 }

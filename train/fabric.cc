@@ -168,6 +168,7 @@ Fabric::Fabric(const FabricOptions& options)
   WEFT_CHECK(options.num_nodes > 0 && options.accumulate > 0,
              "fabric: num_nodes and accumulate must be positive, got {} and {}", options.num_nodes,
              options.accumulate);
+  WEFT_CHECK(std::ranges::count(options.loggers, nullptr) == 0, "fabric: a logger is null");
   dist::parse_collectives(options.collectives);  // throws sooner than launch()
   const Fp8Level level = parse_fp8_level(options.numerics.fp8_level);
   if (level != Fp8Level::kNone) low_bits_.emplace(level);
@@ -180,7 +181,15 @@ Fabric::Fabric(const FabricOptions& options)
              options.device, name(device_.type));
 }
 
-Fabric::~Fabric() = default;
+Fabric::~Fabric() {
+  if (!has_logged_) return;
+  for (const auto& logger : options_.loggers) {
+    try {
+      logger->finish();
+    } catch (...) {  // what it had to say, it has said while it wrote
+    }
+  }
+}
 
 const dist::Sharing& Fabric::sharing() const {
   WEFT_CHECK(sharing_, "fabric: call launch() first: it counts the devices");
@@ -748,10 +757,13 @@ void Fabric::log(const std::string& name, double value, int64_t step) {
   log_dict({{name, value}}, step);
 }
 
-void Fabric::log_dict(const std::vector<std::pair<std::string, double>>& values, int64_t step) {
-  if (options_.log_directory.empty() || !is_main()) return;
-  if (!log_) log_.emplace(options_.log_directory);
-  log_->write(step, values);
+void Fabric::log_dict(const NamedValues& values, int64_t step) {
+  if (!is_main()) return;
+  if (!has_logged_) {
+    for (const auto& logger : options_.loggers) logger->begin(step);
+    has_logged_ = true;
+  }
+  for (const auto& logger : options_.loggers) logger->log_metrics(step, values);
 }
 
 void Fabric::seed_everything(uint64_t seed) const {

@@ -51,8 +51,9 @@
 #include "optim/gradient_owner.h"
 #include "optim/optimizer.h"
 #include "train/devices.h"
+#include "train/fabric_callback.h"
 #include "train/fp8_level.h"
-#include "train/metrics_log.h"
+#include "train/logger.h"
 #include "train/named_state.h"
 #include "train/precision.h"
 #include "train/shared_loader.h"
@@ -94,7 +95,8 @@ struct FabricOptions {
   int64_t accumulate = 1;                // batches of one step, of accumulate() below
   bool split_batches = false;            // a loader's batch is that of all devices, not of each
   std::string state_dict_type = "full";  // of save(): full, sharded
-  std::string log_directory = {};        // of log(); empty: it writes nothing
+  std::vector<std::shared_ptr<Logger>> loggers = {};            // of log()
+  std::vector<std::shared_ptr<FabricCallback>> callbacks = {};  // of call()
 };
 
 /// The options with what the environment says of them, as `fabric run` does for Lightning's:
@@ -276,9 +278,15 @@ class Fabric {
   /// model's and an optimizer's tensors are checked when their turn comes.
   std::vector<std::string> load(const std::string& path, const std::vector<NamedState>& states);
 
-  /// Writes to metrics.jsonl and metrics.csv in options.log_directory, on rank 0 alone.
+  /// To options.loggers, on rank 0 alone. Throws Error where one of them cannot write.
   void log(const std::string& name, double value, int64_t step);
-  void log_dict(const std::vector<std::pair<std::string, double>>& values, int64_t step);
+  void log_dict(const NamedValues& values, int64_t step);
+  /// Calls a function of those callbacks that have it, in their order and on every rank:
+  /// `fabric.call(&Stopwatch::on_epoch_end, epoch)`.
+  template <class Callback, class... Parameters, class... Arguments>
+  void call(void (Callback::*hook)(Parameters...), Arguments&&... arguments) const {
+    call_hook(options_.callbacks, hook, std::forward<Arguments>(arguments)...);
+  }
   /// On rank 0 alone.
   template <class... Args>
   void print(fmt::format_string<Args...> format, Args&&... arguments) const {
@@ -363,7 +371,7 @@ class Fabric {
   std::vector<std::unique_ptr<Model>> models_;
   std::vector<std::unique_ptr<Optimizer>> optimizers_;
   std::shared_ptr<data::LoaderWatch> watch_ = std::make_shared<data::LoaderWatch>();
-  std::optional<MetricsLog> log_;
+  bool has_logged_ = false;
   std::unique_ptr<PendingSave> save_;  // of async_save(), until it is complete
   bool is_in_backward_ = false;
   bool is_update_due_ = false;  // of the loss scale, when all optimizers that wait for it are done

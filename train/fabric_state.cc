@@ -13,6 +13,7 @@
 #include "autograd/ops.h"
 #include "core/transfer.h"
 #include "dist/strategy/strategy_kind.h"
+#include "io/json_field.h"
 #include "io/safetensors.h"
 #include "optim/optimizer_state.h"
 #include "optim/schedule.h"
@@ -312,26 +313,28 @@ std::vector<std::string> Fabric::load(const std::string& path,
     description = nlohmann::json::parse(text->second);
     for (const NamedState& state : states) {
       asked.insert(state.name);
-      WEFT_CHECK(description.contains(state.name), "{}: holds no state \"{}\"", path, state.name);
-      const nlohmann::json entry = description.at(state.name);
-      const std::string kind = entry.at("kind");
-      WEFT_CHECK(kind == kind_of(state), "{}: the state \"{}\" is of kind {}, expected {}", path,
-                 state.name, kind, kind_of(state));
-      const auto value = [&entry] { return entry.at("value"); };
+      WEFT_CHECK(description.contains(state.name), "holds no state \"{}\"", state.name);
+      const nlohmann::json& entry = io::object_field(description, state.name);
+      const auto kind = io::field<std::string>(entry, "kind");
+      WEFT_CHECK(kind == kind_of(state), "the state \"{}\" is of kind {}, expected {}", state.name,
+                 kind, kind_of(state));
+      const auto value = [&]<class T = nlohmann::json>(std::type_identity<T> = {}) {
+        return io::value_of<T>(io::field(entry, "value"), state.name);
+      };
       using Change = std::function<void()>;
       const Overloaded visitor{
           [&](nn::Module* model) -> Change {
             return [this, &file, &state, model] { load_model(file, state.name, *model); };
           },
           [&](optim::Optimizer* optimizer) -> Change {
-            return [this, &file, &state, optimizer, groups = entry.at("groups")] {
+            return [this, &file, &state, optimizer, groups = io::object_field(entry, "groups")] {
               load_optimizer(file, state.name, *optimizer, groups);
             };
           },
           [&](Tensor* x) -> Change {
             const NamedTensors tensors = file.tensors_of(state.name);
             WEFT_CHECK(tensors.size() == 1 && tensors[0].second.shape() == x->shape(),
-                       "{}: \"{}\" is {}, expected shape {}", path, state.name,
+                       "\"{}\" is {}, expected shape {}", state.name,
                        tensors.empty() ? "missing" : fmt::format("{}", tensors[0].second),
                        x->shape());
             return [x, from = tensors[0].second] {
@@ -349,18 +352,24 @@ std::vector<std::string> Fabric::load(const std::string& path,
             return [scaler, saved = value()] { scaler->load_state_dict(saved); };
           },
           [&](data::Loader* loader) -> Change {
-            const auto [epoch, batch] = value().get<std::pair<int64_t, int64_t>>();
+            using Place = std::pair<int64_t, int64_t>;
+            const auto [epoch, batch] = value(std::type_identity<Place>());
             return [loader, at = data::LoaderPosition{epoch, batch}] { loader->seek(at); };
           },
-          [&](double* x) -> Change { return [x, saved = exact_number(value())] { *x = saved; }; },
+          [&](double* x) -> Change {
+            const auto exact = value(std::type_identity<std::string>());
+            return [x, saved = exact_number(exact)] { *x = saved; };
+          },
           [&]<class T>(T* x) -> Change {
-            return [x, saved = value().template get<T>()] { *x = saved; };
+            return [x, saved = value(std::type_identity<T>())] { *x = saved; };
           },
       };
       changes.push_back(std::visit(visitor, state.value));
     }
   } catch (const nlohmann::json::exception& error) {
     WEFT_FAIL("{}: malformed states: {}", path, error.what());
+  } catch (const Error& error) {
+    WEFT_FAIL("{}: {}", path, error.what());
   }
   for (size_t i = 0; i < changes.size(); ++i) {
     try {

@@ -4,6 +4,7 @@
 #include <catch2/catch.hpp>
 #include <cmath>
 #include <cstdlib>
+#include <filesystem>
 #include <nlohmann/json.hpp>
 
 #include "autograd/backward.h"
@@ -13,6 +14,7 @@
 #include "data/sets/open.h"
 #include "dist/comm/in_process.h"
 #include "dist/strategy/aliases.h"
+#include "io/files.h"
 #include "io/safetensors.h"
 #include "nn/nn.h"
 #include "optim/adam.h"
@@ -655,7 +657,7 @@ TEST_CASE("a state with a key left out, one too many, or a value of another type
   const io::SafeTensors saved = io::read_safetensors(path);
   const nlohmann::json whole = nlohmann::json::parse(saved.metadata.at("weft.state"));
   int errors = 0;
-  for_each_damage(whole, [&](const nlohmann::json& damaged, const std::string&) {
+  for_each_damage(whole, [&](const nlohmann::json& damaged, const std::string& key) {
     io::Metadata metadata = saved.metadata;
     metadata["weft.state"] = damaged.dump();
     io::write_safetensors(path, saved.tensors, metadata);
@@ -666,10 +668,52 @@ TEST_CASE("a state with a key left out, one too many, or a value of another type
     } catch (const Error& error) {
       ++errors;
       message = error.what();
+      // The state's name stands for its value, and lists that are too short are told otherwise.
+      const bool has_key = key != "value" && key != "parameters" && key != "base_lr";
+      CHECK_THAT(message, Contains(has_key ? key : ""));
     }
     CHECK_THAT(message, Contains(path));
   });
   CHECK(errors > 100);
+}
+
+TEST_CASE("figures go to every logger, and hooks are called where they are") {
+  struct Remember : Logger {
+    void begin(int64_t step) override { said += fmt::format("begin {};", step); }
+    void log_metrics(int64_t step, const NamedValues& values) override {
+      for (const auto& [name, value] : values) said += fmt::format("{} {} {};", step, name, value);
+    }
+    void finish() override { said += "finish"; }
+    std::string said;
+  };
+  struct Epochs : FabricCallback {
+    void on_epoch_end(int64_t epoch) { last = epoch; }
+    int64_t last = -1;
+  };
+  struct Other : FabricCallback {};
+  const char* folder = std::getenv("TEST_TMPDIR");
+  const std::string directory = std::string(folder ? folder : "/tmp") + "/logged";
+  std::filesystem::remove_all(directory);
+  const auto remember = std::make_shared<Remember>();
+  const auto epochs = std::make_shared<Epochs>();
+  dist::run_ranks(2, [&](dist::Communicator& c) {
+    Fabric fabric({.devices = 2,
+                   .loggers = {remember, std::make_shared<MetricsLogger>(directory)},
+                   .callbacks = {std::make_shared<Other>(), epochs}});
+    fabric.launch(borrowed(c));
+    fabric.log("loss", 0.5, 1);
+    fabric.log_dict({{"loss", 0.25}, {"lr", 2}}, 2);
+    if (c.rank() == 0) fabric.call(&Epochs::on_epoch_end, 7);
+    fabric.barrier();
+  });
+  CHECK(remember->said == "begin 1;1 loss 0.5;2 loss 0.25;2 lr 2;finish");
+  CHECK(epochs->last == 7);
+  CHECK(io::read_text(directory + "/metrics.jsonl") ==
+        "{\"step\":1,\"loss\":0.5}\n{\"step\":2,\"loss\":0.25,\"lr\":2.0}\n");
+
+  Fabric fabric({.loggers = {std::make_shared<MetricsLogger>(directory + "/metrics.csv/below")}});
+  fabric.launch(nullptr);
+  CHECK_THROWS_WITH(fabric.log("loss", 1, 1), Contains("metrics.csv"));
 }
 
 TEST_CASE("devices and strategies by the names of others") {

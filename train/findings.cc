@@ -10,6 +10,7 @@
 #include "core/transfer.h"
 #include "data/sets/open.h"
 #include "io/base64.h"
+#include "io/json_field.h"
 #include "train/checkpoint.h"
 #include "train/trained_model.h"
 
@@ -163,32 +164,32 @@ Findings read_findings(const io::Path& file) {
   try {
     const nlohmann::json json = nlohmann::json::parse(text);
     // Numbers that are not finite are null in JSON.
-    const auto number = [](const nlohmann::json& value) {
-      return value.is_null() ? NAN : value.get<double>();
+    const auto number = [](const nlohmann::json& object, const char* key) {
+      return io::field(object, key).is_null() ? NAN : io::field<double>(object, key);
     };
-    Findings found = {.step = json.at("step"),
-                      .classes = json.at("classes"),
-                      .images = json.at("images"),
-                      .loss = number(json.at("loss")),
-                      .accuracy = number(json.at("accuracy"))};
-    const auto class_in = [&](const nlohmann::json& value) {
-      const auto index = value.get<int64_t>();
+    Findings found = {.step = io::field<int64_t>(json, "step"),
+                      .classes = io::field<std::vector<std::string>>(json, "classes"),
+                      .images = io::field<int64_t>(json, "images"),
+                      .loss = number(json, "loss"),
+                      .accuracy = number(json, "accuracy")};
+    const auto class_in = [&](int64_t index) {
       WEFT_CHECK(index >= 0 && index < std::ssize(found.classes),
                  "there is no class {} among {} of them", index, found.classes.size());
       return index;
     };
-    for (const nlohmann::json& cell : json.at("confusion")) {
-      found.confusion[{class_in(cell.at(0)), class_in(cell.at(1))}] = cell.at(2);
+    using Cells = std::vector<std::array<int64_t, 3>>;
+    for (const auto& [label, predicted, images] : io::field<Cells>(json, "confusion")) {
+      found.confusion[{class_in(label), class_in(predicted)}] = images;
     }
-    for (const nlohmann::json& image : json.at("most_wrong")) {
-      found.most_wrong.push_back({.index = image.at("index"),
-                                  .label = class_in(image.at("label")),
-                                  .predicted = class_in(image.at("predicted")),
-                                  .loss = number(image.at("loss")),
-                                  .probability = number(image.at("probability")),
-                                  .height = image.at("height"),
-                                  .width = image.at("width"),
-                                  .png = io::from_base64(image.at("png").get<std::string>())});
+    for (const nlohmann::json& image : io::list_field(json, "most_wrong")) {
+      found.most_wrong.push_back({.index = io::field<int64_t>(image, "index"),
+                                  .label = class_in(io::field<int64_t>(image, "label")),
+                                  .predicted = class_in(io::field<int64_t>(image, "predicted")),
+                                  .loss = number(image, "loss"),
+                                  .probability = number(image, "probability"),
+                                  .height = io::field<int>(image, "height"),
+                                  .width = io::field<int>(image, "width"),
+                                  .png = io::from_base64(io::field<std::string>(image, "png"))});
     }
     return found;
   } catch (const nlohmann::json::exception& error) {

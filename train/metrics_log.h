@@ -21,6 +21,8 @@
 
 namespace weft::train {
 
+using NamedValues = std::vector<std::pair<std::string, double>>;
+
 class MetricsLog {
  public:
   /// Makes the directory. Throws Error when it cannot be written, and for a metrics.csv that is not
@@ -29,7 +31,7 @@ class MetricsLog {
 
   /// Appends a line to each file, which are complete when it returns. Throws Error for a name with
   /// a comma, a quote or a line end, for one given twice, and whatever the disk refuses.
-  void write(int64_t step, const std::vector<std::pair<std::string, double>>& values);
+  void write(int64_t step, const NamedValues& values);
 
  private:
   void add_columns(const std::vector<std::string>& names);

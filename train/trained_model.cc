@@ -2,6 +2,7 @@
 
 #include "autograd/ops.h"
 #include "autograd/random.h"
+#include "io/json_field.h"
 #include "models/registry.h"
 #include "nn/meta.h"
 #include "train/precision.h"
@@ -71,9 +72,9 @@ namespace {
 
 /// Whether a key's value is the first of two.
 bool one_of(const nlohmann::json& object, const char* key, const char* first, const char* second) {
-  const nlohmann::json& value = object.at(key);
-  WEFT_CHECK(value == first || value == second, "key \"{}\": expected {} or {}, got {}", key, first,
-             second, value.dump());
+  const nlohmann::json& value = io::field(object, key);
+  WEFT_CHECK(value == first || value == second, "\"{}\": expected {} or {}, got {}", key, first,
+             second, io::shown(value));
   return value == first;
 }
 
@@ -85,18 +86,18 @@ TrainedModel restore_model(const Checkpoint& checkpoint, const io::Path& path, b
   std::vector<std::string> classes;
   try {
     const nlohmann::json& state = checkpoint.state;
-    config = config_from_json(state.at("config"));
+    config = config_from_json(io::object_field(state, "config"));
     WEFT_CHECK(!is_of_text(config), "a run on text ({}); weft generate reads it", config.data);
-    state.at("classes").get_to(classes);
-    const nlohmann::json& p = state.at("preprocess");
-    p.at("size").get_to(preprocess.size);
-    p.at("resize").get_to(preprocess.resize);
+    io::read_field(state, "classes", classes);
+    const nlohmann::json& p = io::object_field(state, "preprocess");
+    io::read_field(p, "size", preprocess.size);
+    io::read_field(p, "resize", preprocess.resize);
     preprocess.fit =
         one_of(p, "fit", "stretch", "shorter-side") ? data::Fit::kStretch : data::Fit::kShorterSide;
     preprocess.filter = one_of(p, "filter", "bilinear", "bicubic") ? data::Filter::kBilinear
                                                                    : data::Filter::kBicubic;
-    p.at("mean").get_to(preprocess.normalization.mean);
-    p.at("std").get_to(preprocess.normalization.std);
+    io::read_field(p, "mean", preprocess.normalization.mean);
+    io::read_field(p, "std", preprocess.normalization.std);
     TrainedModel trained = make_trained_model(config, preprocess, classes);
     if (with_weights) trained.model->load_state_dict(checkpoint.model);
     return trained;

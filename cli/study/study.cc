@@ -174,7 +174,7 @@ train::Config changed(const train::Config& config, const std::string& key,
 }
 
 int run_sweep(const Arguments& a) {
-  const train::Config base = effective(a.settings).config;
+  const train::Config base = effective(a.settings, chosen_device("")).config;
   std::vector<std::string> columns;
   std::vector<Cell> cells = {{.labels = {}, .config = base, .runs = {}}};
   for (const std::string& text : a.vary) {
@@ -315,7 +315,7 @@ double usual_target(const std::vector<Cell>& cells) {
 }
 
 int run_batch_size(const Arguments& a) {
-  const train::Config base = effective(a.settings).config;
+  const train::Config base = effective(a.settings, chosen_device("")).config;
   if (train::is_of_text(base)) {
     throw UsageError(fmt::format(
         "study batch-size: {} is text; expected images, with an accuracy to come to", base.data));

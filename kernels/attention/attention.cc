@@ -15,9 +15,7 @@ int64_t shared_memory_of(const AttentionProblem& p) {
 
 bool attention_is_ieee(const AttentionProblem& p) { return gemm_is<GemmArithmetic::kIeee>(p); }
 
-bool attention_has_numerics(const AttentionProblem& p) {
-  return !attention_is_ieee(p) && !p.mask.defined();
-}
+bool attention_has_numerics(const AttentionProblem& p) { return !attention_is_ieee(p); }
 
 /// What the kernels of plain arithmetic for CUDA multiply.
 bool attention_is_plain(const AttentionProblem& p) {

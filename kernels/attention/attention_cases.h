@@ -255,6 +255,25 @@ inline OpTable attention_table() {
            .mask = mask});
     }
   }
+  // The same in other arithmetic.
+  for (auto mask :
+       {AttentionCase::Mask::kOfKeys, AttentionCase::Mask::kFull, AttentionCase::Mask::kAdded}) {
+    AttentionCase c{.batch = 2,
+                    .heads = 4,
+                    .queries = 17,
+                    .keys = 21,
+                    .width = 16,
+                    .causal = mask == AttentionCase::Mask::kFull,
+                    .dropout = 0.2,
+                    .sharing = 2,
+                    .mask = mask};
+    add_tf32(c);
+    c.accumulation = Accumulation::kExact;
+    for (DType dtype : {DType::f32, DType::f16, DType::bf16}) {
+      c.dtype = dtype;
+      add(c);
+    }
+  }
   // Hopper's tiles: each width of them with columns to spare or none, both steps of keys (128 and
   // 208), several tiles of queries and steps, more tiles than blocks, both orders of tiles.
   const auto add_wgmma = [&](AttentionCase c) {

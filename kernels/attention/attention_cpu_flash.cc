@@ -15,7 +15,6 @@
 
 #include <cmath>
 #include <limits>
-#include <type_traits>
 
 #include "core/parallel.h"
 #include "kernels/attention/attention_rows_inl.h"
@@ -121,38 +120,6 @@ void store_rows(const Acc* from, int64_t padded, const Matrix& to) {
   for (int64_t i = 0; i < to.rows; ++i) {
     write_row(from + i * padded, to.cols, to.dtype, to.at(i, 0), 0, to.col_stride);
   }
-}
-
-/// Masks the scores of the keys [key, key + n) of a query, which the scale will multiply: those of
-/// hidden keys become -inf under it. Returns whether any is left.
-template <class Acc>
-bool mask_scores(const MaskRow& mask, int64_t key, int64_t n, Acc scale, Acc* scores) {
-  constexpr Acc kInfinity = std::numeric_limits<Acc>::infinity();
-  if (!mask.exists()) return true;
-  // Selected, not branched on: nobody predicts a mask.
-  const auto apply = [&](auto stride) -> bool {
-    const int64_t step = stride;
-    if (mask.is_additive()) {
-      const Acc* const added = static_cast<const Acc*>(mask.row.at(0, key));
-      int left = 0;
-      for (int64_t j = 0; j < n; ++j) {
-        left |= added[j * step] != -kInfinity;
-        scores[j] += added[j * step] / scale;
-      }
-      return left != 0;
-    }
-    const auto* const shown = static_cast<const uint8_t*>(mask.row.at(0, key));
-    const Acc hidden = -std::copysign(kInfinity, scale);
-    uint8_t left = 0;
-    for (int64_t j = 0; j < n; ++j) {
-      left |= shown[j * step];
-      const Acc score = scores[j];
-      scores[j] = shown[j * step] != 0 ? score : hidden;
-    }
-    return left != 0;
-  };
-  const int64_t stride = mask.row.col_stride;
-  return stride == 1 ? apply(std::integral_constant<int64_t, 1>()) : apply(stride);
 }
 
 /// A block of queries against a block of keys.

@@ -13,6 +13,8 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
+#include <type_traits>
 
 #include "kernels/attention/attention_heads.h"
 #include "kernels/simd/math_inl.h"
@@ -41,6 +43,38 @@ void dropout_factors(const AttentionProblem& p, int64_t pair, int64_t query, int
     }
     done += count;
   }
+}
+
+/// Masks the scores of the keys [key, key + n) of a query, which the scale will multiply: those of
+/// hidden keys become -inf under it. Returns whether any is left.
+template <class Acc>
+bool mask_scores(const MaskRow& mask, int64_t key, int64_t n, Acc scale, Acc* scores) {
+  constexpr Acc kInfinity = std::numeric_limits<Acc>::infinity();
+  if (!mask.exists()) return true;
+  // Selected, not branched on: nobody predicts a mask.
+  const auto apply = [&](auto stride) -> bool {
+    const int64_t step = stride;
+    if (mask.is_additive()) {
+      const Acc* const added = static_cast<const Acc*>(mask.row.at(0, key));
+      int left = 0;
+      for (int64_t j = 0; j < n; ++j) {
+        left |= added[j * step] != -kInfinity;
+        scores[j] += added[j * step] / scale;
+      }
+      return left != 0;
+    }
+    const auto* const shown = static_cast<const uint8_t*>(mask.row.at(0, key));
+    const Acc hidden = -std::copysign(kInfinity, scale);
+    uint8_t left = 0;
+    for (int64_t j = 0; j < n; ++j) {
+      left |= shown[j * step];
+      const Acc score = scores[j];
+      scores[j] = shown[j * step] != 0 ? score : hidden;
+    }
+    return left != 0;
+  };
+  const int64_t stride = mask.row.col_stride;
+  return stride == 1 ? apply(std::integral_constant<int64_t, 1>()) : apply(stride);
 }
 
 /// max(scale * s) over n scores; -inf for none.

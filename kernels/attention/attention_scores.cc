@@ -35,8 +35,11 @@ void finish_rows(const AttentionProblem& p, const StoredScores& b) {
   const float* const dropout = factors.empty() ? nullptr : factors.data();
   for (int64_t i = 0; i < b.pairs * b.queries; ++i) {
     const int64_t pair = b.first_pair + i / b.queries, query = b.first_query + i % b.queries;
-    const int64_t n = visible_keys(p, query);
     float* const row = b.scores + i * keys;
+    const int64_t visible = visible_keys(p, query);
+    const bool sees_any =
+        mask_scores({p, pair, query}, 0, visible, static_cast<float>(p.scale), row);
+    const int64_t n = sees_any ? visible : 0;
     float* const lse = p.lse.data<float>() + pair * p.q.size(2) + query;
     if (dropout) dropout_factors(p, pair, query, 0, n, factors.data());
     if (p.backward()) {

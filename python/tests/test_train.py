@@ -1,5 +1,6 @@
-"""Fabric on one rank and on several; the kernels' variants."""
+"""Fabric on one rank and on several; DeepSpeed's loop; the kernels' variants."""
 
+import json
 import os
 import shutil
 import socket
@@ -105,6 +106,130 @@ class Ranks(unittest.TestCase):
             weft.train.Fabric(precision="int7")
         with self.assertRaises(weft.Error):
             weft.train.Fabric(devices=2, strategy="nothing")
+
+
+class Loop(unittest.TestCase):
+    def setup_fabric(self, **options):
+        fabric = weft.train.Fabric(**options)
+        fabric.launch()
+        fabric.seed_everything(1)
+        model = nn.Linear(3, 2)
+        optimizer = weft.optim.AdamW(model.named_parameters(), lr=0.1)
+        fabric.setup(model, optimizer)
+        return fabric, model, optimizer
+
+    def train(self, fabric, model, optimizer, rows):
+        optimizer.zero_grad()
+        fabric.backward((model(rows) ** 2).mean())
+        optimizer.step()
+
+    def test_rounds_add_up_to_a_step(self):
+        rows = weft.tensor([[1.0, 2.0, 3.0], [-1.0, 0.5, 2.0], [0.0, 1.0, 1.0], [2.0, -1.0, 0.5]])
+        fabric, model, optimizer = self.setup_fabric()
+        self.train(fabric, model, optimizer, rows)
+        whole = model.weight.tolist()
+
+        fabric, model, optimizer = self.setup_fabric(gradient_accumulation_steps=2)
+        before = model.weight.tolist()
+        for part in (rows[:2], rows[2:]):
+            self.assertEqual(model.weight.tolist(), before)
+            with fabric.accumulate(model):
+                self.train(fabric, model, optimizer, part)
+        for ours, theirs in zip(sum(model.weight.tolist(), []), sum(whole, [])):
+            self.assertAlmostEqual(ours, theirs, places=6)
+
+        fabric, model, optimizer = self.setup_fabric()
+        with fabric.no_backward_sync(model):
+            fabric.backward((model(rows[:2]) ** 2).mean() / 2)
+        fabric.backward((model(rows[2:]) ** 2).mean() / 2)
+        optimizer.step()
+        for ours, theirs in zip(sum(model.weight.tolist(), []), sum(whole, [])):
+            self.assertAlmostEqual(ours, theirs, places=6)
+
+    def test_any_state_is_saved_and_taken_up(self):
+        rows = weft.tensor([[1.0, 2.0, 3.0]])
+        for kind in ("full", "sharded"):
+            with self.subTest(kind), tempfile.TemporaryDirectory() as directory:
+                path = os.path.join(directory, "state")
+                fabric, model, optimizer = self.setup_fabric(state_dict_type=kind)
+                self.train(fabric, model, optimizer, rows)
+                mean = weft.tensor([1.5, 2.5])
+                fabric.save(path, {"model": model, "optimizer": optimizer, "mean": mean, "epoch": 3, "note": {"a": [1]}})
+                self.train(fabric, model, optimizer, rows)
+                expected = model.weight.tolist()
+
+                fabric, model, optimizer = self.setup_fabric()
+                state = {"model": model, "optimizer": optimizer, "mean": weft.zeros(2), "epoch": 0}
+                self.assertEqual(fabric.load(path, state), ["note"])
+                self.assertEqual((state["epoch"], state["mean"].tolist()), (3, [1.5, 2.5]))
+                self.assertIs(state["model"], model)
+                self.train(fabric, model, optimizer, rows)
+                self.assertEqual(model.weight.tolist(), expected)
+                with self.assertRaisesRegex(weft.Error, 'holds no state "best"'):
+                    fabric.load(path, {"best": 0.5})
+                with self.assertRaises(TypeError):
+                    fabric.save(path, {"loader": object()})
+
+    def test_figures_go_to_every_logger(self):
+        class Remember(weft.train.Logger):
+            def __init__(self):
+                super().__init__()
+                self.said = []
+
+            def begin(self, step):
+                self.said.append(step)
+
+            def log_metrics(self, metrics, step):
+                self.said.append((metrics, step))
+
+            def finish(self):
+                self.said.append("finished")
+
+        with tempfile.TemporaryDirectory() as directory:
+            remember = Remember()
+            fabric, _, _ = self.setup_fabric(loggers=[remember, weft.train.MetricsLogger(directory)])
+            fabric.log("loss", 0.5, step=1)
+            fabric.log_dict({"loss": weft.tensor(0.25), "lr": 0.1}, step=2)
+            with open(os.path.join(directory, "metrics.jsonl")) as file:
+                lines = [json.loads(line) for line in file]
+            self.assertEqual(lines, [{"step": 1, "loss": 0.5}, {"step": 2, "loss": 0.25, "lr": 0.1}])
+            del fabric
+            self.assertEqual(remember.said, [1, ({"loss": 0.5}, 1), ({"loss": 0.25, "lr": 0.1}, 2), "finished"])
+            fabric, _, _ = self.setup_fabric(loggers=[weft.train.MetricsLogger(directory + "/metrics.csv/below")])
+            with self.assertRaisesRegex(weft.Error, "metrics.csv"):
+                fabric.log("loss", 0.5, step=1)
+            with self.assertRaisesRegex(RuntimeError, "log_metrics"):
+                self.setup_fabric(loggers=[weft.train.Logger()])[0].log("loss", 0.5, step=1)
+
+    def test_hooks_are_called_where_they_are(self):
+        class Epochs:
+            def on_epoch_end(self, epoch, *, loss):
+                self.last = (epoch, loss)
+
+        epochs = Epochs()
+        fabric, _, _ = self.setup_fabric(callbacks=[object(), epochs])
+        fabric.call("on_epoch_end", 3, loss=0.5)
+        fabric.call("on_nothing")
+        self.assertEqual(epochs.last, (3, 0.5))
+        with self.assertRaises(TypeError):
+            fabric.call("on_epoch_end")
+
+    def test_strategies_have_their_options(self):
+        options = weft.train.StrategyOptions("fsdp", shard_grad_op=True, wrap="Linear")
+        self.assertEqual((options.name, options.shard_grad_op, options.wrap), ("fsdp", True, "Linear"))
+        self.assertEqual(repr(options), "StrategyOptions('fsdp', wrap='Linear', shard_grad_op=True)")
+        self.assertEqual(options.bucket_mb, 0)
+        weft.train.Fabric(devices=2, strategy=options)
+        with self.assertRaisesRegex(weft.Error, "bucket"):
+            weft.train.Fabric(devices=2, strategy=weft.train.StrategyOptions("fsdp", bucket_mb=4))
+        with self.assertRaisesRegex(TypeError, 'unknown setting "shard_gradop"; did you mean "shard_grad_op"'):
+            weft.train.StrategyOptions("fsdp", shard_gradop=True)
+
+    def test_any_loader_is_shared_out(self):
+        fabric, _, _ = self.setup_fabric()
+        loader = weft.data.TensorLoader(weft.data.TensorDataset(weft.arange(5), weft.ones(5, 2)), batch_size=2)
+        batches = [(x.tolist(), y.shape) for x, y in fabric.setup_dataloader(loader)]
+        self.assertEqual(batches, [([0, 1], (2, 2)), ([2, 3], (2, 2)), ([4], (1, 2))])
 
 
 class Engine(unittest.TestCase):

@@ -5,6 +5,7 @@
 
 #include "dist/comm/processes/join.h"
 #include "io/files.h"
+#include "io/json_field.h"
 #include "optim/clip.h"
 #include "train/optimization.h"
 #include "train/runs/run_options.h"
@@ -169,11 +170,11 @@ std::optional<LoadedCheckpoint> Engine::load_checkpoint(const std::string& direc
   fabric_->load(path, wanted);
   fabric_->fp8().load_state_dict(fp8, model_.named_parameters());
   try {
-    engine.at("micro_steps").get_to(micro_steps_);
-    engine.at("global_steps").get_to(global_steps_);
-    engine.at("skipped_steps").get_to(skipped_steps_);
-    engine.at("global_samples").get_to(global_samples_);
-  } catch (const nlohmann::json::exception& error) {
+    io::read_field(engine, "micro_steps", micro_steps_);
+    io::read_field(engine, "global_steps", global_steps_);
+    io::read_field(engine, "skipped_steps", skipped_steps_);
+    io::read_field(engine, "global_samples", global_samples_);
+  } catch (const Error& error) {
     WEFT_FAIL("engine: {}: {}", path, error.what());
   }
   optimizer_->zero_grad();

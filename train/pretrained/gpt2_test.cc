@@ -247,7 +247,7 @@ TEST_CASE("a GPT-2 that does not fit is named") {
        {std::pair(R"({"activation_function": "relu"})",
                   R"(activation_function "relu", Weft has "gelu_new")"),
         std::pair(R"({"scale_attn_weights": false})", "scale_attn_weights is false"),
-        std::pair(R"({"n_head": "two"})", R"("n_head" has the unexpected value)"),
+        std::pair(R"({"n_head": "two"})", R"("n_head": expected a whole number, got "two")"),
         std::pair(R"({"layer_norm_epsilon": 2})", "layer_norm_epsilon 2, expected a number"),
         std::pair("[]", "config.json: not a JSON object")}) {
     INFO(text);

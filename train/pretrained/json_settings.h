@@ -6,7 +6,7 @@
 
 #include "core/error.h"
 #include "io/files.h"
-#include "io/quote.h"
+#include "io/json_field.h"
 
 namespace weft::train {
 
@@ -18,14 +18,12 @@ nlohmann::json read_json(const io::Path& path);
 /// naming `place` for a value of another type.
 template <class T>
 void get(const nlohmann::json& object, const std::string& place, const char* key, T& value) {
-  using nlohmann::json;
   const auto found = object.find(key);
   if (found == object.end() || found->is_null()) return;
   try {
-    found->get_to(value);
-  } catch (const json::exception&) {
-    WEFT_FAIL("{}: \"{}\" has the unexpected value {}", place, key,
-              io::quote(found->dump(-1, ' ', true, json::error_handler_t::replace)));
+    value = io::value_of<T>(*found, key);
+  } catch (const Error& error) {
+    WEFT_FAIL("{}: {}", place, error.what());
   }
 }
 

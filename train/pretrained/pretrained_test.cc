@@ -186,7 +186,8 @@ TEST_CASE("files beside the weights are read, and bad ones refused") {
   for (const auto& [text, message] : {
            std::pair("[1]", "config.json: not a JSON object"),
            std::pair("{", "config.json: not a JSON object"),
-           std::pair(R"({"layer_norm_eps": "x"})", R"("layer_norm_eps" has the unexpected value)"),
+           std::pair(R"({"layer_norm_eps": "x"})",
+                     R"("layer_norm_eps": expected a number, got "x")"),
            std::pair(R"({"layer_norm_eps": -1})", "layer_norm_eps -1, expected a number in [0, 1)"),
            std::pair(R"({"num_attention_heads": -3})", "-3 attention heads"),
            std::pair(R"({"hidden_act": "gelu_new"})", R"(hidden_act "gelu_new", Weft has "gelu")"),
@@ -413,7 +414,8 @@ TEST_CASE("the metadata of a converted file keeps what the source decided") {
   CHECK(again.preprocess.fit == data::Fit::kStretch);
   CHECK(source_metadata(read_pretrained(kData / "dtypes.pth")).empty());
   io::write_safetensors(path, face.state, {{"layer_norm_eps", "no number"}});
-  CHECK_THROWS_WITH(read_pretrained(path), Contains("metadata: \"layer_norm_eps\" has the"));
+  CHECK_THROWS_WITH(read_pretrained(path),
+                    Contains("metadata: \"layer_norm_eps\": expected a number"));
 }
 
 TEST_CASE("a directory's weights are its model.safetensors, else its pytorch_model.bin") {

@@ -2,6 +2,7 @@
 
 #include <fmt/core.h>
 
+#include "io/json_field.h"
 #include "train/fine_tuning.h"
 
 namespace weft::train {
@@ -36,9 +37,9 @@ nlohmann::json to_json(const RunState& state) {
 
 RunState run_state_from_json(const nlohmann::json& json) {
   RunState state;
-  for_each_figure(state, [&](std::string_view group, const char* key, auto& figure) {
+  for_each_figure(state, [&](const std::string& group, const char* key, auto& figure) {
     // Before the first epoch there are NaNs, which JSON lacks.
-    if (group == "progress" || state.epoch > 0) json.at(group).at(key).get_to(figure);
+    if (group == "progress" || state.epoch > 0) io::read_field(io::object_field(json, group), key, figure);
   });
   return state;
 }

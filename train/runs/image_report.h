@@ -56,7 +56,7 @@ struct RunState {
 };
 
 nlohmann::json to_json(const RunState& state);
-/// Of an object that holds "progress" and "last_epoch" among others. Throws nlohmann's exceptions.
+/// Of an object that holds "progress" and "last_epoch" among others. Throws Error naming a key.
 RunState run_state_from_json(const nlohmann::json& json);
 
 /// What a run sets out with.

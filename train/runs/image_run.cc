@@ -17,6 +17,7 @@
 #include "core/parallel.h"
 #include "data/sets/open.h"
 #include "dist/comm/exact_sum.h"
+#include "io/json_field.h"
 #include "io/sharded_safetensors.h"
 #include "nn/meta.h"
 #include "train/findings.h"
@@ -426,14 +427,17 @@ class ImageRun : public Callback {
     return state;
   }
   void take_up(const nlohmann::json& state) {
-    const nlohmann::json& images = state.at("images");
-    WEFT_CHECK(images.at("train") == p_.splits.train->size() &&
-                   images.at("validation") == p_.splits.validation->size(),
+    const nlohmann::json& images = io::object_field(state, "images");
+    const auto train = io::field<int64_t>(images, "train");
+    const auto validation = io::field<int64_t>(images, "validation");
+    WEFT_CHECK(train == p_.splits.train->size() && validation == p_.splits.validation->size(),
                "{} has changed: {} images to train and {} to validate, the run had {} and {}",
-               p_.config.data, p_.splits.train->size(), p_.splits.validation->size(),
-               images.at("train").dump(), images.at("validation").dump());
-    const nlohmann::json& g = state.at("generator");
-    generator() = {g.at("seed"), g.at("stream"), g.at("offset")};
+               p_.config.data, p_.splits.train->size(), p_.splits.validation->size(), train,
+               validation);
+    const nlohmann::json& g = io::object_field(state, "generator");
+    generator() = {.seed = io::field<uint64_t>(g, "seed"),
+                   .stream = io::field<uint64_t>(g, "stream"),
+                   .offset = io::field<uint64_t>(g, "offset")};
     state_ = run_state_from_json(state);
     trainer_.seek({state_.epoch, state_.batch * p_.batch.of_rank()}, state_.step);
   }

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "core/transfer.h"
+#include "io/json_field.h"
 #include "train/trainer/trainer.h"
 
 namespace weft::train {
@@ -68,7 +69,8 @@ void RunCheckpoints::take_up(const Checkpoint& start, Trainer& trainer, nn::Modu
       const bool is_fp8 = name.find(kFp8Key) != std::string::npos;
       (is_fp8 ? fp8 : optimizer).emplace_back(name, tensor);
     }
-    fabric.strategy().load_optimizer_state(trainer.optimizer(), {optimizer, state.at("optimizer")});
+    fabric.strategy().load_optimizer_state(trainer.optimizer(),
+                                           {optimizer, io::field(state, "optimizer")});
   }
   fabric.fp8().load_state_dict(fp8, model.named_parameters());
   // Checkpoints from before losses were scaled have none.

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "dist/strategy/strategy_kind.h"
+#include "io/json_field.h"
 #include "train/checkpoint.h"
 
 namespace weft::train {
@@ -54,7 +55,7 @@ Config resumed_config(const RunOptions& options) {
              step.string());
   Config config;
   try {
-    config = config_from_json(checkpoint.state.at("config"));
+    config = config_from_json(io::field(checkpoint.state, "config"));
     validate(config);
   } catch (const Error& error) {
     WEFT_FAIL("{}: {}", step.string(), error.what());

@@ -4,6 +4,7 @@
 
 #include "autograd/random.h"
 #include "data/sets/text.h"
+#include "io/json_field.h"
 #include "models/gpt_names.h"
 
 namespace weft::train {
@@ -19,7 +20,7 @@ TextModel load_text_model(const io::Path& path) {
   const io::Path step = find_checkpoint(path);
   const Checkpoint checkpoint = load_checkpoint(step, CheckpointParts::kModel);
   try {
-    const Config config = config_from_json(checkpoint.state.at("config"));
+    const Config config = config_from_json(io::field(checkpoint.state, "config"));
     WEFT_CHECK(is_of_text(config), "a run on images ({}); expected one on text", config.data);
     TextModel text = make_text_model(config);
     text.model->load_state_dict(checkpoint.model);

@@ -15,6 +15,7 @@
 #include "data/sets/open_text.h"
 #include "data/tensors/text_windows.h"
 #include "io/event_log.h"
+#include "io/json_field.h"
 #include "io/progress.h"
 #include "nn/loss.h"
 #include "train/fine_tuning.h"
@@ -253,8 +254,8 @@ RunRecord record_of(const Config& config) {
                           {"schedule", trainer.scheduler()->state_dict()}};
   };
   const auto load = [](Trainer& trainer, const nlohmann::json& state) {
-    trainer.load_state_dict(state.at("trainer"));
-    trainer.scheduler()->load_state_dict(state.at("schedule"));
+    trainer.load_state_dict(io::field(state, "trainer"));
+    trainer.scheduler()->load_state_dict(io::field(state, "schedule"));
   };
   return {save, load};
 }

@@ -11,16 +11,15 @@
 #include <nlohmann/json_fwd.hpp>
 #include <string>
 
+#include "train/fabric_callback.h"
 #include "train/trainer/training_module.h"
 
 namespace weft::train {
 
 class Trainer;
 
-class Callback {
+class Callback : public FabricCallback {
  public:
-  virtual ~Callback() = default;
-
   /// The module is set up and nothing has begun. What cannot work throws here.
   virtual void on_fit_start(Trainer&, TrainingModule&) {}
   /// After the last epoch; not after an exception.

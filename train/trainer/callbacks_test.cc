@@ -9,6 +9,7 @@
 #include "dist/comm/in_process.h"
 #include "io/safetensors.h"
 #include "optim/adam.h"
+#include "tests/json_damage.h"
 #include "train/trainer/early_stopping.h"
 #include "train/trainer/model_checkpoint.h"
 #include "train/trainer/testing.h"
@@ -460,4 +461,45 @@ TEST_CASE("what cannot go on, and what was never logged, is said by name") {
   const auto twice = std::make_shared<EmaWeightAveraging>();
   CHECK_THROWS_WITH(Trainer({.max_epochs = 1, .callbacks = {twice, twice}}),
                     Contains("two callbacks would be saved as \"EmaWeightAveraging\""));
+}
+
+TEST_CASE("a checkpoint with a key left out, or a value of another type") {
+  const std::string path = scratch("damaged.safetensors");
+  const auto early = [] {
+    return std::make_shared<EarlyStopping>(EarlyStoppingOptions{.monitor = "val_loss"});
+  };
+  data::TensorLoader data(line(8), {.batch_size = 2});
+  const TrainerOptions options = quiet({.max_epochs = 1, .callbacks = {early()}});
+  {
+    Trainer trainer(options);
+    Noisy model;
+    trainer.fit(model, data, data);
+    trainer.save_checkpoint(path);
+  }
+  const io::SafeTensors saved = io::read_safetensors(path);
+  nlohmann::json whole = nlohmann::json::parse(saved.metadata.at("weft.state"));
+  int errors = 0;
+  for (const char* state : {"trainer", "callback:EarlyStopping(val_loss)", "schedule"}) {
+    const nlohmann::json value = whole.at(state).at("value");
+    for_each_damage(value, [&](const nlohmann::json& damaged, const std::string& key) {
+      io::Metadata metadata = saved.metadata;
+      nlohmann::json all = whole;
+      all[state]["value"] = damaged;
+      metadata["weft.state"] = all.dump();
+      io::write_safetensors(path, saved.tensors, metadata);
+      INFO(state << " " << damaged.dump());
+      TrainerOptions again = options;
+      again.callbacks = {early()};
+      Trainer trainer(again);
+      Noisy model;
+      try {
+        trainer.fit(model, data, data, path);
+      } catch (const Error& error) {
+        ++errors;
+        // A schedule's list that is too short is told with the groups it is of.
+        CHECK_THAT(error.what(), Contains(path) && (Contains(key) || Contains("parameter groups")));
+      }
+    });
+  }
+  CHECK(errors > 100);
 }

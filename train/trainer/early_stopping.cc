@@ -4,6 +4,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "io/json_field.h"
 #include "train/exact_text.h"
 #include "train/trainer/trainer.h"
 
@@ -52,9 +53,9 @@ nlohmann::json EarlyStopping::state_dict() const {
 }
 
 void EarlyStopping::load_state_dict(const nlohmann::json& state) {
-  best_ = exact_number(state.at("best"));
-  waited_ = state.at("waited");
-  stopped_epoch_ = state.at("stopped_epoch");
+  best_ = exact_number(io::field<std::string>(state, "best"));
+  io::read_field(state, "waited", waited_);
+  io::read_field(state, "stopped_epoch", stopped_epoch_);
 }
 
 }  // namespace weft::train

@@ -6,6 +6,7 @@
 #include <sstream>
 
 #include "autograd/ops.h"
+#include "io/json_field.h"
 #include "train/exact_text.h"
 
 namespace weft::train {
@@ -90,12 +91,14 @@ nlohmann::json LoggedMeans::state_dict(const Fabric& fabric) {
 
 void LoggedMeans::load_state_dict(const nlohmann::json& state, int rank) {
   clear();
-  const auto names = state.at("names").get<std::vector<std::string>>();
-  const auto sums = state.at("sums").get<std::vector<std::string>>();
+  const auto names = io::field<std::vector<std::string>>(state, "names");
+  const auto sums = io::field<std::vector<std::string>>(state, "sums");
+  WEFT_CHECK(sums.size() >= 2 * (rank + 1) * names.size(),
+             "\"sums\": expected two of each name and rank, got {}", sums.size());
   for (size_t i = 0; i < names.size(); ++i) {
     const size_t at = 2 * (rank * names.size() + i);
-    entries_.push_back({names[i], Tensor::scalar(exact_number(sums.at(at)), DType::f64),
-                        exact_number(sums.at(at + 1))});
+    entries_.push_back(
+        {names[i], Tensor::scalar(exact_number(sums[at]), DType::f64), exact_number(sums[at + 1])});
   }
 }
 

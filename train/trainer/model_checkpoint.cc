@@ -6,6 +6,7 @@
 #include <cmath>
 #include <nlohmann/json.hpp>
 
+#include "io/json_field.h"
 #include "train/exact_text.h"
 #include "train/trainer/trainer.h"
 
@@ -154,11 +155,12 @@ nlohmann::json ModelCheckpoint::state_dict() const {
 
 void ModelCheckpoint::load_state_dict(const nlohmann::json& state) {
   kept_.clear();
-  for (const auto& one : state.at("kept")) {
-    kept_.push_back({one.at(0).get<std::string>(), exact_number(one.at(1))});
+  using Pairs = std::vector<std::pair<std::string, std::string>>;
+  for (const auto& [path, score] : io::field<Pairs>(state, "kept")) {
+    kept_.push_back({path, exact_number(score)});
   }
-  last_ = state.at("last").get<std::string>();
-  saved_at_ = state.at("saved_at");
+  last_ = io::field<std::string>(state, "last");
+  io::read_field(state, "saved_at", saved_at_);
 }
 
 }  // namespace weft::train

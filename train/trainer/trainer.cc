@@ -65,6 +65,8 @@ Trainer::Trainer(TrainerOptions options) : options_(std::move(options)), fabric_
   WEFT_CHECK(options_.fabric.accumulate == 1,
              "trainer: set accumulate_grad_batches instead of Fabric's accumulate, got {}",
              options_.fabric.accumulate);
+  WEFT_CHECK(options_.fabric.loggers.empty() && options_.fabric.callbacks.empty(),
+             "trainer: set its own loggers and callbacks instead of Fabric's");
   WEFT_CHECK(options_.max_epochs || options_.max_steps || options_.max_time,
              "trainer: say when to stop: max_epochs, max_steps or max_time");
   if (options_.max_epochs) check_positive("max_epochs", *options_.max_epochs);
@@ -129,9 +131,9 @@ void Trainer::seed_everything(uint64_t seed) {
   fabric_.seed_everything(seed);
 }
 
-template <class Hook>
-void Trainer::call(Hook&& hook) {
-  for (const auto& callback : options_.callbacks) hook(*callback);
+template <class Hook, class... Arguments>
+void Trainer::call(Hook hook, Arguments&&... arguments) {
+  call_hook(options_.callbacks, hook, std::forward<Arguments>(arguments)...);
 }
 
 // What fit() does before the first step.
@@ -152,7 +154,7 @@ void Trainer::fit_module(TrainingModule& module, const nn::ModelStructure& struc
     begin(structure, train, validation, !checkpoint.empty());
     run(checkpoint);
   } catch (const std::exception& error) {
-    call([&](Callback& callback) { callback.on_exception(*this, module, error); });
+    call(&Callback::on_exception, *this, module, error);
     for (const auto& logger : loggers_) logger->finish();
     throw;
   }
@@ -213,7 +215,7 @@ void Trainer::begin(const nn::ModelStructure& structure, const BatchSource& trai
 void Trainer::run(const std::string& checkpoint) {
   std::optional<AnomalyMode> checked;
   if (options_.detect_anomaly) checked.emplace();
-  call([&](Callback& callback) { callback.on_fit_start(*this, *module_); });
+  call(&Callback::on_fit_start, *this, *module_);
   if (!checkpoint.empty()) {
     load_checkpoint(checkpoint);
     say(fmt::format("going on from {} at epoch {}, batch {}, step {}", checkpoint, epoch_, batch_,
@@ -223,12 +225,12 @@ void Trainer::run(const std::string& checkpoint) {
   check_sanity();
   start_ = Clock::now();
   seconds_before_ = seconds_;
-  call([&](Callback& callback) { callback.on_train_start(*this, *module_); });
+  call(&Callback::on_train_start, *this, *module_);
   agree();
   while (!is_stopping_) run_epoch();
-  call([&](Callback& callback) { callback.on_train_end(*this, *module_); });
+  call(&Callback::on_train_end, *this, *module_);
   fabric_.wait_for_save();
-  call([&](Callback& callback) { callback.on_fit_end(*this, *module_); });
+  call(&Callback::on_fit_end, *this, *module_);
   for (const auto& logger : loggers_) logger->finish();
   say(fmt::format("stopped at epoch {}, batch {}, step {}: {}", epoch_, batch_, global_step_,
                   stop_reason_));
@@ -246,11 +248,11 @@ void Trainer::say(const std::string& line) const {
 void Trainer::check_sanity() {
   if (!validation_ || options_.num_sanity_val_steps == 0) return;
   const Generator before = generator();
-  call([&](Callback& callback) { callback.on_sanity_check_start(*this, *module_); });
+  call(&Callback::on_sanity_check_start, *this, *module_);
   const int64_t asked = options_.num_sanity_val_steps;
   measure(*module_, *validation_,
           asked < 0 ? validation_batches_ : std::min(asked, validation_batches_), false);
-  call([&](Callback& callback) { callback.on_sanity_check_end(*this, *module_); });
+  call(&Callback::on_sanity_check_end, *this, *module_);
   generator() = before;
 }
 
@@ -263,7 +265,7 @@ void Trainer::run_epoch() {
   samples_ = 0;
   if (batch_ == 0) {
     module_->on_train_epoch_start();
-    call([&](Callback& callback) { callback.on_train_epoch_start(*this, *module_); });
+    call(&Callback::on_train_epoch_start, *this, *module_);
   }
   const bool is_shown = options_.enable_progress_bar && fabric_.is_main();
   const std::string of_all =
@@ -297,7 +299,7 @@ void Trainer::run_epoch() {
     if (has_ended_epoch_) end_epoch();
     agree();
     is_save_point_ = true;
-    call([&](Callback& callback) { callback.on_save_point(*this, *module_); });
+    call(&Callback::on_save_point, *this, *module_);
     is_save_point_ = false;
     if (has_ended_epoch_ || is_stopping_) return;
   }
@@ -315,7 +317,7 @@ Batch Trainer::begin_batch() {
   Batch batch = next_of(*train_, batch_, train_batches_);
   has_stepped_ =
       ++batches_in_step_ == options_.accumulate_grad_batches || batch_ + 1 == train_batches_;
-  call([&](Callback& callback) { callback.on_train_batch_start(*this, *module_, batch, batch_); });
+  call(&Callback::on_train_batch_start, *this, *module_, batch, batch_);
   samples_ += static_cast<int64_t>(weight_);
   return batch;
 }
@@ -353,9 +355,7 @@ void Trainer::train_batch() {
   }
   ++batch_;
   if (has_stepped_) take_step();
-  call([&](Callback& callback) {
-    callback.on_train_batch_end(*this, *module_, loss_, batch, index);
-  });
+  call(&Callback::on_train_batch_end, *this, *module_, loss_, batch, index);
 }
 
 /// A batch, or a part of one, as strategies take it.
@@ -385,9 +385,7 @@ void Trainer::train_micro_batches() {
   int64_t ended = 0;
   const auto end_next = [&] {
     Batch& batch = batches[ended];
-    call([&](Callback& callback) {
-      callback.on_train_batch_end(*this, *module_, loss_, batch, first + ended);
-    });
+    call(&Callback::on_train_batch_end, *this, *module_, loss_, batch, first + ended);
     batch.clear();
     ++ended;
   };
@@ -527,10 +525,8 @@ void Trainer::train_captured() {
   for (size_t i = 0; i < batches.size(); ++i) {
     has_stepped_ = i + 1 == batches.size();
     if (was_captured_) loss_ = captured_->losses()[i];
-    call([&](Callback& callback) {
-      callback.on_train_batch_end(*this, *module_, loss_, batches[i],
-                                  first + static_cast<int64_t>(i));
-    });
+    call(&Callback::on_train_batch_end, *this, *module_, loss_, batches[i],
+         first + static_cast<int64_t>(i));
   }
 }
 
@@ -557,8 +553,7 @@ void Trainer::take_step() {
   const Tensor unscaled_norm = fabric_.unread_unscale(*optimizer_);
   refusal_.clear();
   expected_ = {};
-  call(
-      [&](Callback& callback) { callback.on_before_optimizer_step(*this, *module_, *optimizer_); });
+  call(&Callback::on_before_optimizer_step, *this, *module_, *optimizer_);
   const double limit = options_.gradient_clip_val;
   const bool clips_norm = limit > 0 && options_.gradient_clip_algorithm == GradientClip::kNorm;
   const bool clips_value = limit > 0 && !clips_norm;
@@ -690,20 +685,20 @@ void Trainer::publish_epoch() {
 }
 
 void Trainer::end_epoch() {
-  call([&](Callback& callback) { callback.on_train_epoch_end(*this, *module_); });
+  call(&Callback::on_train_epoch_end, *this, *module_);
   for (const auto& logger : loggers_) logger->end_epoch(epoch_, global_step_, metrics_);
   ++epoch_;
   batch_ = 0;
 }
 
 void Trainer::check_validation() {
-  call([&](Callback& callback) { callback.on_validation_start(*this, *module_); });
+  call(&Callback::on_validation_start, *this, *module_);
   const std::optional<NamedValues> means =
       measure(*module_, *validation_, validation_batches_, heeds_signals_ && fabric_.size() == 1);
   has_validated_ = means.has_value();
   is_validation_due_ = !means;
   if (means) publish(*means);
-  call([&](Callback& callback) { callback.on_validation_end(*this, *module_); });
+  call(&Callback::on_validation_end, *this, *module_);
   module_->model().train();
 }
 
@@ -720,7 +715,7 @@ std::optional<NamedValues> Trainer::measure(TrainingModule& module, RankBatches&
     if (ends_early && StopSignals::requested()) return std::nullopt;
     const Batch batch = next_of(batches, i, count);
     module.validation_step(batch, i);
-    call([&](Callback& callback) { callback.on_validation_batch_end(*this, module, batch, i); });
+    call(&Callback::on_validation_batch_end, *this, module, batch, i);
   }
   weight_ = fabric_.strategy().counts();
   module.on_validation_epoch_end();

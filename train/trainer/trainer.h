@@ -25,11 +25,11 @@
 #include <vector>
 
 #include "train/fabric.h"
+#include "train/logger.h"
 #include "train/trainer/batch_source.h"
 #include "train/trainer/callback.h"
 #include "train/trainer/captured_passes.h"
 #include "train/trainer/logged_means.h"
-#include "train/trainer/logger.h"
 #include "train/trainer/training_module.h"
 
 namespace weft::train {
@@ -170,6 +170,16 @@ class Trainer {
   /// Ends the fit after the step at hand; one rank's word is enough. `reason`: for who watches.
   void stop(const std::string& reason);
 
+  /// The latest mean of each name.
+  const NamedValues& metrics() const { return metrics_; }
+  /// Throws Error, on behalf of `asker`, naming those that there are.
+  double metric(const std::string& name, const char* asker = "metric") const;
+  /// Steps that the fit takes in all, as far as max_epochs and max_steps tell: for schedules.
+  /// Throws Error when neither was given.
+  int64_t estimated_steps() const;
+  /// Throws Error outside of a fit.
+  optim::Optimizer& optimizer() const;
+
   // Where the fit stands.
   int64_t epoch() const { return epoch_; }                   // done
   int64_t batch() const { return batch_; }                   // of the epoch: done
@@ -186,15 +196,6 @@ class Trainer {
   bool has_validated() const { return has_validated_; }
   bool has_ended_epoch() const { return has_ended_epoch_; }
 
-  /// The latest mean of each name.
-  const NamedValues& metrics() const { return metrics_; }
-  /// Throws Error, on behalf of `asker`, naming those that there are.
-  double metric(const std::string& name, const char* asker = "metric") const;
-  /// Steps that the fit takes in all, as far as max_epochs and max_steps tell: for schedules.
-  /// Throws Error when neither was given.
-  int64_t estimated_steps() const;
-  /// Throws Error outside of a fit.
-  optim::Optimizer& optimizer() const;
   /// Whether the latest step was a launch of a graph.
   bool was_captured() const { return was_captured_; }
   /// The most bytes that tensors have held on the device since its allocator's reset_peak().
@@ -226,8 +227,8 @@ class Trainer {
   NamedValues validate_module(TrainingModule& module, const nn::ModelStructure& structure,
                               const BatchSource& source);
   void launch_alone();
-  template <class Hook>
-  void call(Hook&& hook);
+  template <class Hook, class... Arguments>
+  void call(Hook hook, Arguments&&... arguments);
   void set_up(TrainingModule& module, const nn::ModelStructure& structure);
   void begin(const nn::ModelStructure& structure, const BatchSource& train,
              const std::optional<BatchSource>& validation, bool continues);
@@ -274,7 +275,7 @@ class Trainer {
   TrainingModule* module_ = nullptr;  // that of fit()
   std::unique_ptr<RankBatches> train_, validation_;
   int64_t train_batches_ = 0, validation_batches_ = 0, validation_interval_ = 0;
-  std::unique_ptr<optim::Optimizer> optimizer_;
+  std::shared_ptr<optim::Optimizer> optimizer_;
   std::optional<optim::Scheduler> scheduler_;
 
   int64_t epoch_ = 0, batch_ = 0, global_step_ = 0;

@@ -12,6 +12,7 @@
 
 #include "autograd/ops.h"
 #include "autograd/random.h"
+#include "io/json_field.h"
 #include "train/exact_text.h"
 #include "train/trainer/trainer.h"
 
@@ -63,33 +64,39 @@ nlohmann::json Trainer::state_dict() {
 }
 
 void Trainer::load_state_dict(const nlohmann::json& state) {
-  WEFT_CHECK(state.at("version") == kVersion, "it has format version {}, expected {}",
-             state.at("version").dump(), kVersion);
-  const auto generators = state.at("generators").get<std::vector<std::vector<uint64_t>>>();
+  const nlohmann::json& version = io::field(state, "version");
+  WEFT_CHECK(version == kVersion, "it has format version {}, expected {}", version.dump(),
+             kVersion);
+  using Generators = std::vector<std::array<uint64_t, 3>>;
+  const auto generators = io::field<Generators>(state, "generators");
   const auto ranks = static_cast<int>(generators.size());
-  const int64_t batch = state.at("batch"), batches = state.at("batches");
+  WEFT_CHECK(ranks > 0, "\"generators\": expected one of each rank, got none");
+  const auto batch = io::field<int64_t>(state, "batch");
+  const auto batches = io::field<int64_t>(state, "batches");
   WEFT_CHECK(batch == 0 || (ranks == fabric_.size() && batches == train_batches_),
              "it was saved after batch {} of {} of an epoch, on {} ranks; here an epoch has {} "
              "batches, on {}",
              batch, batches, ranks, train_batches_, fabric_.size());
   // Before it was kept a validation was never cut short.
-  is_validation_due_ = validation_ && state.value("is_validation_due", false);
-  epoch_ = state.at("epoch");
+  constexpr const char* kIsDue = "is_validation_due";
+  is_validation_due_ = validation_ && state.contains(kIsDue) && io::field<bool>(state, kIsDue);
+  io::read_field(state, "epoch", epoch_);
   batch_ = batch;
-  global_step_ = state.at("global_step");
-  seconds_ = state.at("seconds");
+  io::read_field(state, "global_step", global_step_);
+  io::read_field(state, "seconds", seconds_);
   metrics_.clear();
-  for (const auto& metric : state.at("metrics")) {
-    metrics_.emplace_back(metric.at(0), exact_number(metric.at(1)));
+  using Metrics = std::vector<std::pair<std::string, std::string>>;
+  for (const auto& [name, value] : io::field<Metrics>(state, "metrics")) {
+    metrics_.emplace_back(name, exact_number(value));
   }
   if (ranks == fabric_.size()) {
-    const std::vector<uint64_t>& mine = generators[fabric_.rank()];
-    generator() = {.seed = mine.at(0), .stream = mine.at(1), .offset = mine.at(2)};
-    epoch_means_.load_state_dict(state.at("epoch_means"), fabric_.rank());
+    const auto& [seed, stream, offset] = generators[fabric_.rank()];
+    generator() = {.seed = seed, .stream = stream, .offset = offset};
+    epoch_means_.load_state_dict(io::object_field(state, "epoch_means"), fabric_.rank());
   } else {
     // At the start of an epoch: streams as if the fit had begun on these ranks.
-    fabric_.seed_everything(generators.at(0).at(0));
-    generator().offset = generators.at(0).at(2);
+    fabric_.seed_everything(generators[0][0]);
+    generator().offset = generators[0][2];
   }
 }
 

@@ -551,6 +551,8 @@ TEST_CASE("what cannot work is said by name") {
   refused({.max_epochs = 1, .accumulate_grad_batches = 0}, "accumulate_grad_batches");
   refused({.max_epochs = 1, .gradient_clip_val = -1}, "gradient_clip_val");
   refused({.fabric = {.accumulate = 2}, .max_epochs = 1}, "accumulate_grad_batches instead");
+  refused({.fabric = {.loggers = {std::make_shared<MetricsLogger>("figures")}}, .max_epochs = 1},
+          "set its own loggers and callbacks");
 
   data::TensorLoader train(line(8), {.batch_size = 2});
   const auto fails = [&]<class Module>(Module&& model, TrainerOptions options) {

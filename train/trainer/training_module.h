@@ -31,6 +31,7 @@
 #include "nn/module.h"
 #include "optim/optimizer.h"
 #include "optim/schedule.h"
+#include "train/metrics_log.h"
 
 namespace weft::train {
 
@@ -39,8 +40,6 @@ class Trainer;
 /// A loader's batch on this rank's device: the tensors of its samples, counted by the first
 /// dimension. Of a data::Loader: images, labels and, with mixup or cutmix, soft labels.
 using Batch = Tensors;
-
-using NamedValues = std::vector<std::pair<std::string, double>>;
 
 struct LogOptions {
   bool on_epoch = true;  // the mean over the epoch, or over a validation
@@ -54,8 +53,10 @@ struct Optimization {
   template <std::derived_from<optim::Optimizer> T>
   Optimization(std::unique_ptr<T> optimizer, optim::Schedule schedule = {})
       : optimizer(std::move(optimizer)), schedule(std::move(schedule)) {}
+  Optimization(std::shared_ptr<optim::Optimizer> optimizer, optim::Schedule schedule = {})
+      : optimizer(std::move(optimizer)), schedule(std::move(schedule)) {}
 
-  std::unique_ptr<optim::Optimizer> optimizer;
+  std::shared_ptr<optim::Optimizer> optimizer;
   optim::Schedule schedule;
 };
 

@@ -1,4 +1,4 @@
-#include "train/trainer/logger.h"
+#include "train/logger.h"
 
 #include <fmt/format.h>
 

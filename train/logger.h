@@ -1,4 +1,4 @@
-// Where a Trainer's figures go. Rank 0 alone calls.
+// Where the figures of a Fabric or a Trainer go. Rank 0 alone calls.
 #pragma once
 
 #include <chrono>
@@ -13,7 +13,6 @@
 #include "io/progress.h"
 #include "io/tensorboard.h"
 #include "train/metrics_log.h"
-#include "train/trainer/training_module.h"
 
 namespace weft::train {
 
@@ -25,9 +24,9 @@ class Logger {
   virtual void begin(int64_t /*step*/) {}
   /// After `step` steps.
   virtual void log_metrics(int64_t step, const NamedValues& values) = 0;
-  /// After epoch `epoch`, counted from 0, with the latest value of each name.
+  /// Of a Trainer: after epoch `epoch`, counted from 0, with the latest value of each name.
   virtual void end_epoch(int64_t /*epoch*/, int64_t /*step*/, const NamedValues& /*metrics*/) {}
-  /// After the last call, also when an exception has ended the fit.
+  /// After the last call, also when an exception has ended it.
   virtual void finish() {}
 };
 

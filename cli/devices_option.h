@@ -1,0 +1,19 @@
+// --devices of the commands that start ranks: a number, or auto.
+#pragma once
+
+#include <string>
+
+#include "core/device.h"
+#include "io/command_line.h"
+
+namespace weft::cli {
+
+/// Adds --devices to a command; the text stays empty where it is not given.
+void add_devices_option(io::Command& command, std::string& text, const std::string& help);
+
+/// How many devices a text asks for, counted as Fabric does (train/devices.h): of "auto" and -1 all
+/// of this kind that the machine has, of the CPU one; of a program that somebody has started as one
+/// of several `ranks`, these. 0 for an empty text. Throws UsageError for any other text.
+int device_count(const std::string& text, const Device& kind, int ranks = 0);
+
+}  // namespace weft::cli

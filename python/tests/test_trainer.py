@@ -1,0 +1,333 @@
+"""The Trainer: a module, data and callbacks written in Python."""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import unittest
+from datetime import timedelta
+
+import weft
+from weft import nn, optim
+from weft.nn import functional as F
+from weft.optim import lr_scheduler
+from weft.train import Callback, EarlyStopping, ModelCheckpoint, Trainer, TrainingModule
+
+RANKS = """
+import sys
+sys.path.insert(0, sys.argv[1])
+from test_trainer import Regression, line
+import weft
+
+devices = int(sys.argv[2])
+trainer = weft.train.Trainer(max_epochs=2, devices=devices, strategy="fsdp" if devices > 1 else "auto",
+                             enable_progress_bar=False, enable_table=False)
+trainer.launch()
+trainer.seed_everything(1)
+model = Regression()
+loader, validation = line(32, 8 // devices), line(8, 4)
+trainer.fit(model, loader, validation)
+trainer.fabric.print(trainer.fabric.world_size, f"{trainer.metrics['val_loss']:.6f}")
+trainer.fabric.save(sys.argv[3])
+"""
+
+
+class Regression(TrainingModule):
+    def __init__(self):
+        super().__init__()
+        self.line = nn.Linear(3, 1)
+
+    def forward(self, x):
+        return self.line(x)
+
+    def training_step(self, batch, batch_idx):
+        x, y = batch
+        loss = F.mse_loss(self(x), y)
+        self.log("train_loss", loss, on_step=True)
+        return loss
+
+    def validation_step(self, batch, batch_idx):
+        self.log_dict({"val_loss": F.mse_loss(self(batch[0]), batch[1]), "one": 1})
+
+    def configure_optimizers(self):
+        return optim.SGD(self.named_parameters(), lr=0.1)
+
+
+def line(rows, batch_size, **options):
+    weft.manual_seed(3)
+    x = weft.randn(rows, 3)
+    y = x @ weft.tensor([[1.0], [-2.0], [0.5]]) + 0.25
+    return weft.data.TensorLoader(weft.data.TensorDataset(x, y), batch_size=batch_size, **options)
+
+
+def quiet(**options):
+    return Trainer(enable_progress_bar=False, enable_table=False, handle_signals=False, **options)
+
+
+def fit(trainer, module=None, batch_size=4, **options):
+    trainer.seed_everything(1)
+    module = module or Regression()
+    trainer.fit(module, line(16, batch_size, shuffle=True), line(8, 4), **options)
+    return module
+
+
+class Fit(unittest.TestCase):
+    def setUp(self):
+        self.folder = tempfile.TemporaryDirectory()
+        self.addCleanup(self.folder.cleanup)
+
+    def path(self, *names):
+        return os.path.join(self.folder.name, *names)
+
+    def test_a_line_is_learned(self):
+        trainer = quiet(max_epochs=60)
+        module = fit(trainer)
+        self.assertEqual((trainer.epoch, trainer.global_step), (60, 240))
+        self.assertLess(trainer.metrics["val_loss"], 1e-6)
+        self.assertEqual(trainer.metrics["one"], 1)
+        for ours, truth in zip(module.line.weight[0].tolist(), [1, -2, 0.5]):
+            self.assertAlmostEqual(ours, truth, places=3)
+        again = trainer.validate(module, line(8, 4))
+        self.assertEqual(again["val_loss"], trainer.metrics["val_loss"])
+
+    def test_the_same_as_a_loop_by_hand(self):
+        module = fit(quiet(max_epochs=2))
+        fabric = weft.train.Fabric()
+        fabric.launch()
+        fabric.seed_everything(1)
+        by_hand = Regression().line
+        optimizer = optim.SGD(by_hand.named_parameters(), lr=0.1)
+        loader = line(16, 4, shuffle=True)
+        for _ in range(2):
+            for x, y in loader:
+                optimizer.zero_grad()
+                F.mse_loss(by_hand(x), y).backward()
+                optimizer.step()
+        self.assertEqual(module.line.weight.tolist(), by_hand.weight.tolist())
+
+    def test_a_schedule_and_two_parts_of_a_step(self):
+        class Parts(TrainingModule):
+            def __init__(self):
+                super().__init__()
+                self.line = nn.Linear(3, 1)
+
+            def forward(self, x):
+                return self.line(x)
+
+            def loss(self, output, batch):
+                return F.mse_loss(output, batch[1])
+
+            def configure_optimizers(self):
+                optimizer = optim.SGD(self.named_parameters(), lr=0.1)
+                return optimizer, lr_scheduler.linear(self.trainer.estimated_steps, 1, 0)
+
+        trainer = quiet(max_epochs=2)
+        trainer.seed_everything(1)
+        trainer.fit(Parts(), line(16, 4))
+        self.assertEqual(trainer.estimated_steps, 8)
+        self.assertEqual(trainer.optimizer.lr, 0)
+
+    def test_data_of_ones_own(self):
+        class Squares:
+            def __len__(self):
+                return 6
+
+            def __getitem__(self, i):
+                return weft.tensor([float(i)]), weft.tensor([float(i * i)])
+
+        loader = weft.data.TensorLoader(Squares(), batch_size=4)
+        self.assertEqual(len(loader), 2)
+        (x, y), (u, v) = loader
+        self.assertEqual((x.tolist(), y.tolist()), ([[0], [1], [2], [3]], [[0], [1], [4], [9]]))
+        self.assertEqual((u.tolist(), loader.position), ([[4], [5]], (1, 0)))
+        dataset = weft.data.TensorDataset(weft.arange(3))
+        self.assertEqual((len(dataset), dataset[-1][0].item()), (3, 2))
+        with self.assertRaises(IndexError):
+            dataset[3]
+        with self.assertRaisesRegex(TypeError, "sample 0: expected a tensor or a tuple of tensors, got str"):
+            next(weft.data.TensorLoader(["a"]))
+
+    def test_hooks(self):
+        class Hooks(Callback):
+            def __init__(self):
+                super().__init__()
+                self.called = []
+
+            def on_fit_start(self, trainer, module):
+                self.called.append("fit_start")
+                assert module.trainer is trainer
+
+            def on_train_batch_end(self, trainer, module, loss, batch, batch_idx):
+                self.called.append((batch_idx, loss.shape, [x.shape for x in batch]))
+
+            def on_before_optimizer_step(self, trainer, module, optimizer):
+                assert optimizer.param_groups[0]["lr"] == 0.1 and module.line.weight.grad is not None
+
+            def on_validation_end(self, trainer, module):
+                self.called.append(sorted(trainer.metrics))
+
+            def on_fit_end(self, trainer, module):
+                self.called.append("fit_end")
+
+        hooks = Hooks()
+        fit(quiet(max_epochs=1, callbacks=[hooks], num_sanity_val_steps=0), batch_size=8)
+        batch = ((), [(8, 3), (8, 1)])
+        names = ["one", "train_loss", "val_loss"]
+        self.assertEqual(hooks.called, ["fit_start", (0, *batch), (1, *batch), names, "fit_end"])
+
+    def test_errors_are_pythons_own(self):
+        class Fails(Callback):
+            seen = None
+
+            def on_train_batch_start(self, trainer, module, batch, batch_idx):
+                if batch_idx == 1:
+                    raise KeyError("batch one")
+
+            def on_exception(self, trainer, module, exception):
+                self.seen = exception
+
+        fails = Fails()
+        with self.assertRaises(KeyError) as caught:
+            fit(quiet(max_epochs=1, callbacks=[fails]))
+        self.assertIs(fails.seen, caught.exception)
+
+        class NoLoss(Regression):
+            def training_step(self, batch, batch_idx):
+                pass
+
+        class NoOptimizer(Regression):
+            def configure_optimizers(self):
+                return [1]
+
+        class Nothing(TrainingModule):
+            pass
+
+        with self.assertRaisesRegex(TypeError, "training_step: expected the loss, a tensor, got NoneType"):
+            fit(quiet(max_epochs=1), NoLoss())
+        with self.assertRaisesRegex(TypeError, r"configure_optimizers: expected an optimizer, .*got \[1\]"):
+            fit(quiet(max_epochs=1), NoOptimizer())
+        with self.assertRaisesRegex(weft.Error, "configure_optimizers"):
+            fit(quiet(max_epochs=1), Nothing())
+        with self.assertRaisesRegex(TypeError, "expected a weft.data.TensorLoader or Loader, got list"):
+            quiet(max_epochs=1).fit(Regression(), [])
+        with self.assertRaisesRegex(weft.Error, "say when to stop"):
+            quiet()
+        with self.assertRaisesRegex(weft.Error, 'gradient_clip_algorithm: expected one of "norm", "value", got "l2"'):
+            quiet(max_epochs=1, gradient_clip_algorithm="l2")
+        with self.assertRaisesRegex(weft.Error, "limit_train_batches: expected a positive count or a fraction"):
+            quiet(max_epochs=1, limit_train_batches=0)
+        with self.assertRaises(TypeError):
+            quiet(max_epoch=1)
+
+    def test_limits_are_counts_or_fractions(self):
+        for limit, steps in ((2, 2), (0.5, 4), (1.0, 8)):
+            trainer = quiet(max_epochs=1, limit_train_batches=limit)
+            fit(trainer, batch_size=2)
+            self.assertEqual(trainer.global_step, steps)
+        trainer = quiet(max_time=timedelta(microseconds=1), gradient_clip_val=0.5, track_grad_norm=True)
+        fit(trainer)
+        self.assertEqual(trainer.global_step, 1)
+        self.assertGreater(trainer.grad_norm, 0)
+
+    def test_it_stops_early_and_keeps_the_best(self):
+        class Waits(EarlyStopping):
+            looks = 0
+
+            def on_validation_end(self, trainer, module):
+                self.looks += 1
+                super().on_validation_end(trainer, module)
+
+        class Worse(Regression):
+            def validation_step(self, batch, batch_idx):
+                self.log("val_loss", abs(self.trainer.epoch - 1) + 1.0)
+
+        waits = Waits(monitor="val_loss", patience=2)
+        kept = ModelCheckpoint(dirpath=self.path("kept"), filename="{epoch}", monitor="val_loss", save_top_k=2)
+        trainer = quiet(max_epochs=10, callbacks=[waits, kept])
+        fit(trainer, Worse())
+        self.assertEqual((trainer.epoch, waits.stopped_epoch, waits.looks), (4, 3, 4))
+        self.assertEqual((waits.best_score, kept.best_model_score), (1, 1))
+        self.assertEqual(len(kept.kept), 2)
+        self.assertEqual(kept.best_model_path, self.path("kept", "epoch=2.safetensors"))
+        self.assertTrue(os.path.exists(kept.best_model_path))
+        with self.assertRaisesRegex(weft.Error, 'mode: expected one of "min", "max", got "best"'):
+            ModelCheckpoint(mode="best")
+
+    def test_a_fit_goes_on_with_the_same_bits(self):
+        class Counts(Callback):
+            batches = 0
+
+            def on_train_batch_end(self, trainer, module, loss, batch, batch_idx):
+                self.batches += 1
+
+            def state_dict(self):
+                return {"batches": self.batches}
+
+            def load_state_dict(self, state):
+                self.batches = state["batches"]
+
+        counts = Counts()
+        whole = fit(quiet(max_epochs=3, callbacks=[counts]))
+        first = quiet(max_steps=6, directory=self.path("run"), callbacks=[Counts()])
+        fit(first)
+        del first  # which holds the directory
+        last = self.path("run", "checkpoints", "last.safetensors")
+        with open(self.path("run", "metrics.jsonl")) as file:
+            self.assertIn("train_loss", json.loads(file.readline()))
+        again = Counts()
+        rest = quiet(max_epochs=3, directory=self.path("run"), callbacks=[again])
+        module = fit(rest, ckpt_path=last)
+        self.assertEqual(module.line.weight.tolist(), whole.line.weight.tolist())
+        self.assertEqual((again.batches, counts.batches), (12, 12))
+        with self.assertRaisesRegex(weft.Error, "nowhere"):
+            fit(quiet(max_epochs=1), ckpt_path=self.path("nowhere"))
+
+    def test_other_callbacks_and_loggers(self):
+        said = []
+
+        class Remember(weft.train.Logger):
+            def log_metrics(self, metrics, step):
+                said.append((step, metrics))
+
+            def end_epoch(self, epoch, step, metrics):
+                said.append((epoch, step))
+
+        average = weft.train.EmaWeightAveraging(decay=0.9)
+        watch = weft.train.WatchLayers(every_n_steps=2)
+        fit(quiet(max_epochs=1, callbacks=[average, watch], loggers=[Remember()], log_every_n_steps=2))
+        self.assertEqual(len(average.averages), 2)
+        self.assertIn((0, 4), said)
+        second = dict(figures for step, metrics in said if step == 2 and isinstance(metrics, dict)
+                      for figures in metrics.items())
+        self.assertEqual(second["lr"], 0.1)
+        self.assertIn("train_loss_step", second)
+        self.assertTrue(any("line" in name for name in second), second)
+
+
+class Ranks(unittest.TestCase):
+    def test_two_ranks_learn_what_one_learns(self):
+        here = os.path.dirname(os.path.abspath(__file__))
+        with tempfile.TemporaryDirectory() as folder:
+            program = os.path.join(folder, "program.py")
+            with open(program, "w") as file:
+                file.write(RANKS)
+            results = []
+            for devices in ("1", "2"):
+                path = os.path.join(folder, devices + ".safetensors")
+                run = subprocess.run(
+                    [sys.executable, program, here, devices, path], stdout=subprocess.PIPE, text=True, timeout=300,
+                    env=dict(os.environ, OMP_NUM_THREADS="1"),
+                )
+                self.assertEqual(run.returncode, 0)
+                ranks, loss = run.stdout.split()
+                self.assertEqual(ranks, devices)
+                results.append((float(loss), weft.load_file(path)))
+            (alone, state), (shared, halves) = results
+            self.assertAlmostEqual(alone, shared, places=5)
+            for name, tensor in state.items():
+                self.assertLess((tensor - halves[name]).abs().max().item(), 1e-5)
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,381 @@
+// weft.train.Fabric, its strategies' options, and loggers.
+#include "python/train/fabric.h"
+
+#include <nanobind/stl/filesystem.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/unique_ptr.h>
+#include <nanobind/trampoline.h>
+
+#include <deque>
+
+#include "data/tensors/tensor_dataset.h"
+#include "dist/strategy/settings.h"
+#include "io/nearest.h"
+#include "optim/schedule.h"
+#include "python/bindings.h"
+#include "python/docstrings.h"
+#include "python/iteration.h"
+#include "python/json.h"
+#include "python/scope.h"
+#include "train/logger.h"
+
+namespace weft::python {
+
+/// A callback of Fabric's is any object.
+struct PythonHooks : train::FabricCallback {
+  explicit PythonHooks(nb::object object) : object(std::move(object)) {}
+  void call(const std::string& hook, const nb::args& arguments, const nb::kwargs& options) {
+    if (nb::hasattr(object, hook.c_str())) object.attr(hook.c_str())(*arguments, **options);
+  }
+  const nb::object object;
+};
+
+template <>
+struct Conversion<std::vector<std::shared_ptr<train::FabricCallback>>> {
+  using Argument = std::vector<nb::object>;
+  static Argument to_python(const std::vector<std::shared_ptr<train::FabricCallback>>&) {
+    return {};
+  }
+  static std::vector<std::shared_ptr<train::FabricCallback>> from_python(const Argument& objects) {
+    std::vector<std::shared_ptr<train::FabricCallback>> callbacks;
+    for (const nb::object& object : objects) {
+      callbacks.push_back(std::make_shared<PythonHooks>(object));
+    }
+    return callbacks;
+  }
+};
+
+namespace {
+
+using train::Fabric;
+using train::Logger;
+using train::NamedValues;
+using TensorShares = train::SharedLoader<data::TensorLoader>;
+
+nb::dict dict_of(const NamedValues& values) {
+  nb::dict dict;
+  for (const auto& [name, value] : values) dict[name.c_str()] = value;
+  return dict;
+}
+
+double number_of(const Operand& value) {
+  return value.kind == Operand::Kind::kTensor ? value.tensor.item() : value.as_double();
+}
+
+NamedValues values_of(const nb::dict& dict) {
+  NamedValues values;
+  for (const auto& [name, value] : dict) {
+    values.emplace_back(nb::cast<std::string>(name), number_of(nb::cast<Operand>(value)));
+  }
+  return values;
+}
+
+/// A logger that Python may derive from.
+template <class Base>
+struct DerivableLogger : Base {
+  NB_TRAMPOLINE(Base);
+  void begin(int64_t step) override { NB_OVERRIDE(begin, step); }
+  void log_metrics(int64_t step, const NamedValues& values) override {
+    constexpr const char* kName = "log_metrics";
+    const nb::detail::ticket ticket(nb_trampoline, kName, nb::detail::str_hash(kName),
+                                    std::is_abstract_v<Base>);
+    if (!ticket.key.is_valid()) {
+      if constexpr (!std::is_abstract_v<Base>) Base::log_metrics(step, values);
+      return;
+    }
+    nb_trampoline.base().attr(ticket.key)(dict_of(values), step);
+  }
+  void end_epoch(int64_t epoch, int64_t step, const NamedValues& metrics) override {
+    constexpr const char* kName = "end_epoch";
+    const nb::detail::ticket ticket(nb_trampoline, kName, nb::detail::str_hash(kName), false);
+    if (!ticket.key.is_valid()) return Base::end_epoch(epoch, step, metrics);
+    nb_trampoline.base().attr(ticket.key)(epoch, step, dict_of(metrics));
+  }
+  void finish() override { NB_OVERRIDE(finish); }
+};
+
+void bind_loggers(nb::module_ m) {
+  nb::class_<Logger, DerivableLogger<Logger>>(
+      m, "Logger",
+      "Where the figures of a Fabric or a Trainer go, on rank 0. Subclasses define "
+      "log_metrics(metrics, step).")
+      .def(nb::init<>())
+      .def("begin", &Logger::begin, "step"_a, docs("train::Logger::begin"))
+      .def(
+          "log_metrics",
+          [](Logger& self, const nb::dict& metrics, int64_t step) {
+            self.log_metrics(step, values_of(metrics));
+          },
+          "metrics"_a, "step"_a, docs("train::Logger::log_metrics"))
+      .def(
+          "end_epoch",
+          [](Logger& self, int64_t epoch, int64_t step, const nb::dict& metrics) {
+            self.end_epoch(epoch, step, values_of(metrics));
+          },
+          "epoch"_a, "step"_a, "metrics"_a, docs("train::Logger::end_epoch"))
+      .def("finish", &Logger::finish, docs("train::Logger::finish"));
+  nb::class_<train::MetricsLogger, Logger, DerivableLogger<train::MetricsLogger>>(
+      m, "MetricsLogger", "metrics.jsonl and metrics.csv in a directory.")
+      .def(nb::init<io::Path>(), "directory"_a);
+  nb::class_<train::TensorBoardLogger, Logger, DerivableLogger<train::TensorBoardLogger>>(
+      m, "TensorBoardLogger", "Curves for TensorBoard in a directory.")
+      .def(nb::init<io::Path>(), "directory"_a);
+}
+
+/// Flags with underscores.
+std::string name_of(const dist::SettingText& text) {
+  std::string name = text.flag;
+  std::ranges::replace(name, '-', '_');
+  return name;
+}
+
+void bind_strategy_options(nb::module_ m) {
+  using dist::StrategyOptions;
+  nb::class_<StrategyOptions> bound(
+      m, "StrategyOptions",
+      "A strategy by its name and what else is said of it: StrategyOptions(\"fsdp\", "
+      "shard_grad_op=True). The settings are its attributes.");
+  bound
+      .def(
+          "__init__",
+          [](StrategyOptions* self, const std::string& name, const nb::kwargs& settings) {
+            StrategyOptions options = {.name = name};
+            for (const auto& [key, value] : settings) {
+              std::vector<std::string> known;
+              const auto given = nb::cast<std::string>(key);
+              dist::for_each_setting(
+                  [&, v = nb::handle(value)](const dist::SettingText& text, auto member) {
+                    known.push_back(name_of(text));
+                    using Member = std::remove_cvref_t<decltype(options.*member)>;
+                    if (known.back() == given) options.*member = nb::cast<Member>(v);
+                  });
+              if (std::ranges::count(known, given) == 0)
+                throw nb::type_error(fmt::format("StrategyOptions: unknown setting \"{}\"{}", given,
+                                                 io::did_you_mean(given, known))
+                                         .c_str());
+            }
+            new (self) StrategyOptions(std::move(options));
+          },
+          "name"_a = "auto", "settings"_a)
+      .def_rw("name", &StrategyOptions::name);
+  dist::for_each_setting([&](const dist::SettingText& text, auto member) {
+    bound.def_rw(name_of(text).c_str(), member, text.help);
+  });
+  bound.def("__repr__", [](const StrategyOptions& self) {
+    std::string text = nb::cast<std::string>(nb::repr(nb::cast(self.name)));
+    const StrategyOptions defaults;
+    dist::for_each_setting([&](const dist::SettingText& setting, auto member) {
+      if (self.*member != defaults.*member) {
+        text += fmt::format(", {}={}", name_of(setting), nb::repr(nb::cast(self.*member)).c_str());
+      }
+    });
+    return fmt::format("StrategyOptions({})", text);
+  });
+}
+
+/// A dict of modules, optimizers, tensors, numbers, texts and what JSON holds, as named states.
+class States {
+ public:
+  explicit States(const nb::dict& state) {
+    for (const auto& [key, value] : state) {
+      const auto name = nb::cast<std::string>(key);
+      if (add_any<nn::Module, optim::Optimizer, optim::Scheduler, optim::GradScaler, data::Loader>(
+              name, value)) {
+        continue;
+      }
+      if (nb::isinstance<Tensor>(value)) {
+        states_.emplace_back(name, &tensors_.emplace_back(nb::cast<Tensor>(value)));
+      } else {
+        states_.emplace_back(name, &values_.emplace_back(name, json_of(value)).second);
+      }
+    }
+  }
+  const std::vector<train::NamedState>& get() const { return states_; }
+  /// What is no object of its own takes the place of what the dict had.
+  void write_back(nb::dict state) const {
+    for (const auto& [name, value] : values_) state[name.c_str()] = object_of(value);
+  }
+
+ private:
+  template <class... T>
+  bool add_any(const std::string& name, nb::handle value) {
+    const auto add = [&]<class Object>(std::type_identity<Object>) {
+      if (!nb::isinstance<Object>(value)) return false;
+      states_.emplace_back(name, nb::cast<Object*>(value));
+      return true;
+    };
+    return (add(std::type_identity<T>()) || ...);
+  }
+
+  std::vector<train::NamedState> states_;
+  std::deque<Tensor> tensors_;
+  std::deque<std::pair<std::string, nlohmann::json>> values_;
+};
+
+/// What begin() returns, for as long as it lives.
+struct Held {
+  explicit Held(const std::function<std::shared_ptr<void>()>& begin) : held(begin()) {}
+  std::shared_ptr<void> held;
+};
+using HeldContext = Context<Held, std::function<std::shared_ptr<void>()>>;
+
+}  // namespace
+
+void bind_fabric(nb::module_ m) {
+  bind_loggers(m);
+  bind_strategy_options(m);
+  bind_context<HeldContext>(m, "Held", "What accumulate() and no_backward_sync() return.");
+  nb::class_<TensorShares>(m, "SharedTensorLoader", "This rank's part of a TensorLoader.")
+      .def("__iter__", [](nb::handle_t<TensorShares> self) { return nb::borrow(self); })
+      .def("__next__", [](TensorShares& self) { return nb::tuple(nb::cast(next_of(self))); });
+  nb::class_<Fabric> fabric(
+      m, "Fabric",
+      "A plain training loop on one device or many, in a precision and by a strategy "
+      "that its options name.");
+  using O = train::FabricOptions;
+  define_init<O>(
+      fabric,
+      std::tuple_cat(shared_fields(),
+                     std::tuple(Field{"gradient_accumulation_steps", &O::accumulate},
+                                Field{"loggers", &O::loggers}, Field{"callbacks", &O::callbacks})));
+  fabric.def("launch", &launch<Fabric>, kLaunchText)
+      .def_prop_ro("device", &Fabric::device)
+      .def_prop_ro("global_rank", &Fabric::rank)
+      .def_prop_ro("world_size", &Fabric::size)
+      .def_prop_ro("is_global_zero", &Fabric::is_main)
+      .def(
+          "setup",
+          [](Fabric& self, nn::Module& model, optim::Optimizer& optimizer) {
+            self.setup(model, optimizer);
+          },
+          "model"_a, "optimizer"_a, nb::keep_alive<1, 2>(), nb::keep_alive<1, 3>(), Unlocked(),
+          "Shards a model and its optimizer, which has not stepped yet, as the strategy says. From "
+          "there on model(x), optimizer.step(), zero_grad() and clip_grad_norm_() know of it.")
+      .def(
+          "setup_module", [](Fabric& self, nn::Module& model) { self.setup(model); }, "model"_a,
+          nb::keep_alive<1, 2>(), Unlocked(), "The model alone, before setup_optimizers().")
+      .def(
+          "setup_optimizers",
+          [](Fabric& self, optim::Optimizer& optimizer) { self.setup_optimizer(optimizer); },
+          "optimizer"_a, nb::keep_alive<1, 2>(), Unlocked(),
+          "An optimizer of parameters of models that were set up.")
+      .def(
+          "forward", [](Fabric& self, const Tensor& x) { return self.forward(x); }, "x"_a,
+          Unlocked(), "The only model on x in the precision asked for, as model(x).")
+      .def(
+          "cross_entropy",
+          [](Fabric& self, const Tensor& logits, const Tensor& labels, double label_smoothing) {
+            return self.cross_entropy(logits, labels, {.label_smoothing = label_smoothing});
+          },
+          "logits"_a, "labels"_a, "label_smoothing"_a = 0.0, Unlocked())
+      .def("backward", &Fabric::backward, "loss"_a, Unlocked(),
+           "The gradients of the mean of all ranks' losses.")
+      .def(
+          "accumulate",
+          [](Fabric& self, nn::Module& model) {
+            return std::make_unique<HeldContext>(
+                [&self, &model] { return self.accumulate(model); });
+          },
+          "model"_a, nb::keep_alive<0, 1>(), nb::keep_alive<0, 2>(),
+          "`with fabric.accumulate(model):` around the body of a loop of which "
+          "gradient_accumulation_steps rounds are one step.")
+      .def(
+          "no_backward_sync",
+          [](Fabric& self, nn::Module& model, bool enabled) {
+            return std::make_unique<HeldContext>(
+                [&self, &model, enabled] { return self.no_backward_sync(model, enabled); });
+          },
+          "model"_a, "enabled"_a = true, nb::keep_alive<0, 1>(), nb::keep_alive<0, 2>(),
+          "`with` it, backward() leaves the model's gradients on their rank, where they add up.")
+      .def(
+          "log",
+          [](Fabric& self, const std::string& name, const Operand& value, int64_t step) {
+            self.log(name, number_of(value), step);
+          },
+          "name"_a, "value"_a, "step"_a, "A number to each of the loggers, on rank 0 alone.")
+      .def(
+          "log_dict",
+          [](Fabric& self, const nb::dict& metrics, int64_t step) {
+            self.log_dict(values_of(metrics), step);
+          },
+          "metrics"_a, "step"_a, "The same of several.")
+      .def(
+          "call",
+          [](const Fabric& self, const std::string& hook_name, const nb::args& arguments,
+             const nb::kwargs& options) {
+            self.call(&PythonHooks::call, hook_name, arguments, options);
+          },
+          "hook_name"_a, "arguments"_a, "options"_a,
+          "Calls the method of that name of those callbacks that have it: call(\"on_epoch_end\", "
+          "epoch=3).")
+      .def("clip_gradients", &Fabric::clip_gradients, "optimizer"_a, "max_norm"_a, Unlocked())
+      .def(
+          "step",
+          [](Fabric& self, optim::Optimizer& optimizer, double gradient_scale) {
+            return self.step(optimizer, gradient_scale);
+          },
+          "optimizer"_a, "gradient_scale"_a = 1.0, Unlocked(),
+          "False, on all ranks, when a gradient was infinite on one and the step was skipped.")
+      .def(
+          "all_reduce",
+          [](const Fabric& self, const Tensor& x) {
+            const Tensor mean = ops::clone(detach(x));
+            self.all_reduce(mean);
+            return mean;
+          },
+          "x"_a, Unlocked(), "The mean over all ranks.")
+      .def("all_gather", &Fabric::all_gather, "x"_a, Unlocked(), "[ranks, ...]: every rank's x.")
+      .def("broadcast", &Fabric::broadcast, "x"_a, "source"_a = 0, Unlocked(), "In place.")
+      .def("barrier", &Fabric::barrier, Unlocked())
+      .def("gather_for_metrics", &Fabric::gather_for_metrics, "x"_a, Unlocked(),
+           "[samples, ...]: the rows of all ranks, each sample of a loader's batch once.")
+      .def(
+          "setup_dataloader",
+          [](const Fabric& self, nb::handle_t<data::Loader> loader) {
+            self.setup_dataloader(nb::cast<data::Loader&>(loader));
+            return nb::borrow(loader);
+          },
+          "loader"_a, "From here on the loader gives this rank's share.")
+      .def(
+          "setup_dataloader",
+          [](const Fabric& self, data::TensorLoader& loader) {
+            return std::unique_ptr<TensorShares>(new TensorShares(self.share(loader)));
+          },
+          "loader"_a, nb::keep_alive<0, 1>(), nb::keep_alive<0, 2>(),
+          "An iterator of this rank's share.")
+      .def(
+          "save",
+          [](Fabric& self, const std::string& path, const std::optional<nb::dict>& state) {
+            std::optional<States> states;
+            if (state) states.emplace(*state);
+            const nb::gil_scoped_release unlocked;
+            states ? self.save(path, states->get()) : self.save(path);
+          },
+          "path"_a, "state"_a = nb::none(),
+          "The whole model as a safetensors file, written by rank 0; or any state, a dict of "
+          "models, optimizers, schedulers, loaders, tensors and what JSON holds. Every rank calls "
+          "it.")
+      .def(
+          "load",
+          [](Fabric& self, const std::string& path, const std::optional<nb::dict>& state) {
+            std::vector<std::string> left;
+            std::optional<States> states;
+            if (state) states.emplace(*state);
+            {
+              const nb::gil_scoped_release unlocked;
+              if (states) left = self.load(path, states->get());
+              if (!states) self.load(path);
+            }
+            if (states) states->write_back(*state);
+            return left;
+          },
+          "path"_a, "state"_a = nb::none(),
+          "What save() has left, into the objects of the dict; its other values are replaced. "
+          "Returns the names in the file that were not asked for.")
+      .def("seed_everything", &Fabric::seed_everything, "seed"_a)
+      .def("print", [](const Fabric& self, const nb::args& arguments, const nb::kwargs& options) {
+        if (self.is_main()) nb::module_::import_("builtins").attr("print")(*arguments, **options);
+      });
+}
+
+}  // namespace weft::python

@@ -1,0 +1,504 @@
+// weft.train.Trainer: a module written in Python, its steps, and callbacks in either language.
+#include <nanobind/stl/chrono.h>
+#include <nanobind/stl/map.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/trampoline.h>
+
+#include "data/tensors/tensor_dataset.h"
+#include "python/bindings.h"
+#include "python/docstrings.h"
+#include "python/json.h"
+#include "python/train/fabric.h"
+#include "train/trainer/early_stopping.h"
+#include "train/trainer/model_checkpoint.h"
+#include "train/trainer/trainer.h"
+#include "train/trainer/watch_layers.h"
+#include "train/trainer/weight_averaging.h"
+
+namespace weft::python {
+
+/// A count, or a fraction.
+template <>
+struct Conversion<train::Limit> {
+  using Argument = std::variant<int64_t, double>;
+  static Argument to_python(const train::Limit& limit) {
+    return limit.count ? Argument(*limit.count) : Argument(limit.fraction);
+  }
+  static train::Limit from_python(const Argument& argument) {
+    return std::visit([](auto given) { return train::Limit(given); }, argument);
+  }
+};
+
+template <class E>
+using NameList = std::initializer_list<std::pair<const char*, E>>;
+
+template <>
+struct Names<train::GradientClip> {
+  static constexpr const char* kOption = "gradient_clip_algorithm";
+  static constexpr NameList<train::GradientClip> kAll = {{"norm", train::GradientClip::kNorm},
+                                                         {"value", train::GradientClip::kValue}};
+};
+template <>
+struct Names<train::Nonfinite> {
+  static constexpr const char* kOption = "nonfinite";
+  static constexpr NameList<train::Nonfinite> kAll = {{"take", train::Nonfinite::kTake},
+                                                      {"stop", train::Nonfinite::kStop},
+                                                      {"skip", train::Nonfinite::kSkip}};
+};
+template <>
+struct Names<train::Capture> {
+  static constexpr const char* kOption = "capture";
+  static constexpr NameList<train::Capture> kAll = {
+      {"off", train::Capture::kOff}, {"auto", train::Capture::kAuto}, {"on", train::Capture::kOn}};
+};
+template <>
+struct Names<train::Mode> {
+  static constexpr const char* kOption = "mode";
+  static constexpr NameList<train::Mode> kAll = {{"min", train::Mode::kMin},
+                                                 {"max", train::Mode::kMax}};
+};
+
+namespace {
+
+using train::Batch;
+using train::BatchSource;
+using train::Callback;
+using train::LogOptions;
+using train::NamedValues;
+using train::Optimization;
+using train::Trainer;
+using train::TrainingModule;
+
+/// The method that Python has in the place of a virtual function, if any.
+struct Overridden : nb::detail::ticket {
+  Overridden(const nb::detail::trampoline& trampoline, const char* name)
+      : ticket(trampoline, name, nb::detail::str_hash(name), false), trampoline(trampoline) {}
+  explicit operator bool() const { return key.is_valid(); }
+  template <class... Arguments>
+  nb::object operator()(const Arguments&... arguments) const {
+    return trampoline.base().attr(key)(passed(arguments)...);
+  }
+  const nb::detail::trampoline& trampoline;
+
+ private:
+  /// Objects that have an identity as themselves, all else by value.
+  template <class T>
+  static decltype(auto) passed(const T& x) {
+    if constexpr (std::is_polymorphic_v<T> || !std::is_copy_constructible_v<T>) {
+      return const_cast<T*>(&x);
+    } else {
+      return (x);
+    }
+  }
+};
+
+/// What a method of the user's has returned.
+template <class T>
+T returned(const char* method, const char* expected, nb::handle value) {
+  if (nb::isinstance<T>(value)) return nb::cast<T>(value);
+  throw nb::type_error(
+      fmt::format("{}: expected {}, got {}", method, expected, nb::type_name(value.type()).c_str())
+          .c_str());
+}
+
+/// An optimizer, or one and a schedule of its rate: a function of the step.
+Optimization optimization_of(nb::handle returned) {
+  constexpr const char* kExpected =
+      "configure_optimizers: expected an optimizer, or a tuple of one and a function of the step, "
+      "got {}";
+  const bool is_pair = nb::isinstance<nb::tuple>(returned) && nb::len(returned) == 2;
+  const nb::object optimizer = is_pair ? returned[0] : nb::borrow(returned);
+  const nb::object schedule = is_pair ? returned[1] : nb::none();
+  if (!nb::isinstance<optim::Optimizer>(optimizer) ||
+      (is_pair && !PyCallable_Check(schedule.ptr()))) {
+    throw nb::type_error(fmt::format(kExpected, nb::repr(returned).c_str()).c_str());
+  }
+  auto shared = nb::cast<std::shared_ptr<optim::Optimizer>>(optimizer);
+  return is_pair ? Optimization(std::move(shared), nb::cast<optim::Schedule>(schedule))
+                 : Optimization(std::move(shared));
+}
+
+/// A module whose steps are Python's.
+struct DerivableModule : TrainingModule {
+  NB_TRAMPOLINE(TrainingModule);
+  Tensor forward(const Tensor& x) override { NB_OVERRIDE(forward, x); }
+  Tensor training_step(const Batch& batch, int64_t index) override {
+    const Overridden step(nb_trampoline, "training_step");
+    if (!step) return TrainingModule::training_step(batch, index);
+    return returned<Tensor>("training_step", "the loss, a tensor", step(batch, index));
+  }
+  Tensor input(const Batch& batch) override {
+    const Overridden input(nb_trampoline, "input");
+    if (!input) return TrainingModule::input(batch);
+    return returned<Tensor>("input", "what the model is called on, a tensor", input(batch));
+  }
+  Tensor loss(const Tensor& output, const Batch& batch) override {
+    const Overridden loss(nb_trampoline, "loss");
+    if (!loss) return TrainingModule::loss(output, batch);
+    return returned<Tensor>("loss", "a tensor", loss(output, batch));
+  }
+  void validation_step(const Batch& batch, int64_t index) override {
+    NB_OVERRIDE(validation_step, batch, index);
+  }
+  Optimization configure_optimizers() override {
+    const Overridden configure(nb_trampoline, "configure_optimizers");
+    WEFT_CHECK(configure, "trainer: the module defines no configure_optimizers()");
+    return optimization_of(configure());
+  }
+  void on_train_epoch_start() override { NB_OVERRIDE(on_train_epoch_start); }
+  void on_train_epoch_end() override { NB_OVERRIDE(on_train_epoch_end); }
+  void on_validation_epoch_start() override { NB_OVERRIDE(on_validation_epoch_start); }
+  void on_validation_epoch_end() override { NB_OVERRIDE(on_validation_epoch_end); }
+};
+
+/// What training modules keep for their subclasses.
+struct Access : TrainingModule {
+  static void log_of(TrainingModule& m, const std::string& name, const Tensor& value,
+                     const LogOptions& options) {
+    using Log = void (TrainingModule::*)(const std::string&, const Tensor&, const LogOptions&);
+    (m.*static_cast<Log>(&Access::log))(name, value, options);
+  }
+};
+
+void log(TrainingModule& self, const std::string& name, const Operand& value, bool on_step,
+         bool on_epoch) {
+  const bool is_tensor = value.kind == Operand::Kind::kTensor;
+  Access::log_of(self, name,
+                 is_tensor ? value.tensor : Tensor::scalar(value.as_double(), DType::f64),
+                 {.on_epoch = on_epoch, .on_step = on_step});
+}
+
+void bind_module(nb::module_& m) {
+  const auto text = [](const char* name) {
+    return comment_on(std::string("train::TrainingModule::") + name);
+  };
+  nb::class_<TrainingModule, nn::Module, DerivableModule>(
+      m, "TrainingModule", nb::dynamic_attr(),
+      "A model that says how it is trained. Subclasses define forward(), training_step() or "
+      "loss(), configure_optimizers(), which returns an optimizer, or a tuple of one and a "
+      "function of the step that its rate is multiplied by, and where it is validated "
+      "validation_step(). A batch is a list of tensors.")
+      .def(nb::init<>())
+      .def(
+          "training_step",
+          [](TrainingModule& self, const Batch& batch, int64_t index) {
+            return self.TrainingModule::training_step(batch, index);
+          },
+          "batch"_a, "batch_idx"_a, text("training_step"))
+      .def(
+          "input",
+          [](TrainingModule& self, const Batch& batch) {
+            return self.TrainingModule::input(batch);
+          },
+          "batch"_a, "What the model is called on: by default the batch's first tensor.")
+      .def(
+          "loss",
+          [](TrainingModule& self, const Tensor& output, const Batch& batch) {
+            return self.TrainingModule::loss(output, batch);
+          },
+          "output"_a, "batch"_a, "Of what the model returned: for steps that a pipeline takes.")
+      .def(
+          "validation_step",
+          [](TrainingModule& self, const Batch& batch, int64_t index) {
+            self.TrainingModule::validation_step(batch, index);
+          },
+          "batch"_a, "batch_idx"_a, text("validation_step"))
+      .def("configure_optimizers", &TrainingModule::configure_optimizers,
+           text("configure_optimizers"))
+      .def("on_train_epoch_start", &TrainingModule::on_train_epoch_start)
+      .def("on_train_epoch_end", &TrainingModule::on_train_epoch_end)
+      .def("on_validation_epoch_start", &TrainingModule::on_validation_epoch_start)
+      .def("on_validation_epoch_end", &TrainingModule::on_validation_epoch_end)
+      .def("log", &log, "name"_a, "value"_a, nb::kw_only(), "on_step"_a = false,
+           "on_epoch"_a = true, text("log"))
+      .def(
+          "log_dict",
+          [](TrainingModule& self, const std::map<std::string, Operand>& values, bool on_step,
+             bool on_epoch) {
+            for (const auto& [name, value] : values) log(self, name, value, on_step, on_epoch);
+          },
+          "dictionary"_a, nb::kw_only(), "on_step"_a = false, "on_epoch"_a = true, text("log"))
+      .def_prop_ro("trainer", &TrainingModule::trainer, nb::rv_policy::reference, text("trainer"));
+}
+
+// Those with the trainer and the module alone.
+#define WEFT_HOOKS(HOOK)      \
+  HOOK(on_fit_start)          \
+  HOOK(on_fit_end)            \
+  HOOK(on_sanity_check_start) \
+  HOOK(on_sanity_check_end)   \
+  HOOK(on_train_start)        \
+  HOOK(on_train_end)          \
+  HOOK(on_train_epoch_start)  \
+  HOOK(on_train_epoch_end)    \
+  HOOK(on_validation_start)   \
+  HOOK(on_validation_end)     \
+  HOOK(on_save_point)
+
+/// A callback that Python may derive from.
+template <class Base>
+struct DerivableCallback : Base {
+  NB_TRAMPOLINE(Base);
+#define WEFT_HOOK(name)                                               \
+  void name(Trainer& trainer, TrainingModule& module) override {      \
+    const Overridden hook(nb_trampoline, #name);                      \
+    hook ? void(hook(trainer, module)) : Base::name(trainer, module); \
+  }
+  WEFT_HOOKS(WEFT_HOOK)
+#undef WEFT_HOOK
+  void on_train_batch_start(Trainer& trainer, TrainingModule& module, const Batch& batch,
+                            int64_t index) override {
+    const Overridden hook(nb_trampoline, "on_train_batch_start");
+    hook ? void(hook(trainer, module, batch, index))
+         : Base::on_train_batch_start(trainer, module, batch, index);
+  }
+  void on_before_optimizer_step(Trainer& trainer, TrainingModule& module,
+                                optim::Optimizer& optimizer) override {
+    const Overridden hook(nb_trampoline, "on_before_optimizer_step");
+    hook ? void(hook(trainer, module, optimizer))
+         : Base::on_before_optimizer_step(trainer, module, optimizer);
+  }
+  void on_train_batch_end(Trainer& trainer, TrainingModule& module, const Tensor& loss,
+                          const Batch& batch, int64_t index) override {
+    const Overridden hook(nb_trampoline, "on_train_batch_end");
+    hook ? void(hook(trainer, module, loss, batch, index))
+         : Base::on_train_batch_end(trainer, module, loss, batch, index);
+  }
+  void on_validation_batch_end(Trainer& trainer, TrainingModule& module, const Batch& batch,
+                               int64_t index) override {
+    const Overridden hook(nb_trampoline, "on_validation_batch_end");
+    hook ? void(hook(trainer, module, batch, index))
+         : Base::on_validation_batch_end(trainer, module, batch, index);
+  }
+  void on_exception(Trainer& trainer, TrainingModule& module,
+                    const std::exception& error) override {
+    const Overridden hook(nb_trampoline, "on_exception");
+    if (!hook) return Base::on_exception(trainer, module, error);
+    const auto* const own = dynamic_cast<const nb::python_error*>(&error);
+    hook(trainer, module,
+         own ? nb::borrow(own->value()) : nb::module_::import_("weft").attr("Error")(error.what()));
+  }
+  /// A class that keeps a state without a word of its key is saved under its name.
+  std::string state_key() const override {
+    if (const Overridden key(nb_trampoline, "state_key"); key) return nb::cast<std::string>(key());
+    std::string key = Base::state_key();
+    const Overridden state(nb_trampoline, "state_dict");
+    if (state && key.empty()) key = nb::type_name(nb_trampoline.base().type()).c_str();
+    return key;
+  }
+  nlohmann::json state_dict() const override {
+    const Overridden state(nb_trampoline, "state_dict");
+    return state ? json_of(state()) : Base::state_dict();
+  }
+  void load_state_dict(const nlohmann::json& json) override {
+    const Overridden load(nb_trampoline, "load_state_dict");
+    if (!load) return Base::load_state_dict(json);
+    load(object_of(json));
+  }
+};
+
+template <class T>
+using CallbackClass = nb::class_<T, Callback, DerivableCallback<T>>;
+
+void bind_callback(nb::module_& m) {
+  const auto text = [](const char* name) {
+    return comment_on(std::string("train::Callback::") + name);
+  };
+  nb::class_<Callback, DerivableCallback<Callback>> callback(
+      m, "Callback",
+      "What a program adds to a Trainer's loop: subclasses define the hooks that they want. A "
+      "class "
+      "with a state_dict() of what JSON holds is saved with a checkpoint.");
+  callback.def(nb::init<>());
+#define WEFT_HOOK(name) callback.def(#name, &Callback::name, "trainer"_a, "module"_a, text(#name));
+  WEFT_HOOKS(WEFT_HOOK)
+#undef WEFT_HOOK
+  callback
+      .def("on_train_batch_start", &Callback::on_train_batch_start, "trainer"_a, "module"_a,
+           "batch"_a, "batch_idx"_a, text("on_train_batch_start"))
+      .def("on_before_optimizer_step", &Callback::on_before_optimizer_step, "trainer"_a, "module"_a,
+           "optimizer"_a, text("on_before_optimizer_step"))
+      .def(
+          "on_train_batch_end",
+          [](Callback& self, Trainer& trainer, TrainingModule& module, const MaybeTensor& loss,
+             const Batch& batch,
+             int64_t index) { self.on_train_batch_end(trainer, module, loss, batch, index); },
+          "trainer"_a, "module"_a, "loss"_a, "batch"_a, "batch_idx"_a, text("on_train_batch_end"))
+      .def("on_validation_batch_end", &Callback::on_validation_batch_end, "trainer"_a, "module"_a,
+           "batch"_a, "batch_idx"_a, text("on_validation_batch_end"))
+      .def(
+          "on_exception", [](Callback&, Trainer&, TrainingModule&, nb::handle) {}, "trainer"_a,
+          "module"_a, "exception"_a, text("on_exception"))
+      .def("state_key", &Callback::state_key, text("state_key"))
+      .def(
+          "state_dict", [](const Callback& self) { return object_of(self.state_dict()); },
+          "What load_state_dict() takes.")
+      .def(
+          "load_state_dict",
+          [](Callback& self, nb::handle state) { self.load_state_dict(json_of(state)); },
+          "state_dict"_a, text("load_state_dict"));
+}
+
+void bind_own_callbacks(nb::module_& m) {
+  {
+    using O = train::ModelCheckpointOptions;
+    CallbackClass<train::ModelCheckpoint> bound(
+        m, "ModelCheckpoint",
+        "Keeps the best states of a fit, the latest one, or one every so often.");
+    define_init<O>(
+        bound, std::tuple(Field{"dirpath", &O::dirpath}, Field{"filename", &O::filename},
+                          Field{"monitor", &O::monitor}, Field{"mode", &O::mode},
+                          Field{"save_top_k", &O::save_top_k}, Field{"save_last", &O::save_last},
+                          Field{"every_n_train_steps", &O::every_n_train_steps},
+                          Field{"train_time_interval", &O::train_time_interval}));
+    bound.def_prop_ro("best_model_path", &train::ModelCheckpoint::best_model_path)
+        .def_prop_ro("best_model_score", &train::ModelCheckpoint::best_model_score)
+        .def_prop_ro("last_model_path", &train::ModelCheckpoint::last_model_path)
+        .def_prop_ro("kept", &train::ModelCheckpoint::kept, "Best first.");
+  }
+  {
+    using O = train::EarlyStoppingOptions;
+    CallbackClass<train::EarlyStopping> bound(
+        m, "EarlyStopping", "Ends a fit when a metric has stopped getting better.");
+    define_init<O>(bound,
+                   std::tuple(Field{"monitor", &O::monitor}, Field{"mode", &O::mode},
+                              Field{"patience", &O::patience}, Field{"min_delta", &O::min_delta},
+                              Field{"check_finite", &O::check_finite},
+                              Field{"stopping_threshold", &O::stopping_threshold}));
+    bound.def_prop_ro("best_score", &train::EarlyStopping::best_score)
+        .def_prop_ro("wait_count", &train::EarlyStopping::wait_count)
+        .def_prop_ro("stopped_epoch", &train::EarlyStopping::stopped_epoch);
+  }
+  {
+    using O = train::EmaOptions;
+    CallbackClass<train::EmaWeightAveraging> bound(
+        m, "EmaWeightAveraging",
+        "Validates, and ends with, an exponential moving average of the weights.");
+    define_init<O>(bound,
+                   std::tuple(Field{"decay", &O::decay},
+                              Field{"update_every_n_steps", &O::update_every_n_steps},
+                              Field{"update_starting_at_step", &O::update_starting_at_step}));
+    bound.def_prop_ro("averages", &train::EmaWeightAveraging::averages);
+  }
+  CallbackClass<train::WatchLayers>(m, "WatchLayers",
+                                    "Logs every layer's largest weight and gradient, the "
+                                    "gradient's norm, and what a narrow format would lose of it.")
+      .def(nb::init<int64_t>(), "every_n_steps"_a = 10);
+}
+
+auto trainer_fields() {
+  using O = train::TrainerOptions;
+  return std::tuple_cat(
+      fields_of(&O::fabric, shared_fields()),
+      std::tuple(Field{"max_epochs", &O::max_epochs}, Field{"max_steps", &O::max_steps},
+                 Field{"max_time", &O::max_time},
+                 Field{"limit_train_batches", &O::limit_train_batches},
+                 Field{"limit_val_batches", &O::limit_val_batches},
+                 Field{"val_check_interval", &O::val_check_interval},
+                 Field{"check_val_every_n_epoch", &O::check_val_every_n_epoch},
+                 Field{"num_sanity_val_steps", &O::num_sanity_val_steps},
+                 Field{"accumulate_grad_batches", &O::accumulate_grad_batches},
+                 Field{"micro_batches", &O::micro_batches},
+                 Field{"deterministic_reduce", &O::deterministic_reduce},
+                 Field{"gradient_clip_val", &O::gradient_clip_val},
+                 Field{"gradient_clip_algorithm", &O::gradient_clip_algorithm},
+                 Field{"track_grad_norm", &O::track_grad_norm}, Field{"nonfinite", &O::nonfinite},
+                 Field{"log_every_n_steps", &O::log_every_n_steps},
+                 Field{"enable_progress_bar", &O::enable_progress_bar},
+                 Field{"enable_table", &O::enable_table},
+                 Field{"detect_anomaly", &O::detect_anomaly}, Field{"capture", &O::capture},
+                 Field{"handle_signals", &O::handle_signals}, Field{"directory", &O::directory},
+                 Field{"loggers", &O::loggers}, Field{"callbacks", &O::callbacks}));
+}
+
+BatchSource source_of(nb::handle loader) {
+  if (nb::isinstance<data::TensorLoader>(loader)) return nb::cast<data::TensorLoader&>(loader);
+  if (nb::isinstance<data::Loader>(loader)) return nb::cast<data::Loader&>(loader);
+  throw nb::type_error(fmt::format("trainer: expected a weft.data.TensorLoader or Loader, got {}",
+                                   nb::type_name(loader.type()).c_str())
+                           .c_str());
+}
+
+std::map<std::string, double> dict_of(const NamedValues& values) {
+  return {values.begin(), values.end()};
+}
+
+void bind_loop(nb::module_& m) {
+  const auto text = [](const char* name) {
+    return comment_on(std::string("train::Trainer::") + name);
+  };
+  nb::class_<Trainer> trainer(
+      m, "Trainer",
+      "Trains a TrainingModule by its own steps, on one device or many. One of max_epochs, "
+      "max_steps and max_time says when it ends. Limits are counts (10) or fractions (0.1). "
+      "docs/trainer.md tells of each option.");
+  define_init<train::TrainerOptions>(trainer, trainer_fields());
+  trainer.def("launch", &launch<Trainer>, kLaunchText)
+      .def("seed_everything", &Trainer::seed_everything, "seed"_a, text("seed_everything"))
+      .def("add_callback", &Trainer::add_callback, "callback"_a, text("add_callback"))
+      .def(
+          "fit",
+          [](Trainer& self, TrainingModule& module, nb::handle train, nb::handle validation,
+             const std::optional<std::string>& checkpoint) {
+            const BatchSource source = source_of(train);
+            std::optional<BatchSource> measured;
+            if (!validation.is_none()) measured.emplace(source_of(validation));
+            const nb::gil_scoped_release unlocked;
+            self.fit(module, source, measured, checkpoint.value_or(""));
+          },
+          "model"_a, "train_dataloaders"_a, "val_dataloaders"_a = nb::none(),
+          "ckpt_path"_a = nb::none(), nb::keep_alive<1, 2>(), nb::keep_alive<1, 3>(),
+          nb::keep_alive<1, 4>(), text("fit"))
+      .def(
+          "validate",
+          [](Trainer& self, TrainingModule& module, nb::handle loader) {
+            const BatchSource source = source_of(loader);
+            const nb::gil_scoped_release unlocked;
+            return dict_of(self.validate(module, source));
+          },
+          "model"_a, "dataloaders"_a, nb::keep_alive<1, 2>(), nb::keep_alive<1, 3>(),
+          text("validate"))
+      .def("save_checkpoint", &Trainer::save_checkpoint, "filepath"_a, Unlocked(),
+           text("save_checkpoint"))
+      .def(
+          "log_figures",
+          [](Trainer& self, const std::map<std::string, double>& figures) {
+            self.log_figures({figures.begin(), figures.end()});
+          },
+          "figures"_a, text("log_figures"))
+      .def("refuse_step", &Trainer::refuse_step, "why"_a, text("refuse_step"))
+      .def("stop", &Trainer::stop, "reason"_a, text("stop"))
+      .def(
+          "metric", [](const Trainer& self, const std::string& name) { return self.metric(name); },
+          "name"_a, text("metric"))
+      .def_prop_ro(
+          "metrics", [](const Trainer& self) { return dict_of(self.metrics()); }, text("metrics"))
+      .def_prop_ro("fabric", nb::overload_cast<>(&Trainer::fabric),
+                   nb::rv_policy::reference_internal)
+      .def_prop_ro("optimizer", &Trainer::optimizer, nb::rv_policy::reference_internal)
+      .def_prop_ro("estimated_steps", &Trainer::estimated_steps, text("estimated_steps"))
+      .def_prop_ro("epoch", &Trainer::epoch, "Epochs that are done.")
+      .def_prop_ro("batch", &Trainer::batch, "Batches of the epoch that are done.")
+      .def_prop_ro("global_step", &Trainer::global_step, "Steps of the optimizer that are done.")
+      .def_prop_ro("has_stepped", &Trainer::has_stepped,
+                   "Whether the latest batch was a step's last.")
+      .def_prop_ro("has_validated", &Trainer::has_validated)
+      .def_prop_ro("has_ended_epoch", &Trainer::has_ended_epoch)
+      .def_prop_ro("is_stopping", &Trainer::is_stopping)
+      .def_prop_ro("was_interrupted", &Trainer::was_interrupted, "By a signal.")
+      .def_prop_ro("was_skipped", &Trainer::was_skipped, "Whether the latest step was left out.")
+      .def_prop_ro("stop_reason", &Trainer::stop_reason)
+      .def_prop_ro("grad_norm", &Trainer::grad_norm, "Of the latest step; NaN where not asked for.")
+      .def_prop_ro("seconds", &Trainer::seconds, "Of the fit, as of the latest step.");
+}
+
+}  // namespace
+
+void bind_trainer(nb::module_ m) {
+  bind_module(m);
+  bind_callback(m);
+  bind_own_callbacks(m);
+  bind_loop(m);
+}
+
+}  // namespace weft::python
