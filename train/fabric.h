@@ -53,7 +53,7 @@
 #include "train/devices.h"
 #include "train/fabric_callback.h"
 #include "train/fp8_level.h"
-#include "train/logger.h"
+#include "train/metrics/logger.h"
 #include "train/named_state.h"
 #include "train/precision.h"
 #include "train/shared_loader.h"

@@ -12,7 +12,7 @@
 #include "io/files.h"
 #include "train/config.h"
 #include "train/findings.h"
-#include "train/metrics_file.h"
+#include "train/metrics/metrics_file.h"
 
 namespace weft::report {
 

@@ -8,7 +8,7 @@
 #include <fstream>
 
 #include "train/config_yaml.h"
-#include "train/metrics_log.h"
+#include "train/metrics/metrics_log.h"
 
 using namespace weft;
 using namespace weft::report;

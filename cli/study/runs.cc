@@ -14,7 +14,7 @@
 #include "io/files.h"
 #include "train/config_files/config_file.h"
 #include "train/config_yaml.h"
-#include "train/metrics_file.h"
+#include "train/metrics/metrics_file.h"
 
 namespace weft::cli {
 namespace {

@@ -17,7 +17,7 @@
 #include "python/iteration.h"
 #include "python/json.h"
 #include "python/scope.h"
-#include "train/logger.h"
+#include "train/metrics/logger.h"
 
 namespace weft::python {
 

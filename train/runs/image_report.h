@@ -2,7 +2,7 @@
 // TensorBoard, and the same figures as metrics.jsonl and metrics.csv. Rank 0 speaks for all; the
 // reports of the others are silent.
 //
-// The figures of a step (train/run_figures.h): loss/step, lr, loss_scale (where the loss is
+// The figures of a step (train/runs/run_figures.h): loss/step, lr, loss_scale (where the loss is
 // scaled), grad_norm, images_per_second, memory_bytes. Those of an epoch: epoch, loss/train,
 // accuracy/train, loss/validation, accuracy/validation.
 #pragma once
@@ -20,8 +20,8 @@
 #include "io/progress.h"
 #include "train/findings.h"
 #include "train/layer_watch.h"
-#include "train/run_figures.h"
 #include "train/runs/run_checkpoints.h"
+#include "train/runs/run_figures.h"
 #include "train/runs/run_options.h"
 #include "train/trained_model.h"
 

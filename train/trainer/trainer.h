@@ -25,7 +25,7 @@
 #include <vector>
 
 #include "train/fabric.h"
-#include "train/logger.h"
+#include "train/metrics/logger.h"
 #include "train/trainer/batch_source.h"
 #include "train/trainer/callback.h"
 #include "train/trainer/captured_passes.h"

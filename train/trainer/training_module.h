@@ -31,7 +31,7 @@
 #include "nn/module.h"
 #include "optim/optimizer.h"
 #include "optim/schedule.h"
-#include "train/metrics_log.h"
+#include "train/metrics/metrics_log.h"
 
 namespace weft::train {
 

@@ -1,4 +1,4 @@
-#include "train/logger.h"
+#include "train/metrics/logger.h"
 
 #include <fmt/format.h>
 

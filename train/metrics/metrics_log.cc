@@ -1,4 +1,4 @@
-#include "train/metrics_log.h"
+#include "train/metrics/metrics_log.h"
 
 #include <fmt/format.h>
 

@@ -12,7 +12,7 @@
 #include "io/files.h"
 #include "io/progress.h"
 #include "io/tensorboard.h"
-#include "train/metrics_log.h"
+#include "train/metrics/metrics_log.h"
 
 namespace weft::train {
 
@@ -30,7 +30,7 @@ class Logger {
   virtual void finish() {}
 };
 
-/// metrics.jsonl and metrics.csv in a directory (train/metrics_log.h).
+/// metrics.jsonl and metrics.csv in a directory (train/metrics/metrics_log.h).
 class MetricsLogger : public Logger {
  public:
   explicit MetricsLogger(io::Path directory) : directory_(std::move(directory)) {}

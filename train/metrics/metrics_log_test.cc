@@ -1,4 +1,4 @@
-#include "train/metrics_log.h"
+#include "train/metrics/metrics_log.h"
 
 #include <catch2/catch.hpp>
 #include <cmath>

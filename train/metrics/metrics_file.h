@@ -1,5 +1,5 @@
-// What a MetricsLog wrote (train/metrics_log.h), read again: by who draws curves, and by a run that
-// goes on.
+// What a MetricsLog wrote (train/metrics/metrics_log.h), read again: by who draws curves, and by a
+// run that goes on.
 //
 //   for (const MetricsRow& row : read_metrics("runs/quick-1/metrics.jsonl")) {
 //     if (const auto loss = row.find("loss/step")) ...

@@ -1,4 +1,4 @@
-#include "train/run_figures.h"
+#include "train/runs/run_figures.h"
 
 #include <fmt/format.h>
 
@@ -7,7 +7,7 @@
 #include "core/parallel.h"
 #include "kernels/gemm/matmul_numerics.h"
 #include "train/config_yaml.h"
-#include "train/metrics_file.h"
+#include "train/metrics/metrics_file.h"
 
 namespace weft::train {
 

@@ -1,4 +1,4 @@
-#include "train/metrics_file.h"
+#include "train/metrics/metrics_file.h"
 
 #include <catch2/catch.hpp>
 #include <cmath>
@@ -6,7 +6,7 @@
 #include <filesystem>
 #include <fstream>
 
-#include "train/metrics_log.h"
+#include "train/metrics/metrics_log.h"
 
 using namespace weft;
 using namespace weft::train;

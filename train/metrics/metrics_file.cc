@@ -1,4 +1,4 @@
-#include "train/metrics_file.h"
+#include "train/metrics/metrics_file.h"
 
 #include <algorithm>
 #include <charconv>

@@ -14,7 +14,7 @@
 #include "io/tensorboard.h"
 #include "train/config.h"
 #include "train/layer_watch.h"
-#include "train/metrics_log.h"
+#include "train/metrics/metrics_log.h"
 
 namespace weft::train {
 
