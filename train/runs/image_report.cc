@@ -39,7 +39,8 @@ RunState run_state_from_json(const nlohmann::json& json) {
   RunState state;
   for_each_figure(state, [&](const std::string& group, const char* key, auto& figure) {
     // Before the first epoch there are NaNs, which JSON lacks.
-    if (group == "progress" || state.epoch > 0) io::read_field(io::object_field(json, group), key, figure);
+    if (group == "progress" || state.epoch > 0)
+      io::read_field(io::object_field(json, group), key, figure);
   });
   return state;
 }
