@@ -111,7 +111,7 @@ TEST_CASE("Findings come back from their file, which is named where it is damage
     return std::string();
   };
   CHECK_THAT(damage("\"confusion\":[[0", "\"confusion\":[[7"), Contains("no class 7 among 3"));
-  CHECK_THAT(damage("\"step\"", "\"stop\""), Contains("not the findings of a validation"));
+  CHECK_THAT(damage("\"step\"", "\"stop\""), Contains("\"step\" is missing"));
   CHECK_THAT(damage("\"png\":\"", "\"png\":\"<"), Contains("base64"));
   std::ofstream(file) << text.substr(0, text.size() / 2);
   CHECK_THROWS_WITH(read_findings(file), Contains("not the findings of a validation"));
