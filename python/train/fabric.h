@@ -41,17 +41,15 @@ struct Conversion<kernels::Accumulation> {
 /// Options of Fabric that the Trainer has as well.
 inline auto shared_fields() {
   using O = train::FabricOptions;
-  return std::tuple(
-      Field{"device", &O::device}, Field{"devices", &O::devices},
-      Field{"num_nodes", &O::num_nodes}, Field{"precision", &O::precision},
-      Field{"strategy", &O::strategy}, Field{"collectives", &O::collectives},
-      Field{"accumulation", [](O& o) -> auto& { return o.numerics.accumulation;
-}
-}  // namespace weft::python
-, Field{"fp8_level", [](O& o) -> auto& {return o.numerics.fp8_level;
-}
-},
-      Field{"split_batches", &O::split_batches}, Field{"state_dict_type", &O::state_dict_type});
+  using N = decltype(O::numerics);
+  return std::tuple_cat(
+      std::tuple(Field{"device", &O::device}, Field{"devices", &O::devices},
+                 Field{"num_nodes", &O::num_nodes}, Field{"precision", &O::precision},
+                 Field{"strategy", &O::strategy}, Field{"collectives", &O::collectives}),
+      fields_of(&O::numerics, std::tuple(Field{"accumulation", &N::accumulation},
+                                         Field{"fp8_level", &N::fp8_level})),
+      std::tuple(Field{"split_batches", &O::split_batches},
+                 Field{"state_dict_type", &O::state_dict_type}));
 }
 
 /// What launch() of both does: a program that was started again as so many ranks ends there.

@@ -26,13 +26,15 @@ Field(const char*, Access) -> Field<Access>;
 /// The fields of a struct that is a member of another, as fields of that one.
 template <class Part, class... Access>
 auto fields_of(Part part, const std::tuple<Field<Access>...>& fields) {
+  const auto of_part = [part](const auto& access) {
+    return [part, access](auto& whole) -> decltype(auto) {
+      return std::invoke(access, std::invoke(part, whole));
+    };
+  };
   return std::apply(
-      [part](const Field<Access>&... field) {
-        return std::tuple(Field{field.name, [part, access = field.access](auto& whole) -> auto& {
-                                  return std::invoke(access, std::invoke(part, whole));
-                                }
-}...);
-},
+      [&](const Field<Access>&... field) {
+        return std::tuple(Field{field.name, of_part(field.access)}...);
+      },
       fields);
 }
 
