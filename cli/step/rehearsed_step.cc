@@ -59,7 +59,7 @@ RankCost rehearse_rank(RankedStepOptions options, int ranks, int devices) {
 }
 
 /// Threads of one process share parameters and optimizer, and each has the rest for itself. How far
-/// their peaks coincide is a matter of time: those of equal work nearly do, and here they do.
+/// their peaks coincide is a matter of time: counted is that they do, the most that there can be.
 RankCost rehearse_threads(RankedStepOptions options, int threads) {
   options.strategy = {};
   options.deterministic /= threads;
