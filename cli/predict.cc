@@ -41,10 +41,7 @@ std::vector<std::vector<Guess>> predict(train::TrainedModel& trained,
     data::prepare_image(data::read_image(paths[i]), trained.preprocess,
                         input.data<float>() + i * 3 * size * size);
   }
-  NoGrad guard;
   const train::Precision& precision = train::find_precision(trained.config.precision);
-  Fp8Scaling fp8;
-  const train::PrecisionScope scope = train::enter_precision(trained.config, fp8);
   const Tensor logits =
       train::forward_logits(*trained.model, ops::to(input, trained.device), precision);
   const std::vector<double> probabilities = ops::softmax(logits, 1).to_vector();
@@ -71,6 +68,10 @@ int run_predict(const Arguments& a) {
   io::Table table({{"image", -static_cast<int>(path_width)},
                    {"class", -static_cast<int>(class_width)},
                    {"probability", 11}});
+  // For all batches: the weights are cast once.
+  const NoGrad guard;
+  Fp8Scaling fp8;
+  const train::PrecisionScope scope = train::enter_precision(trained.config, fp8);
   const std::span<const std::string> images(a.images);
   for (size_t begin = 0; begin < images.size(); begin += a.batch_size) {
     const auto batch = images.subspan(begin, std::min(images.size() - begin, a.batch_size));

@@ -3,6 +3,7 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "core/graph.h"
@@ -42,7 +43,7 @@ class TrainingStep {
   /// make one: run() then launches that, and calls nothing. Throws Error on the CPU, and in fp8,
   /// whose scales wait for the device.
   void capture();
-  /// Logits alone, nothing recorded.
+  /// Logits alone, nothing recorded. The weights are cast once for all calls until run().
   Tensor infer();
 
   models::Classifier& model() { return *model_; }
@@ -58,6 +59,7 @@ class TrainingStep {
   std::unique_ptr<optim::Optimizer> optimizer_;
   std::unique_ptr<DeviceGraph> graph_;
   bool has_stepped_ = false;  // the optimizer, at least once
+  std::optional<train::PrecisionScope> inference_;
 };
 
 }  // namespace weft::cli

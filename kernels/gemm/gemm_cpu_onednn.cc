@@ -16,8 +16,9 @@ namespace {
 // oneDNN may split the K of a transposed A among threads from 2048 on; chunks of half that, added
 // in order, cost nothing measurable.
 constexpr int64_t kMaxSplitK = 1024;
-// Rows from which bringing B into the blocked layout pays: it gains 1 to 7% of the product.
-constexpr int64_t kRowsForReorder = 512;
+// Rows from which bringing B into the blocked layout pays: it gains 1 to 7% of the product. A B
+// that lies transposed takes oneDNN longer to bring there.
+constexpr int64_t kRowsForReorder = 512, kRowsForTransposedReorder = 1536;
 // Multiply-adds below which one thread is quicker than waking the others.
 constexpr int64_t kSerialProduct = int64_t{1} << 19;
 // In a batch, products below the first size are multiplied by one thread each, in calls of about
@@ -77,7 +78,8 @@ void multiply_large(const Product& p, const Matrix& a, const Matrix& b, const Ma
                   .sum = p.accumulate || first > 0};
     key.is_shared = c.rows * c.cols * k >= kSerialProduct;
     if (key.is_shared) key.threads = matmul_threads();
-    key.reorders_b = !key.a_transposed && key.m >= kRowsForReorder && key.n >= 32 && key.k >= 32;
+    const int64_t least = key.b_transposed ? kRowsForTransposedReorder : kRowsForReorder;
+    key.reorders_b = !key.a_transposed && key.m >= least && key.n >= 32 && key.k >= 32;
     if (onednn_keeps_bits(key)) {
       onednn_matmul(key, dense_a.first.data, dense_b.first.data, target.first().data, p.bias);
     } else {
