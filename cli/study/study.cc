@@ -417,11 +417,20 @@ int run_batch_size(const Arguments& a) {
        "Level where larger batches cost no more images.");
   plot("Gradient noise scale", "noise", {.label = "images", .scale = report::Scale::kLog2},
        "Of the gradient at the end of training: batches well above it save few steps.");
+  double least = 100, most = 0;  // accuracies in %, by tens: every rule has the same axis
+  for (const report::Series& series : curves_of(cells, result_of(base)).series) {
+    for (const double y : series.y) {
+      least = std::min(least, 10 * std::floor(y / 10));
+      most = std::max(most, 10 * std::ceil(y / 10));
+    }
+  }
   for (size_t r = 0; r < a.rules.size(); ++r) {
     const std::span<const Cell> of_rule(cells.begin() + r * a.batches.size(), a.batches.size());
     report::LinePlot curves = curves_of(of_rule, result_of(base));
     curves.title += fmt::format(", {}", a.rules[r]);
     curves.x.scale = report::Scale::kLog2;
+    if (least < most) curves.y.min = least, curves.y.max = most;
+    curves.caption = "A line for each seed.";
     page.add(curves);
   }
   finish(page, a);
