@@ -70,9 +70,10 @@ const Result& result_of(const train::Config& config) {
 
 /// "Accuracy over steps" of every run, a colour for each cell.
 report::LinePlot curves_of(std::span<const Cell> cells, const Result& result) {
-  report::LinePlot plot{.title = result.title,
+  report::LinePlot plot{.title = std::string(result.title) + " over steps",
                         .x = {.label = "steps"},
-                        .y = {.label = result.name, .unit = result.unit}};
+                        .y = {.label = result.name, .unit = result.unit},
+                        .caption = "A line for each seed."};
   for (size_t c = 0; c < cells.size(); ++c) {
     for (const RunFigures& run : cells[c].runs) {
       report::Series series{.name = fmt::format("{}", fmt::join(cells[c].labels, " ")),
@@ -430,7 +431,6 @@ int run_batch_size(const Arguments& a) {
     curves.title += fmt::format(", {}", a.rules[r]);
     curves.x.scale = report::Scale::kLog2;
     if (least < most) curves.y.min = least, curves.y.max = most;
-    curves.caption = "A line for each seed.";
     page.add(curves);
   }
   finish(page, a);

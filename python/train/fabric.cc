@@ -273,8 +273,7 @@ void bind_fabric(nb::module_ m) {
           },
           "model"_a, "optimizers"_a, nb::keep_alive<1, 2>(), nb::keep_alive<1, 3>(),
           "Shards a model and its optimizers, which have not stepped yet, as the strategy says. "
-          "From "
-          "there on model(x), optimizer.step(), zero_grad() and clip_grad_norm_() know of it. "
+          "From there on model(x), optimizer.step(), zero_grad() and clip_grad_norm_() know of it. "
           "Returns what it was given.")
       .def(
           "setup_module",
