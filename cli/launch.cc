@@ -9,6 +9,8 @@
 #include <vector>
 
 #include "cli/command.h"
+#include "cli/device_option.h"
+#include "cli/devices_option.h"
 #include "cli/elastic_options.h"
 #include "dist/comm/processes/join.h"
 #include "dist/comm/processes/launch.h"
@@ -19,7 +21,8 @@ namespace weft::cli {
 namespace {
 
 struct Arguments {
-  dist::LaunchOptions options = {.ranks = 0};
+  dist::LaunchOptions options;
+  std::string devices;
   std::vector<std::string> command;
 };
 
@@ -37,8 +40,9 @@ struct Arguments {
         dist::meeting_point({.address = is_one_host ? "127.0.0.1" : "", .port = dist::kUsualPort}));
   }
   const int size = std::atoi(std::getenv("WORLD_SIZE"));
-  if (a.options.ranks > 0 && a.options.ranks != size) {
-    throw UsageError(fmt::format("--devices {}: {} ranks were started", a.options.ranks, size));
+  const int devices = device_count(a.devices, Device{}, size);
+  if (devices > 0 && devices != size) {
+    throw UsageError(fmt::format("--devices {}: {} ranks were started", devices, size));
   }
   std::vector<char*> arguments;
   for (const std::string& word : a.command) arguments.push_back(const_cast<char*>(word.c_str()));
@@ -51,10 +55,13 @@ struct Arguments {
 
 int launch(const Arguments& a) {
   if (dist::is_rank()) become(a);
-  if (a.options.ranks == 0) {
+  if (a.devices.empty()) {
     throw UsageError("--devices: how many ranks? Nothing has started this process as one");
   }
+  if (!a.options.hostfile.empty()) check_counted(a.devices, "--hosts");
+  if (a.options.hosts > 1) check_counted(a.devices, "--nodes");
   dist::LaunchOptions options = a.options;
+  options.ranks = device_count(a.devices, chosen_device({}));
   options.as_rank = {std::filesystem::read_symlink("/proc/self/exe"), "launch", "--"};
   return dist::launch(options, a.command);
 }
@@ -66,11 +73,10 @@ void add_launch(Command& app, Action& action) {
       app, action, launch, "launch",
       "Run a program as several ranks: weft launch --devices 4 -- PROGRAM ARGUMENT...",
       kDeviceCommands);
-  command.option(
-      "--devices", a.options.ranks,
-      "Number of ranks on all hosts together; under mpirun, srun or torchrun those that were "
-      "started",
-      {.check = in_range(1, 1 << 16), .usual = ""});
+  add_devices_option(command, a.devices,
+                     "Number of ranks on all hosts together; under mpirun, srun or torchrun those "
+                     "that were started",
+                     "");
   command.option("command", a.command, "The program and its arguments, behind --",
                  {.required = true});
 

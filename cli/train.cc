@@ -89,6 +89,7 @@ int run_train(const Arguments& arguments) {
   train::RunOptions run = arguments.run;
   RunSettings settings = arguments.settings;
   run.device = chosen_device(arguments.device);
+  if (!arguments.launch.hostfile.empty()) check_counted(settings.devices, "--hosts");
   const bool is_rank = dist::is_rank();
   if (is_rank) {
     run.world = dist::join_world();

@@ -105,7 +105,8 @@ T value_of(const nlohmann::json& value, std::string_view key) {
 
 /// A member of an object. Throws Error where there is none.
 inline const nlohmann::json& field(const nlohmann::json& object, const std::string& key) {
-  const auto found = object.is_object() ? object.find(key) : object.end();
+  WEFT_CHECK(object.is_object(), "expected an object with \"{}\", got {}", key, shown(object));
+  const auto found = object.find(key);
   WEFT_CHECK(found != object.end(), "\"{}\" is missing", key);
   return *found;
 }

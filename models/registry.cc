@@ -4,6 +4,7 @@
 #include <nlohmann/json.hpp>
 #include <set>
 
+#include "io/json_field.h"
 #include "models/option_taker.h"
 
 namespace weft::models {
@@ -78,9 +79,9 @@ ModelOptions model_options_from_json(const nlohmann::json& json) {
     known.insert(name);
     if (!json.contains(name)) return;
     try {
-      option = json[name].get<typename std::decay_t<decltype(option)>::value_type>();
-    } catch (const nlohmann::json::exception& e) {
-      WEFT_FAIL("model options: \"{}\": {}", name, e.what());
+      option = io::field<typename std::decay_t<decltype(option)>::value_type>(json, name);
+    } catch (const Error& error) {
+      WEFT_FAIL("model options: {}", error.what());
     }
   });
   for (const auto& [name, value] : json.items()) {

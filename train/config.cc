@@ -30,6 +30,9 @@ static void from_json(const nlohmann::json& json, Schedule& schedule) {
 
 }  // namespace weft::dist
 
+template <>
+struct weft::io::JsonKind<weft::dist::Schedule> : JsonKind<std::string> {};
+
 namespace weft::train {
 namespace {
 

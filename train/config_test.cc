@@ -52,5 +52,9 @@ TEST_CASE("Unknown settings and values of another type are named") {
   config["seed"] = -1;
   CHECK_THROWS_WITH(config_from_json(config),
                     Contains("\"seed\": expected a whole number, got -1"));
+  config["seed"] = 0;
+  config["pipeline_schedule"] = 5;
+  CHECK_THROWS_WITH(config_from_json(config),
+                    "configuration: \"pipeline_schedule\": expected text, got 5");
   CHECK_THROWS_WITH(config_from_json(json::array()), "configuration: expected an object, got []");
 }

@@ -4,13 +4,16 @@
 #include <nlohmann/json.hpp>
 #include <sstream>
 
+#include "io/json_field.h"
 #include "io/safetensors_index.h"
 
 namespace weft::train {
 namespace {
 
 nn::Place parse_place(const nlohmann::json& value) {
-  if (value.is_number_unsigned()) return Device{DeviceType::cuda, value.get<int>()};
+  if (value.is_number_unsigned() && io::JsonKind<int>::fits(value)) {
+    return Device{DeviceType::cuda, value.get<int>()};
+  }
   WEFT_CHECK(value.is_string(), "expected cpu, disk, cuda:N or a GPU's number, got {}",
              value.dump());
   if (value == "disk") return {};

@@ -6,7 +6,7 @@
 
 #include "core/error.h"
 #include "core/runtime.h"
-#include "dist/comm/device/on_device.h"
+#include "dist/comm/device/device_of_rank.h"
 
 namespace weft::train {
 namespace {

@@ -211,7 +211,13 @@ TEST_CASE("device maps are read in Accelerate's form, budgets as a list") {
   CHECK(map.places[1] == std::pair<std::string, nn::Place>("encoder", kCpu));
   CHECK(map.places[3].second == Device{DeviceType::cuda, 0});
   CHECK(read(R"({"": "disk"})").main == kCpu);
+  const std::string whole = R"({"heads": 1})";
+  for (size_t size = 0; size < whole.size(); ++size) {
+    CHECK_THROWS_WITH(read(whole.substr(0, size)), Contains("map.json: expected a JSON object"));
+  }
   CHECK_THROWS_WITH(read("[1]"), Contains("map.json: expected a JSON object from module names"));
+  CHECK_THROWS_WITH(read(R"({"heads": 4294967296})"),
+                    Contains("expected cpu, disk, cuda:N or a GPU's number, got 4294967296"));
   CHECK_THROWS_WITH(read(R"({"heads": "tape"})"),
                     Contains("map.json: \"heads\": unknown device \"tape\""));
   CHECK_THROWS_WITH(read(R"({"heads": -1})"), Contains("\"heads\": expected cpu, disk"));

@@ -675,6 +675,11 @@ TEST_CASE("a state with a key left out, one too many, or a value of another type
     CHECK_THAT(message, Contains(path));
   });
   CHECK(errors > 100);
+  fabric.save(path, states);
+  for (uintmax_t size = std::filesystem::file_size(path); size-- > 0;) {
+    std::filesystem::resize_file(path, size);
+    CHECK_THROWS_WITH(fabric.load(path, states), Contains(path));
+  }
 }
 
 TEST_CASE("figures go to every logger, and hooks are called where they are") {

@@ -6,6 +6,7 @@
 #include <fstream>
 
 #include "core/error.h"
+#include "tests/json_damage.h"
 
 using namespace weft;
 using namespace weft::train;
@@ -113,6 +114,22 @@ TEST_CASE("Findings come back from their file, which is named where it is damage
   CHECK_THAT(damage("\"confusion\":[[0", "\"confusion\":[[7"), Contains("no class 7 among 3"));
   CHECK_THAT(damage("\"step\"", "\"stop\""), Contains("\"step\" is missing"));
   CHECK_THAT(damage("\"png\":\"", "\"png\":\"<"), Contains("base64"));
-  std::ofstream(file) << text.substr(0, text.size() / 2);
-  CHECK_THROWS_WITH(read_findings(file), Contains("not the findings of a validation"));
+  for (size_t size = 0; size + 2 < text.size(); ++size) {
+    std::ofstream(file) << text.substr(0, size);
+    CHECK_THROWS_WITH(read_findings(file), Contains(file.string()));
+  }
+  int errors = 0;
+  for_each_damage(nlohmann::json::parse(text), [&](const nlohmann::json& damaged,
+                                                   const std::string& key) {
+    std::ofstream(file) << damaged;
+    INFO(damaged.dump());
+    try {
+      read_findings(file);
+    } catch (const Error& error) {
+      ++errors;
+      CHECK_THAT(error.what(), Contains(file.string()) && (Contains(key) || Contains("no class") ||
+                                                           Contains("an object with \"index\"")));
+    }
+  });
+  CHECK(errors > 50);
 }

@@ -44,7 +44,7 @@ th, td { padding: .2rem .7rem .2rem 0; border-bottom: 1px solid var(--grid); tex
   white-space: nowrap; }
 th.number, td.number { text-align: right; }
 .on-dark { fill: #ffffff; } .on-light { fill: #1d2430; }
-.gallery { display: grid; grid-template-columns: repeat(auto-fill, minmax(8rem, 1fr)); gap: 1rem; }
+.gallery { display: grid; grid-template-columns: repeat(auto-fill, minmax(9rem, 1fr)); gap: 1rem; }
 .gallery figure { margin: 0; } .gallery figcaption { white-space: pre-line; overflow-wrap: anywhere; }
 .gallery img { display: block; height: 6rem; width: auto; max-width: 100%; object-fit: contain;
   image-rendering: pixelated; margin-bottom: .3rem; }

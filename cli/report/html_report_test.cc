@@ -105,6 +105,18 @@ TEST_CASE("A page is one file that refers to no other") {
   }
 }
 
+TEST_CASE("The legend says where a line is that another one covers") {
+  Page page("covered");
+  page.add(LinePlot{.series = {{.name = "a", .x = {1, 2}, .y = {3, 4}},
+                               {.name = "b", .x = {1, 2}, .y = {3, 5}},
+                               {.name = "c", .x = {1, 2}, .y = {3, 4}},
+                               {.name = "d"},
+                               {.name = "e"}}});
+  const std::string html = page.html();
+  CHECK(count(html, "a, under c") == 1);
+  CHECK(count(html, ", under") == 1);
+}
+
 TEST_CASE("A zero leaves a gap in a line on a logarithmic axis") {
   Page page("gap");
   page.add(LinePlot{.y = {.scale = Scale::kLog10},

@@ -355,13 +355,17 @@ void add_layers(Page& page, const Runs& runs) {
     if (norms.steps.empty()) continue;
     is_there = true;
     const Watched underflow = watched(run, "underflow");
+    double most = 0.01;  // so that next to nothing stays dark
+    for (const auto& row : underflow.matrix) {
+      for (const double share : row) most = share > most ? share : most;
+    }
     page.add(HeatMap{.title = run.name + ": gradient norm of each layer",
                      .value = {.label = "norm", .scale = Scale::kLog10},
                      .rows = norms.matrix,
                      .row_names = norms.layers,
                      .column_names = norms.steps});
     page.add(HeatMap{.title = run.name + ": share of each layer's gradient that underflows",
-                     .value = {.label = "share", .min = 0, .max = 1},
+                     .value = {.label = "share", .min = 0, .max = most},
                      .rows = underflow.matrix,
                      .caption = "Elements that are not 0 and would be in the run's 16-bit format, "
                                 "at its loss scale: bf16, e5m2 under fp8, else fp16.",

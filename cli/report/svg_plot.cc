@@ -181,6 +181,8 @@ Drawing draw(const LinePlot& plot) {
   draw_y_title(svg, box, axis_title(plot.y));
 
   int next_color = 0;
+  std::vector<std::string> paths;
+  std::vector<int> colors;
   for (const Series& series : plot.series) {
     const int color = (series.color >= 0 ? series.color : next_color++) % kColors;
     std::string path, dots;
@@ -202,7 +204,19 @@ Drawing draw(const LinePlot& plot) {
     };
     if (has_line(series.mark)) draw_path(line_class(series.mark, color), path);
     if (has_dots(series.mark)) draw_path(fmt::format("dots c{}", color), dots);
-    if (series.in_legend) drawing.legend.push_back({series.name, color, series.mark});
+    paths.push_back(path);
+    colors.push_back(color);
+  }
+  for (size_t i = 0; i < plot.series.size(); ++i) {
+    const Series& series = plot.series[i];
+    if (!series.in_legend) continue;
+    // Whoever looks for a line that a later one covers is told where it is.
+    const auto cover =
+        std::find(paths.begin() + static_cast<int64_t>(i) + 1, paths.end(), paths[i]);
+    const bool is_covered = cover != paths.end() && !paths[i].empty();
+    const std::string place =
+        is_covered ? fmt::format(", under {}", plot.series[cover - paths.begin()].name) : "";
+    drawing.legend.push_back({series.name + place, colors[i], series.mark});
   }
   drawing.svg = svg.finish();
   return drawing;

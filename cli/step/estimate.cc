@@ -12,6 +12,8 @@
 #include <tuple>
 
 #include "cli/command.h"
+#include "cli/device_option.h"
+#include "cli/devices_option.h"
 #include "cli/json_line.h"
 #include "cli/step/rehearsed_step.h"
 #include "io/progress.h"
@@ -25,7 +27,8 @@ using nlohmann::ordered_json;
 struct Arguments {
   std::vector<std::string> models = {"vit_b_16"}, precisions = {"fp32", "bf16"}, strategies;
   RankedStepOptions step = {.batch = 32};
-  int devices = 1;
+  std::string devices_text;
+  int devices = 1;                           // that it says
   int64_t parameters = 0, buffer_bytes = 0;  // of a model that is not here
   std::vector<std::string> dtypes = {"float32", "float16"};
   bool check = false, json = false;
@@ -226,7 +229,9 @@ bool estimate_model(const Arguments& a, const std::string& name) {
     if (a.check) {
       measured = fullest(measure(row, a.devices)).peak;
       off = static_cast<double>(cost.peak) / static_cast<double>(measured) - 1;
-      holds = holds && std::abs(off) <= kTolerance;
+      // How far the peaks of threads coincide is a matter of time.
+      const bool is_bound = dist::sharing_of(row.strategy, a.devices).threads > 1;
+      holds = holds && (is_bound ? -off : std::abs(off)) <= kTolerance;
     }
     if (a.json) {
       ordered_json result = {{"model", name},
@@ -259,7 +264,8 @@ bool estimate_model(const Arguments& a, const std::string& name) {
   return holds;
 }
 
-int run(const Arguments& a) {
+int run(Arguments a) {
+  if (const int n = device_count(a.devices_text, chosen_device({})); n > 0) a.devices = n;
   if (a.parameters > 0) return estimate_count(a);
   as_usage([&] {
     for (const std::string& text : a.precisions) {
@@ -319,7 +325,7 @@ void add_estimate(Command& app, Action& action) {
                "Only rows with activations that are recomputed in the backward pass");
 
   command.group("Devices and sharding");
-  command.option("--devices", a.devices, "Number of devices", {.check = in_range(1, 1 << 16)});
+  add_devices_option(command, a.devices_text, "Number of devices");
   command.option("--strategy", a.strategies, "Strategies to count",
                  {.usual = "all that fit the model and the devices", .delimiter = ','});
   using dist::Settings;

@@ -127,6 +127,7 @@ TEST_CASE("convolutions and other optimizers") {
     check(small("single", "fp32", model), 1);
     check(small("single", "fp64", model), 1);
     check(small("ddp", "bf16", model), 2);
+    check(small("pipeline", "bf16", model), 2);
   }
   RankedStepOptions options = small("fsdp", "fp32");
   options.optimizer = "sgd";

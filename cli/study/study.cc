@@ -70,9 +70,10 @@ const Result& result_of(const train::Config& config) {
 
 /// "Accuracy over steps" of every run, a colour for each cell.
 report::LinePlot curves_of(std::span<const Cell> cells, const Result& result) {
-  report::LinePlot plot{.title = result.title,
+  report::LinePlot plot{.title = std::string(result.title) + " over steps",
                         .x = {.label = "steps"},
-                        .y = {.label = result.name, .unit = result.unit}};
+                        .y = {.label = result.name, .unit = result.unit},
+                        .caption = "A line for each seed."};
   for (size_t c = 0; c < cells.size(); ++c) {
     for (const RunFigures& run : cells[c].runs) {
       report::Series series{.name = fmt::format("{}", fmt::join(cells[c].labels, " ")),
@@ -417,11 +418,19 @@ int run_batch_size(const Arguments& a) {
        "Level where larger batches cost no more images.");
   plot("Gradient noise scale", "noise", {.label = "images", .scale = report::Scale::kLog2},
        "Of the gradient at the end of training: batches well above it save few steps.");
+  double least = 100, most = 0;  // accuracies in %, by tens: every rule has the same axis
+  for (const report::Series& series : curves_of(cells, result_of(base)).series) {
+    for (const double y : series.y) {
+      least = std::min(least, 10 * std::floor(y / 10));
+      most = std::max(most, 10 * std::ceil(y / 10));
+    }
+  }
   for (size_t r = 0; r < a.rules.size(); ++r) {
     const std::span<const Cell> of_rule(cells.begin() + r * a.batches.size(), a.batches.size());
     report::LinePlot curves = curves_of(of_rule, result_of(base));
     curves.title += fmt::format(", {}", a.rules[r]);
     curves.x.scale = report::Scale::kLog2;
+    if (least < most) curves.y.min = least, curves.y.max = most;
     page.add(curves);
   }
   finish(page, a);

@@ -64,6 +64,12 @@ TEST_CASE("integers travel, numbers stay") {
     CHECK(numbers.to_vector() == std::vector<double>(2, 1 + world.rank()));
     CHECK(quiet->traffic().sent == (world.rank() == 1 ? 16 + 8 : 8));
     CHECK(world.traffic().sent == (world.rank() == 1 ? 16 : 0));
+    // As with the engines, what is sent stays fit for a gradient, what comes does not.
+    const auto version = numbers.version();
+    quiet->send(numbers, 1 - world.rank()).wait();
+    CHECK(numbers.version() == version);
+    quiet->recv(numbers, 1 - world.rank()).wait();
+    CHECK(numbers.version() > version);
   });
   CHECK_THROWS_WITH(make_absent_world(2, 2), Catch::Matchers::Contains("below 2, got 2"));
 }

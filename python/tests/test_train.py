@@ -115,8 +115,7 @@ class Loop(unittest.TestCase):
         fabric.seed_everything(1)
         model = nn.Linear(3, 2)
         optimizer = weft.optim.AdamW(model.named_parameters(), lr=0.1)
-        fabric.setup(model, optimizer)
-        return fabric, model, optimizer
+        return fabric, *fabric.setup(model, optimizer)
 
     def train(self, fabric, model, optimizer, rows):
         optimizer.zero_grad()
@@ -227,9 +226,22 @@ class Loop(unittest.TestCase):
 
     def test_any_loader_is_shared_out(self):
         fabric, _, _ = self.setup_fabric()
-        loader = weft.data.TensorLoader(weft.data.TensorDataset(weft.arange(5), weft.ones(5, 2)), batch_size=2)
+        dataset = weft.data.TensorDataset(weft.arange(5), weft.ones(5, 2))
+        loader, other = (weft.data.TensorLoader(dataset, batch_size=size) for size in (2, 3))
         batches = [(x.tolist(), y.shape) for x, y in fabric.setup_dataloader(loader)]
         self.assertEqual(batches, [([0, 1], (2, 2)), ([2, 3], (2, 2)), ([4], (1, 2))])
+        first, second = fabric.setup_dataloaders(loader, other)
+        self.assertEqual((next(first)[0].tolist(), next(second)[0].tolist()), ([0, 1], [0, 1, 2]))
+
+    def test_setup_returns_what_it_was_given(self):
+        fabric, model, optimizer = self.setup_fabric()
+        other = nn.Linear(3, 2)
+        self.assertIs(fabric.setup_module(other), other)
+        two = [weft.optim.SGD([p], lr=0.1) for p in other.named_parameters()]
+        self.assertIs(fabric.setup_optimizers(two[0]), two[0])
+        self.assertIs(fabric.setup(nn.Linear(1, 1)).__class__, nn.Linear)
+        with self.assertRaisesRegex(TypeError, "setup: expected an optimizer, got .*Linear"):
+            fabric.setup(nn.Linear(1, 1), other)
 
 
 class Engine(unittest.TestCase):

@@ -65,6 +65,11 @@ def quiet(**options):
     return Trainer(enable_progress_bar=False, enable_table=False, handle_signals=False, **options)
 
 
+def made(module):
+    weft.manual_seed(7)
+    return module()
+
+
 def fit(trainer, module=None, batch_size=4, **options):
     trainer.seed_everything(1)
     module = module or Regression()
@@ -158,8 +163,8 @@ class Fit(unittest.TestCase):
                 self.called.append("fit_start")
                 assert module.trainer is trainer
 
-            def on_train_batch_end(self, trainer, module, loss, batch, batch_idx):
-                self.called.append((batch_idx, loss.shape, [x.shape for x in batch]))
+            def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx):
+                self.called.append((batch_idx, outputs["loss"].shape, [x.shape for x in batch]))
 
             def on_before_optimizer_step(self, trainer, module, optimizer):
                 assert optimizer.param_groups[0]["lr"] == 0.1 and module.line.weight.grad is not None
@@ -175,6 +180,76 @@ class Fit(unittest.TestCase):
         batch = ((), [(8, 3), (8, 1)])
         names = ["one", "train_loss", "val_loss"]
         self.assertEqual(hooks.called, ["fit_start", (0, *batch), (1, *batch), names, "fit_end"])
+
+    def test_callbacks_see_what_steps_return(self):
+        class Predicts(Regression):
+            def training_step(self, batch, batch_idx):
+                x, y = batch
+                prediction = self(x)
+                return {"loss": F.mse_loss(prediction, y), "prediction": prediction, "step": batch_idx}
+
+            def validation_step(self, batch, batch_idx):
+                super().validation_step(batch, batch_idx)
+                return self(batch[0])
+
+        class Sees(Callback):
+            batches, rows = 0, 0
+
+            def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx):
+                loss, prediction = outputs["loss"], outputs["prediction"]
+                assert outputs["step"] == batch_idx and not prediction.requires_grad and not loss.requires_grad
+                assert loss.item() == F.mse_loss(prediction, batch[1]).item()
+                self.batches += 1
+
+            def on_validation_batch_end(self, trainer, module, outputs, batch, batch_idx):
+                assert outputs.shape == batch[1].shape
+                self.rows += len(outputs)
+
+        sees = Sees()
+        module = fit(quiet(max_epochs=1, callbacks=[sees], num_sanity_val_steps=0), made(Predicts))
+        self.assertEqual((sees.batches, sees.rows), (4, 8))
+        plain = fit(quiet(max_epochs=1), made(Regression))
+        self.assertEqual(module.line.weight.tolist(), plain.line.weight.tolist())
+
+    def test_steps_around_a_model_of_another_class(self):
+        class Around(TrainingModule):
+            def __init__(self):
+                super().__init__()
+                self.net = nn.Sequential(nn.Linear(3, 1))
+
+            def model(self):
+                return self.net
+
+            def loss(self, output, batch):
+                return F.mse_loss(output, batch[1])
+
+            def validation_step(self, batch, batch_idx):
+                self.log("val_loss", self.loss(self.net(batch[0]), batch))
+
+            def configure_optimizers(self):
+                return optim.SGD(self.net.named_parameters(), lr=0.1)
+
+        class Attribute(Around):  # as a Lightning module has it: nothing but a child
+            model = TrainingModule.model
+
+            def __init__(self):
+                super().__init__()
+                self.model = self.net
+
+            def forward(self, x):
+                return self.model(x)
+
+        class None_(Around):
+            def model(self):
+                pass
+
+        fits = quiet(max_epochs=1), quiet(max_epochs=1)
+        around, attribute = fit(fits[0], made(Around)), fit(fits[1], made(Attribute))
+        self.assertEqual(around.net[0].weight.tolist(), attribute.net[0].weight.tolist())
+        fits[0].fabric.save(self.path("around.safetensors"))
+        self.assertEqual(sorted(weft.load_file(self.path("around.safetensors"))), ["0.bias", "0.weight"])
+        with self.assertRaisesRegex(TypeError, "model: expected a module, got NoneType"):
+            fit(quiet(max_epochs=1), None_())
 
     def test_errors_are_pythons_own(self):
         class Fails(Callback):
@@ -196,6 +271,10 @@ class Fit(unittest.TestCase):
             def training_step(self, batch, batch_idx):
                 pass
 
+        class NoLossInside(Regression):
+            def training_step(self, batch, batch_idx):
+                return {"prediction": 1}
+
         class NoOptimizer(Regression):
             def configure_optimizers(self):
                 return [1]
@@ -203,8 +282,10 @@ class Fit(unittest.TestCase):
         class Nothing(TrainingModule):
             pass
 
-        with self.assertRaisesRegex(TypeError, "training_step: expected the loss, a tensor, got NoneType"):
-            fit(quiet(max_epochs=1), NoLoss())
+        expected = 'training_step: expected the loss, a tensor, or a dict with one as "loss", got NoneType'
+        for module in (NoLoss(), NoLossInside()):
+            with self.assertRaisesRegex(TypeError, expected):
+                fit(quiet(max_epochs=1), module)
         with self.assertRaisesRegex(TypeError, r"configure_optimizers: expected an optimizer, .*got \[1\]"):
             fit(quiet(max_epochs=1), NoOptimizer())
         with self.assertRaisesRegex(weft.Error, "configure_optimizers"):
@@ -258,14 +339,19 @@ class Fit(unittest.TestCase):
         class Counts(Callback):
             batches = 0
 
-            def on_train_batch_end(self, trainer, module, loss, batch, batch_idx):
+            def __init__(self):
+                super().__init__()
+                self.sum = weft.zeros(3)
+
+            def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx):
                 self.batches += 1
+                self.sum += batch[0].sum(0)
 
             def state_dict(self):
-                return {"batches": self.batches}
+                return {"batches": self.batches, "sum": self.sum}
 
             def load_state_dict(self, state):
-                self.batches = state["batches"]
+                self.batches, self.sum = state["batches"], state["sum"]
 
         counts = Counts()
         whole = fit(quiet(max_epochs=3, callbacks=[counts]))
@@ -280,6 +366,7 @@ class Fit(unittest.TestCase):
         module = fit(rest, ckpt_path=last)
         self.assertEqual(module.line.weight.tolist(), whole.line.weight.tolist())
         self.assertEqual((again.batches, counts.batches), (12, 12))
+        self.assertEqual(again.sum.tolist(), counts.sum.tolist())
         with self.assertRaisesRegex(weft.Error, "nowhere"):
             fit(quiet(max_epochs=1), ckpt_path=self.path("nowhere"))
 

@@ -219,6 +219,28 @@ struct Held {
 };
 using HeldContext = Context<Held, std::function<std::shared_ptr<void>()>>;
 
+/// One object as itself, several as a tuple.
+nb::object one_or_all(const nb::tuple& objects) {
+  return objects.size() == 1 ? nb::object(objects[0]) : nb::object(objects);
+}
+
+/// A model, if there is one, and optimizers.
+void set_up(Fabric& fabric, nb::handle model, const nb::tuple& optimizers) {
+  std::vector<optim::Optimizer*> all;
+  for (nb::handle optimizer : optimizers) {
+    if (!nb::isinstance<optim::Optimizer>(optimizer)) {
+      throw nb::type_error(fmt::format("setup: expected an optimizer, got {}",
+                                       nb::type_name(optimizer.type()).c_str())
+                               .c_str());
+    }
+    all.push_back(nb::cast<optim::Optimizer*>(optimizer));
+  }
+  auto* const module = model ? nb::cast<nn::Module*>(model) : nullptr;
+  const nb::gil_scoped_release unlocked;
+  if (module) fabric.setup(*module);
+  for (optim::Optimizer* const optimizer : all) fabric.setup_optimizer(*optimizer);
+}
+
 }  // namespace
 
 void bind_fabric(nb::module_ m) {
@@ -245,20 +267,30 @@ void bind_fabric(nb::module_ m) {
       .def_prop_ro("is_global_zero", &Fabric::is_main)
       .def(
           "setup",
-          [](Fabric& self, nn::Module& model, optim::Optimizer& optimizer) {
-            self.setup(model, optimizer);
+          [](Fabric& self, nb::handle_t<nn::Module> model, const nb::args& optimizers) {
+            set_up(self, model, optimizers);
+            return one_or_all(nb::tuple(nb::make_tuple(model) + optimizers));
           },
-          "model"_a, "optimizer"_a, nb::keep_alive<1, 2>(), nb::keep_alive<1, 3>(), Unlocked(),
-          "Shards a model and its optimizer, which has not stepped yet, as the strategy says. From "
-          "there on model(x), optimizer.step(), zero_grad() and clip_grad_norm_() know of it.")
+          "model"_a, "optimizers"_a, nb::keep_alive<1, 2>(), nb::keep_alive<1, 3>(),
+          "Shards a model and its optimizers, which have not stepped yet, as the strategy says. "
+          "From there on model(x), optimizer.step(), zero_grad() and clip_grad_norm_() know of it. "
+          "Returns what it was given.")
       .def(
-          "setup_module", [](Fabric& self, nn::Module& model) { self.setup(model); }, "model"_a,
-          nb::keep_alive<1, 2>(), Unlocked(), "The model alone, before setup_optimizers().")
+          "setup_module",
+          [](Fabric& self, nb::handle_t<nn::Module> model) {
+            set_up(self, model, nb::tuple());
+            return nb::borrow(model);
+          },
+          "model"_a, nb::keep_alive<1, 2>(),
+          "The model alone, before setup_optimizers(). Returns it.")
       .def(
           "setup_optimizers",
-          [](Fabric& self, optim::Optimizer& optimizer) { self.setup_optimizer(optimizer); },
-          "optimizer"_a, nb::keep_alive<1, 2>(), Unlocked(),
-          "An optimizer of parameters of models that were set up.")
+          [](Fabric& self, const nb::args& optimizers) {
+            set_up(self, nb::handle(), optimizers);
+            return one_or_all(optimizers);
+          },
+          "optimizers"_a, nb::keep_alive<1, 2>(),
+          "Optimizers of parameters of models that were set up. Returns them.")
       .def(
           "forward", [](Fabric& self, const Tensor& x) { return self.forward(x); }, "x"_a,
           Unlocked(), "The only model on x in the precision asked for, as model(x).")
@@ -343,6 +375,14 @@ void bind_fabric(nb::module_ m) {
           },
           "loader"_a, nb::keep_alive<0, 1>(), nb::keep_alive<0, 2>(),
           "An iterator of this rank's share.")
+      .def(
+          "setup_dataloaders",
+          [](nb::handle_t<Fabric> self, const nb::args& loaders) {
+            nb::list all;
+            for (nb::handle loader : loaders) all.append(self.attr("setup_dataloader")(loader));
+            return one_or_all(nb::tuple(all));
+          },
+          "loaders"_a, "setup_dataloader() of each.")
       .def(
           "save",
           [](Fabric& self, const std::string& path, const std::optional<nb::dict>& state) {

@@ -8,6 +8,7 @@
 #include "python/bindings.h"
 #include "python/docstrings.h"
 #include "python/json.h"
+#include "python/named_tensors.h"
 #include "python/train/fabric.h"
 #include "train/trainer/early_stopping.h"
 #include "train/trainer/model_checkpoint.h"
@@ -95,7 +96,7 @@ struct Overridden : nb::detail::ticket {
 /// What a method of the user's has returned.
 template <class T>
 T returned(const char* method, const char* expected, nb::handle value) {
-  if (nb::isinstance<T>(value)) return nb::cast<T>(value);
+  if (nb::isinstance<std::remove_reference_t<T>>(value)) return nb::cast<T>(value);
   throw nb::type_error(
       fmt::format("{}: expected {}, got {}", method, expected, nb::type_name(value.type()).c_str())
           .c_str());
@@ -122,10 +123,31 @@ Optimization optimization_of(nb::handle returned) {
 struct DerivableModule : TrainingModule {
   NB_TRAMPOLINE(TrainingModule);
   Tensor forward(const Tensor& x) override { NB_OVERRIDE(forward, x); }
+  nn::Module& model() override {
+    const Overridden model(nb_trampoline, "model");
+    if (!model) return TrainingModule::model();
+    nb::object given = model();
+    auto& result = returned<nn::Module&>("model", "a module", given);
+    if (&result != this) model_ = std::move(given);
+    return result;
+  }
   Tensor training_step(const Batch& batch, int64_t index) override {
     const Overridden step(nb_trampoline, "training_step");
     if (!step) return TrainingModule::training_step(batch, index);
-    return returned<Tensor>("training_step", "the loss, a tensor", step(batch, index));
+    constexpr const char* kExpected = "the loss, a tensor, or a dict with one as \"loss\"";
+    const nb::object given = step(batch, index);
+    step_outputs_.clear();
+    if (!nb::isinstance<nb::dict>(given)) {
+      return returned<Tensor>("training_step", kExpected, given);
+    }
+    const auto outputs = nb::cast<nb::dict>(given);
+    auto loss = returned<Tensor>("training_step", kExpected, outputs.get("loss", nb::none()));
+    for (const auto& [name, value] : outputs) {
+      const bool is_tensor = nb::isinstance<Tensor>(value);
+      step_outputs_[name] = is_tensor ? nb::cast(detach(nb::cast<Tensor>(value))) : value;
+    }
+    loss_ = detach(loss);
+    return loss;
   }
   Tensor input(const Batch& batch) override {
     const Overridden input(nb_trampoline, "input");
@@ -138,7 +160,9 @@ struct DerivableModule : TrainingModule {
     return returned<Tensor>("loss", "a tensor", loss(output, batch));
   }
   void validation_step(const Batch& batch, int64_t index) override {
-    NB_OVERRIDE(validation_step, batch, index);
+    const Overridden step(nb_trampoline, "validation_step");
+    if (!step) return TrainingModule::validation_step(batch, index);
+    validation_outputs_ = step(batch, index);
   }
   Optimization configure_optimizers() override {
     const Overridden configure(nb_trampoline, "configure_optimizers");
@@ -149,6 +173,24 @@ struct DerivableModule : TrainingModule {
   void on_train_epoch_end() override { NB_OVERRIDE(on_train_epoch_end); }
   void on_validation_epoch_start() override { NB_OVERRIDE(on_validation_epoch_start); }
   void on_validation_epoch_end() override { NB_OVERRIDE(on_validation_epoch_end); }
+
+  /// What training_step() returned with that loss; {"loss": loss} where it was not called alone for
+  /// it: in micro-batches and captured passes.
+  nb::dict step_outputs(const Tensor& loss) const {
+    nb::dict outputs;
+    if (loss.defined() && loss_.defined() && loss.raw() == loss_.raw()) {
+      outputs.update(step_outputs_);
+    }
+    outputs["loss"] = loss;
+    return outputs;
+  }
+  const nb::object& validation_outputs() const { return validation_outputs_; }
+
+ private:
+  nb::object model_;  // lives as long as C++ knows of it
+  nb::dict step_outputs_;
+  Tensor loss_;
+  nb::object validation_outputs_ = nb::none();
 };
 
 /// What training modules keep for their subclasses.
@@ -184,7 +226,10 @@ void bind_module(nb::module_& m) {
           [](TrainingModule& self, const Batch& batch, int64_t index) {
             return self.TrainingModule::training_step(batch, index);
           },
-          "batch"_a, "batch_idx"_a, text("training_step"))
+          "batch"_a, "batch_idx"_a,
+          "The loss of a batch, one number: the mean over its samples; or a dict with it as "
+          "\"loss\" and what else on_train_batch_end of callbacks is to see. By default loss() of "
+          "model()(input(batch)).")
       .def(
           "input",
           [](TrainingModule& self, const Batch& batch) {
@@ -202,7 +247,12 @@ void bind_module(nb::module_& m) {
           [](TrainingModule& self, const Batch& batch, int64_t index) {
             self.TrainingModule::validation_step(batch, index);
           },
-          "batch"_a, "batch_idx"_a, text("validation_step"))
+          "batch"_a, "batch_idx"_a,
+          "Measures a batch, in evaluation and without a tape; log() says what. What it returns "
+          "on_validation_batch_end of callbacks sees.")
+      .def(
+          "model", [](TrainingModule& self) -> nn::Module& { return self.TrainingModule::model(); },
+          nb::rv_policy::reference, text("model"))
       .def("configure_optimizers", &TrainingModule::configure_optimizers,
            text("configure_optimizers"))
       .def("on_train_epoch_start", &TrainingModule::on_train_epoch_start)
@@ -261,13 +311,15 @@ struct DerivableCallback : Base {
   void on_train_batch_end(Trainer& trainer, TrainingModule& module, const Tensor& loss,
                           const Batch& batch, int64_t index) override {
     const Overridden hook(nb_trampoline, "on_train_batch_end");
-    hook ? void(hook(trainer, module, loss, batch, index))
+    const auto& own = dynamic_cast<const DerivableModule&>(module);
+    hook ? void(hook(trainer, module, own.step_outputs(loss), batch, index))
          : Base::on_train_batch_end(trainer, module, loss, batch, index);
   }
   void on_validation_batch_end(Trainer& trainer, TrainingModule& module, const Batch& batch,
                                int64_t index) override {
     const Overridden hook(nb_trampoline, "on_validation_batch_end");
-    hook ? void(hook(trainer, module, batch, index))
+    const auto& own = dynamic_cast<const DerivableModule&>(module);
+    hook ? void(hook(trainer, module, own.validation_outputs(), batch, index))
          : Base::on_validation_batch_end(trainer, module, batch, index);
   }
   void on_exception(Trainer& trainer, TrainingModule& module,
@@ -288,13 +340,46 @@ struct DerivableCallback : Base {
   }
   nlohmann::json state_dict() const override {
     const Overridden state(nb_trampoline, "state_dict");
-    return state ? json_of(state()) : Base::state_dict();
+    if (!state) return Base::state_dict();
+    nb::dict rest;
+    for (const auto& [name, value] : state_of(state)) {
+      if (!kKeepsTensors || !nb::isinstance<Tensor>(value)) rest[name] = value;
+    }
+    return json_of(rest);
+  }
+  NamedTensors tensors(Trainer& trainer, TrainingModule& module) override {
+    const Overridden state(nb_trampoline, "state_dict");
+    if (!state || !kKeepsTensors) return Base::tensors(trainer, module);
+    NamedTensors tensors;
+    for (const auto& [name, value] : state_of(state)) {
+      if (nb::isinstance<Tensor>(value)) {
+        tensors.emplace_back(nb::cast<std::string>(name), nb::cast<Tensor>(value));
+      }
+    }
+    return tensors;
   }
   void load_state_dict(const nlohmann::json& json) override {
     const Overridden load(nb_trampoline, "load_state_dict");
     if (!load) return Base::load_state_dict(json);
-    load(object_of(json));
+    kKeepsTensors ? void(rest_ = json) : void(load(object_of(json)));
   }
+  /// The last that a checkpoint gives back.
+  void load_tensors(Trainer& trainer, TrainingModule& module,
+                    const NamedTensors& tensors) override {
+    const Overridden load(nb_trampoline, "load_state_dict");
+    if (!load || !kKeepsTensors) return Base::load_tensors(trainer, module, tensors);
+    auto state = nb::cast<nb::dict>(object_of(rest_));
+    state.update(dict_of(tensors));
+    load(state);
+  }
+
+ private:
+  /// Whether the state of Python's class may hold tensors: there is none of a class of C++.
+  static constexpr bool kKeepsTensors = std::is_same_v<Base, Callback>;
+  static nb::dict state_of(const Overridden& state) {
+    return returned<nb::dict>("state_dict", "a dict", state());
+  }
+  nlohmann::json rest_;  // of a state whose tensors are still to come
 };
 
 template <class T>
@@ -307,8 +392,7 @@ void bind_callback(nb::module_& m) {
   nb::class_<Callback, DerivableCallback<Callback>> callback(
       m, "Callback",
       "What a program adds to a Trainer's loop: subclasses define the hooks that they want. A "
-      "class "
-      "with a state_dict() of what JSON holds is saved with a checkpoint.");
+      "class with a state_dict() of tensors and what JSON holds is saved with a checkpoint.");
   callback.def(nb::init<>());
 #define WEFT_HOOK(name) callback.def(#name, &Callback::name, "trainer"_a, "module"_a, text(#name));
   WEFT_HOOKS(WEFT_HOOK)
@@ -320,12 +404,24 @@ void bind_callback(nb::module_& m) {
            "optimizer"_a, text("on_before_optimizer_step"))
       .def(
           "on_train_batch_end",
-          [](Callback& self, Trainer& trainer, TrainingModule& module, const MaybeTensor& loss,
+          [](Callback& self, Trainer& trainer, TrainingModule& module, const nb::dict& outputs,
+             const Batch& batch, int64_t index) {
+            const auto loss = nb::cast<MaybeTensor>(outputs["loss"]);
+            self.on_train_batch_end(trainer, module, loss, batch, index);
+          },
+          "trainer"_a, "module"_a, "outputs"_a, "batch"_a, "batch_idx"_a,
+          "`outputs` has the loss as \"loss\", without a history, None on a pipeline's ranks but "
+          "the last stage's, and what else a dict from training_step() held; of micro-batches, and "
+          "of steps that are captured, the loss alone. trainer.has_stepped tells whether the batch "
+          "was the last of a step.")
+      .def(
+          "on_validation_batch_end",
+          [](Callback& self, Trainer& trainer, TrainingModule& module, nb::handle,
              const Batch& batch,
-             int64_t index) { self.on_train_batch_end(trainer, module, loss, batch, index); },
-          "trainer"_a, "module"_a, "loss"_a, "batch"_a, "batch_idx"_a, text("on_train_batch_end"))
-      .def("on_validation_batch_end", &Callback::on_validation_batch_end, "trainer"_a, "module"_a,
-           "batch"_a, "batch_idx"_a, text("on_validation_batch_end"))
+             int64_t index) { self.on_validation_batch_end(trainer, module, batch, index); },
+          "trainer"_a, "module"_a, "outputs"_a.none(), "batch"_a, "batch_idx"_a,
+          "`outputs`: what validation_step() returned. Also of the sanity check, and of "
+          "Trainer.validate().")
       .def(
           "on_exception", [](Callback&, Trainer&, TrainingModule&, nb::handle) {}, "trainer"_a,
           "module"_a, "exception"_a, text("on_exception"))

@@ -47,7 +47,25 @@ TEST_CASE("a process that something has started as a rank is that rank") {
   CHECK(run_shell(rank + kShell + "'echo $RANK of $WORLD_SIZE'").out == "1 of 2\n");
   CHECK(run_shell(rank + "--devices 2 -- sh -c 'exit 7'").code == 7);
   check_error(run_shell(rank + "--devices 3 -- true"), 2, "--devices 3: 2 ranks were started");
+  CHECK(run_shell(rank + "--devices auto -- sh -c 'exit 7'").code == 7);
   check_error(run_weft("launch -- true"), 2, "--devices: how many ranks?");
+}
+
+TEST_CASE("all devices of a machine without a GPU are the CPU") {
+  const std::string here = "CUDA_VISIBLE_DEVICES= " + weft_program();
+  for (const std::string all : {"auto", "-1"}) {
+    const std::string launch = here + " launch --devices " + all;
+    CHECK(run_shell(launch + kShell + "'echo $RANK of $WORLD_SIZE'").out == "0 of 1\n");
+    check_error(run_shell(launch + " --nodes 2 -- true"), 2,
+                "--devices " + all + ": all of this machine; with --nodes expected the number");
+    CHECK_THAT(run_shell(here + " estimate --model resnet8 --devices " + all).out,
+               Contains("on each of 1 device"));
+  }
+  check_error(run_weft("train --hosts /dev/null --devices auto"), 2,
+              "--devices auto: all of this machine; with --hosts expected the number");
+  check_error(run_weft("launch --devices 65537 -- true"), 2,
+              "--devices: expected a number from 1 to 65536, or auto, got \"65537\"");
+  check_error(run_weft("estimate --devices 0,1"), 2, "--devices: expected a number from 1 to");
 }
 
 TEST_CASE("hosts without mpirun meet at an address, and train as one host does") {

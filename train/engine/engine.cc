@@ -123,7 +123,8 @@ std::vector<NamedState> Engine::states(nlohmann::json& engine, nlohmann::json& c
 std::string Engine::state_path(const std::string& directory, const std::string& tag) const {
   WEFT_CHECK(!tag.empty() && tag != "." && tag != ".." && tag != kLatest &&
                  tag.find('/') == std::string::npos,
-             "engine: tag: expected a name of a file other than \"{}\", got \"{}\"", kLatest, tag);
+             "engine: {}: tag: expected a name of a file other than \"{}\", got \"{}\"", directory,
+             kLatest, tag);
   const io::Path place = io::Path(directory) / tag;
   const bool is_sharded = fabric_->options().state_dict_type == "sharded";
   return (place / (std::string(kState) + (is_sharded ? "" : ".safetensors"))).string();

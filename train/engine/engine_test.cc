@@ -10,9 +10,11 @@
 #include "autograd/ops.h"
 #include "autograd/random.h"
 #include "dist/comm/in_process.h"
+#include "io/safetensors.h"
 #include "nn/nn.h"
 #include "optim/adam.h"
 #include "optim/clip.h"
+#include "tests/json_damage.h"
 
 using namespace weft;
 using namespace weft::train;
@@ -166,10 +168,50 @@ TEST_CASE("an engine that goes on from its checkpoint ends with the same bits") 
   CHECK(!continued.load_checkpoint(fresh("nothing")));
   CHECK_THROWS_WITH(continued.load_checkpoint(directory, "third"), Contains("third"));
   CHECK_THROWS_WITH(continued.save_checkpoint(directory, {.tag = "../x"}),
-                    "engine: tag: expected a name of a file other than \"latest\", got \"../x\"");
+                    "engine: " + directory +
+                        ": tag: expected a name of a file other than \"latest\", got \"../x\"");
   const auto [x, labels] = rows(4, 0, 4);
   continued.backward(ops::cross_entropy(continued(x), labels));
   CHECK_THROWS_WITH(continued.save_checkpoint(directory), Contains("in the middle of a step"));
+}
+
+TEST_CASE("an engine's checkpoint that is damaged is named") {
+  const std::string directory = fresh("damaged");
+  const auto model = make_model();
+  Engine engine(*model, config(1));
+  run(engine, 0, 1);
+  engine.save_checkpoint(directory, {.tag = "one", .client_state = {{"epoch", 3}}});
+  const io::Path latest = io::Path(directory) / "latest";
+  const std::string tag = io::read_text(latest);
+  for (size_t size = 0; size + 1 < tag.size(); ++size) {  // but for the end of the line
+    std::ofstream(latest) << tag.substr(0, size);
+    CHECK_THROWS_WITH(engine.load_checkpoint(directory), Contains(directory));
+  }
+  std::ofstream(latest) << tag;
+  const std::string file = engine.load_checkpoint(directory)->path;
+  const io::SafeTensors saved = io::read_safetensors(file);
+  const Json whole = Json::parse(saved.metadata.at("weft.state"));
+  int errors = 0;
+  for_each_damage(whole.at("engine"), [&](const Json& damaged, const std::string& key) {
+    Json all = whole;
+    all["engine"] = damaged;
+    io::Metadata metadata = saved.metadata;
+    metadata["weft.state"] = all.dump();
+    io::write_safetensors(file, saved.tensors, metadata);
+    INFO(damaged.dump());
+    try {
+      engine.load_checkpoint(directory);
+    } catch (const Error& error) {
+      ++errors;
+      CHECK_THAT(error.what(), Contains(file) && Contains(key == "value" ? "engine" : key));
+    }
+  });
+  CHECK(errors > 20);
+  io::write_safetensors(file, saved.tensors, saved.metadata);
+  for (uintmax_t size = std::filesystem::file_size(file); size-- > 0;) {
+    std::filesystem::resize_file(file, size);
+    CHECK_THROWS_WITH(engine.load_checkpoint(directory), Contains(file));
+  }
 }
 
 TEST_CASE("a step whose gradients overflow is left out and counted") {

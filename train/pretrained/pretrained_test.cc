@@ -11,6 +11,7 @@
 #include "io/pth_reader.h"
 #include "io/safetensors_index.h"
 #include "models/registry.h"
+#include "tests/json_damage.h"
 
 namespace weft::train {
 namespace {
@@ -196,7 +197,31 @@ TEST_CASE("files beside the weights are read, and bad ones refused") {
     write("config.json", text);
     CHECK_THROWS_WITH(read_pretrained(folder), Contains(message));
   }
-  write("config.json", "{}");
+  // Cut anywhere, keys missing, too many, or of another type: read, or named.
+  const auto check_named = [&](const char* name, const std::string& text) {
+    int errors = 0;
+    const auto check = [&](const std::string& damaged, const std::string& key) {
+      INFO(damaged);
+      write(name, damaged);
+      try {
+        read_pretrained(folder);
+      } catch (const Error& error) {
+        ++errors;
+        CHECK_THAT(error.what(), Contains(name) && Contains(key));
+      }
+    };
+    for (size_t size = 0; size < text.size(); ++size) check(text.substr(0, size), "");
+    for_each_damage(
+        nlohmann::json::parse(text),
+        [&](const nlohmann::json& damaged, const std::string& key) { check(damaged.dump(), key); });
+    CHECK(errors > static_cast<int>(text.size()));
+    write(name, "{}");
+  };
+  check_named("config.json", R"({"layer_norm_eps": 1e-5, "num_attention_heads": 4,
+      "hidden_act": "gelu", "id2label": {"0": "a", "1": "b", "2": "c", "3": "d", "4": "e"}})");
+  check_named("preprocessor_config.json",
+              R"({"image_mean": [0.1, 0.2, 0.3], "image_std": [1, 2, 3], "resample": 3,
+      "size": {"height": 8, "width": 8}})");
   write("preprocessor_config.json", R"({"image_std": [1, 0, 3]})");
   CHECK_THROWS_WITH(read_pretrained(folder), Contains("standard deviation 0"));
   std::filesystem::remove_all(folder);

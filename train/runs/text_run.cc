@@ -254,7 +254,7 @@ RunRecord record_of(const Config& config) {
                           {"schedule", trainer.scheduler()->state_dict()}};
   };
   const auto load = [](Trainer& trainer, const nlohmann::json& state) {
-    trainer.load_state_dict(io::field(state, "trainer"));
+    trainer.load_state_dict(io::object_field(state, "trainer"));
     trainer.scheduler()->load_state_dict(io::field(state, "schedule"));
   };
   return {save, load};

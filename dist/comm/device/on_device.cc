@@ -75,10 +75,4 @@ Tensor buffer_for(Communicator& group, int64_t n, DType dtype, Device device) {
   return buffer.defined() ? buffer : Tensor::zeros({n}, dtype, device);
 }
 
-Device device_of_rank(Device asked, int local_rank) {
-  if (asked.type == DeviceType::cpu) return asked;
-  require_device(asked);
-  return {asked.type, local_rank % runtime::device_count()};
-}
-
 }  // namespace weft::dist

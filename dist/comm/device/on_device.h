@@ -4,6 +4,7 @@
 #include <string>
 
 #include "dist/comm/communicator.h"
+#include "dist/comm/device/device_of_rank.h"  // IWYU pragma: export
 
 namespace weft::dist {
 
@@ -32,9 +33,5 @@ Tensor buffer_for(Communicator& group, int64_t n, DType dtype, Device device);
 /// before it in the same communicator come with it. So a program that forgets to wait reads what
 /// was there before, and one that changes an input while it is under way is told.
 CommunicatorPtr make_staged_communicator(CommunicatorPtr host, Device device);
-
-/// The device of a rank that is the local_rank-th of its host, of the kind of `asked`; ranks beyond
-/// the number of devices share them.
-Device device_of_rank(Device asked, int local_rank);
 
 }  // namespace weft::dist

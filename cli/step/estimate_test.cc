@@ -1,0 +1,38 @@
+// weft estimate: a model that is here, and one of which only the size is known.
+#include <nlohmann/json.hpp>
+
+#include "tests/program/run_weft.h"
+
+using namespace weft::cli;
+using Catch::Matchers::Contains;
+
+TEST_CASE("a count of parameters is told as Accelerate tells it") {
+  // `accelerate estimate-memory bert-base-cased`: the model, its gradients, the backward pass,
+  // Adam's step.
+  const std::string bert = "estimate --parameters 108310272 --buffers 8192 --dtype ";
+  const Outcome outcome = run_weft(bert + "float32,float16");
+  CHECK_THAT(outcome.out, Contains("float32     413.18 MiB   413.18 MiB   413.18 MiB   826.36 MiB"
+                                   "     1.61 GiB     1.61 GiB"));
+  CHECK_THAT(outcome.out, Contains("float16     206.59 MiB   413.18 MiB   619.77 MiB   826.36 MiB"
+                                   "   826.36 MiB   826.36 MiB"));
+  const auto whole = nlohmann::json::parse(run_weft(bert + "float32 --json").out);
+  CHECK(whole.at("model_bytes") == 4 * 108310272 + 8192);
+  CHECK(whole.at("peak_bytes") == 4 * whole.at("model_bytes").get<int64_t>());
+  check_error(run_weft("estimate --parameters 10 --dtype float8"), 2,
+              "--dtype: \"float8\" is not one of float32, float16, bfloat16, int8, int4");
+}
+
+TEST_CASE("a step's memory and traffic, kind by kind") {
+  const auto row = nlohmann::json::parse(
+      run_weft("estimate --model simple_cnn --devices 2 --strategy ddp --precision fp32 --batch 64 "
+               "--check --json")
+          .out);
+  const int64_t bytes = 4 * row.at("parameters").get<int64_t>();
+  CHECK(row.at("parameters_bytes") == bytes);
+  CHECK(row.at("optimizer_bytes") == 2 * bytes);
+  CHECK(row.at("sent_bytes") >= bytes);
+  CHECK(row.at("largest_layer") == "fc1");
+  CHECK(std::abs(row.at("off").get<double>()) < 0.05);
+  check_error(run_weft("estimate --model vit_lite16"), 2, "unknown model \"vit_lite16\"");
+  check_error(run_weft("estimate --precision fp8:O4"), 2, "O4");
+}
