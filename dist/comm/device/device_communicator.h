@@ -19,8 +19,8 @@ class DeviceCommunicator : public Communicator {
   void leave(const std::string& reason) override { host_->leave(reason); }
 
   Device device() const { return device_; }
-  /// Zeros on the device, in memory that the engine reaches more directly than any other;
-  /// undefined where it has none. Every rank calls it, in one order.
+  /// Elements on the device, uninitialised, in memory that the engine reaches more directly than
+  /// any other; undefined where it has none. Every rank calls it, in one order.
   virtual Tensor registered_buffer(int64_t, DType) { return {}; }
 
  protected:

@@ -72,7 +72,7 @@ Tensor buffer_for(Communicator& group, int64_t n, DType dtype, Device device) {
       engine && engine->device() == device) {
     buffer = engine->registered_buffer(n, dtype);
   }
-  return buffer.defined() ? buffer : Tensor::zeros({n}, dtype, device);
+  return buffer.defined() ? buffer : Tensor::empty({n}, dtype, device);
 }
 
 Device device_of_rank(Device asked, int local_rank) {
