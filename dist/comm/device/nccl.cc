@@ -195,14 +195,20 @@ class NcclCommunicator : public DeviceCommunicator {
     return std::make_shared<NcclCommunicator>(std::move(host), device(), options_, family_);
   }
 
-  Tensor registered_buffer(int64_t elements, DType dtype) override {
+  Tensor registered_buffer(int64_t elements, DType dtype, BufferLife life) override {
     const size_t bytes = static_cast<size_t>(elements) * itemsize(dtype);
     if (!buffers_ || bytes == 0) return {};
-    void* const memory = buffers_->allocate(bytes);
-    buffers_->name_recent(name());
-    const auto release = [memory, bytes, buffers = buffers_] {
-      buffers->deallocate(memory, bytes);
-    };
+    void* memory = nullptr;
+    std::function<void()> release;
+    if (life == BufferLife::kStays) {
+      memory = registered_->take(bytes);
+      WEFT_CHECK(memory, "{}: NCCL has no {} bytes to register on {}", name(), bytes, device());
+      release = [memory, source = registered_, owner = buffers_] { source->give_back(memory); };
+    } else {
+      memory = buffers_->allocate(bytes);
+      buffers_->name_recent(name());
+      release = [memory, bytes, buffers = buffers_] { buffers->deallocate(memory, bytes); };
+    }
     return Tensor::view_of(std::make_shared<Storage>(memory, bytes, device(), release), {elements},
                            {1}, 0, dtype);
   }
