@@ -102,7 +102,9 @@ class RegisteredMemory : public MemorySource {
     void *memory = nullptr, *handle = nullptr;
     if (api_.mem_alloc(&memory, bytes) != nccl::Result::kSuccess) return nullptr;
     std::lock_guard lock(mutex_);
-    if (comm_ && api_.comm_register(comm_, memory, bytes, &handle) != nccl::Result::kSuccess) {
+    const nccl::Result registered =
+        comm_ ? api_.comm_register(comm_, memory, bytes, &handle) : nccl::Result::kSuccess;
+    if (registered != nccl::Result::kSuccess && registered != nccl::Result::kInProgress) {
       api_.mem_free(memory);
       return nullptr;
     }
