@@ -160,6 +160,7 @@ void CachingAllocator::let_go(StreamHandle stream) {
   std::lock_guard lock(mutex_);
   held_.erase(stream);
   for (Resting& resting : resting_) std::erase(resting.users, stream);
+  for (auto& [block, live] : live_) std::erase(live.users, stream);
   // The stream is about to go: nobody could ask for its blocks again.
   release_locked(pools_[stream]);
   pools_.erase(stream);

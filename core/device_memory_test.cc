@@ -62,6 +62,17 @@ TEST_CASE("the pool is given up before memory is said to be out, but not a held 
   allocator.deallocate(rest, 300);
 }
 
+TEST_CASE("a block that a stream has used may outlive the stream") {
+  CachingAllocator allocator(kCuda, std::make_unique<SmallMemory>(1000));
+  int stream = 0, gone = 0;
+  void* a = allocator.allocate(100, &stream);
+  allocator.record_use(a, &gone);
+  allocator.let_go(&gone);
+  allocator.deallocate(a, 100);
+  CHECK(allocator.allocate(100, &stream) == a);
+  allocator.deallocate(a, 100);
+}
+
 TEST_CASE("running out of memory names the ops that hold most of it and what to try") {
   CachingAllocator allocator(kCuda, std::make_unique<SmallMemory>(1000));
   int stream = 0;

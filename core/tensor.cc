@@ -1,5 +1,7 @@
 #include "core/tensor.h"
 
+#include <utility>
+
 #include "core/allocator.h"
 #include "core/stream.h"
 #include "core/transfer.h"
@@ -17,13 +19,17 @@ Storage::Storage(size_t bytes, Device device, std::function<void()> on_touch)
 
 void Storage::take(Storage& from) {
   WEFT_ASSERT(on_touch_ && !data_ && from.bytes_ == bytes_ && from.device_ == device_);
-  WEFT_ASSERT(!from.release_);
+  release_ = std::exchange(from.release_, nullptr);
   data_.store(from.data_.exchange(nullptr), std::memory_order_release);
 }
 
 void Storage::free() {
   WEFT_ASSERT(on_touch_);
-  allocator(device_).deallocate(data_, bytes_);
+  if (release_) {
+    std::exchange(release_, nullptr)();
+  } else {
+    allocator(device_).deallocate(data_, bytes_);
+  }
   data_ = nullptr;
 }
 

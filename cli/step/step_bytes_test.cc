@@ -33,6 +33,7 @@ TEST_CASE("a bf16 step moves at most 1.3 times the least that its ops could, wha
               static_cast<double>(large.least - small.least) <=
           1.3);
   }
+  CHECK(count_bytes({.model = "vit_b_16", .precision = "bf16", .batch = 256}).ratio() <= 1.3);
 }
 
 TEST_CASE("the optimizer moves 28 bytes a parameter, in one kernel") {

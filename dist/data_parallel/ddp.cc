@@ -218,7 +218,8 @@ class DistributedDataParallel::Reducer : public std::enable_shared_from_this<Red
       // Equal parts for all ranks.
       const int64_t padded = (sizes[b] + group_->size() - 1) / group_->size() * group_->size();
       const Tensor& first = parameters_[bucket.parameters[0]].tensor;
-      bucket.flat = buffer_for(*group_, padded, first.dtype(), first.device());
+      bucket.flat = buffer_for(*group_, padded, first.dtype(), first.device(), BufferLife::kStays);
+      ops::zero_(bucket.flat);
       int64_t offset = 0;
       for (int i : bucket.parameters) {
         Parameter& p = parameters_[i];

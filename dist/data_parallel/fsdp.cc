@@ -16,6 +16,7 @@
 #include "autograd/ops.h"
 #include "core/memory_account.h"
 #include "core/view.h"
+#include "dist/comm/device/on_device.h"
 #include "dist/comm/exact_sum.h"
 #include "dist/data_parallel/ddp.h"
 #include "dist/data_parallel/fsdp_engine.h"
@@ -131,7 +132,8 @@ void FullySharded::Engine::synchronize(const Tensor& tensor) {
 
 /// A unit's parameters as one flat tensor, [padded].
 Tensor FullySharded::Engine::values_of_first_rank(const Unit& unit) {
-  Tensor flat = Tensor::zeros({unit.padded}, unit.dtype, unit.device);
+  Tensor flat = buffer_for(unsharding.group(), unit.padded, unit.dtype, unit.device);
+  ops::zero_(flat);
   for (const Parameter& p : unit.parameters) {
     const bool was_meta = !nn::has_memory(p.whole);
     nn::materialize(p.whole);

@@ -1,11 +1,14 @@
 #include "dist/data_parallel/fsdp_engine.h"
 
 #include <algorithm>
+#include <numeric>
 #include <utility>
 
 #include "autograd/ops.h"
 #include "core/memory_account.h"
 #include "core/transfer.h"
+#include "core/view.h"
+#include "dist/comm/device/on_device.h"
 
 namespace weft::dist::fsdp {
 
@@ -41,12 +44,16 @@ Tensor Unsharding::own_part(Unit& unit) const {
   return part;
 }
 
-/// Begins to unshard a unit into `out`.
+/// Begins to unshard a unit into `out`, in place: both ends of a collective are registered memory.
 Work Unsharding::start(Unit& unit, const Tensor& out) {
   ++count;
-  std::vector<int64_t> counts;  // none: as many of each rank
+  std::vector<int64_t> counts(group_->size(), unit.part);
   if (unit.is_narrowed()) counts = unit.wire.bytes_by_rank(group_->size());
-  return group_->all_gather(out, own_part(unit), counts);
+  const auto own = counts.begin() + group_->rank();
+  const Tensor place = view::narrow(out, 0, std::accumulate(counts.begin(), own, int64_t{0}), *own);
+  const Tensor part = own_part(unit);
+  if (part.raw() != place.raw()) copy_same_layout(part, place);
+  return group_->all_gather(out, place, counts);
 }
 
 void Unsharding::unshard(Unit& unit) {
@@ -59,7 +66,7 @@ void Unsharding::unshard(Unit& unit) {
   if (unit.incoming.defined()) {
     arrive(unit);
   } else {
-    const Tensor whole = Tensor::empty({unit.padded}, unit.unsharded_dtype, unit.device);
+    const Tensor whole = buffer_for(*group_, unit.padded, unit.unsharded_dtype, unit.device);
     start(unit, whole).wait();
     unit.memory->take(*whole.storage());
   }
@@ -73,8 +80,8 @@ void Unsharding::unshard(Unit& unit) {
 void Unsharding::fetch(Unit& unit) {
   const MemoryScope scope(MemoryKind::kGathered);
   unit.incoming = unit.is_narrowed()
-                      ? Tensor::empty({unit.wire.bytes()}, DType::u8, unit.device)
-                      : Tensor::empty({unit.padded}, unit.unsharded_dtype, unit.device);
+                      ? buffer_for(*group_, unit.wire.bytes(), DType::u8, unit.device)
+                      : buffer_for(*group_, unit.padded, unit.unsharded_dtype, unit.device);
   held.add(unit.arriving_bytes());
   unit.fetch = start(unit, unit.incoming);
 }
@@ -157,8 +164,11 @@ bool has_gradients(const Unit& unit) {
 /// The unit's gradients, and what was collected of them under no_sync, as one flat tensor.
 Tensor Reduction::take_flat(Unit& unit) {
   const NoGrad guard;
-  Tensor flat = unit.local.defined() ? unit.local
-                                     : Tensor::zeros({unit.padded}, unit.reduce_dtype, unit.device);
+  Tensor flat = unit.local;
+  if (!flat.defined()) {
+    flat = buffer_for(*group_, unit.padded, unit.reduce_dtype, unit.device);
+    ops::zero_(flat);
+  }
   for (Parameter& p : unit.parameters) {
     const Tensor gradient = p.whole.grad();
     if (!gradient.defined()) continue;
@@ -187,7 +197,7 @@ void Reduction::start(Unit& unit) {
   Unit::OnItsWay sum;
   sum.whole = take_flat(unit);
   assign_memory(sum.whole, MemoryKind::kBuckets);  // it may have been collected under no_sync
-  sum.part = Tensor::empty({unit.part}, unit.reduce_dtype, unit.device);
+  sum.part = buffer_for(*group_, unit.part, unit.reduce_dtype, unit.device);
   held.add(static_cast<int64_t>(sum.whole.nbytes() + sum.part.nbytes()));
   sum.scatter = group_->reduce_scatter(sum.part, sum.whole);
   unit.sums.push_back(std::move(sum));

@@ -34,9 +34,10 @@ OracleSetting on_nccl(Collectives collectives, int steps) {
           }};
 }
 
-/// Of a rank in a step, on average: NCCL's launches and the bytes that went to others.
+/// Of a rank in a step, on average: NCCL's launches, the bytes that went to others, and calls on
+/// memory that is not registered.
 struct PerStep {
-  double launches, sent;
+  double launches, sent, unregistered;
 };
 PerStep count(const Case& c, Collectives collectives) {
   // The second step: DDP's buckets and FSDP's order of units are settled after the first.
@@ -46,8 +47,11 @@ PerStep count(const Case& c, Collectives collectives) {
     return nccl_stand_in_counts();
   };
   const NcclCounts one = total(1), two = total(2);
-  return {static_cast<double>(two.launches - one.launches) / c.ranks,
-          static_cast<double>(two.sent - one.sent) / c.ranks};
+  const auto of_rank = [&](int64_t NcclCounts::*field) {
+    return static_cast<double>(two.*field - one.*field) / c.ranks;
+  };
+  return {of_rank(&NcclCounts::launches), of_rank(&NcclCounts::sent),
+          of_rank(&NcclCounts::unregistered)};
 }
 
 std::string docs() {
@@ -80,12 +84,14 @@ TEST_CASE("every strategy on NCCL's sums equals one rank in f64") {
   }
 }
 
-TEST_CASE("DDP's buckets are memory that NCCL registered") {
+TEST_CASE("DDP's buckets and FSDP's units are memory that NCCL registered") {
   kernels::watch_accesses(false);
-  reset_nccl_stand_in_counts();
-  train_oracle_ranks(on_nccl(Collectives::kNccl, 1), maker({{.name = "ddp"}, 2}), 2);
-  CHECK(nccl_stand_in_counts().unregistered_reductions == 0);
-  CHECK(nccl_stand_in_counts().registered == 0);
+  for (const Case& c :
+       std::vector<Case>{{{.name = "ddp"}, 2}, {{.name = "zero2"}, 2}, {{.name = "fsdp"}, 2}}) {
+    INFO(c.options.name);
+    CHECK(count(c, Collectives::kNccl).unregistered == 0);
+    CHECK(nccl_stand_in_counts().registered == 0);  // the communicators have gone
+  }
 }
 
 TEST_CASE("launches and bytes of a step are those of docs/sharding.md") {

@@ -2,6 +2,7 @@
 // bf16 (or f64) elements, computed in Acc.
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 
 #include "core/philox.h"
@@ -45,6 +46,8 @@ struct AttentionFields {
   Count heads, queries, keys, width;
   Count sharing;  // heads of q that share one of k and v
   Real scale, dropout;
+  Real kept_factor;    // what dropout multiplies the scores by that it keeps
+  uint32_t threshold;  // of is_kept
   bool causal;
   uint64_t seed, stream, offset;
   const int64_t* moved;  // may be null
@@ -65,27 +68,29 @@ struct AttentionFields {
         sharing(static_cast<Count>(heads_per_key(p))),
         scale(static_cast<Real>(p.scale)),
         dropout(static_cast<Real>(p.dropout)),
+        kept_factor(1 / (1 - dropout)),
+        threshold(threshold_of(static_cast<float>(p.dropout))),
         causal(p.causal),
         seed(p.seed),
         stream(p.stream),
         offset(p.offset),
         moved(p.moved.defined() ? p.moved.data<int64_t>() : nullptr) {}
 
-  /// What dropout multiplies the scores by that it keeps.
-  __device__ __forceinline__ Real kept_factor() const { return 1 / (1 - dropout); }
-  /// Dropout keeps those of four neighbouring scores whose words pass this.
-  __device__ __forceinline__ bool is_kept(uint32_t word) const {
-    return uniform_from_bits(word) >= static_cast<float>(dropout);
+  /// uniform_from_bits(w) = ((w >> 9) + 1/2) 2^-23 >= dropout where w >> 9 is not below this.
+  static uint32_t threshold_of(float dropout) {
+    return static_cast<uint32_t>(std::max(0.0, std::ceil(dropout * 0x1p23 - 0.5)));
   }
-  /// The words of elements n / 4 * 4 to n / 4 * 4 + 3 of the scores.
-  __device__ __forceinline__ auto words_of(uint64_t n) const {
+  /// Dropout keeps those of four neighbouring scores whose words pass this.
+  __device__ __forceinline__ bool is_kept(uint32_t word) const { return word >> 9 >= threshold; }
+  /// The words of elements n / 4 * 4 to n / 4 * 4 + 3 of the scores; key: the seed.
+  __device__ __forceinline__ auto words_of(uint64_t n, uint64_t key) const {
     // Two addresses, not two branches: those cost registers that attention_cuda_short.cu lacks.
     const uint64_t drawn = stream + static_cast<uint64_t>(*(moved ? moved : &kNotMoved));
-    return philox4x32(seed, drawn, offset + n / 4);
+    return philox4x32(key, drawn, offset + n / 4);
   }
   /// Dropout keeps element n of the scores.
   __device__ __forceinline__ bool keeps(uint64_t n) const {
-    const auto words = words_of(n);
+    const auto words = words_of(n, seed);
     return is_kept(philox_word(words, n % 4));
   }
 };

@@ -46,9 +46,12 @@ struct Shape {
       2 * Tile::elements(kTile) * sizeof(Element) + Ring<kOfKeys>::kBytes;
   static_assert(kForwardBytes == kShape.shared_bytes(false));
   static_assert(kBackwardBytes<true> == kShape.shared_bytes(true));
-  // Backward: columns of scores that a warp holds at once.
+  // Backward: columns of scores that a warp holds at once. Dropout's words take registers, too.
+  static constexpr int kColumnsOfKeys = kDropout && kWidth == 128 && kShape.is_wide() ? 16 : 32;
   template <bool kOfKeys>
-  static constexpr int kColumns = kOfKeys || kWidth == 128 ? 32 : 64;
+  static constexpr int kColumns = kOfKeys         ? kColumnsOfKeys
+                                  : kWidth == 128 ? 32
+                                                  : 64;
 };
 
 /// Where the tile of a pair's tokens begins that a block owns. Under a causal mask the last queries

@@ -48,7 +48,7 @@ struct Work {
   /// The factor of dropout: 0 or 1 / (1 - p).
   __device__ Acc kept(int64_t head, int64_t query, int64_t key) const {
     if (p.dropout == 0) return 1;
-    return p.keeps(row(head, query) * p.keys + key) ? static_cast<Acc>(p.kept_factor()) : Acc{0};
+    return p.keeps(row(head, query) * p.keys + key) ? static_cast<Acc>(p.kept_factor) : Acc{0};
   }
   __device__ Acc probability(int64_t head, int64_t query, int64_t key) const {
     const Acc s = score(head, query, key);
@@ -78,7 +78,7 @@ __device__ Acc* shared_row(int64_t length, int rows) {
 }
 
 template <class Acc>
-__global__ void attention_naive_kernel(AttentionArguments p) {
+__global__ void __launch_bounds__(kWarps* kWarp) attention_naive_kernel(AttentionArguments p) {
   const Work<Acc> w(p, p.heads, p.queries);
   if (!w.exists()) return;
   Acc* const scores = shared_row<Acc>(p.keys, 1);
@@ -106,7 +106,7 @@ __global__ void attention_naive_kernel(AttentionArguments p) {
 
 /// delta of a query.
 template <class Acc>
-__global__ void attention_delta_kernel(AttentionArguments p) {
+__global__ void __launch_bounds__(kWarps* kWarp) attention_delta_kernel(AttentionArguments p) {
   const Work<Acc> w(p, p.heads, p.queries);
   if (!w.exists()) return;
   Acc sum = 0;
@@ -118,7 +118,7 @@ __global__ void attention_delta_kernel(AttentionArguments p) {
 }
 
 template <class Acc>
-__global__ void attention_dq_kernel(AttentionArguments p) {
+__global__ void __launch_bounds__(kWarps* kWarp) attention_dq_kernel(AttentionArguments p) {
   const Work<Acc> w(p, p.heads, p.queries);
   if (!w.exists()) return;
   Acc* const ds = shared_row<Acc>(p.keys, 1);
@@ -133,7 +133,7 @@ __global__ void attention_dq_kernel(AttentionArguments p) {
 }
 
 template <class Acc>
-__global__ void attention_dkv_kernel(AttentionArguments p) {
+__global__ void __launch_bounds__(kWarps* kWarp) attention_dkv_kernel(AttentionArguments p) {
   const Work<Acc> w(p, p.heads / p.sharing, p.keys);
   if (!w.exists()) return;
   const int64_t first_head = w.h * p.sharing, rows = p.sharing * p.queries;

@@ -51,7 +51,7 @@ struct KeptRows {
     bits = 0;
 #pragma unroll 1  // eight generators at once would not fit the registers
     for (int r = 0; r < kRows; ++r) bits |= p.keeps(n + r * step) ? 1u << r : 0u;
-    factor = static_cast<float>(p.kept_factor());
+    factor = static_cast<float>(p.kept_factor);
   }
   __device__ float operator[](int r) const { return (bits >> r & 1) == 0 ? 0.0f : factor; }
 };

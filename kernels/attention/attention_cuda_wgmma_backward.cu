@@ -59,7 +59,7 @@ struct Shape {
   static constexpr int kRowsBytes = 2 * kQueries * static_cast<int>(sizeof(float));
   static constexpr int kStageBytes = 2 * kQueryBytes;
   static constexpr size_t kSharedBytes =
-      2 * kKeyBytes + 2 * kSlopesBytes + kStages * (kStageBytes + kRowsBytes);
+      2 * kKeyBytes + kStages * (kSlopesBytes + kStageBytes + kRowsBytes);
   // A consumer's part of a chunk's dq, in pieces of 64 by 64.
   static constexpr int kPieces = kQueries * kWidth / (kConsumers * kRows * kBoxColumns);
 };
@@ -147,12 +147,12 @@ struct Tiles {
 
   __device__ __forceinline__ char* keys() const { return memory; }
   __device__ __forceinline__ char* values() const { return memory + S::kKeyBytes; }
-  /// Of dS, one of two.
-  __device__ __forceinline__ char* slopes(int buffer) const {
-    return memory + 2 * S::kKeyBytes + buffer * S::kSlopesBytes;
+  /// Of dS, one for each stage.
+  __device__ __forceinline__ char* slopes(int stage) const {
+    return memory + 2 * S::kKeyBytes + stage * S::kSlopesBytes;
   }
   __device__ __forceinline__ char* queries(int stage) const {
-    return memory + 2 * (S::kKeyBytes + S::kSlopesBytes) + stage * S::kStageBytes;
+    return memory + 2 * S::kKeyBytes + kStages * S::kSlopesBytes + stage * S::kStageBytes;
   }
   __device__ __forceinline__ char* dout(int stage) const { return queries(stage) + S::kQueryBytes; }
   /// lse of a stage's queries, then delta.
@@ -311,7 +311,7 @@ struct Scores {
         float& score = scores[4 * j + e];
         float& slope = slopes[4 * j + e];
         float factor = 1;
-        if constexpr (kDropout) factor = (kept >> (4 * j + e) & 1) == 0 ? 0 : p.kept_factor();
+        if constexpr (kDropout) factor = (kept >> (4 * j + e) & 1) == 0 ? 0 : p.kept_factor;
         slope = score == 0 ? 0 : score * (slope * factor - of_queries.values[e % 2]);
         score *= factor;
       }
@@ -360,7 +360,6 @@ __global__ void __launch_bounds__(kThreads, 1)
   };
   Ring<1> of_keys;
   Ring<kStages> ring;
-  int buffer = 0;
   for (int u = static_cast<int>(blockIdx.x); u < p.units();) {
     const Unit unit(p, u);
     for (int block = unit.first_block; block <= unit.last_block; ++block, of_keys.advance()) {
@@ -369,13 +368,13 @@ __global__ void __launch_bounds__(kThreads, 1)
       for (int i = 0; i < p.sharing; ++i) {
         const Pair pair = unit.pair(p, i);
         for (int chunk = p.first_chunk(block, S::kQueries); chunk < p.chunks;
-             ++chunk, ring.advance(), buffer ^= 1) {
+             ++chunk, ring.advance()) {
           // Asked for anew, as are all that hang on it: no registers are left to keep them in.
           const Share<S> own(uniform_warpgroup() - 1);
           const Scores<kMasked, kDropout> of_scores{p, block * S::kKeys + own.row};
           const char* const own_keys = tiles.keys() + own.row * kLine;
           const char* const own_values = tiles.values() + own.row * kLine;
-          char* const tile_ds = tiles.slopes(buffer);
+          char* const tile_ds = tiles.slopes(ring.stage);
           const char* const queries = tiles.queries(ring.stage);
           const char* const dout = tiles.dout(ring.stage);
           uint32_t weights[kRows / 16][4], rounded[kRows / 16][4];

@@ -4,6 +4,7 @@
 
 #include "kernels/attention/token_tile.cuh"
 #include "kernels/device/approx.h"
+#include "kernels/device/warpgroup.cuh"
 
 namespace weft::kernels {
 
@@ -38,38 +39,70 @@ struct MmaAttention : AttentionFields<HeadRows, int, float> {
   __device__ __forceinline__ uint64_t element(const Pair& pair, int query, int key) const {
     return (static_cast<uint64_t>(pair.index) * queries + query) * keys + key;
   }
-  /// Bit 0: element n is kept; bit 1: element n + 1.
-  __device__ __forceinline__ uint32_t kept_pair(uint64_t n) const {
-    const auto words = words_of(n);
-    const uint32_t place = n % 4, first = is_kept(philox_word(words, place));
-    if (place == 3) return first | uint32_t{keeps(n + 1)} << 1;
-    return first | uint32_t{is_kept(philox_word(words, place + 1))} << 1;
+  /// Bit w: dropout keeps element n / 4 * 4 + w.
+  __device__ __forceinline__ uint32_t kept_words(uint64_t n) const {
+    // ptxas would compute the keys of all rounds beforehand, and has no registers to keep them.
+    const auto words = words_of(n, reread_number(seed));
+    uint32_t kept = 0;
+#pragma unroll
+    for (int w = 0; w < 4; ++w) kept |= uint32_t{is_kept(words[w])} << w;
+    return kept;
   }
   /// Bit 4 j + e: score e of block j of this lane is kept. Rows are queries from `query` on,
-  /// columns keys; at most 8 blocks.
+  /// columns keys from `key` on, a multiple of four; at most 8 blocks. The lanes of a quad, which
+  /// have the same rows, draw for one another: each every other four words of one of the rows.
   template <int kBlocks>
   __device__ __forceinline__ uint32_t kept_scores(const Pair& pair, int query, int key) const {
     static_assert(kBlocks <= 8);
-    const int lane = static_cast<int>(threadIdx.x) % kWarp, g = lane / 4, q = lane % 4;
-    uint32_t kept = 0;
+    const int lane = reread_thread() % kWarp, g = lane / 4, q = lane % 4;
+    const uint64_t first = element(pair, query + g + 8 * (q / 2), key) + 4 * (q % 2);
+    // Rows that do not begin at a first word reach into the words behind their last block.
+    const int draws = keys % 4 == 0 ? kBlocks : kBlocks + 1;
+    uint64_t drawn = 0;  // bits 4 j..: of block j
 #pragma unroll 1
-    for (int j = 0; j < 2 * kBlocks; ++j) {
-      const uint64_t n = element(pair, query + g + 8 * (j % 2), key + 8 * (j / 2) + 2 * q);
-      kept |= kept_pair(n) << 2 * j;
+    for (int j = 0; j < draws; ++j) drawn |= uint64_t{kept_words(first + 8 * j)} << 4 * j;
+    uint32_t kept = 0;
+#pragma unroll
+    for (int e = 0; e < 4; ++e) {
+      const auto begin = static_cast<int>(element(pair, query + g + 8 * (e / 2), key) % 4);
+      const int place = begin + 2 * q + e % 2;  // among the words from those of the block on
+      const uint64_t words = __shfl_sync(kAllLanes, drawn, e / 2 * 2 + place / 4 % 2, 4);
+      kept |= (static_cast<uint32_t>(words >> (place / 8 * 4 + place % 4)) & 0x11111111u) << e;
     }
     return kept;
   }
-  /// The same of transposed scores: rows are keys, columns queries.
+  /// The same of transposed scores: rows are 16 keys, columns queries. The eight lanes that have
+  /// the same queries draw for one another: each four of a query's keys.
   template <int kBlocks>
   __device__ __forceinline__ uint32_t kept_transposed(const Pair& pair, int query, int key) const {
     static_assert(kBlocks <= 8);
-    const int lane = static_cast<int>(threadIdx.x) % kWarp, g = lane / 4, q = lane % 4;
-    uint32_t kept = 0;
+    const int lane = reread_thread() % kWarp, g = lane / 4, q = lane % 4;
+    // Eight rows of scores further no word's place is another.
+    uint64_t n = element(pair, query + 2 * q + g / 4, key) + 4 * (g % 4);
+    uint32_t drawn = 0;  // bits 4 j..: of block j
 #pragma unroll 1
-    for (int j = 0; j < 4 * kBlocks; ++j) {
-      const uint64_t n =
-          element(pair, query + 8 * (j / 4) + 2 * q + j % 2, key + g + 8 * (j / 2 % 2));
-      kept |= uint32_t{keeps(n)} << j;
+    for (int j = 0; j < kBlocks; ++j, n += uint64_t{8} * keys) drawn |= kept_words(n) << 4 * j;
+    // Keys that do not begin at a first word reach into a fifth four, of which four lanes draw
+    // those of two blocks each.
+    uint32_t fifth = 0;
+    if (keys % 4 != 0) {
+      n = element(pair, query + 2 * q + g / 4 + 8 * (g % 4), key) + 16;
+#pragma unroll 1
+      for (int j = g % 4; j < kBlocks; j += 4, n += uint64_t{32} * keys) {
+        fifth |= kept_words(n) << 4 * j;
+      }
+      fifth |= __shfl_xor_sync(kAllLanes, fifth, 4);
+      fifth |= __shfl_xor_sync(kAllLanes, fifth, 8);
+    }
+    uint32_t kept = 0;
+#pragma unroll
+    for (int e = 0; e < 4; ++e) {
+      const auto begin = static_cast<int>(element(pair, query + 2 * q + e % 2, key) % 4);
+      const int place = begin + g + 8 * (e / 2);  // among the query's words
+      const int of_query = e % 2 * 16 + q;        // the first of its lanes
+      const uint32_t own = __shfl_sync(kAllLanes, drawn, of_query + place / 4 % 4 * 4);
+      const uint32_t behind = __shfl_sync(kAllLanes, fifth, of_query);
+      kept |= ((place < 16 ? own : behind) >> place % 4 & 0x11111111u) << e;
     }
     return kept;
   }
@@ -81,7 +114,7 @@ struct MmaAttention : AttentionFields<HeadRows, int, float> {
   __device__ __forceinline__ float finish_query(const Pair& pair, int query, float max,
                                                 float sum) const {
     const float total = quad_sum(sum);
-    const float factor = total == 0 ? 0 : (kDropout ? kept_factor() : 1) / total;
+    const float factor = total == 0 ? 0 : (kDropout ? kept_factor : 1) / total;
     if (threadIdx.x % 4 == 0 && query < queries) {
       lse[static_cast<int64_t>(pair.index) * queries + query] = max * kLn2 + std::log(total);
     }

@@ -181,7 +181,7 @@ struct Gradients {
             if (is_masked && key > p.last_key(query)) probability = 0;
             float dp = slopes[i][j][e], dropped = probability;
             if constexpr (kDropout) {
-              const float factor = (kept >> (4 * j + e) & 1) == 0 ? 0 : p.kept_factor();
+              const float factor = (kept >> (4 * j + e) & 1) == 0 ? 0 : p.kept_factor;
               dp *= factor;
               dropped *= factor;
             }

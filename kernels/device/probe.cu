@@ -10,7 +10,7 @@ constexpr int kThreads = 32;
 
 /// out[i] = 100 * (10 * compute capability of the code that runs) + i: says that the launch, the
 /// memory and one of our architectures work.
-__global__ void probe_kernel(int* out) {
+__global__ void __launch_bounds__(kThreads) probe_kernel(int* out) {
 #ifdef __CUDA_ARCH__
   out[threadIdx.x] = __CUDA_ARCH__ * 10 + static_cast<int>(threadIdx.x);
 #endif

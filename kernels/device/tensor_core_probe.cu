@@ -28,8 +28,8 @@ enum class Kind { kF16F32, kF16F16, kBf16F32, kTf32F32, kE4m3F32, kE4m3F16, kE5m
 
 /// One warp per row. c and d: bits of an f32, or of an f16 in the lower half.
 template <Kind kKind>
-__global__ void dot_kernel(const uint32_t* a, const uint32_t* b, const uint32_t* c,
-                           uint32_t* d_out) {
+__global__ void __launch_bounds__(32)
+    dot_kernel(const uint32_t* a, const uint32_t* b, const uint32_t* c, uint32_t* d_out) {
   const int row = static_cast<int>(blockIdx.x), lane = static_cast<int>(threadIdx.x);
   const bool first = lane < 4;
   const uint32_t* const x = a + row * kWords;

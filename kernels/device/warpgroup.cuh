@@ -41,6 +41,10 @@ __device__ __forceinline__ int reread_number(int number) {
   WEFT_PTX(asm volatile("" : "+r"(number)), );
   return number;
 }
+__device__ __forceinline__ uint64_t reread_number(uint64_t number) {
+  WEFT_PTX(asm volatile("" : "+l"(number)), );
+  return number;
+}
 
 /// A stage of a ring and how often it has come round.
 template <int kStages>

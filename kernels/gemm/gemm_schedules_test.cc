@@ -26,6 +26,7 @@ TEST_CASE("Pipelined GEMM kernels give the same bits under every schedule") {
                        {"gemm_cuda_wgmma", "264x200x120_bf16_bf16_NNN_bias_integers"},
                        {"gemm_cuda_wgmma", "72x136x584_f32_f32_NTN_bias_integers_ieee_tf32"},
                        {"gemm_cuda_wgmma", "264x200x120_bf16_bf16_NTN_bias_integers", 384},
+                       {"gemm_cuda_wgmma", "72x776x264_bf16_bf16_NTN_bias_integers", 384},
                        {"gemm_cuda_wgmma", "72x136x584_bf16_bf16_TTN_bias_integers", 384},
                        {"gemm_cuda_wgmma_fp8", "72x136x1160_f8e4m3_bf16_NTN_bias_integers"},
                        {"gemm_cuda_wgmma_fp8", "17x24x1160_f8e4m3_f32_NTN_h100"}};

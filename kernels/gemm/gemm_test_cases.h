@@ -243,6 +243,13 @@ inline void add_tensor_cores(GemmCases& cases) {
       }
     }
   }
+  // In wgmma's ping-pong: tiles in turns, of more steps than there are stages; in pairs, and alone.
+  if (itemsize(cases.types.c) == 2) {
+    const GemmCase c{
+        .b_layout = 'T', .bias = true, .integers = true, .emulated_on = "gemm_cuda_wgmma"};
+    cases.add({}, 264, 200, 264, c);
+    cases.add({}, 72, 776, 264, c);
+  }
   for (Epilogue epilogue : kEpilogues) {
     cases.add({}, 136, 200, 72,
               {.b_layout = 'T',

@@ -8,6 +8,7 @@
 
 #include "core/scoped_value.h"
 #include "kernels/gemm/gemm_cases.h"
+#include "kernels/gemm/gemm_tiling.h"
 #include "kernels/gemm/gemm_tma.h"
 #include "kernels/simt/emulator.h"
 
@@ -64,6 +65,16 @@ TEST_CASE("Every width of wgmma's tile has every end") {
          {"136x200x72_f32_f32_NTN_bias_ieee_tf32", "72x132x40_f32_f32_NTN_bias_gelu_ieee_tf32",
           "72x132x40_f32_f32_NTN_bias_dgelu_bias_gradient_ieee_tf32"}) {
       check_tile(table, end, columns);
+    }
+  }
+}
+
+TEST_CASE("Consumers in ping-pong take turns at tiles of more steps than stages") {
+  const OpTable table = gemm_table();
+  for (const char* dtype : {"f16", "bf16"}) {
+    for (const char* shape : {"264x200x264", "72x776x264"}) {
+      check_tile(table, fmt::format("{0}_{1}_{1}_NTN_bias_integers", shape, dtype),
+                 2 * kPingPongColumns);
     }
   }
 }

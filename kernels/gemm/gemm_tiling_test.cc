@@ -8,35 +8,44 @@ using namespace weft::kernels;
 
 namespace {
 
-constexpr int64_t kTokens = 197;
-constexpr std::pair<int64_t, int64_t> kLayers[] = {
-    {768, 768}, {2304, 768}, {3072, 768}, {768, 3072}};
+constexpr int64_t kTokens = 197, kPatches = 196;
+
+/// Of all but the classifier, which has 0.2% of a layer's work and fills no device.
+struct Layer {
+  int64_t out, in, tokens = kTokens;
+};
+constexpr Layer kLayers[] = {
+    {2304, 768}, {768, 768}, {3072, 768}, {768, 3072}, {768, 768, kPatches}};
 
 }  // namespace
 
 TEST_CASE("weight gradients of ViT-B/16 occupy 95% of the multiprocessors") {
-  for (int64_t batch = 64; batch <= 512; batch += 32) {
-    for (const auto& [out, in] : kLayers) {
-      const GemmTiling tiling = choose_tiling(1, out, in, batch * kTokens, true);
+  for (int64_t batch = 64; batch <= 512; ++batch) {
+    for (const auto& [out, in, tokens] : kLayers) {
+      const GemmTiling tiling = choose_tiling(1, out, in, batch * tokens, true);
       INFO(batch << " images, " << out << " x " << in << ": " << tiling.columns << " columns, "
                  << tiling.parts << " parts");
       CHECK(tiling.occupied() >= 0.95);
       // All of K, in steps of 64; no part is empty.
-      CHECK(tiling.depth * tiling.parts >= batch * kTokens);
-      CHECK(tiling.depth * (tiling.parts - 1) < batch * kTokens);
+      CHECK(tiling.depth * tiling.parts >= batch * tokens);
+      CHECK(tiling.depth * (tiling.parts - 1) < batch * tokens);
       CHECK(tiling.depth % 64 == 0);
     }
   }
 }
 
 TEST_CASE("products with many tiles are not split") {
-  for (int64_t batch : {64, 128, 256, 512}) {
-    for (const auto& [out, in] : kLayers) {
-      const GemmTiling tiling = choose_tiling(1, batch * kTokens, out, in, true);
-      INFO(batch << " images, " << out << " x " << in << ": " << tiling.columns << " columns");
-      CHECK(tiling.parts == 1);
-      CHECK(tiling.depth == in);
-      CHECK(tiling.occupied() >= 0.95);
+  for (int64_t batch = 64; batch <= 512; ++batch) {
+    for (const auto& [out, in, tokens] : kLayers) {
+      // Forward, and the gradient of the input.
+      for (const auto& [n, k] : {std::pair(out, in), std::pair(in, out)}) {
+        const GemmTiling tiling = choose_tiling(1, batch * tokens, n, k, true);
+        INFO(batch << " images, " << n << " x " << k << ": " << tiling.columns << " columns");
+        CHECK(tiling.parts == 1);
+        CHECK(tiling.depth == k);
+        // Rows are what they are: where batches are multiples of 64 they fill the last wave.
+        CHECK(tiling.occupied() >= (batch % 64 == 0 ? 0.95 : 0.8));
+      }
     }
   }
   const GemmTiling square = choose_tiling(1, 8192, 8192, 8192, true);

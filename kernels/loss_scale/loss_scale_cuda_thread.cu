@@ -6,8 +6,9 @@
 namespace weft::kernels {
 namespace {
 
-__global__ void loss_scale_kernel(LossScaleRule rule, float* scale, int64_t* trackers,
-                                  float* inverse, const float* found_inf) {
+__global__ void __launch_bounds__(1)
+    loss_scale_kernel(LossScaleRule rule, float* scale, int64_t* trackers, float* inverse,
+                      const float* found_inf) {
   const LossScaleState next =
       next_loss_scale(rule, {*scale, trackers[0], trackers[1]}, *found_inf != 0);
   *scale = next.scale;

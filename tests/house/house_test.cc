@@ -46,6 +46,26 @@ TEST_CASE("Paths named in comments and documents exist") {
   }
 }
 
+TEST_CASE("Every kernel says how many threads it has at most") {
+  // So ptxas leaves it no more registers than a multiprocessor has for a block.
+  int kernels = 0;
+  for (const std::string& file : the_house().files) {
+    const bool is_cuda = file.ends_with(".cu") || file.ends_with(".cuh");
+    if (!is_cuda || top_of(file) != "kernels" || file.ends_with("_test.cu")) continue;
+    std::stringstream stream;
+    stream << std::ifstream(root_of_test() / file).rdbuf();
+    const std::string text = stream.str();
+    const std::string begin = "__global__ ";
+    for (size_t at = text.find(begin); at != std::string::npos; at = text.find(begin, at + 1)) {
+      ++kernels;
+      const std::string declared = text.substr(at, text.find('{', at) - at);
+      INFO(file << ": " << declared);
+      CHECK(declared.find("__launch_bounds__(") != std::string::npos);
+    }
+  }
+  CHECK(kernels > 60);
+}
+
 TEST_CASE("The picture of the house in docs/design.md is of this house") {
   std::stringstream picture;
   picture << std::ifstream(root_of_test() / "docs/pictures/house.svg").rdbuf();

@@ -8,6 +8,7 @@
 #pragma once
 
 #include "dist/comm/communicator.h"
+#include "dist/comm/device/on_device.h"
 
 namespace weft::dist {
 
@@ -19,9 +20,9 @@ class DeviceCommunicator : public Communicator {
   void leave(const std::string& reason) override { host_->leave(reason); }
 
   Device device() const { return device_; }
-  /// Zeros on the device, in memory that the engine reaches more directly than any other;
-  /// undefined where it has none. Every rank calls it, in one order.
-  virtual Tensor registered_buffer(int64_t, DType) { return {}; }
+  /// As buffer_for() in on_device.h; undefined where the engine reaches no memory more directly
+  /// than any other.
+  virtual Tensor registered_buffer(int64_t, DType, BufferLife) { return {}; }
 
  protected:
   DeviceCommunicator(CommunicatorPtr host, Device device);

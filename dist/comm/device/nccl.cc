@@ -90,30 +90,61 @@ nccl::Type type_of(DType dtype) {
   }
 }
 
-/// Memory from NCCL, registered with a communicator: it may outlive that, and the other way round.
-struct Registrations {
-  explicit Registrations(const nccl::Api& api) : api(api) {}
+/// Memory from NCCL that is registered with a communicator as long as that lives; either may
+/// outlive the other.
+class RegisteredMemory : public MemorySource {
+ public:
+  RegisteredMemory(const nccl::Api& api, Device device, nccl::Comm comm)
+      : api_(api), device_(device), comm_(comm) {}
 
-  const nccl::Api& api;
-  std::mutex mutex;
-  nccl::Comm comm = nullptr;       // null once that has gone
-  std::map<void*, void*> handles;  // by memory
-
-  void forget(void* memory) {
-    std::lock_guard lock(mutex);
-    const auto entry = handles.find(memory);
-    if (entry == handles.end()) return;
-    if (comm) api.comm_deregister(comm, entry->second);
-    handles.erase(entry);
-  }
-  void forget_all() {
-    std::lock_guard lock(mutex);
-    for (const auto& [memory, handle] : handles) {
-      if (comm) api.comm_deregister(comm, handle);
+  void* take(size_t bytes) override {
+    const runtime::DeviceGuard guard(device_.index);
+    void *memory = nullptr, *handle = nullptr;
+    if (api_.mem_alloc(&memory, bytes) != nccl::Result::kSuccess) return nullptr;
+    std::lock_guard lock(mutex_);
+    const nccl::Result registered =
+        comm_ ? api_.comm_register(comm_, memory, bytes, &handle) : nccl::Result::kSuccess;
+    if (registered != nccl::Result::kSuccess && registered != nccl::Result::kInProgress) {
+      api_.mem_free(memory);
+      return nullptr;
     }
-    handles.clear();
-    comm = nullptr;
+    handles_[memory] = handle;
+    return memory;
   }
+  void give_back(void* memory) override {
+    const runtime::DeviceGuard guard(device_.index);
+    // Unlike cudaFree, ncclMemFree does not wait for the kernels that still use it.
+    runtime::synchronize(device_.index);
+    {
+      std::lock_guard lock(mutex_);
+      if (comm_) api_.comm_deregister(comm_, handles_.at(memory));
+      handles_.erase(memory);
+    }
+    api_.mem_free(memory);
+  }
+  size_t capacity_for(size_t bytes) const override {
+    if (runtime::is_emulated()) return bytes;         // an access behind it is to be seen
+    constexpr size_t kGranularity = size_t{2} << 20;  // of ncclMemAlloc
+    return (bytes + kGranularity - 1) / kGranularity * kGranularity;
+  }
+  bool caches() const override { return !runtime::is_emulated(); }
+  std::string describe() const override { return "memory registered with NCCL"; }
+
+  /// The communicator is about to go; where it has `failed`, so that it cannot be asked.
+  void leave(bool failed) {
+    std::lock_guard lock(mutex_);
+    for (const auto& [memory, handle] : handles_) {
+      if (comm_ && !failed) api_.comm_deregister(comm_, handle);
+    }
+    comm_ = nullptr;
+  }
+
+ private:
+  const nccl::Api& api_;
+  const Device device_;
+  std::mutex mutex_;
+  nccl::Comm comm_;                 // null once that has gone
+  std::map<void*, void*> handles_;  // by memory
 };
 
 class NcclCommunicator : public DeviceCommunicator {
@@ -126,7 +157,11 @@ class NcclCommunicator : public DeviceCommunicator {
         family_(std::move(family)),
         stream_(device) {
     initialize();
-    registrations_->comm = comm_;
+    if (api_.mem_alloc) {
+      auto memory = std::make_unique<RegisteredMemory>(api_, this->device(), comm_);
+      registered_ = memory.get();
+      buffers_ = {new CachingAllocator(this->device(), std::move(memory)), delete_if_possible};
+    }
     watchdog_ = std::thread([this] { watch(); });
   }
 
@@ -139,8 +174,11 @@ class NcclCommunicator : public DeviceCommunicator {
     }
     wake_.notify_one();
     watchdog_.join();
+    // What others free later must not be noted on a stream that has gone.
+    allocator(device()).let_go(stream_.handle());
+    if (buffers_) buffers_->let_go(stream_.handle());
     if (!comm_) return;
-    registrations_->forget_all();
+    if (registered_) registered_->leave(false);
     api_.comm_finalize(comm_);
     if (settle(after(kFarewell)) == Result::kSuccess) {
       api_.comm_destroy(comm_);
@@ -159,28 +197,22 @@ class NcclCommunicator : public DeviceCommunicator {
     return std::make_shared<NcclCommunicator>(std::move(host), device(), options_, family_);
   }
 
-  Tensor registered_buffer(int64_t elements, DType dtype) override {
+  Tensor registered_buffer(int64_t elements, DType dtype, BufferLife life) override {
     const size_t bytes = static_cast<size_t>(elements) * itemsize(dtype);
-    if (!api_.mem_alloc || bytes == 0 || !comm_) return {};
-    const runtime::DeviceGuard guard(device().index);
+    if (!buffers_ || bytes == 0) return {};
     void* memory = nullptr;
-    check(api_.mem_alloc(&memory, bytes), "ncclMemAlloc");
-    // Whoever lets go of it last may do so while the device still reads it.
-    const auto release = [memory, registrations = registrations_, on = device()] {
-      registrations->forget(memory);
-      const runtime::DeviceGuard guard(on.index);
-      runtime::synchronize(on.index);
-      registrations->api.mem_free(memory);
-    };
-    const auto storage = std::make_shared<Storage>(memory, bytes, device(), release);
-    void* handle = nullptr;
-    check(api_.comm_register(comm_, memory, bytes, &handle), "ncclCommRegister");
-    {
-      std::lock_guard lock(registrations_->mutex);
-      registrations_->handles[memory] = handle;
+    std::function<void()> release;
+    if (life == BufferLife::kStays) {
+      memory = registered_->take(bytes);
+      WEFT_CHECK(memory, "{}: NCCL has no {} bytes to register on {}", name(), bytes, device());
+      release = [memory, source = registered_, owner = buffers_] { source->give_back(memory); };
+    } else {
+      memory = buffers_->allocate(bytes);
+      buffers_->name_recent(name());
+      release = [memory, bytes, buffers = buffers_] { buffers->deallocate(memory, bytes); };
     }
-    runtime::set_bytes(device().index, memory, 0, bytes, current_stream_handle(device()));
-    return Tensor::view_of(storage, {elements}, {1}, 0, dtype);
+    return Tensor::view_of(std::make_shared<Storage>(memory, bytes, device(), release), {elements},
+                           {1}, 0, dtype);
   }
 
   Work start_on_device(Operation operation) override {
@@ -204,7 +236,9 @@ class NcclCommunicator : public DeviceCommunicator {
     stream_.wait(ready);
     for (const Tensor& tensor : {operation.in, operation.out}) {
       if (tensor.numel() == 0) continue;
-      allocator(device()).record_use(tensor.storage()->data(), stream_.handle());
+      void* const memory = tensor.storage()->data();
+      allocator(device()).record_use(memory, stream_.handle());
+      if (buffers_) buffers_->record_use(memory, stream_.handle());
     }
     item->deadline = after(options_.timeout_seconds);
     try {
@@ -240,6 +274,15 @@ class NcclCommunicator : public DeviceCommunicator {
   };
 
   // --- Coming together and parting.
+
+  static void delete_if_possible(CachingAllocator* buffers) {
+    try {
+      buffers->release_pool();
+    } catch (const Error&) {
+      return;  // a device that has failed keeps its memory
+    }
+    delete buffers;
+  }
 
   void initialize() {
     nccl::UniqueId id = {};
@@ -287,11 +330,8 @@ class NcclCommunicator : public DeviceCommunicator {
 
   /// Frees the device from the collectives under way. From a thread of its own, since it may hang.
   void abort() {
-    {
-      // What NCCL gave out it frees without the communicator, too.
-      std::lock_guard lock(registrations_->mutex);
-      registrations_->comm = nullptr;
-    }
+    // What NCCL gave out it frees without the communicator, too.
+    if (registered_) registered_->leave(true);
     const nccl::Comm comm = comm_.exchange(nullptr);
     if (!comm) return;
     const auto has_ended = std::make_shared<std::atomic<bool>>(false);
@@ -537,7 +577,8 @@ class NcclCommunicator : public DeviceCommunicator {
 
   const NcclOptions options_;
   const nccl::Api& api_;
-  const std::shared_ptr<Registrations> registrations_ = std::make_shared<Registrations>(api_);
+  std::shared_ptr<CachingAllocator> buffers_;  // null where NCCL is older than registrations
+  RegisteredMemory* registered_ = nullptr;     // what they are made of
   const std::shared_ptr<TrafficCounters> family_;
   TrafficCounters own_;
   const Stream stream_;

@@ -66,13 +66,13 @@ CommunicatorPtr on_device(CommunicatorPtr host, Device device, Collectives colle
   return make_staged_communicator(std::move(host), device);
 }
 
-Tensor buffer_for(Communicator& group, int64_t n, DType dtype, Device device) {
+Tensor buffer_for(Communicator& group, int64_t n, DType dtype, Device device, BufferLife life) {
   Tensor buffer;
   if (auto* const engine = dynamic_cast<DeviceCommunicator*>(&group);
       engine && engine->device() == device) {
-    buffer = engine->registered_buffer(n, dtype);
+    buffer = engine->registered_buffer(n, dtype, life);
   }
-  return buffer.defined() ? buffer : Tensor::zeros({n}, dtype, device);
+  return buffer.defined() ? buffer : Tensor::empty({n}, dtype, device);
 }
 
 }  // namespace weft::dist

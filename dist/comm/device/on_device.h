@@ -21,11 +21,16 @@ Collectives parse_collectives(const std::string& text);
 CommunicatorPtr on_device(CommunicatorPtr host, Device device,
                           Collectives collectives = Collectives::kNccl);
 
-/// n zeros on `device` for collectives of `group` that come again and again, as on DDP's buckets:
-/// where NCCL serves the group, memory from ncclMemAlloc that is registered with it, which spares
-/// NCCL copies to memory of its own; the allocator does not count it. Every rank of the group calls
-/// it, in one order.
-Tensor buffer_for(Communicator& group, int64_t n, DType dtype, Device device);
+/// Memory that comes and goes is given out again; that of a model's whole life goes back at once.
+enum class BufferLife : uint8_t { kComesAndGoes, kStays };
+
+/// n elements on `device`, uninitialised, for collectives of `group` that come again and again, as
+/// on DDP's buckets and FSDP's units: where NCCL serves the group, memory from ncclMemAlloc that is
+/// registered with it, which spares NCCL copies to memory of its own. The device's allocator does
+/// not count it. A collective takes such memory on every rank of the group or on none, for its
+/// input and its output: every rank calls it, in one order.
+Tensor buffer_for(Communicator& group, int64_t n, DType dtype, Device device,
+                  BufferLife life = BufferLife::kComesAndGoes);
 
 /// Collectives on a device's tensors through host memory: where there is no NCCL, and its stand-in
 /// on the emulator. A collective's input is copied to the host when it is called, and reaches the

@@ -44,6 +44,7 @@ struct Call {
   Op op = Op::kSum;
   int peer = 0;                         // root, destination or source
   std::vector<std::byte> content = {};  // of a send
+  bool is_registered = false;           // all of its memory, with the communicator
 
   bool matches(const Call& other) const {
     return kind == other.kind && count == other.count && type == other.type && op == other.op &&
@@ -93,7 +94,11 @@ struct State {
   std::map<std::string, std::shared_ptr<World>> worlds;  // by id
   int64_t next_id = 1;
   NcclCounts counts;
-  std::map<const std::byte*, size_t> registered;
+  struct Registration {
+    size_t bytes;
+    Comm comm;
+  };
+  std::map<const std::byte*, Registration> registered;
 };
 
 State& state() {
@@ -245,9 +250,14 @@ void meet(World& world) {
     std::vector<Call*> calls;
     for (auto& queue : world.collectives) calls.push_back(&queue.front());
     for (int r = 1; r < size; ++r) {
-      if (calls[r]->matches(*calls[0])) continue;
-      return fail(fmt::format("rank 0 calls {}, rank {} calls {}", describe(*calls[0]), r,
-                              describe(*calls[r])));
+      if (!calls[r]->matches(*calls[0])) {
+        return fail(fmt::format("rank 0 calls {}, rank {} calls {}", describe(*calls[0]), r,
+                                describe(*calls[r])));
+      }
+      if (calls[r]->is_registered != calls[0]->is_registered) {
+        return fail(fmt::format("{}: of ranks 0 and {} one alone has registered its memory",
+                                describe(*calls[0]), r));
+      }
     }
     run(calls);
     for (int r = 0; r < size; ++r) {
@@ -277,13 +287,37 @@ void meet(World& world) {
   }
 }
 
+/// Bytes that a call reads and writes; 0 where it does not.
+struct Extent {
+  size_t read, written;
+
+  Extent(const Comm comm, const Call& c) {
+    const size_t bytes = c.count * itemsize(c.type), ranks = comm->world->ranks.size();
+    const bool reads = c.kind != Kind::kRecv;
+    const bool writes = c.kind != Kind::kSend && (c.kind != Kind::kReduce || comm->rank == c.peer);
+    read = reads ? (c.kind == Kind::kReduceScatter ? bytes * ranks : bytes) : 0;
+    written = writes ? (c.kind == Kind::kAllGather ? bytes * ranks : bytes) : 0;
+  }
+};
+
+/// Under the lock: whether all that a call reads and writes is registered with its communicator.
+bool is_registered(const Comm comm, const Call& c) {
+  const auto holds = [&](const std::byte* memory, size_t length) {
+    const auto after = state().registered.upper_bound(memory);
+    if (after == state().registered.begin()) return false;
+    const auto& [begin, registration] = *std::prev(after);
+    return registration.comm == comm && memory + length <= begin + registration.bytes;
+  };
+  const Extent extent(comm, c);
+  return (extent.read == 0 || holds(c.from, extent.read)) &&
+         (extent.written == 0 || holds(c.to, extent.written));
+}
+
 /// Why the memory of a call will not do; empty when it does.
 std::string problem_of(const Comm comm, const Call& c) {
-  const size_t bytes = c.count * itemsize(c.type), ranks = comm->world->ranks.size();
-  const size_t read = c.kind == Kind::kReduceScatter ? bytes * ranks : bytes;
-  const size_t written = c.kind == Kind::kAllGather ? bytes * ranks : bytes;
-  const bool reads = c.kind != Kind::kRecv;
-  const bool writes = c.kind != Kind::kSend && (c.kind != Kind::kReduce || comm->rank == c.peer);
+  const auto [read, written] = Extent(comm, c);
+  const size_t bytes = c.count * itemsize(c.type);
+  const bool reads = read > 0, writes = written > 0;
   const auto is_on_device = [&](const std::byte* memory, size_t length) {
     const auto block = emulated::block_of(memory);
     return block && block->device == comm->device &&
@@ -307,19 +341,15 @@ Result submit(std::vector<std::pair<Comm, Call>> calls) {
   State& s = state();
   std::lock_guard lock(s.mutex);
   std::vector<Comm> busy;
-  for (const auto& [comm, call] : calls) {
+  for (auto& [comm, call] : calls) {
     if (comm->under_way > 0 && !std::ranges::count(busy, comm)) {
       comm->error = "a call while the one before it is under way";
       return Result::kInvalidUsage;
     }
     comm->error = problem_of(comm, call);
     if (!comm->error.empty()) return comm->state = Result::kInvalidArgument;
-    if (call.kind == Kind::kAllReduce) {
-      const auto after = s.registered.upper_bound(call.from);
-      const bool is_registered = after != s.registered.begin() &&
-                                 std::prev(after)->first + std::prev(after)->second > call.from;
-      s.counts.unregistered_reductions += !is_registered;
-    }
+    call.is_registered = is_registered(comm, call);
+    s.counts.unregistered += !call.is_registered;
     World& world = *comm->world;
     auto& queue = call.kind == Kind::kSend   ? world.sends
                   : call.kind == Kind::kRecv ? world.receives
@@ -425,20 +455,20 @@ Result mem_free(void* memory) {
   runtime::deallocate(runtime::current_device(), memory);
   return Result::kSuccess;
 }
-Result comm_register(Comm, void* memory, size_t size, void** handle) {
+Result comm_register(Comm comm, void* memory, size_t size, void** handle) {
   State& s = state();
   std::lock_guard lock(s.mutex);
-  s.registered[bytes(memory)] = size;
+  s.registered[bytes(memory)] = {size, comm};
   s.counts.registered += static_cast<int64_t>(size);
   *handle = memory;
   return Result::kSuccess;
 }
-Result comm_deregister(Comm, void* handle) {
+Result comm_deregister(Comm comm, void* handle) {
   State& s = state();
   std::lock_guard lock(s.mutex);
   const auto entry = s.registered.find(bytes(handle));
-  if (entry == s.registered.end()) return Result::kInvalidArgument;
-  s.counts.registered -= static_cast<int64_t>(entry->second);
+  if (entry == s.registered.end() || entry->second.comm != comm) return Result::kInvalidArgument;
+  s.counts.registered -= static_cast<int64_t>(entry->second.bytes);
   s.registered.erase(entry);
   return Result::kSuccess;
 }
