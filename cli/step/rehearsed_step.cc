@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "core/parallel.h"
 #include "dist/comm/in_process.h"
 #include "dist/comm/rehearsal.h"
 #include "kernels/rehearsal/rehearsal.h"
@@ -58,11 +59,21 @@ RankCost rehearse_rank(RankedStepOptions options, int ranks, int devices) {
   return cost_of(step, world);
 }
 
+/// While it lives kernels have one of so many parts of the cores: some take memory for each.
+struct SharedCores {
+  explicit SharedCores(int parts) : before(num_threads()) {
+    set_num_threads(std::max(1, before / parts));
+  }
+  ~SharedCores() { set_num_threads(before); }
+  const int before;
+};
+
 /// Threads of one process share parameters and optimizer, and each has the rest for itself. How far
 /// their peaks coincide is a matter of time: counted is that they do, the most that there can be.
 RankCost rehearse_threads(RankedStepOptions options, int threads) {
   options.strategy = {};
   options.deterministic /= threads;
+  const SharedCores cores(threads);
   RankCost cost = rehearse_rank(options, 1, 1);
   const int64_t shared = cost[MemoryKind::kParameters] + cost[MemoryKind::kOptimizer];
   for (int64_t* const bytes : {&cost.state, &cost.peak})
