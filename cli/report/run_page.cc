@@ -357,7 +357,7 @@ void add_layers(Page& page, const Runs& runs) {
     const Watched underflow = watched(run, "underflow");
     double most = 0.01;  // so that next to nothing stays dark
     for (const auto& row : underflow.matrix) {
-      for (const double share : row) most = share > most ? share : most;
+      for (const double share : row) most = std::max(most, share);
     }
     page.add(HeatMap{.title = run.name + ": gradient norm of each layer",
                      .value = {.label = "norm", .scale = Scale::kLog10},

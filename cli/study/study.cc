@@ -418,11 +418,12 @@ int run_batch_size(const Arguments& a) {
        "Level where larger batches cost no more images.");
   plot("Gradient noise scale", "noise", {.label = "images", .scale = report::Scale::kLog2},
        "Of the gradient at the end of training: batches well above it save few steps.");
-  double least = 100, most = 0;  // accuracies in %, by tens: every rule has the same axis
+  double least = HUGE_VAL, most = -HUGE_VAL;  // every rule has the same axis
   for (const report::Series& series : curves_of(cells, result_of(base)).series) {
     for (const double y : series.y) {
-      least = std::min(least, 10 * std::floor(y / 10));
-      most = std::max(most, 10 * std::ceil(y / 10));
+      if (!std::isfinite(y)) continue;
+      least = std::min(least, y);
+      most = std::max(most, y);
     }
   }
   for (size_t r = 0; r < a.rules.size(); ++r) {
@@ -430,7 +431,10 @@ int run_batch_size(const Arguments& a) {
     report::LinePlot curves = curves_of(of_rule, result_of(base));
     curves.title += fmt::format(", {}", a.rules[r]);
     curves.x.scale = report::Scale::kLog2;
-    if (least < most) curves.y.min = least, curves.y.max = most;
+    if (least < most) {
+      curves.y.min = least;
+      curves.y.max = most;
+    }
     page.add(curves);
   }
   finish(page, a);

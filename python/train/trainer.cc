@@ -135,8 +135,8 @@ struct DerivableModule : TrainingModule {
     const Overridden step(nb_trampoline, "training_step");
     if (!step) return TrainingModule::training_step(batch, index);
     constexpr const char* kExpected = "the loss, a tensor, or a dict with one as \"loss\"";
+    step_outputs_.clear();  // before the next are made
     const nb::object given = step(batch, index);
-    step_outputs_.clear();
     if (!nb::isinstance<nb::dict>(given)) {
       return returned<Tensor>("training_step", kExpected, given);
     }
