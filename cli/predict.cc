@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <numeric>
+#include <optional>
 #include <span>
 
 #include "autograd/ops.h"
@@ -13,6 +14,7 @@
 #include "core/parallel.h"
 #include "data/image.h"
 #include "io/progress.h"
+#include "kernels/gemm/packed_weights.h"
 #include "train/precision.h"
 
 namespace weft::cli {
@@ -41,10 +43,7 @@ std::vector<std::vector<Guess>> predict(train::TrainedModel& trained,
     data::prepare_image(data::read_image(paths[i]), trained.preprocess,
                         input.data<float>() + i * 3 * size * size);
   }
-  NoGrad guard;
   const train::Precision& precision = train::find_precision(trained.config.precision);
-  Fp8Scaling fp8;
-  const train::PrecisionScope scope = train::enter_precision(trained.config, fp8);
   const Tensor logits =
       train::forward_logits(*trained.model, ops::to(input, trained.device), precision);
   const std::vector<double> probabilities = ops::softmax(logits, 1).to_vector();
@@ -71,6 +70,12 @@ int run_predict(const Arguments& a) {
   io::Table table({{"image", -static_cast<int>(path_width)},
                    {"class", -static_cast<int>(class_width)},
                    {"probability", 11}});
+  // For all batches: the weights are cast and packed once.
+  const NoGrad guard;
+  Fp8Scaling fp8;
+  const train::PrecisionScope scope = train::enter_precision(trained.config, fp8);
+  std::optional<kernels::PackedWeights> packed;
+  if (a.source.device_map.empty()) packed.emplace();
   const std::span<const std::string> images(a.images);
   for (size_t begin = 0; begin < images.size(); begin += a.batch_size) {
     const auto batch = images.subspan(begin, std::min(images.size() - begin, a.batch_size));

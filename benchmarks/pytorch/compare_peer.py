@@ -207,11 +207,17 @@ class PyTorch(Peer):
         images = self.randn(work["batch"], a["channels"], a["image_size"], a["image_size"])
         narrow = work["precision"] == "bf16"
         forward = torch.compile(model) if side == "compile" else model
+        device = self.device.type
+        torch.clear_autocast_cache()
 
+        # As within one autocast around a loop over batches: the weights are cast once. One within each call would clear the
+        # casts at its end, and inference_mode keeps none.
         def run():
-            with torch.inference_mode():
-                with torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=narrow):
-                    forward(images)
+            torch.set_autocast_dtype(device, torch.bfloat16)
+            torch.set_autocast_enabled(device, narrow)
+            with torch.no_grad() if narrow else torch.inference_mode():
+                forward(images)
+            torch.set_autocast_enabled(device, False)
 
         return run, {"parameters": sum(p.numel() for p in model.parameters())}
 

@@ -3,10 +3,12 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "core/graph.h"
 #include "io/command_line.h"
+#include "kernels/gemm/packed_weights.h"
 #include "models/registry.h"
 #include "optim/grad_scaler.h"
 #include "optim/registry.h"
@@ -42,7 +44,8 @@ class TrainingStep {
   /// make one: run() then launches that, and calls nothing. Throws Error on the CPU, and in fp8,
   /// whose scales wait for the device.
   void capture();
-  /// Logits alone, nothing recorded.
+  /// Logits alone, nothing recorded. The weights are cast and packed once for all calls until
+  /// run().
   Tensor infer();
 
   models::Classifier& model() { return *model_; }
@@ -58,6 +61,8 @@ class TrainingStep {
   std::unique_ptr<optim::Optimizer> optimizer_;
   std::unique_ptr<DeviceGraph> graph_;
   bool has_stepped_ = false;  // the optimizer, at least once
+  std::optional<train::PrecisionScope> inference_;
+  std::optional<kernels::PackedWeights> packed_;
 };
 
 }  // namespace weft::cli
