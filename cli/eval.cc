@@ -16,6 +16,7 @@
 #include "dist/comm/processes/join.h"
 #include "dist/comm/processes/launch.h"
 #include "io/progress.h"
+#include "kernels/gemm/packed_weights.h"
 #include "train/devices.h"
 #include "train/precision.h"
 #include "train/trained_model.h"
@@ -92,6 +93,8 @@ int evaluate(const Arguments& a, const dist::CommunicatorPtr& world) {
                                   .preprocess = trained.preprocess});
     std::optional<io::Progress> progress;
     if (rank == 0) progress.emplace("eval", loader.batches());
+    std::optional<kernels::PackedWeights> packed;
+    if (a.source.device_map.empty()) packed.emplace();
     score = train::evaluate(trained, loader, {.progress = [&](int64_t done, const train::Score& s) {
                               if (progress) progress->update(done, s.examples, s.loss, s.accuracy);
                               return true;

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <numeric>
+#include <optional>
 #include <span>
 
 #include "autograd/ops.h"
@@ -13,6 +14,7 @@
 #include "core/parallel.h"
 #include "data/image.h"
 #include "io/progress.h"
+#include "kernels/gemm/packed_weights.h"
 #include "train/precision.h"
 
 namespace weft::cli {
@@ -68,10 +70,12 @@ int run_predict(const Arguments& a) {
   io::Table table({{"image", -static_cast<int>(path_width)},
                    {"class", -static_cast<int>(class_width)},
                    {"probability", 11}});
-  // For all batches: the weights are cast once.
+  // For all batches: the weights are cast and packed once.
   const NoGrad guard;
   Fp8Scaling fp8;
   const train::PrecisionScope scope = train::enter_precision(trained.config, fp8);
+  std::optional<kernels::PackedWeights> packed;
+  if (a.source.device_map.empty()) packed.emplace();
   const std::span<const std::string> images(a.images);
   for (size_t begin = 0; begin < images.size(); begin += a.batch_size) {
     const auto batch = images.subspan(begin, std::min(images.size() - begin, a.batch_size));

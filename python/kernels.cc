@@ -1,4 +1,5 @@
 // weft.kernels: the variants of every op, the choice among them, and others' (kernels/plugin.h).
+#include "kernels/gemm/packed_weights.h"
 #include "kernels/op.h"
 #include "kernels/plugins/build.h"
 #include "kernels/plugins/load.h"
@@ -66,6 +67,7 @@ void bind_kernels(nb::module_ m) {
       "Where Weft's headers lie, and the checkout's root or nothing.");
   m.def("_device_count", &runtime::device_count);
   bind_scope<kernels::ForcedVariant, std::string, std::string>(m, "_ForcedVariant");
+  bind_scope<kernels::PackedWeights>(m, "_PackedWeights");
 }
 
 }  // namespace weft::python

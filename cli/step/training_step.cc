@@ -43,6 +43,7 @@ void TrainingStep::run(const std::function<void(const char*)>& entering) {
     graph_->launch();
     return;
   }
+  packed_.reset();
   inference_.reset();
   const auto enter = [&](const char* phase) {
     if (entering) entering(phase);
@@ -80,6 +81,7 @@ void TrainingStep::capture() {
 Tensor TrainingStep::infer() {
   const NoGrad guard;
   if (!inference_) inference_.emplace(precision_, accumulation_, &fp8_);
+  if (!packed_) packed_.emplace();
   return train::forward_logits(*model_, images_, precision_);
 }
 

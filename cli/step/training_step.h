@@ -8,6 +8,7 @@
 
 #include "core/graph.h"
 #include "io/command_line.h"
+#include "kernels/gemm/packed_weights.h"
 #include "models/registry.h"
 #include "optim/grad_scaler.h"
 #include "optim/registry.h"
@@ -43,7 +44,8 @@ class TrainingStep {
   /// make one: run() then launches that, and calls nothing. Throws Error on the CPU, and in fp8,
   /// whose scales wait for the device.
   void capture();
-  /// Logits alone, nothing recorded. The weights are cast once for all calls until run().
+  /// Logits alone, nothing recorded. The weights are cast and packed once for all calls until
+  /// run().
   Tensor infer();
 
   models::Classifier& model() { return *model_; }
@@ -60,6 +62,7 @@ class TrainingStep {
   std::unique_ptr<DeviceGraph> graph_;
   bool has_stepped_ = false;  // the optimizer, at least once
   std::optional<train::PrecisionScope> inference_;
+  std::optional<kernels::PackedWeights> packed_;
 };
 
 }  // namespace weft::cli

@@ -8,7 +8,7 @@
 
 #include "core/parallel.h"
 #include "kernels/gemm/gemm_batch.h"
-#include "kernels/gemm/onednn_matmul.h"
+#include "kernels/gemm/onednn_packed.h"
 
 namespace weft::kernels {
 namespace {
@@ -34,6 +34,7 @@ struct Product {
   DType input;        // what is multiplied: f32 or bf16
   const float* bias;  // or null
   bool accumulate;
+  const Tensor& b;  // where B lies
 };
 
 /// The dtype that oneDNN writes for a result of dtype c.
@@ -81,7 +82,9 @@ void multiply_large(const Product& p, const Matrix& a, const Matrix& b, const Ma
     const int64_t least = key.b_transposed ? kRowsForTransposedReorder : kRowsForReorder;
     key.reorders_b = !key.a_transposed && key.m >= least && key.n >= 32 && key.k >= 32;
     if (onednn_keeps_bits(key)) {
-      onednn_matmul(key, dense_a.first.data, dense_b.first.data, target.first().data, p.bias);
+      const bool is_in_place = !dense_b.storage.defined() && !key.a_transposed;
+      onednn_packed_matmul(key, dense_a.first.data, dense_b.first.data, target.first().data, p.bias,
+                           is_in_place ? p.b : Tensor());
     } else {
       multiply_row_blocks(key, part_a, dense_b.first.data, target.first(), p.bias);
     }
@@ -126,7 +129,7 @@ void multiply_batch(const Product& p, const MatrixBatch& a, const MatrixBatch& b
 void gemm_cpu_onednn(const GemmProblem& problem) {
   gemm_by_batch(problem, [](const GemmProblem& p, const GemmBatch& batch, const Tensor& bias) {
     const Product product{p.dtype() == DType::bf16 && onednn_has_bf16() ? DType::bf16 : DType::f32,
-                          bias.defined() ? bias.data<float>() : nullptr, p.accumulate};
+                          bias.defined() ? bias.data<float>() : nullptr, p.accumulate, p.b};
     const MatrixBatch& c = batch.sums();
     if (batch.size() > 1 && c.first.rows * c.first.cols * p.k() < kSmallProduct) {
       return multiply_batch(product, batch.a, batch.b, c);

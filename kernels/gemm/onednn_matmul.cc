@@ -1,4 +1,4 @@
-#include "kernels/gemm/onednn_matmul.h"
+#include "kernels/gemm/onednn_packed.h"
 
 #include <algorithm>
 #include <cstring>
@@ -7,11 +7,14 @@
 
 #include "core/parallel.h"
 #include "kernels/gemm/onednn.h"
+#include "kernels/gemm/packed_weights.h"
 
 namespace weft::kernels {
 namespace {
 
 using dnnl::memory;
+
+thread_local PackedWeights::Copies* packed_weights = nullptr;
 
 /// [batch, rows, cols] without gaps; [rows, cols] when there is one matrix.
 memory::desc matrix_desc(DType dtype, int64_t batch, bool repeated, int64_t rows, int64_t cols,
@@ -136,6 +139,45 @@ void multiply_row_blocks(const MatmulKey& key, const void* a, const void* b, voi
 
 }  // namespace
 
+/// B's copies, by where it lies and how it is read there.
+struct PackedWeights::Copies {
+  struct Source {
+    const void* b;
+    int64_t k, n;
+    bool is_transposed;
+
+    friend auto operator<=>(const Source&, const Source&) = default;
+  };
+  struct Copy {
+    std::weak_ptr<Storage> storage;
+    uint64_t version = 0;
+    Tensor packed = {};  // undefined until B is met again
+    memory::desc layout = {};
+  };
+
+  /// B in the primitive's layout; undefined where B is met for the first time as it is now.
+  Tensor of(const MatmulKey& key, const Primitive& primitive, const void* b, const Tensor& owner) {
+    std::erase_if(all, [](const auto& entry) { return entry.second.storage.expired(); });
+    Copy& copy = all[{b, key.k, key.n, key.b_transposed}];
+    if (copy.storage.lock() != owner.storage() || copy.version != owner.version()) {
+      copy = {owner.storage(), owner.version()};
+      return {};
+    }
+    if (!copy.packed.defined() || copy.layout != primitive.b) {
+      dnnl::stream stream(onednn_engine());
+      copy.packed = primitive.reordered(stream, b);
+      copy.layout = primitive.b;
+    }
+    return copy.packed;
+  }
+
+  std::map<Source, Copy> all;
+};
+
+PackedWeights::PackedWeights()
+    : copies_(std::make_unique<Copies>()), in_force_(packed_weights, copies_.get()) {}
+PackedWeights::~PackedWeights() = default;
+
 int matmul_threads() {
   return omp_in_parallel() ? 1 : std::min(num_threads(), omp_get_thread_limit());
 }
@@ -155,14 +197,27 @@ bool onednn_keeps_bits(const MatmulKey& key) {
   return cached_primitive<Primitive>(key)->is_brgemm;
 }
 
-void onednn_matmul(const MatmulKey& key, const void* a, const void* b, void* c, const float* bias) {
+void onednn_packed_matmul(const MatmulKey& key, const void* a, const void* b, void* c,
+                          const float* bias, const Tensor& owner) {
   const OnednnThreads threads(key.threads);
-  const auto primitive = cached_primitive<Primitive>(key);
+  auto primitive = cached_primitive<Primitive>(key);
   if (primitive->has_tiles && key.is_shared) return multiply_row_blocks(key, a, b, c, bias);
+  Tensor blocked;
+  if (packed_weights && owner.defined()) {
+    MatmulKey blocks = key;
+    blocks.reorders_b = true;
+    const auto packing = cached_primitive<Primitive>(blocks);
+    if (packing->reorder) blocked = packed_weights->of(key, *packing, b, owner);
+    if (blocked.defined()) primitive = packing;
+  }
   dnnl::stream stream(onednn_engine());
-  const Tensor blocked = primitive->reordered(stream, b);
+  if (!blocked.defined()) blocked = primitive->reordered(stream, b);
   primitive->multiply(stream, a, blocked.defined() ? blocked.raw() : b, c,
                       key.bias ? bias : nullptr);
+}
+
+void onednn_matmul(const MatmulKey& key, const void* a, const void* b, void* c, const float* bias) {
+  onednn_packed_matmul(key, a, b, c, bias, {});
 }
 
 }  // namespace weft::kernels

@@ -3,6 +3,8 @@
     kernels.variants("softmax")                            # rows as dicts, best first
     with kernels.use("gemm", "gemm_cpu_eigen"):            # that variant, in all threads
         y = a @ b
+    with kernels.packed_weights(), autograd.no_grad():     # products keep the weights in a layout of their own
+        logits = model(images)
     kernels.load("mine.cc", op="softmax")                  # compiled; every softmax that it fits takes it from now on
     kernels.check("softmax", "mine")                       # its cases' results as dicts"""
 
@@ -33,6 +35,14 @@ class use(_Scope):
         if variant not in known:
             raise Error(f"use: {op} has no variant {variant!r}; known are {', '.join(known)}")
         super().__init__(_kernels._ForcedVariant(op, variant))
+
+
+class packed_weights(_Scope):
+    """Products on the CPU keep the weights that they meet again, unchanged, in the layout that they read best: as much memory
+    as these weights, for 4 to 9% of a product's time. The bits are the same. For inference."""
+
+    def __init__(self):
+        super().__init__(_kernels._PackedWeights())
 
 
 _files = {}  # of what was loaded, by the variant's name
