@@ -3,6 +3,7 @@
 load("//bazel:cuda.bzl", "cuda_library")
 load("//bazel:here.bzl", "here")
 load("//bazel:ops.bzl", "OPS")
+load("//bazel:prelude.bzl", "INCLUDE_PRELUDE")
 
 # No -march: CPU kernels choose their instruction set at run time. No contraction: a*b+c rounds twice
 # unless the source asks for fma, so that every instruction set and compiler gives the same bits.
@@ -61,7 +62,8 @@ WEFT_WITH_DEVICE = select({
 })
 
 def _headers_impl(ctx):
-    files = depset(transitive = [dep[CcInfo].compilation_context.headers for dep in ctx.attr.deps])
+    headers = depset(transitive = [dep[CcInfo].compilation_context.headers for dep in ctx.attr.deps])
+    files = depset([file for file in headers.to_list() if file.owner.name != "prelude"])
     return [DefaultInfo(files = files, runfiles = ctx.runfiles(transitive_files = files))]
 
 headers = rule(
@@ -70,18 +72,22 @@ headers = rule(
     attrs = {"deps": attr.label_list(providers = [CcInfo])},
 )
 
-def weft_cc_library(name, optimize = OPTIMIZE, copts = [], **kwargs):
+_PRELUDE = [here("//bazel:prelude")]
+
+def weft_cc_library(name, optimize = OPTIMIZE, copts = [], deps = [], **kwargs):
     native.cc_library(
         name = name,
-        copts = COPTS + [optimize] + copts,
+        copts = COPTS + INCLUDE_PRELUDE + [optimize] + copts,
         linkstatic = True,
+        deps = deps + _PRELUDE,
         **kwargs
     )
 
-def weft_cc_binary(name, copts = [], linkopts = [], **kwargs):
+def weft_cc_binary(name, copts = [], linkopts = [], deps = [], **kwargs):
     native.cc_binary(
         name = name,
-        copts = COPTS + ["-O2"] + copts,
+        copts = COPTS + INCLUDE_PRELUDE + ["-O2"] + copts,
+        deps = deps + _PRELUDE,
         linkopts = _LINKOPTS + linkopts,
         **kwargs
     )
@@ -104,12 +110,12 @@ def weft_cc_test(name, srcs = None, deps = [], device = None, copts = [], linkop
     native.cc_test(
         name = name,
         srcs = srcs or [name + ".cc"],
-        deps = deps + emulated(device or []) + [
+        deps = deps + emulated(device or []) + _PRELUDE + [
             here("//bazel/system:catch2"),
             here("//tests:skip"),
         ],
         tags = tags + (["device"] if device != None else []),
-        copts = COPTS + ["-O1"] + copts,
+        copts = COPTS + INCLUDE_PRELUDE + ["-O1"] + copts,
         linkopts = _LINKOPTS + linkopts,
         size = size,
         **kwargs
