@@ -229,9 +229,7 @@ bool estimate_model(const Arguments& a, const std::string& name) {
     if (a.check) {
       measured = fullest(measure(row, a.devices)).peak;
       off = static_cast<double>(cost.peak) / static_cast<double>(measured) - 1;
-      // How far the peaks of threads coincide is a matter of time.
-      const bool is_bound = dist::sharing_of(row.strategy, a.devices).threads > 1;
-      holds = holds && (is_bound ? -off : std::abs(off)) <= kTolerance;
+      holds = holds && std::abs(off) <= kTolerance;
     }
     if (a.json) {
       ordered_json result = {{"model", name},

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 
-#include "core/parallel.h"
 #include "dist/comm/in_process.h"
 #include "dist/comm/rehearsal.h"
 #include "kernels/rehearsal/rehearsal.h"
@@ -51,7 +50,8 @@ std::vector<RankCost> rehearse_stages(RankedStepOptions options, const dist::Sha
   return stages;
 }
 
-/// One rank of many, which stands for all of them: the others are not there.
+/// One rank of many, which stands for all of them: the others are not there. Of the devices of one
+/// rank that are its threads it is the first that is counted, which has what they share.
 RankCost rehearse_rank(RankedStepOptions options, int ranks, int devices) {
   options.devices = devices;
   const dist::CommunicatorPtr world = ranks > 1 ? dist::make_absent_world(0, ranks) : nullptr;
@@ -59,38 +59,11 @@ RankCost rehearse_rank(RankedStepOptions options, int ranks, int devices) {
   return cost_of(step, world);
 }
 
-/// While it lives kernels have one of so many parts of the cores: some take memory for each.
-struct SharedCores {
-  explicit SharedCores(int parts) : before(num_threads()) {
-    set_num_threads(std::max(1, before / parts));
-  }
-  ~SharedCores() { set_num_threads(before); }
-  const int before;
-};
-
-/// Threads of one process share parameters and optimizer, and each has the rest for itself. How far
-/// their peaks coincide is a matter of time: counted is that they do, the most that there can be.
-RankCost rehearse_threads(RankedStepOptions options, int threads) {
-  options.strategy = {};
-  options.deterministic /= threads;
-  const SharedCores cores(threads);
-  RankCost cost = rehearse_rank(options, 1, 1);
-  const int64_t shared = cost[MemoryKind::kParameters] + cost[MemoryKind::kOptimizer];
-  for (int64_t* const bytes : {&cost.state, &cost.peak})
-    *bytes = threads * *bytes - (threads - 1) * shared;
-  for (const MemoryKind kind : {MemoryKind::kActivations, MemoryKind::kGradients,
-                                MemoryKind::kGathered, MemoryKind::kBuckets}) {
-    cost.kinds[static_cast<int>(kind)] *= threads;
-  }
-  return cost;
-}
-
 }  // namespace
 
 std::vector<RankCost> rehearse(const RankedStepOptions& options, int devices) {
   const kernels::Rehearsal rehearsal;
   const dist::Sharing sharing = dist::sharing_of(filled(options, devices), devices);
-  if (sharing.threads > 1) return {rehearse_threads(options, sharing.threads)};
   if (sharing.stages > 1) return rehearse_stages(options, sharing, devices);
   return {rehearse_rank(options, sharing.ranks(), devices)};
 }

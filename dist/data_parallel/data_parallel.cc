@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <bit>
 #include <exception>
+#include <optional>
 #include <system_error>
 #include <thread>
 
@@ -10,7 +11,6 @@
 #include "autograd/backward.h"
 #include "autograd/ops.h"
 #include "autograd/random.h"
-#include "core/memory_account.h"
 #include "core/parallel.h"
 #include "core/transfer.h"
 #include "dist/comm/communicator.h"
@@ -53,6 +53,18 @@ void on_threads(int n, const std::function<void(int)>& body) {
     if (failure) std::rethrow_exception(failure);
   }
 }
+
+/// While it lives, what this thread allocates is counted for a replica's device, where anything is
+/// counted. The first replica's device is the caller's.
+class OnDeviceOf {
+ public:
+  OnDeviceOf(const MemoryAccount& account, bool is_first) {
+    if (!is_first && memory::current_owner().counts) joined_.emplace(account);
+  }
+
+ private:
+  std::optional<MemoryAccount::Joined> joined_;
+};
 
 /// What a replica holds between forward and backward.
 struct Part {
@@ -165,11 +177,13 @@ Tensors DataParallel::forward(const Tensors& inputs, const std::vector<Generator
   auto parts = std::make_shared<std::vector<Part>>(n);
   for (int r = 0; r < n; ++r) {
     const NoGrad guard;
+    const OnDeviceOf device(replicas_[r]->account, r == 0);
     follow(*replicas_[r], r == 0);
     (*parts)[r].x = detach(to_device(inputs[r], replicas_[r]->device));
     if (records && inputs[r].requires_grad()) (*parts)[r].x.set_requires_grad(true);
   }
   on_threads(n, [&](int r) {
+    const OnDeviceOf device(replicas_[r]->account, r == 0);
     const GradMode mode(records);
     const Fp8Scope fp8(replicas_[r]->fp8.get());
     generator() = streams[r];
@@ -198,6 +212,7 @@ Tensors DataParallel::forward(const Tensors& inputs, const std::vector<Generator
           if (b.dy(r).defined()) dy[r] = to_device(ops::contiguous(b.dy(r)), replicas[r]->device);
         }
         on_threads(n, [&](int r) {
+          const OnDeviceOf device(replicas[r]->account, r == 0);
           replicas[r]->module->zero_grad();
           const Tensor& y = (*parts)[r].y;
           if (dy[r].defined() && y.requires_grad()) backward(y, dy[r]);

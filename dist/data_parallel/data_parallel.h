@@ -18,6 +18,7 @@
 
 #include "autograd/fp8.h"
 #include "autograd/random.h"
+#include "core/memory_account.h"
 #include "nn/module.h"
 
 namespace weft::dist {
@@ -40,6 +41,7 @@ class DataParallel {
     std::shared_ptr<nn::Module> module;
     Device device;
     std::unique_ptr<Fp8Scaling> fp8;  // once it was run in fp8
+    MemoryAccount account;            // of its device; the first's is the caller's
   };
 
   using Replicas = std::vector<std::shared_ptr<Replica>>;

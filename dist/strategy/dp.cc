@@ -46,9 +46,9 @@ class DataParallelStrategy : public Strategy {
     }
   }
   std::string describe(int64_t parameters, int64_t state_tensors) const override {
-    const int64_t shared = kept_bytes(state_tensors) - kElementBytes;
-    return fmt::format("dp on {} threads: ({} + 4 N) P = {} together", devices_, shared,
-                       megabytes((shared + kElementBytes * devices_) * parameters));
+    const int64_t kept = kept_bytes(state_tensors);
+    return fmt::format("dp on {} threads: {} P = {} on the first device, 4 P on each other",
+                       devices_, kept, megabytes(kept * parameters));
   }
 
  private:
@@ -64,7 +64,9 @@ class DpKind : public WholeCopy {
     return std::make_unique<DataParallelStrategy>(sharing.threads);
   }
   std::string state_formula() const override {
-    return "4 P parameters + 4 N P gradients + 8 P optimizer = (12 + 4 N) P of N threads together";
+    return "4 P parameters + 4 P gradients + 8 P optimizer = 16 P on the first device; 4 P "
+           "gradients on "
+           "each other, and on a GPU 4 P parameters";
   }
   std::string sent_formula() const override { return "0"; }
 };

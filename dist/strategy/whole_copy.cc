@@ -6,10 +6,10 @@
 
 namespace weft::dist {
 
-StateBytes WholeCopy::state_bytes(const ModelLayout& layout, const Sharing& sharing) const {
+StateBytes WholeCopy::state_bytes(const ModelLayout& layout, const Sharing&) const {
   StateBytes bytes;
   bytes[MemoryKind::kParameters] = kElementBytes * layout.parameters;
-  bytes[MemoryKind::kGradients] = kElementBytes * layout.parameters * sharing.threads;
+  bytes[MemoryKind::kGradients] = kElementBytes * layout.parameters;
   bytes[MemoryKind::kOptimizer] = kElementBytes * layout.state_tensors * layout.parameters;
   return bytes;
 }
