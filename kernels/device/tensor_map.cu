@@ -39,6 +39,13 @@ Encode encode_function() {
   return encode;
 }
 
+/// The driver's functions need a context that is current in this thread. The runtime makes its own
+/// current at the thread's first call, which may be yet to come.
+void have_context() {
+  thread_local const cudaError_t error = cudaFree(nullptr);
+  WEFT_CHECK(error == cudaSuccess, "tensor map: no context: {}", cudaGetErrorString(error));
+}
+
 }  // namespace
 
 TensorMap make_tensor_map(const TensorMapSpec& spec) {
@@ -51,6 +58,7 @@ TensorMap make_tensor_map(const TensorMapSpec& spec) {
   for (int d = 0; d < spec.rank; ++d) dims[d] = spec.dims[d];
   for (int d = 0; d + 1 < spec.rank; ++d) strides[d] = spec.strides[d];
   TensorMap map;
+  have_context();
   const CUresult result =
       encode_function()(&map, data_type(spec.dtype), static_cast<cuuint32_t>(spec.rank),
                         const_cast<void*>(spec.base), dims, strides, spec.box, element_strides,

@@ -108,6 +108,16 @@ Owned<cublasLtMatrixLayout_t> layout_of(const Tensor& t, int64_t batches) {
   return layout;
 }
 
+/// Does the library round to C's 16 bits before it adds what is to be added? So it does on an H100
+/// with a bias where lines do not begin at multiples of 16 bytes, and with parts of K that meet in
+/// an old C.
+bool rounds_twice(const GemmProblem& p) {
+  if (p.c.itemsize() > 2) return false;
+  if (p.accumulate || p.residual.defined()) return true;
+  const auto is_aligned = [](const Tensor& t) { return view_of(t)->leading % 8 == 0; };
+  return p.bias.defined() && !(is_aligned(p.a) && is_aligned(p.b) && is_aligned(p.c));
+}
+
 constexpr size_t kWorkspaceBytes = size_t{32} << 20;
 
 }  // namespace
@@ -120,6 +130,7 @@ bool gemm_fits_cublas(const GemmProblem& p) {
   for (const Tensor* t : {&p.a, &p.b, &p.c, &p.residual}) {
     if (t->defined() && (!view_of(*t) || !batch_stride(*t))) return false;
   }
+  if (rounds_twice(p)) return false;
   return !view_of(p.c)->transposed && (!p.residual.defined() || !view_of(p.residual)->transposed);
 }
 

@@ -28,8 +28,10 @@ bool softmax_fits_cudnn(const SoftmaxProblem& p) {
   const bool is_dense =
       p.y.is_contiguous() &&
       (p.backward() ? p.dy.is_contiguous() && p.dx.is_contiguous() : p.x.is_contiguous());
-  return p.y.dim() > 0 && count > 0 && count <= std::numeric_limits<int>::max() && is_dense &&
-         cudnn().library.is_open();
+  // Along another axis than the last it rounds to 16 bits on the way.
+  const bool is_last = p.axis == -1 || p.axis == p.y.dim() - 1;
+  return (is_last || p.y.itemsize() > 2) && p.y.dim() > 0 && count > 0 &&
+         count <= std::numeric_limits<int>::max() && is_dense && cudnn().library.is_open();
 }
 
 void softmax_cudnn(const SoftmaxProblem& p) {

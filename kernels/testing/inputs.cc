@@ -7,7 +7,8 @@
 namespace weft::kernels {
 namespace {
 
-constexpr int64_t kGuardBytes = 64;
+// As far as memory of its own is aligned: vendors' kernels take that for granted.
+constexpr int64_t kGuardBytes = 256;
 constexpr unsigned char kGuard = 0xA5;
 
 template <class Make>
