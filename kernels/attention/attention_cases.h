@@ -113,7 +113,7 @@ struct AttentionCase {
 
 inline OpTable attention_table() {
   std::vector<Case<AttentionProblem>> cases;
-  const auto add = [&](AttentionCase c, bool timed = false) {
+  const auto add = [&](AttentionCase c, bool timed = false, bool is_large = false) {
     for (bool backward : {false, true}) {
       c.backward = backward;
       const double scores =
@@ -122,7 +122,8 @@ inline OpTable attention_table() {
                             static_cast<double>((c.queries + c.keys) * c.width);
       const Cost cost{.flops = (backward ? 10.0 : 4.0) * scores * static_cast<double>(c.width),
                       .bytes = (backward ? 4.5 : 2.0) * tokens * itemsize(c.dtype)};
-      cases.push_back({c.name(), [c](Inputs& in) { return c.make(in); }, timed ? cost : Cost{}});
+      cases.push_back(
+          {c.name(), [c](Inputs& in) { return c.make(in); }, timed ? cost : Cost{}, is_large});
     }
   };
   for (DType dtype : {DType::f64, DType::f32, DType::f16, DType::bf16}) {
@@ -345,6 +346,17 @@ inline OpTable attention_table() {
     add_timed({64, 4, 65, 65, 32});
     add_timed({1, 4, 1024, 1024, 64});
     add_timed({.batch = 1, .heads = 4, .queries = 1024, .keys = 1024, .width = 64, .causal = true});
+  }
+  // And on a GPU: ViT-B/16 with 128 images, and long sequences.
+  for (AttentionCase c :
+       {AttentionCase{128, 12, 197, 197, 64},
+        {4, 16, 4096, 4096, 64},
+        {.batch = 4, .heads = 16, .queries = 4096, .keys = 4096, .width = 64, .causal = true},
+        {4, 16, 4096, 4096, 128}}) {
+    c.dtype = DType::bf16;
+    c.fused = true;
+    c.has_gaps = false;
+    add(c, true, true);
   }
   return make_table(attention_op(), std::move(cases), attention_reference);
 }

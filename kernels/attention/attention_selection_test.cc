@@ -98,10 +98,10 @@ TEST_CASE("Attention on Hopper takes wgmma for what TMA can address") {
     CHECK(choice({.width = 32, .dtype = dtype}) == "attention_cuda_short");
     CHECK(choice({.width = 264, .dtype = dtype}) == "attention_cuda_naive");
     CHECK(choice({.dtype = dtype, .scale = -1}) == "attention_cuda_tiled");
-    // The gradients over few keys take fewer products of smaller tiles.
-    CHECK(choice({.dtype = dtype, .backward = true}) == "attention_cuda_short");
+    CHECK(choice({.dtype = dtype, .backward = true}) == "attention_cuda_wgmma_backward");
     CHECK(choice({.keys = 257, .dtype = dtype, .backward = true}) ==
           "attention_cuda_wgmma_backward");
+    CHECK(choice({.width = 32, .dtype = dtype, .backward = true}) == "attention_cuda_short");
     CHECK(choice({.width = 128, .dtype = dtype, .backward = true}) ==
           "attention_cuda_wgmma_backward");
     CHECK(choice({.width = 256, .dtype = dtype, .backward = true}) ==

@@ -51,9 +51,9 @@ std::optional<int64_t> batch_stride(const Tensor& t) {
   return stride;
 }
 
-int& wgmma_tile_columns() {
-  static thread_local int columns = 0;
-  return columns;
+ForcedTile& forced_wgmma_tile() {
+  static thread_local ForcedTile tile;
+  return tile;
 }
 
 void gemm(const GemmProblem& problem) { dispatch(gemm_op(), problem); }

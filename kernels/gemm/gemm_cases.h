@@ -13,7 +13,7 @@ inline OpTable gemm_table() {
   add_gemm_timed_cases(cases);
   OpTable table = make_table(gemm_op(), cases.list, gemm_reference);
   table.tiles = {std::begin(kWgmmaTileColumns), std::end(kWgmmaTileColumns)};
-  table.force_tile = [](int columns) { wgmma_tile_columns() = columns; };
+  table.force_tile = [](int columns, int blocks) { forced_wgmma_tile() = {columns, blocks}; };
   table.of_shape = [](std::string_view shape, DType dtype) -> std::optional<CaseEntry> {
     const std::optional<Case<GemmProblem>> c = gemm_of_shape(shape, dtype);
     if (!c) return {};

@@ -36,22 +36,51 @@ struct KSplitWorkspace {
 
 namespace split_k {
 
-constexpr int kThreads = 256;
+// 768 columns, the least of a ViT-B/16, are one step of a block's.
+constexpr int kThreads = 192, kColumns = 4;
 
+/// Blocks take rows in turns, threads kColumns columns of each.
 __global__ static void __launch_bounds__(kThreads)
-    gemm_join_kernel(const __grid_constant__ GemmArguments p, KSplitWorkspace workspace,
-                     int parts) {
-  const int64_t total = p.batches * p.m * p.n;
-  const int64_t step = static_cast<int64_t>(gridDim.x) * kThreads;
-  for (int64_t i = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x; i < total;
-       i += step) {
-    const int64_t column = i % p.n, row = i / p.n % p.m, batch = i / (p.n * p.m);
-    float sum = 0;
-    for (int part = 0; part < parts; ++part) {
-      sum += *workspace.at(p, parts, batch, part, row, column);
+    gemm_join_kernel(const __grid_constant__ GemmArguments p, KSplitWorkspace workspace, int parts,
+                     bool has_vectors) {
+  using Columns = Pack<float, kColumns>;
+  const int64_t rows = p.batches * p.m, part_size = p.m * p.n;
+  for (int64_t r = blockIdx.x; r < rows; r += gridDim.x) {
+    const int64_t batch = r / p.m, row = r % p.m;
+    const float* const sums = workspace.at(p, parts, batch, 0, row, 0);
+    const GemmArguments::Output to = p.output(batch);
+    for (int64_t column = kColumns * threadIdx.x; column < p.n; column += kColumns * kThreads) {
+      const float* from = sums + column;
+      if (has_vectors) {
+        Columns sum = {};
+#pragma unroll 4
+        for (int part = 0; part < parts; ++part, from += part_size) {
+          const Columns more = *reinterpret_cast<const Columns*>(from);
+#pragma unroll
+          for (int i = 0; i < kColumns; ++i) sum.values[i] += more.values[i];
+        }
+        *reinterpret_cast<Columns*>(static_cast<float*>(p.c.elements.data) + to.c + row * p.c.row +
+                                    column) = sum;
+        continue;
+      }
+      const int count = static_cast<int>(min(int64_t{kColumns}, p.n - column));
+      for (int i = 0; i < count; ++i, ++from) {
+        float sum = 0;
+        for (int part = 0; part < parts; ++part) sum += from[part * part_size];
+        p.finish(to, row, column + i, sum);
+      }
     }
-    p.finish(p.output(batch), row, column, sum);
   }
+}
+
+/// Are a row's sums C's, in vectors that are aligned in both?
+inline bool joins_vectors(const GemmProblem& problem, const GemmArguments& p) {
+  const Tensor& c = problem.c;
+  bool is_plain = c.dtype() == DType::f32 && p.epilogue == Epilogue::kNone && !p.accumulate &&
+                  p.scale == 1 && !problem.bias.defined() && !problem.residual.defined();
+  for (int d = 0; d + 1 < c.dim(); ++d) is_plain = is_plain && c.stride(d) % kColumns == 0;
+  return is_plain && p.c.column == 1 && p.n % kColumns == 0 &&
+         reinterpret_cast<uintptr_t>(c.raw()) % sizeof(Pack<float, kColumns>) == 0;
 }
 
 }  // namespace split_k
@@ -77,11 +106,11 @@ struct Remainder {
   }
   void finish(const GemmProblem& problem, const GemmArguments& p) const {
     if (split.parts > 1) {
-      constexpr int64_t kMaxBlocks = 1024;
-      const auto blocks = static_cast<unsigned>(
-          std::min<int64_t>(kMaxBlocks, tiles(p.batches * p.m * p.n, split_k::kThreads)));
+      constexpr int64_t kMaxBlocks = 1 << 16;
+      const auto blocks = static_cast<unsigned>(std::min(kMaxBlocks, p.batches * p.m));
       WEFT_LAUNCH(split_k::gemm_join_kernel, blocks, split_k::kThreads, 0,
-                  current_stream_handle(problem.device()), p, workspace, split.parts);
+                  current_stream_handle(problem.device()), p, workspace, split.parts,
+                  split_k::joins_vectors(problem, p));
     }
     if (column_sums.defined()) return join_columns<float>(problem, p, column_sums);
     sum_columns<float>(problem, p);

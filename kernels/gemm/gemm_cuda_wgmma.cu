@@ -14,7 +14,8 @@
 // Two blocks may be a cluster: they have tiles one below the other, and each brings half of the
 // columns of B to both (TMA's multicast), so that a step of two tiles of 192 columns moves 56 KiB
 // out of the second-level cache in place of 80. Each stage of theirs is empty when the consumers of
-// both have read it, and the blocks exit together.
+// both have read it, and the blocks exit together. An H100 took longer so: it is left to those who
+// ask for it.
 //
 // In ping-pong each consumer has a tile of its own, all 128 rows, and multiplies while the other
 // stores: a tile's end, which a GELU makes as long as 500 of K, takes no time of the tensor core.
@@ -22,6 +23,9 @@
 // all of a tile's stages are seen full. So each waits for the phase that comes next, and no parity
 // is mistaken for that of two rounds ago. 192 sums a thread leave no registers for ends other than
 // those by TMA. kernels/gemm/gemm_tiling.h says where that is chosen.
+//
+// A tall tile has 256 rows, 128 for each consumer: 192 sums a thread, too, and the fewest bytes for
+// each product.
 //
 // A stage's parity flips each time round the ring; the first wait on `empty` passes at once.
 // A and B may run along K or along M (N): wgmma takes both for 16-bit types, and tf32, half as many
@@ -47,11 +51,21 @@ template <class Type>
 inline constexpr int kDepth = kLine / static_cast<int>(sizeof(Element<Type>));
 constexpr int kInstructionBytes = 32;  // of K
 
-/// kBlocks: of 64 rows of a tile, that a consumer has, 2 in ping-pong.
-template <int kCols, int kBlocks>
-inline constexpr int kStages = kBlocks* kCols > 192 ? 3 : 4;
-template <int kCols, int kBlocks>
-inline constexpr int kStagesBytes = kStages<kCols, kBlocks>* kStageBytes<kCols>;
+template <int kCols, int kTileRows>
+inline constexpr int kStages = kTileRows > kRows ? 3
+                               : kCols > 128     ? 4
+                                                 : 6;
+template <int kCols, int kTileRows>
+inline constexpr int kStagesBytes = kStages<kCols, kTileRows>* kStageBytes<kCols, kTileRows>;
+
+/// How the consumers share tiles: of 128 rows, 64 each; in ping-pong one after the other; of tall
+/// tiles' 256 rows 128 each.
+enum class Sharing : uint8_t { kHalves, kPingPong, kTall };
+template <Sharing kSharing>
+inline constexpr int kTileRows = kSharing == Sharing::kTall ? 2 * kRows : kRows;
+/// Of 64 rows, that a consumer has of a tile.
+template <Sharing kSharing>
+inline constexpr int kBlocks = kSharing == Sharing::kHalves ? 1 : 2;
 
 /// An operand's descriptor, and the bytes from one instruction's K to the next one's.
 template <Major kMajor>
@@ -63,14 +77,15 @@ template <Major kMajor>
 inline constexpr int kInstructionStep = kMajor == Major::kK ? kInstructionBytes : 2048;
 
 /// A consumer's part.
-template <class Type, int kCols, Major kA, Major kB, int kBlocks>
+template <class Type, int kCols, Major kA, Major kB, Sharing kSharing>
 __device__ __forceinline__ void consume(const Arguments& g, int consumer, char* shared,
                                         uint64_t* full, uint64_t* empty, const TensorMap& map) {
-  Ring<kStages<kCols, kBlocks>> ring;
+  constexpr int kHeight = kTileRows<kSharing>, kOwn = kBlocks<kSharing>;
+  Ring<kStages<kCols, kHeight>> ring;
   setmaxnreg_inc<kConsumerRegisters>();
-  const Buffer buffer = Buffer::of<kCols, kBlocks>(shared + kStagesBytes<kCols, kBlocks>, consumer);
-  constexpr bool kPingPong = kBlocks > 1;
-  const int first = kPingPong ? 0 : consumer;  // block of 64 rows
+  const Buffer buffer = Buffer::of<kCols>(shared + kStagesBytes<kCols, kHeight>, consumer);
+  constexpr bool kPingPong = kSharing == Sharing::kPingPong;
+  const int first = kPingPong ? 0 : consumer * kOwn;  // block of 64 rows
   // In ping-pong barriers 1 + 2 and 2 + 2 are the consumers' turns. Both pass each: one waits, the
   // other gives it.
   constexpr int kBothThreads = kConsumers * kConsumerThreads;
@@ -80,7 +95,7 @@ __device__ __forceinline__ void consume(const Arguments& g, int consumer, char* 
   };
   if (kPingPong && consumer == 1) give_turn();
   int whose = 0;  // the tile, in ping-pong
-  float sums[kBlocks][kCols / 2];
+  float sums[kOwn][kCols / 2];
   for (uint32_t t = g.order.first(); t < g.order.count(); t += g.order.step, whose ^= 1) {
     const TilePlace tile(g.order, t);
     const int steps = g.steps(tile.part, kDepth<Type>);
@@ -88,7 +103,7 @@ __device__ __forceinline__ void consume(const Arguments& g, int consumer, char* 
       ring.skip(steps);
       continue;
     }
-    if (kPingPong) {
+    if (kOwn > 1) {
       // While the other multiplies. ptxas takes sums that the first products overwrite for read,
       // and would keep them in registers through the last tile's end.
 #pragma unroll
@@ -96,22 +111,22 @@ __device__ __forceinline__ void consume(const Arguments& g, int consumer, char* 
 #pragma unroll
         for (float& sum : block) sum = 0;
       }
-      take_turn();
     }
+    if (kPingPong) take_turn();
     int last = 0;
     for (int step = 0; step < steps; ++step, ring.advance()) {
       mbarrier_wait(&full[ring.stage], ring.parity);
-      const char* const stage = shared + ring.stage * kStageBytes<kCols>;
+      const char* const stage = shared + ring.stage * kStageBytes<kCols, kHeight>;
       const uint64_t rows = operand<kA>(stage + first * kAtom),
-                     columns = operand<kB>(stage + kBytesA);
+                     columns = operand<kB>(stage + kHeight * kLine);
       wgmma_fence();
 #pragma unroll
       for (int k = 0; k < kLine / kInstructionBytes; ++k) {
         const uint64_t b = wgmma_descriptor_behind(columns, k * kInstructionStep<kB>);
 #pragma unroll
-        for (int i = 0; i < kBlocks; ++i) {
+        for (int i = 0; i < kOwn; ++i) {
           const uint64_t a = wgmma_descriptor_behind(rows, i * kAtom + k * kInstructionStep<kA>);
-          wgmma<Type, kCols, kA, kB>(sums[i], a, b, kPingPong || step > 0 || k > 0);
+          wgmma<Type, kCols, kA, kB>(sums[i], a, b, kOwn > 1 || step > 0 || k > 0);
         }
       }
       wgmma_commit();
@@ -124,48 +139,50 @@ __device__ __forceinline__ void consume(const Arguments& g, int consumer, char* 
     if (kPingPong && t + g.order.step < g.order.count()) give_turn();
     wgmma_wait<0>();
     release_stage(&empty[last], g.order.blocks);
-    store_tile<Element<Type>, kCols, kBlocks>(g, &map, buffer, tile, first, sums);
+    store_tile<Element<Type>, kCols, kOwn>(g, &map, buffer, tile, first, sums);
   }
   wait_for_stores();
 }
 
-template <class Type, int kCols, Major kA, Major kB, int kBlocks>
+template <class Type, int kCols, Major kA, Major kB, Sharing kSharing>
 __global__ void __launch_bounds__(kThreads, 1)
     gemm_wgmma_kernel(const __grid_constant__ Arguments g, const __grid_constant__ TensorMap map_a,
                       const __grid_constant__ TensorMap map_b,
                       const __grid_constant__ TensorMap map) {
   WEFT_DYNAMIC_SHARED(char, shared);
-  WEFT_SHARED(uint64_t, full, [kStages<kCols, kBlocks>]);
-  WEFT_SHARED(uint64_t, empty, [kStages<kCols, kBlocks>]);
-  start_barriers<kStages<kCols, kBlocks>>(full, empty, kBlocks > 1 ? 1 : kConsumers,
-                                          g.order.blocks);
+  constexpr int kHeight = kTileRows<kSharing>, kCount = kStages<kCols, kHeight>;
+  WEFT_SHARED(uint64_t, full, [kCount]);
+  WEFT_SHARED(uint64_t, empty, [kCount]);
+  start_barriers<kCount>(full, empty, kSharing == Sharing::kPingPong ? 1 : kConsumers,
+                         g.order.blocks);
   const int warpgroup = uniform_warpgroup();
   if (warpgroup == 0) {
-    Ring<kStages<kCols, kBlocks>> ring;
-    produce<kCols, kA, kB>(g, kDepth<Type>, ring, shared, full, empty, map_a, map_b);
+    Ring<kCount> ring;
+    produce<kCols, kA, kB, kHeight>(g, kDepth<Type>, ring, shared, full, empty, map_a, map_b);
   } else {
-    consume<Type, kCols, kA, kB, kBlocks>(g, warpgroup - 1, shared, full, empty, map);
+    consume<Type, kCols, kA, kB, kSharing>(g, warpgroup - 1, shared, full, empty, map);
   }
   meet_cluster(g.order.blocks);
 }
 
-template <class Type, int kCols, int kBlocks = 1>
+template <class Type, int kCols, Sharing kSharing = Sharing::kHalves>
 void run_cols(const GemmProblem& problem, const TmaMatrix& a, const TmaMatrix& b,
               const KSplit& split, unsigned blocks) {
   constexpr bool kTakesBoth = sizeof(Element<Type>) == 2;
+  constexpr int kHeight = kTileRows<kSharing>;
   // A row-major runs along K, B along N.
   const bool a_depth = !a.is_transposed, b_depth = b.is_transposed;
   WEFT_ASSERT(kTakesBoth || (a_depth && b_depth));
-  const TensorMap map_a = matrix_map(a, problem.dtype(), a_depth ? kRows : kDepth<Type>);
+  const TensorMap map_a = matrix_map(a, problem.dtype(), a_depth ? kHeight : kDepth<Type>);
   const TensorMap map_b = matrix_map(
       b, problem.dtype(), static_cast<uint32_t>(b_depth ? kCols : kDepth<Type>) / blocks);
-  constexpr size_t kSharedBytes = kStagesBytes<kCols, kBlocks> + kBufferBytes<kCols, kBlocks>;
-  const Plan plan(problem, a, b, kCols, split, blocks);
+  constexpr size_t kSharedBytes = kStagesBytes<kCols, kHeight> + kBufferBytes<kCols>;
+  const Plan plan(problem, a, b, kCols, split, blocks, kHeight / kRows);
   with_flags(
       [&](auto a_is_k, auto b_is_k) {
         constexpr Major kA = a_is_k() || !kTakesBoth ? Major::kK : Major::kMn,
                         kB = b_is_k() || !kTakesBoth ? Major::kK : Major::kMn;
-        WEFT_LAUNCH_CLUSTER((gemm_wgmma_kernel<Type, kCols, kA, kB, kBlocks>), dim3(blocks),
+        WEFT_LAUNCH_CLUSTER((gemm_wgmma_kernel<Type, kCols, kA, kB, kSharing>), dim3(blocks),
                             plan.grid, kThreads, kSharedBytes, plan.stream, plan.g, map_a, map_b,
                             plan.map);
       },
@@ -175,7 +192,7 @@ void run_cols(const GemmProblem& problem, const TmaMatrix& a, const TmaMatrix& b
 
 /// What a tile's end takes, as choose_tiling counts it.
 TileEnd end_of(const GemmProblem& problem) {
-  constexpr int kInstructions[] = {0, 31, 37};  // of an element's GELU (weft kernels sass)
+  constexpr int kInstructions[] = {0, 21, 27};  // of an element's GELU (weft kernels sass)
   return {tiling::kEnd + tiling::kInstruction * kInstructions[static_cast<int>(problem.epilogue)],
           stored_by_tma(problem).has_value()};
 }
@@ -185,11 +202,16 @@ void run(const GemmProblem& problem, const TmaMatrix& a, const TmaMatrix& b) {
   constexpr int64_t kUnits = kTilingDepth / kDepth<Type>;
   const int64_t batches = problem.c.numel() / (problem.m() * problem.n());
   const GemmTiling tiling = choose_tiling(batches, problem.m(), problem.n(), kUnits * problem.k(),
-                                          true, end_of(problem), wgmma_tile_columns());
+                                          true, end_of(problem), forced_wgmma_tile());
   const KSplit split = {tiling.parts, tiling.depth / kUnits};
   const unsigned blocks = tiling.paired ? 2 : 1;
   if constexpr (sizeof(Element<Type>) == 2) {
-    if (tiling.ping_pong) return run_cols<Type, kPingPongColumns, 2>(problem, a, b, split, blocks);
+    if (tiling.ping_pong) {
+      return run_cols<Type, kPingPongColumns, Sharing::kPingPong>(problem, a, b, split, blocks);
+    }
+    if (tiling.rows > tiling::kRows) {
+      return run_cols<Type, kTallColumns, Sharing::kTall>(problem, a, b, split, blocks);
+    }
   }
   if (tiling.columns == 256) return run_cols<Type, 256>(problem, a, b, split, blocks);
   if (tiling.columns == 192) return run_cols<Type, 192>(problem, a, b, split, blocks);

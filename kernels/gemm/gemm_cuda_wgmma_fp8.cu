@@ -53,7 +53,7 @@ __global__ void __launch_bounds__(kThreads, 1)
       const bool promotes = (step + 1) % kStepsPerPromotion == 0 || step + 1 == steps;
       mbarrier_wait(&full[ring.stage], ring.parity);
       const char* const tile_a = shared + ring.stage * kStageBytes<kCols> + consumer * kAtom;
-      const char* const tile_b = shared + ring.stage * kStageBytes<kCols> + kBytesA;
+      const char* const tile_b = shared + ring.stage * kStageBytes<kCols> + kRows * kLine;
       wgmma_fence();
 #pragma unroll
       for (int k = 0; k < kDepth / 32; ++k) {

@@ -13,8 +13,9 @@
 // and are promoted to f32 every 128 of K: numerics/tensor_core_bounds.h. A subnormal operand counts
 // there as the smallest normal number, whose exponent it is aligned by. Chains in f32 err less.
 //
-// gelu has relative error 10 u on top (kernels/simd/math_inl.h), and carries the error e of its
-// argument times at most max |gelu'| = 1.13; under dgelu the product is rounded to C's dtype first.
+// gelu has relative error 10 u on top (kernels/simd/math_inl.h), on a device 2^-16 where C has 16
+// bits (kernels/device/gelu.cuh), and carries the error e of its argument times at most max |gelu'|
+// = 1.13; under dgelu the product is rounded to C's dtype first.
 //
 // Products of more than 2^24 multiply-adds are checked on a sample of rows; the others must be
 // finite.
@@ -32,6 +33,7 @@ namespace {
 constexpr double kMaxProducts = 0x1p24;
 constexpr double kGeluSlope = 1.13;
 constexpr double kGeluRoundings = 10;
+constexpr double kNarrowGeluError = 0x1p-16;
 
 double normal_distribution(double x) { return 0.5 * std::erfc(-x / std::sqrt(2.0)); }
 double normal_density(double x) { return std::exp(-x * x / 2) / std::sqrt(2 * M_PI); }
@@ -262,24 +264,28 @@ Expected linear(const GemmProblem& p) {
 Expected activated(const GemmProblem& p, const Expected& x) {
   const bool is_gelu = p.epilogue == Epilogue::kGelu;
   const std::vector<double> arguments = is_gelu ? x.values : values_of(p.aux);
-  const double roundings = kGeluRoundings * roundoff(p);
+  const double own_error = kGeluRoundings * roundoff(p);
+  const double device_error = p.c.itemsize() == 2 ? kNarrowGeluError : own_error;
   Expected y = x;
-  for (auto [from, to] : {std::pair(&x.bounds, &y.bounds), {&x.device_bounds, &y.device_bounds}}) {
-    for (size_t i = 0; i < from->size(); ++i) {
-      const double error = (*from)[i], product = x.values[i];
+  if (y.device_bounds.empty() && device_error > own_error) y.device_bounds = x.bounds;
+  for (const bool on_device : {false, true}) {
+    std::vector<double>& bounds = on_device ? y.device_bounds : y.bounds;
+    const double gelu_error = on_device ? device_error : own_error;
+    for (size_t i = 0; i < bounds.size(); ++i) {
+      const double error = bounds[i], product = x.values[i];
       if (std::isinf(error)) continue;
       const double t = arguments[i], below = normal_distribution(t), density = normal_density(t);
       double result_error;
       if (is_gelu) {
         y.values[i] = t * below;
-        result_error = kGeluSlope * error + roundings * std::abs(t * below);
+        result_error = kGeluSlope * error + gelu_error * std::abs(t * below);
       } else {
         const double scale = below + std::abs(t) * density;  // bounds the slope
         y.values[i] = product * (below + t * density);
-        result_error = error * scale + (std::abs(product) + error) * roundings * scale;
+        result_error = error * scale + (std::abs(product) + error) * gelu_error * scale;
       }
-      (*to)[i] = result_error +
-                 numerics::rounding_error(std::abs(y.values[i]) + result_error, p.c.dtype());
+      bounds[i] = result_error +
+                  numerics::rounding_error(std::abs(y.values[i]) + result_error, p.c.dtype());
     }
   }
   return y;

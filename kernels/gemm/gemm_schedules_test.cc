@@ -16,7 +16,7 @@ TEST_CASE("Pipelined GEMM kernels give the same bits under every schedule") {
   int runs = 0;
   struct Run {
     const char *variant, *name;
-    int columns = 0;
+    ForcedTile tile = {};
   };
   const Run kRuns[] = {{"gemm_cuda_mma", "72x136x584_bf16_bf16_TTN_bias_integers"},
                        {"gemm_cuda_mma", "264x200x120_bf16_bf16_NNN_bias_integers"},
@@ -25,13 +25,17 @@ TEST_CASE("Pipelined GEMM kernels give the same bits under every schedule") {
                        {"gemm_cuda_wgmma", "72x136x584_bf16_bf16_TTN_bias_integers"},
                        {"gemm_cuda_wgmma", "264x200x120_bf16_bf16_NNN_bias_integers"},
                        {"gemm_cuda_wgmma", "72x136x584_f32_f32_NTN_bias_integers_ieee_tf32"},
-                       {"gemm_cuda_wgmma", "264x200x120_bf16_bf16_NTN_bias_integers", 384},
-                       {"gemm_cuda_wgmma", "72x776x264_bf16_bf16_NTN_bias_integers", 384},
-                       {"gemm_cuda_wgmma", "72x136x584_bf16_bf16_TTN_bias_integers", 384},
+                       {"gemm_cuda_wgmma", "264x200x120_bf16_bf16_NTN_bias_integers", {384, 1}},
+                       {"gemm_cuda_wgmma", "264x200x264_bf16_bf16_NTN_bias_integers", {384, 2}},
+                       {"gemm_cuda_wgmma", "72x776x264_bf16_bf16_NTN_bias_integers", {384, 1}},
+                       {"gemm_cuda_wgmma", "72x136x584_bf16_bf16_TTN_bias_integers", {384, 1}},
+                       {"gemm_cuda_wgmma", "264x200x264_bf16_bf16_NTN_bias_integers", {256, 2}},
+                       {"gemm_cuda_wgmma", "72x136x584_bf16_bf16_TTN_bias_integers", {768, 1}},
+                       {"gemm_cuda_wgmma", "264x200x264_bf16_bf16_NTN_bias_integers", {768, 2}},
                        {"gemm_cuda_wgmma_fp8", "72x136x1160_f8e4m3_bf16_NTN_bias_integers"},
                        {"gemm_cuda_wgmma_fp8", "17x24x1160_f8e4m3_f32_NTN_h100"}};
-  for (const auto& [variant, name, columns] : kRuns) {
-    const ScopedValue forced(wgmma_tile_columns(), columns);
+  for (const auto& [variant, name, tile] : kRuns) {
+    const ScopedValue forced(forced_wgmma_tile(), tile);
     for (const CaseEntry& entry : table.cases) {
       if (entry.name != name) continue;
       std::vector<unsigned char> first;
@@ -40,7 +44,8 @@ TEST_CASE("Pipelined GEMM kernels give the same bits under every schedule") {
           simt::options() = {.order = static_cast<simt::Order>(std::min(order, 2)),
                              .seed = static_cast<uint64_t>(order),
                              .completion = completion};
-          INFO(variant << " " << entry.name << ", order " << order << ", completion "
+          INFO(variant << " " << entry.name << ", tile " << tile.columns << ", cluster "
+                       << tile.blocks << ", order " << order << ", completion "
                        << static_cast<int>(completion));
           Inputs in(entry.seed);
           REQUIRE(entry.make(in)(variant) == Ran::kYes);

@@ -1,7 +1,7 @@
 // Every kernel that gemm_cuda_wgmma is made of: each width of a tile, layout of the operands and
-// dtype, alone and in ping-pong, on cases with several tiles and tails in each dimension, and each
-// end of a product. The width that a problem would get on its own depends on the number of its
-// tiles.
+// dtype, in halves, in ping-pong and tall, alone and in clusters of two, on cases with several
+// tiles and tails in each dimension, and each end of a product. The width that a problem would get
+// on its own depends on the number of its tiles.
 #include <catch2/catch.hpp>
 #include <set>
 #include <string>
@@ -17,13 +17,13 @@ using namespace weft::kernels;
 
 namespace {
 
-/// Checks gemm_cuda_wgmma on the case with a width of tile; the bytes of shared memory that it
-/// took, which tell the widths apart.
-size_t check_tile(const OpTable& table, const std::string& name, int columns) {
-  const ScopedValue forced(wgmma_tile_columns(), columns);
+/// Checks gemm_cuda_wgmma on the case with a width of tile and blocks of a cluster; the bytes of
+/// shared memory that it took, which tell the widths apart.
+size_t check_tile(const OpTable& table, const std::string& name, int columns, int blocks = 1) {
+  const ScopedValue forced(forced_wgmma_tile(), {columns, blocks});
   for (const CaseEntry& entry : table.cases) {
     if (entry.name != name) continue;
-    INFO(name << " in tiles of " << columns << " columns");
+    INFO(name << " in tiles of " << columns << " columns, " << blocks << " to a cluster");
     const CheckResult result = check_case(table, entry, "gemm_cuda_wgmma", entry.expected());
     CHECK(result.ran == Ran::kYes);
     CHECK(result.failure == "");
@@ -44,6 +44,7 @@ TEST_CASE("Every width of wgmma's tile takes every layout and dtype") {
         const std::string name =
             fmt::format("264x200x120_{0}_{0}_{1}N_bias_integers", dtype, layout);
         shared_bytes.insert(check_tile(table, name, columns));
+        if (dtype[0] == 'b') check_tile(table, name, columns, 2);
       }
     }
     check_tile(table, "264x200x120_f32_f32_NTN_bias_integers_ieee_tf32", columns);
@@ -58,7 +59,9 @@ TEST_CASE("Every width of wgmma's tile has every end") {
       for (const char* end : {"136x200x72_{}_NTN_bias", "136x200x72_{}_NTN_bias_gelu",
                               "136x200x72_{}_NTN_bias_dgelu_bias_gradient",
                               "136x72x40_{}_NTN_residual", "200x72x616_{}_TNN_accumulate"}) {
-        check_tile(table, fmt::format(fmt::runtime(end), dtypes), columns);
+        const std::string name = fmt::format(fmt::runtime(end), dtypes);
+        check_tile(table, name, columns);
+        if (dtypes[0] == 'b') check_tile(table, name, columns, 2);
       }
     }
     for (const char* end :
@@ -73,8 +76,8 @@ TEST_CASE("Consumers in ping-pong take turns at tiles of more steps than stages"
   const OpTable table = gemm_table();
   for (const char* dtype : {"f16", "bf16"}) {
     for (const char* shape : {"264x200x264", "72x776x264"}) {
-      check_tile(table, fmt::format("{0}_{1}_{1}_NTN_bias_integers", shape, dtype),
-                 2 * kPingPongColumns);
+      const std::string name = fmt::format("{0}_{1}_{1}_NTN_bias_integers", shape, dtype);
+      for (int blocks : {1, 2}) check_tile(table, name, 2 * kPingPongColumns, blocks);
     }
   }
 }

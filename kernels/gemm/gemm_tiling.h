@@ -16,7 +16,8 @@ inline constexpr int64_t kTargetBlocks = 132;
 inline constexpr int64_t kTilingDepth = 64;
 
 struct GemmTiling {
-  int columns = 0;  // of a tile: 128, 192 or 256
+  int rows = 128;   // of a tile: 128, or 256 of a tall one
+  int columns = 0;  // 128, 192 or 256
   bool ping_pong = false;
   bool paired = false;
   int parts = 1;      // of K
@@ -32,6 +33,8 @@ struct GemmTiling {
 
 /// Columns of a tile in ping-pong, whose 128 rows are in one consumer's registers: 192 sums.
 inline constexpr int kPingPongColumns = 192;
+/// Columns of a tall tile, each of whose consumers has 128 rows.
+inline constexpr int kTallColumns = 192;
 
 namespace tiling {
 
@@ -42,28 +45,40 @@ inline constexpr double kLeastOccupied = 0.95;
 /// Beyond these a split gains nothing.
 inline constexpr int64_t kMostWaves = 8;
 
-/// Widths, with the time of a product in their tiles over that in the widest: bytes that they load
-/// for each, (1 / 128 + 1 / columns), weighed against the tensor core's rate. Estimated.
+/// Widths, with the time of a product in their tiles over that in the widest, and what their ends
+/// take more than kEnd. An H100's, of 8448 rows with 768 of K (3072 columns) and 3072 (768
+/// columns), all waves full: in tiles of 256 columns 736 TFLOP/s at 3072 of K and 647 at 768, of
+/// 192 671 and 648, in ping-pong 669 and 683, of 128 594 and 631. Narrow tiles load more for each
+/// product: all of them take some 70 GB/s on each multiprocessor, out of the second-level cache.
+/// The end of 256 columns is two parts, of which the second waits for the first one's store. Nobody
+/// has timed tall tiles, which load a quarter less than 128 x 256: they cost what has none chosen.
 struct Width {
   int columns;
   double slowness;
+  double end = 0;
   bool ping_pong = false;
+  int64_t rows = kRows;
 
-  /// Of sums in a block's registers: of one tile, or of both in ping-pong.
-  int held_columns() const { return ping_pong ? 2 * columns : columns; }
+  /// Of sums in a block's registers, as they are asked for: of one tile, of both in ping-pong, of
+  /// four times 64 rows.
+  int held_columns() const { return columns * (ping_pong ? 2 : rows > kRows ? 4 : 1); }
+  bool needs_tma_end() const { return held_columns() > 256; }
 };
-inline constexpr Width kWidths[] = {
-    {256, 1.0}, {192, 1.03}, {kPingPongColumns, 1.03, true}, {128, 1.12}};
+inline constexpr Width kWidths[] = {{256, 1.0, 96},
+                                    {192, 1.12},
+                                    {kPingPongColumns, 1.12, 0, true},
+                                    {128, 1.3},
+                                    {kTallColumns, 1.2, 0, false, 2 * kRows}};
 
-/// What pairs save of that. Two blocks with the same columns of B load half of them each, a byte
-/// less for each column and k: of 256 columns 2 in place of 3, of 192 2.3 in place of 3.3, of 128 3
-/// in place of 4, out of the second-level cache. At 256 columns and 4096 cubed that took an H100
-/// from 704 to 734 TFLOP/s (pranjalssh/fast.cu).
-inline constexpr double kPairedGain = 1 - 704.0 / 734.0;
+/// What pairs cost of that. Two blocks with the same columns of B load half of them each, of 256
+/// columns 2 bytes in place of 3 for each column and k, but wait for one another: on an H100 every
+/// width took 1 to 6% longer so, where others' kernels gained as much (from 704 to 734 TFLOP/s at
+/// 256 columns and 4096 cubed, pranjalssh/fast.cu).
+inline constexpr double kPairedCost = 0.04;
 
 /// In columns times k of one multiprocessor's products: what a tile's end takes for each column,
 /// and 8 bytes of memory traffic, at 4 TB/s beside 132 multiprocessors at 800 TFLOP/s.
-inline constexpr double kEnd = 96, kSumTraffic = 0.047;
+inline constexpr double kEnd = 44, kSumTraffic = 0.047;
 /// What an instruction of the end on every element adds: 128 rows are one clock of a
 /// multiprocessor, in which its tensor cores do 4096 operations, 16 of K of a column.
 inline constexpr double kInstruction = 16;
@@ -81,6 +96,12 @@ inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 }  // namespace tiling
 
+/// What is chosen whatever it costs; 0 leaves it open.
+struct ForcedTile {
+  int columns = 0;  // of sums in a block: 128, 192 or 256 of a tile, 384 of two in ping-pong
+  int blocks = 0;   // of a cluster: 1 or 2
+};
+
 /// What comes after a tile's products, for each column, in units of tiling::kEnd; and whether it is
 /// TMA's way, the one that ping-pong has registers for.
 struct TileEnd {
@@ -89,13 +110,13 @@ struct TileEnd {
 };
 
 /// Columns, ping-pong, pairs and parts together, by what a product costs: waves of tiles, of which
-/// narrow and lone ones load more for each product, each with an end, which ping-pong hides; and
+/// narrow ones load more for each product, each with an end, which ping-pong hides; and
 /// the f32 sums of parts, written and read again. Pairs have an even number of rows of tiles, of
 /// which the last may be empty: that may cost a wave. Where K is split, at least 95% of the
-/// multiprocessors' time is occupied if it can be. forced_columns: held by a block, these alone, or
-/// 0; where there can be no ping-pong, 384 are 192. Sizes are at least 1.
+/// multiprocessors' time is occupied if it can be. Where there can be no ping-pong, 384 columns
+/// that are forced are 192; a single row of tiles is never paired. Sizes are at least 1.
 inline GemmTiling choose_tiling(int64_t batches, int64_t m, int64_t n, int64_t k, bool may_split,
-                                const TileEnd& end = {}, int forced_columns = 0) {
+                                const TileEnd& end = {}, ForcedTile forced = {}) {
   using namespace tiling;
   struct Choice {
     GemmTiling tiling;
@@ -106,14 +127,14 @@ inline GemmTiling choose_tiling(int64_t batches, int64_t m, int64_t n, int64_t k
   const auto consider = [](Choice& best, const Choice& choice) {
     if (best.tiling.columns == 0 || choice.cost < best.cost) best = choice;
   };
-  if (forced_columns == 2 * kPingPongColumns && !end.is_by_tma) forced_columns = kPingPongColumns;
-  const int64_t rows = ceil_div(m, kRows);
+  if (forced.columns > 256 && !end.is_by_tma) forced.columns = kPingPongColumns;
   const int64_t most_parts = may_split ? std::clamp<int64_t>(k / kLeastDepth, 1, kTargetBlocks) : 1;
   for (const Width& width : kWidths) {
-    if (width.ping_pong && !end.is_by_tma) continue;
-    if (forced_columns != 0 && width.held_columns() != forced_columns) continue;
+    if (width.needs_tma_end() && !end.is_by_tma) continue;
+    if (forced.columns != 0 && width.held_columns() != forced.columns) continue;
     const int columns = width.columns;
-    const int64_t parts_end = width.ping_pong ? 1 : most_parts;
+    const int64_t rows = ceil_div(m, width.rows);
+    const int64_t parts_end = width.needs_tma_end() ? 1 : most_parts;
     const int64_t tiles_of_row = batches * ceil_div(n, columns);
     for (int64_t parts = 1; parts <= parts_end; ++parts) {
       const int64_t depth =
@@ -123,9 +144,11 @@ inline GemmTiling choose_tiling(int64_t batches, int64_t m, int64_t n, int64_t k
       if (ceil_div(k, depth) != parts) continue;
       for (const bool paired : {false, true}) {
         if (paired && rows == 1) continue;
+        if (rows > 1 && forced.blocks != 0 && paired != (forced.blocks == 2)) continue;
         const int64_t even_rows = paired ? rows + rows % 2 : rows;
         const int64_t waves = ceil_div(tiles_of_row * even_rows * parts, kTargetBlocks);
-        Choice choice{{.columns = columns,
+        Choice choice{{.rows = static_cast<int>(width.rows),
+                       .columns = columns,
                        .ping_pong = width.ping_pong,
                        .paired = paired,
                        .parts = static_cast<int>(parts),
@@ -133,9 +156,10 @@ inline GemmTiling choose_tiling(int64_t batches, int64_t m, int64_t n, int64_t k
                        .tiles = tiles,
                        .waves = waves}};
         const double products =
-            (width.slowness - (paired ? kPairedGain : 0)) * static_cast<double>(depth);
+            (width.slowness + (paired ? kPairedCost : 0)) * static_cast<double>(depth);
         choice.cost =
-            columns * time_of(static_cast<double>(waves), products, end.time, width.ping_pong);
+            static_cast<double>(width.rows / kRows) * columns *
+            time_of(static_cast<double>(waves), products, end.time + width.end, width.ping_pong);
         if (parts > 1) choice.cost += kSumTraffic * static_cast<double>(batches * m * n * parts);
         consider(cheapest, choice);
         if (choice.tiling.occupied() >= kLeastOccupied) consider(fullest, choice);

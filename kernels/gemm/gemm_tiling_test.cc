@@ -43,8 +43,9 @@ TEST_CASE("products with many tiles are not split") {
         INFO(batch << " images, " << n << " x " << k << ": " << tiling.columns << " columns");
         CHECK(tiling.parts == 1);
         CHECK(tiling.depth == k);
-        // Rows are what they are: where batches are multiples of 64 they fill the last wave.
-        CHECK(tiling.occupied() >= (batch % 64 == 0 ? 0.95 : 0.8));
+        // Rows are what they are: where batches are multiples of 64 they fill the last wave. Else
+        // fuller waves of narrower tiles may take longer, by an H100's times.
+        CHECK(tiling.occupied() >= (batch % 64 == 0 ? 0.95 : 0.75));
       }
     }
   }
@@ -55,8 +56,8 @@ TEST_CASE("products with many tiles are not split") {
 
 TEST_CASE("a width may be asked for, and K left whole") {
   for (int columns : {128, 192, 256}) {
-    CHECK(choose_tiling(2, 768, 768, 12608, true, {}, columns).columns == columns);
-    const GemmTiling whole = choose_tiling(1, 768, 768, 12608, false, {}, columns);
+    CHECK(choose_tiling(2, 768, 768, 12608, true, {}, {columns}).columns == columns);
+    const GemmTiling whole = choose_tiling(1, 768, 768, 12608, false, {}, {columns});
     CHECK(whole.parts == 1);
     CHECK(whole.depth == 12608);
   }
@@ -74,33 +75,30 @@ TEST_CASE("consumers work in ping-pong where an end weighs") {
   }
   // Nothing is hidden where each multiprocessor has one tile.
   CHECK(!choose_tiling(1, 1024, 2304, 768, false, gelu).ping_pong);
-  CHECK(!choose_tiling(1, 12608, 768, 768, true, {}, 192).ping_pong);
-  const GemmTiling forced = choose_tiling(1, 8192, 8192, 8192, true, {}, 2 * kPingPongColumns);
+  CHECK(!choose_tiling(1, 12608, 768, 768, true, {}, {192}).ping_pong);
+  const GemmTiling forced = choose_tiling(1, 8192, 8192, 8192, true, {}, {2 * kPingPongColumns});
   CHECK(forced.ping_pong);
   CHECK(forced.columns == kPingPongColumns);
   // Sums that TMA does not store, and those of parts of K.
   const TileEnd by_elements = {gelu.time, false};
   CHECK(!choose_tiling(1, 12608, 3072, 768, true, by_elements).ping_pong);
-  const GemmTiling other = choose_tiling(1, 768, 768, 768, true, by_elements, 2 * kPingPongColumns);
+  const GemmTiling other =
+      choose_tiling(1, 768, 768, 768, true, by_elements, {2 * kPingPongColumns});
   CHECK(!other.ping_pong);
   CHECK(other.columns == kPingPongColumns);
   CHECK(!choose_tiling(1, 768, 768, 50432, true).ping_pong);
 }
 
-TEST_CASE("blocks are paired where what they load less outweighs a wave") {
-  CHECK(choose_tiling(1, 8192, 8192, 8192, true).paired);
-  CHECK(choose_tiling(1, 768, 3072, 12608, true).paired);
-  CHECK(!choose_tiling(1, 128, 8192, 8192, true).paired);
-  // 99 rows of 4 tiles are three waves, 100 were four.
-  const GemmTiling full = choose_tiling(1, 12608, 768, 768, true);
-  CHECK(full.tiles == 99 * 4);
-  CHECK(full.waves == 3);
-  CHECK(!full.paired);
-  CHECK(choose_tiling(1, 2 * 12608, 768, 768, true).paired);
-  CHECK(choose_tiling(1, 4 * 12608 + 128, 768, 768, true).paired);
-  // 32 waves of pairs take 1.3 less than 31.
-  const GemmTiling many = choose_tiling(1, 1023 * 128, 768, 8192, true, {}, 192);
-  CHECK(many.paired);
-  CHECK(many.tiles == 31 * 132);
-  CHECK(many.waves == 32);
+TEST_CASE("blocks are paired where that is asked for") {
+  CHECK(!choose_tiling(1, 8192, 8192, 8192, true).paired);
+  CHECK(!choose_tiling(1, 12608, 768, 768, true).paired);
+  // 99 rows of 4 tiles are three waves, 50 pairs of them four.
+  const GemmTiling lone = choose_tiling(1, 12608, 768, 768, true, {}, {0, 1});
+  CHECK(lone.tiles == 99 * 4);
+  CHECK(lone.waves == 3);
+  const GemmTiling paired = choose_tiling(1, 12608, 768, 768, true, {}, {192, 2});
+  CHECK(paired.paired);
+  CHECK(paired.tiles == 99 * 4);
+  CHECK(paired.waves == 4);
+  CHECK(!choose_tiling(1, 128, 8192, 8192, true, {}, {0, 2}).paired);
 }

@@ -4,6 +4,7 @@
 #include <optional>
 
 #include "kernels/gemm/gemm.h"
+#include "kernels/gemm/gemm_tiling.h"
 
 namespace weft::kernels {
 
@@ -34,16 +35,15 @@ bool gemm_fits_mma(const GemmProblem& problem);
 /// address; f32 ones that TF32 stands for, truncated, where copies that bring them along K, in
 /// lines that TMA can address, pay.
 bool gemm_fits_wgmma(const GemmProblem& problem);
-/// Columns of sums that a block of gemm_cuda_wgmma holds in this thread: 128, 192 or 256 of a tile,
-/// 384 of two tiles in ping-pong, or 0, as at first, for what costs least
-/// (kernels/gemm/gemm_tiling.h). For tests of each, and tuning.
-int& wgmma_tile_columns();
-inline constexpr int kWgmmaTileColumns[] = {384, 256, 192, 128};
+/// The tile that gemm_cuda_wgmma takes in this thread, at first what costs least. For tests of
+/// each, and tuning.
+ForcedTile& forced_wgmma_tile();
+inline constexpr int kWgmmaTileColumns[] = {768, 384, 256, 192, 128};
 /// The condition of gemm_cuda_wgmma_fp8, which copies what TMA cannot address: capability 9.0;
 /// ieee, or operands of one format under h100, whose bits that device's tensor cores give.
 bool gemm_fits_wgmma_fp8(const GemmProblem& problem);
 /// The condition of gemm_cublas: no GELU, a dense dimension in every matrix, one stride for the
-/// batch, a bias of C's dtype; and the library was found.
+/// batch, a bias of C's dtype, a result that is rounded once; and the library was found.
 bool gemm_fits_cublas(const GemmProblem& problem);
 
 }  // namespace weft::kernels

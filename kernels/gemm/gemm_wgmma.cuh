@@ -3,12 +3,14 @@
 //
 // A block has three warpgroups, a producer and two consumers, of 64 rows of a tile each or of a
 // tile in turns (gemm_cuda_wgmma.cu says how they meet). Behind the stages each consumer has shared
-// memory of its own for its sums of a tile, 2 bytes each. Sums leave in one of these ways (Store):
+// memory of its own for 64 rows of part of its columns, 2 bytes each: what a whole tile would take
+// is another stage, which hides more of the memory's latency than it costs to store part by part.
+// Sums leave in one of these ways (Store):
 //   - rounded to 16 bits there, from where TMA stores them while the next tile's products begin;
 //   - so too under a GELU, where they are aux; threads then read eight of a row each, and store the
 //     eight of C. Under dgelu they are the product as it is rounded first, and C alone is stored;
 //   - where C is f32, not addressable by TMA, or anything else is to be done to an element, each
-//     warp lays half of its columns there in f32 and lanes take columns.
+//     warp lays half of a part's columns there in f32 and lanes take columns.
 #pragma once
 
 #include "kernels/device/barrier.h"
@@ -23,35 +25,35 @@
 
 namespace weft::kernels::wgmma_tiles {
 
-inline constexpr int kRows = 128;  // of a tile of C
+inline constexpr int kRows = 128;  // of a tile of C, or half of a tall one's
 inline constexpr int kConsumers = 2, kConsumerThreads = kWarpgroupThreads;
 inline constexpr int kThreads = (1 + kConsumers) * kConsumerThreads;
-// A stage holds a line of K of each row.
-inline constexpr int kBytesA = kRows * kLine;
-template <int kCols>
-inline constexpr int kStageBytes = kBytesA + kCols* kLine;
+// A stage holds a line of K of each row of A and column of B.
+template <int kCols, int kTileRows = kRows>
+inline constexpr int kStageBytes = (kTileRows + kCols) * kLine;
 inline constexpr int kBlockRows = 64;  // of a tile, that a warpgroup's wgmma has
 inline constexpr int kWarpRows = kBlockRows / 4, kGroups = kRows / kWarpRows;
 /// Registers of a thread after the producer has given up some of its own: 40 + 2 x 232 of 504.
 inline constexpr int kProducerRegisters = 40, kConsumerRegisters = 232;
 
-/// Shared memory of the consumers, who have kBlocks times 64 rows of a tile each.
+/// Columns of a consumer's part of a tile, and the shared memory of the consumers.
 template <int kCols>
-inline constexpr int kStoreBytes = kBlockRows* kCols * 2;
-template <int kCols, int kBlocks = 1>
-inline constexpr int kBufferBytes = kConsumers*(kBlocks* kStoreBytes<kCols> + kCols * 4);
+inline constexpr int kPartCols = kCols > 192 ? kCols / 2 : kCols;
+template <int kCols>
+inline constexpr int kPartBytes = kBlockRows* kPartCols<kCols> * 2;
+template <int kCols>
+inline constexpr int kBufferBytes = kConsumers*(kPartBytes<kCols> + kCols * 4);
 
 /// One consumer's.
 struct Buffer {
-  char* store;    // its sums, 64 rows after 64
+  char* store;    // its sums, of one part after another
   float* shifts;  // the bias of each column
   int barrier;    // of its threads
 
-  template <int kCols, int kBlocks = 1>
+  template <int kCols>
   static __device__ __forceinline__ Buffer of(char* buffers, int consumer) {
-    constexpr int kBytes = kBlocks * kStoreBytes<kCols>;
-    return {buffers + consumer * kBytes,
-            reinterpret_cast<float*>(buffers + kConsumers * kBytes) + consumer * kCols,
+    return {buffers + consumer * kPartBytes<kCols>,
+            reinterpret_cast<float*>(buffers + kConsumers * kPartBytes<kCols>) + consumer * kCols,
             1 + consumer};
   }
   __device__ __forceinline__ void meet() const {
@@ -65,17 +67,18 @@ struct Buffer {
 /// would cost registers.
 struct TileOrder {
   uint32_t rows, cols, parts, batches, blocks;
-  uint32_t step;  // of a block's walk
+  uint32_t height;  // of a tile, times kRows: 2 of tall ones
+  uint32_t step;    // of a block's walk
 
   __host__ __device__ uint32_t count() const { return rows * cols * parts * batches; }
-  /// Rows of tiles, which may end below C.
-  __host__ __device__ int64_t tile_rows() const { return int64_t{rows} * blocks; }
+  /// In kRows, of all tiles, which may end below C.
+  __host__ __device__ int64_t tile_rows() const { return int64_t{rows} * blocks * height; }
   __device__ __forceinline__ uint32_t first() const { return blockIdx.x / blocks; }
 };
 
 /// One of them.
 struct TilePlace {
-  int row, col, part, batch;
+  int row, col, part, batch;  // row in kRows
 
   __device__ __forceinline__ TilePlace(const TileOrder& order, uint32_t index) {
     constexpr uint32_t kGroup = 8;
@@ -86,7 +89,8 @@ struct TilePlace {
     const uint32_t first = within / (kGroup * order.cols) * kGroup;
     const uint32_t height = min(kGroup, order.rows - first);
     const uint32_t rest = within - first * order.cols;
-    row = static_cast<int>((first + rest % height) * order.blocks + ptx::cluster_rank());
+    row = static_cast<int>(((first + rest % height) * order.blocks + ptx::cluster_rank()) *
+                           order.height);
     col = static_cast<int>(rest / height);
   }
 };
@@ -167,7 +171,7 @@ __host__ __device__ constexpr int box_lines(int depth) {
 /// elements of K, once the consumers have emptied it. In a cluster each block brings its share of
 /// the lines of B to both, once the consumers of both have emptied the stage; what comes before the
 /// other has announced it counts against that.
-template <int kCols, ptx::Major kA, ptx::Major kB, int kStages>
+template <int kCols, ptx::Major kA, ptx::Major kB, int kTileRows = kRows, int kStages>
 __device__ __forceinline__ void produce(const Arguments& g, int depth, Ring<kStages>& ring,
                                         char* stages, uint64_t* full, uint64_t* empty,
                                         const TensorMap& map_a, const TensorMap& map_b) {
@@ -182,20 +186,20 @@ __device__ __forceinline__ void produce(const Arguments& g, int depth, Ring<kSta
     const int steps = g.steps(tile.part, depth);
     for (int step = 0; step < steps; ++step, ring.advance()) {
       const int k0 = static_cast<int>(tile.part * g.split.depth) + step * depth;
-      char* const tile_a = stages + ring.stage * kStageBytes<kCols>;
+      char* const tile_a = stages + ring.stage * kStageBytes<kCols, kTileRows>;
       uint64_t* const barrier = &full[ring.stage];
       ptx::mbarrier_wait(&empty[ring.stage], ring.parity ^ 1);
-      ptx::mbarrier_arrive_expect_tx(barrier, kStageBytes<kCols>);
-      load_tile<kA, kRows>(tile_a, map_a, barrier, tile.row * kRows, k0,
-                           g.repeats_a ? 0 : tile.batch);
-      load_tile<kB, kCols>(tile_a + kBytesA, map_b, barrier, tile.col * kCols, k0,
+      ptx::mbarrier_arrive_expect_tx(barrier, kStageBytes<kCols, kTileRows>);
+      load_tile<kA, kTileRows>(tile_a, map_a, barrier, tile.row * kRows, k0,
+                               g.repeats_a ? 0 : tile.batch);
+      load_tile<kB, kCols>(tile_a + kTileRows * kLine, map_b, barrier, tile.col * kCols, k0,
                            g.repeats_b ? 0 : tile.batch, skipped, sharers);
     }
   }
 }
 
 /// Brings the bias of a tile's columns. For the time of its first products: its last readers have
-/// passed the barrier before the last tile's store, and the next ones pass that of round_tile.
+/// passed the barrier before the last tile's store, and the next ones pass that of round_part.
 template <int kCols>
 __device__ __forceinline__ void load_shifts(const Arguments& g, const Buffer& buffer,
                                             const TilePlace& tile) {
@@ -212,36 +216,34 @@ __device__ __forceinline__ void load_shifts(const Arguments& g, const Buffer& bu
   }
 }
 
-/// Rounds a consumer's sums to T into its buffer, once its last ones there are no longer read.
-template <class T, int kCols, int kBlocks>
-__device__ __forceinline__ void round_tile(const Arguments& g, const Buffer& buffer,
-                                           const float (&sums)[kBlocks][kCols / 2]) {
+/// Rounds a part's sums, of columns from `column` of the tile on, to T into the consumer's buffer,
+/// once its last ones there are no longer read.
+template <class T, int kPart>
+__device__ __forceinline__ void round_part(const Arguments& g, const Buffer& buffer, int column,
+                                           const float (&sums)[kPart / 2]) {
   const int thread = reread_thread();
   // The last store has read the buffer: its issuer says so.
   if (thread == 0) ptx::tma_store_wait_read<0>();
   buffer.meet();
   const float scale = g.p.scale;
-  const float* const shifts = buffer.shifts;
-#pragma unroll
-  for (int i = 0; i < kBlocks; ++i) {
-    round_into_boxes<T, kCols>(buffer.store + i * kStoreBytes<kCols>, sums[i], [=](int column) {
-      const auto shift = *reinterpret_cast<const Pack<float, 2>*>(shifts + column);
-      return [=](int, int e, float x) { return x * scale + shift.values[e]; };
-    });
-  }
+  const float* const shifts = buffer.shifts + column;
+  round_into_boxes<T, kPart>(buffer.store, sums, [=](int c) {
+    const auto shift = *reinterpret_cast<const Pack<float, 2>*>(shifts + c);
+    return [=](int, int e, float x) { return x * scale + shift.values[e]; };
+  });
 }
 
-/// Has TMA store a consumer's buffer, of a tile's rows from block `first` on.
-template <int kCols, int kBlocks>
+/// Has TMA store what a consumer's buffer holds, of a tile's rows of a block, from a column of C
+/// on.
+template <int kPart>
 __device__ __forceinline__ void store_by_tma(const TensorMap* map, const Buffer& buffer,
-                                             const TilePlace& tile, int first) {
+                                             const TilePlace& tile, int block, int column0) {
   ptx::fence_proxy_async();
   buffer.meet();
   if (threadIdx.x % kConsumerThreads != 0) return;
-  const int row0 = tile.row * kRows + first * kBlockRows;
-  for (int i = 0; i < kBlocks * kCols / 64; ++i) {
-    ptx::tma_store_3d(map, buffer.store + i * kAtom, tile.col * kCols + 64 * (i % (kCols / 64)),
-                      row0 + i / (kCols / 64) * kBlockRows, tile.batch);
+  for (int i = 0; i < kPart / 64; ++i) {
+    ptx::tma_store_3d(map, buffer.store + i * kAtom, column0 + 64 * i,
+                      tile.row * kRows + block * kBlockRows, tile.batch);
   }
   ptx::tma_store_commit();
 }
@@ -260,20 +262,21 @@ __device__ __forceinline__ Pack<float, 2> widen_pair(uint32_t pair) {
   }
 }
 
-/// Stores the C of a GELU, of what lies rounded at `rounded` of a consumer's buffer: aux, or under
-/// dgelu the product. A thread takes the same eight columns of each box of 64, of every 16th row.
-/// Under dgelu the next row's aux is under way while one is computed.
-template <class T, bool kIsDgelu, int kCols>
+/// Stores the C of a GELU, of what lies rounded at `rounded` of a consumer's buffer, kPart columns
+/// from `part0` of C on: aux, or under dgelu the product. A thread takes the same eight columns of
+/// each box of 64, of every 16th row. Under dgelu the next row's aux is under way while one is
+/// computed.
+template <class T, bool kIsDgelu, int kPart>
 __device__ __forceinline__ void store_activated(const Arguments& g, const char* rounded,
-                                                const TilePlace& tile, int block) {
-  constexpr int kBoxes = kCols / 64, kChunk = 8, kChunks = 64 / kChunk;
+                                                const TilePlace& tile, int block, int part0) {
+  constexpr int kBoxes = kPart / 64, kChunk = 8, kChunks = 64 / kChunk;
   constexpr int kStep = kConsumerThreads / kChunks;
   const GemmArguments& p = g.p;
   const int thread = reread_thread();
   const int chunk = thread % kChunks, first = thread / kChunks;
   const int64_t row0 = int64_t{tile.row} * kRows + block * kBlockRows + first;
   const int rows = static_cast<int>(min(int64_t{kBlockRows}, p.m - row0));
-  const int64_t column0 = int64_t{tile.col} * kCols + kChunk * chunk;
+  const int64_t column0 = part0 + kChunk * chunk;
   // Boxes that reach into C; n is a multiple of eight.
   const int boxes = static_cast<int>(min(int64_t{kBoxes}, (p.n - column0 + 63) / 64));
   const GemmArguments::Output to = p.output(tile.batch);
@@ -346,14 +349,14 @@ __device__ __forceinline__ void store_activated(const Arguments& g, const char* 
 }
 
 /// Finishes a consumer's sums one by one, or puts them into the workspace where K is split. A warp
-/// passes its rows through its part of the buffer, half of the columns at a time, for lanes to own
-/// columns: accesses are whole lines, the sums of columns need no shuffles, and what an element
+/// passes its rows through its part of the buffer, half of a part's columns at a time, for lanes to
+/// own columns: accesses are whole lines, the sums of columns need no shuffles, and what an element
 /// needs in registers is held once and not beside every accumulator.
 template <int kCols>
 __device__ __forceinline__ void store_by_elements(const Arguments& g, const Buffer& buffer,
                                                   const TilePlace& tile, int block,
                                                   const float (&sums)[kCols / 2]) {
-  constexpr int kHalf = kCols / 2, kBatch = 8;
+  constexpr int kHalf = kPartCols<kCols> / 2, kBatch = 8;
   const GemmArguments& p = g.p;
   const int thread = reread_thread();
   const int warp = thread / kWarp, lane = thread % kWarp;
@@ -365,12 +368,12 @@ __device__ __forceinline__ void store_by_elements(const Arguments& g, const Buff
   // Rows 0 to 3 in different banks.
   const auto at = [](int row, int column) { return row * kHalf + (column ^ (row % 4 * 8)); };
 #pragma unroll
-  for (int half = 0; half < 2; ++half) {
+  for (int half = 0; half < kCols / kHalf; ++half) {
     __syncwarp();  // the last half has been read
 #pragma unroll
-    for (int i = 0; i < kCols / 4; i += 2) {
+    for (int i = 0; i < kHalf / 2; i += 2) {
       const int row = lane / 4 + 8 * (i / 2 % 2), column = 8 * (i / 4) + 2 * (lane % 4);
-      const int from = half * (kCols / 4) + i;
+      const int from = half * (kHalf / 2) + i;
       *reinterpret_cast<Pack<float, 2>*>(rows + at(row, column)) = {{sums[from], sums[from + 1]}};
     }
     __syncwarp();
@@ -413,20 +416,21 @@ __device__ __forceinline__ void store_tile(const Arguments& g, const TensorMap* 
                                            const float (&sums)[kBlocks][kCols / 2]) {
   if constexpr (sizeof(T) == 2) {
     if (kBlocks > 1 || g.store != Store::kElements) {
-      round_tile<T, kCols, kBlocks>(g, buffer, sums);
-      if (g.store == Store::kDgelu) {
-        buffer.meet();
-      } else {
-        store_by_tma<kCols, kBlocks>(map, buffer, tile, first);
-      }
-      if (g.store == Store::kTma) return;
-#pragma unroll 1
-      for (int i = 0; i < kBlocks; ++i) {
-        const char* const rounded = buffer.store + i * kStoreBytes<kCols>;
+      constexpr int kPart = kPartCols<kCols>, kParts = kCols / kPart;
+#pragma unroll
+      for (int i = 0; i < kBlocks * kParts; ++i) {
+        const int block = first + i / kParts, column = i % kParts * kPart;
+        const int column0 = tile.col * kCols + column;
+        const float* const part = sums[i / kParts] + column / 2;
+        round_part<T, kPart>(g, buffer, column, *reinterpret_cast<const float(*)[kPart / 2]>(part));
         if (g.store == Store::kDgelu) {
-          store_activated<T, true, kCols>(g, rounded, tile, first + i);
-        } else {
-          store_activated<T, false, kCols>(g, rounded, tile, first + i);
+          buffer.meet();
+          store_activated<T, true, kPart>(g, buffer.store, tile, block, column0);
+          continue;
+        }
+        store_by_tma<kPart>(map, buffer, tile, block, column0);
+        if (g.store == Store::kGelu) {
+          store_activated<T, false, kPart>(g, buffer.store, tile, block, column0);
         }
       }
       return;
@@ -476,8 +480,8 @@ inline std::optional<TmaMatrix> stored_by_tma(const GemmProblem& problem) {
   return problem.n() % 8 == 0 && problem.aux.dtype() == problem.c.dtype() ? aux : std::nullopt;
 }
 
-/// A problem cut into tiles of 128 x cols and parts of K, with the memory that the kernel needs
-/// beside it.
+/// A problem cut into tiles of 128 or 256 rows and `cols` columns and parts of K, with the memory
+/// that the kernel needs beside it.
 struct Plan {
   Arguments g = {};
   TensorMap map = {};  // where TMA stores: C, or aux
@@ -485,17 +489,21 @@ struct Plan {
   unsigned grid = 1;
   runtime::StreamHandle stream = nullptr;
 
-  /// blocks: of a cluster, 1 or 2.
+  /// blocks: of a cluster, 1 or 2; height: of a tile, times kRows.
   Plan(const GemmProblem& problem, const TmaMatrix& a, const TmaMatrix& b, int cols,
-       const KSplit& split, unsigned blocks = 1) {
+       const KSplit& split, unsigned blocks = 1, unsigned height = 1) {
     g.p = GemmArguments(problem);
-    const unsigned columns = tiles(g.p.n, cols), rows = tiles(g.p.m, kRows * blocks);
+    const unsigned columns = tiles(g.p.n, cols), rows = tiles(g.p.m, kRows * height * blocks);
     g.split = split;
     const int64_t count = g.p.batches * rows * columns * g.split.parts;
     WEFT_ASSERT(count < int64_t{1} << 31);
-    g.order = {
-        rows,   columns, static_cast<uint32_t>(g.split.parts), static_cast<uint32_t>(g.p.batches),
-        blocks, 1};
+    g.order = {rows,
+               columns,
+               static_cast<uint32_t>(g.split.parts),
+               static_cast<uint32_t>(g.p.batches),
+               blocks,
+               height,
+               1};
     g.store = Store::kElements;
     if (const auto out = stored_by_tma(problem); out && split.parts == 1) {
       constexpr Store kStores[] = {Store::kTma, Store::kGelu, Store::kDgelu};

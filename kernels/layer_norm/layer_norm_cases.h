@@ -59,12 +59,13 @@ inline LayerNormProblem layer_norm_case(Inputs& in, const Shape& shape, const La
 inline OpTable layer_norm_table() {
   using Problem = LayerNormProblem;
   std::vector<Case<Problem>> cases;
-  const auto add = [&](Shape shape, LayerNormForm form, Cost cost = {}) {
+  const auto add = [&](Shape shape, LayerNormForm form, Cost cost = {}, bool is_large = false) {
     std::string name =
         fmt::format("{}_{}_{}{}{}{}{}", to_string(shape), form.x, form.y,
                     form.backward ? "_backward" : "", form.residual ? "_residual" : "",
                     form.affine ? "" : "_plain", form.strided ? "_strided" : "");
-    cases.push_back({name, [=](Inputs& in) { return layer_norm_case(in, shape, form); }, cost});
+    cases.push_back(
+        {name, [=](Inputs& in) { return layer_norm_case(in, shape, form); }, cost, is_large});
   };
   const std::pair<DType, DType> dtypes[] = {{DType::f64, DType::f64},  {DType::f32, DType::f32},
                                             {DType::f16, DType::f16},  {DType::bf16, DType::bf16},
@@ -87,8 +88,8 @@ inline OpTable layer_norm_table() {
   }
   // More rows than a GPU's grid of gradients has warps: some take two.
   add({4800, 8}, {.x = DType::f32, .y = DType::bf16, .backward = true, .residual = true});
-  // ViT-B/16 at batch 4, and the compact model at batch 64.
-  for (Shape shape : {Shape{4, 197, 768}, Shape{64, 65, 192}}) {
+  // ViT-B/16 at batch 4, and the compact model at batch 64; on a GPU ViT-B/16 at batch 128.
+  for (Shape shape : {Shape{4, 197, 768}, Shape{64, 65, 192}, Shape{128, 197, 768}}) {
     for (auto [x, y] : {dtypes[1], dtypes[3], dtypes[4]}) {
       for (bool backward : {false, true}) {
         for (bool residual : {false, true}) {
@@ -99,7 +100,7 @@ inline OpTable layer_norm_table() {
           const double bytes = static_cast<double>(numel(shape)) *
                                (nx * static_cast<double>(itemsize(x)) + ny * itemsize(y));
           add(shape, {.x = x, .y = y, .backward = backward, .residual = residual},
-              {.flops = 8.0 * numel(shape), .bytes = bytes});
+              {.flops = 8.0 * numel(shape), .bytes = bytes}, shape[0] == 128);
         }
       }
     }

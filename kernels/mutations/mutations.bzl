@@ -10,7 +10,7 @@ def mutations(name, faults):
       name: the test.
       faults: rows of (fault's name, op, variant, text, which of its occurrences in the variant's
         source, counted from 1, replacement, case); an empty case means all cases of the variant, CASE@T
-        one with --tile T. An
+        one with --tile T, CASE@T+N with --cluster N, too. An
         eighth, optional entry names a header of the op that has the text instead.
     """
     programs = []

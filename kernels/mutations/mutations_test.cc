@@ -34,7 +34,11 @@ TEST_CASE("Every deliberate fault is caught") {
     std::string command = "timeout 300 " + folder + fault + " check --variant " + variant;
     const size_t at = name.find('@');  // a tile
     if (name != "-") command += " --case '" + name.substr(0, at) + "'";
-    if (at != std::string::npos) command += " --tile " + name.substr(at + 1);
+    if (at != std::string::npos) {
+      const size_t blocks = name.find('+', at);
+      command += " --tile " + name.substr(at + 1, blocks - at - 1);
+      if (blocks != std::string::npos) command += " --cluster " + name.substr(blocks + 1);
+    }
     const weft::CommandOutcome outcome = weft::run_command(command);
     const std::string finding = finding_in(outcome.text);
     INFO(fault);

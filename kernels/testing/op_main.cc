@@ -118,7 +118,7 @@ struct Arguments {
   BenchOptions bench;
   std::string plugin, plugin_variant, instruction_set, checked_device, device, dtype, gpu,
       tensor_core;
-  int tile = 0;
+  int tile = 0, blocks = 0;
 };
 
 /// What to time; throws Error for arguments that make no sense.
@@ -185,9 +185,6 @@ int run_op_main(const std::string& op, OpTable (*make_table)(), int argc, char**
   check_command.option("--few", a.check.few,
                        "Check each variant on this many cases, always the same",
                        {.check = io::positive(), .takes = "N", .usual = "all"});
-  check_command.option("--tile", a.tile,
-                       "Have the variant that chooses among widths of a tile take this one",
-                       {.takes = "COLUMNS", .usual = "the variant's choice"});
   check_command.flag("--json", a.check.as_json, "Print JSON objects, one a line");
   check_command.option(
       "--instruction-set", a.instruction_set,
@@ -227,6 +224,14 @@ int run_op_main(const std::string& op, OpTable (*make_table)(), int argc, char**
       "Rates of the device, as the roofline program printed them, to tell shares of",
       {.takes = "FILE", .usual = "none, and no shares"});
   bench_command.flag("--json", a.bench.as_json, "Print JSON objects, one a line");
+  for (io::Command* const command : {&check_command, &bench_command}) {
+    command->option("--tile", a.tile,
+                    "Have the variant that chooses among widths of a tile take this one",
+                    {.takes = "COLUMNS", .usual = "the variant's choice"});
+    command->option("--cluster", a.blocks,
+                    "Have it launch clusters of this many blocks, where tiles allow it",
+                    {.check = io::in_range(1, 2), .takes = "BLOCKS", .usual = "its choice"});
+  }
   for (io::Command* const command : {&list_command, &check_command, &bench_command}) {
     command->option("--plugin", a.plugin,
                     "A variant outside the tree: a .cc or .cu file, which is compiled, or a "
@@ -279,14 +284,16 @@ int run_op_main(const std::string& op, OpTable (*make_table)(), int argc, char**
                                                                : !a.gpu.empty() ? "--gpu"
                                                                                 : "--tensor-core"));
   }
-  if (a.tile != 0) {
-    if (std::ranges::count(table.tiles, a.tile) == 0) {
-      return usage_error(fmt::format("check --tile {}: expected {}", a.tile,
-                                     table.tiles.empty()
-                                         ? "none, " + table.name + " has no tiles to choose among"
-                                         : fmt::format("one of {}", fmt::join(table.tiles, ", "))));
+  if (a.tile != 0 || a.blocks != 0) {
+    if (table.tiles.empty()) {
+      return usage_error(fmt::format("{}: {} has no tiles to choose among",
+                                     a.tile != 0 ? "--tile" : "--cluster", table.name));
     }
-    table.force_tile(a.tile);
+    if (a.tile != 0 && std::ranges::count(table.tiles, a.tile) == 0) {
+      return usage_error(
+          fmt::format("--tile {}: expected one of {}", a.tile, fmt::join(table.tiles, ", ")));
+    }
+    table.force_tile(a.tile, a.blocks);
   }
   if (!a.checked_device.empty()) {
     try {

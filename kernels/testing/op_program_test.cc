@@ -38,7 +38,8 @@ TEST_CASE("mistakes in the arguments are one line and exit status 2") {
       {"check --variant softmax_cpu_none", "expected one of softmax_cpu_highway"},
       {"bench --smoke", "--smoke"},
       {"check --tensor-core h999", "check --tensor-core: "},
-      {"check --tile 128", "check --tile 128: expected none, softmax has no tiles"},
+      {"check --tile 128", "--tile: softmax has no tiles to choose among"},
+      {"bench --cluster 2", "--cluster: softmax has no tiles to choose among"},
       {"check --few 0", "--few"},
       {"time", "time"},
   };

@@ -131,7 +131,7 @@ struct OpTable {
   /// Widths of a tile that a variant chooses among, and what has it take one of them from now on in
   /// this thread; 0: its own choice.
   std::vector<int> tiles;
-  void (*force_tile)(int width) = nullptr;
+  void (*force_tile)(int width, int blocks) = nullptr;
 };
 
 /// FNV-1a of "op/case": printed on failure, so that one case can be repeated.
