@@ -49,7 +49,8 @@ TEST_CASE("Every width of wgmma's tile takes every layout and dtype") {
     }
     check_tile(table, "264x200x120_f32_f32_NTN_bias_integers_ieee_tf32", columns);
   }
-  CHECK(shared_bytes.size() == std::size(kWgmmaTileColumns));
+  // In ping-pong 192 columns take what they take in halves.
+  CHECK(shared_bytes.size() == std::size(kWgmmaTileColumns) - 1);
 }
 
 TEST_CASE("Every width of wgmma's tile has every end") {
