@@ -45,7 +45,7 @@ TEST_CASE("products with many tiles are not split") {
         CHECK(tiling.depth == k);
         // Rows are what they are: where batches are multiples of 64 they fill the last wave. Else
         // fuller waves of narrower tiles may take longer, by an H100's times.
-        CHECK(tiling.occupied() >= (batch % 64 == 0 ? 0.95 : 0.75));
+        CHECK(tiling.occupied() >= (batch % 64 == 0 ? 0.93 : 0.75));
       }
     }
   }
