@@ -13,8 +13,8 @@ namespace weft::kernels {
 ///         [--device D]             the variants of this device alone
 ///         [--small]                without the cases that are benchmarked too
 ///         [--few N]                N cases of each variant
-///         [--tile W] [--cluster N] where a variant chooses among widths of a tile, this one; clusters
-///                                  of N blocks
+///         [--tile W] [--cluster N] where a variant chooses among widths of a tile, this one;
+///                                  clusters of N blocks
 ///         [--instruction-set S]    kernels/instruction_set.h
 ///         [--tensor-core GPU] [--traffic]   kernels/testing/emulation.h
 ///   bench ...                      kernels/testing/bench.h
