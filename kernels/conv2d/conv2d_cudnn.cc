@@ -83,10 +83,8 @@ void with_best(const Conv2dProblem& p, cudnnConvolutionDescriptor_t convolution,
 bool conv2d_fits_cudnn(const Conv2dProblem& p) {
   if (!gemm_is<GemmArithmetic::kIeee>(p)) return false;
   // The bias is added to what has been rounded to 16 bits.
-  if (p.pass() == Conv2dPass::kForward && p.bias.defined() && p.dtype() != DType::f32 &&
-      p.dtype() != DType::f64) {
+  if (p.pass() == Conv2dPass::kForward && p.bias.defined() && itemsize(p.dtype()) == 2)
     return false;
-  }
   for (const Tensor* t : {&p.x, &p.w, &p.bias, &p.y, &p.dy, &p.dx, &p.dw, &p.dbias}) {
     if (!t->defined()) continue;
     if (!t->is_contiguous() || t->dtype() != p.dtype()) return false;
