@@ -251,6 +251,109 @@ class Fit(unittest.TestCase):
         with self.assertRaisesRegex(TypeError, "model: expected a module, got NoneType"):
             fit(quiet(max_epochs=1), None_())
 
+    def test_several_optimizers(self):
+        class Adversaries(TrainingModule):
+            def __init__(self):
+                super().__init__()
+                self.automatic_optimization = False
+                self.generator = nn.Sequential(nn.Linear(3, 8), nn.SiLU(), nn.Linear(8, 1))
+                self.critic = nn.Sequential(nn.Linear(1, 8), nn.SiLU(), nn.Linear(8, 1))
+
+            def forward(self, x):
+                return self.generator(x)
+
+            def models(self):
+                return {"generator": self.generator, "critic": self.critic}
+
+            def judged(self, x, real):
+                logits = self.critic(x)
+                return F.binary_cross_entropy_with_logits(logits, weft.full(logits.shape, real))
+
+            def training_step(self, batch, batch_idx):
+                x, y = batch
+                draws, judges = self.optimizers()
+                fake = self.generator(x)
+                judges.zero_grad()
+                missed = self.judged(y, 1.0) + self.judged(fake.detach(), 0.0)
+                self.manual_backward(missed)
+                judges.step()
+                draws.zero_grad()
+                seen = self.judged(fake, 1.0)
+                self.manual_backward(seen)
+                draws.step()
+                self.lr_schedulers()[0].step()
+                self.log_dict({"missed": missed, "seen": seen})
+
+            def configure_optimizers(self):
+                draws = optim.Adam(self.generator.named_parameters(), lr=0.02)
+                return [(draws, lr_scheduler.exponential(0.5)), optim.Adam(self.critic.named_parameters(), lr=0.01)]
+
+        module, trainer = made(Adversaries), quiet(max_epochs=2)
+        weights = module.generator[0].weight.tolist(), module.critic[0].weight.tolist()
+        losses = []
+
+        class Losses(Callback):
+            def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx):
+                losses.append(outputs["loss"])
+
+        trainer.add_callback(Losses())
+        trainer.seed_everything(1)
+        trainer.fit(module, line(16, 4))
+        self.assertEqual(trainer.global_step, 8)
+        self.assertEqual([o.lr for o in trainer.optimizers], [0.02 * 0.5**8, 0.01])
+        self.assertEqual(losses, [None] * 8)
+        self.assertNotEqual(module.generator[0].weight.tolist(), weights[0])
+        self.assertNotEqual(module.critic[0].weight.tolist(), weights[1])
+        path = self.path("pair.safetensors")
+        trainer.save_checkpoint(path)
+        other = Adversaries()
+        parts = quiet(max_epochs=1, limit_predict_batches=2).predict(other, line(16, 4), ckpt_path=path)
+        self.assertEqual([part.shape for part in parts], [(4, 1), (4, 1)])
+        self.assertEqual(other.critic[0].weight.tolist(), module.critic[0].weight.tolist())
+        again = made(Adversaries)
+        again.automatic_optimization = True
+        with self.assertRaisesRegex(weft.Error, "2 optimizers of 2 models: .* automatic_optimization = false"):
+            fit(quiet(max_epochs=1), again)
+
+    def test_test_and_predict(self):
+        class Tested(Regression):
+            def test_step(self, batch, batch_idx):
+                loss = F.mse_loss(self(batch[0]), batch[1])
+                self.log("test_loss", loss)
+                return {"index": batch_idx}
+
+            def predict_step(self, batch, batch_idx):
+                return self(batch[0]) * 2
+
+        class Heard(Callback):
+            def __init__(self):
+                super().__init__()
+                self.lines = []
+
+            def on_test_start(self, trainer, module):
+                self.lines.append("start")
+
+            def on_test_batch_end(self, trainer, module, outputs, batch, batch_idx):
+                self.lines.append(outputs)
+
+            def on_test_end(self, trainer, module):
+                self.lines.append("end")
+
+        heard = Heard()
+        trainer = quiet(max_epochs=3, callbacks=[heard])
+        module = fit(trainer, made(Tested))
+        tested = trainer.test(module, line(8, 4))
+        self.assertEqual(tested, {"test_loss": trainer.validate(module, line(8, 4))["val_loss"]})
+        self.assertEqual(heard.lines, ["start", {"index": 0}, {"index": 1}, "end"])
+        doubled = trainer.predict(module, line(8, 4))
+        plain = quiet(max_epochs=1).predict(fit(quiet(max_epochs=3), made(Regression)), line(8, 4))
+        self.assertEqual([(x * 2).tolist() for x in plain], [x.tolist() for x in doubled])
+        with self.assertRaisesRegex(weft.Error, "defines no test_step"):
+            trainer.test(Regression(), line(8, 4))
+        with self.assertRaisesRegex(TypeError, "predict_step: expected a tensor, got NoneType"):
+            Tested.predict_step = lambda self, batch, batch_idx: None
+            trainer.predict(module, line(8, 4))
+
     def test_errors_are_pythons_own(self):
         class Fails(Callback):
             seen = None

@@ -102,11 +102,20 @@ T returned(const char* method, const char* expected, nb::handle value) {
           .c_str());
 }
 
-/// An optimizer, or one and a schedule of its rate: a function of the step.
+/// An optimizer, or one and a schedule of its rate, a function of the step; or a list of such.
 Optimization optimization_of(nb::handle returned) {
   constexpr const char* kExpected =
-      "configure_optimizers: expected an optimizer, or a tuple of one and a function of the step, "
-      "got {}";
+      "configure_optimizers: expected an optimizer, a tuple of one and a function of the step, or "
+      "a "
+      "list of such, got {}";
+  if (nb::isinstance<nb::list>(returned)) {
+    Optimization several({});
+    for (const nb::handle one : nb::borrow<nb::list>(returned)) {
+      Optimization::Part part = optimization_of(one).parts.at(0);
+      several.parts.push_back(std::move(part));
+    }
+    return several;
+  }
   const bool is_pair = nb::isinstance<nb::tuple>(returned) && nb::len(returned) == 2;
   const nb::object optimizer = is_pair ? returned[0] : nb::borrow(returned);
   const nb::object schedule = is_pair ? returned[1] : nb::none();
@@ -117,6 +126,16 @@ Optimization optimization_of(nb::handle returned) {
   auto shared = nb::cast<std::shared_ptr<optim::Optimizer>>(optimizer);
   return is_pair ? Optimization(std::move(shared), nb::cast<optim::Schedule>(schedule))
                  : Optimization(std::move(shared));
+}
+
+/// One as itself, several as a list, as Lightning has them.
+template <class At>
+nb::object one_or_list(const TrainingModule& module, const At& at) {
+  const size_t count = module.trainer().optimizers();
+  if (count == 1) return at(0);
+  nb::list all;
+  for (size_t i = 0; i < count; ++i) all.append(at(i));
+  return all;
 }
 
 /// A module whose steps are Python's.
@@ -131,12 +150,25 @@ struct DerivableModule : TrainingModule {
     if (&result != this) model_ = std::move(given);
     return result;
   }
+  train::NamedModels models() override {
+    const Overridden models(nb_trampoline, "models");
+    if (!models) return TrainingModule::models();
+    const auto given = returned<nb::dict>("models", "a dict of modules by name", models());
+    train::NamedModels all;
+    for (const auto& [name, module] : given) {
+      all.emplace_back(nb::cast<std::string>(name),
+                       &returned<nn::Module&>("models", "a module", module));
+    }
+    models_ = given;
+    return all;
+  }
   Tensor training_step(const Batch& batch, int64_t index) override {
     const Overridden step(nb_trampoline, "training_step");
     if (!step) return TrainingModule::training_step(batch, index);
     constexpr const char* kExpected = "the loss, a tensor, or a dict with one as \"loss\"";
     step_outputs_.clear();  // before the next are made
     const nb::object given = step(batch, index);
+    if (given.is_none() && !automatic_optimization) return {};
     if (!nb::isinstance<nb::dict>(given)) {
       return returned<Tensor>("training_step", kExpected, given);
     }
@@ -162,7 +194,17 @@ struct DerivableModule : TrainingModule {
   void validation_step(const Batch& batch, int64_t index) override {
     const Overridden step(nb_trampoline, "validation_step");
     if (!step) return TrainingModule::validation_step(batch, index);
-    validation_outputs_ = step(batch, index);
+    outputs_ = step(batch, index);
+  }
+  void test_step(const Batch& batch, int64_t index) override {
+    const Overridden step(nb_trampoline, "test_step");
+    if (!step) return TrainingModule::test_step(batch, index);
+    outputs_ = step(batch, index);
+  }
+  Tensor predict_step(const Batch& batch, int64_t index) override {
+    const Overridden step(nb_trampoline, "predict_step");
+    if (!step) return TrainingModule::predict_step(batch, index);
+    return returned<Tensor>("predict_step", "a tensor", step(batch, index));
   }
   Optimization configure_optimizers() override {
     const Overridden configure(nb_trampoline, "configure_optimizers");
@@ -173,6 +215,8 @@ struct DerivableModule : TrainingModule {
   void on_train_epoch_end() override { NB_OVERRIDE(on_train_epoch_end); }
   void on_validation_epoch_start() override { NB_OVERRIDE(on_validation_epoch_start); }
   void on_validation_epoch_end() override { NB_OVERRIDE(on_validation_epoch_end); }
+  void on_test_epoch_start() override { NB_OVERRIDE(on_test_epoch_start); }
+  void on_test_epoch_end() override { NB_OVERRIDE(on_test_epoch_end); }
 
   /// What training_step() returned with that loss; {"loss": loss} where it was not called alone for
   /// it: in micro-batches and captured passes.
@@ -184,13 +228,15 @@ struct DerivableModule : TrainingModule {
     outputs["loss"] = loss;
     return outputs;
   }
-  const nb::object& validation_outputs() const { return validation_outputs_; }
+  /// What validation_step() or test_step() returned.
+  const nb::object& outputs() const { return outputs_; }
 
  private:
-  nb::object model_;  // lives as long as C++ knows of it
+  nb::object model_;  // these live as long as C++ knows of them
+  nb::dict models_;
   nb::dict step_outputs_;
   Tensor loss_;
-  nb::object validation_outputs_ = nb::none();
+  nb::object outputs_ = nb::none();
 };
 
 /// What training modules keep for their subclasses.
@@ -199,6 +245,9 @@ struct Access : TrainingModule {
                      const LogOptions& options) {
     using Log = void (TrainingModule::*)(const std::string&, const Tensor&, const LogOptions&);
     (m.*static_cast<Log>(&Access::log))(name, value, options);
+  }
+  static void manual_backward_of(const TrainingModule& m, const Tensor& loss) {
+    (m.*(&Access::manual_backward))(loss);
   }
 };
 
@@ -217,9 +266,9 @@ void bind_module(nb::module_& m) {
   nb::class_<TrainingModule, nn::Module, DerivableModule>(
       m, "TrainingModule", nb::dynamic_attr(),
       "A model that says how it is trained. Subclasses define forward(), training_step() or "
-      "loss(), configure_optimizers(), which returns an optimizer, or a tuple of one and a "
-      "function of the step that its rate is multiplied by, and where it is validated "
-      "validation_step(). A batch is a list of tensors.")
+      "loss(), configure_optimizers(), which returns an optimizer, a tuple of one and a function "
+      "of the step that its rate is multiplied by, or a list of such, and where it is validated "
+      "or tested validation_step() and test_step(). A batch is a list of tensors.")
       .def(nb::init<>())
       .def(
           "training_step",
@@ -251,14 +300,60 @@ void bind_module(nb::module_& m) {
           "Measures a batch, in evaluation and without a tape; log() says what. What it returns "
           "on_validation_batch_end of callbacks sees.")
       .def(
+          "test_step",
+          [](TrainingModule& self, const Batch& batch, int64_t index) {
+            self.TrainingModule::test_step(batch, index);
+          },
+          "batch"_a, "batch_idx"_a, "The same, for Trainer.test() and on_test_batch_end.")
+      .def(
+          "predict_step",
+          [](TrainingModule& self, const Batch& batch, int64_t index) {
+            return self.TrainingModule::predict_step(batch, index);
+          },
+          "batch"_a, "batch_idx"_a, text("predict_step"))
+      .def(
           "model", [](TrainingModule& self) -> nn::Module& { return self.TrainingModule::model(); },
           nb::rv_policy::reference, text("model"))
+      .def(
+          "models",
+          [](TrainingModule& self) {
+            nb::dict models;
+            for (const auto& [name, model] : self.TrainingModule::models()) {
+              models[name.c_str()] = nb::cast(model, nb::rv_policy::reference);
+            }
+            return models;
+          },
+          text("models"))
+      .def_rw("automatic_optimization", &TrainingModule::automatic_optimization,
+              "False: training_step() takes the steps of one or several optimizers itself, by "
+              "manual_backward() and optimizers(). It may return nothing.")
+      .def(
+          "optimizers",
+          [](const TrainingModule& self) {
+            return one_or_list(self, [&](size_t i) {
+              return nb::cast(&self.trainer().optimizer(i), nb::rv_policy::reference);
+            });
+          },
+          "In a fit, what configure_optimizers() gave: one as itself, several as a list.")
+      .def(
+          "lr_schedulers",
+          [](const TrainingModule& self) {
+            return one_or_list(self, [&](size_t i) {
+              return nb::cast(self.trainer().scheduler(i), nb::rv_policy::reference);
+            });
+          },
+          "Those of optimizers(), None where one has no schedule. With automatic_optimization "
+          "false the module calls their step().")
+      .def("manual_backward", &Access::manual_backward_of, "loss"_a, Unlocked(),
+           text("manual_backward"))
       .def("configure_optimizers", &TrainingModule::configure_optimizers,
            text("configure_optimizers"))
       .def("on_train_epoch_start", &TrainingModule::on_train_epoch_start)
       .def("on_train_epoch_end", &TrainingModule::on_train_epoch_end)
       .def("on_validation_epoch_start", &TrainingModule::on_validation_epoch_start)
       .def("on_validation_epoch_end", &TrainingModule::on_validation_epoch_end)
+      .def("on_test_epoch_start", &TrainingModule::on_test_epoch_start)
+      .def("on_test_epoch_end", &TrainingModule::on_test_epoch_end)
       .def("log", &log, "name"_a, "value"_a, nb::kw_only(), "on_step"_a = false,
            "on_epoch"_a = true, text("log"))
       .def(
@@ -283,6 +378,8 @@ void bind_module(nb::module_& m) {
   HOOK(on_train_epoch_end)    \
   HOOK(on_validation_start)   \
   HOOK(on_validation_end)     \
+  HOOK(on_test_start)         \
+  HOOK(on_test_end)           \
   HOOK(on_save_point)
 
 /// A callback that Python may derive from.
@@ -319,8 +416,15 @@ struct DerivableCallback : Base {
                                int64_t index) override {
     const Overridden hook(nb_trampoline, "on_validation_batch_end");
     const auto& own = dynamic_cast<const DerivableModule&>(module);
-    hook ? void(hook(trainer, module, own.validation_outputs(), batch, index))
+    hook ? void(hook(trainer, module, own.outputs(), batch, index))
          : Base::on_validation_batch_end(trainer, module, batch, index);
+  }
+  void on_test_batch_end(Trainer& trainer, TrainingModule& module, const Batch& batch,
+                         int64_t index) override {
+    const Overridden hook(nb_trampoline, "on_test_batch_end");
+    const auto& own = dynamic_cast<const DerivableModule&>(module);
+    hook ? void(hook(trainer, module, own.outputs(), batch, index))
+         : Base::on_test_batch_end(trainer, module, batch, index);
   }
   void on_exception(Trainer& trainer, TrainingModule& module,
                     const std::exception& error) override {
@@ -423,6 +527,13 @@ void bind_callback(nb::module_& m) {
           "`outputs`: what validation_step() returned. Also of the sanity check, and of "
           "Trainer.validate().")
       .def(
+          "on_test_batch_end",
+          [](Callback& self, Trainer& trainer, TrainingModule& module, nb::handle,
+             const Batch& batch,
+             int64_t index) { self.on_test_batch_end(trainer, module, batch, index); },
+          "trainer"_a, "module"_a, "outputs"_a.none(), "batch"_a, "batch_idx"_a,
+          "`outputs`: what test_step() returned.")
+      .def(
           "on_exception", [](Callback&, Trainer&, TrainingModule&, nb::handle) {}, "trainer"_a,
           "module"_a, "exception"_a, text("on_exception"))
       .def("state_key", &Callback::state_key, text("state_key"))
@@ -490,6 +601,8 @@ auto trainer_fields() {
                  Field{"max_time", &O::max_time},
                  Field{"limit_train_batches", &O::limit_train_batches},
                  Field{"limit_val_batches", &O::limit_val_batches},
+                 Field{"limit_test_batches", &O::limit_test_batches},
+                 Field{"limit_predict_batches", &O::limit_predict_batches},
                  Field{"val_check_interval", &O::val_check_interval},
                  Field{"check_val_every_n_epoch", &O::check_val_every_n_epoch},
                  Field{"num_sanity_val_steps", &O::num_sanity_val_steps},
@@ -519,6 +632,20 @@ std::map<std::string, double> dict_of(const NamedValues& values) {
   return {values.begin(), values.end()};
 }
 
+/// What a function of the Trainer makes of a module and a loader.
+template <auto function>
+auto measured(Trainer& self, TrainingModule& module, nb::handle loader,
+              const std::optional<std::string>& checkpoint) {
+  const BatchSource source = source_of(loader);
+  const nb::gil_scoped_release unlocked;
+  auto result = (self.*function)(module, source, checkpoint.value_or(""));
+  if constexpr (std::is_same_v<decltype(result), NamedValues>) {
+    return dict_of(result);
+  } else {
+    return result;
+  }
+}
+
 void bind_loop(nb::module_& m) {
   const auto text = [](const char* name) {
     return comment_on(std::string("train::Trainer::") + name);
@@ -545,15 +672,14 @@ void bind_loop(nb::module_& m) {
           "model"_a, "train_dataloaders"_a, "val_dataloaders"_a = nb::none(),
           "ckpt_path"_a = nb::none(), nb::keep_alive<1, 2>(), nb::keep_alive<1, 3>(),
           nb::keep_alive<1, 4>(), text("fit"))
-      .def(
-          "validate",
-          [](Trainer& self, TrainingModule& module, nb::handle loader) {
-            const BatchSource source = source_of(loader);
-            const nb::gil_scoped_release unlocked;
-            return dict_of(self.validate(module, source));
-          },
-          "model"_a, "dataloaders"_a, nb::keep_alive<1, 2>(), nb::keep_alive<1, 3>(),
-          text("validate"))
+      .def("validate", &measured<&Trainer::validate<TrainingModule>>, "model"_a, "dataloaders"_a,
+           "ckpt_path"_a = nb::none(), nb::keep_alive<1, 2>(), nb::keep_alive<1, 3>(),
+           text("validate"))
+      .def("test", &measured<&Trainer::test<TrainingModule>>, "model"_a, "dataloaders"_a,
+           "ckpt_path"_a = nb::none(), nb::keep_alive<1, 2>(), nb::keep_alive<1, 3>(), text("test"))
+      .def("predict", &measured<&Trainer::predict<TrainingModule>>, "model"_a, "dataloaders"_a,
+           "ckpt_path"_a = nb::none(), nb::keep_alive<1, 2>(), nb::keep_alive<1, 3>(),
+           text("predict"))
       .def("save_checkpoint", &Trainer::save_checkpoint, "filepath"_a, Unlocked(),
            text("save_checkpoint"))
       .def(
@@ -571,11 +697,21 @@ void bind_loop(nb::module_& m) {
           "metrics", [](const Trainer& self) { return dict_of(self.metrics()); }, text("metrics"))
       .def_prop_ro("fabric", nb::overload_cast<>(&Trainer::fabric),
                    nb::rv_policy::reference_internal)
-      .def_prop_ro("optimizer", &Trainer::optimizer, nb::rv_policy::reference_internal)
+      .def_prop_ro(
+          "optimizer", [](const Trainer& self) -> optim::Optimizer& { return self.optimizer(); },
+          nb::rv_policy::reference_internal)
+      .def_prop_ro(
+          "optimizers",
+          [](const Trainer& self) {
+            std::vector<optim::Optimizer*> all;
+            for (size_t i = 0; i < self.optimizers(); ++i) all.push_back(&self.optimizer(i));
+            return all;
+          },
+          nb::rv_policy::reference_internal)
       .def_prop_ro("estimated_steps", &Trainer::estimated_steps, text("estimated_steps"))
       .def_prop_ro("epoch", &Trainer::epoch, "Epochs that are done.")
       .def_prop_ro("batch", &Trainer::batch, "Batches of the epoch that are done.")
-      .def_prop_ro("global_step", &Trainer::global_step, "Steps of the optimizer that are done.")
+      .def_prop_ro("global_step", &Trainer::global_step, text("global_step"))
       .def_prop_ro("has_stepped", &Trainer::has_stepped,
                    "Whether the latest batch was a step's last.")
       .def_prop_ro("has_validated", &Trainer::has_validated)

@@ -233,7 +233,8 @@ std::string draw(const House& house) {
   for (const auto& [from, targets] : all) {
     for (const auto& [to, witness] : targets) {
       if (!boxes.contains(from) || !boxes.contains(to)) continue;
-      const bool is_implied = std::ranges::any_of(targets, [&](const auto& other) {
+      // clang 14 lets no lambda capture a structured binding.
+      const bool is_implied = std::ranges::any_of(targets, [&, to = to](const auto& other) {
         return other.first != to && reaches(other.first, to, reaches);
       });
       if (is_implied) continue;

@@ -33,9 +33,11 @@ class Callback : public FabricCallback {
   /// The epoch's means are in trainer.metrics(). After the validation that ends the epoch.
   virtual void on_train_epoch_end(Trainer&, TrainingModule&) {}
   virtual void on_train_batch_start(Trainer&, TrainingModule&, const Batch&, int64_t /*index*/) {}
-  /// With the gradients of a step, unscaled and not clipped yet.
+  /// With the gradients of a step, unscaled and not clipped yet. Not where the module takes its
+  /// steps itself.
   virtual void on_before_optimizer_step(Trainer&, TrainingModule&, optim::Optimizer&) {}
-  /// `loss` has no history, and is undefined on a pipeline's ranks but the last stage's.
+  /// `loss` has no history, and is undefined on a pipeline's ranks but the last stage's, and where
+  /// a training_step() that takes its steps itself returned none.
   /// trainer.has_stepped() tells whether the batch was the last of a step.
   virtual void on_train_batch_end(Trainer&, TrainingModule&, const Tensor& /*loss*/, const Batch&,
                                   int64_t /*index*/) {}
@@ -47,6 +49,10 @@ class Callback : public FabricCallback {
   /// Also of the sanity check, and of Trainer::validate().
   virtual void on_validation_batch_end(Trainer&, TrainingModule&, const Batch&, int64_t /*index*/) {
   }
+  // Of Trainer::test(), which returns its means.
+  virtual void on_test_start(Trainer&, TrainingModule&) {}
+  virtual void on_test_end(Trainer&, TrainingModule&) {}
+  virtual void on_test_batch_end(Trainer&, TrainingModule&, const Batch&, int64_t /*index*/) {}
   /// After a step, and after what follows from it (a validation, the end of an epoch): nothing is
   /// under way, and what trainer.save_checkpoint() saves goes on exactly.
   virtual void on_save_point(Trainer&, TrainingModule&) {}

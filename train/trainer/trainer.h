@@ -12,7 +12,7 @@
 //
 // Device, precision, strategy and number of devices are Fabric's options; the loop stays the same.
 // What ends a fit, and when a state is due, ranks decide together, by one small collective a step.
-// A module has one optimizer: a program with several writes its loop with Fabric (examples/gan.cc).
+// A module with several optimizers takes its steps itself (TrainingModule::automatic_optimization).
 #pragma once
 
 #include <chrono>
@@ -77,6 +77,8 @@ struct TrainerOptions {
 
   Limit limit_train_batches = 1.0;  // of an epoch, on each rank
   Limit limit_val_batches = 1.0;
+  Limit limit_test_batches = 1.0;
+  Limit limit_predict_batches = 1.0;
   /// Training batches, of an epoch, from validation to validation; with accumulation the step at
   /// hand is finished first.
   Limit val_check_interval = 1.0;
@@ -145,11 +147,24 @@ class Trainer {
            const std::optional<BatchSource>& validation = {}, const std::string& checkpoint = {}) {
     fit_module(module, described(module), train, validation, checkpoint);
   }
-  /// Measures a module, one that fit() was called with or another, and returns what it logged:
-  /// nothing where the caller's StopSignals have cut it short, on one rank.
+  /// Measures a module, one that fit() was called with or another, with its own weights or those of
+  /// a `checkpoint`, and returns what it logged: nothing where the caller's StopSignals have cut it
+  /// short, on one rank.
   template <std::derived_from<TrainingModule> Module>
-  NamedValues validate(Module& module, const BatchSource& source) {
-    return validate_module(module, described(module), source);
+  NamedValues validate(Module& module, const BatchSource& source,
+                       const std::string& checkpoint = {}) {
+    return validate_module(module, described(module), source, checkpoint);
+  }
+  /// The same by test_step().
+  template <std::derived_from<TrainingModule> Module>
+  NamedValues test(Module& module, const BatchSource& source, const std::string& checkpoint = {}) {
+    return test_module(module, described(module), source, checkpoint);
+  }
+  /// What predict_step() returns of each of this rank's batches, which a rank shares out as in
+  /// training (Fabric::gather_for_metrics).
+  template <std::derived_from<TrainingModule> Module>
+  Tensors predict(Module& module, const BatchSource& source, const std::string& checkpoint = {}) {
+    return predict_module(module, described(module), source, checkpoint);
   }
 
   /// Everything that fit() goes on from, as Fabric::save() leaves it: one file, or a directory of
@@ -177,13 +192,15 @@ class Trainer {
   /// Steps that the fit takes in all, as far as max_epochs and max_steps tell: for schedules.
   /// Throws Error when neither was given.
   int64_t estimated_steps() const;
-  /// Throws Error outside of a fit.
-  optim::Optimizer& optimizer() const;
+  /// Of those that configure_optimizers() gave. Throws Error where there is none, and before a fit.
+  optim::Optimizer& optimizer(size_t index = 0) const;
+  size_t optimizers() const { return parts_.size(); }
 
   // Where the fit stands.
-  int64_t epoch() const { return epoch_; }                   // done
-  int64_t batch() const { return batch_; }                   // of the epoch: done
-  int64_t global_step() const { return global_step_; }       // of the optimizer: done
+  int64_t epoch() const { return epoch_; }  // done
+  int64_t batch() const { return batch_; }  // of the epoch: done
+  /// Steps that are done: of the optimizer, or of a module that takes its steps itself the batches.
+  int64_t global_step() const { return global_step_; }
   bool has_stepped() const { return has_stepped_; }          // the latest batch was a step's last
   double seconds() const { return seconds_; }                // as of the latest step; ranks agree
   bool is_stopping() const { return is_stopping_; }          // at a save point: it is the last one
@@ -200,8 +217,8 @@ class Trainer {
   bool was_captured() const { return was_captured_; }
   /// The most bytes that tensors have held on the device since its allocator's reset_peak().
   size_t peak_bytes() const;
-  /// Null where configure_optimizers() gave no schedule.
-  optim::Scheduler* scheduler() { return scheduler_ ? &*scheduler_ : nullptr; }
+  /// That of the optimizer of the same number; null where configure_optimizers() gave none.
+  optim::Scheduler* scheduler(size_t index = 0);
   /// Where the fit stands, its figures, and each rank's random stream: what a callback that saves
   /// the rest itself keeps at a save point, and gives back in on_fit_start. Every rank calls.
   /// load_state_dict() throws Error for a place in an epoch that these ranks cannot go on from.
@@ -214,7 +231,13 @@ class Trainer {
 
  private:
   friend class TrainingModule;
-  enum class Phase : uint8_t { kNone, kTraining, kValidation };
+  enum class Phase : uint8_t { kNone, kTraining, kMeasuring };
+  /// An optimizer, and what sets its learning rate, if anything does.
+  struct Part {
+    std::shared_ptr<optim::Optimizer> optimizer;
+    std::optional<optim::Scheduler> scheduler;
+  };
+  struct Measurement;
 
   template <class Module>
   static nn::ModelStructure described(Module& module) {
@@ -225,11 +248,20 @@ class Trainer {
                   const BatchSource& train, const std::optional<BatchSource>& validation,
                   const std::string& checkpoint);
   NamedValues validate_module(TrainingModule& module, const nn::ModelStructure& structure,
-                              const BatchSource& source);
+                              const BatchSource& source, const std::string& checkpoint);
+  NamedValues test_module(TrainingModule& module, const nn::ModelStructure& structure,
+                          const BatchSource& source, const std::string& checkpoint);
+  Tensors predict_module(TrainingModule& module, const nn::ModelStructure& structure,
+                         const BatchSource& source, const std::string& checkpoint);
   void launch_alone();
   template <class Hook, class... Arguments>
-  void call(Hook hook, Arguments&&... arguments);
+  void call(Hook hook, Arguments&&... arguments) {
+    call_hook(options_.callbacks, hook, std::forward<Arguments>(arguments)...);
+  }
   void set_up(TrainingModule& module, const nn::ModelStructure& structure);
+  static void set_training(TrainingModule& module, bool trains);
+  void check_steps_by_hand() const;
+  NamedTensors parameters() const;
   void begin(const nn::ModelStructure& structure, const BatchSource& train,
              const std::optional<BatchSource>& validation, bool continues);
   void run(const std::string& checkpoint);
@@ -239,7 +271,9 @@ class Trainer {
   Batch begin_batch();
   void train_batch();
   void train_micro_batches();
+  double weight_of(const Batch& batch) const;
   void train_step();
+  void train_by_hand();
   void train_captured();
   void capture(const std::vector<Batch>& batches, int64_t first);
   std::string why_not_captured() const;
@@ -249,6 +283,8 @@ class Trainer {
   void note_pass(const std::function<void()>& again);
   void compute_gradients(const std::function<void()>& pass);
   void take_step();
+  std::vector<double> rates() const;
+  void end_step(const std::vector<double>& rates, bool has_norm);
   Tensor norm_of_gradients(const Tensor& unscaled);
   kernels::StepGate gate(bool judges, double max_norm) const;
   bool is_refused(bool judges);
@@ -257,14 +293,21 @@ class Trainer {
   void check_validation();
   void end_epoch();
   Batch next_of(RankBatches& batches, int64_t index, int64_t count);
-  std::optional<NamedValues> measure(TrainingModule& module, RankBatches& batches, int64_t count,
-                                     bool ends_early);
+  std::optional<NamedValues> measure(const Measurement& how, TrainingModule& module,
+                                     RankBatches& batches, int64_t count, bool ends_early);
+  /// What measure(batches, count) gives for a module that is set up, with a checkpoint's weights.
+  template <class Measure>
+  auto with_module(TrainingModule& module, const nn::ModelStructure& structure,
+                   const BatchSource& source, const std::string& checkpoint, const Limit& limit,
+                   const char* option, const Measure& measure);
   void agree();
   void log_value(const std::string& name, const Tensor& value, const LogOptions& options);
   void publish(const NamedValues& values, const NamedValues& besides = {});
   void load_checkpoint(const std::string& path);
   struct Saved;
   std::vector<NamedState> states(Saved& saved);
+  static std::vector<NamedState> model_states(TrainingModule& module);
+  void load_models(TrainingModule& module, const std::string& checkpoint);
 
   TrainerOptions options_;
   Fabric fabric_;
@@ -275,8 +318,7 @@ class Trainer {
   TrainingModule* module_ = nullptr;  // that of fit()
   std::unique_ptr<RankBatches> train_, validation_;
   int64_t train_batches_ = 0, validation_batches_ = 0, validation_interval_ = 0;
-  std::shared_ptr<optim::Optimizer> optimizer_;
-  std::optional<optim::Scheduler> scheduler_;
+  std::vector<Part> parts_;
 
   int64_t epoch_ = 0, batch_ = 0, global_step_ = 0;
   int64_t batches_in_step_ = 0;
@@ -311,7 +353,7 @@ class Trainer {
 
   Phase phase_ = Phase::kNone;
   double weight_ = 0;  // of what is logged
-  LoggedMeans epoch_means_, step_means_, validation_means_;
+  LoggedMeans epoch_means_, step_means_, measured_means_;
   NamedValues metrics_, step_figures_;
 };
 

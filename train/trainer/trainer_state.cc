@@ -38,6 +38,11 @@ std::vector<std::vector<uint64_t>> generators_of(const Fabric& fabric) {
   return rows;
 }
 
+/// "optimizer", "optimizer_1", ...
+std::string numbered(const std::string& name, size_t i) {
+  return i == 0 ? name : fmt::format("{}_{}", name, i);
+}
+
 /// A state's name has no dots; what callbacks are called after may.
 std::string without_dots(std::string key) {
   std::ranges::replace(key, '.', '_');
@@ -115,13 +120,27 @@ struct Trainer::Saved {
   std::vector<NamedTensors> tensors;  // of callbacks
 };
 
+std::vector<NamedState> Trainer::model_states(TrainingModule& module) {
+  const NamedModels models = module.models();
+  if (models.size() == 1) return {{"module", models[0].second}};
+  std::vector<NamedState> states;
+  for (const auto& [name, model] : models) states.emplace_back("module_" + name, model);
+  return states;
+}
+
+void Trainer::load_models(TrainingModule& module, const std::string& checkpoint) {
+  fabric_.load(checkpoint, model_states(module));
+}
+
 std::vector<NamedState> Trainer::states(Saved& saved) {
-  std::vector<NamedState> all = {{"module", &module_->model()},
-                                 {"optimizer", optimizer_.get()},
-                                 {"scaler", &fabric_.scaler()},
-                                 {kTrainer, &saved.trainer},
-                                 {kFp8, &saved.fp8}};
-  if (scheduler_) all.emplace_back("schedule", &*scheduler_);
+  std::vector<NamedState> all = model_states(*module_);
+  all.insert(all.end(),
+             {{"scaler", &fabric_.scaler()}, {kTrainer, &saved.trainer}, {kFp8, &saved.fp8}});
+  for (size_t i = 0; i < parts_.size(); ++i) {
+    Part& part = parts_[i];
+    all.emplace_back(numbered("optimizer", i), part.optimizer.get());
+    if (part.scheduler) all.emplace_back(numbered("schedule", i), &*part.scheduler);
+  }
   saved.callbacks.resize(options_.callbacks.size());
   saved.tensors.resize(options_.callbacks.size());
   for (size_t i = 0; i < options_.callbacks.size(); ++i) {
@@ -139,7 +158,7 @@ void Trainer::save_checkpoint(const std::string& path) {
 }
 
 void Trainer::async_save_checkpoint(const std::string& path, const std::function<void()>& then) {
-  WEFT_CHECK(optimizer_ && is_save_point_,
+  WEFT_CHECK(!parts_.empty() && is_save_point_,
              "save_checkpoint: call it in on_save_point or after fit(): elsewhere a step is under "
              "way, which could not go on exactly");
   if (fabric_.is_main() && io::Path(path).has_parent_path()) {
@@ -148,7 +167,7 @@ void Trainer::async_save_checkpoint(const std::string& path, const std::function
   Saved saved;
   const std::vector<NamedState> all = states(saved);
   saved.trainer = state_dict();
-  saved.fp8 = fabric_.fp8().state_dict(module_->model().named_parameters());
+  saved.fp8 = fabric_.fp8().state_dict(parameters());
   for (size_t i = 0; i < options_.callbacks.size(); ++i) {
     Callback& callback = *options_.callbacks[i];
     if (callback.state_key().empty()) continue;
@@ -170,11 +189,18 @@ void Trainer::load_checkpoint(const std::string& path) {
       return state.name.find(':') != std::string::npos && !there.contains(state.name);
     });
     fabric_.load(path, {{kTrainer, &saved.trainer}});
-    WEFT_CHECK(there.contains("schedule") == scheduler_.has_value(),
-               "it was saved {} a schedule of the learning rate, the module has {}",
-               there.contains("schedule") ? "with" : "without", scheduler_ ? "one" : "none");
+    const auto optimizers = std::ranges::count_if(
+        there, [](const std::string& name) { return name.starts_with("optimizer"); });
+    WEFT_CHECK(optimizers == std::ssize(parts_),
+               "it was saved with {} optimizers, the module has {}", optimizers, parts_.size());
+    for (size_t i = 0; i < parts_.size(); ++i) {
+      const bool had_one = there.contains(numbered("schedule", i));
+      WEFT_CHECK(had_one == parts_[i].scheduler.has_value(),
+                 "it was saved {} a schedule of the learning rate, the module has {}",
+                 had_one ? "with" : "without", parts_[i].scheduler ? "one" : "none");
+    }
     fabric_.load(path, wanted);
-    fabric_.fp8().load_state_dict(saved.fp8, module_->model().named_parameters());
+    fabric_.fp8().load_state_dict(saved.fp8, parameters());
     load_state_dict(saved.trainer);
     for (const NamedState& state : wanted) {
       for (size_t i = 0; i < options_.callbacks.size(); ++i) {

@@ -24,9 +24,32 @@ void TrainingModule::validation_step(const Batch&, int64_t) {
   WEFT_FAIL("trainer: the module defines no validation_step()");
 }
 
+void TrainingModule::test_step(const Batch&, int64_t) {
+  WEFT_FAIL("trainer: the module defines no test_step()");
+}
+
+Tensor TrainingModule::predict_step(const Batch& batch, int64_t) { return model()(input(batch)); }
+
 Trainer& TrainingModule::trainer() const {
   WEFT_CHECK(trainer_, "module: no Trainer is at work on it");
   return *trainer_;
+}
+
+optim::Optimizer& TrainingModule::optimizer(size_t index) const {
+  return trainer().optimizer(index);
+}
+
+optim::Scheduler& TrainingModule::lr_scheduler(size_t index) const {
+  optim::Scheduler* const scheduler = trainer().scheduler(index);
+  WEFT_CHECK(scheduler, "trainer: configure_optimizers() gave optimizer {} no schedule", index);
+  return *scheduler;
+}
+
+void TrainingModule::manual_backward(const Tensor& loss) const {
+  WEFT_CHECK(!automatic_optimization,
+             "trainer: manual_backward() in a module whose automatic_optimization is true: return "
+             "the loss instead");
+  trainer().fabric().backward(loss);
 }
 
 void TrainingModule::log(const std::string& name, const Tensor& value, const LogOptions& options) {

@@ -22,6 +22,7 @@
 #pragma once
 
 #include <concepts>
+#include <initializer_list>
 #include <memory>
 #include <string>
 #include <utility>
@@ -48,23 +49,39 @@ struct LogOptions {
 };
 
 /// An optimizer and the schedule of its learning rate, if any, counted in steps of it
-/// (optim::per_epoch, Trainer::estimated_steps).
+/// (optim::per_epoch, Trainer::estimated_steps); or several such.
 struct Optimization {
+  struct Part {
+    std::shared_ptr<optim::Optimizer> optimizer;
+    optim::Schedule schedule;
+  };
+
   template <std::derived_from<optim::Optimizer> T>
   Optimization(std::unique_ptr<T> optimizer, optim::Schedule schedule = {})
-      : optimizer(std::move(optimizer)), schedule(std::move(schedule)) {}
+      : parts{{std::move(optimizer), std::move(schedule)}} {}
   Optimization(std::shared_ptr<optim::Optimizer> optimizer, optim::Schedule schedule = {})
-      : optimizer(std::move(optimizer)), schedule(std::move(schedule)) {}
+      : parts{{std::move(optimizer), std::move(schedule)}} {}
+  /// Several, of a module whose automatic_optimization is false.
+  Optimization(std::initializer_list<Optimization> several) {
+    for (const Optimization& one : several) {
+      parts.insert(parts.end(), one.parts.begin(), one.parts.end());
+    }
+  }
 
-  std::shared_ptr<optim::Optimizer> optimizer;
-  optim::Schedule schedule;
+  std::vector<Part> parts;
 };
+
+/// Models by name.
+using NamedModels = std::vector<std::pair<std::string, nn::Module*>>;
 
 class TrainingModule : public nn::Module {
  public:
   /// What is set up, trained and saved: this module, or for steps around a model of another class
   /// that model, under its own names. The steps then call it, as model()(x).
   virtual nn::Module& model() { return *this; }
+  /// Several of them, where training_step() takes its steps itself: each is set up, cut and saved
+  /// for itself, under names of its own.
+  virtual NamedModels models() { return {{"module", &model()}}; }
   /// The loss of a batch, one number: the mean over its samples. `index`: of the batch in its
   /// epoch. By default loss() of model()(input(batch)).
   virtual Tensor training_step(const Batch& batch, int64_t index);
@@ -78,8 +95,15 @@ class TrainingModule : public nn::Module {
   /// Measures a batch, in evaluation and without a tape; log() says what. Throws Error when a
   /// subclass that is validated defines none.
   virtual void validation_step(const Batch& batch, int64_t index);
+  /// The same, for Trainer::test().
+  virtual void test_step(const Batch& batch, int64_t index);
+  /// What Trainer::predict() keeps of a batch: by default model()(input(batch)).
+  virtual Tensor predict_step(const Batch& batch, int64_t index);
   /// Called once, before the module is set up.
   virtual Optimization configure_optimizers() = 0;
+  /// False: training_step() takes the steps of one or several optimizers itself, by
+  /// manual_backward() and optimizer(i).step(). It may return nothing.
+  bool automatic_optimization = true;
 
   // The places to log() what batches do not add up to; on_train_epoch_end before the validation
   // that ends the epoch.
@@ -87,9 +111,15 @@ class TrainingModule : public nn::Module {
   virtual void on_train_epoch_end() {}
   virtual void on_validation_epoch_start() {}
   virtual void on_validation_epoch_end() {}
+  virtual void on_test_epoch_start() {}
+  virtual void on_test_epoch_end() {}
 
   /// Throws Error outside of a Trainer.
   Trainer& trainer() const;
+  /// Of those that configure_optimizers() gave, in a fit. Throws Error where there is none.
+  optim::Optimizer& optimizer(size_t index = 0) const;
+  /// That of the optimizer of the same number.
+  optim::Scheduler& lr_scheduler(size_t index = 0) const;
 
  protected:
   /// For the steps above: a number, averaged over batches, each with its samples' weight, and over
@@ -103,6 +133,9 @@ class TrainingModule : public nn::Module {
                 const LogOptions& options = {}) {
     for (const auto& [name, value] : values) log(name, value, options);
   }
+  /// Fabric::backward(), which knows of the loss scale and the ranks: of a training_step() that
+  /// takes its steps itself. Throws Error in others.
+  void manual_backward(const Tensor& loss) const;
 
  private:
   friend class Trainer;

@@ -10,7 +10,10 @@ WatchLayers::WatchLayers(int64_t every_n_steps) : every_n_steps_(every_n_steps) 
              every_n_steps);
 }
 
-void WatchLayers::on_fit_start(Trainer& trainer, TrainingModule&) {
+void WatchLayers::on_fit_start(Trainer& trainer, TrainingModule& module) {
+  WEFT_CHECK(module.automatic_optimization,
+             "WatchLayers: not where automatic_optimization is false: the gradients of a step are "
+             "seen by training_step() alone");
   const Fabric& fabric = trainer.fabric();
   const dist::StrategyKind& kind = dist::strategy_of(fabric.options().strategy, fabric.size());
   const bool is_split = kind.devices == dist::StrategyKind::Devices::kRanks &&

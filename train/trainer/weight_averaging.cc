@@ -42,6 +42,12 @@ EmaWeightAveraging::EmaWeightAveraging(EmaOptions options) : options_(options) {
              options.update_every_n_steps);
 }
 
+void EmaWeightAveraging::on_fit_start(Trainer& trainer, TrainingModule& module) {
+  WEFT_CHECK(trainer.optimizers() == 1 && module.models().size() == 1,
+             "EmaWeightAveraging: of one model with one optimizer, got {} and {}",
+             module.models().size(), trainer.optimizers());
+}
+
 void EmaWeightAveraging::on_train_batch_end(Trainer& trainer, TrainingModule&, const Tensor&,
                                             const Batch&, int64_t) {
   const int64_t since = trainer.global_step() - options_.update_starting_at_step;

@@ -29,6 +29,7 @@ class EmaWeightAveraging : public Callback {
   /// Of what this rank keeps of the optimizer's parameters, in their order; empty before the first.
   const Tensors& averages() const { return averages_; }
 
+  void on_fit_start(Trainer& trainer, TrainingModule& module) override;
   void on_train_batch_end(Trainer& trainer, TrainingModule& module, const Tensor& loss,
                           const Batch& batch, int64_t index) override;
   void on_validation_start(Trainer& trainer, TrainingModule& module) override;

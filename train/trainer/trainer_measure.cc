@@ -1,0 +1,129 @@
+// What a Trainer does with a module besides training it: validate, test, predict.
+#include <algorithm>
+
+#include "autograd/random.h"
+#include "autograd/tape.h"
+#include "core/scoped_value.h"
+#include "train/stop_signals.h"
+#include "train/trainer/trainer.h"
+
+namespace weft::train {
+
+/// The module's own functions, and who hears of each batch.
+struct Trainer::Measurement {
+  void (TrainingModule::*start)();
+  void (TrainingModule::*step)(const Batch&, int64_t);
+  void (TrainingModule::*end)();
+  void (Callback::*on_batch_end)(Trainer&, TrainingModule&, const Batch&, int64_t);
+
+  static const Measurement kValidation, kTest;
+};
+
+const Trainer::Measurement Trainer::Measurement::kValidation = {
+    &TrainingModule::on_validation_epoch_start, &TrainingModule::validation_step,
+    &TrainingModule::on_validation_epoch_end, &Callback::on_validation_batch_end};
+const Trainer::Measurement Trainer::Measurement::kTest = {
+    &TrainingModule::on_test_epoch_start, &TrainingModule::test_step,
+    &TrainingModule::on_test_epoch_end, &Callback::on_test_batch_end};
+
+/// Nothing where it `ends_early` and a signal has come.
+std::optional<NamedValues> Trainer::measure(const Measurement& how, TrainingModule& module,
+                                            RankBatches& batches, int64_t count, bool ends_early) {
+  const NoGrad guard;
+  const ScopedValue phase(phase_, Phase::kMeasuring);
+  measured_means_.clear();
+  set_training(module, false);
+  batches.seek({0, 0});
+  (module.*how.start)();
+  for (int64_t i = 0; i < count; ++i) {
+    if (ends_early && StopSignals::requested()) return std::nullopt;
+    const Batch batch = next_of(batches, i, count);
+    (module.*how.step)(batch, i);
+    call(how.on_batch_end, *this, module, batch, i);
+  }
+  weight_ = fabric_.strategy().counts();
+  (module.*how.end)();
+  return measured_means_.means(fabric_);
+}
+
+// In a fit.
+
+void Trainer::check_sanity() {
+  if (!validation_ || options_.num_sanity_val_steps == 0) return;
+  const Generator before = generator();
+  call(&Callback::on_sanity_check_start, *this, *module_);
+  const int64_t asked = options_.num_sanity_val_steps;
+  measure(Measurement::kValidation, *module_, *validation_,
+          asked < 0 ? validation_batches_ : std::min(asked, validation_batches_), false);
+  call(&Callback::on_sanity_check_end, *this, *module_);
+  generator() = before;
+}
+
+void Trainer::check_validation() {
+  call(&Callback::on_validation_start, *this, *module_);
+  const std::optional<NamedValues> means =
+      measure(Measurement::kValidation, *module_, *validation_, validation_batches_,
+              heeds_signals_ && fabric_.size() == 1);
+  has_validated_ = means.has_value();
+  is_validation_due_ = !means;
+  if (means) publish(*means);
+  call(&Callback::on_validation_end, *this, *module_);
+  set_training(*module_, true);
+}
+
+// Outside of one.
+
+template <class Measure>
+auto Trainer::with_module(TrainingModule& module, const nn::ModelStructure& structure,
+                          const BatchSource& source, const std::string& checkpoint,
+                          const Limit& limit, const char* option, const Measure& measure) {
+  launch_alone();
+  const ScopedValue at_work(module.trainer_, this);
+  set_up(module, structure);
+  if (!checkpoint.empty()) load_models(module, checkpoint);
+  const std::unique_ptr<RankBatches> batches = source.share(fabric_);
+  const bool was_training = module.models().front().second->is_training();
+  auto result = measure(*batches, limit.of(batches->per_epoch(), option));
+  set_training(module, was_training);
+  return result;
+}
+
+NamedValues Trainer::validate_module(TrainingModule& module, const nn::ModelStructure& structure,
+                                     const BatchSource& source, const std::string& checkpoint) {
+  return with_module(module, structure, source, checkpoint, options_.limit_val_batches,
+                     "limit_val_batches", [&](RankBatches& batches, int64_t count) {
+                       const bool ends_early = fabric_.size() == 1 && StopSignals::are_watched();
+                       return measure(Measurement::kValidation, module, batches, count, ends_early)
+                           .value_or(NamedValues());
+                     });
+}
+
+NamedValues Trainer::test_module(TrainingModule& module, const nn::ModelStructure& structure,
+                                 const BatchSource& source, const std::string& checkpoint) {
+  return with_module(module, structure, source, checkpoint, options_.limit_test_batches,
+                     "limit_test_batches", [&](RankBatches& batches, int64_t count) {
+                       call(&Callback::on_test_start, *this, module);
+                       const bool ends_early = fabric_.size() == 1 && StopSignals::are_watched();
+                       const std::optional<NamedValues> means =
+                           measure(Measurement::kTest, module, batches, count, ends_early);
+                       call(&Callback::on_test_end, *this, module);
+                       return means.value_or(NamedValues());
+                     });
+}
+
+Tensors Trainer::predict_module(TrainingModule& module, const nn::ModelStructure& structure,
+                                const BatchSource& source, const std::string& checkpoint) {
+  return with_module(module, structure, source, checkpoint, options_.limit_predict_batches,
+                     "limit_predict_batches", [&](RankBatches& batches, int64_t count) {
+                       const NoGrad guard;
+                       set_training(module, false);
+                       batches.seek({0, 0});
+                       Tensors outputs;
+                       for (int64_t i = 0; i < count; ++i) {
+                         outputs.push_back(module.predict_step(next_of(batches, i, count), i));
+                       }
+                       return outputs;
+                     });
+}
+
+}  // namespace weft::train
