@@ -83,10 +83,10 @@ def weft_cc_library(name, optimize = OPTIMIZE, copts = [], deps = [], **kwargs):
         **kwargs
     )
 
-def weft_cc_binary(name, copts = [], linkopts = [], deps = [], **kwargs):
+def weft_cc_binary(name, copts = [], linkopts = [], deps = [], prelude = True, **kwargs):
     native.cc_binary(
         name = name,
-        copts = COPTS + INCLUDE_PRELUDE + ["-O2"] + copts,
+        copts = COPTS + (INCLUDE_PRELUDE if prelude else []) + ["-O2"] + copts,
         deps = deps + _PRELUDE,
         linkopts = _LINKOPTS + linkopts,
         **kwargs

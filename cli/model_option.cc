@@ -23,7 +23,7 @@ std::optional<nn::Placement> placement_of(const ModelSource& source, const std::
   nn::Placement placement;
   if (is_auto) {
     placement.budgets =
-        as_usage([&] { return train::parse_memory_budgets(memory); }, "--max-memory");
+        as_usage([&] { return train::parse_memory_budgets(source.max_memory); }, "--max-memory");
   } else {
     placement.map = train::read_device_map(map);
   }

@@ -79,7 +79,8 @@ TEST_CASE("parts of cut layers, sharded or not, fill the whole") {
                   << shards << " shards");
       const Tensor values = numbered(shape), whole = Tensor::full(shape, -1, DType::i64);
       std::vector<Tensor> parts(ranks);
-      run_ranks(ranks, [&](Communicator& c) { parts[c.rank()] = part_of(values, cut, c); });
+      run_ranks(ranks,
+                [&, cut = cut](Communicator& c) { parts[c.rank()] = part_of(values, cut, c); });
       for (int r = 0; r < ranks; ++r) {
         TensorPlacement placement{.whole = shape, .part = {{cut, ranks, r}}};
         CHECK(placement.local_shape() == parts[r].shape());

@@ -93,9 +93,14 @@ HWY_INLINE void multiply_tile(D d, const Matrix& a, int64_t row, const Acc* b, i
   using V = hn::Vec<D>;
   const size_t lanes = hn::Lanes(d);
   const auto is_in_last = hn::FirstN(d, last);
-  const auto load = [&](const Acc* from, int v) HWY_ATTR {
+  // Without masks in hardware whole vectors are read where B's next rows lie behind the last lanes.
+  const auto beyond = static_cast<int64_t>(lanes - last);
+  const int64_t whole = kHasMasks      ? a.cols
+                        : b_stride > 0 ? a.cols - (beyond + b_stride - 1) / b_stride
+                                       : 0;
+  const auto load = [&](const Acc* from, int v, bool is_whole) HWY_ATTR {
     if (v + 1 < kVectors) return hn::LoadU(d, from + v * lanes);
-    if constexpr (kHasMasks) return hn::MaskedLoad(is_in_last, d, from + v * lanes);
+    if (is_whole) return hn::MaskedLoad(is_in_last, d, from + v * lanes);
     return load_part(d, from + v * lanes, last);
   };
   V sums[kRows][kVectors];
@@ -105,7 +110,7 @@ HWY_INLINE void multiply_tile(D d, const Matrix& a, int64_t row, const Acc* b, i
   const Acc* const first = static_cast<const Acc*>(a.at(row, 0));
   for (int64_t k = 0; k < a.cols; ++k) {
     V x[kVectors];
-    for (int v = 0; v < kVectors; ++v) x[v] = load(b + k * b_stride, v);
+    for (int v = 0; v < kVectors; ++v) x[v] = load(b + k * b_stride, v, k < whole);
     for (int r = 0; r < kRows; ++r) {
       const V factor = hn::Set(d, first[r * a.row_stride + k * a.col_stride]);
       for (int v = 0; v < kVectors; ++v) sums[r][v] = hn::MulAdd(factor, x[v], sums[r][v]);

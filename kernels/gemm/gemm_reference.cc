@@ -251,7 +251,7 @@ Expected linear(const GemmProblem& p) {
       const int64_t at = row * n + j;
       const double bias = biases.empty() ? 0 : biases[j];
       const double added = olds.empty() ? 0 : olds[at];
-      const Element element = finished(p, sums[j], a, b + j, bias, added);
+      const Element element = finished(p, sums[j], a, k > 0 ? b + j : b, bias, added);
       result.values[at] = element.value;
       result.bounds[at] = element.error;
       if (has_device_bounds) result.device_bounds[at] = element.device_error;

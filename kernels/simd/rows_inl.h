@@ -23,13 +23,11 @@
 HWY_BEFORE_NAMESPACE();
 namespace weft::kernels::HWY_NAMESPACE {
 
-// Where vectors have no masks in hardware, as on NEON, a masked store would load, blend and write
-// back a whole vector: also what lies behind the part, which may be another thread's, or nobody's.
-#if HWY_ARCH_X86
-inline constexpr bool kHasMasks = true;
-#else
-inline constexpr bool kHasMasks = false;
-#endif
+// Where vectors have no masks in hardware, as before AVX2 and on NEON, a masked load reads a whole
+// vector, and a masked store loads, blends and writes one back: also what lies behind the part,
+// which may be another thread's, or nobody's. AVX2's may fault there on AMD's processors (AMD64
+// Architecture Programmer's Manual, volume 4, VMASKMOVPS).
+inline constexpr bool kHasMasks = HWY_ARCH_X86 && HWY_TARGET <= HWY_AVX3;
 
 /// m <= Lanes elements of Acc; the lanes beyond are 0.
 template <class D>

@@ -245,10 +245,9 @@ class MpiTransport : public Transport {
     MPI_Comm_size(host, &host_size);
     void* mine = nullptr;
     MPI_Win window;
-    check(MPI_Win_allocate_shared(sizeof(RankStatus), alignof(RankStatus), MPI_INFO_NULL, host,
-                                  &mine, &window),
+    check(MPI_Win_allocate_shared(kStatusBytes, 1, MPI_INFO_NULL, host, &mine, &window),
           "MPI_Win_allocate_shared");
-    auto* status = new (mine) RankStatus;
+    auto* status = new (aligned(mine)) RankStatus;
     status->pid = ::getpid();
     std::vector<int> ranks(host_size);
     const int own = rank();
@@ -258,10 +257,18 @@ class MpiTransport : public Transport {
       int unit;
       void* address = nullptr;
       check(MPI_Win_shared_query(window, i, &bytes, &unit, &address), "MPI_Win_shared_query");
-      statuses_[ranks[i]] = static_cast<RankStatus*>(address);
+      statuses_[ranks[i]] = static_cast<RankStatus*>(aligned(address));
     }
   }
 
+  /// Where a status lies in memory of kStatusBytes, which MPI aligns as it likes: at the same place
+  /// in each process, since pages are mapped as wholes.
+  static void* aligned(void* memory) {
+    size_t bytes = kStatusBytes;
+    return std::align(alignof(RankStatus), sizeof(RankStatus), memory, bytes);
+  }
+
+  static constexpr size_t kStatusBytes = sizeof(RankStatus) + alignof(RankStatus) - 1;
   static constexpr int kYields = 50;
   static constexpr std::chrono::microseconds kNap{50};
   static constexpr std::chrono::milliseconds kLookInterval{50};
