@@ -235,7 +235,7 @@ class Partials {
           const int64_t until = std::min(last, r + kRows);
           while (r < until) {
             const int64_t group = std::min(kGroup, until - r);
-            const T* p[kGroup];
+            const T* p[kGroup] = {};
             for (int64_t k = 0; k < group; ++k, ++r, rows.next()) {
               p[k] = read_block(x, base + rows.offset(), stride, n, buffers[k]);
             }

@@ -32,7 +32,7 @@ inline constexpr bool kHasMasks = HWY_ARCH_X86 && HWY_TARGET <= HWY_AVX3;
 /// m <= Lanes elements of Acc; the lanes beyond are 0.
 template <class D>
 HWY_INLINE hn::Vec<D> load_part(D d, const hn::TFromD<D>* p, size_t m) {
-  if (m == hn::Lanes(d)) return hn::LoadU(d, p);
+  if (hn::MaxLanes(d) == 1 || m == hn::Lanes(d)) return hn::LoadU(d, p);
   if constexpr (kHasMasks) return hn::MaskedLoad(hn::FirstN(d, m), d, p);
   HWY_ALIGN hn::TFromD<D> part[hn::MaxLanes(d)] = {};
   std::copy_n(p, m, part);
@@ -41,7 +41,7 @@ HWY_INLINE hn::Vec<D> load_part(D d, const hn::TFromD<D>* p, size_t m) {
 
 template <class D>
 HWY_INLINE void store_part(D d, hn::Vec<D> v, hn::TFromD<D>* p, size_t m) {
-  if (m == hn::Lanes(d)) return hn::StoreU(v, d, p);
+  if (hn::MaxLanes(d) == 1 || m == hn::Lanes(d)) return hn::StoreU(v, d, p);
   if constexpr (kHasMasks) return hn::BlendedStore(v, hn::FirstN(d, m), d, p);
   HWY_ALIGN hn::TFromD<D> part[hn::MaxLanes(d)];
   hn::Store(v, d, part);
