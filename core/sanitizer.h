@@ -1,5 +1,5 @@
-// AddressSanitizer's functions where the program was linked with it (--config=simt-asan), else
-// null: for code that lays out memory itself, without being compiled twice.
+// AddressSanitizer's functions where the program was linked with it, else null: for code that lays
+// out memory itself, without being compiled twice.
 //
 //   if (sanitizer::poison) sanitizer::poison(guard, bytes);
 #pragma once

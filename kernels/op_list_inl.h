@@ -35,13 +35,17 @@ const Op<WEFT_PROBLEM>& WEFT_OP_FUNCTION(WEFT_OP)() {
   // Made anew after a plugin was loaded. None is freed: another thread may be looking through it.
   struct List {
     int changes;
+    const List* before;
     std::vector<Variant<WEFT_PROBLEM>> rows;
     Op<WEFT_PROBLEM> op;
   };
   static std::atomic<const List*> last = nullptr;
-  const int changes = plugin_changes.load(std::memory_order_acquire);
   const List* list = last.load(std::memory_order_acquire);
-  if (!list || list->changes != changes) [[unlikely]] {
+  for (;;) {
+    const int changes = plugin_changes.load(std::memory_order_acquire);
+    if (list && list->changes == changes) [[likely]] {
+      return list->op;
+    }
 #define WEFT_VARIANT(name, device, dtypes, fits) \
   Variant<WEFT_PROBLEM>{#name, DeviceType::device, dtypes, fits, name, #fits},
     static constexpr Variant<WEFT_PROBLEM> kListed[] = {
@@ -56,11 +60,13 @@ const Op<WEFT_PROBLEM>& WEFT_OP_FUNCTION(WEFT_OP)() {
       rows.push_back(*static_cast<const Variant<WEFT_PROBLEM>*>(row));
     }
     rows.insert(rows.end(), std::begin(kListed), std::end(kListed));
-    auto* const made = new List{changes, std::move(rows), {}};
+    auto made = std::make_unique<List>(List{changes, list, std::move(rows), {}});
     made->op = {WEFT_OP_TEXT(WEFT_OP), made->rows};
-    last.store(list = made, std::memory_order_release);
+    // Else another thread was first, and its list is the one to look at.
+    if (last.compare_exchange_strong(list, made.get(), std::memory_order_acq_rel)) {
+      list = made.release();
+    }
   }
-  return list->op;
 }
 
 #undef WEFT_OP_TEXT
