@@ -3,6 +3,7 @@
 #include <fmt/ranges.h>
 
 #include <cmath>
+#include <limits>
 
 namespace weft {
 namespace {
@@ -54,6 +55,12 @@ template <class T>
 T from_double(double x) {
   if constexpr (std::is_same_v<T, bool>) {
     return x != 0;
+  } else if constexpr (std::is_integral_v<T>) {
+    // As casts do: saturating, NaN to 0.
+    using Limits = std::numeric_limits<T>;
+    if (std::isnan(x)) return 0;
+    if (x <= static_cast<double>(Limits::min())) return Limits::min();
+    return x >= static_cast<double>(Limits::max()) ? Limits::max() : static_cast<T>(x);
   } else if constexpr (std::is_arithmetic_v<T>) {
     return static_cast<T>(x);
   } else {

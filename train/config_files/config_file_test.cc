@@ -334,7 +334,7 @@ TEST_CASE("a file with a key left out, one too many, or a value of another type"
   int errors = 0;
   for (const auto& [name, text] : files()) {
     const json whole = parse_values(write_file(name, text));
-    for_each_damage(whole, [&](const json& damaged, const std::string& key) {
+    for_each_damage(whole, [&, name = name](const json& damaged, const std::string& key) {
       // What a dialect is told by may be gone: then the file is one of ours, with unknown keys.
       INFO(name << ": " << damaged.dump());
       std::string message;
