@@ -50,7 +50,8 @@ TEST_CASE("Kernels follow the limit and come back from it") {
     close = close && std::abs(baseline[i] - expected[i]) <= 1e-5 * expected[i];
   }
   CHECK(close);
-  CHECK(running_target() == HWY_SCALAR);
+  // Which of the two depends on the compiler.
+  CHECK((running_target() == HWY_SCALAR || running_target() == HWY_EMU128));
   limit_instruction_set(best);
   CHECK(instruction_set() == best);
   CHECK(running_target() == best_target);

@@ -245,12 +245,13 @@ TEST_CASE("gradients of several rounds add up in fp8") {
 }
 
 TEST_CASE("a state in few bits is saved, and goes on as if it had not been") {
-  const auto [level, ranks, kind] =
-      GENERATE(table<std::string, int, std::string>({{"O2", 1, "full"},
-                                                     {"O3", 1, "full"},
-                                                     {"O3", 1, "sharded"},
-                                                     {"O3", 2, "full"},
-                                                     {"O3", 3, "sharded"}}));
+  const auto row = GENERATE(table<std::string, int, std::string>({{"O2", 1, "full"},
+                                                                  {"O3", 1, "full"},
+                                                                  {"O3", 1, "sharded"},
+                                                                  {"O3", 2, "full"},
+                                                                  {"O3", 3, "sharded"}}));
+  const std::string &level = std::get<0>(row), &kind = std::get<2>(row);
+  const int ranks = std::get<1>(row);
   const char* const directory = std::getenv("TEST_TMPDIR");
   const std::string path =
       fmt::format("{}/low_bits_{}_{}_{}", directory ? directory : "/tmp", level, ranks, kind);

@@ -126,6 +126,7 @@ constexpr int64_t kBlock = 64;
 /// y[index] = x, or += where kAdds.
 template <bool kAdds, class T>
 void write(const IndexProblem& p, const Lines& lines) {
+  if (lines.count == 0) return;
   const T* x = static_cast<const T*>(p.x.raw());
   T* y = static_cast<T*>(p.y.raw());
   const auto join = [](T& element, T value) { kAdds ? element += value : element = value; };
@@ -156,6 +157,7 @@ void write(const IndexProblem& p, const Lines& lines) {
 /// Adds f16 or bf16 in f32, rounded at the end.
 template <class T>
 void add_narrow(const IndexProblem& p, const Lines& lines) {
+  if (lines.count == 0) return;
   const T* x = p.x.data<T>();
   T* y = p.y.data<T>();
   const int64_t size = p.y.shape()[lines.axis];
