@@ -339,7 +339,7 @@ TEST_CASE("gradients that travel in 16 bits are within their bound of the sum") 
     for (int replicas : {1, 2}) {
       std::vector<double> bytes;
       for (DType travels : {DType::f32, narrow}) {
-        run_ranks(4, [&, narrow = narrow, u = u](Communicator& c) {
+        run_ranks(4, [&, u = u](Communicator& c) {
           const auto [shard, replicate] = groups_of(c, replicas);
           nn::Linear model(kWidth, 1, false);
           FullySharded fsdp(model, {.shard = shard,
