@@ -13,6 +13,7 @@
 #include <hwy/highway.h>
 
 #include <algorithm>
+#include <cstdint>
 #include <type_traits>
 #include <vector>
 
@@ -26,24 +27,35 @@ namespace weft::kernels::HWY_NAMESPACE {
 // Where vectors have no masks in hardware, as before AVX2 and on NEON, a masked load reads a whole
 // vector, and a masked store loads, blends and writes one back: also what lies behind the part,
 // which may be another thread's, or nobody's. AVX2's may fault there on AMD's processors (AMD64
-// Architecture Programmer's Manual, volume 4, VMASKMOVPS).
+// Architecture Programmer's Manual, volume 4, VMASKMOVPS), but not within the part's own page.
 inline constexpr bool kHasMasks = HWY_ARCH_X86 && HWY_TARGET <= HWY_AVX3;
+inline constexpr bool kHasMasksInPages = HWY_ARCH_X86 && HWY_TARGET <= HWY_AVX2;
+
+/// Whether a vector of so many bytes at p may be loaded or stored by a mask.
+HWY_INLINE bool may_mask(const void* p, size_t bytes) {
+  constexpr uintptr_t kPage = 4096;  // the smallest
+  return kHasMasks || reinterpret_cast<uintptr_t>(p) % kPage + bytes <= kPage;
+}
 
 /// m <= Lanes elements of Acc; the lanes beyond are 0.
-template <class D>
-HWY_INLINE hn::Vec<D> load_part(D d, const hn::TFromD<D>* p, size_t m) {
+template <class D, class T = hn::TFromD<D>>
+HWY_INLINE hn::Vec<D> load_part(D d, const T* p, size_t m) {
   if (hn::MaxLanes(d) == 1 || m == hn::Lanes(d)) return hn::LoadU(d, p);
-  if constexpr (kHasMasks) return hn::MaskedLoad(hn::FirstN(d, m), d, p);
-  HWY_ALIGN hn::TFromD<D> part[hn::MaxLanes(d)] = {};
+  if constexpr (kHasMasksInPages) {
+    if (may_mask(p, hn::Lanes(d) * sizeof(T))) return hn::MaskedLoad(hn::FirstN(d, m), d, p);
+  }
+  HWY_ALIGN T part[hn::MaxLanes(d)] = {};
   std::copy_n(p, m, part);
   return hn::Load(d, part);
 }
 
-template <class D>
-HWY_INLINE void store_part(D d, hn::Vec<D> v, hn::TFromD<D>* p, size_t m) {
+template <class D, class T = hn::TFromD<D>>
+HWY_INLINE void store_part(D d, hn::Vec<D> v, T* p, size_t m) {
   if (hn::MaxLanes(d) == 1 || m == hn::Lanes(d)) return hn::StoreU(v, d, p);
-  if constexpr (kHasMasks) return hn::BlendedStore(v, hn::FirstN(d, m), d, p);
-  HWY_ALIGN hn::TFromD<D> part[hn::MaxLanes(d)];
+  if constexpr (kHasMasksInPages) {
+    if (may_mask(p, hn::Lanes(d) * sizeof(T))) return hn::BlendedStore(v, hn::FirstN(d, m), d, p);
+  }
+  HWY_ALIGN T part[hn::MaxLanes(d)];
   hn::Store(v, d, part);
   std::copy_n(part, m, p);
 }
