@@ -226,7 +226,7 @@ TEST_CASE("states with the older names of the MLP load") {
   VisionTransformer model(tiny()), other(tiny());
   NamedTensors state = other.state_dict();
   for (auto& [name, tensor] : state) {
-    const auto rename = [&](const std::string& from, const std::string& to) {
+    const auto rename = [&name = name](const std::string& from, const std::string& to) {
       if (const size_t at = name.find(from); at != std::string::npos) {
         name.replace(at, from.size(), to);
       }
