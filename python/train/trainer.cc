@@ -106,8 +106,7 @@ T returned(const char* method, const char* expected, nb::handle value) {
 Optimization optimization_of(nb::handle returned) {
   constexpr const char* kExpected =
       "configure_optimizers: expected an optimizer, a tuple of one and a function of the step, or "
-      "a "
-      "list of such, got {}";
+      "a list of such, got {}";
   if (nb::isinstance<nb::list>(returned)) {
     Optimization several({});
     for (const nb::handle one : nb::borrow<nb::list>(returned)) {
@@ -414,17 +413,15 @@ struct DerivableCallback : Base {
   }
   void on_validation_batch_end(Trainer& trainer, TrainingModule& module, const Batch& batch,
                                int64_t index) override {
-    const Overridden hook(nb_trampoline, "on_validation_batch_end");
-    const auto& own = dynamic_cast<const DerivableModule&>(module);
-    hook ? void(hook(trainer, module, own.outputs(), batch, index))
-         : Base::on_validation_batch_end(trainer, module, batch, index);
+    if (!hear_measured("on_validation_batch_end", trainer, module, batch, index)) {
+      Base::on_validation_batch_end(trainer, module, batch, index);
+    }
   }
   void on_test_batch_end(Trainer& trainer, TrainingModule& module, const Batch& batch,
                          int64_t index) override {
-    const Overridden hook(nb_trampoline, "on_test_batch_end");
-    const auto& own = dynamic_cast<const DerivableModule&>(module);
-    hook ? void(hook(trainer, module, own.outputs(), batch, index))
-         : Base::on_test_batch_end(trainer, module, batch, index);
+    if (!hear_measured("on_test_batch_end", trainer, module, batch, index)) {
+      Base::on_test_batch_end(trainer, module, batch, index);
+    }
   }
   void on_exception(Trainer& trainer, TrainingModule& module,
                     const std::exception& error) override {
@@ -480,6 +477,14 @@ struct DerivableCallback : Base {
  private:
   /// Whether the state of Python's class may hold tensors: there is none of a class of C++.
   static constexpr bool kKeepsTensors = std::is_same_v<Base, Callback>;
+  /// Calls Python's method with what the module's step has returned; false where there is none.
+  bool hear_measured(const char* name, Trainer& trainer, TrainingModule& module, const Batch& batch,
+                     int64_t index) {
+    const Overridden hook(nb_trampoline, name);
+    if (!hook) return false;
+    hook(trainer, module, dynamic_cast<const DerivableModule&>(module).outputs(), batch, index);
+    return true;
+  }
   static nb::dict state_of(const Overridden& state) {
     return returned<nb::dict>("state_dict", "a dict", state());
   }
