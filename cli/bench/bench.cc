@@ -316,7 +316,8 @@ void add_bench(Command& app, Action& action) {
                  "File of trained weights to start from: a step on them meets other values than "
                  "on random ones, denormals among them",
                  {.takes = "FILE", .usual = "random weights"});
-  command.option("--batch", a.step.batch, "Images in the batch", {.check = positive()});
+  command.option("--batch-size,--batch", a.step.batch, "Images in the batch",
+                 {.check = positive()});
   add_model_size_options(command, a.step.options);
 
   command.group("Precision and device");

@@ -14,8 +14,8 @@ double activation_bytes(double batch) {
 }
 
 int64_t peak_bytes(const std::string& precision) {
-  const Outcome outcome =
-      run_weft("bench step --json --model vit_b_16 --batch 4 --steps 1 --precision " + precision);
+  const Outcome outcome = run_weft(
+      "bench step --json --model vit_b_16 --batch-size 4 --steps 1 --precision " + precision);
   INFO(outcome.err);
   REQUIRE(outcome.code == 0);
   const json result = parse_lines(outcome.out).back();

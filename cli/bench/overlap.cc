@@ -269,7 +269,8 @@ void add_bench_overlap(Command& bench, Action& action) {
   command.option("--strategy", a.strategies, "Strategies to measure", {.delimiter = ','});
   command.option("--devices", a.devices, "Number of ranks, each a thread",
                  {.check = in_range(2, 64)});
-  command.option("--batch", a.batch, "Images in the batch of each rank", {.check = positive()});
+  command.option("--batch-size,--batch", a.batch, "Images in the batch of each rank",
+                 {.check = positive()});
 
   command.group("Network");
   command.option("--latency", a.latency_ms, "Latency of the simulated network, in milliseconds",

@@ -298,7 +298,7 @@ void add_bench_plan(Command& bench, Action& action) {
   command.option("--small-batches", a.small,
                  "Two batch sizes of the steps that the planner learns this machine from",
                  {.delimiter = ',', .count = {{2, 2}}});
-  command.option("--batch", a.batch,
+  command.option("--batch-size,--batch", a.batch,
                  "Images in the batch of each rank, in the steps that it predicts",
                  {.check = positive()});
 

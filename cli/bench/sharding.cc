@@ -244,7 +244,7 @@ std::vector<ordered_json> run_under_mpi(const Arguments& a, int ranks) {
   words.push_back(std::filesystem::read_symlink("/proc/self/exe"));
   words.insert(words.end(), {"bench", "sharding"});
   add("--model", a.model);
-  add("--batch", a.batch);
+  add("--batch-size", a.batch);
   add("--precision", a.precision);
   add("--steps", a.steps);
   if (a.deterministic > 0) add("--deterministic-reduce", a.deterministic);
@@ -358,7 +358,8 @@ void add_bench_sharding(Command& bench, Action& action) {
   command.option("--communicator", a.communicators,
                  "What the ranks communicate through: in-process (threads), mpi (processes)",
                  {.check = one_of({"in-process", "mpi"}), .delimiter = ','});
-  command.option("--batch", a.batch, "Images in the batch of each device", {.check = positive()});
+  command.option("--batch-size,--batch", a.batch, "Images in the batch of each device",
+                 {.check = positive()});
   command.option(
       "--precision", a.precision,
       "Format of matrix products: fp32 or bf16, in which sharded weights and tp's activations "

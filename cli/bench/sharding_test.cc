@@ -25,7 +25,7 @@ void check(const json& result) {
 TEST_CASE("memory and traffic of every strategy are those of its formula") {
   const Outcome outcome = run_weft(
       "bench sharding --json --model vit_lite --devices 1,2,3,4 --communicator in-process "
-      "--batch 2");
+      "--batch-size 2");
   INFO(outcome.err);
   REQUIRE(outcome.code == 0);
   std::set<std::string> seen;
@@ -51,7 +51,7 @@ TEST_CASE("cut by tokens and classes, inside copies, and as pipelines side by si
   const Outcome outcome = run_weft(
       "bench sharding --json --check --model vit_lite --devices 4 --communicator in-process "
       "--strategy tp,fsdp+tp,pipeline --tensor-parallel 2 --sequence-parallel --parallel-head "
-      "--pipeline-stages 2 --batch 3");
+      "--pipeline-stages 2 --batch-size 3");
   INFO(outcome.err);
   REQUIRE(outcome.code == 0);
   const auto results = parse_lines(outcome.out);
@@ -69,7 +69,7 @@ TEST_CASE("in bf16 sharded weights and what tp sends take half the bytes, as the
   for (const std::string precision : {"fp32", "bf16"}) {
     const Outcome outcome = run_weft(
         "bench sharding --json --check --model vit_lite --devices 4 --communicator in-process "
-        "--strategy fsdp,zero1,zero2,hsdp,tp,fsdp+tp --batch 2 --precision " +
+        "--strategy fsdp,zero1,zero2,hsdp,tp,fsdp+tp --batch-size 2 --precision " +
         precision);
     INFO(outcome.err);
     REQUIRE(outcome.code == 0);
@@ -87,7 +87,7 @@ TEST_CASE("in bf16 sharded weights and what tp sends take half the bytes, as the
 TEST_CASE("a fixed tree of micro-batches costs a reduction for each that a rank takes") {
   const Outcome outcome = run_weft(
       "bench sharding --json --check --model vit_lite --devices 2 --communicator in-process "
-      "--batch 4 --deterministic-reduce 4");
+      "--batch-size 4 --deterministic-reduce 4");
   INFO(outcome.err);
   REQUIRE(outcome.code == 0);
   std::set<std::string> seen;

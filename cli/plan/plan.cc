@@ -122,7 +122,8 @@ void add_plan(Command& app, Action& action) {
       kDeviceCommands);
   command.group("Step");
   command.option("--model", a.model, kModelHelp);
-  command.option("--batch", a.batch, "Images in the batch of each device", {.check = positive()});
+  command.option("--batch-size,--batch", a.batch, "Images in the batch of each device",
+                 {.check = positive()});
   command.option("--precision", a.precision, "Format of matrix products: bf16 or fp32",
                  {.check = one_of({"bf16", "fp32"})});
   command.option("--optimizer", a.optimizer,

@@ -25,7 +25,7 @@ const json& of(const std::vector<json>& plans, const std::string& strategy) {
 }  // namespace
 
 TEST_CASE("a plan lists every strategy, the fastest that fits first") {
-  const auto plans = plan("--devices 1024 --nodes 128 --network infiniband-ndr --batch 256");
+  const auto plans = plan("--devices 1024 --nodes 128 --network infiniband-ndr --batch-size 256");
   REQUIRE(plans.size() == 8);
   for (size_t i = 1; i < plans.size(); ++i) {
     CHECK(plans[i - 1].at("step_seconds") <= plans[i].at("step_seconds"));
@@ -57,7 +57,7 @@ TEST_CASE(
     "an image's activations are smaller in bf16, whose copies of the weights are none of them") {
   const auto of_an_image = [](const std::string& precision) {
     const auto bytes = [&](int batch) {
-      return plan(fmt::format("--devices 1 --precision {} --batch {}", precision, batch))[0]
+      return plan(fmt::format("--devices 1 --precision {} --batch-size {}", precision, batch))[0]
           .at("activation_bytes")
           .get<double>();
     };
@@ -78,8 +78,9 @@ TEST_CASE("cuts can be chosen, and dealing tokens out saves memory") {
   CHECK(of(dealt, "tp").at("memory_bytes") < of(plain, "tp").at("memory_bytes"));
   // More micro-batches: less waiting for the pipeline to fill.
   const auto many =
-      plan("--devices 16 --nodes 2 --pipeline-stages 4 --micro-batches 32 --batch 256");
-  const auto few = plan("--devices 16 --nodes 2 --pipeline-stages 4 --micro-batches 4 --batch 256");
+      plan("--devices 16 --nodes 2 --pipeline-stages 4 --micro-batches 32 --batch-size 256");
+  const auto few =
+      plan("--devices 16 --nodes 2 --pipeline-stages 4 --micro-batches 4 --batch-size 256");
   CHECK(of(many, "pipeline").at("step_seconds") < of(few, "pipeline").at("step_seconds"));
   check_error(run_weft("plan --model vit_lite --devices 8 --tensor-parallel 8"), 1,
               "tensor-parallel 8: vit_lite cannot be cut so");
@@ -126,7 +127,7 @@ TEST_CASE("clusters that cannot be are usage errors") {
 
 TEST_CASE("predictions of memory hold on steps held back; those of time are given") {
   const Outcome outcome =
-      run_weft("bench plan --json --small-batches 2,4 --batch 8 --steps 1 --bandwidth 400");
+      run_weft("bench plan --json --small-batches 2,4 --batch-size 8 --steps 1 --bandwidth 400");
   INFO(outcome.err);
   REQUIRE(outcome.code == 0);
   const auto results = parse_lines(outcome.out);
@@ -141,7 +142,8 @@ TEST_CASE("predictions of memory hold on steps held back; those of time are give
 TEST_CASE("the overlap of a step is measured and drawn") {
   const std::string file = scratch("overlap.json");
   const Outcome outcome = run_weft(
-      "bench overlap --json --strategy fsdp --batch 2 --steps 1 --bandwidth 200 --trace " + file);
+      "bench overlap --json --strategy fsdp --batch-size 2 --steps 1 --bandwidth 200 --trace " +
+      file);
   INFO(outcome.err);
   REQUIRE(outcome.code == 0);
   const json result = parse_lines(outcome.out).at(0);

@@ -24,8 +24,9 @@ TEST_CASE("a count of parameters is told as Accelerate tells it") {
 
 TEST_CASE("a step's memory and traffic, kind by kind") {
   const auto row = nlohmann::json::parse(
-      run_weft("estimate --model simple_cnn --devices 2 --strategy ddp --precision fp32 --batch 64 "
-               "--check --json")
+      run_weft(
+          "estimate --model simple_cnn --devices 2 --strategy ddp --precision fp32 --batch-size 64 "
+          "--check --json")
           .out);
   const int64_t bytes = 4 * row.at("parameters").get<int64_t>();
   CHECK(row.at("parameters_bytes") == bytes);

@@ -290,7 +290,8 @@ void add_profile(Command& app, Action& action) {
       kMeasuringCommands);
   command.group("Step");
   command.option("--model", a.step.model, kModelHelp);
-  command.option("--batch", a.step.batch, "Images in the batch", {.check = positive()});
+  command.option("--batch-size,--batch", a.step.batch, "Images in the batch",
+                 {.check = positive()});
   command.option("--precision", a.step.precision,
                  fmt::format("What is computed in which format: {}", train::precision_names()));
   add_model_size_options(command, a.step.options);

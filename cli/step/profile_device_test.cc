@@ -16,7 +16,7 @@ TEST_CASE("kernels of a device have its times and a lane of their own") {
   if (runtime::device_count() == 0) WEFT_SKIP("no CUDA device");
   const std::string file = fresh_scratch("trace.json");
   const Outcome outcome = run_weft(
-      "profile --device cuda --model vit_lite --image-size 8 --classes 4 --batch 1 --steps 1 "
+      "profile --device cuda --model vit_lite --image-size 8 --classes 4 --batch-size 1 --steps 1 "
       "--json --trace " +
       file);
   INFO(outcome.err);

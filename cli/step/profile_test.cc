@@ -16,7 +16,7 @@ using nlohmann::json;
 
 namespace {
 
-constexpr const char* kSmall = "profile --model cct --batch 2 --steps 2 --threads 1";
+constexpr const char* kSmall = "profile --model cct --batch-size 2 --steps 2 --threads 1";
 
 }  // namespace
 

@@ -186,7 +186,7 @@ bool onednn_has_bf16() {
   static const bool has = [] {
     // The values are sets of bits.
     const auto isa = static_cast<unsigned>(dnnl::get_effective_cpu_isa());
-    const auto wanted = static_cast<unsigned>(dnnl::cpu_isa::avx512_core);
+    const auto wanted = static_cast<unsigned>(dnnl::cpu_isa::avx512_core_bf16);
     return (isa & wanted) == wanted;
   }();
   return has;

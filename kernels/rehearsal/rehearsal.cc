@@ -50,7 +50,7 @@ void take_scratch(const Conv2dProblem& p) {
   if (conv2d_is_patch_embedding(p)) return;
   const Conv2dSizes s(p);
   const DType dtype = p.dtype(), wide = dtype == DType::f64 ? DType::f64 : DType::f32;
-  const bool has_columns = dtype != DType::f32 && dtype != DType::bf16;
+  const bool has_columns = dtype == DType::f64;
   const int64_t images = has_columns ? std::min<int64_t>(num_threads(), s.N) : 0;  // at a time
   const bool is_wide = p.pass() == Conv2dPass::kDataGradient;
   const Tensor columns =

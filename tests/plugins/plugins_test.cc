@@ -175,7 +175,8 @@ TEST_CASE("A program computes with the plugins that the environment names") {
   REQUIRE(run("cli/weft_kernels kernels new cross_entropy " + scratch().string()).code == 0);
   const std::string plugins = "WEFT_PLUGINS=" + plugin("row_loop.cc", "first.cc").string() + "," +
                               (scratch() / "cross_entropy_cpu_mine.cc").string();
-  const weft::CommandOutcome profile = run("cli/weft profile --model cct --batch 2 --all", plugins);
+  const weft::CommandOutcome profile =
+      run("cli/weft profile --model cct --batch-size 2 --all", plugins);
   INFO(profile.text);
   CHECK(profile.code == 0);
   CHECK_THAT(profile.text, Contains("cross_entropy_cpu_mine"));

@@ -109,7 +109,7 @@ TEST_CASE("a fixed loss scale stays, none scales nothing, and infinities skip st
 
 TEST_CASE("bench step compares two precisions; devices tells what each can do") {
   const Outcome bench = run_weft(
-      "bench step --json --model resnet8 --batch 2 --steps 2 --precision bf16 --against "
+      "bench step --json --model resnet8 --batch-size 2 --steps 2 --precision bf16 --against "
       "fp32");
   INFO(bench.err);
   REQUIRE(bench.code == 0);
@@ -117,7 +117,8 @@ TEST_CASE("bench step compares two precisions; devices tells what each can do") 
   CHECK(result.at("speedup").at("against") == "fp32");
   CHECK(result.at("speedup").at("median").get<double>() > 0);
   const Outcome modelled = run_weft(
-      "bench step --model resnet8 --batch 2 --steps 1 --precision fp16 --matmul-numerics v100");
+      "bench step --model resnet8 --batch-size 2 --steps 1 --precision fp16 --matmul-numerics "
+      "v100");
   CHECK(modelled.code == 0);
   CHECK_THAT(modelled.out, Contains("fp16 as on v100"));
 

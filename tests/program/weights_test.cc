@@ -313,10 +313,10 @@ TEST_CASE("fine-tuning starts from the weights, freezes what it is told, and res
   const std::string image = folder + "/red/000.png";
   CHECK(run_weft("predict --checkpoint " + scratch("fine_a") + " " + image).code == 0);
 
-  const json bench =
-      object_of(run_weft("bench step --json --model vit_b_16 --batch 1 --steps 1 --image-size 32 "
-                         "--classes 10 --weights " +
-                         weights));
+  const json bench = object_of(
+      run_weft("bench step --json --model vit_b_16 --batch-size 1 --steps 1 --image-size 32 "
+               "--classes 10 --weights " +
+               weights));
   CHECK(bench.at("parameters").get<int64_t>() > 85'000'000);
 
   const std::string bad = "train --model vit_b_16 --data folder:" + folder + " --output " +

@@ -307,7 +307,6 @@ class Trainer {
   struct Saved;
   std::vector<NamedState> states(Saved& saved);
   static std::vector<NamedState> model_states(TrainingModule& module);
-  void load_models(TrainingModule& module, const std::string& checkpoint);
 
   TrainerOptions options_;
   Fabric fabric_;

@@ -80,7 +80,7 @@ auto Trainer::with_module(TrainingModule& module, const nn::ModelStructure& stru
   launch_alone();
   const ScopedValue at_work(module.trainer_, this);
   set_up(module, structure);
-  if (!checkpoint.empty()) load_models(module, checkpoint);
+  if (!checkpoint.empty()) fabric_.load(checkpoint, model_states(module));
   const std::unique_ptr<RankBatches> batches = source.share(fabric_);
   const bool was_training = module.models().front().second->is_training();
   auto result = measure(*batches, limit.of(batches->per_epoch(), option));

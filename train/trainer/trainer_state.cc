@@ -128,10 +128,6 @@ std::vector<NamedState> Trainer::model_states(TrainingModule& module) {
   return states;
 }
 
-void Trainer::load_models(TrainingModule& module, const std::string& checkpoint) {
-  fabric_.load(checkpoint, model_states(module));
-}
-
 std::vector<NamedState> Trainer::states(Saved& saved) {
   std::vector<NamedState> all = model_states(*module_);
   all.insert(all.end(),
