@@ -268,6 +268,7 @@ int64_t Loader::batches() const {
 std::optional<Batch> Loader::next() {
   if (position_.batch == batches()) {
     position_ = {position_.epoch + 1, 0};
+    if (options_.watch) *options_.watch = {};
     return std::nullopt;
   }
   Batch batch;

@@ -154,6 +154,18 @@ TEST_CASE("two models and two optimizers learn a ring") {
   REQUIRE(fsdp.code == 0);
   CHECK(ddp.out.starts_with("mean distance"));
   CHECK(fsdp.out == ddp.out);
+  // Cut over devices, both train on what one device does.
+  const auto distance_of = [](const Outcome& outcome) {
+    INFO(outcome.err);
+    REQUIRE(outcome.code == 0);
+    return std::stod(outcome.out.substr(outcome.out.rfind("ring ") + 5));
+  };
+  const double one = distance_of(run_example("gan", "10"));
+  for (const std::string strategy : {"tp", "pipeline"}) {
+    INFO(strategy);
+    const Outcome cut = run_example("gan", "10", "WEFT_DEVICES=2 WEFT_STRATEGY=" + strategy);
+    CHECK(distance_of(cut) == Approx(one).margin(0.0011));
+  }
 }
 
 TEST_CASE("an autoencoder learns, goes on where it was, and runs on several devices") {

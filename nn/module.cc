@@ -136,6 +136,9 @@ NamedTensors Module::state_dict() const {
 void Module::adapt_state(const std::string&, NamedTensors&) const {}
 
 LoadResult Module::load_state_dict(const NamedTensors& state, const LoadOptions& options) {
+  if (route_.load_state_dict) {
+    if (auto result = route_.load_state_dict(state, options)) return *std::move(result);
+  }
   NamedTensors source = state;
   visit(*this, [&](const std::string& prefix, const Module& module) {
     module.adapt_state(prefix, source);

@@ -17,6 +17,7 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -69,6 +70,9 @@ class Module {
   struct Route {
     std::function<Tensor(const Tensor&)> forward;  // of operator()
     std::function<void()> zero_grad;               // besides what zero_grad() does
+    /// Of load_state_dict(); nothing: the module is to do that itself.
+    std::function<std::optional<LoadResult>(const NamedTensors&, const LoadOptions&)>
+        load_state_dict = {};
   };
   void set_route(Route route) { route_ = std::move(route); }
   bool has_route() const { return route_.forward != nullptr; }

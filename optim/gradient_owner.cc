@@ -1,5 +1,6 @@
 #include "optim/gradient_owner.h"
 
+#include <algorithm>
 #include <mutex>
 #include <unordered_map>
 
@@ -51,6 +52,13 @@ std::shared_ptr<GradientOwner> gradient_owner(const Tensors& parameters) {
     is_owned = is_this_owned;
   }
   return common;
+}
+
+bool has_gradient_owner(const Tensors& parameters) {
+  const std::lock_guard lock(owners().mutex);
+  return !owners().of.empty() && std::ranges::any_of(parameters, [](const Tensor& parameter) {
+    return owners().of.contains(parameter.id());
+  });
 }
 
 }  // namespace weft::optim

@@ -29,5 +29,7 @@ class GradientOwner {
 /// Null: nobody answers for any of them. Throws Error when they have different owners, or one that
 /// is gone.
 std::shared_ptr<GradientOwner> gradient_owner(const Tensors& parameters);
+/// Whether anybody answers for any of them.
+bool has_gradient_owner(const Tensors& parameters);
 
 }  // namespace weft::optim

@@ -17,6 +17,7 @@
 #include "io/json_field.h"
 #include "kernels/op.h"
 #include "optim/capture.h"
+#include "optim/gradient_owner.h"
 
 namespace weft::optim {
 
@@ -107,11 +108,21 @@ void Optimizer::set_lr(double lr) {
   for (ParameterGroup& group : groups_) group["lr"] = lr * group.lr_scale;
 }
 
+/// Alone, an optimizer would take gradients that still carry a loss scale, or those of a model of
+/// which this rank has a part.
+void Optimizer::check_alone(const char* function) const {
+  WEFT_CHECK(is_on_route_ || !has_gradient_owner(parameters()),
+             "{}: {}() on parameters of a model that was set up, without the optimizer; expected "
+             "fabric.setup(model, optimizer)",
+             kind_, function);
+}
+
 void Optimizer::zero_grad() {
   if (route_.zero_grad && !is_on_route_) {
     const ScopedValue on_route(is_on_route_, true);
     return route_.zero_grad();
   }
+  check_alone("zero_grad");
   for (const Tensor& tensor : parameters()) {
     if (tensor.grad().defined()) tensor.set_grad({});
   }
@@ -134,6 +145,7 @@ Optimizer::ParameterState& Optimizer::state_of(const ParameterGroup& group, cons
 
 bool Optimizer::step(double gradient_scale, const kernels::StepGate& gate) {
   if (!route_.step || is_on_route_) {
+    check_alone("step");
     take_step(gradient_scale, gate);
     return true;
   }

@@ -69,7 +69,8 @@ class Optimizer {
   /// the inverse of a loss scale, at no extra pass over memory. A gate decides besides, where the
   /// step runs: nobody waits for it, and the step counts; who learns that the gate was closed calls
   /// retract(). Optimizers whose kernels heed none, and gates on another device, wait.
-  /// False when the step was left out, which only a route does.
+  /// False when the step was left out, which only a route does. Throws Error where its parameters'
+  /// model was set up without it (train/fabric.h), and so does zero_grad().
   bool step(double gradient_scale = 1, const kernels::StepGate& gate = {});
   /// Whether the latest step() was left out: a schedule then stays where it is.
   bool was_skipped() const { return was_skipped_; }
@@ -169,6 +170,7 @@ class Optimizer {
     double gradient_scale;
   };
 
+  void check_alone(const char* function) const;
   bool opens_itself(const kernels::StepGate& gate) const;
   void take_step(double gradient_scale, kernels::StepGate gate);
   ParameterState& state_of(const ParameterGroup& group, const Tensor& parameter, bool captured);

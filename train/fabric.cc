@@ -330,7 +330,19 @@ void Fabric::setup_model(nn::Module& model, const nn::ModelStructure& structure)
              return self.forward(model, x);
            },
        .zero_grad = [fabric,
-                     entry = entry.get()] { alive(fabric, "zero_grad").drop_gradients(*entry); }});
+                     entry = entry.get()] { alive(fabric, "zero_grad").drop_gradients(*entry); },
+       .load_state_dict = [fabric, entry = entry.get()](
+                              const NamedTensors& state,
+                              const nn::LoadOptions& how) -> std::optional<nn::LoadResult> {
+         const Fabric& self = alive(fabric, "load_state_dict");
+         if (entry->is_loading || !self.world_) return {};
+         WEFT_CHECK(how.strict,
+                    "load_state_dict: expected strict = true of a model that was set up on {} "
+                    "ranks; load what is not all of it before setup()",
+                    self.size());
+         load_state(*entry, state);
+         return nn::LoadResult{};
+       }});
   models_.push_back(std::move(entry));
 }
 

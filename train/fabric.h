@@ -16,10 +16,11 @@
 //   fabric.save("model.safetensors");
 //
 // What setup() has taken over knows of the precision, the loss scale and the shards: model(x),
-// optimizer.step() and zero_grad(), model.zero_grad(), and the functions of optim/clip.h. What
-// cannot be led there throws: weft::backward(loss) where the loss has to be scaled or averaged,
-// clipping and steps on gradients that have not been summed over the ranks, add_group(), a step
-// inside a captured graph. A program may set up several models and optimizers.
+// optimizer.step() and zero_grad(), model.zero_grad() and load_state_dict(), and the functions of
+// optim/clip.h. What cannot be led there throws: weft::backward(loss) where the loss has to be
+// scaled or averaged, clipping and steps on gradients that have not been summed over the ranks,
+// steps of an optimizer that was not set up, add_group(), a step inside a captured graph. A program
+// may set up several models and optimizers.
 //
 // Not known to Fabric is what a program calls of a model besides model(x): model.forward(x) and
 // methods of its own. forward(model, function) runs them.
@@ -304,6 +305,7 @@ class Fabric {
     Tensors parameters;                            // of the model
     std::unordered_map<const void*, Tensor> kept;  // what this rank has of each
     std::shared_ptr<void> ownership;               // of the gradients
+    bool is_loading = false;                       // by its strategy
     int local_depth = 0;                           // of no_backward_sync()
     int64_t rounds = 0;                            // of accumulate(), since the last step
     // Where ranks have different samples: what the gradients at hand are.
@@ -324,6 +326,7 @@ class Fabric {
 
   const dist::Sharing& sharing() const;
   std::shared_ptr<dist::Strategy> make_strategy() const;
+  static void load_state(Model& model, const NamedTensors& state);
   Model& only_model(std::string_view function);
   Model& find_model(nn::Module& model, std::string_view function);
   Optimizer& find_optimizer(const optim::Optimizer& optimizer, std::string_view function);

@@ -11,6 +11,7 @@
 #include <set>
 
 #include "autograd/ops.h"
+#include "core/scoped_value.h"
 #include "core/transfer.h"
 #include "dist/strategy/strategy_kind.h"
 #include "io/json_field.h"
@@ -74,8 +75,13 @@ void Fabric::save(const std::string& path) {
 }
 
 void Fabric::load(const std::string& path) {
-  const Model& model = only_model("load");
-  model.strategy->load_model_state(*model.module, io::read_safetensors(path).tensors);
+  load_state(only_model("load"), io::read_safetensors(path).tensors);
+}
+
+/// Each rank keeps its part of the whole model's state.
+void Fabric::load_state(Model& model, const NamedTensors& state) {
+  const ScopedValue is_loading(model.is_loading, true);
+  model.strategy->load_model_state(*model.module, state);
 }
 
 /// The only model of an optimizer that was set up, whose strategy knows its state; null: the
@@ -270,7 +276,7 @@ void Fabric::load_model(const SavedState& from, const std::string& name, nn::Mod
   if (!from.reader) {
     const NamedTensors state = from.tensors_of(name);
     if (!model) module.load_state_dict(state);
-    if (model) model->strategy->load_model_state(module, state);
+    if (model) load_state(*model, state);
     return;
   }
   std::set<std::string> wanted;

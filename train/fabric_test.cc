@@ -72,6 +72,14 @@ std::pair<Tensor, Tensor> rows_of(const Fabric& fabric, int step, int part = -1)
           ops::to(ops::contiguous(ops::narrow(labels, 0, first, rows)), fabric.device())};
 }
 
+nn::ModelStructure structure_of_model(nn::Sequential& model) {
+  nn::ModelStructure structure(nn::wrap_modules<nn::Linear>());
+  structure.mlps = {{dynamic_cast<nn::Linear*>(&model[0]), dynamic_cast<nn::Linear*>(&model[2])}};
+  structure.segments = model.structure().segments;
+  structure.replica = make_model;
+  return structure;
+}
+
 /// Three steps on 12 rows; each data rank takes its share of them.
 Result train(FabricOptions options, const dist::CommunicatorPtr& world, Loop loop) {
   if (loop == Loop::kRounds) options.accumulate = 2;
@@ -80,12 +88,7 @@ Result train(FabricOptions options, const dist::CommunicatorPtr& world, Loop loo
   fabric.seed_everything(1);
   const auto model = make_model();
   optim::AdamW optimizer(model->named_parameters(), {.lr = 0.01});
-  nn::ModelStructure structure(nn::wrap_modules<nn::Linear>());
-  structure.mlps = {
-      {dynamic_cast<nn::Linear*>(&(*model)[0]), dynamic_cast<nn::Linear*>(&(*model)[2])}};
-  structure.segments = model->structure().segments;
-  structure.replica = make_model;
-  fabric.setup(*model, optimizer, structure);
+  fabric.setup(*model, optimizer, structure_of_model(*model));
   Result result;
   for (int step = 0; step < 3; ++step) {
     const bool is_whole = loop == Loop::kPlain || loop == Loop::kFabric;
@@ -193,6 +196,73 @@ TEST_CASE("a plain loop, every strategy: the weights of one device in f64") {
     }
     // By Fabric's words: the same operations.
     CHECK(largest_difference(result, train_ranks(double_options, Loop::kFabric)) == 0);
+  }
+}
+
+TEST_CASE("trap: a model's input has its gradient under every strategy") {
+  const auto gradient = [](const FabricOptions& options, const dist::CommunicatorPtr& world) {
+    Fabric fabric(options);
+    fabric.launch(world);
+    fabric.seed_everything(1);
+    const auto model = make_model();
+    optim::AdamW optimizer(model->named_parameters(), {.lr = 0.01});
+    fabric.setup(*model, optimizer, structure_of_model(*model));
+    const auto [rows, labels] = rows_of(fabric, 0);
+    const Tensor leaf = ops::cast(rows, DType::f64).set_requires_grad(true);
+    // The model's input is a result, as where one model feeds another.
+    fabric.backward(ops::cross_entropy((*model)(leaf * 2.0), labels));
+    return std::pair(leaf.grad(), fabric.data_rank());
+  };
+  const Tensor one = gradient({.precision = "64-true"}, nullptr).first;
+  for (FabricOptions options : every_strategy()) {
+    options.precision = "64-true";
+    INFO(options.strategy.name << " on " << options.devices.count);
+    const auto check = [&](const dist::CommunicatorPtr& world) {
+      const auto [dx, place] = gradient(options, world);
+      WEFT_CHECK(dx.defined(), "no gradient");
+      const NoGrad guard;
+      const int64_t count = dx.size(0);
+      const Tensor expected = ops::narrow(one, 0, place * count, count);
+      const double off = ops::max(ops::abs(dx - expected)).item();
+      WEFT_CHECK(off < 1e-12, "{} off", off);
+    };
+    if (options.strategy.name == "dp") {
+      check(nullptr);
+    } else {
+      dist::run_ranks(options.devices.count, [&](dist::Communicator& c) { check(borrowed(c)); });
+    }
+  }
+}
+
+TEST_CASE("trap: load_state_dict() of a model that was set up loads what is kept") {
+  for (const FabricOptions& options : every_strategy()) {
+    if (options.strategy.name == "dp") continue;
+    INFO(options.strategy.name << " on " << options.devices.count);
+    dist::run_ranks(options.devices.count, [&](dist::Communicator& c) {
+      Fabric fabric(options);
+      fabric.launch(borrowed(c));
+      const auto model = make_model(), other = make_model();
+      optim::SGD optimizer(model->named_parameters(), {.lr = 0});
+      fabric.setup(*model, optimizer, structure_of_model(*model));
+      NamedTensors state = other->state_dict();
+      for (auto& [name, tensor] : state) tensor = Tensor::full(tensor.shape(), 0.25);
+      model->load_state_dict(state);
+      // A step takes the model back to what its parts say.
+      const auto [x, labels] = rows_of(fabric, 0);
+      fabric.backward(ops::cross_entropy((*model)(x), labels));
+      optimizer.step();
+      const NamedTensors whole = fabric.strategy().model_state(*model);
+      for (const auto& [name, tensor] : whole) {
+        for (double v : tensor.to_vector()) WEFT_CHECK(v == 0.25, "{}: {}", name, v);
+      }
+      bool throws = false;
+      try {
+        model->load_state_dict(state, {.strict = false});
+      } catch (const Error& error) {
+        throws = std::string(error.what()).find("before setup()") != std::string::npos;
+      }
+      WEFT_CHECK(throws, "load_state_dict() that is not strict");
+    });
   }
 }
 
@@ -372,6 +442,9 @@ TEST_CASE("trap: what cannot be led to the precision and the shards throws") {
       optim::AdamW stranger(other->named_parameters(), {});
       expect("is of no model that was set up", [&] { fabric.setup_optimizer(stranger); });
       expect("of an optimizer that was not set up", [&] { fabric.step(stranger); });
+      optim::AdamW beside(model->named_parameters(), {});
+      expect("expected fabric.setup(model, optimizer)", [&] { beside.step(); });
+      expect("expected fabric.setup(model, optimizer)", [&] { beside.zero_grad(); });
       // The last: it leaves the reduction unfinished.
       expect("call fabric.backward(loss)", [&] { backward(ops::sum((*model)(x))); });
     }
@@ -520,6 +593,11 @@ TEST_CASE("all_gather has a gradient; gather_for_metrics has each sample once") 
         }
         WEFT_CHECK(seen == std::vector<double>({1, 2, 3, 4, 5, 6}) && batches == (splits ? 2 : 1),
                    "{} samples in {} batches", seen.size(), batches);
+        // Behind the epoch there is no batch to have fillers, or to be the last.
+        const Tensor rank = Tensor::full({1}, static_cast<double>(c.rank()));
+        WEFT_CHECK(shares.gather_for_metrics(rank).to_vector() == std::vector<double>({0, 1, 2}),
+                   "behind the epoch");
+        WEFT_CHECK(!shares.latest_batch().is_last, "behind the epoch");
       }
     }
   });
@@ -541,6 +619,8 @@ TEST_CASE("a loader is set up where it stands, and shares each of its samples on
         WEFT_CHECK(batch->size() > 0, "an empty share");
         samples += fabric.gather_for_metrics(batch->labels).numel();
       }
+      WEFT_CHECK(!fabric.latest_batch().is_last && fabric.latest_batch().fillers == 0,
+                 "behind the epoch");
       WEFT_CHECK(samples == size, "{} of {}", samples, size);
     }
   });

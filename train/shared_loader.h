@@ -88,7 +88,10 @@ class SharedLoader {
     if (!ahead_) ahead_ = read();
     std::vector<Batch> round = std::move(*ahead_);
     ahead_.reset();
-    if (round.empty()) return std::nullopt;
+    if (round.empty()) {
+      if (options_.watch) *options_.watch = {};
+      return std::nullopt;
+    }
     // Where fewer came the source has said that it is at its end, and would begin anew.
     const bool is_full = static_cast<int>(round.size()) == options_.batches;
     ahead_ = is_full ? read() : std::vector<Batch>();

@@ -144,6 +144,7 @@ class Pipeline::Engine : public std::enable_shared_from_this<Engine> {
     if (grad_enabled()) broadcast_buffers();
     std::vector<int64_t> counts = split_evenly(x.size(0), static_cast<int>(options_.micro_batches));
     std::erase(counts, 0);
+    const bool has_dx = is_recording({x});
     const auto flights = std::make_shared<std::vector<Flight>>();
     Tensors outputs;
     int64_t begin = 0;
@@ -153,7 +154,7 @@ class Pipeline::Engine : public std::enable_shared_from_this<Engine> {
     for (int64_t count : counts) {
       generator() = {position.seed, stream, position.offset};
       stream += uint64_t{1} << 48;
-      Flight flight = forward(ops::narrow(detach(x), 0, begin, count));
+      Flight flight = forward(ops::narrow(detach(x), 0, begin, count), has_dx);
       drawn = std::max(drawn, generator().offset);
       begin += count;
       if (is_last()) {
@@ -176,19 +177,23 @@ class Pipeline::Engine : public std::enable_shared_from_this<Engine> {
       options_.stages->broadcast(y, stages() - 1).wait();
     }
     // Gradients of parameters are added where they lie.
-    return record("pipeline", {anchor_like(y)}, y, {},
-                  [self = shared_from_this(), flights, counts](const Backward& b) -> Tensors {
+    return record("pipeline", {anchor_like(y), x}, y, {},
+                  [self = shared_from_this(), flights, counts, has_dx, shape = x.shape(),
+                   dtype = x.dtype()](const Backward& b) -> Tensors {
                     b.require_no_graph();
                     int64_t begin = 0;
+                    Tensors parts;
                     for (size_t i = 0; i < flights->size(); ++i) {
                       const Tensor dy = ops::contiguous(ops::narrow(b.dy(), 0, begin, counts[i]));
                       begin += counts[i];
-                      self->backward((*flights)[i], dy);
+                      const Tensor part = self->backward((*flights)[i], dy, has_dx);
+                      if (has_dx && self->is_first()) parts.push_back(part);
                       (*flights)[i] = {};
                     }
                     if (self->synchronizes_) self->reduce_gradients();
                     self->settle();
-                    return {Tensor::zeros({1}, b.dy().dtype(), b.dy().device())};
+                    return {Tensor::zeros({1}, b.dy().dtype(), b.dy().device()),
+                            has_dx ? self->on_all_stages(parts, shape, dtype) : Tensor()};
                   });
   }
 
@@ -289,16 +294,18 @@ class Pipeline::Engine : public std::enable_shared_from_this<Engine> {
     }
   }
 
-  Flight forward(const Tensor& input) {
+  /// `has_dx`: also the first stage's input has a gradient.
+  Flight forward(const Tensor& input, bool has_dx = false) {
     Flight flight;
     flight.in = is_first() ? input : receive();
-    flight.out = is_first() ? flight.in : watched(flight.in, flight.dx);
+    flight.out = is_first() && !has_dx ? flight.in : watched(flight.in, flight.dx);
     for (size_t i = first_; i < end_; ++i) flight.out = segments_[i].forward(flight.out);
     return flight;
   }
 
-  /// `dy` is the last stage's; the others get theirs from the next.
-  void backward(const Flight& flight, const Tensor& last_dy) {
+  /// `dy` is the last stage's; the others get theirs from the next. Returns the gradient of the
+  /// stage's input, which went to the stage before.
+  Tensor backward(const Flight& flight, const Tensor& last_dy, bool has_dx = false) {
     Tensor dy = last_dy;
     if (!is_last()) {
       const NoGrad guard;
@@ -306,12 +313,22 @@ class Pipeline::Engine : public std::enable_shared_from_this<Engine> {
       backward_in_->recv(dy, 1).wait();
     }
     if (flight.out.requires_grad()) weft::backward(flight.out, dy);
-    if (is_first()) return;
+    if (is_first() && !has_dx) return {};
     const NoGrad guard;
     const Tensor dx =
         flight.dx->defined() ? ops::contiguous(*flight.dx) : ops::zeros_like(flight.in);
     *flight.dx = {};
-    sent_.push_back(backward_out_->send(dx, 0));
+    if (!is_first()) sent_.push_back(backward_out_->send(dx, 0));
+    return dx;
+  }
+
+  /// The gradient of the model's input, whose parts the first stage has: what comes before the
+  /// model in a program's own graph, every stage computes.
+  Tensor on_all_stages(const Tensors& parts, const Shape& shape, DType dtype) {
+    const NoGrad guard;
+    const Tensor dx = is_first() ? ops::cat(parts, 0) : Tensor::empty(shape, dtype, device_);
+    options_.stages->broadcast(dx, 0).wait();
+    return dx;
   }
 
   void send_on(const Tensor& y) {

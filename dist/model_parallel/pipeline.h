@@ -56,7 +56,8 @@ class Pipeline {
   void run(const MicroBatches& batches);
 
   /// The model's output on x, cut into micro-batches, on every stage. Every stage computes the same
-  /// loss of it and calls backward(), which is GPipe's second half.
+  /// loss of it and calls backward(), which is GPipe's second half whatever the schedule. Where x
+  /// requires a gradient, on every stage, each gets it.
   Tensor operator()(const Tensor& x);
   /// While the result lives, operator()'s gradients are not summed over the data group.
   std::shared_ptr<void> no_sync();

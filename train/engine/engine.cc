@@ -81,9 +81,11 @@ void Engine::step() {
   WEFT_CHECK(has_gradients_, "engine: step() without a backward() since the one before");
   const bool is_boundary = is_gradient_accumulation_boundary();
   ++micro_steps_;
+  ++micro_steps_of_step_;
   has_gradients_ = false;
   was_step_applied_ = false;
   if (!is_boundary) return;
+  micro_steps_of_step_ = 0;
   grad_norm_ = config_.clip_norm > 0 ? fabric_->clip_gradients(*optimizer_, config_.clip_norm)
                                      : optim::grad_norm(model_.parameters());
   was_step_applied_ = fabric_->step(*optimizer_);
@@ -131,9 +133,11 @@ std::string Engine::state_path(const std::string& directory, const std::string& 
 }
 
 void Engine::save_checkpoint(const std::string& directory, EngineCheckpoint checkpoint) {
-  WEFT_CHECK(!has_gradients_ && micro_steps_ % config_.accumulate == 0,
-             "engine: save_checkpoint() in the middle of a step, after {} of {} micro-batches",
-             micro_steps_ % config_.accumulate, config_.accumulate);
+  const int64_t pending = micro_steps_of_step_ + has_gradients_;
+  WEFT_CHECK(pending == 0,
+             "engine: save_checkpoint() in the middle of a step, {} micro-batches behind the last "
+             "boundary; expected it behind a step() at a boundary",
+             pending);
   const std::string tag =
       checkpoint.tag.empty() ? fmt::format("global_step{}", global_steps_) : checkpoint.tag;
   const std::string path = state_path(directory, tag);

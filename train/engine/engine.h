@@ -122,6 +122,7 @@ class Engine {
   std::shared_ptr<void> local_;  // gradients stay on their rank while it lives
   std::optional<bool> boundary_;
   bool has_gradients_ = false, was_step_applied_ = false;
+  int64_t micro_steps_of_step_ = 0;  // whose gradients have added up since the last boundary
   int64_t micro_steps_ = 0, global_steps_ = 0, skipped_steps_ = 0, global_samples_ = 0;
   std::optional<double> grad_norm_;
 };

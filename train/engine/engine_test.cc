@@ -175,6 +175,26 @@ TEST_CASE("an engine that goes on from its checkpoint ends with the same bits") 
   CHECK_THROWS_WITH(continued.save_checkpoint(directory), Contains("in the middle of a step"));
 }
 
+TEST_CASE("a boundary set by hand says where an engine's step ends, to its checkpoints, too") {
+  const std::string directory = fresh("boundary");
+  const auto model = make_model();
+  Engine engine(*model, config(1, {{"gradient_accumulation_steps", 2}}));
+  const auto micro_batch = [&] {
+    const auto [x, labels] = rows(0, 0, 4);
+    engine.backward(ops::cross_entropy(engine(x), labels));
+    engine.step();
+  };
+  engine.set_gradient_accumulation_boundary(true);
+  micro_batch();
+  CHECK(engine.was_step_applied());
+  CHECK_NOTHROW(engine.save_checkpoint(directory));
+  engine.set_gradient_accumulation_boundary(false);
+  for (int i = 0; i < 2; ++i) {
+    micro_batch();
+    CHECK_THROWS_WITH(engine.save_checkpoint(directory), Contains("in the middle of a step"));
+  }
+}
+
 TEST_CASE("an engine's checkpoint that is damaged is named") {
   const std::string directory = fresh("damaged");
   const auto model = make_model();

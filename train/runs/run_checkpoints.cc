@@ -63,7 +63,7 @@ void RunCheckpoints::take_up(const Checkpoint& start, Trainer& trainer, nn::Modu
     fabric.load(latest_.string(),
                 {{"model", &model}, {"optimizer", &trainer.optimizer()}, {"fp8", &fp8}});
   } else {
-    if (!start.model.empty()) fabric.strategy().load_model_state(model, start.model);
+    if (!start.model.empty()) model.load_state_dict(start.model);
     NamedTensors optimizer;
     for (const auto& [name, tensor] : start.optimizer) {
       const bool is_fp8 = name.find(kFp8Key) != std::string::npos;
