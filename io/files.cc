@@ -9,6 +9,7 @@
 #include <zlib.h>
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <cerrno>
 #include <chrono>
@@ -18,7 +19,6 @@
 #include <system_error>
 #include <thread>
 #include <utility>
-#include <vector>
 
 #include "core/error.h"
 
@@ -119,10 +119,10 @@ std::string read_text(const Path& path) {
   return {reinterpret_cast<const char*>(file.bytes().data()), file.bytes().size()};
 }
 
-MappedFile::MappedFile(const Path& path) {
+MappedFile::MappedFile(Path path) : path_(std::move(path)) {
   // Without O_NONBLOCK a pipe's name would wait for a writer.
-  const int descriptor = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-  if (descriptor < 0) fail_with_errno("read", path);
+  const int descriptor = ::open(path_.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+  if (descriptor < 0) fail_with_errno("read", path_);
   struct stat status;
   int error = ::fstat(descriptor, &status) != 0 ? errno : 0;
   if (error == 0 && S_ISDIR(status.st_mode)) error = EISDIR;
@@ -143,29 +143,26 @@ MappedFile::MappedFile(const Path& path) {
     return;
   }
   ::close(descriptor);
-  if (error != 0) fail_with_errno("read", path, error);
-  WEFT_FAIL("cannot read {}: not a regular file", path.string());
+  if (error != 0) fail_with_errno("read", path_, error);
+  WEFT_FAIL("cannot read {}: not a regular file", path_.string());
 }
 
-std::string MappedFile::checksum_around(size_t offset) const {
-  WEFT_ASSERT(offset + kNoChecksum.size() <= size_);
-  // Read and not looked at through the mapping, whose pages would all come into memory.
-  std::vector<char> part(size_t{1} << 18);
-  uint32_t crc32 = 0;
-  for (size_t begin = 0; begin < size_;) {
-    const ssize_t n = ::pread(descriptor_, part.data(), std::min(part.size(), size_ - begin),
-                              static_cast<off_t>(begin));
+uint32_t MappedFile::crc32_of(std::span<const std::byte> part, uint32_t before) const {
+  WEFT_ASSERT(part.empty() || (part.data() >= data_ && part.size() <= size_ &&
+                               part.data() - data_ <= static_cast<ptrdiff_t>(size_ - part.size())));
+  std::array<std::byte, size_t{1} << 16> piece;
+  uint32_t crc32 = before;
+  for (size_t done = 0; done < part.size();) {
+    const size_t most = std::min(piece.size(), part.size() - done);
+    const off_t offset = part.data() - data_ + static_cast<off_t>(done);
+    const ssize_t n = ::pread(descriptor_, piece.data(), most, offset);
     if (n < 0 && errno == EINTR) continue;
-    if (n <= 0)
-      WEFT_FAIL("cannot read a file: {}", n < 0 ? std::strerror(errno) : "it was cut short");
-    const size_t end = begin + static_cast<size_t>(n);
-    for (size_t i = 0; i < kNoChecksum.size(); ++i) {
-      if (offset + i >= begin && offset + i < end) part[offset + i - begin] = kNoChecksum[i];
-    }
-    crc32 = crc32_of(std::as_bytes(std::span(part.data(), end - begin)), crc32);
-    begin = end;
+    if (n < 0) fail_with_errno("read", path_);
+    WEFT_CHECK(n > 0, "cannot read {}: it was cut short", path_.string());
+    crc32 = io::crc32_of(std::span(piece).first(static_cast<size_t>(n)), crc32);
+    done += static_cast<size_t>(n);
   }
-  return checksum_text(crc32);
+  return crc32;
 }
 
 MappedFile::~MappedFile() {
@@ -180,11 +177,11 @@ uint32_t crc32_of(std::span<const std::byte> bytes, uint32_t before) {
 
 std::string checksum_text(uint32_t crc32) { return fmt::format("{:08x}", crc32); }
 
-std::string checksum_around(std::span<const std::byte> bytes, size_t offset) {
+std::string checksum_around(std::span<const std::byte> bytes, size_t offset, const Crc32Of& crc32) {
   WEFT_ASSERT(offset + kNoChecksum.size() <= bytes.size());
-  uint32_t crc32 = crc32_of(bytes.first(offset));
-  crc32 = crc32_of(std::as_bytes(std::span(kNoChecksum)), crc32);
-  return checksum_text(crc32_of(bytes.subspan(offset + kNoChecksum.size()), crc32));
+  uint32_t sum = crc32(bytes.first(offset), 0);
+  sum = crc32_of(std::as_bytes(std::span(kNoChecksum)), sum);
+  return checksum_text(crc32(bytes.subspan(offset + kNoChecksum.size()), sum));
 }
 
 void make_directories(const Path& path) {

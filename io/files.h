@@ -57,16 +57,19 @@ std::string read_text(const Path& path);
 /// short meanwhile makes reading them fault; writers here replace files and never shorten them.
 class MappedFile {
  public:
-  explicit MappedFile(const Path& path);
+  explicit MappedFile(Path path);
   ~MappedFile();
   MappedFile(const MappedFile&) = delete;
   MappedFile& operator=(const MappedFile&) = delete;
 
+  const Path& path() const { return path_; }
   std::span<std::byte> bytes() const { return {data_, size_}; }
-  /// checksum_around(bytes(), offset) of the file, with little of it in memory at a time.
-  std::string checksum_around(size_t offset) const;
+  /// io::crc32_of(part, before) of a part of bytes() as the file has it: read and not looked at
+  /// through the mapping, whose pages would all come into memory and stay there.
+  uint32_t crc32_of(std::span<const std::byte> part, uint32_t before = 0) const;
 
  private:
+  Path path_;
   int descriptor_ = -1;
   std::byte* data_ = nullptr;
   size_t size_ = 0;
@@ -75,8 +78,11 @@ class MappedFile {
 uint32_t crc32_of(std::span<const std::byte> bytes, uint32_t before = 0);
 /// Eight hexadecimal digits, as checksums are written.
 std::string checksum_text(uint32_t crc32);
+/// How a file's bytes are summed: crc32_of, of a mapped file its own.
+using Crc32Of = std::function<uint32_t(std::span<const std::byte> bytes, uint32_t before)>;
 /// The checksum of a file that holds its own at `offset`, which counts as eight zeros there.
-std::string checksum_around(std::span<const std::byte> bytes, size_t offset);
+std::string checksum_around(std::span<const std::byte> bytes, size_t offset,
+                            const Crc32Of& crc32 = crc32_of);
 inline constexpr std::string_view kNoChecksum = "00000000";
 
 // Of std::filesystem's functions, with Error and the hook below.

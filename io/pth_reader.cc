@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <bit>
 #include <cstring>
+#include <functional>
 #include <unordered_map>
 #include <unordered_set>
 
@@ -66,8 +67,9 @@ void widen(const std::byte* from, size_t count, int32_t* to) {
 
 class PthReader {
  public:
-  PthReader(std::span<std::byte> bytes, std::shared_ptr<void> owner, const std::string& file)
-      : bytes_(bytes), owner_(std::move(owner)), file_(file) {}
+  PthReader(std::span<std::byte> bytes, std::shared_ptr<void> owner, const std::string& file,
+            Crc32Of crc32)
+      : bytes_(bytes), owner_(std::move(owner)), file_(file), crc32_(std::move(crc32)) {}
 
   PthFile read();
 
@@ -99,6 +101,7 @@ class PthReader {
   const std::span<std::byte> bytes_;
   const std::shared_ptr<void> owner_;
   const std::string& file_;
+  const Crc32Of crc32_;
   std::string root_;  // of the archive's names, with its slash
   std::vector<ZipEntry> entries_;
   std::unordered_map<std::string_view, const ZipEntry*> by_name_;
@@ -165,7 +168,7 @@ PthFile PthReader::read() {
              file_);
   open_archive();
   const ZipEntry& data = *by_name_.at(root_ + "data.pkl");
-  check_crc(data, file_);
+  check_crc(data, file_, crc32_);
   std::vector<std::string_view> globals = {kRebuildTensor, kRebuildParameter};
   for (const StorageType& type : kStorageTypes) globals.push_back(type.global);
   pickle_ = read_pickle(data.data, globals, file_ + ": data.pkl");
@@ -302,7 +305,7 @@ PthReader::LoadedStorage PthReader::load_storage(const std::string& key, const S
   check(count <= entry.data.size() / type.itemsize && count * type.itemsize == entry.data.size(),
         "entry {} holds {} bytes, not the {} of {} elements", quote(entry.name), entry.data.size(),
         fmt::format("{} * {}", numel, type.itemsize), numel);
-  check_crc(entry, file_);
+  check_crc(entry, file_, crc32_);
   std::byte* data = entry.data.data();
   if (type.dtype == DType::boolean) {
     const auto wrong =
@@ -334,13 +337,15 @@ bool looks_like_pth(std::span<const std::byte> bytes) {
 }
 
 PthFile read_pth(std::span<std::byte> bytes, std::shared_ptr<void> owner, const std::string& file) {
-  return PthReader(bytes, std::move(owner), file).read();
+  return PthReader(bytes, std::move(owner), file, crc32_of).read();
 }
 
-PthFile read_pth(const Path& path) {
-  auto mapping = std::make_shared<MappedFile>(path);
-  const std::span<std::byte> bytes = mapping->bytes();
-  return read_pth(bytes, std::move(mapping), path.string());
+PthFile read_pth(const std::shared_ptr<MappedFile>& file) {
+  const std::string name = file->path().string();
+  return PthReader(file->bytes(), file, name, std::bind_front(&MappedFile::crc32_of, file.get()))
+      .read();
 }
+
+PthFile read_pth(const Path& path) { return read_pth(std::make_shared<MappedFile>(path)); }
 
 }  // namespace weft::io

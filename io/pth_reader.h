@@ -36,6 +36,9 @@ struct PthFile {
 /// storages that must be copied, i8 and i16 as i32.
 PthFile read_pth(const Path& path);
 
+/// The same of a file that is mapped already.
+PthFile read_pth(const std::shared_ptr<MappedFile>& file);
+
 /// The same of a file's bytes in memory, which `owner` keeps alive. Errors name `file`.
 PthFile read_pth(std::span<std::byte> bytes, std::shared_ptr<void> owner, const std::string& file);
 

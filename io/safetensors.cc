@@ -240,13 +240,10 @@ Tensor tensor_over(const std::shared_ptr<void>& owner, std::byte* data, const En
                          entry.dtype);
 }
 
-/// The file's checksum without what stands at an offset.
-using ChecksumAround = std::function<std::string(size_t offset)>;
-
 /// Throws Error where the metadata hold a checksum that is not the file's. One flipped bit leaves
 /// either the key or the value as it was.
-void verify_checksum(std::string_view header, const Metadata& metadata, const std::string& file,
-                     const ChecksumAround& checksum_around) {
+void verify_checksum(std::span<const std::byte> bytes, std::string_view header,
+                     const Metadata& metadata, const std::string& file, const Crc32Of& crc32) {
   for (const auto& [key, value] : metadata) {
     if (key != kChecksumKey && !value.starts_with(kChecksumPrefix)) continue;
     const size_t at = header.find(value);
@@ -254,7 +251,7 @@ void verify_checksum(std::string_view header, const Metadata& metadata, const st
         at == header.npos || value.size() != kChecksumPrefix.size() + kNoChecksum.size()
             ? "unknown"
             : std::string(kChecksumPrefix) +
-                  checksum_around(kLengthBytes + at + kChecksumPrefix.size());
+                  checksum_around(bytes, kLengthBytes + at + kChecksumPrefix.size(), crc32);
     WEFT_CHECK(key == kChecksumKey && found == value,
                "{} is damaged: its checksum is {}, {} {} was written", file, found, quote(key),
                quote(value));
@@ -292,7 +289,7 @@ void write_data(FileWriter& writer, const Tensor& tensor) {
 }
 
 SafeTensors read(std::span<std::byte> bytes, const std::shared_ptr<void>& owner,
-                 const std::string& file, const ChecksumAround& checksum_around) {
+                 const std::string& file, const Crc32Of& crc32) {
   WEFT_CHECK(bytes.size() >= kLengthBytes,
              "{}: not a safetensors file: {} bytes, too short for the header's length", file,
              bytes.size());
@@ -322,7 +319,7 @@ SafeTensors read(std::span<std::byte> bytes, const std::shared_ptr<void>& owner,
   std::ranges::stable_sort(entries, {}, &Entry::offsets);
   const std::span<std::byte> data = bytes.subspan(kLengthBytes + header_bytes);
   check_layout(file, entries, data.size());
-  verify_checksum({header, header_bytes}, result.metadata, file, checksum_around);
+  verify_checksum(bytes, {header, header_bytes}, result.metadata, file, crc32);
   result.metadata.erase(kChecksumKey);
 
   result.tensors.reserve(entries.size());
@@ -336,14 +333,17 @@ SafeTensors read(std::span<std::byte> bytes, const std::shared_ptr<void>& owner,
 }  // namespace
 
 SafeTensors read_safetensors(const Path& path) {
-  const auto mapping = std::make_shared<MappedFile>(path);
-  return read(mapping->bytes(), mapping, path.string(),
-              [&](size_t offset) { return mapping->checksum_around(offset); });
+  return read_safetensors(std::make_shared<MappedFile>(path));
+}
+
+SafeTensors read_safetensors(const std::shared_ptr<MappedFile>& file) {
+  return read(file->bytes(), file, file->path().string(),
+              std::bind_front(&MappedFile::crc32_of, file.get()));
 }
 
 SafeTensors read_safetensors(std::span<std::byte> bytes, std::shared_ptr<void> owner,
                              const std::string& file) {
-  return read(bytes, owner, file, [&](size_t offset) { return checksum_around(bytes, offset); });
+  return read(bytes, owner, file, crc32_of);
 }
 
 namespace {

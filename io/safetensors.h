@@ -30,12 +30,16 @@ struct SafeTensors {
 
 /// Reads a file. The tensors are views of the file's memory mapping, read from disk when touched
 /// and private to this process when changed; only those that lie at an address unfit for their
-/// dtype are copied. The mapping lives as long as any of them.
+/// dtype are copied. The mapping lives as long as any of them. Verifying a checksum reads the whole
+/// file once and keeps none of it in memory.
 ///
 /// Throws Error naming the file and the tensor or field for whatever the format forbids, for a
 /// checksum of ours that is not the file's, and for dtypes and ranks that Weft lacks. Memory used
 /// before that is at most 24 times the header, which may have 100 MB.
 SafeTensors read_safetensors(const Path& path);
+
+/// The same of a file that is mapped already.
+SafeTensors read_safetensors(const std::shared_ptr<MappedFile>& file);
 
 /// The same of a file's bytes in memory, which `owner` keeps alive. Errors name `file`.
 SafeTensors read_safetensors(std::span<std::byte> bytes, std::shared_ptr<void> owner,

@@ -275,7 +275,7 @@ bool is_sharded_state(const Path& directory) {
 class ShardedReader::File {
  public:
   File(const Path& directory, const ShardIndex::File& expected) : path_(directory / expected.name) {
-    auto mapping = std::make_shared<MappedFile>(path_);
+    const auto mapping = std::make_shared<MappedFile>(path_);
     const std::span<std::byte> bytes = mapping->bytes();
     WEFT_CHECK(bytes.size() == expected.bytes, "{} is damaged: it has {} bytes, {} were written",
                path_.string(), bytes.size(), expected.bytes);
@@ -283,7 +283,7 @@ class ShardedReader::File {
     WEFT_CHECK(found == expected.header_checksum,
                "{} is damaged, or of another save: its header's CRC-32 is {}, {} was written",
                path_.string(), found, expected.header_checksum);
-    for (auto& [key, tensor] : read_safetensors(bytes, mapping, path_.string()).tensors) {
+    for (auto& [key, tensor] : read_safetensors(mapping).tensors) {
       slices_.emplace(key, Slice{tensor});
     }
   }

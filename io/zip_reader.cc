@@ -220,9 +220,9 @@ void check_stored(const ZipEntry& entry, const std::string& file) {
              file, quote(entry.name), entry.method);
 }
 
-void check_crc(const ZipEntry& entry, const std::string& file) {
+void check_crc(const ZipEntry& entry, const std::string& file, const Crc32Of& crc32) {
   if (entry.crc32 == 0) return;
-  const uint32_t crc = crc32_of(entry.data);
+  const uint32_t crc = crc32(entry.data, 0);
   WEFT_CHECK(crc == entry.crc32, "{}: entry {} is damaged: its CRC-32 is {:08x}, expected {:08x}",
              file, quote(entry.name), crc, entry.crc32);
 }

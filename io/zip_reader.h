@@ -14,6 +14,8 @@
 #include <string>
 #include <vector>
 
+#include "io/files.h"
+
 namespace weft::io {
 
 struct ZipEntry {
@@ -33,6 +35,6 @@ void check_stored(const ZipEntry& entry, const std::string& file);
 
 /// Throws Error naming a stored entry when its data does not have its CRC-32. torch.save can be
 /// told not to compute them; entries without one pass.
-void check_crc(const ZipEntry& entry, const std::string& file);
+void check_crc(const ZipEntry& entry, const std::string& file, const Crc32Of& crc32);
 
 }  // namespace weft::io

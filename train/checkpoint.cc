@@ -144,7 +144,7 @@ void verify(const io::Path& path, const json& files, const io::Path& state_file)
   WEFT_CHECK(file.bytes().size() == bytes, "{} is damaged: it has {} bytes, {} were written",
              path.string(), file.bytes().size(), bytes);
   const auto written = field<std::string>(expected, "crc32", state_file);
-  const std::string found = io::checksum_text(io::crc32_of(file.bytes()));
+  const std::string found = io::checksum_text(file.crc32_of(file.bytes()));
   WEFT_CHECK(found == written, "{} is damaged: its CRC-32 is {}, {} was written", path.string(),
              found, written);
 }

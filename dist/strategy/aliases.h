@@ -2,10 +2,11 @@
 //
 //   named_here({.name = "deepspeed_stage_3_offload"})   // zero3 with cpu_offload
 //
-// Lightning Fabric: ddp_find_unused_parameters_true, ddp_spawn, fsdp_cpu_offload, deepspeed,
-// deepspeed_stage_N and deepspeed_stage_N_offload. Accelerate: NO, MULTI_GPU, MULTI_CPU, FSDP,
-// DEEPSPEED, and FSDP's FULL_SHARD, SHARD_GRAD_OP, NO_SHARD, HYBRID_SHARD. DeepSpeed: zero_0 to
-// zero_3. In any case of letters, with - or _.
+// Lightning Fabric: ddp_spawn, ddp_fork, ddp_notebook, these and ddp with
+// _find_unused_parameters_true or _false, fsdp_cpu_offload, deepspeed, deepspeed_stage_1 to 3, each
+// with _offload. Accelerate: NO, MULTI_GPU, MULTI_CPU, FSDP, DEEPSPEED, and FSDP's FULL_SHARD,
+// SHARD_GRAD_OP, NO_SHARD, HYBRID_SHARD, HYBRID_SHARD_ZERO2. DeepSpeed: zero_0 to zero_3. In any
+// case of letters, with - or _.
 #pragma once
 
 #include "dist/strategy/options.h"
@@ -13,7 +14,8 @@
 namespace weft::dist {
 
 /// The same under a name of strategy.inc, or "auto", and with the settings that the name implies.
-/// Throws Error for an unknown name: it lists ours, and names the nearest of all.
+/// Throws Error for an unknown name: it lists ours, and names the nearest of all. Offloading to
+/// NVMe, which does not exist here, is an Error of its own.
 StrategyOptions named_here(const StrategyOptions& options);
 
 /// What a state is saved as, "full" or "sharded", by these names, FSDP's (SHARDED_STATE_DICT) or

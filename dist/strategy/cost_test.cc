@@ -53,6 +53,10 @@ TEST_CASE("terms in P are those of the ZeRO paper") {
 TEST_CASE("traffic is that of rings over padded sizes") {
   const ModelLayout model = layout(1000, 4);
   CHECK(find_strategy("ddp").sent_bytes(model, sharing_of("ddp", 4)) == 2 * 3 * 4000 / 4 * 4);
+  for (const char* narrow : {"bf16", "fp16"}) {
+    const Sharing half = sharing_of({.name = "ddp", .compress_dtype = narrow}, 4);
+    CHECK(find_strategy("ddp").sent_bytes(model, half) == 2 * 3 * 4000 / 4 * 2);
+  }
   CHECK(find_strategy("zero2").sent_bytes(model, sharing_of("zero2", 4)) == 2 * 3 * 4000 / 4 * 4);
   // Four units forward, two of them again: the last two are still there.
   CHECK(unshard_order(model) == std::vector<int>{0, 1, 2, 3, 1, 0});
@@ -250,6 +254,13 @@ TEST_CASE("a step's timeline hides what its schedule allows") {
   CHECK(ddp.end == Approx(12.5));
   CHECK(ddp.hidden_share(12.5) == Approx(1));
   CHECK(ddp.hidden_share(14) == Approx(0));
+  // Compressed, a bucket is half as long on its way.
+  const GroupSeconds by_bytes{.replicate = [](Collective, double bytes) { return bytes / 8000; }};
+  const auto reducing = [&](const Sharing& sharing) {
+    return find_strategy("ddp").timeline({{model, work}}, sharing, by_bytes, buckets).communication;
+  };
+  CHECK(reducing(sharing_of("ddp", 2)) == Approx(2));
+  CHECK(reducing(sharing_of({.name = "ddp", .compress_dtype = "bf16"}, 2)) == Approx(1));
   // fsdp: the first unsharding and the last reduction are seen.
   const Timeline fsdp =
       find_strategy("fsdp").timeline({{model, work}}, sharing_of("fsdp", 2), fast);

@@ -16,7 +16,7 @@ struct StrategyOptions {
   bool sequence_parallel = false;  // tokens are dealt out between cut layers
   bool parallel_head = false;      // the head, and with it the loss, is cut by classes
   int pipeline_stages = 0;         // 0: all devices
-  Schedule schedule = Schedule::k1F1B;  // of a pipeline; the others leave it alone
+  Schedule schedule = Schedule::k1F1B;  // of a pipeline
   int micro_batches = 0;                // of a pipeline's batch; 0: two per stage
   bool cpu_offload = false;             // see FsdpOptions, as
   bool offload_optimizer = false;       // this
@@ -55,6 +55,7 @@ enum class Settings : uint32_t {
   kUnits = 1 << 9,           // wrap, no_prefetch
   kResharding = 1 << 10,     // shard_grad_op, resident_units
   kOffloadOptimizer = 1 << 11,
+  kSchedule = 1 << 12,
 };
 constexpr Settings operator|(Settings a, Settings b) {
   return static_cast<Settings>(static_cast<uint32_t>(a) | static_cast<uint32_t>(b));

@@ -26,9 +26,10 @@ Sharing with_bytes(const StrategyOptions& options, Sharing sharing);
 /// one.
 WrapPolicy wrap_policy(const std::string& wrap, const WrapPolicy& own);
 
-/// Gradients are summed, whatever `options` say.
+/// Gradients are summed, whatever `options` say. `travels_in` is what options.hook sends.
 std::unique_ptr<Strategy> make_ddp(CommunicatorPtr data,
-                                   const DdpOptions& options = {.gradient_as_bucket_view = true});
+                                   const DdpOptions& options = {.gradient_as_bucket_view = true},
+                                   DType travels_in = DType::f32);
 /// fsdp, zero1-3, hsdp. Gradients are summed. `wrap` as in StrategyOptions.
 std::unique_ptr<Strategy> make_sharded(const std::string& name, const FsdpOptions& options,
                                        const std::string& wrap = "");

@@ -70,11 +70,17 @@ void check_settings(const StrategyKind& kind, const StrategyOptions& options, in
   WEFT_CHECK(devices > 0, "devices must be positive, got {}", devices);
   WEFT_CHECK(kind.devices != StrategyKind::Devices::kOne || devices == 1,
              "strategy {} runs on one device, got {}; choose ddp or fsdp", kind.name, devices);
+  const auto check_own = [&](Settings setting, const char* flag, bool is_default) {
+    WEFT_CHECK(is_default || contains(kind.settings, setting), "{} is a setting of {}, not of {}",
+               flag, strategies_with(setting), kind.name);
+  };
+  // Of its own type, it is not in the list.
+  check_own(Settings::kSchedule, "pipeline-schedule",
+            options.schedule == StrategyOptions().schedule);
   for_each_setting([&]<class Value>(const SettingText& text, Value StrategyOptions::*member) {
     const auto& [setting, flag, takes, help, usual] = text;
     const Value& value = options.*member;
-    WEFT_CHECK(value == Value() || contains(kind.settings, setting),
-               "{} is a setting of {}, not of {}", flag, strategies_with(setting), kind.name);
+    check_own(setting, flag, value == Value());
     if constexpr (std::is_same_v<Value, int>) {
       WEFT_CHECK(value >= 0, "{} must not be negative, got {}", flag, value);
       const bool counts_devices = contains(kDeviceCounts, setting);
@@ -133,6 +139,7 @@ StrategyOptions own_settings(const std::string& name, const StrategyOptions& opt
   for_each_setting([&](const SettingText& text, auto member) {
     if (!contains(settings, text.setting)) own.*member = {};
   });
+  if (!contains(settings, Settings::kSchedule)) own.schedule = StrategyOptions().schedule;
   return own;
 }
 

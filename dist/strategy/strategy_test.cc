@@ -6,6 +6,7 @@
 
 #include "dist/comm/in_process.h"
 #include "dist/model_parallel/pipeline.h"
+#include "dist/strategy/aliases.h"
 #include "dist/strategy/strategy_kind.h"
 #include "dist/strategy/testing/oracle_training.h"
 
@@ -330,6 +331,74 @@ TEST_CASE("dropout inside cut layers differs from rank to rank, behind them it i
   });
 }
 
+TEST_CASE("strategies by the names of others") {
+  struct Case {
+    std::string theirs, ours;
+    bool StrategyOptions::*implied = nullptr;
+  };
+  using O = StrategyOptions;
+  std::vector<Case> cases = {{"NO", "single"},
+                             {"single_device", "single"},
+                             {"MULTI_GPU", "ddp"},
+                             {"MULTI_CPU", "ddp"},
+                             {"NO_SHARD", "ddp"},
+                             {"FSDP", "fsdp"},
+                             {"fsdp_cpu_offload", "fsdp", &O::cpu_offload},
+                             {"FULL_SHARD", "fsdp"},
+                             {"SHARD_GRAD_OP", "fsdp", &O::shard_grad_op},
+                             {"HYBRID_SHARD", "hsdp"},
+                             {"HYBRID_SHARD_ZERO2", "hsdp", &O::shard_grad_op},
+                             {"MEGATRON_LM", "tp"},
+                             {"DEEPSPEED", "zero2"},
+                             {"deepspeed_stage_1", "zero1"},
+                             {"deepspeed_stage_1_offload", "zero1", &O::offload_optimizer},
+                             {"deepspeed_stage_2", "zero2"},
+                             {"deepspeed_stage_2_offload", "zero2", &O::offload_optimizer},
+                             {"deepspeed_stage_3", "zero3"},
+                             {"deepspeed_stage_3_offload", "zero3", &O::cpu_offload},
+                             {"zero_0", "ddp"},
+                             {"zero_1", "zero1"},
+                             {"zero_2", "zero2"},
+                             {"Zero-3", "zero3"},
+                             {"auto", "auto"}};
+  for (const std::string start : {"ddp", "ddp_spawn", "ddp_fork", "ddp_notebook"}) {
+    cases.push_back({start, "ddp"});
+    cases.push_back({start + "_find_unused_parameters_true", "ddp", &O::find_unused});
+    cases.push_back({start + "_find_unused_parameters_false", "ddp"});
+  }
+  for (const auto& [theirs, ours, implied] : cases) {
+    INFO(theirs);
+    const StrategyOptions found = named_here({.name = theirs});
+    CHECK(found.name == ours);
+    for (bool O::*setting :
+         {&O::cpu_offload, &O::offload_optimizer, &O::shard_grad_op, &O::find_unused}) {
+      CHECK(found.*setting == (setting == implied));
+    }
+    // What it implies is a setting of the strategy.
+    CHECK_NOTHROW(sharing_of(found, ours == "single" ? 1 : 4));
+  }
+  CHECK_THROWS_WITH(named_here({.name = "deepspeed_stage_3_offload_nvme"}),
+                    Contains("there is no offloading to NVMe; expected deepspeed_stage_3_offload"));
+  CHECK_THROWS_WITH(named_here({.name = "deepspeed_stage_2_ofload"}),
+                    Contains("did you mean \"deepspeed_stage_2_offload\"?"));
+}
+
+TEST_CASE("ddp says what its gradients travel in, and how many bytes they are") {
+  run_ranks(2, [](Communicator& c) {
+    const auto described = [&](const char* narrow) {
+      const StrategyOptions options{.name = "ddp", .compress_dtype = narrow};
+      return make_strategy(options, {&c, [](Communicator*) {}})->describe(1'000'000, 2);
+    };
+    const auto expect = [&](const char* narrow, const std::string& text) {
+      const std::string found = described(narrow);
+      WEFT_CHECK(found.ends_with(text), "\"{}\" does not end in \"{}\"", found, text);
+    };
+    expect("", " 4.0 MB sent by each in a step");
+    expect("bf16", " 2.0 MB sent by each in a step, in bf16");
+    expect("fp16", " 2.0 MB sent by each in a step, in f16");
+  });
+}
+
 TEST_CASE("strategies that cannot be are errors that say what was expected") {
   const auto refuse = [](const StrategyOptions& options, int devices, const std::string& text) {
     CHECK_THROWS_WITH(sharing_of(options, devices), Contains(text));
@@ -343,6 +412,15 @@ TEST_CASE("strategies that cannot be are errors that say what was expected") {
   refuse({.name = "fsdp", .pipeline_stages = 2}, 4,
          "pipeline-stages is a setting of pipeline, not of fsdp");
   refuse({.name = "dp", .micro_batches = 2}, 4, "micro-batches is a setting of pipeline");
+  for (const auto& kind : strategies()) {
+    const StrategyOptions gpipe{.name = kind->name, .schedule = Schedule::kGpipe};
+    CHECK(own_settings(kind->name, gpipe).schedule ==
+          (kind->name == "pipeline" ? Schedule::kGpipe : Schedule::k1F1B));
+    if (kind->name == "pipeline") continue;
+    refuse(gpipe, 1, "pipeline-schedule is a setting of pipeline, not of " + kind->name);
+  }
+  refuse({.schedule = Schedule::kGpipe}, 2,
+         "pipeline-schedule is a setting of pipeline, not of ddp");
   refuse({.name = "zero2", .cpu_offload = true}, 4,
          "cpu-offload is a setting of fsdp, zero3, hsdp and fsdp+tp, not of zero2");
   refuse({.name = "ddp", .offload_optimizer = true}, 4,

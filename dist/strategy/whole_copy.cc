@@ -33,7 +33,7 @@ Timeline WholeCopy::timeline(const std::vector<RankWork>& ranks, const Sharing& 
   const auto gradients = [&](int64_t elements) {
     ready += elements;
     while (next < buckets.size() && (ready >= needed || ready == layout.parameters)) {
-      const auto bytes = static_cast<double>(kElementBytes * buckets[next]);
+      const auto bytes = static_cast<double>(sharing.gradient_bytes * buckets[next]);
       end = clock.launch("reduce", fmt::format("all_reduce bucket {}", next),
                          seconds.replicate(Collective::kAllReduce, bytes));
       if (++next < buckets.size()) needed += buckets[next];

@@ -259,4 +259,40 @@ TEST_CASE("loading costs the file's pages once, and no copy") {
   }
 }
 
+TEST_CASE("checksums are verified without the file's pages in memory, which come when used") {
+  if (!reset_peak()) WEFT_SKIP("peak memory: /proc/self/clear_refs cannot be written");
+  constexpr int64_t kNumel = 16 * kMiB, kBytes = 4 * kNumel;
+  const io::Path ours = scratch("summed.safetensors"), theirs = scratch("summed.pth");
+  io::write_safetensors(ours, {{"w", Tensor::full({kNumel}, 1.5)}});
+  {
+    // torch.save aligns its floats; what is not aligned would be copied.
+    std::string file;
+    for (std::string name = "w"; file.empty() || file.find("ffff") % 4 != 0; name += 'w') {
+      const std::string values = tensor(storage("FloatStorage", "0", kNumel), 0, {kNumel}, {1});
+      file = pth(pickle(dict({{name, values}})), {std::string(kBytes, 'f')});
+    }
+    std::ofstream(theirs, std::ios::binary) << file;
+  }
+  for (const io::Path& path : {ours, theirs}) {
+    INFO(path.string());
+    ::malloc_trim(0);
+    Tensor w;
+    const Growth reading = growth_of([&] { w = read_pretrained(path).state.at(0).second; });
+    CHECK(reading.peak < 2 * kMiB);
+    REQUIRE(w.numel() == kNumel);
+    double sum = 0;
+    const Growth using_it = growth_of([&] {
+      for (int64_t i = 0; i < kNumel; ++i) sum += w.data<float>()[i];
+    });
+    CHECK(sum > 0);
+    CHECK(using_it.peak >= kBytes / 2);  // the file's pages are counted at all
+    w = Tensor();
+    std::fstream file(path, std::ios::binary | std::ios::in | std::ios::out);
+    file.seekp(kBytes / 2);
+    file << 'x' << std::flush;
+    CHECK_THROWS_WITH(read_pretrained(path), Contains("is damaged"));
+    std::filesystem::remove(path);
+  }
+}
+
 }  // namespace weft::train

@@ -34,17 +34,16 @@ io::Path file_in(const io::Path& directory) {
 
 WeightFile read_one(const io::Path& path) {
   WeightFile result{.path = path};
-  auto mapping = std::make_shared<io::MappedFile>(path);
-  const std::span<std::byte> bytes = mapping->bytes();
-  const std::string file = path.string();
+  const auto mapping = std::make_shared<io::MappedFile>(path);
+  const std::span<const std::byte> bytes = mapping->bytes();
   if (!looks_like_safetensors(bytes) && io::looks_like_pth(bytes)) {
-    io::PthFile pth = io::read_pth(bytes, std::move(mapping), file);
+    io::PthFile pth = io::read_pth(mapping);
     result.is_pth = true;
     result.tensors = std::move(pth.tensors);
     result.wrapper = std::move(pth.wrapper);
     result.others = std::move(pth.others);
   } else {
-    io::SafeTensors safetensors = io::read_safetensors(bytes, std::move(mapping), file);
+    io::SafeTensors safetensors = io::read_safetensors(mapping);
     result.tensors = std::move(safetensors.tensors);
     result.metadata = std::move(safetensors.metadata);
   }

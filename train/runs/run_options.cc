@@ -70,7 +70,7 @@ Config resumed_config(const RunOptions& options) {
   if (!other.name.empty() && other.name != dist::strategy_of(strategy, devices).name) {
     changes = true;
     // Without the settings of the strategy before.
-    strategy = {.name = other.name, .schedule = strategy.schedule};
+    strategy = {.name = other.name};
   }
   if (other.tensor_parallel > 0) strategy.tensor_parallel = other.tensor_parallel;
   if (other.pipeline_stages > 0) strategy.pipeline_stages = other.pipeline_stages;

@@ -56,6 +56,11 @@ class Callback : public FabricCallback {
   /// After a step, and after what follows from it (a validation, the end of an epoch): nothing is
   /// under way, and what trainer.save_checkpoint() saves goes on exactly.
   virtual void on_save_point(Trainer&, TrainingModule&) {}
+  /// Between these two save_checkpoint() reads the states below and the model, whose weights as
+  /// they are then are those of the checkpoint, which validate(), test() and predict() take. Not
+  /// the second after an exception on several ranks.
+  virtual void on_save_start(Trainer&, TrainingModule&) {}
+  virtual void on_save_end(Trainer&, TrainingModule&) {}
   /// Something threw; it goes on its way afterwards. Ranks may not call each other here.
   virtual void on_exception(Trainer&, TrainingModule&, const std::exception&) {}
 
@@ -67,6 +72,7 @@ class Callback : public FabricCallback {
   virtual void load_state_dict(const nlohmann::json&) {}
   /// Tensors besides: whole whatever the strategy, on rank 0. Every rank calls.
   virtual NamedTensors tensors(Trainer&, TrainingModule&) { return {}; }
+  /// After load_state_dict(); the model has the checkpoint's weights.
   virtual void load_tensors(Trainer&, TrainingModule&, const NamedTensors&) {}
 };
 

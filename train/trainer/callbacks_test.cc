@@ -134,7 +134,8 @@ TEST_CASE("a fit goes on with the same bits from any step of any epoch") {
   fit_noisy({}, nullptr, directory, end);
   const auto whole = all_of(end);
   CHECK(whole.first.contains("module.net.0.weight"));
-  CHECK(whole.first.contains("tensors:EmaWeightAveraging.net.3.weight"));
+  CHECK(whole.first.contains("tensors:EmaWeightAveraging.net.3.weight.average"));
+  CHECK(whole.first.contains("tensors:EmaWeightAveraging.net.3.weight.weight"));
   CHECK(whole.second.at("trainer").at("value").at("global_step") == 15);
   // In the middle of an epoch, before and after a validation, at an epoch's end, and at the end.
   for (const int step : {1, 2, 8, 10, 12, 15}) {
@@ -145,6 +146,261 @@ TEST_CASE("a fit goes on with the same bits from any step of any epoch") {
     const auto resumed = all_of(again);
     CHECK(resumed.first == whole.first);
     CHECK(resumed.second == whole.second);
+  }
+}
+
+namespace {
+
+/// Of widths that fp8 multiplies, with an optimizer that its levels take.
+struct Averaged : TrainingModule {
+  Averaged() : in(add<nn::Linear>("in", 16, 32)), out(add<nn::Linear>("out", 32, 16)) {}
+  Tensor forward(const Tensor& x) override { return out(ops::gelu(in(x))); }
+  nn::ModelStructure structure() override {
+    nn::ModelStructure structure(nn::wrap_modules<nn::Linear>());
+    structure.segments = {{"in", [this](const Tensor& x) { return ops::gelu(in(x)); }, {"in"}},
+                          {"out", [this](const Tensor& x) { return out(x); }, {"out"}}};
+    structure.mlps = {{&in, &out}};
+    return structure;
+  }
+  Tensor loss(const Tensor& output, const Batch& batch) override {
+    const Tensor mean = nn::mse_loss(output, batch[1]);
+    log("train_loss", mean);
+    return mean;
+  }
+  void validation_step(const Batch& batch, int64_t) override {
+    log("val_loss", nn::mse_loss((*this)(batch[0]), batch[1]));
+  }
+  Optimization configure_optimizers() override {
+    return std::make_unique<optim::AdamW>(named_parameters(),
+                                          optim::AdamWOptions{.lr = 0.01, .eps = 1e-3});
+  }
+  nn::Linear &in, &out;
+};
+
+data::TensorDatasetPtr pairs(int64_t rows, uint64_t stream, DType dtype = DType::f32) {
+  return data::tensor_dataset(
+      {normal({rows, 16}, stream, dtype), normal({rows, 16}, stream + 10, dtype)});
+}
+
+/// So many epochs of Averaged, whose last state is in `end`. The best by "val_loss", and the last
+/// that it has saved itself, in `directory`, where one is given.
+std::shared_ptr<ModelCheckpoint> fit_averaged(const FabricOptions& fabric,
+                                              const dist::CommunicatorPtr& world, int64_t epochs,
+                                              const std::string& end, const std::string& from = {},
+                                              const std::string& directory = {}) {
+  std::vector<std::shared_ptr<Callback>> callbacks = {
+      std::make_shared<EmaWeightAveraging>(EmaOptions{.decay = 0.7})};
+  std::shared_ptr<ModelCheckpoint> best;
+  if (!directory.empty()) {
+    best = std::make_shared<ModelCheckpoint>(
+        ModelCheckpointOptions{.dirpath = directory, .monitor = "val_loss", .save_last = true});
+    callbacks.push_back(best);
+  }
+  Trainer trainer(quiet({.fabric = fabric, .max_epochs = epochs, .callbacks = callbacks}));
+  trainer.launch(world);
+  trainer.seed_everything(1);
+  Averaged model;
+  const DType dtype = fabric.precision == "64-true" ? DType::f64 : DType::f32;
+  data::TensorLoader train(pairs(24, 0, dtype), {.batch_size = 4, .shuffle = true});
+  data::TensorLoader validation(pairs(8, 1, dtype), {.batch_size = 4});
+  trainer.fit(model, train, validation, from);
+  trainer.save_checkpoint(end);
+  return best;
+}
+
+}  // namespace
+
+TEST_CASE("averages go on with the same bits in every precision, also from after a fit") {
+  const auto [precision, level] = GENERATE(table<std::string, std::string>({{"32-true", ""},
+                                                                            {"64-true", ""},
+                                                                            {"bf16-true", ""},
+                                                                            {"16-true", ""},
+                                                                            {"fp8", "O2"},
+                                                                            {"fp8", "O3"}}));
+  INFO(precision << " " << level);
+  const FabricOptions fabric = {.precision = precision, .numerics = {.fp8_level = level}};
+  const std::string first = scratch("averages_first"), whole = scratch("averages_whole"),
+                    again = scratch("averages_again"), kept = scratch("averages_kept");
+  fit_averaged(fabric, nullptr, 3, whole);
+  const auto expected = all_of(whole);
+  for (const double w : expected.first.at("tensors:EmaWeightAveraging.in.weight.average")) {
+    REQUIRE(std::isfinite(w));
+  }
+  fit_averaged(fabric, nullptr, 2, first);
+  fit_averaged(fabric, nullptr, 3, again, first);
+  CHECK(all_of(again) == expected);
+  // And from what was saved in the fit, before its end.
+  const auto best = fit_averaged(fabric, nullptr, 2, first, {}, kept);
+  fit_averaged(fabric, nullptr, 3, again, best->last_model_path());
+  CHECK(all_of(again).first == expected.first);
+}
+
+TEST_CASE("a checkpoint of averages is measured by the averages, as it was ranked") {
+  const auto [strategy, type] = GENERATE(table<std::string, std::string>({{"auto", "full"},
+                                                                          {"ddp", "full"},
+                                                                          {"fsdp", "full"},
+                                                                          {"fsdp", "sharded"},
+                                                                          {"tp", "full"},
+                                                                          {"pipeline", "full"}}));
+  INFO(strategy << " " << type);
+  const int ranks = strategy == "auto" ? 1 : 2;
+  const FabricOptions fabric = {
+      .devices = ranks, .strategy = {.name = strategy}, .state_dict_type = type};
+  const std::string kept = scratch("measured_averages"), end = scratch("measured_end"),
+                    first = scratch("measured_first"), again = scratch("measured_again");
+  std::string path;
+  double score = NAN;
+  const auto each = [&](dist::Communicator* c) {
+    const dist::CommunicatorPtr world = c ? borrowed(*c) : nullptr;
+    const auto best = fit_averaged(fabric, world, 2, end, {}, kept);
+    if (!world || world->rank() == 0) {
+      path = best->best_model_path();
+      score = best->best_model_score();
+    }
+    // It goes on from the weights beside the averages, too.
+    fit_averaged(fabric, world, 1, first);
+    fit_averaged(fabric, world, 2, again, first);
+  };
+  if (ranks == 1) each(nullptr);
+  if (ranks > 1) dist::run_ranks(ranks, [&](dist::Communicator& c) { each(&c); });
+  if (type == "full") {
+    const auto resumed = all_of(again).first, whole = all_of(end).first;
+    CHECK(resumed == whole);
+    CHECK(whole.at("module.in.weight") != whole.at("tensors:EmaWeightAveraging.in.weight.weight"));
+  }
+  // Whoever loads it, without the callback.
+  Trainer other(quiet({.max_epochs = 1}));
+  Averaged fresh;
+  data::TensorLoader validation(pairs(8, 1), {.batch_size = 4});
+  CHECK(other.validate(fresh, validation, path)[0].second == Approx(score).epsilon(1e-5));
+}
+
+TEST_CASE("a save that fails gives the weights back") {
+  struct Failing : Callback {
+    void on_save_point(Trainer& trainer, TrainingModule& module) override {
+      const std::vector<double> before = weights_of(trainer, module);
+      CHECK_THROWS_AS(trainer.save_checkpoint(taken), Error);
+      CHECK(weights_of(trainer, module) == before);
+      ++saves;
+    }
+    std::string taken;
+    int saves = 0;
+  };
+  const auto failing = std::make_shared<Failing>();
+  failing->taken = scratch("taken.safetensors");
+  std::filesystem::create_directories(failing->taken + "/below");
+  Trainer trainer(
+      quiet({.max_epochs = 1,
+             .callbacks = {std::make_shared<EmaWeightAveraging>(EmaOptions{0.7}), failing}}));
+  Regression model;
+  data::TensorLoader train(line(8), {.batch_size = 4});
+  trainer.fit(model, train);
+  CHECK(failing->saves == 2);
+}
+
+TEST_CASE("two ModelCheckpoints share a directory, and leave each other's files alone") {
+  const std::string directory = scratch("shared");
+  const auto options = [&](Mode mode) {
+    return ModelCheckpointOptions{.dirpath = directory,
+                                  .filename = "{epoch}",
+                                  .monitor = "score",
+                                  .mode = mode,
+                                  .save_last = true};
+  };
+  const auto fit = [&](const std::vector<double>& script, const std::string& from) {
+    const auto low = std::make_shared<ModelCheckpoint>(options(Mode::kMin));
+    const auto high = std::make_shared<ModelCheckpoint>(options(Mode::kMax));
+    Trainer trainer(
+        quiet({.max_epochs = script.size(), .num_sanity_val_steps = 0, .callbacks = {low, high}}));
+    Scripted model(script);
+    data::TensorLoader train(line(8), {.batch_size = 4});
+    trainer.fit(model, train, train, from);
+    return std::pair(io::Path(low->best_model_path()).filename().string(),
+                     io::Path(high->best_model_path()).filename().string());
+  };
+  using Names = std::pair<std::string, std::string>;
+  const Names both = {"epoch=1.safetensors", "epoch=1-v1.safetensors"};
+  CHECK(fit({3, 3}, "") == both);
+  const std::set<std::string> all = {"epoch=1.safetensors", "epoch=1-v1.safetensors",
+                                     "last.safetensors", "last-v1.safetensors"};
+  CHECK(files_in(directory) == all);
+  // One that goes on replaces its own, each of the two what it had.
+  const std::string from = scratch("shared_from.safetensors");
+  std::filesystem::copy_file(directory + "/last-v1.safetensors", from);
+  CHECK(fit({3, 3, 5, 1}, from) == Names("epoch=4.safetensors", "epoch=3.safetensors"));
+  CHECK(fit({3, 3, 5, 1}, from) == Names("epoch=4.safetensors", "epoch=3.safetensors"));
+  CHECK(files_in(directory) == std::set<std::string>{"epoch=4.safetensors", "epoch=3.safetensors",
+                                                     "last.safetensors", "last-v1.safetensors"});
+  // Another fit overwrites none of them, but for the last.
+  CHECK(fit({1, 1, 3, 0}, "") == Names("epoch=4-v1.safetensors", "epoch=3-v1.safetensors"));
+  CHECK(files_in(directory).size() == 6);
+}
+
+TEST_CASE("ModelCheckpoints that differ in an option are saved under keys of their own") {
+  std::set<std::string> keys;
+  for (const ModelCheckpointOptions& options :
+       std::vector<ModelCheckpointOptions>{{.monitor = "x"},
+                                           {.monitor = "x", .mode = Mode::kMax},
+                                           {.monitor = "x", .save_top_k = 2},
+                                           {.dirpath = "a", .monitor = "x"},
+                                           {.dirpath = "b", .monitor = "x"}}) {
+    keys.insert(ModelCheckpoint(options).state_key());
+  }
+  CHECK(keys.size() == 5);
+  // As it was before, where there is nothing to tell.
+  CHECK(keys.contains("ModelCheckpoint({epoch}-{step}, x, 0, 0)"));
+}
+
+TEST_CASE("a metric is waited for until it could have been logged") {
+  data::TensorLoader train(line(20), {.batch_size = 4});  // 5 batches an epoch
+  const std::string directory = scratch("waiting");
+  const auto ranked =
+      std::make_shared<ModelCheckpoint>(ModelCheckpointOptions{.dirpath = directory,
+                                                               .filename = "{step}-{val_loss:.1f}",
+                                                               .monitor = "val_loss",
+                                                               .save_top_k = -1,
+                                                               .save_last = true,
+                                                               .every_n_train_steps = 2});
+  const auto stopping =
+      std::make_shared<EarlyStopping>(EarlyStoppingOptions{.monitor = "train_loss", .patience = 1});
+  struct FirstSave : Callback {
+    explicit FirstSave(std::string directory) : directory(std::move(directory)) {}
+    void on_save_point(Trainer& trainer, TrainingModule&) override {
+      if (trainer.global_step() != 2) return;
+      CHECK(files_in(directory) == std::set<std::string>{"last.safetensors"});
+      is_seen = true;
+    }
+    const std::string directory;
+    bool is_seen = false;
+  };
+  const auto first = std::make_shared<FirstSave>(directory);
+  {
+    Trainer trainer(quiet({.max_epochs = 3,
+                           .val_check_interval = 3,
+                           .num_sanity_val_steps = 0,
+                           .callbacks = {ranked, stopping, first}}));
+    Regression model;
+    trainer.fit(model, train, train);
+    // Each epoch's mean is looked at once, though each epoch has a validation in its middle.
+    CHECK(trainer.epoch() == 3);
+  }
+  CHECK(first->is_seen);
+  CHECK(ranked->kept().size() == 6);  // steps 4, 6, ..., 14
+  CHECK(stopping->stopped_epoch() == -1);
+  CHECK(stopping->best_score() > 0);
+  // What neither the epoch nor its validation has logged is logged by none.
+  for (const auto& callback : std::vector<std::shared_ptr<Callback>>{
+           std::make_shared<EarlyStopping>(EarlyStoppingOptions{.monitor = "val_los"}),
+           std::make_shared<ModelCheckpoint>(
+               ModelCheckpointOptions{.dirpath = scratch("waiting_for_none"),
+             .monitor = "val_los",
+             .every_n_train_steps = 1})}) {
+    Trainer trainer(quiet({.max_epochs = 2, .val_check_interval = 3, .callbacks = {callback}}));
+    Regression model;
+    CHECK_THROWS_WITH(
+        trainer.fit(model, train, train),
+        Contains("nothing was logged as \"val_los\"") && Contains("did you mean \"val_loss\"?"));
+    CHECK(trainer.global_step() == 5);
   }
 }
 

@@ -19,16 +19,18 @@ EarlyStopping::EarlyStopping(EarlyStoppingOptions options) : options_(std::move(
 }
 
 void EarlyStopping::on_validation_end(Trainer& trainer, TrainingModule&) {
-  if (trainer.has_validated()) look(trainer);
+  if (trainer.has_validated() && trainer.was_validated(options_.monitor)) look(trainer);
 }
 
 void EarlyStopping::on_train_epoch_end(Trainer& trainer, TrainingModule&) {
-  if (!trainer.has_validation()) look(trainer);
+  if (!trainer.was_validated(options_.monitor)) look(trainer);
 }
 
 void EarlyStopping::look(Trainer& trainer) {
   const std::string& name = options_.monitor;
-  const double score = trainer.metric(name, "EarlyStopping");
+  const std::optional<double> found = trainer.metric_so_far(name, "EarlyStopping");
+  if (!found) return;
+  const double score = *found;
   // As if less were better.
   const double sign = options_.mode == Mode::kMin ? 1 : -1;
   const bool is_better =

@@ -14,7 +14,7 @@
 namespace weft::train {
 
 struct EarlyStoppingOptions {
-  std::string monitor = {};  // looked at after each validation, without validation each epoch
+  std::string monitor = {};  // looked at after each validation that logs it, else after each epoch
   Mode mode = Mode::kMin;
   int64_t patience = 3;      // looks in a row without improvement after which it ends
   double min_delta = 0;      // an improvement is larger than this

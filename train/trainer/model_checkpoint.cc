@@ -8,6 +8,7 @@
 
 #include "io/json_field.h"
 #include "train/exact_text.h"
+#include "train/sharded_state.h"
 #include "train/trainer/trainer.h"
 
 namespace weft::train {
@@ -20,8 +21,8 @@ const char* suffix_of(const Trainer& trainer) {
   return trainer.fabric().options().state_dict_type == "full" ? ".safetensors" : "";
 }
 
-/// "epoch=3-step=1200" of "{epoch}-{step}".
-std::string file_name(const std::string& pattern, const Trainer& trainer) {
+/// "epoch=3-step=1200" of "{epoch}-{step}"; nothing before a metric's first value.
+std::optional<std::string> file_name(const std::string& pattern, const Trainer& trainer) {
   std::string text;
   for (size_t at = 0; at < pattern.size();) {
     const size_t open = pattern.find('{', at), close = pattern.find('}', open);
@@ -35,10 +36,21 @@ std::string file_name(const std::string& pattern, const Trainer& trainer) {
       continue;
     }
     const std::string format = name == field ? "" : field.substr(name.size());
-    text += name + "=" +
-            fmt::format(fmt::runtime("{" + format + "}"), trainer.metric(name, "filename"));
+    const std::optional<double> value = trainer.metric_so_far(name, "filename");
+    if (!value) return std::nullopt;
+    text += name + "=" + fmt::format(fmt::runtime("{" + format + "}"), *value);
   }
   return text;
+}
+
+/// Those of a fit.
+std::vector<const ModelCheckpoint*> all_of(const Trainer& trainer) {
+  std::vector<const ModelCheckpoint*> all;
+  for (const auto& callback : trainer.options().callbacks) {
+    const auto* const one = dynamic_cast<const ModelCheckpoint*>(callback.get());
+    if (one) all.push_back(one);
+  }
+  return all;
 }
 
 }  // namespace
@@ -76,6 +88,7 @@ void ModelCheckpoint::on_fit_start(Trainer& trainer, TrainingModule&) {
              "ModelCheckpoint: give its dirpath, or the Trainer's directory");
   directory_ =
       options_.dirpath.empty() ? io::Path(output) / "checkpoints" : io::Path(options_.dirpath);
+  continues_here_ = false;
   if (!trainer.fabric().is_main()) return;
   io::make_directories(directory_);
   io::FileWriter(directory_ / ".writable");  // its destructor removes it
@@ -100,7 +113,7 @@ void ModelCheckpoint::on_save_point(Trainer& trainer, TrainingModule&) {
   // Work that a signal ends is saved in any case.
   const bool saves_last = options_.save_last && (due || trainer.is_stopping());
   if (!saves_last && !trainer.was_interrupted()) return;
-  last_ = directory_ / (std::string("last") + suffix_of(trainer));
+  last_ = path_of_last(trainer);
   trainer.async_save_checkpoint(last_.string());
 }
 
@@ -110,22 +123,56 @@ bool ModelCheckpoint::is_better(double score, double than) const {
   return options_.mode == Mode::kMin && !options_.monitor.empty() ? score < than : score > than;
 }
 
-io::Path ModelCheckpoint::path_of(const Trainer& trainer) const {
-  const std::string name = file_name(options_.filename, trainer);
+bool ModelCheckpoint::has(const io::Path& path) const {
+  return path == last_ || std::ranges::find(kept_, path, &Kept::path) != kept_.end();
+}
+
+/// The first of "NAME", "NAME-v1", ... that is not taken.
+io::Path ModelCheckpoint::free_path(const Trainer& trainer, const std::string& name,
+                                    const std::function<bool(const io::Path&)>& is_taken) const {
   for (int version = 0;; ++version) {
     const std::string suffix = version == 0 ? "" : fmt::format("-v{}", version);
     const io::Path path = directory_ / (name + suffix + suffix_of(trainer));
-    if (std::ranges::find(kept_, path, &Kept::path) == kept_.end()) return path;
+    if (!is_taken(path)) return path;
   }
 }
 
+/// Rank 0 looks at the disk, whose word all ranks take. What a fit that goes on finds there and
+/// nobody keeps is what it had saved after the state from which it goes on: it is replaced.
+io::Path ModelCheckpoint::ranked_path(Trainer& trainer, const std::string& name) const {
+  trainer.fabric().wait_for_save();  // which may remove one
+  std::string path;
+  if (trainer.fabric().is_main()) {
+    path = free_path(trainer, name, [&](const io::Path& candidate) {
+      const auto has_it = [&](const ModelCheckpoint* one) { return one->has(candidate); };
+      std::error_code unreadable;
+      return std::ranges::any_of(all_of(trainer), has_it) ||
+             (!continues_here_ && std::filesystem::exists(candidate, unreadable));
+    });
+  }
+  return broadcast_text(path, trainer.fabric().world());
+}
+
+/// What ranks know without asking.
+io::Path ModelCheckpoint::path_of_last(const Trainer& trainer) const {
+  return free_path(trainer, "last", [&](const io::Path& candidate) {
+    return std::ranges::any_of(all_of(trainer), [&](const ModelCheckpoint* one) {
+      return one != this && one->has(candidate);
+    });
+  });
+}
+
 void ModelCheckpoint::save_ranked(Trainer& trainer) {
-  const double score = options_.monitor.empty() ? static_cast<double>(trainer.global_step())
-                                                : trainer.metric(options_.monitor, kName);
+  const std::optional<double> found = options_.monitor.empty()
+                                          ? static_cast<double>(trainer.global_step())
+                                          : trainer.metric_so_far(options_.monitor, kName);
+  const std::optional<std::string> name = file_name(options_.filename, trainer);
+  if (!found || !name) return;
+  const double score = *found;
   const bool is_full =
       options_.save_top_k > 0 && static_cast<int>(kept_.size()) >= options_.save_top_k;
   if (is_full && !is_better(score, kept_.back().score)) return;
-  const Kept fresh = {path_of(trainer), score};
+  const Kept fresh = {ranked_path(trainer, *name), score};
   io::Path dropped;
   if (is_full) {
     dropped = kept_.back().path;
@@ -143,14 +190,21 @@ void ModelCheckpoint::save_ranked(Trainer& trainer) {
 
 std::string ModelCheckpoint::state_key() const {
   const auto& interval = options_.train_time_interval;
-  return fmt::format("{}({}, {}, {}, {})", kName, options_.filename, options_.monitor,
-                     options_.every_n_train_steps, interval ? interval->count() : 0);
+  std::string rest;  // what has its default goes without saying
+  if (options_.mode == Mode::kMax) rest += ", max";
+  if (options_.save_top_k != 1) rest += fmt::format(", top {}", options_.save_top_k);
+  if (!options_.dirpath.empty()) rest += ", in " + options_.dirpath;
+  return fmt::format("{}({}, {}, {}, {}{})", kName, options_.filename, options_.monitor,
+                     options_.every_n_train_steps, interval ? interval->count() : 0, rest);
 }
 
 nlohmann::json ModelCheckpoint::state_dict() const {
   nlohmann::json kept = nlohmann::json::array();
   for (const Kept& one : kept_) kept.push_back({one.path.string(), exact_text(one.score)});
-  return {{"kept", kept}, {"last", last_.string()}, {"saved_at", saved_at_}};
+  return {{"kept", kept},
+          {"last", last_.string()},
+          {"dirpath", directory_.string()},
+          {"saved_at", saved_at_}};
 }
 
 void ModelCheckpoint::load_state_dict(const nlohmann::json& state) {
@@ -160,6 +214,9 @@ void ModelCheckpoint::load_state_dict(const nlohmann::json& state) {
     kept_.push_back({path, exact_number(score)});
   }
   last_ = io::field<std::string>(state, "last");
+  // Older states do not say.
+  continues_here_ =
+      state.contains("dirpath") && io::field<std::string>(state, "dirpath") == directory_.string();
   io::read_field(state, "saved_at", saved_at_);
 }
 

@@ -6,6 +6,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <string>
 #include <vector>
@@ -21,12 +22,15 @@ enum class Mode : uint8_t { kMin, kMax };
 struct ModelCheckpointOptions {
   std::string dirpath = {};  // empty: "checkpoints" in the Trainer's directory
   /// Without ".safetensors". "{epoch}" becomes "epoch=3", the epochs done, "{step}" the steps,
-  /// "{NAME}" a metric, "{NAME:.2f}" in that format.
+  /// "{NAME}" a metric, "{NAME:.2f}" in that format. A name that is there gets "-v1", "-v2", ...
   std::string filename = "{epoch}-{step}";
-  std::string monitor = {};  // a metric; empty: the latest is the best
+  /// A metric; empty: the latest is the best. Nothing is ranked before its first value.
+  std::string monitor = {};
   Mode mode = Mode::kMin;
-  int save_top_k = 1;      // states that are kept; -1: all, 0: none
-  bool save_last = false;  // also "last.safetensors", whenever there is a save and at the end
+  int save_top_k = 1;  // states that are kept; -1: all, 0: none
+  /// Also "last.safetensors", whenever there is a save and at the end, in place of an older one;
+  /// "last-v1.safetensors" where another ModelCheckpoint of the fit has that.
+  bool save_last = false;
   // When; with neither of them after each validation, without validation after each epoch.
   int64_t every_n_train_steps = 0;
   std::optional<std::chrono::duration<double>> train_time_interval = {};
@@ -61,11 +65,16 @@ class ModelCheckpoint : public Callback {
   bool is_due(const Trainer& trainer) const;
   void save_ranked(Trainer& trainer);
   bool is_better(double score, double than) const;
-  io::Path path_of(const Trainer& trainer) const;
+  bool has(const io::Path& path) const;
+  io::Path free_path(const Trainer& trainer, const std::string& name,
+                     const std::function<bool(const io::Path&)>& is_taken) const;
+  io::Path ranked_path(Trainer& trainer, const std::string& name) const;
+  io::Path path_of_last(const Trainer& trainer) const;
 
   const ModelCheckpointOptions options_;
   io::Path directory_;
-  std::vector<Kept> kept_;  // best first
+  bool continues_here_ = false;  // a fit whose states are in directory_, too
+  std::vector<Kept> kept_;       // best first
   io::Path last_;
   double saved_at_ = 0;  // seconds of the fit
 };

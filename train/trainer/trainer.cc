@@ -353,6 +353,7 @@ void Trainer::publish_epoch() {
   }
   publish(epoch_means_.means(fabric_));
   epoch_means_.clear();
+  has_epoch_means_ = true;
 }
 
 void Trainer::end_epoch() {
@@ -435,6 +436,19 @@ double Trainer::metric(const std::string& name, const char* asker) const {
   WEFT_FAIL("{}: nothing was logged as \"{}\"; there are: {}{}", asker, name,
             names.empty() ? "none" : fmt::format("{}", fmt::join(names, ", ")),
             io::did_you_mean(name, names));
+}
+
+std::optional<double> Trainer::metric_so_far(const std::string& name, const char* asker) const {
+  const bool is_known =
+      std::ranges::find(metrics_, name, &NamedValues::value_type::first) != metrics_.end();
+  const bool is_complete = has_epoch_means_ && (!validation_ || validated_);
+  if (!is_known && !is_complete) return std::nullopt;
+  return metric(name, asker);
+}
+
+bool Trainer::was_validated(const std::string& name) const {
+  // A fit that has no validation may go on from one that had.
+  return validation_ && validated_ && std::ranges::find(*validated_, name) != validated_->end();
 }
 
 int64_t Trainer::estimated_steps() const {

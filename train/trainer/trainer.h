@@ -148,8 +148,8 @@ class Trainer {
     fit_module(module, described(module), train, validation, checkpoint);
   }
   /// Measures a module, one that fit() was called with or another, with its own weights or those of
-  /// a `checkpoint`, and returns what it logged: nothing where the caller's StopSignals have cut it
-  /// short, on one rank.
+  /// a `checkpoint` (of averaged weights the averages), and returns what it logged: nothing where
+  /// the caller's StopSignals have cut it short, on one rank.
   template <std::derived_from<TrainingModule> Module>
   NamedValues validate(Module& module, const BatchSource& source,
                        const std::string& checkpoint = {}) {
@@ -189,6 +189,11 @@ class Trainer {
   const NamedValues& metrics() const { return metrics_; }
   /// Throws Error, on behalf of `asker`, naming those that there are.
   double metric(const std::string& name, const char* asker = "metric") const;
+  /// The same; nothing while an epoch's end, or the first validation where there are any, is still
+  /// to come and may log it.
+  std::optional<double> metric_so_far(const std::string& name, const char* asker) const;
+  /// Whether the latest validation has logged it.
+  bool was_validated(const std::string& name) const;
   /// Steps that the fit takes in all, as far as max_epochs and max_steps tell: for schedules.
   /// Throws Error when neither was given.
   int64_t estimated_steps() const;
@@ -306,6 +311,7 @@ class Trainer {
   void load_checkpoint(const std::string& path);
   struct Saved;
   std::vector<NamedState> states(Saved& saved);
+  void save_states(const std::string& path, const std::function<void()>& then);
   static std::vector<NamedState> model_states(TrainingModule& module);
 
   TrainerOptions options_;
@@ -354,6 +360,8 @@ class Trainer {
   double weight_ = 0;  // of what is logged
   LoggedMeans epoch_means_, step_means_, measured_means_;
   NamedValues metrics_, step_figures_;
+  bool has_epoch_means_ = false;                       // of an epoch that has ended in this fit
+  std::optional<std::vector<std::string>> validated_;  // what the latest validation has logged
 };
 
 }  // namespace weft::train

@@ -66,7 +66,11 @@ void Trainer::check_validation() {
               heeds_signals_ && fabric_.size() == 1);
   has_validated_ = means.has_value();
   is_validation_due_ = !means;
-  if (means) publish(*means);
+  if (means) {
+    publish(*means);
+    validated_.emplace();
+    for (const auto& [name, value] : *means) validated_->push_back(name);
+  }
   call(&Callback::on_validation_end, *this, *module_);
   set_training(*module_, true);
 }

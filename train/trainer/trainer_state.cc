@@ -22,6 +22,7 @@ namespace {
 constexpr int kVersion = 1;
 constexpr const char* kTrainer = "trainer";
 constexpr const char* kFp8 = "fp8";
+constexpr const char* kValidated = "validated";
 
 /// [ranks, 3]: seed, stream and offset of each.
 std::vector<std::vector<uint64_t>> generators_of(const Fabric& fabric) {
@@ -56,6 +57,7 @@ nlohmann::json Callback::state_dict() const { return nlohmann::json::object(); }
 nlohmann::json Trainer::state_dict() {
   nlohmann::json metrics = nlohmann::json::array();
   for (const auto& [name, value] : metrics_) metrics.push_back({name, exact_text(value)});
+  const nlohmann::json validated = validated_ ? nlohmann::json(*validated_) : nlohmann::json();
   return {{"version", kVersion},
           {"epoch", epoch_},
           {"batch", batch_},
@@ -65,7 +67,8 @@ nlohmann::json Trainer::state_dict() {
           {"seconds", seconds_},
           {"generators", generators_of(fabric_)},
           {"epoch_means", epoch_means_.state_dict(fabric_)},
-          {"metrics", metrics}};
+          {"metrics", metrics},
+          {kValidated, validated}};
 }
 
 void Trainer::load_state_dict(const nlohmann::json& state) {
@@ -93,6 +96,13 @@ void Trainer::load_state_dict(const nlohmann::json& state) {
   using Metrics = std::vector<std::pair<std::string, std::string>>;
   for (const auto& [name, value] : io::field<Metrics>(state, "metrics")) {
     metrics_.emplace_back(name, exact_number(value));
+  }
+  validated_.reset();
+  if (!state.contains(kValidated)) {  // as if each were a validation's, before it was kept
+    validated_.emplace();
+    for (const auto& [name, value] : metrics_) validated_->push_back(name);
+  } else if (!state[kValidated].is_null()) {
+    validated_ = io::field<std::vector<std::string>>(state, kValidated);
   }
   if (ranks == fabric_.size()) {
     const auto& [seed, stream, offset] = generators[fabric_.rank()];
@@ -160,6 +170,18 @@ void Trainer::async_save_checkpoint(const std::string& path, const std::function
   if (fabric_.is_main() && io::Path(path).has_parent_path()) {
     io::make_directories(io::Path(path).parent_path());
   }
+  call(&Callback::on_save_start, *this, *module_);
+  try {
+    save_states(path, then);
+  } catch (...) {
+    // A process alone may go on without the file; ranks need not have failed together.
+    if (fabric_.size() == 1) call(&Callback::on_save_end, *this, *module_);
+    throw;
+  }
+  call(&Callback::on_save_end, *this, *module_);
+}
+
+void Trainer::save_states(const std::string& path, const std::function<void()>& then) {
   Saved saved;
   const std::vector<NamedState> all = states(saved);
   saved.trainer = state_dict();

@@ -1,11 +1,14 @@
-// An exponential moving average of the weights (EMA), which validations measure and a fit ends
-// with. Polyak, Juditsky, 1992; as used by Tarvainen, Valpola, arXiv:1703.01780.
+// An exponential moving average of the weights (EMA), which validations measure, a fit ends with,
+// and checkpoints hold as the model's weights, so that whoever loads one has what was measured.
+// Polyak, Juditsky, 1992; as used by Tarvainen, Valpola, arXiv:1703.01780.
 //
 //   average = decay average + (1 - decay) weight
 //
 // after a step; the first step that counts sets it to the weights. Each rank averages what it keeps
-// of the parameters, in f32 where they are narrower. Buffers are the model's. A checkpoint has the
-// averages in the weights' dtype beside the weights.
+// of the parameters, in f32 where they are narrower. Buffers are the model's. Weights in 16 bits,
+// or that rest in few (autograd/resting.h), round averages in their place: so a checkpoint has
+// these once more as they are, beside the weights that are trained. A fit with this callback goes
+// on from both, exactly; one without it goes on from the averages.
 #pragma once
 
 #include <cstdint>
@@ -35,14 +38,23 @@ class EmaWeightAveraging : public Callback {
   void on_validation_start(Trainer& trainer, TrainingModule& module) override;
   void on_validation_end(Trainer& trainer, TrainingModule& module) override;
   void on_train_end(Trainer& trainer, TrainingModule& module) override;
+  void on_save_start(Trainer& trainer, TrainingModule& module) override;
+  void on_save_end(Trainer& trainer, TrainingModule& module) override;
   std::string state_key() const override { return "EmaWeightAveraging"; }
   NamedTensors tensors(Trainer& trainer, TrainingModule& module) override;
   void load_tensors(Trainer& trainer, TrainingModule& module, const NamedTensors& whole) override;
 
  private:
+  void set_weights(Trainer& trainer, const Tensors& values);
+  void put_in_place(Trainer& trainer);
+  void put_back(Trainer& trainer);
+
   const EmaOptions options_;
-  Tensors averages_;
-  Tensors aside_;  // the weights, while the averages are in their place
+  NamedTensors weights_;  // what this rank keeps of the optimizer's parameters; maybe none
+  Tensors averages_;      // of weights_, as the next
+  Tensors aside_;         // the weights, while the averages are in their place
+  bool has_begun_ = false, is_in_place_ = false;
+  bool has_ended_ = false;  // the fit: the averages stay in place
 };
 
 }  // namespace weft::train
