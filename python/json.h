@@ -1,4 +1,7 @@
 // JSON as Python's dicts and lists.
+//
+// What JSON has no word for is an object of one key: {"weft.float": "inf"}, "-inf" and "nan", and a
+// tensor, {"weft.tensor": "0"}, by its name among those beside the JSON.
 #pragma once
 
 #include <nlohmann/json.hpp>
@@ -7,14 +10,11 @@
 
 namespace weft::python {
 
-inline nb::object object_of(const nlohmann::json& json) {
-  return nb::module_::import_("json").attr("loads")(json.dump());
-}
+/// Throws Error naming a tensor that is not among `tensors`.
+nb::object object_of(const nlohmann::json& json, const NamedTensors& tensors = {});
 
-/// Throws a TypeError for what JSON cannot hold.
-inline nlohmann::json json_of(nb::handle object) {
-  return nlohmann::json::parse(
-      nb::cast<std::string>(nb::module_::import_("json").attr("dumps")(object)));
-}
+/// Tensors anywhere inside are appended to `tensors`, and numbered. Throws a TypeError for what
+/// JSON cannot hold; without `tensors` those are some of it.
+nlohmann::json json_of(nb::handle object, NamedTensors* tensors = nullptr);
 
 }  // namespace weft::python

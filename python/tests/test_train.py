@@ -8,11 +8,38 @@ import subprocess
 import sys
 import tempfile
 import textwrap
+import types
 import unittest
+from typing import NamedTuple
 
 import weft
+from optional import needs_numpy, numpy
 from weft import nn
 from weft.nn import functional as F
+
+# What the ranks say of a loader of the program's own, and of what they gather.
+SHARES = """
+    import weft
+    from weft import nn
+
+    fabric = weft.train.Fabric(devices=2, strategy="ddp")
+    fabric.launch()
+    batches = [{"x": weft.arange(3 * i, 3 * i + 3), "tag": i} for i in range(3)]
+    loader = fabric.setup_dataloader(batches)
+    for _ in range(2):
+        seen = [(batch["x"], batch["tag"]) for batch in loader]
+        fabric.print(len(loader), [(x.tolist(), tag) for x, tag in seen])
+    fabric.print([fabric.gather_for_metrics(batch["x"]).tolist() for batch in loader])
+    filled = fabric.setup_dataloader([weft.arange(1)])
+    fabric.print([fabric.gather_for_metrics(x).tolist() for x in filled])
+
+    x = weft.tensor([fabric.global_rank + 1.0], requires_grad=True)
+    everybody = fabric.all_gather(x)
+    # Rank r takes r + 1 times the sum of squares.
+    ((everybody * everybody).sum() * (fabric.global_rank + 1)).backward()
+    grads = fabric.all_gather(x.grad)
+    fabric.print(everybody.tolist(), grads.tolist())
+"""
 
 PROGRAM = """
     import sys
@@ -70,6 +97,21 @@ class Ranks(unittest.TestCase):
             self.assertAlmostEqual(float(said.split()[1]), float(alone.split()[1]), places=4)
             for name, tensor in state.items():
                 self.assertLess((tensor - shared[name]).abs().max().item(), 1e-5)
+
+    def test_shares_and_what_is_gathered(self):
+        with open(self.program, "w") as file:
+            file.write(textwrap.dedent(SHARES))
+        run = subprocess.run(
+            [sys.executable, self.program], stdout=subprocess.PIPE, text=True, timeout=120,
+            env=dict(os.environ, OMP_NUM_THREADS="1"),
+        )
+        self.assertEqual(run.returncode, 0)
+        # Two batches are taken at a time, and the last alone is cut.
+        epoch = "2 [([0, 1, 2], 0), ([6, 7], 2)]"
+        self.assertEqual(run.stdout.splitlines(), [
+            epoch, epoch, "[[0, 1, 2, 3, 4, 5], [6, 7, 8]]", "[[0]]",
+            "[[1.0], [2.0]] [[6.0], [12.0]]",
+        ])
 
     def test_under_torchrun(self):
         # What torchrun sets for each of its processes.
@@ -169,6 +211,79 @@ class Loop(unittest.TestCase):
                 with self.assertRaises(TypeError):
                     fabric.save(path, {"loader": object()})
 
+    def test_states_of_every_kind(self):
+        class Best:
+            def __init__(self, score, history):
+                self.score, self.history = score, history
+
+            def state_dict(self):
+                return {"score": self.score, "history": self.history}
+
+            def load_state_dict(self, state):
+                self.score, self.history = state["score"], state["history"]
+
+        class Average:
+            def __init__(self, value):
+                self.weights = {"fc.weight": weft.full((2,), value)}
+
+            def state_dict(self):
+                return self.weights
+
+            def load_state_dict(self, state):
+                self.weights = state
+
+        inf, nan = float("inf"), float("nan")
+        for kind in ("full", "sharded"):
+            with self.subTest(kind), tempfile.TemporaryDirectory() as directory:
+                path = os.path.join(directory, "state")
+                fabric, _, _ = self.setup_fabric(state_dict_type=kind)
+                fabric.save(path, {
+                    "best": inf, "worst": -inf, "unknown": nan, "tenth": 0.1, "epoch": 2**53 + 1, "done": True,
+                    "name": "a", "none": None, "nested": {"scores": [inf, {"low": -inf}], "mean": weft.ones(2), "n": 1},
+                    "ema": {"a.b": weft.tensor([1.5]), "c": weft.tensor([[2.0]])}, "empty": {},
+                    "object": Best(inf, [weft.tensor([3.0]), "text"]), "average": Average(4.0),
+                })
+                names = ("best", "worst", "unknown", "tenth", "epoch", "done", "name", "none", "nested", "ema", "empty")
+                # What stood there says nothing of what the file holds.
+                state = dict.fromkeys(names)
+                best, average = Best(0, []), Average(0.0)
+                state.update(object=best, average=average)
+                self.assertEqual(fabric.load(path, state), [])
+                self.assertEqual((state["best"], state["worst"], state["tenth"]), (inf, -inf, 0.1))
+                self.assertNotEqual(state["unknown"], state["unknown"])
+                self.assertEqual((state["epoch"], state["name"], state["none"]), (2**53 + 1, "a", None))
+                self.assertIs(state["done"], True)
+                self.assertEqual(state["nested"]["scores"], [inf, {"low": -inf}])
+                self.assertEqual((state["nested"]["mean"].tolist(), state["nested"]["n"]), ([1, 1], 1))
+                self.assertEqual({name: x.tolist() for name, x in state["ema"].items()}, {"a.b": [1.5], "c": [[2.0]]})
+                self.assertEqual(state["empty"], {})
+                self.assertIs(state["object"], best)
+                self.assertEqual((best.score, best.history[0].tolist(), best.history[1]), (inf, [3.0], "text"))
+                self.assertEqual(average.weights["fc.weight"].tolist(), [4.0, 4.0])
+                self.assertEqual(fabric.load(path, {"best": 0.0, "nested": None}).count("nested#tensors"), 0)
+
+        with tempfile.TemporaryDirectory() as directory:
+            path = os.path.join(directory, "state")
+            fabric, model, optimizer = self.setup_fabric(precision="16-mixed")
+            self.assertTrue(fabric.scaler.is_enabled())
+            self.assertFalse(self.setup_fabric()[0].scaler.is_enabled())
+            fabric.scaler.load_state_dict({**fabric.scaler.state_dict(), "scale": 32.0})
+            fabric.save(path, {"scaler": fabric.scaler})
+            other = self.setup_fabric(precision="16-mixed")[0]
+            self.assertNotEqual(other.scaler.get_scale(), 32.0)
+            other.load(path, {"scaler": other.scaler})
+            self.assertEqual(other.scaler.get_scale(), 32.0)
+
+            for value, name in ((object(), "object"), ({"a": {1, 2}}, "dict"), (2**70, "int")):
+                with self.assertRaisesRegex(TypeError, f'the state "odd", a {name}: expected a model'):
+                    fabric.save(path, {"odd": value})
+            with self.assertRaisesRegex(TypeError, "expected texts as the state's keys, got 3, a int"):
+                fabric.save(path, {3: 1})
+            endless = []
+            endless.append(endless)
+            with self.assertRaises(RecursionError):
+                fabric.save(path, {"odd": endless})
+
     def test_figures_go_to_every_logger(self):
         class Remember(weft.train.Logger):
             def __init__(self):
@@ -223,6 +338,159 @@ class Loop(unittest.TestCase):
             weft.train.Fabric(devices=2, strategy=weft.train.StrategyOptions("fsdp", bucket_mb=4))
         with self.assertRaisesRegex(TypeError, 'unknown setting "shard_gradop"; did you mean "shard_grad_op"'):
             weft.train.StrategyOptions("fsdp", shard_gradop=True)
+
+    def test_a_pipelines_schedule(self):
+        self.assertEqual(weft.train.StrategyOptions("pipeline").schedule, "1f1b")
+        for name in ("schedule", "pipeline_schedule"):
+            options = weft.train.StrategyOptions("pipeline", micro_batches=2, **{name: "gpipe"})
+            self.assertEqual((options.schedule, options.pipeline_schedule), ("gpipe", "gpipe"))
+            self.assertEqual(repr(options), "StrategyOptions('pipeline', micro_batches=2, schedule='gpipe')")
+            setattr(options, name, "1f1b")
+            self.assertEqual(options.schedule, "1f1b")
+            with self.assertRaisesRegex(weft.Error, '"zb-h1" is not one of gpipe, 1f1b'):
+                weft.train.StrategyOptions("pipeline", **{name: "zb-h1"})
+            with self.assertRaisesRegex(weft.Error, '"zb-h1" is not one of gpipe, 1f1b'):
+                setattr(options, name, "zb-h1")
+        with self.assertRaisesRegex(TypeError, "StrategyOptions: schedule: expected str, got 1"):
+            weft.train.StrategyOptions("pipeline", schedule=1)
+        with self.assertRaisesRegex(TypeError, "StrategyOptions: bucket_mb: expected int, got 'many'"):
+            weft.train.StrategyOptions("ddp", bucket_mb="many")
+
+    def test_any_iterable_is_shared_out(self):
+        fabric, _, _ = self.setup_fabric()
+        batches = [(weft.arange(2 * i, 2 * i + 2), weft.ones(2, 3)) for i in range(3)]
+        loader = fabric.setup_dataloader(batches)
+        self.assertEqual(len(loader), 3)
+        for _ in range(2):
+            self.assertEqual([x.tolist() for x, _ in loader], [[0, 1], [2, 3], [4, 5]])
+        for x, y in loader:  # left early, it begins anew
+            break
+        self.assertEqual(next(iter(loader))[0].tolist(), [0, 1])
+
+        once = fabric.setup_dataloader(weft.arange(i, i + 1) for i in range(3))
+        with self.assertRaises(TypeError):
+            len(once)
+        self.assertTrue(once)
+        self.assertEqual([x.item() for x in once], [0, 1, 2])
+        self.assertEqual(list(once), [])
+
+        class Pair(NamedTuple):
+            left: weft.Tensor
+            right: list
+
+        class Nested:
+            def __iter__(self):
+                x = weft.arange(4)
+                yield {"x": x, "pair": Pair(x + 1, [x + 2, "text"]), "other": (None, 3)}
+
+        (batch,) = fabric.setup_dataloader(Nested())
+        self.assertEqual(batch["x"].tolist(), [0, 1, 2, 3])
+        self.assertIsInstance(batch["pair"], Pair)
+        self.assertEqual((batch["pair"].left.tolist(), batch["pair"].right[1]), ([1, 2, 3, 4], "text"))
+        self.assertEqual((batch["pair"].right[0].tolist(), batch["other"]), ([2, 3, 4, 5], (None, 3)))
+
+        def fails():
+            yield weft.ones(1)
+            yield weft.ones(1)
+            raise KeyError("third")
+
+        passed = iter(fabric.setup_dataloader(fails()))
+        next(passed)
+        with self.assertRaisesRegex(KeyError, "third"):
+            next(passed)
+        with self.assertRaisesRegex(TypeError, "expected an iterable of batches, got a int"):
+            fabric.setup_dataloader(3)
+        with self.assertRaisesRegex(TypeError, "was not set up yet, got a .*SharedBatches"):
+            fabric.setup_dataloader(loader)
+        with self.assertRaisesRegex(weft.Error, "launch"):
+            weft.train.Fabric().setup_dataloader(batches)
+
+    @needs_numpy
+    def test_numpys_batches_become_tensors(self):
+        fabric, _, _ = self.setup_fabric()
+        loader = fabric.setup_dataloader([{"x": numpy.ones((2, 3), "float32"), "n": numpy.int64(4)}])
+        (batch,) = loader
+        self.assertEqual((batch["x"].shape, batch["x"].dtype), ((2, 3), weft.float32))
+        self.assertEqual(batch["n"], 4)
+
+    def test_the_last_batch_of_an_iterable_ends_a_round(self):
+        fabric, model, optimizer = self.setup_fabric(gradient_accumulation_steps=2)
+        steps, before = [], model.weight.tolist()
+        for rows in fabric.setup_dataloader([weft.ones(2, 3)] * 3):
+            with fabric.accumulate(model):
+                self.train(fabric, model, optimizer, rows)
+            steps.append(model.weight.tolist() != before)
+            before = model.weight.tolist()
+        self.assertEqual(steps, [False, True, True])
+
+    def test_what_ranks_gather(self):
+        fabric, _, _ = self.setup_fabric()
+        rows = [weft.arange(3), weft.arange(3, 5)]
+        gathered = [fabric.gather_for_metrics(x) for x in fabric.setup_dataloader(rows)]
+        self.assertEqual([x.tolist() for x in gathered], [[0, 1, 2], [3, 4]])
+        x = weft.tensor([1.0, 2.0], requires_grad=True)
+        self.assertFalse(fabric.gather_for_metrics(x).requires_grad)
+        with self.assertRaisesRegex(weft.Error, "a row for each sample"):
+            fabric.gather_for_metrics(weft.tensor(1.0))
+        everybody = fabric.all_gather(x)
+        self.assertEqual(everybody.shape, (1, 2))
+        (everybody * everybody).sum().backward()
+        self.assertEqual(x.grad.tolist(), [2.0, 4.0])
+
+    def test_mixed_precision(self):
+        rows = weft.tensor([[1.0, 2.0, 3.0], [-1.0, 0.5, 2.0]])
+        fabric, model, optimizer = self.setup_fabric()
+        exact = model(rows)
+        self.train(fabric, model, optimizer, rows)
+        for precision, bound in (("16-mixed", 2e-2), ("bf16-mixed", 1e-1)):
+            with self.subTest(precision):
+                fabric, mixed, optimizer = self.setup_fabric(precision=precision)
+                output = mixed(rows)
+                self.assertEqual((output.dtype, mixed.weight.dtype), (weft.float32, weft.float32))
+                self.assertLess((output - exact).abs().max().item(), bound)
+                self.assertEqual(fabric.scaler.is_enabled(), precision == "16-mixed")
+                if fabric.scaler.is_enabled():  # the first scale would leave steps out
+                    fabric.scaler.load_state_dict({**fabric.scaler.state_dict(), "scale": 128.0})
+                self.train(fabric, mixed, optimizer, rows)
+                self.assertLess((mixed.weight - model.weight).abs().max().item(), bound)
+        # What overflows leaves the step out, and halves the scale.
+        fabric, mixed, optimizer = self.setup_fabric(precision="16-mixed")
+        before, scale = mixed.weight.tolist(), fabric.scaler.get_scale()
+        optimizer.zero_grad()
+        fabric.backward((mixed(rows) * float("inf")).sum())
+        self.assertFalse(fabric.step(optimizer))
+        self.assertEqual((mixed.weight.tolist(), fabric.scaler.get_scale()), (before, scale / 2))
+
+    def test_methods_of_a_model(self):
+        class Encoder(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.line = nn.Linear(3, 2)
+
+            def forward(self, x):
+                return self.line(x)
+
+            def encode(self, x, factor):
+                return self.line(x) * factor
+
+        weft.manual_seed(2)
+        model, x = Encoder(), weft.ones(2, 3)
+        expected = (model(x) * 2.0).tolist()
+        fabric = weft.train.Fabric(precision="bf16-mixed")
+        fabric.launch()
+        fabric.setup_module(model)
+        encoded = fabric.forward(model, lambda: model.encode(x, 2.0))
+        self.assertEqual(encoded.dtype, weft.float32)
+        for ours, theirs in zip(sum(encoded.tolist(), []), sum(expected, [])):
+            self.assertAlmostEqual(ours, theirs, delta=0.1)
+        self.assertEqual(fabric.forward(model, x).tolist(), model(x).tolist())
+        self.assertEqual(fabric.forward(x).tolist(), model(x).tolist())
+        with self.assertRaisesRegex(TypeError, "forward: expected a tensor from the function, got a list"):
+            fabric.forward(model, list)
+        with self.assertRaisesRegex(KeyError, "inside"):
+            fabric.forward(model, lambda: {}["inside"])
+        with self.assertRaises(weft.Error):
+            fabric.forward(Encoder(), lambda: x)
 
     def test_any_loader_is_shared_out(self):
         fabric, _, _ = self.setup_fabric()
@@ -289,6 +557,90 @@ class Engine(unittest.TestCase):
             self.assertIn("global_step2", path)
             self.assertEqual(client_state, {"epoch": 7})
             self.assertEqual(self.run_steps(third, 1), self.run_steps(engine, 1))
+
+    def test_arguments_in_deepspeeds_order(self):
+        model, config = nn.Linear(3, 2), self.config()
+        engine, optimizer, loader, scheduler = weft.train.initialize(None, model, None, None, None, None, config)
+        self.assertIs(engine.module, model)
+        self.assertIs(optimizer, engine.optimizer)
+        self.assertEqual((loader, scheduler, engine.lr_scheduler), (None, None, None))
+        other = weft.train.initialize(model=nn.Linear(3, 2), config_params=config)[0]
+        self.assertEqual(other.train_batch_size(), 8)
+        with tempfile.TemporaryDirectory() as directory:
+            path = os.path.join(directory, "config.json")
+            with open(path, "w") as file:
+                json.dump(config, file)
+            args = types.SimpleNamespace(deepspeed_config=path)
+            self.assertEqual(weft.train.initialize(args, nn.Linear(3, 2))[0].train_batch_size(), 8)
+        with self.assertRaisesRegex(TypeError, "config_params is config by another name"):
+            weft.train.initialize(model=model, config=config, config_params=config)
+        with self.assertRaisesRegex(TypeError, "expected config, .* got None"):
+            weft.train.initialize(model=model)
+        with self.assertRaisesRegex(TypeError, "expected a model, got a NoneType"):
+            weft.train.initialize(config=config)
+
+    def test_the_configs_optimizer_of_some_parameters(self):
+        for parameters in (lambda m: [m.weight], lambda m: iter([("weight", m.weight)]),
+                           lambda m: [{"params": [m.weight], "lr": 0.01}]):
+            model = nn.Linear(3, 2)
+            bias, weight = model.bias.tolist(), model.weight.tolist()
+            engine, optimizer, _, _ = weft.train.initialize(
+                model=model, model_parameters=parameters(model), config=self.config()
+            )
+            self.assertEqual(len(optimizer.param_groups[0]["params"]), 1)
+            self.assertEqual(engine.get_lr(), [0.01])
+            self.run_steps(engine, 1)
+            self.assertEqual(model.bias.tolist(), bias)
+            self.assertNotEqual(model.weight.tolist(), weight)
+        everything, plain = nn.Linear(3, 2), nn.Linear(3, 2)
+        plain.load_state_dict(everything.state_dict())
+        engine = weft.train.initialize(
+            model=everything, model_parameters=everything.parameters(), config=self.config()
+        )[0]
+        expected = weft.train.initialize(model=plain, config=self.config())[0]
+        self.assertEqual(self.run_steps(engine, 2), self.run_steps(expected, 2))
+        with self.assertRaisesRegex(ValueError, "expected parameters of the model"):
+            weft.train.initialize(
+                model=nn.Linear(3, 2), model_parameters=nn.Linear(3, 2).parameters(), config=self.config()
+            )
+
+    def test_data_of_ones_own(self):
+        samples = weft.data.TensorDataset(weft.arange(10), weft.ones(10, 3))
+        for data in (samples, [samples[i] for i in range(10)]):
+            loader = weft.train.initialize(model=nn.Linear(3, 2), training_data=data, config=self.config())[2]
+            batches = [(x.tolist(), y.shape) for x, y in loader]
+            self.assertEqual([shape for _, shape in batches], [(4, 3), (4, 3), (2, 3)])
+            self.assertEqual(sorted(sum((x for x, _ in batches), [])), list(range(10)))
+        loader = weft.train.initialize(
+            model=nn.Linear(3, 2), training_data=iter([weft.ones(4, 3)]), config=self.config()
+        )[2]
+        self.assertEqual([x.shape for x in loader], [(4, 3)])
+        with self.assertRaisesRegex(TypeError, "training_data: expected a data set, .*got a int"):
+            weft.train.initialize(model=nn.Linear(3, 2), training_data=3, config=self.config())
+
+    def test_a_scheduler_of_the_callers(self):
+        def start():
+            weft.manual_seed(3)
+            model = nn.Linear(3, 2)
+            optimizer = weft.optim.SGD(model.named_parameters(), lr=0.8)
+            scheduler = weft.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)
+            config = self.config(scheduler={"type": "WarmupLR", "params": {"warmup_num_steps": 10}})
+            return weft.train.initialize(model=model, optimizer=optimizer, lr_scheduler=scheduler, config=config)
+
+        engine, optimizer, _, scheduler = start()
+        self.assertIs(engine.lr_scheduler, scheduler)
+        self.run_steps(engine, 2)
+        self.assertEqual((scheduler.step_count, optimizer.lr), (2, 0.2))
+        with tempfile.TemporaryDirectory() as directory:
+            engine.save_checkpoint(directory, client_state={"best": float("inf")})
+            other, optimizer, _, scheduler = start()
+            self.assertEqual(other.load_checkpoint(directory)[1], {"best": float("inf")})
+            self.assertEqual((scheduler.step_count, optimizer.lr), (2, 0.2))
+            self.assertEqual(self.run_steps(other, 1), self.run_steps(engine, 1))
+        with self.assertRaisesRegex(TypeError, "has an optimizer of its own"):
+            weft.train.initialize(model=nn.Linear(3, 2), lr_scheduler=scheduler, config=self.config())
+        with self.assertRaisesRegex(TypeError, "expected a Scheduler or a function of the step, got a str"):
+            weft.train.initialize(model=nn.Linear(3, 2), lr_scheduler="cosine", config=self.config())
 
     def test_what_it_cannot_take(self):
         with self.assertRaisesRegex(weft.Error, "optimizer"):

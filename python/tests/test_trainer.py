@@ -153,6 +153,54 @@ class Fit(unittest.TestCase):
         with self.assertRaisesRegex(TypeError, "sample 0: expected a tensor or a tuple of tensors, got str"):
             next(weft.data.TensorLoader(["a"]))
 
+    def test_any_object_of_batches(self):
+        class Own:
+            """The batches of a TensorLoader, in the order of the epoch that it was told."""
+
+            def __init__(self, loader):
+                self.loader, self.epochs, self.begun = loader, [], 0
+
+            def set_epoch(self, epoch):
+                self.epochs.append(epoch)
+
+            def __len__(self):
+                return len(self.loader)
+
+            def __iter__(self):
+                self.begun += 1
+                self.loader.position = (self.epochs[-1], 0)
+                return iter([tuple(batch) for batch in self.loader])
+
+        def fit_own(trainer, module=None, **options):
+            trainer.seed_everything(1)
+            module, own = module or Regression(), Own(line(16, 4, shuffle=True))
+            trainer.fit(module, own, list(line(8, 4)), **options)
+            return module, own
+
+        whole = fit(quiet(max_epochs=3))
+        trainer = quiet(max_epochs=3)
+        module, own = fit_own(trainer)
+        self.assertEqual(own.epochs, [0, 1, 2])
+        self.assertEqual(module.line.weight.tolist(), whole.line.weight.tolist())
+        measured = trainer.validate(module, list(line(8, 4)))
+        self.assertEqual(measured["val_loss"], trainer.metrics["val_loss"])
+        self.assertEqual(len(trainer.predict(module, [x for x, _ in line(8, 4)])), 2)
+
+        # Inside of the second epoch: its first two batches are skipped.
+        first = quiet(max_steps=6, directory=self.path("own"))
+        fit_own(first)
+        del first
+        seen = []
+
+        class Sees(Callback):
+            def on_train_batch_start(self, trainer, module, batch, batch_idx):
+                seen.append(batch_idx)
+
+        rest = quiet(max_epochs=3, callbacks=[Sees()])
+        module, own = fit_own(rest, ckpt_path=self.path("own", "checkpoints", "last.safetensors"))
+        self.assertEqual((own.epochs, own.begun, seen), ([1, 2], 2, [2, 3, 0, 1, 2, 3]))
+        self.assertEqual(module.line.weight.tolist(), whole.line.weight.tolist())
+
     def test_hooks(self):
         class Hooks(Callback):
             def __init__(self):
@@ -394,8 +442,16 @@ class Fit(unittest.TestCase):
             fit(quiet(max_epochs=1), NoOptimizer())
         with self.assertRaisesRegex(weft.Error, "configure_optimizers"):
             fit(quiet(max_epochs=1), Nothing())
-        with self.assertRaisesRegex(TypeError, "expected a weft.data.TensorLoader or Loader, got list"):
+        with self.assertRaisesRegex(ValueError, "expected batches, got a list without any"):
             quiet(max_epochs=1).fit(Regression(), [])
+        with self.assertRaisesRegex(TypeError, "generator has no __len__"):
+            quiet(max_epochs=1).fit(Regression(), (batch for batch in line(16, 4)))
+        with self.assertRaisesRegex(TypeError, "object has no __iter__"):
+            quiet(max_epochs=1).validate(Regression(), object())
+        with self.assertRaisesRegex(TypeError, "batch 1 of a list: .*tensors, got a tuple with a str"):
+            quiet(max_epochs=1).fit(Regression(), [*line(4, 4), ("x", "y")])
+        with self.assertRaisesRegex(TypeError, "batch 0 of a list: .*tensors, got dict"):
+            quiet(max_epochs=1).fit(Regression(), [{}])
         with self.assertRaisesRegex(weft.Error, "say when to stop"):
             quiet()
         with self.assertRaisesRegex(weft.Error, 'gradient_clip_algorithm: expected one of "norm", "value", got "l2"'):
@@ -452,10 +508,11 @@ class Fit(unittest.TestCase):
                 self.sum += batch[0].sum(0)
 
             def state_dict(self):
-                return {"batches": self.batches, "sum": self.sum}
+                return {"batches": self.batches, "sum": self.sum, "best": float("inf")}
 
             def load_state_dict(self, state):
                 self.batches, self.sum = state["batches"], state["sum"]
+                assert state["best"] == float("inf")
 
         counts = Counts()
         whole = fit(quiet(max_epochs=3, callbacks=[counts]))

@@ -3,47 +3,192 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
+
+#include "data/loader.h"
+#include "data/tensors/tensor_dataset.h"
 #include "python/bindings.h"
 #include "python/casters.h"
 #include "python/json.h"
+#include "train/config_files/config_file.h"
 #include "train/engine/engine.h"
+#include "train/optimization.h"
 
 namespace weft::python {
 namespace {
 
+using train::ConfigFile;
 using train::Engine;
 
-void make_engine(Engine* self, nn::Module& model, const nb::object& config,
+/// Where a checkpoint's client_state keeps the scheduler's state.
+constexpr const char* kScheduler = "weft.lr_scheduler";
+
+/// With a scheduler of the caller's, an object that the engine steps.
+struct OwnEngine : Engine {
+  using Engine::Engine;
+  nb::object lr_scheduler = nb::none();
+  nb::object scheduler() const {
+    return nb::hasattr(lr_scheduler, "step") ? lr_scheduler : nb::none();
+  }
+};
+
+std::string type_of(nb::handle object) { return nb::type_name(object.type()).c_str(); }
+
+/// Of a path or of a dict.
+ConfigFile file_of(const nb::object& config) {
+  if (nb::isinstance<nb::str>(config)) {
+    return train::read_config_file(nb::cast<std::string>(config));
+  }
+  if (nb::hasattr(config, "__fspath__")) {
+    return train::read_config_file(nb::cast<std::string>(config.attr("__fspath__")()));
+  }
+  return train::read_config(json_of(config), "config");
+}
+
+void make_engine(OwnEngine* self, nn::Module& model, const nb::object& config,
                  optim::Optimizer* optimizer, const nb::object& lr_scheduler,
                  const std::string& device) {
   train::EngineOptions options = {.device = device, .optimizer = optimizer};
-  if (!lr_scheduler.is_none()) {
+  ConfigFile file = file_of(config);
+  if (nb::hasattr(lr_scheduler, "step")) {
+    if (!optimizer) {
+      throw nb::type_error(fmt::format("initialize: lr_scheduler, a {}, has an optimizer of its "
+                                       "own: expected that as optimizer, got None",
+                                       type_of(lr_scheduler))
+                               .c_str());
+    }
+    file.schedule = nullptr;
+  } else if (PyCallable_Check(lr_scheduler.ptr())) {
     options.lr_scheduler = [lr_scheduler](int64_t step) {
       const nb::gil_scoped_acquire locked;
       return nb::cast<double>(lr_scheduler(step));
     };
+  } else if (!lr_scheduler.is_none()) {
+    throw nb::type_error(fmt::format("initialize: lr_scheduler: expected a Scheduler or a function "
+                                     "of the step, got a {}",
+                                     type_of(lr_scheduler))
+                             .c_str());
   }
-  if (nb::isinstance<nb::str>(config)) {
-    new (self) Engine(model, nb::cast<std::string>(config), std::move(options));
-  } else {
-    new (self) Engine(model, json_of(config), std::move(options));
+  new (self) OwnEngine(model, train::structure_of(model), file, std::move(options));
+  self->lr_scheduler = lr_scheduler;
+}
+
+/// Parameters without a name have the model's, by which a checkpoint knows them.
+nb::list named(const nn::Module& model, nb::handle parameters) {
+  const NamedTensors known = model.named_parameters();
+  nb::list all;
+  for (nb::handle parameter : parameters) {
+    if (nb::isinstance<nb::dict>(parameter)) {
+      nb::dict group;
+      group.update(nb::borrow<nb::dict>(parameter));
+      if (group.contains("params")) group["params"] = named(model, group["params"]);
+      all.append(group);
+      continue;
+    }
+    if (!nb::isinstance<Tensor>(parameter)) {  // a name and a tensor
+      all.append(parameter);
+      continue;
+    }
+    const auto x = nb::cast<Tensor>(parameter);
+    const auto found =
+        std::ranges::find_if(known, [&](const auto& entry) { return entry.second.is_same(x); });
+    if (found == known.end()) {
+      throw nb::value_error(
+          fmt::format("initialize: model_parameters: expected parameters of the model, got {}", x)
+              .c_str());
+    }
+    all.append(nb::make_tuple(found->first, x));
   }
+  return all;
+}
+
+/// The configuration's optimizer over these parameters alone; None where it has none.
+nb::object optimizer_of(const nn::Module& model, const nb::object& config, nb::handle parameters) {
+  const ConfigFile file = file_of(config);
+  if (!file.settings.contains("optimizer")) return nb::none();
+  // What DeepSpeed takes for what its file does not say, as the engine has it.
+  const train::Config settings = train::with_file({.weight_decay = 0}, file);
+  nb::dict options;
+  for (const auto& [name, value] : train::optimizer_options(settings)) {
+    options[name.c_str()] = value;
+  }
+  return nb::module_::import_("weft._weft.optim")
+      .attr("make_optimizer")(settings.optimizer, named(model, parameters), **options);
+}
+
+/// A data set as a loader of micro-batches, or an iterable of them, shared out to the ranks.
+nb::object loader_of(nb::handle engine, const nb::object& samples) {
+  const auto batch_size = nb::cast<OwnEngine&>(engine).train_micro_batch_size_per_gpu();
+  nb::object loader = samples;
+  if (nb::isinstance<data::Dataset>(samples)) {
+    loader = nb::type<data::Loader>()(samples, batch_size, true);
+  } else if (nb::hasattr(samples, "__getitem__") && nb::hasattr(samples, "__len__")) {
+    loader = nb::type<data::TensorLoader>()(samples, batch_size, true);
+  } else if (!nb::hasattr(samples, "__iter__")) {
+    throw nb::type_error(fmt::format("initialize: training_data: expected a data set, with a "
+                                     "length and items, or an iterable of batches, got a {}",
+                                     type_of(samples))
+                             .c_str());
+  }
+  return engine.attr("fabric").attr("setup_dataloader")(loader);
+}
+
+nb::object config_of(const nb::object& args, const nb::object& config, const nb::object& params) {
+  if (!config.is_none() && !params.is_none()) {
+    throw nb::type_error("initialize: config_params is config by another name; expected one");
+  }
+  if (!config.is_none()) return config;
+  if (!params.is_none()) return params;
+  const nb::object named = nb::getattr(args, "deepspeed_config", nb::none());
+  if (named.is_none()) {
+    throw nb::type_error("initialize: expected config, a dict or a file's path, got None");
+  }
+  return named;
+}
+
+nb::tuple initialize(const nb::object& args, const nb::object& model, nb::object optimizer,
+                     const nb::object& model_parameters, const nb::object& training_data,
+                     const nb::object& lr_scheduler, const nb::object& config,
+                     const nb::object& config_params, const std::string& device) {
+  if (!nb::isinstance<nn::Module>(model)) {
+    throw nb::type_error(
+        fmt::format("initialize: expected a model, got a {}", type_of(model)).c_str());
+  }
+  const nb::object given = config_of(args, config, config_params);
+  if (optimizer.is_none() && !model_parameters.is_none()) {
+    optimizer = optimizer_of(nb::cast<nn::Module&>(model), given, model_parameters);
+  }
+  const nb::object engine =
+      nb::type<OwnEngine>()("model"_a = model, "config"_a = given, "optimizer"_a = optimizer,
+                            "lr_scheduler"_a = lr_scheduler, "device"_a = device);
+  const nb::object loader = training_data.is_none() ? nb::none() : loader_of(engine, training_data);
+  return nb::make_tuple(engine, engine.attr("optimizer"), loader, lr_scheduler);
 }
 
 }  // namespace
 
 void bind_engine(nb::module_ m) {
-  nb::class_<Engine>(m, "Engine", "DeepSpeed's loop: what initialize() returns.")
+  nb::class_<OwnEngine>(m, "Engine", "DeepSpeed's loop: what initialize() returns.")
       .def("__init__", make_engine, nb::kw_only(), "model"_a, "config"_a,
            "optimizer"_a = nb::none(), "lr_scheduler"_a = nb::none(), "device"_a = "cpu",
            nb::keep_alive<1, 2>(), nb::keep_alive<1, 4>())
       .def(
-          "__call__", [](Engine& self, const Tensor& x) { return self(x); }, "x"_a, Unlocked(),
+          "__call__", [](OwnEngine& self, const Tensor& x) { return self(x); }, "x"_a, Unlocked(),
           "The model on x, in the precision of the configuration.")
       .def("backward", &Engine::backward, "loss"_a, Unlocked(),
            "Adds the gradients of the loss, this micro-batch's mean.")
-      .def("step", &Engine::step, Unlocked(),
-           "Ends the micro-batch; at the boundary clips, steps and drops the gradients.")
+      .def(
+          "step",
+          [](OwnEngine& self) {
+            {
+              const nb::gil_scoped_release unlocked;
+              self.step();
+            }
+            const nb::object scheduler = self.scheduler();
+            if (self.was_step_applied() && !scheduler.is_none()) scheduler.attr("step")();
+          },
+          "Ends the micro-batch; at the boundary clips, steps the optimizer and the scheduler, and "
+          "drops the gradients.")
       .def("is_gradient_accumulation_boundary", &Engine::is_gradient_accumulation_boundary,
            "Whether the micro-batch at hand is a step's last.")
       .def("set_gradient_accumulation_boundary", &Engine::set_gradient_accumulation_boundary,
@@ -65,13 +210,20 @@ void bind_engine(nb::module_ m) {
       .def_prop_ro("module", &Engine::module, nb::rv_policy::reference_internal)
       .def_prop_ro("optimizer", &Engine::optimizer, nb::rv_policy::reference_internal)
       .def_prop_ro("fabric", &Engine::fabric, nb::rv_policy::reference_internal)
+      .def_prop_ro(
+          "lr_scheduler", [](const OwnEngine& self) { return self.lr_scheduler; },
+          "As initialize() was given it.")
       .def(
           "save_checkpoint",
-          [](Engine& self, const std::string& directory, const std::optional<std::string>& tag,
+          [](OwnEngine& self, const std::string& directory, const std::optional<std::string>& tag,
              const nb::dict& client_state, bool save_latest) {
             train::EngineCheckpoint checkpoint = {.tag = tag.value_or(""),
                                                   .client_state = json_of(client_state),
                                                   .save_latest = save_latest};
+            const nb::object scheduler = self.scheduler();
+            if (nb::hasattr(scheduler, "state_dict")) {
+              checkpoint.client_state[kScheduler] = json_of(scheduler.attr("state_dict")());
+            }
             const nb::gil_scoped_release unlocked;
             self.save_checkpoint(directory, std::move(checkpoint));
           },
@@ -80,31 +232,41 @@ void bind_engine(nb::module_ m) {
           "rank calls.")
       .def(
           "load_checkpoint",
-          [](Engine& self, const std::string& directory, const std::optional<std::string>& tag) {
+          [](OwnEngine& self, const std::string& directory, const std::optional<std::string>& tag) {
             std::optional<train::LoadedCheckpoint> loaded;
             {
               const nb::gil_scoped_release unlocked;
               loaded = self.load_checkpoint(directory, tag.value_or(""));
             }
             if (!loaded) return nb::make_tuple(nb::none(), nb::dict());
-            return nb::make_tuple(loaded->path, object_of(loaded->client_state));
+            const auto state = nb::cast<nb::dict>(object_of(loaded->client_state));
+            const nb::object kept = state.attr("pop")(kScheduler, nb::none());
+            const nb::object scheduler = self.scheduler();
+            if (nb::hasattr(scheduler, "load_state_dict")) {
+              WEFT_CHECK(!kept.is_none(),
+                         "engine: {}: expected the state of the lr_scheduler, a {}", loaded->path,
+                         type_of(scheduler));
+              scheduler.attr("load_state_dict")(kept);
+            }
+            return nb::make_tuple(loaded->path, state);
           },
           "load_dir"_a, "tag"_a = nb::none(),
           "Goes on from a checkpoint, without a tag the latest; returns its path and the "
           "client_state, or (None, {}) where there is none.");
   m.def(
-      "initialize",
-      [](const nb::kwargs& arguments) {
-        const nb::object engine = nb::type<Engine>()(**arguments);
-        const nb::object scheduler = arguments.contains("lr_scheduler")
-                                         ? nb::object(arguments["lr_scheduler"])
-                                         : nb::object(nb::none());
-        return nb::make_tuple(engine, engine.attr("optimizer"), nb::none(), scheduler);
-      },
-      "arguments"_a,
-      "deepspeed.initialize: (engine, optimizer, None, lr_scheduler) of a model and DeepSpeed's "
-      "config, as a dict or a file's path. optimizer: instead of the config's. lr_scheduler: a "
-      "function of the step, a factor on the learning rate. device: cpu or cuda.");
+      "initialize", &initialize, "args"_a = nb::none(), "model"_a = nb::none(),
+      "optimizer"_a = nb::none(), "model_parameters"_a = nb::none(), "training_data"_a = nb::none(),
+      "lr_scheduler"_a = nb::none(), "config"_a = nb::none(), "config_params"_a = nb::none(),
+      nb::kw_only(), "device"_a = "cpu",
+      "deepspeed.initialize: a tuple (engine, optimizer, training_dataloader, lr_scheduler) of a "
+      "model and DeepSpeed's config, a dict or a file's path, as config, config_params or "
+      "args.deepspeed_config. optimizer: instead of the config's. model_parameters: those that the "
+      "config's optimizer trains, tensors of the model, with or without their names, or groups; by "
+      "default all. training_data: a data set, with a length and items, of which the loader makes "
+      "shuffled micro-batches, or an iterable of micro-batches; without it the loader is None. "
+      "lr_scheduler: a function of the step, a factor on the learning rate, or a Scheduler of "
+      "`optimizer`, which engine.step() steps. device: cpu or cuda. Raises TypeError without a "
+      "model or a config, Error for a config that is not DeepSpeed's.");
 }
 
 }  // namespace weft::python

@@ -6,8 +6,6 @@
 #include <nanobind/stl/unique_ptr.h>
 #include <nanobind/trampoline.h>
 
-#include <deque>
-
 #include "data/tensors/tensor_dataset.h"
 #include "dist/strategy/settings.h"
 #include "io/nearest.h"
@@ -15,8 +13,9 @@
 #include "python/bindings.h"
 #include "python/docstrings.h"
 #include "python/iteration.h"
-#include "python/json.h"
 #include "python/scope.h"
+#include "python/train/batches.h"
+#include "python/train/states.h"
 #include "train/metrics/logger.h"
 
 namespace weft::python {
@@ -129,6 +128,40 @@ std::string name_of(const dist::SettingText& text) {
   return name;
 }
 
+/// Of an option that is chosen by name, which for_each_setting() leaves out.
+constexpr const char* kSchedule = "schedule";
+constexpr const char* kPipelineSchedule = "pipeline_schedule";  // as on the command line
+
+dist::StrategyOptions strategy_options(const std::string& name, const nb::kwargs& settings) {
+  dist::StrategyOptions options = {.name = name};
+  for (const auto& [key, value] : settings) {
+    const auto given = nb::cast<std::string>(key);
+    const auto read = [&, v = nb::handle(value)]<class T>(T& member) {
+      if (nb::try_cast(v, member)) return;
+      throw nb::type_error(fmt::format("StrategyOptions: {}: expected {}, got {}", given,
+                                       nb::type_name(nb::cast(T()).type()).c_str(),
+                                       nb::repr(v).c_str())
+                               .c_str());
+    };
+    std::vector<std::string> known = {kSchedule, kPipelineSchedule};
+    if (given == kSchedule || given == kPipelineSchedule) {
+      std::string schedule;
+      read(schedule);
+      options.schedule = dist::parse_schedule(schedule);
+    }
+    dist::for_each_setting([&](const dist::SettingText& text, auto member) {
+      known.push_back(name_of(text));
+      if (known.back() == given) read(options.*member);
+    });
+    if (std::ranges::count(known, given) == 0) {
+      throw nb::type_error(fmt::format("StrategyOptions: unknown setting \"{}\"{}", given,
+                                       io::did_you_mean(given, known))
+                               .c_str());
+    }
+  }
+  return options;
+}
+
 void bind_strategy_options(nb::module_ m) {
   using dist::StrategyOptions;
   nb::class_<StrategyOptions> bound(
@@ -139,28 +172,22 @@ void bind_strategy_options(nb::module_ m) {
       .def(
           "__init__",
           [](StrategyOptions* self, const std::string& name, const nb::kwargs& settings) {
-            StrategyOptions options = {.name = name};
-            for (const auto& [key, value] : settings) {
-              std::vector<std::string> known;
-              const auto given = nb::cast<std::string>(key);
-              dist::for_each_setting(
-                  [&, v = nb::handle(value)](const dist::SettingText& text, auto member) {
-                    known.push_back(name_of(text));
-                    using Member = std::remove_cvref_t<decltype(options.*member)>;
-                    if (known.back() == given) options.*member = nb::cast<Member>(v);
-                  });
-              if (std::ranges::count(known, given) == 0)
-                throw nb::type_error(fmt::format("StrategyOptions: unknown setting \"{}\"{}", given,
-                                                 io::did_you_mean(given, known))
-                                         .c_str());
-            }
-            new (self) StrategyOptions(std::move(options));
+            new (self) StrategyOptions(strategy_options(name, settings));
           },
           "name"_a = "auto", "settings"_a)
       .def_rw("name", &StrategyOptions::name);
   dist::for_each_setting([&](const dist::SettingText& text, auto member) {
     bound.def_rw(name_of(text).c_str(), member, text.help);
   });
+  for (const char* schedule : {kSchedule, kPipelineSchedule}) {
+    bound.def_prop_rw(
+        schedule, [](const StrategyOptions& self) { return dist::name(self.schedule); },
+        [](StrategyOptions& self, const std::string& name) {
+          self.schedule = dist::parse_schedule(name);
+        },
+        "Order in which a pipeline's stages take micro-batches: \"1f1b\" or \"gpipe\". Both names "
+        "are of one setting.");
+  }
   bound.def("__repr__", [](const StrategyOptions& self) {
     std::string text = nb::cast<std::string>(nb::repr(nb::cast(self.name)));
     const StrategyOptions defaults;
@@ -169,48 +196,12 @@ void bind_strategy_options(nb::module_ m) {
         text += fmt::format(", {}={}", name_of(setting), nb::repr(nb::cast(self.*member)).c_str());
       }
     });
+    if (self.schedule != defaults.schedule) {
+      text += fmt::format(", {}='{}'", kSchedule, dist::name(self.schedule));
+    }
     return fmt::format("StrategyOptions({})", text);
   });
 }
-
-/// A dict of modules, optimizers, tensors, numbers, texts and what JSON holds, as named states.
-class States {
- public:
-  explicit States(const nb::dict& state) {
-    for (const auto& [key, value] : state) {
-      const auto name = nb::cast<std::string>(key);
-      if (add_any<nn::Module, optim::Optimizer, optim::Scheduler, optim::GradScaler, data::Loader>(
-              name, value)) {
-        continue;
-      }
-      if (nb::isinstance<Tensor>(value)) {
-        states_.emplace_back(name, &tensors_.emplace_back(nb::cast<Tensor>(value)));
-      } else {
-        states_.emplace_back(name, &values_.emplace_back(name, json_of(value)).second);
-      }
-    }
-  }
-  const std::vector<train::NamedState>& get() const { return states_; }
-  /// What is no object of its own takes the place of what the dict had.
-  void write_back(nb::dict state) const {
-    for (const auto& [name, value] : values_) state[name.c_str()] = object_of(value);
-  }
-
- private:
-  template <class... T>
-  bool add_any(const std::string& name, nb::handle value) {
-    const auto add = [&]<class Object>(std::type_identity<Object>) {
-      if (!nb::isinstance<Object>(value)) return false;
-      states_.emplace_back(name, nb::cast<Object*>(value));
-      return true;
-    };
-    return (add(std::type_identity<T>()) || ...);
-  }
-
-  std::vector<train::NamedState> states_;
-  std::deque<Tensor> tensors_;
-  std::deque<std::pair<std::string, nlohmann::json>> values_;
-};
 
 /// What begin() returns, for as long as it lives.
 struct Held {
@@ -222,6 +213,16 @@ using HeldContext = Context<Held, std::function<std::shared_ptr<void>()>>;
 /// One object as itself, several as a tuple.
 nb::object one_or_all(const nb::tuple& objects) {
   return objects.size() == 1 ? nb::object(objects[0]) : nb::object(objects);
+}
+
+/// What a function of no arguments returns, called without the interpreter's lock.
+Tensor tensor_of(const nb::callable& function) {
+  const nb::gil_scoped_acquire locked;
+  const nb::object result = function();
+  if (nb::isinstance<Tensor>(result)) return nb::cast<Tensor>(result);
+  throw nb::type_error(fmt::format("forward: expected a tensor from the function, got a {}",
+                                   nb::type_name(result.type()).c_str())
+                           .c_str());
 }
 
 /// A model, if there is one, and optimizers.
@@ -247,6 +248,7 @@ void bind_fabric(nb::module_ m) {
   bind_loggers(m);
   bind_strategy_options(m);
   bind_context<HeldContext>(m, "Held", "What accumulate() and no_backward_sync() return.");
+  bind_shared_batches(m);
   nb::class_<TensorShares>(m, "SharedTensorLoader", "This rank's part of a TensorLoader.")
       .def("__iter__", [](nb::handle_t<TensorShares> self) { return nb::borrow(self); })
       .def("__next__", [](TensorShares& self) { return nb::tuple(nb::cast(next_of(self))); });
@@ -294,6 +296,20 @@ void bind_fabric(nb::module_ m) {
       .def(
           "forward", [](Fabric& self, const Tensor& x) { return self.forward(x); }, "x"_a,
           Unlocked(), "The only model on x in the precision asked for, as model(x).")
+      .def(
+          "forward",
+          [](Fabric& self, nn::Module& model, const Tensor& x) { return self.forward(model, x); },
+          "model"_a, "x"_a, Unlocked(), "A model that was set up, on x.")
+      .def(
+          "forward",
+          [](Fabric& self, nn::Module& model, const nb::callable& function) {
+            const nb::gil_scoped_release unlocked;
+            return self.forward(model,
+                                std::function<Tensor()>([&] { return tensor_of(function); }));
+          },
+          "model"_a, "function"_a,
+          "What function() returns, a tensor, called as model(x) would be: for methods of a model "
+          "that was set up. An Error under dp and pipeline, which run model(x) alone.")
       .def(
           "cross_entropy",
           [](Fabric& self, const Tensor& logits, const Tensor& labels, double label_smoothing) {
@@ -359,6 +375,9 @@ void bind_fabric(nb::module_ m) {
       .def("all_gather", &Fabric::all_gather, "x"_a, Unlocked(), "[ranks, ...]: every rank's x.")
       .def("broadcast", &Fabric::broadcast, "x"_a, "source"_a = 0, Unlocked(), "In place.")
       .def("barrier", &Fabric::barrier, Unlocked())
+      .def_prop_ro("scaler", &Fabric::scaler, nb::rv_policy::reference_internal,
+                   "Of 16-mixed, a GradScaler; in other precisions it is not enabled. save() and "
+                   "load() take it.")
       .def("gather_for_metrics", &Fabric::gather_for_metrics, "x"_a, Unlocked(),
            "[samples, ...]: the rows of all ranks, each sample of a loader's batch once.")
       .def(
@@ -375,6 +394,14 @@ void bind_fabric(nb::module_ m) {
           },
           "loader"_a, nb::keep_alive<0, 1>(), nb::keep_alive<0, 2>(),
           "An iterator of this rank's share.")
+      .def(
+          "setup_dataloader",
+          [](nb::handle_t<Fabric> self, nb::handle loader) { return share_batches(self, loader); },
+          "loader"_a,
+          "An iterable of this rank's share of any iterable's batches: tensors and NumPy's arrays, "
+          "in tuples, lists and dicts, of which a first dimension counts the samples; other leaves "
+          "stay as they are. It has to give the same on every rank. Each batch needs memory of its "
+          "own: one is read ahead.")
       .def(
           "setup_dataloaders",
           [](nb::handle_t<Fabric> self, const nb::args& loaders) {
@@ -393,25 +420,26 @@ void bind_fabric(nb::module_ m) {
           },
           "path"_a, "state"_a = nb::none(),
           "The whole model as a safetensors file, written by rank 0; or any state, a dict of "
-          "models, optimizers, schedulers, loaders, tensors and what JSON holds. Every rank calls "
-          "it.")
+          "models, optimizers, schedulers, scalers, loaders, tensors, dicts of them, numbers, what "
+          "JSON holds, and objects with state_dict() and load_state_dict(). Every rank calls it. A "
+          "TypeError names the key and the type of what cannot be saved.")
       .def(
           "load",
           [](Fabric& self, const std::string& path, const std::optional<nb::dict>& state) {
             std::vector<std::string> left;
             std::optional<States> states;
-            if (state) states.emplace(*state);
+            if (state) states.emplace(*state, self, path);
             {
               const nb::gil_scoped_release unlocked;
               if (states) left = self.load(path, states->get());
               if (!states) self.load(path);
             }
-            if (states) states->write_back(*state);
-            return left;
+            return states ? states->finish(std::move(left)) : left;
           },
           "path"_a, "state"_a = nb::none(),
-          "What save() has left, into the objects of the dict; its other values are replaced. "
-          "Returns the names in the file that were not asked for.")
+          "What save() has left, into the objects of the dict, by load_state_dict() of those that "
+          "are not Weft's own; its other values are replaced. Returns the names in the file that "
+          "were not asked for.")
       .def("seed_everything", &Fabric::seed_everything, "seed"_a)
       .def("print", [](const Fabric& self, const nb::args& arguments, const nb::kwargs& options) {
         if (self.is_main()) nb::module_::import_("builtins").attr("print")(*arguments, **options);

@@ -9,6 +9,7 @@
 #include "python/docstrings.h"
 #include "python/json.h"
 #include "python/named_tensors.h"
+#include "python/train/batches.h"
 #include "python/train/fabric.h"
 #include "train/trainer/early_stopping.h"
 #include "train/trainer/model_checkpoint.h"
@@ -625,23 +626,33 @@ auto trainer_fields() {
                  Field{"loggers", &O::loggers}, Field{"callbacks", &O::callbacks}));
 }
 
-BatchSource source_of(nb::handle loader) {
+/// What a Trainer's loader is to C++: one of ours, or any iterable with a length, which `own` then
+/// holds for as long as batches are asked for.
+BatchSource source_of(nb::handle loader, std::optional<TrainerLoader>& own) {
   if (nb::isinstance<data::TensorLoader>(loader)) return nb::cast<data::TensorLoader&>(loader);
   if (nb::isinstance<data::Loader>(loader)) return nb::cast<data::Loader&>(loader);
-  throw nb::type_error(fmt::format("trainer: expected a weft.data.TensorLoader or Loader, got {}",
-                                   nb::type_name(loader.type()).c_str())
-                           .c_str());
+  return own.emplace(nb::borrow(loader));
 }
 
 std::map<std::string, double> dict_of(const NamedValues& values) {
   return {values.begin(), values.end()};
 }
 
+/// A docstring with what a loader may be.
+std::string with_loaders(const char* text) {
+  return fmt::format(
+      "{}\n\nA loader is a weft.data.TensorLoader or Loader, or any object with __iter__ and "
+      "__len__ that gives the same batches on every rank: tensors or NumPy's arrays, one or a "
+      "tuple or list of them. A TypeError names the class that has no length.",
+      text);
+}
+
 /// What a function of the Trainer makes of a module and a loader.
 template <auto function>
 auto measured(Trainer& self, TrainingModule& module, nb::handle loader,
               const std::optional<std::string>& checkpoint) {
-  const BatchSource source = source_of(loader);
+  std::optional<TrainerLoader> own;
+  const BatchSource source = source_of(loader, own);
   const nb::gil_scoped_release unlocked;
   auto result = (self.*function)(module, source, checkpoint.value_or(""));
   if constexpr (std::is_same_v<decltype(result), NamedValues>) {
@@ -668,23 +679,25 @@ void bind_loop(nb::module_& m) {
           "fit",
           [](Trainer& self, TrainingModule& module, nb::handle train, nb::handle validation,
              const std::optional<std::string>& checkpoint) {
-            const BatchSource source = source_of(train);
+            std::optional<TrainerLoader> own, own_measured;
+            const BatchSource source = source_of(train, own);
             std::optional<BatchSource> measured;
-            if (!validation.is_none()) measured.emplace(source_of(validation));
+            if (!validation.is_none()) measured.emplace(source_of(validation, own_measured));
             const nb::gil_scoped_release unlocked;
             self.fit(module, source, measured, checkpoint.value_or(""));
           },
           "model"_a, "train_dataloaders"_a, "val_dataloaders"_a = nb::none(),
           "ckpt_path"_a = nb::none(), nb::keep_alive<1, 2>(), nb::keep_alive<1, 3>(),
-          nb::keep_alive<1, 4>(), text("fit"))
+          nb::keep_alive<1, 4>(), with_loaders(text("fit")).c_str())
       .def("validate", &measured<&Trainer::validate<TrainingModule>>, "model"_a, "dataloaders"_a,
            "ckpt_path"_a = nb::none(), nb::keep_alive<1, 2>(), nb::keep_alive<1, 3>(),
-           text("validate"))
+           with_loaders(text("validate")).c_str())
       .def("test", &measured<&Trainer::test<TrainingModule>>, "model"_a, "dataloaders"_a,
-           "ckpt_path"_a = nb::none(), nb::keep_alive<1, 2>(), nb::keep_alive<1, 3>(), text("test"))
+           "ckpt_path"_a = nb::none(), nb::keep_alive<1, 2>(), nb::keep_alive<1, 3>(),
+           with_loaders(text("test")).c_str())
       .def("predict", &measured<&Trainer::predict<TrainingModule>>, "model"_a, "dataloaders"_a,
            "ckpt_path"_a = nb::none(), nb::keep_alive<1, 2>(), nb::keep_alive<1, 3>(),
-           text("predict"))
+           with_loaders(text("predict")).c_str())
       .def("save_checkpoint", &Trainer::save_checkpoint, "filepath"_a, Unlocked(),
            text("save_checkpoint"))
       .def(

@@ -1,0 +1,211 @@
+#include "python/train/batches.h"
+
+#include <nanobind/stl/unique_ptr.h>
+
+#include <memory>
+
+#include "data/tensors/tensor_dataset.h"
+#include "python/exchange.h"
+#include "train/shared_loader.h"
+
+namespace weft::python {
+namespace {
+
+using train::Fabric;
+
+std::string type_of(nb::handle object) { return nb::type_name(object.type()).c_str(); }
+
+bool is_tensor(nb::handle part) {
+  return nb::isinstance<Tensor>(part) || nb::hasattr(part, "__dlpack__");
+}
+
+/// What setup_dataloader() returns of an iterable: each iteration is one of that.
+class SharedBatches {
+ public:
+  /// One pass.
+  class Pass {
+   public:
+    Pass(const Fabric& fabric, nb::object batches)
+        : source_(std::move(batches)), shared_(fabric.share(source_)) {}
+    Pass(const Pass&) = delete;
+    Pass& operator=(const Pass&) = delete;
+    /// The interpreter's lock is held: a batch is Python's objects.
+    nb::object next() {
+      std::optional<ObjectBatch> batch;
+      if (!is_done_) batch = shared_.next();
+      is_done_ = !batch;
+      if (is_done_) throw nb::stop_iteration();
+      return std::move(batch->object);
+    }
+
+   private:
+    ObjectSource source_;
+    train::SharedLoader<ObjectSource> shared_;
+    bool is_done_ = false;
+  };
+
+  SharedBatches(nb::handle_t<Fabric> fabric, nb::handle batches)
+      : fabric_(nb::borrow(fabric)), batches_(nb::borrow(batches)) {
+    get().data_size();  // before launch() there are no ranks to share with
+  }
+  std::unique_ptr<Pass> begin() const { return std::make_unique<Pass>(get(), batches_); }
+  int64_t size() const {
+    const int64_t in_turn = get().options().split_batches ? 1 : get().data_devices();
+    return (static_cast<int64_t>(nb::len(batches_)) + in_turn - 1) / in_turn;
+  }
+
+ private:
+  const Fabric& get() const { return *nb::cast<Fabric*>(fabric_); }
+
+  nb::object fabric_, batches_;
+};
+
+/// A class of its own: what has a __len__ is asked for it wherever its truth is.
+struct SizedSharedBatches : SharedBatches {
+  using SharedBatches::SharedBatches;
+};
+
+}  // namespace
+
+nb::object with_each_tensor(nb::handle part, const std::function<void(Tensor&)>& f) {
+  if (is_tensor(part)) {
+    Tensor x = import_array(part);
+    f(x);
+    return nb::cast(x);
+  }
+  if (nb::isinstance<nb::dict>(part)) {
+    const nb::object copy = part.attr("copy")();  // of its own class
+    for (const auto& [key, value] : nb::borrow<nb::dict>(part)) {
+      copy[key] = with_each_tensor(value, f);
+    }
+    return copy;
+  }
+  const bool is_tuple = nb::isinstance<nb::tuple>(part);
+  if (!is_tuple && !nb::isinstance<nb::list>(part)) return nb::borrow(part);
+  nb::list parts;
+  for (nb::handle inner : part) parts.append(with_each_tensor(inner, f));
+  if (!is_tuple) return parts;
+  // A named tuple stays one.
+  return nb::hasattr(part, "_make") ? part.type().attr("_make")(parts)
+                                    : nb::object(nb::tuple(parts));
+}
+
+std::optional<ObjectBatch> ObjectSource::next() {
+  if (!iterator_.is_valid()) {
+    iterator_ = nb::steal(PyObject_GetIter(batches_.ptr()));
+    if (!iterator_.is_valid()) throw nb::python_error();
+  }
+  nb::object batch = nb::steal(PyIter_Next(iterator_.ptr()));
+  if (batch.is_valid()) return ObjectBatch{std::move(batch)};
+  if (PyErr_Occurred()) throw nb::python_error();
+  iterator_.reset();
+  return std::nullopt;
+}
+
+TrainerLoader::TrainerLoader(nb::object loader) : loader_(std::move(loader)) {
+  const auto check = [&](const char* method, const char* why) {
+    if (nb::hasattr(loader_, method)) return;
+    throw nb::type_error(
+        fmt::format("trainer: expected a loader, an iterable of batches with a length; {} has no "
+                    "{}, {}",
+                    type_of(loader_), method, why)
+            .c_str());
+  };
+  check("__iter__", "which each epoch calls");
+  check("__len__", "which tells the batches of an epoch");
+  if (batches() > 0) return;
+  throw nb::value_error(
+      fmt::format("trainer: expected batches, got a {} without any", type_of(loader_)).c_str());
+}
+
+TrainerLoader::~TrainerLoader() {
+  const nb::gil_scoped_acquire locked;
+  source_.reset();
+  loader_.reset();
+}
+
+int64_t TrainerLoader::batches() const {
+  const nb::gil_scoped_acquire locked;
+  return static_cast<int64_t>(nb::len(loader_));
+}
+
+void TrainerLoader::seek(data::LoaderPosition position) {
+  const nb::gil_scoped_acquire locked;
+  source_.reset();
+  position_ = position;
+}
+
+void TrainerLoader::begin() {
+  for (const nb::object& part :
+       {loader_, nb::object(nb::getattr(loader_, "sampler", nb::none()))}) {
+    if (nb::hasattr(part, "set_epoch")) part.attr("set_epoch")(position_.epoch);
+  }
+  source_.emplace(loader_);
+  for (int64_t i = 0; i < position_.batch; ++i) {
+    if (source_->next()) continue;
+    throw nb::value_error(
+        fmt::format("trainer: expected more than {} batches of epoch {} to go on, got {} of a {}",
+                    position_.batch, position_.epoch, i, type_of(loader_))
+            .c_str());
+  }
+}
+
+std::optional<Tensors> TrainerLoader::next() {
+  const nb::gil_scoped_acquire locked;
+  if (!source_) begin();
+  const std::optional<ObjectBatch> batch = source_->next();
+  if (!batch) {
+    seek({.epoch = position_.epoch + 1});
+    return std::nullopt;
+  }
+  const int64_t index = position_.batch++;
+  const auto refuse = [&](const std::string& got) {
+    throw nb::type_error(
+        fmt::format("batch {} of a {}: expected a tensor, or a tuple or list of tensors, got {}",
+                    index, type_of(loader_), got)
+            .c_str());
+  };
+  const nb::handle object = batch->object;
+  if (is_tensor(object)) return Tensors{import_array(object)};
+  if (!nb::isinstance<nb::tuple>(object) && !nb::isinstance<nb::list>(object)) {
+    refuse(type_of(object));
+  }
+  Tensors tensors;
+  for (nb::handle part : object) {
+    if (!is_tensor(part)) refuse(fmt::format("a {} with a {}", type_of(object), type_of(part)));
+    tensors.push_back(import_array(part));
+  }
+  return tensors;
+}
+
+void bind_shared_batches(nb::module_& m) {
+  using Pass = SharedBatches::Pass;
+  nb::class_<Pass>(m, "SharedBatchesIterator", "One pass over a SharedBatches.")
+      .def("__iter__", [](nb::handle_t<Pass> self) { return nb::borrow(self); })
+      .def("__next__", &Pass::next);
+  nb::class_<SharedBatches>(m, "SharedBatches",
+                            "This rank's share of each batch of an iterable. It is iterated anew "
+                            "with each iteration, one batch ahead.")
+      .def("__iter__", &SharedBatches::begin, nb::keep_alive<0, 1>());
+  nb::class_<SizedSharedBatches, SharedBatches>(m, "SizedSharedBatches",
+                                                "The same of one with a length.")
+      .def("__len__", &SizedSharedBatches::size, "Batches of this rank in an epoch.");
+}
+
+nb::object share_batches(nb::handle_t<Fabric> fabric, nb::handle batches) {
+  const auto refuse = [&](const char* expected) {
+    throw nb::type_error(
+        fmt::format("setup_dataloader: expected {}, got a {}", expected, type_of(batches)).c_str());
+  };
+  if (!nb::hasattr(batches, "__iter__")) refuse("an iterable of batches");
+  if (nb::isinstance<SharedBatches>(batches) ||
+      nb::isinstance<train::SharedLoader<data::TensorLoader>>(batches)) {
+    refuse("a loader that was not set up yet");
+  }
+  if (nb::hasattr(batches, "__len__")) {
+    return nb::cast(std::make_unique<SizedSharedBatches>(fabric, batches));
+  }
+  return nb::cast(std::make_unique<SharedBatches>(fabric, batches));
+}
+
+}  // namespace weft::python

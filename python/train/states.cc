@@ -1,0 +1,184 @@
+#include "python/train/states.h"
+
+#include "data/loader.h"
+#include "io/safetensors.h"
+#include "io/sharded_safetensors.h"
+#include "optim/schedule.h"
+#include "python/json.h"
+#include "python/named_tensors.h"
+
+namespace weft::python {
+namespace {
+
+constexpr std::string_view kTensors = "#tensors";
+
+std::string type_of(nb::handle object) { return nb::type_name(object.type()).c_str(); }
+
+std::string name_of(const char* function, nb::handle key) {
+  if (nb::isinstance<nb::str>(key)) return nb::cast<std::string>(key);
+  throw nb::type_error(fmt::format("fabric.{}: expected texts as the state's keys, got {}, a {}",
+                                   function, nb::repr(key).c_str(), type_of(key))
+                           .c_str());
+}
+
+bool has_state(nb::handle object) {
+  return nb::hasattr(object, "state_dict") && nb::hasattr(object, "load_state_dict");
+}
+
+bool is_of_tensors(nb::handle object) {
+  if (!nb::isinstance<nb::dict>(object) || nb::len(object) == 0) return false;
+  for (const auto& [name, value] : nb::borrow<nb::dict>(object)) {
+    if (!nb::isinstance<nb::str>(name) || !nb::isinstance<Tensor>(value)) return false;
+  }
+  return true;
+}
+
+/// Python's own or NumPy's: other objects that can be made a float are more than that.
+bool is_number(nb::handle object) {
+  return PyFloat_Check(object.ptr()) || PyLong_Check(object.ptr()) || nb::hasattr(object, "dtype");
+}
+
+[[noreturn]] void refuse(const std::string& name, nb::handle value, const std::string& why) {
+  throw nb::type_error(
+      fmt::format("fabric.save: the state \"{}\", a {}: expected a model, optimizer, scheduler, "
+                  "scaler, loader, tensors, what JSON holds, or an object with state_dict() and "
+                  "load_state_dict(): {}",
+                  name, type_of(value), why)
+          .c_str());
+}
+
+/// The kinds of the states in a file or a directory, by their names.
+std::map<std::string, std::string> kinds_in(const std::string& path) {
+  const io::Metadata metadata = io::is_sharded_state(path)
+                                    ? io::ShardedReader(path).index().metadata
+                                    : io::read_safetensors(path).metadata;
+  std::map<std::string, std::string> kinds;
+  const auto text = metadata.find("weft.state");
+  if (text == metadata.end()) return kinds;
+  // What is malformed load() tells of.
+  const auto states = nlohmann::json::parse(text->second, nullptr, false);
+  if (!states.is_object()) return kinds;
+  for (const auto& [name, entry] : states.items()) {
+    if (!entry.is_object() || !entry.contains("kind")) continue;
+    if (const auto* const kind = entry["kind"].get_ptr<const std::string*>()) kinds[name] = *kind;
+  }
+  return kinds;
+}
+
+}  // namespace
+
+States::States(const nb::dict& state) : dict_(state) {
+  for (const auto& [key, value] : state) {
+    const std::string name = name_of("save", key);
+    if (!add_object(name, value)) add_value(name, value);
+  }
+}
+
+States::States(const nb::dict& state, train::Fabric& fabric, const std::string& path)
+    : dict_(state) {
+  fabric.wait_for_save();
+  const auto kinds = kinds_in(path);
+  for (const auto& [name, kind] : kinds) {
+    const std::string beside = name + std::string(kTensors);
+    if (kind == "json" && kinds.contains(beside)) beside_.insert(beside);
+  }
+  for (const auto& [key, value] : state) {
+    const std::string name = name_of("load", key);
+    if (!add_object(name, value)) ask(name, value, kinds);
+  }
+}
+
+template <class T>
+const States::Value* States::keep(const std::string& name, T value) {
+  Value& kept = values_.emplace_back(std::in_place_type<T>, std::move(value));
+  states_.emplace_back(name, std::get_if<T>(&kept));
+  return &kept;
+}
+
+bool States::add_object(const std::string& name, nb::handle value) {
+  const auto add = [&]<class Object>(std::type_identity<Object>) {
+    if (!nb::isinstance<Object>(value)) return false;
+    states_.emplace_back(name, nb::cast<Object*>(value));
+    return true;
+  };
+  if (nb::isinstance<Tensor>(value)) {
+    keep(name, nb::cast<Tensor>(value));  // shares its memory
+    return true;
+  }
+  return add(std::type_identity<nn::Module>()) || add(std::type_identity<optim::Optimizer>()) ||
+         add(std::type_identity<optim::Scheduler>()) ||
+         add(std::type_identity<optim::GradScaler>()) || add(std::type_identity<data::Loader>());
+}
+
+void States::add_value(const std::string& name, nb::handle value) {
+  const nb::object state = has_state(value) ? value.attr("state_dict")() : nb::borrow(value);
+  if (nb::isinstance<Tensor>(state)) return void(keep(name, nb::cast<Tensor>(state)));
+  if (is_of_tensors(state)) return void(keep(name, tensors_of(nb::borrow<nb::dict>(state))));
+  if (nb::isinstance<nb::str>(state)) return void(keep(name, nb::cast<std::string>(state)));
+  Operand number;
+  if (is_number(state) && read_number(state, number)) {
+    if (number.kind == Operand::Kind::kBool) return void(keep(name, number.integer != 0));
+    if (number.kind == Operand::Kind::kInt) return void(keep(name, number.integer));
+    return void(keep(name, number.real));
+  }
+  NamedTensors tensors;
+  try {
+    keep(name, json_of(state, &tensors));
+  } catch (const nb::python_error& error) {
+    if (!error.matches(PyExc_TypeError)) throw;
+    refuse(name, value, nb::str(error.value()).c_str());
+  } catch (const nb::builtin_exception& error) {
+    refuse(name, value, error.what());
+  }
+  if (!tensors.empty()) keep(name + std::string(kTensors), std::move(tensors));
+}
+
+void States::ask(const std::string& name, nb::handle value,
+                 const std::map<std::string, std::string>& kinds) {
+  const auto found = kinds.find(name);
+  const std::string kind = found == kinds.end() ? "json" : found->second;
+  Asked asked = {.name = name, .owner = has_state(value) ? nb::borrow(value) : nb::none()};
+  if (kind == "integer") {
+    asked.value = keep(name, int64_t{});
+  } else if (kind == "number") {
+    asked.value = keep(name, double{});
+  } else if (kind == "truth") {
+    asked.value = keep(name, bool{});
+  } else if (kind == "text") {
+    asked.value = keep(name, std::string());
+  } else if (kind == "tensors") {
+    asked.value = keep(name, NamedTensors());
+  } else {
+    asked.value = keep(name, nlohmann::json());
+    const std::string beside = name + std::string(kTensors);
+    if (beside_.contains(beside)) asked.tensors = keep(beside, NamedTensors());
+  }
+  asked_.push_back(std::move(asked));
+}
+
+std::vector<std::string> States::finish(std::vector<std::string> left) {
+  for (const Asked& asked : asked_) {
+    const NamedTensors beside =
+        asked.tensors ? std::get<NamedTensors>(*asked.tensors) : NamedTensors();
+    const nb::object value = std::visit(
+        [&]<class T>(const T& v) -> nb::object {
+          if constexpr (std::is_same_v<T, nlohmann::json>) {
+            return object_of(v, beside);
+          } else if constexpr (std::is_same_v<T, NamedTensors>) {
+            return dict_of(v);
+          } else {
+            return nb::cast(v);
+          }
+        },
+        *asked.value);
+    if (asked.owner.is_none()) {
+      dict_[asked.name.c_str()] = value;
+    } else {
+      asked.owner.attr("load_state_dict")(value);
+    }
+  }
+  std::erase_if(left, [this](const std::string& name) { return beside_.contains(name); });
+  return left;
+}
+
+}  // namespace weft::python

@@ -1,0 +1,61 @@
+// A dict of Python's as the named states of Fabric.save() and Fabric.load().
+//
+// Modules, optimizers, schedulers, scalers, loaders and tensors are those of C++; numbers, bools,
+// texts and dicts of tensors become C++'s as well. Anything else is JSON under its name, with the
+// tensors inside under its name and "#tensors". An object with state_dict() and load_state_dict()
+// is what the first returns.
+#pragma once
+
+#include <deque>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <set>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "python/casters.h"
+#include "train/fabric.h"
+
+namespace weft::python {
+
+class States {
+ public:
+  /// To be saved. Throws a TypeError naming the key and the type of what cannot be.
+  explicit States(const nb::dict& state);
+  /// To be filled: what is no object of its own is asked for as the kind that `path` holds.
+  States(const nb::dict& state, train::Fabric& fabric, const std::string& path);
+  States(const States&) = delete;
+  States& operator=(const States&) = delete;
+
+  const std::vector<train::NamedState>& get() const { return states_; }
+  /// After load(), which returned `left`: calls load_state_dict() of the objects that have one,
+  /// puts the other values into the dict, and returns the names that were not asked for.
+  std::vector<std::string> finish(std::vector<std::string> left);
+
+ private:
+  using Value =
+      std::variant<int64_t, double, bool, std::string, nlohmann::json, NamedTensors, Tensor>;
+  /// What load() fills that C++ has no object of.
+  struct Asked {
+    std::string name;
+    nb::object owner;  // with a load_state_dict(); none: the dict
+    const Value* value = nullptr;
+    const Value* tensors = nullptr;  // beside JSON
+  };
+
+  template <class T>
+  const Value* keep(const std::string& name, T value);
+  bool add_object(const std::string& name, nb::handle value);
+  void add_value(const std::string& name, nb::handle value);
+  void ask(const std::string& name, nb::handle value,
+           const std::map<std::string, std::string>& kinds);
+
+  nb::dict dict_;
+  std::vector<train::NamedState> states_;
+  std::deque<Value> values_;  // states_ has their addresses
+  std::vector<Asked> asked_;
+  std::set<std::string> beside_;  // states in the file that are tensors of another
+};
+
+}  // namespace weft::python
