@@ -98,6 +98,31 @@ class Ranks(unittest.TestCase):
             for name, tensor in state.items():
                 self.assertLess((tensor - shared[name]).abs().max().item(), 1e-5)
 
+    def test_five_lines_scale_a_program(self):
+        paths = [os.path.join("examples", f"{kind}_training.py") for kind in ("plain", "scaled")]
+        code = []
+        for path in paths:
+            with open(path) as file:
+                code.append([line.split("#")[0].strip() for line in file.read().split('"""', 2)[2].splitlines()])
+        differ = [line for line in code[1] if line not in code[0]]
+        five = ["fabric = weft.train.Fabric(", "fabric.launch(", "fabric.setup(", "fabric.setup_dataloader(",
+                "fabric.backward("]
+        others = ["path = ", "devices, strategy, precision = ", "fabric.print(", "fabric.save("]
+        self.assertEqual(sorted(differ), sorted(line for start in five + others
+                                                for line in differ if line.startswith(start)))
+        self.assertEqual(len(differ), len(five) + len(others))
+
+        def train(program, *arguments):
+            path = os.path.join(self.folder.name, "trained.safetensors")
+            subprocess.run([sys.executable, program, path, *arguments], stdout=subprocess.DEVNULL, timeout=120,
+                           check=True, env=dict(os.environ, OMP_NUM_THREADS="1"))
+            return weft.load_file(path)
+
+        plain = train(paths[0])
+        for arguments, most in [((), 0), (("2", "ddp", "32-true"), 2e-4), (("2", "tp", "32-true"), 2e-4)]:
+            for name, tensor in train(paths[1], *arguments).items():
+                self.assertLessEqual((tensor - plain[name]).abs().max().item(), most, arguments)
+
     def test_shares_and_what_is_gathered(self):
         with open(self.program, "w") as file:
             file.write(textwrap.dedent(SHARES))
