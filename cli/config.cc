@@ -22,6 +22,8 @@
 namespace weft::cli {
 namespace {
 
+constexpr size_t kWidestValue = 60;  // of a column
+
 struct Arguments {
   std::string output = "weft.yaml";
   bool shows = false;  // config show
@@ -49,7 +51,10 @@ int show(const Arguments& a) {
   };
   for (const auto& [key, value] : values.items()) {
     name_width = std::max(name_width, key.size());
-    value_width = std::max(value_width, text_of(value).size());
+    // The JSON of a schedule is longer than any line.
+    if (const size_t width = text_of(value).size(); width <= kWidestValue) {
+      value_width = std::max(value_width, width);
+    }
   }
   for (const auto& [key, value] : values.items()) {
     fmt::print("{:<{}}  {:<{}}  {}\n", train::option_name(key), name_width, text_of(value),

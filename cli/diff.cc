@@ -1,4 +1,4 @@
-// weft diff A B: how far two safetensors files are apart.
+// weft diff A B: how far the tensors of two files are apart.
 
 #include <fmt/core.h>
 
@@ -8,10 +8,11 @@
 #include <map>
 #include <set>
 
+#include "autograd/ops.h"
 #include "cli/command.h"
 #include "cli/json_line.h"
 #include "io/progress.h"
-#include "io/safetensors.h"
+#include "train/pretrained/pretrained.h"
 
 namespace weft::cli {
 namespace {
@@ -53,8 +54,12 @@ Difference compare(const Tensor* a, const Tensor* b) {
 }
 
 std::map<std::string, Tensor> by_name(const std::string& path) {
-  const io::SafeTensors file = io::read_safetensors(path);
-  return {file.tensors.begin(), file.tensors.end()};
+  std::map<std::string, Tensor> tensors;
+  // Those of torch.save may be views.
+  for (const auto& [name, tensor] : train::read_weight_file(path).tensors) {
+    tensors.emplace(name, ops::contiguous(tensor));
+  }
+  return tensors;
 }
 
 int diff(const Arguments& arguments) {
@@ -108,14 +113,17 @@ int diff(const Arguments& arguments) {
 void add_diff(Command& app, Action& action) {
   // An error has the exit code of a mistake in the command line.
   const auto run = [](const Arguments& a) { return as_usage([&] { return diff(a); }); };
-  const auto [command, a] = add_command<Arguments>(
-      app, action, run, "diff", "Compare the tensors of two safetensors files, bit for bit",
-      kFileCommands);
+  const auto [command, a] =
+      add_command<Arguments>(app, action, run, "diff",
+                             "Compare the tensors of two weight files, bit for bit", kFileCommands);
   command.footer(
       "The exit code is 0 when all tensors are equal bit for bit, 1 when some differ, 2 on an "
       "error.");
-  command.option("A", a.first, "The first .safetensors file", {.required = true});
-  command.option("B", a.second, "The second .safetensors file", {.required = true});
+  command.option(
+      "A", a.first,
+      "The first file, or an index of several: .safetensors, .safetensors.index.json, .pth, .bin",
+      {.required = true});
+  command.option("B", a.second, "The second, likewise", {.required = true});
   command.flag("--json", a.json,
                "Print a JSON object for each tensor that differs, then one with the totals; "
                "an infinite difference is null");

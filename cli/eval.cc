@@ -67,8 +67,9 @@ int evaluate(const Arguments& a, const dist::CommunicatorPtr& world) {
   if (a.threads > 0) set_num_threads(a.threads);
   const int rank = world ? world->rank() : 0, ranks = world ? world->size() : 1;
   std::string device = a.device;
-  if (world)
+  if (ranks > 1) {
     device = to_string(train::Devices(ranks).of_rank(chosen_device(a.device), dist::local_rank()));
+  }
   train::TrainedModel trained = load_model(a.source, device);
   train::Config& config = trained.config;
   if (!a.matmul_numerics.empty()) config.matmul_numerics = a.matmul_numerics;
@@ -117,6 +118,16 @@ int evaluate(const Arguments& a, const dist::CommunicatorPtr& world) {
   return 0;
 }
 
+/// Each of several devices has all of the model.
+void check_whole(const ModelSource& source, int devices) {
+  const bool is_whole = source.device_map.empty() && source.max_memory.empty();
+  if (devices > 1 && !is_whole) {
+    throw UsageError(fmt::format("--devices {} excludes {}, which spreads one model over devices",
+                                 devices,
+                                 source.device_map.empty() ? "--max-memory" : "--device-map"));
+  }
+}
+
 int run_eval(const Arguments& a) {
   check_given(a.source);
   as_usage([&] {
@@ -130,9 +141,11 @@ int run_eval(const Arguments& a) {
   const Device device = chosen_device(a.device);
   if (!dist::is_rank()) {
     const int devices = device_count(a.devices, device);
+    check_whole(a.source, devices);
     return devices > 1 ? dist::launch({.ranks = devices}, own_command_line()) : evaluate(a, {});
   }
   const dist::CommunicatorPtr world = dist::join_world();
+  check_whole(a.source, world->size());
   const int devices = device_count(a.devices, device, world->size());
   if (devices > 0 && devices != world->size()) {
     throw UsageError(fmt::format("--devices {}: {} ranks were started", a.devices, world->size()));

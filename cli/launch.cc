@@ -14,8 +14,6 @@
 #include "cli/elastic_options.h"
 #include "dist/comm/processes/join.h"
 #include "dist/comm/processes/launch.h"
-#include "dist/comm/processes/mpi.h"
-#include "dist/comm/processes/rank_environment.h"
 
 namespace weft::cli {
 namespace {
@@ -28,22 +26,12 @@ struct Arguments {
 
 /// Something has started this process as a rank: it becomes the program.
 [[noreturn]] void become(const Arguments& a) {
-  // torchrun's variables are there, or mpirun's.
-  if (dist::is_mpi_rank()) {
-    const dist::RankPlace place = {.rank = dist::mpi_rank(),
-                                   .size = dist::mpi_size(),
-                                   .local_rank = dist::mpi_local_rank(),
-                                   .local_size = dist::mpi_local_size()};
-    const bool is_one_host = place.size == place.local_size;
-    dist::set_rank_environment(
-        place,
-        dist::meeting_point({.address = is_one_host ? "127.0.0.1" : "", .port = dist::kUsualPort}));
-  }
-  const int size = std::atoi(std::getenv("WORLD_SIZE"));
+  const int size = dist::rank_place().size;
   const int devices = device_count(a.devices, Device{}, size);
   if (devices > 0 && devices != size) {
     throw UsageError(fmt::format("--devices {}: {} ranks were started", devices, size));
   }
+  dist::set_rank_environment();
   std::vector<char*> arguments;
   for (const std::string& word : a.command) arguments.push_back(const_cast<char*>(word.c_str()));
   arguments.push_back(nullptr);
@@ -53,13 +41,27 @@ struct Arguments {
   ::_exit(127);
 }
 
+/// Each host's launcher knows its own ranks alone: all start again at once, with as many as before.
+void check_constant(const dist::LaunchOptions& options) {
+  if (options.hosts == 1) return;
+  const bool has_minimum = options.min_ranks > 0;
+  if (!has_minimum && options.ranks_file.empty()) return;
+  throw UsageError(fmt::format(
+      "{} excludes --nodes {}: the launchers of all hosts must start again together, with the same "
+      "number of ranks; expected --hosts, or --max-restarts alone",
+      has_minimum ? "--min-devices" : "--devices-file", options.hosts));
+}
+
 int launch(const Arguments& a) {
-  if (dist::is_rank()) become(a);
+  // With --nodes srun starts a launcher on each, and no ranks.
+  const bool is_launcher = a.options.hosts > 1 && dist::is_rank_of_slurm_alone();
+  if (dist::is_rank() && !is_launcher) become(a);
   if (a.devices.empty()) {
     throw UsageError("--devices: how many ranks? Nothing has started this process as one");
   }
   if (!a.options.hostfile.empty()) check_counted(a.devices, "--hosts");
   if (a.options.hosts > 1) check_counted(a.devices, "--nodes");
+  check_constant(a.options);
   dist::LaunchOptions options = a.options;
   options.ranks = device_count(a.devices, chosen_device({}));
   options.as_rank = {std::filesystem::read_symlink("/proc/self/exe"), "launch", "--"};

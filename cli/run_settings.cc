@@ -3,6 +3,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <cstring>
 #include <nlohmann/json.hpp>
 #include <type_traits>
 
@@ -13,13 +14,16 @@
 #include "dist/strategy/strategy_kind.h"
 #include "models/gpt_names.h"
 #include "models/registry.h"
+#include "optim/deepspeed_schedule.h"
 #include "optim/registry.h"
 #include "train/config_files/config_file.h"
+#include "train/config_yaml.h"
 #include "train/precision.h"
 
 namespace weft::cli {
 namespace {
 
+constexpr const char* kCommandLine = "command line";
 constexpr const char* kDefaultRecipe = "builtin-quick";
 constexpr const char* kTextRecipe = "gpt-quick";
 
@@ -94,6 +98,55 @@ std::string usual_recipe(const RunSettings& settings, const train::ConfigFile& f
   const bool is_text =
       train::is_of_text(config) || std::ranges::count(models::gpt_names(), config.model) > 0;
   return is_text ? kTextRecipe : kDefaultRecipe;
+}
+
+/// Puts the file's batch rule into effect. What the command line says is a part of it.
+void solve(const train::ConfigFile& file, EffectiveSettings& settings) {
+  train::Config& config = settings.config;
+  train::BatchRule rule = file.batch;
+  const bool has_rule = rule.total > 0;
+  const auto take = [&](const char* key, int64_t value, int64_t& part) {
+    std::string& origin = settings.origins[key];
+    if (origin == kCommandLine) {
+      part = std::max<int64_t>(0, value);  // what is no number of anything is told below
+    } else if (has_rule || part > 0) {
+      origin = file.path + ": train_batch_size and its like";
+    }
+    return part > 0 || origin != kCommandLine;
+  };
+  const bool has_micro = take("batch_size", config.batch_size, rule.micro);
+  const bool has_accumulation = take("accumulate", config.accumulate, rule.accumulation);
+  if (has_micro && has_accumulation && config.devices > 0) apply(rule, file.path, config);
+}
+
+/// Runs `check`, and puts the file and its key before an Error about a setting that comes from
+/// there. Such an error begins with the setting's name.
+template <class Check>
+void with_origin(const EffectiveSettings& settings, const train::ConfigFile& file,
+                 const Check& check) {
+  try {
+    check();
+  } catch (const Error& error) {
+    std::string message = error.what();
+    const std::string place = file.path + ": ";
+    const size_t begin = message.starts_with("unknown ") ? std::strlen("unknown ") : 0;
+    const size_t end = std::min(
+        message.find_first_not_of("abcdefghijklmnopqrstuvwxyz0123456789-", begin), message.size());
+    const std::string name = message.substr(begin, end - begin);
+    std::string key = name;
+    std::ranges::replace(key, '-', '_');
+    const auto origin = settings.origins.find(key);
+    if (file.path.empty() || origin == settings.origins.end() ||
+        !origin->second.starts_with(place)) {
+      throw;
+    }
+    const std::string its = origin->second.substr(place.size());
+    // Not its name twice.
+    if (train::option_name(its) == name && message.starts_with(name + ": ")) {
+      message.erase(0, name.size() + 2);
+    }
+    throw Error(fmt::format("{}key \"{}\": {}", place, its, message));
+  }
 }
 
 std::string recipes_help() {
@@ -175,7 +228,8 @@ void add_run_settings(Command& command, RunSettings& settings) {
           fmt::format("The optimizer: {}", fmt::join(optim::optimizer_names(), ", ")));
   add.add("--lr X", &C::lr, "Learning rate at the peak of the schedule");
   add.add("--schedule NAME", &C::schedule,
-          "Learning rate over the steps: one-cycle, cosine or constant");
+          "Learning rate over the steps: one-cycle, cosine or constant; or a DeepSpeed scheduler's "
+          "JSON");
   add.add("--warmup X", &C::warmup,
           "Share of all steps in which the learning rate rises to its peak");
   add.add("--layer-decay X", &C::layer_decay,
@@ -300,10 +354,14 @@ void add_run_settings(Command& command, RunSettings& settings) {
           "error that names the first; slow");
 }
 
+train::ConfigFile file_of(const RunSettings& settings) {
+  if (settings.file.empty()) return {};
+  return as_usage([&] { return train::read_config_file(settings.file); });
+}
+
 EffectiveSettings effective(const RunSettings& settings, const Device& kind) {
   return as_usage([&] {
-    train::ConfigFile file;
-    if (!settings.file.empty()) file = train::read_config_file(settings.file);
+    const train::ConfigFile file = file_of(settings);
     EffectiveSettings result{.notes = file.notes};
     std::string recipe = settings.recipe;
     if (recipe.empty()) recipe = file.settings.value("recipe", usual_recipe(settings, file));
@@ -318,11 +376,13 @@ EffectiveSettings effective(const RunSettings& settings, const Device& kind) {
     for (const auto& [key, file_key] : file.keys) {
       if (key != "recipe") result.origins[key] = file.path + ": " + file_key;
     }
-    const auto said = [&](const std::string& key) { result.origins[key] = "command line"; };
+    const auto said = [&](const std::string& key) { result.origins[key] = kCommandLine; };
     if (!settings.recipe.empty()) said("recipe");
     dist::StrategyOptions& strategy = config.strategy;
     if (const int n = device_count(settings.devices, kind); n > 0) {
       config.devices = n, said("devices");
+    } else if (!file.devices.empty()) {
+      config.devices = device_count(file.devices, kind);
     }
     if (!settings.strategy.name.empty()) strategy.name = settings.strategy.name, said("strategy");
     if (const int n = settings.strategy.tensor_parallel; n != 0) {
@@ -331,20 +391,19 @@ EffectiveSettings effective(const RunSettings& settings, const Device& kind) {
     if (const int n = settings.strategy.pipeline_stages; n != 0) {
       strategy.pipeline_stages = n, said("pipeline_stages");
     }
-    strategy = dist::named_here(strategy);
-    apply(file.batch, file.path, config);
-    if (file.batch.total > 0 || file.batch.micro > 0) {
-      result.origins["batch_size"] = file.path + ": train_batch_size and its like";
+    with_origin(result, file, [&] {
+      strategy = dist::named_here(strategy);
+      for (const RunSettings::Override& override : settings.overrides) {
+        override.apply(config);
+        said(override.key);
+      }
+      solve(file, result);
+      config.precision = train::find_precision(config.precision).name;
+      train::validate(config);
+    });
+    if (result.origins["warmup"] == kCommandLine && optim::is_deepspeed_schedule(config.schedule)) {
+      result.notes.emplace_back("scheduler: --warmup counts where its warmup_num_steps is auto");
     }
-    if (file.batch.total > 0 || file.batch.accumulation > 0) {
-      result.origins["accumulate"] = file.path + ": train_batch_size and its like";
-    }
-    for (const RunSettings::Override& override : settings.overrides) {
-      override.apply(config);
-      said(override.key);
-    }
-    config.precision = train::find_precision(config.precision).name;
-    train::validate(config);
     return result;
   });
 }

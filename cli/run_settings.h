@@ -12,6 +12,7 @@
 #include "core/device.h"
 #include "io/command_line.h"
 #include "train/config.h"
+#include "train/config_files/config_file.h"
 
 namespace weft::cli {
 
@@ -33,6 +34,10 @@ struct RunSettings {
 };
 
 void add_run_settings(io::Command& command, RunSettings& settings);
+
+/// The file of --config; an empty one where none is named. Throws UsageError naming what is wrong
+/// with it.
+train::ConfigFile file_of(const RunSettings& settings);
 
 struct EffectiveSettings {
   train::Config config;

@@ -140,5 +140,54 @@ TEST_CASE("defaults, recipe, file, command line: the later one counts, and is na
       write_file("ds.json", "{\"train_batch_size\": 64, \"train_micro_batch_size_per_gpu\": 4}");
   CHECK(parse("--config " + rule + " --devices 4").config.accumulate == 4);
   CHECK_THROWS_WITH(parse("--config " + rule + " --devices 3"), Contains("train_batch_size"));
+  // What else the command line says is a part of the rule.
+  const std::string total = write_file("total.json", "{\"train_batch_size\": 16}");
+  const EffectiveSettings parts = parse("--config " + total + " --devices 2 --accumulate 4");
+  CHECK(parts.config.batch_size == 2);
+  CHECK(parts.config.accumulate == 4);
+  CHECK(parts.origins.at("accumulate") == "command line");
+  CHECK_THAT(parts.origins.at("batch_size"), Contains("train_batch_size"));
+  CHECK(parse("--config " + total + " --devices 2 --batch-size 4").config.accumulate == 2);
+  CHECK(parse("--config " + total + " --global-batch-size 4").config.accumulate == 4);
+  CHECK(parse("--config " + rule + " --batch-size 8").config.accumulate == 8);
+  CHECK_THROWS_WITH(parse("--config " + total + " --devices 2 --accumulate 4 --batch-size 3"),
+                    Contains("expected devices 2 x train_micro_batch_size_per_gpu (--batch-size) 3 "
+                             "x gradient_accumulation_steps (--accumulate) 4 = 24, got 16"));
+  CHECK_THROWS_WITH(parse("--config " + total + " --batch-size 0"),
+                    "batch-size: expected a positive number, got 0");
   CHECK_THROWS_AS(parse("--config /nowhere/run.yaml"), UsageError);
+}
+
+TEST_CASE("a file's value that is out of range is told with the file and its key") {
+  const auto fails = [](const std::string& name, const std::string& text,
+                        const std::string& message) {
+    const std::string path = write_file(name, text);
+    INFO(text);
+    CHECK_THROWS_WITH(parse("--devices 2 --config " + path), path + ": key " + message);
+  };
+  fails("a.yaml", "batch-size: 0", "\"batch-size\": expected a positive number, got 0");
+  fails("a.yaml", "batch_size: 0", "\"batch_size\": expected a positive number, got 0");
+  fails("a.json", R"({"train_batch_size": 8, "optimizer": {"params": {"lr": -1}}})",
+        "\"optimizer.params.lr\": lr: expected a positive number, got -1");
+  const std::string path = write_file("a.yaml", "strategy: fdsp");
+  CHECK_THROWS_WITH(parse("--config " + path),
+                    Contains(path + ": key \"strategy\": unknown strategy \"fdsp\""));
+  const std::string epochs = write_file("a.yaml", "epochs: 3");
+  CHECK_THROWS_WITH(parse("--config " + epochs + " --batch-size 0"),
+                    "batch-size: expected a positive number, got 0");
+}
+
+TEST_CASE("a file says auto of the devices, and has DeepSpeed's schedule") {
+  const std::string all = write_file("all.yaml", "devices: auto\n");
+  CHECK(parse("--config " + all).config.devices == 1);  // of the CPU
+  CHECK(parse("--config " + all).origins.at("devices") == all + ": devices");
+  CHECK(parse("--config " + all + " --devices 3").config.devices == 3);
+  const std::string path = write_file("ds.json", R"({"train_batch_size": 8,
+      "scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": 10}}})");
+  const EffectiveSettings settings = parse("--config " + path);
+  CHECK_THAT(settings.config.schedule, Contains("\"warmup_num_steps\":10"));
+  CHECK(settings.origins.at("schedule") == path + ": scheduler");
+  CHECK(settings.notes.empty());
+  CHECK(parse("--config " + path + " --schedule cosine").config.schedule == "cosine");
+  CHECK(parse("--config " + path + " --warmup 0.5").notes.size() == 1);
 }

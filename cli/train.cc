@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <csignal>
 #include <filesystem>
+#include <utility>
 #include <vector>
 
 #include "cli/command.h"
@@ -15,6 +16,8 @@
 #include "cli/run_settings.h"
 #include "dist/comm/processes/join.h"
 #include "dist/comm/processes/launch.h"
+#include "train/config_files/config_file.h"
+#include "train/run_directory.h"
 #include "train/runs/run.h"
 
 namespace weft::cli {
@@ -43,30 +46,29 @@ std::vector<std::string> with_devices(std::vector<std::string> words, const std:
   return words;
 }
 
-/// Runs this very command line as ranks; after a failure what it says of place and form, on top of
-/// the last checkpoint.
+/// Runs this very command line as ranks; started again, they go on from the last checkpoint.
 int launch_self(int devices, const Arguments& arguments) {
   const std::vector<std::string> command = own_command_line();
   const train::RunOptions& run = arguments.run;
   dist::LaunchOptions options = arguments.launch;
   options.ranks = devices;
-  const std::string& directory = run.resume.empty() ? run.output : run.resume;
-  if ((options.max_restarts > 0 || !options.ranks_file.empty()) && directory.empty()) {
+  const bool may_restart = options.max_restarts > 0 || !options.ranks_file.empty();
+  if (may_restart && run.resume.empty() && run.output.empty()) {
     throw UsageError(fmt::format("{} needs --output, to find the checkpoints",
                                  options.max_restarts > 0 ? "--max-restarts" : "--devices-file"));
   }
-  // A run that failed before its first checkpoint starts anew.
-  const auto again = [&](int ranks) {
-    const std::string count = std::to_string(ranks);
-    if (!std::filesystem::exists(directory + "/latest")) return with_devices(command, count);
-    std::vector<std::string> words = {command[0], "train",     "--resume",
-                                      directory,  "--devices", count};
-    if (!arguments.device.empty()) words.insert(words.end(), {"--device", arguments.device});
-    if (run.threads > 0) words.insert(words.end(), {"--threads", std::to_string(run.threads)});
-    if (run.json) words.emplace_back("--json");
-    return words;
-  };
-  return dist::launch(options, command, again);
+  return dist::launch(options, command,
+                      [&](int ranks) { return with_devices(command, std::to_string(ranks)); });
+}
+
+/// Whether the command line stands for --resume OUTPUT: a launcher has started it again, and there
+/// is a checkpoint. Throws UsageError for an --output that was there before, so that nothing else
+/// is ever taken for this run.
+bool goes_on(const train::RunOptions& run) {
+  if (run.output.empty()) return false;
+  if (dist::restarts() > 0) return train::RunDirectory::holds_run(run.output);
+  as_usage([&] { train::RunDirectory::check_holds_none(run.output); });
+  return false;
 }
 
 /// The run has ended well, whatever becomes of its page.
@@ -80,7 +82,32 @@ void write_page(const std::string& output, bool is_silent) {
   }
 }
 
-int run_train(const Arguments& arguments) {
+/// With where the file says that the run happens. Throws UsageError where it is on several hosts
+/// that nobody has started ranks on.
+Arguments with_place(Arguments arguments, const train::ConfigFile& file, bool is_rank) {
+  if (arguments.device.empty()) arguments.device = file.device;
+  if (arguments.settings.devices.empty()) arguments.settings.devices = file.devices;
+  std::string& hosts = arguments.launch.hostfile;
+  if (is_rank || !hosts.empty()) return arguments;
+  if (!file.hostfile.empty() && !std::filesystem::exists(file.hostfile)) {
+    throw UsageError(fmt::format(
+        "{}: key \"mpirun_hostfile\": {} is not there; expected a file, or --hosts FILE", file.path,
+        file.hostfile));
+  }
+  hosts = file.hostfile;
+  if (file.machines > 1 && hosts.empty()) {
+    throw UsageError(
+        fmt::format("{}: key \"num_machines\": {} hosts, and nothing has started this process as a "
+                    "rank; expected --hosts FILE, for mpirun, or on each host `weft launch --nodes "
+                    "{} --devices N -- weft train ...`, or ranks of mpirun, srun or torchrun",
+                    file.path, file.machines, file.machines));
+  }
+  return arguments;
+}
+
+int run_train(const Arguments& asked) {
+  const bool is_rank = dist::is_rank();
+  const Arguments arguments = with_place(asked, file_of(asked.settings), is_rank);
   if (!arguments.run.resume.empty() && !arguments.settings.are_the_runs_own()) {
     throw UsageError(
         "--resume continues a run with its own settings; leave out --recipe, --config and the "
@@ -88,9 +115,12 @@ int run_train(const Arguments& arguments) {
   }
   train::RunOptions run = arguments.run;
   RunSettings settings = arguments.settings;
+  if (goes_on(run)) {
+    run.resume = std::exchange(run.output, "");
+    settings = {.devices = settings.devices};
+  }
   run.device = chosen_device(arguments.device);
   if (!arguments.launch.hostfile.empty()) check_counted(settings.devices, "--hosts");
-  const bool is_rank = dist::is_rank();
   if (is_rank) {
     run.world = dist::join_world();
     const int ranks = run.world->size();
@@ -117,6 +147,12 @@ int run_train(const Arguments& arguments) {
   const int processes = train::sharing_of(config).ranks();
   const bool may_grow = !arguments.launch.ranks_file.empty();
   if ((processes > 1 || may_grow) && !is_rank) return launch_self(processes, arguments);
+  if (!is_rank && !arguments.launch.hostfile.empty()) {
+    throw UsageError(fmt::format(
+        "--hosts {}: expected ranks for them, --devices 2 or more under a strategy other than dp; "
+        "got --devices {} --strategy {}",
+        arguments.launch.hostfile, config.devices, config.strategy.name));
+  }
   try {
     const train::RunResult result =
         run.resume.empty() ? train::train(config, run) : train::resume(run);

@@ -34,6 +34,29 @@ std::string reason_of(const json::exception& error) {
   return reason.substr(0, 300);
 }
 
+/// Parsing takes no stack, but all that reads the result does.
+template <class Json>
+Json parse_bounded(std::string_view text, const Path& file) {
+  WEFT_CHECK(text.size() <= kLargestForeign, "{}: {} bytes of JSON, at most {} are read",
+             file.string(), text.size(), kLargestForeign);
+  return Json::parse(text, [&](int depth, typename Json::parse_event_t, Json&) {
+    WEFT_CHECK(depth < kDeepest, "{}: JSON nested more than {} deep", file.string(), kDeepest);
+    return true;
+  });
+}
+
+template <class Json>
+Json parse_by_hand(std::string_view text, const Path& file) {
+  try {
+    return parse_bounded<Json>(text, file);
+  } catch (const json::parse_error& error) {
+    const std::string_view read = text.substr(0, std::min(error.byte, text.size()));
+    WEFT_FAIL("{}: line {}: expected JSON", file.string(), std::ranges::count(read, '\n') + 1);
+  } catch (const json::exception&) {
+    WEFT_FAIL("{}: a number is too large: expected those of 64 bits", file.string());
+  }
+}
+
 }  // namespace
 
 std::string checked_json_text(json object, int indent) {
@@ -60,16 +83,17 @@ json parse_checked_json(std::string_view text, const Path& file) {
 }
 
 json parse_foreign_json(std::string_view text, const Path& file) {
-  WEFT_CHECK(text.size() <= kLargestForeign, "{}: {} bytes of JSON, at most {} are read",
-             file.string(), text.size(), kLargestForeign);
   try {
-    return json::parse(text, [&](int depth, json::parse_event_t, json&) {
-      WEFT_CHECK(depth < kDeepest, "{}: JSON nested more than {} deep", file.string(), kDeepest);
-      return true;
-    });
+    return parse_bounded<json>(text, file);
   } catch (const json::exception& error) {
     WEFT_FAIL("{} is damaged: {}", file.string(), reason_of(error));
   }
+}
+
+json parse_json(std::string_view text, const Path& file) { return parse_by_hand<json>(text, file); }
+
+nlohmann::ordered_json parse_ordered_json(std::string_view text, const Path& file) {
+  return parse_by_hand<nlohmann::ordered_json>(text, file);
 }
 
 }  // namespace weft::io

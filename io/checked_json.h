@@ -24,4 +24,9 @@ nlohmann::json parse_checked_json(std::string_view text, const Path& file);
 /// times the text. Throws Error naming `file`.
 nlohmann::json parse_foreign_json(std::string_view text, const Path& file);
 
+/// The same of a text that somebody writes by hand: of what is no JSON the Error names the line.
+nlohmann::json parse_json(std::string_view text, const Path& file);
+/// With the keys in the text's order.
+nlohmann::ordered_json parse_ordered_json(std::string_view text, const Path& file);
+
 }  // namespace weft::io

@@ -58,22 +58,37 @@ void check_type(CLI::Option& option, const T* target) {
   }
 }
 
+/// The first of the given words that no command knows; "": all are known. Where only options can be
+/// unknown, they come first: what seems to be an argument may be the value of one.
+std::string unknown_word(const CLI::App& program, const std::vector<std::string>& given,
+                         bool has_commands) {
+  std::vector<std::string> unknown = program.remaining(true);
+  std::erase(unknown, "--");
+  if (unknown.empty() || has_commands) return unknown.empty() ? "" : unknown[0];
+  const auto end = std::ranges::find(given, "--");  // behind it nothing is an option
+  const auto option = std::find_if(given.begin(), end, [&](const std::string& word) {
+    return word.starts_with('-') && std::ranges::count(unknown, word) > 0;
+  });
+  return option == end ? unknown[0] : *option;
+}
+
 /// What is wrong with the first word that no command knows; "": all are known.
-std::string fault_of_words(const CLI::App& program) {
+std::string fault_of_words(const CLI::App& program, const std::vector<std::string>& given) {
   const CLI::App* command = &program;
   while (!command->get_subcommands().empty()) command = command->get_subcommands().front();
-  const std::vector<std::string> words = program.remaining(true);
-  if (words.empty() || command->get_prefix_command()) return {};
-  const std::string word = words[0].substr(0, words[0].find('='));
+  if (command->get_prefix_command()) return {};
   std::vector<std::string> known;
-  const char* kind = "option";
+  for (const CLI::App* other : command->get_subcommands({})) known.push_back(other->get_name());
+  std::string word = unknown_word(program, given, !known.empty());
+  if (word.empty()) return {};
+  const char* kind = known.empty() ? "argument" : "command";
   if (word.starts_with('-')) {
+    kind = "option";
+    word = word.substr(0, word.find('='));
+    known.clear();
     for (const CLI::Option* option : command->get_options()) {
       for (const std::string& name : option->get_lnames()) known.push_back("--" + name);
     }
-  } else {
-    for (const CLI::App* other : command->get_subcommands({})) known.push_back(other->get_name());
-    kind = known.empty() ? "argument" : "command";
   }
   return fmt::format("unknown {} \"{}\"{}", kind, word, did_you_mean(word, known));
 }
@@ -179,6 +194,7 @@ void Command::leave_remaining() { app_->prefix_command(); }
 std::vector<std::string> Command::remaining() const { return app_->remaining(); }
 
 std::optional<std::string> Command::parse(std::vector<std::string> words) {
+  const std::vector<std::string> given = words;
   std::ranges::reverse(words);  // as CLI11 takes them
   try {
     app_->parse(std::move(words));
@@ -191,7 +207,7 @@ std::optional<std::string> Command::parse(std::vector<std::string> words) {
     const auto code = static_cast<CLI::ExitCodes>(error.get_exit_code());
     const bool may_be_unknown =
         code == CLI::ExitCodes::ExtrasError || code == CLI::ExitCodes::RequiredError;
-    std::string fault = may_be_unknown ? fault_of_words(*app_) : "";
+    std::string fault = may_be_unknown ? fault_of_words(*app_, given) : "";
     if (fault.empty()) fault = error.what();
     throw ParseError(fault.ends_with('?') ? fault : fault + "; see --help");
   }

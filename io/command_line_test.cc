@@ -201,6 +201,34 @@ TEST_CASE("A mistake in a command line is named") {
   CHECK(fault({"words"}) == "unknown argument \"words\"; see --help");
 }
 
+TEST_CASE("An unknown option is named, whatever stands around it") {
+  const auto fault = [](const Words& words) {
+    Command weft("weft", "Weft");
+    Command& launch = weft.subcommand("launch", "Starts ranks");
+    Command& train = weft.subcommand("train", "Trains");
+    int devices = 0, epochs = 0;
+    Words program;
+    launch.option("--devices", devices, "");
+    launch.option("PROGRAM", program, "", {.required = true});
+    train.option("--epochs", epochs, "");
+    try {
+      weft.parse(words);
+    } catch (const ParseError& error) {
+      return std::string(error.what());
+    }
+    return std::string();
+  };
+  const std::string devices = "unknown option \"--devcies\"; did you mean \"--devices\"?";
+  CHECK(fault({"launch", "--devcies", "2", "--", "true"}) == devices);
+  CHECK(fault({"launch", "--devcies=2", "--", "true"}) == devices);
+  CHECK(fault({"launch", "--devcies", "2", "--", "true", "--epochs"}) == devices);
+  CHECK(fault({"train", "fast", "--epchs", "3"}) ==
+        "unknown option \"--epchs\"; did you mean \"--epochs\"?");
+  CHECK(fault({"launch", "--devices", "2", "--", "true", "--devcies"}).empty());
+  CHECK(fault({"launch", "--devices", "2", "--"}) == "PROGRAM is required; see --help");
+  CHECK(fault({"train", "--epochs", "3", "fast"}) == "unknown argument \"fast\"; see --help");
+}
+
 TEST_CASE("A variable of the environment stands in for an option") {
   ::setenv("WEFT_COMMAND_LINE_TEST", "3", 1);
   Command weft("weft", "Weft");

@@ -7,8 +7,11 @@
 namespace weft::io {
 namespace {
 
+constexpr size_t kShortestBeginning = 3;  // of a name, that stands for it
+
+/// In small letters with -, without an option's leading ones.
 std::string folded(std::string_view word) {
-  std::string result(word);
+  std::string result(word.substr(std::min(word.find_first_not_of('-'), word.size())));
   for (char& c : result) {
     c = c == '_' ? '-' : static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
   }
@@ -39,13 +42,22 @@ std::string nearest(std::string_view word, const std::vector<std::string>& candi
   const std::string wanted = folded(word);
   size_t fewest = std::max<size_t>(1, wanted.size() / 3) + 1;
   std::string best;
+  const std::string* longer = nullptr;  // the shortest that begins with the word
   for (const std::string& candidate : candidates) {
-    const size_t edits = distance(wanted, folded(candidate));
+    const std::string known = folded(candidate);
+    if (wanted.size() >= kShortestBeginning && known.starts_with(wanted) &&
+        (!longer || candidate.size() < longer->size())) {
+      longer = &candidate;
+    }
+    // So many letters have to go or to come at least.
+    const size_t least =
+        std::max(wanted.size(), known.size()) - std::min(wanted.size(), known.size());
+    const size_t edits = least < fewest ? distance(wanted, known) : least;
     if (edits >= fewest) continue;
     fewest = edits;
     best = candidate;
   }
-  return best;
+  return longer ? *longer : best;
 }
 
 std::string did_you_mean(std::string_view word, const std::vector<std::string>& candidates) {

@@ -9,10 +9,11 @@
 
 namespace weft::io {
 
-/// The candidate that the fewest edits lead to, the first of several: letters put in, left out or
-/// changed, neighbours swapped (Damerau's distance, each letter edited once), case and the
-/// difference of - and _ aside. Empty where that takes more than a third of the word's letters, and
-/// more than one.
+/// The shortest candidate that begins with the word, if this has three letters or more. Else the
+/// one that the fewest edits lead to, the first of several: letters put in, left out or changed,
+/// neighbours swapped (Damerau's distance, each letter edited once). Empty where that takes more
+/// than a third of the word's letters, and more than one. Case, the difference of - and _ and an
+/// option's leading dashes are put aside.
 std::string nearest(std::string_view word, const std::vector<std::string>& candidates);
 
 /// "; did you mean \"lr\"?", or nothing.

@@ -16,8 +16,10 @@
 #include "dist/strategy/settings.h"
 #include "dist/strategy/strategy_kind.h"
 #include "io/json_field.h"
+#include "io/nearest.h"
 #include "models/gpt_names.h"
 #include "models/registry.h"
+#include "optim/deepspeed_schedule.h"
 #include "optim/registry.h"
 #include "train/fp8_level.h"
 
@@ -122,15 +124,15 @@ const std::vector<Recipe>& recipes() {
 
 const Recipe& find(const std::string& name) {
   const auto found = std::ranges::find(recipes(), name, &Recipe::name);
-  WEFT_CHECK(found != recipes().end(), "unknown recipe \"{}\": expected one of {}", name,
-             fmt::join(recipe_names(), ", "));
+  WEFT_CHECK(found != recipes().end(), "unknown recipe \"{}\": expected one of {}{}", name,
+             fmt::join(recipe_names(), ", "), io::did_you_mean(name, recipe_names()));
   return *found;
 }
 
 void check_choice(const char* setting, const std::string& value,
                   const std::vector<std::string>& known) {
-  WEFT_CHECK(std::ranges::count(known, value) > 0, "{}: \"{}\" is not one of {}", setting, value,
-             fmt::join(known, ", "));
+  WEFT_CHECK(std::ranges::count(known, value) > 0, "{}: \"{}\" is not one of {}{}", setting, value,
+             fmt::join(known, ", "), io::did_you_mean(value, known));
 }
 
 template <class T>
@@ -349,7 +351,11 @@ void validate(const Config& c) {
              "layer-decay: expected a number in (0, 1], got {}", c.layer_decay);
   check_share("layer-norm-eps", c.layer_norm_eps);
   check_choice("optimizer", c.optimizer, optim::optimizer_names());
-  check_choice("schedule", c.schedule, {"one-cycle", "cosine", "constant"});
+  if (optim::is_deepspeed_schedule(c.schedule)) {
+    optim::deepspeed_schedule(c.schedule, {.lr = c.lr});
+  } else {
+    check_choice("schedule", c.schedule, {"one-cycle", "cosine", "constant"});
+  }
   validate_precision(c);
   check_positive("lr", c.lr);
   check_not_negative("weight-decay", c.weight_decay);

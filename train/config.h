@@ -42,7 +42,7 @@ struct Config {
   double vector_lr = 1;                // factor on the learning rate of biases and other vectors
   double clip_norm = 1;                // 0: no clipping
   std::string nonfinite = "stop";      // a loss or gradient that is not finite: stop, skip the step
-  std::string schedule = "one-cycle";  // one-cycle, cosine, constant
+  std::string schedule = "one-cycle";  // one-cycle, cosine, constant; DeepSpeed's as JSON
   double warmup = 0.1;                 // share of all steps in which the learning rate rises
   double label_smoothing = 0;
   double drop_path = 0;

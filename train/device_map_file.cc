@@ -4,6 +4,7 @@
 #include <nlohmann/json.hpp>
 #include <sstream>
 
+#include "io/checked_json.h"
 #include "io/json_field.h"
 #include "io/safetensors_index.h"
 
@@ -15,7 +16,7 @@ nn::Place parse_place(const nlohmann::json& value) {
     return Device{DeviceType::cuda, value.get<int>()};
   }
   WEFT_CHECK(value.is_string(), "expected cpu, disk, cuda:N or a GPU's number, got {}",
-             value.dump());
+             io::shown(value));
   if (value == "disk") return {};
   return parse_device(value.get<std::string>());
 }
@@ -23,8 +24,7 @@ nn::Place parse_place(const nlohmann::json& value) {
 }  // namespace
 
 nn::DeviceMap read_device_map(const io::Path& file) {
-  const auto json =
-      nlohmann::ordered_json::parse(io::read_text(file), nullptr, /*allow_exceptions=*/false);
+  const nlohmann::ordered_json json = io::parse_ordered_json(io::read_text(file), file);
   WEFT_CHECK(json.is_object() && !json.empty(),
              "{}: expected a JSON object from module names to places", file.string());
   nn::DeviceMap map;

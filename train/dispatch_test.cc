@@ -215,8 +215,11 @@ TEST_CASE("device maps are read in Accelerate's form, budgets as a list") {
   CHECK(read(R"({"": "disk"})").main == kCpu);
   const std::string whole = R"({"heads": 1})";
   for (size_t size = 0; size < whole.size(); ++size) {
-    CHECK_THROWS_WITH(read(whole.substr(0, size)), Contains("map.json: expected a JSON object"));
+    CHECK_THROWS_WITH(read(whole.substr(0, size)), Contains("map.json: line 1: expected JSON"));
   }
+  const std::string deep(80'000, '[');
+  CHECK_THROWS_WITH(read(R"({"heads": )" + deep + std::string(deep.size(), ']') + "}"),
+                    Contains("map.json: JSON nested more than 32 deep"));
   CHECK_THROWS_WITH(read("[1]"), Contains("map.json: expected a JSON object from module names"));
   CHECK_THROWS_WITH(read(R"({"heads": 4294967296})"),
                     Contains("expected cpu, disk, cuda:N or a GPU's number, got 4294967296"));

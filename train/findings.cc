@@ -10,6 +10,7 @@
 #include "core/transfer.h"
 #include "data/sets/open.h"
 #include "io/base64.h"
+#include "io/checked_json.h"
 #include "io/json_field.h"
 #include "train/checkpoint.h"
 #include "train/trained_model.h"
@@ -162,7 +163,7 @@ void write_findings(const io::Path& file, const Findings& findings) {
 Findings read_findings(const io::Path& file) {
   const std::string text = io::read_text(file);
   try {
-    const nlohmann::json json = nlohmann::json::parse(text);
+    const nlohmann::json json = io::parse_json(text, "findings of a validation");
     // Numbers that are not finite are null in JSON.
     const auto number = [](const nlohmann::json& object, const char* key) {
       return io::field(object, key).is_null() ? NAN : io::field<double>(object, key);
@@ -192,8 +193,6 @@ Findings read_findings(const io::Path& file) {
                                   .png = io::from_base64(io::field<std::string>(image, "png"))});
     }
     return found;
-  } catch (const nlohmann::json::exception& error) {
-    WEFT_FAIL("{}: not the findings of a validation: {}", file.string(), error.what());
   } catch (const Error& error) {
     WEFT_FAIL("{}: {}", file.string(), error.what());
   }

@@ -114,6 +114,9 @@ TEST_CASE("Findings come back from their file, which is named where it is damage
   CHECK_THAT(damage("\"confusion\":[[0", "\"confusion\":[[7"), Contains("no class 7 among 3"));
   CHECK_THAT(damage("\"step\"", "\"stop\""), Contains("\"step\" is missing"));
   CHECK_THAT(damage("\"png\":\"", "\"png\":\"<"), Contains("base64"));
+  CHECK_THAT(damage("{\"step\"", std::string(80'000, '[')), Contains("nested more than 32 deep"));
+  // Nothing of what the file holds is told at length.
+  CHECK(damage("\"step\":", "\"step\":?" + std::string(10'000, 'x')).size() < 500);
   for (size_t size = 0; size + 2 < text.size(); ++size) {
     std::ofstream(file) << text.substr(0, size);
     CHECK_THROWS_WITH(read_findings(file), Contains(file.string()));

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "optim/deepspeed_schedule.h"
 #include "train/fine_tuning.h"
 
 namespace weft::train {
@@ -32,8 +33,12 @@ optim::Schedule make_schedule(const Config& config, int64_t steps) {
   if (config.schedule == "one-cycle") {
     return optim::one_cycle(steps, {.warmup_fraction = config.warmup});
   }
-  const auto rising = std::min(
-      steps - 1, static_cast<int64_t>(std::lround(config.warmup * static_cast<double>(steps))));
+  const auto warmup = static_cast<int64_t>(std::lround(config.warmup * static_cast<double>(steps)));
+  if (optim::is_deepspeed_schedule(config.schedule)) {
+    return optim::deepspeed_schedule(config.schedule,
+                                     {.lr = config.lr, .steps = steps, .warmup = warmup});
+  }
+  const int64_t rising = std::min(steps - 1, warmup);
   const optim::Schedule rest =
       config.schedule == "cosine" ? optim::cosine(steps - rising) : optim::constant();
   if (rising == 0) return rest;

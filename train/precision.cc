@@ -4,6 +4,7 @@
 
 #include <utility>
 
+#include "io/nearest.h"
 #include "kernels/device/probe.h"
 
 namespace weft::train {
@@ -48,13 +49,15 @@ const Precision& find_precision(std::string_view name) {
   for (const auto& [alias, full] : kAliases) {
     if (alias == name) name = full;
   }
-  std::vector<std::string_view> others;
+  std::vector<std::string> others, all;
   for (const Precision& p : precisions()) {
     if (p.name == name || (!name.empty() && p.fabric == name)) return p;
-    if (!p.fabric.empty() && p.fabric != p.name) others.push_back(p.fabric);
+    all.emplace_back(p.name);
+    if (!p.fabric.empty() && p.fabric != p.name) others.emplace_back(p.fabric);
   }
-  WEFT_FAIL("precision: \"{}\" is not one of {} (or {})", name, precision_names(),
-            fmt::join(others, ", "));
+  all.insert(all.end(), others.begin(), others.end());
+  WEFT_FAIL("precision: \"{}\" is not one of {} (or {}){}", name, precision_names(),
+            fmt::join(others, ", "), io::did_you_mean(name, all));
 }
 
 std::string precision_names() {

@@ -9,15 +9,23 @@
 
 namespace weft::train {
 
+bool RunDirectory::holds_run(const io::Path& path) {
+  return std::filesystem::exists(path / "latest");
+}
+
+void RunDirectory::check_holds_none(const io::Path& path) {
+  WEFT_CHECK(!holds_run(path),
+             "{0} already holds a run; continue it with --resume {0} or choose another --output",
+             path.string());
+}
+
 RunDirectory RunDirectory::claim(const std::string& asked, const std::string& name) {
   RunDirectory directory;
   if (!asked.empty()) {
     io::make_directories(asked);
     directory.path_ = asked;
     directory.lock_.emplace(asked);
-    WEFT_CHECK(!std::filesystem::exists(directory.path_ / "latest"),
-               "{} already holds a run; continue it with --resume {} or choose another --output",
-               asked, asked);
+    check_holds_none(asked);
     return directory;
   }
   io::make_directories("runs");

@@ -16,6 +16,10 @@ class RunDirectory {
   /// `asked`, or where that is empty runs/NAME-N with the first N that is free; made where it is
   /// missing. Throws Error when `asked` already holds a run, or is another's at the moment.
   static RunDirectory claim(const std::string& asked, const std::string& name);
+  /// Whether there is a checkpoint of a run to go on from.
+  static bool holds_run(const io::Path& path);
+  /// Throws Error when it does.
+  static void check_holds_none(const io::Path& path);
   /// That of the run which a checkpoint found under `path` belongs to. With `writes`, throws Error
   /// when it is another's at the moment.
   static RunDirectory of(const io::Path& path, const io::Path& checkpoint, bool writes);

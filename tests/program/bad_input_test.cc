@@ -39,6 +39,13 @@ TEST_CASE("Mistakes in train's command line exit with 2") {
   check_train_error("--recipe nope", 2,
                     "unknown recipe \"nope\": expected one of builtin-quick, cifar10-quick");
   check_train_error("--model nope", 2, "model: \"nope\" is not one of vit_b_16, ");
+  for (const auto& [typo, guess] : {std::pair("--model resnet5", "resnet50"),
+                                    {"--recipe builtin-quik", "builtin-quick"},
+                                    {"--optimizer admaw", "adamw"},
+                                    {"--schedule cosin", "cosine"},
+                                    {"--precision bf61", "bf16"}}) {
+    check_train_error(typo, 2, fmt::format("; did you mean \"{}\"?", guess));
+  }
   check_train_error("--optimizer lion", 2, "optimizer: \"lion\" is not one of adamw, adam, sgd");
   check_train_error("--nesterov", 2, "nesterov: optimizer adamw has none");
   check_train_error("--optimizer sgd --momentum 0 --nesterov", 2,
@@ -188,7 +195,7 @@ TEST_CASE("A directory that is no run, and one that already is, are named") {
     check_error(run_weft(command + empty), 1, "no checkpoint in " + empty);
   }
   const std::string before = read_file(resnet_run() + "/latest");
-  check_error(run_weft("train --model resnet8 --output " + resnet_run()), 1,
+  check_error(run_weft("train --model resnet8 --output " + resnet_run()), 2,
               resnet_run() + " already holds a run; continue it with --resume " + resnet_run());
   CHECK(read_file(resnet_run() + "/latest") == before);
   write_bytes(scratch("file"), {1});
@@ -262,4 +269,14 @@ TEST_CASE("On a full disk the last checkpoint stays good") {
   CHECK_THAT(full.err, Contains("weft: error: cannot write " + disk + "/run/.step-2.tmp/") &&
                            Contains(": No space left on device\n1\n"));
   CHECK(parse_lines(full.out).back().at("images") == 4);
+}
+
+TEST_CASE("A file of several hosts is an error where nothing has started ranks on them") {
+  const std::string file = scratch("hosts.yaml"), hosts = scratch("nowhere/hosts");
+  const std::string several = "distributed_type: MULTI_CPU\nnum_processes: 4\nnum_machines: 2\n";
+  write_bytes(file, bytes_of(several));
+  check_train_error("--config " + file, 2,
+                    "key \"num_machines\": 2 hosts, and nothing has started");
+  write_bytes(file, bytes_of(several + "mpirun_config: {mpirun_hostfile: " + hosts + "}\n"));
+  check_train_error("--config " + file, 2, "key \"mpirun_hostfile\": " + hosts + " is not there");
 }

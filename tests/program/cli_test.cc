@@ -4,6 +4,7 @@
 
 #include "core/version.h"
 #include "io/safetensors.h"
+#include "io/safetensors_index.h"
 #include "tests/program/run_weft.h"
 
 using namespace weft;
@@ -121,6 +122,25 @@ TEST_CASE("diff tells equal, different and error apart by its exit code") {
   CHECK_THAT(run_weft("diff --json " + a + " " + c).out,
              Catch::Matchers::EndsWith("{\"tensors\":5,\"different\":1,\"max_abs\":null}\n"));
   check_error(run_weft("diff " + a + " /nonexistent"), 2, "cannot read /nonexistent");
+
+  // The same tensors in several files.
+  const NamedTensors tensors = {{"w", x}, {"z", zero}, {"same", x}, {"shape", x}, {"gone", x}};
+  std::vector<io::PendingTensor> pending;
+  for (const auto& [name, tensor] : tensors) {
+    pending.push_back({name, tensor.dtype(), tensor.shape()});
+  }
+  const std::string directory = fresh_scratch("indexed");
+  std::filesystem::create_directories(directory);
+  const auto make = [&](const std::string& name) {
+    return std::ranges::find(tensors, name, &NamedTensors::value_type::first)->second;
+  };
+  REQUIRE(io::write_indexed(directory, pending, 16, make).size() > 2);
+  const std::string index = directory + "/model.safetensors.index.json";
+  for (const std::string& pair : {index + " " + a, a + " " + index, directory + " " + a}) {
+    INFO(pair);
+    CHECK(run_weft("diff " + pair).out == "5 tensors, all equal bit for bit\n");
+  }
+  CHECK(run_weft("diff " + index + " " + b).code == 1);
 }
 
 TEST_CASE("devices always lists the CPU") {

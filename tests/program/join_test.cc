@@ -1,4 +1,7 @@
-// The program under torchrun's variables: it joins the ranks that are there, without MPI.
+// The program under torchrun's variables, or Slurm's: it joins the ranks that are there, without
+// MPI.
+#include <functional>
+
 #include "tests/program/train_runs.h"
 
 using namespace weft;
@@ -15,12 +18,10 @@ std::string tiny(const std::string& more) {
       folder, more);
 }
 
-/// Runs `weft train` as two ranks, each with the rank's variables in front.
-Outcome run_two(const std::string& environment, const std::string& arguments) {
+/// Runs `weft train` as two ranks; `environment` of one's number goes in front.
+Outcome run_two(const std::function<std::string(int)>& environment, const std::string& arguments) {
   const auto rank = [&](int r) {
-    return fmt::format(
-        "env {} RANK={} WORLD_SIZE=2 LOCAL_RANK={} LOCAL_WORLD_SIZE=2 timeout 60 {} {}",
-        environment, r, r, weft_program(), arguments);
+    return fmt::format("env {} timeout 60 {} {}", environment(r), weft_program(), arguments);
   };
   return run_shell(rank(1) + " & second=$!; " + rank(0) +
                    "; first=$?; wait $second && exit $first");
@@ -30,14 +31,31 @@ Outcome run_two(const std::string& environment, const std::string& arguments) {
 
 TEST_CASE("ranks that somebody else started train as those of --devices") {
   run_train("launched", tiny("--devices 2 --strategy fsdp"));
-  const Outcome outcome =
-      run_two("PATH=/nowhere:/usr/bin:/bin WEFT_STORE=" + fresh_scratch("rendezvous"),
-              "train --json --strategy fsdp --output " + fresh_scratch("joined") + " " + tiny(""));
-  INFO(outcome.err);
-  REQUIRE(outcome.code == 0);
-  CHECK(diff_weights("launched", "joined") == 0);
-  // Rank 0 alone speaks.
-  CHECK(events_of(parse_lines(outcome.out), "done").size() == 1);
+  const std::string store = fresh_scratch("rendezvous");
+  const auto of_torchrun = [&](int rank) {
+    return fmt::format(
+        "PATH=/nowhere:/usr/bin:/bin WEFT_STORE={0} RANK={1} WORLD_SIZE=2 LOCAL_RANK={1} "
+        "LOCAL_WORLD_SIZE=2",
+        store, rank);
+  };
+  // A step of the job that this process is the number of: another's port is another one.
+  const auto of_srun = [](int rank) {
+    return fmt::format(
+        "SLURM_JOB_ID={0} SLURM_STEP_ID=0 SLURM_PROCID={1} SLURM_LOCALID={1} SLURM_NODEID=0 "
+        "SLURM_NTASKS=2 SLURM_STEP_TASKS_PER_NODE=2 SLURM_STEP_NODELIST=localhost",
+        ::getpid(), rank);
+  };
+  for (const auto& environment :
+       {std::function<std::string(int)>(of_torchrun), std::function<std::string(int)>(of_srun)}) {
+    INFO(environment(0));
+    const Outcome outcome = run_two(environment, "train --json --strategy fsdp --output " +
+                                                     fresh_scratch("joined") + " " + tiny(""));
+    INFO(outcome.err);
+    REQUIRE(outcome.code == 0);
+    CHECK(diff_weights("launched", "joined") == 0);
+    // Rank 0 alone speaks.
+    CHECK(events_of(parse_lines(outcome.out), "done").size() == 1);
+  }
 }
 
 TEST_CASE("variables that do not make a world are errors") {

@@ -1,10 +1,13 @@
 // weft launch: what ranks find in their environment, joining those that are there, several hosts
 // without mpirun, and runs whose ranks change in number.
+#include "dist/comm/processes/launch.h"
 #include "tests/program/train_runs.h"
+#include "tests/skip.h"
 
 using namespace weft;
 using namespace weft::cli;
 using Catch::Matchers::Contains;
+using dist::has_mpirun;
 
 namespace {
 
@@ -49,6 +52,25 @@ TEST_CASE("a process that something has started as a rank is that rank") {
   check_error(run_shell(rank + "--devices 3 -- true"), 2, "--devices 3: 2 ranks were started");
   CHECK(run_shell(rank + "--devices auto -- sh -c 'exit 7'").code == 7);
   check_error(run_weft("launch -- true"), 2, "--devices: how many ranks?");
+  // What is missing is filled in; what is no rank is an error.
+  CHECK(
+      run_shell(rank + kShell + "'echo $LOCAL_RANK of $LOCAL_WORLD_SIZE, host $GROUP_RANK'").out ==
+      "0 of 1, host 1\n");
+  const auto launched_by = [](const std::string& environment) {
+    return run_shell(environment + " " + weft_program() + " launch" + kShell +
+                     "'echo $RANK of $WORLD_SIZE, $LOCAL_RANK of $LOCAL_WORLD_SIZE'");
+  };
+  check_error(launched_by("RANK=y WORLD_SIZE=2"), 1,
+              "RANK: expected a number from 0 to 1, got \"y\"");
+  check_error(launched_by("RANK=0 WORLD_SIZE=x"), 1,
+              "WORLD_SIZE: expected a number from 1 to 1048576, got \"x\"");
+  check_error(launched_by("RANK=5 WORLD_SIZE=2"), 1,
+              "RANK: expected a number from 0 to 1, got \"5\"");
+  const std::string task = "SLURM_STEP_ID=0 SLURM_PROCID=1 SLURM_LOCALID=1 SLURM_NTASKS=2 ";
+  CHECK(launched_by(task).out == "1 of 2, 1 of 2\n");
+  CHECK(launched_by(task + "PMIX_RANK=1 SLURM_STEP_TASKS_PER_NODE=2").out == "1 of 2, 1 of 2\n");
+  // The batch script's own variables make no rank.
+  check_error(launched_by(task + "SLURM_STEP_ID=4294967291"), 2, "--devices: how many ranks?");
 }
 
 TEST_CASE("all devices of a machine without a GPU are the CPU") {
@@ -90,6 +112,40 @@ TEST_CASE("hosts without mpirun meet at an address, and train as one host does")
               "several hosts need MASTER_ADDR");
   check_error(run_weft("launch --devices 4 --nodes 2 --node-rank 2 -- true"), 1,
               "expected a host's number below 2, got 2");
+  const std::string launch = "launch --devices 4 --nodes 2 --max-restarts 2 ";
+  check_error(run_weft(launch + "--min-devices 2 -- true"), 2,
+              "--min-devices excludes --nodes 2: the launchers of all hosts must start again");
+  check_error(run_weft(launch + "--devices-file /dev/null -- true"), 2,
+              "--devices-file excludes --nodes 2");
+}
+
+TEST_CASE("launchers of several hosts start their ranks again together") {
+  const auto host = [](int number) {
+    return fmt::format(
+        "{} /usr/bin/timeout 60 {} launch --devices 2 --nodes 2 --node-rank {} --max-restarts 1 "
+        "-- /bin/sh -c 'echo $RANK after $WEFT_RESTART; exit $((${{WEFT_RESTART:-4}} - 1))'",
+        kNoMpirun, weft_program(), number);
+  };
+  const Outcome outcome = run_shell("export MASTER_ADDR=127.0.0.1; " + host(1) + " & " + host(0) +
+                                    "; code=$?; wait $! && exit $code");
+  INFO(outcome.err);
+  CHECK(outcome.code == 0);
+  CHECK_THAT(outcome.out, Contains("0 after\n") && Contains("1 after\n") &&
+                              Contains("0 after 1\n") && Contains("1 after 1\n"));
+}
+
+TEST_CASE("hosts in a file are mpirun's, for a training that starts ranks") {
+  const std::string file = scratch("hosts");
+  std::ofstream(file) << "localhost slots=2\n";
+  const std::string expected = "--hosts " + file + ": expected ranks for them, --devices 2 or more";
+  for (const std::string settings : {"", "--devices 1 ", "--devices 2 --strategy dp "}) {
+    check_error(run_weft("train --hosts " + file + " " + settings + tiny("--epochs 1")), 2,
+                expected);
+  }
+  if (!has_mpirun()) WEFT_SKIP("ranks under mpirun: there is none of the MPI of this build");
+  run_train("with_hosts", tiny("--epochs 1 --devices 2 --hosts " + file));
+  run_train("without_hosts", tiny("--epochs 1 --devices 2"));
+  CHECK(diff_weights("with_hosts", "without_hosts") == 0);
 }
 
 TEST_CASE("a program goes on with the ranks that are left, or that a file asks for") {
@@ -101,11 +157,14 @@ TEST_CASE("a program goes on with the ranks that are left, or that a file asks f
   // The first to be killed may leave no time to the other.
   CHECK_THAT(left.out, (Contains("2 of 4\n") || Contains("3 of 4\n")) && Contains("1 of 2\n"));
   CHECK_THAT(left.err, Contains("on 2 ranks"));
-  // An error loses nobody; fewer than so many are no run.
-  const Outcome error = run_shell(start + "--devices 2 --min-devices 1 --max-restarts 1" + kShell +
-                                  "'echo $RANK of $WORLD_SIZE; exit 3'");
-  CHECK(error.code == 3);
-  CHECK_THAT(error.err, Contains("restart 1 of 1, on 2 ranks"));
+  // An error loses nobody, whoever starts the ranks; fewer than so many are no run.
+  for (const std::string& environment : {std::string(), kNoMpirun}) {
+    const Outcome error = run_shell(environment + "/usr/bin/timeout 60 " + weft_program() +
+                                    " launch --devices 2 --min-devices 1 --max-restarts 1" +
+                                    kShell + "'echo $RANK of $WORLD_SIZE; exit 3'");
+    CHECK(error.code == 3);
+    CHECK_THAT(error.err, Contains("restart 1 of 1, on 2 ranks"));
+  }
   const Outcome few = run_shell(start + "--devices 2 --min-devices 2 --max-restarts 5" + kShell +
                                 "'[ $RANK = 0 ] || kill -9 $$; exec /bin/sleep 50'");
   CHECK(few.code == 137);

@@ -24,6 +24,34 @@ TEST_CASE(
   CHECK_THAT(outcome.out, Contains("{\"event\":\"done\""));
 }
 
+TEST_CASE("a training that weft launch starts again goes on, and takes no other run for its own") {
+  const std::string folder = make_colour_folders("launched_images", 30, 16, 16);
+  const std::string settings = fmt::format(
+      "--model vit_lite --data folder:{} --global-batch-size 8 --limit-batches 3 --seed 5 "
+      "--epochs 12 --drop-path 0.1 --strategy fsdp",
+      folder);
+  run_train("alone", settings + " --devices 2");
+  const std::string launch = weft_program() + " launch --devices 2 --max-restarts 2 -- ";
+  const Outcome outcome = train_with_killed_rank(fresh_scratch("launched"), settings, launch);
+  INFO(outcome.err);
+  CHECK(outcome.code == 0);
+  CHECK_THAT(outcome.err, Contains("restart 1 of 2") && !Contains("restart 2 of 2"));
+  CHECK(diff_weights("alone", "launched") == 0);
+
+  const std::string train = "train --output " + scratch("alone") + " " + settings;
+  const std::string refusal = scratch("alone") + " already holds a run; continue it with --resume";
+  check_error(run_weft(train + " --devices 2 --max-restarts 2"), 2, refusal);
+  const Outcome refused = run_shell("timeout 60 " + launch + weft_program() + " " + train);
+  CHECK(refused.code == 2);
+  CHECK_THAT(refused.err, Contains(refusal) && !Contains("restart"));
+  // torchrun's agent says it, too: with no checkpoint yet, such a training starts anew.
+  const Outcome anew = run_shell("TORCHELASTIC_RESTART_COUNT=1 timeout 60 " + weft_program() +
+                                 " train --json --output " + fresh_scratch("anew") +
+                                 " --model resnet8 --epochs 1 --limit-batches 1 --batch-size 4");
+  INFO(anew.err);
+  CHECK(anew.code == 0);
+}
+
 TEST_CASE("what does not get better by repeating is not repeated") {
   const Outcome outcome =
       run_weft("launch --devices 2 --max-restarts 3 -- sh -c 'echo started; exit 2'");

@@ -167,6 +167,9 @@ TEST_CASE("predict and eval take weights instead of a checkpoint") {
   fails("--device-map auto --max-memory cpu", 2, "--max-memory: \"cpu\": expected DEVICE=SIZE");
   fails("--device-map " + map + " --device cpu", 2, "--device excludes --device-map");
   fails("--device-map none.json", 1, "none.json");
+  check_error(run_weft("eval --devices 2 --device-map " + map + " --data folder:" + folder +
+                       " --weights " + ours),
+              2, "--devices 2 excludes --device-map");
   check_error(
       run_weft("predict --device-map " + map + " --weights " + kData + "huggingface " + image), 1,
       "in_proj_weight\" is to stay on disk, but its file has it in another form");

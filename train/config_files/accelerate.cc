@@ -2,12 +2,13 @@
 // precision, and what FSDP or DeepSpeed do among them.
 #include <fmt/ranges.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <limits>
 
 #include "core/error.h"
+#include "io/section.h"
 #include "train/config_files/dialects.h"
-#include "train/config_files/section.h"
 
 namespace weft::train {
 namespace {
@@ -18,7 +19,7 @@ void ignore(ConfigFile& file, const std::vector<std::string>& keys, const std::s
                                    keys.size() > 1 ? "change" : "changes", why));
 }
 
-void read_fsdp(Section section, ConfigFile& file) {
+void read_fsdp(io::Section section, ConfigFile& file) {
   const auto set = [&](const char* key, const auto& value, const char* its) {
     file.set(key, value, section.path_of(its));
   };
@@ -74,7 +75,7 @@ void read_fsdp(Section section, ConfigFile& file) {
   section.finish();
 }
 
-void read_deepspeed_config(Section section, ConfigFile& file) {
+void read_deepspeed_config(io::Section section, ConfigFile& file) {
   if (const auto path = section.text("deepspeed_config_file")) {
     const auto beside = std::filesystem::path(file.path).parent_path() / *path;
     ConfigFile inner;
@@ -83,6 +84,7 @@ void read_deepspeed_config(Section section, ConfigFile& file) {
     for (const auto& [key, value] : inner.settings.items()) {
       file.set(key, value, inner.path + ": " + inner.keys.at(key));
     }
+    file.schedule = inner.schedule;
     file.batch = inner.batch;
     file.notes.insert(file.notes.end(), inner.notes.begin(), inner.notes.end());
   }
@@ -96,6 +98,11 @@ void read_deepspeed_config(Section section, ConfigFile& file) {
   set("accumulate", section.whole_number("gradient_accumulation_steps"),
       "gradient_accumulation_steps");
   set("clip_norm", section.number("gradient_clipping"), "gradient_clipping");
+  for (const char* key : {"offload_param_nvme_path", "offload_optimizer_nvme_path"}) {
+    if (section.text(key).value_or("none") != "none") {
+      section.fail(key, "none: nothing is offloaded to NVMe");
+    }
+  }
   const auto parameters = section.choice("offload_param_device", {"none", "cpu"});
   const auto optimizer = section.choice("offload_optimizer_device", {"none", "cpu"});
   if (parameters) set("cpu_offload", *parameters == "cpu", "offload_param_device");
@@ -113,62 +120,89 @@ void read_deepspeed_config(Section section, ConfigFile& file) {
   ignore(file, section.known({"msamp_opt_level"}), "enable_msamp is not true");
   ignore(file, section.known({"zero3_init_flag", "zero3_save_16bit_model"}),
          "a model is built part by part and saved whole");
+  ignore(file, section.known({"deepspeed_moe_layer_cls_names"}), "there are no experts here");
   section.finish();
+}
+
+/// Ranks by the dimensions of a mesh, of which Weft has those of its strategies.
+void read_parallelism(io::Section& all, const char* key) {
+  const nlohmann::json* const sizes = all.value(key);
+  all.known({key});
+  if (!sizes || sizes->empty()) return;
+  const bool is_one = sizes->is_object() && std::ranges::all_of(*sizes, [](const auto& size) {
+                        return !size.is_number() || size == 1;
+                      });
+  if (!is_one) all.fail(key, "sizes of 1: --strategy and --tensor-parallel shape the mesh here");
+}
+
+void read_launcher(io::Section& all, ConfigFile& file) {
+  io::Section mpirun = all.section("mpirun_config");
+  for (io::Section* section : {&mpirun, &all}) {  // older files have it at the top
+    if (const auto hosts = section->text("mpirun_hostfile")) file.hostfile = *hosts;
+    ignore(file, section->known({"mpirun_ccl"}), "Weft's own collectives add");
+  }
+  mpirun.finish();
+  file.machines = all.whole_number("num_machines").value_or(1);
+  if (file.machines < 1) all.fail("num_machines", "1 or more");
+  if (all.boolean("use_cpu").value_or(false)) file.device = "cpu";
+  ignore(file,
+         all.known({"machine_rank", "main_process_ip", "main_process_port", "rdzv_backend",
+                    "same_network", "gpu_ids", "enable_cpu_affinity", "main_training_function",
+                    "command", "command_file", "commands"}),
+         "the launcher says it");
 }
 
 }  // namespace
 
-bool is_accelerate(const nlohmann::json& values) {
-  return values.contains("compute_environment") || values.contains("distributed_type");
-}
-
-void read_accelerate(const nlohmann::json& values, ConfigFile& file) {
-  Section all(file.path, "", values);
+std::vector<std::string> read_accelerate(const nlohmann::json& values, ConfigFile& file) {
+  io::Section all(file.path, "", values);
   all.choice("compute_environment", {"LOCAL_MACHINE"});
-  const std::string type =
-      all.choice("distributed_type", {"NO", "MULTI_GPU", "MULTI_CPU", "FSDP", "DEEPSPEED"})
-          .value_or("NO");
+  const std::vector<std::string> types = {"NO", "MULTI_GPU", "MULTI_CPU", "FSDP", "DEEPSPEED"};
+  const std::string type = all.choice("distributed_type", types).value_or("NO");
   if (type == "NO") file.set("strategy", "auto", "distributed_type");
   if (type.starts_with("MULTI")) file.set("strategy", "ddp", "distributed_type");
-  Section fsdp = all.section("fsdp_config"), deepspeed = all.section("deepspeed_config");
+  io::Section fsdp = all.section("fsdp_config"), deepspeed = all.section("deepspeed_config");
   if (type == "FSDP") read_fsdp(fsdp, file);
   if (type == "DEEPSPEED") read_deepspeed_config(deepspeed, file);
   if (const auto precision = all.choice("mixed_precision", {"no", "fp16", "bf16", "fp8"})) {
     file.set("precision", *precision == "no" ? "fp32" : *precision, "mixed_precision");
   }
-  Section fp8 = all.section("fp8_config");
+  io::Section fp8 = all.section("fp8_config");
   const auto level = fp8.choice("opt_level", {"O1", "O2", "O3"});
   const bool is_msamp = fp8.choice("backend", {"MSAMP", "TE", "AO"}).value_or("MSAMP") == "MSAMP";
   if (is_msamp) file.set("fp8_level", level, fp8.path_of("opt_level"));
   if (!is_msamp) ignore(file, fp8.known({"opt_level"}), "it is MSAMP's");
   ignore(file,
-         fp8.known({"margin", "interval", "fp8_format", "amax_history_length",
-                    "amax_compute_algorithm", "override_linear_precision",
-                    "use_autocast_during_eval"}),
+         fp8.known({"margin", "interval", "fp8_format", "amax_history_length", "amax_history_len",
+                    "amax_compute_algorithm", "amax_compute_algo", "override_linear_precision",
+                    "use_autocast_during_eval", "enable_fsdp_float8_all_gather", "pad_inner_dim"}),
          "--fp8-scaling says how tensors are scaled");
   fp8.finish();
   file.set("devices", all.whole_number("num_processes"), "num_processes");
   file.set("accumulate", all.whole_number("gradient_accumulation_steps"),
            "gradient_accumulation_steps");
-  Section mpirun = all.section("mpirun_config");
-  std::vector<std::string> mpi = mpirun.known({"mpirun_hostfile", "mpirun_ccl"});
-  mpirun.finish();
-  const std::vector<std::string> older = all.known({"mpirun_hostfile", "mpirun_ccl"});
-  mpi.insert(mpi.end(), older.begin(), older.end());
-  ignore(file, mpi, "weft train starts ranks on this host; mpirun -hostfile weft train elsewhere");
-  ignore(file,
-         all.known({"num_machines", "machine_rank", "main_process_ip", "main_process_port",
-                    "rdzv_backend", "same_network", "gpu_ids", "enable_cpu_affinity",
-                    "main_training_function", "use_cpu"}),
-         "the launcher says it, and --device");
+  // Of DeepSpeed's batch rule it is a part.
+  if (file.batch.total > 0 || file.batch.accumulation > 0) {
+    file.batch.accumulation = file.settings.value("accumulate", file.batch.accumulation);
+  }
+  read_launcher(all, file);
+  for (const char* key : {"tp_config", "parallelism_config"}) read_parallelism(all, key);
   all.known({"debug"});
-  if (all.choice("downcast_bf16", {"no", "false"})) all.known({"downcast_bf16"});
   for (const char* key : {"tpu_use_cluster", "tpu_use_sudo"}) {
     if (all.boolean(key).value_or(false)) all.fail(key, "false: there are no TPUs here");
   }
-  ignore(file, all.known({"tpu_env", "ipex_config", "dynamo_config", "dynamo_backend"}),
+  if (all.boolean("downcast_bf16").value_or(false)) {
+    ignore(file, {"downcast_bf16"}, "there are no TPUs here");
+  }
+  ignore(file,
+         all.known({"tpu_name", "tpu_zone", "tpu_vm", "tpu_env", "ipex_config", "dynamo_config",
+                    "dynamo_backend", "megatron_lm_config"}),
          "there is nothing of the kind");
-  all.finish();
+  const std::vector<std::string>& known = all.finish();
+  if (!values.empty() && !all.has("distributed_type")) {
+    all.fail("distributed_type", fmt::format("one of {}", fmt::join(types, ", ")));
+  }
+  return known;
 }
 
 }  // namespace weft::train

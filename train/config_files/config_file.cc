@@ -1,12 +1,14 @@
 #include "train/config_files/config_file.h"
 
-#include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <cmath>
 
 #include "core/error.h"
+#include "io/checked_json.h"
 #include "io/files.h"
+#include "io/json_field.h"
 #include "io/nearest.h"
 #include "train/config_files/dialects.h"
 #include "train/config_yaml.h"
@@ -19,7 +21,7 @@ nlohmann::json as_type_of(const nlohmann::json& usual, const nlohmann::json& val
                           const ConfigFile& file, const std::string& key) {
   const auto fail = [&](const char* expected) {
     WEFT_FAIL("{}: key \"{}\": expected {}, got {}", file.path, file.keys.at(key), expected,
-              value.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace));
+              io::shown(value));
   };
   if (usual.is_boolean()) {
     if (!value.is_boolean()) fail("true or false");
@@ -52,6 +54,39 @@ nlohmann::json as_type_of(const nlohmann::json& usual, const nlohmann::json& val
   return value;
 }
 
+using Reader = decltype(&read_deepspeed);
+
+/// The keys that a dialect's files may have: its reader knows.
+std::vector<std::string> keys_of(Reader reader) {
+  ConfigFile nothing;
+  return reader(nlohmann::json::object(), nothing);
+}
+
+/// A key that ours and another dialect have is ours unless it stands for a section.
+bool is_own(const std::string& name, const nlohmann::json& value) {
+  static const nlohmann::json& usual = *new nlohmann::json(to_json(Config()));
+  std::string key = name;
+  std::ranges::replace(key, '-', '_');
+  return usual.contains(key) && !value.is_object();
+}
+
+/// The dialect that most keys are of.
+std::string dialect_of(const nlohmann::json& values) {
+  static const auto& accelerate = *new std::vector(keys_of(read_accelerate));
+  static const auto& deepspeed = *new std::vector(keys_of(read_deepspeed));
+  int64_t of_accelerate = 0, of_deepspeed = 0, of_ours = 0;
+  for (const auto& [key, value] : values.items()) {
+    if (is_own(key, value)) {
+      ++of_ours;
+      continue;
+    }
+    of_accelerate += std::ranges::count(accelerate, key) > 0;
+    of_deepspeed += std::ranges::count(deepspeed, key) > 0;
+  }
+  if (of_accelerate > of_deepspeed && of_accelerate >= of_ours) return "accelerate";
+  return of_deepspeed > 0 && of_deepspeed >= of_ours ? "deepspeed" : "weft";
+}
+
 }  // namespace
 
 nlohmann::json parse_values(const std::string& path) {
@@ -59,13 +94,7 @@ nlohmann::json parse_values(const std::string& path) {
   const size_t first = text.find_first_not_of(" \t\r\n");
   const bool is_json =
       path.ends_with(".json") || (first != std::string::npos && text[first] == '{');
-  if (!is_json) return parse_yaml(path, text);
-  try {
-    return nlohmann::json::parse(text);
-  } catch (const nlohmann::json::parse_error& error) {
-    const auto end = text.begin() + static_cast<std::ptrdiff_t>(std::min(error.byte, text.size()));
-    WEFT_FAIL("{}: line {}: expected JSON", path, std::count(text.begin(), end, '\n') + 1);
-  }
+  return is_json ? io::parse_json(text, path) : parse_yaml(path, text);
 }
 
 void read_own(const nlohmann::json& values, ConfigFile& file) {
@@ -75,11 +104,16 @@ void read_own(const nlohmann::json& values, ConfigFile& file) {
   for (const auto& [name, value] : values.items()) {
     std::string key = name;
     std::ranges::replace(key, '-', '_');
-    WEFT_CHECK(usual.contains(key), "{}: unknown key \"{}\"{}", file.path, name,
+    WEFT_CHECK(usual.contains(key), "{}: unknown key {}{}", file.path, io::quote(name),
                io::did_you_mean(name, names));
-    WEFT_CHECK(!file.settings.contains(key), "{}: the key \"{}\" is there twice", file.path, name);
+    WEFT_CHECK(!file.keys.contains(key), "{}: the key \"{}\" is there twice", file.path, name);
     if (value.is_null()) continue;
-    file.set(key, value, name);
+    if (key == "devices" && (value == "auto" || value == -1)) {
+      file.devices = "auto";
+      file.keys[key] = name;
+    } else {
+      file.set(key, value, name);
+    }
   }
 }
 
@@ -91,13 +125,11 @@ ConfigFile read_config(const nlohmann::json& values, const std::string& name) {
   ConfigFile file;
   file.path = name;
   if (values.is_null()) return file;
-  WEFT_CHECK(values.is_object(), "{}: expected keys with values, got {}", name,
-             values.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace));
-  if (is_accelerate(values)) {
-    file.dialect = "accelerate";
+  WEFT_CHECK(values.is_object(), "{}: expected keys with values, got {}", name, io::shown(values));
+  file.dialect = dialect_of(values);
+  if (file.dialect == "accelerate") {
     read_accelerate(values, file);
-  } else if (is_deepspeed(values)) {
-    file.dialect = "deepspeed";
+  } else if (file.dialect == "deepspeed") {
     read_deepspeed(values, file);
   } else {
     read_own(values, file);
@@ -126,25 +158,39 @@ void apply(const BatchRule& rule, const std::string& file, Config& config) {
   if (rule.micro > 0) config.batch_size = rule.micro;
   if (rule.accumulation > 0) config.accumulate = rule.accumulation;
   if (rule.total == 0) return;
-  const int64_t devices = sharing_of(config).data_devices();
-  const auto divided = [&](int64_t by) {
-    WEFT_CHECK(rule.total % by == 0 && rule.total >= by,
-               "{}: key \"train_batch_size\": expected train_micro_batch_size_per_gpu x "
-               "gradient_accumulation_steps x devices, a multiple of {}, got {}",
-               file, by, rule.total);
-    return rule.total / by;
+  // Each factor by the file's name and the command line's.
+  std::vector<std::string> factors;
+  int64_t product = 1;
+  const auto given = [&](const std::string& name, int64_t value) {
+    factors.push_back(fmt::format("{} {}", name, value));
+    if (__builtin_mul_overflow(product, value, &product)) product = INT64_MAX;
   };
-  if (rule.micro > 0 && rule.accumulation == 0) {
-    config.accumulate = divided(rule.micro * devices);
-  } else if (rule.micro == 0) {
-    config.accumulate = std::max<int64_t>(1, rule.accumulation);
-    config.batch_size = divided(config.accumulate * devices);
+  const std::string micro = "train_micro_batch_size_per_gpu (--batch-size)";
+  const std::string accumulation = "gradient_accumulation_steps (--accumulate)";
+  // What is not given is what is missing to the total; of two, one of them is 1.
+  const auto missing = [&] {
+    WEFT_CHECK(rule.total % product == 0,
+               "{}: key \"train_batch_size\": expected {} x {} x devices: a multiple of {} = {}, "
+               "got {}",
+               file, micro, accumulation, fmt::join(factors, " x "), product, rule.total);
+    return rule.total / product;
+  };
+  const bool is_split = config.global_batch_size > 0;
+  if (is_split) {
+    given("--global-batch-size", config.global_batch_size);
   } else {
-    WEFT_CHECK(divided(rule.micro * rule.accumulation) == devices,
-               "{}: key \"train_batch_size\": {} is train_micro_batch_size_per_gpu {} x "
-               "gradient_accumulation_steps {} x {} devices, and the run has {}",
-               file, rule.total, rule.micro, rule.accumulation,
-               rule.total / (rule.micro * rule.accumulation), devices);
+    given("devices", std::max(1, sharing_of(config).data_devices()));
+    if (rule.micro > 0) given(micro, rule.micro);
+  }
+  if (rule.accumulation > 0) given(accumulation, rule.accumulation);
+  if (!is_split && rule.micro == 0) {
+    config.batch_size = missing();
+    if (rule.accumulation == 0) config.accumulate = 1;
+  } else if (rule.accumulation == 0) {
+    config.accumulate = missing();
+  } else {
+    WEFT_CHECK(rule.total == product, "{}: key \"train_batch_size\": expected {} = {}, got {}",
+               file, fmt::join(factors, " x "), product, rule.total);
   }
 }
 

@@ -4,8 +4,9 @@
 //   Accelerate  the YAML that `accelerate config` writes
 //   DeepSpeed   the JSON of deepspeed.initialize()
 //
-// What a file says takes the place of a recipe's values. An unknown key is an error that names the
-// nearest known one; what is known but has no counterpart here is told in `notes`.
+// What a file says takes the place of a recipe's values. It is of the dialect that most of its keys
+// are of. An unknown key is an error that names the nearest known one; what is known but has no
+// counterpart here is told in `notes`.
 #pragma once
 
 #include <cstdint>
@@ -33,8 +34,13 @@ struct ConfigFile {
   std::vector<std::string> notes;
   BatchRule batch;
   /// DeepSpeed's scheduler, step by step, as a factor on the settings' lr: train/engine/engine.h
-  /// takes it. Empty where there is none.
+  /// takes it, a run the setting "schedule". Empty where there is none.
   std::function<double(int64_t step)> schedule;
+  // Where a run happens, which is no setting of it. Empty: not said.
+  std::string devices;   // "auto": all that there are; a number is among the settings
+  std::string device;    // "cpu"
+  std::string hostfile;  // mpirun's
+  int64_t machines = 1;
 
   void set(const std::string& key, nlohmann::json value, const std::string& file_key) {
     settings[key] = std::move(value);
@@ -56,8 +62,8 @@ ConfigFile read_config(const nlohmann::json& values, const std::string& name);
 /// another type than the setting's.
 Config with_file(const Config& config, const ConfigFile& file);
 
-/// Splits the rule's total batch by the configuration's devices. Throws Error where it does not
-/// come out even.
+/// Splits the rule's total batch by the configuration's devices, or by its global batch. Throws
+/// Error where it does not come out even, or contradicts what else the rule says.
 void apply(const BatchRule& rule, const std::string& file, Config& config);
 
 }  // namespace weft::train

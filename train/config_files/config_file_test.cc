@@ -6,9 +6,11 @@
 #include <fstream>
 
 #include "core/error.h"
+#include "optim/deepspeed_schedule.h"
 #include "tests/json_damage.h"
 #include "train/config_files/dialects.h"
 #include "train/config_yaml.h"
+#include "train/optimization.h"
 
 using namespace weft;
 using namespace weft::train;
@@ -173,7 +175,11 @@ TEST_CASE("an Accelerate file of FSDP, and one for mpirun") {
   const ConfigFile mpi = read("mpi.yaml", kAccelerateMpi);
   CHECK(mpi.dialect == "accelerate");
   CHECK(mpi.settings == json{{"strategy", "ddp"}, {"precision", "fp32"}, {"devices", 16}});
-  CHECK_THAT(mpi.notes.at(0), Contains("mpirun_config.mpirun_hostfile"));
+  CHECK(mpi.hostfile == "/root/hostfile");
+  CHECK(mpi.machines == 4);
+  CHECK(mpi.device == "cpu");
+  CHECK(read("fsdp.yaml", kAccelerateFsdp).device.empty());
+  CHECK_THAT(mpi.notes.at(0), Contains("mpirun_config.mpirun_ccl"));
   const std::vector<std::tuple<std::string, std::string, json>> lines = {
       {"fsdp_sharding_strategy: 4", "strategy", "hsdp"},
       {"fsdp_sharding_strategy: NO_SHARD", "strategy", "ddp"},
@@ -199,8 +205,7 @@ TEST_CASE("a DeepSpeed file: batch rule, optimizer, scheduler, precision, ZeRO")
   CHECK(config.eps == 1e-8);
   CHECK(config.lr == 0.0003);
   CHECK(config.weight_decay == 0.01);
-  CHECK(config.schedule == "cosine");
-  CHECK(config.warmup == 0.1);
+  CHECK(optim::schedule_name(config.schedule) == "DeepSpeed's WarmupCosineLR");
   CHECK(config.precision == "fp16");
   CHECK(config.loss_scale == "dynamic");
   CHECK(config.initial_loss_scale == 4096);
@@ -209,8 +214,9 @@ TEST_CASE("a DeepSpeed file: batch rule, optimizer, scheduler, precision, ZeRO")
   CHECK(config.strategy.name == "zero2");
   CHECK(config.strategy.offload_optimizer);
   CHECK_THROWS_WITH(config_of("ds.json", kDeepSpeed, 2),
-                    Contains("256 is train_micro_batch_size_per_gpu 16 x "
-                             "gradient_accumulation_steps 4 x 4 devices, and the run has 2"));
+                    Contains("key \"train_batch_size\": expected devices 2 x "
+                             "train_micro_batch_size_per_gpu (--batch-size) 16 x "
+                             "gradient_accumulation_steps (--accumulate) 4 = 128, got 256"));
   // Two of the three give the third.
   const Config micro = config_of("b.json", R"({"train_batch_size": 48,
       "gradient_accumulation_steps": 2})",
@@ -221,7 +227,7 @@ TEST_CASE("a DeepSpeed file: batch rule, optimizer, scheduler, precision, ZeRO")
                                  3);
   CHECK(steps.accumulate == 4);
   CHECK_THROWS_WITH(config_of("b.json", R"({"train_batch_size": 50})", 3),
-                    Contains("a multiple of 3, got 50"));
+                    Contains("a multiple of devices 3 = 3, got 50"));
   // Accelerate may lead to it.
   write_file("inner.json", kDeepSpeed);
   const ConfigFile outer = read("outer.yaml",
@@ -230,6 +236,210 @@ TEST_CASE("a DeepSpeed file: batch rule, optimizer, scheduler, precision, ZeRO")
   CHECK(outer.settings.at("strategy") == "zero3");
   CHECK(outer.settings.at("lr") == 0.0003);
   CHECK(outer.batch.total == 256);
+}
+
+TEST_CASE("a run's schedule is DeepSpeed's, step by step, and its configuration carries it") {
+  const auto rates = [](const std::string& type, const json& params, int64_t steps = 6) {
+    const json all = {{"train_batch_size", 8},
+                      {"optimizer", {{"type", "AdamW"}, {"params", {{"lr", 0.01}}}}},
+                      {"scheduler", {{"type", type}, {"params", params}}}};
+    const Config config = config_of("s.json", all.dump());
+    const Config resumed = config_from_json(json::parse(to_json(config).dump()));
+    CHECK(to_json(config_of("s.yaml", to_yaml(config))) == to_json(config));
+    const optim::Schedule schedule = make_schedule(resumed, steps);
+    std::vector<double> found;
+    for (int64_t step = 0; step < steps; ++step) found.push_back(config.lr * schedule(step));
+    return found;
+  };
+  const auto check = [](const std::vector<double>& a, const std::vector<double>& b) {
+    REQUIRE(a.size() == b.size());
+    for (size_t i = 0; i < a.size(); ++i) CHECK(a[i] == Approx(b[i]).margin(1e-12));
+  };
+  // From the formulas of deepspeed/runtime/lr_schedules.py, with last_batch_iteration = step - 1.
+  check(rates("WarmupLR",
+              {{"warmup_min_lr", 0.001}, {"warmup_max_lr", 0.01}, {"warmup_num_steps", 3}}, 5),
+        {0.001, 0.001, 0.001 + 0.009 * std::log(2) / std::log(3), 0.01, 0.01});
+  const json linear = {{"warmup_num_steps", 2}, {"warmup_type", "linear"}};
+  const auto with = [&](json more) {
+    more.update(linear);
+    return more;
+  };
+  check(rates("WarmupDecayLR", with({{"warmup_max_lr", 0.02}, {"total_num_steps", 4}})),
+        {0, 0, 0.01, 0.02, 0.01, 0});
+  // Without a peak it is DeepSpeed's own, and not the optimizer's.
+  check(rates("WarmupDecayLR", with({{"total_num_steps", 4}})), {0, 0, 5e-4, 1e-3, 5e-4, 0});
+  check(rates("WarmupLR", linear, 4), {0, 0, 0.005, 0.01});
+  check(rates("WarmupCosineLR", with({{"total_num_steps", 4}, {"cos_min_ratio", 0.1}})),
+        {0, 0, 0.005, 0.0055, 0.001, 0.001});
+  check(rates("OneCycle",
+              {{"cycle_min_lr", 0.002},
+               {"cycle_max_lr", 0.01},
+               {"cycle_first_step_size", 2},
+               {"decay_lr_rate", 1},
+               {"decay_step_size", 2}},
+              7),
+        {0.002, 0.006, 0.01, 0.006, 0.002, 0.002 / 1.5, 0.001});
+  check(
+      rates("OneCycle",
+            {{"cycle_max_lr", 0.01}, {"cycle_first_step_size", 4}, {"cycle_first_stair_count", 2}},
+            9),
+      {0, 0, 0.005, 0.005, 0.01, 0.005, 0.005, 0, 0});
+  // A run knows what is left to it.
+  check(rates("WarmupDecayLR",
+              {{"total_num_steps", "auto"},
+               {"warmup_num_steps", "auto"},
+               {"warmup_max_lr", "auto"},
+               {"warmup_type", "linear"}},
+              4),
+        {0, 0, 0.005, 0.01});
+  const ConfigFile open = read("s.json", R"({"train_batch_size": 8,
+      "scheduler": {"type": "WarmupDecayLR", "params": {}}})");
+  CHECK_THROWS_WITH(open.schedule(0), Contains("s.json: key \"scheduler.params.total_num_steps\""));
+  CHECK(open.notes.size() == 1);
+  // The command line's peak, and the file's lowest rate.
+  Config config = config_of("s.json", R"({"train_batch_size": 8, "scheduler": {"type": "WarmupLR",
+      "params": {"warmup_min_lr": 0.1, "warmup_max_lr": 1}}})");
+  config.lr = 2;
+  CHECK(config.lr * make_schedule(config, 10)(0) == Approx(0.1));
+  config.schedule = R"({"type": "WarmupLR", "params": {"warmup_nm_steps": 3}})";
+  CHECK_THROWS_WITH(validate(config), Contains("schedule: unknown key ") &&
+                                          Contains("did you mean \"warmup_num_steps\"?"));
+  config.schedule = "{";
+  CHECK_THROWS_WITH(validate(config), Contains("schedule: line 1: expected JSON"));
+  CHECK_FALSE(read("s.json", R"({"fp16": {}, "scheduler": {}})").settings.contains("schedule"));
+}
+
+TEST_CASE("DeepSpeed's optimizers, by what they do there") {
+  const auto of = [](const std::string& type, const json& params) {
+    return read("o.json",
+                json{{"optimizer", {{"type", type}, {"params", params}}}, {"fp16", {}}}.dump());
+  };
+  const auto name = [&](const std::string& type, const json& params = json::object()) {
+    return of(type, params).settings.at("optimizer");
+  };
+  CHECK(name("Adam") == "adamw");
+  CHECK(name("Adam", {{"adam_w_mode", true}}) == "adamw");
+  CHECK(name("Adam", {{"adam_w_mode", false}}) == "adam");
+  CHECK(name("AdamW", {{"adam_w_mode", false}}) == "adamw");
+  CHECK(name("sgd") == "sgd");
+  const ConfigFile lamb =
+      of("Lamb", {{"lr", 0.1}, {"betas", {0.5, 0.6}}, {"eps", 1e-6}, {"weight_decay", 0.1}});
+  CHECK(lamb.settings == json{{"optimizer", "lamb"},
+                              {"lr", 0.1},
+                              {"betas", {0.5, 0.6}},
+                              {"eps", 1e-6},
+                              {"weight_decay", 0.1}});
+  CHECK_THAT(lamb.notes.at(0), Contains("optimizer.type: the trust ratio"));
+  const ConfigFile muon = of("Muon", {{"lr", 0.1}, {"muon_lr", 0.2}, {"betas", {0.5, 0.6}}});
+  CHECK(muon.settings == json{{"optimizer", "muon"}, {"lr", 0.2}});
+  CHECK_THAT(muon.notes.at(0), Contains("optimizer.params.betas"));
+  CHECK_THAT(of("Adam", {{"torch_adam", true}}).notes.at(0),
+             Contains("optimizer.params.torch_adam"));
+  CHECK(of("Adam", {{"max_grad_norm", 0.5}}).settings.at("clip_norm") == 0.5);
+  for (const auto& [type, params, message] :
+       std::vector<std::tuple<std::string, json, std::string>>{
+           {"Adam", {{"bias_correction", false}}, "bias_correction\": expected true: moments"},
+           {"AdamW", {{"amsgrad", true}}, "amsgrad\": expected false"},
+           {"Lamb", {{"max_coeff", 10}}, "max_coeff\": expected none"},
+           {"Lamb", {{"min_coeff", 0.01}}, "min_coeff\": expected none"}}) {
+    INFO(message);
+    CHECK_THROWS_WITH(of(type, params), Contains("o.json: key \"optimizer.params." + message));
+  }
+}
+
+TEST_CASE("keys of DeepSpeed's and Accelerate's files that change little here") {
+  const auto of = [](const std::string& more) {
+    return read("k.json", "{\"train_batch_size\": 8, " + more + "}");
+  };
+  CHECK(of(R"("bfloat16": {"enabled": true})").settings.at("precision") == "bf16");
+  CHECK(of(R"("zero_optimization": {"stage": 3, "cpu_offload_param": true})")
+            .settings.at("cpu_offload") == true);
+  const ConfigFile mics = of(R"("zero_optimization": {"stage": 3, "mics_shard_size": 4})");
+  CHECK(mics.settings.at("strategy") == "hsdp");
+  CHECK(mics.settings.at("shard_size") == 4);
+  CHECK(of(R"("zero_optimization": {"stage": 3, "mics_shard_size": -1})").settings.at("strategy") ==
+        "zero3");
+  for (const char* noted :
+       {R"("zero_optimization": {"stage": 3, "gather_16bit_weights_on_model_save": true})",
+        R"("bf16": {"enabled": true, "bf16_master_weights_and_grads": true})",
+        R"("curriculum_learning": {"enabled": false, "min_difficulty": 8})",
+        R"("amp": {"enabled": false, "opt_level": "O1"})"}) {
+    INFO(noted);
+    CHECK(of(noted).notes.size() == 1);
+  }
+  CHECK(of(R"("tensor_parallel": {"autotp_size": 1})").notes.empty());
+  CHECK(of(R"("zero_optimization": {}, "fp16": null, "scheduler": {}, "optimizer": {})")
+            .notes.empty());
+  for (const auto& [more, message] : std::vector<std::pair<std::string, std::string>>{
+           {R"("amp": {"enabled": true})", "key \"amp.enabled\": expected false: fp16.enabled"},
+           {R"("curriculum_learning": {"enabled": true})", "\"curriculum_learning.enabled\""},
+           {R"("tensor_parallel": {"autotp_size": 4})", "expected 0 or 1: --strategy fsdp+tp"},
+           {R"("zero_optimization": {"stage": 2, "cpu_offload_params": true})",
+            "cpu_offload_params\": expected none but in stage 3"}}) {
+    INFO(more);
+    CHECK_THROWS_WITH(of(more), Contains("k.json: ") && Contains(message));
+  }
+  const std::string accelerate = "distributed_type: DEEPSPEED\nmixed_precision: fp8\n";
+  const ConfigFile all = read("k.yaml", accelerate + R"(
+fp8_config: {backend: TE, amax_history_len: 1024, amax_compute_algo: max}
+deepspeed_config: {deepspeed_moe_layer_cls_names: MixtralSparseMoeBlock,
+  offload_optimizer_nvme_path: none, offload_param_nvme_path: null}
+command_file: null
+commands: [ls]
+megatron_lm_config: {}
+parallelism_config: {}
+fsdp_config:
+mpirun_config: []
+tpu_name: null
+tpu_zone: null
+downcast_bf16: true
+)");
+  CHECK(all.notes.size() == 4);
+  CHECK(read("k.yaml", accelerate + "parallelism_config: {parallelism_config_tp_size: 1}")
+            .notes.empty());
+  for (const auto& [line, message] : std::vector<std::pair<std::string, std::string>>{
+           {"parallelism_config: {parallelism_config_tp_size: 2}", "parallelism_config"},
+           {"deepspeed_config: {offload_param_nvme_path: /nvme}", "nothing is offloaded to NVMe"},
+           {"num_machines: 0", "num_machines"}}) {
+    INFO(line);
+    CHECK_THROWS_WITH(read("k.yaml", accelerate + line), Contains("k.yaml: ") && Contains(message));
+  }
+}
+
+TEST_CASE("a file's dialect is that of most of its keys") {
+  const auto fails = [](const std::string& text, const std::string& message) {
+    INFO(text);
+    CHECK_THROWS_WITH(read("a.yaml", text), Contains("a.yaml: ") && Contains(message));
+  };
+  fails("distribted_type: FSDP\nmixed_precision: bf16",
+        "unknown key \"distribted_type\"; did you mean \"distributed_type\"?");
+  fails(R"({"train_batch_sze": 8, "optimizer": {"type": "Adam"}})",
+        "unknown key \"train_batch_sze\"; did you mean \"train_batch_size\"?");
+  fails("mixed_precision: bf16\nnum_processes: 2", "key \"distributed_type\": expected one of NO");
+  fails("batch: 32", "did you mean \"batch-size\"?");
+  fails("epochs: 2\nlr: 1\ntrain_batch_size: 8", "unknown key \"train_batch_size\"");
+  CHECK(read("a.yaml", "optimizer: sgd").dialect == "weft");
+  CHECK(read("a.yaml", "tensor_parallel: 2").dialect == "weft");
+  CHECK(read("a.yaml", "optimizer: {type: SGD}").dialect == "deepspeed");
+  const ConfigFile all = read("a.yaml", "devices: auto");
+  CHECK(all.devices == "auto");
+  CHECK(all.settings.empty());
+  CHECK(read("a.yaml", "devices: -1").devices == "auto");
+  fails("devices: many", "key \"devices\": expected a whole number, got \"many\"");
+}
+
+TEST_CASE("a batch rule too large for any number, and one of a global batch") {
+  Config config;
+  config.devices = 4;
+  const auto solve = [&](const BatchRule& rule) { apply(rule, "ds.json", config); };
+  constexpr int64_t kLarge = int64_t{1} << 52;
+  CHECK_THROWS_WITH(solve({kLarge, kLarge, kLarge}), Contains("ds.json: key \"train_batch_size\""));
+  config.global_batch_size = 8;
+  solve({.total = 32, .micro = 3});
+  CHECK(config.accumulate == 4);
+  CHECK_THROWS_WITH(solve({.total = 32, .accumulation = 3}),
+                    Contains("--global-batch-size 8 x gradient_accumulation_steps (--accumulate) 3 "
+                             "= 24, got 32"));
 }
 
 TEST_CASE("MS-AMP's levels, in Accelerate's words and in DeepSpeed's") {
@@ -311,6 +521,26 @@ TEST_CASE("what is wrong is named: file, key, value, what was expected") {
   for (int i = 0; i < 100; ++i) deep += "[";
   CHECK_THROWS_AS(read("deep.yaml", deep), Error);
   CHECK_THROWS_WITH(read("nested.yaml", deep + std::string(100, ']')), Contains("deep"));
+  for (const char* open : {"[", "{\"a\":"}) {
+    std::string nested;
+    for (int i = 0; i < 80'000; ++i) nested += open;
+    CHECK_THROWS_WITH(read("nested.json", nested),
+                      Contains("nested.json: JSON nested more than 32 deep"));
+  }
+  CHECK_THROWS_WITH(read("large.json", R"({"lr": 1e999})"), Contains("a number is too large"));
+  // Nothing is told at length.
+  const std::string lengthy(1 << 20, 'x');
+  for (const json& values :
+       {json(lengthy), json{{"epochs", lengthy}}, json{{lengthy, 1}}, json{{"lr", json(10'000, 1)}},
+        json{{"distributed_type", lengthy}}, json{{"fp16", lengthy}},
+        json{{"fp16", {{lengthy, 1}}}}, json{{"train_batch_size", json(10'000, 1)}}}) {
+    try {
+      read("lengthy.json", values.dump());
+      FAIL("no error");
+    } catch (const Error& error) {
+      CHECK(std::string(error.what()).size() < 700);
+    }
+  }
 }
 
 TEST_CASE("a file cut at any byte is read or is an error that names it") {

@@ -7,109 +7,99 @@
 
 #include "core/error.h"
 #include "dist/strategy/strategy_kind.h"
+#include "io/section.h"
+#include "optim/deepspeed_schedule.h"
 #include "train/config_files/dialects.h"
-#include "train/config_files/section.h"
 
 namespace weft::train {
 namespace {
 
-/// Sections and keys that a file of DeepSpeed's is known by.
-constexpr const char* kOwn[] = {"train_batch_size",
-                                "train_micro_batch_size_per_gpu",
-                                "gradient_accumulation_steps",
-                                "gradient_clipping",
-                                "zero_optimization",
-                                "zero_allow_untested_optimizer",
-                                "steps_per_print",
-                                "fp16",
-                                "bf16"};
+/// Says that keys which are there change nothing, if any are.
+void note(ConfigFile& file, const std::vector<std::string>& keys, const std::string& why) {
+  if (!keys.empty()) file.notes.push_back(fmt::format("{}: {}", fmt::join(keys, ", "), why));
+}
 
-void read_optimizer(Section section, ConfigFile& file) {
-  const auto type = section.choice("type", {"Adam", "AdamW", "SGD"});
-  if (type) {
-    std::string name = *type;
-    for (char& c : name) c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
-    file.set("optimizer", name, section.path_of("type"));
+/// A switch that must be left as it is.
+void expect(io::Section& section, const std::string& key, bool usual, const std::string& why) {
+  if (section.boolean(key).value_or(usual) != usual) {
+    section.fail(key, fmt::format("{}: {}", usual, why));
   }
-  Section params = section.section("params");
-  for (const auto& [theirs, ours] :
-       {std::pair("lr", "lr"), std::pair("momentum", "momentum"), std::pair("eps", "eps"),
-        std::pair("weight_decay", "weight_decay")}) {
-    file.set(ours, params.number(theirs), params.path_of(theirs));
+}
+
+/// By our names. What DeepSpeed calls Adam decays weights as AdamW does, unless it is told not to.
+std::string optimizer_named(const std::string& type, io::Section& params) {
+  const bool decouples = params.boolean("adam_w_mode").value_or(true);
+  if (type == "Adam") return decouples ? "adamw" : "adam";
+  std::string name = type;
+  for (char& c : name) c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
+  return name;
+}
+
+void read_optimizer(io::Section section, ConfigFile& file) {
+  const auto type = section.choice("type", {"Adam", "AdamW", "SGD", "Lamb", "Muon"});
+  io::Section params = section.section("params");
+  if (type) file.set("optimizer", optimizer_named(*type, params), section.path_of("type"));
+  for (const char* key : {"lr", "momentum", "weight_decay"}) {
+    file.set(key, params.number(key), params.path_of(key));
   }
-  file.set("betas", params.numbers("betas"), params.path_of("betas"));
   file.set("nesterov", params.boolean("nesterov"), params.path_of("nesterov"));
-  params.known({"torch_adam", "adam_w_mode", "bias_correction"});
+  if (type == "Muon") {
+    file.set("lr", params.number("muon_lr"), params.path_of("muon_lr"));
+    note(file, params.known({"adam_lr", "betas", "eps", "ns_method"}),
+         "vectors take Muon's steps, too, of the signs of their momentum, and none of Adam's");
+  } else {
+    file.set("eps", params.number("eps"), params.path_of("eps"));
+    file.set("betas", params.numbers("betas"), params.path_of("betas"));
+  }
+  if (type == "Lamb") {
+    const char* const why = "none: Lamb's trust ratio has no bounds here";
+    if (params.has("max_coeff")) params.fail("max_coeff", why);
+    if (params.number("min_coeff").value_or(0) != 0) params.fail("min_coeff", why);
+    params.known({"max_coeff"});
+    note(file, {section.path_of("type")},
+         "the trust ratio is not kept within DeepSpeed's 0.01 to 10");
+  }
+  expect(params, "bias_correction", true, "moments are always corrected");
+  expect(params, "amsgrad", false, "there is no AMSGrad");
+  expect(params, "eps_inside_sqrt", false, "eps is added to the root");
+  file.set("clip_norm", params.number("max_grad_norm"), params.path_of("max_grad_norm"));
+  note(file, params.known({"torch_adam"}), "there is one Adam here");
+  params.known({"adam_w_mode"});
   params.finish();
   section.known({"legacy_fusion"});
   section.finish();
 }
 
-void read_scheduler(Section section, ConfigFile& file) {
-  const auto type =
-      section.choice("type", {"WarmupLR", "WarmupDecayLR", "WarmupCosineLR", "OneCycle"});
+void read_scheduler(const nlohmann::json& scheduler, ConfigFile& file) {
+  io::Section section(file.path, "scheduler", scheduler);
+  const auto type = section.choice("type", optim::deepspeed_schedulers());
   if (!type) {
     section.known({"params"});
-    return section.finish();
+    section.finish();
+    return;
   }
-  Section params = section.section("params");
-  const auto set = [&](const char* key, const auto& value, const Section& at, const char* its) {
-    file.set(key, value, at.path_of(its));
-  };
-  const auto positive = [&](const char* key) {
-    const auto value = params.number(key);
-    if (value && *value <= 0) params.fail(key, "a positive number");
-    return value;
-  };
-  if (*type == "OneCycle") {
-    set("schedule", "one-cycle", section, "type");
-    set("lr", positive("cycle_max_lr"), params, "cycle_max_lr");
-    const auto rise = positive("cycle_first_step_size"), fall = positive("cycle_second_step_size");
-    if (rise) {
-      set("warmup", *rise / (*rise + fall.value_or(*rise)), params, "cycle_first_step_size");
-    }
-    if (!params
-             .known({"cycle_min_lr", "decay_lr_rate", "decay_step_size", "cycle_min_mom",
-                     "cycle_max_mom", "decay_mom_rate", "cycle_first_stair_count",
-                     "cycle_second_stair_count", "cycle_momentum", "last_batch_iteration"})
-             .empty()) {
-      file.notes.push_back(section.path_of("params") +
-                           ": of a cycle its peak and its rise are taken over");
-    }
-  } else {
-    set("schedule", *type == "WarmupCosineLR" ? "cosine" : "constant", section, "type");
-    if (*type == "WarmupDecayLR") {
-      file.notes.push_back(section.path_of("type") + ": the rate stays where it does not rise");
-    }
-    if (const auto lr = positive("warmup_max_lr")) set("lr", *lr, params, "warmup_max_lr");
-    const auto steps = params.number("warmup_num_steps"), total = positive("total_num_steps");
-    if (steps && total) {
-      if (*steps < 0 || *steps >= *total) {
-        params.fail("warmup_num_steps", "fewer steps than total_num_steps");
-      }
-      set("warmup", *steps / *total, params, "warmup_num_steps");
-    } else if (steps) {
-      file.notes.push_back(params.path_of("warmup_num_steps") +
-                           " changes nothing: here warmup is a share of all steps; see --warmup");
-    }
-    if (!params
-             .known({"warmup_min_lr", "warmup_type", "warmup_min_ratio", "cos_min_ratio",
-                     "last_batch_iteration"})
-             .empty()) {
-      file.notes.push_back(section.path_of("params") +
-                           ": of a schedule its peak and its warmup are taken over");
-    }
+  io::Section params = section.section("params");
+  const char* const peak = *type == "OneCycle" ? "cycle_max_lr" : "warmup_max_lr";
+  if (*type != "WarmupCosineLR") file.set("lr", params.number(peak), params.path_of(peak));
+  if (*type == "WarmupDecayLR" && !params.names(peak)) {
+    file.set("lr", 0.001, params.path_of(peak));
+    note(file, {params.path_of(peak)}, "it is not there, and 0.001, as DeepSpeed has it");
   }
-  params.finish();
-  section.finish();
+  if (*type == "OneCycle" && params.boolean("cycle_momentum").value_or(true) &&
+      file.settings.value("optimizer", Config().optimizer) != "sgd") {
+    note(file, {params.path_of("cycle_momentum")}, "momentum does not cycle here");
+  }
+  file.schedule = optim::deepspeed_schedule(file.path, scheduler,
+                                            {.lr = file.settings.value("lr", Config().lr)});
+  file.set("schedule", scheduler.dump(), "scheduler");
 }
 
-void read_precision(Section fp16, Section bf16, ConfigFile& file) {
+void read_precision(io::Section fp16, io::Section bf16, ConfigFile& file) {
   const bool is_fp16 = fp16.boolean("enabled").value_or(false);
   const bool is_bf16 = bf16.boolean("enabled").value_or(false);
   if (is_fp16 && is_bf16) fp16.fail("enabled", "false where bf16 is enabled");
   if (fp16.has("enabled") || bf16.has("enabled")) {
-    const Section& said = is_bf16 || !fp16.has("enabled") ? bf16 : fp16;
+    const io::Section& said = is_bf16 || !fp16.has("enabled") ? bf16 : fp16;
     file.set("precision", is_bf16 ? "bf16" : is_fp16 ? "fp16" : "fp32", said.path_of("enabled"));
   }
   const auto scale = fp16.number("loss_scale");
@@ -118,10 +108,18 @@ void read_precision(Section fp16, Section bf16, ConfigFile& file) {
   const auto window = fp16.whole_number("loss_scale_window");
   const auto hysteresis = fp16.whole_number("hysteresis");
   const auto least = fp16.number("min_loss_scale");
-  fp16.known({"auto_cast", "consecutive_hysteresis", "fp16_master_weights_and_grads"});
-  fp16.finish();
+  fp16.known({"auto_cast", "consecutive_hysteresis"});
   bf16.known({"immediate_grad_update", "check_grad_overflow"});
-  bf16.finish();
+  for (const auto& [section, keys] :
+       {std::pair(&fp16, std::vector<std::string>{"fp16_master_weights_and_grads"}),
+        std::pair(&bf16, std::vector<std::string>{"bf16_master_weights_and_grads",
+                                                  "bf16_optimizer_states"})}) {
+    for (const std::string& key : keys) {
+      if (!section->boolean(key).value_or(false)) continue;
+      note(file, {section->path_of(key)}, "what the optimizer steps stays in fp32");
+    }
+    section->finish();
+  }
   if (!is_fp16) return;
   const auto set = [&](const char* key, const nlohmann::json& value, const char* its) {
     file.set(key, value, fp16.path_of(its));
@@ -135,7 +133,7 @@ void read_precision(Section fp16, Section bf16, ConfigFile& file) {
 }
 
 /// MS-AMP's own section, which makes the precision fp8.
-void read_msamp(Section section, ConfigFile& file) {
+void read_msamp(io::Section section, ConfigFile& file) {
   const bool is_enabled = section.boolean("enabled").value_or(false);
   const auto level = section.choice("opt_level", {"O1", "O2", "O3"});
   section.finish();
@@ -145,7 +143,7 @@ void read_msamp(Section section, ConfigFile& file) {
 }
 
 /// cpu, or none: that of an offload_... section.
-bool is_offloaded(Section section) {
+bool is_offloaded(io::Section section) {
   const auto device = section.choice("device", {"none", "cpu"});
   section.known({"pin_memory", "buffer_count", "buffer_size", "max_in_cpu", "fast_init", "ratio",
                  "pipeline_read", "pipeline_write", "nvme_path"});
@@ -153,19 +151,35 @@ bool is_offloaded(Section section) {
   return device == "cpu";
 }
 
-void read_zero(Section section, ConfigFile& file) {
+void read_zero(io::Section section, ConfigFile& file) {
   const auto stage = section.whole_number("stage");
   if (stage && (*stage < 0 || *stage > 3)) section.fail("stage", "0, 1, 2 or 3");
   if (stage) {
     file.set("strategy", *stage == 0 ? "ddp" : "zero" + std::to_string(*stage),
              section.path_of("stage"));
   }
-  const bool parameters = is_offloaded(section.section("offload_param"));
-  const bool optimizer = is_offloaded(section.section("offload_optimizer"));
-  if (parameters && stage != 3) section.fail("offload_param", "none but in stage 3");
-  if (parameters) file.set("cpu_offload", true, section.path_of("offload_param.device"));
-  if (optimizer && !parameters) {
-    file.set("offload_optimizer", true, section.path_of("offload_optimizer.device"));
+  // DeepSpeed's MiCS is hybrid sharding, by the size of a sharded copy.
+  if (const auto size = section.whole_number("mics_shard_size"); size.value_or(0) > 0) {
+    if (stage != 3) section.fail("mics_shard_size", "none but in stage 3");
+    file.set("strategy", "hsdp", section.path_of("mics_shard_size"));
+    file.set("shard_size", *size, section.path_of("mics_shard_size"));
+  }
+  // Each by its section, or by a switch of older files.
+  const auto offloads = [&](const std::string& key, std::initializer_list<std::string> switches) {
+    std::string by = is_offloaded(section.section(key)) ? key + ".device" : "";
+    for (const std::string& old : switches) {
+      if (section.boolean(old).value_or(false)) by = old;
+    }
+    return by;
+  };
+  const std::string parameters =
+      offloads("offload_param", {"cpu_offload_param", "cpu_offload_params"});
+  const std::string optimizer = offloads("offload_optimizer", {"cpu_offload"});
+  if (!parameters.empty()) {
+    if (stage != 3) section.fail(parameters.substr(0, parameters.find('.')), "none but in stage 3");
+    file.set("cpu_offload", true, section.path_of(parameters));
+  } else if (!optimizer.empty()) {
+    file.set("offload_optimizer", true, section.path_of(optimizer));
   }
   const std::vector<std::string> tuning =
       section.known({"allgather_partitions",
@@ -183,32 +197,52 @@ void read_zero(Section section, ConfigFile& file) {
                      "stage3_max_reuse_distance",
                      "stage3_gather_16bit_weights_on_model_save",
                      "stage3_gather_fp16_weights_on_model_save",
+                     "stage3_module_granularity_threshold",
+                     "prefetch_bucket_size",
+                     "param_persistence_threshold",
+                     "model_persistence_threshold",
+                     "max_live_parameters",
+                     "max_reuse_distance",
+                     "gather_16bit_weights_on_model_save",
+                     "module_granularity_threshold",
+                     "mics_hierarchical_params_gather",
+                     "zero_hpz_partition_size",
+                     "zero_quantized_weights",
+                     "zero_quantized_nontrainable_weights",
+                     "zero_quantized_gradients",
+                     "use_multi_rank_bucket_allreduce",
+                     "override_module_apply",
+                     "log_trace_cache_warnings",
                      "ignore_unused_parameters",
                      "elastic_checkpoint",
                      "load_from_fp32_weights",
                      "memory_efficient_linear",
-                     "cpu_offload_params",
                      "cpu_offload_use_pin_memory",
                      "legacy_stage1"});
-  if (const auto old = section.boolean("cpu_offload"); old.value_or(false)) {
-    file.set("offload_optimizer", true, section.path_of("cpu_offload"));
-  }
-  if (!tuning.empty()) {
-    file.notes.push_back(fmt::format(
-        "{}: nothing here is tuned so; units are what travels, see --wrap and --resident-units",
-        fmt::join(tuning, ", ")));
-  }
+  note(file, tuning,
+       "nothing here is tuned so; units are what travels, see --wrap and --resident-units");
   section.finish();
+}
+
+/// What trains in another way, where it is on. Its other keys are of no concern.
+void read_absent(io::Section& all, const char* key, const std::string& instead, ConfigFile& file) {
+  io::Section section = all.section(key);
+  if (section.boolean("enabled").value_or(false)) section.fail("enabled", "false: " + instead);
+  note(file, all.known({key}), "there is nothing of the kind here, and it is off");
+}
+
+/// A section without an "enabled": on from two ranks on.
+void read_tensor_parallel(io::Section section) {
+  for (const char* key : {"autotp_size", "tp_size"}) {
+    if (section.whole_number(key).value_or(0) < 2) continue;
+    section.fail(key, "0 or 1: --strategy fsdp+tp --tensor-parallel N splits layers here");
+  }
 }
 
 }  // namespace
 
-bool is_deepspeed(const nlohmann::json& values) {
-  return std::ranges::any_of(kOwn, [&](const char* key) { return values.contains(key); });
-}
-
-void read_deepspeed(const nlohmann::json& values, ConfigFile& file) {
-  Section all(file.path, "", values);
+std::vector<std::string> read_deepspeed(const nlohmann::json& values, ConfigFile& file) {
+  io::Section all(file.path, "", values);
   const auto positive = [&](const char* key) {
     const auto value = all.whole_number(key);
     if (value && *value <= 0) all.fail(key, "a positive whole number");
@@ -217,17 +251,10 @@ void read_deepspeed(const nlohmann::json& values, ConfigFile& file) {
   file.batch = {.total = positive("train_batch_size"),
                 .micro = positive("train_micro_batch_size_per_gpu"),
                 .accumulation = positive("gradient_accumulation_steps")};
-  file.set("clip_norm", all.number("gradient_clipping"), "gradient_clipping");
   if (all.has("optimizer")) read_optimizer(all.section("optimizer"), file);
-  if (all.has("scheduler")) {
-    read_scheduler(all.section("scheduler"), file);
-    const nlohmann::json& scheduler = values.at("scheduler");
-    if (scheduler.contains("type")) {
-      file.schedule =
-          deepspeed_schedule(file.path, scheduler, file.settings.value("lr", Config().lr));
-    }
-  }
-  read_precision(all.section("fp16"), all.section("bf16"), file);
+  if (all.has("scheduler")) read_scheduler(values.at("scheduler"), file);
+  file.set("clip_norm", all.number("gradient_clipping"), "gradient_clipping");
+  read_precision(all.section("fp16"), all.section(all.has("bf16") ? "bf16" : "bfloat16"), file);
   if (all.has("msamp")) read_msamp(all.section("msamp"), file);
   if (all.has("zero_optimization")) read_zero(all.section("zero_optimization"), file);
   const dist::StrategyKind& strategy =
@@ -255,14 +282,16 @@ void read_deepspeed(const nlohmann::json& values, ConfigFile& file) {
                                                      "aio",
                                                      "checkpoint",
                                                      "data_types",
-                                                     "amp",
                                                      "seq_parallel_communication_data_type"});
-  all.known({"optimizer", "scheduler", "zero_optimization", "msamp"});
-  if (!others.empty()) {
-    file.notes.push_back(
-        fmt::format("{}: there is nothing of the kind here", fmt::join(others, ", ")));
+  note(file, others, "there is nothing of the kind here");
+  read_absent(all, "amp", "fp16.enabled is mixed precision here", file);
+  for (const char* key : {"curriculum_learning", "data_efficiency", "progressive_layer_drop",
+                          "elasticity", "autotuning", "eigenvalue", "hybrid_engine"}) {
+    read_absent(all, key, "there is nothing of the kind here", file);
   }
-  all.finish();
+  read_tensor_parallel(all.section("tensor_parallel"));
+  all.known({"optimizer", "scheduler", "zero_optimization", "msamp", "bf16", "bfloat16"});
+  return all.finish();
 }
 
 }  // namespace weft::train

@@ -3,6 +3,8 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cerrno>
+#include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
@@ -18,9 +20,9 @@ constexpr std::string_view kFirstColumn = "step";
 
 void append(const io::Path& path, const std::string& line) {
   std::ofstream file(path, std::ios::app | std::ios::binary);
-  file << line << '\n';
-  file.flush();
-  WEFT_CHECK(file.good(), "cannot write {}", path.string());
+  file << line << '\n' << std::flush;
+  const int error = errno;
+  WEFT_CHECK(file.good(), "cannot write {}: {}", path.string(), std::strerror(error));
 }
 
 }  // namespace

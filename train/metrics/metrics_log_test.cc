@@ -54,4 +54,7 @@ TEST_CASE("a log says what is wrong with a name and with a place") {
   CHECK_THROWS_WITH(MetricsLog(path), Contains("begins with \"step\", got \"time\""));
   std::ofstream(path / "file") << "";
   CHECK_THROWS_AS(MetricsLog(path / "file" / "below"), std::exception);
+  io::make_directories(path / "metrics.jsonl");
+  CHECK_THROWS_WITH(log.write(1, {{"loss", 1}}),
+                    Contains("cannot write ") && Contains("metrics.jsonl: Is a directory"));
 }

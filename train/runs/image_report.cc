@@ -3,6 +3,7 @@
 #include <fmt/core.h>
 
 #include "io/json_field.h"
+#include "optim/deepspeed_schedule.h"
 #include "train/fine_tuning.h"
 
 namespace weft::train {
@@ -94,7 +95,7 @@ void RunReport::print_heading(const Outset& outset, const RunState& state) const
              config_.recipe.empty() ? "settings" : config_.recipe, config_.epochs,
              config_.epochs == 1 ? "" : "s", steps_per_epoch, config_.batch_size,
              config_.accumulate > 1 ? fmt::format(" x {}", config_.accumulate) : "",
-             config_.optimizer, config_.lr, config_.schedule);
+             config_.optimizer, config_.lr, optim::schedule_name(config_.schedule));
   std::fflush(stdout);
 }
 

@@ -18,6 +18,7 @@
 #include "io/json_field.h"
 #include "io/progress.h"
 #include "nn/loss.h"
+#include "optim/deepspeed_schedule.h"
 #include "train/fine_tuning.h"
 #include "train/optimization.h"
 #include "train/run_directory.h"
@@ -224,7 +225,7 @@ class TextReport : public Callback, public Logger {
         config_.recipe.empty() ? "settings" : config_.recipe, config_.epochs,
         config_.epochs == 1 ? "" : "s", trainer_->estimated_steps() / config_.epochs,
         config_.batch_size, config_.accumulate > 1 ? fmt::format(" x {}", config_.accumulate) : "",
-        context, config_.optimizer, config_.lr, config_.schedule);
+        context, config_.optimizer, config_.lr, optim::schedule_name(config_.schedule));
     std::fflush(stdout);
   }
   int64_t models_context() const { return model_->batch_row().shape[0]; }

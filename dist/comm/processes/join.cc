@@ -8,63 +8,106 @@
 
 #include "core/parallel.h"
 #include "dist/comm/processes/mpi.h"
+#include "dist/comm/processes/slurm.h"
 #include "dist/comm/processes/tcp.h"
 
 namespace weft::dist {
 namespace {
 
-const char* variable(const char* name) {
-  const char* text = std::getenv(name);
-  return text && *text ? text : nullptr;
-}
-
-int number(const char* name, int low, int high) {
-  const char* text = variable(name);
-  WEFT_CHECK(text, "RANK and WORLD_SIZE are set, but {} is not", name);
-  char* end = nullptr;
-  const long value = std::strtol(text, &end, 10);
-  WEFT_CHECK(*end == '\0' && value >= low && value <= high,
-             "{}: expected a number from {} to {}, got \"{}\"", name, low, high, text);
-  return static_cast<int>(value);
-}
-
 bool has_torchrun_variables() { return variable("RANK") && variable("WORLD_SIZE"); }
 
-std::shared_ptr<Store> environment_store(int rank, double timeout) {
-  if (const char* directory = variable("WEFT_STORE")) return make_file_store(directory, timeout);
-  const char* host = variable("MASTER_ADDR");
-  WEFT_CHECK(host, "RANK and WORLD_SIZE are set, but MASTER_ADDR is not");
-  int port = number("MASTER_PORT", 1, 65535);
+/// A build without MPI does without where the other variables say enough.
+bool joins_over_mpi() {
+  const bool has_others = has_torchrun_variables() || is_slurm_rank();
+  return is_mpi_rank() && !(mpi_library().empty() && has_others);
+}
+
+RankPlace torchrun_place() {
+  RankPlace place;
+  place.size = variable_number("WORLD_SIZE", 1, kMostRanks);
+  place.rank = variable_number("RANK", 0, place.size - 1);
+  const bool has_local_size = variable("LOCAL_WORLD_SIZE");
+  if (has_local_size) place.local_size = variable_number("LOCAL_WORLD_SIZE", 1, place.size);
+  const int most = has_local_size ? place.local_size : place.size;
+  place.local_rank = variable("LOCAL_RANK") ? variable_number("LOCAL_RANK", 0, most - 1)
+                                            : std::min(mpi_local_rank(), most - 1);
+  // A number says that there are so many before it.
+  if (!has_local_size) {
+    place.local_size = std::min(place.size, std::max(mpi_local_size(), place.local_rank + 1));
+  }
+  return place;
+}
+
+MeetingPoint usual_meeting_point(const RankPlace& place) {
+  return meeting_point({.address = place.is_on_one_host() ? "127.0.0.1" : slurm_first_host(),
+                        .port = is_slurm_rank() ? slurm_port() : kUsualPort});
+}
+
+MeetingPoint torchrun_meeting_point() {
+  for (const char* name : {"MASTER_ADDR", "MASTER_PORT"}) {
+    WEFT_CHECK(variable(name), "RANK and WORLD_SIZE are set, but {} is not", name);
+  }
+  MeetingPoint meeting = meeting_point();
   // torchrun's agent serves a store of its own at that port, and says so.
   const char* agent = variable("TORCHELASTIC_USE_AGENT_STORE");
-  if (agent && std::strcmp(agent, "True") == 0) port = port == 65535 ? port - 1 : port + 1;
-  return make_tcp_store(
-      {.host = host, .port = port, .serves = rank == 0, .timeout_seconds = timeout});
+  if (agent && std::strcmp(agent, "True") == 0) meeting.port += meeting.port == 65535 ? -1 : 1;
+  return meeting;
+}
+
+std::shared_ptr<Store> environment_store(const RankPlace& place, double timeout) {
+  if (const char* directory = variable("WEFT_STORE")) return make_file_store(directory, timeout);
+  const MeetingPoint meeting =
+      has_torchrun_variables() ? torchrun_meeting_point() : usual_meeting_point(place);
+  return make_tcp_store({.host = meeting.address,
+                         .port = meeting.port,
+                         .serves = place.rank == 0,
+                         .timeout_seconds = timeout});
 }
 
 }  // namespace
 
-bool is_rank() { return is_mpi_rank() || has_torchrun_variables(); }
+bool is_rank() { return is_mpi_rank() || has_torchrun_variables() || is_slurm_rank(); }
+
+bool is_rank_of_slurm_alone() {
+  return is_slurm_rank() && !is_mpi_rank() && !has_torchrun_variables();
+}
 
 CommunicatorPtr join_world(const HostOptions& options) {
-  if (is_mpi_rank()) return make_mpi_world({.host = options});
-  WEFT_CHECK(has_torchrun_variables(),
-             "this process is no rank: neither mpirun nor torchrun's RANK and WORLD_SIZE");
-  const int size = number("WORLD_SIZE", 1, 1 << 20), rank = number("RANK", 0, size - 1);
+  if (joins_over_mpi()) return make_mpi_world({.host = options});
+  WEFT_CHECK(is_rank(),
+             "this process is no rank: neither of mpirun nor of srun, nor are torchrun's RANK and "
+             "WORLD_SIZE set");
+  const RankPlace place = rank_place();
   if (!std::getenv("OMP_NUM_THREADS")) {
-    set_num_threads(std::max(1, omp_get_num_procs() / local_size()));
+    set_num_threads(std::max(1, omp_get_num_procs() / place.local_size));
   }
-  return make_tcp_world(environment_store(rank, options.timeout_seconds), rank, size, options);
+  return make_tcp_world(environment_store(place, options.timeout_seconds), place.rank, place.size,
+                        options);
 }
 
-int local_rank() {
-  if (is_mpi_rank() || !variable("LOCAL_RANK")) return mpi_local_rank();
-  return number("LOCAL_RANK", 0, 1 << 20);
+RankPlace rank_place() {
+  if (joins_over_mpi()) {
+    return {.rank = mpi_rank(),
+            .size = mpi_size(),
+            .local_rank = mpi_local_rank(),
+            .local_size = mpi_local_size()};
+  }
+  if (has_torchrun_variables()) return torchrun_place();
+  return is_slurm_rank() ? slurm_place() : RankPlace{};
 }
 
-int local_size() {
-  if (is_mpi_rank() || !variable("LOCAL_WORLD_SIZE")) return mpi_local_size();
-  return number("LOCAL_WORLD_SIZE", 1, 1 << 20);
+int local_rank() { return rank_place().local_rank; }
+int local_size() { return rank_place().local_size; }
+
+void set_rank_environment() {
+  const RankPlace place = rank_place();
+  const bool is_of_torchrun = !joins_over_mpi() && has_torchrun_variables();
+  // Such ranks may meet in a directory, of which Weft's programs alone know.
+  const bool has_address = variable("MASTER_ADDR") || place.is_on_one_host();
+  set_rank_environment(
+      place,
+      is_of_torchrun && !has_address ? MeetingPoint{.address = ""} : usual_meeting_point(place),
+      is_of_torchrun ? Present::kKept : Present::kReplaced);
 }
 
 }  // namespace weft::dist

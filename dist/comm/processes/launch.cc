@@ -7,6 +7,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cerrno>
 #include <chrono>
@@ -194,7 +195,19 @@ std::string first_host(const std::string& hostfile) {
   return "127.0.0.1";
 }
 
-Ended start(const LaunchOptions& options, const std::vector<std::string>& program) {
+/// Where ranks of several hosts meet. After a restart it is the next port: at the last one a rank 0
+/// may still be about to end.
+MeetingPoint meeting_of_hosts(int restarts) {
+  MeetingPoint meeting = meeting_point({.address = "", .port = kUsualPort});
+  constexpr int kLast = 65535;
+  meeting.port = std::min(meeting.port + restarts, kLast);
+  return meeting;
+}
+
+/// Whether a rank was ended by a signal that nobody here has sent, as mpirun's exit code tells.
+bool is_lost(int code) { return code > 128 && code <= 128 + SIGRTMAX && code != 128 + SIGTERM; }
+
+Ended start(const LaunchOptions& options, const std::vector<std::string>& program, int restarts) {
   // Other hosts are mpirun's: what is missing is its error.
   const bool is_local =
       options.hosts > 1 || (options.hostfile.empty() && options.extra.empty() && !has_mpirun());
@@ -202,24 +215,25 @@ Ended start(const LaunchOptions& options, const std::vector<std::string>& progra
     WEFT_CHECK(options.ranks % options.hosts == 0,
                "launch: {} ranks cannot be dealt out evenly to {} hosts", options.ranks,
                options.hosts);
-    return run_local(
-        {.ranks = options.ranks / options.hosts,
-         .hosts = options.hosts,
-         .host = options.host,
-         .meeting = options.hosts > 1 ? meeting_point({.address = "", .port = kUsualPort})
-                                      : meeting_point()},
-        program);
+    return run_local({.ranks = options.ranks / options.hosts,
+                      .hosts = options.hosts,
+                      .host = options.host,
+                      .meeting = options.hosts > 1 ? meeting_of_hosts(restarts) : meeting_point(),
+                      .restarts = restarts},
+                     program);
   }
   std::vector<std::string> words = mpirun_command(options);
+  if (restarts > 0 || !options.as_rank.empty()) words.emplace_back("env");
+  if (restarts > 0) words.push_back(fmt::format("{}={}", kRestartVariable, restarts));
   if (!options.as_rank.empty()) {
     const MeetingPoint meeting = meeting_point({.address = first_host(options.hostfile)});
-    words.insert(words.end(), {"env", "MASTER_ADDR=" + meeting.address,
-                               fmt::format("MASTER_PORT={}", meeting.port)});
+    words.insert(words.end(),
+                 {"MASTER_ADDR=" + meeting.address, fmt::format("MASTER_PORT={}", meeting.port)});
     words.insert(words.end(), options.as_rank.begin(), options.as_rank.end());
   }
   words.insert(words.end(), program.begin(), program.end());
   const int code = run(words);
-  return {code, code != 0};
+  return {code, is_lost(code)};
 }
 
 }  // namespace
@@ -249,9 +263,9 @@ int launch(const LaunchOptions& asked, const std::vector<std::string>& command,
   {
     RanksFile wanted(options.ranks_file);
     int restarts = 0;
-    for (bool is_first = true;; is_first = false) {
-      const bool is_again = !is_first && restart_command;
-      ended = start(options, is_again ? restart_command(options.ranks) : command);
+    for (int starts = 0;; ++starts) {
+      const bool is_again = starts > 0 && restart_command;
+      ended = start(options, is_again ? restart_command(options.ranks) : command, starts);
       if (ended.code == 0 || is_stopping) break;
       if (wanted.take_change(options.ranks)) {
         fmt::print(stderr, "weft: {} says {}: going on with so many ranks\n", options.ranks_file,

@@ -37,7 +37,7 @@ struct LaunchOptions {
   int max_restarts = 0;  // of a run that failed: all its ranks are started again
   /// The run goes on with the ranks that no signal has ended, while these are at least so many, and
   /// ends with fewer; 0: it goes on with as many as before. Of mpirun's ranks one is lost at a
-  /// time.
+  /// time, as its exit code says.
   int min_ranks = 0;
   /// A file that holds a number of ranks. When it changes the ranks get stop_signal, and as many as
   /// it says are started, which is no restart of those above. Empty: none.
@@ -54,7 +54,8 @@ std::vector<std::string> mpirun_command(const LaunchOptions& options);
 
 /// Runs `command` as ranks and returns the exit code: the first that is not 0, 128 + the number of
 /// a signal that ended mpirun, 130 where a signal asked this process to stop. `restart_command`,
-/// where it is set, says what a run that is started again is started as, of so many ranks.
+/// where it is set, says what a run that is started again is started as, of so many ranks; these
+/// find kRestartVariable set (rank_environment.h), the others what this process does.
 int launch(const LaunchOptions& options, const std::vector<std::string>& command,
            const std::function<std::vector<std::string>(int ranks)>& restart_command = {});
 

@@ -14,6 +14,7 @@ struct RanksHere {
   int ranks = 1;  // of this host
   int hosts = 1, host = 0;
   MeetingPoint meeting;
+  int restarts = 0;  // that there were before
 };
 
 /// Started ranks: a process group.

@@ -1,7 +1,9 @@
 // What the variables say that mpirun and srun set.
 #include <cstdlib>
+#include <initializer_list>
 
 #include "dist/comm/processes/mpi.h"
+#include "dist/comm/processes/slurm.h"
 
 namespace weft::dist {
 namespace {
@@ -31,7 +33,8 @@ int mpi_local_rank() {
   return number({"OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID"}, 0);
 }
 int mpi_local_size() {
-  return number({"OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS", "SLURM_NTASKS_PER_NODE"}, 1);
+  const int said = number({"OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS"}, 0);
+  return said > 0 ? said : slurm_local_size().value_or(number({"SLURM_NTASKS_PER_NODE"}, 1));
 }
 
 }  // namespace weft::dist

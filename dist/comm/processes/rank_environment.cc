@@ -7,6 +7,7 @@
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
+#include <limits>
 
 #include "core/error.h"
 
@@ -29,45 +30,61 @@ int free_port() {
   return ntohs(address.sin_port);
 }
 
+}  // namespace
+
 const char* variable(const char* name) {
   const char* const text = std::getenv(name);
   return text && *text ? text : nullptr;
 }
 
-}  // namespace
+int variable_number(const char* name, int low, int high) {
+  const char* const text = variable(name);
+  WEFT_CHECK(text, "{} is not set: expected a number from {} to {}", name, low, high);
+  char* end = nullptr;
+  const long value = std::strtol(text, &end, 10);
+  WEFT_CHECK(*end == '\0' && value >= low && value <= high,
+             "{}: expected a number from {} to {}, got \"{}\"", name, low, high, text);
+  return static_cast<int>(value);
+}
 
 MeetingPoint meeting_point(const MeetingPoint& otherwise) {
   MeetingPoint meeting = otherwise;
   if (const char* const set = variable("MASTER_ADDR")) meeting.address = set;
   WEFT_CHECK(!meeting.address.empty(),
              "launch: several hosts need MASTER_ADDR, the address of the first, and MASTER_PORT");
-  const char* const port = variable("MASTER_PORT");
-  if (!port) {
-    if (meeting.port == 0) meeting.port = free_port();
-    return meeting;
+  if (variable("MASTER_PORT")) {
+    meeting.port = variable_number("MASTER_PORT", 1, 65535);
+  } else if (meeting.port == 0) {
+    meeting.port = free_port();
   }
-  char* end = nullptr;
-  const long value = std::strtol(port, &end, 10);
-  WEFT_CHECK(*end == '\0' && value > 0 && value < 65536,
-             "MASTER_PORT: expected a number from 1 to 65535, got \"{}\"", port);
-  meeting.port = static_cast<int>(value);
   return meeting;
 }
 
-void set_rank_environment(const RankPlace& place, const MeetingPoint& meeting) {
-  const auto set = [](const char* name, int value) {
-    ::setenv(name, std::to_string(value).c_str(), 1);
+void set_rank_environment(const RankPlace& place, const MeetingPoint& meeting, Present present) {
+  const auto set = [present](const char* name, const std::string& value) {
+    if (present == Present::kKept && variable(name)) return;
+    ::setenv(name, value.c_str(), 1);
   };
-  set("RANK", place.rank);
-  set("WORLD_SIZE", place.size);
-  set("LOCAL_RANK", place.local_rank);
-  set("LOCAL_WORLD_SIZE", place.local_size);
-  set("GROUP_RANK", place.rank / place.local_size);
-  set("GROUP_WORLD_SIZE", (place.size + place.local_size - 1) / place.local_size);
-  set("ROLE_RANK", place.rank);
-  set("ROLE_WORLD_SIZE", place.size);
-  ::setenv("MASTER_ADDR", meeting.address.c_str(), 1);
-  set("MASTER_PORT", meeting.port);
+  const auto set_number = [&](const char* name, int value) { set(name, std::to_string(value)); };
+  set_number("TORCHELASTIC_RESTART_COUNT", restarts());
+  set_number("RANK", place.rank);
+  set_number("WORLD_SIZE", place.size);
+  set_number("LOCAL_RANK", place.local_rank);
+  set_number("LOCAL_WORLD_SIZE", place.local_size);
+  set_number("GROUP_RANK", place.rank / place.local_size);
+  set_number("GROUP_WORLD_SIZE", (place.size + place.local_size - 1) / place.local_size);
+  set_number("ROLE_RANK", place.rank);
+  set_number("ROLE_WORLD_SIZE", place.size);
+  if (meeting.address.empty()) return;
+  set("MASTER_ADDR", meeting.address);
+  set_number("MASTER_PORT", meeting.port);
+}
+
+int restarts() {
+  for (const char* name : {kRestartVariable, "TORCHELASTIC_RESTART_COUNT"}) {
+    if (variable(name)) return variable_number(name, 0, std::numeric_limits<int>::max());
+  }
+  return 0;
 }
 
 }  // namespace weft::dist

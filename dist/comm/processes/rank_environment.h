@@ -5,15 +5,25 @@
 //   GROUP_RANK GROUP_WORLD_SIZE   its host among the hosts
 //   ROLE_RANK ROLE_WORLD_SIZE     as RANK and WORLD_SIZE: there is one role
 //   MASTER_ADDR MASTER_PORT       where the ranks may meet; those that are set already stay
+//   TORCHELASTIC_RESTART_COUNT    restarts()
 #pragma once
 
 #include <string>
 
 namespace weft::dist {
 
+inline constexpr int kMostRanks = 1 << 20;
+
+/// A variable's text; null where it is not set, or empty.
+const char* variable(const char* name);
+/// Throws Error where it is not set, or no number from `low` to `high`.
+int variable_number(const char* name, int low, int high);
+
 struct RankPlace {
   int rank = 0, size = 1;
   int local_rank = 0, local_size = 1;
+
+  bool is_on_one_host() const { return size == local_size; }
 };
 
 inline constexpr int kUsualPort = 29500;  // torchrun's
@@ -28,7 +38,17 @@ struct MeetingPoint {
 /// host. Throws Error for a MASTER_PORT that is none, and where an empty address is not set.
 MeetingPoint meeting_point(const MeetingPoint& otherwise = {});
 
-/// Sets the variables of this process, for the program that it is about to become.
-void set_rank_environment(const RankPlace& place, const MeetingPoint& meeting);
+/// What is set already: of another run, or of this rank.
+enum class Present { kReplaced, kKept };
+
+/// Sets the variables of this process, for the program that it is about to become; of a meeting
+/// point without an address none.
+void set_rank_environment(const RankPlace& place, const MeetingPoint& meeting,
+                          Present present = Present::kReplaced);
+
+/// The variable by which a launcher says how often it has started all ranks again.
+inline constexpr const char* kRestartVariable = "WEFT_RESTART";
+/// What it says, or torchrun's TORCHELASTIC_RESTART_COUNT; 0: nothing does.
+int restarts();
 
 }  // namespace weft::dist

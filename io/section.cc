@@ -1,4 +1,4 @@
-#include "train/config_files/section.h"
+#include "io/section.h"
 
 #include <fmt/ranges.h>
 
@@ -7,9 +7,10 @@
 #include <cmath>
 
 #include "core/error.h"
+#include "io/json_field.h"
 #include "io/nearest.h"
 
-namespace weft::train {
+namespace weft::io {
 namespace {
 
 std::string lower(std::string text) {
@@ -22,9 +23,11 @@ const nlohmann::json kNothing = nlohmann::json::object();
 }  // namespace
 
 Section::Section(std::string file, std::string path, const nlohmann::json& object)
-    : file_(std::move(file)), path_(std::move(path)), object_(&object) {
-  WEFT_CHECK(object.is_object(), "{}: {}: expected keys with values, got {}", file_,
-             path_.empty() ? "the file" : path_, object.dump());
+    : file_(std::move(file)),
+      path_(std::move(path)),
+      object_(object.is_array() && object.empty() ? &kNothing : &object) {
+  WEFT_CHECK(object_->is_object(), "{}: {}: expected keys with values, got {}", file_,
+             path_.empty() ? "the file" : path_, shown(object));
 }
 
 std::string Section::path_of(const std::string& key) const {
@@ -42,10 +45,20 @@ const nlohmann::json* Section::take(const std::string& key) {
   return value(key);
 }
 
-void Section::fail(const std::string& key, const std::string& expected) const {
+bool Section::is_auto(const std::string& key) {
+  known_.push_back(key);
+  const auto found = object_->find(key);
+  return found != object_->end() && *found == "auto";
+}
+
+std::string Section::fault(const std::string& key, const std::string& expected) const {
   const nlohmann::json* const found = value(key);
-  WEFT_FAIL("{}: key \"{}\": expected {}, got {}", file_, path_of(key), expected,
-            found ? found->dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) : "none");
+  return fmt::format("{}: key \"{}\": expected {}, got {}", file_, path_of(key), expected,
+                     found ? shown(*found) : "none");
+}
+
+void Section::fail(const std::string& key, const std::string& expected) const {
+  throw Error(fault(key, expected));
 }
 
 std::optional<bool> Section::boolean(const std::string& key) {
@@ -100,12 +113,11 @@ std::optional<std::string> Section::choice(const std::string& key,
                                            const std::vector<std::string>& choices) {
   const nlohmann::json* const found = take(key);
   if (!found) return {};
-  const std::string given = found->is_string() ? found->get<std::string>() : found->dump();
+  const std::string given = found->is_string() ? found->get<std::string>() : shown(*found);
   const auto choice =
       std::ranges::find_if(choices, [&](const std::string& c) { return lower(c) == lower(given); });
   if (choice == choices.end()) {
-    fail(key,
-         fmt::format("one of {}{}", fmt::join(choices, ", "), io::did_you_mean(given, choices)));
+    fail(key, fmt::format("one of {}{}", fmt::join(choices, ", "), did_you_mean(given, choices)));
   }
   return *choice;
 }
@@ -118,17 +130,18 @@ Section Section::section(const std::string& key) {
 std::vector<std::string> Section::known(const std::vector<std::string>& keys) {
   std::vector<std::string> there;
   for (const std::string& key : keys) {
-    known_.push_back(key);
-    if (value(key)) there.push_back(path_of(key));
+    const nlohmann::json* const found = take(key);
+    if (found && !found->empty()) there.push_back(path_of(key));
   }
   return there;
 }
 
-void Section::finish() const {
+const std::vector<std::string>& Section::finish() const {
   for (const auto& [key, value] : object_->items()) {
     if (std::ranges::find(known_, key) != known_.end()) continue;
-    WEFT_FAIL("{}: unknown key \"{}\"{}", file_, path_of(key), io::did_you_mean(key, known_));
+    WEFT_FAIL("{}: unknown key {}{}", file_, quote(path_of(key)), did_you_mean(key, known_));
   }
+  return known_;
 }
 
-}  // namespace weft::train
+}  // namespace weft::io

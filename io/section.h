@@ -14,11 +14,12 @@
 #include <string>
 #include <vector>
 
-namespace weft::train {
+namespace weft::io {
 
 class Section {
  public:
-  /// `path`: of the keys that lead here, "" for the file. `object` outlives it.
+  /// `path`: of the keys that lead here, "" for the file. `object`, where an empty list is one
+  /// without keys, outlives it.
   Section(std::string file, std::string path, const nlohmann::json& object);
 
   /// Throw Error naming file, key and value where it is of another type.
@@ -34,17 +35,25 @@ class Section {
   /// Empty where there is none.
   Section section(const std::string& key);
   bool has(const std::string& key) const { return value(key) != nullptr; }
-  /// Keys that are known and read nowhere; returns those that are there.
+  bool is_auto(const std::string& key);
+  /// Whether the key is there, whatever its value.
+  bool names(const std::string& key) const { return object_->contains(key); }
+  /// Keys that are known and read nowhere; returns those that are there, and no empty list or
+  /// section.
   std::vector<std::string> known(const std::vector<std::string>& keys);
-  /// Throws Error naming a key that is none of those above, and the nearest one.
-  void finish() const;
+  /// Throws Error naming a key that is none of those above, and the nearest one. Returns those
+  /// above.
+  const std::vector<std::string>& finish() const;
 
+  /// Null where there is none.
+  const nlohmann::json* value(const std::string& key) const;
   /// "bf16.enabled"
   std::string path_of(const std::string& key) const;
   [[noreturn]] void fail(const std::string& key, const std::string& expected) const;
+  /// What fail() says.
+  std::string fault(const std::string& key, const std::string& expected) const;
 
  private:
-  const nlohmann::json* value(const std::string& key) const;
   const nlohmann::json* take(const std::string& key);
 
   std::string file_, path_;
@@ -52,4 +61,4 @@ class Section {
   std::vector<std::string> known_;
 };
 
-}  // namespace weft::train
+}  // namespace weft::io
