@@ -186,8 +186,8 @@ class Pipeline::Engine : public std::enable_shared_from_this<Engine> {
                     for (size_t i = 0; i < flights->size(); ++i) {
                       const Tensor dy = ops::contiguous(ops::narrow(b.dy(), 0, begin, counts[i]));
                       begin += counts[i];
-                      const Tensor part = self->backward((*flights)[i], dy, has_dx);
-                      if (has_dx && self->is_first()) parts.push_back(part);
+                      const Tensor part = self->backward((*flights)[i], dy);
+                      if (self->is_first()) parts.push_back(part);
                       (*flights)[i] = {};
                     }
                     if (self->synchronizes_) self->reduce_gradients();
@@ -244,7 +244,7 @@ class Pipeline::Engine : public std::enable_shared_from_this<Engine> {
   /// A micro-batch between its forward and its backward.
   struct Flight {
     Tensor in, out;
-    std::shared_ptr<Tensor> dx = std::make_shared<Tensor>();  // of `in`
+    std::shared_ptr<Tensor> dx;  // of `in`, where anybody wants it; else null
   };
 
   void deal_out(const NamedTensors& state) {
@@ -298,14 +298,15 @@ class Pipeline::Engine : public std::enable_shared_from_this<Engine> {
   Flight forward(const Tensor& input, bool has_dx = false) {
     Flight flight;
     flight.in = is_first() ? input : receive();
-    flight.out = is_first() && !has_dx ? flight.in : watched(flight.in, flight.dx);
+    if (!is_first() || has_dx) flight.dx = std::make_shared<Tensor>();
+    flight.out = flight.dx ? watched(flight.in, flight.dx) : flight.in;
     for (size_t i = first_; i < end_; ++i) flight.out = segments_[i].forward(flight.out);
     return flight;
   }
 
   /// `dy` is the last stage's; the others get theirs from the next. Returns the gradient of the
-  /// stage's input, which went to the stage before.
-  Tensor backward(const Flight& flight, const Tensor& last_dy, bool has_dx = false) {
+  /// stage's input, which went to the stage before; nothing where nobody wants it.
+  Tensor backward(const Flight& flight, const Tensor& last_dy) {
     Tensor dy = last_dy;
     if (!is_last()) {
       const NoGrad guard;
@@ -313,7 +314,7 @@ class Pipeline::Engine : public std::enable_shared_from_this<Engine> {
       backward_in_->recv(dy, 1).wait();
     }
     if (flight.out.requires_grad()) weft::backward(flight.out, dy);
-    if (is_first() && !has_dx) return {};
+    if (!flight.dx) return {};
     const NoGrad guard;
     const Tensor dx =
         flight.dx->defined() ? ops::contiguous(*flight.dx) : ops::zeros_like(flight.in);

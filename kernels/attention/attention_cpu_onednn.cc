@@ -114,7 +114,7 @@ void backward(const AttentionProblem& p, const Heads& heads, const Group& g, int
 
 void attention_cpu_onednn(const AttentionProblem& p) {
   check_attention(p);
-  const DType input = p.dtype() == DType::bf16 && onednn_has_bf16() ? DType::bf16 : DType::f32;
+  const DType input = onednn_input(p.dtype());
   const int64_t queries = p.q.size(2), keys = p.k.size(2);
   // More than one pair only where all queries fit one block: the pairs' rows are then adjacent.
   const int64_t group = std::max<int64_t>(1, kGroupScores / (queries * keys));

@@ -29,11 +29,6 @@ using dnnl::memory;
 // Elements of the image and the result that one block of images should not exceed: 1 MiB of f32.
 constexpr int64_t kBlockElements = int64_t{1} << 18;
 
-/// What oneDNN multiplies for a problem of that dtype.
-DType computed_in(DType dtype) {
-  return dtype == DType::bf16 && onednn_has_bf16() ? DType::bf16 : DType::f32;
-}
-
 memory::desc any_desc(const Shape& shape, DType dtype) {
   return {memory::dims(shape.begin(), shape.end()), onednn_type(dtype), memory::format_tag::any};
 }
@@ -49,7 +44,7 @@ struct Key {
 
   Key(const Conv2dProblem& p, const Conv2dSizes& s, int64_t images)
       : pass(p.pass()),
-        dtype(computed_in(p.dtype())),
+        dtype(onednn_input(p.dtype())),
         bias(pass == Conv2dPass::kForward && p.bias.defined()),
         images(images),
         sizes{s.C, s.H, s.W, s.K, s.R, s.S, s.P, s.Q, s.G},
@@ -178,15 +173,15 @@ int64_t images_per_block(const Conv2dSizes& s) {
   return std::clamp<int64_t>(std::min(kBlockElements / per_image, s.N / 16), 1, 16);
 }
 
-/// Images [begin, end) of a contiguous tensor, in the dtype that they are computed in.
+/// Images [begin, end) of a contiguous tensor, in the dtype that oneDNN multiplies.
 Tensor read_images(const Tensor& t, int64_t begin, int64_t end) {
-  return contiguous(view::narrow(t, 0, begin, end - begin), computed_in(t.dtype()));
+  return contiguous(view::narrow(t, 0, begin, end - begin), onednn_input(t.dtype()));
 }
 
 /// Forward and data gradient: the filter is read, and one of image and result is written.
 void convolve(const Conv2dProblem& p, const Conv2dSizes& s, const Tensor& in, const Tensor& out) {
   const bool is_forward = p.pass() == Conv2dPass::kForward;
-  const Tensor w = contiguous(p.w, computed_in(p.dtype()));
+  const Tensor w = contiguous(p.w, onednn_input(p.dtype()));
   const Tensor bias = is_forward && p.bias.defined() ? contiguous(p.bias, DType::f32) : Tensor();
   const int64_t images = images_per_block(s);
   const Primitives made(p, s, images);
@@ -215,7 +210,7 @@ void convolve(const Conv2dProblem& p, const Conv2dSizes& s, const Tensor& in, co
       arguments.emplace(DNNL_ARG_BIAS, OnednnMemory(primitive.bias, bias.raw()).object);
     }
     const Tensor images_out = view::narrow(out, 0, begin, end - begin);
-    write_through(images_out, computed_in(out.dtype()), [&](const Tensor& written) {
+    write_through(images_out, onednn_input(out.dtype()), [&](const Tensor& written) {
       // In the caller's memory if the layouts agree.
       const OnednnMemory target =
           to.reorder ? OnednnMemory(to.blocked) : OnednnMemory(to.plain, written.raw());

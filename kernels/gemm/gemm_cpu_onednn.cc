@@ -128,8 +128,8 @@ void multiply_batch(const Product& p, const MatrixBatch& a, const MatrixBatch& b
 
 void gemm_cpu_onednn(const GemmProblem& problem) {
   gemm_by_batch(problem, [](const GemmProblem& p, const GemmBatch& batch, const Tensor& bias) {
-    const Product product{p.dtype() == DType::bf16 && onednn_has_bf16() ? DType::bf16 : DType::f32,
-                          bias.defined() ? bias.data<float>() : nullptr, p.accumulate, p.b};
+    const Product product{onednn_input(p.dtype()), bias.defined() ? bias.data<float>() : nullptr,
+                          p.accumulate, p.b};
     const MatrixBatch& c = batch.sums();
     if (batch.size() > 1 && c.first.rows * c.first.cols * p.k() < kSmallProduct) {
       return multiply_batch(product, batch.a, batch.b, c);

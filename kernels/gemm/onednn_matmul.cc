@@ -192,6 +192,10 @@ bool onednn_has_bf16() {
   return has;
 }
 
+DType onednn_input(DType dtype) {
+  return dtype == DType::bf16 && onednn_has_bf16() ? DType::bf16 : DType::f32;
+}
+
 bool onednn_keeps_bits(const MatmulKey& key) {
   const OnednnThreads threads(key.threads);
   return cached_primitive<Primitive>(key)->is_brgemm;

@@ -39,6 +39,8 @@ int matmul_threads();
 /// Whether the CPU multiplies bf16. Where oneDNN would emulate that, as on AVX-512 without its bf16
 /// instructions, products of widened operands take less than half of the time.
 bool onednn_has_bf16();
+/// What oneDNN multiplies where operands are of that dtype, wide where it has no products of it.
+DType onednn_input(DType dtype);
 /// Whether the matmul gives the same bits for any key.threads, as oneDNN's "brgemm" driver does.
 /// The older drivers, which serve CPUs without AVX-512, split K among threads: cut the problem
 /// yourself and use threads = 1 there.
