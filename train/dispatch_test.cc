@@ -13,6 +13,7 @@
 #include "core/runtime.h"
 #include "core/sanitizer.h"
 #include "io/safetensors.h"
+#include "kernels/gemm/onednn_matmul.h"
 #include "models/registry.h"
 #include "nn/init.h"
 #include "nn/layers.h"
@@ -90,7 +91,10 @@ TEST_CASE("layers of vit_l_16 run in less than half of their memory, and give th
     CHECK(logits(*model, images, DType::f32) == expected);
     CHECK(logits(*model, images, DType::f32) == expected);
     CHECK(logits(*model, images, DType::bf16) == expected_narrow);
-    if (is_peak_known) CHECK(tests::status("VmHWM") - before < 150 * kMB);
+    // A processor without products of bf16 widens the weights of one: an attention's 3072 x 1024
+    // and an MLP's 4096 x 1024, whose memory the pool keeps for the next.
+    const int64_t widened = kernels::onednn_has_bf16() ? 0 : (3072 + 4096) * 1024 * 4;
+    if (is_peak_known) CHECK(tests::status("VmHWM") - before < 150 * kMB + widened);
     if (!is_peak_known) WEFT_SKIP("peak memory: /proc/self/clear_refs cannot be written");
   }
   std::filesystem::remove(file);
