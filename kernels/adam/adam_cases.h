@@ -2,6 +2,7 @@
 #pragma once
 
 #include "kernels/adam/adam.h"
+#include "kernels/multi_tensor/list_cases.h"
 #include "kernels/testing/op_table.h"
 
 namespace weft::kernels {
@@ -38,7 +39,7 @@ inline OpTable adam_table() {
   const std::pair<DType, DType> dtypes[] = {{DType::f64, DType::f64},   {DType::f32, DType::f32},
                                             {DType::f32, DType::bf16},  {DType::f32, DType::f16},
                                             {DType::bf16, DType::bf16}, {DType::bf16, DType::f32},
-                                            {DType::f16, DType::f16}};
+                                            {DType::f16, DType::f16},   {DType::f16, DType::f32}};
   for (auto [dtype, gradient] : dtypes) {
     add("adamw", shapes, dtype, gradient, {.step = 3, .weight_decay = 0.05});
     add("adamw_first", shapes, dtype, gradient, {.step = 1, .lr = 0.1, .beta2 = 0.98});
@@ -75,12 +76,53 @@ inline OpTable adam_table() {
            return a;
          }});
   }
-  // More tensors than one CUDA launch takes.
-  add("many", std::vector<Shape>(1000, Shape{3}), DType::f32, DType::f32, {});
-  for (double skip : {0.0, 1.0}) {
-    cases.push_back({skip == 0 ? "not_skipped" : "skipped", [=](Inputs& in) {
-                       Problem a = adam_case(in, {{37, 41}, {5}}, DType::f32, DType::f32, {});
-                       a.gate.skip = in.values({skip}, {}, DType::f32);
+  // Parameters of one 16-bit format, gradients of the other.
+  add("adamw", {{37, 41}, {5}}, DType::bf16, DType::f16, {.step = 3, .weight_decay = 0.05});
+  add("adamw", {{37, 41}, {5}}, DType::f16, DType::bf16, {.step = 3, .weight_decay = 0.05});
+  for (DType dtype : {DType::f32, DType::bf16, DType::f16}) {
+    // More tensors than one CUDA launch takes.
+    add("many", std::vector<Shape>(1000, Shape{3}), dtype, dtype, {});
+    for (double skip : {0.0, 1.0}) {
+      cases.push_back(
+          {fmt::format("{}_{}", skip == 0 ? "not_skipped" : "skipped", dtype), [=](Inputs& in) {
+             Problem a = adam_case(in, {{37, 41}, {5}}, dtype, dtype, {});
+             a.gate.skip = in.values({skip}, {}, DType::f32);
+             return a;
+           }});
+    }
+    cases.push_back({fmt::format("strided_gradient_{}", dtype), [=](Inputs& in) {
+                       Problem a = adam_case(in, {{37, 41}, {5}}, dtype, dtype, {});
+                       for (Tensor& g : a.gradients) g = in.strided(g);
+                       return a;
+                     }});
+    cases.push_back({fmt::format("misaligned_gradient_{}", dtype), [=](Inputs& in) {
+                       Problem a = adam_case(in, {{4100}}, dtype, dtype, {});
+                       a.gradients[0] = without_first(in.uniform({4101}, dtype, -0.1, 0.1));
+                       return a;
+                     }});
+  }
+  // Three quarters of a 16-bit number lie in the middle of two others as often as not, subnormals
+  // too; a zero gradient leaves it at that.
+  for (DType dtype : {DType::bf16, DType::f16}) {
+    cases.push_back({fmt::format("ties_{}", dtype), [=](Inputs& in) {
+                       const double least = dtype == DType::bf16 ? 0x1p-133 : 0x1p-24;
+                       const Tensor zero = in.values({0}, {67}, dtype);
+                       Problem a{.lr = 0.5, .weight_decay = 0.5};
+                       for (const Tensor& p :
+                            {in.uniform({67}, dtype, -1, 1),
+                             in.values({least, 2 * least, 3 * least, -5 * least}, {67}, dtype)}) {
+                         a.parameters.push_back(in.inout(p));
+                         a.m.push_back(in.inout(zero));
+                         a.v.push_back(in.inout(zero));
+                         a.gradients.push_back(zero);
+                       }
+                       return a;
+                     }});
+    // A moment that leaves the range of f16 has been used in f32.
+    cases.push_back({fmt::format("special_{}", dtype), [=](Inputs& in) {
+                       Problem a = adam_case(in, {{8}}, dtype, dtype, {});
+                       a.gradients[0] = in.values(
+                           {0, INFINITY, NAN, 6e-8, 65504, -0.0, -300, 1e-30}, {8}, dtype);
                        return a;
                      }});
   }
@@ -98,11 +140,6 @@ inline OpTable adam_table() {
     }
   }
   cases.push_back({"empty", [](Inputs&) { return Problem{}; }});
-  cases.push_back({"strided_gradient", [](Inputs& in) {
-                     Problem a = adam_case(in, {{37, 41}, {5}}, DType::f32, DType::f32, {});
-                     for (Tensor& g : a.gradients) g = in.strided(g);
-                     return a;
-                   }});
   // A zero gradient, an infinity, a NaN, subnormal and huge squares.
   cases.push_back(
       {"special", [](Inputs& in) {
@@ -118,6 +155,9 @@ inline OpTable adam_table() {
         {.flops = 14 * elements,
          .bytes = (24.0 + static_cast<double>(itemsize(gradient))) * elements});
   }
+  const double elements = 3072.0 * 768 + 3072 + 768;
+  add("mlp", {{3072, 768}, {3072}, {768}}, DType::bf16, DType::bf16, {.weight_decay = 0.05},
+      {.flops = 14 * elements, .bytes = 14 * elements});
   return make_table(adam_op(), std::move(cases), adam_reference);
 }
 

@@ -1,7 +1,8 @@
 // One launch for all parameters (kernels/multi_tensor/tensor_list.cuh), 4 elements a thread at a
 // time where the tensors allow it. Memory-bound: 28 bytes a parameter with f32 gradients, 30 with a
-// narrow copy. The order of operations is the header's, without contraction, so the bits are the
-// CPU's.
+// narrow copy, 14 where all is 16 bits wide. A kernel is compiled for each dtype of parameters, so
+// that none asks an element for it; gradients may be of another. The order of operations is the
+// header's, without contraction, so the bits are the CPU's.
 #include "core/stream.h"
 #include "kernels/adam/adam.h"
 #include "kernels/adam/adam_constants.h"
@@ -28,25 +29,30 @@ __device__ __forceinline__ void adam_update(const AdamConstants<Acc>& c, Acc g, 
   p = p - (c.step_size * m) / (std::sqrt(v) / c.root_correction + c.eps);
 }
 
-template <class Acc, int n>
+/// T: what parameters and moments are stored as.
+template <class T, int n, class Acc>
 __device__ __forceinline__ void adam_elements(const AdamConstants<Acc>& c, const AdamFields& f,
                                               int64_t i) {
   Acc g[n], p[n], m[n], v[n];
   load(f.g, i, g);
-  elements::load_as<Acc, n>(f.p, i, p);
-  elements::load_as<Acc, n>(f.m, i, m);
-  elements::load_as<Acc, n>(f.v, i, v);
+  elements::load_as<T, n>(f.p, i, p);
+  elements::load_as<T, n>(f.m, i, m);
+  elements::load_as<T, n>(f.v, i, v);
 #pragma unroll
   for (int k = 0; k < n; ++k) adam_update(c, g[k], p[k], m[k], v[k]);
-  elements::store_as<Acc, n>(f.p, i, p);
-  if constexpr (sizeof(Acc) == 4) store_narrow(f.narrow, i, p);
-  elements::store_as<Acc, n>(f.m, i, m);
-  elements::store_as<Acc, n>(f.v, i, v);
+  elements::store_as<T, n>(f.p, i, p);
+  if constexpr (std::is_same_v<T, float>) store_narrow(f.narrow, i, p);
+  elements::store_as<T, n>(f.m, i, m);
+  elements::store_as<T, n>(f.v, i, v);
 }
 
-template <class Acc>
-// Five blocks of 48 registers a thread fill a multiprocessor of sm_90; unasked ptxas takes 56.
-__global__ void __launch_bounds__(kListThreads, sizeof(Acc) == 4 ? 5 : 1)
+/// Blocks that are to share a multiprocessor, by the bytes of an element. For f32 unasked ptxas
+/// takes 56 registers a thread of sm_90, and 48, for five blocks, without a spill; 16-bit elements,
+/// which are unpacked, would spill there.
+constexpr int blocks_for(size_t bytes) { return bytes == 4 ? 5 : bytes == 2 ? 4 : 1; }
+
+template <class T, class Acc = ArithmeticOf<T>>
+__global__ void __launch_bounds__(kListThreads, blocks_for(sizeof(T)))
     adam_kernel(const __grid_constant__ TensorList<AdamFields> list,
                 const __grid_constant__ AdamConstants<Acc> arguments,
                 const AdamConstants<Acc>* captured, const OpenedGate gate) {
@@ -56,17 +62,20 @@ __global__ void __launch_bounds__(kListThreads, sizeof(Acc) == 4 ? 5 : 1)
   const ListEntry<AdamFields>& entry = list.of_chunk(blockIdx.x);
   for_chunk_elements<4>(
       chunk_of(entry, blockIdx.x), entry.fields.aligned,
-      [&](auto width, int64_t i) { adam_elements<Acc, width()>(constants, entry.fields, i); });
+      [&](auto width, int64_t i) { adam_elements<T, width()>(constants, entry.fields, i); });
 }
 
-template <class Acc>
+template <class T>
 void run(const AdamProblem& p) {
+  using Acc = ArithmeticOf<T>;
   const AdamConstants<Acc> constants(p);
   const auto* captured =
       p.constants.defined() ? static_cast<const AdamConstants<Acc>*>(p.constants.raw()) : nullptr;
   const OpenedGate gate = p.gate;
   const std::vector<Tensor> gradients = contiguous_list(p.gradients);
   const auto fields = [&](size_t i) {
+    WEFT_ASSERT(p.parameters[i].dtype() == p.dtype() && p.m[i].dtype() == p.dtype() &&
+                p.v[i].dtype() == p.dtype());
     const Tensor narrow = p.narrow.empty() ? Tensor() : p.narrow[i];
     const bool aligned = is_aligned(p.parameters[i], 4) && is_aligned(p.m[i], 4) &&
                          is_aligned(p.v[i], 4) && is_aligned(gradients[i], 4) &&
@@ -76,7 +85,7 @@ void run(const AdamProblem& p) {
   };
   const runtime::StreamHandle stream = current_stream_handle(p.device());
   for_each_list<AdamFields>(p.parameters, fields, [&](const auto& list, uint32_t) {
-    WEFT_LAUNCH(adam_kernel<Acc>, list.chunks, kListThreads, 0, stream, list, constants, captured,
+    WEFT_LAUNCH(adam_kernel<T>, list.chunks, kListThreads, 0, stream, list, constants, captured,
                 gate);
   });
 }
@@ -84,7 +93,7 @@ void run(const AdamProblem& p) {
 }  // namespace
 
 void adam_cuda_list(const AdamProblem& p) {
-  p.dtype() == DType::f64 ? run<double>(p) : run<float>(p);
+  with_stored_zero(p.dtype(), [&](auto zero) { run<decltype(zero)>(p); });
 }
 
 }  // namespace weft::kernels

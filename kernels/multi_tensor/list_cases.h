@@ -26,4 +26,9 @@ inline std::vector<Tensor> inout_list(Inputs& in, const std::vector<Shape>& shap
   return list;
 }
 
+/// A vector without its first element: contiguous, and at no multiple of a vector's size.
+inline Tensor without_first(const Tensor& x) {
+  return Tensor::view_of(x.storage(), {x.numel() - 1}, {1}, x.offset() + 1, x.dtype());
+}
+
 }  // namespace weft::kernels

@@ -78,6 +78,25 @@ __device__ __forceinline__ void for_chunk_elements(const Chunk& chunk, bool alig
   for (i += threadIdx.x; i < chunk.end; i += kListThreads) f(Width<1>(), i);
 }
 
+/// The type of the arithmetic on elements that are stored as T.
+template <class T>
+using ArithmeticOf = std::conditional_t<std::is_same_v<T, double>, double, float>;
+
+/// Calls f with a zero of the type that elements of f64, f32, f16 or bf16 are stored as.
+template <class F>
+void with_stored_zero(DType dtype, F&& f) {
+  switch (dtype) {
+    case DType::f64:
+      return f(double{});
+    case DType::f16:
+      return f(f16{});
+    case DType::bf16:
+      return f(bf16{});
+    default:
+      return f(float{});
+  }
+}
+
 /// The rounded values x of elements i .. i + n of a narrow copy, where there is one.
 template <class Acc, int n>
 __device__ __forceinline__ void store_narrow(const Numbers& copy, int64_t i, const Acc (&x)[n]) {

@@ -1,6 +1,7 @@
 // Lists of parameters that sgd is tested and timed on.
 #pragma once
 
+#include "kernels/multi_tensor/list_cases.h"
 #include "kernels/sgd/sgd.h"
 #include "kernels/testing/op_table.h"
 
@@ -39,7 +40,7 @@ inline OpTable sgd_table() {
   const std::pair<DType, DType> dtypes[] = {{DType::f64, DType::f64},   {DType::f32, DType::f32},
                                             {DType::f32, DType::bf16},  {DType::f32, DType::f16},
                                             {DType::bf16, DType::bf16}, {DType::bf16, DType::f32},
-                                            {DType::f16, DType::f16}};
+                                            {DType::f16, DType::f16},   {DType::f16, DType::f32}};
   for (auto [dtype, gradient] : dtypes) {
     add("plain", shapes, dtype, gradient, {.lr = 0.1});
     add("decayed_clipped", shapes, dtype, gradient,
@@ -67,7 +68,7 @@ inline OpTable sgd_table() {
     }
   }
   // Layers at rates of their own; of some parameters norms are 0.
-  for (DType dtype : {DType::f64, DType::f32}) {
+  for (DType dtype : {DType::f64, DType::f32, DType::bf16, DType::f16}) {
     for (double norm : {0.0, 20.0}) {
       cases.push_back(
           {fmt::format("layers_{}_norm_{}", dtype, norm), [=](Inputs& in) {
@@ -100,11 +101,46 @@ inline OpTable sgd_table() {
     }
   }
   cases.push_back({"empty", [](Inputs&) { return Problem{}; }});
-  cases.push_back({"strided_gradient", [](Inputs& in) {
-                     Problem s = sgd_case(in, {{37, 41}, {5}}, DType::f32, DType::f32, {});
-                     for (Tensor& g : s.gradients) g = in.strided(g);
-                     return s;
-                   }});
+  // Parameters of one 16-bit format, gradients of the other.
+  add("momentum", {{37, 41}, {5}}, DType::bf16, DType::f16, {.lr = 0.1, .momentum = 0.9});
+  add("momentum", {{37, 41}, {5}}, DType::f16, DType::bf16, {.lr = 0.1, .momentum = 0.9});
+  for (DType dtype : {DType::f32, DType::bf16, DType::f16}) {
+    // More tensors than one CUDA launch takes.
+    add("many", std::vector<Shape>(1000, Shape{3}), dtype, dtype, {.momentum = 0.9});
+    cases.push_back({fmt::format("strided_gradient_{}", dtype), [=](Inputs& in) {
+                       Problem s = sgd_case(in, {{37, 41}, {5}}, dtype, dtype, {});
+                       for (Tensor& g : s.gradients) g = in.strided(g);
+                       return s;
+                     }});
+    cases.push_back({fmt::format("misaligned_gradient_{}", dtype), [=](Inputs& in) {
+                       Problem s = sgd_case(in, {{4100}}, dtype, dtype, {.momentum = 0.9});
+                       s.gradients[0] = without_first(in.uniform({4101}, dtype, -1, 1));
+                       return s;
+                     }});
+  }
+  // Steps of 1 from even numbers, where the 16-bit numbers are 2 apart; f16's largest number, half
+  // of its distance to the next; and the smallest subnormals.
+  for (DType dtype : {DType::bf16, DType::f16}) {
+    cases.push_back({fmt::format("ties_{}", dtype), [=](Inputs& in) {
+                       const double base = dtype == DType::bf16 ? 256 : 2048;
+                       const double least = dtype == DType::bf16 ? 0x1p-133 : 0x1p-24;
+                       const auto list = [&](const std::vector<double>& values, int64_t times) {
+                         return in.values(values, {times}, dtype);
+                       };
+                       return Problem{
+                           .parameters = {in.inout(list({base, base + 2, base + 4, base + 6}, 35)),
+                                          in.inout(list({65504, -65504}, 4)),
+                                          in.inout(list({0, least, 2 * least, -least}, 36))},
+                           .gradients = {list({2, -2, -2}, 35), list({-32, 32, 31.5}, 4),
+                                         list({least, -least, 3 * least}, 36)},
+                           .lr = 0.5};
+                     }});
+    cases.push_back({fmt::format("special_{}", dtype), [=](Inputs& in) {
+                       Problem s = sgd_case(in, {{5}}, dtype, dtype, {.momentum = 0.9});
+                       s.gradients[0] = in.values({0, INFINITY, NAN, 6e-8, 65504}, {5}, dtype);
+                       return s;
+                     }});
+  }
   cases.push_back({"special", [](Inputs& in) {
                      Problem s = sgd_case(in, {{5}}, DType::f32, DType::f32, {.momentum = 0.9});
                      s.gradients[0] = in.values({0, INFINITY, NAN, 1e-40, 1e38}, {5}, DType::f32);
@@ -118,6 +154,9 @@ inline OpTable sgd_table() {
         {.flops = 7 * elements,
          .bytes = (16.0 + static_cast<double>(itemsize(gradient))) * elements});
   }
+  const double elements = 3072.0 * 768 + 3072 + 768;
+  add("mlp", {{3072, 768}, {3072}, {768}}, DType::bf16, DType::bf16,
+      {.momentum = 0.9, .weight_decay = 1e-4}, {.flops = 7 * elements, .bytes = 10 * elements});
   return make_table(sgd_op(), std::move(cases), sgd_reference);
 }
 

@@ -1,6 +1,7 @@
 // One launch for all parameters (kernels/multi_tensor/tensor_list.cuh), 4 elements a thread at a
-// time where the tensors allow it. Memory-bound. The order of operations is the header's, without
-// contraction, so the bits are the CPU's.
+// time where the tensors allow it. Memory-bound. A kernel is compiled for each dtype of parameters,
+// so that none asks an element for it; gradients may be of another. The order of operations is the
+// header's, without contraction, so the bits are the CPU's.
 #include "core/stream.h"
 #include "kernels/multi_tensor/chunks.h"
 #include "kernels/multi_tensor/tensor_list.cuh"
@@ -17,14 +18,15 @@ struct SgdFields {
   bool aligned;
 };
 
-template <class Acc, int n>
+/// T: what parameters and buffers are stored as.
+template <class T, int n, class Acc>
 __device__ __forceinline__ void sgd_elements(const SgdConstants<Acc>& c, const SgdFields& f,
                                              int64_t i) {
   Acc g[n], p[n], b[n] = {};
   load(f.g, i, g);
-  elements::load_as<Acc, n>(f.p, i, p);
+  elements::load_as<T, n>(f.p, i, p);
   // A first step must not read what the buffer holds.
-  if (c.has_momentum && !c.first_step) elements::load_as<Acc, n>(f.b, i, b);
+  if (c.has_momentum && !c.first_step) elements::load_as<T, n>(f.b, i, b);
 #pragma unroll
   for (int k = 0; k < n; ++k) {
     if (c.scales) g[k] = g[k] * c.gradient_scale;
@@ -35,12 +37,12 @@ __device__ __forceinline__ void sgd_elements(const SgdConstants<Acc>& c, const S
     }
     p[k] = p[k] - c.lr * g[k];
   }
-  elements::store_as<Acc, n>(f.p, i, p);
-  if constexpr (sizeof(Acc) == 4) store_narrow(f.narrow, i, p);
-  if (c.has_momentum) elements::store_as<Acc, n>(f.b, i, b);
+  elements::store_as<T, n>(f.p, i, p);
+  if constexpr (std::is_same_v<T, float>) store_narrow(f.narrow, i, p);
+  if (c.has_momentum) elements::store_as<T, n>(f.b, i, b);
 }
 
-template <class Acc>
+template <class T, class Acc = ArithmeticOf<T>>
 __global__ void __launch_bounds__(kListThreads)
     sgd_kernel(const __grid_constant__ TensorList<SgdFields> list,
                const __grid_constant__ SgdConstants<Acc> arguments, const OpenedGate gate) {
@@ -51,11 +53,12 @@ __global__ void __launch_bounds__(kListThreads)
   if (entry.fields.p_norm) constants.take_rate_of(*entry.fields.p_norm, *entry.fields.g_norm);
   for_chunk_elements<4>(
       chunk_of(entry, blockIdx.x), entry.fields.aligned,
-      [&](auto width, int64_t i) { sgd_elements<Acc, width()>(constants, entry.fields, i); });
+      [&](auto width, int64_t i) { sgd_elements<T, width()>(constants, entry.fields, i); });
 }
 
-template <class Acc>
+template <class T>
 void run(const SgdProblem& p) {
+  using Acc = ArithmeticOf<T>;
   const SgdConstants<Acc> constants(p);
   const bool has_momentum = constants.has_momentum;
   const double* const norms = p.layer_norms.defined() ? p.layer_norms.data<double>() : nullptr;
@@ -63,6 +66,8 @@ void run(const SgdProblem& p) {
   const auto fields = [&](size_t i) {
     const Tensor buffer = has_momentum ? p.buffers[i] : Tensor();
     const Tensor narrow = p.narrow.empty() ? Tensor() : p.narrow[i];
+    WEFT_ASSERT(p.parameters[i].dtype() == p.dtype() &&
+                (!has_momentum || buffer.dtype() == p.dtype()));
     const bool aligned = is_aligned(p.parameters[i], 4) && is_aligned(buffer, 4) &&
                          is_aligned(gradients[i], 4) && is_aligned(narrow, 4);
     return SgdFields{p.parameters[i].raw(),
@@ -75,7 +80,7 @@ void run(const SgdProblem& p) {
   };
   const runtime::StreamHandle stream = current_stream_handle(p.device());
   for_each_list<SgdFields>(p.parameters, fields, [&](const auto& list, uint32_t) {
-    WEFT_LAUNCH(sgd_kernel<Acc>, list.chunks, kListThreads, 0, stream, list, constants,
+    WEFT_LAUNCH(sgd_kernel<T>, list.chunks, kListThreads, 0, stream, list, constants,
                 OpenedGate(p.gate));
   });
 }
@@ -83,7 +88,7 @@ void run(const SgdProblem& p) {
 }  // namespace
 
 void sgd_cuda_list(const SgdProblem& p) {
-  p.dtype() == DType::f64 ? run<double>(p) : run<float>(p);
+  with_stored_zero(p.dtype(), [&](auto zero) { run<decltype(zero)>(p); });
 }
 
 }  // namespace weft::kernels
