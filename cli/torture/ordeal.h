@@ -60,6 +60,7 @@ void truncate(Rack& rack, Tally& tally);
 void read_hostile_files(Rack& rack, Tally& tally);
 // ranks.cc
 void hurt_ranks(Rack& rack, Tally& tally);
+void lose_parts(Rack& rack, Tally& tally);
 // long_runs.cc
 void soak(Rack& rack, Tally& tally);
 void repeat(Rack& rack, Tally& tally);

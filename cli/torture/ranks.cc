@@ -1,5 +1,6 @@
 // Trainings on several ranks, one of which is killed, stopped, slow or mistaken, whose connections
-// break, or whose port a stranger finds.
+// break, whose port a stranger finds, or one of which does not bring its part of a checkpoint to
+// the disk.
 #include <fmt/core.h>
 #include <signal.h>
 
@@ -23,6 +24,8 @@ constexpr int kTimeout = 5;
 constexpr double kDeadline = 60;
 /// Up to which of its collectives a rank errs; a run has about so many, or more.
 constexpr int kCollectives = 40;
+/// Up to which of its operations on files a rank gets; a run has about so many, rank 0's more.
+constexpr int kFileOperations = 24;
 
 /// What happens to a run: from outside, or by the rank's own fault (dist/comm/fault.h).
 enum class Harm { kKill, kStop, kSlow, kStranger, kShape, kOrder, kLost, kGarbled };
@@ -51,26 +54,25 @@ constexpr Trial kTrials[] = {
     {Harm::kSlow, false},
 };
 
+using Environment = std::map<std::string, std::string>;
+
 /// A run on all ranks: mpirun's, or processes started one by one that meet at a port of this host.
 class World {
  public:
   World(const SmallRun& small, const io::Path& output, const io::Path& scratch, bool over_tcp,
-        std::map<std::string, std::string> environment) {
+        Environment environment) {
     environment["WEFT_DIST_TIMEOUT"] = std::to_string(kTimeout);
-    if (!over_tcp) {
+    if (over_tcp) {
+      start_ranks(small, output, scratch, environment, -1, {});
+    } else {
       children_.emplace_back(scratch / "child", small.start(output), environment);
-      return;
     }
-    port_ = dist::Socket::listen(0).port();
-    environment.insert({{"WORLD_SIZE", std::to_string(kRanks)},
-                        {"MASTER_ADDR", "127.0.0.1"},
-                        {"MASTER_PORT", std::to_string(port_)},
-                        {"WEFT_SECRET", fmt::format("of {}", output.string())}});
-    for (int rank = 0; rank < kRanks; ++rank) {
-      environment["RANK"] = environment["LOCAL_RANK"] = std::to_string(rank);
-      children_.emplace_back(scratch / fmt::format("child-{}", rank), small.start(output),
-                             environment);
-    }
+  }
+  /// Over TCP, where one rank has something in its environment that the others lack.
+  World(const SmallRun& small, const io::Path& output, const io::Path& scratch, int rank,
+        const Environment& own) {
+    start_ranks(small, output, scratch, {{"WEFT_DIST_TIMEOUT", std::to_string(kTimeout)}}, rank,
+                own);
   }
 
   /// Whether there was a rank to hurt.
@@ -116,6 +118,23 @@ class World {
   }
 
  private:
+  void start_ranks(const SmallRun& small, const io::Path& output, const io::Path& scratch,
+                   const Environment& common, int marked, const Environment& own) {
+    port_ = dist::Socket::listen(0).port();
+    for (int rank = 0; rank < kRanks; ++rank) {
+      Environment environment = common;
+      environment.insert({{"WORLD_SIZE", std::to_string(kRanks)},
+                          {"MASTER_ADDR", "127.0.0.1"},
+                          {"MASTER_PORT", std::to_string(port_)},
+                          {"WEFT_SECRET", fmt::format("of {}", output.string())},
+                          {"RANK", std::to_string(rank)},
+                          {"LOCAL_RANK", std::to_string(rank)}});
+      if (rank == marked) environment.insert(own.begin(), own.end());
+      children_.emplace_back(scratch / fmt::format("child-{}", rank), small.start(output),
+                             environment);
+    }
+  }
+
   pid_t process_of(int rank) const {
     if (port_ > 0) return children_[rank].pid();
     for (const char* name : {"OMPI_COMM_WORLD_RANK", "PMI_RANK"}) {  // of Open MPI, of MPICH
@@ -145,7 +164,7 @@ std::string hurt(SmallRun& small, Rack& rack, Trial trial, int rank, double mome
   const io::Path output = small.fresh_output();
   {
     const char* const own_fault = words(trial.harm).own_fault;
-    std::map<std::string, std::string> environment;
+    Environment environment;
     if (own_fault) {
       environment["WEFT_DIST_FAULT"] =
           fmt::format("{}:{}:{}", own_fault, rank, rack.random.below(kCollectives));
@@ -172,30 +191,74 @@ std::string hurt(SmallRun& small, Rack& rack, Trial trial, int rank, double mome
   return small.finish(output);
 }
 
+/// A rank gets no further than some operation on a file of its own.
+std::string lose_part(SmallRun& small, Rack& rack, int rank, const std::string& fault) {
+  const io::Path output = small.fresh_output();
+  {
+    World world(small, output, rack.scratch, rank, {{"WEFT_FILE_FAULT", fault}});
+    if (!world.have_ended(kDeadline)) return "hung: it did not end in time";
+    const ChildEnd end = world.end();
+    const bool is_done = end.code == 0;  // the rank has fewer operations
+    if (!is_done && end.err.find(fmt::format("rank {}", rank)) == end.err.npos) {
+      return fmt::format("nothing names rank {}: {}", rank, describe(end));
+    }
+  }
+  return small.finish(output);
+}
+
+/// Runs under each strategy that was asked for, made at the first time.
+class Runs {
+ public:
+  explicit Runs(Rack& rack) : rack_(rack) {}
+
+  SmallRun& under(const std::string& strategy, const std::string& checkpoints) {
+    auto& small = runs_[strategy];
+    if (!small) {
+      small = std::make_unique<SmallRun>(
+          rack_, std::vector<std::string>{"--devices", std::to_string(kRanks), "--strategy",
+                                          strategy, "--state-dict-type", checkpoints});
+    }
+    return *small;
+  }
+
+ private:
+  Rack& rack_;
+  std::map<std::string, std::unique_ptr<SmallRun>> runs_;
+};
+
 }  // namespace
 
 void hurt_ranks(Rack& rack, Tally& tally) {
   struct Kind {
     const char *strategy, *checkpoints;
   };
-  const std::vector<Kind> kinds = {
+  constexpr Kind kKinds[] = {
       {"ddp", "full"}, {"fsdp", "sharded"}, {"tp", "sharded"}, {"pipeline", "full"}};
-  std::map<std::string, std::unique_ptr<SmallRun>> runs;
+  Runs runs(rack);
   for (int64_t i = 0; rack.goes_on(i, 6); ++i) {
-    const auto& [strategy, checkpoints] = kinds[rack.random.below(kinds.size())];
-    auto& small = runs[strategy];
-    if (!small) {
-      small = std::make_unique<SmallRun>(
-          rack, std::vector<std::string>{"--devices", std::to_string(kRanks), "--strategy",
-                                         strategy, "--state-dict-type", checkpoints});
-    }
+    const auto& [strategy, checkpoints] = kKinds[rack.random.below(std::size(kKinds))];
+    SmallRun& small = runs.under(strategy, checkpoints);
     const Trial trial = kTrials[i % std::size(kTrials)];
     const int rank = static_cast<int>(rack.random.below(kRanks));
-    const double moment = rack.random.uniform() * small->seconds();
-    const std::string loss = hurt(*small, rack, trial, rank, moment);
+    const double moment = rack.random.uniform() * small.seconds();
+    const std::string loss = hurt(small, rack, trial, rank, moment);
     tally.count(loss.empty(), fmt::format("{} over {}: rank {} {} after {:.3f} s: {}", strategy,
                                           trial.over_tcp ? "TCP" : "MPI", rank,
                                           words(trial.harm).says, moment, loss));
+  }
+}
+
+void lose_parts(Rack& rack, Tally& tally) {
+  constexpr const char* kStrategies[] = {"fsdp", "tp", "pipeline", "ddp"};
+  constexpr const char* kFaults[] = {"kill", "EIO", "ENOSPC"};
+  Runs runs(rack);
+  for (int64_t i = 0; rack.goes_on(i, 4); ++i) {
+    const char* const strategy = kStrategies[i % std::size(kStrategies)];
+    const int rank = static_cast<int>(rack.random.below(kRanks));
+    const std::string fault = fmt::format("{}:{}", kFaults[i % std::size(kFaults)],
+                                          1 + rack.random.below(kFileOperations));
+    const std::string loss = lose_part(runs.under(strategy, "sharded"), rack, rank, fault);
+    tally.count(loss.empty(), fmt::format("{}: rank {} met {}: {}", strategy, rank, fault, loss));
   }
 }
 

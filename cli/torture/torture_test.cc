@@ -8,7 +8,7 @@ TEST_CASE("each ordeal is tried, and nothing is lost") {
   INFO(outcome.out << outcome.err);
   CHECK(outcome.code == 0);
   for (const char* ordeal : {"kill", "kill-io", "fail-io", "signal", "two-runs", "places", "flip",
-                             "truncate", "files", "ranks", "soak", "repeat"}) {
+                             "truncate", "files", "ranks", "parts", "soak", "repeat"}) {
     CHECK_THAT(outcome.out, Contains(ordeal));
   }
   CHECK_THAT(outcome.out, Contains("nothing lost"));

@@ -22,10 +22,13 @@ bool is_point_to_point(const Operation& operation) {
 
 class HostCommunicator : public Communicator {
  public:
+  /// world_ranks: of a group, its ranks as the world counts them.
   HostCommunicator(std::string name, std::unique_ptr<Transport> transport,
-                   const HostOptions& options, std::shared_ptr<FlightRecorder> recorder)
+                   const HostOptions& options, std::shared_ptr<FlightRecorder> recorder,
+                   std::vector<int> world_ranks = {})
       : Communicator(std::move(name), transport->rank(), transport->size(), std::move(recorder)),
         options_(options),
+        world_ranks_(std::move(world_ranks)),
         transport_(std::move(transport)) {
     if (options_.world_rank < 0) options_.world_rank = rank();
     thread_ = std::thread([this] { serve(); });
@@ -51,7 +54,10 @@ class HostCommunicator : public Communicator {
     WEFT_CHECK(std::ranges::count(ranks, rank()) == 1,
                "group {}: rank {} asks for a group of ranks {} without itself", name, rank(),
                fmt::join(ranks, ", "));
-    return make_host_communicator(name, transport_->group(ranks), options_, shared_recorder());
+    std::vector<int> world_ranks;
+    for (int r : ranks) world_ranks.push_back(world_ranks_.empty() ? r : world_ranks_[r]);
+    return std::make_shared<HostCommunicator>(name, transport_->group(ranks), options_,
+                                              shared_recorder(), std::move(world_ranks));
   }
 
   void leave(const std::string& reason) override { transport_->leave(reason); }
@@ -155,6 +161,7 @@ class HostCommunicator : public Communicator {
     std::vector<std::string> states;
     for (int r : peers) {
       std::string& text = states.emplace_back(fmt::format("rank {}", r));
+      if (!world_ranks_.empty()) text += fmt::format(" (rank {} of the world)", world_ranks_[r]);
       const RankStatus* status = transport_->status(r);
       if (!status) continue;
       const uint64_t started = status->started, finished = status->finished;
@@ -332,6 +339,7 @@ class HostCommunicator : public Communicator {
   }
 
   HostOptions options_;
+  const std::vector<int> world_ranks_;  // empty: the world's own
   const std::unique_ptr<Transport> transport_;
   Transport::Clock::time_point deadline_;
   uint16_t label_ = 0;  // of the operation at hand

@@ -1,10 +1,21 @@
 #include "kernels/pool2d/pool2d.h"
 
+#include <cstdint>
+
 namespace weft::kernels {
 
 #define WEFT_OP pool2d
 #define WEFT_PROBLEM Pool2dProblem
+#define WEFT_LIST "kernels/pool2d/pool2d.inc"
 #include "kernels/op_list_inl.h"
+
+void pool2d(const Pool2dProblem& p) {
+  const int64_t pixels = p.image().shape()[2] * p.image().shape()[3];
+  WEFT_CHECK(!p.indices.defined() || pixels <= INT32_MAX,
+             "{}: places of maxima are i32: expected planes of fewer than 2^31 pixels",
+             p.describe());
+  dispatch(pool2d_op(), p);
+}
 
 std::string Pool2dProblem::describe() const {
   return fmt::format(
