@@ -1,8 +1,12 @@
 #include "io/checked_json.h"
 
 #include <algorithm>
+#include <set>
+#include <string>
+#include <vector>
 
 #include "core/error.h"
+#include "io/quote.h"
 
 namespace weft::io {
 namespace {
@@ -34,21 +38,32 @@ std::string reason_of(const json::exception& error) {
   return reason.substr(0, 300);
 }
 
-/// Parsing takes no stack, but all that reads the result does.
-template <class Json>
-Json parse_bounded(std::string_view text, const Path& file) {
+/// Parsing takes no stack, but all that reads the result does. `look` sees each event and value.
+template <class Json, class Look>
+Json parse_bounded(std::string_view text, const Path& file, const Look& look) {
   WEFT_CHECK(text.size() <= kLargestForeign, "{}: {} bytes of JSON, at most {} are read",
              file.string(), text.size(), kLargestForeign);
-  return Json::parse(text, [&](int depth, typename Json::parse_event_t, Json&) {
+  return Json::parse(text, [&](int depth, typename Json::parse_event_t event, const Json& value) {
     WEFT_CHECK(depth < kDeepest, "{}: JSON nested more than {} deep", file.string(), kDeepest);
+    look(event, value);
     return true;
   });
 }
 
 template <class Json>
 Json parse_by_hand(std::string_view text, const Path& file) {
+  using Event = typename Json::parse_event_t;
+  std::vector<std::set<std::string>> keys;  // of each object that is open
+  const auto refuse_twice = [&](Event event, const Json& value) {
+    if (event == Event::object_start) keys.emplace_back();
+    if (event == Event::object_end) keys.pop_back();
+    if (event != Event::key) return;
+    const auto& key = value.template get_ref<const std::string&>();
+    WEFT_CHECK(keys.back().insert(key).second, "{}: the key {} is there twice", file.string(),
+               quote(key));
+  };
   try {
-    return parse_bounded<Json>(text, file);
+    return parse_bounded<Json>(text, file, refuse_twice);
   } catch (const json::parse_error& error) {
     const std::string_view read = text.substr(0, std::min(error.byte, text.size()));
     WEFT_FAIL("{}: line {}: expected JSON", file.string(), std::ranges::count(read, '\n') + 1);
@@ -84,7 +99,7 @@ json parse_checked_json(std::string_view text, const Path& file) {
 
 json parse_foreign_json(std::string_view text, const Path& file) {
   try {
-    return parse_bounded<json>(text, file);
+    return parse_bounded<json>(text, file, [](auto, const json&) {});
   } catch (const json::exception& error) {
     WEFT_FAIL("{} is damaged: {}", file.string(), reason_of(error));
   }

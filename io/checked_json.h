@@ -24,7 +24,8 @@ nlohmann::json parse_checked_json(std::string_view text, const Path& file);
 /// times the text. Throws Error naming `file`.
 nlohmann::json parse_foreign_json(std::string_view text, const Path& file);
 
-/// The same of a text that somebody writes by hand: of what is no JSON the Error names the line.
+/// The same of a text that somebody writes by hand: of what is no JSON the Error names the line,
+/// and a key that an object has twice is an Error as well.
 nlohmann::json parse_json(std::string_view text, const Path& file);
 /// With the keys in the text's order.
 nlohmann::ordered_json parse_ordered_json(std::string_view text, const Path& file);

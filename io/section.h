@@ -28,8 +28,8 @@ class Section {
   std::optional<double> number(const std::string& key);
   std::optional<std::string> text(const std::string& key);  // a number's, too
   std::optional<std::vector<double>> numbers(const std::string& key);
-  /// One of `choices`, which may be true and false, without regard to case, as it stands there;
-  /// throws Error for others.
+  /// One of `choices`, which may be true and false; case does not count, and the choice's own is
+  /// returned. Throws Error for others.
   std::optional<std::string> choice(const std::string& key,
                                     const std::vector<std::string>& choices);
   /// Empty where there is none.

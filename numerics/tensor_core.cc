@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "core/error.h"
+#include "io/nearest.h"
 #include "numerics/tensor_core_terms.h"
 
 namespace weft::numerics {
@@ -76,8 +77,8 @@ constexpr std::array<std::string_view, 8> kGpus = {"v100", "a2",   "a100", "ada"
 
 std::string_view model_of(std::string_view gpu) {
   const auto known = std::ranges::find(kGpus, gpu);
-  WEFT_CHECK(known != kGpus.end(), "unknown GPU \"{}\": expected one of {}", gpu,
-             fmt::join(kGpus, " "));
+  WEFT_CHECK(known != kGpus.end(), "unknown GPU \"{}\": expected one of {}{}", gpu,
+             fmt::join(kGpus, " "), io::did_you_mean(gpu, {kGpus.begin(), kGpus.end()}));
   return gpu == "a2" ? "a100" : gpu == "l40s" ? "ada" : gpu == "h200" ? "h100" : *known;
 }
 

@@ -241,7 +241,8 @@ TEST_CASE("Aliases share a model; unknown GPUs and formats are refused") {
   CHECK(tensor_core_model("a2", DType::bf16).gpu == "a100");
   CHECK(tensor_core_model("l40s", DType::bf16).gpu == "ada");
   CHECK_THROWS_WITH(tensor_core_model("h1000", DType::f16),
-                    "unknown GPU \"h1000\": expected one of v100 a2 a100 ada l40s h100 h200 b200");
+                    "unknown GPU \"h1000\": expected one of v100 a2 a100 ada l40s h100 h200 b200; "
+                    "did you mean \"h100\"?");
   CHECK_THROWS_WITH(tensor_core_model("v100", DType::bf16),
                     Contains("v100 take no bf16 operands: expected f16"));
   CHECK_THROWS_WITH(tensor_core_model("a100", DType::f8e4m3), Contains("no f8e4m3 operands"));

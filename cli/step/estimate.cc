@@ -16,6 +16,7 @@
 #include "cli/devices_option.h"
 #include "cli/json_line.h"
 #include "cli/step/rehearsed_step.h"
+#include "io/nearest.h"
 #include "io/progress.h"
 #include "nn/meta.h"
 
@@ -72,7 +73,8 @@ const Format& find_format(const std::string& name) {
     if (format.name == name) return format;
     names.emplace_back(format.name);
   }
-  throw UsageError(fmt::format("--dtype: \"{}\" is not one of {}", name, fmt::join(names, ", ")));
+  throw UsageError(fmt::format("--dtype: \"{}\" is not one of {}{}", name, fmt::join(names, ", "),
+                               io::did_you_mean(name, names)));
 }
 
 int estimate_count(const Arguments& a) {
@@ -116,9 +118,9 @@ int estimate_count(const Arguments& a) {
   }
   if (!a.json) {
     fmt::print(
-        "\n{} parameters, as Accelerate's estimator counts: training with Adam, activations apart; "
-        "in 16 bits with weights in float32, too.\n",
-        a.parameters);
+        "\n{} parameters and {} bytes of buffers (--buffers), as Accelerate's estimator counts: "
+        "training with Adam, activations apart; in 16 bits with weights in float32, too.\n",
+        a.parameters, a.buffer_bytes);
   }
   return 0;
 }
@@ -275,8 +277,8 @@ int run(Arguments a) {
     }
     const auto known = step_model_names();
     for (const std::string& name : a.models) {
-      WEFT_CHECK(std::ranges::count(known, name) == 1, "unknown model \"{}\"; expected {}", name,
-                 fmt::join(known, ", "));
+      WEFT_CHECK(std::ranges::count(known, name) == 1, "unknown model \"{}\"; expected {}{}", name,
+                 fmt::join(known, ", "), io::did_you_mean(name, known));
       const nn::MetaScope meta;
       make_step_model(step_of(a, name));
     }
@@ -289,8 +291,8 @@ int run(Arguments a) {
   if (!a.json) {
     fmt::print(
         "\nEach kind of memory at its own peak; peak: all together. gathered: parameters of other "
-        "ranks; buckets: gradients on their way.\nWhat kernels take for themselves comes on "
-        "top.\n");
+        "ranks; buckets: gradients on their way.\nWhat kernels take for themselves is that of the "
+        "CPU, of one thread.\n");
   }
   WEFT_CHECK(holds, "estimate: a peak is more than {}% off what was measured", 100 * kTolerance);
   return 0;
@@ -339,7 +341,9 @@ void add_estimate(Command& app, Action& action) {
   command.option("--parameters", a.parameters,
                  "Count of parameters: says what `accelerate estimate-memory` says",
                  {.check = positive(), .usual = ""});
-  command.option("--buffers", a.buffer_bytes, "Bytes of buffers that are kept with them",
+  command.option("--buffers", a.buffer_bytes,
+                 "Bytes of buffers, which Accelerate counts as a part of the model: 8192 of "
+                 "bert-base-cased, whose 108310272 parameters it tells as 413.18 MiB with them",
                  {.check = non_negative()});
   command.option("--dtype", a.dtypes, "float32, float16, bfloat16, int8, int4", {.delimiter = ','});
 

@@ -22,8 +22,8 @@ struct RankCost {
 };
 
 /// Of rank 0, which stands for all; of a pipeline's stages one after another. The bytes are those
-/// that the allocator would count, without what kernels take for themselves. Throws Error where
-/// the model, the strategy and the devices do not go together.
+/// that the allocator would count on this CPU, with what kernels take for themselves in the calling
+/// thread. Throws Error where the model, the strategy and the devices do not go together.
 std::vector<RankCost> rehearse(const RankedStepOptions& options, int devices);
 
 /// Of each rank of a step that computes, here, with ranks as threads.

@@ -12,13 +12,9 @@ using namespace weft::cli;
 
 namespace {
 
-/// As many images that scratch memory of kernels, which does not grow with them, is little.
 RankedStepOptions small(const std::string& strategy, const std::string& precision,
                         const std::string& model = "vit_lite") {
-  return {.model = model,
-          .strategy = {.name = strategy},
-          .batch = model == "simple_cnn" ? 128 : 32,
-          .precision = precision};
+  return {.model = model, .strategy = {.name = strategy}, .batch = 32, .precision = precision};
 }
 
 void check(const RankedStepOptions& options, int devices) {
@@ -113,6 +109,21 @@ TEST_CASE("convolutions and other optimizers") {
   RankedStepOptions options = small("fsdp", "fp32");
   options.optimizer = "sgd";
   check(options, 2);
+}
+
+TEST_CASE("batches so small that what kernels take for themselves is a large part") {
+  for (const std::string model : {"simple_cnn", "resnet8", "cct", "gpt_mini"}) {
+    for (const std::string precision : {"fp32", "tf32", "bf16", "fp16", "bf16-true"}) {
+      for (const int64_t batch : {1, 4, 16}) {
+        RankedStepOptions options = small("single", precision, model);
+        options.batch = batch;
+        check(options, 1);
+        if (model != "cct") continue;
+        options.options.checkpoint_activations = true;
+        check(options, 1);
+      }
+    }
+  }
 }
 
 TEST_CASE("every model at its width, on small images, of two layers where it has layers") {

@@ -11,7 +11,8 @@
 #include "kernels/conv2d/conv2d_shared.h"
 #include "kernels/copy/copy.h"
 #include "kernels/elementwise/walk.h"
-#include "kernels/gemm/gemm.h"
+#include "kernels/gemm/gemm_batch.h"
+#include "kernels/gemm/onednn.h"
 
 namespace weft::kernels {
 namespace {
@@ -133,6 +134,39 @@ struct Im2col {
     });
   }
 
+  /// Bytes that a pass takes for itself.
+  int64_t scratch() const {
+    const Conv2dPass pass = p.pass();
+    const bool is_forward = pass == Conv2dPass::kForward;
+    const bool is_weight_gradient = pass == Conv2dPass::kWeightGradient;
+    const DType dtype = p.dtype(), sum = wide(dtype);
+    // The product of an image, of which the sizes count.
+    const Tensor columns = empty_columns(pass == Conv2dPass::kDataGradient ? sum : dtype);
+    const Tensor w =
+        weight_matrix(Tensor::empty({s.K, s.patch()}, is_weight_gradient ? sum : dtype));
+    const Tensor result = result_matrix(Tensor::empty({s.K, s.P * s.Q}, is_forward ? sum : dtype));
+    const Tensor matrix = column_matrix(columns);
+    GemmProblem product{.a = w, .b = matrix, .c = result, .numerics = p.numerics};
+    if (is_weight_gradient) product = {.a = result, .b = view::transpose(matrix, -2, -1), .c = w};
+    if (pass == Conv2dPass::kDataGradient) {
+      product = {.a = view::transpose(w, -2, -1), .b = result, .c = matrix};
+    }
+    product.numerics = p.numerics;
+    const auto size = static_cast<int64_t>(itemsize(sum));
+    const int64_t images = is_weight_gradient ? conv2d_images_per_part(s.N, p.dw.numel()) : 1;
+    const int64_t tasks = (s.N + images - 1) / images;
+    const OnednnThreads threads(tasks > 1 ? 1 : num_threads());  // of a product
+    const int64_t of_product = gemm_cpu_scratch(product);
+    // Narrow results of an image are written wide first.
+    const int64_t of_image = dtype == sum || is_weight_gradient ? 0
+                             : is_forward                       ? of_product + result.numel() * size
+                                                                : s.C * s.H * s.W * size;
+    int64_t all = static_cast<int64_t>(columns.nbytes()) + std::max(of_product, of_image);
+    if (is_weight_gradient) all += tasks * p.dw.numel() * size;
+    for (const Tensor& t : {p.image(), p.result()}) all += write_through_bytes(t, dtype);
+    return is_weight_gradient ? all : all + write_through_bytes(p.w, dtype);
+  }
+
   void data_gradient() const {
     const Tensor dy = contiguous(p.dy), w = weight_matrix(contiguous(p.w));
     write_through(p.dx, p.dtype(), [&](const Tensor& dx) {
@@ -173,6 +207,10 @@ struct Im2col {
 };
 
 }  // namespace
+
+int64_t conv2d_im2col_scratch(const Conv2dProblem& p) {
+  return Im2col{p, Conv2dSizes(p)}.scratch();
+}
 
 void conv2d_cpu_im2col(const Conv2dProblem& p) {
   const Im2col conv{p, Conv2dSizes(p)};

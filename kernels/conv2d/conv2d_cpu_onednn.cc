@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <array>
 #include <compare>
+#include <cstdint>
 #include <cstring>
 #include <memory>
 #include <unordered_map>
@@ -270,6 +271,14 @@ bool conv2d_fits_onednn(const Conv2dProblem& p) {
   if (p.pass() == Conv2dPass::kDataGradient && p.groups == 1 && p.image().shape()[1] < 8) {
     return false;
   }
+  // oneDNN 2.6 counts what lies within an image in int.
+  const auto is_counted = [](const Tensor& t, int64_t parts) {
+    return t.numel() / std::max<int64_t>(parts, 1) <= INT32_MAX;
+  };
+  if (!is_counted(p.image(), p.image().shape()[0]) ||
+      !is_counted(p.result(), p.result().shape()[0]) || !is_counted(p.filter(), 1)) {
+    return false;
+  }
   for (int d = 0; d < 2; ++d) {
     const int64_t size = p.image().shape()[2 + d], kernel = p.filter().shape()[2 + d];
     const int64_t outputs = p.result().shape()[2 + d];
@@ -279,6 +288,31 @@ bool conv2d_fits_onednn(const Conv2dProblem& p) {
     if (room < 0 || room / p.stride[d] + 1 != outputs) return false;
   }
   return p.image().numel() > 0 && p.filter().numel() > 0 && p.result().numel() > 0;
+}
+
+int64_t conv2d_onednn_scratch(const Conv2dProblem& p) {
+  const Conv2dSizes s(p);
+  const bool is_weight_gradient = p.pass() == Conv2dPass::kWeightGradient;
+  const DType input = onednn_input(p.dtype());
+  const int64_t images =
+      is_weight_gradient ? conv2d_images_per_part(s.N, p.dw.numel()) : images_per_block(s);
+  const int64_t blocks = (s.N + images - 1) / images;
+  const Primitives made(p, s, images);
+  const Primitive& whole = *made.whole;
+  const auto bytes = [](const memory::desc& desc) { return static_cast<int64_t>(desc.get_size()); };
+  const auto blocked = [&](const Operand& operand) {
+    return operand.reorder ? bytes(operand.blocked) : 0;
+  };
+  int64_t all = bytes(whole.scratchpad);
+  for (const Operand* operand : {&whole.image, &whole.result}) {
+    all += blocked(*operand) + (input == p.dtype() ? 0 : bytes(operand->plain));
+  }
+  for (const Tensor& t : {p.image(), p.result()}) all += write_through_bytes(t, t.dtype());
+  if (is_weight_gradient) {
+    return all + blocks * bytes(whole.filter.blocked) + write_through_bytes(p.dw, DType::f32);
+  }
+  // The filter of whole blocks, and that of the last one.
+  return all + 2 * blocked(whole.filter) + write_through_bytes(p.w, input);
 }
 
 void conv2d_cpu_onednn(const Conv2dProblem& p) {

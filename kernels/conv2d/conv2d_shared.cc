@@ -32,6 +32,17 @@ void write_through(const Tensor& out, DType dtype,
   copy({.x = scratch, .y = out});
 }
 
+int64_t write_through_bytes(const Tensor& t, DType dtype) {
+  const bool is_in_place = t.is_contiguous() && t.dtype() == dtype;
+  return is_in_place ? 0 : t.numel() * static_cast<int64_t>(itemsize(dtype));
+}
+
+int64_t conv2d_cpu_scratch(const Conv2dProblem& p) {
+  if (conv2d_is_patch_embedding(p)) return 0;
+  const bool is_onednn = p.dtype() != DType::f64 && conv2d_fits_onednn(p);
+  return is_onednn ? conv2d_onednn_scratch(p) : conv2d_im2col_scratch(p);
+}
+
 void conv2d_bias_gradient(const Conv2dProblem& p) {
   if (!p.dbias.defined()) return;
   const Tensor sums = view::reshape(p.dbias, {1, p.dbias.size(0), 1, 1});

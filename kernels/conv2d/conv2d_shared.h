@@ -30,6 +30,16 @@ void conv2d_bias_gradient(const Conv2dProblem& p);
 /// bits depend on the shape only. At most 16 parts, and about 16 MiB of partial gradients.
 int64_t conv2d_images_per_part(int64_t images, int64_t weight_elements);
 
+/// Bytes that the CPU's variant of a problem takes for itself in the calling thread: other layouts
+/// and formats of operands and results, columns, scratchpads, and partial sums of weight gradients.
+/// 0 for a patch embedding, of whose operands they are a small part.
+int64_t conv2d_cpu_scratch(const Conv2dProblem& p);
+/// Of the variants that these are of.
+int64_t conv2d_onednn_scratch(const Conv2dProblem& p);
+int64_t conv2d_im2col_scratch(const Conv2dProblem& p);
+/// Bytes of what write_through() writes to in t's place.
+int64_t write_through_bytes(const Tensor& t, DType dtype);
+
 /// parts[0] += parts[1] + parts[2] + ..., in that order: the rows of [parts, elements] in f32 or
 /// f64.
 void add_parts(const Tensor& parts);

@@ -4,6 +4,7 @@
 
 #include "core/parallel.h"
 #include "core/view.h"
+#include "kernels/gemm/gemm_small.h"
 
 namespace weft::kernels {
 namespace {
@@ -66,32 +67,6 @@ GemmProblem with_residual_in_c(const GemmProblem& p) {
   return result;
 }
 
-GemmBatch batch_of(const GemmProblem& p) {
-  WEFT_ASSERT(
-      p.a.dim() == p.c.dim() && p.b.dim() == p.c.dim() &&
-      (p.a.dtype() == p.b.dtype() || (itemsize(p.a.dtype()) == 1 && itemsize(p.b.dtype()) == 1)));
-  WEFT_ASSERT(p.a.size(-2) == p.m() && p.b.size(-1) == p.n() && p.b.size(-2) == p.k());
-  WEFT_ASSERT((p.epilogue != Epilogue::kNone) == p.aux.defined());
-  WEFT_ASSERT(!p.accumulate || p.epilogue == Epilogue::kNone);
-  WEFT_ASSERT(!p.bias_gradient.defined() || p.epilogue == Epilogue::kDgelu);
-  WEFT_ASSERT(!p.aux.defined() || (p.aux.shape() == p.c.shape() && p.aux.dtype() == p.c.dtype()));
-  Tensor a = p.a, b = p.b, c = p.c, aux = p.aux;
-  if (p.c.dim() > 2 && p.k() > 0 && batch_stride(p.b) == 0) {
-    const auto fold_rows = [](const Tensor& t) {
-      return view::try_reshape(t, {t.numel() / t.size(-1), t.size(-1)});
-    };
-    const auto rows_a = fold_rows(a), rows_c = fold_rows(c);
-    const auto rows_aux = aux.defined() ? fold_rows(aux) : std::optional(aux);
-    if (rows_a && rows_c && rows_aux) {
-      a = *rows_a;
-      c = *rows_c;
-      aux = *rows_aux;
-      while (b.dim() > 2) b = view::select(b, 0, 0);
-    }
-  }
-  return {a, b, c, aux, p.epilogue == Epilogue::kGelu};
-}
-
 /// The bias as contiguous f32 (f64 for f64); undefined without one.
 Tensor bias_of(const GemmProblem& p) {
   if (!p.bias.defined()) return {};
@@ -126,6 +101,48 @@ bool are_adjacent(const MatrixBatch& m, int64_t i, int64_t n) {
 
 }  // namespace
 
+GemmBatch gemm_batch_of(const GemmProblem& p) {
+  WEFT_ASSERT(
+      p.a.dim() == p.c.dim() && p.b.dim() == p.c.dim() &&
+      (p.a.dtype() == p.b.dtype() || (itemsize(p.a.dtype()) == 1 && itemsize(p.b.dtype()) == 1)));
+  WEFT_ASSERT(p.a.size(-2) == p.m() && p.b.size(-1) == p.n() && p.b.size(-2) == p.k());
+  WEFT_ASSERT((p.epilogue != Epilogue::kNone) == p.aux.defined());
+  WEFT_ASSERT(!p.accumulate || p.epilogue == Epilogue::kNone);
+  WEFT_ASSERT(!p.bias_gradient.defined() || p.epilogue == Epilogue::kDgelu);
+  WEFT_ASSERT(!p.aux.defined() || (p.aux.shape() == p.c.shape() && p.aux.dtype() == p.c.dtype()));
+  Tensor a = p.a, b = p.b, c = p.c, aux = p.aux;
+  if (p.c.dim() > 2 && p.k() > 0 && batch_stride(p.b) == 0) {
+    const auto fold_rows = [](const Tensor& t) {
+      return view::try_reshape(t, {t.numel() / t.size(-1), t.size(-1)});
+    };
+    const auto rows_a = fold_rows(a), rows_c = fold_rows(c);
+    const auto rows_aux = aux.defined() ? fold_rows(aux) : std::optional(aux);
+    if (rows_a && rows_c && rows_aux) {
+      a = *rows_a;
+      c = *rows_c;
+      aux = *rows_aux;
+      while (b.dim() > 2) b = view::select(b, 0, 0);
+    }
+  }
+  return {a, b, c, aux, p.epilogue == Epilogue::kGelu};
+}
+
+int64_t gemm_cpu_scratch(const GemmProblem& p) {
+  if (p.c.numel() == 0 || p.k() == 0 || gemm_fits_small(p)) return 0;
+  switch (gemm_arithmetic(p.dtype(), p.numerics)) {
+    case GemmArithmetic::kIeee:
+      return p.dtype() == DType::f64 ? 0 : gemm_onednn_scratch(p);
+    case GemmArithmetic::kTf32:
+      return gemm_tf32_scratch(p);
+    case GemmArithmetic::kFp8: {
+      const int64_t wide = (p.c.numel() / p.n() + p.n()) * p.k();
+      return p.b.dim() > 2 ? 0 : wide * static_cast<int64_t>(sizeof(double));
+    }
+    default:
+      return 0;
+  }
+}
+
 MatrixBatch::MatrixBatch(const Tensor& t) {
   if (!t.defined()) return;
   first = {t.dtype(), t.raw(), t.size(-2), t.size(-1), t.stride(-2), t.stride(-1)};
@@ -141,7 +158,7 @@ void gemm_by_batch(
     const std::function<void(const GemmProblem&, const GemmBatch&, const Tensor& bias)>& multiply) {
   if (finish_if_empty(problem)) return;
   const GemmProblem p = with_residual_in_c(problem);
-  const GemmBatch batch = batch_of(p);
+  const GemmBatch batch = gemm_batch_of(p);
   const Tensor bias = bias_of(p);
   p.k() == 0 ? store_bias(p, batch, bias) : multiply(p, batch, bias);
   finish(p, batch);
@@ -181,12 +198,16 @@ bool is_read_transposed(const Matrix& m) {
   return m.transposed().is_dense() || (m.row_stride == 1 && m.col_stride != 1);
 }
 
+bool is_dense_in(const Matrix& m, DType dtype) {
+  return m.dtype == dtype && (is_read_transposed(m) ? m.transposed() : m).is_dense();
+}
+
 DenseMatrices dense_matrices(const MatrixBatch& from, int64_t i, int64_t n, DType dtype) {
   const bool transposed = is_read_transposed(from.first);
   const auto at = [&](int64_t j) {
     return transposed ? from.at(i + j).transposed() : from.at(i + j);
   };
-  if (from.first.dtype == dtype && at(0).is_dense() && are_adjacent(from, i, n)) {
+  if (is_dense_in(from.first, dtype) && are_adjacent(from, i, n)) {
     return {at(0), transposed};
   }
   const int64_t elements = from.first.rows * from.first.cols;

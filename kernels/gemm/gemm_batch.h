@@ -31,10 +31,21 @@ struct GemmBatch {
   const MatrixBatch& sums() const { return has_gelu ? aux : c; }
 };
 
+/// The problem as a batch; when every batch multiplies the same b, the batch dimensions become rows
+/// of one product, if the strides allow.
+GemmBatch gemm_batch_of(const GemmProblem& problem);
+
+/// Bytes that the CPU's variant of a problem takes for itself in the calling thread: operands and
+/// results that pass through a copy, and oneDNN's. Not those of a batch of products with different
+/// B, of which a few are done at a time, nor of f64.
+int64_t gemm_cpu_scratch(const GemmProblem& problem);
+/// Of the variants that these are of.
+int64_t gemm_onednn_scratch(const GemmProblem& problem);
+int64_t gemm_tf32_scratch(const GemmProblem& problem);
+
 /// A whole problem by a function for its products, sums = A B + bias (or sums += that), of which
 /// there is at least one, of K > 0. bias: contiguous, f32 (f64 for f64), or undefined. A residual
-/// is copied into c to be accumulated onto: it is rounded once all the same. When every batch
-/// multiplies the same b, the batch dimensions become rows of one product, if the strides allow.
+/// is copied into c to be accumulated onto: it is rounded once all the same.
 void gemm_by_batch(
     const GemmProblem& problem,
     const std::function<void(const GemmProblem&, const GemmBatch&, const Tensor& bias)>& multiply);
@@ -62,6 +73,8 @@ struct DenseMatrices {
 };
 /// Whether the matrix, or its copy, is read as a transposed one.
 bool is_read_transposed(const Matrix& m);
+/// Whether a library takes the matrix where it lies.
+bool is_dense_in(const Matrix& m, DType dtype);
 /// n of them from i on: those in memory where they lie so, else copies.
 DenseMatrices dense_matrices(const MatrixBatch& from, int64_t i, int64_t n, DType dtype);
 

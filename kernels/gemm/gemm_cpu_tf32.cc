@@ -39,20 +39,36 @@ void round_rows(const Tensor& x, const Tensor& y, Tf32 rounding) {
   });
 }
 
+/// An operand's copy.
+struct Copy {
+  Tensor from, to;  // a repeated dimension counted once, columns that lie side by side as rows
+  Tensor operand;   // `to` in the operand's shape
+
+  explicit Copy(const Tensor& x) : from(x) {
+    for (int d = 0; d < x.dim(); ++d) {
+      if (x.stride(d) == 0 && x.size(d) > 1) from = view::narrow(from, d, 0, 1);
+    }
+    const bool transposed = x.dim() >= 2 && x.stride(-2) == 1 && x.stride(-1) != 1;
+    if (transposed) from = view::transpose(from, -1, -2);
+    to = Tensor::empty(from.shape(), DType::f32);
+    operand = view::expand(transposed ? view::transpose(to, -1, -2) : to, x.shape());
+  }
+};
+
 }  // namespace
 
 Tensor tf32_operand(const Tensor& x, Tf32 rounding) {
   if (rounding == Tf32::kOff || x.dtype() != DType::f32 || x.numel() == 0) return x;
-  Tensor once = x;  // a repeated dimension counted once
-  for (int d = 0; d < x.dim(); ++d) {
-    if (x.stride(d) == 0 && x.size(d) > 1) once = view::narrow(once, d, 0, 1);
-  }
-  const bool transposed = x.dim() >= 2 && x.stride(-2) == 1 && x.stride(-1) != 1;
-  if (transposed) once = view::transpose(once, -1, -2);
-  Tensor y = Tensor::empty(once.shape(), DType::f32);
-  round_rows(once, y, rounding);
-  if (transposed) y = view::transpose(y, -1, -2);
-  return view::expand(y, x.shape());
+  const Copy copy(x);
+  round_rows(copy.from, copy.to, rounding);
+  return copy.operand;
+}
+
+int64_t gemm_tf32_scratch(const GemmProblem& problem) {
+  const Copy a(problem.a), b(problem.b);
+  GemmProblem p = problem;
+  p.a = a.operand, p.b = b.operand, p.numerics = {};
+  return static_cast<int64_t>(a.to.nbytes() + b.to.nbytes()) + gemm_onednn_scratch(p);
 }
 
 GemmProblem with_tf32_operands(GemmProblem p, Tf32 rounding) {

@@ -3,6 +3,7 @@
 #include <fmt/ranges.h>
 
 #include "core/error.h"
+#include "io/nearest.h"
 
 namespace weft::kernels {
 namespace {
@@ -52,8 +53,8 @@ Accumulation parse_accumulation(std::string_view text) {
   for (const auto& [name, accumulation] : kNames) {
     if (name == text) return accumulation;
   }
-  WEFT_FAIL("matmul-numerics: \"{}\" is not one of {}", text,
-            fmt::join(accumulation_names(), ", "));
+  WEFT_FAIL("matmul-numerics: \"{}\" is not one of {}{}", text,
+            fmt::join(accumulation_names(), ", "), io::did_you_mean(text, accumulation_names()));
 }
 
 const std::vector<std::string>& accumulation_names() {

@@ -55,7 +55,7 @@ TEST_CASE("names and aliases") {
   CHECK(accumulation_names().size() == 10);
   CHECK_THROWS_WITH(parse_accumulation("h300"),
                     "matmul-numerics: \"h300\" is not one of ieee, exact, v100, a2, a100, ada, "
-                    "l40s, h100, h200, b200");
+                    "l40s, h100, h200, b200; did you mean \"h100\"?");
 }
 
 TEST_CASE("a GPU without units for a format says so") {

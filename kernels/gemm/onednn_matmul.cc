@@ -92,29 +92,39 @@ struct Primitive {
   }
 };
 
-/// C = A B in blocks of rows whose size the shape decides, one thread each; B is brought into the
-/// blocked layout once for all of them.
-void multiply_row_blocks(const MatmulKey& key, const void* a, const void* b, void* c,
-                         const float* bias) {
-  MatmulKey whole = key;
-  whole.is_shared = false;
-  whole.threads = 1;
-  const int64_t block = std::clamp<int64_t>((key.m + 511) / 512 * 32, 32, 256);
-  whole.reorders_b = key.m > block;
-  const auto primitive_of = [&](int64_t rows) {
+/// A product in blocks of rows whose size the shape decides, one thread each.
+struct RowBlocks {
+  MatmulKey whole;
+  int64_t block;  // rows
+
+  explicit RowBlocks(const MatmulKey& key)
+      : whole(key), block(std::clamp<int64_t>((key.m + 511) / 512 * 32, 32, 256)) {
+    whole.is_shared = false;
+    whole.threads = 1;
+    whole.reorders_b = key.m > block;
+  }
+  std::shared_ptr<const Primitive> primitive_of(int64_t rows) const {
     MatmulKey part = whole;
     part.m = rows;
     const OnednnThreads one(1);
     return cached_primitive<Primitive>(part);
-  };
-  const auto first = primitive_of(std::min(block, key.m));
+  }
+  std::shared_ptr<const Primitive> first() const { return primitive_of(std::min(block, whole.m)); }
+};
+
+/// C = A B in such blocks; B is brought into the blocked layout once for all of them.
+void multiply_row_blocks(const MatmulKey& key, const void* a, const void* b, void* c,
+                         const float* bias) {
+  const RowBlocks blocks(key);
+  const int64_t block = blocks.block;
+  const auto first = blocks.first();
   dnnl::stream stream(onednn_engine());
   const Tensor blocked = first->reordered(stream, b);
   const auto size_in = static_cast<int64_t>(itemsize(key.input));
   const auto size_out = static_cast<int64_t>(itemsize(key.output));
   parallel_for(key.m, block, [&](int64_t begin, int64_t end) {
     const int64_t rows = end - begin;
-    const auto primitive = primitive_of(rows);
+    const auto primitive = blocks.primitive_of(rows);
     const OnednnThreads one(1);
     dnnl::stream own_stream(onednn_engine());
     const auto* source =
@@ -199,6 +209,20 @@ DType onednn_input(DType dtype) {
 bool onednn_keeps_bits(const MatmulKey& key) {
   const OnednnThreads threads(key.threads);
   return cached_primitive<Primitive>(key)->is_brgemm;
+}
+
+int64_t onednn_matmul_scratch(const MatmulKey& key) {
+  const OnednnThreads threads(key.threads);
+  auto primitive = cached_primitive<Primitive>(key);
+  int64_t columns = 0;
+  if (primitive->has_tiles && key.is_shared) {
+    const RowBlocks blocks(key);
+    primitive = blocks.first();
+    const auto element = static_cast<int64_t>(itemsize(key.input));
+    columns = key.a_transposed ? key.k * std::min(blocks.block, key.m) * element : 0;
+  }
+  const auto blocked = static_cast<int64_t>(primitive->reorder ? primitive->b.get_size() : 0);
+  return blocked + columns + static_cast<int64_t>(primitive->scratchpad.get_size());
 }
 
 void onednn_packed_matmul(const MatmulKey& key, const void* a, const void* b, void* c,

@@ -46,6 +46,10 @@ DType onednn_input(DType dtype);
 /// yourself and use threads = 1 there.
 bool onednn_keeps_bits(const MatmulKey& key);
 
+/// Bytes that such a product takes besides its operands and its result, in the calling thread:
+/// oneDNN's scratchpad, and what is brought into another layout.
+int64_t onednn_matmul_scratch(const MatmulKey& key);
+
 /// Safe to call from several threads at once.
 void onednn_matmul(const MatmulKey& key, const void* a, const void* b, void* c,
                    const float* bias = nullptr);

@@ -5,9 +5,8 @@
 #include <cstring>
 #include <utility>
 
-#include "core/parallel.h"
 #include "kernels/conv2d/conv2d_shared.h"
-#include "kernels/gemm/onednn_matmul.h"
+#include "kernels/gemm/gemm_batch.h"
 #include "kernels/plugin.h"
 #include "kernels/plugins/own_row.h"
 #include "kernels/rehearsal/op_headers.inc"
@@ -20,7 +19,6 @@ std::atomic<bool> is_rehearsing = false;
 const Rehearsal::OnKernel* listener = nullptr;  // of the rehearsal, set before and after it alone
 
 constexpr std::string_view kName = "rehearsal";
-constexpr int64_t kPartOfSum = 1024;  // gemm_cpu_onednn.cc
 
 void clear(const Tensor& scalar) {
   if (scalar.defined() && scalar.numel() == 1) std::memset(scalar.raw(), 0, scalar.nbytes());
@@ -42,39 +40,12 @@ void clear_scalars(const MultiTensorScaleProblem& p) { clear(p.found_inf), clear
 void clear_scalars(const Fp8QuantizeProblem& p) { clear(p.amax); }
 void clear_scalars(const ReduceProblem& p) { clear(p.y); }
 
-/// The large things that the CPU's variants take for themselves: partial sums of weight gradients,
-/// and, in formats that it lacks, wide operands of products and the columns of convolutions.
+/// What the CPU's variants of products take for themselves.
 template <class Problem>
 void take_scratch(const Problem&) {}
-void take_scratch(const Conv2dProblem& p) {
-  if (conv2d_is_patch_embedding(p)) return;
-  const Conv2dSizes s(p);
-  const DType dtype = p.dtype(), wide = dtype == DType::f64 ? DType::f64 : DType::f32;
-  const bool has_columns = dtype == DType::f64;
-  const int64_t images = has_columns ? std::min<int64_t>(num_threads(), s.N) : 0;  // at a time
-  const bool is_wide = p.pass() == Conv2dPass::kDataGradient;
-  const Tensor columns =
-      Tensor::empty({images, s.C * s.R * s.S * s.P * s.Q}, is_wide ? wide : dtype);
-  if (p.pass() != Conv2dPass::kWeightGradient) return;
-  const int64_t elements = p.dw.numel(), part = conv2d_images_per_part(s.N, elements);
-  Tensor::empty({(s.N + part - 1) / part, elements}, wide);
-}
-void take_scratch(const GemmProblem& p) {
-  const GemmArithmetic arithmetic = gemm_arithmetic(p.dtype(), p.numerics);
-  const bool is_wide = arithmetic == GemmArithmetic::kFp8;
-  const bool lacks_16_bits =
-      p.dtype() == DType::f16 || (p.dtype() == DType::bf16 && !onednn_has_bf16());
-  const bool is_widened = arithmetic == GemmArithmetic::kIeee && lacks_16_bits;
-  if (!is_wide && !is_widened && arithmetic != GemmArithmetic::kTf32) return;
-  if (p.c.numel() == 0 || p.b.dim() > 2) return;  // of a batch a few products at a time
-  const int64_t n = p.n(), m = p.c.numel() / n;
-  // Long sums are taken in parts.
-  const bool has_parts = is_widened && p.a.stride(-1) != 1 && p.k() >= 2 * kPartOfSum;
-  const int64_t k = has_parts ? kPartOfSum : p.k();
-  const DType dtype = is_wide ? DType::f64 : DType::f32;
-  const Tensor a = Tensor::empty({m * k}, dtype), b = Tensor::empty({k * n}, dtype);
-  Tensor::empty({is_widened && (has_parts || p.c.dtype() != dtype) ? m * n : 0}, dtype);
-}
+void take_bytes(int64_t bytes) { Tensor::empty({bytes}, DType::u8); }
+void take_scratch(const Conv2dProblem& p) { take_bytes(conv2d_cpu_scratch(p)); }
+void take_scratch(const GemmProblem& p) { take_bytes(gemm_cpu_scratch(p)); }
 
 /// Those that are updated in place without standing in the problem twice.
 template <class Problem>

@@ -15,9 +15,9 @@
 //
 //   const kernels::Rehearsal rehearsal([&](std::string_view op, const auto& operands) { ... });
 //
-// Of what variants take for themselves what is large on the CPU is taken, too: partial sums of
-// convolutions' weight gradients, and the wide operands of products in formats that the CPU lacks
-// (f16, tf32, fp8), which no GPU has. Not seen are blocked copies and scratchpads.
+// What the CPU's variants of products and convolutions take for themselves is taken, too: partial
+// sums, oneDNN's layouts and scratchpads, and the wide operands of formats that the CPU lacks, none
+// of which a GPU has. Of the threads that share a loop it is the caller's part, as in an account.
 #pragma once
 
 #include <cstdint>
