@@ -293,6 +293,8 @@ void backward(const Tensor& root, const Tensor& gradient, const BackwardOptions&
   run_pass(pass);
 }
 
+bool in_backward() { return running.depth > 0; }
+
 void after_backward(std::function<void()> function) {
   WEFT_CHECK(running.depth > 0, "after_backward: no backward is running on this thread");
   running.afterwards.push_back(std::move(function));

@@ -32,6 +32,8 @@ void register_ready_hook(const Tensor& leaf, std::function<void()> hook);
 /// grad() that is running there is over. Not when that fails. Functions run in the order of the
 /// calls.
 void after_backward(std::function<void()> function);
+/// Whether this thread is inside of backward() or grad(), where functions may be run again.
+bool in_backward();
 /// Keeps the gradient of an intermediate result in its .grad().
 void retain_grad(const Tensor& tensor);
 

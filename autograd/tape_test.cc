@@ -270,10 +270,12 @@ TEST_CASE("after_backward runs once the outermost pass is over") {
     events.push_back("w");
     after_backward([&] { events.push_back("after"); });
   });
-  register_ready_hook(v, [&] { events.push_back("v"); });
+  register_ready_hook(v, [&] { events.push_back(in_backward() ? "v" : "v outside"); });
   // w's gradient is made in a pass inside the pass; v's comes later.
   const Tensor y = checkpoint([&](const Tensors& x) { return x[0] * w; }, {v * 5.0});
+  CHECK_FALSE(in_backward());
   backward(y);
+  CHECK_FALSE(in_backward());
   CHECK(events == std::vector<std::string>{"w", "v", "after"});
   CHECK_THROWS_WITH(after_backward([] {}), Catch::Matchers::Contains("no backward is running"));
 }

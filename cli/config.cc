@@ -3,6 +3,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <array>
 #include <filesystem>
 #include <iostream>
 #include <nlohmann/json.hpp>
@@ -10,6 +11,7 @@
 #include "cli/command.h"
 #include "cli/device_option.h"
 #include "cli/json_line.h"
+#include "cli/resolved_settings.h"
 #include "cli/run_settings.h"
 #include "dist/strategy/strategy_kind.h"
 #include "io/files.h"
@@ -31,35 +33,61 @@ struct Arguments {
   bool json = false;
 };
 
+/// As a table has it: a text without quotes, unless it is empty.
+std::string text_of(const nlohmann::json& value) {
+  return value.is_string() && !value.get_ref<const std::string&>().empty()
+             ? value.get<std::string>()
+             : value.dump();
+}
+
+void print_columns(const std::vector<std::array<std::string, 3>>& rows) {
+  std::array<size_t, 2> widths{};
+  for (const auto& row : rows) {
+    widths[0] = std::max(widths[0], row[0].size());
+    // The JSON of a schedule is longer than any line.
+    if (row[1].size() <= kWidestValue) widths[1] = std::max(widths[1], row[1].size());
+  }
+  for (const auto& [name, value, rest] : rows) {
+    const std::string line =
+        fmt::format("{:<{}}  {:<{}}  {}", name, widths[0], value, widths[1], rest);
+    fmt::print("{}\n", std::string_view(line).substr(0, line.find_last_not_of(' ') + 1));
+  }
+}
+
 int show(const Arguments& a) {
-  const EffectiveSettings all = effective(a.settings, chosen_device(""));
-  const nlohmann::json values = to_json(all.config);
+  const Device kind = chosen_device("");
+  const EffectiveSettings all = effective(a.settings, kind);
+  const ResolvedSettings resolved = resolve(all.config, kind);
   if (a.json) {
-    nlohmann::ordered_json settings, origins;
-    for (const auto& [key, value] : values.items()) {
+    nlohmann::ordered_json settings, origins, open = nlohmann::ordered_json::object(),
+                                              unused = nlohmann::ordered_json::object();
+    for (const auto& [key, value] : resolved.values.items()) {
       settings[train::option_name(key)] = value;
       origins[train::option_name(key)] = all.origins.at(key);
     }
-    print_json({{"settings", settings}, {"from", origins}, {"notes", all.notes}});
+    for (const auto& [key, what] : resolved.open) open[train::option_name(key)] = what;
+    for (const auto& [key, what] : resolved.unused) unused[train::option_name(key)] = what;
+    print_json({{"settings", settings},
+                {"from", origins},
+                {"open", open},
+                {"unused", unused},
+                {"notes", all.notes}});
     return 0;
   }
-  size_t name_width = 0, value_width = 0;
-  const auto text_of = [](const nlohmann::json& value) {
-    return value.is_string() && !value.get_ref<const std::string&>().empty()
-               ? value.get<std::string>()
-               : value.dump();
-  };
-  for (const auto& [key, value] : values.items()) {
-    name_width = std::max(name_width, key.size());
-    // The JSON of a schedule is longer than any line.
-    if (const size_t width = text_of(value).size(); width <= kWidestValue) {
-      value_width = std::max(value_width, width);
-    }
+  std::vector<std::array<std::string, 3>> rows;
+  for (const auto& [key, value] : resolved.values.items()) {
+    const auto open = resolved.open.find(key);
+    rows.push_back({train::option_name(key),
+                    open == resolved.open.end() ? text_of(value) : "(" + open->second + ")",
+                    all.origins.at(key)});
   }
-  for (const auto& [key, value] : values.items()) {
-    fmt::print("{:<{}}  {:<{}}  {}\n", train::option_name(key), name_width, text_of(value),
-               value_width, all.origins.at(key));
+  print_columns(rows);
+  fmt::print("\nWithout effect in this run:\n");
+  rows.clear();
+  for (const auto& [key, what] : resolved.unused) {
+    rows.push_back({train::option_name(key), what, ""});
   }
+  print_columns(rows);
   for (const std::string& note : all.notes) fmt::print("note: {}\n", note);
   return 0;
 }
@@ -158,8 +186,14 @@ void add_config(Command& app, Action& action) {
   command.option("--output", a.output, "File to write", {.takes = "FILE"});
   Command& show = command.subcommand(
       "show",
-      "Show every setting of a run and where it comes from: default, recipe, file or "
+      "Show the settings that a run would have and where each comes from: default, recipe, file or "
       "command line");
+  show.footer(
+      "Names are those of `weft train`'s options and of the files of --config. What another "
+      "setting\n"
+      "decides, such as the strategy of auto, has its value; what only the data, the weights or "
+      "the\n"
+      "model say stands in brackets. The \"settings\" of --json are a file for --config.");
   show.on_parsed([&a = a] { a.shows = true; });
   add_run_settings(show, a.settings);
   show.flag("--json", a.json, kJsonObject);

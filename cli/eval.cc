@@ -1,4 +1,4 @@
-// weft eval: the accuracy of a checkpoint on a data set.
+// weft eval: the accuracy of a checkpoint on a data set, or a language model's loss on text.
 #include <fmt/ranges.h>
 
 #include <algorithm>
@@ -13,12 +13,15 @@
 #include "cli/run_program.h"
 #include "core/parallel.h"
 #include "data/sets/open.h"
+#include "data/sets/open_text.h"
+#include "data/tensors/text_windows.h"
 #include "dist/comm/processes/join.h"
 #include "dist/comm/processes/launch.h"
 #include "io/progress.h"
 #include "kernels/gemm/packed_weights.h"
 #include "train/devices.h"
 #include "train/precision.h"
+#include "train/runs/text_model.h"
 #include "train/trained_model.h"
 
 namespace weft::cli {
@@ -33,6 +36,19 @@ struct Arguments {
   bool json = false;
 };
 
+/// This process among those that share the work.
+struct Ranks {
+  dist::CommunicatorPtr world = {};  // null: it is alone
+  int mine = 0, count = 1;
+};
+
+/// Several ranks take the devices of their numbers.
+std::string device_of(const Arguments& a, const Ranks& ranks) {
+  if (ranks.count == 1) return a.device;
+  return to_string(
+      train::Devices(ranks.count).of_rank(chosen_device(a.device), dist::local_rank()));
+}
+
 /// The model of a file that does not name its classes takes the data's, when they are as many.
 void name_classes(train::TrainedModel& trained, const data::Dataset& dataset,
                   const std::string& weights) {
@@ -43,57 +59,56 @@ void name_classes(train::TrainedModel& trained, const data::Dataset& dataset,
   trained.classes = dataset.class_names();
 }
 
-/// A rank's share of the images of so many batches: whole batches, side by side, so that what is
-/// computed is the same on any number of ranks.
-data::DatasetPtr share_of(const data::DatasetPtr& all, int64_t batches, int64_t batch_size,
-                          int rank, int ranks) {
+/// Which of so many samples a rank takes: whole batches, side by side, so that what is computed is
+/// the same on any number of ranks.
+struct Share {
+  int64_t begin = 0, end = 0;
+};
+Share share_of(int64_t samples, int64_t batch_size, int64_t limit, const Ranks& ranks) {
+  int64_t batches = (samples + batch_size - 1) / batch_size;
+  if (limit > 0) batches = std::min(batches, limit);
   const auto begin_of = [&](int64_t r) {
-    return std::min(all->size(), batches * r / ranks * batch_size);
+    return std::min(samples, batches * r / ranks.count * batch_size);
   };
-  return data::subset(all, begin_of(rank), begin_of(rank + 1));
+  return {begin_of(ranks.mine), begin_of(ranks.mine + 1)};
 }
 
-/// The score of all ranks together.
-train::Score sum_over(dist::Communicator& world, const train::Score& mine) {
-  const auto images = static_cast<double>(mine.examples);
-  const Tensor sums =
-      Tensor::from(std::vector<double>{mine.loss * images, mine.accuracy * images, images}, {3});
-  world.all_reduce(sums).wait();
-  const std::vector<double> all = sums.to_vector();
-  return {.loss = all[0] / all[2], .accuracy = all[1] / all[2], .examples = std::llround(all[2])};
+/// Sums over all ranks.
+std::vector<double> sum_over(const Ranks& ranks, const std::vector<double>& mine) {
+  if (!ranks.world) return mine;
+  const Tensor sums = Tensor::from(mine, {static_cast<int64_t>(mine.size())});
+  ranks.world->all_reduce(sums).wait();
+  return sums.to_vector();
 }
 
-int evaluate(const Arguments& a, const dist::CommunicatorPtr& world) {
-  if (a.threads > 0) set_num_threads(a.threads);
-  const int rank = world ? world->rank() : 0, ranks = world ? world->size() : 1;
-  std::string device = a.device;
-  if (ranks > 1) {
-    device = to_string(train::Devices(ranks).of_rank(chosen_device(a.device), dist::local_rank()));
-  }
-  train::TrainedModel trained = load_model(a.source, device);
-  train::Config& config = trained.config;
+/// What the command line says of a model's arithmetic; throws Error where it cannot be.
+void set_arithmetic(const Arguments& a, train::Config& config, nn::Module& model, Device device) {
   if (!a.matmul_numerics.empty()) config.matmul_numerics = a.matmul_numerics;
   if (!a.precision.empty()) config.precision = train::find_precision(a.precision).name;
   const train::Precision& precision = train::find_precision(config.precision);
-  train::check_supported(precision, train::capabilities_of(trained.device));
+  train::check_supported(precision, train::capabilities_of(device));
   train::check_supported(
       precision, train::capabilities_of(kernels::parse_accumulation(config.matmul_numerics)));
-  trained.model->to(precision.parameters);
+  model.to(precision.parameters);
+}
+
+int evaluate_images(const Arguments& a, const Ranks& ranks) {
+  train::TrainedModel trained = load_model(a.source, device_of(a, ranks));
+  set_arithmetic(a, trained.config, *trained.model, trained.device);
   const std::string spec = a.data.empty() ? trained.config.data : a.data;
   const data::Evaluation opened = data::open_evaluation(spec);
   if (!a.source.weights.empty()) name_classes(trained, *opened.dataset, a.source.weights);
   const data::DatasetPtr all = data::relabel(opened.dataset, trained.classes);
   const int64_t batch_size = a.batch_size > 0 ? a.batch_size : trained.config.batch_size;
-  int64_t batches = (all->size() + batch_size - 1) / batch_size;
-  if (a.limit_batches > 0) batches = std::min(batches, a.limit_batches);
-  const data::DatasetPtr dataset = share_of(all, batches, batch_size, rank, ranks);
+  const auto [begin, end] = share_of(all->size(), batch_size, a.limit_batches, ranks);
+  const data::DatasetPtr dataset = data::subset(all, begin, end);
   train::Score score;
   if (dataset->size() > 0) {
     data::Loader loader(dataset, {.batch_size = batch_size,
                                   .workers = std::max(1, num_threads()),
                                   .preprocess = trained.preprocess});
     std::optional<io::Progress> progress;
-    if (rank == 0) progress.emplace("eval", loader.batches());
+    if (ranks.mine == 0) progress.emplace("eval", loader.batches());
     std::optional<kernels::PackedWeights> packed;
     if (a.source.device_map.empty()) packed.emplace();
     score = train::evaluate(trained, loader, {.progress = [&](int64_t done, const train::Score& s) {
@@ -102,8 +117,12 @@ int evaluate(const Arguments& a, const dist::CommunicatorPtr& world) {
                             }});
     if (progress) progress->finish();
   }
-  if (world) score = sum_over(*world, score);
-  if (rank > 0) return 0;
+  if (ranks.world) {
+    const auto n = static_cast<double>(score.examples);
+    const std::vector<double> sums = sum_over(ranks, {score.loss * n, score.accuracy * n, n});
+    score = {sums[0] / sums[2], sums[1] / sums[2], std::llround(sums[2])};
+  }
+  if (ranks.mine > 0) return 0;
   if (a.json) {
     print_json({{"event", "done"},
                 {"data", spec},
@@ -116,6 +135,80 @@ int evaluate(const Arguments& a, const dist::CommunicatorPtr& world) {
                score.examples, 100 * score.accuracy, score.loss);
   }
   return 0;
+}
+
+int evaluate_text(const Arguments& a, const Ranks& ranks) {
+  const Device device = chosen_device(device_of(a, ranks));
+  train::TextModel text = a.source.weights.empty() ? train::load_text_model(a.source.checkpoint)
+                                                   : train::load_text_weights(a.source.weights);
+  set_arithmetic(a, text.config, *text.model, device);
+  text.model->to(device);
+  const std::string spec = a.data.empty() ? text.config.data : a.data;
+  const int64_t context = text.model->config.context;
+  data::TextSplits splits = data::open_text(spec, context);
+  // Of a text that the model was trained on, or that is made, what tests; of another one all.
+  const bool has_test = spec == text.config.data || splits.entropy.has_value();
+  data::Bytes bytes = std::move(has_test ? splits.test : splits.train);
+  if (!has_test) {
+    for (const data::Bytes* rest : {&splits.validation, &splits.test}) {
+      bytes.insert(bytes.end(), rest->begin(), rest->end());
+    }
+  }
+  const data::WindowDataset windows(bytes, context);
+  const int64_t batch_size = a.batch_size > 0 ? a.batch_size : text.config.batch_size;
+  const auto [begin, end] = share_of(windows.size(), batch_size, a.limit_batches, ranks);
+  const auto mine = static_cast<double>(end - begin);
+  double loss = 0;
+  if (begin < end) {
+    std::optional<io::Progress> progress;
+    if (ranks.mine == 0)
+      progress.emplace("eval", end - begin, io::ProgressOptions{.unit = "windows"});
+    const kernels::PackedWeights packed;
+    loss = train::evaluate_text(text, windows, begin, end, batch_size,
+                                [&](int64_t done, double so_far) {
+                                  if (progress) progress->update(done, done, so_far);
+                                });
+    if (progress) progress->finish();
+  }
+  const std::vector<double> sums = sum_over(ranks, {loss * mine, mine});
+  if (ranks.mine > 0) return 0;
+  loss = sums[0] / sums[1];
+  const int64_t counted = std::llround(sums[1]) * (context / 2);
+  const double bits = loss / std::log(2), perplexity = std::exp(loss);
+  const char* const split = has_test ? "test" : "all";
+  if (a.json) {
+    nlohmann::ordered_json done = {{"event", "done"},       {"data", spec},
+                                   {"split", split},        {"bytes", counted},
+                                   {"loss", loss},          {"perplexity", perplexity},
+                                   {"bits_per_byte", bits}, {"entropy", nullptr}};
+    if (splits.entropy) done["entropy"] = *splits.entropy;
+    print_json(done);
+  } else {
+    fmt::print(
+        "{} ({}, {} bytes): loss {:.4f} nats a byte, perplexity {:.4f}, {:.4f} bits a byte{}\n",
+        spec, split, counted, loss, perplexity, bits,
+        splits.entropy ? fmt::format("; the text's entropy is {:.4f} nats", *splits.entropy) : "");
+  }
+  return 0;
+}
+
+/// Whether a language model is measured, on text: what the data are, or the run's.
+bool is_of_text(const Arguments& a) {
+  return a.source.checkpoint.empty() ? data::is_text(a.data)
+                                     : train::is_run_on_text(a.source.checkpoint);
+}
+
+int evaluate(const Arguments& a, const dist::CommunicatorPtr& world) {
+  if (a.threads > 0) set_num_threads(a.threads);
+  const Ranks ranks = world ? Ranks{world, world->rank(), world->size()} : Ranks{};
+  if (!is_of_text(a)) return evaluate_images(a, ranks);
+  if (!a.source.device_map.empty() || !a.source.max_memory.empty()) {
+    throw UsageError(
+        fmt::format("{} spreads a model of images; expected a language model on one "
+                    "device",
+                    a.source.device_map.empty() ? "--max-memory" : "--device-map"));
+  }
+  return evaluate_text(a, ranks);
 }
 
 /// Each of several devices has all of the model.
@@ -131,7 +224,7 @@ void check_whole(const ModelSource& source, int devices) {
 int run_eval(const Arguments& a) {
   check_given(a.source);
   as_usage([&] {
-    if (!a.data.empty()) data::check_data_spec(a.data);
+    if (!a.data.empty() && !data::is_text(a.data)) data::check_data_spec(a.data);
     if (!a.precision.empty()) train::find_precision(a.precision);
     if (!a.matmul_numerics.empty()) kernels::parse_accumulation(a.matmul_numerics);
   });
@@ -163,14 +256,16 @@ int run_eval(const Arguments& a) {
 void add_eval(Command& app, Action& action) {
   const auto [command, a] =
       add_command<Arguments>(app, action, run_eval, "eval",
-                             "Measure a trained model's accuracy on a data set", kTrainingCommands);
+                             "Measure a trained model: its accuracy on images, or its loss, "
+                             "perplexity and bits a byte on text",
+                             kTrainingCommands);
   command.group("Model and data");
   add_model_options(command, a.source);
   command.option("--data", a.data,
-                 "Images to measure on, of their test split where there is one: builtin, "
-                 "cifar10:DIR, mnist:DIR or folder:DIR",
+                 "Images or text to measure on, of their test split where there is one: builtin, "
+                 "cifar10:DIR, mnist:DIR or folder:DIR; grammar, text:FILE or FILE.txt",
                  {.takes = "DATA", .usual = "the data that the model was trained on"});
-  command.option("--batch-size", a.batch_size, "Images in one forward pass",
+  command.option("--batch-size", a.batch_size, "Images, or windows of text, in one forward pass",
                  {.check = positive(), .usual = "the training's"});
   command.option("--limit-batches", a.limit_batches,
                  "Batches after which the evaluation stops; 0: no limit",
@@ -186,7 +281,7 @@ void add_eval(Command& app, Action& action) {
                  {.usual = "the training's"});
   add_device_option(command, a.device);
   add_devices_option(command, a.devices,
-                     "Number of devices, each with a share of the images and all of the model");
+                     "Number of devices, each with a share of the data and all of the model");
   add_placement_options(command, a.source);
   add_threads_option(command, a.threads);
 

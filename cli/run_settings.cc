@@ -12,7 +12,6 @@
 #include "dist/strategy/aliases.h"
 #include "dist/strategy/settings.h"
 #include "dist/strategy/strategy_kind.h"
-#include "models/gpt_names.h"
 #include "models/registry.h"
 #include "optim/deepspeed_schedule.h"
 #include "optim/registry.h"
@@ -77,6 +76,17 @@ class Settings {
     }
   }
 
+  /// A count, or a fraction of all.
+  void add_limit(const std::string& name, train::Limit train::Config::*member,
+                 const std::string& help, const std::string& usual) {
+    add<std::string>(name,
+                     [member, option = name.substr(2, name.find(' ') - 2)](
+                         train::Config& c, const std::string& text) {
+                       c.*member = train::Limit::parse(text, option.c_str());
+                     },
+                     help, {.usual = usual});
+  }
+
   /// Off unless named, with a count that may be left out: "--watch" or "--watch 4".
   void add_count(const std::string& name, int64_t train::Config::*member, int64_t usual,
                  const std::string& help) {
@@ -96,7 +106,7 @@ std::string usual_recipe(const RunSettings& settings, const train::ConfigFile& f
   train::Config config = with_file(train::recipe(kDefaultRecipe), file);
   for (const RunSettings::Override& override : settings.overrides) override.apply(config);
   const bool is_text =
-      train::is_of_text(config) || std::ranges::count(models::gpt_names(), config.model) > 0;
+      train::is_of_text(config) || std::ranges::count(train::text_model_names(), config.model) > 0;
   return is_text ? kTextRecipe : kDefaultRecipe;
 }
 
@@ -181,18 +191,26 @@ void add_run_settings(Command& command, RunSettings& settings) {
       "entropy is known, text:FILE or FILE.txt");
   add.add("--image-size N", &C::image_size,
           "Height and width that images are resized to, in pixels", "the data's own, up to 224");
-  add.add("--limit-batches N", &C::limit_batches,
-          "Batches after which an epoch or an evaluation stops; 0: no limit");
+  add.add_limit("--limit-batches N", &C::limit_batches,
+                "Batches after which an epoch or an evaluation stops, a count, 10, or a fraction, "
+                "0.1; 0: no limit",
+                "all");
+  add.add_limit("--limit-val-batches N", &C::limit_val_batches,
+                "Batches after which an evaluation stops, a count or a fraction",
+                "as --limit-batches");
   const auto augmentation = [&](const char* name, auto member, const char* help) {
     add.add(
         name, [member](C & c) -> auto& { return c.augmentation.*member; }, help);
   };
   using A = data::Augmentation;
+  augmentation("--random-crop,!--no-random-crop", &A::random_crop,
+               "Crop training images that are no squares at random, and not from the centre");
   augmentation("--shift N", &A::shift, "Move training images at random by up to N pixels");
   augmentation("--flip,!--no-flip", &A::flip, "Mirror half of the training images");
   augmentation("--alternate-flip,!--no-alternate-flip", &A::alternate_flip,
                "With --flip: mirror in each epoch those that the one before did not");
   augmentation("--rand-augment N", &A::rand_augment, "RandAugment operations per training image");
+  augmentation("--magnitude N", &A::magnitude, "Magnitude of RandAugment's operations, 0 to 30");
   augmentation("--erase P", &A::erase,
                "Probability of erasing a random rectangle of a training image");
   augmentation("--mixup ALPHA", &A::mixup,
@@ -200,26 +218,39 @@ void add_run_settings(Command& command, RunSettings& settings) {
   augmentation("--cutmix ALPHA", &A::cutmix,
                "Paste a rectangle of one training image into another, its share by "
                "Beta(ALPHA, ALPHA); 0: no cutmix");
+  add.add(
+      "--normalize,!--no-normalize", &C::normalize,
+      "Take the data's mean from images and divide by its deviation; else pixels are in [0, 1]");
 
   command.group("Model");
   add.add("--model NAME", &C::model,
           fmt::format("The model to train: {}; of text {}", fmt::join(models::model_names(), ", "),
-                      fmt::join(models::gpt_names(), ", ")));
+                      fmt::join(train::text_model_names(), ", ")));
   add.add("--weights FILE", &C::weights,
           "Start from trained weights, a safetensors or torch.save file under torchvision's, "
-          "timm's or Hugging Face's names",
+          "timm's or Hugging Face's names; of a language model the weights of a run, or with "
+          "--model gpt2 a GPT-2's",
           "random weights");
   add.add("--interpolation RULE", &C::interpolation,
           "Rule by which the weights' position embeddings are interpolated to another image "
           "size: torchvision or timm");
   add.add("--freeze PATTERN", &C::freeze,
           "Parameters not to train: names, modules or patterns with * and ?", "none");
+  add.add("--layer-norm-eps X", &C::layer_norm_eps,
+          "What layer normalisation adds to the variance, in vision transformers",
+          "the weights', or the model's own");
   add.add("--drop-path P", &C::drop_path,
           "Probability of skipping the last transformer block; it grows linearly from 0 at "
           "the first");
 
   command.group("Optimization");
   add.add("--epochs N", &C::epochs, "Passes over the training images");
+  add.add("--max-steps N", &C::max_steps,
+          "Steps after which the run ends, if its epochs have not ended before", "no limit");
+  add.add("--max-time DURATION", &C::max_time,
+          "Time after which the run ends, that before a --resume included: 90s, 10m, 2h, 1d or "
+          "DD:HH:MM:SS",
+          "no limit");
   add.add("--batch-size N", &C::batch_size,
           "Images, or windows of text, per device in one forward and backward pass");
   add.add("--accumulate N", &C::accumulate,
@@ -248,11 +279,31 @@ void add_run_settings(Command& command, RunSettings& settings) {
   add.add("--nonfinite NAME", &C::nonfinite,
           "Where a loss or a gradient is not finite: stop, and name what first was not, or "
           "skip the step");
+  add.add("--ema DECAY", &C::ema,
+          "Validate, save and end with an exponential moving average of the weights that decays "
+          "by this factor a step, such as 0.999; 0: with the weights themselves");
   add.add("--label-smoothing X", &C::label_smoothing,
           "Probability spread over all classes of a label, in [0, 1)");
   add.add("--test-time-flip,!--no-test-time-flip", &C::test_time_flip,
           "Classify by the mean logits of an image and its mirror image");
   add.add("--seed N", &C::seed, "Seed of weights, order of images, augmentation and dropout");
+
+  command.group("Validation");
+  add.add_limit("--val-check-interval N", &C::val_check_interval,
+                "Training batches from validation to validation, a count, 100, or a fraction of an "
+                "epoch, 0.25",
+                "at the ends of epochs");
+  add.add("--monitor METRIC", &C::monitor,
+          "What --early-stopping and --save-top-k go by: loss/validation or loss/train; of images "
+          "also accuracy/validation or accuracy/train, of which more is better");
+  add.add_count("--early-stopping", &C::early_stopping, 3,
+                "Patience: end the run when the monitored metric has not got better in N looks, "
+                "one after each validation");
+  add.add("--min-delta X", &C::min_delta,
+          "Difference that an improvement has to exceed, for --early-stopping");
+  add.add("--save-top-k K", &C::save_top_k,
+          "Checkpoints that are kept besides the latest two, the best by the monitored metric "
+          "after validations; -1: all");
 
   command.group("Precision");
   add.add("--precision NAME", &C::precision,
@@ -340,7 +391,7 @@ void add_run_settings(Command& command, RunSettings& settings) {
 
   command.group("Output");
   add.add("--save-every EVERY", &C::save_every,
-          "Save also within epochs: every so many steps, 500, or seconds, 600s",
+          "Save also within epochs: every so many steps, 500, or every so often, 600s, 10m or 2h",
           "at the ends of epochs alone");
   add.add(
       "--state-dict-type TYPE", &C::state_dict_type,

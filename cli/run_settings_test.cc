@@ -92,6 +92,57 @@ TEST_CASE("layers are watched each so many steps, and a NaN is looked for, where
                     Contains("detect-anomaly: not with dp"));
 }
 
+TEST_CASE("how long a run goes on, and what it looks at and keeps, from options and from files") {
+  struct Case {
+    std::string option, key;
+    json value;
+    std::string file;  // as a file says it
+  };
+  for (const auto& [option, key, value, in_file] : std::vector<Case>{
+           {"--max-steps 500", "max_steps", 500, "max-steps: 500"},
+           {"--max-time 90s", "max_time", "90s", "max-time: 90s"},
+           {"--max-time 00:01:30:00", "max_time", "00:01:30:00", "max-time: 00:01:30:00"},
+           {"--limit-batches 10", "limit_batches", 10, "limit-batches: 10"},
+           {"--limit-batches 0.1", "limit_batches", 0.1, "limit_batches: 0.1"},
+           {"--limit-val-batches 1.0", "limit_val_batches", 1.0, "limit-val-batches: 1.0"},
+           {"--val-check-interval 0.25", "val_check_interval", 0.25, "val-check-interval: 0.25"},
+           {"--val-check-interval 50", "val_check_interval", 50, "val-check-interval: 50"},
+           {"--monitor accuracy/train", "monitor", "accuracy/train", "monitor: accuracy/train"},
+           {"--early-stopping", "early_stopping", 3, "early-stopping: 3"},
+           {"--early-stopping 7", "early_stopping", 7, "early-stopping: 7"},
+           {"--save-top-k 2", "save_top_k", 2, "save-top-k: 2"},
+           {"--save-top-k=-1", "save_top_k", -1, "save-top-k: -1"},
+           {"--ema 0.99", "ema", 0.99, "ema: 0.99"}}) {
+    INFO(option);
+    const EffectiveSettings all = parse(option);
+    CHECK(to_json(all.config).at(key) == value);
+    CHECK(to_json(all.config).at(key).is_number_float() == value.is_number_float());
+    CHECK(all.origins.at(key) == "command line");
+    // A checkpoint carries it, and so do files in YAML and in JSON.
+    CHECK(to_json(train::config_from_json(to_json(all.config))) == to_json(all.config));
+    const std::string yaml = write_file("fit.yaml", in_file + "\n");
+    CHECK(to_json(parse("--config " + yaml).config) == to_json(all.config));
+    CHECK_THAT(parse("--config " + yaml).origins.at(key), Contains(yaml + ": "));
+    const std::string own = write_file("fit.json", json({{key, value}}).dump());
+    CHECK(to_json(parse("--config " + own).config) == to_json(all.config));
+    const std::string written = write_file("written.yaml", train::to_yaml(all.config));
+    CHECK(to_json(parse("--config " + written).config) == to_json(all.config));
+  }
+  CHECK(parse("--early-stopping=2 --min-delta 0.5").config.min_delta == 0.5);
+  const auto fails = [](const std::string& text, const std::string& message) {
+    INFO(text);
+    CHECK_THROWS_WITH(parse("--config " + write_file("wrong.yaml", text)), Contains(message));
+  };
+  fails("early-stoping: 3", "did you mean \"early-stopping\"?");
+  fails("max-step: 3", "did you mean \"max-steps\"?");
+  fails("max-time: soon", "key \"max-time\": expected a duration");
+  fails("limit-batches: few", "key \"limit-batches\": expected a number, got \"few\"");
+  fails("limit-val-batches: 2.5",
+        "key \"limit-val-batches\": expected a positive count or a fraction in (0, 1], got 2.5");
+  fails("save-top-k: 1.5", "key \"save-top-k\": expected a whole number");
+  fails("monitor: accuracy/validaton", "did you mean \"accuracy/validation\"?");
+}
+
 TEST_CASE("a setting of another strategy, or of no sense, is named") {
   for (const auto& [line, message] : std::vector<std::pair<std::string, std::string>>{
            {"--strategy fsdp --bucket-mb 3", "bucket-mb is a setting of ddp, not of fsdp"},

@@ -100,6 +100,43 @@ TEST_CASE("the plain loop and its scaled versions train the same model") {
   }
 }
 
+TEST_CASE("two nodes train the model of one") {
+  const std::string one = cli::scratch("one_node.safetensors"),
+                    two = cli::scratch("two_nodes.safetensors");
+  const std::string strategy = "WEFT_STRATEGY=fsdp";
+  const Outcome alone = run_example("scaled_training", one, "WEFT_DEVICES=2 " + strategy);
+  INFO(alone.err);
+  REQUIRE(alone.code == 0);
+  // The nodes' launchers and their ranks meet at an address of this machine.
+  const std::string program = std::filesystem::absolute(
+      std::filesystem::exists("examples/scaled_training") ? "examples/scaled_training"
+                                                          : "bazel-bin/examples/scaled_training");
+  const auto node = [&](int number, const std::string& nodes) {
+    return "WEFT_DEVICES=1 WEFT_NUM_NODES=" + nodes + " " + strategy +
+           " GOMP_SPINCOUNT=0 timeout 120 " + cli::weft_program() +
+           " launch --devices 2 --nodes 2 --node-rank " + std::to_string(number) + " -- " +
+           program + " " + two;
+  };
+  const auto run = [&](const std::string& nodes) {
+    return cli::run_shell("export MASTER_ADDR=127.0.0.1 MASTER_PORT=$((20000 + $$ % 20000)); " +
+                          node(1, nodes) + " & " + node(0, nodes) +
+                          "; code=$?; wait $! && exit $code");
+  };
+  const Outcome outcome = run("2");
+  INFO(outcome.err);
+  REQUIRE(outcome.code == 0);
+  CHECK(std::count(outcome.out.begin(), outcome.out.end(), '\n') == 10);
+  CHECK(distance(one, two) == 0);
+  const Outcome fewer = run("3");
+  CHECK(fewer.code != 0);
+  CHECK_THAT(fewer.err,
+             Catch::Matchers::Contains("3 devices were asked for, 2 ranks were started"));
+  const Outcome unlaunched =
+      run_example("scaled_training", two, "WEFT_DEVICES=1 WEFT_NUM_NODES=2 " + strategy);
+  CHECK(unlaunched.code != 0);
+  CHECK_THAT(unlaunched.err, Catch::Matchers::Contains("2 nodes need a launcher"));
+}
+
 TEST_CASE("five lines scale a program, the model's structure included") {
   const std::vector<std::string> plain = code_of("examples/plain_training.cc"),
                                  scaled = code_of("examples/scaled_training.cc");

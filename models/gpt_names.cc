@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "io/nearest.h"
+
 namespace weft::models {
 namespace {
 
@@ -21,8 +23,9 @@ const std::vector<std::pair<std::string, GptConfig>>& list() {
 
 GptConfig gpt_config(const std::string& name) {
   const auto found = std::ranges::find(list(), name, [](const auto& entry) { return entry.first; });
-  WEFT_CHECK(found != list().end(), "unknown language model \"{}\"; known are {}", name,
-             fmt::join(gpt_names(), ", "));
+  const std::vector<std::string> known = gpt_names();
+  WEFT_CHECK(found != list().end(), "unknown language model \"{}\"; known are {}{}", name,
+             fmt::join(known, ", "), io::did_you_mean(name, known));
   return found->second;
 }
 

@@ -1,10 +1,12 @@
 #include "models/registry.h"
 
 #include <fmt/ranges.h>
+
+#include <algorithm>
 #include <nlohmann/json.hpp>
-#include <set>
 
 #include "io/json_field.h"
+#include "io/nearest.h"
 #include "models/option_taker.h"
 
 namespace weft::models {
@@ -74,9 +76,9 @@ nlohmann::json to_json(const ModelOptions& options) {
 ModelOptions model_options_from_json(const nlohmann::json& json) {
   WEFT_CHECK(json.is_object(), "model options: expected a JSON object, got {}", json.type_name());
   ModelOptions options;
-  std::set<std::string> known;
+  std::vector<std::string> known;
   for_each_option(options, [&](const char* name, auto& option) {
-    known.insert(name);
+    known.emplace_back(name);
     if (!json.contains(name)) return;
     try {
       option = io::field<typename std::decay_t<decltype(option)>::value_type>(json, name);
@@ -85,7 +87,8 @@ ModelOptions model_options_from_json(const nlohmann::json& json) {
     }
   });
   for (const auto& [name, value] : json.items()) {
-    WEFT_CHECK(known.contains(name), "model options: unknown option \"{}\"", name);
+    WEFT_CHECK(std::ranges::count(known, name) > 0, "model options: unknown option \"{}\"{}", name,
+               io::did_you_mean(name, known));
   }
   return options;
 }
@@ -94,7 +97,9 @@ std::unique_ptr<Classifier> make_model(const std::string& name, const ModelOptio
   for (const Entry& entry : kEntries) {
     if (entry.name == name) return entry.make(OptionTaker(name, options));
   }
-  WEFT_FAIL("unknown model \"{}\"; known are {}", name, fmt::join(model_names(), ", "));
+  const std::vector<std::string> known = model_names();
+  WEFT_FAIL("unknown model \"{}\"; known are {}{}", name, fmt::join(known, ", "),
+            io::did_you_mean(name, known));
 }
 
 std::vector<std::string> model_names() {

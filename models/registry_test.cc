@@ -6,6 +6,7 @@
 
 #include "autograd/ops.h"
 #include "autograd/random.h"
+#include "models/gpt_names.h"
 #include "nn/layers.h"
 #include "nn/meta.h"
 
@@ -16,7 +17,12 @@ TEST_CASE("unknown models and options are named") {
   CHECK_THROWS_WITH(make_model("vit_b16"),
                     "unknown model \"vit_b16\"; known are vit_b_16, vit_b_32, vit_l_16, vit_lite, "
                     "cct, cct_2_3x3, vit_lite_7_4, cct_6_3x1, cct_7_3x1, resnet8, resnet50, "
-                    "vgg11, simple_cnn, airbench");
+                    "vgg11, simple_cnn, airbench; did you mean \"vit_b_16\"?");
+  CHECK_THROWS_WITH(make_model("vit_b_61"), Catch::Contains("; did you mean \"vit_b_16\"?"));
+  CHECK_THROWS_WITH(make_model("mlp_mixer"), Catch::EndsWith("simple_cnn, airbench"));
+  CHECK_THROWS_WITH(gpt_config("gpt_mnii"),
+                    "unknown language model \"gpt_mnii\"; known are gpt, gpt_mini; did you mean "
+                    "\"gpt_mini\"?");
   CHECK_THROWS_WITH(make_model("resnet8", {.drop_path = 0.1}),
                     "model resnet8 has no option \"drop_path\"");
   CHECK_THROWS_WITH(make_model("cct", {.patch = 4}), "model cct has no option \"patch\"");
@@ -42,6 +48,8 @@ TEST_CASE("options survive JSON, and only those that were set are written") {
   CHECK(model->channels() == 3);
   CHECK_THROWS_WITH(model_options_from_json({{"depth", 3}}),
                     "model options: unknown option \"depth\"");
+  CHECK_THROWS_WITH(model_options_from_json({{"layer", 3}}),
+                    "model options: unknown option \"layer\"; did you mean \"layers\"?");
   CHECK_THROWS_WITH(model_options_from_json({{"layers", "three"}}),
                     "model options: \"layers\": expected a whole number, got \"three\"");
   CHECK_THROWS_WITH(model_options_from_json(3),

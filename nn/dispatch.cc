@@ -39,7 +39,9 @@ struct Layer {
 std::vector<Layer> layers_of(Module& model) {
   std::vector<Layer> layers;
   for (Segment& segment : model.structure().segments) layers.push_back({std::move(segment)});
-  WEFT_CHECK(!layers.empty(), "device map: the model does not say what its layers are");
+  WEFT_CHECK(!layers.empty(),
+             "device map: the model does not say what its layers are: its structure() names them "
+             "as segments");
   for (const auto& [name, tensor] : tensors_of(model)) {
     const auto owner = std::ranges::find_if(
         layers, [&, &n = name](const Layer& layer) { return owns(layer.segment, n); });

@@ -7,11 +7,25 @@
 #include <unordered_map>
 #include <unordered_set>
 
+#include "autograd/backward.h"
 #include "autograd/ops.h"
 #include "nn/meta.h"
 #include "nn/structure.h"
 
 namespace weft::nn {
+
+thread_local RoutedCall::Call RoutedCall::now_;
+
+Tensor Module::unrouted(const Tensor& x) {
+  // Only the end of a route begins a call: a part that stands in its own way would open it to all.
+  std::optional<RoutedCall> call;
+  if (route_.forward) call.emplace(this);
+  return stand_in_ ? stand_in_(x) : forward(x);
+}
+
+void Module::refuse_strangers() const {
+  if (!RoutedCall::is_under_way() && !in_backward()) route_.refuse();
+}
 
 Tensor Module::forward(const Tensor&) {
   WEFT_FAIL("Module: this module has no forward of one tensor");
@@ -124,6 +138,13 @@ int64_t Module::num_parameters() const {
 }
 
 NamedTensors Module::state_dict() const {
+  if (route_.state_dict) {
+    if (auto state = route_.state_dict()) return *std::move(state);
+  }
+  return unrouted_state();
+}
+
+NamedTensors Module::unrouted_state() const {
   NamedTensors state;
   visit(*this, [&](const std::string& prefix, const Module& module) {
     for (const NamedTensors* list : {&module.parameters_, &module.buffers_}) {
@@ -152,7 +173,7 @@ LoadResult Module::load_state_dict(const NamedTensors& state, const LoadOptions&
   std::vector<std::string> mismatches;
   std::vector<std::pair<Tensor, Tensor>> copies;  // from, to
   std::unordered_set<std::string> known;
-  for (const auto& [name, target] : state_dict()) {
+  for (const auto& [name, target] : unrouted_state()) {
     known.insert(name);
     const auto found = by_name.find(name);
     if (found == by_name.end()) {

@@ -24,6 +24,7 @@
 #include <vector>
 
 #include "autograd/tape.h"
+#include "core/scoped_value.h"
 
 namespace weft::nn {
 
@@ -46,6 +47,26 @@ struct LoadResult {
   std::vector<std::string> unexpected;  // in the state, not of the module
 };
 
+class Module;
+
+/// A call that has come to the end of a model's route: while it lives, this thread's calls of
+/// modules are a part of it.
+class RoutedCall {
+ public:
+  /// `model`: the one that has been led, as a whole; null where only parts of it are here.
+  explicit RoutedCall(const Module* model = nullptr) : scope_(now_, {true, model}) {}
+  static bool is_under_way() { return now_.is_under_way; }
+  static bool is_of(const Module& model) { return now_.model == &model; }
+
+ private:
+  struct Call {
+    bool is_under_way = false;
+    const Module* model = nullptr;
+  };
+  static thread_local Call now_;
+  ScopedValue<Call> scope_;
+};
+
 class Module {
  public:
   Module() = default;
@@ -55,9 +76,18 @@ class Module {
 
   /// The module's function. Throws Error when a subclass defines none of one tensor.
   virtual Tensor forward(const Tensor& x);
-  Tensor operator()(const Tensor& x) { return route_.forward ? route_.forward(x) : unrouted(x); }
+  Tensor operator()(const Tensor& x) {
+    if (route_.forward) return route_.forward(x);
+    check_call();
+    return unrouted(x);
+  }
   /// operator() without the route: for those who are its end.
-  Tensor unrouted(const Tensor& x) { return stand_in_ ? stand_in_(x) : forward(x); }
+  Tensor unrouted(const Tensor& x);
+  /// Throws Error for a part of a model that was set up where it is not that model that calls: for
+  /// those who call forward() in the place of operator().
+  void check_call() const {
+    if (route_.refuse) refuse_strangers();
+  }
   /// Calls `function` in place of forward() wherever the module is called: how a layer is cut over
   /// ranks without its owner's knowledge (dist/model_parallel/tensor_parallel.h).
   void set_stand_in(std::function<Tensor(const Tensor&)> function) {
@@ -66,13 +96,17 @@ class Module {
   bool has_stand_in() const { return stand_in_ != nullptr; }
 
   /// What becomes of a program's own calls of a model that was set up to train on several devices
-  /// or in another precision (train/fabric.h). An empty function changes nothing.
+  /// or in another precision, and of its parts (train/fabric.h). An empty function changes nothing.
   struct Route {
     std::function<Tensor(const Tensor&)> forward;  // of operator()
     std::function<void()> zero_grad;               // besides what zero_grad() does
-    /// Of load_state_dict(); nothing: the module is to do that itself.
+    /// Of load_state_dict() and state_dict(); nothing: the module is to do that itself.
     std::function<std::optional<LoadResult>(const NamedTensors&, const LoadOptions&)>
         load_state_dict = {};
+    std::function<std::optional<NamedTensors>()> state_dict = {};
+    /// Of a part: throws for a call that is neither made in a RoutedCall nor, where activations are
+    /// computed again, in a backward pass.
+    std::function<void()> refuse = {};
   };
   void set_route(Route route) { route_ = std::move(route); }
   bool has_route() const { return route_.forward != nullptr; }
@@ -91,8 +125,12 @@ class Module {
   std::vector<std::pair<std::string, Module*>> named_modules();
   int64_t num_parameters() const;  // elements
 
-  /// Handles, without history, on the data of all parameters and buffers.
+  /// Handles, without history, on the data of all parameters and buffers. Of a model that was set
+  /// up on ranks that share it out, or of a part of one: copies of the whole tensors, on the CPU;
+  /// then every rank has to call, and gets them.
   NamedTensors state_dict() const;
+  /// state_dict() without the route: of such a model what this rank has.
+  NamedTensors unrouted_state() const;
   /// Copies a state into the parameters and buffers, converting dtypes. All keys and shapes are
   /// checked first: on an Error, which names every offending key, nothing has changed.
   LoadResult load_state_dict(const NamedTensors& state, const LoadOptions& options = {});
@@ -138,6 +176,7 @@ class Module {
 
  private:
   void check_name(std::string_view name) const;
+  void refuse_strangers() const;
   template <class Root, class Visit>
   static void visit(Root& root, Visit&& visitor);
   template <class Convert>

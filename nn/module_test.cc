@@ -1,8 +1,11 @@
 #include "nn/module.h"
 
 #include <catch2/catch.hpp>
+#include <optional>
+#include <thread>
 
 #include "autograd/backward.h"
+#include "autograd/checkpoint.h"
 #include "autograd/random.h"
 #include "nn/layers.h"
 
@@ -195,6 +198,65 @@ TEST_CASE("zero_grad drops gradients and requires_grad_ freezes") {
   backward(ops::sum(mlp(x)));
   CHECK_FALSE(mlp.fc1.weight.grad().defined());
   CHECK(mlp.fc2.weight.grad().defined());
+}
+
+TEST_CASE("a part is refused but in calls of its model, and in backward") {
+  Mlp mlp(2, 3);
+  const Tensor x = Tensor::full({1, 2}, 0.5);
+  mlp.fc1.set_route({.refuse = [] { WEFT_FAIL("a stranger"); }});
+  CHECK_THROWS_WITH(mlp.fc1(x), "a stranger");
+  CHECK_THROWS_WITH(mlp.fc1.check_call(), "a stranger");
+  CHECK_THROWS_WITH(mlp(x), "a stranger");
+  CHECK_FALSE(mlp.fc1.has_route());
+  // The end of a part's route is no call of its model.
+  CHECK_THROWS_WITH(mlp.unrouted(x), "a stranger");
+  {
+    const RoutedCall call;
+    CHECK_NOTHROW(mlp(x));
+    std::string other_thread;
+    std::thread([&] {
+      try {
+        mlp(x);
+      } catch (const Error& error) {
+        other_thread = error.what();
+      }
+    }).join();
+    CHECK(other_thread == "a stranger");
+  }
+  CHECK_THROWS_WITH(mlp(x), "a stranger");
+  mlp.set_route({.forward = [&](const Tensor& in) { return mlp.unrouted(in); }});
+  CHECK_NOTHROW(mlp(x));
+  mlp.set_stand_in([&](const Tensor& in) {
+    CHECK(RoutedCall::is_of(mlp));
+    CHECK_FALSE(RoutedCall::is_of(mlp.fc1));
+    return mlp.forward(in);
+  });
+  CHECK_NOTHROW(mlp(x));
+  mlp.set_stand_in({});
+  CHECK_FALSE(RoutedCall::is_under_way());
+  mlp.set_route({});
+  Tensor y;
+  {
+    const RoutedCall call;
+    y = checkpoint([&](const Tensors& in) { return mlp(in[0]); }, {x});
+  }
+  CHECK_NOTHROW(backward(ops::sum(y)));
+  CHECK(mlp.fc1.weight.grad().defined());
+}
+
+TEST_CASE("a route's state takes the place of the module's own, which it leaves as it is") {
+  Mlp mlp(2, 3);
+  bool is_led = true;
+  mlp.set_route({.state_dict = [&]() -> std::optional<NamedTensors> {
+    if (!is_led) return {};
+    return NamedTensors{{"whole", Tensor::zeros({1})}};
+  }});
+  CHECK(names(mlp.state_dict()) == Names{"whole"});
+  const Names own = {"fc1.weight", "fc1.bias", "fc2.weight", "fc2.bias"};
+  CHECK(names(mlp.unrouted_state()) == own);
+  CHECK(mlp.load_state_dict({}, {.strict = false}).missing == own);
+  is_led = false;
+  CHECK(names(mlp.state_dict()) == own);
 }
 
 }  // namespace

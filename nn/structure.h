@@ -94,7 +94,7 @@ struct ModelStructure {
   /// Takes from images of the training set, [N, C, H, W] as the model gets them, what is not
   /// learned, before the first step; empty where all is.
   std::function<void(const Tensor& images)> adapt_to = {};
-  std::function<std::unique_ptr<Module>()> replica;  // another of the same architecture: dp
+  std::function<std::shared_ptr<Module>()> replica;  // another of the same architecture: dp
 };
 
 }  // namespace weft::nn

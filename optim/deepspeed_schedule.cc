@@ -100,9 +100,10 @@ const std::vector<std::string>& deepspeed_schedulers() {
   return all;
 }
 
-Factor deepspeed_schedule(const std::string& file, const nlohmann::json& scheduler,
-                          const ScheduleOfRun& run) {
-  io::Section section(file, "scheduler", scheduler);
+Factor deepspeed_schedule(const std::string& setting, const ScheduleOfRun& run,
+                          const std::string& origin) {
+  const nlohmann::json scheduler = io::parse_json(setting, origin);
+  io::Section section(origin, "scheduler", scheduler);
   const auto type = section.choice("type", deepspeed_schedulers());
   if (!type) section.fail("type", "the name of a scheduler");
   io::Section params = section.section("params");
@@ -111,10 +112,6 @@ Factor deepspeed_schedule(const std::string& file, const nlohmann::json& schedul
   params.finish();
   section.finish();
   return factor;
-}
-
-Factor deepspeed_schedule(const std::string& setting, const ScheduleOfRun& run) {
-  return deepspeed_schedule("schedule", io::parse_json(setting, "schedule"), run);
 }
 
 std::string schedule_name(const std::string& setting) {

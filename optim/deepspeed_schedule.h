@@ -8,7 +8,6 @@
 
 #include <cstdint>
 #include <functional>
-#include <nlohmann/json_fwd.hpp>
 #include <string>
 #include <vector>
 
@@ -24,17 +23,14 @@ struct ScheduleOfRun {
 /// WarmupLR, WarmupDecayLR, WarmupCosineLR, OneCycle.
 const std::vector<std::string>& deepspeed_schedulers();
 
-/// The factor on the learning rate at each step. Throws Error naming `file` and what is wrong with
-/// its "scheduler"; the function throws one where it needs all steps and nobody knows them.
-std::function<double(int64_t step)> deepspeed_schedule(const std::string& file,
-                                                       const nlohmann::json& scheduler,
-                                                       const ScheduleOfRun& run);
-
 /// Whether a setting `schedule` is one of these, and not a name.
 inline bool is_deepspeed_schedule(const std::string& setting) { return setting.starts_with('{'); }
-/// The same of such a setting.
+/// The factor on the learning rate at each step. Throws Error naming where the setting comes from
+/// and what is wrong with it; the function throws one where it needs all steps and nobody knows
+/// them.
 std::function<double(int64_t step)> deepspeed_schedule(const std::string& setting,
-                                                       const ScheduleOfRun& run);
+                                                       const ScheduleOfRun& run,
+                                                       const std::string& origin = "schedule");
 /// For people: "DeepSpeed's WarmupLR"; of any other setting the setting.
 std::string schedule_name(const std::string& setting);
 

@@ -15,6 +15,7 @@
 #include "core/scoped_value.h"
 #include "core/transfer.h"
 #include "io/json_field.h"
+#include "io/nearest.h"
 #include "kernels/op.h"
 #include "optim/capture.h"
 #include "optim/gradient_owner.h"
@@ -55,7 +56,10 @@ ParameterGroups without_decay_of_vectors(const NamedTensors& parameters,
 void Optimizer::add_group(ParameterGroup group) {
   WEFT_CHECK(!has_route(), "{}: add_group() comes before the optimizer is set up", kind_);
   for (const auto& [option, value] : group.options) {
-    WEFT_CHECK(defaults_.count(option), "{}: unknown option \"{}\"", kind_, option);
+    if (defaults_.contains(option)) continue;
+    std::vector<std::string> known;
+    for (const auto& [name, usual] : defaults_) known.push_back(name);
+    WEFT_FAIL("{}: unknown option \"{}\"{}", kind_, option, io::did_you_mean(option, known));
   }
   group.options.insert(defaults_.begin(), defaults_.end());
   check(group);

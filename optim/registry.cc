@@ -2,6 +2,8 @@
 
 #include <fmt/ranges.h>
 
+#include "io/nearest.h"
+
 namespace weft::optim {
 namespace {
 
@@ -24,7 +26,9 @@ std::unique_ptr<Optimizer> make_optimizer(const std::string& name, ParameterGrou
   for (const Entry& entry : kEntries) {
     if (entry.name == name) return entry.make(groups);
   }
-  WEFT_FAIL("unknown optimizer \"{}\"; known are {}", name, fmt::join(optimizer_names(), ", "));
+  const std::vector<std::string> known = optimizer_names();
+  WEFT_FAIL("unknown optimizer \"{}\"; known are {}{}", name, fmt::join(known, ", "),
+            io::did_you_mean(name, known));
 }
 
 std::vector<std::string> optimizer_names() {

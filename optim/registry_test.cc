@@ -11,9 +11,14 @@ namespace {
 
 TEST_CASE("unknown optimizers and options are named") {
   CHECK_THROWS_WITH(make_optimizer("adamax", Tensors()),
-                    "unknown optimizer \"adamax\"; known are adamw, adam, sgd, lars, lamb, muon");
+                    "unknown optimizer \"adamax\"; known are adamw, adam, sgd, lars, lamb, muon; "
+                    "did you mean \"adamw\"?");
+  CHECK_THROWS_WITH(make_optimizer("lion", Tensors()),
+                    "unknown optimizer \"lion\"; known are adamw, adam, sgd, lars, lamb, muon");
   CHECK_THROWS_WITH(make_optimizer("adamw", Tensors(), {{"momentum", 0.9}}),
                     "AdamW: unknown option \"momentum\"");
+  CHECK_THROWS_WITH(make_optimizer("adamw", Tensors(), {{"weight-decya", 0.1}}),
+                    "AdamW: unknown option \"weight-decya\"; did you mean \"weight_decay\"?");
 }
 
 TEST_CASE("an optimizer says what it can be told, and how much state it keeps") {

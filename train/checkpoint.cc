@@ -117,16 +117,17 @@ void remove_leftovers(const io::Path& output) {
   for (const io::Path& path : leftovers) io::remove_tree(path);
 }
 
-/// Leaves, of the checkpoints up to `saved`, that one and the last `keep_last` steps.
-void remove_old(const io::Path& output, const StepName& saved, int keep_last) {
+/// Leaves, of the checkpoints up to `saved`, that one and those that are `kept`.
+void remove_old(const io::Path& output, const StepName& saved, const KeptCheckpoints& kept) {
   std::vector<StepName> steps = list_steps(output);
   std::erase_if(steps, [&](const StepName& other) { return other.step > saved.step; });
-  int64_t kept = 0, last = -1;
+  int64_t newer = 0, last = -1;
   std::ranges::reverse(steps);
   for (const StepName& name : steps) {
     const bool is_copy = name.step == saved.step ? name != saved : name.step == last;
-    if (!is_copy && (keep_last == 0 || kept < keep_last)) {
-      ++kept;
+    const bool is_kept = kept.last == 0 || newer < kept.last || kept.steps.contains(name.step);
+    if (!is_copy && is_kept) {
+      ++newer;
       last = name.step;
       continue;
     }
@@ -192,9 +193,9 @@ CheckpointDraft::~CheckpointDraft() {
   if (!directory_.empty()) std::filesystem::remove_all(directory_, ignored);
 }
 
-io::Path CheckpointDraft::commit(const json& state, int keep_last,
+io::Path CheckpointDraft::commit(const json& state, const KeptCheckpoints& kept,
                                  const std::map<std::string, io::FileSummary>& files) {
-  WEFT_CHECK(keep_last >= 0, "save_checkpoint: keep_last is {}", keep_last);
+  WEFT_CHECK(kept.last >= 0, "save_checkpoint: expected to keep 0 or more, got {}", kept.last);
   json described = json::object();
   const auto describe = [&](const std::string& file, const io::FileSummary& summary) {
     described[file] = {{"bytes", summary.bytes}, {"crc32", io::checksum_text(summary.crc32)}};
@@ -218,7 +219,7 @@ io::Path CheckpointDraft::commit(const json& state, int keep_last,
   directory_.clear();
   io::sync_directory(output_);
   write_latest(output_, name);
-  remove_old(output_, name, keep_last);
+  remove_old(output_, name, kept);
   if (name.copy > 0) {
     // The older one is gone: until `latest` says so, step-N.C that is not there means step-N.
     const StepName usual{step_};
@@ -231,13 +232,13 @@ io::Path CheckpointDraft::commit(const json& state, int keep_last,
   return output_ / name.text();
 }
 
-io::Path save_checkpoint(const io::Path& output, const Checkpoint& checkpoint, int keep_last) {
+io::Path save_checkpoint(const io::Path& output, const Checkpoint& checkpoint,
+                         const KeptCheckpoints& kept) {
   CheckpointDraft draft(output, checkpoint.step);
   const io::FileSummary model = write_tensors(draft.directory() / kModelFile, checkpoint.model);
   const io::FileSummary optimizer =
       write_tensors(draft.directory() / kOptimizerFile, checkpoint.optimizer);
-  return draft.commit(checkpoint.state, keep_last,
-                      {{kModelFile, model}, {kOptimizerFile, optimizer}});
+  return draft.commit(checkpoint.state, kept, {{kModelFile, model}, {kOptimizerFile, optimizer}});
 }
 
 std::string say_what_is_before(const io::Path& step) {

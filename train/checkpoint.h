@@ -23,7 +23,9 @@
 #include <cstdint>
 #include <map>
 #include <nlohmann/json.hpp>
+#include <set>
 #include <string>
+#include <utility>
 
 #include "io/safetensors.h"
 
@@ -36,6 +38,15 @@ struct Checkpoint {
   /// Whatever the trainer needs: random streams, position in the data, schedule, configuration.
   nlohmann::json state;
   bool is_sharded = false;
+};
+
+/// Which older checkpoints (of lower steps) stay when one is saved: the last so many, the new one
+/// counted, 0 for all, and those of `steps`.
+struct KeptCheckpoints {
+  KeptCheckpoints(int last, std::set<int64_t> steps = {}) : last(last), steps(std::move(steps)) {}
+
+  int last;
+  std::set<int64_t> steps;
 };
 
 /// A checkpoint that is not there yet.
@@ -52,9 +63,8 @@ class CheckpointDraft {
   const io::Path& directory() const { return directory_; }
   /// Writes state.json, which names `files`, or where none are given index.json, makes it
   /// OUT/step-N, replacing one of that number, moves `latest` to it and returns its path. Then
-  /// removes older checkpoints (of lower steps) but the last `keep_last`, this one counted; 0 keeps
-  /// all.
-  io::Path commit(const nlohmann::json& state, int keep_last,
+  /// removes the others but those that are kept.
+  io::Path commit(const nlohmann::json& state, const KeptCheckpoints& kept,
                   const std::map<std::string, io::FileSummary>& files = {});
 
  private:
@@ -67,7 +77,8 @@ class CheckpointDraft {
 /// Saves output/step-N as a draft that is committed at once, in one process.
 /// Throws Error naming the file that could not be written, or `output` when that is no directory;
 /// what was there before stays.
-io::Path save_checkpoint(const io::Path& output, const Checkpoint& checkpoint, int keep_last = 0);
+io::Path save_checkpoint(const io::Path& output, const Checkpoint& checkpoint,
+                         const KeptCheckpoints& kept = 0);
 
 enum class CheckpointParts { kAll, kModel, kState };
 

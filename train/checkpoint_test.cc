@@ -96,6 +96,16 @@ TEST_CASE("`latest` decides, not the highest number") {
   CHECK(find_checkpoint(output) == output / "step-15");
 }
 
+TEST_CASE("Of older checkpoints the last and those that are named stay") {
+  const io::Path output = fresh_directory("kept");
+  for (int step = 1; step <= 6; ++step)
+    save_checkpoint(output, checkpoint_of(step), {2, {2, 3, 9}});
+  CHECK(listing(output) ==
+        std::vector<std::string>{"latest", "step-2", "step-3", "step-5", "step-6"});
+  save_checkpoint(output, checkpoint_of(6), {1, {5}});
+  CHECK(listing(output) == std::vector<std::string>{"latest", "step-5", "step-6"});
+}
+
 TEST_CASE("Saving a step again replaces it") {
   const io::Path output = fresh_directory("again");
   save_checkpoint(output, checkpoint_of(3));

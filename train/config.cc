@@ -17,6 +17,7 @@
 #include "dist/strategy/strategy_kind.h"
 #include "io/json_field.h"
 #include "io/nearest.h"
+#include "io/quote.h"
 #include "models/gpt_names.h"
 #include "models/registry.h"
 #include "optim/deepspeed_schedule.h"
@@ -32,8 +33,26 @@ static void from_json(const nlohmann::json& json, Schedule& schedule) {
 
 }  // namespace weft::dist
 
+namespace weft::train {
+
+static void to_json(nlohmann::json& json, const Limit& limit) {
+  json = limit.count ? nlohmann::json(*limit.count) : nlohmann::json(limit.fraction);
+}
+static void from_json(const nlohmann::json& json, Limit& limit) {
+  limit = json.is_number_integer() ? Limit(json.get<int64_t>()) : Limit(json.get<double>());
+}
+
+}  // namespace weft::train
+
 template <>
 struct weft::io::JsonKind<weft::dist::Schedule> : JsonKind<std::string> {};
+template <>
+struct weft::io::JsonKind<weft::train::Limit> {
+  static constexpr const char* kName = "a count or a fraction";
+  static bool fits(const nlohmann::json& value) {
+    return value.is_number_float() || (value.is_number_integer() && JsonKind<int64_t>::fits(value));
+  }
+};
 
 namespace weft::train {
 namespace {
@@ -182,13 +201,15 @@ void for_each_setting(C& config, F&& f) {
   {
     auto& part = config;
     WEFT_SETTINGS(
-        recipe, data, model, image_size, epochs, batch_size, accumulate, limit_batches, weights,
-        interpolation, layer_norm_eps, freeze, layer_decay, optimizer, lr, weight_decay, momentum,
-        nesterov, betas, eps, vector_lr, clip_norm, nonfinite, schedule, warmup, label_smoothing,
-        test_time_flip, drop_path, normalize, precision, matmul_numerics, tf32_rounding, loss_scale,
-        initial_loss_scale, loss_scale_window, loss_scale_hysteresis, min_loss_scale, fp8_scaling,
-        fp8_level, checkpoint_activations, seed, save_every, state_dict_type, watch, detect_anomaly,
-        devices, global_batch_size, gradient_average, deterministic_reduce, collectives, capture)
+        recipe, data, model, image_size, epochs, max_steps, max_time, batch_size, accumulate,
+        limit_batches, limit_val_batches, val_check_interval, monitor, early_stopping, min_delta,
+        save_top_k, ema, weights, interpolation, layer_norm_eps, freeze, layer_decay, optimizer, lr,
+        weight_decay, momentum, nesterov, betas, eps, vector_lr, clip_norm, nonfinite, schedule,
+        warmup, label_smoothing, test_time_flip, drop_path, normalize, precision, matmul_numerics,
+        tf32_rounding, loss_scale, initial_loss_scale, loss_scale_window, loss_scale_hysteresis,
+        min_loss_scale, fp8_scaling, fp8_level, checkpoint_activations, seed, save_every,
+        state_dict_type, watch, detect_anomaly, devices, global_batch_size, gradient_average,
+        deterministic_reduce, collectives, capture)
   }
   {
     auto& part = config.augmentation;
@@ -202,6 +223,28 @@ void for_each_setting(C& config, F&& f) {
   });
   f("strategy", config.strategy.name);
   f("pipeline_schedule", config.strategy.schedule);
+}
+
+/// When it ends, and what it looks at on the way.
+void validate_length(const Config& c) {
+  check_positive("epochs", c.epochs);
+  check_not_negative("max-steps", c.max_steps);
+  WEFT_CHECK(c.max_time.empty() || parse_duration(c.max_time),
+             "max-time: expected a duration, 90s, 10m, 2h, 1d or DD:HH:MM:SS, got {}",
+             io::quote(c.max_time));
+  if (!c.limit_batches.is_zero()) c.limit_batches.check("limit-batches");
+  if (!c.limit_val_batches.is_zero()) c.limit_val_batches.check("limit-val-batches");
+  c.val_check_interval.check("val-check-interval");
+  check_choice("monitor", c.monitor, monitored(c));
+  check_not_negative("early-stopping", c.early_stopping);
+  WEFT_CHECK(std::isfinite(c.min_delta) && c.min_delta >= 0,
+             "min-delta: expected a difference of 0 or more, got {}", c.min_delta);
+  WEFT_CHECK(c.min_delta == 0 || c.early_stopping > 0,
+             "min-delta: {} is what --early-stopping takes for an improvement; give that, too",
+             c.min_delta);
+  WEFT_CHECK(c.save_top_k >= -1,
+             "save-top-k: expected a number of checkpoints, or -1 for all, got {}", c.save_top_k);
+  check_share("ema", c.ema);
 }
 
 void validate_ranks(const Config& c) {
@@ -254,7 +297,9 @@ void validate_ranks(const Config& c) {
 
 /// What is said of images alone must be left as it is.
 void validate_text(const Config& c) {
-  check_choice("model", c.model, models::gpt_names());
+  check_choice("model", c.model, text_model_names());
+  WEFT_CHECK(c.model != kGpt2 || !c.weights.empty(),
+             "model: gpt2 is the model that its weights describe; give --weights FILE");
   const nlohmann::json mine = to_json(c), usual = to_json(Config());
   const auto check_usual = [&](std::initializer_list<const char*> keys) {
     for (const char* key : keys) {
@@ -266,20 +311,17 @@ void validate_text(const Config& c) {
                  name, c.data);
     }
   };
-  check_usual({"image_size", "weights", "interpolation", "layer_norm_eps", "label_smoothing",
-               "drop_path", "normalize", "test_time_flip", "checkpoint_activations",
-               "gradient_average", "deterministic_reduce"});
+  check_usual({"image_size", "interpolation", "layer_norm_eps", "label_smoothing", "drop_path",
+               "normalize", "test_time_flip", "gradient_average", "deterministic_reduce"});
   check_usual({"random_crop", "shift", "flip", "alternate_flip", "rand_augment", "magnitude",
                "erase", "mixup", "cutmix"});
-  WEFT_CHECK(c.state_dict_type == "full",
-             "state-dict-type: runs on text keep full checkpoints, got {}", c.state_dict_type);
 }
 
 void validate_data_and_model(const Config& c) {
   if (is_of_text(c)) return validate_text(c);
   data::check_data_spec(c.data);
   WEFT_CHECK(
-      std::ranges::count(models::gpt_names(), c.model) == 0,
+      std::ranges::count(text_model_names(), c.model) == 0,
       "model: {} learns text, but data '{}' are images; expected --data grammar or a file of "
       "text",
       c.model, c.data);
@@ -289,6 +331,45 @@ void validate_data_and_model(const Config& c) {
 }  // namespace
 
 bool is_of_text(const Config& config) { return data::is_text(config.data); }
+
+std::vector<std::string> text_model_names() {
+  std::vector<std::string> names = models::gpt_names();
+  names.emplace_back(kGpt2);
+  return names;
+}
+
+std::vector<std::string> monitored(const Config& config) {
+  std::vector<std::string> metrics = {"loss/validation", "loss/train"};
+  if (!is_of_text(config)) {
+    metrics.insert(metrics.end(), {"accuracy/validation", "accuracy/train"});
+  }
+  return metrics;
+}
+
+bool is_more_better(const std::string& metric) { return metric.starts_with("accuracy/"); }
+
+int64_t trained_batches(const Config& config, int64_t all) {
+  const Limit& limit = config.limit_batches;
+  return limit.is_zero() || all == 0 ? all : limit.of(all, "limit-batches");
+}
+
+Limit limit_of_evaluation(const Config& config) {
+  return config.limit_val_batches.is_zero() ? config.limit_batches : config.limit_val_batches;
+}
+
+int64_t evaluated_batches(const Config& config, int64_t all) {
+  const Limit limit = limit_of_evaluation(config);
+  const bool is_own = !config.limit_val_batches.is_zero();
+  return limit.is_zero() ? all : limit.of(all, is_own ? "limit-val-batches" : "limit-batches");
+}
+
+void check_validation_interval(const Config& config, int64_t batches) {
+  const std::optional<int64_t>& count = config.val_check_interval.count;
+  WEFT_CHECK(!count || *count <= batches,
+             "val-check-interval: {} batches, but an epoch has {}; expected as many at most, or a "
+             "fraction",
+             *count, batches);
+}
 
 PrecisionScope enter_precision(const Config& config, Fp8Scaling& fp8) {
   return PrecisionScope(
@@ -306,16 +387,40 @@ double fixed_loss_scale(const Config& config) {
   return scale;
 }
 
+std::optional<double> parse_duration(const std::string& text) {
+  constexpr double kMinute = 60, kHour = 60 * kMinute, kDay = 24 * kHour;
+  const char *at = text.data(), *const end = at + text.size();
+  double seconds = 0;
+  if (text.find(':') != std::string::npos) {
+    for (const double unit : {kDay, kHour, kMinute, 1.0}) {
+      int count = -1;
+      const auto [rest, error] = std::from_chars(at, end, count);
+      const bool is_last = unit == 1;
+      if (error != std::errc() || count < 0 || (rest == end) != is_last) return {};
+      if (!is_last && *rest != ':') return {};
+      seconds += count * unit;
+      at = rest + !is_last;
+    }
+  } else {
+    const auto [rest, error] = std::from_chars(at, end, seconds);
+    if (error != std::errc() || end - rest != 1) return {};
+    const auto units = {std::pair('s', 1.0), {'m', kMinute}, {'h', kHour}, {'d', kDay}};
+    const auto unit = std::ranges::find(units, *rest, &std::pair<char, double>::first);
+    if (unit == units.end()) return {};
+    seconds *= unit->second;
+  }
+  return std::isfinite(seconds) && seconds > 0 ? std::optional(seconds) : std::nullopt;
+}
+
 SaveEvery parse_save_every(const std::string& text) {
   SaveEvery every;
   if (text.empty()) return every;
-  const bool is_time = text.back() == 's';
-  const char* const end = text.data() + text.size() - is_time;
-  const auto [rest, error] = is_time ? std::from_chars(text.data(), end, every.seconds)
-                                     : std::from_chars(text.data(), end, every.steps);
-  WEFT_CHECK(error == std::errc() && rest == end && (every.steps > 0 || every.seconds > 0) &&
-                 std::isfinite(every.seconds),
-             "save-every: expected a number of steps, 500, or of seconds, 600s, got \"{}\"", text);
+  if (const std::optional<double> time = parse_duration(text)) return {.seconds = *time};
+  const char* const end = text.data() + text.size();
+  const auto [rest, error] = std::from_chars(text.data(), end, every.steps);
+  WEFT_CHECK(error == std::errc() && rest == end && every.steps > 0,
+             "save-every: expected a number of steps, 500, or a time, 600s, 10m or 2h, got \"{}\"",
+             text);
   return every;
 }
 
@@ -335,11 +440,10 @@ std::vector<std::string> recipe_names() {
 
 void validate(const Config& c) {
   validate_data_and_model(c);
-  check_positive("epochs", c.epochs);
+  validate_length(c);
   check_positive("batch-size", c.batch_size);
   check_positive("accumulate", c.accumulate);
   parse_save_every(c.save_every);
-  check_not_negative("limit-batches", c.limit_batches);
   check_not_negative("watch", c.watch);
   WEFT_CHECK(c.image_size >= 0 && c.image_size <= kLargestImage,
              "image-size: expected a number of pixels up to {}, got {}", kLargestImage,

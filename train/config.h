@@ -4,12 +4,14 @@
 
 #include <cstdint>
 #include <nlohmann/json_fwd.hpp>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "data/transforms.h"
 #include "dist/plan/sharing.h"
 #include "dist/strategy/options.h"
+#include "train/limit.h"
 #include "train/precision.h"
 
 namespace weft::train {
@@ -20,10 +22,21 @@ struct Config {
   std::string model = "cct";     // models/models.inc, models/gpt_names.h
   int64_t image_size = 0;        // pixels; 0: the data's own, at most 224
 
+  // When it ends: whatever comes first, or early_stopping.
   int64_t epochs = 10;
-  int64_t batch_size = 64;    // images per device, or windows of text
-  int64_t accumulate = 1;     // gradient accumulation: batches of one optimizer step
-  int64_t limit_batches = 0;  // per epoch, and per evaluation; 0: all
+  int64_t max_steps = 0;           // of the optimizer; 0: no limit
+  std::string max_time;            // "90s", "10m", "2h", "1d" or "DD:HH:MM:SS"; empty: no limit
+  int64_t batch_size = 64;         // images per device, or windows of text
+  int64_t accumulate = 1;          // gradient accumulation: batches of one optimizer step
+  Limit limit_batches = 0.0;       // of an epoch, and of an evaluation; 0: all
+  Limit limit_val_batches = 0.0;   // of an evaluation; 0: as limit_batches
+  Limit val_check_interval = 1.0;  // batches, of an epoch, from validation to validation
+
+  // What is best, and what becomes of it.
+  std::string monitor = "loss/validation";  // a metric, see monitored()
+  int64_t early_stopping = 0;  // patience: looks without improvement that end the run; 0: none do
+  double min_delta = 0;        // an improvement is larger than this
+  int64_t save_top_k = 0;      // best checkpoints that are kept besides the latest; -1: all
 
   // The weights that training starts from, and which of them are trained.
   std::string weights;                        // a file; empty: random, from the seed
@@ -44,6 +57,7 @@ struct Config {
   std::string nonfinite = "stop";      // a loss or gradient that is not finite: stop, skip the step
   std::string schedule = "one-cycle";  // one-cycle, cosine, constant; DeepSpeed's as JSON
   double warmup = 0.1;                 // share of all steps in which the learning rate rises
+  double ema = 0;                      // decay of the moving average of the weights; 0: none
   double label_smoothing = 0;
   double drop_path = 0;
 
@@ -63,7 +77,7 @@ struct Config {
   std::string fp8_level;                   // O1, O2, O3 (train/fp8_level.h); empty: none
   bool checkpoint_activations = false;
   uint64_t seed = 0;
-  std::string save_every;  // besides epoch ends: steps, "500", or seconds, "600s"; empty: never
+  std::string save_every;  // besides epoch ends: steps, "500", or a time, "600s"; empty: never
   std::string state_dict_type = "full";  // of checkpoints: full, sharded
   int64_t watch = 0;                     // steps between looks at every layer; 0: none is taken
   bool detect_anomaly = false;           // AnomalyMode: every op is checked for NaN
@@ -81,6 +95,23 @@ struct Config {
 /// Whether a language model learns from text: train/runs/text_run.h; else a classifier from images:
 /// train/runs/image_run.h.
 bool is_of_text(const Config& config);
+
+/// The language models that there are: models/gpt_names.h, and "gpt2", which its weights describe.
+std::vector<std::string> text_model_names();
+inline constexpr const char* kGpt2 = "gpt2";
+
+/// The metrics that a run may go by, and whether more of one is better.
+std::vector<std::string> monitored(const Config& config);
+bool is_more_better(const std::string& metric);
+
+/// What of so many batches an epoch takes, and an evaluation. Throws Error naming the setting that
+/// leaves none.
+int64_t trained_batches(const Config& config, int64_t all);
+int64_t evaluated_batches(const Config& config, int64_t all);
+/// limit_val_batches, or where that says nothing limit_batches; 0: all.
+Limit limit_of_evaluation(const Config& config);
+/// Throws Error where an epoch of so many batches has fewer than from validation to validation.
+void check_validation_interval(const Config& config, int64_t batches);
 
 /// How the devices share the model and a batch; throws Error where they cannot.
 dist::Sharing sharing_of(const Config& config);
@@ -103,8 +134,11 @@ struct SaveEvery {
   int64_t steps = 0;   // 0: no number of steps
   double seconds = 0;  // 0: no time
 };
-/// "", "500" or "600s"; throws Error for anything else.
+/// "", "500" or a duration; throws Error for anything else.
 SaveEvery parse_save_every(const std::string& text);
+/// Seconds of "90s", "10m", "2h", "1.5d" or "DD:HH:MM:SS"; nothing for anything else, and for no
+/// time at all.
+std::optional<double> parse_duration(const std::string& text);
 
 nlohmann::json to_json(const Config& config);
 /// A setting that is missing, in a checkpoint from before there was one, has its default: new

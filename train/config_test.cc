@@ -31,6 +31,55 @@ TEST_CASE("Settings that an older program did not know have their defaults") {
   CHECK(now.at("model") == "resnet8");
 }
 
+TEST_CASE("A limit is a count or a fraction, by how it is written") {
+  CHECK(Limit::parse("10", "limit").count == 10);
+  CHECK(Limit::parse("1", "limit").count == 1);
+  CHECK_FALSE(Limit::parse("1.0", "limit").count);
+  CHECK(Limit::parse("1.0", "limit").fraction == 1);
+  CHECK(Limit::parse("0.25", "limit").of(10, "limit") == 2);
+  CHECK(Limit(25).of(10, "limit") == 10);
+  CHECK_THROWS_WITH(Limit::parse("some", "limit"),
+                    "limit: expected a count, 10, or a fraction, 0.1, got \"some\"");
+  CHECK_THROWS_WITH(Limit::parse("", "limit"), Contains("got \"\""));
+  CHECK_THROWS_WITH(Limit(1.5).check("limit"),
+                    "limit: expected a positive count or a fraction in (0, 1], got 1.5");
+  // So it goes to JSON and back; a checkpoint of an older program has counts, of which 0 is all.
+  for (const char* text : {"0", "3", "0.5", "1.0"}) {
+    const json limited = {{"limit_batches", json::parse(text)}};
+    CHECK(to_json(config_from_json(limited)).at("limit_batches").dump() == text);
+  }
+  Config config;
+  CHECK(trained_batches(config, 40) == 40);
+  config.limit_batches = 0.1;
+  CHECK(trained_batches(config, 40) == 4);
+  CHECK(evaluated_batches(config, 20) == 2);
+  CHECK_THROWS_WITH(evaluated_batches(config, 5), "limit-batches: 0.1 of 5 batches is none");
+  config.limit_val_batches = 3;
+  CHECK(evaluated_batches(config, 20) == 3);
+  CHECK(evaluated_batches(config, 2) == 2);
+  CHECK_THROWS_WITH(config_from_json({{"val_check_interval", "often"}}),
+                    Contains("\"val_check_interval\": expected a count or a fraction, got"));
+}
+
+TEST_CASE("A duration is a number with its unit, or days, hours, minutes and seconds") {
+  CHECK(parse_duration("90s") == 90);
+  CHECK(parse_duration("1.5m") == 90);
+  CHECK(parse_duration("2h") == 7200);
+  CHECK(parse_duration("1d") == 86400);
+  CHECK(parse_duration("00:12:00:00") == 43200);
+  CHECK(parse_duration("1:2:3:4") == ((24 + 2) * 60 + 3) * 60 + 4);
+  for (const char* wrong : {"", "90", "s", "-5s", "0s", "nan s", "1e999s", "5 s", "1:2:3", "1:2:3:",
+                            "1:2:3:4:5", "1:-2:3:4", "a:b:c:d", "0:0:0:0", ":::1", "1h30m"}) {
+    INFO(wrong);
+    CHECK_FALSE(parse_duration(wrong));
+  }
+  CHECK(parse_save_every("500").steps == 500);
+  CHECK(parse_save_every("600s").seconds == 600);
+  CHECK(parse_save_every("10m").seconds == 600);
+  CHECK_THROWS_WITH(parse_save_every("0"), Contains("save-every: expected a number of steps, 500"));
+  CHECK_THROWS_WITH(parse_save_every("often"), Contains("got \"often\""));
+}
+
 TEST_CASE("Unknown settings and values of another type are named") {
   json config = to_json(Config());
   config["levitation"] = 3;

@@ -4,10 +4,12 @@
 #include <cmath>
 #include <cstdlib>
 #include <filesystem>
-#include <unordered_set>
+#include <tuple>
 #include <utility>
 
+#include "autograd/autocast.h"
 #include "autograd/backward.h"
+#include "autograd/fp8.h"
 #include "autograd/ops.h"
 #include "autograd/random.h"
 #include "core/runtime.h"
@@ -22,6 +24,7 @@
 #include "dist/strategy/fp8_gradients.h"
 #include "dist/strategy/fp8_zero.h"
 #include "dist/strategy/strategy_kind.h"
+#include "kernels/gemm/matmul_numerics.h"
 #include "optim/clip.h"
 #include "train/sharded_state.h"
 
@@ -40,6 +43,7 @@ FabricOptions completed(FabricOptions options) {
   options.state_dict_type = dist::state_dict_type_here(options.state_dict_type);
   const DType products = find_precision(options.precision).rounds_weights_to();
   options.strategy.product_dtype = products == DType::f32 ? "" : name(products);
+  options.strategy.device_numbers = options.devices.numbers;
   return options;
 }
 
@@ -179,6 +183,8 @@ Fabric::Fabric(const FabricOptions& options)
   WEFT_CHECK(devices_ == 1 || device_.index == 0,
              "fabric: {} devices, but device \"{}\" is one of them; expected \"{}\"", devices_,
              options.device, name(device_.type));
+  WEFT_CHECK(options.num_nodes == 1 || sharing_->threads == 1,
+             "fabric: {} nodes, but dp has threads of one program; use ddp", options.num_nodes);
 }
 
 Fabric::~Fabric() {
@@ -228,6 +234,7 @@ void Fabric::launch(dist::CommunicatorPtr world) {
   if (size() > 1 || !options_.devices.numbers.empty()) {
     const bool are_processes = dist::is_rank();  // else threads of one
     device_ = options_.devices.of_rank(device_, are_processes ? dist::local_rank() : rank());
+    require_device(device_);
   }
   if (size() > 1) {
     const dist::Collectives collectives = dist::parse_collectives(options_.collectives);
@@ -335,15 +342,81 @@ void Fabric::setup_model(nn::Module& model, const nn::ModelStructure& structure)
                               const NamedTensors& state,
                               const nn::LoadOptions& how) -> std::optional<nn::LoadResult> {
          const Fabric& self = alive(fabric, "load_state_dict");
-         if (entry->is_loading || !self.world_) return {};
+         const bool is_whole = !self.world_ && entry->strategy->keeps_whole_state();
+         if (entry->is_loading || is_whole) return {};
          WEFT_CHECK(how.strict,
                     "load_state_dict: expected strict = true of a model that was set up on {} "
                     "ranks; load what is not all of it before setup()",
                     self.size());
          load_state(*entry, state);
          return nn::LoadResult{};
+       },
+       .state_dict = [fabric, entry = entry.get()]() -> std::optional<NamedTensors> {
+         if (entry->strategy->keeps_whole_state()) return {};
+         return alive(fabric, "state_dict").state_everywhere(*entry);
        }});
+  for (const auto& [name, part] : model.named_modules()) {
+    // Some were set up on their own.
+    if (part != &model && !part->has_route()) lead_part(*entry, name, *part);
+  }
   models_.push_back(std::move(entry));
+}
+
+/// What becomes of a program's calls of a part of a model.
+void Fabric::lead_part(Model& model, const std::string& name, nn::Module& part) {
+  // Null: the part has outlived its model, and is a module like any other.
+  const auto leader = [fabric = std::weak_ptr<Fabric*>(alive_), is_alive = model.is_alive,
+                       name]() -> Fabric* {
+    return is_alive.expired() ? nullptr : &alive(fabric, name.c_str());
+  };
+  nn::Module::Route route;
+  // What has no tensors follows its input, wherever it is called.
+  if (!part.unrouted_state().empty()) {
+    route.refuse = [leader, name] {
+      if (Fabric* const self = leader()) self->check_outside_call(name);
+    };
+  }
+  route.zero_grad = [leader, &model, &part] {
+    if (Fabric* const self = leader()) self->drop_gradients(model, part);
+  };
+  if (!model.strategy->keeps_whole_state()) {
+    route.state_dict = [leader, &model, name]() -> std::optional<NamedTensors> {
+      const Fabric* const self = leader();
+      if (!self) return {};
+      NamedTensors mine;
+      for (const auto& [entry, tensor] : self->state_everywhere(model)) {
+        if (entry.starts_with(name + ".")) mine.emplace_back(entry.substr(name.size() + 1), tensor);
+      }
+      return mine;
+    };
+    route.load_state_dict = [leader, name](
+                                const NamedTensors&,
+                                const nn::LoadOptions&) -> std::optional<nn::LoadResult> {
+      WEFT_CHECK(!leader(),
+                 "load_state_dict: \"{}\" is a part of a model that was set up; load the model's "
+                 "whole state, or the part's before setup()",
+                 name);
+      return {};
+    };
+  }
+  part.set_route(std::move(route));
+}
+
+/// On one device a part may be called wherever the precision is that of a call of the model.
+void Fabric::check_outside_call(const std::string& part) {
+  const auto arithmetic = [] {
+    return std::tuple(autocast_dtype(), fp8_in_force(), kernels::matmul_settings());
+  };
+  const auto here = arithmetic();
+  const PrecisionScope scope = autocast();
+  WEFT_CHECK(devices_ == 1 && here == arithmetic(),
+             "fabric: \"{}\", a part of a model that was set up, was called from outside of the "
+             "model, where {}; call model(x), or fabric.forward(model, function) for functions "
+             "that call parts, model.forward(x) among them",
+             part,
+             devices_ > 1 ? fmt::format("strategy {} does not know of it",
+                                        dist::strategy_of(options_.strategy, devices_).name)
+                          : fmt::format("it would not run in {}", options_.precision));
 }
 
 void Fabric::setup_optimizer(optim::Optimizer& optimizer) {
@@ -413,15 +486,19 @@ std::unique_ptr<data::Loader> Fabric::setup_dataloader(data::DatasetPtr dataset,
 
 Tensor Fabric::forward(nn::Module& model, const Tensor& x) {
   const Model& entry = find_model(model, "forward");
+  const auto run = [&](const Tensor& in) {
+    return nn::RoutedCall::is_of(model) ? model.unrouted(in) : entry.strategy->forward(model, in);
+  };
   const PrecisionScope scope = autocast();
-  const auto run = [&](const Tensor& in) { return entry.strategy->forward(model, in); };
   return forward_logits(run, ops::to(x, device_), precision_);
 }
 
 Tensor Fabric::forward(nn::Module& model, const std::function<Tensor()>& function) {
   const Model& entry = find_model(model, "forward");
   const PrecisionScope scope = autocast();
-  return widened(entry.strategy->call(model, function), precision_);
+  const bool is_led = nn::RoutedCall::is_of(model);
+  const nn::RoutedCall call(&model);
+  return widened(is_led ? function() : entry.strategy->call(model, function), precision_);
 }
 
 /// Where the loss has to be scaled or averaged, a backward pass of the program's own would leave
@@ -508,6 +585,7 @@ void Fabric::run(const dist::MicroBatches& batches) {
   scaler_.scale(Tensor::scalar(0));  // a pipeline's stage may have no loss of its own to scale
   // One scope for all: each weight is cast once.
   const PrecisionScope scope = autocast();
+  const nn::RoutedCall call;
   const ScopedValue in_backward(is_in_backward_, true);
   model.strategy->run(*model.module, batches);
 }
@@ -648,16 +726,7 @@ void Fabric::drop_gradients(Optimizer& entry) {
   settle(entry);
   std::unordered_set<const void*> mine;
   for (const Tensor& p : parameters) mine.insert(p.id());
-  for (Model* model : entry.models) {
-    bool has_all = true;
-    for (size_t i = 0; i < model->parameters.size(); ++i) {
-      const Tensor& p = model->parameters[i];
-      const bool is_mine = mine.contains(model->kept.at(p.id()).id());
-      if (is_mine && !model->sums_aside.empty()) model->sums_aside[i] = {};
-      has_all = has_all && (is_mine || !p.requires_grad());
-    }
-    if (has_all) drop_rest(*model);
-  }
+  for (Model* model : entry.models) drop_rest(*model, mine);
 }
 
 /// The optimizer's gradients are gone.
@@ -672,6 +741,31 @@ void Fabric::drop_rest(Model& model) {
   model.strategy->drop_local_gradients();
   model.has_local = model.has_sums = false;
   model.sums_aside.clear();
+}
+
+/// The same of some of what this rank has of the parameters; what only drops together, where they
+/// are all that are trained.
+void Fabric::drop_rest(Model& model, const std::unordered_set<const void*>& parameters) {
+  bool has_all = true;
+  for (size_t i = 0; i < model.parameters.size(); ++i) {
+    const Tensor& p = model.parameters[i];
+    const bool is_one = parameters.contains(model.kept.at(p.id()).id());
+    if (is_one && !model.sums_aside.empty()) model.sums_aside[i] = {};
+    has_all = has_all && (is_one || !p.requires_grad());
+  }
+  if (has_all) drop_rest(model);
+}
+
+/// Those of a part of the model; the optimizer's others are as they were.
+void Fabric::drop_gradients(Model& model, const nn::Module& part) {
+  std::unordered_set<const void*> mine;
+  for (const Tensor& p : part.parameters()) {
+    const auto kept = model.kept.find(p.id());
+    if (kept == model.kept.end()) continue;
+    mine.insert(kept->second.id());
+    if (kept->second.grad().defined()) kept->second.set_grad({});
+  }
+  drop_rest(model, mine);
 }
 
 void Fabric::drop_gradients(Model& model) {

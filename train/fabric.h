@@ -16,14 +16,17 @@
 //   fabric.save("model.safetensors");
 //
 // What setup() has taken over knows of the precision, the loss scale and the shards: model(x),
-// optimizer.step() and zero_grad(), model.zero_grad() and load_state_dict(), and the functions of
-// optim/clip.h. What cannot be led there throws: weft::backward(loss) where the loss has to be
-// scaled or averaged, clipping and steps on gradients that have not been summed over the ranks,
-// steps of an optimizer that was not set up, add_group(), a step inside a captured graph. A program
-// may set up several models and optimizers.
+// optimizer.step() and zero_grad(), model.zero_grad(), state_dict() and load_state_dict(), and the
+// functions of optim/clip.h. What cannot be led there throws: weft::backward(loss) where the loss
+// has to be scaled or averaged, clipping and steps on gradients that have not been summed over the
+// ranks, steps of an optimizer that was not set up, add_group(), a step inside a captured graph,
+// and calls of a model's parts from outside of it. A program may set up several models and
+// optimizers.
 //
-// Not known to Fabric is what a program calls of a model besides model(x): model.forward(x) and
-// methods of its own. forward(model, function) runs them.
+// model.forward(x) and methods of a model's own call its parts, which throw where they would run in
+// another precision than was asked for, or past the strategy: forward(model, function) runs them.
+// Not seen are functions that call no part which has parameters: forward(x) of a single layer, or
+// one that reads the parameters itself.
 //
 // A step of several micro-batches, or one in a strategy's own order, is fabric.run() in the place
 // of backward(). `weft train` is built on this (train/trainer/trainer.h, train/runs/image_run.h);
@@ -40,6 +43,7 @@
 #include <string>
 #include <typeinfo>
 #include <unordered_map>
+#include <unordered_set>
 #include <utility>
 #include <vector>
 
@@ -79,8 +83,10 @@ struct NumericsOptions {
 
 struct FabricOptions {
   std::string device = "cpu";  // cpu or cuda; of a single device also its number: cuda:1
-  Devices devices = 1;         // with cuda a rank takes the device of its number on its host
-  int num_nodes = 1;           // hosts with so many devices each, on which a launcher starts ranks
+  /// With cuda a rank, or a thread of dp, takes the device of its number on its host, or in the
+  /// list.
+  Devices devices = 1;
+  int num_nodes = 1;  // hosts with so many devices each, on which a launcher starts ranks
   /// 32-true, 64-true, 16-mixed (the loss is scaled), bf16-mixed, 16-true, bf16-true,
   /// transformer-engine (fp8), or by our names (train/precision.h).
   std::string precision = "32-true";
@@ -208,8 +214,9 @@ class Fabric {
 
   /// Adds the gradients of the mean of all ranks' losses; in 16-mixed they are scaled.
   void backward(const Tensor& loss);
-  /// Forward and backward of a step's micro-batches of the only model, in the strategy's order. The
-  /// loss of each is its share of the whole batch's loss, scaled().
+  /// Forward and backward of a step's micro-batches of the only model, in the strategy's order,
+  /// which alone is a pipeline's schedule. The loss of each is its share of the whole batch's loss,
+  /// scaled(); it may call the model's parts.
   void run(const dist::MicroBatches& batches);
   Tensor scaled(const Tensor& loss) { return scaler_.scale(loss); }
 
@@ -327,6 +334,9 @@ class Fabric {
   const dist::Sharing& sharing() const;
   std::shared_ptr<dist::Strategy> make_strategy() const;
   static void load_state(Model& model, const NamedTensors& state);
+  NamedTensors state_everywhere(const Model& model) const;
+  void lead_part(Model& model, const std::string& name, nn::Module& part);
+  void check_outside_call(const std::string& part);
   Model& only_model(std::string_view function);
   Model& find_model(nn::Module& model, std::string_view function);
   Optimizer& find_optimizer(const optim::Optimizer& optimizer, std::string_view function);
@@ -353,7 +363,9 @@ class Fabric {
   bool take_step(Optimizer& entry, double gradient_scale, const kernels::StepGate& gate);
   void drop_gradients(Optimizer& entry);
   void drop_gradients(Model& model);
+  void drop_gradients(Model& model, const nn::Module& part);
   void drop_rest(Model& model);
+  void drop_rest(Model& model, const std::unordered_set<const void*>& parameters);
   void settle(Optimizer& entry);
   Tensor unscale(Optimizer& entry);
   void update_scale();

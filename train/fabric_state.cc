@@ -84,6 +84,30 @@ void Fabric::load_state(Model& model, const NamedTensors& state) {
   model.strategy->load_model_state(*model.module, state);
 }
 
+/// The whole state on every rank, on the CPU. Rank 0 has it, or gets it, and sends it on.
+NamedTensors Fabric::state_everywhere(const Model& model) const {
+  const NoGrad guard;
+  NamedTensors state = model.strategy->model_state(*model.module);
+  nlohmann::json list = nlohmann::json::array();
+  for (auto& [name, tensor] : state) {
+    tensor = ops::contiguous(to_device(detach(tensor), Device{}));
+    list.push_back({name, static_cast<int>(tensor.dtype()),
+                    std::vector<int64_t>(tensor.shape().begin(), tensor.shape().end())});
+  }
+  if (!world_) return state;
+  list = nlohmann::json::parse(broadcast_text(list.dump(), world_));
+  if (!is_main()) {
+    state.clear();
+    for (const nlohmann::json& entry : list) {
+      state.emplace_back(entry[0].get<std::string>(),
+                         Tensor::empty(Shape(entry[2].get<std::vector<int64_t>>()),
+                                       static_cast<DType>(entry[1].get<int>())));
+    }
+  }
+  for (const auto& [name, tensor] : state) world_->broadcast(tensor).wait();
+  return state;
+}
+
 /// The only model of an optimizer that was set up, whose strategy knows its state; null: the
 /// optimizer has all of it.
 Fabric::Model* Fabric::model_of(const optim::Optimizer& optimizer) {
@@ -121,8 +145,10 @@ optim::OptimizerState Fabric::whole_state(const optim::Optimizer& optimizer) {
 /// What was not set up is rank 0's to write.
 dist::LocalTensors Fabric::local_state(nn::Module& module) {
   if (const Model* const model = model_of(module)) return model->strategy->local_state(module);
-  dist::LocalTensors all = dist::whole_tensors(module);
-  for (auto& entry : all) entry.placement.copies = is_main() ? 1 : 0;
+  dist::LocalTensors all;
+  for (const auto& [name, tensor] : module.state_dict()) {
+    all.push_back({name, tensor, {.whole = tensor.shape(), .copies = is_main() ? 1 : 0}});
+  }
   return all;
 }
 
@@ -279,8 +305,10 @@ void Fabric::load_model(const SavedState& from, const std::string& name, nn::Mod
     if (model) load_state(*model, state);
     return;
   }
+  // A part of a model that is shared out, whose tensors would be copies, refuses whatever comes.
+  if (!model) module.load_state_dict({}, {.strict = false});
   std::set<std::string> wanted;
-  for (const auto& [entry, tensor] : module.state_dict()) wanted.insert(name + "." + entry);
+  for (const auto& [entry, tensor] : module.unrouted_state()) wanted.insert(name + "." + entry);
   for (const auto& [entry, place] : from.reader->index().tensors) {
     WEFT_CHECK(!entry.starts_with(name + ".") || wanted.contains(entry),
                "{}: tensor \"{}\" is none of the model's", from.reader->directory().string(),

@@ -603,6 +603,19 @@ TEST_CASE("all_gather has a gradient; gather_for_metrics has each sample once") 
   });
 }
 
+TEST_CASE("batches of different numbers of tensors are refused where they would be put together") {
+  struct Source {
+    int64_t tensors = 0;
+    std::optional<Tensors> next() {
+      if (tensors == 2) return std::nullopt;
+      return Tensors(static_cast<size_t>(++tensors), Tensor::zeros({4}));
+    }
+  };
+  Source source;
+  SharedLoader<Source> loader(source, {.ranks = 3, .batches = 3});
+  CHECK_THROWS_WITH(loader.next(), Contains("batches of 1 and 2 tensors cannot be shared out"));
+}
+
 TEST_CASE("a loader is set up where it stands, and shares each of its samples once") {
   const data::DatasetPtr dataset = data::open_data("builtin", 1).validation;
   const int64_t size = std::min<int64_t>(dataset->size(), 1 << 20);

@@ -125,7 +125,7 @@ Findings evaluate_run(const io::Path& run) {
                                 .preprocess = trained.preprocess});
   std::vector<Verdict> verdicts;
   evaluate(trained, loader,
-           {.limit = trained.config.limit_batches,
+           {.limit = evaluated_batches(trained.config, loader.batches()),
             .each = [&](const data::Batch& batch, const Tensor& logits) {
               append_verdicts(verdicts, batch, logits);
             }});

@@ -89,7 +89,7 @@ bool cpu_has_bf16_instructions();
 
 /// A model's output in f32 (f64 for f64 models).
 inline Tensor widened(const Tensor& output, const Precision& precision) {
-  if (!is_floating(output.dtype())) return output;
+  if (!output.defined() || !is_floating(output.dtype())) return output;
   return ops::cast(output, precision.parameters == DType::f64 ? DType::f64 : DType::f32);
 }
 

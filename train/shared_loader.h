@@ -23,6 +23,7 @@
 #include <vector>
 
 #include "autograd/ops.h"
+#include "core/error.h"
 #include "core/transfer.h"
 #include "data/loader.h"
 
@@ -83,7 +84,8 @@ class SharedLoader {
 
   /// This rank's part of the next batches; nothing once at the end of an epoch. What is left at the
   /// end of one is cut evenly. A rank whose part is empty gets the first sample again. Throws Error
-  /// where the tensors of a batch differ in their number of samples.
+  /// where the tensors of a batch differ in their number of samples, or batches that are cut
+  /// together in their number of tensors.
   std::optional<Batch> next() {
     if (!ahead_) ahead_ = read();
     std::vector<Batch> round = std::move(*ahead_);
@@ -128,7 +130,12 @@ class SharedLoader {
   /// Puts the others behind the first.
   static void join(Batch& first, std::vector<Batch>& others) {
     std::vector<Tensors> parts = {tensors_of(first)};
-    for (size_t i = 1; i < others.size(); ++i) parts.push_back(tensors_of(others[i]));
+    for (size_t i = 1; i < others.size(); ++i) {
+      parts.push_back(tensors_of(others[i]));
+      WEFT_CHECK(parts[i].size() == parts[0].size(),
+                 "loader: batches of {} and {} tensors cannot be shared out together",
+                 parts[0].size(), parts[i].size());
+    }
     size_t place = 0;
     for_each_tensor(first, [&](Tensor& x) {
       Tensors pieces;

@@ -12,6 +12,7 @@
 #include "cli/json_line.h"
 #include "cli/run_program.h"
 #include "io/files.h"
+#include "io/nearest.h"
 #include "kernels/plugins/build.h"
 
 namespace weft::cli {
@@ -41,8 +42,8 @@ const Gpu& find_gpu(std::string_view name) {
     if (gpu.name == name) return gpu;
     names.emplace_back(gpu.name);
   }
-  throw UsageError(
-      fmt::format("kernels sass --gpu {}: expected one of {}", name, fmt::join(names, ", ")));
+  throw UsageError(fmt::format("kernels sass --gpu {}: expected one of {}{}", name,
+                               fmt::join(names, ", "), io::did_you_mean(name, names)));
 }
 
 std::string require_tool(const std::string& name) {

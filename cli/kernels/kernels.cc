@@ -19,6 +19,7 @@
 #include "cli/report/kernel_report.h"
 #include "cli/run_program.h"
 #include "io/files.h"
+#include "io/nearest.h"
 
 namespace weft::cli {
 namespace {
@@ -161,8 +162,8 @@ int run(const Words& words) {
   if (!lab.options.empty() && !lab.options[0].starts_with("-")) {
     const std::string op = lab.options[0];
     if (std::ranges::count(kOps, op) == 0) {
-      throw UsageError(
-          fmt::format("kernels: no op \"{}\": expected one of {}", op, fmt::join(kOps, ", ")));
+      throw UsageError(fmt::format("kernels: no op \"{}\": expected one of {}{}", op,
+                                   fmt::join(kOps, ", "), io::did_you_mean(op, kOps)));
     }
     lab.ops = {op};
     lab.options.erase(lab.options.begin());

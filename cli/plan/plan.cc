@@ -7,6 +7,7 @@
 #include "cli/json_line.h"
 #include "cli/plan/prediction.h"
 #include "cli/step/ranked_step.h"
+#include "io/nearest.h"
 #include "io/progress.h"
 #include "models/registry.h"
 
@@ -75,8 +76,8 @@ int run(const Arguments& a) {
                  value, a.devices);
     }
     const auto names = models::model_names();
-    WEFT_CHECK(std::ranges::count(names, a.model) == 1, "unknown model \"{}\"; expected {}",
-               a.model, fmt::join(names, ", "));
+    WEFT_CHECK(std::ranges::count(names, a.model) == 1, "unknown model \"{}\"; expected {}{}",
+               a.model, fmt::join(names, ", "), io::did_you_mean(a.model, names));
   });
   const Demand demand = demand_of(a, cluster);
   const std::vector<Prediction> predictions = predict_all(demand);

@@ -1,4 +1,6 @@
 // weft plan: what it predicts, how it orders, what it refuses; and the benches of its parts.
+#include <array>
+
 #include "tests/program/train_runs.h"
 
 using namespace weft;
@@ -123,6 +125,16 @@ TEST_CASE("clusters that cannot be are usage errors") {
   check_error(run_weft("plan --devices 16 --nodes 2 --shard-size 3"), 2,
               "shard-size 3 does not divide 16 devices");
   check_error(run_weft("plan --devices 8 --model net"), 2, "unknown model \"net\"");
+  // What somebody probably meant is named.
+  for (const auto& [option, word, meant] :
+       std::vector<std::array<std::string, 3>>{{"--model", "vit_b_61", "vit_b_16"},
+                                               {"--accelerator", "h10", "h100"},
+                                               {"--network", "infiniband-ndrr", "infiniband-ndr"},
+                                               {"--optimizer", "adamv", "adamw"},
+                                               {"--precision", "bf61", "bf16"}}) {
+    check_error(run_weft(fmt::format("plan --devices 8 {} {}", option, word)), 2,
+                fmt::format("did you mean \"{}\"?", meant));
+  }
 }
 
 TEST_CASE("predictions of memory hold on steps held back; those of time are given") {

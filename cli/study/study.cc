@@ -19,6 +19,7 @@
 #include "cli/run_settings.h"
 #include "cli/study/runs.h"
 #include "core/parallel.h"
+#include "io/nearest.h"
 #include "io/progress.h"
 #include "train/config_files/config_file.h"
 #include "train/config_yaml.h"
@@ -161,8 +162,11 @@ train::Config changed(const train::Config& config, const std::string& key,
                       const std::string& value) {
   return as_usage([&] {
     const nlohmann::json all = to_json(config);
-    WEFT_CHECK(all.contains(key), "--vary: there is no setting \"{}\"; weft config show lists them",
-               train::option_name(key));
+    std::vector<std::string> known;
+    for (const auto& [setting, usual] : all.items()) known.push_back(train::option_name(setting));
+    WEFT_CHECK(all.contains(key),
+               "--vary: there is no setting \"{}\"; weft config show lists them{}",
+               train::option_name(key), io::did_you_mean(key, known));
     const nlohmann::json parsed = nlohmann::json::parse(value, nullptr, false);
     train::ConfigFile line;
     line.path = "--vary";
@@ -270,7 +274,8 @@ const Rule& find_rule(const std::string& name) {
     if (rule.name == name) return rule;
     names.emplace_back(rule.name);
   }
-  throw UsageError(fmt::format("--rules: \"{}\" is not one of {}", name, fmt::join(names, ", ")));
+  throw UsageError(fmt::format("--rules: \"{}\" is not one of {}{}", name, fmt::join(names, ", "),
+                               io::did_you_mean(name, names)));
 }
 
 /// Batches are those of all devices together.

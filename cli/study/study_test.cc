@@ -90,6 +90,8 @@ TEST_CASE("seeds and settings") {
               "there is no setting \"leraning-rate\"");
   check_error(run_weft("study batch-size --rules cubic --output " + scratch("none")), 2,
               "\"cubic\" is not one of none, linear, sqrt, lars, lamb");
+  check_error(run_weft("study batch-size --rules liner --output " + scratch("none")), 2,
+              "did you mean \"linear\"?");
 }
 
 TEST_CASE("of text the loss is what a training comes to") {

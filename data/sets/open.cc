@@ -8,6 +8,7 @@
 #include "data/files.h"
 #include "data/random.h"
 #include "data/sets/sets.h"
+#include "io/nearest.h"
 
 namespace weft::data {
 namespace {
@@ -32,7 +33,13 @@ Source parse(const std::string& spec) {
     WEFT_CHECK(!directory.empty(), "data '{}': expected a directory after the colon", spec);
     return {kind, directory};
   }
-  WEFT_FAIL("unknown data '{}': expected builtin, cifar10:DIR, folder:DIR or mnist:DIR", spec);
+  const std::string word = spec.substr(0, spec.find(':'));
+  const std::string guess = io::nearest(word, {"builtin", "cifar10", "folder", "mnist", "grammar"});
+  const bool has_directory = guess != "builtin" && guess != "grammar";
+  WEFT_FAIL("unknown data '{}': expected builtin, cifar10:DIR, folder:DIR or mnist:DIR{}", spec,
+            guess.empty()   ? ""
+            : has_directory ? fmt::format("; did you mean {}:DIR?", guess)
+                            : fmt::format("; did you mean {}?", guess));
 }
 
 // The source that a spec stands for on this disk.

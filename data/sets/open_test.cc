@@ -35,7 +35,12 @@ TEST_CASE("an unknown spec lists the known ones") {
   CHECK(error_of([] { open_data("imagenet", 0); }) ==
         "unknown data 'imagenet': expected builtin, cifar10:DIR, folder:DIR or mnist:DIR");
   CHECK(error_of([] { open_evaluation("builtin:x"); }) ==
-        "unknown data 'builtin:x': expected builtin, cifar10:DIR, folder:DIR or mnist:DIR");
+        "unknown data 'builtin:x': expected builtin, cifar10:DIR, folder:DIR or mnist:DIR; did you "
+        "mean builtin?");
+  CHECK_THAT(error_of([] { check_data_spec("cifra10:/data"); }),
+             Catch::EndsWith("; did you mean cifar10:DIR?"));
+  CHECK_THAT(error_of([] { check_data_spec("grammer"); }),
+             Catch::EndsWith("; did you mean grammar?"));
   CHECK(error_of([] { open_data("folder:", 0); }) ==
         "data 'folder:': expected a directory after the colon");
   CHECK(error_of([] { open_data("cifar10:/nowhere", 0); }) ==

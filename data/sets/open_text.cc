@@ -3,6 +3,7 @@
 #include "core/error.h"
 #include "data/files.h"
 #include "data/sets/grammar.h"
+#include "io/nearest.h"
 
 namespace weft::data {
 namespace {
@@ -18,7 +19,8 @@ bool is_text(const std::string& spec) {
 }
 
 TextSplits open_text(const std::string& spec, int64_t length) {
-  WEFT_CHECK(is_text(spec), "unknown text '{}': expected grammar, text:FILE or FILE.txt", spec);
+  WEFT_CHECK(is_text(spec), "unknown text '{}': expected grammar, text:FILE or FILE.txt{}", spec,
+             io::did_you_mean(spec, {kGrammar}));
   constexpr int64_t kGrammarBytes = 1'000'000;
   constexpr uint64_t kGrammarSeed = 1;
   constexpr double kTrained = 0.9, kValidated = 0.5;  // of all, and of the rest

@@ -21,6 +21,7 @@ class RandomWindowLoader {
   int64_t batches() const { return batches_; }
   /// Nothing once at the end of an epoch.
   std::optional<Tensors> next();
+  LoaderPosition position() const { return position_; }
   void seek(LoaderPosition position) { position_ = position; }
 
  private:

@@ -12,6 +12,7 @@
 #include "autograd/ops.h"
 #include "autograd/random.h"
 #include "core/parallel.h"
+#include "core/runtime.h"
 #include "core/transfer.h"
 #include "dist/comm/communicator.h"
 #include "dist/comm/device/on_device.h"
@@ -81,18 +82,30 @@ Tensor tree_sum(const Tensors& terms, size_t begin, size_t end) {
 }  // namespace
 
 DataParallel::DataParallel(nn::Module& module,
-                           const std::function<std::unique_ptr<nn::Module>()>& make, int replicas)
+                           const std::function<std::shared_ptr<nn::Module>()>& make, int replicas,
+                           const std::vector<int>& numbers)
     : module_(module) {
   WEFT_CHECK(replicas > 0, "DataParallel: the number of replicas must be positive, got {}",
              replicas);
+  WEFT_CHECK(numbers.empty() || numbers.size() == static_cast<size_t>(replicas),
+             "DataParallel: {} numbers of devices for {} replicas", numbers.size(), replicas);
   // Their initial weights are of no use, and draw nothing from the caller's generator.
   const Generator position = generator();
   const NamedTensors ours = module.state_dict();
   const Device first = ours.empty() ? Device{} : ours[0].second.device();
+  WEFT_CHECK(numbers.empty() || numbers[0] == first.index,
+             "DataParallel: the module is on {}, the first replica is to be on number {}", first,
+             numbers[0]);
   for (int r = 0; r < replicas; ++r) {
     const auto replica = std::make_shared<Replica>();
     replica->module = make();
-    replica->device = r == 0 ? first : device_of_rank(first, first.index + r);
+    replica->device = first;
+    if (!numbers.empty()) {
+      replica->device.index = numbers[r];
+    } else if (r > 0) {
+      replica->device = device_of_rank(first, first.index + r);
+    }
+    require_device(replica->device);
     const NamedTensors theirs = replica->module->state_dict();
     const bool same = std::ranges::equal(ours, theirs, [](const auto& a, const auto& b) {
       return a.first == b.first && a.second.shape() == b.second.shape();

@@ -5,8 +5,8 @@
 //
 // The batch is cut along its first dimension; gradients of the replicas are added in the tree of
 // reduce_tree.h and go to the parameters of `model`, which alone is trained. Replicas on the
-// model's device, which is the first's, share the memory of its parameters; others
-// (device_of_rank() of on_device.h) get copies before each forward. Of the replicas' changes to
+// model's device, which is the first's, share the memory of its parameters; others, on the devices
+// behind it or those that are named, get copies before each forward. Of the replicas' changes to
 // buffers the first's are kept, as in PyTorch. Replicas run in the precision of the thread that
 // calls; in fp8 each has scales of its own, and delayed ones follow the largest magnitude that any
 // of them has met.
@@ -25,9 +25,11 @@ namespace weft::dist {
 
 class DataParallel {
  public:
-  /// `make` builds modules of the same architecture as `module`. Throws Error when it does not.
-  DataParallel(nn::Module& module, const std::function<std::unique_ptr<nn::Module>()>& make,
-               int replicas);
+  /// `make` builds modules of the same architecture as `module`. `numbers`: of the GPUs that the
+  /// replicas are on, the module's first; empty: the module's and those behind it
+  /// (dist/comm/device/device_of_rank.h). Throws Error when either does not fit.
+  DataParallel(nn::Module& module, const std::function<std::shared_ptr<nn::Module>()>& make,
+               int replicas, const std::vector<int>& numbers = {});
 
   /// x [B, ...]; the parts are as equal as B allows, and replicas without a part rest.
   Tensor operator()(const Tensor& x);

@@ -60,4 +60,9 @@ TEST_CASE("DataParallel keeps the first replica's buffers and refuses other arch
   CHECK_THROWS_WITH(DataParallel(
                         model, [] { return std::make_unique<nn::BatchNorm2d>(3); }, 2),
                     Contains("do not have the tensors"));
+  const auto make = [] { return std::make_unique<nn::BatchNorm2d>(2); };
+  CHECK_THROWS_WITH(DataParallel(model, make, 2, {0}),
+                    Contains("1 numbers of devices for 2 replicas"));
+  CHECK_THROWS_WITH(DataParallel(model, make, 2, {1, 0}),
+                    Contains("the first replica is to be on number 1"));
 }

@@ -139,7 +139,7 @@ class DistributedDataParallel::Reducer : public std::enable_shared_from_this<Red
       shadow_reduction();
     }
     is_joining_ = false;
-    broadcast_all(module_.state_dict(), last_worked_);
+    broadcast_all(module_.unrouted_state(), last_worked_);
   }
 
   std::vector<std::vector<std::string>> bucket_names() const {

@@ -1,14 +1,11 @@
 #include "dist/data_parallel/fsdp.h"
 
-#include <cxxabi.h>
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <cstdlib>
 #include <memory>
 #include <numeric>
 #include <set>
-#include <typeinfo>
 #include <unordered_map>
 #include <utility>
 
@@ -20,6 +17,7 @@
 #include "dist/comm/exact_sum.h"
 #include "dist/data_parallel/ddp.h"
 #include "dist/data_parallel/fsdp_engine.h"
+#include "nn/class_name.h"
 #include "nn/meta.h"
 #include "nn/product_weights.h"
 
@@ -68,35 +66,21 @@ WrapPolicy wrap_by_size(int64_t parameters) {
   };
 }
 
-namespace {
-
-/// "weft::models::EncoderBlock"
-std::string class_name(const nn::Module& module) {
-  int status = 0;
-  const std::unique_ptr<char, void (*)(void*)> name(
-      abi::__cxa_demangle(typeid(module).name(), nullptr, nullptr, &status), std::free);
-  return status == 0 ? name.get() : typeid(module).name();
-}
-
-}  // namespace
-
 WrapPolicy wrap_by_class_names(std::vector<std::string> names) {
   return [names = std::move(names)](const std::string& path, nn::Module& module) {
-    const auto is_one = [](const std::string& full, const std::string& name) {
-      return full == name || full.ends_with("::" + name);
-    };
     if (path.empty()) {
       std::set<std::string> classes;
-      for (const auto& [at, child] : module.named_modules()) classes.insert(class_name(*child));
+      for (const auto& [at, child] : module.named_modules()) classes.insert(nn::class_name(*child));
       for (const std::string& name : names) {
         const bool is_there = std::ranges::any_of(
-            classes, [&](const std::string& full) { return is_one(full, name); });
+            classes, [&](const std::string& full) { return nn::is_class_name(full, name); });
         WEFT_CHECK(is_there, "wrap: the model has no module of class {}; it has {}", name,
                    fmt::join(classes, ", "));
       }
     }
-    const std::string full = class_name(module);
-    return std::ranges::any_of(names, [&](const std::string& name) { return is_one(full, name); });
+    const std::string full = nn::class_name(module);
+    return std::ranges::any_of(
+        names, [&](const std::string& name) { return nn::is_class_name(full, name); });
   };
 }
 

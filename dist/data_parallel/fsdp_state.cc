@@ -38,7 +38,7 @@ NamedTensors FullySharded::full_state_dict(bool everywhere) {
   }
   NamedTensors state;
   if (!keeps) return state;
-  for (const auto& [name, entry] : engine_->module.state_dict()) {
+  for (const auto& [name, entry] : engine_->module.unrouted_state()) {
     const Parameter* p = fsdp::find_entry(engine_->units, entry).second;
     state.emplace_back(name, p ? whole.at(p) : ops::clone(entry));
   }
@@ -48,7 +48,7 @@ NamedTensors FullySharded::full_state_dict(bool everywhere) {
 void FullySharded::load_full_state_dict(const NamedTensors& state) {
   const NoGrad guard;
   const std::unordered_map<std::string, Tensor> by_name(state.begin(), state.end());
-  const NamedTensors entries = engine_->module.state_dict();
+  const NamedTensors entries = engine_->module.unrouted_state();
   for (const auto& [name, entry] : entries) {
     const auto found = by_name.find(name);
     WEFT_CHECK(found != by_name.end(), "fsdp: the state lacks \"{}\"", name);
@@ -111,7 +111,7 @@ optim::OptimizerState FullySharded::shard_optimizer_state(const optim::Optimizer
 
 std::vector<FullySharded::Kept> FullySharded::kept_state() const {
   std::vector<Kept> kept;
-  for (const auto& [name, entry] : engine_->module.state_dict()) {
+  for (const auto& [name, entry] : engine_->module.unrouted_state()) {
     const Parameter* p = fsdp::find_entry(engine_->units, entry).second;
     kept.push_back({.name = name,
                     .tensor = p ? p->slice : entry,

@@ -28,9 +28,10 @@ struct MicroBatches {
   std::function<void()> after_each;
 };
 
-enum class Schedule : uint8_t { kGpipe, k1F1B };
+/// kUsual, where nobody has said: 1F1B, but a plain loop's GPipe is no error.
+enum class Schedule : uint8_t { kUsual, kGpipe, k1F1B };
 
-/// "gpipe", "1f1b"; the other way round throws Error for an unknown name.
+/// "gpipe", "1f1b", also of kUsual; the other way round throws Error for an unknown name.
 std::string_view name(Schedule schedule);
 Schedule parse_schedule(const std::string& name);
 

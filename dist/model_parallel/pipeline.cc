@@ -15,6 +15,7 @@
 #include "core/transfer.h"
 #include "dist/data_parallel/ddp.h"
 #include "dist/model_parallel/stages.h"
+#include "io/nearest.h"
 #include "nn/meta.h"
 
 namespace weft::dist {
@@ -65,7 +66,8 @@ Schedule parse_schedule(const std::string& text) {
   for (Schedule schedule : {Schedule::kGpipe, Schedule::k1F1B}) {
     if (name(schedule) == text) return schedule;
   }
-  WEFT_FAIL("pipeline-schedule: \"{}\" is not one of gpipe, 1f1b", text);
+  WEFT_FAIL("pipeline-schedule: \"{}\" is not one of gpipe, 1f1b{}", text,
+            io::did_you_mean(text, {"gpipe", "1f1b"}));
 }
 
 class Pipeline::Engine : public std::enable_shared_from_this<Engine> {
@@ -78,7 +80,7 @@ class Pipeline::Engine : public std::enable_shared_from_this<Engine> {
                options.micro_batches);
     WEFT_CHECK(static_cast<int>(segments_.size()) >= stages(),
                "pipeline: {} stages cannot be made of {} segments{}", stages(), segments_.size(),
-               segments_.empty() ? ": the model names none" : "");
+               segments_.empty() ? ": the model's structure() names none" : "");
     nn::materialize(module);
     const NamedTensors state = module.state_dict();
     verify_same_tensors(*options.stages, state, "pipeline");
@@ -181,6 +183,10 @@ class Pipeline::Engine : public std::enable_shared_from_this<Engine> {
                   [self = shared_from_this(), flights, counts, has_dx, shape = x.shape(),
                    dtype = x.dtype()](const Backward& b) -> Tensors {
                     b.require_no_graph();
+                    WEFT_CHECK(self->options_.schedule != Schedule::k1F1B,
+                               "pipeline: backward() of model(x) is GPipe: all forwards came "
+                               "before it, so it cannot follow the schedule 1f1b; call "
+                               "fabric.run(), which does, or say gpipe, or nothing");
                     int64_t begin = 0;
                     Tensors parts;
                     for (size_t i = 0; i < flights->size(); ++i) {
@@ -300,6 +306,7 @@ class Pipeline::Engine : public std::enable_shared_from_this<Engine> {
     flight.in = is_first() ? input : receive();
     if (!is_first() || has_dx) flight.dx = std::make_shared<Tensor>();
     flight.out = flight.dx ? watched(flight.in, flight.dx) : flight.in;
+    const nn::RoutedCall call;
     for (size_t i = first_; i < end_; ++i) flight.out = segments_[i].forward(flight.out);
     return flight;
   }

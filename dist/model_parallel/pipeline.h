@@ -34,8 +34,8 @@ namespace weft::dist {
 struct PipelineOptions {
   CommunicatorPtr stages;  // rank s holds stage s
   CommunicatorPtr data;    // the ranks that hold the same stage for other samples; may be null
-  Schedule schedule = Schedule::k1F1B;  // of run()
-  int64_t micro_batches = 1;            // of operator()
+  Schedule schedule = Schedule::kUsual;  // of run()
+  int64_t micro_batches = 1;             // of operator()
 };
 
 class Pipeline {
@@ -56,8 +56,8 @@ class Pipeline {
   void run(const MicroBatches& batches);
 
   /// The model's output on x, cut into micro-batches, on every stage. Every stage computes the same
-  /// loss of it and calls backward(), which is GPipe's second half whatever the schedule. Where x
-  /// requires a gradient, on every stage, each gets it.
+  /// loss of it and calls backward(), which is GPipe's second half: backward() throws Error where
+  /// the schedule is k1F1B. Where x requires a gradient, on every stage, each gets it.
   Tensor operator()(const Tensor& x);
   /// While the result lives, operator()'s gradients are not summed over the data group.
   std::shared_ptr<void> no_sync();

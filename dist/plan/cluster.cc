@@ -6,6 +6,8 @@
 #include <cmath>
 #include <cstdio>
 
+#include "io/nearest.h"
+
 namespace weft::dist {
 namespace {
 
@@ -51,7 +53,9 @@ const Accelerator& find_accelerator(const std::string& name) {
   for (const Accelerator& a : accelerators()) {
     if (a.name == name) return a;
   }
-  WEFT_FAIL("unknown accelerator \"{}\"; expected {}", name, fmt::join(accelerator_names(), ", "));
+  const std::vector<std::string> known = accelerator_names();
+  WEFT_FAIL("unknown accelerator \"{}\"; expected {}{}", name, fmt::join(known, ", "),
+            io::did_you_mean(name, known));
 }
 
 Network find_network(const std::string& name) {
@@ -64,8 +68,9 @@ Network find_network(const std::string& name) {
       end == static_cast<int>(name.size()) && microseconds >= 0 && gigabytes > 0) {
     return {name, name + " a device", {1e-6 * microseconds, 1e9 * gigabytes}};
   }
-  WEFT_FAIL("unknown network \"{}\"; expected {}, or LATENCYus,BANDWIDTHGB/s as in 5us,25GB/s",
-            name, fmt::join(network_names(), ", "));
+  const std::vector<std::string> known = network_names();
+  WEFT_FAIL("unknown network \"{}\"; expected {}, or LATENCYus,BANDWIDTHGB/s as in 5us,25GB/s{}",
+            name, fmt::join(known, ", "), io::did_you_mean(name, known));
 }
 
 CollectiveSeconds Cluster::seconds(const Placement& placement) const {

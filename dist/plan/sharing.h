@@ -14,7 +14,7 @@ struct Sharing {
   bool deals_out_tokens = false, cuts_head = false;
   int stages = 1;             // of a pipeline,
   int64_t micro_batches = 1;  // that a batch goes through it in
-  Schedule schedule = Schedule::k1F1B;
+  Schedule schedule = Schedule::kUsual;
   int threads = 1;  // of dp, in one process
   // Bytes of an element: of sharded parameters (FsdpOptions) while they are whole, of their
   // gradients on their way, and, on their way, of weights that products alone read and of tp's

@@ -10,14 +10,17 @@ namespace {
 
 class DataParallelStrategy : public Strategy {
  public:
-  explicit DataParallelStrategy(int devices) : devices_(devices) {}
+  DataParallelStrategy(int devices, std::vector<int> numbers)
+      : devices_(devices), numbers_(std::move(numbers)) {}
 
   int micro_batches() const override { return devices_; }
   void wrap(nn::Module& module, const ModelStructure& structure) override {
-    WEFT_CHECK(structure.replica,
-               "dp: the model's structure does not say how another of its kind is made");
-    parallel_ = std::make_unique<DataParallel>(module, structure.replica, devices_);
+    WEFT_CHECK(
+        structure.replica,
+        "dp: the model's structure() has no replica, which says how another of its kind is made");
+    parallel_ = std::make_unique<DataParallel>(module, structure.replica, devices_, numbers_);
   }
+  bool calls_functions() const override { return false; }
   Tensor call(nn::Module&, const std::function<Tensor()>&) override {
     WEFT_FAIL("dp: a model is called as model(x) alone; it cannot share out other functions of it");
   }
@@ -53,15 +56,16 @@ class DataParallelStrategy : public Strategy {
 
  private:
   const int devices_;
+  const std::vector<int> numbers_;
   std::unique_ptr<DataParallel> parallel_;
 };
 
 class DpKind : public WholeCopy {
  public:
   Sharing share(const StrategyOptions&, int devices) const override { return {.threads = devices}; }
-  std::unique_ptr<Strategy> make(const StrategyOptions&, const Sharing& sharing,
+  std::unique_ptr<Strategy> make(const StrategyOptions& options, const Sharing& sharing,
                                  CommunicatorPtr) const override {
-    return std::make_unique<DataParallelStrategy>(sharing.threads);
+    return std::make_unique<DataParallelStrategy>(sharing.threads, options.device_numbers);
   }
   std::string state_formula() const override {
     return "4 P parameters + 4 P gradients + 8 P optimizer = 16 P on the first device; 4 P "

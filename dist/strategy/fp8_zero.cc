@@ -82,9 +82,10 @@ class Fp8Zero : public Fp8Gradients {
 
   void after_step() override { send_weights(); }
 
+  bool keeps_whole_state() const override { return false; }
   NamedTensors model_state(nn::Module& module) override {
     NamedTensors state;
-    for (const auto& [name, entry] : module.state_dict()) {
+    for (const auto& [name, entry] : module.unrouted_state()) {
       const auto matrix = find(name);
       const Tensor whole = matrix ? at_first_rank(*matrix, masters_[*matrix]) : entry;
       if (data_rank() == 0) state.emplace_back(name, whole);

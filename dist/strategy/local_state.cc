@@ -94,7 +94,7 @@ LocalTensors whole_tensors(const nn::Module& module, int copies, int copy) {
   std::unordered_set<std::string> buffers;
   for (const auto& [name, buffer] : module.named_buffers()) buffers.insert(name);
   LocalTensors all;
-  for (const auto& [name, tensor] : module.state_dict()) {
+  for (const auto& [name, tensor] : module.unrouted_state()) {
     TensorPlacement placement{.whole = tensor.shape(), .copies = copies, .copy = copy};
     if (buffers.contains(name)) {
       placement.copies = copy == 0 ? 1 : 0;

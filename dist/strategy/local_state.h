@@ -52,8 +52,8 @@ struct LocalTensor {
 };
 using LocalTensors = std::vector<LocalTensor>;
 
-/// All of a state_dict(), whole on each of so many ranks; of buffers, which may differ, that of the
-/// first counts.
+/// All of a module's state, whole on each of so many ranks; of buffers, which may differ, that of
+/// the first counts.
 LocalTensors whole_tensors(const nn::Module& module, int copies = 1, int copy = 0);
 
 }  // namespace weft::dist

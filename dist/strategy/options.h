@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "dist/model_parallel/micro_batch.h"
 
@@ -16,10 +17,10 @@ struct StrategyOptions {
   bool sequence_parallel = false;  // tokens are dealt out between cut layers
   bool parallel_head = false;      // the head, and with it the loss, is cut by classes
   int pipeline_stages = 0;         // 0: all devices
-  Schedule schedule = Schedule::k1F1B;  // of a pipeline
-  int micro_batches = 0;                // of a pipeline's batch; 0: two per stage
-  bool cpu_offload = false;             // see FsdpOptions, as
-  bool offload_optimizer = false;       // this
+  Schedule schedule = Schedule::kUsual;  // of a pipeline
+  int micro_batches = 0;                 // of a pipeline's batch; 0: two per stage
+  bool cpu_offload = false;              // see FsdpOptions, as
+  bool offload_optimizer = false;        // this
   // Of gradients that are summed in buckets (DdpOptions).
   int bucket_mb = 0;           // MiB of a bucket; 0: 25
   std::string compress_dtype;  // bf16 or fp16: what gradients travel in; empty: their own
@@ -38,6 +39,8 @@ struct StrategyOptions {
   // No setting but the run's precision, which Fabric fills in. bf16, fp16: what all products round
   // their operands to, so that weights may travel in it (FsdpOptions); empty: no such thing.
   std::string product_dtype;
+  // Filled in likewise: the numbers of dp's GPUs; empty: the model's and those behind it.
+  std::vector<int> device_numbers;
 };
 
 /// Settings above that some strategies have; a row of strategy.inc has the sum of its own.

@@ -24,6 +24,7 @@ class PipelineStrategy : public Strategy {
   void wrap(nn::Module& module, const ModelStructure& structure) override {
     pipeline_ = std::make_unique<Pipeline>(module, structure.segments, options_);
   }
+  bool calls_functions() const override { return false; }
   Tensor call(nn::Module&, const std::function<Tensor()>&) override {
     WEFT_FAIL(
         "pipeline: a model is called as model(x) alone; it cannot share out other functions of it");
@@ -38,10 +39,11 @@ class PipelineStrategy : public Strategy {
     return sum;
   }
 
+  bool keeps_whole_state() const override { return false; }
   NamedTensors model_state(nn::Module& module) override {
     if (data_rank() != 0) return {};
     NamedTensors mine;
-    const NamedTensors entries = module.state_dict();
+    const NamedTensors entries = module.unrouted_state();
     for (const auto& entry : entries) {
       if (pipeline_->owns(entry.first)) mine.push_back(entry);
     }

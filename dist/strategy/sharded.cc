@@ -49,6 +49,7 @@ class Sharded : public Strategy {
     return sum;
   }
   void after_step() override { fsdp_->after_step(); }
+  bool keeps_whole_state() const override { return false; }
   NamedTensors model_state(nn::Module&) override { return fsdp_->full_state_dict(); }
   optim::OptimizerState optimizer_state(const optim::Optimizer& optimizer) override {
     return fsdp_->full_optimizer_state(optimizer.state_dict());

@@ -52,6 +52,7 @@ class Strategy {
   /// What function() returns, which calls the model in another way. Throws Error where that cannot
   /// be shared out.
   virtual Tensor call(nn::Module& module, const std::function<Tensor()>& function) = 0;
+  virtual bool calls_functions() const { return true; }
   /// ops::cross_entropy of what forward() returned while the model trained: with a parallel head
   /// that is a part of the logits.
   virtual Tensor cross_entropy(const Tensor& logits, const Tensor& labels,
@@ -76,8 +77,10 @@ class Strategy {
   }
   virtual void after_step() {}
 
+  /// Whether a model's own tensors are all of its state, on every rank.
+  virtual bool keeps_whole_state() const { return true; }
   /// Whole states; on rank 0, elsewhere possibly empty.
-  virtual NamedTensors model_state(nn::Module& module) { return module.state_dict(); }
+  virtual NamedTensors model_state(nn::Module& module) { return module.unrouted_state(); }
   virtual optim::OptimizerState optimizer_state(const optim::Optimizer& optimizer) {
     return optimizer.state_dict();
   }

@@ -9,6 +9,7 @@
 #include "dist/comm/in_process.h"
 #include "dist/strategy/settings.h"
 #include "dist/strategy/strategies.h"
+#include "io/nearest.h"
 
 namespace weft::dist {
 
@@ -52,7 +53,9 @@ const StrategyKind& find_strategy(const std::string& name) {
   for (const auto& kind : strategies()) {
     if (kind->name == name) return *kind;
   }
-  WEFT_FAIL("unknown strategy \"{}\"; expected {}", name, fmt::join(strategy_names(), ", "));
+  const std::vector<std::string> known = strategy_names();
+  WEFT_FAIL("unknown strategy \"{}\"; expected {}{}", name, fmt::join(known, ", "),
+            io::did_you_mean(name, known));
 }
 
 const StrategyKind& strategy_of(const StrategyOptions& options, int devices) {
@@ -75,8 +78,7 @@ void check_settings(const StrategyKind& kind, const StrategyOptions& options, in
                flag, strategies_with(setting), kind.name);
   };
   // Of its own type, it is not in the list.
-  check_own(Settings::kSchedule, "pipeline-schedule",
-            options.schedule == StrategyOptions().schedule);
+  check_own(Settings::kSchedule, "pipeline-schedule", options.schedule != Schedule::kGpipe);
   for_each_setting([&]<class Value>(const SettingText& text, Value StrategyOptions::*member) {
     const auto& [setting, flag, takes, help, usual] = text;
     const Value& value = options.*member;
@@ -109,7 +111,8 @@ DType narrow_dtype(std::string_view setting, const std::string& name) {
   if (name.empty() || name == "fp32" || name == "f32") return DType::f32;
   if (name == "bf16") return DType::bf16;
   if (name == "fp16" || name == "f16") return DType::f16;
-  WEFT_FAIL("{}: expected bf16, fp16 or fp32, got \"{}\"", setting, name);
+  WEFT_FAIL("{}: expected bf16, fp16 or fp32, got \"{}\"{}", setting, name,
+            io::did_you_mean(name, {"bf16", "fp16", "fp32"}));
 }
 
 WrapPolicy wrap_policy(const std::string& wrap, const WrapPolicy& own) {

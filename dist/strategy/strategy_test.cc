@@ -415,7 +415,7 @@ TEST_CASE("strategies that cannot be are errors that say what was expected") {
   for (const auto& kind : strategies()) {
     const StrategyOptions gpipe{.name = kind->name, .schedule = Schedule::kGpipe};
     CHECK(own_settings(kind->name, gpipe).schedule ==
-          (kind->name == "pipeline" ? Schedule::kGpipe : Schedule::k1F1B));
+          (kind->name == "pipeline" ? Schedule::kGpipe : Schedule::kUsual));
     if (kind->name == "pipeline") continue;
     refuse(gpipe, 1, "pipeline-schedule is a setting of pipeline, not of " + kind->name);
   }
@@ -439,7 +439,9 @@ TEST_CASE("strategies that cannot be are errors that say what was expected") {
   refuse({.name = "fsdp", .parallel_head = true}, 4,
          "parallel-head is a setting of tp and fsdp+tp, not of fsdp");
   refuse({.name = "zero4"}, 4, "unknown strategy \"zero4\"; expected single, dp, ddp");
-  CHECK_THROWS_WITH(parse_schedule("zb-h1"), Contains("is not one of gpipe, 1f1b"));
+  CHECK_THROWS_WITH(find_strategy("pipline"), Contains("; did you mean \"pipeline\"?"));
+  CHECK_THROWS_WITH(parse_schedule("zb-h1"), Catch::EndsWith("is not one of gpipe, 1f1b"));
+  CHECK_THROWS_WITH(parse_schedule("gpip"), Contains("did you mean \"gpipe\"?"));
 
   const auto fails = [](const StrategyOptions& options, int ranks, bool is_transformer,
                         const std::string& text) {

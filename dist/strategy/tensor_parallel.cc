@@ -29,7 +29,8 @@ class TensorParallelStrategy : public Strategy {
     }
     for (const auto& [first, second] : structure.mlps) cuts_->cut(*first, *second);
     WEFT_CHECK(cuts_->has_cuts(),
-               "{}: the model has neither attention nor an MLP that could be cut over ranks",
+               "{}: the model has neither attention nor an MLP that could be cut over ranks: its "
+               "structure() names pairs of linear layers as mlps",
                options_.name);
     if (options_.parallel_head) {
       WEFT_CHECK(structure.head, "parallel-head: the model's structure names no head");
@@ -51,6 +52,7 @@ class TensorParallelStrategy : public Strategy {
   Tensor forward(nn::Module& module, const Tensor& x) override {
     return inner_->forward(module, x);
   }
+  bool calls_functions() const override { return inner_->calls_functions(); }
   Tensor call(nn::Module& module, const std::function<Tensor()>& function) override {
     return inner_->call(module, function);
   }
@@ -77,6 +79,7 @@ class TensorParallelStrategy : public Strategy {
   void after_step() override { inner_->after_step(); }
   int64_t padded_elements() const override { return inner_->padded_elements(); }
 
+  bool keeps_whole_state() const override { return false; }
   NamedTensors model_state(nn::Module& module) override {
     return put_together(inner_->model_state(module), [](const std::string& name) { return name; });
   }

@@ -1,6 +1,10 @@
 // A language model from the command line: trained on text, gone on with, and written with.
+#include <algorithm>
 #include <cmath>
+#include <tuple>
 
+#include "core/philox.h"
+#include "io/safetensors.h"
 #include "tests/program/train_runs.h"
 
 using namespace weft::cli;
@@ -64,7 +68,182 @@ TEST_CASE("gpt-quick learns the grammar's text, leaves a run's files, and is wri
   check_error(run_weft("generate " + run + " --prompt ''"), 2, "--prompt: is empty");
   check_error(run_weft("generate " + run + " --top-p 0"), 1, "top_p must lie in (0, 1]");
   check_error(run_weft("generate " + scratch("nowhere")), 1, "no such directory");
-  check_error(run_weft("eval --checkpoint " + run), 1, "weft generate reads it");
+}
+
+TEST_CASE("eval measures a language model as its run did, on its text and on another") {
+  const auto events = run_train("measured", kQuick + "--limit-batches 6 --batch-size 8");
+  const std::string run = scratch("measured"), eval = "eval --json --checkpoint " + run;
+  const auto measured = [](const std::string& arguments) {
+    const Outcome outcome = run_weft(arguments);
+    INFO(arguments << "\n" << outcome.err);
+    REQUIRE(outcome.code == 0);
+    return parse_lines(outcome.out).back();
+  };
+  const json own = measured(eval + " --limit-batches 6");
+  CHECK(own.at("data") == "grammar");
+  CHECK(own.at("split") == "test");
+  CHECK(own.at("bytes") == 6 * 8 * 32);  // half of each window
+  const double loss = own.at("loss");
+  CHECK(loss == Approx(events.back().at("test_loss").get<double>()).epsilon(1e-12));
+  CHECK(own.at("perplexity") == Approx(std::exp(loss)));
+  CHECK(own.at("bits_per_byte") == Approx(loss / std::log(2)));
+  CHECK(own.at("entropy") == events.back().at("entropy"));
+  for (const char* how : {" --devices 2", " --threads 1", " --batch-size 8"}) {
+    INFO(how);
+    CHECK(measured(eval + " --limit-batches 6" + how).at("loss").get<double>() ==
+          Approx(loss).epsilon(1e-12));
+  }
+  // Of another text all, and the same by the file of weights alone.
+  const std::string file = file_of("another.txt", sentences(200));
+  const json other = measured(eval + " --data " + file);
+  CHECK(other.at("split") == "all");
+  CHECK(other.at("bytes") > std::filesystem::file_size(file) - 100);
+  CHECK(other.at("entropy").is_null());
+  const json weights_alone =
+      measured("eval --json --data " + file + " --batch-size 8 --weights " + weights("measured"));
+  CHECK(weights_alone.at("loss") == other.at("loss"));
+  CHECK_THAT(run_weft("eval --checkpoint " + run).out,
+             Contains(" nats a byte, perplexity ") && Contains(" bits a byte; the text's entropy"));
+  check_error(run_weft("eval --checkpoint " + run + " --data builtin"), 1,
+              "unknown text 'builtin': expected grammar, text:FILE or FILE.txt");
+  check_error(run_weft("eval --checkpoint " + run + " --max-memory cpu=1GB"), 2,
+              "--max-memory spreads a model of images");
+  check_error(run_weft("predict --checkpoint " + run + " x.png"), 1, "a run on text (grammar)");
+}
+
+TEST_CASE("Activations of a language model computed twice give the same bits") {
+  const std::string settings =
+      kQuick + "--limit-batches 4 --batch-size 4 " +
+      GENERATE(as<std::string>(), "", "--precision bf16", "--devices 2 --strategy fsdp",
+               "--devices 2 --strategy dp", "--devices 2 --strategy pipeline");
+  INFO(settings);
+  run_train("text_kept", settings);
+  run_train("text_recomputed", settings + " --checkpoint-activations");
+  CHECK(diff_weights("text_kept", "text_recomputed") == 0);
+  const auto memory = [](const std::string& run) {
+    return parse_lines(read_file(scratch(run) + "/metrics.jsonl"))[1].at("memory_bytes");
+  };
+  CHECK(memory("text_recomputed") < memory("text_kept"));
+}
+
+TEST_CASE("A language model's sharded states go on elsewhere, and are read") {
+  const std::string settings =
+      kQuick + "--limit-batches 4 --optimizer sgd --lr 0.1 --global-batch-size 8 ";
+  run_train("text_full", settings);
+  run_train("text_sharded", settings + "--devices 2 --strategy fsdp --state-dict-type sharded");
+  CHECK(distance("text_full", "text_sharded") < 1e-5);
+  const std::string run = scratch("text_sharded");
+  CHECK(std::filesystem::exists(run + "/step-8/shard-1-of-2-v0.safetensors"));
+  for (const char* elsewhere : {"--devices 2 --strategy ddp", "--devices 1 --strategy single"}) {
+    INFO(elsewhere);
+    std::filesystem::remove(weights("text_sharded"));
+    const Outcome outcome = run_weft("train --json --resume " + run + "/step-4 " + elsewhere);
+    INFO(outcome.err);
+    REQUIRE(outcome.code == 0);
+    CHECK(distance("text_full", "text_sharded") < 1e-5);
+  }
+  CHECK(run_weft("generate " + run).code == 0);
+  CHECK(run_weft("eval --limit-batches 1 --checkpoint " + run).code == 0);
+}
+
+namespace {
+
+/// A directory as Hugging Face's of a GPT-2 of one layer and 16 tokens of context, with its
+/// embedding of so many tokens.
+std::string make_gpt2(const std::string& name, int64_t vocabulary, weft::Tensor& embedding) {
+  using weft::Tensor;
+  constexpr int64_t kWidth = 8, kHidden = 32, kContext = 16;
+  uint64_t stream = 0;
+  weft::NamedTensors state;
+  const auto add = [&](const std::string& key, const weft::Shape& shape) {
+    Tensor tensor = Tensor::empty(shape);
+    weft::Philox random(7, ++stream);
+    for (int64_t i = 0; i < tensor.numel(); ++i) {
+      tensor.data<float>()[i] = (static_cast<float>(random.below(2001)) - 1000) * 1e-4f;
+    }
+    state.emplace_back("transformer." + key, tensor);
+    return tensor;
+  };
+  embedding = add("wte.weight", {vocabulary, kWidth});
+  add("wpe.weight", {kContext, kWidth});
+  for (const char* norm : {"h.0.ln_1", "h.0.ln_2", "ln_f"}) {
+    add(std::string(norm) + ".weight", {kWidth});
+    add(std::string(norm) + ".bias", {kWidth});
+  }
+  for (const auto& [key, in, out] : {std::tuple("attn.c_attn", kWidth, 3 * kWidth),
+                                     {"attn.c_proj", kWidth, kWidth},
+                                     {"mlp.c_fc", kWidth, kHidden},
+                                     {"mlp.c_proj", kHidden, kWidth}}) {
+    add(fmt::format("h.0.{}.weight", key), {in, out});
+    add(fmt::format("h.0.{}.bias", key), {out});
+  }
+  const std::string directory = fresh_scratch(name);
+  std::filesystem::create_directories(directory);
+  std::ofstream(directory + "/config.json") << R"({"model_type": "gpt2", "n_head": 2})";
+  weft::io::write_safetensors(directory + "/model.safetensors", state);
+  return directory;
+}
+
+}  // namespace
+
+TEST_CASE("A language model is fine-tuned from the weights of a run, or of a GPT-2") {
+  // Steps that change nothing show what training starts from.
+  const std::string still =
+      "--epochs 1 --limit-batches 1 --lr 1e-30 --weight-decay 0 --batch-size 2 ";
+  run_train("text_base", kQuick + "--limit-batches 2 --seed 3");
+  const auto events =
+      run_train("text_tuned", "--recipe gpt-quick " + still + "--weights " + weights("text_base"));
+  CHECK(events[0].at("event") == "weights");
+  CHECK(diff_weights("text_base", "text_tuned") == 0);
+
+  weft::Tensor embedding;
+  const std::string gpt2 = make_gpt2("gpt2", 50257, embedding);
+  const std::string file = file_of("tuning.txt", sentences(200)), model = "--model gpt2 ";
+  const auto tuned =
+      run_train("gpt2_tuned", "--data " + file + " " + model + still + "--weights " + gpt2);
+  CHECK(tuned[0].at("notes") == json({"of 50257 tokens those of the 256 bytes are kept"}));
+  const auto read = weft::io::read_safetensors(weights("gpt2_tuned")).tensors;
+  const auto rows = std::ranges::find(read, "wte.weight", &weft::NamedTensors::value_type::first);
+  REQUIRE(rows != read.end());
+  REQUIRE(rows->second.size(0) == 256);
+  // As in the vocab.json of GPT-2: "A" is 32, a line's end 198, a space 220.
+  for (const auto& [byte, token] :
+       {std::pair(65, 32), {10, 198}, {32, 220}, {0, 188}, {255, 187}}) {
+    for (int64_t i = 0; i < embedding.size(1); ++i) {
+      CHECK(rows->second.data<float>()[byte * embedding.size(1) + i] ==
+            embedding.data<float>()[token * embedding.size(1) + i]);
+    }
+  }
+  // It learns, goes on without the file, and is written with and measured.
+  const auto learned = run_train("gpt2_learned", "--data " + file + " " + model +
+                                                     "--epochs 2 --limit-batches 20 --batch-size 8 "
+                                                     "--lr 1e-2 --weights " +
+                                                     gpt2);
+  CHECK(learned.back().at("val_loss") < events_of(learned, "epoch")[0].at("val_loss"));
+  CHECK(learned.back().at("val_loss") < tuned.back().at("val_loss"));
+  std::filesystem::remove_all(gpt2);
+  std::filesystem::rename(weights("gpt2_learned"), scratch("learned.safetensors"));
+  const std::string run = scratch("gpt2_learned");
+  CHECK(run_weft("train --json --resume " + run + "/step-20").code == 0);
+  CHECK(run_weft("diff " + weights("gpt2_learned") + " " + scratch("learned.safetensors")).code ==
+        0);
+  CHECK(run_weft("generate " + run + " --bytes 40").code == 0);
+  CHECK(run_weft("eval --checkpoint " + run).code == 0);
+
+  const auto fails = [&](const std::string& arguments, int code, const std::string& message) {
+    INFO(arguments);
+    check_error(run_weft("train --output " + fresh_scratch("refused") + " --data " + file + " " +
+                         arguments),
+                code, message);
+  };
+  const std::string few = make_gpt2("gpt2_few", 300, embedding);
+  fails(model + "--weights " + few, 1, "a GPT-2 of 300 tokens; expected 256, one of each byte");
+  fails("--weights " + few, 1,
+        "the weights of a GPT-2, which is model gpt2; expected those of model gpt_mini");
+  fails(model + "--weights " + weights("text_base"), 1, "the keys are not those of a GPT-2");
+  fails("--model gpt --weights " + weights("text_base"), 1, "expected");
+  fails(model, 2, "model: gpt2 is the model that its weights describe; give --weights FILE");
+  fails("--weights nowhere.safetensors", 1, "nowhere.safetensors");
 }
 
 TEST_CASE("A run on text that is stopped and resumed has the bits of one that is not") {
@@ -130,7 +309,8 @@ TEST_CASE("What does not go together with text is said by name") {
     check_error(run_weft("train --output " + output + " " + arguments), code, message);
     CHECK(!std::filesystem::exists(output));
   };
-  check_train_error("--data grammar --model cct", 2, "model: \"cct\" is not one of gpt, gpt_mini");
+  check_train_error("--data grammar --model cct", 2,
+                    "model: \"cct\" is not one of gpt, gpt_mini, gpt2");
   check_train_error("--recipe builtin-quick --model gpt", 2,
                     "model: gpt learns text, but data 'builtin' are images");
   check_train_error("--data grammar --mixup 0.2", 2, "mixup: a setting of images");

@@ -19,31 +19,42 @@ void ignore(ConfigFile& file, const std::vector<std::string>& keys, const std::s
                                    keys.size() > 1 ? "change" : "changes", why));
 }
 
+/// How much of a model is sharded, and among whom.
+void read_sharding(io::Section& section, ConfigFile& file) {
+  const std::vector<std::string> names = {"FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD",
+                                          "HYBRID_SHARD_ZERO2"};
+  const auto shard = [&](const char* key, const std::string& name) {
+    const std::string path = section.path_of(key);
+    if (name == "NO_SHARD") {
+      file.set("strategy", "ddp", path);
+      return;
+    }
+    if (name.starts_with("HYBRID")) file.set("strategy", "hsdp", path);
+    file.set("shard_grad_op", name == "SHARD_GRAD_OP" || name == "HYBRID_SHARD_ZERO2", path);
+  };
+  std::vector<std::string> choices = names;
+  for (size_t i = 1; i <= names.size(); ++i) choices.push_back(std::to_string(i));
+  if (const auto sharding = section.choice("fsdp_sharding_strategy", choices)) {
+    const auto number = std::ranges::find(choices, *sharding) - choices.begin();
+    shard("fsdp_sharding_strategy", names[number % names.size()]);
+  }
+  // Later files say it here: of FSDP 1 by the same names, of FSDP 2 by yes or no.
+  choices = names;
+  choices.insert(choices.end(), {"true", "false"});
+  if (const auto name = section.choice("fsdp_reshard_after_forward", choices)) {
+    shard("fsdp_reshard_after_forward", *name == "true"    ? "FULL_SHARD"
+                                        : *name == "false" ? "SHARD_GRAD_OP"
+                                                           : *name);
+  }
+}
+
 void read_fsdp(io::Section section, ConfigFile& file) {
   const auto set = [&](const char* key, const auto& value, const char* its) {
     file.set(key, value, section.path_of(its));
   };
-  set("strategy", "fsdp", "fsdp_sharding_strategy");
+  file.set("strategy", "fsdp", "distributed_type");
   section.whole_number("fsdp_version");
-  const std::vector<std::string> names = {"FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD",
-                                          "HYBRID_SHARD_ZERO2"};
-  std::vector<std::string> choices = names;
-  for (size_t i = 1; i <= names.size(); ++i) choices.push_back(std::to_string(i));
-  if (auto sharding = section.choice("fsdp_sharding_strategy", choices)) {
-    const auto number = std::ranges::find(choices, *sharding) - choices.begin();
-    const std::string& name = names[number % names.size()];
-    if (name == "NO_SHARD") set("strategy", "ddp", "fsdp_sharding_strategy");
-    if (name.starts_with("HYBRID")) set("strategy", "hsdp", "fsdp_sharding_strategy");
-    if (name == "SHARD_GRAD_OP" || name == "HYBRID_SHARD_ZERO2") {
-      set("shard_grad_op", true, "fsdp_sharding_strategy");
-    }
-  }
-  // FSDP 2 says the same so; some versions write a sharding's name there.
-  if (const auto text = section.choice("fsdp_reshard_after_forward",
-                                       {"true", "false", "FULL_SHARD", "SHARD_GRAD_OP"})) {
-    set("shard_grad_op", *text == "false" || *text == "SHARD_GRAD_OP",
-        "fsdp_reshard_after_forward");
-  }
+  read_sharding(section, file);
   const auto classes = section.text("fsdp_transformer_layer_cls_to_wrap");
   const auto least = section.whole_number("fsdp_min_num_params");
   const std::string policy =
@@ -51,6 +62,7 @@ void read_fsdp(io::Section section, ConfigFile& file) {
           .choice("fsdp_auto_wrap_policy", {"TRANSFORMER_BASED_WRAP", "SIZE_BASED_WRAP", "NO_WRAP"})
           .value_or("TRANSFORMER_BASED_WRAP");
   if (policy == "SIZE_BASED_WRAP") {
+    if (least && *least < 1) section.fail("fsdp_min_num_params", "1 or more");
     set("wrap", std::to_string(least.value_or(100'000'000)), "fsdp_min_num_params");
   } else if (policy == "NO_WRAP") {
     set("wrap", std::to_string(std::numeric_limits<int64_t>::max()), "fsdp_auto_wrap_policy");
@@ -76,22 +88,25 @@ void read_fsdp(io::Section section, ConfigFile& file) {
 }
 
 void read_deepspeed_config(io::Section section, ConfigFile& file) {
-  if (const auto path = section.text("deepspeed_config_file")) {
-    const auto beside = std::filesystem::path(file.path).parent_path() / *path;
+  std::optional<int64_t> usual_stage = 2;
+  const std::string path = section.text("deepspeed_config_file").value_or("none");
+  if (path != "none") {
+    usual_stage.reset();  // the file's
+    const auto beside = std::filesystem::path(file.path).parent_path() / path;
     ConfigFile inner;
     inner.path = beside.string();
     read_deepspeed(parse_values(inner.path), inner);
     for (const auto& [key, value] : inner.settings.items()) {
       file.set(key, value, inner.path + ": " + inner.keys.at(key));
     }
-    file.schedule = inner.schedule;
     file.batch = inner.batch;
     file.notes.insert(file.notes.end(), inner.notes.begin(), inner.notes.end());
   }
   const auto set = [&](const char* key, const auto& value, const char* its) {
     file.set(key, value, section.path_of(its));
   };
-  if (const auto stage = section.whole_number("zero_stage")) {
+  const auto said_stage = section.whole_number("zero_stage");
+  if (const auto stage = said_stage ? said_stage : usual_stage) {
     if (*stage < 0 || *stage > 3) section.fail("zero_stage", "0, 1, 2 or 3");
     set("strategy", *stage == 0 ? "ddp" : "zero" + std::to_string(*stage), "zero_stage");
   }
@@ -103,8 +118,12 @@ void read_deepspeed_config(io::Section section, ConfigFile& file) {
       section.fail(key, "none: nothing is offloaded to NVMe");
     }
   }
-  const auto parameters = section.choice("offload_param_device", {"none", "cpu"});
+  auto parameters = section.choice("offload_param_device", {"none", "cpu"});
   const auto optimizer = section.choice("offload_optimizer_device", {"none", "cpu"});
+  if (parameters == "cpu" && file.settings.value("strategy", "") != "zero3") {
+    parameters.reset();
+    ignore(file, {section.path_of("offload_param_device")}, kNotOffloaded);
+  }
   if (parameters) set("cpu_offload", *parameters == "cpu", "offload_param_device");
   if (optimizer && parameters != "cpu") {
     set("offload_optimizer", *optimizer == "cpu", "offload_optimizer_device");
@@ -162,11 +181,20 @@ std::vector<std::string> read_accelerate(const nlohmann::json& values, ConfigFil
   if (type == "NO") file.set("strategy", "auto", "distributed_type");
   if (type.starts_with("MULTI")) file.set("strategy", "ddp", "distributed_type");
   io::Section fsdp = all.section("fsdp_config"), deepspeed = all.section("deepspeed_config");
+  for (const auto& [owner, section] :
+       {std::pair("FSDP", "fsdp_config"), std::pair("DEEPSPEED", "deepspeed_config")}) {
+    if (type != owner) {
+      ignore(file, all.known({section}), fmt::format("distributed_type is not {}", owner));
+    }
+  }
   if (type == "FSDP") read_fsdp(fsdp, file);
   if (type == "DEEPSPEED") read_deepspeed_config(deepspeed, file);
   if (const auto precision = all.choice("mixed_precision", {"no", "fp16", "bf16", "fp8"})) {
     file.set("precision", *precision == "no" ? "fp32" : *precision, "mixed_precision");
+  } else if (all.boolean("fp16").value_or(false)) {  // before there was mixed_precision
+    file.set("precision", "fp16", "fp16");
   }
+  all.known({"fp16"});
   io::Section fp8 = all.section("fp8_config");
   const auto level = fp8.choice("opt_level", {"O1", "O2", "O3"});
   const bool is_msamp = fp8.choice("backend", {"MSAMP", "TE", "AO"}).value_or("MSAMP") == "MSAMP";
@@ -178,7 +206,11 @@ std::vector<std::string> read_accelerate(const nlohmann::json& values, ConfigFil
                     "use_autocast_during_eval", "enable_fsdp_float8_all_gather", "pad_inner_dim"}),
          "--fp8-scaling says how tensors are scaled");
   fp8.finish();
-  file.set("devices", all.whole_number("num_processes"), "num_processes");
+  if (const auto ranks = all.whole_number("num_processes"); ranks == -1) {
+    file.set_all_devices("num_processes");
+  } else {
+    file.set("devices", ranks, "num_processes");
+  }
   file.set("accumulate", all.whole_number("gradient_accumulation_steps"),
            "gradient_accumulation_steps");
   // Of DeepSpeed's batch rule it is a part.

@@ -109,8 +109,7 @@ void read_own(const nlohmann::json& values, ConfigFile& file) {
     WEFT_CHECK(!file.keys.contains(key), "{}: the key \"{}\" is there twice", file.path, name);
     if (value.is_null()) continue;
     if (key == "devices" && (value == "auto" || value == -1)) {
-      file.devices = "auto";
-      file.keys[key] = name;
+      file.set_all_devices(name);
     } else {
       file.set(key, value, name);
     }

@@ -10,7 +10,6 @@
 #pragma once
 
 #include <cstdint>
-#include <functional>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -33,9 +32,8 @@ struct ConfigFile {
   std::map<std::string, std::string> keys;  // by the same: the file's key, "bf16.enabled"
   std::vector<std::string> notes;
   BatchRule batch;
-  /// DeepSpeed's scheduler, step by step, as a factor on the settings' lr: train/engine/engine.h
-  /// takes it, a run the setting "schedule". Empty where there is none.
-  std::function<double(int64_t step)> schedule;
+  /// Whether the settings' lr is the scheduler's: DeepSpeed gives it to any optimizer.
+  bool is_lr_of_schedule = false;
   // Where a run happens, which is no setting of it. Empty: not said.
   std::string devices;   // "auto": all that there are; a number is among the settings
   std::string device;    // "cpu"
@@ -51,6 +49,10 @@ struct ConfigFile {
   void set(const std::string& key, const std::optional<T>& value, const std::string& file_key) {
     if (value) set(key, nlohmann::json(*value), file_key);
   }
+  void set_all_devices(const std::string& file_key) {
+    devices = "auto";
+    keys["devices"] = file_key;
+  }
 };
 
 /// Throws Error naming the file, the key, its value and what was expected.
@@ -61,6 +63,8 @@ ConfigFile read_config(const nlohmann::json& values, const std::string& name);
 /// `config` with the file's values in the place of its own; throws Error for a value that is of
 /// another type than the setting's.
 Config with_file(const Config& config, const ConfigFile& file);
+/// What a file of DeepSpeed's means there: what it leaves out has DeepSpeed's own value.
+Config deepspeed_config(const ConfigFile& file);
 
 /// Splits the rule's total batch by the configuration's devices, or by its global batch. Throws
 /// Error where it does not come out even, or contradicts what else the rule says.

@@ -294,7 +294,9 @@ TEST_CASE("a run's schedule is DeepSpeed's, step by step, and its configuration 
         {0, 0, 0.005, 0.01});
   const ConfigFile open = read("s.json", R"({"train_batch_size": 8,
       "scheduler": {"type": "WarmupDecayLR", "params": {}}})");
-  CHECK_THROWS_WITH(open.schedule(0), Contains("s.json: key \"scheduler.params.total_num_steps\""));
+  const auto endless =
+      optim::deepspeed_schedule(open.settings.at("schedule").get<std::string>(), {}, "s.json");
+  CHECK_THROWS_WITH(endless(0), Contains("s.json: key \"scheduler.params.total_num_steps\""));
   CHECK(open.notes.size() == 1);
   // The command line's peak, and the file's lowest rate.
   Config config = config_of("s.json", R"({"train_batch_size": 8, "scheduler": {"type": "WarmupLR",
@@ -331,8 +333,9 @@ TEST_CASE("DeepSpeed's optimizers, by what they do there") {
                               {"weight_decay", 0.1}});
   CHECK_THAT(lamb.notes.at(0), Contains("optimizer.type: the trust ratio"));
   const ConfigFile muon = of("Muon", {{"lr", 0.1}, {"muon_lr", 0.2}, {"betas", {0.5, 0.6}}});
-  CHECK(muon.settings == json{{"optimizer", "muon"}, {"lr", 0.2}});
-  CHECK_THAT(muon.notes.at(0), Contains("optimizer.params.betas"));
+  CHECK(muon.settings == json{{"optimizer", "muon"}, {"lr", 0.2}, {"nesterov", true}});
+  CHECK_THAT(muon.notes.at(0), Contains("optimizer.type: a matrix of R rows"));
+  CHECK_THAT(muon.notes.at(1), Contains("optimizer.params.betas"));
   CHECK_THAT(of("Adam", {{"torch_adam", true}}).notes.at(0),
              Contains("optimizer.params.torch_adam"));
   CHECK(of("Adam", {{"max_grad_norm", 0.5}}).settings.at("clip_norm") == 0.5);
@@ -345,6 +348,24 @@ TEST_CASE("DeepSpeed's optimizers, by what they do there") {
     INFO(message);
     CHECK_THROWS_WITH(of(type, params), Contains("o.json: key \"optimizer.params." + message));
   }
+}
+
+TEST_CASE("what a DeepSpeed file leaves out has DeepSpeed's own value where DeepSpeed is meant") {
+  const auto of = [](const std::string& type) {
+    return deepspeed_config(read("o.json", json{{"optimizer", {{"type", type}}}}.dump()));
+  };
+  const Config sgd = of("SGD"), adam = of("Adam"), muon = of("Muon");
+  CHECK(sgd.momentum == 0);
+  CHECK(adam.lr == 1e-3);
+  CHECK(adam.weight_decay == 0);
+  CHECK(adam.clip_norm == 0);
+  CHECK(adam.schedule == "constant");
+  CHECK(muon.lr == 0.02);
+  CHECK(muon.momentum == 0.95);
+  CHECK(muon.nesterov);
+  CHECK(deepspeed_config(read("o.json", R"({"optimizer": {"type": "SGD",
+      "params": {"momentum": 0.5}}})"))
+            .momentum == 0.5);
 }
 
 TEST_CASE("keys of DeepSpeed's and Accelerate's files that change little here") {
@@ -363,10 +384,28 @@ TEST_CASE("keys of DeepSpeed's and Accelerate's files that change little here") 
        {R"("zero_optimization": {"stage": 3, "gather_16bit_weights_on_model_save": true})",
         R"("bf16": {"enabled": true, "bf16_master_weights_and_grads": true})",
         R"("curriculum_learning": {"enabled": false, "min_difficulty": 8})",
-        R"("amp": {"enabled": false, "opt_level": "O1"})"}) {
+        R"("amp": {"enabled": false, "opt_level": "O1"})",
+        R"("torch_autocast": {"enabled": false, "dtype": "bfloat16"})",
+        R"("fp16": {"enabled": true, "consecutive_hysteresis": true})",
+        R"("zero_optimization": {"stage": 2, "cpu_offload_params": true})",
+        R"("tensorboard": {"enabled": true}, "csv_monitor": {"enabled": true})",
+        R"("activation_checkpointing": {"partition_activations": true})",
+        R"("flops_profiler": {"enabled": true})",
+        R"("zero_optimization": {"stage": 3, "enable_sanity_checks": true, "leaf_module": null,
+           "zeropp_loco_param": {"err_beta": 0.8}})"}) {
     INFO(noted);
     CHECK(of(noted).notes.size() == 1);
   }
+  // As DeepSpeed does it below the third stage.
+  const ConfigFile stage2 = of(R"("zero_optimization": {"stage": 2,
+      "offload_param": {"device": "cpu"}, "offload_optimizer": {"device": "cpu"}})");
+  CHECK(stage2.settings.at("offload_optimizer") == true);
+  CHECK_FALSE(stage2.settings.contains("cpu_offload"));
+  CHECK_THAT(stage2.notes.at(0), Contains("offload_param.device: only stage 3"));
+  CHECK(of(R"("fp16": {"enabled": true, "fused_mode": true}, "pipeline": {},
+      "zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu",
+      "super_offload": true}})")
+            .notes.empty());
   CHECK(of(R"("tensor_parallel": {"autotp_size": 1})").notes.empty());
   CHECK(of(R"("zero_optimization": {}, "fp16": null, "scheduler": {}, "optimizer": {})")
             .notes.empty());
@@ -374,8 +413,11 @@ TEST_CASE("keys of DeepSpeed's and Accelerate's files that change little here") 
            {R"("amp": {"enabled": true})", "key \"amp.enabled\": expected false: fp16.enabled"},
            {R"("curriculum_learning": {"enabled": true})", "\"curriculum_learning.enabled\""},
            {R"("tensor_parallel": {"autotp_size": 4})", "expected 0 or 1: --strategy fsdp+tp"},
-           {R"("zero_optimization": {"stage": 2, "cpu_offload_params": true})",
-            "cpu_offload_params\": expected none but in stage 3"}}) {
+           {R"("torch_autocast": {"enabled": true})", "fp16.enabled or bf16.enabled"},
+           {R"("sparse_attention": {"mode": "fixed"})", "expected none: attention is dense"},
+           {R"("pipeline": {"stages": 2})", "expected none: --strategy pipeline"},
+           {R"("compression_training": {"weight_quantization": {}})", "\"compression_training\""},
+           {R"("train_batch_size": 16)", "the key \"train_batch_size\" is there twice"}}) {
     INFO(more);
     CHECK_THROWS_WITH(of(more), Contains("k.json: ") && Contains(message));
   }
@@ -404,6 +446,43 @@ downcast_bf16: true
     INFO(line);
     CHECK_THROWS_WITH(read("k.yaml", accelerate + line), Contains("k.yaml: ") && Contains(message));
   }
+}
+
+TEST_CASE("Accelerate's own values, and what its files said and say otherwise") {
+  const auto of = [](const std::string& text) { return read("a.yaml", text); };
+  const std::string deepspeed = "distributed_type: DEEPSPEED\n";
+  CHECK(of(deepspeed).settings.at("strategy") == "zero2");
+  CHECK(of(deepspeed + "deepspeed_config: {deepspeed_config_file: none, zero_stage: 1}")
+            .settings.at("strategy") == "zero1");
+  write_file("plain.json", R"({"train_batch_size": 8})");
+  CHECK_FALSE(of(deepspeed + "deepspeed_config: {deepspeed_config_file: plain.json}")
+                  .settings.contains("strategy"));
+  const ConfigFile stage2 = of(deepspeed + R"(deepspeed_config:
+  offload_optimizer_device: cpu
+  offload_param_device: cpu
+  zero_stage: 2
+)");
+  CHECK(stage2.settings == json{{"strategy", "zero2"}, {"offload_optimizer", true}});
+  CHECK_THAT(stage2.notes.at(0), Contains("deepspeed_config.offload_param_device changes nothing"));
+  CHECK(of(deepspeed + "deepspeed_config: {offload_param_device: cpu, zero_stage: 3}")
+            .settings.at("cpu_offload") == true);
+  const ConfigFile all = of("distributed_type: MULTI_GPU\nnum_processes: -1\nfp16: true");
+  CHECK(all.devices == "auto");
+  CHECK(all.settings == json{{"strategy", "ddp"}, {"precision", "fp16"}});
+  CHECK(of("distributed_type: MULTI_GPU\nfp16: true\nmixed_precision: bf16")
+            .settings.at("precision") == "bf16");
+  CHECK_THAT(
+      of("distributed_type: MULTI_GPU\nfsdp_config: {fsdp_offload_params: true}").notes.at(0),
+      Contains("fsdp_config changes nothing here: distributed_type is not FSDP"));
+  const std::string fsdp = "distributed_type: FSDP\nfsdp_config:\n  ";
+  CHECK(of(fsdp + "fsdp_offload_params: true").keys.at("strategy") == "distributed_type");
+  const ConfigFile hybrid = of(fsdp + "fsdp_reshard_after_forward: HYBRID_SHARD_ZERO2");
+  CHECK(hybrid.settings.at("strategy") == "hsdp");
+  CHECK(hybrid.settings.at("shard_grad_op") == true);
+  CHECK(of(fsdp + "fsdp_reshard_after_forward: NO_SHARD").settings.at("strategy") == "ddp");
+  CHECK_THROWS_WITH(
+      of(fsdp + "fsdp_auto_wrap_policy: SIZE_BASED_WRAP\n  fsdp_min_num_params: -5"),
+      Contains("a.yaml: key \"fsdp_config.fsdp_min_num_params\": expected 1 or more, got -5"));
 }
 
 TEST_CASE("a file's dialect is that of most of its keys") {
@@ -496,6 +575,7 @@ TEST_CASE("what is wrong is named: file, key, value, what was expected") {
       {"a.yaml", "lr: [1", "line 1: expected YAML"},
       {"a.yaml", "- 1", "expected keys with values, got [1]"},
       {"a.json", "{\"lr\": 1,\n", "line 2: expected JSON"},
+      {"a.json", "{\"lr\": 1,\n\"lr\": 2}", "the key \"lr\" is there twice"},
       {"a.yaml", "distributed_type: FSPD", "expected one of NO, MULTI_GPU"},
       {"a.yaml", "distributed_type: NO\nmixed_precison: bf16",
        "unknown key \"mixed_precison\"; did you mean \"mixed_precision\"?"},
@@ -540,6 +620,12 @@ TEST_CASE("what is wrong is named: file, key, value, what was expected") {
     } catch (const Error& error) {
       CHECK(std::string(error.what()).size() < 700);
     }
+  }
+  try {
+    read("lengthy.yaml", "? " + lengthy + "\n: 1\n? " + lengthy + "\n: 2\n");
+    FAIL("no error");
+  } catch (const Error& error) {
+    CHECK(std::string(error.what()).size() < 700);
   }
 }
 

@@ -42,15 +42,19 @@ void read_optimizer(io::Section section, ConfigFile& file) {
   for (const char* key : {"lr", "momentum", "weight_decay"}) {
     file.set(key, params.number(key), params.path_of(key));
   }
-  file.set("nesterov", params.boolean("nesterov"), params.path_of("nesterov"));
   if (type == "Muon") {
+    file.set("nesterov", true, section.path_of("type"));  // it has no other
     file.set("lr", params.number("muon_lr"), params.path_of("muon_lr"));
+    note(file, {section.path_of("type")},
+         "a matrix of R rows and C columns takes 0.2 sqrt(max(R, C)) of an orthogonal step, "
+         "DeepSpeed's sqrt(max(1, R / C)): another lr is right");
     note(file, params.known({"adam_lr", "betas", "eps", "ns_method"}),
          "vectors take Muon's steps, too, of the signs of their momentum, and none of Adam's");
   } else {
     file.set("eps", params.number("eps"), params.path_of("eps"));
     file.set("betas", params.numbers("betas"), params.path_of("betas"));
   }
+  file.set("nesterov", params.boolean("nesterov"), params.path_of("nesterov"));
   if (type == "Lamb") {
     const char* const why = "none: Lamb's trust ratio has no bounds here";
     if (params.has("max_coeff")) params.fail("max_coeff", why);
@@ -80,18 +84,21 @@ void read_scheduler(const nlohmann::json& scheduler, ConfigFile& file) {
   }
   io::Section params = section.section("params");
   const char* const peak = *type == "OneCycle" ? "cycle_max_lr" : "warmup_max_lr";
-  if (*type != "WarmupCosineLR") file.set("lr", params.number(peak), params.path_of(peak));
+  std::optional<double> lr;
+  if (*type != "WarmupCosineLR") lr = params.number(peak);
   if (*type == "WarmupDecayLR" && !params.names(peak)) {
-    file.set("lr", 0.001, params.path_of(peak));
+    lr = 0.001;
     note(file, {params.path_of(peak)}, "it is not there, and 0.001, as DeepSpeed has it");
   }
+  file.set("lr", lr, params.path_of(peak));
+  file.is_lr_of_schedule = lr.has_value();
   if (*type == "OneCycle" && params.boolean("cycle_momentum").value_or(true) &&
       file.settings.value("optimizer", Config().optimizer) != "sgd") {
     note(file, {params.path_of("cycle_momentum")}, "momentum does not cycle here");
   }
-  file.schedule = optim::deepspeed_schedule(file.path, scheduler,
-                                            {.lr = file.settings.value("lr", Config().lr)});
-  file.set("schedule", scheduler.dump(), "scheduler");
+  const std::string setting = scheduler.dump();
+  optim::deepspeed_schedule(setting, {}, file.path);  // throws Error for what is wrong
+  file.set("schedule", setting, "scheduler");
 }
 
 void read_precision(io::Section fp16, io::Section bf16, ConfigFile& file) {
@@ -108,7 +115,11 @@ void read_precision(io::Section fp16, io::Section bf16, ConfigFile& file) {
   const auto window = fp16.whole_number("loss_scale_window");
   const auto hysteresis = fp16.whole_number("hysteresis");
   const auto least = fp16.number("min_loss_scale");
-  fp16.known({"auto_cast", "consecutive_hysteresis"});
+  if (fp16.boolean("consecutive_hysteresis").value_or(false)) {
+    note(file, {fp16.path_of("consecutive_hysteresis")},
+         "overflows count until the scale grows, whatever lies between them");
+  }
+  fp16.known({"auto_cast", "fused_mode"});
   bf16.known({"immediate_grad_update", "check_grad_overflow"});
   for (const auto& [section, keys] :
        {std::pair(&fp16, std::vector<std::string>{"fp16_master_weights_and_grads"}),
@@ -146,7 +157,8 @@ void read_msamp(io::Section section, ConfigFile& file) {
 bool is_offloaded(io::Section section) {
   const auto device = section.choice("device", {"none", "cpu"});
   section.known({"pin_memory", "buffer_count", "buffer_size", "max_in_cpu", "fast_init", "ratio",
-                 "pipeline_read", "pipeline_write", "nvme_path"});
+                 "pipeline_read", "pipeline_write", "nvme_path", "super_offload",
+                 "cpuadam_cores_perc"});
   section.finish();
   return device == "cpu";
 }
@@ -175,11 +187,11 @@ void read_zero(io::Section section, ConfigFile& file) {
   const std::string parameters =
       offloads("offload_param", {"cpu_offload_param", "cpu_offload_params"});
   const std::string optimizer = offloads("offload_optimizer", {"cpu_offload"});
-  if (!parameters.empty()) {
-    if (stage != 3) section.fail(parameters.substr(0, parameters.find('.')), "none but in stage 3");
+  if (!parameters.empty() && stage == 3) {
     file.set("cpu_offload", true, section.path_of(parameters));
-  } else if (!optimizer.empty()) {
-    file.set("offload_optimizer", true, section.path_of(optimizer));
+  } else {
+    if (!parameters.empty()) note(file, {section.path_of(parameters)}, kNotOffloaded);
+    if (!optimizer.empty()) file.set("offload_optimizer", true, section.path_of(optimizer));
   }
   const std::vector<std::string> tuning =
       section.known({"allgather_partitions",
@@ -205,11 +217,18 @@ void read_zero(io::Section section, ConfigFile& file) {
                      "max_reuse_distance",
                      "gather_16bit_weights_on_model_save",
                      "module_granularity_threshold",
+                     "use_all_reduce_for_fetch_params",
+                     "stage3_use_all_reduce_for_fetch_params",
+                     "allgather_sequential",
+                     "stage3_allgather_sequential",
+                     "partition_stream_chunk_size",
+                     "stage3_partition_stream_chunk_size",
                      "mics_hierarchical_params_gather",
                      "zero_hpz_partition_size",
                      "zero_quantized_weights",
                      "zero_quantized_nontrainable_weights",
                      "zero_quantized_gradients",
+                     "zeropp_loco_param",
                      "use_multi_rank_bucket_allreduce",
                      "override_module_apply",
                      "log_trace_cache_warnings",
@@ -217,6 +236,9 @@ void read_zero(io::Section section, ConfigFile& file) {
                      "elastic_checkpoint",
                      "load_from_fp32_weights",
                      "memory_efficient_linear",
+                     "enable_sanity_checks",
+                     "pipeline_loading_checkpoint",
+                     "leaf_module",
                      "cpu_offload_use_pin_memory",
                      "legacy_stage1"});
   note(file, tuning,
@@ -271,20 +293,37 @@ std::vector<std::string> read_deepspeed(const nlohmann::json& values, ConfigFile
                                                      "sparse_gradients",
                                                      "zero_allow_untested_optimizer",
                                                      "zero_force_ds_cpu_optimizer",
-                                                     "activation_checkpointing",
-                                                     "flops_profiler",
-                                                     "tensorboard",
-                                                     "wandb",
-                                                     "csv_monitor",
                                                      "comms_logger",
                                                      "memory_breakdown",
                                                      "disable_allgather",
+                                                     "allgather_size",
                                                      "aio",
                                                      "checkpoint",
+                                                     "nebula",
                                                      "data_types",
+                                                     "dataloader_drop_last",
+                                                     "timers",
+                                                     "compile",
+                                                     "graph_harvesting",
+                                                     "vocabulary_size",
+                                                     "use_data_before_expert_parallelism",
+                                                     "seq_parallel_comm_data_type",
                                                      "seq_parallel_communication_data_type"});
   note(file, others, "there is nothing of the kind here");
-  read_absent(all, "amp", "fp16.enabled is mixed precision here", file);
+  note(file, all.known({"activation_checkpointing"}), "--checkpoint-activations does it here");
+  note(file, all.known({"tensorboard", "wandb", "comet", "csv_monitor"}),
+       "weft train writes curves into its own directory");
+  note(file, all.known({"flops_profiler"}), "weft profile and weft bench measure here");
+  for (const auto& [key, instead] :
+       {std::pair("sparse_attention", "attention is dense here"),
+        std::pair("pipeline", "--strategy pipeline cuts a model into stages here"),
+        std::pair("expert_parallel", "there are no experts here"),
+        std::pair("compression_training", "there is nothing of the kind here")}) {
+    if (!all.known({key}).empty()) all.fail(key, fmt::format("none: {}", instead));
+  }
+  for (const char* key : {"amp", "torch_autocast"}) {
+    read_absent(all, key, "fp16.enabled or bf16.enabled is mixed precision here", file);
+  }
   for (const char* key : {"curriculum_learning", "data_efficiency", "progressive_layer_drop",
                           "elasticity", "autotuning", "eigenvalue", "hybrid_engine"}) {
     read_absent(all, key, "there is nothing of the kind here", file);
@@ -292,6 +331,16 @@ std::vector<std::string> read_deepspeed(const nlohmann::json& values, ConfigFile
   read_tensor_parallel(all.section("tensor_parallel"));
   all.known({"optimizer", "scheduler", "zero_optimization", "msamp", "bf16", "bfloat16"});
   return all.finish();
+}
+
+Config deepspeed_config(const ConfigFile& file) {
+  Config usual = {
+      .weight_decay = 0, .momentum = 0, .clip_norm = 0, .schedule = "constant", .warmup = 0};
+  if (file.settings.value("optimizer", "") == "muon") {
+    usual.lr = 0.02;
+    usual.momentum = 0.95;
+  }
+  return with_file(usual, file);
 }
 
 }  // namespace weft::train

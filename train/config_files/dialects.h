@@ -14,6 +14,9 @@ nlohmann::json parse_yaml(const std::string& file, const std::string& text);
 /// The contents of a file, YAML or JSON. Throws Error as above.
 nlohmann::json parse_values(const std::string& path);
 
+/// Why parameters stay where they are in stages of ZeRO before the third.
+inline constexpr const char* kNotOffloaded = "only stage 3 offloads parameters";
+
 // A dialect each. Those of others return the keys that a file of theirs may have at the top.
 void read_own(const nlohmann::json& values, ConfigFile& file);
 std::vector<std::string> read_accelerate(const nlohmann::json& values, ConfigFile& file);

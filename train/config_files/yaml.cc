@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "core/error.h"
+#include "io/quote.h"
 #include "train/config_files/dialects.h"
 
 namespace weft::train {
@@ -63,8 +64,8 @@ class Converter {
           WEFT_CHECK(entry.first.IsScalar(), "{}: line {}: expected a key before \":\"", file_,
                      line);
           const std::string& key = entry.first.Scalar();
-          WEFT_CHECK(!object.contains(key), "{}: line {}: the key \"{}\" is there twice", file_,
-                     line, key);
+          WEFT_CHECK(!object.contains(key), "{}: line {}: the key {} is there twice", file_, line,
+                     io::quote(key));
           object[key] = convert(entry.second, depth + 1);
         }
         return object;

@@ -7,6 +7,7 @@
 #include "io/files.h"
 #include "io/json_field.h"
 #include "optim/clip.h"
+#include "optim/deepspeed_schedule.h"
 #include "train/optimization.h"
 #include "train/runs/run_options.h"
 
@@ -16,13 +17,10 @@ namespace {
 constexpr const char* kLatest = "latest";
 constexpr const char* kState = "state";
 
-/// What DeepSpeed takes for what its file does not say.
-Config usual() { return {.weight_decay = 0, .clip_norm = 0, .schedule = "constant", .warmup = 0}; }
-
 Config config_of(const ConfigFile& file, int64_t devices) {
   WEFT_CHECK(file.dialect == "deepspeed", "engine: {}: expected DeepSpeed's JSON, got {}'s",
              file.path, file.dialect);
-  Config config = with_file(usual(), file);
+  Config config = deepspeed_config(file);
   config.devices = devices;
   if (!file.settings.contains("strategy") && devices > 1) config.strategy.name = "ddp";
   apply(file.batch, file.path, config);
@@ -53,7 +51,11 @@ Engine::Engine(nn::Module& model, const nn::ModelStructure& structure, const Con
   }
   optimizer_ = options.optimizer ? options.optimizer : own_optimizer_.get();
   fabric_->setup(model_, *optimizer_, structure);
-  const optim::Schedule schedule = options.lr_scheduler ? options.lr_scheduler : file.schedule;
+  optim::Schedule schedule = options.lr_scheduler;
+  if (!schedule && optim::is_deepspeed_schedule(config_.schedule)) {
+    if (file.is_lr_of_schedule) optimizer_->set_lr(config_.lr);
+    schedule = optim::deepspeed_schedule(config_.schedule, {.lr = optimizer_->lr()}, file.path);
+  }
   if (schedule) scheduler_.emplace(*optimizer_, schedule);
 }
 

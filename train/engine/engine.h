@@ -32,7 +32,7 @@ struct EngineOptions {
   /// The ranks of which this one is a part; null: those of the launcher, if one has started it.
   dist::CommunicatorPtr world = {};
   /// Instead of the file's, as DeepSpeed's argument of that name: the optimizer is the caller's,
-  /// and outlives the engine.
+  /// and outlives the engine. A scheduler of the file's that has a peak of its own gives it that.
   optim::Optimizer* optimizer = nullptr;
   /// Instead of the file's: a factor on the learning rate.
   optim::Schedule lr_scheduler = {};

@@ -272,6 +272,31 @@ TEST_CASE("the caller's optimizer, schedule and boundary take the file's place")
   CHECK_THROWS_WITH(engine.step(), Contains("without a backward()"));
 }
 
+TEST_CASE("the file's schedule gives a caller's optimizer DeepSpeed's rates") {
+  const auto rates = [](const std::string& type, const Json& params) {
+    const auto model = make_model();
+    optim::AdamW optimizer(model->named_parameters(), {.lr = 0.5});
+    Engine engine(*model, config(1, {{"scheduler", {{"type", type}, {"params", params}}}}),
+                  {.optimizer = &optimizer});
+    std::vector<double> all;
+    for (int64_t step = 0; step < 4; ++step) {
+      all.push_back(engine.get_lr().at(0));
+      run(engine, step, step + 1);
+    }
+    return all;
+  };
+  const auto check = [](const std::vector<double>& a, const std::vector<double>& b) {
+    REQUIRE(a.size() == b.size());
+    for (size_t i = 0; i < a.size(); ++i) CHECK(a[i] == Approx(b[i]).margin(1e-12));
+  };
+  const Json linear = {{"warmup_min_lr", 0.1}, {"warmup_num_steps", 2}, {"warmup_type", "linear"}};
+  Json peak = linear;
+  peak["warmup_max_lr"] = 0.2;
+  check(rates("WarmupLR", peak), {0.1, 0.1, 0.15, 0.2});
+  // Without a peak of its own it rises to the optimizer's rate.
+  check(rates("WarmupLR", linear), {0.1, 0.1, 0.3, 0.5});
+}
+
 TEST_CASE("what an engine cannot take is named") {
   const auto model = make_model();
   const auto refuse = [&](const Json& json, const std::string& error) {

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "autograd/ops.h"
+#include "io/nearest.h"
 #include "io/quote.h"
 
 namespace weft::train {
@@ -79,7 +80,8 @@ int64_t side_of(int64_t patches, const Tensor& embedding) {
 Interpolation parse_interpolation(std::string_view text) {
   if (text == "torchvision") return Interpolation::kTorchvision;
   if (text == "timm") return Interpolation::kTimm;
-  WEFT_FAIL("interpolation: {} is not one of torchvision, timm", io::quote(text));
+  WEFT_FAIL("interpolation: {} is not one of torchvision, timm{}", io::quote(text),
+            io::did_you_mean(text, {"torchvision", "timm"}));
 }
 
 Tensor interpolate_positions(const Tensor& embedding, int64_t tokens, int64_t prefix,

@@ -290,6 +290,7 @@ TEST_CASE("keys that mean the same, or that lack a part, are refused by name") {
                     "\"conv1.weight\" has no counterpart among timm's names");
   CHECK_THROWS_WITH(parse_vit_names("keras"),
                     "names: \"keras\" is not one of torchvision, timm, huggingface");
+  CHECK_THROWS_WITH(parse_vit_names("trochvision"), Contains("did you mean \"torchvision\"?"));
 }
 
 TEST_CASE("prefixes that wrappers put before every key are taken off") {

@@ -7,6 +7,7 @@
 
 #include "autograd/ops.h"
 #include "core/view.h"
+#include "io/nearest.h"
 #include "io/quote.h"
 
 namespace weft::train {
@@ -148,7 +149,8 @@ VitNames parse_vit_names(std::string_view text) {
   for (const VitNames names : {VitNames::kTorchvision, VitNames::kTimm, VitNames::kHuggingFace}) {
     if (name(names) == text) return names;
   }
-  WEFT_FAIL("names: {} is not one of torchvision, timm, huggingface", io::quote(text));
+  WEFT_FAIL("names: {} is not one of torchvision, timm, huggingface{}", io::quote(text),
+            io::did_you_mean(text, {std::begin(kNames), std::end(kNames)}));
 }
 
 std::optional<VitNames> recognise_vit(const NamedTensors& state) {

@@ -21,6 +21,10 @@ void check_states(const std::string& name, Config config) {
   config.epochs = 1;
   config.limit_batches = 1;
   config.batch_size = 2;
+  config.ema = 0.5;
+  config.early_stopping = 2;
+  config.save_top_k = 1;
+  config.max_time = "1d";
   const std::string run = cli::fresh_scratch(name);
   train::train(config, {.output = run, .json = true});
   const io::Path file = io::Path(run) / "step-1" / "state.json";

@@ -3,8 +3,8 @@
 #include <fmt/core.h>
 
 #include "io/json_field.h"
-#include "optim/deepspeed_schedule.h"
 #include "train/fine_tuning.h"
+#include "train/runs/run_heading.h"
 
 namespace weft::train {
 namespace {
@@ -39,9 +39,10 @@ nlohmann::json to_json(const RunState& state) {
 RunState run_state_from_json(const nlohmann::json& json) {
   RunState state;
   for_each_figure(state, [&](const std::string& group, const char* key, auto& figure) {
+    const nlohmann::json& figures = io::object_field(json, group);
     // Before the first epoch there are NaNs, which JSON lacks.
-    if (group == "progress" || state.epoch > 0)
-      io::read_field(io::object_field(json, group), key, figure);
+    const bool is_unknown = group == "last_epoch" && io::field(figures, key).is_null();
+    if (!is_unknown) io::read_field(figures, key, figure);
   });
   return state;
 }
@@ -68,9 +69,10 @@ void RunReport::print_heading(const Outset& outset, const RunState& state) const
   const auto& [trained, splits, strategy, global_batch, state_tensors, steps_per_epoch,
                weight_notes] = outset;
   const auto count = [](const data::DatasetPtr& d) { return d ? d->size() : 0; };
-  fmt::print("{}: {} parameters, {} classes, {} x {} pixels, {}, {}\n", config_.model,
-             trained.model->num_parameters(), trained.classes.size(), trained.preprocess.size,
-             trained.preprocess.size, describe_arithmetic(config_), describe_place(trained.device));
+  const std::string input = fmt::format("{} classes, {} x {} pixels", trained.classes.size(),
+                                        trained.preprocess.size, trained.preprocess.size);
+  fmt::print("{}\n",
+             describe_model(config_, trained.model->num_parameters(), input, trained.device));
   if (!config_.weights.empty() && state.step == 0) {
     fmt::print("weights: {}\n", config_.weights);
     for (const std::string& note : weight_notes) fmt::print("weights: {}\n", note);
@@ -91,11 +93,7 @@ void RunReport::print_heading(const Outset& outset, const RunState& state) const
             ? fmt::format(", in {} micro-batches of fixed order", config_.deterministic_reduce)
             : "");
   }
-  fmt::print("{}: {} epoch{} of {} steps, batch {}{}, {} with learning rate {} ({})\n\n",
-             config_.recipe.empty() ? "settings" : config_.recipe, config_.epochs,
-             config_.epochs == 1 ? "" : "s", steps_per_epoch, config_.batch_size,
-             config_.accumulate > 1 ? fmt::format(" x {}", config_.accumulate) : "",
-             config_.optimizer, config_.lr, optim::schedule_name(config_.schedule));
+  fmt::print("{}\n\n", describe_settings(config_, steps_per_epoch));
   std::fflush(stdout);
 }
 
@@ -117,6 +115,25 @@ void RunReport::step(const RunState& state, const StepFigures& figures) {
   all.emplace_back("images_per_second", static_cast<double>(figures.images) / figures.seconds);
   all.emplace_back("memory_bytes", static_cast<double>(figures.memory_bytes));
   figures_->record(state.step, std::move(all), figures.layers);
+}
+
+void RunReport::validation(const RunState& state, int64_t batches) {
+  const Score& score = state.last_epoch.validation;
+  if (table_) {
+    const double epochs = static_cast<double>(state.epoch) +
+                          static_cast<double>(state.batch) / static_cast<double>(batches);
+    table_->row({fmt::format("{:.2f}/{}", epochs, config_.epochs),
+                 fmt::format("{:.4f}", state.statistics.loss()),
+                 percent(state.statistics.accuracy()), fmt::format("{:.4f}", score.loss),
+                 percent(score.accuracy), "", ""});
+  }
+  log_.write("validation", {{"epoch", state.epoch + 1},
+                            {"step", state.step},
+                            {"val_loss", score.loss},
+                            {"val_accuracy", score.accuracy}});
+  if (!is_main_) return;
+  figures_->record(state.step,
+                   {{"loss/validation", score.loss}, {"accuracy/validation", score.accuracy}});
 }
 
 void RunReport::epoch(const RunState& state, double images_per_second, double seconds) {
@@ -160,7 +177,7 @@ void RunReport::interrupted(const RunState& state, const RunCheckpoints& checkpo
 }
 
 void RunReport::done(const RunState& state, const RunResult& result, double images_per_second,
-                     const io::Path& output) const {
+                     const RunCheckpoints& checkpoints) const {
   if (!is_main_) return;
   nlohmann::ordered_json done = {{"step", state.step},
                                  {"loss", state.last_epoch.loss},
@@ -169,20 +186,23 @@ void RunReport::done(const RunState& state, const RunResult& result, double imag
                                  {"test_accuracy", nullptr},
                                  {"images_per_second", images_per_second},
                                  {"seconds", result.seconds},
+                                 {"stop_reason", result.stop_reason},
                                  {"checkpoint", result.checkpoint}};
+  checkpoints.add_best(done);
   if (result.test_accuracy) done["test_accuracy"] = *result.test_accuracy;
   log_.write("done", done);
   if (json_) return;
+  fmt::print("\n{}", describe_end(config_, result.stop_reason));
   if (result.test_accuracy) {
-    fmt::print("\ntest accuracy {:.2f}% on {} images never seen before, after {}\n",
+    fmt::print("test accuracy {:.2f}% on {} images never seen before, after {}\n",
                100 * *result.test_accuracy, result.test_images,
                io::format_duration(result.seconds));
   } else {
-    fmt::print("\nvalidation accuracy {:.2f}% (the data has no test split), after {}\n",
+    fmt::print("validation accuracy {:.2f}% (the data has no test split), after {}\n",
                100 * result.validation_accuracy, io::format_duration(result.seconds));
   }
-  fmt::print("checkpoint {}\nweights    {}\n", result.checkpoint,
-             (output / "model.safetensors").string());
+  fmt::print("checkpoint {}\n{}weights    {}\n", result.checkpoint, checkpoints.describe_best(),
+             (io::Path(result.output) / "model.safetensors").string());
 }
 
 std::FILE* RunReport::progress_stream() const {

@@ -94,13 +94,15 @@ class RunReport {
   /// config.yaml. Metrics of a run that goes on are cut back to its checkpoint.
   void begin(const Outset& outset, const RunState& state, const io::Path& output);
   void step(const RunState& state, const StepFigures& figures);
+  /// After a validation within an epoch of so many batches.
+  void validation(const RunState& state, int64_t batches);
   /// After an epoch, with state.epoch its number, counted from 0.
   void epoch(const RunState& state, double images_per_second, double seconds);
   /// After the last validation.
   void findings(const Findings& findings, const io::Path& output);
   void interrupted(const RunState& state, const RunCheckpoints& checkpoints) const;
   void done(const RunState& state, const RunResult& result, double images_per_second,
-            const io::Path& output) const;
+            const RunCheckpoints& checkpoints) const;
 
   /// Where progress bars are drawn.
   std::FILE* progress_stream() const;

@@ -117,8 +117,10 @@ Sums sum_over_ranks(const Fabric& fabric, Sums mine) {
 /// rank without a share of one goes along with an image that counts for nothing.
 class ImageModule : public TrainingModule {
  public:
-  ImageModule(const Config& config, TrainedModel& trained, const GlobalBatch& batch)
-      : config_(config), trained_(trained), global_(batch) {}
+  /// `statistics`: of the epoch at hand, which somebody else keeps.
+  ImageModule(const Config& config, TrainedModel& trained, const GlobalBatch& batch,
+              const EpochStatistics& statistics)
+      : config_(config), trained_(trained), global_(batch), statistics_(statistics) {}
 
   nn::Module& model() override { return *trained_.model; }
   Optimization configure_optimizers() override { return make_optimizer(config_, model()); }
@@ -170,6 +172,11 @@ class ImageModule : public TrainingModule {
     return sum_over_ranks(trainer().fabric(), sums);
   }
 
+  /// Of the steps' images over all ranks, for who goes by a metric.
+  void on_train_epoch_end() override {
+    log("loss/train", statistics_.loss());
+    log("accuracy/train", statistics_.accuracy());
+  }
   void on_validation_epoch_start() override {
     verdicts_.clear();
     evaluator_.emplace(trained_, [this](const Tensor& x) {
@@ -178,7 +185,7 @@ class ImageModule : public TrainingModule {
   }
   void validation_step(const Batch& batch, int64_t index) override {
     const Tensor logits = evaluator_->add(batch[0], batch[1]);
-    if (!logits.defined() || !keeps_verdicts_) return;
+    if (!logits.defined()) return;
     append_verdicts(
         verdicts_,
         {.labels = batch[1], .index = index * global_.ranks + trainer().fabric().data_rank()},
@@ -207,7 +214,7 @@ class ImageModule : public TrainingModule {
   const Score& measured() const { return evaluator_->score(); }
   /// What the last measurement that was not cut short came to.
   const Score& score() const { return score_; }
-  void keep_verdicts(bool keeps) { keeps_verdicts_ = keeps; }
+  /// On the images of the last measurement.
   const std::vector<Verdict>& verdicts() const { return verdicts_; }
 
  private:
@@ -223,10 +230,10 @@ class ImageModule : public TrainingModule {
   const Config& config_;
   TrainedModel& trained_;
   const GlobalBatch& global_;
+  const EpochStatistics& statistics_;
   std::vector<Outcome> at_hand_, captured_;
   std::optional<Evaluator> evaluator_;
   Score score_;
-  bool keeps_verdicts_ = false;
   std::vector<Verdict> verdicts_;
 };
 
@@ -248,6 +255,7 @@ class ImageRun : public Callback {
     const TrainedModel& trained;
     const GlobalBatch& batch;
     ImageModule& module;
+    RunState& state;                               // the run's figures; the place is the trainer's
     const std::vector<std::string>& weight_notes;  // what was done to make the weights fit
     int64_t train_batches, validation_batches;     // micro-batches of this rank
   };
@@ -256,9 +264,9 @@ class ImageRun : public Callback {
       : p_(parts),
         trainer_(trainer),
         report_(parts.config, trainer.fabric().is_main(), parts.options.json),
-        schedule_(make_schedule(parts.config, steps_per_epoch() * parts.config.epochs)),
+        schedule_(make_schedule(parts.config, most_steps())),
         checkpoints_(std::make_shared<RunCheckpoints>(
-            parse_save_every(parts.config.save_every),
+            parts.config,
             RunRecord{.save = [this](Trainer&) { return state(); },
                       .load = [this](Trainer&, const nlohmann::json& state) { take_up(state); }},
             std::move(start.checkpoint), start.step)) {
@@ -270,14 +278,15 @@ class ImageRun : public Callback {
   const io::Path& output() const { return output_; }
   const RunReport& report() const { return report_; }
   RunState place() const {
-    RunState state = state_;
+    RunState state = p_.state;
     state.step = trainer_.global_step();
     state.epoch = trainer_.epoch();
     state.batch = trainer_.batch() / p_.batch.of_rank();
     return state;
   }
   double images_per_second() const { return images_per_second_; }
-  bool has_validated_last_epoch() const { return has_validated_last_epoch_; }
+  /// Whether the latest validation was of the weights as they are.
+  bool has_validated_these() const { return validated_step_ == trainer_.global_step(); }
 
   /// Last of all that can fail before the first step: a run that cannot start leaves nothing
   /// behind.
@@ -291,7 +300,7 @@ class ImageRun : public Callback {
                            : RunDirectory::of(p_.options.resume, checkpoints_->latest(), true));
     output_ = directory_->path();
     int64_t bytes = 0;
-    for (const auto& [name, tensor] : p_.trained.model->state_dict()) {
+    for (const auto& [name, tensor] : p_.trained.model->unrouted_state()) {
       bytes += static_cast<int64_t>(tensor.nbytes());
     }
     directory_->check_writable(bytes * (1 + trainer_.optimizer().state_tensors()));
@@ -321,7 +330,7 @@ class ImageRun : public Callback {
                         p_.train_batches,
                         io::ProgressOptions{.out = report_.progress_stream(),
                                             .first_step = index,
-                                            .first_image = state_.statistics.images,
+                                            .first_image = p_.state.statistics.images,
                                             .steps_after = epochs_after * p_.train_batches});
     }
     if (!is_shared(p_.batch, trainer_.fabric())) return;
@@ -349,7 +358,7 @@ class ImageRun : public Callback {
     if (!trainer_.has_stepped()) return;
     if (trainer_.fabric().size() == 1) count_step();
     is_in_step_ = false;
-    const EpochStatistics& s = state_.statistics;
+    const EpochStatistics& s = p_.state.statistics;
     progress_->update(trainer_.batch(), s.images, s.loss(), s.accuracy());
     StepFigures figures = {.loss = step_.mean_loss(),
                            .lr = trainer_.optimizer().lr(),
@@ -367,13 +376,19 @@ class ImageRun : public Callback {
   void on_validation_start(Trainer&, TrainingModule&) override {
     if (progress_) images_per_second_ = progress_->images_per_second();
     measure_with_progress("validation", p_.validation_batches);
-    p_.module.keep_verdicts(trainer_.epoch() + 1 == p_.config.epochs);
   }
   void on_validation_batch_end(Trainer&, TrainingModule&, const Batch&, int64_t index) override {
     const Score& so_far = p_.module.measured();
     progress_->update(index + 1, so_far.examples, so_far.loss, so_far.accuracy);
   }
-  void on_validation_end(Trainer&, TrainingModule&) override { end_measuring(); }
+  void on_validation_end(Trainer&, TrainingModule&) override {
+    end_measuring();
+    if (!trainer_.has_validated()) return;
+    validated_step_ = trainer_.global_step();
+    p_.state.last_epoch.validation = p_.module.score();
+    const bool ends_epoch = trainer_.batch() == p_.train_batches;
+    if (!ends_epoch) report_.validation(place(), p_.train_batches / p_.batch.of_rank());
+  }
   void measure_with_progress(const std::string& label, int64_t batches) {
     progress_.reset();
     progress_.emplace(label, batches, io::ProgressOptions{.out = report_.progress_stream()});
@@ -383,11 +398,10 @@ class ImageRun : public Callback {
     p_.module.end_measuring();
   }
   void on_train_epoch_end(Trainer&, TrainingModule&) override {
-    const EpochStatistics s = std::exchange(state_.statistics, {});
-    state_.last_epoch = {s.loss(), s.accuracy(), p_.module.score()};
+    const EpochStatistics s = std::exchange(p_.state.statistics, {});
+    p_.state.last_epoch = {s.loss(), s.accuracy(), p_.state.last_epoch.validation};
     report_.epoch(place(), images_per_second_, seconds_since(epoch_start_));
     epoch_start_ = Clock::now();
-    has_validated_last_epoch_ = trainer_.epoch() + 1 == p_.config.epochs;
   }
   void on_save_point(Trainer&, TrainingModule&) override {
     if (!trainer_.is_stopping() || !progress_) return;
@@ -408,13 +422,18 @@ class ImageRun : public Callback {
   void count_step() {
     step_ = p_.module.take_sums();
     if (!std::isfinite(step_.mean_loss())) return;
-    state_.statistics.loss_sum += step_.loss.value();
-    state_.statistics.correct += step_.correct;
-    state_.statistics.images += step_.images;
+    p_.state.statistics.loss_sum += step_.loss.value();
+    p_.state.statistics.correct += step_.correct;
+    p_.state.statistics.images += step_.images;
   }
   int64_t steps_per_epoch() const {
     const int64_t in_step = p_.config.accumulate * p_.batch.of_rank();
     return (p_.train_batches + in_step - 1) / in_step;
+  }
+
+  int64_t most_steps() const {
+    const int64_t all = steps_per_epoch() * p_.config.epochs;
+    return p_.config.max_steps > 0 ? std::min(all, p_.config.max_steps) : all;
   }
 
   nlohmann::json state() const {
@@ -424,6 +443,9 @@ class ImageRun : public Callback {
     state["images"] = {{"train", p_.splits.train->size()},
                        {"validation", p_.splits.validation->size()}};
     state.update(to_json(place()));
+    state[kHistory] = trainer_.history();
+    // Runs of the same bits have the same states, unless they go by the clock.
+    if (p_.config.max_time.empty()) state[kHistory].erase("seconds");
     return state;
   }
   void take_up(const nlohmann::json& state) {
@@ -438,9 +460,12 @@ class ImageRun : public Callback {
     generator() = {.seed = io::field<uint64_t>(g, "seed"),
                    .stream = io::field<uint64_t>(g, "stream"),
                    .offset = io::field<uint64_t>(g, "offset")};
-    state_ = run_state_from_json(state);
-    trainer_.seek({state_.epoch, state_.batch * p_.batch.of_rank()}, state_.step);
+    p_.state = run_state_from_json(state);
+    trainer_.seek({p_.state.epoch, p_.state.batch * p_.batch.of_rank()}, p_.state.step,
+                  state.contains(kHistory) ? io::object_field(state, kHistory) : nlohmann::json());
   }
+
+  static constexpr const char* kHistory = "history";
 
   const Parts p_;
   Trainer& trainer_;
@@ -450,14 +475,13 @@ class ImageRun : public Callback {
   std::shared_ptr<WatchLayers> watch_;  // null: nobody looks
   std::optional<RunDirectory> directory_;
   io::Path output_;
-  RunState state_;  // its figures; the place is the trainer's
   Sums step_;
   double loss_scale_ = 1;
   bool is_in_step_ = false;
   Clock::time_point epoch_start_, step_start_;
   std::optional<io::Progress> progress_;
   double images_per_second_ = 0;  // of the last epoch trained here
-  bool has_validated_last_epoch_ = false;
+  int64_t validated_step_ = -1;   // at which this process has validated last
 };
 
 void write_final_weights(const Config& config, Fabric& fabric, nn::Module& model,
@@ -503,10 +527,23 @@ RunResult run(const Config& config, const RunOptions& options, Start start) {
   check_supported(find_precision(config.precision), capabilities_of(options.device));
   if (options.threads > 0) set_num_threads(options.threads);
   const GlobalBatch batch(config);
+  const data::Splits splits = data::open_data(config.data, config.seed);
   TrainerOptions how = trainer_options(config, options);
   how.micro_batches = true;
   how.accumulate_grad_batches *= batch.of_rank();
-  if (config.limit_batches > 0) how.limit_train_batches = config.limit_batches * batch.of_rank();
+  // A rank counts micro-batches, of whole batches. Where there is none the loader says why.
+  const int64_t train_batches = trained_batches(config, splits.train->size() / batch.images);
+  if (train_batches > 0) {
+    check_validation_interval(config, train_batches);
+    how.limit_train_batches = train_batches * batch.of_rank();
+    how.val_check_interval =
+        config.val_check_interval.of(train_batches, "val-check-interval") * batch.of_rank();
+  }
+  const auto evaluated = [&](const data::Dataset& dataset) {
+    return evaluated_batches(config, (dataset.size() + batch.images - 1) / batch.images);
+  };
+  const int64_t validation_batches = evaluated(*splits.validation);
+  const int64_t test_batches = splits.test ? evaluated(*splits.test) : 0;
   how.deterministic_reduce = config.deterministic_reduce > 0;
   how.enable_progress_bar = false;
   // What is logged are means over an epoch alone.
@@ -515,7 +552,6 @@ RunResult run(const Config& config, const RunOptions& options, Start start) {
   trainer.launch(options.world);
   Fabric& fabric = trainer.fabric();
 
-  const data::Splits splits = data::open_data(config.data, config.seed);
   std::vector<std::string> weight_notes;
   TrainedModel trained = make_model(config, splits, fabric.is_main(), start, weight_notes);
   start.weights.reset();  // the model has its own copy
@@ -538,12 +574,8 @@ RunResult run(const Config& config, const RunOptions& options, Start start) {
         dataset, batch.share({.preprocess = trained.preprocess}, fabric.data_rank(), false));
   };
   const auto validation = measuring(splits.validation);
-  const auto limited = [&](const data::Loader& loader, int64_t in_batch) {
-    const int64_t limit = config.limit_batches * in_batch;
-    return limit > 0 ? std::min(loader.batches(), limit) : loader.batches();
-  };
-
-  ImageModule module(config, trained, batch);
+  RunState state;
+  ImageModule module(config, trained, batch, state.statistics);
   const auto around =
       std::make_shared<ImageRun>(ImageRun::Parts{.config = config,
                                                  .options = options,
@@ -551,9 +583,10 @@ RunResult run(const Config& config, const RunOptions& options, Start start) {
                                                  .trained = trained,
                                                  .batch = batch,
                                                  .module = module,
+                                                 .state = state,
                                                  .weight_notes = weight_notes,
-                                                 .train_batches = limited(train, batch.of_rank()),
-                                                 .validation_batches = limited(*validation, 1)},
+                                                 .train_batches = train_batches * batch.of_rank(),
+                                                 .validation_batches = validation_batches},
                                  trainer, std::move(start));
   trainer.add_callback(around->checkpoints());
   trainer.add_callback(around);
@@ -563,14 +596,15 @@ RunResult run(const Config& config, const RunOptions& options, Start start) {
 
   RunResult result = {.interrupted = trainer.was_interrupted(),
                       .validation_accuracy = around->place().last_epoch.validation.accuracy,
+                      .stop_reason = trainer.stop_reason(),
                       .checkpoint = around->checkpoints()->latest().string(),
                       .output = around->output().string()};
-  if (around->has_validated_last_epoch()) around->publish_findings();
+  if (around->has_validated_these()) around->publish_findings();
   if (!result.interrupted) {
     write_final_weights(config, fabric, *trained.model, around->output());
     if (splits.test) {
       const auto test = measuring(splits.test);
-      around->measure_with_progress("test", limited(*test, 1));
+      around->measure_with_progress("test", test_batches);
       result.interrupted = trainer.validate(module, *test).empty();
       around->end_measuring();
       if (!result.interrupted) {
@@ -583,7 +617,8 @@ RunResult run(const Config& config, const RunOptions& options, Start start) {
   if (result.interrupted) {
     around->report().interrupted(around->place(), *around->checkpoints());
   } else {
-    around->report().done(around->place(), result, around->images_per_second(), around->output());
+    around->report().done(around->place(), result, around->images_per_second(),
+                          *around->checkpoints());
   }
   return result;
 }

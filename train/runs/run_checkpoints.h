@@ -1,6 +1,7 @@
 // The checkpoints of a Trainer's fit as those of `weft train`: directories step-N
-// (train/checkpoint.h) after each epoch, where the run stops, and every so often. Besides the
-// model, the optimizer with fp8's scales, and the loss scale they hold what the run's record says.
+// (train/checkpoint.h) after each epoch, where the run stops, every so often, and where a run goes
+// by a metric of the best states. Besides the model, the optimizer with fp8's scales, the loss
+// scale and the states of the fit's callbacks they hold what the run's record says.
 #pragma once
 
 #include <functional>
@@ -10,6 +11,7 @@
 #include "train/checkpoint.h"
 #include "train/config.h"
 #include "train/trainer/callback.h"
+#include "train/trainer/top_k.h"
 
 namespace weft::train {
 
@@ -23,13 +25,19 @@ struct RunRecord {
 class RunCheckpoints : public Callback {
  public:
   /// With a checkpoint, read from `step`, the fit goes on from it; one without a model's weights is
-  /// of a model that has them. The latest two are kept.
-  RunCheckpoints(SaveEvery every, RunRecord record, std::optional<Checkpoint> start, io::Path step);
+  /// of a model that has them. The latest two are kept, and the config's save_top_k. To be called
+  /// after the callbacks whose states it keeps.
+  RunCheckpoints(const Config& config, RunRecord record, std::optional<Checkpoint> start,
+                 io::Path step);
 
   /// The run's; before the first save point.
   void set_directory(const io::Path& output) { output_ = output; }
   /// Empty before the first.
   const io::Path& latest() const { return latest_; }
+  /// The best that was saved: "best       runs/a/step-80 (loss/validation 0.2976)\n", and in an
+  /// event "best" and "best_score". Nothing where none is looked for, and before the first.
+  std::string describe_best() const;
+  void add_best(nlohmann::ordered_json& event) const;
   /// Tells that the run stopped after `step`, and how it goes on: on standard error, and as the
   /// event "interrupted", whose checkpoint is null where nothing was saved.
   void report_interrupted(const io::EventLog& log, int64_t step) const;
@@ -37,14 +45,23 @@ class RunCheckpoints : public Callback {
   /// Throws Error naming a checkpoint of another model, optimizer or place.
   void on_fit_start(Trainer& trainer, TrainingModule& module) override;
   void on_save_point(Trainer& trainer, TrainingModule& module) override;
+  std::string state_key() const override { return top_k_ == 0 ? "" : "best"; }
+  nlohmann::json state_dict() const override;
+  void load_state_dict(const nlohmann::json& state) override;
 
  private:
-  void take_up(const Checkpoint& start, Trainer& trainer, nn::Module& model);
-  void save(Trainer& trainer, nn::Module& model);
-  void save_sharded(Trainer& trainer, nn::Module& model);
+  void take_up(const Checkpoint& start, Trainer& trainer, TrainingModule& module);
+  bool joins_best(const Trainer& trainer);
+  void save(Trainer& trainer, TrainingModule& module);
+  void save_sharded(Trainer& trainer, TrainingModule& module);
   nlohmann::json state_of(Trainer& trainer) const;
+  KeptCheckpoints kept() const;
+  io::Path path_of_best() const;
 
   const SaveEvery every_;
+  const std::string monitor_;
+  const int64_t top_k_;
+  TopK<int64_t> best_;  // steps
   const RunRecord record_;
   std::optional<Checkpoint> start_;
   io::Path latest_, output_;

@@ -1,27 +1,11 @@
 #include "train/runs/run_figures.h"
 
-#include <fmt/format.h>
-
 #include <filesystem>
 
-#include "core/parallel.h"
-#include "kernels/gemm/matmul_numerics.h"
 #include "train/config_yaml.h"
 #include "train/metrics/metrics_file.h"
 
 namespace weft::train {
-
-std::string describe_arithmetic(const Config& config) {
-  if (kernels::parse_accumulation(config.matmul_numerics) == kernels::Accumulation::kIeee) {
-    return config.precision;
-  }
-  return fmt::format("{} as on {}", config.precision, config.matmul_numerics);
-}
-
-std::string describe_place(Device device) {
-  return device.type == DeviceType::cpu ? fmt::format("{} threads", num_threads())
-                                        : to_string(device);
-}
 
 RunFigures::RunFigures(const io::Path& output, const Config& config, int64_t step, int64_t epoch)
     : curves_(output, step + 1) {

@@ -18,11 +18,6 @@
 
 namespace weft::train {
 
-/// What a run computes with, for its heading: "bf16", "fp16 as on h100", ...
-std::string describe_arithmetic(const Config& config);
-/// And where: "2 threads", "cuda:0".
-std::string describe_place(Device device);
-
 class RunFigures {
  public:
   using Figures = std::vector<std::pair<std::string, double>>;

@@ -1,11 +1,15 @@
 #include "train/runs/run_options.h"
 
-#include <limits>
+#include <chrono>
+#include <memory>
+#include <optional>
 #include <utility>
 
 #include "dist/strategy/strategy_kind.h"
 #include "io/json_field.h"
 #include "train/checkpoint.h"
+#include "train/trainer/early_stopping.h"
+#include "train/trainer/weight_averaging.h"
 
 namespace weft::train {
 namespace {
@@ -88,6 +92,7 @@ TrainerOptions trainer_options(const Config& config, const RunOptions& options) 
   TrainerOptions result = {
       .fabric = fabric_options(config, options.device),
       .max_epochs = config.epochs,
+      .val_check_interval = config.val_check_interval,
       .num_sanity_val_steps = 0,
       .accumulate_grad_batches = config.accumulate,
       .gradient_clip_val = config.clip_norm,
@@ -100,8 +105,22 @@ TrainerOptions trainer_options(const Config& config, const RunOptions& options) 
       .capture = config.capture == "off"  ? Capture::kOff
                  : config.capture == "on" ? Capture::kOn
                                           : Capture::kAuto};
-  if (config.limit_batches > 0) {
-    result.limit_train_batches = result.limit_val_batches = config.limit_batches;
+  if (config.max_steps > 0) result.max_steps = config.max_steps;
+  if (const auto seconds = parse_duration(config.max_time)) {
+    result.max_time = std::chrono::duration<double>(*seconds);
+  }
+  if (!config.limit_batches.is_zero()) result.limit_train_batches = config.limit_batches;
+  const Limit evaluated = limit_of_evaluation(config);
+  if (!evaluated.is_zero()) result.limit_val_batches = evaluated;
+  if (config.ema > 0) {
+    result.callbacks.push_back(std::make_shared<EmaWeightAveraging>(EmaOptions{config.ema}));
+  }
+  if (config.early_stopping > 0) {
+    result.callbacks.push_back(std::make_shared<EarlyStopping>(
+        EarlyStoppingOptions{.monitor = config.monitor,
+                             .mode = is_more_better(config.monitor) ? Mode::kMax : Mode::kMin,
+                             .patience = config.early_stopping,
+                             .min_delta = config.min_delta}));
   }
   return result;
 }

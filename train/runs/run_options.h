@@ -36,8 +36,9 @@ struct RunResult {
   int64_t test_images = 0;
   double validation_accuracy = 0;
   double seconds = 0;
-  std::string checkpoint;  // the last one saved
-  std::string output;      // the run's directory; empty on all ranks but the first
+  std::string stop_reason;  // what it ended at: "max_epochs = 6"
+  std::string checkpoint;   // the last one saved
+  std::string output;       // the run's directory; empty on all ranks but the first
 
   int exit_code() const { return interrupted ? 130 : 0; }
 };
@@ -53,7 +54,8 @@ int64_t global_batch_of(const Config& config);
 /// there are several.
 FabricOptions fabric_options(const Config& config, Device device);
 
-/// A fit of config's epochs, silent: callbacks speak.
+/// A fit of config's length, silent: callbacks speak. With the callbacks that have a part in it:
+/// moving averages, and early stopping.
 TrainerOptions trainer_options(const Config& config, const RunOptions& options);
 
 }  // namespace weft::train

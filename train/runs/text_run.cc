@@ -17,13 +17,14 @@
 #include "io/event_log.h"
 #include "io/json_field.h"
 #include "io/progress.h"
+#include "io/sharded_safetensors.h"
 #include "nn/loss.h"
-#include "optim/deepspeed_schedule.h"
 #include "train/fine_tuning.h"
 #include "train/optimization.h"
 #include "train/run_directory.h"
 #include "train/runs/run_checkpoints.h"
 #include "train/runs/run_figures.h"
+#include "train/runs/run_heading.h"
 #include "train/runs/text_model.h"
 #include "train/trainer/trainer.h"
 #include "train/trainer/watch_layers.h"
@@ -79,9 +80,10 @@ class NextByte : public TrainingModule {
 /// epoch epoch, loss/train and loss/validation.
 class TextReport : public Callback, public Logger {
  public:
-  TextReport(const Config& config, const RunOptions& options, const data::TextSplits& splits,
+  TextReport(const TextModel& text, const RunOptions& options, const data::TextSplits& splits,
              RunCheckpoints& checkpoints, std::shared_ptr<WatchLayers> watch)
-      : config_(config),
+      : text_(text),
+        config_(text.config),
         options_(options),
         splits_(splits),
         checkpoints_(checkpoints),
@@ -124,10 +126,27 @@ class TextReport : public Callback, public Logger {
     loss_scale_ = trainer.fabric().scaler().get_scale();
   }
 
+  /// Of a validation within an epoch; end_epoch() tells of the others.
+  void on_validation_end(Trainer& trainer, TrainingModule&) override {
+    const bool ends_epoch = trainer.batch() == trainer.batches();
+    if (!trainer.fabric().is_main() || !trainer.has_validated() || ends_epoch) return;
+    const int64_t step = trainer.global_step();
+    const double loss = trainer.metric(kValidationLoss);
+    figures_->record(step, {{kValidationLoss, loss}});
+    log_.write("validation", {{"epoch", trainer.epoch() + 1}, {"step", step}, {"val_loss", loss}});
+    const double epochs =
+        static_cast<double>(trainer.epoch()) +
+        static_cast<double>(trainer.batch()) / static_cast<double>(trainer.batches());
+    print_row({fmt::format("{:.2f}/{}", epochs, config_.epochs), fmt::format("{}", step), "",
+               fmt::format("{:.4f}", loss), "", ""});
+  }
+
   // What rank 0 hears.
 
   void begin(int64_t step) override {
-    if (!options_.json) print_heading();
+    const bool has_notes = !config_.weights.empty() && step == 0;
+    if (has_notes) log_.write("weights", {{"file", config_.weights}, {"notes", text_.notes}});
+    if (!options_.json) print_heading(has_notes);
     figures_.emplace(output_, config_, step, trainer_->epoch());
     epoch_start_ = Clock::now();
   }
@@ -169,47 +188,54 @@ class TextReport : public Callback, public Logger {
                          {"val_loss", validation},
                          {"bytes_per_second", bytes_per_second_},
                          {"seconds", seconds}});
-    if (options_.json) return;
-    if (!table_) {
-      table_.emplace(std::vector<io::Table::Column>{
-          {"epoch", 7}, {"step", 7}, {"loss", 8}, {"val loss", 9}, {"bytes/s", 9}, {"time", 8}});
-    }
-    table_->row({fmt::format("{}/{}", epoch + 1, config_.epochs), fmt::format("{}", step),
-                 fmt::format("{:.4f}", loss), fmt::format("{:.4f}", validation),
-                 fmt::format("{:.0f}", bytes_per_second_), io::format_duration(seconds)});
+    print_row({fmt::format("{}/{}", epoch + 1, config_.epochs), fmt::format("{}", step),
+               fmt::format("{:.4f}", loss), fmt::format("{:.4f}", validation),
+               fmt::format("{:.0f}", bytes_per_second_), io::format_duration(seconds)});
   }
 
   void interrupted() const { checkpoints_.report_interrupted(log_, trainer_->global_step()); }
 
-  void done(double test_loss, int64_t test_bytes, double seconds) const {
+  void done(double test_loss, int64_t test_bytes, const RunResult& result) const {
     nlohmann::ordered_json done = {{"step", trainer_->global_step()},
                                    {"loss", value_of(trainer_->metrics(), kTrainLoss)},
                                    {"val_loss", value_of(trainer_->metrics(), kValidationLoss)},
                                    {"test_loss", test_loss},
                                    {"entropy", nullptr},
                                    {"bytes_per_second", bytes_per_second_},
-                                   {"seconds", seconds},
-                                   {"checkpoint", checkpoints_.latest().string()}};
+                                   {"seconds", result.seconds},
+                                   {"stop_reason", result.stop_reason},
+                                   {"checkpoint", result.checkpoint}};
+    checkpoints_.add_best(done);
     if (splits_.entropy) done["entropy"] = *splits_.entropy;
     log_.write("done", done);
     if (options_.json) return;
     const std::string beside = splits_.entropy
                                    ? fmt::format("the text's entropy is {:.4f}", *splits_.entropy)
                                    : fmt::format("{:.3f} bits", test_loss / std::log(2));
-    fmt::print("\ntest loss {:.4f} nats a byte ({}) on {} bytes never seen before, after {}\n",
-               test_loss, beside, test_bytes, io::format_duration(seconds));
-    fmt::print("checkpoint {}\nweights    {}\ngo on      ./weft generate {} --prompt \"the \"\n",
-               checkpoints_.latest().string(), (output_ / "model.safetensors").string(),
-               output_.string());
+    fmt::print("\n{}test loss {:.4f} nats a byte ({}) on {} bytes never seen before, after {}\n",
+               describe_end(config_, result.stop_reason), test_loss, beside, test_bytes,
+               io::format_duration(result.seconds));
+    fmt::print("checkpoint {}\n{}weights    {}\ngo on      ./weft generate {} --prompt \"the \"\n",
+               result.checkpoint, checkpoints_.describe_best(),
+               (output_ / "model.safetensors").string(), output_.string());
   }
 
  private:
-  void print_heading() const {
+  void print_row(const std::vector<std::string>& cells) {
+    if (options_.json) return;
+    if (!table_) {
+      table_.emplace(std::vector<io::Table::Column>{
+          {"epoch", 7}, {"step", 7}, {"loss", 8}, {"val loss", 9}, {"bytes/s", 9}, {"time", 8}});
+    }
+    table_->row(cells);
+  }
+  void print_heading(bool has_notes) const {
     Fabric& fabric = trainer_->fabric();
-    const int64_t context = models_context();
-    fmt::print("{}: {} parameters, sees {} bytes, {}, {}\n", config_.model,
-               model_->num_parameters(), context, describe_arithmetic(config_),
-               describe_place(fabric.device()));
+    const std::string window = fmt::format("{} bytes", models_context());
+    fmt::print("{}\n", describe_model(config_, model_->num_parameters(), "sees " + window,
+                                      fabric.device()));
+    if (has_notes) fmt::print("weights: {}\n", config_.weights);
+    for (const std::string& note : text_.notes) fmt::print("weights: {}\n", note);
     fmt::print("{}: {} bytes to train, {} to validate, {} to test\n", config_.data,
                splits_.train.size(), splits_.validation.size(), splits_.test.size());
     if (splits_.entropy) {
@@ -221,15 +247,14 @@ class TextReport : public Callback, public Logger {
                                                     trainer_->optimizer().state_tensors()));
     }
     fmt::print(
-        "{}: {} epoch{} of {} steps, batch {}{} x {} bytes, {} with learning rate {} ({})\n\n",
-        config_.recipe.empty() ? "settings" : config_.recipe, config_.epochs,
-        config_.epochs == 1 ? "" : "s", trainer_->estimated_steps() / config_.epochs,
-        config_.batch_size, config_.accumulate > 1 ? fmt::format(" x {}", config_.accumulate) : "",
-        context, config_.optimizer, config_.lr, optim::schedule_name(config_.schedule));
+        "{}\n\n",
+        describe_settings(
+            config_, (trainer_->batches() + config_.accumulate - 1) / config_.accumulate, window));
     std::fflush(stdout);
   }
   int64_t models_context() const { return model_->batch_row().shape[0]; }
 
+  const TextModel& text_;
   const Config& config_;
   const RunOptions& options_;
   const data::TextSplits& splits_;
@@ -248,11 +273,13 @@ class TextReport : public Callback, public Logger {
   double epoch_bytes_ = 0, epoch_seconds_ = 0, bytes_per_second_ = NAN;
 };
 
-RunRecord record_of(const Config& config) {
-  const auto save = [&config](Trainer& trainer) {
-    return nlohmann::json{{"config", to_json(config)},
-                          {"trainer", trainer.state_dict()},
-                          {"schedule", trainer.scheduler()->state_dict()}};
+RunRecord record_of(const TextModel& text) {
+  const auto save = [&text](Trainer& trainer) {
+    nlohmann::json state = describe(text);
+    state.update({{"config", to_json(text.config)},
+                  {"trainer", trainer.state_dict()},
+                  {"schedule", trainer.scheduler()->state_dict()}});
+    return state;
   };
   const auto load = [](Trainer& trainer, const nlohmann::json& state) {
     trainer.load_state_dict(io::object_field(state, "trainer"));
@@ -261,12 +288,12 @@ RunRecord record_of(const Config& config) {
   return {save, load};
 }
 
-RunResult run(const Config& config, const RunOptions& options, std::optional<Checkpoint> start = {},
+RunResult run(TextModel text, const RunOptions& options, std::optional<Checkpoint> start = {},
               const io::Path& step = {}) {
   const Clock::time_point begin = Clock::now();
+  const Config& config = text.config;
   check_supported(find_precision(config.precision), capabilities_of(options.device));
   if (options.threads > 0) set_num_threads(options.threads);
-  TextModel text = make_text_model(config);
   const int64_t context = text.model->config.context;
   const data::TextSplits splits = data::open_text(config.data, context);
   freeze(*text.model, config.freeze);
@@ -281,21 +308,30 @@ RunResult run(const Config& config, const RunOptions& options, std::optional<Che
   data::TensorLoader validation(held_out(splits.validation), {.batch_size = batch}),
       test(tested, {.batch_size = batch});
 
-  const auto checkpoints = std::make_shared<RunCheckpoints>(
-      parse_save_every(config.save_every), record_of(config), std::move(start), step);
+  const auto checkpoints =
+      std::make_shared<RunCheckpoints>(config, record_of(text), std::move(start), step);
   const auto watch = config.watch > 0 ? std::make_shared<WatchLayers>(config.watch) : nullptr;
-  const auto report = std::make_shared<TextReport>(config, options, splits, *checkpoints, watch);
+  const auto report = std::make_shared<TextReport>(text, options, splits, *checkpoints, watch);
   TrainerOptions how = trainer_options(config, options);
-  how.callbacks = {checkpoints, report};
+  how.callbacks.insert(how.callbacks.end(), {checkpoints, report});
   if (watch) how.callbacks.push_back(watch);
   how.loggers = {report};
   Trainer trainer(std::move(how));
   trainer.launch(options.world);
+  const auto batches_of = [&](const BatchSource& source) {
+    return source.share(trainer.fabric())->per_epoch();
+  };
+  check_validation_interval(config, trained_batches(config, batches_of(train)));
+  // Before anything is trained.
+  for (data::TensorLoader* loader : {&validation, &test}) {
+    evaluated_batches(config, batches_of(*loader));
+  }
   trainer.seed_everything(config.seed);
   NextByte module(config, *text.model);
   trainer.fit(module, train, BatchSource(validation));
 
   RunResult result = {.interrupted = trainer.was_interrupted(),
+                      .stop_reason = trainer.stop_reason(),
                       .checkpoint = checkpoints->latest().string(),
                       .output = report->output().string()};
   const bool is_main = trainer.fabric().is_main();
@@ -306,18 +342,28 @@ RunResult run(const Config& config, const RunOptions& options, std::optional<Che
   trainer.fabric().save((report->output() / "model.safetensors").string());
   const double test_loss = value_of(trainer.validate(module, test), kValidationLoss);
   result.seconds = seconds_since(begin);
-  if (is_main) report->done(test_loss, tested->counted_bytes(), result.seconds);
+  if (is_main) report->done(test_loss, tested->counted_bytes(), result);
   return result;
 }
 
 }  // namespace
 
 RunResult train_text(const Config& config, const RunOptions& options) {
-  return run(config, options);
+  return run(make_text_model(config), options);
 }
 
 RunResult resume_text(const Config& config, const RunOptions& options, const io::Path& step) {
-  return run(config, options, load_checkpoint(step), step);
+  // Of a sharded one each rank reads its part when it has a model.
+  const bool is_sharded = io::is_sharded_state(step);
+  Checkpoint checkpoint =
+      load_checkpoint(step, is_sharded ? CheckpointParts::kState : CheckpointParts::kAll);
+  TextModel text;
+  try {
+    text = remake_text_model(config, checkpoint.state);
+  } catch (const Error& error) {
+    WEFT_FAIL("{}: {}", step.string(), error.what());
+  }
+  return run(std::move(text), options, std::move(checkpoint), step);
 }
 
 }  // namespace weft::train

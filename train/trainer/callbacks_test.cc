@@ -488,6 +488,26 @@ TEST_CASE("a fit stops early, at the epoch that says so") {
   CHECK(follow({3, NAN, 1}, options({.check_finite = false}))->stopped_epoch() == -1);
 }
 
+TEST_CASE(
+    "a fit that goes on from one that has stopped early ends at once, unless it is more patient") {
+  const std::string path = scratch("stopped_early");
+  const auto fit = [&](int64_t patience, const std::string& from) {
+    const auto stopping = std::make_shared<EarlyStopping>(
+        EarlyStoppingOptions{.monitor = "score", .patience = patience});
+    Trainer trainer(quiet({.max_epochs = 9, .num_sanity_val_steps = 0, .callbacks = {stopping}}));
+    Scripted model({3, 4, 4, 4, 4, 4, 4, 4, 4});
+    data::TensorLoader train(line(8), {.batch_size = 4});
+    trainer.fit(model, train, train, from);
+    CHECK(trainer.stop_reason() ==
+          fmt::format("score has not got better than 3 in {} looks", patience));
+    trainer.save_checkpoint(path);
+    return trainer.epoch();
+  };
+  CHECK(fit(2, "") == 3);
+  CHECK(fit(2, path) == 3);
+  CHECK(fit(5, path) == 6);
+}
+
 TEST_CASE("averages of the weights are those of a plain computation") {
   struct Watch : Callback {
     void on_train_batch_end(Trainer& trainer, TrainingModule& module, const Tensor&, const Batch&,

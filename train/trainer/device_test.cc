@@ -2,10 +2,18 @@
 #include <algorithm>
 #include <catch2/catch.hpp>
 #include <cmath>
+#include <functional>
+#include <set>
 
 #include "core/runtime.h"
 #include "dist/comm/in_process.h"
 #include "kernels/op.h"
+#include "models/airbench.h"
+#include "models/compact.h"
+#include "models/gpt.h"
+#include "models/resnet.h"
+#include "models/vgg.h"
+#include "models/vit.h"
 #include "optim/registry.h"
 #include "tests/skip.h"
 #include "train/trainer/testing.h"
@@ -45,9 +53,216 @@ TEST_CASE("a fit on a CUDA device is that on the CPU, and goes on with the same 
   };
   const std::vector<double> cpu = fit("cpu", "64-true", ""), cuda = fit("cuda", "64-true", "");
   for (size_t i = 0; i < cpu.size(); ++i) CHECK(std::abs(cpu[i] - cuda[i]) < 1e-12);
-  for (const std::string precision : {"64-true", "16-mixed"}) {
+  for (const std::string precision : {"64-true", "16-mixed", "bf16-true", "16-true"}) {
     const std::vector<double> whole = fit("cuda", precision, "");
     CHECK(fit("cuda", precision, middle) == whole);
+  }
+}
+
+namespace {
+
+/// A linear layer on rows of which one number alone is not 0.
+struct Lookup : TrainingModule {
+  explicit Lookup(std::string optimizer)
+      : optimizer(std::move(optimizer)), linear(add<nn::Linear>("linear", 8, 6, false)) {}
+  Tensor forward(const Tensor& x) override { return linear(x); }
+  Tensor loss(const Tensor& output, const Batch& batch) override {
+    return nn::mse_loss(output, batch[1]);
+  }
+  Optimization configure_optimizers() override {
+    optim::Options options = {{"lr", 0.01}, {"weight_decay", 0.1}};
+    if (optimizer == "sgd") {
+      options = {{"lr", 0.5}, {"momentum", 0.9}, {"nesterov", 1}, {"weight_decay", 0.1}};
+    }
+    return {optim::make_optimizer(optimizer, named_parameters(), options)};
+  }
+  std::string optimizer;
+  nn::Linear& linear;
+};
+
+}  // namespace
+
+// Of every sum, of products as of a weight's gradient over a batch, one term is not 0: so no order
+// of summation is another one's, all else is rounded where its definition says, and the promise of
+// the optimizers' kernels is that of the whole step: the bits are the CPU's.
+TEST_CASE("16-bit weights on a device have the CPU's bits where sums have one term") {
+  if (runtime::device_count() == 0) WEFT_SKIP(runtime::no_device_reason().c_str());
+  const std::string precision = GENERATE("bf16-true", "16-true");
+  const std::string optimizer = GENERATE("adamw", "adam", "sgd");
+  INFO(precision << " " << optimizer);
+  const auto fit = [&](const std::string& device) {
+    Trainer trainer(quiet({.fabric = {.device = device, .precision = precision},
+                           .max_epochs = 3,
+                           .accumulate_grad_batches = 2}));
+    trainer.seed_everything(1);
+    Lookup model(optimizer);
+    Tensor x = Tensor::zeros({16, 8});
+    for (int64_t row = 0; row < 16; ++row) x.data<float>()[row * 8 + row % 8] = 0.75f;
+    data::TensorLoader train(data::tensor_dataset({x, normal({16, 6}, 5)}), {.batch_size = 4});
+    const std::vector<double> before = model.linear.weight.to_vector();
+    trainer.fit(model, train);
+    const std::vector<double> after = weights_of(trainer, model);
+    for (size_t i = 0; i < after.size(); ++i) REQUIRE(after[i] != before[i]);
+    return after;
+  };
+  CHECK(fit("cuda") == fit("cpu"));
+}
+
+namespace {
+
+/// A model and what trains it.
+struct Shipped {
+  std::string name;
+  std::function<std::unique_ptr<nn::Module>()> make;
+  std::string optimizer;
+  optim::Options options;
+};
+
+template <class Model, class Config>
+auto maker(const Config& config) {
+  return [config]() -> std::unique_ptr<nn::Module> { return std::make_unique<Model>(config); };
+}
+
+constexpr int64_t kClasses = 5, kTokens = 7;
+
+/// One of each kind, made small.
+std::vector<Shipped> shipped_models() {
+  const models::EncoderConfig encoder = {
+      .layers = 2, .heads = 2, .width = 16, .hidden = 24, .dropout = 0.1, .attention_dropout = 0.1};
+  models::GptConfig llama = {.vocabulary = kClasses,
+                             .context = kTokens,
+                             .width = 16,
+                             .layers = 2,
+                             .heads = 2,
+                             .kv_heads = 1,
+                             .hidden = 24};
+  models::GptConfig gpt2 = models::GptConfig::gpt2();
+  gpt2.vocabulary = kClasses, gpt2.context = kTokens, gpt2.width = 16, gpt2.layers = 2;
+  gpt2.heads = gpt2.kv_heads = 2, gpt2.hidden = 24;
+  // In f16, whose smallest number is 6e-8, a thousandth of a small gradient's square is 0: with the
+  // usual beta2 the error would be that of the format, not of the sums.
+  const optim::Options adam = {{"lr", 0.01}, {"beta2", 0.9}, {"eps", 1e-3}};
+  const optim::Options sgd = {{"lr", 0.1}, {"momentum", 0.9}, {"weight_decay", 0.01}};
+  return {
+      {"vit",
+       maker<models::VisionTransformer>(
+           models::VitConfig{.image_size = 8, .patch = 4, .classes = kClasses, .encoder = encoder}),
+       "adamw", adam},
+      {"cct",
+       maker<models::CompactTransformer>(models::CompactConfig{.image_size = 8,
+                                                               .classes = kClasses,
+                                                               .stages = {8, 16},
+                                                               .batch_norm = true,
+                                                               .encoder = encoder}),
+       "adamw", adam},
+      {"resnet",
+       maker<models::ResNet>(models::ResNetConfig{
+           .image_size = 16, .classes = kClasses, .blocks = {1, 1}, .widths = {4, 8}}),
+       "sgd", sgd},
+      {"vgg",
+       maker<models::Vgg>(models::VggConfig{.image_size = 32,
+                                            .classes = kClasses,
+                                            .stages = {{4}, {8}, {8}, {8}, {8}},
+                                            .hidden = 16}),
+       "adam", adam},
+      {"airbench",
+       maker<models::Airbench>(
+           models::AirbenchConfig{.image_size = 9, .classes = kClasses, .widths = {4, 8, 8}}),
+       "sgd", sgd},
+      {"llama", maker<models::Gpt>(llama), "adamw", adam},
+      {"gpt2", maker<models::Gpt>(gpt2), "adamw", adam},
+  };
+}
+
+/// Classes of images, or of the token that follows each.
+struct Classifying : TrainingModule {
+  Classifying(const Shipped& shipped, DType starts_as) : shipped(shipped), net(shipped.make()) {
+    const NoGrad guard;
+    for (Tensor& w : net->parameters())
+      ops::copy_(w, ops::cast(ops::cast(w, starts_as), w.dtype()));
+  }
+  nn::Module& model() override { return *net; }
+  Tensor loss(const Tensor& output, const Batch& batch) override {
+    return nn::cross_entropy(ops::reshape(output, {-1, kClasses}), ops::flatten(batch[1], 0));
+  }
+  Optimization configure_optimizers() override {
+    return {optim::make_optimizer(shipped.optimizer, net->named_parameters(), shipped.options)};
+  }
+  Shipped shipped;
+  std::unique_ptr<nn::Module> net;
+};
+
+struct Trained {
+  std::vector<double> before, after;  // all weights
+};
+
+/// Four steps from weights and images that are numbers of `held`.
+Trained train_shipped(const Shipped& shipped, const std::string& device,
+                      const std::string& precision, DType held) {
+  Trainer trainer(quiet({.fabric = {.device = device, .precision = precision},
+                         .max_steps = 4,
+                         .gradient_clip_val = 1}));
+  trainer.seed_everything(1);
+  Classifying module(shipped, held);
+  Trained result;
+  std::set<std::string> names;
+  for (const auto& [name, weight] : module.net->named_parameters()) {
+    names.insert(name);
+    for (double v : weight.to_vector()) result.before.push_back(v);
+  }
+  const nn::BatchRow row = module.net->batch_row();
+  Philox random(3, 0);
+  const auto draw = [&](const Shape& shape) {
+    std::vector<int64_t> values(numel(shape));
+    for (int64_t& v : values) v = static_cast<int64_t>(random.below(kClasses));
+    return Tensor::from(values, shape);
+  };
+  constexpr int64_t kRows = 12;
+  Shape shape = row.shape;
+  shape.insert(0, kRows);
+  const Tensor x = row.has_tokens ? draw(shape) : ops::cast(normal(shape, 4, held), DType::f32);
+  const Tensor labels = draw(row.has_tokens ? shape : Shape{kRows});
+  data::TensorLoader train(data::tensor_dataset({x, labels}), {.batch_size = 6});
+  trainer.fit(module, train);
+  for (const auto& [name, tensor] : trainer.fabric().strategy().model_state(*module.net)) {
+    if (!names.contains(name)) continue;
+    for (double v : tensor.to_vector()) result.after.push_back(v);
+  }
+  return result;
+}
+
+double distance(const std::vector<double>& a, const std::vector<double>& b) {
+  REQUIRE(a.size() == b.size());
+  double squares = 0;
+  for (size_t i = 0; i < a.size(); ++i) squares += (a[i] - b[i]) * (a[i] - b[i]);
+  return std::sqrt(squares);
+}
+
+}  // namespace
+
+// The truth is the training in f64 from the same weights and data. Device and CPU round at the same
+// places, each result once, and differ in the order of f32 sums, so their errors are of one size:
+// of thousands of weights together within a factor of 2. Two that are independent and of one size
+// are sqrt(2) of it apart, so 2 bounds that distance, too. A step or a weight that was left out
+// would be as far off as the weights moved, which the errors are small beside.
+TEST_CASE("the models that are shipped train with 16-bit weights on a device as on the CPU") {
+  if (runtime::device_count() == 0) WEFT_SKIP(runtime::no_device_reason().c_str());
+  const auto [precision, held] =
+      GENERATE(table<std::string, DType>({{"bf16-true", DType::bf16}, {"16-true", DType::f16}}));
+  for (const Shipped& shipped : shipped_models()) {
+    INFO(shipped.name << " in " << precision);
+    const auto [before, truth] = train_shipped(shipped, "cpu", "64-true", held);
+    const std::vector<double> cpu = train_shipped(shipped, "cpu", precision, held).after;
+    const std::vector<double> cuda = train_shipped(shipped, "cuda", precision, held).after;
+    const double error = distance(cpu, truth);
+    fmt::print(
+        "{} in {}: {} weights moved by {:.3g}; the CPU's are off by {:.3g}, the device's by "
+        "{:.3g}, {:.3g} apart\n",
+        shipped.name, precision, truth.size(), distance(before, truth), error,
+        distance(cuda, truth), distance(cuda, cpu));
+    CHECK(error < 0.5 * distance(before, truth));
+    CHECK(distance(cuda, truth) < 2 * error);
+    CHECK(distance(cuda, cpu) < 2 * error);
   }
 }
 
@@ -138,7 +353,8 @@ Fit fit_dropping(TrainerOptions options, bool is_broken = false,
 
 TEST_CASE("captured steps have the bits of those that are not") {
   if (runtime::device_count() == 0) WEFT_SKIP(runtime::no_device_reason().c_str());
-  const std::string precision = GENERATE("32-true", "bf16-mixed", "16-mixed");
+  const std::string precision =
+      GENERATE("32-true", "bf16-mixed", "16-mixed", "bf16-true", "16-true");
   const bool micro_batches = GENERATE(false, true);
   INFO(precision << (micro_batches ? ", micro-batches" : ""));
   const auto fit = [&](Capture capture) {
@@ -169,10 +385,11 @@ TEST_CASE("captured steps have the bits of those that are not") {
 TEST_CASE("every optimizer clips behind a captured step, and leaves one out") {
   if (runtime::device_count() == 0) WEFT_SKIP(runtime::no_device_reason().c_str());
   const std::string optimizer = GENERATE("sgd", "lars", "lamb", "muon");
-  INFO(optimizer);
+  const std::string precision = GENERATE("bf16-mixed", "bf16-true");
+  INFO(optimizer << " " << precision);
   for (const bool is_broken : {false, true}) {
     const auto fit = [&](Capture capture) {
-      return fit_dropping({.fabric = {.device = "cuda", .precision = "bf16-mixed"},
+      return fit_dropping({.fabric = {.device = "cuda", .precision = precision},
                            .gradient_clip_val = 0.5,
                            .nonfinite = Nonfinite::kSkip,
                            .capture = capture},

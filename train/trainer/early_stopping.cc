@@ -18,6 +18,18 @@ EarlyStopping::EarlyStopping(EarlyStoppingOptions options) : options_(std::move(
              options_.min_delta);
 }
 
+/// Why the patience is exhausted; empty where it is not.
+std::string EarlyStopping::impatience() const {
+  if (waited_ < options_.patience) return {};
+  return fmt::format("{} has not got better than {:.4g} in {} looks", options_.monitor, best_,
+                     waited_);
+}
+
+void EarlyStopping::on_train_start(Trainer& trainer, TrainingModule&) {
+  const std::string reason = impatience();
+  if (!reason.empty()) trainer.stop(reason);
+}
+
 void EarlyStopping::on_validation_end(Trainer& trainer, TrainingModule&) {
   if (trainer.has_validated() && trainer.was_validated(options_.monitor)) look(trainer);
 }
@@ -42,8 +54,8 @@ void EarlyStopping::look(Trainer& trainer) {
     reason = fmt::format("{} is {}", name, score);
   } else if (options_.stopping_threshold && sign * score < sign * *options_.stopping_threshold) {
     reason = fmt::format("{} = {:.4g} is beyond {:.4g}", name, score, *options_.stopping_threshold);
-  } else if (waited_ >= options_.patience) {
-    reason = fmt::format("{} has not got better than {:.4g} in {} looks", name, best_, waited_);
+  } else {
+    reason = impatience();
   }
   if (reason.empty()) return;
   stopped_epoch_ = trainer.epoch();

@@ -9,7 +9,7 @@
 #include <string>
 
 #include "train/trainer/callback.h"
-#include "train/trainer/model_checkpoint.h"
+#include "train/trainer/top_k.h"
 
 namespace weft::train {
 
@@ -32,6 +32,8 @@ class EarlyStopping : public Callback {
   /// The epoch that it ended in, counted from 0; -1: it has not.
   int64_t stopped_epoch() const { return stopped_epoch_; }
 
+  /// A fit that goes on from one whose patience was exhausted ends at once.
+  void on_train_start(Trainer& trainer, TrainingModule& module) override;
   void on_validation_end(Trainer& trainer, TrainingModule& module) override;
   void on_train_epoch_end(Trainer& trainer, TrainingModule& module) override;
   std::string state_key() const override { return "EarlyStopping(" + options_.monitor + ")"; }
@@ -40,6 +42,7 @@ class EarlyStopping : public Callback {
 
  private:
   void look(Trainer& trainer);
+  std::string impatience() const;
 
   const EarlyStoppingOptions options_;
   double best_ = NAN;

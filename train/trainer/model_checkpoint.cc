@@ -55,7 +55,9 @@ std::vector<const ModelCheckpoint*> all_of(const Trainer& trainer) {
 
 }  // namespace
 
-ModelCheckpoint::ModelCheckpoint(ModelCheckpointOptions options) : options_(std::move(options)) {
+ModelCheckpoint::ModelCheckpoint(ModelCheckpointOptions options)
+    : options_(std::move(options)),
+      kept_(options_.save_top_k, options_.monitor.empty() ? Mode::kMax : options_.mode) {
   WEFT_CHECK(options_.save_top_k >= -1,
              "save_top_k: expected a number of states, or -1 for all, got {}", options_.save_top_k);
   WEFT_CHECK(!options_.monitor.empty() || options_.save_top_k <= 1,
@@ -72,13 +74,18 @@ ModelCheckpoint::ModelCheckpoint(ModelCheckpointOptions options) : options_(std:
              "filename: expected a name without directories, got \"{}\"", options_.filename);
 }
 
+std::string ModelCheckpoint::best_model_path() const {
+  return kept_.entries().empty() ? "" : kept_.entries().front().what.string();
+}
+
 double ModelCheckpoint::best_model_score() const {
-  return kept_.empty() || options_.monitor.empty() ? NAN : kept_.front().score;
+  const bool has_one = !kept_.entries().empty() && !options_.monitor.empty();
+  return has_one ? kept_.entries().front().score : NAN;
 }
 
 std::vector<std::string> ModelCheckpoint::kept() const {
   std::vector<std::string> paths;
-  for (const Kept& kept : kept_) paths.push_back(kept.path.string());
+  for (const auto& [path, score] : kept_.entries()) paths.push_back(path.string());
   return paths;
 }
 
@@ -117,14 +124,9 @@ void ModelCheckpoint::on_save_point(Trainer& trainer, TrainingModule&) {
   trainer.async_save_checkpoint(last_.string());
 }
 
-/// NaN is worse than any number.
-bool ModelCheckpoint::is_better(double score, double than) const {
-  if (std::isnan(score) || std::isnan(than)) return !std::isnan(score);
-  return options_.mode == Mode::kMin && !options_.monitor.empty() ? score < than : score > than;
-}
-
 bool ModelCheckpoint::has(const io::Path& path) const {
-  return path == last_ || std::ranges::find(kept_, path, &Kept::path) != kept_.end();
+  const auto& kept = kept_.entries();
+  return path == last_ || std::ranges::find(kept, path, &TopK<io::Path>::Entry::what) != kept.end();
 }
 
 /// The first of "NAME", "NAME-v1", ... that is not taken.
@@ -168,23 +170,12 @@ void ModelCheckpoint::save_ranked(Trainer& trainer) {
                                           : trainer.metric_so_far(options_.monitor, kName);
   const std::optional<std::string> name = file_name(options_.filename, trainer);
   if (!found || !name) return;
-  const double score = *found;
-  const bool is_full =
-      options_.save_top_k > 0 && static_cast<int>(kept_.size()) >= options_.save_top_k;
-  if (is_full && !is_better(score, kept_.back().score)) return;
-  const Kept fresh = {ranked_path(trainer, *name), score};
-  io::Path dropped;
-  if (is_full) {
-    dropped = kept_.back().path;
-    kept_.pop_back();
-  }
-  // Behind those that are as good.
-  const auto place =
-      std::ranges::find_if(kept_, [&](const Kept& other) { return is_better(score, other.score); });
-  kept_.insert(place, fresh);
+  if (!kept_.takes(*found)) return;
+  const io::Path path = ranked_path(trainer, *name);
+  const std::optional<io::Path> dropped = kept_.add(path, *found);
   // Not before the new one is there.
-  trainer.async_save_checkpoint(fresh.path.string(), [dropped] {
-    if (!dropped.empty()) io::remove_tree(dropped);
+  trainer.async_save_checkpoint(path.string(), [dropped] {
+    if (dropped) io::remove_tree(*dropped);
   });
 }
 
@@ -200,7 +191,9 @@ std::string ModelCheckpoint::state_key() const {
 
 nlohmann::json ModelCheckpoint::state_dict() const {
   nlohmann::json kept = nlohmann::json::array();
-  for (const Kept& one : kept_) kept.push_back({one.path.string(), exact_text(one.score)});
+  for (const auto& [path, score] : kept_.entries()) {
+    kept.push_back({path.string(), exact_text(score)});
+  }
   return {{"kept", kept},
           {"last", last_.string()},
           {"dirpath", directory_.string()},
@@ -208,11 +201,12 @@ nlohmann::json ModelCheckpoint::state_dict() const {
 }
 
 void ModelCheckpoint::load_state_dict(const nlohmann::json& state) {
-  kept_.clear();
+  std::vector<TopK<io::Path>::Entry> kept;
   using Pairs = std::vector<std::pair<std::string, std::string>>;
   for (const auto& [path, score] : io::field<Pairs>(state, "kept")) {
-    kept_.push_back({path, exact_number(score)});
+    kept.push_back({path, exact_number(score)});
   }
+  kept_.set_entries(std::move(kept));
   last_ = io::field<std::string>(state, "last");
   // Older states do not say.
   continues_here_ =

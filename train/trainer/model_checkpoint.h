@@ -13,11 +13,9 @@
 
 #include "io/files.h"
 #include "train/trainer/callback.h"
+#include "train/trainer/top_k.h"
 
 namespace weft::train {
-
-/// Whether less of a metric is better, or more.
-enum class Mode : uint8_t { kMin, kMax };
 
 struct ModelCheckpointOptions {
   std::string dirpath = {};  // empty: "checkpoints" in the Trainer's directory
@@ -42,7 +40,7 @@ class ModelCheckpoint : public Callback {
   explicit ModelCheckpoint(ModelCheckpointOptions options);
 
   /// Empty before the first.
-  std::string best_model_path() const { return kept_.empty() ? "" : kept_.front().path.string(); }
+  std::string best_model_path() const;
   /// Of best_model_path(); NaN before the first, and without a monitor.
   double best_model_score() const;
   /// Best first.
@@ -57,14 +55,8 @@ class ModelCheckpoint : public Callback {
   void load_state_dict(const nlohmann::json& state) override;
 
  private:
-  struct Kept {
-    io::Path path;
-    double score = 0;
-  };
-
   bool is_due(const Trainer& trainer) const;
   void save_ranked(Trainer& trainer);
-  bool is_better(double score, double than) const;
   bool has(const io::Path& path) const;
   io::Path free_path(const Trainer& trainer, const std::string& name,
                      const std::function<bool(const io::Path&)>& is_taken) const;
@@ -74,7 +66,7 @@ class ModelCheckpoint : public Callback {
   const ModelCheckpointOptions options_;
   io::Path directory_;
   bool continues_here_ = false;  // a fit whose states are in directory_, too
-  std::vector<Kept> kept_;       // best first
+  TopK<io::Path> kept_;
   io::Path last_;
   double saved_at_ = 0;  // seconds of the fit
 };

@@ -33,18 +33,6 @@ void check_positive(const char* option, int64_t value) {
 
 }  // namespace
 
-int64_t Limit::of(int64_t all, const char* option) const {
-  constexpr const char* kExpected = "{}: expected a positive count or a fraction in (0, 1], got {}";
-  if (count) {
-    WEFT_CHECK(*count > 0, kExpected, option, *count);
-    return std::min(*count, all);
-  }
-  WEFT_CHECK(fraction > 0 && fraction <= 1, kExpected, option, fraction);
-  const auto part = static_cast<int64_t>(fraction * static_cast<double>(all));
-  WEFT_CHECK(part > 0, "{}: {} of {} batches is none", option, fraction, all);
-  return part;
-}
-
 Trainer::Trainer(TrainerOptions options) : options_(std::move(options)), fabric_(options_.fabric) {
   WEFT_CHECK(options_.fabric.accumulate == 1,
              "trainer: set accumulate_grad_batches instead of Fabric's accumulate, got {}",
@@ -57,12 +45,11 @@ Trainer::Trainer(TrainerOptions options) : options_(std::move(options)), fabric_
   if (options_.max_steps) check_positive("max_steps", *options_.max_steps);
   WEFT_CHECK(!options_.max_time || options_.max_time->count() > 0,
              "max_time: expected a positive duration, got {} s", options_.max_time->count());
-  constexpr int64_t kMany = 1 << 30;
-  options_.limit_train_batches.of(kMany, "limit_train_batches");
-  options_.limit_val_batches.of(kMany, "limit_val_batches");
-  options_.limit_test_batches.of(kMany, "limit_test_batches");
-  options_.limit_predict_batches.of(kMany, "limit_predict_batches");
-  options_.val_check_interval.of(kMany, "val_check_interval");
+  options_.limit_train_batches.check("limit_train_batches");
+  options_.limit_val_batches.check("limit_val_batches");
+  options_.limit_test_batches.check("limit_test_batches");
+  options_.limit_predict_batches.check("limit_predict_batches");
+  options_.val_check_interval.check("val_check_interval");
   check_positive("check_val_every_n_epoch", options_.check_val_every_n_epoch);
   check_positive("accumulate_grad_batches", options_.accumulate_grad_batches);
   check_positive("log_every_n_steps", options_.log_every_n_steps);

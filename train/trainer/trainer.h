@@ -25,6 +25,7 @@
 #include <vector>
 
 #include "train/fabric.h"
+#include "train/limit.h"
 #include "train/metrics/logger.h"
 #include "train/trainer/batch_source.h"
 #include "train/trainer/callback.h"
@@ -33,21 +34,6 @@
 #include "train/trainer/training_module.h"
 
 namespace weft::train {
-
-/// A count by an integer, a fraction by a floating number: 10 of them, or 0.1 of all.
-struct Limit {
-  template <std::integral T>
-  Limit(T count) : count(static_cast<int64_t>(count)) {}
-  template <std::floating_point T>
-  Limit(T fraction) : fraction(static_cast<double>(fraction)) {}
-
-  /// Out of `all`, at most all. Throws Error naming the option when there are none, or when the
-  /// limit is not a positive count or a fraction in (0, 1].
-  int64_t of(int64_t all, const char* option) const;
-
-  std::optional<int64_t> count;
-  double fraction = 1;
-};
 
 /// Whether a step's forward and backward passes are launched as one CUDA graph, from a fit's second
 /// step on, with the same bits: where they can be (kAuto), or with an Error where they cannot
@@ -202,8 +188,9 @@ class Trainer {
   size_t optimizers() const { return parts_.size(); }
 
   // Where the fit stands.
-  int64_t epoch() const { return epoch_; }  // done
-  int64_t batch() const { return batch_; }  // of the epoch: done
+  int64_t epoch() const { return epoch_; }            // done
+  int64_t batch() const { return batch_; }            // of the epoch: done
+  int64_t batches() const { return train_batches_; }  // that an epoch has, on this rank
   /// Steps that are done: of the optimizer, or of a module that takes its steps itself the batches.
   int64_t global_step() const { return global_step_; }
   bool has_stepped() const { return has_stepped_; }          // the latest batch was a step's last
@@ -230,8 +217,12 @@ class Trainer {
   nlohmann::json state_dict();
   void load_state_dict(const nlohmann::json& state);
   /// Goes on from another place, at the start of a fit: on_fit_start of callbacks that restore the
-  /// rest themselves.
-  void seek(data::LoaderPosition place, int64_t global_step);
+  /// rest themselves. `history`: what history() said there, on whatever ranks; of older states
+  /// nothing.
+  void seek(data::LoaderPosition place, int64_t global_step, const nlohmann::json& history = {});
+  /// The part of state_dict() that has no place: the time, the figures, and whether a validation is
+  /// due that a signal has cut short.
+  nlohmann::json history() const;
   const TrainerOptions& options() const { return options_; }
 
  private:
@@ -283,6 +274,7 @@ class Trainer {
   void capture(const std::vector<Batch>& batches, int64_t first);
   std::string why_not_captured() const;
   void run_passes(const std::vector<Batch>& batches, int64_t first);
+  Tensor led(TrainingModule& module, const std::function<Tensor()>& step);
   std::function<void()> pass_of(const Batch& batch, int64_t index);
   dist::MicroBatch micro_batch(const Batch& batch, double share);
   void note_pass(const std::function<void()>& again);
@@ -309,6 +301,7 @@ class Trainer {
   void log_value(const std::string& name, const Tensor& value, const LogOptions& options);
   void publish(const NamedValues& values, const NamedValues& besides = {});
   void load_checkpoint(const std::string& path);
+  void load_history(const nlohmann::json& history);
   struct Saved;
   std::vector<NamedState> states(Saved& saved);
   void save_states(const std::string& path, const std::function<void()>& then);

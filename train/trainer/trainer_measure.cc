@@ -38,7 +38,10 @@ std::optional<NamedValues> Trainer::measure(const Measurement& how, TrainingModu
   for (int64_t i = 0; i < count; ++i) {
     if (ends_early && StopSignals::requested()) return std::nullopt;
     const Batch batch = next_of(batches, i, count);
-    (module.*how.step)(batch, i);
+    led(module, [&] {
+      (module.*how.step)(batch, i);
+      return Tensor();
+    });
     call(how.on_batch_end, *this, module, batch, i);
   }
   weight_ = fabric_.strategy().counts();
@@ -117,17 +120,19 @@ NamedValues Trainer::test_module(TrainingModule& module, const nn::ModelStructur
 
 Tensors Trainer::predict_module(TrainingModule& module, const nn::ModelStructure& structure,
                                 const BatchSource& source, const std::string& checkpoint) {
-  return with_module(module, structure, source, checkpoint, options_.limit_predict_batches,
-                     "limit_predict_batches", [&](RankBatches& batches, int64_t count) {
-                       const NoGrad guard;
-                       set_training(module, false);
-                       batches.seek({0, 0});
-                       Tensors outputs;
-                       for (int64_t i = 0; i < count; ++i) {
-                         outputs.push_back(module.predict_step(next_of(batches, i, count), i));
-                       }
-                       return outputs;
-                     });
+  return with_module(
+      module, structure, source, checkpoint, options_.limit_predict_batches,
+      "limit_predict_batches", [&](RankBatches& batches, int64_t count) {
+        const NoGrad guard;
+        set_training(module, false);
+        batches.seek({0, 0});
+        Tensors outputs;
+        for (int64_t i = 0; i < count; ++i) {
+          const Batch batch = next_of(batches, i, count);
+          outputs.push_back(led(module, [&] { return module.predict_step(batch, i); }));
+        }
+        return outputs;
+      });
 }
 
 }  // namespace weft::train

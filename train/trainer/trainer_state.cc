@@ -22,7 +22,8 @@ namespace {
 constexpr int kVersion = 1;
 constexpr const char* kTrainer = "trainer";
 constexpr const char* kFp8 = "fp8";
-constexpr const char* kValidated = "validated";
+constexpr const char *kSeconds = "seconds", *kValidated = "validated",
+                     *kIsDue = "is_validation_due";
 
 /// [ranks, 3]: seed, stream and offset of each.
 std::vector<std::vector<uint64_t>> generators_of(const Fabric& fabric) {
@@ -54,21 +55,45 @@ std::string without_dots(std::string key) {
 
 nlohmann::json Callback::state_dict() const { return nlohmann::json::object(); }
 
-nlohmann::json Trainer::state_dict() {
+nlohmann::json Trainer::history() const {
   nlohmann::json metrics = nlohmann::json::array();
   for (const auto& [name, value] : metrics_) metrics.push_back({name, exact_text(value)});
   const nlohmann::json validated = validated_ ? nlohmann::json(*validated_) : nlohmann::json();
-  return {{"version", kVersion},
-          {"epoch", epoch_},
-          {"batch", batch_},
-          {"batches", train_batches_},
-          {"is_validation_due", is_validation_due_},
-          {"global_step", global_step_},
-          {"seconds", seconds_},
-          {"generators", generators_of(fabric_)},
-          {"epoch_means", epoch_means_.state_dict(fabric_)},
+  return {{kIsDue, is_validation_due_},
+          {kSeconds, seconds_},
           {"metrics", metrics},
           {kValidated, validated}};
+}
+
+nlohmann::json Trainer::state_dict() {
+  nlohmann::json state = history();
+  state.update({{"version", kVersion},
+                {"epoch", epoch_},
+                {"batch", batch_},
+                {"batches", train_batches_},
+                {"global_step", global_step_},
+                {"generators", generators_of(fabric_)},
+                {"epoch_means", epoch_means_.state_dict(fabric_)}});
+  return state;
+}
+
+void Trainer::load_history(const nlohmann::json& history) {
+  // Before it was kept a validation was never cut short.
+  is_validation_due_ = validation_ && history.contains(kIsDue) && io::field<bool>(history, kIsDue);
+  // Who goes by no clock may leave it out.
+  if (history.contains(kSeconds)) io::read_field(history, kSeconds, seconds_);
+  metrics_.clear();
+  using Metrics = std::vector<std::pair<std::string, std::string>>;
+  for (const auto& [name, value] : io::field<Metrics>(history, "metrics")) {
+    metrics_.emplace_back(name, exact_number(value));
+  }
+  validated_.reset();
+  if (!history.contains(kValidated)) {  // as if each were a validation's, before it was kept
+    validated_.emplace();
+    for (const auto& [name, value] : metrics_) validated_->push_back(name);
+  } else if (!history[kValidated].is_null()) {
+    validated_ = io::field<std::vector<std::string>>(history, kValidated);
+  }
 }
 
 void Trainer::load_state_dict(const nlohmann::json& state) {
@@ -85,25 +110,10 @@ void Trainer::load_state_dict(const nlohmann::json& state) {
              "it was saved after batch {} of {} of an epoch, on {} ranks; here an epoch has {} "
              "batches, on {}",
              batch, batches, ranks, train_batches_, fabric_.size());
-  // Before it was kept a validation was never cut short.
-  constexpr const char* kIsDue = "is_validation_due";
-  is_validation_due_ = validation_ && state.contains(kIsDue) && io::field<bool>(state, kIsDue);
   io::read_field(state, "epoch", epoch_);
   batch_ = batch;
   io::read_field(state, "global_step", global_step_);
-  io::read_field(state, "seconds", seconds_);
-  metrics_.clear();
-  using Metrics = std::vector<std::pair<std::string, std::string>>;
-  for (const auto& [name, value] : io::field<Metrics>(state, "metrics")) {
-    metrics_.emplace_back(name, exact_number(value));
-  }
-  validated_.reset();
-  if (!state.contains(kValidated)) {  // as if each were a validation's, before it was kept
-    validated_.emplace();
-    for (const auto& [name, value] : metrics_) validated_->push_back(name);
-  } else if (!state[kValidated].is_null()) {
-    validated_ = io::field<std::vector<std::string>>(state, kValidated);
-  }
+  load_history(state);
   if (ranks == fabric_.size()) {
     const auto& [seed, stream, offset] = generators[fabric_.rank()];
     generator() = {.seed = seed, .stream = stream, .offset = offset};
@@ -115,11 +125,12 @@ void Trainer::load_state_dict(const nlohmann::json& state) {
   }
 }
 
-void Trainer::seek(data::LoaderPosition place, int64_t global_step) {
+void Trainer::seek(data::LoaderPosition place, int64_t global_step, const nlohmann::json& history) {
+  if (!history.is_null()) load_history(history);
   epoch_ = place.epoch;
   batch_ = place.batch;
   global_step_ = global_step;
-  is_validation_due_ = validation_ && batch_ == train_batches_;
+  is_validation_due_ = validation_ && (is_validation_due_ || batch_ == train_batches_);
 }
 
 /// What states point to while they are saved or loaded.

@@ -34,10 +34,17 @@ void Trainer::train_step() {
   has_warmed_up_ = true;
 }
 
+/// What a step of the module returns, led as a call of its model, so that it may call parts of it.
+/// A strategy that cannot, and several models, are led call by call: there a part refuses.
+Tensor Trainer::led(TrainingModule& module, const std::function<Tensor()>& step) {
+  const bool is_led = module.models().size() == 1 && fabric_.strategy().calls_functions();
+  return is_led ? fabric_.forward(module.model(), step) : step();
+}
+
 /// Forward and backward of a batch; loss_ is what it came to.
 std::function<void()> Trainer::pass_of(const Batch& batch, int64_t index) {
   return [this, batch, index, in_step = options_.accumulate_grad_batches] {
-    const Tensor loss = module_->training_step(batch, index);
+    const Tensor loss = led(*module_, [&] { return module_->training_step(batch, index); });
     WEFT_CHECK(loss.defined() && loss.numel() == 1,
                "trainer: expected training_step() to return one number, the loss, got {}",
                loss.defined() ? fmt::format("{}", loss) : "nothing");
@@ -405,8 +412,10 @@ void Trainer::fail_diverged(const std::string& why, std::string cause) {
       cause += fmt::format("{}first in the gradient of {}", cause.empty() ? "" : "; ", gradient);
     }
   }
-  WEFT_FAIL("training diverged at step {}: {}{}; try a lower learning rate, or nonfinite = skip",
-            global_step_ + 1, why, cause.empty() ? "" : fmt::format(" ({})", cause));
+  WEFT_FAIL(
+      "training diverged at step {}: {}{}; try a lower learning rate, or leave such steps out "
+      "(nonfinite: skip)",
+      global_step_ + 1, why, cause.empty() ? "" : fmt::format(" ({})", cause));
 }
 
 }  // namespace weft::train

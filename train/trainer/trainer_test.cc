@@ -478,6 +478,66 @@ TEST_CASE("several ranks fit what one does, in step and with its figures") {
   });
 }
 
+/// Compresses three numbers to two: as a whole, or part by part.
+template <bool kByParts>
+struct Autoencoder : TrainingModule {
+  Autoencoder()
+      : encoder(add<nn::Linear>("encoder", 3, 2)), decoder(add<nn::Linear>("decoder", 2, 3)) {}
+  Tensor forward(const Tensor& x) override { return decoder(encoder(x)); }
+  nn::ModelStructure structure() override {
+    nn::ModelStructure structure(nn::wrap_modules<nn::Linear>());
+    structure.mlps = {{&encoder, &decoder}};
+    return structure;
+  }
+  Tensor error(const Batch& batch) {
+    return nn::mse_loss(kByParts ? decoder(encoder(batch[0])) : (*this)(batch[0]), batch[0]);
+  }
+  Tensor training_step(const Batch& batch, int64_t) override { return error(batch); }
+  void validation_step(const Batch& batch, int64_t) override { log("val_loss", error(batch)); }
+  Tensor predict_step(const Batch& batch, int64_t) override { return encoder(batch[0]); }
+  Optimization configure_optimizers() override {
+    return std::make_unique<optim::SGD>(named_parameters(), optim::SgdOptions{.lr = 0.1});
+  }
+  nn::Linear &encoder, &decoder;
+};
+
+TEST_CASE("steps that call a module's parts are the steps that call the module") {
+  struct Run {
+    std::vector<double> weights, codes;
+    double loss = 0;
+  };
+  const auto fit = []<class Model>(const FabricOptions& fabric,
+                                   const dist::CommunicatorPtr& world) {
+    Trainer trainer(quiet({.fabric = fabric, .max_epochs = 2}));
+    trainer.launch(world);
+    trainer.seed_everything(1);
+    Model model;
+    data::TensorLoader train(line(16), {.batch_size = 4}),
+        validation(line(8, 1), {.batch_size = 4});
+    trainer.fit(model, train, validation);
+    return Run{weights_of(trainer, model), trainer.predict(model, validation).at(0).to_vector(),
+               trainer.metric("val_loss")};
+  };
+  for (const std::string precision : {"32-true", "bf16-mixed", "16-mixed"}) {
+    for (const std::string strategy : {"auto", "ddp", "fsdp", "tp"}) {
+      INFO(precision << ", " << strategy);
+      const int ranks = strategy == "auto" ? 1 : 2;
+      const FabricOptions fabric = {
+          .devices = ranks, .precision = precision, .strategy = {.name = strategy}};
+      dist::run_ranks(ranks, [&](dist::Communicator& c) {
+        const Run whole = fit.operator()<Autoencoder<false>>(fabric, borrowed(c));
+        const Run parts = fit.operator()<Autoencoder<true>>(fabric, borrowed(c));
+        WEFT_CHECK(parts.weights == whole.weights, "rank {}: other weights", c.rank());
+        WEFT_CHECK(parts.loss == whole.loss, "rank {}: other losses", c.rank());
+        WEFT_CHECK(parts.codes == whole.codes && !parts.codes.empty(), "rank {}", c.rank());
+      });
+    }
+  }
+  CHECK_THROWS_WITH(
+      fit.operator()<Autoencoder<true>>({.devices = 2, .strategy = {.name = "dp"}}, nullptr),
+      Contains("\"encoder\", a part of a model that was set up"));
+}
+
 TEST_CASE("a step whose gradients are not finite is left out, or ends the fit by name") {
   struct Poisoned : Regression {
     Tensor training_step(const Batch& batch, int64_t index) override {
@@ -500,7 +560,7 @@ TEST_CASE("a step whose gradients are not finite is left out, or ends the fit by
       fit(Nonfinite::kStop),
       Catch::StartsWith("training diverged at step 3: a gradient is not finite (") &&
           Catch::EndsWith("first in the gradient of linear.bias); try a lower learning rate, or "
-                          "nonfinite = skip"));
+                          "leave such steps out (nonfinite: skip)"));
 }
 
 TEST_CASE("steps around a model of another class train and save that model") {

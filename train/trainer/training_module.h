@@ -17,8 +17,10 @@
 //     nn::Linear& line;
 //   };
 //
-// A step runs in the precision asked for and calls the module as (*this)(x): so it knows of the
-// shards. Other functions of the module: trainer().fabric().forward(*this, [&] { ... }).
+// A step runs in the precision asked for and knows of the shards; it may call the module, as
+// (*this)(x), its parts and functions of its own. Under dp and pipeline, which share out model(x)
+// alone, a part refuses; so it does in a step that takes the optimizers' steps itself, but within
+// trainer().fabric().forward(model, [&] { ... }).
 #pragma once
 
 #include <concepts>

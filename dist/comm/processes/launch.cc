@@ -53,6 +53,8 @@ std::atomic<pid_t> running = 0;  // as kill() takes it
 volatile sig_atomic_t stop_signal = SIGTERM;
 
 volatile sig_atomic_t is_stopping = 0;
+/// The ranks that run are not as many as their file says by now.
+std::atomic<bool> is_outdated = false;
 
 void stop(int) {
   is_stopping = 1;
@@ -61,7 +63,8 @@ void stop(int) {
 
 void be_running(pid_t whom) {
   running = whom;
-  if (is_stopping) ::kill(whom, stop_signal);  // it came before there was anybody to tell
+  // What came before there was anybody to tell.
+  if (is_stopping || is_outdated) ::kill(whom, stop_signal);
 }
 
 struct Ended {
@@ -81,7 +84,7 @@ int run(const std::vector<std::string>& words) {
   std::vector<char*> arguments;
   for (const std::string& word : words) arguments.push_back(const_cast<char*>(word.c_str()));
   arguments.push_back(nullptr);
-  const pid_t pid = ::fork();
+  const pid_t pid = fork_child();
   WEFT_CHECK(pid >= 0, "launch: cannot start a process: {}", std::strerror(errno));
   if (pid == 0) {
     // Apart from the terminal's Ctrl-C, which reaches the ranks through the launcher alone.
@@ -143,6 +146,7 @@ namespace {
 class RanksFile {
  public:
   explicit RanksFile(const std::string& path) : path_(path), ranks_(read()) {
+    is_outdated = false;
     if (path.empty()) return;
     WEFT_CHECK(ranks_ > 0, "{}: expected a number of ranks", path);
     thread_ = std::thread([this] { watch(); });
@@ -154,7 +158,7 @@ class RanksFile {
 
   /// Whether it has changed since the last call, to a number of ranks, which `ranks` then is.
   bool take_change(int& ranks) {
-    const bool has_changed = has_changed_.exchange(false);
+    const bool has_changed = is_outdated.exchange(false);
     if (has_changed) ranks = ranks_;
     return has_changed;
   }
@@ -173,15 +177,43 @@ class RanksFile {
       const int ranks = read();
       if (ranks <= 0 || ranks == ranks_) continue;  // or it is being written
       ranks_ = ranks;
-      has_changed_ = true;
+      is_outdated = true;
       if (const pid_t whom = running; whom != 0) ::kill(whom, stop_signal);
     }
   }
 
   const std::string path_;
   std::atomic<int> ranks_;
-  std::atomic<bool> has_changed_ = false, ends_ = false;
+  std::atomic<bool> ends_ = false;
   std::thread thread_;
+};
+
+/// While it lives, signals that ask this process to stop are passed on to the ranks.
+class StopsRanks {
+ public:
+  explicit StopsRanks(int by) {
+    stop_signal = by;
+    is_stopping = 0;
+    struct sigaction action = {};
+    action.sa_handler = stop;
+    for (size_t i = 0; i < std::size(kSignals); ++i) {
+      ::sigaction(kSignals[i], &action, &before_[i]);
+      // Under nohup a hang-up stays without effect.
+      const bool is_ignored = kSignals[i] == SIGHUP && before_[i].sa_handler == SIG_IGN;
+      if (is_ignored) ::sigaction(SIGHUP, &before_[i], nullptr);
+    }
+  }
+  ~StopsRanks() {
+    for (size_t i = 0; i < std::size(kSignals); ++i) {
+      ::sigaction(kSignals[i], &before_[i], nullptr);
+    }
+  }
+  StopsRanks(const StopsRanks&) = delete;
+  StopsRanks& operator=(const StopsRanks&) = delete;
+
+ private:
+  static constexpr int kSignals[] = {SIGINT, SIGTERM, SIGHUP};
+  struct sigaction before_[std::size(kSignals)] = {};
 };
 
 /// The first host of an mpirun's file.
@@ -248,19 +280,9 @@ int launch(const LaunchOptions& asked, const std::vector<std::string>& command,
              "launch: the ranks that have to be left must be at most {}, got {}", asked.ranks,
              asked.min_ranks);
   LaunchOptions options = asked;
-  constexpr int kSignals[] = {SIGINT, SIGTERM, SIGHUP};
-  struct sigaction action = {}, before[std::size(kSignals)] = {};
-  action.sa_handler = stop;
-  stop_signal = options.stop_signal;
-  is_stopping = 0;
-  for (size_t i = 0; i < std::size(kSignals); ++i) {
-    ::sigaction(kSignals[i], &action, &before[i]);
-    // Under nohup a hang-up stays without effect.
-    const bool is_ignored = kSignals[i] == SIGHUP && before[i].sa_handler == SIG_IGN;
-    if (is_ignored) ::sigaction(SIGHUP, &before[i], nullptr);
-  }
   Ended ended;
   {
+    const StopsRanks stops(options.stop_signal);
     RanksFile wanted(options.ranks_file);
     int restarts = 0;
     for (int starts = 0;; ++starts) {
@@ -289,7 +311,6 @@ int launch(const LaunchOptions& asked, const std::vector<std::string>& command,
                  options.min_ranks > 0 ? fmt::format(", on {} ranks", options.ranks) : "");
     }
   }
-  for (size_t i = 0; i < std::size(kSignals); ++i) ::sigaction(kSignals[i], &before[i], nullptr);
   // Ranks that were still starting when they were asked to stop end by the signal.
   return is_stopping && ended.code > 128 ? 130 : ended.code;
 }

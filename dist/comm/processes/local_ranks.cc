@@ -55,6 +55,22 @@ std::string make_secret() {
 
 }  // namespace
 
+pid_t fork_child() {
+  sigset_t all, before;
+  ::sigfillset(&all);
+  ::pthread_sigmask(SIG_SETMASK, &all, &before);
+  const pid_t pid = ::fork();
+  if (pid == 0) {
+    for (const int signal : {SIGINT, SIGTERM, SIGHUP}) {
+      struct sigaction inherited;
+      ::sigaction(signal, nullptr, &inherited);
+      if (inherited.sa_handler != SIG_IGN) ::signal(signal, SIG_DFL);
+    }
+  }
+  ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  return pid;
+}
+
 LocalRanks::LocalRanks(const RanksHere& here, const std::vector<std::string>& command) {
   directory_ = std::filesystem::temp_directory_path() / "weft-ranks-XXXXXX";
   WEFT_CHECK(::mkdtemp(directory_.data()), "launch: cannot make {}: {}", directory_,
@@ -64,7 +80,7 @@ LocalRanks::LocalRanks(const RanksHere& here, const std::vector<std::string>& co
   arguments.push_back(nullptr);
   const std::string secret = make_secret();
   for (int rank = 0; rank < here.ranks; ++rank) {
-    const pid_t pid = ::fork();
+    const pid_t pid = fork_child();
     if (pid == 0) {
       ::setpgid(0, group_);
       become_rank(here, rank, directory_, secret, arguments);

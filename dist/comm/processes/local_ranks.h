@@ -2,12 +2,18 @@
 // TCP (join.h).
 #pragma once
 
+#include <sys/types.h>
+
 #include <string>
 #include <vector>
 
 #include "dist/comm/processes/rank_environment.h"
 
 namespace weft::dist {
+
+/// fork(). A signal to stop that reaches the child before it becomes another program ends it: it
+/// does not have the handlers of this process.
+pid_t fork_child();
 
 /// As many ranks on each of `hosts` hosts, of which this is number `host`.
 struct RanksHere {

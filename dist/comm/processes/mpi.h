@@ -34,7 +34,8 @@ struct MpiOptions {
 CommunicatorPtr make_mpi_world(const MpiOptions& options = {});
 
 /// This process's number among all that mpirun or srun has started, and their number, as their
-/// variables say; 0 of 1 outside of ranks.
+/// variables say; 0 of 1 outside of ranks. These throw Error naming a variable that is no such
+/// number.
 int mpi_rank();
 int mpi_size();
 /// Among those of its host.

@@ -1,5 +1,4 @@
 // What the variables say that mpirun and srun set.
-#include <cstdlib>
 #include <initializer_list>
 
 #include "dist/comm/processes/mpi.h"
@@ -8,9 +7,10 @@
 namespace weft::dist {
 namespace {
 
-int number(std::initializer_list<const char*> names, int otherwise) {
+/// Of the first of these that is set. Throws Error where that is no number from `least` on.
+int number(std::initializer_list<const char*> names, int least, int otherwise) {
   for (const char* name : names) {
-    if (const char* text = std::getenv(name)) return std::atoi(text);
+    if (variable(name)) return variable_number(name, least, kMostRanks);
   }
   return otherwise;
 }
@@ -19,22 +19,23 @@ int number(std::initializer_list<const char*> names, int otherwise) {
 
 bool is_mpi_rank() {
   // Of Open MPI; of srun and others that speak PMIx; of MPICH.
-  for (const char* name : {"OMPI_COMM_WORLD_SIZE", "PMIX_RANK", "PMI_RANK"}) {
-    if (std::getenv(name)) return true;
-  }
-  return false;
+  return variable("OMPI_COMM_WORLD_SIZE") || variable("PMIX_RANK") || variable("PMI_RANK");
 }
 
 int mpi_rank() {
-  return number({"OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID"}, 0);
+  return number({"OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID"}, 0, 0);
 }
-int mpi_size() { return number({"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS"}, 1); }
+int mpi_size() {
+  return number({"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"}, 1, 1);
+}
 int mpi_local_rank() {
-  return number({"OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID"}, 0);
+  return number({"OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID"}, 0, 0);
 }
 int mpi_local_size() {
-  const int said = number({"OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS"}, 0);
-  return said > 0 ? said : slurm_local_size().value_or(number({"SLURM_NTASKS_PER_NODE"}, 1));
+  const int said = number({"OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS"}, 1, 0);
+  if (said > 0) return said;
+  if (const std::optional<int> tasks = slurm_local_size()) return *tasks;
+  return number({"SLURM_NTASKS_PER_NODE"}, 1, 1);
 }
 
 }  // namespace weft::dist

@@ -180,6 +180,18 @@ TEST_CASE("under a plugin for MPI a node's tasks are those that Slurm counts") {
   const Variables one_node(
       {{"PMIX_RANK", "0"}, {"SLURM_NTASKS", "2"}, {"SLURM_STEP_TASKS_PER_NODE", "2"}});
   CHECK(mpi_local_size() == 2);
+  // A step's tasks may be fewer than the job's.
+  const Variables part({{"PMIX_RANK", "0"}, {"SLURM_NTASKS", "8"}, {"SLURM_STEP_NUM_TASKS", "2"}});
+  CHECK(mpi_size() == 2);
+}
+
+TEST_CASE(
+    "variables of mpirun's that are no numbers are named, and those without a text are none") {
+  const Variables wrong({{"PMIX_RANK", "first"}, {"SLURM_NTASKS_PER_NODE", "0"}});
+  CHECK_THROWS_WITH(mpi_rank(), Contains("PMIX_RANK: expected a number from 0"));
+  CHECK_THROWS_WITH(mpi_local_size(), Contains("SLURM_NTASKS_PER_NODE: expected a number from 1"));
+  const Variables none(Values{{"PMIX_RANK", ""}});
+  CHECK(!is_mpi_rank());
 }
 
 TEST_CASE("torchrun's variables that are set stay, and the others are filled in") {
