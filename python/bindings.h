@@ -5,7 +5,14 @@
 
 #include "core/tensor.h"
 
+namespace weft::nn {
+class Module;
+}
+
 namespace weft::python {
+
+template <class Base>
+struct Derivable;
 
 void bind_dtype(nanobind::module_& m);                                       // casters.cc
 void bind_tensor(nanobind::module_& m, nanobind::class_<Tensor>& tensor);    // tensor.cc
@@ -25,6 +32,12 @@ void bind_trainer(nanobind::module_ train);  // python/train/trainer.cc
 void bind_engine(nanobind::module_ train);   // python/train/engine.cc
 void bind_torch(nanobind::module_ m);        // torch.cc
 void bind_dist(nanobind::module_ m);         // dist.cc
+
+void bind_text(nanobind::module_& data);     // text.cc
+void bind_models(nanobind::module_ models);  // models.cc
+/// structure() and copies of modules.
+void bind_structures(nanobind::module_& m,
+                     nanobind::class_<nn::Module, Derivable<nn::Module>>& module);  // modules.cc
 
 /// The slots of the type weft.Tensor that speak the buffer protocol.
 PyType_Slot* buffer_slots();  // exchange.cc

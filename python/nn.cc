@@ -1,14 +1,18 @@
 // weft.nn: modules, in C++ and in Python alike. A class written in Python is a C++ module, too: it
 // can be a child of one, be trained by an optimizer, and its state is what C++ reads and writes.
 #include <nanobind/stl/shared_ptr.h>
-#include <nanobind/trampoline.h>
+
+#include <limits>
 
 #include "nn/init.h"
 #include "nn/layers.h"
 #include "nn/module.h"
+#include "nn/rms_norm.h"
+#include "nn/rotary.h"
 #include "python/bindings.h"
 #include "python/casters.h"
 #include "python/docstrings.h"
+#include "python/modules.h"
 #include "python/named_tensors.h"
 
 namespace weft::python {
@@ -16,41 +20,10 @@ namespace {
 
 using nn::Module;
 
-/// A C++ class of modules that Python may derive from: forward() is then Python's, for C++ as well.
-template <class Base>
-struct Derivable : Base {
-  NB_TRAMPOLINE(Base, 1);
-  Tensor forward(const Tensor& x) override { NB_OVERRIDE(forward, x); }
-};
-
-/// What modules keep for their subclasses.
-struct Access : Module {
-  using Module::buffer;
-  using Module::children;
-  using Module::parameter;
-  using Module::set_child;
-  static void set_child_of(Module& m, std::string_view name, std::shared_ptr<Module> child) {
-    (m.*&Access::set_child)(name, std::move(child));
-  }
-  static void parameter_of(Module& m, std::string_view name, const Tensor& x) {
-    (m.*&Access::parameter)(name, x);
-  }
-  static void buffer_of(Module& m, std::string_view name, const Tensor& x) {
-    (m.*&Access::buffer)(name, x);
-  }
-  static const auto& children_of(const Module& m) { return (m.*&Access::children)(); }
-};
-
 Module& module_of(nb::handle self) {
   if (!nb::inst_ready(self))
     throw nb::attribute_error("a module's __init__ calls super().__init__() first");
   return nb::cast<Module&>(self);
-}
-
-/// A module's own tensor of that name.
-const Tensor* find_own(const NamedTensors& tensors, std::string_view name) {
-  const auto found = std::ranges::find(tensors, name, [](const auto& t) { return t.first; });
-  return found == tensors.end() ? nullptr : &found->second;
 }
 
 /// module.name = value: tensors that require a gradient become parameters, modules children. A name
@@ -65,7 +38,7 @@ void set_attribute(nb::handle self, nb::str name, nb::handle value) {
       if (below == &module)
         throw nb::value_error(fmt::format("\"{}\" would contain itself", text).c_str());
     }
-    Access::set_child_of(module, text, child);
+    ModuleAccess::set_child_of(module, text, child);
   } else if (nb::isinstance<Tensor>(value)) {
     const Tensor x = nb::cast<Tensor>(value);
     const NamedTensors parameters = module.named_parameters(), buffers = module.named_buffers();
@@ -76,7 +49,7 @@ void set_attribute(nb::handle self, nb::str name, nb::handle value) {
       kept.set_data(detach(x));
       stored = nb::cast(kept);
     } else if (x.requires_grad() && x.autograd()->requires_grad) {
-      Access::parameter_of(module, text, x);
+      ModuleAccess::parameter_of(module, text, x);
     }
   }
   if (PyObject_GenericSetAttr(self.ptr(), name.ptr(), stored.ptr()) != 0) throw nb::python_error();
@@ -86,7 +59,7 @@ void set_attribute(nb::handle self, nb::str name, nb::handle value) {
 nb::object get_attribute(nb::handle self, nb::str name) {
   const auto& module = module_of(self);
   const std::string_view text = name.c_str();
-  for (const auto& [child_name, child] : Access::children_of(module)) {
+  for (const auto& [child_name, child] : ModuleAccess::children_of(module)) {
     if (child_name == text) return nb::cast(child);
   }
   for (const NamedTensors& tensors : {module.named_parameters(), module.named_buffers()}) {
@@ -109,20 +82,26 @@ nb::object call(nb::handle self, const nb::args& arguments, const nb::kwargs& op
       return nb::cast(y);
     }(module(x));
   }
+  module.check_call();
   return self.attr("forward")(*arguments, **options);
 }
 
-/// A layer with its forward(); `text` is its docstring, where the header's on nn::NAME does not do.
-template <class Layer>
+/// A layer with its forward(). `arguments` are those of a constructor that makes another one like
+/// it, for copies; `text` is its docstring, where the header's on nn::NAME does not do.
+template <class Layer, class Arguments>
 nb::class_<Layer, Module, Derivable<Layer>> layer(nb::module_& m, const char* name,
-                                                  const char* text = nullptr) {
+                                                  Arguments arguments, const char* text = nullptr) {
   nb::class_<Layer, Module, Derivable<Layer>> c(m, name, nb::dynamic_attr(),
                                                 text ? text : docs(std::string("nn::") + name));
   c.def(
       "forward", [](Layer& self, const Tensor& x) { return self.Layer::forward(x); }, "input"_a,
       Unlocked(), docs("nn::Module::forward"));
+  c.def("_arguments", arguments);
   return c;
 }
+
+/// Of a layer without any.
+constexpr auto kNone = [](const Module&) { return nb::tuple(); };
 
 void bind_module(nb::module_& m) {
   const auto registers = [](void (*add)(Module&, std::string_view, const Tensor&)) {
@@ -131,21 +110,21 @@ void bind_module(nb::module_& m) {
       nb::setattr(self, name.c_str(), nb::cast(tensor));
     };
   };
-  nb::class_<Module, Derivable<Module>>(
+  nb::class_<Module, Derivable<Module>> module(
       m, "Module", nb::dynamic_attr(),
       "A tree of layers with named parameters and buffers. Subclasses call super().__init__(), "
-      "assign "
-      "parameters and children to their attributes, and define forward().")
-      .def(nb::init<>())
+      "assign parameters and children to their attributes, and define forward(); and structure(), "
+      "where a strategy asks for it.");
+  module.def(nb::init<>())
       .def(
           "forward", [](Module& self, const Tensor& x) { return self.Module::forward(x); },
           "input"_a, docs("nn::Module::forward"))
       .def("__call__", &call)
       .def("__setattr__", &set_attribute, "name"_a, nb::arg("value").none())
       .def("__getattr__", &get_attribute, "name"_a)
-      .def("register_buffer", registers(&Access::buffer_of), "name"_a, nb::arg("tensor").none(),
-           docs("nn::Module::buffer"))
-      .def("register_parameter", registers(&Access::parameter_of), "name"_a,
+      .def("register_buffer", registers(&ModuleAccess::buffer_of), "name"_a,
+           nb::arg("tensor").none(), docs("nn::Module::buffer"))
+      .def("register_parameter", registers(&ModuleAccess::parameter_of), "name"_a,
            nb::arg("tensor").none(), docs("nn::Module::parameter"))
       .def(
           "add_module",
@@ -168,13 +147,13 @@ void bind_module(nb::module_& m) {
           },
           nb::rv_policy::reference_internal, docs("nn::Module::named_modules"))
       .def(
-          "named_children", [](Module& self) { return Access::children_of(self); },
+          "named_children", [](Module& self) { return ModuleAccess::children_of(self); },
           "The modules right below this one, with their names.")
       .def(
           "children",
           [](Module& self) {
             std::vector<std::shared_ptr<Module>> all;
-            for (auto& [name, module] : Access::children_of(self)) all.push_back(module);
+            for (auto& [name, module] : ModuleAccess::children_of(self)) all.push_back(module);
             return all;
           },
           "The modules right below this one.")
@@ -223,26 +202,39 @@ void bind_module(nb::module_& m) {
             return nb::borrow(self);
           },
           "fn"_a, "Calls the function with this module and each of its descendants.");
+  bind_structures(m, module);
 }
 
 using MaybeSize2d = std::optional<nn::Size2d>;
 
 void bind_pools(nb::module_& m) {
   using nn::Size2d;
-  layer<nn::MaxPool2d>(m, "MaxPool2d", docs("ops::max_pool2d"))
+  layer<nn::MaxPool2d>(
+      m, "MaxPool2d",
+      [](const nn::MaxPool2d& l) {
+        return nb::make_tuple(l.options.kernel, l.options.stride, l.options.padding,
+                              l.options.dilation, l.options.ceil_mode);
+      },
+      docs("ops::max_pool2d"))
       .def(
           "__init__",
-          [](Derivable<nn::MaxPool2d>* self, Size2d kernel, MaybeSize2d stride, Size2d padding,
+          [](nn::MaxPool2d* self, Size2d kernel, MaybeSize2d stride, Size2d padding,
              Size2d dilation, bool ceil_mode) {
             new (self) Derivable<nn::MaxPool2d>(kernel, stride, padding, true, dilation, ceil_mode);
           },
           "kernel_size"_a, "stride"_a = nb::none(), "padding"_a = Size2d(0),
           "dilation"_a = Size2d(1), "ceil_mode"_a = false);
-  layer<nn::AvgPool2d>(m, "AvgPool2d", docs("ops::avg_pool2d"))
+  layer<nn::AvgPool2d>(
+      m, "AvgPool2d",
+      [](const nn::AvgPool2d& l) {
+        return nb::make_tuple(l.options.kernel, l.options.stride, l.options.padding,
+                              l.options.ceil_mode, l.options.count_include_pad);
+      },
+      docs("ops::avg_pool2d"))
       .def(
           "__init__",
-          [](Derivable<nn::AvgPool2d>* self, Size2d kernel, MaybeSize2d stride, Size2d padding,
-             bool ceil_mode, bool count_include_pad) {
+          [](nn::AvgPool2d* self, Size2d kernel, MaybeSize2d stride, Size2d padding, bool ceil_mode,
+             bool count_include_pad) {
             new (self)
                 Derivable<nn::AvgPool2d>(kernel, stride, padding, count_include_pad, 1, ceil_mode);
           },
@@ -251,25 +243,48 @@ void bind_pools(nb::module_& m) {
 }
 
 void bind_layers(nb::module_& m) {
-  layer<nn::Linear>(m, "Linear")
-      .def(nb::init<int64_t, int64_t, bool>(), "in_features"_a, "out_features"_a, "bias"_a = true);
-  layer<nn::LayerNorm>(m, "LayerNorm")
+  layer<nn::Linear>(m, "Linear", [](const nn::Linear& l) {
+    return nb::make_tuple(l.weight.size(1), l.weight.size(0), l.bias.defined());
+  }).def(nb::init<int64_t, int64_t, bool>(), "in_features"_a, "out_features"_a, "bias"_a = true);
+  layer<nn::LayerNorm>(
+      m, "LayerNorm",
+      [](const nn::LayerNorm& l) { return nb::make_tuple(l.weight.size(0), l.eps); })
       .def(
           "__init__",
-          [](Derivable<nn::LayerNorm>* self, const Shape& shape, double eps) {
+          [](nn::LayerNorm* self, const Shape& shape, double eps) {
             WEFT_CHECK(shape.size() == 1, "LayerNorm: one dimension is normalised, got {}", shape);
             new (self) Derivable<nn::LayerNorm>(shape[0], eps);
           },
           "normalized_shape"_a, "eps"_a = 1e-5);
-  layer<nn::BatchNorm2d>(m, "BatchNorm2d")
-      .def(nb::init<int64_t, double, double>(), "num_features"_a, "eps"_a = 1e-5,
-           "momentum"_a = 0.1);
-  layer<nn::Conv2d>(m, "Conv2d")
+  layer<nn::RmsNorm>(
+      m, "RMSNorm", [](const nn::RmsNorm& l) { return nb::make_tuple(l.weight.size(0), l.eps); },
+      fmt::format("{}\n\nWithout an eps that of PyTorch for float32, 2^-23. Throws Error for "
+                  "another width.\n\nZhang, Sennrich, \"Root Mean Square Layer "
+                  "Normalization\", arXiv:1910.07467.",
+                  docs("nn::RmsNorm"))
+          .c_str())
       .def(
           "__init__",
-          [](Derivable<nn::Conv2d>* self, int64_t in, int64_t out, nn::Size2d kernel,
-             nn::Size2d stride, nn::Size2d padding, nn::Size2d dilation, int64_t groups,
-             bool bias) {
+          [](nn::RmsNorm* self, const Shape& shape, std::optional<double> eps) {
+            WEFT_CHECK(shape.size() == 1, "RMSNorm: one dimension is normalised, got {}", shape);
+            new (self) Derivable<nn::RmsNorm>(shape[0],
+                                              eps.value_or(std::numeric_limits<float>::epsilon()));
+          },
+          "normalized_shape"_a, "eps"_a = nb::none());
+  layer<nn::BatchNorm2d>(m, "BatchNorm2d", [](const nn::BatchNorm2d& l) {
+    return nb::make_tuple(l.weight.size(0), l.eps, l.momentum);
+  }).def(nb::init<int64_t, double, double>(), "num_features"_a, "eps"_a = 1e-5, "momentum"_a = 0.1);
+  layer<nn::Conv2d>(m, "Conv2d",
+                    [](const nn::Conv2d& l) {
+                      return nb::make_tuple(l.weight.size(1) * l.options.groups, l.weight.size(0),
+                                            nn::Size2d(l.weight.size(2), l.weight.size(3)),
+                                            l.options.stride, l.options.padding, l.options.dilation,
+                                            l.options.groups, l.bias.defined());
+                    })
+      .def(
+          "__init__",
+          [](nn::Conv2d* self, int64_t in, int64_t out, nn::Size2d kernel, nn::Size2d stride,
+             nn::Size2d padding, nn::Size2d dilation, int64_t groups, bool bias) {
             new (self) Derivable<nn::Conv2d>(
                 in, out, kernel,
                 nn::Conv2dOptions{
@@ -279,60 +294,100 @@ void bind_layers(nb::module_& m) {
           "in_channels"_a, "out_channels"_a, "kernel_size"_a, "stride"_a = nn::Size2d(1),
           "padding"_a = nn::Size2d(0), "dilation"_a = nn::Size2d(1), "groups"_a = 1,
           "bias"_a = true);
-  layer<nn::Embedding>(m, "Embedding")
-      .def(nb::init<int64_t, int64_t>(), "num_embeddings"_a, "embedding_dim"_a);
-  layer<nn::Dropout>(m, "Dropout").def(nb::init<double>(), "p"_a = 0.5);
-  layer<nn::DropPath>(m, "DropPath").def(nb::init<double>(), "p"_a);
-  layer<nn::GELU>(m, "GELU").def(
-      "__init__",
-      [](Derivable<nn::GELU>* self, const std::string& approximate) {
-        WEFT_CHECK(approximate == "none" || approximate == "tanh",
-                   "GELU: approximate is \"none\" or \"tanh\", got \"{}\"", approximate);
-        new (self) Derivable<nn::GELU>(approximate == "tanh" ? ops::Gelu::kTanh : ops::Gelu::kErf);
-      },
-      "approximate"_a = "none");
-  layer<nn::ReLU>(m, "ReLU", docs("ops::relu")).def(nb::init<>());
-  layer<nn::SiLU>(m, "SiLU", docs("ops::silu")).def(nb::init<>());
-  layer<nn::Tanh>(m, "Tanh", docs("ops::tanh")).def(nb::init<>());
-  bind_pools(m);
-  layer<nn::Flatten>(m, "Flatten")
-      .def(nb::init<int64_t, int64_t>(), "start_dim"_a = 1, "end_dim"_a = -1);
-  layer<nn::Identity>(m, "Identity").def(nb::init<>());
-  layer<nn::MultiheadAttention>(m, "MultiheadAttention")
+  layer<nn::Embedding>(m, "Embedding", [](const nn::Embedding& l) {
+    return nb::make_tuple(l.weight.size(0), l.weight.size(1));
+  }).def(nb::init<int64_t, int64_t>(), "num_embeddings"_a, "embedding_dim"_a);
+  layer<nn::Dropout>(m, "Dropout", [](const nn::Dropout& l) {
+    return nb::make_tuple(l.p);
+  }).def(nb::init<double>(), "p"_a = 0.5);
+  layer<nn::DropPath>(m, "DropPath", [](const nn::DropPath& l) {
+    return nb::make_tuple(l.p);
+  }).def(nb::init<double>(), "p"_a);
+  layer<nn::GELU>(m, "GELU",
+                  [](const nn::GELU& l) {
+                    return nb::make_tuple(l.form == ops::Gelu::kTanh ? "tanh" : "none");
+                  })
       .def(
           "__init__",
-          [](Derivable<nn::MultiheadAttention>* self, int64_t width, int64_t heads, double dropout,
-             bool bias, bool causal) {
+          [](nn::GELU* self, const std::string& approximate) {
+            WEFT_CHECK(approximate == "none" || approximate == "tanh",
+                       "GELU: approximate is \"none\" or \"tanh\", got \"{}\"", approximate);
+            new (self)
+                Derivable<nn::GELU>(approximate == "tanh" ? ops::Gelu::kTanh : ops::Gelu::kErf);
+          },
+          "approximate"_a = "none");
+  layer<nn::ReLU>(m, "ReLU", kNone, docs("ops::relu")).def(nb::init<>());
+  layer<nn::SiLU>(m, "SiLU", kNone, docs("ops::silu")).def(nb::init<>());
+  layer<nn::Tanh>(m, "Tanh", kNone, docs("ops::tanh")).def(nb::init<>());
+  bind_pools(m);
+  layer<nn::Flatten>(m, "Flatten", [](const nn::Flatten& l) {
+    return nb::make_tuple(l.first, l.last);
+  }).def(nb::init<int64_t, int64_t>(), "start_dim"_a = 1, "end_dim"_a = -1);
+  layer<nn::Identity>(m, "Identity", kNone).def(nb::init<>());
+  layer<nn::MultiheadAttention>(m, "MultiheadAttention",
+                                [](const nn::MultiheadAttention& l) {
+                                  return nb::make_tuple(l.out_proj.weight.size(0), l.heads,
+                                                        l.options.dropout, l.in_proj_bias.defined(),
+                                                        l.options.causal);
+                                })
+      .def(
+          "__init__",
+          [](nn::MultiheadAttention* self, int64_t width, int64_t heads, double dropout, bool bias,
+             bool causal) {
             new (self) Derivable<nn::MultiheadAttention>(
                 width, heads, nn::AttentionOptions{.causal = causal, .dropout = dropout}, bias);
           },
           "embed_dim"_a, "num_heads"_a, "dropout"_a = 0.0, "bias"_a = true, "causal"_a = false);
-  layer<nn::Sequential>(m, "Sequential")
+  layer<nn::Sequential>(m, "Sequential", kNone)
       .def("__init__",
-           [](Derivable<nn::Sequential>* self, const nb::args& modules) {
+           [](nn::Sequential* self, const nb::args& modules) {
              new (self) Derivable<nn::Sequential>();
              int number = 0;
              for (nb::handle module : modules) {
-               Access::set_child_of(*self, std::to_string(number++),
-                                    nb::cast<std::shared_ptr<Module>>(module));
+               ModuleAccess::set_child_of(*self, std::to_string(number++),
+                                          nb::cast<std::shared_ptr<Module>>(module));
              }
            })
       .def(
           "append",
           [](nb::handle_t<nn::Sequential> self, std::shared_ptr<Module> module) {
             auto& sequential = nb::cast<nn::Sequential&>(self);
-            Access::set_child_of(sequential, std::to_string(sequential.size()), std::move(module));
+            ModuleAccess::set_child_of(sequential, std::to_string(sequential.size()),
+                                       std::move(module));
             return nb::borrow(self);
           },
           "module"_a, "Another module behind the last one.")
+      .def(
+          "structure", [](nn::Sequential& self) { return self.nn::Sequential::structure(); },
+          nb::keep_alive<0, 1>(), docs("nn::Sequential::structure"))
       .def("__len__", &nn::Sequential::size)
       .def("__getitem__", [](nn::Sequential& self, int64_t i) {
-        const auto& children = Access::children_of(self);
+        const auto& children = ModuleAccess::children_of(self);
         const int64_t size = self.size();
         if (i < -size || i >= size)
           throw nb::index_error(fmt::format("index {} of {} modules", i, size).c_str());
         return children[i < 0 ? i + size : i].second;
       });
+}
+
+void bind_rotary(nb::module_& m) {
+  using nn::RotaryPositions;
+  nb::class_<RotaryPositions>(
+      m, "RotaryPositions",
+      "Queries and keys are turned by angles that grow with their position, so that their products "
+      "depend on the distance alone. With width D, i in [0, D/2) and w_i = base^(-2i/D):\n\n"
+      "y[t, i] = x[t, i] cos(t w_i) - x[t, i + D/2] sin(t w_i)\n"
+      "y[t, i + D/2] = x[t, i + D/2] cos(t w_i) + x[t, i] sin(t w_i)\n\n"
+      "The pairs are made of the two halves, as in GPT-NeoX and Llama. It has no parameters, and "
+      "is "
+      "no module. Throws Error unless the width is even and all three are positive.\n\n"
+      "Su et al., \"RoFormer\", arXiv:2104.09864, section 3.4.2.")
+      .def(nb::init<int64_t, int64_t, double>(), "positions"_a, "width"_a, "base"_a = 10000.0)
+      .def("rotate", &RotaryPositions::rotate, "x"_a, "first"_a = 0, Unlocked(),
+           docs("nn::RotaryPositions::rotate"))
+      .def(
+          "__deepcopy__", [](nb::handle_t<RotaryPositions> self, nb::handle) { return self; },
+          "memo"_a, "Itself: it does not change.");
 }
 
 void bind_init(nb::module_ m) {
@@ -365,6 +420,7 @@ void bind_nn(nb::module_& m) {
   nb::module_ nn = m.def_submodule("nn");
   bind_module(nn);
   bind_layers(nn);
+  bind_rotary(nn);
   bind_dispatch(nn);
   bind_init(m.def_submodule("init"));
 }

@@ -277,12 +277,17 @@ void bind_tensor(nb::module_& m, nb::class_<Tensor>& tensor) {
              return static_cast<Py_ssize_t>(std::hash<const void*>()(x.id()) >> 4);
            })
       .def("__deepcopy__",
-           [](const Tensor& x, nb::handle) {
+           [](const Tensor& x, nb::dict memo) {
+             // By the tensor: of one there may be several objects.
+             const nb::int_ key(reinterpret_cast<uintptr_t>(x.id()));
+             if (memo.contains(key)) return nb::object(memo[key]);
              WEFT_CHECK(!x.requires_grad() || x.autograd()->requires_grad,
                         "deepcopy: {} is the result of a recorded op; use detach().clone()", x);
              Tensor y = ops::clone(detach(x));
              if (x.requires_grad()) y.set_requires_grad(true);
-             return y;
+             const nb::object copied = nb::cast(y);
+             memo[key] = copied;
+             return copied;
            })
       .def("__copy__", [](const Tensor& x) { return x; });
 }

@@ -1,18 +1,15 @@
-// weft.data, weft.models, and files of tensors.
+// weft.data's images and tensors, files of tensors, and what else training needs.
 #include <nanobind/stl/map.h>
 #include <nanobind/stl/shared_ptr.h>
-#include <nanobind/stl/unique_ptr.h>
 #include <nanobind/stl/vector.h>
 
 #include "data/loader.h"
 #include "data/sets/open.h"
 #include "data/tensors/tensor_dataset.h"
 #include "io/safetensors.h"
-#include "models/registry.h"
 #include "python/bindings.h"
 #include "python/casters.h"
 #include "python/iteration.h"
-#include "python/json.h"
 #include "python/named_tensors.h"
 #include "train/pretrained/pretrained.h"
 
@@ -202,27 +199,6 @@ void bind_tensor_data(nb::module_ m) {
   define_position(loader);
 }
 
-void bind_models(nb::module_ m) {
-  nb::class_<models::Classifier, nn::Module>(m, "Classifier",
-                                             "Logits [N, classes] of images [N, C, H, W].")
-      .def(
-          "forward", [](models::Classifier& self, const Tensor& x) { return self.forward(x); },
-          "images"_a, Unlocked())
-      .def_prop_ro("image_size", &models::Classifier::image_size)
-      .def_prop_ro("classes", &models::Classifier::classes)
-      .def_prop_ro("architecture", [](const models::Classifier& c) {
-        return object_of(nlohmann::json(c.architecture()));
-      });
-  m.def("names", &models::model_names);
-  m.def(
-      "make",
-      [](const std::string& name, const nb::kwargs& options) {
-        return models::make_model(name, models::model_options_from_json(json_of(options)));
-      },
-      "name"_a, "options"_a,
-      "A model by its name, with fresh parameters: make(\"cct\", image_size=32, classes=10).");
-}
-
 }  // namespace
 
 void bind_training(nb::module_& m) {
@@ -230,6 +206,7 @@ void bind_training(nb::module_& m) {
   nb::module_ data = m.def_submodule("data");
   bind_data(data);
   bind_tensor_data(data);
+  bind_text(data);
   bind_models(m.def_submodule("models"));
   nb::module_ train = m.def_submodule("train");
   bind_fabric(train);

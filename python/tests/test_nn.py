@@ -82,6 +82,21 @@ class Modules(unittest.TestCase):
         self.assertEqual(s(weft.ones(1, 2)).tolist(), [[100.0, 100.0]])
         self.assertIsInstance(s[1][0], Shifted)
 
+    def test_every_layer_may_be_derived_from(self):
+        for base, arguments in (
+            (nn.Linear, (2, 3)), (nn.LayerNorm, (4,)), (nn.RMSNorm, (4,)), (nn.BatchNorm2d, (4,)),
+            (nn.Conv2d, (2, 4, 3)), (nn.Embedding, (5, 2)), (nn.Dropout, ()), (nn.GELU, ("tanh",)),
+            (nn.MaxPool2d, (2,)), (nn.AvgPool2d, (2,)), (nn.MultiheadAttention, (4, 2)), (nn.Sequential, (nn.ReLU(),)),
+        ):
+            class Mine(base):
+                def __init__(self):
+                    super().__init__(*arguments)
+
+                def forward(self, x):
+                    return x + 1
+
+            self.assertEqual(nn.Sequential(Mine())(weft.zeros(1)).tolist(), [1.0], base.__name__)
+
     def test_modes_conversions_and_freezing(self):
         m = nn.Sequential(Mlp(4, 8), nn.Dropout(0.5))
         self.assertTrue(m.training and m[0].fc1.training)

@@ -629,6 +629,15 @@ class Engine(unittest.TestCase):
                 model=nn.Linear(3, 2), model_parameters=nn.Linear(3, 2).parameters(), config=self.config()
             )
 
+    def test_what_the_config_leaves_out_has_deepspeeds_value(self):
+        config = self.config(optimizer={"type": "SGD", "params": {"lr": 0.1}})
+        for own in (False, True):
+            model = nn.Linear(3, 2)
+            parameters = model.parameters() if own else None
+            optimizer = weft.train.initialize(model=model, model_parameters=parameters, config=config)[1]
+            group = optimizer.param_groups[0]
+            self.assertEqual((group["momentum"], group["weight_decay"]), (0, 0))
+
     def test_data_of_ones_own(self):
         samples = weft.data.TensorDataset(weft.arange(10), weft.ones(10, 3))
         for data in (samples, [samples[i] for i in range(10)]):

@@ -10,6 +10,7 @@
 #include "python/bindings.h"
 #include "python/casters.h"
 #include "python/json.h"
+#include "python/modules.h"
 #include "train/config_files/config_file.h"
 #include "train/engine/engine.h"
 #include "train/optimization.h"
@@ -57,7 +58,7 @@ void make_engine(OwnEngine* self, nn::Module& model, const nb::object& config,
                                        type_of(lr_scheduler))
                                .c_str());
     }
-    file.schedule = nullptr;
+    file.settings.erase("schedule");
   } else if (PyCallable_Check(lr_scheduler.ptr())) {
     options.lr_scheduler = [lr_scheduler](int64_t step) {
       const nb::gil_scoped_acquire locked;
@@ -69,7 +70,7 @@ void make_engine(OwnEngine* self, nn::Module& model, const nb::object& config,
                                      type_of(lr_scheduler))
                              .c_str());
   }
-  new (self) OwnEngine(model, train::structure_of(model), file, std::move(options));
+  new (self) OwnEngine(model, with_replica(model.structure(), model), file, std::move(options));
   self->lr_scheduler = lr_scheduler;
 }
 
@@ -106,8 +107,7 @@ nb::list named(const nn::Module& model, nb::handle parameters) {
 nb::object optimizer_of(const nn::Module& model, const nb::object& config, nb::handle parameters) {
   const ConfigFile file = file_of(config);
   if (!file.settings.contains("optimizer")) return nb::none();
-  // What DeepSpeed takes for what its file does not say, as the engine has it.
-  const train::Config settings = train::with_file({.weight_decay = 0}, file);
+  const train::Config settings = train::deepspeed_config(file);
   nb::dict options;
   for (const auto& [name, value] : train::optimizer_options(settings)) {
     options[name.c_str()] = value;

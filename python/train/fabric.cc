@@ -13,6 +13,7 @@
 #include "python/bindings.h"
 #include "python/docstrings.h"
 #include "python/iteration.h"
+#include "python/modules.h"
 #include "python/scope.h"
 #include "python/train/batches.h"
 #include "python/train/states.h"
@@ -238,7 +239,7 @@ void set_up(Fabric& fabric, nb::handle model, const nb::tuple& optimizers) {
   }
   auto* const module = model ? nb::cast<nn::Module*>(model) : nullptr;
   const nb::gil_scoped_release unlocked;
-  if (module) fabric.setup(*module);
+  if (module) fabric.setup_model(*module, with_replica(module->structure(), *module));
   for (optim::Optimizer* const optimizer : all) fabric.setup_optimizer(*optimizer);
 }
 

@@ -3,7 +3,7 @@
 
 #include <nanobind/stl/variant.h>
 
-#include "python/train/options.h"
+#include "python/options.h"
 #include "train/fabric.h"
 
 namespace weft::python {

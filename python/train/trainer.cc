@@ -2,12 +2,12 @@
 #include <nanobind/stl/chrono.h>
 #include <nanobind/stl/map.h>
 #include <nanobind/stl/shared_ptr.h>
-#include <nanobind/trampoline.h>
 
 #include "data/tensors/tensor_dataset.h"
 #include "python/bindings.h"
 #include "python/docstrings.h"
 #include "python/json.h"
+#include "python/modules.h"
 #include "python/named_tensors.h"
 #include "python/train/batches.h"
 #include "python/train/fabric.h"
@@ -71,29 +71,6 @@ using train::Optimization;
 using train::Trainer;
 using train::TrainingModule;
 
-/// The method that Python has in the place of a virtual function, if any.
-struct Overridden : nb::detail::ticket {
-  Overridden(const nb::detail::trampoline& trampoline, const char* name)
-      : ticket(trampoline, name, nb::detail::str_hash(name), false), trampoline(trampoline) {}
-  explicit operator bool() const { return key.is_valid(); }
-  template <class... Arguments>
-  nb::object operator()(const Arguments&... arguments) const {
-    return trampoline.base().attr(key)(passed(arguments)...);
-  }
-  const nb::detail::trampoline& trampoline;
-
- private:
-  /// Objects that have an identity as themselves, all else by value.
-  template <class T>
-  static decltype(auto) passed(const T& x) {
-    if constexpr (std::is_polymorphic_v<T> || !std::is_copy_constructible_v<T>) {
-      return const_cast<T*>(&x);
-    } else {
-      return (x);
-    }
-  }
-};
-
 /// What a method of the user's has returned.
 template <class T>
 T returned(const char* method, const char* expected, nb::handle value) {
@@ -139,9 +116,8 @@ nb::object one_or_list(const TrainingModule& module, const At& at) {
 }
 
 /// A module whose steps are Python's.
-struct DerivableModule : TrainingModule {
-  NB_TRAMPOLINE(TrainingModule);
-  Tensor forward(const Tensor& x) override { NB_OVERRIDE(forward, x); }
+struct DerivableModule : Derivable<TrainingModule> {
+  using Derivable::Derivable;
   nn::Module& model() override {
     const Overridden model(nb_trampoline, "model");
     if (!model) return TrainingModule::model();
@@ -270,6 +246,7 @@ void bind_module(nb::module_& m) {
       "of the step that its rate is multiplied by, or a list of such, and where it is validated "
       "or tested validation_step() and test_step(). A batch is a list of tensors.")
       .def(nb::init<>())
+      .def("_arguments", [](const TrainingModule&) { return nb::tuple(); })
       .def(
           "training_step",
           [](TrainingModule& self, const Batch& batch, int64_t index) {

@@ -1,0 +1,421 @@
+// weft.nn.ModelStructure, and copies of modules.
+#include "python/modules.h"
+
+#include <nanobind/stl/shared_ptr.h>
+
+#include <algorithm>
+#include <optional>
+#include <unordered_set>
+
+#include "autograd/random.h"
+#include "nn/layers.h"
+#include "nn/meta.h"
+#include "python/bindings.h"
+
+namespace weft::python {
+namespace {
+
+using nn::ModelStructure;
+using nn::Module;
+using nn::Segment;
+
+/// An object that C++ copies and drops without the interpreter's lock.
+using Kept = std::shared_ptr<nb::object>;
+
+Kept keep(nb::object object) {
+  return {new nb::object(std::move(object)), [](nb::object* kept) {
+            const nb::gil_scoped_acquire locked;
+            delete kept;
+          }};
+}
+
+/// A function of Python's as a segment's.
+struct SegmentFunction {
+  std::string segment;
+  Kept function;
+  PyObject* self = nullptr;  // of a method of the model, which holds this, and not the other way
+
+  Tensor operator()(const Tensor& x) const {
+    const nb::gil_scoped_acquire locked;
+    const nb::object y = self ? (*function)(nb::handle(self), x) : (*function)(x);
+    if (nb::isinstance<Tensor>(y)) return nb::cast<Tensor>(y);
+    throw nb::type_error(fmt::format("segment \"{}\": expected a tensor from its function, got {}",
+                                     segment, nb::type_name(y.type()).c_str())
+                             .c_str());
+  }
+  nb::object object() const {
+    return self ? nb::steal(PyMethod_New(function->ptr(), self)) : *function;
+  }
+};
+
+std::function<Tensor(const Tensor&)> forward_of(const std::string& segment, nb::handle function) {
+  if (nb::isinstance<Module>(function)) {
+    return [module = nb::cast<std::shared_ptr<Module>>(function)](const Tensor& x) {
+      return (*module)(x);
+    };
+  }
+  if (PyCallable_Check(function.ptr()) == 0) {
+    throw nb::type_error(fmt::format("segment \"{}\": forward: expected a module or a function of "
+                                     "a tensor, got {}",
+                                     segment, nb::type_name(function.type()).c_str())
+                             .c_str());
+  }
+  return SegmentFunction{segment, keep(nb::borrow(function))};
+}
+
+/// Classes, one or several, or a function of a module's name and the module.
+nn::WrapPolicy units_of(nb::handle given) {
+  if (given.is_none()) return {};
+  const auto decide = [](const Kept& what, auto question) -> nn::WrapPolicy {
+    return [what, question](const std::string& name, Module& module) {
+      const nb::gil_scoped_acquire locked;
+      return question(*what, name, nb::cast(&module, nb::rv_policy::reference));
+    };
+  };
+  const bool is_list = nb::isinstance<nb::list>(given) || nb::isinstance<nb::tuple>(given);
+  if (is_list || PyType_Check(given.ptr())) {
+    const nb::tuple classes = is_list ? nb::tuple(nb::borrow(given)) : nb::make_tuple(given);
+    for (nb::handle one : classes) {
+      if (PyType_Check(one.ptr())) continue;
+      throw nb::type_error(
+          fmt::format("units: expected classes, got {}", nb::repr(one).c_str()).c_str());
+    }
+    return decide(keep(classes),
+                  [](const nb::object& all, const std::string&, const nb::object& module) {
+                    const int is_one = PyObject_IsInstance(module.ptr(), all.ptr());
+                    if (is_one < 0) throw nb::python_error();
+                    return is_one == 1;
+                  });
+  }
+  if (PyCallable_Check(given.ptr()) == 0) {
+    throw nb::type_error(fmt::format("units: expected classes of modules, or a function of a name "
+                                     "and a module, got {}",
+                                     nb::type_name(given.type()).c_str())
+                             .c_str());
+  }
+  return decide(keep(nb::borrow(given)),
+                [](const nb::object& f, const std::string& name, const nb::object& module) {
+                  const int is_one = PyObject_IsTrue(f(name, module).ptr());
+                  if (is_one < 0) throw nb::python_error();
+                  return is_one == 1;
+                });
+}
+
+std::function<std::shared_ptr<Module>()> replica_of(nb::handle function) {
+  if (function.is_none()) return {};
+  return [kept = keep(nb::borrow(function))] {
+    const nb::gil_scoped_acquire locked;
+    const nb::object made = (*kept)();
+    if (nb::isinstance<Module>(made)) return nb::cast<std::shared_ptr<Module>>(made);
+    throw nb::type_error(fmt::format("replica: expected a module from its function, got {}",
+                                     nb::type_name(made.type()).c_str())
+                             .c_str());
+  };
+}
+
+using Pairs = std::vector<std::pair<nn::Linear*, nn::Linear*>>;
+
+/// The parts that a structure names, with what they are there.
+std::vector<std::pair<std::string, const Module*>> parts_of(const ModelStructure& structure) {
+  std::vector<std::pair<std::string, const Module*>> parts;
+  for (const auto& [first, second] : structure.mlps) {
+    parts.emplace_back("mlps", first);
+    parts.emplace_back("mlps", second);
+  }
+  parts.emplace_back("head", structure.head);
+  parts.emplace_back("tokens.begin", structure.tokens.begin);
+  parts.emplace_back("tokens.end", structure.tokens.end);
+  for (const Module* part : structure.tokens.between) parts.emplace_back("tokens.between", part);
+  std::erase_if(parts, [](const auto& part) { return part.second == nullptr; });
+  return parts;
+}
+
+void bind_structure(nb::module_& m) {
+  nb::class_<Segment>(
+      m, "Segment",
+      "A part of a model that hands one tensor to the next. The model is the chain of its "
+      "segments: "
+      "`for segment in segments: x = segment.forward(x)`.\n\nforward is a module or a function of "
+      "one tensor. owns names the parameters, buffers and modules that are the segment's own; by "
+      "default that of its name.")
+      .def(
+          "__init__",
+          [](Segment* self, const std::string& name, nb::handle forward,
+             const std::optional<std::vector<std::string>>& owns) {
+            new (self) Segment{name, forward_of(name, forward), owns.value_or(std::vector{name})};
+          },
+          "name"_a, "forward"_a, "owns"_a = nb::none())
+      .def_ro("name", &Segment::name)
+      .def_prop_ro("forward",
+                   [](const Segment& self) {
+                     const auto* const own = self.forward.target<SegmentFunction>();
+                     return own ? own->object() : nb::cast(self.forward);
+                   })
+      .def_ro("owns", &Segment::owns)
+      .def("__repr__", [](const Segment& self) {
+        return fmt::format("Segment(\"{}\", owns={})", self.name,
+                           nb::repr(nb::cast(self.owns)).c_str());
+      });
+  nb::class_<nn::TokenRegion>(
+      m, "TokenRegion",
+      "The part of a model between two modules whose activations [..., tokens, width] may be dealt "
+      "out along the tokens: what `begin` is called on is dealt out, what `end` returns is put "
+      "together. `between` are the modules that work on dealt-out tokens; `end` may contain them. "
+      "count: tokens of a sample, 0 where it is not known.")
+      .def(
+          "__init__",
+          [](nn::TokenRegion* self, Module& begin, Module& end, std::vector<Module*> between,
+             int64_t count) {
+            new (self) nn::TokenRegion{&begin, &end, std::move(between), count};
+          },
+          "begin"_a, "end"_a, "between"_a, "count"_a = 0, nb::keep_alive<1, 2>(),
+          nb::keep_alive<1, 3>(), nb::keep_alive<1, 4>())
+      .def_ro("begin", &nn::TokenRegion::begin, nb::rv_policy::reference)
+      .def_ro("end", &nn::TokenRegion::end, nb::rv_policy::reference)
+      .def_ro("between", &nn::TokenRegion::between, nb::rv_policy::reference)
+      .def_ro("count", &nn::TokenRegion::count);
+  nb::class_<ModelStructure>(
+      m, "ModelStructure",
+      "What a model says of itself, by a method structure(), to those who share it out over "
+      "devices. What is left out it does not have, and a strategy that needs it says so.\n\n"
+      "units: classes of modules, or a function of a module's name and the module, that are "
+      "unsharded together: fsdp, zero, hsdp.\n"
+      "mlps: pairs of nn.Linear, the second on what is made, element by element, of the first's "
+      "features: tp cuts both, and every nn.MultiheadAttention. Shoeybi et al., arXiv:1909.08053.\n"
+      "tokens: a TokenRegion, for sequence_parallel. Korthikanti et al., arXiv:2205.05198.\n"
+      "head: the last nn.Linear, on the classes, for parallel_head.\n"
+      "segments: the model as a chain; each parameter and buffer belongs to one of them: pipeline, "
+      "and models larger than memory.\n"
+      "replica: a function that makes another of the same architecture: dp. Without one the model "
+      "is copied by copy.deepcopy().")
+      .def(
+          "__init__",
+          [](ModelStructure* self, nb::handle units, Pairs mlps,
+             const std::optional<nn::TokenRegion>& tokens, nn::Linear* head, nn::Segments segments,
+             nb::handle replica) {
+            new (self) ModelStructure(units_of(units));
+            self->mlps = std::move(mlps);
+            if (tokens) self->tokens = *tokens;
+            self->head = head;
+            self->segments = std::move(segments);
+            self->replica = replica_of(replica);
+          },
+          nb::kw_only(), "units"_a = nb::none(), "mlps"_a = Pairs(), "tokens"_a = nb::none(),
+          "head"_a.none() = nb::none(), "segments"_a = nn::Segments(), "replica"_a = nb::none(),
+          nb::keep_alive<1, 3>(), nb::keep_alive<1, 4>(), nb::keep_alive<1, 5>())
+      .def_prop_rw(
+          "units",
+          [](const ModelStructure& self)
+              -> std::optional<std::function<bool(std::string, Module*)>> {
+            if (!self.units) return {};
+            return [units = self.units](const std::string& name, Module* module) {
+              return units(name, *module);
+            };
+          },
+          [](ModelStructure& self, nb::handle units) { self.units = units_of(units); },
+          nb::for_setter(nb::arg("units").none()))
+      .def_rw("mlps", &ModelStructure::mlps, nb::rv_policy::reference,
+              nb::for_setter(nb::keep_alive<1, 2>()))
+      .def_prop_rw(
+          "tokens",
+          [](const ModelStructure& self) -> std::optional<nn::TokenRegion> {
+            if (!self.tokens.begin) return {};
+            return self.tokens;
+          },
+          [](ModelStructure& self, const std::optional<nn::TokenRegion>& tokens) {
+            self.tokens = tokens.value_or(nn::TokenRegion());
+          },
+          nb::for_setter(nb::arg("tokens").none()), nb::for_setter(nb::keep_alive<1, 2>()))
+      .def_prop_rw(
+          "head", [](const ModelStructure& self) { return self.head; },
+          [](ModelStructure& self, nn::Linear* head) { self.head = head; },
+          nb::rv_policy::reference, nb::for_setter(nb::arg("head").none()),
+          nb::for_setter(nb::keep_alive<1, 2>()))
+      .def_rw("segments", &ModelStructure::segments)
+      .def_prop_rw(
+          "replica",
+          [](const ModelStructure& self)
+              -> std::optional<std::function<std::shared_ptr<Module>()>> {
+            if (!self.replica) return {};
+            return self.replica;
+          },
+          [](ModelStructure& self, nb::handle replica) { self.replica = replica_of(replica); },
+          nb::for_setter(nb::arg("replica").none()));
+}
+
+}  // namespace
+
+std::string name_of_class(nb::handle object) {
+  const nb::gil_scoped_acquire locked;
+  const nb::handle type = object.type();
+  return fmt::format("{}.{}", nb::str(type.attr("__module__")).c_str(),
+                     nb::str(type.attr("__qualname__")).c_str());
+}
+
+ModelStructure read_structure(nb::handle module, nb::handle returned) {
+  const std::string method = nb::type_name(module.type()).c_str() + std::string(".structure()");
+  if (!nb::isinstance<ModelStructure>(returned)) {
+    throw nb::type_error(fmt::format("{}: expected a weft.nn.ModelStructure, got {}", method,
+                                     nb::type_name(returned.type()).c_str())
+                             .c_str());
+  }
+  auto structure = nb::cast<ModelStructure>(returned);
+  std::unordered_set<const Module*> own;
+  for (const auto& [name, part] : nb::cast<Module&>(module).named_modules()) own.insert(part);
+  for (const auto& [what, part] : parts_of(structure)) {
+    if (own.contains(part)) continue;
+    throw nb::value_error(
+        fmt::format("{}: {}: expected modules of the model, got another", method, what).c_str());
+  }
+  for (Segment& segment : structure.segments) {
+    auto* const function = segment.forward.target<SegmentFunction>();
+    if (!function) continue;
+    const nb::object method = *function->function;
+    if (PyMethod_Check(method.ptr()) == 0 || PyMethod_GET_SELF(method.ptr()) != module.ptr()) {
+      continue;
+    }
+    segment.forward = SegmentFunction{
+        segment.name, keep(nb::borrow(PyMethod_GET_FUNCTION(method.ptr()))), module.ptr()};
+  }
+  return structure;
+}
+
+ModelStructure with_replica(ModelStructure structure, Module& module) {
+  if (structure.replica) return structure;
+  structure.replica = [&module] {
+    const nb::gil_scoped_acquire locked;
+    const nb::object self = nb::cast(&module, nb::rv_policy::reference);
+    try {
+      return nb::cast<std::shared_ptr<Module>>(nb::module_::import_("copy").attr("deepcopy")(self));
+    } catch (const nb::python_error& error) {
+      WEFT_FAIL(
+          "a replica of {} is copy.deepcopy()'s where its structure() has none, and it cannot be "
+          "copied: {}: {}",
+          name_of_class(self), nb::type_name(error.type()).c_str(), nb::str(error.value()).c_str());
+    }
+  };
+  return structure;
+}
+
+namespace {
+
+/// In copy.deepcopy()'s memo, by which it knows an object that it meets again: modules and tensors
+/// have several objects of Python's.
+nb::object key_of(const void* address) { return nb::int_(reinterpret_cast<uintptr_t>(address)); }
+
+bool is_own(const std::string& name) { return name.find('.') == std::string::npos; }
+
+/// A module of the same class, whose parameters have no memory yet.
+nb::object blank_like(nb::handle self) {
+  const auto& module = nb::cast<const Module&>(self);
+  if (nb::hasattr(self, "_replica")) return self.attr("_replica")();
+  const nb::handle type = self.type();
+  // A module of C++ that Python has no class of.
+  if (type.is(nb::type<Module>()) && typeid(module) != typeid(Module) &&
+      !dynamic_cast<const nn::NamesItsClass*>(&module)) {
+    throw nb::type_error(fmt::format("deepcopy: expected the model that it belongs to, got a {}",
+                                     nn::class_name(module))
+                             .c_str());
+  }
+  // Python's __init__ may do anything; that of the C++ class below it takes what _arguments says.
+  for (nb::handle base : nb::borrow<nb::tuple>(type.attr("__mro__"))) {
+    if (!nb::cast<bool>(base.attr("__dict__").attr("__contains__")("_arguments"))) continue;
+    const nb::object made = type.attr("__new__")(type);
+    const nn::MetaScope without_memory;
+    base.attr("__init__")(made, *base.attr("_arguments")(self));
+    return made;
+  }
+  throw InternalError("every class of modules has _arguments");
+}
+
+/// What C++ has made of a copy: values and flags of its tensors, and of those of its children.
+void fill(Module& from, const nb::object& twin, nb::dict& memo) {
+  auto& to = nb::cast<Module&>(twin);
+  memo[key_of(&from)] = twin;
+  to.train(from.is_training());
+  const auto copy = [&](const NamedTensors& theirs, const NamedTensors& ours) {
+    for (const auto& [name, original] : theirs) {
+      const Tensor* const own = is_own(name) ? find_own(ours, name) : nullptr;
+      if (!own) continue;
+      Tensor tensor = *own;
+      if (nn::has_memory(original)) tensor.set_data(ops::clone(detach(original)));
+      if (!original.requires_grad()) tensor.set_requires_grad(false);
+      memo[key_of(original.id())] = nb::cast(tensor);
+    }
+  };
+  copy(from.named_parameters(), to.named_parameters());
+  copy(from.named_buffers(), to.named_buffers());
+  const auto& theirs = ModuleAccess::children_of(from);
+  for (const auto& [name, child] : ModuleAccess::children_of(to)) {
+    const auto found =
+        std::ranges::find(theirs, name, [](const auto& entry) { return entry.first; });
+    if (found != theirs.end()) fill(*found->second, nb::cast(child), memo);
+  }
+}
+
+/// What Python has added to a module: children, tensors and other attributes.
+void add_what_python_added(nb::handle self, nb::handle twin, nb::dict& memo) {
+  const nb::object copy = nb::module_::import_("copy").attr("deepcopy");
+  auto &from = nb::cast<Module&>(self), &to = nb::cast<Module&>(twin);
+  for (const auto& [name, child] : ModuleAccess::children_of(from)) {
+    const auto copied = nb::cast<std::shared_ptr<Module>>(copy(nb::cast(child), memo));
+    const auto& ours = ModuleAccess::children_of(to);
+    const bool is_there = std::ranges::any_of(
+        ours, [&](const auto& entry) { return entry.second.get() == copied.get(); });
+    if (!is_there) ModuleAccess::set_child_of(to, name, copied);
+  }
+  const auto add = [&](const NamedTensors& theirs, const NamedTensors& ours, auto registered) {
+    for (const auto& [name, tensor] : theirs) {
+      if (!is_own(name) || find_own(ours, name)) continue;
+      Tensor copied = nb::cast<Tensor>(copy(nb::cast(tensor), memo));
+      registered(to, name, copied);
+      if (!tensor.requires_grad()) copied.set_requires_grad(false);
+    }
+  };
+  add(from.named_parameters(), to.named_parameters(), &ModuleAccess::parameter_of);
+  add(from.named_buffers(), to.named_buffers(), &ModuleAccess::buffer_of);
+  if (!nb::hasattr(self, "__dict__")) return;
+  twin.attr("__dict__").attr("update")(copy(self.attr("__dict__"), memo));
+}
+
+nb::object deep_copy(nb::handle_t<Module> self, nb::dict memo) {
+  auto& module = nb::cast<Module&>(self);
+  if (const nb::object known = memo.get(key_of(&module), nb::none()); !known.is_none()) {
+    return known;
+  }
+  // Blank layers draw random numbers, of which a copy has no use.
+  const Generator position = generator();
+  // All that C++ makes comes first: its tensors cannot become others' later.
+  std::vector<std::pair<nb::object, nb::object>> copies;
+  for (const auto& [name, part] : module.named_modules()) {
+    if (memo.contains(key_of(part))) continue;
+    const nb::object original = nb::cast(part, nb::rv_policy::reference);
+    const nb::object twin = blank_like(original);
+    fill(*part, twin, memo);
+    copies.emplace_back(original, twin);
+  }
+  generator() = position;
+  for (const auto& [original, twin] : copies) add_what_python_added(original, twin, memo);
+  return copies[0].second;
+}
+
+}  // namespace
+
+void bind_structures(nb::module_& m, nb::class_<Module, Derivable<Module>>& module) {
+  bind_structure(m);
+  module
+      .def(
+          "structure", [](Module& self) { return self.Module::structure(); },
+          nb::keep_alive<0, 1>(),
+          "What the model says of itself to strategies, a ModelStructure. Subclasses define it; by "
+          "default it says nothing.")
+      .def("_arguments", [](const Module&) { return nb::tuple(); })
+      .def(
+          "__deepcopy__", &deep_copy, "memo"_a,
+          "Another module of the class, with tensors of its own: values, requires_grad, modes, and "
+          "deep copies of other attributes; no gradients, hooks, or ties to a Fabric. What the "
+          "original shares within itself the copy does, too. Throws TypeError for an attribute "
+          "that cannot be copied.");
+}
+
+}  // namespace weft::python

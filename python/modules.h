@@ -1,0 +1,93 @@
+// Classes of modules that Python may derive from, and what such a class says of itself to C++.
+#pragma once
+
+#include <nanobind/trampoline.h>
+
+#include <algorithm>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <type_traits>
+#include <utility>
+
+#include "nn/class_name.h"
+#include "nn/structure.h"
+#include "python/casters.h"
+
+namespace weft::python {
+
+/// What modules keep for their subclasses.
+struct ModuleAccess : nn::Module {
+  static void set_child_of(Module& m, std::string_view name, std::shared_ptr<Module> child) {
+    (m.*&ModuleAccess::set_child)(name, std::move(child));
+  }
+  static void parameter_of(Module& m, std::string_view name, const Tensor& x) {
+    (m.*&ModuleAccess::parameter)(name, x);
+  }
+  static void buffer_of(Module& m, std::string_view name, const Tensor& x) {
+    (m.*&ModuleAccess::buffer)(name, x);
+  }
+  static const auto& children_of(const Module& m) { return (m.*&ModuleAccess::children)(); }
+};
+
+/// A module's own tensor of that name; null: it has none.
+inline const Tensor* find_own(const NamedTensors& tensors, std::string_view name) {
+  const auto found = std::ranges::find(tensors, name, [](const auto& t) { return t.first; });
+  return found == tensors.end() ? nullptr : &found->second;
+}
+
+/// The method that Python has in the place of a virtual function, if any.
+struct Overridden : nb::detail::ticket {
+  Overridden(const nb::detail::trampoline& trampoline, const char* name)
+      : ticket(trampoline, name, nb::detail::str_hash(name), false), trampoline(trampoline) {}
+  explicit operator bool() const { return key.is_valid(); }
+  template <class... Arguments>
+  nb::object operator()(const Arguments&... arguments) const {
+    return trampoline.base().attr(key)(passed(arguments)...);
+  }
+  const nb::detail::trampoline& trampoline;
+
+ private:
+  /// Objects that have an identity as themselves, all else by value.
+  template <class T>
+  static decltype(auto) passed(const T& x) {
+    if constexpr (std::is_polymorphic_v<T> || !std::is_copy_constructible_v<T>) {
+      return const_cast<T*>(&x);
+    } else {
+      return (x);
+    }
+  }
+};
+
+/// "net.Block". The caller need not hold the interpreter's lock.
+std::string name_of_class(nb::handle object);
+
+/// What structure() of `module`, an object of Python's, has returned. Throws a TypeError for
+/// anything but a ModelStructure, and a ValueError naming a part that is no module of this one. The
+/// result, which `module` must outlive, holds no reference to it, but for functions of the
+/// program's that do.
+nn::ModelStructure read_structure(nb::handle module, nb::handle returned);
+
+/// The structure with replicas; where it does not say how they are made, by copy.deepcopy(). They
+/// throw Error naming the class that cannot be copied.
+nn::ModelStructure with_replica(nn::ModelStructure structure, nn::Module& module);
+
+/// A C++ class of modules that Python may derive from: what Python defines is then C++'s, too.
+template <class Base>
+struct Derivable : Base, nn::NamesItsClass {
+  NB_TRAMPOLINE(Base);
+  Tensor forward(const Tensor& x) override { NB_OVERRIDE(forward, x); }
+  nn::ModelStructure structure() override {
+    const Overridden own(nb_trampoline, "structure");
+    return with_replica(own ? read_structure(nb_trampoline.base(), own()) : Base::structure(),
+                        *this);
+  }
+  std::string class_name() const override {
+    const nb::gil_scoped_acquire locked;
+    const nb::handle self = nb_trampoline.base();
+    const bool is_cpps = self.type().is(nb::type<Base>());
+    return is_cpps ? nn::class_name(typeid(Base)) : name_of_class(self);
+  }
+};
+
+}  // namespace weft::python
