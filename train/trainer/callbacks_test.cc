@@ -298,6 +298,25 @@ TEST_CASE("a save that fails gives the weights back") {
   CHECK(failing->saves == 2);
 }
 
+TEST_CASE("a validation that throws gives the weights back") {
+  struct Broken : Regression {
+    void validation_step(const Batch&, int64_t) override {
+      CHECK(weights_of(trainer(), *this) != trained);
+      WEFT_FAIL("it broke");
+    }
+    void on_train_epoch_end() override { trained = weights_of(trainer(), *this); }
+    std::vector<double> trained;
+  };
+  Trainer trainer(quiet({.max_epochs = 1,
+                         .num_sanity_val_steps = 0,
+                         .callbacks = {std::make_shared<EmaWeightAveraging>(EmaOptions{0.7})}}));
+  Broken model;
+  data::TensorLoader train(line(8), {.batch_size = 4});
+  CHECK_THROWS_WITH(trainer.fit(model, train, train), "it broke");
+  REQUIRE_FALSE(model.trained.empty());
+  CHECK(weights_of(trainer, model) == model.trained);
+}
+
 TEST_CASE("two ModelCheckpoints share a directory, and leave each other's files alone") {
   const std::string directory = scratch("shared");
   const auto options = [&](Mode mode) {

@@ -141,6 +141,10 @@ void EmaWeightAveraging::on_validation_start(Trainer& trainer, TrainingModule&) 
 
 void EmaWeightAveraging::on_validation_end(Trainer& trainer, TrainingModule&) { put_back(trainer); }
 
+void EmaWeightAveraging::on_exception(Trainer& trainer, TrainingModule&, const std::exception&) {
+  put_back(trainer);
+}
+
 void EmaWeightAveraging::on_train_end(Trainer& trainer, TrainingModule&) {
   put_in_place(trainer);
   has_ended_ = true;

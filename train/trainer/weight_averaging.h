@@ -38,6 +38,8 @@ class EmaWeightAveraging : public Callback {
   void on_validation_start(Trainer& trainer, TrainingModule& module) override;
   void on_validation_end(Trainer& trainer, TrainingModule& module) override;
   void on_train_end(Trainer& trainer, TrainingModule& module) override;
+  /// A validation that throws leaves the weights, not their averages.
+  void on_exception(Trainer& trainer, TrainingModule& module, const std::exception& error) override;
   void on_save_start(Trainer& trainer, TrainingModule& module) override;
   void on_save_end(Trainer& trainer, TrainingModule& module) override;
   std::string state_key() const override { return "EmaWeightAveraging"; }
