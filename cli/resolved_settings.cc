@@ -83,6 +83,7 @@ class Resolver {
     const dist::StrategyOptions& s = c_.strategy;
     const dist::StrategyKind& kind = dist::strategy_of(s, static_cast<int>(c_.devices));
     const dist::Sharing sharing = sharing_of(c_);
+    const bool is_exact = c_.deterministic_reduce > 0;
     set("strategy", kind.name);
     if (s.shard_size == 0) set("shard_size", sharing.shard);
     if (s.tensor_parallel == 0) set("tensor_parallel", sharing.tensor);
@@ -113,16 +114,15 @@ class Resolver {
                 fmt::format("of strategy {}", dist::strategies_with(dist::Settings::kSchedule)));
     }
     if (s.shard_grad_op) leave_out("resident_units", "under shard-grad-op all units stay whole");
-    if (c_.deterministic_reduce > 0) leave_out("micro_batches", "deterministic-reduce makes them");
+    if (is_exact) leave_out("micro_batches", "deterministic-reduce makes them");
     if (sharing.data_devices() == 1) leave_out("gradient_average", "for several devices");
-    const bool is_exact = c_.deterministic_reduce > 0;
     if (c_.collectives == "auto") set("collectives", is_exact ? "exact" : "nccl");
     if (c_.devices == 1 || kind_.type != DeviceType::cuda) {
       leave_out("collectives", "for several GPUs");
     }
     // What else stands in its way shows when the run begins.
-    const bool can_capture = c_.devices == 1 && !is_exact && !c_.detect_anomaly &&
-                             !train::find_precision(c_.precision).is_fp8();
+    const bool can_capture =
+        c_.devices == 1 && !is_exact && !c_.detect_anomaly && !precision.is_fp8();
     if (c_.capture == "auto") set("capture", can_capture ? "on" : "off");
     if (kind_.type != DeviceType::cuda) leave_out("capture", "for a GPU");
   }
