@@ -171,12 +171,7 @@ class Resolver {
   }
 
   void resolve_text() {
-    for (const char* key : {"image_size", "interpolation", "layer_norm_eps", "label_smoothing",
-                            "drop_path", "normalize", "test_time_flip", "random_crop", "shift",
-                            "flip", "alternate_flip", "rand_augment", "magnitude", "erase", "mixup",
-                            "cutmix", "gradient_average", "deterministic_reduce"}) {
-      leave_out(key, "for images");
-    }
+    for (const std::string& key : train::settings_of_images()) leave_out(key, "for images");
   }
 
   void resolve_images() {

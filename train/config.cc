@@ -301,20 +301,14 @@ void validate_text(const Config& c) {
   WEFT_CHECK(c.model != kGpt2 || !c.weights.empty(),
              "model: gpt2 is the model that its weights describe; give --weights FILE");
   const nlohmann::json mine = to_json(c), usual = to_json(Config());
-  const auto check_usual = [&](std::initializer_list<const char*> keys) {
-    for (const char* key : keys) {
-      std::string name = key;
-      std::ranges::replace(name, '_', '-');
-      WEFT_CHECK(mine.at(key) == usual.at(key),
-                 "{}: a setting of images, but data '{}' is text; leave it out, or start from "
-                 "--recipe gpt-quick",
-                 name, c.data);
-    }
-  };
-  check_usual({"image_size", "interpolation", "layer_norm_eps", "label_smoothing", "drop_path",
-               "normalize", "test_time_flip", "gradient_average", "deterministic_reduce"});
-  check_usual({"random_crop", "shift", "flip", "alternate_flip", "rand_augment", "magnitude",
-               "erase", "mixup", "cutmix"});
+  for (const std::string& key : settings_of_images()) {
+    std::string name = key;
+    std::ranges::replace(name, '_', '-');
+    WEFT_CHECK(mine.at(key) == usual.at(key),
+               "{}: a setting of images, but data '{}' is text; leave it out, or start from "
+               "--recipe gpt-quick",
+               name, c.data);
+  }
 }
 
 void validate_data_and_model(const Config& c) {
@@ -331,6 +325,28 @@ void validate_data_and_model(const Config& c) {
 }  // namespace
 
 bool is_of_text(const Config& config) { return data::is_text(config.data); }
+
+const std::vector<std::string>& settings_of_images() {
+  static const std::vector<std::string> keys = {"image_size",
+                                                "interpolation",
+                                                "layer_norm_eps",
+                                                "label_smoothing",
+                                                "drop_path",
+                                                "normalize",
+                                                "test_time_flip",
+                                                "gradient_average",
+                                                "deterministic_reduce",
+                                                "random_crop",
+                                                "shift",
+                                                "flip",
+                                                "alternate_flip",
+                                                "rand_augment",
+                                                "magnitude",
+                                                "erase",
+                                                "mixup",
+                                                "cutmix"};
+  return keys;
+}
 
 std::vector<std::string> text_model_names() {
   std::vector<std::string> names = models::gpt_names();

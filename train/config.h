@@ -95,6 +95,8 @@ struct Config {
 /// Whether a language model learns from text: train/runs/text_run.h; else a classifier from images:
 /// train/runs/image_run.h.
 bool is_of_text(const Config& config);
+/// The keys of what is said of images alone, and is left as it is by a run on text.
+const std::vector<std::string>& settings_of_images();
 
 /// The language models that there are: models/gpt_names.h, and "gpt2", which its weights describe.
 std::vector<std::string> text_model_names();
