@@ -1,6 +1,7 @@
 // Ops against values from PyTorch 2.15 in f64, on fixed numbers, and what each says of bad input.
 #include <catch2/catch.hpp>
 #include <cmath>
+#include <cstring>
 #include <functional>
 #include <limits>
 
@@ -202,6 +203,55 @@ struct Refusal {
   std::function<void()> run;
   const char* message;
 };
+
+TEST_CASE("what is longer than a block") {
+  const int64_t n = (1 << 16) + 5;
+  for (DType dtype : {DType::f32, DType::bf16, DType::i32}) {
+    CHECK(arange(-3, n, dtype).to_vector() == cast(arange(-3, n), dtype).to_vector());
+  }
+  CHECK(linspace(-1, 2, n).to_vector() ==
+        cast(linspace(-1, 2, n, DType::f64), DType::f32).to_vector());
+  const std::vector<double> set = {0, 4095, 4096, 40000, static_cast<double>(n - 1)};
+  Tensor mask = Tensor::zeros({2, n}, DType::boolean);
+  for (double place : set) {
+    Tensor element = narrow(mask, 1, static_cast<int64_t>(place), 1);
+    fill_(element, 1);
+  }
+  const Tensor found = nonzero(mask);
+  CHECK(select(found, 1, 0).to_vector() == std::vector<double>{0, 0, 0, 0, 0, 1, 1, 1, 1, 1});
+  CHECK(select(narrow(found, 0, 5, 5), 1, 1).to_vector() == set);
+}
+
+TEST_CASE("gradients in one pass over many elements are those of few") {
+  const Tensor rows = Tensor::from(
+      std::vector<double>{1, 2, -3, 4, 5, 0, -6, 7, 0, 8, -0.0, 9, kInf, 0, -2, 3, kNan, 1, 2, 3},
+      {5, 4});
+  const Tensor row = Tensor::from(std::vector<double>{2, 0, -3, kNan}, {4});
+  using Function = Tensor (*)(const Tensor&, const Tensor&);
+  const std::pair<const char*, Function> kFunctions[] = {
+      {"prod", [](const Tensor& x, const Tensor&) { return prod(x, {1}); }},
+      {"max", [](const Tensor& x, const Tensor&) { return ops::max(x, {1}); }},
+      {"var", [](const Tensor& x, const Tensor&) { return var(x, {1}); }},
+      {"clamp", [](const Tensor& x, const Tensor&) { return clamp(x, -2, 3); }},
+      {"maximum", [](const Tensor& x, const Tensor& y) { return maximum(x, y); }},
+      {"minimum", [](const Tensor& x, const Tensor& y) { return minimum(y, x); }},
+      {"pow", [](const Tensor& x, const Tensor& y) { return ops::pow(x, y); }},
+      {"exponent of pow", [](const Tensor& x, const Tensor& y) { return ops::pow(y, x); }}};
+  for (DType dtype : {DType::f32, DType::bf16}) {
+    for (const auto& [name, function] : kFunctions) {
+      INFO(name << " of " << weft::name(dtype));
+      const auto gradient = [&](Tensor x) {
+        x.set_requires_grad(true);
+        const Tensor y = function(x, cast(row, dtype));
+        backward(y, full_like(y, 3));
+        return cast(narrow(x.grad(), 0, 0, 5), DType::f32);
+      };
+      const Tensor few = gradient(cast(rows, dtype));
+      const Tensor many = gradient(cast(repeat(rows, {1000, 1}), dtype));
+      CHECK(std::memcmp(few.raw(), many.raw(), few.nbytes()) == 0);
+    }
+  }
+}
 
 TEST_CASE("bad input is named") {
   const Tensor x = Tensor::zeros({2, 3}), image = Tensor::zeros({1, 2, 4, 4});

@@ -1,9 +1,6 @@
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/instruction_set_test.cc"
 #include "core/simd/targets_inl.h"
-// The order matters: foreach_target re-includes this file once per instruction set.
-#include <hwy/foreach_target.h>
-#include <hwy/highway.h>
 
 HWY_BEFORE_NAMESPACE();
 namespace weft::kernels::HWY_NAMESPACE {

@@ -25,24 +25,40 @@ Tensor ones(const Shape& shape, DType dtype, Device device) {
   return full(shape, 1, dtype, device);
 }
 
+namespace {
+
+/// value(0), value(1), ..., computed in T and converted to the dtype a block at a time.
+template <class T, class F>
+Tensor sequence(int64_t count, DType dtype, F&& value) {
+  const Tensor y = Tensor::empty({count}, dtype);
+  const bool converts = dtype != dtype_of<T>();
+  const int64_t size = converts ? std::min<int64_t>(count, 1 << 16) : count;
+  const Tensor block = converts ? Tensor::empty({size}, dtype_of<T>()) : y;
+  for (int64_t first = 0; first < count; first += size) {
+    const int64_t n = std::min(size, count - first);
+    T* const values = block.data<T>();
+    for (int64_t i = 0; i < n; ++i) values[i] = value(first + i);
+    if (converts) raw::copy(view::narrow(block, 0, 0, n), view::narrow(y, 0, first, n));
+  }
+  return y;
+}
+
+}  // namespace
+
 Tensor arange(int64_t begin, int64_t end, DType dtype) {
   WEFT_CHECK(begin <= end, "arange: begin {} lies behind end {}", begin, end);
-  std::vector<int64_t> values;
-  for (int64_t i = begin; i < end; ++i) values.push_back(i);
-  return raw::contiguous(Tensor::from(values, {end - begin}), dtype);
+  return sequence<int64_t>(end - begin, dtype, [=](int64_t i) { return begin + i; });
 }
 
 Tensor linspace(double start, double end, int64_t steps, DType dtype, Device device) {
   WEFT_CHECK(steps >= 0, "linspace: the number of steps must not be negative, got {}", steps);
   const double step = (end - start) / static_cast<double>(std::max<int64_t>(steps - 1, 1));
-  std::vector<double> values;
   // From the nearer end, so that both are exact and the middle is symmetric.
-  for (int64_t i = 0; i < steps; ++i) {
-    const double from_start = start + static_cast<double>(i) * step;
-    values.push_back(i < (steps + 1) / 2 ? from_start
-                                         : end - static_cast<double>(steps - 1 - i) * step);
-  }
-  return to(raw::contiguous(Tensor::from(values, {steps}), dtype), device);
+  const auto value = [=](int64_t i) {
+    return i < (steps + 1) / 2 ? start + static_cast<double>(i) * step
+                               : end - static_cast<double>(steps - 1 - i) * step;
+  };
+  return to(sequence<double>(steps, dtype, value), device);
 }
 
 Tensor eye(int64_t n, DType dtype) {

@@ -189,17 +189,20 @@ Tensor bend(UnaryOp op, T x, double alpha, Slope slope) {
   });
 }
 
+/// Gradient of maximum and minimum: dy to the operand that was taken, half of it to each of equals.
 Tensor extreme(BinaryOp kernel, T a, T b) {
-  return record(name(kernel), {a, b}, compute(kernel, a, b), {a, b},
-                [kernel, ma = Meta(a), mb = Meta(b)](const Backward& g) -> Tensors {
-                  const Tensor a = g.saved(0), b = g.saved(1);
-                  const Tensor& dy = g.dy();
-                  const Tensor first = kernel == B::kMaximum ? gt(a, b) : lt(a, b);
-                  const Tensor half = cast(eq(a, b), dy.dtype()) * 0.5;
-                  const Tensor weight = add(cast(first, dy.dtype()), half);
-                  return {g.needs(0) ? ma.fit(mul(dy, weight)) : Tensor(),
-                          g.needs(1) ? mb.fit(mul(dy, 1.0 - weight)) : Tensor()};
-                });
+  const auto share = [kernel](const Backward& g, bool of_first) {
+    return in_one_pass(g.dy(), [&] {
+      const Tensor a = g.saved(0), b = g.saved(1);
+      const Tensor &dy = g.dy(), first = kernel == B::kMaximum ? gt(a, b) : lt(a, b);
+      const Tensor weight = add(cast(first, dy.dtype()), cast(eq(a, b), dy.dtype()) * 0.5);
+      return mul(dy, of_first ? weight : 1.0 - weight);
+    });
+  };
+  return record_two(
+      name(kernel), a, b, compute(kernel, a, b), {&a, &b},
+      [=](const Backward& g) { return share(g, true); },
+      [=](const Backward& g) { return share(g, false); });
 }
 
 bool is_same_place(const Tensor& a, const Tensor& b) {
@@ -312,13 +315,17 @@ Tensor pow(const Tensor& first, const Tensor& second) {
   return record_two(
       "pow", a, b, y, {&a, &b, &y},
       [](const Backward& g) {  // b a^(b-1), which is 0 for b = 0 also at a = 0
-        const Tensor a = g.saved(0), b = g.saved(1), slope = mul(b, pow(a, b - 1.0));
-        return mul(g.dy(), where(eq(b, scalar_like(b, 0)), scalar_like(slope, 0), slope));
+        return in_one_pass(g.dy(), [&] {
+          const Tensor a = g.saved(0), b = g.saved(1), slope = mul(b, pow(a, b - 1.0));
+          return mul(g.dy(), where(eq(b, scalar_like(b, 0)), scalar_like(slope, 0), slope));
+        });
       },
       [](const Backward& g) {  // y log a, which is 0 where a = 0 and b >= 0
-        const Tensor a = g.saved(0), b = g.saved(1), y = g.saved(2);
-        const Tensor at_zero = logical_and(eq(a, scalar_like(a, 0)), ge(b, scalar_like(b, 0)));
-        return mul(g.dy(), where(at_zero, scalar_like(y, 0), mul(y, log(a))));
+        return in_one_pass(g.dy(), [&] {
+          const Tensor a = g.saved(0), b = g.saved(1), y = g.saved(2);
+          const Tensor at_zero = logical_and(eq(a, scalar_like(a, 0)), ge(b, scalar_like(b, 0)));
+          return mul(g.dy(), where(at_zero, scalar_like(y, 0), mul(y, log(a))));
+        });
       });
 }
 
@@ -417,12 +424,15 @@ Tensor clamp(const Tensor& x, double low, double high) {
   Tensor y;
   {
     NoGrad guard;
-    y = minimum(maximum(x, scalar_like(x, low)), scalar_like(x, high));
+    y = in_one_pass(x,
+                    [&] { return minimum(maximum(x, scalar_like(x, low)), scalar_like(x, high)); });
   }
   return record("clamp", {x}, y, {x}, [low, high](const Backward& b) -> Tensors {
     const Tensor x = b.saved(0);
-    const Tensor inside = logical_and(ge(x, scalar_like(x, low)), le(x, scalar_like(x, high)));
-    return {where(inside, b.dy(), scalar_like(b.dy(), 0))};
+    return {in_one_pass(x, [&] {
+      const Tensor inside = logical_and(ge(x, scalar_like(x, low)), le(x, scalar_like(x, high)));
+      return where(inside, b.dy(), scalar_like(b.dy(), 0));
+    })};
   });
 }
 

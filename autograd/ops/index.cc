@@ -270,18 +270,22 @@ Tensor nonzero(const Tensor& x) {
   const Tensor places = Tensor::empty({count, x.dim()}, DType::i64);
   int64_t* next = places.data<int64_t>();
   const int64_t columns = x.dim() > 0 ? x.size(-1) : 0;
-  std::vector<int64_t> found(columns + 1);
-  for (int64_t first = 0; first < mask.numel() && columns > 0; first += columns) {
+  // A row at a time, or a piece of a long one.
+  std::vector<int64_t> found(std::min<int64_t>(columns, 1 << 12) + 1);
+  const auto longest = static_cast<int64_t>(found.size()) - 1;
+  for (int64_t first = 0, size = 0; first < mask.numel() && columns > 0; first += size) {
+    const Shape place = kernels::place_of(first, mask.shape());
+    const int64_t column = place[place.size() - 1];
+    size = std::min(longest, columns - column);
     // Every column is written down, and kept where it is set: nobody predicts a mask.
     int64_t kept = 0;
-    for (int64_t column = 0; column < columns; ++column) {
-      found[kept] = column;
-      kept += is_set[first + column];
+    for (int64_t i = 0; i < size; ++i) {
+      found[kept] = column + i;
+      kept += is_set[first + i];
     }
-    const Shape row = kernels::place_of(first, mask.shape());
-    for (int64_t k = 0; k < kept; ++k, next += row.size()) {
-      std::copy(row.begin(), row.end(), next);
-      next[row.size() - 1] = found[k];
+    for (int64_t k = 0; k < kept; ++k, next += place.size()) {
+      std::copy(place.begin(), place.end(), next);
+      next[place.size() - 1] = found[k];
     }
   }
   return to(places, x.device());

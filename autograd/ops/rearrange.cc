@@ -34,11 +34,13 @@ Tensor mirrored(const Tensor& x, const std::array<bool, kMaxDims>& backwards) {
 }
 
 /// Elements moved on along one dimension.
-Tensor rotated(const Tensor& x, int64_t shift, int64_t dim) {
-  const int64_t size = x.size(dim);
-  if (size == 0) return clone(x);
-  const int64_t front = (shift % size + size) % size;
-  return cat({narrow(x, dim, size - front, front), narrow(x, dim, 0, size - front)}, dim);
+Tensor rotated(const Tensor& x, int64_t shift, int dim) {
+  const int64_t size = x.size(dim), front = size > 0 ? (shift % size + size) % size : 0;
+  const Tensor y = raw::empty_like(x);
+  raw::copy(view::narrow(x, dim, size - front, front), view::narrow(y, dim, 0, front));
+  raw::copy(view::narrow(x, dim, 0, size - front), view::narrow(y, dim, front, size - front));
+  return record("roll", {x}, y, {},
+                [=](const Backward& b) -> Tensors { return {rotated(b.dy(), -shift, dim)}; });
 }
 
 /// x with 0 where is_cut(column, row + diagonal).

@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "autograd/autocast.h"
+#include "autograd/deferral.h"
 #include "autograd/ops.h"
 #include "autograd/ops/recording.h"
 #include "autograd/raw.h"
@@ -67,10 +68,10 @@ Tensor extreme(const Tensor& input, const Shape& dims, bool keepdim, Reduction r
   WEFT_CHECK(axes.count > 0, "{}: expected at least one element to reduce, got {}", op, input);
   Tensor y = compute(input, axes, reduction, input.dtype(), keepdim);
   return record(op, {input}, y, {input, y}, [kept = axes.kept](const Backward& b) -> Tensors {
-    const Tensor x = b.saved(0);
-    const Tensor hits = cast(eq(x, view(b.saved(1), kept)), x.dtype());
-    const Tensor shared = div(view(b.dy(), kept), sum(hits, reduced(kept), true));
-    return {mul(hits, shared)};
+    const Tensor x = b.saved(0), y = view(b.saved(1), kept);
+    const Tensor hits = cast(sum(eq(x, y), reduced(kept), true), x.dtype());
+    const Tensor shared = div(view(b.dy(), kept), hits);
+    return {in_one_pass(x, [&] { return mul(cast(eq(x, y), x.dtype()), shared); })};
   });
 }
 
@@ -151,15 +152,18 @@ Tensor prod(const Tensor& input, const Shape& dims, bool keepdim) {
     const Tensor x = b.saved(0);
     // The formula with divisions takes what it does at zeros for constant.
     if (b.create_graph()) return {mul(view(b.dy(), kept), product_of_others(x, kept))};
-    const Tensor zero = cast(eq(x, full_like(x, 0)), x.dtype());
-    const Tensor zeros = sum(zero, reduced(kept), true);
-    const Tensor filled = where(cast(zero, DType::boolean), ops::full_like(x, 1), x);
-    const Tensor rest = prod(filled, reduced(kept), true);
-    const Tensor none = eq(zeros, full_like(zeros, 0));
-    const Tensor one = eq(zeros, full_like(zeros, 1));
-    const Tensor others =
-        where(none, div(rest, filled), where(one, mul(rest, zero), full_like(x, 0)));
-    return {mul(view(b.dy(), kept), others)};
+    const Tensor zero = ops::full({}, 0, x.dtype(), x.device());
+    Tensor zeros, rest;
+    {
+      const Tensor is_zero = eq(x, zero);
+      zeros = sum(is_zero, reduced(kept), true);
+      rest = prod(masked_fill(x, is_zero, 1), reduced(kept), true);
+    }
+    return {in_one_pass(x, [&] {
+      const Tensor none = eq(zeros, full_like(zeros, 0)), one = eq(zeros, full_like(zeros, 1));
+      const Tensor at_zero = mul(rest, cast(eq(x, zero), x.dtype()));
+      return mul(view(b.dy(), kept), where(none, div(rest, x), where(one, at_zero, zero)));
+    })};
   });
 }
 
@@ -178,8 +182,8 @@ Tensor var(const Tensor& x, const Shape& dims, double correction, bool keepdim) 
   const double scale = 2.0 / std::max(0.0, static_cast<double>(axes.count) - correction);
   return record("var", {x}, y, {x}, [=, kept = axes.kept](const Backward& b) -> Tensors {
     const Tensor x = b.saved(0);
-    const Tensor centred = sub(x, mean(x, reduced(kept), true));
-    return {mul(centred, reshape(b.dy() * scale, kept))};
+    const Tensor centre = mean(x, reduced(kept), true), slope = reshape(b.dy() * scale, kept);
+    return {in_one_pass(x, [&] { return mul(sub(x, centre), slope); })};
   });
 }
 

@@ -29,8 +29,8 @@ std::pair<Tensor, Tensor> first_of_order(std::string_view op, const Tensor& x, i
       {.x = line, .values = values, .places = places, .axis = axis, .descending = descending});
   const Tensor result = record(
       op, {line}, values, {places}, [axis, whole = line.shape()](const Backward& b) -> Tensors {
-        const Tensor zeros = full(whole, 0, b.dy().dtype(), b.dy().device());
-        return {scatter_add(zeros, axis, b.saved(0), b.dy())};
+        const Tensor zero = full({}, 0, b.dy().dtype(), b.dy().device());
+        return {scatter_add(view::expand(zero, whole), axis, b.saved(0), b.dy())};
       });
   return {reshape(result, wanted), view::reshape(places, wanted)};
 }

@@ -35,6 +35,9 @@ struct Group {
   int64_t pairs, queries, keys, width;
   DType input;
 
+  DenseMatrices dense(const MatrixBatch& m, int64_t first_pair) const {
+    return dense_matrices(m, first_pair, pairs, input);
+  }
   /// [queries, keys] = A B^T of [., width] operands.
   void scores(int64_t rows, const void* a, const void* b, void* c) const {
     onednn_matmul(
@@ -64,10 +67,8 @@ int64_t queries_per_block(const Group& g) {
 
 void forward(const AttentionProblem& p, const Heads& heads, const Group& g, int64_t pair) {
   const int64_t block = queries_per_block(g);
-  const auto operand = [&](const MatrixBatch& m) {
-    return dense_matrices(m, pair, g.pairs, g.input);
-  };
-  const DenseMatrices q = operand(heads.q), k = operand(heads.k), v = operand(heads.v);
+  const DenseMatrices q = g.dense(heads.q, pair), k = g.dense(heads.k, pair),
+                      v = g.dense(heads.v, pair);
   const DenseResults out(heads.out, pair, g.pairs, DType::f32);
   const Tensor scores = Tensor::empty({g.pairs * block * g.keys}, DType::f32);
   const Tensor rounded = Tensor::empty({g.input == DType::f32 ? 0 : scores.numel()}, g.input);
@@ -84,11 +85,9 @@ void forward(const AttentionProblem& p, const Heads& heads, const Group& g, int6
 
 void backward(const AttentionProblem& p, const Heads& heads, const Group& g, int64_t pair) {
   const int64_t block = queries_per_block(g);
-  const auto operand = [&](const MatrixBatch& m) {
-    return dense_matrices(m, pair, g.pairs, g.input);
-  };
-  const DenseMatrices q = operand(heads.q), k = operand(heads.k), v = operand(heads.v);
-  const DenseMatrices dout = operand(heads.dout);
+  const DenseMatrices q = g.dense(heads.q, pair), k = g.dense(heads.k, pair),
+                      v = g.dense(heads.v, pair);
+  const DenseMatrices dout = g.dense(heads.dout, pair);
   const DenseResults dq(heads.dq, pair, g.pairs, DType::f32);
   const DenseResults dk(heads.dk, pair, g.pairs, DType::f32);
   const DenseResults dv(heads.dv, pair, g.pairs, DType::f32);

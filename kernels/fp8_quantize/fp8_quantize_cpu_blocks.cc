@@ -5,9 +5,6 @@
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/fp8_quantize/fp8_quantize_cpu_blocks.cc"
 #include "core/simd/targets_inl.h"
-// The order matters: foreach_target re-includes this file once per instruction set.
-#include <hwy/foreach_target.h>
-#include <hwy/highway.h>
 
 #include <algorithm>
 #include <bit>

@@ -6,9 +6,6 @@
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/gemm/gemm_cpu_fp8.cc"
 #include "core/simd/targets_inl.h"
-// The order matters: foreach_target re-includes this file once per instruction set.
-#include <hwy/foreach_target.h>
-#include <hwy/highway.h>
 
 #include "kernels/gemm/f64_panels.h"
 

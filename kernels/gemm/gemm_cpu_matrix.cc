@@ -2,9 +2,6 @@
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/gemm/gemm_cpu_matrix.cc"
 #include "core/simd/targets_inl.h"
-// The order matters: foreach_target re-includes this file once per instruction set.
-#include <hwy/foreach_target.h>
-#include <hwy/highway.h>
 
 #include <cmath>
 #include <numbers>

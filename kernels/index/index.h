@@ -17,6 +17,9 @@
 // the size, before anything is written; with wrap_negative [-size, 0) counts from the back.
 #pragma once
 
+#include <span>
+#include <vector>
+
 #include "kernels/op.h"
 
 namespace weft::kernels {
@@ -75,8 +78,14 @@ inline Shape place_of(int64_t number, const Shape& shape) {
   return place;
 }
 
-/// All indices as i64 in row-major order, wrapped if allowed; throws Error on the first one outside
-/// the axis. Every variant's first pass.
-std::vector<int64_t> checked_indices(const IndexProblem& problem);
+/// All indices as i64 in row-major order, wrapped: the problem's own memory where they lie there
+/// like that, or a copy.
+struct Indices {
+  std::vector<int64_t> copy;
+  std::span<const int64_t> list;
+};
+
+/// Throws Error on the first index outside the axis. Every variant's first pass.
+Indices checked_indices(const IndexProblem& problem);
 
 }  // namespace weft::kernels

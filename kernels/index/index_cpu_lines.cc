@@ -4,6 +4,7 @@
 // live in a widened copy of the block, rounded at the end. The limiter is memory.
 #include <algorithm>
 #include <cstring>
+#include <span>
 #include <type_traits>
 
 #include "core/parallel.h"
@@ -54,7 +55,8 @@ struct Lines {
   const int axis = wrap_dim(p.axis, p.x.dim(), name(p.kind));
   const Shape& shape = p.moved();
   const IndexProblem listed = without_repeats(p, axis);
-  const std::vector<int64_t> indices = checked_indices(listed);
+  const Indices checked = checked_indices(listed);
+  const std::span<const int64_t> indices = checked.list;
   const bool by_slice = p.by_slice() || listed.index.numel() < p.index.numel();
   const int64_t count = shape[axis];  // elements of a line
   const Offsets x = Offsets(p.x, shape, axis), y = Offsets(p.y, shape, axis);
@@ -161,28 +163,39 @@ void add_narrow(const IndexProblem& p, const Lines& lines) {
   const T* x = p.x.data<T>();
   T* y = p.y.data<T>();
   const int64_t size = p.y.shape()[lines.axis];
-  // The widened block stays below about 4 MiB however long the axis is.
+  // Of the inner elements a block is widened at a time, of a long axis a part: of 16 MiB, or a 16th
+  // of the axis, since each part looks through all indices for its own.
   const int64_t block = std::clamp<int64_t>((1 << 20) / std::max<int64_t>(1, size), 1, kBlock);
+  const int64_t part = std::min(size, std::max<int64_t>(1 << 22, (size + 15) / 16));
+  const int64_t index_step = lines.by_slice ? 1 : lines.inner();
   for_each_block(lines, block, [&](int64_t a, int64_t first, int64_t last) {
     const int64_t width = last - first;
-    std::vector<float> sums(size * width);
-    T* out = y + lines.y.outer[a];
-    const auto for_each_sum = [&](auto&& f) {
-      for (int64_t s = 0; s < size; ++s) {
+    const int64_t* const x_inner = lines.x.inner.data() + first;
+    const int64_t* const y_inner = lines.y.inner.data() + first;
+    const int64_t* const indices =
+        lines.indices.data() + (lines.by_slice ? 0 : a * lines.count * lines.inner() + first);
+    std::vector<float> sums(part * width);
+    for (int64_t begin = 0; begin < size; begin += part) {
+      const auto count = static_cast<uint64_t>(std::min(part, size - begin));
+      T* const out = y + lines.y.outer[a] + begin * lines.y.step;
+      const auto for_each_sum = [&](auto&& f) {
+        for (uint64_t s = 0; s < count; ++s) {
+          for (int64_t b = 0; b < width; ++b) {
+            f(sums[s * width + b], out[s * lines.y.step + y_inner[b]]);
+          }
+        }
+      };
+      for_each_sum([](float& sum, T& element) { sum = static_cast<float>(element); });
+      for (int64_t i = 0; i < lines.count; ++i) {
+        const T* const from = x + lines.x.outer[a] + i * lines.x.step;
+        const int64_t* const at = indices + i * index_step;
         for (int64_t b = 0; b < width; ++b) {
-          f(sums[s * width + b], out[s * lines.y.step + lines.y.inner[first + b]]);
+          const auto s = static_cast<uint64_t>(at[lines.by_slice ? 0 : b] - begin);
+          if (s < count) sums[s * width + b] += static_cast<float>(from[x_inner[b]]);
         }
       }
-    };
-    for_each_sum([](float& sum, T& element) { sum = static_cast<float>(element); });
-    for (int64_t i = 0; i < lines.count; ++i) {
-      const T* from = x + lines.x.outer[a] + i * lines.x.step;
-      for (int64_t b = 0; b < width; ++b) {
-        sums[lines.index(a, i, first + b) * width + b] +=
-            static_cast<float>(from[lines.x.inner[first + b]]);
-      }
+      for_each_sum([](float& sum, T& element) { element = static_cast<T>(sum); });
     }
-    for_each_sum([](float& sum, T& element) { element = static_cast<T>(sum); });
   });
 }
 

@@ -10,7 +10,7 @@ namespace weft::kernels {
 
 std::vector<Expected> index_reference(const IndexProblem& p) {
   const int axis = wrap_dim(p.axis, p.x.dim(), name(p.kind));
-  const std::vector<int64_t> indices = checked_indices(p);
+  const Indices indices = checked_indices(p);
   const Shape shape = p.moved();
   const auto row_major_offset = [](const Shape& at, const Shape& sizes) {
     int64_t offset = 0;
@@ -24,7 +24,7 @@ std::vector<Expected> index_reference(const IndexProblem& p) {
   for (int64_t k = 0; k < numel(shape); ++k) {
     const Shape at = place_of(k, shape);
     Shape there = at;
-    there[axis] = indices[p.by_slice() ? at[axis] : k];
+    there[axis] = indices.list[p.by_slice() ? at[axis] : k];
     const double value = x[row_major_offset(p.reads() ? there : at, p.x.shape())];
     const int64_t to = row_major_offset(p.reads() ? at : there, p.y.shape());
     if (!p.adds()) {

@@ -50,14 +50,26 @@ inline OpTable sort_table() {
     add({2100}, 0, dtype, 2100, true, true);
     add({2100}, 0, dtype, 100, false, false);
   }
+  add({700, 2}, 0, DType::f32, 700, false, true);
+  // Lines with more elements than there are values of the dtype, whole and in part.
+  for (DType dtype : {DType::f8e4m3, DType::f8e5m2, DType::u8, DType::boolean}) {
+    for (bool descending : {false, true}) {
+      add({2, 700}, 1, dtype, 700, descending, true, descending);
+      add({700, 2}, 0, dtype, 40, descending, false);
+    }
+  }
+  for (DType dtype : {DType::f16, DType::bf16}) {
+    add({(1 << 16) + 3}, 0, dtype, (1 << 16) + 3, dtype == DType::f16, true);
+    cases.back().emulated_on = "cpu";  // where it is a long line as any other
+  }
   add({4, 0}, 0, DType::f32, 4, false, true);
   add({3, 40}, 1, DType::f32, 0, false, true);
   const double inf = std::numeric_limits<double>::infinity(), nan = std::nan("");
-  for (DType dtype : {DType::f64, DType::f32, DType::f16, DType::bf16}) {
+  for (DType dtype : {DType::f64, DType::f32, DType::f16, DType::bf16, DType::f8e5m2}) {
     for (bool descending : {false, true}) {
       cases.push_back(
           {fmt::format("special_{}{}", dtype, descending ? "_descending" : ""), [=](Inputs& in) {
-             const Shape shape = {13};
+             const Shape shape = {dtype == DType::f8e5m2 ? 700 : 13};
              return Problem{.x = in.values({1, nan, -0.0, inf, 0.0, -inf, nan, -1, 1e-7, -1e-7, inf,
                                             0.0, -0.0},
                                            shape, dtype),
