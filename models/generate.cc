@@ -5,6 +5,7 @@
 #include <numeric>
 
 #include "core/philox.h"
+#include "nn/meta.h"
 
 namespace weft::models {
 namespace {
@@ -46,6 +47,21 @@ class Evaluation {
   nn::Module& model_;
   bool was_training_;
 };
+
+/// Whether the model runs as a whole alone, by model(tokens): its weights come and go or lie on
+/// several devices (nn/dispatch.h), or its parts refuse to be called past a strategy or a precision
+/// (train/fabric.h).
+bool runs_as_a_whole(const Gpt& model) {
+  if (!model.has_route() || nn::RoutedCall::is_of(model)) return false;
+  try {
+    model.wte.check_call();
+  } catch (const Error&) {
+    return true;
+  }
+  return std::ranges::any_of(model.parameters(), [&](const Tensor& parameter) {
+    return !nn::has_memory(parameter) || parameter.device() != model.wte.weight.device();
+  });
+}
 
 }  // namespace
 
@@ -91,15 +107,21 @@ std::vector<int64_t> generate(Gpt& model, const std::vector<int64_t>& prompt,
   constexpr uint64_t kStream = uint64_t{0x67656e65} << 32;  // "gene", apart from all other streams
   Philox random(options.seed, kStream);
   const Evaluation evaluation(model);
+  const NoGrad guard;
   const Device device = model.wte.weight.device();
-  KvCache cache = model.make_cache();
+  const bool sees_all_again = runs_as_a_whole(model);
+  KvCache cache;
+  if (!sees_all_again) cache = model.make_cache();
   std::vector<int64_t> result, next = prompt;
   while (static_cast<int64_t>(result.size()) < options.max_new_tokens) {
     const auto count = static_cast<int64_t>(next.size());
-    const Tensor logits = model.forward(ops::to(Tensor::from(next, {1, count}), device), cache);
+    const Tensor tokens = ops::to(Tensor::from(next, {1, count}), device);
+    const Tensor logits = sees_all_again ? model(tokens) : model.forward(tokens, cache);
     const Tensor last = ops::select(ops::select(logits, 0, 0), 0, count - 1);
-    next = {draw(token_probabilities(last.to_vector(), options), random)};
-    result.push_back(next[0]);
+    const int64_t token = draw(token_probabilities(last.to_vector(), options), random);
+    result.push_back(token);
+    if (!sees_all_again) next.clear();
+    next.push_back(token);
   }
   return result;
 }

@@ -21,7 +21,10 @@ struct GenerateOptions {
 };
 
 /// The tokens that follow the prompt. They depend on the model, the prompt and the options alone:
-/// random numbers are Philox's. Dropout rests meanwhile. Throws Error for an empty prompt, options
+/// random numbers are Philox's. Dropout rests meanwhile. Where the model runs as a whole alone, its
+/// weights on several devices or on disk (nn/dispatch.h), or set up by a Fabric on several devices
+/// or in another precision, each token costs a pass over all before it. Of a model that ranks share
+/// every rank has to call. Throws Error for an empty prompt, options
 /// out of range, and a prompt that leaves no room in the context for what is wanted.
 std::vector<int64_t> generate(Gpt& model, const std::vector<int64_t>& prompt,
                               const GenerateOptions& options = {});

@@ -46,21 +46,34 @@ CausalAttention::CausalAttention(const GptConfig& config)
       c_proj(add<nn::Linear>("c_proj", config.width, config.width, config.biases)),
       heads(config.heads),
       kv_heads(config.kv_heads),
-      dropout(config.dropout) {
+      dropout(config.dropout),
+      head_width_(config.width / config.heads) {
   if (config.positions == GptPositions::kRotary) {
     rotary_.emplace(config.context, config.width / config.heads, config.rope_base);
   }
 }
 
 CausalAttention::Heads CausalAttention::heads_of(const Tensor& qkv, int64_t first) const {
-  const Tensor all = split_heads(qkv, heads + 2 * kv_heads);
-  Heads parts = {ops::narrow(all, 1, 0, heads), ops::narrow(all, 1, heads, kv_heads),
-                 ops::narrow(all, 1, heads + kv_heads, kv_heads)};
+  const int64_t kv = kv_heads_in(qkv.size(2)), q = kv * (heads / kv_heads);
+  const Tensor all = split_heads(qkv, q + 2 * kv);
+  Heads parts = {ops::narrow(all, 1, 0, q), ops::narrow(all, 1, q, kv),
+                 ops::narrow(all, 1, q + kv, kv)};
   if (rotary_) {
     parts.q = rotary_->rotate(parts.q, first);
     parts.k = rotary_->rotate(parts.k, first);
   }
   return parts;
+}
+
+int64_t CausalAttention::kv_heads_in(int64_t features) const {
+  return features / (head_width_ * (heads / kv_heads + 2));
+}
+
+KvCache::Layer CausalAttention::make_cache(int64_t batch, int64_t context) const {
+  const Tensor& like = c_attn.weight;
+  const Shape shape = {batch, kv_heads_in(like.size(0)), context, head_width_};
+  return {Tensor::empty(shape, like.dtype(), like.device()),
+          Tensor::empty(shape, like.dtype(), like.device())};
 }
 
 Tensor CausalAttention::output(const Tensor& attended) {
@@ -71,14 +84,16 @@ Tensor CausalAttention::output(const Tensor& attended) {
 Tensor CausalAttention::forward(const Tensor& x) {
   const nn::AttentionOptions options = {.causal = true, .dropout = is_training() ? dropout : 0};
   const Tensor qkv = c_attn(x);
-  if (!rotary_ && kv_heads == heads) return c_proj(ops::self_attention(qkv, heads, options));
+  if (!rotary_ && kv_heads == heads) {
+    return c_proj(ops::self_attention(qkv, kv_heads_in(qkv.size(2)), options));
+  }
   const auto [q, k, v] = heads_of(qkv, 0);
   return output(ops::attention(q, k, v, options));
 }
 
 Tensor CausalAttention::forward_cached(const Tensor& x, KvCache::Layer& cache, int64_t length) {
   const auto [q, k, v] = heads_of(c_attn(x), length);
-  const int64_t tokens = x.size(1), seen = length + tokens;
+  const int64_t tokens = q.size(2), seen = length + tokens;  // x may be a rank's part of them
   for (const auto& [rows, part] : {std::pair(cache.keys, k), std::pair(cache.values, v)}) {
     Tensor place = view::narrow(rows, 2, length, tokens);
     ops::copy_(place, part);
@@ -194,12 +209,9 @@ Tensor Gpt::forward(const Tensor& tokens, KvCache& cache) {
 
 KvCache Gpt::make_cache(int64_t batch) const {
   WEFT_CHECK(batch > 0, "Gpt: a cache for {} sequences", batch);
-  const Shape shape = {batch, config.kv_heads, config.context, config.width / config.heads};
-  const Tensor& like = wte.weight;
   KvCache cache;
-  for (int64_t i = 0; i < config.layers; ++i) {
-    cache.layers.push_back({Tensor::empty(shape, like.dtype(), like.device()),
-                            Tensor::empty(shape, like.dtype(), like.device())});
+  for (const GptBlock* block : blocks_) {
+    cache.layers.push_back(block->attn.make_cache(batch, config.context));
   }
   return cache;
 }
@@ -209,11 +221,19 @@ nn::ModelStructure Gpt::structure() {
   structure.embeddings = {"wte.weight"};
   if (wpe) structure.embeddings.push_back("wpe.weight");
   structure.replica = [config = config] { return std::make_unique<Gpt>(config); };
-  for (GptBlock* block : blocks_) {
-    if (!block->mlp.c_gate) structure.mlps.emplace_back(&block->mlp.c_fc, &block->mlp.c_proj);
-  }
-  if (!lm_head) return structure;
   structure.head = lm_head;
+  for (GptBlock* block : blocks_) {
+    CausalAttention& attn = block->attn;
+    GptMlp& mlp = block->mlp;
+    structure.linears.push_back({.columns = {&attn.c_attn},
+                                 .rows = &attn.c_proj,
+                                 .heads = attn.heads,
+                                 .kv_heads = attn.kv_heads});
+    structure.linears.push_back({.columns = {&mlp.c_fc}, .rows = &mlp.c_proj});
+    if (mlp.c_gate) structure.linears.back().columns.push_back(mlp.c_gate);
+  }
+  structure.tokens = {
+      .begin = &drop, .end = &ln_f, .between = {&h, &ln_f}, .count = config.context};
   structure.segments.push_back(
       {"embedding", [this](const Tensor& tokens) { return embed(tokens, 0); }, {"wte", "wpe"}});
   for (size_t i = 0; i < blocks_.size(); ++i) {
@@ -223,6 +243,7 @@ nn::ModelStructure Gpt::structure() {
   }
   structure.segments.push_back(
       {"head", [this](const Tensor& x) { return logits(x); }, {"ln_f", "lm_head"}});
+  if (!lm_head) structure.segments.back().reads = {"wte.weight"};
   structure.layers = config.layers;
   return structure;
 }

@@ -71,25 +71,31 @@ struct KvCache {
 };
 
 /// Self-attention in which a token sees itself and those before it. c_attn makes the rows of all
-/// heads' q, then those of k, then of v.
+/// heads' q, then those of k, then of v; or of a part of the heads, where tensor parallelism has
+/// left it no more.
 class CausalAttention : public nn::Module {
  public:
   explicit CausalAttention(const GptConfig& config);
   Tensor forward(const Tensor& x) override;
   /// Of the tokens that follow the first `length` of the cache; adds theirs to it.
   Tensor forward_cached(const Tensor& x, KvCache::Layer& cache, int64_t length);
+  /// An empty cache [B, heads, context, W / heads] for so many heads of k and v as are here.
+  KvCache::Layer make_cache(int64_t batch, int64_t context) const;
 
   nn::Linear &c_attn, &c_proj;
-  int64_t heads, kv_heads;
+  int64_t heads, kv_heads;  // of the whole layer
   double dropout;
 
  private:
   struct Heads {
     Tensor q, k, v;  // [B, heads, T, W / heads]
   };
-  Heads heads_of(const Tensor& x, int64_t first) const;
+  Heads heads_of(const Tensor& qkv, int64_t first) const;
+  /// Of k and v, by the features that there are of q, k and v.
+  int64_t kv_heads_in(int64_t features) const;
   Tensor output(const Tensor& attended);  // of [B, heads, T, W / heads]
 
+  int64_t head_width_;
   std::optional<nn::RotaryPositions> rotary_;
 };
 
@@ -139,7 +145,8 @@ class Gpt : public GptPart {
   Tensor forward(const Tensor& tokens, KvCache& cache);
   /// An empty cache for B sequences.
   KvCache make_cache(int64_t batch = 1) const;
-  /// With a tied head no chain of segments: its first and last part share a parameter.
+  /// With a tied head the last segment reads the first one's weight, which no pipeline can take,
+  /// and there is no head that could be cut by tokens.
   nn::ModelStructure structure() override;
   nn::BatchRow batch_row() const override {
     return {.shape = {config.context}, .classes = config.vocabulary, .has_tokens = true};

@@ -278,28 +278,34 @@ TEST_CASE("tokens are drawn with the probabilities that the options leave") {
   CHECK_THROWS_WITH(token_probabilities({}, {}), "generate: no logits");
 }
 
-TEST_CASE("the segments of a gpt are its forward, and a tied head has none") {
-  manual_seed(19);
-  Gpt model(small_llama());
-  const NoGrad guard;
-  const Tensor tokens = batch_of(some_tokens(10, 23), 2);
-  const nn::ModelStructure structure = model.structure();
-  Tensor x = tokens;
-  for (const nn::Segment& segment : structure.segments) x = segment.forward(x);
-  CHECK(x.to_vector() == model(tokens).to_vector());
-  for (const auto& [name, parameter] : model.named_parameters()) {
-    CAPTURE(name);
-    CHECK(std::ranges::count_if(structure.segments, [&, &n = name](const nn::Segment& segment) {
-            return nn::owns(segment, n);
-          }) == 1);
+TEST_CASE("the segments of a gpt are its forward, and a tied head reads the embedding's weight") {
+  for (const GptConfig& config : {small_llama(), small_gpt2()}) {
+    manual_seed(19);
+    Gpt model(config);
+    const NoGrad guard;
+    const Tensor tokens = batch_of(some_tokens(10, 23), 2);
+    const nn::ModelStructure structure = model.structure();
+    Tensor x = tokens;
+    for (const nn::Segment& segment : structure.segments) x = segment.forward(x);
+    CHECK(x.to_vector() == model(tokens).to_vector());
+    for (const auto& [name, parameter] : model.named_parameters()) {
+      CAPTURE(name);
+      CHECK(std::ranges::count_if(structure.segments, [&, &n = name](const nn::Segment& segment) {
+              return nn::owns(segment, n);
+            }) == 1);
+    }
+    CHECK(structure.segments.size() == 4);
+    CHECK(structure.segments.back().reads ==
+          (config.tied_head ? std::vector<std::string>{"wte.weight"} : std::vector<std::string>()));
+    CHECK(structure.head == model.lm_head);
+    CHECK(structure.replica()->num_parameters() == model.num_parameters());
+    REQUIRE(structure.linears.size() == 4);
+    CHECK(structure.linears[0].kv_heads == config.kv_heads);
+    CHECK(structure.linears[1].columns.size() == (model.wpe ? 1 : 2));
+    CHECK(structure.tokens.count == config.context);
   }
-  CHECK(structure.head == model.lm_head);
-  CHECK(structure.replica()->num_parameters() == model.num_parameters());
   Gpt gpt2(small_gpt2());
-  const nn::ModelStructure tied = gpt2.structure();
-  CHECK(tied.segments.empty());
-  CHECK(tied.mlps.size() == 2);
-  CHECK(tied.embeddings == std::vector<std::string>{"wte.weight", "wpe.weight"});
+  CHECK(gpt2.structure().embeddings == std::vector<std::string>{"wte.weight", "wpe.weight"});
 }
 
 TEST_CASE("what does not fit a gpt is named") {

@@ -30,10 +30,25 @@ NamedTensors tensors_of(const Module& model) {
   return all;
 }
 
+/// A tensor of another layer that one reads, too.
+struct Loan {
+  std::string name;
+  size_t owner;  // the other layer
+  int64_t bytes;
+};
+
 struct Layer {
   Segment segment;
   NamedTensors tensors;
   int64_t bytes = 0;
+  std::vector<Loan> loans = {};
+
+  /// What has to be at hand where the layer runs and nothing of another is.
+  int64_t bytes_at_hand() const {
+    int64_t all = bytes;
+    for (const Loan& loan : loans) all += loan.bytes;
+    return all;
+  }
 };
 
 std::vector<Layer> layers_of(Module& model) {
@@ -46,8 +61,18 @@ std::vector<Layer> layers_of(Module& model) {
     const auto owner = std::ranges::find_if(
         layers, [&, &n = name](const Layer& layer) { return owns(layer.segment, n); });
     WEFT_CHECK(owner != layers.end(), "device map: \"{}\" belongs to no layer of the model", name);
+    const auto bytes = static_cast<int64_t>(tensor.nbytes());
     owner->tensors.emplace_back(name, tensor);
-    owner->bytes += static_cast<int64_t>(tensor.nbytes());
+    owner->bytes += bytes;
+    for (Layer& reader : layers) {
+      if (std::ranges::count(reader.segment.reads, name) == 0) continue;
+      reader.loans.push_back({name, static_cast<size_t>(owner - layers.begin()), bytes});
+    }
+  }
+  for (const Layer& layer : layers) {
+    WEFT_CHECK(layer.loans.size() == layer.segment.reads.size(),
+               "device map: the layer {} reads {}, of which the model has {}", layer.segment.name,
+               fmt::join(layer.segment.reads, ", "), layer.loans.size());
   }
   return layers;
 }
@@ -65,11 +90,22 @@ std::vector<Place> fill(const std::vector<Layer>& layers, const MemoryBudgets& b
   size_t device = 0;
   int64_t room = budgets[0].second - reserve;
   for (const Layer& layer : layers) {
-    while (device < budgets.size() && layer.bytes > room) {
+    // Where it runs it has what it reads of others beside its own.
+    const auto needed = [&] {
+      const Place place = budgets[device].first;
+      int64_t bytes = layer.bytes;
+      if (runs_on(place, budgets[0].first) != *place) return bytes;
+      for (const Loan& loan : layer.loans) {
+        const bool is_there = loan.owner < places.size() && places[loan.owner] == place;
+        if (!is_there) bytes += loan.bytes;
+      }
+      return bytes;
+    };
+    while (device < budgets.size() && needed() > room) {
       if (++device < budgets.size()) room = budgets[device].second;
     }
+    if (device < budgets.size()) room -= needed();
     places.push_back(device < budgets.size() ? Place(budgets[device].first) : Place());
-    room -= layer.bytes;
   }
   return places;
 }
@@ -226,11 +262,12 @@ DeviceMap auto_device_map(Module& model, const MemoryBudgets& budgets) {
     return place && runs_on(place, main) == *place;
   };
   if (!std::ranges::all_of(places, stays)) {
-    const Layer& largest = *std::ranges::max_element(layers, {}, &Layer::bytes);
-    WEFT_CHECK(largest.bytes <= budget,
+    const Layer& largest = *std::ranges::max_element(layers, {}, &Layer::bytes_at_hand);
+    const int64_t bytes = largest.bytes_at_hand();
+    WEFT_CHECK(bytes <= budget,
                "device map: {} may take {} of memory, but the layer {} alone has {}", main,
-               bytes_text(budget), largest.segment.name, bytes_text(largest.bytes));
-    places = fill(layers, budgets, largest.bytes);
+               bytes_text(budget), largest.segment.name, bytes_text(bytes));
+    places = fill(layers, budgets, bytes);
   }
   DeviceMap map{.main = main};
   for (size_t i = 0; i < layers.size(); ++i) {
@@ -267,9 +304,10 @@ std::string dispatch(Module& model, const NamedTensors& state, const DeviceMap& 
   };
   std::vector<Sum> sums;
   for (size_t i = 0; i < layers.size(); ++i) {
+    stops.push_back({layers[i].segment.forward, runs_on(places[i], map.main), {}});
+  }
+  for (size_t i = 0; i < layers.size(); ++i) {
     const Place& place = places[i];
-    const Device device = runs_on(place, map.main);
-    Stop& stop = stops.emplace_back(Stop{layers[i].segment.forward, device, {}});
     for (auto [name, tensor] : layers[i].tensors) {
       const Tensor source = sources.at(name);
       const bool is_mapped = !source.storage()->is_owner();
@@ -282,12 +320,18 @@ std::string dispatch(Module& model, const NamedTensors& state, const DeviceMap& 
       }
       // Not a parameter any more: Autocast keeps no narrow copy of it.
       tensor.autograd_handle().reset();
-      if (place && *place == device) {
-        tensor.set_data(rest);
-      } else {
-        tensor.set_data(meta(tensor.shape(), tensor.dtype(), device));
-        stop.visitors.push_back({tensor, rest, is_mapped && !place});
+      std::vector<Stop*> users = {&stops[i]};
+      for (size_t j = 0; j < layers.size(); ++j) {
+        if (std::ranges::count(layers[j].loans, name, &Loan::name) > 0) users.push_back(&stops[j]);
       }
+      const bool stays =
+          std::ranges::all_of(users, [&](const Stop* user) { return place == user->device; });
+      if (stays) {
+        tensor.set_data(rest);
+        continue;
+      }
+      tensor.set_data(meta(tensor.shape(), tensor.dtype(), stops[i].device));
+      for (Stop* user : users) user->visitors.push_back({tensor, rest, is_mapped && !place});
     }
     auto sum = std::ranges::find(sums, place, &Sum::place);
     if (sum == sums.end()) sum = sums.insert(sum, Sum{place});

@@ -11,11 +11,12 @@
 //   300'000'000}}); nn::dispatch(*model, io::read_safetensors("vit_l_16.safetensors").tensors,
 //   map); const Tensor logits = (*model)(images);
 //
-// A layer is a segment of the model (nn/structure.h). One that rests on a GPU runs there. Others
-// run on the map's main device: weights that rest in the CPU's memory are copied to a GPU for the
-// time, those on the disk are read from their mapped file, which on the CPU takes no copy, while
-// the file is asked for those of the next layer. Afterwards both are let go. Results have the bits
-// of a run with all weights in memory.
+// A layer is a segment of the model (nn/structure.h). A tensor that a second one reads, too, as a
+// head that is tied to an embedding does, rests with the layer that owns it, and is at hand for
+// both. A layer that rests on a GPU runs there. Others run on the map's main device: weights that
+// rest in the CPU's memory are copied to a GPU for the time, those on the disk are read from their
+// mapped file, which on the CPU takes no copy, while the file is asked for those of the next layer.
+// Afterwards both are let go. Results have the bits of a run with all weights in memory.
 #pragma once
 
 #include <cstdint>

@@ -24,7 +24,7 @@ Tensor Module::unrouted(const Tensor& x) {
 }
 
 void Module::refuse_strangers() const {
-  if (!RoutedCall::is_under_way() && !in_backward()) route_.refuse();
+  if (!in_backward()) route_.refuse();
 }
 
 Tensor Module::forward(const Tensor&) {

@@ -203,7 +203,9 @@ TEST_CASE("zero_grad drops gradients and requires_grad_ freezes") {
 TEST_CASE("a part is refused but in calls of its model, and in backward") {
   Mlp mlp(2, 3);
   const Tensor x = Tensor::full({1, 2}, 0.5);
-  mlp.fc1.set_route({.refuse = [] { WEFT_FAIL("a stranger"); }});
+  mlp.fc1.set_route({.refuse = [] {
+    if (!RoutedCall::is_under_way()) WEFT_FAIL("a stranger");
+  }});
   CHECK_THROWS_WITH(mlp.fc1(x), "a stranger");
   CHECK_THROWS_WITH(mlp.fc1.check_call(), "a stranger");
   CHECK_THROWS_WITH(mlp(x), "a stranger");

@@ -35,6 +35,8 @@ struct Segment {
   std::function<Tensor(const Tensor&)> forward;
   /// Whose parameters and buffers are its own: tensors and modules of the model by name.
   std::vector<std::string> owns;
+  /// Tensors of other segments that it reads, too: a head tied to an embedding reads its weight.
+  std::vector<std::string> reads = {};
 };
 using Segments = std::vector<Segment>;
 
@@ -68,6 +70,17 @@ struct TokenRegion {
   int64_t count = 0;             // tokens of a sample; 0: not known
 };
 
+/// Linear layers that tensor parallelism cuts together. Of the features that `columns` make of one
+/// tensor each rank makes a part, and `rows` adds up over the ranks what it makes of that part.
+/// What happens between them concerns each feature by itself, or in attention each head: the
+/// features of columns[0] then are those of `heads` of q, of `kv_heads` of k and of as many of v,
+/// and whoever has a part of them sees from its size how many heads it has.
+struct ParallelLinears {
+  std::vector<Linear*> columns;  // with as many features each
+  Linear* rows = nullptr;
+  int64_t heads = 0, kv_heads = 0;  // 0: no attention
+};
+
 /// Learned positions on a grid of patches: a parameter [1, prefix + rows columns, width].
 struct PositionEmbedding {
   std::string name;    // empty: the model has none
@@ -79,8 +92,11 @@ struct ModelStructure {
   ModelStructure(WrapPolicy units = {}) : units(std::move(units)) {}
 
   WrapPolicy units;  // what is unsharded together: fsdp, zero, hsdp
-  /// Pairs of linear layers, the second on the first's features: tp cuts them, and attention.
+  /// Pairs of linear layers, the second on the first's features: tp cuts them, and every
+  /// MultiheadAttention.
   std::vector<std::pair<Linear*, Linear*>> mlps;
+  /// What else tp cuts: gated MLPs, and attention that is made of linear layers.
+  std::vector<ParallelLinears> linears;
   TokenRegion tokens;      // where tp may deal them out
   Linear* head = nullptr;  // the last layer, on the classes: tp may cut it, fine-tuning replaces it
   /// The model as a chain; every parameter and buffer belongs to one segment: pipeline.

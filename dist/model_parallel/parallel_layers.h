@@ -6,6 +6,7 @@
 // the layers of a whole model, attention by heads.
 #pragma once
 
+#include "autograd/tape.h"
 #include "dist/comm/communicator.h"
 
 namespace weft::dist {
@@ -20,6 +21,9 @@ enum class Tokens : uint8_t { kWhole, kDealtOut };
 /// gradient of x is computed.
 Tensor column_parallel_linear(const Tensor& x, const Tensor& weight, const Tensor& bias,
                               const CommunicatorPtr& group, Tokens tokens, int64_t length = 0);
+/// The same of several layers on one x: it and the gradient that they have together travel once.
+Tensors column_parallel_linears(const Tensor& x, const Tensors& weights, const Tensors& biases,
+                                const CommunicatorPtr& group, Tokens tokens, int64_t length = 0);
 /// x W^T with this rank's columns of W, summed over the ranks, + b.
 Tensor row_parallel_linear(const Tensor& x, const Tensor& weight, const Tensor& bias,
                            const CommunicatorPtr& group, Tokens tokens);

@@ -1,6 +1,7 @@
 #include "dist/model_parallel/rank_parts.h"
 
 #include <algorithm>
+#include <numeric>
 #include <utility>
 
 #include "autograd/ops.h"
@@ -24,18 +25,32 @@ int64_t even_begin(int64_t n, int ranks, int rank) {
   return rank * (n / ranks) + std::min<int64_t>(rank, n % ranks);
 }
 
-int64_t Cut::elements(int64_t whole, int ranks, int rank) const {
-  return whole / length * sections * even_part(length / sections, ranks, rank);
+std::vector<Cut::Part> Cut::parts(int ranks, int rank) const {
+  const int64_t all = std::accumulate(sections.begin(), sections.end(), int64_t{0});
+  std::vector<Part> parts;
+  int64_t first = 0, offset = 0;
+  for (const int64_t size : sections) {
+    const int64_t section = length / all * size, mine = even_part(section, ranks, rank);
+    parts.push_back({section, first + even_begin(section, ranks, rank), offset, mine});
+    first += section;
+    offset += mine;
+  }
+  WEFT_ASSERT(first == length);
+  return parts;
+}
+
+int64_t Cut::kept(int ranks, int rank) const {
+  const Part last = parts(ranks, rank).back();
+  return last.offset + last.length;
 }
 
 Tensor part_of(const Tensor& whole, const Cut& cut, const Communicator& group) {
   const NoGrad guard;
+  Cut known = cut;
+  known.length = whole.size(cut.dim);
   Tensors parts;
-  for (const Tensor& section : ops::chunk(detach(whole), cut.sections, cut.dim)) {
-    const int64_t n = section.size(cut.dim);
-    parts.push_back(
-        ops::contiguous(ops::narrow(section, cut.dim, even_begin(n, group.size(), group.rank()),
-                                    even_part(n, group.size(), group.rank()))));
+  for (const Cut::Part& part : known.parts(group.size(), group.rank())) {
+    parts.push_back(ops::contiguous(ops::narrow(detach(whole), cut.dim, part.begin, part.length)));
   }
   return parts.size() == 1 ? parts[0] : ops::cat(parts, cut.dim);
 }
@@ -43,8 +58,10 @@ Tensor part_of(const Tensor& whole, const Cut& cut, const Communicator& group) {
 Tensor whole_of(const Tensor& part, const Cut& cut, Communicator& group) {
   const NoGrad guard;
   Tensors sections;
-  for (const Tensor& section : ops::chunk(detach(part), cut.sections, cut.dim)) {
-    sections.push_back(gather_even_parts(section, cut.dim, cut.length / cut.sections, group));
+  for (const Cut::Part& mine : cut.parts(group.size(), group.rank())) {
+    sections.push_back(
+        gather_even_parts(ops::narrow(detach(part), cut.dim, mine.offset, mine.length), cut.dim,
+                          mine.section, group));
   }
   return sections.size() == 1 ? sections[0] : ops::cat(sections, cut.dim);
 }

@@ -17,16 +17,28 @@ int64_t even_part(int64_t n, int ranks, int rank);
 /// Where the part of rank r begins.
 int64_t even_begin(int64_t n, int ranks, int rank);
 
-/// Which part of a parameter rank r of N keeps: of each of `sections` equal sections along `dim`
-/// the r-th of N parts, which differ by one at most. in_proj_weight [3 W, W] has three sections:
-/// rows of q, k and v.
+/// Which part of a parameter rank r of N keeps: of each section along `dim` the r-th of N parts,
+/// which differ by one at most. in_proj_weight [3 W, W] has three equal sections: rows of q, k and
+/// v. Of grouped heads those of q are the larger.
 struct Cut {
   int64_t dim = 0;
-  int64_t sections = 1;
-  int64_t length = 0;  // of the whole parameter along dim
+  std::vector<int64_t> sections = {1};  // their sizes, each in relation to the others
+  int64_t length = 0;                   // of the whole parameter along dim
 
+  /// A rank's part of a section.
+  struct Part {
+    int64_t section;  // length of the section
+    int64_t begin;    // of the part in the whole
+    int64_t offset;   // of the part in what the rank keeps
+    int64_t length;
+  };
+  std::vector<Part> parts(int ranks, int rank) const;
+  /// What a rank keeps along dim.
+  int64_t kept(int ranks, int rank) const;
   /// Elements of a parameter of so many that a rank keeps.
-  int64_t elements(int64_t whole, int ranks, int rank) const;
+  int64_t elements(int64_t whole, int ranks, int rank) const {
+    return whole / length * kept(ranks, rank);
+  }
 };
 Tensor part_of(const Tensor& whole, const Cut& cut, const Communicator& group);
 /// All parts together, on every rank.

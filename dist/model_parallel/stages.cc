@@ -8,6 +8,12 @@ namespace weft::dist {
 std::vector<size_t> stage_ends(const nn::Segments& segments, const NamedTensors& state,
                                size_t stages) {
   const size_t n = segments.size();
+  for (const nn::Segment& segment : segments) {
+    WEFT_CHECK(segment.reads.empty(),
+               "pipeline: the segment {} reads \"{}\" of another, to which it is tied; a stage has "
+               "its own tensors alone",
+               segment.name, segment.reads[0]);
+  }
   std::vector<double> costs(n, 1);
   for (const auto& [name, tensor] : state) {
     for (size_t i = 0; i < n; ++i) {

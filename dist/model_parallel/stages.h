@@ -12,7 +12,8 @@
 namespace weft::dist {
 
 /// The ends of the stages in the chain of segments: the largest stage owns as few elements of
-/// `state` as it can, a segment counting as one element more, and no stage is empty.
+/// `state` as it can, a segment counting as one element more, and no stage is empty. Throws Error
+/// naming a segment that reads tensors of another, which a stage does not have.
 std::vector<size_t> stage_ends(const nn::Segments& segments, const NamedTensors& state,
                                size_t stages);
 

@@ -1,11 +1,16 @@
 #include "dist/model_parallel/tensor_parallel.h"
 
+#include <fmt/format.h>
+
+#include <algorithm>
+
 #include "autograd/backward.h"
 #include "autograd/ops.h"
 #include "autograd/random.h"
 #include "core/memory_account.h"
 #include "dist/model_parallel/parallel_layers.h"
 #include "dist/model_parallel/rank_collectives.h"
+#include "nn/class_name.h"
 #include "nn/meta.h"
 
 namespace weft::dist {
@@ -21,18 +26,72 @@ Cuts defined_ones(Cuts cuts) {
 }  // namespace
 
 Cuts cuts_of(const nn::MultiheadAttention& attention) {
-  return defined_ones({{attention.in_proj_weight, {.dim = 0, .sections = 3}},
-                       {attention.in_proj_bias, {.dim = 0, .sections = 3}},
+  const Cut in{.dim = 0, .sections = {1, 1, 1}};
+  return defined_ones({{attention.in_proj_weight, in},
+                       {attention.in_proj_bias, in},
                        {attention.out_proj.weight, {.dim = 1}}});
 }
 
-Cuts cuts_of(const nn::Linear& first, const nn::Linear& second) {
-  return defined_ones(
-      {{first.weight, {.dim = 0}}, {first.bias, {.dim = 0}}, {second.weight, {.dim = 1}}});
+Cuts cuts_of(const nn::ParallelLinears& layers) {
+  Cut columns{.dim = 0};
+  if (layers.heads > 0) columns.sections = {layers.heads, layers.kv_heads, layers.kv_heads};
+  Cuts cuts = {{layers.rows->weight, {.dim = 1}}};
+  for (const nn::Linear* column : layers.columns) {
+    cuts.insert(cuts.end(), {{column->weight, columns}, {column->bias, columns}});
+  }
+  return defined_ones(std::move(cuts));
 }
 
 Cuts cuts_of_head(const nn::Linear& head) {
   return defined_ones({{head.weight, {.dim = 0}}, {head.bias, {.dim = 0}}});
+}
+
+CutLayers cut_layers_of(nn::Module& module, const nn::ModelStructure& structure) {
+  CutLayers all{.linears = structure.linears};
+  for (const auto& [name, child] : module.named_modules()) {
+    auto* const attention = dynamic_cast<nn::MultiheadAttention*>(child);
+    if (attention) all.attentions.push_back(attention);
+  }
+  for (const auto& [first, second] : structure.mlps) {
+    all.linears.push_back({.columns = {first}, .rows = second});
+  }
+  return all;
+}
+
+void check_divides(const nn::MultiheadAttention& attention, int ranks, const std::string& name) {
+  WEFT_CHECK(attention.heads % ranks == 0,
+             "tensor parallelism: {} ranks do not divide {} heads of {}", ranks, attention.heads,
+             name);
+}
+
+void check_divides(const nn::ParallelLinears& layers, int ranks, const std::string& name) {
+  WEFT_CHECK(!layers.columns.empty() && layers.rows,
+             "tensor parallelism: {} has no columns, or no rows", name);
+  const int64_t made = layers.columns[0]->weight.size(0), taken = layers.rows->weight.size(1);
+  for (const nn::Linear* column : layers.columns) {
+    WEFT_CHECK(column->weight.size(0) == made,
+               "tensor parallelism: {} makes {} and {} features of one tensor", name, made,
+               column->weight.size(0));
+  }
+  if (layers.heads == 0) {
+    WEFT_CHECK(made == taken,
+               "tensor parallelism: a layer of {} features in front of one that takes {}", made,
+               taken);
+    WEFT_CHECK(made % ranks == 0,
+               "tensor parallelism: {} ranks do not divide the {} features of {}", ranks, made,
+               name);
+    return;
+  }
+  const int64_t all = layers.heads + 2 * layers.kv_heads;
+  WEFT_CHECK(layers.kv_heads > 0 && made % all == 0 && made / all * layers.heads == taken,
+             "tensor parallelism: {} makes {} features, expected those of {} + 2 x {} heads, of "
+             "which {} give the {} that the layer behind takes",
+             name, made, layers.heads, layers.kv_heads, layers.heads, taken);
+  const bool is_grouped = layers.kv_heads != layers.heads;
+  WEFT_CHECK(layers.heads % ranks == 0 && layers.kv_heads % ranks == 0,
+             "tensor parallelism: {} ranks do not divide {} heads{} of {}", ranks, layers.heads,
+             is_grouped ? fmt::format(", which share {} of keys and values,", layers.kv_heads) : "",
+             name);
 }
 
 namespace {
@@ -57,8 +116,49 @@ struct TensorParallel::Sequence {
   }
 };
 
+/// What several layers make of one tensor, this rank's features: of all of them when the first is
+/// called, for the others to find.
+class TensorParallel::Columns {
+ public:
+  Columns(const std::vector<nn::Linear*>& layers, CommunicatorPtr group,
+          std::shared_ptr<const Sequence> sequence)
+      : layers_(layers), group_(std::move(group)), sequence_(std::move(sequence)) {}
+
+  Tensor take(size_t layer, const Tensor& x) {
+    if (!made_of_.is_same(x) || !waiting_[layer].defined()) make(x);
+    Tensor y = std::exchange(waiting_[layer], {});
+    if (all_taken()) made_of_ = {};
+    return y;
+  }
+  bool all_taken() const {
+    return std::ranges::none_of(waiting_, [](const Tensor& y) { return y.defined(); });
+  }
+
+ private:
+  void make(const Tensor& x) {
+    const Tokens tokens = sequence_->of(*layers_[0]);
+    Tensors weights, biases;
+    for (const nn::Linear* layer : layers_) {
+      weights.push_back(layer->weight);
+      biases.push_back(layer->bias);
+    }
+    waiting_ = column_parallel_linears(x, weights, biases, group_, tokens, sequence_->length);
+    made_of_ = x;
+    // The cut region begins. Of dealt-out tokens random numbers differ already.
+    if (tokens == Tokens::kWhole) switch_streams(*group_);
+  }
+
+  const std::vector<nn::Linear*> layers_;
+  const CommunicatorPtr group_;
+  const std::shared_ptr<const Sequence> sequence_;
+  Tensor made_of_;
+  Tensors waiting_;
+};
+
 TensorParallel::TensorParallel(nn::Module& module, CommunicatorPtr group)
-    : group_(std::move(group)), sequence_(std::make_shared<Sequence>()) {
+    : group_(std::move(group)),
+      sequence_(std::make_shared<Sequence>()),
+      model_(nn::class_name(module)) {
   nn::materialize(module);
   for (const auto& [name, tensor] : module.state_dict()) group_->broadcast(tensor).wait();
   for (const auto& [name, tensor] : module.named_parameters()) names_[tensor.id()] = name;
@@ -82,9 +182,14 @@ void TensorParallel::cut_parameters(const Cuts& cuts) {
   }
 }
 
+std::string TensorParallel::name_of(const Tensor& parameter) const {
+  const auto found = names_.find(parameter.id());
+  return found == names_.end() ? "a layer that is not the model's"
+                               : fmt::format("{}'s \"{}\"", model_, found->second);
+}
+
 void TensorParallel::cut(nn::MultiheadAttention& attention) {
-  WEFT_CHECK(attention.heads % group_->size() == 0, "attention: {} ranks do not divide {} heads",
-             group_->size(), attention.heads);
+  check_divides(attention, group_->size(), name_of(attention.in_proj_weight));
   cut_parameters(cuts_of(attention));
   if (attention.out_proj.bias.defined()) row_biases_.insert(attention.out_proj.bias.id());
   attention.set_stand_in([&attention, group = group_, sequence = sequence_](const Tensor& x) {
@@ -101,27 +206,22 @@ void TensorParallel::cut(nn::MultiheadAttention& attention) {
   });
 }
 
-void TensorParallel::cut(nn::Linear& first, nn::Linear& second) {
-  WEFT_CHECK(first.weight.size(0) == second.weight.size(1),
-             "tensor parallelism: a layer of {} features in front of one that takes {}",
-             first.weight.size(0), second.weight.size(1));
-  WEFT_CHECK(first.weight.size(0) % group_->size() == 0,
-             "tensor parallelism: {} ranks do not divide the {} features of \"{}\"", group_->size(),
-             first.weight.size(0), names_[first.weight.id()]);
-  cut_parameters(cuts_of(first, second));
-  if (second.bias.defined()) row_biases_.insert(second.bias.id());
-  // The cut region begins behind the first layer and ends in front of the second.
-  first.set_stand_in([&first, group = group_, sequence = sequence_](const Tensor& x) {
-    const Tokens tokens = sequence->of(first);
-    const Tensor y =
-        column_parallel_linear(x, first.weight, first.bias, group, tokens, sequence->length);
-    if (tokens == Tokens::kWhole) switch_streams(*group);
-    return y;
-  });
-  second.set_stand_in([&second, group = group_, sequence = sequence_](const Tensor& x) {
-    const Tokens tokens = sequence->of(second);
-    if (tokens == Tokens::kWhole) switch_streams(*group);
-    return row_parallel_linear(x, second.weight, second.bias, group, tokens);
+void TensorParallel::cut(const nn::ParallelLinears& layers) {
+  check_divides(layers, group_->size(),
+                layers.columns.empty() ? "a group of layers" : name_of(layers.columns[0]->weight));
+  cut_parameters(cuts_of(layers));
+  if (layers.rows->bias.defined()) row_biases_.insert(layers.rows->bias.id());
+  const auto columns = std::make_shared<Columns>(layers.columns, group_, sequence_);
+  for (size_t i = 0; i < layers.columns.size(); ++i) {
+    layers.columns[i]->set_stand_in([columns, i](const Tensor& x) { return columns->take(i, x); });
+  }
+  layers.rows->set_stand_in([rows = layers.rows, columns, group = group_, sequence = sequence_,
+                             name = name_of(layers.rows->weight)](const Tensor& x) {
+    WEFT_CHECK(columns->all_taken(),
+               "tensor parallelism: the layers in front of {} were not called on one tensor", name);
+    const Tokens tokens = sequence->of(*rows);
+    if (tokens == Tokens::kWhole) switch_streams(*group);  // the cut region ends
+    return row_parallel_linear(x, rows->weight, rows->bias, group, tokens);
   });
 }
 

@@ -26,12 +26,26 @@
 
 namespace weft::dist {
 
-/// The parameters of a layer that are cut, and how: of attention by heads, of two linear layers, of
-/// which the second takes what is made of the first's features, by these, of a head by classes.
+/// The parameters of a layer that are cut, and how: of attention by heads, of other linear layers
+/// by the features that the first ones make, of a head by classes.
 using Cuts = std::vector<std::pair<Tensor, Cut>>;
 Cuts cuts_of(const nn::MultiheadAttention& attention);
-Cuts cuts_of(const nn::Linear& first, const nn::Linear& second);
+Cuts cuts_of(const nn::ParallelLinears& layers);
 Cuts cuts_of_head(const nn::Linear& head);
+
+/// What of a model can be cut, but for its head.
+struct CutLayers {
+  std::vector<nn::MultiheadAttention*> attentions;
+  std::vector<nn::ParallelLinears> linears;
+
+  bool empty() const { return attentions.empty() && linears.empty(); }
+};
+CutLayers cut_layers_of(nn::Module& module, const nn::ModelStructure& structure);
+
+/// Throws Error with the sizes unless so many ranks divide the heads, or the features. `name` says
+/// whose.
+void check_divides(const nn::MultiheadAttention& attention, int ranks, const std::string& name);
+void check_divides(const nn::ParallelLinears& layers, int ranks, const std::string& name);
 
 using nn::TokenRegion;
 
@@ -51,9 +65,10 @@ class TensorParallel {
 
   /// By heads. Throws Error unless the ranks divide them.
   void cut(nn::MultiheadAttention& attention);
-  /// The first by columns, the second, which takes what is made of its features, by rows. Throws
-  /// Error unless the ranks divide those features.
-  void cut(nn::Linear& first, nn::Linear& second);
+  /// The columns, which are to be called on one tensor, by the features that they make, the rows by
+  /// those that they take. Throws Error unless the ranks divide those features, or their heads.
+  void cut(const nn::ParallelLinears& layers);
+  void cut(nn::Linear& first, nn::Linear& second) { cut({.columns = {&first}, .rows = &second}); }
   /// By classes, in parts that differ by one at most. While it trains the head returns this rank's
   /// logits, for parallel_cross_entropy; otherwise all. Throws Error for more ranks than classes.
   void cut_head(nn::Linear& head);
@@ -66,10 +81,13 @@ class TensorParallel {
 
  private:
   struct Sequence;
+  class Columns;
   void cut_parameters(const Cuts& cuts);
+  std::string name_of(const Tensor& parameter) const;
 
   const CommunicatorPtr group_;
   const std::shared_ptr<Sequence> sequence_;
+  const std::string model_;  // its class
   std::unordered_map<const void*, std::string> names_;
   std::unordered_map<std::string, Cut> cuts_;
   std::unordered_set<const void*> row_biases_;

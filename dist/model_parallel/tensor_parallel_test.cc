@@ -23,7 +23,8 @@ using namespace weft::dist;
 namespace {
 
 /// A leaf with the elements of this rank's part of x along a dimension, which the ranks divide.
-Tensor part_leaf(const Tensor& x, int64_t dim, Communicator& c, int64_t sections = 1) {
+Tensor part_leaf(const Tensor& x, int64_t dim, Communicator& c,
+                 const std::vector<int64_t>& sections = {1}) {
   if (!x.defined()) return {};
   Tensor leaf = ops::clone(part_of(x, {.dim = dim, .sections = sections}, c));
   return leaf.set_requires_grad(true);
@@ -66,8 +67,8 @@ struct RowParallel {
 /// The heads of a self-attention dealt out: in_proj by columns, out_proj by rows.
 struct ParallelAttention {
   ParallelAttention(const nn::MultiheadAttention& whole, CommunicatorPtr c, Tokens tokens)
-      : in_proj_weight(part_leaf(whole.in_proj_weight, 0, *c, 3)),
-        in_proj_bias(part_leaf(whole.in_proj_bias, 0, *c, 3)),
+      : in_proj_weight(part_leaf(whole.in_proj_weight, 0, *c, {1, 1, 1})),
+        in_proj_bias(part_leaf(whole.in_proj_bias, 0, *c, {1, 1, 1})),
         out_proj(whole.out_proj, c, tokens),
         heads(whole.heads / c->size()) {}
   Tensor operator()(const Tensor& x) const {

@@ -6,6 +6,7 @@
 
 #include "dist/model_parallel/stages.h"
 #include "dist/model_parallel/tensor_parallel.h"
+#include "nn/class_name.h"
 #include "nn/product_weights.h"
 
 namespace weft::dist {
@@ -20,30 +21,28 @@ CutsById cut_layers(nn::Module& module, const nn::ModelStructure& structure, con
   const auto add = [&](const Cuts& cuts) {
     for (const auto& [parameter, cut] : cuts) by_id.emplace(parameter.id(), cut);
   };
-  for (const auto& [name, child] : module.named_modules()) {
-    auto* attention = dynamic_cast<nn::MultiheadAttention*>(child);
-    if (!attention) continue;
-    WEFT_CHECK(attention->heads % sharing.tensor == 0,
-               "tensor parallelism: {} ranks do not divide {} heads", sharing.tensor,
-               attention->heads);
+  const CutLayers layers = cut_layers_of(module, structure);
+  const std::string name = nn::class_name(module);
+  for (const nn::MultiheadAttention* attention : layers.attentions) {
+    check_divides(*attention, sharing.tensor, name);
     add(cuts_of(*attention));
     ++layout.cut_layers;
     layout.width = attention->out_proj.weight.size(0);
   }
-  for (const auto& [first, second] : structure.mlps) {
-    WEFT_CHECK(first->weight.size(0) % sharing.tensor == 0,
-               "tensor parallelism: {} ranks do not divide {} features", sharing.tensor,
-               first->weight.size(0));
-    add(cuts_of(*first, *second));
+  for (const nn::ParallelLinears& linears : layers.linears) {
+    check_divides(linears, sharing.tensor, name);
+    add(cuts_of(linears));
     ++layout.cut_layers;
-    layout.width = second->weight.size(0);
+    layout.width = linears.rows->weight.size(0);
   }
-  WEFT_CHECK(!by_id.empty(), "tensor parallelism: the model has neither attention nor an MLP");
+  WEFT_CHECK(!layers.empty(), "tensor parallelism: the model has neither attention nor an MLP");
   if (sharing.cuts_head) {
     WEFT_CHECK(structure.head && structure.head->weight.size(0) >= sharing.tensor,
                "parallel head: the model has no head for {} ranks", sharing.tensor);
     add(cuts_of_head(*structure.head));
     layout.head_width = structure.head->weight.size(1);
+    if (const nn::BatchRow row = module.batch_row(); row.has_tokens)
+      layout.head_rows = row.shape[0];
   }
   if (!sharing.deals_out_tokens) return by_id;
   for (nn::Module* part : structure.tokens.between) {

@@ -33,6 +33,7 @@ struct ModelLayout {
   int64_t cut_layers = 0;
   int64_t width = 0;  // of the activations between them
   int64_t head_width = 0;
+  int64_t head_rows = 1;  // that a parallel head takes of a sample: of a language model each token
   std::vector<int64_t> summed;
 
   int64_t tokens = 0;  // of an image, between cut layers

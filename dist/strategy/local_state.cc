@@ -12,8 +12,7 @@ Shape part_shape(const TensorPlacement& placement) {
   Shape shape = placement.whole;
   if (!placement.part) return shape;
   const auto& [cut, ranks, rank] = *placement.part;
-  shape[static_cast<int>(cut.dim)] =
-      cut.sections * even_part(cut.length / cut.sections, ranks, rank);
+  shape[static_cast<int>(cut.dim)] = cut.kept(ranks, rank);
   return shape;
 }
 
@@ -51,15 +50,15 @@ void append_boxes(const Shape& shape, int dim, Shape offset, int64_t first, int6
 std::vector<Piece> uncut(std::vector<Piece> pieces, const TensorPlacement::Part& part) {
   const auto& [cut, ranks, rank] = part;
   const int dim = static_cast<int>(cut.dim);
-  const int64_t section = cut.length / cut.sections, mine = even_part(section, ranks, rank);
   std::vector<Piece> result;
   for (const auto& [offset, values] : pieces) {
     const int64_t end = offset[dim] + values.size(dim);
-    for (int64_t s = 0; s < cut.sections; ++s) {
-      const int64_t low = std::max(offset[dim], s * mine), high = std::min(end, (s + 1) * mine);
+    for (const Cut::Part& mine : cut.parts(ranks, rank)) {
+      const int64_t low = std::max(offset[dim], mine.offset),
+                    high = std::min(end, mine.offset + mine.length);
       if (low >= high) continue;
       Shape place = offset;
-      place[dim] = s * section + even_begin(section, ranks, rank) + (low - s * mine);
+      place[dim] = mine.begin + (low - mine.offset);
       result.push_back({place, view::narrow(values, dim, low - offset[dim], high - low)});
     }
   }

@@ -71,11 +71,11 @@ TEST_CASE("parts of cut layers, sharded or not, fill the whole") {
     int ranks;
   };
   for (const auto& [cut, ranks] :
-       {Case{{.dim = 0, .sections = 1, .length = 12}, 5},
-        Case{{.dim = 0, .sections = 3, .length = 12}, 2}, Case{{.dim = 1, .length = 10}, 3},
-        Case{{.dim = 1, .sections = 2, .length = 10}, 4}}) {
+       {Case{{.dim = 0, .length = 12}, 5}, Case{{.dim = 0, .sections = {1, 1, 1}, .length = 12}, 2},
+        Case{{.dim = 0, .sections = {4, 1, 1}, .length = 12}, 2}, Case{{.dim = 1, .length = 10}, 3},
+        Case{{.dim = 1, .sections = {1, 1}, .length = 10}, 4}}) {
     for (const int shards : {0, 1, 3, 7}) {
-      INFO("dim " << cut.dim << ", " << cut.sections << " sections, " << ranks << " ranks, "
+      INFO("dim " << cut.dim << ", " << cut.sections.size() << " sections, " << ranks << " ranks, "
                   << shards << " shards");
       const Tensor values = numbered(shape), whole = Tensor::full(shape, -1, DType::i64);
       std::vector<Tensor> parts(ranks);

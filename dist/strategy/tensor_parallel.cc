@@ -24,16 +24,17 @@ class TensorParallelStrategy : public Strategy {
 
   void wrap(nn::Module& module, const ModelStructure& structure) override {
     cuts_.emplace(module, tensor_);
-    for (const auto& [name, child] : module.named_modules()) {
-      if (auto* attention = dynamic_cast<nn::MultiheadAttention*>(child)) cuts_->cut(*attention);
-    }
-    for (const auto& [first, second] : structure.mlps) cuts_->cut(*first, *second);
-    WEFT_CHECK(cuts_->has_cuts(),
+    const CutLayers layers = cut_layers_of(module, structure);
+    WEFT_CHECK(!layers.empty(),
                "{}: the model has neither attention nor an MLP that could be cut over ranks: its "
                "structure() names pairs of linear layers as mlps",
                options_.name);
+    for (nn::MultiheadAttention* attention : layers.attentions) cuts_->cut(*attention);
+    for (const nn::ParallelLinears& linears : layers.linears) cuts_->cut(linears);
     if (options_.parallel_head) {
-      WEFT_CHECK(structure.head, "parallel-head: the model's structure names no head");
+      WEFT_CHECK(structure.head,
+                 "parallel-head: the model's structure names no head; one that is tied to an "
+                 "embedding stays whole with it");
       classes_ = structure.head->weight.size(0);
       cuts_->cut_head(*structure.head);
     }
@@ -160,7 +161,7 @@ class TensorParallelStrategy : public Strategy {
 /// each MLP, in the products' dtype. On dealt-out tokens for each of them three all_gathers and two
 /// reduce_scatters, one of either where dealing out begins and ends, in f32, and an all_reduce of
 /// the norms' and the row-parallel biases' gradients. A parallel head: an all_reduce of its input's
-/// gradient and of three numbers an image.
+/// gradient and of three numbers an image, or a token.
 int64_t bytes_of_cut_layers(const ModelLayout& layout, const Sharing& sharing,
                             const StepShape& step) {
   const int n = sharing.tensor, r = sharing.tensor_index(step.rank);
@@ -178,8 +179,9 @@ int64_t bytes_of_cut_layers(const ModelLayout& layout, const Sharing& sharing,
         2 * layout.cut_layers * sent_by_all_reduce(images * layout.tokens * layout.width, n, r);
   }
   if (sharing.cuts_head) {
-    narrow += sent_by_all_reduce(images * layout.head_width, n, r);
-    wide += sent_by_all_reduce(images, n, r) + sent_by_all_reduce(2 * images, n, r);
+    const int64_t rows = images * layout.head_rows;
+    narrow += sent_by_all_reduce(rows * layout.head_width, n, r);
+    wide += sent_by_all_reduce(rows, n, r) + sent_by_all_reduce(2 * rows, n, r);
   }
   return sharing.product_bytes * narrow + kElementBytes * wide;
 }

@@ -68,8 +68,8 @@ std::shared_ptr<Store> environment_store(const RankPlace& place, double timeout)
 
 bool is_rank() { return is_mpi_rank() || has_torchrun_variables() || is_slurm_rank(); }
 
-bool is_rank_of_slurm_alone() {
-  return is_slurm_rank() && !is_mpi_rank() && !has_torchrun_variables();
+bool is_task_of_srun() {
+  return is_slurm_rank() && !variable("OMPI_COMM_WORLD_SIZE") && !has_torchrun_variables();
 }
 
 CommunicatorPtr join_world(const HostOptions& options) {

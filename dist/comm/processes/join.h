@@ -20,8 +20,9 @@
 namespace weft::dist {
 
 bool is_rank();
-/// True in a rank of which nothing but Slurm's variables tells.
-bool is_rank_of_slurm_alone();
+/// True in one of several tasks that srun has started, with a plugin for MPI or without, which
+/// neither mpirun nor torchrun has made a rank.
+bool is_task_of_srun();
 /// The world of this rank; see is_rank(). Sets the number of OpenMP threads to this rank's share of
 /// the host's cores unless OMP_NUM_THREADS does. Throws Error naming a variable that is missing or
 /// out of range, a port that is in use, and ranks that do not come.

@@ -66,6 +66,7 @@ pid_t fork_child() {
       ::sigaction(signal, nullptr, &inherited);
       if (inherited.sa_handler != SIG_IGN) ::signal(signal, SIG_DFL);
     }
+    forget_outer_rank();
   }
   ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
   return pid;

@@ -11,8 +11,8 @@
 
 namespace weft::dist {
 
-/// fork(). A signal to stop that reaches the child before it becomes another program ends it: it
-/// does not have the handlers of this process.
+/// fork(), for a program that starts or is ranks. A signal to stop that reaches the child before it
+/// becomes that ends it: it does not have the handlers of this process, nor its place among ranks.
 pid_t fork_child();
 
 /// As many ranks on each of `hosts` hosts, of which this is number `host`.

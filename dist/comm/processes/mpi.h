@@ -21,7 +21,8 @@ namespace weft::dist {
 /// The MPI that this was built with: "Open MPI", "MPICH", "unknown"; empty if none.
 std::string_view mpi_library();
 
-/// True in a process that mpirun or srun has started as a rank.
+/// True in a process that mpirun, or srun with a plugin for MPI, has started as a rank. The only
+/// task of a step of srun's is none: it may start ranks. Throws Error where their number is none.
 bool is_mpi_rank();
 
 struct MpiOptions {

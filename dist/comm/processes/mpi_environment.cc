@@ -18,8 +18,11 @@ int number(std::initializer_list<const char*> names, int least, int otherwise) {
 }  // namespace
 
 bool is_mpi_rank() {
-  // Of Open MPI; of srun and others that speak PMIx; of MPICH.
-  return variable("OMPI_COMM_WORLD_SIZE") || variable("PMIX_RANK") || variable("PMI_RANK");
+  if (variable("OMPI_COMM_WORLD_SIZE")) return true;  // of Open MPI's mpirun
+  // Of srun and others that speak PMIx; of MPICH's mpirun, and of srun.
+  const bool has_place = variable("PMIX_RANK") || variable("PMI_RANK");
+  const bool is_task = variable("SLURM_STEP_ID");
+  return has_place && (!is_task || mpi_size() > 1);
 }
 
 int mpi_rank() {

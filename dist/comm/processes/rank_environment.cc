@@ -4,10 +4,13 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
 #include <limits>
+#include <string_view>
+#include <vector>
 
 #include "core/error.h"
 
@@ -28,6 +31,18 @@ int free_port() {
   ::close(socket);
   WEFT_CHECK(is_bound, "launch: no free port: {}", std::strerror(error));
   return ntohs(address.sin_port);
+}
+
+/// Of Open MPI's mpirun, PMIx, MPICH's mpirun, and a step of Slurm's.
+bool is_of_outer_rank(std::string_view name) {
+  if (name.starts_with("PMIX_MCA_")) return false;
+  const auto starts = [name](std::string_view prefix) { return name.starts_with(prefix); };
+  constexpr std::string_view kPrefixes[] = {"OMPI_COMM_WORLD_", "OMPI_UNIVERSE_SIZE", "PMIX_",
+                                            "PMI_", "MPI_LOCAL"};
+  constexpr std::string_view kOfStep[] = {
+      "SLURM_STEP_ID", "SLURM_STEPID",  "SLURM_STEP_NUM_TASKS", "SLURM_STEP_TASKS_PER_NODE",
+      "SLURM_PROCID",  "SLURM_LOCALID", "SLURM_GTIDS"};
+  return std::ranges::any_of(kPrefixes, starts) || std::ranges::count(kOfStep, name) > 0;
 }
 
 }  // namespace
@@ -78,6 +93,16 @@ void set_rank_environment(const RankPlace& place, const MeetingPoint& meeting, P
   if (meeting.address.empty()) return;
   set("MASTER_ADDR", meeting.address);
   set_number("MASTER_PORT", meeting.port);
+}
+
+void forget_outer_rank() {
+  std::vector<std::string> names;
+  for (char** entry = environ; *entry; ++entry) {
+    const std::string_view text = *entry;
+    const std::string_view name = text.substr(0, text.find('='));
+    if (is_of_outer_rank(name)) names.emplace_back(name);
+  }
+  for (const std::string& name : names) ::unsetenv(name.c_str());
 }
 
 int restarts() {

@@ -46,6 +46,12 @@ enum class Present { kReplaced, kKept };
 void set_rank_environment(const RankPlace& place, const MeetingPoint& meeting,
                           Present present = Present::kReplaced);
 
+/// Takes out of this process's environment what mpirun or srun have said to it as a rank, or as a
+/// task: what it starts is a run of its own, whose ranks would else take themselves, and an MPI of
+/// theirs would take them, for that one rank. What is configured stays (PMIX_MCA_*, OMPI_MCA_*),
+/// and what is of Slurm's job.
+void forget_outer_rank();
+
 /// The variable by which a launcher says how often it has started all ranks again.
 inline constexpr const char* kRestartVariable = "WEFT_RESTART";
 /// What it says, or torchrun's TORCHELASTIC_RESTART_COUNT; 0: nothing does.

@@ -34,7 +34,10 @@ class Variables {
                              "GROUP_RANK",
                              "MASTER_ADDR",
                              "MASTER_PORT",
+                             "OMPI_COMM_WORLD_SIZE",
                              "PMIX_RANK",
+                             "PMI_RANK",
+                             "PMI_SIZE",
                              "SLURM_JOB_ID",
                              "SLURM_STEP_ID",
                              "SLURM_PROCID",
@@ -106,14 +109,14 @@ TEST_CASE("a task of a step is a rank, with a place and a meeting point") {
   {
     const Variables step(kStep);
     CHECK(is_rank());
-    CHECK(is_rank_of_slurm_alone());
+    CHECK(is_task_of_srun());
     CHECK(text_of(rank_place()) == "2 of 5, 0 of 2");
     set_rank_environment();
     CHECK(std::getenv("MASTER_ADDR") == std::string("node07"));
     CHECK(variable_number("MASTER_PORT", 15000, 29999) == slurm_port());
     CHECK(variable_number("GROUP_RANK", 0, 9) == 1);
     // Now they are torchrun's, and say the same.
-    CHECK(!is_rank_of_slurm_alone());
+    CHECK(!is_task_of_srun());
     CHECK(text_of(rank_place()) == "2 of 5, 0 of 2");
   }
   // Each step has a port of its own.
@@ -171,6 +174,31 @@ TEST_CASE("variables of Slurm that are missing or wrong are named") {
   CHECK_THAT(fault_of({{"SLURM_STEP_TASKS_PER_NODE", ""}, {"SLURM_NNODES", "3"}}),
              Contains("SLURM_STEP_TASKS_PER_NODE is not"));
   CHECK_THAT(fault_of({{"SLURM_STEP_TASKS_PER_NODE", "many"}}), Contains("got \"many\""));
+}
+
+TEST_CASE("under a plugin for MPI a step of one task is no rank, and a task may start ranks") {
+  {
+    const Variables step(with(kStep, {{"PMIX_RANK", "2"}}));
+    CHECK(is_mpi_rank());
+    CHECK(is_task_of_srun());
+  }
+  for (const char* rank : {"PMIX_RANK", "PMI_RANK"}) {
+    const Variables one({{"SLURM_STEP_ID", "0"},
+                         {"SLURM_PROCID", "0"},
+                         {"SLURM_NTASKS", "8"},
+                         {"SLURM_STEP_NUM_TASKS", "1"},
+                         {rank, "0"}});
+    CHECK(!is_rank());
+    CHECK(!is_task_of_srun());
+  }
+  // Ranks of an mpirun that was called in such a task.
+  const Values task = {{"SLURM_STEP_ID", "0"}, {"SLURM_PROCID", "0"}, {"SLURM_NTASKS", "1"}};
+  for (const Values& ranks : {Values{{"OMPI_COMM_WORLD_SIZE", "2"}, {"PMIX_RANK", "1"}},
+                              Values{{"PMI_SIZE", "2"}, {"PMI_RANK", "1"}}}) {
+    const Variables step(with(task, ranks));
+    CHECK(is_mpi_rank());
+    CHECK(!is_task_of_srun());
+  }
 }
 
 TEST_CASE("under a plugin for MPI a node's tasks are those that Slurm counts") {
