@@ -54,7 +54,7 @@ void check_constant(const dist::LaunchOptions& options) {
 
 int launch(const Arguments& a) {
   // With --nodes srun starts a launcher on each, and no ranks.
-  const bool is_launcher = a.options.hosts > 1 && dist::is_rank_of_slurm_alone();
+  const bool is_launcher = a.options.hosts > 1 && dist::is_task_of_srun();
   if (dist::is_rank() && !is_launcher) become(a);
   if (a.devices.empty()) {
     throw UsageError("--devices: how many ranks? Nothing has started this process as one");

@@ -244,7 +244,8 @@ void add_run_settings(Command& command, RunSettings& settings) {
           "the first");
 
   command.group("Optimization");
-  add.add("--epochs N", &C::epochs, "Passes over the training images");
+  add.add("--epochs N", &C::epochs,
+          "Passes over the training images; -1: no limit, --max-steps or --max-time end the run");
   add.add("--max-steps N", &C::max_steps,
           "Steps after which the run ends, if its epochs have not ended before", "no limit");
   add.add("--max-time DURATION", &C::max_time,

@@ -114,6 +114,18 @@ Factor deepspeed_schedule(const std::string& setting, const ScheduleOfRun& run,
   return factor;
 }
 
+bool goes_by_all_steps(const std::string& setting) {
+  const nlohmann::json scheduler = io::parse_json(setting, "schedule");
+  const auto params = scheduler.value("params", nlohmann::json::object());
+  const auto is_auto = [&](const char* key) {
+    return params.value(key, nlohmann::json()) == "auto";
+  };
+  const bool ends =
+      scheduler.at("type") == "WarmupDecayLR" || scheduler.at("type") == "WarmupCosineLR";
+  return is_auto("warmup_num_steps") ||
+         (ends && (is_auto("total_num_steps") || !params.contains("total_num_steps")));
+}
+
 std::string schedule_name(const std::string& setting) {
   if (!is_deepspeed_schedule(setting)) return setting;
   return "DeepSpeed's " + io::field<std::string>(io::parse_json(setting, "schedule"), "type");

@@ -31,6 +31,8 @@ inline bool is_deepspeed_schedule(const std::string& setting) { return setting.s
 std::function<double(int64_t step)> deepspeed_schedule(const std::string& setting,
                                                        const ScheduleOfRun& run,
                                                        const std::string& origin = "schedule");
+/// Whether such a setting leaves to the run what follows from the number of its steps.
+bool goes_by_all_steps(const std::string& setting);
 /// For people: "DeepSpeed's WarmupLR"; of any other setting the setting.
 std::string schedule_name(const std::string& setting);
 

@@ -9,6 +9,7 @@
 #include "io/nearest.h"
 #include "models/generate.h"
 #include "models/gpt_names.h"
+#include "models/gpt_options.h"
 #include "models/registry.h"
 #include "python/bindings.h"
 #include "python/docstrings.h"
@@ -87,26 +88,20 @@ void bind_classifiers(nb::module_& m) {
 }
 
 auto gpt_fields() {
-  using C = GptConfig;
-  return std::tuple(
-      Field{"vocabulary", &C::vocabulary}, Field{"context", &C::context}, Field{"width", &C::width},
-      Field{"layers", &C::layers}, Field{"heads", &C::heads}, Field{"kv_heads", &C::kv_heads},
-      Field{"hidden", &C::hidden}, Field{"norm", &C::norm}, Field{"positions", &C::positions},
-      Field{"activation", &C::activation}, Field{"biases", &C::biases},
-      Field{"tied_head", &C::tied_head}, Field{"dropout", &C::dropout}, Field{"eps", &C::eps},
-      Field{"rope_base", &C::rope_base});
+  return std::apply(
+      [](const auto&... option) {
+        return std::tuple(Field{option.name, option.member}...);
+      },
+      models::gpt_options());
 }
 
 /// The options, by name.
-nb::dict options_of(GptConfig config) {
+nb::dict options_of(const GptConfig& config) {
   nb::dict dict;
-  std::apply(
-      [&]<class... Access>(const Field<Access>&... field) {
-        ((dict[field.name] =
-              ConversionOf<Access, GptConfig>::to_python(std::invoke(field.access, config))),
-         ...);
-      },
-      gpt_fields());
+  models::for_each_option(models::gpt_options(), config,
+                          [&]<class T>(const char* name, const T& value) {
+                            dict[name] = Conversion<T>::to_python(value);
+                          });
   return dict;
 }
 

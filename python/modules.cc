@@ -122,6 +122,10 @@ std::vector<std::pair<std::string, const Module*>> parts_of(const ModelStructure
     parts.emplace_back("mlps", first);
     parts.emplace_back("mlps", second);
   }
+  for (const nn::ParallelLinears& layers : structure.linears) {
+    for (const Module* column : layers.columns) parts.emplace_back("linears", column);
+    parts.emplace_back("linears", layers.rows);
+  }
   parts.emplace_back("head", structure.head);
   parts.emplace_back("tokens.begin", structure.tokens.begin);
   parts.emplace_back("tokens.end", structure.tokens.end);
@@ -137,14 +141,16 @@ void bind_structure(nb::module_& m) {
       "segments: "
       "`for segment in segments: x = segment.forward(x)`.\n\nforward is a module or a function of "
       "one tensor. owns names the parameters, buffers and modules that are the segment's own; by "
-      "default that of its name.")
+      "default that of its name. reads names tensors of other segments that it needs, too, as a "
+      "head does that is tied to an embedding.")
       .def(
           "__init__",
           [](Segment* self, const std::string& name, nb::handle forward,
-             const std::optional<std::vector<std::string>>& owns) {
-            new (self) Segment{name, forward_of(name, forward), owns.value_or(std::vector{name})};
+             const std::optional<std::vector<std::string>>& owns, std::vector<std::string> reads) {
+            new (self) Segment{name, forward_of(name, forward), owns.value_or(std::vector{name}),
+                               std::move(reads)};
           },
-          "name"_a, "forward"_a, "owns"_a = nb::none())
+          "name"_a, "forward"_a, "owns"_a = nb::none(), "reads"_a = std::vector<std::string>())
       .def_ro("name", &Segment::name)
       .def_prop_ro("forward",
                    [](const Segment& self) {
@@ -152,10 +158,31 @@ void bind_structure(nb::module_& m) {
                      return own ? own->object() : nb::cast(self.forward);
                    })
       .def_ro("owns", &Segment::owns)
+      .def_ro("reads", &Segment::reads)
       .def("__repr__", [](const Segment& self) {
         return fmt::format("Segment(\"{}\", owns={})", self.name,
                            nb::repr(nb::cast(self.owns)).c_str());
       });
+  nb::class_<nn::ParallelLinears>(
+      m, "ParallelLinears",
+      "Layers that tp cuts together: `columns`, each an nn.Linear of the same tensor, of whose "
+      "features each rank makes a part, and `rows`, the nn.Linear that takes what is made of them, "
+      "element by element: a gated MLP. Of attention there is one column, whose features are those "
+      "of `heads` of q, then of `kv_heads` of k and of v; forward() tells by their number how many "
+      "heads it has. Shoeybi et al., arXiv:1909.08053.")
+      .def(
+          "__init__",
+          [](nn::ParallelLinears* self, std::vector<nn::Linear*> columns, nn::Linear& rows,
+             int64_t heads, std::optional<int64_t> kv_heads) {
+            new (self)
+                nn::ParallelLinears{std::move(columns), &rows, heads, kv_heads.value_or(heads)};
+          },
+          "columns"_a, "rows"_a, "heads"_a = 0, "kv_heads"_a = nb::none(), nb::keep_alive<1, 2>(),
+          nb::keep_alive<1, 3>())
+      .def_ro("columns", &nn::ParallelLinears::columns, nb::rv_policy::reference)
+      .def_ro("rows", &nn::ParallelLinears::rows, nb::rv_policy::reference)
+      .def_ro("heads", &nn::ParallelLinears::heads)
+      .def_ro("kv_heads", &nn::ParallelLinears::kv_heads);
   nb::class_<nn::TokenRegion>(
       m, "TokenRegion",
       "The part of a model between two modules whose activations [..., tokens, width] may be dealt "
@@ -182,6 +209,7 @@ void bind_structure(nb::module_& m) {
       "unsharded together: fsdp, zero, hsdp.\n"
       "mlps: pairs of nn.Linear, the second on what is made, element by element, of the first's "
       "features: tp cuts both, and every nn.MultiheadAttention. Shoeybi et al., arXiv:1909.08053.\n"
+      "linears: ParallelLinears, which tp cuts as well: gated MLPs, attention of nn.Linear.\n"
       "tokens: a TokenRegion, for sequence_parallel. Korthikanti et al., arXiv:2205.05198.\n"
       "head: the last nn.Linear, on the classes, for parallel_head.\n"
       "segments: the model as a chain; each parameter and buffer belongs to one of them: pipeline, "
@@ -192,9 +220,10 @@ void bind_structure(nb::module_& m) {
           "__init__",
           [](ModelStructure* self, nb::handle units, Pairs mlps,
              const std::optional<nn::TokenRegion>& tokens, nn::Linear* head, nn::Segments segments,
-             nb::handle replica) {
+             nb::handle replica, std::vector<nn::ParallelLinears> linears) {
             new (self) ModelStructure(units_of(units));
             self->mlps = std::move(mlps);
+            self->linears = std::move(linears);
             if (tokens) self->tokens = *tokens;
             self->head = head;
             self->segments = std::move(segments);
@@ -202,7 +231,8 @@ void bind_structure(nb::module_& m) {
           },
           nb::kw_only(), "units"_a = nb::none(), "mlps"_a = Pairs(), "tokens"_a = nb::none(),
           "head"_a.none() = nb::none(), "segments"_a = nn::Segments(), "replica"_a = nb::none(),
-          nb::keep_alive<1, 3>(), nb::keep_alive<1, 4>(), nb::keep_alive<1, 5>())
+          "linears"_a = std::vector<nn::ParallelLinears>(), nb::keep_alive<1, 3>(),
+          nb::keep_alive<1, 4>(), nb::keep_alive<1, 5>(), nb::keep_alive<1, 8>())
       .def_prop_rw(
           "units",
           [](const ModelStructure& self)
@@ -216,6 +246,7 @@ void bind_structure(nb::module_& m) {
           nb::for_setter(nb::arg("units").none()))
       .def_rw("mlps", &ModelStructure::mlps, nb::rv_policy::reference,
               nb::for_setter(nb::keep_alive<1, 2>()))
+      .def_rw("linears", &ModelStructure::linears, nb::for_setter(nb::keep_alive<1, 2>()))
       .def_prop_rw(
           "tokens",
           [](const ModelStructure& self) -> std::optional<nn::TokenRegion> {

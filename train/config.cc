@@ -225,13 +225,24 @@ void for_each_setting(C& config, F&& f) {
   f("pipeline_schedule", config.strategy.schedule);
 }
 
+constexpr int64_t kNoLimit = -1;  // of epochs
+
+/// Whether the learning rate at a step depends on how many there are in all.
+bool goes_by_all_steps(const Config& c) {
+  if (optim::is_deepspeed_schedule(c.schedule)) return optim::goes_by_all_steps(c.schedule);
+  return c.schedule != "constant" || c.warmup > 0;
+}
+
 /// When it ends, and what it looks at on the way.
 void validate_length(const Config& c) {
-  check_positive("epochs", c.epochs);
+  WEFT_CHECK(c.epochs > 0 || c.epochs == kNoLimit,
+             "epochs: expected a positive number, or {} for no limit, got {}", kNoLimit, c.epochs);
   check_not_negative("max-steps", c.max_steps);
   WEFT_CHECK(c.max_time.empty() || parse_duration(c.max_time),
              "max-time: expected a duration, 90s, 10m, 2h, 1d or DD:HH:MM:SS, got {}",
              io::quote(c.max_time));
+  WEFT_CHECK(has_step_limit(c) || !c.max_time.empty(),
+             "epochs: {} is no limit; expected one of max-steps or max-time", kNoLimit);
   if (!c.limit_batches.is_zero()) c.limit_batches.check("limit-batches");
   if (!c.limit_val_batches.is_zero()) c.limit_val_batches.check("limit-val-batches");
   c.val_check_interval.check("val-check-interval");
@@ -379,6 +390,13 @@ int64_t evaluated_batches(const Config& config, int64_t all) {
   return limit.is_zero() ? all : limit.of(all, is_own ? "limit-val-batches" : "limit-batches");
 }
 
+std::optional<int64_t> epoch_limit(const Config& config) {
+  if (config.epochs == kNoLimit) return {};
+  return config.epochs;
+}
+
+bool has_step_limit(const Config& config) { return epoch_limit(config) || config.max_steps > 0; }
+
 void check_validation_interval(const Config& config, int64_t batches) {
   const std::optional<int64_t>& count = config.val_check_interval.count;
   WEFT_CHECK(!count || *count <= batches,
@@ -476,6 +494,11 @@ void validate(const Config& c) {
   } else {
     check_choice("schedule", c.schedule, {"one-cycle", "cosine", "constant"});
   }
+  WEFT_CHECK(has_step_limit(c) || !goes_by_all_steps(c),
+             "schedule: {}{} goes by the number of all steps, which epochs {} and max-time leave "
+             "open; expected max-steps, a number of epochs, or schedule constant with warmup 0",
+             optim::schedule_name(c.schedule),
+             c.schedule == "constant" ? fmt::format(" with warmup {}", c.warmup) : "", kNoLimit);
   validate_precision(c);
   check_positive("lr", c.lr);
   check_not_negative("weight-decay", c.weight_decay);

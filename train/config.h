@@ -23,7 +23,7 @@ struct Config {
   int64_t image_size = 0;        // pixels; 0: the data's own, at most 224
 
   // When it ends: whatever comes first, or early_stopping.
-  int64_t epochs = 10;
+  int64_t epochs = 10;             // -1: no limit
   int64_t max_steps = 0;           // of the optimizer; 0: no limit
   std::string max_time;            // "90s", "10m", "2h", "1d" or "DD:HH:MM:SS"; empty: no limit
   int64_t batch_size = 64;         // images per device, or windows of text
@@ -101,6 +101,11 @@ const std::vector<std::string>& settings_of_images();
 /// The language models that there are: models/gpt_names.h, and "gpt2", which its weights describe.
 std::vector<std::string> text_model_names();
 inline constexpr const char* kGpt2 = "gpt2";
+
+/// The epochs at which a run ends; nothing: max_steps or max_time end it.
+std::optional<int64_t> epoch_limit(const Config& config);
+/// Whether it is known beforehand how many steps a run takes at most.
+bool has_step_limit(const Config& config);
 
 /// The metrics that a run may go by, and whether more of one is better.
 std::vector<std::string> monitored(const Config& config);

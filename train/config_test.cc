@@ -1,9 +1,12 @@
 #include "train/config.h"
 
+#include <fmt/core.h>
+
 #include <catch2/catch.hpp>
 #include <nlohmann/json.hpp>
 
 #include "io/files.h"
+#include "optim/deepspeed_schedule.h"
 
 using namespace weft;
 using namespace weft::train;
@@ -78,6 +81,44 @@ TEST_CASE("A duration is a number with its unit, or days, hours, minutes and sec
   CHECK(parse_save_every("10m").seconds == 600);
   CHECK_THROWS_WITH(parse_save_every("0"), Contains("save-every: expected a number of steps, 500"));
   CHECK_THROWS_WITH(parse_save_every("often"), Contains("got \"often\""));
+}
+
+TEST_CASE("Without a limit of epochs something else ends a run, and its schedule knows when") {
+  Config config;
+  config.epochs = -1;
+  CHECK_THROWS_WITH(validate(config), Contains("expected one of max-steps or max-time"));
+  CHECK_FALSE(epoch_limit(config));
+  const auto scheduler = [](const char* type, const char* params) {
+    return fmt::format(R"({{"type": "{}", "params": {{{}}}}})", type, params);
+  };
+  struct Case {
+    std::string schedule;
+    double warmup;
+    bool goes_by_all_steps;
+  };
+  for (const auto& [schedule, warmup, goes_by_all_steps] :
+       {Case{"one-cycle", 0.1, true}, Case{"cosine", 0, true}, Case{"constant", 0.1, true},
+        Case{"constant", 0, false}, Case{scheduler("OneCycle", ""), 0.1, false},
+        Case{scheduler("WarmupLR", R"("warmup_num_steps": 10)"), 0.1, false},
+        Case{scheduler("WarmupLR", R"("warmup_num_steps": "auto")"), 0.1, true},
+        Case{scheduler("WarmupDecayLR", R"("total_num_steps": 100)"), 0.1, false},
+        Case{scheduler("WarmupDecayLR", ""), 0.1, true},
+        Case{scheduler("WarmupCosineLR", R"("total_num_steps": "auto")"), 0.1, true}}) {
+    INFO(schedule << ", warmup " << warmup);
+    config.schedule = schedule;
+    config.warmup = warmup;
+    config.max_steps = 0;
+    config.max_time = "10m";
+    if (goes_by_all_steps) {
+      CHECK_THROWS_WITH(validate(config), Contains("schedule: " + optim::schedule_name(schedule)) &&
+                                              Contains("leave open; expected max-steps"));
+    } else {
+      CHECK_NOTHROW(validate(config));
+    }
+    config.max_steps = 500;
+    config.max_time = "";
+    CHECK_NOTHROW(validate(config));
+  }
 }
 
 TEST_CASE("Unknown settings and values of another type are named") {

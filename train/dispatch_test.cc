@@ -9,11 +9,13 @@
 
 #include "autograd/autocast.h"
 #include "autograd/ops.h"
+#include "autograd/random.h"
 #include "core/allocator.h"
 #include "core/runtime.h"
 #include "core/sanitizer.h"
 #include "io/safetensors.h"
 #include "kernels/gemm/onednn_matmul.h"
+#include "models/generate.h"
 #include "models/registry.h"
 #include "nn/init.h"
 #include "nn/layers.h"
@@ -176,6 +178,83 @@ TEST_CASE("budgets fill devices in order and keep room for the largest layer") {
       Contains("cpu may take") && Contains("the layer encoder.layers.encoder_layer_0 alone has"));
   CHECK_THROWS_WITH(text({{kCpu, 1}, {kCpu, 2}}), Contains("cpu has two memory budgets"));
   CHECK_THROWS_WITH(text({}), Contains("no device has a memory budget"));
+}
+
+namespace {
+
+/// A head that is tied to the embedding, with rotary positions or with learned ones.
+models::GptConfig tied(models::GptPositions positions) {
+  return {.vocabulary = 23,
+          .context = 16,
+          .width = 16,
+          .layers = 2,
+          .kv_heads = 2,
+          .hidden = 24,
+          .positions = positions};
+}
+
+std::unique_ptr<models::Gpt> without_memory(const models::GptConfig& config) {
+  const nn::MetaScope meta;
+  auto model = std::make_unique<models::Gpt>(config);
+  model->eval();
+  return model;
+}
+
+}  // namespace
+
+TEST_CASE("a tied head reads the embedding's weight wherever that rests, and generates") {
+  const io::Path file = scratch("gpt.safetensors");
+  for (const models::GptPositions positions :
+       {models::GptPositions::kLearned, models::GptPositions::kRotary}) {
+    const models::GptConfig config = tied(positions);
+    manual_seed(5);
+    models::Gpt whole(config);
+    whole.eval();
+    for (Tensor parameter : whole.parameters()) {
+      if (parameter.dim() == 2) nn::init::normal(parameter, 0, 0.3);
+    }
+    io::write_safetensors(file, whole.state_dict());
+    const Tensor tokens = Tensor::from(std::vector<int64_t>{1, 22, 0, 7, 9, 3}, {2, 3});
+    const models::GenerateOptions options = {.max_new_tokens = 8, .temperature = 0};
+    const std::vector<int64_t> text = models::generate(whole, {4, 11}, options);
+    const NamedTensors state = io::read_safetensors(file).tensors;
+    const std::vector<nn::DeviceMap> maps = {
+        {.places = {{"", kCpu}}},
+        {.places = {{"", {}}}},
+        {.places = {{"", kCpu}, {"wte", {}}, {"wpe", {}}}},
+        {.places = {{"", {}}, {"wte", kCpu}, {"wpe", kCpu}}},
+        {.places = {{"", kOtherCpu}, {"wte", kCpu}, {"wpe", kCpu}, {"h.0", {}}}},
+        {.places = {{"", kCpu}, {"ln_f", kOtherCpu}}, .main = kOtherCpu}};
+    for (nn::DeviceMap map : maps) {
+      if (positions == models::GptPositions::kRotary) {
+        std::erase_if(map.places, [](const auto& entry) { return entry.first == "wpe"; });
+      }
+      const auto model = without_memory(config);
+      INFO(nn::dispatch(*model, state, map));
+      CHECK(logits(*model, tokens, DType::f32) == logits(whole, tokens, DType::f32));
+      CHECK(logits(*model, tokens, DType::f32) == logits(whole, tokens, DType::f32));
+      CHECK(models::generate(*model, {4, 11}, options) == text);
+    }
+  }
+}
+
+TEST_CASE("budgets count the embedding's weight again where a tied head runs without it") {
+  const auto model = without_memory(tied(models::GptPositions::kRotary));
+  const int64_t embedding = 4 * 23 * 16, norm = 4 * 16;
+  const int64_t block = 4 * (16 * (16 + 2 * 8) + 16 * 16 + 3 * 16 * 24) + 2 * norm;
+  REQUIRE(embedding + norm < block);
+  const auto text = [&](const nn::MemoryBudgets& budgets) {
+    std::string all;
+    for (const auto& [name, place] : nn::auto_device_map(*model, budgets).places) {
+      all += name + " " + nn::to_string(place) + ", ";
+    }
+    return all;
+  };
+  CHECK(text({{kCpu, embedding + 2 * block + norm}}) == "wte cpu, h.0 cpu, h.1 cpu, ln_f cpu, ");
+  CHECK(text({{kCpu, embedding + block}, {kOtherCpu, block + norm + embedding}}) ==
+        "wte cpu, h.0 cpu, h.1 cpu:1, ln_f cpu:1, ");
+  CHECK(text({{kCpu, embedding + block}, {kOtherCpu, block + norm + embedding - 1}}) ==
+        "wte cpu, h.0 cpu:1, h.1 disk, ln_f disk, ");
 }
 
 TEST_CASE("maps and states that do not fit the model are refused by name") {

@@ -55,6 +55,31 @@ Fabric& alive(const std::weak_ptr<Fabric*>& fabric, const char* what) {
   return **pointer;
 }
 
+/// The models whose calls a Fabric leads in this thread, the innermost first: a RoutedCall of parts
+/// alone does not say whose they are.
+struct Led {
+  const nn::Module* model;
+  const Led* outer;
+};
+thread_local const Led* innermost = nullptr;
+
+/// While it lives, a call of the model is led.
+class LedCall {
+ public:
+  explicit LedCall(const nn::Module& model) : led_{&model, innermost}, scope_(innermost, &led_) {}
+
+ private:
+  const Led led_;
+  const ScopedValue<const Led*> scope_;
+};
+
+/// Whether the call at hand, or one that it was made in, is of that model.
+bool is_in_call_of(const nn::Module& model) {
+  const Led* led = innermost;
+  while (led && led->model != &model) led = led->outer;
+  return led != nullptr;
+}
+
 bool has_gradient(const Tensors& parameters) {
   return std::ranges::any_of(parameters, [](const Tensor& p) { return p.grad().defined(); });
 }
@@ -357,7 +382,9 @@ void Fabric::setup_model(nn::Module& model, const nn::ModelStructure& structure)
        }});
   for (const auto& [name, part] : model.named_modules()) {
     // Some were set up on their own.
-    if (part != &model && !part->has_route()) lead_part(*entry, name, *part);
+    if (part == &model) continue;
+    entry->parts.insert(part);
+    if (!part->has_route()) lead_part(*entry, name, *part);
   }
   models_.push_back(std::move(entry));
 }
@@ -372,8 +399,8 @@ void Fabric::lead_part(Model& model, const std::string& name, nn::Module& part) 
   nn::Module::Route route;
   // What has no tensors follows its input, wherever it is called.
   if (!part.unrouted_state().empty()) {
-    route.refuse = [leader, name] {
-      if (Fabric* const self = leader()) self->check_outside_call(name);
+    route.refuse = [leader, name, &part] {
+      if (Fabric* const self = leader()) self->check_call(name, part);
     };
   }
   route.zero_grad = [leader, &model, &part] {
@@ -402,8 +429,15 @@ void Fabric::lead_part(Model& model, const std::string& name, nn::Module& part) 
   part.set_route(std::move(route));
 }
 
-/// On one device a part may be called wherever the precision is that of a call of the model.
-void Fabric::check_outside_call(const std::string& part) {
+/// A part may be called in a call of a model that has it. On one device it may be wherever the
+/// precision is that of such a call.
+void Fabric::check_call(const std::string& name, const nn::Module& part) {
+  // A strategy that is called without a Fabric does not say what it calls.
+  const bool is_inside = nn::RoutedCall::is_under_way() &&
+                         (!innermost || std::ranges::any_of(models_, [&](const auto& model) {
+                           return model->parts.contains(&part) && is_in_call_of(*model->module);
+                         }));
+  if (is_inside) return;
   const auto arithmetic = [] {
     return std::tuple(autocast_dtype(), fp8_in_force(), kernels::matmul_settings());
   };
@@ -413,7 +447,7 @@ void Fabric::check_outside_call(const std::string& part) {
              "fabric: \"{}\", a part of a model that was set up, was called from outside of the "
              "model, where {}; call model(x), or fabric.forward(model, function) for functions "
              "that call parts, model.forward(x) among them",
-             part,
+             name,
              devices_ > 1 ? fmt::format("strategy {} does not know of it",
                                         dist::strategy_of(options_.strategy, devices_).name)
                           : fmt::format("it would not run in {}", options_.precision));
@@ -489,6 +523,7 @@ Tensor Fabric::forward(nn::Module& model, const Tensor& x) {
   const auto run = [&](const Tensor& in) {
     return nn::RoutedCall::is_of(model) ? model.unrouted(in) : entry.strategy->forward(model, in);
   };
+  const LedCall call(model);
   const PrecisionScope scope = autocast();
   return forward_logits(run, ops::to(x, device_), precision_);
 }
@@ -497,6 +532,7 @@ Tensor Fabric::forward(nn::Module& model, const std::function<Tensor()>& functio
   const Model& entry = find_model(model, "forward");
   const PrecisionScope scope = autocast();
   const bool is_led = nn::RoutedCall::is_of(model);
+  const LedCall led(model);
   const nn::RoutedCall call(&model);
   return widened(is_led ? function() : entry.strategy->call(model, function), precision_);
 }
@@ -585,6 +621,7 @@ void Fabric::run(const dist::MicroBatches& batches) {
   scaler_.scale(Tensor::scalar(0));  // a pipeline's stage may have no loss of its own to scale
   // One scope for all: each weight is cast once.
   const PrecisionScope scope = autocast();
+  const LedCall led(*model.module);
   const nn::RoutedCall call;
   const ScopedValue in_backward(is_in_backward_, true);
   model.strategy->run(*model.module, batches);

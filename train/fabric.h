@@ -285,6 +285,12 @@ class Fabric {
   /// for. Throws Error naming what it lacks or has of another kind before anything has changed; a
   /// model's and an optimizer's tensors are checked when their turn comes.
   std::vector<std::string> load(const std::string& path, const std::vector<NamedState>& states);
+  /// The same, for who decides by what is there: `ask` hears the names of the states and of their
+  /// kinds (train/named_state.h), and returns those to load.
+  using StateKinds = std::map<std::string, std::string>;
+  std::vector<std::string> load_by_kinds(
+      const std::string& path,
+      const std::function<std::vector<NamedState>(const StateKinds&)>& ask);
 
   /// To options.loggers, on rank 0 alone. Throws Error where one of them cannot write.
   void log(const std::string& name, double value, int64_t step);
@@ -309,6 +315,7 @@ class Fabric {
     nn::Module* module = nullptr;
     std::weak_ptr<void> is_alive;
     std::shared_ptr<dist::Strategy> strategy;
+    std::unordered_set<const nn::Module*> parts;   // of the model
     Tensors parameters;                            // of the model
     std::unordered_map<const void*, Tensor> kept;  // what this rank has of each
     std::shared_ptr<void> ownership;               // of the gradients
@@ -336,7 +343,7 @@ class Fabric {
   static void load_state(Model& model, const NamedTensors& state);
   NamedTensors state_everywhere(const Model& model) const;
   void lead_part(Model& model, const std::string& name, nn::Module& part);
-  void check_outside_call(const std::string& part);
+  void check_call(const std::string& name, const nn::Module& part);
   Model& only_model(std::string_view function);
   Model& find_model(nn::Module& model, std::string_view function);
   Optimizer& find_optimizer(const optim::Optimizer& optimizer, std::string_view function);

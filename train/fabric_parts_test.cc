@@ -147,6 +147,49 @@ TEST_CASE("trap: a part of a model that is called from outside of it throws") {
   }
 }
 
+TEST_CASE("trap: a call of one model is none of another's parts, but of all of the other") {
+  for (const char* strategy : {"ddp", "fsdp", "zero2", "tp"}) {
+    INFO(strategy);
+    on_ranks({.devices = 2, .strategy = {.name = strategy}}, [&](Fabric& fabric) {
+      Net student, teacher;
+      optim::SGD optimizer(student.named_parameters(), {.lr = 0.1});
+      optim::SGD of_teacher(teacher.named_parameters(), {.lr = 0.1});
+      fabric.setup(student, optimizer);
+      fabric.setup(teacher, of_teacher);
+      const Tensor x = rows();
+      const auto teach = [&] {
+        const NoGrad guard;
+        return teacher(x);
+      };
+      // Behind a call of all of the teacher that of the student goes on.
+      fabric.backward(fabric.forward(student, [&] {
+        const Tensor target = teach(), difference = student.head(student.encode(x)) - target;
+        return ops::mean(difference * difference);
+      }));
+      WEFT_CHECK(optimizer.step(), "no step");
+      const NoGrad guard;
+      // A call that is made in another's is of both.
+      const Tensor y = fabric.forward(student, [&] {
+        return fabric.forward(teacher, [&] { return teacher.head(student.encode(x)); });
+      });
+      WEFT_CHECK(y.shape() == Shape({4, 4}), "{}", y);
+      const auto refuses = [&](const char* part, const std::function<Tensor()>& f) {
+        expect_error(
+            [&] { fabric.forward(student, f); },
+            fmt::format("fabric: \"{}\", a part of a model that was set up, was called from "
+                        "outside of the model, where strategy {} does not know of it",
+                        part, strategy));
+      };
+      refuses("body", [&] { return teacher.encode(x); });
+      refuses("head", [&] { return teacher.head(student.encode(x)); });
+      refuses("body", [&] {
+        teach();
+        return teacher.forward(x);
+      });
+    });
+  }
+}
+
 TEST_CASE("parts may be called where that is the same as in their model") {
   for (const char* precision : {"32-true", "64-true", "bf16-true"}) {
     on_ranks({.precision = precision}, [&](Fabric& fabric) {

@@ -57,6 +57,25 @@ void check_names(const char* function, const std::vector<NamedState>& states) {
   }
 }
 
+nlohmann::json parse_description(const std::string& text, const std::string& path) {
+  try {
+    return nlohmann::json::parse(text);
+  } catch (const nlohmann::json::exception& error) {
+    WEFT_FAIL("{}: malformed states: {}", path, error.what());
+  }
+}
+
+/// Of states that are malformed none: who asks for them is told what is wrong.
+Fabric::StateKinds kinds_in(const nlohmann::json& description) {
+  Fabric::StateKinds kinds;
+  if (!description.is_object()) return kinds;
+  for (const auto& [name, entry] : description.items()) {
+    if (!entry.is_object() || !entry.contains("kind")) continue;
+    if (const auto* const kind = entry["kind"].get_ptr<const std::string*>()) kinds[name] = *kind;
+  }
+  return kinds;
+}
+
 template <class... Functions>
 struct Overloaded : Functions... {
   using Functions::operator()...;
@@ -333,18 +352,23 @@ void Fabric::load_optimizer(const SavedState& from, const std::string& name,
 
 std::vector<std::string> Fabric::load(const std::string& path,
                                       const std::vector<NamedState>& states) {
-  check_names("load", states);
+  return load_by_kinds(path, [&](const StateKinds&) { return states; });
+}
+
+std::vector<std::string> Fabric::load_by_kinds(
+    const std::string& path, const std::function<std::vector<NamedState>(const StateKinds&)>& ask) {
   wait_for_save();
   const SavedState file(path);
   const auto text = file.metadata.find(kState);
   WEFT_CHECK(text != file.metadata.end(),
              "{}: holds no named states; fabric.load(path) reads a file of a model alone", path);
-  nlohmann::json description;
+  const nlohmann::json description = parse_description(text->second, path);
+  const std::vector<NamedState> states = ask(kinds_in(description));
+  check_names("load", states);
   // Everything that is not a tensor is looked at before anything changes.
   std::vector<std::function<void()>> changes;
   std::set<std::string> asked;
   try {
-    description = nlohmann::json::parse(text->second);
     for (const NamedState& state : states) {
       asked.insert(state.name);
       WEFT_CHECK(description.contains(state.name), "holds no state \"{}\"", state.name);

@@ -724,6 +724,17 @@ TEST_CASE("any named state is saved whole and taken up by another strategy") {
   CHECK_THROWS_WITH(fabric.save(path, {{"a", &epoch}, {"a", &best}}), Contains("two states"));
   CHECK_THROWS_WITH(fabric.save(path, {{"a.b", &epoch}}), Contains("dots"));
   CHECK(epoch == 7);
+  text.clear();
+  const Fabric::StateKinds expected_kinds = {{"model", "model"},         {"optimizer", "optimizer"},
+                                             {"scheduler", "scheduler"}, {"scaler", "scaler"},
+                                             {"epoch", "integer"},       {"best", "number"},
+                                             {"text", "text"},           {"mean", "tensor"},
+                                             {"some", "tensors"},        {"own", "json"}};
+  fabric.load_by_kinds(path, [&](const Fabric::StateKinds& kinds) {
+    CHECK(kinds == expected_kinds);
+    return std::vector<NamedState>{{"text", &text}};
+  });
+  CHECK(text == "a \"note\"");
 }
 
 TEST_CASE("a state with a key left out, one too many, or a value of another type") {

@@ -24,7 +24,9 @@ namespace weft::train {
 
 /// `{"model", &model}`, `{"epoch", &epoch}`. The name has no dots and is nobody else's; a loader's
 /// state is its position, a tensor keeps its shape. NamedTensors are those of rank 0, and become
-/// what the file has, on the CPU. Scalars are int64_t and double.
+/// what the file has, on the CPU. Scalars are int64_t and double. A file calls the kinds below, in
+/// their order: model, optimizer, scheduler, scaler, loader, tensor, tensors, integer, number,
+/// truth, text, json.
 struct NamedState {
   using Value = std::variant<nn::Module*, optim::Optimizer*, optim::Scheduler*, optim::GradScaler*,
                              data::Loader*, Tensor*, NamedTensors*, int64_t*, double*, bool*,

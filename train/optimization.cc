@@ -38,7 +38,7 @@ optim::Schedule make_schedule(const Config& config, int64_t steps) {
     return optim::deepspeed_schedule(config.schedule,
                                      {.lr = config.lr, .steps = steps, .warmup = warmup});
   }
-  const int64_t rising = std::min(steps - 1, warmup);
+  const int64_t rising = std::max<int64_t>(0, std::min(steps - 1, warmup));
   const optim::Schedule rest =
       config.schedule == "cosine" ? optim::cosine(steps - rising) : optim::constant();
   if (rising == 0) return rest;

@@ -87,7 +87,10 @@ TrainedModel restore_model(const Checkpoint& checkpoint, const io::Path& path, b
   try {
     const nlohmann::json& state = checkpoint.state;
     config = config_from_json(io::object_field(state, "config"));
-    WEFT_CHECK(!is_of_text(config), "a run on text ({}); weft generate reads it", config.data);
+    WEFT_CHECK(!is_of_text(config),
+               "a run on text ({}): \"weft eval --checkpoint {} --data FILE.txt\" measures it on a "
+               "text, \"weft generate {}\" writes with it",
+               config.data, path.string(), path.string());
     io::read_field(state, "classes", classes);
     const nlohmann::json& p = io::object_field(state, "preprocess");
     io::read_field(p, "size", preprocess.size);

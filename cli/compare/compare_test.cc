@@ -187,9 +187,9 @@ TEST_CASE("A peer that dies, babbles or sleeps costs its case only") {
   const std::string sleeping = fake_peer("sleeping", 1, "*cross_entropy*) exec sleep 60 ;;");
   for (const auto& [python, message] : {std::pair(babbling, "PyTorch answered \"hello there\""),
                                         std::pair(dying, "PyTorch ended without an answer: enough"),
-                                        std::pair(sleeping, "PyTorch did not answer within 1 s")}) {
+                                        std::pair(sleeping, "PyTorch did not answer within 5 s")}) {
     INFO(message);
-    const Outcome outcome = run_weft(kTwoCases + ("--json --timeout 1 --python " + python));
+    const Outcome outcome = run_weft(kTwoCases + ("--json --timeout 5 --python " + python));
     CHECK(outcome.code == 0);
     const json result = json::parse(outcome.out);
     CHECK(find(result, "cross_entropy 256x10 fp32")["peers"]["eager"]["failure"] == message);

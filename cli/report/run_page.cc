@@ -208,7 +208,8 @@ void add_overview(Page& page, const Runs& runs) {
     const auto last = [&](const std::string& name) { return last_or_nan(values_of(run, name)); };
     const std::vector<double> epochs = values_of(run, "epoch");
     cells.push_back(fmt::format("{:.0f}", epochs.empty() ? 0 : epochs.back()));
-    if (run.config) cells.back() += fmt::format(" of {}", run.config->epochs);
+    const auto limit = run.config ? train::epoch_limit(*run.config) : std::nullopt;
+    if (limit) cells.back() += fmt::format(" of {}", *limit);
     cells.push_back(fmt::format("{}", run.metrics.empty() ? 0 : run.metrics.back().step));
     double best = NAN;
     for (const double a : values_of(run, "accuracy/validation")) best = best >= a ? best : a;

@@ -156,7 +156,7 @@ TEST_CASE("every model at its width, on small images, of two layers where it has
 }
 
 TEST_CASE("a language model under strategies") {
-  for (const std::string strategy : {"ddp", "fsdp", "pipeline"}) {
+  for (const std::string strategy : {"ddp", "fsdp", "tp", "fsdp+tp", "pipeline"}) {
     check(small(strategy, "bf16", "gpt_mini"), 2);
   }
   check(small("single", "tf32", "gpt_mini"), 1);

@@ -21,8 +21,9 @@ struct GradientSquare {
 double noise_scale(const GradientSquare& small, const GradientSquare& large);
 
 /// Of the model that a run ended with, in evaluation mode, on training images without
-/// augmentation: `batches` batches of `images`, and all of them together. Deterministic; measured
-/// once and kept in the run's directory as noise_scale.json.
-double noise_scale_of_run(const std::string& directory, int64_t batches = 16, int64_t images = 32);
+/// augmentation: at most `batches` batches of `images`, and all of them together, which should be
+/// about as many as the scale, or noise hides |G|^2. Deterministic; measured once and kept in the
+/// run's directory as noise_scale.json.
+double noise_scale_of_run(const std::string& directory, int64_t batches = 64, int64_t images = 64);
 
 }  // namespace weft::cli

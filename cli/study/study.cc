@@ -130,8 +130,10 @@ void finish(const report::Page& page, const Arguments& a) {
 }
 
 std::string command_of(const train::Config& config) {
-  return fmt::format("{} on {}, {} epochs, {}, seed {} and those behind it", config.model,
-                     config.data, config.epochs, config.optimizer, config.seed);
+  const std::optional<int64_t> epochs = train::epoch_limit(config);
+  return fmt::format("{} on {}, {}{}, seed {} and those behind it", config.model, config.data,
+                     epochs ? fmt::format("{} epochs, ", *epochs) : "", config.optimizer,
+                     config.seed);
 }
 
 int failures(const Cell& cell) {
@@ -325,6 +327,10 @@ int run_batch_size(const Arguments& a) {
   if (train::is_of_text(base)) {
     throw UsageError(fmt::format(
         "study batch-size: {} is text; expected images, with an accuracy to come to", base.data));
+  }
+  if (!train::epoch_limit(base)) {
+    throw UsageError(fmt::format(
+        "study batch-size: --epochs {}: expected a positive number, to compare at", base.epochs));
   }
   const int64_t base_batch = base.global_batch_size > 0
                                  ? base.global_batch_size

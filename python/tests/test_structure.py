@@ -65,11 +65,41 @@ class Net(Plain):
         )
 
 
+class Gated(nn.Module):
+    """Grouped attention and a gated MLP, of nn.Linear alone; tells by the features that it has how many heads."""
+
+    WIDTH, HEADS, KV_HEADS = 8, 4, 2
+
+    def __init__(self):
+        super().__init__()
+        size = self.WIDTH // self.HEADS
+        self.qkv = nn.Linear(self.WIDTH, (self.HEADS + 2 * self.KV_HEADS) * size)
+        self.out = nn.Linear(self.WIDTH, self.WIDTH)
+        self.up, self.gate = nn.Linear(self.WIDTH, 16), nn.Linear(self.WIDTH, 16)
+        self.down = nn.Linear(16, self.WIDTH)
+        self.embed, self.head = nn.Linear(4, self.WIDTH), nn.Linear(self.WIDTH, 4)
+
+    def forward(self, x):
+        x = self.embed(x)
+        parts = self.qkv(x).reshape(*x.shape[:2], -1, self.WIDTH // self.HEADS).transpose(1, 2)
+        kv = parts.shape[1] // (self.HEADS // self.KV_HEADS + 2)
+        q, k, v = parts[:, :-2 * kv], parts[:, -2 * kv:-kv], parts[:, -kv:]
+        x = x + self.out(F.scaled_dot_product_attention(q, k, v, enable_gqa=True).transpose(1, 2).flatten(2))
+        x = x + self.down(F.silu(self.gate(x)) * self.up(x))
+        return self.head(x.mean(1))
+
+    def structure(self):
+        return nn.ModelStructure(linears=[
+            nn.ParallelLinears([self.qkv], self.out, heads=self.HEADS, kv_heads=self.KV_HEADS),
+            nn.ParallelLinears([self.up, self.gate], self.down),
+        ])
+
+
 PROGRAM = """
     import sys
     sys.path.insert(0, sys.argv[1])
     import weft
-    from test_structure import Net, Plain
+    from test_structure import Gated, Net, Plain
     from weft import nn, optim
 
     path, model, devices, strategy = *sys.argv[2:4], int(sys.argv[4]), sys.argv[5]
@@ -78,7 +108,7 @@ PROGRAM = """
     fabric = weft.train.Fabric(devices=devices, strategy=strategy)
     fabric.launch()
     fabric.seed_everything(1)
-    model = {"Net": Net, "Plain": Plain}[model]()
+    model = {"Gated": Gated, "Net": Net, "Plain": Plain}[model]()
     optimizer = optim.SGD(model.named_parameters(), lr=0.1)
     fabric.setup(model, optimizer)
     weft.manual_seed(5)
@@ -131,8 +161,19 @@ class Strategies(unittest.TestCase):
                     # Sums of some tens of terms in another order, in three steps.
                     self.assertLess((tensor - shared[name]).abs().max().item(), 1e-5, name)
 
+    def test_tp_cuts_what_is_made_of_linear_layers(self):
+        _, alone = self.run_program("Gated", "1", "auto")
+        said, shared = self.run_program("Gated", "2", "tp")
+        self.assertEqual(said, "")
+        self.assertEqual(alone.keys(), shared.keys())
+        for name, tensor in alone.items():
+            self.assertEqual(tensor.shape, shared[name].shape, name)
+            self.assertLess((tensor - shared[name]).abs().max().item(), 1e-5, name)
+
     def test_errors_say_what_to_define(self):
         for words, said in (
+            (("Gated", "4", "tp"), '4 ranks do not divide 4 heads, which share 2 of keys and values, of '
+                                   'test_structure.Gated\'s "qkv.weight"'),
             (("Plain", "2", "tp"), "structure() names pairs of linear layers as mlps"),
             (("Plain", "2", "pipeline"), "2 stages cannot be made of 0 segments: the model's structure() names none"),
             (("Net", "2", "fsdp", "wrap=Bloc"), "no module of class Bloc; it has test_structure.Block, "
@@ -238,7 +279,15 @@ class Structures(unittest.TestCase):
             y = segment.forward(y)
         self.assertEqual(y.tolist(), net(x).tolist())
         empty = nn.Module().structure()
-        self.assertEqual((empty.units, empty.mlps, empty.tokens, empty.head, empty.segments), (None, [], None, None, []))
+        self.assertEqual((empty.units, empty.mlps, empty.linears, empty.tokens, empty.head, empty.segments),
+                         (None, [], [], None, None, []))
+        gated = Gated()
+        attention, mlp = gated.structure().linears
+        self.assertEqual((attention.heads, attention.kv_heads, mlp.heads), (4, 2, 0))
+        self.assertIs(attention.rows, gated.out)
+        self.assertIs(mlp.columns[1], gated.gate)
+        self.assertEqual(nn.Segment("head", gated.head, reads=["embed.weight"]).reads, ["embed.weight"])
+        self.assertEqual(s.segments[0].reads, [])
 
     def test_of_cpps_models(self):
         model = weft.models.make("vit_lite", image_size=32, classes=4, layers=2)

@@ -309,6 +309,21 @@ class Loop(unittest.TestCase):
             with self.assertRaises(RecursionError):
                 fabric.save(path, {"odd": endless})
 
+    @unittest.skipUnless(os.path.exists("/proc/self/io"), "the kernel does not count what a process reads")
+    def test_a_full_state_is_read_once(self):
+        def bytes_read():
+            with open("/proc/self/io") as file:
+                return int(file.readline().split()[1])  # by read() and pread(), which checksums are summed from
+
+        with tempfile.TemporaryDirectory() as directory:
+            path = os.path.join(directory, "state")
+            fabric, model, _ = self.setup_fabric()
+            state = {"model": model, "large": weft.ones(2**20), "epoch": 3}
+            fabric.save(path, state)
+            size, before = os.path.getsize(path), bytes_read()
+            fabric.load(path, state)
+            self.assertAlmostEqual((bytes_read() - before) / size, 1, delta=0.1)
+
     def test_figures_go_to_every_logger(self):
         class Remember(weft.train.Logger):
             def __init__(self):

@@ -187,7 +187,7 @@ class Fit(unittest.TestCase):
         self.assertEqual(len(trainer.predict(module, [x for x, _ in line(8, 4)])), 2)
 
         # Inside of the second epoch: its first two batches are skipped.
-        first = quiet(max_steps=6, directory=self.path("own"))
+        first = quiet(max_epochs=-1, max_steps=6, directory=self.path("own"))
         fit_own(first)
         del first
         seen = []

@@ -429,11 +429,14 @@ void bind_fabric(nb::module_ m) {
           [](Fabric& self, const std::string& path, const std::optional<nb::dict>& state) {
             std::vector<std::string> left;
             std::optional<States> states;
-            if (state) states.emplace(*state, self, path);
+            const auto ask = [&](const Fabric::StateKinds& kinds) {
+              const nb::gil_scoped_acquire locked;
+              return states.emplace(*state, kinds).get();
+            };
             {
               const nb::gil_scoped_release unlocked;
-              if (states) left = self.load(path, states->get());
-              if (!states) self.load(path);
+              if (state) left = self.load_by_kinds(path, ask);
+              if (!state) self.load(path);
             }
             return states ? states->finish(std::move(left)) : left;
           },

@@ -1,8 +1,6 @@
 #include "python/train/states.h"
 
 #include "data/loader.h"
-#include "io/safetensors.h"
-#include "io/sharded_safetensors.h"
 #include "optim/schedule.h"
 #include "python/json.h"
 #include "python/named_tensors.h"
@@ -47,24 +45,6 @@ bool is_number(nb::handle object) {
           .c_str());
 }
 
-/// The kinds of the states in a file or a directory, by their names.
-std::map<std::string, std::string> kinds_in(const std::string& path) {
-  const io::Metadata metadata = io::is_sharded_state(path)
-                                    ? io::ShardedReader(path).index().metadata
-                                    : io::read_safetensors(path).metadata;
-  std::map<std::string, std::string> kinds;
-  const auto text = metadata.find("weft.state");
-  if (text == metadata.end()) return kinds;
-  // What is malformed load() tells of.
-  const auto states = nlohmann::json::parse(text->second, nullptr, false);
-  if (!states.is_object()) return kinds;
-  for (const auto& [name, entry] : states.items()) {
-    if (!entry.is_object() || !entry.contains("kind")) continue;
-    if (const auto* const kind = entry["kind"].get_ptr<const std::string*>()) kinds[name] = *kind;
-  }
-  return kinds;
-}
-
 }  // namespace
 
 States::States(const nb::dict& state) : dict_(state) {
@@ -74,10 +54,7 @@ States::States(const nb::dict& state) : dict_(state) {
   }
 }
 
-States::States(const nb::dict& state, train::Fabric& fabric, const std::string& path)
-    : dict_(state) {
-  fabric.wait_for_save();
-  const auto kinds = kinds_in(path);
+States::States(const nb::dict& state, const train::Fabric::StateKinds& kinds) : dict_(state) {
   for (const auto& [name, kind] : kinds) {
     const std::string beside = name + std::string(kTensors);
     if (kind == "json" && kinds.contains(beside)) beside_.insert(beside);
@@ -134,7 +111,7 @@ void States::add_value(const std::string& name, nb::handle value) {
 }
 
 void States::ask(const std::string& name, nb::handle value,
-                 const std::map<std::string, std::string>& kinds) {
+                 const train::Fabric::StateKinds& kinds) {
   const auto found = kinds.find(name);
   const std::string kind = found == kinds.end() ? "json" : found->second;
   Asked asked = {.name = name, .owner = has_state(value) ? nb::borrow(value) : nb::none()};

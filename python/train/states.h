@@ -23,8 +23,8 @@ class States {
  public:
   /// To be saved. Throws a TypeError naming the key and the type of what cannot be.
   explicit States(const nb::dict& state);
-  /// To be filled: what is no object of its own is asked for as the kind that `path` holds.
-  States(const nb::dict& state, train::Fabric& fabric, const std::string& path);
+  /// To be filled: what is no object of its own is asked for as the kind that is saved.
+  States(const nb::dict& state, const train::Fabric::StateKinds& kinds);
   States(const States&) = delete;
   States& operator=(const States&) = delete;
 
@@ -48,8 +48,7 @@ class States {
   const Value* keep(const std::string& name, T value);
   bool add_object(const std::string& name, nb::handle value);
   void add_value(const std::string& name, nb::handle value);
-  void ask(const std::string& name, nb::handle value,
-           const std::map<std::string, std::string>& kinds);
+  void ask(const std::string& name, nb::handle value, const train::Fabric::StateKinds& kinds);
 
   nb::dict dict_;
   std::vector<train::NamedState> states_;

@@ -58,7 +58,8 @@ TEST_CASE("Mistakes in train's command line exit with 2") {
   check_train_error("--data imagenet", 2,
                     "unknown data 'imagenet': expected builtin, cifar10:DIR, folder:DIR");
   check_train_error("--data folder:", 2, "expected a directory after the colon");
-  check_train_error("--epochs 0", 2, "epochs: expected a positive number, got 0");
+  check_train_error("--epochs 0", 2,
+                    "epochs: expected a positive number, or -1 for no limit, got 0");
   check_train_error("--batch-size -4", 2, "batch-size: expected a positive number, got -4");
   check_train_error("--accumulate 0", 2, "accumulate");
   check_train_error("--limit-batches -1", 2,

@@ -114,6 +114,14 @@ TEST_CASE("A run ends after so many steps, so much time, or when nothing gets be
       run_train("by_time", data + "--epochs 100000 --limit-batches 6 --max-time 0.5s");
   CHECK(reason(time) == "max_time = 0.5 s");
   CHECK(time.back().at("seconds") >= 0.5);
+  // The same without a limit of epochs.
+  run_train("by_steps_alone", data + "--epochs -1 --max-steps 9 --limit-batches 6");
+  CHECK(diff_weights("by_steps", "by_steps_alone") == 0);
+  CHECK(resume(scratch("by_steps_alone")).size() == 1);
+  const auto open = run_train("by_time_alone", data +
+                                                   "--epochs -1 --limit-batches 6 --max-time 0.3s "
+                                                   "--schedule constant --warmup 0");
+  CHECK(reason(open) == "max_time = 0.3 s");
   // Time counts over sessions.
   CHECK(resume(scratch("by_time")).size() == 1);
 
@@ -212,6 +220,10 @@ TEST_CASE("What these settings cannot be is said by name") {
     check_error(run_weft("train --output " + output + " " + arguments), code, message);
     CHECK(!std::filesystem::exists(output));
   };
+  fails("--epochs -1", 2, "epochs: -1 is no limit; expected one of max-steps or max-time");
+  fails("--epochs -1 --max-time 1m", 2,
+        "goes by the number of all steps, which epochs -1 and max-time leave open; expected "
+        "max-steps");
   fails("--max-steps=-1", 2, "max-steps: must not be negative, got -1");
   fails("--max-time 90", 2, "max-time: expected a duration, 90s, 10m, 2h, 1d or DD:HH:MM:SS");
   fails("--ema 1", 2, "ema: expected a number in [0, 1), got 1");

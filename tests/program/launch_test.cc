@@ -69,6 +69,19 @@ TEST_CASE("a process that something has started as a rank is that rank") {
   const std::string task = "SLURM_STEP_ID=0 SLURM_PROCID=1 SLURM_LOCALID=1 SLURM_NTASKS=2 ";
   CHECK(launched_by(task).out == "1 of 2, 1 of 2\n");
   CHECK(launched_by(task + "PMIX_RANK=1 SLURM_STEP_TASKS_PER_NODE=2").out == "1 of 2, 1 of 2\n");
+  // Under a plugin for MPI, too, the only task of a step starts ranks, and so does a node's.
+  const std::string pmix = kNoMpirun + "MASTER_ADDR=127.0.0.1 PMIX_RANK=0 PMIX_NAMESPACE=outer ";
+  const std::string alone = kShell + "'echo $RANK of $WORLD_SIZE ${PMIX_NAMESPACE-alone}'";
+  const auto check_started = [&](const std::string& tasks, const std::string& options, int size) {
+    const Outcome started =
+        run_shell(pmix + "SLURM_STEP_ID=0 SLURM_PROCID=0 SLURM_NTASKS=" + tasks + " " +
+                  weft_program() + " launch " + options + alone);
+    INFO(started.err);
+    CHECK_THAT(started.out, Contains(fmt::format("0 of {} alone\n", size)) &&
+                                Contains(fmt::format("1 of {} alone\n", size)));
+  };
+  check_started("1", "--devices 2", 2);
+  check_started("2", "--devices 4 --nodes 2", 4);
   // The batch script's own variables make no rank.
   check_error(launched_by(task + "SLURM_STEP_ID=4294967291"), 2, "--devices: how many ranks?");
 }

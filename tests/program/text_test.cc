@@ -108,14 +108,19 @@ TEST_CASE("eval measures a language model as its run did, on its text and on ano
               "unknown text 'builtin': expected grammar, text:FILE or FILE.txt");
   check_error(run_weft("eval --checkpoint " + run + " --max-memory cpu=1GB"), 2,
               "--max-memory spreads a model of images");
-  check_error(run_weft("predict --checkpoint " + run + " x.png"), 1, "a run on text (grammar)");
+  const Outcome predict = run_weft("predict --checkpoint " + run + " x.png");
+  check_error(predict, 1, run + "/step-12: a run on text (grammar)");
+  CHECK_THAT(predict.err,
+             Contains("\"weft eval --checkpoint " + run + "/step-12 --data FILE.txt\"") &&
+                 Contains("\"weft generate " + run + "/step-12\""));
 }
 
 TEST_CASE("Activations of a language model computed twice give the same bits") {
   const std::string settings =
       kQuick + "--limit-batches 4 --batch-size 4 " +
       GENERATE(as<std::string>(), "", "--precision bf16", "--devices 2 --strategy fsdp",
-               "--devices 2 --strategy dp", "--devices 2 --strategy pipeline");
+               "--devices 2 --strategy dp", "--devices 2 --strategy pipeline",
+               "--devices 2 --strategy tp --sequence-parallel");
   INFO(settings);
   run_train("text_kept", settings);
   run_train("text_recomputed", settings + " --checkpoint-activations");
@@ -144,6 +149,27 @@ TEST_CASE("A language model's sharded states go on elsewhere, and are read") {
   }
   CHECK(run_weft("generate " + run).code == 0);
   CHECK(run_weft("eval --limit-batches 1 --checkpoint " + run).code == 0);
+}
+
+TEST_CASE("A language model under tp goes on elsewhere, and one elsewhere under tp") {
+  const std::string settings =
+      kQuick + "--limit-batches 4 --optimizer sgd --lr 0.1 --global-batch-size 8 ";
+  const std::string cut = "--devices 2 --strategy tp", alone = "--devices 1 --strategy single";
+  run_train("text_alone", settings);
+  for (const std::string form : {"full", "sharded"}) {
+    for (const auto& [first, then] : {std::pair(cut, alone), {"--devices 1", cut}}) {
+      if (form == "sharded" && first != cut) continue;
+      INFO(form << ": " << first << ", then " << then);
+      run_train("text_cut", settings + first + " --state-dict-type " + form);
+      CHECK(distance("text_alone", "text_cut") < 1e-5);
+      std::filesystem::remove(weights("text_cut"));
+      const Outcome outcome =
+          run_weft("train --json --resume " + scratch("text_cut") + "/step-4 " + then);
+      INFO(outcome.err);
+      REQUIRE(outcome.code == 0);
+      CHECK(distance("text_alone", "text_cut") < 1e-5);
+    }
+  }
 }
 
 namespace {
@@ -281,7 +307,8 @@ TEST_CASE("A run on text that is stopped and resumed has the bits of one that is
 TEST_CASE("Ranks train a language model together as one does") {
   const std::string settings = kQuick + "--limit-batches 4 --optimizer sgd --lr 0.1 ";
   const auto one = run_train("text_one", settings + "--global-batch-size 8");
-  for (const std::string strategy : {"ddp", "fsdp"}) {
+  for (const std::string strategy :
+       {"ddp", "fsdp", "tp", "tp --sequence-parallel --parallel-head", "fsdp+tp --parallel-head"}) {
     INFO(strategy);
     const auto two = run_train(
         "text_two", settings + "--global-batch-size 8 --devices 2 --strategy " + strategy);
@@ -317,6 +344,13 @@ TEST_CASE("What does not go together with text is said by name") {
   check_train_error("--recipe builtin-quick --model gpt --data grammar", 2, "--recipe gpt-quick");
   check_train_error("--data nothing.txt", 1, "nothing.txt");
   check_train_error("--data text:", 1, "expected a file after the colon");
+  const std::string uncut = fresh_scratch("uncut");
+  const Outcome ranks = run_weft("train --devices 4 --strategy tp --limit-batches 1 --output " +
+                                 uncut + " " + kQuick);
+  CHECK(ranks.code != 0);
+  CHECK_THAT(ranks.err, Contains("4 ranks do not divide 4 heads, which share 2 of keys and values, "
+                                 "of weft::models::Gpt's \"h.0.attn.c_attn.weight\""));
+  CHECK(!std::filesystem::exists(uncut));
   const std::string few = file_of("few.txt", sentences(10));
   check_train_error("--data " + few, 1, "bytes are too few; expected 2600 or more");
   const Outcome diverged = run_weft("train --json --limit-batches 12 --lr 1e30 --optimizer sgd " +

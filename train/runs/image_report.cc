@@ -122,7 +122,7 @@ void RunReport::validation(const RunState& state, int64_t batches) {
   if (table_) {
     const double epochs = static_cast<double>(state.epoch) +
                           static_cast<double>(state.batch) / static_cast<double>(batches);
-    table_->row({fmt::format("{:.2f}/{}", epochs, config_.epochs),
+    table_->row({fmt::format("{:.2f}{}", epochs, of_epochs(config_)),
                  fmt::format("{:.4f}", state.statistics.loss()),
                  percent(state.statistics.accuracy()), fmt::format("{:.4f}", score.loss),
                  percent(score.accuracy), "", ""});
@@ -139,7 +139,7 @@ void RunReport::validation(const RunState& state, int64_t batches) {
 void RunReport::epoch(const RunState& state, double images_per_second, double seconds) {
   const EpochResult& e = state.last_epoch;
   if (table_) {
-    table_->row({fmt::format("{}/{}", state.epoch + 1, config_.epochs),
+    table_->row({fmt::format("{}{}", state.epoch + 1, of_epochs(config_)),
                  fmt::format("{:.4f}", e.loss), percent(e.train_accuracy),
                  fmt::format("{:.4f}", e.validation.loss), percent(e.validation.accuracy),
                  fmt::format("{:.0f}", images_per_second), io::format_duration(seconds)});

@@ -27,6 +27,7 @@
 #include "train/run_directory.h"
 #include "train/runs/image_report.h"
 #include "train/runs/run_checkpoints.h"
+#include "train/runs/run_heading.h"
 #include "train/stop_signals.h"
 #include "train/trained_model.h"
 #include "train/trainer/watch_layers.h"
@@ -325,8 +326,9 @@ class ImageRun : public Callback {
       allocator(p_.trained.device).reset_peak();
     }
     if (!progress_) {
-      const int64_t epochs_after = p_.config.epochs - trainer_.epoch() - 1;
-      progress_.emplace(fmt::format("epoch {}/{}", trainer_.epoch() + 1, p_.config.epochs),
+      const int64_t epochs = epoch_limit(p_.config).value_or(trainer_.epoch() + 1);
+      const int64_t epochs_after = epochs - trainer_.epoch() - 1;
+      progress_.emplace(fmt::format("epoch {}{}", trainer_.epoch() + 1, of_epochs(p_.config)),
                         p_.train_batches,
                         io::ProgressOptions{.out = report_.progress_stream(),
                                             .first_step = index,
@@ -431,8 +433,11 @@ class ImageRun : public Callback {
     return (p_.train_batches + in_step - 1) / in_step;
   }
 
+  /// 0: nobody knows.
   int64_t most_steps() const {
-    const int64_t all = steps_per_epoch() * p_.config.epochs;
+    const std::optional<int64_t> epochs = epoch_limit(p_.config);
+    if (!epochs) return p_.config.max_steps;
+    const int64_t all = steps_per_epoch() * *epochs;
     return p_.config.max_steps > 0 ? std::min(all, p_.config.max_steps) : all;
   }
 

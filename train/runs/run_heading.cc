@@ -18,14 +18,21 @@ std::string describe_model(const Config& config, int64_t parameters, const std::
                                                     : to_string(device));
 }
 
+std::string of_epochs(const Config& config) {
+  const std::optional<int64_t> epochs = epoch_limit(config);
+  return epochs ? fmt::format("/{}", *epochs) : "";
+}
+
 std::string describe_settings(const Config& config, int64_t steps_per_epoch,
                               const std::string& sample) {
   std::string limits;  // besides the epochs
   if (config.max_steps > 0) limits += fmt::format(", {} at most", config.max_steps);
   if (!config.max_time.empty()) limits += fmt::format(", {} at most", config.max_time);
-  return fmt::format("{}: {} epoch{} of {} steps{}, batch {}{}{}, {} with learning rate {} ({})",
-                     config.recipe.empty() ? "settings" : config.recipe, config.epochs,
-                     config.epochs == 1 ? "" : "s", steps_per_epoch, limits, config.batch_size,
+  const std::optional<int64_t> epochs = epoch_limit(config);
+  return fmt::format("{}: {}epoch{} of {} steps{}, batch {}{}{}, {} with learning rate {} ({})",
+                     config.recipe.empty() ? "settings" : config.recipe,
+                     epochs ? fmt::format("{} ", *epochs) : "", epochs == 1 ? "" : "s",
+                     steps_per_epoch, limits, config.batch_size,
                      config.accumulate > 1 ? fmt::format(" x {}", config.accumulate) : "",
                      sample.empty() ? "" : " x " + sample, config.optimizer, config.lr,
                      optim::schedule_name(config.schedule));

@@ -14,6 +14,8 @@ namespace weft::train {
 /// of 10 classes and so many pixels.
 std::string describe_model(const Config& config, int64_t parameters, const std::string& input,
                            Device device);
+/// "/6" behind the number of an epoch; nothing without a limit of them.
+std::string of_epochs(const Config& config);
 /// "builtin-quick: 6 epochs of 187 steps, batch 64 x 32 bytes, adamw with learning rate 0.002
 /// (one-cycle)", of a `sample` of 32 bytes; none: samples count alone.
 std::string describe_settings(const Config& config, int64_t steps_per_epoch,

@@ -91,7 +91,7 @@ int64_t global_batch_of(const Config& config) {
 TrainerOptions trainer_options(const Config& config, const RunOptions& options) {
   TrainerOptions result = {
       .fabric = fabric_options(config, options.device),
-      .max_epochs = config.epochs,
+      .max_epochs = epoch_limit(config),
       .val_check_interval = config.val_check_interval,
       .num_sanity_val_steps = 0,
       .accumulate_grad_batches = config.accumulate,

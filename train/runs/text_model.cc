@@ -11,6 +11,7 @@
 #include "data/sets/text.h"
 #include "io/json_field.h"
 #include "models/gpt_names.h"
+#include "models/gpt_options.h"
 #include "nn/loss.h"
 #include "train/pretrained/gpt2.h"
 
@@ -45,20 +46,6 @@ TextModel fresh(const Config& config, const models::GptConfig& gpt) {
                                              : std::make_unique<models::Gpt>(gpt);
   text.model->to(find_precision(config.precision).parameters);
   return text;
-}
-
-/// The sizes of a GPT-2, which its weights tell; else it is as GptConfig::gpt2() says.
-template <class C, class F>
-void for_each_size(C& gpt, F&& f) {
-  f("vocabulary", gpt.vocabulary);
-  f("context", gpt.context);
-  f("width", gpt.width);
-  f("layers", gpt.layers);
-  f("heads", gpt.heads);
-  f("kv_heads", gpt.kv_heads);
-  f("hidden", gpt.hidden);
-  f("tied_head", gpt.tied_head);
-  f("eps", gpt.eps);
 }
 
 /// GPT-2's tokens of single bytes, by the byte: its first 256 are the bytes that print, in Latin-1,
@@ -147,15 +134,16 @@ TextModel remake_text_model(const Config& config, const nlohmann::json& state) {
   if (config.model != kGpt2) return fresh(config, models::gpt_config(config.model));
   models::GptConfig gpt = models::GptConfig::gpt2();
   const nlohmann::json& sizes = io::object_field(state, kGpt2);
-  for_each_size(gpt, [&](const char* key, auto& size) { io::read_field(sizes, key, size); });
+  models::for_each_option(models::gpt_sizes(), gpt,
+                          [&](const char* key, auto& size) { io::read_field(sizes, key, size); });
   return fresh(config, gpt);
 }
 
 nlohmann::json describe(const TextModel& text) {
   nlohmann::json state = nlohmann::json::object();
   if (text.config.model != kGpt2) return state;
-  for_each_size(text.model->config,
-                [&](const char* key, const auto& size) { state[kGpt2][key] = size; });
+  models::for_each_option(models::gpt_sizes(), text.model->config,
+                          [&](const char* key, const auto& size) { state[kGpt2][key] = size; });
   return state;
 }
 

@@ -54,23 +54,26 @@ class NextByte : public TrainingModule {
   NextByte(const Config& config, models::Gpt& model) : config_(config), model_(model) {}
 
   nn::Module& model() override { return model_; }
+  /// By the Fabric's forward(), which gives a rank its part of a parallel head's logits.
+  Tensor training_step(const Batch& batch, int64_t) override {
+    return loss(trainer().fabric().forward(model_, batch[0]), batch);
+  }
   Tensor loss(const Tensor& logits, const Batch& batch) override {
-    const Tensor mean = loss_of(logits, batch);
+    const Tensor mean =
+        trainer().fabric().cross_entropy(ops::flatten(logits, 0, 1), ops::flatten(batch[1]));
     log(kTrainLoss, mean, {.on_step = true});
     return mean;
   }
   void validation_step(const Batch& batch, int64_t) override {
-    log(kValidationLoss, loss_of(model()(batch[0]), batch));
+    const Tensor logits = model()(batch[0]);
+    log(kValidationLoss, nn::cross_entropy(ops::flatten(logits, 0, 1), ops::flatten(batch[1])));
   }
   Optimization configure_optimizers() override {
-    return {make_optimizer(config_, model_), make_schedule(config_, trainer().estimated_steps())};
+    const int64_t steps = has_step_limit(config_) ? trainer().estimated_steps() : 0;
+    return {make_optimizer(config_, model_), make_schedule(config_, steps)};
   }
 
  private:
-  static Tensor loss_of(const Tensor& logits, const Batch& batch) {
-    return nn::cross_entropy(ops::flatten(logits, 0, 1), ops::flatten(batch[1]));
-  }
-
   const Config& config_;
   models::Gpt& model_;
 };
@@ -137,7 +140,7 @@ class TextReport : public Callback, public Logger {
     const double epochs =
         static_cast<double>(trainer.epoch()) +
         static_cast<double>(trainer.batch()) / static_cast<double>(trainer.batches());
-    print_row({fmt::format("{:.2f}/{}", epochs, config_.epochs), fmt::format("{}", step), "",
+    print_row({fmt::format("{:.2f}{}", epochs, of_epochs(config_)), fmt::format("{}", step), "",
                fmt::format("{:.4f}", loss), "", ""});
   }
 
@@ -188,7 +191,7 @@ class TextReport : public Callback, public Logger {
                          {"val_loss", validation},
                          {"bytes_per_second", bytes_per_second_},
                          {"seconds", seconds}});
-    print_row({fmt::format("{}/{}", epoch + 1, config_.epochs), fmt::format("{}", step),
+    print_row({fmt::format("{}{}", epoch + 1, of_epochs(config_)), fmt::format("{}", step),
                fmt::format("{:.4f}", loss), fmt::format("{:.4f}", validation),
                fmt::format("{:.0f}", bytes_per_second_), io::format_duration(seconds)});
   }

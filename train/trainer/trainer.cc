@@ -34,6 +34,8 @@ void check_positive(const char* option, int64_t value) {
 }  // namespace
 
 Trainer::Trainer(TrainerOptions options) : options_(std::move(options)), fabric_(options_.fabric) {
+  constexpr int64_t kNoLimit = -1;
+  if (options_.max_epochs == kNoLimit) options_.max_epochs.reset();
   WEFT_CHECK(options_.fabric.accumulate == 1,
              "trainer: set accumulate_grad_batches instead of Fabric's accumulate, got {}",
              options_.fabric.accumulate);

@@ -56,8 +56,8 @@ struct TrainerOptions {
   FabricOptions fabric = {};  // batches of a step: accumulate_grad_batches, not its accumulate
 
   // When it ends: whatever comes first. One of them has to be given.
-  std::optional<int64_t> max_epochs = {};
-  std::optional<int64_t> max_steps = {};  // of the optimizer
+  std::optional<int64_t> max_epochs = {};  // -1: no limit, as where it is left out
+  std::optional<int64_t> max_steps = {};   // of the optimizer
   /// Of this fit and of those that it continues.
   std::optional<std::chrono::duration<double>> max_time = {};
 

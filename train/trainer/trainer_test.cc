@@ -299,7 +299,8 @@ TEST_CASE("a fit ends by time, by steps, or by what a callback says") {
       if (trainer.global_step() == 3) trainer.stop("enough");
     }
   };
-  Trainer trainer(quiet({.max_steps = 100, .callbacks = {std::make_shared<Enough>()}}));
+  Trainer trainer(
+      quiet({.max_epochs = -1, .max_steps = 100, .callbacks = {std::make_shared<Enough>()}}));
   Regression model;
   trainer.fit(model, train);
   CHECK(trainer.global_step() == 3);
@@ -598,6 +599,7 @@ TEST_CASE("what cannot work is said by name") {
     CHECK_THROWS_WITH(Trainer(options), Contains(part));
   };
   refused({}, "say when to stop");
+  refused({.max_epochs = -1}, "say when to stop");
   refused({.max_epochs = 0}, "max_epochs: expected a positive number, got 0");
   refused({.max_steps = -1}, "max_steps: expected a positive number, got -1");
   refused({.max_time = 0s}, "max_time");
