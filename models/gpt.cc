@@ -2,6 +2,7 @@
 
 #include <cmath>
 
+#include "autograd/checkpoint.h"
 #include "core/view.h"
 #include "nn/init.h"
 #include "nn/rms_norm.h"
@@ -153,7 +154,13 @@ Gpt::Gpt(const GptConfig& c)
       h(add<nn::Sequential>("h")),
       ln_f(add_norm("ln_f", c)),
       lm_head(nullptr) {
-  for (int64_t i = 0; i < c.layers; ++i) blocks_.push_back(&h.append<GptBlock>(c));
+  for (int64_t i = 0; i < c.layers; ++i) {
+    GptBlock* const block = blocks_.emplace_back(&h.append<GptBlock>(c));
+    if (!c.checkpoint_activations) continue;
+    block->set_stand_in([block](const Tensor& x) {
+      return checkpoint([block](const Tensors& in) { return block->forward(in[0]); }, {x});
+    });
+  }
   if (!c.tied_head) lm_head = &add<nn::Linear>("lm_head", c.width, c.vocabulary, false);
   constexpr double kSpread = 0.02;
   for (auto& [name, parameter] : named_parameters()) {

@@ -43,6 +43,8 @@ struct GptConfig {
   double dropout = 0;     // of embeddings, attention weights, and the branches' results
   double eps = 1e-5;      // of the norms
   double rope_base = 10000;
+  /// Blocks keep their inputs alone, and are computed again when their gradients are needed.
+  bool checkpoint_activations = false;
 
   /// GPT-2's smallest, of 124 million parameters.
   static GptConfig gpt2() {

@@ -31,7 +31,8 @@ constexpr auto gpt_options() {
       gpt_sizes(),
       std::tuple(GptOption{"norm", &C::norm}, GptOption{"positions", &C::positions},
                  GptOption{"activation", &C::activation}, GptOption{"biases", &C::biases},
-                 GptOption{"dropout", &C::dropout}, GptOption{"rope_base", &C::rope_base}));
+                 GptOption{"dropout", &C::dropout}, GptOption{"rope_base", &C::rope_base},
+                 GptOption{"checkpoint_activations", &C::checkpoint_activations}));
 }
 
 /// Calls visit(name, member) for each of some options; works on const and mutable configurations.

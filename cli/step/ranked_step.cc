@@ -70,6 +70,7 @@ std::unique_ptr<nn::Module> make_step_model(const RankedStepOptions& options) {
   models::GptConfig config = models::gpt_config(options.model);
   models::OptionTaker taker(options.model, options.options);
   taker.take(&models::ModelOptions::layers, config.layers);
+  taker.take(&models::ModelOptions::checkpoint_activations, config.checkpoint_activations);
   taker.finish();
   return std::make_unique<models::Gpt>(config);
 }

@@ -82,6 +82,14 @@ TEST_CASE("layers that are split, in every precision") {
   }
 }
 
+TEST_CASE("a language model that recomputes, under every strategy") {
+  for (const std::string& strategy : dist::strategy_names()) {
+    RankedStepOptions options = small(strategy, "bf16", "gpt_mini");
+    options.options.checkpoint_activations = true;
+    check(options, strategy == "single" ? 1 : 2);
+  }
+}
+
 TEST_CASE("fp8 under every strategy") {
   for (const std::string& strategy : dist::strategy_names()) {
     if (strategy != "single") check(small(strategy, "fp8"), 2);
@@ -118,7 +126,7 @@ TEST_CASE("batches so small that what kernels take for themselves is a large par
         RankedStepOptions options = small("single", precision, model);
         options.batch = batch;
         check(options, 1);
-        if (model != "cct") continue;
+        if (model != "cct" && model != "gpt_mini") continue;
         options.options.checkpoint_activations = true;
         check(options, 1);
       }

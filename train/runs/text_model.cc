@@ -5,7 +5,6 @@
 #include <numeric>
 #include <utility>
 
-#include "autograd/checkpoint.h"
 #include "autograd/ops.h"
 #include "autograd/random.h"
 #include "data/sets/text.h"
@@ -19,31 +18,10 @@ namespace weft::train {
 
 namespace {
 
-/// A Gpt whose blocks keep their inputs alone, and are computed again when their gradients are
-/// needed.
-class RecomputedGpt : public models::Gpt {
- public:
-  explicit RecomputedGpt(const models::GptConfig& config) : Gpt(config) {
-    for (const auto& [name, module] : named_modules()) {
-      auto* const block = dynamic_cast<models::GptBlock*>(module);
-      if (!block) continue;
-      block->set_stand_in([block](const Tensor& x) {
-        return checkpoint([block](const Tensors& in) { return block->forward(in[0]); }, {x});
-      });
-    }
-  }
-  nn::ModelStructure structure() override {
-    nn::ModelStructure structure = Gpt::structure();
-    structure.replica = [config = config] { return std::make_unique<RecomputedGpt>(config); };
-    return structure;
-  }
-};
-
-TextModel fresh(const Config& config, const models::GptConfig& gpt) {
+TextModel fresh(const Config& config, models::GptConfig gpt) {
   manual_seed(config.seed);
-  TextModel text{.config = config};
-  text.model = config.checkpoint_activations ? std::make_unique<RecomputedGpt>(gpt)
-                                             : std::make_unique<models::Gpt>(gpt);
+  gpt.checkpoint_activations = config.checkpoint_activations;
+  TextModel text{.config = config, .model = std::make_unique<models::Gpt>(gpt)};
   text.model->to(find_precision(config.precision).parameters);
   return text;
 }
