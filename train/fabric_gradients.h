@@ -1,0 +1,24 @@
+// Private to Fabric.
+#pragma once
+
+#include "train/fabric.h"
+
+namespace weft::train {
+
+/// Answers for the gradients of all models that were set up.
+class Fabric::Gradients : public optim::GradientOwner {
+ public:
+  explicit Gradients(Fabric& fabric) : fabric_(fabric) {}
+
+  Tensors complete(const Tensors& parameters) override;
+  Tensor norm(const Tensors& mine) override;
+  /// Throws Error, naming what was called, where some were not summed over the ranks.
+  static void check_summed(const Model& model, const char* what);
+
+ private:
+  Tensor kept(const Tensor& parameter) const;
+
+  Fabric& fabric_;
+};
+
+}  // namespace weft::train
