@@ -50,7 +50,7 @@ CausalAttention::CausalAttention(const GptConfig& config)
       dropout(config.dropout),
       head_width_(config.width / config.heads) {
   if (config.positions == GptPositions::kRotary) {
-    rotary_.emplace(config.context, config.width / config.heads, config.rope_base);
+    rotary_.emplace(config.context, head_width_, config.rope_base);
   }
 }
 

@@ -162,11 +162,13 @@ dist::CommunicatorPtr borrowed(Communicator& c) {
   return {&c, [](Communicator*) {}};
 }
 
-/// Cuts all layers of a model.
-void cut(dist::TensorParallel& parallel, nn::Module& model) {
-  for (const nn::ParallelLinears& layers : dist::cut_layers_of(model, model.structure()).linears) {
+/// Cuts all layers of a model, and deals out its tokens where asked.
+void cut(dist::TensorParallel& parallel, nn::Module& model, bool is_dealt_out) {
+  const nn::ModelStructure structure = model.structure();
+  for (const nn::ParallelLinears& layers : dist::cut_layers_of(model, structure).linears) {
     parallel.cut(layers);
   }
+  if (is_dealt_out) parallel.deal_out(structure.tokens);
 }
 
 TEST_CASE("a gpt cut over ranks has the logits and gradients of the whole one") {
@@ -181,8 +183,7 @@ TEST_CASE("a gpt cut over ranks has the logits and gradients of the whole one") 
         dist::run_ranks(ranks, [&](Communicator& c) {
           const auto model = make_model(config, 3 + c.rank());
           dist::TensorParallel parallel(*model, borrowed(c));
-          cut(parallel, *model);
-          if (is_dealt_out) parallel.deal_out(model->structure().tokens);
+          cut(parallel, *model, is_dealt_out);
           const Tensor ours = (*model)(text.tokens);
           const double off = difference({{"logits", ours}}, {{"logits", logits}});
           WEFT_CHECK(off < 1e-12, "the logits differ by {}", off);
@@ -253,8 +254,7 @@ TEST_CASE("a cut gpt generates what the whole one does, from a cache of its own 
       dist::run_ranks(2, [&](Communicator& c) {
         const auto model = make_model(config);
         dist::TensorParallel parallel(*model, borrowed(c));
-        cut(parallel, *model);
-        if (is_dealt_out) parallel.deal_out(model->structure().tokens);
+        cut(parallel, *model, is_dealt_out);
         WEFT_CHECK(model->make_cache().layers[0].keys.size(1) == config.kv_heads / 2,
                    "a cache of {} heads", model->make_cache().layers[0].keys.size(1));
         WEFT_CHECK(generate(*model, prompt, options) == expected, "another text");
@@ -270,8 +270,7 @@ TEST_CASE("attention's dropout differs from rank to rank, and what follows is th
     dist::run_ranks(2, [&](Communicator& c) {
       const auto model = make_model(config);
       dist::TensorParallel parallel(*model, borrowed(c));
-      cut(parallel, *model);
-      if (is_dealt_out) parallel.deal_out(model->structure().tokens);
+      cut(parallel, *model, is_dealt_out);
       const Tensor logits = detach((*model)(batch_of_step(0).tokens));
       const Tensor place =
           Tensor::from(std::vector<int64_t>{static_cast<int64_t>(generator().offset),
@@ -296,8 +295,7 @@ TEST_CASE("gates and what they gate travel together: as many collectives as a pl
     dist::run_ranks(2, [&](Communicator& c) {
       const auto model = make_model(config);
       dist::TensorParallel parallel(*model, borrowed(c));
-      cut(parallel, *model);
-      if (is_dealt_out) parallel.deal_out(model->structure().tokens);
+      cut(parallel, *model, is_dealt_out);
       const Text text = batch_of_step(0);
       const int64_t before = c.family_traffic().sent;
       backward(nn::cross_entropy(ops::flatten((*model)(text.tokens), 0, 1), text.next));

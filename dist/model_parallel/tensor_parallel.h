@@ -77,7 +77,6 @@ class TensorParallel {
 
   /// How a parameter was cut, by its name in the model; null: it is whole on every rank.
   const Cut* cut_of(const std::string& name) const;
-  bool has_cuts() const { return !cuts_.empty(); }
 
  private:
   struct Sequence;
