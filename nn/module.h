@@ -104,8 +104,8 @@ class Module {
     std::function<std::optional<LoadResult>(const NamedTensors&, const LoadOptions&)>
         load_state_dict = {};
     std::function<std::optional<NamedTensors>()> state_dict = {};
-    /// Of a part: throws for a call that is neither made in a RoutedCall nor, where activations are
-    /// computed again, in a backward pass.
+    /// Of a part: asked before each call but those in a backward pass, where activations are
+    /// computed again; throws for one that is not its model's.
     std::function<void()> refuse = {};
   };
   void set_route(Route route) { route_ = std::move(route); }
