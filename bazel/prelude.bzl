@@ -2,19 +2,26 @@
 
 Parsing the standard library's headers and fmt's takes half a second of each source, most of the time of a small one. GCC
 takes a compiled header where its options allow (GCC manual, "Using Precompiled Headers"), and where they do not, as
-other compilers, the text."""
+other compilers, the text.
+
+The compiled header keeps the level of optimisation it was made with, and functions below a `#pragma GCC target` (the
+kernels of core/simd/targets_inl.h) are compiled at that one, whatever the command line says: -O2 does not vectorise
+them. So sources of -O3 have a header of their own; //kernels/elementwise:vectors_test looks at what came of it."""
 
 load("@bazel_tools//tools/build_defs/cc:action_names.bzl", "CPP_COMPILE_ACTION_NAME")
 load("@bazel_tools//tools/cpp:toolchain_utils.bzl", "find_cpp_toolchain")
 
-# In the outputs, not among the sources, where the compiler would find it first, without what was compiled.
-_NAME = "weft_prelude.h"
+def prelude_of(optimize):
+    """The label's name of the prelude of sources with this option."""
+    return "prelude_O3" if optimize == "-O3" else "prelude_O2"
 
-INCLUDE_PRELUDE = ["-include", "bazel/" + _NAME]
+def include_prelude(optimize):
+    return ["-include", "bazel/weft_%s.h" % prelude_of(optimize)]
 
 def _prelude_impl(ctx):
-    header = ctx.actions.declare_file(_NAME)
-    compiled = ctx.actions.declare_file(_NAME + ".gch")
+    # In the outputs, not among the sources, where the compiler would find it first, without what was compiled.
+    header = ctx.actions.declare_file("weft_%s.h" % ctx.label.name)
+    compiled = ctx.actions.declare_file(header.basename + ".gch")
     ctx.actions.expand_template(template = ctx.file.header, output = header, substitutions = {})
 
     toolchain = find_cpp_toolchain(ctx)

@@ -3,7 +3,7 @@
 load("//bazel:cuda.bzl", "cuda_library")
 load("//bazel:here.bzl", "here")
 load("//bazel:ops.bzl", "OPS")
-load("//bazel:prelude.bzl", "INCLUDE_PRELUDE")
+load("//bazel:prelude.bzl", "include_prelude", "prelude_of")
 
 # No -march: CPU kernels choose their instruction set at run time. No contraction: a*b+c rounds twice
 # unless the source asks for fma, so that every instruction set and compiler gives the same bits.
@@ -63,7 +63,7 @@ WEFT_WITH_DEVICE = select({
 
 def _headers_impl(ctx):
     headers = depset(transitive = [dep[CcInfo].compilation_context.headers for dep in ctx.attr.deps])
-    files = depset([file for file in headers.to_list() if file.owner.name != "prelude"])
+    files = depset([file for file in headers.to_list() if not file.owner.name.startswith("prelude_")])
     return [DefaultInfo(files = files, runfiles = ctx.runfiles(transitive_files = files))]
 
 headers = rule(
@@ -72,22 +72,23 @@ headers = rule(
     attrs = {"deps": attr.label_list(providers = [CcInfo])},
 )
 
-_PRELUDE = [here("//bazel:prelude")]
+def _prelude(optimize):
+    return [here("//bazel:" + prelude_of(optimize))]
 
 def weft_cc_library(name, optimize = OPTIMIZE, copts = [], deps = [], **kwargs):
     native.cc_library(
         name = name,
-        copts = COPTS + INCLUDE_PRELUDE + [optimize] + copts,
+        copts = COPTS + include_prelude(optimize) + [optimize] + copts,
         linkstatic = True,
-        deps = deps + _PRELUDE,
+        deps = deps + _prelude(optimize),
         **kwargs
     )
 
 def weft_cc_binary(name, copts = [], linkopts = [], deps = [], prelude = True, **kwargs):
     native.cc_binary(
         name = name,
-        copts = COPTS + (INCLUDE_PRELUDE if prelude else []) + ["-O2"] + copts,
-        deps = deps + _PRELUDE,
+        copts = COPTS + (include_prelude("-O2") if prelude else []) + ["-O2"] + copts,
+        deps = deps + _prelude("-O2"),
         linkopts = _LINKOPTS + linkopts,
         **kwargs
     )
@@ -110,12 +111,12 @@ def weft_cc_test(name, srcs = None, deps = [], device = None, copts = [], linkop
     native.cc_test(
         name = name,
         srcs = srcs or [name + ".cc"],
-        deps = deps + emulated(device or []) + _PRELUDE + [
+        deps = deps + emulated(device or []) + _prelude("-O1") + [
             here("//bazel/system:catch2"),
             here("//tests:skip"),
         ],
         tags = tags + (["device"] if device != None else []),
-        copts = COPTS + INCLUDE_PRELUDE + ["-O1"] + copts,
+        copts = COPTS + include_prelude("-O1") + ["-O1"] + copts,
         linkopts = _LINKOPTS + linkopts,
         size = size,
         **kwargs

@@ -110,7 +110,7 @@ UnaryLoop unary_loop(UnaryOp op, DType type) {
     WEFT_UNARY(kLogicalNot, Loops::plain, x == 0);
     WEFT_UNARY(kIsNan, Loops::plain, x != x);
     WEFT_UNARY(kIsInf, Loops::plain, is_infinite(x));
-    WEFT_UNARY(kIsFinite, Loops::plain, x == x && !is_infinite(x));
+    WEFT_UNARY(kIsFinite, Loops::plain, bool((x == x) & !is_infinite(x)));
     default:
       break;
   }
