@@ -24,20 +24,14 @@
 #include <cstdint>
 #include <limits>
 
+#include "kernels/simd/math_inl.h"
+
 HWY_BEFORE_NAMESPACE();
 namespace weft::kernels::HWY_NAMESPACE {
 
 namespace hn = hwy::HWY_NAMESPACE;
 
 #if HWY_NATIVE_FMA
-
-/// c[0] + c[1] t + c[2] t^2 + ...
-template <class D, class V, size_t n>
-HWY_INLINE V polynomial(D d, V t, const float (&c)[n]) {
-  V p = hn::Set(d, c[n - 1]);
-  for (size_t k = n - 1; k-- > 0;) p = hn::MulAdd(p, t, hn::Set(d, c[k]));
-  return p;
-}
 
 /// y, but f(x...) of C's library in the lanes of the mask, of which there are few.
 template <class D, class M, class V, class F, class... X>
@@ -61,46 +55,22 @@ HWY_INLINE V or_else(D d, M is_plain, V y, V x) {
       d, is_plain, y, [](const auto& operand, size_t i) { return f(operand[0][i]); }, x);
 }
 
-/// 2^n for n in [-126, 127].
-template <class D, class I>
-HWY_INLINE hn::Vec<D> power_of_two(D d, I n) {
-  const hn::RebindToSigned<D> di;
-  return hn::BitCast(d, hn::ShiftLeft<23>(hn::Add(n, hn::Set(di, 127))));
-}
-
-/// y 2^n for a y near 1 and n in [-252, 254]: of the two steps only the second may round.
-template <class D, class V, class I>
-HWY_INLINE V times_power_of_two(D d, V y, I n) {
-  const I half = hn::ShiftRight<1>(n);
-  return hn::Mul(hn::Mul(y, power_of_two(d, half)), power_of_two(d, hn::Sub(n, half)));
-}
-
 template <class D, class V = hn::Vec<D>>
 HWY_INLINE V exp2_f32(D d, V x) {
   // (2^t - 1) / t on [-1/2, 1/2], 2^-26.3.
   constexpr float kC[] = {0x1.62e430p-1f, 0x1.ebfb94p-3f,  0x1.c6af9ep-5f,
                           0x1.3b6814p-7f, 0x1.5ef4dep-10f, 0x1.179d48p-13f};
-  const hn::RebindToSigned<D> di;
-  const V bounded = hn::Max(hn::Min(x, hn::Set(d, 129.0f)), hn::Set(d, -151.0f));
+  const V bounded = clamp_f32(d, x, -151.0f, 129.0f);
   const V whole = hn::Round(bounded), t = hn::Sub(bounded, whole);
   const V y = hn::MulAdd(t, polynomial(d, t, kC), hn::Set(d, 1.0f));
-  return hn::IfThenElse(hn::IsNaN(x), x, times_power_of_two(d, y, hn::ConvertTo(di, whole)));
+  return times_power_of_two(d, y, whole);
 }
 
 /// exp(x) / 2 for x >= 0, which overflows where sinh and cosh do; not for NaN.
 template <class D, class V = hn::Vec<D>>
 HWY_INLINE V half_exp_f32(D d, V x) {
-  // (exp(t) - 1 - t) / t^2 on [-log(2) / 2, log(2) / 2], 2^-28.2.
-  constexpr float kC[] = {0x1.fffffcp-2f, 0x1.55548cp-3f, 0x1.555858p-5f, 0x1.123decp-7f,
-                          0x1.6ac880p-10f};
-  const hn::RebindToSigned<D> di;
-  const V bounded = hn::Min(x, hn::Set(d, 92.0f));
-  const V whole = hn::Round(hn::Mul(bounded, hn::Set(d, 0x1.715476p+0f)));  // 1 / log(2)
-  // log(2) in two parts, the first of 15 bits.
-  const V t = hn::NegMulAdd(whole, hn::Set(d, 0x1.7f7d1cp-20f),
-                            hn::NegMulAdd(whole, hn::Set(d, 0x1.62e4p-1f), bounded));
-  const V y = hn::Add(hn::Set(d, 1.0f), hn::MulAdd(hn::Mul(t, t), polynomial(d, t, kC), t));
-  return times_power_of_two(d, y, hn::Sub(hn::ConvertTo(di, whole), hn::Set(di, 1)));
+  const Exponential<V> e = exponential_f32(d, hn::Min(x, hn::Set(d, 92.0f)));
+  return times_power_of_two(d, e.fraction, hn::Sub(e.exponent, hn::Set(d, 1.0f)));
 }
 
 template <class D, class V = hn::Vec<D>>

@@ -4,16 +4,16 @@
 // definition (f32 arithmetic in f64 rounds as f32 does: 53 >= 2 * 24 + 2, Figueroa 1995), so
 // equality is demanded.
 //
-// Approximated, in units u of f32's roundoff: exp expm1 log log1p tanh carry the ULPs that
-// hwy/contrib/math states (1 ULP = 2u). exp2 to atanh are those of kernels/simd/libm_inl.h, whose
-// largest errors over every 61st float (sin, cos, tan) or every 1009th (the others) are 1.3u (sin,
-// cos) to 4.3u (asin), or the C library's, at most 2 ULP in f32 and f64 (as below); CUDA's have up
-// to 4 ULP (CUDA C++ Programming Guide, "Mathematical Functions"), hence their 8u. elu is expm1, of
-// any of these, and one product. The rest is the sum of their steps' errors. Over every 17th of all
-// 2^32 floats, on AVX-512, AVX2 and the baseline, the largest errors are below these. Beside it an
-// exponential below 2^-126 has lost up to 2^-149, times |x| in x sigmoid(x). gelu_tanh rounds the
-// argument z of its sigmoid to 3u of itself, which changes the sigmoid by |z| (1 - sigmoid(z)) as
-// much.
+// Approximated, in units u of f32's roundoff: expm1 log log1p carry the ULPs that hwy/contrib/math
+// states (1 ULP = 2u). exp and tanh are those of kernels/simd/math_inl.h, whose largest errors over
+// every 997th float are 1.4u and 2.4u, exp2 to atanh those of kernels/simd/libm_inl.h, with 1.3u
+// (sin, cos) to 4.3u (asin) over every 61st float (sin, cos, tan) or every 1009th, or the C
+// library's, at most 2 ULP in f32 and f64 (as below); CUDA's have up to 4 ULP (CUDA C++ Programming
+// Guide, "Mathematical Functions"), hence their 8u. elu is expm1, of any of these, and one product.
+// The rest is the sum of their steps' errors. Over every 17th of all 2^32 floats, on AVX-512, AVX2
+// and the baseline, the largest errors are below these. Beside it an exponential below 2^-126 has
+// lost up to 2^-149, times |x| in x sigmoid(x). gelu_tanh rounds the argument z of its sigmoid to
+// 3u of itself, which changes the sigmoid by |z| (1 - sigmoid(z)) as much.
 //
 // f64 is the C library's: glibc's manual gives at most 2 ULP for the functions here ("Known Maximum
 // Errors in Math Functions"); erfc's argument x / sqrt 2 is rounded twice, times x^2 in the tail.
