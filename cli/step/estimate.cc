@@ -16,6 +16,7 @@
 #include "cli/devices_option.h"
 #include "cli/json_line.h"
 #include "cli/step/rehearsed_step.h"
+#include "data/loader.h"
 #include "io/nearest.h"
 #include "io/progress.h"
 #include "nn/meta.h"
@@ -27,7 +28,7 @@ using nlohmann::ordered_json;
 
 struct Arguments {
   std::vector<std::string> models = {"vit_b_16"}, precisions = {"fp32", "bf16"}, strategies;
-  RankedStepOptions step = {.batch = 32};
+  RankedStepOptions step = {.batch = 32, .batches_ahead = data::LoaderOptions{}.prefetch};
   std::string devices_text;
   int devices = 1;                           // that it says
   int64_t parameters = 0, buffer_bytes = 0;  // of a model that is not here
@@ -291,8 +292,11 @@ int run(Arguments a) {
   if (!a.json) {
     fmt::print(
         "\nEach kind of memory at its own peak; peak: all together. gathered: parameters of other "
-        "ranks; buckets: gradients on their way.\nWhat kernels take for themselves is that of the "
-        "CPU, of one thread.\n");
+        "ranks; buckets: gradients on their way.\nAs on the CPU: {} batches of images that are "
+        "ready "
+        "ahead count among the activations, and what a kernel takes for itself is that of one "
+        "thread.\n",
+        a.step.batches_ahead);
   }
   WEFT_CHECK(holds, "estimate: a peak is more than {}% off what was measured", 100 * kTolerance);
   return 0;

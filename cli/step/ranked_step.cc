@@ -19,12 +19,6 @@
 namespace weft::cli {
 namespace {
 
-/// What a model takes and what it is to answer: f32 images [N, C, H, W] and classes i64 [N], or
-/// tokens i64 [N, T] and those that follow.
-struct Rows {
-  Tensor inputs, targets;
-};
-
 Rows random_rows(const nn::Module& model, int64_t count) {
   const auto numbers = [](int64_t n, int64_t first, int64_t below) {
     std::vector<int64_t> values(n);
@@ -174,6 +168,10 @@ RankedStep::RankedStep(const RankedStepOptions& options, const dist::Communicato
     inputs_.push_back(ops::contiguous(ops::narrow(rows.inputs, 0, begin, part)));
     targets_.push_back(ops::contiguous(ops::narrow(rows.targets, 0, begin, part)));
     begin += part;
+  }
+  if (model_->batch_row().has_tokens) return;  // text is cut into windows when they are asked for
+  for (int i = 0; i < options.batches_ahead; ++i) {
+    ahead_.push_back(random_rows(*model_, inputs_[0].size(0)));
   }
 }
 

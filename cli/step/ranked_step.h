@@ -27,6 +27,13 @@ struct RankedStepOptions {
   std::string fp8_level = {};      // of fp8 (train/fp8_level.h)
   int devices = 1;                 // of dp; the other strategies have as many as ranks
   int deterministic = 0;           // micro-batches of a deterministic reduction; 0: none
+  int batches_ahead = 0;           // of images, that a loader has ready while a step takes its own
+};
+
+/// What a model takes and what it is to answer: f32 images [N, C, H, W] and classes i64 [N], or
+/// tokens i64 [N, T] and those that follow.
+struct Rows {
+  Tensor inputs, targets;
 };
 
 /// The classifiers, and the language models.
@@ -70,7 +77,8 @@ class RankedStep {
   std::unique_ptr<nn::Module> model_;
   std::unique_ptr<optim::Optimizer> optimizer_;
   std::vector<Tensor> inputs_, targets_;  // of each micro-batch
-  int64_t count_ = 0;                     // rows of them
+  std::vector<Rows> ahead_;
+  int64_t count_ = 0;  // rows of them
   bool is_deterministic_ = false;
 };
 

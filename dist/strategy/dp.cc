@@ -1,5 +1,7 @@
 #include <fmt/format.h>
 
+#include <utility>
+
 #include "autograd/backward.h"
 #include "autograd/ops.h"
 #include "dist/data_parallel/data_parallel.h"
@@ -38,10 +40,10 @@ class DataParallelStrategy : public Strategy {
         inputs.push_back(group.back().input);
         streams.push_back(generator());
       }
-      const Tensors outputs = parallel_->forward(inputs, streams);
+      Tensors outputs = parallel_->forward(inputs, streams);
       Tensor total;
       for (size_t i = 0; i < group.size(); ++i) {
-        const Tensor loss = group[i].loss(outputs[i]);
+        const Tensor loss = group[i].loss(std::exchange(outputs[i], {}));
         total = total.defined() ? total + loss : loss;
       }
       backward(total);

@@ -26,7 +26,8 @@ void Strategy::run(nn::Module& module, const MicroBatches& batches) {
     const bool is_local = batches.accumulates && i + 1 < batches.count;
     const std::shared_ptr<void> local = is_local ? no_sync() : nullptr;
     const MicroBatch batch = batches.at(i);
-    backward(batch.loss(forward(module, batch.input)));
+    const Tensor loss = batch.loss(forward(module, batch.input));  // outlives the output
+    backward(loss);
     if (!batches.accumulates && batches.after_each) batches.after_each();
   }
 }
